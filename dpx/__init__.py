@@ -1,5 +1,24 @@
-"""dpx: differentially private attention in JAX."""
+"""dpx: differentially private attention in JAX. The public names."""
 
 from dpx.clipping import ClippedGrads, clipped_grad
+from dpx.optim import privatize
+from dpx.privacy import (
+    Ledger,
+    PrivacyGuarantee,
+    calibrate_dpsgd,
+    dpsgd_epsilon,
+    gaussian_epsilon,
+    gaussian_noise_multiplier,
+)
 
-__all__ = ["ClippedGrads", "clipped_grad"]
+__all__ = [
+    "ClippedGrads",
+    "Ledger",
+    "PrivacyGuarantee",
+    "calibrate_dpsgd",
+    "clipped_grad",
+    "dpsgd_epsilon",
+    "gaussian_epsilon",
+    "gaussian_noise_multiplier",
+    "privatize",
+]

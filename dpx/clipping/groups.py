@@ -68,7 +68,9 @@ def group_norms(groups: Groups, squared_norms: Sequence[jax.Array]) -> list[jax.
     """Gradient norms by group, (B,) each; infinite where anything in the group is not finite."""
     norms = []
     for index in range(len(groups.clips)):
-        mine = [sq for sq, member in zip(squared_norms, groups.members, strict=True) if member == index]
+        mine = [
+            sq for sq, member in zip(squared_norms, groups.members, strict=True) if member == index
+        ]
         total = sum(mine, start=jnp.zeros_like(squared_norms[0]))
         # Rounding can leave a vanishing sum of Gram terms just below zero.
         norm = jnp.sqrt(jnp.maximum(total, 0.0))
@@ -79,7 +81,9 @@ def group_norms(groups: Groups, squared_norms: Sequence[jax.Array]) -> list[jax.
 def clip_factors(groups: Groups, norms: Sequence[jax.Array], normalize: bool) -> list[jax.Array]:
     """What multiplies each example's gradient, by group: min(1, C/‖g‖), or C/(‖g‖ + γ)."""
     if normalize:
-        return [clip / (norm + NORMALIZE_GAMMA) for clip, norm in zip(groups.clips, norms, strict=True)]
+        return [
+            clip / (norm + NORMALIZE_GAMMA) for clip, norm in zip(groups.clips, norms, strict=True)
+        ]
     return [
         jnp.minimum(1.0, clip / jnp.maximum(norm, jnp.finfo(norm.dtype).tiny))
         for clip, norm in zip(groups.clips, norms, strict=True)

@@ -52,10 +52,15 @@ def flatten(params: Any) -> Parameters:
 
     everything, structure = jax.tree.flatten(params)
     trained = [
-        isinstance(leaf, (jax.Array, np.ndarray, np.generic)) and jnp.issubdtype(leaf.dtype, jnp.inexact)
+        isinstance(leaf, (jax.Array, np.ndarray, np.generic))
+        and jnp.issubdtype(leaf.dtype, jnp.inexact)
         for leaf in everything
     ]
-    leaves = [jnp.asarray(leaf) for leaf, is_trained in zip(everything, trained, strict=True) if is_trained]
+    leaves = [
+        jnp.asarray(leaf)
+        for leaf, is_trained in zip(everything, trained, strict=True)
+        if is_trained
+    ]
     if not leaves:
         raise ValueError("params has no floating-point array: there is nothing to differentiate.")
     tree = structure.unflatten(
