@@ -191,7 +191,7 @@ class _Checkpoints:
         params, (noise, *rest) = self._manager.restore(
             step, args=ocp.args.StandardRestore(template)
         )
-        noise = state[1][0]._replace(key=self._key, count=dict(noise)["count"])
+        noise = state[1][0]._replace(key=self._key, count=noise)
         return step, (params, (noise, *rest))
 
     def close(self) -> None:
@@ -200,7 +200,7 @@ class _Checkpoints:
 
 def _without_key(state):
     params, (noise, *rest) = state
-    return params, ({"count": noise.count}, *rest)
+    return params, (noise.count, *rest)
 
 
 class MetricLog:
