@@ -318,9 +318,17 @@ def make_private(
     return privacy, guarantee(config.steps)
 
 
-def plan(config: Any, epsilon: float, delta: float, num_examples: int) -> dict:
+def plan(
+    config: Any,
+    epsilon: float,
+    delta: float,
+    num_examples: int,
+    *,
+    beside: dpx.PrivacyGuarantee | None = None,
+) -> dict:
     """The privacy parameters that `train` would use."""
-    privacy, guarantee = make_private(config, epsilon, delta, num_examples, "record", ())
+    unit = "record" if beside is None else beside.unit
+    privacy, guarantee = make_private(config, epsilon, delta, num_examples, unit, (), beside=beside)
     return {
         "noise_multiplier": privacy.noise_multiplier,
         "sampling_probability": config.batch_size / num_examples,
