@@ -1,5 +1,6 @@
 """dpx: differentially private attention in JAX. The public names."""
 
+from dpx import sampling
 from dpx.clipping import ClippedGrads, clipped_grad
 from dpx.optim import privatize
 from dpx.privacy import (
@@ -21,4 +22,5 @@ __all__ = [
     "gaussian_epsilon",
     "gaussian_noise_multiplier",
     "privatize",
+    "sampling",
 ]
