@@ -40,7 +40,7 @@ def get_config(arg: str = "") -> ConfigDict:
             "model": {"dim": 64, "num_heads": 1, "num_blocks": 2, "tied": True, "dropout": 0.2},
             "train": {
                 "loss": "all",
-                "steps": 100,
+                "steps": 30,
                 "batch_size": 256,
                 "physical_batch": 32,
                 "learning_rate": 1e-3,

@@ -56,8 +56,8 @@ def train(
       loss_fn: (params, *example, key) -> scalar loss of one example; `key` is for dropout.
       params: Initial parameters, any pytree.
       data: Arrays with one row per example; they stay on the device.
-      config: `steps`, `batch_size` (expected), `physical_batch`, `learning_rate`, `warmup` (share of the steps),
-        `weight_decay`, `log_every`, `checkpoint_every` (steps).
+      config: `steps`, `batch_size` (expected), `physical_batch`, `learning_rate`, `warmup` (share of the
+        steps), `weight_decay`, `log_every`, `checkpoint_every` (steps).
       keys: Of noise and Poisson sampling.
       dropout_seed: Of the dropout masks, which privacy does not rest on.
       label: Names the run in metrics.jsonl and on the progress line.
