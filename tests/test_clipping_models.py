@@ -42,7 +42,8 @@ def compare(name, methods):
     l2_clip = float(np.median(np.sqrt(sum((g.reshape(len(g), -1) ** 2).sum(1) for g in gradients))))
     for method in methods:
         fn = clipping.clipped_grad(loss, l2_clip=l2_clip, method=method)
-        check(jit(fn)(params, *batch), gradients, l2_clip)
+        # Closed over: jit takes no functions, such as an Equinox module has among its leaves.
+        check(jit(functools.partial(fn, params))(*batch), gradients, l2_clip)
 
 
 @pytest.mark.parametrize("name", clipping_models.MODELS)

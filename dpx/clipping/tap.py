@@ -71,7 +71,7 @@ class Tapped:
                 for use in self.at.get(here, ()):
                     export, (result,) = functools.partial(self._export, use), results
                     if self.zero is not None:
-                        result = result + self.zero.astype(result.dtype)
+                        result = jax.numpy.add(result, self.zero.astype(result.dtype))
                     results = [_tap(export, result, tuple(values), slots[use])]
             env.update(zip(eqn.outvars, results, strict=True))
         return [read(atom) for atom in jaxpr.outvars]
