@@ -1,7 +1,7 @@
 """dpx: differentially private attention in JAX. The public names."""
 
-from dpx import sampling
-from dpx.clipping import ClippedGrads, clipped_grad
+from dpx import privacy, sampling
+from dpx.clipping import ClippedGrads, clipped_grad, explain_clipping
 from dpx.optim import privatize
 from dpx.privacy import (
     Ledger,
@@ -19,8 +19,10 @@ __all__ = [
     "calibrate_dpsgd",
     "clipped_grad",
     "dpsgd_epsilon",
+    "explain_clipping",
     "gaussian_epsilon",
     "gaussian_noise_multiplier",
+    "privacy",
     "privatize",
     "sampling",
 ]

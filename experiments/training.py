@@ -19,7 +19,6 @@ import orbax.checkpoint as ocp
 from ml_collections import ConfigDict
 
 import dpx
-from dpx import privacy as privacy_lib
 from dpx import sampling
 from experiments.keys import Keys
 
@@ -307,7 +306,7 @@ def make_private(
     multiplier = dpx.calibrate_dpsgd(epsilon, delta, steps=config.steps, beside=event, **settings)
 
     def guarantee(steps: int) -> dpx.PrivacyGuarantee:
-        run = privacy_lib.dpsgd_guarantee(
+        run = dpx.privacy.dpsgd_guarantee(
             multiplier, delta, steps=steps, unit=unit, assumptions=assumptions, **settings
         )
         if beside is None:
