@@ -17,10 +17,6 @@ from absl import app, flags
 
 from experiments import cli, records, report, run
 
-_CONFIG = flags.DEFINE_string("config", None, "configs/NAME.py, with :arg if any")
-_WORKDIR = flags.DEFINE_string("workdir", None, "folder of the sweep")
-_SET = flags.DEFINE_multi_string("set", [], "key=v1,v2: an axis of the grid, instead of sweep()")
-
 
 def grid(source: str, axes: list[str]) -> list[dict]:
     """The points of a grid as overrides by dotted name.
@@ -98,11 +94,12 @@ def run_points(source: str, points: list[dict], folder: Path) -> list[tuple[str,
 
 def main(argv: list[str]) -> None:
     del argv
+    flag = flags.FLAGS
     try:
-        if _CONFIG.value is None or _WORKDIR.value is None:
+        if flag.config is None or flag.workdir is None:
             raise ValueError("--config=configs/NAME.py and --workdir=DIR are both needed")
-        source, folder = _CONFIG.value, Path(_WORKDIR.value)
-        points = grid(source, _SET.value)
+        source, folder = flag.config, Path(flag.workdir)
+        points = grid(source, flag.set)
         for overrides in points:
             run.check(point_config(source, overrides))
     except (ValueError, FileNotFoundError) as error:
@@ -117,4 +114,7 @@ def main(argv: list[str]) -> None:
 
 
 if __name__ == "__main__":
+    flags.DEFINE_string("config", None, "configs/NAME.py, with :arg if any")
+    flags.DEFINE_string("workdir", None, "folder of the sweep")
+    flags.DEFINE_multi_string("set", [], "key=v1,v2: an axis of the grid, instead of sweep()")
     app.run(main, flags_parser=cli.parse_flags)
