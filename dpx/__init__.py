@@ -1,5 +1,6 @@
 """dpx: differentially private attention in JAX. The public names."""
 
+from dpx import gram
 from dpx.optim import privatize
 from dpx.privacy import (
     Ledger,
@@ -17,5 +18,6 @@ __all__ = [
     "dpsgd_epsilon",
     "gaussian_epsilon",
     "gaussian_noise_multiplier",
+    "gram",
     "privatize",
 ]
