@@ -48,7 +48,7 @@ def clipped_gram(X: Any, column_bound: float, *, clip: bool = True) -> tuple[jax
             )
         return _dense_gram(X, column_bound, dtype=X.dtype)[0], X.shape[1]
     total, columns, longest = None, 0, 0.0
-    with jax.enable_x64(True):
+    with jax.ensure_compile_time_eval(), jax.enable_x64(True):
         for block in _blocks(X):
             gram = _sparse_gram if sparse.issparse(block) else _padded_gram
             matrix, norm = gram(block, column_bound)

@@ -139,25 +139,28 @@ def release(
         ), None, None  # fmt: skip
         described = f"mean of {num_samples} Gaussian outer products, {calibration} calibration"
 
-    traced = any(isinstance(value, Tracer) for value in (key, X))
+    gram, columns = clipped_gram(X, column_bound, clip=clip)
+    traced = isinstance(key, Tracer) or isinstance(gram, Tracer)
     with contextlib.nullcontext() if traced else jax.enable_x64(True):
-        gram, columns = clipped_gram(X, column_bound, clip=clip)
+        if not isinstance(gram, Tracer):
+            gram = jnp.asarray(np.asarray(gram), float)
+        n = gram.shape[0]
         if std is not None:
-            matrix = gram + symmetric_gaussian(key, gram.shape[0], gram.dtype) * std
+            matrix = gram + symmetric_gaussian(key, n, gram.dtype) * std
         else:
-            if assume_good and gram.shape[0] > columns:
+            if assume_good and n > columns:
                 raise ValueError(
-                    f"X is {gram.shape[0]}×{columns}: with n > d no XXᵀ is ⪰ eta·I, so "
-                    "assume_good=True cannot hold; leave it out"
+                    f"X is {n}×{columns}: with n > d no XXᵀ is ⪰ eta·I, so assume_good=True cannot "
+                    "hold; leave it out"
                 )
-            shift = 0.0 if assume_good else eta * jnp.eye(gram.shape[0], dtype=gram.dtype)
+            shift = 0.0 if assume_good else eta * jnp.eye(n, dtype=gram.dtype)
             matrix = wishart_mean(key, gram + shift, num_samples) - shift
         if psd:
             matrix = project_psd(matrix)
         if not traced:
             matrix = np.asarray(matrix)
     return GramRelease(
-        matrix=jnp.asarray(matrix, gram.dtype if traced else float),
+        matrix=matrix if traced else jnp.asarray(matrix, float),
         guarantee=PrivacyGuarantee(
             epsilon=epsilon,
             delta=delta,
