@@ -125,6 +125,7 @@ def release(
             )
         multiplier = gaussian_noise_multiplier(epsilon, delta)
         num_samples, std = None, change * multiplier
+        draw = partial(_perturb, std=std)
         event = dp_accounting.GaussianDpEvent(multiplier)
         described = f"XXᵀ + symmetric Gaussian noise, standard deviation {std:.6g} on the diagonal"
     else:
@@ -133,34 +134,28 @@ def release(
                 f"eta=None: mechanism='sampling' needs an eta above the sensitivity, {change:.6g}"
             )
         n, X = leading_rows(X)
-        num_samples, std, event = _admissible_samples(
-            epsilon, delta, alpha=column_bound, beta=beta, eta=eta, n=n,
-            calibration=calibration, neighboring=neighboring,
-        ), None, None  # fmt: skip
+        terms = {"alpha": column_bound, "beta": beta, "eta": eta, "n": n}
+        terms |= {"calibration": calibration, "neighboring": neighboring}
+        num_samples = _admissible_samples(epsilon, delta, **terms)
+        std, event = None, None
+        draw = partial(_sample, num_samples=num_samples, shift=0.0 if assume_good else eta)
         described = f"mean of {num_samples} Gaussian outer products, {calibration} calibration"
 
     gram, columns = clipped_gram(X, column_bound, clip=clip)
+    if assume_good and gram.shape[0] > columns:
+        raise ValueError(
+            f"X is {gram.shape[0]}×{columns}: with n > d no XXᵀ is ⪰ eta·I, so assume_good=True cannot "
+            "hold; leave it out"
+        )
     traced = isinstance(key, Tracer) or isinstance(gram, Tracer)
     with contextlib.nullcontext() if traced else jax.enable_x64(True):
         if not isinstance(gram, Tracer):
             gram = jnp.asarray(np.asarray(gram), float)
-        n = gram.shape[0]
-        if std is not None:
-            matrix = gram + symmetric_gaussian(key, n, gram.dtype) * std
-        else:
-            if assume_good and n > columns:
-                raise ValueError(
-                    f"X is {n}×{columns}: with n > d no XXᵀ is ⪰ eta·I, so assume_good=True cannot "
-                    "hold; leave it out"
-                )
-            shift = 0.0 if assume_good else eta * jnp.eye(n, dtype=gram.dtype)
-            matrix = wishart_mean(key, gram + shift, num_samples) - shift
+        matrix = draw(key, gram)
         if psd:
             matrix = project_psd(matrix)
-        if not traced:
-            matrix = np.asarray(matrix)
     return GramRelease(
-        matrix=matrix if traced else jnp.asarray(matrix, float),
+        matrix=matrix if traced else jnp.asarray(np.asarray(matrix), float),
         guarantee=PrivacyGuarantee(
             epsilon=epsilon,
             delta=delta,
@@ -173,6 +168,15 @@ def release(
         num_samples=num_samples,
         noise_std=std,
     )
+
+
+def _perturb(key, gram, *, std: float):
+    return gram + std * symmetric_gaussian(key, gram.shape[0], gram.dtype)
+
+
+def _sample(key, gram, *, num_samples: int, shift: float):
+    floor = shift * jnp.eye(gram.shape[0], dtype=gram.dtype)
+    return wishart_mean(key, gram + floor, num_samples) - floor
 
 
 def symmetric_gaussian(key: jax.Array, n: int, dtype: Any = float) -> jax.Array:
