@@ -10,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy import optimize, stats
 
+from dpx import gaussian_noise_multiplier
 from dpx.gram import accounting, frobenius_sensitivity, max_samples, sampling_epsilon
 
 CASES = [0.05, 0.5, 2 / 3, 0.67, 1.0, 1.3, math.sqrt(2), 1.5, 2.0]

@@ -26,7 +26,7 @@ def attention(matrix: jax.Array, *, kernel: str = "exp") -> jax.Array:
     if kernel not in KERNELS:
         raise ValueError(f"kernel={kernel!r} is not known: use one of {KERNELS}")
     if matrix.ndim < 2 or matrix.shape[-1] != matrix.shape[-2]:
-        raise ValueError(f"matrix has shape {matrix.shape}: give square matrices (..., n, n)")
+        raise ValueError(f"matrix with shape={matrix.shape}: give square matrices (..., n, n)")
     # log 2cosh; the factor 2 cancels in the normalisation.
     logits = matrix if kernel == "exp" else jnp.logaddexp(matrix, -matrix)
     return jax.nn.softmax(logits, axis=-1)

@@ -139,7 +139,8 @@ def _sparse_gram(block, column_bound: float):
     columns.sum_duplicates()
     owner = np.repeat(np.arange(columns.shape[1]), np.diff(columns.indptr))
     peak = np.zeros(columns.shape[1])
-    np.maximum.at(peak, owner, np.abs(columns.data))
+    with np.errstate(invalid="ignore"):  # NaN, which makes its column count as zero
+        np.maximum.at(peak, owner, np.abs(columns.data))
     scale, finite = _safe_scale(np, peak)
     columns.data = np.where(finite[owner], columns.data / scale[owner], 0)
     norm = np.sqrt(np.bincount(owner, columns.data**2, columns.shape[1]))

@@ -190,7 +190,6 @@ def symmetric_gaussian(key: jax.Array, n: int, dtype: Any = float) -> jax.Array:
     return (noise + noise.T) / 2
 
 
-@partial(jax.jit, static_argnames="num_samples")
 def wishart_mean(key: jax.Array, covariance: jax.Array, num_samples: int) -> jax.Array:
     """The mean of `num_samples` outer products of N(0, covariance) samples, in O(n³) for any number.
 
@@ -200,22 +199,29 @@ def wishart_mean(key: jax.Array, covariance: jax.Array, num_samples: int) -> jax
     Args:
       key: A JAX key.
       covariance: (n, n), positive definite.
-      num_samples: k ≥ n, and below 2^22 unless the covariance is 64-bit.
+      num_samples: k ≥ n, and at most 2^22 unless the covariance is 64-bit. A traced k is not checked.
 
     Raises:
       ValueError: for a number of samples out of this range.
     """
     n, dtype = covariance.shape[0], covariance.dtype
-    if num_samples < n or (num_samples > 2**22 and dtype != np.float64):
+    largest = math.inf if dtype == np.float64 else 2**22
+    if not isinstance(num_samples, Tracer) and not n <= num_samples <= largest:
         raise ValueError(
             f"num_samples={num_samples} must be at least n={n}, and at most 2^22 in {dtype}, which "
             "cannot resolve the sampling error of more: use 64-bit floats"
         )
+    return _bartlett(key, covariance, jnp.asarray(num_samples, dtype))
+
+
+@jax.jit
+def _bartlett(key, covariance, num_samples):
+    n, dtype = covariance.shape[0], covariance.dtype
     normal_key, chi_key = jax.random.split(key)
-    freedom = float(num_samples) - jnp.arange(n, dtype=dtype)
+    freedom = num_samples - jnp.arange(n, dtype=dtype)
     diagonal = jnp.sqrt(jax.random.chisquare(chi_key, freedom, dtype=dtype))
     triangle = jnp.tril(jax.random.normal(normal_key, (n, n), dtype), -1) + jnp.diag(diagonal)
-    factor = jnp.linalg.cholesky(covariance) @ (triangle / math.sqrt(num_samples))
+    factor = jnp.linalg.cholesky(covariance) @ (triangle / jnp.sqrt(num_samples))
     return jnp.matmul(factor, factor.T, precision=jax.lax.Precision.HIGHEST)
 
 
