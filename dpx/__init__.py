@@ -1,6 +1,7 @@
 """dpx: differentially private attention in JAX. The public names."""
 
 from dpx import gram
+from dpx.clipping import ClippedGrads, clipped_grad
 from dpx.optim import privatize
 from dpx.privacy import (
     Ledger,
@@ -12,9 +13,11 @@ from dpx.privacy import (
 )
 
 __all__ = [
+    "ClippedGrads",
     "Ledger",
     "PrivacyGuarantee",
     "calibrate_dpsgd",
+    "clipped_grad",
     "dpsgd_epsilon",
     "gaussian_epsilon",
     "gaussian_noise_multiplier",
