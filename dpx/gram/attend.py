@@ -2,11 +2,12 @@
 
 import jax
 import jax.numpy as jnp
+from jax.typing import ArrayLike
 
 KERNELS = ("exp", "cosh")
 
 
-def attention(matrix: jax.Array, *, kernel: str = "exp") -> jax.Array:
+def attention(matrix: ArrayLike, *, kernel: str = "exp") -> jax.Array:
     """Row-normalised D(A)⁻¹ f(A): Definition 1.4 of Gao, Song, Yang, Zhou (arXiv:2305.04701).
 
     For A = XXᵀ and `exp` this is softmax attention with Q = K = X and no 1/√D. From a release it is
