@@ -85,19 +85,18 @@ def fit(
         raise ValueError(f"num_kept={num_kept} must be in [1, {num_items}], the number of items")
 
     popularity_key, gram_key = jax.random.split(key)
-    counts = popularity.fit(
-        popularity_key,
-        histories,
-        **_equivalent_budget(multiplier / math.sqrt(popularity_share), delta),
-    )
+    spent, at = _equivalent_budget(multiplier / math.sqrt(popularity_share), delta)
+    counts = popularity.fit(popularity_key, histories, epsilon=spent, delta=at)
     items = np.argsort(-counts.counts, kind="stable")[:num_kept]
     columns = user_vectors(histories)[:, items].T
     lengths = np.sqrt(columns.sum(axis=0))  # the norm of a 0/1 vector
     columns = columns @ sparse.diags_array(1 / np.maximum(lengths, 1))
+    spent, at = _equivalent_budget(gram_multiplier, delta)
     release = gram.release(
         gram_key,
         columns,
-        **_equivalent_budget(gram_multiplier, delta),
+        epsilon=spent,
+        delta=at,
         column_bound=1.0,
         neighboring="add_or_remove_one",
     )
@@ -215,11 +214,11 @@ def user_vectors(histories: Histories) -> Any:
     return vectors
 
 
-def _equivalent_budget(multiplier: float, delta: float) -> dict[str, float]:
+def _equivalent_budget(multiplier: float, delta: float) -> tuple[float, float]:
     """An (ε, δ) whose exact Gaussian mechanism has this noise multiplier."""
     # A large multiplier is (0, δ)-DP at a moderate δ; at a small enough one every multiplier has an ε > 0.
     small = min(delta, 0.1 / multiplier)
-    return {"epsilon": gaussian_epsilon(multiplier, small), "delta": small}
+    return gaussian_epsilon(multiplier, small), small
 
 
 def _check_square(matrix: np.ndarray) -> None:
