@@ -224,7 +224,10 @@ def audited(statistic, draw, *inputs):
     """The lower bound on ε at δ = 1e-3 from full releases on two neighbouring inputs."""
     keys = jax.random.split(KEY, (2, TRIALS))
     with jax.enable_x64(True):
-        samples = [statistic(np.asarray(draw(k, jnp.asarray(A)))) for k, A in zip(keys, inputs, strict=True)]
+        samples = [
+            statistic(np.asarray(draw(k, jnp.asarray(A))))
+            for k, A in zip(keys, inputs, strict=True)
+        ]
     return epsilon_lower_bound(*samples, 1e-3).epsilon
 
 
