@@ -1,5 +1,6 @@
 """Error of private symmetric attention from a released Gram matrix, on synthetic columns."""
 
+from functools import partial
 from pathlib import Path
 
 import jax
@@ -154,8 +155,8 @@ def _draws(keys, exact, release, eta: float):
         noise = jax.vmap(lambda key: gram.symmetric_gaussian(key, n, exact.dtype))(keys)
         return exact + release.noise_std * noise
     floor = eta * jnp.eye(n)
-    samples = float(release.num_samples)
-    return jax.vmap(lambda key: gram.wishart_mean(key, exact + floor, samples) - floor)(keys)
+    draw = partial(gram.wishart_mean, covariance=exact + floor, num_samples=release.num_samples)
+    return jax.vmap(draw)(keys) - floor
 
 
 def _errors(weights, released):

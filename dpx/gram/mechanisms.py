@@ -211,7 +211,8 @@ def wishart_mean(key: jax.Array, covariance: jax.Array, num_samples: int) -> jax
             f"num_samples={num_samples} must be at least n={n}, and at most 2^22 in {dtype}, which "
             "cannot resolve the sampling error of more: use 64-bit floats"
         )
-    return _bartlett(key, covariance, jnp.asarray(num_samples, dtype))
+    count = num_samples if isinstance(num_samples, Tracer) else float(num_samples)  # beyond int64
+    return _bartlett(key, covariance, jnp.asarray(count, dtype))
 
 
 @jax.jit
