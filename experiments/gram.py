@@ -85,13 +85,17 @@ def run(config, workdir: Path) -> dict:
     metrics = {name: value for name, value in planned.items() if isinstance(value, int | float)}
     metrics["logit_bound"] = logit_bound
     with jax.enable_x64(True):
-        weights = gram.attention(exact, kernel=config.kernel)
-        metrics |= _summary("uniform", _errors(weights, jnp.full((1, n, n), 1 / n)))
+        metrics |= _summary("uniform", _uniform_errors(exact, kernel=config.kernel))
         draw_keys = jax.random.split(jax.random.fold_in(noise_key, 99), config.trials)
         for label, release in releases.items():
-            draws = _draws(draw_keys, exact, release, terms["eta"])
-            released = gram.attention(draws, kernel=config.kernel)
-            metrics |= _summary(label, _errors(weights, released))
+            if label == "gaussian":
+                errors = _noise_errors(draw_keys, exact, release.noise_std, kernel=config.kernel)
+            else:
+                samples = float(release.num_samples)
+                errors = _sampling_errors(
+                    draw_keys, exact, terms["eta"], samples, kernel=config.kernel
+                )
+            metrics |= _summary(label, errors)
     entry_errors = {"gaussian": gram.gaussian_entry_error(
         planned["gaussian/noise_std"], n, failure_probability=FAILURE
     )}  # fmt: skip
@@ -148,26 +152,34 @@ def _columns(config) -> np.ndarray:
     return X
 
 
-def _draws(keys, exact, release, eta: float):
-    """Many matrices distributed like the release."""
-    n = exact.shape[0]
-    if release.num_samples is None:
-        noise = jax.vmap(lambda key: gram.symmetric_gaussian(key, n, exact.dtype))(keys)
-        return exact + release.noise_std * noise
-    floor = eta * jnp.eye(n)
-    draw = partial(gram.wishart_mean, covariance=exact + floor, num_samples=release.num_samples)
-    return jax.vmap(draw)(keys) - floor
+@partial(jax.jit, static_argnames="kernel")
+def _uniform_errors(exact, *, kernel):
+    return _errors(exact, jnp.full((1, *exact.shape), 1 / exact.shape[0]), kernel)
 
 
-def _errors(weights, released):
+@partial(jax.jit, static_argnames="kernel")
+def _noise_errors(keys, exact, std, *, kernel):
+    noise = jax.vmap(lambda key: gram.symmetric_gaussian(key, exact.shape[0], exact.dtype))(keys)
+    return _errors(exact, gram.attention(exact + std * noise, kernel=kernel), kernel)
+
+
+@partial(jax.jit, static_argnames="kernel")
+def _sampling_errors(keys, exact, eta, num_samples, *, kernel):
+    floor = eta * jnp.eye(exact.shape[0])
+    draw = partial(gram.wishart_mean, covariance=exact + floor, num_samples=num_samples)
+    return _errors(exact, gram.attention(jax.vmap(draw)(keys) - floor, kernel=kernel), kernel)
+
+
+def _errors(exact, released, kernel):
     """Per draw: the largest entry of the difference, and the rows' mean total variation."""
-    difference = jnp.abs(released - weights)
+    difference = jnp.abs(released - gram.attention(exact, kernel=kernel))
     return difference.max(axis=(1, 2)), difference.sum(axis=2).mean(axis=1) / 2
 
 
 def _summary(label: str, errors) -> dict[str, float]:
     summary = {}
     for name, values in zip(("max_entry_error", "total_variation"), errors, strict=True):
+        values = np.asarray(values)
         summary[f"{label}/{name}"] = float(values.mean())
         if len(values) > 1:
             summary[f"{label}/{name}_se"] = float(values.std(ddof=1) / np.sqrt(len(values)))
