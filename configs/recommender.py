@@ -68,15 +68,8 @@ def get_config(arg: str = "") -> ConfigDict:
     if variant == "synthetic":
         config.update({"delta": 1e-5, "num_seeds": 1, "popularity_share": 0.05})
         config.update({"data": {"min_count": 0, "max_length": 12}, "model": {"dropout": 0.0}})
-        config.data.update(
-            {
-                "num_users": 10_000,
-                "length": 12,
-                "num_items": 100,
-                "zipf_exponent": 1.0,
-                "predictability": 0.5,
-            }
-        )
+        synthetic = {"num_users": 10_000, "length": 12, "num_items": 100}
+        config.update({"data": synthetic | {"zipf_exponent": 1.0, "predictability": 0.5}})
         config.update({"train": {"steps": 300, "batch_size": 512, "physical_batch": 128}})
         config.update({"train": {"learning_rate": 3e-3}, "non_private_steps": 300})
         config.update({"evaluate": {"exclude_seen": False}})

@@ -1,6 +1,6 @@
 """dpx: differentially private attention in JAX. The public names."""
 
-from dpx import gram
+from dpx import gram, sampling
 from dpx.clipping import ClippedGrads, clipped_grad
 from dpx.optim import privatize
 from dpx.privacy import (
@@ -23,4 +23,5 @@ __all__ = [
     "gaussian_noise_multiplier",
     "gram",
     "privatize",
+    "sampling",
 ]

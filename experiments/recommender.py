@@ -275,8 +275,10 @@ def _evaluate(config, prepared: Prepared, score) -> dict[str, float]:
         rows = slice(start, start + 512)
         own = score(prepared.histories[rows], prepared.history_mask[rows])
         wide = jnp.broadcast_to(jnp.asarray(own), (len(prepared.seen[rows]), np.shape(own)[-1]))
-        exclude = prepared.seen[rows] if config.evaluate.exclude_seen else None
-        ranks.append(ranking.target_ranks(wide, prepared.next_items[rows], exclude=exclude))
+        exclude = jnp.asarray(prepared.seen[rows]) if config.evaluate.exclude_seen else None
+        ranks.append(
+            ranking.target_ranks(wide, jnp.asarray(prepared.next_items[rows]), exclude=exclude)
+        )
     ranks = jnp.concatenate(ranks)
     return {
         f"ndcg@{k}": float(ranking.ndcg(ranks, k)),

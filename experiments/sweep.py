@@ -76,6 +76,26 @@ def point_name(overrides: dict) -> str:
     )
 
 
+def run_points(source: str, points: list[dict], folder: Path) -> list[tuple[str, Exception]]:
+    """Runs the points that are not finished.
+
+    Returns:
+      The names of those that failed, with their errors, which are also printed.
+    """
+    failed = []
+    for number, overrides in enumerate(points, start=1):
+        name = point_name(overrides)
+        sys.stderr.write(f"[{number}/{len(points)}] {name}\n")
+        try:
+            config = point_config(source, overrides)
+            run.prepare(config, source, folder / name)
+            run.execute(config, folder / name)
+        except Exception as error:
+            traceback.print_exc()
+            failed.append((name, error))
+    return failed
+
+
 def main(argv: list[str]) -> None:
     del argv
     try:
@@ -83,26 +103,16 @@ def main(argv: list[str]) -> None:
             raise ValueError("--config=configs/NAME.py and --workdir=DIR are both needed")
         source, folder = _CONFIG.value, Path(_WORKDIR.value)
         points = grid(source, _SET.value)
-        configs = [point_config(source, overrides) for overrides in points]
-        for config in configs:
-            run.check(config)
+        for overrides in points:
+            run.check(point_config(source, overrides))
     except (ValueError, FileNotFoundError) as error:
         cli.stop(error)
-    failed = []
-    for number, (overrides, config) in enumerate(zip(points, configs, strict=True), start=1):
-        name = point_name(overrides)
-        sys.stderr.write(f"[{number}/{len(points)}] {name}\n")
-        try:
-            run.prepare(config, source, folder / name)
-            run.execute(config, folder / name)
-        except Exception as error:
-            traceback.print_exc()
-            failed.append((name, error))
+    failed = run_points(source, points, folder)
     print(report.write(folder))
     if failed:
         sys.stderr.write(f"{len(failed)} of {len(points)} points failed:\n")
         for name, error in failed:
-            sys.stderr.write(f"  {name}: {type(error).__name__}: {str(error).splitlines()[:1]}\n")
+            sys.stderr.write(f"  {name}: {type(error).__name__}: {error}\n")
         sys.exit(1)
 
 

@@ -85,10 +85,13 @@ def _check_shape(block) -> None:
     if getattr(block, "ndim", None) != 2 or block.shape[0] < 1:
         shape = getattr(block, "shape", type(block).__name__)
         raise ValueError(f"X (or a block of its columns) is {shape}: give a matrix of shape (n, d)")
-    if not np.issubdtype(block.dtype, np.number) and block.dtype != bool:
-        raise ValueError(f"X has dtype {block.dtype}: give real numbers")
-    if np.issubdtype(block.dtype, np.complexfloating):
-        raise ValueError(f"X has dtype {block.dtype}: give real numbers")
+    kind = jnp.dtype(block.dtype)
+    if (
+        kind != bool
+        and not jnp.issubdtype(kind, jnp.integer)
+        and not jnp.issubdtype(kind, jnp.floating)
+    ):
+        raise ValueError(f"X has dtype {kind}: give real numbers")
 
 
 def _blocks(X: Any) -> Iterator[Any]:
