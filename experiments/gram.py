@@ -91,7 +91,7 @@ def run(config, workdir: Path) -> dict:
             if label == "gaussian":
                 errors = _noise_errors(draw_keys, exact, release.noise_std, kernel=config.kernel)
             else:
-                samples = float(release.num_samples)
+                samples = float(planned[f"{label}/num_samples"])
                 errors = _sampling_errors(
                     draw_keys, exact, terms["eta"], samples, kernel=config.kernel
                 )

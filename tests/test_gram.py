@@ -2,7 +2,6 @@
 
 import math
 import re
-from functools import partial
 
 import jax
 import jax.numpy as jnp
@@ -15,6 +14,7 @@ import dpx
 from dpx import gram
 from dpx.audit import epsilon_lower_bound
 from dpx.gram.columns import clipped_gram
+from experiments import bench_gram
 
 KEY = jax.random.key(6)
 BUDGET = {"epsilon": 1.0, "delta": 1e-6, "column_bound": 1.0}
@@ -24,11 +24,6 @@ SAMPLING = {"mechanism": "sampling", "eta": 200.0}
 @pytest.fixture
 def X():
     return np.random.default_rng(0).normal(size=(5, 300)) / 5
-
-
-@jax.jit
-def noise_draws(keys, mean, std):
-    return jax.vmap(lambda k: mean + std * gram.symmetric_gaussian(k, 2, jnp.float64))(keys)
 
 
 @jax.jit
@@ -217,20 +212,6 @@ def test_two_gaussian_releases_compose_exactly(X):
     assert ledger.guarantee(1e-6).epsilon == pytest.approx(expected)
 
 
-TRIALS = 1_000_000
-
-
-def audited(statistic, draw, *inputs):
-    """The lower bound on ε at δ = 1e-3 from full releases on two neighbouring inputs."""
-    keys = jax.random.split(KEY, (2, TRIALS))
-    with jax.enable_x64(True):
-        samples = [
-            statistic(np.asarray(draw(k, jnp.asarray(A))))
-            for k, A in zip(keys, inputs, strict=True)
-        ]
-    return epsilon_lower_bound(*samples, 1e-3).epsilon
-
-
 SLOW = pytest.mark.slow
 
 
@@ -238,47 +219,24 @@ SLOW = pytest.mark.slow
     "beta", [pytest.param(0.3, marks=SLOW), pytest.param(1.0, marks=SLOW), 2.0]
 )
 def test_audit_of_additive_noise(beta):
-    made = gram.release(KEY, np.zeros((2, 1)), epsilon=1.0, delta=1e-3, column_bound=1.0, beta=beta)
-    # The worst pairs of the sensitivity's proof: along one line, of equal norm β apart, or orthogonal.
-    if beta <= 2 / 3:
-        u, v = np.array([1.0, 0.0]), np.array([1 - beta, 0.0])
-    else:
-        angle = math.asin(min(beta, math.sqrt(2)) / 2)
-        u, v = (np.array([math.cos(angle), s * math.sin(angle)]) for s in (1, -1))
-    A, other = np.outer(u, u), np.outer(v, v)
-
-    def log_ratio(B):
-        squares = [np.sum((B - mean) ** 2, axis=(1, 2)) for mean in (A, other)]
-        return (squares[1] - squares[0]) / (2 * made.noise_std**2)
-
-    bound = audited(log_ratio, partial(noise_draws, std=made.noise_std), A, other)
-    assert 0.6 < bound < 1.0
+    assert 0.6 < bench_gram.audit_noise(beta, 1_000_000).epsilon < 1.0
 
 
 @pytest.mark.parametrize("eta", [pytest.param(30.0, marks=SLOW), 300.0])
 def test_audit_of_sampling(eta):
-    # A column that comes where there was none: one eigenvalue grows by α²/η, the worst case of the proof.
-    k = gram.max_samples(1.0, 1e-3, alpha=1.0, eta=eta, n=2, neighboring="add_or_remove_one")
-    covariances = np.diag([eta + 1.0, eta]), np.diag([eta, eta])
-    inverses = [np.linalg.inv(c) for c in covariances]
-    log_determinants = [np.linalg.slogdet(c)[1] for c in covariances]
-
-    def log_ratio(B):
-        fit = np.sum((inverses[1] - inverses[0]) * B, axis=(1, 2))
-        return k / 2 * (fit + log_determinants[1] - log_determinants[0])
-
-    bound = audited(log_ratio, partial(sampling_draws, k=float(k)), *covariances)
-    assert 0.6 < bound < 1.0
+    assert 0.6 < bench_gram.audit_sampling(eta, 1_000_000).epsilon < 1.0
 
 
-@pytest.mark.slow
 def test_audit_refutes_sampling_without_the_shift():
     # Without ηI a column along a direction that the others leave empty shows in the rank: what skipping
     # the shift, or checking XXᵀ ⪰ ηI on the data, costs.
     k = gram.max_samples(1.0, 1e-3, alpha=1.0, eta=300.0, n=2, neighboring="add_or_remove_one")
-    covariances = np.diag([300.0, 1.0]), np.diag([300.0, 1e-9])
-    bound = audited(lambda B: B[:, 1, 1], partial(sampling_draws, k=float(k)), *covariances)
-    assert bound > 5.0
+    with jax.enable_x64(True):
+        samples = [
+            np.asarray(sampling_draws(keys, jnp.diag(jnp.array([300.0, least])), float(k)))[:, 1, 1]
+            for keys, least in zip(jax.random.split(KEY, (2, 10_000)), (1.0, 1e-9), strict=True)
+        ]
+    assert epsilon_lower_bound(*samples, 1e-3).epsilon > 5.0
 
 
 # ---------------------------------------------------------------------------------------------------------

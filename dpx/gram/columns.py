@@ -85,13 +85,10 @@ def _check_shape(block) -> None:
     if getattr(block, "ndim", None) != 2 or block.shape[0] < 1:
         shape = getattr(block, "shape", type(block).__name__)
         raise ValueError(f"X (or a block of its columns) is {shape}: give a matrix of shape (n, d)")
-    kind = jnp.dtype(block.dtype)
-    if (
-        kind != bool
-        and not jnp.issubdtype(kind, jnp.integer)
-        and not jnp.issubdtype(kind, jnp.floating)
+    if not any(
+        jnp.issubdtype(block.dtype, kind) for kind in (jnp.floating, jnp.integer, jnp.bool_)
     ):
-        raise ValueError(f"X has dtype {kind}: give real numbers")
+        raise ValueError(f"X has dtype {block.dtype}: give real numbers")
 
 
 def _blocks(X: Any) -> Iterator[Any]:
