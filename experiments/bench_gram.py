@@ -124,8 +124,10 @@ def _audited(draw, log_ratio, inputs, trials: int) -> audit.Audit:
 
     keys = jax.random.split(jax.random.key(1), (2, trials))
     with jax.enable_x64(True):
-        samples = [np.asarray(sample(key, value)) for key, value in zip(keys, inputs, strict=True)]
-    return audit.epsilon_lower_bound(*samples, DELTA)
+        ratios, others = (
+            np.asarray(sample(key, value)) for key, value in zip(keys, inputs, strict=True)
+        )
+    return audit.epsilon_lower_bound(ratios, others, DELTA)
 
 
 def main(argv):
