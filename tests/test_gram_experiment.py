@@ -74,13 +74,6 @@ def test_the_recommender_runs_and_reports(tmp_path, amazon):
     ]
 
 
-def test_every_swept_key_exists():
-    for variant in configs.VARIANTS:
-        for arg in (variant, f"{variant},tiny"):
-            for key, values in configs.sweep(arg).items():
-                configs.get_config(arg).update_from_flattened_dict({key: values[0]})
-
-
 @pytest.mark.parametrize(
     ("arg", "changed", "named"),
     [
