@@ -13,8 +13,9 @@ synthetic: independent Gaussians whose rows are mildly correlated, |XXᵀ| ≤ a
         --set=beta_fraction=0.01,0.03,0.1,0.3,1
     python -m experiments.sweep --config=configs/gram.py --workdir=runs/gram_rows --set=rows=2,4,8,16,32
 
-Expected at the defaults (n=8, d=1e6, ε=0.09): largest entry error 5.3e-5 for additive noise, 1.1e-4 for sampling
-with the Rényi count, 3.4e-3 with the paper's, 1.0e-2 for the uniform matrix; about half a minute on two cores.
+Expected at the defaults (n=8, d=1e6, ε=0.09): largest entry error 5.3e-5 for additive noise, 1.1e-4 for
+sampling with the Rényi count, 3.4e-3 with the paper's, 1.0e-2 for the uniform matrix; about half a
+minute on two cores.
 
 `recommender` puts one release to use: users are the columns, items the rows, and the Gram matrix of the
 items becomes EASE weights, or attention between items. K and λ follow from ε and the number of users; the
