@@ -40,7 +40,7 @@ def get_config(arg: str = "") -> ConfigDict:
                 "log_every": 25,
                 "checkpoint_every": 100,
             },
-            "non_private_steps": 150,
+            "non_private": {"steps": 600, "batch_size": 512},
             "prior": {"order": 3, "share": 0.3},
             "ngrams": (1, 2, 3, 4),
         }
@@ -57,7 +57,7 @@ def get_config(arg: str = "") -> ConfigDict:
                     "log_every": 2,
                     "checkpoint_every": 2,
                 },
-                "non_private_steps": 4,
+                "non_private": {"steps": 4, "batch_size": 128},
                 "ngrams": (1, 2),
                 "prior": {"order": 2},
             }

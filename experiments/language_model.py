@@ -75,7 +75,6 @@ def run(config, workdir: Path) -> dict:
     fit = functools.partial(
         training.train,
         data=(_inputs(train.tokens), train.tokens, train.mask),
-        config=config.train,
         keys=keys,
         dropout_seed=config.seed,
         workdir=workdir,
@@ -84,8 +83,8 @@ def run(config, workdir: Path) -> dict:
     trained = fit(
         functools.partial(_loss, graph, table),
         params,
+        config=config.train,
         label="dp_transformer",
-        steps=config.train.steps,
         privacy=private,
     )
     releases["dp_transformer"] = guarantee
@@ -93,12 +92,12 @@ def run(config, workdir: Path) -> dict:
         content = {"params": trained, "prior": np.zeros(0) if table is None else table}
         checkpointer.save(workdir.absolute() / "model", content, force=True)
     metrics["dp_transformer/nats_per_character"] = _evaluate(graph, table, trained, test)
-    if config.non_private_steps:
+    if config.non_private.steps:
         public = fit(
             functools.partial(_loss, graph, None),
             params,
+            config=training.without_privacy(config),
             label="transformer",
-            steps=config.non_private_steps,
             privacy=None,
         )
         metrics["transformer/nats_per_character"] = _evaluate(graph, None, public, test)

@@ -131,7 +131,7 @@ def test_a_run_killed_at_a_checkpoint_resumes_to_the_same_result(tmp_path):
         "--config.noise_seed=1",
         "--config.train.steps=8",
     )
-    settings += ("--config.non_private_steps=0",)
+    settings += ("--config.non_private.steps=0",)
     whole = call("run", *settings, f"--workdir={tmp_path / 'whole'}")
     assert whole.returncode == 0, whole.stderr
     killed = tmp_path / "killed"
@@ -168,7 +168,7 @@ def rows(path):
 def test_a_sweep_killed_in_the_middle_gives_the_same_results(tmp_path, values):
     source = "configs/recommender.py:synthetic,tiny"
     axes = [f"--set=epsilon={values[0]}", f"--set=seed={values[1]}", "--set=num_seeds=1"]
-    axes.append("--set=non_private_steps=0")
+    axes.append("--set=non_private.steps=0")
     whole = call("sweep", f"--config={source}", *axes, f"--workdir={tmp_path / 'whole'}")
     assert whole.returncode == 0, whole.stderr
     killed = tmp_path / "killed"
@@ -198,7 +198,7 @@ def test_a_failing_point_does_not_stop_the_others(tmp_path, monkeypatch, capsys)
 
     monkeypatch.setattr(run, "execute", failing)
     source = "configs/recommender.py:synthetic,tiny"
-    overrides = {"num_seeds": 1, "non_private_steps": 0}
+    overrides = {"num_seeds": 1, "non_private.steps": 0}
     points = [{"seed": seed, **overrides} for seed in (0, 1)]
     failed = sweep.run_points(source, points, tmp_path)
     assert done == [1]
@@ -278,7 +278,10 @@ def test_every_swept_key_exists(path):
 
 def test_movielens_runs_on_real_histories(tmp_path):
     record = execute(
-        "configs/recommender.py:movielens,tiny", tmp_path / "run", num_seeds=1, non_private_steps=0
+        "configs/recommender.py:movielens,tiny",
+        tmp_path / "run",
+        num_seeds=1,
+        non_private={"steps": 0},
     )
     # The known popularity baseline of this set, items seen left out.
     assert record.metrics["popularity/ndcg@10"] == pytest.approx(0.0204, abs=6e-4)

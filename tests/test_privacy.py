@@ -11,7 +11,8 @@ from dp_accounting.pld import PLDAccountant
 from scipy import stats
 
 import dpx
-from dpx import _cache, privacy
+from dpx import privacy
+from dpx.privacy import _cache
 
 mpmath.mp.dps = 60
 

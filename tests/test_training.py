@@ -53,7 +53,6 @@ def fit(workdir, private=True, **changes):
         dropout_seed=0,
         label="run",
         workdir=workdir,
-        steps=config.steps,
         privacy=privacy if private else None,
     )
 
@@ -151,7 +150,7 @@ def test_checkpoints_hold_no_key():
 
 def dpx_state(key):
     privacy = training.Privacy(0.5, False, 1.0, lambda steps: 0.0)
-    return training._optimizer(CONFIG, 6, privacy, key).init(PARAMS)
+    return training._optimizer(CONFIG, privacy, key).init(PARAMS)
 
 
 def test_ordinary_training_learns_and_saves_nothing(tmp_path):

@@ -76,11 +76,20 @@ def _rounds(program: Program, leaves: Sequence[jax.Array]) -> bool:
 def _one_pass(program: Program, leaves: Sequence[jax.Array], batch: Any) -> Pass:
     choices = program.choices
 
-    def hold(choice: Choice, exported: Any) -> tuple[jax.Array, Any]:
-        held = _assemble(choice, exported)
-        return _squared_norm(choice, held), held
+    tapped, direct = _tapped(program, choices)
 
-    losses, norms, held = _backward(program, choices, leaves, batch, hold)
+    def one(example: list[Any]) -> tuple[jax.Array, list[jax.Array], list[Any]]:
+        def value(some: dict, slots: dict) -> jax.Array:
+            arguments = [some.get(k, leaf) for k, leaf in enumerate(leaves)]
+            return tapped([*arguments, *example], slots)[0]
+
+        some = {k: leaves[k] for k in direct}
+        loss, (gradients, exported) = jax.value_and_grad(value, (0, 1))(some, tapped.slots())
+        held = [_assemble(*each) for each in _by_parameter(choices, gradients, exported)]
+        norms = [_squared_norm(*each) for each in zip(choices, held, strict=True)]
+        return loss, norms, held
+
+    losses, norms, held = jax.vmap(one)(jax.tree.leaves(batch))
 
     def contract(held: Sequence[Any], weights: Sequence[jax.Array]) -> list[jax.Array]:
         return [_weighted_sum(*each) for each in zip(choices, held, weights, strict=True)]
@@ -105,23 +114,45 @@ def _one_pass(program: Program, leaves: Sequence[jax.Array], batch: Any) -> Pass
 
 def _two_pass(program: Program, leaves: Sequence[jax.Array], batch: Any) -> Pass:
     choices = [_plan.in_place(choice) for choice in program.choices]
+    tapped, direct = _tapped(program, choices)
+    flat = jax.tree.leaves(batch)
+    size = flat[0].shape[0]
 
-    def hold(choice: Choice, exported: Any) -> tuple[jax.Array, None]:
-        if choice.form == "in_place":
-            return jnp.sum(exported[0]), None
-        return _squared_norm(choice, _assemble(choice, exported)), None
+    def batch_losses(shared: dict, copies: dict, slots: dict) -> jax.Array:
+        def one(copies: dict, slots: dict, example: list[Any], zero: jax.Array) -> jax.Array:
+            both = shared | copies
+            return tapped([*(both[k] for k in range(len(leaves))), *example], slots, zero)[0]
 
-    losses, norms, _ = _backward(program, choices, leaves, batch, hold)
-    function, flat = core.jaxpr_as_fun(program.closed), jax.tree.leaves(batch)
+        return jax.vmap(one)(copies, slots, flat, jnp.zeros(size))
 
-    def batch_loss(leaves: Sequence[jax.Array]) -> jax.Array:
-        return jax.vmap(lambda example: function(*leaves, *example)[0])(flat)
+    def repeat(x: jax.Array) -> jax.Array:
+        return jnp.broadcast_to(x, (size, *x.shape))
 
-    _, pull = jax.vjp(batch_loss, list(leaves))
+    # What is not tapped is copied for each example: its gradient then comes per example, from
+    # the same linearisation that the second pass goes back through.
+    shared = {k: leaves[k] for k in range(len(leaves)) if k not in direct}
+    copies = {k: repeat(leaves[k]) for k in direct}
+    losses, pull = jax.vjp(batch_losses, shared, copies, jax.tree.map(repeat, tapped.slots()))
+    _, gradients, exported = pull(jnp.ones_like(losses))
 
-    def together(weights: Sequence[jax.Array], keep: jax.Array) -> list[jax.Array]:
-        by_group = {id(w): pull(w.astype(losses.dtype))[0] for w in weights}
-        return [by_group[id(w)][k] for k, w in enumerate(weights)]
+    def squared_norms(gradients: dict, exported: dict) -> list[jax.Array]:
+        return [
+            jnp.sum(mine[0])
+            if choice.form == "in_place"
+            else _squared_norm(choice, _assemble(choice, mine))
+            for choice, mine in _by_parameter(choices, gradients, exported)
+        ]
+
+    norms = jax.vmap(squared_norms)(gradients, exported)
+
+    def together(weights: Sequence[jax.Array]) -> list[jax.Array]:
+        sums = {k: _contract(gradients[k], weights[k]) for k in direct}
+        for w in {id(w): w for w in weights}.values():
+            pulled = pull(w.astype(losses.dtype))[0]
+            sums |= {k: g for k, g in pulled.items() if weights[k] is w}
+        return [sums[k] for k in range(len(leaves))]
+
+    function = core.jaxpr_as_fun(program.closed)
 
     def one_by_one(weights: Sequence[jax.Array], keep: jax.Array) -> list[jax.Array]:
         def add(total: list[jax.Array], slot: Any) -> tuple[list[jax.Array], None]:
@@ -133,42 +164,25 @@ def _two_pass(program: Program, leaves: Sequence[jax.Array], batch: Any) -> Pass
         return lax.scan(add, [jnp.zeros_like(p) for p in leaves], (flat, weights, keep))[0]
 
     def weighted_sum(weights: Sequence[jax.Array], keep: jax.Array) -> list[jax.Array]:
-        return lax.cond(keep.all(), together, one_by_one, list(weights), keep)
+        # Closed over, not passed: one pull for every group, told apart by identity.
+        return lax.cond(
+            keep.all(), lambda: together(weights), lambda: one_by_one(list(weights), keep)
+        )
 
     return Pass(losses, norms, weighted_sum)
 
 
-def _backward(
-    program: Program,
-    choices: Sequence[Choice],
-    leaves: Sequence[jax.Array],
-    batch: Any,
-    hold: Callable[[Choice, Any], tuple[jax.Array, Any]],
-) -> tuple[jax.Array, list[jax.Array], list[Any]]:
-    """Losses, squared norms and what is held of each parameter, for every example."""
+def _tapped(program: Program, choices: Sequence[Choice]) -> tuple[Tapped, list[int]]:
+    """The loss with slots where the choices ask for them, and the parameters that have none."""
     taps = [(use, _export(choice, use)) for choice in choices for use in choice.tapped]
-    tapped = Tapped(program.closed, taps)
-    direct = [k for k, choice in enumerate(choices) if not choice.tapped]
+    return Tapped(program.closed, taps), [k for k, c in enumerate(choices) if not c.tapped]
 
-    def one(example: list[Any]) -> tuple[jax.Array, list[jax.Array], list[Any]]:
-        def value(some: list[jax.Array], slots: Any) -> jax.Array:
-            arguments = list(leaves)
-            for k, leaf in zip(direct, some, strict=True):
-                arguments[k] = leaf
-            return tapped([*arguments, *example], slots)[0]
 
-        some = [leaves[k] for k in direct]
-        loss, (gradients, exported) = jax.value_and_grad(value, (0, 1))(some, tapped.slots())
-        gradients, exported = iter(gradients), iter(exported.values())
-        norms, held = [], []
-        for choice in choices:
-            mine = [next(exported) for _ in choice.tapped] or next(gradients)
-            norm, kept = hold(choice, mine)
-            norms.append(norm)
-            held.append(kept)
-        return loss, norms, held
-
-    return jax.vmap(one)(jax.tree.leaves(batch))
+def _by_parameter(choices: Sequence[Choice], gradients: dict, exported: dict):
+    """Each choice with what the backward pass gave for it: a gradient, or one item per use."""
+    items = iter(exported.values())
+    for k, choice in enumerate(choices):
+        yield choice, [next(items) for _ in choice.tapped] or gradients[k]
 
 
 def _export(choice: Choice, use: Use) -> Callable[[jax.Array, jax.Array], Any]:
@@ -212,5 +226,9 @@ def _weighted_sum(choice: Choice, held: Any, weights: jax.Array) -> jax.Array:
     if choice.by_gram:
         assert choice.layout is not None
         return choice.layout.restore(rules.weighted_sum(choice.layout, held, weights))
-    dtype = accumulator(held.dtype)
-    return jnp.einsum("b,b...->...", weights.astype(dtype), held.astype(dtype))
+    return _contract(held, weights)
+
+
+def _contract(gradients: jax.Array, weights: jax.Array) -> jax.Array:
+    dtype = accumulator(gradients.dtype)
+    return jnp.einsum("b,b...->...", weights.astype(dtype), gradients.astype(dtype))

@@ -46,7 +46,13 @@ class Tapped:
         pairs = zip(self.uses, self.exports, strict=True)
         return {index: shape(use, export) for index, (use, export) in enumerate(pairs)}
 
-    def __call__(self, arguments: Sequence[Any], slots: dict[int, Any]) -> list[Any]:
+    def __call__(self, arguments: Sequence[Any], slots: Any, zero: Any = None) -> list[Any]:
+        """Evaluates the jaxpr. A `zero`, if given, is added to what is tapped.
+
+        Under vmap inside a derivative, a result that is the same for all examples would have one
+        cotangent, summed over them; a zero that is mapped over the examples keeps them apart.
+        """
+        self.zero: Any = zero
         return self._run(self.closed.jaxpr, self.closed.consts, arguments, slots, ())
 
     def _run(self, jaxpr: Any, consts: Any, arguments: Any, slots: dict, path: Path) -> list[Any]:
@@ -63,8 +69,10 @@ class Tapped:
             else:
                 results = _bind(eqn, values)
                 for use in self.at.get(here, ()):
-                    left = functools.partial(self._export, use)
-                    results = [_tap(left, results[0], tuple(values), slots[use])]
+                    export, (result,) = functools.partial(self._export, use), results
+                    if self.zero is not None:
+                        result = jax.numpy.add(result, self.zero.astype(result.dtype))
+                    results = [_tap(export, result, tuple(values), slots[use])]
             env.update(zip(eqn.outvars, results, strict=True))
         return [read(atom) for atom in jaxpr.outvars]
 
