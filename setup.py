@@ -13,6 +13,7 @@ TEST = [
     "hypothesis>=6.100",
     "ipykernel>=6.29",
     "jax-privacy>=2.0",
+    "mpmath>=1.3",
     "nbclient>=0.10",
     "nbformat>=5.10",
     "pytest>=8.0",

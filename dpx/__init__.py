@@ -1,1 +1,21 @@
-"""dpx: differentially private attention in JAX."""
+"""dpx: differentially private attention in JAX. The public names."""
+
+from dpx.optim import privatize
+from dpx.privacy import (
+    Ledger,
+    PrivacyGuarantee,
+    calibrate_dpsgd,
+    dpsgd_epsilon,
+    gaussian_epsilon,
+    gaussian_noise_multiplier,
+)
+
+__all__ = [
+    "Ledger",
+    "PrivacyGuarantee",
+    "calibrate_dpsgd",
+    "dpsgd_epsilon",
+    "gaussian_epsilon",
+    "gaussian_noise_multiplier",
+    "privatize",
+]

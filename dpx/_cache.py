@@ -1,0 +1,42 @@
+"""Numbers that are slow to compute and never change, kept in the user's cache directory."""
+
+import hashlib
+import json
+import math
+import os
+import tempfile
+from collections.abc import Callable
+from importlib import metadata
+from pathlib import Path
+
+
+def directory() -> Path:
+    """`$XDG_CACHE_HOME/dpx`, by default `~/.cache/dpx`."""
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "dpx"
+
+
+def remember(key: dict, compute: Callable[[], float]) -> float:
+    """The positive number stored for `key`, or else `compute()`, stored for the next time.
+
+    The cache is a convenience: an unreadable, corrupt or unwritable entry is as good as none.
+    """
+    name = json.dumps({**key, "dp-accounting": metadata.version("dp-accounting")}, sort_keys=True)
+    try:
+        path = directory() / f"{hashlib.sha256(name.encode()).hexdigest()}.json"
+        entry = json.loads(path.read_text(encoding="utf-8"))
+        if entry["key"] == name and 0 < entry["value"] < math.inf:
+            return float(entry["value"])
+    except (OSError, RuntimeError, ValueError, TypeError, KeyError):
+        pass
+    value = compute()
+    try:
+        path = directory() / f"{hashlib.sha256(name.encode()).hexdigest()}.json"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.NamedTemporaryFile(
+            "w", dir=path.parent, delete=False, encoding="utf-8"
+        ) as file:
+            json.dump({"key": name, "value": value}, file)
+        os.replace(file.name, path)
+    except (OSError, RuntimeError):
+        pass
+    return value

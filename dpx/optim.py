@@ -1,0 +1,91 @@
+"""The Optax DP gradient transformation: noise on the sum of clipped gradients, once."""
+
+import math
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import optax
+
+
+class PrivatizeState(NamedTuple):
+    """State of `privatize`: the noise of step t is drawn from fold_in(key, t).
+
+    Whoever knows `key` can subtract the noise, so keep it out of checkpoints and logs.
+    """
+
+    key: jax.Array
+    count: jax.Array
+
+
+def privatize(
+    *,
+    l2_clip: Any,
+    noise_multiplier: float | jax.Array,
+    expected_batch_size: float,
+    key: jax.Array,
+) -> optax.GradientTransformation:
+    """Turns the sum of clipped per-example gradients into a private estimate of their mean.
+
+    update = (sum + noise_multiplier · C · N(0, I)) / expected_batch_size, C the l2 sensitivity of the sum.
+
+    Guarantee: with `noise_multiplier` as calibrated by `dpx.calibrate_dpsgd`, and examples that join a batch
+    by Poisson sampling, the sequence of updates is (ε, δ)-DP for adding or removing one example. One example
+    changes the sum by at most C in l2 norm, because `dpx.clipped_grad` bounds its gradient by C: by √ΣC_g²
+    where groups g of parameters are clipped separately.
+
+    The trap: pass the *sum*, not the mean, call it once per logical batch however many pieces that was
+    accumulated from, and divide by the *expected* batch size. The realised size is private under this
+    relation, and dividing by it breaks the sensitivity.
+
+    Args:
+      l2_clip: The clipping norm, or the pytree of them (one per group) that `clipped_grad` was given.
+      noise_multiplier: Noise std per unit of sensitivity; 0 gives exactly the clipped mean.
+      expected_batch_size: sampling probability × number of examples.
+      key: A JAX key that nobody learns who sees the updates; it may be traced.
+
+    Returns:
+      An `optax.GradientTransformation`, to be chained with any optimizer. Noise is drawn in float32 (float64
+      for float64 gradients) and the update has the dtype of the gradient.
+
+    Raises:
+      ValueError: for a clip or batch size that is not positive, or a negative noise multiplier.
+    """
+    clips = jax.tree.leaves(l2_clip)
+    if not clips or not all(_at_least(clip, 0, strictly=True) for clip in clips):
+        raise ValueError(
+            f"l2_clip={l2_clip} must be positive: use the clipping norm of clipped_grad"
+        )
+    if not _at_least(noise_multiplier, 0):
+        raise ValueError(f"noise_multiplier={noise_multiplier} must be at least 0")
+    if not _at_least(expected_batch_size, 0, strictly=True):
+        raise ValueError(
+            f"expected_batch_size={expected_batch_size} must be positive: "
+            "use sampling probability × number of examples"
+        )
+    sensitivity = clips[0] if len(clips) == 1 else jnp.sqrt(sum(clip**2 for clip in clips))
+    std = noise_multiplier * sensitivity
+
+    def init(params):
+        del params
+        return PrivatizeState(key, jnp.zeros([], jnp.int32))
+
+    def update(updates, state, params=None):
+        del params
+        leaves, structure = jax.tree.flatten(updates)
+        keys = jax.random.split(jax.random.fold_in(state.key, state.count), max(len(leaves), 1))
+        noisy = []
+        for leaf_key, leaf in zip(keys, leaves, strict=False):
+            wide = jnp.promote_types(leaf.dtype, jnp.float32)
+            noise = std * jax.random.normal(leaf_key, leaf.shape, wide)
+            noisy.append(((leaf.astype(wide) + noise) / expected_batch_size).astype(leaf.dtype))
+        return jax.tree.unflatten(structure, noisy), PrivatizeState(state.key, state.count + 1)
+
+    return optax.GradientTransformation(init, update)
+
+
+def _at_least(value, bound: float, *, strictly: bool = False) -> bool:
+    """Whether a concrete number is finite and above the bound; a traced one is not checked."""
+    if isinstance(value, jax.core.Tracer):
+        return True
+    return math.isfinite(value) and (value > bound if strictly else value >= bound)
