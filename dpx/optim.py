@@ -6,6 +6,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import optax
+from jax.core import Tracer
 
 
 class PrivatizeState(NamedTuple):
@@ -86,6 +87,6 @@ def privatize(
 
 def _at_least(value, bound: float, *, strictly: bool = False) -> bool:
     """Whether a concrete number is finite and above the bound; a traced one is not checked."""
-    if isinstance(value, jax.core.Tracer):
+    if isinstance(value, Tracer):
         return True
     return math.isfinite(value) and (value > bound if strictly else value >= bound)

@@ -186,7 +186,7 @@ class Ledger:
         plain_delta = math.fsum(spent.delta for spent in plain)
         if plain_delta > delta or (events and plain_delta >= delta):
             raise ValueError(
-                f"delta={delta} is used up by the plain guarantees, which alone cost {plain_delta}: ask for more"
+                f"delta={delta} is used up by the plain guarantees, which cost {plain_delta}: raise it"
             )
         epsilon, how = math.fsum(spent.epsilon for spent in plain), []
         event = None
