@@ -35,6 +35,7 @@ class _Law:
         return jnp.exp(self.log_density(z))
 
 
+@jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class Gaussian(_Law):
     """N(0, std²)."""
@@ -76,6 +77,7 @@ class Gaussian(_Law):
         )
 
 
+@jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class Laplace(_Law):
     """Density exp(−|z| / scale) / (2 scale)."""
@@ -113,6 +115,7 @@ class Laplace(_Law):
         )
 
 
+@jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class TruncatedLaplace(_Law):
     """Density ∝ exp(−|z| / scale) on [−bound, bound] (Geng et al. 2020, arXiv 1810.00877).
@@ -204,10 +207,13 @@ class TruncatedLaplace(_Law):
 def _signed_exponential(key, shape, scale, smallest_survival) -> jax.Array:
     """±scale·E, E exponential with survival probabilities uniform in (smallest_survival, 1].
 
-    One uniform has 23 bits and would end the tail at 16 scales, where small δ live; a second one
-    refines its lowest bit, which takes the tail to 32 scales.
+    A float32 uniform has 23 bits and would end the tail at 16 scales, where small δ live; 24 bits more take
+    it to 32 scales.
     """
-    coarse, fine, sign = jax.random.split(key, 3)
-    uniform = jax.random.uniform(coarse, shape) + 2.0**-23 * (1 - jax.random.uniform(fine, shape))
-    survival = smallest_survival + (1 - smallest_survival) * jnp.minimum(uniform, 1.0)
-    return -scale * jnp.log(survival) * jax.random.rademacher(sign, shape, dtype=uniform.dtype)
+    first, second = jax.random.bits(key, (2, *shape), jnp.uint32)
+    dtype = jnp.result_type(float)
+    coarse, fine = (first >> 9).astype(dtype), (second >> 8).astype(dtype)
+    uniform = 2.0**-23 * (coarse + (1 - 2.0**-24 * fine))  # in (0, 1]
+    survival = smallest_survival + (1 - smallest_survival) * uniform
+    sign = 1 - 2 * (first & 1).astype(dtype)
+    return -scale * sign * jnp.log(survival)

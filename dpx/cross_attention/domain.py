@@ -132,6 +132,15 @@ class Domain:
             self._check_rows("Q", np.asarray(q), self.kind, self.query_bound, "query_bound")
         return jnp.asarray(q, jnp.result_type(float))
 
+    def ratio(self, sums: jax.Array, low: jax.Array, high: jax.Array) -> jax.Array:
+        """Attention from its noisy sums (..., 1 + d_v), the first being the mass times √d_v·R_w.
+
+        The mass is cut to its public range and answers to ±R_w: post-processing, without which a mass near
+        zero, or below it, would ruin them.
+        """
+        mass = jnp.clip(sums[..., 0] / self.value_norm, low, high)
+        return jnp.clip(sums[..., 1:] / mass[..., None], -self.value_bound, self.value_bound)
+
     @staticmethod
     def _check_rows(name: str, rows: np.ndarray, kind: str, bound: float, argument: str):
         limit = bound * (1 + _ROUNDING)

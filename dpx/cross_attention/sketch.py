@@ -78,7 +78,21 @@ class Sketch:
         Raises:
           ValueError: for queries of the wrong shape or, outside `jit`, beyond the declared bound.
         """
-        return _answer(self, self.domain.check_queries(Q))
+        Q = self.domain.check_queries(Q)
+        bound = self.domain.logit_bounds(Q)  # every true weight lies in e^{±bound}
+        n = self.num_records
+        return self.domain.ratio(self.sums(Q), n * jnp.exp(-bound), n * jnp.exp(bound))
+
+    def sums(self, Q: jax.Array) -> jax.Array:
+        """The noisy sums behind the answers: Σ_i [√d_v·R_w, v_i]·e^{⟨q, k_i − centre⟩/scale}.
+
+        Args:
+          Q: (..., m, d).
+
+        Returns:
+          (..., m, 1 + d_v).
+        """
+        return _sums(self, jnp.asarray(Q, self.moments.dtype))
 
 
 def build(
@@ -250,27 +264,22 @@ def _release(key, K, V, directions, domain: Domain, degree, largest, noise_std):
 
 
 @jax.jit
-def _answer(sketch: Sketch, Q: jax.Array) -> jax.Array:
+def _sums(sketch: Sketch, Q: jax.Array) -> jax.Array:
     m, count = Q.shape[-2], sketch.moments.shape[-2]
     chunk = max(128, _CHUNK_ELEMENTS // count)
     if m <= chunk:
-        return _answer_chunk(sketch, Q)
+        return _chunk_sums(sketch, Q)
     padding = [(0, 0)] * (Q.ndim - 2) + [(0, -m % chunk), (0, 0)]
-    padded = jnp.pad(Q, padding)
-    chunks = padded.reshape(*Q.shape[:-2], -1, chunk, Q.shape[-1])
-    answers = jax.lax.map(functools.partial(_answer_chunk, sketch), jnp.moveaxis(chunks, -3, 0))
-    answers = jnp.moveaxis(answers, 0, -3)
-    return answers.reshape(*answers.shape[:-3], -1, answers.shape[-1])[..., :m, :]
+    chunks = jnp.pad(Q, padding).reshape(*Q.shape[:-2], -1, chunk, Q.shape[-1])
+    sums = jax.lax.map(functools.partial(_chunk_sums, sketch), jnp.moveaxis(chunks, -3, 0))
+    sums = jnp.moveaxis(sums, 0, -3)
+    return sums.reshape(*sums.shape[:-3], -1, sums.shape[-1])[..., :m, :]
 
 
-def _answer_chunk(sketch: Sketch, Q: jax.Array) -> jax.Array:
+def _chunk_sums(sketch: Sketch, Q: jax.Array) -> jax.Array:
     domain = sketch.domain
-    phi = _rows(domain, sketch.degree, sketch.directions, jnp.moveaxis(Q, -1, 0) / _stretch(domain))
-    sums = jnp.einsum(
+    y = jnp.moveaxis(Q, -1, 0) / _stretch(domain)
+    phi = _rows(domain, sketch.degree, sketch.directions, y)
+    return jnp.einsum(
         "r...m,...rv->...mv", phi, sketch.moments, precision=jax.lax.Precision.HIGHEST
     )
-    # Every true weight lies in e^{±bound}, so the mass does too: noise that leaves the range is cut.
-    bound = domain.logit_bounds(Q)
-    low, high = sketch.num_records * jnp.exp(-bound), sketch.num_records * jnp.exp(bound)
-    mass = jnp.clip(sums[..., 0] / domain.value_norm, low, high)
-    return jnp.clip(sums[..., 1:] / mass[..., None], -domain.value_bound, domain.value_bound)
