@@ -23,24 +23,25 @@ def load_amazon(path: str | Path, *, min_count: int | None = None) -> Histories:
     path = files.existing(path)
     lines = path.read_text(encoding="utf-8").splitlines()
     if path.suffix == ".csv":
-
-        def parse(line):
-            user, item, _, time = line.split(",")
-            return user, item, float(time)
-
-        events = list(files.parse_lines(path, lines, parse, "user,item,rating,timestamp"))
+        parse, expected = _parse_rating, "user,item,rating,timestamp"
     else:
-
-        def parse(line):
-            user, item = (int(word) for word in line.split())
-            if min(user, item) < 1:
-                raise ValueError("ids start at 1")
-            return user, item, 0.0
-
-        events = list(files.parse_lines(path, lines, parse, "two ids from 1, `user item`"))
+        parse, expected = _parse_pair, "two ids from 1, `user item`"
+    events = list(files.parse_lines(path, lines, parse, expected))
     if not events:
         raise ValueError(f"{path} holds no ratings")
     users, items, times = (np.array(column) for column in zip(*events, strict=True))
     if min_count is None:
         min_count = 5 if path.suffix == ".csv" else 0
     return from_events(users, items, times, min_count=min_count)
+
+
+def _parse_rating(line: str) -> tuple[str, str, float]:
+    user, item, _, time = line.split(",")
+    return user, item, float(time)
+
+
+def _parse_pair(line: str) -> tuple[int, int, float]:
+    user, item = (int(word) for word in line.split())
+    if min(user, item) < 1:
+        raise ValueError("ids start at 1")
+    return user, item, 0.0

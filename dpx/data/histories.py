@@ -76,7 +76,7 @@ def from_events(
 
 
 def k_core(users: np.ndarray, items: np.ndarray, k: int) -> np.ndarray:
-    """Mask (E,) of the events left when users and items with fewer than k events are dropped until none are."""
+    """Mask (E,) of the events left once no user and no item has fewer than k of them."""
     keep = np.ones(len(users), bool)
     while k > 0:
         few = np.zeros(len(users), bool)

