@@ -92,6 +92,8 @@ def _node_laws(noise, ranges, power, depth, sensitivity, epsilon, delta):
         return Gaussian(jnp.asarray(std)), dp_accounting.GaussianDpEvent(multiplier)  # type: ignore[arg-type]
     if noise != "truncated_laplace":
         raise ValueError(f"noise is {noise!r}: use one of {', '.join(NOISES)}")
+    if delta > 0.5:
+        raise ValueError(f"delta is {delta}: truncated Laplace noise needs delta ≤ 1/2")
     count = depth * (power + 1) * len(ranges)
     law = TruncatedLaplace.calibrate(sensitivity, *split_budget(epsilon, delta, count))
     shape = (len(ranges), power + 1)

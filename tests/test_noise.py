@@ -43,7 +43,12 @@ def test_sampler_follows_the_density(law):
 
 def test_variance_is_that_of_the_paper():
     """Fact 3.5 of Ke et al., for several (Δ, ε, δ)."""
-    for sensitivity, epsilon, delta in [(1, 1, 1e-6), (2, 0.1, 1e-3), (0.5, 5, 0.3), (1, 0.01, 0.5)]:
+    for sensitivity, epsilon, delta in [
+        (1, 1, 1e-6),
+        (2, 0.1, 1e-3),
+        (0.5, 5, 0.3),
+        (1, 0.01, 0.5),
+    ]:
         log = np.log1p((np.exp(epsilon) - 1) / (2 * delta))
         cut = delta * (log**2 + 2 * log) / (np.exp(epsilon) - 1)
         want = 2 * (sensitivity / epsilon) ** 2 * (1 - cut)
@@ -104,7 +109,7 @@ def test_any_epsilon_up_to_1e8_works_and_the_noise_vanishes():
 
 
 def test_misuse_raises():
-    with pytest.raises(ValueError, match="delta is 0.6"):
+    with pytest.raises(ValueError, match=r"delta is 0\.6"):
         TruncatedLaplace.calibrate(1.0, 1.0, 0.6)
     with pytest.raises(ValueError, match="epsilon=0"):
         TruncatedLaplace.calibrate(1.0, 0.0, 0.1)
@@ -112,6 +117,6 @@ def test_misuse_raises():
         TruncatedLaplace.calibrate(-1.0, 1.0, 0.1)
     with pytest.raises(ValueError, match="std is 0"):
         Gaussian(0.0)
+    law = TruncatedLaplace.calibrate(1.0, 1.0, 0.5)
     with pytest.raises(ValueError, match="told apart"):
-        law = TruncatedLaplace.calibrate(1.0, 1.0, 0.5)
         law.guarantee(1.5, **WHERE)

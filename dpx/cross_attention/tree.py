@@ -161,6 +161,8 @@ def build(
             raise ValueError(f"{name} is {value!r}: use one of {', '.join(known)}")
     check_epsilon(epsilon)
     check_delta(delta)
+    if noise == "truncated_laplace" and delta > 0.5:
+        raise ValueError(f"delta is {delta}: truncated Laplace noise needs delta ≤ 1/2")
     if copies < 1 or int(copies) != copies:
         raise ValueError(f"copies is {copies}: pass a whole number ≥ 1")
     if degree is None:
@@ -283,13 +285,15 @@ def _sums(released: Trees, Q: jax.Array) -> jax.Array:
         total = (
             (ranges[0] ** 2 * table[0, 0, -1]).at[0].set(n * domain.value_norm)
         )  # Σ w: the distance of all ones to 0
+        # The paper's own structure for the constant feature stands for it, noisier.
+        known = jnp.zeros_like(total) if released.budget == "paper" else total
 
         def chunk(q):
             y = jnp.clip(features(q)[index] / ranges, 0, 1)[1:]
             distance = trees.distances(table[1:], y)
             squares = table[1:, 0, -1]  # the distance to 0
             cosines = squares + jnp.square(y)[:, None] * total - distance
-            return total + 0.5 * jnp.einsum(
+            return known + 0.5 * jnp.einsum(
                 "a,ac->c",
                 jnp.square(ranges[1:]),
                 cosines,
