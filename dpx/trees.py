@@ -10,11 +10,11 @@ Ke et al. (arXiv 2407.14717), Algorithms 2 and 4 to 6, with what a correct imple
   `TruncatedLaplace` covers an l1 change however it is spread over the nodes.
 - A value at the upper end of the range belongs to the last bin.
 
-What a query can learn depends on its leaf alone, so that building tabulates, for every leaf, the sum of the noisy
-nodes to its left and to its right: a query is one lookup, not a walk.
+What a query can learn depends on its leaf alone, so that building tabulates, for every leaf, the sum of
+the noisy nodes to its left and to its right: a query is one lookup, not a walk.
 
-Neighbours replace one record (x_i, w_i); the number of records is public. Noise is drawn once, in `build`, and
-answers are post-processing: adaptive queries cost nothing, and need neither copies nor medians.
+Neighbours replace one record (x_i, w_i); the number of records is public. Noise is drawn once, in `build`,
+and answers are post-processing: adaptive queries cost nothing, and need neither copies nor medians.
 """
 
 import dataclasses
@@ -73,7 +73,7 @@ def advanced_composition(epsilon: float, count: int, slack: float) -> float:
 def gaussian_stds(
     ranges: np.ndarray, power: int, depth: int, sensitivity: float, multiplier: float
 ) -> np.ndarray:
-    """Noise std for the nodes of each coordinate and moment, (coordinates, power + 1), for x scaled to [0, 1].
+    """Noise std of each coordinate's and moment's nodes, (coordinates, power + 1), for x in [0, 1].
 
     Every level of every tree changes by `sensitivity` at most in l2, and
     Σ levels·sensitivity²/std² = 1/multiplier² however the noise is spread over the trees. Moment t of

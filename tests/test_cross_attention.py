@@ -1,4 +1,4 @@
-"""Private cross-attention: limits, sensitivity under attack, noise, audits, errors, and claims of accuracy."""
+"""Private cross-attention: limits, sensitivity under attack, noise, audits, errors, claims of accuracy."""
 
 import functools
 

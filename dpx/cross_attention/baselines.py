@@ -1,4 +1,4 @@
-"""What private cross-attention must beat: the mean of V, and exact attention with fresh noise for every query."""
+"""What private cross-attention must beat: the mean of V, and attention with fresh noise for each query."""
 
 import dataclasses
 import math
@@ -60,10 +60,11 @@ def fresh_noise(
 ) -> Answers:
     """Exact attention plus Gaussian noise of its own for each of m queries, one budget for all of them.
 
-    Sensitivity of one answer to replacing one row: the row's weight is at most p = e^z/(e^z + (n − 1)e^{−z}), where
-    z bounds the query's logits about the keys' centre. Let ā be the answer without the row; with the row (k, v)
-    it is ā + p₁(v − ā), p₁ ≤ p. For p₁ ≥ p₂ the two answers differ by p₁v − p₂v' − (p₁ − p₂)ā, which is
-    2·p·√d_v·R_w long at most. Noise is scaled to each query's bound and m-fold composition.
+    Sensitivity of one answer to replacing one row: the row's weight is at most p = e^z/(e^z + (n −
+    1)e^{−z}), where z bounds the query's logits about the keys' centre. Let ā be the answer without the
+    row; with the row (k, v) it is ā + p₁(v − ā), p₁ ≤ p. For p₁ ≥ p₂ the two answers differ by p₁v − p₂v'
+    − (p₁ − p₂)ā, which is 2·p·√d_v·R_w long at most. Noise is scaled to each query's bound and m-fold
+    composition.
 
     Args: as `sketch.build`, with the queries Q (m, d), all of them at once.
 

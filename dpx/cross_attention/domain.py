@@ -19,6 +19,14 @@ def is_concrete(x) -> bool:
     return not isinstance(x, jax.core.Tracer)
 
 
+def into_ball(x: jax.Array, radius: float) -> jax.Array:
+    """Rows (..., d) rescaled to a norm of `radius` where theirs is larger."""
+    # Dividing by the largest entry first keeps the norm of a huge row finite.
+    largest = jnp.maximum(jnp.abs(x).max(-1, keepdims=True), jnp.finfo(x.dtype).tiny)
+    norm = largest * jnp.linalg.norm(x / largest, axis=-1, keepdims=True)
+    return jnp.where(norm > radius, x / largest * (radius * largest / norm), x)
+
+
 @dataclasses.dataclass(frozen=True)
 class Domain:
     """Declared bounds of keys, queries and values.
@@ -110,13 +118,8 @@ class Domain:
         k, v = jnp.asarray(k, dtype), jnp.asarray(v, dtype)
         k = jnp.where(jnp.isfinite(k).all(-1, keepdims=True), k, 0)
         v = jnp.where(jnp.isfinite(v).all(-1, keepdims=True), v, 0)
-        if self.kind == "box":
-            k = jnp.clip(k, 0, self.key_bound)
-        else:
-            # Dividing by the largest entry first keeps the norm of a huge row finite.
-            largest = jnp.maximum(jnp.abs(k).max(-1, keepdims=True), jnp.finfo(dtype).tiny)
-            norm = largest * jnp.linalg.norm(k / largest, axis=-1, keepdims=True)
-            k = jnp.where(norm > self.key_bound, k / largest * (self.key_bound * largest / norm), k)
+        box = self.kind == "box"
+        k = jnp.clip(k, 0, self.key_bound) if box else into_ball(k, self.key_bound)
         return k, jnp.clip(v, -self.value_bound, self.value_bound)
 
     def check_queries(self, q) -> jax.Array:

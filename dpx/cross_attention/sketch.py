@@ -15,13 +15,13 @@ Sensitivity. A row contributes u = φ ⊗ w, w = [V, v], and ‖u − u'‖² = 
     Δ = 2·V·√F.
 
 Taylor features of even degree s: ⟨φ(x), φ(x')⟩ = T_s(⟨x, x'⟩/scale) > 0 (an even truncation of the
-exponential has no real zero; an odd one does, hence is refused), and F = T_s(λ²ρ²/scale) = T_s(Z). Δ is attained
-by a row at the domain's edge whose value flips sign, v' = −v. For the paper's box and scale d this is
-Δ = 2·R_w·√(d_v·T_s(R²/2)). Random features are positive, and the contribution is rescaled to ‖u‖ ≤ B, so that
-Δ = √2·B.
+exponential has no real zero; an odd one does, hence is refused), F = T_s(λ²ρ²/scale) = T_s(Z). Δ is
+attained by a row at the domain's edge whose value flips sign, v' = −v. For the paper's box and scale d
+this is Δ = 2·R_w·√(d_v·T_s(R²/2)). Random features are positive, and the contribution is rescaled to ‖u‖ ≤
+B, so that Δ = √2·B.
 
-Error. The answer's numerator has noise of std σ‖φ(q/λ)‖ ≤ m(ε, δ)·2V·T_s(Z), whatever n, r, s and the number of
-queries: λ is what makes the factors for keys and queries equal.
+Error. The answer's numerator has noise of std σ‖φ(q/λ)‖ ≤ m(ε, δ)·2V·T_s(Z), whatever n, r, s and the number
+of queries: λ is what makes the factors for keys and queries equal.
 """
 
 import dataclasses
@@ -79,9 +79,13 @@ class Sketch:
           ValueError: for queries of the wrong shape or, outside `jit`, beyond the declared bound.
         """
         Q = self.domain.check_queries(Q)
-        bound = self.domain.logit_bounds(Q)  # every true weight lies in e^{±bound}
-        n = self.num_records
-        return self.domain.ratio(self.sums(Q), n * jnp.exp(-bound), n * jnp.exp(bound))
+        return attend(
+            self.moments / self.num_records,
+            Q,
+            domain=self.domain,
+            degree=self.degree,
+            directions=self.directions,
+        )
 
     def sums(self, Q: jax.Array) -> jax.Array:
         """The noisy sums behind the answers: Σ_i [√d_v·R_w, v_i]·e^{⟨q, k_i − centre⟩/scale}.
@@ -92,7 +96,22 @@ class Sketch:
         Returns:
           (..., m, 1 + d_v).
         """
-        return _sums(self, jnp.asarray(Q, self.moments.dtype))
+        Q = jnp.asarray(Q, self.moments.dtype)
+        return _sums(self.moments, Q, self.domain, self.degree, self.directions)
+
+
+def attend(
+    moments: jax.Array,
+    Q: jax.Array,
+    *,
+    domain: Domain,
+    degree: int | None,
+    directions: jax.Array | None = None,
+) -> jax.Array:
+    """Answers from released moments for each record, M/n: (..., r, 1 + d_v), (..., m, d) -> (..., m, d_v)."""
+    bound = domain.logit_bounds(Q)  # every true weight lies in e^{±bound}, and so does their mean
+    sums = _sums(moments, Q, domain, degree, directions)
+    return domain.ratio(sums, jnp.exp(-bound), jnp.exp(bound))
 
 
 def build(
@@ -112,7 +131,7 @@ def build(
     degree: int | None = None,
     relative_error: float = 1e-4,
     num_features: int = 1024,
-    directions_key: jax.Array | None = None,
+    directions: jax.Array | None = None,
     contribution_bound: float | None = None,
 ) -> Sketch:
     """Releases the sketch of a private memory with (ε, δ)-differential privacy.
@@ -136,7 +155,8 @@ def build(
       degree: s, even; if None the smallest even one whose weights are off by `relative_error` at most.
       relative_error: Used where `degree` is None.
       num_features: r for random features.
-      directions_key: Public randomness of random features; `jax.random.key(0)` if None.
+      directions: Public directions (r, d) of random features; `random_directions` with
+        `jax.random.key(0)` if None.
       contribution_bound: B for random features; √2·V·e^{Z/2} if None, the root mean square norm of the
         largest contribution.
 
@@ -155,17 +175,16 @@ def build(
         scale=float(dim if scale is None else scale),
     )
     multiplier = gaussian_noise_multiplier(epsilon, delta)
-    directions = None
     if features == "taylor":
-        degree = _check_degree(degree, bounds, relative_error)
+        degree, directions = choose_degree(degree, bounds, relative_error), None
         count = PolynomialFeatures(dim, degree, bounds.scale).num_features
         largest = math.sqrt(2) * bounds.value_norm * feature_norm(bounds, degree)
     elif features == "random":
         if num_features < 1:
             raise ValueError(f"num_features is {num_features}: pass at least 1")
-        public = jax.random.key(0) if directions_key is None else directions_key
-        directions = random_directions(public, num_features, dim)
-        degree, count = None, num_features
+        if directions is None:
+            directions = random_directions(jax.random.key(0), num_features, dim)
+        degree, count = None, len(directions)
         expected = math.sqrt(2) * bounds.value_norm * math.exp(bounds.largest_logit / 2)
         largest = expected if contribution_bound is None else float(contribution_bound)
         if not 0 < largest < math.inf:
@@ -200,7 +219,8 @@ def feature_norm(domain: Domain, degree: int) -> float:
     return math.sqrt(truncated_exponential(domain.largest_logit, degree))
 
 
-def _check_degree(degree: int | None, domain: Domain, relative_error: float) -> int:
+def choose_degree(degree: int | None, domain: Domain, relative_error: float) -> int:
+    """`degree` if it is even; if None, the smallest even one with that relative error (ValueError if odd)."""
     if degree is None:
         if not relative_error > 0:
             raise ValueError(f"relative_error is {relative_error}: pass a positive number")
@@ -263,23 +283,18 @@ def _release(key, K, V, directions, domain: Domain, degree, largest, noise_std):
     return moments
 
 
-@jax.jit
-def _sums(sketch: Sketch, Q: jax.Array) -> jax.Array:
-    m, count = Q.shape[-2], sketch.moments.shape[-2]
-    chunk = max(128, _CHUNK_ELEMENTS // count)
+@functools.partial(jax.jit, static_argnames=("domain", "degree"))
+def _sums(moments, Q, domain: Domain, degree: int | None, directions) -> jax.Array:
+    def sums(Q):
+        y = jnp.moveaxis(Q, -1, 0) / _stretch(domain)
+        phi = _rows(domain, degree, directions, y)
+        return jnp.einsum("r...m,...rv->...mv", phi, moments, precision=jax.lax.Precision.HIGHEST)
+
+    m = Q.shape[-2]
+    chunk = max(128, _CHUNK_ELEMENTS // moments.shape[-2])
     if m <= chunk:
-        return _chunk_sums(sketch, Q)
+        return sums(Q)
     padding = [(0, 0)] * (Q.ndim - 2) + [(0, -m % chunk), (0, 0)]
     chunks = jnp.pad(Q, padding).reshape(*Q.shape[:-2], -1, chunk, Q.shape[-1])
-    sums = jax.lax.map(functools.partial(_chunk_sums, sketch), jnp.moveaxis(chunks, -3, 0))
-    sums = jnp.moveaxis(sums, 0, -3)
-    return sums.reshape(*sums.shape[:-3], -1, sums.shape[-1])[..., :m, :]
-
-
-def _chunk_sums(sketch: Sketch, Q: jax.Array) -> jax.Array:
-    domain = sketch.domain
-    y = jnp.moveaxis(Q, -1, 0) / _stretch(domain)
-    phi = _rows(domain, sketch.degree, sketch.directions, y)
-    return jnp.einsum(
-        "r...m,...rv->...mv", phi, sketch.moments, precision=jax.lax.Precision.HIGHEST
-    )
+    answers = jnp.moveaxis(jax.lax.map(sums, jnp.moveaxis(chunks, -3, 0)), 0, -3)
+    return answers.reshape(*answers.shape[:-3], -1, answers.shape[-1])[..., :m, :]

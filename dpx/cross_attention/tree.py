@@ -4,24 +4,24 @@ The law of cosines turns attention's sums into distances between features, one c
 
     Σ_i w_i⟨P(k_i), P(q)⟩ = ½ Σ_a (Σ_i w_i P_a(k_i)² + P_a(q)² Σ_i w_i − Σ_i w_i |P_a(k_i) − P_a(q)|²),
 
-and each coordinate, for each column w of [constant, V], is a `dpx.trees` structure with p = 2 (Σ w_i P_a(k_i)² is
-its distance to 0, from the same trees). The constant feature's structure tells Σ w_i; for the denominator that
-is n, which is public. What is mended:
+and each coordinate, for each column w of [constant, V], is a `dpx.trees` structure with p = 2
+(Σ w_i P_a(k_i)² is its distance to 0, from the same trees). The constant feature's structure tells Σ w_i;
+for the denominator that is n, which is public. What is mended:
 
 - The root is never released. Bins and noise follow each feature's own range, R^{|a|}/√(a!·scale^{|a|}).
 - There are r = C(s + d, d) features.
 - The budget covers a whole answer: all d_v + 1 columns, not two of them.
-- `budget="exact"` composes all L·3·r·(d_v + 1)·copies node levels at once, by the better of basic and advanced
-  composition. `budget="paper"` keeps the paper's nested shares, with c = 0.1 where that is enough, and its
-  one range Γ for all features, the largest.
+- `budget="exact"` composes all L·3·r·(d_v + 1)·copies node levels at once, by the better of basic and
+  advanced composition. `budget="paper"` keeps the paper's nested shares, with c = 0.1 where that is
+  enough, and its one range Γ for all features, the largest.
 - The noisy denominator is cut to its public range [n, n·e^{R‖q‖₁/scale}] and answers to ±R_w.
 
-With Gaussian nodes all columns of a node are noised together, the constant column being √d_v·R_w: one row then
-moves a level of all columns by 2·√d_v·R_w·(range)^t at most in l2 (if its two places share a node, the value flips
-sign; if not, each node moves by √2·√d_v·R_w).
+With Gaussian nodes all columns of a node are noised together, the constant column being √d_v·R_w: one row
+then moves a level of all columns by 2·√d_v·R_w·(range)^t at most in l2 (if its two places share a node,
+the value flips sign; if not, each node moves by √2·√d_v·R_w).
 
-Privacy against adaptive queries needs no copies, since nothing is drawn after `build`. `copies` > 1 answers by the
-median, as Algorithm 7 does, and splits the budget.
+Privacy against adaptive queries needs no copies, since nothing is drawn after `build`. `copies` > 1
+answers by the median, as Algorithm 7 does, and splits the budget.
 """
 
 import dataclasses
@@ -87,7 +87,7 @@ class Trees:
         return self.domain.ratio(self.sums(Q), n * jnp.ones_like(bound), n * jnp.exp(bound))
 
     def sums(self, Q: jax.Array) -> jax.Array:
-        """The noisy sums behind the answers, (m, d) -> (m, 1 + d_v): Σ_i [√d_v·R_w, v_i]·e^{⟨q, k_i⟩/scale}."""
+        """The noisy sums behind the answers, Σ_i [√d_v·R_w, v_i]·e^{⟨q, k_i⟩/scale}: (m, 1 + d_v)."""
         return _sums(self, jnp.asarray(Q, self.tables.dtype))
 
 
@@ -129,9 +129,9 @@ def build(
       budget: How truncated Laplace noise shares the budget: "exact" or "paper"; one Gaussian release needs no
         sharing.
       copies: Independent structures whose median answers.
-      bins: Leaves of a tree, rounded up to a power of two. If None: as many as rows for the paper's budget, and
-        1,024 at most otherwise, where a query's own leaf (which no answer counts) costs a relative error of
-        e^{R²}/(2·bins²) at most.
+      bins: Leaves of a tree, rounded up to a power of two. If None: as many as rows for the paper's
+        budget, and 1,024 at most otherwise, where a query's own leaf (which no answer counts) costs a
+        relative error of e^{R²}/(2·bins²) at most.
       degree: s; if None the smallest even degree whose weights are off by `relative_error` at most.
       relative_error: Used where `degree` is None.
 
@@ -175,7 +175,7 @@ def build(
     size = 4 * copies * len(ranges) * bins * _MOMENTS * (1 + value_dim)
     if size > _MAX_BYTES:
         raise ValueError(
-            f"degree {degree} makes r = {features.num_features} features, and trees of {size / 2**30:.3g} GiB "
+            f"degree {degree} makes r = {features.num_features} features: trees of {size / 2**30:.3g} GiB "
             f"with {bins} bins and {copies} copies: use fewer bins or copies, or a lower degree"
         )
     depth = bins.bit_length() - 1
@@ -201,8 +201,8 @@ def _structures(
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """The feature behind each structure, its range, and the range that bins and noise assume: (S,) each.
 
-    The first is the constant feature, which tells Σ w. The paper builds another for it, like any feature's, and
-    assumes one range for all.
+    The first is the constant feature, which tells Σ w. The paper builds another for it, like any
+    feature's, and assumes one range for all.
     """
     features = PolynomialFeatures(domain.dim, degree, domain.scale)
     index, own = np.arange(features.num_features), features.ranges(domain.key_bound)
@@ -238,8 +238,9 @@ def paper_shares(
     """The paper's budget for Σ w and for each of r features, (ε, δ) each (Algorithm 3).
 
     ε and δ are divided evenly over the structures (Remark 4.2: one for each column, times copies) and half of
-    δ becomes the slack δ'. A structure spends ε/3 on Σ w and cε/(3√(r log(2/δ'))) on each feature; where advanced composition does not bring these to 2ε/3, which happens for large ε, they share 2ε/3
-    by basic composition instead.
+    δ becomes the slack δ'. A structure spends ε/3 on Σ w and cε/(3√(r log(2/δ'))) on each feature; where
+    advanced composition does not bring these to 2ε/3, which happens for large ε, they share 2ε/3 by basic
+    composition instead.
     """
     epsilon, delta, slack = epsilon / structures, delta / structures / 2, delta / structures / 2
     each = _PAPER_CONSTANT * epsilon / (3 * math.sqrt(features * math.log(2 / slack)))
