@@ -177,14 +177,13 @@ def build(
     multiplier = gaussian_noise_multiplier(epsilon, delta)
     if features == "taylor":
         degree, directions = choose_degree(degree, bounds, relative_error), None
-        count = PolynomialFeatures(dim, degree, bounds.scale).num_features
         largest = math.sqrt(2) * bounds.value_norm * feature_norm(bounds, degree)
     elif features == "random":
         if num_features < 1:
             raise ValueError(f"num_features is {num_features}: pass at least 1")
         if directions is None:
             directions = random_directions(jax.random.key(0), num_features, dim)
-        degree, count = None, len(directions)
+        degree = None
         expected = math.sqrt(2) * bounds.value_norm * math.exp(bounds.largest_logit / 2)
         largest = expected if contribution_bound is None else float(contribution_bound)
         if not 0 < largest < math.inf:
@@ -201,7 +200,7 @@ def build(
         delta=float(delta),
         neighboring=REPLACE_ONE,
         unit="row of (K, V)",
-        mechanism=f"Gaussian sketch of {count} {features} features{split}, any number of queries",
+        mechanism=f"Gaussian sketch of {_count(bounds, degree, directions)} {features} features{split}, any number of queries",
         assumptions=("the number of rows is public",)
         + (() if clip else ("data within the declared bounds",)),
         event=dp_accounting.GaussianDpEvent(multiplier),
@@ -240,6 +239,10 @@ def _rows(domain: Domain, degree: int | None, directions, x: jax.Array) -> jax.A
     return PolynomialFeatures(domain.dim, degree, domain.scale).rows(x)
 
 
+def _count(domain: Domain, degree: int | None, directions) -> int:
+    return len(directions) if degree is None else math.comb(degree + domain.dim, domain.dim)
+
+
 def _stretch(domain: Domain) -> float:
     """λ: keys are multiplied by it and queries divided, which makes their largest norms equal."""
     return math.sqrt(domain.query_radius / domain.key_radius)
@@ -248,7 +251,7 @@ def _stretch(domain: Domain) -> float:
 def _contribution_sums(K, V, directions, domain: Domain, degree, largest) -> jax.Array:
     """M without noise for one head: K (n, d), V (n, d_v) -> (r, 1 + d_v), a chunk of rows at a time."""
     n = len(K)
-    count = len(directions) if degree is None else math.comb(degree + domain.dim, domain.dim)
+    count = _count(domain, degree, directions)
     chunk = min(n, max(128, _CHUNK_ELEMENTS // count))
     padding = -n % chunk
     weights = jnp.concatenate([jnp.full((n, 1), domain.value_norm, V.dtype), V], axis=1)

@@ -148,8 +148,9 @@ class PrivateCrossAttention(nnx.Module):
             delta=delta,
             neighboring=REPLACE_ONE,
             unit="row of the memory",
-            mechanism=f"Gaussian sketch, budget split evenly over {self.num_heads} heads, any number of
-            queries", assumptions=(
+            mechanism="Gaussian sketch, any number of queries, "
+            f"budget split evenly over {self.num_heads} heads",
+            assumptions=(
                 "the number of rows is public",
                 "the projections do not depend on the memory",
             ),
