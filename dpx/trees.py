@@ -25,6 +25,7 @@ import dp_accounting
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.core import Tracer
 from scipy import optimize
 
 from dpx.noise import Gaussian, TruncatedLaplace
@@ -386,7 +387,7 @@ def _check_bounds(**bounds) -> None:
 
 
 def _check_inside(name: str, rows: jax.Array, low, high) -> None:
-    if isinstance(rows, jax.core.Tracer):
+    if isinstance(rows, Tracer):
         return
     slack = 1e-6 * np.asarray(high)
     inside = ((np.asarray(rows) >= low - slack) & (np.asarray(rows) <= high + slack)).all(-1)

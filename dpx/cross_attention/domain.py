@@ -10,13 +10,14 @@ import math
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.core import Tracer
 
 _ROUNDING = 1e-6  # float32 bounds may exceed their float64 declarations by this much
 
 
 def is_concrete(x) -> bool:
     """Whether values can be looked at (False while JAX traces)."""
-    return not isinstance(x, jax.core.Tracer)
+    return not isinstance(x, Tracer)
 
 
 def into_ball(x: jax.Array, radius: float) -> jax.Array:

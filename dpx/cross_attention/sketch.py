@@ -200,7 +200,8 @@ def build(
         delta=float(delta),
         neighboring=REPLACE_ONE,
         unit="row of (K, V)",
-        mechanism=f"Gaussian sketch of {_count(bounds, degree, directions)} {features} features{split}, any number of queries",
+        mechanism=f"Gaussian sketch of {_count(bounds, degree, directions)} {features} features{split}, "
+        "any number of queries",
         assumptions=("the number of rows is public",)
         + (() if clip else ("data within the declared bounds",)),
         event=dp_accounting.GaussianDpEvent(multiplier),
@@ -219,17 +220,21 @@ def feature_norm(domain: Domain, degree: int) -> float:
 
 
 def choose_degree(degree: int | None, domain: Domain, relative_error: float) -> int:
-    """`degree` if it is even; if None, the smallest even one with that relative error (ValueError if odd)."""
+    """`degree`, or if None the smallest even one with that relative error.
+
+    Raises:
+      ValueError: for an odd degree, or one with too many features.
+    """
     if degree is None:
         if not relative_error > 0:
             raise ValueError(f"relative_error is {relative_error}: pass a positive number")
-        return smallest_degree(-domain.largest_logit, domain.largest_logit, relative_error)
-    if degree < 0 or degree % 2:
+        degree = smallest_degree(-domain.largest_logit, domain.largest_logit, relative_error)
+    elif degree < 0 or degree % 2:
         raise ValueError(
             f"degree is {degree}: the sketch needs an even one, as odd truncations of the exponential "
             f"turn negative and the sensitivity bound fails; use {max(degree, 0) + degree % 2}"
         )
-    return int(degree)
+    return PolynomialFeatures(domain.dim, int(degree), domain.scale).degree
 
 
 def _rows(domain: Domain, degree: int | None, directions, x: jax.Array) -> jax.Array:
