@@ -53,6 +53,7 @@ def fresh_noise(
     value_bound: float,
     epsilon: float,
     delta: float,
+    num_queries: int | None = None,
     query_bound: float | None = None,
     domain: str = "box",
     scale: float | None = None,
@@ -66,7 +67,8 @@ def fresh_noise(
     − (p₁ − p₂)ā, which is 2·p·√d_v·R_w long at most. Noise is scaled to each query's bound and m-fold
     composition.
 
-    Args: as `sketch.build`, with the queries Q (m, d), all of them at once.
+    Args: as `sketch.build`, with queries Q (m, d), and `num_queries`, the number the budget must last for (m
+    if None; the guarantee is that of so many answers).
 
     Returns:
       Answers (m, d_v), and the guarantee of all of them together.
@@ -84,15 +86,18 @@ def fresh_noise(
         float(value_bound),
         float(dim if scale is None else scale),
     )
+    Q = bounds.check_queries(Q)
+    count = len(Q) if num_queries is None else num_queries
+    if count < 1:
+        raise ValueError(f"num_queries is {count}: pass at least 1, the queries answered in all")
     multiplier = gaussian_noise_multiplier(epsilon, delta)
     K, V = bounds.enter(K, V, clip=clip)
-    Q = bounds.check_queries(Q)
     # log p = −log(1 + (n − 1)e^{−2z})
     largest_weight = 1 / (1 + (n - 1) * jnp.exp(-2 * bounds.logit_bounds(Q)))
-    std = multiplier * math.sqrt(len(Q)) * 2 * bounds.value_norm * largest_weight
+    std = multiplier * math.sqrt(count) * 2 * bounds.value_norm * largest_weight
     exact = dpx.attention.softmax(Q, K, V, scale=bounds.scale)
     values = exact + std[:, None] * jax.random.normal(key, exact.shape, exact.dtype)
-    what = f"exact attention with fresh Gaussian noise for each of {len(Q)} queries"
+    what = f"exact attention with fresh Gaussian noise for each of {count} queries"
     guarantee = _guarantee(epsilon, delta, what, multiplier)
     if not clip:
         guarantee = guarantee.assuming("data within the declared bounds")
