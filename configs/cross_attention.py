@@ -11,8 +11,6 @@ uniform; errors are mean |error| of whole answers.
     python -m experiments.run   --config=configs/cross_attention.py --workdir=runs/cross_attention
     python -m experiments.sweep --config=configs/cross_attention.py --workdir=runs/cross_attention_size
     python -m experiments.sweep --config=configs/cross_attention.py:diamonds --workdir=runs/diamonds
-
-RESULTS
 """
 
 from ml_collections import ConfigDict, config_dict

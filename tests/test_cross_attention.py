@@ -384,6 +384,8 @@ def test_misuse_raises(options, message):
 
 def test_misused_queries_raise():
     K, V, Q = memory(20, 2)
+    with pytest.raises(ValueError, match="num_queries is 49, but Q has 50 rows"):
+        baselines.fresh_noise(KEY, Q, K, V, num_queries=49, **BOX, **BUDGET)
     built = cross_attention.build(KEY, K, V, **BOX, **BUDGET)
     with pytest.raises(ValueError, match="Q row 3 is outside"):
         built.query(Q + 2 * (np.arange(50) == 3)[:, None])

@@ -61,11 +61,11 @@ def fresh_noise(
 ) -> Answers:
     """Exact attention plus Gaussian noise of its own for each of m queries, one budget for all of them.
 
-    Sensitivity of one answer to replacing one row: the row's weight is at most p = e^z/(e^z + (n −
-    1)e^{−z}), where z bounds the query's logits about the keys' centre. Let ā be the answer without the
-    row; with the row (k, v) it is ā + p₁(v − ā), p₁ ≤ p. For p₁ ≥ p₂ the two answers differ by p₁v − p₂v'
-    − (p₁ − p₂)ā, which is 2·p·√d_v·R_w long at most. Noise is scaled to each query's bound and m-fold
-    composition.
+    Sensitivity of one answer to replacing one row: the row's weight is at most
+    p = e^z/(e^z + (n − 1)e^{−z}), where z bounds the query's logits about the keys' centre. Let ā be the
+    answer without the row; with the row (k, v) it is ā + p₁(v − ā), p₁ ≤ p. For p₁ ≥ p₂ the two answers
+    differ by p₁v − p₂v' − (p₁ − p₂)ā, which is 2·p·√d_v·R_w long at most. Noise is scaled to each query's
+    bound and to m-fold composition.
 
     Args: as `sketch.build`, with queries Q (m, d), and `num_queries`, the number the budget must last for (m
     if None; the guarantee is that of so many answers).
@@ -88,11 +88,12 @@ def fresh_noise(
     )
     Q = bounds.check_queries(Q)
     count = len(Q) if num_queries is None else num_queries
-    if count < 1:
-        raise ValueError(f"num_queries is {count}: pass at least 1, the queries answered in all")
+    if count < len(Q):
+        raise ValueError(
+            f"num_queries is {count}, but Q has {len(Q)} rows: count every query that is ever answered"
+        )
     multiplier = gaussian_noise_multiplier(epsilon, delta)
     K, V = bounds.enter(K, V, clip=clip)
-    # log p = −log(1 + (n − 1)e^{−2z})
     largest_weight = 1 / (1 + (n - 1) * jnp.exp(-2 * bounds.logit_bounds(Q)))
     std = multiplier * math.sqrt(count) * 2 * bounds.value_norm * largest_weight
     exact = dpx.attention.softmax(Q, K, V, scale=bounds.scale)
