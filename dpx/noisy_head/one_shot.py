@@ -1,0 +1,132 @@
+"""Private ridge from second moments that are released once."""
+
+import math
+
+import dp_accounting
+import jax
+import jax.numpy as jnp
+from optax import projections
+
+from dpx.noisy_head._float64 import in_float64
+from dpx.noisy_head.bounds import HyperParameters, check_hyper, check_positive, enforce
+from dpx.noisy_head.descent import Fit
+from dpx.noisy_head.prompts import Features, check_features
+from dpx.noisy_head.ridge import second_moments
+from dpx.privacy import (
+    REPLACE_ONE,
+    PrivacyGuarantee,
+    check_delta,
+    check_epsilon,
+    gaussian_noise_multiplier,
+)
+
+
+@in_float64
+def fit_one_shot(
+    key: jax.Array,
+    features: Features,
+    hyper: HyperParameters,
+    *,
+    regularization: float,
+    epsilon: float,
+    delta: float,
+) -> Fit:
+    """Ridge (2.7) from one Gaussian release of H = N⁻¹ Σ vec(Z)vec(Z)ᵀ and h = N⁻¹ Σ tZ.
+
+    Guarantee: (ε, δ)-DP for replacing one prompt by any other; N is public, the bounds of `hyper` are
+    enforced here, and all that follows the release is post-processing. The same noise serves any λ.
+
+    Sensitivity. H and b·h are released together. For neighbours, with p = ⟨Z, Z'⟩,
+    N²‖ΔH‖² = ‖Z‖⁴ + ‖Z'‖⁴ − 2p² and N²‖Δh‖² = ‖tZ − t'Z'‖² ≤ C²(‖Z‖² + ‖Z'‖² + 2|p|). The first plus b²
+    times the second increases in both norms, so they are G, and is a concave parabola in |p| ≤ G² with its
+    vertex at b²C²/2. Hence with b²C² = 2κG², κ ≤ 1, the joint sensitivity is √2 G²(1 + κ)/N. At κ = 1
+    that is what h alone costs (2CG/N, in h's units): H, though noisier, is free.
+
+    κ. The error of the solution is about noise(h) − noise(H)·Γ, with variance per entry in proportion to
+    (1 + κ)²(1/κ + β), β = (RG/C)²/2 once the noise on H is symmetrised and ‖Γ‖ is put at its bound R. The
+    minimum over κ solves 2βκ² + κ = 1, which looks at no data.
+
+    H is symmetric in each of its two pairs of indices; the noise is projected onto that subspace. H is then
+    clipped to be positive semi-definite, and the solution is projected onto the ball of radius R.
+
+    Where it wins: with many prompts, or λ large against the noise on H. Where `fit` wins: when that noise, of
+    operator norm near D·m·√2G²(1+κ)/(2N), is above λ and above H's own eigenvalues (few prompts and a
+    small λ).
+
+    Args:
+      key: A JAX key that nobody learns who sees Γ.
+      features: query (N, D), context (N, D), target (N,). Memory is O(D⁴), time O(ND⁴ + D⁶).
+      hyper: The bounds C, G and R, chosen without looking at the prompts.
+      regularization: λ > 0.
+      epsilon: ε in (0, 1e8].
+      delta: δ in (0, 1).
+
+    Returns:
+      Fit(gamma (D, D), guarantee, noise_multiplier), the last in units of the joint sensitivity.
+
+    Raises:
+      ValueError: for λ, ε, δ or a bound out of range, shapes that do not fit or values that are not finite.
+    """
+    check_epsilon(epsilon)
+    check_delta(delta)
+    multiplier = gaussian_noise_multiplier(epsilon, delta)
+    gamma = one_shot(
+        key, features, hyper, regularization=regularization, noise_multiplier=multiplier
+    )
+    guarantee = PrivacyGuarantee(
+        epsilon=float(epsilon),
+        delta=float(delta),
+        neighboring=REPLACE_ONE,
+        unit="prompt",
+        mechanism=f"second moments released once, noise multiplier {multiplier:.6g} on their joint "
+        "sensitivity, then ridge",
+        event=dp_accounting.GaussianDpEvent(multiplier),
+    )
+    return Fit(gamma, guarantee, multiplier)
+
+
+@in_float64
+def one_shot(
+    key: jax.Array,
+    features: Features,
+    hyper: HyperParameters,
+    *,
+    regularization: float,
+    noise_multiplier: float | jax.Array,
+) -> jax.Array:
+    """The release of `fit_one_shot` at a given noise multiplier, which may be traced: Γ (D, D)."""
+    check_positive("regularization", regularization)
+    hyper = check_hyper(hyper)
+    features = check_features(features)
+    return _one_shot(key, features, hyper, regularization, noise_multiplier, *joint_noise(hyper))
+
+
+def joint_noise(hyper: HyperParameters) -> tuple[float, float]:
+    """Noise stds on N·H and N·h per unit of noise multiplier: √2G²(1+κ), and that over b."""
+    C, G, R = hyper
+    beta = (R * G / C) ** 2 / 2
+    kappa = 2 / (1 + math.sqrt(1 + 8 * beta))
+    std_H = math.sqrt(2) * G**2 * (1 + kappa)
+    return std_H, std_H * C / (G * math.sqrt(2 * kappa))
+
+
+@jax.jit
+def _one_shot(key, features, hyper, regularization, noise_multiplier, std_H, std_h):
+    num_prompts, dim = features.query.shape
+    H, h = second_moments(enforce(features, hyper))
+    key_H, key_h = jax.random.split(key)
+    unit = noise_multiplier / num_prompts
+    H += std_H * unit * pair_symmetric(jax.random.normal(key_H, (dim,) * 4, jnp.float64))
+    h += std_h * unit * jax.random.normal(key_h, h.shape, jnp.float64)
+    values, vectors = jnp.linalg.eigh(H)
+    values = jnp.maximum(values, 0) + regularization
+    gamma = vectors @ ((vectors.T @ h.reshape(-1)) / values)
+    return projections.projection_l2_ball(gamma.reshape(dim, dim), hyper.parameter_radius)
+
+
+def pair_symmetric(noise: jax.Array) -> jax.Array:
+    """Projects noise (D, D, D, D), indexed [i, k, j, l], onto symmetry in i, j and in k, l: (D², D²)."""
+    dim = noise.shape[0]
+    noise = (noise + noise.transpose(2, 1, 0, 3)) / 2
+    noise = (noise + noise.transpose(0, 3, 2, 1)) / 2
+    return noise.reshape(dim * dim, dim * dim)
