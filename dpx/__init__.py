@@ -1,5 +1,6 @@
 """dpx: differentially private attention in JAX. The public names."""
 
+from dpx.clipping import ClippedGrads, clipped_grad
 from dpx.optim import privatize
 from dpx.privacy import (
     Ledger,
@@ -11,9 +12,11 @@ from dpx.privacy import (
 )
 
 __all__ = [
+    "ClippedGrads",
     "Ledger",
     "PrivacyGuarantee",
     "calibrate_dpsgd",
+    "clipped_grad",
     "dpsgd_epsilon",
     "gaussian_epsilon",
     "gaussian_noise_multiplier",

@@ -1,0 +1,55 @@
+"""Exact softmax attention: the reference that every private form in dpx is measured against."""
+
+import jax
+import jax.numpy as jnp
+
+
+def softmax(
+    q: jax.Array,
+    k: jax.Array,
+    v: jax.Array,
+    *,
+    mask: jax.Array | None = None,
+    scale: float | None = None,
+) -> jax.Array:
+    """Softmax attention, `softmax(q kᵀ / scale) v` (Vaswani et al. 2017, arXiv 1706.03762, eq. 1).
+
+    Logits and weights are computed in float32 at least, whatever the inputs' precision. The leading
+    axes of `q`, `k`, `v` and `mask` (batch, heads) broadcast.
+
+    Args:
+      q: Queries (..., Lq, D).
+      k: Keys (..., Lk, D).
+      v: Values (..., Lk, Dv).
+      mask: Boolean, broadcastable to (..., Lq, Lk); True where the query may attend to the key. A
+        query that may attend to no key at all gets zeros, and its gradient is zero, not NaN.
+      scale: What the logits ⟨q, k⟩ are divided by; √D if None.
+
+    Returns:
+      The answers (..., Lq, Dv), in the dtype of `v`.
+
+    Raises:
+      ValueError: for shapes that do not fit together, a mask that is not boolean or a scale that is
+        not positive.
+    """
+    q, k, v = jnp.asarray(q), jnp.asarray(k), jnp.asarray(v)
+    if min(q.ndim, k.ndim, v.ndim) < 2 or q.shape[-1] != k.shape[-1] or k.shape[-2] != v.shape[-2]:
+        raise ValueError(
+            f"q {q.shape}, k {k.shape} and v {v.shape} do not fit together: "
+            "pass q (..., Lq, D), k (..., Lk, D) and v (..., Lk, Dv)"
+        )
+    if scale is None:
+        scale = q.shape[-1] ** 0.5
+    elif scale <= 0:
+        raise ValueError(f"scale is {scale}: the logits are divided by it, pass a positive number")
+    dtype = jnp.result_type(q, k, v, jnp.float32)
+    logits = jnp.einsum("...qd,...kd->...qk", q.astype(dtype), k.astype(dtype)) / scale
+    if mask is None:
+        weights = jax.nn.softmax(logits, axis=-1)
+    else:
+        mask = jnp.asarray(mask)
+        if mask.dtype != jnp.bool_:
+            raise ValueError(f"mask has dtype {mask.dtype}: pass booleans, True where q may attend")
+        weights = jax.nn.softmax(logits, axis=-1, where=mask)
+        weights = jnp.where(mask.any(axis=-1, keepdims=True), weights, 0)
+    return jnp.einsum("...qk,...kv->...qv", weights, v.astype(dtype)).astype(v.dtype)

@@ -1,0 +1,90 @@
+"""Clipping thresholds: one for all parameters, or one for each group of them."""
+
+import math
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+
+# Bu et al., Automatic Clipping (arXiv:2206.07136), use this stabiliser in g·C/(‖g‖ + γ).
+NORMALIZE_GAMMA = 0.01
+
+
+class Groups(NamedTuple):
+    """Thresholds C_g and the group of every parameter array.
+
+    Attributes:
+      clips: one threshold per group.
+      structure: the tree structure of the thresholds.
+      members: for each parameter array, in tree order, the index of its group.
+    """
+
+    clips: tuple[float, ...]
+    structure: Any
+    members: tuple[int, ...]
+
+
+def check_clip(l2_clip: Any) -> tuple[float, ...]:
+    """The thresholds in `l2_clip`, or ValueError unless all are positive and finite."""
+    clips = jax.tree.leaves(l2_clip)
+    if not clips:
+        raise ValueError(f"l2_clip={l2_clip!r} holds no threshold; pass a positive number.")
+    for clip in clips:
+        if isinstance(clip, jax.core.Tracer):
+            raise ValueError(f"l2_clip={clip!r} must be a plain number, known before tracing.")
+        try:
+            value = float(clip)
+        except (TypeError, ValueError):
+            value = math.nan
+        if isinstance(clip, bool) or not (math.isfinite(value) and value > 0):
+            raise ValueError(f"l2_clip={clip!r} must be a positive finite number.")
+    return tuple(float(clip) for clip in clips)
+
+
+def assign(l2_clip: Any, tree: Any) -> Groups:
+    """Matches the thresholds, a prefix of the parameter tree, with its arrays.
+
+    Raises:
+      ValueError: `l2_clip` is not a prefix of `tree`.
+    """
+    clips = check_clip(l2_clip)
+    structure = jax.tree.structure(l2_clip)
+    indices = structure.unflatten(range(len(clips)))
+    if isinstance(tree, nnx.State) and not isinstance(l2_clip, nnx.State):
+        tree = nnx.to_pure_dict(tree)
+    try:
+        members = jax.tree.leaves(jax.tree.broadcast(indices, tree))
+    except ValueError as error:
+        raise ValueError(
+            f"l2_clip={l2_clip!r} is not a prefix of the parameter tree "
+            f"{jax.tree.structure(tree)}; give one number, or one for each subtree: {error}"
+        ) from error
+    return Groups(clips, structure, tuple(members))
+
+
+def group_norms(groups: Groups, squared_norms: Sequence[jax.Array]) -> list[jax.Array]:
+    """Gradient norms by group, (B,) each; infinite where anything in the group is not finite."""
+    norms = []
+    for index in range(len(groups.clips)):
+        mine = [
+            sq for sq, member in zip(squared_norms, groups.members, strict=True) if member == index
+        ]
+        total = sum(mine, start=jnp.zeros_like(squared_norms[0]))
+        # Rounding can leave a vanishing sum of Gram terms just below zero.
+        norm = jnp.sqrt(jnp.maximum(total, 0.0))
+        norms.append(jnp.where(jnp.isfinite(total), norm, jnp.inf))
+    return norms
+
+
+def clip_factors(groups: Groups, norms: Sequence[jax.Array], normalize: bool) -> list[jax.Array]:
+    """What multiplies each example's gradient, by group: min(1, C/‖g‖), or C/(‖g‖ + γ)."""
+    if normalize:
+        return [
+            clip / (norm + NORMALIZE_GAMMA) for clip, norm in zip(groups.clips, norms, strict=True)
+        ]
+    return [
+        jnp.minimum(1.0, clip / jnp.maximum(norm, jnp.finfo(norm.dtype).tiny))
+        for clip, norm in zip(groups.clips, norms, strict=True)
+    ]

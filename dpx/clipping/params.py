@@ -1,0 +1,84 @@
+"""Parameters of any framework as a flat list of arrays to differentiate."""
+
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax import nnx
+
+
+class Parameters(NamedTuple):
+    """What is differentiated, and how to call the user's loss with it.
+
+    Attributes:
+      leaves: the floating-point arrays of the parameter tree, in tree order.
+      paths: their names, e.g. `params/Dense_0/kernel`.
+      tree: the tree that gradients have: an `nnx.State` of `nnx.Param` for an NNX module,
+        the tree itself otherwise, with None where a leaf is not differentiated.
+      rebuild: leaves -> what the user's loss takes as its first argument.
+    """
+
+    leaves: list[jax.Array]
+    paths: list[str]
+    tree: Any
+    rebuild: Callable[[Sequence[jax.Array]], Any]
+
+    def gradient_tree(self, leaves: Sequence[jax.Array]) -> Any:
+        """A tree of gradients from their flat list."""
+        return jax.tree.unflatten(jax.tree.structure(self.tree), leaves)
+
+
+def flatten(params: Any) -> Parameters:
+    """Splits `params` into arrays to differentiate and everything else, which stays constant.
+
+    An NNX module is split as `nnx.grad` does: its `nnx.Param`s are differentiated; other state
+    (random counters, batch statistics) is read and what the loss writes to it is dropped. In any
+    other tree the floating-point arrays are differentiated; Python scalars, functions and
+    integer arrays, as in Equinox modules, are not.
+
+    Raises:
+      ValueError: there is nothing to differentiate, or a parameter is complex.
+    """
+    if isinstance(params, nnx.Module):
+        graph, state, rest = nnx.split(params, nnx.Param, ...)
+        inner = flatten(state)
+
+        def rebuild_module(leaves: Sequence[jax.Array]) -> Any:
+            return nnx.merge(graph, inner.rebuild(leaves), rest)
+
+        return inner._replace(rebuild=rebuild_module)
+
+    everything, structure = jax.tree.flatten(params)
+    trained = [
+        isinstance(leaf, (jax.Array, np.ndarray, np.generic))
+        and jnp.issubdtype(leaf.dtype, jnp.inexact)
+        for leaf in everything
+    ]
+    leaves = [
+        jnp.asarray(leaf)
+        for leaf, is_trained in zip(everything, trained, strict=True)
+        if is_trained
+    ]
+    if not leaves:
+        raise ValueError("params has no floating-point array: there is nothing to differentiate.")
+    tree = structure.unflatten(
+        leaf if keep else None for leaf, keep in zip(everything, trained, strict=True)
+    )
+    paths = [
+        jax.tree_util.keystr(path, simple=True, separator="/")
+        for path, _ in jax.tree_util.tree_leaves_with_path(tree)
+    ]
+    for path, leaf in zip(paths, leaves, strict=True):
+        if jnp.issubdtype(leaf.dtype, jnp.complexfloating):
+            raise ValueError(f"params[{path}] is complex; pass its real and imaginary parts.")
+
+    def rebuild(new_leaves: Sequence[jax.Array]) -> Any:
+        remaining = iter(new_leaves)
+        return structure.unflatten(
+            next(remaining) if keep else leaf
+            for leaf, keep in zip(everything, trained, strict=True)
+        )
+
+    return Parameters(leaves, paths, tree, rebuild)

@@ -1,0 +1,23 @@
+"""Data sets as arrays of token ids, and what prepares them."""
+
+from dpx.data.amazon import load_amazon
+from dpx.data.histories import Histories, Split, from_events, k_core, leave_last_out, left_pad
+from dpx.data.movielens import load_movielens_1m, load_movielens_small
+from dpx.data.surnames import Names, load_surnames, split_names
+from dpx.data.synthetic import synthetic_histories
+
+__all__ = [
+    "Histories",
+    "Names",
+    "Split",
+    "from_events",
+    "k_core",
+    "leave_last_out",
+    "left_pad",
+    "load_amazon",
+    "load_movielens_1m",
+    "load_movielens_small",
+    "load_surnames",
+    "split_names",
+    "synthetic_histories",
+]

@@ -1,0 +1,118 @@
+"""Users' histories of items: filtering, splitting, padding."""
+
+import dataclasses
+
+import numpy as np
+
+
+@dataclasses.dataclass(frozen=True)
+class Histories:
+    """One sequence of item ids per user, in time order.
+
+    Attributes:
+      items: For each user an int array of ids in [0, num_items).
+      num_items: Size of the catalogue, M.
+    """
+
+    items: tuple[np.ndarray, ...]
+    num_items: int
+
+    def __post_init__(self):
+        for user, items in enumerate(self.items):
+            if len(items) and not (items.min() >= 0 and items.max() < self.num_items):
+                raise ValueError(
+                    f"user {user} has item {items.max() if items.min() >= 0 else items.min()} outside "
+                    f"the vocabulary [0, {self.num_items}): give the catalogue's true size"
+                )
+
+
+@dataclasses.dataclass(frozen=True)
+class Split:
+    """Leave-last-out: what to train on, the next-to-last item to tune on, the last one to test on.
+
+    `validation` and `test` are (n,) item ids of the users in `users` (those with three items or more);
+    `train` has every user's history up to those two items.
+    """
+
+    train: Histories
+    users: np.ndarray
+    validation: np.ndarray
+    test: np.ndarray
+
+    @property
+    def train_and_validation(self) -> Histories:
+        """Histories up to the test item, for the last evaluation."""
+        items = list(self.train.items)
+        for user, item in zip(self.users, self.validation, strict=True):
+            items[user] = np.append(items[user], item)
+        return Histories(tuple(items), self.train.num_items)
+
+
+def from_events(
+    users: np.ndarray, items: np.ndarray, times: np.ndarray | None = None, *, min_count: int = 5
+) -> Histories:
+    """Histories from (user, item, time) events.
+
+    Args:
+      users: (E,) user labels of any kind.
+      items: (E,) item labels.
+      times: (E,) timestamps; ties, and everything where None, stay in the order of the file.
+      min_count: The k of `k_core`; 0 keeps all.
+    """
+    _, users = np.unique(users, return_inverse=True)
+    _, items = np.unique(items, return_inverse=True)
+    keep = k_core(users, items, min_count)
+    users, items = users[keep], items[keep]
+    if not len(users):
+        raise ValueError(
+            f"no events are left with min_count={min_count}: use a smaller one or more data"
+        )
+    order = np.argsort(users, kind="stable")
+    if times is not None:
+        order = np.lexsort((np.asarray(times)[keep], users))
+    names, items = np.unique(items, return_inverse=True)
+    _, starts = np.unique(users[order], return_index=True)
+    return Histories(tuple(np.split(items[order].astype(np.int32), starts[1:])), len(names))
+
+
+def k_core(users: np.ndarray, items: np.ndarray, k: int) -> np.ndarray:
+    """Mask (E,) of the events left once no user and no item has fewer than k of them."""
+    keep = np.ones(len(users), bool)
+    while k > 0:
+        few = np.zeros(len(users), bool)
+        for ids in (users, items):
+            few |= np.bincount(ids[keep], minlength=ids.max(initial=0) + 1)[ids] < k
+        if not (few & keep).any():
+            break
+        keep &= ~few
+    return keep
+
+
+def leave_last_out(histories: Histories) -> Split:
+    """Last item to test, next-to-last to validate; users with fewer than three items only train."""
+    users = np.array([u for u, items in enumerate(histories.items) if len(items) >= 3], np.int32)
+    evaluated = set(users.tolist())
+    train = tuple(
+        items[:-2] if u in evaluated else items for u, items in enumerate(histories.items)
+    )
+    return Split(
+        train=Histories(train, histories.num_items),
+        users=users,
+        validation=np.array([histories.items[u][-2] for u in users], np.int32),
+        test=np.array([histories.items[u][-1] for u in users], np.int32),
+    )
+
+
+def left_pad(sequences, length: int) -> tuple[np.ndarray, np.ndarray]:
+    """The last `length` tokens of each sequence, right-aligned.
+
+    Returns:
+      tokens (n, length) int32, 0 where padded, and mask (n, length) bool, True at real tokens.
+    """
+    tokens = np.zeros((len(sequences), length), np.int32)
+    mask = np.zeros((len(sequences), length), bool)
+    for row, sequence in enumerate(sequences):
+        if tail := len(sequence[-length:]):
+            tokens[row, -tail:] = sequence[-length:]
+            mask[row, -tail:] = True
+    return tokens, mask

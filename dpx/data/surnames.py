@@ -1,0 +1,78 @@
+"""88,799 surnames of the US census of 1990: one name is one record."""
+
+import dataclasses
+import string
+from importlib import resources
+from pathlib import Path
+
+import numpy as np
+
+from dpx.data import files
+
+ALPHABET = string.ascii_lowercase
+END = len(ALPHABET)  # ends a name, and stands before its first letter
+VOCAB_SIZE = END + 1
+MAX_LETTERS = 13
+
+
+@dataclasses.dataclass(frozen=True)
+class Names:
+    """Names as tokens: (n, 14) int32, each name's letters, then END up to the width."""
+
+    tokens: np.ndarray
+
+    def __len__(self) -> int:
+        return len(self.tokens)
+
+    @property
+    def mask(self) -> np.ndarray:
+        """(n, 14) bool: the letters and the first END, which are what a model predicts."""
+        ended = np.cumsum(self.tokens == END, axis=1)
+        return (ended == 0) | ((ended == 1) & (self.tokens == END))
+
+
+def load_surnames(path: str | Path | None = None) -> list[str]:
+    """The names in lower case, most frequent first.
+
+    Args:
+      path: A file whose lines begin with a name; None reads the `names` package's `dist.all.last`.
+
+    Raises:
+      FileNotFoundError: if there is no such file.
+      ValueError: for a name that is not 1 to 13 letters a–z, with its line number.
+    """
+    source = resources.files("names") / "dist.all.last" if path is None else files.existing(path)
+
+    def parse(line):
+        name = line.split()[0].lower()
+        if len(name) > MAX_LETTERS or not set(name) <= set(ALPHABET):
+            raise ValueError(name)
+        return name
+
+    lines = source.read_text(encoding="utf-8").splitlines()
+    names = list(files.parse_lines(Path(str(source)), lines, parse, "a name of 1 to 13 letters"))
+    if not names:
+        raise ValueError(f"{source} holds no names")
+    return names
+
+
+def encode(names: list[str]) -> Names:
+    """Names as tokens."""
+    tokens = np.full((len(names), MAX_LETTERS + 1), END, np.int32)
+    for row, name in enumerate(names):
+        tokens[row, : len(name)] = [ALPHABET.index(letter) for letter in name]
+    return Names(tokens)
+
+
+def decode(tokens: np.ndarray) -> list[str]:
+    """Names from tokens; what follows the first END is ignored."""
+    letters = ALPHABET + "\0"
+    return ["".join(letters[t] for t in row).split("\0")[0] for row in np.asarray(tokens)]
+
+
+def split_names(names: Names, held_out: int, *, seed: int = 0) -> tuple[Names, Names]:
+    """A fixed random split into the names to train on and `held_out` names to test on."""
+    if not 0 < held_out < len(names):
+        raise ValueError(f"held_out={held_out} must be between 1 and {len(names) - 1}")
+    order = np.random.default_rng(seed).permutation(len(names))
+    return Names(names.tokens[order[held_out:]]), Names(names.tokens[order[:held_out]])

@@ -1,0 +1,51 @@
+"""Synthetic histories with a long tail and a next item that can be learned."""
+
+import numpy as np
+
+from dpx.data.histories import Histories
+
+
+def synthetic_histories(
+    num_users: int,
+    length: int,
+    num_items: int,
+    *,
+    zipf_exponent: float = 1.0,
+    predictability: float = 0.5,
+    seed: int = 0,
+) -> Histories:
+    """Users who half follow a fixed successor rule and half draw from a Zipf popularity.
+
+    The next item is the successor of the present one with probability `predictability` and otherwise a draw
+    from p(i) ∝ (i + 1)^−zipf_exponent. The successor is one fixed permutation, so the best predictor of the
+    next item is known: it has HIT@1 of at least `predictability`.
+
+    Args:
+      num_users: N.
+      length: L, items of each user.
+      num_items: M.
+      zipf_exponent: 0 is uniform; larger has a shorter head.
+      predictability: In [0, 1].
+      seed: Of everything.
+
+    Raises:
+      ValueError: for an argument out of range.
+    """
+    for name, value in (("num_users", num_users), ("length", length), ("num_items", num_items)):
+        if value < 1:
+            raise ValueError(f"{name}={value} must be at least 1")
+    if not 0 <= predictability <= 1:
+        raise ValueError(f"predictability={predictability} must be in [0, 1]")
+    if zipf_exponent < 0:
+        raise ValueError(f"zipf_exponent={zipf_exponent} must be at least 0")
+    rule, draws = (np.random.default_rng(s) for s in np.random.SeedSequence(seed).spawn(2))
+    popularity = np.arange(1, num_items + 1) ** -float(zipf_exponent)
+    popularity /= popularity.sum()
+    successor = rule.permutation(num_items)
+    items = draws.choice(num_items, size=(num_users, length), p=popularity).astype(np.int32)
+    follows = draws.random((num_users, length)) < predictability
+    for position in range(1, length):
+        items[:, position] = np.where(
+            follows[:, position], successor[items[:, position - 1]], items[:, position]
+        )
+    return Histories(tuple(items), num_items)

@@ -1,0 +1,119 @@
+"""n-gram language models from one Gaussian release of clipped counts."""
+
+from typing import NamedTuple
+
+import dp_accounting
+import jax
+import numpy as np
+
+from dpx import privacy
+
+_MAX_CELLS = 10**8
+
+
+class NGram(NamedTuple):
+    """Next-token probabilities for every context of n − 1 tokens, and the guarantee they come with."""
+
+    probabilities: np.ndarray  # (V^(n-1), V)
+    order: int
+    start: int
+    guarantee: privacy.PrivacyGuarantee
+
+    def log_prob(self, tokens: np.ndarray) -> np.ndarray:
+        """Log-probability of each token given those before it: (N, L) int -> (N, L), in nats."""
+        vocab_size = self.probabilities.shape[1]
+        cells = _cells(np.asarray(tokens), self.order, vocab_size, self.start)
+        return np.log(self.probabilities.ravel()[cells])
+
+
+def fit(
+    key: jax.Array,
+    tokens: np.ndarray,
+    mask: np.ndarray,
+    *,
+    order: int,
+    vocab_size: int,
+    start: int,
+    epsilon: float,
+    delta: float,
+    unit: str,
+    l2_clip: float = 2.0,
+) -> NGram:
+    """Counts n-grams once, privately, and smooths them.
+
+    Guarantee: (ε, δ)-DP for adding or removing one sequence. A sequence's vector of counts over the V^n
+    cells is rescaled to l2 norm at most `l2_clip`, so it moves their sum by no more than that, whatever the
+    others are; the sum is released with Gaussian noise of the exact multiplier. Smoothing is
+    post-processing: counts below half a noise deviation count as nothing, and each context backs off to the
+    one that is a token shorter, whose counts are sums over the same release.
+
+    Args:
+      key: Of the noise.
+      tokens: (N, L) int, one sequence a row.
+      mask: (N, L) bool, the tokens to count (a prefix of each row).
+      order: n ≥ 1.
+      vocab_size: V.
+      start: The token that stands in for what comes before a sequence.
+      epsilon, delta: The budget.
+      unit: What one row is, for the guarantee.
+      l2_clip: Largest l2 norm of one sequence's counts.
+
+    Raises:
+      ValueError: for arguments out of range, or a table of more than 1e8 cells.
+    """
+    if order < 1 or vocab_size**order > _MAX_CELLS:
+        raise ValueError(
+            f"order={order} with vocab_size={vocab_size} must be at least 1 and give at most "
+            f"{_MAX_CELLS} cells: use a smaller order"
+        )
+    if not l2_clip > 0:
+        raise ValueError(f"l2_clip={l2_clip} must be positive")
+    multiplier = privacy.gaussian_noise_multiplier(epsilon, delta)
+    tokens, mask = np.asarray(tokens), np.asarray(mask)
+    cells = _cells(tokens, order, vocab_size, start)
+    repeats = (cells[:, :, None] == cells[:, None, :]) & mask[:, :, None] & mask[:, None, :]
+    norms = np.sqrt(repeats.sum(axis=(1, 2)))
+    weights = np.minimum(1, l2_clip / np.maximum(norms, 1))
+    counts = np.bincount(
+        cells[mask], weights=np.repeat(weights, mask.sum(axis=1)), minlength=vocab_size**order
+    )
+    std = multiplier * l2_clip
+    noisy = counts + std * np.asarray(jax.random.normal(key, counts.shape), np.float64)
+    guarantee = privacy.PrivacyGuarantee(
+        epsilon=epsilon,
+        delta=delta,
+        neighboring=privacy.ADD_OR_REMOVE_ONE,
+        unit=unit,
+        mechanism=f"{order}-gram counts, clipped to l2 norm {l2_clip:g}, one Gaussian release with "
+        f"noise multiplier {multiplier:.6g}",
+        event=dp_accounting.GaussianDpEvent(multiplier),
+    )
+    return NGram(_smooth(noisy, order, vocab_size, std), order, start, guarantee)
+
+
+def _cells(tokens: np.ndarray, order: int, vocab_size: int, start: int) -> np.ndarray:
+    """(N, L) index of each position's n-gram in the table."""
+    before = np.full((len(tokens), order - 1), start)
+    padded = np.concatenate([before, tokens], axis=1).astype(np.int64)
+    cells = np.zeros(tokens.shape, np.int64)
+    for offset in range(order):
+        cells = cells * vocab_size + padded[:, offset : offset + tokens.shape[1]]
+    return cells
+
+
+def _smooth(noisy: np.ndarray, order: int, vocab_size: int, std: float) -> np.ndarray:
+    """(V^(n-1), V) probabilities: soft-thresholded counts, interpolated with the shorter context's."""
+    tables = [(noisy, std)]
+    for _ in range(order - 1):
+        table, std = tables[-1]
+        tables.append((table.reshape(vocab_size, -1).sum(axis=0), std * np.sqrt(vocab_size)))
+    probabilities = np.full((1, vocab_size), 1 / vocab_size)
+    for table, std in reversed(tables):
+        counts = np.maximum(table.reshape(-1, vocab_size) - std / 2, 0)
+        prior = np.tile(probabilities, (len(counts) // len(probabilities), 1))
+        # About as many pseudo-counts as the noise could have made in one row.
+        strength = max(20 * std, 0.5)
+        probabilities = (counts + strength * prior) / (
+            counts.sum(axis=1, keepdims=True) + strength
+        )
+    return probabilities

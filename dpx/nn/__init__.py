@@ -1,0 +1,1 @@
+"""Flax NNX models: thin shells around pure functions."""

@@ -1,0 +1,177 @@
+"""One pre-norm causal transformer for next-token and next-item prediction."""
+
+from collections.abc import Callable
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+
+from dpx import attention as dpx_attention
+
+Attention = Callable[..., jax.Array]
+
+
+class Transformer(nnx.Module):
+    """Decoder-only transformer with learned positions; the embedding may serve as the output head.
+
+    All state is parameters: `graphdef, params = nnx.split(model)` once, then plain functions of params.
+
+    Attributes (constructor arguments):
+      vocab_size: M tokens or items.
+      max_length: L, the longest input.
+      dim: d, width of the residual stream.
+      num_heads: Heads, which divide `dim`.
+      num_blocks: Blocks of attention and MLP.
+      mlp_dim: Hidden width of the MLP, by default 4d.
+      dropout: Rate after the embedding and after each residual branch.
+      tied: Whether the logits use the embedding table (plus a bias) or a head of their own.
+      attention: (q, k, v, *, mask) -> (..., Lq, D), by default exact softmax attention.
+      rngs: Of the initial parameters.
+    """
+
+    def __init__(
+        self,
+        vocab_size: int,
+        max_length: int,
+        *,
+        dim: int = 64,
+        num_heads: int = 1,
+        num_blocks: int = 2,
+        mlp_dim: int | None = None,
+        dropout: float = 0.0,
+        tied: bool = True,
+        attention: Attention = dpx_attention.softmax,
+        rngs: nnx.Rngs,
+    ):
+        for name, value in (("vocab_size", vocab_size), ("max_length", max_length), ("dim", dim)):
+            if value < 1:
+                raise ValueError(f"{name}={value} must be at least 1")
+        if num_blocks < 1 or num_heads < 1 or dim % num_heads:
+            raise ValueError(
+                f"num_blocks={num_blocks} and num_heads={num_heads} must be at least 1, and heads "
+                f"must divide dim={dim}"
+            )
+        if not 0 <= dropout < 1:
+            raise ValueError(f"dropout={dropout} must be in [0, 1)")
+        init = nnx.initializers.normal(0.02)
+        self.max_length = max_length
+        self.dropout = dropout
+        self.embed = nnx.Embed(vocab_size, dim, embedding_init=init, rngs=rngs)
+        self.positions = nnx.Param(init(rngs.params(), (max_length, dim)))
+        self.blocks = nnx.List(
+            [
+                _Block(dim, num_heads, mlp_dim or 4 * dim, dropout, attention, rngs)
+                for _ in range(num_blocks)
+            ]
+        )
+        self.norm = nnx.LayerNorm(dim, rngs=rngs)
+        self.output_bias = nnx.Param(jnp.zeros(vocab_size))
+        self.head = None if tied else nnx.Linear(dim, vocab_size, use_bias=False, rngs=rngs)
+
+    def __call__(
+        self,
+        tokens: jax.Array,
+        *,
+        mask: jax.Array | None = None,
+        last_only: bool = False,
+        dropout_key: jax.Array | None = None,
+    ) -> jax.Array:
+        """Logits of the next token.
+
+        Args:
+          tokens: (..., L) ids with any leading axes; pad short histories on the left, to one length.
+          mask: (..., L) bool, True at real tokens; padding is attended by nobody.
+          last_only: Only at the last position, for which the last block computes nothing else.
+          dropout_key: Switches dropout on; one key for the whole call, so pass one per example.
+
+        Returns:
+          (..., L, M), or (..., 1, M) with `last_only`.
+        """
+        length = tokens.shape[-1]
+        if length > self.max_length:
+            raise ValueError(f"tokens of length {length} exceed max_length={self.max_length}")
+        keys = _split_or_none(dropout_key, len(self.blocks) + 1)
+        x = self.embed(tokens) + self.positions[...][:length]
+        x = _dropout(x, self.dropout, keys[0])
+        attend = jnp.tril(jnp.ones((length, length), bool))
+        if mask is not None:
+            attend = attend & mask[..., None, :]
+        last = len(self.blocks) - 1
+        for index, (block, key) in enumerate(zip(self.blocks, keys[1:], strict=True)):
+            x = block(x, attend, last_only and index == last, key)
+        x = self.norm(x)
+        logits = self.embed.attend(x) if self.head is None else self.head(x)
+        return logits + self.output_bias[...]
+
+
+class _Block(nnx.Module):
+    """x + Attention(LayerNorm(x)), then x + MLP(LayerNorm(x))."""
+
+    def __init__(self, dim, num_heads, mlp_dim, dropout, attention, rngs):
+        self.num_heads = num_heads
+        self.dropout = dropout
+        self.attention = attention
+        self.norm1 = nnx.LayerNorm(dim, rngs=rngs)
+        self.query = nnx.Linear(dim, dim, rngs=rngs)
+        self.key = nnx.Linear(dim, dim, rngs=rngs)
+        self.value = nnx.Linear(dim, dim, rngs=rngs)
+        self.out = nnx.Linear(dim, dim, rngs=rngs)
+        self.norm2 = nnx.LayerNorm(dim, rngs=rngs)
+        self.up = nnx.Linear(dim, mlp_dim, rngs=rngs)
+        self.down = nnx.Linear(mlp_dim, dim, rngs=rngs)
+
+    def __call__(self, x, attend, last_only, dropout_key):
+        keys = _split_or_none(dropout_key, 2)
+        normed = self.norm1(x)
+        asking = normed[..., -1:, :] if last_only else normed
+        q, k, v = self.query(asking), self.key(normed), self.value(normed)
+        if last_only:
+            x, attend = x[..., -1:, :], attend[..., -1:, :]
+        heads = self.attention(
+            self._split(q), self._split(k), self._split(v), mask=attend[..., None, :, :]
+        )
+        mixed = jnp.moveaxis(heads, -3, -2).reshape(x.shape)
+        x = x + _dropout(self.out(mixed), self.dropout, keys[0])
+        hidden = jax.nn.gelu(self.up(self.norm2(x)), approximate=False)
+        return x + _dropout(self.down(hidden), self.dropout, keys[1])
+
+    def _split(self, x):
+        """(..., L, d) to (..., heads, L, d / heads)."""
+        return jnp.moveaxis(x.reshape(*x.shape[:-1], self.num_heads, -1), -2, -3)
+
+
+def _split_or_none(key, count):
+    return [None] * count if key is None else list(jax.random.split(key, count))
+
+
+def _dropout(x, rate, key):
+    if key is None or rate == 0:
+        return x
+    return jnp.where(jax.random.bernoulli(key, 1 - rate, x.shape), x / (1 - rate), 0)
+
+
+def generate(
+    apply: Callable[[jax.Array], jax.Array], key: jax.Array, count: int, length: int, *, start: int
+) -> jax.Array:
+    """Samples token sequences by ancestral sampling.
+
+    Args:
+      apply: (count, length) tokens -> (count, length, M) logits, causal.
+      key: Of the samples.
+      count: How many sequences.
+      length: Tokens per sequence.
+      start: The token before the first one.
+
+    Returns:
+      (count, length) int32 tokens, without the start.
+    """
+
+    def step(tokens, position):
+        logits = apply(tokens)[:, position]
+        drawn = jax.random.categorical(jax.random.fold_in(key, position), logits)
+        # The last position's draw has no place in the input; it is only returned.
+        return tokens.at[:, position + 1].set(drawn, mode="drop"), drawn
+
+    tokens = jnp.full((count, length), start, jnp.int32)
+    _, drawn = jax.lax.scan(step, tokens, jnp.arange(length))
+    return drawn.T

@@ -1,0 +1,209 @@
+"""The front door: clipping arithmetic, masks, groups, bad input. Against NumPy, by hand."""
+
+import dp_accounting
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from flax import nnx
+
+from dpx import clipping
+
+METHODS = sorted(clipping.METHODS)
+RELATION = dp_accounting.NeighboringRelation
+
+
+@pytest.fixture(params=METHODS)
+def method(request):
+    return request.param
+
+
+def linear_loss(params, x, y):
+    return 0.5 * (x @ params["w"] + params["b"] - y) ** 2
+
+
+@pytest.fixture
+def problem():
+    rng = np.random.default_rng(0)
+    params = {"w": rng.normal(size=5).astype("f4"), "b": np.float32(rng.normal()) + np.zeros(())}
+    params["b"] = params["b"].astype("f4")
+    x = rng.normal(size=(7, 5)).astype("f4")
+    y = rng.normal(size=7).astype("f4")
+    residual = x @ params["w"] + params["b"] - y
+    gradients = {"w": residual[:, None] * x, "b": residual}
+    return params, x, y, gradients
+
+
+def norms_of(*gradients):
+    return np.sqrt(sum((g.reshape(len(g), -1) ** 2).sum(1) for g in gradients))
+
+
+@pytest.mark.parametrize("microbatch_size", [None, 1, 3, 100])
+@pytest.mark.parametrize("normalize", [False, True])
+def test_matches_the_closed_form(method, problem, normalize, microbatch_size):
+    params, x, y, gradients = problem
+    fn = clipping.clipped_grad(
+        linear_loss, l2_clip=1.3, method=method, normalize=normalize,
+        microbatch_size=microbatch_size,
+    )  # fmt: skip
+    mask = np.array([True, True, False, True, True, False, True])
+    out = jax.jit(fn)(params, x, y, mask=mask)
+    norms = norms_of(gradients["w"], gradients["b"])
+    factors = 1.3 / (norms + 0.01) if normalize else np.minimum(1, 1.3 / norms)
+    factors = factors * mask
+    np.testing.assert_allclose(out.norms, norms * mask, rtol=1e-5)
+    np.testing.assert_allclose(out.grads["w"], factors @ gradients["w"], rtol=1e-5, atol=1e-6)
+    np.testing.assert_allclose(out.grads["b"], factors @ gradients["b"], rtol=1e-5, atol=1e-6)
+    np.testing.assert_allclose(out.losses, 0.5 * gradients["b"] ** 2 * mask, rtol=1e-5)
+
+
+def test_huge_threshold_gives_the_ordinary_gradient(method, problem):
+    params, x, y, _ = problem
+    out = clipping.clipped_grad(linear_loss, l2_clip=1e8, method=method)(params, x, y)
+    plain = jax.grad(lambda p: sum(linear_loss(p, *e) for e in zip(x, y, strict=True)))(params)
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-5), out.grads, plain)
+
+
+def test_groups_are_clipped_on_their_own(method, problem):
+    params, x, y, gradients = problem
+    fn = clipping.clipped_grad(linear_loss, l2_clip={"w": 0.5, "b": 0.25}, method=method)
+    out = fn(params, x, y)
+    for name, clip in {"w": 0.5, "b": 0.25}.items():
+        norms = norms_of(gradients[name])
+        np.testing.assert_allclose(out.norms[name], norms, rtol=1e-5)
+        expected = np.minimum(1, clip / norms) @ gradients[name]
+        np.testing.assert_allclose(out.grads[name], expected, rtol=1e-5, atol=1e-6)
+    assert fn.sensitivity(RELATION.ADD_OR_REMOVE_ONE) == pytest.approx(np.hypot(0.5, 0.25))
+
+
+def test_sensitivity_by_relation(problem):
+    fn = clipping.clipped_grad(linear_loss, l2_clip=2.0)
+    assert fn.sensitivity(RELATION.ADD_OR_REMOVE_ONE) == 2.0
+    assert fn.sensitivity(RELATION.REPLACE_SPECIAL) == 2.0
+    assert fn.sensitivity(RELATION.REPLACE_ONE) == 4.0
+    with pytest.raises(ValueError, match="relation="):
+        fn.sensitivity("add_or_remove_one")
+
+
+def test_sensitivity_is_attained_and_never_exceeded(method, problem):
+    params, x, y, _ = problem
+    x = x * 100.0  # Every gradient is clipped.
+    fn = clipping.clipped_grad(linear_loss, l2_clip=1.5, method=method)
+    total = fn(params, x, y).grads
+    for i in range(len(x)):
+        rest = fn(params, np.delete(x, i, 0), np.delete(y, i, 0)).grads
+        moved = np.sqrt(sum(np.sum((total[k] - rest[k]) ** 2) for k in total))
+        assert moved == pytest.approx(1.5, rel=1e-4)
+
+
+@pytest.mark.parametrize("bad", [np.nan, np.inf, 1e38])
+@pytest.mark.parametrize("microbatch_size", [None, 2])
+def test_non_finite_examples_add_nothing(method, problem, bad, microbatch_size):
+    params, x, y, _ = problem
+    fn = clipping.clipped_grad(
+        linear_loss, l2_clip=1.0, method=method, microbatch_size=microbatch_size
+    )
+    poisoned = x.copy()
+    poisoned[2] = bad
+    out = jax.jit(fn)(params, poisoned, y)
+    expected = fn(params, np.delete(x, 2, 0), np.delete(y, 2, 0))
+    assert out.norms[2] == np.inf
+    for name in params:
+        np.testing.assert_allclose(out.grads[name], expected.grads[name], rtol=1e-5, atol=1e-6)
+    out = fn(params, poisoned, y, mask=np.arange(7) != 2)
+    assert out.norms[2] == 0
+    assert out.losses[2] == 0
+    for name in params:
+        np.testing.assert_allclose(out.grads[name], expected.grads[name], rtol=1e-5, atol=1e-6)
+
+
+def test_one_non_finite_group_silences_the_whole_example(method):
+    def loss(params, x):
+        return x * params["a"] + jnp.where(x > 0, jnp.inf, 1.0) * params["b"]
+
+    params = {"a": jnp.float32(1), "b": jnp.float32(1)}
+    fn = clipping.clipped_grad(loss, l2_clip={"a": 1.0, "b": 1.0}, method=method)
+    out = fn(params, jnp.array([1.0, -0.5]))
+    np.testing.assert_array_equal(out.norms["b"], [np.inf, 1.0])
+    np.testing.assert_allclose(out.grads["a"], -0.5)
+
+
+def test_batches_of_none_and_of_one(method, problem):
+    params, x, y, _ = problem
+    fn = jax.jit(clipping.clipped_grad(linear_loss, l2_clip=1.0, method=method))
+    empty = fn(params, x[:0], y[:0])
+    assert empty.norms.shape == empty.losses.shape == (0,)
+    assert all(not np.any(g) for g in jax.tree.leaves(empty.grads))
+    masked = fn(params, x, y, mask=np.zeros(7, bool))
+    assert all(not np.any(g) for g in jax.tree.leaves(masked))
+    one = fn(params, x[:1], y[:1])
+    assert one.norms.shape == (1,)
+
+
+def test_bfloat16_sums_are_float32(method):
+    def loss(params, x):
+        return jnp.sum((x @ params["w"]) ** 2).astype(jnp.float32)
+
+    params = {"w": jnp.ones((4, 3), jnp.bfloat16)}
+    out = clipping.clipped_grad(loss, l2_clip=1.0, method=method)(
+        params, jnp.ones((5, 4), jnp.bfloat16)
+    )
+    assert out.grads["w"].dtype == jnp.float32
+    assert out.norms.dtype == jnp.float32
+    np.testing.assert_allclose(np.linalg.norm(out.grads["w"]), 5.0, rtol=1e-5)
+
+
+def test_nnx_module_state_and_prefix(method):
+    model = nnx.Sequential(nnx.Linear(3, 4, rngs=nnx.Rngs(0)), nnx.Linear(4, 2, rngs=nnx.Rngs(1)))
+
+    def loss(model, x):
+        return jnp.sum(model(x) ** 2)
+
+    x = np.random.default_rng(0).normal(size=(6, 3)).astype("f4")
+    out = clipping.clipped_grad(loss, l2_clip=0.1, method=method)(model, x)
+    assert isinstance(out.grads, nnx.State)
+    plain = nnx.grad(lambda m: jax.vmap(lambda x: loss(m, x))(x).sum())(model)
+    assert jax.tree.structure(out.grads) == jax.tree.structure(plain)
+    groups = {"layers": {0: 1e8, 1: {"kernel": 0.1, "bias": 1e8}}}
+    out = clipping.clipped_grad(loss, l2_clip=groups, method=method)(model, x)
+    np.testing.assert_allclose(
+        out.grads["layers"][0]["kernel"][...], plain["layers"][0]["kernel"][...], rtol=1e-5
+    )
+    assert np.linalg.norm(out.grads["layers"][1]["kernel"][...]) < 0.6
+
+
+def test_static_leaves_stay_static(method):
+    params = {"w": jnp.ones(3), "steps": jnp.arange(3), "act": jnp.tanh, "p": 0.5}
+    out = clipping.clipped_grad(
+        lambda p, x: p["act"](p["w"] @ x) * p["p"] + p["steps"].sum(), l2_clip=1.0, method=method
+    )(params, jnp.ones((2, 3)))
+    assert out.grads["steps"] is None
+    assert out.grads["act"] is None
+    assert out.grads["w"].shape == (3,)
+
+
+@pytest.mark.parametrize("l2_clip", [0.0, -1.0, np.nan, np.inf, True, "one", {}, {"w": 0.0}])
+def test_bad_threshold(l2_clip):
+    with pytest.raises(ValueError, match="l2_clip="):
+        clipping.clipped_grad(linear_loss, l2_clip=l2_clip)
+
+
+def test_bad_arguments(problem):
+    params, x, y, _ = problem
+    with pytest.raises(ValueError, match="method="):
+        clipping.clipped_grad(linear_loss, l2_clip=1.0, method="ghost")
+    with pytest.raises(ValueError, match="microbatch_size="):
+        clipping.clipped_grad(linear_loss, l2_clip=1.0, microbatch_size=0)
+    fn = clipping.clipped_grad(linear_loss, l2_clip=1.0)
+    with pytest.raises(ValueError, match="batch axes differ"):
+        fn(params, x, y[:3])
+    with pytest.raises(ValueError, match="mask of shape"):
+        fn(params, x, y, mask=np.ones(7))
+    with pytest.raises(ValueError, match="scalar"):
+        fn(params, x, 1.0)
+    with pytest.raises(ValueError, match="nothing to differentiate"):
+        fn({"w": 1}, x, y)
+    with pytest.raises(ValueError, match="prefix"):
+        clipping.clipped_grad(linear_loss, l2_clip={"v": 1.0})(params, x, y)
+    with pytest.raises(ValueError, match="scalar loss of one example"):
+        clipping.clipped_grad(lambda p, x: p["w"] * x, l2_clip=1.0)(params, x)
