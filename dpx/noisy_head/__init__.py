@@ -22,7 +22,7 @@ from dpx.noisy_head.prompts import (
     sample_features,
     sample_prompts,
 )
-from dpx.noisy_head.ridge import ridge
+from dpx.noisy_head.moments import ridge
 from dpx.noisy_head.risk import empirical_risk, population_risk
 
 __all__ = [

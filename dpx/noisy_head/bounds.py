@@ -4,6 +4,7 @@ import math
 from typing import NamedTuple
 
 import jax.numpy as jnp
+from scipy import special
 
 from dpx.noisy_head.prompts import Features, norm
 
@@ -40,11 +41,11 @@ def hyperparameters(
     correlated: ‖Z‖ is about ‖w‖/D, not L^{-1/2}, so at L = 500, D = 5 its G clips most prompts. Its R is no
     bound either, and grows like √(N/L).
 
-    `rule="valid"`: given w, E‖Z‖² = ‖w‖²(1 + (D−1)/L)/D² + τ²/L, and the largest of N norms ‖w‖ is below
-    √D + √(2 log(N/κ)) with probability 1 − κ (Gaussian concentration); G puts the second into the first. R
-    holds for every data set within C and G: with A the N×D² design, Γ* = (λ + AᵀA/N)⁻¹Aᵀt/N, and
-    σ/(λ+σ²) over singular values σ ≤ G is at most G/(λ+G²) if G² ≤ λ, otherwise 1/(2√λ); hence
-    R = C times that.
+    `rule="valid"`: E[s | w] = w/D, and s strays from it by about √(D/L) of its size, so with q the upper
+    κ/N quantile of ‖w‖ (the χ distribution with D degrees of freedom), G = (q/D)(1 + √(D/L)), with τ²/L
+    added in squares for the noise. R holds for every data set within C and G: with A the N×D² design,
+    Γ* = (λ + AᵀA/N)⁻¹Aᵀt/N, and σ/(λ+σ²) over singular values σ ≤ G is at most G/(λ+G²) if G² ≤ λ,
+    otherwise 1/(2√λ); R is C times that.
 
     A bound that is too small biases the fit; it never weakens privacy, because `fit` enforces all three.
 
@@ -79,9 +80,9 @@ def hyperparameters(
         parameter = response**2 / regularization * math.sqrt(num_prompts / length)
         parameter *= 1 + math.sqrt(math.log(1 / kappa)) / dim
         return HyperParameters(response, feature, parameter)
-    weight = math.sqrt(dim) + math.sqrt(2 * spread)
+    weight = math.sqrt(special.chdtri(dim, min(kappa / num_prompts, 0.5)))
     feature = math.hypot(
-        weight / dim * math.sqrt(1 + (dim - 1) / length), noise_std / math.sqrt(length)
+        weight / dim * (1 + math.sqrt(dim / length)), noise_std / math.sqrt(length)
     )
     shrink = DECAY[objective] * regularization
     if feature**2 <= shrink:

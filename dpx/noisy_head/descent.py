@@ -22,7 +22,7 @@ from dpx.noisy_head.bounds import (
     gradient_sensitivity,
 )
 from dpx.noisy_head.prompts import Features, check_features
-from dpx.noisy_head.ridge import gradient_sum
+from dpx.noisy_head.moments import gradient_sum
 from dpx.optim import privatize
 from dpx.privacy import PrivacyGuarantee
 
@@ -233,12 +233,14 @@ def _iterate(features, mean_of_sum, start, decay, step_size, radius, steps, traj
 
     def step(carry, _):
         gamma, state = carry
-        updates, state = optimizer.update(gradient(gamma), state, gamma)
+        total = gradient(gamma.reshape(start.shape)).reshape(-1)
+        updates, state = optimizer.update(total, state, gamma)
         gamma = optax.apply_updates(gamma, updates)
         return (gamma, state), gamma if trajectory else None
 
-    (gamma, _), iterates = jax.lax.scan(step, (start, optimizer.init(start)), length=steps)
-    return iterates if trajectory else gamma
+    flat = start.reshape(-1)  # XLA compiles and runs noise of one dimension faster
+    (gamma, _), iterates = jax.lax.scan(step, (flat, optimizer.init(flat)), length=steps)
+    return iterates.reshape(-1, *start.shape) if trajectory else gamma.reshape(start.shape)
 
 
 def _project_onto_ball(radius) -> optax.GradientTransformation:

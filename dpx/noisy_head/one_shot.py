@@ -11,7 +11,7 @@ from dpx.noisy_head._float64 import in_float64
 from dpx.noisy_head.bounds import HyperParameters, check_hyper, check_positive, enforce
 from dpx.noisy_head.descent import Fit
 from dpx.noisy_head.prompts import Features, check_features
-from dpx.noisy_head.ridge import second_moments
+from dpx.noisy_head.moments import second_moments
 from dpx.privacy import (
     REPLACE_ONE,
     PrivacyGuarantee,
@@ -116,8 +116,8 @@ def _one_shot(key, features, hyper, regularization, noise_multiplier, std_H, std
     H, h = second_moments(enforce(features, hyper))
     key_H, key_h = jax.random.split(key)
     unit = noise_multiplier / num_prompts
-    H += std_H * unit * pair_symmetric(jax.random.normal(key_H, (dim,) * 4, jnp.float64))
-    h += std_h * unit * jax.random.normal(key_h, h.shape, jnp.float64)
+    H += std_H * unit * pair_symmetric(jax.random.normal(key_H, (dim**4,), jnp.float64).reshape((dim,) * 4))
+    h += std_h * unit * jax.random.normal(key_h, (dim**2,), jnp.float64).reshape(dim, dim)
     values, vectors = jnp.linalg.eigh(H)
     values = jnp.maximum(values, 0) + regularization
     gamma = vectors @ ((vectors.T @ h.reshape(-1)) / values)
