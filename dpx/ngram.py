@@ -113,7 +113,5 @@ def _smooth(noisy: np.ndarray, order: int, vocab_size: int, std: float) -> np.nd
         prior = np.tile(probabilities, (len(counts) // len(probabilities), 1))
         # About as many pseudo-counts as the noise could have made in one row.
         strength = max(20 * std, 0.5)
-        probabilities = (counts + strength * prior) / (
-            counts.sum(axis=1, keepdims=True) + strength
-        )
+        probabilities = (counts + strength * prior) / (counts.sum(axis=1, keepdims=True) + strength)
     return probabilities

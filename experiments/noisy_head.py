@@ -1,7 +1,9 @@
-"""Excess risk of NoisyHead along N, L, D and ε (Section 6.1 of arXiv 2504.16000, a useful regime, rates)."""
+"""Excess risk of NoisyHead along N, L, D and ε: Section 6.1 of arXiv 2504.16000 and beyond it."""
 
+import concurrent.futures
 import itertools
 import math
+import os
 from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
@@ -12,6 +14,7 @@ import numpy as np
 
 from dpx import noisy_head
 from dpx.privacy import PrivacyGuarantee, check_delta, check_epsilon, gaussian_noise_multiplier
+from experiments import noisy_head_figures
 
 AXES = ("num_prompts", "length", "dim", "epsilon")
 TRIALS_PER_BATCH = 50
@@ -53,9 +56,9 @@ def make_cell(
 def make_method(name: str, config, cell: Cell) -> Method:
     """The fit called `name`: "paper", "repaired" or "last_iterate".
 
-    "paper" is Algorithm 1 as printed, with (4.1). "repaired" has the same step size and steps rule, with exact
-    accounting, tight sensitivity, the ridge objective and valid bounds. "last_iterate" also takes the
-    step of fastest contraction, 2/(2λ + G²), and the accounting that covers Γ^T alone.
+    "paper" is Algorithm 1 as printed, with (4.1). "repaired" has the same step size and steps rule, with
+    exact accounting, tight sensitivity, the ridge objective and valid bounds. "last_iterate" also takes
+    the step of fastest contraction, 2/(2λ + G²), and the accounting that covers Γ^T alone.
     """
     printed = name == "paper"
     choices = {
@@ -78,9 +81,7 @@ def make_method(name: str, config, cell: Cell) -> Method:
     fast = 2 / (2 * decay + curvature)
     step_size = fast
     if config.step_scale and name != "last_iterate":
-        step_size = (
-            config.step_scale * cell.regularization / (cell.regularization + curvature) ** 2
-        )
+        step_size = config.step_scale * cell.regularization / (cell.regularization + curvature) ** 2
     rate = decay * step_size if name == "last_iterate" else cell.regularization * step_size
     steps = config.steps or math.ceil(
         config.steps_exponent * math.log(cell.num_prompts) / -math.log1p(-rate)
@@ -110,20 +111,25 @@ def cells(config) -> Iterator[tuple[str, Cell, tuple[float, ...]]]:
             yield axis, make_cell(config, **sizes), budgets
 
 
-def simulate(config, cell: Cell, budgets: tuple[float, ...], seed: int) -> dict[str, jax.Array]:
+def simulate(config, cell: Cell, budgets: tuple[float, ...]) -> dict[str, np.ndarray]:
     """Risks of every method and baseline in one cell, over independent trials.
 
     Returns:
       name -> (trials, len(budgets), 2) for a private fit, (trials, 2) for "zero" and "ridge": excess risk
       over ridge, and test MSE, both exact. "one_shot" may have fewer trials.
     """
-    run = _trials(config, cell, budgets, config.methods, config.trials)
-    keys = jax.random.split(jax.random.key(seed), config.trials)
-    risks = run(keys)
-    if config.one_shot_trials:
-        run = _trials(config, cell, budgets, ("one_shot",), config.one_shot_trials)
-        risks["one_shot"] = run(keys[: config.one_shot_trials])["one_shot"]
-    return risks
+    keys = jax.random.split(jax.random.key(config.seed), config.trials)
+    names = tuple(config.methods)
+    with jax.enable_x64(True):
+        if config.one_shot_trials == config.trials:
+            risks = _trials(config, cell, budgets, (*names, "one_shot"), config.trials)(keys)
+        else:
+            risks = _trials(config, cell, budgets, names, config.trials)(keys)
+            if config.one_shot_trials:
+                few = config.one_shot_trials
+                one_shot = _trials(config, cell, budgets, ("one_shot",), few)(keys[:few])
+                risks["one_shot"] = one_shot["one_shot"]
+        return jax.tree.map(np.asarray, risks)
 
 
 def _trials(config, cell, budgets, names, trials):
@@ -245,10 +251,9 @@ def run(config, workdir: Path) -> dict:
     """Runs every cell; see the launcher's contract for what is returned."""
     del workdir  # simulated prompts and one pass: there is nothing to log on the way
     points = list(cells(config))
-    with jax.enable_x64(True):
-        # Computations are dispatched without waiting, so that cells run side by side.
-        pending = [simulate(config, cell, budgets, config.seed) for _, cell, budgets in points]
-        results = [jax.tree.map(np.asarray, risks) for risks in pending]
+    # Cells are compiled and run side by side: neither step of one cell fills the cores.
+    with concurrent.futures.ThreadPoolExecutor(min(8, os.cpu_count() or 1)) as pool:
+        results = list(pool.map(lambda point: simulate(config, *point[1:]), points))
     metrics: dict[str, float] = {}
     for (axis, cell, budgets), risks in zip(points, results, strict=True):
         for name, values in risks.items():
@@ -278,7 +283,10 @@ def slopes(config, metrics: dict[str, float]) -> dict[str, float]:
     fitted = {}
     for axis, name in itertools.product(config.axes, (*config.methods, "one_shot")):
         points = [
-            (_position(axis, cell, epsilon), metrics.get(f"{_label(axis, cell, epsilon, name)}/excess_risk"))
+            (
+                _position(axis, cell, epsilon),
+                metrics.get(f"{_label(axis, cell, epsilon, name)}/excess_risk"),
+            )
             for where, cell, budgets in cells(config)
             if where == axis
             for epsilon in budgets
@@ -304,14 +312,14 @@ def table(config, metrics: dict[str, float]) -> str:
             rows.append(f"| {' | '.join(row)} |")
     for axis in config.axes if config.axes.get("epsilon") else ():
         found = [f"{name} {metrics[f'slope/{axis}/{name}']:.2f}" for name in names]
-        rows.append(f"\nexponent of {axis}: claimed {CLAIMED_EXPONENTS[axis]:g}; {', '.join(found)}")
+        rows.append(
+            f"\nexponent of {axis}: claimed {CLAIMED_EXPONENTS[axis]:g}; {', '.join(found)}"
+        )
     return "\n".join(rows)
 
 
 def figures(records, folder: Path) -> list[Path]:
     """Excess risk along each axis, with two standard deviations of the paper's fit."""
-    from experiments import noisy_head_figures
-
     return [path for record in records for path in noisy_head_figures.along_axes(record, folder)]
 
 

@@ -20,6 +20,7 @@ from dpx.noisy_head.prompts import (
     featurize,
     predict,
     sample_features,
+    sample_prompt,
     sample_prompts,
 )
 from dpx.noisy_head.moments import ridge
@@ -47,5 +48,6 @@ __all__ = [
     "predict",
     "ridge",
     "sample_features",
+    "sample_prompt",
     "sample_prompts",
 ]

@@ -116,7 +116,11 @@ def _one_shot(key, features, hyper, regularization, noise_multiplier, std_H, std
     H, h = second_moments(enforce(features, hyper))
     key_H, key_h = jax.random.split(key)
     unit = noise_multiplier / num_prompts
-    H += std_H * unit * pair_symmetric(jax.random.normal(key_H, (dim**4,), jnp.float64).reshape((dim,) * 4))
+    H += (
+        std_H
+        * unit
+        * pair_symmetric(jax.random.normal(key_H, (dim**4,), jnp.float64).reshape((dim,) * 4))
+    )
     h += std_h * unit * jax.random.normal(key_h, (dim**2,), jnp.float64).reshape(dim, dim)
     values, vectors = jnp.linalg.eigh(H)
     values = jnp.maximum(values, 0) + regularization

@@ -66,6 +66,14 @@ def sample_prompts(
 
 
 @in_float64
+def sample_prompt(key: jax.Array, length: int, dim: int, *, noise_std: float = 0.0) -> Prompts:
+    """One prompt, x (1, L+1, D) and y (1, L+1): prompt k of `sample_prompts` has key `split(key, N)[k]`."""
+    _check_sizes(1, length, dim, noise_std)
+    x, y = _draw(key, length, dim, noise_std)
+    return Prompts(x[None], y[None])
+
+
+@in_float64
 def sample_features(
     key: jax.Array,
     num_prompts: int,
