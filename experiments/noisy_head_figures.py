@@ -61,7 +61,7 @@ def curves(record, folder: Path, *, xlabel: str, ylabel: str, name: str) -> list
 
 
 def parse(metrics: dict[str, float]) -> dict[tuple, dict[str, float]]:
-    """(axis, position, ε, fit) -> {what: value}, from names such as num_prompts1000/epsilon0.2/paper/test_mse."""
+    """(axis, position, ε, fit) -> {what: value}, from names as num_prompts1000/epsilon0.2/paper/test_mse."""
     points: dict[tuple, dict[str, float]] = {}
     for metric, value in metrics.items():
         *place, name, what = metric.split("/")

@@ -37,7 +37,7 @@ def plan(config) -> dict:
 
 
 def run(config, workdir: Path) -> dict:
-    """E⟨Γ − Γ_bad, Z⟩² for ridge (by QR and by normal equations) and for each private fit, at every (c, p)."""
+    """E⟨Γ − Γ_bad, Z⟩² for ridge, by QR and by normal equations, and for each fit, at every (c, p)."""
     del workdir
     cell = make_cell(config, num_prompts=config.num_prompts)
     attacks = [(c, p) for c in config.scales for p in config.powers]

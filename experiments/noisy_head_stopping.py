@@ -115,8 +115,8 @@ def multipliers_at(config, method_at) -> np.ndarray:
 def stopped(method: Method, init, grid, multipliers: np.ndarray):
     """A function (key, features) -> Γ^T for every T of the grid, (len(grid), D, D).
 
-    Each T is a run of its own, with its own noise multiplier. They are run together to the largest T, whatever
-    a run does after its own T being thrown away, since that costs one compilation and not one for each T.
+    Each T is a run of its own, with its own noise multiplier. They are run together to the largest T, and
+    what a run does after its own T is thrown away: that costs one compilation and not one for each T.
     """
     options = {k: v for k, v in method.options.items() if k not in ("accounting", "steps")}
 

@@ -1,9 +1,9 @@
 """Texts as in-context regression prompts: the 20 Newsgroups experiment (Section 7 of arXiv 2504.16000).
 
-The paper represents an article by its D largest TF-IDF scores in decreasing order, and asks for its length from
-those of L other articles. Two of its choices would leak outside the mechanism, and are replaced: document
-frequencies come from a *public* corpus, never from the private one, and lengths are scaled by public
-constants, never by the corpus's own mean and deviation.
+The paper represents an article by its D largest TF-IDF scores in decreasing order, and asks for its length
+from those of L other articles. Two of its choices would leak outside the mechanism, and are replaced:
+document frequencies come from a *public* corpus, never from the private one, and lengths are scaled by
+public constants, never by the corpus's own mean and deviation.
 """
 
 import csv
@@ -19,6 +19,7 @@ import numpy as np
 from dpx.noisy_head.prompts import Prompts
 
 _TOKEN = re.compile(r"[a-z]{2,}")
+_ORANGE_TYPES = {"d", "c", "s", "t", "discrete", "continuous", "string", "time", ""}
 _TEXT_COLUMNS = ("text", "content", "body", "article")
 
 
@@ -63,13 +64,15 @@ def document_frequencies(
     return DocumentFrequencies(kept, total)
 
 
-def tfidf_top(text: str, frequencies: DocumentFrequencies, dim: int) -> np.ndarray:
+def tfidf_top(text: str, frequencies: DocumentFrequencies | None, dim: int) -> np.ndarray:
     """The `dim` largest TF-IDF scores in decreasing order, (dim,), zero-padded.
 
-    Scores are divided by the l2 norm over all words, so the vector lies in the unit ball.
+    Scores are divided by the l2 norm over all words, so the vector lies in the unit ball. Without document
+    frequencies every word weighs the same: the scores are term frequencies.
     """
     counts = Counter(tokenize(text))
-    scores = np.array([count * frequencies.idf(word) for word, count in counts.items()])
+    weigh = frequencies.idf if frequencies else lambda word: 1.0
+    scores = np.array([count * weigh(word) for word, count in counts.items()])
     scores = scores[scores > 0]
     top = np.zeros(dim)
     if scores.size:
@@ -80,7 +83,7 @@ def tfidf_top(text: str, frequencies: DocumentFrequencies, dim: int) -> np.ndarr
 
 def text_prompts(
     texts: Sequence[str],
-    frequencies: DocumentFrequencies,
+    frequencies: DocumentFrequencies | None,
     *,
     dim: int = 30,
     length: int = 30,
@@ -95,7 +98,7 @@ def text_prompts(
 
     Args:
       texts: The private documents.
-      frequencies: From a public corpus.
+      frequencies: From a public corpus; None where there is none.
       dim: D, the number of TF-IDF scores kept.
       length: L, the number of labelled documents in a prompt.
       typical_tokens: Public constant t₀, and
@@ -171,6 +174,8 @@ def _read_table(path: Path, column: str | None) -> list[str]:
     with path.open(encoding="utf-8", errors="replace", newline="") as file:
         delimiter = "," if path.suffix.lower() == ".csv" else "\t"
         rows = list(csv.DictReader(file, delimiter=delimiter))
+    if len(rows) > 1 and {value or "" for value in rows[0].values()} <= _ORANGE_TYPES:
+        rows = rows[2:]  # Orange's .tab has two more lines of header: types and roles
     if not rows:
         raise ValueError(f"{path}: the table has no row")
     names = list(rows[0])

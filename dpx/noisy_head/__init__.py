@@ -12,6 +12,7 @@ Everything computes in float64 under a scope of its own and returns float64 arra
 from dpx.noisy_head.accounting import calibrate, contraction_gap
 from dpx.noisy_head.bounds import HyperParameters, enforce, gradient_sensitivity, hyperparameters
 from dpx.noisy_head.descent import Fit, fit, gradient_descent, noisy_descent
+from dpx.noisy_head.moments import ridge
 from dpx.noisy_head.one_shot import fit_one_shot, one_shot
 from dpx.noisy_head.prompts import (
     Features,
@@ -23,7 +24,6 @@ from dpx.noisy_head.prompts import (
     sample_prompt,
     sample_prompts,
 )
-from dpx.noisy_head.moments import ridge
 from dpx.noisy_head.risk import empirical_risk, population_risk
 
 __all__ = [

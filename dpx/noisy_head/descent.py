@@ -21,8 +21,8 @@ from dpx.noisy_head.bounds import (
     enforce,
     gradient_sensitivity,
 )
-from dpx.noisy_head.prompts import Features, check_features
 from dpx.noisy_head.moments import gradient_sum
+from dpx.noisy_head.prompts import Features, check_features
 from dpx.optim import privatize
 from dpx.privacy import PrivacyGuarantee
 

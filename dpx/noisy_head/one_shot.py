@@ -10,8 +10,8 @@ from optax import projections
 from dpx.noisy_head._float64 import in_float64
 from dpx.noisy_head.bounds import HyperParameters, check_hyper, check_positive, enforce
 from dpx.noisy_head.descent import Fit
-from dpx.noisy_head.prompts import Features, check_features
 from dpx.noisy_head.moments import second_moments
+from dpx.noisy_head.prompts import Features, check_features
 from dpx.privacy import (
     REPLACE_ONE,
     PrivacyGuarantee,
