@@ -74,12 +74,15 @@ def privatize(
     def update(updates, state, params=None):
         del params
         leaves, structure = jax.tree.flatten(updates)
-        keys = jax.random.split(jax.random.fold_in(state.key, state.count), max(len(leaves), 1))
-        noisy = []
-        for leaf_key, leaf in zip(keys, leaves, strict=False):
-            wide = jnp.promote_types(leaf.dtype, jnp.float32)
-            noise = std * jax.random.normal(leaf_key, leaf.shape, wide)
-            noisy.append(((leaf.astype(wide) + noise) / expected_batch_size).astype(leaf.dtype))
+        wide = jnp.result_type(jnp.float32, *leaves)
+        # One draw for all leaves: XLA compiles the generator once, not once per parameter.
+        noise_key = jax.random.fold_in(state.key, state.count)
+        noise = std * jax.random.normal(noise_key, (sum(leaf.size for leaf in leaves),), wide)
+        noisy, start = [], 0
+        for leaf in leaves:
+            own = noise[start : start + leaf.size].reshape(leaf.shape)
+            noisy.append(((leaf.astype(wide) + own) / expected_batch_size).astype(leaf.dtype))
+            start += leaf.size
         return jax.tree.unflatten(structure, noisy), PrivatizeState(state.key, state.count + 1)
 
     return optax.GradientTransformation(init, update)

@@ -15,7 +15,7 @@ dp-accounting, for neighbours that differ by adding or removing one record.
 import dataclasses
 import functools
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import dp_accounting
 import numpy as np
@@ -356,14 +356,17 @@ def dpsgd_epsilon(
       ValueError: for an argument out of range.
     """
     event = dpsgd_event(noise_multiplier, sampling_probability=sampling_probability, steps=steps)
+    return _accounted(event, delta, accountant)
+
+
+def _accounted(event: DpEvent, delta: float, accountant: str) -> float:
+    """ε of an event under add or remove one."""
     check_delta(delta)
-    if accountant not in ("pld", "rdp"):
-        raise ValueError(f"accountant={accountant!r} is not known: use 'pld' or 'rdp'")
-    if noise_multiplier == 0:
-        return math.inf
+    if accountant == "pld":
+        return _event_epsilon(event, delta, ADD_OR_REMOVE_ONE)[0]
     if accountant == "rdp":
         return float(RdpAccountant().compose(event).get_epsilon(delta))
-    return _event_epsilon(event, delta, ADD_OR_REMOVE_ONE)[0]
+    raise ValueError(f"accountant={accountant!r} is not known: use 'pld' or 'rdp'")
 
 
 def dpsgd_guarantee(
@@ -397,40 +400,56 @@ def calibrate_dpsgd(
     sampling_probability: float,
     steps: int,
     accountant: str = "pld",
+    beside: DpEvent | None = None,
 ) -> float:
     """Smallest noise multiplier for which `dpsgd_epsilon` is at most ε (and at least 0.999 ε).
 
     Calibrations are kept in the user's cache directory, so that a repeated call takes milliseconds.
 
-    Args: as `dpsgd_epsilon`, with the target ε in (0, 1e8].
+    Args: as `dpsgd_epsilon`, with the target ε in (0, 1e8], and
+      beside: Another release that is paid from the same budget: the two together cost at most ε.
 
     Raises:
-      ValueError: for an argument out of range.
+      ValueError: for an argument out of range, or where `beside` alone costs ε or more.
     """
     check_epsilon(epsilon)
-    settings = {
-        "delta": delta,
-        "sampling_probability": sampling_probability,
-        "steps": steps,
+
+    def event(multiplier: float) -> DpEvent:
+        run = dpsgd_event(multiplier, sampling_probability=sampling_probability, steps=steps)
+        return run if beside is None else dp_accounting.ComposedDpEvent([beside, run])
+
+    event(1.0)  # checks the arguments
+    if beside is not None and (already := _accounted(beside, delta, accountant)) >= 0.999 * epsilon:
+        raise ValueError(
+            f"epsilon={epsilon}: the other release alone costs {already:.4g}; spend less on it"
+        )
+    key = {
+        "calibrate_dpsgd": 1,
+        "epsilon": float(epsilon),
+        "delta": float(delta),
+        "sampling_probability": float(sampling_probability),
+        "steps": int(steps),
         "accountant": accountant,
+        "beside": str(beside),
     }
-    # The unsampled mechanism bounds the search from above: sampling only adds privacy.
-    dpsgd_event(1.0, sampling_probability=sampling_probability, steps=steps)
-    highest = gaussian_noise_multiplier(epsilon, delta, compositions=steps)
-    if accountant == "pld" and sampling_probability == 1:
-        return highest
-    key = {"calibrate_dpsgd": 1, "epsilon": float(epsilon), **settings}
-    return _cache.remember(key, functools.partial(_calibrate, epsilon, highest, settings))
+    # Sampling only adds privacy, so this is enough noise for the run by itself, if the accountant is exact.
+    enough = gaussian_noise_multiplier(epsilon, delta, compositions=steps)
+    if sampling_probability == 1 and beside is None and accountant == "pld":
+        return enough
+    return _cache.remember(
+        key, lambda: _calibrate(lambda m: _accounted(event(m), delta, accountant), epsilon, enough)
+    )
 
 
-def _calibrate(epsilon: float, highest: float, settings: dict) -> float:
+def _calibrate(spent: Callable[[float], float], epsilon: float, guess: float) -> float:
+    """The noise multiplier at which a decreasing ε(m) is just below its target."""
+
     @functools.cache
     def excess(log_multiplier: float) -> float:
-        spent = dpsgd_epsilon(math.exp(log_multiplier), **settings)
-        return math.log(max(spent, 1e-300) / epsilon) + 4e-4
+        return math.log(max(spent(math.exp(log_multiplier)), 1e-300) / epsilon) + 4e-4
 
-    high = math.log(highest)
-    while excess(high) > 0:  # RDP can ask for more than the exact mechanism
+    high = math.log(guess)
+    while excess(high) > 0:
         high += math.log(2)
     low = high - math.log(2)
     while excess(low) <= 0:

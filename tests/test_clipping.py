@@ -141,6 +141,9 @@ def test_batches_of_none_and_of_one(method, problem):
 
 
 def test_bfloat16_sums_are_float32(method):
+    if method == "two_pass":
+        pytest.skip("refused, see below")
+
     def loss(params, x):
         return jnp.sum((x @ params["w"]) ** 2).astype(jnp.float32)
 
@@ -203,6 +206,9 @@ def test_bad_arguments(problem):
         fn(params, x, 1.0)
     with pytest.raises(ValueError, match="nothing to differentiate"):
         fn({"w": 1}, x, y)
+    half = {"w": jnp.ones(5, jnp.bfloat16), "b": jnp.zeros(())}
+    with pytest.raises(ValueError, match="two_pass"):
+        clipping.clipped_grad(linear_loss, l2_clip=1.0, method="two_pass")(half, x, y)
     with pytest.raises(ValueError, match="prefix"):
         clipping.clipped_grad(linear_loss, l2_clip={"v": 1.0})(params, x, y)
     with pytest.raises(ValueError, match="scalar loss of one example"):

@@ -13,11 +13,17 @@ import dp_accounting
 import jax
 import jax.numpy as jnp
 
+from dpx.clipping import engine as _engine
 from dpx.clipping import groups as _groups
 from dpx.clipping import materialize as _materialize
 from dpx.clipping import params as _params
 
-METHODS = {"auto": _materialize.run, "vmap": _materialize.run}
+METHODS = {
+    "auto": _engine.auto,
+    "one_pass": _engine.one_pass,
+    "two_pass": _engine.two_pass,
+    "vmap": _materialize.run,
+}
 
 
 class ClippedGrads(NamedTuple):

@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 from flax import nnx
+from jax.core import Tracer
 
 # Bu et al., Automatic Clipping (arXiv:2206.07136), use this stabiliser in g·C/(‖g‖ + γ).
 NORMALIZE_GAMMA = 0.01
@@ -32,7 +33,7 @@ def check_clip(l2_clip: Any) -> tuple[float, ...]:
     if not clips:
         raise ValueError(f"l2_clip={l2_clip!r} holds no threshold; pass a positive number.")
     for clip in clips:
-        if isinstance(clip, jax.core.Tracer):
+        if isinstance(clip, Tracer):
             raise ValueError(f"l2_clip={clip!r} must be a plain number, known before tracing.")
         try:
             value = float(clip)

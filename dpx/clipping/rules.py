@@ -1,0 +1,153 @@
+"""Norms and sums of gradients that are kept as factors.
+
+All uses of a parameter must agree on which of its axes are blocks k, rows r and columns c; then
+the gradient of one example is, over all uses and positions p,
+
+    g[k, r, c] = sum_p rows[k, p, r] · columns[k, p, c],
+
+and, without ever building it,
+
+    ‖g‖² = sum over pairs of uses (s, t) of
+             sum_{k, p, q} ⟨rows_s[k, p], rows_t[k, q]⟩ · ⟨columns_s[k, p], columns_t[k, q]⟩.
+
+Goodfellow's trick (arXiv:1510.01799) is the case of one position, ghost clipping (Li et al.,
+arXiv:2110.05679) that of one use, and Phantom Clipping that of an embedding tied to the output
+head: the pair of a look-up, whose rows are one-hot, with a matrix product.
+"""
+
+import math
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from dpx.clipping.materialize import accumulator
+from dpx.clipping.uses import Use, to_matrices
+
+# Clip factors must fit the gradients they multiply: no TensorFloat-32, no bfloat16 passes.
+HIGHEST = jax.lax.Precision.HIGHEST
+
+
+class Layout(NamedTuple):
+    """The split of a parameter's axes (those longer than one) that all its uses share."""
+
+    shape: tuple[int, ...]
+    blocks: tuple[int, ...]
+    rows: tuple[int, ...]
+    columns: tuple[int, ...]
+
+    def sizes(self) -> tuple[int, int, int]:
+        """(K, R, C)."""
+        k, r, c = (math.prod(self.shape[i] for i in part) for part in self[1:])
+        return k, r, c
+
+    def restore(self, gradient: jax.Array) -> jax.Array:
+        """(K, R, C) -> the shape of the parameter."""
+        order = [*self.blocks, *self.rows, *self.columns]
+        gradient = gradient.reshape([self.shape[i] for i in order])
+        return gradient.transpose([order.index(i) for i in sorted(order)]).reshape(self.shape)
+
+
+class Pair(NamedTuple):
+    """The factors of one use for one example: rows (K, P, R), or indices (K, P); columns
+    (K, P, C)."""
+
+    rows: jax.Array
+    columns: jax.Array
+
+
+def _split(use: Use) -> tuple[frozenset[int], frozenset[int], frozenset[int]]:
+    loops = {atom for loop in use.loops for atom in loop.axes}
+    left = loops | {a for axis in use.left_axes for a in axis if a >= 0}
+    right = loops | {a for axis in use.right_axes for a in axis if a >= 0}
+    if use.indexed is not None:
+        left.add(use.indexed)
+    return frozenset(left & right), frozenset(left - right), frozenset(right - left)
+
+
+def layout(uses: Sequence[Use], shape: tuple[int, ...]) -> Layout | None:
+    """The layout that all uses of a parameter share, or None. Look-ups index its rows."""
+    splits = [_split(use) for use in uses]
+    first = next((i for i, use in enumerate(uses) if use.indexed is not None), 0)
+    blocks, rows, columns = splits[first]
+    for use, split in zip(uses, splits, strict=True):
+        swapped = split == (blocks, columns, rows) and use.indexed is None
+        if split != (blocks, rows, columns) and not swapped:
+            return None
+    return Layout(shape, *(tuple(sorted(part)) for part in (blocks, rows, columns)))
+
+
+def is_left_rows(use: Use, shared: Layout) -> bool:
+    """Whether the left factor of a use runs over the rows of the layout."""
+    return _split(use)[1] == frozenset(shared.rows)
+
+
+def pair(use: Use, shared: Layout, left: jax.Array, right: jax.Array) -> Pair:
+    """The factors of a use, loops leading, as matrices."""
+    loops = tuple(
+        loop.axes if loop.axes or loop.length == 1 else (-1000 - depth,)
+        for depth, loop in enumerate(use.loops)
+    )
+    left_axes, right_axes = loops + use.left_axes, loops + use.right_axes
+    straight = is_left_rows(use, shared)
+    axes = (left_axes, right_axes) if straight else (right_axes, left_axes)
+    factors = (left, right) if straight else (right, left)
+    inner = None if use.indexed is not None else shared.rows
+    places = [axis[0] for axis in left_axes if axis and axis[0] < 0]
+    rows = to_matrices(factors[0], axes[0], shared.shape, shared.blocks, places, inner)
+    columns = to_matrices(factors[1], axes[1], shared.shape, shared.blocks, places, shared.columns)
+    return Pair(rows.astype(jnp.int32) if inner is None else rows, columns)
+
+
+def _inner(a: jax.Array, b: jax.Array, size: int) -> jax.Array:
+    """⟨a[k, p], b[k, q]⟩ for all positions: (K, P, Q). Indices (2-D) are one-hot rows."""
+    dtype = accumulator(jnp.promote_types(a.dtype, b.dtype))
+    if a.ndim == b.ndim == 3:
+        return jnp.einsum("kpr,kqr->kpq", a, b, preferred_element_type=dtype, precision=HIGHEST)
+    if a.ndim == b.ndim == 2:
+        return (a[:, :, None] == b[:, None, :]) & (a < size)[:, :, None]
+    if a.ndim == 3:
+        return _inner(b, a, size).transpose(0, 2, 1)
+    index = jnp.broadcast_to(a[:, None, :], (*b.shape[:2], a.shape[1]))
+    taken = jnp.take_along_axis(b, index, axis=2, mode="fill", fill_value=0)
+    return taken.transpose(0, 2, 1)
+
+
+def squared_norm(shared: Layout, pairs: Sequence[Pair]) -> jax.Array:
+    """‖g‖² of one example by Gram matrices."""
+    _, size, columns = shared.sizes()
+    total = jnp.float32(0)
+    for i, s in enumerate(pairs):
+        for t in pairs[: i + 1]:
+            terms = _inner(s.rows, t.rows, size) * _inner(s.columns, t.columns, columns)
+            total += jnp.sum(terms, dtype=accumulator(terms.dtype)) * (1 if s is t else 2)
+    return total
+
+
+def product(shared: Layout, pairs: Sequence[Pair]) -> jax.Array:
+    """g of one example, built: (K, R, C)."""
+    batched = [jax.tree.map(lambda x: x[None], pair) for pair in pairs]
+    return weighted_sum(shared, batched, jnp.ones(1))
+
+
+def weighted_sum(shared: Layout, pairs: Sequence[Pair], weights: jax.Array) -> jax.Array:
+    """sum_b weights[b]·g_b from factors with a leading batch axis: (K, R, C)."""
+    k, r, c = shared.sizes()
+    total: Any = None
+    for rows, columns in sorted(pairs, key=lambda pair: pair.rows.ndim == 3):
+        dtype = accumulator(columns.dtype)
+        scale = weights.astype(dtype)[:, None, None, None]
+        if rows.ndim == 3:
+            total = jnp.zeros((k, r, c), dtype) if total is None else total
+            block = jnp.arange(k)[None, :, None]
+            total = total.at[block, rows].add(columns * scale, mode="drop")
+        else:
+            # Scale the smaller factor, and leave the larger where it is.
+            if rows.size < columns.size:
+                rows = rows * scale
+            else:
+                columns = columns * scale
+            term = jnp.einsum("bkpr,bkpc->krc", rows, columns, precision=HIGHEST)
+            total = term if total is None else total + term
+    return total

@@ -1,0 +1,146 @@
+"""Evaluates a jaxpr, handing out the two factors of chosen uses as gradients of empty slots.
+
+A slot is an array of zeros that the result does not depend on. Its cotangent, by a custom
+derivative, is whatever the backward pass holds at that place: so what happens at a use inside
+scan, cond, jit or remat comes out through ordinary differentiation, stacked by scans, recomputed
+under remat, zero from the branch of a cond that is not taken.
+"""
+
+import functools
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+from jax import lax
+from jax.extend import core
+
+from dpx.clipping.capture import CALLS, REMAT
+from dpx.clipping.uses import Use
+
+# What is handed out for a use: (left factor, right factor) -> arrays.
+Export = Callable[[jax.Array, jax.Array], Any]
+Path = tuple[int, ...]
+
+
+class Tapped:
+    """A jaxpr with slots at some uses. Slots are keyed by the order of those uses."""
+
+    def __init__(self, closed: core.ClosedJaxpr, taps: Sequence[tuple[Use, Export]]):
+        self.closed = closed
+        self.uses = [use for use, _ in taps]
+        self.exports = [export for _, export in taps]
+        self.at: dict[Path, list[int]] = {}
+        self.enclosing: dict[Path, list[int]] = {}
+        for index, use in enumerate(self.uses):
+            self.at.setdefault(use.path, []).append(index)
+            for depth in range(1, len(use.path)):
+                self.enclosing.setdefault(use.path[:depth], []).append(index)
+
+    def slots(self) -> dict[int, Any]:
+        """Zeros for every use, with a leading axis for every scan around it."""
+
+        def shape(use: Use, export: Export) -> Any:
+            out = jax.eval_shape(export, use.left_aval, use.right_aval)
+            return jax.tree.map(lambda s: jax.numpy.zeros((*use.lengths, *s.shape), s.dtype), out)
+
+        pairs = zip(self.uses, self.exports, strict=True)
+        return {index: shape(use, export) for index, (use, export) in enumerate(pairs)}
+
+    def __call__(self, arguments: Sequence[Any], slots: dict[int, Any]) -> list[Any]:
+        return self._run(self.closed.jaxpr, self.closed.consts, arguments, slots, ())
+
+    def _run(self, jaxpr: Any, consts: Any, arguments: Any, slots: dict, path: Path) -> list[Any]:
+        env = dict(zip([*jaxpr.constvars, *jaxpr.invars], [*consts, *arguments], strict=True))
+
+        def read(atom: Any) -> Any:
+            return atom.val if isinstance(atom, core.Literal) else env[atom]
+
+        for index, eqn in enumerate(jaxpr.eqns):
+            here = (*path, index)
+            values = [read(atom) for atom in eqn.invars]
+            if here in self.enclosing:
+                results = self._enter(eqn, values, slots, here)
+            else:
+                results = _bind(eqn, values)
+                for use in self.at.get(here, ()):
+                    left = functools.partial(self._export, use)
+                    results = [_tap(left, results[0], tuple(values), slots[use])]
+            env.update(zip(eqn.outvars, results, strict=True))
+        return [read(atom) for atom in jaxpr.outvars]
+
+    def _export(self, index: int, operands: Sequence[jax.Array], cotangent: jax.Array) -> Any:
+        return self.exports[index](self.uses[index].left(operands), cotangent)
+
+    def _enter(self, eqn: Any, values: list, slots: dict, here: Path) -> list[Any]:
+        """Evaluates an equation around a use: the same control flow, with slots passed in."""
+        name, params = eqn.primitive.name, eqn.params
+        mine = {index: slots[index] for index in self.enclosing[here]}
+        if name in CALLS:
+            inner = params[CALLS[name]]
+            jaxpr, consts = getattr(inner, "jaxpr", inner), getattr(inner, "consts", ())
+            return self._run(jaxpr, consts, values, mine, here)
+        if name in REMAT:
+            body = jax.checkpoint(
+                lambda values, slots: self._run(params["jaxpr"], (), values, slots, here),
+                prevent_cse=params["prevent_cse"],
+                policy=params["policy"],
+            )
+            return body(values, mine)
+        if name == "cond":
+            branches = [
+                functools.partial(self._branch, branch, (*here, number))
+                for number, branch in enumerate(params["branches"])
+            ]
+            return lax.switch(values[0], branches, values[1:], mine)
+        return self._scan(params, values, mine, here)
+
+    def _branch(self, branch: core.ClosedJaxpr, path: Path, values: list, slots: dict) -> list:
+        mine = {
+            index: slots[index] for index in slots if self.uses[index].path[: len(path)] == path
+        }
+        return self._run(branch.jaxpr, branch.consts, values, mine, path)
+
+    def _scan(self, params: dict, values: list, slots: dict, path: Path) -> list[Any]:
+        body, first = params["jaxpr"], params["num_consts"]
+        last = first + params["num_carry"]
+
+        def step(carry: list, inputs: tuple) -> tuple[list, list]:
+            sliced, slot = inputs
+            arguments = [*values[:first], *carry, *sliced]
+            out = self._run(body.jaxpr, body.consts, arguments, slot, path)
+            return out[: last - first], out[last - first :]
+
+        carry, stacked = lax.scan(
+            step,
+            values[first:last],
+            (values[last:], slots),
+            length=params["length"],
+            reverse=params["reverse"],
+            unroll=params["unroll"],
+        )
+        return [*carry, *stacked]
+
+
+def _bind(eqn: Any, values: list) -> list[Any]:
+    bound = eqn.primitive.get_bind_params(eqn.params)
+    # Until 0.10.1 JAX returned the functions of a call apart from its other parameters.
+    functions, params = bound if isinstance(bound, tuple) else ((), bound)
+    with eqn.ctx.manager:
+        results = eqn.primitive.bind(*functions, *values, **params)
+    return list(results) if eqn.primitive.multiple_results else [results]
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
+def _tap(export: Callable, result: jax.Array, operands: tuple, slots: Any) -> jax.Array:
+    return result
+
+
+def _tap_forward(export: Callable, result: jax.Array, operands: tuple, slots: Any):
+    return result, operands
+
+
+def _tap_backward(export: Callable, operands: tuple, cotangent: jax.Array):
+    return cotangent, None, export(operands, cotangent)
+
+
+_tap.defvjp(_tap_forward, _tap_backward)

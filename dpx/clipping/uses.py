@@ -1,0 +1,264 @@
+"""How a parameter is used by one equation, and why its gradient there is a sum of outer products.
+
+A per-example gradient through a matrix product, a table look-up or a convolution is
+
+    gradient[k, r, c] = sum_p left[k, p, r] · right[k, p, c]
+
+where `left` comes from the other operand, `right` is the cotangent of the result, p runs over
+positions (tokens, pixels, time steps), and the axes of the parameter fall into k (axes that both
+factors have: heads of a batched product, layers of a scan), r and c. For look-ups, left[k, p, :]
+is a one-hot row, of which only the index is kept. A `Use` says where in the program the two
+factors are found and which parameter axes their axes stand for.
+"""
+
+import itertools
+import math
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+# Indices travel as float32 cotangents, exact up to this many rows.
+MAX_ROWS = 2**24
+
+# The parameter axes that one axis of an array merges, major first; () for an axis of size one.
+# In factors, (-1,), (-2,), ... are axes of positions.
+Axes = tuple[tuple[int, ...], ...]
+
+
+class Loop(NamedTuple):
+    """A scan around a use: its length, and the parameter axes it runs over (none if shared)."""
+
+    length: int
+    axes: tuple[int, ...]
+
+
+class View(NamedTuple):
+    """A value that is a parameter, reshaped, transposed or cast; inside scans, a slice of it."""
+
+    param: int
+    axes: Axes
+    loops: tuple[Loop, ...] = ()
+
+
+class Use(NamedTuple):
+    """One equation that turns a view of a parameter into something else.
+
+    Attributes:
+      param: index of the parameter.
+      primitive: name of the primitive.
+      path: where the equation stands: its index in the jaxpr, after those of the equations
+        (and branches) around it.
+      loops: the scans around it, outermost first.
+      left: the equation's operands -> the left factor of one iteration.
+      left_axes, right_axes: what the axes of the factors stand for, loops excluded. The right
+        factor is the cotangent of the equation's result.
+      left_aval, right_aval: shapes and dtypes of the factors of one iteration.
+      indexed: the parameter axis that a left factor of row indices stands for, else None.
+    """
+
+    param: int
+    primitive: str
+    path: tuple[int, ...]
+    loops: tuple[Loop, ...]
+    left: Callable[[Sequence[jax.Array]], jax.Array]
+    left_axes: Axes
+    right_axes: Axes
+    left_aval: jax.ShapeDtypeStruct
+    right_aval: jax.ShapeDtypeStruct
+    indexed: int | None = None
+
+    @property
+    def lengths(self) -> tuple[int, ...]:
+        return tuple(loop.length for loop in self.loops)
+
+    @property
+    def is_shared_by_loop(self) -> bool:
+        return any(loop.length > 1 and not loop.axes for loop in self.loops)
+
+
+def find(eqn: Any, which: int, view: View, path: tuple[int, ...], sizes: Any) -> Use | None:
+    """The use that equation `eqn` makes of its operand `which`, or None if there is no rule."""
+    rule = RULES.get(eqn.primitive.name)
+    found = rule(eqn, which, view, sizes) if rule else None
+    if found is None:
+        return None
+    left, left_axes, right_axes, indexed = found
+    operands = [jax.ShapeDtypeStruct(v.aval.shape, v.aval.dtype) for v in eqn.invars]
+    left_aval = jax.eval_shape(left, operands)
+    out = eqn.outvars[0].aval
+    right_aval = jax.ShapeDtypeStruct(out.shape, out.dtype)
+    if not all(jnp.issubdtype(a.dtype, jnp.floating) for a in (left_aval, right_aval)):
+        return None
+    return Use(
+        view.param, eqn.primitive.name, path, view.loops, left, left_axes, right_axes,
+        left_aval, right_aval, indexed,
+    )  # fmt: skip
+
+
+def _dot_general(eqn, which, view, sizes):
+    (contract, batch) = eqn.params["dimension_numbers"]
+    other = 1 - which
+    ndim = eqn.invars[other].aval.ndim
+    free = [i for i in range(ndim) if i not in (*contract[other], *batch[other])]
+    positions = {axis: (-1 - n,) for n, axis in enumerate(free)}
+    axes = dict(zip(contract[other], (view.axes[i] for i in contract[which]), strict=True))
+    axes |= dict(zip(batch[other], (view.axes[i] for i in batch[which]), strict=True))
+    left_axes = tuple((axes | positions)[i] for i in range(ndim))
+
+    used = (*contract[which], *batch[which])
+    halves = [[a for i, a in enumerate(view.axes) if i not in used], [positions[i] for i in free]]
+    # The result has the batch axes, then the free axes of the first operand, then the second's.
+    right_axes = (*(view.axes[i] for i in batch[which]), *halves[which], *halves[other])
+    return (lambda operands: operands[other]), left_axes, right_axes, None
+
+
+def _rows(view: View, axis: int, sizes: Any) -> int | None:
+    """The one parameter axis that a table is looked up along, or None."""
+    atoms = view.axes[axis]
+    return atoms[0] if len(atoms) == 1 and sizes[view.param][atoms[0]] <= MAX_ROWS else None
+
+
+def _gather(eqn, which, view, sizes):
+    numbers, mode = eqn.params["dimension_numbers"], eqn.params["mode"]
+    table, indices = (v.aval for v in eqn.invars)
+    modes = lax.GatherScatterMode
+    fills = mode == modes.FILL_OR_DROP
+    if which != 0 or len(numbers.start_index_map) != 1 or numbers.operand_batching_dims:
+        return None
+    (axis,) = numbers.start_index_map
+    whole = [s == 1 if i == axis else s == n for i, (s, n) in
+             enumerate(zip(eqn.params["slice_sizes"], table.shape, strict=True))]  # fmt: skip
+    if (
+        mode not in (modes.CLIP, modes.PROMISE_IN_BOUNDS, modes.FILL_OR_DROP)
+        or numbers.collapsed_slice_dims != (axis,)
+        or not all(whole)
+        or (indexed := _rows(view, axis, sizes)) is None
+    ):
+        return None
+    rest = iter([a for i, a in enumerate(view.axes) if i != axis])
+    positions = iter([(-1 - i,) for i in range(indices.ndim - 1)])
+    ndim = eqn.outvars[0].aval.ndim
+    right_axes = tuple(next(rest if i in numbers.offset_dims else positions) for i in range(ndim))
+    rows = table.shape[axis]
+
+    def left(operands):
+        index = operands[1][..., 0]
+        inside = (index >= 0) & (index < rows)
+        # An index beyond the last row stands for a look-up that is dropped.
+        index = jnp.where(inside, index, rows) if fills else jnp.clip(index, 0, rows - 1)
+        return index.astype(jnp.float32)
+
+    return left, tuple((-1 - i,) for i in range(indices.ndim - 1)), right_axes, indexed
+
+
+def _slice(eqn, which, view, sizes):
+    """A slice along one axis, static or dynamic, is a look-up of consecutive rows."""
+    shape, taken = eqn.invars[0].aval.shape, eqn.outvars[0].aval.shape
+    cut = [i for i, (n, m) in enumerate(zip(shape, taken, strict=True)) if n != m]
+    if which != 0 or len(cut) != 1 or (indexed := _rows(view, cut[0], sizes)) is None:
+        return None
+    (axis,) = cut
+    step = 1
+    if eqn.primitive.name == "slice" and eqn.params["strides"] is not None:
+        step = eqn.params["strides"][axis]
+
+    def left(operands):
+        if eqn.primitive.name == "slice":
+            start = eqn.params["start_indices"][axis]
+        else:
+            start = jnp.clip(operands[1 + axis], 0, shape[axis] - taken[axis])
+        return (start + step * jnp.arange(taken[axis])).astype(jnp.float32)
+
+    right_axes = tuple((-1,) if i == axis else a for i, a in enumerate(view.axes))
+    return left, ((-1,),), right_axes, indexed
+
+
+def _conv(eqn, which, view, sizes):
+    """A convolution is a matrix product with the patches of its input."""
+    p = eqn.params
+    if which != 1 or p["feature_group_count"] != 1 or p["batch_group_count"] != 1:
+        return None
+    numbers = p["dimension_numbers"]
+    kernel = [eqn.invars[1].aval.shape[i] for i in numbers.rhs_spec[2:]]
+    out = [eqn.outvars[0].aval.shape[i] for i in numbers.out_spec[2:]]
+    out_feature, in_feature, *spatial = (view.axes[i] for i in numbers.rhs_spec)
+
+    def left(operands):
+        x = jnp.transpose(operands[0], numbers.lhs_spec)
+        dilated = [(0, 0, 0)] * 2 + [
+            (low, high, d - 1)
+            for (low, high), d in zip(p["padding"], p["lhs_dilation"], strict=True)
+        ]
+        x = lax.pad(x, jnp.zeros((), x.dtype), dilated)
+        patches = []
+        for offset in itertools.product(*map(range, kernel)):
+            starts = [o * d for o, d in zip(offset, p["rhs_dilation"], strict=True)]
+            stops = [
+                s + (n - 1) * w + 1
+                for s, n, w in zip(starts, out, p["window_strides"], strict=True)
+            ]
+            patches.append(
+                lax.slice(x, (0, 0, *starts), (*x.shape[:2], *stops), (1, 1, *p["window_strides"]))
+            )
+        return jnp.stack(patches).reshape(*kernel, *patches[0].shape)
+
+    places = [(-2 - i,) for i in range(len(out))]
+    left_axes = (*spatial, (-1,), in_feature, *places)
+    right_axes: list[tuple[int, ...]] = [()] * (2 + len(out))
+    for axis, meaning in zip(numbers.out_spec, [(-1,), out_feature, *places], strict=True):
+        right_axes[axis] = meaning
+    return left, left_axes, tuple(right_axes), None
+
+
+RULES = {
+    "dot_general": _dot_general,
+    "gather": _gather,
+    "dynamic_slice": _slice,
+    "slice": _slice,
+    "conv_general_dilated": _conv,
+}
+
+
+def reshape_axes(axes: Axes, new_shape: Sequence[int], sizes: Sequence[int]) -> Axes | None:
+    """What the axes of a reshaped view stand for; None if the reshape splits a parameter axis."""
+    atoms = [atom for axis in axes for atom in axis]
+    new_axes = []
+    for size in new_shape:
+        merged, product = [], 1
+        while product < size and atoms:
+            merged.append(atoms.pop(0))
+            product *= sizes[merged[-1]]
+        if product != size:
+            return None
+        new_axes.append(tuple(merged))
+    return tuple(new_axes)
+
+
+def whole(param: int, shape: Sequence[int]) -> View:
+    """The view of a parameter that is all of it."""
+    return View(param, tuple((i,) if n != 1 else () for i, n in enumerate(shape)))
+
+
+def to_matrices(
+    array: jax.Array,
+    axes: Axes,
+    shape: Sequence[int],
+    blocks: tuple[int, ...],
+    positions: Sequence[int],
+    inner: tuple[int, ...] | None,
+) -> jax.Array:
+    """Brings a factor of one example to (K, P, R): blocks, positions, the axes `inner`.
+
+    With `inner` None the factor holds row indices, (K, P).
+    """
+    sizes = {label: n for n, axis in zip(array.shape, axes, strict=True) for label in axis}
+    sizes |= {label: shape[label] for label in sizes if label >= 0}
+    labels = list(sizes)
+    order = [*blocks, *positions, *(inner or ())]
+    array = array.reshape([sizes[label] for label in labels])
+    array = array.transpose([labels.index(label) for label in order])
+    parts = (blocks, positions) if inner is None else (blocks, positions, inner)
+    return array.reshape([math.prod(sizes[label] for label in part) for part in parts])

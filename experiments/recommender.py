@@ -1,0 +1,305 @@
+"""Next-item recommendation with a user's whole history as the unit of privacy."""
+
+import functools
+from pathlib import Path
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import orbax.checkpoint as ocp
+from flax import nnx
+
+from dpx import metrics as ranking
+from dpx import popularity, privacy
+from dpx.data import (
+    Histories,
+    leave_last_out,
+    left_pad,
+    load_amazon,
+    load_movielens_1m,
+    load_movielens_small,
+    synthetic_histories,
+)
+from dpx.nn.transformer import Transformer
+from experiments import keys as secrets
+from experiments import training
+
+UNIT = "user"
+ASSUMPTIONS = (
+    "the catalogue of items is public",
+    "the number of users, which set the sampling probability, the batch size and δ, is public",
+)
+K_CORE = "which users and items pass the k-core filter is public"
+NOT_COVERED = [
+    "training loss and realised batch sizes (metrics.jsonl, the progress line)",
+    "the rows of transformer and popularity, which are not private",
+    "the test metrics, which are computed on each user's held-out item",
+    "choices of hyper-parameters made on the validation item",
+]
+
+
+class Prepared(NamedTuple):
+    """Arrays of a run: training examples, and the users to evaluate with the item that came next."""
+
+    train: Histories
+    inputs: np.ndarray  # (N, L) items before each target, left-padded
+    targets: np.ndarray  # (N, L)
+    input_mask: np.ndarray  # (N, L) real inputs
+    target_mask: np.ndarray  # (N, L) targets that count in the loss
+    histories: np.ndarray  # (U, L) what is known of an evaluated user
+    history_mask: np.ndarray
+    seen: np.ndarray  # (U, S) all items of that user, -1 where padded
+    next_items: np.ndarray  # (U,)
+
+
+def validate(config) -> None:
+    """Raises ValueError or FileNotFoundError for a value or a file that cannot be used."""
+    if config.train.loss not in ("last", "all"):
+        raise ValueError(f"config.train.loss={config.train.loss!r} must be 'last' or 'all'")
+    if config.evaluate.split not in ("test", "validation"):
+        raise ValueError(
+            f"config.evaluate.split={config.evaluate.split!r} must be 'test' or 'validation'"
+        )
+    if not 0 <= config.popularity_share < 1:
+        raise ValueError(f"config.popularity_share={config.popularity_share} must be in [0, 1)")
+    if config.data.max_length < 1 or config.num_seeds < 1 or config.evaluate.k < 1:
+        raise ValueError("config.data.max_length, num_seeds and evaluate.k must be at least 1")
+    num_users = len(_histories(config).items)
+    training.check(config.train, num_users)
+    training.warn_about_delta(config.delta, num_users)
+
+
+def plan(config) -> dict:
+    """The privacy parameters of a run, without training."""
+    prepared = _prepare(config)
+    _, prior = _popularity(config, prepared.train, jax.random.key(0))
+    planned = training.plan(
+        config.train, config.epsilon, config.delta, len(prepared.inputs), beside=prior
+    )
+    return planned | {
+        "items": prepared.train.num_items,
+        "popularity_share": config.popularity_share,
+    }
+
+
+def run(config, workdir: Path) -> dict:
+    """Trains with and without privacy, and ranks all items for each user."""
+    prepared = _prepare(config)
+    keys = secrets.open_keys(config, workdir, synthetic=config.data.kind == "synthetic")
+    assumptions = ASSUMPTIONS + ((K_CORE,) if config.data.min_count else ())
+    scores, releases = {}, {}
+
+    exact = np.log1p(popularity.count(prepared.train))
+    scores["popularity"] = [_evaluate(config, prepared, lambda *_: exact)]
+    noisy = popularity.fit(
+        jax.random.fold_in(keys.noise, 0),
+        prepared.train,
+        epsilon=config.epsilon,
+        delta=config.delta,
+    )
+    releases["dp_popularity"] = noisy.guarantee.assuming(*assumptions)
+    scores["dp_popularity"] = [_evaluate(config, prepared, lambda *_: noisy.log_probabilities())]
+
+    scores["dp_transformer"], scores["transformer"] = [], []
+    for number in range(config.num_seeds):
+        seed = config.seed + number
+        own = secrets.Keys(
+            jax.random.fold_in(keys.noise, 1 + number),
+            np.random.SeedSequence(
+                keys.sampling.entropy, spawn_key=(*keys.sampling.spawn_key, number)
+            ),
+        )
+        bias, prior = _popularity(config, prepared.train, jax.random.fold_in(own.noise, 2**31 - 1))
+        private, guarantee = training.make_private(
+            config.train,
+            config.epsilon,
+            config.delta,
+            len(prepared.inputs),
+            UNIT,
+            assumptions,
+            beside=prior,
+        )
+        label = "dp_transformer" + (f"_seed{seed}" if number else "")
+        graph, params = _build(config, prepared.train.num_items, seed, bias)
+        fit = functools.partial(
+            training.train,
+            functools.partial(_loss, graph, config.train.loss == "last"),
+            data=prepared[1:5],
+            config=config.train,
+            keys=own,
+            dropout_seed=seed,
+            workdir=workdir,
+        )
+        trained = fit(params, label=label, steps=config.train.steps, privacy=private)
+        releases[label] = guarantee
+        if not number:
+            with ocp.StandardCheckpointer() as checkpointer:
+                checkpointer.save(workdir.absolute() / "model", trained, force=True)
+        scores["dp_transformer"].append(_evaluate(config, prepared, _scorer(graph, trained)))
+        if config.non_private_steps:
+            exact_bias = np.log(popularity.count(prepared.train) + 1.0)
+            graph, params = _build(config, prepared.train.num_items, seed, exact_bias)
+            label = "transformer" + (f"_seed{seed}" if number else "")
+            trained = fit(params, label=label, steps=config.non_private_steps, privacy=None)
+            scores["transformer"].append(_evaluate(config, prepared, _scorer(graph, trained)))
+    return {
+        "metrics": _means(scores),
+        "privacy": releases["dp_transformer"],
+        "releases": releases,
+        "not_covered": NOT_COVERED,
+        "notes": _notes(config),
+    }
+
+
+def load(config, workdir: Path) -> "PrivateRecommender":
+    """The private model that a run left (of its first seed)."""
+    num_items = _histories(config).num_items
+    graph, params = _build(config, num_items, config.seed, None)
+    with ocp.StandardCheckpointer() as checkpointer:
+        template = jax.tree.map(ocp.utils.to_shape_dtype_struct, params)
+        params = checkpointer.restore(Path(workdir).absolute() / "model", template)
+    return PrivateRecommender(graph, params, config.data.max_length)
+
+
+class PrivateRecommender:
+    """The private transformer: recommends items to follow a history."""
+
+    def __init__(self, graph, params, max_length: int):
+        self._score = _scorer(graph, params)
+        self._max_length = max_length
+
+    def recommend(self, history, k: int = 10, *, exclude_seen: bool) -> list[int]:
+        """The k items that score highest after a history of item ids, the best first."""
+        tokens, mask = left_pad([np.asarray(history, np.int32)], self._max_length)
+        scores = np.array(self._score(tokens, mask)[0])
+        if exclude_seen:
+            scores[np.asarray(history, np.int64)] = -np.inf
+        return np.argsort(-scores, kind="stable")[:k].tolist()
+
+
+def _histories(config) -> Histories:
+    data = config.data
+    if data.kind == "synthetic":
+        return synthetic_histories(
+            data.num_users,
+            data.length,
+            data.num_items,
+            zipf_exponent=data.zipf_exponent,
+            predictability=data.predictability,
+            seed=config.seed,
+        )
+    return _loaded(data.kind, data.path, data.min_count)
+
+
+@functools.lru_cache(maxsize=2)
+def _loaded(kind: str, path: str | None, min_count: int) -> Histories:
+    if kind == "movielens":
+        return load_movielens_small(min_count=min_count)
+    if kind == "movielens1m":
+        return load_movielens_1m(path, min_count=min_count)
+    if kind == "amazon":
+        if path is None:
+            raise ValueError("config.data.path is missing: give the file of Amazon ratings")
+        return load_amazon(path, min_count=min_count)
+    raise ValueError(f"config.data.kind={kind!r} is not known")
+
+
+def _prepare(config) -> Prepared:
+    split = leave_last_out(_histories(config))
+    length = config.data.max_length
+    tokens, mask = left_pad(split.train.items, length + 1)
+    target_mask = mask[:, 1:] & mask[:, :-1]
+    if config.train.loss == "last":
+        target_mask &= np.arange(length) == length - 1
+    testing = config.evaluate.split == "test"
+    known = split.train_and_validation if testing else split.train
+    evaluated = [known.items[user] for user in split.users]
+    histories, history_mask = left_pad(evaluated, length)
+    seen, real = left_pad(evaluated, max((len(items) for items in evaluated), default=1))
+    return Prepared(
+        train=split.train,
+        inputs=tokens[:, :-1],
+        targets=tokens[:, 1:],
+        input_mask=mask[:, :-1],
+        target_mask=target_mask,
+        histories=histories,
+        history_mask=history_mask,
+        seen=np.where(real, seen, -1),
+        next_items=split.test if testing else split.validation,
+    )
+
+
+def _popularity(
+    config, train: Histories, key: jax.Array
+) -> tuple[np.ndarray | None, privacy.PrivacyGuarantee | None]:
+    """The output bias that a share of the budget pays for, and its guarantee."""
+    if config.popularity_share == 0:
+        return None, None
+    noisy = popularity.fit(
+        key, train, epsilon=config.popularity_share * config.epsilon, delta=config.delta
+    )
+    return noisy.log_probabilities(), noisy.guarantee
+
+
+def _build(config, num_items: int, seed: int, bias: np.ndarray | None):
+    model = Transformer(num_items, config.data.max_length, **config.model, rngs=nnx.Rngs(seed))
+    if bias is not None:
+        model.output_bias[...] = jnp.asarray(bias - np.max(bias), jnp.float32)
+    return nnx.split(model)
+
+
+def _loss(graph, last_only, params, inputs, targets, input_mask, target_mask, key):
+    """Mean cross-entropy over one user's targets; zero for a user without any."""
+    model = nnx.merge(graph, params)
+    logits = model(inputs, mask=input_mask, last_only=last_only, dropout_key=key)
+    if last_only:
+        targets, target_mask = targets[-1:], target_mask[-1:]
+    log_probs = jax.nn.log_softmax(logits.astype(jnp.float32))
+    picked = jnp.take_along_axis(log_probs, targets[:, None], axis=1)[:, 0]
+    return -jnp.where(target_mask, picked, 0).sum() / jnp.maximum(target_mask.sum(), 1)
+
+
+def _scorer(graph, params):
+    @jax.jit
+    def score(histories, mask):
+        return nnx.merge(graph, params)(histories, mask=mask, last_only=True)[:, 0]
+
+    return score
+
+
+def _evaluate(config, prepared: Prepared, score) -> dict[str, float]:
+    """NDCG@k and HIT@k over all evaluated users, every item ranked."""
+    k, ranks = config.evaluate.k, []
+    for start in range(0, len(prepared.next_items), 512):
+        rows = slice(start, start + 512)
+        own = score(prepared.histories[rows], prepared.history_mask[rows])
+        wide = jnp.broadcast_to(jnp.asarray(own), (len(prepared.seen[rows]), np.shape(own)[-1]))
+        exclude = prepared.seen[rows] if config.evaluate.exclude_seen else None
+        ranks.append(ranking.target_ranks(wide, prepared.next_items[rows], exclude=exclude))
+    ranks = jnp.concatenate(ranks)
+    return {
+        f"ndcg@{k}": float(ranking.ndcg(ranks, k)),
+        f"hit@{k}": float(ranking.hit_rate(ranks, k)),
+    }
+
+
+def _means(scores: dict[str, list[dict[str, float]]]) -> dict[str, float]:
+    """`row/metric` and, over several seeds, the standard error `row/metric_se`."""
+    metrics = {}
+    for row, runs in scores.items():
+        for name in runs[0] if runs else ():
+            values = [run[name] for run in runs]
+            metrics[f"{row}/{name}"] = np.mean(values)
+            if len(values) > 1:
+                metrics[f"{row}/{name}_se"] = np.std(values, ddof=1) / np.sqrt(len(values))
+    return metrics
+
+
+def _notes(config) -> str:
+    seen = "left out of" if config.evaluate.exclude_seen else "part of"
+    return (
+        f"All items are ranked; those that a user has seen are {seen} the ranking. "
+        f"Transformers: {config.num_seeds} seed(s), each its own release. "
+        f"Evaluated on the {config.evaluate.split} item."
+    )

@@ -1,0 +1,174 @@
+"""What a run leaves in its folder, and how to read it back.
+
+config.json       the configuration, its file and what was overridden: written first
+environment.json  versions and devices
+metrics.jsonl     progress, a line each
+privacy.json      every release with its guarantee, their total, and what no guarantee covers
+result.json       metrics, the headline guarantee, wall time: written last, atomically
+"""
+
+import dataclasses
+import importlib
+import importlib.util
+import json
+import os
+import platform
+from collections.abc import Mapping
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+import jax
+import ml_collections
+
+
+@dataclasses.dataclass(frozen=True)
+class Record:
+    """A finished run."""
+
+    workdir: Path
+    source: str
+    config: dict
+    overrides: dict
+    metrics: dict
+    privacy: dict
+    wall_seconds: float
+
+    @property
+    def releases(self) -> dict[str, dict]:
+        """Guarantee of every output, by label."""
+        return read_json(self.workdir / "privacy.json")["releases"]
+
+    @property
+    def total(self) -> dict:
+        """The guarantee of all outputs together."""
+        return read_json(self.workdir / "privacy.json")["total"]
+
+
+def load_config(source: str) -> ml_collections.ConfigDict:
+    """The configuration of `configs/NAME.py[:arg]`, its defaults."""
+    path, _, arg = source.partition(":")
+    return config_module(path).get_config(arg)
+
+
+def config_module(path: str):
+    """The module of a config file.
+
+    Raises:
+      FileNotFoundError: if there is none.
+    """
+    path = path.partition(":")[0]
+    if not Path(path).is_file():
+        raise FileNotFoundError(f"{path}: no such config file")
+    spec = importlib.util.spec_from_file_location(Path(path).stem, path)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def experiment(config: ml_collections.ConfigDict):
+    """The module that runs a configuration."""
+    return importlib.import_module(f"experiments.{config.experiment}")
+
+
+def flatten(config: Mapping | ml_collections.ConfigDict, prefix: str = "") -> dict[str, Any]:
+    """Dotted names to values."""
+    flat = {}
+    for name, value in config.items():
+        if isinstance(value, Mapping | ml_collections.ConfigDict):
+            flat |= flatten(value, f"{prefix}{name}.")
+        else:
+            flat[prefix + name] = value
+    return flat
+
+
+def overrides(config: ml_collections.ConfigDict, source: str) -> dict[str, Any]:
+    """What differs from the config file's own values, by dotted name."""
+    defaults = flatten(load_config(source).to_dict())
+    return {
+        name: value
+        for name, value in flatten(config.to_dict()).items()
+        if name not in defaults or defaults[name] != value
+    }
+
+
+def begin(config: ml_collections.ConfigDict, source: str, workdir: Path) -> None:
+    """Claims a folder for a configuration.
+
+    Raises:
+      ValueError: if it holds another one, or files of something else.
+    """
+    written = {
+        "source": source,
+        "config": config.to_dict(),
+        "overrides": overrides(config, source),
+    }
+    path = workdir / "config.json"
+    if path.exists():
+        if read_json(path)["config"] != json.loads(json.dumps(written["config"])):
+            raise ValueError(f"{workdir} holds a run of another config: use a new --workdir")
+        return
+    if workdir.exists() and any(workdir.iterdir()):
+        raise ValueError(f"{workdir} is not empty and holds no run: use a new --workdir")
+    write_json(path, written)
+    write_json(workdir / "environment.json", _environment())
+
+
+def read(workdir: str | Path) -> Record | None:
+    """The record of a finished run, or None while there is no result."""
+    workdir = Path(workdir)
+    if not (workdir / "result.json").exists():
+        return None
+    return Record(
+        workdir=workdir,
+        **read_json(workdir / "config.json"),
+        **read_json(workdir / "result.json"),
+    )
+
+
+def read_all(folder: str | Path) -> list[Record]:
+    """Every finished run in a folder, by path."""
+    found = sorted(path.parent for path in Path(folder).rglob("result.json"))
+    return [record for workdir in found if (record := read(workdir)) is not None]
+
+
+def load(workdir: str | Path) -> Any:
+    """The private model that a finished run left, ready to sample or recommend.
+
+    Raises:
+      FileNotFoundError: if the folder holds no finished run.
+      ValueError: if its experiment leaves no model.
+    """
+    record = read(workdir)
+    if record is None:
+        raise FileNotFoundError(f"{workdir} holds no finished run")
+    config = ml_collections.ConfigDict(record.config)
+    module = experiment(config)
+    if not hasattr(module, "load"):
+        raise ValueError(f"{workdir}: the experiment {config.experiment} leaves no model")
+    return module.load(config, Path(workdir))
+
+
+def read_json(path: Path) -> dict:
+    return json.loads(path.read_text(encoding="utf-8"))
+
+
+def write_json(path: Path, content: dict) -> None:
+    """Writes atomically: the file is there whole or not at all."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    partial = path.with_name(path.name + ".partial")
+    partial.write_text(json.dumps(content, indent=2, sort_keys=False) + "\n", encoding="utf-8")
+    os.replace(partial, path)
+
+
+def _environment() -> dict:
+    packages = ("jax", "flax", "optax", "numpy", "dp-accounting", "orbax-checkpoint")
+    return {
+        "python": platform.python_version(),
+        "platform": platform.platform(),
+        "packages": {name: metadata.version(name) for name in packages},
+        "devices": [str(device) for device in jax.devices()],
+        "cores": os.cpu_count(),
+    }

@@ -1,0 +1,251 @@
+"""Tables and figures of the finished runs in a folder.
+
+python -m experiments.report --workdir=DIR       writes report.md, results.csv and *.png
+"""
+
+import csv
+import json
+from collections import defaultdict
+from collections.abc import Iterable
+from pathlib import Path
+
+import ml_collections
+import numpy as np
+from absl import app, flags
+
+from experiments import cli, records
+from experiments.records import Record
+
+# absl knows one flag of a name, and the launchers import this module too.
+if __name__ == "__main__":
+    _WORKDIR = flags.DEFINE_string("workdir", None, "a run's folder, or one that holds many")
+
+
+# ---------------------------------------------------------------------------------------------
+# Tables
+
+
+def summarize(record: Record) -> str:
+    """One run as markdown: its table, what it costs, and its notes."""
+    return _section([record], _title(record))
+
+
+def write(folder: Path) -> str:
+    """Writes report.md, results.csv and figures for all finished runs in a folder.
+
+    Returns:
+      The report.
+
+    Raises:
+      ValueError: if there is none.
+    """
+    found = records.read_all(folder)
+    if not found:
+        raise ValueError(f"{folder} holds no finished run")
+    _write_csv(found, folder / "results.csv")
+    sections = [
+        _section(group, _title(group[0], skip="seed")) for group in _by_seed(found).values()
+    ]
+    pictures = [f"![{path.stem}]({path.name})" for path in draw(found, folder)]
+    text = "\n\n".join([*sections, *pictures]) + "\n"
+    (folder / "report.md").write_text(text, encoding="utf-8")
+    return text
+
+
+def _title(record: Record, skip: str = "") -> str:
+    changed = [f"{name}={value}" for name, value in record.overrides.items() if name != skip]
+    return " ".join([record.source, *changed])
+
+
+def _by_seed(found: Iterable[Record]) -> dict[str, list[Record]]:
+    """Runs that differ in nothing but the seed, together."""
+    groups = defaultdict(list)
+    for record in found:
+        groups[_title(record, skip="seed")].append(record)
+    return groups
+
+
+def _section(group: list[Record], title: str) -> str:
+    releases, total = group[0].releases, group[0].total
+    table = _table(group, releases)
+    lines = [f"## {title}", "", *table, ""]
+    if len(group) > 1:
+        lines += [f"Mean ± standard error over {len(group)} seeds.", ""]
+    seen = set()
+    for label, spent in releases.items():
+        words = _in_words(spent)
+        if words not in seen:
+            lines.append(f"- {label}: {words}")
+        seen.add(words)
+    if len(releases) > 1:
+        lines.append(f"- **total of all releases**: {_in_words(total)}")
+    for assumption in total["assumptions"]:
+        lines.append(f"- assuming that {assumption}")
+    private = records.read_json(group[0].workdir / "privacy.json")
+    if private["not_covered"]:
+        lines.append(f"- not covered by any guarantee: {'; '.join(private['not_covered'])}")
+    notes = group[0].workdir / "notes.md"
+    if notes.exists():
+        lines += ["", notes.read_text(encoding="utf-8").rstrip()]
+    return "\n".join(lines)
+
+
+def _in_words(spent: dict) -> str:
+    relation = spent["neighboring"].replace("_", " ")
+    epsilon = "∞" if spent["epsilon"] is None else f"{spent['epsilon']:.4g}"
+    return (
+        f"ε = {epsilon}, δ = {spent['delta']:.3g}, {relation} {spent['unit']}; {spent['mechanism']}"
+    )
+
+
+def _table(group: list[Record], releases: dict) -> list[str]:
+    """Rows and columns from metric names `row/column`, with the ε of each row that was released."""
+    cells = defaultdict(dict)
+    for name in group[0].metrics:
+        row, _, column = name.rpartition("/")
+        values = [record.metrics[name] for record in group if name in record.metrics]
+        cells[row or "all"][column] = _number(values)
+    columns = list(dict.fromkeys(column for row in cells.values() for column in row))
+    lines = [f"| | ε | {' | '.join(columns)} |", "|---" * (len(columns) + 2) + "|"]
+    for row, values in cells.items():
+        spent = releases.get(row)
+        epsilon = "" if spent is None else f"{spent['epsilon']:.4g}"
+        lines.append(f"| {row} | {epsilon} | {' | '.join(values.get(c, '') for c in columns)} |")
+    return lines
+
+
+def _number(values: list[float]) -> str:
+    text = f"{np.mean(values):.4g}"
+    if len(values) > 1:
+        text += f" ± {np.std(values, ddof=1) / np.sqrt(len(values)):.2g}"
+    return text
+
+
+def _write_csv(found: list[Record], path: Path) -> None:
+    rows = [
+        {
+            "config": record.source,
+            **record.overrides,
+            **record.metrics,
+            **{f"privacy/{name}": value for name, value in record.privacy.items()},
+            "wall_seconds": record.wall_seconds,
+        }
+        for record in found
+    ]
+    columns = list(dict.fromkeys(name for row in rows for name in row if name != "wall_seconds"))
+    with path.open("w", newline="", encoding="utf-8") as file:
+        writer = csv.DictWriter(file, [*columns, "wall_seconds"])
+        writer.writeheader()
+        writer.writerows(rows)
+
+
+# ---------------------------------------------------------------------------------------------
+# Figures
+
+
+def draw(found: list[Record], folder: Path) -> list[Path]:
+    """Draws what the runs at hand allow; nothing where matplotlib is not installed."""
+    try:
+        import matplotlib
+    except ImportError:
+        return []
+    matplotlib.use("Agg")
+    paths = [*_draw_training(found, folder), *_draw_sweeps(found, folder)]
+    for module, group in _by_experiment(found).items():
+        if hasattr(module, "figures"):
+            paths += module.figures(group, folder)
+    return paths
+
+
+def _by_experiment(found: list[Record]) -> dict:
+    groups = defaultdict(list)
+    for record in found:
+        groups[records.experiment(ml_collections.ConfigDict(record.config))].append(record)
+    return groups
+
+
+def _save(figure, path: Path) -> Path:
+    import matplotlib.pyplot as plt
+
+    figure.savefig(path, dpi=120, bbox_inches="tight")
+    plt.close(figure)
+    return path
+
+
+def _draw_training(found: list[Record], folder: Path) -> list[Path]:
+    """Loss and ε against steps, for each training run that kept a log."""
+    import matplotlib.pyplot as plt
+
+    curves = defaultdict(list)
+    for record in found:
+        log = record.workdir / "metrics.jsonl"
+        for line in log.read_text(encoding="utf-8").splitlines() if log.exists() else ():
+            entry = json.loads(line)
+            if {"run", "step", "loss"} <= entry.keys():
+                name = " ".join([entry["run"], *(f"{k}={v}" for k, v in record.overrides.items())])
+                curves[name].append((entry["step"], entry["loss"], entry["epsilon"]))
+    if not curves:
+        return []
+    figure, axis = plt.subplots(figsize=(6.4, 4))
+    right = axis.twinx()
+    for name, points in curves.items():
+        steps, losses, epsilons = zip(*points, strict=True)
+        (line,) = axis.plot(steps, losses, label=name)
+        if None not in epsilons:
+            right.plot(steps, epsilons, linestyle=":", color=line.get_color())
+    axis.set(xlabel="step", ylabel="training loss")
+    right.set_ylabel("ε spent (dotted)")
+    right.set_ylim(bottom=0)
+    if len(curves) <= 12:
+        axis.legend(fontsize=8)
+    return [_save(figure, folder / "training.png")]
+
+
+def _draw_sweeps(found: list[Record], folder: Path) -> list[Path]:
+    """Each metric against each swept number, a line per row of the table, error bars over seeds."""
+    import matplotlib.pyplot as plt
+
+    paths = []
+    values = defaultdict(set)
+    for record in found:
+        for name, value in records.flatten(record.config).items():
+            if isinstance(value, int | float) and not isinstance(value, bool):
+                values[name].add(value)
+    swept = [n for n, seen in values.items() if len(seen) > 1 and n not in ("seed", "noise_seed")]
+    columns = dict.fromkeys(name.rpartition("/")[2] for record in found for name in record.metrics)
+    for name in swept:
+        for column in columns:
+            points = defaultdict(lambda: defaultdict(list))
+            for record in found:
+                x = records.flatten(record.config).get(name)
+                for metric, value in record.metrics.items():
+                    row, _, found_column = metric.rpartition("/")
+                    if found_column == column and isinstance(x, int | float):
+                        points[row][x].append(value)
+            figure, axis = plt.subplots(figsize=(6.4, 4))
+            for row, by_x in points.items():
+                xs = sorted(by_x)
+                means = [np.mean(by_x[x]) for x in xs]
+                errors = [np.std(by_x[x]) / max(len(by_x[x]) - 1, 1) ** 0.5 for x in xs]
+                axis.errorbar(xs, means, yerr=errors, marker="o", capsize=3, label=row or column)
+            if min(values[name]) > 0 and max(values[name]) / min(values[name]) >= 10:
+                axis.set_xscale("log")
+            axis.set(xlabel="ε" if name == "epsilon" else name, ylabel=column)
+            axis.legend(fontsize=8)
+            file = f"{column}_against_{name}".replace("@", "_at_").replace("/", "_")
+            paths.append(_save(figure, folder / f"{file}.png"))
+    return paths
+
+
+def main(argv: list[str]) -> None:
+    del argv
+    try:
+        if _WORKDIR.value is None:
+            raise ValueError("--workdir is missing: use --workdir=DIR, a run's folder or a sweep's")
+        print(write(Path(_WORKDIR.value)))
+    except ValueError as error:
+        cli.stop(error)
+
+
+if __name__ == "__main__":
+    app.run(main, flags_parser=cli.parse_flags)

@@ -1,0 +1,118 @@
+"""Runs one configured experiment.
+
+python -m experiments.run --config=configs/NAME.py[:arg] --workdir=DIR [--config.key=value ...] [--dry_run]
+"""
+
+import time
+from pathlib import Path
+from typing import Any
+
+import ml_collections
+from absl import app, flags
+from ml_collections import config_flags
+
+import dpx
+from dpx import privacy
+from experiments import cli, keys, records, report
+
+_CONFIG = config_flags.DEFINE_config_file("config", None, "configs/NAME.py, with :arg if any")
+_WORKDIR = flags.DEFINE_string("workdir", None, "folder of this run's records")
+_DRY_RUN = flags.DEFINE_bool("dry_run", False, "print the privacy parameters and stop")
+
+_SEED_KNOWN = "the guarantee holds only while noise_seed stays unknown to whoever sees the outputs"
+
+
+def check(config: Any) -> None:
+    """Raises ValueError or FileNotFoundError for a value or a file that no run could use."""
+    privacy.check_epsilon(config["epsilon"], "config.epsilon")
+    privacy.check_delta(config["delta"], "config.delta")
+    records.experiment(config).validate(config)
+
+
+def prepare(config: ml_collections.ConfigDict, source: str, workdir: Path) -> None:
+    """Checks a configuration and claims its folder: all that a user can get wrong is found here.
+
+    Args:
+      config: The configuration.
+      source: The config file it came from, with its argument.
+      workdir: New or empty, or of the same configuration.
+
+    Raises:
+      ValueError, FileNotFoundError: before anything is written.
+    """
+    check(config)
+    records.begin(config, source, workdir)
+
+
+def execute(config: ml_collections.ConfigDict, workdir: Path) -> records.Record:
+    """Runs a configuration in its prepared folder, resumes it, or reads what it left when it finished."""
+    record = records.read(workdir)
+    if record is None:
+        began = time.monotonic()
+        outcome = records.experiment(config).run(config, workdir)
+        _write(outcome, config, workdir, time.monotonic() - began)
+        record = records.read(workdir)
+        assert record is not None
+    # Only now: until the result stands, a resumed run must draw the very same noise.
+    keys.discard(workdir)
+    return record
+
+
+def _write(outcome: dict, config, workdir: Path, seconds: float) -> None:
+    releases, headline = outcome["releases"], outcome["privacy"]
+    if config.noise_seed is not None:
+        releases = {label: spent.assuming(_SEED_KNOWN) for label, spent in releases.items()}
+        headline = headline.assuming(_SEED_KNOWN)
+    total = outcome.get("total") or compose(releases)
+    written = {
+        "releases": {label: spent.to_json() for label, spent in releases.items()},
+        "total": total.to_json(),
+        "not_covered": outcome.get("not_covered", []),
+    }
+    records.write_json(workdir / "privacy.json", written)
+    if outcome.get("notes"):
+        (workdir / "notes.md").write_text(outcome["notes"].rstrip() + "\n", encoding="utf-8")
+    summary = {
+        name: headline.to_json()[name] for name in ("epsilon", "delta", "neighboring", "unit")
+    }
+    metrics = {name: float(value) for name, value in outcome["metrics"].items()}
+    result = {"metrics": metrics, "privacy": summary, "wall_seconds": round(seconds, 2)}
+    records.write_json(workdir / "result.json", result)
+
+
+def compose(releases: dict[str, dpx.PrivacyGuarantee]) -> dpx.PrivacyGuarantee:
+    """All releases as one guarantee, at the largest of their δ (or at the sum, for plain ones)."""
+    ledger = dpx.Ledger()
+    for label, spent in releases.items():
+        ledger.spend(spent, label)
+    plain = sum(spent.delta for spent in releases.values() if spent.event is None)
+    largest = max(spent.delta for spent in releases.values())
+    timed = any(spent.event is not None for spent in releases.values())
+    return ledger.guarantee(min(plain + largest * timed, 1 - 1e-12) or largest)
+
+
+def main(argv: list[str]) -> None:
+    del argv
+    try:
+        if _CONFIG.value is None:
+            raise ValueError("--config is missing: use --config=configs/NAME.py")
+        config = _CONFIG.value
+        if _DRY_RUN.value:
+            check(config)
+            for name, value in records.experiment(config).plan(config).items():
+                print(f"{name}: {value}")
+            return
+        if _WORKDIR.value is None:
+            raise ValueError("--workdir is missing: use --workdir=DIR, a new folder")
+        workdir = Path(_WORKDIR.value)
+        prepare(config, config_flags.get_config_filename(flags.FLAGS["config"]), workdir)
+    except (ValueError, FileNotFoundError) as error:
+        cli.stop(error)
+    record = execute(config, workdir)
+    print(report.summarize(record))
+    for path in report.draw([record], workdir):
+        print(f"figure: {path}")
+
+
+if __name__ == "__main__":
+    app.run(main, flags_parser=cli.parse_flags)

@@ -1,0 +1,110 @@
+"""Runs a grid of configurations, each in a folder of its own under --workdir.
+
+python -m experiments.sweep --config=configs/NAME.py[:arg] --workdir=DIR [--set=key=v1,v2 ...]
+
+The default grid is the config's sweep(). Finished points are skipped, an unfinished one resumes, and a point
+that fails does not stop the others.
+"""
+
+import itertools
+import sys
+import traceback
+from pathlib import Path
+
+import ml_collections
+import yaml
+from absl import app, flags
+
+from experiments import cli, records, report, run
+
+_CONFIG = flags.DEFINE_string("config", None, "configs/NAME.py, with :arg if any")
+_WORKDIR = flags.DEFINE_string("workdir", None, "folder of the sweep")
+_SET = flags.DEFINE_multi_string("set", [], "key=v1,v2: an axis of the grid, instead of sweep()")
+
+
+def grid(source: str, axes: list[str]) -> list[dict]:
+    """The points of a grid as overrides by dotted name.
+
+    Args:
+      source: The config file, with its argument.
+      axes: `key=v1,v2` each; none means the config's own `sweep(arg)`.
+
+    Raises:
+      ValueError: for an axis without values, or a key that the config does not have.
+    """
+    path, _, arg = source.partition(":")
+    if axes:
+        chosen = {}
+        for axis in axes:
+            name, equals, values = axis.partition("=")
+            if not equals or not values:
+                raise ValueError(f"--set={axis} must be key=v1,v2")
+            chosen[name] = [yaml.safe_load(value) for value in values.split(",")]
+    else:
+        chosen = records.config_module(path).sweep(arg)
+    known = records.flatten(records.load_config(source).to_dict())
+    for name in chosen:
+        if name not in known:
+            raise ValueError(f"config has no key {name!r}: use one of {', '.join(known)}")
+    return [
+        dict(zip(chosen, values, strict=True)) for values in itertools.product(*chosen.values())
+    ]
+
+
+def point_config(source: str, overrides: dict) -> ml_collections.ConfigDict:
+    """The configuration of one point.
+
+    Raises:
+      ValueError: for a value of the wrong type.
+    """
+    config = records.load_config(source)
+    for name, value in overrides.items():
+        default = records.flatten(config)[name]
+        try:
+            config.update_from_flattened_dict(
+                {name: float(value) if isinstance(default, float) else value}
+            )
+        except (TypeError, ValueError) as error:
+            raise ValueError(f"--set={name}={value}: {error}") from None
+    return config
+
+
+def point_name(overrides: dict) -> str:
+    """The folder of a point: its overrides, in the order of the grid."""
+    return (
+        ",".join(f"{name}={value}" for name, value in overrides.items()).replace("/", "_") or "all"
+    )
+
+
+def main(argv: list[str]) -> None:
+    del argv
+    try:
+        if _CONFIG.value is None or _WORKDIR.value is None:
+            raise ValueError("--config=configs/NAME.py and --workdir=DIR are both needed")
+        source, folder = _CONFIG.value, Path(_WORKDIR.value)
+        points = grid(source, _SET.value)
+        configs = [point_config(source, overrides) for overrides in points]
+        for config in configs:
+            run.check(config)
+    except (ValueError, FileNotFoundError) as error:
+        cli.stop(error)
+    failed = []
+    for number, (overrides, config) in enumerate(zip(points, configs, strict=True), start=1):
+        name = point_name(overrides)
+        sys.stderr.write(f"[{number}/{len(points)}] {name}\n")
+        try:
+            run.prepare(config, source, folder / name)
+            run.execute(config, folder / name)
+        except Exception as error:
+            traceback.print_exc()
+            failed.append((name, error))
+    print(report.write(folder))
+    if failed:
+        sys.stderr.write(f"{len(failed)} of {len(points)} points failed:\n")
+        for name, error in failed:
+            sys.stderr.write(f"  {name}: {type(error).__name__}: {str(error).splitlines()[:1]}\n")
+        sys.exit(1)
+
+
+if __name__ == "__main__":
+    app.run(main, flags_parser=cli.parse_flags)

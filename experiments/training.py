@@ -1,0 +1,340 @@
+"""The training loop: Poisson batches, one noisy Optax step each, checkpoints, a progress line."""
+
+import dataclasses
+import functools
+import json
+import math
+import sys
+import time
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import orbax.checkpoint as ocp
+
+import dpx
+from dpx import privacy as privacy_lib
+from dpx import sampling
+from experiments.keys import Keys
+
+
+@dataclasses.dataclass(frozen=True)
+class Privacy:
+    """What makes a training run private; absent from a run that is not."""
+
+    l2_clip: float
+    normalize: bool
+    noise_multiplier: float
+    spent: Callable[[int], float]  # ε after that many steps
+
+
+def train(
+    loss_fn: Callable[..., jax.Array],
+    params: Any,
+    data: tuple[np.ndarray, ...],
+    config: Any,
+    *,
+    keys: Keys,
+    dropout_seed: int,
+    label: str,
+    workdir: Path,
+    steps: int,
+    privacy: Privacy | None,
+) -> Any:
+    """Trains and returns the parameters.
+
+    Each step takes a Poisson sample, sums (clipped) gradients over pieces of `physical_batch` examples in one
+    jitted loop, adds noise to the sum once, and divides by the expected batch size. A private run saves
+    checkpoints in `workdir` and resumes from the last one bitwise; a run that is not private saves nothing.
+
+    Args:
+      loss_fn: (params, *example, key) -> scalar loss of one example; `key` is for dropout.
+      params: Initial parameters, any pytree.
+      data: Arrays with one row per example; they stay on the device.
+      config: `batch_size` (expected), `physical_batch`, `learning_rate`, `warmup` (share of the steps),
+        `weight_decay`, `log_every`, `checkpoint_every` (steps).
+      keys: Of noise and Poisson sampling.
+      dropout_seed: Of the dropout masks, which privacy does not rest on.
+      label: Names the run in metrics.jsonl and on the progress line.
+      workdir: Holds metrics.jsonl and the checkpoints.
+      steps: Number of steps.
+      privacy: None for ordinary training on the same batches.
+    """
+    num_examples = len(data[0])
+    probability = config.batch_size / num_examples
+    piece = min(config.physical_batch, num_examples)
+    optimizer = _optimizer(config, steps, privacy, keys.noise)
+    step_fn = jax.jit(
+        functools.partial(_step, loss_fn, optimizer, privacy, piece), donate_argnums=0
+    )
+    # Steps reuse the memory of the state they are given, which the caller's arrays must survive.
+    state = jax.tree.map(lambda leaf: leaf.copy(), (params, optimizer.init(params)))
+    start, checkpoints = 0, None
+    if privacy is not None:
+        checkpoints = _Checkpoints(workdir / "checkpoints" / label, keys.noise)
+        start, state = checkpoints.restore(state)
+    log = MetricLog(workdir / "metrics.jsonl", label, start)
+    data_on_device = jax.tree.map(jnp.asarray, data)
+    # Pieces beyond those of a batch are never run, so room for the largest batch to expect costs nothing.
+    room = _largest_batch(num_examples, probability)
+    batches = sampling.poisson_batches(
+        num_examples,
+        sampling_probability=probability,
+        steps=steps,
+        seed=keys.sampling,
+        multiple_of=piece,
+        start=start,
+    )
+    began = time.monotonic()
+    for step, (indices, mask) in enumerate(batches, start=start):
+        pieces = len(indices) // piece
+        indices, mask = _pad_to(indices, room, piece), _pad_to(mask, room, piece)
+        key = jax.random.fold_in(jax.random.key(dropout_seed), step)
+        state, loss = step_fn(state, data_on_device, indices, mask, pieces, key)
+        done = step + 1
+        if done % config.log_every == 0 or done == steps:
+            spent = privacy.spent(done) if privacy is not None else None
+            log.write({"step": done, "loss": float(loss), "epsilon": spent})
+            _progress(label, done, steps, float(loss), spent, began, done - start)
+        if checkpoints is not None and (done % config.checkpoint_every == 0 or done == steps):
+            checkpoints.save(done, state)
+    if checkpoints is not None:
+        checkpoints.close()
+    return state[0]
+
+
+def _optimizer(config, steps, privacy, noise_key):
+    warmup = max(1, round(config.warmup * steps))
+    schedule = optax.join_schedules(
+        [
+            optax.linear_schedule(config.learning_rate / warmup, config.learning_rate, warmup),
+            optax.linear_schedule(config.learning_rate, 0.0, max(1, steps - warmup)),
+        ],
+        [warmup],
+    )
+    if privacy is None:
+        mean = optax.scale(1 / config.batch_size)
+    else:
+        mean = dpx.privatize(
+            l2_clip=privacy.l2_clip,
+            noise_multiplier=privacy.noise_multiplier,
+            expected_batch_size=config.batch_size,
+            key=noise_key,
+        )
+    return optax.chain(mean, optax.adamw(schedule, weight_decay=config.weight_decay))
+
+
+def _step(loss_fn, optimizer, privacy, piece, state, data, indices, mask, pieces, key):
+    params, opt_state = state
+    if privacy is None:
+        gradient = functools.partial(_plain_gradient, loss_fn)
+    else:
+        gradient = dpx.clipped_grad(loss_fn, l2_clip=privacy.l2_clip, normalize=privacy.normalize)
+
+    def add_piece(index, sums):
+        rows = jax.lax.dynamic_slice_in_dim(indices, index * piece, piece)
+        real = jax.lax.dynamic_slice_in_dim(mask, index * piece, piece)
+        batch = jax.tree.map(lambda array: array[rows], data)
+        keys = jax.random.split(jax.random.fold_in(key, index), piece)
+        result = gradient(params, *batch, keys, mask=real)
+        return jax.tree.map(jnp.add, sums, (result.grads, result.losses.sum()))
+
+    sums = (jax.tree.map(jnp.zeros_like, params), jnp.zeros(()))
+    grads, loss = jax.lax.fori_loop(0, pieces, add_piece, sums)
+    updates, opt_state = optimizer.update(grads, opt_state, params)
+    loss = loss / jnp.maximum(mask.sum(), 1)
+    return (optax.apply_updates(params, updates), opt_state), loss
+
+
+def _plain_gradient(loss_fn, params, *batch, mask):
+    def total(params):
+        losses = jax.vmap(loss_fn, (None, *(0 for _ in batch)))(params, *batch)
+        losses = jnp.where(mask, losses, 0)
+        return losses.sum(), losses
+
+    (_, losses), grads = jax.value_and_grad(total, has_aux=True)(params)
+    return dpx.ClippedGrads(grads, jnp.zeros_like(losses), losses)
+
+
+def _largest_batch(num_examples: int, probability: float) -> int:
+    spread = math.sqrt(num_examples * probability * (1 - probability))
+    return min(num_examples, math.ceil(num_examples * probability + 6 * spread) + 1)
+
+
+def _pad_to(array: np.ndarray, size: int, multiple: int) -> np.ndarray:
+    size = max(len(array), math.ceil(size / multiple) * multiple)
+    return np.pad(array, (0, size - len(array)))
+
+
+class _Checkpoints:
+    """Orbax checkpoints of a private run, without the noise key."""
+
+    def __init__(self, folder: Path, key: jax.Array):
+        self._key = key
+        self._manager = ocp.CheckpointManager(
+            folder.absolute(), options=ocp.CheckpointManagerOptions(max_to_keep=1)
+        )
+
+    def save(self, step: int, state) -> None:
+        self._manager.save(step, args=ocp.args.StandardSave(_without_key(state)))
+
+    def restore(self, state) -> tuple[int, Any]:
+        step = self._manager.latest_step()
+        if step is None:
+            return 0, state
+        template = jax.tree.map(ocp.utils.to_shape_dtype_struct, _without_key(state))
+        params, (noise, *rest) = self._manager.restore(
+            step, args=ocp.args.StandardRestore(template)
+        )
+        noise = state[1][0]._replace(key=self._key, count=noise)
+        return step, (params, (noise, *rest))
+
+    def close(self) -> None:
+        self._manager.close()
+
+
+def _without_key(state):
+    params, (noise, *rest) = state
+    return params, (noise.count, *rest)
+
+
+class MetricLog:
+    """Lines of metrics.jsonl; what a killed run wrote after its last checkpoint is dropped."""
+
+    def __init__(self, path: Path, label: str, start: int):
+        self._path, self._label = path, label
+        if path.exists():
+            kept = [
+                line
+                for line in path.read_text(encoding="utf-8").splitlines(keepends=True)
+                if _complete(line) and not self._stale(json.loads(line), start)
+            ]
+            path.write_text("".join(kept), encoding="utf-8")
+
+    def _stale(self, entry: dict, start: int) -> bool:
+        return entry.get("run") == self._label and entry.get("step", 0) > start
+
+    def write(self, entry: dict) -> None:
+        with self._path.open("a", encoding="utf-8") as file:
+            file.write(json.dumps({"run": self._label, **entry}) + "\n")
+
+
+def _complete(line: str) -> bool:
+    try:
+        json.loads(line)
+    except ValueError:
+        return False
+    return line.endswith("\n")
+
+
+def _progress(label, done, steps, loss, spent, began, ran) -> None:
+    speed = ran / max(time.monotonic() - began, 1e-9)
+    epsilon = "" if spent is None else f"  ε {spent:.3f}"
+    left = (steps - done) / speed
+    sys.stderr.write(
+        f"{label}: step {done}/{steps}  loss {loss:.4f}{epsilon}  {speed:.1f} steps/s  {left:.0f} s left\n"
+    )
+    sys.stderr.flush()
+
+
+def check(config: Any, num_examples: int) -> None:
+    """Raises ValueError for a training section that cannot be used."""
+    if not 0 < config.batch_size <= num_examples:
+        raise ValueError(
+            f"config.train.batch_size={config.batch_size} gives a sampling probability outside (0, 1] "
+            f"for {num_examples} records: use at most that many"
+        )
+    for name in ("steps", "physical_batch", "log_every", "checkpoint_every"):
+        if config[name] < 1:
+            raise ValueError(f"config.train.{name}={config[name]} must be at least 1")
+    for name in ("learning_rate", "l2_clip"):
+        if not config[name] > 0:
+            raise ValueError(f"config.train.{name}={config[name]} must be positive")
+    if not 0 <= config.warmup <= 1:
+        raise ValueError(
+            f"config.train.warmup={config.warmup} must be a share of the steps, in [0, 1]"
+        )
+    if not config.weight_decay >= 0:
+        raise ValueError(f"config.train.weight_decay={config.weight_decay} must be at least 0")
+
+
+def warn_about_delta(delta: float, num_records: int) -> None:
+    """Warns where δ allows a record to be published outright."""
+    if delta > 1 / num_records:
+        warnings.warn(
+            f"delta={delta:g} exceeds 1/{num_records}, one over the number of records: "
+            "such a guarantee permits publishing a record",
+            stacklevel=2,
+        )
+
+
+def make_private(
+    config: Any,
+    epsilon: float,
+    delta: float,
+    num_examples: int,
+    unit: str,
+    assumptions: tuple[str, ...],
+    *,
+    beside: dpx.PrivacyGuarantee | None = None,
+) -> tuple[Privacy, dpx.PrivacyGuarantee]:
+    """Calibrates a training run to a budget.
+
+    Args:
+      config: The training section.
+      epsilon, delta: The budget.
+      num_examples: Number of records.
+      unit: What a record is.
+      assumptions: What the guarantee rests on.
+      beside: A Gaussian release that is paid from the same budget.
+
+    Returns:
+      What `train` needs, and the guarantee of the run and that release together.
+    """
+    probability = config.batch_size / num_examples
+    settings = {"sampling_probability": probability, "accountant": config.accountant}
+    event = None if beside is None else beside.event
+    multiplier = dpx.calibrate_dpsgd(epsilon, delta, steps=config.steps, beside=event, **settings)
+
+    def guarantee(steps: int) -> dpx.PrivacyGuarantee:
+        run = privacy_lib.dpsgd_guarantee(
+            multiplier, delta, steps=steps, unit=unit, assumptions=assumptions, **settings
+        )
+        if beside is None:
+            return run
+        return dpx.Ledger().spend(beside, "prior release").spend(run, "DP-SGD").guarantee(delta)
+
+    privacy = Privacy(
+        l2_clip=config.l2_clip,
+        normalize=config.normalize,
+        noise_multiplier=multiplier,
+        spent=lambda steps: guarantee(steps).epsilon,
+    )
+    return privacy, guarantee(config.steps)
+
+
+def plan(
+    config: Any,
+    epsilon: float,
+    delta: float,
+    num_examples: int,
+    *,
+    beside: dpx.PrivacyGuarantee | None = None,
+) -> dict:
+    """The privacy parameters that `train` would use."""
+    unit = "record" if beside is None else beside.unit
+    privacy, guarantee = make_private(config, epsilon, delta, num_examples, unit, (), beside=beside)
+    return {
+        "noise_multiplier": privacy.noise_multiplier,
+        "sampling_probability": config.batch_size / num_examples,
+        "expected_batch_size": config.batch_size,
+        "steps": config.steps,
+        "epsilon": guarantee.epsilon,
+        "delta": delta,
+        "records": num_examples,
+    }
