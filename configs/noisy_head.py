@@ -2,17 +2,17 @@
 
     python -m experiments.run --config=configs/noisy_head.py:low_dim --workdir=runs/low_dim
 
-variant         figure of the paper                             what to expect
-low_dim         1: excess risk against N, five ε, D = 5         paper 0.036, one-shot 1.2e-6 at N = 4000, ε = 1
-high_dim        2: the same with D = L = ⌊√N⌋                   paper 1e-7 at N = 1000, ε = 1
-useful          none: λ small enough for ridge to beat zero     one-shot reaches ridge's MSE at N = 20,000
-rates           Theorem 4.2: exponents of N, L, D and ε         fitted slopes beside the claimed ones
-early_stopping  3: risk against T, Γ⁰ = 0 and random            a minimum near T = 160 from a random Γ⁰ only
-robustness      4: one corrupted prompt, α = c Nᵖ               ridge flat; NoisyHead far worse with the paper's R
-text            5: risk against T on texts                      needs --config.data.path
+variant         figure of the paper                           what to expect
+low_dim         1: excess risk against N, five ε, D = 5       at N = 4000, ε = 1: paper 0.036, one-shot 1e-6
+high_dim        2: the same with D = L = ⌊√N⌋                 at N = 1000, ε = 1: paper 1e-7
+useful          none: λ so small that ridge beats zero        one-shot has ridge's MSE from N = 20,000 on
+rates           Theorem 4.2: exponents of N, L, D and ε       fitted slopes beside the claimed ones
+early_stopping  3: risk against T, Γ⁰ = 0 and random          a minimum from a random Γ⁰ only
+robustness      4: one corrupted prompt, α = c Nᵖ             ridge flat, NoisyHead worse with the paper's R
+text            5: risk against T on texts                    needs --config.data.path
 
-In every setting of the paper λ is so large that ridge's test MSE is 0.997 of predicting zero, whose privacy is
-perfect; the tables say so.
+In every setting of the paper λ is so large that ridge's test MSE is 0.997 of that of predicting zero, which is
+perfectly private; the tables say so.
 """
 
 from ml_collections import config_dict

@@ -205,31 +205,33 @@ def _noisy_descent(
     trajectory,
 ):
     features = enforce(features, hyper)
-    noise = privatize(
-        l2_clip=sensitivity,
-        noise_multiplier=noise_multiplier,
-        expected_batch_size=features.query.shape[0],
-        key=jax.random.fold_in(key, 0),
+    optimizer = optax.chain(
+        privatize(
+            l2_clip=sensitivity,
+            noise_multiplier=noise_multiplier,
+            expected_batch_size=features.query.shape[0],
+            key=jax.random.fold_in(key, 0),
+        ),
+        optax.add_decayed_weights(decay),
+        optax.sgd(step_size),
+        _project_onto_ball(hyper.parameter_radius),
     )
-    radius = hyper.parameter_radius
-    start = projections.projection_l2_ball(start, radius)
-    return _iterate(features, noise, start, decay, step_size, radius, steps, trajectory)
+    start = projections.projection_l2_ball(start, hyper.parameter_radius)
+    return _iterate(features, optimizer, start, steps, trajectory)
 
 
 @functools.partial(jax.jit, static_argnames=("steps", "trajectory"))
 def _gradient_descent(features, start, *, decay, step_size, steps, trajectory):
-    mean = optax.scale(1 / features.query.shape[0])
-    return _iterate(features, mean, start, decay, step_size, jnp.inf, steps, trajectory)
-
-
-def _iterate(features, mean_of_sum, start, decay, step_size, radius, steps, trajectory):
-    gradient = gradient_sum(features)
     optimizer = optax.chain(
-        mean_of_sum,
+        optax.scale(1 / features.query.shape[0]),
         optax.add_decayed_weights(decay),
         optax.sgd(step_size),
-        _project_onto_ball(radius),
     )
+    return _iterate(features, optimizer, start, steps, trajectory)
+
+
+def _iterate(features, optimizer, start, steps, trajectory):
+    gradient = gradient_sum(features)
 
     def step(carry, _):
         gamma, state = carry

@@ -8,6 +8,7 @@ A linear attention head sees it through one matrix (eq. 2.5 of the paper),
 of rank one: N prompts are two N×D arrays and N targets, never an N×D×D array.
 """
 
+import functools
 from typing import NamedTuple
 
 import jax
@@ -60,15 +61,14 @@ def sample_prompts(
     Raises:
       ValueError: for a size below 1 or a negative noise level.
     """
-    _check_sizes(num_prompts, length, dim, noise_std)
-    keys = jax.random.split(key, num_prompts)
-    return jax.vmap(lambda key: _draw(key, length, dim, noise_std))(keys)
+    noise_std = _check_sizes(num_prompts, length, dim, noise_std)
+    return _sample_prompts(key, noise_std, num_prompts, length, dim)
 
 
 @in_float64
 def sample_prompt(key: jax.Array, length: int, dim: int, *, noise_std: float = 0.0) -> Prompts:
     """One prompt, x (1, L+1, D) and y (1, L+1): prompt k of `sample_prompts` has key `split(key, N)[k]`."""
-    _check_sizes(1, length, dim, noise_std)
+    noise_std = _check_sizes(1, length, dim, noise_std)
     x, y = _draw(key, length, dim, noise_std)
     return Prompts(x[None], y[None])
 
@@ -88,16 +88,10 @@ def sample_features(
 
     Memory is 2ND + N numbers. Args, returns and errors are those of the two functions.
     """
-    _check_sizes(num_prompts, length, dim, noise_std)
+    noise_std = _check_sizes(num_prompts, length, dim, noise_std)
     _check_bounds(response_clip, feature_radius)
-
-    def one(key):
-        x, y = _draw(key, length, dim, noise_std)
-        return _reduce(x, y, response_clip, feature_radius)
-
-    chunk = max(1, _DRAWS_PER_CHUNK // ((length + 2) * dim))
-    keys = jax.random.split(key, num_prompts)
-    return jax.lax.map(one, keys, batch_size=min(chunk, num_prompts))
+    options = (noise_std, response_clip, feature_radius)
+    return _sample_features(key, options, num_prompts, length, dim)
 
 
 @in_float64
@@ -190,6 +184,25 @@ def norm(rows: jax.Array) -> jax.Array:
     return largest * jnp.sqrt(jnp.sum((rows / safe[..., None]) ** 2, axis=-1))
 
 
+@functools.partial(jax.jit, static_argnums=(2, 3, 4))
+def _sample_prompts(key, noise_std, num_prompts, length, dim) -> Prompts:
+    keys = jax.random.split(key, num_prompts)
+    return jax.vmap(lambda key: _draw(key, length, dim, noise_std))(keys)
+
+
+@functools.partial(jax.jit, static_argnums=(2, 3, 4))
+def _sample_features(key, options, num_prompts, length, dim) -> Features:
+    noise_std, response_clip, feature_radius = options
+
+    def one(key):
+        x, y = _draw(key, length, dim, noise_std)
+        return _reduce(x, y, response_clip, feature_radius)
+
+    chunk = max(1, _DRAWS_PER_CHUNK // ((length + 2) * dim))
+    keys = jax.random.split(key, num_prompts)
+    return jax.lax.map(one, keys, batch_size=min(chunk, num_prompts))
+
+
 def _draw(key, length, dim, noise_std) -> Prompts:
     # float32 normals are ample for simulated data and cost half; what is computed from them is float64.
     # Drawn flat: XLA's counters of a two-dimensional draw cost twice as much, to compile and to run.
@@ -197,7 +210,7 @@ def _draw(key, length, dim, noise_std) -> Prompts:
     w, x = jnp.split(draws.reshape(length + 2, dim), [1])
     x = x / jnp.sqrt(jnp.sum(x**2, axis=-1, keepdims=True))
     y = x @ w[0]
-    if isinstance(noise_std, Tracer) or noise_std > 0:
+    if noise_std is not None:
         noise = jax.random.normal(jax.random.fold_in(key, 1), (length + 1,), jnp.float32)
         y = y + noise_std * as_float64(noise)
     return Prompts(x, y)
@@ -214,12 +227,16 @@ def _reduce(x, y, response_clip, feature_radius) -> Features:
     return Features(query, context, target)
 
 
-def _check_sizes(num_prompts, length, dim, noise_std) -> None:
+def _check_sizes(num_prompts, length, dim, noise_std):
+    """The noise level, None for none, which saves drawing it."""
     for name, size in (("num_prompts", num_prompts), ("length", length), ("dim", dim)):
         if int(size) != size or size < 1:
             raise ValueError(f"{name}={size} must be a whole number, at least 1")
-    if not isinstance(noise_std, Tracer) and not 0 <= noise_std < float("inf"):
+    if isinstance(noise_std, Tracer):
+        return noise_std
+    if not 0 <= noise_std < float("inf"):
         raise ValueError(f"noise_std={noise_std} must be finite and at least 0")
+    return noise_std or None
 
 
 def _check_bounds(response_clip, feature_radius) -> None:
