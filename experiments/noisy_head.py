@@ -122,17 +122,19 @@ def simulate(config, cell: Cell, budgets: tuple[float, ...]) -> dict[str, np.nda
     names = tuple(config.methods)
     with jax.enable_x64(True):
         if config.one_shot_trials == config.trials:
-            risks = _trials(config, cell, budgets, (*names, "one_shot"), config.trials)(keys)
+            risks = trials_function(config, cell, budgets, (*names, "one_shot"), config.trials)(
+                keys
+            )
         else:
-            risks = _trials(config, cell, budgets, names, config.trials)(keys)
+            risks = trials_function(config, cell, budgets, names, config.trials)(keys)
             if config.one_shot_trials:
                 few = config.one_shot_trials
-                one_shot = _trials(config, cell, budgets, ("one_shot",), few)(keys[:few])
+                one_shot = trials_function(config, cell, budgets, ("one_shot",), few)(keys[:few])
                 risks["one_shot"] = one_shot["one_shot"]
         return jax.tree.map(np.asarray, risks)
 
 
-def _trials(config, cell, budgets, names, trials):
+def trials_function(config, cell, budgets, names, trials):
     """A jitted function from (trials,) keys to risks, a batch of trials at a time."""
     fits = {name: _fitter(name, config, cell, budgets) for name in names}
     batch = min(TRIALS_PER_BATCH if cell.dim <= 8 else 10, trials)

@@ -47,8 +47,8 @@ def fit_one_shot(
     raised to it, which keeps their inverses from exploding and vanishes as N or ε grows. The solution
     is projected onto the ball of radius R.
 
-    It beat `fit` in every setting measured with D ≤ 8. `fit` needs O(ND) memory and no eigenvectors of a D²×D²
-    matrix, so it is the one for high dimension.
+    It beat `fit` in every setting measured with D ≤ 8. `fit` needs O(ND) memory and no D²×D² eigenvectors,
+    so it is the one for high dimension.
 
     Args:
       key: A JAX key that nobody learns who sees Γ.
