@@ -2,8 +2,8 @@
 
     python -m experiments.bench_noisy_head [--trials=20] [--num_prompts=4000]
 
-One trial of Section 6.1's low-dimensional cell: draw N prompts, form features, solve ridge, run Algorithm 1 for
-five budgets, take the exact excess risks. The loop does one trial and one budget after another, in the
+One trial of Section 6.1's low-dimensional cell: draw N prompts, form features, solve ridge, run Algorithm 1
+for five budgets, take the exact excess risks. The loop does one trial and one budget after another, in the
 factored form of the gradient that a careful NumPy author would write. Then 100,000 prompts (L = 63, D = 5)
 are drawn, streamed into features and fitted. Prints times, the ratio, and XLA's temporary memory.
 """

@@ -88,8 +88,10 @@ def _simulate(config) -> dict[str, float]:
                 config, lambda steps, name=name: at_steps(name, config, steps)
             )
             method = at_steps(name, config, max(config.steps_grid))
-            for kind, noise in (("descent", np.zeros_like(multipliers)), ("private", multipliers)):
-                descend = stopped(method, init, config.steps_grid, noise)
+            for kind, descend in (
+                ("descent", free_of_noise(method, init, config.steps_grid)),
+                ("private", stopped(method, init, config.steps_grid, multipliers)),
+            ):
                 every = jax.jit(
                     lambda *inputs, f=descend: jax.lax.map(
                         lambda one: risk(f(jax.random.fold_in(one[0], 1), one[1]), one[2]), inputs
@@ -118,20 +120,9 @@ def stopped(method: Method, init, grid, multipliers: np.ndarray):
     Each T is a run of its own, with its own noise multiplier. They are run together to the largest T, and
     what a run does after its own T is thrown away: that costs one compilation and not one for each T.
     """
-    options = {k: v for k, v in method.options.items() if k not in ("accounting", "steps")}
 
     def descend(key, features, steps, multiplier):
-        iterates = noisy_head.noisy_descent(
-            key,
-            features,
-            method.hyper,
-            noise_multiplier=multiplier,
-            steps=int(max(grid)),
-            init=init,
-            trajectory=True,
-            **options,
-        )
-        return iterates[steps - 1]
+        return _iterates(key, features, method, init, int(max(grid)), multiplier)[steps - 1]
 
     def all_steps(key, features):
         keys = jax.random.split(key, len(grid))
@@ -139,6 +130,26 @@ def stopped(method: Method, init, grid, multipliers: np.ndarray):
         return one_each(keys, features, jnp.array(grid), jnp.array(multipliers))
 
     return all_steps
+
+
+def free_of_noise(method: Method, init, grid):
+    """The same without noise: one path serves every T."""
+    steps = np.array(grid) - 1
+    return lambda key, features: _iterates(key, features, method, init, int(max(grid)), 0.0)[steps]
+
+
+def _iterates(key, features, method: Method, init, steps: int, multiplier):
+    options = {k: v for k, v in method.options.items() if k not in ("accounting", "steps")}
+    return noisy_head.noisy_descent(
+        key,
+        features,
+        method.hyper,
+        noise_multiplier=multiplier,
+        steps=steps,
+        init=init,
+        trajectory=True,
+        **options,
+    )
 
 
 def table(config, metrics: dict[str, float]) -> str:
