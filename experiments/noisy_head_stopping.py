@@ -1,5 +1,6 @@
 """Risk of NoisyHead against the number of steps T (Section 6.2 of arXiv 2504.16000)."""
 
+import math
 from pathlib import Path
 
 import jax
@@ -19,8 +20,13 @@ def validate(config) -> None:
     if config.trials < 1 or not config.steps_grid:
         raise ValueError("config.trials must be at least 1 and config.steps_grid not empty")
     for name in config.methods:
-        for steps in config.steps_grid:
+        for steps in grid_of(name, config):
             at_steps(name, config, steps).calibrate(config.epsilon, config.delta)
+
+
+def grid_of(name: str, config) -> tuple[int, ...]:
+    """The T of one fit; as printed, it is private only where ε/T < 1."""
+    return tuple(T for T in config.steps_grid if name != "paper" or config.epsilon < T)
 
 
 def at_steps(name: str, config, steps: int) -> Method:
@@ -37,7 +43,7 @@ def plan(config) -> dict:
             config.epsilon, config.delta
         )[0]
         for name in config.methods
-        for steps in config.steps_grid
+        for steps in grid_of(name, config)
     }
 
 
@@ -83,14 +89,14 @@ def _simulate(config) -> dict[str, float]:
 
     metrics = {}
     for name in config.methods:
+        grid = grid_of(name, config)
+        if not grid:
+            continue
+        fits = [at_steps(name, config, steps) for steps in grid]
         for init in config.inits:
-            multipliers = multipliers_at(
-                config, lambda steps, name=name: at_steps(name, config, steps)
-            )
-            method = at_steps(name, config, max(config.steps_grid))
             for kind, descend in (
-                ("descent", free_of_noise(method, init, config.steps_grid)),
-                ("private", stopped(method, init, config.steps_grid, multipliers)),
+                ("descent", free_of_noise(fits, init)),
+                ("private", stopped(fits, init, config.epsilon, config.delta)),
             ):
                 every = jax.jit(
                     lambda *inputs, f=descend: jax.lax.map(
@@ -98,7 +104,7 @@ def _simulate(config) -> dict[str, float]:
                     )
                 )
                 costs = np.mean(every(keys, features, references), axis=0)
-                for steps, cost in zip(config.steps_grid, costs, strict=True):
+                for steps, cost in zip(grid, costs, strict=True):
                     metrics[f"{name}/{init}/{kind}/T{steps}"] = float(cost)
     zero = risk(jnp.zeros((cell.dim, cell.dim)), references)
     metrics["zero/excess_risk"] = float(np.mean(zero))
@@ -108,44 +114,39 @@ def _simulate(config) -> dict[str, float]:
     return metrics
 
 
-def multipliers_at(config, method_at) -> np.ndarray:
-    """The noise multiplier of every T in the grid."""
-    fits = [method_at(steps) for steps in config.steps_grid]
-    return np.array([fit.calibrate(config.epsilon, config.delta)[0] for fit in fits])
-
-
-def stopped(method: Method, init, grid, multipliers: np.ndarray):
-    """A function (key, features) -> Γ^T for every T of the grid, (len(grid), D, D).
+def stopped(fits: list[Method], init, epsilon: float, delta: float):
+    """A function (key, features) -> Γ^T of every fit, (len(fits), D, D), where fits differ in T alone.
 
     Each T is a run of its own, with its own noise multiplier. They are run together to the largest T, and
     what a run does after its own T is thrown away: that costs one compilation and not one for each T.
     """
+    multipliers = jnp.array([fit.calibrate(epsilon, delta)[0] for fit in fits])
+    steps = jnp.array([fit.options["steps"] for fit in fits])
 
     def descend(key, features, steps, multiplier):
-        return _iterates(key, features, method, init, int(max(grid)), multiplier)[steps - 1]
+        return _longest(fits, key, features, init, multiplier)[steps - 1]
 
     def all_steps(key, features):
-        keys = jax.random.split(key, len(grid))
-        one_each = jax.vmap(descend, in_axes=(0, None, 0, 0))
-        return one_each(keys, features, jnp.array(grid), jnp.array(multipliers))
+        keys = jax.random.split(key, len(fits))
+        return jax.vmap(descend, in_axes=(0, None, 0, 0))(keys, features, steps, multipliers)
 
     return all_steps
 
 
-def free_of_noise(method: Method, init, grid):
+def free_of_noise(fits: list[Method], init):
     """The same without noise: one path serves every T."""
-    steps = np.array(grid) - 1
-    return lambda key, features: _iterates(key, features, method, init, int(max(grid)), 0.0)[steps]
+    steps = np.array([fit.options["steps"] for fit in fits])
+    return lambda key, features: _longest(fits, key, features, init, 0.0)[steps - 1]
 
 
-def _iterates(key, features, method: Method, init, steps: int, multiplier):
-    options = {k: v for k, v in method.options.items() if k not in ("accounting", "steps")}
+def _longest(fits, key, features, init, multiplier):
+    options = {**fits[0].options, "steps": max(fit.options["steps"] for fit in fits)}
+    del options["accounting"]
     return noisy_head.noisy_descent(
         key,
         features,
-        method.hyper,
+        fits[0].hyper,
         noise_multiplier=multiplier,
-        steps=steps,
         init=init,
         trajectory=True,
         **options,
@@ -162,7 +163,7 @@ def table(config, metrics: dict[str, float]) -> str:
     ]
     rows = [f"| T | {' | '.join(series)} |", "|---" * (len(series) + 1) + "|"]
     for steps in config.steps_grid:
-        values = [f"{metrics[f'{one}/T{steps}']:.3g}" for one in series]
+        values = [f"{metrics.get(f'{one}/T{steps}', math.nan):.3g}" for one in series]
         rows.append(f"| {steps} | {' | '.join(values)} |")
     rows.append(
         f"\npredicting zero: excess {metrics['zero/excess_risk']:.3g}, "

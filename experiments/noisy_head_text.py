@@ -1,5 +1,6 @@
 """NoisyHead on texts: predicting a document's length from its words (Section 7 of arXiv 2504.16000)."""
 
+import math
 from pathlib import Path
 
 import jax
@@ -12,7 +13,7 @@ from dpx.privacy import check_delta, check_epsilon
 from experiments import noisy_head_figures
 from experiments.keys import open_keys
 from experiments.noisy_head import Method
-from experiments.noisy_head_stopping import multipliers_at, stopped
+from experiments.noisy_head_stopping import grid_of, stopped
 
 # The paper's R is meant for its model of the prompts; here both fits have the valid radius.
 FITS = {
@@ -38,7 +39,7 @@ def validate(config) -> None:
     if not 0 < config.test_fraction < 1:
         raise ValueError(f"config.test_fraction={config.test_fraction} must be in (0, 1)")
     for name in FITS:
-        for steps in config.steps_grid:
+        for steps in grid_of(name, config):
             at_steps(name, config, steps).calibrate(config.epsilon, config.delta)
 
 
@@ -69,7 +70,7 @@ def plan(config) -> dict:
             config.epsilon, config.delta
         )[0]
         for name in FITS
-        for steps in config.steps_grid
+        for steps in grid_of(name, config)
     }
 
 
@@ -119,17 +120,14 @@ def run(config, workdir: Path) -> dict:
         found = risks(jnp.zeros_like(reference), "zero") | risks(reference, "ridge")
         releases = {}
         for key, name in zip(keys, FITS, strict=False):
-            multipliers = multipliers_at(
-                config, lambda steps, name=name: at_steps(name, config, steps)
-            )
-            method = at_steps(name, config, max(config.steps_grid))
-            fit = stopped(method, None, config.steps_grid, multipliers)
-            gammas = jax.jit(fit)(key, features)
-            for steps, gamma in zip(config.steps_grid, gammas, strict=True):
+            fits = [at_steps(name, config, steps) for steps in grid_of(name, config)]
+            if not fits:
+                continue
+            gammas = jax.jit(stopped(fits, None, config.epsilon, config.delta))(key, features)
+            for fit, gamma in zip(fits, gammas, strict=True):
+                steps = fit.options["steps"]
                 found |= _at(risks(gamma, name), steps)
-                _, releases[f"{name}, T={steps}"] = at_steps(name, config, steps).calibrate(
-                    config.epsilon, config.delta
-                )
+                _, releases[f"{name}, T={steps}"] = fit.calibrate(config.epsilon, config.delta)
         step_size = at_steps("noisy_head", config, 1).options["step_size"]
         iterates = noisy_head.gradient_descent(
             features,
@@ -177,7 +175,11 @@ def table(config, metrics: dict[str, float]) -> str:
     columns = [f"{name} {kind}" for name in names for kind in kinds]
     rows = [f"| T | {' | '.join(columns)} |", "|---" * (len(columns) + 1) + "|"]
     for steps in config.steps_grid:
-        values = [f"{metrics[f'{name}/{kind}/T{steps}']:.3g}" for name in names for kind in kinds]
+        values = [
+            f"{metrics.get(f'{name}/{kind}/T{steps}', math.nan):.3g}"
+            for name in names
+            for kind in kinds
+        ]
         rows.append(f"| {steps} | {' | '.join(values)} |")
     for name in ("zero", "ridge", "one_shot"):
         rows.append(
