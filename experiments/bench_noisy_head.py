@@ -93,11 +93,18 @@ def main(_):
         began = time.perf_counter()
         features = noisy_head.sample_features(jax.random.key(1), *large.values())
         hyper = noisy_head.hyperparameters(*large.values(), regularization=0.003)
-        budget = {"regularization": 0.003, "epsilon": 1.0, "delta": 1e-5}
-        once = noisy_head.fit_one_shot(jax.random.key(2), features, hyper, **budget)
-        step_size = 1 / (0.003 + hyper.feature_radius**2)
+        once = noisy_head.fit_one_shot(
+            jax.random.key(2), features, hyper, regularization=0.003, epsilon=1.0, delta=1e-5
+        )
         descended = noisy_head.fit(
-            jax.random.key(3), features, hyper, step_size=step_size, steps=100, **budget
+            jax.random.key(3),
+            features,
+            hyper,
+            regularization=0.003,
+            step_size=1 / (0.003 + hyper.feature_radius**2),
+            steps=100,
+            epsilon=1.0,
+            delta=1e-5,
         )
         jax.block_until_ready((once.gamma, descended.gamma))
         print(

@@ -295,7 +295,9 @@ def slopes(config, metrics: dict[str, float]) -> dict[str, float]:
         ]
         values = np.array([point for point in points if point[1] is not None], float)
         if len(values) > 1:
-            fitted[f"slope/{axis}/{name}"] = float(np.polyfit(*np.log(values.T), 1)[0])
+            fitted[f"slope/{axis}/{name}"] = float(
+                np.polyfit(np.log(values[:, 0]), np.log(values[:, 1]), 1)[0]
+            )
         fitted[f"slope/{axis}/claimed"] = CLAIMED_EXPONENTS[axis]
     return fitted
 
