@@ -55,6 +55,8 @@ def one_pass(loss: Loss, leaves: Sequence[jax.Array], batch: Any) -> Pass:
 def two_pass(loss: Loss, leaves: Sequence[jax.Array], batch: Any) -> Pass:
     """Keeps norms only; the sum is the gradient of the losses weighted by the clip factors.
 
+    The forward pass is done again, so that nothing of the first pass has to be held.
+
     Raises:
       ValueError: parameters are narrower than float32, or are cast to less inside the loss: the
         sum over the batch would be rounded before noise is added.
@@ -76,20 +78,11 @@ def _rounds(program: Program, leaves: Sequence[jax.Array]) -> bool:
 def _one_pass(program: Program, leaves: Sequence[jax.Array], batch: Any) -> Pass:
     choices = program.choices
 
-    tapped, direct = _tapped(program, choices)
+    def hold(choice: Choice, given: Any) -> tuple[jax.Array, Any]:
+        held = _assemble(choice, given)
+        return _squared_norm(choice, held), held
 
-    def one(example: list[Any]) -> tuple[jax.Array, list[jax.Array], list[Any]]:
-        def value(some: dict, slots: dict) -> jax.Array:
-            arguments = [some.get(k, leaf) for k, leaf in enumerate(leaves)]
-            return tapped([*arguments, *example], slots)[0]
-
-        some = {k: leaves[k] for k in direct}
-        loss, (gradients, exported) = jax.value_and_grad(value, (0, 1))(some, tapped.slots())
-        held = [_assemble(*each) for each in _by_parameter(choices, gradients, exported)]
-        norms = [_squared_norm(*each) for each in zip(choices, held, strict=True)]
-        return loss, norms, held
-
-    losses, norms, held = jax.vmap(one)(jax.tree.leaves(batch))
+    losses, norms, held = _backward(program, choices, leaves, batch, hold)
 
     def contract(held: Sequence[Any], weights: Sequence[jax.Array]) -> list[jax.Array]:
         return [_weighted_sum(*each) for each in zip(choices, held, weights, strict=True)]
@@ -114,75 +107,62 @@ def _one_pass(program: Program, leaves: Sequence[jax.Array], batch: Any) -> Pass
 
 def _two_pass(program: Program, leaves: Sequence[jax.Array], batch: Any) -> Pass:
     choices = [_plan.in_place(choice) for choice in program.choices]
-    tapped, direct = _tapped(program, choices)
-    flat = jax.tree.leaves(batch)
-    size = flat[0].shape[0]
 
-    def batch_losses(shared: dict, copies: dict, slots: dict) -> jax.Array:
-        def one(copies: dict, slots: dict, example: list[Any], zero: jax.Array) -> jax.Array:
-            both = shared | copies
-            return tapped([*(both[k] for k in range(len(leaves))), *example], slots, zero)[0]
+    def drop(choice: Choice, given: Any) -> tuple[jax.Array, None]:
+        if choice.form == "in_place":
+            return jnp.sum(given[0]), None
+        return _squared_norm(choice, _assemble(choice, given)), None
 
-        return jax.vmap(one)(copies, slots, flat, jnp.zeros(size))
-
-    def repeat(x: jax.Array) -> jax.Array:
-        return jnp.broadcast_to(x, (size, *x.shape))
-
-    # What is not tapped is copied for each example: its gradient then comes per example, from
-    # the same linearisation that the second pass goes back through.
-    shared = {k: leaves[k] for k in range(len(leaves)) if k not in direct}
-    copies = {k: repeat(leaves[k]) for k in direct}
-    losses, pull = jax.vjp(batch_losses, shared, copies, jax.tree.map(repeat, tapped.slots()))
-    _, gradients, exported = pull(jnp.ones_like(losses))
-
-    def squared_norms(gradients: dict, exported: dict) -> list[jax.Array]:
-        return [
-            jnp.sum(mine[0])
-            if choice.form == "in_place"
-            else _squared_norm(choice, _assemble(choice, mine))
-            for choice, mine in _by_parameter(choices, gradients, exported)
-        ]
-
-    norms = jax.vmap(squared_norms)(gradients, exported)
-
-    def together(weights: Sequence[jax.Array]) -> list[jax.Array]:
-        sums = {k: _contract(gradients[k], weights[k]) for k in direct}
-        for w in {id(w): w for w in weights}.values():
-            pulled = pull(w.astype(losses.dtype))[0]
-            sums |= {k: g for k, g in pulled.items() if weights[k] is w}
-        return [sums[k] for k in range(len(leaves))]
-
-    function = core.jaxpr_as_fun(program.closed)
-
-    def one_by_one(weights: Sequence[jax.Array], keep: jax.Array) -> list[jax.Array]:
-        def add(total: list[jax.Array], slot: Any) -> tuple[list[jax.Array], None]:
-            example, weight, is_kept = slot
-            terms = jax.grad(lambda leaves: function(*leaves, *example)[0])(list(leaves))
-            terms = [jnp.where(is_kept, w * t, 0) for w, t in zip(weight, terms, strict=True)]
-            return [s + t for s, t in zip(total, terms, strict=True)], None
-
-        return lax.scan(add, [jnp.zeros_like(p) for p in leaves], (flat, weights, keep))[0]
+    losses, norms, _ = _backward(program, choices, leaves, batch, drop)
 
     def weighted_sum(weights: Sequence[jax.Array], keep: jax.Array) -> list[jax.Array]:
-        # Closed over, not passed: one pull for every group, told apart by identity.
-        return lax.cond(
-            keep.all(), lambda: together(weights), lambda: one_by_one(list(weights), keep)
+        # Zero times infinity is not zero, so another example stands in, with weight zero, for one
+        # whose gradient is not finite.
+        rows = jnp.where(keep, jnp.arange(len(keep)), jnp.argmax(keep))
+        flat = [x[rows] for x in jax.tree.leaves(batch)]
+        function = core.jaxpr_as_fun(program.closed)
+        _, pull = jax.vjp(
+            lambda leaves: jax.vmap(lambda example: function(*leaves, *example)[0])(flat),
+            list(leaves),
         )
+        # One backward pass for every group of parameters, which have the same array of weights.
+        sums = {id(w): pull(w.astype(losses.dtype))[0] for w in weights}
+        return [jnp.where(keep.any(), sums[id(w)][k], 0) for k, w in enumerate(weights)]
 
     return Pass(losses, norms, weighted_sum)
 
 
-def _tapped(program: Program, choices: Sequence[Choice]) -> tuple[Tapped, list[int]]:
-    """The loss with slots where the choices ask for them, and the parameters that have none."""
+def _backward(
+    program: Program,
+    choices: Sequence[Choice],
+    leaves: Sequence[jax.Array],
+    batch: Any,
+    hold: Callable[[Choice, Any], tuple[jax.Array, Any]],
+) -> tuple[jax.Array, list[jax.Array], list[Any]]:
+    """Losses, squared norms and what `hold` keeps of each parameter, for every example.
+
+    `hold` is given, for one example, the gradient of a parameter that is not tapped, or the list of what
+    its uses hand out, and returns a squared norm and anything.
+    """
     taps = [(use, _export(choice, use)) for choice in choices for use in choice.tapped]
-    return Tapped(program.closed, taps), [k for k, c in enumerate(choices) if not c.tapped]
+    tapped = Tapped(program.closed, taps)
+    direct = {k: leaves[k] for k, choice in enumerate(choices) if not choice.tapped}
 
+    def one(example: list[Any]) -> tuple[jax.Array, list[jax.Array], list[Any]]:
+        def value(direct: dict, slots: dict) -> jax.Array:
+            arguments = [direct.get(k, leaf) for k, leaf in enumerate(leaves)]
+            return tapped([*arguments, *example], slots)[0]
 
-def _by_parameter(choices: Sequence[Choice], gradients: dict, exported: dict):
-    """Each choice with what the backward pass gave for it: a gradient, or one item per use."""
-    items = iter(exported.values())
-    for k, choice in enumerate(choices):
-        yield choice, [next(items) for _ in choice.tapped] or gradients[k]
+        loss, (gradients, handed) = jax.value_and_grad(value, (0, 1))(direct, tapped.slots())
+        handed = iter(handed.values())
+        norms, held = [], []
+        for k, choice in enumerate(choices):
+            norm, kept = hold(choice, [next(handed) for _ in choice.tapped] or gradients[k])
+            norms.append(norm)
+            held.append(kept)
+        return loss, norms, held
+
+    return jax.vmap(one)(jax.tree.leaves(batch))
 
 
 def _export(choice: Choice, use: Use) -> Callable[[jax.Array, jax.Array], Any]:
@@ -204,13 +184,13 @@ def _export(choice: Choice, use: Use) -> Callable[[jax.Array, jax.Array], Any]:
     return squared_norm
 
 
-def _assemble(choice: Choice, exported: Any) -> Any:
+def _assemble(choice: Choice, given: Any) -> Any:
     """What is kept of one example: its gradient, or its factors as matrices."""
     if choice.form == "autodiff":
-        return exported
+        return given
     layout = choice.layout
     assert layout is not None
-    factors = zip(choice.uses, exported, strict=True)
+    factors = zip(choice.uses, given, strict=True)
     pairs = [rules.pair(use, layout, *each) for use, each in factors]
     return pairs if choice.by_gram else layout.restore(rules.product(layout, pairs))
 
@@ -226,9 +206,7 @@ def _weighted_sum(choice: Choice, held: Any, weights: jax.Array) -> jax.Array:
     if choice.by_gram:
         assert choice.layout is not None
         return choice.layout.restore(rules.weighted_sum(choice.layout, held, weights))
-    return _contract(held, weights)
-
-
-def _contract(gradients: jax.Array, weights: jax.Array) -> jax.Array:
-    dtype = accumulator(gradients.dtype)
-    return jnp.einsum("b,b...->...", weights.astype(dtype), gradients.astype(dtype))
+    dtype = accumulator(held.dtype)
+    return jnp.einsum(
+        "b,b...->...", weights.astype(dtype), held.astype(dtype), precision=rules.HIGHEST
+    )

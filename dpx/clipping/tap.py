@@ -11,6 +11,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 from jax import lax
 from jax.extend import core
 
@@ -41,18 +42,12 @@ class Tapped:
 
         def shape(use: Use, export: Export) -> Any:
             out = jax.eval_shape(export, use.left_aval, use.right_aval)
-            return jax.tree.map(lambda s: jax.numpy.zeros((*use.lengths, *s.shape), s.dtype), out)
+            return jax.tree.map(lambda s: jnp.zeros((*use.lengths, *s.shape), s.dtype), out)
 
         pairs = zip(self.uses, self.exports, strict=True)
         return {index: shape(use, export) for index, (use, export) in enumerate(pairs)}
 
-    def __call__(self, arguments: Sequence[Any], slots: Any, zero: Any = None) -> list[Any]:
-        """Evaluates the jaxpr. A `zero`, if given, is added to what is tapped.
-
-        Under vmap inside a derivative, a result that is the same for all examples would have one
-        cotangent, summed over them; a zero that is mapped over the examples keeps them apart.
-        """
-        self.zero: Any = zero
+    def __call__(self, arguments: Sequence[Any], slots: dict[int, Any]) -> list[Any]:
         return self._run(self.closed.jaxpr, self.closed.consts, arguments, slots, ())
 
     def _run(self, jaxpr: Any, consts: Any, arguments: Any, slots: dict, path: Path) -> list[Any]:
@@ -69,10 +64,8 @@ class Tapped:
             else:
                 results = _bind(eqn, values)
                 for use in self.at.get(here, ()):
-                    export, (result,) = functools.partial(self._export, use), results
-                    if self.zero is not None:
-                        result = jax.numpy.add(result, self.zero.astype(result.dtype))
-                    results = [_tap(export, result, tuple(values), slots[use])]
+                    export = functools.partial(self._export, use)
+                    results = [_tap(export, results[0], tuple(values), slots[use])]
             env.update(zip(eqn.outvars, results, strict=True))
         return [read(atom) for atom in jaxpr.outvars]
 
