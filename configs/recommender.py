@@ -37,7 +37,14 @@ def get_config(arg: str = "") -> ConfigDict:
                 "min_count": 5,
                 "max_length": 50,
             },
-            "model": {"dim": 64, "num_heads": 1, "num_blocks": 2, "tied": True, "dropout": 0.2},
+            "model": {
+                "dim": 64,
+                "num_heads": 1,
+                "num_blocks": 2,
+                "tied": True,
+                "embed_std": 0.02,
+                "dropout": 0.2,
+            },
             "train": {
                 "loss": "all",
                 "steps": 30,
@@ -56,6 +63,9 @@ def get_config(arg: str = "") -> ConfigDict:
             "evaluate": {"k": 10, "exclude_seen": True, "split": "test"},
         }
     )
+    if variant == "movielens":
+        # So few users teach little beyond the bias, which random embeddings would only blur.
+        config.update({"model": {"embed_std": 0.002}})
     if variant == "movielens1m":
         config.update({"delta": 1e-4, "num_seeds": 1, "popularity_share": 0.05})
         config.update({"train": {"steps": 500, "batch_size": 1024}, "non_private": {"steps": 500}})
