@@ -12,7 +12,7 @@ from dpx import metrics as ranking
 from dpx.data import Histories, leave_last_out, left_pad, load_amazon
 from experiments import keys as secrets
 from experiments.gram import _pyplot
-from experiments.recommender import _means
+from experiments.recommender import means
 
 ROWS = {
     "ease": "Gram → EASE, K and λ from ε and N",
@@ -104,7 +104,7 @@ def run(config, workdir: Path) -> dict:
             score = _scorer(fixed, weights, config.fixed.prior_weight)
             scores["ease_fixed"].append(rank(score))
     return {
-        "metrics": _means(scores) | {"ease/num_kept": kept, "ease/regularization": strength},
+        "metrics": means(scores) | {"ease/num_kept": kept, "ease/regularization": strength},
         "privacy": guarantees["ease"],
         "releases": guarantees,
         "not_covered": [

@@ -13,7 +13,7 @@ from dpx import ngram
 from dpx.data import surnames
 from dpx.nn.transformer import Transformer, generate
 from experiments import training
-from experiments.keys import open_keys
+from experiments.keys import Keys, open_keys
 
 UNIT = "name"
 ASSUMPTIONS = (
@@ -53,15 +53,16 @@ def run(config, workdir: Path) -> dict:
     """Trains the private transformer and its baselines, and measures nats per character."""
     train, test = _load(config)
     keys = open_keys(config, workdir)
+    # A key of its own for each release: noise that two of them share would cancel.
+    training_key, prior_key, *ngram_keys = jax.random.split(keys.noise, 2 + len(config.ngrams))
     metrics, releases = {}, {}
-    for order in config.ngrams:
-        key = jax.random.fold_in(keys.noise, order)
+    for order, key in zip(config.ngrams, ngram_keys, strict=True):
         model = _fit_ngram(key, train, order, config.epsilon, config.delta)
         label = f"dp_{order}gram"
         releases[label] = model.guarantee
         metrics[f"{label}/nats_per_character"] = -model.log_prob(test.tokens)[test.mask].mean()
 
-    prior = _prior(config, train, jax.random.fold_in(keys.noise, 0))
+    prior = _prior(config, train, prior_key)
     private, guarantee = training.make_private(
         config.train,
         config.epsilon,
@@ -75,7 +76,7 @@ def run(config, workdir: Path) -> dict:
     fit = functools.partial(
         training.train,
         data=(_inputs(train.tokens), train.tokens, train.mask),
-        keys=keys,
+        keys=Keys(training_key, keys.sampling),
         dropout_seed=config.seed,
         workdir=workdir,
     )

@@ -92,25 +92,26 @@ def run(config, workdir: Path) -> dict:
 
     exact = np.log1p(popularity.count(prepared.train))
     scores["popularity"] = [_evaluate(config, prepared, lambda *_: exact)]
-    noisy = popularity.fit(
-        jax.random.fold_in(keys.noise, 0),
-        prepared.train,
-        epsilon=config.epsilon,
-        delta=config.delta,
-    )
-    releases["dp_popularity"] = noisy.guarantee.assuming(*assumptions)
-    scores["dp_popularity"] = [_evaluate(config, prepared, lambda *_: noisy.log_probabilities())]
-
-    scores["dp_transformer"], scores["transformer"] = [], []
+    for row in ("dp_popularity", "dp_transformer", "transformer"):
+        scores[row] = []
     for number in range(config.num_seeds):
         seed = config.seed + number
-        own = secrets.Keys(
-            jax.random.fold_in(keys.noise, 1 + number),
-            np.random.SeedSequence(
-                keys.sampling.entropy, spawn_key=(*keys.sampling.spawn_key, number)
-            ),
+        # A key of its own for each release: noise that two of them share would cancel.
+        noise = jax.random.split(jax.random.fold_in(keys.noise, number), 3)
+        sampling = np.random.SeedSequence(
+            keys.sampling.entropy, spawn_key=(*keys.sampling.spawn_key, number)
         )
-        bias, prior = _popularity(config, prepared.train, jax.random.fold_in(own.noise, 2**31 - 1))
+        suffix = f"_seed{seed}" if number else ""
+        noisy = popularity.fit(
+            noise[0],
+            prepared.train,
+            epsilon=config.epsilon,
+            delta=config.delta,
+        )
+        releases[f"dp_popularity{suffix}"] = noisy.guarantee.assuming(*assumptions)
+        alone = noisy.log_probabilities()
+        scores["dp_popularity"].append(_evaluate(config, prepared, lambda *_, s=alone: s))
+        bias, prior = _popularity(config, prepared.train, noise[1])
         private, guarantee = training.make_private(
             config.train,
             config.epsilon,
@@ -120,13 +121,13 @@ def run(config, workdir: Path) -> dict:
             assumptions,
             beside=prior,
         )
-        label = "dp_transformer" + (f"_seed{seed}" if number else "")
+        label = f"dp_transformer{suffix}"
         graph, params = _build(config, prepared.train.num_items, seed, bias)
         fit = functools.partial(
             training.train,
             functools.partial(_loss, graph, config.train.loss == "last"),
             data=prepared[1:5],
-            keys=own,
+            keys=secrets.Keys(noise[2], sampling),
             dropout_seed=seed,
             workdir=workdir,
         )
@@ -139,12 +140,11 @@ def run(config, workdir: Path) -> dict:
         if config.non_private.steps:
             exact_bias = np.log(popularity.count(prepared.train) + 1.0)
             graph, params = _build(config, prepared.train.num_items, seed, exact_bias)
-            label = "transformer" + (f"_seed{seed}" if number else "")
             plain = training.without_privacy(config)
-            trained = fit(params, config=plain, label=label, privacy=None)
+            trained = fit(params, config=plain, label=f"transformer{suffix}", privacy=None)
             scores["transformer"].append(_evaluate(config, prepared, _scorer(graph, trained)))
     return {
-        "metrics": _means(scores),
+        "metrics": means(scores),
         "privacy": releases["dp_transformer"],
         "releases": releases,
         "not_covered": NOT_COVERED,
@@ -286,7 +286,7 @@ def _evaluate(config, prepared: Prepared, score) -> dict[str, float]:
     }
 
 
-def _means(scores: dict[str, list[dict[str, float]]]) -> dict[str, float]:
+def means(scores: dict[str, list[dict[str, float]]]) -> dict[str, float]:
     """`row/metric` and, over several seeds, the standard error `row/metric_se`."""
     metrics = {}
     for row, runs in scores.items():
@@ -302,6 +302,6 @@ def _notes(config) -> str:
     seen = "left out of" if config.evaluate.exclude_seen else "part of"
     return (
         f"All items are ranked; those that a user has seen are {seen} the ranking. "
-        f"Transformers: {config.num_seeds} seed(s), each its own release. "
+        f"Trained and released with {config.num_seeds} seed(s), each with releases of its own. "
         f"Evaluated on the {config.evaluate.split} item."
     )

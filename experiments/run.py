@@ -103,7 +103,7 @@ def main(argv: list[str]) -> None:
             raise ValueError("--workdir is missing: use --workdir=DIR, a new folder")
         workdir = Path(flag.workdir)
         prepare(config, config_flags.get_config_filename(flag["config"]), workdir)
-    except (ValueError, FileNotFoundError) as error:
+    except (ValueError, OSError) as error:
         cli.stop(error)
     record = execute(config, workdir)
     print(report.summarize(record))

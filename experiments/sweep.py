@@ -102,7 +102,7 @@ def main(argv: list[str]) -> None:
         points = grid(source, flag.set)
         for overrides in points:
             run.check(point_config(source, overrides))
-    except (ValueError, FileNotFoundError) as error:
+    except (ValueError, OSError) as error:
         cli.stop(error)
     failed = run_points(source, points, folder)
     print(report.write(folder))

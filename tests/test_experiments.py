@@ -13,7 +13,8 @@ from pathlib import Path
 import jax
 import pytest
 
-from experiments import keys, records, report, run, sweep
+from dpx import ngram, popularity
+from experiments import keys, records, report, run, sweep, training
 from experiments.sweep import grid, point_config
 
 ROOT = Path(__file__).parents[1]
@@ -117,6 +118,35 @@ def test_noise_seed_weakens_the_wording_and_reproduces(tmp_path):
     assert outcomes[0].metrics == outcomes[1].metrics
     for spent in outcomes[0].releases.values():
         assert any("noise_seed" in words for words in spent["assumptions"])
+
+
+@pytest.mark.parametrize(
+    "source", ["configs/quickstart.py:tiny", "configs/recommender.py:synthetic,tiny"]
+)
+def test_no_two_releases_share_their_noise(tmp_path, monkeypatch, source):
+    """The keys of every release, and of every training step, are all different."""
+    used = []
+
+    def spend(key):
+        used.append(tuple(jax.random.key_data(key).tolist()))
+
+    def train(loss_fn, params, *, keys, config, privacy, **rest):
+        if privacy is not None:
+            for step in range(config.steps):
+                spend(jax.random.fold_in(keys.noise, step))
+        return params
+
+    for module in (ngram, popularity):
+        fit = module.fit
+        monkeypatch.setattr(
+            module,
+            "fit",
+            lambda key, *args, _fit=fit, **kw: (spend(key), _fit(key, *args, **kw))[1],
+        )
+    monkeypatch.setattr(training, "train", train)
+    execute(source, tmp_path / "run")
+    assert len(used) > 8
+    assert len(set(used)) == len(used)
 
 
 def wait_for(condition, process, seconds=300):
@@ -266,7 +296,7 @@ def configs():
             yield f"configs/{path.name}"
 
 
-@pytest.mark.parametrize("path", configs())
+@pytest.mark.parametrize("path", list(configs()))
 def test_every_swept_key_exists(path):
     module = records.config_module(path)
     for arg in ("", "tiny", *(f"{v},tiny" for v in getattr(module, "VARIANTS", ()))):

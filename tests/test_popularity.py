@@ -39,7 +39,9 @@ def test_noise_and_probabilities():
         popularity.fit(jax.random.key(1), many, epsilon=1.0, delta=1e-5, l2_clip=0)
 
 
-@pytest.mark.parametrize(("exclude", "expected"), [(True, (0.0204, 0.0447)), (False, (0.0121, 0.0253))])
+@pytest.mark.parametrize(
+    ("exclude", "expected"), [(True, (0.0204, 0.0447)), (False, (0.0121, 0.0253))]
+)
 def test_popularity_on_movielens_ranks_as_an_independent_implementation_does(exclude, expected):
     split = leave_last_out(load_movielens_small())
     known = split.train_and_validation
