@@ -1,6 +1,7 @@
 """dpx: differentially private attention in JAX. The public names."""
 
-from dpx.clipping import ClippedGrads, clipped_grad
+from dpx import gram, privacy, sampling
+from dpx.clipping import ClippedGrads, clipped_grad, explain_clipping
 from dpx.optim import privatize
 from dpx.privacy import (
     Ledger,
@@ -18,7 +19,11 @@ __all__ = [
     "calibrate_dpsgd",
     "clipped_grad",
     "dpsgd_epsilon",
+    "explain_clipping",
     "gaussian_epsilon",
     "gaussian_noise_multiplier",
+    "gram",
+    "privacy",
     "privatize",
+    "sampling",
 ]

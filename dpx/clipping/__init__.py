@@ -17,6 +17,7 @@ from dpx.clipping import engine as _engine
 from dpx.clipping import groups as _groups
 from dpx.clipping import materialize as _materialize
 from dpx.clipping import params as _params
+from dpx.clipping.explain import explain_clipping
 
 METHODS = {
     "auto": _engine.auto,
@@ -95,7 +96,7 @@ class ClippedGrad:
         size = _batch_size(batch, mask)
         parameters = _params.flatten(params)
         groups = _groups.assign(self.l2_clip, parameters.tree)
-        loss = _example_loss(self.loss_fn, parameters, batch)
+        loss = _params.example_loss(self.loss_fn, parameters)
         mask = jnp.ones(size, bool) if mask is None else jnp.asarray(mask)
 
         def whole(batch: Any, mask: jax.Array) -> tuple[list, list, jax.Array]:
@@ -180,22 +181,6 @@ def _batch_size(batch: tuple, mask: Any) -> int:
     return size
 
 
-def _example_loss(loss_fn: Callable, parameters: _params.Parameters, batch: tuple):
-    """`loss_fn` as a function of (arrays to differentiate, one example), its result checked."""
-
-    def loss(leaves: Any, example: tuple) -> jax.Array:
-        value = loss_fn(parameters.rebuild(leaves), *example)
-        shape, dtype = jnp.shape(value), jnp.result_type(value)
-        if shape != () or not jnp.issubdtype(dtype, jnp.floating):
-            raise ValueError(
-                f"loss_fn returned an array of shape {shape} and dtype {dtype}; it must return "
-                "the floating-point scalar loss of one example."
-            )
-        return value
-
-    return loss
-
-
 def _nothing(parameters: _params.Parameters, groups: _groups.Groups) -> tuple[list, list, Any]:
     """The result for an empty batch, whose loss cannot be traced."""
     sums = [jnp.zeros(p.shape, _materialize.accumulator(p.dtype)) for p in parameters.leaves]
@@ -222,4 +207,4 @@ def _by_microbatches(whole: Callable, step: int, batch: tuple, mask: jax.Array):
     return sums, [norm.reshape(-1)[:size] for norm in norms], losses.reshape(-1)[:size]
 
 
-__all__ = ["ClippedGrad", "ClippedGrads", "clipped_grad"]
+__all__ = ["ClippedGrad", "ClippedGrads", "clipped_grad", "explain_clipping"]

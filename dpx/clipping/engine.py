@@ -55,6 +55,8 @@ def one_pass(loss: Loss, leaves: Sequence[jax.Array], batch: Any) -> Pass:
 def two_pass(loss: Loss, leaves: Sequence[jax.Array], batch: Any) -> Pass:
     """Keeps norms only; the sum is the gradient of the losses weighted by the clip factors.
 
+    The forward pass is done again, so that nothing of the first pass has to be held.
+
     Raises:
       ValueError: parameters are narrower than float32, or are cast to less inside the loss: the
         sum over the batch would be rounded before noise is added.
@@ -76,8 +78,8 @@ def _rounds(program: Program, leaves: Sequence[jax.Array]) -> bool:
 def _one_pass(program: Program, leaves: Sequence[jax.Array], batch: Any) -> Pass:
     choices = program.choices
 
-    def hold(choice: Choice, exported: Any) -> tuple[jax.Array, Any]:
-        held = _assemble(choice, exported)
+    def hold(choice: Choice, given: Any) -> tuple[jax.Array, Any]:
+        held = _assemble(choice, given)
         return _squared_norm(choice, held), held
 
     losses, norms, held = _backward(program, choices, leaves, batch, hold)
@@ -106,34 +108,26 @@ def _one_pass(program: Program, leaves: Sequence[jax.Array], batch: Any) -> Pass
 def _two_pass(program: Program, leaves: Sequence[jax.Array], batch: Any) -> Pass:
     choices = [_plan.in_place(choice) for choice in program.choices]
 
-    def hold(choice: Choice, exported: Any) -> tuple[jax.Array, None]:
+    def drop(choice: Choice, given: Any) -> tuple[jax.Array, None]:
         if choice.form == "in_place":
-            return jnp.sum(exported[0]), None
-        return _squared_norm(choice, _assemble(choice, exported)), None
+            return jnp.sum(given[0]), None
+        return _squared_norm(choice, _assemble(choice, given)), None
 
-    losses, norms, _ = _backward(program, choices, leaves, batch, hold)
-    function, flat = core.jaxpr_as_fun(program.closed), jax.tree.leaves(batch)
-
-    def batch_loss(leaves: Sequence[jax.Array]) -> jax.Array:
-        return jax.vmap(lambda example: function(*leaves, *example)[0])(flat)
-
-    _, pull = jax.vjp(batch_loss, list(leaves))
-
-    def together(weights: Sequence[jax.Array], keep: jax.Array) -> list[jax.Array]:
-        by_group = {id(w): pull(w.astype(losses.dtype))[0] for w in weights}
-        return [by_group[id(w)][k] for k, w in enumerate(weights)]
-
-    def one_by_one(weights: Sequence[jax.Array], keep: jax.Array) -> list[jax.Array]:
-        def add(total: list[jax.Array], slot: Any) -> tuple[list[jax.Array], None]:
-            example, weight, is_kept = slot
-            terms = jax.grad(lambda leaves: function(*leaves, *example)[0])(list(leaves))
-            terms = [jnp.where(is_kept, w * t, 0) for w, t in zip(weight, terms, strict=True)]
-            return [s + t for s, t in zip(total, terms, strict=True)], None
-
-        return lax.scan(add, [jnp.zeros_like(p) for p in leaves], (flat, weights, keep))[0]
+    losses, norms, _ = _backward(program, choices, leaves, batch, drop)
 
     def weighted_sum(weights: Sequence[jax.Array], keep: jax.Array) -> list[jax.Array]:
-        return lax.cond(keep.all(), together, one_by_one, list(weights), keep)
+        # Zero times infinity is not zero, so another example stands in, with weight zero, for one
+        # whose gradient is not finite.
+        rows = jnp.where(keep, jnp.arange(len(keep)), jnp.argmax(keep))
+        flat = [x[rows] for x in jax.tree.leaves(batch)]
+        function = core.jaxpr_as_fun(program.closed)
+        _, pull = jax.vjp(
+            lambda leaves: jax.vmap(lambda example: function(*leaves, *example)[0])(flat),
+            list(leaves),
+        )
+        # One backward pass for every group of parameters, which have the same array of weights.
+        sums = {id(w): pull(w.astype(losses.dtype))[0] for w in weights}
+        return [jnp.where(keep.any(), sums[id(w)][k], 0) for k, w in enumerate(weights)]
 
     return Pass(losses, norms, weighted_sum)
 
@@ -145,25 +139,25 @@ def _backward(
     batch: Any,
     hold: Callable[[Choice, Any], tuple[jax.Array, Any]],
 ) -> tuple[jax.Array, list[jax.Array], list[Any]]:
-    """Losses, squared norms and what is held of each parameter, for every example."""
+    """Losses, squared norms and what `hold` keeps of each parameter, for every example.
+
+    `hold` is given, for one example, the gradient of a parameter that is not tapped, or the list of what
+    its uses hand out, and returns a squared norm and anything.
+    """
     taps = [(use, _export(choice, use)) for choice in choices for use in choice.tapped]
     tapped = Tapped(program.closed, taps)
-    direct = [k for k, choice in enumerate(choices) if not choice.tapped]
+    direct = {k: leaves[k] for k, choice in enumerate(choices) if not choice.tapped}
 
     def one(example: list[Any]) -> tuple[jax.Array, list[jax.Array], list[Any]]:
-        def value(some: list[jax.Array], slots: Any) -> jax.Array:
-            arguments = list(leaves)
-            for k, leaf in zip(direct, some, strict=True):
-                arguments[k] = leaf
+        def value(direct: dict, slots: dict) -> jax.Array:
+            arguments = [direct.get(k, leaf) for k, leaf in enumerate(leaves)]
             return tapped([*arguments, *example], slots)[0]
 
-        some = [leaves[k] for k in direct]
-        loss, (gradients, exported) = jax.value_and_grad(value, (0, 1))(some, tapped.slots())
-        gradients, exported = iter(gradients), iter(exported.values())
+        loss, (gradients, handed) = jax.value_and_grad(value, (0, 1))(direct, tapped.slots())
+        handed = iter(handed.values())
         norms, held = [], []
-        for choice in choices:
-            mine = [next(exported) for _ in choice.tapped] or next(gradients)
-            norm, kept = hold(choice, mine)
+        for k, choice in enumerate(choices):
+            norm, kept = hold(choice, [next(handed) for _ in choice.tapped] or gradients[k])
             norms.append(norm)
             held.append(kept)
         return loss, norms, held
@@ -190,13 +184,13 @@ def _export(choice: Choice, use: Use) -> Callable[[jax.Array, jax.Array], Any]:
     return squared_norm
 
 
-def _assemble(choice: Choice, exported: Any) -> Any:
+def _assemble(choice: Choice, given: Any) -> Any:
     """What is kept of one example: its gradient, or its factors as matrices."""
     if choice.form == "autodiff":
-        return exported
+        return given
     layout = choice.layout
     assert layout is not None
-    factors = zip(choice.uses, exported, strict=True)
+    factors = zip(choice.uses, given, strict=True)
     pairs = [rules.pair(use, layout, *each) for use, each in factors]
     return pairs if choice.by_gram else layout.restore(rules.product(layout, pairs))
 
@@ -213,4 +207,6 @@ def _weighted_sum(choice: Choice, held: Any, weights: jax.Array) -> jax.Array:
         assert choice.layout is not None
         return choice.layout.restore(rules.weighted_sum(choice.layout, held, weights))
     dtype = accumulator(held.dtype)
-    return jnp.einsum("b,b...->...", weights.astype(dtype), held.astype(dtype))
+    return jnp.einsum(
+        "b,b...->...", weights.astype(dtype), held.astype(dtype), precision=rules.HIGHEST
+    )

@@ -46,7 +46,8 @@ def flatten(params: Any) -> Parameters:
         inner = flatten(state)
 
         def rebuild_module(leaves: Sequence[jax.Array]) -> Any:
-            return nnx.merge(graph, inner.rebuild(leaves), rest)
+            # A copy, because a module may count in its state only where that was made.
+            return nnx.merge(graph, inner.rebuild(leaves), jax.tree.map(lambda x: x, rest))
 
         return inner._replace(rebuild=rebuild_module)
 
@@ -82,3 +83,19 @@ def flatten(params: Any) -> Parameters:
         )
 
     return Parameters(leaves, paths, tree, rebuild)
+
+
+def example_loss(loss_fn: Callable, parameters: Parameters) -> Callable[..., jax.Array]:
+    """`loss_fn` as a function of (arrays to differentiate, one example), its result checked."""
+
+    def loss(leaves: Any, example: tuple) -> jax.Array:
+        value = loss_fn(parameters.rebuild(leaves), *example)
+        shape, dtype = jnp.shape(value), jnp.result_type(value)
+        if shape != () or not jnp.issubdtype(dtype, jnp.floating):
+            raise ValueError(
+                f"loss_fn returned an array of shape {shape} and dtype {dtype}; it must return "
+                "the floating-point scalar loss of one example."
+            )
+        return value
+
+    return loss

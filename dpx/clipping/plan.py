@@ -12,6 +12,10 @@ from dpx.clipping.uses import Use
 # needs no second product for the clipped sum.
 FAVOR_GRADIENT = 1.5
 
+# A table that is looked up has gradients that are nearly all zeros: they are held only if they
+# are the smaller ones.
+FAVOR_TABLE = 1.0
+
 
 class Choice(NamedTuple):
     """How one parameter is treated.
@@ -43,7 +47,9 @@ def choose(captured: Capture, shapes: Sequence[tuple[int, ...]]) -> list[Choice]
         if layout is None:
             choices.append(Choice("autodiff"))
             continue
-        by_gram = math.prod(shape) > FAVOR_GRADIENT * sum(map(factor_elements, uses))
+        is_table = any(use.indexed is not None for use in uses)
+        favor = FAVOR_TABLE if is_table else FAVOR_GRADIENT
+        by_gram = math.prod(shape) > favor * sum(map(factor_elements, uses))
         taps = by_gram or any(map(_prefers_product, uses))
         choices.append(Choice("factors" if taps else "autodiff", by_gram, tuple(uses), layout))
     return choices

@@ -11,6 +11,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 from jax import lax
 from jax.extend import core
 
@@ -41,7 +42,7 @@ class Tapped:
 
         def shape(use: Use, export: Export) -> Any:
             out = jax.eval_shape(export, use.left_aval, use.right_aval)
-            return jax.tree.map(lambda s: jax.numpy.zeros((*use.lengths, *s.shape), s.dtype), out)
+            return jax.tree.map(lambda s: jnp.zeros((*use.lengths, *s.shape), s.dtype), out)
 
         pairs = zip(self.uses, self.exports, strict=True)
         return {index: shape(use, export) for index, (use, export) in enumerate(pairs)}
@@ -63,8 +64,8 @@ class Tapped:
             else:
                 results = _bind(eqn, values)
                 for use in self.at.get(here, ()):
-                    left = functools.partial(self._export, use)
-                    results = [_tap(left, results[0], tuple(values), slots[use])]
+                    export = functools.partial(self._export, use)
+                    results = [_tap(export, results[0], tuple(values), slots[use])]
             env.update(zip(eqn.outvars, results, strict=True))
         return [read(atom) for atom in jaxpr.outvars]
 

@@ -1,0 +1,227 @@
+"""Capture, rules and their edges: masks, groups, non-finite examples, look-ups, random networks."""
+
+import functools
+
+import clipping_models
+import hypothesis
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from hypothesis import strategies as st
+from test_clipping_models import check, jit, per_example
+
+import dpx
+from dpx import clipping
+from dpx.clipping import engine, plan
+from dpx.clipping import params as clipping_params
+
+METHODS = ("one_pass", "two_pass")
+
+
+def tied_loss(params, ids):
+    x = jnp.tanh(params["embed"][ids] @ params["mix"])
+    return clipping_models.next_token_loss(x @ params["embed"].T, ids)
+
+
+def tied_params(vocabulary=13, width=8, seed=0):
+    rng = np.random.default_rng(seed)
+    return {
+        "embed": jnp.asarray(rng.normal(size=(vocabulary, width)), jnp.float32),
+        "mix": jnp.asarray(rng.normal(size=(width, width)) / 3, jnp.float32),
+    }
+
+
+def rules_of(loss, params, *batch):
+    """Parameter path -> (form, by_gram, primitives used, primitives without a rule)."""
+    flat = clipping_params.flatten(params)
+    program = engine.trace(clipping_params.example_loss(loss, flat), flat.leaves, batch)
+    return {
+        path: (c.form, c.by_gram, [u.primitive for u in uses], opaque)
+        for path, c, uses, opaque in zip(
+            flat.paths, program.choices, program.captured.uses, program.captured.opaque, strict=True
+        )
+    }
+
+
+@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("repeated", [False, True], ids=["some repeats", "one token only"])
+def test_tied_embedding_with_repeats_masks_and_one_example(monkeypatch, method, repeated):
+    monkeypatch.setattr(plan, "FAVOR_TABLE", 0.0)
+    params, ids = tied_params(), clipping_models.tokens()
+    ids = np.full_like(ids, 3) if repeated else ids
+    gradients = per_example(tied_loss, params, (ids,))
+    fn = jit(clipping.clipped_grad(tied_loss, l2_clip=0.5, method=method))
+    mask = np.array([True, False, True, True, False])
+    check(fn(params, ids, mask=mask), gradients, 0.5, mask)
+    check(fn(params, ids[:1]), [g[:1] for g in gradients], 0.5)
+    assert not any(np.any(leaf) for leaf in jax.tree.leaves(fn(params, ids, mask=~(mask | True))))
+
+
+def test_large_tables_and_kernels_never_have_per_example_gradients():
+    params = tied_params(vocabulary=5000, width=32)
+    ids = clipping_models.tokens(batch=64)
+    assert rules_of(tied_loss, params, ids)["embed"][:2] == ("factors", True)
+
+    def temp(method):
+        fn = clipping.clipped_grad(tied_loss, l2_clip=1.0, method=method)
+        return jit(fn).lower(params, ids).compile().memory_analysis().temp_size_in_bytes
+
+    assert temp("one_pass") < 64 * 5000 * 32 * 4 < temp("vmap")
+
+
+def test_rules_found_in_unmodified_models():
+    loss, params, batch = clipping_models.MODELS["linen GRU, tied"]()
+    found = rules_of(loss, params, *batch)
+    assert found["params/Embed_0/embedding"][2] == ["gather", "dot_general"]
+    assert found["params/GRUCell_0/hn/kernel"][0] == "factors"
+    loss, params, batch = clipping_models.MODELS["without rules"]()
+    found = rules_of(loss, params, *batch)
+    assert set(found["w"][3]) == {"custom_vjp_call", "integer_pow", "scan carry"}
+    assert found["w"][0] == "autodiff"
+
+
+def test_explain_names_uses_rules_and_costs(capsys):
+    loss, params, batch = clipping_models.MODELS["mixed uses"]()
+    dpx.explain_clipping(loss, params, *batch)
+    header, v, w, total = capsys.readouterr().out.splitlines()
+    assert header.split()[:4] == ["parameter", "shape", "uses", "rule"]
+    assert "dot_general in scan" in v
+    assert "no rule for mul" in w
+    assert total.startswith("sum")
+    dpx.explain_clipping(tied_loss, tied_params(5000), clipping_models.tokens())
+    assert "Gram" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_groups_and_non_finite_examples_by_gram(monkeypatch, method):
+    monkeypatch.setattr(plan, "FAVOR_GRADIENT", 0.0)
+    monkeypatch.setattr(plan, "FAVOR_TABLE", 0.0)
+
+    def loss(params, ids, scale):
+        return scale * tied_loss(params, ids)
+
+    params, ids = tied_params(), clipping_models.tokens()
+    scale = np.array([1, np.inf, 1, np.nan, 1], "f4")
+    clips = {"embed": 0.3, "mix": 0.2}
+    fn = jit(clipping.clipped_grad(loss, l2_clip=clips, method=method))
+    out, good = fn(params, ids, scale), np.isfinite(scale)
+    np.testing.assert_array_equal(np.isinf(out.norms["mix"]), ~good)
+    gradients = per_example(loss, params, (ids[good], scale[good]))
+    for name, g in zip(("embed", "mix"), gradients, strict=True):
+        norms = np.linalg.norm(g.reshape(3, -1), axis=1)
+        np.testing.assert_allclose(out.norms[name][good], norms, rtol=1e-5)
+        expected = np.tensordot(np.minimum(1, clips[name] / norms), g, 1)
+        np.testing.assert_allclose(out.grads[name], expected, rtol=1e-4, atol=1e-6)
+    nothing = fn(params, ids, scale * np.nan).grads
+    assert not any(np.any(leaf) for leaf in jax.tree.leaves(nothing))
+
+
+@pytest.mark.parametrize("mode", ["clip", "fill", "wrap"])
+def test_indices_out_of_range(monkeypatch, mode):
+    monkeypatch.setattr(plan, "FAVOR_TABLE", 0.0)
+
+    def loss(params, ids):
+        x = jnp.take(params["w"], ids, axis=1, mode=mode)
+        x = jnp.where((ids >= -7) & (ids < 7), x, 0.0)
+        return jnp.sum(jnp.sin(x) * jnp.arange(4.0)[:, None])
+
+    params = {"w": jnp.asarray(np.random.default_rng(0).normal(size=(4, 7)), jnp.float32)}
+    ids = np.array([[0, 6, 7, 9], [-1, -7, -8, 3], [2, 2, 2, 2], [100, -100, 0, 0]])
+    assert rules_of(loss, params, ids)["w"][2] == ["gather"]
+    gradients = per_example(loss, params, (ids,))
+    check(jit(clipping.clipped_grad(loss, l2_clip=0.5))(params, ids), gradients, 0.5)
+
+
+def test_bfloat16_norms_match_the_factors_in_float64():
+    """Casting inside the loss: norms and sums are those of the products of bfloat16 factors."""
+
+    def loss(params, x):
+        h = x.astype(jnp.bfloat16) @ params["w"].astype(jnp.bfloat16)
+        return jnp.sum(h.astype(jnp.float32) * jnp.sin(jnp.arange(900.0)))
+
+    params = {"w": jnp.zeros((700, 900))}
+    x = np.random.default_rng(0).normal(size=(4, 3, 700)).astype("f4")
+    assert rules_of(loss, params, x)["w"][1]
+    out = clipping.clipped_grad(loss, l2_clip=2.0)(params, x)
+    x16 = np.asarray(jnp.asarray(x, jnp.bfloat16), "f8")
+    g16 = np.asarray(jnp.sin(jnp.arange(900.0)).astype(jnp.bfloat16), "f8")
+    check(out, [np.einsum("bpr,c->brc", x16, g16)], 2.0)
+    with pytest.raises(ValueError, match="two_pass"):
+        clipping.clipped_grad(loss, l2_clip=2.0, method="two_pass")(params, x)
+
+
+def test_scanned_layers_compile_once_per_shape():
+    loss, params, batch = clipping_models.linen(scan=12)
+    traced = []
+
+    def counted(params, ids):
+        traced.append(1)
+        return loss(params, ids)
+
+    fn = jit(clipping.clipped_grad(counted, l2_clip=1.0))
+    fn(params, *batch)
+    fn(params, *batch)
+    assert fn._cache_size() == 1
+    assert len(traced) == 1
+
+
+def test_a_user_with_many_sequences_is_one_example():
+    params, ids = tied_params(), clipping_models.tokens(batch=12).reshape(4, 3, -1)
+
+    def user_loss(params, ids):
+        return jax.vmap(functools.partial(tied_loss, params))(ids).sum()
+
+    gradients = per_example(user_loss, params, (ids,))
+    check(jit(clipping.clipped_grad(user_loss, l2_clip=0.5))(params, ids), gradients, 0.5)
+
+
+def test_sum_feeds_correlated_noise_of_jax_privacy():
+    from jax_privacy import matrix_factorization, noise_addition
+
+    params, ids = tied_params(), clipping_models.tokens()
+    fn = clipping.clipped_grad(tied_loss, l2_clip=0.5)
+    strategy = matrix_factorization.toeplitz.optimal_max_error_strategy_coefs(4)
+    privatizer = noise_addition.matrix_factorization_privatizer(
+        matrix_factorization.toeplitz.inverse_as_streaming_matrix(strategy),
+        stddev=0.0,
+        prng_key=jax.random.key(0),
+    )
+    optimizer = optax.chain(privatizer, optax.sgd(0.1))
+    total = fn(params, ids).grads
+    updates, _ = optimizer.update(total, optimizer.init(params))
+    for key in params:
+        np.testing.assert_allclose(updates[key], -0.1 * total[key], rtol=1e-6)
+
+
+ACTIVATIONS = {"tanh": jnp.tanh, "relu": jax.nn.relu, "square": jnp.square, "none": lambda x: x}
+
+
+@hypothesis.settings(max_examples=12, deadline=None, derandomize=True)
+@hypothesis.given(
+    layers=st.lists(
+        st.tuples(st.integers(0, 1), st.booleans(), st.sampled_from(sorted(ACTIVATIONS))),
+        min_size=1,
+        max_size=4,
+    ),
+    length=st.integers(1, 4),
+    favor=st.sampled_from([0.0, 1.5]),
+    seed=st.integers(0, 99),
+)
+def test_random_networks_that_share_weights(layers, length, favor, seed):
+    """Layers pick one of two matrices, straight or transposed, over a few positions."""
+    rng = np.random.default_rng(seed)
+    params = {"w": [jnp.asarray(rng.normal(size=(5, 5)) / 3, jnp.float32) for _ in range(2)]}
+    x = rng.normal(size=(3, length, 5)).astype("f4")
+
+    def loss(params, x):
+        for which, transposed, activation in layers:
+            w = params["w"][which]
+            x = ACTIVATIONS[activation](x @ (w.T if transposed else w))
+        return jnp.sum(x * jnp.arange(1.0, 6.0)) + jnp.sum(x**2)
+
+    gradients = per_example(loss, params, (x,))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(plan, "FAVOR_GRADIENT", favor)
+        check(jit(clipping.clipped_grad(loss, l2_clip=0.7))(params, x), gradients, 0.7)
