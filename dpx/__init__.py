@@ -1,6 +1,6 @@
 """dpx: differentially private attention in JAX. The public names."""
 
-from dpx import gram, privacy, sampling
+from dpx import gram, noisy_head, privacy, sampling
 from dpx.clipping import ClippedGrads, clipped_grad, explain_clipping
 from dpx.optim import privatize
 from dpx.privacy import (
@@ -23,6 +23,7 @@ __all__ = [
     "gaussian_epsilon",
     "gaussian_noise_multiplier",
     "gram",
+    "noisy_head",
     "privacy",
     "privatize",
     "sampling",

@@ -3,7 +3,6 @@
 import jax
 import jax.numpy as jnp
 from jax.scipy.linalg import solve_triangular
-from jax.scipy.sparse.linalg import cg
 
 from dpx.noisy_head._float64 import in_float64
 from dpx.noisy_head.bounds import check_choice, check_positive
@@ -94,7 +93,21 @@ def _by_cg(features, regularization):
         return (query * predicted[:, None]).T @ context / num_prompts + regularization * gamma
 
     h = (query * target[:, None]).T @ context / num_prompts
-    return cg(normal_equations, h, tol=1e-13, maxiter=20 * dim * dim)[0]
+
+    def unfinished(state):
+        _, residual, _, count = state
+        return (jnp.sum(residual**2) > 1e-26 * jnp.sum(h**2)) & (count < 20 * dim * dim)
+
+    def step(state):
+        gamma, residual, direction, count = state
+        size = jnp.sum(residual**2)
+        image = normal_equations(direction)
+        length = size / jnp.sum(direction * image)
+        gamma, residual = gamma + length * direction, residual - length * image
+        direction = residual + jnp.sum(residual**2) / size * direction
+        return gamma, residual, direction, count + 1
+
+    return jax.lax.while_loop(unfinished, step, (jnp.zeros_like(h), h, h, 0))[0]
 
 
 @jax.jit
