@@ -1,6 +1,6 @@
 """dpx: differentially private attention in JAX. The public names."""
 
-from dpx import gram, privacy, sampling
+from dpx import attention, cross_attention, gram, noise, polynomial, privacy, sampling, trees
 from dpx.clipping import ClippedGrads, clipped_grad, explain_clipping
 from dpx.optim import privatize
 from dpx.privacy import (
@@ -16,14 +16,19 @@ __all__ = [
     "ClippedGrads",
     "Ledger",
     "PrivacyGuarantee",
+    "attention",
     "calibrate_dpsgd",
     "clipped_grad",
+    "cross_attention",
     "dpsgd_epsilon",
     "explain_clipping",
     "gaussian_epsilon",
     "gaussian_noise_multiplier",
     "gram",
+    "noise",
+    "polynomial",
     "privacy",
     "privatize",
     "sampling",
+    "trees",
 ]
