@@ -11,6 +11,9 @@ uniform; errors are mean |error| of whole answers.
     python -m experiments.run   --config=configs/cross_attention.py --workdir=runs/cross_attention
     python -m experiments.sweep --config=configs/cross_attention.py --workdir=runs/cross_attention_size
     python -m experiments.sweep --config=configs/cross_attention.py:diamonds --workdir=runs/diamonds
+
+Expected of :diamonds (mean absolute error in dollars; 15 s on one core): at ε = 0.1 sketch 968, exact
+attention 983, DP linear regression 1,370, private mean 3,075; at ε = 1 sketch 983, DP linear regression 997.
 """
 
 from ml_collections import ConfigDict, config_dict
