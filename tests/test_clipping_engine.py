@@ -134,6 +134,33 @@ def test_indices_out_of_range(monkeypatch, mode):
     check(jit(clipping.clipped_grad(loss, l2_clip=0.5))(params, ids), gradients, 0.5)
 
 
+@pytest.mark.parametrize("remainder", [1.0, 1e-1, 1e-2, 1e-3, 1e-4, 1e-6])
+def test_cancelling_terms_never_exceed_the_threshold(monkeypatch, remainder):
+    """Two positions whose gradients cancel but for a small remainder."""
+    monkeypatch.setattr(plan, "FAVOR_GRADIENT", 0.0)
+    rng = np.random.default_rng(0)
+
+    x = rng.normal(size=(8, 2, 40)).astype("f4")
+    x[:, 1] = x[:, 0] + remainder * rng.normal(size=(8, 40))
+    g = np.repeat(rng.normal(size=(8, 1, 30)), 2, 1).astype("f4")
+    g[:, 1] *= -1
+
+    def cancelling(params, x, g):
+        return 1e4 * jnp.sum((x @ params["w"]) * g)
+
+    params = {"w": jnp.zeros((40, 30))}
+    exact = 1e4 * np.einsum("bpr,bpc->brc", x.astype("f8"), g.astype("f8"))
+    norms = np.linalg.norm(exact.reshape(8, -1), axis=1)
+    fn = jit(clipping.clipped_grad(cancelling, l2_clip=1e-3))
+    out = fn(params, x, g)
+    assert np.all(out.norms >= norms * 0.99)
+    if remainder >= 1e-1:
+        np.testing.assert_allclose(out.norms, norms, rtol=1e-4)
+    for i in range(8):
+        alone = np.linalg.norm(np.asarray(fn(params, x[i : i + 1], g[i : i + 1]).grads["w"], "f8"))
+        assert alone <= 1e-3 * 1.01
+
+
 def test_bfloat16_norms_match_the_factors_in_float64():
     """Casting inside the loss: norms and sums are those of the products of bfloat16 factors."""
 

@@ -32,6 +32,10 @@ HIGHEST = jax.lax.Precision.HIGHEST
 LARGE = 2**16
 
 
+# Of the bound on a squared norm, the part below which float32 cannot tell it from rounding.
+FLOOR = 1e-5
+
+
 class Layout(NamedTuple):
     """The split of a parameter's axes (those longer than one) that all its uses share."""
 
@@ -129,14 +133,22 @@ def _gram_in_turn(a: jax.Array) -> jax.Array:
 
 
 def squared_norm(shared: Layout, pairs: Sequence[Pair]) -> jax.Array:
-    """‖g‖² of one example by Gram matrices."""
-    _, size, columns = shared.sizes()
-    total = jnp.float32(0)
+    """‖g‖² of one example by Gram matrices, never too small by more than about one percent.
+
+    Terms are rounded relative to their size, so what little is left when they cancel would be noise, and
+    an example with too small a norm is clipped too little. Where ‖g‖² is below 1e-5 of its bound
+    sum_k (sum_p ‖rows[k, p]‖·‖columns[k, p]‖)², that fraction of the bound is returned instead.
+    """
+    _, rows, columns = shared.sizes()
+    total, lengths = jnp.float32(0), jnp.float32(0)
     for i, s in enumerate(pairs):
         for t in pairs[: i + 1]:
-            terms = _inner(s.rows, t.rows, size) * _inner(s.columns, t.columns, columns)
+            terms = _inner(s.rows, t.rows, rows) * _inner(s.columns, t.columns, columns)
             total += jnp.sum(terms, dtype=accumulator(terms.dtype)) * (1 if s is t else 2)
-    return total
+            if s is t:
+                squares = jnp.diagonal(terms, axis1=1, axis2=2)
+                lengths += jnp.sum(jnp.sqrt(squares), axis=1)
+    return jnp.maximum(total, FLOOR * jnp.sum(jnp.square(lengths)))
 
 
 def product(shared: Layout, pairs: Sequence[Pair]) -> jax.Array:
