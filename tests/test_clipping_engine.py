@@ -1,5 +1,6 @@
 """Capture, rules and their edges: masks, groups, non-finite examples, look-ups, random networks."""
 
+import dataclasses
 import functools
 
 import clipping_models
@@ -192,6 +193,17 @@ def test_scanned_layers_compile_once_per_shape():
     fn(params, *batch)
     assert fn._cache_size() == 1
     assert len(traced) == 1
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_dropout_keys_and_closed_over_numpy_batches_in_microbatches(method):
+    loss, params, (ids, keys) = clipping_models.nnx_transformer(True)
+    fn = clipping.clipped_grad(loss, l2_clip=0.5, method=method)
+    whole = fn(params, ids[:3], keys[:3])
+    parts = jit(lambda: dataclasses.replace(fn, microbatch_size=2)(params, ids[:3], keys[:3]))()
+    np.testing.assert_allclose(parts.norms, whole.norms, rtol=1e-5)
+    for a, b in zip(jax.tree.leaves(parts.grads), jax.tree.leaves(whole.grads), strict=True):
+        np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-6)
 
 
 def test_a_user_with_many_sequences_is_one_example():

@@ -101,6 +101,7 @@ class ClippedGrad:
         groups = _groups.assign(self.l2_clip, parameters.tree)
         loss = _params.example_loss(self.loss_fn, parameters)
         mask = jnp.ones(size, bool) if mask is None else jnp.asarray(mask)
+        batch = jax.tree.map(lambda x: x if isinstance(x, jax.Array) else jnp.asarray(x), batch)
 
         def whole(batch: Any, mask: jax.Array) -> tuple[list, list, jax.Array]:
             done = METHODS[self.method](loss, parameters.leaves, batch)
@@ -213,8 +214,8 @@ def _by_microbatches(whole: Callable, step: int, batch: tuple, mask: jax.Array):
 
     def body(total: list | None, slots: tuple):
         index, is_real = slots
-        part = jax.tree.map(lambda x: jnp.asarray(x)[index], batch)
-        sums, norms, losses = whole(part, jnp.asarray(mask)[index] & is_real)
+        part = jax.tree.map(lambda x: x[index], batch)
+        sums, norms, losses = whole(part, mask[index] & is_real)
         return jax.tree.map(jnp.add, total, sums), (norms, losses)
 
     shapes = jax.eval_shape(lambda: whole(jax.tree.map(lambda x: x[:step], batch), mask[:step])[0])
