@@ -26,11 +26,11 @@ def get_config(arg: str = "") -> ConfigDict:
                 "split_seed": 0,
                 "limit": 0,
             },
-            "model": {"dim": 64, "num_heads": 4, "num_blocks": 2, "tied": True, "dropout": 0.0},
+            "model": {"dim": 64, "num_heads": 1, "num_blocks": 2, "tied": True, "dropout": 0.0},
             "train": {
-                "steps": 500,
+                "steps": 300,
                 "batch_size": 2048,
-                "physical_batch": 256,
+                "physical_batch": 128,
                 "learning_rate": 3e-3,
                 "warmup": 0.1,
                 "weight_decay": 1e-5,
@@ -40,7 +40,8 @@ def get_config(arg: str = "") -> ConfigDict:
                 "log_every": 25,
                 "checkpoint_every": 100,
             },
-            "non_private_steps": 500,
+            "non_private": {"steps": 600, "batch_size": 512},
+            "prior": {"order": 3, "share": 0.3},
             "ngrams": (1, 2, 3, 4),
         }
     )
@@ -56,8 +57,9 @@ def get_config(arg: str = "") -> ConfigDict:
                     "log_every": 2,
                     "checkpoint_every": 2,
                 },
-                "non_private_steps": 4,
+                "non_private": {"steps": 4, "batch_size": 128},
                 "ngrams": (1, 2),
+                "prior": {"order": 2},
             }
         )
     return config

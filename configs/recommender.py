@@ -37,10 +37,17 @@ def get_config(arg: str = "") -> ConfigDict:
                 "min_count": 5,
                 "max_length": 50,
             },
-            "model": {"dim": 64, "num_heads": 1, "num_blocks": 2, "tied": True, "dropout": 0.2},
+            "model": {
+                "dim": 64,
+                "num_heads": 1,
+                "num_blocks": 2,
+                "tied": True,
+                "embed_std": 0.02,
+                "dropout": 0.2,
+            },
             "train": {
                 "loss": "all",
-                "steps": 100,
+                "steps": 30,
                 "batch_size": 256,
                 "physical_batch": 32,
                 "learning_rate": 1e-3,
@@ -52,33 +59,29 @@ def get_config(arg: str = "") -> ConfigDict:
                 "log_every": 10,
                 "checkpoint_every": 50,
             },
-            "non_private_steps": 100,
+            "non_private": {"steps": 100},
             "evaluate": {"k": 10, "exclude_seen": True, "split": "test"},
         }
     )
+    if variant == "movielens":
+        # So few users teach little beyond the bias, which random embeddings would only blur.
+        config.update({"model": {"embed_std": 0.002}})
     if variant == "movielens1m":
         config.update({"delta": 1e-4, "num_seeds": 1, "popularity_share": 0.05})
-        config.update({"train": {"steps": 500, "batch_size": 1024}, "non_private_steps": 500})
+        config.update({"train": {"steps": 500, "batch_size": 1024}, "non_private": {"steps": 500}})
     if variant == "amazon":
         config.update({"delta": 3e-5, "num_seeds": 1, "popularity_share": 0.05})
         config.update({"data": {"min_count": 0, "max_length": 20}, "model": {"dropout": 0.5}})
         config.update({"train": {"loss": "last", "steps": 200, "batch_size": 2048}})
-        config.update({"train": {"physical_batch": 256}, "non_private_steps": 0})
+        config.update({"train": {"physical_batch": 256}, "non_private": {"steps": 0}})
         config.update({"evaluate": {"exclude_seen": False}})
     if variant == "synthetic":
         config.update({"delta": 1e-5, "num_seeds": 1, "popularity_share": 0.05})
         config.update({"data": {"min_count": 0, "max_length": 12}, "model": {"dropout": 0.0}})
-        config.data.update(
-            {
-                "num_users": 10_000,
-                "length": 12,
-                "num_items": 100,
-                "zipf_exponent": 1.0,
-                "predictability": 0.5,
-            }
-        )
+        synthetic = {"num_users": 10_000, "length": 12, "num_items": 100}
+        config.update({"data": synthetic | {"zipf_exponent": 1.0, "predictability": 0.5}})
         config.update({"train": {"steps": 300, "batch_size": 512, "physical_batch": 128}})
-        config.update({"train": {"learning_rate": 3e-3}, "non_private_steps": 300})
+        config.update({"train": {"learning_rate": 3e-3}, "non_private": {"steps": 300}})
         config.update({"evaluate": {"exclude_seen": False}})
     if tiny:
         config.update(
@@ -93,7 +96,7 @@ def get_config(arg: str = "") -> ConfigDict:
                     "log_every": 2,
                     "checkpoint_every": 2,
                 },
-                "non_private_steps": 4,
+                "non_private": {"steps": 4},
             }
         )
         if variant == "synthetic":

@@ -1,5 +1,6 @@
 """dpx: differentially private attention in JAX. The public names."""
 
+from dpx import gram, privacy, sampling
 from dpx.clipping import ClippedGrads, clipped_grad, explain_clipping
 from dpx.optim import privatize
 from dpx.privacy import (
@@ -21,5 +22,8 @@ __all__ = [
     "explain_clipping",
     "gaussian_epsilon",
     "gaussian_noise_multiplier",
+    "gram",
+    "privacy",
     "privatize",
+    "sampling",
 ]

@@ -38,12 +38,11 @@ def softmax(
             f"q {q.shape}, k {k.shape} and v {v.shape} do not fit together: "
             "pass q (..., Lq, D), k (..., Lk, D) and v (..., Lk, Dv)"
         )
-    if scale is None:
-        scale = q.shape[-1] ** 0.5
-    elif scale <= 0:
+    divisor = q.shape[-1] ** 0.5 if scale is None else scale
+    if divisor <= 0:
         raise ValueError(f"scale is {scale}: the logits are divided by it, pass a positive number")
     dtype = jnp.result_type(q, k, v, jnp.float32)
-    logits = jnp.einsum("...qd,...kd->...qk", q.astype(dtype), k.astype(dtype)) / scale
+    logits = jnp.einsum("...qd,...kd->...qk", q.astype(dtype), k.astype(dtype)) / divisor
     if mask is None:
         weights = jax.nn.softmax(logits, axis=-1)
     else:

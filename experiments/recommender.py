@@ -126,22 +126,22 @@ def run(config, workdir: Path) -> dict:
             training.train,
             functools.partial(_loss, graph, config.train.loss == "last"),
             data=prepared[1:5],
-            config=config.train,
             keys=own,
             dropout_seed=seed,
             workdir=workdir,
         )
-        trained = fit(params, label=label, steps=config.train.steps, privacy=private)
+        trained = fit(params, config=config.train, label=label, privacy=private)
         releases[label] = guarantee
         if not number:
             with ocp.StandardCheckpointer() as checkpointer:
                 checkpointer.save(workdir.absolute() / "model", trained, force=True)
         scores["dp_transformer"].append(_evaluate(config, prepared, _scorer(graph, trained)))
-        if config.non_private_steps:
+        if config.non_private.steps:
             exact_bias = np.log(popularity.count(prepared.train) + 1.0)
             graph, params = _build(config, prepared.train.num_items, seed, exact_bias)
             label = "transformer" + (f"_seed{seed}" if number else "")
-            trained = fit(params, label=label, steps=config.non_private_steps, privacy=None)
+            plain = training.without_privacy(config)
+            trained = fit(params, config=plain, label=label, privacy=None)
             scores["transformer"].append(_evaluate(config, prepared, _scorer(graph, trained)))
     return {
         "metrics": _means(scores),
@@ -275,8 +275,10 @@ def _evaluate(config, prepared: Prepared, score) -> dict[str, float]:
         rows = slice(start, start + 512)
         own = score(prepared.histories[rows], prepared.history_mask[rows])
         wide = jnp.broadcast_to(jnp.asarray(own), (len(prepared.seen[rows]), np.shape(own)[-1]))
-        exclude = prepared.seen[rows] if config.evaluate.exclude_seen else None
-        ranks.append(ranking.target_ranks(wide, prepared.next_items[rows], exclude=exclude))
+        exclude = jnp.asarray(prepared.seen[rows]) if config.evaluate.exclude_seen else None
+        ranks.append(
+            ranking.target_ranks(wide, jnp.asarray(prepared.next_items[rows]), exclude=exclude)
+        )
     ranks = jnp.concatenate(ranks)
     return {
         f"ndcg@{k}": float(ranking.ndcg(ranks, k)),

@@ -16,11 +16,6 @@ from absl import app, flags
 from experiments import cli, records
 from experiments.records import Record
 
-# absl knows one flag of a name, and the launchers import this module too.
-if __name__ == "__main__":
-    _WORKDIR = flags.DEFINE_string("workdir", None, "a run's folder, or one that holds many")
-
-
 # ---------------------------------------------------------------------------------------------
 # Tables
 
@@ -240,12 +235,14 @@ def _draw_sweeps(found: list[Record], folder: Path) -> list[Path]:
 def main(argv: list[str]) -> None:
     del argv
     try:
-        if _WORKDIR.value is None:
+        workdir = flags.FLAGS.workdir
+        if workdir is None:
             raise ValueError("--workdir is missing: use --workdir=DIR, a run's folder or a sweep's")
-        print(write(Path(_WORKDIR.value)))
+        print(write(Path(workdir)))
     except ValueError as error:
         cli.stop(error)
 
 
 if __name__ == "__main__":
+    flags.DEFINE_string("workdir", None, "a run's folder, or one that holds many")
     app.run(main, flags_parser=cli.parse_flags)

@@ -15,10 +15,6 @@ import dpx
 from dpx import privacy
 from experiments import cli, keys, records, report
 
-_CONFIG = config_flags.DEFINE_config_file("config", None, "configs/NAME.py, with :arg if any")
-_WORKDIR = flags.DEFINE_string("workdir", None, "folder of this run's records")
-_DRY_RUN = flags.DEFINE_bool("dry_run", False, "print the privacy parameters and stop")
-
 _SEED_KNOWN = "the guarantee holds only while noise_seed stays unknown to whoever sees the outputs"
 
 
@@ -93,19 +89,20 @@ def compose(releases: dict[str, dpx.PrivacyGuarantee]) -> dpx.PrivacyGuarantee:
 
 def main(argv: list[str]) -> None:
     del argv
+    flag = flags.FLAGS
     try:
-        if _CONFIG.value is None:
+        if flag.config is None:
             raise ValueError("--config is missing: use --config=configs/NAME.py")
-        config = _CONFIG.value
-        if _DRY_RUN.value:
+        config = flag.config
+        if flag.dry_run:
             check(config)
             for name, value in records.experiment(config).plan(config).items():
                 print(f"{name}: {value}")
             return
-        if _WORKDIR.value is None:
+        if flag.workdir is None:
             raise ValueError("--workdir is missing: use --workdir=DIR, a new folder")
-        workdir = Path(_WORKDIR.value)
-        prepare(config, config_flags.get_config_filename(flags.FLAGS["config"]), workdir)
+        workdir = Path(flag.workdir)
+        prepare(config, config_flags.get_config_filename(flag["config"]), workdir)
     except (ValueError, FileNotFoundError) as error:
         cli.stop(error)
     record = execute(config, workdir)
@@ -115,4 +112,7 @@ def main(argv: list[str]) -> None:
 
 
 if __name__ == "__main__":
+    config_flags.DEFINE_config_file("config", None, "configs/NAME.py, with :arg if any")
+    flags.DEFINE_string("workdir", None, "folder of this run's records")
+    flags.DEFINE_bool("dry_run", False, "print the privacy parameters and stop")
     app.run(main, flags_parser=cli.parse_flags)

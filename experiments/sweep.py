@@ -17,10 +17,6 @@ from absl import app, flags
 
 from experiments import cli, records, report, run
 
-_CONFIG = flags.DEFINE_string("config", None, "configs/NAME.py, with :arg if any")
-_WORKDIR = flags.DEFINE_string("workdir", None, "folder of the sweep")
-_SET = flags.DEFINE_multi_string("set", [], "key=v1,v2: an axis of the grid, instead of sweep()")
-
 
 def grid(source: str, axes: list[str]) -> list[dict]:
     """The points of a grid as overrides by dotted name.
@@ -76,35 +72,49 @@ def point_name(overrides: dict) -> str:
     )
 
 
-def main(argv: list[str]) -> None:
-    del argv
-    try:
-        if _CONFIG.value is None or _WORKDIR.value is None:
-            raise ValueError("--config=configs/NAME.py and --workdir=DIR are both needed")
-        source, folder = _CONFIG.value, Path(_WORKDIR.value)
-        points = grid(source, _SET.value)
-        configs = [point_config(source, overrides) for overrides in points]
-        for config in configs:
-            run.check(config)
-    except (ValueError, FileNotFoundError) as error:
-        cli.stop(error)
+def run_points(source: str, points: list[dict], folder: Path) -> list[tuple[str, Exception]]:
+    """Runs the points that are not finished.
+
+    Returns:
+      The names of those that failed, with their errors, which are also printed.
+    """
     failed = []
-    for number, (overrides, config) in enumerate(zip(points, configs, strict=True), start=1):
+    for number, overrides in enumerate(points, start=1):
         name = point_name(overrides)
         sys.stderr.write(f"[{number}/{len(points)}] {name}\n")
         try:
+            config = point_config(source, overrides)
             run.prepare(config, source, folder / name)
             run.execute(config, folder / name)
         except Exception as error:
             traceback.print_exc()
             failed.append((name, error))
+    return failed
+
+
+def main(argv: list[str]) -> None:
+    del argv
+    flag = flags.FLAGS
+    try:
+        if flag.config is None or flag.workdir is None:
+            raise ValueError("--config=configs/NAME.py and --workdir=DIR are both needed")
+        source, folder = flag.config, Path(flag.workdir)
+        points = grid(source, flag.set)
+        for overrides in points:
+            run.check(point_config(source, overrides))
+    except (ValueError, FileNotFoundError) as error:
+        cli.stop(error)
+    failed = run_points(source, points, folder)
     print(report.write(folder))
     if failed:
         sys.stderr.write(f"{len(failed)} of {len(points)} points failed:\n")
         for name, error in failed:
-            sys.stderr.write(f"  {name}: {type(error).__name__}: {str(error).splitlines()[:1]}\n")
+            sys.stderr.write(f"  {name}: {type(error).__name__}: {error}\n")
         sys.exit(1)
 
 
 if __name__ == "__main__":
+    flags.DEFINE_string("config", None, "configs/NAME.py, with :arg if any")
+    flags.DEFINE_string("workdir", None, "folder of the sweep")
+    flags.DEFINE_multi_string("set", [], "key=v1,v2: an axis of the grid, instead of sweep()")
     app.run(main, flags_parser=cli.parse_flags)

@@ -16,9 +16,9 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import orbax.checkpoint as ocp
+from ml_collections import ConfigDict
 
 import dpx
-from dpx import privacy as privacy_lib
 from dpx import sampling
 from experiments.keys import Keys
 
@@ -43,7 +43,6 @@ def train(
     dropout_seed: int,
     label: str,
     workdir: Path,
-    steps: int,
     privacy: Privacy | None,
 ) -> Any:
     """Trains and returns the parameters.
@@ -56,19 +55,18 @@ def train(
       loss_fn: (params, *example, key) -> scalar loss of one example; `key` is for dropout.
       params: Initial parameters, any pytree.
       data: Arrays with one row per example; they stay on the device.
-      config: `batch_size` (expected), `physical_batch`, `learning_rate`, `warmup` (share of the steps),
-        `weight_decay`, `log_every`, `checkpoint_every` (steps).
+      config: `steps`, `batch_size` (expected), `physical_batch`, `learning_rate`, `warmup` (share of the
+        steps), `weight_decay`, `log_every`, `checkpoint_every` (steps).
       keys: Of noise and Poisson sampling.
       dropout_seed: Of the dropout masks, which privacy does not rest on.
       label: Names the run in metrics.jsonl and on the progress line.
       workdir: Holds metrics.jsonl and the checkpoints.
-      steps: Number of steps.
       privacy: None for ordinary training on the same batches.
     """
-    num_examples = len(data[0])
+    num_examples, steps = len(data[0]), config.steps
     probability = config.batch_size / num_examples
     piece = min(config.physical_batch, num_examples)
-    optimizer = _optimizer(config, steps, privacy, keys.noise)
+    optimizer = _optimizer(config, privacy, keys.noise)
     step_fn = jax.jit(
         functools.partial(_step, loss_fn, optimizer, privacy, piece), donate_argnums=0
     )
@@ -108,7 +106,8 @@ def train(
     return state[0]
 
 
-def _optimizer(config, steps, privacy, noise_key):
+def _optimizer(config, privacy, noise_key):
+    steps = config.steps
     warmup = max(1, round(config.warmup * steps))
     schedule = optax.join_schedules(
         [
@@ -263,6 +262,11 @@ def check(config: Any, num_examples: int) -> None:
         raise ValueError(f"config.train.weight_decay={config.weight_decay} must be at least 0")
 
 
+def without_privacy(config: Any) -> Any:
+    """The training section of the baseline: `config.train`, changed by `config.non_private`."""
+    return ConfigDict({**config.train.to_dict(), **config.non_private.to_dict()})
+
+
 def warn_about_delta(delta: float, num_records: int) -> None:
     """Warns where δ allows a record to be published outright."""
     if delta > 1 / num_records:
@@ -302,7 +306,7 @@ def make_private(
     multiplier = dpx.calibrate_dpsgd(epsilon, delta, steps=config.steps, beside=event, **settings)
 
     def guarantee(steps: int) -> dpx.PrivacyGuarantee:
-        run = privacy_lib.dpsgd_guarantee(
+        run = dpx.privacy.dpsgd_guarantee(
             multiplier, delta, steps=steps, unit=unit, assumptions=assumptions, **settings
         )
         if beside is None:

@@ -25,6 +25,7 @@ class Transformer(nnx.Module):
       mlp_dim: Hidden width of the MLP, by default 4d.
       dropout: Rate after the embedding and after each residual branch.
       tied: Whether the logits use the embedding table (plus a bias) or a head of their own.
+      embed_std: Std of the initial embedding. Small, a tied model starts close to its output bias.
       attention: (q, k, v, *, mask) -> (..., Lq, D), by default exact softmax attention.
       rngs: Of the initial parameters.
     """
@@ -40,6 +41,7 @@ class Transformer(nnx.Module):
         mlp_dim: int | None = None,
         dropout: float = 0.0,
         tied: bool = True,
+        embed_std: float = 0.02,
         attention: Attention = dpx_attention.softmax,
         rngs: nnx.Rngs,
     ):
@@ -56,7 +58,8 @@ class Transformer(nnx.Module):
         init = nnx.initializers.normal(0.02)
         self.max_length = max_length
         self.dropout = dropout
-        self.embed = nnx.Embed(vocab_size, dim, embedding_init=init, rngs=rngs)
+        small = nnx.initializers.normal(embed_std)
+        self.embed = nnx.Embed(vocab_size, dim, embedding_init=small, rngs=rngs)
         self.positions = nnx.Param(init(rngs.params(), (max_length, dim)))
         self.blocks = nnx.List(
             [

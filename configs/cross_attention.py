@@ -1,0 +1,69 @@
+"""Private cross-attention: the trees of Ke et al. (arXiv 2407.14717) beside a Gaussian sketch.
+
+The paper has no experiments; these measure its claims. Keys are uniform in [0, R]^d, values 2K/R − 1, queries
+uniform; errors are mean |error| of whole answers.
+
+    :size (default)  error against n and d, and time against n, for all mechanisms
+    :epsilon         error against ε
+    :bound           error against R
+    :diamonds        kernel regression on 49,940 diamonds' prices at ε in {0.1, 1, 8}
+
+    python -m experiments.run   --config=configs/cross_attention.py --workdir=runs/cross_attention
+    python -m experiments.sweep --config=configs/cross_attention.py --workdir=runs/cross_attention_size
+    python -m experiments.sweep --config=configs/cross_attention.py:diamonds --workdir=runs/diamonds
+"""
+
+from ml_collections import ConfigDict, config_dict
+
+from configs.common import parse_arg
+
+VARIANTS = ("size", "epsilon", "bound", "diamonds")
+
+
+def get_config(arg: str = "") -> ConfigDict:
+    variant, tiny = parse_arg(arg, VARIANTS)
+    common = {
+        "epsilon": 1.0,
+        "delta": 1e-6,
+        "seed": 0,
+        "noise_seed": config_dict.placeholder(int),
+    }
+    if variant == "diamonds":
+        return ConfigDict(
+            {
+                "experiment": "kernel_regression",
+                **common,
+                "data": {"limit": 500 if tiny else 49_940, "held_out": 50 if tiny else 4000},
+                "kernel": {
+                    "largest_logit": 4.0 if tiny else 16.0,
+                    "degree": 8 if tiny else 30,
+                    "side_weight": 0.1,
+                },
+                "regularization": 1.0,
+            }
+        )
+    return ConfigDict(
+        {
+            "experiment": "cross_attention",
+            **common,
+            "data": {"n": 300 if tiny else 100_000, "dim": 1, "key_bound": 1.0},
+            "trials": 1 if tiny else 5,
+            "num_queries": 20 if tiny else 500,
+            "tree": {"degree": 3, "copies": 1, "bins": 16 if tiny else 1024},
+            "degrees": (2,) if tiny else (2, 4, 6, 8, 10),
+            "query_counts": (1, 100) if tiny else (1, 10, 100, 1000, 10_000, 100_000, 1_000_000),
+        }
+    )
+
+
+def sweep(arg: str = "") -> dict[str, list]:
+    variant, tiny = parse_arg(arg, VARIANTS)
+    grids = {
+        "size": {"data.n": [100, 1000, 10_000, 100_000], "data.dim": [1, 2, 4]},
+        "epsilon": {"epsilon": [0.1, 0.3, 1.0, 3.0, 10.0], "data.n": [10_000]},
+        "bound": {"data.key_bound": [0.5, 1.0, 1.5, 2.0], "data.n": [10_000]},
+        "diamonds": {"epsilon": [0.1, 1.0, 8.0]},
+    }
+    if tiny:
+        return {"epsilon": [0.1, 1.0]}
+    return grids[variant]

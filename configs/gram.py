@@ -1,0 +1,84 @@
+"""The private attention matrix: a DP release of XXᵀ whose columns are the records.
+
+`error` (the default) measures what the theorems of Gao, Song, Yang, Zhou (arXiv:2305.04701) bound: how far
+attention from the release is from the exact one, for additive Gaussian noise, for the paper's Gaussian
+sampling with the Rényi and with the paper's number of samples, and for the uniform matrix. The columns are
+synthetic: independent Gaussians whose rows are mildly correlated, |XXᵀ| ≤ about `logit_bound`.
+
+    python -m experiments.run   --config=configs/gram.py --workdir=runs/gram
+    python -m experiments.sweep --config=configs/gram.py --workdir=runs/gram_epsilon
+    python -m experiments.sweep --config=configs/gram.py --workdir=runs/gram_columns \\
+        --set=columns=10000,100000,1000000,10000000
+    python -m experiments.sweep --config=configs/gram.py --workdir=runs/gram_beta \\
+        --set=beta_fraction=0.01,0.03,0.1,0.3,1
+    python -m experiments.sweep --config=configs/gram.py --workdir=runs/gram_rows --set=rows=2,4,8,16,32
+
+Expected at the defaults (n=8, d=1e6, ε=0.09): largest entry error 5.3e-5 for additive noise, 1.1e-4 for
+sampling with the Rényi count, 3.4e-3 with the paper's, 1.0e-2 for the uniform matrix; about half a
+minute on two cores.
+
+`recommender` puts one release to use: users are the columns, items the rows, and the Gram matrix of the
+items becomes EASE weights, or attention between items. K and λ follow from ε and the number of users; the
+row ease_fixed has fixed ones. `python -m experiments.sweep` runs it over ε;
+`--set=num_kept=100,300,1000,3000` over K.
+
+    python -m experiments.run --config=configs/gram.py:recommender --workdir=runs/item_gram \\
+        --config.data.path=amazon_games.txt
+
+Expected at ε=8 (test item, seen items ranked too), NDCG@10 / HIT@10 in %: ease 2.90 / 5.37, ease_fixed
+2.78 / 5.05, attention 2.65 / 4.84, DP popularity 1.13 / 2.34; about 40 s of one core.
+"""
+
+from ml_collections import ConfigDict, config_dict
+
+from configs.common import parse_arg
+
+VARIANTS = ("error", "recommender")
+
+
+def get_config(arg: str = "") -> ConfigDict:
+    variant, tiny = parse_arg(arg, VARIANTS)
+    config = ConfigDict({"seed": 0, "noise_seed": config_dict.placeholder(int)})
+    if variant == "error":
+        config.update(
+            {
+                "experiment": "gram",
+                "epsilon": 0.09,
+                "delta": 1e-6,
+                "rows": 8,
+                "columns": 1_000_000,
+                "logit_bound": 0.09,
+                "beta_fraction": 1.0,
+                "eta_fraction": 1.0,
+                "kernel": "exp",
+                "trials": 1000,
+            }
+        )
+        if tiny:
+            config.update({"columns": 20_000, "trials": 20, "epsilon": 1.0})
+        return config
+    config.update(
+        {
+            "experiment": "item_recommender",
+            "epsilon": 8.0,
+            "delta": 1 / 31_013,
+            "num_seeds": 1,
+            "popularity_share": 0.1,
+            "num_kept": config_dict.placeholder(int),
+            "regularization": config_dict.placeholder(float),
+            "attention_prior_weight": 2e-3,
+            "fixed": {"num_kept": 3000, "regularization": 800.0, "prior_weight": 1e-4},
+            "data": {"path": config_dict.placeholder(str)},
+            "evaluate": {"k": 10, "exclude_seen": False, "split": "test"},
+        }
+    )
+    if tiny:
+        config.update({"delta": 1e-3, "num_seeds": 2, "fixed": {"num_kept": 5}})
+    return config
+
+
+def sweep(arg: str = "") -> dict[str, list]:
+    variant, tiny = parse_arg(arg, VARIANTS)
+    if variant == "error":
+        return {"epsilon": [0.5, 5.0] if tiny else [0.03, 0.09, 0.3, 1.0, 3.0, 10.0]}
+    return {"epsilon": [1.0, 8.0] if tiny else [0.5, 1.0, 2.0, 3.0, 5.0, 8.0, 10.0]}

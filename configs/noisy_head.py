@@ -1,0 +1,202 @@
+"""NoisyHead (arXiv 2504.16000): private in-context regression by a linear attention head.
+
+    python -m experiments.run --config=configs/noisy_head.py:low_dim --workdir=runs/low_dim
+
+variant         figure of the paper                           what to expect
+low_dim         1: excess risk against N, five ε, D = 5       at N = 4000, ε = 1: paper 0.036, one-shot 1e-6
+high_dim        2: the same with D = L = ⌊√N⌋                 at N = 1000, ε = 1: paper 1e-7
+useful          none: λ so small that ridge beats zero        one-shot has ridge's MSE from N = 20,000 on
+rates           Theorem 4.2: exponents of N, L, D and ε       fitted slopes beside the claimed ones
+early_stopping  3: risk against T, Γ⁰ = 0 and random          a minimum from a random Γ⁰ only
+robustness      4: one corrupted prompt, α = c Nᵖ             ridge flat, NoisyHead worse with the paper's R
+text            5: risk against T on texts                    needs --config.data.path
+
+In Sections 6.1 and 6.2 λ is so large that ridge's test MSE is 0.997 of that of predicting zero, which is
+perfectly private; the tables say so.
+"""
+
+from ml_collections import config_dict
+
+from configs.common import parse_arg
+
+VARIANTS = ("low_dim", "high_dim", "useful", "rates", "early_stopping", "robustness", "text")
+
+
+def get_config(arg: str = "") -> config_dict.ConfigDict:
+    """The settings of one variant; `tiny` shrinks them to seconds."""
+    variant, tiny = parse_arg(arg, VARIANTS)
+    config = config_dict.ConfigDict()
+    config.experiment = "noisy_head"
+    config.epsilon = 1.0
+    config.delta = 1e-5
+    config.seed = 0
+    config.noise_seed = config_dict.placeholder(int)
+    if variant == "text":
+        _text(config)
+    else:
+        _simulated(config)
+        {
+            "low_dim": _low_dim,
+            "high_dim": _high_dim,
+            "useful": _useful,
+            "rates": _rates,
+            "early_stopping": _early_stopping,
+            "robustness": _robustness,
+        }[variant](config)
+    if tiny:
+        _shrink(config, variant)
+    return config
+
+
+def sweep(arg: str = "") -> dict[str, list]:
+    """What to vary beyond what one run varies already."""
+    variant, _ = parse_arg(arg, VARIANTS)
+    return {
+        "useful": {"regularization": [0.001, 0.003, 0.01]},
+        "robustness": {"where": ["context", "all", "query"]},
+        "text": {"epsilon": [0.5, 1.0, 2.0, 4.0]},
+    }.get(variant, {"seed": [0, 1, 2]})
+
+
+def _simulated(config):
+    config.trials = 500
+    config.one_shot_trials = 500  # 0 leaves the one-shot release out
+    config.num_prompts = 4000
+    config.length = config_dict.placeholder(int)  # L; ⌊√N⌋ unless set
+    config.dim = config_dict.placeholder(int)  # D; ⌊√N⌋ unless set
+    config.regularization = config_dict.placeholder(float)  # λ; N/D unless set
+    config.noise_std = 0.0
+    config.kappa = 1.0
+    config.step_scale = config_dict.placeholder(
+        float
+    )  # η = step_scale λ/(λ+G²)²; fastest unless set
+    config.steps = config_dict.placeholder(int)  # T; log N^steps_exponent / −log(1−λη) unless set
+    config.steps_exponent = 2.5
+    config.methods = ("paper", "last_iterate")  # and "repaired": between the two
+    config.epsilons = ()  # beside epsilon
+    config.axes = config_dict.ConfigDict()
+
+
+def _low_dim(config):
+    config.dim = 5
+    config.regularization = 5.0
+    config.step_scale = 3.17 / 5
+    config.epsilons = (0.2, 0.4, 0.6, 0.8, 1.0)
+    config.axes.num_prompts = (1000, 1500, 2000, 2500, 3000, 3500, 4000)
+
+
+def _high_dim(config):
+    config.num_prompts = 1000
+    config.step_scale = 0.07
+    config.steps = 5
+    config.epsilons = (0.01, 0.05, 0.1, 0.5, 1.0)
+    config.axes.num_prompts = (500, 600, 700, 800, 900, 1000)
+    config.one_shot_trials = (
+        0  # D⁴ = 1e6 numbers to protect: see useful and rates for where it belongs
+    )
+
+
+def _useful(config):
+    config.dim = 5
+    config.length = 63
+    config.regularization = 0.003
+    config.steps = 300
+    config.epsilons = (0.2, 1.0, 4.0)
+    config.axes.num_prompts = (4000, 20_000, 100_000)
+    config.trials = 20
+    config.one_shot_trials = 20
+
+
+def _rates(config):
+    config.epsilon = 4.0
+    config.dim = 5
+    config.length = 64
+    config.num_prompts = 8000
+    config.regularization = 5.0
+    config.step_scale = 3.17 / 5
+    config.methods = ("paper", "last_iterate")
+    config.axes.num_prompts = (4000, 8000, 16_000, 32_000)
+    config.axes.length = (32, 64, 128, 256)
+    config.axes.dim = (2, 4, 6, 8)
+    config.axes.epsilon = (2.0, 4.0, 8.0, 16.0)
+    config.trials = 50
+    config.one_shot_trials = 50
+
+
+def _early_stopping(config):
+    config.experiment = "noisy_head_stopping"
+    config.epsilon = 0.8
+    config.num_prompts = 1000
+    config.step_scale = 0.02 / 3
+    config.methods = ("paper", "repaired")
+    config.inits = ("zero", "sphere")
+    config.steps_grid = (1, *range(20, 481, 20))
+    config.trials = 5
+
+
+def _robustness(config):
+    config.experiment = "noisy_head_robustness"
+    config.epsilon = 0.5
+    config.delta = 1e-2
+    config.num_prompts = 5000
+    config.length = 500
+    config.dim = 5
+    config.regularization = 0.01
+    config.step_scale = 0.7
+    config.steps = 9  # ⌈log N⌉
+    config.methods = ("paper", "repaired")
+    config.mu = 1.0
+    config.scales = (2.0, 4.0)
+    config.powers = (2.0, 2.02, 2.04, 2.06, 2.08, 2.1)
+    config.where = "context"
+    config.trials = 50
+
+
+def _text(config):
+    config.experiment = "noisy_head_text"
+    config.data = config_dict.ConfigDict()
+    config.data.source = "path"  # or "sklearn", which fetches 20 Newsgroups
+    config.data.path = config_dict.placeholder(str)
+    config.data.public_path = config_dict.placeholder(
+        str
+    )  # for document frequencies; none without it
+    config.data.column = config_dict.placeholder(str)
+    config.dim = 30
+    config.length = 30
+    config.test_fraction = 0.2
+    config.typical_tokens = 120.0
+    config.log_spread = 1.0
+    config.response_clip = 2.0
+    config.feature_radius = 0.5
+    config.regularization = 0.01
+    config.step_fraction = 0.5  # of the largest step that contracts
+    config.steps_grid = (1, 12, 23, 34, 45, 56, 67, 78, 89, 100)
+
+
+def _shrink(config, variant):
+    if variant == "text":
+        config.dim, config.length = 5, 3
+        config.steps_grid = (2, 8)
+        return
+    config.trials = 2
+    config.one_shot_trials = min(config.one_shot_trials, 2)
+    config.epsilons = config.epsilons[:2]
+    if variant in ("early_stopping", "robustness"):
+        config.num_prompts = 64
+    if variant == "early_stopping":
+        config.steps_grid = (1, 20)
+    if variant == "robustness":
+        config.length = 8
+        config.powers = (2.0,)
+    for axis, values in {
+        "num_prompts": (64, 128) if variant == "rates" else (64,),
+        "length": (8, 16),
+        "dim": (2, 3),
+        "epsilon": (2.0, 4.0),
+    }.items():
+        if axis in config.axes:
+            config.axes[axis] = values
+    if variant == "rates":
+        config.num_prompts, config.length = 64, 8
+    if variant == "useful":
+        config.length, config.steps = 8, 10

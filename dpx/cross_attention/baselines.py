@@ -1,0 +1,117 @@
+"""What private cross-attention must beat: the mean of V, and attention with fresh noise for each query."""
+
+import dataclasses
+import math
+
+import dp_accounting
+import jax
+import jax.numpy as jnp
+
+import dpx.attention
+from dpx.cross_attention.domain import Domain, check_memory
+from dpx.privacy import REPLACE_ONE, PrivacyGuarantee, gaussian_noise_multiplier
+
+
+@dataclasses.dataclass(frozen=True)
+class Answers:
+    """Private answers (m, d_v) and what releasing them guarantees."""
+
+    values: jax.Array
+    guarantee: PrivacyGuarantee
+
+
+def mean_of_values(
+    key: jax.Array, V, *, value_bound: float, epsilon: float, delta: float
+) -> Answers:
+    """The noisy mean of V, which ignores keys and queries: (n, d_v) -> values (1, d_v).
+
+    Neighbours replace one row, which moves the mean by 2·√d_v·R_w/n at most in l2. Values are clipped to
+    ±value_bound.
+
+    Raises:
+      ValueError: for a bound, ε or δ out of range.
+    """
+    n, _, value_dim = check_memory(V, V)
+    domain = Domain("box", 1, value_dim, 1.0, 1.0, float(value_bound), 1.0)
+    multiplier = gaussian_noise_multiplier(epsilon, delta)
+    _, V = domain.enter(jnp.zeros((n, 1)), V, clip=True)
+    std = multiplier * 2 * domain.value_norm / n
+    values = V.mean(0, keepdims=True) + std * jax.random.normal(key, (1, value_dim))
+    return Answers(
+        jnp.clip(values, -value_bound, value_bound),
+        _guarantee(epsilon, delta, "Gaussian mechanism on the mean of V", multiplier),
+    )
+
+
+def fresh_noise(
+    key: jax.Array,
+    Q,
+    K,
+    V,
+    *,
+    key_bound: float,
+    value_bound: float,
+    epsilon: float,
+    delta: float,
+    num_queries: int | None = None,
+    query_bound: float | None = None,
+    domain: str = "box",
+    scale: float | None = None,
+    clip: bool = False,
+) -> Answers:
+    """Exact attention plus Gaussian noise of its own for each of m queries, one budget for all of them.
+
+    Sensitivity of one answer to replacing one row: the row's weight is at most
+    p = e^z/(e^z + (n − 1)e^{−z}), where z bounds the query's logits about the keys' centre. Let ā be the
+    answer without the row; with the row (k, v) it is ā + p₁(v − ā), p₁ ≤ p. For p₁ ≥ p₂ the two answers
+    differ by p₁v − p₂v' − (p₁ − p₂)ā, which is 2·p·√d_v·R_w long at most. Noise is scaled to each query's
+    bound and to m-fold composition.
+
+    Args: as `sketch.build`, with queries Q (m, d), and `num_queries`, the number the budget must last for (m
+    if None; the guarantee is that of so many answers).
+
+    Returns:
+      Answers (m, d_v), and the guarantee of all of them together.
+
+    Raises:
+      ValueError: as `sketch.build`.
+    """
+    n, dim, value_dim = check_memory(K, V)
+    bounds = Domain(
+        domain,
+        dim,
+        value_dim,
+        float(key_bound),
+        float(key_bound if query_bound is None else query_bound),
+        float(value_bound),
+        float(dim if scale is None else scale),
+    )
+    Q = bounds.check_queries(Q)
+    count = len(Q) if num_queries is None else num_queries
+    if count < len(Q):
+        raise ValueError(
+            f"num_queries is {count}, but Q has {len(Q)} rows: count every query that is ever answered"
+        )
+    multiplier = gaussian_noise_multiplier(epsilon, delta)
+    K, V = bounds.enter(K, V, clip=clip)
+    largest_weight = 1 / (1 + (n - 1) * jnp.exp(-2 * bounds.logit_bounds(Q)))
+    std = multiplier * math.sqrt(count) * 2 * bounds.value_norm * largest_weight
+    exact = dpx.attention.softmax(Q, K, V, scale=bounds.scale)
+    values = exact + std[:, None] * jax.random.normal(key, exact.shape, exact.dtype)
+    what = f"exact attention with fresh Gaussian noise for each of {count} queries"
+    guarantee = _guarantee(epsilon, delta, what, multiplier)
+    if not clip:
+        guarantee = guarantee.assuming("data within the declared bounds")
+    return Answers(jnp.clip(values, -value_bound, value_bound), guarantee)
+
+
+def _guarantee(epsilon, delta, mechanism, multiplier) -> PrivacyGuarantee:
+    return PrivacyGuarantee(
+        epsilon=float(epsilon),
+        delta=float(delta),
+        neighboring=REPLACE_ONE,
+        unit="row of (K, V)",
+        mechanism=mechanism,
+        assumptions=("the number of rows is public",),
+        event=dp_accounting.GaussianDpEvent(multiplier),
+    )

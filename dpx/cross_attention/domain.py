@@ -1,0 +1,178 @@
+"""The declared bounds of a private memory, and what follows from them for every mechanism.
+
+Logits are ⟨q, k⟩/scale. Softmax does not notice a common shift of the keys, so that only keys about
+their domain's centre matter: ±R/2 for the box [0, R]^d, the ball itself otherwise.
+"""
+
+import dataclasses
+import math
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.core import Tracer
+
+_ROUNDING = 1e-6  # float32 bounds may exceed their float64 declarations by this much
+
+
+def is_concrete(x) -> bool:
+    """Whether values can be looked at (False while JAX traces)."""
+    return not isinstance(x, Tracer)
+
+
+def into_ball(x: jax.Array, radius: float) -> jax.Array:
+    """Rows (..., d) rescaled to a norm of `radius` where theirs is larger."""
+    # Dividing by the largest entry first keeps the norm of a huge row finite.
+    largest = jnp.maximum(jnp.abs(x).max(-1, keepdims=True), jnp.finfo(x.dtype).tiny)
+    norm = largest * jnp.linalg.norm(x / largest, axis=-1, keepdims=True)
+    return jnp.where(norm > radius, x / largest * (radius * largest / norm), x)
+
+
+@dataclasses.dataclass(frozen=True)
+class Domain:
+    """Declared bounds of keys, queries and values.
+
+    Attributes:
+      kind: "box": keys in [0, key_bound]^d and queries in [0, query_bound]^d, as in the paper; "ball":
+        ‖k‖₂ ≤ key_bound and ‖q‖₂ ≤ query_bound, any sign, as models produce them.
+      dim: d.
+      value_dim: d_v.
+      key_bound: R.
+      query_bound: The queries' bound. It decides accuracy only: queries are public.
+      value_bound: R_w, |v_j| ≤ R_w elementwise.
+      scale: What logits are divided by.
+
+    Raises:
+      ValueError: for an unknown kind, a bound or scale that is not positive and finite, or a dimension
+        less than 1.
+    """
+
+    kind: str
+    dim: int
+    value_dim: int
+    key_bound: float
+    query_bound: float
+    value_bound: float
+    scale: float
+
+    def __post_init__(self):
+        if self.kind not in ("box", "ball"):
+            raise ValueError(
+                f'domain is {self.kind!r}: use "box" for keys in [0, R]^d or "ball" for ‖k‖ ≤ R'
+            )
+        for name in ("key_bound", "query_bound", "value_bound", "scale"):
+            value = getattr(self, name)
+            if not 0 < value < math.inf:
+                raise ValueError(f"{name} is {value}: declare a positive, finite number")
+        if min(self.dim, self.value_dim) < 1:
+            raise ValueError(f"K and V have {self.dim} and {self.value_dim} columns: pass ≥ 1")
+
+    @property
+    def value_norm(self) -> float:
+        """sup ‖v‖₂ = √d_v·R_w."""
+        return math.sqrt(self.value_dim) * self.value_bound
+
+    @property
+    def key_radius(self) -> float:
+        """ρ = sup ‖k − centre‖₂."""
+        return self.key_bound * (math.sqrt(self.dim) / 2 if self.kind == "box" else 1)
+
+    @property
+    def query_radius(self) -> float:
+        """sup ‖q‖₂."""
+        return self.query_bound * (math.sqrt(self.dim) if self.kind == "box" else 1)
+
+    @property
+    def largest_logit(self) -> float:
+        """Z = sup |⟨q, k − centre⟩|/scale, attained in both domains at parallel vectors."""
+        return self.key_radius * self.query_radius / self.scale
+
+    @property
+    def centre(self) -> float:
+        """What is subtracted from every entry of a key."""
+        return self.key_bound / 2 if self.kind == "box" else 0.0
+
+    def logit_bounds(self, q: jax.Array) -> jax.Array:
+        """sup over keys of |⟨q, k − centre⟩|/scale for each query: (..., d) -> (...)."""
+        if self.kind == "box":
+            return self.key_bound / 2 / self.scale * jnp.abs(q).sum(-1)
+        return self.key_bound / self.scale * jnp.linalg.norm(q, axis=-1)
+
+    def enter(self, k: jax.Array, v: jax.Array, *, clip: bool) -> tuple[jax.Array, jax.Array]:
+        """Keys and values inside the bounds.
+
+        Each row is clipped for itself, so that neighbours stay neighbours; a row that holds a NaN or
+        an infinity becomes zero. With `clip=False` nothing but rounding is ever changed.
+
+        Raises:
+          ValueError: with `clip=False`, if a row is outside (the first is named), or under `jit`,
+            where nobody could tell.
+        """
+        if not clip:
+            if not (is_concrete(k) and is_concrete(v)):
+                raise ValueError(
+                    "clip is False, but under jit or vmap values cannot be checked: pass clip=True"
+                )
+            self._check_rows("K", np.asarray(k), self.kind, self.key_bound, "key_bound")
+            self._check_rows("V", np.asarray(v), "interval", self.value_bound, "value_bound")
+        dtype = jnp.result_type(float)
+        k, v = jnp.asarray(k, dtype), jnp.asarray(v, dtype)
+        k = jnp.where(jnp.isfinite(k).all(-1, keepdims=True), k, 0)
+        v = jnp.where(jnp.isfinite(v).all(-1, keepdims=True), v, 0)
+        box = self.kind == "box"
+        k = jnp.clip(k, 0, self.key_bound) if box else into_ball(k, self.key_bound)
+        return k, jnp.clip(v, -self.value_bound, self.value_bound)
+
+    def check_queries(self, q) -> jax.Array:
+        """The queries as an array.
+
+        Raises:
+          ValueError: for a wrong last axis or, where values can be looked at, queries outside the
+            bound. Under `jit` such queries pass: their answers are private, but not accurate.
+        """
+        if np.ndim(q) < 2 or np.shape(q)[-1] != self.dim:
+            raise ValueError(f"Q has shape {np.shape(q)}: pass (m, {self.dim})")
+        if is_concrete(q):
+            self._check_rows("Q", np.asarray(q), self.kind, self.query_bound, "query_bound")
+        return jnp.asarray(q, jnp.result_type(float))
+
+    def ratio(self, sums: jax.Array, low: jax.Array, high: jax.Array) -> jax.Array:
+        """Attention from its noisy sums (..., 1 + d_v), the first being the mass times √d_v·R_w.
+
+        The mass is cut to its public range and answers to ±R_w: post-processing, without which a mass near
+        zero, or below it, would ruin them.
+        """
+        mass = jnp.clip(sums[..., 0] / self.value_norm, low, high)
+        return jnp.clip(sums[..., 1:] / mass[..., None], -self.value_bound, self.value_bound)
+
+    @staticmethod
+    def _check_rows(name: str, rows: np.ndarray, kind: str, bound: float, argument: str):
+        limit = bound * (1 + _ROUNDING)
+        if kind == "ball":
+            inside = np.linalg.norm(rows.astype(np.float64), axis=-1) <= limit
+            where = f"the ball of radius {bound}"
+        else:
+            low = 0.0 if kind == "box" else -bound
+            inside = ((rows >= low - bound * _ROUNDING) & (rows <= limit)).all(-1)
+            where = f"[{low}, {bound}]"
+        if not inside.all():
+            row = tuple(int(i) for i in np.argwhere(~inside)[0])
+            row = row[0] if len(row) == 1 else row
+            remedy = "" if name == "Q" else " or pass clip=True"
+            raise ValueError(
+                f"{name} row {row} is outside {where}, as are {int((~inside).sum())} rows in all: "
+                f"raise {argument}{remedy}"
+            )
+
+
+def check_memory(k, v) -> tuple[int, int, int]:
+    """(n, d, d_v) of K (..., n, d) and V (..., n, d_v); raises ValueError where they do not fit."""
+    k_shape, v_shape = np.shape(k), np.shape(v)
+    if len(k_shape) < 2 or len(k_shape) != len(v_shape) or k_shape[:-1] != v_shape[:-1]:
+        raise ValueError(
+            f"K has shape {k_shape} and V has shape {v_shape}: pass K (n, d) and V (n, d_v), "
+            "with the same leading axes for heads"
+        )
+    if k_shape[-2] < 1:
+        raise ValueError("K has no rows: an empty memory has no attention")
+    return k_shape[-2], k_shape[-1], v_shape[-1]

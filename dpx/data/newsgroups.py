@@ -1,0 +1,189 @@
+"""Texts as in-context regression prompts: the 20 Newsgroups experiment (Section 7 of arXiv 2504.16000).
+
+The paper represents an article by its D largest TF-IDF scores in decreasing order, and asks for its length
+from those of L other articles. Two of its choices would leak outside the mechanism, and are replaced:
+document frequencies come from a *public* corpus, never from the private one, and lengths are scaled by
+public constants, never by the corpus's own mean and deviation.
+"""
+
+import csv
+import math
+import re
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+
+from dpx.noisy_head.prompts import Prompts
+
+_TOKEN = re.compile(r"[a-z]{2,}")
+_ORANGE_TYPES = {"d", "c", "s", "t", "discrete", "continuous", "string", "time", ""}
+_TEXT_COLUMNS = ("text", "content", "body", "article")
+
+
+class DocumentFrequencies(NamedTuple):
+    """How many of `num_documents` public documents hold each word."""
+
+    counts: dict[str, int]
+    num_documents: int
+
+    def idf(self, word: str) -> float:
+        """Smoothed inverse document frequency, log((1+n)/(1+df)) + 1; 0 for a word outside the vocabulary."""
+        count = self.counts.get(word, 0)
+        return math.log((1 + self.num_documents) / (1 + count)) + 1 if count else 0.0
+
+
+def tokenize(text: str) -> list[str]:
+    """Lower-case words of two letters or more."""
+    return _TOKEN.findall(text.lower())
+
+
+def document_frequencies(
+    public_texts: Iterable[str], *, min_documents: int = 2
+) -> DocumentFrequencies:
+    """Vocabulary and document frequencies of a public corpus.
+
+    Args:
+      public_texts: Documents that are no secret: nothing here is private, and the result is released.
+      min_documents: Words in fewer documents than this are left out.
+
+    Raises:
+      ValueError: if no word is left.
+    """
+    counts, total = Counter(), 0
+    for text in public_texts:
+        counts.update(set(tokenize(text)))
+        total += 1
+    kept = {word: count for word, count in counts.items() if count >= min_documents}
+    if not kept:
+        raise ValueError(
+            f"the public corpus of {total} documents has no word in {min_documents} of them: use a larger one"
+        )
+    return DocumentFrequencies(kept, total)
+
+
+def tfidf_top(text: str, frequencies: DocumentFrequencies | None, dim: int) -> np.ndarray:
+    """The `dim` largest TF-IDF scores in decreasing order, (dim,), zero-padded.
+
+    Scores are divided by the l2 norm over all words, so the vector lies in the unit ball. Without document
+    frequencies every word weighs the same: the scores are term frequencies.
+    """
+    counts = Counter(tokenize(text))
+    weigh = frequencies.idf if frequencies else lambda word: 1.0
+    scores = np.array([count * weigh(word) for word, count in counts.items()])
+    scores = scores[scores > 0]
+    top = np.zeros(dim)
+    if scores.size:
+        largest = np.sort(scores)[::-1][:dim] / np.linalg.norm(scores)
+        top[: largest.size] = largest
+    return top
+
+
+def text_prompts(
+    texts: Sequence[str],
+    frequencies: DocumentFrequencies | None,
+    *,
+    dim: int = 30,
+    length: int = 30,
+    typical_tokens: float = 120.0,
+    log_spread: float = 1.0,
+    seed: int = 0,
+) -> Prompts:
+    """Groups documents into prompts of L + 1, shuffled with a public seed.
+
+    A document enters one prompt, and its row looks at no other, so replacing a document replaces a prompt: a
+    guarantee for prompts covers documents. Authors of documents in several prompts are not covered.
+
+    Args:
+      texts: The private documents.
+      frequencies: From a public corpus; None where there is none.
+      dim: D, the number of TF-IDF scores kept.
+      length: L, the number of labelled documents in a prompt.
+      typical_tokens: Public constant t₀, and
+      log_spread: public constant u: the response is (log(1 + tokens) − log(1 + t₀)) / u.
+      seed: Of the shuffle.
+
+    Returns:
+      Prompts x (N, L+1, D), y (N, L+1) in float64, N = ⌊documents / (L+1)⌋; what is left over is dropped.
+
+    Raises:
+      ValueError: for too few documents, or a size or constant out of range.
+    """
+    if dim < 1 or length < 1:
+        raise ValueError(f"dim={dim} and length={length} must be at least 1")
+    if not (typical_tokens > 0 and log_spread > 0):
+        raise ValueError(
+            f"typical_tokens={typical_tokens} and log_spread={log_spread} must be positive"
+        )
+    number = len(texts) // (length + 1)
+    if number < 1:
+        raise ValueError(f"{len(texts)} documents do not fill a prompt of {length + 1}: add some")
+    order = np.random.default_rng(seed).permutation(len(texts))[: number * (length + 1)]
+    x = np.stack([tfidf_top(texts[i], frequencies, dim) for i in order])
+    tokens = np.array([len(tokenize(texts[i])) for i in order])
+    y = (np.log1p(tokens) - math.log1p(typical_tokens)) / log_spread
+    return Prompts(x.reshape(number, length + 1, dim), y.reshape(number, length + 1))
+
+
+def load_texts(path: str | Path, *, column: str | None = None) -> list[str]:
+    """Documents from a folder of text files, or from a table.
+
+    Args:
+      path: A folder, every file below which is a document; or a .csv, .tsv or .tab table with a header.
+      column: The table's column; None takes the first called text, content, body or article, otherwise the
+        column with the longest values in the first row.
+
+    Returns:
+      The documents, in order of file name or row; empty ones are dropped.
+
+    Raises:
+      FileNotFoundError: if there is no such path.
+      ValueError: for another kind of file, an unknown column, or no document.
+    """
+    path = Path(path)
+    if path.is_dir():
+        files = sorted(file for file in path.rglob("*") if file.is_file())
+        texts = [file.read_text(encoding="utf-8", errors="replace") for file in files]
+    elif not path.is_file():
+        raise FileNotFoundError(f"{path}: no such file or folder; check --config.data.path")
+    elif path.suffix.lower() in (".csv", ".tsv", ".tab"):
+        texts = _read_table(path, column)
+    else:
+        raise ValueError(f"{path}: give a folder of texts, or a .csv, .tsv or .tab table")
+    texts = [text for text in texts if text.strip()]
+    if not texts:
+        raise ValueError(f"{path}: holds no text")
+    return texts
+
+
+def fetch_newsgroups(subset: str = "train") -> list[str]:
+    """20 Newsgroups through scikit-learn, which downloads it once; headers, footers and quotes removed.
+
+    The test subset, from a later time, may serve as the public corpus of the train subset.
+    """
+    from sklearn.datasets import fetch_20newsgroups
+
+    fetched = fetch_20newsgroups(subset=subset, remove=("headers", "footers", "quotes"))
+    return [text for text in fetched.data if text.strip()]  # type: ignore[union-attr]
+
+
+def _read_table(path: Path, column: str | None) -> list[str]:
+    csv.field_size_limit(2**24)
+    with path.open(encoding="utf-8", errors="replace", newline="") as file:
+        delimiter = "," if path.suffix.lower() == ".csv" else "\t"
+        rows = list(csv.DictReader(file, delimiter=delimiter))
+    if len(rows) > 1 and {value or "" for value in rows[0].values()} <= _ORANGE_TYPES:
+        rows = rows[2:]  # Orange's .tab has two more lines of header: types and roles
+    if not rows:
+        raise ValueError(f"{path}: the table has no row")
+    names = list(rows[0])
+    if column is None:
+        known = [name for name in names if name and name.lower() in _TEXT_COLUMNS]
+        column = known[0] if known else max(names, key=lambda name: len(str(rows[0][name] or "")))
+    if column not in names:
+        raise ValueError(
+            f"{path}: has no column {column!r}: use one of {', '.join(map(str, names))}"
+        )
+    return [row[column] or "" for row in rows]

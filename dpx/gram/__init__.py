@@ -1,0 +1,27 @@
+"""Differentially private release of the Gram matrix XXᵀ, and symmetric attention computed from it."""
+
+from dpx.gram.accounting import frobenius_sensitivity, max_samples, sampling_epsilon
+from dpx.gram.attend import attention
+from dpx.gram.bounds import (
+    UtilityBounds,
+    gaussian_entry_error,
+    sampling_entry_error,
+    utility_bounds,
+)
+from dpx.gram.mechanisms import GramRelease, project_psd, release, symmetric_gaussian, wishart_mean
+
+__all__ = [
+    "GramRelease",
+    "UtilityBounds",
+    "attention",
+    "frobenius_sensitivity",
+    "gaussian_entry_error",
+    "max_samples",
+    "project_psd",
+    "release",
+    "sampling_entry_error",
+    "sampling_epsilon",
+    "symmetric_gaussian",
+    "utility_bounds",
+    "wishart_mean",
+]

@@ -1,0 +1,222 @@
+"""Sensitivity of the Gram matrix and the number of Gaussian samples that a budget admits.
+
+Notation: X is n×d and its columns are the private records; α bounds their norms, β how far one of
+them moves between neighbours, and η I is a lower bound on the covariance that is sampled from.
+
+**Sensitivity.** A neighbour replaces a column u by v, so XXᵀ changes by uuᵀ − vvᵀ. With p = u + v,
+q = u − v this is (pqᵀ + qpᵀ)/2, hence with ‖q‖ = b ≤ β and ‖p‖² = 2‖u‖² + 2‖v‖² − b²
+
+    ‖uuᵀ − vvᵀ‖_F² = ½ (b² (2‖u‖² + 2‖v‖² − b²) + (‖u‖² − ‖v‖²)²),
+
+which is convex in ‖u‖² and in ‖v‖². So the maximum lies where the longer norm is α and the other is
+either α too, giving b²(2α² − b²/2), or as small as b allows, |α − b|, giving (b (2α − b))². The first
+grows up to b = √2 α, the second up to b = α, and the second is the larger one for b ≤ 2α/3. Hence
+
+    F = β (2α − β)          for β ≤ 2α/3,
+        β √(2α² − β²/2)     for 2α/3 ≤ β ≤ √2 α,
+        √2 α²               for β ≥ √2 α.
+
+Adding or removing a whole column changes XXᵀ by uuᵀ: F = α². The source (Gao, Song, Yang, Zhou,
+"Differentially Private Attention Computation", arXiv:2305.04701) uses 2αβ√n instead; the change has
+rank two, so its √n is not needed.
+
+**Sampling.** B = k⁻¹ Σ gᵢgᵢᵀ with gᵢ ~ N(0, Σ), where every admissible Σ ⪰ η I and neighbours have
+‖Σ − Σ'‖_F ≤ F. Let 1 + zᵢ be the eigenvalues of Σ'^(−1/2) Σ Σ'^(−1/2); then ‖z‖₂ ≤ ‖Σ'⁻¹‖ F ≤ t := F/η,
+in both orders, because both matrices are ⪰ η I. The Rényi divergence of order λ of one sample is
+
+    Σᵢ r(zᵢ),  r(z) = −½ log(1 + z) − log(1 − (λ−1)z) / (2(λ−1)) = Σ_{j≥2} ((λ−1)^(j−1) + (−1)^j) zʲ/(2j)
+
+for (λ−1) t < 1. For λ ≥ 2 no coefficient is negative, so r(z) ≤ r(|z|) and s ↦ r(√s) is convex with
+value 0 at 0, hence superadditive: Σ r(zᵢ) ≤ r(‖z‖₂) ≤ r(t). The k samples together have divergence at
+most k r(t), and B is a function of them. `max_samples(calibration="exact")` is the largest k for which
+some 2 ≤ λ < 1 + 1/t turns this into (ε, δ) by the conversion of Canonne, Kamath, Steinke
+(arXiv:2004.00010, Proposition 12).
+"""
+
+import math
+
+import numpy as np
+from scipy import optimize
+
+from dpx.privacy import check_delta, check_epsilon
+
+CALIBRATIONS = ("exact", "paper")
+NEIGHBORING = ("replace_one", "add_or_remove_one")
+
+
+def frobenius_sensitivity(alpha: float, beta: float) -> float:
+    """The exact maximum of ‖uuᵀ − vvᵀ‖_F over ‖u‖, ‖v‖ ≤ alpha, ‖u − v‖ ≤ beta.
+
+    Args:
+      alpha: Bound on the l2 norm of a column, positive.
+      beta: Bound on how far a column moves, in (0, 2 alpha].
+
+    Raises:
+      ValueError: for a bound out of range.
+    """
+    _check_bounds(alpha, beta)
+    if beta <= 2 * alpha / 3:
+        return beta * (2 * alpha - beta)
+    # Beyond √2 α the farthest pair is no longer the worst one, an orthogonal pair is.
+    beta = min(beta, math.sqrt(2) * alpha)
+    return beta * math.sqrt(2 * alpha**2 - beta**2 / 2)
+
+
+def sensitivity(alpha: float, beta: float | None, neighboring: str) -> float:
+    """Frobenius sensitivity of XXᵀ under a neighbouring relation; `beta=None` means 2 alpha.
+
+    Raises:
+      ValueError: for an unknown relation, a bound out of range, or a `beta` where a whole column
+        comes or goes, which has no use for it.
+    """
+    if neighboring not in NEIGHBORING:
+        raise ValueError(f"neighboring={neighboring!r} is not known: use one of {NEIGHBORING}")
+    if neighboring == "replace_one":
+        return frobenius_sensitivity(alpha, 2 * alpha if beta is None else beta)
+    if beta is not None:
+        raise ValueError(
+            f"beta={beta} has no meaning for neighboring='add_or_remove_one', where a whole column "
+            "comes or goes: leave it out"
+        )
+    _check_bounds(alpha, 2 * alpha)
+    return alpha**2
+
+
+def max_samples(
+    epsilon: float,
+    delta: float,
+    *,
+    alpha: float,
+    beta: float | None = None,
+    eta: float,
+    n: int,
+    calibration: str = "exact",
+    neighboring: str = "replace_one",
+) -> int:
+    """The largest number k of Gaussian samples for which sampling is (epsilon, delta)-DP.
+
+    Args:
+      epsilon, delta: The budget.
+      alpha: Bound on the l2 norm of a column.
+      beta: Bound on how far a column moves between neighbours, in (0, 2 alpha]; None is 2 alpha.
+      eta: Lower bound on the eigenvalues of the covariance that is sampled from, positive.
+      n: Number of rows of X.
+      calibration: "exact", the Rényi bound of this module, or "paper", Definition 4.5 with the paper's
+        2αβ√n/η (its Theorems 1.7 and 3.1 print other constants, which its proof does not support). The
+        paper's proof needs ε ≤ 8 log(1/δ), so no more than that is spent there.
+      neighboring: "replace_one", or "add_or_remove_one" ("exact" only).
+
+    Returns:
+      k as a Python integer, 0 where no k is admissible. A full-rank B needs k ≥ n.
+
+    Raises:
+      ValueError: for an argument out of range.
+    """
+    check_epsilon(epsilon)
+    check_delta(delta)
+    ratio = _relative_change(alpha, beta, eta, n, calibration, neighboring)
+    if ratio >= 1:
+        return 0
+    if calibration == "paper":
+        spread = 8 * math.log(1 / delta)
+        epsilon = min(epsilon, spread)
+        return math.floor(epsilon**2 / (spread * ratio**2)) if ratio <= epsilon / spread else 0
+
+    def samples(exponent):
+        """k at λ = 1 + t^(−exponent), which runs through the admissible orders over [0, 1)."""
+        order, divergence = _renyi(exponent, ratio)
+        return (epsilon - _conversion(order, delta)) / divergence
+
+    return max(0, math.floor(_maximum(samples)))
+
+
+def sampling_epsilon(
+    num_samples: int,
+    delta: float,
+    *,
+    alpha: float,
+    beta: float | None = None,
+    eta: float,
+    n: int,
+    calibration: str = "exact",
+    neighboring: str = "replace_one",
+) -> float:
+    """The smallest ε for which `num_samples` samples are (ε, delta)-DP; infinite where none is.
+
+    The inverse of `max_samples`, with the same arguments and errors.
+    """
+    check_delta(delta)
+    ratio = _relative_change(alpha, beta, eta, n, calibration, neighboring)
+    if ratio >= 1:
+        return math.inf
+    if calibration == "paper":
+        spread = 8 * math.log(1 / delta)
+        epsilon = ratio * max(math.sqrt(num_samples * spread), spread)
+        return epsilon if epsilon <= spread else math.inf
+
+    def negative_epsilon(exponent):
+        order, divergence = _renyi(exponent, ratio)
+        return -(num_samples * divergence + _conversion(order, delta))
+
+    return max(0.0, -_maximum(negative_epsilon))
+
+
+def _check_bounds(alpha: float, beta: float) -> None:
+    if not 0 < alpha < math.inf:
+        raise ValueError(f"column bound alpha={alpha} must be positive and finite")
+    if not 0 < beta <= 2 * alpha:
+        raise ValueError(
+            f"beta={beta} must be in (0, {2 * alpha}]: two columns of norm at most alpha={alpha} are "
+            "never farther apart than 2 alpha"
+        )
+
+
+def _relative_change(alpha, beta, eta, n, calibration, neighboring) -> float:
+    """The bound on ‖Σ'^(−1/2) Σ Σ'^(−1/2) − I‖_F that a calibration works with."""
+    change = sensitivity(alpha, beta, neighboring)
+    if calibration not in CALIBRATIONS:
+        raise ValueError(f"calibration={calibration!r} is not known: use one of {CALIBRATIONS}")
+    if not 0 < eta < math.inf:
+        raise ValueError(f"eta={eta} must be positive: sampling needs a covariance of full rank")
+    if n < 1:
+        raise ValueError(f"n={n} must be at least 1: it is the number of rows of X")
+    if calibration == "exact":
+        return change / eta
+    if neighboring != "replace_one":
+        raise ValueError(
+            f"calibration='paper' is for neighboring='replace_one', not {neighboring!r}: use 'exact'"
+        )
+    return 2 * alpha * (2 * alpha if beta is None else beta) * math.sqrt(n) / eta
+
+
+def _renyi(exponent, ratio: float):
+    """λ = 1 + ratio^(−exponent) and r(ratio), the divergence of order λ of one sample."""
+    less_one = ratio ** -np.asarray(exponent)
+    # ½ (t − log(1+t)) + (−log(1−x) − x)/(2(λ−1)) with x = (λ−1)t: two terms that are both positive.
+    return 1 + less_one, (_gap(ratio) + _gap(-less_one * ratio) / less_one) / 2
+
+
+def _gap(x):
+    """x − log(1 + x), without the cancellation near 0 that would inflate k."""
+    x = np.asarray(x, np.float64)
+    small = np.where(np.abs(x) < 1e-2, x, 0.0)
+    series = sum((-1) ** j * small**j / j for j in range(2, 11))
+    with np.errstate(divide="ignore"):
+        return np.where(np.abs(x) < 1e-2, series, x - np.log1p(np.maximum(x, -1.0)))
+
+
+def _conversion(order, delta: float):
+    """What (ε, δ) costs beyond the Rényi divergence of this order."""
+    return np.log1p(-1 / order) - (math.log(delta) + np.log(order)) / (order - 1)
+
+
+def _maximum(function) -> float:
+    """The maximum over [0, 1): a grid, then a search around its best point."""
+    grid = np.linspace(0, 1, 1024, endpoint=False)
+    values = function(grid)
+    best = int(np.argmax(values))
+    bracket = (grid[max(best - 1, 0)], grid[min(best + 1, grid.size - 1)])
+    found = optimize.minimize_scalar(
+        lambda x: -function(x), bounds=bracket, method="bounded", options={"xatol": 1e-12}
+    )
+    return float(max(values[best], -found.fun))

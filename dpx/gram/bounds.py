@@ -1,0 +1,84 @@
+"""How far private attention can be from the exact one: bounds on the largest entry of the difference.
+
+A = XXᵀ has entries of size at most r, B is its release, f ∈ {exp, cosh}, and the error is
+max_ij |D(A)⁻¹f(A) − D(B)⁻¹f(B)|_ij.
+
+*Paper*: 4(1 + ε' + 2r) r (Theorem 4.3 of arXiv:2305.04701), where (1 − ε')B ⪯ A ⪯ (1 + ε')B. It does not
+vanish as B → A.
+
+*Corrected*: (e^{2ρr} − 1) e^{2r}/n when |A − B|_ij ≤ ρr for all i, j. Both log f are 1-Lipschitz, so each
+numerator and each row sum moves by a factor within e^{±ρr}, and a weight P by at most (e^{2ρr} − 1) P;
+and P ≤ e^r/(n e^{−r}).
+
+*Uniform*: (e^{2r} − 1)/n, the error of the matrix of all 1/n, which looks at no data: the weights lie
+between e^{−2r}/n and e^{2r}/n. A release whose bound is not below this one is worth nothing, and for
+n ≥ 2 and r < ½ the paper's bound never is: (e^{2r} − 1)/n < 4r.
+"""
+
+import math
+from typing import NamedTuple
+
+
+class UtilityBounds(NamedTuple):
+    """Bounds on the largest entry error of the attention matrix; see the module's docstring."""
+
+    paper: float
+    corrected: float
+    uniform: float
+
+
+def utility_bounds(n: int, *, logit_bound: float, relative_error: float) -> UtilityBounds:
+    """The three bounds, so that one sees which are vacuous.
+
+    Args:
+      n: Number of rows of X.
+      logit_bound: r, bound on |XXᵀ|_ij; the paper states its own for r < 0.1.
+      relative_error: ρ with |A − B|_ij ≤ ρr (and ε' of the paper's bound). `gaussian_entry_error` and
+        `sampling_entry_error` give ρr with high probability.
+
+    Raises:
+      ValueError: for an argument out of range.
+    """
+    if n < 1 or not logit_bound > 0 or not relative_error >= 0:
+        raise ValueError(
+            f"n={n} must be at least 1, logit_bound={logit_bound} positive and "
+            f"relative_error={relative_error} not negative"
+        )
+    r = logit_bound
+    largest = math.exp(min(2 * r, 700.0)) / n
+    # No two probabilities are farther apart than 1, and exp would overflow where that is the bound.
+    return UtilityBounds(
+        paper=4 * (1 + relative_error + 2 * r) * r,
+        corrected=min(1.0, math.expm1(min(2 * relative_error * r, 700.0)) * largest),
+        uniform=min(1.0, math.expm1(min(2 * r, 700.0)) / n),
+    )
+
+
+def gaussian_entry_error(noise_std: float, n: int, *, failure_probability: float) -> float:
+    """Bound on max_ij |A − B|_ij for additive noise of this diagonal standard deviation.
+
+    Two-sided normal tails, P(|N| > x) ≤ 2·½e^{−x²/2}, over n entries of standard deviation σ and n(n−1)/2
+    of σ/√2; it fails with at most `failure_probability`.
+    """
+    _check_probability(failure_probability)
+    return noise_std * math.sqrt(2 * math.log(n * (n + 1) / 2 / failure_probability))
+
+
+def sampling_entry_error(
+    num_samples: int, n: int, *, diagonal_bound: float, failure_probability: float
+) -> float:
+    """Bound on max_ij |Σ − B|_ij for the mean B of k outer products of N(0, Σ) samples, Σ_ii ≤ bound.
+
+    4 g_i g_j = (g_i + g_j)² − (g_i − g_j)², and the mean of k squares of N(0, s) is s·χ²_k/k, within
+    s (2√(x/k) + 2x/k) of s but with probability 2e^{−x} (Laurent and Massart, 2000, Lemma 1). The variances
+    add up to 2(Σ_ii + Σ_jj), so an entry is within diagonal_bound·(2√(x/k) + 2x/k); there are n² such
+    squares. With the shift, Σ = A + ηI and the bound is r + η.
+    """
+    _check_probability(failure_probability)
+    x = math.log(2 * n**2 / failure_probability) / num_samples
+    return diagonal_bound * 2 * (math.sqrt(x) + x)
+
+
+def _check_probability(failure_probability: float) -> None:
+    if not 0 < failure_probability < 1:
+        raise ValueError(f"failure_probability={failure_probability} must be in (0, 1)")

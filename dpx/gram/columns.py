@@ -1,0 +1,155 @@
+"""XXᵀ with every column projected onto a ball, for X that may be too wide to hold.
+
+The sum runs in 64-bit floats: over d = 1e7 columns the rounding of a 32-bit sum is as large as one
+record's contribution, which is what the noise is calibrated to hide.
+"""
+
+import itertools
+from collections.abc import Iterable, Iterator
+from functools import partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.core import Tracer
+from scipy import sparse
+
+_BLOCK_ENTRIES = 2**22  # 32 MiB in 64-bit floats
+_ROUNDING = 1e-6  # a column of norm α, rounded to 32 bits, is not an error
+
+
+def clipped_gram(X: Any, column_bound: float, *, clip: bool = True) -> tuple[jax.Array, int]:
+    """Σ c(u)c(u)ᵀ over the columns u of X, c the projection onto the ball of radius `column_bound`.
+
+    A projection moves no two columns apart, so β-close inputs stay β-close. A column that holds NaN or
+    an infinity counts as zero.
+
+    Args:
+      X: (n, d): a NumPy array (memory-mapped too), a JAX array or a scipy sparse matrix, or an iterable
+        of such blocks of columns (n, b). Beyond X itself the peak memory is O(n² + n·block).
+      column_bound: α > 0.
+      clip: False raises where a column is longer than α. The projection is applied all the same, so
+        that a column within rounding of α cannot break the bound.
+
+    Returns:
+      The matrix, (n, n), and d. The matrix is 64-bit, except under a JAX transformation, where it has
+      the dtype of X.
+
+    Raises:
+      ValueError: for an X that is none of these; for columns beyond the bound without `clip` (for the
+        holder of the data alone, since it tells a norm); for `clip=False` under a transformation.
+    """
+    if isinstance(X, Tracer):
+        _check_shape(X)
+        if not clip:
+            raise ValueError(
+                "clip=False cannot be checked under a JAX transformation: use clip=True"
+            )
+        return _dense_gram(X, column_bound, dtype=X.dtype)[0], X.shape[1]
+    total, columns, longest = None, 0, 0.0
+    with jax.ensure_compile_time_eval(), jax.enable_x64(True):
+        for block in _blocks(X):
+            gram = _sparse_gram if sparse.issparse(block) else _padded_gram
+            matrix, norm = gram(block, column_bound)
+            if total is not None and total.shape != matrix.shape:
+                raise ValueError(
+                    f"column blocks of X have {total.shape[0]} and {matrix.shape[0]} rows: each block "
+                    "must hold all rows of its columns"
+                )
+            # Waiting keeps the queue of blocks, and so the memory, short.
+            total = jax.block_until_ready(matrix if total is None else total + matrix)
+            columns += block.shape[1]
+            longest = np.fmax(longest, norm) if np.isfinite(norm) else np.inf
+        if total is None:
+            raise ValueError("X holds no blocks of columns: give at least one, even of no columns")
+    if not clip and longest > column_bound * (1 + _ROUNDING):
+        raise ValueError(
+            f"X has a column of norm {longest:.6g}, above column_bound={column_bound}: use clip=True, "
+            "or a column_bound that is known without looking at the data"
+        )
+    return total, columns
+
+
+def leading_rows(X: Any) -> tuple[int, Any]:
+    """The number of rows n, and an X that still holds every block (an iterator loses its first)."""
+    if not hasattr(X, "shape") and isinstance(X, Iterable):
+        blocks = iter(X)
+        first = next(blocks, None)
+        return leading_rows(first)[0], itertools.chain([first], blocks)
+    _check_shape(X)
+    return X.shape[0], X
+
+
+def _check_shape(block) -> None:
+    if getattr(block, "ndim", None) != 2 or block.shape[0] < 1:
+        shape = getattr(block, "shape", type(block).__name__)
+        raise ValueError(f"X (or a block of its columns) is {shape}: give a matrix of shape (n, d)")
+    if not any(
+        jnp.issubdtype(block.dtype, kind) for kind in (jnp.floating, jnp.integer, jnp.bool_)
+    ):
+        raise ValueError(f"X has dtype {block.dtype}: give real numbers")
+
+
+def _blocks(X: Any) -> Iterator[Any]:
+    """X as blocks of columns: slices of an array, a sparse matrix whole, the blocks of an iterable."""
+    if not hasattr(X, "shape") and isinstance(X, Iterable):
+        for block in X:
+            if not hasattr(block, "shape"):
+                _check_shape(block)
+            yield from _blocks(block)
+        return
+    _check_shape(X)
+    if sparse.issparse(X):
+        yield X
+        return
+    width = max(1, _BLOCK_ENTRIES // X.shape[0])
+    for start in range(0, max(X.shape[1], 1), width):
+        yield X[:, start : start + width]
+
+
+def _padded_gram(block, column_bound: float):
+    """The Gram of a dense block, padded with zero columns so that few widths are ever compiled."""
+    width = block.shape[1]
+    padded = 1 << max(width - 1, 0).bit_length()
+    if padded != width:
+        xp = jnp if isinstance(block, jax.Array) else np
+        block = xp.pad(block, ((0, 0), (0, padded - width)))
+    matrix, longest = _dense_gram(block, column_bound, dtype=np.float64)
+    return matrix, float(longest)
+
+
+@partial(jax.jit, static_argnames="dtype")
+def _dense_gram(block, column_bound, *, dtype):
+    dtype = jnp.promote_types(dtype, np.float32)
+    columns = jnp.asarray(block).astype(dtype)
+    peak = jnp.max(jnp.abs(columns), axis=0)
+    scale, finite = _safe_scale(jnp, peak)
+    # Columns are brought to a peak of 1 first: the square of a large entry would overflow to a norm of
+    # infinity, and a record that vanishes where its neighbour does not is farther away than β.
+    columns = jnp.where(finite, columns / scale, 0)
+    norm = jnp.sqrt(jnp.sum(columns * columns, axis=0))
+    columns = columns * jnp.minimum(scale, column_bound / jnp.maximum(norm, 1e-30))
+    gram = jnp.matmul(columns, columns.T, precision=jax.lax.Precision.HIGHEST)
+    return gram, jnp.max(jnp.where(finite, scale * norm, jnp.inf))
+
+
+def _sparse_gram(block, column_bound: float):
+    columns = block.tocsc().astype(np.float64)
+    columns.sum_duplicates()
+    owner = np.repeat(np.arange(columns.shape[1]), np.diff(columns.indptr))
+    peak = np.zeros(columns.shape[1])
+    with np.errstate(invalid="ignore"):  # NaN, which makes its column count as zero
+        np.maximum.at(peak, owner, np.abs(columns.data))
+    scale, finite = _safe_scale(np, peak)
+    columns.data = np.where(finite[owner], columns.data / scale[owner], 0)
+    norm = np.sqrt(np.bincount(owner, columns.data**2, columns.shape[1]))
+    columns.data *= np.minimum(scale, column_bound / np.maximum(norm, 1e-30))[owner]
+    gram = jnp.asarray((columns @ columns.T).toarray())
+    return gram, float(np.max(np.where(finite, scale * norm, np.inf), initial=0.0))
+
+
+def _safe_scale(xp, peak):
+    """Each column's largest entry, 1 where that is zero or not finite; and where it is finite."""
+    finite = xp.isfinite(peak)
+    return xp.where(finite & (peak > 0), peak, 1), finite

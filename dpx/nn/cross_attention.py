@@ -1,0 +1,182 @@
+"""A cross-attention layer over a private memory, of which it keeps a noisy sketch only."""
+
+import dataclasses
+import math
+
+import dp_accounting
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax import nnx
+
+from dpx.cross_attention import sketch
+from dpx.cross_attention.domain import Domain, into_ball, is_concrete
+from dpx.polynomial import PolynomialFeatures, random_directions
+from dpx.privacy import REPLACE_ONE, PrivacyGuarantee, gaussian_noise_multiplier
+
+
+class Release(nnx.Variable):
+    """What was released about the memory: safe to store, to copy and to query without limit."""
+
+
+class PrivateCrossAttention(nnx.Module):
+    """Multi-head cross-attention whose memory is private, (ε, δ)-DP for replacing one of its rows.
+
+    `remember` reads the memory once. What the module keeps, and what `nnx.state` saves (Orbax restores it
+    into a layer made with the same arguments), are projections, noisy moments and the budget; never keys
+    or values. Projections of keys and values must not have been trained on the memory itself.
+
+    Attributes (constructor arguments):
+      query_dim: Width of the queries' input.
+      memory_dim: Width of a row of the memory.
+      num_heads, head_dim: H heads of width D; logits are ⟨q, k⟩/√D.
+      out_dim: Width of the answers; `query_dim` if None.
+      key_bound: Keys are rescaled to ‖k‖₂ ≤ key_bound in each head.
+      query_bound: Queries likewise; `key_bound` if None. Noise grows as e^{key_bound·query_bound/√D}.
+      value_bound: Values are clipped to ±value_bound elementwise.
+      features: "random", or "taylor" for small D.
+      degree: Of Taylor features; by default the smallest that is accurate to 1e-4.
+      num_features: Of random features.
+      rngs: Of the initial projections and, under `params`, of the public random directions.
+    """
+
+    def __init__(
+        self,
+        query_dim: int,
+        memory_dim: int,
+        *,
+        num_heads: int,
+        head_dim: int,
+        key_bound: float,
+        value_bound: float,
+        query_bound: float | None = None,
+        out_dim: int | None = None,
+        features: str = "random",
+        degree: int | None = None,
+        num_features: int = 1024,
+        rngs: nnx.Rngs,
+    ):
+        if min(query_dim, memory_dim, num_heads, head_dim, num_features) < 1:
+            raise ValueError(
+                f"query_dim={query_dim}, memory_dim={memory_dim}, num_heads={num_heads}, "
+                f"head_dim={head_dim} and num_features={num_features} must be at least 1"
+            )
+        if features not in ("taylor", "random"):
+            raise ValueError(f'features is {features!r}: use "taylor" or "random"')
+        self.num_heads = num_heads
+        self.domain = Domain(
+            kind="ball",
+            dim=head_dim,
+            value_dim=head_dim,
+            key_bound=float(key_bound),
+            query_bound=float(key_bound if query_bound is None else query_bound),
+            value_bound=float(value_bound),
+            scale=math.sqrt(head_dim),
+        )
+        self.degree, directions = None, None
+        if features == "taylor":
+            self.degree = sketch.choose_degree(degree, self.domain, 1e-4)
+            num_features = PolynomialFeatures(head_dim, self.degree, self.domain.scale).num_features
+        else:
+            directions = Release(random_directions(rngs.params(), num_features, head_dim))
+        width = num_heads * head_dim
+        self.query = nnx.Linear(query_dim, width, use_bias=False, rngs=rngs)
+        self.key = nnx.Linear(memory_dim, width, use_bias=False, rngs=rngs)
+        self.value = nnx.Linear(memory_dim, width, use_bias=False, rngs=rngs)
+        self.out = nnx.Linear(width, query_dim if out_dim is None else out_dim, rngs=rngs)
+        self.directions = nnx.data(directions)
+        self.moments = Release(jnp.zeros((num_heads, num_features, 1 + head_dim)))
+        self.budget = Release(
+            jnp.zeros(2)
+        )  # (ε, δ), rounded up to float32; zeros before `remember`
+
+    def remember(self, key: jax.Array, memory: jax.Array, *, epsilon: float, delta: float) -> None:
+        """Releases a private memory (n, memory_dim) and forgets what was remembered before.
+
+        The budget is for the whole row: the heads' squared sensitivities add up, so that each head gets the
+        noise of one of H composed releases. Each call spends its budget anew.
+
+        Args:
+          key: Secret randomness of the noise.
+          memory: Private rows (n, memory_dim).
+          epsilon, delta: The budget of all heads together.
+
+        Raises:
+          ValueError: for a memory of the wrong shape, or ε or δ out of range.
+        """
+        if np.ndim(memory) != 2 or np.shape(memory)[1] != self.key.in_features:
+            raise ValueError(
+                f"memory has shape {np.shape(memory)}: pass (n, {self.key.in_features})"
+            )
+        memory = jnp.asarray(memory)
+        released = sketch.build(
+            key,
+            self._heads(self.key(memory)),
+            self._heads(self.value(memory)),
+            epsilon=epsilon,
+            delta=delta,
+            clip=True,
+            features="random" if self.degree is None else "taylor",
+            degree=self.degree,
+            directions=None if self.directions is None else self.directions[...],
+            **{
+                "domain" if name == "kind" else name: value
+                for name, value in dataclasses.asdict(self.domain).items()
+                if name not in ("dim", "value_dim")
+            },
+        )
+        self.moments[...] = released.moments / released.num_records
+        exact = np.array([epsilon, delta])
+        stored = exact.astype(np.float32)
+        self.budget[...] = jnp.asarray(
+            np.where(stored < exact, np.nextafter(stored, np.float32(np.inf)), stored)
+        )
+
+    @property
+    def guarantee(self) -> PrivacyGuarantee:
+        """What the release guarantees, restored layers included (ε and δ rounded up to float32).
+
+        Raises:
+          ValueError: if nothing was remembered.
+        """
+        epsilon, delta = (float(number) for number in np.asarray(self.budget[...]))
+        if not epsilon:
+            raise ValueError("nothing is remembered yet: call remember(key, memory, …) first")
+        multiplier = gaussian_noise_multiplier(epsilon, delta)
+        return PrivacyGuarantee(
+            epsilon=epsilon,
+            delta=delta,
+            neighboring=REPLACE_ONE,
+            unit="row of the memory",
+            mechanism="Gaussian sketch, any number of queries, "
+            f"budget split evenly over {self.num_heads} heads",
+            assumptions=(
+                "the number of rows is public",
+                "the projections do not depend on the memory",
+            ),
+            event=dp_accounting.GaussianDpEvent(multiplier),
+        )
+
+    def __call__(self, x: jax.Array) -> jax.Array:
+        """Attends from x (..., query_dim) to the memory: (..., out_dim).
+
+        Raises:
+          ValueError: outside `jit`, if nothing was remembered.
+        """
+        budget = self.budget[...]
+        if is_concrete(budget) and not budget[0]:
+            raise ValueError("nothing is remembered yet: call remember(key, memory, …) first")
+        lead = x.shape[:-1]
+        q = into_ball(self._heads(self.query(x.reshape(-1, x.shape[-1]))), self.domain.query_bound)
+        answers = sketch.attend(
+            self.moments[...],
+            q,
+            domain=self.domain,
+            degree=self.degree,
+            directions=None if self.directions is None else self.directions[...],
+        )
+        return self.out(jnp.moveaxis(answers, 0, 1).reshape(*lead, -1))
+
+    def _heads(self, x: jax.Array) -> jax.Array:
+        """(n, H·D) -> (H, n, D)."""
+        return jnp.moveaxis(x.reshape(len(x), self.num_heads, -1), 1, 0)

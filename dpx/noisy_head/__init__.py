@@ -1,0 +1,53 @@
+"""NoisyHead: differentially private linear attention for in-context regression.
+
+Source: "How Private is Your Attention? Bridging Privacy with In-Context Learning" (arXiv 2504.16000), whose
+equations the docstrings cite. Symbols: N prompts of L labelled tokens and a query token in D dimensions;
+Γ (D, D) is the head's matrix, Z a prompt's feature matrix, λ the regularization, η the step size, T the
+number of steps; C, G and R bound |y|, ‖Z‖_F and ‖Γ‖_F.
+
+Private fits: `fit` (Algorithm 1, as printed or repaired) and `fit_one_shot` (second moments released once).
+Everything computes in float64 under a scope of its own and returns float64 arrays.
+"""
+
+from dpx.noisy_head.accounting import calibrate, contraction_gap
+from dpx.noisy_head.bounds import HyperParameters, enforce, gradient_sensitivity, hyperparameters
+from dpx.noisy_head.descent import Fit, fit, gradient_descent, noisy_descent
+from dpx.noisy_head.moments import ridge
+from dpx.noisy_head.one_shot import fit_one_shot, one_shot
+from dpx.noisy_head.prompts import (
+    Features,
+    Prompts,
+    corrupt,
+    featurize,
+    predict,
+    sample_features,
+    sample_prompt,
+    sample_prompts,
+)
+from dpx.noisy_head.risk import empirical_risk, population_risk
+
+__all__ = [
+    "Features",
+    "Fit",
+    "HyperParameters",
+    "Prompts",
+    "calibrate",
+    "contraction_gap",
+    "corrupt",
+    "empirical_risk",
+    "enforce",
+    "featurize",
+    "fit",
+    "fit_one_shot",
+    "gradient_descent",
+    "gradient_sensitivity",
+    "hyperparameters",
+    "noisy_descent",
+    "one_shot",
+    "population_risk",
+    "predict",
+    "ridge",
+    "sample_features",
+    "sample_prompt",
+    "sample_prompts",
+]

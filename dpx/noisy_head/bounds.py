@@ -1,0 +1,151 @@
+"""The three bounds that make NoisyHead's sensitivity finite, and that sensitivity."""
+
+import math
+from typing import NamedTuple
+
+import jax.numpy as jnp
+from scipy import special
+
+from dpx.noisy_head.prompts import Features, norm
+
+# (λ's factor in the decay) of each objective: Algorithm 1 as printed shrinks by 1 − 2λη and so converges to
+# ridge with 2λ; 1 − λη is the gradient step of the ridge objective whose solution is (2.7).
+DECAY = {"paper": 2.0, "ridge": 1.0}
+
+
+class HyperParameters(NamedTuple):
+    """|y| ≤ response_clip (C), ‖Z‖_F ≤ feature_radius (G) and ‖Γ‖_F ≤ parameter_radius (R)."""
+
+    response_clip: float
+    feature_radius: float
+    parameter_radius: float
+
+
+def hyperparameters(
+    num_prompts: int,
+    length: int,
+    dim: int,
+    *,
+    regularization: float,
+    noise_std: float = 0.0,
+    kappa: float = 1.0,
+    rule: str = "valid",
+    objective: str = "ridge",
+) -> HyperParameters:
+    """C, G and R from public sizes alone, for the paper's model of the prompts.
+
+    C = √(2(1+τ²) log(NL/κ)) under both rules; as 2Q(t) ≤ e^{-t²/2} min(1, 0.8/t), no response exceeds it
+    with probability 1 − κ.
+
+    `rule="paper"` is (4.1). Its G rests on ‖Σ y_i x_i‖ ≤ C‖Σ x_i‖ (A.4), which fails since y and x are
+    correlated: ‖Z‖ is about ‖w‖/D, not L^{-1/2}, so at L = 500, D = 5 its G clips most prompts. Its R is no
+    bound either, and grows like √(N/L).
+
+    `rule="valid"`: E[s | w] = w/D, and s strays from it by about √(D/L) of its size, so with q the upper
+    κ/N quantile of ‖w‖ (the χ distribution with D degrees of freedom), G = (q/D)(1 + √(D/L)), with τ²/L
+    added in squares for the noise. R holds for every data set within C and G: with A the N×D² design,
+    Γ* = (λ + AᵀA/N)⁻¹Aᵀt/N, and σ/(λ+σ²) over singular values σ ≤ G is at most G/(λ+G²) if G² ≤ λ,
+    otherwise 1/(2√λ); R is C times that.
+
+    A bound that is too small biases the fit; it never weakens privacy, because `fit` enforces all three.
+
+    Args:
+      num_prompts: N.
+      length: L.
+      dim: D.
+      regularization: λ > 0.
+      noise_std: τ ≥ 0.
+      kappa: κ in (0, 1], the failure probability; the paper's experiments use 1.
+      rule: "valid" or "paper".
+      objective: "ridge" or "paper", whose fixed point has 2λ for λ; it matters to the valid R only.
+
+    Raises:
+      ValueError: for an argument out of range.
+    """
+    for name, size in (("num_prompts", num_prompts), ("length", length), ("dim", dim)):
+        if not size >= 1:
+            raise ValueError(f"{name}={size} must be at least 1")
+    check_positive("regularization", regularization)
+    if not 0 <= noise_std < math.inf:
+        raise ValueError(f"noise_std={noise_std} must be finite and at least 0")
+    if not 0 < kappa <= 1:
+        raise ValueError(f"kappa={kappa} must be in (0, 1]: it is a failure probability")
+    check_choice("objective", objective, tuple(DECAY))
+    check_choice("rule", rule, ("valid", "paper"))
+    # log(NL/κ) is zero for a single token with κ = 1; a bound must be positive.
+    response = math.sqrt(2 * (1 + noise_std**2) * max(math.log(num_prompts * length / kappa), 0.5))
+    spread = math.log(num_prompts / kappa)
+    if rule == "paper":
+        feature = response / math.sqrt(length) * (1 + math.sqrt(spread) / dim)
+        parameter = response**2 / regularization * math.sqrt(num_prompts / length)
+        parameter *= 1 + math.sqrt(math.log(1 / kappa)) / dim
+        return HyperParameters(response, feature, parameter)
+    weight = math.sqrt(special.chdtri(dim, min(kappa / num_prompts, 0.5)))
+    feature = math.hypot(
+        weight / dim * (1 + math.sqrt(dim / length)), noise_std / math.sqrt(length)
+    )
+    shrink = DECAY[objective] * regularization
+    if feature**2 <= shrink:
+        parameter = response * feature / (shrink + feature**2)
+    else:
+        parameter = response / (2 * math.sqrt(shrink))
+    return HyperParameters(response, feature, parameter)
+
+
+def gradient_sensitivity(hyper: HyperParameters, sensitivity: str = "tight") -> float:
+    """l2 sensitivity of the gradient sum Σ_k (⟨Γ, Z_k⟩ − t_k) Z_k when one prompt is replaced.
+
+    With ‖Z‖ ≤ G, |t| ≤ C and ‖Γ‖ ≤ R the sum moves by (Z⊗Z − Z'⊗Z')Γ − (tZ − t'Z').
+
+    "tight": Z⊗Z − Z'⊗Z' is a difference of positive semi-definite matrices of operator norm ≤ G², so its own
+    operator norm is at most G² (not 2G²); the second bracket is at most 2CG. Together G(2C + RG), of
+    which some neighbours reach 86 % whatever the ratio RG/C.
+    "paper": the triangle inequality on all four terms, 2G(C + RG) (Theorem 3.2).
+    """
+    check_choice("sensitivity", sensitivity, ("tight", "paper"))
+    C, G, R = hyper
+    return G * (2 * C + R * G) if sensitivity == "tight" else 2 * G * (C + R * G)
+
+
+def enforce(features: Features, hyper: HyperParameters) -> Features:
+    """Features within the bounds, whatever they were: what the privacy proofs rest on.
+
+    A map of each prompt alone. Targets are clipped and Z is projected, in the form unit query × context
+    of norm ≤ G. Rows with a value that is not finite, or whose norm overflows, become zero: under `jit`
+    nothing can be raised, and one such row must not spoil the sum.
+    """
+    query, context, target = features
+    size = norm(query) * norm(context)
+    usable = jnp.isfinite(size) & jnp.isfinite(target)
+    query = jnp.where(usable[:, None], query, 0)
+    context = jnp.where(usable[:, None], context, 0)
+    length = norm(query)
+    size = length * norm(context)
+    shrink = jnp.minimum(1, hyper.feature_radius / jnp.where(size > 0, size, 1))
+    return Features(
+        query / jnp.where(length > 0, length, 1)[:, None],
+        (context * length[:, None]) * shrink[:, None],
+        jnp.clip(jnp.where(usable, target, 0), -hyper.response_clip, hyper.response_clip),
+    )
+
+
+def check_hyper(hyper: HyperParameters) -> HyperParameters:
+    """Raises ValueError unless all three bounds are positive and finite."""
+    if len(hyper) != 3:
+        raise ValueError(f"hyper={hyper} must be HyperParameters(C, G, R)")
+    hyper = HyperParameters(*hyper)
+    for name, bound in hyper._asdict().items():
+        check_positive(f"hyper.{name}", bound)
+    return hyper
+
+
+def check_positive(name: str, value: float) -> None:
+    """Raises ValueError unless the number is positive and finite."""
+    if not 0 < value < math.inf:
+        raise ValueError(f"{name}={value} must be positive and finite")
+
+
+def check_choice(name: str, value: str, known: tuple[str, ...]) -> None:
+    """Raises ValueError unless the word is a known one."""
+    if value not in known:
+        raise ValueError(f"{name}={value!r} is not known: use one of {', '.join(known)}")

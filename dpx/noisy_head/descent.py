@@ -1,0 +1,273 @@
+"""Algorithm 1: private gradient descent on the head's matrix Γ, and the same without privacy."""
+
+import functools
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+from jax.core import Tracer
+from optax import projections
+
+from dpx.noisy_head._float64 import as_float64, in_float64, require_finite
+from dpx.noisy_head.accounting import calibrate, check_steps, contraction_gap
+from dpx.noisy_head.bounds import (
+    DECAY,
+    HyperParameters,
+    check_choice,
+    check_hyper,
+    check_positive,
+    enforce,
+    gradient_sensitivity,
+)
+from dpx.noisy_head.moments import gradient_sum
+from dpx.noisy_head.prompts import Features, check_features
+from dpx.optim import privatize
+from dpx.privacy import PrivacyGuarantee
+
+
+class Fit(NamedTuple):
+    """A private Γ (D, D), its guarantee, and the noise std it used per unit of l2 sensitivity."""
+
+    gamma: jax.Array
+    guarantee: PrivacyGuarantee
+    noise_multiplier: float
+
+
+@in_float64
+def fit(
+    key: jax.Array,
+    features: Features,
+    hyper: HyperParameters,
+    *,
+    regularization: float,
+    step_size: float,
+    steps: int,
+    epsilon: float,
+    delta: float,
+    accounting: str = "gdp",
+    sensitivity: str = "tight",
+    objective: str = "ridge",
+    init: str | jax.Array | None = None,
+    trajectory: bool = False,
+) -> Fit:
+    """NoisyHead (Algorithm 1): T noisy, projected, full-batch gradient steps from Γ⁰ to Γ^T.
+
+    Guarantee: (ε, δ)-DP for replacing one prompt by any other. The number of prompts is public. The bounds of
+    `hyper` are enforced here on every prompt (`enforce`) and on Γ, so the sensitivity of each step
+    (`gradient_sensitivity`) holds for every input; `calibrate` turns it into noise. The paper's own form is
+    accounting="basic", sensitivity="paper", objective="paper".
+
+    Args:
+      key: A JAX key that nobody learns who sees Γ.
+      features: query (N, D), context (N, D), target (N,); see `featurize`.
+      hyper: The bounds C, G and R, chosen without looking at the prompts.
+      regularization: λ > 0.
+      step_size: η, positive and below 2/(aλ + G²), a = 1 (ridge) or 2 (paper).
+      steps: T ≥ 1, fixed without looking at the prompts.
+      epsilon: ε in (0, 1e8].
+      delta: δ in (0, 1).
+      accounting: "basic" (the paper's), "zcdp", "gdp" (exact) or "last_iterate" (exact for Γ^T alone).
+      sensitivity: "tight" or "paper".
+      objective: "ridge" descends to (2.7); "paper", as printed, to (2.7) with 2λ.
+      init: Γ⁰, independent of the prompts: None or "zero", "sphere" (uniform of norm R), or an array (D, D)
+        with ‖Γ⁰‖_F ≤ R.
+      trajectory: Returns all of Γ¹..Γ^T, gamma (T, D, D), which every accounting but last_iterate covers.
+
+    Returns:
+      Fit(gamma (D, D), guarantee, noise_multiplier). Under `vmap` (over keys, say) return `fit(...).gamma`.
+
+    Raises:
+      ValueError: for an argument out of range (`calibrate` lists them), shapes that do not fit, features that
+        are not finite, an initial Γ outside the ball, or a trajectory under last_iterate accounting.
+    """
+    multiplier, guarantee = calibrate(
+        hyper,
+        regularization=regularization,
+        step_size=step_size,
+        steps=steps,
+        epsilon=epsilon,
+        delta=delta,
+        accounting=accounting,
+        sensitivity=sensitivity,
+        objective=objective,
+    )
+    if trajectory and accounting == "last_iterate":
+        raise ValueError(
+            "trajectory=True with accounting='last_iterate': that guarantee covers the last iterate alone; "
+            "use accounting='gdp' to release them all"
+        )
+    if not (init is None or isinstance(init, str)):
+        guarantee = guarantee.assuming("the initial Γ does not depend on the prompts")
+    gamma = noisy_descent(
+        key,
+        features,
+        hyper,
+        regularization=regularization,
+        step_size=step_size,
+        steps=steps,
+        noise_multiplier=multiplier,
+        sensitivity=sensitivity,
+        objective=objective,
+        init=init,
+        trajectory=trajectory,
+    )
+    return Fit(gamma, guarantee, multiplier)
+
+
+@in_float64
+def noisy_descent(
+    key: jax.Array,
+    features: Features,
+    hyper: HyperParameters,
+    *,
+    regularization: float,
+    step_size: float,
+    steps: int,
+    noise_multiplier: float | jax.Array,
+    sensitivity: str = "tight",
+    objective: str = "ridge",
+    init: str | jax.Array | None = None,
+    trajectory: bool = False,
+) -> jax.Array:
+    """The iteration of `fit` at a given noise multiplier, which may be traced: `vmap` it over budgets.
+
+    Private by as much as `calibrate` says of that multiplier; zero noise gives projected gradient descent.
+
+    Returns:
+      Γ^T (D, D), or Γ¹..Γ^T (T, D, D) with `trajectory`.
+    """
+    hyper = check_hyper(hyper)
+    features = check_features(features)
+    contraction_gap(hyper, regularization, step_size, objective)
+    return _noisy_descent(
+        key,
+        features,
+        hyper,
+        _initial(init, key, features.query.shape[1], hyper.parameter_radius),
+        decay=DECAY[objective] * regularization,
+        step_size=step_size,
+        noise_multiplier=noise_multiplier,
+        sensitivity=gradient_sensitivity(hyper, sensitivity),
+        steps=check_steps(steps),
+        trajectory=bool(trajectory),
+    )
+
+
+@in_float64
+def gradient_descent(
+    features: Features,
+    *,
+    regularization: float,
+    step_size: float,
+    steps: int,
+    objective: str = "ridge",
+    init: jax.Array | None = None,
+    trajectory: bool = False,
+) -> jax.Array:
+    """Plain gradient descent on the features as they are: no clipping, no projection, **no privacy**.
+
+    Args and errors: as `fit`; the step size need only be positive, since there is no public bound on the
+    curvature.
+
+    Returns:
+      Γ^T (D, D), or Γ¹..Γ^T (T, D, D) with `trajectory`.
+    """
+    features = check_features(features)
+    check_choice("objective", objective, tuple(DECAY))
+    check_positive("regularization", regularization)
+    check_positive("step_size", step_size)
+    start = _initial(init, None, features.query.shape[1], np.inf)
+    decay = DECAY[objective] * regularization
+    return _gradient_descent(
+        features,
+        start,
+        decay=decay,
+        step_size=step_size,
+        steps=check_steps(steps),
+        trajectory=bool(trajectory),
+    )
+
+
+@functools.partial(jax.jit, static_argnames=("steps", "trajectory"))
+def _noisy_descent(
+    key,
+    features,
+    hyper,
+    start,
+    *,
+    decay,
+    step_size,
+    noise_multiplier,
+    sensitivity,
+    steps,
+    trajectory,
+):
+    features = enforce(features, hyper)
+    optimizer = optax.chain(
+        privatize(
+            l2_clip=sensitivity,
+            noise_multiplier=noise_multiplier,
+            expected_batch_size=features.query.shape[0],
+            key=jax.random.fold_in(key, 0),
+        ),
+        optax.add_decayed_weights(decay),
+        optax.sgd(step_size),
+        _project_onto_ball(hyper.parameter_radius),
+    )
+    start = projections.projection_l2_ball(start, hyper.parameter_radius)
+    return _iterate(features, optimizer, start, steps, trajectory)
+
+
+@functools.partial(jax.jit, static_argnames=("steps", "trajectory"))
+def _gradient_descent(features, start, *, decay, step_size, steps, trajectory):
+    optimizer = optax.chain(
+        optax.scale(1 / features.query.shape[0]),
+        optax.add_decayed_weights(decay),
+        optax.sgd(step_size),
+    )
+    return _iterate(features, optimizer, start, steps, trajectory)
+
+
+def _iterate(features, optimizer, start, steps, trajectory):
+    gradient = gradient_sum(features)
+
+    def step(carry, _):
+        gamma, state = carry
+        total = gradient(gamma.reshape(start.shape)).reshape(-1)
+        updates, state = optimizer.update(total, state, gamma)
+        gamma = optax.apply_updates(gamma, updates)
+        return (gamma, state), gamma if trajectory else None
+
+    flat = start.reshape(-1)  # XLA compiles and runs noise of one dimension faster
+    (gamma, _), iterates = jax.lax.scan(step, (flat, optimizer.init(flat)), length=steps)
+    return iterates.reshape(-1, *start.shape) if trajectory else gamma.reshape(start.shape)
+
+
+def _project_onto_ball(radius) -> optax.GradientTransformation:
+    """Replaces an update by the one that ends in the l2 ball's nearest point."""
+
+    def update(updates, state, params):
+        moved = optax.apply_updates(params, updates)
+        nearest = projections.projection_l2_ball(moved, radius)
+        return jax.tree.map(jnp.subtract, nearest, params), state
+
+    return optax.GradientTransformation(lambda params: optax.EmptyState(), update)
+
+
+def _initial(init, key, dim, radius):
+    if init is None or (isinstance(init, str) and init == "zero"):
+        return jnp.zeros((dim, dim), jnp.float64)
+    if isinstance(init, str):
+        check_choice("init", init, ("zero", "sphere"))
+        direction = jax.random.normal(jax.random.fold_in(key, 1), (dim, dim), jnp.float64)
+        return radius * direction / jnp.linalg.norm(direction)
+    if jnp.shape(init) != (dim, dim):
+        raise ValueError(f"init has shape {jnp.shape(init)}: it must be ({dim}, {dim})")
+    require_finite("init", init, "start from a finite Γ")
+    if not isinstance(init, Tracer) and np.linalg.norm(init) > radius * (1 + 1e-12):
+        raise ValueError(
+            f"init has norm {np.linalg.norm(init):.6g}, outside the ball of parameter_radius={radius}"
+        )
+    return as_float64(init)

@@ -1,0 +1,130 @@
+"""Private ridge from second moments that are released once."""
+
+import math
+
+import dp_accounting
+import jax
+import jax.numpy as jnp
+from optax import projections
+
+from dpx.noisy_head._float64 import in_float64
+from dpx.noisy_head.bounds import HyperParameters, check_hyper, check_positive, enforce
+from dpx.noisy_head.descent import Fit
+from dpx.noisy_head.moments import second_moments
+from dpx.noisy_head.prompts import Features, check_features
+from dpx.privacy import (
+    REPLACE_ONE,
+    PrivacyGuarantee,
+    check_delta,
+    check_epsilon,
+    gaussian_noise_multiplier,
+)
+
+
+@in_float64
+def fit_one_shot(
+    key: jax.Array,
+    features: Features,
+    hyper: HyperParameters,
+    *,
+    regularization: float,
+    epsilon: float,
+    delta: float,
+) -> Fit:
+    """Ridge (2.7) from one Gaussian release of H = N⁻¹ Σ vec(Z)vec(Z)ᵀ and h = N⁻¹ Σ tZ.
+
+    Guarantee: (ε, δ)-DP for replacing one prompt by any other; N is public, the bounds of `hyper` are
+    enforced here, and all that follows the release is post-processing. The same noise serves any λ.
+
+    Sensitivity. H and b·h, b = √2 G/C, are released together. For neighbours, with p = ⟨Z, Z'⟩,
+    N²‖ΔH‖² = ‖Z‖⁴ + ‖Z'‖⁴ − 2p² and N²‖Δh‖² = ‖tZ − t'Z'‖² ≤ C²(‖Z‖² + ‖Z'‖² + 2|p|). The first plus b² times
+    the second increases in both norms, so they are G, and becomes 2G⁴ − 2p² + 4G²(G² + |p|), which
+    increases up to |p| = G². Hence the joint sensitivity is 2√2 G²/N, that is 2CG/N in h's units: what
+    h alone would cost. H comes free, with noise of std 2√2 G²/N times the multiplier.
+
+    H is symmetric in each of its two pairs of indices, and the noise is projected onto that subspace. Its
+    operator norm is then about D times its std, and eigenvalues of H below that are noise: they are
+    raised to it, which keeps their inverses from exploding and vanishes as N or ε grows. The solution
+    is projected onto the ball of radius R.
+
+    It beat `fit` in every setting measured with D ≤ 8. `fit` needs O(ND) memory and no D²×D² eigenvectors,
+    so it is the one for high dimension.
+
+    Args:
+      key: A JAX key that nobody learns who sees Γ.
+      features: query (N, D), context (N, D), target (N,). Memory is O(D⁴), time O(ND⁴ + D⁶).
+      hyper: The bounds C, G and R, chosen without looking at the prompts.
+      regularization: λ > 0.
+      epsilon: ε in (0, 1e8].
+      delta: δ in (0, 1).
+
+    Returns:
+      Fit(gamma (D, D), guarantee, noise_multiplier), the last in units of the joint sensitivity.
+
+    Raises:
+      ValueError: for λ, ε, δ or a bound out of range, shapes that do not fit or values that are not finite.
+    """
+    check_epsilon(epsilon)
+    check_delta(delta)
+    multiplier = gaussian_noise_multiplier(epsilon, delta)
+    gamma = one_shot(
+        key, features, hyper, regularization=regularization, noise_multiplier=multiplier
+    )
+    guarantee = PrivacyGuarantee(
+        epsilon=float(epsilon),
+        delta=float(delta),
+        neighboring=REPLACE_ONE,
+        unit="prompt",
+        mechanism=f"second moments released once, noise multiplier {multiplier:.6g} on their joint "
+        "sensitivity, then ridge",
+        event=dp_accounting.GaussianDpEvent(multiplier),
+    )
+    return Fit(gamma, guarantee, multiplier)
+
+
+@in_float64
+def one_shot(
+    key: jax.Array,
+    features: Features,
+    hyper: HyperParameters,
+    *,
+    regularization: float,
+    noise_multiplier: float | jax.Array,
+) -> jax.Array:
+    """The release of `fit_one_shot` at a given noise multiplier, which may be traced: Γ (D, D)."""
+    check_positive("regularization", regularization)
+    hyper = check_hyper(hyper)
+    features = check_features(features)
+    return _one_shot(key, features, hyper, regularization, noise_multiplier, *joint_noise(hyper))
+
+
+def joint_noise(hyper: HyperParameters) -> tuple[float, float]:
+    """Noise stds on N·H and on N·h per unit of noise multiplier."""
+    C, G, _ = hyper
+    return 2 * math.sqrt(2) * G**2, 2 * C * G
+
+
+@jax.jit
+def _one_shot(key, features, hyper, regularization, noise_multiplier, std_H, std_h):
+    num_prompts, dim = features.query.shape
+    H, h = second_moments(enforce(features, hyper))
+    key_H, key_h = jax.random.split(key)
+    unit = noise_multiplier / num_prompts
+    H += (
+        std_H
+        * unit
+        * pair_symmetric(jax.random.normal(key_H, (dim**4,), jnp.float64).reshape((dim,) * 4))
+    )
+    h += std_h * unit * jax.random.normal(key_h, (dim**2,), jnp.float64).reshape(dim, dim)
+    values, vectors = jnp.linalg.eigh(H)
+    values = jnp.maximum(values, dim * std_H * unit) + regularization
+    gamma = vectors @ ((vectors.T @ h.reshape(-1)) / values)
+    return projections.projection_l2_ball(gamma.reshape(dim, dim), hyper.parameter_radius)
+
+
+def pair_symmetric(noise: jax.Array) -> jax.Array:
+    """Projects noise (D, D, D, D), indexed [i, k, j, l], onto symmetry in i, j and in k, l: (D², D²)."""
+    dim = noise.shape[0]
+    noise = (noise + noise.transpose(2, 1, 0, 3)) / 2
+    noise = (noise + noise.transpose(0, 3, 2, 1)) / 2
+    return noise.reshape(dim * dim, dim * dim)

@@ -1,0 +1,245 @@
+"""In-context regression prompts and their rank-one features.
+
+A prompt is L labelled tokens (x_i, y_i) and a query token x_{L+1} whose response y_{L+1} is to be predicted.
+A linear attention head sees it through one matrix (eq. 2.5 of the paper),
+
+    Z = x_{L+1} sᵀ,   s = L⁻¹ Σ_{i≤L} y_i x_i,   ŷ = ⟨Γ, Z⟩ = x_{L+1}ᵀ Γ s,
+
+of rank one: N prompts are two N×D arrays and N targets, never an N×D×D array.
+"""
+
+import functools
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax.core import Tracer
+
+from dpx.noisy_head._float64 import as_float64, in_float64, require_finite
+
+_DRAWS_PER_CHUNK = (
+    2**13
+)  # normals drawn at a time: they stay in the cache, which makes them 3x cheaper
+
+
+class Prompts(NamedTuple):
+    """N prompts: features x (N, L+1, D) and responses y (N, L+1); the last token is the query."""
+
+    x: jax.Array
+    y: jax.Array
+
+
+class Features(NamedTuple):
+    """N prompts as the head sees them: Z_k = query_k context_kᵀ.
+
+    query (N, D) holds x_{L+1}, context (N, D) holds s and target (N,) holds y_{L+1}.
+    """
+
+    query: jax.Array
+    context: jax.Array
+    target: jax.Array
+
+
+@in_float64
+def sample_prompts(
+    key: jax.Array, num_prompts: int, length: int, dim: int, *, noise_std: float = 0.0
+) -> Prompts:
+    """Draws prompts from the paper's model (Section 2).
+
+    x_i is uniform on the unit sphere, w ~ N(0, I_D) is drawn anew for each prompt and y_i = wᵀx_i + τ ε_i.
+
+    Args:
+      key: A JAX key. Each prompt has its own key, so prompts do not depend on how many are drawn at a time.
+      num_prompts: N ≥ 1.
+      length: L ≥ 1, the number of labelled tokens.
+      dim: D ≥ 1.
+      noise_std: τ ≥ 0.
+
+    Returns:
+      float64 prompts, x (N, L+1, D) and y (N, L+1).
+
+    Raises:
+      ValueError: for a size below 1 or a negative noise level.
+    """
+    noise_std = _check_sizes(num_prompts, length, dim, noise_std)
+    return _sample_prompts(key, noise_std, num_prompts, length, dim)
+
+
+@in_float64
+def sample_prompt(key: jax.Array, length: int, dim: int, *, noise_std: float = 0.0) -> Prompts:
+    """One prompt, x (1, L+1, D) and y (1, L+1): prompt k of `sample_prompts` has key `split(key, N)[k]`."""
+    noise_std = _check_sizes(1, length, dim, noise_std)
+    x, y = _draw(key, length, dim, noise_std)
+    return Prompts(x[None], y[None])
+
+
+@in_float64
+def sample_features(
+    key: jax.Array,
+    num_prompts: int,
+    length: int,
+    dim: int,
+    *,
+    noise_std: float = 0.0,
+    response_clip: float | None = None,
+    feature_radius: float | None = None,
+) -> Features:
+    """`featurize(sample_prompts(...))` without ever holding the prompts: a few at a time, summed at once.
+
+    Memory is 2ND + N numbers. Args, returns and errors are those of the two functions.
+    """
+    noise_std = _check_sizes(num_prompts, length, dim, noise_std)
+    _check_bounds(response_clip, feature_radius)
+    options = (noise_std, response_clip, feature_radius)
+    return _sample_features(key, options, num_prompts, length, dim)
+
+
+@in_float64
+def featurize(
+    prompts: Prompts,
+    *,
+    response_clip: float | None = None,
+    feature_radius: float | None = None,
+) -> Features:
+    """The rank-one features of prompts, with the paper's clipping where asked for (Algorithm 1, line 1).
+
+    Args:
+      prompts: x (N, L+1, D) and y (N, L+1), NumPy or JAX.
+      response_clip: C > 0: every response is clipped to [−C, C]. None leaves them alone.
+      feature_radius: G > 0: Z is projected onto the Frobenius ball of radius G, by scaling its context.
+
+    Returns:
+      float64 features: query (N, D), context (N, D), target (N,).
+
+    Raises:
+      ValueError: for shapes that do not fit, values that are not finite, or a bound that is not positive.
+    """
+    x, y = prompts
+    if jnp.ndim(x) != 3 or jnp.shape(x)[1] < 2 or jnp.shape(y) != jnp.shape(x)[:2]:
+        raise ValueError(
+            f"prompts have x {jnp.shape(x)} and y {jnp.shape(y)}: "
+            "they must be (N, L+1, D) and (N, L+1) with L ≥ 1"
+        )
+    _check_bounds(response_clip, feature_radius)
+    for name, array in (("prompts.x", x), ("prompts.y", y)):
+        require_finite(name, array, "drop or repair those prompts")
+    return _reduce(as_float64(x), as_float64(y), response_clip, feature_radius)
+
+
+@in_float64
+def corrupt(
+    prompts: Prompts, index: int | jax.Array, *, alpha: float, mu: float, where: str = "context"
+) -> Prompts:
+    """The adversarial prompt of (5.1): prompt `index` with x + μ for all tokens and y + α.
+
+    Args:
+      prompts: x (N, L+1, D) and y (N, L+1).
+      index: Which prompt, 0 ≤ index < N.
+      alpha: The shift α of responses.
+      mu: The shift μ of every coordinate of every token.
+      where: Which responses move: "context" (y_1..y_L, the paper's text), "all" (y_{L+1} too), or "query".
+
+    Raises:
+      ValueError: for an unknown `where`.
+    """
+    x, y = as_float64(prompts.x), as_float64(prompts.y)
+    moved = {"context": slice(None, -1), "all": slice(None), "query": slice(-1, None)}
+    if where not in moved:
+        raise ValueError(f"where={where!r} is not known: use 'context', 'all' or 'query'")
+    row = y[index].at[moved[where]].add(alpha)
+    return Prompts(x.at[index].add(mu), y.at[index].set(row))
+
+
+@in_float64
+def predict(gamma: jax.Array, features: Features) -> jax.Array:
+    """ŷ_k = ⟨Γ, Z_k⟩ for gamma (..., D, D): shape (..., N)."""
+    query, context = as_float64(features.query), as_float64(features.context)
+    return jnp.sum((query @ as_float64(gamma)) * context, axis=-1)
+
+
+def check_features(features: Features) -> Features:
+    """The features in float64, after the checks that every estimator makes of them.
+
+    Raises:
+      ValueError: for shapes other than (N, D), (N, D), (N,), and for values that are not finite.
+    """
+    query, context, target = features
+    shape = jnp.shape(query)
+    if len(shape) != 2 or jnp.shape(context) != shape or jnp.shape(target) != shape[:1]:
+        raise ValueError(
+            f"features have shapes {shape}, {jnp.shape(context)}, {jnp.shape(target)}: "
+            "they must be (N, D), (N, D), (N,)"
+        )
+    if 0 in shape:
+        raise ValueError(f"features of shape {shape} are empty: N and D must be at least 1")
+    for name, array in zip(Features._fields, features, strict=True):
+        require_finite(f"features.{name}", array, "drop or repair those prompts")
+    return Features(as_float64(query), as_float64(context), as_float64(target))
+
+
+def norm(rows: jax.Array) -> jax.Array:
+    """l2 norms along the last axis that neither overflow nor underflow on the way."""
+    largest = jnp.max(jnp.abs(rows), axis=-1)
+    safe = jnp.where(largest > 0, largest, 1)
+    return largest * jnp.sqrt(jnp.sum((rows / safe[..., None]) ** 2, axis=-1))
+
+
+@functools.partial(jax.jit, static_argnums=(2, 3, 4))
+def _sample_prompts(key, noise_std, num_prompts, length, dim) -> Prompts:
+    keys = jax.random.split(key, num_prompts)
+    return jax.vmap(lambda key: _draw(key, length, dim, noise_std))(keys)
+
+
+@functools.partial(jax.jit, static_argnums=(2, 3, 4))
+def _sample_features(key, options, num_prompts, length, dim) -> Features:
+    noise_std, response_clip, feature_radius = options
+
+    def one(key):
+        x, y = _draw(key, length, dim, noise_std)
+        return _reduce(x, y, response_clip, feature_radius)
+
+    chunk = max(1, _DRAWS_PER_CHUNK // ((length + 2) * dim))
+    keys = jax.random.split(key, num_prompts)
+    return jax.lax.map(one, keys, batch_size=min(chunk, num_prompts))
+
+
+def _draw(key, length, dim, noise_std) -> Prompts:
+    # float32 normals are ample for simulated data and cost half; what is computed from them is float64.
+    # Drawn flat: XLA's counters of a two-dimensional draw cost twice as much, to compile and to run.
+    draws = as_float64(jax.random.normal(key, ((length + 2) * dim,), jnp.float32))
+    w, x = jnp.split(draws.reshape(length + 2, dim), [1])
+    x = x / jnp.sqrt(jnp.sum(x**2, axis=-1, keepdims=True))
+    y = x @ w[0]
+    if noise_std is not None:
+        noise = jax.random.normal(jax.random.fold_in(key, 1), (length + 1,), jnp.float32)
+        y = y + noise_std * as_float64(noise)
+    return Prompts(x, y)
+
+
+def _reduce(x, y, response_clip, feature_radius) -> Features:
+    if response_clip is not None:
+        y = jnp.clip(y, -response_clip, response_clip)
+    query, target = x[..., -1, :], y[..., -1]
+    context = jnp.einsum("...i,...id->...d", y[..., :-1], x[..., :-1, :]) / (x.shape[-2] - 1)
+    if feature_radius is not None:
+        size = norm(query) * norm(context)
+        context = context * jnp.minimum(1, feature_radius / jnp.where(size > 0, size, 1))[..., None]
+    return Features(query, context, target)
+
+
+def _check_sizes(num_prompts, length, dim, noise_std):
+    """The noise level, None for none, which saves drawing it."""
+    for name, size in (("num_prompts", num_prompts), ("length", length), ("dim", dim)):
+        if int(size) != size or size < 1:
+            raise ValueError(f"{name}={size} must be a whole number, at least 1")
+    if isinstance(noise_std, Tracer):
+        return noise_std
+    if not 0 <= noise_std < float("inf"):
+        raise ValueError(f"noise_std={noise_std} must be finite and at least 0")
+    return noise_std or None
+
+
+def _check_bounds(response_clip, feature_radius) -> None:
+    for name, bound in (("response_clip", response_clip), ("feature_radius", feature_radius)):
+        if bound is not None and not isinstance(bound, Tracer) and not bound > 0:
+            raise ValueError(f"{name}={bound} must be positive, or None for no bound")

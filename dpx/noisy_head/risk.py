@@ -1,0 +1,74 @@
+"""Risks of a matrix Γ: exact under the paper's model of prompts, and estimated on test prompts."""
+
+import jax
+import jax.numpy as jnp
+from jax.core import Tracer
+
+from dpx.noisy_head._float64 import as_float64, in_float64
+from dpx.noisy_head.prompts import Features, predict
+
+
+@in_float64
+def population_risk(
+    gamma: jax.Array,
+    length: int,
+    *,
+    reference: jax.Array | None = None,
+    noise_std: float = 0.0,
+) -> jax.Array:
+    """The exact expectation over a fresh prompt of the paper's model, without clipping.
+
+    With x uniform on the sphere and y = wᵀx + τε, w ~ N(0, I), the context s has
+    E‖s‖² = v = (1 + τ²)/L + (1 − 1/L)/D and, by rotation invariance, E ssᵀ = (v/D) I and E[s | w] = w/D. So
+
+        E⟨Γ − Γ', Z⟩² = ‖Γ − Γ'‖_F² v/D²,
+        E(y − ⟨Γ, Z⟩)² = 1 + τ² − 2 tr(Γ)/D² + ‖Γ‖_F² v/D².
+
+    Args:
+      gamma: Γ (..., D, D).
+      length: L, the number of labelled tokens of the fresh prompt.
+      reference: Γ' (..., D, D); with it the excess over Γ' is returned, without it the mean squared error.
+      noise_std: τ ≥ 0.
+
+    Returns:
+      The risks, shape (...).
+
+    Raises:
+      ValueError: for L < 1, τ < 0, or a Γ that is not square.
+    """
+    if not length >= 1:
+        raise ValueError(f"length={length} must be at least 1")
+    if not isinstance(noise_std, Tracer) and not noise_std >= 0:
+        raise ValueError(f"noise_std={noise_std} must be at least 0")
+    gamma = as_float64(gamma)
+    if gamma.ndim < 2 or gamma.shape[-1] != gamma.shape[-2]:
+        raise ValueError(f"gamma has shape {gamma.shape}: it must be (..., D, D)")
+    dim = gamma.shape[-1]
+    power = (1 + noise_std**2) / length + (1 - 1 / length) / dim
+    if reference is not None:
+        gap = gamma - as_float64(reference)
+        return jnp.sum(gap**2, axis=(-2, -1)) * power / dim**2
+    trace = jnp.trace(gamma, axis1=-2, axis2=-1)
+    size = jnp.sum(gamma**2, axis=(-2, -1))
+    return 1 + noise_std**2 - 2 * trace / dim**2 + size * power / dim**2
+
+
+@in_float64
+def empirical_risk(
+    gamma: jax.Array, features: Features, *, reference: jax.Array | None = None
+) -> jax.Array:
+    """The same two risks as means over prompts: of (t − ⟨Γ, Z⟩)², or of ⟨Γ − Γ', Z⟩². Not private.
+
+    Args:
+      gamma: Γ (..., D, D).
+      features: Test prompts, query (N, D), context (N, D), target (N,).
+      reference: Γ' (..., D, D), for the excess over it.
+
+    Returns:
+      The risks, shape (...).
+    """
+    if reference is None:
+        error = predict(gamma, features) - as_float64(features.target)
+    else:
+        error = predict(as_float64(gamma) - as_float64(reference), features)
+    return jnp.mean(error**2, axis=-1)

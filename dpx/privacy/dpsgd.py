@@ -1,0 +1,164 @@
+"""DP-SGD: Poisson subsampling and Gaussian noise, composed over the steps, by dp-accounting.
+
+Neighbours differ by adding or removing one record.
+"""
+
+import functools
+import math
+from collections.abc import Callable, Sequence
+
+import dp_accounting
+from dp_accounting import DpEvent
+from dp_accounting.rdp import RdpAccountant
+from scipy import optimize
+
+from dpx.privacy import _cache
+from dpx.privacy.events import event_epsilon
+from dpx.privacy.gaussian import (
+    check_delta,
+    check_epsilon,
+    check_positive_integer,
+    gaussian_noise_multiplier,
+)
+from dpx.privacy.ledger import ADD_OR_REMOVE_ONE, PrivacyGuarantee
+
+
+def dpsgd_event(noise_multiplier: float, *, sampling_probability: float, steps: int) -> DpEvent:
+    """`steps` Gaussian mechanisms, each on a Poisson sample with that probability."""
+    if not noise_multiplier >= 0:
+        raise ValueError(f"noise_multiplier={noise_multiplier} must be at least 0")
+    if not 0 < sampling_probability <= 1:
+        raise ValueError(
+            f"sampling_probability={sampling_probability} must be in (0, 1]: "
+            "expected batch size / number of records"
+        )
+    steps = check_positive_integer(steps, "steps")
+    event = dp_accounting.GaussianDpEvent(noise_multiplier)
+    if sampling_probability < 1:
+        event = dp_accounting.PoissonSampledDpEvent(sampling_probability, event)
+    return dp_accounting.SelfComposedDpEvent(event, steps)
+
+
+def dpsgd_epsilon(
+    noise_multiplier: float,
+    delta: float,
+    *,
+    sampling_probability: float,
+    steps: int,
+    accountant: str = "pld",
+) -> float:
+    """ε of DP-SGD under adding or removing one record.
+
+    Args:
+      noise_multiplier: Noise std on the *sum* of clipped gradients, per unit of clipping norm.
+      delta: δ in (0, 1).
+      sampling_probability: Each record joins a batch with this probability, independently (Poisson).
+      steps: Number of noisy steps.
+      accountant: "pld" (privacy loss distributions: an upper bound, tight to about 1e-4 relative) or "rdp".
+
+    Raises:
+      ValueError: for an argument out of range.
+    """
+    event = dpsgd_event(noise_multiplier, sampling_probability=sampling_probability, steps=steps)
+    return _accounted(event, delta, accountant)
+
+
+def _accounted(event: DpEvent, delta: float, accountant: str) -> float:
+    """ε of an event under add or remove one."""
+    check_delta(delta)
+    if accountant == "pld":
+        return event_epsilon(event, delta, ADD_OR_REMOVE_ONE)[0]
+    if accountant == "rdp":
+        return float(RdpAccountant().compose(event).get_epsilon(delta))
+    raise ValueError(f"accountant={accountant!r} is not known: use 'pld' or 'rdp'")
+
+
+def dpsgd_guarantee(
+    noise_multiplier: float,
+    delta: float,
+    *,
+    sampling_probability: float,
+    steps: int,
+    unit: str,
+    accountant: str = "pld",
+    assumptions: Sequence[str] = (),
+) -> PrivacyGuarantee:
+    """The guarantee of a DP-SGD run: `dpsgd_epsilon` with its event, so that a ledger composes it tightly."""
+    settings = {"sampling_probability": sampling_probability, "steps": steps}
+    return PrivacyGuarantee(
+        epsilon=dpsgd_epsilon(noise_multiplier, delta, accountant=accountant, **settings),
+        delta=delta,
+        neighboring=ADD_OR_REMOVE_ONE,
+        unit=unit,
+        mechanism=f"DP-SGD, {steps} steps, noise multiplier {noise_multiplier:.6g}, Poisson sampling with "
+        f"probability {sampling_probability:.6g}, {accountant.upper()} accounting",
+        assumptions=tuple(assumptions),
+        event=dpsgd_event(noise_multiplier, **settings),
+    )
+
+
+def calibrate_dpsgd(
+    epsilon: float,
+    delta: float,
+    *,
+    sampling_probability: float,
+    steps: int,
+    accountant: str = "pld",
+    beside: DpEvent | None = None,
+) -> float:
+    """Smallest noise multiplier for which `dpsgd_epsilon` is at most ε (and at least 0.999 ε).
+
+    Calibrations are kept in the user's cache directory, so that a repeated call takes milliseconds.
+
+    Args: as `dpsgd_epsilon`, with the target ε in (0, 1e8], and
+      beside: Another release that is paid from the same budget: the two together cost at most ε.
+
+    Raises:
+      ValueError: for an argument out of range, or where `beside` alone costs ε or more.
+    """
+    check_epsilon(epsilon)
+
+    def event(multiplier: float) -> DpEvent:
+        run = dpsgd_event(multiplier, sampling_probability=sampling_probability, steps=steps)
+        return run if beside is None else dp_accounting.ComposedDpEvent([beside, run])
+
+    event(1.0)  # checks the arguments
+    if beside is not None and (already := _accounted(beside, delta, accountant)) >= 0.999 * epsilon:
+        raise ValueError(
+            f"epsilon={epsilon}: the other release alone costs {already:.4g}; spend less on it"
+        )
+    key = {
+        "calibrate_dpsgd": 1,
+        "epsilon": float(epsilon),
+        "delta": float(delta),
+        "sampling_probability": float(sampling_probability),
+        "steps": int(steps),
+        "accountant": accountant,
+        "beside": str(beside),
+    }
+    # Sampling only adds privacy, so this is enough noise for the run by itself, if the accountant is exact.
+    enough = gaussian_noise_multiplier(epsilon, delta, compositions=steps)
+    if sampling_probability == 1 and beside is None and accountant == "pld":
+        return enough
+    return _cache.remember(
+        key, lambda: _calibrate(lambda m: _accounted(event(m), delta, accountant), epsilon, enough)
+    )
+
+
+def _calibrate(spent: Callable[[float], float], epsilon: float, guess: float) -> float:
+    """The noise multiplier at which a decreasing ε(m) is just below its target."""
+
+    @functools.cache
+    def excess(log_multiplier: float) -> float:
+        return math.log(max(spent(math.exp(log_multiplier)), 1e-300) / epsilon) + 4e-4
+
+    high = math.log(guess)
+    while excess(high) > 0:
+        high += math.log(2)
+    low = high - math.log(2)
+    while excess(low) <= 0:
+        low, high = low - math.log(2), low
+    root = float(optimize.brentq(excess, low, high, xtol=1e-6, maxiter=60))  # type: ignore[arg-type]
+    while excess(root) > 4e-4:
+        root += 1e-5
+    return math.exp(root)

@@ -1,0 +1,72 @@
+"""ε of a DpEvent: exactly where it is Gaussian throughout, otherwise by privacy loss distributions."""
+
+import math
+
+import dp_accounting
+from dp_accounting import DpEvent, NeighboringRelation
+from dp_accounting.pld import PLDAccountant
+
+from dpx.privacy.gaussian import gaussian_epsilon
+
+_LARGEST_INTERVAL = 300.0  # e^interval must stay a float
+
+
+def gaussian_mu(event: DpEvent) -> float | None:
+    """μ of an event that is made of full-batch Gaussian mechanisms only, otherwise None."""
+    if isinstance(event, dp_accounting.NoOpDpEvent):
+        return 0.0
+    if isinstance(event, dp_accounting.GaussianDpEvent):
+        return 1 / event.noise_multiplier if event.noise_multiplier > 0 else math.inf
+    if isinstance(event, dp_accounting.SelfComposedDpEvent):
+        mu = gaussian_mu(event.event)
+        return None if mu is None else mu * math.sqrt(event.count)
+    if isinstance(event, dp_accounting.ComposedDpEvent):
+        mus = [gaussian_mu(part) for part in event.events]
+        return None if any(mu is None for mu in mus) else math.hypot(*mus)  # type: ignore[arg-type]
+    return None
+
+
+def event_epsilon(
+    event: DpEvent, delta: float, neighboring: NeighboringRelation
+) -> tuple[float, str]:
+    """The smallest known ε at δ, and in words how it was found."""
+    mu = gaussian_mu(event)
+    if mu is not None:
+        epsilon = gaussian_epsilon(1 / mu, delta) if mu > 0 else 0.0
+        return epsilon, "Gaussian mechanisms exactly, μ² added up"
+    if neighboring != NeighboringRelation.ADD_OR_REMOVE_ONE:
+        raise ValueError(
+            f"{event} can be composed under add_or_remove_one only, not {neighboring.name.lower()}: "
+            "spend its PrivacyGuarantee without the event"
+        )
+    return _pld_epsilon(event, delta), "privacy loss distributions"
+
+
+def _pld_epsilon(event: DpEvent, delta: float) -> float:
+    """ε by privacy loss distributions, discretised as finely as this event needs.
+
+    The estimate is pessimistic at any interval h and its relative error is about (h/s)²/12, s the standard
+    deviation of one step's loss, for which ε/(4√steps) stands in: h = ε/(200√steps) wastes under 1e-4.
+    """
+    steps, noise = _count_steps(event)
+    interval = min(1e-2 * max(1.0, noise**-2), _LARGEST_INTERVAL)
+    while True:
+        accountant = PLDAccountant(value_discretization_interval=interval)
+        epsilon = float(accountant.compose(event).get_epsilon(delta))
+        finest = min(max(epsilon, 1e-6) / (200 * math.sqrt(steps)), _LARGEST_INTERVAL)
+        if interval <= 1.01 * finest or not math.isfinite(epsilon):
+            return epsilon
+        interval = finest
+
+
+def _count_steps(event: DpEvent) -> tuple[int, float]:
+    """How many mechanisms an event composes, and its smallest noise multiplier."""
+    if isinstance(event, dp_accounting.SelfComposedDpEvent):
+        count, noise = _count_steps(event.event)
+        return event.count * count, noise
+    if isinstance(event, dp_accounting.ComposedDpEvent):
+        parts = [_count_steps(part) for part in event.events]
+        return sum(count for count, _ in parts), min(noise for _, noise in parts)
+    if isinstance(event, dp_accounting.PoissonSampledDpEvent):
+        return _count_steps(event.event)
+    return 1, getattr(event, "noise_multiplier", 1.0)

@@ -1,0 +1,165 @@
+"""Guarantees, and the ledger that composes them."""
+
+import dataclasses
+import math
+
+import dp_accounting
+from dp_accounting import DpEvent, NeighboringRelation
+
+from dpx.privacy.events import event_epsilon, gaussian_mu
+from dpx.privacy.gaussian import check_delta
+
+ADD_OR_REMOVE_ONE = NeighboringRelation.ADD_OR_REMOVE_ONE
+REPLACE_ONE = NeighboringRelation.REPLACE_ONE
+
+
+@dataclasses.dataclass(frozen=True)
+class PrivacyGuarantee:
+    """(ε, δ)-differential privacy, with all that one must know to rely on it.
+
+    Attributes:
+      epsilon: ε ≥ 0; infinity where nothing is guaranteed.
+      delta: δ in [0, 1).
+      neighboring: Which pairs of data sets are neighbours.
+      unit: The record by which neighbours differ ("user", "name", "row of (K, V)").
+      mechanism: What was released, and how it was accounted, in words.
+      assumptions: What must hold for the guarantee to hold, a sentence each.
+      event: The mechanism as a DpEvent, so that a `Ledger` can compose it tightly. A `GaussianDpEvent`
+        holds std / (l2 sensitivity under *this* guarantee's neighbouring relation).
+    """
+
+    epsilon: float
+    delta: float
+    neighboring: NeighboringRelation
+    unit: str
+    mechanism: str
+    assumptions: tuple[str, ...] = ()
+    event: DpEvent | None = None
+
+    def __post_init__(self):
+        if not self.epsilon >= 0:
+            raise ValueError(f"epsilon={self.epsilon} must be at least 0")
+        if not 0 <= self.delta < 1:
+            raise ValueError(f"delta={self.delta} must be in [0, 1)")
+        if not isinstance(self.neighboring, NeighboringRelation):
+            raise ValueError(
+                f"neighboring={self.neighboring!r} must be a dp_accounting.NeighboringRelation, "
+                "such as dpx.privacy.ADD_OR_REMOVE_ONE"
+            )
+        if isinstance(self.assumptions, str):
+            raise ValueError("assumptions must be a tuple of sentences, not one string")
+        object.__setattr__(self, "assumptions", tuple(self.assumptions))
+
+    def assuming(self, *sentences: str) -> "PrivacyGuarantee":
+        """The same guarantee with further assumptions (each stated once)."""
+        return dataclasses.replace(
+            self, assumptions=tuple(dict.fromkeys((*self.assumptions, *sentences)))
+        )
+
+    def to_json(self) -> dict:
+        """A JSON-ready dict; the neighbouring relation by its lower-case name."""
+        return {
+            "epsilon": self.epsilon if math.isfinite(self.epsilon) else None,
+            "delta": self.delta,
+            "neighboring": self.neighboring.name.lower(),
+            "unit": self.unit,
+            "mechanism": self.mechanism,
+            "assumptions": list(self.assumptions),
+            "event": None if self.event is None else str(self.event),
+        }
+
+    def __str__(self) -> str:
+        relation = self.neighboring.name.lower().replace("_", " ")
+        return (
+            f"({self.epsilon:.4g}, {self.delta:.2g})-DP, {relation} {self.unit}: {self.mechanism}"
+        )
+
+
+class Ledger:
+    """What has been spent on one private data set, composed as tightly as the events allow.
+
+    Gaussian events compose exactly (their μ² add up). Gaussians beside Poisson-sampled steps under add or
+    remove compose through privacy loss distributions. A guarantee without an event counts as plain
+    (ε, δ) and its two numbers add. `guarantee(delta).mechanism` says which of these was used.
+    """
+
+    def __init__(self):
+        self._entries: list[tuple[str, PrivacyGuarantee | DpEvent]] = []
+
+    def spend(self, spent: PrivacyGuarantee | DpEvent, label: str) -> "Ledger":
+        """Adds a release and returns the ledger.
+
+        Args:
+          spent: A guarantee, or a bare event, which takes the unit and the relation of the guarantees
+            beside it (add or remove one record where there are none).
+          label: What was bought, for the mechanism's description.
+
+        Raises:
+          ValueError: if the unit or the neighbouring relation differs from what was spent before.
+        """
+        if isinstance(spent, PrivacyGuarantee):
+            for _, before in self._entries:
+                if not isinstance(before, PrivacyGuarantee):
+                    continue
+                for field in ("unit", "neighboring"):
+                    old, new = getattr(before, field), getattr(spent, field)
+                    if old != new:
+                        raise ValueError(
+                            f"{label}: {field}={new!r} differs from the ledger's {old!r}; guarantees compose "
+                            f"only for one {field}, so keep a ledger for each"
+                        )
+        elif not isinstance(spent, DpEvent):
+            raise ValueError(f"{label}: spend a PrivacyGuarantee or a DpEvent, not {spent!r}")
+        self._entries.append((label, spent))
+        return self
+
+    @property
+    def releases(self) -> dict[str, PrivacyGuarantee | DpEvent]:
+        """What was spent, by label, in order."""
+        return dict(self._entries)
+
+    def guarantee(self, delta: float) -> PrivacyGuarantee:
+        """The composed guarantee at δ.
+
+        Raises:
+          ValueError: if plain (ε, δ) guarantees alone use up δ.
+        """
+        check_delta(delta)
+        stated = [spent for _, spent in self._entries if isinstance(spent, PrivacyGuarantee)]
+        neighboring = stated[0].neighboring if stated else ADD_OR_REMOVE_ONE
+        unit = stated[0].unit if stated else "record"
+        events, plain, assumptions = [], [], []
+        for _, spent in self._entries:
+            if isinstance(spent, DpEvent):
+                events.append(spent)
+                continue
+            assumptions += spent.assumptions
+            gaussian = spent.event is not None and gaussian_mu(spent.event) is not None
+            if spent.event is not None and (gaussian or neighboring == ADD_OR_REMOVE_ONE):
+                events.append(spent.event)
+            else:
+                plain.append(spent)
+        plain_delta = math.fsum(spent.delta for spent in plain)
+        if plain_delta > delta or (events and plain_delta >= delta):
+            raise ValueError(
+                f"delta={delta} is used up by the plain guarantees, which cost {plain_delta}: raise it"
+            )
+        epsilon, how = math.fsum(spent.epsilon for spent in plain), []
+        event = None
+        if events:
+            event = events[0] if len(events) == 1 else dp_accounting.ComposedDpEvent(events)
+            composed, method = event_epsilon(event, delta - plain_delta, neighboring)
+            epsilon += composed
+            how.append(method)
+        if plain:
+            how.append(f"{len(plain)} plain (ε, δ) added up")
+        labels = ", ".join(label for label, _ in self._entries) or "nothing"
+        return PrivacyGuarantee(
+            epsilon=epsilon,
+            delta=delta,
+            neighboring=neighboring,
+            unit=unit,
+            mechanism=f"{labels} (composed: {'; '.join(how) or 'nothing spent'})",
+            assumptions=tuple(dict.fromkeys(assumptions)),
+            event=None if plain else event,
+        )

@@ -1,0 +1,286 @@
+"""Error of private symmetric attention from a released Gram matrix, on synthetic columns."""
+
+from functools import partial
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from scipy import stats
+
+from dpx import gram, privacy
+from dpx.gram.accounting import sensitivity
+from dpx.gram.columns import clipped_gram
+from experiments import keys as secrets
+
+FAILURE = 0.05  # of the high-probability bounds
+AXES = {
+    "epsilon": "ε",
+    "rows": "n, rows of X",
+    "columns": "d, columns of X",
+    "beta_fraction": "β / 2α",
+}
+ROWS = {
+    "gaussian": "Gaussian noise on XXᵀ",
+    "sampling": "sampling, Rényi k",
+    "sampling_paper": "sampling, paper's k",
+    "uniform": "uniform, no data",
+}
+
+
+def validate(config) -> None:
+    """Raises ValueError for a value that cannot be used."""
+    for name in ("rows", "columns", "trials"):
+        if config[name] < 1:
+            raise ValueError(f"config.{name}={config[name]} must be at least 1")
+    for name in ("logit_bound", "eta_fraction"):
+        if not config[name] > 0:
+            raise ValueError(f"config.{name}={config[name]} must be positive")
+    if not 0 < config.beta_fraction <= 1:
+        raise ValueError(f"config.beta_fraction={config.beta_fraction} must be in (0, 1]")
+    if config.kernel not in ("exp", "cosh"):
+        raise ValueError(f"config.kernel={config.kernel!r} must be 'exp' or 'cosh'")
+
+
+def plan(config) -> dict:
+    """Sensitivity, noise and numbers of samples."""
+    terms = _terms(config)
+    change = sensitivity(terms["alpha"], terms["beta"], "replace_one")
+    multiplier = privacy.gaussian_noise_multiplier(config.epsilon, config.delta)
+    return {
+        "column_bound": terms["alpha"],
+        "beta": terms["beta"],
+        "eta": terms["eta"],
+        "frobenius_sensitivity": change,
+        "noise_multiplier": multiplier,
+        "gaussian/noise_std": change * multiplier,
+        "sampling/num_samples": gram.max_samples(config.epsilon, config.delta, **terms),
+        "sampling_paper/num_samples": gram.max_samples(
+            config.epsilon, config.delta, calibration="paper", **terms
+        ),
+    }
+
+
+def run(config, workdir: Path) -> dict:
+    """Errors of both mechanisms, both calibrations and the uniform matrix; and their bounds."""
+    planned, terms = plan(config), _terms(config)
+    X, n = _columns(config), config.rows
+    noise_key = secrets.open_keys(config, workdir, synthetic=True).noise
+    budget = {"epsilon": config.epsilon, "delta": config.delta}
+    shared = budget | {"column_bound": terms["alpha"], "beta": terms["beta"]}
+    releases = {"gaussian": gram.release(noise_key, X, **shared)}
+    for label, calibration in (("sampling", "exact"), ("sampling_paper", "paper")):
+        if planned[f"{label}/num_samples"] >= n:
+            releases[label] = gram.release(
+                jax.random.fold_in(noise_key, len(releases)),
+                X,
+                mechanism="sampling",
+                eta=terms["eta"],
+                calibration=calibration,
+                **shared,
+            )
+
+    exact, _ = clipped_gram(X, terms["alpha"])
+    logit_bound = float(np.abs(exact).max())
+    metrics = {name: value for name, value in planned.items() if isinstance(value, int | float)}
+    metrics["logit_bound"] = logit_bound
+    with jax.enable_x64(True):
+        metrics |= _summary("uniform", _uniform_errors(exact, kernel=config.kernel))
+        draw_keys = jax.random.split(jax.random.fold_in(noise_key, 99), config.trials)
+        for label, release in releases.items():
+            if label == "gaussian":
+                errors = _noise_errors(draw_keys, exact, release.noise_std, kernel=config.kernel)
+            else:
+                samples = float(planned[f"{label}/num_samples"])
+                errors = _sampling_errors(
+                    draw_keys, exact, terms["eta"], samples, kernel=config.kernel
+                )
+            metrics |= _summary(label, errors)
+    entry_errors = {"gaussian": gram.gaussian_entry_error(
+        planned["gaussian/noise_std"], n, failure_probability=FAILURE
+    )}  # fmt: skip
+    for label in releases.keys() - {"gaussian"}:
+        entry_errors[label] = gram.sampling_entry_error(
+            planned[f"{label}/num_samples"],
+            n,
+            diagonal_bound=logit_bound + terms["eta"],
+            failure_probability=FAILURE,
+        )
+    for label, size in entry_errors.items():
+        bounds = gram.utility_bounds(n, logit_bound=logit_bound, relative_error=size / logit_bound)
+        metrics[f"{label}/bound_corrected"] = bounds.corrected
+        metrics[f"{label}/bound_paper"] = bounds.paper
+        metrics["uniform/bound"] = bounds.uniform
+    guarantees = {label: release.guarantee for label, release in releases.items()}
+    return {
+        "metrics": metrics,
+        "privacy": guarantees["gaussian"],
+        "releases": guarantees,
+        "not_covered": ["the errors, which are computed with the exact matrix (synthetic data)"],
+        "notes": _notes(config, releases),
+    }
+
+
+def _terms(config) -> dict:
+    """α, β, η and n of the accounting, from the generator's distribution rather than its draws."""
+    n = config.rows
+    squares = np.sum(_correlation(config) ** 2)
+    # A column's squared norm is a weighted χ², here a gamma with its mean n and variance 2‖C‖_F²; about
+    # one column in d is longer than α, and is clipped.
+    law = stats.gamma(n**2 / (2 * squares), scale=2 * squares / n)
+    alpha = float(np.sqrt(config.logit_bound / config.columns * law.isf(1 / config.columns)))
+    eta = config.eta_fraction * config.logit_bound
+    return {"alpha": alpha, "beta": 2 * alpha * config.beta_fraction, "eta": eta, "n": n}
+
+
+def _correlation(config) -> np.ndarray:
+    """A random correlation matrix C of the rows; XXᵀ is close to logit_bound · C."""
+    draws = np.random.default_rng([config.seed, 0]).normal(size=(config.rows, 16 * config.rows))
+    draws /= np.linalg.norm(draws, axis=1, keepdims=True)
+    return draws @ draws.T
+
+
+def _columns(config) -> np.ndarray:
+    """X, (n, d) float32, with independent N(0, logit_bound·C/d) columns."""
+    factor = np.linalg.cholesky(_correlation(config)) * np.sqrt(config.logit_bound / config.columns)
+    rng = np.random.default_rng([config.seed, 1])
+    X = np.empty((config.rows, config.columns), np.float32)
+    width = 2**18
+    for start in range(0, config.columns, width):
+        block = X[:, start : start + width]
+        block[...] = factor.astype(np.float32) @ rng.standard_normal(block.shape, np.float32)
+    return X
+
+
+@partial(jax.jit, static_argnames="kernel")
+def _uniform_errors(exact, *, kernel):
+    return _errors(exact, jnp.full((1, *exact.shape), 1 / exact.shape[0]), kernel)
+
+
+@partial(jax.jit, static_argnames="kernel")
+def _noise_errors(keys, exact, std, *, kernel):
+    noise = jax.vmap(lambda key: gram.symmetric_gaussian(key, exact.shape[0], exact.dtype))(keys)
+    return _errors(exact, gram.attention(exact + std * noise, kernel=kernel), kernel)
+
+
+@partial(jax.jit, static_argnames="kernel")
+def _sampling_errors(keys, exact, eta, num_samples, *, kernel):
+    floor = eta * jnp.eye(exact.shape[0])
+    draw = partial(gram.wishart_mean, covariance=exact + floor, num_samples=num_samples)
+    return _errors(exact, gram.attention(jax.vmap(draw)(keys) - floor, kernel=kernel), kernel)
+
+
+def _errors(exact, released, kernel):
+    """Per draw: the largest entry of the difference, and the rows' mean total variation."""
+    difference = jnp.abs(released - gram.attention(exact, kernel=kernel))
+    return difference.max(axis=(1, 2)), difference.sum(axis=2).mean(axis=1) / 2
+
+
+def _summary(label: str, errors) -> dict[str, float]:
+    summary = {}
+    for name, values in zip(("max_entry_error", "total_variation"), errors, strict=True):
+        values = np.asarray(values)
+        summary[f"{label}/{name}"] = float(values.mean())
+        if len(values) > 1:
+            summary[f"{label}/{name}_se"] = float(values.std(ddof=1) / np.sqrt(len(values)))
+    return summary
+
+
+def _notes(config, releases) -> str:
+    lines = [f"Errors are means over {config.trials} draws of each release's noise."]
+    if "sampling_paper" not in releases:
+        lines.append("The paper's calibration admits no number of samples k ≥ n here.")
+    return " ".join(lines)
+
+
+# ---------------------------------------------------------------------------------------------------------
+# Figures
+
+
+def figures(records, folder: Path) -> list[Path]:
+    """Error along every swept axis, error against its bounds, and the numbers of samples."""
+    paths = [_draw_samples(records[0].config, folder / "gram_samples.png")]
+    for axis in AXES:
+        rest = [name for name in AXES if name != axis]
+        first = records[0].config
+        line = [r for r in records if all(r.config[name] == first[name] for name in rest)]
+        if len({r.config[axis] for r in line}) > 1:
+            line.sort(key=lambda r: r.config[axis])
+            paths.append(_draw_axis(line, axis, folder / f"gram_error_{axis}.png"))
+    return paths
+
+
+def _draw_axis(records, axis: str, path: Path) -> Path:
+    plt = _pyplot()
+    figure, panels = plt.subplots(1, 3, figsize=(15, 4), constrained_layout=True)
+    for panel, name in zip(panels, ("max_entry_error", "total_variation"), strict=False):
+        for label, words in ROWS.items():
+            found = [r for r in records if f"{label}/{name}" in r.metrics]
+            x = [r.config[axis] for r in found]
+            y = [r.metrics[f"{label}/{name}"] for r in found]
+            bar = [r.metrics.get(f"{label}/{name}_se", 0.0) for r in found]
+            panel.errorbar(x, y, yerr=bar, marker="o", markersize=3, label=words)
+        panel.set(ylabel=name.replace("_", " "), title="error of the attention matrix")
+    bounds = panels[2]
+    for style, label in (("C0", "gaussian"), ("C1", "sampling")):
+        for dash, name in (
+            ("-", "max_entry_error"),
+            ("--", "bound_corrected"),
+            (":", "bound_paper"),
+        ):
+            found = [r for r in records if f"{label}/{name}" in r.metrics]
+            x, y = [r.config[axis] for r in found], [r.metrics[f"{label}/{name}"] for r in found]
+            bounds.plot(x, y, style + dash, label=f"{label}: {name.replace('_', ' ')}")
+    x = [r.config[axis] for r in records]
+    bounds.plot(x, [r.metrics["uniform/bound"] for r in records], "k--", label="uniform: bound")
+    bounds.set(
+        ylabel="max entry error", title=f"bounds, each holding with probability {1 - FAILURE:g}"
+    )
+    for panel in panels:
+        panel.set(xscale="log", yscale="log", xlabel=AXES[axis])
+        panel.legend(fontsize=7)
+    figure.savefig(path, dpi=120)
+    plt.close(figure)
+    return path
+
+
+def _draw_samples(config, path: Path) -> Path:
+    plt = _pyplot()
+    figure, panels = plt.subplots(1, 2, figsize=(11, 4), constrained_layout=True, sharey=True)
+    ratios = np.geomspace(1e-6, 0.5, 60)
+    lines = [(panels[0], epsilon, 1e-6, f"ε={epsilon:g}") for epsilon in (0.09, 1.0, 8.0)]
+    lines += [(panels[1], 1.0, delta, f"δ={delta:g}") for delta in (1e-3, 1e-6, 1e-9)]
+    change = gram.frobenius_sensitivity(1.0, 2.0)
+    for number, (panel, epsilon, delta, words) in enumerate(lines):
+        for dash, calibration in (("-", "exact"), ("--", "paper")):
+            admitted = [
+                gram.max_samples(
+                    epsilon,
+                    delta,
+                    alpha=1.0,
+                    eta=change / t,
+                    n=config["rows"],
+                    calibration=calibration,
+                )
+                for t in ratios
+            ]
+            shown = np.where(np.array(admitted) > 0, admitted, np.nan)
+            panel.plot(ratios, shown, f"C{number % 3}{dash}", label=f"{words}, {calibration}")
+    for panel, fixed in zip(panels, ("δ=1e-06", "ε=1"), strict=True):
+        panel.set(
+            xscale="log", yscale="log", xlabel="t = F/η", title=f"{fixed}, n={config['rows']}"
+        )
+        panel.legend(fontsize=7)
+    panels[0].set_ylabel("largest k")
+    figure.savefig(path, dpi=120)
+    plt.close(figure)
+    return path
+
+
+def _pyplot():
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+
+    return pyplot

@@ -1,0 +1,147 @@
+import zipfile
+
+import numpy as np
+import pytest
+
+from dpx.data import (
+    Histories,
+    from_events,
+    k_core,
+    leave_last_out,
+    left_pad,
+    load_amazon,
+    load_movielens_1m,
+    load_movielens_small,
+    load_surnames,
+    split_names,
+    surnames,
+    synthetic_histories,
+)
+
+
+def as_lists(histories):
+    return [items.tolist() for items in histories.items]
+
+
+def test_k_core_against_a_loop():
+    rng = np.random.default_rng(0)
+    users, items = rng.integers(0, 30, 200), rng.integers(0, 25, 200)
+    left = list(zip(users, items, strict=True))
+    while True:
+        kept = [
+            (u, i)
+            for u, i in left
+            if sum(u == v for v, _ in left) >= 5 and sum(i == j for _, j in left) >= 5
+        ]
+        if kept == left:
+            break
+        left = kept
+    keep = k_core(users, items, 5)
+    assert list(zip(users[keep], items[keep], strict=True)) == left
+    assert k_core(users, items, 0).all()
+
+
+def test_events_are_ordered_by_time_with_stable_ties():
+    users = np.array([7, 3, 7, 7, 3])
+    items = np.array([50, 10, 40, 10, 40])
+    times = np.array([5, 1, 5, 2, 1])
+    assert as_lists(from_events(users, items, times, min_count=0)) == [[0, 1], [0, 2, 1]]
+    assert as_lists(from_events(users, items, min_count=0)) == [[0, 1], [2, 1, 0]]
+    with pytest.raises(ValueError, match="min_count"):
+        from_events(users, items, times, min_count=4)
+
+
+def test_an_item_outside_the_vocabulary_is_refused():
+    with pytest.raises(ValueError, match=r"user 1 has item 3 outside the vocabulary \[0, 3\)"):
+        Histories((np.array([0]), np.array([3])), 3)
+
+
+def test_leave_last_out_hides_the_test_item():
+    histories = Histories(tuple(np.arange(n) for n in (5, 2, 3)), 6)
+    split = leave_last_out(histories)
+    assert as_lists(split.train) == [[0, 1, 2], [0, 1], [0]]
+    assert split.users.tolist() == [0, 2]
+    assert split.validation.tolist() == [3, 1]
+    assert split.test.tolist() == [4, 2]
+    assert as_lists(split.train_and_validation) == [[0, 1, 2, 3], [0, 1], [0, 1]]
+
+
+def test_left_pad():
+    tokens, mask = left_pad([[5, 6, 7, 8], [], [9]], 3)
+    assert tokens.tolist() == [[6, 7, 8], [0, 0, 0], [0, 0, 9]]
+    assert mask.tolist() == [[True] * 3, [False] * 3, [False, False, True]]
+
+
+def test_movielens_small_is_the_known_set():
+    histories = load_movielens_small()
+    assert (len(histories.items), histories.num_items) == (671, 3496)
+    assert sum(map(len, histories.items)) == 90_072
+
+
+def test_movielens_1m_from_text_and_zip(tmp_path):
+    lines = "1::10::5::30\n1::20::4::10\n2::10::3::5\n"
+    text, archive = tmp_path / "ratings.dat", tmp_path / "ml-1m.zip"
+    text.write_text(lines)
+    with zipfile.ZipFile(archive, "w") as file:
+        file.writestr("ml-1m/ratings.dat", lines)
+    for path in (text, archive):
+        assert as_lists(load_movielens_1m(path, min_count=0)) == [[1, 0], [0]]
+    text.write_text(lines + "3::x::1::1\n")
+    with pytest.raises(ValueError, match="line 4"):
+        load_movielens_1m(text)
+    with pytest.raises(FileNotFoundError, match="no such file"):
+        load_movielens_1m(tmp_path / "absent.dat")
+
+
+def test_amazon_in_both_forms(tmp_path):
+    pairs, ratings = tmp_path / "games.txt", tmp_path / "ratings.csv"
+    pairs.write_text("1 3\n1 1\n2 3\n")
+    assert as_lists(load_amazon(pairs)) == [[1, 0], [1]]
+    ratings.write_text("b,x,5.0,20\nb,y,4.0,10\na,x,1.0,5\n")
+    assert as_lists(load_amazon(ratings, min_count=0)) == [[0], [1, 0]]
+    for broken in ("1 3\n1\n", "1 3\n\n0 2\n", "1 3\n1 2 3\n"):
+        pairs.write_text(broken)
+        with pytest.raises(ValueError, match=r"line [23] is malformed"):
+            load_amazon(pairs)
+    pairs.write_text("")
+    with pytest.raises(ValueError, match="no ratings"):
+        load_amazon(pairs)
+
+
+def test_surnames_are_the_census_list():
+    names = load_surnames()
+    assert len(names) == 88_799
+    assert names[:2] == ["smith", "johnson"]
+    encoded = surnames.encode(names[:500])
+    assert surnames.decode(encoded.tokens) == names[:500]
+    assert encoded.mask.sum() == sum(len(name) + 1 for name in names[:500])
+
+
+def test_surnames_split_and_errors(tmp_path):
+    encoded = surnames.encode(load_surnames()[:100])
+    train, test = split_names(encoded, 30)
+    together = surnames.decode(train.tokens) + surnames.decode(test.tokens)
+    assert sorted(together) == sorted(surnames.decode(encoded.tokens))
+    again = split_names(encoded, 30)[1]
+    assert np.array_equal(again.tokens, test.tokens)
+    with pytest.raises(ValueError, match="held_out"):
+        split_names(encoded, 100)
+    path = tmp_path / "names.txt"
+    path.write_text("SMITH 1.0\nO'NEIL 0.5\n")
+    with pytest.raises(ValueError, match="line 2"):
+        load_surnames(path)
+
+
+def test_synthetic_histories_can_be_learned():
+    histories = synthetic_histories(4000, 6, 30, zipf_exponent=1.0, predictability=0.6, seed=1)
+    items = np.stack(histories.items)
+    counts = np.zeros((30, 30))
+    np.add.at(counts, (items[:, :-1].ravel(), items[:, 1:].ravel()), 1)
+    best = counts.max(axis=1) / np.maximum(counts.sum(axis=1), 1)
+    assert best[counts.sum(axis=1) > 300].min() > 0.55
+    popular = np.bincount(items[:, 0], minlength=30)
+    assert popular[0] / popular[9] == pytest.approx(10, rel=0.25)
+    again = synthetic_histories(4000, 6, 30, zipf_exponent=1.0, predictability=0.6, seed=1)
+    assert np.array_equal(items, np.stack(again.items))
+    with pytest.raises(ValueError, match="predictability"):
+        synthetic_histories(1, 1, 1, predictability=2)

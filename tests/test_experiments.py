@@ -1,0 +1,304 @@
+"""The command lines, as a user meets them."""
+
+import csv
+import json
+import os
+import signal
+import stat
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import jax
+import pytest
+
+from experiments import keys, records, report, run, sweep
+from experiments.sweep import grid, point_config
+
+ROOT = Path(__file__).parents[1]
+
+
+def command(module, *arguments):
+    return [sys.executable, "-m", f"experiments.{module}", *map(str, arguments)]
+
+
+def call(module, *arguments):
+    return subprocess.run(
+        command(module, *arguments), cwd=ROOT, capture_output=True, text=True, check=False
+    )
+
+
+def execute(source, workdir, **changes):
+    config = records.load_config(source)
+    config.update(changes)
+    run.prepare(config, source, workdir)
+    return run.execute(config, workdir)
+
+
+def test_quickstart_leaves_its_records_and_a_model(tmp_path, monkeypatch):
+    """A private run: table, figure, guarantee, and no trace of the key."""
+    seen, write = {}, run._write
+
+    def spying_write(*arguments):
+        folder = tmp_path / "run" / "secret"
+        seen["modes"] = [stat.S_IMODE(p.stat().st_mode) for p in (folder, folder / "keys.json")]
+        seen["keys"] = json.loads((folder / "keys.json").read_text())
+        write(*arguments)
+
+    monkeypatch.setattr(run, "_write", spying_write)
+    record = execute("configs/quickstart.py:tiny", tmp_path / "run")
+    assert seen["modes"] == [0o700, 0o600]
+    secret = bytes.fromhex(seen["keys"]["noise"])
+    assert len(secret) == 4 * jax.random.key_data(jax.random.key(0)).size
+    for path in (tmp_path / "run").rglob("*"):
+        if path.is_file():
+            content = path.read_bytes()
+            assert secret not in content
+            assert seen["keys"]["noise"].encode() not in content
+            assert seen["keys"]["sampling"].encode() not in content
+    assert not (tmp_path / "run" / "secret").exists()
+
+    rows = {name.split("/")[0] for name in record.metrics}
+    assert rows == {"dp_1gram", "dp_2gram", "dp_transformer", "transformer"}
+    assert record.privacy == {
+        "epsilon": record.releases["dp_transformer"]["epsilon"],
+        "delta": 1e-5,
+        "neighboring": "add_or_remove_one",
+        "unit": "name",
+    }
+    assert 0.999 * 3 < record.privacy["epsilon"] <= 3
+    assert record.total["epsilon"] > 3
+    files = {path.name for path in (tmp_path / "run").iterdir()}
+    assert files >= {
+        "config.json",
+        "environment.json",
+        "privacy.json",
+        "metrics.jsonl",
+        "result.json",
+    }
+    private = records.read_json(tmp_path / "run" / "privacy.json")
+    assert any("loss" in words for words in private["not_covered"])
+    text = report.summarize(record)
+    assert "| dp_transformer | 2.9" in text
+    assert "Ten names" in text
+    assert [p.name for p in report.draw([record], tmp_path / "run")] == ["training.png"]
+
+    model = records.load(tmp_path / "run")
+    assert len(model.sample(jax.random.key(0), 5)) == 5
+    assert (model.log_prob(["smith", "qqq"]) < 0).all()
+    # Finished: it reads back and does not run again.
+    assert execute("configs/quickstart.py:tiny", tmp_path / "run") == record
+    with pytest.raises(ValueError, match="another config"):
+        execute("configs/quickstart.py:tiny", tmp_path / "run", seed=1)
+
+
+def test_keys_are_fresh_from_the_system_and_kept_until_discarded(tmp_path):
+    config = records.load_config("configs/quickstart.py:tiny")
+    first = keys.open_keys(config, tmp_path / "a")
+    again = keys.open_keys(config, tmp_path / "a")
+    other = keys.open_keys(config, tmp_path / "b")
+    assert (first.noise == again.noise).all()
+    assert first.sampling.entropy == again.sampling.entropy
+    assert not (first.noise == other.noise).all()
+    keys.discard(tmp_path / "a")
+    assert not (keys.open_keys(config, tmp_path / "a").noise == first.noise).all()
+    config.noise_seed = 4
+    same = [keys.open_keys(config, tmp_path / name).noise for name in "cd"]
+    assert (same[0] == same[1]).all()
+    assert not (tmp_path / "c").exists()
+
+
+def test_noise_seed_weakens_the_wording_and_reproduces(tmp_path):
+    outcomes = [
+        execute("configs/recommender.py:synthetic,tiny", tmp_path / name, noise_seed=3, num_seeds=1)
+        for name in "ab"
+    ]
+    assert outcomes[0].metrics == outcomes[1].metrics
+    for spent in outcomes[0].releases.values():
+        assert any("noise_seed" in words for words in spent["assumptions"])
+
+
+def wait_for(condition, process, seconds=300):
+    deadline = time.monotonic() + seconds
+    while not condition() and process.poll() is None and time.monotonic() < deadline:
+        time.sleep(0.02)
+
+
+def test_a_run_killed_at_a_checkpoint_resumes_to_the_same_result(tmp_path):
+    settings = (
+        "--config=configs/quickstart.py:tiny",
+        "--config.noise_seed=1",
+        "--config.train.steps=8",
+    )
+    settings += ("--config.non_private.steps=0",)
+    whole = call("run", *settings, f"--workdir={tmp_path / 'whole'}")
+    assert whole.returncode == 0, whole.stderr
+    killed = tmp_path / "killed"
+    process = subprocess.Popen(command("run", *settings, f"--workdir={killed}"), cwd=ROOT)
+    checkpoints = killed / "checkpoints" / "dp_transformer"
+    wait_for(lambda: any(p.name.isdigit() for p in checkpoints.glob("*")), process)
+    process.send_signal(signal.SIGKILL)
+    process.wait()
+    assert not (killed / "result.json").exists()
+    resumed = call("run", *settings, f"--workdir={killed}")
+    assert resumed.returncode == 0, resumed.stderr
+    first, second = (records.read(tmp_path / name) for name in ("whole", "killed"))
+    assert first is not None
+    assert second is not None
+    assert first.metrics == second.metrics
+    assert first.privacy == second.privacy
+    assert (killed / "metrics.jsonl").read_text() == (tmp_path / "whole/metrics.jsonl").read_text()
+
+
+def rows(path):
+    with open(path, newline="", encoding="utf-8") as file:
+        return [
+            {k: v for k, v in row.items() if k != "wall_seconds"} for row in csv.DictReader(file)
+        ]
+
+
+@pytest.mark.parametrize(
+    "values",
+    [
+        pytest.param(("2,8", "0"), id="small"),
+        pytest.param(("1,2,4,8", "0,1"), id="whole", marks=pytest.mark.slow),
+    ],
+)
+def test_a_sweep_killed_in_the_middle_gives_the_same_results(tmp_path, values):
+    source = "configs/recommender.py:synthetic,tiny"
+    axes = [f"--set=epsilon={values[0]}", f"--set=seed={values[1]}", "--set=num_seeds=1"]
+    axes.append("--set=non_private.steps=0")
+    whole = call("sweep", f"--config={source}", *axes, f"--workdir={tmp_path / 'whole'}")
+    assert whole.returncode == 0, whole.stderr
+    killed = tmp_path / "killed"
+    arguments = command("sweep", f"--config={source}", *axes, f"--workdir={killed}")
+    process = subprocess.Popen(arguments, cwd=ROOT, stderr=subprocess.DEVNULL)
+    wait_for(lambda: any(killed.rglob("result.json")), process)
+    os.kill(process.pid, signal.SIGKILL)
+    process.wait()
+    assert not (killed / "results.csv").exists()
+    again = call("sweep", f"--config={source}", *axes, f"--workdir={killed}")
+    assert again.returncode == 0, again.stderr
+    assert rows(killed / "results.csv") == rows(tmp_path / "whole" / "results.csv")
+    assert len(rows(killed / "results.csv")) == len(list(killed.rglob("result.json"))) > 1
+    assert {"report.md", "results.csv", "ndcg_at_10_against_epsilon.png"} <= {
+        path.name for path in killed.iterdir()
+    }
+
+
+def test_a_failing_point_does_not_stop_the_others(tmp_path, monkeypatch, capsys):
+    execute_point, done = run.execute, []
+
+    def failing(config, workdir):
+        if config.seed == 0:
+            raise RuntimeError("planted")
+        done.append(config.seed)
+        return execute_point(config, workdir)
+
+    monkeypatch.setattr(run, "execute", failing)
+    source = "configs/recommender.py:synthetic,tiny"
+    overrides = {"num_seeds": 1, "non_private.steps": 0}
+    points = [{"seed": seed, **overrides} for seed in (0, 1)]
+    failed = sweep.run_points(source, points, tmp_path)
+    assert done == [1]
+    assert [name for name, _ in failed] == [sweep.point_name(points[0])]
+    assert "planted" in capsys.readouterr().err
+    assert len(records.read_all(tmp_path)) == 1
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (("--config.nonsense=1",), "nonsense"),
+        (("--config.epsilon=0",), "epsilon"),
+        (("--config.epsilon=x",), "epsilon"),
+        (("--config.train.batch_size=100000",), "sampling probability"),
+        (("--config.data.path=absent.txt",), "no such file"),
+        (("--config.data.path=BROKEN",), "line 3"),
+        (("extra",), "extra"),
+    ],
+)
+def test_bad_flags_end_in_one_line_and_status_2(tmp_path, arguments, words):
+    broken = tmp_path / "broken.txt"
+    broken.write_text("1 2\n1 3\n1 x\n")
+    arguments = [argument.replace("BROKEN", str(broken)) for argument in arguments]
+    kind = "amazon" if any("data.path" in argument for argument in arguments) else "synthetic"
+    workdir = tmp_path / "run"
+    ended = call(
+        "run", f"--config=configs/recommender.py:{kind},tiny", f"--workdir={workdir}", *arguments
+    )
+    assert ended.returncode == 2
+    assert words in ended.stderr
+    lines = [line for line in ended.stderr.splitlines() if not line.startswith(("W", "I"))]
+    assert len(lines) == 1, ended.stderr
+    assert not workdir.exists()
+
+
+def test_missing_configs_and_flags_end_in_one_line():
+    for arguments in (
+        ("--config=configs/absent.py",),
+        ("--config=configs/quickstart.py:huge",),
+        (),
+    ):
+        ended = call("run", "--workdir=nowhere", *arguments)
+        assert ended.returncode == 2, arguments
+        assert "Traceback" not in ended.stderr
+    ended = call("sweep", "--config=configs/quickstart.py:tiny", "--workdir=nowhere", "--set=no=1")
+    assert ended.returncode == 2
+    assert "no key 'no'" in ended.stderr
+    assert not Path(ROOT / "nowhere").exists()
+
+
+def test_dry_run_prints_the_privacy_parameters_and_writes_nothing(tmp_path):
+    source = "--config=configs/quickstart.py:tiny"
+    ended = call("run", source, "--dry_run", "--config.delta=0.1", f"--workdir={tmp_path / 'run'}")
+    assert ended.returncode == 0, ended.stderr
+    for name in ("noise_multiplier", "sampling_probability", "steps", "epsilon"):
+        assert f"{name}: " in ended.stdout
+    assert "warning: delta=0.1 exceeds 1/2000" in ended.stderr
+    assert not (tmp_path / "run").exists()
+
+
+def configs():
+    for path in sorted((ROOT / "configs").glob("*.py")):
+        if path.stem not in ("__init__", "common"):
+            yield f"configs/{path.name}"
+
+
+@pytest.mark.parametrize("path", configs())
+def test_every_swept_key_exists(path):
+    module = records.config_module(path)
+    for arg in ("", "tiny", *(f"{v},tiny" for v in getattr(module, "VARIANTS", ()))):
+        points = grid(f"{path}:{arg}", [])
+        assert points
+        config = point_config(f"{path}:{arg}", points[-1])
+        assert {"experiment", "epsilon", "delta", "seed", "noise_seed"} <= set(config)
+
+
+def test_movielens_runs_on_real_histories(tmp_path):
+    record = execute(
+        "configs/recommender.py:movielens,tiny",
+        tmp_path / "run",
+        num_seeds=1,
+        non_private={"steps": 0},
+    )
+    assert set(record.metrics) >= {"popularity/ndcg@10", "dp_transformer/hit@10"}
+    recommended = records.load(tmp_path / "run").recommend([1, 2, 3], k=5, exclude_seen=True)
+    assert len(set(recommended) - {1, 2, 3}) == 5
+
+
+def test_amazon_and_movielens_1m_run_from_files(tmp_path):
+    lines = [f"{user} {1 + (user + step) % 9}" for user in range(1, 40) for step in range(5)]
+    (tmp_path / "games.txt").write_text("\n".join(lines))
+    ratings = [f"{line.replace(' ', '::')}::5::{n}" for n, line in enumerate(lines)]
+    (tmp_path / "ratings.dat").write_text("\n".join(ratings))
+    for kind, name in (("amazon", "games.txt"), ("movielens1m", "ratings.dat")):
+        config = records.load_config(f"configs/recommender.py:{kind},tiny")
+        config.data.path = str(tmp_path / name)
+        run.check(config)
+    config = records.load_config("configs/recommender.py:amazon,tiny")
+    config.update({"data": {"path": str(tmp_path / "games.txt")}, "num_seeds": 1})
+    run.prepare(config, "configs/recommender.py:amazon,tiny", tmp_path / "run")
+    record = run.execute(config, tmp_path / "run")
+    assert set(record.releases) == {"dp_popularity", "dp_transformer"}

@@ -1,0 +1,146 @@
+"""Attention from a Gram matrix, its error bounds, and the layer that holds a release."""
+
+import math
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from flax import nnx
+
+import dpx
+from dpx import gram
+from dpx.attention import softmax
+from dpx.nn.gram_attention import GramAttention, Release
+
+KEY = jax.random.key(0)
+
+
+@pytest.fixture
+def X():
+    return np.random.default_rng(0).normal(size=(5, 8)).astype(np.float32)
+
+
+def released(X, epsilon):
+    bound = float(np.linalg.norm(X, axis=0).max())
+    return gram.release(KEY, X, epsilon=epsilon, delta=1e-6, column_bound=bound)
+
+
+def test_huge_epsilon_is_softmax_attention_with_equal_queries_and_keys(X):
+    values = jnp.asarray(np.random.default_rng(1).normal(size=(2, 5, 3)), jnp.float32)
+    layer = GramAttention(released(X, 1e8), dpx.Ledger())
+    query = jnp.asarray(X) * X.shape[1] ** 0.5  # undoes half of the reference's 1/√D
+    expected = softmax(query, jnp.asarray(X), values)
+    np.testing.assert_allclose(layer(values), expected, atol=2e-3)
+    np.testing.assert_allclose(layer().sum(axis=1), 1, rtol=1e-5)
+
+
+def test_the_ledger_holds_the_cost_once_however_often_the_layer_is_called(X):
+    ledger = dpx.Ledger()
+    layer = GramAttention(released(X, 1.0), ledger)
+    before = ledger.guarantee(1e-6)
+    layer(), layer()
+    assert ledger.guarantee(1e-6) == before
+    assert before.epsilon == pytest.approx(1.0)
+    GramAttention(
+        gram.release(jax.random.key(1), X, epsilon=1.0, delta=1e-6, column_bound=1.0), ledger
+    )
+    assert 1.4 < ledger.guarantee(1e-6).epsilon < 1.6  # √2 in μ, not 2
+
+
+def test_the_release_is_state_and_not_a_parameter(X):
+    layer = GramAttention(released(X, 1.0), dpx.Ledger(), kernel="cosh")
+    assert not jax.tree.leaves(nnx.state(layer, nnx.Param))
+    assert [leaf.shape for leaf in jax.tree.leaves(nnx.state(layer, Release))] == [(5, 5)]
+    run = nnx.jit(lambda layer, values: layer(values))
+    values = jnp.ones((5, 2))
+    np.testing.assert_allclose(run(layer, values), layer(values), rtol=1e-5)
+
+
+def test_misuse_raises(X):
+    release = released(X, 1.0)
+    with pytest.raises(ValueError, match="kernel='relu'"):
+        GramAttention(release, dpx.Ledger(), kernel="relu")
+    with pytest.raises(ValueError, match="row for each"):
+        GramAttention(release, dpx.Ledger())(jnp.ones((4, 2)))
+    ledger = dpx.Ledger().spend(release.guarantee, "one column moves anywhere")
+    moved = gram.release(KEY, X, epsilon=1.0, delta=1e-6, column_bound=1.0, beta=0.1)
+    with pytest.raises(ValueError, match="unit"):
+        GramAttention(moved, ledger)
+
+
+# ---------------------------------------------------------------------------------------------------------
+# Attention and its bounds
+
+
+@pytest.mark.parametrize("scale", [0.1, 1.0, 30.0])
+def test_exponential_kernel_is_softmax_attention_with_equal_queries_and_keys(scale):
+    x = scale * np.random.default_rng(0).normal(size=(2, 6, 3))
+    expected = np.zeros((2, 6, 6))
+    for head, i in np.ndindex(2, 6):
+        logits = [x[head, i] @ x[head, j] for j in range(6)]
+        weights = [math.exp(logit - max(logits)) for logit in logits]
+        expected[head, i] = np.array(weights) / sum(weights)
+    actual = gram.attention(x @ np.swapaxes(x, 1, 2))
+    np.testing.assert_allclose(actual, expected, atol=1e-4 * max(1, scale))
+
+
+def test_cosh_kernel_agrees_with_its_definition_and_does_not_overflow():
+    A = np.random.default_rng(0).normal(size=(5, 5))
+    expected = np.cosh(A) / np.cosh(A).sum(axis=1, keepdims=True)
+    np.testing.assert_allclose(gram.attention(A, kernel="cosh"), expected, rtol=1e-5)
+    large = gram.attention(np.array([[1e6, -1e6], [0.0, 5e5]]), kernel="cosh")
+    np.testing.assert_allclose(large, [[0.5, 0.5], [0.0, 1.0]], atol=1e-6)
+    gradient = jax.grad(lambda A: gram.attention(A, kernel="cosh")[0, 0])(jnp.zeros((2, 2)))
+    assert np.isfinite(gradient).all()
+
+
+@pytest.mark.parametrize("kernel", ["exp", "cosh"])
+def test_bounds_hold_and_the_papers_is_vacuous(kernel):
+    rng = np.random.default_rng(0)
+    for r, rho, n in [(0.09, 0.01, 8), (0.09, 1.0, 4), (0.5, 0.1, 16), (2.0, 0.05, 3)]:
+        bounds = gram.utility_bounds(n, logit_bound=r, relative_error=rho)
+        for _ in range(200):
+            A = r * rng.choice([-1, 1, rng.uniform(-1, 1)], size=(n, n))
+            B = A + rho * r * rng.choice([-1, 1], size=(n, n))
+            exact, released = (np.asarray(gram.attention(M, kernel=kernel)) for M in (A, B))
+            assert np.abs(exact - released).max() <= bounds.corrected * (1 + 1e-4)
+            assert np.abs(exact - 1 / n).max() <= bounds.uniform * (1 + 1e-4)
+        if r < 0.5:
+            assert bounds.uniform < bounds.paper
+    assert gram.utility_bounds(8, logit_bound=0.09, relative_error=0.0).corrected == 0
+
+
+def test_entry_error_bounds_hold_at_their_probability():
+    n, failure = 6, 0.05
+    with jax.enable_x64(True):
+        keys = jax.random.split(KEY, 4_000)
+        covariance = jnp.asarray(np.diag(np.linspace(0.2, 1.0, n)) + 0.05)
+        noise = jax.vmap(lambda k: gram.symmetric_gaussian(k, n))(keys)
+        means = jax.vmap(lambda key: gram.wishart_mean(key, covariance, 500))(keys)
+    largest = np.abs(np.asarray(noise)).max(axis=(1, 2))
+    bound = gram.gaussian_entry_error(1.0, n, failure_probability=failure)
+    assert (largest > bound).mean() < failure
+    assert bound < 1.5 * np.quantile(largest, 1 - failure)
+    largest = np.abs(np.asarray(means - covariance)).max(axis=(1, 2))
+    bound = gram.sampling_entry_error(500, n, diagonal_bound=1.05, failure_probability=failure)
+    assert (largest > bound).mean() < failure
+    assert bound < 3 * np.quantile(largest, 1 - failure)
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda: gram.attention(np.zeros((2, 3))),
+        lambda: gram.attention(np.eye(2), kernel="relu"),
+        lambda: gram.utility_bounds(0, logit_bound=1.0, relative_error=0.1),
+        lambda: gram.utility_bounds(2, logit_bound=-1.0, relative_error=0.1),
+        lambda: gram.gaussian_entry_error(1.0, 2, failure_probability=0.0),
+        lambda: gram.sampling_entry_error(9, 2, diagonal_bound=1.0, failure_probability=1.0),
+        lambda: gram.wishart_mean(KEY, jnp.eye(4), 3),
+        lambda: gram.wishart_mean(KEY, jnp.eye(4), 2**23),
+    ],
+)
+def test_bad_arguments_raise(call):
+    with pytest.raises(ValueError, match="="):
+        call()

@@ -1,0 +1,82 @@
+"""Texts as prompts: the loaders, TF-IDF from public input, and responses scaled by public constants."""
+
+import math
+
+import numpy as np
+import pytest
+
+from dpx.data import newsgroups
+
+TEXTS = [f"alpha {'beta ' * (i % 5 + 1)} gamma{'x' * (i % 3)} delta" for i in range(23)]
+
+
+def test_scores_are_tfidf():
+    frequencies = newsgroups.document_frequencies(
+        ["one two", "two three", "two three four"], min_documents=1
+    )
+    assert frequencies.counts == {"one": 1, "two": 3, "three": 2, "four": 1}
+    scores = newsgroups.tfidf_top("Two two THREE unheard, four", frequencies, 5)
+    expected = np.array([2 * (math.log(4 / 4) + 1), math.log(4 / 3) + 1, math.log(4 / 2) + 1])
+    expected = np.sort(expected)[::-1] / np.linalg.norm(expected)
+    np.testing.assert_allclose(scores, [*expected, 0, 0])
+    np.testing.assert_allclose(
+        np.linalg.norm(newsgroups.tfidf_top("two three", frequencies, 1)) <= 1, True
+    )
+    np.testing.assert_allclose(newsgroups.tfidf_top("a a b b", frequencies, 2), 0)
+    np.testing.assert_allclose(
+        newsgroups.tfidf_top("aa aa bb", None, 2), np.array([2, 1]) / math.sqrt(5)
+    )
+
+
+def test_a_document_changes_one_prompt_only():
+    """What makes a guarantee for prompts cover documents: neither scores nor scaling look at other rows."""
+    settings = {"dim": 3, "length": 4, "seed": 1}
+    before = newsgroups.text_prompts(TEXTS, None, **settings)
+    assert before.x.shape == (4, 5, 3)
+    assert before.y.shape == (4, 5)
+    for victim in range(len(TEXTS)):
+        texts = list(TEXTS)
+        texts[victim] = "word " * 10_000
+        after = newsgroups.text_prompts(texts, None, **settings)
+        changed = np.any(before.x != after.x, axis=(1, 2)) | np.any(before.y != after.y, axis=1)
+        assert changed.sum() <= 1
+
+
+def test_response_is_the_scaled_log_length():
+    x, y = newsgroups.text_prompts(
+        ["aa bb cc"] * 4, None, dim=2, length=1, typical_tokens=7.0, log_spread=2.0
+    )
+    np.testing.assert_allclose(y, (math.log(4) - math.log(8)) / 2)
+    np.testing.assert_allclose(x, 1 / math.sqrt(3))
+
+
+def test_loads_folders_and_tables(tmp_path):
+    folder = tmp_path / "texts" / "group"
+    folder.mkdir(parents=True)
+    for i, text in enumerate(TEXTS[:3]):
+        (folder / f"{i}.txt").write_text(text)
+    assert newsgroups.load_texts(tmp_path / "texts") == TEXTS[:3]
+    table = tmp_path / "t.csv"
+    table.write_text('label,text\na,"hello, world"\nb,again\nc,\n')
+    assert newsgroups.load_texts(table) == ["hello, world", "again"]
+    assert newsgroups.load_texts(table, column="label") == ["a", "b", "c"]
+    orange = tmp_path / "t.tab"
+    orange.write_text("Category\tText\nd\tstring\nclass\t\n\nrec.autos\tcars are fast\n")
+    assert newsgroups.load_texts(orange) == ["cars are fast"]
+
+
+def test_misuse(tmp_path):
+    with pytest.raises(FileNotFoundError, match="no such file"):
+        newsgroups.load_texts(tmp_path / "absent")
+    (tmp_path / "t.pdf").write_text("x")
+    with pytest.raises(ValueError, match="give a folder"):
+        newsgroups.load_texts(tmp_path / "t.pdf")
+    (tmp_path / "t.csv").write_text("a,b\n1,2\n")
+    with pytest.raises(ValueError, match="no column 'c'"):
+        newsgroups.load_texts(tmp_path / "t.csv", column="c")
+    with pytest.raises(ValueError, match="do not fill a prompt"):
+        newsgroups.text_prompts(TEXTS, None, length=30)
+    with pytest.raises(ValueError, match="typical_tokens=0"):
+        newsgroups.text_prompts(TEXTS, None, length=2, typical_tokens=0.0)
+    with pytest.raises(ValueError, match="public corpus"):
+        newsgroups.document_frequencies(["unique words", "everywhere else"])

@@ -1,0 +1,80 @@
+from collections import Counter
+
+import jax
+import numpy as np
+import pytest
+
+import dpx
+from dpx import ngram
+from dpx.data import surnames
+
+NAMES = surnames.encode(["anna", "anton", "bo", "aaaaaaaaaaaaa", "zoe"])
+
+
+def fit(names=NAMES, **changes):
+    settings = {
+        "order": 2,
+        "vocab_size": 27,
+        "start": surnames.END,
+        "epsilon": 1e8,
+        "delta": 1e-5,
+        "unit": "name",
+        "l2_clip": 100.0,
+    }
+    return ngram.fit(jax.random.key(0), names.tokens, names.mask, **(settings | changes))
+
+
+@pytest.mark.parametrize("order", [1, 2, 3])
+def test_counts_without_noise_are_the_counts(order, monkeypatch):
+    released = {}
+    monkeypatch.setattr(ngram, "_smooth", lambda noisy, *_: released.setdefault("noisy", noisy))
+    fit(order=order)
+    expected = Counter()
+    for name in surnames.decode(NAMES.tokens):
+        letters = [surnames.END] * (order - 1) + [ord(c) - 97 for c in name] + [surnames.END]
+        for i in range(len(name) + 1):
+            expected[tuple(letters[i : i + order])] += 1
+    counts = np.rint(released["noisy"].reshape((27,) * order))
+    assert {cell: int(counts[cell]) for cell in zip(*np.nonzero(counts), strict=True)} == expected
+
+
+@pytest.mark.parametrize("order", [1, 2, 3])
+def test_one_name_moves_the_counts_by_at_most_the_clip(order, monkeypatch):
+    monkeypatch.setattr(ngram, "_smooth", lambda noisy, *_: noisy)
+
+    def counts(names):
+        return fit(names, order=order, l2_clip=1.5).probabilities
+
+    base = counts(NAMES)
+    for extra in ("q", "aaaaaaaaaaaaa", "abcdefghijklm", "anna"):
+        more = surnames.encode([*surnames.decode(NAMES.tokens), extra])
+        assert np.linalg.norm(counts(more) - base) <= 1.5 * (1 + 1e-9)
+    alone = counts(surnames.encode(["aaaaaaaaaaaaa"]))
+    assert np.linalg.norm(alone) == pytest.approx(1.5, rel=0.02)
+
+
+def test_probabilities_are_probabilities_and_learn():
+    names = surnames.encode(surnames.load_surnames()[:5000])
+    for epsilon in (0.1, 3.0, 1e8):
+        model = fit(names, order=3, epsilon=epsilon, l2_clip=2.0)
+        np.testing.assert_allclose(model.probabilities.sum(axis=1), 1)
+        assert model.probabilities.min() > 0
+    uniform = np.log(27)
+    nats = [
+        -fit(names, order=n, epsilon=3.0, l2_clip=2.0).log_prob(names.tokens)[names.mask].mean()
+        for n in (1, 2, 3)
+    ]
+    assert uniform > nats[0] > nats[1] > nats[2] > 1.5
+
+
+def test_guarantee_and_errors():
+    guarantee = fit(epsilon=2.0).guarantee
+    multiplier = dpx.gaussian_noise_multiplier(2.0, 1e-5)
+    assert (guarantee.epsilon, guarantee.event.noise_multiplier) == (2.0, multiplier)
+    for changes, name in (
+        ({"order": 0}, "order"),
+        ({"order": 6}, "order"),
+        ({"l2_clip": 0}, "l2_clip"),
+    ):
+        with pytest.raises(ValueError, match=name):
+            fit(**changes)

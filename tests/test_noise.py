@@ -1,0 +1,122 @@
+"""Each law's density, sampler and guarantee, against integrals of the density."""
+
+import dp_accounting
+import jax
+import numpy as np
+import pytest
+from scipy import integrate, stats
+
+from dpx.noise import Gaussian, Laplace, TruncatedLaplace
+from dpx.privacy import REPLACE_ONE
+
+LAWS = [
+    Gaussian(1.7),
+    Laplace(0.6),
+    TruncatedLaplace.calibrate(2.0, 0.5, 1e-3),
+    TruncatedLaplace.calibrate(1.0, 3.0, 0.5),
+]
+WHERE = {"neighboring": REPLACE_ONE, "unit": "record"}
+
+
+def reach(law):
+    return law.bound if isinstance(law, TruncatedLaplace) else 40 * np.sqrt(law.variance)
+
+
+@pytest.mark.parametrize("law", LAWS)
+def test_density_integrates_to_one_and_has_the_stated_variance(law):
+    z = np.linspace(-reach(law), reach(law), 400_001)
+    density = np.asarray(law.density(z), np.float64)
+    assert integrate.trapezoid(density, z) == pytest.approx(1, abs=2e-4)
+    assert integrate.trapezoid(density * z**2, z) == pytest.approx(law.variance, rel=5e-4)
+
+
+@pytest.mark.parametrize("law", LAWS)
+def test_sampler_follows_the_density(law):
+    draws = np.asarray(law.sample(jax.random.key(0), (200_000,)), np.float64)
+    assert abs(draws).max() <= reach(law)
+    assert draws.var() == pytest.approx(law.variance, rel=0.03)
+    grid = np.linspace(-reach(law), reach(law), 100_001)
+    cdf = integrate.cumulative_trapezoid(np.asarray(law.density(grid), float), grid, initial=0)
+    # At 1 % a true sampler fails the Kolmogorov–Smirnov test for one seed in a hundred; this is one seed.
+    assert stats.kstest(draws, lambda z: np.interp(z, grid, cdf)).pvalue > 0.01
+
+
+def test_variance_is_that_of_the_paper():
+    """Fact 3.5 of Ke et al., for several (Δ, ε, δ)."""
+    for sensitivity, epsilon, delta in [
+        (1, 1, 1e-6),
+        (2, 0.1, 1e-3),
+        (0.5, 5, 0.3),
+        (1, 0.01, 0.5),
+    ]:
+        log = np.log1p((np.exp(epsilon) - 1) / (2 * delta))
+        cut = delta * (log**2 + 2 * log) / (np.exp(epsilon) - 1)
+        want = 2 * (sensitivity / epsilon) ** 2 * (1 - cut)
+        law = TruncatedLaplace.calibrate(sensitivity, epsilon, delta)
+        assert law.variance == pytest.approx(want, rel=1e-9)
+
+
+def test_tails_reach_beyond_float32_uniforms():
+    """A float32 uniform ends at 2^-23, 16 scales out; in 2^24 draws some must lie farther."""
+    law = Laplace(1.0)
+    draw = jax.jit(lambda key: abs(law.sample(key, (2**20,))).max())
+    largest = max(float(draw(key)) for key in jax.random.split(jax.random.key(3), 32))
+    assert 16.0 < largest < 33.0
+
+
+@pytest.mark.parametrize(("epsilon", "delta"), [(1.0, 1e-3), (0.2, 0.1), (4.0, 0.5)])
+@pytest.mark.parametrize("share", [1.0, 0.5, 0.2])
+def test_truncated_laplace_covers_a_change_split_over_two_entries(epsilon, delta, share):
+    """The hockey-stick divergence of two shifted entries, integrated on a grid, is at most δ."""
+    law = TruncatedLaplace.calibrate(1.0, epsilon, delta)
+    span, step = np.linspace(-law.bound, law.bound + 1, 3001, retstep=True)
+
+    def mass(shift):
+        """Exact probabilities of the cells, by the distribution function."""
+        edges = np.clip(np.append(span, span[-1] + step) - shift, -law.bound, law.bound)
+        tail = np.exp(-np.abs(edges) / law.scale) - np.exp(-law.bound / law.scale)
+        half = 0.5 * tail / -np.expm1(-law.bound / law.scale)
+        return np.diff(np.where(edges > 0, 1 - half, half))
+
+    here, there = mass(0.0), [mass(share), mass(1 - share)]
+    joint, moved = np.outer(here, here), np.outer(*there)
+    excess = np.maximum(moved - np.exp(epsilon) * joint, 0).sum()
+    assert excess <= delta * (1 + 1e-9)
+    if share == 1.0:  # the whole change in one entry uses up δ
+        assert excess == pytest.approx(delta, rel=0.02)
+
+
+def test_guarantees():
+    assert Gaussian(2.0).guarantee(0.5, 1e-5, **WHERE).event == dp_accounting.GaussianDpEvent(4.0)
+    laplace = Laplace(2.0).guarantee(1.0, **WHERE)
+    assert (laplace.epsilon, laplace.delta) == (0.5, 0.0)
+    law = TruncatedLaplace.calibrate(3.0, 0.7, 1e-4)
+    same = law.guarantee(3.0, **WHERE)
+    assert (same.epsilon, same.delta) == (pytest.approx(0.7), pytest.approx(1e-4))
+    less = law.guarantee(1.0, **WHERE)
+    assert less.epsilon < 0.7
+    assert less.delta < 1e-4
+
+
+def test_any_epsilon_up_to_1e8_works_and_the_noise_vanishes():
+    for epsilon in (1e-6, 1.0, 29.9, 30.1, 1e3, 1e8):
+        law = TruncatedLaplace.calibrate(1.0, epsilon, 1e-9)
+        draws = law.sample(jax.random.key(0), (1000,))
+        assert np.isfinite(draws).all()
+        assert np.std(draws) == pytest.approx(np.sqrt(law.variance), rel=0.2)
+    assert law.bound == pytest.approx(1.0, rel=1e-6)
+    assert law.variance < 1e-15
+
+
+def test_misuse_raises():
+    with pytest.raises(ValueError, match=r"delta is 0\.6"):
+        TruncatedLaplace.calibrate(1.0, 1.0, 0.6)
+    with pytest.raises(ValueError, match="epsilon=0"):
+        TruncatedLaplace.calibrate(1.0, 0.0, 0.1)
+    with pytest.raises(ValueError, match="sensitivity is -1"):
+        TruncatedLaplace.calibrate(-1.0, 1.0, 0.1)
+    with pytest.raises(ValueError, match="std is 0"):
+        Gaussian(0.0)
+    law = TruncatedLaplace.calibrate(1.0, 1.0, 0.5)
+    with pytest.raises(ValueError, match="told apart"):
+        law.guarantee(1.5, **WHERE)

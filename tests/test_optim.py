@@ -1,0 +1,82 @@
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+import dpx
+
+GRADS = {"a": jnp.arange(6.0).reshape(2, 3), "b": (jnp.ones(4),)}
+
+
+def make(**changes):
+    settings = {"l2_clip": 2.0, "noise_multiplier": 1.5, "expected_batch_size": 8.0}
+    return dpx.privatize(**(settings | {"key": jax.random.key(0)} | changes))
+
+
+def test_no_noise_is_exactly_the_clipped_mean():
+    transform = make(noise_multiplier=0.0)
+    updates, _ = transform.update(GRADS, transform.init(GRADS))
+    assert all(
+        np.array_equal(u, g / 8.0)
+        for u, g in zip(jax.tree.leaves(updates), jax.tree.leaves(GRADS), strict=True)
+    )
+
+
+@pytest.mark.parametrize(("clip", "norm"), [(2.0, 2.0), ({"a": 3.0, "b": 4.0}, 5.0)])
+def test_noise_has_the_stated_law(clip, norm):
+    transform = make(l2_clip=clip)
+    zeros = {"a": jnp.zeros((500, 400)), "b": jnp.zeros(100_000)}
+    updates, state = transform.update(zeros, transform.init(zeros))
+    std = 1.5 * norm / 8
+    for leaf in jax.tree.leaves(updates):
+        assert np.std(leaf) == pytest.approx(std, rel=0.02)
+        assert abs(np.mean(leaf)) < 5 * std / np.sqrt(leaf.size)
+    a, b = (leaf.ravel()[:100_000] for leaf in jax.tree.leaves(updates))
+    assert abs(np.corrcoef(a, b)[0, 1]) < 0.02
+    again, _ = transform.update(zeros, state)
+    assert abs(np.corrcoef(again["b"], updates["b"])[0, 1]) < 0.02
+
+
+def test_update_is_a_pure_function_of_its_state():
+    transform = make()
+    state = transform.init(GRADS)
+    first, _ = transform.update(GRADS, state)
+    second, _ = jax.jit(transform.update)(GRADS, state)
+    jax.tree.map(lambda x, y: np.testing.assert_allclose(x, y, rtol=1e-6), first, second)
+
+
+def test_low_precision_gradients_get_float32_noise():
+    transform = make(noise_multiplier=1.0, l2_clip=1.0, expected_batch_size=1.0)
+    zeros = jnp.zeros(20_000, jnp.bfloat16)
+    updates, _ = transform.update(zeros, transform.init(zeros))
+    assert updates.dtype == jnp.bfloat16
+    # Noise drawn in bfloat16 takes only some hundreds of values.
+    assert len(np.unique(np.asarray(updates, np.float32))) > 1500
+
+
+def test_chains_with_optax_and_traces_its_key():
+    def final(key):
+        optimizer = optax.chain(make(key=key), optax.adamw(1e-2))
+        params, state = GRADS, optimizer.init(GRADS)
+        for _ in range(3):
+            updates, state = optimizer.update(GRADS, state, params)
+            params = optax.apply_updates(params, updates)
+        return params["a"]
+
+    outcomes = jax.jit(jax.vmap(final))(jax.random.split(jax.random.key(1), 3))
+    assert len(np.unique(np.asarray(outcomes)[:, 0, 0])) == 3
+
+
+@pytest.mark.parametrize(
+    ("changes", "name"),
+    [
+        ({"l2_clip": 0.0}, "l2_clip"),
+        ({"l2_clip": {}}, "l2_clip"),
+        ({"noise_multiplier": -1.0}, "noise_multiplier"),
+        ({"expected_batch_size": 0}, "expected_batch_size"),
+    ],
+)
+def test_bad_arguments_are_named(changes, name):
+    with pytest.raises(ValueError, match=name):
+        make(**changes)

@@ -1,0 +1,213 @@
+import json
+import math
+import time
+
+import dp_accounting
+import mpmath
+import numpy as np
+import pytest
+from dp_accounting import GaussianDpEvent
+from dp_accounting.pld import PLDAccountant
+from scipy import stats
+
+import dpx
+from dpx import privacy
+from dpx.privacy import _cache
+
+mpmath.mp.dps = 60
+
+
+def exact_delta(noise_multiplier, epsilon, compositions=1):
+    """Balle & Wang's Theorem 8 as printed, in 60 digits."""
+    mu = mpmath.sqrt(compositions) / mpmath.mpf(noise_multiplier)
+    epsilon = mpmath.mpf(epsilon)
+
+    def cdf(x):
+        return mpmath.erfc(-x / mpmath.sqrt(2)) / 2
+
+    return cdf(mu / 2 - epsilon / mu) - mpmath.exp(epsilon) * cdf(-mu / 2 - epsilon / mu)
+
+
+@pytest.mark.parametrize("epsilon", [1e-3, 0.1, 1.0, 10.0, 1e3, 1e6, 1e8])
+@pytest.mark.parametrize("delta", [1e-12, 1e-5, 0.1, 0.5])
+def test_gaussian_is_exact_in_delta(epsilon, delta):
+    multiplier = dpx.gaussian_noise_multiplier(epsilon, delta)
+    assert float(exact_delta(multiplier, epsilon)) == pytest.approx(delta, rel=1e-8)
+    assert dpx.gaussian_epsilon(multiplier, delta) == pytest.approx(epsilon, rel=1e-7)
+
+
+@pytest.mark.parametrize(
+    ("compositions", "epsilon", "expected"), [(38, 1.0, 23.0), (38, 0.2, 100.5), (5, 1.0, 8.34)]
+)
+def test_gaussian_compositions(compositions, epsilon, expected):
+    multiplier = dpx.gaussian_noise_multiplier(epsilon, 1e-5, compositions=compositions)
+    assert multiplier == pytest.approx(expected, rel=1e-3)
+    delta = float(exact_delta(multiplier, epsilon, compositions))
+    assert delta == pytest.approx(1e-5, rel=1e-8)
+
+
+def test_gaussian_limits():
+    assert dpx.gaussian_epsilon(0.0, 1e-5) == math.inf
+    assert dpx.gaussian_epsilon(1e9, 1e-5) == 0.0
+    assert dpx.gaussian_noise_multiplier(1e8, 1e-5) < 1e-4
+
+
+def test_gaussian_by_hypothesis_testing():
+    """The best test of N(0, m²) against N(1, m²) reaches the claimed δ and no more."""
+    multiplier = dpx.gaussian_noise_multiplier(1.0, 1e-2)
+    thresholds = np.linspace(-10, 20, 4001)
+    positives = stats.norm.sf(thresholds, 1, multiplier)
+    advantage = positives - math.e * stats.norm.sf(thresholds, 0, multiplier)
+    assert advantage.max() == pytest.approx(1e-2, rel=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("call", "name"),
+    [
+        (lambda: dpx.gaussian_noise_multiplier(0, 1e-5), "epsilon"),
+        (lambda: dpx.gaussian_noise_multiplier(float("nan"), 1e-5), "epsilon"),
+        (lambda: dpx.gaussian_noise_multiplier(1, 0), "delta"),
+        (lambda: dpx.gaussian_noise_multiplier(1, 1e-5, compositions=0), "compositions"),
+        (lambda: dpx.gaussian_epsilon(-1, 1e-5), "noise_multiplier"),
+        (lambda: dpx.calibrate_dpsgd(1, 1e-5, sampling_probability=1.5, steps=1), "sampling"),
+        (lambda: dpx.calibrate_dpsgd(1, 1e-5, sampling_probability=0.5, steps=0), "steps"),
+        (
+            lambda: dpx.dpsgd_epsilon(
+                1, 1e-5, sampling_probability=0.5, steps=1, accountant="moments"
+            ),
+            "accountant",
+        ),
+    ],
+)
+def test_bad_arguments_are_named(call, name):
+    with pytest.raises(ValueError, match=name):
+        call()
+
+
+@pytest.mark.parametrize("epsilon", [0.5, 3.0, 100.0])
+@pytest.mark.parametrize(("probability", "steps"), [(0.025, 500), (0.5, 20)])
+def test_calibration_wastes_little_and_never_exceeds(epsilon, probability, steps):
+    settings = {"sampling_probability": probability, "steps": steps}
+    multiplier = dpx.calibrate_dpsgd(epsilon, 1e-5, **settings)
+    assert 0.999 * epsilon < dpx.dpsgd_epsilon(multiplier, 1e-5, **settings) <= epsilon
+    # An accountant with a fixed fine discretisation agrees.
+    event = privacy.dpsgd_event(multiplier, **settings)
+    fine = PLDAccountant(value_discretization_interval=1e-4 * max(1, epsilon / 3))
+    assert fine.compose(event).get_epsilon(1e-5) == pytest.approx(epsilon, rel=1e-3)
+
+
+def test_calibration_without_sampling_is_the_gaussian_mechanism():
+    multiplier = dpx.calibrate_dpsgd(2.0, 1e-5, sampling_probability=1.0, steps=10)
+    assert multiplier == dpx.gaussian_noise_multiplier(2.0, 1e-5, compositions=10)
+
+
+@pytest.mark.parametrize("epsilon", [1e4, 1e8])
+def test_calibration_at_huge_budgets_tends_to_no_noise(epsilon):
+    settings = {"sampling_probability": 0.025, "steps": 500}
+    multiplier = dpx.calibrate_dpsgd(epsilon, 1e-5, **settings)
+    assert 0 < multiplier < 0.05
+    assert 0.999 * epsilon < dpx.dpsgd_epsilon(multiplier, 1e-5, **settings) <= epsilon
+
+
+def test_rdp_on_request_is_an_upper_bound():
+    settings = {"sampling_probability": 0.025, "steps": 500}
+    multiplier = dpx.calibrate_dpsgd(3.0, 1e-5, accountant="rdp", **settings)
+    assert dpx.dpsgd_epsilon(multiplier, 1e-5, accountant="rdp", **settings) <= 3.0
+    assert dpx.dpsgd_epsilon(multiplier, 1e-5, **settings) < 3.0
+
+
+def test_calibration_beside_another_release_fits_one_budget():
+    settings = {"sampling_probability": 0.05, "steps": 100}
+    prior = GaussianDpEvent(dpx.gaussian_noise_multiplier(1.0, 1e-5))
+    multiplier = dpx.calibrate_dpsgd(3.0, 1e-5, beside=prior, **settings)
+    assert multiplier > dpx.calibrate_dpsgd(3.0, 1e-5, **settings)
+    run = privacy.dpsgd_event(multiplier, **settings)
+    together = dpx.Ledger().spend(prior, "prior").spend(run, "run").guarantee(1e-5)
+    assert 0.999 * 3.0 < together.epsilon <= 3.0
+    with pytest.raises(ValueError, match="alone costs"):
+        dpx.calibrate_dpsgd(1.0, 1e-5, beside=prior, **settings)
+
+
+def test_cache_is_fast_and_optional(tmp_path, monkeypatch):
+    settings = {"sampling_probability": 0.02, "steps": 50}
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    first = dpx.calibrate_dpsgd(1.0, 1e-5, **settings)
+    began = time.perf_counter()
+    assert dpx.calibrate_dpsgd(1.0, 1e-5, **settings) == first
+    assert time.perf_counter() - began < 0.05
+    (entry,) = _cache.directory().glob("*.json")
+    for corrupt in ("", "{", '{"key": 1}', '{"key": "x", "value": "y"}', "[]", "\xff"):
+        entry.write_text(corrupt, encoding="latin-1")
+        assert dpx.calibrate_dpsgd(1.0, 1e-5, **settings) == first
+    blocked = tmp_path / "file"
+    blocked.write_text("not a folder")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(blocked))
+    assert dpx.calibrate_dpsgd(1.0, 1e-5, **settings) == first
+
+
+def guarantee(epsilon=1.0, delta=1e-6, event=None, unit="user", relation=None):
+    relation = relation or privacy.ADD_OR_REMOVE_ONE
+    return dpx.PrivacyGuarantee(epsilon, delta, relation, unit, "test", ("a",), event)
+
+
+def test_ledger_adds_gaussians_exactly():
+    ledger = dpx.Ledger()
+    for index, multiplier in enumerate((2.0, 3.0, 6.0)):
+        ledger.spend(guarantee(event=GaussianDpEvent(multiplier)), f"release {index}")
+    together = 1 / math.sqrt(1 / 4 + 1 / 9 + 1 / 36)
+    composed = ledger.guarantee(1e-5)
+    assert composed.epsilon == pytest.approx(dpx.gaussian_epsilon(together, 1e-5), rel=1e-9)
+    assert "μ²" in composed.mechanism
+    assert composed.assumptions == ("a",)
+
+
+def test_ledger_composes_replace_one_gaussians_by_their_own_sensitivity():
+    event = GaussianDpEvent(dpx.gaussian_noise_multiplier(1.0, 1e-5))
+    spent = guarantee(event=event, relation=privacy.REPLACE_ONE)
+    assert dpx.Ledger().spend(spent, "gram").guarantee(1e-5).epsilon == pytest.approx(1.0)
+
+
+def test_ledger_composes_dpsgd_with_gaussians_and_plain():
+    run = privacy.dpsgd_guarantee(1.0, 1e-5, sampling_probability=0.1, steps=10, unit="user")
+    release = guarantee(event=GaussianDpEvent(5.0))
+    composed = dpx.Ledger().spend(run, "run").spend(release, "release").guarantee(1e-5)
+    oracle = PLDAccountant().compose(run.event).compose(release.event)
+    assert composed.epsilon == pytest.approx(oracle.get_epsilon(1e-5), rel=1e-3)
+    assert "privacy loss distributions" in composed.mechanism
+    plain = guarantee(0.5, 4e-6)
+    mixed = dpx.Ledger().spend(run, "run").spend(plain, "plain").guarantee(1e-5)
+    alone = dpx.dpsgd_epsilon(1.0, 6e-6, sampling_probability=0.1, steps=10)
+    assert mixed.epsilon == pytest.approx(alone + 0.5, rel=1e-6)
+    assert "plain" in mixed.mechanism
+    with pytest.raises(ValueError, match="used up"):
+        dpx.Ledger().spend(plain, "plain").guarantee(1e-6)
+
+
+def test_ledger_takes_events_and_refuses_mixtures():
+    composed = dpx.Ledger().spend(GaussianDpEvent(2.0), "bare").guarantee(1e-5)
+    assert composed.unit == "record"
+    ledger = dpx.Ledger().spend(guarantee(), "a")
+    with pytest.raises(ValueError, match="unit"):
+        ledger.spend(guarantee(unit="name"), "b")
+    with pytest.raises(ValueError, match="neighboring"):
+        ledger.spend(guarantee(relation=privacy.REPLACE_ONE), "b")
+    with pytest.raises(ValueError, match="spend a PrivacyGuarantee"):
+        ledger.spend(1.0, "b")  # type: ignore[arg-type]
+
+
+def test_guarantee_is_a_value():
+    value = guarantee(event=GaussianDpEvent(1.0))
+    assert value == guarantee(event=GaussianDpEvent(1.0))
+    assert value.assuming("b", "a").assumptions == ("a", "b")
+    assert json.loads(json.dumps(value.to_json()))["neighboring"] == "add_or_remove_one"
+    for field, bad in (("epsilon", -1), ("delta", 1.0)):
+        with pytest.raises(ValueError, match=field):
+            guarantee(**{field: bad})
+    with pytest.raises(ValueError, match="neighboring"):
+        dpx.PrivacyGuarantee(1.0, 0.0, "add_or_remove_one", "user", "m")  # type: ignore[arg-type]
+
+
+def test_nothing_spent_is_free():
+    assert dpx.Ledger().guarantee(1e-5).epsilon == 0
+    no_op = dp_accounting.NoOpDpEvent()
+    assert dpx.Ledger().spend(no_op, "nothing").guarantee(1e-5).epsilon == 0
