@@ -48,6 +48,7 @@ _REPEATS = flags.DEFINE_integer("repeats", 5, "Timed calls of every method.", lo
 _BATCH = flags.DEFINE_integer(
     "batch", None, "Batch size instead of the shape's own.", lower_bound=2
 )
+_LARGEST = flags.DEFINE_boolean("largest", True, "Compile at twice the batch to extend memory.")
 _LIMIT = flags.DEFINE_float("limit_gib", 8.0, "Memory limit of the largest batch.", lower_bound=0.1)
 
 
@@ -170,9 +171,10 @@ def measure(name: str, shape: Shape) -> list[dict[str, Any]]:
         program = jax.jit(step).lower(params, *batch).compile()
         seconds = time.perf_counter() - start
         temp = temp_bytes(program)
-        each = (temp_bytes(jax.jit(step).lower(params, *double).compile()) - temp) / size
-        room = _LIMIT.value * 2**30 - temp
-        largest = size + int(room / each) if each > 0 else "any"
+        largest: int | str = ""
+        if _LARGEST.value:
+            doubled = temp_bytes(jax.jit(step).lower(params, *double).compile())
+            largest = size * int((_LIMIT.value * 2**30 - temp) / max(doubled - temp, 1) + 1)
         result = jax.block_until_ready(program(params, *batch))
         error = ""
         if method != "ordinary step":

@@ -1,5 +1,6 @@
 """Capture, rules and their edges: masks, groups, non-finite examples, look-ups, random networks."""
 
+import dataclasses
 import functools
 
 import clipping_models
@@ -134,6 +135,33 @@ def test_indices_out_of_range(monkeypatch, mode):
     check(jit(clipping.clipped_grad(loss, l2_clip=0.5))(params, ids), gradients, 0.5)
 
 
+@pytest.mark.parametrize("remainder", [1.0, 1e-1, 1e-2, 1e-3, 1e-4, 1e-6])
+def test_cancelling_terms_never_exceed_the_threshold(monkeypatch, remainder):
+    """Two positions whose gradients cancel but for a small remainder."""
+    monkeypatch.setattr(plan, "FAVOR_GRADIENT", 0.0)
+    rng = np.random.default_rng(0)
+
+    x = rng.normal(size=(8, 2, 40)).astype("f4")
+    x[:, 1] = x[:, 0] + remainder * rng.normal(size=(8, 40))
+    g = np.repeat(rng.normal(size=(8, 1, 30)), 2, 1).astype("f4")
+    g[:, 1] *= -1
+
+    def cancelling(params, x, g):
+        return 1e4 * jnp.sum((x @ params["w"]) * g)
+
+    params = {"w": jnp.zeros((40, 30))}
+    exact = 1e4 * np.einsum("bpr,bpc->brc", x.astype("f8"), g.astype("f8"))
+    norms = np.linalg.norm(exact.reshape(8, -1), axis=1)
+    fn = jit(clipping.clipped_grad(cancelling, l2_clip=1e-3))
+    out = fn(params, x, g)
+    assert np.all(out.norms >= norms * 0.99)
+    if remainder >= 1e-1:
+        np.testing.assert_allclose(out.norms, norms, rtol=1e-4)
+    for i in range(8):
+        alone = np.linalg.norm(np.asarray(fn(params, x[i : i + 1], g[i : i + 1]).grads["w"], "f8"))
+        assert alone <= 1e-3 * 1.01
+
+
 def test_bfloat16_norms_match_the_factors_in_float64():
     """Casting inside the loss: norms and sums are those of the products of bfloat16 factors."""
 
@@ -165,6 +193,17 @@ def test_scanned_layers_compile_once_per_shape():
     fn(params, *batch)
     assert fn._cache_size() == 1
     assert len(traced) == 1
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_dropout_keys_and_closed_over_numpy_batches_in_microbatches(method):
+    loss, params, (ids, keys) = clipping_models.nnx_transformer(True)
+    fn = clipping.clipped_grad(loss, l2_clip=0.5, method=method)
+    whole = fn(params, ids[:3], keys[:3])
+    parts = jit(lambda: dataclasses.replace(fn, microbatch_size=2)(params, ids[:3], keys[:3]))()
+    np.testing.assert_allclose(parts.norms, whole.norms, rtol=1e-5)
+    for a, b in zip(jax.tree.leaves(parts.grads), jax.tree.leaves(whole.grads), strict=True):
+        np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-6)
 
 
 def test_a_user_with_many_sequences_is_one_example():

@@ -75,8 +75,11 @@ class ClippedGrad:
         at most C = sqrt(sum_g C_g²). Adding or removing one moves the sum by at most C, and so
         does replacing one by a null example that adds nothing; replacing it by another moves
         it by at most 2C. An example whose mask is False or whose gradient is not finite adds
-        exactly zero. Norms are computed in floating point, so the bound holds up to relative
-        rounding of about 1e-6.
+        exactly zero.
+
+        Norms are rounded: the bound holds to about 1e-6 relative, and to one percent for
+        gradients whose terms at different positions cancel to less than 1 % of their lengths.
+        Where they cancel further the norm is replaced by an upper bound.
 
         Args:
           relation: `ADD_OR_REMOVE_ONE`, `REPLACE_ONE` or `REPLACE_SPECIAL`.
@@ -98,6 +101,7 @@ class ClippedGrad:
         groups = _groups.assign(self.l2_clip, parameters.tree)
         loss = _params.example_loss(self.loss_fn, parameters)
         mask = jnp.ones(size, bool) if mask is None else jnp.asarray(mask)
+        batch = jax.tree.map(lambda x: x if isinstance(x, jax.Array) else jnp.asarray(x), batch)
 
         def whole(batch: Any, mask: jax.Array) -> tuple[list, list, jax.Array]:
             done = METHODS[self.method](loss, parameters.leaves, batch)
@@ -137,13 +141,26 @@ def clipped_grad(
         grad_fn = dpx.clipped_grad(loss_fn, l2_clip=1.0)
         out = jax.jit(grad_fn)(params, inputs, targets, mask=mask)
 
+    The sum goes to `dpx.privatize`, or to correlated noise, for instance that of jax-privacy:
+
+        privatizer = jax_privacy.noise_addition.matrix_factorization_privatizer(
+            noising_matrix, stddev=noise_multiplier * l2_clip, prng_key=key
+        )
+        optimizer = optax.chain(privatizer, optax.sgd(0.1))
+        updates, state = optimizer.update(out.grads, state)
+
     Args:
       loss_fn: (params, *example) -> scalar loss of ONE example. `params` is a dict, a Linen or
         Haiku tree, an NNX state or module, an Equinox module, any pytree. An example has no
         batch axis; randomness (dropout) is a key in the batch, one for each example.
       l2_clip: threshold C > 0; or, to clip groups of parameters on their own, a tree of them
         that is a prefix of the parameters: each threshold bounds the subtree it stands for.
-      method: "auto", or "vmap", which holds every per-example gradient.
+      method: how norms and sums are computed; all are exact. "one_pass" keeps from one backward
+        pass, for each parameter, its per-example gradients or the factors they are made of,
+        whichever is less, and sums them with the clip factors. "two_pass" keeps only norms and
+        differentiates the weighted loss again: the memory of an ordinary step, at twice the
+        time. "auto" is "one_pass", or "two_pass" for models that use `jax.checkpoint`. "vmap" holds every
+        per-example gradient. See `explain_clipping`.
       normalize: scale every gradient to norm (almost) C instead of only those above it.
       microbatch_size: process this many examples at a time, to bound memory.
 
@@ -197,8 +214,8 @@ def _by_microbatches(whole: Callable, step: int, batch: tuple, mask: jax.Array):
 
     def body(total: list | None, slots: tuple):
         index, is_real = slots
-        part = jax.tree.map(lambda x: jnp.asarray(x)[index], batch)
-        sums, norms, losses = whole(part, jnp.asarray(mask)[index] & is_real)
+        part = jax.tree.map(lambda x: x[index], batch)
+        sums, norms, losses = whole(part, mask[index] & is_real)
         return jax.tree.map(jnp.add, total, sums), (norms, losses)
 
     shapes = jax.eval_shape(lambda: whole(jax.tree.map(lambda x: x[:step], batch), mask[:step])[0])

@@ -40,6 +40,14 @@ def capture(closed: core.ClosedJaxpr, count: int) -> Capture:
     return Capture(walk.uses, walk.opaque, walk.narrowed, walk.checkpointed)
 
 
+def scan_parts(params: dict[str, Any]) -> tuple[int, int]:
+    """Where the operands of a scan turn from constants to carry, and from carry to sliced inputs."""
+    if "num_consts" in params:
+        return params["num_consts"], params["num_consts"] + params["num_carry"]
+    consts, carry, _ = (len(list(part)) for part in params["ft_in"].unpack())  # Since JAX 0.11.
+    return consts, consts + carry
+
+
 class _Walk:
     def __init__(self, shapes: list[tuple[int, ...]]):
         self.shapes = shapes
@@ -120,7 +128,7 @@ class _Walk:
     def scan(self, eqn: Any, inputs: list[View | None], path: tuple[int, ...]):
         """A scan shares its constants between iterations, and slices its inputs."""
         params, body = eqn.params, eqn.params["jaxpr"].jaxpr
-        first, last = params["num_consts"], params["num_consts"] + params["num_carry"]
+        first, last = scan_parts(params)
         inner: list[View | None] = []
         kept: list[View | None] = [None] * len(eqn.outvars)
         for i, view in enumerate(inputs):

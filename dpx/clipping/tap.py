@@ -15,7 +15,7 @@ import jax.numpy as jnp
 from jax import lax
 from jax.extend import core
 
-from dpx.clipping.capture import CALLS, REMAT
+from dpx.clipping.capture import CALLS, REMAT, scan_parts
 from dpx.clipping.uses import Use
 
 # What is handed out for a use: (left factor, right factor) -> arrays.
@@ -102,8 +102,7 @@ class Tapped:
         return self._run(branch.jaxpr, branch.consts, values, mine, path)
 
     def _scan(self, params: dict, values: list, slots: dict, path: Path) -> list[Any]:
-        body, first = params["jaxpr"], params["num_consts"]
-        last = first + params["num_carry"]
+        body, (first, last) = params["jaxpr"], scan_parts(params)
 
         def step(carry: list, inputs: tuple) -> tuple[list, list]:
             sliced, slot = inputs
