@@ -9,6 +9,7 @@ are drawn, streamed into features and fitted. Prints times, the ratio, and XLA's
 """
 
 import time
+from typing import Any
 
 import jax
 import numpy as np
@@ -54,7 +55,7 @@ def numpy_trial(rng: np.random.Generator, cell, method, multipliers) -> list[flo
 
 
 def main(_):
-    config = get_config("low_dim")
+    config: Any = get_config("low_dim")
     config.methods, config.trials, config.one_shot_trials = ("paper",), _TRIALS.value, 0
     budgets = tuple(config.epsilons)
     cell = experiment.make_cell(config, num_prompts=_NUM_PROMPTS.value)
@@ -78,7 +79,9 @@ def main(_):
         began = time.perf_counter()
         risks = jax.block_until_ready(compiled(keys))
         fast = (time.perf_counter() - began) / _TRIALS.value
-        memory = compiled.memory_analysis().temp_size_in_bytes / 2**20
+        analysis = compiled.memory_analysis()
+        assert analysis is not None
+        memory = analysis.temp_size_in_bytes / 2**20
     print(f"NumPy loop   {loop * 1e3:8.1f} ms a trial; mean excess risks {np.round(slow, 3)}")
     print(
         f"dpx          {fast * 1e3:8.1f} ms a trial; mean excess risks "

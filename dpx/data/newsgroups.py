@@ -10,7 +10,7 @@ import csv
 import math
 import re
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from pathlib import Path
 from typing import NamedTuple
 
@@ -82,7 +82,7 @@ def tfidf_top(text: str, frequencies: DocumentFrequencies | None, dim: int) -> n
 
 
 def text_prompts(
-    texts: Sequence[str],
+    texts: list[str],
     frequencies: DocumentFrequencies | None,
     *,
     dim: int = 30,
@@ -124,7 +124,10 @@ def text_prompts(
     x = np.stack([tfidf_top(texts[i], frequencies, dim) for i in order])
     tokens = np.array([len(tokenize(texts[i])) for i in order])
     y = (np.log1p(tokens) - math.log1p(typical_tokens)) / log_spread
-    return Prompts(x.reshape(number, length + 1, dim), y.reshape(number, length + 1))
+    return Prompts(
+        x.reshape(number, length + 1, dim),  # type: ignore[arg-type]  # NumPy keeps 64 bits
+        y.reshape(number, length + 1),  # type: ignore[arg-type]
+    )
 
 
 def load_texts(path: str | Path, *, column: str | None = None) -> list[str]:

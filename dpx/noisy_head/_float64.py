@@ -23,7 +23,7 @@ def in_float64(function: _Function) -> _Function:
     @functools.wraps(function)
     def wrapped(*args, **kwargs):
         being_jitted = isinstance(jnp.zeros(()), Tracer)
-        if being_jitted and not jax.config.jax_enable_x64:
+        if being_jitted and not jax.config.read("jax_enable_x64"):
             raise ValueError(
                 f"{function.__name__} computes in 64 bits and is being traced with 64-bit types off: "
                 "call the jitted function under `with jax.enable_x64(True):`"

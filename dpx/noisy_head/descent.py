@@ -1,7 +1,7 @@
 """Algorithm 1: private gradient descent on the head's matrix Γ, and the same without privacy."""
 
 import functools
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -233,7 +233,7 @@ def _gradient_descent(features, start, *, decay, step_size, steps, trajectory):
 def _iterate(features, optimizer, start, steps, trajectory):
     gradient = gradient_sum(features)
 
-    def step(carry, _):
+    def step(carry: Any, _: Any) -> Any:
         gamma, state = carry
         total = gradient(gamma.reshape(start.shape)).reshape(-1)
         updates, state = optimizer.update(total, state, gamma)
@@ -242,13 +242,13 @@ def _iterate(features, optimizer, start, steps, trajectory):
 
     flat = start.reshape(-1)  # XLA compiles and runs noise of one dimension faster
     (gamma, _), iterates = jax.lax.scan(step, (flat, optimizer.init(flat)), length=steps)
-    return iterates.reshape(-1, *start.shape) if trajectory else gamma.reshape(start.shape)
+    return jnp.reshape(iterates, (-1, *start.shape)) if trajectory else gamma.reshape(start.shape)
 
 
 def _project_onto_ball(radius) -> optax.GradientTransformation:
     """Replaces an update by the one that ends in the l2 ball's nearest point."""
 
-    def update(updates, state, params):
+    def update(updates: Any, state: Any, params: Any = None) -> Any:
         moved = optax.apply_updates(params, updates)
         nearest = projections.projection_l2_ball(moved, radius)
         return jax.tree.map(jnp.subtract, nearest, params), state

@@ -61,15 +61,15 @@ def sample_prompts(
     Raises:
       ValueError: for a size below 1 or a negative noise level.
     """
-    noise_std = _check_sizes(num_prompts, length, dim, noise_std)
-    return _sample_prompts(key, noise_std, num_prompts, length, dim)
+    noise = _check_sizes(num_prompts, length, dim, noise_std)
+    return _sample_prompts(key, noise, num_prompts, length, dim)
 
 
 @in_float64
 def sample_prompt(key: jax.Array, length: int, dim: int, *, noise_std: float = 0.0) -> Prompts:
     """One prompt, x (1, L+1, D) and y (1, L+1): prompt k of `sample_prompts` has key `split(key, N)[k]`."""
-    noise_std = _check_sizes(1, length, dim, noise_std)
-    x, y = _draw(key, length, dim, noise_std)
+    noise = _check_sizes(1, length, dim, noise_std)
+    x, y = _draw(key, length, dim, noise)
     return Prompts(x[None], y[None])
 
 
@@ -88,9 +88,9 @@ def sample_features(
 
     Memory is 2ND + N numbers. Args, returns and errors are those of the two functions.
     """
-    noise_std = _check_sizes(num_prompts, length, dim, noise_std)
+    noise = _check_sizes(num_prompts, length, dim, noise_std)
     _check_bounds(response_clip, feature_radius)
-    options = (noise_std, response_clip, feature_radius)
+    options = (noise, response_clip, feature_radius)
     return _sample_features(key, options, num_prompts, length, dim)
 
 
