@@ -17,6 +17,7 @@ TEST = [
     "nbclient>=0.10",
     "nbformat>=5.10",
     "pytest>=8.0",
+    "pytest-xdist>=3.5",
     "ruff>=0.8",
     "scikit-learn>=1.4",
 ]
@@ -45,7 +46,6 @@ setup(
         "cuda": ["jax[cuda12]>=0.10"],
         "data": DATA,
         "plots": PLOTS,
-        "sweep": ["ray>=2.9"],
         "test": DATA + PLOTS + TEST,
     },
 )
