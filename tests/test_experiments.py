@@ -1,6 +1,7 @@
 """The command lines, as a user meets them."""
 
 import csv
+import functools
 import json
 import os
 import signal
@@ -11,8 +12,10 @@ import time
 from pathlib import Path
 
 import jax
+import numpy as np
 import pytest
 
+import dpx
 from dpx import ngram, popularity
 from experiments import keys, records, report, run, sweep, training
 from experiments.sweep import grid, point_config
@@ -332,3 +335,21 @@ def test_amazon_and_movielens_1m_run_from_files(tmp_path):
     run.prepare(config, "configs/recommender.py:amazon,tiny", tmp_path / "run")
     record = run.execute(config, tmp_path / "run")
     assert set(record.releases) == {"dp_popularity", "dp_transformer"}
+
+
+@pytest.mark.parametrize(
+    "source", ["configs/quickstart.py:tiny", "configs/recommender.py:synthetic,tiny"]
+)
+def test_the_clipping_engine_trains_as_per_example_autodiff_does(tmp_path, monkeypatch, source):
+    """The same noise, the same curve, to float tolerance."""
+    clipped_grad, curves = dpx.clipped_grad, []
+    for method in ("auto", "vmap"):
+        monkeypatch.setattr(dpx, "clipped_grad", functools.partial(clipped_grad, method=method))
+        changes = {"num_seeds": 1} if "recommender" in source else {"ngrams": (1,)}
+        record = execute(
+            source, tmp_path / method, noise_seed=5, non_private={"steps": 0}, **changes
+        )
+        lines = (record.workdir / "metrics.jsonl").read_text().splitlines()
+        curves.append([json.loads(line)["loss"] for line in lines])
+    assert len(curves[0]) > 1
+    np.testing.assert_allclose(curves[0], curves[1], rtol=1e-4)
