@@ -28,7 +28,7 @@ def get_config(arg: str = "") -> ConfigDict:
             },
             "model": {"dim": 64, "num_heads": 1, "num_blocks": 2, "tied": True, "dropout": 0.0},
             "train": {
-                "steps": 350,
+                "steps": 250,
                 "batch_size": 2048,
                 "physical_batch": 128,
                 "learning_rate": 3e-3,
@@ -40,8 +40,8 @@ def get_config(arg: str = "") -> ConfigDict:
                 "log_every": 25,
                 "checkpoint_every": 50,
             },
-            "non_private": {"steps": 400, "batch_size": 512},
-            "prior": {"order": 3, "share": 0.3},
+            "non_private": {"steps": 250, "batch_size": 512},
+            "prior": {"order": 4, "share": 0.4},
             "ngrams": (1, 2, 3, 4),
         }
     )
