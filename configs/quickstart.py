@@ -40,7 +40,7 @@ def get_config(arg: str = "") -> ConfigDict:
                 "log_every": 25,
                 "checkpoint_every": 50,
             },
-            "non_private": {"steps": 400, "batch_size": 512},
+            "non_private": {"steps": 250, "batch_size": 512},
             "prior": {"order": 4, "share": 0.4},
             "ngrams": (1, 2, 3, 4),
         }
