@@ -132,9 +132,12 @@ def test_cache_is_fast_and_optional(tmp_path, monkeypatch):
     settings = {"sampling_probability": 0.02, "steps": 50}
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     first = dpx.calibrate_dpsgd(1.0, 1e-5, **settings)
-    began = time.perf_counter()
-    assert dpx.calibrate_dpsgd(1.0, 1e-5, **settings) == first
-    assert time.perf_counter() - began < 0.05
+    took = []
+    for _ in range(5):
+        began = time.perf_counter()
+        assert dpx.calibrate_dpsgd(1.0, 1e-5, **settings) == first
+        took.append(time.perf_counter() - began)
+    assert min(took) < 0.05
     (entry,) = _cache.directory().glob("*.json")
     for corrupt in ("", "{", '{"key": 1}', '{"key": "x", "value": "y"}', "[]", "\xff"):
         entry.write_text(corrupt, encoding="latin-1")
