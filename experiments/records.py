@@ -110,7 +110,8 @@ def begin(config: ml_collections.ConfigDict, source: str, workdir: Path) -> None
         if read_json(path)["config"] != json.loads(json.dumps(written["config"])):
             raise ValueError(f"{workdir} holds a run of another config: use a new --workdir")
         return
-    if workdir.exists() and any(workdir.iterdir()):
+    # A run that was killed while it wrote its config left a partial file, and nothing else.
+    if workdir.exists() and any(file.suffix != ".partial" for file in workdir.iterdir()):
         raise ValueError(f"{workdir} is not empty and holds no run: use a new --workdir")
     write_json(path, written)
     write_json(workdir / "environment.json", _environment())

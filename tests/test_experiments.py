@@ -152,6 +152,21 @@ def test_no_two_releases_share_their_noise(tmp_path, monkeypatch, source):
     assert len(set(used)) == len(used)
 
 
+def test_a_folder_is_claimed_once_and_a_half_written_claim_is_none(tmp_path):
+    source = "configs/quickstart.py:tiny"
+    config = records.load_config(source)
+    killed, other = tmp_path / "killed", tmp_path / "other"
+    killed.mkdir()
+    (killed / "config.json.partial").write_text("{")
+    records.begin(config, source, killed)
+    records.begin(config, source, killed)
+    assert (killed / "config.json").exists()
+    other.mkdir()
+    (other / "thesis.tex").write_text("")
+    with pytest.raises(ValueError, match="holds no run"):
+        records.begin(config, source, other)
+
+
 def wait_for(condition, process, seconds=300):
     deadline = time.monotonic() + seconds
     while not condition() and process.poll() is None and time.monotonic() < deadline:
