@@ -138,8 +138,7 @@ def run(config, workdir: Path) -> dict:
                 checkpointer.save(workdir.absolute() / "model", trained, force=True)
         scores["dp_transformer"].append(_evaluate(config, prepared, _scorer(graph, trained)))
         if config.non_private.steps:
-            exact_bias = np.log(popularity.count(prepared.train) + 1.0)
-            graph, params = _build(config, prepared.train.num_items, seed, exact_bias)
+            graph, params = _build(config, prepared.train.num_items, seed, exact)
             plain = training.without_privacy(config)
             trained = fit(params, config=plain, label=f"transformer{suffix}", privacy=None)
             scores["transformer"].append(_evaluate(config, prepared, _scorer(graph, trained)))

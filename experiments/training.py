@@ -74,7 +74,7 @@ def train(
     state = jax.tree.map(lambda leaf: leaf.copy(), (params, optimizer.init(params)))
     start, checkpoints = 0, None
     if privacy is not None:
-        checkpoints = _Checkpoints(workdir / "checkpoints" / label, keys.noise)
+        checkpoints = _Checkpoints(workdir / "checkpoints" / label)
         start, state = checkpoints.restore(state)
     log = MetricLog(workdir / "metrics.jsonl", label, start)
     data_on_device = jax.tree.map(jnp.asarray, data)
@@ -173,8 +173,7 @@ def _pad_to(array: np.ndarray, size: int, multiple: int) -> np.ndarray:
 class _Checkpoints:
     """Orbax checkpoints of a private run, without the noise key."""
 
-    def __init__(self, folder: Path, key: jax.Array):
-        self._key = key
+    def __init__(self, folder: Path):
         self._manager = ocp.CheckpointManager(
             folder.absolute(), options=ocp.CheckpointManagerOptions(max_to_keep=1)
         )
@@ -190,8 +189,7 @@ class _Checkpoints:
         params, (noise, *rest) = self._manager.restore(
             step, args=ocp.args.StandardRestore(template)
         )
-        noise = state[1][0]._replace(key=self._key, count=noise)
-        return step, (params, (noise, *rest))
+        return step, (params, (state[1][0]._replace(count=noise), *rest))
 
     def close(self) -> None:
         self._manager.close()
