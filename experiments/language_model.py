@@ -6,7 +6,6 @@ from pathlib import Path
 import jax
 import jax.numpy as jnp
 import numpy as np
-import orbax.checkpoint as ocp
 from flax import nnx
 
 from dpx import ngram
@@ -89,9 +88,8 @@ def run(config, workdir: Path) -> dict:
         privacy=private,
     )
     releases["dp_transformer"] = guarantee
-    with ocp.StandardCheckpointer() as checkpointer:
-        content = {"params": trained, "prior": np.zeros(0) if table is None else table}
-        checkpointer.save(workdir.absolute() / "model", content, force=True)
+    content = {"params": trained, "prior": np.zeros(0) if table is None else table}
+    training.save_model(workdir, content)
     metrics["dp_transformer/nats_per_character"] = _evaluate(graph, table, trained, test)
     if config.non_private.steps:
         public = fit(
@@ -118,9 +116,7 @@ def load(config, workdir: Path) -> "PrivateNames":
     contexts = surnames.VOCAB_SIZE ** (config.prior.order - 1)
     shape = (contexts, surnames.VOCAB_SIZE) if config.prior.share else (0,)
     template = {"params": params, "prior": np.zeros(shape, np.float32)}
-    template = jax.tree.map(ocp.utils.to_shape_dtype_struct, template)
-    with ocp.StandardCheckpointer() as checkpointer:
-        saved = checkpointer.restore(Path(workdir).absolute() / "model", template)
+    saved = training.load_model(workdir, template)
     table = np.asarray(saved["prior"]) if config.prior.share else None
     return PrivateNames(graph, table, saved["params"])
 

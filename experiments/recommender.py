@@ -7,7 +7,6 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
-import orbax.checkpoint as ocp
 from flax import nnx
 
 from dpx import metrics as ranking
@@ -134,8 +133,7 @@ def run(config, workdir: Path) -> dict:
         trained = fit(params, config=config.train, label=label, privacy=private)
         releases[label] = guarantee
         if not number:
-            with ocp.StandardCheckpointer() as checkpointer:
-                checkpointer.save(workdir.absolute() / "model", trained, force=True)
+            training.save_model(workdir, trained)
         scores["dp_transformer"].append(_evaluate(config, prepared, _scorer(graph, trained)))
         if config.non_private.steps:
             graph, params = _build(config, prepared.train.num_items, seed, exact)
@@ -155,9 +153,7 @@ def load(config, workdir: Path) -> "PrivateRecommender":
     """The private model that a run left (of its first seed)."""
     num_items = _histories(config).num_items
     graph, params = _build(config, num_items, config.seed, None)
-    with ocp.StandardCheckpointer() as checkpointer:
-        template = jax.tree.map(ocp.utils.to_shape_dtype_struct, params)
-        params = checkpointer.restore(Path(workdir).absolute() / "model", template)
+    params = training.load_model(workdir, params)
     return PrivateRecommender(graph, params, config.data.max_length)
 
 

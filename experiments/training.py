@@ -239,6 +239,19 @@ def _progress(label, done, steps, loss, spent, began, ran) -> None:
     sys.stderr.flush()
 
 
+def save_model(workdir: Path, model: Any) -> None:
+    """Saves a private model's arrays in a run's folder."""
+    with ocp.StandardCheckpointer() as checkpointer:
+        checkpointer.save(workdir.absolute() / "model", model, force=True)
+
+
+def load_model(workdir: Path, template: Any) -> Any:
+    """What `save_model` saved, in the shapes and structure of `template`."""
+    shapes = jax.tree.map(ocp.utils.to_shape_dtype_struct, template)
+    with ocp.StandardCheckpointer() as checkpointer:
+        return checkpointer.restore(workdir.absolute() / "model", shapes)
+
+
 def check(config: Any, num_examples: int) -> None:
     """Raises ValueError for a training section that cannot be used."""
     if not 0 < config.batch_size <= num_examples:
