@@ -84,25 +84,26 @@ def _one_pass(program: Program, leaves: Sequence[jax.Array], batch: Any) -> Pass
 
     losses, norms, held = _backward(program, choices, leaves, batch, hold)
 
-    def contract(held: Sequence[Any], weights: Sequence[jax.Array]) -> list[jax.Array]:
-        return [_weighted_sum(*each) for each in zip(choices, held, weights, strict=True)]
-
-    def one_by_one(held: Sequence[Any], weights: Sequence[jax.Array], keep: jax.Array):
-        # Zero times infinity is not zero, so gradients that are not finite have to be skipped.
-        def add(total: list[jax.Array], slot: Any) -> tuple[list[jax.Array], None]:
-            one, weight, is_kept = slot
-            terms = contract(jax.tree.map(lambda x: x[None], one), [w[None] for w in weight])
-            return [s + jnp.where(is_kept, t, 0) for s, t in zip(total, terms, strict=True)], None
-
-        start = [jnp.zeros(p.shape, accumulator(p.dtype)) for p in leaves]
-        return lax.scan(add, start, (held, weights, keep))[0]
-
     def weighted_sum(weights: Sequence[jax.Array], keep: jax.Array) -> list[jax.Array]:
-        return lax.cond(
-            keep.all(), lambda h, w, _: contract(h, w), one_by_one, held, list(weights), keep
-        )
+        cleared = _clear(held, keep)
+        return [_weighted_sum(*each) for each in zip(choices, cleared, weights, strict=True)]
 
     return Pass(losses, norms, weighted_sum)
+
+
+def _clear(held: Any, keep: jax.Array) -> Any:
+    """`held` with zeros for the examples that are not kept: zero times infinity is not zero.
+
+    A loop with an iteration for each of them, of which there is hardly ever one: what is held is then
+    neither copied nor read.
+    """
+
+    def clear_one(state: tuple[Any, jax.Array]) -> tuple[Any, jax.Array]:
+        held, keep = state
+        slot = jnp.argmin(keep)
+        return jax.tree.map(lambda x: x.at[slot].set(0), held), keep.at[slot].set(True)
+
+    return lax.while_loop(lambda state: ~state[1].all(), clear_one, (held, keep))[0]
 
 
 def _two_pass(program: Program, leaves: Sequence[jax.Array], batch: Any) -> Pass:
