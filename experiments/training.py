@@ -1,5 +1,6 @@
 """The training loop: Poisson batches, one noisy Optax step each, checkpoints, a progress line."""
 
+import contextlib
 import dataclasses
 import functools
 import json
@@ -72,37 +73,38 @@ def train(
     )
     # Steps reuse the memory of the state they are given, which the caller's arrays must survive.
     state = jax.tree.map(lambda leaf: leaf.copy(), (params, optimizer.init(params)))
-    start, checkpoints = 0, None
-    if privacy is not None:
-        checkpoints = _Checkpoints(workdir / "checkpoints" / label)
-        start, state = checkpoints.restore(state)
-    log = MetricLog(workdir / "metrics.jsonl", label, start)
-    data_on_device = jax.tree.map(jnp.asarray, data)
-    # Pieces beyond those of a batch are never run, so room for the largest batch to expect costs nothing.
-    room = _largest_batch(num_examples, probability)
-    batches = sampling.poisson_batches(
-        num_examples,
-        sampling_probability=probability,
-        steps=steps,
-        seed=keys.sampling,
-        multiple_of=piece,
-        start=start,
-    )
-    began = time.monotonic()
-    for step, (indices, mask) in enumerate(batches, start=start):
-        pieces = len(indices) // piece
-        indices, mask = _pad_to(indices, room, piece), _pad_to(mask, room, piece)
-        key = jax.random.fold_in(jax.random.key(dropout_seed), step)
-        state, loss = step_fn(state, data_on_device, indices, mask, pieces, key)
-        done = step + 1
-        if done % config.log_every == 0 or done == steps:
-            spent = privacy.spent(done) if privacy is not None else None
-            log.write({"step": done, "loss": float(loss), "epsilon": spent})
-            _progress(label, done, steps, float(loss), spent, began, done - start)
-        if checkpoints is not None and (done % config.checkpoint_every == 0 or done == steps):
-            checkpoints.save(done, state)
-    if checkpoints is not None:
-        checkpoints.close()
+    # Checkpoints are written and deleted in the background, which has to end with the run, killed or not.
+    with contextlib.ExitStack() as stack:
+        start, checkpoints = 0, None
+        if privacy is not None:
+            folder = workdir / "checkpoints" / label
+            checkpoints = stack.enter_context(contextlib.closing(_Checkpoints(folder)))
+            start, state = checkpoints.restore(state)
+        log = MetricLog(workdir / "metrics.jsonl", label, start)
+        data_on_device = jax.tree.map(jnp.asarray, data)
+        # Pieces beyond those of a batch are never run, so room for the largest batch to expect costs nothing.
+        room = _largest_batch(num_examples, probability)
+        batches = sampling.poisson_batches(
+            num_examples,
+            sampling_probability=probability,
+            steps=steps,
+            seed=keys.sampling,
+            multiple_of=piece,
+            start=start,
+        )
+        began = time.monotonic()
+        for step, (indices, mask) in enumerate(batches, start=start):
+            pieces = len(indices) // piece
+            indices, mask = _pad_to(indices, room, piece), _pad_to(mask, room, piece)
+            key = jax.random.fold_in(jax.random.key(dropout_seed), step)
+            state, loss = step_fn(state, data_on_device, indices, mask, pieces, key)
+            done = step + 1
+            if done % config.log_every == 0 or done == steps:
+                spent = privacy.spent(done) if privacy is not None else None
+                log.write({"step": done, "loss": float(loss), "epsilon": spent})
+                _progress(label, done, steps, float(loss), spent, began, done - start)
+            if checkpoints is not None and (done % config.checkpoint_every == 0 or done == steps):
+                checkpoints.save(done, state)
     return state[0]
 
 
