@@ -157,6 +157,15 @@ def product(shared: Layout, pairs: Sequence[Pair]) -> jax.Array:
     return weighted_sum(shared, batched, jnp.ones(1))
 
 
+def _product(a: jax.Array, b: jax.Array) -> jax.Array:
+    """Sums outer products over examples and positions: (B, K, P, R), (B, K, P, C) -> (K, R, C)."""
+    if a.shape[1] > 1:
+        return jnp.einsum("bkpr,bkpc->krc", a, b, precision=HIGHEST)
+    # Without a batch axis, even of length one, XLA's product is twice as fast on CPUs.
+    a, b = (x.reshape(-1, x.shape[-1]) for x in (a, b))
+    return jnp.einsum("nr,nc->rc", a, b, precision=HIGHEST)[None]
+
+
 def weighted_sum(shared: Layout, pairs: Sequence[Pair], weights: jax.Array) -> jax.Array:
     """sum_b weights[b]·g_b from factors with a leading batch axis: (K, R, C)."""
     k, r, c = shared.sizes()
@@ -173,7 +182,7 @@ def weighted_sum(shared: Layout, pairs: Sequence[Pair], weights: jax.Array) -> j
             # without a transposed copy.
             flip = columns.size < rows.size
             small, large = (columns, rows) if flip else (rows, columns)
-            term = jnp.einsum("bkps,bkpl->ksl", small * scale, large, precision=HIGHEST)
+            term = _product(small * scale, large)
             term = jnp.swapaxes(term, 1, 2) if flip else term
             total = term if total is None else total + term
     return total
