@@ -16,6 +16,7 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.core import Tracer
 from jax.scipy.stats import norm
 
 from dpx import attention as dpx_attention
@@ -82,7 +83,7 @@ def effective_error(
     if not ((p >= 0) & (p <= 1)).all():
         wrong = p[~((p >= 0) & (p <= 1))].flat[0]
         raise ValueError(f"token_probability has {wrong}, outside [0, 1]: clip noisy estimates")
-    return np.float32(noise_multiplier * l2_clip / (batch_size * np.maximum(p, floor)))
+    return np.asarray(noise_multiplier * l2_clip / (batch_size * np.maximum(p, floor)), np.float32)
 
 
 def token_probabilities(
@@ -389,6 +390,6 @@ def _checked(x: Moments | jax.Array, name: str) -> Moments:
 def _check_sign(variance: jax.Array, name: str) -> None:
     """Raises for a variance that is known to be negative or NaN."""
     # In NumPy: under jit an operation of JAX on a constant is traced.
-    if not isinstance(variance, jax.core.Tracer) and not (known := np.asarray(variance) >= 0).all():
+    if not isinstance(variance, Tracer) and not (known := np.asarray(variance) >= 0).all():
         wrong = np.asarray(variance)[~known].flat[0]
         raise ValueError(f"{name}: the variance {wrong} is negative or NaN, which none can be")

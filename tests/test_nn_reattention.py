@@ -100,7 +100,7 @@ def in_forward_pass(model, tokens, noise):
 @pytest.mark.parametrize("num_heads", [1, 4])
 @pytest.mark.parametrize(("scale", "std"), [(0.01, None), (0.3, 0.1), (3.0, None)])
 def test_key_variances_are_close_to_the_elementwise_ones(num_heads, scale, std):
-    """The average over a key's coordinates; within 4 % at the first block, 14 % behind one MLP, 24 % behind two."""
+    """The average over a key's coordinates; within 4 % at the first block, 14 and 24 % behind MLPs."""
     model = build(num_heads, std=std)
     exact = jax.jit(elementwise)(model, TOKENS, errors(scale))
     fast = in_forward_pass(model, TOKENS, errors(scale))
