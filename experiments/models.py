@@ -2,7 +2,7 @@
 
 import functools
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -51,7 +51,7 @@ def private_rows(config) -> tuple[str, ...]:
     return (f"dp_{config.model.kind}", *(["dp_reattention"] if config.reattention.enabled else []))
 
 
-def build(config, num_tokens: int, length: int, seed: int):
+def build(config, num_tokens: int, length: int, seed: int) -> Any:
     """A new model over `num_tokens` tokens for inputs of `length`."""
     settings = config.model.to_dict()
     kind = settings.pop("kind")
