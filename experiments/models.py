@@ -1,6 +1,5 @@
 """The models that a config can ask for, and what Re-Attention needs to know about their noise."""
 
-import functools
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -10,7 +9,7 @@ import numpy as np
 from flax import nnx
 
 import dpx
-from dpx import reattention
+from dpx import attention, reattention
 from dpx.data import Histories
 from dpx.nn.recurrent import Recurrent
 from dpx.nn.transformer import Transformer
@@ -58,9 +57,8 @@ def build(config, num_tokens: int, length: int, seed: int) -> Any:
     if kind != "transformer":
         settings.pop("num_heads")
         return Recurrent(num_tokens, length, cell=kind, **settings, rngs=nnx.Rngs(seed))
-    literal = config.reattention.enabled and not config.reattention.renormalize
-    attention = functools.partial(reattention.attend, renormalize=False) if literal else None
-    return Transformer(num_tokens, length, **settings, attention=attention, rngs=nnx.Rngs(seed))
+    own = None if config.reattention.renormalize else _literal_attention
+    return Transformer(num_tokens, length, **settings, attention=own, rngs=nnx.Rngs(seed))
 
 
 class Calibrated(NamedTuple):
@@ -69,6 +67,13 @@ class Calibrated(NamedTuple):
     privacy: training.Privacy
     guarantee: dpx.PrivacyGuarantee
     errors: reattention.ParameterErrors | None
+
+
+def _literal_attention(q, k, v, *key_variance, mask):
+    """Attention of `config.reattention.renormalize=False`: plain in rows without correction."""
+    if not key_variance:
+        return attention.softmax(q, k, v, mask=mask)
+    return reattention.attend(q, k, v, *key_variance, mask=mask, renormalize=False)
 
 
 def calibrate(
