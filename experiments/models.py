@@ -96,7 +96,7 @@ def calibrate(
       prior: A release that the model starts from.
       correction_key: Switches Re-Attention on; noise of the token probabilities, if those are released.
     """
-    released, beside = None, prior
+    released, beside, label = None, prior, "prior release"
     if correction_key is not None and config.reattention.probabilities == "release":
         released = reattention.token_probabilities(
             correction_key,
@@ -106,10 +106,10 @@ def calibrate(
             max_tokens=config.reattention.max_tokens,
             unit=unit,
         )
-        beside = released.guarantee
+        beside, label = released.guarantee, "token probabilities"
         if prior is not None:
-            ledger = dpx.Ledger().spend(prior, "prior").spend(beside, "token probabilities")
-            beside = ledger.guarantee(config.delta)
+            ledger = dpx.Ledger().spend(prior, "prior release").spend(beside, label)
+            beside, label = ledger.guarantee(config.delta), "prior release, token probabilities"
     privacy, guarantee = training.make_private(
         config.train,
         config.epsilon,
@@ -118,6 +118,7 @@ def calibrate(
         unit,
         assumptions,
         beside=beside,
+        beside_label=label,
     )
     if correction_key is None:
         return Calibrated(privacy, guarantee, None)
