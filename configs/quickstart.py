@@ -37,6 +37,7 @@ def get_config(arg: str = "") -> ConfigDict:
                 "dim": 64,
                 "num_heads": 1,
                 "num_blocks": 2,
+                "mlp_dim": 128,
                 "tied": True,
                 "dropout": 0.0,
             },
@@ -73,7 +74,7 @@ def get_config(arg: str = "") -> ConfigDict:
         config.update(
             {
                 "data": {"held_out": 200, "limit": 2000},
-                "model": {"dim": 16, "num_heads": 2, "num_blocks": 1},
+                "model": {"dim": 16, "num_heads": 2, "num_blocks": 1, "mlp_dim": 32},
                 "train": {
                     "steps": 6,
                     "batch_size": 128,

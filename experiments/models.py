@@ -55,7 +55,8 @@ def build(config, num_tokens: int, length: int, seed: int) -> Any:
     settings = config.model.to_dict()
     kind = settings.pop("kind")
     if kind != "transformer":
-        settings.pop("num_heads")
+        for name in ("num_heads", "mlp_dim"):
+            settings.pop(name, None)
         return Recurrent(num_tokens, length, cell=kind, **settings, rngs=nnx.Rngs(seed))
     own = None if config.reattention.renormalize else _literal_attention
     return Transformer(num_tokens, length, **settings, attention=own, rngs=nnx.Rngs(seed))
