@@ -199,7 +199,7 @@ def test_scanned_layers_compile_once_per_shape():
 def test_dropout_keys_and_closed_over_numpy_batches_in_microbatches(method):
     loss, params, (ids, keys) = clipping_models.nnx_transformer(True)
     fn = clipping.clipped_grad(loss, l2_clip=0.5, method=method)
-    whole = fn(params, ids[:3], keys[:3])
+    whole = jit(fn)(params, ids[:3], keys[:3])
     parts = jit(lambda: dataclasses.replace(fn, microbatch_size=2)(params, ids[:3], keys[:3]))()
     np.testing.assert_allclose(parts.norms, whole.norms, rtol=1e-5)
     for a, b in zip(jax.tree.leaves(parts.grads), jax.tree.leaves(whole.grads), strict=True):
@@ -228,7 +228,7 @@ def test_sum_feeds_correlated_noise_of_jax_privacy():
         prng_key=jax.random.key(0),
     )
     optimizer = optax.chain(privatizer, optax.sgd(0.1))
-    total = fn(params, ids).grads
+    total = jit(fn)(params, ids).grads
     updates, _ = optimizer.update(total, optimizer.init(params))
     for key in params:
         np.testing.assert_allclose(updates[key], -0.1 * total[key], rtol=1e-6)

@@ -129,7 +129,7 @@ def test_calibration_beside_another_release_fits_one_budget():
 
 
 def test_cache_is_fast_and_optional(tmp_path, monkeypatch):
-    settings = {"sampling_probability": 0.02, "steps": 50}
+    settings = {"sampling_probability": 0.02, "steps": 50, "accountant": "rdp"}
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     first = dpx.calibrate_dpsgd(1.0, 1e-5, **settings)
     took = []
