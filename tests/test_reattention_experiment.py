@@ -59,6 +59,7 @@ def test_language_model_has_both_rows_at_one_budget_and_loads(tmp_path):
     assert scored[0] < 0
 
 
+@pytest.mark.slow
 def test_recommender_adds_a_row_and_trains_recurrent_baselines(tmp_path):
     source = "configs/recommender.py:synthetic,tiny"
     record = execute(source, tmp_path / "a", reattention={"enabled": True}, num_seeds=1)
