@@ -1,4 +1,6 @@
-"""What every config file shares: the argument after the colon."""
+"""What config files share: the argument after the colon, and the section of Re-Attention."""
+
+from ml_collections import config_dict
 
 
 def parse_arg(arg: str, variants: tuple[str, ...] = ()) -> tuple[str, bool]:
@@ -21,3 +23,20 @@ def parse_arg(arg: str, variants: tuple[str, ...] = ()) -> tuple[str, bool]:
         known = ", ".join((*variants, "tiny"))
         raise ValueError(f"config argument {arg!r} is not known: use one of {known}")
     return (named or list(variants[:1]) or [""])[0], tiny
+
+
+def reattention(*, enabled: bool = False, max_tokens: int = 8) -> dict:
+    """The section `reattention`: whether a row with it is trained, and from what it knows the tokens.
+
+    `share` of ε pays for releasing token probabilities, to which a record adds up to `max_tokens` tokens.
+    """
+    return {
+        "enabled": enabled,
+        "probabilities": "release",  # or "uniform", or "public" with a file as path
+        "path": config_dict.placeholder(str),
+        "share": 0.02,
+        "max_tokens": max_tokens,
+        "renormalize": True,
+        "scale": 1.0,
+        "floor": 1e-6,
+    }

@@ -13,7 +13,7 @@ trains the baselines.
 
 from ml_collections import ConfigDict, config_dict
 
-from configs.common import parse_arg
+from configs.common import parse_arg, reattention
 
 
 def get_config(arg: str = "") -> ConfigDict:
@@ -41,16 +41,7 @@ def get_config(arg: str = "") -> ConfigDict:
                 "tied": True,
                 "dropout": 0.0,
             },
-            "reattention": {
-                "enabled": False,
-                "probabilities": "release",  # or "uniform", or "public" with a file as path
-                "path": config_dict.placeholder(str),
-                "share": 0.02,
-                "max_tokens": 8,
-                "renormalize": True,
-                "scale": 1.0,
-                "floor": 1e-6,
-            },
+            "reattention": reattention(),
             "train": {
                 "steps": 250,
                 "batch_size": 2048,

@@ -14,7 +14,7 @@ noisiest keys in the private model 2.26, 1.88, 1.76. It took 579 s of wall time 
 
 from ml_collections import ConfigDict, config_dict
 
-from configs.common import parse_arg
+from configs.common import parse_arg, reattention
 
 
 def get_config(arg: str = "") -> ConfigDict:
@@ -46,16 +46,7 @@ def get_config(arg: str = "") -> ConfigDict:
                 "embed_std": 0.1,
                 "dropout": 0.0,
             },
-            "reattention": {
-                "enabled": True,
-                "probabilities": "release",  # or "uniform", or "public" with a file as path
-                "path": config_dict.placeholder(str),
-                "share": 0.02,
-                "max_tokens": 8,
-                "renormalize": True,
-                "scale": 1.0,
-                "floor": 1e-6,
-            },
+            "reattention": reattention(enabled=True),
             "train": {
                 "steps": 100,
                 "batch_size": 512,

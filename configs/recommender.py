@@ -18,7 +18,7 @@ lines; `synthetic` needs no file.
 
 from ml_collections import ConfigDict, config_dict
 
-from configs.common import parse_arg
+from configs.common import parse_arg, reattention
 
 VARIANTS = ("movielens", "movielens1m", "amazon", "synthetic")
 
@@ -49,16 +49,7 @@ def get_config(arg: str = "") -> ConfigDict:
                 "embed_std": 0.02,
                 "dropout": 0.2,
             },
-            "reattention": {
-                "enabled": False,
-                "probabilities": "release",  # or "uniform", or "public" with a file as path
-                "path": config_dict.placeholder(str),
-                "share": 0.02,
-                "max_tokens": 8,
-                "renormalize": True,
-                "scale": 1.0,
-                "floor": 1e-6,
-            },
+            "reattention": reattention(),
             "train": {
                 "loss": "all",
                 "steps": 30,

@@ -15,7 +15,7 @@ Nats per character at ε = 8: 3-gram 2.143, 4-gram 2.109, transformer 2.140, wit
 
 from ml_collections import ConfigDict, config_dict
 
-from configs.common import parse_arg
+from configs.common import parse_arg, reattention
 
 
 def get_config(arg: str = "") -> ConfigDict:
@@ -43,16 +43,7 @@ def get_config(arg: str = "") -> ConfigDict:
                 "tied": True,
                 "dropout": 0.0,
             },
-            "reattention": {
-                "enabled": True,
-                "probabilities": "release",  # or "uniform", or "public" with a file as path
-                "path": config_dict.placeholder(str),
-                "share": 0.02,
-                "max_tokens": 24,
-                "renormalize": True,
-                "scale": 1.0,
-                "floor": 1e-6,
-            },
+            "reattention": reattention(enabled=True, max_tokens=24),
             "train": {
                 "steps": 150,
                 "batch_size": 512,
