@@ -9,6 +9,7 @@ compilation, answers per second next to exact attention's, and the peak memory o
 
 import resource
 import time
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -21,7 +22,7 @@ from dpx import cross_attention
 _ROWS = flags.DEFINE_integer("rows", 1_000_000, "rows of the memory", lower_bound=10)
 _QUERIES = flags.DEFINE_integer("queries", 200_000, "queries in a batch", lower_bound=1)
 _REPEATS = flags.DEFINE_integer("repeats", 5, "timed calls; the median counts", lower_bound=1)
-OPTIONS = {"key_bound": 1.0, "value_bound": 1.0, "epsilon": 1.0, "delta": 1e-6}
+OPTIONS: dict[str, Any] = {"key_bound": 1.0, "value_bound": 1.0, "epsilon": 1.0, "delta": 1e-6}
 
 
 def seconds(call, repeats: int) -> tuple[float, float]:
