@@ -52,7 +52,7 @@ def plan(config) -> dict:
     histories = _histories(config.data.path)
     multiplier = privacy.gaussian_noise_multiplier(config.epsilon, config.delta)
     std = multiplier / np.sqrt(1 - config.popularity_share)
-    kept = config.num_kept or item_gram.default_num_kept(
+    kept = config.num_kept or popularity.default_num_kept(
         std, len(histories.items), histories.num_items
     )
     return {
