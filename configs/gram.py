@@ -64,6 +64,13 @@ def get_config(arg: str = "") -> ConfigDict:
             "delta": 1 / 31_013,
             "num_seeds": 1,
             "popularity_share": 0.1,
+            "transitions": {
+                "rounds": 6,
+                "gap_decay": 0.9,
+                "max_gap": 20,
+                "age_decay": 0.95,
+                "backward": 0.3,
+            },
             "num_kept": config_dict.placeholder(int),
             "regularization": config_dict.placeholder(float),
             "attention_prior_weight": 2e-3,

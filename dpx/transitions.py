@@ -102,13 +102,7 @@ def fit(
     Raises:
       ValueError: for an argument out of range.
     """
-    if rounds < 1 or max_gap < 1:
-        raise ValueError(f"rounds={rounds} and max_gap={max_gap} must be at least 1")
-    for name, value in (("gap_decay", gap_decay), ("age_decay", age_decay)):
-        if not 0 < value <= 1:
-            raise ValueError(f"{name}={value} must be in (0, 1]")
-    if not backward >= 0:
-        raise ValueError(f"backward={backward} must be at least 0")
+    check_options(rounds, gap_decay, max_gap, age_decay, backward)
     popularity_key, rounds_key = jax.random.split(key)
     leading = popularity.fit_leading(
         popularity_key,
@@ -139,6 +133,19 @@ def fit(
         log_popularity=leading.log_popularity,
         guarantee=guarantee,
     )
+
+
+def check_options(
+    rounds: int, gap_decay: float, max_gap: int, age_decay: float, backward: float
+) -> None:
+    """Raises ValueError for an option of `fit` that is out of range."""
+    if rounds < 1 or max_gap < 1:
+        raise ValueError(f"rounds={rounds} and max_gap={max_gap} must be at least 1")
+    for name, value in (("gap_decay", gap_decay), ("age_decay", age_decay)):
+        if not 0 < value <= 1:
+            raise ValueError(f"{name}={value} must be in (0, 1]")
+    if not backward >= 0:
+        raise ValueError(f"backward={backward} must be at least 0")
 
 
 def attention_weights(
