@@ -4,6 +4,11 @@
 and 2 blocks, tied embedding, DP-SGD with normalised gradients, against DP n-grams and a run without privacy.
 
     python -m experiments.run --config=configs/quickstart.py --workdir=runs/quickstart
+    python -m experiments.run --config=configs/quickstart.py --workdir=runs/quickstart_reattention \\
+        --config.reattention.enabled --config.non_private.steps=0
+
+The second adds a row with Re-Attention at the same budget. `--config.model.kind=gru` (or lstm)
+trains the baselines.
 """
 
 from ml_collections import ConfigDict, config_dict
@@ -21,12 +26,30 @@ def get_config(arg: str = "") -> ConfigDict:
             "seed": 0,
             "noise_seed": config_dict.placeholder(int),
             "data": {
+                "kind": "surnames",
                 "path": config_dict.placeholder(str),
                 "held_out": 8000,
                 "split_seed": 0,
                 "limit": 0,
             },
-            "model": {"dim": 64, "num_heads": 1, "num_blocks": 2, "tied": True, "dropout": 0.0},
+            "model": {
+                "kind": "transformer",
+                "dim": 64,
+                "num_heads": 1,
+                "num_blocks": 2,
+                "tied": True,
+                "dropout": 0.0,
+            },
+            "reattention": {
+                "enabled": False,
+                "probabilities": "release",  # or "uniform", or "public" with a file as path
+                "path": config_dict.placeholder(str),
+                "share": 0.02,
+                "max_tokens": 8,
+                "renormalize": True,
+                "scale": 1.0,
+                "floor": 1e-6,
+            },
             "train": {
                 "steps": 250,
                 "batch_size": 2048,
@@ -43,6 +66,7 @@ def get_config(arg: str = "") -> ConfigDict:
             "non_private": {"steps": 250, "batch_size": 512},
             "prior": {"order": 4, "share": 0.4},
             "ngrams": (1, 2, 3, 4),
+            "train_loss": False,
         }
     )
     if tiny:

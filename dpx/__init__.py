@@ -9,6 +9,7 @@ from dpx import (
     noisy_head,
     polynomial,
     privacy,
+    reattention,
     sampling,
     trees,
 )
@@ -44,6 +45,7 @@ __all__ = [
     "polynomial",
     "privacy",
     "privatize",
+    "reattention",
     "sampling",
     "trees",
 ]

@@ -38,17 +38,38 @@ def softmax(
             f"q {q.shape}, k {k.shape} and v {v.shape} do not fit together: "
             "pass q (..., Lq, D), k (..., Lk, D) and v (..., Lk, Dv)"
         )
+    weights = attention_weights(q, k, mask=mask, scale=scale)
+    dtype = jnp.result_type(weights, v)
+    return jnp.einsum("...qk,...kv->...qv", weights.astype(dtype), v.astype(dtype)).astype(v.dtype)
+
+
+def attention_weights(
+    q: jax.Array,
+    k: jax.Array,
+    *,
+    mask: jax.Array | None = None,
+    bias: jax.Array | None = None,
+    scale: float | None = None,
+) -> jax.Array:
+    """The weights (..., Lq, Lk) of `softmax`, float32 at least.
+
+    Args: as `softmax`, and
+      bias: (..., Lq, Lk), added to the logits after their scaling; finite wherever the mask is True.
+
+    Raises:
+      ValueError: for a mask that is not boolean or a scale that is not positive.
+    """
     divisor = q.shape[-1] ** 0.5 if scale is None else scale
     if divisor <= 0:
         raise ValueError(f"scale is {scale}: the logits are divided by it, pass a positive number")
-    dtype = jnp.result_type(q, k, v, jnp.float32)
+    dtype = jnp.result_type(q, k, jnp.float32)
     logits = jnp.einsum("...qd,...kd->...qk", q.astype(dtype), k.astype(dtype)) / divisor
+    if bias is not None:
+        logits = logits + bias
     if mask is None:
-        weights = jax.nn.softmax(logits, axis=-1)
-    else:
-        mask = jnp.asarray(mask)
-        if mask.dtype != jnp.bool_:
-            raise ValueError(f"mask has dtype {mask.dtype}: pass booleans, True where q may attend")
-        weights = jax.nn.softmax(logits, axis=-1, where=mask)
-        weights = jnp.where(mask.any(axis=-1, keepdims=True), weights, 0)
-    return jnp.einsum("...qk,...kv->...qv", weights, v.astype(dtype)).astype(v.dtype)
+        return jax.nn.softmax(logits, axis=-1)
+    mask = jnp.asarray(mask)
+    if mask.dtype != jnp.bool_:
+        raise ValueError(f"mask has dtype {mask.dtype}: pass booleans, True where q may attend")
+    weights = jax.nn.softmax(logits, axis=-1, where=mask)
+    return jnp.where(mask.any(axis=-1, keepdims=True), weights, 0)

@@ -28,7 +28,13 @@ class Popularity(NamedTuple):
 
 
 def fit(
-    key: jax.Array, histories: Histories, *, epsilon: float, delta: float, l2_clip: float = 1.0
+    key: jax.Array,
+    histories: Histories,
+    *,
+    epsilon: float,
+    delta: float,
+    l2_clip: float = 1.0,
+    unit: str = "user",
 ) -> Popularity:
     """Counts, privately, in how many histories each item occurs.
 
@@ -41,6 +47,7 @@ def fit(
       histories: Of N users over M items; the catalogue counts as public.
       epsilon, delta: The budget.
       l2_clip: A user with n distinct items counts min(1, l2_clip/√n) at each.
+      unit: What one history is.
 
     Raises:
       ValueError: for an argument out of range.
@@ -58,7 +65,7 @@ def fit(
         epsilon=epsilon,
         delta=delta,
         neighboring=privacy.ADD_OR_REMOVE_ONE,
-        unit="user",
+        unit=unit,
         mechanism=f"item popularity, each user's items rescaled to l2 norm {l2_clip:g}, one Gaussian release "
         f"with noise multiplier {multiplier:.6g}",
         assumptions=("the catalogue of items is public",),

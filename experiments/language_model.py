@@ -1,7 +1,8 @@
-"""A character model trained with differential privacy on names: one name is one record."""
+"""A character model trained with differential privacy: one name, or one window of a text, is one record."""
 
 import functools
 from pathlib import Path
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -9,27 +10,54 @@ import numpy as np
 from flax import nnx
 
 from dpx import ngram
-from dpx.data import surnames
-from dpx.nn.transformer import Transformer, generate
-from experiments import training
+from dpx.data import Histories, shakespeare, surnames
+from dpx.nn.transformer import generate
+from dpx.reattention import ParameterErrors
+from experiments import models, training
 from experiments.keys import Keys, open_keys
 
-UNIT = "name"
-ASSUMPTIONS = (
-    "the number of names, which set the sampling probability, the batch size and δ, is public",
-    "the alphabet and the longest admissible name are public",
-)
 NOT_COVERED = [
     "training loss and realised batch sizes (metrics.jsonl, the progress line)",
-    "the non-private transformer's row",
-    "the test metrics, which are computed on held-out names",
+    "the row of the model without privacy",
+    "the test metrics, which are computed on held-out records, and train metrics where there are any",
 ]
+
+
+class Corpus(NamedTuple):
+    """Records to train and to test on, each with `tokens` (n, L) and `mask`, and what is public."""
+
+    train: surnames.Names | shakespeare.Windows
+    test: surnames.Names | shakespeare.Windows
+    vocab_size: int
+    start: int
+    length: int
+    unit: str
+
+    @property
+    def assumptions(self) -> tuple[str, str]:
+        """On which the guarantees rest."""
+        return (
+            f"the number of {self.unit}s, which set the sampling probability, the batch size and δ, "
+            "is public",
+            f"the alphabet and the longest admissible {self.unit} are public",
+        )
+
+    @property
+    def histories(self) -> Histories:
+        """The training records as sets of tokens."""
+        pairs = zip(self.train.tokens, self.train.mask, strict=True)
+        return Histories(tuple(tokens[mask] for tokens, mask in pairs), self.vocab_size)
 
 
 def validate(config) -> None:
     """Raises ValueError or FileNotFoundError for a value or a file that cannot be used."""
-    train, _ = _load(config)
-    training.check(config.train, len(train))
+    if config.data.kind not in ("surnames", "shakespeare"):
+        raise ValueError(
+            f"config.data.kind={config.data.kind!r} must be 'surnames' or 'shakespeare'"
+        )
+    corpus = _load(config)
+    training.check(config.train, len(corpus.train))
+    models.check(config, corpus.vocab_size)
     for order in (*config.ngrams, config.prior.order):
         if order not in (1, 2, 3, 4, 5):
             raise ValueError(
@@ -37,108 +65,154 @@ def validate(config) -> None:
             )
     if not 0 <= config.prior.share < 1:
         raise ValueError(f"config.prior.share={config.prior.share} must be in [0, 1)")
-    training.warn_about_delta(config.delta, len(train))
+    training.warn_about_delta(config.delta, len(corpus.train))
 
 
 def plan(config) -> dict:
     """The privacy parameters of a run, without training."""
-    train, _ = _load(config)
-    prior = _prior(config, train, jax.random.key(0))
+    corpus = _load(config)
+    prior = _prior(config, corpus, jax.random.key(0))
     beside = None if prior is None else prior.guarantee
-    return training.plan(config.train, config.epsilon, config.delta, len(train), beside=beside)
+    planned = training.plan(
+        config.train, config.epsilon, config.delta, len(corpus.train), beside=beside
+    )
+    about = (corpus.histories, corpus.length, corpus.unit, corpus.assumptions)
+    return planned | models.plan(config, *about, prior=beside)
 
 
 def run(config, workdir: Path) -> dict:
-    """Trains the private transformer and its baselines, and measures nats per character."""
-    train, test = _load(config)
-    keys = open_keys(config, workdir)
+    """Trains the private models and their baselines, and measures nats per character."""
+    corpus = _load(config)
+    train = corpus.train
+    keys = open_keys(config, workdir, synthetic=_is_generated(config))
     # A key of its own for each release: noise that two of them share would cancel.
-    training_key, prior_key, *ngram_keys = jax.random.split(keys.noise, 2 + len(config.ngrams))
+    training_key, prior_key, presence_key, second_key, *ngram_keys = jax.random.split(
+        keys.noise, 4 + len(config.ngrams)
+    )
     metrics, releases = {}, {}
     for order, key in zip(config.ngrams, ngram_keys, strict=True):
-        model = _fit_ngram(key, train, order, config.epsilon, config.delta)
+        model = _fit_ngram(key, corpus, order, config.epsilon, config.delta)
         label = f"dp_{order}gram"
         releases[label] = model.guarantee
-        metrics[f"{label}/nats_per_character"] = -model.log_prob(test.tokens)[test.mask].mean()
+        for name, records in _measured(config, corpus):
+            log_probs = model.log_prob(records.tokens)[records.mask]
+            metrics[f"{label}/{name}nats_per_character"] = -log_probs.mean()
 
-    prior = _prior(config, train, prior_key)
-    private, guarantee = training.make_private(
-        config.train,
-        config.epsilon,
-        config.delta,
-        len(train),
-        UNIT,
-        ASSUMPTIONS,
-        beside=None if prior is None else prior.guarantee,
-    )
-    graph, params = _build(config)
+    prior = _prior(config, corpus, prior_key)
+    table = None if prior is None else np.log(prior.probabilities).astype(np.float32)
+    graph, params = _build(config, corpus)
     fit = functools.partial(
         training.train,
-        data=(_inputs(train.tokens), train.tokens, train.mask),
-        keys=Keys(training_key, keys.sampling),
+        data=(_inputs(corpus, train.tokens), train.tokens, train.mask),
         dropout_seed=config.seed,
         workdir=workdir,
     )
-    table = None if prior is None else np.log(prior.probabilities).astype(np.float32)
-    trained = fit(
-        functools.partial(_loss, graph, table),
-        params,
-        config=config.train,
-        label="dp_transformer",
-        privacy=private,
-    )
-    releases["dp_transformer"] = guarantee
-    content = {"params": trained, "prior": np.zeros(0) if table is None else table}
-    training.save_model(workdir, content)
-    metrics["dp_transformer/nats_per_character"] = _evaluate(graph, table, trained, test)
+
+    def measure(label, model):
+        for name, records in _measured(config, corpus):
+            metrics[f"{label}/{name}nats_per_character"] = model.evaluate(records)
+
+    rows = models.private_rows(config)
+    # Rows that are all released share neither noise nor samples.
+    samplings = (keys.sampling, *keys.sampling.spawn(1))
+    for label, key, sampling in zip(rows, (training_key, second_key), samplings, strict=False):
+        calibrated = models.calibrate(
+            config,
+            corpus.histories,
+            corpus.length,
+            corpus.unit,
+            corpus.assumptions,
+            prior=None if prior is None else prior.guarantee,
+            correction_key=presence_key if label == "dp_reattention" else None,
+        )
+        trained = fit(
+            functools.partial(_loss, corpus, graph, table, calibrated.errors),
+            params,
+            config=config.train,
+            keys=Keys(key, sampling),
+            label=label,
+            privacy=calibrated.privacy,
+        )
+        releases[label] = calibrated.guarantee
+        private = PrivateText(corpus, graph, table, calibrated.errors, trained)
+        measure(label, private)
+        saved_table = np.zeros(0, np.float32) if table is None else table
+        models.save(workdir, trained, calibrated.errors, prior=saved_table)
     if config.non_private.steps:
-        public = fit(
-            functools.partial(_loss, graph, None),
+        trained = fit(
+            functools.partial(_loss, corpus, graph, None, None),
             params,
             config=training.without_privacy(config),
-            label="transformer",
+            keys=Keys(training_key, keys.sampling),
+            label=config.model.kind,
             privacy=None,
         )
-        metrics["transformer/nats_per_character"] = _evaluate(graph, None, public, test)
-    samples = PrivateNames(graph, table, trained).sample(jax.random.key(config.seed), 10)
+        measure(config.model.kind, PrivateText(corpus, graph, None, None, trained))
+    samples = private.sample(jax.random.key(config.seed), 10 if corpus.unit == "name" else 3)
+    count = {10: "Ten", 3: "Three"}[len(samples)]
     return {
         "metrics": metrics,
-        "privacy": guarantee,
+        "privacy": releases[rows[0]],
         "releases": releases,
         "not_covered": NOT_COVERED,
-        "notes": "Ten names sampled from dp_transformer: " + ", ".join(samples),
+        "notes": f"{count} {corpus.unit}s sampled from {rows[-1]}: " + ", ".join(samples),
     }
 
 
-def load(config, workdir: Path) -> "PrivateNames":
-    """The private model that a run left."""
-    graph, params = _build(config)
-    contexts = surnames.VOCAB_SIZE ** (config.prior.order - 1)
-    shape = (contexts, surnames.VOCAB_SIZE) if config.prior.share else (0,)
-    template = {"params": params, "prior": np.zeros(shape, np.float32)}
-    saved = training.load_model(workdir, template)
-    table = np.asarray(saved["prior"]) if config.prior.share else None
-    return PrivateNames(graph, table, saved["params"])
+def load(config, workdir: Path) -> "PrivateText":
+    """The private model that a run left: with Re-Attention, if the config has it."""
+    corpus = _load(config)
+    graph, params = _build(config, corpus)
+    shape = (0,)
+    if config.prior.share:
+        shape = (corpus.vocab_size ** (config.prior.order - 1), corpus.vocab_size)
+    params, errors, saved = models.load(
+        config, workdir, params, corpus.vocab_size, prior=np.zeros(shape, np.float32)
+    )
+    table = np.asarray(saved) if config.prior.share else None
+    return PrivateText(corpus, graph, table, errors, params)
 
 
-class PrivateNames:
-    """The private transformer: samples names and scores them."""
+class PrivateText:
+    """A trained character model: samples records and scores them."""
 
-    def __init__(self, graph, table, params):
-        self._logits = jax.jit(lambda inputs: _logits(graph, table, params, inputs, None))
+    def __init__(self, corpus: Corpus, graph, table, errors: ParameterErrors | None, params):
+        self._corpus = corpus
+        self._logits = jax.jit(
+            lambda inputs: _logits(corpus, graph, table, errors, params, inputs, None)
+        )
 
     def sample(self, key: jax.Array, count: int) -> list[str]:
-        """`count` names drawn from the model."""
-        length = surnames.MAX_LETTERS + 1
-        drawn = generate(self._logits, key, count, length, start=surnames.END)
-        return surnames.decode(np.asarray(drawn))
+        """`count` records drawn from the model."""
+        corpus = self._corpus
+        drawn = generate(self._logits, key, count, corpus.length, start=corpus.start)
+        decode = surnames.decode if corpus.unit == "name" else shakespeare.decode
+        return decode(np.asarray(drawn))
 
-    def log_prob(self, names: list[str]) -> np.ndarray:
-        """(n,) log-probability of each name, its end included, in nats."""
-        encoded = surnames.encode(names)
-        logits = self._logits(jnp.asarray(_inputs(encoded.tokens)))
-        picked = _picked_log_probs(logits, encoded.tokens)
-        return np.asarray(jnp.where(encoded.mask, picked, 0).sum(axis=1))
+    def log_prob(self, texts: list[str]) -> np.ndarray:
+        """(n,) log-probability of each name, its end included, or window, in nats."""
+        if self._corpus.unit == "name":
+            records = surnames.encode(texts)
+        else:
+            records = shakespeare.encode("".join(texts), self._corpus.length)
+        picked = self._picked(records)
+        return np.asarray(jnp.where(records.mask, picked, 0).sum(axis=1))
+
+    def evaluate(self, records) -> float:
+        """Nats per character, ends of names included."""
+        pieces = range(0, len(records), 500)
+        parts = [type(records)(records.tokens[start : start + 500]) for start in pieces]
+        nats = [jnp.where(part.mask, self._picked(part), 0).sum() for part in parts]
+        return -float(np.sum(nats) / records.mask.sum())
+
+    def _picked(self, records) -> jax.Array:
+        logits = self._logits(jnp.asarray(_inputs(self._corpus, records.tokens)))
+        return _picked_log_probs(logits, records.tokens)
+
+
+@functools.lru_cache(maxsize=4)
+def _text(path: str | None) -> str:
+    return shakespeare.load_shakespeare(path)
 
 
 @functools.lru_cache(maxsize=4)
@@ -146,27 +220,47 @@ def _names(path: str | None):
     return surnames.encode(surnames.load_surnames(path))
 
 
-def _load(config):
-    names = _names(config.data.path)
-    train, test = surnames.split_names(names, config.data.held_out, seed=config.data.split_seed)
-    if config.data.limit:
-        train = surnames.Names(train.tokens[: config.data.limit])
-    return train, test
+def _is_generated(config) -> bool:
+    return config.data.kind == "shakespeare" and bool(config.data.generated)
 
 
-def _build(config):
-    model = Transformer(
-        surnames.VOCAB_SIZE,
-        surnames.MAX_LETTERS + 1,
-        **config.model,
-        rngs=nnx.Rngs(config.seed),
-    )
-    return nnx.split(model)
+def _load(config) -> Corpus:
+    data = config.data
+    if data.kind == "surnames":
+        train, test = surnames.split_names(_names(data.path), data.held_out, seed=data.split_seed)
+        if data.limit:
+            train = surnames.Names(train.tokens[: data.limit])
+        length = surnames.MAX_LETTERS + 1
+        return Corpus(train, test, surnames.VOCAB_SIZE, surnames.END, length, "name")
+    text = _generated(data.generated, config.seed) if data.generated else _text(data.path)
+    windows = shakespeare.encode(text, data.length)
+    train, test = shakespeare.split_windows(windows, round(data.held_out * len(windows)))
+    if data.limit:
+        train = shakespeare.Windows(train.tokens[: data.limit])
+    return Corpus(train, test, shakespeare.VOCAB_SIZE, shakespeare.START, data.length, "window")
 
 
-def _inputs(tokens: np.ndarray) -> np.ndarray:
+def _generated(length: int, seed: int) -> str:
+    """Lines of words drawn by Zipf's law: a text that belongs to nobody."""
+    words = ["to", "be", "or", "not", "the", "question", "whether", "Nobler", "in", "mind;"]
+    odds = 1 / np.arange(1, len(words) + 1)
+    drawn = np.random.default_rng(seed).choice(words, length, p=odds / odds.sum())
+    lines = (" ".join(drawn[i : i + 8]) for i in range(0, length, 8))
+    return "\n".join(lines)[:length]
+
+
+def _measured(config, corpus: Corpus):
+    """Test records, and where asked for training records, with the prefix of their metric."""
+    return [("", corpus.test), *([("train_", corpus.train)] if config.train_loss else [])]
+
+
+def _build(config, corpus: Corpus):
+    return nnx.split(models.build(config, corpus.vocab_size, corpus.length, config.seed))
+
+
+def _inputs(corpus: Corpus, tokens: np.ndarray) -> np.ndarray:
     """Each token's predecessor."""
-    first = np.full((len(tokens), 1), surnames.END, np.int32)
+    first = np.full((len(tokens), 1), corpus.start, np.int32)
     return np.concatenate([first, tokens[:, :-1]], axis=1)
 
 
@@ -175,58 +269,46 @@ def _picked_log_probs(logits, targets):
     return jnp.take_along_axis(log_probs, targets[..., None], axis=-1)[..., 0]
 
 
-def _fit_ngram(key, names: surnames.Names, order: int, epsilon: float, delta: float) -> ngram.NGram:
+def _fit_ngram(key, corpus: Corpus, order: int, epsilon: float, delta: float) -> ngram.NGram:
     model = ngram.fit(
         key,
-        names.tokens,
-        names.mask,
+        corpus.train.tokens,
+        corpus.train.mask,
         order=order,
-        vocab_size=surnames.VOCAB_SIZE,
-        start=surnames.END,
+        vocab_size=corpus.vocab_size,
+        start=corpus.start,
         epsilon=epsilon,
         delta=delta,
-        unit=UNIT,
+        unit=corpus.unit,
     )
-    return model._replace(guarantee=model.guarantee.assuming(ASSUMPTIONS[1]))
+    return model._replace(guarantee=model.guarantee.assuming(corpus.assumptions[1]))
 
 
-def _prior(config, names: surnames.Names, key) -> ngram.NGram | None:
-    """The n-gram model from which the private transformer starts, for a share of its budget."""
+def _prior(config, corpus: Corpus, key) -> ngram.NGram | None:
+    """The n-gram model from which the private models start, for a share of their budget."""
     if config.prior.share == 0:
         return None
     epsilon = config.prior.share * config.epsilon
-    return _fit_ngram(key, names, config.prior.order, epsilon, config.delta)
+    return _fit_ngram(key, corpus, config.prior.order, epsilon, config.delta)
 
 
-def _logits(graph, table, params, inputs, key):
-    """The transformer's logits, added to the prior's log-probabilities where there is a prior."""
-    logits = nnx.merge(graph, params)(inputs, dropout_key=key)
+def _logits(corpus: Corpus, graph, table, errors, params, inputs, key):
+    """The model's logits, added to the prior's log-probabilities where there is a prior."""
+    correction = {} if errors is None else {"errors": errors}
+    logits = nnx.merge(graph, params)(inputs, dropout_key=key, **correction)
     if table is None:
         return logits
+    vocab_size = corpus.vocab_size
     context = jnp.zeros_like(inputs)
-    length, reach = inputs.shape[-1], round(np.log(len(table)) / np.log(surnames.VOCAB_SIZE))
+    length, reach = inputs.shape[-1], round(np.log(len(table)) / np.log(vocab_size))
     for back in reversed(range(reach)):
         before = [(0, 0)] * (inputs.ndim - 1) + [(back, 0)]
-        shifted = jnp.pad(inputs, before, constant_values=surnames.END)[..., :length]
-        context = context * surnames.VOCAB_SIZE + shifted
+        shifted = jnp.pad(inputs, before, constant_values=corpus.start)[..., :length]
+        context = context * vocab_size + shifted
     return logits + jnp.asarray(table)[context]
 
 
-def _loss(graph, table, params, inputs, targets, mask, key):
-    """Nats of one name over the width, not its length, so that a character counts the same in all."""
-    logits = _logits(graph, table, params, inputs, key)
+def _loss(corpus: Corpus, graph, table, errors, params, inputs, targets, mask, key):
+    """Nats of one record over the width, not its length, so that a character counts the same in all."""
+    logits = _logits(corpus, graph, table, errors, params, inputs, key)
     return -jnp.where(mask, _picked_log_probs(logits, targets), 0).sum() / len(targets)
-
-
-def _evaluate(graph, table, params, names: surnames.Names) -> float:
-    """Nats per character, ends of names included."""
-
-    @jax.jit
-    def total(inputs, targets, mask):
-        picked = _picked_log_probs(_logits(graph, table, params, inputs, None), targets)
-        return -jnp.where(mask, picked, 0).sum()
-
-    inputs = _inputs(names.tokens)
-    pieces = range(0, len(names), 1000)
-    nats = [total(*(a[i : i + 1000] for a in (inputs, names.tokens, names.mask))) for i in pieces]
-    return float(np.sum(nats) / names.mask.sum())

@@ -20,9 +20,9 @@ from dpx.data import (
     load_movielens_small,
     synthetic_histories,
 )
-from dpx.nn.transformer import Transformer
+from dpx.reattention import ParameterErrors
 from experiments import keys as secrets
-from experiments import training
+from experiments import models, training
 
 UNIT = "user"
 ASSUMPTIONS = (
@@ -32,7 +32,7 @@ ASSUMPTIONS = (
 K_CORE = "which users and items pass the k-core filter is public"
 NOT_COVERED = [
     "training loss and realised batch sizes (metrics.jsonl, the progress line)",
-    "the rows of transformer and popularity, which are not private",
+    "the rows of popularity and of the model without privacy",
     "the test metrics, which are computed on each user's held-out item",
     "choices of hyper-parameters made on the validation item",
 ]
@@ -64,7 +64,9 @@ def validate(config) -> None:
         raise ValueError(f"config.popularity_share={config.popularity_share} must be in [0, 1)")
     if config.data.max_length < 1 or config.num_seeds < 1 or config.evaluate.k < 1:
         raise ValueError("config.data.max_length, num_seeds and evaluate.k must be at least 1")
-    num_users = len(_histories(config).items)
+    histories = _histories(config)
+    num_users = len(histories.items)
+    models.check(config, histories.num_items)
     training.check(config.train, num_users)
     training.warn_about_delta(config.delta, num_users)
 
@@ -76,10 +78,15 @@ def plan(config) -> dict:
     planned = training.plan(
         config.train, config.epsilon, config.delta, len(prepared.inputs), beside=prior
     )
-    return planned | {
-        "items": prepared.train.num_items,
-        "popularity_share": config.popularity_share,
-    }
+    about = (prepared.train, config.data.max_length, UNIT, ASSUMPTIONS)
+    return (
+        planned
+        | models.plan(config, *about, prior=prior)
+        | {
+            "items": prepared.train.num_items,
+            "popularity_share": config.popularity_share,
+        }
+    )
 
 
 def run(config, workdir: Path) -> dict:
@@ -91,12 +98,13 @@ def run(config, workdir: Path) -> dict:
 
     exact = np.log1p(popularity.count(prepared.train))
     scores["popularity"] = [_evaluate(config, prepared, lambda *_: exact)]
-    for row in ("dp_popularity", "dp_transformer", "transformer"):
+    rows = models.private_rows(config)
+    for row in ("dp_popularity", *rows, config.model.kind):
         scores[row] = []
     for number in range(config.num_seeds):
         seed = config.seed + number
         # A key of its own for each release: noise that two of them share would cancel.
-        noise = jax.random.split(jax.random.fold_in(keys.noise, number), 3)
+        noise = jax.random.split(jax.random.fold_in(keys.noise, number), 5)
         sampling = np.random.SeedSequence(
             keys.sampling.entropy, spawn_key=(*keys.sampling.spawn_key, number)
         )
@@ -111,38 +119,56 @@ def run(config, workdir: Path) -> dict:
         alone = noisy.log_probabilities()
         scores["dp_popularity"].append(_evaluate(config, prepared, lambda *_, s=alone: s))
         bias, prior = _popularity(config, prepared.train, noise[1])
-        private, guarantee = training.make_private(
-            config.train,
-            config.epsilon,
-            config.delta,
-            len(prepared.inputs),
-            UNIT,
-            assumptions,
-            beside=prior,
-        )
-        label = f"dp_transformer{suffix}"
         graph, params = _build(config, prepared.train.num_items, seed, bias)
+        last_only = config.train.loss == "last"
         fit = functools.partial(
             training.train,
-            functools.partial(_loss, graph, config.train.loss == "last"),
             data=prepared[1:5],
-            keys=secrets.Keys(noise[2], sampling),
             dropout_seed=seed,
             workdir=workdir,
         )
-        trained = fit(params, config=config.train, label=label, privacy=private)
-        releases[label] = guarantee
-        if not number:
-            training.save_model(workdir, trained)
-        scores["dp_transformer"].append(_evaluate(config, prepared, _scorer(graph, trained)))
+        # Rows that are all released share neither noise nor samples.
+        noise_keys = (noise[2], noise[4])
+        samplings = (sampling, *sampling.spawn(1))
+        for row, key, own in zip(rows, noise_keys, samplings, strict=False):
+            corrected = row == "dp_reattention"
+            calibrated = models.calibrate(
+                config,
+                prepared.train,
+                config.data.max_length,
+                UNIT,
+                assumptions,
+                prior=prior,
+                correction_key=noise[3] if corrected else None,
+            )
+            trained = fit(
+                functools.partial(_loss, graph, calibrated.errors, last_only),
+                params,
+                config=config.train,
+                keys=secrets.Keys(key, own),
+                label=f"{row}{suffix}",
+                privacy=calibrated.privacy,
+            )
+            releases[f"{row}{suffix}"] = calibrated.guarantee
+            if not number:
+                models.save(workdir, trained, calibrated.errors)
+            scorer = _scorer(graph, trained, calibrated.errors)
+            scores[row].append(_evaluate(config, prepared, scorer))
         if config.non_private.steps:
             graph, params = _build(config, prepared.train.num_items, seed, exact)
-            plain = training.without_privacy(config)
-            trained = fit(params, config=plain, label=f"transformer{suffix}", privacy=None)
-            scores["transformer"].append(_evaluate(config, prepared, _scorer(graph, trained)))
+            trained = fit(
+                functools.partial(_loss, graph, None, last_only),
+                params,
+                config=training.without_privacy(config),
+                keys=secrets.Keys(noise[2], sampling),
+                label=f"{config.model.kind}{suffix}",
+                privacy=None,
+            )
+            scorer = _scorer(graph, trained, None)
+            scores[config.model.kind].append(_evaluate(config, prepared, scorer))
     return {
         "metrics": means(scores),
-        "privacy": releases["dp_transformer"],
+        "privacy": releases[rows[0]],
         "releases": releases,
         "not_covered": NOT_COVERED,
         "notes": _notes(config),
@@ -153,15 +179,15 @@ def load(config, workdir: Path) -> "PrivateRecommender":
     """The private model that a run left (of its first seed)."""
     num_items = _histories(config).num_items
     graph, params = _build(config, num_items, config.seed, None)
-    params = training.load_model(workdir, params)
-    return PrivateRecommender(graph, params, config.data.max_length)
+    params, errors = models.load(config, workdir, params, num_items)
+    return PrivateRecommender(graph, params, errors, config.data.max_length)
 
 
 class PrivateRecommender:
-    """The private transformer: recommends items to follow a history."""
+    """The private model: recommends items to follow a history."""
 
-    def __init__(self, graph, params, max_length: int):
-        self._score = _scorer(graph, params)
+    def __init__(self, graph, params, errors: ParameterErrors | None, max_length: int):
+        self._score = _scorer(graph, params, errors)
         self._max_length = max_length
 
     def recommend(self, history, k: int = 10, *, exclude_seen: bool) -> list[int]:
@@ -238,16 +264,17 @@ def _popularity(
 
 
 def _build(config, num_items: int, seed: int, bias: np.ndarray | None):
-    model = Transformer(num_items, config.data.max_length, **config.model, rngs=nnx.Rngs(seed))
+    model = models.build(config, num_items, config.data.max_length, seed)
     if bias is not None:
         model.output_bias[...] = jnp.asarray(bias - np.max(bias), jnp.float32)
     return nnx.split(model)
 
 
-def _loss(graph, last_only, params, inputs, targets, input_mask, target_mask, key):
+def _loss(graph, errors, last_only, params, inputs, targets, input_mask, target_mask, key):
     """Mean cross-entropy over one user's targets; zero for a user without any."""
     model = nnx.merge(graph, params)
-    logits = model(inputs, mask=input_mask, last_only=last_only, dropout_key=key)
+    correction = {} if errors is None else {"errors": errors}
+    logits = model(inputs, mask=input_mask, last_only=last_only, dropout_key=key, **correction)
     if last_only:
         targets, target_mask = targets[-1:], target_mask[-1:]
     log_probs = jax.nn.log_softmax(logits.astype(jnp.float32))
@@ -255,10 +282,13 @@ def _loss(graph, last_only, params, inputs, targets, input_mask, target_mask, ke
     return -jnp.where(target_mask, picked, 0).sum() / jnp.maximum(target_mask.sum(), 1)
 
 
-def _scorer(graph, params):
+def _scorer(graph, params, errors):
+    correction = {} if errors is None else {"errors": errors}
+
     @jax.jit
     def score(histories, mask):
-        return nnx.merge(graph, params)(histories, mask=mask, last_only=True)[:, 0]
+        model = nnx.merge(graph, params)
+        return model(histories, mask=mask, last_only=True, **correction)[:, 0]
 
     return score
 

@@ -1,14 +1,19 @@
 """One pre-norm causal transformer for next-token and next-item prediction."""
 
 from collections.abc import Callable
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from flax import nnx
+from jax import lax
 
 from dpx import attention as dpx_attention
+from dpx import reattention
+from dpx.reattention import Moments, ParameterErrors
 
-Attention = Callable[..., jax.Array]
+Attention = Callable[..., Any]
 
 
 class Transformer(nnx.Module):
@@ -26,7 +31,8 @@ class Transformer(nnx.Module):
       dropout: Rate after the embedding and after each residual branch.
       tied: Whether the logits use the embedding table (plus a bias) or a head of their own.
       embed_std: Std of the initial embedding. Small, a tied model starts close to its output bias.
-      attention: (q, k, v, *, mask) -> (..., Lq, D), by default exact softmax attention.
+      attention: (q, k, v, *, mask) -> (..., Lq, D), by default exact softmax attention; for calls with errors
+        (q, k, v, key_variance, *, mask), v and result Moments, by default `dpx.reattention.attend`.
       rngs: Of the initial parameters.
     """
 
@@ -42,7 +48,7 @@ class Transformer(nnx.Module):
         dropout: float = 0.0,
         tied: bool = True,
         embed_std: float = 0.02,
-        attention: Attention = dpx_attention.softmax,
+        attention: Attention | None = None,
         rngs: nnx.Rngs,
     ):
         for name, value in (("vocab_size", vocab_size), ("max_length", max_length), ("dim", dim)):
@@ -78,17 +84,28 @@ class Transformer(nnx.Module):
         mask: jax.Array | None = None,
         last_only: bool = False,
         dropout_key: jax.Array | None = None,
+        errors: ParameterErrors | None = None,
     ) -> jax.Array:
         """Logits of the next token.
+
+        With `errors` the variance that the parameters' noise gives to each token's activations is followed
+        through the same forward pass, and attention is corrected for that of the keys. A token's coordinates
+        share one variance in the residual stream, that of their mean: then a block costs no second
+        product of matrices, and the last one only needs its keys. It is a constant to differentiation
+        (see `dpx.reattention.attend`), so the parameters' gradients are those of the mean path.
 
         Args:
           tokens: (..., L) ids with any leading axes; pad short histories on the left, to one length.
           mask: (..., L) bool, True at real tokens; padding is attended by nobody.
           last_only: Only at the last position, for which the last block computes nothing else.
           dropout_key: Switches dropout on; one key for the whole call, so pass one per example.
+          errors: Effective errors of the parameters, which switch Re-Attention on.
 
         Returns:
           (..., L, M), or (..., 1, M) with `last_only`.
+
+        Raises:
+          ValueError: for too many tokens, or errors of another vocabulary.
         """
         length = tokens.shape[-1]
         if length > self.max_length:
@@ -96,15 +113,76 @@ class Transformer(nnx.Module):
         keys = _split_or_none(dropout_key, len(self.blocks) + 1)
         x = self.embed(tokens) + self.positions[...][:length]
         x = _dropout(x, self.dropout, keys[0])
+        noise = None
+        if errors is not None:
+            if jnp.shape(errors.embedding) != (vocab_size := self.embed.num_embeddings,):
+                raise ValueError(
+                    f"errors.embedding {jnp.shape(errors.embedding)} must be ({vocab_size},), one per token"
+                )
+            parameters = jnp.square(jnp.asarray(errors.rest))
+            variance = jnp.square(jnp.asarray(errors.embedding))[tokens][..., None] + parameters
+            noise = _Noise(_dropped(variance, self.dropout, keys[0]), parameters)
         attend = jnp.tril(jnp.ones((length, length), bool))
         if mask is not None:
             attend = attend & mask[..., None, :]
         last = len(self.blocks) - 1
         for index, (block, key) in enumerate(zip(self.blocks, keys[1:], strict=True)):
-            x = block(x, attend, last_only and index == last, key)
+            x, noise = block(x, noise, attend, index == last, last_only and index == last, key)
         x = self.norm(x)
         logits = self.embed.attend(x) if self.head is None else self.head(x)
         return logits + self.output_bias[...]
+
+
+class _Noise(NamedTuple):
+    """Variances of each token in the residual stream (..., L, 1) and of the parameters.
+
+    What the layers do to them is a constant to differentiation. After LayerNorm and residual branches the
+    average over a token's coordinates stands for the variance of each.
+    """
+
+    stream: jax.Array
+    parameters: jax.Array
+
+    def normed(self, layer, x):
+        """(..., L, 1) after the LayerNorm of the stream x: the average of `dpx.reattention.layer_norm`."""
+        x, width = lax.stop_gradient(x), x.shape[-1]
+        spread = jnp.square(x).mean(-1, keepdims=True) - jnp.square(x.mean(-1, keepdims=True))
+        divisor = spread + self.stream * (1 - 1 / width) + layer.epsilon
+        signal = spread / divisor
+        variance = self.stream / divisor * (1 - (1 + 2 * signal - signal**2) / width)
+        scale = jnp.square(lax.stop_gradient(layer.scale[...])).mean() + self.parameters
+        return scale * variance + self.parameters * (signal + 1)
+
+    def dense(self, layer, x, variance):
+        """(..., 1) after a dense layer with input x of `variance` (..., 1).
+
+        The average of `dpx.reattention.dense` over the outputs, at the price of one: only squares of weights
+        matter, so one column of their root mean squares does.
+        """
+        kernel, bias = self._of(layer.kernel), self._of(layer.bias)
+        one = jnp.sqrt(jnp.square(kernel.mean).mean(1, keepdims=True))
+        x = Moments(lax.stop_gradient(x), variance)
+        return reattention.dense(x, kernel._replace(mean=one), bias._replace(mean=jnp.zeros(1))).var
+
+    def gelu(self, hidden, variance):
+        """(..., 1), the average over the units of one token, taken as a sample of a Gaussian.
+
+        Eight points of that Gaussian replace hundreds of units, whose variances would take longer than their
+        activations.
+        """
+        hidden = lax.stop_gradient(hidden)
+        points, weights = np.polynomial.hermite_e.hermegauss(8)
+        mean, std = hidden.mean(-1, keepdims=True), hidden.std(-1, keepdims=True)
+        units = Moments(mean + std * jnp.float32(points), variance)
+        average = reattention.gelu_series(units).var * jnp.float32(weights / weights.sum())
+        return average.sum(-1, keepdims=True)
+
+    def _of(self, parameter):
+        return Moments(lax.stop_gradient(parameter[...]), self.parameters)
+
+    def plus(self, branch, dropout, key):
+        """With a residual branch, as independent of the stream."""
+        return self._replace(stream=self.stream + _dropped(branch, dropout, key))
 
 
 class _Block(nnx.Module):
@@ -123,20 +201,45 @@ class _Block(nnx.Module):
         self.up = nnx.Linear(dim, mlp_dim, rngs=rngs)
         self.down = nnx.Linear(mlp_dim, dim, rngs=rngs)
 
-    def __call__(self, x, attend, last_only, dropout_key):
+    def __call__(self, x, noise, attend, is_last, last_only, dropout_key):
         keys = _split_or_none(dropout_key, 2)
         normed = self.norm1(x)
         asking = normed[..., -1:, :] if last_only else normed
         q, k, v = self.query(asking), self.key(normed), self.value(normed)
         if last_only:
-            x, attend = x[..., -1:, :], attend[..., -1:, :]
-        heads = self.attention(
-            self._split(q), self._split(k), self._split(v), mask=attend[..., None, :, :]
-        )
+            attend = attend[..., -1:, :]
+        mask = attend[..., None, :, :]
+        if noise is None:
+            attention = self.attention or dpx_attention.softmax
+            heads = attention(self._split(q), self._split(k), self._split(v), mask=mask)
+        else:
+            variance = noise.normed(self.norm1, x)
+            # One axis more: the heads share a token's variance.
+            key_variance = noise.dense(self.key, normed, variance)[..., None, :, :]
+            value_variance = noise.dense(self.value, normed, variance)[..., None, :, :]
+            attention = self.attention or reattention.attend
+            heads, mixed_variance = attention(
+                self._split(q),
+                self._split(k),
+                Moments(self._split(v), value_variance),
+                key_variance,
+                mask=mask,
+            )
+        if last_only:
+            x = x[..., -1:, :]
         mixed = jnp.moveaxis(heads, -3, -2).reshape(x.shape)
+        if noise is not None and not is_last:
+            branch = noise.dense(self.out, mixed, mixed_variance.mean(-3))
+            noise = noise.plus(branch, self.dropout, keys[0])
         x = x + _dropout(self.out(mixed), self.dropout, keys[0])
-        hidden = jax.nn.gelu(self.up(self.norm2(x)), approximate=False)
-        return x + _dropout(self.down(hidden), self.dropout, keys[1])
+        normed = self.norm2(x)
+        hidden = self.up(normed)
+        activated = jax.nn.gelu(hidden, approximate=False)
+        if noise is not None and not is_last:
+            variance = noise.dense(self.up, normed, noise.normed(self.norm2, x))
+            branch = noise.dense(self.down, activated, noise.gelu(hidden, variance))
+            noise = noise.plus(branch, self.dropout, keys[1])
+        return x + _dropout(self.down(activated), self.dropout, keys[1]), noise
 
     def _split(self, x):
         """(..., L, d) to (..., heads, L, d / heads)."""
@@ -151,6 +254,11 @@ def _dropout(x, rate, key):
     if key is None or rate == 0:
         return x
     return jnp.where(jax.random.bernoulli(key, 1 - rate, x.shape), x / (1 - rate), 0)
+
+
+def _dropped(variance, rate, key):
+    """The average variance of coordinates after dropout."""
+    return variance if key is None else variance / (1 - rate)
 
 
 def generate(
@@ -176,5 +284,5 @@ def generate(
         return tokens.at[:, position + 1].set(drawn, mode="drop"), drawn
 
     tokens = jnp.full((count, length), start, jnp.int32)
-    _, drawn = jax.lax.scan(step, tokens, jnp.arange(length))
+    _, drawn = lax.scan(step, tokens, jnp.arange(length))
     return drawn.T

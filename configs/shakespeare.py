@@ -1,0 +1,94 @@
+"""TinyShakespeare, character by character: vanilla attention against Re-Attention beside DP n-grams.
+
+Windows of 64 characters that do not overlap, each one record (add or remove one); the last tenth of the text
+is the test set; δ = 1e-5 < 1/15,685. Phantom Clipping and Re-Attention paper, Appendix D, at a size that fits
+a CPU: d = 64, 2 blocks of 4 heads. Both transformers start from a DP trigram model for a share of the budget.
+
+    python -m experiments.run --config=configs/shakespeare.py --workdir=runs/shakespeare \\
+        --config.data.path=tinyshakespeare.txt
+    python -m experiments.sweep --config=configs/shakespeare.py --workdir=runs/shakespeare_sweep
+
+Without a path the text is downloaded. `--config.prior.share=0` trains from scratch.
+"""
+
+from ml_collections import ConfigDict, config_dict
+
+from configs.common import parse_arg
+
+
+def get_config(arg: str = "") -> ConfigDict:
+    _, tiny = parse_arg(arg)
+    config = ConfigDict(
+        {
+            "experiment": "language_model",
+            "epsilon": 8.0,
+            "delta": 1e-5,
+            "seed": 0,
+            "noise_seed": config_dict.placeholder(int),
+            "data": {
+                "kind": "shakespeare",
+                "path": config_dict.placeholder(str),
+                "length": 64,
+                "held_out": 0.1,
+                "limit": 0,
+                "generated": 0,  # characters of a text that nobody wrote, instead of a file
+            },
+            "model": {
+                "kind": "transformer",
+                "dim": 64,
+                "num_heads": 4,
+                "num_blocks": 2,
+                "tied": True,
+                "dropout": 0.0,
+            },
+            "reattention": {
+                "enabled": True,
+                "probabilities": "release",  # or "uniform", or "public" with a file as path
+                "path": config_dict.placeholder(str),
+                "share": 0.02,
+                "max_tokens": 24,
+                "renormalize": True,
+                "scale": 1.0,
+                "floor": 1e-6,
+            },
+            "train": {
+                "steps": 150,
+                "batch_size": 512,
+                "physical_batch": 64,
+                "learning_rate": 3e-3,
+                "warmup": 0.1,
+                "weight_decay": 1e-5,
+                "l2_clip": 1.0,
+                "normalize": True,
+                "accountant": "pld",
+                "log_every": 25,
+                "checkpoint_every": 50,
+            },
+            "non_private": {"steps": 0},
+            "prior": {"order": 3, "share": 0.4},
+            "ngrams": (1, 2, 3, 4),
+            "train_loss": True,
+        }
+    )
+    if tiny:
+        config.update(
+            {
+                "data": {"length": 16, "generated": 4000},
+                "model": {"dim": 16, "num_heads": 2, "num_blocks": 1},
+                "train": {
+                    "steps": 4,
+                    "batch_size": 32,
+                    "physical_batch": 32,
+                    "log_every": 2,
+                    "checkpoint_every": 2,
+                },
+                "ngrams": (1, 2),
+                "prior": {"order": 2},
+            }
+        )
+    return config
+
+
+def sweep(arg: str = "") -> dict[str, list]:
+    parse_arg(arg)
+    return {"epsilon": [5.0, 8.0, 10.0], "seed": [0]}

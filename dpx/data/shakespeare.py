@@ -1,0 +1,79 @@
+"""TinyShakespeare as windows of characters: one window is one record."""
+
+import dataclasses
+from pathlib import Path
+
+import numpy as np
+
+from dpx.data import files
+
+# Printable characters of English plays, a choice that does not look at the text; the first ends lines.
+ALPHABET = "\n !$&',-.3:;?ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz"
+VOCAB_SIZE = len(ALPHABET)
+START = 0  # stands in for what comes before a window
+
+_URL = "https://raw.githubusercontent.com/karpathy/char-rnn/master/data/tinyshakespeare/input.txt"
+_SHA256 = "86c4e6aa9db7c042ec79f339dcb96d42b0075e16b8fc2e86bf0ca57e2dc565ed"
+
+
+@dataclasses.dataclass(frozen=True)
+class Windows:
+    """Non-overlapping windows of a text as tokens (n, L) int32."""
+
+    tokens: np.ndarray
+
+    def __len__(self) -> int:
+        return len(self.tokens)
+
+    @property
+    def mask(self) -> np.ndarray:
+        """(n, L) bool, all True: a model predicts every character."""
+        return np.ones(self.tokens.shape, bool)
+
+
+def load_shakespeare(path: str | Path | None = None) -> str:
+    """The text.
+
+    Args:
+      path: A text file; None downloads char-rnn's and checks its sha256.
+
+    Raises:
+      FileNotFoundError: if there is no such file.
+      ValueError: for an empty file.
+    """
+    path = files.download(_URL, _SHA256) if path is None else files.existing(path)
+    text = path.read_text(encoding="utf-8")
+    if not text:
+        raise ValueError(f"{path} is empty")
+    return text
+
+
+def encode(text: str, length: int) -> Windows:
+    """Cuts a text into windows of `length` characters from its start; the rest at its end is dropped.
+
+    Where the cuts fall depends on nothing that is written, so that each character is in one record.
+
+    Raises:
+      ValueError: for a character outside the alphabet, with its line, or a text shorter than one window.
+    """
+    if length < 1 or len(text) < length:
+        raise ValueError(f"length={length} must be at least 1 and at most the text's {len(text)}")
+    index = {character: token for token, character in enumerate(ALPHABET)}
+    for number, line in enumerate(text.splitlines(keepends=True), start=1):
+        if unknown := set(line) - index.keys():
+            raise ValueError(f"line {number}: {min(unknown)!r} is not in the alphabet {ALPHABET!r}")
+    tokens = np.array([index[character] for character in text], np.int32)
+    count = len(tokens) // length
+    return Windows(tokens[: count * length].reshape(count, length))
+
+
+def decode(tokens: np.ndarray) -> list[str]:
+    """The windows as texts."""
+    return ["".join(ALPHABET[t] for t in row) for row in np.asarray(tokens)]
+
+
+def split_windows(windows: Windows, held_out: int) -> tuple[Windows, Windows]:
+    """All but the last `held_out` windows to train on, those to test on: the plays at the end are unseen."""
+    if not 0 < held_out < len(windows):
+        raise ValueError(f"held_out={held_out} must be between 1 and {len(windows) - 1}")
+    return Windows(windows.tokens[:-held_out]), Windows(windows.tokens[-held_out:])

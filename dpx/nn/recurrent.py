@@ -1,0 +1,134 @@
+"""GRU and LSTM language models: the transformer's baselines, with its inputs, outputs and tied head."""
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+from jax import lax
+
+_GATES = {"gru": 3, "lstm": 4}
+
+
+class Recurrent(nnx.Module):
+    """A stack of GRUs (Cho et al., arXiv 1406.1078) or LSTMs (Hochreiter & Schmidhuber 1997) with residuals.
+
+    All state is parameters, as in `dpx.nn.transformer.Transformer`. The products with the inputs are taken
+    for all positions at once, in front of the scan.
+
+    Attributes (constructor arguments):
+      vocab_size: M tokens or items.
+      max_length: L, the longest input.
+      cell: "gru" or "lstm".
+      dim: d, of the embedding and of every state.
+      num_blocks: Layers.
+      dropout: Rate after the embedding and after each layer.
+      tied: Whether the logits use the embedding table (plus a bias) or a head of their own.
+      embed_std: Std of the initial embedding.
+      rngs: Of the initial parameters.
+    """
+
+    def __init__(
+        self,
+        vocab_size: int,
+        max_length: int,
+        *,
+        cell: str,
+        dim: int = 64,
+        num_blocks: int = 1,
+        dropout: float = 0.0,
+        tied: bool = True,
+        embed_std: float = 0.02,
+        rngs: nnx.Rngs,
+    ):
+        if cell not in _GATES:
+            raise ValueError(f"cell={cell!r} must be one of {sorted(_GATES)}")
+        settings = {"vocab_size": vocab_size, "max_length": max_length, "dim": dim}
+        for name, value in (settings | {"num_blocks": num_blocks}).items():
+            if value < 1:
+                raise ValueError(f"{name}={value} must be at least 1")
+        if not 0 <= dropout < 1:
+            raise ValueError(f"dropout={dropout} must be in [0, 1)")
+        self.max_length = max_length
+        self.dropout = dropout
+        small = nnx.initializers.normal(embed_std)
+        self.embed = nnx.Embed(vocab_size, dim, embedding_init=small, rngs=rngs)
+        self.layers = nnx.List([_Layer(cell, dim, rngs) for _ in range(num_blocks)])
+        self.norm = nnx.LayerNorm(dim, rngs=rngs)
+        self.output_bias = nnx.Param(jnp.zeros(vocab_size))
+        self.head = None if tied else nnx.Linear(dim, vocab_size, use_bias=False, rngs=rngs)
+
+    def __call__(
+        self,
+        tokens: jax.Array,
+        *,
+        mask: jax.Array | None = None,
+        last_only: bool = False,
+        dropout_key: jax.Array | None = None,
+    ) -> jax.Array:
+        """Logits of the next token.
+
+        Args:
+          tokens: (..., L) ids with any leading axes.
+          mask: (..., L) bool, True at real tokens; at padding the state stays as it is.
+          last_only: Only at the last position.
+          dropout_key: Switches dropout on; one key for the whole call, so pass one per example.
+
+        Returns:
+          (..., L, M), or (..., 1, M) with `last_only`.
+        """
+        length = tokens.shape[-1]
+        if length > self.max_length:
+            raise ValueError(f"tokens of length {length} exceed max_length={self.max_length}")
+        mask = (
+            jnp.ones(tokens.shape, bool) if mask is None else jnp.broadcast_to(mask, tokens.shape)
+        )
+        rate = self.dropout if dropout_key is not None else 0.0
+        dropout = nnx.Dropout(rate, deterministic=rate == 0)
+        keys = [None] * (len(self.layers) + 1)
+        if dropout_key is not None:
+            keys = list(jax.random.split(dropout_key, len(keys)))
+        x = dropout(self.embed(tokens), rngs=keys[0])
+        for layer, key in zip(self.layers, keys[1:], strict=True):
+            x = x + dropout(layer(x, mask), rngs=key)
+        x = self.norm(x[..., -1:, :] if last_only else x)
+        logits = self.embed.attend(x) if self.head is None else self.head(x)
+        return logits + self.output_bias[...]
+
+
+class _Layer(nnx.Module):
+    """One recurrent layer over the positions."""
+
+    def __init__(self, cell, dim, rngs):
+        self.cell = cell
+        width = _GATES[cell] * dim
+        self.inputs = nnx.Linear(dim, width, rngs=rngs)
+        self.states = nnx.Linear(dim, width, use_bias=cell == "gru", rngs=rngs)
+
+    def __call__(self, x, mask):
+        step = _gru if self.cell == "gru" else _lstm
+
+        def advance(state, inputs):
+            given, real = inputs
+            moved = step(given, self.states(state[0]), state)
+            state = tuple(jnp.where(real, new, old) for new, old in zip(moved, state, strict=True))
+            return state, state[0]
+
+        start = (jnp.zeros_like(x[..., 0, :]),) * (1 if self.cell == "gru" else 2)
+        inputs = jnp.moveaxis(self.inputs(x), -2, 0), jnp.moveaxis(mask, -1, 0)[..., None]
+        _, hidden = lax.scan(advance, start, inputs)
+        return jnp.moveaxis(hidden, 0, -2)
+
+
+def _gru(given, recalled, state):
+    """h' = (1 − z) n + z h with n = tanh(W x + r ⊙ (U h + b)), reset r and update z."""
+    reset, update, new = jnp.split(given, 3, -1)
+    reset_state, update_state, new_state = jnp.split(recalled, 3, -1)
+    z = nnx.sigmoid(update + update_state)
+    n = jnp.tanh(new + nnx.sigmoid(reset + reset_state) * new_state)
+    return ((1 - z) * n + z * state[0],)
+
+
+def _lstm(given, recalled, state):
+    """c' = f c + i g and h' = o tanh(c'); the forget gate opens by one at the start."""
+    i, f, g, o = jnp.split(given + recalled, 4, -1)
+    cell = nnx.sigmoid(f + 1) * state[1] + nnx.sigmoid(i) * jnp.tanh(g)
+    return nnx.sigmoid(o) * jnp.tanh(cell), cell
