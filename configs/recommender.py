@@ -80,6 +80,7 @@ def get_config(arg: str = "") -> ConfigDict:
                 "accountant": "pld",
                 "log_every": 10,
                 "checkpoint_every": 50,
+                "evaluate_every": 0,  # steps; for curves
             },
             "non_private": {"steps": 100},
             "evaluate": {"k": 10, "exclude_seen": True, "split": "test"},

@@ -2,7 +2,6 @@
 
 import functools
 from pathlib import Path
-from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -11,18 +10,10 @@ from flax import nnx
 
 from dpx import metrics as ranking
 from dpx import popularity, privacy
-from dpx.data import (
-    Histories,
-    leave_last_out,
-    left_pad,
-    load_amazon,
-    load_movielens_1m,
-    load_movielens_small,
-    synthetic_histories,
-)
+from dpx.data import Histories, left_pad
 from dpx.reattention import ParameterErrors
 from experiments import keys as secrets
-from experiments import models, training, warm_start
+from experiments import models, recommender_data, recommender_figures, training, warm_start
 
 UNIT = "user"
 ASSUMPTIONS = (
@@ -33,27 +24,9 @@ K_CORE = "which users and items pass the k-core filter is public"
 NOT_COVERED = [
     "training loss and realised batch sizes (metrics.jsonl, the progress line)",
     "the rows of popularity and of the model without privacy",
-    "the test metrics, which are computed on each user's held-out item",
+    "the test metrics, at the end and in metrics.jsonl, which are computed on each user's held-out item",
     "choices of hyper-parameters made on the validation item",
 ]
-
-
-class Prepared(NamedTuple):
-    """Arrays of a run: training examples, and the users to evaluate with the item that came next.
-
-    Tokens are items, or where the model has a `warm_start.Start` those of its vocabulary.
-    """
-
-    train: Histories
-    records: Histories  # the same users, as tokens
-    inputs: np.ndarray  # (N, L) tokens before each target, left-padded
-    targets: np.ndarray  # (N, L)
-    input_mask: np.ndarray  # (N, L) real inputs
-    target_mask: np.ndarray  # (N, L) targets that count in the loss
-    histories: np.ndarray  # (U, L) what is known of an evaluated user
-    history_mask: np.ndarray
-    seen: np.ndarray  # (U, S) all items of that user, -1 where padded
-    next_items: np.ndarray  # (U,)
 
 
 def validate(config) -> None:
@@ -68,18 +41,22 @@ def validate(config) -> None:
         raise ValueError(f"config.popularity_share={config.popularity_share} must be in [0, 1)")
     if config.data.max_length < 1 or config.num_seeds < 1 or config.evaluate.k < 1:
         raise ValueError("config.data.max_length, num_seeds and evaluate.k must be at least 1")
-    histories = _histories(config)
+    histories = recommender_data.load(config)
     num_users = len(histories.items)
     models.check(config, histories.num_items)
     warm_start.check(config)
     training.check(config.train, num_users)
+    if config.train.evaluate_every < 0:
+        raise ValueError(
+            f"config.train.evaluate_every={config.train.evaluate_every} must be at least 0"
+        )
     training.warn_about_delta(config.delta, num_users)
 
 
 def plan(config) -> dict:
     """The privacy parameters of a run, without training."""
-    _, start, prior = _prior(config, _prepare(config).train, jax.random.key(0))
-    prepared = _prepare(config, start)
+    _, start, prior = _prior(config, recommender_data.prepare(config).train, jax.random.key(0))
+    prepared = recommender_data.prepare(config, start)
     planned = training.plan(
         config.train, config.epsilon, config.delta, len(prepared.inputs), beside=prior
     )
@@ -97,7 +74,7 @@ def plan(config) -> dict:
 
 def run(config, workdir: Path) -> dict:
     """Trains with and without privacy, and ranks all items for each user."""
-    prepared = _prepare(config)
+    prepared = recommender_data.prepare(config)
     keys = secrets.open_keys(config, workdir, synthetic=config.data.kind == "synthetic")
     assumptions = ASSUMPTIONS + ((K_CORE,) if config.data.min_count else ())
     scores, releases = {}, {}
@@ -130,7 +107,7 @@ def run(config, workdir: Path) -> dict:
             whole, guarantee = warm_start.fit(noise[5], prepared.train, config, share=1.0)
             releases[f"transitions{suffix}"] = guarantee.assuming(*assumptions)
             for row, untrained in (("transitions", whole), ("start", start)):
-                prepared = _prepare(config, untrained)
+                prepared = recommender_data.prepare(config, untrained)
                 scores[row].append(_evaluate(config, prepared, _start_scorer(untrained)))
         graph, params = _build(config, prepared.records.num_items, seed, bias, start)
         last_only = config.train.loss == "last"
@@ -161,6 +138,7 @@ def run(config, workdir: Path) -> dict:
                 keys=secrets.Keys(key, own),
                 label=f"{row}{suffix}",
                 privacy=calibrated.privacy,
+                evaluate=_during_training(config, prepared, graph, calibrated.errors, start),
             )
             releases[f"{row}{suffix}"] = calibrated.guarantee
             if not number:
@@ -191,7 +169,7 @@ def run(config, workdir: Path) -> dict:
 
 def load(config, workdir: Path) -> "PrivateRecommender":
     """The private model that a run left (of its first seed)."""
-    histories, start = _histories(config), None
+    histories, start = recommender_data.load(config), None
     num_tokens = histories.num_items
     if config.start.share:
         start = warm_start.template(config, histories)
@@ -221,63 +199,6 @@ class PrivateRecommender:
         if exclude_seen:
             scores[np.asarray(history, np.int64)] = -np.inf
         return np.argsort(-scores, kind="stable")[:k].tolist()
-
-
-def _histories(config) -> Histories:
-    data = config.data
-    if data.kind == "synthetic":
-        return synthetic_histories(
-            data.num_users,
-            data.length,
-            data.num_items,
-            zipf_exponent=data.zipf_exponent,
-            predictability=data.predictability,
-            seed=config.seed,
-        )
-    return _loaded(data.kind, data.path, data.min_count)
-
-
-@functools.lru_cache(maxsize=2)
-def _loaded(kind: str, path: str | None, min_count: int) -> Histories:
-    if kind == "movielens":
-        return load_movielens_small(min_count=min_count)
-    if kind == "movielens1m":
-        return load_movielens_1m(path, min_count=min_count)
-    if kind == "amazon":
-        if path is None:
-            raise ValueError("config.data.path is missing: give the file of Amazon ratings")
-        return load_amazon(path, min_count=min_count)
-    raise ValueError(f"config.data.kind={kind!r} is not known")
-
-
-def _prepare(config, start: warm_start.Start | None = None) -> Prepared:
-    split = leave_last_out(_histories(config))
-    length = config.data.max_length
-    testing = config.evaluate.split == "test"
-    known = split.train_and_validation if testing else split.train
-    train = known if config.data.train_on_validation else split.train
-    records, tokens_known = train, known
-    if start is not None:
-        records, tokens_known = start.restrict(train), start.restrict(known)
-    tokens, mask = left_pad(records.items, length + 1)
-    target_mask = mask[:, 1:] & mask[:, :-1]
-    if config.train.loss == "last":
-        target_mask &= np.arange(length) == length - 1
-    histories, history_mask = left_pad([tokens_known.items[user] for user in split.users], length)
-    evaluated = [known.items[user] for user in split.users]
-    seen, real = left_pad(evaluated, max((len(items) for items in evaluated), default=1))
-    return Prepared(
-        train=train,
-        records=records,
-        inputs=tokens[:, :-1],
-        targets=tokens[:, 1:],
-        input_mask=mask[:, :-1],
-        target_mask=target_mask,
-        histories=histories,
-        history_mask=history_mask,
-        seen=np.where(real, seen, -1),
-        next_items=split.test if testing else split.validation,
-    )
 
 
 def _prior(
@@ -333,6 +254,12 @@ def _scorer(graph, params, errors, start):
     return score
 
 
+def _during_training(config, prepared: recommender_data.Prepared, graph, errors, start):
+    if not config.train.evaluate_every:
+        return None
+    return lambda params: _evaluate(config, prepared, _scorer(graph, params, errors, start))
+
+
 def _start_scorer(start: warm_start.Start):
     return jax.jit(lambda tokens, mask: start.widen(start.logits(tokens, mask, True)[:, 0]))
 
@@ -342,7 +269,7 @@ def _saved(start: warm_start.Start | None) -> dict:
     return {} if start is None else {"start": start._asdict()}
 
 
-def _evaluate(config, prepared: Prepared, score) -> dict[str, float]:
+def _evaluate(config, prepared: recommender_data.Prepared, score) -> dict[str, float]:
     """NDCG@k and HIT@k over all evaluated users, every item ranked."""
     k, ranks = config.evaluate.k, []
     for start in range(0, len(prepared.next_items), 512):
@@ -358,6 +285,11 @@ def _evaluate(config, prepared: Prepared, score) -> dict[str, float]:
         f"ndcg@{k}": float(ranking.ndcg(ranks, k)),
         f"hit@{k}": float(ranking.hit_rate(ranks, k)),
     }
+
+
+def figures(records, folder: Path) -> list[Path]:
+    """Rows against ε, during training, over a grid, and with or without a shared embedding."""
+    return recommender_figures.draw(records, folder)
 
 
 def means(scores: dict[str, list[dict[str, float]]]) -> dict[str, float]:

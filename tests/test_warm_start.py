@@ -1,5 +1,8 @@
 """A model that starts from released transitions: its first logits, its budget, and misuse."""
 
+import functools
+import json
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -18,12 +21,24 @@ def histories():
     return synthetic_histories(500, 8, 40, predictability=0.7, seed=1)
 
 
-@pytest.fixture
-def config():
+def tiny():
     config = get_config("synthetic,tiny")
     config.start.share, config.popularity_share = 0.8, 0.0
     config.num_seeds, config.noise_seed, config.non_private.steps = 1, 1, 0
     return config
+
+
+@pytest.fixture
+def config():
+    return tiny()
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory):
+    workdir = tmp_path_factory.mktemp("run")
+    config = tiny()
+    config.train.evaluate_every = 2
+    return config, workdir, recommender.run(config, workdir)
 
 
 @pytest.fixture(scope="module")
@@ -69,20 +84,21 @@ def test_histories_keep_the_order_of_the_items_that_are_known(start, histories):
 def test_the_model_begins_as_the_start_and_can_move_away_from_it(start, config):
     graph, params = recommender._build(config, len(start.items), 0, None, start)
     tokens, mask = jnp.array([1, 2, 3]), jnp.ones(3, bool)
-    logits = recommender._logits(graph, None, start, params, tokens, mask, False)
+    logits = jax.jit(
+        lambda p: recommender._logits(graph, None, start, p, tokens, mask, last_only=False)
+    )(params)
     np.testing.assert_allclose(logits, start.logits(tokens, mask, False), rtol=1e-6)
     targets = jnp.array([2, 3, 4])
-    grads = jax.grad(
-        lambda p: recommender._loss(graph, None, start, False, p, tokens, targets, mask, mask, None)
-    )(params)
+    loss = functools.partial(recommender._loss, graph, None, start, False)
+    grads = jax.jit(jax.grad(loss))(params, tokens, targets, mask, mask, None)
     assert jnp.abs(nnx.to_pure_dict(grads)["norm"]["scale"]).max() > 0
 
 
-def test_release_and_training_cost_the_budget_together(config, tmp_path):
-    made = recommender.run(config, tmp_path)
+def test_release_and_training_cost_the_budget_together(finished):
+    config, workdir, made = finished
+    assert made["releases"]["transitions"].epsilon == pytest.approx(config.epsilon)
     guarantee = made["releases"]["dp_transformer"]
     assert 0.99 * config.epsilon <= guarantee.epsilon <= config.epsilon
-    assert made["releases"]["transitions"].epsilon == pytest.approx(config.epsilon)
     multiplier = dpx.gaussian_noise_multiplier(config.epsilon, config.delta) / np.sqrt(0.8)
     release = dpx.gaussian_epsilon(multiplier, config.delta)
     assert release < 0.95 * config.epsilon
@@ -96,19 +112,29 @@ def test_release_and_training_cost_the_budget_together(config, tmp_path):
     assert training < config.epsilon - release / 2
     for row in ("transitions", "start", "dp_transformer"):
         assert 0 <= made["metrics"][f"{row}/ndcg@10"] <= 1
+    lines = [json.loads(line) for line in (workdir / "metrics.jsonl").read_text().splitlines()]
+    last = [line for line in lines if line["run"] == "dp_transformer" and "ndcg@10" in line][-1]
+    assert last["step"] == config.train.steps
+    assert last["ndcg@10"] == pytest.approx(made["metrics"]["dp_transformer/ndcg@10"])
 
 
-def test_a_saved_model_recommends_as_it_was_evaluated(config, tmp_path):
-    config.reattention.enabled = True
-    recommender.run(config, tmp_path)
-    loaded = recommender.load(config, tmp_path)
-    again = recommender.load(config, tmp_path)
+def test_a_saved_model_recommends(finished):
+    config, workdir, _ = finished
+    loaded, again = (recommender.load(config, workdir) for _ in range(2))
     history = [3, 1, 2]
     first = loaded.recommend(history, 5, exclude_seen=True)
     assert first == again.recommend(history, 5, exclude_seen=True)
     assert len(set(first)) == 5
     assert not set(first) & set(history)
     assert len(loaded.recommend([], 4, exclude_seen=False)) == 4
+
+
+@pytest.mark.slow
+def test_reattention_starts_from_the_release_too(config, tmp_path):
+    config.reattention.enabled = True
+    made = recommender.run(config, tmp_path)
+    assert made["releases"]["dp_reattention"].epsilon <= config.epsilon
+    assert len(recommender.load(config, tmp_path).recommend([1, 2], 3, exclude_seen=False)) == 3
 
 
 def test_embeddings_are_close_for_items_with_the_same_successors():
