@@ -14,9 +14,10 @@ honest baseline and, for a share of the same budget, as the output bias.
     python -m experiments.sweep --config=configs/recommender.py:amazon_warm --workdir=runs/amazon_warm \\
         --set=data.path=amazon_games.txt --set=epsilon=5,8,10
 
-The paper's Figure 4 is `--config.train.evaluate_every=5` with several seeds; Figure 7 `--set=model.tied=true,false
---set=model.dim=32,64`; Figure 9 `--set=train.batch_size=1024,2048,4096 --set=train.learning_rate=1e-3,3e-3,1e-2
---set=evaluate.split=validation`, the item on which every choice here was made.
+The paper's Figure 4 is `--config.train.evaluate_every=5` with several seeds; Figure 7 is
+`--set=model.tied=true,false --set=model.dim=32,64`; Figure 9 is `--set=train.batch_size=1024,2048,4096
+--set=train.learning_rate=1e-3,3e-3,1e-2 --set=evaluate.split=validation`, the item on which every choice here
+was made.
 
 `--config.reattention.enabled` adds a row with Re-Attention at the same budget, `--config.model.kind=gru` (or
 lstm) trains the recurrent baselines.
