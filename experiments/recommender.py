@@ -131,6 +131,8 @@ def run(config, workdir: Path) -> dict:
                 prior=prior,
                 correction_key=noise[3] if corrected else None,
             )
+            score = _scorer(graph, calibrated.errors, start)
+            evaluate = functools.partial(_evaluate_model, config, prepared, score)
             trained = fit(
                 functools.partial(_loss, graph, calibrated.errors, start, last_only),
                 params,
@@ -138,13 +140,12 @@ def run(config, workdir: Path) -> dict:
                 keys=secrets.Keys(key, own),
                 label=f"{row}{suffix}",
                 privacy=calibrated.privacy,
-                evaluate=_during_training(config, prepared, graph, calibrated.errors, start),
+                evaluate=evaluate if config.train.evaluate_every else None,
             )
             releases[f"{row}{suffix}"] = calibrated.guarantee
             if not number:
                 models.save(workdir, trained, calibrated.errors, **_saved(start))
-            scorer = _scorer(graph, trained, calibrated.errors, start)
-            scores[row].append(_evaluate(config, prepared, scorer))
+            scores[row].append(evaluate(trained))
         if config.non_private.steps:
             bias = exact if start is None else None
             graph, params = _build(config, prepared.records.num_items, seed, bias, start)
@@ -156,8 +157,8 @@ def run(config, workdir: Path) -> dict:
                 label=f"{config.model.kind}{suffix}",
                 privacy=None,
             )
-            scorer = _scorer(graph, trained, None, start)
-            scores[config.model.kind].append(_evaluate(config, prepared, scorer))
+            score = _scorer(graph, None, start)
+            scores[config.model.kind].append(_evaluate_model(config, prepared, score, trained))
     return {
         "metrics": means(scores),
         "privacy": releases[rows[0]],
@@ -185,7 +186,7 @@ class PrivateRecommender:
     """The private model: recommends items to follow a history."""
 
     def __init__(self, graph, params, errors: ParameterErrors | None, start, num_items, config):
-        self._score = _scorer(graph, params, errors, start)
+        self._score = functools.partial(_scorer(graph, errors, start), params)
         self._start, self._num_items = start, num_items
         self._max_length = config.data.max_length
 
@@ -245,19 +246,13 @@ def _loss(graph, errors, start, last_only, params, inputs, targets, input_mask, 
     return -jnp.where(target_mask, picked, 0).sum() / jnp.maximum(target_mask.sum(), 1)
 
 
-def _scorer(graph, params, errors, start):
+def _scorer(graph, errors, start):
     @jax.jit
-    def score(histories, mask):
+    def score(params, histories, mask):
         logits = _logits(graph, errors, start, params, histories, mask, True)[:, 0]
         return logits if start is None else start.widen(logits)
 
     return score
-
-
-def _during_training(config, prepared: recommender_data.Prepared, graph, errors, start):
-    if not config.train.evaluate_every:
-        return None
-    return lambda params: _evaluate(config, prepared, _scorer(graph, params, errors, start))
 
 
 def _start_scorer(start: warm_start.Start):
@@ -285,6 +280,10 @@ def _evaluate(config, prepared: recommender_data.Prepared, score) -> dict[str, f
         f"ndcg@{k}": float(ranking.ndcg(ranks, k)),
         f"hit@{k}": float(ranking.hit_rate(ranks, k)),
     }
+
+
+def _evaluate_model(config, prepared, score, params) -> dict[str, float]:
+    return _evaluate(config, prepared, functools.partial(score, params))
 
 
 def figures(records, folder: Path) -> list[Path]:
