@@ -85,7 +85,11 @@ def get_config(arg: str = "") -> ConfigDict:
             "regularization": config_dict.placeholder(float),
             "attention_prior_weight": 2e-3,
             "fixed": {"num_kept": 3000, "regularization": 800.0, "prior_weight": 1e-4},
-            "data": {"path": config_dict.placeholder(str)},
+            "data": {
+                "kind": "amazon",  # or movielens, movielens1m
+                "path": config_dict.placeholder(str),
+                "min_count": config_dict.placeholder(int),
+            },
             "evaluate": {"k": 10, "exclude_seen": False, "split": "test"},
         }
     )

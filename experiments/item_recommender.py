@@ -9,8 +9,9 @@ import numpy as np
 
 from dpx import item_gram, popularity, privacy, transitions
 from dpx import metrics as ranking
-from dpx.data import Histories, leave_last_out, left_pad, load_amazon
+from dpx.data import Histories, leave_last_out, left_pad
 from experiments import keys as secrets
+from experiments import recommender_data
 from experiments.gram import _pyplot
 from experiments.recommender import means
 
@@ -38,9 +39,7 @@ def validate(config) -> None:
             f"config.popularity_share={config.popularity_share} must be strictly between 0 and 1"
         )
     transitions.check_options(**config.transitions)
-    if config.data.path is None:
-        raise ValueError("config.data.path is missing: give the file of Amazon ratings")
-    num_items = _histories(config.data.path).num_items
+    num_items = recommender_data.load(config).num_items
     for name, kept in (("num_kept", config.num_kept), ("fixed.num_kept", config.fixed.num_kept)):
         if kept is not None and not 2 <= kept <= num_items:
             raise ValueError(
@@ -52,7 +51,7 @@ def validate(config) -> None:
 
 def plan(config) -> dict:
     """What the rules choose from ε and N alone."""
-    histories = _histories(config.data.path)
+    histories = recommender_data.load(config)
     multiplier = privacy.gaussian_noise_multiplier(config.epsilon, config.delta)
     std = multiplier / np.sqrt(1 - config.popularity_share)
     kept = config.num_kept or popularity.default_num_kept(
@@ -70,7 +69,7 @@ def plan(config) -> dict:
 
 def run(config, workdir: Path) -> dict:
     """Releases, and ranks all items for each user whose next item is held out."""
-    split = leave_last_out(_histories(config.data.path))
+    split = leave_last_out(recommender_data.load(config))
     testing = config.evaluate.split == "test"
     known = split.train_and_validation if testing else split.train
     rank = functools.partial(
@@ -130,11 +129,6 @@ def run(config, workdir: Path) -> dict:
         ],
         "notes": _notes(config),
     }
-
-
-@functools.lru_cache(maxsize=1)
-def _histories(path: str) -> Histories:
-    return load_amazon(path)
 
 
 def _scorer(release, weights, prior_weight: float):

@@ -51,15 +51,16 @@ def load(config) -> Histories:
 
 
 @functools.lru_cache(maxsize=2)
-def _loaded(kind: str, path: str | None, min_count: int) -> Histories:
+def _loaded(kind: str, path: str | None, min_count: int | None) -> Histories:
+    core = {} if min_count is None else {"min_count": min_count}
     if kind == "movielens":
-        return load_movielens_small(min_count=min_count)
+        return load_movielens_small(**core)
     if kind == "movielens1m":
-        return load_movielens_1m(path, min_count=min_count)
+        return load_movielens_1m(path, **core)
     if kind == "amazon":
         if path is None:
             raise ValueError("config.data.path is missing: give the file of Amazon ratings")
-        return load_amazon(path, min_count=min_count)
+        return load_amazon(path, **core)
     raise ValueError(f"config.data.kind={kind!r} is not known")
 
 
