@@ -8,6 +8,8 @@ synthetic keys and on a transformer trained with DP on synthetic histories, whos
     python -m experiments.sweep --config=configs/reattention.py --workdir=runs/reattention_sweep
 
 Table 1, corrected: ReLU 3.408e-5, 3.408e-3, 0.3408, GELU 2.500e-5, 2.531e-3, 0.3456 at std 0.01, 0.1, 1.
+E[S]/S of one noisy synthetic key at logit variance 1: plain 1.57, Re-Attention 0.98, literal 0.95; of the
+noisiest keys in the private model 2.26, 1.88, 1.76. About two minutes of one core.
 """
 
 from ml_collections import ConfigDict, config_dict

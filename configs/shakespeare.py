@@ -9,6 +9,8 @@ a CPU: d = 64, 2 blocks of 4 heads. Both transformers start from a DP trigram mo
     python -m experiments.sweep --config=configs/shakespeare.py --workdir=runs/shakespeare_sweep
 
 Without a path the text is downloaded. `--config.prior.share=0` trains from scratch.
+Nats per character at ε = 8: 3-gram 2.143, 4-gram 2.109, transformer 2.140, with Re-Attention 2.137
+(eight minutes of one core).
 """
 
 from ml_collections import ConfigDict, config_dict

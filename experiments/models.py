@@ -1,8 +1,7 @@
 """The models that a config can ask for, and what Re-Attention needs to know about their noise."""
 
-import functools
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -10,7 +9,7 @@ import numpy as np
 from flax import nnx
 
 import dpx
-from dpx import reattention
+from dpx import attention, reattention
 from dpx.data import Histories
 from dpx.nn.recurrent import Recurrent
 from dpx.nn.transformer import Transformer
@@ -51,16 +50,15 @@ def private_rows(config) -> tuple[str, ...]:
     return (f"dp_{config.model.kind}", *(["dp_reattention"] if config.reattention.enabled else []))
 
 
-def build(config, num_tokens: int, length: int, seed: int):
+def build(config, num_tokens: int, length: int, seed: int) -> Any:
     """A new model over `num_tokens` tokens for inputs of `length`."""
     settings = config.model.to_dict()
     kind = settings.pop("kind")
     if kind != "transformer":
         settings.pop("num_heads")
         return Recurrent(num_tokens, length, cell=kind, **settings, rngs=nnx.Rngs(seed))
-    literal = config.reattention.enabled and not config.reattention.renormalize
-    attention = functools.partial(reattention.attend, renormalize=False) if literal else None
-    return Transformer(num_tokens, length, **settings, attention=attention, rngs=nnx.Rngs(seed))
+    own = None if config.reattention.renormalize else _literal_attention
+    return Transformer(num_tokens, length, **settings, attention=own, rngs=nnx.Rngs(seed))
 
 
 class Calibrated(NamedTuple):
@@ -69,6 +67,13 @@ class Calibrated(NamedTuple):
     privacy: training.Privacy
     guarantee: dpx.PrivacyGuarantee
     errors: reattention.ParameterErrors | None
+
+
+def _literal_attention(q, k, v, *key_variance, mask):
+    """Attention of `config.reattention.renormalize=False`: plain in rows without correction."""
+    if not key_variance:
+        return attention.softmax(q, k, v, mask=mask)
+    return reattention.attend(q, k, v, *key_variance, mask=mask, renormalize=False)
 
 
 def calibrate(
@@ -91,7 +96,7 @@ def calibrate(
       prior: A release that the model starts from.
       correction_key: Switches Re-Attention on; noise of the token probabilities, if those are released.
     """
-    released, beside = None, prior
+    released, beside, label = None, prior, "prior release"
     if correction_key is not None and config.reattention.probabilities == "release":
         released = reattention.token_probabilities(
             correction_key,
@@ -101,10 +106,10 @@ def calibrate(
             max_tokens=config.reattention.max_tokens,
             unit=unit,
         )
-        beside = released.guarantee
+        beside, label = released.guarantee, "token probabilities"
         if prior is not None:
-            ledger = dpx.Ledger().spend(prior, "prior").spend(beside, "token probabilities")
-            beside = ledger.guarantee(config.delta)
+            ledger = dpx.Ledger().spend(prior, "prior release").spend(beside, label)
+            beside, label = ledger.guarantee(config.delta), "prior release, token probabilities"
     privacy, guarantee = training.make_private(
         config.train,
         config.epsilon,
@@ -113,6 +118,7 @@ def calibrate(
         unit,
         assumptions,
         beside=beside,
+        beside_label=label,
     )
     if correction_key is None:
         return Calibrated(privacy, guarantee, None)

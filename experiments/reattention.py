@@ -85,7 +85,7 @@ def run(config, workdir: Path) -> dict:
     models.save(workdir, trained, calibrated.errors)
     shown = jnp.asarray(tokens[: config.sequences])
     metrics |= _fresh_noise(config, graph, trained, calibrated.errors, shown, arrays)
-    np.savez(workdir / "reattention.npz", **arrays)
+    np.savez(workdir / "reattention.npz", allow_pickle=False, **arrays)
     return {
         "metrics": metrics,
         "privacy": calibrated.guarantee,
@@ -136,11 +136,10 @@ def _synthetic_keys(config, arrays: dict) -> dict[str, float]:
 
 def _weights(q, k, key_variance, mask=None) -> dict[str, jax.Array]:
     """Attention's weights without correction, and with it in both forms."""
-    settings = {"mask": mask}
     return {
-        "plain": attention.attention_weights(q, k, **settings),
-        "reattention": reattention.attention_weights(q, k, key_variance, **settings),
-        "literal": reattention.attention_weights(q, k, key_variance, renormalize=False, **settings),
+        "plain": attention.attention_weights(q, k, mask=mask),
+        "reattention": reattention.attention_weights(q, k, key_variance, mask=mask),
+        "literal": reattention.attention_weights(q, k, key_variance, renormalize=False, mask=mask),
     }
 
 

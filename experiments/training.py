@@ -301,6 +301,7 @@ def make_private(
     assumptions: tuple[str, ...],
     *,
     beside: dpx.PrivacyGuarantee | None = None,
+    beside_label: str = "prior release",
 ) -> tuple[Privacy, dpx.PrivacyGuarantee]:
     """Calibrates a training run to a budget.
 
@@ -311,6 +312,7 @@ def make_private(
       unit: What a record is.
       assumptions: What the guarantee rests on.
       beside: A Gaussian release that is paid from the same budget.
+      beside_label: What that release is.
 
     Returns:
       What `train` needs, and the guarantee of the run and that release together.
@@ -326,7 +328,7 @@ def make_private(
         )
         if beside is None:
             return run
-        return dpx.Ledger().spend(beside, "prior release").spend(run, "DP-SGD").guarantee(delta)
+        return dpx.Ledger().spend(beside, beside_label).spend(run, "DP-SGD").guarantee(delta)
 
     privacy = Privacy(
         l2_clip=config.l2_clip,

@@ -6,6 +6,7 @@ import pytest
 
 from configs.shakespeare import get_config as shakespeare_config
 from dpx.data import Histories, shakespeare
+from dpx.reattention import ParameterErrors
 from experiments import models, records, report, run
 
 
@@ -58,6 +59,7 @@ def test_language_model_has_both_rows_at_one_budget_and_loads(tmp_path):
     assert scored[0] < 0
 
 
+@pytest.mark.slow
 def test_recommender_adds_a_row_and_trains_recurrent_baselines(tmp_path):
     source = "configs/recommender.py:synthetic,tiny"
     record = execute(source, tmp_path / "a", reattention={"enabled": True}, num_seeds=1)
@@ -92,6 +94,17 @@ def test_budget_is_shared_with_the_token_probabilities():
     assert ours.errors.embedding[0] < ours.errors.embedding[60]
     expected = ours.privacy.noise_multiplier / config.train.batch_size
     assert float(ours.errors.rest) == pytest.approx(expected, rel=1e-5)
+
+
+def test_the_literal_form_serves_both_rows():
+    config = config_of("configs/shakespeare.py:tiny", reattention={"renormalize": False})
+    usual = models.build(config_of("configs/shakespeare.py:tiny"), 65, 16, 0)
+    literal = models.build(config, 65, 16, 0)
+    tokens = np.arange(16)
+    errors = ParameterErrors(np.full(65, 0.1), 0.01)
+    np.testing.assert_allclose(literal(tokens), usual(tokens), atol=1e-5)
+    difference = literal(tokens, errors=errors) - usual(tokens, errors=errors)
+    assert np.abs(difference).max() > 1e-5
 
 
 @pytest.mark.parametrize(

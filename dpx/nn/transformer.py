@@ -147,6 +147,7 @@ class _Noise(NamedTuple):
         """(..., L, 1) after the LayerNorm of the stream x: the average of `dpx.reattention.layer_norm`."""
         x, width = lax.stop_gradient(x), x.shape[-1]
         spread = jnp.square(x).mean(-1, keepdims=True) - jnp.square(x.mean(-1, keepdims=True))
+        spread = jnp.maximum(spread, 0)
         divisor = spread + self.stream * (1 - 1 / width) + layer.epsilon
         signal = spread / divisor
         variance = self.stream / divisor * (1 - (1 + 2 * signal - signal**2) / width)

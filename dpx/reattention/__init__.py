@@ -1,0 +1,51 @@
+"""Re-Attention: attention weights corrected for the noise that private training put into the keys.
+
+Private training leaves more noise in some parameters than in others: the embedding of a rare token moves by
+noise alone. A noisy key has noisy logits, E[exp(logit)] = exp(E[logit] + Var[logit]/2), and draws attention
+that it does not deserve ("attention distraction"). Ding et al. (arXiv 2405.18194, Section 4) follow mean and
+variance of every activation through the network, parameters taken as independent Gaussians, and correct.
+"""
+
+from dpx.reattention.errors import (
+    ParameterErrors,
+    TokenProbabilities,
+    effective_error,
+    token_probabilities,
+    uniform_probabilities,
+)
+from dpx.reattention.mechanism import (
+    attend,
+    attention_weights,
+)
+from dpx.reattention.moments import (
+    Moments,
+    add,
+    attention,
+    dense,
+    gelu,
+    gelu_series,
+    layer_norm,
+    maximum,
+    relu,
+    rows,
+)
+
+__all__ = [
+    "Moments",
+    "ParameterErrors",
+    "TokenProbabilities",
+    "add",
+    "attend",
+    "attention",
+    "attention_weights",
+    "dense",
+    "effective_error",
+    "gelu",
+    "gelu_series",
+    "layer_norm",
+    "maximum",
+    "relu",
+    "rows",
+    "token_probabilities",
+    "uniform_probabilities",
+]

@@ -1,0 +1,94 @@
+"""Attention with the correction for noisy keys."""
+
+import jax
+import jax.numpy as jnp
+
+from dpx import attention as dpx_attention
+from dpx.reattention.moments import Moments, attention, check_sign
+
+_LARGEST = 1e30  # of a variance: products of two stay finite where they are cut again
+
+
+def attend(
+    q: jax.Array,
+    k: jax.Array,
+    v: jax.Array | Moments,
+    key_variance: jax.Array,
+    *,
+    mask: jax.Array | None = None,
+    renormalize: bool = True,
+) -> jax.Array | Moments:
+    """Softmax attention with S_i ← S_i / exp(Var[logit_i]/2) (Section 4.3.3, Algorithm 2 line 8).
+
+    The logit ⟨q, k⟩/√D of a head has variance Σ_j q_j² Var[k_j]/D. The correction is a constant to
+    differentiation: as in the paper gradients take the path of the means, while a gradient through the
+    variance would train the model to look certain, in place of being so.
+
+    Any variance is safe, infinity included; one that all keys share changes nothing if renormalised.
+
+    Args:
+      q: Queries (..., Lq, D).
+      k: Keys (..., Lk, D).
+      v: Values (..., Lk, Dv), or their Moments.
+      key_variance: (..., Lk, D), or (..., Lk, 1) where a key's coordinates share it.
+      mask: As in `dpx.attention.softmax`.
+      renormalize: Whether the corrected weights sum to one (a shift of the logits by half their variance), or
+        are the quotients as the paper prints them, which fade as the noise grows.
+
+    Returns:
+      (..., Lq, Dv), or its Moments if `v` are Moments.
+
+    Raises:
+      ValueError: for shapes that do not fit together, a mask that is not boolean or a negative variance.
+    """
+    weights = attention_weights(q, k, key_variance, mask=mask, renormalize=renormalize)
+    values = v.mean if isinstance(v, Moments) else jnp.asarray(v)
+    if values.ndim < 2 or values.shape[-2] != weights.shape[-1]:
+        raise ValueError(f"v {values.shape} does not fit k {jnp.shape(k)}: pass v (..., Lk, Dv)")
+    if isinstance(v, Moments):
+        return attention(weights, v)
+    return (weights @ values.astype(weights.dtype)).astype(values.dtype)
+
+
+def attention_weights(
+    q: jax.Array,
+    k: jax.Array,
+    key_variance: jax.Array,
+    *,
+    mask: jax.Array | None = None,
+    renormalize: bool = True,
+) -> jax.Array:
+    """The corrected weights (..., Lq, Lk) of `attend`; the same arguments."""
+    q, k, key_variance = jnp.asarray(q), jnp.asarray(k), jnp.asarray(key_variance)
+    if min(q.ndim, k.ndim, key_variance.ndim) < 2 or q.shape[-1] != k.shape[-1]:
+        raise ValueError(f"q {q.shape} and k {k.shape} must be (..., Lq, D) and (..., Lk, D)")
+    if key_variance.shape[-2] != k.shape[-2] or key_variance.shape[-1] not in (1, k.shape[-1]):
+        raise ValueError(
+            f"key_variance {key_variance.shape} does not fit k {k.shape}: pass (..., Lk, D) or (..., Lk, 1)"
+        )
+    check_sign(key_variance, "key_variance")
+    if mask is not None and jnp.asarray(mask).dtype != jnp.bool_:
+        raise ValueError(f"mask has dtype {mask.dtype}: pass booleans, True where q may attend")
+    key_variance = jnp.clip(key_variance.astype(jnp.result_type(q, k, jnp.float32)), 0, _LARGEST)
+    if not renormalize:
+        variance = _logit_variance(q, key_variance)
+        weights = dpx_attention.attention_weights(q, k, mask=mask)
+        return weights * jax.lax.stop_gradient(jnp.exp(-variance / 2))
+    # What all keys share cancels, but in floating point only if it never enters.
+    variance = _logit_variance(q, key_variance - key_variance.min(-2, keepdims=True))
+    if mask is None:
+        variance = variance - variance.min(-1, keepdims=True)
+    else:
+        least = variance.min(-1, keepdims=True, where=mask, initial=_LARGEST)
+        variance = jnp.where(mask, variance - least, 0)
+    bias = jax.lax.stop_gradient(-variance / 2)
+    return dpx_attention.attention_weights(q, k, mask=mask, bias=bias)
+
+
+def _logit_variance(q: jax.Array, key_variance: jax.Array) -> jax.Array:
+    """(..., Lq, Lk), finite."""
+    squares = jnp.square(q.astype(key_variance.dtype)) / q.shape[-1]
+    if key_variance.shape[-1] == 1:
+        squares = squares.sum(-1, keepdims=True)
+    variance = jnp.einsum("...qd,...kd->...qk", squares, key_variance)
+    return jnp.minimum(variance, _LARGEST)
