@@ -8,6 +8,17 @@ honest baseline and, for a share of the same budget, as the output bias.
         --config.data.path=amazon_games.txt
     python -m experiments.sweep --config=configs/recommender.py:synthetic --workdir=runs/synthetic
 
+`amazon_warm` starts the transformer from `dpx.transitions` for most of the budget; its rows are transitions
+(the whole budget on the release), start (that share of it, before training) and dp_transformer (after).
+
+    python -m experiments.sweep --config=configs/recommender.py:amazon_warm --workdir=runs/amazon_warm \\
+        --set=data.path=amazon_games.txt --set=epsilon=5,8,10
+
+The paper's Figure 4 is `--config.train.evaluate_every=5` with several seeds; Figure 7 is
+`--set=model.tied=true,false --set=model.dim=32,64`; Figure 9 is `--set=train.batch_size=1024,2048,4096
+--set=train.learning_rate=1e-3,3e-3,1e-2 --set=evaluate.split=validation`, the item on which every choice here
+was made.
+
 `--config.reattention.enabled` adds a row with Re-Attention at the same budget, `--config.model.kind=gru` (or
 lstm) trains the recurrent baselines.
 
@@ -20,7 +31,7 @@ from ml_collections import ConfigDict, config_dict
 
 from configs.common import parse_arg, reattention
 
-VARIANTS = ("movielens", "movielens1m", "amazon", "synthetic")
+VARIANTS = ("movielens", "movielens1m", "amazon", "amazon_warm", "synthetic")
 
 
 def get_config(arg: str = "") -> ConfigDict:
@@ -35,11 +46,13 @@ def get_config(arg: str = "") -> ConfigDict:
             "num_seeds": 3,
             "popularity_share": 0.5,
             "data": {
-                "kind": variant,
+                "kind": variant.removesuffix("_warm"),
                 "path": config_dict.placeholder(str),
                 "min_count": 5,
                 "max_length": 50,
+                "train_on_validation": False,  # for the test item: learn from the one before it too
             },
+            "start": {"share": 0.0, "pseudo_counts": 25.0, "recency": 0.7},
             "model": {
                 "kind": "transformer",
                 "dim": 64,
@@ -63,6 +76,7 @@ def get_config(arg: str = "") -> ConfigDict:
                 "accountant": "pld",
                 "log_every": 10,
                 "checkpoint_every": 50,
+                "evaluate_every": 0,  # steps; for curves
             },
             "non_private": {"steps": 100},
             "evaluate": {"k": 10, "exclude_seen": True, "split": "test"},
@@ -80,6 +94,13 @@ def get_config(arg: str = "") -> ConfigDict:
         config.update({"train": {"loss": "last", "steps": 200, "batch_size": 2048}})
         config.update({"train": {"physical_batch": 256}, "non_private": {"steps": 0}})
         config.update({"evaluate": {"exclude_seen": False}})
+    if variant == "amazon_warm":
+        config.update({"delta": 3e-5, "popularity_share": 0.0, "start": {"share": 0.9}})
+        config.update({"data": {"min_count": 0, "max_length": 10, "train_on_validation": True}})
+        config.update({"model": {"dim": 32, "num_blocks": 1, "dropout": 0.0}})
+        config.update({"train": {"loss": "last", "steps": 40, "batch_size": 4096}})
+        config.update({"train": {"physical_batch": 512, "learning_rate": 1e-2}})
+        config.update({"non_private": {"steps": 0}, "evaluate": {"exclude_seen": False}})
     if variant == "synthetic":
         config.update({"delta": 1e-5, "num_seeds": 1, "popularity_share": 0.05})
         config.update({"data": {"min_count": 0, "max_length": 12}, "model": {"dropout": 0.0}})

@@ -16,15 +16,7 @@ from scipy import sparse
 
 from dpx import gram, popularity
 from dpx.data.histories import Histories
-from dpx.privacy import (
-    PrivacyGuarantee,
-    check_delta,
-    check_epsilon,
-    gaussian_epsilon,
-    gaussian_noise_multiplier,
-)
-
-_LARGEST_K = 4096  # a matrix inverse of this size takes seconds
+from dpx.privacy import PrivacyGuarantee, gaussian_budget, gaussian_noise_multiplier
 
 
 class ItemGram(NamedTuple):
@@ -66,32 +58,26 @@ def fit(
       key: Of the noise.
       histories: Of N users over M items; N and the catalogue count as public.
       epsilon, delta: The budget.
-      num_kept: K, by default `default_num_kept`, which looks at ε, δ and N alone.
+      num_kept: K, by default `dpx.popularity.default_num_kept`, which looks at ε, δ and N alone.
       popularity_share: s in (0, 1).
 
     Raises:
       ValueError: for an argument out of range.
     """
-    check_epsilon(epsilon)
-    check_delta(delta)
-    if not 0 < popularity_share < 1:
-        raise ValueError(f"popularity_share={popularity_share} must be strictly between 0 and 1")
-    num_users, num_items = len(histories.items), histories.num_items
-    multiplier = gaussian_noise_multiplier(epsilon, delta)
-    gram_multiplier = multiplier / math.sqrt(1 - popularity_share)
-    if num_kept is None:
-        num_kept = default_num_kept(gram_multiplier, num_users, num_items)
-    if not 1 <= num_kept <= num_items:
-        raise ValueError(f"num_kept={num_kept} must be in [1, {num_items}], the number of items")
-
     popularity_key, gram_key = jax.random.split(key)
-    spent, at = _equivalent_budget(multiplier / math.sqrt(popularity_share), delta)
-    counts = popularity.fit(popularity_key, histories, epsilon=spent, delta=at)
-    items = np.argsort(-counts.counts, kind="stable")[:num_kept]
+    leading = popularity.fit_leading(
+        popularity_key,
+        histories,
+        epsilon=epsilon,
+        delta=delta,
+        share=popularity_share,
+        num_kept=num_kept,
+    )
+    items = leading.items
     columns = user_vectors(histories)[:, items].T
     lengths = np.sqrt(columns.sum(axis=0))  # the norm of a 0/1 vector
     columns = columns @ sparse.diags_array(1 / np.maximum(lengths, 1))
-    spent, at = _equivalent_budget(gram_multiplier, delta)
+    spent, at = gaussian_budget(leading.noise_multiplier, delta)
     release = gram.release(
         gram_key,
         columns,
@@ -103,30 +89,21 @@ def fit(
     guarantee = PrivacyGuarantee(
         epsilon=epsilon,
         delta=delta,
-        neighboring=counts.guarantee.neighboring,
+        neighboring=release.guarantee.neighboring,
         unit="user",
-        mechanism=f"noisy popularity, and noisy Gram matrix of {num_kept} items with noise multiplier "
-        f"{gram_multiplier:.6g}",
+        mechanism=f"noisy popularity, and noisy Gram matrix of {len(items)} items with noise "
+        f"multiplier {leading.noise_multiplier:.6g}",
         assumptions=("the catalogue of items is public", "the number of users is public"),
-        event=dp_accounting.GaussianDpEvent(multiplier),
+        event=dp_accounting.GaussianDpEvent(gaussian_noise_multiplier(epsilon, delta)),
     )
     assert release.noise_std is not None
     return ItemGram(
         items=items,
         matrix=np.asarray(release.matrix, np.float64),
-        log_popularity=counts.log_probabilities(),
+        log_popularity=leading.log_popularity,
         noise_std=release.noise_std,
         guarantee=guarantee,
     )
-
-
-def default_num_kept(noise_std: float, num_users: int, num_items: int) -> int:
-    """K = N/(30σ), within [20, 4096] and the catalogue.
-
-    In a long tail the k-th item has about N/k users, so K keeps the items whose own count exceeds a fixed
-    multiple of the noise; the 30 was chosen on Amazon Games' next-to-last items.
-    """
-    return min(num_items, _LARGEST_K, max(20, int(num_users / (30 * noise_std))))
 
 
 def default_regularization(noise_std: float, num_kept: int) -> float:
@@ -194,12 +171,8 @@ def scores(
     Returns:
       (U, M) float32.
     """
-    base = prior_weight * release.log_popularity
-    scored = np.tile(base.astype(np.float32), (vectors.shape[0], 1))
-    scored[:, release.items] += vectors[:, release.items].astype(np.float32) @ weights.astype(
-        np.float32
-    )
-    return scored
+    kept = vectors[:, release.items].astype(np.float32) @ weights.astype(np.float32)
+    return popularity.add_to_prior(prior_weight * release.log_popularity, release.items, kept)
 
 
 def user_vectors(histories: Histories) -> Any:
@@ -212,13 +185,6 @@ def user_vectors(histories: Histories) -> Any:
     vectors.sum_duplicates()
     vectors.data[:] = 1
     return vectors
-
-
-def _equivalent_budget(multiplier: float, delta: float) -> tuple[float, float]:
-    """An (ε, δ) whose exact Gaussian mechanism has this noise multiplier."""
-    # A large multiplier is (0, δ)-DP at a moderate δ; at a small enough one every multiplier has an ε > 0.
-    small = min(delta, 0.1 / multiplier)
-    return gaussian_epsilon(multiplier, small), small
 
 
 def _check_square(matrix: np.ndarray) -> None:

@@ -1,5 +1,6 @@
 """Item popularity from one noisy histogram with bounded contributions."""
 
+import math
 from typing import NamedTuple
 
 import dp_accounting
@@ -8,6 +9,8 @@ import numpy as np
 
 from dpx import privacy
 from dpx.data.histories import Histories
+
+_LARGEST_K = 4096  # a K × K matrix of this size is inverted or multiplied in seconds
 
 
 class Popularity(NamedTuple):
@@ -69,6 +72,75 @@ def fit(
         event=dp_accounting.GaussianDpEvent(multiplier),
     )
     return Popularity(counts + noise, std, guarantee)
+
+
+class Leading(NamedTuple):
+    """The items that lead a noisy popularity, and what is left of the budget.
+
+    Attributes:
+      items: (K,) ids, the most popular ones first.
+      log_popularity: (M,) log of a noisy distribution over the catalogue.
+      noise_multiplier: Of a Gaussian mechanism that spends all of the rest.
+    """
+
+    items: np.ndarray
+    log_popularity: np.ndarray
+    noise_multiplier: float
+
+
+def fit_leading(
+    key: jax.Array,
+    histories: Histories,
+    *,
+    epsilon: float,
+    delta: float,
+    share: float,
+    num_kept: int | None,
+) -> Leading:
+    """Spends a share of a budget on the popularity, from which a recommender's items are chosen.
+
+    With m the exact Gaussian multiplier of (ε, δ), the popularity has m/√share and the rest m/√(1 − share):
+    μ² adds up, so that both together are exactly one Gaussian mechanism with multiplier m.
+
+    Args:
+      key: Of the noise.
+      histories: Of N users over M items; N and the catalogue count as public.
+      epsilon, delta: The whole budget.
+      share: In (0, 1).
+      num_kept: K, by default `default_num_kept`, which looks at ε, δ and N alone.
+
+    Raises:
+      ValueError: for an argument out of range.
+    """
+    multiplier = privacy.gaussian_noise_multiplier(epsilon, delta)
+    if not 0 < share < 1:
+        raise ValueError(f"popularity_share={share} must be strictly between 0 and 1")
+    left = multiplier / math.sqrt(1 - share)
+    num_users, num_items = len(histories.items), histories.num_items
+    if num_kept is None:
+        num_kept = default_num_kept(left, num_users, num_items)
+    if not 1 <= num_kept <= num_items:
+        raise ValueError(f"num_kept={num_kept} must be in [1, {num_items}], the number of items")
+    spent, at = privacy.gaussian_budget(multiplier / math.sqrt(share), delta)
+    noisy = fit(key, histories, epsilon=spent, delta=at)
+    items = np.argsort(-noisy.counts, kind="stable")[:num_kept]
+    return Leading(items, noisy.log_probabilities(), left)
+
+
+def default_num_kept(noise_std: float, num_users: int, num_items: int) -> int:
+    """K = N/(30σ), within [20, 4096] and the catalogue: on how many items to release a K × K matrix.
+
+    In a long tail the k-th item has about N/k users, so K keeps the items whose own count exceeds a fixed
+    multiple of the noise; the 30 was chosen on Amazon Games' next-to-last items.
+    """
+    return min(num_items, _LARGEST_K, max(20, int(num_users / (30 * noise_std))))
+
+
+def add_to_prior(prior: np.ndarray, items: np.ndarray, kept_scores: np.ndarray) -> np.ndarray:
+    """(U, M) float32: the prior (M,) of every item, plus the scores (U, K) of the kept ones."""
+    scored = np.tile(prior.astype(np.float32), (len(kept_scores), 1))
+    scored[:, items] += kept_scores
+    return scored
 
 
 def count(histories: Histories) -> np.ndarray:

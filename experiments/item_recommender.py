@@ -1,4 +1,4 @@
-"""Recommending from one private item Gram matrix: EASE and attention between items, one user per record."""
+"""Recommending from one private release, without training: transitions, item Gram to EASE or attention."""
 
 import functools
 from pathlib import Path
@@ -7,14 +7,17 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from dpx import item_gram, popularity, privacy
+from dpx import item_gram, popularity, privacy, transitions
 from dpx import metrics as ranking
-from dpx.data import Histories, leave_last_out, left_pad, load_amazon
+from dpx.data import Histories, leave_last_out, left_pad
 from experiments import keys as secrets
+from experiments import recommender_data
 from experiments.gram import _pyplot
 from experiments.recommender import means
 
 ROWS = {
+    "transitions": "transitions, in rounds",
+    "transitions_one_round": "transitions, in one round",
     "ease": "Gram → EASE, K and λ from ε and N",
     "attention": "Gram → attention",
     "ease_fixed": "Gram → EASE, fixed K and λ",
@@ -35,9 +38,8 @@ def validate(config) -> None:
         raise ValueError(
             f"config.popularity_share={config.popularity_share} must be strictly between 0 and 1"
         )
-    if config.data.path is None:
-        raise ValueError("config.data.path is missing: give the file of Amazon ratings")
-    num_items = _histories(config.data.path).num_items
+    transitions.check_options(**config.transitions)
+    num_items = recommender_data.load(config).num_items
     for name, kept in (("num_kept", config.num_kept), ("fixed.num_kept", config.fixed.num_kept)):
         if kept is not None and not 2 <= kept <= num_items:
             raise ValueError(
@@ -49,10 +51,10 @@ def validate(config) -> None:
 
 def plan(config) -> dict:
     """What the rules choose from ε and N alone."""
-    histories = _histories(config.data.path)
+    histories = recommender_data.load(config)
     multiplier = privacy.gaussian_noise_multiplier(config.epsilon, config.delta)
     std = multiplier / np.sqrt(1 - config.popularity_share)
-    kept = config.num_kept or item_gram.default_num_kept(
+    kept = config.num_kept or popularity.default_num_kept(
         std, len(histories.items), histories.num_items
     )
     return {
@@ -67,7 +69,7 @@ def plan(config) -> dict:
 
 def run(config, workdir: Path) -> dict:
     """Releases, and ranks all items for each user whose next item is held out."""
-    split = leave_last_out(_histories(config.data.path))
+    split = leave_last_out(recommender_data.load(config))
     testing = config.evaluate.split == "test"
     known = split.train_and_validation if testing else split.train
     rank = functools.partial(
@@ -80,12 +82,19 @@ def run(config, workdir: Path) -> dict:
     exact = np.log1p(popularity.count(known))
     scores["popularity"].append(rank(lambda _: exact[None]))
     for number in range(config.num_seeds):
-        keys = jax.random.split(jax.random.fold_in(noise, number), 3)
+        keys = jax.random.split(jax.random.fold_in(noise, number), 5)
         suffix = f"_seed{number}" if number else ""
         prior = popularity.fit(keys[0], known, **budget)
         guarantees["dp_popularity" + suffix] = prior.guarantee
         biases = prior.log_probabilities()
         scores["dp_popularity"].append(rank(lambda _, b=biases: b[None]))
+
+        options = config.transitions.to_dict()
+        for row, key in (("transitions", keys[3]), ("transitions_one_round", keys[4])):
+            follows = transitions.fit(key, known, num_kept=config.num_kept, **options, **budget)
+            guarantees[row + suffix] = follows.guarantee
+            scores[row].append(rank(lambda users, r=follows: r.scores(users.items)))
+            options["rounds"] = 1
 
         share = {"popularity_share": config.popularity_share}
         release = item_gram.fit(keys[1], known, num_kept=config.num_kept, **share, **budget)
@@ -104,39 +113,43 @@ def run(config, workdir: Path) -> dict:
             score = _scorer(fixed, weights, config.fixed.prior_weight)
             scores["ease_fixed"].append(rank(score))
     return {
-        "metrics": means(scores) | {"ease/num_kept": kept, "ease/regularization": strength},
-        "privacy": guarantees["ease"],
+        "metrics": means(scores)
+        | {
+            "transitions/num_kept": len(follows.items),
+            "ease/num_kept": kept,
+            "ease/regularization": strength,
+        },
+        "privacy": guarantees["transitions"],
         "releases": guarantees,
         "not_covered": [
             "the row popularity, which is not private",
             "the test metrics, which are computed on each user's held-out item",
-            "the constants of the rules for K and λ, chosen on this data's next-to-last items",
+            "the constants of the rules for K and λ, and the weights of transitions, chosen on this data's "
+            "next-to-last items",
         ],
         "notes": _notes(config),
     }
 
 
-@functools.lru_cache(maxsize=1)
-def _histories(path: str) -> Histories:
-    return load_amazon(path)
-
-
 def _scorer(release, weights, prior_weight: float):
-    return lambda vectors: item_gram.scores(release, weights, vectors, prior_weight=prior_weight)
+    def score(users: Histories):
+        vectors = item_gram.user_vectors(users)
+        return item_gram.scores(release, weights, vectors, prior_weight=prior_weight)
+
+    return score
 
 
 def _rank(config, known: Histories, users, next_items, score) -> dict[str, float]:
     """NDCG@k and HIT@k, every item of the catalogue ranked."""
     k, ranks = config.evaluate.k, []
-    vectors = item_gram.user_vectors(known)[users]
     for start in range(0, len(users), 1024):
         rows = slice(start, start + 1024)
+        seen = tuple(known.items[user] for user in users[rows])
         exclude = None
         if config.evaluate.exclude_seen:
-            seen = [known.items[user] for user in users[rows]]
             tokens, real = left_pad(seen, max(len(items) for items in seen))
             exclude = jnp.asarray(np.where(real, tokens, -1))
-        own = jnp.asarray(score(vectors[rows]), jnp.float32)
+        own = jnp.asarray(score(Histories(seen, known.num_items)), jnp.float32)
         ranks.append(_target_ranks(own, jnp.asarray(next_items[rows]), exclude))
     ranks = jnp.concatenate(ranks)
     return {

@@ -2,7 +2,6 @@
 
 import functools
 from pathlib import Path
-from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -11,18 +10,10 @@ from flax import nnx
 
 from dpx import metrics as ranking
 from dpx import popularity, privacy
-from dpx.data import (
-    Histories,
-    leave_last_out,
-    left_pad,
-    load_amazon,
-    load_movielens_1m,
-    load_movielens_small,
-    synthetic_histories,
-)
+from dpx.data import Histories, left_pad
 from dpx.reattention import ParameterErrors
 from experiments import keys as secrets
-from experiments import models, training
+from experiments import models, recommender_data, recommender_figures, training, warm_start
 
 UNIT = "user"
 ASSUMPTIONS = (
@@ -33,23 +24,9 @@ K_CORE = "which users and items pass the k-core filter is public"
 NOT_COVERED = [
     "training loss and realised batch sizes (metrics.jsonl, the progress line)",
     "the rows of popularity and of the model without privacy",
-    "the test metrics, which are computed on each user's held-out item",
+    "the test metrics, at the end and in metrics.jsonl, which are computed on each user's held-out item",
     "choices of hyper-parameters made on the validation item",
 ]
-
-
-class Prepared(NamedTuple):
-    """Arrays of a run: training examples, and the users to evaluate with the item that came next."""
-
-    train: Histories
-    inputs: np.ndarray  # (N, L) items before each target, left-padded
-    targets: np.ndarray  # (N, L)
-    input_mask: np.ndarray  # (N, L) real inputs
-    target_mask: np.ndarray  # (N, L) targets that count in the loss
-    histories: np.ndarray  # (U, L) what is known of an evaluated user
-    history_mask: np.ndarray
-    seen: np.ndarray  # (U, S) all items of that user, -1 where padded
-    next_items: np.ndarray  # (U,)
 
 
 def validate(config) -> None:
@@ -64,34 +41,40 @@ def validate(config) -> None:
         raise ValueError(f"config.popularity_share={config.popularity_share} must be in [0, 1)")
     if config.data.max_length < 1 or config.num_seeds < 1 or config.evaluate.k < 1:
         raise ValueError("config.data.max_length, num_seeds and evaluate.k must be at least 1")
-    histories = _histories(config)
+    histories = recommender_data.load(config)
     num_users = len(histories.items)
     models.check(config, histories.num_items)
+    warm_start.check(config)
     training.check(config.train, num_users)
+    if config.train.evaluate_every < 0:
+        raise ValueError(
+            f"config.train.evaluate_every={config.train.evaluate_every} must be at least 0"
+        )
     training.warn_about_delta(config.delta, num_users)
 
 
 def plan(config) -> dict:
     """The privacy parameters of a run, without training."""
-    prepared = _prepare(config)
-    _, prior = _popularity(config, prepared.train, jax.random.key(0))
+    _, start, prior = _prior(config, recommender_data.prepare(config).train, jax.random.key(0))
+    prepared = recommender_data.prepare(config, start)
     planned = training.plan(
         config.train, config.epsilon, config.delta, len(prepared.inputs), beside=prior
     )
-    about = (prepared.train, config.data.max_length, UNIT, ASSUMPTIONS)
+    about = (prepared.records, config.data.max_length, UNIT, ASSUMPTIONS)
     return (
         planned
         | models.plan(config, *about, prior=prior)
         | {
             "items": prepared.train.num_items,
             "popularity_share": config.popularity_share,
+            "start_share": config.start.share,
         }
     )
 
 
 def run(config, workdir: Path) -> dict:
     """Trains with and without privacy, and ranks all items for each user."""
-    prepared = _prepare(config)
+    prepared = recommender_data.prepare(config)
     keys = secrets.open_keys(config, workdir, synthetic=config.data.kind == "synthetic")
     assumptions = ASSUMPTIONS + ((K_CORE,) if config.data.min_count else ())
     scores, releases = {}, {}
@@ -99,12 +82,13 @@ def run(config, workdir: Path) -> dict:
     exact = np.log1p(popularity.count(prepared.train))
     scores["popularity"] = [_evaluate(config, prepared, lambda *_: exact)]
     rows = models.private_rows(config)
-    for row in ("dp_popularity", *rows, config.model.kind):
+    untrained = ("transitions", "start") if config.start.share else ()
+    for row in ("dp_popularity", *untrained, *rows, config.model.kind):
         scores[row] = []
     for number in range(config.num_seeds):
         seed = config.seed + number
         # A key of its own for each release: noise that two of them share would cancel.
-        noise = jax.random.split(jax.random.fold_in(keys.noise, number), 5)
+        noise = jax.random.split(jax.random.fold_in(keys.noise, number), 6)
         sampling = np.random.SeedSequence(
             keys.sampling.entropy, spawn_key=(*keys.sampling.spawn_key, number)
         )
@@ -118,12 +102,18 @@ def run(config, workdir: Path) -> dict:
         releases[f"dp_popularity{suffix}"] = noisy.guarantee.assuming(*assumptions)
         alone = noisy.log_probabilities()
         scores["dp_popularity"].append(_evaluate(config, prepared, lambda *_, s=alone: s))
-        bias, prior = _popularity(config, prepared.train, noise[1])
-        graph, params = _build(config, prepared.train.num_items, seed, bias)
+        bias, start, prior = _prior(config, prepared.train, noise[1])
+        if start is not None:
+            whole, guarantee = warm_start.fit(noise[5], prepared.train, config, share=1.0)
+            releases[f"transitions{suffix}"] = guarantee.assuming(*assumptions)
+            for row, untrained in (("transitions", whole), ("start", start)):
+                prepared = recommender_data.prepare(config, untrained)
+                scores[row].append(_evaluate(config, prepared, _start_scorer(untrained)))
+        graph, params = _build(config, prepared.records.num_items, seed, bias, start)
         last_only = config.train.loss == "last"
         fit = functools.partial(
             training.train,
-            data=prepared[1:5],
+            data=prepared[2:6],
             dropout_seed=seed,
             workdir=workdir,
         )
@@ -134,38 +124,41 @@ def run(config, workdir: Path) -> dict:
             corrected = row == "dp_reattention"
             calibrated = models.calibrate(
                 config,
-                prepared.train,
+                prepared.records,
                 config.data.max_length,
                 UNIT,
                 assumptions,
                 prior=prior,
                 correction_key=noise[3] if corrected else None,
             )
+            score = _scorer(graph, calibrated.errors, start)
+            evaluate = functools.partial(_evaluate_model, config, prepared, score)
             trained = fit(
-                functools.partial(_loss, graph, calibrated.errors, last_only),
+                functools.partial(_loss, graph, calibrated.errors, start, last_only),
                 params,
                 config=config.train,
                 keys=secrets.Keys(key, own),
                 label=f"{row}{suffix}",
                 privacy=calibrated.privacy,
+                evaluate=evaluate if config.train.evaluate_every else None,
             )
             releases[f"{row}{suffix}"] = calibrated.guarantee
             if not number:
-                models.save(workdir, trained, calibrated.errors)
-            scorer = _scorer(graph, trained, calibrated.errors)
-            scores[row].append(_evaluate(config, prepared, scorer))
+                models.save(workdir, trained, calibrated.errors, **_saved(start))
+            scores[row].append(evaluate(trained))
         if config.non_private.steps:
-            graph, params = _build(config, prepared.train.num_items, seed, exact)
+            bias = exact if start is None else None
+            graph, params = _build(config, prepared.records.num_items, seed, bias, start)
             trained = fit(
-                functools.partial(_loss, graph, None, last_only),
+                functools.partial(_loss, graph, None, start, last_only),
                 params,
                 config=training.without_privacy(config),
                 keys=secrets.Keys(noise[2], sampling),
                 label=f"{config.model.kind}{suffix}",
                 privacy=None,
             )
-            scorer = _scorer(graph, trained, None)
-            scores[config.model.kind].append(_evaluate(config, prepared, scorer))
+            score = _scorer(graph, None, start)
+            scores[config.model.kind].append(_evaluate_model(config, prepared, score, trained))
     return {
         "metrics": means(scores),
         "privacy": releases[rows[0]],
@@ -177,104 +170,75 @@ def run(config, workdir: Path) -> dict:
 
 def load(config, workdir: Path) -> "PrivateRecommender":
     """The private model that a run left (of its first seed)."""
-    num_items = _histories(config).num_items
-    graph, params = _build(config, num_items, config.seed, None)
-    params, errors = models.load(config, workdir, params, num_items)
-    return PrivateRecommender(graph, params, errors, config.data.max_length)
+    histories, start = recommender_data.load(config), None
+    num_tokens = histories.num_items
+    if config.start.share:
+        start = warm_start.template(config, histories)
+        num_tokens = len(start.items)
+    graph, params = _build(config, num_tokens, config.seed, None, None)
+    params, errors, *saved = models.load(config, workdir, params, num_tokens, **_saved(start))
+    if start is not None:
+        start = warm_start.Start(**saved[0])
+    return PrivateRecommender(graph, params, errors, start, histories.num_items, config)
 
 
 class PrivateRecommender:
     """The private model: recommends items to follow a history."""
 
-    def __init__(self, graph, params, errors: ParameterErrors | None, max_length: int):
-        self._score = _scorer(graph, params, errors)
-        self._max_length = max_length
+    def __init__(self, graph, params, errors: ParameterErrors | None, start, num_items, config):
+        self._score = functools.partial(_scorer(graph, errors, start), params)
+        self._start, self._num_items = start, num_items
+        self._max_length = config.data.max_length
 
     def recommend(self, history, k: int = 10, *, exclude_seen: bool) -> list[int]:
         """The k items that score highest after a history of item ids, the best first."""
-        tokens, mask = left_pad([np.asarray(history, np.int32)], self._max_length)
+        known = Histories((np.asarray(history, np.int32),), self._num_items)
+        if self._start is not None:
+            known = self._start.restrict(known)
+        tokens, mask = left_pad(known.items, self._max_length)
         scores = np.array(self._score(tokens, mask)[0])
         if exclude_seen:
             scores[np.asarray(history, np.int64)] = -np.inf
         return np.argsort(-scores, kind="stable")[:k].tolist()
 
 
-def _histories(config) -> Histories:
-    data = config.data
-    if data.kind == "synthetic":
-        return synthetic_histories(
-            data.num_users,
-            data.length,
-            data.num_items,
-            zipf_exponent=data.zipf_exponent,
-            predictability=data.predictability,
-            seed=config.seed,
-        )
-    return _loaded(data.kind, data.path, data.min_count)
-
-
-@functools.lru_cache(maxsize=2)
-def _loaded(kind: str, path: str | None, min_count: int) -> Histories:
-    if kind == "movielens":
-        return load_movielens_small(min_count=min_count)
-    if kind == "movielens1m":
-        return load_movielens_1m(path, min_count=min_count)
-    if kind == "amazon":
-        if path is None:
-            raise ValueError("config.data.path is missing: give the file of Amazon ratings")
-        return load_amazon(path, min_count=min_count)
-    raise ValueError(f"config.data.kind={kind!r} is not known")
-
-
-def _prepare(config) -> Prepared:
-    split = leave_last_out(_histories(config))
-    length = config.data.max_length
-    tokens, mask = left_pad(split.train.items, length + 1)
-    target_mask = mask[:, 1:] & mask[:, :-1]
-    if config.train.loss == "last":
-        target_mask &= np.arange(length) == length - 1
-    testing = config.evaluate.split == "test"
-    known = split.train_and_validation if testing else split.train
-    evaluated = [known.items[user] for user in split.users]
-    histories, history_mask = left_pad(evaluated, length)
-    seen, real = left_pad(evaluated, max((len(items) for items in evaluated), default=1))
-    return Prepared(
-        train=split.train,
-        inputs=tokens[:, :-1],
-        targets=tokens[:, 1:],
-        input_mask=mask[:, :-1],
-        target_mask=target_mask,
-        histories=histories,
-        history_mask=history_mask,
-        seen=np.where(real, seen, -1),
-        next_items=split.test if testing else split.validation,
-    )
-
-
-def _popularity(
+def _prior(
     config, train: Histories, key: jax.Array
-) -> tuple[np.ndarray | None, privacy.PrivacyGuarantee | None]:
-    """The output bias that a share of the budget pays for, and its guarantee."""
+) -> tuple[np.ndarray | None, warm_start.Start | None, privacy.PrivacyGuarantee | None]:
+    """The output bias, or the start, that a share of the budget pays for, and its guarantee."""
+    if config.start.share:
+        return None, *warm_start.fit(key, train, config, config.start.share)
     if config.popularity_share == 0:
-        return None, None
+        return None, None, None
     noisy = popularity.fit(
         key, train, epsilon=config.popularity_share * config.epsilon, delta=config.delta
     )
-    return noisy.log_probabilities(), noisy.guarantee
+    return noisy.log_probabilities(), None, noisy.guarantee
 
 
-def _build(config, num_items: int, seed: int, bias: np.ndarray | None):
-    model = models.build(config, num_items, config.data.max_length, seed)
+def _build(config, num_tokens: int, seed: int, bias, start: warm_start.Start | None):
+    model = models.build(config, num_tokens, config.data.max_length, seed)
+    if start is not None:
+        model.embed.embedding[...] = config.model.embed_std * jnp.asarray(start.embeddings)
+        # The logits begin as the start's, whatever the embeddings are.
+        model.norm.scale = nnx.Param(jnp.zeros(config.model.dim))
     if bias is not None:
         model.output_bias[...] = jnp.asarray(bias - np.max(bias), jnp.float32)
     return nnx.split(model)
 
 
-def _loss(graph, errors, last_only, params, inputs, targets, input_mask, target_mask, key):
-    """Mean cross-entropy over one user's targets; zero for a user without any."""
-    model = nnx.merge(graph, params)
+def _logits(graph, errors, start, params, tokens, mask, last_only, dropout_key=None):
+    """(L, T), or (1, T) with `last_only`, of the T tokens; leading axes are kept."""
     correction = {} if errors is None else {"errors": errors}
-    logits = model(inputs, mask=input_mask, last_only=last_only, dropout_key=key, **correction)
+    logits = nnx.merge(graph, params)(
+        tokens, mask=mask, last_only=last_only, dropout_key=dropout_key, **correction
+    )
+    return logits if start is None else logits + start.logits(tokens, mask, last_only)
+
+
+def _loss(graph, errors, start, last_only, params, inputs, targets, input_mask, target_mask, key):
+    """Mean cross-entropy over one user's targets; zero for a user without any."""
+    logits = _logits(graph, errors, start, params, inputs, input_mask, last_only, key)
     if last_only:
         targets, target_mask = targets[-1:], target_mask[-1:]
     log_probs = jax.nn.log_softmax(logits.astype(jnp.float32))
@@ -282,18 +246,25 @@ def _loss(graph, errors, last_only, params, inputs, targets, input_mask, target_
     return -jnp.where(target_mask, picked, 0).sum() / jnp.maximum(target_mask.sum(), 1)
 
 
-def _scorer(graph, params, errors):
-    correction = {} if errors is None else {"errors": errors}
-
+def _scorer(graph, errors, start):
     @jax.jit
-    def score(histories, mask):
-        model = nnx.merge(graph, params)
-        return model(histories, mask=mask, last_only=True, **correction)[:, 0]
+    def score(params, histories, mask):
+        logits = _logits(graph, errors, start, params, histories, mask, True)[:, 0]
+        return logits if start is None else start.widen(logits)
 
     return score
 
 
-def _evaluate(config, prepared: Prepared, score) -> dict[str, float]:
+def _start_scorer(start: warm_start.Start):
+    return jax.jit(lambda tokens, mask: start.widen(start.logits(tokens, mask, True)[:, 0]))
+
+
+def _saved(start: warm_start.Start | None) -> dict:
+    """What is saved beside the parameters."""
+    return {} if start is None else {"start": start._asdict()}
+
+
+def _evaluate(config, prepared: recommender_data.Prepared, score) -> dict[str, float]:
     """NDCG@k and HIT@k over all evaluated users, every item ranked."""
     k, ranks = config.evaluate.k, []
     for start in range(0, len(prepared.next_items), 512):
@@ -309,6 +280,15 @@ def _evaluate(config, prepared: Prepared, score) -> dict[str, float]:
         f"ndcg@{k}": float(ranking.ndcg(ranks, k)),
         f"hit@{k}": float(ranking.hit_rate(ranks, k)),
     }
+
+
+def _evaluate_model(config, prepared, score, params) -> dict[str, float]:
+    return _evaluate(config, prepared, functools.partial(score, params))
+
+
+def figures(records, folder: Path) -> list[Path]:
+    """Rows against ε, during training, over a grid, and with or without a shared embedding."""
+    return recommender_figures.draw(records, folder)
 
 
 def means(scores: dict[str, list[dict[str, float]]]) -> dict[str, float]:

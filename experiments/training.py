@@ -45,6 +45,7 @@ def train(
     label: str,
     workdir: Path,
     privacy: Privacy | None,
+    evaluate: Callable[[Any], dict[str, float]] | None = None,
 ) -> Any:
     """Trains and returns the parameters.
 
@@ -63,6 +64,7 @@ def train(
       label: Names the run in metrics.jsonl and on the progress line.
       workdir: Holds metrics.jsonl and the checkpoints.
       privacy: None for ordinary training on the same batches.
+      evaluate: Of the parameters, logged every `config.evaluate_every` steps; not covered by the guarantee.
     """
     num_examples, steps = len(data[0]), config.steps
     probability = config.batch_size / num_examples
@@ -103,6 +105,8 @@ def train(
                 spent = privacy.spent(done) if privacy is not None else None
                 log.write({"step": done, "loss": float(loss), "epsilon": spent})
                 _progress(label, done, steps, float(loss), spent, began, done - start)
+            if evaluate is not None and done % config.evaluate_every == 0:
+                log.write({"step": done} | evaluate(state[0]))
             if checkpoints is not None and (done % config.checkpoint_every == 0 or done == steps):
                 checkpoints.save(done, state)
     return state[0]

@@ -62,12 +62,18 @@ def test_the_recommender_runs_and_reports(tmp_path, amazon):
         released = json.loads((workdir / "privacy.json").read_text())
         assert set(released["releases"]) == {
             label + seed
-            for label in ("dp_popularity", "ease", "ease_fixed")
+            for label in (
+                "dp_popularity",
+                "transitions",
+                "transitions_one_round",
+                "ease",
+                "ease_fixed",
+            )
             for seed in ("", "_seed1")
         }
         assert released["total"]["epsilon"] > epsilon
         assert not (workdir / "secret").exists()
-    for row in ("ease", "attention", "ease_fixed", "dp_popularity"):
+    for row in ("transitions", "ease", "attention", "ease_fixed", "dp_popularity"):
         assert 0 <= found[0].metrics[f"{row}/ndcg@10"] <= found[0].metrics[f"{row}/hit@10"] <= 1
     assert [p.name for p in item_recommender.figures(found, tmp_path)] == [
         "item_recommender_epsilon.png"
@@ -82,6 +88,7 @@ def test_the_recommender_runs_and_reports(tmp_path, amazon):
         ("tiny", {"eta_fraction": 0.0}, "config.eta_fraction=0.0"),
         ("tiny", {"kernel": "relu"}, "config.kernel='relu'"),
         ("recommender", {"num_kept": 10**6}, "config.num_kept=1000000"),
+        ("recommender", {"transitions.rounds": 0}, "rounds=0"),
         ("recommender", {"popularity_share": 0.0}, "config.popularity_share=0.0"),
         ("recommender", {"evaluate.split": "train"}, "split='train'"),
         ("recommender", {"data.path": None}, "config.data.path is missing"),

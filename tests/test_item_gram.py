@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 
 import dpx
-from dpx import item_gram
+from dpx import item_gram, popularity
 from dpx.data import Histories, synthetic_histories
 
 KEY = jax.random.key(3)
@@ -98,10 +98,10 @@ def test_scores_add_the_history_and_the_popularity(histories):
 
 
 def test_the_rule_keeps_more_items_with_more_users_and_less_noise():
-    kept = [item_gram.default_num_kept(std, 31_013, 23_715) for std in (7.0, 2.0, 0.6, 1e-6)]
+    kept = [popularity.default_num_kept(std, 31_013, 23_715) for std in (7.0, 2.0, 0.6, 1e-6)]
     assert kept == sorted(kept)
     assert kept[-1] == 4096
-    assert item_gram.default_num_kept(1.0, 100, 15) == 15
+    assert popularity.default_num_kept(1.0, 100, 15) == 15
 
 
 @pytest.mark.parametrize(

@@ -4,6 +4,7 @@ from dpx.privacy.dpsgd import calibrate_dpsgd, dpsgd_epsilon, dpsgd_event, dpsgd
 from dpx.privacy.gaussian import (
     check_delta,
     check_epsilon,
+    gaussian_budget,
     gaussian_epsilon,
     gaussian_noise_multiplier,
 )
@@ -20,6 +21,7 @@ __all__ = [
     "dpsgd_epsilon",
     "dpsgd_event",
     "dpsgd_guarantee",
+    "gaussian_budget",
     "gaussian_epsilon",
     "gaussian_noise_multiplier",
 ]

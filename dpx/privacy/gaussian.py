@@ -107,3 +107,10 @@ def gaussian_epsilon(noise_multiplier: float, delta: float, *, compositions: int
         return 0.0
     a = _solve(lambda a: max(_log_delta(a, a - mu), -1e4) - target, -40.0, mu / 2)
     return max(0.0, mu * (mu / 2 - a))
+
+
+def gaussian_budget(noise_multiplier: float, delta: float) -> tuple[float, float]:
+    """An (ε, δ) whose exact Gaussian mechanism has this noise multiplier; its δ is at most the one given."""
+    # A large multiplier is (0, δ)-DP at a moderate δ; at a small enough one every multiplier has an ε > 0.
+    small = min(delta, 0.1 / noise_multiplier)
+    return gaussian_epsilon(noise_multiplier, small), small
