@@ -4,10 +4,10 @@
     python -m experiments.bench_clipping --workdir=runs/bench_clipping --shapes=mlp --repeats=9
 
 Every method computes one gradient of the same model on the same batch: the ordinary step (mean gradient, not
-private), `dpx.clipped_grad`, `vmap(grad)`, and jax-privacy's `clipped_grad` by microbatch. All clipped sums
-are compared before anything is timed. Methods are timed in turn, one call each, in one process; the median is
-reported. Memory is XLA's count of temporary bytes in the compiled step. The largest batch under a limit comes
-from that count at two batch sizes, extended as a straight line.
+private), `dpx.clipped_grad` (whole, and by microbatch), `vmap(grad)`, and jax-privacy's `clipped_grad` by
+microbatch. All clipped sums are compared before anything is timed. Methods are timed in turn, one call each, in
+one process; the median is reported. Memory is XLA's count of temporary bytes in the compiled step. The
+largest batch under a limit comes from that count at two batch sizes, extended as a straight line.
 
 Writes clipping.csv, clipping.md and clipping.png; shapes measured earlier into the same workdir are kept.
 """
@@ -124,11 +124,9 @@ def methods(loss: Callable) -> dict[str, Callable]:
         in_axes = (None, *(0 for _ in batch))
         return jax.grad(lambda p: jax.vmap(loss, in_axes)(p, *batch).mean())(params)
 
-    def by_dpx(method):
-        def step(params, *batch):
-            return dpx.clipped_grad(loss, l2_clip=CLIP, method=method)(params, *batch).grads
-
-        return step
+    def by_dpx(method, size=None):
+        clipped = dpx.clipped_grad(loss, l2_clip=CLIP, method=method, microbatch_size=size)
+        return lambda params, *batch: clipped(params, *batch).grads
 
     def by_jax_privacy(size):
         def step(params, *batch):
@@ -143,6 +141,7 @@ def methods(loss: Callable) -> dict[str, Callable]:
         return step
 
     named = {"ordinary step": ordinary, "dpx auto": by_dpx("auto")}
+    named |= {f"dpx microbatch {size}": by_dpx("auto", size) for size in (8, 16)}
     named |= {"dpx two_pass": by_dpx("two_pass"), "vmap(grad)": by_dpx("vmap")}
     for size in (1, 4, 16, 64, None):
         named[f"jax-privacy {size or 'whole batch'}"] = by_jax_privacy(size)
