@@ -5,8 +5,8 @@
 
 Every method computes one gradient of the same model on the same batch: the ordinary step (mean gradient, not
 private), `dpx.clipped_grad` (whole, and by microbatch), `vmap(grad)`, and jax-privacy's `clipped_grad` by
-microbatch. All clipped sums are compared before anything is timed. Methods are timed in turn, one call each, in
-one process; the median is reported. Memory is XLA's count of temporary bytes in the compiled step. The
+microbatch. All clipped sums are compared before anything is timed. Methods are timed in turn, one call each
+in one process; the median is reported. Memory is XLA's count of temporary bytes in the compiled step. The
 largest batch under a limit comes from that count at two batch sizes, extended as a straight line.
 
 Writes clipping.csv, clipping.md and clipping.png; shapes measured earlier into the same workdir are kept.
