@@ -46,7 +46,13 @@ def compare(name, methods):
         check(jit(functools.partial(fn, params))(*batch), gradients, l2_clip)
 
 
-@pytest.mark.parametrize("name", clipping_models.MODELS)
+SLOW = "linen scan of remat"  # its two halves are models of their own
+
+
+@pytest.mark.parametrize(
+    "name",
+    [pytest.param(n, marks=pytest.mark.slow if n == SLOW else ()) for n in clipping_models.MODELS],
+)
 def test_model(name):
     compare(name, ["one_pass"])
 

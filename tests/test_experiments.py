@@ -353,7 +353,11 @@ def test_amazon_and_movielens_1m_run_from_files(tmp_path):
 
 
 @pytest.mark.parametrize(
-    "source", ["configs/quickstart.py:tiny", "configs/recommender.py:synthetic,tiny"]
+    "source",
+    [
+        "configs/quickstart.py:tiny",
+        pytest.param("configs/recommender.py:synthetic,tiny", marks=pytest.mark.slow),
+    ],
 )
 def test_the_clipping_engine_trains_as_per_example_autodiff_does(tmp_path, monkeypatch, source):
     """The same noise, the same curve, to float tolerance."""
