@@ -68,8 +68,14 @@ def attention_weights(
         logits = logits + bias
     if mask is None:
         return jax.nn.softmax(logits, axis=-1)
+    mask = boolean(mask)
+    weights = jax.nn.softmax(logits, axis=-1, where=mask)
+    return jnp.where(mask.any(axis=-1, keepdims=True), weights, 0)
+
+
+def boolean(mask: jax.Array) -> jax.Array:
+    """The mask as an array; raises ValueError if it is not boolean."""
     mask = jnp.asarray(mask)
     if mask.dtype != jnp.bool_:
         raise ValueError(f"mask has dtype {mask.dtype}: pass booleans, True where q may attend")
-    weights = jax.nn.softmax(logits, axis=-1, where=mask)
-    return jnp.where(mask.any(axis=-1, keepdims=True), weights, 0)
+    return mask

@@ -9,14 +9,13 @@ Autoencoders for Sparse Data", arXiv:1905.03375), and D(B)⁻¹f(B), the attenti
 import math
 from typing import Any, NamedTuple
 
-import dp_accounting
 import jax
 import numpy as np
 from scipy import sparse
 
 from dpx import gram, popularity
 from dpx.data.histories import Histories
-from dpx.privacy import PrivacyGuarantee, gaussian_budget, gaussian_noise_multiplier
+from dpx.privacy import PrivacyGuarantee, gaussian_budget
 
 
 class ItemGram(NamedTuple):
@@ -72,6 +71,7 @@ def fit(
         delta=delta,
         share=popularity_share,
         num_kept=num_kept,
+        rest="the Gram matrix",
     )
     items = leading.items
     columns = user_vectors(histories)[:, items].T
@@ -86,23 +86,13 @@ def fit(
         column_bound=1.0,
         neighboring="add_or_remove_one",
     )
-    guarantee = PrivacyGuarantee(
-        epsilon=epsilon,
-        delta=delta,
-        neighboring=release.guarantee.neighboring,
-        unit="user",
-        mechanism=f"noisy popularity, and noisy Gram matrix of {len(items)} items with noise "
-        f"multiplier {leading.noise_multiplier:.6g}",
-        assumptions=("the catalogue of items is public", "the number of users is public"),
-        event=dp_accounting.GaussianDpEvent(gaussian_noise_multiplier(epsilon, delta)),
-    )
     assert release.noise_std is not None
     return ItemGram(
         items=items,
         matrix=np.asarray(release.matrix, np.float64),
         log_popularity=leading.log_popularity,
         noise_std=release.noise_std,
-        guarantee=guarantee,
+        guarantee=leading.guarantee,
     )
 
 

@@ -66,8 +66,8 @@ def fit(
         delta=delta,
         neighboring=privacy.ADD_OR_REMOVE_ONE,
         unit=unit,
-        mechanism=f"item popularity, each user's items rescaled to l2 norm {l2_clip:g}, one Gaussian release "
-        f"with noise multiplier {multiplier:.6g}",
+        mechanism=f"item popularity, each {unit}'s items rescaled to l2 norm {l2_clip:g}, one Gaussian "
+        f"release with noise multiplier {multiplier:.6g}",
         assumptions=("the catalogue of items is public",),
         event=dp_accounting.GaussianDpEvent(multiplier),
     )
@@ -81,11 +81,13 @@ class Leading(NamedTuple):
       items: (K,) ids, the most popular ones first.
       log_popularity: (M,) log of a noisy distribution over the catalogue.
       noise_multiplier: Of a Gaussian mechanism that spends all of the rest.
+      guarantee: Of the popularity and that mechanism together.
     """
 
     items: np.ndarray
     log_popularity: np.ndarray
     noise_multiplier: float
+    guarantee: privacy.PrivacyGuarantee
 
 
 def fit_leading(
@@ -96,6 +98,7 @@ def fit_leading(
     delta: float,
     share: float,
     num_kept: int | None,
+    rest: str,
 ) -> Leading:
     """Spends a share of a budget on the popularity, from which a recommender's items are chosen.
 
@@ -108,6 +111,7 @@ def fit_leading(
       epsilon, delta: The whole budget.
       share: In (0, 1).
       num_kept: K, by default `default_num_kept`, which looks at ε, δ and N alone.
+      rest: What the rest is spent on, in words.
 
     Raises:
       ValueError: for an argument out of range.
@@ -124,7 +128,17 @@ def fit_leading(
     spent, at = privacy.gaussian_budget(multiplier / math.sqrt(share), delta)
     noisy = fit(key, histories, epsilon=spent, delta=at)
     items = np.argsort(-noisy.counts, kind="stable")[:num_kept]
-    return Leading(items, noisy.log_probabilities(), left)
+    guarantee = privacy.PrivacyGuarantee(
+        epsilon=epsilon,
+        delta=delta,
+        neighboring=privacy.ADD_OR_REMOVE_ONE,
+        unit="user",
+        mechanism=f"noisy popularity, and {rest} of {num_kept} items; Gaussian, noise multiplier "
+        f"{left:.6g} for the latter",
+        assumptions=("the catalogue of items is public", "the number of users is public"),
+        event=dp_accounting.GaussianDpEvent(multiplier),
+    )
+    return Leading(items, noisy.log_probabilities(), left, guarantee)
 
 
 def default_num_kept(noise_std: float, num_users: int, num_items: int) -> int:

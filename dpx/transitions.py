@@ -11,7 +11,6 @@ import math
 from collections.abc import Sequence
 from typing import NamedTuple
 
-import dp_accounting
 import jax
 import numpy as np
 from scipy import sparse
@@ -111,27 +110,18 @@ def fit(
         delta=delta,
         share=popularity_share,
         num_kept=num_kept,
+        rest=f"transitions in {rounds} round(s)",
     )
     pairs = _pairs(histories, leading.items, gap_decay, max_gap, age_decay, backward)
     std = leading.noise_multiplier * math.sqrt(rounds)
     estimate, error = _release(rounds_key, pairs, len(leading.items), std, rounds)
-    guarantee = privacy.PrivacyGuarantee(
-        epsilon=epsilon,
-        delta=delta,
-        neighboring=privacy.ADD_OR_REMOVE_ONE,
-        unit="user",
-        mechanism=f"noisy popularity, and transitions between {len(leading.items)} items in {rounds} "
-        f"round(s) with noise multiplier {std:.6g} each",
-        assumptions=("the catalogue of items is public", "the number of users is public"),
-        event=dp_accounting.GaussianDpEvent(privacy.gaussian_noise_multiplier(epsilon, delta)),
-    )
     return Transitions(
         items=leading.items,
         estimate=estimate,
         standard_error=error,
         weights=attention_weights(estimate, error),
         log_popularity=leading.log_popularity,
-        guarantee=guarantee,
+        guarantee=leading.guarantee,
     )
 
 

@@ -18,6 +18,7 @@ from dpx.cross_attention.domain import Domain
 from dpx.polynomial import PolynomialFeatures, smallest_degree
 from dpx.privacy import check_delta, check_epsilon, gaussian_noise_multiplier
 from experiments import keys as secrets
+from experiments import plotting
 
 _MARKERS = "osv^Dx<>"
 
@@ -173,9 +174,6 @@ def figures(records, folder: Path) -> list[Path]:
     runs = [run for run in records if run.config["experiment"] == "cross_attention"]
     if not runs:
         return []
-    import matplotlib
-
-    matplotlib.use("Agg")
     axes = {"data.n": "n", "data.dim": "d", "data.key_bound": "R", "epsilon": "ε"}
     paths = [
         path
@@ -218,8 +216,6 @@ def crossing(x: list[float], error: list[float], trivial: list[float]) -> float 
 
 def _draw_against(runs, name, label, others, folder: Path) -> Path | None:
     """One panel for each setting of the other axes."""
-    from matplotlib import pyplot
-
     rest = [other for other in others if other != name]
     groups = {}
     for run in runs:
@@ -232,7 +228,7 @@ def _draw_against(runs, name, label, others, folder: Path) -> Path | None:
     if not groups:
         return None
     size = (5 * len(groups), 4)
-    figure, panels = pyplot.subplots(
+    figure, panels = plotting.pyplot().subplots(
         1, len(groups), figsize=size, squeeze=False, sharey=True, layout="constrained"
     )
     for axes, (setting, group) in zip(panels[0], groups.items(), strict=True):
@@ -248,31 +244,27 @@ def _draw_against(runs, name, label, others, folder: Path) -> Path | None:
             ", ".join(f"{o.split('.')[-1]}={v:g}" for o, v in zip(rest, setting, strict=True))
         )
         axes.legend(fontsize="x-small")
-    return _save(figure, folder / f"error_against_{name.split('.')[-1]}.png")
+    return plotting.save(figure, folder / f"error_against_{name.split('.')[-1]}.png")
 
 
 def _draw_family(run, prefix, suffix, label, beside, folder: Path) -> Path:
     """Error of a family of mechanisms, numbered in their names, with others as level lines."""
-    from matplotlib import pyplot
-
     points = sorted(
         (int(name.split("/")[0].removeprefix(prefix).removesuffix(suffix)), value)
         for name, value in run.metrics.items()
         if name.startswith(prefix)
     )
-    figure, axes = pyplot.subplots(figsize=(6, 4), layout="constrained")
+    figure, axes = plotting.pyplot().subplots(figsize=(6, 4), layout="constrained")
     axes.loglog(*zip(*points, strict=True), marker="o", label=prefix.rstrip("_"))
     for name, style in zip(beside, ("--", ":"), strict=False):
         axes.axhline(run.metrics[f"{name}/error"], color="grey", linestyle=style, label=name)
     data = run.config["data"]
     axes.set(xlabel=label, ylabel="mean |error|", title=f"n={data['n']}, d={data['dim']}")
     axes.legend()
-    return _save(figure, folder / f"error_against_{label.replace(' ', '_')}.png")
+    return plotting.save(figure, folder / f"error_against_{label.replace(' ', '_')}.png")
 
 
 def _draw_seconds(runs, folder: Path) -> Path:
-    from matplotlib import pyplot
-
     dim = max(run.config["data"]["dim"] for run in runs)
     rows = [
         json.loads(line)
@@ -280,19 +272,11 @@ def _draw_seconds(runs, folder: Path) -> Path:
         if run.config["data"]["dim"] == dim
         for line in (run.workdir / "metrics.jsonl").read_text(encoding="utf-8").splitlines()
     ]
-    figure, panels = pyplot.subplots(1, 2, figsize=(10, 4), layout="constrained")
+    figure, panels = plotting.pyplot().subplots(1, 2, figsize=(10, 4), layout="constrained")
     for axes, what in zip(panels, ("build_seconds", "seconds_per_query"), strict=True):
         for name in ("sketch", "tree", "tree_laplace"):
             points = sorted((row["n"], row[what]) for row in rows if row["mechanism"] == name)
             axes.loglog(*zip(*points, strict=True), marker="o", label=name)
         axes.set(xlabel="n", ylabel=what.replace("_", " "), title=f"d={dim}")
         axes.legend()
-    return _save(figure, folder / "seconds_against_n.png")
-
-
-def _save(figure, path: Path) -> Path:
-    from matplotlib import pyplot
-
-    figure.savefig(path, dpi=150)
-    pyplot.close(figure)
-    return path
+    return plotting.save(figure, folder / "seconds_against_n.png")

@@ -12,6 +12,7 @@ from dpx import gram, privacy
 from dpx.gram.accounting import sensitivity
 from dpx.gram.columns import clipped_gram
 from experiments import keys as secrets
+from experiments import plotting
 
 FAILURE = 0.05  # of the high-probability bounds
 AXES = {
@@ -211,7 +212,7 @@ def figures(records, folder: Path) -> list[Path]:
 
 
 def _draw_axis(records, axis: str, path: Path) -> Path:
-    plt = _pyplot()
+    plt = plotting.pyplot()
     figure, panels = plt.subplots(1, 3, figsize=(15, 4), constrained_layout=True)
     for panel, name in zip(panels, ("max_entry_error", "total_variation"), strict=False):
         for label, words in ROWS.items():
@@ -239,13 +240,11 @@ def _draw_axis(records, axis: str, path: Path) -> Path:
     for panel in panels:
         panel.set(xscale="log", yscale="log", xlabel=AXES[axis])
         panel.legend(fontsize=7)
-    figure.savefig(path, dpi=120)
-    plt.close(figure)
-    return path
+    return plotting.save(figure, path)
 
 
 def _draw_samples(config, path: Path) -> Path:
-    plt = _pyplot()
+    plt = plotting.pyplot()
     figure, panels = plt.subplots(1, 2, figsize=(11, 4), constrained_layout=True, sharey=True)
     ratios = np.geomspace(1e-6, 0.5, 60)
     lines = [(panels[0], epsilon, 1e-6, f"ε={epsilon:g}") for epsilon in (0.09, 1.0, 8.0)]
@@ -272,15 +271,4 @@ def _draw_samples(config, path: Path) -> Path:
         )
         panel.legend(fontsize=7)
     panels[0].set_ylabel("largest k")
-    figure.savefig(path, dpi=120)
-    plt.close(figure)
-    return path
-
-
-def _pyplot():
-    import matplotlib
-
-    matplotlib.use("Agg")
-    from matplotlib import pyplot
-
-    return pyplot
+    return plotting.save(figure, path)

@@ -11,8 +11,7 @@ from dpx import item_gram, popularity, privacy, transitions
 from dpx import metrics as ranking
 from dpx.data import Histories, leave_last_out, left_pad
 from experiments import keys as secrets
-from experiments import recommender_data
-from experiments.gram import _pyplot
+from experiments import plotting, recommender_data
 from experiments.recommender import means
 
 ROWS = {
@@ -89,12 +88,14 @@ def run(config, workdir: Path) -> dict:
         biases = prior.log_probabilities()
         scores["dp_popularity"].append(rank(lambda _, b=biases: b[None]))
 
-        options = config.transitions.to_dict()
-        for row, key in (("transitions", keys[3]), ("transitions_one_round", keys[4])):
-            follows = transitions.fit(key, known, num_kept=config.num_kept, **options, **budget)
+        options = {"num_kept": config.num_kept, **config.transitions.to_dict()}
+        for row, key, changed in (
+            ("transitions", keys[3], {}),
+            ("transitions_one_round", keys[4], {"rounds": 1}),
+        ):
+            follows = transitions.fit(key, known, **options | changed, **budget)
             guarantees[row + suffix] = follows.guarantee
             scores[row].append(rank(lambda users, r=follows: r.scores(users.items)))
-            options["rounds"] = 1
 
         share = {"popularity_share": config.popularity_share}
         release = item_gram.fit(keys[1], known, num_kept=config.num_kept, **share, **budget)
@@ -190,7 +191,7 @@ def figures(records, folder: Path) -> list[Path]:
 
 
 def _draw(records, axis: str, words: str, path: Path) -> Path:
-    plt = _pyplot()
+    plt = plotting.pyplot()
     k = records[0].config["evaluate"]["k"]
     figure, panels = plt.subplots(1, 2, figsize=(11, 4), constrained_layout=True)
     for panel, name in zip(panels, (f"ndcg@{k}", f"hit@{k}"), strict=True):
@@ -202,6 +203,4 @@ def _draw(records, axis: str, words: str, path: Path) -> Path:
             panel.errorbar(x, y, yerr=bar, marker="o", markersize=3, label=label)
         panel.set(xscale="log", xlabel=words, ylabel=f"{name.upper()} in %")
         panel.legend(fontsize=7)
-    figure.savefig(path, dpi=120)
-    plt.close(figure)
-    return path
+    return plotting.save(figure, path)

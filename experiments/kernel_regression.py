@@ -26,6 +26,7 @@ from dpx.privacy import (
     gaussian_noise_multiplier,
 )
 from experiments import keys as secrets
+from experiments import plotting
 
 FIELDS = ("carat", "depth", "table")
 LOW, HIGH = np.array([0.2, 50.0, 50.0]), np.array([5.2, 75.0, 80.0])
@@ -161,22 +162,14 @@ def figures(records, folder: Path) -> list[Path]:
     )
     if len({_epsilon(run) for run in runs}) < 2:
         return []
-    import matplotlib
-
-    matplotlib.use("Agg")
-    from matplotlib import pyplot
-
-    figure, axes = pyplot.subplots(figsize=(6, 4), layout="constrained")
+    figure, axes = plotting.pyplot().subplots(figsize=(6, 4), layout="constrained")
     names = [n.split("/")[0] for n in runs[0].metrics if n.endswith("/mean_absolute_error")]
     for name, marker in zip(names, itertools.cycle("osv^Dx"), strict=False):
         errors = [run.metrics[f"{name}/mean_absolute_error"] for run in runs]
         axes.plot([_epsilon(run) for run in runs], errors, marker=marker, label=name)
     axes.set(xscale="log", xlabel="ε", ylabel="mean absolute error (dollars)")
     axes.legend()
-    path = folder / "diamonds.png"
-    figure.savefig(path, dpi=150)
-    pyplot.close(figure)
-    return [path]
+    return [plotting.save(figure, folder / "diamonds.png")]
 
 
 def _epsilon(run) -> float:

@@ -113,12 +113,13 @@ def run(config, workdir: Path) -> dict:
             metrics[f"{label}/{name}nats_per_character"] = model.evaluate(records)
 
     rows = models.private_rows(config)
+    histories = corpus.histories
     # Rows that are all released share neither noise nor samples.
     samplings = (keys.sampling, *keys.sampling.spawn(1))
     for label, key, sampling in zip(rows, (training_key, second_key), samplings, strict=False):
         calibrated = models.calibrate(
             config,
-            corpus.histories,
+            histories,
             corpus.length,
             corpus.unit,
             corpus.assumptions,
@@ -190,11 +191,20 @@ class PrivateText:
         return decode(np.asarray(drawn))
 
     def log_prob(self, texts: list[str]) -> np.ndarray:
-        """(n,) log-probability of each name, its end included, or window, in nats."""
+        """(n,) log-probability of each name, its end included, or window, in nats.
+
+        Raises:
+          ValueError: for a window that is not as long as those the model was trained on.
+        """
+        length = self._corpus.length
         if self._corpus.unit == "name":
             records = surnames.encode(texts)
+        elif any(len(text) != length for text in texts):
+            raise ValueError(
+                f"windows of {sorted({len(t) for t in texts})} characters: pass {length} in each"
+            )
         else:
-            records = shakespeare.encode("".join(texts), self._corpus.length)
+            records = shakespeare.encode("".join(texts), length)
         picked = self._picked(records)
         return np.asarray(jnp.where(records.mask, picked, 0).sum(axis=1))
 

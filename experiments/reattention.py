@@ -11,7 +11,7 @@ from dpx import attention, reattention
 from dpx.data import synthetic_histories
 from dpx.reattention import Moments, ParameterErrors
 from experiments import keys as secrets
-from experiments import models, training
+from experiments import models, plotting, training
 
 UNIT = "user"
 ASSUMPTIONS = (
@@ -214,17 +214,12 @@ def _fresh_noise(
 
 def figures(records, folder: Path) -> list[Path]:
     """Distraction against variance, and a map of attention for each record's ε."""
-    import matplotlib
-
-    matplotlib.use("Agg")
-    from matplotlib import pyplot
-
-    paths = []
+    plt, paths = plotting.pyplot(), []
     loaded = [(r, Path(r.workdir) / "reattention.npz") for r in records]
     loaded = [(r, np.load(path)) for r, path in loaded if path.exists()]
     if not loaded:
         return paths
-    figure, axes = pyplot.subplots(1, 2, figsize=(9, 3.5), layout="constrained")
+    figure, axes = plt.subplots(1, 2, figsize=(9, 3.5), layout="constrained")
     titles = ("one noisy synthetic key", "private model, fresh noise")
     for axis, part, title in zip(axes, ("keys", "trained"), titles, strict=True):
         for row in ROWS:
@@ -236,12 +231,10 @@ def figures(records, folder: Path) -> list[Path]:
     axes[0].set_xlabel("variance of the logit")
     axes[1].set(xlabel="variance of the key", xscale="log")
     axes[0].legend()
-    paths.append(folder / "distraction.png")
-    figure.savefig(paths[-1], dpi=150)
-    pyplot.close(figure)
+    paths.append(plotting.save(figure, folder / "distraction.png"))
 
     shape = (2, len(loaded))
-    figure, grid = pyplot.subplots(
+    figure, grid = plt.subplots(
         *shape, figsize=(3 * shape[1], 6), squeeze=False, layout="constrained"
     )
     for column, (record, arrays) in zip(grid.T, loaded, strict=True):
@@ -249,7 +242,4 @@ def figures(records, folder: Path) -> list[Path]:
             axis.imshow(arrays[f"map_{row}"], vmin=0, cmap="viridis")
             axis.set_title(f"{row}, ε = {record.config['epsilon']:g}", fontsize=9)
             axis.set(xlabel="key", ylabel="query")
-    paths.append(folder / "attention_maps.png")
-    figure.savefig(paths[-1], dpi=150)
-    pyplot.close(figure)
-    return paths
+    return [*paths, plotting.save(figure, folder / "attention_maps.png")]

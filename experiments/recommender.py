@@ -82,8 +82,8 @@ def run(config, workdir: Path) -> dict:
     exact = np.log1p(popularity.count(prepared.train))
     scores["popularity"] = [_evaluate(config, prepared, lambda *_: exact)]
     rows = models.private_rows(config)
-    untrained = ("transitions", "start") if config.start.share else ()
-    for row in ("dp_popularity", *untrained, *rows, config.model.kind):
+    released = ("transitions", "start") if config.start.share else ()
+    for row in ("dp_popularity", *released, *rows, config.model.kind):
         scores[row] = []
     for number in range(config.num_seeds):
         seed = config.seed + number
@@ -106,9 +106,10 @@ def run(config, workdir: Path) -> dict:
         if start is not None:
             whole, guarantee = warm_start.fit(noise[5], prepared.train, config, share=1.0)
             releases[f"transitions{suffix}"] = guarantee.assuming(*assumptions)
-            for row, untrained in (("transitions", whole), ("start", start)):
-                prepared = recommender_data.prepare(config, untrained)
-                scores[row].append(_evaluate(config, prepared, _start_scorer(untrained)))
+            for row, release in zip(released, (whole, start), strict=True):
+                # Each release keeps items of its own; training goes on with those of the start.
+                prepared = recommender_data.prepare(config, release)
+                scores[row].append(_evaluate(config, prepared, _start_scorer(release)))
         graph, params = _build(config, prepared.records.num_items, seed, bias, start)
         last_only = config.train.loss == "last"
         fit = functools.partial(

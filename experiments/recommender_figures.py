@@ -3,11 +3,9 @@
 import json
 from pathlib import Path
 
-import matplotlib
-
-matplotlib.use("Agg")
-import matplotlib.pyplot as plt
 import numpy as np
+
+from experiments import plotting
 
 LABELS = {
     "popularity": "popularity, not private",
@@ -33,7 +31,7 @@ def against_epsilon(records, folder: Path) -> list[Path]:
     if len({record.config["epsilon"] for record in records}) < 2:
         return []
     records = sorted(records, key=lambda record: record.config["epsilon"])
-    figure, panels = plt.subplots(1, 2, figsize=(11, 4), constrained_layout=True)
+    figure, panels = plotting.pyplot().subplots(1, 2, figsize=(11, 4), constrained_layout=True)
     for panel, name in zip(panels, _names(records[0]), strict=True):
         for row in _rows(records, name):
             found = [record for record in records if f"{row}/{name}" in record.metrics]
@@ -48,7 +46,7 @@ def against_epsilon(records, folder: Path) -> list[Path]:
             )
         panel.set(xlabel="ε", ylabel=f"{name.upper()} in %")
     panels[0].legend(fontsize=7)
-    return [_saved(figure, folder / "recommender_epsilon.png")]
+    return [plotting.save(figure, folder / "recommender_epsilon.png")]
 
 
 def during_training(records, folder: Path) -> list[Path]:
@@ -58,7 +56,7 @@ def during_training(records, folder: Path) -> list[Path]:
         curves = _curves(record)
         if not curves:
             continue
-        figure, panels = plt.subplots(1, 2, figsize=(11, 4), constrained_layout=True)
+        figure, panels = plotting.pyplot().subplots(1, 2, figsize=(11, 4), constrained_layout=True)
         for panel, name in zip(panels, _names(record), strict=True):
             for color, (row, seeds) in enumerate(sorted(curves.items())):
                 steps = sorted(set.intersection(*(set(seed) for seed in seeds)))
@@ -71,7 +69,7 @@ def during_training(records, folder: Path) -> list[Path]:
             panel.set(xlabel="step", ylabel=f"{name.upper()} in %")
         panels[0].legend(fontsize=7)
         suffix = f"{record.config['epsilon']:g}_{record.workdir.name}"
-        paths.append(_saved(figure, folder / f"recommender_curves_{suffix}.png"))
+        paths.append(plotting.save(figure, folder / f"recommender_curves_{suffix}.png"))
     return paths
 
 
@@ -86,13 +84,13 @@ def sharing(records, folder: Path) -> list[Path]:
             bars.setdefault(f"{words}, d = {model['dim']}", []).append(100 * record.metrics[row])
     if len({label.split(",")[0] for label in bars}) < 2:
         return []
-    figure, axes = plt.subplots(figsize=(6, 4), constrained_layout=True)
+    figure, axes = plotting.pyplot().subplots(figsize=(6, 4), constrained_layout=True)
     for position, (_, values) in enumerate(sorted(bars.items())):
         axes.bar(position, np.mean(values), color="C0", alpha=0.4)
         axes.plot([position] * len(values), values, "k.")
     axes.set_xticks(range(len(bars)), sorted(bars))
     axes.set(ylabel=f"{_names(records[0])[0].upper()} in %", title="each dot a run")
-    return [_saved(figure, folder / "recommender_sharing.png")]
+    return [plotting.save(figure, folder / "recommender_sharing.png")]
 
 
 def grid(records, folder: Path) -> list[Path]:
@@ -112,7 +110,7 @@ def grid(records, folder: Path) -> list[Path]:
         table = np.full((len(batches), len(rates)), np.nan)
         for (batch, rate), values in cells.items():
             table[batches.index(batch), rates.index(rate)] = np.mean(values)
-        figure, axes = plt.subplots(
+        figure, axes = plotting.pyplot().subplots(
             figsize=(1.5 + len(rates), 1.5 + len(batches)), constrained_layout=True
         )
         axes.imshow(table, origin="lower", cmap="viridis")
@@ -124,7 +122,7 @@ def grid(records, folder: Path) -> list[Path]:
         split = records[0].config["evaluate"]["split"]
         title = f"{_names(records[0])[0].upper()} in %, {split} item, ε = {epsilon:g}"
         axes.set(xlabel="learning rate", ylabel="batch size", title=title)
-        paths.append(_saved(figure, folder / f"recommender_grid_{epsilon:g}.png"))
+        paths.append(plotting.save(figure, folder / f"recommender_grid_{epsilon:g}.png"))
     return paths
 
 
@@ -151,9 +149,3 @@ def _rows(records, name: str) -> list[str]:
     names = {metric for record in records for metric in record.metrics}
     found = {metric.rpartition("/")[0] for metric in names if metric.endswith(f"/{name}")}
     return sorted(found, key=lambda row: (*LABELS, row).index(row))
-
-
-def _saved(figure, path: Path) -> Path:
-    figure.savefig(path, dpi=120)
-    plt.close(figure)
-    return path

@@ -13,7 +13,7 @@ import ml_collections
 import numpy as np
 from absl import app, flags
 
-from experiments import cli, records
+from experiments import cli, plotting, records
 from experiments.records import Record
 
 # ---------------------------------------------------------------------------------------------
@@ -140,11 +140,8 @@ def _write_csv(found: list[Record], path: Path) -> None:
 
 def draw(found: list[Record], folder: Path) -> list[Path]:
     """Draws what the runs at hand allow; nothing where matplotlib is not installed."""
-    try:
-        import matplotlib
-    except ImportError:
+    if not plotting.available():
         return []
-    matplotlib.use("Agg")
     paths = [*_draw_training(found, folder), *_draw_sweeps(found, folder)]
     for module, group in _by_experiment(found).items():
         if hasattr(module, "figures"):
@@ -159,18 +156,8 @@ def _by_experiment(found: list[Record]) -> dict:
     return groups
 
 
-def _save(figure, path: Path) -> Path:
-    import matplotlib.pyplot as plt
-
-    figure.savefig(path, dpi=120, bbox_inches="tight")
-    plt.close(figure)
-    return path
-
-
 def _draw_training(found: list[Record], folder: Path) -> list[Path]:
     """Loss and ε against steps, for each training run that kept a log."""
-    import matplotlib.pyplot as plt
-
     curves = defaultdict(list)
     for record in found:
         log = record.workdir / "metrics.jsonl"
@@ -181,7 +168,7 @@ def _draw_training(found: list[Record], folder: Path) -> list[Path]:
                 curves[name].append((entry["step"], entry["loss"], entry["epsilon"]))
     if not curves:
         return []
-    figure, axis = plt.subplots(figsize=(6.4, 4))
+    figure, axis = plotting.pyplot().subplots(figsize=(6.4, 4))
     right = axis.twinx()
     for name, points in curves.items():
         steps, losses, epsilons = zip(*points, strict=True)
@@ -193,13 +180,11 @@ def _draw_training(found: list[Record], folder: Path) -> list[Path]:
     right.set_ylim(bottom=0)
     if len(curves) <= 12:
         axis.legend(fontsize=8)
-    return [_save(figure, folder / "training.png")]
+    return [plotting.save(figure, folder / "training.png")]
 
 
 def _draw_sweeps(found: list[Record], folder: Path) -> list[Path]:
     """Each metric against each swept number, a line per row of the table, error bars over seeds."""
-    import matplotlib.pyplot as plt
-
     paths = []
     values = defaultdict(set)
     for record in found:
@@ -217,7 +202,7 @@ def _draw_sweeps(found: list[Record], folder: Path) -> list[Path]:
                     row, _, found_column = metric.rpartition("/")
                     if found_column == column and isinstance(x, int | float):
                         points[row][x].append(value)
-            figure, axis = plt.subplots(figsize=(6.4, 4))
+            figure, axis = plotting.pyplot().subplots(figsize=(6.4, 4))
             for row, by_x in points.items():
                 xs = sorted(by_x)
                 means = [np.mean(by_x[x]) for x in xs]
@@ -228,7 +213,7 @@ def _draw_sweeps(found: list[Record], folder: Path) -> list[Path]:
             axis.set(xlabel="ε" if name == "epsilon" else name, ylabel=column)
             axis.legend(fontsize=8)
             file = f"{column}_against_{name}".replace("@", "_at_").replace("/", "_")
-            paths.append(_save(figure, folder / f"{file}.png"))
+            paths.append(plotting.save(figure, folder / f"{file}.png"))
     return paths
 
 

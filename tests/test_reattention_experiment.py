@@ -57,6 +57,8 @@ def test_language_model_has_both_rows_at_one_budget_and_loads(tmp_path):
     scored = model.log_prob(["to be or not to "])
     assert scored.shape == (1,)
     assert scored[0] < 0
+    with pytest.raises(ValueError, match="pass 16 in each"):
+        model.log_prob(["to be or not to ", "to be"])
 
 
 @pytest.mark.slow

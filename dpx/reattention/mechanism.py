@@ -67,8 +67,7 @@ def attention_weights(
             f"key_variance {key_variance.shape} does not fit k {k.shape}: pass (..., Lk, D) or (..., Lk, 1)"
         )
     check_sign(key_variance, "key_variance")
-    if mask is not None and jnp.asarray(mask).dtype != jnp.bool_:
-        raise ValueError(f"mask has dtype {mask.dtype}: pass booleans, True where q may attend")
+    mask = None if mask is None else dpx_attention.boolean(mask)
     key_variance = jnp.clip(key_variance.astype(jnp.result_type(q, k, jnp.float32)), 0, _LARGEST)
     if not renormalize:
         variance = _logit_variance(q, key_variance)
