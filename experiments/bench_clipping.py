@@ -36,6 +36,7 @@ from dpx.nn.transformer import Transformer
 from experiments import plotting
 
 CLIP = 1.0
+MANY = 10**6  # beyond which memory does not grow with the batch, as with microbatches
 COLUMNS: tuple[str, ...] = (
     "shape", "method", "batch", "ms", "time_ratio", "temp_mib", "memory_ratio", "largest_batch",
     "compile_s", "compile_ratio", "error",
@@ -190,6 +191,7 @@ def measure(name: str, shape: Shape) -> list[dict[str, Any]]:
         if _LARGEST.value:
             doubled = temp_bytes(jax.jit(step).lower(params, *double).compile())
             largest = size * int((_LIMIT.value * 2**30 - temp) / max(doubled - temp, 1) + 1)
+            largest = largest if largest < MANY else f"over {MANY}"
         result = jax.block_until_ready(program(params, *batch))
         error = ""
         if not method.startswith("ordinary"):
