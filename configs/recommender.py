@@ -89,10 +89,11 @@ def get_config(arg: str = "") -> ConfigDict:
         config.update({"delta": 1e-4, "num_seeds": 1, "popularity_share": 0.05})
         config.update({"train": {"steps": 500, "batch_size": 1024}, "non_private": {"steps": 500}})
     if variant == "amazon":
-        config.update({"delta": 3e-5, "num_seeds": 1, "popularity_share": 0.05})
-        config.update({"data": {"min_count": 0, "max_length": 20}, "model": {"dropout": 0.5}})
-        config.update({"train": {"loss": "last", "steps": 200, "batch_size": 2048}})
-        config.update({"train": {"physical_batch": 64}, "non_private": {"steps": 0}})
+        config.update({"delta": 3e-5, "popularity_share": 0.05})
+        config.update({"data": {"min_count": 0, "max_length": 10}, "model": {"dropout": 0.5}})
+        config.update({"train": {"loss": "last", "steps": 100, "batch_size": 2048}})
+        config.update({"train": {"learning_rate": 3e-3, "physical_batch": 64}})
+        config.update({"non_private": {"steps": 0}})
         config.update({"evaluate": {"exclude_seen": False}})
     if variant == "amazon_warm":
         config.update({"delta": 3e-5, "popularity_share": 0.0, "start": {"share": 0.9}})
