@@ -202,5 +202,5 @@ def _draw(records, axis: str, words: str, path: Path) -> Path:
             bar = [100 * r.metrics.get(f"{row}/{name}_se", 0.0) for r in found]
             panel.errorbar(x, y, yerr=bar, marker="o", markersize=3, label=label)
         panel.set(xscale="log", xlabel=words, ylabel=f"{name.upper()} in %")
-        panel.legend(fontsize=7)
+    panels[1].legend(fontsize=7, loc="center left", bbox_to_anchor=(1, 0.5))
     return plotting.save(figure, path)

@@ -184,7 +184,10 @@ def _draw_training(found: list[Record], folder: Path) -> list[Path]:
 
 
 def _draw_sweeps(found: list[Record], folder: Path) -> list[Path]:
-    """Each metric against each swept number, a line per row of the table, error bars over seeds."""
+    """Each metric against each swept number, a line per row of the table.
+
+    Error bars are standard errors: over the runs at a point, or, of a single run, what it says itself.
+    """
     paths = []
     values = defaultdict(set)
     for record in found:
@@ -193,6 +196,7 @@ def _draw_sweeps(found: list[Record], folder: Path) -> list[Path]:
                 values[name].add(value)
     swept = [n for n, seen in values.items() if len(seen) > 1 and n not in ("seed", "noise_seed")]
     columns = dict.fromkeys(name.rpartition("/")[2] for record in found for name in record.metrics)
+    columns = [column for column in columns if not column.endswith("_se")]
     for name in swept:
         for column in columns:
             points = defaultdict(lambda: defaultdict(list))
@@ -201,12 +205,12 @@ def _draw_sweeps(found: list[Record], folder: Path) -> list[Path]:
                 for metric, value in record.metrics.items():
                     row, _, found_column = metric.rpartition("/")
                     if found_column == column and isinstance(x, int | float):
-                        points[row][x].append(value)
+                        own_error = record.metrics.get(f"{metric}_se", 0.0)
+                        points[row][x].append((value, own_error))
             figure, axis = plotting.pyplot().subplots(figsize=(6.4, 4))
             for row, by_x in points.items():
                 xs = sorted(by_x)
-                means = [np.mean(by_x[x]) for x in xs]
-                errors = [np.std(by_x[x]) / max(len(by_x[x]) - 1, 1) ** 0.5 for x in xs]
+                means, errors = zip(*(_mean_and_error(by_x[x]) for x in xs), strict=True)
                 axis.errorbar(xs, means, yerr=errors, marker="o", capsize=3, label=row or column)
             if min(values[name]) > 0 and max(values[name]) / min(values[name]) >= 10:
                 axis.set_xscale("log")
@@ -215,6 +219,13 @@ def _draw_sweeps(found: list[Record], folder: Path) -> list[Path]:
             file = f"{column}_against_{name}".replace("@", "_at_").replace("/", "_")
             paths.append(plotting.save(figure, folder / f"{file}.png"))
     return paths
+
+
+def _mean_and_error(runs: list[tuple[float, float]]) -> tuple[float, float]:
+    values, own_errors = zip(*runs, strict=True)
+    if len(runs) == 1:
+        return values[0], own_errors[0]
+    return float(np.mean(values)), float(np.std(values, ddof=1) / len(runs) ** 0.5)
 
 
 def main(argv: list[str]) -> None:
