@@ -116,7 +116,8 @@ def grid(records, folder: Path) -> list[Path]:
         axes.imshow(table, origin="lower", cmap="viridis")
         for (row, column), value in np.ndenumerate(table):
             if np.isfinite(value):
-                axes.text(column, row, f"{value:.2f}", ha="center", va="center", color="w")
+                color = "w" if value < np.nanmean(table) else "k"
+                axes.text(column, row, f"{value:.2f}", ha="center", va="center", color=color)
         axes.set_xticks(range(len(rates)), [f"{rate:g}" for rate in rates])
         axes.set_yticks(range(len(batches)), [str(batch) for batch in batches])
         split = records[0].config["evaluate"]["split"]
