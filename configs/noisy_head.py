@@ -60,7 +60,7 @@ def sweep(arg: str = "") -> dict[str, list]:
 
 def _simulated(config):
     config.trials = 500
-    config.one_shot_trials = 500  # 0 leaves the one-shot release out
+    config.one_shot = True  # beside methods
     config.num_prompts = 4000
     config.length = config_dict.placeholder(int)  # L; ⌊√N⌋ unless set
     config.dim = config_dict.placeholder(int)  # D; ⌊√N⌋ unless set
@@ -91,9 +91,7 @@ def _high_dim(config):
     config.steps = 5
     config.epsilons = (0.01, 0.05, 0.1, 0.5, 1.0)
     config.axes.num_prompts = (500, 600, 700, 800, 900, 1000)
-    config.one_shot_trials = (
-        0  # D⁴ = 1e6 numbers to protect: see useful and rates for where it belongs
-    )
+    config.one_shot = False  # it would protect D⁴ = 1e6 numbers: see useful and rates
 
 
 def _useful(config):
@@ -104,7 +102,6 @@ def _useful(config):
     config.epsilons = (0.2, 1.0, 4.0)
     config.axes.num_prompts = (4000, 20_000, 100_000)
     config.trials = 20
-    config.one_shot_trials = 20
 
 
 def _rates(config):
@@ -120,7 +117,6 @@ def _rates(config):
     config.axes.dim = (2, 4, 6, 8)
     config.axes.epsilon = (2.0, 4.0, 8.0, 16.0)
     config.trials = 50
-    config.one_shot_trials = 50
 
 
 def _early_stopping(config):
@@ -179,7 +175,6 @@ def _shrink(config, variant):
         config.steps_grid = (2, 8)
         return
     config.trials = 2
-    config.one_shot_trials = min(config.one_shot_trials, 2)
     config.epsilons = config.epsilons[:2]
     if variant in ("early_stopping", "robustness"):
         config.num_prompts = 64

@@ -111,33 +111,44 @@ def cells(config) -> Iterator[tuple[str, Cell, tuple[float, ...]]]:
             yield axis, make_cell(config, **sizes), budgets
 
 
-def simulate(config, cell: Cell, budgets: tuple[float, ...]) -> dict[str, np.ndarray]:
-    """Risks of every method and baseline in one cell, over independent trials.
+def fits(config) -> tuple[str, ...]:
+    """The names of all private fits."""
+    return (*config.methods, "one_shot") if config.one_shot else tuple(config.methods)
+
+
+def simulate(config, points) -> list[dict[str, np.ndarray]]:
+    """Risks of every fit and baseline at every point, over independent trials.
 
     Returns:
-      name -> (trials, len(budgets), 2) for a private fit, (trials, 2) for "zero" and "ridge": excess risk
-      over ridge, and test MSE, both exact. "one_shot" may have fewer trials.
+      For each point, name -> (trials, len(budgets), 2) for a private fit, (trials, 2) for "zero" and "ridge":
+      excess risk over ridge, and test MSE, both exact.
     """
-    keys = jax.random.split(jax.random.key(config.seed), config.trials)
-    names = tuple(config.methods)
-    with jax.enable_x64(True):
-        if config.one_shot_trials == config.trials:
-            risks = trials_function(config, cell, budgets, (*names, "one_shot"), config.trials)(
-                keys
-            )
-        else:
-            risks = trials_function(config, cell, budgets, names, config.trials)(keys)
-            if config.one_shot_trials:
-                few = config.one_shot_trials
-                one_shot = trials_function(config, cell, budgets, ("one_shot",), few)(keys[:few])
-                risks["one_shot"] = one_shot["one_shot"]
-        return jax.tree.map(np.asarray, risks)
+    cores = os.cpu_count() or 1
+
+    def compiled(point):
+        _, cell, budgets = point
+        batch = min(TRIALS_PER_BATCH if cell.dim <= 8 else 10, math.ceil(config.trials / cores))
+        return compile_trials(config, cell, budgets, batch), batch
+
+    def run_all(program, batch):
+        # Surplus trials of the last batch are dropped below.
+        keys = jax.random.split(
+            jax.random.key(config.seed), math.ceil(config.trials / batch) * batch
+        )
+        return pool.map(program, keys.reshape(-1, batch))
+
+    # Neither compilation nor one batch of trials fills the cores.
+    with concurrent.futures.ThreadPoolExecutor(cores) as pool:
+        runs = [run_all(*program) for program in pool.map(compiled, points)]
+        return [
+            jax.tree.map(lambda *parts: np.concatenate(parts)[: config.trials], *batches)
+            for batches in runs
+        ]
 
 
-def trials_function(config, cell, budgets, names, trials):
-    """A jitted function from (trials,) keys to risks, a batch of trials at a time."""
-    fits = {name: _fitter(name, config, cell, budgets) for name in names}
-    batch = min(TRIALS_PER_BATCH if cell.dim <= 8 else 10, trials)
+def compile_trials(config, cell: Cell, budgets: tuple[float, ...], batch: int):
+    """A compiled function from `batch` keys to the risks of as many trials; threads may share it."""
+    methods = {name: _fitter(name, config, cell, budgets) for name in fits(config)}
 
     def draw(key):
         sizes = (cell.num_prompts, cell.length, cell.dim)
@@ -148,7 +159,7 @@ def trials_function(config, cell, budgets, names, trials):
     def one(key, features):
         reference = noisy_head.ridge(features, cell.regularization)
         gammas = {"zero": jnp.zeros_like(reference), "ridge": reference}
-        for index, (name, fit) in enumerate(fits.items()):
+        for index, (name, fit) in enumerate(methods.items()):
             gammas[name] = fit(jax.random.fold_in(key, index + 1), features)
         return {
             name: jnp.stack(
@@ -164,18 +175,13 @@ def trials_function(config, cell, budgets, names, trials):
         }
 
     # Prompts are drawn trial by trial, which keeps the draws in the cache; all else is vectorised.
-    def some(keys):
+    @jax.jit
+    def trials(keys):
         return jax.vmap(one)(keys, jax.lax.map(draw, keys))
 
-    def all_trials(keys):
-        whole = trials // batch * batch
-        risks = jax.lax.map(some, keys[:whole].reshape(-1, batch))
-        risks = jax.tree.map(lambda r: r.reshape(whole, *r.shape[2:]), risks)
-        if whole == trials:
-            return risks
-        return jax.tree.map(lambda *r: jnp.concatenate(r), risks, some(keys[whole:]))
-
-    return jax.jit(all_trials)
+    with jax.enable_x64(True):
+        program = trials.lower(jax.random.split(jax.random.key(0), batch)).compile()
+    return lambda keys: jax.tree.map(np.asarray, program(keys))
 
 
 def _fitter(name, config, cell, budgets):
@@ -215,10 +221,6 @@ def validate(config) -> None:
     for name in ("trials", "num_prompts"):
         if config[name] < 1:
             raise ValueError(f"config.{name}={config[name]} must be at least 1")
-    if not 0 <= config.one_shot_trials <= config.trials:
-        raise ValueError(
-            f"config.one_shot_trials={config.one_shot_trials} must be in [0, {config.trials}]"
-        )
     unknown = [axis for axis in config.axes if axis not in AXES]
     if unknown:
         raise ValueError(f"config.axes has {unknown[0]!r}: use {', '.join(AXES)}")
@@ -253,11 +255,8 @@ def run(config, workdir: Path) -> dict:
     """Runs every cell; see the launcher's contract for what is returned."""
     del workdir  # simulated prompts and one pass: there is nothing to log on the way
     points = list(cells(config))
-    # Cells are compiled and run side by side: neither step of one cell fills the cores.
-    with concurrent.futures.ThreadPoolExecutor(min(8, os.cpu_count() or 1)) as pool:
-        results = list(pool.map(lambda point: simulate(config, *point[1:]), points))
     metrics: dict[str, float] = {}
-    for (axis, cell, budgets), risks in zip(points, results, strict=True):
+    for (axis, cell, budgets), risks in zip(points, simulate(config, points), strict=True):
         for name, values in risks.items():
             for index, epsilon in enumerate(budgets if values.ndim == 3 else (None,)):
                 series = values if epsilon is None else values[:, index]
@@ -283,28 +282,25 @@ def run(config, workdir: Path) -> dict:
 def slopes(config, metrics: dict[str, float]) -> dict[str, float]:
     """Fitted exponents of the excess risk along each axis, beside those of Theorem 4.2."""
     fitted = {}
-    for axis, name in itertools.product(config.axes, (*config.methods, "one_shot")):
+    for axis, name in itertools.product(config.axes, fits(config)):
         points = [
             (
                 _position(axis, cell, epsilon),
-                metrics.get(f"{_label(axis, cell, epsilon, name)}/excess_risk"),
+                metrics[f"{_label(axis, cell, epsilon, name)}/excess_risk"],
             )
             for where, cell, budgets in cells(config)
             if where == axis
             for epsilon in budgets
         ]
-        values = np.array([point for point in points if point[1] is not None], float)
-        if len(values) > 1:
-            fitted[f"slope/{axis}/{name}"] = float(
-                np.polyfit(np.log(values[:, 0]), np.log(values[:, 1]), 1)[0]
-            )
+        positions, risks = np.log(points).T
+        fitted[f"slope/{axis}/{name}"] = float(np.polyfit(positions, risks, 1)[0])
         fitted[f"slope/{axis}/claimed"] = CLAIMED_EXPONENTS[axis]
     return fitted
 
 
 def table(config, metrics: dict[str, float]) -> str:
     """Excess risk and test MSE at every cell and ε, in markdown."""
-    names = [*config.methods, "one_shot"] if config.one_shot_trials else list(config.methods)
+    names = fits(config)
     columns = [f"{name} {what}" for name in ("zero", "ridge", *names) for what in ("excess", "MSE")]
     rows = [f"| N | L | D | ε | {' | '.join(columns)} |", "|---" * (len(columns) + 4) + "|"]
     for axis, cell, budgets in cells(config):

@@ -114,6 +114,27 @@ def test_ridge(method, dim, regularization):
     assert fast.dtype == jnp.float64
 
 
+def test_no_batch_of_matrices_reaches_lapack():
+    """Batched calls at once deadlock XLA's thread pool: see `moments.one_at_a_time`."""
+    keys = jax.random.split(jax.random.key(0), 7)
+    hyper = noisy_head.HyperParameters(1.0, 1.0, 1.0)
+    for fit in (
+        lambda key, features: noisy_head.ridge(features, 1.0, method="gram"),
+        lambda key, features: noisy_head.ridge(features, 1.0, method="qr"),
+        lambda key, features: noisy_head.one_shot(
+            key, features, hyper, regularization=1.0, noise_multiplier=1.0
+        ),
+    ):
+        with jax.enable_x64(True):
+            batch = jax.vmap(
+                lambda key, fit=fit: fit(key, noisy_head.sample_features(key, 20, 6, 3))
+            )
+            program = jax.jit(batch).lower(keys).as_text()
+        calls = [line for line in program.splitlines() if "@lapack_" in line]
+        assert calls
+        assert not any("tensor<7x" in line for line in calls)
+
+
 @pytest.mark.parametrize("size", [1e6, 1e9, 1e12])
 def test_qr_ridge_is_exact_with_a_huge_row(size):
     """As the row grows, ridge becomes ridge on the others subject to fitting that row: a closed form."""

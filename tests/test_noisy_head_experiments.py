@@ -100,7 +100,6 @@ def test_settings_are_the_papers():
         ("low_dim", "epsilon", -1.0, "epsilon=-1"),
         ("low_dim", "delta", 0.0, "delta=0"),
         ("low_dim", "trials", 0, "trials=0"),
-        ("low_dim", "one_shot_trials", 501, "one_shot_trials=501"),
         ("low_dim", "regularization", -5.0, "regularization=-5"),
         ("high_dim", "epsilon", 5.0, "classical Gaussian bound"),
         ("robustness", "where", "labels", "where='labels'"),

@@ -69,11 +69,15 @@ def calibrate(
     """
     check_epsilon(epsilon)
     check_delta(delta)
-    check_hyper(hyper)
     check_choice("accounting", accounting, tuple(_METHODS))
-    gap = contraction_gap(hyper, regularization, step_size, objective)
-    check_steps(steps)
-    gradient_sensitivity(hyper, sensitivity)
+    gap = check_descent(
+        hyper,
+        regularization=regularization,
+        step_size=step_size,
+        steps=steps,
+        sensitivity=sensitivity,
+        objective=objective,
+    )
     event = None
     if accounting == "basic":
         if epsilon >= steps:
@@ -107,6 +111,22 @@ def calibrate(
         assumptions=last_iterate_only() if accounting == "last_iterate" else (),
         event=event,
     )
+
+
+def check_descent(
+    hyper: HyperParameters,
+    *,
+    regularization: float,
+    step_size: float,
+    steps: int,
+    sensitivity: str,
+    objective: str,
+) -> float:
+    """The checks of all arguments that `calibrate` and `noisy_descent` share; returns the contraction gap."""
+    check_hyper(hyper)
+    check_steps(steps)
+    gradient_sensitivity(hyper, sensitivity)
+    return contraction_gap(hyper, regularization, step_size, objective)
 
 
 def contraction_gap(

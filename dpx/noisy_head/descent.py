@@ -11,12 +11,11 @@ from jax.core import Tracer
 from optax import projections
 
 from dpx.noisy_head._float64 import as_float64, in_float64, require_finite
-from dpx.noisy_head.accounting import calibrate, check_steps, contraction_gap
+from dpx.noisy_head.accounting import calibrate, check_descent, check_steps
 from dpx.noisy_head.bounds import (
     DECAY,
     HyperParameters,
     check_choice,
-    check_hyper,
     check_positive,
     enforce,
     gradient_sensitivity,
@@ -138,9 +137,16 @@ def noisy_descent(
     Returns:
       Γ^T (D, D), or Γ¹..Γ^T (T, D, D) with `trajectory`.
     """
-    hyper = check_hyper(hyper)
     features = check_features(features)
-    contraction_gap(hyper, regularization, step_size, objective)
+    check_descent(
+        hyper,
+        regularization=regularization,
+        step_size=step_size,
+        steps=steps,
+        sensitivity=sensitivity,
+        objective=objective,
+    )
+    hyper = HyperParameters(*hyper)
     return _noisy_descent(
         key,
         features,
@@ -150,7 +156,7 @@ def noisy_descent(
         step_size=step_size,
         noise_multiplier=noise_multiplier,
         sensitivity=gradient_sensitivity(hyper, sensitivity),
-        steps=check_steps(steps),
+        steps=int(steps),
         trajectory=bool(trajectory),
     )
 

@@ -2,7 +2,7 @@
 
 import jax
 import jax.numpy as jnp
-from jax.scipy.linalg import solve_triangular
+from jax.scipy.linalg import cho_factor, cho_solve, solve_triangular
 
 from dpx.noisy_head._float64 import in_float64
 from dpx.noisy_head.bounds import check_choice, check_positive
@@ -10,6 +10,11 @@ from dpx.noisy_head.prompts import Features, check_features, norm
 
 GRAM_MAX_DIM = 8  # D²×D² matrices up to here; above, products with the factors are cheaper
 _CHUNK = 256
+
+# For functions that call LAPACK: one matrix at a time, also under `vmap`. XLA's CPU runtime splits a batch of
+# matrices among the threads of its pool, and one of those threads waits for the others: as many such calls
+# at once as there are threads (two programs, or two calls of one program, on two cores) wait for ever.
+one_at_a_time = jax.custom_batching.sequential_vmap
 
 
 @in_float64
@@ -79,8 +84,12 @@ def gradient_sum(features: Features):
 @jax.jit
 def _by_gram(features, regularization):
     H, h = second_moments(features)
-    factor = jax.scipy.linalg.cho_factor(H + regularization * jnp.eye(H.shape[0]))
-    return jax.scipy.linalg.cho_solve(factor, h.reshape(-1)).reshape(h.shape)
+    return _solve(H + regularization * jnp.eye(H.shape[0]), h.reshape(-1)).reshape(h.shape)
+
+
+@one_at_a_time
+def _solve(positive, right):
+    return cho_solve(cho_factor(positive), right)
 
 
 @jax.jit
@@ -110,6 +119,16 @@ def _by_cg(features, regularization):
     return jax.lax.while_loop(unfinished, step, (jnp.zeros_like(h), h, h, 0))[0]
 
 
+@one_at_a_time
+def _triangular_factor(rows):
+    return jnp.linalg.qr(rows, mode="r")
+
+
+@one_at_a_time
+def _solve_triangular(upper, right):
+    return solve_triangular(upper, right)
+
+
 @jax.jit
 def _by_qr(features, regularization):
     query, context, target = features
@@ -120,14 +139,14 @@ def _by_qr(features, regularization):
         q, s, t = block
         rows = (q[:, :, None] * s[:, None, :]).reshape(-1, dim * dim)
         rows = jnp.concatenate([rows, t[:, None]], axis=1)
-        return jnp.linalg.qr(jnp.concatenate([triangle, rows]), mode="r"), None
+        return _triangular_factor(jnp.concatenate([triangle, rows])), None
 
     size = dim * dim + 1
     blocks = (_blocks(query[order]), _blocks(context[order]), _blocks(target[order]))
     triangle, _ = jax.lax.scan(triangularize, jnp.zeros((size, size), query.dtype), blocks)
     penalty = jnp.sqrt(num_prompts * regularization) * jnp.eye(size - 1, size)
-    triangle = jnp.linalg.qr(jnp.concatenate([triangle, penalty]), mode="r")
-    return solve_triangular(triangle[:-1, :-1], triangle[:-1, -1]).reshape(dim, dim)
+    triangle = _triangular_factor(jnp.concatenate([triangle, penalty]))
+    return _solve_triangular(triangle[:-1, :-1], triangle[:-1, -1]).reshape(dim, dim)
 
 
 _SOLVERS = {"gram": _by_gram, "cg": _by_cg, "qr": _by_qr}

@@ -10,7 +10,7 @@ from optax import projections
 from dpx.noisy_head._float64 import in_float64
 from dpx.noisy_head.bounds import HyperParameters, check_hyper, check_positive, enforce
 from dpx.noisy_head.descent import Fit
-from dpx.noisy_head.moments import second_moments
+from dpx.noisy_head.moments import one_at_a_time, second_moments
 from dpx.noisy_head.prompts import Features, check_features
 from dpx.privacy import (
     REPLACE_ONE,
@@ -116,10 +116,15 @@ def _one_shot(key, features, hyper, regularization, noise_multiplier, std_H, std
         * pair_symmetric(jax.random.normal(key_H, (dim**4,), jnp.float64).reshape((dim,) * 4))
     )
     h += std_h * unit * jax.random.normal(key_h, (dim**2,), jnp.float64).reshape(dim, dim)
-    values, vectors = jnp.linalg.eigh(H)
+    values, vectors = _eigh(H)
     values = jnp.maximum(values, dim * std_H * unit) + regularization
     gamma = vectors @ ((vectors.T @ h.reshape(-1)) / values)
     return projections.projection_l2_ball(gamma.reshape(dim, dim), hyper.parameter_radius)
+
+
+@one_at_a_time
+def _eigh(symmetric):
+    return tuple(jnp.linalg.eigh(symmetric))
 
 
 def pair_symmetric(noise: jax.Array) -> jax.Array:
