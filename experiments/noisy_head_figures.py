@@ -2,10 +2,7 @@
 
 from pathlib import Path
 
-import matplotlib
-
-matplotlib.use("Agg")
-import matplotlib.pyplot as plt
+from experiments import plotting
 
 AXIS_NAMES = {
     "num_prompts": "prompts N",
@@ -30,7 +27,7 @@ def along_axes(record, folder: Path) -> list[Path]:
             spread = values.get("excess_risk_std", 0.0) if name == "paper" else 0.0
             if x is not None:
                 curves.setdefault(label, []).append((x, values["excess_risk"], 2 * spread))
-        figure, axes = plt.subplots(figsize=(7, 5))
+        figure, axes = plotting.pyplot().subplots(figsize=(7, 5))
         for label, series in sorted(curves.items()):
             x, y, bar = zip(*sorted(series), strict=True)
             # On a logarithmic axis a bar may not reach zero.
@@ -40,7 +37,9 @@ def along_axes(record, folder: Path) -> list[Path]:
         if axis == "epsilon":
             axes.set_xscale("log")
         axes.legend(fontsize=6, ncols=2)
-        paths.append(_save(figure, folder / f"excess_risk_{axis}_{record.workdir.name}.png"))
+        paths.append(
+            plotting.save(figure, folder / f"excess_risk_{axis}_{record.workdir.name}.png")
+        )
     return paths
 
 
@@ -51,13 +50,13 @@ def curves(record, folder: Path, *, xlabel: str, ylabel: str, name: str) -> list
         label, _, x = metric.rpartition("/")
         if x[:1] in "Tp" and _is_number(x[1:]) and value > 0:
             series.setdefault(label, []).append((float(x[1:]), value))
-    figure, axes = plt.subplots(figsize=(7, 5))
+    figure, axes = plotting.pyplot().subplots(figsize=(7, 5))
     for label, points in series.items():
         x, y = zip(*sorted(points), strict=True)
         axes.plot(x, y, label=label, marker=".", linewidth=1)
     axes.set(xlabel=xlabel, ylabel=ylabel, yscale="log")
     axes.legend(fontsize=7)
-    return [_save(figure, folder / f"{name}_{record.workdir.name}.png")]
+    return [plotting.save(figure, folder / f"{name}_{record.workdir.name}.png")]
 
 
 def parse(metrics: dict[str, float]) -> dict[tuple, dict[str, float]]:
@@ -84,10 +83,3 @@ def _is_number(text: str) -> bool:
     except ValueError:
         return False
     return True
-
-
-def _save(figure, path: Path) -> Path:
-    figure.tight_layout()
-    figure.savefig(path, dpi=150)
-    plt.close(figure)
-    return path
