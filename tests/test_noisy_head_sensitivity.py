@@ -78,7 +78,7 @@ def test_joint_sensitivity_under_attack(ratio):
     assert 0.97 <= worst <= 1 + 1e-5
 
 
-def test_sensitivities_of_the_note():
+def test_known_sensitivities():
     np.testing.assert_allclose(noisy_head.gradient_sensitivity(HYPER, "paper"), 84.3, atol=0.05)
     np.testing.assert_allclose(noisy_head.gradient_sensitivity(HYPER), 47.8, atol=0.05)
 
