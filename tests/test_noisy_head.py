@@ -192,8 +192,8 @@ def test_population_risk_agrees_with_test_prompts(noise_std):
     for other in (None, reference):
         error = noisy_head.predict(gamma if other is None else gamma - other, features)
         error = (np.array(error) - (features.target if other is None else 0)) ** 2
-        exact = noisy_head.population_risk(gamma, 7, reference=other, noise_std=noise_std)
-        found = noisy_head.empirical_risk(gamma, features, reference=other)
+        exact = float(noisy_head.population_risk(gamma, 7, reference=other, noise_std=noise_std))
+        found = float(noisy_head.empirical_risk(gamma, features, reference=other))
         np.testing.assert_allclose(found, error.mean(), rtol=1e-12)
         assert abs(found - exact) < 4 * error.std() / np.sqrt(error.size)
 
