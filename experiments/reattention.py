@@ -215,6 +215,7 @@ def _fresh_noise(
 def figures(records, folder: Path) -> list[Path]:
     """Distraction against variance, and a map of attention for each record's ε."""
     plt, paths = plotting.pyplot(), []
+    records = sorted(records, key=lambda record: record.config["epsilon"])
     loaded = [(r, Path(r.workdir) / "reattention.npz") for r in records]
     loaded = [(r, np.load(path)) for r, path in loaded if path.exists()]
     if not loaded:
