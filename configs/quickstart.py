@@ -43,7 +43,7 @@ def get_config(arg: str = "") -> ConfigDict:
             },
             "reattention": reattention(),
             "train": {
-                "steps": 250,
+                "steps": 400,
                 "batch_size": 2048,
                 "physical_batch": 128,
                 "learning_rate": 3e-3,
