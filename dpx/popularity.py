@@ -133,8 +133,8 @@ def fit_leading(
         delta=delta,
         neighboring=privacy.ADD_OR_REMOVE_ONE,
         unit="user",
-        mechanism=f"noisy popularity, and {rest} of {num_kept} items; Gaussian, noise multiplier "
-        f"{left:.6g} for the latter",
+        mechanism=f"noisy popularity, and {rest} of {num_kept} items, which costs what one Gaussian "
+        f"mechanism with noise multiplier {left:.6g} does",
         assumptions=("the catalogue of items is public", "the number of users is public"),
         event=dp_accounting.GaussianDpEvent(multiplier),
     )

@@ -214,12 +214,12 @@ def _fresh_noise(
 
 def figures(records, folder: Path) -> list[Path]:
     """Distraction against variance, and a map of attention for each record's ε."""
-    plt, paths = plotting.pyplot(), []
     records = sorted(records, key=lambda record: record.config["epsilon"])
     loaded = [(r, Path(r.workdir) / "reattention.npz") for r in records]
     loaded = [(r, np.load(path)) for r, path in loaded if path.exists()]
     if not loaded:
-        return paths
+        return []
+    plt = plotting.pyplot()
     figure, axes = plt.subplots(1, 2, figsize=(9, 3.5), layout="constrained")
     titles = ("one noisy synthetic key", "private model, fresh noise")
     for axis, part, title in zip(axes, ("keys", "trained"), titles, strict=True):
@@ -232,7 +232,7 @@ def figures(records, folder: Path) -> list[Path]:
     axes[0].set_xlabel("variance of the logit")
     axes[1].set(xlabel="variance of the key", xscale="log")
     axes[0].legend()
-    paths.append(plotting.save(figure, folder / "distraction.png"))
+    distraction = plotting.save(figure, folder / "distraction.png")
 
     shape = (2, len(loaded))
     figure, grid = plt.subplots(
@@ -243,4 +243,4 @@ def figures(records, folder: Path) -> list[Path]:
             axis.imshow(arrays[f"map_{row}"], vmin=0, cmap="viridis")
             axis.set_title(f"{row}, ε = {record.config['epsilon']:g}", fontsize=9)
             axis.set(xlabel="key", ylabel="query")
-    return [*paths, plotting.save(figure, folder / "attention_maps.png")]
+    return [distraction, plotting.save(figure, folder / "attention_maps.png")]

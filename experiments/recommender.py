@@ -103,18 +103,20 @@ def run(config, workdir: Path) -> dict:
         alone = noisy.log_probabilities()
         scores["dp_popularity"].append(_evaluate(config, prepared, lambda *_, s=alone: s))
         bias, start, prior = _prior(config, prepared.train, noise[1])
+        tokenized = prepared
         if start is not None:
             whole, guarantee = warm_start.fit(noise[5], prepared.train, config, share=1.0)
             releases[f"transitions{suffix}"] = guarantee.assuming(*assumptions)
-            for row, release in zip(released, (whole, start), strict=True):
-                # Each release keeps items of its own; training goes on with those of the start.
-                prepared = recommender_data.prepare(config, release)
-                scores[row].append(_evaluate(config, prepared, _start_scorer(release)))
-        graph, params = _build(config, prepared.records.num_items, seed, bias, start)
+            # Each release keeps items of its own, which are its tokens.
+            of_whole = recommender_data.prepare(config, whole)
+            scores["transitions"].append(_evaluate(config, of_whole, _start_scorer(whole)))
+            tokenized = recommender_data.prepare(config, start)
+            scores["start"].append(_evaluate(config, tokenized, _start_scorer(start)))
+        graph, params = _build(config, tokenized.records.num_items, seed, bias, start)
         last_only = config.train.loss == "last"
         fit = functools.partial(
             training.train,
-            data=prepared[2:6],
+            data=tokenized[2:6],
             dropout_seed=seed,
             workdir=workdir,
         )
@@ -125,7 +127,7 @@ def run(config, workdir: Path) -> dict:
             corrected = row == "dp_reattention"
             calibrated = models.calibrate(
                 config,
-                prepared.records,
+                tokenized.records,
                 config.data.max_length,
                 UNIT,
                 assumptions,
@@ -133,7 +135,7 @@ def run(config, workdir: Path) -> dict:
                 correction_key=noise[3] if corrected else None,
             )
             score = _scorer(graph, calibrated.errors, start)
-            evaluate = functools.partial(_evaluate_model, config, prepared, score)
+            evaluate = functools.partial(_evaluate_model, config, tokenized, score)
             trained = fit(
                 functools.partial(_loss, graph, calibrated.errors, start, last_only),
                 params,
@@ -149,7 +151,7 @@ def run(config, workdir: Path) -> dict:
             scores[row].append(evaluate(trained))
         if config.non_private.steps:
             bias = exact if start is None else None
-            graph, params = _build(config, prepared.records.num_items, seed, bias, start)
+            graph, params = _build(config, tokenized.records.num_items, seed, bias, start)
             trained = fit(
                 functools.partial(_loss, graph, None, start, last_only),
                 params,
@@ -159,7 +161,7 @@ def run(config, workdir: Path) -> dict:
                 privacy=None,
             )
             score = _scorer(graph, None, start)
-            scores[config.model.kind].append(_evaluate_model(config, prepared, score, trained))
+            scores[config.model.kind].append(_evaluate_model(config, tokenized, score, trained))
     return {
         "metrics": means(scores),
         "privacy": releases[rows[0]],

@@ -6,7 +6,7 @@ python -m experiments.report --workdir=DIR       writes report.md, results.csv a
 import csv
 import json
 from collections import defaultdict
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 import ml_collections
@@ -112,8 +112,12 @@ def _table(group: list[Record], releases: dict) -> list[str]:
 def _number(values: list[float]) -> str:
     text = f"{np.mean(values):.4g}"
     if len(values) > 1:
-        text += f" ± {np.std(values, ddof=1) / np.sqrt(len(values)):.2g}"
+        text += f" ± {_standard_error(values):.2g}"
     return text
+
+
+def _standard_error(values: Sequence[float]) -> float:
+    return float(np.std(values, ddof=1) / np.sqrt(len(values)))
 
 
 def _write_csv(found: list[Record], path: Path) -> None:
@@ -225,7 +229,7 @@ def _mean_and_error(runs: list[tuple[float, float]]) -> tuple[float, float]:
     values, own_errors = zip(*runs, strict=True)
     if len(runs) == 1:
         return values[0], own_errors[0]
-    return float(np.mean(values)), float(np.std(values, ddof=1) / len(runs) ** 0.5)
+    return float(np.mean(values)), _standard_error(values)
 
 
 def main(argv: list[str]) -> None:
