@@ -57,6 +57,7 @@ def get_config(arg: str = "") -> ConfigDict:
                 "delta": 1e-6,
                 "rows": 8,
                 "columns": 1_000_000,
+                "entries": "normal",  # or uniform: bounded, so the longest column is shorter
                 "logit_bound": 0.09,
                 "beta_fraction": 1.0,
                 "eta_fraction": 1.0,
@@ -84,7 +85,12 @@ def get_config(arg: str = "") -> ConfigDict:
             "num_kept": config_dict.placeholder(int),
             "regularization": config_dict.placeholder(float),
             "attention_prior_weight": 2e-3,
-            "fixed": {"num_kept": 3000, "regularization": 800.0, "prior_weight": 1e-4},
+            "fixed": {
+                "num_kept": 3000,
+                "regularization": 800.0,
+                "prior_weight": 1e-4,
+                "popularity_share": 0.04,
+            },
             "data": {
                 "kind": "amazon",  # or movielens, movielens1m
                 "path": config_dict.placeholder(str),

@@ -6,7 +6,6 @@ from pathlib import Path
 import jax
 import jax.numpy as jnp
 import numpy as np
-from scipy import stats
 
 from dpx import gram, privacy
 from dpx.gram.accounting import sensitivity
@@ -15,6 +14,8 @@ from experiments import keys as secrets
 from experiments import plotting
 
 FAILURE = 0.05  # of the high-probability bounds
+WIDTH = 2**18  # columns made at a time
+OTHERS = 2**20  # columns drawn beside X to set its column bound
 AXES = {
     "epsilon": "ε",
     "rows": "n, rows of X",
@@ -41,6 +42,8 @@ def validate(config) -> None:
         raise ValueError(f"config.beta_fraction={config.beta_fraction} must be in (0, 1]")
     if config.kernel not in ("exp", "cosh"):
         raise ValueError(f"config.kernel={config.kernel!r} must be 'exp' or 'cosh'")
+    if config.entries not in ("normal", "uniform"):
+        raise ValueError(f"config.entries={config.entries!r} must be 'normal' or 'uniform'")
 
 
 def plan(config) -> dict:
@@ -123,34 +126,39 @@ def run(config, workdir: Path) -> dict:
 
 
 def _terms(config) -> dict:
-    """α, β, η and n of the accounting, from the generator's distribution rather than its draws."""
-    n = config.rows
-    squares = np.sum(_correlation(config) ** 2)
-    # A column's squared norm is a weighted χ², here a gamma with its mean n and variance 2‖C‖_F²; about
-    # one column in d is longer than α, and is clipped.
-    law = stats.gamma(n**2 / (2 * squares), scale=2 * squares / n)
-    alpha = float(np.sqrt(config.logit_bound / config.columns * law.isf(1 / config.columns)))
+    """α, β, η and n of the accounting; α is the length of the longest among other columns of X's law."""
+    columns = min(config.columns, OTHERS)
+    longest = max(float((block**2).sum(axis=0).max()) for block in _blocks(config, 2, columns))
+    alpha = float(np.sqrt(longest))
     eta = config.eta_fraction * config.logit_bound
-    return {"alpha": alpha, "beta": 2 * alpha * config.beta_fraction, "eta": eta, "n": n}
-
-
-def _correlation(config) -> np.ndarray:
-    """A random correlation matrix C of the rows; XXᵀ is close to logit_bound · C."""
-    draws = np.random.default_rng([config.seed, 0]).normal(size=(config.rows, 16 * config.rows))
-    draws /= np.linalg.norm(draws, axis=1, keepdims=True)
-    return draws @ draws.T
+    return {"alpha": alpha, "beta": 2 * alpha * config.beta_fraction, "eta": eta, "n": config.rows}
 
 
 def _columns(config) -> np.ndarray:
-    """X, (n, d) float32, with independent N(0, logit_bound·C/d) columns."""
-    factor = np.linalg.cholesky(_correlation(config)) * np.sqrt(config.logit_bound / config.columns)
-    rng = np.random.default_rng([config.seed, 1])
-    X = np.empty((config.rows, config.columns), np.float32)
-    width = 2**18
-    for start in range(0, config.columns, width):
-        block = X[:, start : start + width]
-        block[...] = factor.astype(np.float32) @ rng.standard_normal(block.shape, np.float32)
+    """X, (n, d) float32, with independent columns of mean 0 and covariance logit_bound·C/d."""
+    X, start = np.empty((config.rows, config.columns), np.float32), 0
+    for block in _blocks(config, 1, config.columns):
+        X[:, start : start + block.shape[1]] = block
+        start += block.shape[1]
     return X
+
+
+def _blocks(config, stream: int, columns: int):
+    """Blocks of float32 columns: a square root of their covariance times independent entries of variance 1.
+
+    The covariance is that of a random correlation matrix C, so that XXᵀ is close to logit_bound · C.
+    """
+    draws = np.random.default_rng([config.seed, 0]).normal(size=(config.rows, 16 * config.rows))
+    draws /= np.linalg.norm(draws, axis=1, keepdims=True)
+    root = np.linalg.cholesky(draws @ draws.T) * np.sqrt(config.logit_bound / config.columns)
+    root, rng = root.astype(np.float32), np.random.default_rng([config.seed, stream])
+    for start in range(0, columns, WIDTH):
+        shape = (config.rows, min(WIDTH, columns - start))
+        if config.entries == "normal":
+            entries = rng.standard_normal(shape, np.float32)
+        else:
+            entries = np.sqrt(np.float32(12)) * (rng.random(shape, np.float32) - np.float32(0.5))
+        yield root @ entries
 
 
 @partial(jax.jit, static_argnames="kernel")

@@ -33,10 +33,12 @@ def validate(config) -> None:
         raise ValueError(
             f"config.evaluate.split={config.evaluate.split!r} must be 'test' or 'validation'"
         )
-    if not 0 < config.popularity_share < 1:
-        raise ValueError(
-            f"config.popularity_share={config.popularity_share} must be strictly between 0 and 1"
-        )
+    for name, share in (
+        ("popularity_share", config.popularity_share),
+        ("fixed.popularity_share", config.fixed.popularity_share),
+    ):
+        if not 0 < share < 1:
+            raise ValueError(f"config.{name}={share} must be strictly between 0 and 1")
     transitions.check_options(**config.transitions)
     num_items = recommender_data.load(config).num_items
     for name, kept in (("num_kept", config.num_kept), ("fixed.num_kept", config.fixed.num_kept)):
@@ -97,8 +99,13 @@ def run(config, workdir: Path) -> dict:
             guarantees[row + suffix] = follows.guarantee
             scores[row].append(rank(lambda users, r=follows: r.scores(users.items)))
 
-        share = {"popularity_share": config.popularity_share}
-        release = item_gram.fit(keys[1], known, num_kept=config.num_kept, **share, **budget)
+        release = item_gram.fit(
+            keys[1],
+            known,
+            num_kept=config.num_kept,
+            popularity_share=config.popularity_share,
+            **budget,
+        )
         guarantees["ease" + suffix] = release.guarantee
         std, kept = release.noise_std, len(release.items)
         strength = config.regularization or item_gram.default_regularization(std, kept)
@@ -108,7 +115,13 @@ def run(config, workdir: Path) -> dict:
         scores["attention"].append(rank(_scorer(release, weights, config.attention_prior_weight)))
 
         if config.fixed.num_kept is not None:
-            fixed = item_gram.fit(keys[2], known, num_kept=config.fixed.num_kept, **share, **budget)
+            fixed = item_gram.fit(
+                keys[2],
+                known,
+                num_kept=config.fixed.num_kept,
+                popularity_share=config.fixed.popularity_share,
+                **budget,
+            )
             guarantees["ease_fixed" + suffix] = fixed.guarantee
             weights = item_gram.ease(fixed.matrix, config.fixed.regularization)
             score = _scorer(fixed, weights, config.fixed.prior_weight)

@@ -2,6 +2,7 @@
 
 import json
 
+import numpy as np
 import pytest
 
 from configs import gram as configs
@@ -43,6 +44,22 @@ def test_the_error_experiment_runs_draws_and_ranks_the_mechanisms(tmp_path):
     )
     names = {path.name for path in gram.figures(found, tmp_path)}
     assert names == {"gram_samples.png", "gram_error_epsilon.png"}
+
+
+@pytest.mark.parametrize("entries", ["normal", "uniform"])
+def test_the_columns_have_the_stated_moments_and_hardly_any_is_clipped(entries):
+    config = configs.get_config()
+    config.update({"rows": 4, "columns": 300_000, "entries": entries})
+    X = gram._columns(config).astype(np.float64)
+    matrix = X @ X.T
+    # A diagonal entry is a mean of d squares of variance at most 2, an entry off it of at most 1 + c².
+    np.testing.assert_allclose(np.diag(matrix), 0.09, atol=5 * 0.09 * (2 / 300_000) ** 0.5)
+    assert np.abs(matrix - np.diag(np.diag(matrix))).max() < 0.09 / 2
+    lengths = np.sqrt((X**2).sum(axis=0))
+    assert np.mean(lengths > gram.plan(config)["column_bound"]) < 5e-5
+    if entries == "uniform":
+        draws = X / np.sqrt(0.09 / 300_000)
+        assert np.abs(draws[0]).max() <= 3**0.5 * 1.0001  # the first row is not mixed
 
 
 @pytest.mark.slow
@@ -87,9 +104,11 @@ def test_the_recommender_runs_and_reports(tmp_path, amazon):
         ("tiny", {"beta_fraction": 1.5}, "config.beta_fraction=1.5"),
         ("tiny", {"eta_fraction": 0.0}, "config.eta_fraction=0.0"),
         ("tiny", {"kernel": "relu"}, "config.kernel='relu'"),
+        ("tiny", {"entries": "cauchy"}, "config.entries='cauchy'"),
         ("recommender", {"num_kept": 10**6}, "config.num_kept=1000000"),
         ("recommender", {"transitions.rounds": 0}, "rounds=0"),
         ("recommender", {"popularity_share": 0.0}, "config.popularity_share=0.0"),
+        ("recommender", {"fixed.popularity_share": 1.0}, "config.fixed.popularity_share=1.0"),
         ("recommender", {"evaluate.split": "train"}, "split='train'"),
         ("recommender", {"data.path": None}, "config.data.path is missing"),
     ],

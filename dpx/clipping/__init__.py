@@ -5,6 +5,7 @@ and returns a function of a batch that sums the clipped gradients of its example
 """
 
 import dataclasses
+import functools
 import math
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -103,16 +104,16 @@ class ClippedGrad:
         mask = jnp.ones(size, bool) if mask is None else jnp.asarray(mask)
         batch = jax.tree.map(lambda x: x if isinstance(x, jax.Array) else jnp.asarray(x), batch)
 
-        def whole(batch: Any, mask: jax.Array) -> tuple[list, list, jax.Array]:
+        @jax.jit  # traced once, though it is asked for its shapes first
+        def once(batch: Any, keep: jax.Array) -> tuple[list, list, jax.Array]:
             done = METHODS[self.method](loss, parameters.leaves, batch)
             norms = _groups.group_norms(groups, done.squared_norms)
-            finite = jnp.isfinite(jnp.stack(norms)).all(0)
             factors = _groups.clip_factors(groups, norms, self.normalize)
-            factors = [jnp.where(finite & mask, factor, 0.0) for factor in factors]
-            sums = done.weighted_sum([factors[group] for group in groups.members], finite)
-            norms = [jnp.where(mask, norm, 0.0) for norm in norms]
-            return sums, norms, jnp.where(mask, done.losses, 0.0)
+            factors = [jnp.where(keep, factor, 0.0) for factor in factors]
+            sums = done.weighted_sum([factors[group] for group in groups.members])
+            return sums, norms, done.losses
 
+        whole = functools.partial(_finite_only, once)
         step = self.microbatch_size
         if size == 0:
             sums, norms, losses = _nothing(parameters, groups)
@@ -202,6 +203,35 @@ def _nothing(parameters: _params.Parameters, groups: _groups.Groups) -> tuple[li
     """The result for an empty batch, whose loss cannot be traced."""
     sums = [jnp.zeros(p.shape, _materialize.accumulator(p.dtype)) for p in parameters.leaves]
     return sums, [jnp.zeros(0) for _ in groups.clips], jnp.zeros(0)
+
+
+def _finite_only(once: Callable, batch: tuple, mask: jax.Array) -> tuple[list, list, jax.Array]:
+    """Runs `once` with another example standing in, at weight zero, where no finite gradient is to be had.
+
+    Weight zero alone does not silence an example, since zero times infinity is not zero. Masked ones are
+    replaced at once; the others, whose norms must be seen first, in a second run.
+    """
+    shapes = jax.eval_shape(once, batch, mask)
+    sums, norms, losses = jax.tree.map(lambda s: jnp.zeros(s.shape, s.dtype), shapes)
+
+    def run(state: tuple) -> tuple:
+        keep, _, (_, norms, losses) = state
+        sums, *found = once(jax.tree.map(lambda x: _with_stand_ins(x, keep), batch), keep)
+        norms, losses = jax.tree.map(
+            lambda new, old: jnp.where(keep, new, old), tuple(found), (norms, losses)
+        )
+        finite = keep & jnp.isfinite(jnp.stack(norms)).all(0)
+        return finite, finite.any() & (keep & ~finite).any(), (sums, norms, losses)
+
+    state = (mask, jnp.array(True), (sums, norms, losses))
+    keep, _, (sums, norms, losses) = jax.lax.while_loop(lambda state: state[1], run, state)
+    return [jnp.where(keep.any(), total, 0) for total in sums], norms, losses
+
+
+def _with_stand_ins(x: jax.Array, keep: jax.Array) -> jax.Array:
+    """`x` with its first row that is kept in place of those that are not."""
+    rows = keep.reshape(-1, *(1 for _ in x.shape[1:]))
+    return jnp.where(rows, x, x[jnp.argmax(keep)])
 
 
 def _by_microbatches(whole: Callable, step: int, batch: tuple, mask: jax.Array):

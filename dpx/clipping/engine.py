@@ -11,7 +11,6 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-from jax import lax
 from jax.extend import core
 
 from dpx.clipping import plan as _plan
@@ -84,26 +83,10 @@ def _one_pass(program: Program, leaves: Sequence[jax.Array], batch: Any) -> Pass
 
     losses, norms, held = _backward(program, choices, leaves, batch, hold)
 
-    def weighted_sum(weights: Sequence[jax.Array], keep: jax.Array) -> list[jax.Array]:
-        cleared = _clear(held, keep)
-        return [_weighted_sum(*each) for each in zip(choices, cleared, weights, strict=True)]
+    def weighted_sum(weights: Sequence[jax.Array]) -> list[jax.Array]:
+        return [_weighted_sum(*each) for each in zip(choices, held, weights, strict=True)]
 
     return Pass(losses, norms, weighted_sum)
-
-
-def _clear(held: Any, keep: jax.Array) -> Any:
-    """`held` with zeros for the examples that are not kept: zero times infinity is not zero.
-
-    A loop with an iteration for each of them, of which there is hardly ever one: what is held is then
-    neither copied nor read.
-    """
-
-    def clear_one(state: tuple[Any, jax.Array]) -> tuple[Any, jax.Array]:
-        held, keep = state
-        slot = jnp.argmin(keep)
-        return jax.tree.map(lambda x: x.at[slot].set(0), held), keep.at[slot].set(True)
-
-    return lax.while_loop(lambda state: ~state[1].all(), clear_one, (held, keep))[0]
 
 
 def _two_pass(program: Program, leaves: Sequence[jax.Array], batch: Any) -> Pass:
@@ -116,11 +99,8 @@ def _two_pass(program: Program, leaves: Sequence[jax.Array], batch: Any) -> Pass
 
     losses, norms, _ = _backward(program, choices, leaves, batch, drop)
 
-    def weighted_sum(weights: Sequence[jax.Array], keep: jax.Array) -> list[jax.Array]:
-        # Zero times infinity is not zero, so another example stands in, with weight zero, for one
-        # whose gradient is not finite.
-        rows = jnp.where(keep, jnp.arange(len(keep)), jnp.argmax(keep))
-        flat = [x[rows] for x in jax.tree.leaves(batch)]
+    def weighted_sum(weights: Sequence[jax.Array]) -> list[jax.Array]:
+        flat = jax.tree.leaves(batch)
         function = core.jaxpr_as_fun(program.closed)
         _, pull = jax.vjp(
             lambda leaves: jax.vmap(lambda example: function(*leaves, *example)[0])(flat),
@@ -128,7 +108,7 @@ def _two_pass(program: Program, leaves: Sequence[jax.Array], batch: Any) -> Pass
         )
         # One backward pass for every group of parameters, which have the same array of weights.
         sums = {id(w): pull(w.astype(losses.dtype))[0] for w in weights}
-        return [jnp.where(keep.any(), sums[id(w)][k], 0) for k, w in enumerate(weights)]
+        return [sums[id(w)][k] for k, w in enumerate(weights)]
 
     return Pass(losses, norms, weighted_sum)
 

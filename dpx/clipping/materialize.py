@@ -16,14 +16,12 @@ class Pass(NamedTuple):
       losses: (B,) per-example losses.
       squared_norms: for each parameter array, (B,) squared l2 norms of per-example gradients,
         float32 (float64 for float64 parameters). Not finite where a gradient is not.
-      weighted_sum: takes (B,) weights for each parameter array, zero where an example is left
-        out, and `keep`, (B,), False where a gradient is not finite; returns
-        sum_b weights[b]·gradient[b], over the examples kept, for each array.
+      weighted_sum: takes (B,) weights for each parameter array; returns sum_b weights[b]·gradient[b].
     """
 
     losses: jax.Array
     squared_norms: list[jax.Array]
-    weighted_sum: Callable[[Sequence[jax.Array], jax.Array], list[jax.Array]]
+    weighted_sum: Callable[[Sequence[jax.Array]], list[jax.Array]]
 
 
 def accumulator(dtype: Any) -> Any:
@@ -31,21 +29,13 @@ def accumulator(dtype: Any) -> Any:
     return jnp.promote_types(dtype, jnp.float32)
 
 
-def per_example(array: jax.Array, like: jax.Array) -> jax.Array:
-    """(B,) values with trailing axes of size one, to combine with a (B, ...) array."""
-    return array.reshape(array.shape + (1,) * (like.ndim - 1))
-
-
 def run(loss: Loss, leaves: Sequence[jax.Array], batch: Any) -> Pass:
     """The pass that holds every per-example gradient, B times the size of the parameters."""
     losses, gradients = jax.vmap(jax.value_and_grad(loss), (None, 0))(list(leaves), batch)
     gradients = [gradient.astype(accumulator(gradient.dtype)) for gradient in gradients]
 
-    def weighted_sum(weights: Sequence[jax.Array], keep: jax.Array) -> list[jax.Array]:
-        return [
-            jnp.tensordot(w, jnp.where(per_example(keep, g), g, 0.0), 1)
-            for w, g in zip(weights, gradients, strict=True)
-        ]
+    def weighted_sum(weights: Sequence[jax.Array]) -> list[jax.Array]:
+        return [jnp.tensordot(w, g, 1) for w, g in zip(weights, gradients, strict=True)]
 
     norms = [jnp.sum(jnp.square(g), axis=tuple(range(1, g.ndim))) for g in gradients]
     return Pass(losses, norms, weighted_sum)
