@@ -56,7 +56,7 @@ def get_config(arg: str = "") -> ConfigDict:
                 "checkpoint_every": 50,
             },
             "non_private": {"steps": 250, "batch_size": 512},
-            "prior": {"order": 4, "share": 0.4},
+            "prior": {"order": 4, "share": 0.8},
             "ngrams": (1, 2, 3, 4),
             "train_loss": False,
         }
