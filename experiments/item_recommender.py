@@ -140,6 +140,7 @@ def run(config, workdir: Path) -> dict:
             "the test metrics, which are computed on each user's held-out item",
             "the constants of the rules for K and λ, and the weights of transitions, chosen on this data's "
             "next-to-last items",
+            "the constants of ease_fixed, chosen on this data's last items",
         ],
         "notes": _notes(config),
     }

@@ -187,7 +187,9 @@ def _weighted_sum(choice: Choice, held: Any, weights: jax.Array) -> jax.Array:
     if choice.by_gram:
         assert choice.layout is not None
         return choice.layout.restore(rules.weighted_sum(choice.layout, held, weights))
+    # Two equal rows: XLA's CPU compiler leaves a product of matrices to a library, but writes a kernel of
+    # its own for a vector times each shape of matrix, which is no faster and takes long to compile.
     dtype = accumulator(held.dtype)
-    return jnp.einsum(
-        "b,b...->...", weights.astype(dtype), held.astype(dtype), precision=rules.HIGHEST
-    )
+    weights = jnp.stack([weights, weights]).astype(dtype)
+    flat = held.astype(dtype).reshape(len(held), -1)
+    return jnp.matmul(weights, flat, precision=rules.HIGHEST)[0].reshape(held.shape[1:])
