@@ -117,6 +117,20 @@ def test_non_finite_examples_add_nothing(method, problem, bad, microbatch_size):
         np.testing.assert_allclose(out.grads[name], expected.grads[name], rtol=1e-5, atol=1e-6)
 
 
+def test_non_finite_examples_do_not_stand_in_for_masked_ones(method, problem):
+    params, x, y, _ = problem
+    fn = clipping.clipped_grad(linear_loss, l2_clip=1.0, method=method)
+    poisoned = x.copy()
+    poisoned[:2] = np.nan
+    out = jax.jit(fn)(params, poisoned, y, mask=np.arange(7) != 1)
+    expected = fn(params, x[2:], y[2:])
+    np.testing.assert_array_equal(out.norms[:2], [np.inf, 0.0])
+    np.testing.assert_allclose(out.norms[2:], expected.norms, rtol=1e-6)
+    np.testing.assert_allclose(out.losses[1:], [0.0, *expected.losses], rtol=1e-6)
+    for name in params:
+        np.testing.assert_allclose(out.grads[name], expected.grads[name], rtol=1e-5, atol=1e-6)
+
+
 def test_one_non_finite_group_silences_the_whole_example(method):
     def loss(params, x):
         return x * params["a"] + jnp.where(x > 0, jnp.inf, 1.0) * params["b"]

@@ -168,8 +168,9 @@ def clipped_grad(
     Returns:
       A callable (params, *batch, mask=None) -> `ClippedGrads`, to be called under `jax.jit`.
       Arrays in `batch` have a leading axis of B examples, B ≥ 0. `mask`, (B,) bool, is True for
-      a real example and False for padding, which adds nothing. `.sensitivity(relation)` gives
-      the l2 sensitivity of the sum.
+      a real example and False for padding, which adds nothing, whatever it holds. An example with a
+      gradient that is not finite adds nothing either; its (micro)batch is then run once more.
+      `.sensitivity(relation)` gives the l2 sensitivity of the sum.
 
     Raises:
       ValueError: bad arguments here, or on the call: a threshold tree that does not match the
