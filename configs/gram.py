@@ -16,7 +16,7 @@ synthetic: independent, of normal or (`entries="uniform"`) of bounded entries, t
 
 Expected at the defaults (n=8, d=1e6, ε=0.09): largest entry error 5.5e-5 for additive noise, 1.2e-4 for
 sampling with the Rényi count, 3.6e-3 with the paper's, 1.0e-2 for the uniform matrix; about half a
-minute of one core. Bounded entries halve every error but the last.
+minute of one core. Bounded entries nearly halve all but the last.
 
 `recommender` ranks what can be recommended from one private release, without training. Users are the columns,
 items the rows, and the Gram matrix of the items becomes EASE weights, or attention between items; beside

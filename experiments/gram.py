@@ -48,13 +48,15 @@ def validate(config) -> None:
 
 def plan(config) -> dict:
     """Sensitivity, noise and numbers of samples."""
-    terms = _terms(config)
-    change = sensitivity(terms["alpha"], terms["beta"], "replace_one")
+    alpha = _column_bound(config)
+    beta, eta = 2 * alpha * config.beta_fraction, config.eta_fraction * config.logit_bound
+    terms = {"alpha": alpha, "beta": beta, "eta": eta, "n": config.rows}
+    change = sensitivity(alpha, beta, "replace_one")
     multiplier = privacy.gaussian_noise_multiplier(config.epsilon, config.delta)
     return {
-        "column_bound": terms["alpha"],
-        "beta": terms["beta"],
-        "eta": terms["eta"],
+        "column_bound": alpha,
+        "beta": beta,
+        "eta": eta,
         "frobenius_sensitivity": change,
         "noise_multiplier": multiplier,
         "gaussian/noise_std": change * multiplier,
@@ -67,11 +69,11 @@ def plan(config) -> dict:
 
 def run(config, workdir: Path) -> dict:
     """Errors of both mechanisms, both calibrations and the uniform matrix; and their bounds."""
-    planned, terms = plan(config), _terms(config)
-    X, n = _columns(config), config.rows
+    planned = plan(config)
+    X, n, eta = _columns(config), config.rows, planned["eta"]
     noise_key = secrets.open_keys(config, workdir, synthetic=True).noise
     budget = {"epsilon": config.epsilon, "delta": config.delta}
-    shared = budget | {"column_bound": terms["alpha"], "beta": terms["beta"]}
+    shared = budget | {name: planned[name] for name in ("column_bound", "beta")}
     releases = {"gaussian": gram.release(noise_key, X, **shared)}
     for label, calibration in (("sampling", "exact"), ("sampling_paper", "paper")):
         if planned[f"{label}/num_samples"] >= n:
@@ -79,12 +81,12 @@ def run(config, workdir: Path) -> dict:
                 jax.random.fold_in(noise_key, len(releases)),
                 X,
                 mechanism="sampling",
-                eta=terms["eta"],
+                eta=eta,
                 calibration=calibration,
                 **shared,
             )
 
-    exact, _ = clipped_gram(X, terms["alpha"])
+    exact, _ = clipped_gram(X, planned["column_bound"])
     logit_bound = float(np.abs(exact).max())
     metrics = {name: value for name, value in planned.items() if isinstance(value, int | float)}
     metrics["logit_bound"] = logit_bound
@@ -96,9 +98,7 @@ def run(config, workdir: Path) -> dict:
                 errors = _noise_errors(draw_keys, exact, release.noise_std, kernel=config.kernel)
             else:
                 samples = float(planned[f"{label}/num_samples"])
-                errors = _sampling_errors(
-                    draw_keys, exact, terms["eta"], samples, kernel=config.kernel
-                )
+                errors = _sampling_errors(draw_keys, exact, eta, samples, kernel=config.kernel)
             metrics |= _summary(label, errors)
     entry_errors = {"gaussian": gram.gaussian_entry_error(
         planned["gaussian/noise_std"], n, failure_probability=FAILURE
@@ -107,7 +107,7 @@ def run(config, workdir: Path) -> dict:
         entry_errors[label] = gram.sampling_entry_error(
             planned[f"{label}/num_samples"],
             n,
-            diagonal_bound=logit_bound + terms["eta"],
+            diagonal_bound=logit_bound + eta,
             failure_probability=FAILURE,
         )
     for label, size in entry_errors.items():
@@ -125,13 +125,11 @@ def run(config, workdir: Path) -> dict:
     }
 
 
-def _terms(config) -> dict:
-    """α, β, η and n of the accounting; α is the length of the longest among other columns of X's law."""
+def _column_bound(config) -> float:
+    """α, the length of the longest among columns of X's law that are not X's own."""
     columns = min(config.columns, OTHERS)
     longest = max(float((block**2).sum(axis=0).max()) for block in _blocks(config, 2, columns))
-    alpha = float(np.sqrt(longest))
-    eta = config.eta_fraction * config.logit_bound
-    return {"alpha": alpha, "beta": 2 * alpha * config.beta_fraction, "eta": eta, "n": config.rows}
+    return float(np.sqrt(longest))
 
 
 def _columns(config) -> np.ndarray:

@@ -33,18 +33,19 @@ def validate(config) -> None:
         raise ValueError(
             f"config.evaluate.split={config.evaluate.split!r} must be 'test' or 'validation'"
         )
-    for name, share in (
-        ("popularity_share", config.popularity_share),
-        ("fixed.popularity_share", config.fixed.popularity_share),
-    ):
-        if not 0 < share < 1:
-            raise ValueError(f"config.{name}={share} must be strictly between 0 and 1")
+    sections = (("", config), ("fixed.", config.fixed))
+    for prefix, section in sections:
+        if not 0 < section.popularity_share < 1:
+            raise ValueError(
+                f"config.{prefix}popularity_share={section.popularity_share} must be strictly between 0 and 1"
+            )
     transitions.check_options(**config.transitions)
     num_items = recommender_data.load(config).num_items
-    for name, kept in (("num_kept", config.num_kept), ("fixed.num_kept", config.fixed.num_kept)):
+    for prefix, section in sections:
+        kept = section.num_kept
         if kept is not None and not 2 <= kept <= num_items:
             raise ValueError(
-                f"config.{name}={kept} must be in [2, {num_items}], the items there are"
+                f"config.{prefix}num_kept={kept} must be in [2, {num_items}], the items there are"
             )
     if config.regularization is not None and not config.regularization > 0:
         raise ValueError(f"config.regularization={config.regularization} must be positive")
@@ -80,6 +81,12 @@ def run(config, workdir: Path) -> dict:
     budget = {"epsilon": config.epsilon, "delta": config.delta}
     scores, guarantees = {row: [] for row in ROWS}, {}
 
+    def gram_of(key, section):
+        share = section.popularity_share
+        return item_gram.fit(
+            key, known, num_kept=section.num_kept, popularity_share=share, **budget
+        )
+
     exact = np.log1p(popularity.count(known))
     scores["popularity"].append(rank(lambda _: exact[None]))
     for number in range(config.num_seeds):
@@ -99,13 +106,7 @@ def run(config, workdir: Path) -> dict:
             guarantees[row + suffix] = follows.guarantee
             scores[row].append(rank(lambda users, r=follows: r.scores(users.items)))
 
-        release = item_gram.fit(
-            keys[1],
-            known,
-            num_kept=config.num_kept,
-            popularity_share=config.popularity_share,
-            **budget,
-        )
+        release = gram_of(keys[1], config)
         guarantees["ease" + suffix] = release.guarantee
         std, kept = release.noise_std, len(release.items)
         strength = config.regularization or item_gram.default_regularization(std, kept)
@@ -115,13 +116,7 @@ def run(config, workdir: Path) -> dict:
         scores["attention"].append(rank(_scorer(release, weights, config.attention_prior_weight)))
 
         if config.fixed.num_kept is not None:
-            fixed = item_gram.fit(
-                keys[2],
-                known,
-                num_kept=config.fixed.num_kept,
-                popularity_share=config.fixed.popularity_share,
-                **budget,
-            )
+            fixed = gram_of(keys[2], config.fixed)
             guarantees["ease_fixed" + suffix] = fixed.guarantee
             weights = item_gram.ease(fixed.matrix, config.fixed.regularization)
             score = _scorer(fixed, weights, config.fixed.prior_weight)

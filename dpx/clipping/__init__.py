@@ -239,7 +239,7 @@ def _by_microbatches(whole: Callable, step: int, batch: tuple, mask: jax.Array):
     """Runs `whole` over slices of `step` examples in turn, the last one padded."""
     size = mask.shape[0]
     count = -(-size // step)
-    # Padding repeats a real example rather than zeros, which may be invalid as an input.
+    # The last slice is filled up with the last example, masked.
     rows = jnp.minimum(jnp.arange(count * step), size - 1).reshape(count, step)
     real = (jnp.arange(count * step) < size).reshape(count, step)
 
