@@ -15,16 +15,17 @@ from experiments import plotting
 
 FAILURE = 0.05  # of the high-probability bounds
 WIDTH = 2**18  # columns made at a time
-OTHERS = 2**20  # columns drawn beside X to set its column bound
 AXES = {
     "epsilon": "ε",
     "rows": "n, rows of X",
     "columns": "d, columns of X",
     "beta_fraction": "β / 2α",
+    "slack": "α / length of a column",
 }
 ROWS = {
     "gaussian": "Gaussian noise on XXᵀ",
     "sampling": "sampling, Rényi k",
+    "sampling_loose": "sampling, Rényi k at t = 2αβ/η",
     "sampling_paper": "sampling, paper's k",
     "uniform": "uniform, no data",
 }
@@ -32,7 +33,7 @@ ROWS = {
 
 def validate(config) -> None:
     """Raises ValueError for a value that cannot be used."""
-    for name in ("rows", "columns", "trials"):
+    for name in ("rows", "columns", "latent_dim", "trials"):
         if config[name] < 1:
             raise ValueError(f"config.{name}={config[name]} must be at least 1")
     for name in ("logit_bound", "eta_fraction"):
@@ -42,17 +43,21 @@ def validate(config) -> None:
         raise ValueError(f"config.beta_fraction={config.beta_fraction} must be in (0, 1]")
     if config.kernel not in ("exp", "cosh"):
         raise ValueError(f"config.kernel={config.kernel!r} must be 'exp' or 'cosh'")
-    if config.entries not in ("normal", "uniform"):
-        raise ValueError(f"config.entries={config.entries!r} must be 'normal' or 'uniform'")
+    if not config.slack >= 1:
+        raise ValueError(
+            f"config.slack={config.slack} must be at least 1: below it, columns are cut"
+        )
 
 
 def plan(config) -> dict:
     """Sensitivity, noise and numbers of samples."""
-    alpha = _column_bound(config)
+    alpha = config.slack * _column_length(config)
     beta, eta = 2 * alpha * config.beta_fraction, config.eta_fraction * config.logit_bound
-    terms = {"alpha": alpha, "beta": beta, "eta": eta, "n": config.rows}
     change = sensitivity(alpha, beta, "replace_one")
     multiplier = privacy.gaussian_noise_multiplier(config.epsilon, config.delta)
+    samples = partial(
+        gram.max_samples, config.epsilon, config.delta, alpha=alpha, beta=beta, n=config.rows
+    )
     return {
         "column_bound": alpha,
         "beta": beta,
@@ -60,10 +65,10 @@ def plan(config) -> dict:
         "frobenius_sensitivity": change,
         "noise_multiplier": multiplier,
         "gaussian/noise_std": change * multiplier,
-        "sampling/num_samples": gram.max_samples(config.epsilon, config.delta, **terms),
-        "sampling_paper/num_samples": gram.max_samples(
-            config.epsilon, config.delta, calibration="paper", **terms
-        ),
+        "sampling/num_samples": samples(eta=eta),
+        # η smaller by F/2αβ, so that t = F/η is the paper's bound on the change, 2αβ, over the real η.
+        "sampling_loose/num_samples": samples(eta=eta * change / (2 * alpha * beta)),
+        "sampling_paper/num_samples": samples(eta=eta, calibration="paper"),
     }
 
 
@@ -71,12 +76,17 @@ def run(config, workdir: Path) -> dict:
     """Errors of both mechanisms, both calibrations and the uniform matrix; and their bounds."""
     planned = plan(config)
     X, n, eta = _columns(config), config.rows, planned["eta"]
+    counts = {
+        label: planned[f"{label}/num_samples"]
+        for label in ("sampling", "sampling_loose", "sampling_paper")
+        if planned[f"{label}/num_samples"] >= n
+    }
     noise_key = secrets.open_keys(config, workdir, synthetic=True).noise
     budget = {"epsilon": config.epsilon, "delta": config.delta}
     shared = budget | {name: planned[name] for name in ("column_bound", "beta")}
     releases = {"gaussian": gram.release(noise_key, X, **shared)}
     for label, calibration in (("sampling", "exact"), ("sampling_paper", "paper")):
-        if planned[f"{label}/num_samples"] >= n:
+        if label in counts:
             releases[label] = gram.release(
                 jax.random.fold_in(noise_key, len(releases)),
                 X,
@@ -87,34 +97,32 @@ def run(config, workdir: Path) -> dict:
             )
 
     exact, _ = clipped_gram(X, planned["column_bound"])
-    logit_bound = float(np.abs(exact).max())
+    logit_bound, noise_std = float(np.abs(exact).max()), planned["gaussian/noise_std"]
     metrics = {name: value for name, value in planned.items() if isinstance(value, int | float)}
     metrics["logit_bound"] = logit_bound
+    entry_error = partial(
+        gram.sampling_entry_error,
+        n=n,
+        diagonal_bound=logit_bound + eta,
+        failure_probability=FAILURE,
+    )
+    bounds = {"gaussian": gram.gaussian_entry_error(noise_std, n, failure_probability=FAILURE)}
+    bounds |= {label: entry_error(samples) for label, samples in counts.items()}
     with jax.enable_x64(True):
-        metrics |= _summary("uniform", _uniform_errors(exact, kernel=config.kernel))
-        draw_keys = jax.random.split(jax.random.fold_in(noise_key, 99), config.trials)
-        for label, release in releases.items():
-            if label == "gaussian":
-                errors = _noise_errors(draw_keys, exact, release.noise_std, kernel=config.kernel)
-            else:
-                samples = float(planned[f"{label}/num_samples"])
-                errors = _sampling_errors(draw_keys, exact, eta, samples, kernel=config.kernel)
-            metrics |= _summary(label, errors)
-    entry_errors = {"gaussian": gram.gaussian_entry_error(
-        planned["gaussian/noise_std"], n, failure_probability=FAILURE
-    )}  # fmt: skip
-    for label in releases.keys() - {"gaussian"}:
-        entry_errors[label] = gram.sampling_entry_error(
-            planned[f"{label}/num_samples"],
-            n,
-            diagonal_bound=logit_bound + eta,
-            failure_probability=FAILURE,
-        )
-    for label, size in entry_errors.items():
-        bounds = gram.utility_bounds(n, logit_bound=logit_bound, relative_error=size / logit_bound)
-        metrics[f"{label}/bound_corrected"] = bounds.corrected
-        metrics[f"{label}/bound_paper"] = bounds.paper
-        metrics["uniform/bound"] = bounds.uniform
+        keys = jax.random.split(jax.random.fold_in(noise_key, 99), config.trials)
+        errors = {
+            "uniform": _uniform_errors(exact, kernel=config.kernel),
+            "gaussian": _noise_errors(keys, exact, noise_std, kernel=config.kernel),
+        }
+        for label, samples in counts.items():
+            errors[label] = _sampling_errors(keys, exact, eta, float(samples), kernel=config.kernel)
+        for label, pair in errors.items():
+            metrics |= _summary(label, pair)
+    for label, size in bounds.items():
+        known = gram.utility_bounds(n, logit_bound=logit_bound, relative_error=size / logit_bound)
+        metrics[f"{label}/bound_corrected"] = known.corrected
+        metrics[f"{label}/bound_paper"] = known.paper
+        metrics["uniform/bound"] = known.uniform
     guarantees = {label: release.guarantee for label, release in releases.items()}
     return {
         "metrics": metrics,
@@ -125,38 +133,38 @@ def run(config, workdir: Path) -> dict:
     }
 
 
-def _column_bound(config) -> float:
-    """α, the length of the longest among columns of X's law that are not X's own."""
-    columns = min(config.columns, OTHERS)
-    longest = max(float((block**2).sum(axis=0).max()) for block in _blocks(config, 2, columns))
-    return float(np.sqrt(longest))
+def _column_length(config) -> float:
+    """Length of every column, with which the largest entry of XXᵀ is about logit_bound.
+
+    The scale comes from columns of the same law that are not X's own, so α stays public.
+    """
+    others = next(_directions(config, 2, WIDTH))
+    largest = np.abs(others @ others.T).max() / WIDTH
+    return float(np.sqrt(config.logit_bound / (config.columns * largest)))
 
 
 def _columns(config) -> np.ndarray:
-    """X, (n, d) float32, with independent columns of mean 0 and covariance logit_bound·C/d."""
+    """X, (n, d) float32, with independent columns of equal length."""
     X, start = np.empty((config.rows, config.columns), np.float32), 0
-    for block in _blocks(config, 1, config.columns):
-        X[:, start : start + block.shape[1]] = block
+    length = np.float32(_column_length(config))
+    for block in _directions(config, 1, config.columns):
+        X[:, start : start + block.shape[1]] = length * block
         start += block.shape[1]
     return X
 
 
-def _blocks(config, stream: int, columns: int):
-    """Blocks of float32 columns: a square root of their covariance times independent entries of variance 1.
+def _directions(config, stream: int, columns: int):
+    """Blocks of float32 columns of length 1: a random linear map of normal latent vectors, rescaled.
 
-    The covariance is that of a random correlation matrix C, so that XXᵀ is close to logit_bound · C.
+    The rows of the map have length 1; the fewer latent dimensions, the more the rows of X are correlated.
     """
-    draws = np.random.default_rng([config.seed, 0]).normal(size=(config.rows, 16 * config.rows))
-    draws /= np.linalg.norm(draws, axis=1, keepdims=True)
-    root = np.linalg.cholesky(draws @ draws.T) * np.sqrt(config.logit_bound / config.columns)
-    root, rng = root.astype(np.float32), np.random.default_rng([config.seed, stream])
+    root = np.random.default_rng([config.seed, 0]).normal(size=(config.rows, config.latent_dim))
+    root = (root / np.linalg.norm(root, axis=1, keepdims=True)).astype(np.float32)
+    rng = np.random.default_rng([config.seed, stream])
     for start in range(0, columns, WIDTH):
-        shape = (config.rows, min(WIDTH, columns - start))
-        if config.entries == "normal":
-            entries = rng.standard_normal(shape, np.float32)
-        else:
-            entries = np.sqrt(np.float32(12)) * (rng.random(shape, np.float32) - np.float32(0.5))
-        yield root @ entries
+        shape = (config.latent_dim, min(WIDTH, columns - start))
+        block = root @ rng.standard_normal(shape, np.float32)
+        yield block / np.linalg.norm(block, axis=0)
 
 
 @partial(jax.jit, static_argnames="kernel")

@@ -66,7 +66,22 @@ def plan(config) -> dict:
         "gram_noise_std": std,
         "num_kept": kept,
         "regularization": config.regularization or item_gram.default_regularization(std, kept),
+        "ease_fixed_epsilon": fixed_budget(config)["epsilon"],
     }
+
+
+def fixed_budget(config) -> dict[str, float]:
+    """What the row ease_fixed spends, as arguments of `dpx.item_gram.fit`.
+
+    It splits the budget by basic composition: a share of ε and half of δ for the popularity, the rest for
+    the Gram matrix. Both are Gaussian mechanisms, and together cost less than the (ε, δ) they add up to.
+    """
+    share, half = config.fixed.popularity_share, config.delta / 2
+    first = privacy.gaussian_noise_multiplier(share * config.epsilon, half)
+    second = privacy.gaussian_noise_multiplier((1 - share) * config.epsilon, half)
+    together = (first**-2 + second**-2) ** -0.5
+    epsilon, delta = privacy.gaussian_budget(together, config.delta)
+    return {"epsilon": epsilon, "delta": delta, "popularity_share": (together / first) ** 2}
 
 
 def run(config, workdir: Path) -> dict:
@@ -80,12 +95,6 @@ def run(config, workdir: Path) -> dict:
     noise = secrets.open_keys(config, workdir).noise
     budget = {"epsilon": config.epsilon, "delta": config.delta}
     scores, guarantees = {row: [] for row in ROWS}, {}
-
-    def gram_of(key, section):
-        share = section.popularity_share
-        return item_gram.fit(
-            key, known, num_kept=section.num_kept, popularity_share=share, **budget
-        )
 
     exact = np.log1p(popularity.count(known))
     scores["popularity"].append(rank(lambda _: exact[None]))
@@ -106,7 +115,13 @@ def run(config, workdir: Path) -> dict:
             guarantees[row + suffix] = follows.guarantee
             scores[row].append(rank(lambda users, r=follows: r.scores(users.items)))
 
-        release = gram_of(keys[1], config)
+        release = item_gram.fit(
+            keys[1],
+            known,
+            num_kept=config.num_kept,
+            popularity_share=config.popularity_share,
+            **budget,
+        )
         guarantees["ease" + suffix] = release.guarantee
         std, kept = release.noise_std, len(release.items)
         strength = config.regularization or item_gram.default_regularization(std, kept)
@@ -116,7 +131,9 @@ def run(config, workdir: Path) -> dict:
         scores["attention"].append(rank(_scorer(release, weights, config.attention_prior_weight)))
 
         if config.fixed.num_kept is not None:
-            fixed = gram_of(keys[2], config.fixed)
+            fixed = item_gram.fit(
+                keys[2], known, num_kept=config.fixed.num_kept, **fixed_budget(config)
+            )
             guarantees["ease_fixed" + suffix] = fixed.guarantee
             weights = item_gram.ease(fixed.matrix, config.fixed.regularization)
             score = _scorer(fixed, weights, config.fixed.prior_weight)
