@@ -253,7 +253,12 @@ def _draw_axis(records, axis: str, path: Path) -> Path:
     )
     for panel in panels:
         panel.set(xscale="log", yscale="log", xlabel=AXES[axis])
-        panel.legend(fontsize=7)
+        panel.set_xticks(x, [f"{value:g}" for value in x])
+        panel.minorticks_off()
+    figure.legend(
+        *panels[0].get_legend_handles_labels(), fontsize=8, ncols=5, loc="outside upper left"
+    )
+    bounds.legend(fontsize=7, loc="center left", bbox_to_anchor=(1, 0.5))
     return plotting.save(figure, path)
 
 
