@@ -7,6 +7,7 @@ import jax
 import numpy as np
 
 from dpx import privacy
+from dpx.noise import normal
 
 _MAX_CELLS = 10**8
 
@@ -78,7 +79,7 @@ def fit(
         cells[mask], weights=np.repeat(weights, mask.sum(axis=1)), minlength=vocab_size**order
     )
     std = multiplier * l2_clip
-    noisy = counts + std * np.asarray(jax.random.normal(key, counts.shape), np.float64)
+    noisy = counts + std * np.asarray(normal(key, counts.shape), np.float64)
     guarantee = privacy.PrivacyGuarantee(
         epsilon=epsilon,
         delta=delta,

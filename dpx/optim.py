@@ -8,6 +8,8 @@ import jax.numpy as jnp
 import optax
 from jax.core import Tracer
 
+from dpx.noise import normal
+
 
 class PrivatizeState(NamedTuple):
     """State of `privatize`: the noise of step t is drawn from fold_in(key, t).
@@ -77,7 +79,7 @@ def privatize(
         wide = jnp.result_type(jnp.float32, *leaves)
         # One draw for all leaves: XLA compiles the generator once, not once per parameter.
         noise_key = jax.random.fold_in(state.key, state.count)
-        noise = std * jax.random.normal(noise_key, (sum(leaf.size for leaf in leaves),), wide)
+        noise = std * normal(noise_key, (sum(leaf.size for leaf in leaves),), wide)
         noisy, start = [], 0
         for leaf in leaves:
             own = noise[start : start + leaf.size].reshape(leaf.shape)

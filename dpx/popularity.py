@@ -9,6 +9,7 @@ import numpy as np
 
 from dpx import privacy
 from dpx.data.histories import Histories
+from dpx.noise import normal
 
 _LARGEST_K = 4096  # a K × K matrix of this size is inverted or multiplied in seconds
 
@@ -60,7 +61,7 @@ def fit(
         distinct = np.unique(items)
         counts[distinct] += min(1.0, l2_clip / np.sqrt(max(len(distinct), 1)))
     std = multiplier * l2_clip
-    noise = std * np.asarray(jax.random.normal(key, counts.shape), np.float64)
+    noise = std * np.asarray(normal(key, counts.shape), np.float64)
     guarantee = privacy.PrivacyGuarantee(
         epsilon=epsilon,
         delta=delta,

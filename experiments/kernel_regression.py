@@ -18,6 +18,7 @@ import numpy as np
 import dpx.attention
 from dpx import cross_attention
 from dpx.cross_attention import baselines
+from dpx.noise import normal
 from dpx.privacy import (
     REPLACE_ONE,
     PrivacyGuarantee,
@@ -138,7 +139,7 @@ def private_regression(
     p = u.shape[1]
     multiplier = gaussian_noise_multiplier(epsilon, delta)
     std = multiplier * math.sqrt(2) * p
-    noise = np.asarray(jax.random.normal(key, (p, p)), np.float64) * std
+    noise = np.asarray(normal(key, (p, p)), np.float64) * std
     upper = np.triu(noise, 1) / math.sqrt(2)
     gram = u.T @ u + upper + upper.T + np.diag(np.diag(noise))
     values, vectors = np.linalg.eigh(gram[:-1, :-1] + regularization * np.eye(p - 1))

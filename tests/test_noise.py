@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 from scipy import integrate, stats
 
+from dpx import noise
 from dpx.noise import Gaussian, Laplace, TruncatedLaplace
 from dpx.privacy import REPLACE_ONE
 
@@ -54,6 +55,27 @@ def test_variance_is_that_of_the_paper():
         want = 2 * (sensitivity / epsilon) ** 2 * (1 - cut)
         law = TruncatedLaplace.calibrate(sensitivity, epsilon, delta)
         assert law.variance == pytest.approx(want, rel=1e-9)
+
+
+def test_normal_draws_follow_the_law_and_their_tail_is_long():
+    z = np.asarray(noise.normal(jax.random.key(3), (1000, 1001)), np.float64)
+    assert stats.kstest(z.ravel(), "norm").pvalue > 1e-3
+    assert abs(np.corrcoef(z.ravel()[:-1], z.ravel()[1:])[0, 1]) < 5e-3
+    tail = (np.abs(z) > 4).mean()
+    assert tail == pytest.approx(2 * stats.norm.sf(4), rel=0.5)
+    words = np.array([0, 1, 2**9, 2**20, 2**32 - 1], np.uint32)
+    found = np.asarray(noise._normal_from_bits(words, np.uint32(0)), np.float64)
+    exact = stats.norm.ppf(2.0**-32 * ((words >> 1) + 2.0**-32))
+    np.testing.assert_allclose(found, np.where(words & 1, -exact, exact), atol=1e-6)
+    assert found[0] < -9 and found[1] > 9
+
+
+def test_normal_draws_have_the_shape_and_dtype_asked_for():
+    key = jax.random.key(0)
+    assert noise.normal(key).shape == () and noise.normal(key, (0, 3)).shape == (0, 3)
+    assert noise.normal(key, (5, 7)).dtype == np.float32
+    with jax.enable_x64(True):
+        assert noise.normal(key, (5,), np.float64).dtype == np.float64
 
 
 def test_tails_reach_beyond_float32_uniforms():

@@ -14,6 +14,7 @@ from jax.core import Tracer
 
 from dpx.gram import accounting
 from dpx.gram.columns import clipped_gram, leading_rows
+from dpx.noise import normal
 from dpx.privacy import (
     PrivacyGuarantee,
     check_delta,
@@ -185,7 +186,7 @@ def symmetric_gaussian(key: jax.Array, n: int, dtype: Any = float) -> jax.Array:
     The Gaussian orthogonal ensemble: the standard normal distribution on the symmetric matrices with
     the Frobenius norm.
     """
-    noise = jax.random.normal(key, (n, n), dtype)
+    noise = normal(key, (n, n), dtype)
     # (G + Gᵀ)/2 has variances 1 and ½.
     return (noise + noise.T) / 2
 
@@ -221,7 +222,7 @@ def _bartlett(key, covariance, num_samples):
     normal_key, chi_key = jax.random.split(key)
     freedom = num_samples - jnp.arange(n, dtype=dtype)
     diagonal = jnp.sqrt(jax.random.chisquare(chi_key, freedom, dtype=dtype))
-    triangle = jnp.tril(jax.random.normal(normal_key, (n, n), dtype), -1) + jnp.diag(diagonal)
+    triangle = jnp.tril(normal(normal_key, (n, n), dtype), -1) + jnp.diag(diagonal)
     factor = jnp.linalg.cholesky(covariance) @ (triangle / jnp.sqrt(num_samples))
     return jnp.matmul(factor, factor.T, precision=jax.lax.Precision.HIGHEST)
 
