@@ -17,6 +17,7 @@ from scipy import sparse
 
 from dpx import popularity, privacy
 from dpx.data.histories import Histories
+from dpx.noise import normal
 
 _LAST_CUT = 2.5  # standard errors that a pair must reach to be counted in the last round
 
@@ -190,10 +191,14 @@ def _release(key, pairs: sparse.csr_array, num_kept: int, std: float, rounds: in
     alive = np.ones((num_kept, num_kept), bool)
     for number in range(rounds):
         weights = pairs.data * alive.ravel()[pairs.indices]
+        # A user's largest weight becomes 1 first: squares of tiny ones would vanish from the norm.
+        largest = np.zeros(num_users)
+        np.maximum.at(largest, users, weights)
+        weights /= np.where(largest > 0, largest, 1)[users]
         squares = np.bincount(users, weights**2, minlength=num_users)
         weights /= np.sqrt(np.where(squares > 0, squares, 1))[users]
         exact = np.bincount(pairs.indices, weights, minlength=num_kept**2)
-        noise = jax.random.normal(jax.random.fold_in(key, number), (num_kept, num_kept))
+        noise = normal(jax.random.fold_in(key, number), (num_kept, num_kept))
         noisy = exact.reshape(num_kept, num_kept).astype(np.float32) + std * np.asarray(noise)
         total += np.where(alive, noisy, 0)
         counted += alive
