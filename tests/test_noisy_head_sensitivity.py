@@ -95,6 +95,19 @@ def test_pair_symmetric_is_the_projection():
     np.testing.assert_allclose(np.sum((noise - projected) * member), 0, atol=1e-13)
 
 
+@pytest.mark.parametrize("entry", [4e307, 4.6e307, 1e308, 1.7e308])
+def test_a_row_of_nearly_the_largest_number_does_not_spoil_the_sum(entry):
+    rng = np.random.default_rng(0)
+    query, context = rng.normal(size=(2, 20, 3))
+    query[0], context[0] = [entry, 0, 0], [0.5, 0, 0]
+    features = noisy_head.Features(query, context, rng.normal(size=20))
+    hyper = noisy_head.HyperParameters(2.0, 0.5, 1.0)
+    made = noisy_head.fit_one_shot(
+        jax.random.key(0), features, hyper, regularization=0.1, epsilon=1.0, delta=1e-5
+    )
+    assert np.isfinite(made.gamma).all()
+
+
 def test_bounds_are_enforced_on_every_row():
     """Rows far outside, of zero, and non-finite (which only a jit lets through) all end within the bounds."""
     hyper = noisy_head.HyperParameters(1.0, 0.5, 2.0)

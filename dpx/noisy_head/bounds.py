@@ -117,6 +117,9 @@ def enforce(features: Features, hyper: HyperParameters) -> Features:
     query, context, target = features
     size = norm(query) * norm(context)
     usable = jnp.isfinite(size) & jnp.isfinite(target)
+    # Of the largest numbers the reciprocal, by which compilers divide, is flushed to zero.
+    for part in (query, context):
+        usable &= jnp.abs(part).max(axis=1) < jnp.finfo(part.dtype).max / 1e3
     query = jnp.where(usable[:, None], query, 0)
     context = jnp.where(usable[:, None], context, 0)
     length = norm(query)
