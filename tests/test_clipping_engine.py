@@ -162,6 +162,41 @@ def test_cancelling_terms_never_exceed_the_threshold(monkeypatch, remainder):
         assert alone <= 1e-3 * 1.01
 
 
+@pytest.mark.parametrize("positions", [2, 64])
+def test_crafted_rounding_gains_little(positions):
+    """Small terms are lost in a running sum beside large ones, and these cancel between positions."""
+    columns = np.zeros((positions, 3000), np.float32)
+    columns[:, 16:] = 1.6 * 2.0**-12 / 4
+    columns[: positions // 2, :16], columns[positions // 2 :, :16] = 0.25, -0.25
+    x = np.zeros((1, positions, 256), np.float32)
+    x[..., 0] = 1
+
+    def loss(params, x, c):
+        return 1e4 * jnp.sum(c * (x @ params["w"]))
+
+    fn = jit(clipping.clipped_grad(loss, l2_clip=1.0, method="one_pass"))
+    found = fn({"w": jnp.zeros((256, 3000))}, x, columns[None]).grads["w"]
+    assert np.linalg.norm(np.asarray(found, "f8")) <= 1.02
+
+
+@pytest.mark.parametrize("normalize", [False, True])
+@pytest.mark.parametrize("swapped", [False, True])
+def test_squares_that_are_flushed_to_zero_do_not_hide_a_gradient(normalize, swapped):
+    small, large = np.full((1, 20_000), 9e-20, "f4"), np.full((1, 8), 1e18, "f4")
+    x, y = (large, small) if swapped else (small, large)
+
+    def loss(params, x, y):
+        return jnp.sum(y * (x @ params["w"]))
+
+    params = {"w": jnp.zeros((x.shape[1], y.shape[1]))}
+    for method in ("one_pass", "two_pass"):
+        fn = jit(clipping.clipped_grad(loss, l2_clip=1.0, method=method, normalize=normalize))
+        out = fn(params, x, y)
+        exact = np.linalg.norm(x.astype("f8")) * np.linalg.norm(y.astype("f8"))
+        assert out.norms[0] >= 0.99 * exact
+        assert 0.1 < np.linalg.norm(np.asarray(out.grads["w"], "f8")) <= 1.001
+
+
 def test_bfloat16_norms_match_the_factors_in_float64():
     """Casting inside the loss: norms and sums are those of the products of bfloat16 factors."""
 

@@ -78,9 +78,10 @@ class ClippedGrad:
         it by at most 2C. An example whose mask is False or whose gradient is not finite adds
         exactly zero.
 
-        Norms are rounded: the bound holds to about 1e-6 relative, and to one percent for
-        gradients whose terms at different positions cancel to less than 1 % of their lengths.
-        Where they cancel further the norm is replaced by an upper bound.
+        Norms are rounded: the bound holds to about 1e-6 relative. Gradients whose terms at
+        different positions cancel to about one percent of their lengths can exceed it, by up to
+        8 % with factors of up to 3,000 columns and 17 % with 30,000, as far as a search for the
+        worst has found. Where they cancel further the norm is replaced by an upper bound.
 
         Args:
           relation: `ADD_OR_REMOVE_ONE`, `REPLACE_ONE` or `REPLACE_SPECIAL`.

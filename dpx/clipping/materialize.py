@@ -35,7 +35,12 @@ def run(loss: Loss, leaves: Sequence[jax.Array], batch: Any) -> Pass:
     gradients = [gradient.astype(accumulator(gradient.dtype)) for gradient in gradients]
 
     def weighted_sum(weights: Sequence[jax.Array]) -> list[jax.Array]:
-        return [jnp.tensordot(w, g, 1) for w, g in zip(weights, gradients, strict=True)]
+        # Factors must fit the gradients that they multiply: no TensorFloat-32.
+        highest = jax.lax.Precision.HIGHEST
+        return [
+            jnp.tensordot(w, g, 1, precision=highest)
+            for w, g in zip(weights, gradients, strict=True)
+        ]
 
     norms = [jnp.sum(jnp.square(g), axis=tuple(range(1, g.ndim))) for g in gradients]
     return Pass(losses, norms, weighted_sum)

@@ -33,7 +33,10 @@ LARGE = 2**16
 
 
 # Of the bound on a squared norm, the part below which float32 cannot tell it from rounding.
-FLOOR = 1e-5
+FLOOR = 1e-4
+
+# A product smaller than this may be flushed to zero.
+TINY = float(jnp.finfo(jnp.float32).tiny)
 
 
 class Layout(NamedTuple):
@@ -133,22 +136,32 @@ def _gram_in_turn(a: jax.Array) -> jax.Array:
 
 
 def squared_norm(shared: Layout, pairs: Sequence[Pair]) -> jax.Array:
-    """‖g‖² of one example by Gram matrices, never too small by more than about one percent.
+    """‖g‖² of one example by Gram matrices, rounded up where float32 cannot tell.
 
     Terms are rounded relative to their size, so what little is left when they cancel would be noise, and
-    an example with too small a norm is clipped too little. Where ‖g‖² is below 1e-5 of its bound
-    sum_k (sum_p ‖rows[k, p]‖·‖columns[k, p]‖)², that fraction of the bound is returned instead.
+    an example with too small a norm is clipped too little. Where ‖g‖² is below 1e-4 of its bound
+    sum_k (sum_p ‖rows[k, p]‖·‖columns[k, p]‖)², that fraction of the bound is returned instead. Squares of
+    entries below 1e-19 are flushed to zero, which a large other factor would make up for: ‖g‖ is raised
+    by what they could add up to.
     """
     _, rows, columns = shared.sizes()
-    total, lengths = jnp.float32(0), jnp.float32(0)
+    total, lengths, flushed = jnp.float32(0), jnp.float32(0), jnp.float32(0)
     for i, s in enumerate(pairs):
         for t in pairs[: i + 1]:
-            terms = _inner(s.rows, t.rows, rows) * _inner(s.columns, t.columns, columns)
+            left, right = _inner(s.rows, t.rows, rows), _inner(s.columns, t.columns, columns)
+            terms = left * right
             total += jnp.sum(terms, dtype=accumulator(terms.dtype)) * (1 if s is t else 2)
             if s is t:
-                squares = jnp.diagonal(terms, axis1=1, axis2=2)
-                lengths += jnp.sum(jnp.sqrt(squares), axis=1)
-    return jnp.maximum(total, FLOOR * jnp.sum(jnp.square(lengths)))
+                a, b = (jnp.sqrt(_diagonal(x)) for x in (left, right))
+                lengths += jnp.sum(a * b, axis=1)
+                flushed += jnp.sum(a) * (columns * TINY) ** 0.5 + jnp.sum(b) * (rows * TINY) ** 0.5
+    bounded = jnp.maximum(total, FLOOR * jnp.sum(jnp.square(lengths)))
+    return jnp.square(jnp.sqrt(bounded) + flushed)
+
+
+def _diagonal(x: jax.Array) -> jax.Array:
+    """(K, P, P) -> (K, P), in float32 at least."""
+    return jnp.diagonal(x, axis1=1, axis2=2).astype(accumulator(x.dtype))
 
 
 def product(shared: Layout, pairs: Sequence[Pair]) -> jax.Array:
