@@ -212,7 +212,7 @@ def test_any_budget_works(histories, epsilon):
     ],
 )
 def test_misuse_raises_before_any_noise(monkeypatch, histories, options, named):
-    monkeypatch.setattr(jax.random, "normal", None)
+    monkeypatch.setattr("dpx.popularity.normal", None)
     with pytest.raises(ValueError, match=named):
         transitions.fit(KEY, histories, **{"epsilon": 1.0, "delta": 1e-5, **options})
 
