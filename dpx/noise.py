@@ -11,6 +11,7 @@ reaches 8.2 standard deviations at least, so a release with noise multiplier m a
 """
 
 import dataclasses
+import functools
 import math
 
 import dp_accounting
@@ -24,6 +25,7 @@ from dpx.privacy import PrivacyGuarantee, check_delta, check_epsilon, gaussian_e
 _SHARING = 16  # draws that share the word of their tail
 
 
+@functools.partial(jax.jit, static_argnames=("shape", "dtype"))
 def normal(
     key: jax.Array, shape: tuple[int, ...] = (), dtype: DTypeLike = jnp.float32
 ) -> jax.Array:
