@@ -138,6 +138,8 @@ def run(config, workdir: Path) -> dict:
             weights = item_gram.ease(fixed.matrix, config.fixed.regularization)
             score = _scorer(fixed, weights, config.fixed.prior_weight)
             scores["ease_fixed"].append(rank(score))
+    filtered = recommender_data.assumptions(config)
+    guarantees = {label: spent.assuming(*filtered) for label, spent in guarantees.items()}
     return {
         "metrics": means(scores)
         | {

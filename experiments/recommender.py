@@ -20,7 +20,6 @@ ASSUMPTIONS = (
     "the catalogue of items is public",
     "the number of users, which set the sampling probability, the batch size and δ, is public",
 )
-K_CORE = "which users and items pass the k-core filter is public"
 NOT_COVERED = [
     "training loss and realised batch sizes (metrics.jsonl, the progress line)",
     "the rows of popularity and of the model without privacy",
@@ -76,7 +75,7 @@ def run(config, workdir: Path) -> dict:
     """Trains with and without privacy, and ranks all items for each user."""
     prepared = recommender_data.prepare(config)
     keys = secrets.open_keys(config, workdir, synthetic=config.data.kind == "synthetic")
-    assumptions = ASSUMPTIONS + ((K_CORE,) if config.data.min_count else ())
+    assumptions = ASSUMPTIONS + recommender_data.assumptions(config)
     scores, releases = {}, {}
 
     exact = np.log1p(popularity.count(prepared.train))

@@ -1,6 +1,7 @@
 """The histories of a recommender's run as arrays to train on and to rank with."""
 
 import functools
+from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
@@ -15,6 +16,11 @@ from dpx.data import (
     synthetic_histories,
 )
 from experiments.warm_start import Start
+
+K_CORE = (
+    "which users and items pass the k-core filter is public, although one user's events can decide on "
+    "whether others pass; the filter itself is not private"
+)
 
 
 class Prepared(NamedTuple):
@@ -62,6 +68,18 @@ def _loaded(kind: str, path: str | None, min_count: int | None) -> Histories:
             raise ValueError("config.data.path is missing: give the file of Amazon ratings")
         return load_amazon(path, **core)
     raise ValueError(f"config.data.kind={kind!r} is not known")
+
+
+def assumptions(config) -> tuple[str, ...]:
+    """What every guarantee for these histories rests on, for how they were filtered."""
+    data = config.data
+    if data.kind == "synthetic":
+        return ()
+    # The text form of Amazon ratings is published with its 5-core filter applied.
+    published_filtered = data.kind == "amazon" and Path(data.path).suffix != ".csv"
+    # Without a min_count the loaders filter by their own.
+    filtered = published_filtered or data.min_count is None or data.min_count > 0
+    return (K_CORE,) if filtered else ()
 
 
 def prepare(config, start: Start | None = None) -> Prepared:

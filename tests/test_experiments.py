@@ -17,7 +17,8 @@ import pytest
 
 import dpx
 from dpx import ngram, popularity
-from experiments import keys, records, report, run, sweep, training
+from dpx.data import synthetic_histories
+from experiments import keys, recommender_data, records, report, run, sweep, training
 from experiments.sweep import grid, point_config
 
 ROOT = Path(__file__).parents[1]
@@ -111,6 +112,55 @@ def test_keys_are_fresh_from_the_system_and_kept_until_discarded(tmp_path):
     same = [keys.open_keys(config, tmp_path / name).noise for name in "cd"]
     assert (same[0] == same[1]).all()
     assert not (tmp_path / "c").exists()
+
+
+@pytest.mark.parametrize(
+    ("kind", "name", "min_count", "filtered"),
+    [
+        ("movielens", None, None, True),
+        ("movielens", None, 5, True),
+        ("movielens", None, 0, False),
+        ("movielens1m", "ratings.dat", None, True),
+        ("movielens1m", "ratings.dat", 0, False),
+        ("amazon", "games.csv", None, True),
+        ("amazon", "games.csv", 5, True),
+        ("amazon", "games.csv", 0, False),
+        # Filtered before they were published.
+        ("amazon", "games.txt", None, True),
+        ("amazon", "games.txt", 5, True),
+        ("amazon", "games.txt", 0, True),
+        ("synthetic", None, None, False),
+        ("synthetic", None, 0, False),
+    ],
+)
+def test_guarantees_assume_a_public_filter_wherever_one_ran(kind, name, min_count, filtered):
+    config = records.load_config("configs/gram.py:recommender,tiny")
+    config.data.update({"kind": kind, "path": name, "min_count": min_count})
+    assumed = recommender_data.assumptions(config)
+    assert assumed == ((recommender_data.K_CORE,) if filtered else ())
+
+
+@pytest.mark.parametrize("min_count", [None, 0, 5])
+@pytest.mark.parametrize(
+    "source", ["configs/recommender.py:amazon,tiny", "configs/gram.py:recommender,tiny"]
+)
+def test_every_guarantee_of_a_recommender_names_the_filter(
+    tmp_path, monkeypatch, source, min_count
+):
+    monkeypatch.setattr(training, "train", lambda loss_fn, params, **rest: params)
+    path = tmp_path / "ratings.csv"
+    users = enumerate(synthetic_histories(80, 6, 15, seed=2).items)
+    path.write_text(
+        "".join(f"{u},{item},5,{t}\n" for u, items in users for t, item in enumerate(items))
+    )
+    config = records.load_config(source)
+    config.num_seeds = 2
+    config.data.path = str(path)
+    config.data.update({"min_count": min_count})
+    made = records.experiment(config).run(config, tmp_path / "run")
+    assert len(made["releases"]) > 3
+    for spent in (*made["releases"].values(), made["privacy"], run.compose(made["releases"])):
+        assert (recommender_data.K_CORE in spent.assumptions) == (min_count != 0)
 
 
 def test_noise_seed_weakens_the_wording_and_reproduces(tmp_path):

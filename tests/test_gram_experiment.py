@@ -9,7 +9,7 @@ from configs import gram as configs
 from dpx import gram as dpx_gram
 from dpx import privacy
 from dpx.data import synthetic_histories
-from experiments import gram, item_recommender, records, run
+from experiments import gram, item_recommender, recommender_data, records, run
 
 
 @pytest.fixture
@@ -104,6 +104,9 @@ def test_the_recommender_runs_and_reports(tmp_path, amazon):
             for seed in ("", "_seed1")
         }
         assert released["total"]["epsilon"] > epsilon
+        # The text form of the ratings is a 5-core, whatever the config says.
+        for spent in (*released["releases"].values(), released["total"]):
+            assert recommender_data.K_CORE in spent["assumptions"]
         assert not (workdir / "secret").exists()
         fixed = released["releases"]["ease_fixed"]
         assert 0.85 * epsilon < fixed["epsilon"] < epsilon
