@@ -92,7 +92,7 @@ def run(config, workdir: Path) -> dict:
     rank = functools.partial(
         _rank, config, known, split.users, split.test if testing else split.validation
     )
-    noise = secrets.open_keys(config, workdir).noise
+    noise = secrets.open_keys(config, workdir, data=known.items).noise
     budget = {"epsilon": config.epsilon, "delta": config.delta}
     scores, guarantees = {row: [] for row in ROWS}, {}
 

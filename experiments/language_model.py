@@ -84,7 +84,8 @@ def run(config, workdir: Path) -> dict:
     """Trains the private models and their baselines, and measures nats per character."""
     corpus = _load(config)
     train = corpus.train
-    keys = open_keys(config, workdir, synthetic=_is_generated(config))
+    synthetic = _is_generated(config)
+    keys = open_keys(config, workdir, synthetic=synthetic, data=(train.tokens,))
     # A key of its own for each release: noise that two of them share would cancel.
     training_key, prior_key, presence_key, second_key, *ngram_keys = jax.random.split(
         keys.noise, 4 + len(config.ngrams)

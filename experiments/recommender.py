@@ -74,7 +74,8 @@ def plan(config) -> dict:
 def run(config, workdir: Path) -> dict:
     """Trains with and without privacy, and ranks all items for each user."""
     prepared = recommender_data.prepare(config)
-    keys = secrets.open_keys(config, workdir, synthetic=config.data.kind == "synthetic")
+    synthetic = config.data.kind == "synthetic"
+    keys = secrets.open_keys(config, workdir, synthetic=synthetic, data=prepared.train.items)
     assumptions = ASSUMPTIONS + recommender_data.assumptions(config)
     scores, releases = {}, {}
 

@@ -15,7 +15,10 @@ import dpx
 from dpx import privacy
 from experiments import cli, keys, records, report
 
-_SEED_KNOWN = "the guarantee holds only while noise_seed stays unknown to whoever sees the outputs"
+_SEEDED = (
+    "the guarantee holds only while noise_seed stays unknown to whoever sees the outputs, and is used for "
+    "one run on one data set only"
+)
 
 
 def check(config: Any) -> None:
@@ -41,7 +44,11 @@ def prepare(config: ml_collections.ConfigDict, source: str, workdir: Path) -> No
 
 
 def execute(config: ml_collections.ConfigDict, workdir: Path) -> records.Record:
-    """Runs a configuration in its prepared folder, resumes it, or reads what it left when it finished."""
+    """Runs a configuration in its prepared folder, resumes it, or reads what it left when it finished.
+
+    Raises:
+      keys.CannotResumeError: if the run was killed and its keys are lost, or its data have changed.
+    """
     record = records.read(workdir)
     if record is None:
         began = time.monotonic()
@@ -57,8 +64,8 @@ def execute(config: ml_collections.ConfigDict, workdir: Path) -> records.Record:
 def _write(outcome: dict, config, workdir: Path, seconds: float) -> None:
     releases, headline = outcome["releases"], outcome["privacy"]
     if config.noise_seed is not None:
-        releases = {label: spent.assuming(_SEED_KNOWN) for label, spent in releases.items()}
-        headline = headline.assuming(_SEED_KNOWN)
+        releases = {label: spent.assuming(_SEEDED) for label, spent in releases.items()}
+        headline = headline.assuming(_SEEDED)
     total = outcome.get("total") or compose(releases)
     written = {
         "releases": {label: spent.to_json() for label, spent in releases.items()},
@@ -105,7 +112,10 @@ def main(argv: list[str]) -> None:
         prepare(config, config_flags.get_config_filename(flag["config"]), workdir)
     except (ValueError, OSError) as error:
         cli.stop(error)
-    record = execute(config, workdir)
+    try:
+        record = execute(config, workdir)
+    except keys.CannotResumeError as error:
+        cli.stop(error)
     print(report.summarize(record))
     for path in report.draw([record], workdir):
         print(f"figure: {path}")

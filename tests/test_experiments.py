@@ -9,6 +9,7 @@ import stat
 import subprocess
 import sys
 import time
+import warnings
 from pathlib import Path
 
 import jax
@@ -16,9 +17,18 @@ import numpy as np
 import pytest
 
 import dpx
-from dpx import ngram, popularity
-from dpx.data import synthetic_histories
-from experiments import keys, recommender_data, records, report, run, sweep, training
+from dpx import item_gram, ngram, popularity
+from dpx.data import load_surnames, synthetic_histories
+from experiments import (
+    keys,
+    language_model,
+    recommender_data,
+    records,
+    report,
+    run,
+    sweep,
+    training,
+)
 from experiments.sweep import grid, point_config
 
 ROOT = Path(__file__).parents[1]
@@ -62,6 +72,7 @@ def test_quickstart_leaves_its_records_and_a_model(tmp_path, monkeypatch):
             assert secret not in content
             assert seen["keys"]["noise"].encode() not in content
             assert seen["keys"]["sampling"].encode() not in content
+            assert seen["keys"]["data"].encode() not in content
     assert not (tmp_path / "run" / "secret").exists()
 
     rows = {name.split("/")[0] for name in record.metrics}
@@ -112,6 +123,101 @@ def test_keys_are_fresh_from_the_system_and_kept_until_discarded(tmp_path):
     same = [keys.open_keys(config, tmp_path / name).noise for name in "cd"]
     assert (same[0] == same[1]).all()
     assert not (tmp_path / "c").exists()
+
+
+@pytest.mark.parametrize("left", ["checkpoints", "model", "metrics.jsonl", "privacy.json"])
+def test_new_keys_are_not_made_for_a_run_that_has_begun(tmp_path, left):
+    config = records.load_config("configs/quickstart.py:tiny")
+    keys.open_keys(config, tmp_path)
+    (tmp_path / left).touch()
+    keys.open_keys(config, tmp_path)
+    keys.discard(tmp_path)
+    with pytest.raises(keys.CannotResumeError, match="use a new --workdir"):
+        keys.open_keys(config, tmp_path)
+    assert not (tmp_path / "secret").exists()
+
+
+def test_a_run_without_its_keys_ends_in_one_line_and_status_2(tmp_path):
+    source = "configs/quickstart.py:tiny"
+    run.prepare(records.load_config(source), source, tmp_path / "run")
+    (tmp_path / "run" / "checkpoints").mkdir()
+    ended = call("run", f"--config={source}", f"--workdir={tmp_path / 'run'}")
+    assert ended.returncode == 2
+    assert ended.stderr.startswith("error: ")
+    assert len(ended.stderr.splitlines()) == 1, ended.stderr
+    assert "noise keys are gone" in ended.stderr
+
+
+def test_keys_belong_to_the_data_that_they_were_made_for(tmp_path):
+    config = records.load_config("configs/quickstart.py:tiny")
+    data = (np.arange(4), np.arange(2))
+    first = keys.open_keys(config, tmp_path, data=data)
+    again = keys.open_keys(config, tmp_path, data=(array.copy() for array in data))
+    assert (first.noise == again.noise).all()
+    for other in (
+        (),
+        (np.arange(4), np.arange(1, 3)),
+        (np.arange(4).astype(np.int32), np.arange(2)),
+        (np.array([0, 1, 2]), np.array([3, 0, 1])),
+    ):
+        with pytest.raises(keys.CannotResumeError, match="the data changed since the run"):
+            keys.open_keys(config, tmp_path, data=other)
+
+
+@pytest.mark.parametrize(
+    ("source", "broken"),
+    [
+        ("configs/quickstart.py:tiny", (ngram, "fit")),
+        ("configs/recommender.py:amazon,tiny", (popularity, "fit")),
+        ("configs/gram.py:recommender,tiny", (item_gram, "fit")),
+    ],
+)
+def test_a_killed_run_does_not_resume_on_other_data(tmp_path, monkeypatch, source, broken):
+    def write(seed):
+        lines = np.random.default_rng(seed).permutation(load_surnames()[:3000])
+        if "quickstart" not in source:
+            users = enumerate(synthetic_histories(80, 6, 15, seed=seed).items, start=1)
+            lines = [f"{user} {item + 1}" for user, items in users for item in items]
+        (tmp_path / "data.txt").write_text("\n".join(lines))
+        # As another process would read it.
+        recommender_data._loaded.cache_clear()
+        language_model._names.cache_clear()
+
+    def kill(*args, **kwargs):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(*broken, kill)
+    changes = {"data": {"path": str(tmp_path / "data.txt")}}
+    write(seed=1)
+    for _ in range(2):
+        with pytest.raises(KeyboardInterrupt):
+            execute(source, tmp_path / "run", **changes)
+    write(seed=2)
+    with pytest.raises(keys.CannotResumeError, match="the data changed"):
+        execute(source, tmp_path / "run", **changes)
+
+
+def test_keys_that_cannot_be_deleted_are_reported_and_the_result_stands(tmp_path, monkeypatch):
+    source = "configs/quickstart.py:tiny"
+    config = records.load_config(source)
+    run.prepare(config, source, tmp_path)
+    keys.open_keys(config, tmp_path)
+    records.write_json(
+        tmp_path / "result.json", {"metrics": {"a": 1.0}, "privacy": {}, "wall_seconds": 0.0}
+    )
+
+    def fail(path):
+        raise PermissionError(f"planted: {path}")
+
+    monkeypatch.setattr(keys.shutil, "rmtree", fail)
+    with pytest.warns(UserWarning, match=r"secret could not be deleted \(planted"):
+        assert run.execute(config, tmp_path).metrics == {"a": 1.0}
+    monkeypatch.undo()
+    run.execute(config, tmp_path)
+    assert not (tmp_path / "secret").exists()
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        keys.discard(tmp_path)
 
 
 @pytest.mark.parametrize(
@@ -170,7 +276,9 @@ def test_noise_seed_weakens_the_wording_and_reproduces(tmp_path):
     ]
     assert outcomes[0].metrics == outcomes[1].metrics
     for spent in outcomes[0].releases.values():
-        assert any("noise_seed" in words for words in spent["assumptions"])
+        words = " ".join(spent["assumptions"])
+        assert "noise_seed stays unknown" in words
+        assert "for one run on one data set only" in words
 
 
 @pytest.mark.parametrize(
