@@ -81,14 +81,18 @@ def run(config, workdir: Path) -> dict:
         for label in ("sampling", "sampling_loose", "sampling_paper")
         if planned[f"{label}/num_samples"] >= n
     }
-    noise_key = secrets.open_keys(config, workdir, synthetic=True).noise
+    noise = secrets.open_keys(config, workdir, synthetic=True).noise
+    noise_key, sampling_key, paper_key, trials_key = jax.random.split(noise, 4)
     budget = {"epsilon": config.epsilon, "delta": config.delta}
     shared = budget | {name: planned[name] for name in ("column_bound", "beta")}
     releases = {"gaussian": gram.release(noise_key, X, **shared)}
-    for label, calibration in (("sampling", "exact"), ("sampling_paper", "paper")):
+    for label, key, calibration in (
+        ("sampling", sampling_key, "exact"),
+        ("sampling_paper", paper_key, "paper"),
+    ):
         if label in counts:
             releases[label] = gram.release(
-                jax.random.fold_in(noise_key, len(releases)),
+                key,
                 X,
                 mechanism="sampling",
                 eta=eta,
@@ -109,7 +113,7 @@ def run(config, workdir: Path) -> dict:
     bounds = {"gaussian": gram.gaussian_entry_error(noise_std, n, failure_probability=FAILURE)}
     bounds |= {label: entry_error(samples) for label, samples in counts.items()}
     with jax.enable_x64(True):
-        keys = jax.random.split(jax.random.fold_in(noise_key, 99), config.trials)
+        keys = jax.random.split(trials_key, config.trials)
         errors = {
             "uniform": _uniform_errors(exact, kernel=config.kernel),
             "gaussian": _noise_errors(keys, exact, noise_std, kernel=config.kernel),

@@ -2,6 +2,7 @@
 
 import json
 
+import jax
 import numpy as np
 import pytest
 
@@ -10,6 +11,27 @@ from dpx import gram as dpx_gram
 from dpx import privacy
 from dpx.data import synthetic_histories
 from experiments import gram, item_recommender, recommender_data, records, run
+
+
+def test_no_two_draws_of_the_error_experiment_share_a_key(tmp_path, monkeypatch):
+    config = configs.get_config("tiny")
+    config.epsilon, config.trials = 30.0, 4  # enough for the paper's number of samples
+    used, release = [], dpx_gram.release
+
+    def spying_release(key, *args, **kwargs):
+        used.append(key)
+        return release(key, *args, **kwargs)
+
+    def spying_errors(keys, *args, **kwargs):
+        used.extend(keys)
+        return np.zeros((2, len(keys)))
+
+    monkeypatch.setattr(dpx_gram, "release", spying_release)
+    monkeypatch.setattr(gram, "_noise_errors", spying_errors)
+    monkeypatch.setattr(gram, "_sampling_errors", lambda *args, **kwargs: np.zeros((2, 4)))
+    gram.run(config, tmp_path)
+    assert len(used) == 3 + 4
+    assert len({tuple(jax.random.key_data(key).tolist()) for key in used}) == len(used)
 
 
 @pytest.fixture
