@@ -20,6 +20,7 @@ NOT_COVERED = [
     "training loss and realised batch sizes (metrics.jsonl, the progress line)",
     "the row of the model without privacy",
     "the test metrics, which are computed on held-out records, and train metrics where there are any",
+    "choices of hyper-parameters, the prior's share and order among them, made on training records",
 ]
 
 
@@ -37,8 +38,8 @@ class Corpus(NamedTuple):
     def assumptions(self) -> tuple[str, str]:
         """On which the guarantees rest."""
         return (
-            f"the number of {self.unit}s, which set the sampling probability, the batch size and δ, "
-            "is public",
+            f"the number of {self.unit}s, which set the split, the sampling probability, the batch size and "
+            "δ, is public",
             f"the alphabet and the longest admissible {self.unit} are public",
         )
 
@@ -138,8 +139,8 @@ def run(config, workdir: Path) -> dict:
         releases[label] = calibrated.guarantee
         private = PrivateText(corpus, graph, table, calibrated.errors, trained)
         measure(label, private)
-        saved_table = np.zeros(0, np.float32) if table is None else table
-        models.save(workdir, trained, calibrated.errors, prior=saved_table)
+        more = {} if table is None else {"prior": table}
+        models.save(workdir, trained, calibrated.errors, **more)
     if config.non_private.steps:
         trained = fit(
             functools.partial(_loss, corpus, graph, None, None),

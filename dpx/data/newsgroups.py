@@ -3,7 +3,7 @@
 The paper represents an article by its D largest TF-IDF scores in decreasing order, and asks for its length
 from those of L other articles. Two of its choices would leak outside the mechanism, and are replaced:
 document frequencies come from a *public* corpus, never from the private one, and lengths are scaled by
-public constants, never by the corpus's own mean and deviation.
+public constants, never by the corpus's own mean and deviation. A record is a prompt of non-empty documents.
 """
 
 import csv
@@ -94,7 +94,9 @@ def text_prompts(
     """Groups documents into prompts of L + 1, shuffled with a public seed.
 
     A document enters one prompt, and its row looks at no other, so replacing a document replaces a prompt: a
-    guarantee for prompts covers documents. Authors of documents in several prompts are not covered.
+    guarantee for prompts covers documents. That is documents with text, by documents with text: the loaders
+    drop empty ones before the grouping, which depends on how many are left. Authors of documents in several
+    prompts are not covered.
 
     Args:
       texts: The private documents.
@@ -139,7 +141,7 @@ def load_texts(path: str | Path, *, column: str | None = None) -> list[str]:
         column with the longest values in the first row.
 
     Returns:
-      The documents, in order of file name or row; empty ones are dropped.
+      The documents, in order of file name or row; empty ones are dropped, so they are no records.
 
     Raises:
       FileNotFoundError: if there is no such path.

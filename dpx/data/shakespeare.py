@@ -1,4 +1,8 @@
-"""TinyShakespeare as windows of characters: one window is one record."""
+"""TinyShakespeare as windows of characters: one window of the training set is one record.
+
+Windows are added to or removed from the training set after `encode` and `split_windows`: one more in the
+text may move others between the two sets.
+"""
 
 import dataclasses
 from pathlib import Path

@@ -1,4 +1,8 @@
-"""88,799 surnames of the US census of 1990: one name is one record."""
+"""88,799 surnames of the US census of 1990: one name of the training set is one record.
+
+Names are added to or removed from the training set after `split_names`, whose assignment follows from the
+number of names: one more in the file would move others between the two sets.
+"""
 
 import dataclasses
 import string
