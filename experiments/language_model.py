@@ -56,8 +56,15 @@ def validate(config) -> None:
         raise ValueError(
             f"config.data.kind={config.data.kind!r} must be 'surnames' or 'shakespeare'"
         )
+    if config.data.kind == "shakespeare" and "generated" not in config.data:
+        raise ValueError(
+            "config.data.kind='shakespeare' needs the settings of configs/shakespeare.py"
+        )
+    for name in ("limit", "split_seed"):
+        if config.data.get(name, 0) < 0:
+            raise ValueError(f"config.data.{name}={config.data[name]} must be at least 0")
     corpus = _load(config)
-    training.check(config.train, len(corpus.train))
+    training.check_both(config, len(corpus.train))
     models.check(config, corpus.vocab_size)
     for order in (*config.ngrams, config.prior.order):
         if order not in (1, 2, 3, 4, 5):
@@ -166,13 +173,12 @@ def load(config, workdir: Path) -> "PrivateText":
     """The private model that a run left: with Re-Attention, if the config has it."""
     corpus = _load(config)
     graph, params = _build(config, corpus)
-    shape = (0,)
+    more = {}
     if config.prior.share:
         shape = (corpus.vocab_size ** (config.prior.order - 1), corpus.vocab_size)
-    params, errors, saved = models.load(
-        config, workdir, params, corpus.vocab_size, prior=np.zeros(shape, np.float32)
-    )
-    table = np.asarray(saved) if config.prior.share else None
+        more = {"prior": np.zeros(shape, np.float32)}
+    params, errors, *saved = models.load(config, workdir, params, corpus.vocab_size, **more)
+    table = np.asarray(saved[0]) if saved else None
     return PrivateText(corpus, graph, table, errors, params)
 
 

@@ -60,14 +60,20 @@ def load(config) -> Histories:
 def _loaded(kind: str, path: str | None, min_count: int | None) -> Histories:
     core = {} if min_count is None else {"min_count": min_count}
     if kind == "movielens":
-        return load_movielens_small(**core)
-    if kind == "movielens1m":
-        return load_movielens_1m(path, **core)
-    if kind == "amazon":
+        histories = load_movielens_small(**core)
+    elif kind == "movielens1m":
+        histories = load_movielens_1m(path, **core)
+    elif kind == "amazon":
         if path is None:
             raise ValueError("config.data.path is missing: give the file of Amazon ratings")
-        return load_amazon(path, **core)
-    raise ValueError(f"config.data.kind={kind!r} is not known")
+        histories = load_amazon(path, **core)
+    else:
+        raise ValueError(f"config.data.kind={kind!r} is not known")
+    if max(map(len, histories.items), default=0) < 3:
+        raise ValueError(
+            f"config.data.path={path!r} holds no user of three items, whose last two could be held out"
+        )
+    return histories
 
 
 def assumptions(config) -> tuple[str, ...]:

@@ -69,8 +69,18 @@ def config_module(path: str):
 
 
 def experiment(config: ml_collections.ConfigDict):
-    """The module that runs a configuration."""
-    return importlib.import_module(f"experiments.{config.experiment}")
+    """The module that runs a configuration.
+
+    Raises:
+      ValueError: where there is none of that name.
+    """
+    name = f"experiments.{config.experiment}"
+    module = importlib.import_module(name) if importlib.util.find_spec(name) else None
+    if not hasattr(module, "validate"):
+        raise ValueError(
+            f"config.experiment={config.experiment!r} is no experiment: leave it as the config has it"
+        )
+    return module
 
 
 def flatten(config: Mapping | ml_collections.ConfigDict, prefix: str = "") -> dict[str, Any]:

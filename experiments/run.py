@@ -25,6 +25,9 @@ def check(config: Any) -> None:
     """Raises ValueError or FileNotFoundError for a value or a file that no run could use."""
     privacy.check_epsilon(config["epsilon"], "config.epsilon")
     privacy.check_delta(config["delta"], "config.delta")
+    for name in ("seed", "noise_seed"):
+        if config[name] is not None and config[name] < 0:
+            raise ValueError(f"config.{name}={config[name]} must be at least 0")
     records.experiment(config).validate(config)
 
 
@@ -112,13 +115,21 @@ def main(argv: list[str]) -> None:
         prepare(config, config_flags.get_config_filename(flag["config"]), workdir)
     except (ValueError, OSError) as error:
         cli.stop(error)
+    except ModuleNotFoundError as error:
+        cli.stop(_of_an_extra(error))
     try:
         record = execute(config, workdir)
     except keys.CannotResumeError as error:
         cli.stop(error)
+    except ModuleNotFoundError as error:
+        cli.stop(_of_an_extra(error))
     print(report.summarize(record))
     for path in report.draw([record], workdir):
         print(f"figure: {path}")
+
+
+def _of_an_extra(error: ModuleNotFoundError) -> Exception:
+    return ModuleNotFoundError(f'{error}: install the extras, pip install -e ".[data,plots]"')
 
 
 if __name__ == "__main__":

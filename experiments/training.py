@@ -258,25 +258,32 @@ def load_model(workdir: Path, template: Any) -> Any:
         return checkpointer.restore(workdir.absolute() / "model", shapes)
 
 
-def check(config: Any, num_examples: int) -> None:
-    """Raises ValueError for a training section that cannot be used."""
+def check(config: Any, num_examples: int, *, name: str = "config.train") -> None:
+    """Raises ValueError for a training section, named so, that cannot be used."""
     if not 0 < config.batch_size <= num_examples:
         raise ValueError(
-            f"config.train.batch_size={config.batch_size} gives a sampling probability outside (0, 1] "
+            f"{name}.batch_size={config.batch_size} gives a sampling probability outside (0, 1] "
             f"for {num_examples} records: use at most that many"
         )
-    for name in ("steps", "physical_batch", "log_every", "checkpoint_every"):
-        if config[name] < 1:
-            raise ValueError(f"config.train.{name}={config[name]} must be at least 1")
-    for name in ("learning_rate", "l2_clip"):
-        if not config[name] > 0:
-            raise ValueError(f"config.train.{name}={config[name]} must be positive")
+    for key in ("steps", "physical_batch", "log_every", "checkpoint_every"):
+        if config[key] < 1:
+            raise ValueError(f"{name}.{key}={config[key]} must be at least 1")
+    for key in ("learning_rate", "l2_clip"):
+        if not 0 < config[key] < math.inf:
+            raise ValueError(f"{name}.{key}={config[key]} must be positive and finite")
     if not 0 <= config.warmup <= 1:
-        raise ValueError(
-            f"config.train.warmup={config.warmup} must be a share of the steps, in [0, 1]"
-        )
+        raise ValueError(f"{name}.warmup={config.warmup} must be a share of the steps, in [0, 1]")
     if not config.weight_decay >= 0:
-        raise ValueError(f"config.train.weight_decay={config.weight_decay} must be at least 0")
+        raise ValueError(f"{name}.weight_decay={config.weight_decay} must be at least 0")
+    if config.accountant not in ("pld", "rdp"):
+        raise ValueError(f"{name}.accountant={config.accountant!r} must be 'pld' or 'rdp'")
+
+
+def check_both(config: Any, num_examples: int) -> None:
+    """Raises ValueError where `config.train`, or the baseline without privacy if any, cannot be used."""
+    check(config.train, num_examples)
+    if config.non_private.steps != 0:
+        check(without_privacy(config), num_examples, name="config.non_private")
 
 
 def without_privacy(config: Any) -> Any:

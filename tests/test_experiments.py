@@ -4,6 +4,7 @@ import csv
 import functools
 import json
 import os
+import re
 import signal
 import stat
 import subprocess
@@ -439,6 +440,49 @@ def test_bad_flags_end_in_one_line_and_status_2(tmp_path, arguments, words):
     lines = [line for line in ended.stderr.splitlines() if not line.startswith(("W", "I"))]
     assert len(lines) == 1, ended.stderr
     assert not workdir.exists()
+
+
+@pytest.mark.parametrize(
+    ("changed", "named"),
+    [
+        ({"noise_seed": -1}, "config.noise_seed=-1"),
+        ({"seed": -1}, "config.seed=-1"),
+        ({"experiment": "absent"}, "config.experiment='absent'"),
+        ({"experiment": "plotting"}, "config.experiment='plotting'"),
+        ({"non_private.batch_size": 10_000}, "config.non_private.batch_size=10000"),
+        ({"non_private.batch_size": 0}, "config.non_private.batch_size=0"),
+        ({"non_private.steps": -1}, "config.non_private.steps=-1"),
+        ({"train.accountant": "foo"}, "config.train.accountant='foo'"),
+        ({"train.l2_clip": float("inf")}, "config.train.l2_clip=inf"),
+        ({"train.learning_rate": float("inf")}, "config.train.learning_rate=inf"),
+        ({"data.limit": -5}, "config.data.limit=-5"),
+        ({"data.split_seed": -1}, "config.data.split_seed=-1"),
+        ({"data.kind": "shakespeare"}, "configs/shakespeare.py"),
+    ],
+)
+def test_bad_values_are_named_before_anything_runs(changed, named):
+    config = records.load_config("configs/quickstart.py:tiny")
+    config.update_from_flattened_dict(changed)
+    with pytest.raises(ValueError, match=re.escape(named)):
+        run.check(config)
+
+
+@pytest.mark.parametrize("source", ["recommender.py:amazon,tiny", "gram.py:recommender,tiny"])
+def test_histories_too_short_to_hold_an_item_out_are_named(tmp_path, source):
+    path = tmp_path / "short.txt"
+    path.write_text("1 1\n1 2\n2 1\n2 3\n")
+    config = records.load_config(f"configs/{source}")
+    config.data.path = str(path)
+    with pytest.raises(ValueError, match="no user of three items"):
+        run.check(config)
+
+
+def test_a_model_without_a_prior_is_saved_and_loaded(tmp_path):
+    changes = {"prior": {"share": 0.0}, "ngrams": (1,), "non_private": {"steps": 0}}
+    record = execute("configs/quickstart.py:tiny", tmp_path / "run", **changes)
+    assert set(record.releases) == {"dp_1gram", "dp_transformer"}
+    scored = records.load(record.workdir).log_prob(["smith"])
+    assert np.isfinite(scored).all()
 
 
 def test_missing_configs_and_flags_end_in_one_line():
