@@ -44,7 +44,7 @@ def validate(config) -> None:
     num_users = len(histories.items)
     models.check(config, histories.num_items)
     warm_start.check(config)
-    training.check(config.train, num_users)
+    training.check_both(config, num_users)
     if config.train.evaluate_every < 0:
         raise ValueError(
             f"config.train.evaluate_every={config.train.evaluate_every} must be at least 0"
