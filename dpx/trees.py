@@ -15,8 +15,12 @@ the noisy nodes to its left and to its right: a query is one lookup, not a walk.
 
 Neighbours replace one record (x_i, w_i); the number of records is public. Noise is drawn once, in `build`,
 and answers are post-processing: adaptive queries cost nothing, and need neither copies nor medians.
+
+Sums and noise are 64-bit, and what is kept is rounded to JAX's default float type afterwards; not so under
+`jit` or `vmap` (`wide_sums`).
 """
 
+import contextlib
 import dataclasses
 import functools
 import math
@@ -90,7 +94,7 @@ def _node_laws(noise, ranges, power, depth, sensitivity, epsilon, delta):
     if noise == "gaussian":
         multiplier = gaussian_noise_multiplier(epsilon, delta)
         std = gaussian_stds(ranges, power, depth, sensitivity, multiplier)
-        return Gaussian(jnp.asarray(std)), dp_accounting.GaussianDpEvent(multiplier)  # type: ignore[arg-type]
+        return Gaussian(std), dp_accounting.GaussianDpEvent(multiplier)  # type: ignore[arg-type]
     if noise != "truncated_laplace":
         raise ValueError(f"noise is {noise!r}: use one of {', '.join(NOISES)}")
     if delta > 0.5:
@@ -98,7 +102,7 @@ def _node_laws(noise, ranges, power, depth, sensitivity, epsilon, delta):
     count = depth * (power + 1) * len(ranges)
     law = TruncatedLaplace.calibrate(sensitivity, *split_budget(epsilon, delta, count))
     shape = (len(ranges), power + 1)
-    return TruncatedLaplace(jnp.full(shape, law.scale), jnp.full(shape, law.bound)), None  # type: ignore[arg-type]
+    return TruncatedLaplace(np.full(shape, law.scale), np.full(shape, law.bound)), None  # type: ignore[arg-type]
 
 
 def _guarantee(epsilon, delta, noise, what, event) -> PrivacyGuarantee:
@@ -115,6 +119,21 @@ def _guarantee(epsilon, delta, noise, what, event) -> PrivacyGuarantee:
 
 # ---------------------------------------------------------------------------------------------------------
 # The arithmetic of trees
+
+
+@contextlib.contextmanager
+def wide_sums(*data):
+    """What runs inside runs at once and with 64-bit floats by default, if no array of `data` is traced.
+
+    How a sum over n records rounds depends on all of them. In 32 bits one record of weight 1 may move that of
+    1e5 by 136, in 64 bits by 1 + n²·2⁻⁵² at most. Under a JAX transformation nothing changes: there the
+    default float type holds, and if that is 32-bit the guarantee is one for exact sums.
+    """
+    if any(isinstance(leaf, Tracer) for leaf in jax.tree.leaves(data)):
+        yield
+    else:
+        with jax.ensure_compile_time_eval(), jax.enable_x64(True):
+            yield
 
 
 def num_bins(bins: int | None, records: int) -> int:
@@ -176,14 +195,16 @@ def distance_table(
 
     Returns:
       (bins, power + 1, c): in row t the coefficients of C(p, t)·y^{p−t} in Σ_i w_i |x_i − y|^p, namely
-      (−1)^t·left + (−1)^{p−t}·right for the trees of Σ w_i x_i^t (Lemma C.1).
+      (−1)^t·left + (−1)^{p−t}·right for the trees of Σ w_i x_i^t (Lemma C.1). Sums and noise have the
+      default float type (see `wide_sums`), the result that of x.
     """
     moments = jnp.arange(power + 1)
     contributions = (x[:, None] ** moments)[:, :, None] * weights[:, None, :]
+    contributions = contributions.astype(jnp.result_type(float))
     leaves = jax.ops.segment_sum(contributions, leaf_index(x, bins), bins)
     left, right = tabulate(key, leaves, law)
     signs = (-1.0) ** moments[:, None]
-    return signs * left + (-1.0) ** power * signs * right
+    return (signs * left + (-1.0) ** power * signs * right).astype(x.dtype)
 
 
 def _binomials(power: int) -> np.ndarray:
@@ -250,17 +271,20 @@ class DPTree:
           ValueError: for a budget, bound or sensitivity out of range, an unknown noise, or δ > 1/2 with
             truncated Laplace noise.
         """
-        values = jnp.asarray(values, jnp.result_type(float))
         _check_bounds(sensitivity=sensitivity, bound=bound)
         check_epsilon(epsilon)
         check_delta(delta)
-        if values.ndim != 1 or not len(values):
-            raise ValueError(f"values has shape {values.shape}: pass the bins' sums, (n,)")
+        if np.ndim(values) != 1 or not len(values):
+            raise ValueError(f"values has shape {np.shape(values)}: pass the bins' sums, (n,)")
         bins = num_bins(None, len(values))
         depth = bins.bit_length() - 1
         laws, event = _node_laws(noise, np.ones(1), 0, depth, sensitivity, epsilon, delta)
-        law = jax.tree.map(jnp.squeeze, laws)
-        left, right = tabulate(key, jnp.pad(values, (0, bins - len(values))), law)
+        law = jax.tree.map(np.squeeze, laws)
+        dtype = jnp.result_type(float)
+        with wide_sums(key, values):
+            leaves = jnp.asarray(values, jnp.result_type(float))
+            left, right = tabulate(key, jnp.pad(leaves, (0, bins - len(leaves))), law)
+            left, right = left.astype(dtype), right.astype(dtype)
         return cls(
             left, right, float(bound), _guarantee(epsilon, delta, noise, "tree of sums", event)
         )
@@ -339,7 +363,8 @@ class DPTreeHighDim:
         laws, event = _node_laws(noise, bounds, power, depth, 2 * weight_bound, epsilon, delta)
         unit = jnp.clip(x / bounds, 0, 1).T
         weights = jnp.clip(weights, -weight_bound, weight_bound)[:, None]
-        table = _tables(key, unit, weights, laws, power=int(power), bins=bins)
+        with wide_sums(key, x, weights):
+            table = _tables(key, unit, weights, laws, power=int(power), bins=bins)
         released = _guarantee(epsilon, delta, noise, f"{len(bounds)}·{power + 1} trees", event)
         return cls(table, jnp.asarray(bounds, x.dtype), released)
 

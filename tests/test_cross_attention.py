@@ -11,7 +11,7 @@ from cross_attention_memory import BOX, BUDGET, EXACT, KEY, memory
 import dpx.attention
 from dpx import cross_attention
 from dpx.cross_attention import baselines, sketch
-from dpx.cross_attention.domain import Domain
+from dpx.cross_attention.domain import Domain, into_ball
 from dpx.polynomial import PolynomialFeatures, truncated_exponential
 from dpx.privacy import gaussian_noise_multiplier
 
@@ -92,11 +92,13 @@ def test_streaming_sums_every_row_once():
     assert built.moments[0, 0] == np.float32(n * np.sqrt(2))
 
 
-def test_building_never_makes_an_array_of_rows_by_features():
+@pytest.mark.parametrize("wide", [False, True])
+def test_building_never_makes_an_array_of_rows_by_features(wide):
     n, d = 10**6, 4
     domain = Domain("box", d, d, 1.0, 1.0, 1.0, float(d))
     K = jax.ShapeDtypeStruct((n, d), jnp.float32)
-    compiled = sketch._release.lower(KEY, K, K, None, domain, 8, 1.0, 1.0).compile()
+    with jax.enable_x64(wide):
+        compiled = sketch._release.lower(KEY, K, K, None, domain, 8, 1.0, 1.0).compile()
     assert compiled.memory_analysis().temp_size_in_bytes < 200e6  # n × r would be 2 GB
 
 
@@ -127,7 +129,7 @@ def test_releases_are_pytrees_that_hold_no_data(mechanism):
 def test_building_under_jit_clips_and_agrees():
     K, V, Q = memory(200, 2)
     build = lambda k, v, clip: cross_attention.build(  # noqa: E731
-        KEY, k, v, clip=clip, degree=2, **BOX, **BUDGET
+        KEY, k, v, clip=clip, degree=2, **BOX, **EXACT
     )
     traced = jax.jit(functools.partial(build, clip=True))(K, V)
     np.testing.assert_allclose(traced.query(Q), build(K, V, False).query(Q), atol=1e-4)
@@ -150,6 +152,43 @@ def test_clipping_bounds_every_row_by_itself(domain):
     assert (abs(v) <= 1).all()
     if domain == "ball":
         np.testing.assert_allclose(k[3], np.array([1, 1, 0]) / np.sqrt(2), rtol=1e-5)
+
+
+@pytest.mark.parametrize("dtype", [jnp.bfloat16, jnp.float32, jnp.float64])
+def test_into_ball_takes_every_float(dtype):
+    with jax.enable_x64(True):
+        largest = float(jnp.finfo(dtype).max)
+        tiny = float(jnp.finfo(dtype).smallest_subnormal)
+        rows = [[largest, 0], [largest, -largest], [largest / 4, 1], [3e37, 1e37], [20, 0]]
+        inside = jnp.array([[0, 0], [1, -7], [tiny, 0], [9.9, 0]], dtype)
+        for radius in (10.0, 1e-3, 1e30):
+            for clip in (into_ball, jax.jit(into_ball, static_argnums=1)):
+                got = clip(jnp.array(rows, dtype), radius)
+                assert got.dtype == dtype
+                norms = np.linalg.norm(np.asarray(got, np.float64), axis=-1)
+                reach = np.minimum(radius, np.abs(rows).max(-1))
+                np.testing.assert_allclose(
+                    norms, reach, rtol=1e-2 if dtype == jnp.bfloat16 else 1e-6
+                )
+        for clip in (into_ball, jax.jit(into_ball, static_argnums=1)):
+            assert clip(inside, 10.0).tobytes() == inside.tobytes()
+
+
+@pytest.mark.parametrize("features", ["taylor", "random"])
+def test_huge_rows_are_clipped_into_the_release(features):
+    """A row of 1e38 counts like the same direction at the ball's edge."""
+    K, V = ball((50, 2), 1.0, 0), ball((50, 1), 1.0, 1)
+    options = {"domain": "ball", "scale": 1.0, "features": features, "num_features": 16, **EXACT}
+    built = []
+    for size in (1e38, 20.0):
+        K[0] = size, 0
+        built.append(
+            cross_attention.build(
+                KEY, K, V, key_bound=10.0, query_bound=0.1, value_bound=1.0, clip=True, **options
+            )
+        )
+    assert np.isfinite(built[0].moments).all()
+    np.testing.assert_allclose(built[0].moments, built[1].moments, rtol=1e-4, atol=1e-4)
 
 
 def test_gradients_reach_the_queries():
@@ -195,6 +234,7 @@ def test_baselines():
         ({"mechanism": "tree", "budget": "all"}, "budget is 'all'"),
         ({"mechanism": "tree", "copies": 0}, "copies is 0"),
         ({"scale": 0.0}, "scale is 0"),
+        ({"scale": 1e-3, "features": "random"}, "a row may contribute"),
     ],
 )
 def test_misuse_raises(options, message):

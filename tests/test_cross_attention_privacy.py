@@ -1,6 +1,7 @@
 """Private cross-attention: sensitivity under attack, the size of the noise, audits."""
 
 import functools
+import math
 
 import jax
 import jax.numpy as jnp
@@ -9,7 +10,7 @@ import pytest
 from cross_attention_memory import BOX, BUDGET, EXACT, KEY, memory
 
 from dpx import audit, cross_attention
-from dpx.cross_attention import sketch, tree
+from dpx.cross_attention import baselines, sketch, tree
 from dpx.cross_attention.domain import Domain
 from dpx.polynomial import PolynomialFeatures
 from dpx.privacy import gaussian_noise_multiplier
@@ -80,6 +81,44 @@ def test_random_feature_sensitivity_is_never_exceeded():
     directions = sketch.random_directions(jax.random.key(3), 16, 5)
     worst = search(domain, None, directions=directions, largest=0.8)
     assert 0.8 <= worst / (np.sqrt(2) * 0.8) <= 1 + 1e-5
+
+
+@pytest.mark.parametrize("logit", [60.0, 100.0])
+def test_random_features_that_overflow_stay_within_the_sensitivity(logit):
+    """A key along the longest of the public directions; e^{logit} is too much for 32-bit floats."""
+    domain = Domain("ball", 256, 1, 1.0, 1.0, 1.0, 1 / logit)
+    directions = sketch.random_directions(jax.random.key(0), 512, 256)
+    longest = directions[jnp.linalg.norm(directions, axis=1).argmax()]
+    key = longest / jnp.linalg.norm(longest)
+    largest = math.sqrt(2) * math.exp(logit / 2)
+    K, V = jnp.zeros((2, 256)).at[0].set(key), jnp.ones((2, 1))
+    for clean in (False, True):
+        sums = functools.partial(
+            sketch._contribution_sums, domain=domain, degree=None, largest=largest
+        )
+        with jax.enable_x64(clean):
+            here, there = (sums(k, V, directions) for k in (K, 0 * K))
+        assert np.isfinite(here).all()
+        change = np.asarray(here, np.float64) - np.asarray(there, np.float64)
+        assert np.linalg.norm(change) <= math.sqrt(2) * largest * (1 + 1e-5)
+
+
+def test_one_row_never_moves_a_long_sum_by_more_than_the_sensitivity(monkeypatch):
+    """In 32 bits chunks of −0.35 ulp would move a sum below 2¹⁷ by half an ulp each, one above by none."""
+    n, head, chunk = 200_000, 2**17, 128
+    monkeypatch.setattr(sketch, "_CHUNK_ELEMENTS", chunk)
+    V = np.ones((n, 1), np.float32)
+    V[head : head + chunk] = 0
+    V[head + chunk :] = -0.35 * 2.0**-23 * head / chunk
+    K = np.full((n, 1), 0.5, np.float32)
+    moments, means = [], []
+    for v in (1, 0):
+        V[head] = v
+        moments.append(cross_attention.build(KEY, K, V, degree=2, **BOX, **EXACT).moments)
+        means.append(baselines.mean_of_values(KEY, V, value_bound=1.0, **EXACT).values)
+    assert moments[0].dtype == means[0].dtype == np.float32
+    assert abs(moments[0] - moments[1]).max() == pytest.approx(1, abs=0.01)
+    assert n * abs(means[0] - means[1]).max() == pytest.approx(1, abs=0.02)
 
 
 def test_fresh_noise_sensitivity_is_never_exceeded():

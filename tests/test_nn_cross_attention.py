@@ -62,6 +62,16 @@ def test_guarantee_and_noise_cover_all_heads():
     assert float(noise.std()) == pytest.approx(want, rel=0.05)
 
 
+def test_a_huge_row_of_the_memory_cannot_be_told_from_others():
+    memory, x = data(50)
+    module = layer(features="random", num_features=64)
+    for row in (1e38, np.inf):
+        memory[0] = row
+        module.remember(KEY, memory, epsilon=1.0, delta=1e-6)
+        assert bool(jnp.isfinite(module.moments[...]).all())
+        assert bool(jnp.isfinite(module(x)).all())
+
+
 def test_saves_and_restores_with_orbax_and_never_holds_the_memory(tmp_path):
     memory, x = data()
     module = layer()

@@ -10,6 +10,7 @@ import jax.numpy as jnp
 import dpx.attention
 from dpx.cross_attention.domain import Domain, check_memory
 from dpx.privacy import REPLACE_ONE, PrivacyGuarantee, gaussian_noise_multiplier
+from dpx.trees import wide_sums
 
 
 @dataclasses.dataclass(frozen=True)
@@ -34,11 +35,14 @@ def mean_of_values(
     n, _, value_dim = check_memory(V, V)
     domain = Domain("box", 1, value_dim, 1.0, 1.0, float(value_bound), 1.0)
     multiplier = gaussian_noise_multiplier(epsilon, delta)
-    _, V = domain.enter(jnp.zeros((n, 1)), V, clip=True)
     std = multiplier * 2 * domain.value_norm / n
-    values = V.mean(0, keepdims=True) + std * jax.random.normal(key, (1, value_dim))
+    dtype = jnp.result_type(float)
+    with wide_sums(key, V):
+        _, V = domain.enter(jnp.zeros((n, 1)), V, clip=True)
+        values = V.mean(0, keepdims=True) + std * jax.random.normal(key, (1, value_dim), V.dtype)
+        values = jnp.clip(values, -value_bound, value_bound).astype(dtype)
     return Answers(
-        jnp.clip(values, -value_bound, value_bound),
+        values,
         _guarantee(epsilon, delta, "Gaussian mechanism on the mean of V", multiplier),
     )
 
@@ -93,16 +97,20 @@ def fresh_noise(
             f"num_queries is {count}, but Q has {len(Q)} rows: count every query that is ever answered"
         )
     multiplier = gaussian_noise_multiplier(epsilon, delta)
-    K, V = bounds.enter(K, V, clip=clip)
-    largest_weight = 1 / (1 + (n - 1) * jnp.exp(-2 * bounds.logit_bounds(Q)))
-    std = multiplier * math.sqrt(count) * 2 * bounds.value_norm * largest_weight
-    exact = dpx.attention.softmax(Q, K, V, scale=bounds.scale)
-    values = exact + std[:, None] * jax.random.normal(key, exact.shape, exact.dtype)
+    dtype = jnp.result_type(float)
+    with wide_sums(key, Q, K, V):
+        Q = Q.astype(jnp.result_type(float))
+        K, V = bounds.enter(K, V, clip=clip)
+        largest_weight = 1 / (1 + (n - 1) * jnp.exp(-2 * bounds.logit_bounds(Q)))
+        std = multiplier * math.sqrt(count) * 2 * bounds.value_norm * largest_weight
+        exact = dpx.attention.softmax(Q, K, V, scale=bounds.scale)
+        values = exact + std[:, None] * jax.random.normal(key, exact.shape, exact.dtype)
+        values = jnp.clip(values, -value_bound, value_bound).astype(dtype)
     what = f"exact attention with fresh Gaussian noise for each of {count} queries"
     guarantee = _guarantee(epsilon, delta, what, multiplier)
     if not clip:
         guarantee = guarantee.assuming("data within the declared bounds")
-    return Answers(jnp.clip(values, -value_bound, value_bound), guarantee)
+    return Answers(values, guarantee)
 
 
 def _guarantee(epsilon, delta, mechanism, multiplier) -> PrivacyGuarantee:

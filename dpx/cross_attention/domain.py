@@ -22,10 +22,12 @@ def is_concrete(x) -> bool:
 
 def into_ball(x: jax.Array, radius: float) -> jax.Array:
     """Rows (..., d) rescaled to a norm of `radius` where theirs is larger."""
-    # Dividing by the largest entry first keeps the norm of a huge row finite.
-    largest = jnp.maximum(jnp.abs(x).max(-1, keepdims=True), jnp.finfo(x.dtype).tiny)
-    norm = largest * jnp.linalg.norm(x / largest, axis=-1, keepdims=True)
-    return jnp.where(norm > radius, x / largest * (radius * largest / norm), x)
+    # The largest entry is brought to [1/2, 1) by a power of two, so that no norm overflows. Dividing by the
+    # entry itself would: compiled code multiplies by its reciprocal, which is zero for the largest floats.
+    _, exponent = jnp.frexp(jnp.abs(x).max(-1, keepdims=True))
+    scaled = jnp.ldexp(x, -exponent)
+    norm = jnp.linalg.norm(scaled, axis=-1, keepdims=True)
+    return jnp.where(jnp.ldexp(norm, exponent) > radius, scaled / norm * radius, x)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -41,8 +41,10 @@ from dpx.polynomial import (
     truncated_exponential,
 )
 from dpx.privacy import REPLACE_ONE, PrivacyGuarantee, gaussian_noise_multiplier
+from dpx.trees import wide_sums
 
 _CHUNK_ELEMENTS = 2**21  # features in flight: 8 MiB, so that they stay in the cache
+_LARGEST_CONTRIBUTION = 1e30  # of which 1e8 fit into a 32-bit float
 
 
 @functools.partial(
@@ -160,6 +162,11 @@ def build(
       contribution_bound: B for random features; √2·V·e^{Z/2} if None, the root mean square norm of the
         largest contribution.
 
+    Returns:
+      The sketch, in JAX's default float type. Sums over rows and noise are 64-bit until then, except under a
+      JAX transformation of the key or the data (`jit`, `vmap`), where they are in the default type: rounding
+      of a long 32-bit sum may differ between neighbours by more than Δ, which no noise here covers.
+
     Raises:
       ValueError: for bounds, ε or δ out of range, rows outside the bounds (the first is named), odd or
         unaffordable degrees, or arrays that do not fit together.
@@ -190,10 +197,16 @@ def build(
             raise ValueError(f"contribution_bound is {largest}: pass a positive, finite number")
     else:
         raise ValueError(f'features is {features!r}: use "taylor" or "random"')
+    if largest > _LARGEST_CONTRIBUTION:
+        raise ValueError(
+            f"a row may contribute {largest:.3g}, too much for 32-bit floats: use smaller bounds or a larger "
+            "scale"
+        )
     K, V = bounds.enter(K, V, clip=clip)
     heads = math.prod(K.shape[:-2])
     noise_std = multiplier * math.sqrt(2 * heads) * largest
-    moments = _release(key, K, V, directions, bounds, degree, largest, noise_std)
+    with wide_sums(key, K, V, directions):
+        moments = _release(key, K, V, directions, bounds, degree, largest, noise_std)
     split = f", budget split evenly over {heads} heads" if heads > 1 else ""
     guarantee = PrivacyGuarantee(
         epsilon=float(epsilon),
@@ -254,7 +267,10 @@ def _stretch(domain: Domain) -> float:
 
 
 def _contribution_sums(K, V, directions, domain: Domain, degree, largest) -> jax.Array:
-    """M without noise for one head: K (n, d), V (n, d_v) -> (r, 1 + d_v), a chunk of rows at a time."""
+    """M without noise for one head: K (n, d), V (n, d_v) -> (r, 1 + d_v), a chunk of rows at a time.
+
+    Features keep the keys' dtype, being a map of each row alone; sums have the default one (`wide_sums`).
+    """
     n = len(K)
     count = _count(domain, degree, directions)
     chunk = min(n, max(128, _CHUNK_ELEMENTS // count))
@@ -265,13 +281,16 @@ def _contribution_sums(K, V, directions, domain: Domain, degree, largest) -> jax
 
     def add(total, rows):
         keys, weights = rows
-        phi = _rows(domain, degree, directions, keys.T)
+        phi = _rows(domain, degree, directions, keys.T).astype(total.dtype)
+        weights = weights.astype(total.dtype)
         if degree is None:
             norms = jnp.linalg.norm(phi, axis=0) * jnp.linalg.norm(weights, axis=-1)
+            # A key along a direction may overflow the exponential. Such a row counts as zero.
+            phi = jnp.where(jnp.isfinite(norms), phi, 0)
             weights = weights * jnp.minimum(1, largest / jnp.maximum(norms, largest / 2))[:, None]
         return total + jnp.matmul(phi, weights, precision=jax.lax.Precision.HIGHEST), None
 
-    zero = jnp.zeros((count, 1 + domain.value_dim), K.dtype)
+    zero = jnp.zeros((count, 1 + domain.value_dim), jnp.result_type(float))
     chunks = tuple(a.reshape(-1, chunk, a.shape[-1]) for a in (keys, weights))
     return jax.lax.scan(add, zero, chunks)[0]
 
@@ -288,7 +307,7 @@ def _release(key, K, V, directions, domain: Domain, degree, largest, noise_std):
     moments = moments + noise_std * jax.random.normal(key, moments.shape, moments.dtype)
     if degree is not None:  # the constant feature sums to n, which is public
         moments = moments.at[..., 0, 0].set(n * domain.value_norm)
-    return moments
+    return moments.astype(K.dtype)
 
 
 @functools.partial(jax.jit, static_argnames=("domain", "degree"))

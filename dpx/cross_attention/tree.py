@@ -135,6 +135,10 @@ def build(
       degree: s; if None the smallest even degree whose weights are off by `relative_error` at most.
       relative_error: Used where `degree` is None.
 
+    Returns:
+      The trees, in JAX's default float type. Sums over rows and levels and the noise are 64-bit until then,
+      except under a JAX transformation of the key or the data (`trees.wide_sums`).
+
     Raises:
       ValueError: for bounds, ε or δ out of range, rows outside the bounds (the first is named), options that
         are not known or not affordable, or arrays that do not fit together.
@@ -192,7 +196,8 @@ def build(
         + (() if clip else ("data within the declared bounds",)),
         event=event,
     )
-    tables = _release(key, K, V, laws, bounds, int(degree), budget, bins, int(copies), noise)
+    with trees.wide_sums(key, K, V):
+        tables = _release(key, K, V, laws, bounds, int(degree), budget, bins, int(copies), noise)
     return Trees(tables, bounds, int(degree), budget, n, guarantee)
 
 
@@ -220,7 +225,7 @@ def _laws(noise, budget, ranges, domain: Domain, depth, copies, epsilon, delta):
         stds = trees.gaussian_stds(
             ranges, _MOMENTS - 1, depth, 2 * domain.value_norm, multiplier * math.sqrt(copies)
         )
-        return Gaussian(jnp.asarray(stds)), dp_accounting.GaussianDpEvent(multiplier)  # type: ignore[arg-type]
+        return Gaussian(stds), dp_accounting.GaussianDpEvent(multiplier)  # type: ignore[arg-type]
     levels = depth * _MOMENTS
     if budget == "exact":
         shares = [trees.split_budget(epsilon, delta, levels * count * columns * copies)] * count
@@ -229,7 +234,7 @@ def _laws(noise, budget, ranges, domain: Domain, depth, copies, epsilon, delta):
         shares = [(e / levels, d / levels) for e, d in [first] + [others] * (count - 1)]
     laws = [TruncatedLaplace.calibrate(2 * domain.value_bound, e, d) for e, d in shares]
     stacked = [[[getattr(law, f)] * _MOMENTS for law in laws] for f in ("scale", "bound")]
-    return TruncatedLaplace(*(jnp.asarray(a) for a in stacked)), None  # type: ignore[arg-type]
+    return TruncatedLaplace(*(np.asarray(a) for a in stacked)), None  # type: ignore[arg-type]
 
 
 def paper_shares(

@@ -94,7 +94,8 @@ class PrivateCrossAttention(nnx.Module):
         """Releases a private memory (n, memory_dim) and forgets what was remembered before.
 
         The budget is for the whole row: the heads' squared sensitivities add up, so that each head gets the
-        noise of one of H composed releases. Each call spends its budget anew.
+        noise of one of H composed releases. Each call spends its budget anew. Call it outside `jit`: there
+        sums are 64-bit (`sketch.build`).
 
         Args:
           key: Secret randomness of the noise.
