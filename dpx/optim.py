@@ -66,7 +66,9 @@ def privatize(
             f"expected_batch_size={expected_batch_size} must be positive: "
             "use sampling probability × number of examples"
         )
-    sensitivity = clips[0] if len(clips) == 1 else jnp.sqrt(sum(clip**2 for clip in clips))
+    traced = any(isinstance(clip, Tracer) for clip in clips)
+    # Squares of concrete clips must not leave the range of float32.
+    sensitivity = jnp.linalg.norm(jnp.stack(clips)) if traced else math.hypot(*clips)
     std = noise_multiplier * sensitivity
 
     def init(params):

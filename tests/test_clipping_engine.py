@@ -162,6 +162,46 @@ def test_cancelling_terms_never_exceed_the_threshold(monkeypatch, remainder):
         assert alone <= 1e-3 * 1.01
 
 
+@pytest.mark.parametrize("method", ["one_pass", "two_pass"])
+def test_a_plain_look_up_beyond_the_table_counts_as_its_derivative_does(method):
+    """`table[ids]` promises to stay in bounds; where it does not, the derivative drops the row."""
+
+    def loss(params, ids, c):
+        return jnp.sum(params["w"][ids] * c)
+
+    params = {"w": jnp.arange(800.0).reshape(400, 2) / 100}
+    ids = np.array([[399, 1000], [3, 3], [5, 600]])
+    c = np.array([[[100.0, 0], [-99.99, 0]], [[1.0, 2], [3, 4]], [[1.0, 1], [1, 1]]], "f4")
+    gradients = per_example(loss, params, (ids, c))
+    fn = jit(clipping.clipped_grad(loss, l2_clip=1.0, method=method))
+    check(fn(params, ids, c), gradients, 1.0)
+    assert np.linalg.norm(fn(params, ids[:1], c[:1]).grads["w"]) <= 1.001
+
+
+@pytest.mark.parametrize("dtype", [jnp.bfloat16, jnp.float16])
+def test_clip_factors_in_the_dtype_of_a_loss_are_rounded_down(dtype):
+    rng = np.random.default_rng(0)
+
+    def loss(params, x):
+        return jnp.sum(jnp.tanh(x @ params["w"]) ** 2).astype(dtype)
+
+    params = {"w": rng.normal(size=(6, 3)).astype("f4")}
+    x = rng.normal(size=(40, 6)).astype("f4")
+    fn = jit(clipping.clipped_grad(loss, l2_clip=0.1, method="two_pass"))
+    for i in range(40):
+        found = np.linalg.norm(np.asarray(fn(params, x[i : i + 1]).grads["w"], "f8"))
+        assert 0.099 < found <= 0.1 * (1 + 1e-5)
+
+
+@pytest.mark.parametrize("returned", [None, "pair"])
+def test_a_loss_that_is_no_scalar_is_named(returned):
+    def loss(params, x):
+        return None if returned is None else (jnp.sum(params * x), x)
+
+    with pytest.raises(ValueError, match="must return the scalar loss alone"):
+        clipping.clipped_grad(loss, l2_clip=1.0)(jnp.ones(2), jnp.ones((3, 2)))
+
+
 @pytest.mark.parametrize("positions", [2, 64])
 def test_crafted_rounding_gains_little(positions):
     """Small terms are lost in a running sum beside large ones, and these cancel between positions."""

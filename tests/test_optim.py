@@ -80,3 +80,18 @@ def test_chains_with_optax_and_traces_its_key():
 def test_bad_arguments_are_named(changes, name):
     with pytest.raises(ValueError, match=name):
         make(**changes)
+
+
+def test_clips_whose_squares_leave_float32_keep_their_noise():
+    sums = {"a": jnp.ones(1000), "b": jnp.zeros(1000)}
+    for clip, multiplier, std in ((1e20, 0.0, 0.0), (1e-25, 1.0, 2**0.5 * 1e-25)):
+        clips = {"a": clip, "b": clip}
+        noisy = dpx.privatize(
+            l2_clip=clips,
+            noise_multiplier=multiplier,
+            expected_batch_size=1.0,
+            key=jax.random.key(0),
+        )
+        update, _ = noisy.update(sums, noisy.init(sums))
+        assert np.std(np.asarray(update["b"], np.float64)) == pytest.approx(std, rel=0.1)
+        assert np.isfinite(update["a"]).all()

@@ -98,11 +98,12 @@ class ClippedGrad:
         raise ValueError(f"relation={relation!r} must be a dp_accounting.NeighboringRelation.")
 
     def __call__(self, params: Any, *batch: Any, mask: jax.Array | None = None) -> ClippedGrads:
+        mask = None if mask is None else jnp.asarray(mask)
         size = _batch_size(batch, mask)
         parameters = _params.flatten(params)
         groups = _groups.assign(self.l2_clip, parameters.tree)
         loss = _params.example_loss(self.loss_fn, parameters)
-        mask = jnp.ones(size, bool) if mask is None else jnp.asarray(mask)
+        mask = jnp.ones(size, bool) if mask is None else mask
         batch = jax.tree.map(lambda x: x if isinstance(x, jax.Array) else jnp.asarray(x), batch)
 
         @jax.jit  # traced once, though it is asked for its shapes first

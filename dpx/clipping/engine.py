@@ -107,10 +107,18 @@ def _two_pass(program: Program, leaves: Sequence[jax.Array], batch: Any) -> Pass
             list(leaves),
         )
         # One backward pass for every group of parameters, which have the same array of weights.
-        sums = {id(w): pull(w.astype(losses.dtype))[0] for w in weights}
+        sums = {id(w): pull(_rounded_down(w, losses.dtype))[0] for w in weights}
         return [sums[id(w)][k] for k, w in enumerate(weights)]
 
     return Pass(losses, norms, weighted_sum)
+
+
+def _rounded_down(weights: jax.Array, dtype: Any) -> jax.Array:
+    """Weights in the dtype of the losses, never larger than they were: clip factors must not grow."""
+    cast = weights.astype(dtype)
+    return jnp.where(
+        cast.astype(weights.dtype) > weights, jnp.nextafter(cast, jnp.zeros_like(cast)), cast
+    )
 
 
 def _backward(

@@ -90,6 +90,10 @@ def example_loss(loss_fn: Callable, parameters: Parameters) -> Callable[..., jax
 
     def loss(leaves: Any, example: tuple) -> jax.Array:
         value = loss_fn(parameters.rebuild(leaves), *example)
+        if value is None or isinstance(value, tuple | list | dict):
+            raise ValueError(
+                f"loss_fn returned a {type(value).__name__}; it must return the scalar loss alone."
+            )
         shape, dtype = jnp.shape(value), jnp.result_type(value)
         if shape != () or not jnp.issubdtype(dtype, jnp.floating):
             raise ValueError(

@@ -125,7 +125,8 @@ def _gather(eqn, which, view, sizes):
     numbers, mode = eqn.params["dimension_numbers"], eqn.params["mode"]
     table, indices = (v.aval for v in eqn.invars)
     modes = lax.GatherScatterMode
-    fills = mode == modes.FILL_OR_DROP
+    # A derivative drops what lies out of bounds, unless the look-up was clipped.
+    drops = mode != modes.CLIP
     if which != 0 or len(numbers.start_index_map) != 1 or numbers.operand_batching_dims:
         return None
     (axis,) = numbers.start_index_map
@@ -148,7 +149,7 @@ def _gather(eqn, which, view, sizes):
         index = operands[1][..., 0]
         inside = (index >= 0) & (index < rows)
         # An index beyond the last row stands for a look-up that is dropped.
-        index = jnp.where(inside, index, rows) if fills else jnp.clip(index, 0, rows - 1)
+        index = jnp.where(inside, index, rows) if drops else jnp.clip(index, 0, rows - 1)
         return index.astype(jnp.float32)
 
     return left, tuple((-1 - i,) for i in range(indices.ndim - 1)), right_axes, indexed
