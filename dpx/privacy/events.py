@@ -46,14 +46,17 @@ def _pld_epsilon(event: DpEvent, delta: float) -> float:
     """ε by privacy loss distributions, discretised as finely as this event needs.
 
     The estimate is pessimistic at any interval h and its relative error is about (h/s)²/12, s the standard
-    deviation of one step's loss, for which ε/(4√steps) stands in: h = ε/(200√steps) wastes under 1e-4.
+    deviation of one step's loss, for which ε/(4√steps) stands in: h = ε/(200√steps) wastes under 1e-4. An ε
+    below 1e-3 gets the interval of 1e-3, for one that tends to zero would ask for endless memory.
     """
     steps, noise = _count_steps(event)
+    if noise == 0 or math.isinf(noise):
+        return 0.0 if noise else math.inf
     interval = min(1e-2 * max(1.0, noise**-2), _LARGEST_INTERVAL)
     while True:
         accountant = PLDAccountant(value_discretization_interval=interval)
         epsilon = float(accountant.compose(event).get_epsilon(delta))
-        finest = min(max(epsilon, 1e-6) / (200 * math.sqrt(steps)), _LARGEST_INTERVAL)
+        finest = min(max(epsilon, 1e-3) / (200 * math.sqrt(steps)), _LARGEST_INTERVAL)
         if interval <= 1.01 * finest or not math.isfinite(epsilon):
             return epsilon
         interval = finest
