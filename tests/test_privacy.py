@@ -77,6 +77,9 @@ def test_gaussian_by_hypothesis_testing():
             ),
             "accountant",
         ),
+        (lambda: dpx.calibrate_dpsgd(3, 0.9, sampling_probability=0.064, steps=6), "delta=0.9"),
+        (lambda: dpx.calibrate_dpsgd(3, 1e-300, sampling_probability=0.064, steps=6), "1e-12"),
+        (lambda: dpx.dpsgd_epsilon(1, 1e-13, sampling_probability=0.064, steps=6), "1e-12"),
     ],
 )
 def test_bad_arguments_are_named(call, name):
@@ -107,6 +110,17 @@ def test_calibration_at_huge_budgets_tends_to_no_noise(epsilon):
     multiplier = dpx.calibrate_dpsgd(epsilon, 1e-5, **settings)
     assert 0 < multiplier < 0.05
     assert 0.999 * epsilon < dpx.dpsgd_epsilon(multiplier, 1e-5, **settings) <= epsilon
+
+
+def test_large_and_small_deltas_end_in_bounded_memory(tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    settings = {"sampling_probability": 0.064, "steps": 6}
+    assert dpx.dpsgd_epsilon(1.0, 0.1, **settings) == 0
+    assert dpx.dpsgd_epsilon(0.0, 0.1, **settings) == math.inf
+    assert dpx.dpsgd_epsilon(1.0, 1e-12, **settings) == pytest.approx(4.977, rel=1e-3)
+    for delta in (1e-12, 0.1):
+        multiplier = dpx.calibrate_dpsgd(3.0, delta, **settings)
+        assert 0.999 * 3.0 < dpx.dpsgd_epsilon(multiplier, delta, **settings) <= 3.0
 
 
 def test_rdp_on_request_is_an_upper_bound():

@@ -9,11 +9,12 @@ from collections.abc import Callable, Sequence
 
 import dp_accounting
 from dp_accounting import DpEvent
+from dp_accounting.pld import PLDAccountant
 from dp_accounting.rdp import RdpAccountant
 from scipy import optimize
 
 from dpx.privacy import _cache
-from dpx.privacy.events import event_epsilon
+from dpx.privacy.events import event_epsilon, gaussian_mu
 from dpx.privacy.gaussian import (
     check_delta,
     check_epsilon,
@@ -21,6 +22,9 @@ from dpx.privacy.gaussian import (
     gaussian_noise_multiplier,
 )
 from dpx.privacy.ledger import ADD_OR_REMOVE_ONE, PrivacyGuarantee
+
+# dp-accounting cuts off tails of privacy loss distributions that weigh 1e-15, and counts them as δ.
+_SMALLEST_PLD_DELTA = 1e-12
 
 
 def dpsgd_event(noise_multiplier: float, *, sampling_probability: float, steps: int) -> DpEvent:
@@ -51,26 +55,47 @@ def dpsgd_epsilon(
 
     Args:
       noise_multiplier: Noise std on the *sum* of clipped gradients, per unit of clipping norm.
-      delta: δ in (0, 1).
+      delta: δ in (0, 1); with "pld" and sampling at least 1e-12.
       sampling_probability: Each record joins a batch with this probability, independently (Poisson).
       steps: Number of noisy steps.
-      accountant: "pld" (privacy loss distributions: an upper bound, tight to about 1e-4 relative) or "rdp".
+      accountant: "pld" (privacy loss distributions: an upper bound, tight to about 1e-4 relative unless
+        ε < 1e-3 at δ > 1e-3) or "rdp".
 
     Raises:
       ValueError: for an argument out of range.
     """
     event = dpsgd_event(noise_multiplier, sampling_probability=sampling_probability, steps=steps)
+    check_delta(delta)
+    if noise_multiplier == 0:
+        return math.inf
+    if accountant == "pld" and delta > 1e-3:
+        # Where δ alone almost suffices ε tends to 0, and an accuracy relative to it asks for any memory.
+        interval = sampling_probability / 10 * max(1.0, noise_multiplier**-2)
+        bound = _accounted(event, delta, accountant, interval)
+        if bound < 1e-3:
+            return bound
     return _accounted(event, delta, accountant)
 
 
-def _accounted(event: DpEvent, delta: float, accountant: str) -> float:
-    """ε of an event under add or remove one."""
+def _accounted(
+    event: DpEvent, delta: float, accountant: str, interval: float | None = None
+) -> float:
+    """ε of an event under add or remove one, with losses that are multiples of an interval, if given."""
     check_delta(delta)
-    if accountant == "pld":
-        return event_epsilon(event, delta, ADD_OR_REMOVE_ONE)[0]
     if accountant == "rdp":
         return float(RdpAccountant().compose(event).get_epsilon(delta))
-    raise ValueError(f"accountant={accountant!r} is not known: use 'pld' or 'rdp'")
+    if accountant != "pld":
+        raise ValueError(f"accountant={accountant!r} is not known: use 'pld' or 'rdp'")
+    if gaussian_mu(event) is None:
+        if delta < _SMALLEST_PLD_DELTA:
+            raise ValueError(
+                f"delta={delta} is below {_SMALLEST_PLD_DELTA}, too small for privacy loss distributions: "
+                "use accountant='rdp'"
+            )
+        if interval is not None:
+            losses = PLDAccountant(value_discretization_interval=interval)
+            return float(losses.compose(event).get_epsilon(delta))
+    return event_epsilon(event, delta, ADD_OR_REMOVE_ONE)[0]
 
 
 def dpsgd_guarantee(
@@ -123,6 +148,14 @@ def calibrate_dpsgd(
         return run if beside is None else dp_accounting.ComposedDpEvent([beside, run])
 
     event(1.0)  # checks the arguments
+    sampled = (
+        -math.expm1(steps * math.log1p(-sampling_probability)) if sampling_probability < 1 else 1
+    )
+    if check_delta(delta) >= sampled:
+        raise ValueError(
+            f"delta={delta} covers all that a run can cost: a record is sampled at all with probability "
+            f"{sampled:.4g}: use less than 1 / number of records"
+        )
     if beside is not None and (already := _accounted(beside, delta, accountant)) >= 0.999 * epsilon:
         raise ValueError(
             f"epsilon={epsilon}: the other release alone costs {already:.4g}; spend less on it"
@@ -140,8 +173,13 @@ def calibrate_dpsgd(
     enough = gaussian_noise_multiplier(epsilon, delta, compositions=steps)
     if sampling_probability == 1 and beside is None and accountant == "pld":
         return enough
+    # ε matters near its target only, so that one interval will do: that of `event_epsilon` there.
+    interval = min(epsilon / (200 * math.sqrt(steps)), 300.0)
     return _cache.remember(
-        key, lambda: _calibrate(lambda m: _accounted(event(m), delta, accountant), epsilon, enough)
+        key,
+        lambda: _calibrate(
+            lambda m: _accounted(event(m), delta, accountant, interval), epsilon, enough
+        ),
     )
 
 
@@ -150,7 +188,7 @@ def _calibrate(spent: Callable[[float], float], epsilon: float, guess: float) ->
 
     @functools.cache
     def excess(log_multiplier: float) -> float:
-        return math.log(max(spent(math.exp(log_multiplier)), 1e-300) / epsilon) + 4e-4
+        return math.log(max(spent(math.exp(log_multiplier)) / epsilon, 1e-3)) + 4e-4
 
     high = math.log(guess)
     while excess(high) > 0:
