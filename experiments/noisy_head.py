@@ -16,6 +16,7 @@ from dpx import noisy_head
 from dpx.privacy import PrivacyGuarantee, check_delta, check_epsilon, gaussian_noise_multiplier
 from experiments import noisy_head_figures
 
+METHODS = ("paper", "repaired", "last_iterate")
 AXES = ("num_prompts", "length", "dim", "epsilon")
 TRIALS_PER_BATCH = 50
 # Theorem 4.2 (i), up to logarithms: N⁻¹ L⁻³ ε⁻², whatever D.
@@ -215,15 +216,39 @@ def _fitter(name, config, cell, budgets):
     return fit_all
 
 
+def check(config) -> None:
+    """Raises ValueError for a bad value of what all simulations share."""
+    check_epsilon(config.epsilon, "config.epsilon")
+    check_delta(config.delta, "config.delta")
+    for name in ("trials", "num_prompts", "length", "dim", "steps"):
+        if config[name] is not None and config[name] < 1:
+            raise ValueError(f"config.{name}={config[name]} must be at least 1")
+    for name in ("regularization", "step_scale", "steps_exponent", "kappa"):
+        if config[name] is not None and not config[name] > 0:
+            raise ValueError(f"config.{name}={config[name]} must be positive")
+    if not config.noise_std >= 0:
+        raise ValueError(f"config.noise_std={config.noise_std} must be at least 0")
+    check_choices(config, "methods", METHODS)
+
+
+def check_choices(config, name: str, known: tuple[str, ...]) -> None:
+    """Raises ValueError unless `config[name]` holds names that are known."""
+    for chosen in config[name]:
+        if chosen not in known:
+            raise ValueError(f"config.{name} has {chosen!r}: use {', '.join(known)}")
+
+
 def validate(config) -> None:
     """Raises ValueError for a bad value, before anything is computed."""
-    check_delta(config.delta)
-    for name in ("trials", "num_prompts"):
-        if config[name] < 1:
-            raise ValueError(f"config.{name}={config[name]} must be at least 1")
-    unknown = [axis for axis in config.axes if axis not in AXES]
-    if unknown:
-        raise ValueError(f"config.axes has {unknown[0]!r}: use {', '.join(AXES)}")
+    check(config)
+    if not fits(config):
+        raise ValueError(
+            "config.methods=() without config.one_shot leaves nothing to fit: name one"
+        )
+    check_choices(config, "axes", AXES)
+    for axis, values in config.axes.items():
+        if not values or not all(value > 0 for value in values):
+            raise ValueError(f"config.axes.{axis}={values} must hold positive values")
     for _, cell, budgets in cells(config):
         for epsilon in budgets:
             check_epsilon(epsilon, "config.epsilon")

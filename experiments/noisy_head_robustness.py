@@ -7,19 +7,18 @@ import jax.numpy as jnp
 import numpy as np
 
 from dpx import noisy_head
-from dpx.privacy import check_delta, check_epsilon
 from experiments import noisy_head_figures
-from experiments.noisy_head import make_cell, make_method
+from experiments.noisy_head import check, make_cell, make_method
 
 
 def validate(config) -> None:
     """Raises ValueError for a bad value, before anything is computed."""
-    check_epsilon(config.epsilon, "config.epsilon")
-    check_delta(config.delta)
+    check(config)
     if config.where not in ("context", "all", "query"):
         raise ValueError(f"config.where={config.where!r}: use 'context', 'all' or 'query'")
-    if config.trials < 1:
-        raise ValueError(f"config.trials={config.trials} must be at least 1")
+    for name in ("methods", "scales", "powers"):
+        if not config[name]:
+            raise ValueError(f"config.{name}=() leaves nothing to run: name at least one")
     for name in config.methods:
         method = make_method(name, config, make_cell(config, num_prompts=config.num_prompts))
         method.calibrate(config.epsilon, config.delta)

@@ -8,20 +8,24 @@ import jax.numpy as jnp
 import numpy as np
 
 from dpx import noisy_head
-from dpx.privacy import check_delta, check_epsilon
+from dpx.privacy import PrivacyGuarantee
 from experiments import noisy_head_figures
-from experiments.noisy_head import Method, make_cell, make_method
+from experiments.noisy_head import Method, check, check_choices, make_cell, make_method
 
 
 def validate(config) -> None:
     """Raises ValueError for a bad value, before anything is computed."""
-    check_epsilon(config.epsilon, "config.epsilon")
-    check_delta(config.delta)
-    if config.trials < 1 or not config.steps_grid:
-        raise ValueError("config.trials must be at least 1 and config.steps_grid not empty")
+    check(config)
+    check_choices(config, "inits", ("zero", "sphere"))
+    for name in ("methods", "inits", "steps_grid"):
+        if not config[name]:
+            raise ValueError(f"config.{name}=() leaves nothing to run: name at least one")
+    if min(config.steps_grid) < 1:
+        raise ValueError(f"config.steps_grid={config.steps_grid} must be at least 1 throughout")
     for name in config.methods:
         for steps in grid_of(name, config):
             at_steps(name, config, steps).calibrate(config.epsilon, config.delta)
+    _headline(config)
 
 
 def grid_of(name: str, config) -> tuple[int, ...]:
@@ -34,6 +38,13 @@ def at_steps(name: str, config, steps: int) -> Method:
     cell = make_cell(config, num_prompts=config.num_prompts)
     method = make_method(name, config, cell)
     return Method(method.hyper, {**method.options, "steps": int(steps)})
+
+
+def _headline(config) -> tuple[str, PrivacyGuarantee]:
+    """The last fit at the largest T, and its guarantee."""
+    name, last = config.methods[-1], max(config.steps_grid)
+    _, guarantee = at_steps(name, config, last).calibrate(config.epsilon, config.delta)
+    return f"{name}, T={last}", guarantee
 
 
 def plan(config) -> dict:
@@ -52,14 +63,11 @@ def run(config, workdir: Path) -> dict:
     del workdir
     with jax.enable_x64(True):
         metrics = _simulate(config)
-    last = max(config.steps_grid)
-    _, guarantee = at_steps(config.methods[-1], config, last).calibrate(
-        config.epsilon, config.delta
-    )
+    label, guarantee = _headline(config)
     return {
         "metrics": metrics,
         "privacy": guarantee,
-        "releases": {f"{config.methods[-1]}, T={last}": guarantee},
+        "releases": {label: guarantee},
         "not_covered": [
             "the prompts are simulated: the guarantee is what the method would give",
             "the choice of T: each point of the figure is a run of its own at the full ε, and choosing "
