@@ -23,6 +23,13 @@ def check(config, num_tokens: int) -> None:
     """Raises ValueError or FileNotFoundError for sections `model` and `reattention` that cannot be used."""
     if config.model.kind not in KINDS:
         raise ValueError(f"config.model.kind={config.model.kind!r} must be one of {KINDS}")
+    # What the models do not check themselves: a width of 0 is none given to them.
+    if (width := config.model.get("mlp_dim")) is not None and width < 1:
+        raise ValueError(f"config.model.mlp_dim={width} must be at least 1")
+    try:
+        nnx.eval_shape(lambda: build(config, num_tokens, length=1, seed=0))
+    except ValueError as error:
+        raise ValueError(f"config.model: {error}") from None
     ours = config.reattention
     if not ours.enabled:
         return

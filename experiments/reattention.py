@@ -8,10 +8,11 @@ import numpy as np
 from flax import nnx
 
 from dpx import attention, reattention
-from dpx.data import synthetic_histories
+from dpx.data import Histories, synthetic_histories
 from dpx.reattention import Moments, ParameterErrors
 from experiments import keys as secrets
 from experiments import models, plotting, training
+from experiments.records import flatten
 
 UNIT = "user"
 ASSUMPTIONS = (
@@ -28,13 +29,23 @@ ACTIVATIONS = {
 
 def validate(config) -> None:
     """Raises ValueError for a value that cannot be used."""
+    flat = flatten(config)
+    sizes = (*(f"data.{name}" for name in ("num_users", "num_items")), "draws", "sequences")
+    sizes += ("table.samples", *(f"one_key.{name}" for name in ("dim", "length", "samples")))
+    for name in sizes:
+        if flat[name] < 1:
+            raise ValueError(f"config.{name}={flat[name]} must be at least 1")
+    if config.data.length < 2:
+        raise ValueError(
+            f"config.data.length={config.data.length} must be at least 2: one to predict"
+        )
+    for name in ("table.stds", "one_key.logit_variances"):
+        if not all(value >= 0 for value in flat[name]):
+            raise ValueError(f"config.{name}={flat[name]} must be at least 0 throughout")
     models.check(config, config.data.num_items)
     training.check(config.train, config.data.num_users)
     if not config.reattention.enabled:
         raise ValueError("config.reattention.enabled=False leaves nothing to measure: switch it on")
-    for name in ("draws", "sequences"):
-        if config[name] < 1:
-            raise ValueError(f"config.{name}={config[name]} must be at least 1")
     if config.sequences > config.data.num_users or not config.noise_scale >= 0:
         raise ValueError(
             "config.sequences must be at most data.num_users, and noise_scale at least 0"
@@ -42,14 +53,24 @@ def validate(config) -> None:
     training.warn_about_delta(config.delta, config.data.num_users)
 
 
+def plan(config) -> dict:
+    """The privacy parameters of a run, without training."""
+    about = (_histories(config), config.data.length, UNIT, ASSUMPTIONS)
+    return {
+        **models.plan(config, *about, prior=None),
+        "sampling_probability": config.train.batch_size / config.data.num_users,
+        "steps": config.train.steps,
+        "epsilon": config.epsilon,
+        "delta": config.delta,
+    }
+
+
 def run(config, workdir: Path) -> dict:
     """All three parts; the arrays behind the figure go to reattention.npz."""
     arrays: dict[str, np.ndarray] = {}
     metrics = _table(config) | _synthetic_keys(config, arrays)
     keys = secrets.open_keys(config, workdir, synthetic=True)
-    histories = synthetic_histories(
-        config.data.num_users, config.data.length, config.data.num_items, seed=config.seed
-    )
+    histories = _histories(config)
     tokens = np.stack(histories.items).astype(np.int32)
     training_key, presence_key = jax.random.split(keys.noise)
     calibrated = models.calibrate(
@@ -94,6 +115,11 @@ def run(config, workdir: Path) -> dict:
         "notes": "`E[S]/S` is the expected attention under fresh noise over that without noise: 1 is no "
         "distraction. Deciles are of the keys' variance.",
     }
+
+
+def _histories(config) -> Histories:
+    data = config.data
+    return synthetic_histories(data.num_users, data.length, data.num_items, seed=config.seed)
 
 
 def _table(config) -> dict[str, float]:

@@ -7,7 +7,7 @@ import pytest
 from configs.shakespeare import get_config as shakespeare_config
 from dpx.data import Histories, shakespeare
 from dpx.reattention import ParameterErrors
-from experiments import models, records, report, run
+from experiments import models, reattention, records, report, run
 
 
 def config_of(source, **changes):
@@ -82,6 +82,18 @@ def test_distraction_is_measured_and_drawn(tmp_path):
     assert metrics[f"keys/plain/{at}"] > 1.2 * metrics[f"keys/reattention/{at}"]
     drawn = {path.name for path in report.draw([record], tmp_path / "run")}
     assert drawn >= {"distraction.png", "attention_maps.png"}
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [("data.num_items", 0), ("data.length", 1), ("one_key.samples", 0), ("table.stds", (-1.0,))],
+)
+def test_sizes_of_the_distraction_experiment_are_checked(key, value):
+    config = config_of("configs/reattention.py:tiny")
+    assert reattention.plan(config)["reattention_noise_multiplier"] > 0
+    config.update_from_flattened_dict({key: value})
+    with pytest.raises(ValueError, match=key):
+        run.check(config)
 
 
 def test_budget_is_shared_with_the_token_probabilities():
