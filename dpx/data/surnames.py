@@ -61,9 +61,15 @@ def load_surnames(path: str | Path | None = None) -> list[str]:
 
 
 def encode(names: list[str]) -> Names:
-    """Names as tokens."""
+    """Names as tokens.
+
+    Raises:
+      ValueError: for a name that is not 1 to 13 letters a–z.
+    """
     tokens = np.full((len(names), MAX_LETTERS + 1), END, np.int32)
     for row, name in enumerate(names):
+        if not 1 <= len(name) <= MAX_LETTERS or not set(name) <= set(ALPHABET):
+            raise ValueError(f"name {name!r} must be 1 to {MAX_LETTERS} letters a–z")
         tokens[row, : len(name)] = [ALPHABET.index(letter) for letter in name]
     return Names(tokens)
 
