@@ -33,7 +33,7 @@ from jax_privacy import clipping as jax_privacy
 
 import dpx
 from dpx.nn.transformer import Transformer
-from experiments import plotting
+from experiments import cli, plotting
 
 CLIP = 1.0
 MANY = 10**6  # beyond which memory does not grow with the batch, as with microbatches
@@ -267,11 +267,10 @@ def draw(rows: list[dict[str, Any]], path: Path) -> None:
 
 
 def main(argv: list[str]) -> None:
-    if len(argv) > 1:
-        raise app.UsageError(f"unexpected arguments {argv[1:]}")
+    del argv
     names = _SHAPES.value or list(SHAPES)
     if unknown := [name for name in names if name not in SHAPES]:
-        raise app.UsageError(f"--shapes={unknown} unknown; choose among {list(SHAPES)}")
+        cli.stop(ValueError(f"--shapes={unknown[0]} is not known: use some of {', '.join(SHAPES)}"))
     workdir = Path(_WORKDIR.value)
     workdir.mkdir(parents=True, exist_ok=True)
     rows: list[dict[str, Any]] = []
@@ -290,4 +289,4 @@ def main(argv: list[str]) -> None:
 
 
 if __name__ == "__main__":
-    app.run(main)
+    app.run(main, flags_parser=cli.parse_flags)

@@ -18,6 +18,7 @@ from absl import app, flags
 
 import dpx.attention
 from dpx import cross_attention
+from experiments import cli
 
 _ROWS = flags.DEFINE_integer("rows", 1_000_000, "rows of the memory", lower_bound=10)
 _QUERIES = flags.DEFINE_integer("queries", 200_000, "queries in a batch", lower_bound=1)
@@ -64,4 +65,4 @@ def main(_):
 
 
 if __name__ == "__main__":
-    app.run(main)
+    app.run(main, flags_parser=cli.parse_flags)

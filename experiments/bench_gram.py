@@ -15,13 +15,18 @@ import numpy as np
 from absl import app, flags
 
 from dpx import audit, gram
+from experiments import cli
 
 # absl knows one flag of a name, and the tests import this module too.
 if __name__ == "__main__":
-    _COLUMNS = flags.DEFINE_integer("columns", 10_000_000, "d of the memory-mapped X")
-    _ROWS = flags.DEFINE_integer("rows", 32, "n of the memory-mapped X")
+    _COLUMNS = flags.DEFINE_integer(
+        "columns", 10_000_000, "d of the memory-mapped X", lower_bound=1
+    )
+    _ROWS = flags.DEFINE_integer("rows", 32, "n of the memory-mapped X", lower_bound=1)
     _AUDIT = flags.DEFINE_bool("audit", False, "audit instead of streaming")
-    _TRIALS = flags.DEFINE_integer("trials", 1_000_000, "releases a side of an audit")
+    _TRIALS = flags.DEFINE_integer(
+        "trials", 1_000_000, "releases a side of an audit", lower_bound=1
+    )
 
 DELTA = 1e-3
 
@@ -152,4 +157,4 @@ def _report(words: str, measure) -> None:
 
 
 if __name__ == "__main__":
-    app.run(main)
+    app.run(main, flags_parser=cli.parse_flags)

@@ -20,10 +20,11 @@ from absl import app, flags
 
 from configs.noisy_head import get_config
 from dpx import noisy_head
+from experiments import cli
 from experiments import noisy_head as experiment
 
-_TRIALS = flags.DEFINE_integer("trials", 100, "trials to time")
-_NUM_PROMPTS = flags.DEFINE_integer("num_prompts", 4000, "prompts in a trial")
+_TRIALS = flags.DEFINE_integer("trials", 100, "trials to time", lower_bound=1)
+_NUM_PROMPTS = flags.DEFINE_integer("num_prompts", 4000, "prompts in a trial", lower_bound=2)
 
 
 def numpy_features(rng: np.random.Generator, N: int, L: int, D: int) -> tuple[np.ndarray, ...]:
@@ -125,4 +126,4 @@ def main(_):
 
 
 if __name__ == "__main__":
-    app.run(main)
+    app.run(main, flags_parser=cli.parse_flags)

@@ -17,6 +17,7 @@ from flax import nnx
 import dpx
 from dpx import reattention
 from dpx.nn.transformer import Transformer
+from experiments import cli
 
 _ITEMS = flags.DEFINE_integer("items", 3416, "M.", lower_bound=2)
 _BATCH = flags.DEFINE_integer("batch", 128, "Sequences in a call.", lower_bound=1)
@@ -80,4 +81,4 @@ def main(argv):
 
 
 if __name__ == "__main__":
-    app.run(main)
+    app.run(main, flags_parser=cli.parse_flags)

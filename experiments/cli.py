@@ -1,17 +1,24 @@
 """How every command line of the project fails: one line on stderr, exit status 2, no traceback."""
 
+import re
 import sys
 import warnings
 from typing import NoReturn
 
 from absl import flags, logging
 
+from experiments import records
+
 
 def parse_flags(argv: list[str]) -> list[str]:
     """Parses flags, for `app.run(main, flags_parser=parse_flags)`."""
     warnings.showwarning = _show_warning
     try:
+        if "config" in flags.FLAGS:
+            _check_config(argv)
         left = flags.FLAGS(argv)
+    except SystemExit:
+        sys.exit(0)  # absl has printed the help that was asked for, which it calls status 1
     except Exception as error:  # ml_collections raises many types for a bad config flag
         stop(error)
     if not flags.FLAGS["verbosity"].present:
@@ -19,6 +26,20 @@ def parse_flags(argv: list[str]) -> list[str]:
     if len(left) > 1:
         stop(ValueError(f"unknown argument {left[1]!r}: flags start with --"))
     return left
+
+
+def _check_config(argv: list[str]) -> None:
+    """Raises for a config's file, argument or key that is not there: ml_collections does not say which."""
+    early = flags.FlagValues()
+    flags.DEFINE_string("config", None, "", flag_values=early)
+    early(argv, known_only=True)
+    if early.config is None:
+        return
+    known = records.flatten(records.load_config(early.config).to_dict())
+    for argument in argv:
+        key = re.match(r"--?(?:no)?config\.([\w.]+)", argument)
+        if key and key[1] not in known:
+            raise ValueError(f"config has no key {key[1]!r}: use one of {', '.join(known)}")
 
 
 def stop(error: Exception) -> NoReturn:

@@ -239,7 +239,7 @@ def main(argv: list[str]) -> None:
         if workdir is None:
             raise ValueError("--workdir is missing: use --workdir=DIR, a run's folder or a sweep's")
         print(write(Path(workdir)))
-    except ValueError as error:
+    except (ValueError, OSError) as error:
         cli.stop(error)
 
 

@@ -26,25 +26,38 @@ def grid(source: str, axes: list[str]) -> list[dict]:
       axes: `key=v1,v2` each; none means the config's own `sweep(arg)`.
 
     Raises:
-      ValueError: for an axis without values, or a key that the config does not have.
+      ValueError: for an axis without values, a value that is none, or a key that cannot be set.
     """
     path, _, arg = source.partition(":")
     if axes:
         chosen = {}
         for axis in axes:
             name, equals, values = axis.partition("=")
-            if not equals or not values:
+            if not equals:
                 raise ValueError(f"--set={axis} must be key=v1,v2")
-            chosen[name] = [yaml.safe_load(value) for value in values.split(",")]
+            chosen[name] = [_parse(value, axis) for value in values.split(",")]
     else:
         chosen = records.config_module(path).sweep(arg)
     known = records.flatten(records.load_config(source).to_dict())
     for name in chosen:
         if name not in known:
             raise ValueError(f"config has no key {name!r}: use one of {', '.join(known)}")
+        if name == "experiment":
+            raise ValueError("--set=experiment=… is fixed by the config file: use another --config")
     return [
         dict(zip(chosen, values, strict=True)) for values in itertools.product(*chosen.values())
     ]
+
+
+def _parse(value: str, axis: str):
+    if not value:
+        raise ValueError(f"empty value in --set={axis}")
+    try:
+        return yaml.safe_load(value)
+    except yaml.YAMLError:
+        raise ValueError(
+            f"--set={axis}: {value!r} is not a value; commas separate values"
+        ) from None
 
 
 def point_config(source: str, overrides: dict) -> ml_collections.ConfigDict:
@@ -100,12 +113,17 @@ def main(argv: list[str]) -> None:
             raise ValueError("--config=configs/NAME.py and --workdir=DIR are both needed")
         source, folder = flag.config, Path(flag.workdir)
         points = grid(source, flag.set)
-        for overrides in points:
-            run.check(point_config(source, overrides))
+        configs = {point_name(overrides): point_config(source, overrides) for overrides in points}
+        for config in configs.values():
+            run.check(config)
+        # Every folder is claimed before anything is computed: what one refuses, all may refuse.
+        for name, config in configs.items():
+            records.begin(config, source, folder / name)
     except (ValueError, OSError) as error:
         cli.stop(error)
     failed = run_points(source, points, folder)
-    print(report.write(folder))
+    if records.read_all(folder):
+        print(report.write(folder))
     if failed:
         sys.stderr.write(f"{len(failed)} of {len(points)} points failed:\n")
         for name, error in failed:
