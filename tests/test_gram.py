@@ -306,3 +306,14 @@ def test_wide_promise_raises():
 def test_unchecked_clipping_under_jit_raises(X):
     with pytest.raises(ValueError, match="clip=True"):
         jax.jit(lambda X: gram.release(KEY, X, clip=False, **BUDGET).matrix)(X)
+
+
+@pytest.mark.parametrize(
+    ("dtype", "entry"), [(np.float64, 1.7e308), (np.float64, 6e307), (np.float32, 3e38)]
+)
+def test_a_column_of_nearly_the_largest_number_is_projected_not_lost(dtype, entry):
+    X = np.array([[entry, 1e-36], [entry, 0.0]], dtype)
+    found = np.asarray(clipped_gram(X, 2.0)[0])
+    np.testing.assert_allclose(found, np.full((2, 2), 2.0), rtol=1e-6)
+    under_jit = jax.jit(lambda X: clipped_gram(X, 2.0)[0])(X.clip(max=3e38).astype(np.float32))
+    np.testing.assert_allclose(under_jit, np.full((2, 2), 2.0), rtol=1e-5)

@@ -9,6 +9,7 @@ import jax.numpy as jnp
 
 import dpx.attention
 from dpx.cross_attention.domain import Domain, check_memory
+from dpx.noise import normal
 from dpx.privacy import REPLACE_ONE, PrivacyGuarantee, gaussian_noise_multiplier
 from dpx.trees import wide_sums
 
@@ -39,7 +40,7 @@ def mean_of_values(
     dtype = jnp.result_type(float)
     with wide_sums(key, V):
         _, V = domain.enter(jnp.zeros((n, 1)), V, clip=True)
-        values = V.mean(0, keepdims=True) + std * jax.random.normal(key, (1, value_dim), V.dtype)
+        values = V.mean(0, keepdims=True) + std * normal(key, (1, value_dim), V.dtype)
         values = jnp.clip(values, -value_bound, value_bound).astype(dtype)
     return Answers(
         values,
@@ -104,7 +105,7 @@ def fresh_noise(
         largest_weight = 1 / (1 + (n - 1) * jnp.exp(-2 * bounds.logit_bounds(Q)))
         std = multiplier * math.sqrt(count) * 2 * bounds.value_norm * largest_weight
         exact = dpx.attention.softmax(Q, K, V, scale=bounds.scale)
-        values = exact + std[:, None] * jax.random.normal(key, exact.shape, exact.dtype)
+        values = exact + std[:, None] * normal(key, exact.shape, exact.dtype)
         values = jnp.clip(values, -value_bound, value_bound).astype(dtype)
     what = f"exact attention with fresh Gaussian noise for each of {count} queries"
     guarantee = _guarantee(epsilon, delta, what, multiplier)

@@ -33,6 +33,7 @@ import jax
 import jax.numpy as jnp
 
 from dpx.cross_attention.domain import Domain, check_memory
+from dpx.noise import normal
 from dpx.polynomial import (
     PolynomialFeatures,
     random_directions,
@@ -304,7 +305,7 @@ def _release(key, K, V, directions, domain: Domain, degree, largest, noise_std):
     flat = [a.reshape(-1, *a.shape[-2:]) for a in (K, V)]
     moments = jax.lax.map(lambda head: sums(*head), tuple(flat))
     moments = moments.reshape(*heads, *moments.shape[1:])
-    moments = moments + noise_std * jax.random.normal(key, moments.shape, moments.dtype)
+    moments = moments + noise_std * normal(key, moments.shape, moments.dtype)
     if degree is not None:  # the constant feature sums to n, which is public
         moments = moments.at[..., 0, 0].set(n * domain.value_norm)
     return moments.astype(K.dtype)

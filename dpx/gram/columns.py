@@ -127,7 +127,9 @@ def _dense_gram(block, column_bound, *, dtype):
     scale, finite = _safe_scale(jnp, peak)
     # Columns are brought to a peak of 1 first: the square of a large entry would overflow to a norm of
     # infinity, and a record that vanishes where its neighbour does not is farther away than β.
-    columns = jnp.where(finite, columns / scale, 0)
+    # Compilers divide by way of a reciprocal, which of the largest numbers is flushed to zero.
+    step = jnp.where(scale > 1e30, 2.0**-10, 1.0)
+    columns = jnp.where(finite, (columns * step) / (scale * step), 0)
     norm = jnp.sqrt(jnp.sum(columns * columns, axis=0))
     columns = columns * jnp.minimum(scale, column_bound / jnp.maximum(norm, 1e-30))
     gram = jnp.matmul(columns, columns.T, precision=jax.lax.Precision.HIGHEST)
