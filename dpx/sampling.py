@@ -5,6 +5,8 @@ from collections.abc import Iterator
 
 import numpy as np
 
+from dpx.privacy import check_integer, check_number
+
 
 def poisson_batches(
     num_examples: int,
@@ -37,17 +39,14 @@ def poisson_batches(
     Raises:
       ValueError: for an argument out of range.
     """
-    if num_examples < 1:
-        raise ValueError(f"num_examples={num_examples} must be at least 1")
-    if not 0 < sampling_probability <= 1:
+    num_examples = check_integer(num_examples, "num_examples")
+    multiple_of = check_integer(multiple_of, "multiple_of")
+    steps, start = check_integer(steps, "steps", 0), check_integer(start, "start", 0)
+    if not 0 < check_number(sampling_probability, "sampling_probability") <= 1:
         raise ValueError(
             f"sampling_probability={sampling_probability} must be in (0, 1]: "
             "expected batch size / number of records"
         )
-    if steps < 0 or start < 0:
-        raise ValueError(f"steps={steps} and start={start} must be at least 0")
-    if multiple_of < 1:
-        raise ValueError(f"multiple_of={multiple_of} must be at least 1")
     root = seed if isinstance(seed, np.random.SeedSequence) else np.random.SeedSequence(seed)
     return _batches(num_examples, sampling_probability, range(start, steps), root, multiple_of)
 

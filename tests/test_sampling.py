@@ -66,10 +66,20 @@ def test_resumes_at_any_step_and_takes_a_seed_sequence():
     [
         ({"sampling_probability": 0.0}, "sampling_probability"),
         ({"sampling_probability": 1.1}, "sampling_probability"),
+        ({"sampling_probability": None}, "sampling_probability"),
         ({"steps": -1}, "steps"),
+        ({"steps": float("inf")}, "steps"),
         ({"multiple_of": 0}, "multiple_of"),
+        ({"multiple_of": 2.5}, "multiple_of"),
+        ({"start": float("nan")}, "start"),
     ],
 )
 def test_bad_arguments_are_named(changes, name):
     with pytest.raises(ValueError, match=name):
         batches(**changes)
+
+
+@pytest.mark.parametrize("count", [0, 2.5, float("nan"), None, "10"])
+def test_bad_number_of_examples_is_named(count):
+    with pytest.raises(ValueError, match="num_examples"):
+        poisson_batches(count, sampling_probability=0.1, steps=1, seed=0)

@@ -4,6 +4,8 @@ from dpx.privacy.dpsgd import calibrate_dpsgd, dpsgd_epsilon, dpsgd_event, dpsgd
 from dpx.privacy.gaussian import (
     check_delta,
     check_epsilon,
+    check_integer,
+    check_number,
     gaussian_budget,
     gaussian_epsilon,
     gaussian_noise_multiplier,
@@ -18,6 +20,8 @@ __all__ = [
     "calibrate_dpsgd",
     "check_delta",
     "check_epsilon",
+    "check_integer",
+    "check_number",
     "dpsgd_epsilon",
     "dpsgd_event",
     "dpsgd_guarantee",

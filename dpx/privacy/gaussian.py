@@ -17,24 +17,41 @@ from scipy import optimize, special
 _MAX_EPSILON = 1e8
 
 
+def check_number(value, name: str) -> float:
+    """Returns the value as a float; raises ValueError for what is no number, None and strings among it."""
+    try:
+        if isinstance(value, (str, bytes)):
+            raise TypeError
+        return float(value)
+    except (TypeError, OverflowError):
+        raise ValueError(f"{name}={value!r} must be a number, static under jit") from None
+
+
+def check_integer(value, name: str, least: int = 1) -> int:
+    """Returns the value as an int; raises ValueError unless it is a whole number and `least` at least."""
+    number = check_number(value, name)
+    if not number.is_integer() or number < least:
+        raise ValueError(f"{name}={value} must be a whole number, at least {least}")
+    return int(value)
+
+
 def check_epsilon(epsilon: float, name: str = "epsilon") -> float:
     """Returns ε as a float; raises ValueError unless 0 < ε ≤ 1e8."""
-    if not 0 < epsilon <= _MAX_EPSILON:
+    if not 0 < check_number(epsilon, name) <= _MAX_EPSILON:
         raise ValueError(f"{name}={epsilon} must be in (0, 1e8]: use a positive privacy budget")
     return float(epsilon)
 
 
 def check_delta(delta: float, name: str = "delta") -> float:
     """Returns δ as a float; raises ValueError unless 0 < δ < 1."""
-    if not 0 < delta < 1:
+    if not 0 < check_number(delta, name) < 1:
         raise ValueError(f"{name}={delta} must be in (0, 1): use less than 1 / number of records")
     return float(delta)
 
 
 def check_positive_integer(value: int, name: str) -> int:
-    if int(value) != value or value < 1:
-        raise ValueError(f"{name}={value} must be a positive whole number")
-    return int(value)
+    """As `check_integer`, at least 1."""
+    return check_integer(value, name)
 
 
 def _mills(x: float) -> float:
@@ -44,11 +61,11 @@ def _mills(x: float) -> float:
 def _log_delta(a: float, a_minus_mu: float) -> float:
     """log δ in terms of a = μ/2 − ε/μ and a − μ."""
     if a > 0:
-        density = math.exp(-(a**2) / 2) / math.sqrt(2 * math.pi)
+        density = math.exp(-a * a / 2) / math.sqrt(2 * math.pi)
         delta = float(special.ndtr(a)) - density * _mills(-a_minus_mu)
         return math.log(delta) if delta > 0 else -math.inf
     gap = _mills(-a) - _mills(-a_minus_mu)
-    return -(a**2) / 2 - math.log(2 * math.pi) / 2 + math.log(gap) if gap > 0 else -math.inf
+    return -a * a / 2 - math.log(2 * math.pi) / 2 + math.log(gap) if gap > 0 else -math.inf
 
 
 def _solve(function, low: float, high: float) -> float:
@@ -95,7 +112,7 @@ def gaussian_epsilon(noise_multiplier: float, delta: float, *, compositions: int
     Raises:
       ValueError: for a negative noise multiplier, or δ or k out of range.
     """
-    if not noise_multiplier >= 0:
+    if not check_number(noise_multiplier, "noise_multiplier") >= 0:
         raise ValueError(f"noise_multiplier={noise_multiplier} must be at least 0")
     check_delta(delta)
     compositions = check_positive_integer(compositions, "compositions")
@@ -105,7 +122,9 @@ def gaussian_epsilon(noise_multiplier: float, delta: float, *, compositions: int
     target = math.log(delta)
     if mu == 0 or _log_delta(mu / 2, -mu / 2) <= target:
         return 0.0
-    a = _solve(lambda a: max(_log_delta(a, a - mu), -1e4) - target, -40.0, mu / 2)
+    # Beyond 40 every δ is 1, and a bracket as long as μ takes bisection too many steps.
+    high = min(40.0, mu / 2)
+    a = _solve(lambda a: max(_log_delta(a, a - mu), -1e4) - target, -40.0, high)
     return max(0.0, mu * (mu / 2 - a))
 
 

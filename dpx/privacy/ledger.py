@@ -7,7 +7,7 @@ import dp_accounting
 from dp_accounting import DpEvent, NeighboringRelation
 
 from dpx.privacy.events import event_epsilon, gaussian_mu
-from dpx.privacy.gaussian import check_delta
+from dpx.privacy.gaussian import check_delta, check_number
 
 ADD_OR_REMOVE_ONE = NeighboringRelation.ADD_OR_REMOVE_ONE
 REPLACE_ONE = NeighboringRelation.REPLACE_ONE
@@ -37,6 +37,9 @@ class PrivacyGuarantee:
     event: DpEvent | None = None
 
     def __post_init__(self):
+        # Not every scalar that NumPy or JAX compute with is a float to JSON.
+        for name in ("epsilon", "delta"):
+            object.__setattr__(self, name, check_number(getattr(self, name), name))
         if not self.epsilon >= 0:
             raise ValueError(f"epsilon={self.epsilon} must be at least 0")
         if not 0 <= self.delta < 1:
