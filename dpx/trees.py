@@ -38,6 +38,8 @@ from dpx.privacy import (
     PrivacyGuarantee,
     check_delta,
     check_epsilon,
+    check_integer,
+    check_number,
     gaussian_noise_multiplier,
 )
 
@@ -140,11 +142,9 @@ def num_bins(bins: int | None, records: int) -> int:
     """The number of leaves: the least power of two ≥ `bins` (or ≥ the number of records), 2 at least.
 
     Raises:
-      ValueError: for fewer than one bin.
+      ValueError: for fewer than one bin, or a number that is not whole.
     """
-    wanted = records if bins is None else bins
-    if wanted < 1:
-        raise ValueError(f"bins is {bins}: pass at least 2")
+    wanted = records if bins is None else check_integer(bins, "bins")
     return 2 ** max(1, math.ceil(math.log2(wanted)))
 
 
@@ -268,14 +268,16 @@ class DPTree:
           bound: R.
 
         Raises:
-          ValueError: for a budget, bound or sensitivity out of range, an unknown noise, or δ > 1/2 with
-            truncated Laplace noise.
+          ValueError: for a budget, bound or sensitivity out of range, an unknown noise, δ > 1/2 with
+            truncated Laplace noise, or a sum that is not finite; under `jit` such a sum counts as zero.
         """
         _check_bounds(sensitivity=sensitivity, bound=bound)
         check_epsilon(epsilon)
         check_delta(delta)
         if np.ndim(values) != 1 or not len(values):
             raise ValueError(f"values has shape {np.shape(values)}: pass the bins' sums, (n,)")
+        if not isinstance(values, Tracer) and not (known := np.isfinite(np.asarray(values))).all():
+            raise ValueError(f"values[{int(np.argmin(known))}] is not finite: pass finite sums")
         bins = num_bins(None, len(values))
         depth = bins.bit_length() - 1
         laws, event = _node_laws(noise, np.ones(1), 0, depth, sensitivity, epsilon, delta)
@@ -283,6 +285,7 @@ class DPTree:
         dtype = jnp.result_type(float)
         with wide_sums(key, values):
             leaves = jnp.asarray(values, jnp.result_type(float))
+            leaves = jnp.where(jnp.isfinite(leaves), leaves, 0)
             left, right = tabulate(key, jnp.pad(leaves, (0, bins - len(leaves))), law)
             left, right = left.astype(dtype), right.astype(dtype)
         return cls(
@@ -290,7 +293,12 @@ class DPTree:
         )
 
     def query(self, y) -> tuple[jax.Array, jax.Array]:
-        """(left, right): noisy sums of the bins before and after that of y ∈ [0, R], each like y."""
+        """(left, right): noisy sums of the bins before and after that of y ∈ [0, R], each like y.
+
+        Raises:
+          ValueError: for a query outside [0, R]; under `jit` it is clipped.
+        """
+        _check_inside("y", y, 0, self.bound, "clip the queries")
         leaf = leaf_index(jnp.asarray(y) / self.bound, len(self.left))
         return self.left[leaf], self.right[leaf]
 
@@ -343,33 +351,43 @@ class DPTreeHighDim:
 
         Raises:
           ValueError: for arguments out of range, arrays that do not fit, or records out of bounds (the first
-            is named); under `jit` such records are clipped.
+            is named); under `jit` such records are clipped, those with NaN or infinity count as zero.
         """
         x, weights = (jnp.asarray(a, jnp.result_type(float)) for a in (x, weights))
         if x.ndim != 2 or weights.shape != x.shape[:1] or not len(x):
             raise ValueError(
                 f"x has shape {x.shape} and weights {weights.shape}: pass (n, d) and (n,)"
             )
-        if power < 1 or int(power) != power:
-            raise ValueError(f"power is {power}: pass a whole number ≥ 1")
+        power = check_integer(power, "power")
+        _check_bounds(weight_bound=weight_bound, bound=bound)
         bounds = np.broadcast_to(np.asarray(bound, np.float64), x.shape[1:])
-        _check_bounds(weight_bound=weight_bound, bound=bounds)
         check_epsilon(epsilon)
         check_delta(delta)
         _check_inside("x", x, 0, bounds)
-        _check_inside("weights", weights[:, None], -weight_bound, weight_bound)
+        _check_inside("weights", weights, -weight_bound, weight_bound)
         bins = num_bins(bins, len(x))
         depth = bins.bit_length() - 1
         laws, event = _node_laws(noise, bounds, power, depth, 2 * weight_bound, epsilon, delta)
+        # Clipping passes NaN on, and one such record would spoil every answer.
+        usable = jnp.isfinite(x).all(1) & jnp.isfinite(weights)
+        x, weights = jnp.where(usable[:, None], x, 0), jnp.where(usable, weights, 0)
         unit = jnp.clip(x / bounds, 0, 1).T
         weights = jnp.clip(weights, -weight_bound, weight_bound)[:, None]
         with wide_sums(key, x, weights):
-            table = _tables(key, unit, weights, laws, power=int(power), bins=bins)
+            table = _tables(key, unit, weights, laws, power=power, bins=bins)
         released = _guarantee(epsilon, delta, noise, f"{len(bounds)}·{power + 1} trees", event)
         return cls(table, jnp.asarray(bounds, x.dtype), released)
 
     def query(self, y) -> jax.Array:
-        """Noisy Σ_i w_i ‖x_i − y‖_p^p for queries y (m, d) in [0, R]: (m,)."""
+        """Noisy Σ_i w_i ‖x_i − y‖_p^p for queries y (m, d) in [0, R]: (m,).
+
+        Raises:
+          ValueError: for a wrong last axis, or a query out of bounds; under `jit` it is clipped.
+        """
+        if np.shape(y)[-1:] != self.bounds.shape:
+            raise ValueError(f"y has shape {np.shape(y)}: pass (m, {len(self.bounds)})")
+        if not isinstance(self.bounds, Tracer):
+            _check_inside("y", y, 0, np.asarray(self.bounds), "clip the queries")
         unit = jnp.clip(jnp.asarray(y, self.bounds.dtype) / self.bounds, 0, 1)
         power = self.table.shape[-2] - 1
         return (distances(self.table, unit)[..., 0] * self.bounds**power).sum(-1)
@@ -407,16 +425,20 @@ def _tables(key, unit, weights, laws, *, power: int, bins: int) -> jax.Array:
 
 def _check_bounds(**bounds) -> None:
     for name, value in bounds.items():
-        if not np.all((np.asarray(value) > 0) & np.isfinite(value)):
+        known = [check_number(number, name) for number in np.ravel(np.asarray(value, object))]
+        if not all(0 < number < math.inf for number in known):
             raise ValueError(f"{name} is {value}: declare a positive, finite number")
 
 
-def _check_inside(name: str, rows: jax.Array, low, high) -> None:
+def _check_inside(name: str, rows, low, high, remedy: str = "raise the bound or clip") -> None:
+    """Raises for a known entry outside [low, high] or NaN, by the place of the first along the last axis."""
     if isinstance(rows, Tracer):
         return
-    slack = 1e-6 * np.asarray(high)
-    inside = ((np.asarray(rows) >= low - slack) & (np.asarray(rows) <= high + slack)).all(-1)
-    if not inside.all():
-        raise ValueError(
-            f"{name}[{int(np.argmin(inside))}] is outside [{low}, {high}]: raise the bound or clip"
-        )
+    rows, slack = np.asarray(rows), 1e-6 * np.asarray(high)
+    outside = ~((rows >= low - slack) & (rows <= high + slack))
+    if rows.ndim > 1:
+        outside = outside.any(-1)
+    if outside.any():
+        where = ", ".join(str(i) for i in np.argwhere(outside)[0])
+        place = f"{name}[{where}]" if where else name
+        raise ValueError(f"{place} is outside [{low}, {high}] or NaN: {remedy}")

@@ -239,7 +239,7 @@ def test_misuse_raises():
         build(weight_bound=0.5)
     with pytest.raises(ValueError, match="weight_bound is 0"):
         build(weight_bound=0)
-    with pytest.raises(ValueError, match="power is 0"):
+    with pytest.raises(ValueError, match="power=0"):
         build(power=0)
     with pytest.raises(ValueError, match="noise is 'uniform'"):
         build(noise="uniform")
@@ -247,3 +247,61 @@ def test_misuse_raises():
         build(epsilon=0)
     with pytest.raises(ValueError, match="pass"):
         build(w=w[:3])
+    for bad in ({"power": 2.5}, {"bins": np.nan}, {"bound": None}, {"weight_bound": "1"}):
+        with pytest.raises(ValueError, match=next(iter(bad))):
+            build(**bad)
+
+
+@pytest.mark.parametrize("value", [np.nan, np.inf])
+@pytest.mark.parametrize("where", ["x", "weights"])
+def test_record_that_is_not_finite_counts_as_zero_under_jit_and_is_named_without(value, where):
+    x, w, y, bounds = records()
+    options = {"bound": bounds, "weight_bound": 2.0, "bins": 16, **EXACT}
+    build = lambda x, w: trees.DPTreeHighDim.build(jax.random.key(0), x, w, **options)  # noqa: E731
+    one = lambda x, w: trees.DPTreeDistance.build(  # noqa: E731
+        jax.random.key(0), x, w, bound=2.0, weight_bound=2.0, **EXACT
+    )
+    without = w.copy()
+    without[3] = 0
+    (x if where == "x" else w)[(3, 1) if where == "x" else 3] = value
+    with pytest.raises(ValueError, match=rf"{where}\[3\] is outside"):
+        build(x, w)
+    clean = np.where(np.isfinite(x), x, 0)
+    np.testing.assert_allclose(
+        jax.jit(build)(x, w).query(y), build(clean, without).query(y), rtol=1e-3, atol=0.8
+    )
+    got, want = jax.jit(one)(x[:, 1], w), one(clean[:, 1], without)
+    np.testing.assert_allclose(got.query(y[:, 1]), want.query(y[:, 1]), rtol=1e-3, atol=0.8)
+
+
+def test_sum_that_is_not_finite_counts_as_zero_under_jit_and_is_named_without():
+    build = lambda values: trees.DPTree.build(  # noqa: E731
+        jax.random.key(0), values, sensitivity=2.0, **EXACT
+    )
+    with pytest.raises(ValueError, match=r"values\[1\] is not finite"):
+        build(np.array([1.0, np.nan]))
+    got = jax.jit(build)(np.array([1.0, np.nan, 2.0]))
+    np.testing.assert_allclose(got.left, build(np.array([1.0, 0.0, 2.0])).left, atol=1e-3)
+
+
+def test_queries_out_of_bounds_raise_and_are_clipped_under_jit():
+    x, w, y, bounds = records()
+    options = {"weight_bound": 2.0, "bins": 16, **EXACT}
+    tree = trees.DPTreeHighDim.build(jax.random.key(0), x, w, bound=bounds, **options)
+    one = trees.DPTreeDistance.build(jax.random.key(0), x[:, 0], w, bound=1.0, **options)
+    sums = trees.DPTree.build(jax.random.key(0), w, sensitivity=4.0, bound=1.0, **EXACT)
+    for value in (1.1, -0.1, np.nan):
+        wrong = y.copy()
+        wrong[2, 0] = value
+        for query in (tree.query, one.query, sums.query):
+            with pytest.raises(ValueError, match=r"y\[2\] is outside"):
+                query(wrong if query == tree.query else wrong[:, 0])
+        with pytest.raises(ValueError, match="y is outside"):
+            sums.query(value)
+    high = np.full_like(y, 10)
+    np.testing.assert_allclose(
+        jax.jit(tree.query)(high), jax.jit(tree.query)(bounds * np.ones_like(y)), rtol=1e-6
+    )
+    for wrong in (y[:, :2], np.float32(0)):
+        with pytest.raises(ValueError, match=r"pass \(m, 3\)"):
+            tree.query(wrong)
