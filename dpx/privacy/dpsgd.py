@@ -69,7 +69,7 @@ def dpsgd_epsilon(
     if noise_multiplier == 0:
         return math.inf
     if accountant == "pld" and delta > 1e-3:
-        # Where δ alone almost suffices ε tends to 0, and an accuracy relative to it asks for any memory.
+        # Where δ alone almost suffices ε tends to 0, and an accuracy relative to it takes minutes.
         interval = sampling_probability / 10 * max(1.0, noise_multiplier**-2)
         bound = _accounted(event, delta, accountant, interval)
         if bound < 1e-3:
@@ -174,7 +174,7 @@ def calibrate_dpsgd(
     if sampling_probability == 1 and beside is None and accountant == "pld":
         return enough
     # ε matters near its target only, so that one interval will do: that of `event_epsilon` there.
-    interval = min(epsilon / (200 * math.sqrt(steps)), 300.0)
+    interval = min(max(epsilon, 1e-3) / (200 * math.sqrt(steps)), 300.0)
     return _cache.remember(
         key,
         lambda: _calibrate(
