@@ -76,7 +76,7 @@ def experiment(config: ml_collections.ConfigDict):
     """
     name = f"experiments.{config.experiment}"
     module = importlib.import_module(name) if importlib.util.find_spec(name) else None
-    if not hasattr(module, "validate"):
+    if module is None or not hasattr(module, "validate"):
         raise ValueError(
             f"config.experiment={config.experiment!r} is no experiment: leave it as the config has it"
         )
