@@ -26,7 +26,7 @@ def softmax(
       scale: What the logits ⟨q, k⟩ are divided by; √D if None.
 
     Returns:
-      The answers (..., Lq, Dv), in the dtype of `v`.
+      The answers (..., Lq, Dv), in the dtype of `v`; floats where `v` holds integers or booleans.
 
     Raises:
       ValueError: for shapes that do not fit together, a mask that is not boolean or a scale that is
@@ -39,6 +39,7 @@ def softmax(
             "pass q (..., Lq, D), k (..., Lk, D) and v (..., Lk, Dv)"
         )
     weights = attention_weights(q, k, mask=mask, scale=scale)
+    v = v.astype(jnp.result_type(v, 0.0))
     dtype = jnp.result_type(weights, v)
     return jnp.einsum("...qk,...kv->...qv", weights.astype(dtype), v.astype(dtype)).astype(v.dtype)
 
@@ -60,7 +61,7 @@ def attention_weights(
       ValueError: for a mask that is not boolean or a scale that is not positive.
     """
     divisor = q.shape[-1] ** 0.5 if scale is None else scale
-    if divisor <= 0:
+    if not divisor > 0:
         raise ValueError(f"scale is {scale}: the logits are divided by it, pass a positive number")
     dtype = jnp.result_type(q, k, jnp.float32)
     logits = jnp.einsum("...qd,...kd->...qk", q.astype(dtype), k.astype(dtype)) / divisor

@@ -18,6 +18,8 @@ import jax.numpy as jnp
 import numpy as np
 from scipy import special
 
+from dpx.privacy import check_integer, check_number
+
 MAX_FEATURES = 2**22
 
 
@@ -40,7 +42,9 @@ def relative_error(degree: int, low: float, high: float) -> float:
     left = 0.0
     if below > 0:
         log_front = (degree + 1) * math.log(below) - math.lgamma(degree + 2)
-        left = math.exp(log_front) * float(special.hyp1f1(degree + 1, degree + 2, below))
+        left = math.exp(min(log_front, 700.0)) * float(
+            special.hyp1f1(degree + 1, degree + 2, below)
+        )
     return max(left, float(special.gammainc(degree + 1, high)))
 
 
@@ -72,7 +76,8 @@ class PolynomialFeatures:
       scale: What inner products are divided by inside the exponential; `dim` if None.
 
     Raises:
-      ValueError: for a dimension < 1, a degree < 0, a scale ≤ 0 or more than `MAX_FEATURES` features.
+      ValueError: for a dimension < 1, a degree < 0, a scale ≤ 0 or more than `MAX_FEATURES` features; when
+        called, for arrays of another dimension.
     """
 
     dim: int
@@ -80,11 +85,9 @@ class PolynomialFeatures:
     scale: float | None = None
 
     def __post_init__(self):
-        if self.dim < 1 or self.degree < 0:
-            raise ValueError(
-                f"dim is {self.dim} and degree is {self.degree}: pass dim ≥ 1 and degree ≥ 0"
-            )
-        if self.scale is not None and not self.scale > 0:
+        object.__setattr__(self, "dim", check_integer(self.dim, "dim"))
+        object.__setattr__(self, "degree", check_integer(self.degree, "degree", 0))
+        if self.scale is not None and not check_number(self.scale, "scale") > 0:
             raise ValueError(f"scale is {self.scale}: pass a positive number, or None for dim")
         if self.num_features > MAX_FEATURES:
             raise ValueError(
@@ -122,18 +125,20 @@ class PolynomialFeatures:
 
     def column(self, x: jax.Array, index: jax.Array) -> jax.Array:
         """Feature number `index` (may be traced) of x (..., dim): shape (...)."""
+        x = self._entering(x, -1)
         powers = jnp.asarray(self.exponents)[index]
         return jnp.asarray(self.ranges(1.0), x.dtype)[index] * jnp.prod(x**powers, axis=-1)
 
     def __call__(self, x: jax.Array) -> jax.Array:
         """P(x): (..., dim) -> (..., r)."""
-        return jnp.moveaxis(self.rows(jnp.moveaxis(jnp.asarray(x), -1, 0)), 0, -1)
+        return jnp.moveaxis(self.rows(jnp.moveaxis(self._entering(x, -1), -1, 0)), 0, -1)
 
     def rows(self, x: jax.Array) -> jax.Array:
         """P with features first: (dim, ...) -> (r, ...), the layout in which computing it is fastest.
 
         Each feature is one product: a feature of one degree less times a coordinate.
         """
+        x = self._entering(x, 0)
         x = x / jnp.asarray(math.sqrt(self._scale), x.dtype)
         start, previous = 0, jnp.ones((1, *x.shape[1:]), x.dtype)
         blocks = [previous]
@@ -146,6 +151,15 @@ class PolynomialFeatures:
             blocks.append(previous)
             start = stop
         return jnp.concatenate(blocks)
+
+    def _entering(self, x, axis: int) -> jax.Array:
+        """x as floats, whose `axis` holds the coordinates."""
+        x = jnp.asarray(x)
+        if not x.ndim or x.shape[axis] != self.dim:
+            raise ValueError(
+                f"x has shape {x.shape}: its axis {axis} must be of size dim={self.dim}"
+            )
+        return x.astype(jnp.result_type(x, 0.0))
 
     @property
     def _scale(self) -> float:
@@ -190,6 +204,8 @@ def random_rows(directions: jax.Array, x: jax.Array, scale: float) -> jax.Array:
     φ(x)_j = exp(⟨ω_j, x⟩/√scale − ‖x‖²/(2·scale)) / √m, with E⟨φ(x), φ(y)⟩ = e^{⟨x, y⟩/scale}
     (Choromanski et al. 2021, arXiv 2009.14794, Lemma 1).
     """
+    x = jnp.asarray(x)
+    x = x.astype(jnp.result_type(x, 0.0))  # in integers the scale would lose its fraction
     x = x / jnp.asarray(math.sqrt(scale), x.dtype)
     exponents = jnp.tensordot(directions, x, axes=1) - 0.5 * jnp.square(x).sum(0)
     return jnp.exp(exponents) / math.sqrt(len(directions))

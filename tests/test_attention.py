@@ -73,3 +73,14 @@ def test_misuse_raises():
         dpx.attention.softmax(q, k, v, mask=np.ones((5, 7), np.float32))
     with pytest.raises(ValueError, match="scale is 0"):
         dpx.attention.softmax(q, k, v, scale=0)
+
+
+@pytest.mark.parametrize("dtype", [np.int32, bool])
+def test_integers_answer_as_the_same_floats(dtype):
+    q, k, v = (np.arange(12).reshape(4, 3) % m < 2 for m in (3, 4, 5))
+    q, k, v = q.astype(dtype), k.astype(dtype), v.astype(dtype)
+    got = dpx.attention.softmax(q, k, v)
+    assert got.dtype == np.float32
+    np.testing.assert_array_equal(
+        got, dpx.attention.softmax(*(a.astype(np.float32) for a in (q, k, v)))
+    )

@@ -96,9 +96,35 @@ def test_random_directions_are_orthogonal_blocks_of_gaussians():
 
 
 def test_misuse_raises():
-    with pytest.raises(ValueError, match="dim is 0"):
+    with pytest.raises(ValueError, match="dim=0"):
         PolynomialFeatures(0, 2)
     with pytest.raises(ValueError, match="scale is -1"):
         PolynomialFeatures(2, 2, -1)
     with pytest.raises(ValueError, match=r"r = 225792840 features.*random features"):
         PolynomialFeatures(20, 12)
+    for dim, degree in ((2.5, 2), (2, 2.5), (None, 2), (2, np.nan)):
+        with pytest.raises(ValueError, match="must be a"):
+            PolynomialFeatures(dim, degree)
+
+
+def test_integers_are_features_of_the_same_floats():
+    features, x = PolynomialFeatures(2, 4, 1.5), np.array([[0, 1], [2, 3]])
+    want = features(x.astype(np.float32))
+    np.testing.assert_array_equal(features(x), want)
+    columns = [features.column(x, i) for i in range(features.num_features)]
+    np.testing.assert_allclose(np.stack(columns, -1), want, rtol=1e-5)
+    directions = polynomial.random_directions(jax.random.key(0), 4, 2)
+    want = polynomial.random_rows(directions, x.T.astype(np.float32), 1.5)
+    np.testing.assert_array_equal(polynomial.random_rows(directions, x.T, 1.5), want)
+
+
+def test_arrays_of_another_dimension_are_named():
+    features = PolynomialFeatures(3, 2)
+    for call in (features, lambda x: features.column(x, 0), lambda x: features.rows(x.T)):
+        with pytest.raises(ValueError, match=r"x has shape .*dim=3"):
+            call(np.ones((5, 2)))
+
+
+def test_exponents_beyond_all_floats_raise_value_errors():
+    with pytest.raises(ValueError, match="exponents reach"):
+        polynomial.smallest_degree(-2500.0, 2500.0)

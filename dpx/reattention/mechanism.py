@@ -36,7 +36,7 @@ def attend(
         are the quotients as the paper prints them, which fade as the noise grows.
 
     Returns:
-      (..., Lq, Dv), or its Moments if `v` are Moments.
+      (..., Lq, Dv), floats like `v` if that is an array, or its Moments if `v` are Moments.
 
     Raises:
       ValueError: for shapes that do not fit together, a mask that is not boolean or a negative variance.
@@ -47,7 +47,8 @@ def attend(
         raise ValueError(f"v {values.shape} does not fit k {jnp.shape(k)}: pass v (..., Lk, Dv)")
     if isinstance(v, Moments):
         return attention(weights, v)
-    return (weights @ values.astype(weights.dtype)).astype(values.dtype)
+    dtype = jnp.result_type(values, 0.0)  # in integers the answer would lose its fraction
+    return (weights @ values.astype(weights.dtype)).astype(dtype)
 
 
 def attention_weights(
