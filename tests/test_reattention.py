@@ -351,3 +351,48 @@ def test_bad_attention_inputs_are_named(change, message):
     arguments = {"q": q, "k": k, "v": v, "key_variance": jnp.ones((2, 3, 6, 1)), "mask": mask}
     with pytest.raises(ValueError, match=message):
         reattention.attend(**(arguments | change))
+
+
+@pytest.mark.parametrize("layer", [reattention.gelu, reattention.gelu_series, reattention.relu])
+def test_activations_of_half_precision_keep_it(layer):
+    narrow = Moments(jnp.array([-1.0, 0.5], jnp.bfloat16), jnp.array([0.25, 1.0], jnp.bfloat16))
+    got, want = layer(narrow), layer(Moments(*(a.astype(jnp.float32) for a in narrow)))
+    for a, b in zip(got, want, strict=True):
+        assert a.dtype == jnp.bfloat16
+        np.testing.assert_allclose(a.astype(jnp.float32), b, rtol=2e-2)
+
+
+def test_gradient_of_gelus_variance_at_zero_is_its_limit():
+    def variance(var):
+        return reattention.gelu(Moments(jnp.array([-0.4, 0.0, 0.9]), var)).var.sum()
+
+    at_zero, near = jax.grad(variance)(jnp.zeros(3)), jax.grad(variance)(jnp.full(3, 1e-4))
+    np.testing.assert_allclose(at_zero, near, rtol=5e-3, atol=1e-3)
+    assert not variance(jnp.zeros(3))
+
+
+def test_shapes_that_do_not_fit_are_named():
+    x, ones = Moments(jnp.ones((3, 4)), jnp.ones((3, 4))), jnp.ones
+    for call, name in (
+        (lambda: reattention.dense(x, ones((5, 5))), "kernel"),
+        (lambda: reattention.dense(jnp.ones(()), ones((4, 5))), "kernel"),
+        (lambda: reattention.dense(x, ones((4, 5)), ones(3)), "bias"),
+        (lambda: reattention.dense(x, ones((4, 5)), ones((2, 3, 5))), "bias"),
+        (lambda: reattention.add(x, ones(3)), "y"),
+        (lambda: reattention.maximum(x, ones(3)), "y"),
+        (lambda: reattention.layer_norm(x, ones(3), ones(4)), "scale"),
+        (lambda: reattention.layer_norm(x, ones(4), ones((7, 3, 4))), "bias"),
+        (lambda: reattention.attention(ones((2, 5)), x), "v"),
+    ):
+        with pytest.raises(ValueError, match=rf"^{name} .*does not fit"):
+            call()
+
+
+@pytest.mark.parametrize("dtype", [np.int32, bool])
+def test_integers_are_attended_to_as_the_same_floats(dtype):
+    q, k, v = (np.arange(12).reshape(4, 3) % m < 2 for m in (3, 4, 5))
+    integers = [a.astype(dtype) for a in (q, k, v)]
+    floats = [a.astype(np.float32) for a in (q, k, v)]
+    got = reattention.attend(*integers, np.full((4, 1), 2))
+    assert got.dtype == np.float32
+    np.testing.assert_array_equal(got, reattention.attend(*floats, np.full((4, 1), 2.0)))

@@ -36,7 +36,7 @@ def dense(
       ValueError: for shapes that do not fit or a negative variance.
     """
     x, kernel = _checked(x, "x"), _checked(kernel, "kernel")
-    inputs = x.mean.shape[-1]
+    inputs = x.mean.shape[-1] if x.mean.ndim else 0
     if kernel.mean.ndim != 2 or kernel.mean.shape[0] != inputs:
         raise ValueError(f"kernel {kernel.mean.shape} does not fit x {x.mean.shape}: use (in, out)")
     squared = jnp.square(kernel.mean) + kernel.var
@@ -47,12 +47,16 @@ def dense(
     else:
         var = var + kernel.var * jnp.square(x.mean).sum(-1, keepdims=True)
     product = Moments(x.mean @ kernel.mean, var)
-    return product if bias is None else add(product, bias)
+    return product if bias is None else add(product, _fitting(bias, "bias", product.mean.shape))
 
 
 def add(x: Moments, y: Moments | jax.Array) -> Moments:
-    """x + y, as independent: a residual branch's correlation with its input is dropped."""
-    x, y = _checked(x, "x"), _checked(y, "y")
+    """x + y, as independent: a residual branch's correlation with its input is dropped.
+
+    Raises:
+      ValueError: for shapes that do not broadcast or a negative variance.
+    """
+    x, y = _pair(x, y)
     return Moments(x.mean + y.mean, x.var + y.var)
 
 
@@ -64,8 +68,13 @@ def maximum(x: Moments, y: Moments | jax.Array) -> Moments:
         Var = σ₁² Φ(γ) + σ₂² Φ(−γ) − ν² m(γ) m(−γ),
 
     in which, unlike there, nothing cancels where the means are large.
+
+    Raises:
+      ValueError: for shapes that do not broadcast or a negative variance.
     """
-    x, y = _checked(x, "x"), _checked(y, "y")
+    x, y = _pair(x, y)
+    dtypes = jnp.result_type(x.mean, y.mean, 0.0), jnp.result_type(x.var, y.var, 0.0)
+    x, y = _wide(x), _wide(y)
     total = x.var + y.var
     scale = jnp.sqrt(jnp.where(total > 0, total, 1))
     # Beyond 30 deviations float32 has nothing to say, and infinity times zero would be NaN.
@@ -75,12 +84,14 @@ def maximum(x: Moments, y: Moments | jax.Array) -> Moments:
     mean = x.mean * first + y.mean * second + scale * density
     var = x.var * first + y.var * second - total * excess * other
     exact = jnp.maximum(x.mean, y.mean)
-    return Moments(jnp.where(total > 0, mean, exact), jnp.maximum(var, 0))
+    mean, var = jnp.where(total > 0, mean, exact), jnp.maximum(var, 0)
+    return Moments(mean.astype(dtypes[0]), var.astype(dtypes[1]))
 
 
 def relu(x: Moments) -> Moments:
     """max(x, 0): exact. Eq. 31 of the paper subtracts c² where E[ReLU]² belongs; Table 1 does not."""
-    return maximum(x, Moments(jnp.zeros(()), jnp.zeros(())))
+    x = _checked(x, "x")
+    return maximum(x, Moments(jnp.zeros((), x.mean.dtype), jnp.zeros((), x.var.dtype)))
 
 
 def gelu(x: Moments, nodes: int = 64) -> Moments:
@@ -94,18 +105,24 @@ def gelu(x: Moments, nodes: int = 64) -> Moments:
       nodes: Of the quadrature; three are exact to fifth order in the standard deviation.
     """
     x = _checked(x, "x")
+    dtypes = jnp.result_type(x.mean, 0.0), jnp.result_type(x.var, 0.0)
+    x = _wide(x)
     spread = jnp.sqrt(1 + x.var)
     a = x.mean / spread
-    mean = x.mean * norm.cdf(a) + x.var / spread * norm.pdf(a)
+    below, density = norm.cdf(a), norm.pdf(a)
+    mean = x.mean * below + x.var / spread * density
     points, weights = np.polynomial.hermite_e.hermegauss(nodes)
     weights = weights / weights.sum()
-    std = jnp.sqrt(x.var)
+    # The root has no derivative at 0, where the variance goes as d·gelu'(c)².
+    positive = x.var > 0
+    std = jnp.sqrt(jnp.where(positive, x.var, 1))
     # Unrolled, the sums fuse with what they sum over, which matters tenfold.
     values = [jax.nn.gelu(x.mean + float(z) * std, approximate=False) for z in points]
     centre = jnp.asarray(sum(float(w) * value for w, value in zip(weights, values, strict=True)))
     deviations = [jnp.square(value - centre) for value in values]
     var = jnp.asarray(sum(float(w) * d for w, d in zip(weights, deviations, strict=True)))
-    return Moments(mean, var)
+    var = jnp.where(positive, var, x.var * jnp.square(below + a * density))
+    return Moments(mean.astype(dtypes[0]), var.astype(dtypes[1]))
 
 
 def gelu_series(x: Moments) -> Moments:
@@ -144,8 +161,14 @@ def layer_norm(
       x: (..., d).
       scale, bias: (d,), arrays or, if they are noisy themselves, Moments.
       epsilon: The layer's own.
+
+    Raises:
+      ValueError: for shapes that do not fit or a negative variance.
     """
-    x, scale, bias = _checked(x, "x"), _checked(scale, "scale"), _checked(bias, "bias")
+    x = _checked(x, "x")
+    if not x.mean.ndim:
+        raise ValueError("x is a scalar: pass (..., d)")
+    scale, bias = (_fitting(*named, x.mean.shape) for named in ((scale, "scale"), (bias, "bias")))
     width = x.mean.shape[-1]
     average = jnp.mean(x.var, -1, keepdims=True) if jnp.ndim(x.var) else x.var
     centred = x.mean - x.mean.mean(-1, keepdims=True)
@@ -169,8 +192,16 @@ def rows(table: Moments, indices: jax.Array) -> Moments:
 
 
 def attention(weights: jax.Array, v: Moments) -> Moments:
-    """Attention's output (..., Lq, Dv) for known weights (..., Lq, Lk) and uncertain values (..., Lk, Dv)."""
+    """Attention's output (..., Lq, Dv) for known weights (..., Lq, Lk) and uncertain values (..., Lk, Dv).
+
+    Raises:
+      ValueError: for shapes that do not fit or a negative variance.
+    """
     v = _checked(v, "v")
+    if min(weights.ndim, v.mean.ndim) < 2 or weights.shape[-1] != v.mean.shape[-2]:
+        raise ValueError(
+            f"v {v.mean.shape} does not fit weights {weights.shape}: pass (..., Lq, Lk) and (..., Lk, Dv)"
+        )
     if jnp.ndim(v.var) and v.var.shape[-1] == v.mean.shape[-1] > 1:
         return Moments(weights @ v.mean, jnp.square(weights) @ v.var)
     shared = jnp.broadcast_to(v.var, (*v.mean.shape[:-1], 1))
@@ -193,6 +224,32 @@ def _checked(x: Moments | jax.Array, name: str) -> Moments:
         raise ValueError(f"{name}: variance {var.shape} does not broadcast to mean {mean.shape}")
     check_sign(var, name)
     return Moments(mean, var)
+
+
+def _pair(x, y) -> tuple[Moments, Moments]:
+    """Both as Moments whose shapes broadcast."""
+    x, y = _checked(x, "x"), _checked(y, "y")
+    try:
+        jnp.broadcast_shapes(x.mean.shape, y.mean.shape)
+    except ValueError:
+        raise ValueError(f"y {y.mean.shape} does not fit x {x.mean.shape}") from None
+    return x, y
+
+
+def _fitting(y, name: str, shape: tuple[int, ...]) -> Moments:
+    """Moments of what must broadcast to `shape`."""
+    y = _checked(y, name)
+    if y.mean.ndim > len(shape) or any(
+        size not in (1, wanted)
+        for size, wanted in zip(y.mean.shape[::-1], shape[::-1], strict=False)
+    ):
+        raise ValueError(f"{name} {y.mean.shape} does not fit {shape}: pass ({shape[-1]},)")
+    return y
+
+
+def _wide(x: Moments) -> Moments:
+    """In 32 bits at least, which `norm` asks for."""
+    return Moments(*(a.astype(jnp.promote_types(a.dtype, jnp.float32)) for a in x))
 
 
 def check_sign(variance: jax.Array, name: str) -> None:
