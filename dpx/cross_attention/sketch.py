@@ -41,7 +41,13 @@ from dpx.polynomial import (
     smallest_degree,
     truncated_exponential,
 )
-from dpx.privacy import REPLACE_ONE, PrivacyGuarantee, gaussian_noise_multiplier
+from dpx.privacy import (
+    REPLACE_ONE,
+    PrivacyGuarantee,
+    check_integer,
+    check_number,
+    gaussian_noise_multiplier,
+)
 from dpx.trees import wide_sums
 
 _CHUNK_ELEMENTS = 2**21  # features in flight: 8 MiB, so that they stay in the cache
@@ -177,31 +183,33 @@ def build(
         kind=domain,
         dim=dim,
         value_dim=value_dim,
-        key_bound=float(key_bound),
-        query_bound=float(key_bound if query_bound is None else query_bound),
-        value_bound=float(value_bound),
-        scale=float(dim if scale is None else scale),
+        key_bound=check_number(key_bound, "key_bound"),
+        query_bound=check_number(key_bound if query_bound is None else query_bound, "query_bound"),
+        value_bound=check_number(value_bound, "value_bound"),
+        scale=check_number(dim if scale is None else scale, "scale"),
     )
     multiplier = gaussian_noise_multiplier(epsilon, delta)
     if features == "taylor":
         degree, directions = choose_degree(degree, bounds, relative_error), None
         largest = math.sqrt(2) * bounds.value_norm * feature_norm(bounds, degree)
     elif features == "random":
-        if num_features < 1:
-            raise ValueError(f"num_features is {num_features}: pass at least 1")
+        num_features = check_integer(num_features, "num_features")
         if directions is None:
             directions = random_directions(jax.random.key(0), num_features, dim)
         degree = None
-        expected = math.sqrt(2) * bounds.value_norm * math.exp(bounds.largest_logit / 2)
-        largest = expected if contribution_bound is None else float(contribution_bound)
+        if contribution_bound is None:
+            exponent = min(bounds.largest_logit / 2, 300.0)  # e^300 is far too much already
+            largest = math.sqrt(2) * bounds.value_norm * math.exp(exponent)
+        else:
+            largest = check_number(contribution_bound, "contribution_bound")
         if not 0 < largest < math.inf:
             raise ValueError(f"contribution_bound is {largest}: pass a positive, finite number")
     else:
         raise ValueError(f'features is {features!r}: use "taylor" or "random"')
     if largest > _LARGEST_CONTRIBUTION:
         raise ValueError(
-            f"a row may contribute {largest:.3g}, too much for 32-bit floats: use smaller bounds or a larger "
-            "scale"
+            f"a row may contribute {largest:.3g} or more, too much for 32-bit floats: use smaller bounds or "
+            "a larger scale"
         )
     K, V = bounds.enter(K, V, clip=clip)
     heads = math.prod(K.shape[:-2])
@@ -240,10 +248,10 @@ def choose_degree(degree: int | None, domain: Domain, relative_error: float) -> 
       ValueError: for an odd degree, or one with too many features.
     """
     if degree is None:
-        if not relative_error > 0:
+        if not check_number(relative_error, "relative_error") > 0:
             raise ValueError(f"relative_error is {relative_error}: pass a positive number")
         degree = smallest_degree(-domain.largest_logit, domain.largest_logit, relative_error)
-    elif degree < 0 or degree % 2:
+    elif check_number(degree, "degree") < 0 or degree % 2:
         raise ValueError(
             f"degree is {degree}: the sketch needs an even one, as odd truncations of the exponential "
             f"turn negative and the sensitivity bound fails; use {max(degree, 0) + degree % 2}"
