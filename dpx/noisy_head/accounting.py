@@ -17,6 +17,7 @@ from dpx.privacy import (
     PrivacyGuarantee,
     check_delta,
     check_epsilon,
+    check_integer,
     gaussian_noise_multiplier,
 )
 
@@ -67,6 +68,7 @@ def calibrate(
       ValueError: for ε, δ, λ, η or T out of range, an unknown word, ε/T ≥ 1 under "basic", or a step size
         η ≥ 2/(aλ + G²), for which the step does not contract.
     """
+    hyper = check_hyper(hyper)
     check_epsilon(epsilon)
     check_delta(delta)
     check_choice("accounting", accounting, tuple(_METHODS))
@@ -123,8 +125,7 @@ def check_descent(
     objective: str,
 ) -> float:
     """The checks of all arguments that `calibrate` and `noisy_descent` share; returns the contraction gap."""
-    check_hyper(hyper)
-    check_steps(steps)
+    check_integer(steps, "steps")
     gradient_sensitivity(hyper, sensitivity)
     return contraction_gap(hyper, regularization, step_size, objective)
 
@@ -137,6 +138,7 @@ def contraction_gap(
     Raises:
       ValueError: if λ or η is not positive, or if η ≥ 2/(aλ + G²).
     """
+    hyper = check_hyper(hyper)
     check_positive("regularization", regularization)
     check_positive("step_size", step_size)
     check_choice("objective", objective, tuple(DECAY))
@@ -148,13 +150,6 @@ def contraction_gap(
             f"2/({'2λ' if objective == 'paper' else 'λ'} + G²)"
         )
     return min(shrink * step_size, 2 * (1 - step_size / limit))
-
-
-def check_steps(steps: int) -> int:
-    """Raises ValueError unless T is a whole number, at least 1."""
-    if int(steps) != steps or steps < 1:
-        raise ValueError(f"steps={steps} must be a whole number, at least 1")
-    return int(steps)
 
 
 def last_iterate_only() -> tuple[str, ...]:

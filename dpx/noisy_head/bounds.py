@@ -7,6 +7,7 @@ import jax.numpy as jnp
 from scipy import special
 
 from dpx.noisy_head.prompts import Features, norm
+from dpx.privacy import check_integer, check_number
 
 # (λ's factor in the decay) of each objective: Algorithm 1 as printed shrinks by 1 − 2λη and so converges to
 # ridge with 2λ; 1 − λη is the gradient step of the ridge objective whose solution is (2.7).
@@ -63,12 +64,11 @@ def hyperparameters(
       ValueError: for an argument out of range.
     """
     for name, size in (("num_prompts", num_prompts), ("length", length), ("dim", dim)):
-        if not size >= 1:
-            raise ValueError(f"{name}={size} must be at least 1")
+        check_integer(size, name)
     check_positive("regularization", regularization)
-    if not 0 <= noise_std < math.inf:
+    if not 0 <= check_number(noise_std, "noise_std") < math.inf:
         raise ValueError(f"noise_std={noise_std} must be finite and at least 0")
-    if not 0 < kappa <= 1:
+    if not 0 < check_number(kappa, "kappa") <= 1:
         raise ValueError(f"kappa={kappa} must be in (0, 1]: it is a failure probability")
     check_choice("objective", objective, tuple(DECAY))
     check_choice("rule", rule, ("valid", "paper"))
@@ -114,6 +114,7 @@ def enforce(features: Features, hyper: HyperParameters) -> Features:
     of norm ≤ G. Rows with a value that is not finite, or whose norm overflows, become zero: under `jit`
     nothing can be raised, and one such row must not spoil the sum.
     """
+    hyper = HyperParameters(*hyper)
     query, context, target = features
     size = norm(query) * norm(context)
     usable = jnp.isfinite(size) & jnp.isfinite(target)
@@ -134,7 +135,7 @@ def enforce(features: Features, hyper: HyperParameters) -> Features:
 
 def check_hyper(hyper: HyperParameters) -> HyperParameters:
     """Raises ValueError unless all three bounds are positive and finite."""
-    if len(hyper) != 3:
+    if not isinstance(hyper, tuple | list) or len(hyper) != 3:
         raise ValueError(f"hyper={hyper} must be HyperParameters(C, G, R)")
     hyper = HyperParameters(*hyper)
     for name, bound in hyper._asdict().items():
@@ -144,7 +145,7 @@ def check_hyper(hyper: HyperParameters) -> HyperParameters:
 
 def check_positive(name: str, value: float) -> None:
     """Raises ValueError unless the number is positive and finite."""
-    if not 0 < value < math.inf:
+    if not 0 < check_number(value, name) < math.inf:
         raise ValueError(f"{name}={value} must be positive and finite")
 
 

@@ -11,11 +11,12 @@ from jax.core import Tracer
 from optax import projections
 
 from dpx.noisy_head._float64 import as_float64, in_float64, require_finite
-from dpx.noisy_head.accounting import calibrate, check_descent, check_steps
+from dpx.noisy_head.accounting import calibrate, check_descent
 from dpx.noisy_head.bounds import (
     DECAY,
     HyperParameters,
     check_choice,
+    check_hyper,
     check_positive,
     enforce,
     gradient_sensitivity,
@@ -23,7 +24,7 @@ from dpx.noisy_head.bounds import (
 from dpx.noisy_head.moments import gradient_sum
 from dpx.noisy_head.prompts import Features, check_features
 from dpx.optim import privatize
-from dpx.privacy import PrivacyGuarantee
+from dpx.privacy import PrivacyGuarantee, check_integer
 
 
 class Fit(NamedTuple):
@@ -81,6 +82,7 @@ def fit(
       ValueError: for an argument out of range (`calibrate` lists them), shapes that do not fit, features that
         are not finite, an initial Γ outside the ball, or a trajectory under last_iterate accounting.
     """
+    hyper = check_hyper(hyper)
     multiplier, guarantee = calibrate(
         hyper,
         regularization=regularization,
@@ -137,7 +139,7 @@ def noisy_descent(
     Returns:
       Γ^T (D, D), or Γ¹..Γ^T (T, D, D) with `trajectory`.
     """
-    features = check_features(features)
+    features, hyper = check_features(features), check_hyper(hyper)
     check_descent(
         hyper,
         regularization=regularization,
@@ -146,7 +148,6 @@ def noisy_descent(
         sensitivity=sensitivity,
         objective=objective,
     )
-    hyper = HyperParameters(*hyper)
     return _noisy_descent(
         key,
         features,
@@ -191,7 +192,7 @@ def gradient_descent(
         start,
         decay=decay,
         step_size=step_size,
-        steps=check_steps(steps),
+        steps=check_integer(steps, "steps"),
         trajectory=bool(trajectory),
     )
 

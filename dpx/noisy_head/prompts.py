@@ -17,6 +17,7 @@ import jax.numpy as jnp
 from jax.core import Tracer
 
 from dpx.noisy_head._float64 import as_float64, in_float64, require_finite
+from dpx.privacy import check_integer, check_number
 
 _DRAWS_PER_CHUNK = 2**15  # normals drawn at a time: enough to vectorise, few enough for the cache
 
@@ -237,16 +238,19 @@ def _reduce(x, y, response_clip, feature_radius) -> Features:
 def _check_sizes(num_prompts, length, dim, noise_std):
     """The noise level, None for none, which saves drawing it."""
     for name, size in (("num_prompts", num_prompts), ("length", length), ("dim", dim)):
-        if int(size) != size or size < 1:
-            raise ValueError(f"{name}={size} must be a whole number, at least 1")
+        check_integer(size, name)
     if isinstance(noise_std, Tracer):
         return noise_std
-    if not 0 <= noise_std < float("inf"):
+    if not 0 <= check_number(noise_std, "noise_std") < float("inf"):
         raise ValueError(f"noise_std={noise_std} must be finite and at least 0")
     return noise_std or None
 
 
 def _check_bounds(response_clip, feature_radius) -> None:
     for name, bound in (("response_clip", response_clip), ("feature_radius", feature_radius)):
-        if bound is not None and not isinstance(bound, Tracer) and not bound > 0:
+        if (
+            bound is not None
+            and not isinstance(bound, Tracer)
+            and not check_number(bound, name) > 0
+        ):
             raise ValueError(f"{name}={bound} must be positive, or None for no bound")

@@ -6,6 +6,7 @@ from jax.core import Tracer
 
 from dpx.noisy_head._float64 import as_float64, in_float64
 from dpx.noisy_head.prompts import Features, predict
+from dpx.privacy import check_integer, check_number
 
 
 @in_float64
@@ -34,11 +35,10 @@ def population_risk(
       The risks, shape (...).
 
     Raises:
-      ValueError: for L < 1, τ < 0, or a Γ that is not square.
+      ValueError: for L < 1, τ < 0, a Γ that is not square, or a Γ' that does not fit it.
     """
-    if not length >= 1:
-        raise ValueError(f"length={length} must be at least 1")
-    if not isinstance(noise_std, Tracer) and not noise_std >= 0:
+    check_integer(length, "length")
+    if not isinstance(noise_std, Tracer) and not check_number(noise_std, "noise_std") >= 0:
         raise ValueError(f"noise_std={noise_std} must be at least 0")
     gamma = as_float64(gamma)
     if gamma.ndim < 2 or gamma.shape[-1] != gamma.shape[-2]:
@@ -46,7 +46,7 @@ def population_risk(
     dim = gamma.shape[-1]
     power = (1 + noise_std**2) / length + (1 - 1 / length) / dim
     if reference is not None:
-        gap = gamma - as_float64(reference)
+        gap = gamma - _reference(reference, gamma.shape)
         return jnp.sum(gap**2, axis=(-2, -1)) * power / dim**2
     trace = jnp.trace(gamma, axis1=-2, axis2=-1)
     size = jnp.sum(gamma**2, axis=(-2, -1))
@@ -70,5 +70,17 @@ def empirical_risk(
     if reference is None:
         error = predict(gamma, features) - as_float64(features.target)
     else:
-        error = predict(as_float64(gamma) - as_float64(reference), features)
+        error = predict(as_float64(gamma) - _reference(reference, jnp.shape(gamma)), features)
     return jnp.mean(error**2, axis=-1)
+
+
+def _reference(reference, shape: tuple[int, ...]) -> jax.Array:
+    """Γ' in float64; its matrices must be as large as Γ's, and its leading axes broadcast with them."""
+    found = jnp.shape(reference)
+    try:
+        fits = found[-2:] == shape[-2:] and jnp.broadcast_shapes(found, shape)
+    except ValueError:
+        fits = False
+    if not fits:
+        raise ValueError(f"reference has shape {found}: it does not fit gamma of shape {shape}")
+    return as_float64(reference)
