@@ -38,9 +38,11 @@ import math
 import numpy as np
 from scipy import optimize
 
-from dpx.privacy import check_delta, check_epsilon
+from dpx.privacy import check_delta, check_epsilon, check_integer, check_number
 
 CALIBRATIONS = ("exact", "paper")
+_SMALLEST_CHANGE = 1e-100  # the number of samples, about its −2nd power, stays a float
+_LARGEST_BOUND = 1e150  # its square stays a float
 NEIGHBORING = ("replace_one", "add_or_remove_one")
 
 
@@ -71,6 +73,7 @@ def sensitivity(alpha: float, beta: float | None, neighboring: str) -> float:
     """
     if neighboring not in NEIGHBORING:
         raise ValueError(f"neighboring={neighboring!r} is not known: use one of {NEIGHBORING}")
+    alpha = check_number(alpha, "column bound alpha")
     if neighboring == "replace_one":
         return frobenius_sensitivity(alpha, 2 * alpha if beta is None else beta)
     if beta is not None:
@@ -146,6 +149,7 @@ def sampling_epsilon(
     The inverse of `max_samples`, with the same arguments and errors.
     """
     check_delta(delta)
+    num_samples = check_integer(num_samples, "num_samples")
     ratio = _relative_change(alpha, beta, eta, n, calibration, neighboring)
     if ratio >= 1:
         return math.inf
@@ -162,9 +166,11 @@ def sampling_epsilon(
 
 
 def _check_bounds(alpha: float, beta: float) -> None:
-    if not 0 < alpha < math.inf:
-        raise ValueError(f"column bound alpha={alpha} must be positive and finite")
-    if not 0 < beta <= 2 * alpha:
+    if not 0 < check_number(alpha, "column bound alpha") <= _LARGEST_BOUND:
+        raise ValueError(
+            f"column bound alpha={alpha} must be positive and finite, at most {_LARGEST_BOUND}"
+        )
+    if not 0 < check_number(beta, "beta") <= 2 * alpha:
         raise ValueError(
             f"beta={beta} must be in (0, {2 * alpha}]: two columns of norm at most alpha={alpha} are "
             "never farther apart than 2 alpha"
@@ -176,10 +182,14 @@ def _relative_change(alpha, beta, eta, n, calibration, neighboring) -> float:
     change = sensitivity(alpha, beta, neighboring)
     if calibration not in CALIBRATIONS:
         raise ValueError(f"calibration={calibration!r} is not known: use one of {CALIBRATIONS}")
-    if not 0 < eta < math.inf:
+    if not 0 < check_number(eta, "eta") < math.inf:
         raise ValueError(f"eta={eta} must be positive: sampling needs a covariance of full rank")
-    if n < 1:
-        raise ValueError(f"n={n} must be at least 1: it is the number of rows of X")
+    check_integer(n, "n")
+    if change / eta < _SMALLEST_CHANGE:
+        raise ValueError(
+            f"alpha={alpha} and beta={beta} let a column change a covariance above eta={eta} by less than "
+            f"{_SMALLEST_CHANGE} of it, which is too little to count samples by: use a smaller eta"
+        )
     if calibration == "exact":
         return change / eta
     if neighboring != "replace_one":

@@ -18,6 +18,8 @@ n ≥ 2 and r < ½ the paper's bound never is: (e^{2r} − 1)/n < 4r.
 import math
 from typing import NamedTuple
 
+from dpx.privacy import check_integer, check_number
+
 
 class UtilityBounds(NamedTuple):
     """Bounds on the largest entry error of the attention matrix; see the module's docstring."""
@@ -39,9 +41,12 @@ def utility_bounds(n: int, *, logit_bound: float, relative_error: float) -> Util
     Raises:
       ValueError: for an argument out of range.
     """
-    if n < 1 or not logit_bound > 0 or not relative_error >= 0:
+    check_integer(n, "n")
+    logit_bound = check_number(logit_bound, "logit_bound")
+    relative_error = check_number(relative_error, "relative_error")
+    if not logit_bound > 0 or not relative_error >= 0:
         raise ValueError(
-            f"n={n} must be at least 1, logit_bound={logit_bound} positive and "
+            f"logit_bound={logit_bound} must be positive and "
             f"relative_error={relative_error} not negative"
         )
     r = logit_bound
@@ -80,5 +85,5 @@ def sampling_entry_error(
 
 
 def _check_probability(failure_probability: float) -> None:
-    if not 0 < failure_probability < 1:
+    if not 0 < check_number(failure_probability, "failure_probability") < 1:
         raise ValueError(f"failure_probability={failure_probability} must be in (0, 1)")
