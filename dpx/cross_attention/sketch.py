@@ -202,8 +202,8 @@ def build(
             largest = math.sqrt(2) * bounds.value_norm * math.exp(exponent)
         else:
             largest = check_number(contribution_bound, "contribution_bound")
-        if not 0 < largest < math.inf:
-            raise ValueError(f"contribution_bound is {largest}: pass a positive, finite number")
+            if not 0 < largest < math.inf:
+                raise ValueError(f"contribution_bound is {largest}: pass a positive, finite number")
     else:
         raise ValueError(f'features is {features!r}: use "taylor" or "random"')
     if largest > _LARGEST_CONTRIBUTION:

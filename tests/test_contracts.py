@@ -1,0 +1,156 @@
+"""What every public function owes its caller: bad arguments raise ValueError and are named."""
+
+import json
+
+import jax
+import numpy as np
+import pytest
+
+from dpx import cross_attention, gram, noisy_head, privacy
+
+
+@pytest.mark.parametrize("value", [None, "1", np.nan, 0])
+def test_budgets_that_are_no_positive_numbers_are_named(value):
+    with pytest.raises(ValueError, match="epsilon"):
+        privacy.gaussian_noise_multiplier(value, 1e-5)
+    with pytest.raises(ValueError, match="delta"):
+        privacy.gaussian_noise_multiplier(1.0, value)
+
+
+@pytest.mark.parametrize("value", [None, "1", np.nan, np.inf, 2.5, 0])
+def test_compositions_that_are_no_whole_number_are_named(value):
+    with pytest.raises(ValueError, match="compositions"):
+        privacy.gaussian_noise_multiplier(1.0, 1e-5, compositions=value)
+    with pytest.raises(ValueError, match="compositions"):
+        privacy.gaussian_epsilon(1.0, 1e-5, compositions=value)
+
+
+def test_epsilon_of_hardly_any_noise_is_infinite():
+    assert privacy.gaussian_epsilon(1e-300, 1e-5) == np.inf
+    assert privacy.gaussian_epsilon(1e-100, 1e-5) == pytest.approx(5e199)
+
+
+def test_guarantee_holds_plain_floats():
+    words = {"neighboring": privacy.REPLACE_ONE, "unit": "row", "mechanism": "by hand"}
+    guarantee = privacy.PrivacyGuarantee(np.float32(1), np.float32(0), **words)
+    assert json.loads(json.dumps(guarantee.to_json()))["epsilon"] == 1
+    for bad in ({"epsilon": None, "delta": 0.0}, {"epsilon": 1.0, "delta": "0"}):
+        with pytest.raises(ValueError, match="must be a number"):
+            privacy.PrivacyGuarantee(**bad, **words)
+
+
+def memory(**changes):
+    options = {"key_bound": 1.0, "value_bound": 1.0, "epsilon": 1.0, "delta": 1e-5}
+    return cross_attention.build(
+        jax.random.key(0), np.zeros((5, 2)), np.zeros((5, 1)), **(options | changes)
+    )
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"key_bound": None},
+        {"value_bound": "1"},
+        {"scale": "1"},
+        {"epsilon": None},
+        {"delta": None},
+        {"degree": "2"},
+        {"degree": 2.5},
+        {"degree": np.nan},
+        {"features": "random", "num_features": 2.5},
+        {"features": "random", "contribution_bound": "1"},
+    ],
+)
+def test_cross_attention_names_what_is_no_number(changes):
+    with pytest.raises(ValueError, match=list(changes)[-1]):
+        memory(**changes)
+
+
+@pytest.mark.parametrize("features", ["taylor", "random"])
+def test_logits_beyond_all_floats_raise_value_errors_with_a_remedy(features):
+    far = {"key_bound": 50.0, "domain": "ball", "scale": 1.0, "features": features}
+    with pytest.raises(ValueError, match="larger scale"):
+        memory(**far)
+    bounded = memory(**far | {"features": "random"}, contribution_bound=10.0)
+    assert np.isfinite(bounded.moments).all()
+
+
+PROMPTS = noisy_head.Features(np.ones((4, 2)), np.ones((4, 2)), np.ones(4))
+DESCENT = {"regularization": 0.1, "step_size": 0.1, "steps": 3, "epsilon": 1.0, "delta": 1e-5}
+
+
+def test_bounds_of_prompts_may_be_a_plain_tuple():
+    key, plain = jax.random.key(0), (1.0, 1.0, 1.0)
+    named = noisy_head.HyperParameters(*plain)
+    for hyper in (plain, list(plain)):
+        got, want = (noisy_head.fit(key, PROMPTS, h, **DESCENT) for h in (hyper, named))
+        np.testing.assert_array_equal(got.gamma, want.gamma)
+        assert noisy_head.contraction_gap(hyper, 0.1, 0.1) > 0
+        noisy_head.enforce(noisy_head.Features(*map(jax.numpy.asarray, PROMPTS)), hyper)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"epsilon": None},
+        {"delta": "1"},
+        {"steps": np.nan},
+        {"steps": 2.5},
+        {"steps": None},
+        {"step_size": None},
+        {"regularization": "1"},
+        {"hyper": None},
+        {"hyper": (1.0, None, 1.0)},
+    ],
+)
+def test_noisy_head_names_what_is_no_number(changes):
+    options = {"hyper": (1.0, 1.0, 1.0), **DESCENT}
+    with pytest.raises(ValueError, match=next(iter(changes))):
+        noisy_head.fit(jax.random.key(0), PROMPTS, **(options | changes))
+
+
+def test_reference_of_another_shape_is_named():
+    for risk in (
+        lambda reference: noisy_head.population_risk(np.ones((2, 2)), 5, reference=reference),
+        lambda reference: noisy_head.empirical_risk(np.ones((2, 2)), PROMPTS, reference=reference),
+    ):
+        with pytest.raises(ValueError, match=r"reference has shape \(3, 3\)"):
+            risk(np.ones((3, 3)))
+    with pytest.raises(ValueError, match="does not fit gamma"):
+        noisy_head.population_risk(np.ones((4, 2, 2)), 5, reference=np.ones((3, 2, 2)))
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"epsilon": None},
+        {"delta": None},
+        {"column_bound": None},
+        {"column_bound": 1e200},
+        {"beta": "1"},
+        {"mechanism": "sampling", "eta": "1"},
+    ],
+)
+def test_gram_names_what_is_no_number(changes):
+    options = {"epsilon": 1.0, "delta": 1e-5, "column_bound": 1.0}
+    with pytest.raises(ValueError, match=list(changes)[-1].replace("_", " ")):
+        gram.release(jax.random.key(0), np.ones((2, 5)), **(options | changes))
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [{"n": np.nan}, {"n": np.inf}, {"n": 2.5}, {"n": None}, {"alpha": 1e-80}, {"alpha": 1e-300}],
+)
+@pytest.mark.parametrize("calibration", ["exact", "paper"])
+def test_samples_that_cannot_be_counted_are_named(changes, calibration):
+    options = {"alpha": 1.0, "eta": 1e3, "n": 2, "calibration": calibration}
+    options |= {"eta": 1e30} if "alpha" in changes else {}
+    with pytest.raises(ValueError, match=next(iter(changes))):
+        gram.max_samples(1.0, 1e-5, **(options | changes))
+
+
+def test_guarantee_of_a_release_is_json():
+    released = gram.release(
+        jax.random.key(0), np.ones((2, 5)), epsilon=np.float32(1), delta=1e-5, column_bound=1.0
+    )
+    assert json.loads(json.dumps(released.guarantee.to_json()))["epsilon"] == 1
