@@ -232,7 +232,7 @@ def test_baselines():
         ({"degree": 4000}, "r = .* features"),
         ({"mechanism": "tree", "bins": 2**28}, "use fewer bins"),
         ({"mechanism": "tree", "budget": "all"}, "budget is 'all'"),
-        ({"mechanism": "tree", "copies": 0}, "copies is 0"),
+        ({"mechanism": "tree", "copies": 0}, "copies=0"),
         ({"scale": 0.0}, "scale is 0"),
         ({"scale": 1e-3, "features": "random"}, "a row may contribute"),
     ],

@@ -42,6 +42,8 @@ from dpx.privacy import (
     PrivacyGuarantee,
     check_delta,
     check_epsilon,
+    check_integer,
+    check_number,
     gaussian_noise_multiplier,
 )
 
@@ -150,10 +152,10 @@ def build(
         kind=domain,
         dim=dim,
         value_dim=value_dim,
-        key_bound=float(key_bound),
-        query_bound=float(key_bound),
-        value_bound=float(value_bound),
-        scale=float(dim if scale is None else scale),
+        key_bound=check_number(key_bound, "key_bound"),
+        query_bound=check_number(key_bound, "key_bound"),
+        value_bound=check_number(value_bound, "value_bound"),
+        scale=check_number(dim if scale is None else scale, "scale"),
     )
     if domain != "box":
         raise ValueError(f'domain is {domain!r}: trees need features ≥ 0, use "box" or the sketch')
@@ -167,15 +169,16 @@ def build(
     check_delta(delta)
     if noise == "truncated_laplace" and delta > 0.5:
         raise ValueError(f"delta is {delta}: truncated Laplace noise needs delta ≤ 1/2")
-    if copies < 1 or int(copies) != copies:
-        raise ValueError(f"copies is {copies}: pass a whole number ≥ 1")
+    copies = check_integer(copies, "copies")
     if degree is None:
+        check_number(relative_error, "relative_error")
         degree = smallest_degree(0.0, 2 * bounds.largest_logit, relative_error)
-    features = PolynomialFeatures(dim, int(degree), bounds.scale)
+    features = PolynomialFeatures(dim, degree, bounds.scale)
+    degree = features.degree
     if bins is None and not (noise == "truncated_laplace" and budget == "paper"):
         bins = min(n, 1024)
     bins = trees.num_bins(bins, n)
-    _, _, ranges = _structures(bounds, int(degree), budget)
+    _, _, ranges = _structures(bounds, degree, budget)
     size = 4 * copies * len(ranges) * bins * _MOMENTS * (1 + value_dim)
     if size > _MAX_BYTES:
         raise ValueError(
@@ -197,8 +200,8 @@ def build(
         event=event,
     )
     with trees.wide_sums(key, K, V):
-        tables = _release(key, K, V, laws, bounds, int(degree), budget, bins, int(copies), noise)
-    return Trees(tables, bounds, int(degree), budget, n, guarantee)
+        tables = _release(key, K, V, laws, bounds, degree, budget, bins, copies, noise)
+    return Trees(tables, bounds, degree, budget, n, guarantee)
 
 
 def _structures(
