@@ -136,8 +136,8 @@ def test_a_report_that_cannot_be_written_ends_in_one_line(tmp_path, monkeypatch,
     assert "Permission denied" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("name", ["Smith!", "Smith", "", "a" * 14])
+@pytest.mark.parametrize("name", ["Smith!", "Smith", "a" * 14])
 def test_names_that_cannot_be_encoded_are_named(name):
-    with pytest.raises(ValueError, match="1 to 13 letters a–z"):
+    with pytest.raises(ValueError, match="at most 13 letters a–z"):
         surnames.encode(["smith", name])
     assert np.all(surnames.encode(["smith"]).tokens[0, 5:] == surnames.END)

@@ -64,20 +64,21 @@ def encode(names: list[str]) -> Names:
     """Names as tokens.
 
     Raises:
-      ValueError: for a name that is not 1 to 13 letters a–z.
+      ValueError: for a name that is not at most 13 letters a–z.
     """
     tokens = np.full((len(names), MAX_LETTERS + 1), END, np.int32)
     for row, name in enumerate(names):
-        if not 1 <= len(name) <= MAX_LETTERS or not set(name) <= set(ALPHABET):
-            raise ValueError(f"name {name!r} must be 1 to {MAX_LETTERS} letters a–z")
+        if len(name) > MAX_LETTERS or not set(name) <= set(ALPHABET):
+            raise ValueError(f"name {name!r} must be at most {MAX_LETTERS} letters a–z")
         tokens[row, : len(name)] = [ALPHABET.index(letter) for letter in name]
     return Names(tokens)
 
 
 def decode(tokens: np.ndarray) -> list[str]:
-    """Names from tokens; what follows the first END is ignored."""
+    """Names from tokens; what follows the first END, or the 13th letter, is ignored."""
     letters = ALPHABET + "\0"
-    return ["".join(letters[t] for t in row).split("\0")[0] for row in np.asarray(tokens)]
+    kept = np.asarray(tokens)[:, :MAX_LETTERS]
+    return ["".join(letters[t] for t in row).split("\0")[0] for row in kept]
 
 
 def split_names(names: Names, held_out: int, *, seed: int = 0) -> tuple[Names, Names]:
