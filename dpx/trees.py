@@ -20,7 +20,6 @@ Sums and noise are 64-bit, and what is kept is rounded to JAX's default float ty
 `jit` or `vmap` (`wide_sums`).
 """
 
-import contextlib
 import dataclasses
 import functools
 import math
@@ -42,6 +41,7 @@ from dpx.privacy import (
     check_number,
     gaussian_noise_multiplier,
 )
+from dpx.wide import wide_sums
 
 NOISES = ("gaussian", "truncated_laplace")
 
@@ -121,21 +121,6 @@ def _guarantee(epsilon, delta, noise, what, event) -> PrivacyGuarantee:
 
 # ---------------------------------------------------------------------------------------------------------
 # The arithmetic of trees
-
-
-@contextlib.contextmanager
-def wide_sums(*data):
-    """What runs inside runs at once and with 64-bit floats by default, if no array of `data` is traced.
-
-    How a sum over n records rounds depends on all of them. In 32 bits one record of weight 1 may move that of
-    1e5 by 136, in 64 bits by 1 + n²·2⁻⁵² at most. Under a JAX transformation nothing changes: there the
-    default float type holds, and if that is 32-bit the guarantee is one for exact sums.
-    """
-    if any(isinstance(leaf, Tracer) for leaf in jax.tree.leaves(data)):
-        yield
-    else:
-        with jax.ensure_compile_time_eval(), jax.enable_x64(True):
-            yield
 
 
 def num_bins(bins: int | None, records: int) -> int:

@@ -38,13 +38,15 @@ def _check_config(argv: list[str]) -> None:
     known = records.flatten(records.load_config(early.config).to_dict())
     for argument in argv:
         key = re.match(r"--?(?:no)?config\.([\w.]+)", argument)
-        if key and key[1] not in known:
-            raise ValueError(f"config has no key {key[1]!r}: use one of {', '.join(known)}")
+        if key:
+            records.check_key(key[1], known)
 
 
 def stop(error: Exception) -> NoReturn:
     """Ends the process with the error's first line."""
     text = error.args[0] if isinstance(error, KeyError) and error.args else str(error)
+    if isinstance(error, ModuleNotFoundError):
+        text = f'{text}: install the extras, pip install -e ".[data,plots]"'
     lines = [line.strip() for line in str(text).splitlines() if line.strip()]
     sys.stderr.write(f"error: {lines[0] if lines else type(error).__name__}\n")
     sys.exit(2)

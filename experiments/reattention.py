@@ -30,9 +30,8 @@ ACTIVATIONS = {
 def validate(config) -> None:
     """Raises ValueError for a value that cannot be used."""
     flat = flatten(config)
-    sizes = (*(f"data.{name}" for name in ("num_users", "num_items")), "draws", "sequences")
-    sizes += ("table.samples", *(f"one_key.{name}" for name in ("dim", "length", "samples")))
-    for name in sizes:
+    sizes = ("data.num_users", "data.num_items", "draws", "sequences", "table.samples")
+    for name in (*sizes, "one_key.dim", "one_key.length", "one_key.samples"):
         if flat[name] < 1:
             raise ValueError(f"config.{name}={flat[name]} must be at least 1")
     if config.data.length < 2:

@@ -83,6 +83,12 @@ def experiment(config: ml_collections.ConfigDict):
     return module
 
 
+def check_key(name: str, known: Mapping[str, Any]) -> None:
+    """Raises ValueError for a dotted name that a flat config does not have."""
+    if name not in known:
+        raise ValueError(f"config has no key {name!r}: use one of {', '.join(known)}")
+
+
 def flatten(config: Mapping | ml_collections.ConfigDict, prefix: str = "") -> dict[str, Any]:
     """Dotted names to values."""
     flat = {}

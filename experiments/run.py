@@ -113,23 +113,15 @@ def main(argv: list[str]) -> None:
             raise ValueError("--workdir is missing: use --workdir=DIR, a new folder")
         workdir = Path(flag.workdir)
         prepare(config, config_flags.get_config_filename(flag["config"]), workdir)
-    except (ValueError, OSError) as error:
+    except (ValueError, OSError, ModuleNotFoundError) as error:
         cli.stop(error)
-    except ModuleNotFoundError as error:
-        cli.stop(_of_an_extra(error))
     try:
         record = execute(config, workdir)
-    except keys.CannotResumeError as error:
+    except (keys.CannotResumeError, ModuleNotFoundError) as error:
         cli.stop(error)
-    except ModuleNotFoundError as error:
-        cli.stop(_of_an_extra(error))
     print(report.summarize(record))
     for path in report.draw([record], workdir):
         print(f"figure: {path}")
-
-
-def _of_an_extra(error: ModuleNotFoundError) -> Exception:
-    return ModuleNotFoundError(f'{error}: install the extras, pip install -e ".[data,plots]"')
 
 
 if __name__ == "__main__":

@@ -40,8 +40,7 @@ def grid(source: str, axes: list[str]) -> list[dict]:
         chosen = records.config_module(path).sweep(arg)
     known = records.flatten(records.load_config(source).to_dict())
     for name in chosen:
-        if name not in known:
-            raise ValueError(f"config has no key {name!r}: use one of {', '.join(known)}")
+        records.check_key(name, known)
         if name == "experiment":
             raise ValueError("--set=experiment=… is fixed by the config file: use another --config")
     return [

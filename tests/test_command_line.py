@@ -1,27 +1,15 @@
 """What a user can get wrong on a command line ends in one line, status 2, before anything is written."""
 
-import subprocess
-import sys
+import re
 from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
 import pytest
+from command_line import ROOT, call
 
 from dpx.data import surnames
 from experiments import records, report, run, sweep
-
-ROOT = Path(__file__).parents[1]
-
-
-def call(module, *arguments):
-    return subprocess.run(
-        [sys.executable, "-m", f"experiments.{module}", *arguments],
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
 
 
 @pytest.mark.parametrize(
@@ -141,3 +129,91 @@ def test_names_that_cannot_be_encoded_are_named(name):
     with pytest.raises(ValueError, match="at most 13 letters a–z"):
         surnames.encode(["smith", name])
     assert np.all(surnames.encode(["smith"]).tokens[0, 5:] == surnames.END)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (("--config.nonsense=1",), "nonsense"),
+        (("--config.epsilon=0",), "epsilon"),
+        (("--config.epsilon=x",), "epsilon"),
+        (("--config.train.batch_size=100000",), "sampling probability"),
+        (("--config.data.path=absent.txt",), "no such file"),
+        (("--config.data.path=BROKEN",), "line 3"),
+        (("extra",), "extra"),
+    ],
+)
+def test_bad_flags_end_in_one_line_and_status_2(tmp_path, arguments, words):
+    broken = tmp_path / "broken.txt"
+    broken.write_text("1 2\n1 3\n1 x\n")
+    arguments = [argument.replace("BROKEN", str(broken)) for argument in arguments]
+    kind = "amazon" if any("data.path" in argument for argument in arguments) else "synthetic"
+    workdir = tmp_path / "run"
+    ended = call(
+        "run", f"--config=configs/recommender.py:{kind},tiny", f"--workdir={workdir}", *arguments
+    )
+    assert ended.returncode == 2
+    assert words in ended.stderr
+    lines = [line for line in ended.stderr.splitlines() if not line.startswith(("W", "I"))]
+    assert len(lines) == 1, ended.stderr
+    assert not workdir.exists()
+
+
+@pytest.mark.parametrize(
+    ("changed", "named"),
+    [
+        ({"noise_seed": -1}, "config.noise_seed=-1"),
+        ({"seed": -1}, "config.seed=-1"),
+        ({"experiment": "absent"}, "config.experiment='absent'"),
+        ({"experiment": "plotting"}, "config.experiment='plotting'"),
+        ({"non_private.batch_size": 10_000}, "config.non_private.batch_size=10000"),
+        ({"non_private.batch_size": 0}, "config.non_private.batch_size=0"),
+        ({"non_private.steps": -1}, "config.non_private.steps=-1"),
+        ({"train.accountant": "foo"}, "config.train.accountant='foo'"),
+        ({"train.l2_clip": float("inf")}, "config.train.l2_clip=inf"),
+        ({"train.learning_rate": float("inf")}, "config.train.learning_rate=inf"),
+        ({"data.limit": -5}, "config.data.limit=-5"),
+        ({"data.split_seed": -1}, "config.data.split_seed=-1"),
+        ({"data.kind": "shakespeare"}, "configs/shakespeare.py"),
+    ],
+)
+def test_bad_values_are_named_before_anything_runs(changed, named):
+    config = records.load_config("configs/quickstart.py:tiny")
+    config.update_from_flattened_dict(changed)
+    with pytest.raises(ValueError, match=re.escape(named)):
+        run.check(config)
+
+
+@pytest.mark.parametrize("source", ["recommender.py:amazon,tiny", "gram.py:recommender,tiny"])
+def test_histories_too_short_to_hold_an_item_out_are_named(tmp_path, source):
+    path = tmp_path / "short.txt"
+    path.write_text("1 1\n1 2\n2 1\n2 3\n")
+    config = records.load_config(f"configs/{source}")
+    config.data.path = str(path)
+    with pytest.raises(ValueError, match="no user of three items"):
+        run.check(config)
+
+
+def test_missing_configs_and_flags_end_in_one_line():
+    for arguments in (
+        ("--config=configs/absent.py",),
+        ("--config=configs/quickstart.py:huge",),
+        (),
+    ):
+        ended = call("run", "--workdir=nowhere", *arguments)
+        assert ended.returncode == 2, arguments
+        assert "Traceback" not in ended.stderr
+    ended = call("sweep", "--config=configs/quickstart.py:tiny", "--workdir=nowhere", "--set=no=1")
+    assert ended.returncode == 2
+    assert "no key 'no'" in ended.stderr
+    assert not Path(ROOT / "nowhere").exists()
+
+
+def test_dry_run_prints_the_privacy_parameters_and_writes_nothing(tmp_path):
+    source = "--config=configs/quickstart.py:tiny"
+    ended = call("run", source, "--dry_run", "--config.delta=0.1", f"--workdir={tmp_path / 'run'}")
+    assert ended.returncode == 0, ended.stderr
+    for name in ("noise_multiplier", "sampling_probability", "steps", "epsilon"):
+        assert f"{name}: " in ended.stdout
+    assert "warning: delta=0.1 exceeds 1/2000" in ended.stderr
+    assert not (tmp_path / "run").exists()

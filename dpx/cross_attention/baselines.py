@@ -11,7 +11,7 @@ import dpx.attention
 from dpx.cross_attention.domain import Domain, check_memory
 from dpx.noise import normal
 from dpx.privacy import REPLACE_ONE, PrivacyGuarantee, gaussian_noise_multiplier
-from dpx.trees import wide_sums
+from dpx.wide import wide_sums
 
 
 @dataclasses.dataclass(frozen=True)

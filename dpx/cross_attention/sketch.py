@@ -48,7 +48,7 @@ from dpx.privacy import (
     check_number,
     gaussian_noise_multiplier,
 )
-from dpx.trees import wide_sums
+from dpx.wide import wide_sums
 
 _CHUNK_ELEMENTS = 2**21  # features in flight: 8 MiB, so that they stay in the cache
 _LARGEST_CONTRIBUTION = 1e30  # of which 1e8 fit into a 32-bit float

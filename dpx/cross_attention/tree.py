@@ -46,6 +46,7 @@ from dpx.privacy import (
     check_number,
     gaussian_noise_multiplier,
 )
+from dpx.wide import wide_sums
 
 _MOMENTS = 3  # of each feature: p + 1 for p = 2
 _PAPER_CONSTANT = 0.1  # c of Algorithm 3
@@ -139,7 +140,7 @@ def build(
 
     Returns:
       The trees, in JAX's default float type. Sums over rows and levels and the noise are 64-bit until then,
-      except under a JAX transformation of the key or the data (`trees.wide_sums`).
+      except under a JAX transformation of the key or the data (`wide_sums`).
 
     Raises:
       ValueError: for bounds, ε or δ out of range, rows outside the bounds (the first is named), options that
@@ -199,7 +200,7 @@ def build(
         + (() if clip else ("data within the declared bounds",)),
         event=event,
     )
-    with trees.wide_sums(key, K, V):
+    with wide_sums(key, K, V):
         tables = _release(key, K, V, laws, bounds, degree, budget, bins, copies, noise)
     return Trees(tables, bounds, degree, budget, n, guarantee)
 

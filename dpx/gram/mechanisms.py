@@ -1,6 +1,5 @@
 """Two differentially private releases of the Gram matrix XXᵀ: additive noise, and Gaussian sampling."""
 
-import contextlib
 import dataclasses
 import math
 from functools import partial
@@ -21,6 +20,7 @@ from dpx.privacy import (
     check_epsilon,
     gaussian_noise_multiplier,
 )
+from dpx.wide import wide_sums
 
 MECHANISMS = ("gaussian", "sampling")
 
@@ -149,7 +149,7 @@ def release(
             "hold; leave it out"
         )
     traced = isinstance(key, Tracer) or isinstance(gram, Tracer)
-    with contextlib.nullcontext() if traced else jax.enable_x64(True):
+    with wide_sums(key, gram):
         if not isinstance(gram, Tracer):
             gram = jnp.asarray(np.asarray(gram), float)
         matrix = draw(key, gram)

@@ -9,16 +9,15 @@ from collections.abc import Callable, Sequence
 
 import dp_accounting
 from dp_accounting import DpEvent
-from dp_accounting.pld import PLDAccountant
 from dp_accounting.rdp import RdpAccountant
 from scipy import optimize
 
 from dpx.privacy import _cache
-from dpx.privacy.events import event_epsilon, gaussian_mu
+from dpx.privacy.events import event_epsilon, gaussian_mu, pld_bound
 from dpx.privacy.gaussian import (
     check_delta,
     check_epsilon,
-    check_positive_integer,
+    check_integer,
     gaussian_noise_multiplier,
 )
 from dpx.privacy.ledger import ADD_OR_REMOVE_ONE, PrivacyGuarantee
@@ -36,7 +35,7 @@ def dpsgd_event(noise_multiplier: float, *, sampling_probability: float, steps: 
             f"sampling_probability={sampling_probability} must be in (0, 1]: "
             "expected batch size / number of records"
         )
-    steps = check_positive_integer(steps, "steps")
+    steps = check_integer(steps, "steps")
     event = dp_accounting.GaussianDpEvent(noise_multiplier)
     if sampling_probability < 1:
         event = dp_accounting.PoissonSampledDpEvent(sampling_probability, event)
@@ -93,8 +92,7 @@ def _accounted(
                 "use accountant='rdp'"
             )
         if interval is not None:
-            losses = PLDAccountant(value_discretization_interval=interval)
-            return float(losses.compose(event).get_epsilon(delta))
+            return pld_bound(event, delta, interval)
     return event_epsilon(event, delta, ADD_OR_REMOVE_ONE)[0]
 
 

@@ -54,12 +54,17 @@ def _pld_epsilon(event: DpEvent, delta: float) -> float:
         return 0.0 if noise else math.inf
     interval = min(1e-2 * max(1.0, noise**-2), _LARGEST_INTERVAL)
     while True:
-        accountant = PLDAccountant(value_discretization_interval=interval)
-        epsilon = float(accountant.compose(event).get_epsilon(delta))
+        epsilon = pld_bound(event, delta, interval)
         finest = min(max(epsilon, 1e-3) / (200 * math.sqrt(steps)), _LARGEST_INTERVAL)
         if interval <= 1.01 * finest or not math.isfinite(epsilon):
             return epsilon
         interval = finest
+
+
+def pld_bound(event: DpEvent, delta: float, interval: float) -> float:
+    """An upper bound on ε, with privacy losses rounded up to multiples of an interval."""
+    accountant = PLDAccountant(value_discretization_interval=interval)
+    return float(accountant.compose(event).get_epsilon(delta))
 
 
 def _count_steps(event: DpEvent) -> tuple[int, float]:

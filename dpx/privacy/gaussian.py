@@ -49,11 +49,6 @@ def check_delta(delta: float, name: str = "delta") -> float:
     return float(delta)
 
 
-def check_positive_integer(value: int, name: str) -> int:
-    """As `check_integer`, at least 1."""
-    return check_integer(value, name)
-
-
 def _mills(x: float) -> float:
     return math.sqrt(math.pi / 2) * float(special.erfcx(x / math.sqrt(2)))
 
@@ -91,7 +86,7 @@ def gaussian_noise_multiplier(epsilon: float, delta: float, *, compositions: int
     """
     check_epsilon(epsilon)
     check_delta(delta)
-    compositions = check_positive_integer(compositions, "compositions")
+    compositions = check_integer(compositions, "compositions")
     target = math.log(delta)
 
     def excess(a):
@@ -115,7 +110,7 @@ def gaussian_epsilon(noise_multiplier: float, delta: float, *, compositions: int
     if not check_number(noise_multiplier, "noise_multiplier") >= 0:
         raise ValueError(f"noise_multiplier={noise_multiplier} must be at least 0")
     check_delta(delta)
-    compositions = check_positive_integer(compositions, "compositions")
+    compositions = check_integer(compositions, "compositions")
     if noise_multiplier == 0:
         return math.inf
     mu = math.sqrt(compositions) / noise_multiplier
