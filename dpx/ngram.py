@@ -7,7 +7,7 @@ import jax
 import numpy as np
 
 from dpx import privacy
-from dpx.noise import normal
+from dpx.noise import release
 
 _MAX_CELLS = 10**8
 
@@ -79,7 +79,15 @@ def fit(
         cells[mask], weights=np.repeat(weights, mask.sum(axis=1)), minlength=vocab_size**order
     )
     std = multiplier * l2_clip
-    noisy = counts + std * np.asarray(normal(key, counts.shape), np.float64)
+    noisy = np.asarray(
+        release(
+            key,
+            counts,
+            sensitivity=l2_clip,
+            noise_multiplier=multiplier,
+            label=f"{order}-gram counts",
+        )
+    )
     guarantee = privacy.PrivacyGuarantee(
         epsilon=epsilon,
         delta=delta,

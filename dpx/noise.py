@@ -1,4 +1,8 @@
-"""Additive noise: each law with its density, its variance, its sampler and the guarantee it buys.
+"""Additive noise: the one door through which releases go, and the laws with density, variance and sampler.
+
+`release` is the only function in this project that adds noise to what is private. It is told the exact value,
+how far a record may move it, and the noise per unit of that; `dpx.audit.replay` watches it, and
+compares two runs on neighbouring data with what was declared here.
 
 A mechanism releases f(x) + z, z with independent entries. What counts is how far f moves between
 neighbours: its l2 sensitivity for `Gaussian`, its l1 sensitivity for `Laplace` and `TruncatedLaplace`.
@@ -13,14 +17,19 @@ reaches 8.2 standard deviations at least, so a release with noise multiplier m a
 import dataclasses
 import functools
 import math
+from typing import Any
 
 import dp_accounting
 import jax
 import jax.numpy as jnp
+import numpy as np
 from dp_accounting import NeighboringRelation
+from jax.core import Tracer
 from jax.typing import ArrayLike, DTypeLike
 
+from dpx import _watch
 from dpx.privacy import PrivacyGuarantee, check_delta, check_epsilon, gaussian_epsilon
+from dpx.wide import wide_sums
 
 _SHARING = 16  # draws that share the word of their tail
 
@@ -61,6 +70,79 @@ def _normal_from_bits(word: jax.Array, tail: jax.Array) -> jax.Array:
     return sign * jax.scipy.special.ndtri(probability)
 
 
+def release(
+    key: jax.Array,
+    exact: Any,
+    *,
+    sensitivity: Any,
+    label: str,
+    noise_multiplier: ArrayLike | None = None,
+    law: "_Law | None" = None,
+    axis: int | None = None,
+    joint: bool = False,
+) -> Any:
+    """Releases an exact statistic with noise: the only door from private data to outputs.
+
+    Guarantee: what the caller's accounting makes of it. The caller promises that for neighbours the exact
+    values differ by a vector Δ with ‖Δ/sensitivity‖₂ ≤ 1 over all entries together, and gets noise
+    N(0, (noise_multiplier·sensitivity)²) on each entry: a Gaussian mechanism with that noise multiplier. A
+    `law` says how large the noise is itself; for the Laplace laws the promise is ‖Δ/sensitivity‖₁ ≤ 1.
+
+    What is symmetric by nature is released entry by entry and projected afterwards: an orthogonal projection
+    that leaves the exact value alone is post-processing, and takes its share of the noise away.
+
+    Args:
+      key: Secret, and for this release alone.
+      exact: The statistic, an array or a tree of arrays. Sums are float32 at least.
+      sensitivity: How far a record moves it: one number, or an array for each leaf (or subtree) that
+        broadcasts against it, where entries are in different units.
+      label: What is released; the same in every run.
+      noise_multiplier: Standard deviation of the noise per unit of sensitivity, of a Gaussian release.
+      law: The noise's law, of any other release of one array; its parameters broadcast against the array.
+      axis: The promise holds along this axis alone, for each index of the others.
+      joint: The calls with this label are parts of one release: the squares of ‖Δ/sensitivity‖ add up to 1.
+
+    Returns:
+      A tree like `exact`, of its floating-point types, float32 at least. Where nothing is traced, it is
+      computed in 64 bits if `exact` has them.
+
+    Raises:
+      ValueError: outside `jit`, for an exact value that is not finite, which no noise can hide.
+    """
+    with wide_sums(key, exact):
+        leaves, structure = jax.tree.flatten(exact)
+        leaves = [jnp.asarray(leaf) for leaf in leaves]
+        wide = jnp.result_type(jnp.float32, *leaves)
+        leaves = [leaf.astype(wide) for leaf in leaves]
+        for leaf in leaves:
+            if not isinstance(leaf, Tracer) and not np.isfinite(np.asarray(leaf)).all():
+                raise ValueError(
+                    f"{label} is not finite: use smaller bounds, or rows that are finite"
+                )
+        unit = jax.tree.leaves(jax.tree.broadcast(sensitivity, structure.unflatten(leaves)))
+        unit = [jnp.asarray(one, wide) for one in unit]
+        if law is None:
+            # One draw for all leaves: XLA compiles the generator once, not once per leaf.
+            flat = normal(key, (sum(leaf.size for leaf in leaves),), wide)
+            ends = np.cumsum([leaf.size for leaf in leaves])[:-1]
+            draws = [
+                noise_multiplier * one * draw.reshape(leaf.shape)
+                for one, draw, leaf in zip(unit, jnp.split(flat, ends), leaves, strict=True)
+            ]
+        else:
+            draws = [law.sample(key, leaf.shape).astype(wide) for leaf in leaves]
+        noisy = [leaf + draw for leaf, draw in zip(leaves, draws, strict=True)]
+        about = {
+            "label": label,
+            "norm": 2 if law is None else law.norm,
+            "axis": axis,
+            "joint": joint,
+        }
+        scale = noise_multiplier if law is None else jax.tree.leaves(law)
+        noisy = _watch.at_release(about, key, leaves, unit, noisy, scale)
+        return structure.unflatten(noisy)
+
+
 def _check_positive(name: str, value: ArrayLike) -> None:
     if isinstance(value, (int, float)) and not 0 < value < math.inf:
         raise ValueError(f"{name} is {value}: pass a positive, finite number")
@@ -68,6 +150,8 @@ def _check_positive(name: str, value: ArrayLike) -> None:
 
 class _Law:
     """What the three laws share; `log_density` is theirs."""
+
+    norm = 1  # in which a sensitivity counts
 
     def log_density(self, z: ArrayLike) -> jax.Array:
         raise NotImplementedError
@@ -83,6 +167,7 @@ class Gaussian(_Law):
     """N(0, std²)."""
 
     std: float
+    norm = 2
 
     def __post_init__(self):
         _check_positive("std", self.std)

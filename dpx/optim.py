@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import optax
 from jax.core import Tracer
 
-from dpx.noise import normal
+from dpx.noise import release
 
 
 class PrivatizeState(NamedTuple):
@@ -27,6 +27,7 @@ def privatize(
     noise_multiplier: float | jax.Array,
     expected_batch_size: float,
     key: jax.Array,
+    label: str = "gradients",
 ) -> optax.GradientTransformation:
     """Turns the sum of clipped per-example gradients into a private estimate of their mean.
 
@@ -46,6 +47,7 @@ def privatize(
       noise_multiplier: Noise std per unit of sensitivity; 0 gives exactly the clipped mean.
       expected_batch_size: sampling probability × number of examples.
       key: A JAX key that nobody learns who sees the updates; it may be traced.
+      label: What the gradients are of, for `dpx.audit.replay`.
 
     Returns:
       An `optax.GradientTransformation`, to be chained with any optimizer. Noise is drawn in float32 (float64
@@ -69,7 +71,6 @@ def privatize(
     traced = any(isinstance(clip, Tracer) for clip in clips)
     # Squares of concrete clips must not leave the range of float32.
     sensitivity = jnp.linalg.norm(jnp.stack(clips)) if traced else math.hypot(*clips)
-    std = noise_multiplier * sensitivity
 
     def init(params):
         del params
@@ -77,17 +78,17 @@ def privatize(
 
     def update(updates, state, params=None):
         del params
-        leaves, structure = jax.tree.flatten(updates)
-        wide = jnp.result_type(jnp.float32, *leaves)
-        # One draw for all leaves: XLA compiles the generator once, not once per parameter.
-        noise_key = jax.random.fold_in(state.key, state.count)
-        noise = std * normal(noise_key, (sum(leaf.size for leaf in leaves),), wide)
-        noisy, start = [], 0
-        for leaf in leaves:
-            own = noise[start : start + leaf.size].reshape(leaf.shape)
-            noisy.append(((leaf.astype(wide) + own) / expected_batch_size).astype(leaf.dtype))
-            start += leaf.size
-        return jax.tree.unflatten(structure, noisy), PrivatizeState(state.key, state.count + 1)
+        noisy = release(
+            jax.random.fold_in(state.key, state.count),
+            updates,
+            sensitivity=sensitivity,
+            noise_multiplier=noise_multiplier,
+            label=label,
+        )
+        mean = jax.tree.map(
+            lambda total, leaf: (total / expected_batch_size).astype(leaf.dtype), noisy, updates
+        )
+        return mean, PrivatizeState(state.key, state.count + 1)
 
     return optax.GradientTransformation(init, update)
 

@@ -7,9 +7,9 @@ import dp_accounting
 import jax
 import numpy as np
 
-from dpx import privacy
+from dpx import _watch, privacy
 from dpx.data.histories import Histories
-from dpx.noise import normal
+from dpx.noise import release
 
 _LARGEST_K = 4096  # a K × K matrix of this size is inverted or multiplied in seconds
 
@@ -61,7 +61,9 @@ def fit(
         distinct = np.unique(items)
         counts[distinct] += min(1.0, l2_clip / np.sqrt(max(len(distinct), 1)))
     std = multiplier * l2_clip
-    noise = std * np.asarray(normal(key, counts.shape), np.float64)
+    noisy = release(
+        key, counts, sensitivity=l2_clip, noise_multiplier=multiplier, label="item popularity"
+    )
     guarantee = privacy.PrivacyGuarantee(
         epsilon=epsilon,
         delta=delta,
@@ -72,7 +74,7 @@ def fit(
         assumptions=("the catalogue of items is public",),
         event=dp_accounting.GaussianDpEvent(multiplier),
     )
-    return Popularity(counts + noise, std, guarantee)
+    return Popularity(np.asarray(noisy), std, guarantee)
 
 
 class Leading(NamedTuple):
@@ -121,7 +123,8 @@ def fit_leading(
     if not 0 < share < 1:
         raise ValueError(f"popularity_share={share} must be strictly between 0 and 1")
     left = multiplier / math.sqrt(1 - share)
-    num_users, num_items = len(histories.items), histories.num_items
+    num_users = _watch.public(len(histories.items), "the number of users")
+    num_items = histories.num_items
     if num_kept is None:
         num_kept = default_num_kept(left, num_users, num_items)
     if not 1 <= num_kept <= num_items:

@@ -5,6 +5,7 @@ from collections.abc import Iterator
 
 import numpy as np
 
+from dpx import _watch
 from dpx.privacy import check_integer, check_number
 
 
@@ -48,17 +49,18 @@ def poisson_batches(
             "expected batch size / number of records"
         )
     root = seed if isinstance(seed, np.random.SeedSequence) else np.random.SeedSequence(seed)
+    _watch.key_used(root.generate_state(8), "sampling")
     return _batches(num_examples, sampling_probability, range(start, steps), root, multiple_of)
 
 
 def _batches(num_examples, sampling_probability, steps, root, multiple_of):
+    ids = _watch.record_ids(num_examples)
     for step in steps:
         child = np.random.SeedSequence(
             root.entropy, spawn_key=(*root.spawn_key, step), pool_size=root.pool_size
         )
-        chosen = np.flatnonzero(
-            np.random.default_rng(child).random(num_examples) < sampling_probability
-        )
+        draws = np.random.default_rng(child).random(ids.max() + 1)[ids]
+        chosen = np.flatnonzero(draws < sampling_probability)
         size = max(1, math.ceil(len(chosen) / multiple_of)) * multiple_of
         indices = np.zeros(size, np.int32)
         indices[: len(chosen)] = chosen

@@ -17,7 +17,7 @@ from scipy import sparse
 
 from dpx import popularity, privacy
 from dpx.data.histories import Histories
-from dpx.noise import normal
+from dpx.noise import release
 
 _LAST_CUT = 2.5  # standard errors that a pair must reach to be counted in the last round
 
@@ -198,9 +198,15 @@ def _release(key, pairs: sparse.csr_array, num_kept: int, std: float, rounds: in
         squares = np.bincount(users, weights**2, minlength=num_users)
         weights /= np.sqrt(np.where(squares > 0, squares, 1))[users]
         exact = np.bincount(pairs.indices, weights, minlength=num_kept**2)
-        noise = normal(jax.random.fold_in(key, number), (num_kept, num_kept))
-        noisy = exact.reshape(num_kept, num_kept).astype(np.float32) + std * np.asarray(noise)
-        total += np.where(alive, noisy, 0)
+        noisy = release(
+            jax.random.fold_in(key, number),
+            exact.reshape(num_kept, num_kept),
+            sensitivity=1.0,
+            noise_multiplier=std,
+            label=f"transitions, round {number + 1}",
+        )
+        # Noise first: a sum over users that is rounded to 32 bits may move by more than 1.
+        total += np.where(alive, np.asarray(noisy, np.float32), 0)
         counted += alive
         # The cut rises, and what is left out keeps its value: once out, always out.
         cut = _LAST_CUT * number / max(rounds - 2, 1)

@@ -23,6 +23,7 @@ Sums and noise are 64-bit, and what is kept is rounded to JAX's default float ty
 import dataclasses
 import functools
 import math
+from typing import NamedTuple
 
 import dp_accounting
 import jax
@@ -31,7 +32,7 @@ import numpy as np
 from jax.core import Tracer
 from scipy import optimize
 
-from dpx.noise import Gaussian, TruncatedLaplace
+from dpx.noise import Gaussian, TruncatedLaplace, release
 from dpx.privacy import (
     REPLACE_ONE,
     PrivacyGuarantee,
@@ -91,20 +92,41 @@ def gaussian_stds(
     return sensitivity * multiplier * np.sqrt(depth * worst.sum() / worst)
 
 
-def _node_laws(noise, ranges, power, depth, sensitivity, epsilon, delta):
-    """A law whose parameters have shape (coordinates, power + 1), and the guarantee's event."""
+class NodeNoise(NamedTuple):
+    """The noise of the nodes of each coordinate's and moment's tree, arrays (coordinates, power + 1).
+
+    Attributes:
+      law: The noise's law.
+      sensitivity: What `dpx.noise.release` is promised, of all levels of the tree together: for Gaussian
+        noise the squares of ‖Δ/sensitivity‖₂ add up to 1 over all trees; for truncated Laplace noise
+        ‖Δ/sensitivity‖₁ ≤ 1 for each tree and set of weights.
+    """
+
+    law: Gaussian | TruncatedLaplace
+    sensitivity: np.ndarray
+
+
+def _node_noise(noise, ranges, power, depth, sensitivity, epsilon, delta):
+    """The `NodeNoise`, and the guarantee's event."""
     if noise == "gaussian":
         multiplier = gaussian_noise_multiplier(epsilon, delta)
-        std = gaussian_stds(ranges, power, depth, sensitivity, multiplier)
-        return Gaussian(std), dp_accounting.GaussianDpEvent(multiplier)  # type: ignore[arg-type]
+        unit = gaussian_stds(ranges, power, depth, sensitivity, 1.0)
+        law = Gaussian(multiplier * unit)  # type: ignore[arg-type]
+        return NodeNoise(law, unit), dp_accounting.GaussianDpEvent(multiplier)
     if noise != "truncated_laplace":
         raise ValueError(f"noise is {noise!r}: use one of {', '.join(NOISES)}")
     if delta > 0.5:
         raise ValueError(f"delta is {delta}: truncated Laplace noise needs delta ≤ 1/2")
     count = depth * (power + 1) * len(ranges)
     law = TruncatedLaplace.calibrate(sensitivity, *split_budget(epsilon, delta, count))
-    shape = (len(ranges), power + 1)
-    return TruncatedLaplace(np.full(shape, law.scale), np.full(shape, law.bound)), None  # type: ignore[arg-type]
+    return laplace_nodes([law] * len(ranges), power, depth * sensitivity), None
+
+
+def laplace_nodes(laws: list[TruncatedLaplace], power: int, sensitivity: float) -> NodeNoise:
+    """Truncated Laplace noise, one law for each coordinate, trees that move by `sensitivity` in l1."""
+    scales, bounds = ([[getattr(law, f)] * (power + 1) for law in laws] for f in ("scale", "bound"))
+    law = TruncatedLaplace(np.asarray(scales), np.asarray(bounds))  # type: ignore[arg-type]
+    return NodeNoise(law, np.full((len(laws), power + 1), sensitivity))
 
 
 def _guarantee(epsilon, delta, noise, what, event) -> PrivacyGuarantee:
@@ -138,13 +160,13 @@ def leaf_index(x: jax.Array, bins: int) -> jax.Array:
     return jnp.clip(jnp.floor(x * bins).astype(jnp.int32), 0, bins - 1)
 
 
-def tabulate(key: jax.Array, leaves: jax.Array, law) -> tuple[jax.Array, jax.Array]:
+def tabulate(key: jax.Array, leaves: jax.Array, nodes: NodeNoise) -> tuple[jax.Array, jax.Array]:
     """Noisy sums of the leaves to the left and to the right of every leaf.
 
     Args:
       key: Randomness of the noise, drawn once for every node but the root.
       leaves: Sums of the bins, (2^L, ...).
-      law: Noise law; its parameters broadcast to (...).
+      nodes: The noise; its arrays broadcast to (...).
 
     Returns:
       Two arrays like `leaves`: for each leaf the sum of the noisy siblings that hang left, and right, of its
@@ -155,10 +177,19 @@ def tabulate(key: jax.Array, leaves: jax.Array, law) -> tuple[jax.Array, jax.Arr
         pairs = levels[-1].reshape(-1, 2, *leaves.shape[1:])
         levels.append(pairs.sum(1))
     # One draw for all 2 + 4 + … + 2^L nodes: a draw for each level takes XLA many times longer to compile.
-    noise = law.sample(key, (2 * len(leaves) - 2, *leaves.shape[1:])).astype(leaves.dtype)
+    gaussian = isinstance(nodes.law, Gaussian)
+    released = release(
+        key,
+        jnp.concatenate(levels[::-1]),
+        law=nodes.law,
+        sensitivity=nodes.sensitivity,
+        label="tree nodes",
+        axis=None if gaussian else 0,
+        joint=gaussian,
+    )
     left = right = jnp.zeros((1, *leaves.shape[1:]), leaves.dtype)
     for level in reversed(levels):
-        noisy = level + noise[len(level) - 2 : 2 * len(level) - 2]
+        noisy = released[len(level) - 2 : 2 * len(level) - 2]
         pairs = noisy.reshape(-1, 2, *leaves.shape[1:])
         left = jnp.stack([left, left + pairs[:, 0]], 1).reshape(noisy.shape)
         right = jnp.stack([right + pairs[:, 1], right], 1).reshape(noisy.shape)
@@ -166,7 +197,7 @@ def tabulate(key: jax.Array, leaves: jax.Array, law) -> tuple[jax.Array, jax.Arr
 
 
 def distance_table(
-    key: jax.Array, x: jax.Array, weights: jax.Array, *, power: int, bins: int, law
+    key: jax.Array, x: jax.Array, weights: jax.Array, *, power: int, bins: int, nodes: NodeNoise
 ) -> jax.Array:
     """All that distances to one coordinate need, leaf by leaf.
 
@@ -176,7 +207,7 @@ def distance_table(
       weights: (n, c), c sets of weights.
       power: p.
       bins: A power of two.
-      law: Noise law of a node, parameters of shape (power + 1, 1).
+      nodes: The noise, arrays of shape (power + 1, 1).
 
     Returns:
       (bins, power + 1, c): in row t the coefficients of C(p, t)·y^{p−t} in Σ_i w_i |x_i − y|^p, namely
@@ -187,7 +218,7 @@ def distance_table(
     contributions = (x[:, None] ** moments)[:, :, None] * weights[:, None, :]
     contributions = contributions.astype(jnp.result_type(float))
     leaves = jax.ops.segment_sum(contributions, leaf_index(x, bins), bins)
-    left, right = tabulate(key, leaves, law)
+    left, right = tabulate(key, leaves, nodes)
     signs = (-1.0) ** moments[:, None]
     return (signs * left + (-1.0) ** power * signs * right).astype(x.dtype)
 
@@ -265,13 +296,13 @@ class DPTree:
             raise ValueError(f"values[{int(np.argmin(known))}] is not finite: pass finite sums")
         bins = num_bins(None, len(values))
         depth = bins.bit_length() - 1
-        laws, event = _node_laws(noise, np.ones(1), 0, depth, sensitivity, epsilon, delta)
-        law = jax.tree.map(np.squeeze, laws)
+        nodes, event = _node_noise(noise, np.ones(1), 0, depth, sensitivity, epsilon, delta)
+        nodes = jax.tree.map(np.squeeze, nodes)
         dtype = jnp.result_type(float)
         with wide_sums(key, values):
             leaves = jnp.asarray(values, jnp.result_type(float))
             leaves = jnp.where(jnp.isfinite(leaves), leaves, 0)
-            left, right = tabulate(key, jnp.pad(leaves, (0, bins - len(leaves))), law)
+            left, right = tabulate(key, jnp.pad(leaves, (0, bins - len(leaves))), nodes)
             left, right = left.astype(dtype), right.astype(dtype)
         return cls(
             left, right, float(bound), _guarantee(epsilon, delta, noise, "tree of sums", event)
@@ -352,14 +383,14 @@ class DPTreeHighDim:
         _check_inside("weights", weights, -weight_bound, weight_bound)
         bins = num_bins(bins, len(x))
         depth = bins.bit_length() - 1
-        laws, event = _node_laws(noise, bounds, power, depth, 2 * weight_bound, epsilon, delta)
+        nodes, event = _node_noise(noise, bounds, power, depth, 2 * weight_bound, epsilon, delta)
         # Clipping passes NaN on, and one such record would spoil every answer.
         usable = jnp.isfinite(x).all(1) & jnp.isfinite(weights)
         x, weights = jnp.where(usable[:, None], x, 0), jnp.where(usable, weights, 0)
         unit = jnp.clip(x / bounds, 0, 1).T
         weights = jnp.clip(weights, -weight_bound, weight_bound)[:, None]
         with wide_sums(key, x, weights):
-            table = _tables(key, unit, weights, laws, power=power, bins=bins)
+            table = _tables(key, unit, weights, nodes, power=power, bins=bins)
         released = _guarantee(epsilon, delta, noise, f"{len(bounds)}·{power + 1} trees", event)
         return cls(table, jnp.asarray(bounds, x.dtype), released)
 
@@ -399,13 +430,13 @@ jax.tree_util.register_dataclass(
 
 
 @functools.partial(jax.jit, static_argnames=("power", "bins"))
-def _tables(key, unit, weights, laws, *, power: int, bins: int) -> jax.Array:
+def _tables(key, unit, weights, nodes, *, power: int, bins: int) -> jax.Array:
     def one(args):
-        coordinate_key, x, law = args
-        law = jax.tree.map(lambda a: a[:, None], law)
-        return distance_table(coordinate_key, x, weights, power=power, bins=bins, law=law)
+        coordinate_key, x, own = args
+        own = jax.tree.map(lambda a: a[:, None], own)
+        return distance_table(coordinate_key, x, weights, power=power, bins=bins, nodes=own)
 
-    return jax.lax.map(one, (jax.random.split(key, len(unit)), unit, laws))
+    return jax.lax.map(one, (jax.random.split(key, len(unit)), unit, nodes))
 
 
 def _check_bounds(**bounds) -> None:

@@ -18,7 +18,7 @@ import numpy as np
 import dpx.attention
 from dpx import cross_attention
 from dpx.cross_attention import baselines
-from dpx.noise import normal
+from dpx.noise import release
 from dpx.privacy import (
     REPLACE_ONE,
     PrivacyGuarantee,
@@ -128,9 +128,8 @@ def private_regression(
     """Linear regression from noisy second moments of (x, y), every entry of which is clipped to ±1.
 
     With u = (x, y) ∈ [−1, 1]^p, replacing one row moves Σ uuᵀ by uuᵀ − u'u'ᵀ, whose Frobenius norm is
-    √(‖u‖⁴ + ‖u'‖⁴ − 2⟨u, u'⟩²) ≤ √2·p. Noise of that sensitivity goes to the diagonal and to √2 times the
-    upper triangle, whose l2 norm is the Frobenius norm. Ridge λ and eigenvalues raised to 1 keep the
-    solution finite.
+    √(‖u‖⁴ + ‖u'‖⁴ − 2⟨u, u'⟩²) ≤ √2·p. Noise of that sensitivity goes to every entry, and the matrix is made
+    symmetric afterwards. Ridge λ and eigenvalues raised to 1 keep the solution finite.
 
     Returns:
       Weights (p − 1,), and the guarantee.
@@ -138,10 +137,16 @@ def private_regression(
     u = np.clip(np.column_stack([x, y]).astype(np.float64), -1, 1)
     p = u.shape[1]
     multiplier = gaussian_noise_multiplier(epsilon, delta)
-    std = multiplier * math.sqrt(2) * p
-    noise = np.asarray(normal(key, (p, p)), np.float64) * std
-    upper = np.triu(noise, 1) / math.sqrt(2)
-    gram = u.T @ u + upper + upper.T + np.diag(np.diag(noise))
+    gram = np.asarray(
+        release(
+            key,
+            u.T @ u,
+            sensitivity=math.sqrt(2) * p,
+            noise_multiplier=multiplier,
+            label="second moments of the regression",
+        )
+    )
+    gram = (gram + gram.T) / 2
     values, vectors = np.linalg.eigh(gram[:-1, :-1] + regularization * np.eye(p - 1))
     weights = vectors @ ((vectors.T @ gram[:-1, -1]) / np.maximum(values, 1.0))
     guarantee = PrivacyGuarantee(

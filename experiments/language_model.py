@@ -95,8 +95,8 @@ def run(config, workdir: Path) -> dict:
     synthetic = _is_generated(config)
     keys = open_keys(config, workdir, synthetic=synthetic, data=(train.tokens,))
     # A key of its own for each release: noise that two of them share would cancel.
-    training_key, prior_key, presence_key, second_key, *ngram_keys = jax.random.split(
-        keys.noise, 4 + len(config.ngrams)
+    training_key, prior_key, presence_key, second_key, plain_key, *ngram_keys = jax.random.split(
+        keys.noise, 5 + len(config.ngrams)
     )
     metrics, releases = {}, {}
     for order, key in zip(config.ngrams, ngram_keys, strict=True):
@@ -113,7 +113,6 @@ def run(config, workdir: Path) -> dict:
     fit = functools.partial(
         training.train,
         data=(_inputs(corpus, train.tokens), train.tokens, train.mask),
-        dropout_seed=config.seed,
         workdir=workdir,
     )
 
@@ -124,7 +123,7 @@ def run(config, workdir: Path) -> dict:
     rows = models.private_rows(config)
     histories = corpus.histories
     # Rows that are all released share neither noise nor samples.
-    samplings = (keys.sampling, *keys.sampling.spawn(1))
+    *samplings, plain_sampling = (keys.sampling, *keys.sampling.spawn(2))
     for label, key, sampling in zip(rows, (training_key, second_key), samplings, strict=False):
         calibrated = models.calibrate(
             config,
@@ -153,7 +152,7 @@ def run(config, workdir: Path) -> dict:
             functools.partial(_loss, corpus, graph, None, None),
             params,
             config=training.without_privacy(config),
-            keys=Keys(training_key, keys.sampling),
+            keys=Keys(plain_key, plain_sampling),
             label=config.model.kind,
             privacy=None,
         )

@@ -97,7 +97,6 @@ def run(config, workdir: Path) -> dict:
         (tokens,),
         config.train,
         keys=secrets.Keys(training_key, keys.sampling),
-        dropout_seed=config.seed,
         label="dp_reattention",
         workdir=workdir,
         privacy=calibrated.privacy,

@@ -88,7 +88,7 @@ def run(config, workdir: Path) -> dict:
     for number in range(config.num_seeds):
         seed = config.seed + number
         # A key of its own for each release: noise that two of them share would cancel.
-        noise = jax.random.split(jax.random.fold_in(keys.noise, number), 6)
+        noise = jax.random.split(jax.random.fold_in(keys.noise, number), 7)
         sampling = np.random.SeedSequence(
             keys.sampling.entropy, spawn_key=(*keys.sampling.spawn_key, number)
         )
@@ -117,12 +117,11 @@ def run(config, workdir: Path) -> dict:
         fit = functools.partial(
             training.train,
             data=tokenized[2:6],
-            dropout_seed=seed,
             workdir=workdir,
         )
         # Rows that are all released share neither noise nor samples.
         noise_keys = (noise[2], noise[4])
-        samplings = (sampling, *sampling.spawn(1))
+        *samplings, plain_sampling = (sampling, *sampling.spawn(2))
         for row, key, own in zip(rows, noise_keys, samplings, strict=False):
             corrected = row == "dp_reattention"
             calibrated = models.calibrate(
@@ -156,7 +155,7 @@ def run(config, workdir: Path) -> dict:
                 functools.partial(_loss, graph, None, start, last_only),
                 params,
                 config=training.without_privacy(config),
-                keys=secrets.Keys(noise[2], sampling),
+                keys=secrets.Keys(noise[6], plain_sampling),
                 label=f"{config.model.kind}{suffix}",
                 privacy=None,
             )

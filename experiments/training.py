@@ -20,7 +20,7 @@ import orbax.checkpoint as ocp
 from ml_collections import ConfigDict
 
 import dpx
-from dpx import sampling
+from dpx import _watch, sampling
 from experiments.keys import Keys
 
 
@@ -41,7 +41,6 @@ def train(
     config: Any,
     *,
     keys: Keys,
-    dropout_seed: int,
     label: str,
     workdir: Path,
     privacy: Privacy | None,
@@ -54,22 +53,24 @@ def train(
     checkpoints in `workdir` and resumes from the last one bitwise; a run that is not private saves nothing.
 
     Args:
-      loss_fn: (params, *example, key) -> scalar loss of one example; `key` is for dropout.
+      loss_fn: (params, *example, key) -> scalar loss of one example; `key` is for dropout. It depends on the
+        step and on the record's own index, not on its place in the sample.
       params: Initial parameters, any pytree.
       data: Arrays with one row per example; they stay on the device.
       config: `steps`, `batch_size` (expected), `physical_batch`, `learning_rate`, `warmup` (share of the
         steps), `weight_decay`, `log_every`, `checkpoint_every` (steps).
-      keys: Of noise and Poisson sampling.
-      dropout_seed: Of the dropout masks, which privacy does not rest on.
+      keys: Of noise and dropout masks, and of Poisson sampling. All three are secret: under masks that are
+        known, the record that is removed is not the only one whose gradient changes.
       label: Names the run in metrics.jsonl and on the progress line.
       workdir: Holds metrics.jsonl and the checkpoints.
       privacy: None for ordinary training on the same batches.
       evaluate: Of the parameters, logged every `config.evaluate_every` steps; not covered by the guarantee.
     """
-    num_examples, steps = len(data[0]), config.steps
+    num_examples, steps = public_size(len(data[0])), config.steps
     probability = config.batch_size / num_examples
     piece = min(config.physical_batch, num_examples)
-    optimizer = _optimizer(config, privacy, keys.noise)
+    noise_key, dropout_key = jax.random.split(keys.noise)
+    optimizer = _optimizer(config, privacy, noise_key, label)
     step_fn = jax.jit(
         functools.partial(_step, loss_fn, optimizer, privacy, piece), donate_argnums=0
     )
@@ -84,10 +85,11 @@ def train(
             start, state = checkpoints.restore(state)
         log = MetricLog(workdir / "metrics.jsonl", label, start)
         data_on_device = jax.tree.map(jnp.asarray, data)
+        names = jnp.asarray(_watch.record_ids(len(data[0])))
         # Pieces beyond those of a batch are never run, so room for the largest batch to expect costs nothing.
         room = _largest_batch(num_examples, probability)
         batches = sampling.poisson_batches(
-            num_examples,
+            len(data[0]),
             sampling_probability=probability,
             steps=steps,
             seed=keys.sampling,
@@ -98,8 +100,9 @@ def train(
         for step, (indices, mask) in enumerate(batches, start=start):
             pieces = len(indices) // piece
             indices, mask = _pad_to(indices, room, piece), _pad_to(mask, room, piece)
-            key = jax.random.fold_in(jax.random.key(dropout_seed), step)
-            state, loss = step_fn(state, data_on_device, indices, mask, pieces, key)
+            key = jax.random.fold_in(dropout_key, step)
+            _watch.key_used(key, "dropout")
+            state, loss = step_fn(state, (data_on_device, names), indices, mask, pieces, key)
             done = step + 1
             if done % config.log_every == 0 or done == steps:
                 spent = privacy.spent(done) if privacy is not None else None
@@ -112,7 +115,7 @@ def train(
     return state[0]
 
 
-def _optimizer(config, privacy, noise_key):
+def _optimizer(config, privacy, noise_key, label):
     steps = config.steps
     warmup = max(1, round(config.warmup * steps))
     schedule = optax.join_schedules(
@@ -130,6 +133,7 @@ def _optimizer(config, privacy, noise_key):
             noise_multiplier=privacy.noise_multiplier,
             expected_batch_size=config.batch_size,
             key=noise_key,
+            label=f"gradients of {label}",
         )
     return optax.chain(mean, optax.adamw(schedule, weight_decay=config.weight_decay))
 
@@ -144,8 +148,9 @@ def _step(loss_fn, optimizer, privacy, piece, state, data, indices, mask, pieces
     def add_piece(index, sums):
         rows = jax.lax.dynamic_slice_in_dim(indices, index * piece, piece)
         real = jax.lax.dynamic_slice_in_dim(mask, index * piece, piece)
-        batch = jax.tree.map(lambda array: array[rows], data)
-        keys = jax.random.split(jax.random.fold_in(key, index), piece)
+        batch, names = jax.tree.map(lambda array: array[rows], data)
+        # A mask belongs to a record: were it that of a slot, each record would change those after it.
+        keys = jax.vmap(functools.partial(jax.random.fold_in, key))(names)
         result = gradient(params, *batch, keys, mask=real)
         return jax.tree.map(jnp.add, sums, (result.grads, result.losses.sum()))
 
@@ -164,6 +169,11 @@ def _plain_gradient(loss_fn, params, *batch, mask):
 
     (_, losses), grads = jax.value_and_grad(total, has_aux=True)(params)
     return dpx.ClippedGrads(grads, jnp.zeros_like(losses), losses)
+
+
+def public_size(count: int) -> int:
+    """The number of records, which every guarantee here assumes to be public."""
+    return _watch.public(count, "the number of records")
 
 
 def _largest_batch(num_examples: int, probability: float) -> int:
@@ -326,7 +336,7 @@ def make_private(
     Returns:
       What `train` needs, and the guarantee of the run and that release together.
     """
-    probability = config.batch_size / num_examples
+    probability = config.batch_size / public_size(num_examples)
     settings = {"sampling_probability": probability, "accountant": config.accountant}
     event = None if beside is None else beside.event
     multiplier = dpx.calibrate_dpsgd(epsilon, delta, steps=config.steps, beside=event, **settings)

@@ -17,6 +17,7 @@ from scipy.sparse import linalg
 import dpx
 from dpx import popularity, privacy, transitions
 from dpx.data import Histories
+from experiments import training
 
 
 class Start(NamedTuple):
@@ -139,4 +140,5 @@ def _embeddings(release: transitions.Transitions, dim: int) -> np.ndarray:
 
 def _num_kept(config, histories: Histories, share: float) -> int:
     multiplier = dpx.gaussian_noise_multiplier(config.epsilon, config.delta) / math.sqrt(share)
-    return popularity.default_num_kept(multiplier, len(histories.items), histories.num_items)
+    num_users = training.public_size(len(histories.items))
+    return popularity.default_num_kept(multiplier, num_users, histories.num_items)

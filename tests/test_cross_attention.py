@@ -98,7 +98,7 @@ def test_building_never_makes_an_array_of_rows_by_features(wide):
     domain = Domain("box", d, d, 1.0, 1.0, 1.0, float(d))
     K = jax.ShapeDtypeStruct((n, d), jnp.float32)
     with jax.enable_x64(wide):
-        compiled = sketch._release.lower(KEY, K, K, None, domain, 8, 1.0, 1.0).compile()
+        compiled = sketch._release.lower(KEY, K, K, None, domain, 8, 1.0, 1.0, 1.0).compile()
     assert compiled.memory_analysis().temp_size_in_bytes < 200e6  # n × r would be 2 GB
 
 

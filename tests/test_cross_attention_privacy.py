@@ -167,7 +167,7 @@ def sketch_statistics(noise_std, trials):
     domain = Domain("box", 1, 1, 1.0, 1.0, 1.0, 1.0)
     K, V = np.ones((2, 1), np.float32), np.ones((2, 1), np.float32)
     pair = [V, V * np.array([[1.0], [-1.0]], np.float32)]
-    release = lambda key, V, std: sketch._release(key, K, V, None, domain, 2, 1.0, std)  # noqa: E731
+    release = lambda key, V, std: sketch._release(key, K, V, None, domain, 2, 1.0, 1.0, std)  # noqa: E731
     here, there = (release(KEY, V, 0.0) for V in pair)
     direction = (here - there) / noise_std**2
     keys = jax.random.split(jax.random.key(1), (2, trials))

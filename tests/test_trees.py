@@ -68,8 +68,8 @@ def test_sums_without_noise_are_brute_force():
 
 def test_noise_of_a_query_is_one_node_for_each_level():
     """On empty trees, left + right is the sum of L noises, whatever the leaf."""
-    law = Gaussian(1.0)
-    build = jax.vmap(lambda key: sum(trees.tabulate(key, jnp.zeros((32, 1)), law)))
+    nodes = trees.NodeNoise(Gaussian(1.0), np.ones(()))
+    build = jax.vmap(lambda key: sum(trees.tabulate(key, jnp.zeros((32, 1)), nodes)))
     answers = build(jax.random.split(jax.random.key(0), 2000))[..., 0]
     np.testing.assert_allclose(answers.var(0), 5.0, rtol=0.2)
     # Neighbouring leaves of one parent share all but the last level's node.

@@ -8,8 +8,8 @@ import jax
 import jax.numpy as jnp
 
 import dpx.attention
+from dpx import noise
 from dpx.cross_attention.domain import Domain, check_memory
-from dpx.noise import normal
 from dpx.privacy import REPLACE_ONE, PrivacyGuarantee, gaussian_noise_multiplier
 from dpx.wide import wide_sums
 
@@ -36,11 +36,16 @@ def mean_of_values(
     n, _, value_dim = check_memory(V, V)
     domain = Domain("box", 1, value_dim, 1.0, 1.0, float(value_bound), 1.0)
     multiplier = gaussian_noise_multiplier(epsilon, delta)
-    std = multiplier * 2 * domain.value_norm / n
     dtype = jnp.result_type(float)
     with wide_sums(key, V):
         _, V = domain.enter(jnp.zeros((n, 1)), V, clip=True)
-        values = V.mean(0, keepdims=True) + std * normal(key, (1, value_dim), V.dtype)
+        values = noise.release(
+            key,
+            V.mean(0, keepdims=True),
+            sensitivity=2 * domain.value_norm / n,
+            noise_multiplier=multiplier,
+            label="mean of V",
+        )
         values = jnp.clip(values, -value_bound, value_bound).astype(dtype)
     return Answers(
         values,
@@ -103,9 +108,16 @@ def fresh_noise(
         Q = Q.astype(jnp.result_type(float))
         K, V = bounds.enter(K, V, clip=clip)
         largest_weight = 1 / (1 + (n - 1) * jnp.exp(-2 * bounds.logit_bounds(Q)))
-        std = multiplier * math.sqrt(count) * 2 * bounds.value_norm * largest_weight
         exact = dpx.attention.softmax(Q, K, V, scale=bounds.scale)
-        values = exact + std[:, None] * normal(key, exact.shape, exact.dtype)
+        # √count turns `count` answers, each of which a row may move, into one release.
+        change = math.sqrt(count) * 2 * bounds.value_norm * largest_weight
+        values = noise.release(
+            key,
+            exact,
+            sensitivity=change[:, None],
+            noise_multiplier=multiplier,
+            label="attention with fresh noise",
+        )
         values = jnp.clip(values, -value_bound, value_bound).astype(dtype)
     what = f"exact attention with fresh Gaussian noise for each of {count} queries"
     guarantee = _guarantee(epsilon, delta, what, multiplier)

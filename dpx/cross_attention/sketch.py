@@ -32,8 +32,8 @@ import dp_accounting
 import jax
 import jax.numpy as jnp
 
+from dpx import noise
 from dpx.cross_attention.domain import Domain, check_memory
-from dpx.noise import normal
 from dpx.polynomial import (
     PolynomialFeatures,
     random_directions,
@@ -213,9 +213,9 @@ def build(
         )
     K, V = bounds.enter(K, V, clip=clip)
     heads = math.prod(K.shape[:-2])
-    noise_std = multiplier * math.sqrt(2 * heads) * largest
+    change = math.sqrt(2 * heads) * largest
     with wide_sums(key, K, V, directions):
-        moments = _release(key, K, V, directions, bounds, degree, largest, noise_std)
+        moments = _release(key, K, V, directions, bounds, degree, largest, change, multiplier)
     split = f", budget split evenly over {heads} heads" if heads > 1 else ""
     guarantee = PrivacyGuarantee(
         epsilon=float(epsilon),
@@ -228,7 +228,7 @@ def build(
         + (() if clip else ("data within the declared bounds",)),
         event=dp_accounting.GaussianDpEvent(multiplier),
     )
-    return Sketch(moments, directions, bounds, degree, n, noise_std, guarantee)
+    return Sketch(moments, directions, bounds, degree, n, multiplier * change, guarantee)
 
 
 def sensitivity(domain: Domain, degree: int) -> float:
@@ -305,7 +305,7 @@ def _contribution_sums(K, V, directions, domain: Domain, degree, largest) -> jax
 
 
 @functools.partial(jax.jit, static_argnames=("domain", "degree", "largest"))
-def _release(key, K, V, directions, domain: Domain, degree, largest, noise_std):
+def _release(key, K, V, directions, domain: Domain, degree, largest, change, multiplier):
     sums = functools.partial(
         _contribution_sums, directions=directions, domain=domain, degree=degree, largest=largest
     )
@@ -313,7 +313,9 @@ def _release(key, K, V, directions, domain: Domain, degree, largest, noise_std):
     flat = [a.reshape(-1, *a.shape[-2:]) for a in (K, V)]
     moments = jax.lax.map(lambda head: sums(*head), tuple(flat))
     moments = moments.reshape(*heads, *moments.shape[1:])
-    moments = moments + noise_std * normal(key, moments.shape, moments.dtype)
+    moments = noise.release(
+        key, moments, sensitivity=change, noise_multiplier=multiplier, label="attention sketch"
+    )
     if degree is not None:  # the constant feature sums to n, which is public
         moments = moments.at[..., 0, 0].set(n * domain.value_norm)
     return moments.astype(K.dtype)

@@ -187,7 +187,7 @@ def build(
             f"with {bins} bins and {copies} copies: use fewer bins or copies, or a lower degree"
         )
     depth = bins.bit_length() - 1
-    laws, event = _laws(noise, budget, ranges, bounds, depth, copies, epsilon, delta)
+    nodes, event = _node_noise(noise, budget, ranges, bounds, depth, copies, epsilon, delta)
     K, V = bounds.enter(K, V, clip=clip)
     guarantee = PrivacyGuarantee(
         epsilon=float(epsilon),
@@ -201,7 +201,7 @@ def build(
         event=event,
     )
     with wide_sums(key, K, V):
-        tables = _release(key, K, V, laws, bounds, degree, budget, bins, copies, noise)
+        tables = _release(key, K, V, nodes, bounds, degree, budget, bins, copies, noise)
     return Trees(tables, bounds, degree, budget, n, guarantee)
 
 
@@ -221,15 +221,16 @@ def _structures(
     return index, own[index], np.full(len(index), own.max())
 
 
-def _laws(noise, budget, ranges, domain: Domain, depth, copies, epsilon, delta):
-    """Each feature's noise law, parameters (r, 3), and the DpEvent if there is one."""
+def _node_noise(noise, budget, ranges, domain: Domain, depth, copies, epsilon, delta):
+    """Each feature's noise, arrays (r, 3), and the DpEvent if there is one."""
     count, columns = len(ranges), 1 + domain.value_dim
     if noise == "gaussian":
         multiplier = gaussian_noise_multiplier(epsilon, delta)
-        stds = trees.gaussian_stds(
-            ranges, _MOMENTS - 1, depth, 2 * domain.value_norm, multiplier * math.sqrt(copies)
+        unit = trees.gaussian_stds(
+            ranges, _MOMENTS - 1, depth, 2 * domain.value_norm, math.sqrt(copies)
         )
-        return Gaussian(stds), dp_accounting.GaussianDpEvent(multiplier)  # type: ignore[arg-type]
+        law = Gaussian(multiplier * unit)  # type: ignore[arg-type]
+        return trees.NodeNoise(law, unit), dp_accounting.GaussianDpEvent(multiplier)
     levels = depth * _MOMENTS
     if budget == "exact":
         shares = [trees.split_budget(epsilon, delta, levels * count * columns * copies)] * count
@@ -237,8 +238,7 @@ def _laws(noise, budget, ranges, domain: Domain, depth, copies, epsilon, delta):
         first, others = paper_shares(epsilon, delta, count - 1, columns * copies)
         shares = [(e / levels, d / levels) for e, d in [first] + [others] * (count - 1)]
     laws = [TruncatedLaplace.calibrate(2 * domain.value_bound, e, d) for e, d in shares]
-    stacked = [[[getattr(law, f)] * _MOMENTS for law in laws] for f in ("scale", "bound")]
-    return TruncatedLaplace(*(np.asarray(a) for a in stacked)), None  # type: ignore[arg-type]
+    return trees.laplace_nodes(laws, _MOMENTS - 1, depth * 2 * domain.value_bound), None
 
 
 def paper_shares(
@@ -261,7 +261,7 @@ def paper_shares(
 @functools.partial(
     jax.jit, static_argnames=("domain", "degree", "budget", "bins", "copies", "noise")
 )
-def _release(key, K, V, laws, domain: Domain, degree, budget, bins, copies, noise) -> jax.Array:
+def _release(key, K, V, nodes, domain: Domain, degree, budget, bins, copies, noise) -> jax.Array:
     features = PolynomialFeatures(domain.dim, degree, domain.scale)
     constant = domain.value_norm if noise == "gaussian" else domain.value_bound
     weights = jnp.concatenate([jnp.full((len(V), 1), constant, V.dtype), V], axis=1)
@@ -269,15 +269,17 @@ def _release(key, K, V, laws, domain: Domain, degree, budget, bins, copies, nois
     index, own, assumed = _structures(domain, degree, budget)
 
     def structure(args):
-        feature_key, exponents, share, law = args
+        feature_key, exponents, share, own = args
         x = share * jnp.prod(unit**exponents, axis=-1)
-        law = jax.tree.map(lambda a: a[:, None], law)
-        return trees.distance_table(feature_key, x, weights, power=_MOMENTS - 1, bins=bins, law=law)
+        own = jax.tree.map(lambda a: a[:, None], own)
+        return trees.distance_table(
+            feature_key, x, weights, power=_MOMENTS - 1, bins=bins, nodes=own
+        )
 
     def copy(copy_key):
         keys = jax.random.split(copy_key, len(index))
         shares = jnp.asarray(own / assumed, K.dtype)
-        return jax.lax.map(structure, (keys, jnp.asarray(features.exponents[index]), shares, laws))
+        return jax.lax.map(structure, (keys, jnp.asarray(features.exponents[index]), shares, nodes))
 
     tables = jax.lax.map(copy, jax.random.split(key, copies))
     return tables.at[..., 0].multiply(domain.value_norm / constant)

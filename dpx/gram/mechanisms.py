@@ -11,9 +11,9 @@ import jax.numpy as jnp
 import numpy as np
 from jax.core import Tracer
 
+from dpx import _watch, noise
 from dpx.gram import accounting
 from dpx.gram.columns import clipped_gram, leading_rows
-from dpx.noise import normal
 from dpx.privacy import (
     PrivacyGuarantee,
     check_delta,
@@ -126,7 +126,7 @@ def release(
             )
         multiplier = gaussian_noise_multiplier(epsilon, delta)
         num_samples, std = None, change * multiplier
-        draw = partial(_perturb, std=std)
+        draw = partial(_perturb, sensitivity=change, multiplier=multiplier)
         event = dp_accounting.GaussianDpEvent(multiplier)
         described = f"XXᵀ + symmetric Gaussian noise, standard deviation {std:.6g} on the diagonal"
     else:
@@ -139,7 +139,12 @@ def release(
         terms |= {"calibration": calibration, "neighboring": neighboring}
         num_samples = _admissible_samples(epsilon, delta, **terms)
         std, event = None, None
-        draw = partial(_sample, num_samples=num_samples, shift=0.0 if assume_good else eta)
+        draw = partial(
+            _sample,
+            num_samples=num_samples,
+            shift=0.0 if assume_good else eta,
+            change=change / eta,
+        )
         described = f"mean of {num_samples} Gaussian outer products, {calibration} calibration"
 
     gram, columns = clipped_gram(X, column_bound, clip=clip)
@@ -171,13 +176,20 @@ def release(
     )
 
 
-def _perturb(key, gram, *, std: float):
-    return gram + std * symmetric_gaussian(key, gram.shape[0], gram.dtype)
+def _perturb(key, gram, *, sensitivity: float, multiplier: float):
+    noisy = noise.release(
+        key, gram, sensitivity=sensitivity, noise_multiplier=multiplier, label="Gram matrix"
+    )
+    # XXᵀ is symmetric: the projection onto such matrices leaves it alone and takes half of the noise away.
+    return (noisy + noisy.T) / 2
 
 
-def _sample(key, gram, *, num_samples: int, shift: float):
+def _sample(key, gram, *, num_samples: int, shift: float, change: float):
     floor = shift * jnp.eye(gram.shape[0], dtype=gram.dtype)
-    return wishart_mean(key, gram + floor, num_samples) - floor
+    covariance = gram + floor
+    about = {"label": "Gram matrix, sampled", "change": change, "num_samples": num_samples}
+    _watch.at_covariance(about, key, covariance)
+    return wishart_mean(key, covariance, num_samples) - floor
 
 
 def symmetric_gaussian(key: jax.Array, n: int, dtype: Any = float) -> jax.Array:
@@ -186,9 +198,9 @@ def symmetric_gaussian(key: jax.Array, n: int, dtype: Any = float) -> jax.Array:
     The Gaussian orthogonal ensemble: the standard normal distribution on the symmetric matrices with
     the Frobenius norm.
     """
-    noise = normal(key, (n, n), dtype)
+    draw = noise.normal(key, (n, n), dtype)
     # (G + Gᵀ)/2 has variances 1 and ½.
-    return (noise + noise.T) / 2
+    return (draw + draw.T) / 2
 
 
 def wishart_mean(key: jax.Array, covariance: jax.Array, num_samples: int) -> jax.Array:
@@ -222,7 +234,7 @@ def _bartlett(key, covariance, num_samples):
     normal_key, chi_key = jax.random.split(key)
     freedom = num_samples - jnp.arange(n, dtype=dtype)
     diagonal = jnp.sqrt(jax.random.chisquare(chi_key, freedom, dtype=dtype))
-    triangle = jnp.tril(normal(normal_key, (n, n), dtype), -1) + jnp.diag(diagonal)
+    triangle = jnp.tril(noise.normal(normal_key, (n, n), dtype), -1) + jnp.diag(diagonal)
     factor = jnp.linalg.cholesky(covariance) @ (triangle / jnp.sqrt(num_samples))
     return jnp.matmul(factor, factor.T, precision=jax.lax.Precision.HIGHEST)
 

@@ -7,6 +7,7 @@ import jax
 import jax.numpy as jnp
 from optax import projections
 
+from dpx.noise import release
 from dpx.noisy_head._float64 import in_float64
 from dpx.noisy_head.bounds import HyperParameters, check_hyper, check_positive, enforce
 from dpx.noisy_head.descent import Fit
@@ -107,17 +108,17 @@ def joint_noise(hyper: HyperParameters) -> tuple[float, float]:
 @jax.jit
 def _one_shot(key, features, hyper, regularization, noise_multiplier, std_H, std_h):
     num_prompts, dim = features.query.shape
-    H, h = second_moments(enforce(features, hyper))
-    key_H, key_h = jax.random.split(key)
-    unit = noise_multiplier / num_prompts
-    H += (
-        std_H
-        * unit
-        * pair_symmetric(jax.random.normal(key_H, (dim**4,), jnp.float64).reshape((dim,) * 4))
+    exact = second_moments(enforce(features, hyper))
+    H, h = release(
+        key,
+        exact,
+        sensitivity=(std_H / num_prompts, std_h / num_prompts),
+        noise_multiplier=noise_multiplier,
+        label="second moments",
     )
-    h += std_h * unit * jax.random.normal(key_h, (dim**2,), jnp.float64).reshape(dim, dim)
-    values, vectors = _eigh(H)
-    values = jnp.maximum(values, dim * std_H * unit) + regularization
+    values, vectors = _eigh(pair_symmetric(H.reshape((dim,) * 4)))
+    floor = dim * std_H * noise_multiplier / num_prompts
+    values = jnp.maximum(values, floor) + regularization
     gamma = vectors @ ((vectors.T @ h.reshape(-1)) / values)
     return projections.projection_l2_ball(gamma.reshape(dim, dim), hyper.parameter_radius)
 
@@ -127,9 +128,9 @@ def _eigh(symmetric):
     return tuple(jnp.linalg.eigh(symmetric))
 
 
-def pair_symmetric(noise: jax.Array) -> jax.Array:
-    """Projects noise (D, D, D, D), indexed [i, k, j, l], onto symmetry in i, j and in k, l: (D², D²)."""
-    dim = noise.shape[0]
-    noise = (noise + noise.transpose(2, 1, 0, 3)) / 2
-    noise = (noise + noise.transpose(0, 3, 2, 1)) / 2
-    return noise.reshape(dim * dim, dim * dim)
+def pair_symmetric(moments: jax.Array) -> jax.Array:
+    """Projects (D, D, D, D), indexed [i, k, j, l], onto symmetry in i, j and in k, l: (D², D²)."""
+    dim = moments.shape[0]
+    moments = (moments + moments.transpose(2, 1, 0, 3)) / 2
+    moments = (moments + moments.transpose(0, 3, 2, 1)) / 2
+    return moments.reshape(dim * dim, dim * dim)

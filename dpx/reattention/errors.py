@@ -5,7 +5,7 @@ from typing import NamedTuple
 import jax
 import numpy as np
 
-from dpx import popularity, privacy
+from dpx import _watch, popularity, privacy
 from dpx.data.histories import Histories
 
 
@@ -97,7 +97,8 @@ def token_probabilities(
         key, histories, epsilon=epsilon, delta=delta, l2_clip=max_tokens**0.5, unit=unit
     )
     guarantee = noisy.guarantee.assuming("the number of records is public")
-    return TokenProbabilities(np.clip(noisy.counts / len(histories.items), 0, 1), guarantee)
+    num_records = _watch.public(len(histories.items), "the number of records")
+    return TokenProbabilities(np.clip(noisy.counts / num_records, 0, 1), guarantee)
 
 
 def uniform_probabilities(num_tokens: int, length: int) -> np.ndarray:

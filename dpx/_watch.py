@@ -1,0 +1,112 @@
+"""Where `dpx.audit.replay` looks into a program: at its noise, its sampling, and what it takes to be public.
+
+Programs call these functions wherever privacy rests on randomness or on a number that is not private. They
+cost nothing while nobody watches: `at_release` leaves no trace in a compiled program, the others return what
+they are given.
+"""
+
+from collections.abc import Sequence
+from typing import Any, Protocol
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.experimental import io_callback
+
+
+class Watcher(Protocol):
+    """What a replay implements."""
+
+    def released(self, about: dict, key, exact, unit, noisy, scale) -> list[np.ndarray]: ...
+
+    def covariance(self, about: dict, key, matrix) -> None: ...
+
+    def key(self, purpose: str, words: np.ndarray) -> None: ...
+
+    def public(self, value: Any, what: str) -> Any: ...
+
+    def record_ids(self, count: int) -> np.ndarray: ...
+
+
+_watcher: Watcher | None = None
+
+
+def watch(watcher: Watcher | None) -> None:
+    """Installs a watcher, or removes it. Clear JAX's caches: compiled programs do not notice."""
+    global _watcher
+    _watcher = watcher
+
+
+def watching() -> bool:
+    return _watcher is not None
+
+
+def public(value: Any, what: str) -> Any:
+    """Returns a value that is computed from the data but declared to be public knowledge.
+
+    Every guarantee of a program that uses it has to name it among its assumptions.
+
+    Args:
+      value: A number of records, a catalogue, ...
+      what: What it is, in the words of the assumption.
+    """
+    return value if _watcher is None else _watcher.public(value, what)
+
+
+def record_ids(count: int) -> np.ndarray:
+    """(count,) int32: what names each record, whatever the others are; 0, 1, ... unless watched.
+
+    A replay without one record keeps the names of the others, so that randomness that belongs to a record
+    (whether it is sampled, its dropout mask) stays with it.
+    """
+    return np.arange(count, dtype=np.int32) if _watcher is None else _watcher.record_ids(count)
+
+
+def key_used(key: jax.Array | Sequence[int] | np.ndarray, purpose: str) -> None:
+    """Notes a secret key where it is used for something other than noise."""
+    if _watcher is not None:
+        io_callback(lambda words: _dispatch("key", purpose, np.asarray(words)), None, _words(key))
+
+
+def at_release(
+    about: dict, key: jax.Array, exact: list, unit: list, noisy: list, scale: Any
+) -> list[jax.Array]:
+    """Shows a release to the watcher; returns what the program gets to see, normally `noisy`.
+
+    Args:
+      about: Label and claim, static.
+      key: Of the noise.
+      exact, unit, noisy: Leaves: the value before noise, what it is measured in, and the value after it.
+      scale: The noise multiplier, or the parameters of the law.
+    """
+    if _watcher is None:
+        return noisy
+    shapes = [jax.ShapeDtypeStruct(leaf.shape, leaf.dtype) for leaf in noisy]
+
+    def call(*arguments):
+        found = _dispatch("released", about, *jax.tree.map(np.asarray, arguments))
+        return [np.asarray(leaf, s.dtype) for leaf, s in zip(found, shapes, strict=True)]
+
+    return io_callback(call, shapes, _words(key), exact, unit, noisy, scale)
+
+
+def at_covariance(about: dict, key: jax.Array, matrix: jax.Array) -> None:
+    """Shows the covariance of a Gaussian sampling release to the watcher."""
+    if _watcher is not None:
+        io_callback(
+            lambda *arguments: _dispatch("covariance", about, *map(np.asarray, arguments)),
+            None,
+            _words(key),
+            matrix,
+        )
+
+
+def _dispatch(method: str, *arguments):
+    # Compiled programs outlive a watcher: the one that counts is the one at hand when they run.
+    return None if _watcher is None else getattr(_watcher, method)(*arguments)
+
+
+def _words(key) -> jax.Array:
+    if isinstance(key, jax.Array) and jnp.issubdtype(key.dtype, jax.dtypes.prng_key):
+        return jax.random.key_data(key)
+    return jnp.asarray(key, jnp.uint32)
