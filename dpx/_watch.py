@@ -19,9 +19,9 @@ class Watcher(Protocol):
 
     def released(self, about: dict, key, exact, unit, noisy, scale) -> list[np.ndarray]: ...
 
-    def covariance(self, about: dict, key, matrix) -> None: ...
-
     def key(self, purpose: str, words: np.ndarray) -> None: ...
+
+    def sampled(self, probability: float) -> None: ...
 
     def public(self, value: Any, what: str) -> Any: ...
 
@@ -62,6 +62,12 @@ def record_ids(count: int) -> np.ndarray:
     return np.arange(count, dtype=np.int32) if _watcher is None else _watcher.record_ids(count)
 
 
+def sampled(probability: float) -> None:
+    """Notes that Poisson samples are taken from here on, until the next sampling."""
+    if _watcher is not None:
+        _watcher.sampled(probability)
+
+
 def key_used(key: jax.Array | Sequence[int] | np.ndarray, purpose: str) -> None:
     """Notes a secret key where it is used for something other than noise."""
     if _watcher is not None:
@@ -81,24 +87,38 @@ def at_release(
     """
     if _watcher is None:
         return noisy
-    shapes = [jax.ShapeDtypeStruct(leaf.shape, leaf.dtype) for leaf in noisy]
+    dtypes = jax.tree.map(lambda leaf: np.dtype(jnp.result_type(leaf)), (exact, unit, noisy, scale))
+    shapes = jax.tree.map(
+        lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype), list(map(_pack, noisy))
+    )
 
-    def call(*arguments):
-        found = _dispatch("released", about, *jax.tree.map(np.asarray, arguments))
-        return [np.asarray(leaf, s.dtype) for leaf, s in zip(found, shapes, strict=True)]
-
-    return io_callback(call, shapes, _words(key), exact, unit, noisy, scale)
-
-
-def at_covariance(about: dict, key: jax.Array, matrix: jax.Array) -> None:
-    """Shows the covariance of a Gaussian sampling release to the watcher."""
-    if _watcher is not None:
-        io_callback(
-            lambda *arguments: _dispatch("covariance", about, *map(np.asarray, arguments)),
-            None,
-            _words(key),
-            matrix,
+    def call(words, packed):
+        seen = jax.tree.map(lambda leaf, dtype: np.array(leaf).view(dtype), packed, dtypes)
+        seen = jax.tree.map(
+            lambda leaf, dtype: leaf[..., 0] if _is_wide(dtype) else leaf, seen, dtypes
         )
+        found = _dispatch("released", about, np.asarray(words), *seen)
+        return [
+            np.asarray(leaf).view(np.uint32).reshape(s.shape) if s.dtype == np.uint32 else leaf
+            for leaf, s in zip(seen[2] if found is None else found, shapes, strict=True)
+        ]
+
+    packed = jax.tree.map(_pack, (exact, unit, noisy, scale))
+    results = io_callback(call, shapes, _words(key), packed)
+    return [
+        jax.lax.bitcast_convert_type(result, leaf.dtype) if _is_wide(leaf.dtype) else result
+        for result, leaf in zip(results, noisy, strict=True)
+    ]
+
+
+def _is_wide(dtype) -> bool:
+    return np.dtype(dtype) == np.float64
+
+
+def _pack(leaf: Any) -> jax.Array:
+    """A callback runs outside the scope of 64-bit types, and would round: two words for each number."""
+    leaf = jnp.asarray(leaf)
+    return jax.lax.bitcast_convert_type(leaf, jnp.uint32) if _is_wide(leaf.dtype) else leaf
 
 
 def _dispatch(method: str, *arguments):

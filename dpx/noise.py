@@ -79,7 +79,7 @@ def release(
     noise_multiplier: ArrayLike | None = None,
     law: "_Law | None" = None,
     axis: int | None = None,
-    joint: bool = False,
+    parts: int = 1,
 ) -> Any:
     """Releases an exact statistic with noise: the only door from private data to outputs.
 
@@ -100,7 +100,8 @@ def release(
       noise_multiplier: Standard deviation of the noise per unit of sensitivity, of a Gaussian release.
       law: The noise's law, of any other release of one array; its parameters broadcast against the array.
       axis: The promise holds along this axis alone, for each index of the others.
-      joint: The calls with this label are parts of one release: the squares of ‖Δ/sensitivity‖ add up to 1.
+      parts: That many calls in turn with this label are one release: the squares of their ‖Δ/sensitivity‖ add
+        up to 1.
 
     Returns:
       A tree like `exact`, of its floating-point types, float32 at least. Where nothing is traced, it is
@@ -112,7 +113,14 @@ def release(
     with wide_sums(key, exact):
         leaves, structure = jax.tree.flatten(exact)
         leaves = [jnp.asarray(leaf) for leaf in leaves]
-        wide = jnp.result_type(jnp.float32, *leaves)
+        # Integers are the floats they stand for: an empty histogram of NumPy's holds integers.
+        wide = jnp.result_type(
+            jnp.float32,
+            *(
+                leaf if jnp.issubdtype(leaf.dtype, jnp.floating) else jnp.result_type(float)
+                for leaf in leaves
+            ),
+        )
         leaves = [leaf.astype(wide) for leaf in leaves]
         for leaf in leaves:
             if not isinstance(leaf, Tracer) and not np.isfinite(np.asarray(leaf)).all():
@@ -136,7 +144,7 @@ def release(
             "label": label,
             "norm": 2 if law is None else law.norm,
             "axis": axis,
-            "joint": joint,
+            "parts": parts,
         }
         scale = noise_multiplier if law is None else jax.tree.leaves(law)
         noisy = _watch.at_release(about, key, leaves, unit, noisy, scale)

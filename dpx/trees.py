@@ -160,13 +160,16 @@ def leaf_index(x: jax.Array, bins: int) -> jax.Array:
     return jnp.clip(jnp.floor(x * bins).astype(jnp.int32), 0, bins - 1)
 
 
-def tabulate(key: jax.Array, leaves: jax.Array, nodes: NodeNoise) -> tuple[jax.Array, jax.Array]:
+def tabulate(
+    key: jax.Array, leaves: jax.Array, nodes: NodeNoise, parts: int = 1
+) -> tuple[jax.Array, jax.Array]:
     """Noisy sums of the leaves to the left and to the right of every leaf.
 
     Args:
       key: Randomness of the noise, drawn once for every node but the root.
       leaves: Sums of the bins, (2^L, ...).
       nodes: The noise; its arrays broadcast to (...).
+      parts: Of how many such trees one release consists.
 
     Returns:
       Two arrays like `leaves`: for each leaf the sum of the noisy siblings that hang left, and right, of its
@@ -185,7 +188,7 @@ def tabulate(key: jax.Array, leaves: jax.Array, nodes: NodeNoise) -> tuple[jax.A
         sensitivity=nodes.sensitivity,
         label="tree nodes",
         axis=None if gaussian else 0,
-        joint=gaussian,
+        parts=parts if gaussian else 1,
     )
     left = right = jnp.zeros((1, *leaves.shape[1:]), leaves.dtype)
     for level in reversed(levels):
@@ -197,7 +200,14 @@ def tabulate(key: jax.Array, leaves: jax.Array, nodes: NodeNoise) -> tuple[jax.A
 
 
 def distance_table(
-    key: jax.Array, x: jax.Array, weights: jax.Array, *, power: int, bins: int, nodes: NodeNoise
+    key: jax.Array,
+    x: jax.Array,
+    weights: jax.Array,
+    *,
+    power: int,
+    bins: int,
+    nodes: NodeNoise,
+    parts: int,
 ) -> jax.Array:
     """All that distances to one coordinate need, leaf by leaf.
 
@@ -208,6 +218,7 @@ def distance_table(
       power: p.
       bins: A power of two.
       nodes: The noise, arrays of shape (power + 1, 1).
+      parts: Of how many such coordinates one release consists.
 
     Returns:
       (bins, power + 1, c): in row t the coefficients of C(p, t)·y^{p−t} in Σ_i w_i |x_i − y|^p, namely
@@ -218,7 +229,7 @@ def distance_table(
     contributions = (x[:, None] ** moments)[:, :, None] * weights[:, None, :]
     contributions = contributions.astype(jnp.result_type(float))
     leaves = jax.ops.segment_sum(contributions, leaf_index(x, bins), bins)
-    left, right = tabulate(key, leaves, nodes)
+    left, right = tabulate(key, leaves, nodes, parts)
     signs = (-1.0) ** moments[:, None]
     return (signs * left + (-1.0) ** power * signs * right).astype(x.dtype)
 
@@ -434,7 +445,9 @@ def _tables(key, unit, weights, nodes, *, power: int, bins: int) -> jax.Array:
     def one(args):
         coordinate_key, x, own = args
         own = jax.tree.map(lambda a: a[:, None], own)
-        return distance_table(coordinate_key, x, weights, power=power, bins=bins, nodes=own)
+        return distance_table(
+            coordinate_key, x, weights, power=power, bins=bins, nodes=own, parts=len(unit)
+        )
 
     return jax.lax.map(one, (jax.random.split(key, len(unit)), unit, nodes))
 

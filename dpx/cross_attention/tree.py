@@ -273,7 +273,13 @@ def _release(key, K, V, nodes, domain: Domain, degree, budget, bins, copies, noi
         x = share * jnp.prod(unit**exponents, axis=-1)
         own = jax.tree.map(lambda a: a[:, None], own)
         return trees.distance_table(
-            feature_key, x, weights, power=_MOMENTS - 1, bins=bins, nodes=own
+            feature_key,
+            x,
+            weights,
+            power=_MOMENTS - 1,
+            bins=bins,
+            nodes=own,
+            parts=copies * len(index),
         )
 
     def copy(copy_key):

@@ -187,9 +187,11 @@ def _perturb(key, gram, *, sensitivity: float, multiplier: float):
 def _sample(key, gram, *, num_samples: int, shift: float, change: float):
     floor = shift * jnp.eye(gram.shape[0], dtype=gram.dtype)
     covariance = gram + floor
-    about = {"label": "Gram matrix, sampled", "change": change, "num_samples": num_samples}
-    _watch.at_covariance(about, key, covariance)
-    return wishart_mean(key, covariance, num_samples) - floor
+    sampled = wishart_mean(key, covariance, num_samples)
+    # The second door: what a record may move is the covariance of the samples, relative to itself.
+    about = {"label": "Gram matrix, sampled", "change": change}
+    (sampled,) = _watch.at_release(about, key, [covariance], [], [sampled], float(num_samples))
+    return sampled - floor
 
 
 def symmetric_gaussian(key: jax.Array, n: int, dtype: Any = float) -> jax.Array:
