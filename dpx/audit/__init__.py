@@ -10,7 +10,7 @@ from dpx.audit.bounds import (
 )
 from dpx.audit.canaries import Dirac, Runs, Training, dirac, many_runs, one_run
 from dpx.audit.curves import SampledGaussian
-from dpx.audit.one_run import OneRunAudit, one_run_lower_bound
+from dpx.audit.guessing import OneRunAudit, one_run_lower_bound
 
 __all__ = [
     "Audit",

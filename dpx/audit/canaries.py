@@ -15,6 +15,7 @@ returns, and score each canary by its entry of the parameters.
 """
 
 import dataclasses
+import functools
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -88,10 +89,11 @@ class Training:
                 multiple_of=self.piece,
             )
         )
-        size = max(len(indices) for indices, _ in found)
-        pairs = [[np.pad(part, (0, size - len(part))) for part in pair] for pair in found]
-        indices, mask = zip(*pairs, strict=True)
-        return np.stack(indices), np.stack(mask)
+        shape = (self.steps, max(len(rows) for rows, _ in found))
+        indices, mask = np.zeros(shape, np.int32), np.zeros(shape, bool)
+        for step, (rows, real) in enumerate(found):
+            indices[step, : len(rows)], mask[step, : len(rows)] = rows, real
+        return indices, mask
 
     def run(self, params, data, indices, mask, key, observe: Callable) -> tuple[Any, Any]:
         """Trains on the given batches; `observe(params, noisy_mean)` is kept of every step.
@@ -189,45 +191,56 @@ def many_runs(
     """
     runs, count = check_integer(runs, "runs", 10), len(jax.tree.leaves(data)[0])
     training = dataclasses.replace(training, piece=count + 1)
-    with_canary = jax.tree.map(
-        lambda rows, row: jnp.concatenate([rows, jnp.asarray(row)[None].astype(rows.dtype)]),
-        jax.tree.map(jnp.asarray, data),
+    # Runs without the canary never draw its row, the last: one shape, compiled once, serves both.
+    records = jax.tree.map(
+        lambda rows, row: jnp.concatenate([jnp.asarray(rows), jnp.asarray(row, rows.dtype)[None]]),
+        data,
         canary,
     )
-    # The auditor's own gradients: what is planted in the training does not reach them.
-    exact = clipped_grad(training.loss_fn, l2_clip=training.l2_clip)
-    one = jax.tree.map(lambda row: jnp.asarray(row)[None], canary)
 
-    def project(params, mean):
-        direction = ravel_pytree(exact(params, *one).grads)[0]
-        others = ravel_pytree(exact(params, *data).grads)[0] * training.sampling_probability
-        noisy = ravel_pytree(mean)[0] * training.expected_batch_size
-        return (noisy - others) @ direction / (jnp.linalg.norm(direction) * training.l2_clip)
-
-    @jax.jit
-    def run_all(records, indices, mask, keys):
-        def run(indices, mask, key):
-            final, seen = training.run(params, records, indices, mask, key, project)
-            return seen, -training.loss_fn(final, *canary)
-
-        return jax.vmap(run)(indices, mask, keys)
-
-    def side(records, size, stream):
-        root = np.random.SeedSequence([seed, stream])
-        sampling, noise = root.spawn(2)
+    def side(size, stream):
+        sampling, noise = np.random.SeedSequence([seed, stream]).spawn(2)
         batches = [training.batches(size, child) for child in sampling.spawn(runs)]
         indices, mask = (np.stack(part) for part in zip(*batches, strict=True))
         keys = jax.random.split(jax.random.key(noise.generate_state(1)[0]), runs)
         found = [
-            run_all(records, indices[rows], mask[rows], keys[rows])
+            _run_all(training, params, records, indices[rows], mask[rows], keys[rows])
             for rows in (slice(at, at + _TOGETHER) for at in range(0, runs, _TOGETHER))
         ]
         seen, final = (np.concatenate(part) for part in zip(*found, strict=True))
         return seen, final, ((indices == count) & mask).any(axis=2)
 
-    inside, final_inside, sampled = side(with_canary, count + 1, 0)
-    outside, final_outside, _ = side(data, count, 1)
+    inside, final_inside, sampled = side(count + 1, 0)
+    outside, final_outside, _ = side(count, 1)
     return Runs(inside, outside, sampled, final_inside, final_outside)
+
+
+@functools.partial(jax.jit, static_argnums=0)
+def _run_all(training: Training, params, records, indices, mask, keys):
+    """Projections and scores of all runs; the canary is the last of the records."""
+
+    def gradients(params):
+        # The auditor's own, plainly: what is planted in the training must not reach them.
+        one = jax.vmap(jax.grad(training.loss_fn), (None, *(0 for _ in records)))
+        flat = jax.vmap(lambda tree: ravel_pytree(tree)[0])(one(params, *records))
+        return flat / jnp.linalg.norm(flat, axis=1, keepdims=True), flat
+
+    def project(params, mean):
+        directions, flat = gradients(params)
+        clipped = jnp.where(
+            jnp.linalg.norm(flat, axis=1, keepdims=True) > training.l2_clip,
+            training.l2_clip * directions,
+            flat,
+        )
+        others = training.sampling_probability * clipped[:-1].sum(axis=0)
+        noisy = training.expected_batch_size * ravel_pytree(mean)[0]
+        return (noisy - others) @ directions[-1] / training.l2_clip
+
+    def run(indices, mask, key):
+        final, seen = training.run(params, records, indices, mask, key, project)
+        return seen, -training.loss_fn(final, *(leaf[-1] for leaf in records))
+
+    return jax.vmap(run)(indices, mask, keys)
 
 
 class Dirac(NamedTuple):
