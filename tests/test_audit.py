@@ -7,7 +7,8 @@ from dp_accounting import dp_event
 from dp_accounting.pld import PLDAccountant
 from scipy import stats
 
-from dpx.audit import _clopper_pearson, epsilon_lower_bound
+from dpx.audit import epsilon_lower_bound
+from dpx.audit.bounds import clopper_pearson
 
 
 def gaussian_samples(shift, trials, seed):
@@ -65,8 +66,8 @@ def test_false_claim_is_refuted():
 
 
 @pytest.mark.parametrize("hits", [0, 1, 7, 99, 100])
-def test_clopper_pearson_inverts_the_binomial_tail(hits):
-    low, high = _clopper_pearson(hits, 100, 0.025)
+def testclopper_pearson_inverts_the_binomial_tail(hits):
+    low, high = clopper_pearson(hits, 100, 0.025)
     if hits > 0:
         assert stats.binom.sf(hits - 1, 100, low) == pytest.approx(0.025)
     else:

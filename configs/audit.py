@@ -1,0 +1,61 @@
+"""Audits: how much of the claimed ε an adversary with canaries can prove, and faults planted to be found.
+
+`train` audits a small regression that is trained by `dpx.clipped_grad`, `dpx.privatize` and
+`dpx.poisson_batches` at the noise of `dpx.calibrate_dpsgd`: thousands of runs seen at every step or at the end,
+and one run with thousands of canaries; then the same with each fault of `experiments/audit_faults.py`, whose
+bound has to pass the claim. `recommender` audits the recommender's loss and `experiments.training.train` as a
+whole in one run, `ngram` the release `dpx.ngram.fit` in many.
+
+    python -m experiments.run   --config=configs/audit.py --workdir=runs/audit
+    python -m experiments.sweep --config=configs/audit.py --workdir=runs/audit_epsilon
+    python -m experiments.run   --config=configs/audit.py:recommender --workdir=runs/audit_recommender
+    python -m experiments.run   --config=configs/audit.py:ngram --workdir=runs/audit_ngram
+"""
+
+from ml_collections import ConfigDict, config_dict
+
+from configs import recommender
+from configs.common import parse_arg
+
+VARIANTS = ("train", "recommender", "ngram")
+
+
+def get_config(arg: str = "") -> ConfigDict:
+    variant, tiny = parse_arg(arg, VARIANTS)
+    config = ConfigDict(
+        {
+            "experiment": "audit",
+            "target": variant,
+            "epsilon": 4.0,
+            "delta": 1e-5,
+            "seed": 0,
+            "noise_seed": config_dict.placeholder(int),
+            "confidence": 0.95,
+        }
+    )
+    if variant == "train":
+        config.update(
+            {
+                "sampling_probability": 0.5,
+                "steps": 10,
+                "runs": 400 if tiny else 20_000,  # with the canary, and as many without
+                "input_runs": 400 if tiny else 10_000,
+                "fault_runs": 400 if tiny else 3_000,
+                "canaries": 400 if tiny else 20_000,  # of one run
+            }
+        )
+    if variant == "ngram":
+        config.update({"runs": 200 if tiny else 10_000})
+    if variant == "recommender":
+        whole = recommender.get_config("synthetic,tiny")
+        config.update({name: whole[name] for name in ("data", "model", "train")})
+        config.update({"data": {"train_on_validation": False}, "evaluate": {"split": "test"}})
+        config.update({"canaries": 200 if tiny else 10_000, "sampling_probability": 0.5})
+        config.update({"train": {"steps": 4 if tiny else 10, "physical_batch": 50 if tiny else 250}})
+        config.update({"train": {"checkpoint_every": 1000, "log_every": 1000}})
+    return config
+
+
+def sweep(arg: str = "") -> dict[str, list]:
+    _, tiny = parse_arg(arg, VARIANTS)
+    return {"epsilon": [4.0, 8.0] if tiny else [2.0, 4.0, 8.0]}

@@ -1,0 +1,31 @@
+"""Audits of a privacy claim: lower bounds on ε, and the runs with canaries that they are computed from."""
+
+from dpx.audit.bounds import (
+    Audit,
+    CurveAudit,
+    StepAudit,
+    curve_lower_bound,
+    epsilon_lower_bound,
+    step_lower_bound,
+)
+from dpx.audit.canaries import Dirac, Runs, Training, dirac, many_runs, one_run
+from dpx.audit.curves import SampledGaussian
+from dpx.audit.guessing import OneRunAudit, one_run_lower_bound
+
+__all__ = [
+    "Audit",
+    "CurveAudit",
+    "Dirac",
+    "OneRunAudit",
+    "Runs",
+    "SampledGaussian",
+    "StepAudit",
+    "Training",
+    "curve_lower_bound",
+    "dirac",
+    "epsilon_lower_bound",
+    "many_runs",
+    "one_run",
+    "one_run_lower_bound",
+    "step_lower_bound",
+]

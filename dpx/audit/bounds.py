@@ -1,0 +1,377 @@
+"""Statistical audits of a privacy claim: lower bounds on ε from samples of a test statistic.
+
+Three bounds, from the one that assumes nothing to the one that assumes most:
+
+- `epsilon_lower_bound`: any mechanism. It has to see events of probability about δ, so that even an ideal
+  test of DP-SGD at δ = 1e-5 reaches about half of ε.
+- `curve_lower_bound`: for a mechanism on one of the trade-off curves of `SampledGaussian`, its noise
+  multiplier unknown. The test statistic may be anything, and correlated noise shows in a joint one.
+- `step_lower_bound`: for steps that are independent and Gaussian given who was sampled, all of them seen.
+
+A mechanism M is (ε, δ)-differentially private only if, for neighbouring inputs x and x' and every
+set S of outputs, in both orders,
+
+    Pr[M(x) ∈ S] ≤ e^ε Pr[M(x') ∈ S] + δ.
+
+So any set whose two probabilities are measured well enough bounds ε from below by
+log((Pr[M(x) ∈ S] − δ) / Pr[M(x') ∈ S]). By the Neyman–Pearson lemma the best sets are the upper
+(and, for the other order, the lower) tails of the likelihood ratio of the two output
+distributions, so give its logarithm as the statistic where it is known; any statistic is sound.
+
+The bound is of Jagielski, Ullman, Oprea, "Auditing Differentially Private Machine Learning: How
+Private is Private SGD?", arXiv:2006.07709, with exact binomial (Clopper–Pearson) intervals. A claim
+below `epsilon` is refuted with the stated confidence; a claim above it is not thereby proven.
+"""
+
+import math
+from collections.abc import Callable
+from typing import NamedTuple
+
+import numpy as np
+from scipy import special, stats
+
+from dpx.audit.curves import SampledGaussian
+from dpx.privacy.dpsgd import dpsgd_epsilon
+
+_CANDIDATES = 512
+_RATIO = 1.005  # between the noise multipliers that are tried
+_SMALLEST, _LARGEST = math.log(0.05), math.log(1e3)
+
+
+class Audit(NamedTuple):
+    """The outcome of an audit; the rates are the bounds that went into `epsilon`.
+
+    Attributes:
+      epsilon: Lower bound on ε at the given δ, at least 0, true with probability `confidence`.
+      threshold: The statistic's value that bounds the rejection region.
+      tail: "upper" for {statistic ≥ threshold}, "lower" for {statistic ≤ threshold}.
+      true_positive_rate: Lower confidence bound of the region's larger probability.
+      false_positive_rate: Upper confidence bound of its smaller probability.
+      confidence: The probability, over the samples, with which `epsilon` is a valid bound.
+    """
+
+    epsilon: float
+    threshold: float
+    tail: str
+    true_positive_rate: float
+    false_positive_rate: float
+    confidence: float
+
+
+def epsilon_lower_bound(
+    statistic: np.ndarray,
+    other_statistic: np.ndarray,
+    delta: float,
+    *,
+    confidence: float = 0.95,
+    selection_fraction: float = 0.2,
+) -> Audit:
+    """Bounds a mechanism's ε from below at `delta`, from samples under two neighbouring inputs.
+
+    The region (a threshold, and which of the two inputs makes it likelier) is chosen on the first
+    `selection_fraction` of the samples and measured on the rest, so that choosing costs no
+    confidence. Each of the two rates has a one-sided Clopper–Pearson bound at
+    1 − (1 − confidence)/2, and a union bound joins them.
+
+    Args:
+      statistic: Samples of the test statistic under one input, shape (trials,), independent; large
+        values speak for this input (ideally the log-likelihood ratio).
+      other_statistic: The same under the neighbouring input, shape (other_trials,).
+      delta: The δ of the claim, in [0, 1).
+      confidence: The probability with which the bound must hold, in (0, 1).
+      selection_fraction: The part of the samples that chooses the region, in (0, 1).
+
+    Returns:
+      An `Audit`. Its `epsilon` is 0 where the samples refute nothing.
+
+    Raises:
+      ValueError: for samples that are not one-dimensional, too few or NaN, or a parameter out of
+        range.
+    """
+    if not 0.0 <= delta < 1.0:
+        raise ValueError(f"delta={delta} must be in [0, 1): use the δ of the claim")
+    check_shares(confidence=confidence, selection_fraction=selection_fraction)
+    (choose_p, measure_p), (choose_q, measure_q) = (
+        tuple(np.sort(part) for part in split(name, values, selection_fraction, axes=1))
+        for name, values in (("statistic", statistic), ("other_statistic", other_statistic))
+    )
+    failure = (1.0 - confidence) / 2
+
+    thresholds = candidates(choose_p, choose_q)
+
+    def rates(p, q, cuts, tail):
+        """Bounds on the likelier and the less likely input's probability of the region."""
+        likelier, other = (p, q) if tail == "upper" else (q, p)
+        return (
+            clopper_pearson(count(likelier, cuts, tail), likelier.size, failure)[0],
+            clopper_pearson(count(other, cuts, tail), other.size, failure)[1],
+        )
+
+    def bound(p, q, cuts, tail):
+        high, low = rates(p, q, cuts, tail)
+        return np.log(np.maximum(high - delta, 0.0) + np.finfo(float).tiny) - np.log(low)
+
+    scores = {tail: bound(choose_p, choose_q, thresholds, tail) for tail in ("upper", "lower")}
+    tail = max(scores, key=lambda name: scores[name].max())
+    threshold = thresholds[np.argmax(scores[tail])]
+    high, low = rates(measure_p, measure_q, threshold, tail)
+    epsilon = max(0.0, float(np.log((high - delta) / low))) if high > delta else 0.0
+    return Audit(epsilon, float(threshold), tail, float(high), float(low), confidence)
+
+
+class CurveAudit(NamedTuple):
+    """The outcome of an audit against trade-off curves.
+
+    Attributes:
+      epsilon: Lower bound on ε at the given δ, at least 0, true with probability `confidence`.
+      noise_multiplier: Upper bound on the noise multiplier; infinite where nothing is refuted.
+      statistic: Which of the statistics was chosen.
+      threshold: Its value that bounds the rejection region.
+      tail: "upper" for {statistic ≥ threshold}, "lower" for {statistic ≤ threshold}.
+      type_one: Upper confidence bound of the region's probability under the input it speaks against.
+      type_two: Upper confidence bound of its complement's probability under the other input.
+      confidence: The probability, over the samples, with which the bounds are valid.
+    """
+
+    epsilon: float
+    noise_multiplier: float
+    statistic: int
+    threshold: float
+    tail: str
+    type_one: float
+    type_two: float
+    confidence: float
+
+
+def curve_lower_bound(
+    statistic: np.ndarray,
+    other_statistic: np.ndarray,
+    delta: float,
+    *,
+    model: SampledGaussian,
+    confidence: float = 0.95,
+    selection_fraction: float = 0.2,
+) -> CurveAudit:
+    """Bounds ε from below at `delta` for a mechanism on one of the model's trade-off curves.
+
+    A test whose errors lie below the curve of noise multiplier m, each at its Clopper–Pearson bound, refutes
+    every claim of that curve or a better one. The smallest refuted m is an upper bound on the noise multiplier,
+    and ε follows from it by accounting.
+
+    Valid where the mechanism's curve is one of the model's; a claim that was made *by* such a curve, as that
+    of DP-SGD is, is refuted wherever the bound passes it, whatever the mechanism really is. The
+    statistic need not be a likelihood ratio. This is the audit of Nasr et al., "Tight Auditing of
+    Differentially Private Machine Learning", arXiv:2302.07956, section 4, with the exact curve of sampled
+    steps in place of an approximation by μ-GDP. As in `epsilon_lower_bound`, the statistic, its threshold and
+    its tail are chosen on the first `selection_fraction` of the samples and cost no confidence.
+
+    Args:
+      statistic: Under one input, shape (trials,), or (trials, k) for k statistics to choose from; trials are
+        independent.
+      other_statistic: The same under the neighbouring input, shape (other_trials,) or (other_trials, k).
+      delta: The δ of the claim, in (0, 1).
+      model: How the mechanism samples and how many steps it takes.
+      confidence: The probability with which the bound must hold, in (0, 1).
+      selection_fraction: The part of the samples that chooses the test, in (0, 1).
+
+    Raises:
+      ValueError: for samples of other shapes, too few or NaN, or a parameter out of range.
+    """
+    if not 0.0 < delta < 1.0:
+        raise ValueError(f"delta={delta} must be in (0, 1): use the δ of the claim")
+    check_shares(confidence=confidence, selection_fraction=selection_fraction)
+    (choose_p, measure_p), (choose_q, measure_q) = (
+        split(name, values[:, None] if np.ndim(values) == 1 else values, selection_fraction, axes=2)
+        for name, values in (("statistic", statistic), ("other_statistic", other_statistic))
+    )
+    if choose_p.shape[1] != choose_q.shape[1]:
+        raise ValueError(
+            f"other_statistic has shape {np.shape(other_statistic)}: give as many statistics "
+            f"as statistic has, {np.shape(statistic)}"
+        )
+    failure = (1.0 - confidence) / 2
+
+    def errors(p, q, cuts, tail):
+        """Bounds on both errors."""
+        one, two = (q, p) if tail == "upper" else (p, q)
+        missed = len(two) - count(two, cuts, tail)
+        return (
+            clopper_pearson(count(one, cuts, tail), len(one), failure)[1],
+            clopper_pearson(missed, len(two), failure)[1],
+        )
+
+    tests = []  # (statistic, tail, thresholds, type I errors, type II errors)
+    for index in range(choose_p.shape[1]):
+        p, q = np.sort(choose_p[:, index]), np.sort(choose_q[:, index])
+        cuts = candidates(p, q)
+        for tail in ("upper", "lower"):
+            tests.append((index, tail, cuts, *errors(p, q, cuts, tail)))
+
+    def margin(test, noise_multiplier):
+        return model.tradeoff(noise_multiplier, test[3]) - test[4]
+
+    chosen = smallest_refuted(lambda m: any((margin(test, m) > 0).any() for test in tests))
+    at = chosen if math.isfinite(chosen) else 1.0
+    index, tail, cuts, *_ = best = max(tests, key=lambda test: margin(test, at).max())
+    threshold = cuts[np.argmax(margin(best, at))]
+    p, q = np.sort(measure_p[:, index]), np.sort(measure_q[:, index])
+    type_one, type_two = errors(p, q, threshold, tail)
+    bound = smallest_refuted(lambda m: bool(model.tradeoff(m, type_one) > type_two))
+    epsilon = model.epsilon(bound, delta) if math.isfinite(bound) else 0.0
+    return CurveAudit(
+        epsilon,
+        bound,
+        index,
+        float(threshold),
+        tail,
+        float(type_one),
+        float(type_two),
+        confidence,
+    )
+
+
+def smallest_refuted(refutes: Callable[[float], bool]) -> float:
+    """The smallest noise multiplier on a grid of ratio 1.005 that a test refutes, or infinity.
+
+    What is refuted at m is refuted at every larger one. The grid is common to all audits, so that they share
+    its curves.
+    """
+    step = math.log(_RATIO)
+    low, high = math.floor(_SMALLEST / step), math.ceil(_LARGEST / step)
+    if not refutes(math.exp(high * step)):
+        return math.inf
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (low, middle) if refutes(math.exp(middle * step)) else (middle, high)
+    return math.exp(high * step)
+
+
+class StepAudit(NamedTuple):
+    """The outcome of an audit of single steps.
+
+    Attributes:
+      epsilon: Lower bound on ε at the given δ, at least 0, under the model.
+      noise_multiplier: Upper bound on the noise multiplier of a step.
+      sampling_probability: Lower bound on the rate at which the canary was sampled.
+      independence: p-value of the model: the chance that independent steps look as correlated as these, in
+        their noise or in who was sampled. Where it is small, read `curve_lower_bound` of a joint statistic.
+      confidence: The probability, over the samples, with which the bounds are valid.
+    """
+
+    epsilon: float
+    noise_multiplier: float
+    sampling_probability: float
+    independence: float
+    confidence: float
+
+
+def step_lower_bound(
+    projections: np.ndarray, sampled: np.ndarray, delta: float, *, confidence: float = 0.95
+) -> StepAudit:
+    """Bounds ε from below from every noisy step, projected on the canary's gradient, and who was sampled.
+
+    Valid where a projection is N(shift · sampled, std²), the same for all steps and independent: the model
+    of DP-SGD with a canary whose direction nobody else uses. Shift and sampling rate get lower bounds, std
+    an upper one (Student's t, Clopper–Pearson, χ²), each with a third of the failure probability, and ε at
+    noise multiplier std / shift is accounted for as many steps. The adversary of the claim does not know who was
+    sampled; the auditor, who estimates only, may.
+
+    Args:
+      projections: (runs, steps), of runs that hold the canary, independent.
+      sampled: (runs, steps) bool, whether the canary was in the batch.
+      delta: The δ of the claim, in (0, 1).
+      confidence: The probability with which the bound must hold, in (0, 1).
+
+    Raises:
+      ValueError: for arrays of other shapes, projections that are not finite, a canary that was never or
+        always sampled, or a parameter out of range.
+    """
+    if not 0.0 < delta < 1.0:
+        raise ValueError(f"delta={delta} must be in (0, 1): use the δ of the claim")
+    check_shares(confidence=confidence)
+    x, b = np.asarray(projections, np.float64), np.asarray(sampled, bool)
+    if x.ndim != 2 or x.shape != b.shape or not np.isfinite(x).all():
+        raise ValueError(
+            f"projections has shape {x.shape} and sampled {b.shape}: both must be (runs, steps), and finite"
+        )
+    if not 1 < b.sum() < b.size - 1:
+        raise ValueError(
+            f"sampled holds {b.sum()} of {b.size}: the shift is the difference between steps with the "
+            "canary and steps without; use more runs, or a sampling probability within (0, 1)"
+        )
+    failure, degrees = (1.0 - confidence) / 3, b.size - 2
+    means = np.array([x[~b].mean(), x[b].mean()])
+    residuals = x - means[b.astype(int)]
+    std = math.sqrt((residuals**2).sum() / degrees)
+    error = std * math.sqrt(1 / b.sum() + 1 / (~b).sum())
+    shift = means[1] - means[0] - stats.t.isf(failure, degrees) * error
+    largest_std = std * math.sqrt(degrees / stats.chi2.ppf(failure, degrees))
+    rate = float(clopper_pearson(b.sum(), b.size, failure)[0])
+    multiplier = max(largest_std, math.exp(_SMALLEST) * shift) / shift if shift > 0 else math.inf
+    epsilon = 0.0
+    if multiplier < math.exp(_LARGEST):
+        epsilon = dpsgd_epsilon(multiplier, delta, sampling_probability=rate, steps=x.shape[1])
+    independence = min(1.0, 2 * min(_uncorrelated(residuals), _uncorrelated(b - rate)))
+    return StepAudit(epsilon, multiplier, rate, independence, confidence)
+
+
+def _uncorrelated(values: np.ndarray) -> float:
+    """p-value of independent columns: n Σ r² over pairs of columns is χ² for many rows (Steiger 1980)."""
+    runs, steps = values.shape
+    if steps == 1:
+        return 1.0
+    values = values - values.mean(axis=0)
+    norms = np.sqrt((values**2).sum(axis=0))
+    correlations = (values.T @ values) / np.maximum(np.outer(norms, norms), np.finfo(float).tiny)
+    pairs = correlations[np.triu_indices(steps, 1)]
+    return float(stats.chi2.sf(runs * (pairs**2).sum(), pairs.size))
+
+
+def check_shares(**shares: float) -> None:
+    """Raises ValueError for a number that is not strictly between 0 and 1."""
+    for name, value in shares.items():
+        if not 0.0 < value < 1.0:
+            raise ValueError(f"{name}={value} must be strictly between 0 and 1")
+
+
+def split(name: str, values, fraction: float, *, axes: int) -> tuple[np.ndarray, np.ndarray]:
+    """The part of the samples that chooses, and the rest, as float64.
+
+    Raises:
+      ValueError: for samples of another number of axes, too few, or NaN.
+    """
+    values = np.asarray(values, np.float64)
+    cut = int(fraction * len(values)) if values.ndim else 0
+    if values.ndim != axes or min(cut, len(values) - cut) < 2:
+        wanted = "a one-dimensional array" if axes == 1 else f"an array of {axes} dimensions"
+        raise ValueError(
+            f"{name} has shape {values.shape}: give {wanted} of independent samples, "
+            f"enough that both parts of the split at {fraction} hold two"
+        )
+    if np.isnan(values).any():
+        raise ValueError(f"{name} holds NaN: every trial must yield a number or ±inf")
+    return values[:cut], values[cut:]
+
+
+def candidates(p: np.ndarray, q: np.ndarray) -> np.ndarray:
+    """Thresholds to choose from: quantiles of the pooled samples, denser in the tails."""
+    pooled = np.concatenate([p, q])
+    # Quantiles alone would miss the far tails, where a small δ puts the best region.
+    tails = np.geomspace(1.0 / pooled.size, 0.5, _CANDIDATES // 2)
+    return np.quantile(pooled, np.concatenate([tails, 1.0 - tails]), method="nearest")
+
+
+def count(ordered: np.ndarray, cuts, tail: str):
+    """How many of the sorted samples fall into each cut's region."""
+    if tail == "upper":
+        return ordered.size - np.searchsorted(ordered, cuts, side="left")
+    return np.searchsorted(ordered, cuts, side="right")
+
+
+def clopper_pearson(hits, trials: int, failure: float):
+    """One-sided exact bounds of a binomial rate, each wrong with probability at most `failure`."""
+    hits = np.asarray(hits, np.float64)
+    # betaincinv wants positive parameters; the ends of the range have closed forms anyway.
+    low = special.betaincinv(np.maximum(hits, 1), trials - hits + 1, failure)
+    high = special.betaincinv(hits + 1, np.maximum(trials - hits, 1), 1 - failure)
+    return np.where(hits == 0, 0.0, low), np.where(hits == trials, 1.0, high)

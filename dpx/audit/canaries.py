@@ -1,0 +1,317 @@
+"""Runs of DP-SGD with canaries, whose scores the bounds of `dpx.audit` turn into an audited ε.
+
+A canary is a record made to be seen. A *gradient* (Dirac) canary adds the clipping norm along a coordinate
+that no other record uses, which is the worst case of the analysis; an *input* canary is a record like any other.
+The auditor of the *white box* sees every noisy step, the one of the *final model* the last parameters only.
+
+    what is run     what the auditor sees          the bound
+    many_runs       white box or final model       curve_lower_bound, epsilon_lower_bound, step_lower_bound
+    one_run         white box                      one_run_lower_bound
+    dirac           whatever a trainer returns     one_run_lower_bound
+
+`Training` composes the code that dpx trains with: `clipped_grad`, `privatize` and `poisson_batches`. Each
+can be replaced, which is how a fault is planted. A whole trainer is audited with `dirac`: train on what it
+returns, and score each canary by its entry of the parameters.
+"""
+
+import dataclasses
+import functools
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+from jax.flatten_util import ravel_pytree
+
+from dpx.audit.curves import SampledGaussian
+from dpx.clipping import clipped_grad
+from dpx.optim import privatize
+from dpx.privacy.gaussian import check_integer, check_number
+from dpx.sampling import poisson_batches
+
+# Of a canary's gradient before it is clipped, in clipping norms: large, so that `normalize` keeps it too.
+_MAGNITUDE = 1e4
+_LEARNED = 0.1  # of the runs outside, on which the joint statistic is learned
+_TOGETHER = 4096  # runs at a time, to bound memory
+
+
+@dataclasses.dataclass(frozen=True)
+class Training:
+    """DP-SGD as it is audited.
+
+    Attributes:
+      loss_fn: (params, *example) -> scalar loss of one example.
+      l2_clip: Clipping norm C.
+      noise_multiplier: Noise std over C, as it is claimed.
+      sampling_probability: Of each record, for each step.
+      steps: How many.
+      expected_batch_size: What noisy sums are divided by; public.
+      learning_rate: Of plain gradient descent on the noisy means.
+      piece: Batches are padded to a multiple of this and clipped so many examples at a time.
+      clipped_grad, privatize, poisson_batches: What runs, with the signatures of dpx.
+    """
+
+    loss_fn: Callable[..., jax.Array]
+    l2_clip: float
+    noise_multiplier: float
+    sampling_probability: float
+    steps: int
+    expected_batch_size: float
+    learning_rate: float = 0.1
+    piece: int = 1
+    clipped_grad: Callable = clipped_grad
+    privatize: Callable = privatize
+    poisson_batches: Callable = poisson_batches
+
+    def __post_init__(self):
+        for name in ("l2_clip", "noise_multiplier", "expected_batch_size"):
+            value = check_number(getattr(self, name), name)
+            if not 0 < value < np.inf:
+                raise ValueError(f"{name}={value} must be positive and finite: use that of the claim")
+        check_integer(self.piece, "piece")
+        self.model  # noqa: B018, checks the sampling and the steps
+
+    @property
+    def model(self) -> SampledGaussian:
+        """The trade-off curves of this training, for any noise multiplier."""
+        return SampledGaussian(self.sampling_probability, self.steps)
+
+    def batches(self, num_examples: int, seed: np.random.SeedSequence) -> tuple[np.ndarray, np.ndarray]:
+        """Indices and mask of all steps, (steps, n) each."""
+        found = list(
+            self.poisson_batches(
+                num_examples,
+                sampling_probability=self.sampling_probability,
+                steps=self.steps,
+                seed=seed,
+                multiple_of=self.piece,
+            )
+        )
+        shape = (self.steps, max(len(rows) for rows, _ in found))
+        indices, mask = np.zeros(shape, np.int32), np.zeros(shape, bool)
+        for step, (rows, real) in enumerate(found):
+            indices[step, : len(rows)], mask[step, : len(rows)] = rows, real
+        return indices, mask
+
+    def run(self, params, data, indices, mask, key, observe: Callable) -> tuple[Any, Any]:
+        """Trains on the given batches; `observe(params, noisy_mean)` is kept of every step.
+
+        Returns:
+          The final parameters, and the observations with a leading axis of steps.
+        """
+        gradient = self.clipped_grad(
+            self.loss_fn, l2_clip=self.l2_clip, microbatch_size=self.piece
+        )
+        noise = self.privatize(
+            l2_clip=self.l2_clip,
+            noise_multiplier=self.noise_multiplier,
+            expected_batch_size=self.expected_batch_size,
+            key=key,
+        )
+
+        def step(state, batch):
+            params, noise_state = state
+            rows, real = batch
+            examples = jax.tree.map(lambda array: array[rows], data)
+            sums = gradient(params, *examples, mask=real).grads
+            mean, noise_state = noise.update(sums, noise_state, params)
+            updates = jax.tree.map(lambda leaf: -self.learning_rate * leaf, mean)
+            return (optax.apply_updates(params, updates), noise_state), observe(params, mean)
+
+        (params, _), seen = jax.lax.scan(step, (params, noise.init(params)), (indices, mask))
+        return params, seen
+
+    def log_likelihood_ratio(self, projections: np.ndarray) -> np.ndarray:
+        """Of a run with the canary against one without, under the claim: (..., steps, ...) -> summed.
+
+        Args:
+          projections: Noisy sums along the canary's direction, in clipping norms, steps on axis 1.
+        """
+        q = self.sampling_probability
+        step = (np.asarray(projections, np.float64) - 0.5) / self.noise_multiplier**2
+        if q < 1:
+            step = np.logaddexp(np.log1p(-q), np.log(q) + step)
+        return step.sum(axis=1)
+
+
+class Runs(NamedTuple):
+    """Many runs with the canary ("inside") and as many without ("outside").
+
+    Attributes:
+      inside, outside: (runs, steps) projections: the noisy sum of each step, less what the other records are
+        expected to add, along the canary's gradient at that step's parameters, in clipping norms.
+      sampled: (runs, steps) whether the canary was in the batch, of the runs that hold it.
+      final_inside, final_outside: (runs,) −loss of the canary under the final parameters.
+    """
+
+    inside: np.ndarray
+    outside: np.ndarray
+    sampled: np.ndarray
+    final_inside: np.ndarray
+    final_outside: np.ndarray
+
+    def statistics(self, training: Training) -> tuple[np.ndarray, np.ndarray]:
+        """What `curve_lower_bound` takes of the white box, (runs, 2) inside and outside.
+
+        The log-likelihood ratio of the claimed mechanism, the best statistic where steps have independent
+        noise; and a joint one, the length of the projections in the metric of their covariance without the
+        canary: noise that two steps share leaves a direction in which there is none. That covariance is
+        learned from a tenth of the runs outside, which are left out of what is returned.
+        """
+        learned = int(_LEARNED * len(self.outside))
+        covariance = np.atleast_2d(np.cov(self.outside[:learned], rowvar=False))
+        values, vectors = np.linalg.eigh(covariance)
+        metric = vectors / np.sqrt(np.maximum(values, 1e-12 * max(values.max(), 1e-12)))
+        center = self.outside[:learned].mean(axis=0)
+        found = [
+            np.stack(
+                [training.log_likelihood_ratio(x), (((x - center) @ metric) ** 2).sum(axis=1)], axis=1
+            )
+            for x in (self.inside, self.outside[learned:])
+        ]
+        return found[0], found[1]
+
+
+def many_runs(
+    training: Training, params: Any, data: tuple, canary: tuple, *, runs: int, seed: int
+) -> Runs:
+    """Trains `runs` times on the data with the canary and `runs` times without.
+
+    The runs are independent of each other, in noise and in sampling.
+
+    Args:
+      training: What is audited. `piece` is set to the number of records.
+      params: Initial parameters.
+      data: The other records, arrays with a leading axis of N ≥ 1.
+      canary: One record, arrays without that axis.
+      runs: How many of each kind, at least 10.
+      seed: Of everything.
+    """
+    runs, count = check_integer(runs, "runs", 10), len(jax.tree.leaves(data)[0])
+    training = dataclasses.replace(training, piece=count + 1)
+    # Runs without the canary never draw its row, the last: one shape, compiled once, serves both.
+    records = jax.tree.map(
+        lambda rows, row: jnp.concatenate([jnp.asarray(rows), jnp.asarray(row, rows.dtype)[None]]),
+        data,
+        canary,
+    )
+
+    def side(size, stream):
+        sampling, noise = np.random.SeedSequence([seed, stream]).spawn(2)
+        batches = [training.batches(size, child) for child in sampling.spawn(runs)]
+        indices, mask = (np.stack(part) for part in zip(*batches, strict=True))
+        keys = jax.random.split(jax.random.key(noise.generate_state(1)[0]), runs)
+        found = [
+            _run_all(training, params, records, indices[rows], mask[rows], keys[rows])
+            for rows in (slice(at, at + _TOGETHER) for at in range(0, runs, _TOGETHER))
+        ]
+        seen, final = (np.concatenate(part) for part in zip(*found, strict=True))
+        return seen, final, ((indices == count) & mask).any(axis=2)
+
+    inside, final_inside, sampled = side(count + 1, 0)
+    outside, final_outside, _ = side(count, 1)
+    return Runs(inside, outside, sampled, final_inside, final_outside)
+
+
+@functools.partial(jax.jit, static_argnums=0)
+def _run_all(training: Training, params, records, indices, mask, keys):
+    """Projections and scores of all runs; the canary is the last of the records."""
+
+    def gradients(params):
+        # The auditor's own, plainly: what is planted in the training must not reach them.
+        one = jax.vmap(jax.grad(training.loss_fn), (None, *(0 for _ in records)))
+        flat = jax.vmap(lambda tree: ravel_pytree(tree)[0])(one(params, *records))
+        return flat / jnp.linalg.norm(flat, axis=1, keepdims=True), flat
+
+    def project(params, mean):
+        directions, flat = gradients(params)
+        clipped = jnp.where(
+            jnp.linalg.norm(flat, axis=1, keepdims=True) > training.l2_clip,
+            training.l2_clip * directions,
+            flat,
+        )
+        others = training.sampling_probability * clipped[:-1].sum(axis=0)
+        noisy = training.expected_batch_size * ravel_pytree(mean)[0]
+        return (noisy - others) @ directions[-1] / training.l2_clip
+
+    def run(indices, mask, key):
+        final, seen = training.run(params, records, indices, mask, key, project)
+        return seen, -training.loss_fn(final, *(leaf[-1] for leaf in records))
+
+    return jax.vmap(run)(indices, mask, keys)
+
+
+class Dirac(NamedTuple):
+    """A training problem with gradient canaries.
+
+    Attributes:
+      loss_fn: (params, marker, *example) -> loss: of the model where the marker is 0; where it is ±(i + 1) the
+        gradient is that of canary i, ∓ a large number in entry i of params["canaries"] and 0 elsewhere.
+      params: {"model": the model's parameters, "canaries": (canaries,) zeros}.
+      data: (markers, *data) of the model's records and, after them, of the canaries that are in.
+      included: (canaries,) bool, by independent fair coins.
+    """
+
+    loss_fn: Callable[..., jax.Array]
+    params: dict
+    data: tuple
+    included: np.ndarray
+
+
+def dirac(
+    loss_fn: Callable[..., jax.Array], params: Any, data: tuple, *, canaries: int, seed: int
+) -> Dirac:
+    """Adds gradient canaries to a training problem, each with an entry of the parameters of its own.
+
+    A gradient step on a canary *raises* its entry, so that entries of the parameters, or of −(noisy mean),
+    are scores. Clipped at C, a canary adds C along its entry exactly, and other records add nothing there.
+
+    Args:
+      loss_fn: (params, *example) -> scalar; arguments after those of the data (a key) are passed on.
+      params: Of the model.
+      data: Records, arrays with a leading axis of N ≥ 1.
+      canaries: How many coins are tossed.
+      seed: Of the coins.
+    """
+    canaries = check_integer(canaries, "canaries")
+    coins = np.random.default_rng(seed).random(canaries) < 0.5
+    chosen = np.flatnonzero(coins)
+    markers = np.concatenate([np.zeros(len(jax.tree.leaves(data)[0]), np.int32), 1 + chosen])
+    # A canary needs some record for the model, which does not count.
+    filled = jax.tree.map(
+        lambda rows: np.concatenate([rows, np.repeat(rows[:1], len(chosen), axis=0)]), data
+    )
+
+    def with_canaries(params, marker, *example):
+        entry = params["canaries"][jnp.maximum(jnp.abs(marker) - 1, 0)]
+        ours = -_MAGNITUDE * jnp.sign(marker) * entry
+        return jnp.where(marker == 0, loss_fn(params["model"], *example), ours)
+
+    start = {"model": params, "canaries": jnp.zeros(canaries)}
+    return Dirac(with_canaries, start, (markers.astype(np.int32), *filled), coins)
+
+
+def one_run(training: Training, problem: Dirac, *, seed: int) -> np.ndarray:
+    """Trains once on a problem with canaries and scores them by the white box.
+
+    Args:
+      training: What is audited; its `loss_fn` is that of the problem.
+      problem: From `dirac`.
+      seed: Of noise and sampling.
+
+    Returns:
+      (canaries,) log-likelihood ratios of "in" against "out" under the claim.
+    """
+    sampling, noise = np.random.SeedSequence(seed).spawn(2)
+    data = jax.tree.map(jnp.asarray, problem.data)
+    indices, mask = training.batches(len(data[0]), sampling)
+    key = jax.random.key(noise.generate_state(1)[0])
+    run = jax.jit(
+        lambda indices, mask: training.run(
+            problem.params, data, indices, mask, key, lambda _, mean: mean["canaries"]
+        )[1]
+    )
+    sums = -np.asarray(run(indices, mask)) * training.expected_batch_size / training.l2_clip
+    return training.log_likelihood_ratio(sums[None])[0]

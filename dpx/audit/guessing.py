@@ -1,0 +1,121 @@
+"""Lower bounds on ε from one run with many canaries, each in it by the toss of a fair coin.
+
+The auditor guesses of some canaries that they are in, and abstains on the others. How many guesses are right
+is bounded for an (ε, δ)-DP mechanism by a binomial law (Steinke, Nasr, Jagielski, arXiv:2305.08846), and for
+one with a known trade-off curve by a recursion over the order of the guesses (Mahloujifar, Melis, Chaudhuri,
+arXiv:2410.22235). jax-privacy has both, the second for μ-GDP; they stand here because the curves of sampled
+steps are not of that form, and because dpx needs jax-privacy for tests only, where it is the oracle.
+"""
+
+import math
+from typing import NamedTuple
+
+import numpy as np
+from scipy import optimize, special, stats
+
+from dpx.audit.bounds import check_shares, smallest_refuted
+from dpx.audit.curves import SampledGaussian
+from dpx.privacy.gaussian import check_integer
+
+
+class OneRunAudit(NamedTuple):
+    """The outcome of an audit of one run.
+
+    Attributes:
+      epsilon: Lower bound on ε at the given δ, at least 0, true with probability `confidence`.
+      guesses: For how many canaries it was guessed that they are in: those of the largest scores.
+      correct: How many of the guesses were right.
+      confidence: The probability, over the coins and the run, with which `epsilon` is a valid bound.
+    """
+
+    epsilon: float
+    guesses: int
+    correct: int
+    confidence: float
+
+
+def one_run_lower_bound(
+    scores: np.ndarray,
+    included: np.ndarray,
+    delta: float,
+    *,
+    model: SampledGaussian | None = None,
+    guesses: int | None = None,
+    confidence: float = 0.95,
+) -> OneRunAudit:
+    """Bounds ε from below at `delta` from one run.
+
+    Without a model: valid for every mechanism, Theorem 5.2 of arXiv:2305.08846. With one: valid where the
+    mechanism's trade-off curve is one of the model's (and a claim that was made by such a curve is refuted
+    wherever the bound passes it), Algorithm 3 of arXiv:2410.22235.
+
+    Args:
+      scores: (canaries,), large where a canary seems to be in; a function of the run's output alone.
+      included: (canaries,) bool, tossed by independent fair coins.
+      delta: The δ of the claim, in (0, 1).
+      model: How the mechanism samples and how many steps it takes.
+      guesses: On how many canaries to guess, chosen before the scores are seen; by default one in 32, near
+        the best for DP-SGD at ε from 2 to 8 with thousands of canaries.
+      confidence: The probability with which the bound must hold, in (0, 1).
+
+    Raises:
+      ValueError: for arrays that do not fit, NaN, or a parameter out of range.
+    """
+    scores, included = np.asarray(scores, np.float64), np.asarray(included)
+    if scores.ndim != 1 or scores.shape != included.shape or included.dtype != bool:
+        raise ValueError(
+            f"scores has shape {scores.shape} and included {included.shape}, {included.dtype}: "
+            "give one number and one bool for each canary"
+        )
+    if np.isnan(scores).any():
+        raise ValueError("scores holds NaN: every canary must have a number or ±inf")
+    if not 0.0 < delta < 1.0:
+        raise ValueError(f"delta={delta} must be in (0, 1): use the δ of the claim")
+    check_shares(confidence=confidence)
+    canaries = scores.size
+    guesses = check_integer(max(1, canaries // 32) if guesses is None else guesses, "guesses")
+    if guesses > canaries:
+        raise ValueError(f"guesses={guesses} must be at most the number of canaries, {canaries}")
+    # Ties are broken by position, which the coins do not know.
+    correct = int(included[np.argsort(-scores, kind="stable")[:guesses]].sum())
+    if model is None:
+        epsilon = _by_binomial(canaries, guesses, correct, 1.0 - confidence, delta)
+    else:
+        epsilon = _by_curve(canaries, guesses, correct, 1.0 - confidence, delta, model)
+    return OneRunAudit(epsilon, guesses, correct, confidence)
+
+
+def _by_binomial(canaries, guesses, correct, failure, delta) -> float:
+    """The largest ε at which so many right guesses are less likely than `failure`."""
+
+    def excess(epsilon):
+        rate = special.expit(epsilon)
+        tail = stats.binom.sf(correct - 1, guesses, rate)
+        fewer = np.arange(1, correct + 1)
+        gain = (stats.binom.sf(correct - fewer - 1, guesses, rate) - tail) / fewer
+        return tail + 2 * canaries * delta * np.max(gain, initial=0.0) - failure
+
+    if excess(0.0) >= 0:
+        return 0.0
+    high = 1.0
+    while excess(high) < 0:
+        high *= 2
+    return float(optimize.brentq(excess, 0.0, high, xtol=1e-6))  # type: ignore[arg-type]
+
+
+def _by_curve(canaries, guesses, correct, failure, delta, model) -> float:
+    """ε of the smallest noise multiplier under which so many right guesses are less likely than `failure`."""
+
+    def refutes(noise_multiplier):
+        right = failure * correct / canaries
+        wrong = failure * (guesses - correct) / canaries
+        for i in range(correct - 1, -1, -1):
+            least = float(model.tradeoff(noise_multiplier, 1 - right))
+            if least <= wrong:
+                break  # neither can change any more
+            right = min(1.0, right + i / (guesses - i) * (least - wrong))
+            wrong = least
+        return right + wrong > guesses / canaries
+
+    bound = smallest_refuted(refutes)
+    return model.epsilon(bound, delta) if math.isfinite(bound) else 0.0
