@@ -164,6 +164,7 @@ def run(config, workdir: Path) -> dict:
         "metrics": metrics,
         "privacy": releases[rows[0]],
         "releases": releases,
+        "synthetic": synthetic,
         "not_covered": NOT_COVERED,
         "notes": f"{count} {corpus.unit}s sampled from {rows[-1]}: " + ", ".join(samples),
     }

@@ -166,6 +166,7 @@ def run(config, workdir: Path) -> dict:
         "metrics": means(scores),
         "privacy": releases[rows[0]],
         "releases": releases,
+        "synthetic": synthetic,
         "not_covered": NOT_COVERED,
         "notes": _notes(config),
     }
