@@ -130,7 +130,8 @@ def _section(group: list[Record], title: str) -> str:
 
 def _in_words(spent: dict) -> str:
     relation = spent["neighboring"].replace("_", " ")
-    return f"ε = {_epsilon(spent)}, δ = {spent['delta']:.3g}, {relation} {spent['unit']}; {spent['mechanism']}"
+    cost = f"ε = {_epsilon(spent)}, δ = {spent['delta']:.3g}"
+    return f"{cost}, {relation} {spent['unit']}; {spent['mechanism']}"
 
 
 def _epsilon(spent: dict) -> str:
