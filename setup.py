@@ -33,6 +33,7 @@ setup(
     install_requires=[
         "absl-py>=2.1",
         "dp-accounting>=0.5",
+        "filelock>=3.12",
         "flax>=0.12",
         "jax>=0.10",
         "ml_collections>=1.0",

@@ -51,7 +51,9 @@ def get_config(arg: str = "") -> ConfigDict:
         config.update({name: whole[name] for name in ("data", "model", "train")})
         config.update({"data": {"train_on_validation": False}, "evaluate": {"split": "test"}})
         config.update({"canaries": 200 if tiny else 10_000, "sampling_probability": 0.5})
-        config.update({"train": {"steps": 4 if tiny else 10, "physical_batch": 50 if tiny else 250}})
+        config.update(
+            {"train": {"steps": 4 if tiny else 10, "physical_batch": 50 if tiny else 250}}
+        )
         config.update({"train": {"checkpoint_every": 1000, "log_every": 1000}})
     return config
 

@@ -28,6 +28,9 @@ class Watcher(Protocol):
     def record_ids(self, count: int) -> np.ndarray: ...
 
 
+# Of the default generator's keys: what a seed would become, were it a key.
+KEY_WORDS = 2
+
 _watcher: Watcher | None = None
 
 

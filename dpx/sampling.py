@@ -50,7 +50,7 @@ def poisson_batches(
         )
     root = seed if isinstance(seed, np.random.SeedSequence) else np.random.SeedSequence(seed)
     _watch.sampled(sampling_probability)
-    _watch.key_used(root.generate_state(8), "sampling")
+    _watch.key_used(root.generate_state(_watch.KEY_WORDS), "sampling")
     return _batches(num_examples, sampling_probability, range(start, steps), root, multiple_of)
 
 

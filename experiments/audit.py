@@ -50,7 +50,9 @@ def validate(config) -> None:
         raise ValueError(f"config.confidence={config.confidence} must be strictly between 0 and 1")
     for name in ("runs", "input_runs", "fault_runs", "canaries"):
         if config.get(name, 200) < 200:
-            raise ValueError(f"config.{name}={config[name]} must be at least 200: fewer prove nothing")
+            raise ValueError(
+                f"config.{name}={config[name]} must be at least 200: fewer prove nothing"
+            )
     if config.get("steps", 1) < 1:
         raise ValueError(f"config.steps={config.steps} must be at least 1")
     # With every record in every batch, no step lacks the canary.
@@ -97,12 +99,16 @@ def run(config, workdir: Path) -> dict:
 
 
 def _notes(bounds: dict[str, float], claim: float) -> str:
-    lines = [f"- {WORDS[row]}: at least {bound:.3g}" for row, bound in bounds.items() if row in WORDS]
+    lines = [
+        f"- {WORDS[row]}: at least {bound:.3g}" for row, bound in bounds.items() if row in WORDS
+    ]
     lines.append(f"\nThe claim is ε = {claim:.4g}; no row above may pass it.")
     planted = {row: bound for row, bound in bounds.items() if row.startswith("fault_")}
     if planted:
         found = sum(bound > claim for bound in planted.values())
-        lines.append(f"Of {len(planted)} planted faults {found} were proven to cost more than claimed.")
+        lines.append(
+            f"Of {len(planted)} planted faults {found} were proven to cost more than claimed."
+        )
     return "\n".join(lines)
 
 
@@ -117,7 +123,9 @@ def _train(config, seed: int, workdir: Path):
     many, problem = _gradient_canary(config, noise)
     runs = audit.many_runs(many, *problem, runs=config.runs, seed=seed)
     shared = {"confidence": config.confidence, "selection_fraction": SELECTION}
-    curve = functools.partial(audit.curve_lower_bound, delta=config.delta, model=many.model, **shared)
+    curve = functools.partial(
+        audit.curve_lower_bound, delta=config.delta, model=many.model, **shared
+    )
     inside, outside = runs.statistics(many)
     bounds["white_box"] = curve(inside, outside).epsilon
     bounds["white_box_steps"] = audit.step_lower_bound(
@@ -136,7 +144,9 @@ def _train(config, seed: int, workdir: Path):
     bounds["input_canary_final"] = curve(runs.final_inside, runs.final_outside).epsilon
 
     start = _regression()
-    dirac = audit.dirac(_squared_error, start.params, start.data, canaries=config.canaries, seed=seed)
+    dirac = audit.dirac(
+        _squared_error, start.params, start.data, canaries=config.canaries, seed=seed
+    )
     one = _training(config, noise, dirac.loss_fn, dirac.included.sum() + OTHERS, piece=250)
     scored = audit.one_run(one, dirac, seed=seed + 3), dirac.included, config.delta
     for row, model in (("one_run", one.model), ("one_run_any_mechanism", None)):
@@ -166,9 +176,7 @@ def fault_bound(name: str, config, seed: int) -> float:
     curve = audit.curve_lower_bound(
         *runs.statistics(planted), config.delta, model=planted.model, confidence=confidence
     )
-    steps = audit.step_lower_bound(
-        runs.inside, runs.sampled, config.delta, confidence=confidence
-    )
+    steps = audit.step_lower_bound(runs.inside, runs.sampled, config.delta, confidence=confidence)
     # Correlated steps are none of the model's: what they cost is left to the joint statistic.
     independent = steps.independence > (1 - config.confidence) / 2
     return max(curve.epsilon, steps.epsilon if independent else 0.0)
@@ -324,7 +332,9 @@ def figures(records, folder: Path) -> list[Path]:
         x, y = ([metrics[f"{row}/{name}"] for metrics in found] for name in ("claim", "bound"))
         planted = row.startswith("fault_")
         words = row.removeprefix("fault_").replace("_", " ") if planted else WORDS[row]
-        style = {"marker": "x", "linestyle": "none"} if planted else {"marker": "o", "markersize": 4}
+        style = (
+            {"marker": "x", "linestyle": "none"} if planted else {"marker": "o", "markersize": 4}
+        )
         axis.plot(x, np.maximum(y, 1e-2), label=f"planted: {words}" if planted else words, **style)
     ends = [r.config["epsilon"] for r in records]
     ends = np.array([min(ends) / math.sqrt(2), max(ends) * math.sqrt(2)])

@@ -1,13 +1,35 @@
 """How every command line of the project fails: one line on stderr, exit status 2, no traceback."""
 
+import errno
 import re
 import sys
 import warnings
+from collections.abc import Callable
 from typing import NoReturn
 
-from absl import flags, logging
+from absl import app, flags, logging
 
-from experiments import records
+from experiments import keys, records, storage
+
+# What can go wrong in the world while a run goes on; all else is a fault of the program.
+EXPECTED = (keys.CannotResumeError, storage.StorageError, OSError, ModuleNotFoundError)
+_REMEDIES = {
+    errno.ENOSPC: "make room, and repeat the command",
+    errno.EDQUOT: "make room, and repeat the command",
+    errno.EACCES: "make it accessible, or use another path",
+    errno.EPERM: "make it accessible, or use another path",
+    errno.EROFS: "make it writable, or use another path",
+    errno.ELOOP: "remove the link that was put there",
+}
+
+
+def start(main: Callable[[list[str]], None]) -> None:
+    """`absl.app.run`, which an interrupt from the keyboard ends in one line with exit status 130."""
+    try:
+        app.run(main, flags_parser=parse_flags)
+    except KeyboardInterrupt:
+        sys.stderr.write("interrupted: the same command goes on where this one stopped\n")
+        sys.exit(130)
 
 
 def parse_flags(argv: list[str]) -> list[str]:
@@ -44,12 +66,21 @@ def _check_config(argv: list[str]) -> None:
 
 def stop(error: Exception) -> NoReturn:
     """Ends the process with the error's first line."""
+    text = in_one_line(error)
+    sys.stderr.write(f"error: {text}\n")
+    sys.exit(2)
+
+
+def in_one_line(error: Exception) -> str:
+    """The first line of an error's text, with what to do about it."""
     text = error.args[0] if isinstance(error, KeyError) and error.args else str(error)
+    if isinstance(error, OSError) and error.filename is not None and error.strerror:
+        remedy = _REMEDIES.get(error.errno or 0, "check the path")
+        text = f"{error.filename}: {error.strerror}: {remedy}"
     if isinstance(error, ModuleNotFoundError):
         text = f'{text}: install the extras, pip install -e ".[data,plots]"'
     lines = [line.strip() for line in str(text).splitlines() if line.strip()]
-    sys.stderr.write(f"error: {lines[0] if lines else type(error).__name__}\n")
-    sys.exit(2)
+    return lines[0] if lines else type(error).__name__
 
 
 def _show_warning(message, category, filename, lineno, file=None, line=None) -> None:

@@ -104,6 +104,7 @@ def run(config, workdir: Path) -> dict:
         "metrics": {f"{name}/error": float(np.mean(found)) for name, found in errors.items()},
         "privacy": releases["sketch"],
         "releases": releases,
+        "synthetic": True,
         "not_covered": [
             "the row mean and the errors, which are not private (the data are synthetic)"
         ],

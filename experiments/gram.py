@@ -132,6 +132,7 @@ def run(config, workdir: Path) -> dict:
         "metrics": metrics,
         "privacy": guarantees["gaussian"],
         "releases": guarantees,
+        "synthetic": True,
         "not_covered": ["the errors, which are computed with the exact matrix (synthetic data)"],
         "notes": _notes(config, releases),
     }

@@ -68,7 +68,7 @@ def plan(config) -> dict:
 def run(config, workdir: Path) -> dict:
     """Prices of held-out diamonds, privately and not."""
     train, test = _load(config)
-    keys = secrets.open_keys(config, workdir)
+    keys = secrets.open_keys(config, workdir, data=(train,))
     sketch_key, mean_key, regression_key = jax.random.split(keys.noise, 3)
     budget = {"epsilon": config.epsilon, "delta": config.delta}
     K, Q = (_on_sphere(rows, config.kernel.side_weight) for rows in (train, test))

@@ -108,6 +108,7 @@ def run(config, workdir: Path) -> dict:
             metrics[f"{label}/{name}nats_per_character"] = -log_probs.mean()
 
     prior = _prior(config, corpus, prior_key)
+    once = {} if prior is None else {"prior": prior.guarantee}
     table = None if prior is None else np.log(prior.probabilities).astype(np.float32)
     graph, params = _build(config, corpus)
     fit = functools.partial(
@@ -142,7 +143,7 @@ def run(config, workdir: Path) -> dict:
             label=label,
             privacy=calibrated.privacy,
         )
-        releases[label] = calibrated.guarantee
+        releases[label], once[label] = calibrated.guarantee, calibrated.alone
         private = PrivateText(corpus, graph, table, calibrated.errors, trained)
         measure(label, private)
         more = {} if table is None else {"prior": table}
@@ -163,6 +164,8 @@ def run(config, workdir: Path) -> dict:
         "metrics": metrics,
         "privacy": releases[rows[0]],
         "releases": releases,
+        "composed": releases | once,
+        "synthetic": synthetic,
         "not_covered": NOT_COVERED,
         "notes": f"{count} {corpus.unit}s sampled from {rows[-1]}: " + ", ".join(samples),
     }

@@ -74,6 +74,7 @@ class Calibrated(NamedTuple):
 
     privacy: training.Privacy
     guarantee: dpx.PrivacyGuarantee
+    alone: dpx.PrivacyGuarantee  # without the prior, which other runs may start from too
     errors: reattention.ParameterErrors | None
 
 
@@ -128,12 +129,29 @@ def calibrate(
         beside=beside,
         beside_label=label,
     )
+    alone = guarantee
+    if prior is not None:
+        run = dpx.privacy.dpsgd_guarantee(
+            privacy.noise_multiplier,
+            config.delta,
+            sampling_probability=config.train.batch_size / len(histories.items),
+            steps=config.train.steps,
+            unit=unit,
+            accountant=config.train.accountant,
+            assumptions=assumptions,
+        )
+        ledger = (
+            dpx.Ledger()
+            if released is None
+            else dpx.Ledger().spend(released.guarantee, "token probabilities")
+        )
+        alone = ledger.spend(run, "DP-SGD").guarantee(config.delta)
     if correction_key is None:
-        return Calibrated(privacy, guarantee, None)
+        return Calibrated(privacy, guarantee, alone, None)
     found = _parameter_errors(
         config, released, privacy.noise_multiplier, histories.num_items, length
     )
-    return Calibrated(privacy, guarantee, found)
+    return Calibrated(privacy, guarantee, alone, found)
 
 
 def plan(config, histories, length, unit, assumptions, *, prior) -> dict:

@@ -299,6 +299,7 @@ def run(config, workdir: Path) -> dict:
         "metrics": metrics,
         "privacy": guarantee,
         "releases": {"last_iterate": guarantee},
+        "synthetic": True,
         "not_covered": ["the prompts are simulated: the guarantee is what the method would give"],
         "notes": table(config, metrics),
     }

@@ -61,6 +61,7 @@ def run(config, workdir: Path) -> dict:
         "metrics": metrics,
         "privacy": guarantee,
         "releases": {config.methods[-1]: guarantee},
+        "synthetic": True,
         "not_covered": ["the prompts are simulated: the guarantee is what the method would give"],
         "notes": table(config, attacks, metrics),
     }

@@ -68,6 +68,7 @@ def run(config, workdir: Path) -> dict:
         "metrics": metrics,
         "privacy": guarantee,
         "releases": {label: guarantee},
+        "synthetic": True,
         "not_covered": [
             "the prompts are simulated: the guarantee is what the method would give",
             "the choice of T: each point of the figure is a run of its own at the full ε, and choosing "

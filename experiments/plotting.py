@@ -4,6 +4,8 @@ import importlib.util
 from pathlib import Path
 from typing import Any
 
+from experiments import storage
+
 
 def available() -> bool:
     """Whether the extra `plots` is installed."""
@@ -22,6 +24,7 @@ def pyplot() -> Any:
 
 def save(figure: Any, path: Path) -> Path:
     """Writes a figure and forgets it; returns the path."""
-    figure.savefig(path, dpi=120, bbox_inches="tight")
+    with storage.replacing(path) as file:
+        figure.savefig(file, format="png", dpi=120, bbox_inches="tight")
     pyplot().close(figure)
     return path

@@ -109,6 +109,7 @@ def run(config, workdir: Path) -> dict:
         "metrics": metrics,
         "privacy": calibrated.guarantee,
         "releases": {"dp_reattention": calibrated.guarantee},
+        "synthetic": True,
         "not_covered": NOT_COVERED,
         "notes": "`E[S]/S` is the expected attention under fresh noise over that without noise: 1 is no "
         "distraction. Deciles are of the keys' variance.",

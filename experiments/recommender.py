@@ -77,7 +77,7 @@ def run(config, workdir: Path) -> dict:
     synthetic = config.data.kind == "synthetic"
     keys = secrets.open_keys(config, workdir, synthetic=synthetic, data=prepared.train.items)
     assumptions = ASSUMPTIONS + recommender_data.assumptions(config)
-    scores, releases = {}, {}
+    scores, releases, once = {}, {}, {}
 
     exact = np.log1p(popularity.count(prepared.train))
     scores["popularity"] = [_evaluate(config, prepared, lambda *_: exact)]
@@ -103,6 +103,8 @@ def run(config, workdir: Path) -> dict:
         alone = noisy.log_probabilities()
         scores["dp_popularity"].append(_evaluate(config, prepared, lambda *_, s=alone: s))
         bias, start, prior = _prior(config, prepared.train, noise[1])
+        if prior is not None:
+            once[f"prior{suffix}"] = prior.assuming(*assumptions)
         tokenized = prepared
         if start is not None:
             whole, guarantee = warm_start.fit(noise[5], prepared.train, config, share=1.0)
@@ -145,6 +147,7 @@ def run(config, workdir: Path) -> dict:
                 evaluate=evaluate if config.train.evaluate_every else None,
             )
             releases[f"{row}{suffix}"] = calibrated.guarantee
+            once[f"{row}{suffix}"] = calibrated.alone
             if not number:
                 models.save(workdir, trained, calibrated.errors, **_saved(start))
             scores[row].append(evaluate(trained))
@@ -165,6 +168,8 @@ def run(config, workdir: Path) -> dict:
         "metrics": means(scores),
         "privacy": releases[rows[0]],
         "releases": releases,
+        "composed": releases | once,
+        "synthetic": synthetic,
         "not_covered": NOT_COVERED,
         "notes": _notes(config),
     }

@@ -1,6 +1,8 @@
 """What a run leaves in its folder, and how to read it back.
 
-config.json       the configuration, its file and what was overridden: written first
+Each .json carries a checksum of its content, so that a damaged one is noticed.
+
+config.json       the configuration, its file and what was overridden: written before anything runs
 environment.json  versions and devices
 metrics.jsonl     progress, a line each
 privacy.json      every release with its guarantee, their total, and what no guarantee covers
@@ -8,6 +10,7 @@ result.json       metrics, the headline guarantee, wall time: written last, atom
 """
 
 import dataclasses
+import functools
 import importlib
 import importlib.util
 import json
@@ -20,6 +23,8 @@ from typing import Any
 
 import jax
 import ml_collections
+
+from experiments import keys, storage
 
 
 @dataclasses.dataclass(frozen=True)
@@ -34,15 +39,20 @@ class Record:
     privacy: dict
     wall_seconds: float
 
+    @functools.cached_property
+    def private(self) -> dict:
+        """All of privacy.json."""
+        return storage.read_json(self.workdir / "privacy.json")
+
     @property
     def releases(self) -> dict[str, dict]:
         """Guarantee of every output, by label."""
-        return read_json(self.workdir / "privacy.json")["releases"]
+        return self.private["releases"]
 
     @property
     def total(self) -> dict:
         """The guarantee of all outputs together."""
-        return read_json(self.workdir / "privacy.json")["total"]
+        return self.private["total"]
 
 
 def load_config(source: str) -> ml_collections.ConfigDict:
@@ -115,22 +125,46 @@ def begin(config: ml_collections.ConfigDict, source: str, workdir: Path) -> None
 
     Raises:
       ValueError: if it holds another one, or files of something else.
+      storage.StorageError: if another process keeps it, or its files are damaged.
     """
-    written = {
-        "source": source,
-        "config": config.to_dict(),
-        "overrides": overrides(config, source),
-    }
     path = workdir / "config.json"
-    if path.exists():
-        if read_json(path)["config"] != json.loads(json.dumps(written["config"])):
-            raise ValueError(f"{workdir} holds a run of another config: use a new --workdir")
+    if not path.exists():
+        _refuse_foreign(workdir)
+        with storage.lock(workdir, wait=10):
+            _refuse_foreign(workdir)
+            if not path.exists():
+                storage.write_json(workdir / "environment.json", _environment())
+                storage.write_json(
+                    path,
+                    {
+                        "source": source,
+                        "config": _shown(config.to_dict(), workdir, new=True),
+                        "overrides": _shown(overrides(config, source), workdir),
+                    },
+                )
+    stored = storage.read_json(path)["config"]
+    mine = config.to_dict()
+    same_kind = (stored.get("noise_seed") is None) == (mine.get("noise_seed") is None)
+    if not same_kind or stored != json.loads(json.dumps(_shown(mine, workdir))):
+        raise ValueError(f"{workdir} holds a run of another config: use a new --workdir")
+
+
+def _shown(values: dict, workdir: Path, *, new: bool = False) -> dict:
+    """Values as records show them: the noise seed by its fingerprint."""
+    if values.get("noise_seed") is None:
+        return values
+    return {**values, "noise_seed": keys.fingerprint(values["noise_seed"], workdir, new=new)}
+
+
+def _refuse_foreign(workdir: Path) -> None:
+    """Raises ValueError for a folder without config.json that holds more than a killed claim leaves."""
+    if (workdir / "config.json").exists() or not workdir.exists():
         return
-    # A run that was killed while it wrote its config left a partial file, and nothing else.
-    if workdir.exists() and any(file.suffix != ".partial" for file in workdir.iterdir()):
-        raise ValueError(f"{workdir} is not empty and holds no run: use a new --workdir")
-    write_json(path, written)
-    write_json(workdir / "environment.json", _environment())
+    ours = (storage.LOCK, keys.FOLDER, "environment.json")
+    if any(file.suffix != ".partial" and file.name not in ours for file in workdir.iterdir()):
+        raise ValueError(
+            f"{workdir} is not empty and holds no run (no config.json): use a new --workdir"
+        )
 
 
 def read(workdir: str | Path) -> Record | None:
@@ -140,8 +174,8 @@ def read(workdir: str | Path) -> Record | None:
         return None
     return Record(
         workdir=workdir,
-        **read_json(workdir / "config.json"),
-        **read_json(workdir / "result.json"),
+        **storage.read_json(workdir / "config.json"),
+        **storage.read_json(workdir / "result.json"),
     )
 
 
@@ -166,18 +200,6 @@ def load(workdir: str | Path) -> Any:
     if not hasattr(module, "load"):
         raise ValueError(f"{workdir}: the experiment {config.experiment} leaves no model")
     return module.load(config, Path(workdir))
-
-
-def read_json(path: Path) -> dict:
-    return json.loads(path.read_text(encoding="utf-8"))
-
-
-def write_json(path: Path, content: dict) -> None:
-    """Writes atomically: the file is there whole or not at all."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    partial = path.with_name(path.name + ".partial")
-    partial.write_text(json.dumps(content, indent=2, sort_keys=False) + "\n", encoding="utf-8")
-    os.replace(partial, path)
 
 
 def _environment() -> dict:

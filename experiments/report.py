@@ -4,16 +4,20 @@ python -m experiments.report --workdir=DIR       writes report.md, results.csv a
 """
 
 import csv
+import io
 import json
+import math
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 import ml_collections
 import numpy as np
-from absl import app, flags
+from absl import flags
+from dp_accounting import NeighboringRelation
 
-from experiments import cli, plotting, records
+import dpx
+from experiments import cli, plotting, records, storage
 from experiments.records import Record
 
 # ---------------------------------------------------------------------------------------------
@@ -37,13 +41,14 @@ def write(folder: Path) -> str:
     found = records.read_all(folder)
     if not found:
         raise ValueError(f"{folder} holds no finished run")
-    _write_csv(found, folder / "results.csv")
     sections = [
         _section(group, _title(group[0], skip="seed")) for group in _by_seed(found).values()
     ]
-    pictures = [f"![{path.stem}]({path.name})" for path in draw(found, folder)]
-    text = "\n\n".join([*sections, *pictures]) + "\n"
-    (folder / "report.md").write_text(text, encoding="utf-8")
+    with storage.lock(folder, wait=60):
+        _write_csv(found, folder / "results.csv")
+        pictures = [f"![{path.stem}]({path.name})" for path in draw(found, folder)]
+        text = "\n\n".join([*sections, *totals(found), *pictures]) + "\n"
+        storage.write_text(folder / "report.md", text)
     return text
 
 
@@ -58,6 +63,45 @@ def _by_seed(found: Iterable[Record]) -> dict[str, list[Record]]:
     for record in found:
         groups[_title(record, skip="seed")].append(record)
     return groups
+
+
+def totals(found: Iterable[Record]) -> list[str]:
+    """For each data set that several runs have used, what these runs cost together, as markdown.
+
+    Runs use one data set where their sections `data` agree, of synthetic data also their seeds. Their totals
+    are added up, δ too: the guarantee holds whoever sees them all, and is not the tightest there is.
+    """
+    groups = defaultdict(list)
+    for record in found:
+        total = record.total
+        data = record.config.get("data", {})
+        drawn = (record.config["seed"], record.config["experiment"]) * record.private["synthetic"]
+        key = (json.dumps(data, sort_keys=True), drawn, total["unit"], total["neighboring"])
+        groups[key].append(record)
+    return [_together(group) for group in groups.values() if len(group) > 1]
+
+
+def _together(group: list[Record]) -> str:
+    ledger = dpx.Ledger()
+    for record in group:
+        spent = record.total
+        epsilon = math.inf if spent["epsilon"] is None else spent["epsilon"]
+        relation = NeighboringRelation[spent["neighboring"].upper()]
+        plain = dpx.PrivacyGuarantee(epsilon, spent["delta"], relation, spent["unit"], "run")
+        ledger.spend(plain, record.workdir.name)
+    delta = math.fsum(record.total["delta"] for record in group)
+    words = f"**Total over {len(group)} runs on the same data**: "
+    if delta >= 1:
+        words += f"none, since their δ add up to {delta:.3g}"
+    else:
+        spent = ledger.guarantee(delta).to_json()
+        words += _in_words(spent | {"mechanism": "the runs' totals added up"})
+    if group[0].private["synthetic"]:
+        words += " (synthetic data: what it would be on private ones)"
+    return (
+        f"{words}. This is what whoever sees all of them, or chooses among them, has to count. Runs that did "
+        "not finish and runs in other folders are not in it."
+    )
 
 
 def _section(group: list[Record], title: str) -> str:
@@ -76,21 +120,22 @@ def _section(group: list[Record], title: str) -> str:
         lines.append(f"- **total of all releases**: {_in_words(total)}")
     for assumption in total["assumptions"]:
         lines.append(f"- assuming that {assumption}")
-    private = records.read_json(group[0].workdir / "privacy.json")
-    if private["not_covered"]:
-        lines.append(f"- not covered by any guarantee: {'; '.join(private['not_covered'])}")
+    if not_covered := group[0].private["not_covered"]:
+        lines.append(f"- not covered by any guarantee: {'; '.join(not_covered)}")
     notes = group[0].workdir / "notes.md"
     if notes.exists():
-        lines += ["", notes.read_text(encoding="utf-8").rstrip()]
+        lines += ["", storage.read_text(notes).rstrip()]
     return "\n".join(lines)
 
 
 def _in_words(spent: dict) -> str:
     relation = spent["neighboring"].replace("_", " ")
-    epsilon = "∞" if spent["epsilon"] is None else f"{spent['epsilon']:.4g}"
-    return (
-        f"ε = {epsilon}, δ = {spent['delta']:.3g}, {relation} {spent['unit']}; {spent['mechanism']}"
-    )
+    cost = f"ε = {_epsilon(spent)}, δ = {spent['delta']:.3g}"
+    return f"{cost}, {relation} {spent['unit']}; {spent['mechanism']}"
+
+
+def _epsilon(spent: dict) -> str:
+    return "∞" if spent["epsilon"] is None else f"{spent['epsilon']:.4g}"
 
 
 def _table(group: list[Record], releases: dict) -> list[str]:
@@ -104,7 +149,7 @@ def _table(group: list[Record], releases: dict) -> list[str]:
     lines = [f"| | ε | {' | '.join(columns)} |", "|---" * (len(columns) + 2) + "|"]
     for row, values in cells.items():
         spent = releases.get(row)
-        epsilon = "" if spent is None else f"{spent['epsilon']:.4g}"
+        epsilon = "" if spent is None else _epsilon(spent)
         lines.append(f"| {row} | {epsilon} | {' | '.join(values.get(c, '') for c in columns)} |")
     return lines
 
@@ -132,10 +177,11 @@ def _write_csv(found: list[Record], path: Path) -> None:
         for record in found
     ]
     columns = list(dict.fromkeys(name for row in rows for name in row if name != "wall_seconds"))
-    with path.open("w", newline="", encoding="utf-8") as file:
-        writer = csv.DictWriter(file, [*columns, "wall_seconds"])
-        writer.writeheader()
-        writer.writerows(rows)
+    text = io.StringIO(newline="")
+    writer = csv.DictWriter(text, [*columns, "wall_seconds"])
+    writer.writeheader()
+    writer.writerows(rows)
+    storage.write_text(path, text.getvalue())
 
 
 # ---------------------------------------------------------------------------------------------
@@ -165,8 +211,7 @@ def _draw_training(found: list[Record], folder: Path) -> list[Path]:
     curves = defaultdict(list)
     for record in found:
         log = record.workdir / "metrics.jsonl"
-        for line in log.read_text(encoding="utf-8").splitlines() if log.exists() else ():
-            entry = json.loads(line)
+        for entry in storage.read_lines(log) if log.exists() else ():
             if {"run", "step", "loss"} <= entry.keys():
                 name = " ".join([entry["run"], *(f"{k}={v}" for k, v in record.overrides.items())])
                 curves[name].append((entry["step"], entry["loss"], entry["epsilon"]))
@@ -245,4 +290,4 @@ def main(argv: list[str]) -> None:
 
 if __name__ == "__main__":
     flags.DEFINE_string("workdir", None, "a run's folder, or one that holds many")
-    app.run(main, flags_parser=cli.parse_flags)
+    cli.start(main)

@@ -8,16 +8,24 @@ from pathlib import Path
 from typing import Any
 
 import ml_collections
-from absl import app, flags
+from absl import flags
 from ml_collections import config_flags
 
 import dpx
 from dpx import privacy
-from experiments import cli, keys, records, report
+from experiments import cli, keys, records, report, storage
 
 _SEEDED = (
     "the guarantee holds only while noise_seed stays unknown to whoever sees the outputs, and is used for "
     "one run on one data set only"
+)
+_SYNTHETIC = (
+    "the data are synthetic and the noise follows from the public seed: this is what the method would "
+    "guarantee on private data, with noise from a secret key"
+)
+_LIMITED = (
+    "records are added to or removed from the {} that data.limit leaves to train on, and no other takes the "
+    "place of one: which records those are is public"
 )
 
 
@@ -41,6 +49,7 @@ def prepare(config: ml_collections.ConfigDict, source: str, workdir: Path) -> No
 
     Raises:
       ValueError, FileNotFoundError: before anything is written.
+      storage.StorageError: if another process keeps the folder, or its files are damaged.
     """
     check(config)
     records.begin(config, source, workdir)
@@ -51,43 +60,65 @@ def execute(config: ml_collections.ConfigDict, workdir: Path) -> records.Record:
 
     Raises:
       keys.CannotResumeError: if the run was killed and its keys are lost, or its data have changed.
+      storage.BusyError: if another process runs it.
+      storage.StorageError: if a file that it needs is damaged.
     """
-    record = records.read(workdir)
-    if record is None:
-        began = time.monotonic()
-        outcome = records.experiment(config).run(config, workdir)
-        _write(outcome, config, workdir, time.monotonic() - began)
+    with storage.lock(workdir):
         record = records.read(workdir)
-        assert record is not None
-    # Only now: until the result stands, a resumed run must draw the very same noise.
-    keys.discard(workdir)
-    return record
+        if record is None:
+            began = time.monotonic()
+            outcome = records.experiment(config).run(config, workdir)
+            _write(outcome, config, workdir, time.monotonic() - began)
+            record = records.read(workdir)
+            assert record is not None
+        # Only now: until the result stands, a resumed run must draw the very same noise.
+        keys.discard(workdir)
+        return record
 
 
 def _write(outcome: dict, config, workdir: Path, seconds: float) -> None:
-    releases, headline = outcome["releases"], outcome["privacy"]
-    if config.noise_seed is not None:
-        releases = {label: spent.assuming(_SEEDED) for label, spent in releases.items()}
-        headline = headline.assuming(_SEEDED)
-    total = outcome.get("total") or compose(releases)
+    synthetic = outcome.get("synthetic", False)
+
+    def state(spent: dpx.PrivacyGuarantee) -> dpx.PrivacyGuarantee:
+        return spent.assuming(*_assumptions(config, synthetic, spent))
+
+    releases = {label: state(spent) for label, spent in outcome["releases"].items()}
+    composed = {label: state(spent) for label, spent in outcome.get("composed", releases).items()}
+    headline = state(outcome["privacy"]).to_json()
     written = {
         "releases": {label: spent.to_json() for label, spent in releases.items()},
-        "total": total.to_json(),
+        "total": compose(composed).to_json(),
         "not_covered": outcome.get("not_covered", []),
+        "synthetic": synthetic,
     }
-    records.write_json(workdir / "privacy.json", written)
+    storage.write_json(workdir / "privacy.json", written)
     if outcome.get("notes"):
-        (workdir / "notes.md").write_text(outcome["notes"].rstrip() + "\n", encoding="utf-8")
-    summary = {
-        name: headline.to_json()[name] for name in ("epsilon", "delta", "neighboring", "unit")
-    }
+        storage.write_text(workdir / "notes.md", outcome["notes"].rstrip() + "\n")
+    summary = {name: headline[name] for name in ("epsilon", "delta", "neighboring", "unit")}
     metrics = {name: float(value) for name, value in outcome["metrics"].items()}
     result = {"metrics": metrics, "privacy": summary, "wall_seconds": round(seconds, 2)}
-    records.write_json(workdir / "result.json", result)
+    storage.write_json(workdir / "result.json", result)
+
+
+def _assumptions(config, synthetic: bool, spent: dpx.PrivacyGuarantee) -> list[str]:
+    """What a guarantee rests on because of how it was run."""
+    found = []
+    if config.noise_seed is not None:
+        found.append(_SEEDED)
+    elif synthetic:
+        found.append(_SYNTHETIC)
+    limit = config.get("data", {}).get("limit", 0)
+    if limit and spent.neighboring == privacy.ADD_OR_REMOVE_ONE:
+        found.append(_LIMITED.format(limit))
+    return found
 
 
 def compose(releases: dict[str, dpx.PrivacyGuarantee]) -> dpx.PrivacyGuarantee:
-    """All releases as one guarantee, at the largest of their δ (or at the sum, for plain ones)."""
+    """All releases as one guarantee, at the largest of their δ (or at the sum, for plain ones).
+
+    Each release must be in it once: where two rows of a table start from one release, that release is an
+    entry of its own and the rows are entries without it.
+    """
     ledger = dpx.Ledger()
     for label, spent in releases.items():
         ledger.spend(spent, label)
@@ -117,15 +148,16 @@ def main(argv: list[str]) -> None:
         cli.stop(error)
     try:
         record = execute(config, workdir)
-    except (keys.CannotResumeError, ModuleNotFoundError) as error:
+        print(report.summarize(record))
+        with storage.lock(workdir, wait=60):
+            for path in report.draw([record], workdir):
+                print(f"figure: {path}")
+    except cli.EXPECTED as error:
         cli.stop(error)
-    print(report.summarize(record))
-    for path in report.draw([record], workdir):
-        print(f"figure: {path}")
 
 
 if __name__ == "__main__":
     config_flags.DEFINE_config_file("config", None, "configs/NAME.py, with :arg if any")
     flags.DEFINE_string("workdir", None, "folder of this run's records")
     flags.DEFINE_bool("dry_run", False, "print the privacy parameters and stop")
-    app.run(main, flags_parser=cli.parse_flags)
+    cli.start(main)

@@ -3,19 +3,22 @@
 python -m experiments.sweep --config=configs/NAME.py[:arg] --workdir=DIR [--set=key=v1,v2 ...]
 
 The default grid is the config's sweep(). Finished points are skipped, an unfinished one resumes, and a point
-that fails does not stop the others.
+that fails does not stop the others. Several sweeps may share one folder: each takes points that nobody runs.
 """
 
 import itertools
 import sys
+import time
 import traceback
 from pathlib import Path
 
 import ml_collections
 import yaml
-from absl import app, flags
+from absl import flags
 
-from experiments import cli, records, report, run
+from experiments import cli, records, report, run, storage
+
+_PATIENCE = 1.0  # seconds between looks at points that other processes run
 
 
 def grid(source: str, axes: list[str]) -> list[dict]:
@@ -43,6 +46,11 @@ def grid(source: str, axes: list[str]) -> list[dict]:
         records.check_key(name, known)
         if name == "experiment":
             raise ValueError("--set=experiment=… is fixed by the config file: use another --config")
+        if name == "noise_seed":
+            raise ValueError(
+                "--set=noise_seed=… would write a secret into the points' names: give it to experiments.run, "
+                "for one run at a time, or leave it out"
+            )
     return [
         dict(zip(chosen, values, strict=True)) for values in itertools.product(*chosen.values())
     ]
@@ -85,22 +93,39 @@ def point_name(overrides: dict) -> str:
 
 
 def run_points(source: str, points: list[dict], folder: Path) -> list[tuple[str, Exception]]:
-    """Runs the points that are not finished.
+    """Runs the points that are not finished; several processes share the points of one folder.
+
+    A point that another process runs is left to it, and looked at again when all others are done: by then
+    it has finished, or its process was killed and it can go on here.
 
     Returns:
       The names of those that failed, with their errors, which are also printed.
     """
-    failed = []
-    for number, overrides in enumerate(points, start=1):
-        name = point_name(overrides)
-        sys.stderr.write(f"[{number}/{len(points)}] {name}\n")
-        try:
-            config = point_config(source, overrides)
-            run.prepare(config, source, folder / name)
-            run.execute(config, folder / name)
-        except Exception as error:
-            traceback.print_exc()
-            failed.append((name, error))
+    failed, left, said = [], list(enumerate(points, start=1)), set()
+    while left:
+        held = []
+        for number, overrides in left:
+            name = point_name(overrides)
+            if number not in said:
+                sys.stderr.write(f"[{number}/{len(points)}] {name}\n")
+            try:
+                config = point_config(source, overrides)
+                run.prepare(config, source, folder / name)
+                run.execute(config, folder / name)
+            except storage.BusyError:
+                if number not in said:
+                    sys.stderr.write(f"[{number}/{len(points)}] runs in another process: later\n")
+                held.append((number, overrides))
+            except cli.EXPECTED as error:
+                sys.stderr.write(f"error: {cli.in_one_line(error)}\n")
+                failed.append((name, error))
+            except Exception as error:
+                traceback.print_exc()
+                failed.append((name, error))
+            said.add(number)
+        if len(held) == len(left):
+            time.sleep(_PATIENCE)
+        left = held
     return failed
 
 
@@ -121,12 +146,15 @@ def main(argv: list[str]) -> None:
     except (ValueError, OSError) as error:
         cli.stop(error)
     failed = run_points(source, points, folder)
-    if records.read_all(folder):
-        print(report.write(folder))
+    try:
+        if records.read_all(folder):
+            print(report.write(folder))
+    except cli.EXPECTED as error:
+        cli.stop(error)
     if failed:
         sys.stderr.write(f"{len(failed)} of {len(points)} points failed:\n")
         for name, error in failed:
-            sys.stderr.write(f"  {name}: {type(error).__name__}: {error}\n")
+            sys.stderr.write(f"  {name}: {type(error).__name__}: {cli.in_one_line(error)}\n")
         sys.exit(1)
 
 
@@ -134,4 +162,4 @@ if __name__ == "__main__":
     flags.DEFINE_string("config", None, "configs/NAME.py, with :arg if any")
     flags.DEFINE_string("workdir", None, "folder of the sweep")
     flags.DEFINE_multi_string("set", [], "key=v1,v2: an axis of the grid, instead of sweep()")
-    app.run(main, flags_parser=cli.parse_flags)
+    cli.start(main)

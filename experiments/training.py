@@ -3,6 +3,7 @@
 import contextlib
 import dataclasses
 import functools
+import hashlib
 import json
 import math
 import sys
@@ -21,6 +22,7 @@ from ml_collections import ConfigDict
 
 import dpx
 from dpx import _watch, sampling
+from experiments import storage
 from experiments.keys import Keys
 
 
@@ -187,28 +189,64 @@ def _pad_to(array: np.ndarray, size: int, multiple: int) -> np.ndarray:
 
 
 class _Checkpoints:
-    """Orbax checkpoints of a private run, without the noise key."""
+    """Orbax checkpoints of a private run, without the noise key, each with a digest of its arrays.
+
+    A run keeps its keys until it has finished, so without its checkpoints it goes through the same steps,
+    with the same noise, from the start.
+    """
 
     def __init__(self, folder: Path):
-        self._manager = ocp.CheckpointManager(
-            folder.absolute(), options=ocp.CheckpointManagerOptions(max_to_keep=1)
-        )
+        self._folder = folder
+        with self._naming("be opened", "delete it, and the run starts again with the same noise"):
+            self._manager = ocp.CheckpointManager(
+                folder.absolute(), options=ocp.CheckpointManagerOptions(max_to_keep=1)
+            )
 
     def save(self, step: int, state) -> None:
-        self._manager.save(step, args=ocp.args.StandardSave(_without_key(state)))
+        kept = _without_key(state)
+        arguments = ocp.args.Composite(
+            state=ocp.args.StandardSave(kept), digest=ocp.args.JsonSave(_digest(kept))
+        )
+        with self._naming("be written", "make room, and repeat the command"):
+            self._manager.save(step, args=arguments)
 
     def restore(self, state) -> tuple[int, Any]:
         step = self._manager.latest_step()
         if step is None:
             return 0, state
         template = jax.tree.map(ocp.utils.to_shape_dtype_struct, _without_key(state))
-        params, (noise, *rest) = self._manager.restore(
-            step, args=ocp.args.StandardRestore(template)
+        arguments = ocp.args.Composite(
+            state=ocp.args.StandardRestore(template), digest=ocp.args.JsonRestore()
         )
+        with self._naming("be read", "delete it, and the run starts again with the same noise"):
+            found = self._manager.restore(step, args=arguments)
+            if found.digest != _digest(found.state):
+                raise ValueError("its arrays are not those that were written")
+        params, (noise, *rest) = found.state
         return step, (params, (state[1][0]._replace(count=noise), *rest))
 
     def close(self) -> None:
-        self._manager.close()
+        # Checkpoints are written in the background: what goes wrong there is known here.
+        with self._naming("be written", "make room, and repeat the command"):
+            self._manager.close()
+
+    @contextlib.contextmanager
+    def _naming(self, what: str, remedy: str):
+        try:
+            yield
+        except (
+            Exception
+        ) as error:  # Orbax and TensorStore raise many types for files they cannot use
+            raise storage.StorageError(
+                f"{self._folder} cannot {what} ({type(error).__name__}): {remedy}"
+            ) from error
+
+
+def _digest(state) -> dict[str, str]:
+    found = hashlib.sha256()
+    for leaf in jax.tree.leaves(state):
+        found.update(np.ascontiguousarray(leaf).data)
+    return {"sha256": found.hexdigest()}
 
 
 def _without_key(state):
@@ -222,27 +260,16 @@ class MetricLog:
     def __init__(self, path: Path, label: str, start: int):
         self._path, self._label = path, label
         if path.exists():
-            kept = [
-                line
-                for line in path.read_text(encoding="utf-8").splitlines(keepends=True)
-                if _complete(line) and not self._stale(json.loads(line), start)
-            ]
-            path.write_text("".join(kept), encoding="utf-8")
+            entries = storage.read_lines(path)
+            kept = (json.dumps(entry) + "\n" for entry in entries if not self._stale(entry, start))
+            storage.write_text(path, "".join(kept))
 
     def _stale(self, entry: dict, start: int) -> bool:
         return entry.get("run") == self._label and entry.get("step", 0) > start
 
     def write(self, entry: dict) -> None:
-        with self._path.open("a", encoding="utf-8") as file:
+        with storage.naming(self._path), self._path.open("a", encoding="utf-8") as file:
             file.write(json.dumps({"run": self._label, **entry}) + "\n")
-
-
-def _complete(line: str) -> bool:
-    try:
-        json.loads(line)
-    except ValueError:
-        return False
-    return line.endswith("\n")
 
 
 def _progress(label, done, steps, loss, spent, began, ran) -> None:
@@ -264,8 +291,12 @@ def save_model(workdir: Path, model: Any) -> None:
 def load_model(workdir: Path, template: Any) -> Any:
     """What `save_model` saved, in the shapes and structure of `template`."""
     shapes = jax.tree.map(ocp.utils.to_shape_dtype_struct, template)
-    with ocp.StandardCheckpointer() as checkpointer:
-        return checkpointer.restore(workdir.absolute() / "model", shapes)
+    folder = workdir.absolute() / "model"
+    try:
+        with ocp.StandardCheckpointer() as checkpointer:
+            return checkpointer.restore(folder, shapes)
+    except Exception as error:  # Orbax and TensorStore raise many types for files they cannot use
+        raise storage.damaged(folder) from error
 
 
 def check(config: Any, num_examples: int, *, name: str = "config.train") -> None:

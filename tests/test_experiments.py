@@ -25,6 +25,7 @@ from experiments import (
     records,
     report,
     run,
+    storage,
     sweep,
     training,
 )
@@ -80,7 +81,7 @@ def test_quickstart_leaves_its_records_and_a_model(tmp_path, monkeypatch):
         "metrics.jsonl",
         "result.json",
     }
-    private = records.read_json(tmp_path / "run" / "privacy.json")
+    private = storage.read_json(tmp_path / "run" / "privacy.json")
     assert any("loss" in words for words in private["not_covered"])
     text = report.summarize(record)
     assert "| dp_transformer | 2.9" in text
@@ -109,7 +110,9 @@ def test_keys_are_fresh_from_the_system_and_kept_until_discarded(tmp_path):
     config.noise_seed = 4
     same = [keys.open_keys(config, tmp_path / name).noise for name in "cd"]
     assert (same[0] == same[1]).all()
-    assert not (tmp_path / "c").exists()
+    kept = (tmp_path / "c" / "secret" / "keys.json").read_text()
+    assert "noise" not in kept
+    assert "sampling" not in kept
 
 
 @pytest.mark.parametrize("left", ["checkpoints", "model", "metrics.jsonl", "privacy.json"])
@@ -189,7 +192,7 @@ def test_keys_that_cannot_be_deleted_are_reported_and_the_result_stands(tmp_path
     config = records.load_config(source)
     run.prepare(config, source, tmp_path)
     keys.open_keys(config, tmp_path)
-    records.write_json(
+    storage.write_json(
         tmp_path / "result.json", {"metrics": {"a": 1.0}, "privacy": {}, "wall_seconds": 0.0}
     )
 

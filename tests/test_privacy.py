@@ -12,7 +12,7 @@ from scipy import stats
 
 import dpx
 from dpx import privacy
-from dpx.privacy import _cache
+from dpx.privacy import _cache, dpsgd
 
 mpmath.mp.dps = 60
 
@@ -155,11 +155,62 @@ def test_cache_is_fast_and_optional(tmp_path, monkeypatch):
     (entry,) = _cache.directory().glob("*.json")
     for corrupt in ("", "{", '{"key": 1}', '{"key": "x", "value": "y"}', "[]", "\xff"):
         entry.write_text(corrupt, encoding="latin-1")
+        forget(monkeypatch)
         assert dpx.calibrate_dpsgd(1.0, 1e-5, **settings) == first
     blocked = tmp_path / "file"
     blocked.write_text("not a folder")
     monkeypatch.setenv("XDG_CACHE_HOME", str(blocked))
+    forget(monkeypatch)
     assert dpx.calibrate_dpsgd(1.0, 1e-5, **settings) == first
+
+
+def forget(monkeypatch):
+    """As another process would find the cache."""
+    monkeypatch.setattr(_cache, "_known", {})
+
+
+@pytest.mark.parametrize("accountant", ["pld", "rdp"])
+@pytest.mark.parametrize("beside", [None, GaussianDpEvent(4.0)])
+def test_a_cached_multiplier_is_checked_before_it_is_used(
+    tmp_path, monkeypatch, accountant, beside
+):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    budget = {"sampling_probability": 0.05, "steps": 100, "accountant": accountant}
+    forget(monkeypatch)
+    first = dpx.calibrate_dpsgd(2.0, 1e-5, beside=beside, **budget)
+    (entry,) = _cache.directory().glob("*.json")
+    written = json.loads(entry.read_text())
+    # Too little noise breaks the guarantee, too much the promise of at least 0.999 ε.
+    for edited in (0.3, 0.97 * first, 1.1 * first, 1e9):
+        entry.write_text(json.dumps({**written, "value": edited}))
+        forget(monkeypatch)
+        assert dpx.calibrate_dpsgd(2.0, 1e-5, beside=beside, **budget) == first
+        assert json.loads(entry.read_text())["value"] == first
+
+
+def test_a_cached_multiplier_costs_one_evaluation_and_none_again(tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    evaluated, accounted = [], dpsgd._accounted
+    monkeypatch.setattr(
+        dpsgd, "_accounted", lambda *args: (evaluated.append(args), accounted(*args))[1]
+    )
+    counts = []
+    for _ in range(2):
+        forget(monkeypatch)
+        for _ in range(2):
+            evaluated.clear()
+            dpx.calibrate_dpsgd(2.0, 1e-5, sampling_probability=0.05, steps=100)
+            counts.append(len(evaluated))
+    assert counts[0] > 3
+    assert counts[1:] == [0, 1, 0]
+
+
+def test_a_ledger_keeps_releases_of_one_label_apart():
+    ledger = dpx.Ledger().spend(guarantee(0.5), "query").spend(guarantee(0.25), "query")
+    assert [(label, spent.epsilon) for label, spent in ledger.releases] == [
+        ("query", 0.5),
+        ("query", 0.25),
+    ]
 
 
 def guarantee(epsilon=1.0, delta=1e-6, event=None, unit="user", relation=None):

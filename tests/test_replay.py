@@ -7,6 +7,7 @@ import pytest
 from flax import nnx
 
 from dpx import (
+    audit,
     cross_attention,
     gram,
     item_gram,
@@ -15,7 +16,6 @@ from dpx import (
     noisy_head,
     popularity,
     reattention,
-    replay,
     transitions,
     trees,
 )
@@ -30,7 +30,7 @@ NUM_ITEMS = 9
 
 @pytest.fixture(scope="module", autouse=True)
 def _recording():
-    with replay.recording():
+    with audit.recording():
         yield
 
 
@@ -126,16 +126,16 @@ def removals(users):
 @pytest.mark.parametrize("name", UNBOUNDED)
 def test_adding_or_removing_a_record_moves_each_release_by_what_it_declares(name):
     program, users = UNBOUNDED[name], histories()
-    first = replay.record(program, users)
+    first = audit.record(program, users)
     ratios = [
-        replay.replay(program, users, other, ids=ids, first=first).check().largest_ratio
+        audit.replay(program, users, other, ids=ids, first=first).check().largest_ratio
         for other, ids in removals(users)
     ]
     assert max(ratios) > 0.3  # the bound is not idle
     alone = [users[5]]
     empty = [users[5][:0]]
     if name not in ("token probabilities",):
-        replay.replay(program, alone, empty).check()
+        audit.replay(program, alone, empty).check()
 
 
 # ---------------------------------------------------------------------------------------------------------
@@ -236,15 +236,15 @@ def replacements(data):
 def test_replacing_a_record_moves_each_release_by_what_it_declares(name):
     program, data = REPLACED[name], memory()
     data[1][0] = 1.0  # a corner, whose opposite is tried
-    first = replay.record(program, data)
+    first = audit.record(program, data)
     ratios = [
-        replay.replay(program, data, other, first=first).check().largest_ratio
+        audit.replay(program, data, other, first=first).check().largest_ratio
         for other in replacements(data)
     ]
     assert max(ratios) > 0.01
     alone = tuple(part[:1] for part in data)
     opposite = alone[0], -alone[1]
-    replay.replay(program, alone, opposite).check()
+    audit.replay(program, alone, opposite).check()
 
 
 # ---------------------------------------------------------------------------------------------------------
@@ -263,7 +263,7 @@ DATA = np.eye(4)
 @pytest.mark.parametrize("jitted", [False, True])
 def test_the_ratio_is_the_distance_over_the_sensitivity(jitted):
     program = lambda x: (jax.jit(released) if jitted else released)(x, sensitivity=0.5)  # noqa: E731
-    found = replay.replay(program, DATA, DATA[1:])
+    found = audit.replay(program, DATA, DATA[1:])
     assert [each.label for each in found.compared] == ["sum"]
     assert found.largest_ratio == pytest.approx(2.0)
     assert not found.differences  # the output of the second run is that of the first
@@ -280,7 +280,7 @@ def test_vmapped_and_scanned_releases_are_seen_one_by_one():
         )
         return first, more
 
-    found = replay.replay(program, jnp.asarray(DATA), jnp.asarray(2 * DATA)).check(tolerance=1.1)
+    found = audit.replay(program, jnp.asarray(DATA), jnp.asarray(2 * DATA)).check(tolerance=1.1)
     assert len(found.compared) == 5
 
 
@@ -298,7 +298,7 @@ def test_vmapped_and_scanned_releases_are_seen_one_by_one():
 )
 def test_every_other_difference_is_named(program, said):
     with pytest.raises(AssertionError, match=said):
-        replay.replay(program, DATA, DATA[1:]).check()
+        audit.replay(program, DATA, DATA[1:]).check()
 
 
 def test_files_differ_by_name_and_what_is_not_covered_may(tmp_path):
@@ -308,18 +308,18 @@ def test_files_differ_by_name_and_what_is_not_covered_may(tmp_path):
         return released(x)
 
     with pytest.raises(AssertionError, match=r"file/loss\.txt differs"):
-        replay.replay(program, DATA, DATA[1:]).check()
-    replay.replay(program, DATA, DATA[1:], ignore=["file/loss.txt"]).check()
+        audit.replay(program, DATA, DATA[1:]).check()
+    audit.replay(program, DATA, DATA[1:], ignore=["file/loss.txt"]).check()
 
 
 def test_epsilon_follows_from_the_noise_that_was_drawn():
     keys = jax.random.split(KEY, 2)
-    found = replay.record(lambda x: [released(x, key=key, multiplier=3.0) for key in keys], DATA)
+    found = audit.record(lambda x: [released(x, key=key, multiplier=3.0) for key in keys], DATA)
     assert found.epsilon(1e-5) == pytest.approx(
         __import__("dpx").gaussian_epsilon(3.0, 1e-5, compositions=2)
     )
 
 
 def test_a_watched_program_gives_what_it_gives_unwatched():
-    watched = replay.record(lambda x: released(x), DATA).left["result"]
+    watched = audit.record(lambda x: released(x), DATA).left["result"]
     np.testing.assert_array_equal(watched, np.asarray(released(DATA)))

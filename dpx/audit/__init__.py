@@ -1,4 +1,4 @@
-"""Audits of a privacy claim: lower bounds on ε, and the runs with canaries that they are computed from."""
+"""Audits of a privacy claim: whole runs replayed on neighbouring data, and statistical lower bounds on ε."""
 
 from dpx.audit.bounds import (
     Audit,
@@ -11,12 +11,15 @@ from dpx.audit.bounds import (
 from dpx.audit.canaries import Dirac, Runs, Training, dirac, many_runs, one_run
 from dpx.audit.curves import SampledGaussian
 from dpx.audit.guessing import OneRunAudit, one_run_lower_bound
+from dpx.audit.replay import Recording, Replay, record, recording, replay
 
 __all__ = [
     "Audit",
     "CurveAudit",
     "Dirac",
     "OneRunAudit",
+    "Recording",
+    "Replay",
     "Runs",
     "SampledGaussian",
     "StepAudit",
@@ -27,5 +30,8 @@ __all__ = [
     "many_runs",
     "one_run",
     "one_run_lower_bound",
+    "record",
+    "recording",
+    "replay",
     "step_lower_bound",
 ]

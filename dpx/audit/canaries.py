@@ -69,7 +69,9 @@ class Training:
         for name in ("l2_clip", "noise_multiplier", "expected_batch_size"):
             value = check_number(getattr(self, name), name)
             if not 0 < value < np.inf:
-                raise ValueError(f"{name}={value} must be positive and finite: use that of the claim")
+                raise ValueError(
+                    f"{name}={value} must be positive and finite: use that of the claim"
+                )
         check_integer(self.piece, "piece")
         self.model  # noqa: B018, checks the sampling and the steps
 
@@ -78,7 +80,9 @@ class Training:
         """The trade-off curves of this training, for any noise multiplier."""
         return SampledGaussian(self.sampling_probability, self.steps)
 
-    def batches(self, num_examples: int, seed: np.random.SeedSequence) -> tuple[np.ndarray, np.ndarray]:
+    def batches(
+        self, num_examples: int, seed: np.random.SeedSequence
+    ) -> tuple[np.ndarray, np.ndarray]:
         """Indices and mask of all steps, (steps, n) each."""
         found = list(
             self.poisson_batches(
@@ -101,9 +105,7 @@ class Training:
         Returns:
           The final parameters, and the observations with a leading axis of steps.
         """
-        gradient = self.clipped_grad(
-            self.loss_fn, l2_clip=self.l2_clip, microbatch_size=self.piece
-        )
+        gradient = self.clipped_grad(self.loss_fn, l2_clip=self.l2_clip, microbatch_size=self.piece)
         noise = self.privatize(
             l2_clip=self.l2_clip,
             noise_multiplier=self.noise_multiplier,
@@ -167,7 +169,8 @@ class Runs(NamedTuple):
         center = self.outside[:learned].mean(axis=0)
         found = [
             np.stack(
-                [training.log_likelihood_ratio(x), (((x - center) @ metric) ** 2).sum(axis=1)], axis=1
+                [training.log_likelihood_ratio(x), (((x - center) @ metric) ** 2).sum(axis=1)],
+                axis=1,
             )
             for x in (self.inside, self.outside[learned:])
         ]

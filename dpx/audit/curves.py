@@ -50,7 +50,9 @@ class SampledGaussian:
         """
         type_one = np.asarray(type_one, np.float64)
         if self.sampling_probability == 1:
-            return special.ndtr(special.ndtri(1 - type_one) - math.sqrt(self.steps) / noise_multiplier)
+            return special.ndtr(
+                special.ndtri(1 - type_one) - math.sqrt(self.steps) / noise_multiplier
+            )
         lines = _lines(self.sampling_probability, self.steps, noise_multiplier)
         return np.max(lines[0] - lines[1] * type_one[..., None], axis=-1, initial=0.0)
 

@@ -1,5 +1,6 @@
 """Amazon ratings as histories."""
 
+import math
 from pathlib import Path
 
 import numpy as np
@@ -21,7 +22,7 @@ def load_amazon(path: str | Path, *, min_count: int | None = None) -> Histories:
       ValueError: for a malformed line, with its number.
     """
     path = files.existing(path)
-    lines = path.read_text(encoding="utf-8").splitlines()
+    lines = files.read_text(path).splitlines()
     if path.suffix == ".csv":
         parse, expected = _parse_rating, "user,item,rating,timestamp"
     else:
@@ -37,11 +38,13 @@ def load_amazon(path: str | Path, *, min_count: int | None = None) -> Histories:
 
 def _parse_rating(line: str) -> tuple[str, str, float]:
     user, item, _, time = line.split(",")
+    if not (user and item and math.isfinite(float(time))):
+        raise ValueError("a user, an item and a time")
     return user, item, float(time)
 
 
 def _parse_pair(line: str) -> tuple[int, int, float]:
-    user, item = (int(word) for word in line.split())
+    user, item = (files.whole_number(word) for word in line.split())
     if min(user, item) < 1:
         raise ValueError("ids start at 1")
     return user, item, 0.0

@@ -1,6 +1,7 @@
-"""Reading lines of text files, with errors that name the line."""
+"""Reading text files, with errors that name the file, and the line where there is one."""
 
 import zipfile
+import zlib
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import TypeVar
@@ -16,6 +17,16 @@ def existing(path: str | Path) -> Path:
     return path
 
 
+def read_text(path: Path, encoding: str = "utf-8") -> str:
+    """The text of a file; ValueError where it is not in that encoding."""
+    try:
+        return path.read_text(encoding=encoding)
+    except UnicodeDecodeError as error:
+        raise ValueError(
+            f"{path}: byte {error.start} is not {encoding.upper()}: save the file in that encoding"
+        ) from None
+
+
 def parse_lines(
     path: Path, lines: Iterable[str], parse: Callable[[str], T], expected: str
 ) -> Iterator[T]:
@@ -25,21 +36,38 @@ def parse_lines(
             continue
         try:
             yield parse(line.rstrip("\r\n"))
-        except (ValueError, IndexError):
+        except (ValueError, IndexError, OverflowError):
             raise ValueError(
                 f"{path}: line {number} is malformed, expected {expected}: {line.strip()[:60]!r}"
             ) from None
 
 
 def zip_member(path: Path, name: str) -> Iterator[str]:
-    """The lines of the file called `name`, in whatever folder of the archive it lies."""
-    with zipfile.ZipFile(path) as archive:
-        members = [entry for entry in archive.namelist() if entry.rsplit("/", 1)[-1] == name]
-        if not members:
-            raise ValueError(f"{path}: the archive holds no {name}")
-        with archive.open(members[0]) as file:
-            for line in file:
-                yield line.decode("latin-1")
+    """The lines of the file called `name`, in whatever folder of the archive it lies.
+
+    Raises:
+      ValueError: for a file that is no archive, is cut off, damaged or encrypted, or holds no such file.
+    """
+    try:
+        with zipfile.ZipFile(path) as archive:
+            members = [entry for entry in archive.namelist() if entry.rsplit("/", 1)[-1] == name]
+            if not members:
+                raise ValueError(f"{path}: the archive holds no {name}: check --config.data.path")
+            with archive.open(members[0]) as file:
+                for line in file:
+                    yield line.decode("latin-1")
+    except (zipfile.BadZipFile, zlib.error, EOFError, RuntimeError, NotImplementedError) as error:
+        raise ValueError(
+            f"{path}: not a zip archive that can be read ({error}): fetch it again"
+        ) from None
+
+
+def whole_number(word: str) -> int:
+    """A number of at most 64 bits; ValueError for any other word."""
+    number = int(word)
+    if not -(2**63) <= number < 2**63:
+        raise ValueError(word)
+    return number
 
 
 def download(url: str, sha256: str) -> Path:

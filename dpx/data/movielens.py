@@ -39,13 +39,14 @@ def load_movielens_1m(path: str | Path | None = None, *, min_count: int = 5) -> 
     if path.suffix == ".zip":
         lines = files.zip_member(path, "ratings.dat")
     else:
-        lines = path.read_text(encoding="latin-1").splitlines()
+        lines = files.read_text(path, "latin-1").splitlines()
 
     def parse(line):
         user, item, _, time = line.split("::")
-        return int(user), int(item), int(time)
+        return tuple(map(files.whole_number, (user, item, time)))
 
-    events = np.array(list(files.parse_lines(path, lines, parse, "user::movie::rating::time")))
+    expected = "user::movie::rating::time"
+    events = np.array(list(files.parse_lines(path, lines, parse, expected)), np.int64)
     if not len(events):
         raise ValueError(f"{path} holds no ratings")
     return from_events(*events.T, min_count=min_count)

@@ -178,7 +178,15 @@ def _read_table(path: Path, column: str | None) -> list[str]:
     csv.field_size_limit(2**24)
     with path.open(encoding="utf-8", errors="replace", newline="") as file:
         delimiter = "," if path.suffix.lower() == ".csv" else "\t"
-        rows = list(csv.DictReader(file, delimiter=delimiter))
+        reader = csv.DictReader(file, delimiter=delimiter)
+        try:
+            rows = list(reader)
+        except csv.Error as error:
+            raise ValueError(
+                f"{path}: line {reader.line_num} is malformed ({error}): mend the table"
+            ) from None
+    for row in rows:
+        row.pop(None, None)  # type: ignore[call-overload]  # cells beyond the header's
     if len(rows) > 1 and {value or "" for value in rows[0].values()} <= _ORANGE_TYPES:
         rows = rows[2:]  # Orange's .tab has two more lines of header: types and roles
     if not rows:

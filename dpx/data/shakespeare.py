@@ -46,7 +46,7 @@ def load_shakespeare(path: str | Path | None = None) -> str:
       ValueError: for an empty file.
     """
     path = files.download(_URL, _SHA256) if path is None else files.existing(path)
-    text = path.read_text(encoding="utf-8")
+    text = files.read_text(path)
     if not text:
         raise ValueError(f"{path} is empty")
     return text

@@ -45,7 +45,8 @@ def load_surnames(path: str | Path | None = None) -> list[str]:
       FileNotFoundError: if there is no such file.
       ValueError: for a name that is not 1 to 13 letters a–z, with its line number.
     """
-    source = resources.files("names") / "dist.all.last" if path is None else files.existing(path)
+    source = Path(str(resources.files("names") / "dist.all.last"))
+    source = source if path is None else files.existing(path)
 
     def parse(line):
         name = line.split()[0].lower()
@@ -53,8 +54,8 @@ def load_surnames(path: str | Path | None = None) -> list[str]:
             raise ValueError(name)
         return name
 
-    lines = source.read_text(encoding="utf-8").splitlines()
-    names = list(files.parse_lines(Path(str(source)), lines, parse, "a name of 1 to 13 letters"))
+    lines = files.read_text(source).splitlines()
+    names = list(files.parse_lines(source, lines, parse, "a name of 1 to 13 letters"))
     if not names:
         raise ValueError(f"{source} holds no names")
     return names

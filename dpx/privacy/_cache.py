@@ -1,4 +1,4 @@
-"""Numbers that are slow to compute and never change, kept in the user's cache directory."""
+"""Numbers that are slow to find and quick to check, kept in the user's cache directory."""
 
 import hashlib
 import json
@@ -15,20 +15,29 @@ def directory() -> Path:
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "dpx"
 
 
-def remember(key: dict, compute: Callable[[], float]) -> float:
+# What this process has found or checked: it need not be checked again.
+_known: dict[str, float] = {}
+
+
+def remember(key: dict, compute: Callable[[], float], holds: Callable[[float], bool]) -> float:
     """The positive number stored for `key`, or else `compute()`, stored for the next time.
 
-    The cache is a convenience: an unreadable, corrupt or unwritable entry is as good as none.
+    The cache is a convenience: an unreadable, corrupt or unwritable entry is as good as none. So is one that
+    fails its check, for anybody may have written it, and a guarantee must not rest on a file.
+
+    Args:
+      key: What the number depends on.
+      compute: Finds it.
+      holds: Whether a number that was read is right; asked once in a process.
     """
     name = json.dumps({**key, "dp-accounting": metadata.version("dp-accounting")}, sort_keys=True)
-    try:
-        path = directory() / f"{hashlib.sha256(name.encode()).hexdigest()}.json"
-        entry = json.loads(path.read_text(encoding="utf-8"))
-        if entry["key"] == name and 0 < entry["value"] < math.inf:
-            return float(entry["value"])
-    except (OSError, RuntimeError, ValueError, TypeError, KeyError):
-        pass
-    value = compute()
+    if name in _known:
+        return _known[name]
+    stored = _read(name)
+    if stored is not None and holds(stored):
+        _known[name] = stored
+        return stored
+    value = _known[name] = compute()
     try:
         path = directory() / f"{hashlib.sha256(name.encode()).hexdigest()}.json"
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -40,3 +49,14 @@ def remember(key: dict, compute: Callable[[], float]) -> float:
     except (OSError, RuntimeError):
         pass
     return value
+
+
+def _read(name: str) -> float | None:
+    try:
+        path = directory() / f"{hashlib.sha256(name.encode()).hexdigest()}.json"
+        entry = json.loads(path.read_text(encoding="utf-8"))
+        if entry["key"] == name and 0 < entry["value"] < math.inf:
+            return float(entry["value"])
+    except (OSError, RuntimeError, ValueError, TypeError, KeyError):
+        pass
+    return None

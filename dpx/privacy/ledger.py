@@ -117,9 +117,9 @@ class Ledger:
         return self
 
     @property
-    def releases(self) -> dict[str, PrivacyGuarantee | DpEvent]:
-        """What was spent, by label, in order."""
-        return dict(self._entries)
+    def releases(self) -> tuple[tuple[str, PrivacyGuarantee | DpEvent], ...]:
+        """What was spent, each with its label, in order; labels may repeat."""
+        return tuple(self._entries)
 
     def guarantee(self, delta: float) -> PrivacyGuarantee:
         """The composed guarantee at δ.

@@ -28,7 +28,7 @@ import jax
 import numpy as np
 
 from dpx import _watch
-from dpx.privacy import ADD_OR_REMOVE_ONE, REPLACE_ONE
+from dpx.privacy import ADD_OR_REMOVE_ONE
 from dpx.privacy.events import event_epsilon
 
 _SAME = 1e-12  # relative; what is declared has to agree between the runs
@@ -370,20 +370,3 @@ def _whitened(one: Seen, other: Seen) -> float:
     here, there = one.exact[0].astype(np.float64), other.exact[0].astype(np.float64)
     root = np.linalg.inv(np.linalg.cholesky(here))
     return float(np.linalg.norm(root @ (there - here) @ root.T))
-
-
-def without(data: Any, record: int) -> tuple[Any, np.ndarray]:
-    """A tree of arrays with one row less, and the ids of those that stay."""
-    ids = np.delete(np.arange(len(jax.tree.leaves(data)[0])), record)
-    return jax.tree.map(lambda array: np.asarray(array)[ids], data), ids
-
-
-__all__ = [
-    "ADD_OR_REMOVE_ONE",
-    "REPLACE_ONE",
-    "Recording",
-    "Replay",
-    "record",
-    "recording",
-    "replay",
-]

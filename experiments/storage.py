@@ -1,0 +1,248 @@
+"""Files that are whole or absent, checked when they are read, and written by one process at a time.
+
+A run's folder outlives the process that fills it: processes are killed, disks fill up, files are damaged,
+and two terminals are pointed at one folder. All that is read or written there goes through this module,
+so that each of these ends in an error that names the file and says what to do.
+"""
+
+import contextlib
+import hashlib
+import json
+import os
+import stat
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import IO, Any
+
+import filelock
+
+LOCK = ".lock"
+_RESTORE = "restore it from a copy, or use a new --workdir"
+
+
+class StorageError(ValueError):
+    """A file that cannot be used as it is."""
+
+
+class BusyError(StorageError):
+    """Another process works in the folder."""
+
+
+@contextlib.contextmanager
+def lock(folder: Path, *, wait: float = 0.0) -> Iterator[None]:
+    """Keeps other processes out of a folder; the system drops the lock of a process that is killed.
+
+    Args:
+      folder: Made where there is none.
+      wait: Seconds to wait for a process that is in it.
+
+    Raises:
+      BusyError: if another process still holds it.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    held = filelock.FileLock(folder / LOCK)
+    try:
+        held.acquire(timeout=wait, poll_interval=0.05)
+    except filelock.Timeout:
+        raise BusyError(
+            f"{folder} is in use by another process: wait until that has ended, or use another --workdir"
+        ) from None
+    try:
+        yield
+    finally:
+        held.release()
+
+
+# ---------------------------------------------------------------------------------------------------------
+# Whole files
+
+
+@contextlib.contextmanager
+def replacing(path: Path) -> Iterator[IO[bytes]]:
+    """A file that takes the place of `path` once it is complete, and is removed if that never happens.
+
+    Raises:
+      StorageError: if what lies where it is written is no leftover of our own.
+      OSError: naming `path`, if it cannot be written.
+    """
+    partial = path.with_name(path.name + ".partial")
+    with naming(path):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        _remove_leftover(partial)
+        flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW
+        descriptor = os.open(partial, flags, 0o666)
+        try:
+            with os.fdopen(descriptor, "wb") as file:
+                yield file
+                file.flush()
+                os.fsync(file.fileno())
+            os.replace(partial, path)
+        except BaseException:
+            partial.unlink(missing_ok=True)
+            raise
+
+
+def write_text(path: Path, text: str) -> None:
+    """Writes a whole file, or none."""
+    with replacing(path) as file:
+        file.write(text.encode())
+
+
+def read_text(path: Path) -> str:
+    """The text of a file.
+
+    Raises:
+      StorageError: if it is missing or no UTF-8.
+    """
+    try:
+        return path.read_text(encoding="utf-8")
+    except (FileNotFoundError, NotADirectoryError):
+        raise StorageError(f"{path} is missing: {_RESTORE}") from None
+    except UnicodeDecodeError:
+        raise damaged(path) from None
+
+
+def write_json(path: Path, content: dict[str, Any]) -> None:
+    """Writes a whole file of JSON with a checksum of its content, or none."""
+    write_text(path, _with_checksum(content))
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """What `write_json` wrote.
+
+    Raises:
+      StorageError: if the file is missing or changed.
+    """
+    return _verified(read_text(path), path)
+
+
+def read_lines(path: Path) -> list[dict[str, Any]]:
+    """The objects of a log of JSON lines, without a last line that was cut off while it was written.
+
+    Raises:
+      StorageError: for any other line that is none.
+    """
+    found = []
+    for line in read_text(path).splitlines(keepends=True):
+        if not line.endswith("\n"):
+            break
+        try:
+            found.append(dict(json.loads(line).items()))
+        except (ValueError, AttributeError):
+            raise damaged(path, "delete it, and only the progress of the run is lost") from None
+    return found
+
+
+def damaged(path: Path, remedy: str = _RESTORE) -> StorageError:
+    """The error for a file that is not what was written."""
+    return StorageError(f"{path} is damaged: {remedy}")
+
+
+def _with_checksum(content: dict[str, Any]) -> str:
+    return json.dumps({**content, "sha256": _checksum(content)}, indent=2) + "\n"
+
+
+def _verified(text: str, path: Path) -> dict[str, Any]:
+    try:
+        content = json.loads(text)
+        stated = content.pop("sha256")
+    except (ValueError, TypeError, AttributeError, KeyError):
+        raise damaged(path) from None
+    if not isinstance(content, dict) or stated != _checksum(content):
+        raise damaged(path)
+    return content
+
+
+def _checksum(content: dict[str, Any]) -> str:
+    # Through JSON once more: what is read back has lists for tuples and strings for keys.
+    plain = json.dumps(json.loads(json.dumps(content)), sort_keys=True)
+    return hashlib.sha256(plain.encode()).hexdigest()
+
+
+def _remove_leftover(partial: Path) -> None:
+    try:
+        found = os.lstat(partial)
+    except FileNotFoundError:
+        return
+    if not stat.S_ISREG(found.st_mode) or found.st_uid != os.geteuid():
+        raise StorageError(f"{partial} is no file that a run of yours left: remove it")
+    partial.unlink()
+
+
+@contextlib.contextmanager
+def naming(path: Path) -> Iterator[None]:
+    """Puts a file's name into an OSError: a full disk is reported without one."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno is None:
+            raise
+        raise OSError(error.errno, error.strerror, str(path)) from error
+
+
+# ---------------------------------------------------------------------------------------------------------
+# Secret files
+
+
+def create_private(path: Path, content: dict[str, Any]) -> bool:
+    """Creates a file for its owner alone in a folder for its owner alone, unless there is one.
+
+    Returns:
+      Whether this call made it, complete: of several processes that try, one does.
+
+    Raises:
+      StorageError: if the folder is a link, another user's, or open to others.
+      OSError: naming `path`, if it cannot be written.
+    """
+    folder = path.parent
+    with naming(path):
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        with contextlib.suppress(FileExistsError):
+            os.mkdir(folder, 0o700)
+        _check_private(folder, os.lstat(folder), stat.S_ISDIR)
+        descriptor, partial = tempfile.mkstemp(suffix=".partial", dir=folder)
+        try:
+            with os.fdopen(descriptor, "w") as file:
+                file.write(_with_checksum(content))
+                file.flush()
+                os.fsync(file.fileno())
+            # Unlike a rename, a link never takes the place of a file that is there.
+            os.link(partial, path)
+            return True
+        except FileExistsError:
+            return False
+        finally:
+            os.unlink(partial)
+
+
+def read_private(path: Path) -> dict[str, Any]:
+    """What `create_private` wrote.
+
+    Raises:
+      StorageError: if the file is damaged, a link, or not the user's own alone.
+    """
+    try:
+        _check_private(path.parent, os.lstat(path.parent), stat.S_ISDIR)
+        descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW)
+    except FileNotFoundError:
+        raise StorageError(f"{path} is missing: {_RESTORE}") from None
+    except OSError:
+        raise _not_private(path) from None
+    with os.fdopen(descriptor, "rb") as file:
+        _check_private(path, os.fstat(descriptor), stat.S_ISREG)
+        content = file.read()
+    return _verified(content.decode("utf-8", errors="replace"), path)
+
+
+def _check_private(path: Path, found: os.stat_result, is_right_kind) -> None:
+    own = found.st_uid == os.geteuid() and not found.st_mode & 0o077
+    if not (is_right_kind(found.st_mode) and own):
+        raise _not_private(path)
+
+
+def _not_private(path: Path) -> StorageError:
+    return StorageError(
+        f"{path} is a link, or others own it or can read it, so that it keeps no secret: remove it, and use "
+        "a new --workdir"
+    )
