@@ -134,7 +134,8 @@ def calibrate(
         run = dpx.privacy.dpsgd_guarantee(
             privacy.noise_multiplier,
             config.delta,
-            sampling_probability=config.train.batch_size / len(histories.items),
+            sampling_probability=config.train.batch_size
+            / training.public_size(len(histories.items)),
             steps=config.train.steps,
             unit=unit,
             accountant=config.train.accountant,

@@ -290,7 +290,8 @@ def test_diamonds(monkeypatch):
 def test_noisy_heads(variant, monkeypatch):
     """One prompt of every simulated trial is replaced by an extreme one."""
     source = f"configs/noisy_head.py:{variant},tiny"
-    config = configured(source, {"trials": 2, "noise_seed": 5})
+    # Several trials would run side by side, and pass the door in any order.
+    config = configured(source, {"trials": 1, "noise_seed": 5})
     draw = noisy_head.sample_features
 
     def inject(scale):
@@ -311,8 +312,8 @@ def test_noisy_heads(variant, monkeypatch):
         jax.clear_caches()
         return whole(scale, workdir)
 
-    first = audit.record(uncached, 0.0, ignore={**NOT_COVERED, **EXACT_ERRORS})
     ignore = {**NOT_COVERED, **EXACT_ERRORS, "file/notes.md": "tables of errors"}
+    first = audit.record(uncached, 0.0, ignore=ignore)
     for scale in (1e3, 1.0):
         found = audit.replay(uncached, 0.0, scale, ignore=ignore, first=first)
         # Trials of one setting are paired on purpose, so keys may serve several of them: nobody's data.
