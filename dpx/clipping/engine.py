@@ -15,6 +15,7 @@ from jax.extend import core
 
 from dpx.clipping import plan as _plan
 from dpx.clipping import rules
+from dpx.clipping._rounding import gamma, sum_of_squares
 from dpx.clipping.capture import Capture, capture
 from dpx.clipping.materialize import Loss, Pass, accumulator
 from dpx.clipping.plan import Choice
@@ -78,7 +79,8 @@ def _one_pass(program: Program, leaves: Sequence[jax.Array], batch: Any) -> Pass
     choices = program.choices
 
     def hold(choice: Choice, given: Any) -> tuple[jax.Array, Any]:
-        held = _assemble(choice, given)
+        # Norms must see what is summed: without a barrier either could be computed again, rounded otherwise.
+        held = jax.lax.optimization_barrier(_assemble(choice, given))
         return _squared_norm(choice, held), held
 
     losses, norms, held = _backward(program, choices, leaves, batch, hold)
@@ -94,7 +96,8 @@ def _two_pass(program: Program, leaves: Sequence[jax.Array], batch: Any) -> Pass
 
     def drop(choice: Choice, given: Any) -> tuple[jax.Array, None]:
         if choice.form == "in_place":
-            return jnp.sum(given[0]), None
+            (parts,) = given  # One for every iteration of the scans around the use.
+            return jnp.sum(parts) * (1 + 1.01 * gamma(parts.size + 2, parts.dtype)), None
         return _squared_norm(choice, _assemble(choice, given)), None
 
     losses, norms, _ = _backward(program, choices, leaves, batch, drop)
@@ -168,7 +171,7 @@ def _export(choice: Choice, use: Use) -> Callable[[jax.Array, jax.Array], Any]:
         pairs = [rules.pair(use, layout, left, right)]
         if choice.by_gram:
             return rules.squared_norm(layout, pairs)
-        return jnp.sum(jnp.square(rules.product(layout, pairs)))
+        return sum_of_squares(rules.product(layout, pairs))
 
     return squared_norm
 
@@ -188,7 +191,7 @@ def _squared_norm(choice: Choice, held: Any) -> jax.Array:
     if choice.by_gram:
         assert choice.layout is not None
         return rules.squared_norm(choice.layout, held)
-    return jnp.sum(jnp.square(held.astype(accumulator(held.dtype))))
+    return sum_of_squares(held)
 
 
 def _weighted_sum(choice: Choice, held: Any, weights: jax.Array) -> jax.Array:
