@@ -14,11 +14,15 @@ import dp_accounting
 import jax
 import jax.numpy as jnp
 
+from dpx.clipping import _sums
 from dpx.clipping import engine as _engine
 from dpx.clipping import groups as _groups
 from dpx.clipping import materialize as _materialize
 from dpx.clipping import params as _params
 from dpx.clipping.explain import explain_clipping
+
+# Microbatches between two compensated additions.
+BLOCK = 8
 
 METHODS = {
     "auto": _engine.auto,
@@ -238,23 +242,39 @@ def _with_stand_ins(x: jax.Array, keep: jax.Array) -> jax.Array:
 
 
 def _by_microbatches(whole: Callable, step: int, batch: tuple, mask: jax.Array):
-    """Runs `whole` over slices of `step` examples in turn, the last one padded."""
+    """Runs `whole` over slices of `step` examples in turn, the last one padded.
+
+    A few slices are added up plainly, and only these sums with compensation, which then costs little.
+    """
     size = mask.shape[0]
     count = -(-size // step)
     # The last slice is filled up with the last example, masked.
     rows = jnp.minimum(jnp.arange(count * step), size - 1).reshape(count, step)
     real = (jnp.arange(count * step) < size).reshape(count, step)
+    shapes = jax.eval_shape(
+        lambda: whole(jax.tree.map(lambda x: x[:step], batch), mask[:step])
+    )
+    sums, *found = jax.tree.map(lambda s: jnp.zeros(s.shape, s.dtype), shapes)
+    found = jax.tree.map(lambda x: jnp.zeros((count, *x.shape), x.dtype), found)
 
-    def body(total: list | None, slots: tuple):
-        index, is_real = slots
-        part = jax.tree.map(lambda x: x[index], batch)
-        sums, norms, losses = whole(part, mask[index] & is_real)
-        return jax.tree.map(jnp.add, total, sums), (norms, losses)
+    def slot(index: jax.Array, state: tuple) -> tuple:
+        partial, found = state
+        part = jax.tree.map(lambda x: x[rows[index]], batch)
+        sums, *new = whole(part, mask[rows[index]] & real[index])
+        found = jax.tree.map(lambda x, y: x.at[index].set(y), found, new)
+        return jax.tree.map(jnp.add, partial, sums), found
 
-    shapes = jax.eval_shape(lambda: whole(jax.tree.map(lambda x: x[:step], batch), mask[:step])[0])
-    start = [jnp.zeros(s.shape, s.dtype) for s in shapes]
-    sums, (norms, losses) = jax.lax.scan(body, start, (rows, real))
-    return sums, [norm.reshape(-1)[:size] for norm in norms], losses.reshape(-1)[:size]
+    def block(index: jax.Array, state: tuple) -> tuple:
+        total, found = state
+        first = index * BLOCK
+        last = jnp.minimum(first + BLOCK, count)
+        partial, found = jax.lax.fori_loop(first, last, slot, (sums, found))
+        return _sums.add(total, partial), found
+
+    start = _sums.start(sums), found
+    total, (norms, losses) = jax.lax.fori_loop(0, -(-count // BLOCK), block, start)
+    norms = [norm.reshape(-1)[:size] for norm in norms]
+    return _sums.result(total), norms, losses.reshape(-1)[:size]
 
 
 __all__ = ["ClippedGrad", "ClippedGrads", "clipped_grad", "explain_clipping"]

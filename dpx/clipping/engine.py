@@ -42,8 +42,11 @@ def trace(loss: Loss, leaves: Sequence[jax.Array], batch: Any) -> Program:
 def auto(loss: Loss, leaves: Sequence[jax.Array], batch: Any) -> Pass:
     """One pass; two where the model recomputes activations to save memory."""
     program = trace(loss, leaves, batch)
-    if program.captured.checkpointed and not _rounds(program, leaves):
-        return _two_pass(program, leaves, batch)
+    if program.captured.checkpointed:
+        with jax.default_matmul_precision("highest"):
+            precise = trace(loss, leaves, batch)
+            if not _rounds(precise, leaves):
+                return _two_pass(precise, leaves, batch)
     return _one_pass(program, leaves, batch)
 
 
@@ -55,32 +58,40 @@ def one_pass(loss: Loss, leaves: Sequence[jax.Array], batch: Any) -> Pass:
 def two_pass(loss: Loss, leaves: Sequence[jax.Array], batch: Any) -> Pass:
     """Keeps norms only; the sum is the gradient of the losses weighted by the clip factors.
 
-    The forward pass is done again, so that nothing of the first pass has to be held.
+    The forward pass is done again, so that nothing of the first pass has to be held. Both passes take the
+    products inside the loss at the highest precision: sums at a lower one would not be what the norms bound.
 
     Raises:
-      ValueError: parameters are narrower than float32, or are cast to less inside the loss: the
-        sum over the batch would be rounded before noise is added.
+      ValueError: parameters are narrower than float32, or are cast to less inside the loss, or multiplied
+        at a precision that the loss itself chose below the highest: the sum over examples would be rounded.
     """
-    program = trace(loss, leaves, batch)
-    if _rounds(program, leaves):
-        raise ValueError(
-            "method='two_pass' needs parameters in float32, not cast to lower precision, because "
-            "it would round the sum before noise is added; use 'one_pass'."
-        )
-    return _two_pass(program, leaves, batch)
+    with jax.default_matmul_precision("highest"):
+        program = trace(loss, leaves, batch)
+        if _rounds(program, leaves):
+            raise ValueError(
+                "method='two_pass' needs parameters in float32, not cast to lower precision nor multiplied "
+                "at a `precision` below 'highest', because it would round the sum before noise is added; "
+                "use 'one_pass'."
+            )
+        return _two_pass(program, leaves, batch)
 
 
 def _rounds(program: Program, leaves: Sequence[jax.Array]) -> bool:
     """Whether differentiation would sum over the batch in less than float32."""
-    return program.captured.narrowed or any(accumulator(p.dtype) != p.dtype for p in leaves)
+    found = program.captured
+    narrow = any(accumulator(p.dtype) != p.dtype for p in leaves)
+    return found.narrowed or found.imprecise or narrow
 
 
 def _one_pass(program: Program, leaves: Sequence[jax.Array], batch: Any) -> Pass:
     choices = program.choices
 
     def hold(choice: Choice, given: Any) -> tuple[jax.Array, Any]:
-        # Norms must see what is summed: without a barrier either could be computed again, rounded otherwise.
-        held = jax.lax.optimization_barrier(_assemble(choice, given))
+        held = _assemble(choice, given)
+        if not choice.by_gram:
+            # Norms must see what is summed, which could else be computed again, rounded otherwise. (Factors
+            # have passed a barrier where they were tapped.)
+            held = jax.lax.optimization_barrier(held)
         return _squared_norm(choice, held), held
 
     losses, norms, held = _backward(program, choices, leaves, batch, hold)
@@ -105,12 +116,14 @@ def _two_pass(program: Program, leaves: Sequence[jax.Array], batch: Any) -> Pass
     def weighted_sum(weights: Sequence[jax.Array]) -> list[jax.Array]:
         flat = jax.tree.leaves(batch)
         function = core.jaxpr_as_fun(program.closed)
-        _, pull = jax.vjp(
-            lambda leaves: jax.vmap(lambda example: function(*leaves, *example)[0])(flat),
-            list(leaves),
-        )
-        # One backward pass for every group of parameters, which have the same array of weights.
-        sums = {id(w): pull(_rounded_down(w, losses.dtype))[0] for w in weights}
+        # Derivatives that the model defines itself are traced only here.
+        with jax.default_matmul_precision("highest"):
+            _, pull = jax.vjp(
+                lambda leaves: jax.vmap(lambda example: function(*leaves, *example)[0])(flat),
+                list(leaves),
+            )
+            # One backward pass for every group of parameters, which have the same array of weights.
+            sums = {id(w): pull(_rounded_down(w, losses.dtype))[0] for w in weights}
         return [sums[id(w)][k] for k, w in enumerate(weights)]
 
     return Pass(losses, norms, weighted_sum)
