@@ -83,6 +83,23 @@ def _rounds(program: Program, leaves: Sequence[jax.Array]) -> bool:
     return found.narrowed or found.imprecise or narrow
 
 
+def rounding(program: Program, size: int, dtype: Any) -> float:
+    """How far the sum over `size` examples is off at most, over the sum of their thresholds.
+
+    The sum of n terms in any order errs by γ_n times the sum of their lengths: of one held gradient for each
+    example; or of one product for each of P positions, and those lengths exceed that of their sum by
+    1 / `rules.FLOOR` at most.
+    """
+    shares = [gamma(size + 4, dtype)]
+    for choice in program.choices:
+        if choice.by_gram:
+            assert choice.layout is not None
+            places = sum(_plan.positions(use, choice.layout) for use in choice.uses)
+            terms = size * places + len(choice.uses) + 4
+            shares.append(gamma(terms, dtype) / rules.FLOOR)
+    return max(shares)
+
+
 def _one_pass(program: Program, leaves: Sequence[jax.Array], batch: Any) -> Pass:
     choices = program.choices
 

@@ -17,7 +17,8 @@ class Pass(NamedTuple):
     Attributes:
       losses: (B,) per-example losses.
       squared_norms: for each parameter array, (B,) squared l2 norms of per-example gradients, rounded
-        up so far that no contribution is longer: float32 (float64 for float64 parameters). Not finite where a gradient is not.
+        up so far that no contribution is longer: float32 (float64 for float64 parameters). Not finite where a
+        gradient is not.
       weighted_sum: takes (B,) weights for each parameter array; returns sum_b weights[b]·gradient[b].
     """
 

@@ -36,6 +36,10 @@ HIGHEST = jax.lax.Precision.HIGHEST
 LARGE = 2**16
 
 
+# No norm is taken for less than this part of what its terms would add up to if none cancelled: it bounds
+# what an example can add to the rounding of a sum over many.
+FLOOR = 2.0**-6
+
 # Products over this many chunks of an axis are written out; beyond it they run in a loop.
 UNROLLED = 4
 
@@ -213,7 +217,7 @@ def squared_norm(shared: Layout, pairs: Sequence[Pair]) -> jax.Array:
     The sum that is released rounds the contribution as well: with P positions and a clip factor w it
     is off from w·g by at most w·γ_{P+4}·√Λ, Λ = sum_k (sum_p ‖rows[k, p]‖·‖columns[k, p]‖)². So this is
     added to the norm, and a contribution that is computed in float32 is never longer than w times
-    the root of what is returned.
+    the root of what is returned, which is at least `FLOOR`·√Λ.
     """
     _, rows, columns = shared.sizes()
     total, lengths, positions, done = jnp.float32(0), jnp.float32(0), 0, []
@@ -227,9 +231,10 @@ def squared_norm(shared: Layout, pairs: Sequence[Pair]) -> jax.Array:
         positions += b.lengths.shape[1]
         done.append((a, b))
     gamma = _rounding.gamma(positions + len(pairs) + 4, total.dtype)
-    rounded = SLACK * gamma * jnp.sqrt(jnp.sum(jnp.square(lengths)))
+    length = SLACK * jnp.sqrt(jnp.sum(jnp.square(lengths)))
     # `maximum` passes NaN on.
-    return jnp.square(jnp.sqrt(jnp.maximum(total, 0)) + rounded)
+    norm = jnp.sqrt(jnp.maximum(total, jnp.square(FLOOR * length)))
+    return jnp.square(norm + gamma * length)
 
 
 def _added_up(terms: jax.Array) -> jax.Array:
