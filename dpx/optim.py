@@ -102,13 +102,13 @@ def _check_leaves(leaves) -> None:
         dtype = jnp.result_type(leaf)
         if not jnp.issubdtype(dtype, jnp.floating):
             raise ValueError(
-                f"updates has a leaf of dtype {dtype}, which must be a real floating-point type: pass real and "
-                "imaginary parts as two arrays, and leave out what is not differentiated"
+                f"updates has a leaf of dtype {dtype}, which must be a real floating-point type: pass real "
+                "and imaginary parts as two arrays, and leave out what is not differentiated"
             )
 
 
 def _is_clip(clip) -> bool:
-    """Whether a concrete threshold is a positive number that float32 can hold; a traced one is not checked."""
+    """Whether a concrete threshold is a positive number within float32; a traced one is not checked."""
     if isinstance(clip, bool | np.bool_):
         return False
     if isinstance(clip, Tracer):

@@ -87,7 +87,9 @@ def search(shape, *, count, batch, climbs, steps=10, seed=0, **options):
     # Compiled afresh, because tests replace constants.
     fn = clipping.clipped_grad(loss, l2_clip=1.0, method="one_pass", **options)
     params = {"w": jnp.zeros(shape[1:3])}
-    alone = jax.jit(lambda *one: jax.lax.map(lambda e: fn(params, *(v[None] for v in e)).grads, one))
+    alone = jax.jit(
+        lambda *one: jax.lax.map(lambda e: fn(params, *(v[None] for v in e)).grads, one)
+    )
 
     def ratios(factors):
         found = np.asarray(alone(*factors)["w"]).reshape(len(factors[0]), -1)
@@ -107,7 +109,9 @@ def search(shape, *, count, batch, climbs, steps=10, seed=0, **options):
         for _ in range(climbs):
             scale = 2.0 ** -rng.integers(3, 20)
             tried = [
-                v if v.dtype.kind == "i" else (v * (1 + scale * rng.normal(size=v.shape))).astype("f4")
+                v
+                if v.dtype.kind == "i"
+                else (v * (1 + scale * rng.normal(size=v.shape))).astype("f4")
                 for v in factors
             ]
             new = ratios(tried)
@@ -165,7 +169,7 @@ def test_a_long_search_finds_no_example_that_adds_more(name):
 
 
 def crafted_order(size, microbatch, width=4):
-    """Examples of which the first half brings the sum to a power of two, where the spacing of numbers doubles.
+    """Examples of which the first half brings the sum to a power of two, where the spacing doubles.
 
     Then terms of 0.51 and −0.49 of a spacing follow in turn: above the power of two they drift upwards,
     one spacing a pair, and just below it they cancel.
