@@ -195,7 +195,8 @@ def _terms(
     # Adding up the terms rounds too: over q, over p, over k, then over the pairs of uses.
     roundings = sum(terms.shape) + 32
     bounds = terms + _rounding.gamma(roundings, terms.dtype) * jnp.abs(terms)
-    assert s[1].share is not None and t[1].share is not None  # Only rows are looked up.
+    assert s[1].share is not None
+    assert t[1].share is not None
     columns = s[1].share[:, :, None] * t[1].share[:, None, :]
     if s[0].share is not None and t[0].share is not None:
         rows = s[0].share[:, :, None] * t[0].share[:, None, :]
