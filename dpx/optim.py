@@ -5,6 +5,7 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import optax
 from jax.core import Tracer
 
@@ -57,9 +58,10 @@ def privatize(
       ValueError: for a clip or batch size that is not positive, or a negative noise multiplier.
     """
     clips = jax.tree.leaves(l2_clip)
-    if not clips or not all(_at_least(clip, 0, strictly=True) for clip in clips):
+    if not clips or not all(_is_clip(clip) for clip in clips):
         raise ValueError(
-            f"l2_clip={l2_clip} must be positive: use the clipping norm of clipped_grad"
+            f"l2_clip={l2_clip} must be positive and within the range of float32: use the clipping norm of "
+            "clipped_grad"
         )
     if not _at_least(noise_multiplier, 0):
         raise ValueError(f"noise_multiplier={noise_multiplier} must be at least 0")
@@ -78,6 +80,7 @@ def privatize(
 
     def update(updates, state, params=None):
         del params
+        _check_leaves(jax.tree.leaves(updates))
         noisy = release(
             jax.random.fold_in(state.key, state.count),
             updates,
@@ -91,6 +94,26 @@ def privatize(
         return mean, PrivatizeState(state.key, state.count + 1)
 
     return optax.GradientTransformation(init, update)
+
+
+def _check_leaves(leaves) -> None:
+    """Refuses sums that real noise would not cover: of complex or integer numbers."""
+    for leaf in leaves:
+        dtype = jnp.result_type(leaf)
+        if not jnp.issubdtype(dtype, jnp.floating):
+            raise ValueError(
+                f"updates has a leaf of dtype {dtype}, which must be a real floating-point type: pass real "
+                "and imaginary parts as two arrays, and leave out what is not differentiated"
+            )
+
+
+def _is_clip(clip) -> bool:
+    """Whether a concrete threshold is a positive number within float32; a traced one is not checked."""
+    if isinstance(clip, bool | np.bool_):
+        return False
+    if isinstance(clip, Tracer):
+        return True
+    return float(jnp.finfo(jnp.float32).tiny) <= clip < 1e38
 
 
 def _at_least(value, bound: float, *, strictly: bool = False) -> bool:

@@ -39,7 +39,7 @@ CLIP = 1.0
 MANY = 10**6  # beyond which memory does not grow with the batch, as with microbatches
 COLUMNS: tuple[str, ...] = (
     "shape", "method", "batch", "ms", "time_ratio", "temp_mib", "memory_ratio", "largest_batch",
-    "compile_s", "compile_ratio", "error",
+    "compile_s", "compile_ratio", "error", "norm_excess", "largest_norm_excess",
 )  # fmt: skip
 
 _WORKDIR = flags.DEFINE_string("workdir", None, "Where the table and the figure go.", required=True)
@@ -165,6 +165,23 @@ def methods(loss: Callable) -> dict[str, Callable]:
     return named
 
 
+def norm_excess(
+    loss: Callable, params: Any, batch: tuple, examples: int = 8
+) -> tuple[float, float]:
+    """By how much norms are rounded up, relative: the median and the largest over a few examples."""
+    few = tuple(x[:examples] for x in batch)
+    found = np.asarray(
+        jax.jit(dpx.clipped_grad(loss, l2_clip=CLIP))(params, *few).norms, np.float64
+    )
+    gradient = jax.jit(jax.grad(loss))
+    exact = []
+    for example in zip(*few, strict=True):
+        leaves = [np.asarray(g).ravel() for g in jax.tree.leaves(gradient(params, *example))]
+        exact.append(sum(np.sum(np.square(g, dtype=np.float64)) for g in leaves) ** 0.5)
+    excess = found / np.asarray(exact) - 1
+    return float(np.median(excess)), float(excess.max())
+
+
 def temp_bytes(program: Any) -> int:
     """What XLA allocates beside arguments and results."""
     return program.memory_analysis().temp_size_in_bytes
@@ -213,7 +230,11 @@ def measure(name: str, shape: Shape) -> list[dict[str, Any]]:
             start = time.perf_counter()
             jax.block_until_ready(program(params, *batch))
             times[method].append(1e3 * (time.perf_counter() - start))
+    excess = norm_excess(loss, params, batch)
+    print(f"{name}: norms rounded up by {excess[0]:.1e}, at most {excess[1]:.1e}", file=sys.stderr)
     for row in rows:
+        if row["method"].startswith("dpx"):
+            row["norm_excess"], row["largest_norm_excess"] = excess
         row["ms"] = statistics.median(times[row["method"]])
         for ratio, value in (
             ("time_ratio", "ms"), ("memory_ratio", "temp_mib"), ("compile_ratio", "compile_s")

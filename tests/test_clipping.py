@@ -138,8 +138,8 @@ def test_one_non_finite_group_silences_the_whole_example(method):
     params = {"a": jnp.float32(1), "b": jnp.float32(1)}
     fn = clipping.clipped_grad(loss, l2_clip={"a": 1.0, "b": 1.0}, method=method)
     out = fn(params, jnp.array([1.0, -0.5]))
-    np.testing.assert_array_equal(out.norms["b"], [np.inf, 1.0])
-    np.testing.assert_allclose(out.grads["a"], -0.5)
+    np.testing.assert_allclose(out.norms["b"], [np.inf, 1.0], rtol=1e-5)
+    np.testing.assert_allclose(out.grads["a"], -0.5, rtol=1e-5)
 
 
 def test_batches_of_none_and_of_one(method, problem):
@@ -199,7 +199,25 @@ def test_static_leaves_stay_static(method):
     assert out.grads["w"].shape == (3,)
 
 
-@pytest.mark.parametrize("l2_clip", [0.0, -1.0, np.nan, np.inf, True, "one", {}, {"w": 0.0}])
+@pytest.mark.parametrize(
+    "l2_clip",
+    [
+        0.0,
+        -1.0,
+        np.nan,
+        np.inf,
+        1e200,
+        10**400,
+        1e-30,
+        True,
+        np.True_,
+        "one",
+        "1.0",
+        1j,
+        {},
+        {"w": 0.0},
+    ],
+)
 def test_bad_threshold(l2_clip):
     with pytest.raises(ValueError, match="l2_clip="):
         clipping.clipped_grad(linear_loss, l2_clip=l2_clip)

@@ -154,12 +154,12 @@ def test_cancelling_terms_never_exceed_the_threshold(monkeypatch, remainder):
     norms = np.linalg.norm(exact.reshape(8, -1), axis=1)
     fn = jit(clipping.clipped_grad(cancelling, l2_clip=1e-3))
     out = fn(params, x, g)
-    assert np.all(out.norms >= norms * 0.99)
+    assert np.all(out.norms >= norms * (1 - 1e-6))
     if remainder >= 1e-1:
-        np.testing.assert_allclose(out.norms, norms, rtol=1e-4)
+        np.testing.assert_allclose(out.norms, norms, rtol=1e-2)
     for i in range(8):
         alone = np.linalg.norm(np.asarray(fn(params, x[i : i + 1], g[i : i + 1]).grads["w"], "f8"))
-        assert alone <= 1e-3 * 1.01
+        assert alone <= 1e-3
 
 
 @pytest.mark.parametrize("method", ["one_pass", "two_pass"])
@@ -216,7 +216,7 @@ def test_crafted_rounding_gains_little(positions):
 
     fn = jit(clipping.clipped_grad(loss, l2_clip=1.0, method="one_pass"))
     found = fn({"w": jnp.zeros((256, 3000))}, x, columns[None]).grads["w"]
-    assert np.linalg.norm(np.asarray(found, "f8")) <= 1.02
+    assert np.linalg.norm(np.asarray(found, "f8")) <= 1
 
 
 @pytest.mark.parametrize("normalize", [False, True])
@@ -233,8 +233,8 @@ def test_squares_that_are_flushed_to_zero_do_not_hide_a_gradient(normalize, swap
         fn = jit(clipping.clipped_grad(loss, l2_clip=1.0, method=method, normalize=normalize))
         out = fn(params, x, y)
         exact = np.linalg.norm(x.astype("f8")) * np.linalg.norm(y.astype("f8"))
-        assert out.norms[0] >= 0.99 * exact
-        assert 0.1 < np.linalg.norm(np.asarray(out.grads["w"], "f8")) <= 1.001
+        assert out.norms[0] >= exact
+        assert 0.1 < np.linalg.norm(np.asarray(out.grads["w"], "f8")) <= 1
 
 
 def test_bfloat16_norms_match_the_factors_in_float64():

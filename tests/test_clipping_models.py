@@ -24,11 +24,14 @@ def per_example(loss, params, batch):
     return [np.stack(leaf).astype("f8") for leaf in zip(*rows, strict=True)]
 
 
-def check(out, gradients, l2_clip, mask=None):
-    """Norms, and sums as a whole and leaf by leaf, to 1e-5 relative."""
-    norms = np.sqrt(sum((g.reshape(len(g), -1) ** 2).sum(1) for g in gradients))
-    factors = np.minimum(1, l2_clip / norms) * (1 if mask is None else mask)
-    np.testing.assert_allclose(out.norms, norms * (1 if mask is None else mask), rtol=1e-5)
+def check(out, gradients, l2_clip, mask=None, slack=1e-4):
+    """Norms, which are rounded up, to `slack`; sums as a whole and leaf by leaf to 1e-5 relative."""
+    mask = np.ones(len(out.norms)) if mask is None else mask
+    norms = np.sqrt(sum((g.reshape(len(g), -1) ** 2).sum(1) for g in gradients)) * mask
+    found = np.asarray(out.norms, "f8")
+    assert np.all(found >= norms * (1 - 1e-5))
+    assert np.all(found <= norms * (1 + slack))
+    factors = np.minimum(1, l2_clip / np.maximum(found, 1e-30)) * mask
     expected = [np.tensordot(factors, g, 1) for g in gradients]
     whole = np.sqrt(sum((e**2).sum() for e in expected))
     for got, want in zip(jax.tree.leaves(out.grads), expected, strict=True):

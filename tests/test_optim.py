@@ -73,6 +73,7 @@ def test_chains_with_optax_and_traces_its_key():
     [
         ({"l2_clip": 0.0}, "l2_clip"),
         ({"l2_clip": {}}, "l2_clip"),
+        *(({"l2_clip": bad}, "l2_clip") for bad in (np.nan, np.inf, 1e200, 1e-50, True, -1.0)),
         ({"noise_multiplier": -1.0}, "noise_multiplier"),
         ({"expected_batch_size": 0}, "expected_batch_size"),
     ],
@@ -95,3 +96,13 @@ def test_clips_whose_squares_leave_float32_keep_their_noise():
         update, _ = noisy.update(sums, noisy.init(sums))
         assert np.std(np.asarray(update["b"], np.float64)) == pytest.approx(std, rel=0.1)
         assert np.isfinite(update["a"]).all()
+
+
+@pytest.mark.parametrize("dtype", [jnp.complex64, jnp.int32, bool])
+def test_sums_that_real_noise_would_not_cover_are_refused(dtype):
+    transform = dpx.privatize(
+        l2_clip=1.0, noise_multiplier=1.0, expected_batch_size=2.0, key=jax.random.key(0)
+    )
+    sums = {"w": jnp.ones(3, dtype), "b": jnp.ones(2)}
+    with pytest.raises(ValueError, match="dtype"):
+        jax.jit(transform.update)(sums, transform.init(sums))

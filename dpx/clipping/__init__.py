@@ -14,11 +14,16 @@ import dp_accounting
 import jax
 import jax.numpy as jnp
 
+from dpx.clipping import _sums
 from dpx.clipping import engine as _engine
 from dpx.clipping import groups as _groups
 from dpx.clipping import materialize as _materialize
 from dpx.clipping import params as _params
+from dpx.clipping._rounding import gamma, unit
 from dpx.clipping.explain import explain_clipping
+
+# Microbatches between two compensated additions.
+BLOCK = 8
 
 METHODS = {
     "auto": _engine.auto,
@@ -35,7 +40,8 @@ class ClippedGrads(NamedTuple):
       grads: the sum over examples of clipped gradients, a tree like the parameters (an
         `nnx.State` for an NNX module; None at leaves that are not differentiated). Parameters
         in bfloat16 or float16 have float32 sums, so that nothing is rounded before noise is added.
-      norms: (B,) l2 norms of the gradients before clipping; a tree of them, shaped like
+      norms: (B,) l2 norms of the gradients before clipping, rounded up: a bound that holds whatever was
+        rounded, most often within 0.1 % of the norm (`ClippedGrad.sensitivity`); a tree of them, shaped like
         `l2_clip`, when that is a tree. Zero where the mask is False, infinite where a gradient
         is not finite.
       losses: (B,) losses, zero where the mask is False.
@@ -78,10 +84,27 @@ class ClippedGrad:
         it by at most 2C. An example whose mask is False or whose gradient is not finite adds
         exactly zero.
 
-        Norms are rounded: the bound holds to about 1e-6 relative. Gradients whose terms at
-        different positions cancel to about one percent of their lengths can exceed it, by up to
-        8 % with factors of up to 3,000 columns and 17 % with 30,000, as far as a search for the
-        worst has found. Where they cancel further the norm is replaced by an upper bound.
+        What an example adds is at most C long as computed, rounding included, for crafted inputs too.
+        Proof. The norm N that the clip factor w = min(1, C/N) is made from is not the rounded ‖g‖ but an
+        upper bound. For a held gradient it is the rounded sum of squares times 1 + γ_n, n the number of
+        roundings on the way to any one term (axes are added up one after the other, in chunks of 256);
+        what is added is w times the same array, and each product rounds by a relative u. For a gradient
+        kept as factors, every inner product of two rows is off by at most γ_n times their lengths, so the
+        products that ‖g‖² consists of are replaced by upper bounds (`dpx.clipping.rules.squared_norm`), and
+        what the sum over an example's own positions rounds is added to the norm. The rounding of N, w
+        and w·g themselves is covered by a factor 1 + (G + 24)u, G the number of parameter arrays.
+
+        The model: IEEE arithmetic rounded to nearest, u = 2⁻²⁴ (2⁻⁵³ for float64 parameters); quotients and
+        roots within 4u; sums in any order, fused or not; γ_n = n·u/(1 − n·u). Numbers below the smallest
+        normal one may be flushed to zero, in operands and in results: lengths are raised by what that can
+        hide, and clip factors below 2⁻⁴⁸ are zero. `g` is the gradient that the backward pass computed,
+        however far it is from the derivative of the loss.
+
+        Two passes (`method="two_pass"`, and "auto" for models that use `jax.checkpoint`) compute the gradient
+        twice. There the bound holds for the gradient of the first pass; the second differs from it by
+        the rounding of the model's own backward pass, which nothing bounds in general.
+
+        The sum itself is rounded as well: see `rounding`.
 
         Args:
           relation: `ADD_OR_REMOVE_ONE`, `REPLACE_ONE` or `REPLACE_SPECIAL`.
@@ -96,6 +119,42 @@ class ClippedGrad:
         if relation is relations.REPLACE_ONE:
             return 2 * norm
         raise ValueError(f"relation={relation!r} must be a dp_accounting.NeighboringRelation.")
+
+    def rounding(self, batch_size: int, params: Any, *batch: Any) -> float:
+        """ρ, such that the *computed* sum moves by at most C·(1 + ρ) when one example is added or removed.
+
+        The sums of two neighbouring batches are each off from the exact sum of what the examples add by at
+        most C·ρ/2, ρ/2 = batch_size·(A·γ_n + γ_9 + 3u). Within one microbatch of m examples n is m + 4 and
+        A = 1 where gradients are held; n is about m·P and A = 64 where they are kept as factors with P
+        positions (all uses together), because their terms may cancel. Microbatches are added up with
+        compensation, so their number does not enter n (`dpx.clipping._sums`). This is the worst of all orders
+        of summation and of all data sets: it is small for held gradients and small microbatches, and it
+        says little (ρ > 1) for large batches of long sequences in one piece.
+
+        Args:
+          batch_size: examples in the whole sum, which may be several calls, added up with `_sums.add`.
+          params: the parameters.
+          *batch: what one call is given; only shapes matter.
+
+        Returns:
+          ρ; infinite where two passes are made, whose sums are those of the model's own backward pass.
+        """
+        size = _batch_size(batch, None)
+        parameters = _params.flatten(params)
+        step = max(1, min(self.microbatch_size or size, size))
+        dtype = jnp.result_type(jnp.float32, *parameters.leaves)
+        dtype = jnp.float32 if any(p.dtype != dtype for p in parameters.leaves) else dtype
+        if self.method == "vmap":
+            share = gamma(step + 4, dtype)
+        else:
+            loss = _params.example_loss(self.loss_fn, parameters)
+            program = _engine.trace(loss, parameters.leaves, batch)
+            share = _engine.rounding(program, step, dtype)
+            if self.method == "two_pass" or (
+                self.method == "auto" and program.captured.checkpointed
+            ):
+                return math.inf
+        return 2 * batch_size * (share + gamma(BLOCK + 1, dtype) + 3 * unit(dtype))
 
     def __call__(self, params: Any, *batch: Any, mask: jax.Array | None = None) -> ClippedGrads:
         mask = None if mask is None else jnp.asarray(mask)
@@ -144,6 +203,14 @@ def clipped_grad(
         grad_fn = dpx.clipped_grad(loss_fn, l2_clip=1.0)
         out = jax.jit(grad_fn)(params, inputs, targets, mask=mask)
 
+    Randomness inside the loss, such as dropout, must belong to the record and not to its slot in the batch: a
+    key made from the step, the record's own index and a secret key, and from nothing else. Keys that are
+    split over slots change for every later record when one joins or leaves, so that all their gradients
+    change, and the sum moves by many times C:
+
+        step_key = jax.random.fold_in(secret_key, step)
+        keys = jax.vmap(jax.random.fold_in, (None, 0))(step_key, record_indices)  # not split(step_key, B)
+
     The sum goes to `dpx.privatize`, or to correlated noise, for instance that of jax-privacy:
 
         privatizer = jax_privacy.noise_addition.matrix_factorization_privatizer(
@@ -156,7 +223,7 @@ def clipped_grad(
       loss_fn: (params, *example) -> scalar loss of ONE example. `params` is a dict, a Linen or
         Haiku tree, an NNX state or module, an Equinox module, any pytree. An example has no
         batch axis; randomness (dropout) is a key in the batch, one for each example.
-      l2_clip: threshold C > 0; or, to clip groups of parameters on their own, a tree of them
+      l2_clip: threshold C, from 1e-12 to 1e12; or, to clip groups of parameters on their own, a tree of them
         that is a prefix of the parameters: each threshold bounds the subtree it stands for.
       method: how norms and sums are computed; all are exact. "one_pass" keeps from one backward
         pass, for each parameter, its per-example gradients or the factors they are made of,
@@ -238,23 +305,37 @@ def _with_stand_ins(x: jax.Array, keep: jax.Array) -> jax.Array:
 
 
 def _by_microbatches(whole: Callable, step: int, batch: tuple, mask: jax.Array):
-    """Runs `whole` over slices of `step` examples in turn, the last one padded."""
+    """Runs `whole` over slices of `step` examples in turn, the last one padded.
+
+    A few slices are added up plainly, and only these sums with compensation, which then costs little.
+    """
     size = mask.shape[0]
     count = -(-size // step)
     # The last slice is filled up with the last example, masked.
     rows = jnp.minimum(jnp.arange(count * step), size - 1).reshape(count, step)
     real = (jnp.arange(count * step) < size).reshape(count, step)
+    shapes = jax.eval_shape(lambda: whole(jax.tree.map(lambda x: x[:step], batch), mask[:step]))
+    sums, *found = jax.tree.map(lambda s: jnp.zeros(s.shape, s.dtype), shapes)
+    found = jax.tree.map(lambda x: jnp.zeros((count, *x.shape), x.dtype), found)
 
-    def body(total: list | None, slots: tuple):
-        index, is_real = slots
-        part = jax.tree.map(lambda x: x[index], batch)
-        sums, norms, losses = whole(part, mask[index] & is_real)
-        return jax.tree.map(jnp.add, total, sums), (norms, losses)
+    def slot(index: jax.Array, state: tuple) -> tuple:
+        partial, found = state
+        part = jax.tree.map(lambda x: x[rows[index]], batch)
+        sums, *new = whole(part, mask[rows[index]] & real[index])
+        found = jax.tree.map(lambda x, y: x.at[index].set(y), found, new)
+        return jax.tree.map(jnp.add, partial, sums), found
 
-    shapes = jax.eval_shape(lambda: whole(jax.tree.map(lambda x: x[:step], batch), mask[:step])[0])
-    start = [jnp.zeros(s.shape, s.dtype) for s in shapes]
-    sums, (norms, losses) = jax.lax.scan(body, start, (rows, real))
-    return sums, [norm.reshape(-1)[:size] for norm in norms], losses.reshape(-1)[:size]
+    def block(index: jax.Array, state: tuple) -> tuple:
+        total, found = state
+        first = index * BLOCK
+        last = jnp.minimum(first + BLOCK, count)
+        partial, found = jax.lax.fori_loop(first, last, slot, (sums, found))
+        return _sums.add(total, partial), found
+
+    start = _sums.start(sums), found
+    total, (norms, losses) = jax.lax.fori_loop(0, -(-count // BLOCK), block, start)
+    norms = [norm.reshape(-1)[:size] for norm in norms]
+    return _sums.result(total), norms, losses.reshape(-1)[:size]
 
 
 __all__ = ["ClippedGrad", "ClippedGrads", "clipped_grad", "explain_clipping"]

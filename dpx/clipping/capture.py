@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from jax.extend import core
+from jax.lax import DotAlgorithmPreset, Precision
 from jax.numpy import floating, issubdtype
 
 from dpx.clipping import uses as _uses
@@ -21,12 +22,14 @@ class Capture(NamedTuple):
       uses: for each parameter, its uses that have a rule, in program order.
       opaque: for each parameter, the primitives that use it without a rule.
       narrowed: whether a parameter is cast to a type of lower precision.
+      imprecise: whether a parameter is multiplied at less than the highest precision.
       checkpointed: whether a parameter is used under `jax.checkpoint`.
     """
 
     uses: list[list[Use]]
     opaque: list[list[str]]
     narrowed: bool
+    imprecise: bool
     checkpointed: bool
 
 
@@ -37,7 +40,7 @@ def capture(closed: core.ClosedJaxpr, count: int) -> Capture:
     rest = [None] * (len(closed.jaxpr.invars) - count)
     for view in walk.run(closed.jaxpr, [*views, *rest], ()):
         walk.give_up(view, "the result itself")
-    return Capture(walk.uses, walk.opaque, walk.narrowed, walk.checkpointed)
+    return Capture(walk.uses, walk.opaque, walk.narrowed, walk.imprecise, walk.checkpointed)
 
 
 def scan_parts(params: dict[str, Any]) -> tuple[int, int]:
@@ -48,12 +51,21 @@ def scan_parts(params: dict[str, Any]) -> tuple[int, int]:
     return consts, consts + carry
 
 
+def _is_exact(params: dict[str, Any]) -> bool:
+    """Whether an equation multiplies, if at all, at the highest precision."""
+    if "precision" not in params:
+        return True
+    precision = params["precision"]
+    both = precision if isinstance(precision, tuple) else (precision,)
+    return all(each in (Precision.HIGHEST, DotAlgorithmPreset.F32_F32_F32) for each in both)
+
+
 class _Walk:
     def __init__(self, shapes: list[tuple[int, ...]]):
         self.shapes = shapes
         self.uses: list[list[Use]] = [[] for _ in shapes]
         self.opaque: list[list[str]] = [[] for _ in shapes]
-        self.narrowed = self.checkpointed = False
+        self.narrowed = self.imprecise = self.checkpointed = False
 
     def give_up(self, view: View | None, name: str) -> None:
         if view is not None:
@@ -102,6 +114,7 @@ class _Walk:
                     self.give_up(view, name)
                 else:
                     self.uses[view.param].append(use)
+                    self.imprecise |= not _is_exact(eqn.params)
         return nothing
 
     def moved(self, eqn: Any, view: View) -> View | None:

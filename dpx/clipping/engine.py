@@ -15,6 +15,7 @@ from jax.extend import core
 
 from dpx.clipping import plan as _plan
 from dpx.clipping import rules
+from dpx.clipping._rounding import gamma, sum_of_squares
 from dpx.clipping.capture import Capture, capture
 from dpx.clipping.materialize import Loss, Pass, accumulator
 from dpx.clipping.plan import Choice
@@ -41,8 +42,11 @@ def trace(loss: Loss, leaves: Sequence[jax.Array], batch: Any) -> Program:
 def auto(loss: Loss, leaves: Sequence[jax.Array], batch: Any) -> Pass:
     """One pass; two where the model recomputes activations to save memory."""
     program = trace(loss, leaves, batch)
-    if program.captured.checkpointed and not _rounds(program, leaves):
-        return _two_pass(program, leaves, batch)
+    if program.captured.checkpointed:
+        with jax.default_matmul_precision("highest"):
+            precise = trace(loss, leaves, batch)
+            if not _rounds(precise, leaves):
+                return _two_pass(precise, leaves, batch)
     return _one_pass(program, leaves, batch)
 
 
@@ -54,24 +58,46 @@ def one_pass(loss: Loss, leaves: Sequence[jax.Array], batch: Any) -> Pass:
 def two_pass(loss: Loss, leaves: Sequence[jax.Array], batch: Any) -> Pass:
     """Keeps norms only; the sum is the gradient of the losses weighted by the clip factors.
 
-    The forward pass is done again, so that nothing of the first pass has to be held.
+    The forward pass is done again, so that nothing of the first pass has to be held. Both passes take the
+    products inside the loss at the highest precision: sums at a lower one would not be what the norms bound.
 
     Raises:
-      ValueError: parameters are narrower than float32, or are cast to less inside the loss: the
-        sum over the batch would be rounded before noise is added.
+      ValueError: parameters are narrower than float32, or are cast to less inside the loss, or multiplied
+        at a precision that the loss itself chose below the highest: the sum over examples would be rounded.
     """
-    program = trace(loss, leaves, batch)
-    if _rounds(program, leaves):
-        raise ValueError(
-            "method='two_pass' needs parameters in float32, not cast to lower precision, because "
-            "it would round the sum before noise is added; use 'one_pass'."
-        )
-    return _two_pass(program, leaves, batch)
+    with jax.default_matmul_precision("highest"):
+        program = trace(loss, leaves, batch)
+        if _rounds(program, leaves):
+            raise ValueError(
+                "method='two_pass' needs parameters in float32, not cast to lower precision nor multiplied "
+                "at a `precision` below 'highest', because it would round the sum before noise is added; "
+                "use 'one_pass'."
+            )
+        return _two_pass(program, leaves, batch)
 
 
 def _rounds(program: Program, leaves: Sequence[jax.Array]) -> bool:
     """Whether differentiation would sum over the batch in less than float32."""
-    return program.captured.narrowed or any(accumulator(p.dtype) != p.dtype for p in leaves)
+    found = program.captured
+    narrow = any(accumulator(p.dtype) != p.dtype for p in leaves)
+    return found.narrowed or found.imprecise or narrow
+
+
+def rounding(program: Program, size: int, dtype: Any) -> float:
+    """How far the sum over `size` examples is off at most, over the sum of their thresholds.
+
+    The sum of n terms in any order errs by γ_n times the sum of their lengths: of one held gradient for each
+    example; or of one product for each of P positions, and those lengths exceed that of their sum by
+    1 / `rules.FLOOR` at most.
+    """
+    shares = [gamma(size + 4, dtype)]
+    for choice in program.choices:
+        if choice.by_gram:
+            assert choice.layout is not None
+            places = sum(_plan.positions(use, choice.layout) for use in choice.uses)
+            terms = size * places + len(choice.uses) + 4
+            shares.append(gamma(terms, dtype) / rules.FLOOR)
+    return max(shares)
 
 
 def _one_pass(program: Program, leaves: Sequence[jax.Array], batch: Any) -> Pass:
@@ -79,6 +105,10 @@ def _one_pass(program: Program, leaves: Sequence[jax.Array], batch: Any) -> Pass
 
     def hold(choice: Choice, given: Any) -> tuple[jax.Array, Any]:
         held = _assemble(choice, given)
+        if not choice.by_gram:
+            # Norms must see what is summed, which could else be computed again, rounded otherwise. (Factors
+            # have passed a barrier where they were tapped.)
+            held = jax.lax.optimization_barrier(held)
         return _squared_norm(choice, held), held
 
     losses, norms, held = _backward(program, choices, leaves, batch, hold)
@@ -94,7 +124,8 @@ def _two_pass(program: Program, leaves: Sequence[jax.Array], batch: Any) -> Pass
 
     def drop(choice: Choice, given: Any) -> tuple[jax.Array, None]:
         if choice.form == "in_place":
-            return jnp.sum(given[0]), None
+            (parts,) = given  # One for every iteration of the scans around the use.
+            return jnp.sum(parts) * (1 + 1.01 * gamma(parts.size + 2, parts.dtype)), None
         return _squared_norm(choice, _assemble(choice, given)), None
 
     losses, norms, _ = _backward(program, choices, leaves, batch, drop)
@@ -102,12 +133,14 @@ def _two_pass(program: Program, leaves: Sequence[jax.Array], batch: Any) -> Pass
     def weighted_sum(weights: Sequence[jax.Array]) -> list[jax.Array]:
         flat = jax.tree.leaves(batch)
         function = core.jaxpr_as_fun(program.closed)
-        _, pull = jax.vjp(
-            lambda leaves: jax.vmap(lambda example: function(*leaves, *example)[0])(flat),
-            list(leaves),
-        )
-        # One backward pass for every group of parameters, which have the same array of weights.
-        sums = {id(w): pull(_rounded_down(w, losses.dtype))[0] for w in weights}
+        # Derivatives that the model defines itself are traced only here.
+        with jax.default_matmul_precision("highest"):
+            _, pull = jax.vjp(
+                lambda leaves: jax.vmap(lambda example: function(*leaves, *example)[0])(flat),
+                list(leaves),
+            )
+            # One backward pass for every group of parameters, which have the same array of weights.
+            sums = {id(w): pull(_rounded_down(w, losses.dtype))[0] for w in weights}
         return [sums[id(w)][k] for k, w in enumerate(weights)]
 
     return Pass(losses, norms, weighted_sum)
@@ -168,7 +201,7 @@ def _export(choice: Choice, use: Use) -> Callable[[jax.Array, jax.Array], Any]:
         pairs = [rules.pair(use, layout, left, right)]
         if choice.by_gram:
             return rules.squared_norm(layout, pairs)
-        return jnp.sum(jnp.square(rules.product(layout, pairs)))
+        return sum_of_squares(rules.product(layout, pairs))
 
     return squared_norm
 
@@ -188,7 +221,7 @@ def _squared_norm(choice: Choice, held: Any) -> jax.Array:
     if choice.by_gram:
         assert choice.layout is not None
         return rules.squared_norm(choice.layout, held)
-    return jnp.sum(jnp.square(held.astype(accumulator(held.dtype))))
+    return sum_of_squares(held)
 
 
 def _weighted_sum(choice: Choice, held: Any, weights: jax.Array) -> jax.Array:

@@ -6,11 +6,20 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from flax import nnx
 from jax.core import Tracer
 
+from dpx.clipping._rounding import gamma
+
 # Bu et al., Automatic Clipping (arXiv:2206.07136), use this stabiliser in g·C/(‖g‖ + γ).
 NORMALIZE_GAMMA = 0.01
+
+# Thresholds whose squares, and those of what they are compared with, are normal float32 numbers.
+BOUNDS = (1e-12, 1e12)
+
+# The least clip factor that is used.
+SMALLEST = 2.0**-48
 
 
 class Groups(NamedTuple):
@@ -28,7 +37,7 @@ class Groups(NamedTuple):
 
 
 def check_clip(l2_clip: Any) -> tuple[float, ...]:
-    """The thresholds in `l2_clip`, or ValueError unless all are positive and finite."""
+    """The thresholds in `l2_clip`, or ValueError unless all are numbers within `BOUNDS`."""
     clips = jax.tree.leaves(l2_clip)
     if not clips:
         raise ValueError(f"l2_clip={l2_clip!r} holds no threshold; pass a positive number.")
@@ -37,10 +46,13 @@ def check_clip(l2_clip: Any) -> tuple[float, ...]:
             raise ValueError(f"l2_clip={clip!r} must be a plain number, known before tracing.")
         try:
             value = float(clip)
-        except (TypeError, ValueError):
+        except (TypeError, ValueError, OverflowError):
             value = math.nan
-        if isinstance(clip, bool) or not (math.isfinite(value) and value > 0):
-            raise ValueError(f"l2_clip={clip!r} must be a positive finite number.")
+        if isinstance(clip, bool | np.bool_ | str) or not BOUNDS[0] <= value <= BOUNDS[1]:
+            raise ValueError(
+                f"l2_clip={clip!r} must be a positive finite number between {BOUNDS[0]:g} and {BOUNDS[1]:g}: "
+                "to clip elsewhere, scale the loss."
+            )
     return tuple(float(clip) for clip in clips)
 
 
@@ -73,19 +85,23 @@ def group_norms(groups: Groups, squared_norms: Sequence[jax.Array]) -> list[jax.
             sq for sq, member in zip(squared_norms, groups.members, strict=True) if member == index
         ]
         total = sum(mine, start=jnp.zeros_like(squared_norms[0]))
-        # Rounding can leave a vanishing sum of Gram terms just below zero.
-        norm = jnp.sqrt(jnp.maximum(total, 0.0))
+        # Above the exact root of the exact sum, the clip factor and its product with a gradient included.
+        norm = jnp.sqrt(total) * (1 + gamma(len(mine) + 24, total.dtype))
         norms.append(jnp.where(jnp.isfinite(total), norm, jnp.inf))
     return norms
 
 
 def clip_factors(groups: Groups, norms: Sequence[jax.Array], normalize: bool) -> list[jax.Array]:
-    """What multiplies each example's gradient, by group: min(1, C/‖g‖), or C/(‖g‖ + γ)."""
-    if normalize:
-        return [
-            clip / (norm + NORMALIZE_GAMMA) for clip, norm in zip(groups.clips, norms, strict=True)
-        ]
-    return [
-        jnp.minimum(1.0, clip / jnp.maximum(norm, jnp.finfo(norm.dtype).tiny))
-        for clip, norm in zip(groups.clips, norms, strict=True)
-    ]
+    """What multiplies each example's gradient, by group: min(1, C/‖g‖), or C/(‖g‖ + γ).
+
+    A factor below `SMALLEST` is zero: smaller ones could scale entries to where they are flushed to zero,
+    which is an error that no multiple of the gradient's length bounds.
+    """
+    factors = []
+    for clip, norm in zip(groups.clips, norms, strict=True):
+        if normalize:
+            factor = clip / (norm + NORMALIZE_GAMMA)
+        else:
+            factor = jnp.minimum(1.0, clip / jnp.maximum(norm, jnp.finfo(norm.dtype).tiny))
+        factors.append(jnp.where(factor < SMALLEST, 0.0, factor))
+    return factors

@@ -6,6 +6,8 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
+from dpx.clipping._rounding import sum_of_squares
+
 Loss = Callable[[Sequence[jax.Array], Any], jax.Array]
 
 
@@ -14,8 +16,9 @@ class Pass(NamedTuple):
 
     Attributes:
       losses: (B,) per-example losses.
-      squared_norms: for each parameter array, (B,) squared l2 norms of per-example gradients,
-        float32 (float64 for float64 parameters). Not finite where a gradient is not.
+      squared_norms: for each parameter array, (B,) squared l2 norms of per-example gradients, rounded
+        up so far that no contribution is longer: float32 (float64 for float64 parameters). Not finite where a
+        gradient is not.
       weighted_sum: takes (B,) weights for each parameter array; returns sum_b weights[b]·gradient[b].
     """
 
@@ -32,6 +35,8 @@ def accumulator(dtype: Any) -> Any:
 def run(loss: Loss, leaves: Sequence[jax.Array], batch: Any) -> Pass:
     """The pass that holds every per-example gradient, B times the size of the parameters."""
     losses, gradients = jax.vmap(jax.value_and_grad(loss), (None, 0))(list(leaves), batch)
+    # Norms must see what is summed: without a barrier either could be computed again, rounded otherwise.
+    gradients = jax.lax.optimization_barrier(gradients)
     gradients = [gradient.astype(accumulator(gradient.dtype)) for gradient in gradients]
 
     def weighted_sum(weights: Sequence[jax.Array]) -> list[jax.Array]:
@@ -42,5 +47,5 @@ def run(loss: Loss, leaves: Sequence[jax.Array], batch: Any) -> Pass:
             for w, g in zip(weights, gradients, strict=True)
         ]
 
-    norms = [jnp.sum(jnp.square(g), axis=tuple(range(1, g.ndim))) for g in gradients]
+    norms = [jax.vmap(sum_of_squares)(g) for g in gradients]
     return Pass(losses, norms, weighted_sum)

@@ -15,13 +15,17 @@ arXiv:2110.05679) that of one use, and Phantom Clipping that of an embedding tie
 head: the pair of a look-up, whose rows are one-hot, with a matrix product.
 """
 
+import functools
 import math
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+from jax import lax
 
+from dpx.clipping import _rounding
+from dpx.clipping._rounding import CHUNK
 from dpx.clipping.materialize import accumulator
 from dpx.clipping.uses import Use, to_matrices
 
@@ -32,11 +36,15 @@ HIGHEST = jax.lax.Precision.HIGHEST
 LARGE = 2**16
 
 
-# Of the bound on a squared norm, the part below which float32 cannot tell it from rounding.
-FLOOR = 1e-4
+# No norm is taken for less than this part of what its terms would add up to if none cancelled: it bounds
+# what an example can add to the rounding of a sum over many.
+FLOOR = 2.0**-6
 
-# A product smaller than this may be flushed to zero.
-TINY = float(jnp.finfo(jnp.float32).tiny)
+# Products over this many chunks of an axis are written out; beyond it they run in a loop.
+UNROLLED = 4
+
+# Above what second-order terms, and rounding while the bounds are computed, can add to them.
+SLACK = 1.02
 
 
 class Layout(NamedTuple):
@@ -125,6 +133,21 @@ def _inner(a: jax.Array, b: jax.Array, size: int) -> jax.Array:
 
 
 def _gram(a: jax.Array, b: jax.Array) -> jax.Array:
+    """⟨a[k, p], b[k, q]⟩, each a sum over chunks of r of products that are sums within a chunk."""
+    count, rest = divmod(a.shape[2], CHUNK)
+    if count + (rest > 0) <= UNROLLED:
+        starts = range(0, max(a.shape[2], 1), CHUNK)
+        parts = [_dot(a[..., i : i + CHUNK], b[..., i : i + CHUNK]) for i in starts]
+        return functools.reduce(jnp.add, parts)
+
+    def add(i: jax.Array, total: jax.Array) -> jax.Array:
+        return total + _dot(*(lax.dynamic_slice_in_dim(x, i * CHUNK, CHUNK, 2) for x in (a, b)))
+
+    total = _dot(a[..., count * CHUNK :], b[..., count * CHUNK :])
+    return lax.fori_loop(0, count, add, total)
+
+
+def _dot(a: jax.Array, b: jax.Array) -> jax.Array:
     dtype = accumulator(jnp.promote_types(a.dtype, b.dtype))
     return jnp.einsum("kpr,kqr->kpq", a, b, preferred_element_type=dtype, precision=HIGHEST)
 
@@ -135,33 +158,92 @@ def _gram_in_turn(a: jax.Array) -> jax.Array:
     return _gram(a, a)
 
 
-def squared_norm(shared: Layout, pairs: Sequence[Pair]) -> jax.Array:
-    """‖g‖² of one example by Gram matrices, rounded up where float32 cannot tell.
+class _Factor(NamedTuple):
+    """One side of a use: its matrix, and bounds for the rounding of its inner products.
 
-    Terms are rounded relative to their size, so what little is left when they cancel would be noise, and
-    an example with too small a norm is clipped too little. Where ‖g‖² is below 1e-4 of its bound
-    sum_k (sum_p ‖rows[k, p]‖·‖columns[k, p]‖)², that fraction of the bound is returned instead. Squares of
-    entries below 1e-19 are flushed to zero, which a large other factor would make up for: ‖g‖ is raised
-    by what they could add up to.
+    Attributes:
+      matrix: (K, P, R), or indices (K, P) of one-hot rows.
+      lengths: (K, P) upper bounds of the norms of its rows.
+      share: (K, P); an inner product of rows p and q errs by at most share[p]·share[q]. None where
+        inner products are exact.
+    """
+
+    matrix: jax.Array
+    lengths: jax.Array
+    share: jax.Array | None
+
+
+def _factor(matrix: jax.Array, size: int) -> tuple[_Factor, jax.Array]:
+    """A side of a use with its bounds, and its Gram matrix (K, P, P)."""
+    gram = _inner(matrix, matrix, size)
+    if matrix.ndim == 2:
+        return _Factor(matrix, jnp.ones(matrix.shape), None), gram
+    squares = jnp.diagonal(gram, axis1=1, axis2=2)
+    gamma = _rounding.gamma(_rounding.chunked(size), squares.dtype)
+    # Of n products and sums that are flushed, each is off by no more than 4·tiny, so 4·n·tiny is spread
+    # over share[p]·share[q]; the terms between it and the rows are those of flushed operands.
+    share = jnp.sqrt(SLACK * gamma * squares) + math.sqrt(4 * size * _rounding.tiny(gram.dtype))
+    return _Factor(matrix, share / math.sqrt(gamma), share), gram
+
+
+def _terms(
+    left: jax.Array, right: jax.Array, s: tuple[_Factor, _Factor], t: tuple[_Factor, _Factor]
+) -> jax.Array:
+    """Upper bounds of the exact left[k, p, q]·right[k, p, q], from computed inner products."""
+    left = left.astype(right.dtype)
+    terms = left * right
+    # Adding up the terms rounds too: over q, over p, over k, then over the pairs of uses.
+    roundings = sum(terms.shape) + 32
+    bounds = terms + _rounding.gamma(roundings, terms.dtype) * jnp.abs(terms)
+    assert s[1].share is not None
+    assert t[1].share is not None
+    columns = s[1].share[:, :, None] * t[1].share[:, None, :]
+    if s[0].share is not None and t[0].share is not None:
+        rows = s[0].share[:, :, None] * t[0].share[:, None, :]
+        bounds += rows * (jnp.abs(right) + columns)
+    return bounds + jnp.abs(left) * columns + 8 * _rounding.tiny(terms.dtype)
+
+
+def squared_norm(shared: Layout, pairs: Sequence[Pair]) -> jax.Array:
+    """An upper bound on ‖g‖² of one example by Gram matrices, rounding included.
+
+    Of a computed inner product L of rows α and α' over R entries no more is known than that it lies
+    within γ_n·‖α‖·‖α'‖ of the exact one, n = `_rounding.chunked(R)`: about 256 + R/256. So each product
+    L·M of inner products of rows and of columns is replaced by
+
+        L·M + γ‖α‖‖α'‖·(|M| + γ'‖β‖‖β'‖) + |L|·γ'‖β‖‖β'‖ + γ''·|L·M| ≥ the exact product,
+
+    with γ'' for the rounding of the sum over positions. One-hot rows and look-ups in the other factor
+    have exact inner products, and cost nothing. Squares that are flushed to zero are part of the lengths.
+
+    The sum that is released rounds the contribution as well: with P positions and a clip factor w it
+    is off from w·g by at most w·γ_{P+4}·√Λ, Λ = sum_k (sum_p ‖rows[k, p]‖·‖columns[k, p]‖)². So this is
+    added to the norm, and a contribution that is computed in float32 is never longer than w times
+    the root of what is returned, which is at least `FLOOR`·√Λ.
     """
     _, rows, columns = shared.sizes()
-    total, lengths, flushed = jnp.float32(0), jnp.float32(0), jnp.float32(0)
-    for i, s in enumerate(pairs):
-        for t in pairs[: i + 1]:
-            left, right = _inner(s.rows, t.rows, rows), _inner(s.columns, t.columns, columns)
-            terms = left * right
-            total += jnp.sum(terms, dtype=accumulator(terms.dtype)) * (1 if s is t else 2)
-            if s is t:
-                a, b = (jnp.sqrt(_diagonal(x)) for x in (left, right))
-                lengths += jnp.sum(a * b, axis=1)
-                flushed += jnp.sum(a) * (columns * TINY) ** 0.5 + jnp.sum(b) * (rows * TINY) ** 0.5
-    bounded = jnp.maximum(total, FLOOR * jnp.sum(jnp.square(lengths)))
-    return jnp.square(jnp.sqrt(bounded) + flushed)
+    total, lengths, positions, done = jnp.float32(0), jnp.float32(0), 0, []
+    for pair in pairs:
+        (a, left), (b, right) = _factor(pair.rows, rows), _factor(pair.columns, columns)
+        total += _added_up(_terms(left, right, (a, b), (a, b)))
+        for c, d in done:
+            left, right = _inner(a.matrix, c.matrix, rows), _inner(b.matrix, d.matrix, columns)
+            total += 2 * _added_up(_terms(left, right, (a, b), (c, d)))
+        lengths += jnp.sum(a.lengths * b.lengths, axis=1)
+        positions += b.lengths.shape[1]
+        done.append((a, b))
+    gamma = _rounding.gamma(positions + len(pairs) + 4, total.dtype)
+    length = SLACK * jnp.sqrt(jnp.sum(jnp.square(lengths)))
+    # `maximum` passes NaN on.
+    norm = jnp.sqrt(jnp.maximum(total, jnp.square(FLOOR * length)))
+    return jnp.square(norm + gamma * length)
 
 
-def _diagonal(x: jax.Array) -> jax.Array:
-    """(K, P, P) -> (K, P), in float32 at least."""
-    return jnp.diagonal(x, axis1=1, axis2=2).astype(accumulator(x.dtype))
+def _added_up(terms: jax.Array) -> jax.Array:
+    """The sum over (K, P, Q), one axis after the other: merged into one it would round more."""
+    while terms.ndim:
+        terms = lax.optimization_barrier(jnp.sum(terms, axis=-1))
+    return terms
 
 
 def product(shared: Layout, pairs: Sequence[Pair]) -> jax.Array:

@@ -140,6 +140,9 @@ def _tap_forward(export: Callable, result: jax.Array, operands: tuple, slots: An
 
 
 def _tap_backward(export: Callable, operands: tuple, cotangent: jax.Array):
+    # Norms must see what is summed: without a barrier either could be computed again, rounded otherwise.
+    # What is behind it goes on through the backward pass too, so that no copy is needed.
+    operands, cotangent = lax.optimization_barrier((operands, cotangent))
     return cotangent, None, export(operands, cotangent)
 
 

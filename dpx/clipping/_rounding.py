@@ -1,0 +1,63 @@
+"""Rounding errors that hold in whatever order a compiler adds: the constants behind every bound here.
+
+The model: IEEE arithmetic that rounds to nearest, unit roundoff u (2⁻²⁴ for float32), sums and products
+of matrices in any order, fused or not. Then a sum of n terms, each of them the result of at most one
+rounding, errs by at most γ_n = n·u / (1 − n·u) times the sum of the absolute values of its terms (Higham,
+Accuracy and Stability of Numerical Algorithms, 2nd ed., §3.1). What is too small for a normal number may be
+flushed to zero, in operands and in results: that costs at most the smallest normal number.
+"""
+
+import math
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+# Axes longer than this are added up in chunks, so that n in γ_n is small. Shorter chunks would
+# gain little, because there are more of them, and make products of matrices slower.
+CHUNK = 256
+
+
+def unit(dtype: Any) -> float:
+    """The unit roundoff u."""
+    return float(jnp.finfo(dtype).eps) / 2
+
+
+def tiny(dtype: Any) -> float:
+    """The smallest normal number."""
+    return float(jnp.finfo(dtype).tiny)
+
+
+def gamma(roundings: int, dtype: Any) -> float:
+    """γ_n for n roundings; infinite where there are too many for any bound."""
+    share = roundings * unit(dtype)
+    return share / (1 - share) if share < 1 else math.inf
+
+
+def chunked(size: int) -> int:
+    """The n of a sum of `size` products, computed in chunks: one for the product, then the additions."""
+    chunks = -(-size // CHUNK)
+    return 1 + min(size, CHUNK) + (chunks if chunks > 1 else 0)
+
+
+def sum_of_squares(x: jax.Array) -> jax.Array:
+    """An upper bound on the exact sum of squares of the entries of `x`, exact to γ_n with a small n.
+
+    Each axis is added up on its own, long ones in chunks: the barriers keep a compiler from merging these
+    sums into a single one with a long running total.
+    """
+    dtype = jnp.promote_types(x.dtype, jnp.float32)
+    x = x.astype(dtype)
+    size, roundings, total = x.size, 2, jnp.square(x)
+    while total.ndim:
+        last = total.shape[-1]
+        if last > 4 * CHUNK:
+            chunks = -(-last // CHUNK)
+            padding = [(0, 0)] * (total.ndim - 1) + [(0, chunks * CHUNK - last)]
+            total = jnp.pad(total, padding).reshape(*total.shape[:-1], chunks, CHUNK)
+            last = CHUNK
+        roundings += last
+        total = lax.optimization_barrier(jnp.sum(total, axis=-1))
+    # A square that is flushed, or of an operand that is, was below the smallest normal number.
+    return (total + 4 * size * tiny(dtype)) * (1 + 1.01 * gamma(roundings, dtype))

@@ -1,0 +1,249 @@
+"""No example adds more than the threshold: a search for one that does, and crafted orders of examples."""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from dpx import clipping
+from dpx.clipping import _rounding, _sums, plan, rules
+
+# P positions, R rows, C columns of factors, and positions that look rows up.
+SHAPES = {
+    "short": (2, 40, 30, 0),
+    "wide": (6, 300, 3000, 0),
+    "tied": (6, 700, 24, 6),
+}
+LARGE = {
+    "30,000 columns": (4, 16, 30_000, 0),
+    "30,000 rows, tied": (8, 30_000, 16, 16),
+    "1,024 positions": (1024, 48, 64, 0),
+    "1,024 positions, tied": (1024, 64, 32, 512),
+    "GPT-2 shape": (64, 768, 3072, 0),
+}
+
+
+def loss(params, x, c, ids, d):
+    w = params["w"]
+    return jnp.sum(c * (x @ w)) + jnp.sum(d * w[ids])
+
+
+def starts(shape, count, seed):
+    """Factors whose terms cancel to a remainder, and factors with small terms beside large ones."""
+    p, r, c, looked = shape
+    rng = np.random.default_rng(seed)
+    x, g = rng.normal(size=(count, p, r)), rng.normal(size=(count, p, c))
+    kind, half = rng.integers(4, size=count), p // 2
+    remainder = 10.0 ** -rng.uniform(0, 4, size=(count, 1, 1))
+    for which in (kind == 1, kind == 3):
+        x[which, half : 2 * half] = x[which, :half] + remainder[which] * x[which, half : 2 * half]
+        g[which, half : 2 * half] = -g[which, :half]
+    for which in (kind >= 2,):
+        # All in one row, in which a few large columns cancel and many small ones add up.
+        size = rng.integers(1, min(32, c - 1))
+        x[which] = np.eye(r)[0] + remainder[which] * 1e-3 * x[which]
+        g[which] = 1.6 * 2.0**-12 * rng.uniform(0.1, 0.5, size=(which.sum(), 1, 1))
+        g[which, :half, :size], g[which, half:, :size] = 0.25, -0.25
+    ids = rng.integers(0, min(r, 8), size=(count, looked))
+    d = -np.take_along_axis(g, np.arange(looked)[None, :, None] % p, 1)
+    return [x.astype("f4"), g.astype("f4"), ids, d.astype("f4")]
+
+
+def cancel(shape, factors, steps):
+    """Gradient ascent on how far the terms of a gradient cancel, over both factors."""
+    if not steps:
+        return factors
+    x, g, ids, d = factors
+
+    def cancelled(moving):
+        x, g, d = moving
+        total = jnp.einsum("bpr,bpc->brc", x, g)
+        total = jax.vmap(lambda t, i, d: t.at[i].add(d))(total, ids, d)
+        lengths = jnp.linalg.norm(x, axis=2) * jnp.linalg.norm(g, axis=2)
+        bound = lengths.sum(1) + jnp.linalg.norm(d, axis=2).sum(1)
+        return jnp.sum(jnp.log(bound) - jnp.log(jnp.linalg.norm(total, axis=(1, 2))))
+
+    ascend = jax.jit(jax.grad(cancelled))
+    moving = [jnp.asarray(each) for each in (x, g, d)]
+    for _ in range(steps):
+        slopes = ascend(moving)
+        for i, (value, slope) in enumerate(zip(moving, slopes, strict=True)):
+            size = jnp.linalg.norm(value, axis=(1, 2)) / jnp.maximum(
+                jnp.linalg.norm(slope, axis=(1, 2)), 1e-30
+            )
+            moving[i] = value + 0.05 * size[:, None, None] * slope
+    x, g, d = map(np.asarray, moving)
+    return [x, g, ids, d]
+
+
+def search(shape, *, count, batch, climbs, steps=10, seed=0, **options):
+    """The largest ‖contribution‖/C over `count` starts, each changed `climbs` times for the worse.
+
+    The contribution is the sum that `clipped_grad` returns in float32 for that example alone, its norm
+    taken in float64.
+    """
+    # Compiled afresh, because tests replace constants.
+    fn = clipping.clipped_grad(loss, l2_clip=1.0, method="one_pass", **options)
+    params = {"w": jnp.zeros(shape[1:3])}
+    alone = jax.jit(
+        lambda *one: jax.lax.map(lambda e: fn(params, *(v[None] for v in e)).grads, one)
+    )
+
+    def ratios(factors):
+        found = np.asarray(alone(*factors)["w"]).reshape(len(factors[0]), -1)
+        return np.sqrt(np.einsum("bn,bn->b", found, found, dtype=np.float64))
+
+    worst, rng = [], np.random.default_rng(seed)
+    for i in range(0, count, batch):
+        factors = starts(shape, batch, seed + i)
+        # One half of the starts is cancelled by ascent; the other keeps what was crafted.
+        moved = cancel(shape, factors, steps)
+        mine = np.arange(batch) % 2 == 0
+        factors = [np.where(mine.reshape(-1, *[1] * (a.ndim - 1)), a, b)
+                   for a, b in zip(moved, factors, strict=True)]  # fmt: skip
+        # Long enough to be clipped.
+        factors[1], factors[3] = (np.float32(1e4) * factors[k] for k in (1, 3))
+        best = ratios(factors)
+        for _ in range(climbs):
+            scale = 2.0 ** -rng.integers(3, 20)
+            tried = [
+                v
+                if v.dtype.kind == "i"
+                else (v * (1 + scale * rng.normal(size=v.shape))).astype("f4")
+                for v in factors
+            ]
+            new = ratios(tried)
+            factors = [
+                np.where((new > best).reshape(-1, *[1] * (v.ndim - 1)), t, v)
+                for v, t in zip(factors, tried, strict=True)
+            ]
+            best = np.maximum(best, new)
+        worst.append(best)
+    return np.concatenate(worst)
+
+
+@pytest.fixture(autouse=True)
+def by_gram(monkeypatch):
+    monkeypatch.setattr(plan, "FAVOR_GRADIENT", 0.0)
+    monkeypatch.setattr(plan, "FAVOR_TABLE", 0.0)
+
+
+@pytest.mark.parametrize("name", SHAPES)
+def test_no_example_adds_more_than_the_threshold(name):
+    found = search(SHAPES[name], count=64, batch=32, climbs=2)
+    assert found.max() <= 1
+    assert np.median(found) > 0.5
+
+
+def test_normalised_contributions_stay_below_the_threshold():
+    assert search(SHAPES["short"], count=64, batch=64, climbs=2, normalize=True).max() < 1
+
+
+def test_held_gradients_add_no_more_than_the_threshold(monkeypatch):
+    monkeypatch.setattr(plan, "FAVOR_GRADIENT", 1e9)
+    monkeypatch.setattr(plan, "FAVOR_TABLE", 1e9)
+    assert search(SHAPES["short"], count=64, batch=64, climbs=2).max() <= 1
+
+
+def without_rounding(monkeypatch):
+    monkeypatch.setattr(_rounding, "gamma", lambda roundings, dtype: 1e-30)
+    monkeypatch.setattr(rules, "FLOOR", 0.0)
+
+
+def test_the_search_finds_norms_that_are_not_rounded_up(monkeypatch):
+    without_rounding(monkeypatch)
+    assert search(SHAPES["wide"], count=32, batch=32, climbs=2).max() > 1.01
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", [*SHAPES, *LARGE])
+def test_a_long_search_finds_no_example_that_adds_more(name):
+    shape = (SHAPES | LARGE)[name]
+    elements = shape[1] * shape[2] + shape[0] * (shape[1] + shape[2])
+    count = int(np.clip(1e9 // elements, 128, 4096))
+    found = search(shape, count=count, batch=min(count, max(16, 2**24 // elements)), climbs=3)
+    print(f"{name}: {len(found)} starts, {(found > 1).sum()} beyond C, largest {found.max():.9f}")
+    assert found.max() <= 1
+
+
+def crafted_order(size, microbatch, width=4):
+    """Examples of which the first half brings the sum to a power of two, where the spacing doubles.
+
+    Then terms of 0.51 and −0.49 of a spacing follow in turn: above the power of two they drift upwards,
+    one spacing a pair, and just below it they cancel.
+    """
+    first = size // 2
+    spacing = np.spacing(np.float32(first / np.sqrt(width)))
+    x = np.full((size, width), 1 / np.sqrt(width), "f4")
+    sign = np.where(np.arange(size - first) // microbatch % 2 == 0, 0.51, -0.49)
+    x[first:] = (sign * spacing / microbatch)[:, None]
+    return x
+
+
+@pytest.mark.parametrize(("size", "microbatch"), [(4096, 1), (16384, 1), (65536, 8)])
+def test_no_order_of_examples_lets_one_move_the_sum_by_more(size, microbatch):
+    x = crafted_order(size, microbatch)
+    fn = clipping.clipped_grad(lambda w, x: w @ x, l2_clip=1.0, microbatch_size=microbatch)
+    step = jax.jit(lambda x, mask: fn(jnp.zeros(4), x, mask=mask).grads)
+    mask = np.ones(size, bool)
+    total = np.asarray(step(x, mask), "f8")
+    mask[-1] = False
+    rest = np.asarray(step(np.roll(x, -1, 0), mask), "f8")
+    moved = np.linalg.norm(total - rest)
+    assert moved <= 1 + 1e-3
+    assert moved <= 1 + fn.rounding(size, jnp.zeros(4), x[:microbatch])
+
+
+def test_the_crafted_order_moves_a_plain_sum():
+    x = crafted_order(4096, 1)
+    plain = jax.jit(lambda x: jax.lax.scan(lambda s, x: (s + x, None), jnp.zeros(4), x)[0])
+    assert np.linalg.norm(np.asarray(plain(x)) - np.asarray(plain(x[1:]))) > 1.2
+
+
+@pytest.mark.parametrize("jitted", [False, True])
+def test_a_running_sum_keeps_what_is_rounded_off(jitted):
+    rng = np.random.default_rng(0)
+    terms = np.float32(10.0) ** rng.uniform(-6, 3, size=(3000, 5)).astype("f4")
+    terms[1::2] *= -1
+
+    def total(terms):
+        def add(i, carry):
+            return _sums.add(carry, {"w": terms[i]})
+
+        empty = _sums.start({"w": terms[0]})
+        return _sums.result(jax.lax.fori_loop(0, len(terms), add, empty))["w"]
+
+    found = (jax.jit(total) if jitted else total)(jnp.asarray(terms))
+    np.testing.assert_allclose(found, terms.astype("f8").sum(0), rtol=1.2e-7)
+
+
+def test_the_bound_on_a_sum_grows_with_its_terms():
+    params, x = jnp.zeros(4), np.ones((64, 4), "f4")
+    loss_fn = functools.partial(clipping.clipped_grad, lambda w, x: w @ x, l2_clip=1.0)
+    small = loss_fn(microbatch_size=1).rounding(256, params, x)
+    whole = loss_fn().rounding(256, params, x)
+    assert 2 * 256 * 2.0**-24 < small < whole < 0.2  # Factors, by the fixture above.
+    assert loss_fn(method="two_pass").rounding(256, params, x) == np.inf
+
+
+def test_two_passes_multiply_at_the_highest_precision():
+    def two_layers(params, x):
+        return jnp.sum(jnp.tanh(jnp.tanh(x @ params["a"]) @ params["b"]) @ jnp.ones((3, 2)))
+
+    params = {"a": jnp.ones((4, 3)), "b": jnp.ones((3, 3))}
+    x = jnp.ones((5, 6, 4))
+    fn = clipping.clipped_grad(two_layers, l2_clip=1.0, method="two_pass")
+    program = jax.jit(fn).lower(params, x).as_text()
+    products = program.count("stablehlo.dot_general ")
+    assert products >= 9
+    assert program.count("precision = [HIGHEST, HIGHEST]") == products
+
+    def at_will(params, x):
+        return jnp.sum(jnp.dot(x, params["a"], precision="default"))
+
+    with pytest.raises(ValueError, match="precision"):
+        clipping.clipped_grad(at_will, l2_clip=1.0, method="two_pass")(params, x)
+    program = jax.jit(clipping.clipped_grad(jax.checkpoint(at_will), l2_clip=1.0)).lower(params, x)
+    assert "HIGHEST, HIGHEST" in program.as_text()  # One pass, which takes its sum at the highest.
