@@ -22,8 +22,14 @@ from ml_collections import ConfigDict
 
 import dpx
 from dpx import _watch, sampling
+from dpx.clipping import sums
 from experiments import storage
 from experiments.keys import Keys
+
+_ROUNDED = (
+    "sums of clipped gradients count as exact: in 32-bit floats a record moves them by a share more, which "
+    "ClippedGrad.rounding bounds"
+)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -147,17 +153,20 @@ def _step(loss_fn, optimizer, privacy, piece, state, data, indices, mask, pieces
     else:
         gradient = dpx.clipped_grad(loss_fn, l2_clip=privacy.l2_clip, normalize=privacy.normalize)
 
-    def add_piece(index, sums):
+    def add_piece(index, totals):
         rows = jax.lax.dynamic_slice_in_dim(indices, index * piece, piece)
         real = jax.lax.dynamic_slice_in_dim(mask, index * piece, piece)
         batch, names = jax.tree.map(lambda array: array[rows], data)
         # A mask belongs to a record: were it that of a slot, each record would change those after it.
         keys = jax.vmap(functools.partial(jax.random.fold_in, key))(names)
         result = gradient(params, *batch, keys, mask=real)
-        return jax.tree.map(jnp.add, sums, (result.grads, result.losses.sum()))
+        grads, loss = totals
+        return sums.add(grads, result.grads), loss + result.losses.sum()
 
-    sums = (jax.tree.map(jnp.zeros_like, params), jnp.zeros(()))
-    grads, loss = jax.lax.fori_loop(0, pieces, add_piece, sums)
+    # A plain running sum rounds by more than one record's gradient once it is long.
+    totals = (sums.start(params), jnp.zeros(()))
+    totals, loss = jax.lax.fori_loop(0, pieces, add_piece, totals)
+    grads = sums.result(totals)
     updates, opt_state = optimizer.update(grads, opt_state, params)
     loss = loss / jnp.maximum(mask.sum(), 1)
     return (optax.apply_updates(params, updates), opt_state), loss
@@ -370,6 +379,7 @@ def make_private(
     probability = config.batch_size / public_size(num_examples)
     settings = {"sampling_probability": probability, "accountant": config.accountant}
     event = None if beside is None else beside.event
+    assumptions = (*assumptions, _ROUNDED)
     multiplier = dpx.calibrate_dpsgd(epsilon, delta, steps=config.steps, beside=event, **settings)
 
     def guarantee(steps: int) -> dpx.PrivacyGuarantee:

@@ -8,7 +8,9 @@ import numpy as np
 import pytest
 
 from dpx import clipping
-from dpx.clipping import _rounding, _sums, plan, rules
+from dpx.clipping import plan, rules
+from dpx.clipping import rounding as _rounding
+from dpx.clipping import sums as _sums
 
 # P positions, R rows, C columns of factors, and positions that look rows up.
 SHAPES = {

@@ -14,13 +14,13 @@ import dp_accounting
 import jax
 import jax.numpy as jnp
 
-from dpx.clipping import _sums
 from dpx.clipping import engine as _engine
 from dpx.clipping import groups as _groups
 from dpx.clipping import materialize as _materialize
 from dpx.clipping import params as _params
-from dpx.clipping._rounding import gamma, unit
+from dpx.clipping import sums as _sums
 from dpx.clipping.explain import explain_clipping
+from dpx.clipping.rounding import gamma, unit
 
 # Microbatches between two compensated additions.
 BLOCK = 8
@@ -127,12 +127,12 @@ class ClippedGrad:
         most C·ρ/2, ρ/2 = batch_size·(A·γ_n + γ_9 + 3u). Within one microbatch of m examples n is m + 4 and
         A = 1 where gradients are held; n is about m·P and A = 64 where they are kept as factors with P
         positions (all uses together), because their terms may cancel. Microbatches are added up with
-        compensation, so their number does not enter n (`dpx.clipping._sums`). This is the worst of all orders
+        compensation, so their number does not enter n (`dpx.clipping.sums`). This is the worst of all orders
         of summation and of all data sets: it is small for held gradients and small microbatches, and it
         says little (ρ > 1) for large batches of long sequences in one piece.
 
         Args:
-          batch_size: examples in the whole sum, which may be several calls, added up with `_sums.add`.
+          batch_size: examples in the whole sum, which may be several calls, added up with `sums.add`.
           params: the parameters.
           *batch: what one call is given; only shapes matter.
 

@@ -15,10 +15,10 @@ from jax.extend import core
 
 from dpx.clipping import plan as _plan
 from dpx.clipping import rules
-from dpx.clipping._rounding import gamma, sum_of_squares
 from dpx.clipping.capture import Capture, capture
 from dpx.clipping.materialize import Loss, Pass, accumulator
 from dpx.clipping.plan import Choice
+from dpx.clipping.rounding import gamma, sum_of_squares
 from dpx.clipping.tap import Tapped
 from dpx.clipping.uses import Use
 

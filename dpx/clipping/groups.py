@@ -10,7 +10,7 @@ import numpy as np
 from flax import nnx
 from jax.core import Tracer
 
-from dpx.clipping._rounding import gamma
+from dpx.clipping.rounding import gamma
 
 # Bu et al., Automatic Clipping (arXiv:2206.07136), use this stabiliser in g·C/(‖g‖ + γ).
 NORMALIZE_GAMMA = 0.01

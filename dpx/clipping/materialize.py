@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from dpx.clipping._rounding import sum_of_squares
+from dpx.clipping.rounding import sum_of_squares
 
 Loss = Callable[[Sequence[jax.Array], Any], jax.Array]
 

@@ -24,9 +24,9 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from dpx.clipping import _rounding
-from dpx.clipping._rounding import CHUNK
+from dpx.clipping import rounding as _rounding
 from dpx.clipping.materialize import accumulator
+from dpx.clipping.rounding import CHUNK
 from dpx.clipping.uses import Use, to_matrices
 
 # Clip factors must fit the gradients they multiply: no TensorFloat-32, no bfloat16 passes.
