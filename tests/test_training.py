@@ -149,7 +149,7 @@ def test_checkpoints_hold_no_key():
 
 def dpx_state(key):
     privacy = training.Privacy(0.5, False, 1.0, lambda steps: 0.0)
-    return training._optimizer(CONFIG, privacy, key).init(PARAMS, "run")
+    return training._optimizer(CONFIG, privacy, key, "run").init(PARAMS)
 
 
 def test_ordinary_training_learns_and_saves_nothing(tmp_path):
