@@ -18,6 +18,17 @@ from configs import recommender
 from configs.common import parse_arg
 
 VARIANTS = ("train", "recommender", "ngram")
+FAULTS = (
+    "noise_half_the_variance",
+    "noise_over_batch_size",
+    "noise_per_microbatch",
+    "noise_same_key",
+    "noise_key_reused_after_3",
+    "noise_missing_in_a_leaf",
+    "clip_doubled",
+    "batches_of_fixed_size",
+    "accounted_half_the_steps",
+)
 
 
 def get_config(arg: str = "") -> ConfigDict:
@@ -42,13 +53,14 @@ def get_config(arg: str = "") -> ConfigDict:
                 "input_runs": 400 if tiny else 10_000,
                 "fault_runs": 400 if tiny else 3_000,
                 "canaries": 400 if tiny else 20_000,  # of one run
+                "faults": FAULTS[-1:] if tiny else FAULTS,
             }
         )
     if variant == "ngram":
         config.update({"runs": 200 if tiny else 10_000})
     if variant == "recommender":
         whole = recommender.get_config("synthetic,tiny")
-        config.update({name: whole[name] for name in ("data", "model", "train")})
+        config.update({name: whole[name] for name in ("data", "model", "reattention", "train")})
         config.update({"data": {"train_on_validation": False}, "evaluate": {"split": "test"}})
         config.update({"canaries": 200 if tiny else 10_000, "sampling_probability": 0.5})
         config.update(

@@ -55,6 +55,9 @@ def validate(config) -> None:
             )
     if config.get("steps", 1) < 1:
         raise ValueError(f"config.steps={config.steps} must be at least 1")
+    unknown = set(config.get("faults", ())) - set(FAULTS)
+    if unknown:
+        raise ValueError(f"config.faults has {sorted(unknown)}: use some of {', '.join(FAULTS)}")
     # With every record in every batch, no step lacks the canary.
     if not 0 < config.get("sampling_probability", 0.5) < 1:
         raise ValueError(
@@ -153,7 +156,7 @@ def _train(config, seed: int, workdir: Path):
         bounds[row] = audit.one_run_lower_bound(
             *scored, model=model, confidence=config.confidence
         ).epsilon
-    for number, name in enumerate(FAULTS):
+    for number, name in enumerate(config.faults):
         bounds[f"fault_{name}"] = fault_bound(name, config, seed + 4 + number)
     guarantee = privacy.dpsgd_guarantee(
         noise,

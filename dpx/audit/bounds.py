@@ -167,7 +167,7 @@ def curve_lower_bound(
 
     Args:
       statistic: Under one input, shape (trials,), or (trials, k) for k statistics to choose from; trials are
-        independent.
+        independent, and large values speak for this input.
       other_statistic: The same under the neighbouring input, shape (other_trials,) or (other_trials, k).
       delta: The δ of the claim, in (0, 1).
       model: How the mechanism samples and how many steps it takes.
@@ -358,7 +358,7 @@ def candidates(p: np.ndarray, q: np.ndarray) -> np.ndarray:
     pooled = np.concatenate([p, q])
     # Quantiles alone would miss the far tails, where a small δ puts the best region.
     tails = np.geomspace(1.0 / pooled.size, 0.5, _CANDIDATES // 2)
-    return np.quantile(pooled, np.concatenate([tails, 1.0 - tails]), method="nearest")
+    return np.unique(np.quantile(pooled, np.concatenate([tails, 1.0 - tails]), method="nearest"))
 
 
 def count(ordered: np.ndarray, cuts, tail: str):

@@ -73,7 +73,7 @@ class Training:
                     f"{name}={value} must be positive and finite: use that of the claim"
                 )
         check_integer(self.piece, "piece")
-        self.model  # noqa: B018, checks the sampling and the steps
+        SampledGaussian(self.sampling_probability, self.steps)  # checks both
 
     @property
     def model(self) -> SampledGaussian:
