@@ -325,10 +325,14 @@ _TARGETS = {"train": _train, "recommender": _recommender, "ngram": _ngram}
 
 
 def figures(records, folder: Path) -> list[Path]:
-    """Audited bound against claimed ε: no honest row above the diagonal, every planted fault above it."""
+    """Audited bound against claimed ε: no honest row above the diagonal, every planted fault above it.
+
+    Bounds beyond six times the largest claim are drawn there.
+    """
     plt = plotting.pyplot()
     figure, axis = plt.subplots(figsize=(9, 5), constrained_layout=True)
     records = sorted(records, key=lambda record: record.config["epsilon"])
+    highest = 6 * max(record.config["epsilon"] for record in records)
     rows = list(dict.fromkeys(name.partition("/")[0] for r in records for name in r.metrics))
     for row in rows:
         found = [r.metrics for r in records if f"{row}/bound" in r.metrics]
@@ -338,10 +342,17 @@ def figures(records, folder: Path) -> list[Path]:
         style = (
             {"marker": "x", "linestyle": "none"} if planted else {"marker": "o", "markersize": 4}
         )
-        axis.plot(x, np.maximum(y, 1e-2), label=f"planted: {words}" if planted else words, **style)
-    ends = [r.config["epsilon"] for r in records]
-    ends = np.array([min(ends) / math.sqrt(2), max(ends) * math.sqrt(2)])
+        axis.plot(
+            x, np.clip(y, 1e-2, highest), label=f"planted: {words}" if planted else words, **style
+        )
+    claims = sorted({r.config["epsilon"] for r in records})
+    ends = np.array([claims[0] / math.sqrt(2), claims[-1] * math.sqrt(2)])
     axis.plot(ends, ends, "k--", label="the claim")
     axis.set(xscale="log", yscale="log", xlabel="claimed ε", ylabel="audited lower bound on ε")
+    ticks = [0.1, 0.3, 1, 2, 4, 8, 16, 32]
+    axis.set_xticks(claims, [f"{claim:g}" for claim in claims])
+    axis.set_yticks(ticks, [f"{tick:g}" for tick in ticks])
+    axis.set_ylim(claims[0] / 10, highest * 1.2)
+    axis.minorticks_off()
     figure.legend(fontsize=8, loc="outside right upper")
     return [plotting.save(figure, folder / "audit.png")]
