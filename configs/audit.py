@@ -3,8 +3,8 @@
 `train` audits a small regression that is trained by `dpx.clipped_grad`, `dpx.privatize` and
 `dpx.poisson_batches` at the noise of `dpx.calibrate_dpsgd`: thousands of runs seen at every step or at the
 end, and one run with thousands of canaries; then the same with each fault of `experiments/audit_faults.py`,
-whose bound has to pass the claim. `recommender` audits the recommender's loss and `experiments.training.train` as a
-whole in one run, `ngram` the release `dpx.ngram.fit` in many.
+whose bound has to pass the claim. `recommender` audits the recommender's loss, and
+`experiments.training.train` as a whole, in one run; `ngram` the release `dpx.ngram.fit` in many.
 
     python -m experiments.run   --config=configs/audit.py --workdir=runs/audit
     python -m experiments.sweep --config=configs/audit.py --workdir=runs/audit_epsilon
@@ -22,7 +22,8 @@ Expected of `train` (δ = 1e-5, 10 steps, sampling probability 1/2; shares of th
     white box, one run of 20,000 canaries         54 %   57 %   55 %
     planted faults, the least bound               134 %  137 %  138 %
 
-One run takes 100 s of one core, of which the faults take about half.
+One run takes 100 s of one core, of which the faults take about half. At ε = 4 `recommender` shows 44 % by the
+noisy steps and 26 % by the final model, `ngram` 88 to 99 % (seven seeds).
 """
 
 from ml_collections import ConfigDict, config_dict

@@ -275,7 +275,6 @@ def _recommender(config, seed: int, workdir: Path):
         dirac.data,
         settings,
         keys=secrets.Keys(jax.random.key(noise.generate_state(1)[0]), sampling),
-        dropout_seed=config.seed,
         label="audit",
         workdir=workdir,
         privacy=private,
