@@ -55,6 +55,9 @@ def validate(config) -> None:
             )
     if config.get("steps", 1) < 1:
         raise ValueError(f"config.steps={config.steps} must be at least 1")
+    unknown = set(config.get("faults", ())) - set(FAULTS)
+    if unknown:
+        raise ValueError(f"config.faults has {sorted(unknown)}: use some of {', '.join(FAULTS)}")
     # With every record in every batch, no step lacks the canary.
     if not 0 < config.get("sampling_probability", 0.5) < 1:
         raise ValueError(
@@ -153,7 +156,7 @@ def _train(config, seed: int, workdir: Path):
         bounds[row] = audit.one_run_lower_bound(
             *scored, model=model, confidence=config.confidence
         ).epsilon
-    for number, name in enumerate(FAULTS):
+    for number, name in enumerate(config.faults):
         bounds[f"fault_{name}"] = fault_bound(name, config, seed + 4 + number)
     guarantee = privacy.dpsgd_guarantee(
         noise,
@@ -272,7 +275,6 @@ def _recommender(config, seed: int, workdir: Path):
         dirac.data,
         settings,
         keys=secrets.Keys(jax.random.key(noise.generate_state(1)[0]), sampling),
-        dropout_seed=config.seed,
         label="audit",
         workdir=workdir,
         privacy=private,
@@ -322,10 +324,14 @@ _TARGETS = {"train": _train, "recommender": _recommender, "ngram": _ngram}
 
 
 def figures(records, folder: Path) -> list[Path]:
-    """Audited bound against claimed ε: no honest row above the diagonal, every planted fault above it."""
+    """Audited bound against claimed ε: no honest row above the diagonal, every planted fault above it.
+
+    Bounds beyond six times the largest claim are drawn there.
+    """
     plt = plotting.pyplot()
     figure, axis = plt.subplots(figsize=(9, 5), constrained_layout=True)
     records = sorted(records, key=lambda record: record.config["epsilon"])
+    highest = 6 * max(record.config["epsilon"] for record in records)
     rows = list(dict.fromkeys(name.partition("/")[0] for r in records for name in r.metrics))
     for row in rows:
         found = [r.metrics for r in records if f"{row}/bound" in r.metrics]
@@ -335,10 +341,17 @@ def figures(records, folder: Path) -> list[Path]:
         style = (
             {"marker": "x", "linestyle": "none"} if planted else {"marker": "o", "markersize": 4}
         )
-        axis.plot(x, np.maximum(y, 1e-2), label=f"planted: {words}" if planted else words, **style)
-    ends = [r.config["epsilon"] for r in records]
-    ends = np.array([min(ends) / math.sqrt(2), max(ends) * math.sqrt(2)])
+        axis.plot(
+            x, np.clip(y, 1e-2, highest), label=f"planted: {words}" if planted else words, **style
+        )
+    claims = sorted({r.config["epsilon"] for r in records})
+    ends = np.array([claims[0] / math.sqrt(2), claims[-1] * math.sqrt(2)])
     axis.plot(ends, ends, "k--", label="the claim")
     axis.set(xscale="log", yscale="log", xlabel="claimed ε", ylabel="audited lower bound on ε")
+    ticks = [0.1, 0.3, 1, 2, 4, 8, 16, 32]
+    axis.set_xticks(claims, [f"{claim:g}" for claim in claims])
+    axis.set_yticks(ticks, [f"{tick:g}" for tick in ticks])
+    axis.set_ylim(claims[0] / 10, highest * 1.2)
+    axis.minorticks_off()
     figure.legend(fontsize=8, loc="outside right upper")
     return [plotting.save(figure, folder / "audit.png")]

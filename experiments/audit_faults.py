@@ -9,6 +9,7 @@ import optax
 
 import dpx
 from dpx.audit import Training
+from dpx.optim import PrivatizeState
 
 _PIECES = 4
 
@@ -40,14 +41,15 @@ def _per_piece(*, noise_multiplier, key, expected_batch_size, **rest):
     return optax.chain(*parts, optax.scale(1 / expected_batch_size))
 
 
-def _same_key(period: float):
+def _same_key(period: int):
     """The key of step t is that of step t mod `period`."""
 
     def make(**settings):
         inner = dpx.privatize(**settings)
 
-        def update(sums, state, params=None):
-            mean, after = inner.update(sums, state, params)
+        def update(updates, state, params=None):
+            mean, after = inner.update(updates, state, params)
+            assert isinstance(after, PrivatizeState)
             return mean, after._replace(count=after.count % period)
 
         return optax.GradientTransformation(inner.init, update)
@@ -58,10 +60,10 @@ def _same_key(period: float):
 def _first_leaf_without(*, expected_batch_size, **rest):
     inner = dpx.privatize(expected_batch_size=expected_batch_size, **rest)
 
-    def update(sums, state, params=None):
-        mean, state = inner.update(sums, state, params)
+    def update(updates, state, params=None):
+        mean, state = inner.update(updates, state, params)
         leaves, structure = jax.tree.flatten(mean)
-        leaves[0] = jax.tree.leaves(sums)[0] / expected_batch_size
+        leaves[0] = jax.tree.leaves(updates)[0] / expected_batch_size
         return jax.tree.unflatten(structure, leaves), state
 
     return optax.GradientTransformation(inner.init, update)

@@ -5,9 +5,17 @@ import numpy as np
 import pytest
 from dp_accounting import dp_event
 from dp_accounting.pld import PLDAccountant
+from jax_privacy import auditing
 from scipy import stats
 
-from dpx.audit import epsilon_lower_bound
+import dpx
+from dpx.audit import (
+    SampledGaussian,
+    curve_lower_bound,
+    epsilon_lower_bound,
+    one_run_lower_bound,
+    step_lower_bound,
+)
 from dpx.audit.bounds import clopper_pearson
 
 
@@ -91,3 +99,170 @@ def testclopper_pearson_inverts_the_binomial_tail(hits):
 def test_misuse_raises(arguments, options, named):
     with pytest.raises(ValueError, match=named):
         epsilon_lower_bound(*arguments, **options)
+
+
+# ---------------------------------------------------------------------------------------------------------
+# Sampled steps
+
+
+def steps_of(q, noise, steps, trials, rng):
+    """Projections of runs with and without the canary, and who was sampled, drawn directly."""
+    sampled = rng.random((trials, steps)) < q
+    inside, outside = noise * rng.normal(size=(2, trials, steps))
+    return inside + sampled, outside, sampled
+
+
+def log_ratio(x, q, noise):
+    return np.logaddexp(np.log1p(-q), np.log(q) + (x - 0.5) / noise**2).sum(axis=1)
+
+
+def most(audits, failure=0.05):
+    """Largest number of failures to expect of audits that fail with that probability, plus 3σ."""
+    return audits * failure + 3 * np.sqrt(audits * failure * (1 - failure))
+
+
+def test_curve_of_one_sampled_step_is_the_closed_form():
+    q, noise = 0.3, 0.8
+    at = np.linspace(0.5, 3.5, 50)  # where a likelihood ratio above 1 begins
+    type_one = stats.norm.sf(at, 0, noise)
+    type_two = (1 - q) * stats.norm.cdf(at, 0, noise) + q * stats.norm.cdf(at, 1, noise)
+    curve = SampledGaussian(q, 1).tradeoff(noise, type_one)
+    assert (curve <= type_two + 1e-9).all()
+    np.testing.assert_allclose(curve, type_two, atol=1e-3)
+
+
+def test_curve_of_composed_steps_is_that_of_simulated_runs_and_of_gaussians_in_the_limit():
+    q, noise, steps = 0.3, 1.0, 8
+    inside, outside, _ = steps_of(q, noise, steps, 200_000, np.random.default_rng(0))
+    scores = [np.sort(log_ratio(x, q, noise)) for x in (inside, outside)]
+    cuts = np.linspace(0.0, 3.0, 20)
+    type_two, type_one = (np.searchsorted(s, cuts) / s.size for s in scores)
+    # Four standard errors of a frequency.
+    curve = SampledGaussian(q, steps).tradeoff(noise, 1 - type_one)
+    np.testing.assert_allclose(curve, type_two, atol=4 * 0.5 / np.sqrt(200_000) + 1e-3)
+    alpha = np.array([1e-3, 0.1, 0.5, 0.9])
+    whole = SampledGaussian(1.0, 4).tradeoff(2.0, alpha)
+    np.testing.assert_allclose(whole, stats.norm.cdf(stats.norm.isf(alpha) - 1.0))
+    nearly = SampledGaussian(1 - 1e-9, 4).tradeoff(2.0, alpha)
+    np.testing.assert_allclose(nearly, whole, atol=1e-3)
+
+
+@pytest.mark.parametrize("epsilon", [2.0, 4.0, 8.0])
+def test_bounds_of_sampled_steps_reach_four_fifths_and_see_too_little_noise(epsilon):
+    q, steps, delta = 0.5, 10, 1e-5
+    noise = dpx.calibrate_dpsgd(epsilon, delta, sampling_probability=q, steps=steps)
+    model = SampledGaussian(q, steps)
+    for real, lowest, highest in ((noise, 0.8, 1.0), (noise / 2**0.5, 1.2, 2.0)):
+        rng = np.random.default_rng(1)
+        inside, outside, sampled = steps_of(q, real, steps, 20_000, rng)
+        scores = [log_ratio(x, q, noise) for x in (inside, outside)]
+        curve = curve_lower_bound(*scores, delta, model=model, selection_fraction=0.1)
+        assert lowest < curve.epsilon / epsilon < highest
+        step = step_lower_bound(inside, sampled, delta)
+        assert max(lowest, 0.9) < step.epsilon / epsilon < highest
+        assert step.independence > 1e-3
+
+
+def test_bounds_of_sampled_steps_hold_at_the_stated_rate():
+    q, noise, steps, audits = 0.5, 1.5, 3, 60
+    wrong = {"curve": 0, "step": 0}
+    model = SampledGaussian(q, steps)
+    true = model.epsilon(noise, 1e-3)
+    for seed in range(audits):
+        rng = np.random.default_rng(seed)
+        inside, outside, sampled = steps_of(q, noise, steps, 600, rng)
+        scores = [log_ratio(x, q, noise) for x in (inside, outside)]
+        curve = curve_lower_bound(*scores, 1e-3, model=model, confidence=0.8)
+        wrong["curve"] += curve.noise_multiplier < noise
+        wrong["step"] += step_lower_bound(inside, sampled, 1e-3, confidence=0.8).epsilon > true
+    assert max(wrong.values()) <= most(audits, 0.2), wrong
+    # A bound that is never wrong would be one that says nothing.
+    assert wrong["step"] > 0
+
+
+@pytest.mark.parametrize("shared", ["noise", "sampling"])
+def test_steps_that_depend_on_each_other_are_reported(shared):
+    rng = np.random.default_rng(0)
+    inside, outside, sampled = steps_of(0.5, 1.5, 6, 2_000, rng)
+    if shared == "noise":
+        inside[:, 4] += outside[:, 1] - (inside - sampled)[:, 4]
+        inside[:, 1] = sampled[:, 1] + outside[:, 1]
+    else:
+        inside[:, 4] += sampled[:, 1].astype(float) - sampled[:, 4]
+        sampled[:, 4] = sampled[:, 1]
+    assert step_lower_bound(inside, sampled, 1e-3).independence < 1e-6
+
+
+def test_the_statistic_that_shows_most_is_chosen():
+    rng = np.random.default_rng(0)
+    statistics = rng.normal(size=(2, 5_000, 3))
+    statistics[0, :, 1] += 2.0
+    found = curve_lower_bound(*statistics, 1e-3, model=SampledGaussian())
+    assert found.statistic == 1
+    assert 0.8 * gaussian_epsilon(0.5, 1e-3) < found.epsilon < gaussian_epsilon(0.5, 1e-3)
+    nothing = curve_lower_bound(*statistics[:, :, 2], 1e-3, model=SampledGaussian())
+    assert nothing.epsilon < 0.3
+
+
+# ---------------------------------------------------------------------------------------------------------
+# One run
+
+
+def canaries_of(shift, number, seed):
+    rng = np.random.default_rng(seed)
+    included = rng.random(number) < 0.5
+    return rng.normal(size=number) + shift * included, included
+
+
+@pytest.mark.parametrize("guesses", [20, 100, 700])
+@pytest.mark.parametrize("shift", [0.5, 1.5, 3.0])
+def test_one_run_bounds_are_those_of_jax_privacy(shift, guesses):
+    scores, included = canaries_of(shift, 2_000, seed=4)
+    oracle = auditing.CanaryScoreAuditor(scores[included], scores[~included])
+    explicit = {"threshold_strategy": auditing.Explicit(np.sort(scores)[-guesses])}
+    ours = one_run_lower_bound(scores, included, 1e-4, guesses=guesses).epsilon
+    assert ours == pytest.approx(oracle.epsilon_one_run(0.05, 1e-4, **explicit), abs=1e-4)
+    model = SampledGaussian()
+    ours = one_run_lower_bound(scores, included, 1e-4, guesses=guesses, model=model).epsilon
+    theirs = oracle.epsilon_one_run_fdp(0.05, 1e-4, **explicit)
+    # Ours is on a grid of noise multipliers, and never above.
+    assert 0.985 * theirs <= ours <= theirs + 1e-4
+
+
+def test_one_run_bounds_hold_at_the_stated_rate_and_show_half():
+    true, audits = gaussian_epsilon(0.5, 1e-3), 200
+    wrong, shares = 0, []
+    for seed in range(audits):
+        found = canaries_of(2.0, 4_000, seed)
+        audit = one_run_lower_bound(*found, 1e-3, model=SampledGaussian(), guesses=500)
+        wrong += audit.epsilon > true
+        shares.append(audit.epsilon / true)
+    assert wrong <= most(audits)
+    assert np.median(shares) > 0.4
+
+
+@pytest.mark.parametrize(
+    ("call", "named"),
+    [
+        (lambda: SampledGaussian(0.0, 3), "sampling_probability=0.0"),
+        (lambda: SampledGaussian(0.5, 0), "steps=0"),
+        (lambda: curve_lower_bound(*np.zeros((2, 50)), 0.0, model=SampledGaussian()), "delta=0.0"),
+        (
+            lambda: curve_lower_bound(
+                np.zeros((50, 2)), np.zeros((50, 3)), 0.1, model=SampledGaussian()
+            ),
+            "other_statistic has shape",
+        ),
+        (
+            lambda: step_lower_bound(np.zeros((5, 2)), np.zeros((5, 2), bool), 0.1),
+            "sampled holds 0",
+        ),
+        (lambda: step_lower_bound(np.zeros((5, 2)), np.zeros(5, bool), 0.1), "projections has"),
+        (lambda: one_run_lower_bound(np.zeros(5), np.zeros(5), 0.1), "one bool for each"),
+        (lambda: one_run_lower_bound(np.zeros(5), np.ones(5, bool), 0.1, guesses=6), "guesses=6"),
+        (lambda: one_run_lower_bound(np.full(5, np.nan), np.ones(5, bool), 0.1), "NaN"),
+    ],
+)
+def test_misuse_of_the_other_bounds_raises(call, named):
+    with pytest.raises(ValueError, match=named):
+        call()

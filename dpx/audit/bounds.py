@@ -155,8 +155,8 @@ def curve_lower_bound(
     """Bounds ε from below at `delta` for a mechanism on one of the model's trade-off curves.
 
     A test whose errors lie below the curve of noise multiplier m, each at its Clopper–Pearson bound, refutes
-    every claim of that curve or a better one. The smallest refuted m is an upper bound on the noise multiplier,
-    and ε follows from it by accounting.
+    every claim of that curve or a better one. The smallest refuted m is an upper bound on the noise
+    multiplier, and ε follows from it by accounting.
 
     Valid where the mechanism's curve is one of the model's; a claim that was made *by* such a curve, as that
     of DP-SGD is, is refuted wherever the bound passes it, whatever the mechanism really is. The
@@ -167,7 +167,7 @@ def curve_lower_bound(
 
     Args:
       statistic: Under one input, shape (trials,), or (trials, k) for k statistics to choose from; trials are
-        independent.
+        independent, and large values speak for this input.
       other_statistic: The same under the neighbouring input, shape (other_trials,) or (other_trials, k).
       delta: The δ of the claim, in (0, 1).
       model: How the mechanism samples and how many steps it takes.
@@ -273,8 +273,8 @@ def step_lower_bound(
     Valid where a projection is N(shift · sampled, std²), the same for all steps and independent: the model
     of DP-SGD with a canary whose direction nobody else uses. Shift and sampling rate get lower bounds, std
     an upper one (Student's t, Clopper–Pearson, χ²), each with a third of the failure probability, and ε at
-    noise multiplier std / shift is accounted for as many steps. The adversary of the claim does not know who was
-    sampled; the auditor, who estimates only, may.
+    noise multiplier std / shift is accounted for as many steps. The adversary of the claim does not know who
+    was sampled; the auditor, who estimates only, may.
 
     Args:
       projections: (runs, steps), of runs that hold the canary, independent.
@@ -358,7 +358,7 @@ def candidates(p: np.ndarray, q: np.ndarray) -> np.ndarray:
     pooled = np.concatenate([p, q])
     # Quantiles alone would miss the far tails, where a small δ puts the best region.
     tails = np.geomspace(1.0 / pooled.size, 0.5, _CANDIDATES // 2)
-    return np.quantile(pooled, np.concatenate([tails, 1.0 - tails]), method="nearest")
+    return np.unique(np.quantile(pooled, np.concatenate([tails, 1.0 - tails]), method="nearest"))
 
 
 def count(ordered: np.ndarray, cuts, tail: str):

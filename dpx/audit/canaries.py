@@ -1,8 +1,9 @@
 """Runs of DP-SGD with canaries, whose scores the bounds of `dpx.audit` turn into an audited ε.
 
 A canary is a record made to be seen. A *gradient* (Dirac) canary adds the clipping norm along a coordinate
-that no other record uses, which is the worst case of the analysis; an *input* canary is a record like any other.
-The auditor of the *white box* sees every noisy step, the one of the *final model* the last parameters only.
+that no other record uses, which is the worst case of the analysis; an *input* canary is a record like any
+other. The auditor of the *white box* sees every noisy step, the one of the *final model* the last parameters
+only.
 
     what is run     what the auditor sees          the bound
     many_runs       white box or final model       curve_lower_bound, epsilon_lower_bound, step_lower_bound
@@ -73,7 +74,7 @@ class Training:
                     f"{name}={value} must be positive and finite: use that of the claim"
                 )
         check_integer(self.piece, "piece")
-        self.model  # noqa: B018, checks the sampling and the steps
+        SampledGaussian(self.sampling_probability, self.steps)  # checks both
 
     @property
     def model(self) -> SampledGaussian:
@@ -250,8 +251,8 @@ class Dirac(NamedTuple):
     """A training problem with gradient canaries.
 
     Attributes:
-      loss_fn: (params, marker, *example) -> loss: of the model where the marker is 0; where it is ±(i + 1) the
-        gradient is that of canary i, ∓ a large number in entry i of params["canaries"] and 0 elsewhere.
+      loss_fn: (params, marker, *example) -> loss: of the model where the marker is 0; where it is ±(i + 1)
+        the gradient is that of canary i, ∓ a large number in entry i of params["canaries"], elsewhere 0.
       params: {"model": the model's parameters, "canaries": (canaries,) zeros}.
       data: (markers, *data) of the model's records and, after them, of the canaries that are in.
       included: (canaries,) bool, by independent fair coins.

@@ -18,7 +18,7 @@ from dpx.privacy.dpsgd import dpsgd_epsilon
 from dpx.privacy.gaussian import check_integer, check_number
 
 # Lines of slope −e^ε that support a curve; between two of them it is flat to 1e-3 at most.
-_EPSILONS = np.concatenate([[0.0], np.geomspace(1e-3, 60.0, 400)])
+_EPSILONS = np.concatenate([[0.0], np.geomspace(1e-2, 60.0, 200)])
 
 
 @dataclasses.dataclass(frozen=True)
@@ -74,7 +74,7 @@ def _lines(sampling_probability: float, steps: int, noise_multiplier: float):
         sampling_prob=sampling_probability,
         value_discretization_interval=1e-2 / math.sqrt(steps) * max(1.0, noise_multiplier**-2),
     ).self_compose(steps)
-    delta = np.asarray(loss.get_delta_for_epsilon(_EPSILONS))
+    delta = np.asarray(loss.get_delta_for_epsilon(_EPSILONS.tolist()))
     slopes = np.exp(_EPSILONS)
     heights = np.concatenate([1 - delta, (1 - delta) / slopes])
     return heights, np.concatenate([slopes, 1 / slopes])
