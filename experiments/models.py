@@ -106,6 +106,11 @@ def calibrate(
       correction_key: Switches Re-Attention on; noise of the token probabilities, if those are released.
     """
     released, beside, label = None, prior, "prior release"
+    if correction_key is not None and config.reattention.probabilities == "public":
+        assumptions = (
+            *assumptions,
+            "the token probabilities of config.reattention.path are public",
+        )
     if correction_key is not None and config.reattention.probabilities == "release":
         released = reattention.token_probabilities(
             correction_key,
@@ -131,22 +136,11 @@ def calibrate(
     )
     alone = guarantee
     if prior is not None:
-        run = dpx.privacy.dpsgd_guarantee(
-            privacy.noise_multiplier,
-            config.delta,
-            sampling_probability=config.train.batch_size
-            / training.public_size(len(histories.items)),
-            steps=config.train.steps,
-            unit=unit,
-            accountant=config.train.accountant,
-            assumptions=assumptions,
-        )
-        ledger = (
-            dpx.Ledger()
-            if released is None
-            else dpx.Ledger().spend(released.guarantee, "token probabilities")
-        )
-        alone = ledger.spend(run, "DP-SGD").guarantee(config.delta)
+        ledger = dpx.Ledger()
+        if released is not None:
+            ledger.spend(released.guarantee, "token probabilities")
+        assert privacy.alone is not None
+        alone = ledger.spend(privacy.alone, "DP-SGD").guarantee(config.delta)
     if correction_key is None:
         return Calibrated(privacy, guarantee, alone, None)
     found = _parameter_errors(

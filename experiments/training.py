@@ -40,6 +40,7 @@ class Privacy:
     normalize: bool
     noise_multiplier: float
     spent: Callable[[int], float]  # ε after that many steps
+    alone: dpx.PrivacyGuarantee | None = None  # of all steps, without what is paid for beside them
 
 
 def train(
@@ -382,19 +383,23 @@ def make_private(
     assumptions = (*assumptions, _ROUNDED)
     multiplier = dpx.calibrate_dpsgd(epsilon, delta, steps=config.steps, beside=event, **settings)
 
-    def guarantee(steps: int) -> dpx.PrivacyGuarantee:
-        run = dpx.privacy.dpsgd_guarantee(
+    def alone(steps: int) -> dpx.PrivacyGuarantee:
+        return dpx.privacy.dpsgd_guarantee(
             multiplier, delta, steps=steps, unit=unit, assumptions=assumptions, **settings
         )
+
+    def guarantee(steps: int) -> dpx.PrivacyGuarantee:
         if beside is None:
-            return run
-        return dpx.Ledger().spend(beside, beside_label).spend(run, "DP-SGD").guarantee(delta)
+            return alone(steps)
+        ledger = dpx.Ledger().spend(beside, beside_label)
+        return ledger.spend(alone(steps), "DP-SGD").guarantee(delta)
 
     privacy = Privacy(
         l2_clip=config.l2_clip,
         normalize=config.normalize,
         noise_multiplier=multiplier,
         spent=lambda steps: guarantee(steps).epsilon,
+        alone=alone(config.steps),
     )
     return privacy, guarantee(config.steps)
 

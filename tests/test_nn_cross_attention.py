@@ -10,7 +10,7 @@ from flax import nnx
 import dpx.attention
 from dpx.cross_attention.domain import into_ball
 from dpx.nn.cross_attention import PrivateCrossAttention
-from dpx.privacy import gaussian_noise_multiplier
+from dpx.privacy import gaussian_epsilon, gaussian_noise_multiplier
 
 KEY = jax.random.key(0)
 
@@ -113,3 +113,14 @@ def test_misuse_raises():
         PrivateCrossAttention(
             6, 5, num_heads=0, head_dim=3, key_bound=1.0, value_bound=1.0, rngs=nnx.Rngs(0)
         )
+
+
+def test_remembering_again_adds_to_what_was_spent():
+    """Two releases about memories that may share rows cost √2 times the μ of one."""
+    built = layer()
+    for number in range(2):
+        built.remember(jax.random.key(number), data()[0], epsilon=1.0, delta=1e-5)
+    multiplier = gaussian_noise_multiplier(1.0, 1e-5)
+    both = gaussian_epsilon(multiplier, 1e-5, compositions=2)
+    assert built.guarantee.epsilon == pytest.approx(both, rel=1e-5)
+    assert built.guarantee.epsilon > 1.4

@@ -92,6 +92,9 @@ def check(whole, data, neighbours, ignore, *, paid=True):
 
     first = audit.record(watched, data, ignore=ignore)
     assert first.releases
+    if first.public:  # only numbers of records are, and the guarantee says so
+        assert all(what.startswith("the number of") for what in first.public)
+        assert any(words.startswith("the number of") for words in spent["assumptions"])
     if paid:  # what the ledger states is what the noise that was drawn costs
         cost = first.epsilon(spent["delta"])
         assert cost == pytest.approx(spent["epsilon"], rel=5e-3)

@@ -168,7 +168,7 @@ def release(
             neighboring=dp_accounting.NeighboringRelation[neighboring.upper()],
             unit=_unit(column_bound, beta),
             mechanism=described,
-            assumptions=_assumptions(column_bound, eta, clip, assume_good),
+            assumptions=_assumptions(column_bound, eta, clip, assume_good, neighboring),
             event=event,
         ),
         num_samples=num_samples,
@@ -290,8 +290,11 @@ def _unit(column_bound: float, beta: float | None) -> str:
     return f"column of X, moved by at most beta={beta:g}"
 
 
-def _assumptions(column_bound, eta, clip: bool, assume_good: bool) -> tuple[str, ...]:
-    stated = []
+def _assumptions(
+    column_bound, eta, clip: bool, assume_good: bool, neighboring: str
+) -> tuple[str, ...]:
+    public = "number of rows of X is" if neighboring == "add_or_remove_one" else "shape of X is"
+    stated = [f"the {public} public"]
     if not clip:
         stated.append(f"data within the declared bounds: columns of norm at most {column_bound:g}")
     if assume_good:

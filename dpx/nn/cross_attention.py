@@ -12,7 +12,12 @@ from flax import nnx
 from dpx.cross_attention import sketch
 from dpx.cross_attention.domain import Domain, into_ball, is_concrete
 from dpx.polynomial import PolynomialFeatures, random_directions
-from dpx.privacy import REPLACE_ONE, PrivacyGuarantee, gaussian_noise_multiplier
+from dpx.privacy import (
+    REPLACE_ONE,
+    PrivacyGuarantee,
+    gaussian_epsilon,
+    gaussian_noise_multiplier,
+)
 
 
 class Release(nnx.Variable):
@@ -91,11 +96,12 @@ class PrivateCrossAttention(nnx.Module):
         )  # (ε, δ), rounded up to float32; zeros before `remember`
 
     def remember(self, key: jax.Array, memory: jax.Array, *, epsilon: float, delta: float) -> None:
-        """Releases a private memory (n, memory_dim) and forgets what was remembered before.
+        """Releases a private memory (n, memory_dim), which is what the layer attends to from now on.
 
         The budget is for the whole row: the heads' squared sensitivities add up, so that each head gets the
-        noise of one of H composed releases. Each call spends its budget anew. Call it outside `jit`: there
-        sums are 64-bit (`sketch.build`).
+        noise of one of H composed releases. Each call spends its budget anew, and `guarantee` is of all calls
+        together: what was released about an earlier memory may share rows with this one, and stays known.
+        Call it outside `jit`: there sums are 64-bit (`sketch.build`).
 
         Args:
           key: Secret randomness of the noise.
@@ -127,15 +133,25 @@ class PrivateCrossAttention(nnx.Module):
             },
         )
         self.moments[...] = released.moments / released.num_records
-        exact = np.array([epsilon, delta])
+        exact = np.array(self._composed(epsilon, delta))
         stored = exact.astype(np.float32)
         self.budget[...] = jnp.asarray(
             np.where(stored < exact, np.nextafter(stored, np.float32(np.inf)), stored)
         )
 
+    def _composed(self, epsilon: float, delta: float) -> tuple[float, float]:
+        """(ε, δ) of all that was ever released, a new release of that budget included: μ² adds up."""
+        spent, at = (float(number) for number in np.asarray(self.budget[...]))
+        if not spent:
+            return epsilon, delta
+        budgets = ((spent, at), (epsilon, delta))
+        mu = math.hypot(*(1 / gaussian_noise_multiplier(*budget) for budget in budgets))
+        delta = max(at, delta)
+        return gaussian_epsilon(1 / mu, delta), delta
+
     @property
     def guarantee(self) -> PrivacyGuarantee:
-        """What the release guarantees, restored layers included (ε and δ rounded up to float32).
+        """What all releases guarantee together, restored layers included (ε and δ rounded up to float32).
 
         Raises:
           ValueError: if nothing was remembered.

@@ -110,7 +110,8 @@ def calibrate(
         unit="prompt",
         mechanism=f"NoisyHead, {steps} full-batch steps, noise multiplier {multiplier:.6g}, "
         f"{sensitivity} sensitivity, {_METHODS[accounting]}",
-        assumptions=last_iterate_only() if accounting == "last_iterate" else (),
+        assumptions=("the number of prompts is public",)
+        + (last_iterate_only() if accounting == "last_iterate" else ()),
         event=event,
     )
 

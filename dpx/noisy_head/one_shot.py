@@ -78,6 +78,7 @@ def fit_one_shot(
         unit="prompt",
         mechanism=f"second moments released once, noise multiplier {multiplier:.6g} on their joint "
         "sensitivity, then ridge",
+        assumptions=("the number of prompts is public",),
         event=dp_accounting.GaussianDpEvent(multiplier),
     )
     return Fit(gamma, guarantee, multiplier)

@@ -115,7 +115,11 @@ def dpsgd_guarantee(
         unit=unit,
         mechanism=f"DP-SGD, {steps} steps, noise multiplier {noise_multiplier:.6g}, Poisson sampling with "
         f"probability {sampling_probability:.6g}, {accountant.upper()} accounting",
-        assumptions=tuple(assumptions),
+        assumptions=(
+            "the number of records is public, and with it the sampling probability",
+            "which records are sampled stays as secret as the noise",
+            *assumptions,
+        ),
         event=dpsgd_event(noise_multiplier, **settings),
     )
 
