@@ -1,6 +1,7 @@
 """Every config at `tiny`, run whole on neighbouring data sets, and paid for what its noise was in fact."""
 
 import json
+import os
 
 import jax
 import numpy as np
@@ -98,10 +99,13 @@ def check(whole, data, neighbours, ignore, *, paid=True):
     if paid:  # what the ledger states is what the noise that was drawn costs
         cost = first.epsilon(spent["delta"])
         assert cost == pytest.approx(spent["epsilon"], rel=5e-3)
-    return max(
+    ratios = [
         audit.replay(whole, data, other, ids=ids, ignore=ignore, first=first).check().largest_ratio
         for other, ids in neighbours
-    )
+    ]
+    test = os.environ["PYTEST_CURRENT_TEST"].split("::")[-1].split(" ")[0]
+    print(f"\n| {test} | {len(ratios)} | {max(ratios):.7f} |")  # python -m pytest -s
+    return max(ratios)
 
 
 def removed(rows, *indices):
