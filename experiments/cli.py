@@ -44,7 +44,8 @@ def parse_flags(argv: list[str]) -> list[str]:
     except Exception as error:  # ml_collections raises many types for a bad config flag
         stop(error)
     if not flags.FLAGS["verbosity"].present:
-        logging.set_verbosity(logging.WARNING)  # Orbax reports every file at INFO
+        # Orbax reports every file at INFO, and as an ERROR, with a traceback, what it then raises.
+        logging.set_verbosity(logging.FATAL)
     if len(left) > 1:
         stop(ValueError(f"unknown argument {left[1]!r}: flags start with --"))
     return left

@@ -105,7 +105,8 @@ def content(folder):
         result["metrics"],
         result["privacy"],
         result["notes"],
-        *((folder / name).read_bytes() for name in ("privacy.json", "metrics.jsonl")),
+        (folder / "privacy.json").read_bytes(),
+        log.read_bytes() if (log := folder / "metrics.jsonl").exists() else b"",
         [np.asarray(leaf).tobytes() for leaf in jax.tree.leaves(model)],
     )
 
@@ -525,6 +526,7 @@ def test_of_two_processes_on_one_fresh_folder_one_runs(names, tmp_path):
         "    def run(config, workdir):\n"
         "        words = keys.open_keys(config, workdir).sampling.entropy\n"
         "        with (workdir / 'drawn').open('a') as file: file.write(f'{words}\\n')\n"
+        "        time.sleep(0.02)\n"
         "        raise storage.StorageError('as if killed')\n"
         "records.experiment = lambda config: Experiment\n"
         "print('ready', flush=True)\n"
