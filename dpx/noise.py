@@ -28,7 +28,13 @@ from jax.core import Tracer
 from jax.typing import ArrayLike, DTypeLike
 
 from dpx import _watch
-from dpx.privacy import PrivacyGuarantee, check_delta, check_epsilon, gaussian_epsilon
+from dpx.privacy import (
+    PrivacyGuarantee,
+    check_delta,
+    check_epsilon,
+    check_positive,
+    gaussian_epsilon,
+)
 from dpx.wide import wide_sums
 
 _SHARING = 16  # draws that share the word of their tail
@@ -152,8 +158,9 @@ def release(
 
 
 def _check_positive(name: str, value: ArrayLike) -> None:
-    if isinstance(value, (int, float)) and not 0 < value < math.inf:
-        raise ValueError(f"{name} is {value}: pass a positive, finite number")
+    # Arrays broadcast, and while JAX flattens a law its parameters are anything.
+    if value is None or isinstance(value, (int, float, complex, str, bytes, np.generic)):
+        check_positive(value, name)
 
 
 class _Law:

@@ -3,6 +3,7 @@
 import errno
 import re
 import sys
+import threading
 import warnings
 from collections.abc import Callable
 from typing import NoReturn
@@ -25,6 +26,7 @@ _REMEDIES = {
 
 def start(main: Callable[[list[str]], None]) -> None:
     """`absl.app.run`, which an interrupt from the keyboard ends in one line with exit status 130."""
+    sys.excepthook = _show_exception
     try:
         app.run(main, flags_parser=parse_flags)
     except KeyboardInterrupt:
@@ -82,6 +84,12 @@ def in_one_line(error: Exception) -> str:
         text = f'{text}: install the extras, pip install -e ".[data,plots]"'
     lines = [line.strip() for line in str(text).splitlines() if line.strip()]
     return lines[0] if lines else type(error).__name__
+
+
+def _show_exception(kind, error, trace) -> None:
+    # A write that fails is raised once, by Orbax; TensorStore's threads print what follows from it.
+    if threading.current_thread() is threading.main_thread():
+        sys.__excepthook__(kind, error, trace)
 
 
 def _show_warning(message, category, filename, lineno, file=None, line=None) -> None:

@@ -1,6 +1,5 @@
 """Clipping thresholds: one for all parameters, or one for each group of them."""
 
-import math
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
@@ -8,6 +7,8 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 from jax.core import Tracer
+
+from dpx.privacy import check_positive
 
 # Bu et al., Automatic Clipping (arXiv:2206.07136), use this stabiliser in g·C/(‖g‖ + γ).
 NORMALIZE_GAMMA = 0.01
@@ -35,12 +36,7 @@ def check_clip(l2_clip: Any) -> tuple[float, ...]:
     for clip in clips:
         if isinstance(clip, Tracer):
             raise ValueError(f"l2_clip={clip!r} must be a plain number, known before tracing.")
-        try:
-            value = float(clip)
-        except (TypeError, ValueError):
-            value = math.nan
-        if isinstance(clip, bool) or not (math.isfinite(value) and value > 0):
-            raise ValueError(f"l2_clip={clip!r} must be a positive finite number.")
+        check_positive(clip, "l2_clip")
     return tuple(float(clip) for clip in clips)
 
 
