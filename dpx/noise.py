@@ -114,7 +114,8 @@ def release(
       computed in 64 bits if `exact` has them.
 
     Raises:
-      ValueError: outside `jit`, for an exact value that is not finite, which no noise can hide.
+      ValueError: outside `jit`, for an exact value that is not finite, which no noise can hide, or noise that
+        is not.
     """
     with wide_sums(key, exact):
         leaves, structure = jax.tree.flatten(exact)
@@ -134,6 +135,7 @@ def release(
                     f"{label} is not finite: use smaller bounds, or rows that are finite"
                 )
         unit = jax.tree.leaves(jax.tree.broadcast(sensitivity, structure.unflatten(leaves)))
+        check_size(label, [noise_multiplier, *unit] if law is None else jax.tree.leaves(law))
         unit = [jnp.asarray(one, wide) for one in unit]
         if law is None:
             # One draw for all leaves: XLA compiles the generator once, not once per leaf.
@@ -155,6 +157,17 @@ def release(
         scale = noise_multiplier if law is None else jax.tree.leaves(law)
         noisy = _watch.at_release(about, key, leaves, unit, noisy, scale)
         return structure.unflatten(noisy)
+
+
+def check_size(label: str, sizes: list[Any]) -> None:
+    """Raises ValueError where bounds or noise of these sizes would not be finite in JAX's default floats."""
+    largest = float(jnp.finfo(jnp.result_type(jnp.float32)).max) / 1e8
+    for size in sizes:
+        if not isinstance(size, Tracer) and not (np.abs(np.asarray(size)) <= largest).all():
+            raise ValueError(
+                f"{label}: a size of {np.max(np.abs(size)):.3g} is more than floats hold with noise: use "
+                "smaller bounds"
+            )
 
 
 def _check_positive(name: str, value: ArrayLike) -> None:

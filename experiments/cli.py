@@ -3,7 +3,6 @@
 import errno
 import re
 import sys
-import threading
 import warnings
 from collections.abc import Callable
 from typing import NoReturn
@@ -26,7 +25,7 @@ _REMEDIES = {
 
 def start(main: Callable[[list[str]], None]) -> None:
     """`absl.app.run`, which an interrupt from the keyboard ends in one line with exit status 130."""
-    sys.excepthook = _show_exception
+    sys.unraisablehook = _show_unraisable
     try:
         app.run(main, flags_parser=parse_flags)
     except KeyboardInterrupt:
@@ -86,10 +85,11 @@ def in_one_line(error: Exception) -> str:
     return lines[0] if lines else type(error).__name__
 
 
-def _show_exception(kind, error, trace) -> None:
-    # A write that fails is raised once, by Orbax; TensorStore's threads print what follows from it.
-    if threading.current_thread() is threading.main_thread():
-        sys.__excepthook__(kind, error, trace)
+def _show_unraisable(unraisable) -> None:
+    # A write that fails is raised once, by Orbax. What TensorStore had not finished then finds its event loop
+    # closed, with nobody to tell.
+    if str(unraisable.exc_value) != "Event loop is closed":
+        sys.__unraisablehook__(unraisable)
 
 
 def _show_warning(message, category, filename, lineno, file=None, line=None) -> None:
