@@ -37,6 +37,7 @@ from dpx import (
 from dpx.cross_attention import baselines
 from dpx.data import Histories, synthetic_histories
 from dpx.polynomial import PolynomialFeatures
+from experiments import records, run
 
 KEY = jax.random.key(0)
 NO_NUMBERS = ("1", None, float("nan"), 1j, True, [1.0])
@@ -475,7 +476,8 @@ def test_a_wrong_number_is_named_before_noise_is_drawn(no_noise, call, argument,
 
 
 def test_there_are_many_cases():
-    assert len(CASES) > 200
+    assert len(CASES) > 1000
+    assert len(SETTINGS) > 100
 
 
 @pytest.mark.parametrize("name", CALLS)
@@ -518,10 +520,59 @@ LARGE = [
 def test_bounds_too_large_to_compute_with_are_named_or_released_finite(name, argument, size):
     try:
         released = CALLS[name](**{argument: size})
-    except ValueError as error:
-        assert len(str(error).splitlines()) == 1
+    except ValueError:
         return
     leaves = jax.tree.leaves(released)
     assert all(
         np.isfinite(leaf).all() for leaf in leaves if isinstance(leaf, np.ndarray | jax.Array)
     )
+
+
+# ---------------------------------------------------------------------------------------------------------
+# Command lines
+
+CONFIGS = (
+    "quickstart.py:tiny",
+    "recommender.py:synthetic,tiny",
+    "noisy_head.py:low_dim,tiny",
+    "gram.py:tiny",
+    "cross_attention.py:tiny",
+    "reattention.py:tiny",
+)
+NOT_A_NUMBER = float("nan")
+SETTINGS = [
+    (source, name, value)
+    for source in CONFIGS
+    for name, values in {
+        "epsilon": (*EPSILON, NOT_A_NUMBER),
+        "delta": (*DELTA, NOT_A_NUMBER),
+        "seed": (-1,),
+        "noise_seed": (-1,),
+    }.items()
+    for value in values
+] + [
+    (source, f"{section}.{name}", value)
+    for source in ("quickstart.py:tiny", "recommender.py:synthetic,tiny", "reattention.py:tiny")
+    for section, names in {
+        "train": {
+            "steps": (0, -1), "batch_size": (0, -1, 10**6), "physical_batch": (0, -1),
+            "learning_rate": (*POSITIVE, NOT_A_NUMBER), "l2_clip": (*POSITIVE, NOT_A_NUMBER),
+            "warmup": (-0.1, 1.1, NOT_A_NUMBER), "weight_decay": (*NOT_NEGATIVE, NOT_A_NUMBER),
+            "log_every": (0,), "checkpoint_every": (0,), "accountant": ("none",),
+        },
+        "model": {"dim": (0, -1), "num_blocks": (0,), "dropout": (-0.1, 1.0, NOT_A_NUMBER)},
+    }.items()
+    for name, values in names.items()
+    for value in values
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("source", "name", "value"), SETTINGS)
+def test_a_wrong_setting_is_named_before_anything_runs(no_noise, tmp_path, source, name, value):
+    config = records.load_config(f"configs/{source}")
+    default = records.flatten(config)[name]
+    config.update_from_flattened_dict({name: float(value) if isinstance(default, float) else value})
+    with pytest.raises(ValueError, match=name.rpartition(".")[2]) as error:
+        run.prepare(config, f"configs/{source}", tmp_path / "run")
+    assert len(str(error.value).splitlines()) == 1
+    assert not (tmp_path / "run").exists()
