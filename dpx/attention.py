@@ -2,6 +2,9 @@
 
 import jax
 import jax.numpy as jnp
+from jax.core import Tracer
+
+from dpx.privacy import check_positive
 
 
 def softmax(
@@ -61,8 +64,8 @@ def attention_weights(
       ValueError: for a mask that is not boolean or a scale that is not positive.
     """
     divisor = q.shape[-1] ** 0.5 if scale is None else scale
-    if not divisor > 0:
-        raise ValueError(f"scale is {scale}: the logits are divided by it, pass a positive number")
+    if not isinstance(divisor, Tracer):
+        check_positive(divisor, "scale")
     dtype = jnp.result_type(q, k, jnp.float32)
     logits = jnp.einsum("...qd,...kd->...qk", q.astype(dtype), k.astype(dtype)) / divisor
     if bias is not None:

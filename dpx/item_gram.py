@@ -15,7 +15,7 @@ from scipy import sparse
 
 from dpx import gram, popularity
 from dpx.data.histories import Histories
-from dpx.privacy import PrivacyGuarantee, gaussian_budget
+from dpx.privacy import PrivacyGuarantee, check_positive, gaussian_budget
 
 
 class ItemGram(NamedTuple):
@@ -115,8 +115,7 @@ def ease(matrix: np.ndarray, regularization: float) -> np.ndarray:
       ValueError: for a matrix that is not square or a λ that is not positive.
     """
     _check_square(matrix)
-    if not regularization > 0:
-        raise ValueError(f"regularization={regularization} must be positive")
+    check_positive(regularization, "regularization")
     matrix = np.asarray(matrix, np.float64)
     inverse = np.linalg.inv(matrix + regularization * np.eye(len(matrix)))
     weights = -inverse / np.diag(inverse)
@@ -138,10 +137,9 @@ def item_attention(matrix: np.ndarray, temperature: float) -> np.ndarray:
       ValueError: for a matrix that is not square with K ≥ 2, or a temperature that is not positive.
     """
     _check_square(matrix)
-    if not temperature > 0 or len(matrix) < 2:
-        raise ValueError(
-            f"temperature={temperature} must be positive, and K={len(matrix)} at least 2"
-        )
+    check_positive(temperature, "temperature")
+    if len(matrix) < 2:
+        raise ValueError(f"matrix has K={len(matrix)} items: give at least 2")
     logits = np.asarray(matrix, np.float64) / temperature
     np.fill_diagonal(logits, -np.inf)
     return np.asarray(gram.attention(logits))

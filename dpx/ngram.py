@@ -62,13 +62,22 @@ def fit(
     Raises:
       ValueError: for arguments out of range, or a table of more than 1e8 cells.
     """
-    if order < 1 or vocab_size**order > _MAX_CELLS:
+    order, vocab_size, start = (
+        privacy.check_integer(value, name, least)
+        for name, value, least in (
+            ("order", order, 1),
+            ("vocab_size", vocab_size, 1),
+            ("start", start, 0),
+        )
+    )
+    if start >= vocab_size:
+        raise ValueError(f"start={start} must be a token, less than vocab_size={vocab_size}")
+    if order > 64 or vocab_size**order > _MAX_CELLS:
         raise ValueError(
             f"order={order} with vocab_size={vocab_size} must be at least 1 and give at most "
             f"{_MAX_CELLS} cells: use a smaller order"
         )
-    if not l2_clip > 0:
-        raise ValueError(f"l2_clip={l2_clip} must be positive")
+    privacy.check_positive(l2_clip, "l2_clip")
     multiplier = privacy.gaussian_noise_multiplier(epsilon, delta)
     tokens, mask = np.asarray(tokens), np.asarray(mask)
     cells = _cells(tokens, order, vocab_size, start)

@@ -28,7 +28,13 @@ from jax.core import Tracer
 from jax.typing import ArrayLike, DTypeLike
 
 from dpx import _watch
-from dpx.privacy import PrivacyGuarantee, check_delta, check_epsilon, gaussian_epsilon
+from dpx.privacy import (
+    PrivacyGuarantee,
+    check_delta,
+    check_epsilon,
+    check_positive,
+    gaussian_epsilon,
+)
 from dpx.wide import wide_sums
 
 _SHARING = 16  # draws that share the word of their tail
@@ -108,7 +114,8 @@ def release(
       computed in 64 bits if `exact` has them.
 
     Raises:
-      ValueError: outside `jit`, for an exact value that is not finite, which no noise can hide.
+      ValueError: outside `jit`, for an exact value that is not finite, which no noise can hide, or noise that
+        is not.
     """
     with wide_sums(key, exact):
         leaves, structure = jax.tree.flatten(exact)
@@ -128,6 +135,7 @@ def release(
                     f"{label} is not finite: use smaller bounds, or rows that are finite"
                 )
         unit = jax.tree.leaves(jax.tree.broadcast(sensitivity, structure.unflatten(leaves)))
+        check_size(label, [noise_multiplier, *unit] if law is None else jax.tree.leaves(law))
         unit = [jnp.asarray(one, wide) for one in unit]
         if law is None:
             # One draw for all leaves: XLA compiles the generator once, not once per leaf.
@@ -151,9 +159,21 @@ def release(
         return structure.unflatten(noisy)
 
 
+def check_size(label: str, sizes: list[Any]) -> None:
+    """Raises ValueError where bounds or noise of these sizes would not be finite in JAX's default floats."""
+    largest = float(jnp.finfo(jnp.result_type(jnp.float32)).max) / 1e8
+    for size in sizes:
+        if not isinstance(size, Tracer) and not (np.abs(np.asarray(size)) <= largest).all():
+            raise ValueError(
+                f"{label}: a size of {np.max(np.abs(size)):.3g} is more than floats hold with noise: use "
+                "smaller bounds"
+            )
+
+
 def _check_positive(name: str, value: ArrayLike) -> None:
-    if isinstance(value, (int, float)) and not 0 < value < math.inf:
-        raise ValueError(f"{name} is {value}: pass a positive, finite number")
+    # Arrays broadcast, and while JAX flattens a law its parameters are anything.
+    if value is None or isinstance(value, (int, float, complex, str, bytes, np.generic)):
+        check_positive(value, name)
 
 
 class _Law:

@@ -10,6 +10,10 @@ import optax
 from jax.core import Tracer
 
 from dpx.noise import release
+from dpx.privacy import check_positive
+
+# Squares of thresholds, and the noise, have to stay within float32.
+_LEAST, _LARGEST = float(np.finfo(np.float32).tiny), 1e38
 
 
 class PrivatizeState(NamedTuple):
@@ -58,18 +62,14 @@ def privatize(
       ValueError: for a clip or batch size that is not positive, or a negative noise multiplier.
     """
     clips = jax.tree.leaves(l2_clip)
-    if not clips or not all(_is_clip(clip) for clip in clips):
-        raise ValueError(
-            f"l2_clip={l2_clip} must be positive and within the range of float32: use the clipping norm of "
-            "clipped_grad"
-        )
-    if not _at_least(noise_multiplier, 0):
-        raise ValueError(f"noise_multiplier={noise_multiplier} must be at least 0")
-    if not _at_least(expected_batch_size, 0, strictly=True):
-        raise ValueError(
-            f"expected_batch_size={expected_batch_size} must be positive: "
-            "use sampling probability × number of examples"
-        )
+    if not clips:
+        raise ValueError(f"l2_clip={l2_clip} is empty: use the clipping norm of clipped_grad")
+    for clip in clips:
+        _check(clip, "l2_clip")
+        if not isinstance(clip, Tracer) and not _LEAST <= clip <= _LARGEST:
+            raise ValueError(f"l2_clip={clip} must be within the range of float32: scale the loss")
+    _check(noise_multiplier, "noise_multiplier", zero=True)
+    _check(expected_batch_size, "expected_batch_size")
     traced = any(isinstance(clip, Tracer) for clip in clips)
     # Squares of concrete clips must not leave the range of float32.
     sensitivity = jnp.linalg.norm(jnp.stack(clips)) if traced else math.hypot(*clips)
@@ -107,17 +107,7 @@ def _check_leaves(leaves) -> None:
             )
 
 
-def _is_clip(clip) -> bool:
-    """Whether a concrete threshold is a positive number within float32; a traced one is not checked."""
-    if isinstance(clip, bool | np.bool_):
-        return False
-    if isinstance(clip, Tracer):
-        return True
-    return float(jnp.finfo(jnp.float32).tiny) <= clip < 1e38
-
-
-def _at_least(value, bound: float, *, strictly: bool = False) -> bool:
-    """Whether a concrete number is finite and above the bound; a traced one is not checked."""
-    if isinstance(value, Tracer):
-        return True
-    return math.isfinite(value) and (value > bound if strictly else value >= bound)
+def _check(value, name: str, *, zero: bool = False) -> None:
+    """`check_positive` of a concrete number; a traced one is not checked."""
+    if not isinstance(value, Tracer):
+        check_positive(value, name, zero=zero)

@@ -53,8 +53,7 @@ def fit(
     Raises:
       ValueError: for an argument out of range.
     """
-    if not l2_clip > 0:
-        raise ValueError(f"l2_clip={l2_clip} must be positive")
+    privacy.check_positive(l2_clip, "l2_clip")
     multiplier = privacy.gaussian_noise_multiplier(epsilon, delta)
     counts = np.zeros(histories.num_items)
     for items in histories.items:
@@ -120,14 +119,14 @@ def fit_leading(
       ValueError: for an argument out of range.
     """
     multiplier = privacy.gaussian_noise_multiplier(epsilon, delta)
-    if not 0 < share < 1:
+    if not 0 < privacy.check_number(share, "popularity_share") < 1:
         raise ValueError(f"popularity_share={share} must be strictly between 0 and 1")
     left = multiplier / math.sqrt(1 - share)
     num_users = _watch.public(len(histories.items), "the number of users")
     num_items = histories.num_items
     if num_kept is None:
         num_kept = default_num_kept(left, num_users, num_items)
-    if not 1 <= num_kept <= num_items:
+    if privacy.check_integer(num_kept, "num_kept") > num_items:
         raise ValueError(f"num_kept={num_kept} must be in [1, {num_items}], the number of items")
     spent, at = privacy.gaussian_budget(multiplier / math.sqrt(share), delta)
     noisy = fit(key, histories, epsilon=spent, delta=at)

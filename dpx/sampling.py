@@ -48,6 +48,8 @@ def poisson_batches(
             f"sampling_probability={sampling_probability} must be in (0, 1]: "
             "expected batch size / number of records"
         )
+    if not isinstance(seed, np.random.SeedSequence):
+        check_integer(seed, "seed", 0)
     root = seed if isinstance(seed, np.random.SeedSequence) else np.random.SeedSequence(seed)
     _watch.sampled(sampling_probability)
     _watch.key_used(root.generate_state(_watch.KEY_WORDS), "sampling")

@@ -130,13 +130,12 @@ def check_options(
     rounds: int, gap_decay: float, max_gap: int, age_decay: float, backward: float
 ) -> None:
     """Raises ValueError for an option of `fit` that is out of range."""
-    if rounds < 1 or max_gap < 1:
-        raise ValueError(f"rounds={rounds} and max_gap={max_gap} must be at least 1")
+    privacy.check_integer(rounds, "rounds")
+    privacy.check_integer(max_gap, "max_gap")
     for name, value in (("gap_decay", gap_decay), ("age_decay", age_decay)):
-        if not 0 < value <= 1:
+        if not 0 < privacy.check_number(value, name) <= 1:
             raise ValueError(f"{name}={value} must be in (0, 1]")
-    if not backward >= 0:
-        raise ValueError(f"backward={backward} must be at least 0")
+    privacy.check_positive(backward, "backward", zero=True)
 
 
 def attention_weights(

@@ -32,7 +32,7 @@ import numpy as np
 from jax.core import Tracer
 from scipy import optimize
 
-from dpx.noise import Gaussian, TruncatedLaplace, release
+from dpx.noise import Gaussian, TruncatedLaplace, check_size, release
 from dpx.privacy import (
     REPLACE_ONE,
     PrivacyGuarantee,
@@ -395,6 +395,7 @@ class DPTreeHighDim:
         bins = num_bins(bins, len(x))
         depth = bins.bit_length() - 1
         nodes, event = _node_noise(noise, bounds, power, depth, 2 * weight_bound, epsilon, delta)
+        check_size("tree nodes", [bounds**power, *jax.tree.leaves(nodes)])
         # Clipping passes NaN on, and one such record would spoil every answer.
         usable = jnp.isfinite(x).all(1) & jnp.isfinite(weights)
         x, weights = jnp.where(usable[:, None], x, 0), jnp.where(usable, weights, 0)

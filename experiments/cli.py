@@ -25,6 +25,7 @@ _REMEDIES = {
 
 def start(main: Callable[[list[str]], None]) -> None:
     """`absl.app.run`, which an interrupt from the keyboard ends in one line with exit status 130."""
+    sys.unraisablehook = _show_unraisable
     try:
         app.run(main, flags_parser=parse_flags)
     except KeyboardInterrupt:
@@ -44,7 +45,8 @@ def parse_flags(argv: list[str]) -> list[str]:
     except Exception as error:  # ml_collections raises many types for a bad config flag
         stop(error)
     if not flags.FLAGS["verbosity"].present:
-        logging.set_verbosity(logging.WARNING)  # Orbax reports every file at INFO
+        # Orbax reports every file at INFO, and as an ERROR, with a traceback, what it then raises.
+        logging.set_verbosity(logging.FATAL)
     if len(left) > 1:
         stop(ValueError(f"unknown argument {left[1]!r}: flags start with --"))
     return left
@@ -81,6 +83,13 @@ def in_one_line(error: Exception) -> str:
         text = f'{text}: install the extras, pip install -e ".[data,plots]"'
     lines = [line.strip() for line in str(text).splitlines() if line.strip()]
     return lines[0] if lines else type(error).__name__
+
+
+def _show_unraisable(unraisable) -> None:
+    # A write that fails is raised once, by Orbax. What TensorStore had not finished then finds its event loop
+    # closed, with nobody to tell.
+    if str(unraisable.exc_value) != "Event loop is closed":
+        sys.__unraisablehook__(unraisable)
 
 
 def _show_warning(message, category, filename, lineno, file=None, line=None) -> None:

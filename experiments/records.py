@@ -6,7 +6,7 @@ config.json       the configuration, its file and what was overridden: written b
 environment.json  versions and devices
 metrics.jsonl     progress, a line each
 privacy.json      every release with its guarantee, their total, and what no guarantee covers
-result.json       metrics, the headline guarantee, wall time: written last, atomically
+result.json       metrics, the headline guarantee, wall time, notes: written last, atomically
 """
 
 import dataclasses
@@ -38,6 +38,7 @@ class Record:
     metrics: dict
     privacy: dict
     wall_seconds: float
+    notes: str = ""
 
     @functools.cached_property
     def private(self) -> dict:

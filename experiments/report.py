@@ -122,9 +122,8 @@ def _section(group: list[Record], title: str) -> str:
         lines.append(f"- assuming that {assumption}")
     if not_covered := group[0].private["not_covered"]:
         lines.append(f"- not covered by any guarantee: {'; '.join(not_covered)}")
-    notes = group[0].workdir / "notes.md"
-    if notes.exists():
-        lines += ["", storage.read_text(notes).rstrip()]
+    if group[0].notes:
+        lines += ["", group[0].notes]
     return "\n".join(lines)
 
 

@@ -92,11 +92,14 @@ def _write(outcome: dict, config, workdir: Path, seconds: float) -> None:
         "synthetic": synthetic,
     }
     storage.write_json(workdir / "privacy.json", written)
-    if outcome.get("notes"):
-        storage.write_text(workdir / "notes.md", outcome["notes"].rstrip() + "\n")
     summary = {name: headline[name] for name in ("epsilon", "delta", "neighboring", "unit")}
     metrics = {name: float(value) for name, value in outcome["metrics"].items()}
-    result = {"metrics": metrics, "privacy": summary, "wall_seconds": round(seconds, 2)}
+    result = {
+        "metrics": metrics,
+        "privacy": summary,
+        "wall_seconds": round(seconds, 2),
+        "notes": outcome.get("notes", "").rstrip(),
+    }
     storage.write_json(workdir / "result.json", result)
 
 

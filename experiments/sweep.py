@@ -6,6 +6,7 @@ The default grid is the config's sweep(). Finished points are skipped, an unfini
 that fails does not stop the others. Several sweeps may share one folder: each takes points that nobody runs.
 """
 
+import hashlib
 import itertools
 import sys
 import time
@@ -18,6 +19,7 @@ from absl import flags
 
 from experiments import cli, records, report, run, storage
 
+_LONGEST_NAME = 200
 _PATIENCE = 1.0  # seconds between looks at points that other processes run
 
 
@@ -86,10 +88,15 @@ def point_config(source: str, overrides: dict) -> ml_collections.ConfigDict:
 
 
 def point_name(overrides: dict) -> str:
-    """The folder of a point: its overrides, in the order of the grid."""
-    return (
-        ",".join(f"{name}={value}" for name, value in overrides.items()).replace("/", "_") or "all"
-    )
+    """The folder of a point: its overrides, in the order of the grid.
+
+    File systems allow names of 255 bytes: what is longer is cut, and ends in a digest of the whole.
+    """
+    name = ",".join(f"{key}={value}" for key, value in overrides.items()).replace("/", "_") or "all"
+    if len(name.encode()) <= _LONGEST_NAME:
+        return name
+    start = name.encode()[: _LONGEST_NAME - 17].decode(errors="ignore")
+    return f"{start},{hashlib.sha256(name.encode()).hexdigest()[:16]}"
 
 
 def run_points(source: str, points: list[dict], folder: Path) -> list[tuple[str, Exception]]:

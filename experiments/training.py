@@ -324,8 +324,7 @@ def check(config: Any, num_examples: int, *, name: str = "config.train") -> None
             raise ValueError(f"{name}.{key}={config[key]} must be positive and finite")
     if not 0 <= config.warmup <= 1:
         raise ValueError(f"{name}.warmup={config.warmup} must be a share of the steps, in [0, 1]")
-    if not config.weight_decay >= 0:
-        raise ValueError(f"{name}.weight_decay={config.weight_decay} must be at least 0")
+    dpx.privacy.check_positive(config.weight_decay, f"{name}.weight_decay", zero=True)
     if config.accountant not in ("pld", "rdp"):
         raise ValueError(f"{name}.accountant={config.accountant!r} must be 'pld' or 'rdp'")
 

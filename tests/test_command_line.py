@@ -83,6 +83,14 @@ def test_bad_axes_are_named(axis, words):
         sweep.grid("configs/quickstart.py:tiny", [axis])
 
 
+def test_names_of_points_fit_into_file_systems_and_stay_apart():
+    overrides = {f"section.name{number}": "ε" * 9 for number in range(20)}
+    names = {sweep.point_name(overrides | {"seed": seed}) for seed in range(3)}
+    assert len(names) == 3
+    assert all(len(name.encode()) <= 255 and name.startswith("section.name0=") for name in names)
+    assert sweep.point_name({"epsilon": 1.0, "seed": 0}) == "epsilon=1.0,seed=0"
+
+
 def test_a_sweep_without_a_usable_folder_ends_in_one_line(tmp_path):
     blocked = tmp_path / "file"
     blocked.write_text("not a folder")

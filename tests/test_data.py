@@ -17,6 +17,8 @@ from dpx.data import (
     surnames,
     synthetic_histories,
 )
+from dpx.data.newsgroups import load_texts
+from dpx.data.shakespeare import load_shakespeare
 
 
 def as_lists(histories):
@@ -145,3 +147,83 @@ def test_synthetic_histories_can_be_learned():
     assert np.array_equal(items, np.stack(again.items))
     with pytest.raises(ValueError, match="predictability"):
         synthetic_histories(1, 1, 1, predictability=2)
+
+
+def _zipped(path, text=b"1::2::5::3\n" * 500, **options):
+    with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
+        archive.writestr(options.get("name", "ml-1m/ratings.dat"), text)
+    return path
+
+
+def _no_archive(path):
+    path.write_bytes(b"PK\x03\x04 nothing")
+
+
+def _cut_archive(path):
+    content = _zipped(path).read_bytes()
+    path.write_bytes(content[: len(content) // 2])
+
+
+def _flipped_archive(path):
+    content = bytearray(_zipped(path).read_bytes())
+    content[60] ^= 0xFF
+    path.write_bytes(content)
+
+
+def _encrypted_archive(path):
+    content = bytearray(_zipped(path).read_bytes())
+    content[6] |= 1  # the flag, in the file's header and in the directory's
+    content[content.rindex(b"PK\x01\x02") + 8] |= 1
+    path.write_bytes(content)
+
+
+def _unknown_compression(path):
+    content = bytearray(_zipped(path).read_bytes())
+    content[8] = 97
+    content[content.rindex(b"PK\x01\x02") + 10] = 97
+    path.write_bytes(content)
+
+
+@pytest.mark.parametrize(
+    ("load", "name", "content", "words"),
+    [
+        (load_surnames, "a.txt", "müller\n".encode("latin-1"), "is not UTF-8"),
+        (load_surnames, "a.txt", "smith\n".encode("utf-16"), "is not UTF-8"),
+        (load_surnames, "a.txt", b"smith\n\x00\n", "line 2 is malformed"),
+        (load_surnames, "a.txt", b"", "holds no names"),
+        (load_shakespeare, "a.txt", b"to be \xff", "byte 6 is not UTF-8"),
+        (load_amazon, "a.csv", b"u,i,5,3\nu\xe9,i,5,3\n", "is not UTF-8"),
+        (load_amazon, "a.csv", b"u,i,5,nan\n", "line 1 is malformed"),
+        (load_amazon, "a.csv", b"u,i,5,3\nu,i,5,inf\n", "line 2 is malformed"),
+        (load_amazon, "a.csv", b"u,i,5,3\n,i,5,3\n", "line 2 is malformed"),
+        (load_amazon, "a.csv", b'"u,x",i,5,3\n', "line 1 is malformed"),
+        (load_amazon, "a.csv", b"user,item,rating,timestamp\n", "line 1 is malformed"),
+        (load_amazon, "a.txt", b"1 2\n1 99999999999999999999\n", "line 2 is malformed"),
+        (load_amazon, "a.txt", b"\xff\xfe1\x00 \x002\x00", "is not UTF-8"),
+        (load_movielens_1m, "a.dat", b"1::2::5::99999999999999999999\n", "line 1 is malformed"),
+        (load_movielens_1m, "a.dat", b"\xff\xfe", "line 1 is malformed"),
+        (load_movielens_1m, "a.dat", b"", "holds no ratings"),
+        (load_movielens_1m, "a.zip", _no_archive, "not a zip archive that can be read"),
+        (load_movielens_1m, "a.zip", _cut_archive, "not a zip archive that can be read"),
+        (load_movielens_1m, "a.zip", _flipped_archive, "not a zip archive that can be read"),
+        (load_movielens_1m, "a.zip", _encrypted_archive, "not a zip archive that can be read"),
+        (load_movielens_1m, "a.zip", _unknown_compression, "not a zip archive that can be read"),
+        (load_movielens_1m, "a.zip", lambda p: _zipped(p, name="x"), "holds no ratings.dat"),
+        (load_texts, "a.csv", b"text\n" + b'"' + b"x" * 2**25, "is malformed"),
+        (load_texts, "a.csv", b"text\n", "no row"),
+        (load_texts, "a.bin", b"text\n", "folder of texts"),
+    ],
+)  # fmt: skip
+def test_a_file_that_cannot_be_read_is_named(tmp_path, load, name, content, words):
+    path = tmp_path / name
+    content(path) if callable(content) else path.write_bytes(content)
+    with pytest.raises(ValueError, match=words) as error:
+        load(path)
+    assert str(path) in str(error.value)
+    assert len(str(error.value).splitlines()) == 1
+
+
+def test_cells_beyond_the_header_are_no_texts(tmp_path):
+    path = tmp_path / "a.csv"
+    path.write_text("id,text\n1,some words,more,cells\n2,other words\n")
+    assert load_texts(path) == ["some words", "other words"]

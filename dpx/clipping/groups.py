@@ -1,16 +1,15 @@
 """Clipping thresholds: one for all parameters, or one for each group of them."""
 
-import math
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 from flax import nnx
 from jax.core import Tracer
 
 from dpx.clipping.rounding import gamma
+from dpx.privacy import check_positive
 
 # Bu et al., Automatic Clipping (arXiv:2206.07136), use this stabiliser in g·C/(‖g‖ + γ).
 NORMALIZE_GAMMA = 0.01
@@ -44,14 +43,11 @@ def check_clip(l2_clip: Any) -> tuple[float, ...]:
     for clip in clips:
         if isinstance(clip, Tracer):
             raise ValueError(f"l2_clip={clip!r} must be a plain number, known before tracing.")
-        try:
-            value = float(clip)
-        except (TypeError, ValueError, OverflowError):
-            value = math.nan
-        if isinstance(clip, bool | np.bool_ | str) or not BOUNDS[0] <= value <= BOUNDS[1]:
+        check_positive(clip, "l2_clip")
+        if not BOUNDS[0] <= float(clip) <= BOUNDS[1]:
             raise ValueError(
-                f"l2_clip={clip!r} must be a positive finite number between {BOUNDS[0]:g} and {BOUNDS[1]:g}: "
-                "to clip elsewhere, scale the loss."
+                f"l2_clip={clip!r} must be between {BOUNDS[0]:g} and {BOUNDS[1]:g}: to clip elsewhere, scale "
+                "the loss."
             )
     return tuple(float(clip) for clip in clips)
 

@@ -10,7 +10,12 @@ import jax.numpy as jnp
 import dpx.attention
 from dpx import noise
 from dpx.cross_attention.domain import Domain, check_memory
-from dpx.privacy import REPLACE_ONE, PrivacyGuarantee, gaussian_noise_multiplier
+from dpx.privacy import (
+    REPLACE_ONE,
+    PrivacyGuarantee,
+    check_integer,
+    gaussian_noise_multiplier,
+)
 from dpx.wide import wide_sums
 
 
@@ -34,7 +39,7 @@ def mean_of_values(
       ValueError: for a bound, ε or δ out of range.
     """
     n, _, value_dim = check_memory(V, V)
-    domain = Domain("box", 1, value_dim, 1.0, 1.0, float(value_bound), 1.0)
+    domain = Domain("box", 1, value_dim, 1.0, 1.0, value_bound, 1.0)
     multiplier = gaussian_noise_multiplier(epsilon, delta)
     dtype = jnp.result_type(float)
     with wide_sums(key, V):
@@ -91,13 +96,13 @@ def fresh_noise(
         domain,
         dim,
         value_dim,
-        float(key_bound),
-        float(key_bound if query_bound is None else query_bound),
-        float(value_bound),
-        float(dim if scale is None else scale),
+        key_bound,
+        key_bound if query_bound is None else query_bound,
+        value_bound,
+        dim if scale is None else scale,
     )
     Q = bounds.check_queries(Q)
-    count = len(Q) if num_queries is None else num_queries
+    count = len(Q) if num_queries is None else check_integer(num_queries, "num_queries")
     if count < len(Q):
         raise ValueError(
             f"num_queries is {count}, but Q has {len(Q)} rows: count every query that is ever answered"

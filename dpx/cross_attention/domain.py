@@ -12,6 +12,8 @@ import jax.numpy as jnp
 import numpy as np
 from jax.core import Tracer
 
+from dpx.privacy import check_positive
+
 _ROUNDING = 1e-6  # float32 bounds may exceed their float64 declarations by this much
 
 
@@ -63,9 +65,7 @@ class Domain:
                 f'domain is {self.kind!r}: use "box" for keys in [0, R]^d or "ball" for ‖k‖ ≤ R'
             )
         for name in ("key_bound", "query_bound", "value_bound", "scale"):
-            value = getattr(self, name)
-            if not 0 < value < math.inf:
-                raise ValueError(f"{name} is {value}: declare a positive, finite number")
+            object.__setattr__(self, name, check_positive(getattr(self, name), name))
         if min(self.dim, self.value_dim) < 1:
             raise ValueError(f"K and V have {self.dim} and {self.value_dim} columns: pass ≥ 1")
 

@@ -46,6 +46,7 @@ from dpx.privacy import (
     PrivacyGuarantee,
     check_integer,
     check_number,
+    check_positive,
     gaussian_noise_multiplier,
 )
 from dpx.wide import wide_sums
@@ -183,10 +184,10 @@ def build(
         kind=domain,
         dim=dim,
         value_dim=value_dim,
-        key_bound=check_number(key_bound, "key_bound"),
-        query_bound=check_number(key_bound if query_bound is None else query_bound, "query_bound"),
-        value_bound=check_number(value_bound, "value_bound"),
-        scale=check_number(dim if scale is None else scale, "scale"),
+        key_bound=key_bound,
+        query_bound=key_bound if query_bound is None else query_bound,
+        value_bound=value_bound,
+        scale=dim if scale is None else scale,
     )
     multiplier = gaussian_noise_multiplier(epsilon, delta)
     if features == "taylor":
@@ -194,6 +195,8 @@ def build(
         largest = math.sqrt(2) * bounds.value_norm * feature_norm(bounds, degree)
     elif features == "random":
         num_features = check_integer(num_features, "num_features")
+        if contribution_bound is not None:
+            check_positive(contribution_bound, "contribution_bound")
         if directions is None:
             directions = random_directions(jax.random.key(0), num_features, dim)
         degree = None
@@ -201,9 +204,7 @@ def build(
             exponent = min(bounds.largest_logit / 2, 300.0)  # e^300 is far too much already
             largest = math.sqrt(2) * bounds.value_norm * math.exp(exponent)
         else:
-            largest = check_number(contribution_bound, "contribution_bound")
-            if not 0 < largest < math.inf:
-                raise ValueError(f"contribution_bound is {largest}: pass a positive, finite number")
+            largest = contribution_bound
     else:
         raise ValueError(f'features is {features!r}: use "taylor" or "random"')
     if largest > _LARGEST_CONTRIBUTION:
@@ -248,8 +249,7 @@ def choose_degree(degree: int | None, domain: Domain, relative_error: float) -> 
       ValueError: for an odd degree, or one with too many features.
     """
     if degree is None:
-        if not check_number(relative_error, "relative_error") > 0:
-            raise ValueError(f"relative_error is {relative_error}: pass a positive number")
+        check_positive(relative_error, "relative_error")
         degree = smallest_degree(-domain.largest_logit, domain.largest_logit, relative_error)
     elif check_number(degree, "degree") < 0 or degree % 2:
         raise ValueError(

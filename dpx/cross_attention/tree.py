@@ -35,7 +35,7 @@ import numpy as np
 
 from dpx import trees
 from dpx.cross_attention.domain import Domain, check_memory
-from dpx.noise import Gaussian, TruncatedLaplace
+from dpx.noise import Gaussian, TruncatedLaplace, check_size
 from dpx.polynomial import PolynomialFeatures, smallest_degree
 from dpx.privacy import (
     REPLACE_ONE,
@@ -188,6 +188,7 @@ def build(
         )
     depth = bins.bit_length() - 1
     nodes, event = _node_noise(noise, budget, ranges, bounds, depth, copies, epsilon, delta)
+    check_size("tree nodes", [bounds.key_bound, bounds.value_norm, *jax.tree.leaves(nodes)])
     K, V = bounds.enter(K, V, clip=clip)
     guarantee = PrivacyGuarantee(
         epsilon=float(epsilon),

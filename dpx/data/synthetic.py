@@ -3,6 +3,7 @@
 import numpy as np
 
 from dpx.data.histories import Histories
+from dpx.privacy import check_integer, check_number, check_positive
 
 
 def synthetic_histories(
@@ -32,12 +33,10 @@ def synthetic_histories(
       ValueError: for an argument out of range.
     """
     for name, value in (("num_users", num_users), ("length", length), ("num_items", num_items)):
-        if value < 1:
-            raise ValueError(f"{name}={value} must be at least 1")
-    if not 0 <= predictability <= 1:
+        check_integer(value, name)
+    if not 0 <= check_number(predictability, "predictability") <= 1:
         raise ValueError(f"predictability={predictability} must be in [0, 1]")
-    if zipf_exponent < 0:
-        raise ValueError(f"zipf_exponent={zipf_exponent} must be at least 0")
+    check_positive(zipf_exponent, "zipf_exponent", zero=True)
     rule, draws = (np.random.default_rng(s) for s in np.random.SeedSequence(seed).spawn(2))
     popularity = np.arange(1, num_items + 1) ** -float(zipf_exponent)
     popularity /= popularity.sum()

@@ -18,7 +18,7 @@ n ≥ 2 and r < ½ the paper's bound never is: (e^{2r} − 1)/n < 4r.
 import math
 from typing import NamedTuple
 
-from dpx.privacy import check_integer, check_number
+from dpx.privacy import check_integer, check_number, check_positive
 
 
 class UtilityBounds(NamedTuple):
@@ -42,13 +42,8 @@ def utility_bounds(n: int, *, logit_bound: float, relative_error: float) -> Util
       ValueError: for an argument out of range.
     """
     check_integer(n, "n")
-    logit_bound = check_number(logit_bound, "logit_bound")
-    relative_error = check_number(relative_error, "relative_error")
-    if not logit_bound > 0 or not relative_error >= 0:
-        raise ValueError(
-            f"logit_bound={logit_bound} must be positive and "
-            f"relative_error={relative_error} not negative"
-        )
+    logit_bound = check_positive(logit_bound, "logit_bound")
+    relative_error = check_positive(relative_error, "relative_error", zero=True)
     r = logit_bound
     largest = math.exp(min(2 * r, 700.0)) / n
     # No two probabilities are farther apart than 1, and exp would overflow where that is the bound.
@@ -65,6 +60,8 @@ def gaussian_entry_error(noise_std: float, n: int, *, failure_probability: float
     Two-sided normal tails, P(|N| > x) ≤ 2·½e^{−x²/2}, over n entries of standard deviation σ and n(n−1)/2
     of σ/√2; it fails with at most `failure_probability`.
     """
+    check_positive(noise_std, "noise_std", zero=True)
+    check_integer(n, "n")
     _check_probability(failure_probability)
     return noise_std * math.sqrt(2 * math.log(n * (n + 1) / 2 / failure_probability))
 
@@ -79,6 +76,9 @@ def sampling_entry_error(
     add up to 2(Σ_ii + Σ_jj), so an entry is within diagonal_bound·(2√(x/k) + 2x/k); there are n² such
     squares. With the shift, Σ = A + ηI and the bound is r + η.
     """
+    check_integer(num_samples, "num_samples")
+    check_integer(n, "n")
+    check_positive(diagonal_bound, "diagonal_bound")
     _check_probability(failure_probability)
     x = math.log(2 * n**2 / failure_probability) / num_samples
     return diagonal_bound * 2 * (math.sqrt(x) + x)

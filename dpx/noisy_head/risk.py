@@ -6,7 +6,7 @@ from jax.core import Tracer
 
 from dpx.noisy_head._float64 import as_float64, in_float64
 from dpx.noisy_head.prompts import Features, predict
-from dpx.privacy import check_integer, check_number
+from dpx.privacy import check_integer, check_positive
 
 
 @in_float64
@@ -38,8 +38,8 @@ def population_risk(
       ValueError: for L < 1, τ < 0, a Γ that is not square, or a Γ' that does not fit it.
     """
     check_integer(length, "length")
-    if not isinstance(noise_std, Tracer) and not check_number(noise_std, "noise_std") >= 0:
-        raise ValueError(f"noise_std={noise_std} must be at least 0")
+    if not isinstance(noise_std, Tracer):
+        check_positive(noise_std, "noise_std", zero=True)
     gamma = as_float64(gamma)
     if gamma.ndim < 2 or gamma.shape[-1] != gamma.shape[-2]:
         raise ValueError(f"gamma has shape {gamma.shape}: it must be (..., D, D)")

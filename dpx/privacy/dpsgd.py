@@ -13,11 +13,12 @@ from dp_accounting.rdp import RdpAccountant
 from scipy import optimize
 
 from dpx.privacy import _cache
-from dpx.privacy.events import event_epsilon, gaussian_mu, pld_bound
+from dpx.privacy.events import check_event, event_epsilon, gaussian_mu, pld_bound
 from dpx.privacy.gaussian import (
     check_delta,
     check_epsilon,
     check_integer,
+    check_number,
     gaussian_noise_multiplier,
 )
 from dpx.privacy.ledger import ADD_OR_REMOVE_ONE, PrivacyGuarantee
@@ -28,9 +29,9 @@ _SMALLEST_PLD_DELTA = 1e-12
 
 def dpsgd_event(noise_multiplier: float, *, sampling_probability: float, steps: int) -> DpEvent:
     """`steps` Gaussian mechanisms, each on a Poisson sample with that probability."""
-    if not noise_multiplier >= 0:
+    if not check_number(noise_multiplier, "noise_multiplier") >= 0:
         raise ValueError(f"noise_multiplier={noise_multiplier} must be at least 0")
-    if not 0 < sampling_probability <= 1:
+    if not 0 < check_number(sampling_probability, "sampling_probability") <= 1:
         raise ValueError(
             f"sampling_probability={sampling_probability} must be in (0, 1]: "
             "expected batch size / number of records"
@@ -151,6 +152,8 @@ def calibrate_dpsgd(
         return run if beside is None else dp_accounting.ComposedDpEvent([beside, run])
 
     event(1.0)  # checks the arguments
+    if beside is not None:
+        check_event(beside, "beside")
     sampled = (
         -math.expm1(steps * math.log1p(-sampling_probability)) if sampling_probability < 1 else 1
     )

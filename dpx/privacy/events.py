@@ -6,9 +6,21 @@ import dp_accounting
 from dp_accounting import DpEvent, NeighboringRelation
 from dp_accounting.pld import PLDAccountant
 
-from dpx.privacy.gaussian import gaussian_epsilon
+from dpx.privacy.gaussian import check_number, gaussian_epsilon
 
 _LARGEST_INTERVAL = 300.0  # e^interval must stay a float
+
+
+def check_event(event: DpEvent, name: str) -> None:
+    """Raises ValueError for an event with a number that no mechanism has: accountants may not end on one."""
+    inner = getattr(event, "event", None)
+    for part in (*getattr(event, "events", ()), *(() if inner is None else (inner,))):
+        check_event(part, name)
+    limits = {"noise_multiplier": math.inf, "sampling_probability": 1.0, "count": math.inf}
+    for field, most in limits.items():
+        value = getattr(event, field, None)
+        if value is not None and not 0 <= check_number(value, f"{name}: {field}") <= most:
+            raise ValueError(f"{name} has {field}={value}, which must be in [0, {most:g}]")
 
 
 def gaussian_mu(event: DpEvent) -> float | None:

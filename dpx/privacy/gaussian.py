@@ -18,13 +18,28 @@ _MAX_EPSILON = 1e8
 
 
 def check_number(value, name: str) -> float:
-    """Returns the value as a float; raises ValueError for what is no number, None and strings among it."""
+    """Returns the value as a float; raises ValueError for what is no real number.
+
+    None, strings, booleans, complex numbers and arrays of more than a number are none, although `float` takes
+    some of them.
+    """
     try:
-        if isinstance(value, (str, bytes)):
+        kind = np.dtype(getattr(value, "dtype", float)).kind
+        if isinstance(value, (bool, complex, str, bytes)) or kind in "bc" or np.ndim(value):
             raise TypeError
         return float(value)
     except (TypeError, OverflowError):
         raise ValueError(f"{name}={value!r} must be a number, static under jit") from None
+
+
+def check_positive(value, name: str, *, zero: bool = False) -> float:
+    """Returns the value as a float; raises ValueError unless it is finite and above zero (or zero)."""
+    number = check_number(value, name)
+    if not (math.isfinite(number) and (number > 0 or (zero and number == 0))):
+        raise ValueError(
+            f"{name}={value} must be finite and {'at least 0' if zero else 'positive'}"
+        )
+    return number
 
 
 def check_integer(value, name: str, least: int = 1) -> int:
@@ -125,6 +140,8 @@ def gaussian_epsilon(noise_multiplier: float, delta: float, *, compositions: int
 
 def gaussian_budget(noise_multiplier: float, delta: float) -> tuple[float, float]:
     """An (ε, δ) whose exact Gaussian mechanism has this noise multiplier; its δ is at most the one given."""
+    check_positive(noise_multiplier, "noise_multiplier")
+    check_delta(delta)
     # A large multiplier is (0, δ)-DP at a moderate δ; at a small enough one every multiplier has an ε > 0.
     small = min(delta, 0.1 / noise_multiplier)
     return gaussian_epsilon(noise_multiplier, small), small

@@ -6,7 +6,7 @@ import math
 import dp_accounting
 from dp_accounting import DpEvent, NeighboringRelation
 
-from dpx.privacy.events import event_epsilon, gaussian_mu
+from dpx.privacy.events import check_event, event_epsilon, gaussian_mu
 from dpx.privacy.gaussian import check_delta, check_number
 
 ADD_OR_REMOVE_ONE = NeighboringRelation.ADD_OR_REMOVE_ONE
@@ -52,6 +52,8 @@ class PrivacyGuarantee:
         if isinstance(self.assumptions, str):
             raise ValueError("assumptions must be a tuple of sentences, not one string")
         object.__setattr__(self, "assumptions", tuple(self.assumptions))
+        if self.event is not None:
+            check_event(self.event, "event")
 
     def assuming(self, *sentences: str) -> "PrivacyGuarantee":
         """The same guarantee with further assumptions (each stated once)."""
@@ -113,6 +115,8 @@ class Ledger:
                         )
         elif not isinstance(spent, DpEvent):
             raise ValueError(f"{label}: spend a PrivacyGuarantee or a DpEvent, not {spent!r}")
+        else:
+            check_event(spent, label)
         self._entries.append((label, spent))
         return self
 

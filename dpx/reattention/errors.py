@@ -50,11 +50,9 @@ def effective_error(
     Raises:
       ValueError: for an argument out of range.
     """
-    if not noise_multiplier >= 0:
-        raise ValueError(f"noise_multiplier={noise_multiplier} must be at least 0")
+    privacy.check_positive(noise_multiplier, "noise_multiplier", zero=True)
     for name, value in (("batch_size", batch_size), ("l2_clip", l2_clip), ("floor", floor)):
-        if not value > 0:
-            raise ValueError(f"{name}={value} must be positive")
+        privacy.check_positive(value, name)
     p = np.asarray(1.0 if token_probability is None else token_probability, np.float64)
     if not ((p >= 0) & (p <= 1)).all():
         wrong = p[~((p >= 0) & (p <= 1))].flat[0]
@@ -89,8 +87,7 @@ def token_probabilities(
     Raises:
       ValueError: for an argument out of range.
     """
-    if max_tokens < 1:
-        raise ValueError(f"max_tokens={max_tokens} must be at least 1")
+    privacy.check_integer(max_tokens, "max_tokens")
     if not histories.items:
         raise ValueError("histories holds no records: there is nothing to estimate")
     noisy = popularity.fit(
@@ -103,4 +100,6 @@ def token_probabilities(
 
 def uniform_probabilities(num_tokens: int, length: int) -> np.ndarray:
     """(M,) probability that a record of `length` tokens drawn uniformly holds a token: looks at no data."""
+    privacy.check_integer(num_tokens, "num_tokens")
+    privacy.check_integer(length, "length")
     return np.full(num_tokens, -np.expm1(length * np.log1p(-1 / num_tokens)))

@@ -1,0 +1,578 @@
+"""Wrong calls of the public surface: each is named in a ValueError before any noise is drawn.
+
+A case is a function, an argument and a value that it must not take. The calls that the cases change are
+right: the last tests make them all.
+"""
+
+import dataclasses
+import functools
+import signal
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import numpy as np
+import pytest
+from dp_accounting import (
+    ComposedDpEvent,
+    GaussianDpEvent,
+    PoissonSampledDpEvent,
+    SelfComposedDpEvent,
+)
+
+import dpx
+from dpx import (
+    cross_attention,
+    gram,
+    item_gram,
+    ngram,
+    noise,
+    noisy_head,
+    popularity,
+    privacy,
+    reattention,
+    transitions,
+    trees,
+)
+from dpx.cross_attention import baselines
+from dpx.data import Histories, synthetic_histories
+from dpx.polynomial import PolynomialFeatures
+from experiments import records, run
+
+KEY = jax.random.key(0)
+NO_NUMBERS = ("1", None, float("nan"), 1j, True, [1.0])
+# What an argument refuses beside what is no number.
+POSITIVE = (0, -1, float("inf"))
+NOT_NEGATIVE = (-1, float("inf"))
+NOISE = (-1,)
+COUNT = (0, -1, float("inf"), 1.5)
+INDEX = (-1, float("inf"), 1.5)
+EPSILON = (0, -1, float("inf"), 1e9)
+DELTA = (0, -1, 1, float("inf"))
+SHARE = (0, -0.1, 1, float("inf"))
+PROBABILITY = (0, -0.1, 1.1, float("inf"))
+BUDGET = {"epsilon": EPSILON, "delta": DELTA}
+
+
+@dataclasses.dataclass(frozen=True)
+class Call:
+    """A right call, and what each of its arguments refuses; arguments in `optional` may be None."""
+
+    function: Callable
+    right: dict[str, Any]
+    refused: dict[str, tuple]
+    optional: tuple[str, ...] = ()
+    trees: tuple[str, ...] = ()  # arguments that may be arrays, or trees of numbers
+
+    def __call__(self, **changes):
+        return self.function(**(self.right | changes))
+
+
+HISTORIES = Histories(tuple(np.array([0, 1, 2, 3])[: 2 + i % 3] for i in range(6)), 4)
+FEATURES = noisy_head.Features(np.ones((4, 2)), np.ones((4, 2)), np.ones(4))
+HYPER = (1.0, 1.0, 1.0)
+K, V, Q = np.full((5, 2), 0.5), np.zeros((5, 1)), np.full((2, 2), 0.5)
+TOKENS = np.array([[0, 1, 1], [1, 0, 1]])
+WITHIN = {"epsilon": 1.0, "delta": 1e-5}
+SAMPLED = {"sampling_probability": 0.5, "steps": 2}
+DESCENT = {"regularization": POSITIVE, "step_size": POSITIVE, "steps": COUNT}
+DESCENDING = {"regularization": 0.1, "step_size": 0.1, "steps": 2}
+GRAM_BOUNDS = {"alpha": (0, -1, float("inf"), 1e200), "eta": POSITIVE, "n": COUNT}
+MEMORY = {"K": K, "V": V, "key_bound": 1.0, "value_bound": 1.0, **WITHIN}
+MEMORY_BOUNDS = {"key_bound": POSITIVE, "value_bound": POSITIVE}
+GRADIENT = {"l2_clip": 1.0, "noise_multiplier": 1.0, "expected_batch_size": 4.0, "key": KEY}
+
+
+def _guarantee(**numbers):
+    words = {"neighboring": privacy.REPLACE_ONE, "unit": "row", "mechanism": "by hand"}
+    return privacy.PrivacyGuarantee(**numbers, **words)
+
+
+def _of_law(law, **numbers):
+    return law(**numbers).guarantee(1.0, delta=1e-5, neighboring=privacy.REPLACE_ONE, unit="row")
+
+
+CALLS = {
+    "gaussian_noise_multiplier": Call(
+        dpx.gaussian_noise_multiplier,
+        {**WITHIN, "compositions": 1},
+        BUDGET | {"compositions": COUNT},
+    ),
+    "gaussian_epsilon": Call(
+        dpx.gaussian_epsilon,
+        {"noise_multiplier": 1.0, "delta": 1e-5, "compositions": 1},
+        {"noise_multiplier": NOISE, "delta": DELTA, "compositions": COUNT},
+    ),
+    "gaussian_budget": Call(
+        privacy.gaussian_budget,
+        {"noise_multiplier": 1.0, "delta": 1e-5},
+        {"noise_multiplier": (0, -1), "delta": DELTA},
+    ),
+    "calibrate_dpsgd": Call(
+        dpx.calibrate_dpsgd,
+        {**WITHIN, **SAMPLED},
+        BUDGET | {"sampling_probability": PROBABILITY, "steps": COUNT},
+    ),
+    "dpsgd_epsilon": Call(
+        dpx.dpsgd_epsilon,
+        {"noise_multiplier": 1.0, "delta": 1e-5, **SAMPLED},
+        {
+            "noise_multiplier": NOISE,
+            "delta": DELTA,
+            "sampling_probability": PROBABILITY,
+            "steps": COUNT,
+        },
+    ),
+    "dpsgd_event": Call(
+        privacy.dpsgd_event,
+        {"noise_multiplier": 1.0, **SAMPLED},
+        {"noise_multiplier": NOISE, "sampling_probability": PROBABILITY, "steps": COUNT},
+    ),
+    "dpsgd_guarantee": Call(
+        functools.partial(privacy.dpsgd_guarantee, unit="user"),
+        {"noise_multiplier": 1.0, "delta": 1e-5, **SAMPLED},
+        {
+            "noise_multiplier": NOISE,
+            "delta": DELTA,
+            "sampling_probability": PROBABILITY,
+            "steps": COUNT,
+        },
+    ),
+    "PrivacyGuarantee": Call(
+        _guarantee, {"epsilon": 1.0, "delta": 1e-5}, {"epsilon": (-1,), "delta": (-1, 1)}
+    ),
+    "Ledger.guarantee": Call(
+        lambda delta: dpx.Ledger().spend(_guarantee(epsilon=1, delta=1e-6), "a").guarantee(delta),
+        {"delta": 1e-5},
+        {"delta": DELTA},
+    ),
+    "poisson_batches": Call(
+        lambda **given: list(dpx.poisson_batches(**given, seed=0)),
+        {"num_examples": 3, "multiple_of": 1, "start": 0, **SAMPLED},
+        {
+            "num_examples": COUNT,
+            "sampling_probability": PROBABILITY,
+            "steps": INDEX,
+            "multiple_of": COUNT,
+            "start": INDEX,
+        },
+    ),
+    "poisson_batches, seed": Call(
+        lambda seed: list(dpx.poisson_batches(3, **SAMPLED, seed=seed)),
+        {"seed": 0},
+        {"seed": (-1, 1.5, float("inf"))},
+    ),
+    "privatize": Call(
+        dpx.privatize,
+        GRADIENT,
+        {"l2_clip": POSITIVE, "noise_multiplier": NOT_NEGATIVE, "expected_batch_size": POSITIVE},
+        trees=("l2_clip",),
+    ),
+    "clipped_grad": Call(
+        functools.partial(dpx.clipped_grad, lambda params, x: (params * x).sum()),
+        {"l2_clip": 1.0, "microbatch_size": None},
+        {"l2_clip": POSITIVE, "microbatch_size": COUNT},
+        optional=("microbatch_size",),
+        trees=("l2_clip",),
+    ),
+    "Gaussian": Call(
+        functools.partial(_of_law, noise.Gaussian), {"std": 1.0}, {"std": POSITIVE}, trees=("std",)
+    ),
+    "TruncatedLaplace": Call(
+        noise.TruncatedLaplace,
+        {"scale": 1.0, "bound": 2.0},
+        {"scale": POSITIVE, "bound": POSITIVE},
+        trees=("scale", "bound"),
+    ),
+    "Laplace": Call(noise.Laplace, {"scale": 1.0}, {"scale": POSITIVE}, trees=("scale",)),
+    "popularity.fit": Call(
+        functools.partial(popularity.fit, KEY, HISTORIES),
+        {**WITHIN, "l2_clip": 1.0},
+        BUDGET | {"l2_clip": POSITIVE},
+    ),
+    "ngram.fit": Call(
+        functools.partial(ngram.fit, KEY, TOKENS, np.ones((2, 3), bool), unit="name"),
+        {"order": 2, "vocab_size": 3, "start": 0, "l2_clip": 1.0, **WITHIN},
+        BUDGET
+        | {
+            "order": COUNT,
+            "vocab_size": COUNT,
+            "start": (*INDEX, 3),
+            "l2_clip": POSITIVE,
+        },
+    ),
+    "transitions.fit": Call(
+        functools.partial(transitions.fit, KEY, HISTORIES),
+        {
+            "num_kept": 3,
+            "popularity_share": 0.1,
+            "rounds": 1,
+            "gap_decay": 0.9,
+            "max_gap": 2,
+            "age_decay": 0.9,
+            "backward": 0.3,
+            **WITHIN,
+        },
+        BUDGET
+        | {
+            "num_kept": (*COUNT, 9),
+            "popularity_share": SHARE,
+            "rounds": COUNT,
+            "max_gap": COUNT,
+            "gap_decay": PROBABILITY,
+            "age_decay": PROBABILITY,
+            "backward": NOT_NEGATIVE,
+        },
+        optional=("num_kept",),
+    ),
+    "item_gram.fit": Call(
+        functools.partial(item_gram.fit, KEY, HISTORIES),
+        {"num_kept": 3, "popularity_share": 0.1, **WITHIN},
+        BUDGET | {"num_kept": (*COUNT, 9), "popularity_share": SHARE},
+        optional=("num_kept",),
+    ),
+    "item_gram.ease": Call(
+        functools.partial(item_gram.ease, np.eye(2)),
+        {"regularization": 1.0},
+        {"regularization": POSITIVE},
+    ),
+    "item_gram.item_attention": Call(
+        functools.partial(item_gram.item_attention, np.eye(2)),
+        {"temperature": 1.0},
+        {"temperature": POSITIVE},
+    ),
+    "gram.release": Call(
+        functools.partial(gram.release, KEY, np.ones((2, 5))),
+        {"column_bound": 2.0, "beta": None, **WITHIN},
+        BUDGET | {"column_bound": (*POSITIVE, 1e200), "beta": (*POSITIVE, 5.0)},
+        optional=("beta",),
+    ),
+    "gram.release, sampling": Call(
+        functools.partial(
+            gram.release, KEY, np.ones((2, 5)), column_bound=2.0, mechanism="sampling"
+        ),
+        {"eta": 1e3, **WITHIN},
+        BUDGET | {"eta": POSITIVE},
+    ),
+    "gram.frobenius_sensitivity": Call(
+        gram.frobenius_sensitivity,
+        {"alpha": 1.0, "beta": 1.0},
+        {"alpha": POSITIVE, "beta": (*POSITIVE, 3.0)},
+    ),
+    "gram.max_samples": Call(
+        gram.max_samples, {"alpha": 1.0, "eta": 1e3, "n": 2, **WITHIN}, BUDGET | GRAM_BOUNDS
+    ),
+    "gram.sampling_epsilon": Call(
+        gram.sampling_epsilon,
+        {"num_samples": 5, "delta": 1e-5, "alpha": 1.0, "eta": 1e3, "n": 2},
+        {"num_samples": COUNT, "delta": DELTA, **GRAM_BOUNDS},
+    ),
+    "gram.utility_bounds": Call(
+        gram.utility_bounds,
+        {"n": 2, "logit_bound": 1.0, "relative_error": 0.1},
+        {"n": COUNT, "logit_bound": POSITIVE, "relative_error": NOT_NEGATIVE},
+    ),
+    "gram.gaussian_entry_error": Call(
+        gram.gaussian_entry_error,
+        {"noise_std": 1.0, "n": 2, "failure_probability": 0.1},
+        {"noise_std": NOT_NEGATIVE, "n": COUNT, "failure_probability": SHARE},
+    ),
+    "gram.sampling_entry_error": Call(
+        gram.sampling_entry_error,
+        {"num_samples": 2, "n": 2, "diagonal_bound": 1.0, "failure_probability": 0.1},
+        {
+            "num_samples": COUNT,
+            "n": COUNT,
+            "diagonal_bound": POSITIVE,
+            "failure_probability": SHARE,
+        },
+    ),
+    "noisy_head.fit": Call(
+        functools.partial(noisy_head.fit, KEY, FEATURES, HYPER),
+        {**DESCENDING, **WITHIN},
+        BUDGET | DESCENT,
+    ),
+    "noisy_head.fit_one_shot": Call(
+        functools.partial(noisy_head.fit_one_shot, KEY, FEATURES, HYPER),
+        {"regularization": 0.1, **WITHIN},
+        BUDGET | {"regularization": POSITIVE},
+    ),
+    "noisy_head.calibrate": Call(
+        functools.partial(noisy_head.calibrate, HYPER), {**DESCENDING, **WITHIN}, BUDGET | DESCENT
+    ),
+    "noisy_head.hyperparameters": Call(
+        noisy_head.hyperparameters,
+        {
+            "num_prompts": 4,
+            "length": 3,
+            "dim": 2,
+            "regularization": 0.1,
+            "noise_std": 0.0,
+            "kappa": 1.0,
+        },
+        {
+            "num_prompts": COUNT,
+            "length": COUNT,
+            "dim": COUNT,
+            "regularization": POSITIVE,
+            "noise_std": NOT_NEGATIVE,
+            "kappa": PROBABILITY,
+        },
+    ),
+    "noisy_head.sample_prompts": Call(
+        functools.partial(noisy_head.sample_prompts, KEY),
+        {"num_prompts": 4, "length": 3, "dim": 2, "noise_std": 0.0},
+        {"num_prompts": COUNT, "length": COUNT, "dim": COUNT, "noise_std": NOT_NEGATIVE},
+    ),
+    "noisy_head.ridge": Call(
+        functools.partial(noisy_head.ridge, FEATURES),
+        {"regularization": 0.1},
+        {"regularization": POSITIVE},
+    ),
+    "noisy_head.population_risk": Call(
+        functools.partial(noisy_head.population_risk, np.eye(2)),
+        {"length": 3, "noise_std": 0.0},
+        {"length": COUNT, "noise_std": NOT_NEGATIVE},
+    ),
+    "cross_attention.sketch": Call(
+        functools.partial(cross_attention.build, KEY),
+        {**MEMORY, "query_bound": None, "scale": None, "degree": None, "relative_error": 1e-4},
+        BUDGET
+        | MEMORY_BOUNDS
+        | {
+            "query_bound": POSITIVE,
+            "scale": POSITIVE,
+            "degree": (*INDEX, 3),
+            "relative_error": POSITIVE,
+        },
+        optional=("query_bound", "scale", "degree"),
+    ),
+    "cross_attention.sketch, random": Call(
+        functools.partial(cross_attention.build, KEY, features="random"),
+        {**MEMORY, "num_features": 4, "contribution_bound": None},
+        {"num_features": COUNT, "contribution_bound": POSITIVE},
+        optional=("contribution_bound",),
+    ),
+    "cross_attention.tree": Call(
+        functools.partial(cross_attention.build, KEY, mechanism="tree"),
+        {**MEMORY, "degree": 2, "copies": 1, "bins": 2, "scale": None},
+        BUDGET
+        | MEMORY_BOUNDS
+        | {"degree": INDEX, "copies": COUNT, "bins": COUNT, "scale": POSITIVE},
+        optional=("degree", "bins", "scale"),
+    ),
+    "baselines.mean_of_values": Call(
+        functools.partial(baselines.mean_of_values, KEY, V),
+        {"value_bound": 1.0, **WITHIN},
+        BUDGET | {"value_bound": POSITIVE},
+    ),
+    "baselines.fresh_noise": Call(
+        functools.partial(baselines.fresh_noise, KEY, Q),
+        {**MEMORY, "num_queries": None, "query_bound": None, "scale": None},
+        BUDGET
+        | MEMORY_BOUNDS
+        | {"num_queries": (*COUNT, 1), "query_bound": POSITIVE, "scale": POSITIVE},
+        optional=("num_queries", "query_bound", "scale"),
+    ),
+    "DPTree.build": Call(
+        functools.partial(trees.DPTree.build, KEY, np.ones(4)),
+        {"sensitivity": 1.0, "bound": 1.0, **WITHIN},
+        BUDGET | {"sensitivity": POSITIVE, "bound": POSITIVE},
+        trees=("sensitivity", "bound"),
+    ),
+    "DPTreeHighDim.build": Call(
+        functools.partial(trees.DPTreeHighDim.build, KEY, K, np.ones(5)),
+        {"bound": 1.0, "weight_bound": 1.0, "power": 2, "bins": None, **WITHIN},
+        BUDGET | {"bound": POSITIVE, "weight_bound": POSITIVE, "power": COUNT, "bins": COUNT},
+        optional=("bins",),
+        trees=("bound", "weight_bound"),
+    ),
+    "PolynomialFeatures": Call(
+        PolynomialFeatures,
+        {"dim": 2, "degree": 2, "scale": None},
+        {"dim": COUNT, "degree": INDEX, "scale": POSITIVE},
+        optional=("scale",),
+    ),
+    "reattention.effective_error": Call(
+        reattention.effective_error,
+        {"noise_multiplier": 1.0, "batch_size": 4.0, "l2_clip": 1.0, "floor": 1e-6},
+        {
+            "noise_multiplier": NOT_NEGATIVE,
+            "batch_size": POSITIVE,
+            "l2_clip": POSITIVE,
+            "floor": POSITIVE,
+        },
+    ),
+    "reattention.token_probabilities": Call(
+        functools.partial(reattention.token_probabilities, KEY, HISTORIES),
+        {"max_tokens": 2, **WITHIN},
+        BUDGET | {"max_tokens": COUNT},
+    ),
+    "reattention.uniform_probabilities": Call(
+        reattention.uniform_probabilities,
+        {"num_tokens": 3, "length": 2},
+        {"num_tokens": COUNT, "length": COUNT},
+    ),
+    "attention.softmax": Call(
+        functools.partial(dpx.attention.softmax, K, K, V),
+        {"scale": None},
+        {"scale": POSITIVE},
+        optional=("scale",),
+    ),
+    "synthetic_histories": Call(
+        synthetic_histories,
+        {"num_users": 3, "length": 2, "num_items": 4, "zipf_exponent": 1.0, "predictability": 0.5},
+        {
+            "num_users": COUNT,
+            "length": COUNT,
+            "num_items": COUNT,
+            "zipf_exponent": NOT_NEGATIVE,
+            "predictability": (-0.1, 1.1, float("inf")),
+        },
+    ),
+}
+
+SPOKEN = {"alpha": "alpha|column bound", "column_bound": "column bound"}
+CASES = [
+    pytest.param(call, argument, value, id=f"{name}-{argument}={value!r}")
+    for name, call in CALLS.items()
+    for argument, values in call.refused.items()
+    for value in (*NO_NUMBERS, *values)
+    if not (value is None and argument in call.optional)
+    if not (value == [1.0] and argument in call.trees)
+]
+
+
+@pytest.fixture(autouse=True)
+def patience():
+    """No call takes longer than ten seconds."""
+
+    def late(*args):
+        raise TimeoutError("the call did not end")
+
+    before = signal.signal(signal.SIGALRM, late)
+    signal.alarm(10)
+    yield
+    signal.alarm(0)
+    signal.signal(signal.SIGALRM, before)
+
+
+@pytest.fixture
+def no_noise(monkeypatch):
+    """Drawing anything at random is a failure."""
+
+    def drawn(*args, **kwargs):
+        raise AssertionError("noise was drawn")
+
+    for name in ("bits", "normal", "uniform", "exponential"):
+        monkeypatch.setattr(jax.random, name, drawn)
+
+
+@pytest.mark.parametrize(("call", "argument", "value"), CASES)
+def test_a_wrong_number_is_named_before_noise_is_drawn(no_noise, call, argument, value):
+    with pytest.raises(ValueError, match=SPOKEN.get(argument, argument)) as error:
+        call(**{argument: value})
+    assert len(str(error.value).splitlines()) == 1
+
+
+def test_there_are_many_cases():
+    assert len(CASES) > 1000
+    assert len(SETTINGS) > 100
+
+
+@pytest.mark.parametrize("name", CALLS)
+def test_the_calls_that_the_cases_change_are_right(name):
+    CALLS[name]()
+
+
+@pytest.mark.parametrize("accountant", ["pld", "rdp"])
+@pytest.mark.parametrize(
+    "event",
+    [
+        GaussianDpEvent(float("nan")),
+        GaussianDpEvent(-1.0),
+        SelfComposedDpEvent(GaussianDpEvent(float("nan")), 3),
+        ComposedDpEvent([GaussianDpEvent(1.0), GaussianDpEvent(float("nan"))]),
+        PoissonSampledDpEvent(float("nan"), GaussianDpEvent(1.0)),
+        PoissonSampledDpEvent(2.0, GaussianDpEvent(1.0)),
+    ],
+    ids=str,
+)
+def test_events_that_no_mechanism_has_are_named(accountant, event):
+    with pytest.raises(ValueError, match="beside"):
+        dpx.calibrate_dpsgd(2.0, 1e-5, **SAMPLED, accountant=accountant, beside=event)
+    with pytest.raises(ValueError, match="a release"):
+        dpx.Ledger().spend(event, "a release")
+    with pytest.raises(ValueError, match="event"):
+        dataclasses.replace(_guarantee(epsilon=1.0, delta=1e-5), event=event)
+
+
+LARGE = [
+    (name, argument)
+    for name, call in CALLS.items()
+    for argument in ("l2_clip", "column_bound", "key_bound", "value_bound", "query_bound", "bound")
+    if argument in call.refused and "epsilon" in call.refused
+]
+
+
+@pytest.mark.parametrize("size", [1e10, 1e30, 1e100, 1e200, 1e308])
+@pytest.mark.parametrize(("name", "argument"), LARGE)
+def test_bounds_too_large_to_compute_with_are_named_or_released_finite(name, argument, size):
+    try:
+        released = CALLS[name](**{argument: size})
+    except ValueError:
+        return
+    leaves = jax.tree.leaves(released)
+    assert all(
+        np.isfinite(leaf).all() for leaf in leaves if isinstance(leaf, np.ndarray | jax.Array)
+    )
+
+
+# ---------------------------------------------------------------------------------------------------------
+# Command lines
+
+CONFIGS = (
+    "quickstart.py:tiny",
+    "recommender.py:synthetic,tiny",
+    "noisy_head.py:low_dim,tiny",
+    "gram.py:tiny",
+    "cross_attention.py:tiny",
+    "reattention.py:tiny",
+)
+NOT_A_NUMBER = float("nan")
+SETTINGS = [
+    (source, name, value)
+    for source in CONFIGS
+    for name, values in {
+        "epsilon": (*EPSILON, NOT_A_NUMBER),
+        "delta": (*DELTA, NOT_A_NUMBER),
+        "seed": (-1,),
+        "noise_seed": (-1,),
+    }.items()
+    for value in values
+] + [
+    (source, f"{section}.{name}", value)
+    for source in ("quickstart.py:tiny", "recommender.py:synthetic,tiny", "reattention.py:tiny")
+    for section, names in {
+        "train": {
+            "steps": (0, -1), "batch_size": (0, -1, 10**6), "physical_batch": (0, -1),
+            "learning_rate": (*POSITIVE, NOT_A_NUMBER), "l2_clip": (*POSITIVE, NOT_A_NUMBER),
+            "warmup": (-0.1, 1.1, NOT_A_NUMBER), "weight_decay": (*NOT_NEGATIVE, NOT_A_NUMBER),
+            "log_every": (0,), "checkpoint_every": (0,), "accountant": ("none",),
+        },
+        "model": {"dim": (0, -1), "num_blocks": (0,), "dropout": (-0.1, 1.0, NOT_A_NUMBER)},
+    }.items()
+    for name, values in names.items()
+    for value in values
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("source", "name", "value"), SETTINGS)
+def test_a_wrong_setting_is_named_before_anything_runs(no_noise, tmp_path, source, name, value):
+    config = records.load_config(f"configs/{source}")
+    default = records.flatten(config)[name]
+    config.update_from_flattened_dict({name: float(value) if isinstance(default, float) else value})
+    with pytest.raises(ValueError, match=name.rpartition(".")[2]) as error:
+        run.prepare(config, f"configs/{source}", tmp_path / "run")
+    assert len(str(error.value).splitlines()) == 1
+    assert not (tmp_path / "run").exists()
