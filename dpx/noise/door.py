@@ -1,0 +1,107 @@
+"""The one function in this project that adds noise to what is private."""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.core import Tracer
+from jax.typing import ArrayLike
+
+from dpx import _watch
+from dpx.noise.laws import Law
+from dpx.noise.tails import normal
+from dpx.wide import wide_sums
+
+_GRID = 2.0**-20  # of the noise's standard deviation
+
+
+def release(
+    key: jax.Array,
+    exact: Any,
+    *,
+    sensitivity: Any,
+    label: str,
+    noise_multiplier: ArrayLike | None = None,
+    law: Law | None = None,
+    axis: int | None = None,
+    joint: bool = False,
+) -> Any:
+    """Releases an exact statistic with noise: the only door from private data to outputs.
+
+    Guarantee: what the caller's accounting makes of it. The caller promises that for neighbours the exact
+    values differ by a vector Δ with ‖Δ/sensitivity‖₂ ≤ 1 over all entries together, and gets noise
+    N(0, (noise_multiplier·sensitivity)²) on each entry: a Gaussian mechanism with that noise multiplier. A
+    `law` says how large the noise is itself; for the Laplace laws the promise is ‖Δ/sensitivity‖₁ ≤ 1.
+
+    What is released lies on a public grid of at most 2⁻²⁰ of the noise's standard deviation, a power of two
+    that follows from sensitivity and multiplier alone. In floating point f + noise has low bits that depend
+    on those of f, and tell which of two neighbours f came from (Mironov, CCS 2012); they are gone after
+    rounding, which is post-processing. Without noise nothing is rounded.
+
+    What is symmetric by nature is released entry by entry and projected afterwards: an orthogonal projection
+    that leaves the exact value alone is post-processing, and takes its share of the noise away.
+
+    Args:
+      key: Secret, and for this release alone.
+      exact: The statistic, an array or a tree of arrays. Sums are float32 at least.
+      sensitivity: How far a record moves it: one number, or an array for each leaf (or subtree) that
+        broadcasts against it, where entries are in different units.
+      label: What is released; the same in every run.
+      noise_multiplier: Standard deviation of the noise per unit of sensitivity, of a Gaussian release.
+      law: The noise's law, of any other release of one array; its parameters broadcast against the array.
+      axis: The promise holds along this axis alone, for each index of the others.
+      joint: The calls with this label are parts of one release: the squares of ‖Δ/sensitivity‖ add up to 1.
+
+    Returns:
+      A tree like `exact`, of its floating-point types, float32 at least. Where nothing is traced, it is
+      computed in 64 bits if `exact` has them.
+
+    Raises:
+      ValueError: outside `jit`, for an exact value or noise that is not finite: such a release has no guarantee.
+    """
+    with wide_sums(key, exact):
+        leaves, structure = jax.tree.flatten(exact)
+        leaves = [jnp.asarray(leaf) for leaf in leaves]
+        wide = jnp.result_type(jnp.float32, *leaves)
+        leaves = [leaf.astype(wide) for leaf in leaves]
+        unit = jax.tree.leaves(jax.tree.broadcast(sensitivity, structure.unflatten(leaves)))
+        unit = [jnp.asarray(one, wide) for one in unit]
+        if law is None:
+            # One draw for all leaves: XLA compiles the generator once, not once per leaf.
+            flat = normal(key, (sum(leaf.size for leaf in leaves),), wide)
+            ends = np.cumsum([leaf.size for leaf in leaves])[:-1]
+            stds = [jnp.asarray(noise_multiplier, wide) * one for one in unit]
+            draws = [
+                std * draw.reshape(leaf.shape)
+                for std, draw, leaf in zip(stds, jnp.split(flat, ends), leaves, strict=True)
+            ]
+        else:
+            stds = [jnp.asarray(law.width, wide)] * len(leaves)
+            draws = [law.sample(key, leaf.shape).astype(wide) for leaf in leaves]
+        noisy = [
+            _on_grid(leaf + draw, std) for leaf, draw, std in zip(leaves, draws, stds, strict=True)
+        ]
+        for leaf in noisy:
+            if not isinstance(leaf, Tracer) and not np.isfinite(np.asarray(leaf)).all():
+                raise ValueError(
+                    f"{label} is not finite: use smaller bounds, or rows that are finite"
+                )
+        about = {
+            "label": label,
+            "norm": 2 if law is None else law.norm,
+            "axis": axis,
+            "joint": joint,
+        }
+        scale = noise_multiplier if law is None else jax.tree.leaves(law)
+        noisy = _watch.at_release(about, key, leaves, unit, noisy, scale)
+        return structure.unflatten(noisy)
+
+
+def _on_grid(noisy: jax.Array, std: jax.Array) -> jax.Array:
+    """Rounds to multiples of the largest power of two up to 2⁻²⁰·std."""
+    _, exponent = jnp.frexp(std * _GRID)
+    step = jnp.ldexp(jnp.ones_like(std), exponent - 1)
+    steps = noisy / step
+    # Where there is no noise, or none that shows in the value, there is nothing to round.
+    return jnp.where((std > 0) & jnp.isfinite(steps), jnp.round(steps) * step, noisy)
