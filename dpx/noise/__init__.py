@@ -1,6 +1,7 @@
 """Additive noise: the one door through which releases go, and the laws of what is added there.
 
-`release` is the only function in this project that adds noise to what is private. It is told the exact value,
+`release` adds noise to what is private, and `secure.release_whole` does where arithmetic must be exact;
+nothing else in this project does. It is told the exact value,
 how far a record may move it, and the noise per unit of that; `dpx.audit.replay` watches it, and
 compares two runs on neighbouring data with what was declared here.
 
@@ -12,13 +13,13 @@ point sampler escapes that (Mironov, CCS 2012). What is kept small is what an at
 - Statistics in 64 bits get noise in 64 bits, and every release is rounded to a public grid, so that low bits
   say nothing about the exact value.
 
-What remains is that the probability of a grid point is off by rounding, by a factor of about 1 ± 1e-2 at
-worst for noise in 32 bits and 1 ± 1e-10 in 64 bits, and that bits come from JAX's generator. One-shot releases
-take `secure=True`, under which neither remains: exact integers, and discrete noise.
+What remains: rounding puts the probability of a grid point off by a factor of up to 1 ± 1e-8, in 32 bits of up
+to 1 ± 1e-2 (in the range of 8 standard deviations), and bits come from JAX's generator. Neither is left
+with `secure=True` (`dpx.noise.secure`), which one-shot releases take: exact integers, discrete noise.
 """
 
-from dpx.noise.door import release
+from dpx.noise.door import release, release_sum
 from dpx.noise.laws import Gaussian, Laplace, Law, TruncatedLaplace
 from dpx.noise.tails import normal
 
-__all__ = ["Gaussian", "Laplace", "Law", "TruncatedLaplace", "normal", "release"]
+__all__ = ["Gaussian", "Laplace", "Law", "TruncatedLaplace", "normal", "release", "release_sum"]

@@ -1,4 +1,4 @@
-"""The one function in this project that adds noise to what is private."""
+"""Where noise is added to what is private: `release`, and `release_sum` for sums of sparse contributions."""
 
 from typing import Any
 
@@ -9,11 +9,12 @@ from jax.core import Tracer
 from jax.typing import ArrayLike
 
 from dpx import _watch
+from dpx.noise import secure as exact_arithmetic
 from dpx.noise.laws import Law
 from dpx.noise.tails import normal
 from dpx.wide import wide_sums
 
-_GRID = 2.0**-20  # of the noise's standard deviation
+_GRIDS = {4: 2.0**-12, 8: 2.0**-20}  # by bytes of a number, of the noise's standard deviation
 
 
 def release(
@@ -34,8 +35,9 @@ def release(
     N(0, (noise_multiplier·sensitivity)²) on each entry: a Gaussian mechanism with that noise multiplier. A
     `law` says how large the noise is itself; for the Laplace laws the promise is ‖Δ/sensitivity‖₁ ≤ 1.
 
-    What is released lies on a public grid of at most 2⁻²⁰ of the noise's standard deviation, a power of two
-    that follows from sensitivity and multiplier alone. In floating point f + noise has low bits that depend
+    What is released lies on a public grid of at most 2⁻²⁰ of the noise's standard deviation (2⁻¹² in 32 bits,
+    where a finer one would be emptied by rounding), a power of two that follows from sensitivity and
+    multiplier alone. In floating point f + noise has low bits that depend
     on those of f, and tell which of two neighbours f came from (Mironov, CCS 2012); they are gone after
     rounding, which is post-processing. Without noise nothing is rounded.
 
@@ -99,9 +101,59 @@ def release(
 
 
 def _on_grid(noisy: jax.Array, std: jax.Array) -> jax.Array:
-    """Rounds to multiples of the largest power of two up to 2⁻²⁰·std."""
-    _, exponent = jnp.frexp(std * _GRID)
+    """Rounds to multiples of the largest power of two up to 2⁻²⁰·std, in 32 bits 2⁻¹²·std."""
+    _, exponent = jnp.frexp(std * _GRIDS[noisy.dtype.itemsize])
     step = jnp.ldexp(jnp.ones_like(std), exponent - 1)
     steps = noisy / step
     # Where there is no noise, or none that shows in the value, there is nothing to round.
     return jnp.where((std > 0) & jnp.isfinite(steps), jnp.round(steps) * step, noisy)
+
+
+def release_sum(
+    key: jax.Array | None,
+    values: np.ndarray,
+    owners: np.ndarray,
+    cells: np.ndarray,
+    size: int,
+    *,
+    l2_clip: float,
+    noise_multiplier: float,
+    label: str,
+    secure: bool = False,
+) -> np.ndarray:
+    """Releases the sum of sparse vectors, one of l2 norm at most `l2_clip` for each record.
+
+    Guarantee: adding or removing a record moves the sum by `l2_clip` at most, so that this is a Gaussian
+    mechanism with that noise multiplier. With `secure` it is one in exact arithmetic (`dpx.noise.secure`).
+
+    Args:
+      key: Secret, and for this release alone; None if `secure`.
+      values, owners, cells: (T,) entries, the record and the place in the sum of each, no pair of them twice.
+      size: Of the sum.
+      l2_clip: Largest norm of a record's vector.
+      noise_multiplier: Standard deviation of the noise per unit of `l2_clip`.
+      label: What is released; the same in every run.
+      secure: Whether to sum integers and to draw discrete noise with OpenDP.
+
+    Returns:
+      (size,) float64.
+
+    Raises:
+      ValueError: for a key that does not fit `secure`, or a result that is not finite.
+      ImportError: for `secure` without OpenDP.
+    """
+    exact_arithmetic.check(key, secure)
+    if not secure:
+        exact = np.bincount(cells, values, minlength=size)
+        about = {"sensitivity": l2_clip, "noise_multiplier": noise_multiplier, "label": label}
+        return np.asarray(release(key, exact, **about))
+    steps = exact_arithmetic.resolution(noise_multiplier)
+    bound = exact_arithmetic.norm_bound(steps, size)
+    whole = exact_arithmetic.whole(values / l2_clip, owners, steps, size)
+    exact_arithmetic.check_sum(int(owners.max(initial=-1)) + 1, bound)
+    exact = np.zeros(size, np.int64)
+    np.add.at(exact, cells, whole)
+    noisy = exact_arithmetic.release_whole(
+        exact, sensitivity=bound, noise_multiplier=noise_multiplier, label=label
+    )
+    return noisy * (l2_clip / steps)
