@@ -237,8 +237,7 @@ def build(
         + (() if clip else ("data within the declared bounds",)),
         event=dp_accounting.GaussianDpEvent(multiplier),
     )
-    if secure:
-        moments = moments.astype(jnp.result_type(float))
+    moments = noise.check_finite(moments.astype(jnp.result_type(float)), "the attention sketch")
     return Sketch(moments, directions, bounds, degree, n, multiplier * change, guarantee)
 
 

@@ -173,8 +173,10 @@ def release(
         matrix = draw(key, gram)
         if psd:
             matrix = project_psd(matrix)
+    if not traced:
+        matrix = noise.check_finite(jnp.asarray(np.asarray(matrix), float), "the Gram matrix")
     return GramRelease(
-        matrix=matrix if traced else jnp.asarray(np.asarray(matrix), float),
+        matrix=matrix,
         guarantee=PrivacyGuarantee(
             epsilon=epsilon,
             delta=delta,

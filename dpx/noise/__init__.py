@@ -18,8 +18,8 @@ to 1 ± 1e-2 (in the range of 8 standard deviations), and bits come from JAX's g
 with `secure=True` (`dpx.noise.secure`), which one-shot releases take: exact integers, discrete noise.
 """
 
-from dpx.noise.door import release, release_sum
+from dpx.noise.door import check_finite, release, release_sum
 from dpx.noise.laws import Gaussian, Laplace, Law, TruncatedLaplace
 from dpx.noise.tails import normal
 
-__all__ = ["Gaussian", "Laplace", "Law", "TruncatedLaplace", "normal", "release", "release_sum"]
+__all__ = ["Gaussian", "Laplace", "Law", "TruncatedLaplace", "check_finite", "normal", "release", "release_sum"]

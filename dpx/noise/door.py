@@ -84,11 +84,7 @@ def release(
         noisy = [
             _on_grid(leaf + draw, std) for leaf, draw, std in zip(leaves, draws, stds, strict=True)
         ]
-        for leaf in noisy:
-            if not isinstance(leaf, Tracer) and not np.isfinite(np.asarray(leaf)).all():
-                raise ValueError(
-                    f"{label} is not finite: use smaller bounds, or rows that are finite"
-                )
+        check_finite(noisy, label)
         about = {
             "label": label,
             "norm": 2 if law is None else law.norm,
@@ -98,6 +94,14 @@ def release(
         scale = noise_multiplier if law is None else jax.tree.leaves(law)
         noisy = _watch.at_release(about, key, leaves, unit, noisy, scale)
         return structure.unflatten(noisy)
+
+
+def check_finite(released: Any, label: str) -> Any:
+    """Returns what is to be released; raises ValueError outside `jit` where it is not finite."""
+    for leaf in jax.tree.leaves(released):
+        if not isinstance(leaf, Tracer) and not np.isfinite(np.asarray(leaf)).all():
+            raise ValueError(f"{label} is not finite: use smaller bounds, or rows that are finite")
+    return released
 
 
 def _on_grid(noisy: jax.Array, std: jax.Array) -> jax.Array:
