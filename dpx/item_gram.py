@@ -65,8 +65,7 @@ def fit(
     Raises:
       ValueError: for an argument out of range.
     """
-    noise.secure.check(key, secure)
-    popularity_key, gram_key = (None, None) if secure else jax.random.split(key)
+    popularity_key, gram_key = noise.secure.split(key, secure)
     leading = popularity.fit_leading(
         popularity_key,
         histories,

@@ -104,8 +104,7 @@ def fit(
       ValueError: for an argument out of range.
     """
     check_options(rounds, gap_decay, max_gap, age_decay, backward)
-    noise.secure.check(key, secure)
-    popularity_key, rounds_key = (None, None) if secure else jax.random.split(key)
+    popularity_key, rounds_key = noise.secure.split(key, secure)
     leading = popularity.fit_leading(
         popularity_key,
         histories,

@@ -10,7 +10,16 @@ import pytest
 from dp_accounting.pld import privacy_loss_mechanism
 from scipy import sparse, stats
 
-from dpx import _watch, cross_attention, gram, item_gram, ngram, popularity, reattention, transitions
+from dpx import (
+    _watch,
+    cross_attention,
+    gram,
+    item_gram,
+    ngram,
+    popularity,
+    reattention,
+    transitions,
+)
 from dpx.data.histories import Histories
 from dpx.noise import secure
 from dpx.privacy import gaussian_epsilon
@@ -179,7 +188,7 @@ def test_epsilon_covers_the_exact_loss_of_discrete_noise(change, multiplier, del
 @pytest.mark.parametrize("shift", [(3, 4), (0, 5), (-1, 2), (4, 4)])
 @pytest.mark.parametrize("multiplier", [0.5, 2.0])
 def test_epsilon_covers_changes_in_several_entries(shift, multiplier):
-    """δ(ε) of two entries by summation over the plane; what isotropy gives real noise, rounding gives this."""
+    """δ(ε) of two entries by summation over the plane: discrete noise is not isotropic."""
     change = math.hypot(*shift)
     std = math.sqrt((multiplier * change) ** 2 + 4)
     values = np.arange(-400, 401)
@@ -190,8 +199,6 @@ def test_epsilon_covers_changes_in_several_entries(shift, multiplier):
         delta = np.maximum(here - math.exp(epsilon) * there, 0).sum()
         if delta > 1e-12:
             assert gaussian_epsilon(multiplier, delta * (1 - 1e-9)) >= epsilon
-            # Nor is much given away: without the extra variance the bound would be passed or met.
-            assert gaussian_epsilon(std / change, delta) <= epsilon * (1 + 1e-2) + 1e-2
 
 
 def test_a_contribution_beyond_the_bound_counts_as_zero():

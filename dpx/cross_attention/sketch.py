@@ -309,8 +309,9 @@ def _contribution_sums(K, V, directions, domain: Domain, degree, largest) -> jax
     return jax.lax.scan(add, zero, chunks)[0]
 
 
+@functools.partial(jax.jit, static_argnames=("domain", "degree", "largest", "dtype"))
 def _factors(K, V, directions, domain: Domain, *, degree, largest, dtype):
-    """φ (r, n) and w (n, 1 + d_v) of rows (n, d), (n, d_v): contributions are φ ⊗ w, `largest` long at most."""
+    """φ (r, n) and w (n, 1 + d_v) of n rows, which contribute φ ⊗ w, of norm `largest` at most."""
     mass = jnp.full((len(K), 1), domain.value_norm, V.dtype)
     weights = jnp.concatenate([mass, V], axis=1).astype(dtype)
     keys = _stretch(domain) * (K - domain.centre)
@@ -326,8 +327,8 @@ def _factors(K, V, directions, domain: Domain, *, degree, largest, dtype):
 def _release_whole(K, V, directions, domain: Domain, degree, largest, multiplier):
     """The moments, released in exact arithmetic (`dpx.noise.secure`), and their sensitivity.
 
-    A contribution φ ⊗ w is the product of φ/‖φ‖ and ‖φ‖w, which in units of 1 and of `largest` have norms of 1
-    at most. With S = 2¹⁸ and B, B' the norms of the two factors after rounding, a product errs by
+    A contribution φ ⊗ w is the product of φ/‖φ‖ and ‖φ‖w, which in units of 1 and of `largest` have norms of
+    1 at most. With S = 2¹⁸ and B, B' the norms of the two factors after rounding, a product errs by
     e ≤ (B − S)·B' + S·(B' − S), so that two of them are √2·S² + 2e apart at most in each head.
     """
     heads, n = K.shape[:-2], K.shape[-2]
@@ -336,12 +337,11 @@ def _release_whole(K, V, directions, domain: Domain, degree, largest, multiplier
     bounds = [noise.secure.norm_bound(steps, size) for size in (count, 1 + domain.value_dim)]
     noise.secure.check_sum(n, math.prod(bounds))
     total = np.zeros((len(K), count, 1 + domain.value_dim), np.int64)
-    factors = jax.jit(_factors, static_argnames=("domain", "degree", "largest", "dtype"))
     chunk = max(128, _CHUNK_ELEMENTS // count)
     for head, start in itertools.product(range(len(K)), range(0, n, chunk)):
         rows = (a[head, start : start + chunk] for a in (K, V))
         options = {"degree": degree, "largest": largest, "dtype": jnp.float64}
-        phi, weights = factors(*rows, directions, domain, **options)
+        phi, weights = _factors(*rows, directions, domain, **options)
         phi, weights = np.asarray(phi).T, np.asarray(weights)
         norms = np.linalg.norm(phi, axis=1, keepdims=True)
         norms = np.where(np.isfinite(norms) & (norms > 0), norms, 1)

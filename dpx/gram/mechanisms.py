@@ -119,7 +119,9 @@ def release(
         raise ValueError(f"mechanism={mechanism!r} is not known: use one of {MECHANISMS}")
     change = accounting.sensitivity(column_bound, beta, neighboring)
     if secure and mechanism != "gaussian":
-        raise ValueError("secure=True is for mechanism='gaussian': sampling has no exact arithmetic")
+        raise ValueError(
+            "secure=True is for mechanism='gaussian': sampling has no exact arithmetic"
+        )
     noise.secure.check(key, secure)
     if mechanism == "gaussian":
         if eta is not None or assume_good:

@@ -13,13 +13,25 @@ point sampler escapes that (Mironov, CCS 2012). What is kept small is what an at
 - Statistics in 64 bits get noise in 64 bits, and every release is rounded to a public grid, so that low bits
   say nothing about the exact value.
 
-What remains: rounding puts the probability of a grid point off by a factor of up to 1 ± 1e-8, in 32 bits of up
-to 1 ± 1e-2 (in the range of 8 standard deviations), and bits come from JAX's generator. Neither is left
-with `secure=True` (`dpx.noise.secure`), which one-shot releases take: exact integers, discrete noise.
+What remains: rounding puts the probability of a grid point off by a factor of up to 1 ± 2e-8, in 32 bits of
+up to 1 ± 2e-2 (within 8 standard deviations), sums over records round, and bits come from JAX's generator.
+None of it is left with `secure=True`, which one-shot releases take: exact integers, discrete noise
+(`dpx.noise.secure`).
 """
 
+from dpx.noise import secure
 from dpx.noise.door import check_finite, release, release_sum
 from dpx.noise.laws import Gaussian, Laplace, Law, TruncatedLaplace
 from dpx.noise.tails import normal
 
-__all__ = ["Gaussian", "Laplace", "Law", "TruncatedLaplace", "check_finite", "normal", "release", "release_sum"]
+__all__ = [
+    "Gaussian",
+    "Laplace",
+    "Law",
+    "TruncatedLaplace",
+    "check_finite",
+    "normal",
+    "release",
+    "release_sum",
+    "secure",
+]

@@ -60,7 +60,7 @@ def release(
       computed in 64 bits if `exact` has them.
 
     Raises:
-      ValueError: outside `jit`, for an exact value or noise that is not finite: such a release has no guarantee.
+      ValueError: outside `jit`, where exact value or noise are not finite: nothing would be guaranteed.
     """
     with wide_sums(key, exact):
         leaves, structure = jax.tree.flatten(exact)
@@ -147,7 +147,7 @@ def release_sum(
       ImportError: for `secure` without OpenDP.
     """
     exact_arithmetic.check(key, secure)
-    if not secure:
+    if key is not None:
         exact = np.bincount(cells, values, minlength=size)
         about = {"sensitivity": l2_clip, "noise_multiplier": noise_multiplier, "label": label}
         return np.asarray(release(key, exact, **about))

@@ -9,8 +9,8 @@ Kamath, Steinke, arXiv:2004.00010). What overflows 64 bits with its noise is cut
 64-bit arithmetic made of the contribution before. So the norm is 2^k + 0.51·√c at most. This is not left
 to analysis: a record whose integers, squared and summed exactly, exceed that bound counts as zero.
 
-**Guarantee.** With l2 sensitivity Δ and variance σ² = (mΔ)² + 4 in units of the grid the release is as private
-as the Gaussian mechanism with noise multiplier m, but for a factor within 1 ± 1e-25 on all probabilities.
+**Guarantee.** With l2 sensitivity Δ and variance σ² = (mΔ)² + 4 in units of the grid the release is as
+private as the Gaussian mechanism with noise multiplier m, within a factor of 1 ± 1e-25 on all probabilities.
 Proof (Peikert, CRYPTO 2010, Theorem 3.1): release Y = f + N(0, (mΔ)²) by that mechanism, and round each entry
 at random, to the integer n with probability ∝ e^{−(n − Y)²/8}. By Poisson summation the constant of this
 distribution is √(8π)·(1 ± η) whatever Y is, with η = 2.1·e^{−8π²} < 2e-34. So n has the probability of
@@ -21,7 +21,9 @@ its composition. The factor is far below the accuracy to which m itself is compu
 """
 
 import math
+from typing import Any
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 
@@ -44,6 +46,12 @@ def check(key, secure: bool) -> None:
             )
     elif key is None:
         raise ValueError("key is None: pass a secret JAX key, or secure=True for OpenDP's noise")
+
+
+def split(key: jax.Array | None, secure: bool, count: int = 2) -> list[Any]:
+    """`check`, and so many keys: None each where OpenDP draws."""
+    check(key, secure)
+    return [None] * count if key is None else list(jax.random.split(key, count))
 
 
 def resolution(noise_multiplier: float) -> int:
@@ -134,7 +142,7 @@ def release_whole(
     Returns:
       int64, like `exact`.
     """
-    dp = _opendp()
+    dp, no_key = _opendp(), np.zeros(0, np.uint32)
     # Rounded up, so that rounding of the square root cannot cost the 4.
     std = math.hypot(noise_multiplier * sensitivity, math.sqrt(_EXTRA_VARIANCE)) * (1 + 2.0**-40)
     space = dp.vector_domain(dp.atom_domain(T="i64")), dp.l2_distance(T=float)
@@ -147,16 +155,17 @@ def release_whole(
     with wide_sums():
         leaves = [jnp.asarray(exact)], [jnp.asarray(float(sensitivity))]
         seen = [jnp.asarray(noisy.reshape(exact.shape))]
-        seen = _watch.at_release(about, np.zeros(0, np.uint32), *leaves, seen, noise_multiplier)
+        seen = _watch.at_release(about, no_key, *leaves, seen, noise_multiplier)
         return np.asarray(seen[0])
 
 
-def _opendp():
+def _opendp() -> Any:
     try:
-        import opendp.prelude as dp
+        import opendp.prelude as prelude
     except ImportError:
         raise ImportError(
             'secure=True needs OpenDP: install the extra, pip install "dpx[secure]"'
         ) from None
+    dp: Any = prelude
     dp.enable_features("contrib")
     return dp

@@ -9,12 +9,13 @@ underflow. So nothing is cut off at any ε, in 32 bits as in 64.
 
 import functools
 import math
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 from jax.typing import ArrayLike, DTypeLike
 
-_SHARING = 16  # draws that share the last word
+_SHARING = {4: 16, 8: 1}  # by bytes of a number, the draws that share the last word
 _LOG_WORD = 32 * math.log(2)
 
 
@@ -29,8 +30,8 @@ def normal(
       shape: Of the draws.
       dtype: float32 or float64.
     """
-    bits = _bits(key, shape)
-    return _shaped(normal_from_bits(*bits, jax.dtypes.canonicalize_dtype(dtype)), shape)
+    dtype = jax.dtypes.canonicalize_dtype(dtype)
+    return _shaped(normal_from_bits(*_bits(key, shape, dtype), dtype), shape)
 
 
 @functools.partial(jax.jit, static_argnames=("shape", "dtype"))
@@ -45,10 +46,10 @@ def signed_exponential(
       dtype: float32 or float64.
       log_smallest: log s < 0, −∞ for all of the law; broadcasts to `shape`.
     """
-    bits = _bits(key, shape)
+    bits = _bits(key, shape, dtype)
     exponential = _shaped(exponential_from_bits(*bits, dtype), shape)
     log_smallest = jnp.asarray(log_smallest, dtype)
-    # log(s + (1 − s)·uniform), for which there are two forms: one loses digits near 0, one underflows far out.
+    # log(s + (1 − s)·uniform), in one of two forms: one loses digits near 0, one underflows far out.
     rest = -jnp.expm1(log_smallest)
     gone = rest * -jnp.expm1(-exponential)
     survival = jnp.where(
@@ -57,51 +58,47 @@ def signed_exponential(
     return _shaped(_sign(bits[0], dtype), shape) * -jnp.minimum(survival, 0)
 
 
-def normal_from_bits(words, halves, last, empty, dtype: DTypeLike) -> jax.Array:
-    """(2, 8, columns) normal draws, from bits as in `uniform_from_bits`; the lowest of a word is the sign."""
+def normal_from_bits(words, last, empty, dtype: DTypeLike) -> jax.Array:
+    """(sharing, columns) normal draws from bits as in `uniform_from_bits`, a word's lowest the sign."""
+    uniform, _ = uniform_from_bits(words, last, empty, dtype)
+    near = -_sign(words, dtype) * jax.scipy.special.ndtri(uniform / 2)
 
-    def near(*bits):
-        uniform, _ = uniform_from_bits(*bits, dtype)
-        return -_sign(bits[0], dtype) * jax.scipy.special.ndtri(uniform / 2)
-
-    def far(*bits):
-        _, missing = uniform_from_bits(*bits, dtype)
-        exponent = exponential_from_bits(*bits, dtype) + math.log(2)
-        return jnp.where(missing > 0, _sign(bits[0], dtype) * _far_quantile(exponent), near(*bits))
+    def far(near, words, last, empty):
+        _, missing = uniform_from_bits(words, last, empty, dtype)
+        exponent = exponential_from_bits(words, last, empty, dtype) + math.log(2)
+        return jnp.where(missing > 0, _sign(words, dtype) * _far_quantile(exponent), near)
 
     # A last word is empty once in 2³²; the logarithm is not worth its time before that.
-    return jax.lax.cond((empty > 0).any(), far, near, words, halves, last, empty)
+    args = near, words, last, empty
+    return jax.lax.cond((empty > 0).any(), far, lambda near, *bits: near, *args)
 
 
-def exponential_from_bits(words, halves, last, empty, dtype: DTypeLike) -> jax.Array:
-    """(2, 8, columns) exponential draws: minus the logarithm of `uniform_from_bits`."""
-    uniform, missing = uniform_from_bits(words, halves, last, empty, dtype)
+def exponential_from_bits(words, last, empty, dtype: DTypeLike) -> jax.Array:
+    """(sharing, columns) exponential draws: minus the logarithm of `uniform_from_bits`."""
+    uniform, missing = uniform_from_bits(words, last, empty, dtype)
     return missing * _LOG_WORD - jnp.log(uniform)
 
 
-def uniform_from_bits(words, halves, last, empty, dtype: DTypeLike) -> tuple[jax.Array, jax.Array]:
-    """Uniform numbers u·2^(−32·missing) in (0, 1]: 47 bits of their own, `empty` words of zeros, 32 bits.
+def uniform_from_bits(words, last, empty, dtype: DTypeLike) -> tuple[jax.Array, jax.Array]:
+    """Uniform numbers u·2^(−32·missing) in (0, 1]: 31 bits of a word, `empty` words of zeros, 32 bits.
 
-    The 16 draws of a column share what comes after their own 47 bits. On the grid of `dpx.noise.release`,
-    2⁻²⁰ of a standard deviation, a draw can show it where 29 of those are zero: two of one column do once in
-    2⁵¹ columns.
+    In 32 bits the 16 draws of a column share what comes after their own 31 bits. On the grid of
+    `dpx.noise.release`, 2⁻¹² of a standard deviation, a draw can show it where 21 of those are zero: two of
+    one column do once in 2³⁵ columns. In 64 bits, where the grid is finer, nothing is shared.
 
     Args:
-      words: (2, 8, columns) uint32, 31 bits; the lowest one is left out.
-      halves: (1, 8, columns) uint32, 16 bits for either of two draws.
-      last: (1, 1, columns) uint32, not zero.
-      empty: (1, 1, columns) int32, the number of words of zeros before `last`.
+      words: (sharing, columns) uint32; the lowest bit is left out.
+      last: (1, columns) uint32, not zero.
+      empty: (1, columns) int32, the number of words of zeros before `last`.
       dtype: Of u.
 
     Returns:
-      u, and how many words of zeros are missing in it, both (2, 8, columns).
+      u, and how many words of zeros are missing in it, both (sharing, columns).
     """
-    halves = (halves >> jnp.array([16, 0], jnp.uint32)[:, None, None]) & 0xFFFF
-    missing = jnp.where((words >> 1 == 0) & (halves == 0), empty, 0)
+    missing = jnp.where(words >> 1 == 0, empty, 0)
     # Beside other bits, `last` after words of zeros is less than 2⁻³² of the smallest.
     fine = jnp.where(missing == empty, 2.0**-32 * (last.astype(dtype) + 0.5), 0)
-    coarse = (words >> 1).astype(dtype)
-    return 2.0**-31 * (coarse + 2.0**-16 * (halves.astype(dtype) + fine)), missing
+    return 2.0**-31 * ((words >> 1).astype(dtype) + fine), missing
 
 
 def _far_quantile(exponent: jax.Array) -> jax.Array:
@@ -117,14 +114,15 @@ def _far_quantile(exponent: jax.Array) -> jax.Array:
     return x
 
 
-def _bits(key: jax.Array, shape: tuple[int, ...]) -> tuple[jax.Array, ...]:
+def _bits(key: jax.Array, shape: tuple[int, ...], dtype: DTypeLike) -> tuple[Any, Any, Any]:
     """The arguments of `uniform_from_bits` for that many draws."""
-    columns = -(-math.prod(shape) // _SHARING)
-    word_key, half_key, last_key, more = jax.random.split(key, 4)
-    words = jax.random.bits(word_key, (2, _SHARING // 2, columns), jnp.uint32)
-    halves = jax.random.bits(half_key, (1, _SHARING // 2, columns), jnp.uint32)
-    last = jax.random.bits(last_key, (1, 1, columns), jnp.uint32)
-    return words, halves, *fill(more, last)
+    sharing = _SHARING[jnp.dtype(dtype).itemsize]
+    columns = -(-math.prod(shape) // sharing)
+    word_key, last_key, more = jax.random.split(key, 3)
+    # Flat draws: XLA compiles a generator much longer for an array with axes.
+    words = jax.random.bits(word_key, (sharing * columns,), jnp.uint32).reshape(sharing, columns)
+    last = jax.random.bits(last_key, (columns,), jnp.uint32).reshape(1, columns)
+    return words, *fill(more, last)
 
 
 def fill(key: jax.Array, last: jax.Array) -> tuple[jax.Array, jax.Array]:
