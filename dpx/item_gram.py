@@ -13,7 +13,7 @@ import jax
 import numpy as np
 from scipy import sparse
 
-from dpx import gram, popularity
+from dpx import gram, noise, popularity
 from dpx.data.histories import Histories
 from dpx.privacy import PrivacyGuarantee, check_positive, gaussian_budget
 
@@ -37,13 +37,14 @@ class ItemGram(NamedTuple):
 
 
 def fit(
-    key: jax.Array,
+    key: jax.Array | None,
     histories: Histories,
     *,
     epsilon: float,
     delta: float,
     num_kept: int | None = None,
     popularity_share: float = 0.1,
+    secure: bool = False,
 ) -> ItemGram:
     """Releases the popularity of all items and the Gram matrix of those that lead it.
 
@@ -59,11 +60,12 @@ def fit(
       epsilon, delta: The budget.
       num_kept: K, by default `dpx.popularity.default_num_kept`, which looks at ε, δ and N alone.
       popularity_share: s in (0, 1).
+      secure: Sums integers and draws discrete noise (`dpx.noise.secure`); `key` must then be None.
 
     Raises:
       ValueError: for an argument out of range.
     """
-    popularity_key, gram_key = jax.random.split(key)
+    popularity_key, gram_key = noise.secure.split(key, secure)
     leading = popularity.fit_leading(
         popularity_key,
         histories,
@@ -72,6 +74,7 @@ def fit(
         share=popularity_share,
         num_kept=num_kept,
         rest="the Gram matrix",
+        secure=secure,
     )
     items = leading.items
     columns = user_vectors(histories)[:, items].T
@@ -85,6 +88,7 @@ def fit(
         delta=at,
         column_bound=1.0,
         neighboring="add_or_remove_one",
+        secure=secure,
     )
     assert release.noise_std is not None
     return ItemGram(

@@ -7,9 +7,10 @@ import jax
 import numpy as np
 
 from dpx import privacy
-from dpx.noise import release
+from dpx.noise import release_sum
 
 _MAX_CELLS = 10**8
+_LARGEST_CLIP = 1e100  # finite with any noise and in any sum
 
 
 class NGram(NamedTuple):
@@ -28,7 +29,7 @@ class NGram(NamedTuple):
 
 
 def fit(
-    key: jax.Array,
+    key: jax.Array | None,
     tokens: np.ndarray,
     mask: np.ndarray,
     *,
@@ -39,6 +40,7 @@ def fit(
     delta: float,
     unit: str,
     l2_clip: float = 2.0,
+    secure: bool = False,
 ) -> NGram:
     """Counts n-grams once, privately, and smooths them.
 
@@ -58,6 +60,7 @@ def fit(
       epsilon, delta: The budget.
       unit: What one row is, for the guarantee.
       l2_clip: Largest l2 norm of one sequence's counts.
+      secure: Sums integers and draws discrete noise (`dpx.noise.secure`); `key` must then be None.
 
     Raises:
       ValueError: for arguments out of range, or a table of more than 1e8 cells.
@@ -77,25 +80,30 @@ def fit(
             f"order={order} with vocab_size={vocab_size} must be at least 1 and give at most "
             f"{_MAX_CELLS} cells: use a smaller order"
         )
-    privacy.check_positive(l2_clip, "l2_clip")
+    if privacy.check_positive(l2_clip, "l2_clip") > _LARGEST_CLIP:
+        raise ValueError(
+            f"l2_clip={l2_clip} must be at most {_LARGEST_CLIP:g}: count in other units"
+        )
     multiplier = privacy.gaussian_noise_multiplier(epsilon, delta)
     tokens, mask = np.asarray(tokens), np.asarray(mask)
     cells = _cells(tokens, order, vocab_size, start)
     repeats = (cells[:, :, None] == cells[:, None, :]) & mask[:, :, None] & mask[:, None, :]
     norms = np.sqrt(repeats.sum(axis=(1, 2)))
     weights = np.minimum(1, l2_clip / np.maximum(norms, 1))
-    counts = np.bincount(
-        cells[mask], weights=np.repeat(weights, mask.sum(axis=1)), minlength=vocab_size**order
-    )
+    # One entry for each distinct cell of a sequence: its weight, as often as the cell occurs.
+    first = mask & (np.argmax(repeats, axis=2) == np.arange(cells.shape[1]))
+    values = repeats.sum(axis=2) * weights[:, None]
     std = multiplier * l2_clip
-    noisy = np.asarray(
-        release(
-            key,
-            counts,
-            sensitivity=l2_clip,
-            noise_multiplier=multiplier,
-            label=f"{order}-gram counts",
-        )
+    noisy = release_sum(
+        key,
+        values[first],
+        np.nonzero(first)[0],
+        cells[first],
+        vocab_size**order,
+        l2_clip=l2_clip,
+        noise_multiplier=multiplier,
+        label=f"{order}-gram counts",
+        secure=secure,
     )
     guarantee = privacy.PrivacyGuarantee(
         epsilon=epsilon,

@@ -9,8 +9,9 @@ import numpy as np
 
 from dpx import _watch, privacy
 from dpx.data.histories import Histories
-from dpx.noise import release
+from dpx.noise import release_sum
 
+_LARGEST_CLIP = 1e100  # finite with any noise and in any sum
 _LARGEST_K = 4096  # a K × K matrix of this size is inverted or multiplied in seconds
 
 
@@ -29,13 +30,14 @@ class Popularity(NamedTuple):
 
 
 def fit(
-    key: jax.Array,
+    key: jax.Array | None,
     histories: Histories,
     *,
     epsilon: float,
     delta: float,
     l2_clip: float = 1.0,
     unit: str = "user",
+    secure: bool = False,
 ) -> Popularity:
     """Counts, privately, in how many histories each item occurs.
 
@@ -49,19 +51,30 @@ def fit(
       epsilon, delta: The budget.
       l2_clip: A user with n distinct items counts min(1, l2_clip/√n) at each.
       unit: What one history is.
+      secure: Sums integers and draws discrete noise (`dpx.noise.secure`); `key` must then be None.
 
     Raises:
       ValueError: for an argument out of range.
     """
-    privacy.check_positive(l2_clip, "l2_clip")
+    if privacy.check_positive(l2_clip, "l2_clip") > _LARGEST_CLIP:
+        raise ValueError(
+            f"l2_clip={l2_clip} must be at most {_LARGEST_CLIP:g}: count in other units"
+        )
     multiplier = privacy.gaussian_noise_multiplier(epsilon, delta)
-    counts = np.zeros(histories.num_items)
-    for items in histories.items:
-        distinct = np.unique(items)
-        counts[distinct] += min(1.0, l2_clip / np.sqrt(max(len(distinct), 1)))
+    distinct = [np.unique(items) for items in histories.items]
+    lengths = np.array([len(items) for items in distinct], np.int64)
+    weights = np.minimum(1.0, l2_clip / np.sqrt(np.maximum(lengths, 1)))
     std = multiplier * l2_clip
-    noisy = release(
-        key, counts, sensitivity=l2_clip, noise_multiplier=multiplier, label="item popularity"
+    noisy = release_sum(
+        key,
+        np.repeat(weights, lengths),
+        np.repeat(np.arange(len(lengths)), lengths),
+        np.concatenate([np.zeros(0, np.int64), *distinct]),
+        histories.num_items,
+        l2_clip=l2_clip,
+        noise_multiplier=multiplier,
+        label="item popularity",
+        secure=secure,
     )
     guarantee = privacy.PrivacyGuarantee(
         epsilon=epsilon,
@@ -73,7 +86,7 @@ def fit(
         assumptions=("the catalogue of items is public",),
         event=dp_accounting.GaussianDpEvent(multiplier),
     )
-    return Popularity(np.asarray(noisy), std, guarantee)
+    return Popularity(noisy, std, guarantee)
 
 
 class Leading(NamedTuple):
@@ -93,7 +106,7 @@ class Leading(NamedTuple):
 
 
 def fit_leading(
-    key: jax.Array,
+    key: jax.Array | None,
     histories: Histories,
     *,
     epsilon: float,
@@ -101,6 +114,7 @@ def fit_leading(
     share: float,
     num_kept: int | None,
     rest: str,
+    secure: bool = False,
 ) -> Leading:
     """Spends a share of a budget on the popularity, from which a recommender's items are chosen.
 
@@ -114,6 +128,7 @@ def fit_leading(
       share: In (0, 1).
       num_kept: K, by default `default_num_kept`, which looks at ε, δ and N alone.
       rest: What the rest is spent on, in words.
+      secure: As in `fit`.
 
     Raises:
       ValueError: for an argument out of range.
@@ -129,7 +144,7 @@ def fit_leading(
     if privacy.check_integer(num_kept, "num_kept") > num_items:
         raise ValueError(f"num_kept={num_kept} must be in [1, {num_items}], the number of items")
     spent, at = privacy.gaussian_budget(multiplier / math.sqrt(share), delta)
-    noisy = fit(key, histories, epsilon=spent, delta=at)
+    noisy = fit(key, histories, epsilon=spent, delta=at, secure=secure)
     items = np.argsort(-noisy.counts, kind="stable")[:num_kept]
     guarantee = privacy.PrivacyGuarantee(
         epsilon=epsilon,

@@ -15,9 +15,8 @@ import jax
 import numpy as np
 from scipy import sparse
 
-from dpx import popularity, privacy
+from dpx import noise, popularity, privacy
 from dpx.data.histories import Histories
-from dpx.noise import release
 
 _LAST_CUT = 2.5  # standard errors that a pair must reach to be counted in the last round
 
@@ -62,7 +61,7 @@ class Transitions(NamedTuple):
 
 
 def fit(
-    key: jax.Array,
+    key: jax.Array | None,
     histories: Histories,
     *,
     epsilon: float,
@@ -74,6 +73,7 @@ def fit(
     max_gap: int = 20,
     age_decay: float = 0.95,
     backward: float = 0.3,
+    secure: bool = False,
 ) -> Transitions:
     """Releases the popularity of all items and the transitions between those that lead it.
 
@@ -98,12 +98,13 @@ def fit(
       gap_decay, max_gap: Two items of a history at a distance of g ≤ max_gap positions weigh gap_decay^(g−1).
       age_decay: ... times age_decay^a, where a items follow the later one of the two.
       backward: Weight of the pair in the opposite order: 0 counts order only, 1 makes it symmetric.
+      secure: Sums integers and draws discrete noise (`dpx.noise.secure`); `key` must then be None.
 
     Raises:
       ValueError: for an argument out of range.
     """
     check_options(rounds, gap_decay, max_gap, age_decay, backward)
-    popularity_key, rounds_key = jax.random.split(key)
+    popularity_key, rounds_key = noise.secure.split(key, secure)
     leading = popularity.fit_leading(
         popularity_key,
         histories,
@@ -112,10 +113,11 @@ def fit(
         share=popularity_share,
         num_kept=num_kept,
         rest=f"transitions in {rounds} round(s)",
+        secure=secure,
     )
     pairs = _pairs(histories, leading.items, gap_decay, max_gap, age_decay, backward)
     std = leading.noise_multiplier * math.sqrt(rounds)
-    estimate, error = _release(rounds_key, pairs, len(leading.items), std, rounds)
+    estimate, error = _release(rounds_key, pairs, len(leading.items), std, rounds, secure)
     return Transitions(
         items=leading.items,
         estimate=estimate,
@@ -135,7 +137,10 @@ def check_options(
     for name, value in (("gap_decay", gap_decay), ("age_decay", age_decay)):
         if not 0 < privacy.check_number(value, name) <= 1:
             raise ValueError(f"{name}={value} must be in (0, 1]")
-    privacy.check_positive(backward, "backward", zero=True)
+    if privacy.check_positive(backward, "backward", zero=True) > 1e100:
+        raise ValueError(
+            f"backward={backward} must be at most 1e100: beyond it weights are not finite"
+        )
 
 
 def attention_weights(
@@ -181,7 +186,7 @@ def recency_vectors(
     return sparse.csr_array((weights, (users[real], place[real])), shape=shape)
 
 
-def _release(key, pairs: sparse.csr_array, num_kept: int, std: float, rounds: int):
+def _release(key, pairs: sparse.csr_array, num_kept: int, std: float, rounds: int, secure):
     """Noisy sums over users of matrices of norm 1, the pairs thinned out from round to round."""
     num_users = len(pairs.indptr) - 1
     users = np.repeat(np.arange(num_users), np.diff(pairs.indptr))
@@ -196,14 +201,17 @@ def _release(key, pairs: sparse.csr_array, num_kept: int, std: float, rounds: in
         weights /= np.where(largest > 0, largest, 1)[users]
         squares = np.bincount(users, weights**2, minlength=num_users)
         weights /= np.sqrt(np.where(squares > 0, squares, 1))[users]
-        exact = np.bincount(pairs.indices, weights, minlength=num_kept**2)
-        noisy = release(
-            jax.random.fold_in(key, number),
-            exact.reshape(num_kept, num_kept),
-            sensitivity=1.0,
+        noisy = noise.release_sum(
+            None if secure else jax.random.fold_in(key, number),
+            weights,
+            users,
+            pairs.indices,
+            num_kept**2,
+            l2_clip=1.0,
             noise_multiplier=std,
             label=f"transitions, round {number + 1}",
-        )
+            secure=secure,
+        ).reshape(num_kept, num_kept)
         # Noise first: a sum over users that is rounded to 32 bits may move by more than 1.
         total += np.where(alive, np.asarray(noisy, np.float32), 0)
         counted += alive

@@ -17,7 +17,8 @@ Neighbours replace one record (x_i, w_i); the number of records is public. Noise
 and answers are post-processing: adaptive queries cost nothing, and need neither copies nor medians.
 
 Sums and noise are 64-bit, and what is kept is rounded to JAX's default float type afterwards; not so under
-`jit` or `vmap` (`wide_sums`).
+`jit` or `vmap` (`wide_sums`). Noise has all of its tail, truncated Laplace noise up to its bound, however
+small δ is; what floating point leaves of the guarantees otherwise is said in `dpx.noise`.
 """
 
 import dataclasses
@@ -32,7 +33,7 @@ import numpy as np
 from jax.core import Tracer
 from scipy import optimize
 
-from dpx.noise import Gaussian, TruncatedLaplace, check_size, release
+from dpx.noise import Gaussian, TruncatedLaplace, check_finite, check_size, release
 from dpx.privacy import (
     REPLACE_ONE,
     PrivacyGuarantee,
@@ -314,7 +315,7 @@ class DPTree:
             leaves = jnp.asarray(values, jnp.result_type(float))
             leaves = jnp.where(jnp.isfinite(leaves), leaves, 0)
             left, right = tabulate(key, jnp.pad(leaves, (0, bins - len(leaves))), nodes)
-            left, right = left.astype(dtype), right.astype(dtype)
+            left, right = check_finite((left.astype(dtype), right.astype(dtype)), "the tree")
         return cls(
             left, right, float(bound), _guarantee(epsilon, delta, noise, "tree of sums", event)
         )
@@ -403,6 +404,7 @@ class DPTreeHighDim:
         weights = jnp.clip(weights, -weight_bound, weight_bound)[:, None]
         with wide_sums(key, x, weights):
             table = _tables(key, unit, weights, nodes, power=power, bins=bins)
+            table = check_finite(table, "a table of trees")
         released = _guarantee(epsilon, delta, noise, f"{len(bounds)}·{power + 1} trees", event)
         return cls(table, jnp.asarray(bounds, x.dtype), released)
 

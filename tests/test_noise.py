@@ -1,13 +1,18 @@
 """Each law's density, sampler and guarantee, against integrals of the density."""
 
+import math
+from fractions import Fraction
+from unittest import mock
+
 import dp_accounting
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 from scipy import integrate, stats
 
 from dpx import noise
-from dpx.noise import Gaussian, Laplace, TruncatedLaplace
+from dpx.noise import Gaussian, Laplace, TruncatedLaplace, tails
 from dpx.privacy import REPLACE_ONE
 
 LAWS = [
@@ -63,12 +68,6 @@ def test_normal_draws_follow_the_law_and_their_tail_is_long():
     assert abs(np.corrcoef(z.ravel()[:-1], z.ravel()[1:])[0, 1]) < 5e-3
     tail = (np.abs(z) > 4).mean()
     assert tail == pytest.approx(2 * stats.norm.sf(4), rel=0.5)
-    words = np.array([0, 1, 2**9, 2**20, 2**32 - 1], np.uint32)
-    found = np.asarray(noise._normal_from_bits(words, np.uint32(0)), np.float64)
-    exact = stats.norm.ppf(2.0**-32 * ((words >> 1) + 2.0**-32))
-    np.testing.assert_allclose(found, np.where(words & 1, -exact, exact), atol=1e-6)
-    assert found[0] < -9
-    assert found[1] > 9
 
 
 def test_normal_draws_have_the_shape_and_dtype_asked_for():
@@ -80,12 +79,151 @@ def test_normal_draws_have_the_shape_and_dtype_asked_for():
         assert noise.normal(key, (5,), np.float64).dtype == np.float64
 
 
+def column(words, last=1, empty=0):
+    """Bits of one column of 16 draws, all the same."""
+    return (
+        np.full((16, 1), words, np.uint32),
+        np.full((1, 1), last, np.uint32),
+        np.full((1, 1), empty, np.int32),
+    )
+
+
+def log_probability(words, last, empty):
+    """The logarithm of the uniform number that these bits stand for, in rational arithmetic."""
+    fine = Fraction(2 * last + 1, 2) / 2 ** (32 * (empty + 1))
+    uniform = ((words >> 1) + fine) / 2**31
+    return math.log(uniform.numerator) - math.log(uniform.denominator)
+
+
+# From the middle to beyond what floats can express as a probability, larger draws later.
+BITS = [(2**31, 5, 0), (2**20, 3, 0), (2**9, 2**31, 0), (2, 1, 0), (0, 2**31, 0), (0, 1, 0)]
+BITS += [(0, 2**31, 1), (0, 1, 1), (0, 2**31, 2), (0, 1, 40), (0, 1, 10**6)]
+
+
+@pytest.mark.parametrize("width", [32, 64])
+def test_draws_are_quantiles_of_the_probabilities_that_their_bits_stand_for(width):
+    dtype, accuracy = (np.float32, 2e-6) if width == 32 else (np.float64, 1e-9)
+    found = []
+    with jax.enable_x64(width == 64):
+        for bits in BITS:
+            want = -log_probability(*bits)
+            exponential = np.asarray(tails.exponential_from_bits(*column(*bits), dtype), float)
+            np.testing.assert_allclose(exponential, want, rtol=accuracy)
+            normal = np.asarray(tails.normal_from_bits(*column(*bits), dtype), float)
+            exact = stats.norm.logsf(normal.ravel()[0])  # of half the probability
+            assert exact == pytest.approx(-want - math.log(2), rel=20 * accuracy, abs=1e-6)
+            found.append(normal.ravel()[0])
+            bits = (bits[0] + 1, *bits[1:])
+            np.testing.assert_array_equal(tails.normal_from_bits(*column(*bits), dtype), -normal)
+    assert (np.diff(found) > 0).all()
+    assert found[5] > 9  # without a word of zeros: there a uniform number of 64 bits ends
+    assert found[7] > 11  # with one, with two, and so on
+    assert found[8] > 11.2
+    assert found[-1] > 6000
+
+
+@pytest.mark.parametrize("empty", [1, 3])
+def test_words_of_zeros_are_drawn_again_and_counted(monkeypatch, empty):
+    drawn = iter(range(100))
+    monkeypatch.setattr(
+        jax.random,
+        "bits",
+        lambda key, shape, dtype: jnp.full(shape, next(drawn) >= empty - 1, dtype) * 7,
+    )
+    with jax.disable_jit():
+        last, count = tails.fill(jax.random.key(0), jnp.array([[0, 5]], jnp.uint32))
+    np.testing.assert_array_equal(last, [[7, 5]])
+    np.testing.assert_array_equal(count, [[empty, 0]])
+
+
+def test_exponential_draws_end_at_the_bound_and_nowhere_before_it():
+    """A tree at ε = 20 and δ = 1e-9 needs 40 scales: a uniform number of 47 bits ends at 33."""
+    law = TruncatedLaplace.calibrate(1.0, 20.0, 1e-9)
+    bits = column(0, 1, 5)
+    with mock.patch.object(tails, "_bits", return_value=bits):
+        ends = [
+            tails.signed_exponential.__wrapped__(None, (16,), np.float32, -ratio)
+            for ratio in (law.bound / law.scale, 1e-6, np.inf)
+        ]
+    assert np.asarray(ends[0]) == pytest.approx(law.bound / law.scale, rel=1e-6)
+    assert np.asarray(ends[1]) == pytest.approx(1e-6, rel=1e-6)
+    assert (np.asarray(ends[2]) > 150).all()
+
+
+def test_narrow_laws_fill_their_support_in_32_bits():
+    """At a support of 1e-6 scales the logarithm of a survival probability has no digits left."""
+    law = TruncatedLaplace(scale=1e6, bound=1.0)
+    draws = np.asarray(law.sample(jax.random.key(5), (20_000,)))
+    assert draws.dtype == np.float32
+    assert stats.kstest(draws.astype(float), "uniform", args=(-1, 2)).pvalue > 1e-3
+
+
 def test_tails_reach_beyond_float32_uniforms():
     """A float32 uniform ends at 2^-23, 16 scales out; in 2^24 draws some must lie farther."""
     law = Laplace(1.0)
     draw = jax.jit(lambda key: abs(law.sample(key, (2**20,))).max())
     largest = max(float(draw(key)) for key in jax.random.split(jax.random.key(3), 32))
     assert 16.0 < largest < 33.0
+
+
+def lattice_score(released, candidate):
+    """The share of coordinates in which released − candidate is a float32 number, as float32 noise is."""
+    residue = released - candidate
+    return (residue == residue.astype(np.float32)).mean()
+
+
+def test_low_bits_do_not_tell_neighbours_apart():
+    rng = np.random.default_rng(0)
+    here = rng.uniform(0, 2, 4000)
+    there = here + rng.uniform(0, 1, 4000) / math.sqrt(4000)
+    key = jax.random.key(1)
+    before = here + np.asarray(noise.normal(key, (4000,)), np.float64)
+    assert (
+        lattice_score(before, here) > 0.8
+    )  # the attack: without candidate `here` nothing is on the lattice
+    assert lattice_score(before, there) < 0.05
+    about = {"sensitivity": 1.0, "noise_multiplier": 1.0, "label": "sum"}
+    after = np.asarray(noise.release(key, here, **about))
+    assert after.dtype == np.float64
+    assert abs(lattice_score(after, here) - lattice_score(after, there)) < 0.01
+    np.testing.assert_array_equal(after, np.round(after * 2**20) / 2**20)
+    assert len(np.unique(after * 2**20 % 64)) == 64  # and no coarser
+
+
+@pytest.mark.parametrize("law", [None, Gaussian(3.0), Laplace(0.3), TruncatedLaplace(5.0, 0.02)])
+@pytest.mark.parametrize("traced", [False, True])
+def test_releases_lie_on_the_grid_of_their_noise(law, traced):
+    exact = np.random.default_rng(0).uniform(0, 0.1, (50,))
+    width = {None: 0.7 * 3.0}.get(law) or float(law.width)
+    step = 2.0 ** math.floor(math.log2(width * (2**-12 if traced else 2**-20)))
+
+    def released(exact, multiplier):
+        about = {"law": law} if law else {"noise_multiplier": multiplier}
+        return noise.release(jax.random.key(0), exact, sensitivity=3.0, label="sum", **about)
+
+    found = np.asarray((jax.jit(released) if traced else released)(exact, 0.7), np.float64)
+    np.testing.assert_array_equal(found, np.round(found / step) * step)
+    assert (found != np.round(found / (2 * step)) * 2 * step).any()
+    assert abs(found - exact).max() > 0.1 * width
+
+
+@pytest.mark.parametrize("traced", [False, True])
+def test_without_noise_nothing_is_rounded(traced):
+    exact = np.random.default_rng(0).uniform(0, 1, (50,)).astype(np.float32)
+
+    def released(exact, multiplier):
+        about = {"noise_multiplier": multiplier, "label": "sum"}
+        return noise.release(jax.random.key(0), exact, sensitivity=3.0, **about)
+
+    found = (jax.jit(released) if traced else released)(exact, 0.0)
+    np.testing.assert_array_equal(found, exact)
+
+
+def test_what_is_not_finite_is_not_released():
+    about = {"noise_multiplier": 1.0, "label": "sum of squares"}
+    for exact, sensitivity in (([1.0, np.inf], 1.0), ([1.0, np.nan], 1.0), ([1.0], np.inf)):
+        with pytest.raises(ValueError, match="sum of squares is not finite"):
+            noise.release(jax.random.key(0), np.array(exact), sensitivity=sensitivity, **about)
 
 
 @pytest.mark.parametrize(("epsilon", "delta"), [(1.0, 1e-3), (0.2, 0.1), (4.0, 0.5)])

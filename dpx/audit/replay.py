@@ -70,7 +70,8 @@ class Recording:
         used = [(f"noise of {seen.label}", seen.key) for seen in self.releases] + self.keys
         uses = defaultdict(list)
         for purpose, words in used:
-            uses[words].append(purpose)
+            if words:  # none where the operating system draws
+                uses[words].append(purpose)
         found = [" and ".join(dict.fromkeys(who)) for who in uses.values() if len(who) > 1]
         return [f"one key serves {who}, several times over" for who in found]
 

@@ -15,7 +15,7 @@ __all__ = ["Sketch", "Trees", "baselines", "build", "sketch", "tree"]
 
 
 def build(
-    key: jax.Array,
+    key: jax.Array | None,
     K,
     V,
     *,
@@ -35,7 +35,8 @@ def build(
       key_bound, value_bound: Declared bounds R and R_w; they must not depend on the data.
       epsilon, delta: The budget of the release, and so of all queries; neighbours replace one row of (K, V).
       mechanism: "sketch" or "tree".
-      **options: Those of `sketch.build` and `tree.build`: domain, scale, clip and degree of both.
+      **options: Those of `sketch.build` and `tree.build`: domain, scale, clip and degree of both,
+        secure of the sketch.
 
     Returns:
       A pytree with `query(Q)`, (m, d) -> (m, d_v), and `guarantee`. Its leaves hold the release only.

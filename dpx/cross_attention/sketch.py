@@ -26,11 +26,13 @@ of queries: λ is what makes the factors for keys and queries equal.
 
 import dataclasses
 import functools
+import itertools
 import math
 
 import dp_accounting
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from dpx import noise
 from dpx.cross_attention.domain import Domain, check_memory
@@ -125,7 +127,7 @@ def attend(
 
 
 def build(
-    key: jax.Array,
+    key: jax.Array | None,
     K,
     V,
     *,
@@ -143,6 +145,7 @@ def build(
     num_features: int = 1024,
     directions: jax.Array | None = None,
     contribution_bound: float | None = None,
+    secure: bool = False,
 ) -> Sketch:
     """Releases the sketch of a private memory with (ε, δ)-differential privacy.
 
@@ -169,11 +172,13 @@ def build(
         `jax.random.key(0)` if None.
       contribution_bound: B for random features; √2·V·e^{Z/2} if None, the root mean square norm of the
         largest contribution.
+      secure: Sums integers and draws discrete noise (`_release_whole`); `key` must then be None.
 
     Returns:
       The sketch, in JAX's default float type. Sums over rows and noise are 64-bit until then, except under a
       JAX transformation of the key or the data (`jit`, `vmap`), where they are in the default type: rounding
-      of a long 32-bit sum may differ between neighbours by more than Δ, which no noise here covers.
+      of a long 32-bit sum may differ between neighbours by more than Δ, which no noise here covers. What
+      else floating point leaves of a guarantee is said in `dpx.noise`; with `secure` nothing is left out.
 
     Raises:
       ValueError: for bounds, ε or δ out of range, rows outside the bounds (the first is named), odd or
@@ -190,6 +195,7 @@ def build(
         scale=dim if scale is None else scale,
     )
     multiplier = gaussian_noise_multiplier(epsilon, delta)
+    noise.secure.check(key, secure)
     if features == "taylor":
         degree, directions = choose_degree(degree, bounds, relative_error), None
         largest = math.sqrt(2) * bounds.value_norm * feature_norm(bounds, degree)
@@ -216,7 +222,10 @@ def build(
     heads = math.prod(K.shape[:-2])
     change = math.sqrt(2 * heads) * largest
     with wide_sums(key, K, V, directions):
-        moments = _release(key, K, V, directions, bounds, degree, largest, change, multiplier)
+        if secure:
+            moments, change = _release_whole(K, V, directions, bounds, degree, largest, multiplier)
+        else:
+            moments = _release(key, K, V, directions, bounds, degree, largest, change, multiplier)
     split = f", budget split evenly over {heads} heads" if heads > 1 else ""
     guarantee = PrivacyGuarantee(
         epsilon=float(epsilon),
@@ -229,6 +238,7 @@ def build(
         + (() if clip else ("data within the declared bounds",)),
         event=dp_accounting.GaussianDpEvent(multiplier),
     )
+    moments = noise.check_finite(moments.astype(jnp.result_type(float)), "the attention sketch")
     return Sketch(moments, directions, bounds, degree, n, multiplier * change, guarantee)
 
 
@@ -283,25 +293,70 @@ def _contribution_sums(K, V, directions, domain: Domain, degree, largest) -> jax
     n = len(K)
     count = _count(domain, degree, directions)
     chunk = min(n, max(128, _CHUNK_ELEMENTS // count))
-    padding = -n % chunk
-    weights = jnp.concatenate([jnp.full((n, 1), domain.value_norm, V.dtype), V], axis=1)
-    keys = _stretch(domain) * (K - domain.centre)
-    keys, weights = (jnp.pad(a, ((0, padding), (0, 0))) for a in (keys, weights))
+    K, V = (jnp.pad(a, ((0, -n % chunk), (0, 0))) for a in (K, V))
+    real = jnp.arange(len(K)) < n
 
     def add(total, rows):
-        keys, weights = rows
-        phi = _rows(domain, degree, directions, keys.T).astype(total.dtype)
-        weights = weights.astype(total.dtype)
-        if degree is None:
-            norms = jnp.linalg.norm(phi, axis=0) * jnp.linalg.norm(weights, axis=-1)
-            # A key along a direction may overflow the exponential. Such a row counts as zero.
-            phi = jnp.where(jnp.isfinite(norms), phi, 0)
-            weights = weights * jnp.minimum(1, largest / jnp.maximum(norms, largest / 2))[:, None]
+        K, V, real = rows
+        phi, weights = _factors(
+            K, V, directions, domain, degree=degree, largest=largest, dtype=total.dtype
+        )
+        weights = jnp.where(real[:, None], weights, 0)
         return total + jnp.matmul(phi, weights, precision=jax.lax.Precision.HIGHEST), None
 
     zero = jnp.zeros((count, 1 + domain.value_dim), jnp.result_type(float))
-    chunks = tuple(a.reshape(-1, chunk, a.shape[-1]) for a in (keys, weights))
+    chunks = tuple(a.reshape(-1, chunk, *a.shape[1:]) for a in (K, V, real))
     return jax.lax.scan(add, zero, chunks)[0]
+
+
+@functools.partial(jax.jit, static_argnames=("domain", "degree", "largest", "dtype"))
+def _factors(K, V, directions, domain: Domain, *, degree, largest, dtype):
+    """φ (r, n) and w (n, 1 + d_v) of n rows, which contribute φ ⊗ w, of norm `largest` at most."""
+    mass = jnp.full((len(K), 1), domain.value_norm, V.dtype)
+    weights = jnp.concatenate([mass, V], axis=1).astype(dtype)
+    keys = _stretch(domain) * (K - domain.centre)
+    phi = _rows(domain, degree, directions, keys.T).astype(dtype)
+    if degree is None:
+        norms = jnp.linalg.norm(phi, axis=0) * jnp.linalg.norm(weights, axis=-1)
+        # A key along a direction may overflow the exponential. Such a row counts as zero.
+        phi = jnp.where(jnp.isfinite(norms), phi, 0)
+        weights = weights * jnp.minimum(1, largest / jnp.maximum(norms, largest / 2))[:, None]
+    return phi, weights
+
+
+def _release_whole(K, V, directions, domain: Domain, degree, largest, multiplier):
+    """The moments, released in exact arithmetic (`dpx.noise.secure`), and their sensitivity.
+
+    A contribution φ ⊗ w is the product of φ/‖φ‖ and ‖φ‖w, which in units of 1 and of `largest` have norms of
+    1 at most. With S = 2¹⁸ and B, B' the norms of the two factors after rounding, a product errs by
+    e ≤ (B − S)·B' + S·(B' − S), so that two of them are √2·S² + 2e apart at most in each head.
+    """
+    heads, n = K.shape[:-2], K.shape[-2]
+    K, V = (np.asarray(a, np.float64).reshape(-1, *a.shape[-2:]) for a in (K, V))
+    steps, count = noise.secure.FACTOR_STEPS, _count(domain, degree, directions)
+    bounds = [noise.secure.norm_bound(steps, size) for size in (count, 1 + domain.value_dim)]
+    noise.secure.check_sum(n, math.prod(bounds))
+    total = np.zeros((len(K), count, 1 + domain.value_dim), np.int64)
+    chunk = max(128, _CHUNK_ELEMENTS // count)
+    for head, start in itertools.product(range(len(K)), range(0, n, chunk)):
+        rows = (a[head, start : start + chunk] for a in (K, V))
+        options = {"degree": degree, "largest": largest, "dtype": jnp.float64}
+        phi, weights = _factors(*rows, directions, domain, **options)
+        phi, weights = np.asarray(phi).T, np.asarray(weights)
+        norms = np.linalg.norm(phi, axis=1, keepdims=True)
+        norms = np.where(np.isfinite(norms) & (norms > 0), norms, 1)
+        pair = (phi / norms, weights * norms / largest)
+        total[head] += noise.secure.product(*(noise.secure.whole_rows(a, steps) for a in pair))
+    error = (bounds[0] - steps) * bounds[1] + steps * (bounds[1] - steps)
+    change = math.sqrt(len(K)) * (math.sqrt(2) * steps**2 + 2 * error)
+    noisy = noise.secure.release_whole(
+        total, sensitivity=change, noise_multiplier=multiplier, label="attention sketch"
+    )
+    grid = largest / steps**2
+    moments = (noisy * grid).reshape(*heads, count, -1)
+    if degree is not None:  # the constant feature sums to n, which is public
+        moments[..., 0, 0] = n * domain.value_norm
+    return jnp.asarray(moments), change * grid
 
 
 @functools.partial(jax.jit, static_argnames=("domain", "degree", "largest"))

@@ -35,7 +35,7 @@ import numpy as np
 
 from dpx import trees
 from dpx.cross_attention.domain import Domain, check_memory
-from dpx.noise import Gaussian, TruncatedLaplace, check_size
+from dpx.noise import Gaussian, TruncatedLaplace, check_finite, check_size
 from dpx.polynomial import PolynomialFeatures, smallest_degree
 from dpx.privacy import (
     REPLACE_ONE,
@@ -203,6 +203,7 @@ def build(
     )
     with wide_sums(key, K, V):
         tables = _release(key, K, V, nodes, bounds, degree, budget, bins, copies, noise)
+    tables = check_finite(tables, "a table of trees")
     return Trees(tables, bounds, degree, budget, n, guarantee)
 
 

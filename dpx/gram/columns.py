@@ -15,11 +15,15 @@ import numpy as np
 from jax.core import Tracer
 from scipy import sparse
 
+from dpx.noise import secure
+
 _BLOCK_ENTRIES = 2**22  # 32 MiB in 64-bit floats
 _ROUNDING = 1e-6  # a column of norm α, rounded to 32 bits, is not an error
 
 
-def clipped_gram(X: Any, column_bound: float, *, clip: bool = True) -> tuple[jax.Array, int]:
+def clipped_gram(
+    X: Any, column_bound: float, *, clip: bool = True, whole: bool = False
+) -> tuple[Any, int]:
     """Σ c(u)c(u)ᵀ over the columns u of X, c the projection onto the ball of radius `column_bound`.
 
     A projection moves no two columns apart, so β-close inputs stay β-close. A column that holds NaN or
@@ -32,16 +36,22 @@ def clipped_gram(X: Any, column_bound: float, *, clip: bool = True) -> tuple[jax
       clip: False raises where a column is longer than α. The projection is applied all the same, so
         that a column within rounding of α cannot break the bound.
 
+    With `whole` columns are divided by α/2¹⁸ and rounded to integers as in `dpx.noise.secure`, and the sum is
+    exact, int64.
+
     Returns:
       The matrix, (n, n), and d. The matrix is 64-bit, except under a JAX transformation, where it has
       the dtype of X.
 
     Raises:
       ValueError: for an X that is none of these; for columns beyond the bound without `clip` (for the
-        holder of the data alone, since it tells a norm); for `clip=False` under a transformation.
+        holder of the data alone, since it tells a norm); for `clip=False` or `whole` under a
+        transformation; for too many columns for a `whole` sum.
     """
     if isinstance(X, Tracer):
         _check_shape(X)
+        if whole:
+            raise ValueError("secure=True cannot be traced: call it outside jit and vmap")
         if not clip:
             raise ValueError(
                 "clip=False cannot be checked under a JAX transformation: use clip=True"
@@ -50,7 +60,10 @@ def clipped_gram(X: Any, column_bound: float, *, clip: bool = True) -> tuple[jax
     total, columns, longest = None, 0, 0.0
     with jax.ensure_compile_time_eval(), jax.enable_x64(True):
         for block in _blocks(X):
-            gram = _sparse_gram if sparse.issparse(block) else _padded_gram
+            if whole:
+                gram = _whole_sparse_gram if sparse.issparse(block) else _whole_gram
+            else:
+                gram = _sparse_gram if sparse.issparse(block) else _padded_gram
             matrix, norm = gram(block, column_bound)
             if total is not None and total.shape != matrix.shape:
                 raise ValueError(
@@ -61,6 +74,9 @@ def clipped_gram(X: Any, column_bound: float, *, clip: bool = True) -> tuple[jax
             total = jax.block_until_ready(matrix if total is None else total + matrix)
             columns += block.shape[1]
             longest = np.fmax(longest, norm) if np.isfinite(norm) else np.inf
+            if whole:
+                bound = secure.norm_bound(secure.FACTOR_STEPS, len(matrix))
+                secure.check_sum(columns, bound**2)
         if total is None:
             raise ValueError("X holds no blocks of columns: give at least one, even of no columns")
     if not clip and longest > column_bound * (1 + _ROUNDING):
@@ -137,6 +153,12 @@ def _dense_gram(block, column_bound, *, dtype):
 
 
 def _sparse_gram(block, column_bound: float):
+    columns, _, longest = _clipped_sparse(block, column_bound)
+    return jnp.asarray((columns @ columns.T).toarray()), longest
+
+
+def _clipped_sparse(block, column_bound: float):
+    """A csc array of the projected columns, the column of each entry, and the largest norm before."""
     columns = block.tocsc().astype(np.float64)
     columns.sum_duplicates()
     owner = np.repeat(np.arange(columns.shape[1]), np.diff(columns.indptr))
@@ -147,8 +169,28 @@ def _sparse_gram(block, column_bound: float):
     columns.data = np.where(finite[owner], columns.data / scale[owner], 0)
     norm = np.sqrt(np.bincount(owner, columns.data**2, columns.shape[1]))
     columns.data *= np.minimum(scale, column_bound / np.maximum(norm, 1e-30))[owner]
-    gram = jnp.asarray((columns @ columns.T).toarray())
-    return gram, float(np.max(np.where(finite, scale * norm, np.inf), initial=0.0))
+    longest = float(np.max(np.where(finite, scale * norm, np.inf), initial=0.0))
+    return columns, owner, longest
+
+
+def _whole_sparse_gram(block, column_bound: float):
+    columns, owner, longest = _clipped_sparse(block, column_bound)
+    values = columns.data / column_bound
+    rounded = secure.whole(values, owner, secure.FACTOR_STEPS, columns.shape[0])
+    whole = sparse.csc_array((rounded, columns.indices, columns.indptr), shape=columns.shape)
+    return (whole @ whole.T).toarray(), longest
+
+
+def _whole_gram(block, column_bound: float):
+    # A column is a row here: what a sum along it rounds to does not depend on the others then.
+    rows = np.ascontiguousarray(np.asarray(block, np.float64).T)
+    scale, finite = _safe_scale(np, np.abs(rows).max(axis=1))
+    rows = np.where(finite[:, None], rows / scale[:, None], 0)
+    norm = np.sqrt(np.square(rows).sum(axis=1))
+    rows *= np.minimum(scale / column_bound, 1 / np.maximum(norm, 1e-30))[:, None]
+    whole = secure.whole_rows(rows, secure.FACTOR_STEPS)
+    longest = float(np.max(np.where(finite, scale * norm, np.inf), initial=0.0))
+    return secure.product(whole, whole), longest
 
 
 def _safe_scale(xp, peak):

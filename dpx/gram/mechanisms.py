@@ -49,7 +49,7 @@ class GramRelease:
 
 
 def release(
-    key: jax.Array,
+    key: jax.Array | None,
     X: Any,
     *,
     epsilon: float,
@@ -63,6 +63,7 @@ def release(
     clip: bool = True,
     assume_good: bool = False,
     psd: bool = False,
+    secure: bool = False,
 ) -> GramRelease:
     """Releases XXᵀ with (epsilon, delta)-differential privacy for one column of X.
 
@@ -81,8 +82,9 @@ def release(
     projected onto that ball), by at most `beta`; add_or_remove_one adds or removes a column. n is
     public, and so is d under replace_one. Sensitivity and accounting are proven in
     `dpx.gram.accounting`. The projection, `psd` and all that is computed from the matrix later are
-    post-processing. The guarantee is for real arithmetic: floating-point noise is not protected
-    against attacks on its lowest bits.
+    post-processing. The guarantee is for real arithmetic (what is left of that in
+    floating point is said in `dpx.noise`), with `secure` also for what runs: columns are rounded to integers,
+    Δ is the same function of the bounds that rounded columns have, and the rest is `dpx.noise.secure`.
 
     Args:
       key: A JAX key for this release alone.
@@ -100,6 +102,7 @@ def release(
       assume_good: Sampling only: take XXᵀ ⪰ ηI as a promise (the paper's) instead of shifting. The
         guarantee then holds only where the promise does, and says so.
       psd: Project the release onto the positive semidefinite matrices (nearest in Frobenius norm).
+      secure: Gaussian only: sums integers and draws discrete noise; `key` must then be None.
 
     Returns:
       A `GramRelease`. It is computed in 64-bit floats, since entries of XXᵀ can exceed the noise by more
@@ -115,6 +118,11 @@ def release(
     if mechanism not in MECHANISMS:
         raise ValueError(f"mechanism={mechanism!r} is not known: use one of {MECHANISMS}")
     change = accounting.sensitivity(column_bound, beta, neighboring)
+    if secure and mechanism != "gaussian":
+        raise ValueError(
+            "secure=True is for mechanism='gaussian': sampling has no exact arithmetic"
+        )
+    noise.secure.check(key, secure)
     if mechanism == "gaussian":
         if eta is not None or assume_good:
             raise ValueError(
@@ -147,21 +155,30 @@ def release(
         )
         described = f"mean of {num_samples} Gaussian outer products, {calibration} calibration"
 
-    gram, columns = clipped_gram(X, column_bound, clip=clip)
+    gram, columns = clipped_gram(X, column_bound, clip=clip, whole=secure)
     if assume_good and gram.shape[0] > columns:
         raise ValueError(
             f"X is {gram.shape[0]}×{columns}: with n > d no XXᵀ is ⪰ eta·I, so assume_good=True cannot "
             "hold; leave it out"
         )
+    if secure:
+        assert std is not None
+        multiplier = std / change
+        grid = (column_bound / noise.secure.FACTOR_STEPS) ** 2
+        change = _whole_sensitivity(len(gram), column_bound, beta, neighboring)
+        std = multiplier * change * grid
+        draw = partial(_perturb_whole, sensitivity=change, multiplier=multiplier, grid=grid)
     traced = isinstance(key, Tracer) or isinstance(gram, Tracer)
     with wide_sums(key, gram):
-        if not isinstance(gram, Tracer):
+        if not isinstance(gram, Tracer) and not secure:
             gram = jnp.asarray(np.asarray(gram), float)
         matrix = draw(key, gram)
         if psd:
             matrix = project_psd(matrix)
+    if not traced:
+        matrix = noise.check_finite(jnp.asarray(np.asarray(matrix), float), "the Gram matrix")
     return GramRelease(
-        matrix=matrix if traced else jnp.asarray(np.asarray(matrix), float),
+        matrix=matrix,
         guarantee=PrivacyGuarantee(
             epsilon=epsilon,
             delta=delta,
@@ -182,6 +199,24 @@ def _perturb(key, gram, *, sensitivity: float, multiplier: float):
     )
     # XXᵀ is symmetric: the projection onto such matrices leaves it alone and takes half of the noise away.
     return (noisy + noisy.T) / 2
+
+
+def _perturb_whole(key, gram, *, sensitivity: float, multiplier: float, grid: float):
+    del key
+    noisy = noise.secure.release_whole(
+        gram, sensitivity=sensitivity, noise_multiplier=multiplier, label="Gram matrix"
+    )
+    return jnp.asarray((noisy.astype(np.float64) + noisy.T) * (grid / 2))
+
+
+def _whole_sensitivity(n: int, column_bound: float, beta: float | None, neighboring: str) -> float:
+    """F of columns in units of α/2¹⁸: rounding makes them longer and moves two of them apart."""
+    steps = noise.secure.FACTOR_STEPS
+    longest = noise.secure.norm_bound(steps, n)
+    if beta is not None:
+        apart = beta / column_bound * steps + 2 * noise.secure.rounding(n)
+        beta = min(apart, 2 * longest)
+    return accounting.sensitivity(longest, beta, neighboring)
 
 
 def _sample(key, gram, *, num_samples: int, shift: float, change: float):

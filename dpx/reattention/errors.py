@@ -61,13 +61,14 @@ def effective_error(
 
 
 def token_probabilities(
-    key: jax.Array,
+    key: jax.Array | None,
     histories: Histories,
     *,
     epsilon: float,
     delta: float,
     max_tokens: int,
     unit: str = "user",
+    secure: bool = False,
 ) -> TokenProbabilities:
     """Estimates privately in which share of the records each token occurs.
 
@@ -83,6 +84,7 @@ def token_probabilities(
       epsilon, delta: The budget, to be charged to the ledger of the training run.
       max_tokens: Distinct tokens with which a record counts in full.
       unit: What one record is.
+      secure: Sums integers and draws discrete noise (`dpx.noise.secure`); `key` must then be None.
 
     Raises:
       ValueError: for an argument out of range.
@@ -91,7 +93,13 @@ def token_probabilities(
     if not histories.items:
         raise ValueError("histories holds no records: there is nothing to estimate")
     noisy = popularity.fit(
-        key, histories, epsilon=epsilon, delta=delta, l2_clip=max_tokens**0.5, unit=unit
+        key,
+        histories,
+        epsilon=epsilon,
+        delta=delta,
+        l2_clip=max_tokens**0.5,
+        unit=unit,
+        secure=secure,
     )
     guarantee = noisy.guarantee.assuming("the number of records is public")
     num_records = _watch.public(len(histories.items), "the number of records")

@@ -1,0 +1,181 @@
+"""Where noise is added to what is private: `release`, and `release_sum` for sums of sparse contributions."""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.core import Tracer
+from jax.typing import ArrayLike
+
+from dpx import _watch
+from dpx.noise import secure as exact_arithmetic
+from dpx.noise.laws import Law
+from dpx.noise.tails import normal
+from dpx.wide import wide_sums
+
+_GRIDS = {4: 2.0**-12, 8: 2.0**-20}  # by bytes of a number, of the noise's standard deviation
+
+
+def release(
+    key: jax.Array,
+    exact: Any,
+    *,
+    sensitivity: Any,
+    label: str,
+    noise_multiplier: ArrayLike | None = None,
+    law: Law | None = None,
+    axis: int | None = None,
+    parts: int = 1,
+) -> Any:
+    """Releases an exact statistic with noise: the only door from private data to outputs.
+
+    Guarantee: what the caller's accounting makes of it. The caller promises that for neighbours the exact
+    values differ by a vector Δ with ‖Δ/sensitivity‖₂ ≤ 1 over all entries together, and gets noise
+    N(0, (noise_multiplier·sensitivity)²) on each entry: a Gaussian mechanism with that noise multiplier. A
+    `law` says how large the noise is itself; for the Laplace laws the promise is ‖Δ/sensitivity‖₁ ≤ 1.
+
+    What is released lies on a public grid of at most 2⁻²⁰ of the noise's standard deviation (2⁻¹² in 32 bits,
+    where a finer one would be emptied by rounding), a power of two that follows from sensitivity and
+    multiplier alone. In floating point f + noise has low bits that depend
+    on those of f, and tell which of two neighbours f came from (Mironov, CCS 2012); they are gone after
+    rounding, which is post-processing. Without noise nothing is rounded.
+
+    What is symmetric by nature is released entry by entry and projected afterwards: an orthogonal projection
+    that leaves the exact value alone is post-processing, and takes its share of the noise away.
+
+    Args:
+      key: Secret, and for this release alone.
+      exact: The statistic, an array or a tree of arrays. Sums are float32 at least.
+      sensitivity: How far a record moves it: one number, or an array for each leaf (or subtree) that
+        broadcasts against it, where entries are in different units.
+      label: What is released; the same in every run.
+      noise_multiplier: Standard deviation of the noise per unit of sensitivity, of a Gaussian release.
+      law: The noise's law, of any other release of one array; its parameters broadcast against the array.
+      axis: The promise holds along this axis alone, for each index of the others.
+      parts: That many calls in turn with this label are one release: the squares of their ‖Δ/sensitivity‖ add
+        up to 1.
+
+    Returns:
+      A tree like `exact`, of its floating-point types, float32 at least. Where nothing is traced, it is
+      computed in 64 bits if `exact` has them.
+
+    Raises:
+      ValueError: outside `jit`, where exact value or noise are not finite: nothing would be guaranteed.
+    """
+    with wide_sums(key, exact):
+        leaves, structure = jax.tree.flatten(exact)
+        leaves = [jnp.asarray(leaf) for leaf in leaves]
+        # Integers are the floats they stand for: an empty histogram of NumPy's holds integers.
+        floats = (
+            leaf if jnp.issubdtype(leaf.dtype, jnp.floating) else jnp.result_type(float)
+            for leaf in leaves
+        )
+        wide = jnp.result_type(jnp.float32, *floats)
+        leaves = [leaf.astype(wide) for leaf in leaves]
+        unit = jax.tree.leaves(jax.tree.broadcast(sensitivity, structure.unflatten(leaves)))
+        check_size(label, [noise_multiplier, *unit] if law is None else jax.tree.leaves(law))
+        unit = [jnp.asarray(one, wide) for one in unit]
+        if law is None:
+            # One draw for all leaves: XLA compiles the generator once, not once per leaf.
+            flat = normal(key, (sum(leaf.size for leaf in leaves),), wide)
+            ends = np.cumsum([leaf.size for leaf in leaves])[:-1]
+            stds = [jnp.asarray(noise_multiplier, wide) * one for one in unit]
+            draws = [
+                std * draw.reshape(leaf.shape)
+                for std, draw, leaf in zip(stds, jnp.split(flat, ends), leaves, strict=True)
+            ]
+        else:
+            stds = [jnp.asarray(law.width, wide)] * len(leaves)
+            draws = [law.sample(key, leaf.shape).astype(wide) for leaf in leaves]
+        noisy = [
+            _on_grid(leaf + draw, std) for leaf, draw, std in zip(leaves, draws, stds, strict=True)
+        ]
+        check_finite(noisy, label)
+        about = {
+            "label": label,
+            "norm": 2 if law is None else law.norm,
+            "axis": axis,
+            "parts": parts,
+        }
+        scale = noise_multiplier if law is None else jax.tree.leaves(law)
+        noisy = _watch.at_release(about, key, leaves, unit, noisy, scale)
+        return structure.unflatten(noisy)
+
+
+def check_finite(released: Any, label: str) -> Any:
+    """Returns what is to be released; raises ValueError outside `jit` where it is not finite."""
+    for leaf in jax.tree.leaves(released):
+        if not isinstance(leaf, Tracer) and not np.isfinite(np.asarray(leaf)).all():
+            raise ValueError(f"{label} is not finite: use smaller bounds, or rows that are finite")
+    return released
+
+
+def check_size(label: str, sizes: list[Any]) -> None:
+    """Raises ValueError where bounds or noise of these sizes would not be finite in JAX's default floats."""
+    largest = float(jnp.finfo(jnp.result_type(jnp.float32)).max) / 1e8
+    for size in sizes:
+        if not isinstance(size, Tracer) and not (np.abs(np.asarray(size)) <= largest).all():
+            raise ValueError(
+                f"{label}: a size of {np.max(np.abs(size)):.3g} is more than floats hold with noise: use "
+                "smaller bounds"
+            )
+
+
+def _on_grid(noisy: jax.Array, std: jax.Array) -> jax.Array:
+    """Rounds to multiples of the largest power of two up to 2⁻²⁰·std, in 32 bits 2⁻¹²·std."""
+    _, exponent = jnp.frexp(std * _GRIDS[noisy.dtype.itemsize])
+    step = jnp.ldexp(jnp.ones_like(std), exponent - 1)
+    steps = noisy / step
+    # Where there is no noise, or none that shows in the value, there is nothing to round.
+    return jnp.where((std > 0) & jnp.isfinite(steps), jnp.round(steps) * step, noisy)
+
+
+def release_sum(
+    key: jax.Array | None,
+    values: np.ndarray,
+    owners: np.ndarray,
+    cells: np.ndarray,
+    size: int,
+    *,
+    l2_clip: float,
+    noise_multiplier: float,
+    label: str,
+    secure: bool = False,
+) -> np.ndarray:
+    """Releases the sum of sparse vectors, one of l2 norm at most `l2_clip` for each record.
+
+    Guarantee: adding or removing a record moves the sum by `l2_clip` at most, so that this is a Gaussian
+    mechanism with that noise multiplier. With `secure` it is one in exact arithmetic (`dpx.noise.secure`).
+
+    Args:
+      key: Secret, and for this release alone; None if `secure`.
+      values, owners, cells: (T,) entries, the record and the place in the sum of each, no pair of them twice.
+      size: Of the sum.
+      l2_clip: Largest norm of a record's vector.
+      noise_multiplier: Standard deviation of the noise per unit of `l2_clip`.
+      label: What is released; the same in every run.
+      secure: Whether to sum integers and to draw discrete noise with OpenDP.
+
+    Returns:
+      (size,) float64.
+
+    Raises:
+      ValueError: for a key that does not fit `secure`, or a result that is not finite.
+      ImportError: for `secure` without OpenDP.
+    """
+    exact_arithmetic.check(key, secure)
+    if key is not None:
+        exact = np.bincount(cells, values, minlength=size)
+        about = {"sensitivity": l2_clip, "noise_multiplier": noise_multiplier, "label": label}
+        return np.asarray(release(key, exact, **about))
+    steps = exact_arithmetic.resolution(noise_multiplier)
+    bound = exact_arithmetic.norm_bound(steps, size)
+    whole = exact_arithmetic.whole(values / l2_clip, owners, steps, size)
+    exact_arithmetic.check_sum(int(owners.max(initial=-1)) + 1, bound)
+    exact = np.zeros(size, np.int64)
+    np.add.at(exact, cells, whole)
+    noisy = exact_arithmetic.release_whole(
+        exact, sensitivity=bound, noise_multiplier=noise_multiplier, label=label
+    )
+    return noisy * (l2_clip / steps)

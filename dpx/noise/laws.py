@@ -1,0 +1,234 @@
+"""The laws of noise: density, variance, sampler and guarantee.
+
+A mechanism releases f(x) + z, z with independent entries. What counts is how far f moves between
+neighbours: its l2 sensitivity for `Gaussian`, its l1 sensitivity for `Laplace` and `TruncatedLaplace`.
+"""
+
+import dataclasses
+import math
+
+import dp_accounting
+import jax
+import jax.numpy as jnp
+import numpy as np
+from dp_accounting import NeighboringRelation
+from jax.typing import ArrayLike
+
+from dpx.noise.tails import normal, signed_exponential
+from dpx.privacy import (
+    PrivacyGuarantee,
+    check_delta,
+    check_epsilon,
+    check_positive,
+    gaussian_epsilon,
+)
+
+
+def _check_positive(name: str, value: ArrayLike) -> None:
+    # Arrays broadcast, and while JAX flattens a law its parameters are anything.
+    if value is None or isinstance(value, (int, float, complex, str, bytes, np.generic)):
+        check_positive(value, name)
+
+
+class Law:
+    """What the three laws share; the methods that raise are theirs."""
+
+    norm = 1  # in which a sensitivity counts
+
+    @property
+    def width(self) -> ArrayLike:
+        """The standard deviation or less, up to a factor of 2: what the grid of a release is relative to."""
+        raise NotImplementedError
+
+    def sample(self, key: jax.Array, shape: tuple[int, ...] = ()) -> jax.Array:
+        """Draws in the default float type; the parameters may also be arrays that broadcast to `shape`."""
+        raise NotImplementedError
+
+    def log_density(self, z: ArrayLike) -> jax.Array:
+        raise NotImplementedError
+
+    def density(self, z: ArrayLike) -> jax.Array:
+        """The probability density at z, elementwise."""
+        return jnp.exp(self.log_density(z))
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class Gaussian(Law):
+    """N(0, std²)."""
+
+    std: float
+    norm = 2
+
+    def __post_init__(self):
+        _check_positive("std", self.std)
+
+    @property
+    def variance(self) -> float:
+        return self.std**2
+
+    def log_density(self, z: ArrayLike) -> jax.Array:
+        """Log of the probability density at z, elementwise."""
+        return -0.5 * jnp.square(jnp.asarray(z) / self.std) - jnp.log(
+            self.std * math.sqrt(2 * math.pi)
+        )
+
+    def sample(self, key: jax.Array, shape: tuple[int, ...] = ()) -> jax.Array:
+        return self.std * normal(key, shape, jnp.result_type(float))
+
+    @property
+    def width(self) -> ArrayLike:
+        return self.std
+
+    def guarantee(
+        self, sensitivity: float, delta: float, *, neighboring: NeighboringRelation, unit: str
+    ) -> PrivacyGuarantee:
+        """What releasing f + noise guarantees, f with that *l2* sensitivity.
+
+        ε is exact (Balle & Wang 2018, arXiv 1805.06530, Theorem 8).
+        """
+        _check_positive("sensitivity", sensitivity)
+        multiplier = self.std / sensitivity
+        return PrivacyGuarantee(
+            epsilon=gaussian_epsilon(multiplier, delta),
+            delta=delta,
+            neighboring=neighboring,
+            unit=unit,
+            mechanism=f"Gaussian mechanism, noise multiplier {multiplier:.6g}",
+            event=dp_accounting.GaussianDpEvent(multiplier),
+        )
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class Laplace(Law):
+    """Density exp(−|z| / scale) / (2 scale)."""
+
+    scale: float
+
+    def __post_init__(self):
+        _check_positive("scale", self.scale)
+
+    @property
+    def variance(self) -> float:
+        return 2 * self.scale**2
+
+    def log_density(self, z: ArrayLike) -> jax.Array:
+        """Log of the probability density at z, elementwise."""
+        return -jnp.abs(jnp.asarray(z)) / self.scale - jnp.log(2 * self.scale)
+
+    def sample(self, key: jax.Array, shape: tuple[int, ...] = ()) -> jax.Array:
+        return self.scale * signed_exponential(key, shape, jnp.result_type(float), -jnp.inf)
+
+    @property
+    def width(self) -> ArrayLike:
+        return self.scale
+
+    def guarantee(
+        self, sensitivity: float, *, neighboring: NeighboringRelation, unit: str
+    ) -> PrivacyGuarantee:
+        """What releasing f + noise guarantees, f with that *l1* sensitivity: (Δ/scale, 0).
+
+        Source: Dwork et al. 2006, Calibrating noise to sensitivity in private data analysis.
+        """
+        _check_positive("sensitivity", sensitivity)
+        return PrivacyGuarantee(
+            epsilon=sensitivity / self.scale,
+            delta=0.0,
+            neighboring=neighboring,
+            unit=unit,
+            mechanism=f"Laplace mechanism, scale {self.scale / sensitivity:.6g} per unit of sensitivity",
+        )
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class TruncatedLaplace(Law):
+    """Density ∝ exp(−|z| / scale) on [−bound, bound] (Geng et al. 2020, arXiv 1810.00877).
+
+    `calibrate` gives TLap(Δ, ε, δ): scale Δ/ε and bound (Δ/ε)·log(1 + (e^ε − 1)/(2δ)). Added to every
+    entry of a vector of *l1* sensitivity Δ it is (ε, δ)-DP for every ε > 0 and δ ≤ 1/2, whichever way
+    the change is spread over the entries. An entry that moves by a ≤ Δ costs ε_a = εa/Δ, except on the
+    part of the support that the neighbour cannot reach, whose probability is
+    δ_a = δ(e^{ε_a} − 1)/(e^ε − 1) (a ≤ bound, which δ ≤ 1/2 ensures). The ε_a add up to ε at most, and
+    so do the δ_a to δ, since (u − 1) + (v − 1) ≤ uv − 1 for u, v ≥ 1. A record that leaves one node of
+    a tree and enters another, half the change in each, is thus covered.
+    """
+
+    scale: float
+    bound: float
+
+    def __post_init__(self):
+        _check_positive("scale", self.scale)
+        _check_positive("bound", self.bound)
+
+    @classmethod
+    def calibrate(cls, sensitivity: float, epsilon: float, delta: float) -> "TruncatedLaplace":
+        """TLap(Δ, ε, δ), the narrowest of these laws that is (ε, δ)-DP at l1 sensitivity Δ.
+
+        Raises:
+          ValueError: for Δ ≤ 0, ε out of (0, 1e8] or δ out of (0, 1/2].
+        """
+        _check_positive("sensitivity", sensitivity)
+        check_epsilon(epsilon)
+        check_delta(delta)
+        if delta > 0.5:
+            raise ValueError(
+                f"delta is {delta}: the truncated Laplace mechanism is defined for delta ≤ 1/2"
+            )
+        # log(1 + (e^ε − 1)/2δ), arranged so that neither a large nor a small ε loses digits.
+        if epsilon < 30:
+            ratio = math.log1p(math.expm1(epsilon) / (2 * delta))
+        else:
+            ratio = epsilon - math.log(2 * delta)
+        return cls(scale=sensitivity / epsilon, bound=sensitivity / epsilon * ratio)
+
+    @property
+    def variance(self) -> float:
+        """Exact; equal to Fact 3.5 of Ke et al. (Theorem 3 of Geng et al.) for a calibrated law."""
+        ratio = self.bound / self.scale
+        tail = (ratio**2 + 2 * ratio) * math.exp(-ratio) / -math.expm1(-ratio)
+        return self.scale**2 * (2 - tail)
+
+    def log_density(self, z: ArrayLike) -> jax.Array:
+        """Log of the probability density at z, elementwise; −∞ outside the support."""
+        z = jnp.asarray(z)
+        mass = 2 * self.scale * -jnp.expm1(-self.bound / self.scale)
+        return jnp.where(jnp.abs(z) <= self.bound, -jnp.abs(z) / self.scale, -jnp.inf) - jnp.log(
+            mass
+        )
+
+    def sample(self, key: jax.Array, shape: tuple[int, ...] = ()) -> jax.Array:
+        ratio = jnp.asarray(self.bound) / self.scale
+        draw = signed_exponential(key, shape, jnp.result_type(float), -ratio)
+        return jnp.clip(self.scale * draw, -self.bound, self.bound)
+
+    @property
+    def width(self) -> ArrayLike:
+        return jnp.minimum(self.scale, self.bound)
+
+    def guarantee(
+        self, sensitivity: float, *, neighboring: NeighboringRelation, unit: str
+    ) -> PrivacyGuarantee:
+        """What releasing f + noise guarantees, f with that *l1* sensitivity.
+
+        Raises:
+          ValueError: for a sensitivity ≤ 0 or beyond the support's half width, where δ would pass 1/2.
+        """
+        _check_positive("sensitivity", sensitivity)
+        if sensitivity > self.bound * (1 + 1e-12):
+            raise ValueError(
+                f"sensitivity is {sensitivity}: the noise reaches {self.bound} only, so that neighbours "
+                "would be told apart; calibrate the noise to the sensitivity"
+            )
+        ratio = self.bound / self.scale
+        epsilon = sensitivity / self.scale
+        delta = math.exp(epsilon - ratio) * math.expm1(-epsilon) / (2 * math.expm1(-ratio))
+        return PrivacyGuarantee(
+            epsilon=epsilon,
+            delta=delta,
+            neighboring=neighboring,
+            unit=unit,
+            mechanism="truncated Laplace mechanism, "
+            f"scale {self.scale / sensitivity:.6g} per unit of sensitivity",
+        )
