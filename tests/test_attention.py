@@ -71,7 +71,7 @@ def test_misuse_raises():
         dpx.attention.softmax(q, k, v[:5])
     with pytest.raises(ValueError, match="mask has dtype"):
         dpx.attention.softmax(q, k, v, mask=np.ones((5, 7), np.float32))
-    with pytest.raises(ValueError, match="scale is 0"):
+    with pytest.raises(ValueError, match="scale=0"):
         dpx.attention.softmax(q, k, v, scale=0)
 
 

@@ -217,8 +217,8 @@ def test_baselines():
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"key_bound": 0.0}, "key_bound is 0"),
-        ({"value_bound": -1.0}, "value_bound is -1"),
+        ({"key_bound": 0.0}, "key_bound=0"),
+        ({"value_bound": -1.0}, "value_bound=-1"),
         ({"key_bound": 0.5}, r"K row \d+ is outside"),
         ({"value_bound": 0.5}, r"V row \d+ is outside"),
         ({"epsilon": 0.0}, "epsilon=0"),
@@ -233,7 +233,7 @@ def test_baselines():
         ({"mechanism": "tree", "bins": 2**28}, "use fewer bins"),
         ({"mechanism": "tree", "budget": "all"}, "budget is 'all'"),
         ({"mechanism": "tree", "copies": 0}, "copies=0"),
-        ({"scale": 0.0}, "scale is 0"),
+        ({"scale": 0.0}, "scale=0"),
         ({"scale": 1e-3, "features": "random"}, "a row may contribute"),
     ],
 )

@@ -275,9 +275,9 @@ def test_misuse_raises():
         TruncatedLaplace.calibrate(1.0, 1.0, 0.6)
     with pytest.raises(ValueError, match="epsilon=0"):
         TruncatedLaplace.calibrate(1.0, 0.0, 0.1)
-    with pytest.raises(ValueError, match="sensitivity is -1"):
+    with pytest.raises(ValueError, match="sensitivity=-1"):
         TruncatedLaplace.calibrate(-1.0, 1.0, 0.1)
-    with pytest.raises(ValueError, match="std is 0"):
+    with pytest.raises(ValueError, match="std=0"):
         Gaussian(0.0)
     law = TruncatedLaplace.calibrate(1.0, 1.0, 0.5)
     with pytest.raises(ValueError, match="told apart"):

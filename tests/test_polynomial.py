@@ -98,7 +98,7 @@ def test_random_directions_are_orthogonal_blocks_of_gaussians():
 def test_misuse_raises():
     with pytest.raises(ValueError, match="dim=0"):
         PolynomialFeatures(0, 2)
-    with pytest.raises(ValueError, match="scale is -1"):
+    with pytest.raises(ValueError, match="scale=-1"):
         PolynomialFeatures(2, 2, -1)
     with pytest.raises(ValueError, match=r"r = 225792840 features.*random features"):
         PolynomialFeatures(20, 12)
