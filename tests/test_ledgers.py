@@ -1,6 +1,6 @@
 """What a run states for each row and in all is what the noise behind it costs; held-out data cost nothing.
 
-The runs are whole, but for the models: training has two parameters, so that a run takes seconds.
+The runs are whole, but for training, which has two parameters, so that a run takes seconds.
 """
 
 import dataclasses
@@ -44,13 +44,16 @@ def _loss(params, *example):
 
 
 @pytest.fixture(autouse=True)
-def _light(monkeypatch):
-    """Two parameters in place of a model, which is not measured and not saved."""
+def begun(monkeypatch):
+    """The models that runs begin with; two parameters are trained in their place, and none is measured."""
+    found = []
     real = training.train
     tiny = {"slope": jnp.zeros(()), "bias": jnp.zeros(())}
 
     def train(loss_fn, params, **rest):
         real(_loss, tiny, **rest)
+        if rest["privacy"] is not None:
+            found.append(params)
         return params
 
     monkeypatch.setattr(training, "train", train)
@@ -58,6 +61,7 @@ def _light(monkeypatch):
     monkeypatch.setattr(language_model.PrivateText, "evaluate", lambda self, records: 0.0)
     monkeypatch.setattr(language_model.PrivateText, "sample", lambda self, key, count: [""] * count)
     monkeypatch.setattr(recommender, "_evaluate", lambda *args: {"ndcg@10": 0.0})
+    return found
 
 
 def users():
@@ -70,12 +74,11 @@ def gradients(labels, row):
 
 
 def of_text(labels):
-    prior = [labels.index("2-gram counts")]
+    prior, tokens = labels.index("2-gram counts"), labels.index("item popularity")
     return {
         "dp_1gram": [labels.index("1-gram counts")],
-        "dp_transformer": prior + gradients(labels, "dp_transformer"),
-        "dp_reattention": [*prior, labels.index("item popularity")]
-        + gradients(labels, "dp_reattention"),
+        "dp_transformer": [prior, *gradients(labels, "dp_transformer")],
+        "dp_reattention": [prior, tokens, *gradients(labels, "dp_reattention")],
     }
 
 
@@ -117,30 +120,36 @@ RUNS = {
 }
 
 
-def program(name, monkeypatch, noise_seed=5):
-    """The run as a function of what is held out: rows of test data, or every user's last item."""
+def program(name, monkeypatch, begun, noise_seed=987654321):
+    """The run as a function of what is held out, and of how many of the first records are gone."""
     source, changes, _ = RUNS[name]
     config = records.load_config(source)
     config.update_from_flattened_dict({**CHANGES, **changes, "noise_seed": noise_seed})
     corpus = language_model._load(config) if name == "text" else None
 
-    def inject(shift):
+    def inject(shift, gone):
         if corpus is not None:
+            train = type(corpus.train)(corpus.train.tokens[gone:])
             test = type(corpus.test)(np.roll(corpus.test.tokens, shift, axis=0)[: 50 + shift])
-            changed = corpus._replace(test=test)
+            changed = corpus._replace(train=train, test=test)
             monkeypatch.setattr(language_model, "_load", lambda config: changed)
             monkeypatch.setattr(language_model, "_measured", lambda config, corpus: [])
             return
-        items = [np.append(own[:-1], (own[-1] + shift) % 12) for own in users()]
+        items = [np.append(own[:-1], (own[-1] + shift) % 12) for own in users()[gone:]]
         loaded = Histories(tuple(items), 12)
         monkeypatch.setattr(recommender_data, "load", lambda config: loaded)
 
-    def whole(shift, workdir):
-        inject(shift)
+    def whole(held_out_and_gone, workdir):
+        inject(*held_out_and_gone)
+        begun.clear()
         run.prepare(config, source, workdir)
         record = run.execute(config, workdir)
         logged = [json.loads(x) for x in (workdir / "metrics.jsonl").read_text().splitlines()]
+        files = [path for path in workdir.rglob("*.*") if path.is_file()]
+        shown = [path.name for path in files if str(noise_seed).encode() in path.read_bytes()]
         return {
+            "shown": shown,
+            "begun": list(begun),
             "metrics": record.metrics,
             "headline": record.privacy["epsilon"],
             "private": json.dumps(record.private),
@@ -151,8 +160,10 @@ def program(name, monkeypatch, noise_seed=5):
 
 
 @pytest.mark.parametrize("name", RUNS)
-def test_rows_and_total_cost_what_is_stated_and_held_out_data_nothing(name, monkeypatch):
-    found = audit.record(program(name, monkeypatch), 0, ignore=LEFT_OUT)
+def test_rows_and_total_cost_what_is_stated_and_held_out_data_nothing(name, monkeypatch, begun):
+    whole = program(name, monkeypatch, begun)
+    found = audit.record(whole, (0, 0), ignore=LEFT_OUT)
+    assert not [what for what in found.left if what.startswith("result/shown")]
     private = json.loads(found.left["result/private"])
     delta = private["total"]["delta"]
 
@@ -172,8 +183,12 @@ def test_rows_and_total_cost_what_is_stated_and_held_out_data_nothing(name, monk
     assert "result/logged/dp_transformer" in found.left
     # No row draws what another draws, and all that is drawn follows from the secret.
     assert not found.shared_keys()
-    other = audit.record(program(name, monkeypatch, noise_seed=6), 0, ignore=LEFT_OUT)
+    another = program(name, monkeypatch, begun, noise_seed=6)
+    other = audit.record(another, (0, 0), ignore=LEFT_OUT)
     used = [{s.key for s in r.releases} | {words for _, words in r.keys} for r in (found, other)]
     assert not used[0] & used[1]
-    held_out = audit.replay(program(name, monkeypatch), 0, 1, first=found, ignore=LEFT_OUT).check()
+    held_out = audit.replay(whole, (0, 0), (1, 0), first=found, ignore=LEFT_OUT).check()
     assert held_out.largest_ratio == 0
+    count = 120 if name == "text" else 60
+    ids = np.arange(1, count)
+    audit.replay(whole, (0, 0), (0, 1), ids=ids, first=found, ignore=LEFT_OUT).check()

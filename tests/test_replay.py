@@ -288,6 +288,8 @@ def test_the_noise_that_is_drawn_costs_what_is_stated(name, monkeypatch):
     assert by_event == pytest.approx(spent.epsilon, rel=1e-6)
     assert found.epsilon(spent.delta, spent.neighboring) == pytest.approx(spent.epsilon, rel=1e-6)
     for seen in found.releases:
+        # In 32 bits a sum over many records moves by more than one of them does.
+        assert {leaf.dtype for leaf in seen.exact} == {np.dtype(np.float64)}
         stds = seen.scale[0] if seen.about["parts"] > 1 else seen.scale * seen.unit[0]
         multipliers = stds / seen.unit[0]
         np.testing.assert_allclose(multipliers, np.ravel(multipliers)[0], rtol=1e-6)
