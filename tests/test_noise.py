@@ -282,3 +282,37 @@ def test_misuse_raises():
     law = TruncatedLaplace.calibrate(1.0, 1.0, 0.5)
     with pytest.raises(ValueError, match="told apart"):
         law.guarantee(1.5, **WHERE)
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+def test_every_entry_that_is_released_has_noise_of_its_own_of_the_stated_std(dtype):
+    """One tree of two leaves, one with a sensitivity for each column."""
+    columns = np.linspace(0.5, 2, 40)
+    exact = {"a": np.ones((1000, 40), dtype), "b": (np.full(40_000, -1, dtype),)}
+    draws = []
+    for seed in (0, 1):
+        noisy = noise.release(
+            jax.random.key(seed),
+            exact,
+            sensitivity={"a": columns, "b": 3.0},
+            noise_multiplier=1.7,
+            label="two leaves",
+        )
+        assert noisy["a"].dtype == noisy["b"][0].dtype == dtype
+        units = {"a": columns, "b": (3.0,)}
+        z = jax.tree.map(
+            lambda n, e, u: np.ravel((np.asarray(n) - e) / (1.7 * u)), noisy, exact, units
+        )
+        draws += [z["a"], z["b"][0]]
+        assert np.std(z["a"].reshape(1000, 40), axis=0) == pytest.approx(np.ones(40), rel=0.15)
+    for z in draws:
+        assert stats.kstest(z, "norm").pvalue > 1e-3
+    entries = np.stack([*draws, np.roll(draws[0], 1), np.roll(draws[0], 40)])
+    assert np.abs(np.corrcoef(entries) - np.eye(6)).max() < 0.025
+
+
+def test_draws_lie_beyond_those_of_jax():
+    """The largest of `jax.random.normal` in float32 is 5.42, which a small δ tells from a longer tail."""
+    largest = jax.jit(lambda key: abs(noise.normal(key, (2**22,))).max())
+    keys = jax.random.split(jax.random.key(1), 64)
+    assert any(largest(key) > 5.45 for key in keys)

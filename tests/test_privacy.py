@@ -13,6 +13,7 @@ from scipy import stats
 import dpx
 from dpx import privacy
 from dpx.privacy import _cache, dpsgd
+from dpx.privacy.events import pld_bound
 
 mpmath.mp.dps = 60
 
@@ -249,6 +250,34 @@ def test_ledger_composes_dpsgd_with_gaussians_and_plain():
     assert "plain" in mixed.mechanism
     with pytest.raises(ValueError, match="used up"):
         dpx.Ledger().spend(plain, "plain").guarantee(1e-6)
+
+
+def test_plain_guarantees_add_up():
+    """ε and δ both, beside events, which get what is left of δ."""
+    one, two, event = guarantee(0.5, 4e-6), guarantee(0.75, 5e-6), GaussianDpEvent(5.0)
+    both = dpx.Ledger().spend(one, "one").spend(two, "two")
+    assert both.guarantee(9e-6).epsilon == 1.25
+    with pytest.raises(ValueError, match="used up"):
+        both.guarantee(8.9e-6)
+    bare = dpx.gaussian_epsilon(5.0, 1e-6)
+    assert bare > 0.1
+    assert both.spend(event, "bare").guarantee(1e-5).epsilon == pytest.approx(1.25 + bare, rel=1e-6)
+
+
+@pytest.mark.parametrize("interval", [1e-3, 1e-1, 1.0])
+def test_an_accountant_never_says_less_than_hypothesis_testing(interval):
+    """Of one Poisson-sampled step, whose δ has a closed form, however coarse the losses are."""
+    event = privacy.dpsgd_event(0.8, sampling_probability=0.2, steps=1)
+    for delta in (1e-2, 1e-4, 1e-6):
+        epsilon = pld_bound(event, delta, interval)
+        found = 0.0
+        for sign in (1, -1):  # the record leaves, or joins
+            z = np.linspace(-12, 13, 200_001)
+            with_record = 0.2 * stats.norm.pdf(z, 1, 0.8) + 0.8 * stats.norm.pdf(z, 0, 0.8)
+            pair = (with_record, stats.norm.pdf(z, 0, 0.8))[::sign]
+            excess = np.maximum(pair[0] - math.exp(epsilon) * pair[1], 0)
+            found = max(found, excess.sum() * (z[1] - z[0]))
+        assert found <= delta * (1 + 1e-3)
 
 
 def test_ledger_takes_events_and_refuses_mixtures():

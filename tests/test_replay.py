@@ -1,5 +1,8 @@
 """Every public mechanism, replayed on neighbours: it moves by what it declares, and nothing else does."""
 
+import sys
+from typing import NamedTuple
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -22,7 +25,8 @@ from dpx import (
 from dpx.cross_attention import baselines
 from dpx.data import Histories
 from dpx.nn.cross_attention import PrivateCrossAttention
-from dpx.privacy import gaussian_epsilon
+from dpx.privacy import REPLACE_ONE, PrivacyGuarantee, gaussian_epsilon
+from dpx.privacy.events import event_epsilon
 
 KEY = jax.random.key(3)
 BUDGET = {"epsilon": 1.0, "delta": 1e-5}
@@ -152,13 +156,18 @@ def attention(**options):
     return lambda data: cross_attention.build(KEY, *data, **options)
 
 
+class Remembered(NamedTuple):
+    state: nnx.State
+    guarantee: PrivacyGuarantee
+
+
 def remember(data):
     layer = PrivateCrossAttention(
         4, 5, num_heads=2, head_dim=3, key_bound=1.0, value_bound=0.5, num_features=16,
         rngs=nnx.Rngs(0),
     )  # fmt: skip
     layer.remember(KEY, np.concatenate(data, axis=1), **BUDGET)
-    return nnx.state(layer)
+    return Remembered(nnx.state(layer), layer.guarantee)
 
 
 def head_features(data):
@@ -246,6 +255,69 @@ def test_replacing_a_record_moves_each_release_by_what_it_declares(name):
     opposite = alone[0], -alone[1]
     ratios.append(audit.replay(program, alone, opposite).check().largest_ratio)
     print(f"\n| {name} | {len(ratios)} | {max(ratios):.7f} |")
+
+
+# ---------------------------------------------------------------------------------------------------------
+# Noise and its price
+
+
+@pytest.mark.parametrize("name", {**UNBOUNDED, **REPLACED})
+def test_the_noise_that_is_drawn_costs_what_is_stated(name, monkeypatch):
+    """Of every mechanism, and no noise is drawn from a key that does not follow from the caller's."""
+    program = {**UNBOUNDED, **REPLACED}[name]
+    data = histories() if name in UNBOUNDED else memory()
+    stated, runs = [], []
+
+    def watched(data):
+        result = program(data)
+        stated.append(result.guarantee)
+        return result
+
+    for seed in (3, 4):
+        monkeypatch.setattr(sys.modules[__name__], "KEY", jax.random.key(seed))
+        runs.append(audit.record(watched, data))
+    assert not {seen.key for seen in runs[0].releases} & {seen.key for seen in runs[1].releases}
+    found, spent = runs[0], stated[0]
+    assert (spent.epsilon, spent.delta) == (pytest.approx(1.0, rel=1e-6), pytest.approx(1e-5))
+    if "sampled" in name:
+        return  # whose noise has no multiplier
+    if "truncated Laplace" in name or "paper" in name:
+        assert price_of_laplace_trees(found, spent.delta) <= spent.epsilon * (1 + 1e-6)
+        return
+    by_event, _ = event_epsilon(spent.event, spent.delta, spent.neighboring)
+    assert by_event == pytest.approx(spent.epsilon, rel=1e-6)
+    assert found.epsilon(spent.delta, spent.neighboring) == pytest.approx(spent.epsilon, rel=1e-6)
+    for seen in found.releases:
+        # In 32 bits a sum over many records moves by more than one of them does.
+        assert {leaf.dtype for leaf in seen.exact} == {np.dtype(np.float64)}
+        stds = seen.scale[0] if seen.about["parts"] > 1 else seen.scale * seen.unit[0]
+        multipliers = stds / seen.unit[0]
+        np.testing.assert_allclose(multipliers, np.ravel(multipliers)[0], rtol=1e-6)
+
+
+def price_of_laplace_trees(found, delta):
+    """ε of all levels of all trees, by the better of basic and advanced composition.
+
+    A tree's sensitivity is that of its levels together; a record moves each by the same share.
+    """
+    parts = []
+    for seen in found.releases:
+        scale, bound = (np.broadcast_to(part, seen.exact[0].shape)[0] for part in seen.scale)
+        depth = int(np.log2(len(seen.exact[0]) + 2)) - 1
+        each = np.broadcast_to(seen.unit[0], seen.exact[0].shape)[0] / depth
+        laws = zip(*map(np.ravel, (scale, bound, each)), strict=True)
+        for law_scale, law_bound, moved in laws:
+            law = noise.TruncatedLaplace(float(law_scale), float(law_bound))
+            one = law.guarantee(float(moved) * (1 - 1e-6), neighboring=REPLACE_ONE, unit="record")
+            parts += [(one.epsilon, one.delta)] * depth
+    epsilons, deltas = np.array(parts).T
+    slack = delta - deltas.sum()
+    assert slack >= -1e-6 * delta
+    advanced = np.inf
+    if slack > 1e-3 * delta:
+        square = np.sqrt(2 * np.log(1 / slack) * np.sum(epsilons**2))
+        advanced = np.sum(epsilons * np.expm1(epsilons)) + square
+    return min(epsilons.sum(), advanced)
 
 
 # ---------------------------------------------------------------------------------------------------------

@@ -1,0 +1,84 @@
+"""Plants every fault of `faults.FAULTS` in a copy of the project and expects its test to fail.
+
+A sixth of them a day, or what DPX_FAULTS names: "all", or a number from 0 to 5.
+
+    DPX_FAULTS=all python -m pytest -m slow tests/faults
+"""
+
+import datetime
+import os
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from faults import FAULTS
+
+ROOT = Path(__file__).parents[2]
+PARTS = 6
+# What a test dies of that no fault makes: the patch itself is broken.
+BROKEN = re.compile(
+    r"^E +(\w+\.)*(NameError|SyntaxError|ImportError|AttributeError|TypeError)", re.M
+)
+
+
+def todays():
+    chosen = os.environ.get("DPX_FAULTS") or str(datetime.date.today().timetuple().tm_yday % PARTS)
+    return FAULTS if chosen == "all" else FAULTS[int(chosen) :: PARTS]
+
+
+def copied(folder):
+    """A copy of all that tests need."""
+    for name in ("dpx", "experiments", "configs", "tests"):
+        shutil.copytree(ROOT / name, folder / name)
+    shutil.copy(ROOT / "pyproject.toml", folder)
+    return folder
+
+
+def tested(folder, nodes):
+    """Status and output of some tests, whatever their marks, in a copy of the project."""
+    command = [sys.executable, "-m", "pytest", "-x", "-q", "-p", "no:cacheprovider"]
+    ended = subprocess.run(
+        [*command, "-o", "addopts=", *nodes], cwd=folder, capture_output=True, text=True
+    )
+    return ended.returncode, ended.stdout + ended.stderr
+
+
+@pytest.fixture(scope="module")
+def sound(tmp_path_factory):
+    return copied(tmp_path_factory.mktemp("sound"))
+
+
+def nodes_of(fault):
+    return re.split(r" (?=tests/)", fault.test)
+
+
+def test_every_fault_has_one_place_and_a_name():
+    assert len(FAULTS) >= 60
+    assert len({fault.name for fault in FAULTS}) == len(FAULTS)
+    for fault in FAULTS:
+        assert (ROOT / fault.file).read_text().count(fault.old) == 1, fault
+        assert fault.old != fault.new
+
+
+@pytest.mark.slow
+def test_what_catches_faults_passes_without_them(sound):
+    nodes = dict.fromkeys(node for fault in todays() for node in nodes_of(fault))
+    status, output = tested(sound, nodes)
+    assert status == 0, output
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("fault", todays(), ids=lambda fault: fault.name)
+def test_fault_is_caught(fault, sound):
+    path = sound / fault.file
+    text = path.read_text()
+    try:
+        path.write_text(text.replace(fault.old, fault.new))
+        status, output = tested(sound, nodes_of(fault))
+    finally:
+        path.write_text(text)
+    assert status == 1, output
+    assert not BROKEN.search(output), output
