@@ -29,6 +29,10 @@ SYNTHETIC = "configs/recommender.py:synthetic,tiny"
 SEED = 918273645
 
 
+class Killed(BaseException):
+    """The end of a run, in the middle of it."""
+
+
 def go(source, folder, **changes):
     config = records.load_config(source)
     config.update_from_flattened_dict(changes)
@@ -82,14 +86,14 @@ def test_a_seeded_run_does_not_resume_on_other_data(tmp_path, monkeypatch):
         language_model._names.cache_clear()
 
     def kill(*args, **kwargs):
-        raise KeyboardInterrupt
+        raise Killed
 
     monkeypatch.setattr(ngram, "fit", kill)
     changes = {"noise_seed": SEED, "data.path": str(tmp_path / "names.txt")}
     changes |= {"data.held_out": 50, "train.batch_size": 32, "non_private.steps": 0}
     write(1)
     for _ in range(2):
-        with pytest.raises(KeyboardInterrupt):
+        with pytest.raises(Killed):
             go(NAME, tmp_path / "run", **changes)
     write(2)
     with pytest.raises(keys.CannotResumeError, match="the data changed"):
@@ -103,7 +107,7 @@ def test_experiments_without_training_know_their_data(tmp_path, monkeypatch, exp
 
     def stop(config, workdir, *, synthetic=False, data=()):
         seen["data"] = [np.asarray(array) for array in data]
-        raise KeyboardInterrupt
+        raise Killed
 
     monkeypatch.setattr(keys, "open_keys", stop)
     if experiment == "kernel_regression":
@@ -121,7 +125,7 @@ def test_experiments_without_training_know_their_data(tmp_path, monkeypatch, exp
         config = records.load_config("configs/noisy_head.py:text,tiny")
         config.data.path = str(tmp_path)
         expected = module.load(config)[0]
-    with pytest.raises(KeyboardInterrupt):
+    with pytest.raises(Killed):
         module.run(config, tmp_path)
     assert len(seen["data"]) == len(expected)
     for found, array in zip(seen["data"], expected, strict=True):

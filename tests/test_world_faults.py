@@ -4,6 +4,7 @@ Each ends in one line that names the file and says what to do, or in the result,
 undisturbed run with the same noise key has.
 """
 
+import contextlib
 import errno
 import os
 import re
@@ -19,6 +20,7 @@ import pytest
 from command_line import ROOT, call, command
 from zygote import Zygote
 
+import dpx
 from experiments import cli, keys, records, report, run, storage, sweep, training
 
 SOURCE = "configs/quickstart.py:tiny"
@@ -607,8 +609,6 @@ def test_two_sweeps_share_the_points_of_a_folder(tmp_path, monkeypatch, capsys):
 
 
 def _plain():
-    import dpx
-
     return dpx.PrivacyGuarantee(1.0, 1e-5, dpx.privacy.ADD_OR_REMOVE_ONE, "name", "test")
 
 
@@ -620,3 +620,28 @@ def test_a_log_cut_off_in_its_last_line_is_read_and_another_is_not(tmp_path):
         path.write_text(text)
         with pytest.raises(storage.StorageError, match="is damaged: delete it"):
             storage.read_lines(path)
+
+
+def test_a_checkpoint_of_other_arrays_than_were_written_is_refused(tmp_path, monkeypatch):
+    """What TensorStore cannot notice: whole files that hold something else."""
+    params = {"w": np.arange(3.0)}
+    transform = dpx.privatize(
+        l2_clip=1.0, noise_multiplier=1.0, expected_batch_size=2, key=jax.random.key(0)
+    )
+    state = (params, (transform.init(params),))
+    with contextlib.closing(training._Checkpoints(tmp_path)) as checkpoints:
+        checkpoints.save(1, state)
+    with contextlib.closing(training._Checkpoints(tmp_path)) as checkpoints:
+        assert checkpoints.restore(state)[0] == 1
+    digest = training._digest
+    with (
+        monkeypatch.context() as patch,
+        contextlib.closing(training._Checkpoints(tmp_path)) as other,
+    ):
+        patch.setattr(training, "_digest", lambda kept: digest(jax.tree.map(lambda x: x + 1, kept)))
+        other.save(2, state)
+    with (
+        contextlib.closing(training._Checkpoints(tmp_path)) as checkpoints,
+        pytest.raises(storage.StorageError, match=r"cannot be read .* delete it"),
+    ):
+        checkpoints.restore(state)
