@@ -49,9 +49,10 @@ def _recording():
         yield
 
 
-def program(private, secret=5):
+def program(private, noise_secret=5, sampling_secret=5):
     def train(rows, workdir):
-        noise, sampling = jax.random.key(secret), np.random.SeedSequence(secret)
+        noise = jax.random.key(noise_secret)
+        sampling = np.random.SeedSequence(sampling_secret)
         start = {"w": jnp.zeros(6), "b": jnp.zeros(())}
         options = {"keys": Keys(noise, sampling), "label": "run", "privacy": private[0]}
         trained = training.train(loss_fn, start, (rows,), CONFIG, workdir=workdir, **options)
@@ -95,11 +96,19 @@ def test_the_noise_of_all_steps_costs_what_is_stated(private, first):
     assert spread.std() / 0.5 == pytest.approx(private[0].noise_multiplier, rel=0.5)
 
 
-def test_all_randomness_comes_from_the_secret(private, first):
-    """Noise, dropout and sampling each have keys of their own, and another secret has others."""
-    other = audit.record(program(private, secret=6), ROWS, ignore=IGNORED)
-    kinds = {purpose for purpose, _ in first.keys}
-    assert kinds == {"dropout", "sampling"}
-    used = [{s.key for s in run.releases} | {w for _, w in run.keys} for run in (first, other)]
-    assert len(used[0]) == 2 * CONFIG.steps + 1
-    assert not used[0] & used[1]
+def test_all_randomness_comes_from_its_own_secret(private, first):
+    """Noise and dropout follow from one, and sampling from the other, each step anew."""
+
+    def keys(run):
+        found = {purpose: {w for p, w in run.keys if p == purpose} for purpose, _ in run.keys}
+        return {**found, "noise": {seen.key for seen in run.releases}}
+
+    ours = keys(first)
+    sizes = {"noise": CONFIG.steps, "dropout": CONFIG.steps, "sampling": 1}
+    assert {purpose: len(words) for purpose, words in ours.items()} == sizes
+    for which, secrets in (("noise", (6, 5)), ("sampling", (5, 6))):
+        theirs = keys(audit.record(program(private, *secrets), ROWS, ignore=IGNORED))
+        moved = {purpose for purpose in ours if not ours[purpose] & theirs[purpose]}
+        kept = {purpose for purpose in ours if ours[purpose] == theirs[purpose]}
+        assert moved == ({"sampling"} if which == "sampling" else {"noise", "dropout"})
+        assert kept == set(ours) - moved

@@ -4,6 +4,7 @@ Every one is a fault that somebody could make in good faith. `old` occurs exactl
 a fault whose place has changed is noticed and not skipped.
 """
 
+import re
 from typing import NamedTuple
 
 
@@ -31,7 +32,7 @@ REPLACED = REPLAY + "test_replacing_a_record_moves_each_release_by_what_it_decla
 LOOP = "tests/test_replay_training.py::"
 MOVED = LOOP + "test_a_record_moves_each_step_by_its_clipped_gradient_alone"
 COST = LOOP + "test_the_noise_of_all_steps_costs_what_is_stated"
-SECRET = LOOP + "test_all_randomness_comes_from_the_secret"
+SECRET = LOOP + "test_all_randomness_comes_from_its_own_secret"
 LEDGER = (
     "tests/test_ledgers.py::test_rows_and_total_cost_what_is_stated_and_held_out_data_nothing[{}]"
 )
@@ -44,63 +45,106 @@ FAULTS = (
     # The door
     Fault(
         "every leaf of a release has the same draw",
-        "dpx/noise.py",
-        "draw, leaf in zip(unit, jnp.split(flat, ends), leaves, strict=True)",
-        "draw, leaf in zip(unit, [jnp.resize(flat, leaf.shape) for leaf in leaves], leaves)",
+        "dpx/noise/door.py",
+        "draw, leaf in zip(stds, jnp.split(flat, ends), leaves, strict=True)",
+        "draw, leaf in zip(stds, [jnp.resize(flat, leaf.shape) for leaf in leaves], leaves)",
         DOOR,
     ),
     Fault(
         "one leaf of a release has no noise",
-        "dpx/noise.py",
-        "noisy = [leaf + draw for leaf, draw in zip(leaves, draws, strict=True)]",
-        "noisy = [leaves[0] + draws[0], *leaves[1:]]",
+        "dpx/noise/door.py",
+        "        check_finite(noisy, label)\n        about",
+        "        noisy[1:] = leaves[1:]\n        about",
         DOOR,
     ),
     Fault(
         "all columns of a release share a draw",
-        "dpx/noise.py",
-        "noise_multiplier * one * draw.reshape(leaf.shape)",
-        "noise_multiplier * one * (draw.reshape(leaf.shape)[..., :1] if leaf.ndim > 1 else draw)",
+        "dpx/noise/door.py",
+        "std * draw.reshape(leaf.shape)",
+        "std * (draw.reshape(leaf.shape)[..., :1] if leaf.ndim > 1 else draw)",
         DOOR,
     ),
     Fault(
         "the sensitivities of columns are averaged",
-        "dpx/noise.py",
+        "dpx/noise/door.py",
         "unit = [jnp.asarray(one, wide) for one in unit]",
         "unit = [jnp.mean(jnp.asarray(one, wide)) for one in unit]",
         DOOR,
     ),
     Fault(
         "a std is divided by √2",
-        "dpx/noise.py",
-        "noise_multiplier * one * draw.reshape(leaf.shape)",
-        "noise_multiplier * one * draw.reshape(leaf.shape) / math.sqrt(2)",
+        "dpx/noise/door.py",
+        "std * draw.reshape(leaf.shape)",
+        "std * draw.reshape(leaf.shape) * 0.5**0.5",
         DOOR,
     ),
     Fault(
         "normal draws end at 5.4 standard deviations",
-        "dpx/noise.py",
-        "if jax.dtypes.canonicalize_dtype(dtype) == jnp.float64:",
-        "if True:",
+        "dpx/noise/tails.py",
+        "return _shaped(normal_from_bits(*_bits(key, shape, dtype), dtype), shape)",
+        "return jax.random.normal(key, shape, dtype)",
         "tests/test_noise.py::test_draws_lie_beyond_those_of_jax",
     ),
     Fault(
         "the noise is drawn from a fixed key",
-        "dpx/noise.py",
+        "dpx/noise/door.py",
         "flat = normal(key, (sum(leaf.size for leaf in leaves),), wide)",
         "flat = normal(jax.random.key(0), (sum(leaf.size for leaf in leaves),), wide)",
         DOOR,
     ),
     Fault(
-        "tails of Laplace noise end where float32 does",
-        "dpx/noise.py",
-        "uniform = 2.0**-23 * (coarse + (1 - 2.0**-24 * fine))",
-        "uniform = 2.0**-23 * (coarse + 1)",
-        "tests/test_noise.py::test_tails_reach_beyond_float32_uniforms",
+        "Laplace draws end where their bits do",
+        "dpx/noise/tails.py",
+        "return missing * _LOG_WORD - jnp.log(uniform)",
+        "return -jnp.log(uniform)",
+        "tests/test_noise.py"
+        "::test_draws_are_quantiles_of_the_probabilities_that_their_bits_stand_for",
+    ),
+    Fault(
+        "words of zeros are not drawn again, and end the tail",
+        "dpx/noise/tails.py",
+        "return jax.lax.while_loop(lambda state: (state[1] == 0).any(), draw, state)[1:]",
+        "return state[1:]",
+        "tests/test_noise.py::test_words_of_zeros_are_drawn_again_and_counted",
+    ),
+    Fault(
+        "releases keep the low bits of the exact value",
+        "dpx/noise/door.py",
+        "_on_grid(leaf + draw, std) for leaf, draw, std in",
+        "leaf + draw for leaf, draw, std in",
+        "tests/test_noise.py::test_releases_lie_on_the_grid_of_their_noise",
+    ),
+    Fault(
+        "the grid follows the exact value",
+        "dpx/noise/door.py",
+        "_, exponent = jnp.frexp(std * _GRIDS[noisy.dtype.itemsize])",
+        "_, exponent = jnp.frexp(noisy * _GRIDS[noisy.dtype.itemsize])",
+        "tests/test_noise.py::test_releases_lie_on_the_grid_of_their_noise",
+    ),
+    Fault(
+        "exact sums forget that contributions are rounded",
+        "dpx/noise/secure.py",
+        "return steps + math.ceil(rounding(entries))",
+        "return steps - math.ceil(rounding(entries))",
+        "tests/test_secure.py",
+    ),
+    Fault(
+        "discrete noise has half of its variance",
+        "dpx/noise/secure.py",
+        "math.sqrt(_EXTRA_VARIANCE)) * (1 + 2.0**-40)",
+        "math.sqrt(_EXTRA_VARIANCE)) / math.sqrt(2)",
+        "tests/test_secure.py::test_noise_is_a_discrete_gaussian_of_the_declared_size",
+    ),
+    Fault(
+        "contributions beyond the bound enter exact sums",
+        "dpx/noise/secure.py",
+        "return np.where((squares <= norm_bound(steps, entries) ** 2)[owners], rounded, 0)",
+        "return rounded",
+        "tests/test_secure.py::test_a_contribution_beyond_the_bound_counts_as_zero",
     ),
     Fault(
         "the truncated Laplace bound forgets the 2 of 2δ",
-        "dpx/noise.py",
+        "dpx/noise/laws.py",
         "ratio = math.log1p(math.expm1(epsilon) / (2 * delta))",
         "ratio = math.log1p(math.expm1(epsilon) / (20 * delta))",
         "tests/test_noise.py::test_guarantees "
@@ -108,10 +152,17 @@ FAULTS = (
     ),
     Fault(
         "the variance of Laplace noise is taken for its scale",
-        "dpx/noise.py",
+        "dpx/noise/laws.py",
         "return cls(scale=sensitivity / epsilon, bound",
         "return cls(scale=sensitivity / epsilon / math.sqrt(2), bound",
         "tests/test_noise.py::test_guarantees",
+    ),
+    Fault(
+        "sums are rounded to 32 bits before the noise",
+        "dpx/noise/door.py",
+        "exact = np.bincount(cells, values, minlength=size)\n        about",
+        "exact = np.bincount(cells, values, minlength=size).astype(np.float32)\n        about",
+        PRICE.format("transitions"),
     ),
     Fault(
         "64-bit sums are released in 32 bits",
@@ -219,7 +270,7 @@ FAULTS = (
         "jax.random.fold_in(key, index), g.shape), result.grads)\n"
         "        return sums.add(grads, jax.tree.map(jnp.add, result.grads, noise)), "
         "loss + result.losses.sum()",
-        "tests/test_training.py::test_pieces_sum_to_the_clipped_gradients_over_the_expected_size",
+        "tests/test_training.py::test_noise_enters_once_whatever_the_pieces",
     ),
     Fault(
         "the sum is divided by the realised batch size",
@@ -258,7 +309,7 @@ FAULTS = (
         MOVED,
     ),
     Fault(
-        "noise and sampling come from one key",
+        "sampling follows from the key of the noise",
         "experiments/training.py",
         "seed=keys.sampling,",
         "seed=int(jax.random.key_data(keys.noise)[1]),",
@@ -381,8 +432,8 @@ FAULTS = (
     Fault(
         "long histories are not rescaled in the popularity",
         "dpx/popularity.py",
-        "counts[distinct] += min(1.0, l2_clip / np.sqrt(max(len(distinct), 1)))",
-        "counts[distinct] += 1.0",
+        "weights = np.minimum(1.0, l2_clip / np.sqrt(np.maximum(lengths, 1)))",
+        "weights = np.ones(len(lengths))",
         REMOVED.format("popularity"),
     ),
     Fault(
@@ -428,17 +479,10 @@ FAULTS = (
         REMOVED.format("transitions"),
     ),
     Fault(
-        "transitions are rounded to 32 bits before the noise",
-        "dpx/transitions.py",
-        "exact.reshape(num_kept, num_kept),",
-        "exact.reshape(num_kept, num_kept).astype(np.float32),",
-        PRICE.format("transitions"),
-    ),
-    Fault(
         "pairs that the exact counts find remain",
         "dpx/transitions.py",
         "alive &= total > cut * std * np.sqrt(counted)",
-        "alive &= exact.reshape(total.shape) > 0",
+        "alive &= np.bincount(pairs.indices, weights, num_kept**2).reshape(total.shape) > 0",
         REMOVED.format("transitions"),
     ),
     Fault(
@@ -452,7 +496,8 @@ FAULTS = (
         "n-grams are smoothed by the exact counts of shorter contexts",
         "dpx/ngram.py",
         "return NGram(_smooth(noisy, order, vocab_size, std), order, start, guarantee)",
-        "return NGram(_smooth(np.where(noisy > 1, noisy, np.minimum(counts, 1)), order, vocab_size, std), "
+        "known = np.where(noisy > 1, noisy, np.bincount(cells[mask], minlength=noisy.size))\n"
+        "    return NGram(_smooth(known, order, vocab_size, std), "
         "order, start, guarantee)",
         REMOVED.format("3-grams"),
     ),
@@ -473,7 +518,7 @@ FAULTS = (
     Fault(
         "popularity and Gram matrix have one key",
         "dpx/item_gram.py",
-        "popularity_key, gram_key = jax.random.split(key)",
+        "popularity_key, gram_key = noise.secure.split(key, secure)",
         "popularity_key = gram_key = key",
         REMOVED.format("item Gram"),
     ),
@@ -703,8 +748,8 @@ FAULTS = (
     Fault(
         "the prior is missing from its row's ledger",
         "experiments/training.py",
-        "        if beside is None:\n            return run",
-        "        if True:\n            return run",
+        "        if beside is None:\n            return alone(steps)",
+        "        if True:\n            return alone(steps)",
         LEDGER.format("text"),
     ),
     Fault(
@@ -823,6 +868,13 @@ FAULTS = (
     # -----------------------------------------------------------------------------------------------------
     # Keys and folders
     Fault(
+        "noise and sampling come from one key",
+        "experiments/keys.py",
+        "return Keys(_wrap(noise.generate_state(_key_words(), np.uint32)), sampling)",
+        "return Keys(_wrap(noise.generate_state(_key_words(), np.uint32)), noise)",
+        LEDGER.format("text"),
+    ),
+    Fault(
         "noise comes from the public seed",
         "experiments/keys.py",
         "found = _from_seed(config.noise_seed)",
@@ -879,3 +931,17 @@ FAULTS = (
         LEDGER.format("recommender, warm"),
     ),
 )
+
+
+def table() -> str:
+    """The faults in markdown."""
+    rows = ["| fault | where | caught by |", "|---|---|---|"]
+    for fault in FAULTS:
+        nodes = re.split(r" (?=tests/)", fault.test)
+        names = (node.removeprefix("tests/").replace("test_", "", 1) for node in nodes)
+        rows.append(f"| {fault.name} | `{fault.file}` | `{'`, `'.join(names)}` |")
+    return "\n".join(rows)
+
+
+if __name__ == "__main__":
+    print(table())

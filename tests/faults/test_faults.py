@@ -9,12 +9,11 @@ import datetime
 import os
 import re
 import shutil
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 from faults import FAULTS
+from forks import Forks
 
 ROOT = Path(__file__).parents[2]
 PARTS = 6
@@ -37,18 +36,15 @@ def copied(folder):
     return folder
 
 
-def tested(folder, nodes):
-    """Status and output of some tests, whatever their marks, in a copy of the project."""
-    command = [sys.executable, "-m", "pytest", "-x", "-q", "-p", "no:cacheprovider"]
-    ended = subprocess.run(
-        [*command, "-o", "addopts=", *nodes], cwd=folder, capture_output=True, text=True
-    )
-    return ended.returncode, ended.stdout + ended.stderr
-
-
 @pytest.fixture(scope="module")
 def sound(tmp_path_factory):
     return copied(tmp_path_factory.mktemp("sound"))
+
+
+@pytest.fixture(scope="module")
+def forks(tmp_path_factory):
+    with Forks(tmp_path_factory.mktemp("compiled")) as running:
+        yield running
 
 
 def nodes_of(fault):
@@ -64,20 +60,20 @@ def test_every_fault_has_one_place_and_a_name():
 
 
 @pytest.mark.slow
-def test_what_catches_faults_passes_without_them(sound):
+def test_what_catches_faults_passes_without_them(sound, forks):
     nodes = dict.fromkeys(node for fault in todays() for node in nodes_of(fault))
-    status, output = tested(sound, nodes)
+    status, output = forks.run(sound, nodes)
     assert status == 0, output
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("fault", todays(), ids=lambda fault: fault.name)
-def test_fault_is_caught(fault, sound):
+def test_fault_is_caught(fault, sound, forks):
     path = sound / fault.file
     text = path.read_text()
     try:
         path.write_text(text.replace(fault.old, fault.new))
-        status, output = tested(sound, nodes_of(fault))
+        status, output = forks.run(sound, nodes_of(fault))
     finally:
         path.write_text(text)
     assert status == 1, output
