@@ -151,7 +151,7 @@ def test_exponential_draws_end_at_the_bound_and_nowhere_before_it():
 
 
 def test_narrow_laws_fill_their_support_in_32_bits():
-    """At a support of 1e-6 scales the logarithm of a survival probability has no digits left."""
+    """At a support of 1e-6 scales survival probabilities themselves have four bits left."""
     law = TruncatedLaplace(scale=1e6, bound=1.0)
     draws = np.asarray(law.sample(jax.random.key(5), (20_000,)))
     assert draws.dtype == np.float32

@@ -49,12 +49,9 @@ def signed_exponential(
     bits = _bits(key, shape, dtype)
     exponential = _shaped(exponential_from_bits(*bits, dtype), shape)
     log_smallest = jnp.asarray(log_smallest, dtype)
-    # log(s + (1 − s)·uniform), in one of two forms: one loses digits near 0, one underflows far out.
-    rest = -jnp.expm1(log_smallest)
-    gone = rest * -jnp.expm1(-exponential)
-    survival = jnp.where(
-        gone < 0.5, jnp.log1p(-gone), jnp.logaddexp(log_smallest, jnp.log(rest) - exponential)
-    )
+    # log(s + (1 − s)·uniform), both terms of which may underflow where their logarithms do not.
+    log_rest = jnp.log(-jnp.expm1(log_smallest))
+    survival = jnp.logaddexp(log_smallest, log_rest - exponential)
     return _shaped(_sign(bits[0], dtype), shape) * -jnp.minimum(survival, 0)
 
 
