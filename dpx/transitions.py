@@ -186,7 +186,7 @@ def recency_vectors(
     return sparse.csr_array((weights, (users[real], place[real])), shape=shape)
 
 
-def _release(key, pairs: sparse.csr_array, num_kept: int, std: float, rounds: int, secure):
+def _release(key, pairs: sparse.csr_array, num_kept: int, std: float, rounds: int, secure=False):
     """Noisy sums over users of matrices of norm 1, the pairs thinned out from round to round."""
     num_users = len(pairs.indptr) - 1
     users = np.repeat(np.arange(num_users), np.diff(pairs.indptr))

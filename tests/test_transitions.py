@@ -108,7 +108,9 @@ def test_later_rounds_have_the_same_sensitivity(monkeypatch, histories):
     worst = np.random.default_rng(1).integers(0, NUM_ITEMS, 100)
     noise = np.random.default_rng(2).normal(size=(3, NUM_ITEMS, NUM_ITEMS)) * 1e4
     calls = iter([*noise, *noise])
-    monkeypatch.setattr(transitions, "release", lambda key, exact, **_: exact + next(calls))
+    monkeypatch.setattr(
+        "dpx.noise.door.release", lambda key, exact, **_: exact + next(calls).ravel()
+    )
     for users in (list(histories.items), [*histories.items, worst]):
         pairs = transitions._pairs(
             Histories(tuple(users), NUM_ITEMS), np.arange(NUM_ITEMS), 0.9, 20, 0.95, 0.3
@@ -209,10 +211,11 @@ def test_any_budget_works(histories, epsilon):
         ({"age_decay": 0.0}, "age_decay=0.0"),
         ({"backward": -0.1}, "backward=-0.1"),
         ({"backward": float("nan")}, "backward=nan"),
+        ({"backward": float("inf")}, "backward=inf"),
     ],
 )
 def test_misuse_raises_before_any_noise(monkeypatch, histories, options, named):
-    monkeypatch.setattr("dpx.popularity.release", None)
+    monkeypatch.setattr("dpx.popularity.release_sum", None)
     with pytest.raises(ValueError, match=named):
         transitions.fit(KEY, histories, **{"epsilon": 1.0, "delta": 1e-5, **options})
 
