@@ -230,9 +230,9 @@ class _Checkpoints:
         )
         with self._naming("be read", "delete it, and the run starts again with the same noise"):
             found = self._manager.restore(step, args=arguments)
-            if found.digest != _digest(found.state):
+            if found["digest"] != _digest(found["state"]):
                 raise ValueError("its arrays are not those that were written")
-        params, (noise, *rest) = found.state
+        params, (noise, *rest) = found["state"]
         return step, (params, (state[1][0]._replace(count=noise), *rest))
 
     def close(self) -> None:
