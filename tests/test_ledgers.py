@@ -101,15 +101,22 @@ def of_start(labels):
     }
 
 
+# Shares that are large enough to be missed where one is left out.
 RUNS = {
     "text": (
         "configs/quickstart.py:tiny",
-        {"data.limit": 120, "reattention.enabled": True, "ngrams": (1,)},
+        {"data.limit": 120, "ngrams": (1,), "reattention.enabled": True, "reattention.share": 0.4},
         of_text,
     ),
     "recommender": (
         "configs/recommender.py:amazon,tiny",
-        {"reattention.enabled": True, "data.path": "ratings.txt", "num_seeds": 1},
+        {
+            "reattention.enabled": True,
+            "reattention.share": 0.5,
+            "popularity_share": 0.5,
+            "data.path": "ratings.txt",
+            "num_seeds": 1,
+        },
         of_popularities,
     ),
     "recommender, warm": (

@@ -32,6 +32,15 @@ def test_zero_noise_is_projected_gradient_descent(dim):
         np.testing.assert_allclose(found[step], gamma, atol=1e-14)
 
 
+def test_every_iterate_lies_in_the_ball_that_the_sensitivity_assumes():
+    """Under noise that throws each of them out of it."""
+    fitted = noisy_head.fit(
+        jax.random.key(0), features_of(60, 6, 3), noisy_head.HyperParameters(0.8, 0.5, 0.3),
+        regularization=0.2, step_size=2.0, steps=5, epsilon=0.1, delta=1e-5, trajectory=True,
+    )  # fmt: skip
+    np.testing.assert_allclose(np.linalg.norm(fitted.gamma, axis=(1, 2)), 0.3, rtol=1e-12)
+
+
 def test_huge_budget_is_ridge():
     features = features_of()
     hyper = noisy_head.HyperParameters(10.0, 3.0, 5.0)

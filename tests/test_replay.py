@@ -279,8 +279,18 @@ def test_the_noise_that_is_drawn_costs_what_is_stated(name, monkeypatch):
     assert not {seen.key for seen in runs[0].releases} & {seen.key for seen in runs[1].releases}
     found, spent = runs[0], stated[0]
     assert (spent.epsilon, spent.delta) == (pytest.approx(1.0, rel=1e-6), pytest.approx(1e-5))
-    if "sampled" in name:
-        return  # whose noise has no multiplier
+    if "sampled" in name:  # whose noise is that of a number of samples
+        (seen,) = found.releases
+        paid = gram.sampling_epsilon(
+            int(seen.scale),
+            spent.delta,
+            alpha=1.0,
+            eta=1 / seen.about["change"],
+            n=len(seen.exact[0]),
+            neighboring="add_or_remove_one",
+        )
+        assert 0.9 < paid <= spent.epsilon * (1 + 1e-9)
+        return
     if "truncated Laplace" in name or "paper" in name:
         assert price_of_laplace_trees(found, spent.delta) <= spent.epsilon * (1 + 1e-6)
         return

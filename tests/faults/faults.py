@@ -713,7 +713,8 @@ FAULTS = (
         "dpx/noisy_head/descent.py",
         "nearest = projections.projection_l2_ball(moved, radius)",
         "nearest = moved",
-        "tests/test_noisy_head_privacy.py::test_zero_noise_is_projected_gradient_descent",
+        "tests/test_noisy_head_privacy.py"
+        "::test_every_iterate_lies_in_the_ball_that_the_sensitivity_assumes",
     ),
     Fault(
         "√2 is missing in the joint sensitivity of the second moments",
@@ -805,8 +806,8 @@ FAULTS = (
     Fault(
         "token probabilities are missing from the ledger",
         "experiments/models.py",
-        'beside, label = released.guarantee, "token probabilities"\n',
-        'label = "token probabilities"\n',
+        'ledger = dpx.Ledger().spend(prior, "prior release").spend(beside, label)',
+        'ledger = dpx.Ledger().spend(prior, "prior release")',
         LEDGER.format("recommender"),
     ),
     Fault(

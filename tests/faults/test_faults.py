@@ -12,7 +12,7 @@ import shutil
 from pathlib import Path
 
 import pytest
-from faults import FAULTS
+from faults import FAULTS, table
 from forks import Forks
 
 ROOT = Path(__file__).parents[2]
@@ -57,6 +57,7 @@ def test_every_fault_has_one_place_and_a_name():
     for fault in FAULTS:
         assert (ROOT / fault.file).read_text().count(fault.old) == 1, fault
         assert fault.old != fault.new
+    assert table() in (ROOT / "tests/faults/README.md").read_text()
 
 
 @pytest.mark.slow
