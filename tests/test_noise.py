@@ -222,7 +222,7 @@ def test_without_noise_nothing_is_rounded(traced):
 def test_what_is_not_finite_is_not_released():
     about = {"noise_multiplier": 1.0, "label": "sum of squares"}
     for exact, sensitivity in (([1.0, np.inf], 1.0), ([1.0, np.nan], 1.0), ([1.0], np.inf)):
-        with pytest.raises(ValueError, match="sum of squares(: a size of inf| is not finite)"):
+        with pytest.raises(ValueError, match=r"sum of squares(: a size of inf| is not finite)"):
             noise.release(jax.random.key(0), np.array(exact), sensitivity=sensitivity, **about)
 
 
