@@ -2,6 +2,7 @@
 
 import functools
 from pathlib import Path
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -70,7 +71,7 @@ def plan(config) -> dict:
     }
 
 
-def fixed_budget(config) -> dict[str, float]:
+def fixed_budget(config) -> dict[str, Any]:
     """What the row ease_fixed spends, as arguments of `dpx.item_gram.fit`.
 
     It splits the budget by basic composition: a share of ε and half of δ for the popularity, the rest for

@@ -106,7 +106,9 @@ def load(config) -> tuple[noisy_head.Prompts, noisy_head.Prompts]:
 def run(config, workdir: Path) -> dict:
     """Test risks against T, private and not, and the one-shot release."""
     train, test = load(config)
-    keys = jax.random.split(open_keys(config, workdir, data=train).noise, len(FITS) + 1)
+    keys = jax.random.split(
+        open_keys(config, workdir, data=map(np.asarray, train)).noise, len(FITS) + 1
+    )
     hyper = bounds(config)
     with jax.enable_x64(True):
         features = noisy_head.featurize(train, response_clip=hyper.response_clip)
