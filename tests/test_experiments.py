@@ -187,6 +187,16 @@ def test_a_killed_run_does_not_resume_on_other_data(tmp_path, monkeypatch, sourc
         execute(source, tmp_path / "run", **changes)
 
 
+def test_a_folder_that_is_in_use_is_not_run_in(tmp_path):
+    """Two runs in one folder would draw noise twice and pay for it once."""
+    source = "configs/quickstart.py:tiny"
+    config = records.load_config(source)
+    run.prepare(config, source, tmp_path)
+    with storage.lock(tmp_path), pytest.raises(storage.BusyError, match="in use by another"):
+        run.execute(config, tmp_path)
+    assert not (tmp_path / "secret").exists()
+
+
 def test_keys_that_cannot_be_deleted_are_reported_and_the_result_stands(tmp_path, monkeypatch):
     source = "configs/quickstart.py:tiny"
     config = records.load_config(source)

@@ -894,7 +894,7 @@ FAULTS = (
         "experiments/run.py",
         "    with storage.lock(workdir):\n        record = records.read(workdir)",
         "    if True:\n        record = records.read(workdir)",
-        "tests/test_world_faults.py::test_a_second_process_ends_in_one_line",
+        "tests/test_experiments.py::test_a_folder_that_is_in_use_is_not_run_in",
     ),
     Fault(
         "a run resumes on other data with the same noise",
