@@ -176,10 +176,8 @@ RECOMMENDERS = {
 }
 
 
-@pytest.mark.parametrize(
-    "variant",
-    ["amazon", *(pytest.param(n, marks=pytest.mark.slow) for n in RECOMMENDERS if n != "amazon")],
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("variant", RECOMMENDERS)
 def test_recommenders(variant, monkeypatch, saved):
     source = f"configs/recommender.py:{variant},tiny"
     config = configured(source, TRAINING | RECOMMENDERS[variant])
