@@ -185,12 +185,12 @@ def replay(
     """
     if first is None:
         first = _run(program, data, None, None, ignore)
-    watcher_result = _run(program, neighbour, ids, first, ignore)
-    differences = _control_flow(first, watcher_result)
-    for name in sorted({*first.left, *watcher_result.left}):
-        if not _equal(first.left.get(name), watcher_result.left.get(name)):
+    second = _run(program, neighbour, ids, first, ignore)
+    differences = _control_flow(first, second)
+    for name in sorted({*first.left, *second.left}):
+        if not _equal(first.left.get(name), second.left.get(name)):
             differences.append(f"{name} differs")
-    return Replay(_compare(first.releases, watcher_result.releases), differences, first)
+    return Replay(_compare(first.releases, second.releases), differences, first)
 
 
 class _Watcher:
