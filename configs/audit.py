@@ -2,9 +2,9 @@
 
 `train` audits a small regression that is trained by `dpx.clipped_grad`, `dpx.privatize` and
 `dpx.poisson_batches` at the noise of `dpx.calibrate_dpsgd`: thousands of runs seen at every step or at the
-end, and one run with thousands of canaries; then the same with each fault of `experiments/audit_faults.py`,
+end, and one run with thousands of canaries; then the same with each fault of `experiments/audit/training_faults.py`,
 whose bound has to pass the claim. `recommender` audits the recommender's loss, and
-`experiments.training.train` as a whole, in one run; `ngram` the release `dpx.ngram.fit` in many.
+`dpx.training.loop.train` as a whole, in one run; `ngram` the release `dpx.ngram.fit` in many.
 
     python -m experiments.run   --config=configs/audit.py --workdir=runs/audit
     python -m experiments.sweep --config=configs/audit.py --workdir=runs/audit_epsilon
@@ -49,7 +49,7 @@ def get_config(arg: str = "") -> ConfigDict:
     variant, tiny = parse_arg(arg, VARIANTS)
     config = ConfigDict(
         {
-            "experiment": "audit",
+            "experiment": "audit.canaries",
             "target": variant,
             "epsilon": 4.0,
             "delta": 1e-5,

@@ -34,7 +34,7 @@ def get_config(arg: str = "") -> ConfigDict:
     if variant == "diamonds":
         return ConfigDict(
             {
-                "experiment": "kernel_regression",
+                "experiment": "cross_attention.kernel_regression",
                 **common,
                 "data": {"limit": 500 if tiny else 49_940, "held_out": 50 if tiny else 4000},
                 "kernel": {
@@ -47,7 +47,7 @@ def get_config(arg: str = "") -> ConfigDict:
         )
     return ConfigDict(
         {
-            "experiment": "cross_attention",
+            "experiment": "cross_attention.query_error",
             **common,
             "data": {"n": 300 if tiny else 100_000, "dim": 1, "key_bound": 1.0},
             "trials": 1 if tiny else 5,

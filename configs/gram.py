@@ -21,7 +21,7 @@ count, 1.1e-2 for the uniform matrix; 14 seconds. Another X (another seed) moves
 
 `recommender` ranks what can be recommended from one private release, without training. Users are the columns,
 items the rows, and the Gram matrix of the items becomes EASE weights, or attention between items; beside
-it stand `dpx.transitions` (which item follows which, in six rounds and in one). K and λ follow from ε and
+it stand `dpx.recommend.transitions` (which item follows which, in six rounds and in one). K and λ follow from ε and
 the number of users; the row ease_fixed has fixed ones. `python -m experiments.sweep` runs it over ε;
 `--set=num_kept=100,300,1000,3000` over K.
 
@@ -54,7 +54,7 @@ def get_config(arg: str = "") -> ConfigDict:
     if variant == "error":
         config.update(
             {
-                "experiment": "gram",
+                "experiment": "gram.attention_error",
                 "epsilon": 0.09,
                 "delta": 1e-6,
                 "rows": 8,
@@ -73,7 +73,7 @@ def get_config(arg: str = "") -> ConfigDict:
         return config
     config.update(
         {
-            "experiment": "item_recommender",
+            "experiment": "gram.one_release",
             "epsilon": 8.0,
             "delta": 1 / 31_013,
             "num_seeds": 1,

@@ -26,7 +26,7 @@ def get_config(arg: str = "") -> config_dict.ConfigDict:
     """The settings of one variant; `tiny` shrinks them to seconds."""
     variant, tiny = parse_arg(arg, VARIANTS)
     config = config_dict.ConfigDict()
-    config.experiment = "noisy_head"
+    config.experiment = "noisy_head.excess_risk"
     config.epsilon = 1.0
     config.delta = 1e-5
     config.seed = 0
@@ -120,7 +120,7 @@ def _rates(config):
 
 
 def _early_stopping(config):
-    config.experiment = "noisy_head_stopping"
+    config.experiment = "noisy_head.early_stopping"
     config.epsilon = 0.8
     config.num_prompts = 1000
     config.step_scale = 0.02 / 3
@@ -131,7 +131,7 @@ def _early_stopping(config):
 
 
 def _robustness(config):
-    config.experiment = "noisy_head_robustness"
+    config.experiment = "noisy_head.robustness"
     config.epsilon = 0.5
     config.delta = 1e-2
     config.num_prompts = 5000
@@ -149,7 +149,7 @@ def _robustness(config):
 
 
 def _text(config):
-    config.experiment = "noisy_head_text"
+    config.experiment = "noisy_head.texts"
     config.data = config_dict.ConfigDict()
     config.data.source = "path"  # or "sklearn", which fetches 20 Newsgroups
     config.data.path = config_dict.placeholder(str)

@@ -21,7 +21,7 @@ def get_config(arg: str = "") -> ConfigDict:
     _, tiny = parse_arg(arg)
     config = ConfigDict(
         {
-            "experiment": "reattention",
+            "experiment": "dp_transformer.distraction",
             "epsilon": 8.0,
             "delta": 1e-5,
             "seed": 0,

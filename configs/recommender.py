@@ -8,7 +8,7 @@ honest baseline and, for a share of the same budget, as the output bias.
         --config.data.path=amazon_games.txt
     python -m experiments.sweep --config=configs/recommender.py:synthetic --workdir=runs/synthetic
 
-`amazon_warm` starts the transformer from `dpx.transitions` for most of the budget; its rows are transitions
+`amazon_warm` starts the transformer from `dpx.recommend.transitions` for most of the budget; its rows are transitions
 (the whole budget on the release), start (that share of it, before training) and dp_transformer (after).
 
     python -m experiments.sweep --config=configs/recommender.py:amazon_warm --workdir=runs/amazon_warm \\
@@ -38,7 +38,7 @@ def get_config(arg: str = "") -> ConfigDict:
     variant, tiny = parse_arg(arg, VARIANTS)
     config = ConfigDict(
         {
-            "experiment": "recommender",
+            "experiment": "dp_transformer.recommender",
             "epsilon": 8.0,
             "delta": 1e-3,
             "seed": 0,

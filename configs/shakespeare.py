@@ -22,7 +22,7 @@ def get_config(arg: str = "") -> ConfigDict:
     _, tiny = parse_arg(arg)
     config = ConfigDict(
         {
-            "experiment": "language_model",
+            "experiment": "dp_transformer.language_model",
             "epsilon": 8.0,
             "delta": 1e-5,
             "seed": 0,

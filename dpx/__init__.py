@@ -1,20 +1,23 @@
 """dpx: differentially private attention in JAX. The public names."""
 
+from importlib import metadata as _metadata
+
 from dpx import (
     attention,
     audit,
     cross_attention,
+    data,
     gram,
+    ngram,
+    nn,
     noise,
     noisy_head,
-    polynomial,
     privacy,
     reattention,
-    sampling,
-    trees,
+    recommend,
+    training,
 )
 from dpx.clipping import ClippedGrads, clipped_grad, explain_clipping
-from dpx.optim import privatize
 from dpx.privacy import (
     Ledger,
     PrivacyGuarantee,
@@ -23,7 +26,9 @@ from dpx.privacy import (
     gaussian_epsilon,
     gaussian_noise_multiplier,
 )
-from dpx.sampling import poisson_batches
+from dpx.training import poisson_batches, privatize
+
+__version__ = _metadata.version("dpx")
 
 __all__ = [
     "ClippedGrads",
@@ -34,18 +39,20 @@ __all__ = [
     "calibrate_dpsgd",
     "clipped_grad",
     "cross_attention",
+    "data",
     "dpsgd_epsilon",
     "explain_clipping",
     "gaussian_epsilon",
     "gaussian_noise_multiplier",
     "gram",
+    "ngram",
+    "nn",
     "noise",
     "noisy_head",
     "poisson_batches",
-    "polynomial",
     "privacy",
     "privatize",
     "reattention",
-    "sampling",
-    "trees",
+    "recommend",
+    "training",
 ]

@@ -4,7 +4,7 @@ import jax
 import jax.numpy as jnp
 from jax.core import Tracer
 
-from dpx.privacy import check_positive
+from dpx._validate import check_positive
 
 
 def softmax(

@@ -6,7 +6,7 @@ import dp_accounting
 import jax
 import numpy as np
 
-from dpx import privacy
+from dpx import _validate, privacy
 from dpx.noise import release_sum
 
 _MAX_CELLS = 10**8
@@ -66,7 +66,7 @@ def fit(
       ValueError: for arguments out of range, or a table of more than 1e8 cells.
     """
     order, vocab_size, start = (
-        privacy.check_integer(value, name, least)
+        _validate.check_integer(value, name, least)
         for name, value, least in (
             ("order", order, 1),
             ("vocab_size", vocab_size, 1),
@@ -80,7 +80,7 @@ def fit(
             f"order={order} with vocab_size={vocab_size} must be at least 1 and give at most "
             f"{_MAX_CELLS} cells: use a smaller order"
         )
-    if privacy.check_positive(l2_clip, "l2_clip") > _LARGEST_CLIP:
+    if _validate.check_positive(l2_clip, "l2_clip") > _LARGEST_CLIP:
         raise ValueError(
             f"l2_clip={l2_clip} must be at most {_LARGEST_CLIP:g}: count in other units"
         )

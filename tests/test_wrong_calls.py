@@ -24,20 +24,22 @@ import dpx
 from dpx import (
     cross_attention,
     gram,
-    item_gram,
     ngram,
     noise,
     noisy_head,
-    popularity,
     privacy,
     reattention,
-    transitions,
-    trees,
 )
 from dpx.cross_attention import baselines
+from dpx.cross_attention import tree_sums as trees
+from dpx.cross_attention.features import PolynomialFeatures
 from dpx.data import Histories, synthetic_histories
-from dpx.polynomial import PolynomialFeatures
-from experiments import records, run
+from dpx.launch import records, run
+from dpx.recommend import (
+    item_gram,
+    popularity,
+    transitions,
+)
 
 KEY = jax.random.key(0)
 NO_NUMBERS = ("1", None, float("nan"), 1j, True, [1.0])

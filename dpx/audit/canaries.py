@@ -26,11 +26,11 @@ import numpy as np
 import optax
 from jax.flatten_util import ravel_pytree
 
+from dpx._validate import check_integer, check_number
 from dpx.audit.curves import SampledGaussian
 from dpx.clipping import clipped_grad
-from dpx.optim import privatize
-from dpx.privacy.gaussian import check_integer, check_number
-from dpx.sampling import poisson_batches
+from dpx.training.sampling import poisson_batches
+from dpx.training.transformation import privatize
 
 # Of a canary's gradient before it is clipped, in clipping norms: large, so that `normalize` keeps it too.
 _MAGNITUDE = 1e4

@@ -14,8 +14,8 @@ import numpy as np
 from dp_accounting.pld import privacy_loss_distribution
 from scipy import special
 
+from dpx._validate import check_integer, check_number
 from dpx.privacy.dpsgd import dpsgd_epsilon
-from dpx.privacy.gaussian import check_integer, check_number
 
 # Lines of slope −e^ε that support a curve; between two of them it is flat to 1e-3 at most.
 _EPSILONS = np.concatenate([[0.0], np.geomspace(1e-2, 60.0, 200)])

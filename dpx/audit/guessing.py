@@ -13,9 +13,9 @@ from typing import NamedTuple
 import numpy as np
 from scipy import optimize, special, stats
 
+from dpx._validate import check_integer
 from dpx.audit.bounds import check_shares, smallest_refuted
 from dpx.audit.curves import SampledGaussian
-from dpx.privacy.gaussian import check_integer
 
 
 class OneRunAudit(NamedTuple):

@@ -8,8 +8,8 @@ import jax.numpy as jnp
 from flax import nnx
 from jax.core import Tracer
 
+from dpx._validate import check_positive
 from dpx.clipping.rounding import gamma
-from dpx.privacy import check_positive
 
 # Bu et al., Automatic Clipping (arXiv:2206.07136), use this stabiliser in g·C/(‖g‖ + γ).
 NORMALIZE_GAMMA = 0.01

@@ -9,14 +9,14 @@ import jax.numpy as jnp
 
 import dpx.attention
 from dpx import noise
+from dpx._numerics import wide_sums
+from dpx._validate import check_integer
 from dpx.cross_attention.domain import Domain, check_memory
 from dpx.privacy import (
     REPLACE_ONE,
     PrivacyGuarantee,
-    check_integer,
     gaussian_noise_multiplier,
 )
-from dpx.wide import wide_sums
 
 
 @dataclasses.dataclass(frozen=True)

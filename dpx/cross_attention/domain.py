@@ -12,7 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.core import Tracer
 
-from dpx.privacy import check_positive
+from dpx._validate import check_positive
 
 _ROUNDING = 1e-6  # float32 bounds may exceed their float64 declarations by this much
 

@@ -35,8 +35,10 @@ import jax.numpy as jnp
 import numpy as np
 
 from dpx import noise
+from dpx._numerics import wide_sums
+from dpx._validate import check_integer, check_number, check_positive
 from dpx.cross_attention.domain import Domain, check_memory
-from dpx.polynomial import (
+from dpx.cross_attention.features import (
     PolynomialFeatures,
     random_directions,
     random_rows,
@@ -46,12 +48,8 @@ from dpx.polynomial import (
 from dpx.privacy import (
     REPLACE_ONE,
     PrivacyGuarantee,
-    check_integer,
-    check_number,
-    check_positive,
     gaussian_noise_multiplier,
 )
-from dpx.wide import wide_sums
 
 _CHUNK_ELEMENTS = 2**21  # features in flight: 8 MiB, so that they stay in the cache
 _LARGEST_CONTRIBUTION = 1e30  # of which 1e8 fit into a 32-bit float

@@ -4,7 +4,7 @@ The law of cosines turns attention's sums into distances between features, one c
 
     Σ_i w_i⟨P(k_i), P(q)⟩ = ½ Σ_a (Σ_i w_i P_a(k_i)² + P_a(q)² Σ_i w_i − Σ_i w_i |P_a(k_i) − P_a(q)|²),
 
-and each coordinate, for each column w of [constant, V], is a `dpx.trees` structure with p = 2
+and each coordinate, for each column w of [constant, V], is a `dpx.cross_attention.tree_sums` structure with p = 2
 (Σ w_i P_a(k_i)² is its distance to 0, from the same trees). The constant feature's structure tells Σ w_i;
 for the denominator that is n, which is public. What is mended:
 
@@ -33,20 +33,17 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from dpx import trees
+from dpx._numerics import wide_sums
+from dpx._validate import check_delta, check_epsilon, check_integer, check_number
+from dpx.cross_attention import tree_sums as trees
 from dpx.cross_attention.domain import Domain, check_memory
+from dpx.cross_attention.features import PolynomialFeatures, smallest_degree
 from dpx.noise import Gaussian, TruncatedLaplace, check_finite, check_size
-from dpx.polynomial import PolynomialFeatures, smallest_degree
 from dpx.privacy import (
     REPLACE_ONE,
     PrivacyGuarantee,
-    check_delta,
-    check_epsilon,
-    check_integer,
-    check_number,
     gaussian_noise_multiplier,
 )
-from dpx.wide import wide_sums
 
 _MOMENTS = 3  # of each feature: p + 1 for p = 2
 _PAPER_CONSTANT = 0.1  # c of Algorithm 3

@@ -2,8 +2,8 @@
 
 import numpy as np
 
+from dpx._validate import check_integer, check_number, check_positive
 from dpx.data.histories import Histories
-from dpx.privacy import check_integer, check_number, check_positive
 
 
 def synthetic_histories(

@@ -38,7 +38,7 @@ import math
 import numpy as np
 from scipy import optimize
 
-from dpx.privacy import check_delta, check_epsilon, check_integer, check_number
+from dpx._validate import check_delta, check_epsilon, check_integer, check_number
 
 CALIBRATIONS = ("exact", "paper")
 _SMALLEST_CHANGE = 1e-100  # the number of samples, about its −2nd power, stays a float

@@ -18,7 +18,7 @@ n ≥ 2 and r < ½ the paper's bound never is: (e^{2r} − 1)/n < 4r.
 import math
 from typing import NamedTuple
 
-from dpx.privacy import check_integer, check_number, check_positive
+from dpx._validate import check_integer, check_number, check_positive
 
 
 class UtilityBounds(NamedTuple):

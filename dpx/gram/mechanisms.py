@@ -12,15 +12,14 @@ import numpy as np
 from jax.core import Tracer
 
 from dpx import _watch, noise
+from dpx._numerics import wide_sums
+from dpx._validate import check_delta, check_epsilon
 from dpx.gram import accounting
 from dpx.gram.columns import clipped_gram, leading_rows
 from dpx.privacy import (
     PrivacyGuarantee,
-    check_delta,
-    check_epsilon,
     gaussian_noise_multiplier,
 )
-from dpx.wide import wide_sums
 
 MECHANISMS = ("gaussian", "sampling")
 

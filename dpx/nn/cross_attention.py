@@ -11,7 +11,7 @@ from flax import nnx
 
 from dpx.cross_attention import sketch
 from dpx.cross_attention.domain import Domain, into_ball, is_concrete
-from dpx.polynomial import PolynomialFeatures, random_directions
+from dpx.cross_attention.features import PolynomialFeatures, random_directions
 from dpx.privacy import (
     REPLACE_ONE,
     PrivacyGuarantee,

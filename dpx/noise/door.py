@@ -9,10 +9,10 @@ from jax.core import Tracer
 from jax.typing import ArrayLike
 
 from dpx import _watch
+from dpx._numerics import wide_sums
 from dpx.noise import secure as exact_arithmetic
 from dpx.noise.laws import Law
 from dpx.noise.tails import normal
-from dpx.wide import wide_sums
 
 _GRIDS = {4: 2.0**-12, 8: 2.0**-20}  # by bytes of a number, of the noise's standard deviation
 

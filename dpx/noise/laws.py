@@ -14,12 +14,10 @@ import numpy as np
 from dp_accounting import NeighboringRelation
 from jax.typing import ArrayLike
 
+from dpx._validate import check_delta, check_epsilon, check_positive
 from dpx.noise.tails import normal, signed_exponential
 from dpx.privacy import (
     PrivacyGuarantee,
-    check_delta,
-    check_epsilon,
-    check_positive,
     gaussian_epsilon,
 )
 

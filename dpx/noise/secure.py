@@ -28,7 +28,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from dpx import _watch
-from dpx.wide import wide_sums
+from dpx._numerics import wide_sums
 
 _ROUNDING = 0.51  # of a unit, that an entry may move by
 _EXTRA_VARIANCE = 4.0

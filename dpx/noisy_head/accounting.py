@@ -4,20 +4,16 @@ import math
 
 import dp_accounting
 
+from dpx._validate import check_choice, check_delta, check_epsilon, check_integer, check_positive
 from dpx.noisy_head.bounds import (
     DECAY,
     HyperParameters,
-    check_choice,
     check_hyper,
-    check_positive,
     gradient_sensitivity,
 )
 from dpx.privacy import (
     REPLACE_ONE,
     PrivacyGuarantee,
-    check_delta,
-    check_epsilon,
-    check_integer,
     gaussian_noise_multiplier,
 )
 
@@ -71,7 +67,7 @@ def calibrate(
     hyper = check_hyper(hyper)
     check_epsilon(epsilon)
     check_delta(delta)
-    check_choice("accounting", accounting, tuple(_METHODS))
+    check_choice(accounting, "accounting", tuple(_METHODS))
     gap = check_descent(
         hyper,
         regularization=regularization,
@@ -140,9 +136,9 @@ def contraction_gap(
       ValueError: if λ or η is not positive, or if η ≥ 2/(aλ + G²).
     """
     hyper = check_hyper(hyper)
-    check_positive("regularization", regularization)
-    check_positive("step_size", step_size)
-    check_choice("objective", objective, tuple(DECAY))
+    check_positive(regularization, "regularization")
+    check_positive(step_size, "step_size")
+    check_choice(objective, "objective", tuple(DECAY))
     shrink = DECAY[objective] * regularization
     limit = 2 / (shrink + hyper.feature_radius**2)
     if step_size >= limit:

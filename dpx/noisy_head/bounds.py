@@ -6,8 +6,8 @@ from typing import NamedTuple
 import jax.numpy as jnp
 from scipy import special
 
+from dpx._validate import check_choice, check_integer, check_number, check_positive
 from dpx.noisy_head.prompts import Features, norm
-from dpx.privacy import check_integer, check_number
 
 # (λ's factor in the decay) of each objective: Algorithm 1 as printed shrinks by 1 − 2λη and so converges to
 # ridge with 2λ; 1 − λη is the gradient step of the ridge objective whose solution is (2.7).
@@ -65,13 +65,13 @@ def hyperparameters(
     """
     for name, size in (("num_prompts", num_prompts), ("length", length), ("dim", dim)):
         check_integer(size, name)
-    check_positive("regularization", regularization)
+    check_positive(regularization, "regularization")
     if not 0 <= check_number(noise_std, "noise_std") < math.inf:
         raise ValueError(f"noise_std={noise_std} must be finite and at least 0")
     if not 0 < check_number(kappa, "kappa") <= 1:
         raise ValueError(f"kappa={kappa} must be in (0, 1]: it is a failure probability")
-    check_choice("objective", objective, tuple(DECAY))
-    check_choice("rule", rule, ("valid", "paper"))
+    check_choice(objective, "objective", tuple(DECAY))
+    check_choice(rule, "rule", ("valid", "paper"))
     # log(NL/κ) is zero for a single token with κ = 1; a bound must be positive.
     response = math.sqrt(2 * (1 + noise_std**2) * max(math.log(num_prompts * length / kappa), 0.5))
     spread = math.log(num_prompts / kappa)
@@ -102,7 +102,7 @@ def gradient_sensitivity(hyper: HyperParameters, sensitivity: str = "tight") -> 
     which some neighbours reach 86 % whatever the ratio RG/C.
     "paper": the triangle inequality on all four terms, 2G(C + RG) (Theorem 3.2).
     """
-    check_choice("sensitivity", sensitivity, ("tight", "paper"))
+    check_choice(sensitivity, "sensitivity", ("tight", "paper"))
     C, G, R = hyper
     return G * (2 * C + R * G) if sensitivity == "tight" else 2 * G * (C + R * G)
 
@@ -139,17 +139,5 @@ def check_hyper(hyper: HyperParameters) -> HyperParameters:
         raise ValueError(f"hyper={hyper} must be HyperParameters(C, G, R)")
     hyper = HyperParameters(*hyper)
     for name, bound in hyper._asdict().items():
-        check_positive(f"hyper.{name}", bound)
+        check_positive(bound, f"hyper.{name}")
     return hyper
-
-
-def check_positive(name: str, value: float) -> None:
-    """Raises ValueError unless the number is positive and finite."""
-    if not 0 < check_number(value, name) < math.inf:
-        raise ValueError(f"{name}={value} must be positive and finite")
-
-
-def check_choice(name: str, value: str, known: tuple[str, ...]) -> None:
-    """Raises ValueError unless the word is a known one."""
-    if value not in known:
-        raise ValueError(f"{name}={value!r} is not known: use one of {', '.join(known)}")

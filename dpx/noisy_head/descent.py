@@ -10,21 +10,25 @@ import optax
 from jax.core import Tracer
 from optax import projections
 
-from dpx.noisy_head._float64 import as_float64, in_float64, require_finite
+from dpx._numerics import (
+    as_float64,
+    in_float64,
+)
+from dpx._validate import check_choice, check_finite, check_integer, check_positive
 from dpx.noisy_head.accounting import calibrate, check_descent
 from dpx.noisy_head.bounds import (
     DECAY,
     HyperParameters,
-    check_choice,
     check_hyper,
-    check_positive,
     enforce,
     gradient_sensitivity,
 )
 from dpx.noisy_head.moments import gradient_sum
 from dpx.noisy_head.prompts import Features, check_features
-from dpx.optim import privatize
-from dpx.privacy import PrivacyGuarantee, check_integer
+from dpx.privacy import (
+    PrivacyGuarantee,
+)
+from dpx.training.transformation import privatize
 
 
 class Fit(NamedTuple):
@@ -182,9 +186,9 @@ def gradient_descent(
       Γ^T (D, D), or Γ¹..Γ^T (T, D, D) with `trajectory`.
     """
     features = check_features(features)
-    check_choice("objective", objective, tuple(DECAY))
-    check_positive("regularization", regularization)
-    check_positive("step_size", step_size)
+    check_choice(objective, "objective", tuple(DECAY))
+    check_positive(regularization, "regularization")
+    check_positive(step_size, "step_size")
     start = _initial(init, None, features.query.shape[1], np.inf)
     decay = DECAY[objective] * regularization
     return _gradient_descent(
@@ -267,12 +271,12 @@ def _initial(init, key, dim, radius):
     if init is None or (isinstance(init, str) and init == "zero"):
         return jnp.zeros((dim, dim), jnp.float64)
     if isinstance(init, str):
-        check_choice("init", init, ("zero", "sphere"))
+        check_choice(init, "init", ("zero", "sphere"))
         direction = jax.random.normal(jax.random.fold_in(key, 1), (dim, dim), jnp.float64)
         return radius * direction / jnp.linalg.norm(direction)
     if jnp.shape(init) != (dim, dim):
         raise ValueError(f"init has shape {jnp.shape(init)}: it must be ({dim}, {dim})")
-    require_finite("init", init, "start from a finite Γ")
+    check_finite(init, "init", "start from a finite Γ")
     if not isinstance(init, Tracer) and np.linalg.norm(init) > radius * (1 + 1e-12):
         raise ValueError(
             f"init has norm {np.linalg.norm(init):.6g}, outside the ball of parameter_radius={radius}"

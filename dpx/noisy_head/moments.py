@@ -4,8 +4,8 @@ import jax
 import jax.numpy as jnp
 from jax.scipy.linalg import cho_factor, cho_solve, solve_triangular
 
-from dpx.noisy_head._float64 import in_float64
-from dpx.noisy_head.bounds import check_choice, check_positive
+from dpx._numerics import in_float64
+from dpx._validate import check_choice, check_positive
 from dpx.noisy_head.prompts import Features, check_features, norm
 
 GRAM_MAX_DIM = 8  # D²×D² matrices up to here; above, products with the factors are cheaper
@@ -37,8 +37,8 @@ def ridge(features: Features, regularization: float, *, method: str = "auto") ->
       ValueError: for λ ≤ 0, an unknown method, shapes that do not fit or values that are not finite.
     """
     features = check_features(features)
-    check_choice("method", method, ("auto", "gram", "cg", "qr"))
-    check_positive("regularization", regularization)
+    check_choice(method, "method", ("auto", "gram", "cg", "qr"))
+    check_positive(regularization, "regularization")
     if method == "auto":
         method = "gram" if features.query.shape[1] <= GRAM_MAX_DIM else "cg"
     return _SOLVERS[method](features, regularization)

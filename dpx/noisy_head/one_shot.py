@@ -7,17 +7,20 @@ import jax
 import jax.numpy as jnp
 from optax import projections
 
+from dpx._numerics import in_float64
+from dpx._validate import check_delta, check_epsilon, check_positive
 from dpx.noise import release
-from dpx.noisy_head._float64 import in_float64
-from dpx.noisy_head.bounds import HyperParameters, check_hyper, check_positive, enforce
+from dpx.noisy_head.bounds import (
+    HyperParameters,
+    check_hyper,
+    enforce,
+)
 from dpx.noisy_head.descent import Fit
 from dpx.noisy_head.moments import one_at_a_time, second_moments
 from dpx.noisy_head.prompts import Features, check_features
 from dpx.privacy import (
     REPLACE_ONE,
     PrivacyGuarantee,
-    check_delta,
-    check_epsilon,
     gaussian_noise_multiplier,
 )
 
@@ -94,7 +97,7 @@ def one_shot(
     noise_multiplier: float | jax.Array,
 ) -> jax.Array:
     """The release of `fit_one_shot` at a given noise multiplier, which may be traced: Γ (D, D)."""
-    check_positive("regularization", regularization)
+    check_positive(regularization, "regularization")
     hyper = check_hyper(hyper)
     features = check_features(features)
     return _one_shot(key, features, hyper, regularization, noise_multiplier, *joint_noise(hyper))

@@ -16,8 +16,11 @@ import jax
 import jax.numpy as jnp
 from jax.core import Tracer
 
-from dpx.noisy_head._float64 import as_float64, in_float64, require_finite
-from dpx.privacy import check_integer, check_number
+from dpx._numerics import (
+    as_float64,
+    in_float64,
+)
+from dpx._validate import check_finite, check_integer, check_number
 
 _DRAWS_PER_CHUNK = 2**15  # normals drawn at a time: enough to vectorise, few enough for the cache
 
@@ -122,7 +125,7 @@ def featurize(
         )
     _check_bounds(response_clip, feature_radius)
     for name, array in (("prompts.x", x), ("prompts.y", y)):
-        require_finite(name, array, "drop or repair those prompts")
+        check_finite(array, name, "drop or repair those prompts")
     return _reduce(as_float64(x), as_float64(y), response_clip, feature_radius)
 
 
@@ -173,7 +176,7 @@ def check_features(features: Features) -> Features:
     if 0 in shape:
         raise ValueError(f"features of shape {shape} are empty: N and D must be at least 1")
     for name, array in zip(Features._fields, features, strict=True):
-        require_finite(f"features.{name}", array, "drop or repair those prompts")
+        check_finite(array, f"features.{name}", "drop or repair those prompts")
     return Features(as_float64(query), as_float64(context), as_float64(target))
 
 

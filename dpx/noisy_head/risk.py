@@ -4,9 +4,9 @@ import jax
 import jax.numpy as jnp
 from jax.core import Tracer
 
-from dpx.noisy_head._float64 import as_float64, in_float64
+from dpx._numerics import as_float64, in_float64
+from dpx._validate import check_integer, check_positive
 from dpx.noisy_head.prompts import Features, predict
-from dpx.privacy import check_integer, check_positive
 
 
 @in_float64

@@ -2,11 +2,6 @@
 
 from dpx.privacy.dpsgd import calibrate_dpsgd, dpsgd_epsilon, dpsgd_event, dpsgd_guarantee
 from dpx.privacy.gaussian import (
-    check_delta,
-    check_epsilon,
-    check_integer,
-    check_number,
-    check_positive,
     gaussian_budget,
     gaussian_epsilon,
     gaussian_noise_multiplier,
@@ -19,11 +14,6 @@ __all__ = [
     "Ledger",
     "PrivacyGuarantee",
     "calibrate_dpsgd",
-    "check_delta",
-    "check_epsilon",
-    "check_integer",
-    "check_number",
-    "check_positive",
     "dpsgd_epsilon",
     "dpsgd_event",
     "dpsgd_guarantee",

@@ -12,13 +12,10 @@ from dp_accounting import DpEvent
 from dp_accounting.rdp import RdpAccountant
 from scipy import optimize
 
+from dpx._validate import check_delta, check_epsilon, check_integer, check_number
 from dpx.privacy import _cache
 from dpx.privacy.events import check_event, event_epsilon, gaussian_mu, pld_bound
 from dpx.privacy.gaussian import (
-    check_delta,
-    check_epsilon,
-    check_integer,
-    check_number,
     gaussian_noise_multiplier,
 )
 from dpx.privacy.ledger import ADD_OR_REMOVE_ONE, PrivacyGuarantee

@@ -6,7 +6,10 @@ import dp_accounting
 from dp_accounting import DpEvent, NeighboringRelation
 from dp_accounting.pld import PLDAccountant
 
-from dpx.privacy.gaussian import check_number, gaussian_epsilon
+from dpx._validate import check_number
+from dpx.privacy.gaussian import (
+    gaussian_epsilon,
+)
 
 _LARGEST_INTERVAL = 300.0  # e^interval must stay a float
 

@@ -6,8 +6,8 @@ import math
 import dp_accounting
 from dp_accounting import DpEvent, NeighboringRelation
 
+from dpx._validate import check_delta, check_number
 from dpx.privacy.events import check_event, event_epsilon, gaussian_mu
-from dpx.privacy.gaussian import check_delta, check_number
 
 ADD_OR_REMOVE_ONE = NeighboringRelation.ADD_OR_REMOVE_ONE
 REPLACE_ONE = NeighboringRelation.REPLACE_ONE

@@ -5,8 +5,9 @@ from typing import NamedTuple
 import jax
 import numpy as np
 
-from dpx import _watch, popularity, privacy
+from dpx import _validate, _watch, privacy
 from dpx.data.histories import Histories
+from dpx.recommend import popularity
 
 
 class ParameterErrors(NamedTuple):
@@ -50,9 +51,9 @@ def effective_error(
     Raises:
       ValueError: for an argument out of range.
     """
-    privacy.check_positive(noise_multiplier, "noise_multiplier", zero=True)
+    _validate.check_positive(noise_multiplier, "noise_multiplier", zero=True)
     for name, value in (("batch_size", batch_size), ("l2_clip", l2_clip), ("floor", floor)):
-        privacy.check_positive(value, name)
+        _validate.check_positive(value, name)
     p = np.asarray(1.0 if token_probability is None else token_probability, np.float64)
     if not ((p >= 0) & (p <= 1)).all():
         wrong = p[~((p >= 0) & (p <= 1))].flat[0]
@@ -89,7 +90,7 @@ def token_probabilities(
     Raises:
       ValueError: for an argument out of range.
     """
-    privacy.check_integer(max_tokens, "max_tokens")
+    _validate.check_integer(max_tokens, "max_tokens")
     if not histories.items:
         raise ValueError("histories holds no records: there is nothing to estimate")
     noisy = popularity.fit(
@@ -108,6 +109,6 @@ def token_probabilities(
 
 def uniform_probabilities(num_tokens: int, length: int) -> np.ndarray:
     """(M,) probability that a record of `length` tokens drawn uniformly holds a token: looks at no data."""
-    privacy.check_integer(num_tokens, "num_tokens")
-    privacy.check_integer(length, "length")
+    _validate.check_integer(num_tokens, "num_tokens")
+    _validate.check_integer(length, "length")
     return np.full(num_tokens, -np.expm1(length * np.log1p(-1 / num_tokens)))

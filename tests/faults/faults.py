@@ -25,20 +25,16 @@ class Fault(NamedTuple):
     test: str
 
 
-REPLAY = "tests/test_replay.py::"
+REPLAY = "tests/audit/test_replay.py::"
 PRICE = REPLAY + "test_the_noise_that_is_drawn_costs_what_is_stated[{}]"
 REMOVED = REPLAY + "test_adding_or_removing_a_record_moves_each_release_by_what_it_declares[{}]"
 REPLACED = REPLAY + "test_replacing_a_record_moves_each_release_by_what_it_declares[{}]"
-LOOP = "tests/test_replay_training.py::"
+LOOP = "tests/audit/test_replay_training.py::"
 MOVED = LOOP + "test_a_record_moves_each_step_by_its_clipped_gradient_alone"
 COST = LOOP + "test_the_noise_of_all_steps_costs_what_is_stated"
 SECRET = LOOP + "test_all_randomness_comes_from_its_own_secret"
-LEDGER = (
-    "tests/test_ledgers.py::test_rows_and_total_cost_what_is_stated_and_held_out_data_nothing[{}]"
-)
-DOOR = (
-    "tests/test_noise.py::test_every_entry_that_is_released_has_noise_of_its_own_of_the_stated_std"
-)
+LEDGER = "tests/experiments/test_ledgers.py::test_rows_and_total_cost_what_is_stated_and_held_out_data_nothing[{}]"
+DOOR = "tests/noise/test_noise.py::test_every_entry_that_is_released_has_noise_of_its_own_of_the_stated_std"
 
 FAULTS = (
     # -----------------------------------------------------------------------------------------------------
@@ -83,7 +79,7 @@ FAULTS = (
         "dpx/noise/tails.py",
         "return _shaped(normal_from_bits(*_bits(key, shape, dtype), dtype), shape)",
         "return jax.random.normal(key, shape, dtype)",
-        "tests/test_noise.py::test_draws_lie_beyond_those_of_jax",
+        "tests/noise/test_noise.py::test_draws_lie_beyond_those_of_jax",
     ),
     Fault(
         "the noise is drawn from a fixed key",
@@ -97,7 +93,7 @@ FAULTS = (
         "dpx/noise/tails.py",
         "return missing * _LOG_WORD - jnp.log(uniform)",
         "return -jnp.log(uniform)",
-        "tests/test_noise.py"
+        "tests/noise/test_noise.py"
         "::test_draws_are_quantiles_of_the_probabilities_that_their_bits_stand_for",
     ),
     Fault(
@@ -105,57 +101,57 @@ FAULTS = (
         "dpx/noise/tails.py",
         "return jax.lax.while_loop(lambda state: (state[1] == 0).any(), draw, state)[1:]",
         "return state[1:]",
-        "tests/test_noise.py::test_words_of_zeros_are_drawn_again_and_counted",
+        "tests/noise/test_noise.py::test_words_of_zeros_are_drawn_again_and_counted",
     ),
     Fault(
         "releases keep the low bits of the exact value",
         "dpx/noise/door.py",
         "_on_grid(leaf + draw, std) for leaf, draw, std in",
         "leaf + draw for leaf, draw, std in",
-        "tests/test_noise.py::test_releases_lie_on_the_grid_of_their_noise",
+        "tests/noise/test_noise.py::test_releases_lie_on_the_grid_of_their_noise",
     ),
     Fault(
         "the grid follows the exact value",
         "dpx/noise/door.py",
         "_, exponent = jnp.frexp(std * _GRIDS[noisy.dtype.itemsize])",
         "_, exponent = jnp.frexp(noisy * _GRIDS[noisy.dtype.itemsize])",
-        "tests/test_noise.py::test_releases_lie_on_the_grid_of_their_noise",
+        "tests/noise/test_noise.py::test_releases_lie_on_the_grid_of_their_noise",
     ),
     Fault(
         "exact sums forget that contributions are rounded",
         "dpx/noise/secure.py",
         "return steps + math.ceil(rounding(entries))",
         "return steps - math.ceil(rounding(entries))",
-        "tests/test_secure.py",
+        "tests/noise/test_secure.py",
     ),
     Fault(
         "discrete noise has half of its variance",
         "dpx/noise/secure.py",
         "math.sqrt(_EXTRA_VARIANCE)) * (1 + 2.0**-40)",
         "math.sqrt(_EXTRA_VARIANCE)) / math.sqrt(2)",
-        "tests/test_secure.py::test_noise_is_a_discrete_gaussian_of_the_declared_size",
+        "tests/noise/test_secure.py::test_noise_is_a_discrete_gaussian_of_the_declared_size",
     ),
     Fault(
         "contributions beyond the bound enter exact sums",
         "dpx/noise/secure.py",
         "return np.where((squares <= norm_bound(steps, entries) ** 2)[owners], rounded, 0)",
         "return rounded",
-        "tests/test_secure.py::test_a_contribution_beyond_the_bound_counts_as_zero",
+        "tests/noise/test_secure.py::test_a_contribution_beyond_the_bound_counts_as_zero",
     ),
     Fault(
         "the truncated Laplace bound forgets the 2 of 2δ",
         "dpx/noise/laws.py",
         "ratio = math.log1p(math.expm1(epsilon) / (2 * delta))",
         "ratio = math.log1p(math.expm1(epsilon) / (20 * delta))",
-        "tests/test_noise.py::test_guarantees "
-        "tests/test_noise.py::test_truncated_laplace_covers_a_change_split_over_two_entries",
+        "tests/noise/test_noise.py::test_guarantees "
+        "tests/noise/test_noise.py::test_truncated_laplace_covers_a_change_split_over_two_entries",
     ),
     Fault(
         "the variance of Laplace noise is taken for its scale",
         "dpx/noise/laws.py",
         "return cls(scale=sensitivity / epsilon, bound",
         "return cls(scale=sensitivity / epsilon / math.sqrt(2), bound",
-        "tests/test_noise.py::test_guarantees",
+        "tests/noise/test_noise.py::test_guarantees",
     ),
     Fault(
         "sums are rounded to 32 bits before the noise",
@@ -166,10 +162,10 @@ FAULTS = (
     ),
     Fault(
         "64-bit sums are released in 32 bits",
-        "dpx/wide.py",
+        "dpx/_numerics.py",
         "with jax.ensure_compile_time_eval(), jax.enable_x64(True):",
         "with jax.ensure_compile_time_eval():",
-        "tests/test_trees.py::test_one_record_never_moves_a_long_sum_by_more_than_the_sensitivity",
+        "tests/cross_attention/test_tree_sums.py::test_one_record_never_moves_a_long_sum_by_more_than_the_sensitivity",
     ),
     # -----------------------------------------------------------------------------------------------------
     # Clipping
@@ -178,28 +174,28 @@ FAULTS = (
         "dpx/clipping/rules.py",
         "total += 2 * _added_up(",
         "total += _added_up(",
-        "tests/test_clipping_engine.py::test_tied_embedding_with_repeats_masks_and_one_example",
+        "tests/clipping/test_clipping_engine.py::test_tied_embedding_with_repeats_masks_and_one_example",
     ),
     Fault(
         "the cross term of a shared parameter is forgotten",
         "dpx/clipping/rules.py",
         "total += 2 * _added_up(",
         "total += 0 * _added_up(",
-        "tests/test_clipping_engine.py::test_tied_embedding_with_repeats_masks_and_one_example",
+        "tests/clipping/test_clipping_engine.py::test_tied_embedding_with_repeats_masks_and_one_example",
     ),
     Fault(
         "masked examples add their gradients",
         "dpx/clipping/__init__.py",
         "factors = [jnp.where(keep, factor, 0.0) for factor in factors]",
         "factors = [jnp.where(jnp.isfinite(factor), factor, 0.0) for factor in factors]",
-        "tests/test_training.py::test_pieces_sum_to_the_clipped_gradients_over_the_expected_size",
+        "tests/training/test_training.py::test_pieces_sum_to_the_clipped_gradients_over_the_expected_size",
     ),
     Fault(
         "norms are not rounded up",
         "dpx/clipping/rounding.py",
         "return share / (1 - share) if share < 1 else math.inf",
         "return 1e-30",
-        "tests/test_clipping_bound.py::test_no_example_adds_more_than_the_threshold",
+        "tests/clipping/test_clipping_bound.py::test_no_example_adds_more_than_the_threshold",
     ),
     Fault(
         "gradients far above the threshold are clipped half",
@@ -213,23 +209,23 @@ FAULTS = (
         "dpx/clipping/__init__.py",
         "norm = math.hypot(*_groups.check_clip(self.l2_clip))",
         "norm = max(_groups.check_clip(self.l2_clip))",
-        "tests/test_clipping.py::test_groups_are_clipped_on_their_own "
-        "tests/test_clipping.py::test_sensitivity_by_relation "
-        "tests/test_clipping.py::test_sensitivity_is_attained_and_never_exceeded",
+        "tests/clipping/test_clipping.py::test_groups_are_clipped_on_their_own "
+        "tests/clipping/test_clipping.py::test_sensitivity_by_relation "
+        "tests/clipping/test_clipping.py::test_sensitivity_is_attained_and_never_exceeded",
     ),
     Fault(
         "replacing a record costs what removing one does",
         "dpx/clipping/__init__.py",
         "return 2 * norm",
         "return norm",
-        "tests/test_clipping.py::test_sensitivity_by_relation",
+        "tests/clipping/test_clipping.py::test_sensitivity_by_relation",
     ),
     Fault(
         "a sum over pieces is a plain running sum",
         "dpx/clipping/sums.py",
         "lost.append(before + ((a - (rounded - taken)) + (x - taken)))",
         "lost.append(before)",
-        "tests/test_clipping_bound.py::test_a_running_sum_keeps_what_is_rounded_off",
+        "tests/clipping/test_clipping_bound.py::test_a_running_sum_keeps_what_is_rounded_off",
     ),
     Fault(
         "two passes multiply at the default precision",
@@ -237,44 +233,44 @@ FAULTS = (
         '    with jax.default_matmul_precision("highest"):\n        program = trace(loss, leaves, batch)\n'
         "        if _rounds",
         "    if True:\n        program = trace(loss, leaves, batch)\n        if _rounds",
-        "tests/test_clipping_bound.py::test_two_passes_multiply_at_the_highest_precision",
+        "tests/clipping/test_clipping_bound.py::test_two_passes_multiply_at_the_highest_precision",
     ),
     # -----------------------------------------------------------------------------------------------------
     # Steps and samples
     Fault(
         "noise is divided by the batch size, as the sum is",
-        "dpx/optim.py",
+        "dpx/training/transformation.py",
         "noise_multiplier=noise_multiplier,\n            label=label,",
         "noise_multiplier=noise_multiplier / expected_batch_size,\n            label=label,",
         COST,
     ),
     Fault(
         "every step has the same noise",
-        "dpx/optim.py",
+        "dpx/training/transformation.py",
         "jax.random.fold_in(state.key, state.count),",
         "state.key,",
         MOVED,
     ),
     Fault(
         "only the first group's threshold scales the noise",
-        "dpx/optim.py",
+        "dpx/training/transformation.py",
         "else math.hypot(*clips)",
         "else clips[0]",
-        "tests/test_optim.py::test_noise_has_the_stated_law",
+        "tests/training/test_privatize.py::test_noise_has_the_stated_law",
     ),
     Fault(
         "noise is drawn for every piece, of a share of the std",
-        "experiments/training.py",
+        "dpx/training/loop.py",
         "return sums.add(grads, result.grads), loss + result.losses.sum()",
         "noise = jax.tree.map(lambda g: privacy.noise_multiplier / 8 * jax.random.normal("
         "jax.random.fold_in(key, index), g.shape), result.grads)\n"
         "        return sums.add(grads, jax.tree.map(jnp.add, result.grads, noise)), "
         "loss + result.losses.sum()",
-        "tests/test_training.py::test_noise_enters_once_whatever_the_pieces",
+        "tests/training/test_training.py::test_noise_enters_once_whatever_the_pieces",
     ),
     Fault(
         "the sum is divided by the realised batch size",
-        "experiments/training.py",
+        "dpx/training/loop.py",
         "updates, opt_state = optimizer.update(grads, opt_state, params)",
         "grads = jax.tree.map(lambda g: g * 9.0 / jnp.maximum(mask.sum(), 1), grads)\n"
         "    updates, opt_state = optimizer.update(grads, opt_state, params)",
@@ -282,91 +278,91 @@ FAULTS = (
     ),
     Fault(
         "dropout masks belong to the slot",
-        "experiments/training.py",
+        "dpx/training/loop.py",
         "keys = jax.vmap(functools.partial(jax.random.fold_in, key))(names)",
         "keys = jax.random.split(jax.random.fold_in(key, index), piece)",
         MOVED,
     ),
     Fault(
         "dropout masks are public",
-        "experiments/training.py",
+        "dpx/training/loop.py",
         "key = jax.random.fold_in(dropout_key, step)",
         "key = jax.random.fold_in(jax.random.key(0), step)",
         SECRET,
     ),
     Fault(
         "the noise of training has a fixed key",
-        "experiments/training.py",
+        "dpx/training/loop.py",
         "key=noise_key,",
         "key=jax.random.key(0),",
         SECRET,
     ),
     Fault(
         "noise and dropout share a key",
-        "experiments/training.py",
+        "dpx/training/loop.py",
         "noise_key, dropout_key = jax.random.split(keys.noise)",
         "noise_key = dropout_key = keys.noise",
         MOVED,
     ),
     Fault(
         "sampling follows from the key of the noise",
-        "experiments/training.py",
+        "dpx/training/loop.py",
         "seed=keys.sampling,",
         "seed=int(jax.random.key_data(keys.noise)[1]),",
         SECRET,
     ),
     Fault(
         "batches have a fixed size",
-        "dpx/sampling.py",
+        "dpx/training/sampling.py",
         "chosen = np.flatnonzero(draws < sampling_probability)",
         "chosen = np.sort(np.argsort(draws)[: round(num_examples * sampling_probability)])",
-        "tests/test_sampling.py::test_batch_sizes_follow_the_binomial_law",
+        "tests/training/test_sampling.py::test_batch_sizes_follow_the_binomial_law",
     ),
     Fault(
         "large batches are cut off",
-        "dpx/sampling.py",
+        "dpx/training/sampling.py",
         "chosen = np.flatnonzero(draws < sampling_probability)",
         "chosen = np.flatnonzero(draws < sampling_probability)"
         "[: math.ceil(1.1 * num_examples * sampling_probability)]",
-        "tests/test_sampling.py::test_batch_sizes_follow_the_binomial_law",
+        "tests/training/test_sampling.py::test_batch_sizes_follow_the_binomial_law",
     ),
     Fault(
         "an epoch is shuffled and cut into batches",
-        "dpx/sampling.py",
+        "dpx/training/sampling.py",
         "chosen = np.flatnonzero(draws < sampling_probability)",
         "first = step % max(1, round(1 / sampling_probability))\n"
         "        order = np.random.default_rng(root.generate_state(1)).permutation(num_examples)\n"
         "        chosen = np.sort(order[first :: max(1, round(1 / sampling_probability))])",
-        "tests/test_sampling.py::test_batch_sizes_follow_the_binomial_law "
-        "tests/test_sampling.py::test_each_example_joins_independently",
+        "tests/training/test_sampling.py::test_batch_sizes_follow_the_binomial_law "
+        "tests/training/test_sampling.py::test_each_example_joins_independently",
     ),
     Fault(
         "the sampling probability is that of a private count",
-        "experiments/training.py",
+        "dpx/training/loop.py",
         "num_examples, steps = public_size(len(data[0])), config.steps",
         "num_examples, steps = len(data[0]), config.steps",
         MOVED,
     ),
     Fault(
         "the steps that are paid for are one less",
-        "experiments/training.py",
+        "dpx/training/loop.py",
         "return privacy, guarantee(config.steps)",
         "return privacy, guarantee(config.steps - 1)",
         COST,
     ),
     Fault(
         "training is paid for with the ε of the config, whatever was drawn",
-        "experiments/training.py",
+        "dpx/training/loop.py",
         "noise_multiplier=multiplier,\n        spent",
         "noise_multiplier=0.8 * multiplier,\n        spent",
         COST,
     ),
     Fault(
         "checkpoints are made with the noise key",
-        "experiments/training.py",
+        "dpx/training/loop.py",
         "return params, (noise.count, *rest)",
         "return params, (noise, *rest)",
-        "tests/test_training.py::test_checkpoints_hold_no_key",
+        "tests/training/test_training.py::test_checkpoints_hold_no_key",
     ),
     # -----------------------------------------------------------------------------------------------------
     # Accounting
@@ -375,8 +371,8 @@ FAULTS = (
         "dpx/privacy/events.py",
         "return float(accountant.compose(event).get_epsilon(delta))",
         "return float(accountant.compose(event).get_epsilon(delta)) - interval",
-        "tests/test_privacy.py::test_ledger_composes_dpsgd_with_gaussians_and_plain "
-        "tests/test_privacy.py::test_an_accountant_never_says_less_than_hypothesis_testing",
+        "tests/privacy/test_privacy.py::test_ledger_composes_dpsgd_with_gaussians_and_plain "
+        "tests/privacy/test_privacy.py::test_an_accountant_never_says_less_than_hypothesis_testing",
     ),
     Fault(
         "μ adds up in place of its square: k releases cost √k too little",
@@ -390,97 +386,97 @@ FAULTS = (
         "dpx/privacy/events.py",
         "else math.hypot(*mus)",
         "else max(mus)",
-        "tests/test_privacy.py::test_ledger_adds_gaussians_exactly",
+        "tests/privacy/test_privacy.py::test_ledger_adds_gaussians_exactly",
     ),
     Fault(
         "compositions are forgotten by the calibration",
         "dpx/privacy/gaussian.py",
         "return math.sqrt(compositions) / mu",
         "return 1 / mu",
-        "tests/test_privacy.py::test_gaussian_compositions",
+        "tests/privacy/test_privacy.py::test_gaussian_compositions",
     ),
     Fault(
         "of plain guarantees the largest δ counts, not the sum",
         "dpx/privacy/ledger.py",
         "plain_delta = math.fsum(spent.delta for spent in plain)",
         "plain_delta = max((spent.delta for spent in plain), default=0.0)",
-        "tests/test_privacy.py::test_plain_guarantees_add_up",
+        "tests/privacy/test_privacy.py::test_plain_guarantees_add_up",
     ),
     Fault(
         "bare events are missing from the ledger",
         "dpx/privacy/ledger.py",
         "                events.append(spent)\n                continue",
         "                continue",
-        "tests/test_privacy.py::test_plain_guarantees_add_up",
+        "tests/privacy/test_privacy.py::test_plain_guarantees_add_up",
     ),
     Fault(
         "a cached calibration is believed",
         "dpx/privacy/_cache.py",
         "if stored is not None and holds(stored):",
         "if stored is not None:",
-        "tests/test_privacy.py::test_a_cached_multiplier_is_checked_before_it_is_used",
+        "tests/privacy/test_privacy.py::test_a_cached_multiplier_is_checked_before_it_is_used",
     ),
     Fault(
         "what is released beside a training run is forgotten by the calibration",
         "dpx/privacy/dpsgd.py",
         "return run if beside is None else dp_accounting.ComposedDpEvent([beside, run])",
         "return run",
-        "tests/test_privacy.py::test_calibration_beside_another_release_fits_one_budget",
+        "tests/privacy/test_privacy.py::test_calibration_beside_another_release_fits_one_budget",
     ),
     # -----------------------------------------------------------------------------------------------------
     # Releases of counts
     Fault(
         "long histories are not rescaled in the popularity",
-        "dpx/popularity.py",
+        "dpx/recommend/popularity.py",
         "weights = np.minimum(1.0, l2_clip / np.sqrt(np.maximum(lengths, 1)))",
         "weights = np.ones(len(lengths))",
         REMOVED.format("popularity"),
     ),
     Fault(
         "the items that lead are those of the exact popularity",
-        "dpx/popularity.py",
+        "dpx/recommend/popularity.py",
         'items = np.argsort(-noisy.counts, kind="stable")[:num_kept]',
         'items = np.argsort(-count(histories), kind="stable")[:num_kept]',
         REMOVED.format("item Gram"),
     ),
     Fault(
         "the popularity's share is not deducted from the rest",
-        "dpx/popularity.py",
+        "dpx/recommend/popularity.py",
         "left = multiplier / math.sqrt(1 - share)",
         "left = multiplier",
         PRICE.format("transitions"),
     ),
     Fault(
         "the popularity has the whole budget",
-        "dpx/popularity.py",
+        "dpx/recommend/popularity.py",
         "spent, at = privacy.gaussian_budget(multiplier / math.sqrt(share), delta)",
         "spent, at = epsilon, delta",
         PRICE.format("item Gram"),
     ),
     Fault(
         "every round of transitions has the whole budget",
-        "dpx/transitions.py",
+        "dpx/recommend/transitions.py",
         "std = leading.noise_multiplier * math.sqrt(rounds)",
         "std = leading.noise_multiplier",
         PRICE.format("transitions"),
     ),
     Fault(
         "all rounds of transitions have the same noise",
-        "dpx/transitions.py",
+        "dpx/recommend/transitions.py",
         "jax.random.fold_in(key, number),",
         "jax.random.fold_in(key, 0),",
         REMOVED.format("transitions"),
     ),
     Fault(
         "later rounds of transitions are not divided by their own norm",
-        "dpx/transitions.py",
+        "dpx/recommend/transitions.py",
         "weights /= np.sqrt(np.where(squares > 0, squares, 1))[users]",
         "weights /= np.sqrt(np.where(squares > 0, squares, 1))[users] ** 0.5",
         REMOVED.format("transitions"),
     ),
     Fault(
         "pairs that the exact counts find remain",
-        "dpx/transitions.py",
+        "dpx/recommend/transitions.py",
         "alive &= total > cut * std * np.sqrt(counted)",
         "alive &= np.bincount(pairs.indices, weights, num_kept**2).reshape(total.shape) > 0",
         REMOVED.format("transitions"),
@@ -517,7 +513,7 @@ FAULTS = (
     ),
     Fault(
         "popularity and Gram matrix have one key",
-        "dpx/item_gram.py",
+        "dpx/recommend/item_gram.py",
         "popularity_key, gram_key = noise.secure.split(key, secure)",
         "popularity_key = gram_key = key",
         REMOVED.format("item Gram"),
@@ -536,7 +532,7 @@ FAULTS = (
         "dpx/gram/columns.py",
         "columns.data *= np.minimum(scale, column_bound / np.maximum(norm, 1e-30))[owner]",
         "columns.data *= scale[owner]",
-        "tests/test_gram.py::test_clipping_is_the_projection_for_every_input",
+        "tests/gram/test_gram.py::test_clipping_is_the_projection_for_every_input",
     ),
     Fault(
         "replacing a column costs what removing one does",
@@ -602,8 +598,8 @@ FAULTS = (
         "dpx/cross_attention/sketch.py",
         "weights = weights * jnp.minimum(1, largest / jnp.maximum(norms, largest / 2))[:, None]",
         "weights = weights * 1.0",
-        "tests/test_cross_attention_privacy.py::test_random_feature_sensitivity_is_never_exceeded "
-        "tests/test_cross_attention_privacy.py"
+        "tests/cross_attention/test_cross_attention_privacy.py::test_random_feature_sensitivity_is_never_exceeded "
+        "tests/cross_attention/test_cross_attention_privacy.py"
         "::test_random_features_that_overflow_stay_within_the_sensitivity",
     ),
     Fault(
@@ -631,28 +627,28 @@ FAULTS = (
     # Trees
     Fault(
         "the root of a tree is released",
-        "dpx/trees.py",
+        "dpx/cross_attention/tree_sums.py",
         "while len(levels[-1]) > 2:",
         "while len(levels[-1]) > 1:",
         REPLACED.format("DPTreeDistance"),
     ),
     Fault(
         "a tree's noise is that of a record that comes or goes",
-        "dpx/trees.py",
+        "dpx/cross_attention/tree_sums.py",
         "nodes, event = _node_noise(noise, bounds, power, depth, 2 * weight_bound, epsilon, delta)",
         "nodes, event = _node_noise(noise, bounds, power, depth, weight_bound, epsilon, delta)",
         REPLACED.format("DPTreeDistance"),
     ),
     Fault(
         "every level of a Gaussian tree has the whole budget",
-        "dpx/trees.py",
+        "dpx/cross_attention/tree_sums.py",
         "return sensitivity * multiplier * np.sqrt(depth * worst.sum() / worst)",
         "return sensitivity * multiplier * np.sqrt(worst.sum() / worst)",
-        "tests/test_trees.py::test_gaussian_noise_spends_exactly_the_budget",
+        "tests/cross_attention/test_tree_sums.py::test_gaussian_noise_spends_exactly_the_budget",
     ),
     Fault(
         "every moment of a truncated Laplace tree has the whole budget",
-        "dpx/trees.py",
+        "dpx/cross_attention/tree_sums.py",
         "count = depth * (power + 1) * len(ranges)",
         "count = depth * len(ranges)",
         PRICE.format("DPTreeHighDim, truncated Laplace"),
@@ -673,14 +669,14 @@ FAULTS = (
     ),
     Fault(
         "advanced composition is bought without its slack",
-        "dpx/trees.py",
+        "dpx/cross_attention/tree_sums.py",
         "return advanced * (1 - 1e-9), delta / (2 * count)",
         "return advanced * (1 - 1e-9), delta / count",
-        "tests/test_trees.py::test_split_budget_composes_to_the_budget",
+        "tests/cross_attention/test_tree_sums.py::test_split_budget_composes_to_the_budget",
     ),
     Fault(
         "all trees have the same noise",
-        "dpx/trees.py",
+        "dpx/cross_attention/tree_sums.py",
         "return jax.lax.map(one, (jax.random.split(key, len(unit)), unit, nodes))",
         "return jax.lax.map(one, (jnp.stack([key] * len(unit)), unit, nodes))",
         REPLACED.format("DPTreeHighDim"),
@@ -706,14 +702,14 @@ FAULTS = (
         "dpx/noisy_head/bounds.py",
         "return G * (2 * C + R * G) if",
         "return G * (2 * C + R * G) / 2 if",
-        "tests/test_noisy_head_sensitivity.py::test_gradient_sensitivity_under_attack",
+        "tests/noisy_head/test_noisy_head_sensitivity.py::test_gradient_sensitivity_under_attack",
     ),
     Fault(
         "the parameters of NoisyHead leave the ball",
         "dpx/noisy_head/descent.py",
         "nearest = projections.projection_l2_ball(moved, radius)",
         "nearest = moved",
-        "tests/test_noisy_head_privacy.py"
+        "tests/noisy_head/test_noisy_head_privacy.py"
         "::test_every_iterate_lies_in_the_ball_that_the_sensitivity_assumes",
     ),
     Fault(
@@ -721,7 +717,7 @@ FAULTS = (
         "dpx/noisy_head/one_shot.py",
         "return 2 * math.sqrt(2) * G**2, 2 * C * G",
         "return 2 * G**2, 2 * C * G",
-        "tests/test_noisy_head_sensitivity.py::test_joint_sensitivity_under_attack",
+        "tests/noisy_head/test_noisy_head_sensitivity.py::test_joint_sensitivity_under_attack",
     ),
     Fault(
         "half of the noise is taken off the second moments",
@@ -742,55 +738,55 @@ FAULTS = (
         "dpx/noisy_head/descent.py",
         'if trajectory and accounting == "last_iterate":',
         'if trajectory and accounting == "none":',
-        "tests/test_noisy_head_privacy.py::test_misuse",
+        "tests/noisy_head/test_noisy_head_privacy.py::test_misuse",
     ),
     # -----------------------------------------------------------------------------------------------------
     # Whole runs
     Fault(
         "the prior is missing from its row's ledger",
-        "experiments/training.py",
+        "dpx/training/loop.py",
         "        if beside is None:\n            return alone(steps)",
         "        if True:\n            return alone(steps)",
         LEDGER.format("text"),
     ),
     Fault(
         "training is calibrated as if nothing were released before it",
-        "experiments/training.py",
+        "dpx/training/loop.py",
         "steps=config.steps, beside=event, **settings)",
         "steps=config.steps, **settings)",
-        "tests/test_training.py::test_budget_includes_what_was_released_before",
+        "tests/training/test_training.py::test_budget_includes_what_was_released_before",
     ),
     Fault(
         "the prior is missing from the total",
-        "experiments/language_model.py",
+        "experiments/dp_transformer/language_model.py",
         'once = {} if prior is None else {"prior": prior.guarantee}',
         "once = {}",
         LEDGER.format("text"),
     ),
     Fault(
         "two rows of a text run share their noise",
-        "experiments/language_model.py",
+        "experiments/dp_transformer/language_model.py",
         "zip(rows, (training_key, second_key), samplings, strict=False)",
         "zip(rows, (training_key, training_key), samplings, strict=False)",
         LEDGER.format("text"),
     ),
     Fault(
         "two rows of a text run share their samples",
-        "experiments/language_model.py",
+        "experiments/dp_transformer/language_model.py",
         "*samplings, plain_sampling = (keys.sampling, *keys.sampling.spawn(2))",
         "*samplings, plain_sampling = (keys.sampling,) * 3",
         LEDGER.format("text"),
     ),
     Fault(
         "all n-grams have the same noise",
-        "experiments/language_model.py",
+        "experiments/dp_transformer/language_model.py",
         "for order, key in zip(config.ngrams, ngram_keys, strict=True):",
         "for order, key in zip(config.ngrams, [prior_key] * len(ngram_keys), strict=True):",
         LEDGER.format("text"),
     ),
     Fault(
         "test records are trained on",
-        "experiments/language_model.py",
+        "experiments/dp_transformer/language_model.py",
         "    corpus = _load(config)\n    train = corpus.train\n",
         "    corpus = _load(config)\n"
         "    train = type(corpus.train)(np.concatenate([corpus.train.tokens, corpus.test.tokens]))\n",
@@ -798,70 +794,70 @@ FAULTS = (
     ),
     Fault(
         "the last item of every user is trained on",
-        "experiments/recommender_data.py",
+        "experiments/dp_transformer/histories.py",
         "train = known if config.data.train_on_validation else split.train",
         "train = load(config)",
         LEDGER.format("recommender"),
     ),
     Fault(
         "token probabilities are missing from the ledger",
-        "experiments/models.py",
+        "experiments/dp_transformer/models.py",
         'ledger = dpx.Ledger().spend(prior, "prior release").spend(beside, label)',
         'ledger = dpx.Ledger().spend(prior, "prior release")',
         LEDGER.format("recommender"),
     ),
     Fault(
         "the prior of a recommender is missing from its row's ledger",
-        "experiments/recommender.py",
+        "experiments/dp_transformer/recommender.py",
         "                prior=prior,\n                correction_key",
         "                prior=None,\n                correction_key",
         LEDGER.format("recommender"),
     ),
     Fault(
         "the plain baseline shares samples with a private row",
-        "experiments/recommender.py",
+        "experiments/dp_transformer/recommender.py",
         "*samplings, plain_sampling = (sampling, *sampling.spawn(2))",
         "*samplings, plain_sampling = (sampling, *sampling.spawn(1), sampling)",
         LEDGER.format("recommender"),
     ),
     Fault(
         "the model without privacy gives a private row its output bias",
-        "experiments/recommender.py",
+        "experiments/dp_transformer/recommender.py",
         "        bias, start, prior = _prior(config, prepared.train, noise[1])\n",
         "        _, start, prior = _prior(config, prepared.train, noise[1])\n        bias = exact\n",
         LEDGER.format("recommender"),
     ),
     Fault(
         "the warm start's share is not deducted",
-        "experiments/recommender.py",
+        "experiments/dp_transformer/recommender.py",
         "return None, *warm_start.fit(key, train, config, config.start.share)",
         "return None, warm_start.fit(key, train, config, config.start.share)[0], None",
         LEDGER.format("recommender, warm"),
     ),
     Fault(
         "the warm start spends the whole budget",
-        "experiments/warm_start.py",
+        "experiments/dp_transformer/warm_start.py",
         "dpx.gaussian_noise_multiplier(config.epsilon, config.delta) / math.sqrt(share)\n    spent",
         "dpx.gaussian_noise_multiplier(config.epsilon, config.delta)\n    spent",
-        "tests/test_warm_start.py::test_release_and_training_cost_the_budget_together",
+        "tests/experiments/test_warm_start.py::test_release_and_training_cost_the_budget_together",
     ),
     Fault(
         "the warm start and the release of transitions have one key",
-        "experiments/recommender.py",
+        "experiments/dp_transformer/recommender.py",
         "whole, guarantee = warm_start.fit(noise[5], prepared.train, config, share=1.0)",
         "whole, guarantee = warm_start.fit(noise[1], prepared.train, config, share=1.0)",
         LEDGER.format("recommender, warm"),
     ),
     Fault(
         "the total is that of the first release",
-        "experiments/run.py",
+        "dpx/launch/run.py",
         "        ledger.spend(spent, label)\n    plain",
         "        if not ledger.releases:\n            ledger.spend(spent, label)\n    plain",
         LEDGER.format("text"),
     ),
     Fault(
         "the headline states the ε of the config",
-        "experiments/run.py",
+        "dpx/launch/run.py",
         'headline = state(outcome["privacy"]).to_json()',
         'headline = {**state(outcome["privacy"]).to_json(), "epsilon": config["epsilon"]}',
         LEDGER.format("text"),
@@ -870,63 +866,63 @@ FAULTS = (
     # Keys and folders
     Fault(
         "noise and sampling come from one key",
-        "experiments/keys.py",
+        "dpx/training/keys.py",
         "return Keys(_wrap(noise.generate_state(_key_words(), np.uint32)), sampling)",
         "return Keys(_wrap(noise.generate_state(_key_words(), np.uint32)), noise)",
         LEDGER.format("text"),
     ),
     Fault(
         "noise comes from the public seed",
-        "experiments/keys.py",
+        "dpx/training/keys.py",
         "found = _from_seed(config.noise_seed)",
         "found = _from_seed(config.seed)",
         LEDGER.format("recommender, warm"),
     ),
     Fault(
         "two processes on one folder draw two keys",
-        "experiments/storage.py",
+        "dpx/_storage.py",
         "os.link(partial, path)",
         "os.replace(partial, path)\n            open(partial, 'w').close()",
-        "tests/test_world_faults.py::test_of_two_runs_on_one_fresh_folder_both_have_one_key",
+        "tests/launch/test_world_faults.py::test_of_two_runs_on_one_fresh_folder_both_have_one_key",
     ),
     Fault(
         "a run is not locked",
-        "experiments/run.py",
+        "dpx/launch/run.py",
         "    with storage.lock(workdir):\n        record = records.read(workdir)",
         "    if True:\n        record = records.read(workdir)",
-        "tests/test_experiments.py::test_a_folder_that_is_in_use_is_not_run_in",
+        "tests/launch/test_experiments.py::test_a_folder_that_is_in_use_is_not_run_in",
     ),
     Fault(
         "a run resumes on other data with the same noise",
-        "experiments/keys.py",
+        "dpx/training/keys.py",
         'if stored.get("data") != digest:',
         "if False:",
-        "tests/test_experiments.py::test_keys_belong_to_the_data_that_they_were_made_for",
+        "tests/launch/test_experiments.py::test_keys_belong_to_the_data_that_they_were_made_for",
     ),
     Fault(
         "a run that lost its keys draws new ones",
-        "experiments/keys.py",
+        "dpx/training/keys.py",
         "if any((workdir / name).exists() for name in _BEGUN):",
         "if False:",
-        "tests/test_experiments.py::test_new_keys_are_not_made_for_a_run_that_has_begun",
+        "tests/launch/test_experiments.py::test_new_keys_are_not_made_for_a_run_that_has_begun",
     ),
     Fault(
         "the keys of a finished run are kept",
-        "experiments/keys.py",
+        "dpx/training/keys.py",
         "            shutil.rmtree(folder)\n",
         "            pass\n",
-        "tests/test_experiments.py::test_keys_are_fresh_from_the_system_and_kept_until_discarded",
+        "tests/launch/test_experiments.py::test_keys_are_fresh_from_the_system_and_kept_until_discarded",
     ),
     Fault(
         "keys can be read by others",
-        "experiments/storage.py",
+        "dpx/_storage.py",
         "own = found.st_uid == os.geteuid() and not found.st_mode & 0o077",
         "own = True",
-        "tests/test_world_faults.py::test_links_and_open_folders_are_not_taken_for_secrets",
+        "tests/launch/test_world_faults.py::test_links_and_open_folders_are_not_taken_for_secrets",
     ),
     Fault(
         "config.json shows the noise seed",
-        "experiments/records.py",
+        "dpx/launch/records.py",
         'return {**values, "noise_seed": keys.fingerprint(values["noise_seed"], workdir, new=new)}',
         "return values",
         LEDGER.format("recommender, warm"),

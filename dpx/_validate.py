@@ -1,0 +1,67 @@
+"""What arguments must be: every check raises ValueError with the name, the value and what to do."""
+
+import math
+
+import numpy as np
+from jax.core import Tracer
+
+_MAX_EPSILON = 1e8
+
+
+def check_number(value, name: str) -> float:
+    """Returns the value as a float; raises ValueError for what is no real number.
+
+    None, strings, booleans, complex numbers and arrays of more than a number are none, although `float` takes
+    some of them.
+    """
+    try:
+        kind = np.dtype(getattr(value, "dtype", float)).kind
+        if isinstance(value, (bool, complex, str, bytes)) or kind in "bc" or np.ndim(value):
+            raise TypeError
+        return float(value)
+    except (TypeError, OverflowError):
+        raise ValueError(f"{name}={value!r} must be a number, static under jit") from None
+
+
+def check_positive(value, name: str, *, zero: bool = False) -> float:
+    """Returns the value as a float; raises ValueError unless it is finite and above zero (or zero)."""
+    number = check_number(value, name)
+    if not (math.isfinite(number) and (number > 0 or (zero and number == 0))):
+        raise ValueError(
+            f"{name}={value} must be finite and {'at least 0' if zero else 'positive'}"
+        )
+    return number
+
+
+def check_integer(value, name: str, least: int = 1) -> int:
+    """Returns the value as an int; raises ValueError unless it is a whole number and `least` at least."""
+    number = check_number(value, name)
+    if not number.is_integer() or number < least:
+        raise ValueError(f"{name}={value} must be a whole number, at least {least}")
+    return int(value)
+
+
+def check_epsilon(epsilon: float, name: str = "epsilon") -> float:
+    """Returns ε as a float; raises ValueError unless 0 < ε ≤ 1e8."""
+    if not 0 < check_number(epsilon, name) <= _MAX_EPSILON:
+        raise ValueError(f"{name}={epsilon} must be in (0, 1e8]: use a positive privacy budget")
+    return float(epsilon)
+
+
+def check_delta(delta: float, name: str = "delta") -> float:
+    """Returns δ as a float; raises ValueError unless 0 < δ < 1."""
+    if not 0 < check_number(delta, name) < 1:
+        raise ValueError(f"{name}={delta} must be in (0, 1): use less than 1 / number of records")
+    return float(delta)
+
+
+def check_choice(value: str, name: str, known: tuple[str, ...]) -> None:
+    """Raises ValueError unless the word is a known one."""
+    if value not in known:
+        raise ValueError(f"{name}={value!r} is not known: use one of {', '.join(known)}")
+
+
+def check_finite(array, name: str, remedy: str) -> None:
+    """Raises ValueError for a concrete array with a value that is not finite; a traced one passes."""
+    if not isinstance(array, Tracer) and not np.all(np.isfinite(np.asarray(array))):
+        raise ValueError(f"{name} holds values that are not finite: {remedy}")

@@ -1,0 +1,213 @@
+"""Features whose inner products are (truncated) exponentials: e^{⟨x, y⟩/scale} without an n × n matrix.
+
+`PolynomialFeatures` are all monomials of degree ≤ s with the coefficients of the exponential series,
+
+    P(x)_a = x^a / √(a!·scale^{|a|}),   P(x)ᵀP(y) = T_s(⟨x, y⟩/scale),   T_s(z) = Σ_{t ≤ s} z^t / t!,
+
+r = C(s + d, d) of them: not the C(2s + 2d, 2s) of Ke et al. (arXiv 2407.14717, Lemma G.2), and each with
+a range of its own. `RandomFeatures` are for dimensions where r explodes: positive, orthogonal random
+features (Choromanski et al. 2021, arXiv 2009.14794), drawn without looking at any data.
+"""
+
+import dataclasses
+import functools
+import math
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from scipy import special
+
+from dpx._validate import check_integer, check_positive
+
+MAX_FEATURES = 2**22
+
+
+def truncated_exponential(z: float, degree: int) -> float:
+    """T_s(z) = Σ_{t ≤ s} z^t/t!, s the degree."""
+    term = total = 1.0
+    for t in range(1, degree + 1):
+        term *= z / t
+        total += term
+    return total
+
+
+def relative_error(degree: int, low: float, high: float) -> float:
+    """Largest |1 − T_s(z)/e^z| over z in [low, high], low ≤ 0 ≤ high.
+
+    1 − T_s(z)e^{−z} has derivative e^{−z} z^s/s!: its modulus grows away from zero on either side, so
+    that an end of the interval attains the maximum, ∫₀^high e^{−u} u^s/s! du or ∫₀^|low| e^u u^s/s! du.
+    """
+    below = -low
+    left = 0.0
+    if below > 0:
+        log_front = (degree + 1) * math.log(below) - math.lgamma(degree + 2)
+        left = math.exp(min(log_front, 700.0)) * float(
+            special.hyp1f1(degree + 1, degree + 2, below)
+        )
+    return max(left, float(special.gammainc(degree + 1, high)))
+
+
+def smallest_degree(low: float, high: float, tolerance: float = 1e-4) -> int:
+    """The smallest even degree whose `relative_error` on [low, high] is at most `tolerance`.
+
+    Even, as T_s > 0 everywhere for even s only, which attention weights and the sketch's sensitivity
+    both need.
+
+    Raises:
+      ValueError: if no degree up to 400 will do.
+    """
+    # Beyond, the error is near 1 at every such degree, and the series that tell it never end.
+    follows = max(-low, high) <= 400
+    for degree in range(0, 402, 2) if follows else ():
+        if relative_error(degree, low, high) <= tolerance:
+            return degree
+    raise ValueError(
+        f"exponents reach [{low:.4g}, {high:.4g}], beyond what a polynomial of degree 400 follows to "
+        f"{tolerance}: use smaller bounds or a larger scale"
+    )
+
+
+@dataclasses.dataclass(frozen=True)
+class PolynomialFeatures:
+    """The feature map P: R^dim → R^r, r = C(degree + dim, dim); call it on (..., dim) arrays.
+
+    Attributes:
+      dim: d.
+      degree: s.
+      scale: What inner products are divided by inside the exponential; `dim` if None.
+
+    Raises:
+      ValueError: for a dimension < 1, a degree < 0, a scale ≤ 0 or more than `MAX_FEATURES` features; when
+        called, for arrays of another dimension.
+    """
+
+    dim: int
+    degree: int
+    scale: float | None = None
+
+    def __post_init__(self):
+        object.__setattr__(self, "dim", check_integer(self.dim, "dim"))
+        object.__setattr__(self, "degree", check_integer(self.degree, "degree", 0))
+        if self.scale is not None:
+            check_positive(self.scale, "scale")
+        if self.num_features > MAX_FEATURES:
+            raise ValueError(
+                f"degree {self.degree} in {self.dim} dimensions makes r = {self.num_features} features "
+                f"({4 * self.num_features / 2**30:.3g} GiB a row), beyond {MAX_FEATURES}: use a lower "
+                "degree, smaller bounds, a larger scale or random features"
+            )
+
+    @property
+    def num_features(self) -> int:
+        """r = C(s + d, d)."""
+        return math.comb(self.degree + self.dim, self.dim)
+
+    @functools.cached_property
+    def exponents(self) -> np.ndarray:
+        """The multi-indices a, shape (r, dim), by degree; the constant feature comes first."""
+        parents, variables = self._recipe
+        exponents = np.zeros((self.num_features, self.dim), np.int32)
+        start = 1
+        for parent, variable in zip(parents, variables, strict=True):
+            stop = start + len(parent)
+            exponents[start:stop] = exponents[parent]
+            exponents[np.arange(start, stop), variable] += 1
+            start = stop
+        return exponents
+
+    def ranges(self, bound: float) -> np.ndarray:
+        """The largest value of each feature on [0, bound]^dim: R^{|a|} / √(a!·scale^{|a|}), (r,)."""
+        total = self.exponents.sum(-1)
+        factorials = np.array([math.lgamma(t + 1) for t in range(self.degree + 1)])
+        return np.exp(
+            total * math.log(bound / math.sqrt(self._scale))
+            - 0.5 * factorials[self.exponents].sum(-1)
+        )
+
+    def column(self, x: jax.Array, index: jax.Array) -> jax.Array:
+        """Feature number `index` (may be traced) of x (..., dim): shape (...)."""
+        x = self._entering(x, -1)
+        powers = jnp.asarray(self.exponents)[index]
+        return jnp.asarray(self.ranges(1.0), x.dtype)[index] * jnp.prod(x**powers, axis=-1)
+
+    def __call__(self, x: jax.Array) -> jax.Array:
+        """P(x): (..., dim) -> (..., r)."""
+        return jnp.moveaxis(self.rows(jnp.moveaxis(self._entering(x, -1), -1, 0)), 0, -1)
+
+    def rows(self, x: jax.Array) -> jax.Array:
+        """P with features first: (dim, ...) -> (r, ...), the layout in which computing it is fastest.
+
+        Each feature is one product: a feature of one degree less times a coordinate.
+        """
+        x = self._entering(x, 0)
+        x = x / jnp.asarray(math.sqrt(self._scale), x.dtype)
+        start, previous = 0, jnp.ones((1, *x.shape[1:]), x.dtype)
+        blocks = [previous]
+        for parents, variables in zip(*self._recipe, strict=True):
+            stop = start + len(previous)
+            exponents = self.exponents[stop : stop + len(parents)]
+            last = exponents[np.arange(len(parents)), variables]
+            factor = jnp.asarray(1 / np.sqrt(last), x.dtype).reshape(-1, *[1] * (x.ndim - 1))
+            previous = previous[parents - start] * (x[variables] * factor)
+            blocks.append(previous)
+            start = stop
+        return jnp.concatenate(blocks)
+
+    def _entering(self, x, axis: int) -> jax.Array:
+        """x as floats, whose `axis` holds the coordinates."""
+        x = jnp.asarray(x)
+        if not x.ndim or x.shape[axis] != self.dim:
+            raise ValueError(
+                f"x has shape {x.shape}: its axis {axis} must be of size dim={self.dim}"
+            )
+        return x.astype(jnp.result_type(x, 0.0))
+
+    @property
+    def _scale(self) -> float:
+        return float(self.dim if self.scale is None else self.scale)
+
+    @functools.cached_property
+    def _recipe(self) -> tuple[list[np.ndarray], list[np.ndarray]]:
+        """For each degree ≥ 1: the index of every feature's parent, and the coordinate it adds.
+
+        A monomial's parent lacks one factor of its last coordinate, so every monomial has exactly one.
+        """
+        parents, variables = [], []
+        indices, last = np.zeros(1, np.int64), np.zeros(1, np.int64)
+        start = 1
+        for _ in range(self.degree):
+            repeats = self.dim - last
+            parent = np.repeat(indices, repeats)
+            offset = np.arange(len(parent)) - np.repeat(np.cumsum(repeats) - repeats, repeats)
+            last = np.repeat(last, repeats) + offset
+            parents.append(parent)
+            variables.append(last)
+            indices = np.arange(start, start + len(parent))
+            start += len(parent)
+        return parents, variables
+
+
+def random_directions(key: jax.Array, num_features: int, dim: int) -> jax.Array:
+    """Directions for `random_rows`, (num_features, dim): orthogonal in blocks, each marginally N(0, I).
+
+    The key is public: it decides no noise, and the directions are part of what is released.
+    """
+    blocks = -(-num_features // dim)
+    rotation_key, norm_key = jax.random.split(key)
+    rotations = jax.random.orthogonal(rotation_key, dim, (blocks,)).reshape(-1, dim)
+    norms = jnp.linalg.norm(jax.random.normal(norm_key, rotations.shape), axis=-1, keepdims=True)
+    return (rotations * norms)[:num_features]
+
+
+def random_rows(directions: jax.Array, x: jax.Array, scale: float) -> jax.Array:
+    """Positive random features, features first: (dim, ...) -> (m, ...).
+
+    φ(x)_j = exp(⟨ω_j, x⟩/√scale − ‖x‖²/(2·scale)) / √m, with E⟨φ(x), φ(y)⟩ = e^{⟨x, y⟩/scale}
+    (Choromanski et al. 2021, arXiv 2009.14794, Lemma 1).
+    """
+    x = jnp.asarray(x)
+    x = x.astype(jnp.result_type(x, 0.0))  # in integers the scale would lose its fraction
+    x = x / jnp.asarray(math.sqrt(scale), x.dtype)
+    exponents = jnp.tensordot(directions, x, axes=1) - 0.5 * jnp.square(x).sum(0)
+    return jnp.exp(exponents) / math.sqrt(len(directions))

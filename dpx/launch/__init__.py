@@ -1,0 +1,1 @@
+"""Runs configured experiments: nothing else in dpx imports it."""

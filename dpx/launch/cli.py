@@ -1,0 +1,99 @@
+"""How every command line of the project fails: one line on stderr, exit status 2, no traceback."""
+
+import errno
+import re
+import sys
+import warnings
+from collections.abc import Callable
+from typing import NoReturn
+
+from absl import app, flags, logging
+
+from dpx import _storage as storage
+from dpx.launch import records
+from dpx.training import keys
+
+# What can go wrong in the world while a run goes on; all else is a fault of the program.
+EXPECTED = (keys.CannotResumeError, storage.StorageError, OSError, ModuleNotFoundError)
+_REMEDIES = {
+    errno.ENOSPC: "make room, and repeat the command",
+    errno.EDQUOT: "make room, and repeat the command",
+    errno.EACCES: "make it accessible, or use another path",
+    errno.EPERM: "make it accessible, or use another path",
+    errno.EROFS: "make it writable, or use another path",
+    errno.ELOOP: "remove the link that was put there",
+}
+
+
+def start(main: Callable[[list[str]], None]) -> None:
+    """`absl.app.run`, which an interrupt from the keyboard ends in one line with exit status 130."""
+    sys.unraisablehook = _show_unraisable
+    try:
+        app.run(main, flags_parser=parse_flags)
+    except KeyboardInterrupt:
+        sys.stderr.write("interrupted: the same command goes on where this one stopped\n")
+        sys.exit(130)
+
+
+def parse_flags(argv: list[str]) -> list[str]:
+    """Parses flags, for `app.run(main, flags_parser=parse_flags)`."""
+    warnings.showwarning = _show_warning
+    try:
+        if "config" in flags.FLAGS:
+            _check_config(argv)
+        left = flags.FLAGS(argv)
+    except SystemExit:
+        sys.exit(0)  # absl has printed the help that was asked for, which it calls status 1
+    except Exception as error:  # ml_collections raises many types for a bad config flag
+        stop(error)
+    if not flags.FLAGS["verbosity"].present:
+        # Orbax reports every file at INFO, and as an ERROR, with a traceback, what it then raises.
+        logging.set_verbosity(logging.FATAL)
+    if len(left) > 1:
+        stop(ValueError(f"unknown argument {left[1]!r}: flags start with --"))
+    return left
+
+
+def _check_config(argv: list[str]) -> None:
+    """Raises for a config's file, argument or key that is not there: ml_collections does not say which."""
+    early = flags.FlagValues()
+    flags.DEFINE_string("config", None, "", flag_values=early)
+    early(argv, known_only=True)
+    if early.config is None:
+        return
+    known = records.flatten(records.load_config(early.config).to_dict())
+    for argument in argv:
+        key = re.match(r"--?(?:no)?config\.([\w.]+)", argument)
+        if key:
+            records.check_key(key[1], known)
+
+
+def stop(error: Exception) -> NoReturn:
+    """Ends the process with the error's first line."""
+    text = in_one_line(error)
+    sys.stderr.write(f"error: {text}\n")
+    sys.exit(2)
+
+
+def in_one_line(error: Exception) -> str:
+    """The first line of an error's text, with what to do about it."""
+    text = error.args[0] if isinstance(error, KeyError) and error.args else str(error)
+    if isinstance(error, OSError) and error.filename is not None and error.strerror:
+        remedy = _REMEDIES.get(error.errno or 0, "check the path")
+        text = f"{error.filename}: {error.strerror}: {remedy}"
+    if isinstance(error, ModuleNotFoundError):
+        text = f'{text}: install the extras, pip install -e ".[data,plots]"'
+    lines = [line.strip() for line in str(text).splitlines() if line.strip()]
+    return lines[0] if lines else type(error).__name__
+
+
+def _show_unraisable(unraisable) -> None:
+    # A write that fails is raised once, by Orbax. What TensorStore had not finished then finds its event loop
+    # closed, with nobody to tell.
+    if str(unraisable.exc_value) != "Event loop is closed":
+        sys.__unraisablehook__(unraisable)
+
+
+def _show_warning(message, category, filename, lineno, file=None, line=None) -> None:
+    del category, filename, lineno, file, line
+    sys.stderr.write(f"warning: {message}\n")

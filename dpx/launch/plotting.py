@@ -1,0 +1,30 @@
+"""matplotlib, which is optional and slow to import, and one way of saving its figures."""
+
+import importlib.util
+from pathlib import Path
+from typing import Any
+
+from dpx import _storage as storage
+
+
+def available() -> bool:
+    """Whether the extra `plots` is installed."""
+    return importlib.util.find_spec("matplotlib") is not None
+
+
+def pyplot() -> Any:
+    """matplotlib.pyplot for writing files."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+
+    return pyplot
+
+
+def save(figure: Any, path: Path) -> Path:
+    """Writes a figure and forgets it; returns the path."""
+    with storage.replacing(path) as file:
+        figure.savefig(file, format="png", dpi=120, bbox_inches="tight")
+    pyplot().close(figure)
+    return path

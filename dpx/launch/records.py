@@ -1,0 +1,215 @@
+"""What a run leaves in its folder, and how to read it back.
+
+Each .json carries a checksum of its content, so that a damaged one is noticed.
+
+config.json       the configuration, its file and what was overridden: written before anything runs
+environment.json  versions and devices
+metrics.jsonl     progress, a line each
+privacy.json      every release with its guarantee, their total, and what no guarantee covers
+result.json       metrics, the headline guarantee, wall time, notes: written last, atomically
+"""
+
+import dataclasses
+import functools
+import importlib
+import importlib.util
+import json
+import os
+import platform
+from collections.abc import Mapping
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+import jax
+import ml_collections
+
+from dpx import _storage as storage
+from dpx.training import keys
+
+
+@dataclasses.dataclass(frozen=True)
+class Record:
+    """A finished run."""
+
+    workdir: Path
+    source: str
+    config: dict
+    overrides: dict
+    metrics: dict
+    privacy: dict
+    wall_seconds: float
+    notes: str = ""
+
+    @functools.cached_property
+    def private(self) -> dict:
+        """All of privacy.json."""
+        return storage.read_json(self.workdir / "privacy.json")
+
+    @property
+    def releases(self) -> dict[str, dict]:
+        """Guarantee of every output, by label."""
+        return self.private["releases"]
+
+    @property
+    def total(self) -> dict:
+        """The guarantee of all outputs together."""
+        return self.private["total"]
+
+
+def load_config(source: str) -> ml_collections.ConfigDict:
+    """The configuration of `configs/NAME.py[:arg]`, its defaults."""
+    path, _, arg = source.partition(":")
+    return config_module(path).get_config(arg)
+
+
+def config_module(path: str):
+    """The module of a config file.
+
+    Raises:
+      FileNotFoundError: if there is none.
+    """
+    path = path.partition(":")[0]
+    if not Path(path).is_file():
+        raise FileNotFoundError(f"{path}: no such config file")
+    spec = importlib.util.spec_from_file_location(Path(path).stem, path)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def experiment(config: ml_collections.ConfigDict):
+    """The module that runs a configuration.
+
+    Raises:
+      ValueError: where there is none of that name.
+    """
+    name = f"experiments.{config.experiment}"
+    module = importlib.import_module(name) if importlib.util.find_spec(name) else None
+    if module is None or not hasattr(module, "validate"):
+        raise ValueError(
+            f"config.experiment={config.experiment!r} is no experiment: leave it as the config has it"
+        )
+    return module
+
+
+def check_key(name: str, known: Mapping[str, Any]) -> None:
+    """Raises ValueError for a dotted name that a flat config does not have."""
+    if name not in known:
+        raise ValueError(f"config has no key {name!r}: use one of {', '.join(known)}")
+
+
+def flatten(config: Mapping | ml_collections.ConfigDict, prefix: str = "") -> dict[str, Any]:
+    """Dotted names to values."""
+    flat = {}
+    for name, value in config.items():
+        if isinstance(value, Mapping | ml_collections.ConfigDict):
+            flat |= flatten(value, f"{prefix}{name}.")
+        else:
+            flat[prefix + name] = value
+    return flat
+
+
+def overrides(config: ml_collections.ConfigDict, source: str) -> dict[str, Any]:
+    """What differs from the config file's own values, by dotted name."""
+    defaults = flatten(load_config(source).to_dict())
+    return {
+        name: value
+        for name, value in flatten(config.to_dict()).items()
+        if name not in defaults or defaults[name] != value
+    }
+
+
+def begin(config: ml_collections.ConfigDict, source: str, workdir: Path) -> None:
+    """Claims a folder for a configuration.
+
+    Raises:
+      ValueError: if it holds another one, or files of something else.
+      storage.StorageError: if another process keeps it, or its files are damaged.
+    """
+    path = workdir / "config.json"
+    if not path.exists():
+        _refuse_foreign(workdir)
+        with storage.lock(workdir, wait=10):
+            _refuse_foreign(workdir)
+            if not path.exists():
+                storage.write_json(workdir / "environment.json", _environment())
+                storage.write_json(
+                    path,
+                    {
+                        "source": source,
+                        "config": _shown(config.to_dict(), workdir, new=True),
+                        "overrides": _shown(overrides(config, source), workdir),
+                    },
+                )
+    stored = storage.read_json(path)["config"]
+    mine = config.to_dict()
+    same_kind = (stored.get("noise_seed") is None) == (mine.get("noise_seed") is None)
+    if not same_kind or stored != json.loads(json.dumps(_shown(mine, workdir))):
+        raise ValueError(f"{workdir} holds a run of another config: use a new --workdir")
+
+
+def _shown(values: dict, workdir: Path, *, new: bool = False) -> dict:
+    """Values as records show them: the noise seed by its fingerprint."""
+    if values.get("noise_seed") is None:
+        return values
+    return {**values, "noise_seed": keys.fingerprint(values["noise_seed"], workdir, new=new)}
+
+
+def _refuse_foreign(workdir: Path) -> None:
+    """Raises ValueError for a folder without config.json that holds more than a killed claim leaves."""
+    if (workdir / "config.json").exists() or not workdir.exists():
+        return
+    ours = (storage.LOCK, keys.FOLDER, "environment.json")
+    if any(file.suffix != ".partial" and file.name not in ours for file in workdir.iterdir()):
+        raise ValueError(
+            f"{workdir} is not empty and holds no run (no config.json): use a new --workdir"
+        )
+
+
+def read(workdir: str | Path) -> Record | None:
+    """The record of a finished run, or None while there is no result."""
+    workdir = Path(workdir)
+    if not (workdir / "result.json").exists():
+        return None
+    return Record(
+        workdir=workdir,
+        **storage.read_json(workdir / "config.json"),
+        **storage.read_json(workdir / "result.json"),
+    )
+
+
+def read_all(folder: str | Path) -> list[Record]:
+    """Every finished run in a folder, by path."""
+    found = sorted(path.parent for path in Path(folder).rglob("result.json"))
+    return [record for workdir in found if (record := read(workdir)) is not None]
+
+
+def load(workdir: str | Path) -> Any:
+    """The private model that a finished run left, ready to sample or recommend.
+
+    Raises:
+      FileNotFoundError: if the folder holds no finished run.
+      ValueError: if its experiment leaves no model.
+    """
+    record = read(workdir)
+    if record is None:
+        raise FileNotFoundError(f"{workdir} holds no finished run")
+    config = ml_collections.ConfigDict(record.config)
+    module = experiment(config)
+    if not hasattr(module, "load"):
+        raise ValueError(f"{workdir}: the experiment {config.experiment} leaves no model")
+    return module.load(config, Path(workdir))
+
+
+def _environment() -> dict:
+    packages = ("jax", "flax", "optax", "numpy", "dp-accounting", "orbax-checkpoint")
+    return {
+        "python": platform.python_version(),
+        "platform": platform.platform(),
+        "packages": {name: metadata.version(name) for name in packages},
+        "devices": [str(device) for device in jax.devices()],
+        "cores": os.cpu_count(),
+    }

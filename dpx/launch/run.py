@@ -1,0 +1,169 @@
+"""Runs one configured experiment.
+
+python -m experiments.run --config=configs/NAME.py[:arg] --workdir=DIR [--config.key=value ...] [--dry_run]
+"""
+
+import time
+from pathlib import Path
+from typing import Any
+
+import ml_collections
+from absl import flags
+from ml_collections import config_flags
+
+import dpx
+from dpx import _storage as storage
+from dpx import _validate, privacy
+from dpx.launch import cli, records, report
+from dpx.training import keys
+
+_SEEDED = (
+    "the guarantee holds only while noise_seed stays unknown to whoever sees the outputs, and is used for "
+    "one run on one data set only"
+)
+_SYNTHETIC = (
+    "the data are synthetic and the noise follows from the public seed: this is what the method would "
+    "guarantee on private data, with noise from a secret key"
+)
+_LIMITED = (
+    "records are added to or removed from the {} that data.limit leaves to train on, and no other takes the "
+    "place of one: which records those are is public"
+)
+
+
+def check(config: Any) -> None:
+    """Raises ValueError or FileNotFoundError for a value or a file that no run could use."""
+    _validate.check_epsilon(config["epsilon"], "config.epsilon")
+    _validate.check_delta(config["delta"], "config.delta")
+    for name in ("seed", "noise_seed"):
+        if config[name] is not None and config[name] < 0:
+            raise ValueError(f"config.{name}={config[name]} must be at least 0")
+    records.experiment(config).validate(config)
+
+
+def prepare(config: ml_collections.ConfigDict, source: str, workdir: Path) -> None:
+    """Checks a configuration and claims its folder: all that a user can get wrong is found here.
+
+    Args:
+      config: The configuration.
+      source: The config file it came from, with its argument.
+      workdir: New or empty, or of the same configuration.
+
+    Raises:
+      ValueError, FileNotFoundError: before anything is written.
+      storage.StorageError: if another process keeps the folder, or its files are damaged.
+    """
+    check(config)
+    records.begin(config, source, workdir)
+
+
+def execute(config: ml_collections.ConfigDict, workdir: Path) -> records.Record:
+    """Runs a configuration in its prepared folder, resumes it, or reads what it left when it finished.
+
+    Raises:
+      keys.CannotResumeError: if the run was killed and its keys are lost, or its data have changed.
+      storage.BusyError: if another process runs it.
+      storage.StorageError: if a file that it needs is damaged.
+    """
+    with storage.lock(workdir):
+        record = records.read(workdir)
+        if record is None:
+            began = time.monotonic()
+            outcome = records.experiment(config).run(config, workdir)
+            _write(outcome, config, workdir, time.monotonic() - began)
+            record = records.read(workdir)
+            assert record is not None
+        # Only now: until the result stands, a resumed run must draw the very same noise.
+        keys.discard(workdir)
+        return record
+
+
+def _write(outcome: dict, config, workdir: Path, seconds: float) -> None:
+    synthetic = outcome.get("synthetic", False)
+
+    def state(spent: dpx.PrivacyGuarantee) -> dpx.PrivacyGuarantee:
+        return spent.assuming(*_assumptions(config, synthetic, spent))
+
+    releases = {label: state(spent) for label, spent in outcome["releases"].items()}
+    composed = {label: state(spent) for label, spent in outcome.get("composed", releases).items()}
+    headline = state(outcome["privacy"]).to_json()
+    written = {
+        "releases": {label: spent.to_json() for label, spent in releases.items()},
+        "total": compose(composed).to_json(),
+        "not_covered": outcome.get("not_covered", []),
+        "synthetic": synthetic,
+    }
+    storage.write_json(workdir / "privacy.json", written)
+    summary = {name: headline[name] for name in ("epsilon", "delta", "neighboring", "unit")}
+    metrics = {name: float(value) for name, value in outcome["metrics"].items()}
+    result = {
+        "metrics": metrics,
+        "privacy": summary,
+        "wall_seconds": round(seconds, 2),
+        "notes": outcome.get("notes", "").rstrip(),
+    }
+    storage.write_json(workdir / "result.json", result)
+
+
+def _assumptions(config, synthetic: bool, spent: dpx.PrivacyGuarantee) -> list[str]:
+    """What a guarantee rests on because of how it was run."""
+    found = []
+    if config.noise_seed is not None:
+        found.append(_SEEDED)
+    elif synthetic:
+        found.append(_SYNTHETIC)
+    limit = config.get("data", {}).get("limit", 0)
+    if limit and spent.neighboring == privacy.ADD_OR_REMOVE_ONE:
+        found.append(_LIMITED.format(limit))
+    return found
+
+
+def compose(releases: dict[str, dpx.PrivacyGuarantee]) -> dpx.PrivacyGuarantee:
+    """All releases as one guarantee, at the largest of their δ (or at the sum, for plain ones).
+
+    Each release must be in it once: where two rows of a table start from one release, that release is an
+    entry of its own and the rows are entries without it.
+    """
+    ledger = dpx.Ledger()
+    for label, spent in releases.items():
+        ledger.spend(spent, label)
+    plain = sum(spent.delta for spent in releases.values() if spent.event is None)
+    largest = max(spent.delta for spent in releases.values())
+    timed = any(spent.event is not None for spent in releases.values())
+    return ledger.guarantee(min(plain + largest * timed, 1 - 1e-12) or largest)
+
+
+def main(argv: list[str]) -> None:
+    del argv
+    flag = flags.FLAGS
+    try:
+        if flag.config is None:
+            raise ValueError("--config is missing: use --config=configs/NAME.py")
+        config = flag.config
+        if flag.dry_run:
+            check(config)
+            for name, value in records.experiment(config).plan(config).items():
+                print(f"{name}: {value}")
+            return
+        if flag.workdir is None:
+            raise ValueError("--workdir is missing: use --workdir=DIR, a new folder")
+        workdir = Path(flag.workdir)
+        prepare(config, config_flags.get_config_filename(flag["config"]), workdir)
+    except (ValueError, OSError, ModuleNotFoundError) as error:
+        cli.stop(error)
+    try:
+        record = execute(config, workdir)
+        print(report.summarize(record))
+        with storage.lock(workdir, wait=60):
+            for path in report.draw([record], workdir):
+                print(f"figure: {path}")
+    except cli.EXPECTED as error:
+        cli.stop(error)
+
+
+def start() -> None:
+    """The command line."""
+    config_flags.DEFINE_config_file("config", None, "configs/NAME.py, with :arg if any")
+    flags.DEFINE_string("workdir", None, "folder of this run's records")
+    flags.DEFINE_bool("dry_run", False, "print the privacy parameters and stop")
+    cli.start(main)

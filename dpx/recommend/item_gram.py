@@ -1,0 +1,189 @@
+"""A private item–item recommender: one release of the items' Gram matrix, users being its columns.
+
+A user is the 0/1 vector of the distinct items of the history, rescaled to l2 norm at most 1, once over the
+whole catalogue (the popularity) and once over the K items that are kept (a column of X). XXᵀ is released
+by `dpx.gram.release`. From it come two linear maps of a history: EASE (Steck, "Embarrassingly Shallow
+Autoencoders for Sparse Data", arXiv:1905.03375), and D(B)⁻¹f(B), the attention between items.
+"""
+
+import math
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+from scipy import sparse
+
+from dpx import gram, noise
+from dpx._validate import check_positive
+from dpx.data.histories import Histories
+from dpx.privacy import (
+    PrivacyGuarantee,
+    gaussian_budget,
+)
+from dpx.recommend import popularity
+
+
+class ItemGram(NamedTuple):
+    """A private release about items, and its cost.
+
+    Attributes:
+      items: (K,) ids of the kept items, the most popular ones first.
+      matrix: (K, K) noisy Gram matrix of the kept items.
+      log_popularity: (M,) log of a noisy distribution over the catalogue.
+      noise_std: Standard deviation of the noise on the matrix's diagonal.
+      guarantee: Of the whole.
+    """
+
+    items: np.ndarray
+    matrix: np.ndarray
+    log_popularity: np.ndarray
+    noise_std: float
+    guarantee: PrivacyGuarantee
+
+
+def fit(
+    key: jax.Array | None,
+    histories: Histories,
+    *,
+    epsilon: float,
+    delta: float,
+    num_kept: int | None = None,
+    popularity_share: float = 0.1,
+    secure: bool = False,
+) -> ItemGram:
+    """Releases the popularity of all items and the Gram matrix of those that lead it.
+
+    Guarantee: (ε, δ)-DP for adding or removing one user. Both parts have l2 sensitivity exactly 1 (a column
+    of norm at most 1 changes XXᵀ by at most 1 in Frobenius norm, `dpx.gram.frobenius_sensitivity`),
+    and are Gaussian mechanisms with multipliers m/√s and m/√(1 − s), s the popularity's share and m the
+    exact multiplier of (ε, δ): together exactly one Gaussian mechanism with multiplier m. Which items are
+    kept is read off the noisy popularity.
+
+    Args:
+      key: Of the noise.
+      histories: Of N users over M items; N and the catalogue count as public.
+      epsilon, delta: The budget.
+      num_kept: K, by default `dpx.recommend.popularity.default_num_kept`, which looks at ε, δ and N alone.
+      popularity_share: s in (0, 1).
+      secure: Sums integers and draws discrete noise (`dpx.noise.secure`); `key` must then be None.
+
+    Raises:
+      ValueError: for an argument out of range.
+    """
+    popularity_key, gram_key = noise.secure.split(key, secure)
+    leading = popularity.fit_leading(
+        popularity_key,
+        histories,
+        epsilon=epsilon,
+        delta=delta,
+        share=popularity_share,
+        num_kept=num_kept,
+        rest="the Gram matrix",
+        secure=secure,
+    )
+    items = leading.items
+    columns = user_vectors(histories)[:, items].T
+    lengths = np.sqrt(columns.sum(axis=0))  # the norm of a 0/1 vector
+    columns = columns @ sparse.diags_array(1 / np.maximum(lengths, 1))
+    spent, at = gaussian_budget(leading.noise_multiplier, delta)
+    release = gram.release(
+        gram_key,
+        columns,
+        epsilon=spent,
+        delta=at,
+        column_bound=1.0,
+        neighboring="add_or_remove_one",
+        secure=secure,
+    )
+    assert release.noise_std is not None
+    return ItemGram(
+        items=items,
+        matrix=np.asarray(release.matrix, np.float64),
+        log_popularity=leading.log_popularity,
+        noise_std=release.noise_std,
+        guarantee=leading.guarantee,
+    )
+
+
+def default_regularization(noise_std: float, num_kept: int) -> float:
+    """λ = 30 + 20σ√K for EASE: a multiple of the noise's spectral norm σ√(2K), and 30 without noise."""
+    return 30 + 20 * noise_std * math.sqrt(num_kept)
+
+
+def ease(matrix: np.ndarray, regularization: float) -> np.ndarray:
+    """EASE's item–item weights: −P_ij / P_jj with P = (G + λI)⁻¹, and a zero diagonal.
+
+    Args:
+      matrix: G, (K, K).
+      regularization: λ > 0; above the noise's spectral norm, so that G + λI is positive definite.
+
+    Returns:
+      (K, K) weights W; a history's scores are its 0/1 row times W.
+
+    Raises:
+      ValueError: for a matrix that is not square or a λ that is not positive.
+    """
+    _check_square(matrix)
+    check_positive(regularization, "regularization")
+    matrix = np.asarray(matrix, np.float64)
+    inverse = np.linalg.inv(matrix + regularization * np.eye(len(matrix)))
+    weights = -inverse / np.diag(inverse)
+    np.fill_diagonal(weights, 0)
+    return weights
+
+
+def item_attention(matrix: np.ndarray, temperature: float) -> np.ndarray:
+    """Attention between items, D(B)⁻¹ exp(B/temperature), an item not attending to itself.
+
+    Args:
+      matrix: B, (K, K) with K ≥ 2.
+      temperature: Positive; the default recipe uses max(1, 2σ), so that noise alone moves no weight far.
+
+    Returns:
+      (K, K) weights, rows summing to 1; a history's scores are its 0/1 row times these.
+
+    Raises:
+      ValueError: for a matrix that is not square with K ≥ 2, or a temperature that is not positive.
+    """
+    _check_square(matrix)
+    check_positive(temperature, "temperature")
+    if len(matrix) < 2:
+        raise ValueError(f"matrix has K={len(matrix)} items: give at least 2")
+    logits = np.asarray(matrix, np.float64) / temperature
+    np.fill_diagonal(logits, -np.inf)
+    return np.asarray(gram.attention(logits))
+
+
+def scores(
+    release: ItemGram, weights: np.ndarray, vectors: Any, *, prior_weight: float
+) -> np.ndarray:
+    """Scores of all items for each user: history times weights, plus a multiple of the log popularity.
+
+    Args:
+      release: What `fit` returned.
+      weights: (K, K), from `ease` or `item_attention`.
+      vectors: (U, M) sparse 0/1 histories, from `user_vectors`.
+      prior_weight: Of the log popularity: σ/λ for EASE, the size of the noise in one weight.
+
+    Returns:
+      (U, M) float32.
+    """
+    kept = vectors[:, release.items].astype(np.float32) @ weights.astype(np.float32)
+    return popularity.add_to_prior(prior_weight * release.log_popularity, release.items, kept)
+
+
+def user_vectors(histories: Histories) -> Any:
+    """(N, M) scipy csr array, 1 at the distinct items of every history."""
+    lengths = [len(items) for items in histories.items]
+    users = np.repeat(np.arange(len(lengths)), lengths)
+    items = np.concatenate([np.zeros(0, np.int64), *histories.items])
+    shape = (len(lengths), histories.num_items)
+    vectors = sparse.csr_array((np.ones(len(items)), (users, items)), shape=shape)
+    vectors.sum_duplicates()
+    vectors.data[:] = 1
+    return vectors
+
+
+def _check_square(matrix: np.ndarray) -> None:
+    if np.ndim(matrix) != 2 or np.shape(matrix)[0] != np.shape(matrix)[1]:
+        raise ValueError(f"matrix has shape {np.shape(matrix)}: give a square one, (K, K)")

@@ -1,0 +1,261 @@
+"""A private next-item recommender: which item follows which, released in a few rounds.
+
+One linear attention head over the history, S_j = Σ_k ρ^k W[i_k, j] with i_k the k-th last item, whose weights
+W come from noisy counts of transitions instead of noisy gradient steps. The counts are released in rounds.
+A user adds a matrix of Frobenius norm 1 to each, so that whoever has many pairs of items says little
+about each of them; therefore a round leaves out the pairs that the rounds before it have not found, and every
+user's norm goes to those that remain.
+"""
+
+import math
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import jax
+import numpy as np
+from scipy import sparse
+
+from dpx import _validate, noise, privacy
+from dpx.data.histories import Histories
+from dpx.recommend import popularity
+
+_LAST_CUT = 2.5  # standard errors that a pair must reach to be counted in the last round
+
+
+class Transitions(NamedTuple):
+    """A private release about which item follows which, and its cost.
+
+    Attributes:
+      items: (K,) ids of the kept items, the most popular ones first.
+      estimate: (K, K) float32; row i, column j: how strongly j follows i, in users of one pair each.
+      standard_error: (K, K) float32, of the noise in `estimate`.
+      weights: (K, K) float32, what `scores` uses: `attention_weights` of the two.
+      log_popularity: (M,) log of a noisy distribution over the catalogue.
+      guarantee: Of the whole.
+    """
+
+    items: np.ndarray
+    estimate: np.ndarray
+    standard_error: np.ndarray
+    weights: np.ndarray
+    log_popularity: np.ndarray
+    guarantee: privacy.PrivacyGuarantee
+
+    def scores(
+        self, histories: Sequence[np.ndarray], *, recency: float = 0.7, prior_weight: float = 0.03
+    ) -> np.ndarray:
+        """Scores of all items as the next one.
+
+        Args:
+          histories: For each of U users the ids in [0, M) of the items so far, in time order.
+          recency: ρ in [0, 1], by which an item counts less for each item after it.
+          prior_weight: Of the log popularity, which ranks what no transition reaches.
+
+        Returns:
+          (U, M) float32: a row of M scores for each user, so pass large sets in pieces.
+        """
+        if not 0 <= recency <= 1:
+            raise ValueError(f"recency={recency} must be in [0, 1]")
+        kept = recency_vectors(histories, self.items, len(self.log_popularity), recency)
+        prior = prior_weight * self.log_popularity
+        return popularity.add_to_prior(prior, self.items, kept @ self.weights)
+
+
+def fit(
+    key: jax.Array | None,
+    histories: Histories,
+    *,
+    epsilon: float,
+    delta: float,
+    num_kept: int | None = None,
+    popularity_share: float = 0.05,
+    rounds: int = 6,
+    gap_decay: float = 0.9,
+    max_gap: int = 20,
+    age_decay: float = 0.95,
+    backward: float = 0.3,
+    secure: bool = False,
+) -> Transitions:
+    """Releases the popularity of all items and the transitions between those that lead it.
+
+    Guarantee: (ε, δ)-DP for adding or removing one user, with all that a user ever did.
+
+    Sensitivity: in each round the release is a sum over users of (K, K) matrices. A user's matrix depends on
+    that user's history and on earlier *outputs* alone, and is divided by its own Frobenius norm (an empty
+    one stays zero): adding or removing the user changes the sum by that matrix, of norm 1, so the l2
+    sensitivity is exactly 1. Entries that a history reaches more than once are added up before the norm
+    is taken. Round r of R is a Gaussian mechanism with multiplier m√R/√(1 − s), s the popularity's share
+    and m the exact multiplier of (ε, δ), and the popularity one with m/√s (`dpx.recommend.popularity.fit_leading`).
+    Adaptive Gaussian mechanisms compose exactly in μ² (Dong, Roth, Su, arXiv:1905.02383, Corollary 3.3),
+    so all of it costs what one Gaussian mechanism with multiplier m does.
+
+    Args:
+      key: Of the noise.
+      histories: Of N users over M items; N and the catalogue count as public.
+      epsilon, delta: The budget.
+      num_kept: K, by default `dpx.recommend.popularity.default_num_kept`, which looks at ε, δ and N alone.
+      popularity_share: s in (0, 1).
+      rounds: R. One is a single noisy matrix, with no pair left out.
+      gap_decay, max_gap: Two items of a history at a distance of g ≤ max_gap positions weigh gap_decay^(g−1).
+      age_decay: ... times age_decay^a, where a items follow the later one of the two.
+      backward: Weight of the pair in the opposite order: 0 counts order only, 1 makes it symmetric.
+      secure: Sums integers and draws discrete noise (`dpx.noise.secure`); `key` must then be None.
+
+    Raises:
+      ValueError: for an argument out of range.
+    """
+    check_options(rounds, gap_decay, max_gap, age_decay, backward)
+    popularity_key, rounds_key = noise.secure.split(key, secure)
+    leading = popularity.fit_leading(
+        popularity_key,
+        histories,
+        epsilon=epsilon,
+        delta=delta,
+        share=popularity_share,
+        num_kept=num_kept,
+        rest=f"transitions in {rounds} round(s)",
+        secure=secure,
+    )
+    pairs = _pairs(histories, leading.items, gap_decay, max_gap, age_decay, backward)
+    std = leading.noise_multiplier * math.sqrt(rounds)
+    estimate, error = _release(rounds_key, pairs, len(leading.items), std, rounds, secure)
+    return Transitions(
+        items=leading.items,
+        estimate=estimate,
+        standard_error=error,
+        weights=attention_weights(estimate, error),
+        log_popularity=leading.log_popularity,
+        guarantee=leading.guarantee,
+    )
+
+
+def check_options(
+    rounds: int, gap_decay: float, max_gap: int, age_decay: float, backward: float
+) -> None:
+    """Raises ValueError for an option of `fit` that is out of range."""
+    _validate.check_integer(rounds, "rounds")
+    _validate.check_integer(max_gap, "max_gap")
+    for name, value in (("gap_decay", gap_decay), ("age_decay", age_decay)):
+        if not 0 < _validate.check_number(value, name) <= 1:
+            raise ValueError(f"{name}={value} must be in (0, 1]")
+    if _validate.check_positive(backward, "backward", zero=True) > 1e100:
+        raise ValueError(
+            f"backward={backward} must be at most 1e100: beyond it weights are not finite"
+        )
+
+
+def attention_weights(
+    estimate: np.ndarray,
+    standard_error: np.ndarray,
+    *,
+    threshold: float = 2.0,
+    second_step: float = 1.0,
+) -> np.ndarray:
+    """W = S + second_step · D⁻¹S S: noise is cut off, and what lies two transitions away is filled in.
+
+    S = max(estimate − threshold · standard_error, 0), D its row sums: the second term is S averaged over
+    where a transition leads to. An item does not lead to itself. Post-processing: it costs nothing.
+
+    Args:
+      estimate, standard_error: (K, K), of `Transitions`.
+      threshold: In standard errors.
+      second_step: Weight of the second term.
+
+    Returns:
+      (K, K) float32.
+    """
+    sparse_estimate = np.maximum(estimate - threshold * standard_error, 0)
+    np.fill_diagonal(sparse_estimate, 0)
+    if second_step == 0:
+        return sparse_estimate
+    totals = sparse_estimate.sum(axis=1, keepdims=True)
+    further = sparse_estimate @ sparse_estimate
+    further *= second_step / np.where(totals > 0, totals, 1)
+    np.fill_diagonal(further, 0)
+    return sparse_estimate + further
+
+
+def recency_vectors(
+    histories: Sequence[np.ndarray], items: np.ndarray, num_items: int, recency: float
+) -> sparse.csr_array:
+    """(U, K) float32: Σ recency^k over the places of an item, k the number of items after it."""
+    users, tokens, after = _flat(histories)
+    place = _places(items, num_items)[tokens]
+    real = place >= 0
+    weights = (recency ** after[real]).astype(np.float32)
+    shape = (len(histories), len(items))
+    return sparse.csr_array((weights, (users[real], place[real])), shape=shape)
+
+
+def _release(key, pairs: sparse.csr_array, num_kept: int, std: float, rounds: int, secure=False):
+    """Noisy sums over users of matrices of norm 1, the pairs thinned out from round to round."""
+    num_users = len(pairs.indptr) - 1
+    users = np.repeat(np.arange(num_users), np.diff(pairs.indptr))
+    total = np.zeros((num_kept, num_kept), np.float32)
+    counted = np.zeros((num_kept, num_kept), np.float32)  # in how many rounds
+    alive = np.ones((num_kept, num_kept), bool)
+    for number in range(rounds):
+        weights = pairs.data * alive.ravel()[pairs.indices]
+        # A user's largest weight becomes 1 first: squares of tiny ones would vanish from the norm.
+        largest = np.zeros(num_users)
+        np.maximum.at(largest, users, weights)
+        weights /= np.where(largest > 0, largest, 1)[users]
+        squares = np.bincount(users, weights**2, minlength=num_users)
+        weights /= np.sqrt(np.where(squares > 0, squares, 1))[users]
+        noisy = noise.release_sum(
+            None if secure else jax.random.fold_in(key, number),
+            weights,
+            users,
+            pairs.indices,
+            num_kept**2,
+            l2_clip=1.0,
+            noise_multiplier=std,
+            label=f"transitions, round {number + 1}",
+            secure=secure,
+        ).reshape(num_kept, num_kept)
+        # Noise first: a sum over users that is rounded to 32 bits may move by more than 1.
+        total += np.where(alive, np.asarray(noisy, np.float32), 0)
+        counted += alive
+        # The cut rises, and what is left out keeps its value: once out, always out.
+        cut = _LAST_CUT * number / max(rounds - 2, 1)
+        alive &= total > cut * std * np.sqrt(counted)
+    return total / counted, std / np.sqrt(counted)
+
+
+def _pairs(histories, items, gap_decay, max_gap, age_decay, backward) -> sparse.csr_array:
+    """(N, K²) weights of each user's ordered pairs of different kept items, before any norm is taken."""
+    users, tokens, after = _flat(histories.items)
+    place = _places(items, histories.num_items)[tokens]
+    rows, entries, weights = [], [], []
+    for gap in range(1, min(max_gap, len(tokens) - 1) + 1):
+        first, second = place[:-gap], place[gap:]
+        real = (users[:-gap] == users[gap:]) & (first >= 0) & (second >= 0) & (first != second)
+        first, second = first[real], second[real]
+        weight = gap_decay ** (gap - 1) * age_decay ** after[gap:][real]
+        for factor, source, target in ((1.0, first, second), (backward, second, first)):
+            rows.append(users[gap:][real])
+            entries.append(source * len(items) + target)
+            weights.append(factor * weight)
+    coordinates = (_joined(rows, np.int64), _joined(entries, np.int64))
+    shape = (len(histories.items), len(items) ** 2)
+    # Conversion from coordinates adds up what a history reaches more than once.
+    return sparse.csr_array((_joined(weights, np.float64), coordinates), shape=shape)
+
+
+def _flat(histories):
+    """(T,) user, item and number of items after it, of all events in order."""
+    lengths = np.array([len(items) for items in histories], np.int64)
+    users = np.repeat(np.arange(len(lengths)), lengths)
+    after = np.cumsum(lengths)[users] - 1 - np.arange(len(users))
+    return users, _joined(histories, np.int64), after
+
+
+def _places(items: np.ndarray, num_items: int) -> np.ndarray:
+    """(M,) the place of each item among the kept ones, -1 for the others."""
+    places = np.full(num_items, -1, np.int64)
+    places[items] = np.arange(len(items))
+    return places
+
+
+def _joined(arrays, dtype) -> np.ndarray:
+    return np.concatenate([np.zeros(0, dtype), *arrays]).astype(dtype)

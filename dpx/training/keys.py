@@ -1,0 +1,159 @@
+"""Noise keys are secrets: whoever knows one can subtract the noise.
+
+On private data the key of the noise and the randomness of Poisson sampling come from the operating system's
+entropy. They lie in one file of their own (0600, in a 0700 folder) while the run is unfinished, so that a
+killed run draws the same noise when it resumes, and are deleted when it has finished. Beside them lies a
+digest of the training data: the same noise on other data would show the difference between the two.
+
+A `noise_seed` replaces them. It has to stay unknown, and to be used for one run on one data set: two runs
+with one seed draw the same noise, which cancels, whether or not anybody knows the seed. Records therefore
+show only a fingerprint of it (`fingerprint`), which recognises the seed in the folder where it was used.
+"""
+
+import dataclasses
+import hashlib
+import os
+import shutil
+import warnings
+from collections.abc import Callable, Iterable
+from pathlib import Path
+
+import jax
+import numpy as np
+
+from dpx import _storage as storage
+from dpx import _watch
+
+FOLDER = "secret"
+_KEYS, _SALT = "keys.json", "salt.json"
+# What only a run that has had its keys leaves.
+_BEGUN = ("metrics.jsonl", "checkpoints", "model", "privacy.json")
+
+
+class CannotResumeError(ValueError):
+    """An unfinished run cannot go on without spending more than it states."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Keys:
+    """The randomness that privacy rests on: a JAX key for noise, a SeedSequence for Poisson sampling."""
+
+    noise: jax.Array
+    sampling: np.random.SeedSequence
+
+
+def open_keys(
+    config, workdir: Path, *, synthetic: bool = False, data: Iterable[np.ndarray] = ()
+) -> Keys:
+    """The keys of a run: new, or those that it had before it was killed.
+
+    Args:
+      config: Has `seed` and `noise_seed`.
+      workdir: Of the run.
+      synthetic: Nobody's data are used; the keys follow from `seed`, and nothing is stored.
+      data: The training arrays, which a run that resumes has to find unchanged.
+
+    Raises:
+      CannotResumeError: if the run has lost its keys, or has other data than it began with.
+      storage.StorageError: if its keys are damaged, or not its own.
+    """
+    if synthetic:
+        found = _from_seed(config.seed if config.noise_seed is None else config.noise_seed)
+    elif config.noise_seed is not None:
+        _stored(Path(workdir), data, dict)
+        found = _from_seed(config.noise_seed)
+    else:
+        stored = _stored(Path(workdir), data, _draw)
+        found = Keys(
+            _wrap(np.frombuffer(bytes.fromhex(stored["noise"]), np.uint32)),
+            np.random.SeedSequence(int(stored["sampling"], 16)),
+        )
+    _watch.key_used(found.noise, "all noise of the run")
+    return found
+
+
+def discard(workdir: Path) -> None:
+    """Deletes the keys of a finished run, if it had any, or warns: its result stands."""
+    folder = Path(workdir) / FOLDER
+    if not folder.exists():
+        return
+    try:
+        if (folder / _SALT).exists():
+            (folder / _KEYS).unlink(missing_ok=True)
+        else:
+            shutil.rmtree(folder)
+    except OSError as error:
+        warnings.warn(
+            f"the noise keys in {folder} could not be deleted ({error}): delete them, since whoever reads "
+            "them can subtract the noise",
+            stacklevel=2,
+        )
+
+
+def fingerprint(noise_seed: int, workdir: Path, *, new: bool = False) -> str:
+    """What a folder's records show of a noise seed.
+
+    A hash alone would not hide one: people choose small numbers, and whoever reads the report could try them
+    all. So 32 random bytes of the folder go into it, which stay in its secret folder: without them the
+    fingerprint says nothing about the seed, and is another one in every folder. To whoever has the secret
+    folder too, each guess costs a scrypt of 16 MiB, about 50 ms, which slows a search and no more: a seed
+    that has to stay unknown is drawn at random, from a range of 2⁶⁴ at least.
+
+    Args:
+      noise_seed: At least 0.
+      workdir: Of the run.
+      new: The folder is being claimed, and may get its random bytes now.
+
+    Raises:
+      storage.StorageError: if the folder has lost its random bytes, or they are damaged.
+    """
+    path = Path(workdir) / FOLDER / _SALT
+    if new:
+        storage.create_private(path, {"salt": os.urandom(32).hex()})
+    salt = bytes.fromhex(storage.read_private(path)["salt"])
+    hashed = hashlib.scrypt(str(noise_seed).encode(), salt=salt, n=2**14, r=8, p=1, dklen=8)
+    return f"scrypt:{hashed.hex()}"
+
+
+def _stored(workdir: Path, data: Iterable[np.ndarray], draw: Callable[[], dict]) -> dict:
+    """What lies in the run's file of keys, which is made from `draw` for a run that begins."""
+    path, digest = workdir / FOLDER / _KEYS, _digest(data)
+    if not os.path.lexists(path):
+        if any((workdir / name).exists() for name in _BEGUN):
+            raise CannotResumeError(
+                f"{path} is missing, and {workdir} holds a run whose noise keys are gone: with new ones it "
+                "would release twice and pay once, so use a new --workdir"
+            )
+        storage.create_private(path, {**draw(), "data": digest})
+    stored = storage.read_private(path)
+    if stored.get("data") != digest:
+        raise CannotResumeError(
+            f"the data changed since the run in {workdir} began: use a new --workdir, or the old data"
+        )
+    return stored
+
+
+def _draw() -> dict[str, str]:
+    return {"noise": os.urandom(4 * _key_words()).hex(), "sampling": os.urandom(32).hex()}
+
+
+def _from_seed(seed: int) -> Keys:
+    noise, sampling = np.random.SeedSequence(seed).spawn(2)
+    return Keys(_wrap(noise.generate_state(_key_words(), np.uint32)), sampling)
+
+
+def _digest(data: Iterable[np.ndarray]) -> str:
+    found = hashlib.sha256()
+    for array in data:
+        # Without shapes, arrays of one content cut in two places would look the same.
+        found.update(f"{array.dtype} {array.shape} ".encode())
+        found.update(np.ascontiguousarray(array).data)
+    return found.hexdigest()
+
+
+def _key_words() -> int:
+    return jax.random.key_data(jax.random.key(0)).size
+
+
+def _wrap(words: np.ndarray) -> jax.Array:
+    return jax.random.wrap_key_data(jax.numpy.asarray(words, jax.numpy.uint32))

@@ -1,0 +1,70 @@
+"""Poisson subsampling with shapes that jit can reuse."""
+
+import math
+from collections.abc import Iterator
+
+import numpy as np
+
+from dpx import _watch
+from dpx._validate import check_integer, check_number
+
+
+def poisson_batches(
+    num_examples: int,
+    *,
+    sampling_probability: float,
+    steps: int,
+    seed: int | np.random.SeedSequence,
+    multiple_of: int = 1,
+    start: int = 0,
+) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+    """Yields one Poisson sample of the examples per step.
+
+    Each example is in each batch with the given probability, independently of everything else: exactly the
+    sampling that `dpx.dpsgd_epsilon` accounts. The batch of step t depends on (seed, t) alone, so that a run
+    can be resumed at any step. Nothing is cut off: a large sample yields a longer batch.
+
+    Privacy amplification holds only while `seed` is as secret as the noise.
+
+    Args:
+      num_examples: N.
+      sampling_probability: q in (0, 1].
+      steps: Number of batches in all.
+      seed: An int or a NumPy SeedSequence.
+      multiple_of: Batches are padded to a multiple of this, at least one, so that jit sees few shapes.
+      start: The first step to yield.
+
+    Yields:
+      indices (n,) int32 and mask (n,) bool, False where an entry is padding (which has index 0).
+
+    Raises:
+      ValueError: for an argument out of range.
+    """
+    num_examples = check_integer(num_examples, "num_examples")
+    multiple_of = check_integer(multiple_of, "multiple_of")
+    steps, start = check_integer(steps, "steps", 0), check_integer(start, "start", 0)
+    if not 0 < check_number(sampling_probability, "sampling_probability") <= 1:
+        raise ValueError(
+            f"sampling_probability={sampling_probability} must be in (0, 1]: "
+            "expected batch size / number of records"
+        )
+    if not isinstance(seed, np.random.SeedSequence):
+        check_integer(seed, "seed", 0)
+    root = seed if isinstance(seed, np.random.SeedSequence) else np.random.SeedSequence(seed)
+    _watch.sampled(sampling_probability)
+    _watch.key_used(root.generate_state(_watch.KEY_WORDS), "sampling")
+    return _batches(num_examples, sampling_probability, range(start, steps), root, multiple_of)
+
+
+def _batches(num_examples, sampling_probability, steps, root, multiple_of):
+    ids = _watch.record_ids(num_examples)
+    for step in steps:
+        child = np.random.SeedSequence(
+            root.entropy, spawn_key=(*root.spawn_key, step), pool_size=root.pool_size
+        )
+        draws = np.random.default_rng(child).random(ids.max() + 1)[ids]
+        chosen = np.flatnonzero(draws < sampling_probability)
+        size = max(1, math.ceil(len(chosen) / multiple_of)) * multiple_of
+        indices = np.zeros(size, np.int32)
+        indices[: len(chosen)] = chosen
+        yield indices, np.arange(size) < len(chosen)

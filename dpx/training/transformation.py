@@ -1,0 +1,113 @@
+"""The Optax DP gradient transformation: noise on the sum of clipped gradients, once."""
+
+import math
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+from jax.core import Tracer
+
+from dpx._validate import check_positive
+from dpx.noise import release
+
+# Squares of thresholds, and the noise, have to stay within float32.
+_LEAST, _LARGEST = float(np.finfo(np.float32).tiny), 1e38
+
+
+class PrivatizeState(NamedTuple):
+    """State of `privatize`: the noise of step t is drawn from fold_in(key, t).
+
+    Whoever knows `key` can subtract the noise, so keep it out of checkpoints and logs.
+    """
+
+    key: jax.Array
+    count: jax.Array
+
+
+def privatize(
+    *,
+    l2_clip: Any,
+    noise_multiplier: float | jax.Array,
+    expected_batch_size: float,
+    key: jax.Array,
+    label: str = "gradients",
+) -> optax.GradientTransformation:
+    """Turns the sum of clipped per-example gradients into a private estimate of their mean.
+
+    update = (sum + noise_multiplier · C · N(0, I)) / expected_batch_size, C the l2 sensitivity of the sum.
+
+    Guarantee: with `noise_multiplier` as calibrated by `dpx.calibrate_dpsgd`, and examples that join a batch
+    by Poisson sampling, the sequence of updates is (ε, δ)-DP for adding or removing one example. One example
+    changes the sum by at most C in l2 norm, because `dpx.clipped_grad` bounds its gradient by C: by √ΣC_g²
+    where groups g of parameters are clipped separately.
+
+    The trap: pass the *sum*, not the mean, call it once per logical batch however many pieces that was
+    accumulated from, and divide by the *expected* batch size. The realised size is private under this
+    relation, and dividing by it breaks the sensitivity.
+
+    Args:
+      l2_clip: The clipping norm, or the pytree of them (one per group) that `clipped_grad` was given.
+      noise_multiplier: Noise std per unit of sensitivity; 0 gives exactly the clipped mean.
+      expected_batch_size: sampling probability × number of examples.
+      key: A JAX key that nobody learns who sees the updates; it may be traced.
+      label: What the gradients are of, for `dpx.audit.replay`.
+
+    Returns:
+      An `optax.GradientTransformation`, to be chained with any optimizer. Noise is drawn in float32 (float64
+      for float64 gradients) and the update has the dtype of the gradient.
+
+    Raises:
+      ValueError: for a clip or batch size that is not positive, or a negative noise multiplier.
+    """
+    clips = jax.tree.leaves(l2_clip)
+    if not clips:
+        raise ValueError(f"l2_clip={l2_clip} is empty: use the clipping norm of clipped_grad")
+    for clip in clips:
+        _check(clip, "l2_clip")
+        if not isinstance(clip, Tracer) and not _LEAST <= clip <= _LARGEST:
+            raise ValueError(f"l2_clip={clip} must be within the range of float32: scale the loss")
+    _check(noise_multiplier, "noise_multiplier", zero=True)
+    _check(expected_batch_size, "expected_batch_size")
+    traced = any(isinstance(clip, Tracer) for clip in clips)
+    # Squares of concrete clips must not leave the range of float32.
+    sensitivity = jnp.linalg.norm(jnp.stack(clips)) if traced else math.hypot(*clips)
+
+    def init(params):
+        del params
+        return PrivatizeState(key, jnp.zeros([], jnp.int32))
+
+    def update(updates, state, params=None):
+        del params
+        _check_leaves(jax.tree.leaves(updates))
+        noisy = release(
+            jax.random.fold_in(state.key, state.count),
+            updates,
+            sensitivity=sensitivity,
+            noise_multiplier=noise_multiplier,
+            label=label,
+        )
+        mean = jax.tree.map(
+            lambda total, leaf: (total / expected_batch_size).astype(leaf.dtype), noisy, updates
+        )
+        return mean, PrivatizeState(state.key, state.count + 1)
+
+    return optax.GradientTransformation(init, update)
+
+
+def _check_leaves(leaves) -> None:
+    """Refuses sums that real noise would not cover: of complex or integer numbers."""
+    for leaf in leaves:
+        dtype = jnp.result_type(leaf)
+        if not jnp.issubdtype(dtype, jnp.floating):
+            raise ValueError(
+                f"updates has a leaf of dtype {dtype}, which must be a real floating-point type: pass real "
+                "and imaginary parts as two arrays, and leave out what is not differentiated"
+            )
+
+
+def _check(value, name: str, *, zero: bool = False) -> None:
+    """`check_positive` of a concrete number; a traced one is not checked."""
+    if not isinstance(value, Tracer):
+        check_positive(value, name, zero=zero)

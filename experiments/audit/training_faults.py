@@ -1,0 +1,109 @@
+"""Privacy faults to plant in an audited training, each of which costs more than what is claimed."""
+
+import dataclasses
+from collections.abc import Callable
+
+import jax
+import numpy as np
+import optax
+
+import dpx
+from dpx.audit import Training
+from dpx.training.transformation import PrivatizeState
+
+_PIECES = 4
+
+
+def _noise(make: Callable) -> Callable[[Training], Training]:
+    return lambda training: dataclasses.replace(training, privatize=make)
+
+
+def _half_the_variance(*, noise_multiplier, **rest):
+    return dpx.privatize(noise_multiplier=noise_multiplier / 2**0.5, **rest)
+
+
+def _over_batch_size(*, noise_multiplier, expected_batch_size, **rest):
+    return dpx.privatize(
+        noise_multiplier=noise_multiplier / expected_batch_size,
+        expected_batch_size=expected_batch_size,
+        **rest,
+    )
+
+
+def _per_piece(*, noise_multiplier, key, expected_batch_size, **rest):
+    """Noise for every piece of a batch, of a std that is shared out where the variance should be."""
+    parts = [
+        dpx.privatize(
+            noise_multiplier=noise_multiplier / _PIECES, key=own, expected_batch_size=1, **rest
+        )
+        for own in jax.random.split(key, _PIECES)
+    ]
+    return optax.chain(*parts, optax.scale(1 / expected_batch_size))
+
+
+def _same_key(period: int):
+    """The key of step t is that of step t mod `period`."""
+
+    def make(**settings):
+        inner = dpx.privatize(**settings)
+
+        def update(updates, state, params=None):
+            mean, after = inner.update(updates, state, params)
+            assert isinstance(after, PrivatizeState)
+            return mean, after._replace(count=after.count % period)
+
+        return optax.GradientTransformation(inner.init, update)
+
+    return make
+
+
+def _first_leaf_without(*, expected_batch_size, **rest):
+    inner = dpx.privatize(expected_batch_size=expected_batch_size, **rest)
+
+    def update(updates, state, params=None):
+        mean, state = inner.update(updates, state, params)
+        leaves, structure = jax.tree.flatten(mean)
+        leaves[0] = jax.tree.leaves(updates)[0] / expected_batch_size
+        return jax.tree.unflatten(structure, leaves), state
+
+    return optax.GradientTransformation(inner.init, update)
+
+
+def _clip_doubled(training: Training) -> Training:
+    def doubled(loss_fn, *, l2_clip, **rest):
+        return dpx.clipped_grad(loss_fn, l2_clip=2 * l2_clip, **rest)
+
+    return dataclasses.replace(training, clipped_grad=doubled)
+
+
+def _fixed_size(training: Training) -> Training:
+    """Batches of one size, in which a record that joins takes the place of another."""
+
+    def batches(num_examples, *, sampling_probability, steps, seed, multiple_of):
+        rng = np.random.default_rng(seed)
+        size = int(sampling_probability * num_examples)
+        padded = -(-size // multiple_of) * multiple_of
+        for _ in range(steps):
+            indices = np.zeros(padded, np.int32)
+            indices[:size] = rng.choice(num_examples, size, replace=False)
+            yield indices, np.arange(padded) < size
+
+    return dataclasses.replace(training, poisson_batches=batches)
+
+
+def _twice_the_steps(training: Training) -> Training:
+    return dataclasses.replace(training, steps=2 * training.steps)
+
+
+# Each takes the training as claimed, and returns the one that runs.
+FAULTS: dict[str, Callable[[Training], Training]] = {
+    "noise_half_the_variance": _noise(_half_the_variance),
+    "noise_over_batch_size": _noise(_over_batch_size),
+    "noise_per_microbatch": _noise(_per_piece),
+    "noise_same_key": _noise(_same_key(1)),
+    "noise_key_reused_after_3": _noise(_same_key(3)),
+    "noise_missing_in_a_leaf": _noise(_first_leaf_without),
+    "clip_doubled": _clip_doubled,
+    "batches_of_fixed_size": _fixed_size,
+    "accounted_half_the_steps": _twice_the_steps,
+}

@@ -1,0 +1,313 @@
+"""What exact per-example clipping costs beside an ordinary training step.
+
+    python -m experiments.bench.clipping --workdir=runs/bench_clipping
+    python -m experiments.bench.clipping --workdir=runs/bench_clipping --shapes=mlp --repeats=9
+
+Every method computes one gradient of the same model on the same batch: the ordinary step (mean gradient, not
+private), `dpx.clipped_grad`, `vmap(grad)` and jax-privacy's `clipped_grad`. On CPUs anyone is faster by
+microbatches that fit the cache, so these are timed too. All clipped sums are compared before anything is
+timed. Methods are timed in turn, one call each in one process; the median is reported. Memory is XLA's count
+of temporary bytes in the compiled step. The largest batch under a limit comes from that count at two batch
+sizes, extended as a straight line.
+
+Writes clipping.csv, clipping.md and clipping.png; shapes measured earlier into the same workdir are kept.
+"""
+
+import csv
+import dataclasses
+import itertools
+import statistics
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+from absl import app, flags
+from flax import nnx
+from jax_privacy import clipping as jax_privacy
+
+import dpx
+from dpx.launch import cli, plotting
+from dpx.nn.transformer import Transformer
+
+CLIP = 1.0
+MANY = 10**6  # beyond which memory does not grow with the batch, as with microbatches
+COLUMNS: tuple[str, ...] = (
+    "shape", "method", "batch", "ms", "time_ratio", "temp_mib", "memory_ratio", "largest_batch",
+    "compile_s", "compile_ratio", "error", "norm_excess", "largest_norm_excess",
+)  # fmt: skip
+
+_WORKDIR = flags.DEFINE_string("workdir", None, "Where the table and the figure go.", required=True)
+_SHAPES = flags.DEFINE_list("shapes", None, "Which shapes; all by default.")
+_METHODS = flags.DEFINE_list(
+    "methods", None, "Which methods beside the ordinary step; default all."
+)
+_REPEATS = flags.DEFINE_integer("repeats", 5, "Timed calls of every method.", lower_bound=5)
+_BATCH = flags.DEFINE_integer(
+    "batch", None, "Batch size instead of the shape's own.", lower_bound=2
+)
+_LARGEST = flags.DEFINE_boolean("largest", True, "Compile at twice the batch to extend memory.")
+_LIMIT = flags.DEFINE_float("limit_gib", 8.0, "Memory limit of the largest batch.", lower_bound=0.1)
+
+
+@dataclasses.dataclass(frozen=True)
+class Shape:
+    """A transformer of these dimensions, or, without a vocabulary, an MLP of width `dim`."""
+
+    batch: int
+    dim: int
+    vocabulary: int = 0
+    length: int = 0
+    blocks: int = 2
+    heads: int = 1
+    last: bool = False
+
+
+SHAPES = {
+    "recommender M=3416 last": Shape(128, 64, 3416, 50, last=True),
+    "recommender M=3416 all": Shape(64, 64, 3416, 50),
+    "recommender M=23715 last": Shape(64, 64, 23715, 50, last=True),
+    "recommender M=23715 all": Shape(16, 64, 23715, 50),
+    "gpt2-small 2 blocks": Shape(4, 768, 50257, 256, heads=12),
+    "mlp": Shape(128, 1024),
+}
+
+
+def build(shape: Shape) -> tuple[Callable, Any, Callable[[int], tuple]]:
+    """The loss of one example, parameters, and a function from a batch size to a batch."""
+    rng = np.random.default_rng(0)
+    if not shape.vocabulary:
+        widths = [784, shape.dim, shape.dim, 10]
+        sizes = itertools.pairwise(widths)
+        layers = [nnx.Linear(n, m, rngs=nnx.Rngs(i)) for i, (n, m) in enumerate(sizes)]
+        graph, params = nnx.split(nnx.List(layers))
+
+        def mlp_loss(params, x, y):
+            *hidden, last = nnx.merge(graph, params)
+            for layer in hidden:
+                x = jax.nn.relu(layer(x))
+            return optax.softmax_cross_entropy_with_integer_labels(last(x), y)
+
+        def images(size):
+            x = rng.normal(size=(size, 784)).astype(np.float32)
+            return jnp.asarray(x), jnp.asarray(rng.integers(0, 10, size))
+
+        return mlp_loss, params, images
+
+    model = Transformer(
+        shape.vocabulary,
+        shape.length,
+        dim=shape.dim,
+        num_heads=shape.heads,
+        num_blocks=shape.blocks,
+        rngs=nnx.Rngs(0),
+    )
+    graph, params = nnx.split(model)
+
+    def loss(params, tokens):
+        logits = nnx.merge(graph, params)(tokens[:-1], last_only=shape.last)
+        targets = tokens[-1:] if shape.last else tokens[1:]
+        return optax.softmax_cross_entropy_with_integer_labels(logits, targets).mean()
+
+    def sequences(size):
+        return (jnp.asarray(rng.integers(0, shape.vocabulary, (size, shape.length + 1))),)
+
+    return loss, params, sequences
+
+
+def methods(loss: Callable) -> dict[str, Callable]:
+    """Name -> function of (params, *batch) that returns a gradient; the ordinary one first."""
+
+    def ordinary(params, *batch):
+        in_axes = (None, *(0 for _ in batch))
+        return jax.grad(lambda p: jax.vmap(loss, in_axes)(p, *batch).mean())(params)
+
+    def by_dpx(method, size=None):
+        clipped = dpx.clipped_grad(loss, l2_clip=CLIP, method=method, microbatch_size=size)
+        return lambda params, *batch: clipped(params, *batch).grads
+
+    def by_jax_privacy(size):
+        def step(params, *batch):
+            return jax_privacy.clipped_grad(
+                loss,
+                l2_clip_norm=CLIP,
+                batch_argnums=tuple(range(1, 1 + len(batch))),
+                keep_batch_dim=False,
+                microbatch_size=size,
+            )(params, *batch)
+
+        return step
+
+    def by_microbatch(size):
+        def step(params, *batch):
+            parts = jax.tree.map(lambda x: x.reshape(-1, size, *x.shape[1:]), batch)
+            zeros = jax.tree.map(jnp.zeros_like, params)
+
+            def add(total, part):
+                return jax.tree.map(jnp.add, total, ordinary(params, *part)), None
+
+            return jax.lax.scan(add, zeros, parts)[0]
+
+        return step
+
+    named = {"ordinary step": ordinary, "dpx auto": by_dpx("auto")}
+    for size in (8, 32):
+        named[f"ordinary, microbatch {size}"] = by_microbatch(size)
+        named[f"dpx, microbatch {size}"] = by_dpx("auto", size)
+    named |= {"dpx two_pass": by_dpx("two_pass"), "vmap(grad)": by_dpx("vmap")}
+    for size in (1, 4, 16, 64, None):
+        named[f"jax-privacy, microbatch {size}" if size else "jax-privacy"] = by_jax_privacy(size)
+    return named
+
+
+def norm_excess(
+    loss: Callable, params: Any, batch: tuple, examples: int = 8
+) -> tuple[float, float]:
+    """By how much norms are rounded up, relative: the median and the largest over a few examples."""
+    few = tuple(x[:examples] for x in batch)
+    found = np.asarray(
+        jax.jit(dpx.clipped_grad(loss, l2_clip=CLIP))(params, *few).norms, np.float64
+    )
+    gradient = jax.jit(jax.grad(loss))
+    exact = []
+    for example in zip(*few, strict=True):
+        leaves = [np.asarray(g).ravel() for g in jax.tree.leaves(gradient(params, *example))]
+        exact.append(sum(np.sum(np.square(g, dtype=np.float64)) for g in leaves) ** 0.5)
+    excess = found / np.asarray(exact) - 1
+    return float(np.median(excess)), float(excess.max())
+
+
+def temp_bytes(program: Any) -> int:
+    """What XLA allocates beside arguments and results."""
+    return program.memory_analysis().temp_size_in_bytes
+
+
+def measure(name: str, shape: Shape) -> list[dict[str, Any]]:
+    """One row for every method on one shape."""
+    loss, params, batch_of = build(shape)
+    size = _BATCH.value or shape.batch
+    batch, double = batch_of(size), batch_of(2 * size)
+    wanted = _METHODS.value
+    rows, compiled, reference = [], {}, None
+    for method, step in methods(loss).items():
+        if wanted and method not in wanted and method != "ordinary step":
+            continue
+        tail = method.rsplit(" ", 1)[-1]
+        if tail.isdigit() and size % int(tail):
+            continue
+        start = time.perf_counter()
+        program = jax.jit(step).lower(params, *batch).compile()
+        seconds = time.perf_counter() - start
+        temp = temp_bytes(program)
+        largest: int | str = ""
+        if _LARGEST.value:
+            doubled = temp_bytes(jax.jit(step).lower(params, *double).compile())
+            largest = size * int((_LIMIT.value * 2**30 - temp) / max(doubled - temp, 1) + 1)
+            largest = largest if largest < MANY else f"over {MANY}"
+        result = jax.block_until_ready(program(params, *batch))
+        error = ""
+        if not method.startswith("ordinary"):
+            flat = np.concatenate([np.ravel(leaf) for leaf in jax.tree.leaves(result)])
+            reference = flat if reference is None else reference
+            error = float(np.linalg.norm(flat - reference) / np.linalg.norm(reference))
+            if error > 1e-4:
+                raise RuntimeError(f"{name}: {method} differs by {error:.1e} from dpx.")
+        compiled[method] = program
+        rows.append(
+            {"shape": name, "method": method, "batch": size, "temp_mib": temp / 2**20,
+             "largest_batch": largest, "compile_s": seconds, "error": error}
+        )  # fmt: skip
+        print(f"{name}: {method} compiled in {seconds:.1f} s", file=sys.stderr, flush=True)
+
+    times = {method: [] for method in compiled}
+    for _ in range(_REPEATS.value):
+        for method, program in compiled.items():
+            start = time.perf_counter()
+            jax.block_until_ready(program(params, *batch))
+            times[method].append(1e3 * (time.perf_counter() - start))
+    excess = norm_excess(loss, params, batch)
+    print(f"{name}: norms rounded up by {excess[0]:.1e}, at most {excess[1]:.1e}", file=sys.stderr)
+    for row in rows:
+        if row["method"].startswith("dpx"):
+            row["norm_excess"], row["largest_norm_excess"] = excess
+        row["ms"] = statistics.median(times[row["method"]])
+        for ratio, value in (
+            ("time_ratio", "ms"), ("memory_ratio", "temp_mib"), ("compile_ratio", "compile_s")
+        ):  # fmt: skip
+            row[ratio] = row[value] / rows[0][value]
+    return rows
+
+
+def table(rows: list[dict[str, Any]]) -> str:
+    """The rows in markdown."""
+    head = ("shape (batch)", "method", "time", "ratio", "temp memory", "ratio",
+            f"largest batch in {_LIMIT.value:g} GiB", "compile")  # fmt: skip
+    lines = ["| " + " | ".join(head) + " |", "|" + "---|" * len(head)]
+    for row in rows:
+        cells = (
+            f"{row['shape']} ({row['batch']})",
+            row["method"],
+            f"{float(row['ms']):.0f} ms",
+            f"{float(row['time_ratio']):.2f}×",
+            f"{float(row['temp_mib']):.0f} MiB",
+            f"{float(row['memory_ratio']):.2f}×",
+            str(row["largest_batch"]),
+            f"{float(row['compile_s']):.1f} s ({float(row['compile_ratio']):.1f}×)",
+        )
+        lines.append("| " + " | ".join(cells) + " |")
+    return "\n".join(lines) + "\n"
+
+
+def draw(rows: list[dict[str, Any]], path: Path) -> None:
+    """Time against memory, both over the ordinary step: one panel for every shape."""
+    plt = plotting.pyplot()
+    shapes = list(dict.fromkeys(row["shape"] for row in rows))
+    columns = min(3, len(shapes))
+    grid = (-(-len(shapes) // columns), columns)
+    figure, panels = plt.subplots(*grid, figsize=(4.4 * columns, 3.6 * grid[0]), squeeze=False)
+    for panel in panels.flat[len(shapes) :]:
+        panel.axis("off")
+    for shape, panel in zip(shapes, panels.flat, strict=False):
+        for row in rows:
+            if row["shape"] == shape:
+                x, y = float(row["time_ratio"]), float(row["memory_ratio"])
+                ours = row["method"].startswith("dpx")
+                panel.plot(x, y, "o", color="C3" if ours else "C0")
+                panel.annotate(row["method"], (x, y), (4, 4), textcoords="offset points", size=7)
+        panel.set(title=shape, xlabel="time / ordinary step", ylabel="temp memory / ordinary step")
+        panel.set(xscale="log", yscale="log")
+        panel.axhline(1, color="0.8", zorder=0)
+        panel.axvline(1, color="0.8", zorder=0)
+    figure.tight_layout()
+    plotting.save(figure, path)
+
+
+def main(argv: list[str]) -> None:
+    del argv
+    names = _SHAPES.value or list(SHAPES)
+    if unknown := [name for name in names if name not in SHAPES]:
+        cli.stop(ValueError(f"--shapes={unknown[0]} is not known: use some of {', '.join(SHAPES)}"))
+    workdir = Path(_WORKDIR.value)
+    workdir.mkdir(parents=True, exist_ok=True)
+    rows: list[dict[str, Any]] = []
+    if (workdir / "clipping.csv").exists():
+        with (workdir / "clipping.csv").open(newline="") as file:
+            rows = [row for row in csv.DictReader(file) if row["shape"] not in names]
+    for name in names:
+        rows += measure(name, SHAPES[name])
+        with (workdir / "clipping.csv").open("w", newline="") as file:
+            writer = csv.DictWriter(file, COLUMNS)
+            writer.writeheader()
+            writer.writerows(rows)
+    (workdir / "clipping.md").write_text(table(rows))
+    draw(rows, workdir / "clipping.png")
+    print(table(rows))
+
+
+if __name__ == "__main__":
+    app.run(main, flags_parser=cli.parse_flags)

@@ -1,0 +1,273 @@
+"""Table 1, attention distraction on synthetic keys and in a private model, and maps of attention."""
+
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax import nnx
+
+from dpx import attention, reattention
+from dpx.data import Histories, synthetic_histories
+from dpx.launch import plotting
+from dpx.launch.records import flatten
+from dpx.reattention import Moments, ParameterErrors
+from dpx.training import keys as secrets
+from dpx.training import loop as training
+from experiments.dp_transformer import models
+
+UNIT = "user"
+ASSUMPTIONS = (
+    "the catalogue of items is public",
+    "the number of users, which set the sampling probability, the batch size and δ, is public",
+)
+NOT_COVERED = ["training loss and realised batch sizes (metrics.jsonl, the progress line)"]
+ROWS = ("plain", "reattention", "literal")
+ACTIVATIONS = {
+    "relu": (reattention.relu, jax.nn.relu),
+    "gelu": (reattention.gelu, lambda x: jax.nn.gelu(x, approximate=False)),
+}
+
+
+def validate(config) -> None:
+    """Raises ValueError for a value that cannot be used."""
+    flat = flatten(config)
+    sizes = ("data.num_users", "data.num_items", "draws", "sequences", "table.samples")
+    for name in (*sizes, "one_key.dim", "one_key.length", "one_key.samples"):
+        if flat[name] < 1:
+            raise ValueError(f"config.{name}={flat[name]} must be at least 1")
+    if config.data.length < 2:
+        raise ValueError(
+            f"config.data.length={config.data.length} must be at least 2: one to predict"
+        )
+    for name in ("table.stds", "one_key.logit_variances"):
+        if not all(value >= 0 for value in flat[name]):
+            raise ValueError(f"config.{name}={flat[name]} must be at least 0 throughout")
+    models.check(config, config.data.num_items)
+    training.check(config.train, config.data.num_users)
+    if not config.reattention.enabled:
+        raise ValueError("config.reattention.enabled=False leaves nothing to measure: switch it on")
+    if config.sequences > config.data.num_users or not config.noise_scale >= 0:
+        raise ValueError(
+            "config.sequences must be at most data.num_users, and noise_scale at least 0"
+        )
+    training.warn_about_delta(config.delta, config.data.num_users)
+
+
+def plan(config) -> dict:
+    """The privacy parameters of a run, without training."""
+    about = (_histories(config), config.data.length, UNIT, ASSUMPTIONS)
+    return {
+        **models.plan(config, *about, prior=None),
+        "sampling_probability": config.train.batch_size / config.data.num_users,
+        "steps": config.train.steps,
+        "epsilon": config.epsilon,
+        "delta": config.delta,
+    }
+
+
+def run(config, workdir: Path) -> dict:
+    """All three parts; the arrays behind the figure go to reattention.npz."""
+    arrays: dict[str, np.ndarray] = {}
+    metrics = _table(config) | _synthetic_keys(config, arrays)
+    keys = secrets.open_keys(config, workdir, synthetic=True)
+    histories = _histories(config)
+    tokens = np.stack(histories.items).astype(np.int32)
+    training_key, presence_key = jax.random.split(keys.noise)
+    calibrated = models.calibrate(
+        config,
+        histories,
+        config.data.length,
+        UNIT,
+        ASSUMPTIONS,
+        prior=None,
+        correction_key=presence_key,
+    )
+    assert calibrated.errors is not None
+    graph, params = nnx.split(
+        models.build(config, config.data.num_items, config.data.length, config.seed)
+    )
+
+    def loss(params, tokens, key):
+        model = nnx.merge(graph, params)
+        logits = model(tokens[:-1], dropout_key=key, errors=calibrated.errors)
+        return -jnp.take_along_axis(jax.nn.log_softmax(logits), tokens[1:, None], axis=1).mean()
+
+    trained = training.train(
+        loss,
+        params,
+        (tokens,),
+        config.train,
+        keys=secrets.Keys(training_key, keys.sampling),
+        label="dp_reattention",
+        workdir=workdir,
+        privacy=calibrated.privacy,
+    )
+    models.save(workdir, trained, calibrated.errors)
+    shown = jnp.asarray(tokens[: config.sequences])
+    metrics |= _fresh_noise(config, graph, trained, calibrated.errors, shown, arrays)
+    np.savez(workdir / "reattention.npz", allow_pickle=False, **arrays)
+    return {
+        "metrics": metrics,
+        "privacy": calibrated.guarantee,
+        "releases": {"dp_reattention": calibrated.guarantee},
+        "synthetic": True,
+        "not_covered": NOT_COVERED,
+        "notes": "`E[S]/S` is the expected attention under fresh noise over that without noise: 1 is no "
+        "distraction. Deciles are of the keys' variance.",
+    }
+
+
+def _histories(config) -> Histories:
+    data = config.data
+    return synthetic_histories(data.num_users, data.length, data.num_items, seed=config.seed)
+
+
+def _table(config) -> dict[str, float]:
+    """Table 1: variance after an activation, in closed form and sampled."""
+    metrics = {}
+    draws = np.random.default_rng(config.seed).normal(size=config.table.samples)
+    for name, (propagate, activation) in ACTIVATIONS.items():
+        for std in config.table.stds:
+            analytic = float(propagate(Moments(jnp.zeros(1), jnp.full(1, std**2))).var[0])
+            sampled = float(np.asarray(activation(jnp.asarray(std * draws)), np.float64).var())
+            label = f"table1/{name}_{std:g}"
+            metrics |= {f"{label}/analytic": analytic, f"{label}/sampled": sampled}
+    return metrics
+
+
+def _synthetic_keys(config, arrays: dict) -> dict[str, float]:
+    """E[S] of one noisy key among others that are not, for a fixed query, over what it is without noise."""
+    dim, length = config.one_key.dim, config.one_key.length
+    query_key, key_key, noise_key = jax.random.split(jax.random.key(config.seed), 3)
+    q = jax.random.normal(query_key, (1, dim))
+    k = jax.random.normal(key_key, (length, dim))
+    noise = jax.random.normal(noise_key, (config.one_key.samples, dim))
+    clean = attention.attention_weights(q, k)[0, 0]
+    curves = {row: [] for row in ROWS}
+    for variance in config.one_key.logit_variances:
+        # A logit's variance is |q|² times the key's over D.
+        of_key = variance * dim / float(jnp.square(q).sum())
+        noisy = jnp.broadcast_to(k, (len(noise), *k.shape)).at[:, 0].add(of_key**0.5 * noise)
+        per_key = jnp.zeros((length, 1)).at[0].set(of_key)
+        for row, weights in _weights(q, noisy, per_key).items():
+            curves[row].append(float(weights[:, 0, 0].mean() / clean))
+    arrays["keys_variance"] = np.array(config.one_key.logit_variances)
+    metrics = {}
+    for row, curve in curves.items():
+        arrays[f"keys_{row}"] = np.array(curve)
+        for variance, ratio in zip(config.one_key.logit_variances, curve, strict=True):
+            metrics[f"keys/{row}/ratio_at_logit_variance_{variance:g}"] = ratio
+    return metrics
+
+
+def _weights(q, k, key_variance, mask=None) -> dict[str, jax.Array]:
+    """Attention's weights without correction, and with it in both forms."""
+    return {
+        "plain": attention.attention_weights(q, k, mask=mask),
+        "reattention": reattention.attention_weights(q, k, key_variance, mask=mask),
+        "literal": reattention.attention_weights(q, k, key_variance, renormalize=False, mask=mask),
+    }
+
+
+def _fresh_noise(
+    config, graph, params, errors: ParameterErrors, tokens, arrays
+) -> dict[str, float]:
+    """What fresh noise of the effective errors in the same parameters does to attention, first block.
+
+    The query is that of the last position without noise; E[S_i] is the average over the draws.
+    """
+    flat, structure = jax.tree_util.tree_flatten_with_path(params)
+    scale = config.noise_scale
+
+    def noisy(key):
+        leaves = []
+        for index, (path, leaf) in enumerate(flat):
+            in_table = "embedding" in jax.tree_util.keystr(path)
+            std = errors.embedding[:, None] if in_table else errors.rest
+            draw = jax.random.normal(jax.random.fold_in(key, index), leaf.shape)
+            leaves.append(leaf + scale * std * draw)
+        return jax.tree.unflatten(structure, leaves)
+
+    def first_block(params):
+        """Queries, keys and key variances (N, heads, L, ·)."""
+        model, seen = nnx.merge(graph, params), []
+
+        def spying(q, k, v, key_variance, *, mask):
+            seen.append((q, k, jnp.broadcast_to(key_variance, (*k.shape[:-1], 1))))
+            return reattention.attend(q, k, v, key_variance, mask=mask)
+
+        for block in model.blocks:
+            block.attention = spying
+        model(tokens, errors=errors)
+        return seen[0]
+
+    q, clean_keys, _ = jax.jit(first_block)(params)
+    last = q[..., -1:, :]
+
+    @jax.jit
+    def scores(key):
+        _, k, key_variance = first_block(noisy(key))
+        return _weights(last, k, key_variance), key_variance[..., 0]
+
+    clean = attention.attention_weights(last, clean_keys)[..., 0, :]
+    totals = {row: jnp.zeros_like(clean) for row in ROWS}
+    variance = jnp.zeros_like(clean)
+    for number in range(config.draws):
+        weights, drawn = scores(jax.random.fold_in(jax.random.key(config.seed), number))
+        totals = {row: totals[row] + weights[row][..., 0, :] / config.draws for row in ROWS}
+        variance += drawn / config.draws
+    ratios = {row: np.asarray(total / clean) for row, total in totals.items()}
+    edges = np.quantile(variance, np.linspace(0, 1, 11))
+    decile = np.clip(np.searchsorted(edges, np.asarray(variance), side="right") - 1, 0, 9)
+    metrics = {}
+    arrays["trained_variance"] = np.array([variance[decile == d].mean() for d in range(10)])
+    for row, ratio in ratios.items():
+        curve = np.array([ratio[decile == d].mean() for d in range(10)])
+        arrays[f"trained_{row}"] = curve
+        metrics[f"trained/{row}/ratio_in_lowest_decile"] = curve[0]
+        metrics[f"trained/{row}/ratio_in_highest_decile"] = curve[-1]
+        distance = jnp.abs(totals[row] - clean).sum(-1).mean() / 2
+        metrics[f"trained/{row}/distance_to_noiseless"] = float(distance)
+    metrics["trained/key_variance_highest_over_lowest"] = float(
+        arrays["trained_variance"][-1] / arrays["trained_variance"][0]
+    )
+    causal = jnp.tril(jnp.ones((tokens.shape[1],) * 2, bool))
+    maps = _weights(*jax.jit(first_block)(params), mask=causal)
+    for row in ROWS[:2]:
+        arrays[f"map_{row}"] = np.asarray(maps[row][0, 0])
+    return metrics
+
+
+def figures(records, folder: Path) -> list[Path]:
+    """Distraction against variance, and a map of attention for each record's ε."""
+    records = sorted(records, key=lambda record: record.config["epsilon"])
+    loaded = [(r, Path(r.workdir) / "reattention.npz") for r in records]
+    loaded = [(r, np.load(path)) for r, path in loaded if path.exists()]
+    if not loaded:
+        return []
+    plt = plotting.pyplot()
+    figure, axes = plt.subplots(1, 2, figsize=(9, 3.5), layout="constrained")
+    titles = ("one noisy synthetic key", "private model, fresh noise")
+    for axis, part, title in zip(axes, ("keys", "trained"), titles, strict=True):
+        for row in ROWS:
+            axis.plot(
+                loaded[0][1][f"{part}_variance"], loaded[0][1][f"{part}_{row}"], "o-", label=row
+            )
+        axis.axhline(1, color="gray", linewidth=0.5)
+        axis.set(title=title, ylabel="E[S] / S", yscale="log")
+    axes[0].set_xlabel("variance of the logit")
+    axes[1].set(xlabel="variance of the key", xscale="log")
+    axes[0].legend()
+    distraction = plotting.save(figure, folder / "distraction.png")
+
+    shape = (2, len(loaded))
+    figure, grid = plt.subplots(
+        *shape, figsize=(3 * shape[1], 6), squeeze=False, layout="constrained"
+    )
+    for column, (record, arrays) in zip(grid.T, loaded, strict=True):
+        for axis, row in zip(column, ROWS, strict=False):
+            axis.imshow(arrays[f"map_{row}"], vmin=0, cmap="viridis")
+            axis.set_title(f"{row}, ε = {record.config['epsilon']:g}", fontsize=9)
+            axis.set(xlabel="key", ylabel="query")
+    return [distraction, plotting.save(figure, folder / "attention_maps.png")]

@@ -1,0 +1,119 @@
+"""The histories of a recommender's run as arrays to train on and to rank with."""
+
+import functools
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+
+from dpx.data import (
+    Histories,
+    leave_last_out,
+    left_pad,
+    load_amazon,
+    load_movielens_1m,
+    load_movielens_small,
+    synthetic_histories,
+)
+from experiments.dp_transformer.warm_start import Start
+
+K_CORE = (
+    "which users and items pass the k-core filter is public, although one user's events can decide on "
+    "whether others pass; the filter itself is not private"
+)
+
+
+class Prepared(NamedTuple):
+    """Arrays of a run: training examples, and the users to evaluate with the item that came next.
+
+    Tokens are items, or where the model has a `Start` those of its vocabulary.
+    """
+
+    train: Histories
+    records: Histories  # the same users, as tokens
+    inputs: np.ndarray  # (N, L) tokens before each target, left-padded
+    targets: np.ndarray  # (N, L)
+    input_mask: np.ndarray  # (N, L) real inputs
+    target_mask: np.ndarray  # (N, L) targets that count in the loss
+    histories: np.ndarray  # (U, L) what is known of an evaluated user
+    history_mask: np.ndarray
+    seen: np.ndarray  # (U, S) all items of that user, -1 where padded
+    next_items: np.ndarray  # (U,)
+
+
+def load(config) -> Histories:
+    """The histories that `config.data` names."""
+    data = config.data
+    if data.kind == "synthetic":
+        return synthetic_histories(
+            data.num_users,
+            data.length,
+            data.num_items,
+            zipf_exponent=data.zipf_exponent,
+            predictability=data.predictability,
+            seed=config.seed,
+        )
+    return _loaded(data.kind, data.path, data.min_count)
+
+
+@functools.lru_cache(maxsize=2)
+def _loaded(kind: str, path: str | None, min_count: int | None) -> Histories:
+    core = {} if min_count is None else {"min_count": min_count}
+    if kind == "movielens":
+        histories = load_movielens_small(**core)
+    elif kind == "movielens1m":
+        histories = load_movielens_1m(path, **core)
+    elif kind == "amazon":
+        if path is None:
+            raise ValueError("config.data.path is missing: give the file of Amazon ratings")
+        histories = load_amazon(path, **core)
+    else:
+        raise ValueError(f"config.data.kind={kind!r} is not known")
+    if max(map(len, histories.items), default=0) < 3:
+        raise ValueError(
+            f"config.data.path={path!r} holds no user of three items, whose last two could be held out"
+        )
+    return histories
+
+
+def assumptions(config) -> tuple[str, ...]:
+    """What every guarantee for these histories rests on, for how they were filtered."""
+    data = config.data
+    if data.kind == "synthetic":
+        return ()
+    # The text form of Amazon ratings is published with its 5-core filter applied.
+    published_filtered = data.kind == "amazon" and Path(data.path).suffix != ".csv"
+    # Without a min_count the loaders filter by their own.
+    filtered = published_filtered or data.min_count is None or data.min_count > 0
+    return (K_CORE,) if filtered else ()
+
+
+def prepare(config, start: Start | None = None) -> Prepared:
+    """Leave-last-out, as items or as the tokens of a start."""
+    split = leave_last_out(load(config))
+    length = config.data.max_length
+    testing = config.evaluate.split == "test"
+    known = split.train_and_validation if testing else split.train
+    train = known if config.data.train_on_validation else split.train
+    records, tokens_known = train, known
+    if start is not None:
+        records, tokens_known = start.restrict(train), start.restrict(known)
+    tokens, mask = left_pad(records.items, length + 1)
+    target_mask = mask[:, 1:] & mask[:, :-1]
+    if config.train.loss == "last":
+        target_mask &= np.arange(length) == length - 1
+    histories, history_mask = left_pad([tokens_known.items[user] for user in split.users], length)
+    evaluated = [known.items[user] for user in split.users]
+    seen, real = left_pad(evaluated, max((len(items) for items in evaluated), default=1))
+    return Prepared(
+        train=train,
+        records=records,
+        inputs=tokens[:, :-1],
+        targets=tokens[:, 1:],
+        input_mask=mask[:, :-1],
+        target_mask=target_mask,
+        histories=histories,
+        history_mask=history_mask,
+        seen=np.where(real, seen, -1),
+        next_items=split.test if testing else split.validation,
+    )

@@ -1,0 +1,335 @@
+"""A character model trained with differential privacy: one name, or one window of a text, is one record."""
+
+import functools
+from pathlib import Path
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax import nnx
+
+from dpx import ngram
+from dpx.data import Histories, shakespeare, surnames
+from dpx.nn.transformer import generate
+from dpx.reattention import ParameterErrors
+from dpx.training import loop as training
+from dpx.training.keys import Keys, open_keys
+from experiments.dp_transformer import models
+
+NOT_COVERED = [
+    "training loss and realised batch sizes (metrics.jsonl, the progress line)",
+    "the row of the model without privacy",
+    "the test metrics, which are computed on held-out records, and train metrics where there are any",
+    "choices of hyper-parameters, the prior's share and order among them, made on training records",
+]
+
+
+class Corpus(NamedTuple):
+    """Records to train and to test on, each with `tokens` (n, L) and `mask`, and what is public."""
+
+    train: surnames.Names | shakespeare.Windows
+    test: surnames.Names | shakespeare.Windows
+    vocab_size: int
+    start: int
+    length: int
+    unit: str
+
+    @property
+    def assumptions(self) -> tuple[str, str]:
+        """On which the guarantees rest."""
+        return (
+            f"the number of {self.unit}s, which set the split, the sampling probability, the batch size and "
+            "δ, is public",
+            f"the alphabet and the longest admissible {self.unit} are public",
+        )
+
+    @property
+    def histories(self) -> Histories:
+        """The training records as sets of tokens."""
+        pairs = zip(self.train.tokens, self.train.mask, strict=True)
+        return Histories(tuple(tokens[mask] for tokens, mask in pairs), self.vocab_size)
+
+
+def validate(config) -> None:
+    """Raises ValueError or FileNotFoundError for a value or a file that cannot be used."""
+    if config.data.kind not in ("surnames", "shakespeare"):
+        raise ValueError(
+            f"config.data.kind={config.data.kind!r} must be 'surnames' or 'shakespeare'"
+        )
+    if config.data.kind == "shakespeare" and "generated" not in config.data:
+        raise ValueError(
+            "config.data.kind='shakespeare' needs the settings of configs/shakespeare.py"
+        )
+    for name in ("limit", "split_seed"):
+        if config.data.get(name, 0) < 0:
+            raise ValueError(f"config.data.{name}={config.data[name]} must be at least 0")
+    corpus = _load(config)
+    training.check_both(config, len(corpus.train))
+    models.check(config, corpus.vocab_size)
+    for order in (*config.ngrams, config.prior.order):
+        if order not in (1, 2, 3, 4, 5):
+            raise ValueError(
+                f"config.ngrams and config.prior.order must be from 1 to 5, not {order}"
+            )
+    if not 0 <= config.prior.share < 1:
+        raise ValueError(f"config.prior.share={config.prior.share} must be in [0, 1)")
+    training.warn_about_delta(config.delta, len(corpus.train))
+
+
+def plan(config) -> dict:
+    """The privacy parameters of a run, without training."""
+    corpus = _load(config)
+    prior = _prior(config, corpus, jax.random.key(0))
+    beside = None if prior is None else prior.guarantee
+    planned = training.plan(
+        config.train, config.epsilon, config.delta, len(corpus.train), beside=beside
+    )
+    about = (corpus.histories, corpus.length, corpus.unit, corpus.assumptions)
+    return planned | models.plan(config, *about, prior=beside)
+
+
+def run(config, workdir: Path) -> dict:
+    """Trains the private models and their baselines, and measures nats per character."""
+    corpus = _load(config)
+    train = corpus.train
+    synthetic = _is_generated(config)
+    keys = open_keys(config, workdir, synthetic=synthetic, data=(train.tokens,))
+    # A key of its own for each release: noise that two of them share would cancel.
+    training_key, prior_key, presence_key, second_key, plain_key, *ngram_keys = jax.random.split(
+        keys.noise, 5 + len(config.ngrams)
+    )
+    metrics, releases = {}, {}
+    for order, key in zip(config.ngrams, ngram_keys, strict=True):
+        model = _fit_ngram(key, corpus, order, config.epsilon, config.delta)
+        label = f"dp_{order}gram"
+        releases[label] = model.guarantee
+        for name, records in _measured(config, corpus):
+            log_probs = model.log_prob(records.tokens)[records.mask]
+            metrics[f"{label}/{name}nats_per_character"] = -log_probs.mean()
+
+    prior = _prior(config, corpus, prior_key)
+    once = {} if prior is None else {"prior": prior.guarantee}
+    table = None if prior is None else np.log(prior.probabilities).astype(np.float32)
+    graph, params = _build(config, corpus)
+    fit = functools.partial(
+        training.train,
+        data=(_inputs(corpus, train.tokens), train.tokens, train.mask),
+        workdir=workdir,
+    )
+
+    def measure(label, model):
+        for name, records in _measured(config, corpus):
+            metrics[f"{label}/{name}nats_per_character"] = model.evaluate(records)
+
+    rows = models.private_rows(config)
+    histories = corpus.histories
+    # Rows that are all released share neither noise nor samples.
+    *samplings, plain_sampling = (keys.sampling, *keys.sampling.spawn(2))
+    for label, key, sampling in zip(rows, (training_key, second_key), samplings, strict=False):
+        calibrated = models.calibrate(
+            config,
+            histories,
+            corpus.length,
+            corpus.unit,
+            corpus.assumptions,
+            prior=None if prior is None else prior.guarantee,
+            correction_key=presence_key if label == "dp_reattention" else None,
+        )
+        trained = fit(
+            functools.partial(_loss, corpus, graph, table, calibrated.errors),
+            params,
+            config=config.train,
+            keys=Keys(key, sampling),
+            label=label,
+            privacy=calibrated.privacy,
+        )
+        releases[label], once[label] = calibrated.guarantee, calibrated.alone
+        private = PrivateText(corpus, graph, table, calibrated.errors, trained)
+        measure(label, private)
+        more = {} if table is None else {"prior": table}
+        models.save(workdir, trained, calibrated.errors, **more)
+    if config.non_private.steps:
+        trained = fit(
+            functools.partial(_loss, corpus, graph, None, None),
+            params,
+            config=training.without_privacy(config),
+            keys=Keys(plain_key, plain_sampling),
+            label=config.model.kind,
+            privacy=None,
+        )
+        measure(config.model.kind, PrivateText(corpus, graph, None, None, trained))
+    samples = private.sample(jax.random.key(config.seed), 10 if corpus.unit == "name" else 3)
+    count = {10: "Ten", 3: "Three"}[len(samples)]
+    return {
+        "metrics": metrics,
+        "privacy": releases[rows[0]],
+        "releases": releases,
+        "composed": releases | once,
+        "synthetic": synthetic,
+        "not_covered": NOT_COVERED,
+        "notes": f"{count} {corpus.unit}s sampled from {rows[-1]}: " + ", ".join(samples),
+    }
+
+
+def load(config, workdir: Path) -> "PrivateText":
+    """The private model that a run left: with Re-Attention, if the config has it."""
+    corpus = _load(config)
+    graph, params = _build(config, corpus)
+    more = {}
+    if config.prior.share:
+        shape = (corpus.vocab_size ** (config.prior.order - 1), corpus.vocab_size)
+        more = {"prior": np.zeros(shape, np.float32)}
+    params, errors, *saved = models.load(config, workdir, params, corpus.vocab_size, **more)
+    table = np.asarray(saved[0]) if saved else None
+    return PrivateText(corpus, graph, table, errors, params)
+
+
+class PrivateText:
+    """A trained character model: samples records and scores them."""
+
+    def __init__(self, corpus: Corpus, graph, table, errors: ParameterErrors | None, params):
+        self._corpus = corpus
+        self._logits = jax.jit(
+            lambda inputs: _logits(corpus, graph, table, errors, params, inputs, None)
+        )
+
+    def sample(self, key: jax.Array, count: int) -> list[str]:
+        """`count` records drawn from the model."""
+        corpus = self._corpus
+        drawn = generate(self._logits, key, count, corpus.length, start=corpus.start)
+        decode = surnames.decode if corpus.unit == "name" else shakespeare.decode
+        return decode(np.asarray(drawn))
+
+    def log_prob(self, texts: list[str]) -> np.ndarray:
+        """(n,) log-probability of each name, its end included, or window, in nats.
+
+        Raises:
+          ValueError: for a window that is not as long as those the model was trained on.
+        """
+        length = self._corpus.length
+        if self._corpus.unit == "name":
+            records = surnames.encode(texts)
+        elif any(len(text) != length for text in texts):
+            raise ValueError(
+                f"windows of {sorted({len(t) for t in texts})} characters: pass {length} in each"
+            )
+        else:
+            records = shakespeare.encode("".join(texts), length)
+        picked = self._picked(records)
+        return np.asarray(jnp.where(records.mask, picked, 0).sum(axis=1))
+
+    def evaluate(self, records) -> float:
+        """Nats per character, ends of names included."""
+        pieces = range(0, len(records), 500)
+        parts = [type(records)(records.tokens[start : start + 500]) for start in pieces]
+        nats = [jnp.where(part.mask, self._picked(part), 0).sum() for part in parts]
+        return -float(np.sum(nats) / records.mask.sum())
+
+    def _picked(self, records) -> jax.Array:
+        logits = self._logits(jnp.asarray(_inputs(self._corpus, records.tokens)))
+        return _picked_log_probs(logits, records.tokens)
+
+
+@functools.lru_cache(maxsize=4)
+def _text(path: str | None) -> str:
+    return shakespeare.load_shakespeare(path)
+
+
+@functools.lru_cache(maxsize=4)
+def _names(path: str | None):
+    return surnames.encode(surnames.load_surnames(path))
+
+
+def _is_generated(config) -> bool:
+    return config.data.kind == "shakespeare" and bool(config.data.generated)
+
+
+def _load(config) -> Corpus:
+    data = config.data
+    if data.kind == "surnames":
+        train, test = surnames.split_names(_names(data.path), data.held_out, seed=data.split_seed)
+        if data.limit:
+            train = surnames.Names(train.tokens[: data.limit])
+        length = surnames.MAX_LETTERS + 1
+        return Corpus(train, test, surnames.VOCAB_SIZE, surnames.END, length, "name")
+    text = _generated(data.generated, config.seed) if data.generated else _text(data.path)
+    windows = shakespeare.encode(text, data.length)
+    train, test = shakespeare.split_windows(windows, round(data.held_out * len(windows)))
+    if data.limit:
+        train = shakespeare.Windows(train.tokens[: data.limit])
+    return Corpus(train, test, shakespeare.VOCAB_SIZE, shakespeare.START, data.length, "window")
+
+
+def _generated(length: int, seed: int) -> str:
+    """Lines of words drawn by Zipf's law: a text that belongs to nobody."""
+    words = ["to", "be", "or", "not", "the", "question", "whether", "Nobler", "in", "mind;"]
+    odds = 1 / np.arange(1, len(words) + 1)
+    drawn = np.random.default_rng(seed).choice(words, length, p=odds / odds.sum())
+    lines = (" ".join(drawn[i : i + 8]) for i in range(0, length, 8))
+    return "\n".join(lines)[:length]
+
+
+def _measured(config, corpus: Corpus):
+    """Test records, and where asked for training records, with the prefix of their metric."""
+    return [("", corpus.test), *([("train_", corpus.train)] if config.train_loss else [])]
+
+
+def _build(config, corpus: Corpus):
+    return nnx.split(models.build(config, corpus.vocab_size, corpus.length, config.seed))
+
+
+def _inputs(corpus: Corpus, tokens: np.ndarray) -> np.ndarray:
+    """Each token's predecessor."""
+    first = np.full((len(tokens), 1), corpus.start, np.int32)
+    return np.concatenate([first, tokens[:, :-1]], axis=1)
+
+
+def _picked_log_probs(logits, targets):
+    log_probs = jax.nn.log_softmax(logits.astype(jnp.float32))
+    return jnp.take_along_axis(log_probs, targets[..., None], axis=-1)[..., 0]
+
+
+def _fit_ngram(key, corpus: Corpus, order: int, epsilon: float, delta: float) -> ngram.NGram:
+    model = ngram.fit(
+        key,
+        corpus.train.tokens,
+        corpus.train.mask,
+        order=order,
+        vocab_size=corpus.vocab_size,
+        start=corpus.start,
+        epsilon=epsilon,
+        delta=delta,
+        unit=corpus.unit,
+    )
+    return model._replace(guarantee=model.guarantee.assuming(corpus.assumptions[1]))
+
+
+def _prior(config, corpus: Corpus, key) -> ngram.NGram | None:
+    """The n-gram model from which the private models start, for a share of their budget."""
+    if config.prior.share == 0:
+        return None
+    epsilon = config.prior.share * config.epsilon
+    return _fit_ngram(key, corpus, config.prior.order, epsilon, config.delta)
+
+
+def _logits(corpus: Corpus, graph, table, errors, params, inputs, key):
+    """The model's logits, added to the prior's log-probabilities where there is a prior."""
+    correction = {} if errors is None else {"errors": errors}
+    logits = nnx.merge(graph, params)(inputs, dropout_key=key, **correction)
+    if table is None:
+        return logits
+    vocab_size = corpus.vocab_size
+    context = jnp.zeros_like(inputs)
+    length, reach = inputs.shape[-1], round(np.log(len(table)) / np.log(vocab_size))
+    for back in reversed(range(reach)):
+        before = [(0, 0)] * (inputs.ndim - 1) + [(back, 0)]
+        shifted = jnp.pad(inputs, before, constant_values=corpus.start)[..., :length]
+        context = context * vocab_size + shifted
+    return logits + jnp.asarray(table)[context]
+
+
+def _loss(corpus: Corpus, graph, table, errors, params, inputs, targets, mask, key):
+    """Nats of one record over the width, not its length, so that a character counts the same in all."""
+    logits = _logits(corpus, graph, table, errors, params, inputs, key)
+    return -jnp.where(mask, _picked_log_probs(logits, targets), 0).sum() / len(targets)

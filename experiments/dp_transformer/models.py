@@ -1,0 +1,216 @@
+"""The models that a config can ask for, and what Re-Attention needs to know about their noise."""
+
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax import nnx
+
+import dpx
+from dpx import attention, reattention
+from dpx.data import Histories
+from dpx.nn.recurrent import Recurrent
+from dpx.nn.transformer import Transformer
+from dpx.training import loop as training
+
+KINDS = ("transformer", "gru", "lstm")
+PROBABILITIES = ("release", "uniform", "public")
+
+
+def check(config, num_tokens: int) -> None:
+    """Raises ValueError or FileNotFoundError for sections `model` and `reattention` that cannot be used."""
+    if config.model.kind not in KINDS:
+        raise ValueError(f"config.model.kind={config.model.kind!r} must be one of {KINDS}")
+    # What the models do not check themselves: a width of 0 is none given to them.
+    if (width := config.model.get("mlp_dim")) is not None and width < 1:
+        raise ValueError(f"config.model.mlp_dim={width} must be at least 1")
+    try:
+        nnx.eval_shape(lambda: build(config, num_tokens, length=1, seed=0))
+    except ValueError as error:
+        raise ValueError(f"config.model: {error}") from None
+    ours = config.reattention
+    if not ours.enabled:
+        return
+    if config.model.kind != "transformer":
+        raise ValueError(
+            f"config.reattention.enabled needs attention, which model.kind={config.model.kind!r} has not"
+        )
+    if ours.probabilities not in PROBABILITIES:
+        raise ValueError(
+            f"config.reattention.probabilities={ours.probabilities!r} must be one of {PROBABILITIES}"
+        )
+    if ours.probabilities == "release" and not 0 < ours.share < 1:
+        raise ValueError(
+            f"config.reattention.share={ours.share} buys no token probabilities, without which epsilon says "
+            "nothing about the error of an embedding: use a share in (0, 1), or probabilities='uniform'"
+        )
+    if ours.max_tokens < 1 or not ours.scale >= 0:
+        raise ValueError("config.reattention.max_tokens must be at least 1 and scale at least 0")
+    if ours.probabilities == "public":
+        _public(ours.path, num_tokens)
+
+
+def private_rows(config) -> tuple[str, ...]:
+    """The names of a table's privately trained rows, the last of which is saved."""
+    return (f"dp_{config.model.kind}", *(["dp_reattention"] if config.reattention.enabled else []))
+
+
+def build(config, num_tokens: int, length: int, seed: int) -> Any:
+    """A new model over `num_tokens` tokens for inputs of `length`."""
+    settings = config.model.to_dict()
+    kind = settings.pop("kind")
+    if kind != "transformer":
+        for name in ("num_heads", "mlp_dim"):
+            settings.pop(name, None)
+        return Recurrent(num_tokens, length, cell=kind, **settings, rngs=nnx.Rngs(seed))
+    own = None if config.reattention.renormalize else _literal_attention
+    return Transformer(num_tokens, length, **settings, attention=own, rngs=nnx.Rngs(seed))
+
+
+class Calibrated(NamedTuple):
+    """A private training run before it starts: its noise, guarantee, and effect on parameters."""
+
+    privacy: training.Privacy
+    guarantee: dpx.PrivacyGuarantee
+    alone: dpx.PrivacyGuarantee  # without the prior, which other runs may start from too
+    errors: reattention.ParameterErrors | None
+
+
+def _literal_attention(q, k, v, *key_variance, mask):
+    """Attention of `config.reattention.renormalize=False`: plain in rows without correction."""
+    if not key_variance:
+        return attention.softmax(q, k, v, mask=mask)
+    return reattention.attend(q, k, v, *key_variance, mask=mask, renormalize=False)
+
+
+def calibrate(
+    config,
+    histories: Histories,
+    length: int,
+    unit: str,
+    assumptions: tuple[str, ...],
+    *,
+    prior: dpx.PrivacyGuarantee | None,
+    correction_key: jax.Array | None,
+) -> Calibrated:
+    """Shares the budget between the releases in front of a training run and the run.
+
+    Args:
+      config: With `epsilon`, `delta`, `train` and `reattention`.
+      histories: The records as sets of tokens.
+      length: Longest input, which uniform token probabilities depend on.
+      unit, assumptions: Of the guarantee.
+      prior: A release that the model starts from.
+      correction_key: Switches Re-Attention on; noise of the token probabilities, if those are released.
+    """
+    released, beside, label = None, prior, "prior release"
+    if correction_key is not None and config.reattention.probabilities == "public":
+        assumptions = (
+            *assumptions,
+            "the token probabilities of config.reattention.path are public",
+        )
+    if correction_key is not None and config.reattention.probabilities == "release":
+        released = reattention.token_probabilities(
+            correction_key,
+            histories,
+            epsilon=config.reattention.share * config.epsilon,
+            delta=config.delta,
+            max_tokens=config.reattention.max_tokens,
+            unit=unit,
+        )
+        beside, label = released.guarantee, "token probabilities"
+        if prior is not None:
+            ledger = dpx.Ledger().spend(prior, "prior release").spend(beside, label)
+            beside, label = ledger.guarantee(config.delta), "prior release, token probabilities"
+    privacy, guarantee = training.make_private(
+        config.train,
+        config.epsilon,
+        config.delta,
+        len(histories.items),
+        unit,
+        assumptions,
+        beside=beside,
+        beside_label=label,
+    )
+    alone = guarantee
+    if prior is not None:
+        ledger = dpx.Ledger()
+        if released is not None:
+            ledger.spend(released.guarantee, "token probabilities")
+        assert privacy.alone is not None
+        alone = ledger.spend(privacy.alone, "DP-SGD").guarantee(config.delta)
+    if correction_key is None:
+        return Calibrated(privacy, guarantee, alone, None)
+    found = _parameter_errors(
+        config, released, privacy.noise_multiplier, histories.num_items, length
+    )
+    return Calibrated(privacy, guarantee, alone, found)
+
+
+def plan(config, histories, length, unit, assumptions, *, prior) -> dict:
+    """What Re-Attention changes in the plan of a run: token probabilities leave less for training."""
+    if not config.reattention.enabled:
+        return {}
+    settings = {"prior": prior, "correction_key": jax.random.key(0)}
+    calibrated = calibrate(config, histories, length, unit, assumptions, **settings)
+    return {"reattention_noise_multiplier": calibrated.privacy.noise_multiplier}
+
+
+def _parameter_errors(
+    config,
+    released: reattention.TokenProbabilities | None,
+    noise_multiplier: float,
+    num_tokens: int,
+    length: int,
+) -> reattention.ParameterErrors:
+    """Effective errors of the parameters under `config.train`, multiplied by `config.reattention.scale`."""
+    ours = config.reattention
+    if released is not None:
+        probabilities = released.values
+    elif ours.probabilities == "public":
+        probabilities = _public(ours.path, num_tokens)
+    else:
+        probabilities = reattention.uniform_probabilities(num_tokens, length)
+    settings = (noise_multiplier, config.train.batch_size)
+    embedding, rest = (
+        ours.scale
+        * reattention.effective_error(*settings, p, l2_clip=config.train.l2_clip, floor=ours.floor)
+        for p in (probabilities, None)
+    )
+    return reattention.ParameterErrors(jnp.asarray(embedding), jnp.asarray(rest))
+
+
+def save(workdir: Path, params, errors: reattention.ParameterErrors | None, **more) -> None:
+    """Saves a private model, with the errors that its attention is corrected for."""
+    content = {"params": params, **more}
+    training.save_model(workdir, content | ({} if errors is None else {"errors": errors._asdict()}))
+
+
+def load(config, workdir: Path, params, num_tokens: int, **more):
+    """Parameters, errors (None without) and `more` as `save` saved them, shaped as the templates."""
+    template = {"params": params, **more}
+    if config.reattention.enabled:
+        template["errors"] = {
+            "embedding": np.zeros(num_tokens, np.float32),
+            "rest": np.zeros((), np.float32),
+        }
+    saved = training.load_model(workdir, template)
+    errors = saved.get("errors")
+    found = None if errors is None else reattention.ParameterErrors(**errors)
+    return saved["params"], found, *(saved[name] for name in more)
+
+
+def _public(path: str | None, num_tokens: int) -> np.ndarray:
+    if path is None:
+        raise ValueError(
+            "config.reattention.path is missing: probabilities='public' reads a text file of one "
+            "probability a token"
+        )
+    if not Path(path).is_file():
+        raise FileNotFoundError(f"{path}: no such file; check --config.reattention.path")
+    values = np.loadtxt(path, ndmin=1)
+    if values.shape != (num_tokens,) or not ((values >= 0) & (values <= 1)).all():
+        raise ValueError(f"{path} must hold {num_tokens} probabilities in [0, 1], one a line")
+    return values

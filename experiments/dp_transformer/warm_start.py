@@ -1,0 +1,145 @@
+"""A model over the leading items whose logits start from a private release of transitions.
+
+Its vocabulary is the K items of the release, which a share of the budget has bought. Before any training its
+logits are log(S_j + c·p_j): S the release's scores, p the noisy popularity, c a number of pseudo-counts.
+Training adds what attention makes of the history, from embeddings that are the release's leading
+singular vectors.
+"""
+
+import math
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from scipy.sparse import linalg
+
+import dpx
+from dpx import privacy
+from dpx.data import Histories
+from dpx.recommend import popularity, transitions
+from dpx.training import loop as training
+
+
+class Start(NamedTuple):
+    """What the release gives to a model; a pytree of arrays.
+
+    Attributes:
+      items: (K,) ids of the items that the model knows, by token.
+      weights: (K, K) of `dpx.recommend.transitions.Transitions`.
+      prior: (M,) c·p, in users.
+      recency: By which an item counts less for each item after it.
+      embeddings: (K, d) of standard deviation 1, the leading singular vectors of the transitions.
+    """
+
+    items: np.ndarray
+    weights: np.ndarray
+    prior: np.ndarray
+    recency: np.ndarray
+    embeddings: np.ndarray
+
+    def restrict(self, histories: Histories) -> Histories:
+        """The histories of kept items, as tokens in [0, K)."""
+        tokens = np.full(histories.num_items, -1, np.int32)
+        tokens[self.items] = np.arange(len(self.items))
+        users = (tokens[np.asarray(items, np.int64)] for items in histories.items)
+        return Histories(tuple(found[found >= 0] for found in users), len(self.items))
+
+    def logits(self, tokens: jax.Array, mask: jax.Array, last_only: bool) -> jax.Array:
+        """(..., L, K), or (..., 1, K) with `last_only`: before training, for tokens and mask (..., L)."""
+        steps = jnp.arange(tokens.shape[-1])
+        since = steps[:, None] - steps
+        kernel = jnp.where(since >= 0, self.recency ** jnp.maximum(since, 0), 0.0)
+        if last_only:
+            kernel = kernel[-1:]
+        rows = jnp.asarray(self.weights)[tokens] * mask[..., None]
+        return jnp.log(kernel @ rows + jnp.asarray(self.prior[self.items]))
+
+    def widen(self, logits: jax.Array) -> jax.Array:
+        """(B, M): logits (B, K) of the kept items, and of the others what the popularity says."""
+        wide = jnp.broadcast_to(jnp.log(self.prior), (len(logits), len(self.prior)))
+        return wide.at[:, self.items].set(logits)
+
+
+def fit(
+    key: jax.Array, histories: Histories, config, share: float
+) -> tuple[Start, dpx.PrivacyGuarantee]:
+    """Releases transitions for a share of μ² of the budget.
+
+    Args:
+      key: Of the noise.
+      histories: To train on.
+      config: With `epsilon`, `delta`, `start` and `model.dim`.
+      share: In (0, 1].
+    """
+    multiplier = dpx.gaussian_noise_multiplier(config.epsilon, config.delta) / math.sqrt(share)
+    spent, at = privacy.gaussian_budget(multiplier, config.delta)
+    kept = _num_kept(config, histories, share)
+    release = transitions.fit(key, histories, epsilon=spent, delta=at, num_kept=kept)
+    start = Start(
+        items=release.items,
+        weights=release.weights,
+        prior=(config.start.pseudo_counts * np.exp(release.log_popularity)).astype(np.float32),
+        recency=np.array(config.start.recency, np.float32),
+        embeddings=_embeddings(release, config.model.dim),
+    )
+    return start, release.guarantee
+
+
+def template(config, histories: Histories) -> Start:
+    """A start of the shapes that `fit` gives for `config.start.share`, to load one into."""
+    kept = _num_kept(config, histories, config.start.share)
+    return Start(
+        items=np.zeros(kept, np.int64),
+        weights=np.zeros((kept, kept), np.float32),
+        prior=np.zeros(histories.num_items, np.float32),
+        recency=np.zeros((), np.float32),
+        embeddings=np.zeros((kept, config.model.dim), np.float32),
+    )
+
+
+def check(config) -> None:
+    """Raises ValueError for a section `start` that cannot be used."""
+    start = config.start
+    if not 0 <= start.share < 1:
+        raise ValueError(
+            f"config.start.share={start.share} must be in [0, 1): the rest pays for training, 0 starts cold"
+        )
+    if start.share == 0:
+        return
+    if not start.pseudo_counts > 0:
+        raise ValueError(f"config.start.pseudo_counts={start.pseudo_counts} must be positive")
+    if not 0 <= start.recency <= 1:
+        raise ValueError(f"config.start.recency={start.recency} must be in [0, 1]")
+    if config.model.kind != "transformer" or not config.model.tied:
+        raise ValueError(
+            "config.start.share > 0 needs model.kind='transformer' and model.tied=True"
+        )
+    if config.popularity_share > 0:
+        raise ValueError(
+            f"config.popularity_share={config.popularity_share} would pay twice for a popularity that the "
+            "start contains: set it to 0"
+        )
+
+
+def _embeddings(release: transitions.Transitions, dim: int) -> np.ndarray:
+    """Left plus right singular vectors of what stands out; zero in dimensions beyond its rank.
+
+    Rows and columns are divided by the roots of their sums, lest the most popular items fill all vectors.
+    """
+    found = transitions.attention_weights(release.estimate, release.standard_error, second_step=0)
+    # Five users' worth of transitions keep items with next to none from large entries.
+    out, into = (np.sqrt(found.sum(axis=axis) + 5) for axis in (1, 0))
+    rank = min(dim, len(found) - 1)
+    left, values, right = linalg.svds(found / np.outer(out, into), k=rank, v0=np.ones(len(found)))
+    assert left is not None
+    assert right is not None
+    vectors = (left + right.T) * np.sqrt(values)
+    vectors /= max(float(vectors.std()), 1e-12)
+    return np.pad(vectors, ((0, 0), (0, dim - rank))).astype(np.float32)
+
+
+def _num_kept(config, histories: Histories, share: float) -> int:
+    multiplier = dpx.gaussian_noise_multiplier(config.epsilon, config.delta) / math.sqrt(share)
+    num_users = training.public_size(len(histories.items))
+    return popularity.default_num_kept(multiplier, num_users, histories.num_items)

@@ -1,0 +1,408 @@
+"""Every public mechanism, replayed on neighbours: it moves by what it declares, and nothing else does."""
+
+import sys
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from flax import nnx
+
+from dpx import (
+    audit,
+    cross_attention,
+    gram,
+    ngram,
+    noise,
+    noisy_head,
+    reattention,
+)
+from dpx.cross_attention import baselines
+from dpx.cross_attention import tree_sums as trees
+from dpx.data import Histories
+from dpx.nn.cross_attention import PrivateCrossAttention
+from dpx.privacy import REPLACE_ONE, PrivacyGuarantee, gaussian_epsilon
+from dpx.privacy.events import event_epsilon
+from dpx.recommend import (
+    item_gram,
+    popularity,
+    transitions,
+)
+
+KEY = jax.random.key(3)
+BUDGET = {"epsilon": 1.0, "delta": 1e-5}
+NUM_ITEMS = 9
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _recording():
+    with audit.recording():
+        yield
+
+
+# ---------------------------------------------------------------------------------------------------------
+# Adding or removing a record
+
+
+def histories() -> list:
+    rng = np.random.default_rng(0)
+    users = [rng.integers(0, NUM_ITEMS, rng.integers(0, 7)).astype(np.int32) for _ in range(12)]
+    longest = rng.integers(0, NUM_ITEMS, 60).astype(np.int32)
+    return [*users[:5], longest, *users[5:], users[2], longest[:0]]
+
+
+def of_histories(fit):
+    return lambda users: fit(Histories(tuple(users), NUM_ITEMS))
+
+
+TOKENS = 5
+
+
+def of_tokens(fit):
+    def program(users):
+        length = max(map(len, users), default=0) or 1
+        tokens, mask = np.zeros((len(users), 60), np.int32), np.zeros((len(users), 60), bool)
+        for row, items in enumerate(users):
+            tokens[row, : len(items)], mask[row, : len(items)] = items, True
+        assert length <= 60
+        return fit(tokens, mask)
+
+    return program
+
+
+def counted(order):
+    return of_tokens(
+        lambda tokens, mask: ngram.fit(
+            KEY,
+            tokens,
+            mask,
+            order=order,
+            vocab_size=NUM_ITEMS,
+            start=0,
+            unit="name",
+            **BUDGET,
+        )
+    )
+
+
+def columns(users):
+    """(NUM_ITEMS, n): a user's counts, a column each; the longest leaves the ball."""
+    return np.stack([np.bincount(items, minlength=NUM_ITEMS) for items in users], 1).astype(float)
+
+
+UNBOUNDED = {
+    "popularity": of_histories(lambda h: popularity.fit(KEY, h, **BUDGET)),
+    "token probabilities": of_histories(
+        lambda h: reattention.token_probabilities(KEY, h, max_tokens=3, **BUDGET)
+    ),
+    "transitions": of_histories(lambda h: transitions.fit(KEY, h, num_kept=6, rounds=3, **BUDGET)),
+    "transitions, K by rule": of_histories(lambda h: transitions.fit(KEY, h, **BUDGET)),
+    "item Gram": of_histories(lambda h: item_gram.fit(KEY, h, num_kept=5, **BUDGET)),
+    "1-grams": counted(1),
+    "3-grams": counted(3),
+    "Gram, add or remove": lambda users: gram.release(
+        KEY,
+        columns(users),
+        column_bound=2.0,
+        neighboring="add_or_remove_one",
+        **BUDGET,
+    ),
+    "sampled Gram, add or remove": lambda users: gram.release(
+        KEY,
+        columns(users),
+        column_bound=2.0,
+        mechanism="sampling",
+        eta=4000.0,
+        neighboring="add_or_remove_one",
+        **BUDGET,
+    ),
+}
+
+
+def removals(users):
+    """Lists that lack one record: the first, one in the middle, the longest, a duplicate, the last."""
+    for index in (0, 4, 5, len(users) - 2, len(users) - 1):
+        ids = np.delete(np.arange(len(users)), index)
+        yield [users[i] for i in ids], ids
+    # One more, and an extreme one: all items, many times.
+    extreme = np.tile(np.arange(NUM_ITEMS, dtype=np.int32), 6)
+    yield [*users, extreme], np.arange(len(users) + 1)
+
+
+@pytest.mark.parametrize("name", UNBOUNDED)
+def test_adding_or_removing_a_record_moves_each_release_by_what_it_declares(name):
+    program, users = UNBOUNDED[name], histories()
+    first = audit.record(program, users)
+    ratios = [
+        audit.replay(program, users, other, ids=ids, first=first).check().largest_ratio
+        for other, ids in removals(users)
+    ]
+    assert max(ratios) > 0.3  # the bound is not idle
+    alone, empty = [users[5]], [users[5][:0]]
+    ratios.append(audit.replay(program, alone, empty).check().largest_ratio)
+    print(f"\n| {name} | {len(ratios)} | {max(ratios):.7f} |")  # python -m pytest -s
+
+
+# ---------------------------------------------------------------------------------------------------------
+# Replacing a record
+
+
+def memory():
+    rng = np.random.default_rng(1)
+    return rng.random((23, 2)).astype(np.float32), rng.uniform(-1, 1, (23, 3)).astype(np.float32)
+
+
+def attention(**options):
+    options = {"key_bound": 1.0, "value_bound": 1.0, "clip": True, **BUDGET, **options}
+    return lambda data: cross_attention.build(KEY, *data, **options)
+
+
+class Remembered(NamedTuple):
+    state: nnx.State
+    guarantee: PrivacyGuarantee
+
+
+def remember(data):
+    layer = PrivateCrossAttention(
+        4, 5, num_heads=2, head_dim=3, key_bound=1.0, value_bound=0.5, num_features=16,
+        rngs=nnx.Rngs(0),
+    )  # fmt: skip
+    layer.remember(KEY, np.concatenate(data, axis=1), **BUDGET)
+    return Remembered(nnx.state(layer), layer.guarantee)
+
+
+def head_features(data):
+    K, V = data
+    return noisy_head.Features(V.astype(np.float64), V[:, ::-1].astype(np.float64), K[:, 0])
+
+
+HYPER = noisy_head.HyperParameters(0.5, 0.8, 1.0)
+DESCENT = {"regularization": 0.1, "step_size": 0.5, "steps": 3}
+TREES = {
+    "x": lambda data: data[0].astype(np.float64),
+    "weights": lambda data: np.clip(data[1][:, 0], -1, 1),
+}
+
+
+def distance_tree(kind, **options):
+    options = {"bound": 1.0, "weight_bound": 1.0, "bins": 8, **BUDGET, **options}
+
+    def program(data):
+        x = np.clip(TREES["x"](data), 0, 1)
+        x = x[:, 0] if kind is trees.DPTreeDistance else x
+        return kind.build(KEY, x, TREES["weights"](data), **options)
+
+    return program
+
+
+REPLACED = {
+    "sketch": attention(),
+    "sketch, ball": attention(domain="ball", scale=1.0, degree=2),
+    "sketch, random features": attention(features="random", num_features=20),
+    "trees": attention(mechanism="tree", degree=2, bins=8),
+    "trees, two copies": attention(mechanism="tree", degree=1, bins=4, copies=2),
+    "trees, truncated Laplace": attention(
+        mechanism="tree", degree=2, bins=8, noise="truncated_laplace"
+    ),
+    "trees, paper's budget": attention(
+        mechanism="tree", degree=1, bins=8, noise="truncated_laplace", budget="paper"
+    ),
+    "DPTreeHighDim": distance_tree(trees.DPTreeHighDim),
+    "DPTreeHighDim, truncated Laplace": distance_tree(
+        trees.DPTreeHighDim, noise="truncated_laplace"
+    ),
+    "DPTreeDistance": distance_tree(trees.DPTreeDistance, power=1),
+    "mean of V": lambda data: baselines.mean_of_values(KEY, data[1], value_bound=1.0, **BUDGET),
+    "fresh noise": lambda data: baselines.fresh_noise(
+        KEY, np.full((2, 2), 0.5), *data, key_bound=1.0, value_bound=1.0, clip=True, **BUDGET
+    ),
+    "cross-attention layer": remember,
+    "NoisyHead": lambda data: noisy_head.fit(KEY, head_features(data), HYPER, **DESCENT, **BUDGET),
+    "NoisyHead, one shot": lambda data: noisy_head.fit_one_shot(
+        KEY, head_features(data), HYPER, regularization=0.1, **BUDGET
+    ),
+    "Gram, replace": lambda data: gram.release(KEY, data[1].T, column_bound=1.0, **BUDGET),
+    "Gram, moved": lambda data: gram.release(
+        KEY, data[1].T, column_bound=1.0, beta=2.0, psd=True, **BUDGET
+    ),
+    "sampled Gram, replace": lambda data: gram.release(
+        KEY, data[1].T, column_bound=1.0, mechanism="sampling", eta=2000.0, **BUDGET
+    ),
+}
+
+
+def replacements(data):
+    K, V = data
+    rows = [(0, np.zeros(2), -np.sign(V[0])), (11, np.ones(2), np.ones(3))]
+    rows += [(22, K[22], -V[22]), (7, np.full(2, 1e30), np.full(3, -1e30))]
+    rows += [(5, K[4], V[4]), (3, np.array([1.0, 0.0]), np.array([1.0, 0.0, 0.0]))]
+    for index, k, v in rows:
+        other = K.copy(), V.copy()
+        other[0][index], other[1][index] = k, v
+        yield other
+
+
+@pytest.mark.parametrize("name", REPLACED)
+def test_replacing_a_record_moves_each_release_by_what_it_declares(name):
+    program, data = REPLACED[name], memory()
+    data[1][0] = 1.0  # a corner, whose opposite is tried
+    first = audit.record(program, data)
+    ratios = [
+        audit.replay(program, data, other, first=first).check().largest_ratio
+        for other in replacements(data)
+    ]
+    assert max(ratios) > 0.01
+    alone = tuple(part[:1] for part in data)
+    opposite = alone[0], -alone[1]
+    ratios.append(audit.replay(program, alone, opposite).check().largest_ratio)
+    print(f"\n| {name} | {len(ratios)} | {max(ratios):.7f} |")
+
+
+# ---------------------------------------------------------------------------------------------------------
+# Noise and its price
+
+
+@pytest.mark.parametrize("name", {**UNBOUNDED, **REPLACED})
+def test_the_noise_that_is_drawn_costs_what_is_stated(name, monkeypatch):
+    """Of every mechanism, and no noise is drawn from a key that does not follow from the caller's."""
+    program = {**UNBOUNDED, **REPLACED}[name]
+    data = histories() if name in UNBOUNDED else memory()
+    stated, runs = [], []
+
+    def watched(data):
+        result = program(data)
+        stated.append(result.guarantee)
+        return result
+
+    for seed in (3, 4):
+        monkeypatch.setattr(sys.modules[__name__], "KEY", jax.random.key(seed))
+        runs.append(audit.record(watched, data))
+    assert not {seen.key for seen in runs[0].releases} & {seen.key for seen in runs[1].releases}
+    found, spent = runs[0], stated[0]
+    assert (spent.epsilon, spent.delta) == (pytest.approx(1.0, rel=1e-6), pytest.approx(1e-5))
+    if "sampled" in name:  # whose noise is that of a number of samples
+        (seen,) = found.releases
+        paid = gram.sampling_epsilon(
+            int(seen.scale),
+            spent.delta,
+            alpha=1.0,
+            eta=1 / seen.about["change"],
+            n=len(seen.exact[0]),
+            neighboring="add_or_remove_one",
+        )
+        assert 0.9 < paid <= spent.epsilon * (1 + 1e-9)
+        return
+    if "truncated Laplace" in name or "paper" in name:
+        assert price_of_laplace_trees(found, spent.delta) <= spent.epsilon * (1 + 1e-6)
+        return
+    by_event, _ = event_epsilon(spent.event, spent.delta, spent.neighboring)
+    assert by_event == pytest.approx(spent.epsilon, rel=1e-6)
+    assert found.epsilon(spent.delta, spent.neighboring) == pytest.approx(spent.epsilon, rel=1e-6)
+    for seen in found.releases:
+        # In 32 bits a sum over many records moves by more than one of them does.
+        assert {leaf.dtype for leaf in seen.exact} == {np.dtype(np.float64)}
+        stds = seen.scale[0] if seen.about["parts"] > 1 else seen.scale * seen.unit[0]
+        multipliers = stds / seen.unit[0]
+        np.testing.assert_allclose(multipliers, np.ravel(multipliers)[0], rtol=1e-6)
+
+
+def price_of_laplace_trees(found, delta):
+    """ε of all levels of all trees, by the better of basic and advanced composition.
+
+    A tree's sensitivity is that of its levels together; a record moves each by the same share.
+    """
+    parts = []
+    for seen in found.releases:
+        scale, bound = (np.broadcast_to(part, seen.exact[0].shape)[0] for part in seen.scale)
+        depth = int(np.log2(len(seen.exact[0]) + 2)) - 1
+        each = np.broadcast_to(seen.unit[0], seen.exact[0].shape)[0] / depth
+        laws = zip(*map(np.ravel, (scale, bound, each)), strict=True)
+        for law_scale, law_bound, moved in laws:
+            law = noise.TruncatedLaplace(float(law_scale), float(law_bound))
+            one = law.guarantee(float(moved) * (1 - 1e-6), neighboring=REPLACE_ONE, unit="record")
+            parts += [(one.epsilon, one.delta)] * depth
+    epsilons, deltas = np.array(parts).T
+    slack = delta - deltas.sum()
+    assert slack >= -1e-6 * delta
+    advanced = np.inf
+    if slack > 1e-3 * delta:
+        square = np.sqrt(2 * np.log(1 / slack) * np.sum(epsilons**2))
+        advanced = np.sum(epsilons * np.expm1(epsilons)) + square
+    return min(epsilons.sum(), advanced)
+
+
+# ---------------------------------------------------------------------------------------------------------
+# The instrument itself
+
+
+def released(x, *, sensitivity=1.0, label="sum", key=KEY, multiplier=2.0):
+    return noise.release(
+        key, x.sum(0), sensitivity=sensitivity, noise_multiplier=multiplier, label=label
+    )
+
+
+DATA = np.eye(4)
+
+
+@pytest.mark.parametrize("jitted", [False, True])
+def test_the_ratio_is_the_distance_over_the_sensitivity(jitted):
+    program = lambda x: (jax.jit(released) if jitted else released)(x, sensitivity=0.5)  # noqa: E731
+    found = audit.replay(program, DATA, DATA[1:])
+    assert [each.label for each in found.compared] == ["sum"]
+    assert found.largest_ratio == pytest.approx(2.0)
+    assert not found.differences  # the output of the second run is that of the first
+    with pytest.raises(AssertionError, match="sum moved by 2 times"):
+        found.check()
+
+
+def test_vmapped_and_scanned_releases_are_seen_one_by_one():
+    def program(x):
+        keys = jax.random.split(KEY, 3)
+        first = jax.vmap(lambda key: released(x, key=key))(keys)
+        _, more = jax.lax.scan(
+            lambda carry, key: (carry, released(x, key=key)), 0, jax.random.split(keys[0], 2)
+        )
+        return first, more
+
+    found = audit.replay(program, jnp.asarray(DATA), jnp.asarray(2 * DATA)).check(tolerance=1.1)
+    assert len(found.compared) == 5
+
+
+@pytest.mark.parametrize(
+    ("program", "said"),
+    [
+        (lambda x: (released(x), x.sum()), "result/1 differs"),
+        (lambda x: print(len(x)), "stdout differs"),
+        (lambda x: [released(x, label=f"row {i}") for i in range(len(x))], "the releases differ"),
+        (lambda x: released(x, multiplier=float(len(x))), "another sensitivity or noise"),
+        (lambda x: released(x[:, : len(x)]), "another shape or type"),
+        (lambda x: (released(x), released(x)), "one key serves noise of sum"),
+        (lambda x: released(x, key=jax.random.key(len(x))), "another key"),
+    ],
+)
+def test_every_other_difference_is_named(program, said):
+    with pytest.raises(AssertionError, match=said):
+        audit.replay(program, DATA, DATA[1:]).check()
+
+
+def test_files_differ_by_name_and_what_is_not_covered_may(tmp_path):
+    def program(x, workdir):
+        workdir.mkdir()
+        (workdir / "loss.txt").write_text(str(x.sum()))
+        return released(x)
+
+    with pytest.raises(AssertionError, match=r"file/loss\.txt differs"):
+        audit.replay(program, DATA, DATA[1:]).check()
+    audit.replay(program, DATA, DATA[1:], ignore=["file/loss.txt"]).check()
+
+
+def test_epsilon_follows_from_the_noise_that_was_drawn():
+    keys = jax.random.split(KEY, 2)
+    found = audit.record(lambda x: [released(x, key=key, multiplier=3.0) for key in keys], DATA)
+    assert found.epsilon(1e-5) == pytest.approx(gaussian_epsilon(3.0, 1e-5, compositions=2))
+
+
+def test_a_watched_program_gives_what_it_gives_unwatched():
+    watched = audit.record(lambda x: released(x), DATA).left["result"]
+    np.testing.assert_array_equal(watched, np.asarray(released(DATA)))

@@ -1,0 +1,319 @@
+"""Private cross-attention: limits, behaviour, errors, claims of accuracy."""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from cross_attention_memory import BOX, BUDGET, EXACT, KEY, memory
+
+import dpx.attention
+from dpx import cross_attention
+from dpx.cross_attention import baselines, sketch
+from dpx.cross_attention.domain import Domain, into_ball
+from dpx.cross_attention.features import PolynomialFeatures, truncated_exponential
+from dpx.privacy import gaussian_noise_multiplier
+
+
+def ball(shape, radius, seed):
+    x = np.random.default_rng(seed).normal(size=shape).astype(np.float32)
+    return x / np.maximum(1, np.linalg.norm(x, axis=-1, keepdims=True) / radius)
+
+
+# ---------------------------------------------------------------------------------------------------------
+# Limits: without noise all mechanisms are attention
+
+
+@pytest.mark.parametrize("d", [1, 2])
+@pytest.mark.parametrize("mechanism", ["sketch", "tree"])
+def test_without_noise_the_answer_is_attention(mechanism, d):
+    K, V, Q = memory(3000, d)
+    K[0], K[1], Q[0] = 0, 1, 1
+    built = cross_attention.build(KEY, K, V, mechanism=mechanism, **BOX, **EXACT)
+    exact = dpx.attention.softmax(Q, K, V, scale=d)
+    np.testing.assert_allclose(built.query(Q), exact, atol=5e-4)
+
+
+@pytest.mark.parametrize("budget", ["exact", "paper"])
+def test_without_noise_the_papers_tree_is_attention(budget):
+    K, V, Q = memory(500, 1)
+    options = {
+        "degree": 4,
+        "mechanism": "tree",
+        "noise": "truncated_laplace",
+        "budget": budget,
+        "copies": 3,
+    }
+    built = cross_attention.build(KEY, K, V, **options, **BOX, **EXACT)
+    np.testing.assert_allclose(built.query(Q), dpx.attention.softmax(Q, K, V, scale=1), atol=4e-3)
+
+
+def test_keys_as_models_produce_them():
+    """A ball, any sign, √d, several heads: one release for all of them."""
+    K, V, Q = ball((2, 900, 3), 2.0, 0), ball((2, 900, 3), 1.0, 1), ball((2, 40, 3), 1.5, 2)
+    bounds = {"key_bound": 2.0, "query_bound": 1.5, "value_bound": 1.0}
+    options = {"domain": "ball", "scale": 3**0.5, **bounds}
+    built = cross_attention.build(KEY, K, V, **options, **EXACT)
+    np.testing.assert_allclose(built.query(Q), dpx.attention.softmax(Q, K, V), atol=2e-3)
+    noisy = cross_attention.build(KEY, K, V, **options, **BUDGET)
+    single = cross_attention.build(KEY, K[0], V[0], **options, **BUDGET)
+    assert noisy.noise_std == pytest.approx(2**0.5 * single.noise_std)
+    assert "2 heads" in noisy.guarantee.mechanism
+
+
+def test_random_features_approach_attention_in_many_dimensions():
+    K, V, Q = ball((2000, 64), 2.0, 0), ball((2000, 2), 1.0, 1), ball((40, 64), 2.0, 2)
+    exact = dpx.attention.softmax(Q, K, V)
+    options = {"domain": "ball", "scale": 8.0, "key_bound": 2.0, "value_bound": 1.0}
+    errors = [
+        float(
+            abs(
+                cross_attention.build(
+                    KEY, K, V, features="random", num_features=r, **options, **EXACT
+                ).query(Q)
+                - exact
+            ).mean()
+        )
+        for r in (64, 4096)
+    ]
+    assert errors[1] < errors[0] / 3
+    assert errors[1] < 2e-3
+
+
+def test_streaming_sums_every_row_once():
+    n = 10_007  # a prime: the last chunk is padded
+    K, V, _ = memory(n, 2)
+    built = cross_attention.build(KEY, K, V, degree=6, **BOX, **EXACT)
+    phi = PolynomialFeatures(2, 6)(np.sqrt(2) * (K - 0.5))
+    weights = np.concatenate([np.full((n, 1), np.sqrt(2)), V], 1)
+    want = np.asarray(phi, np.float64).T @ weights
+    np.testing.assert_allclose(built.moments, want, atol=0.02)
+    assert built.moments[0, 0] == np.float32(n * np.sqrt(2))
+
+
+@pytest.mark.parametrize("wide", [False, True])
+def test_building_never_makes_an_array_of_rows_by_features(wide):
+    n, d = 10**6, 4
+    domain = Domain("box", d, d, 1.0, 1.0, 1.0, float(d))
+    K = jax.ShapeDtypeStruct((n, d), jnp.float32)
+    with jax.enable_x64(wide):
+        compiled = sketch._release.lower(KEY, K, K, None, domain, 8, 1.0, 1.0, 1.0).compile()
+    assert compiled.memory_analysis().temp_size_in_bytes < 200e6  # n × r would be 2 GB
+
+
+# ---------------------------------------------------------------------------------------------------------
+# Behaviour
+
+
+@pytest.mark.parametrize("mechanism", ["sketch", "tree"])
+def test_releases_are_pytrees_that_hold_no_data(mechanism):
+    K, V, Q = memory(200, 2)
+    built = cross_attention.build(KEY, K, V, mechanism=mechanism, degree=2, **BOX, **BUDGET)
+    answers = built.query(Q)
+    assert answers.shape == (50, 2)
+    assert (abs(answers) <= 1).all()
+    np.testing.assert_allclose(jax.jit(lambda b, q: b.query(q))(built, Q), answers, atol=1e-5)
+    one_by_one = jax.vmap(lambda q: built.query(q[None])[0])(Q)
+    np.testing.assert_allclose(one_by_one, answers, atol=1e-5)
+    leaves, structure = jax.tree.flatten(built)
+    assert all(200 not in leaf.shape for leaf in leaves)
+    again = jax.tree.unflatten(structure, leaves)
+    assert again.guarantee == built.guarantee
+    guarantee = built.guarantee
+    assert (guarantee.epsilon, guarantee.delta, guarantee.unit) == (1.0, 1e-6, "row of (K, V)")
+    assert guarantee.neighboring.name == "REPLACE_ONE"
+    assert "data within the declared bounds" in guarantee.assumptions
+
+
+def test_building_under_jit_clips_and_agrees():
+    K, V, Q = memory(200, 2)
+    build = lambda k, v, clip: cross_attention.build(  # noqa: E731
+        KEY, k, v, clip=clip, degree=2, **BOX, **EXACT
+    )
+    traced = jax.jit(functools.partial(build, clip=True))(K, V)
+    np.testing.assert_allclose(traced.query(Q), build(K, V, False).query(Q), atol=1e-4)
+    with pytest.raises(ValueError, match="pass clip=True"):
+        jax.jit(functools.partial(build, clip=False))(K, V)
+
+
+@pytest.mark.parametrize("domain", ["box", "ball"])
+def test_clipping_bounds_every_row_by_itself(domain):
+    K, V, _ = memory(6, 3)
+    wild = np.array([[5, -3, 1], [np.nan, 0, 0], [np.inf, 0, 0], [1e30, 1e30, 0], [0, 0, 1e-40]])
+    K[:5] = wild
+    V[0] = [9, -9, np.nan]
+    bounds = Domain(domain, 3, 3, 1.0, 1.0, 1.0, 3.0)
+    k, v = bounds.enter(K, V, clip=True)
+    assert np.isfinite(k).all()
+    assert np.isfinite(v).all()
+    size = np.linalg.norm(k, axis=-1) if domain == "ball" else np.abs(k).max(-1)
+    assert (size <= 1 + 1e-6).all()
+    assert (abs(v) <= 1).all()
+    if domain == "ball":
+        np.testing.assert_allclose(k[3], np.array([1, 1, 0]) / np.sqrt(2), rtol=1e-5)
+
+
+@pytest.mark.parametrize("dtype", [jnp.bfloat16, jnp.float32, jnp.float64])
+def test_into_ball_takes_every_float(dtype):
+    with jax.enable_x64(True):
+        largest = float(jnp.finfo(dtype).max)
+        tiny = float(jnp.finfo(dtype).smallest_subnormal)
+        rows = [[largest, 0], [largest, -largest], [largest / 4, 1], [3e37, 1e37], [20, 0]]
+        inside = jnp.array([[0, 0], [1, -7], [tiny, 0], [9.9, 0]], dtype)
+        for radius in (10.0, 1e-3, 1e30):
+            for clip in (into_ball, jax.jit(into_ball, static_argnums=1)):
+                got = clip(jnp.array(rows, dtype), radius)
+                assert got.dtype == dtype
+                norms = np.linalg.norm(np.asarray(got, np.float64), axis=-1)
+                reach = np.minimum(radius, np.abs(rows).max(-1))
+                np.testing.assert_allclose(
+                    norms, reach, rtol=1e-2 if dtype == jnp.bfloat16 else 1e-6
+                )
+        for clip in (into_ball, jax.jit(into_ball, static_argnums=1)):
+            assert clip(inside, 10.0).tobytes() == inside.tobytes()
+
+
+@pytest.mark.parametrize("features", ["taylor", "random"])
+def test_huge_rows_are_clipped_into_the_release(features):
+    """A row of 1e38 counts like the same direction at the ball's edge."""
+    K, V = ball((50, 2), 1.0, 0), ball((50, 1), 1.0, 1)
+    options = {"domain": "ball", "scale": 1.0, "features": features, "num_features": 16, **EXACT}
+    built = []
+    for size in (1e38, 20.0):
+        K[0] = size, 0
+        built.append(
+            cross_attention.build(
+                KEY, K, V, key_bound=10.0, query_bound=0.1, value_bound=1.0, clip=True, **options
+            )
+        )
+    assert np.isfinite(built[0].moments).all()
+    np.testing.assert_allclose(built[0].moments, built[1].moments, rtol=1e-4, atol=1e-4)
+
+
+def test_gradients_reach_the_queries():
+    K, V, Q = memory(200, 2)
+    built = cross_attention.build(KEY, K, V, **BOX, **EXACT)
+    got = jax.grad(lambda q: built.query(q).sum())(Q)
+    want = jax.grad(lambda q: dpx.attention.softmax(q, K, V, scale=2).sum())(Q)
+    np.testing.assert_allclose(got, want, atol=1e-3)
+
+
+def test_baselines():
+    K, V, Q = memory(500, 2)
+    options = {"key_bound": 1.0, "value_bound": 1.0}
+    fresh = baselines.fresh_noise(KEY, Q, K, V, **options, **EXACT)
+    np.testing.assert_allclose(fresh.values, dpx.attention.softmax(Q, K, V, scale=2), atol=1e-4)
+    mean = baselines.mean_of_values(KEY, V, value_bound=1.0, **EXACT)
+    np.testing.assert_allclose(mean.values[0], V.mean(0), atol=1e-5)
+    noisy = jax.vmap(
+        lambda key: baselines.fresh_noise(key, Q[:4], K, V, clip=True, **options, **BUDGET).values
+    )(jax.random.split(KEY, 2000))
+    z = 0.25 * Q[:4].sum(-1)
+    std = gaussian_noise_multiplier(1.0, 1e-6) * 2 * 2 * np.sqrt(2) / (1 + 499 * np.exp(-2 * z))
+    np.testing.assert_allclose(noisy.std(0), np.stack([std, std], 1), rtol=0.07)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"key_bound": 0.0}, "key_bound=0"),
+        ({"value_bound": -1.0}, "value_bound=-1"),
+        ({"key_bound": 0.5}, r"K row \d+ is outside"),
+        ({"value_bound": 0.5}, r"V row \d+ is outside"),
+        ({"epsilon": 0.0}, "epsilon=0"),
+        ({"delta": 1.5}, "delta=1.5"),
+        ({"delta": 0.7, "mechanism": "tree", "noise": "truncated_laplace"}, "delta"),
+        ({"mechanism": "forest"}, "mechanism is 'forest'"),
+        ({"domain": "sphere"}, "domain is 'sphere'"),
+        ({"domain": "ball", "mechanism": "tree"}, "K row|trees need features"),
+        ({"features": "fourier"}, "features is 'fourier'"),
+        ({"degree": 5}, "even"),
+        ({"degree": 4000}, "r = .* features"),
+        ({"mechanism": "tree", "bins": 2**28}, "use fewer bins"),
+        ({"mechanism": "tree", "budget": "all"}, "budget is 'all'"),
+        ({"mechanism": "tree", "copies": 0}, "copies=0"),
+        ({"scale": 0.0}, "scale=0"),
+        ({"scale": 1e-3, "features": "random"}, "a row may contribute"),
+    ],
+)
+def test_misuse_raises(options, message):
+    K, V, _ = memory(20, 2)
+    with pytest.raises(ValueError, match=message):
+        cross_attention.build(KEY, K, V, **{**BOX, **BUDGET, **options})
+
+
+def test_misused_queries_raise():
+    K, V, Q = memory(20, 2)
+    with pytest.raises(ValueError, match="num_queries is 49, but Q has 50 rows"):
+        baselines.fresh_noise(KEY, Q, K, V, num_queries=49, **BOX, **BUDGET)
+    built = cross_attention.build(KEY, K, V, **BOX, **BUDGET)
+    with pytest.raises(ValueError, match="Q row 3 is outside"):
+        built.query(Q + 2 * (np.arange(50) == 3)[:, None])
+    with pytest.raises(ValueError, match="Q has shape"):
+        built.query(Q[:, :1])
+    with pytest.raises(ValueError, match="K has shape"):
+        cross_attention.build(KEY, K, V[:3], **BOX, **BUDGET)
+
+
+def test_odd_degrees_are_refused():
+    """An odd truncation of the exponential turns negative, where the bound on ‖u − u'‖ would fail."""
+    K, V, _ = memory(10, 1)
+    with pytest.raises(ValueError, match="degree is 3: the sketch needs an even one"):
+        cross_attention.build(KEY, K, V, degree=3, **BOX, **BUDGET)
+    z = np.linspace(-40, 40, 8001)
+    series = {s: [truncated_exponential(v, s) for v in z] for s in (1, 2, 3, 8, 9)}
+    assert all(min(series[s]) > 0 for s in (2, 8))
+    assert all(min(series[s]) < 0 for s in (1, 3, 9))
+
+
+# ---------------------------------------------------------------------------------------------------------
+# The figures it claims
+
+
+def mean_error(built, Q, exact):
+    return float(abs(built.query(Q) - exact).mean())
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("d", "want"), [(1, 8.8e-5), (2, 1.3e-4), (4, 2.0e-4)])
+def test_error_of_the_sketch(d, want):
+    K, V, Q = memory(100_000, d, m=1000)
+    exact = dpx.attention.softmax(Q, K, V, scale=d)
+    errors = [
+        mean_error(cross_attention.build(key, K, V, **BOX, **BUDGET), Q, exact)
+        for key in jax.random.split(KEY, 30)
+    ]
+    # The answers of one release err together: a mean over releases has a standard error of about 15 %.
+    assert np.mean(errors) == pytest.approx(want, rel=0.5)
+
+
+@pytest.mark.slow
+def test_noise_of_the_papers_structure_is_300_000_times_the_sketchs():
+    """n = 1e5, d = 1, ε = 1, the paper's 34 copies: root mean square error of the sums of w·e^{⟨q, k⟩}."""
+    K, V, Q = memory(100_000, 1)
+    options = {"mechanism": "tree", "noise": "truncated_laplace", "budget": "paper", "degree": 3}
+    exact = cross_attention.build(KEY, K, V, **options, **BOX, **EXACT).sums(Q)
+    noise = [
+        cross_attention.build(key, K, V, copies=34, **options, **BOX, **BUDGET).sums(Q) - exact
+        for key in jax.random.split(KEY, 4)
+    ]
+    paper = np.sqrt(np.square(np.stack(noise)[..., 1]).mean())
+    built = cross_attention.build(KEY, K, V, **BOX, **BUDGET)
+    norms = np.exp(np.square(Q).sum(-1) / 2) ** 0.5
+    ours = built.noise_std * np.sqrt(np.square(norms).mean())
+    print(f"paper {paper:.3g}, sketch {ours:.3g}, ratio {paper / ours:.3g}")
+    assert paper > 3e5 * ours
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("d", "n"), [(1, 300), (2, 1000)])
+def test_sketch_beats_the_mean_of_v_from(d, n):
+    K, V, Q = memory(n, d, m=500)
+    exact = dpx.attention.softmax(Q, K, V, scale=d)
+    trivial = float(abs(exact - V.mean(0)).mean())
+    errors = [
+        mean_error(cross_attention.build(key, K, V, **BOX, **BUDGET), Q, exact)
+        for key in jax.random.split(KEY, 100)
+    ]
+    assert np.mean(errors) < trivial

@@ -1,0 +1,309 @@
+"""Trees against brute force over records, their noise, and an audit that catches the paper's mistakes."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from dpx import audit
+from dpx._numerics import wide_sums
+from dpx.cross_attention import tree_sums as trees
+from dpx.noise import Gaussian, TruncatedLaplace
+
+EXACT = {"epsilon": 1e8, "delta": 1e-6}
+BUDGET = {"epsilon": 1.0, "delta": 1e-6}
+
+
+def brute_force(x, w, y, power, bounds, bins):
+    """Σ w|x − y|^p coordinate by coordinate, without the records of the query's own bin."""
+    total = np.zeros(len(y))
+    for m, j in np.ndindex(y.shape):
+        cell = lambda v, R=bounds[j]: min(int(v / R * bins), bins - 1)  # noqa: E731
+        for i in range(len(x)):
+            if cell(x[i, j]) != cell(y[m, j]):
+                total[m] += w[i] * abs(x[i, j] - y[m, j]) ** power
+    return total
+
+
+def records(n=40, dim=3, seed=0):
+    rng = np.random.default_rng(seed)
+    bounds = np.array([1.0, 2.0, 0.3])[:dim]
+    x = rng.random((n, dim)) * bounds
+    x[0] = bounds  # the upper end belongs to the last bin
+    x[1] = 0
+    y = rng.random((7, dim)) * bounds
+    y[0] = bounds
+    return (
+        x.astype(np.float32),
+        rng.uniform(-2, 2, n).astype(np.float32),
+        y.astype(np.float32),
+        bounds,
+    )
+
+
+@pytest.mark.parametrize(
+    ("noise", "power"),
+    [("gaussian", 1), ("gaussian", 2), ("gaussian", 3), ("truncated_laplace", 3)],
+)
+def test_distances_without_noise_are_brute_force(noise, power):
+    x, w, y, bounds = records()
+    options = {"weight_bound": 2.0, "power": power, "noise": noise, "bins": 16, **EXACT}
+    noiseless = {"rtol": 1e-3, "atol": 0.4 if noise == "gaussian" else 2e-3}
+    got = trees.DPTreeHighDim.build(jax.random.key(0), x, w, bound=bounds, **options).query(y)
+    np.testing.assert_allclose(got, brute_force(x, w, y, power, bounds, 16), **noiseless)
+    one = trees.DPTreeDistance.build(jax.random.key(0), x[:, 1], w, bound=2.0, **options)
+    want = brute_force(x[:, 1:2], w, y[:, 1:2], power, bounds[1:], 16)
+    np.testing.assert_allclose(one.query(y[:, 1]), want, **noiseless)
+
+
+def test_sums_without_noise_are_brute_force():
+    values = np.random.default_rng(0).uniform(-1, 1, 11)  # padded to 16
+    tree = trees.DPTree.build(jax.random.key(0), values, sensitivity=2.0, bound=3.0, **EXACT)
+    padded = np.pad(values, (0, 5))
+    for y in np.linspace(0, 3, 31):
+        leaf = min(int(np.float32(y / 3) * 16), 15)
+        left, right = tree.query(np.float32(y))
+        assert left == pytest.approx(padded[:leaf].sum(), abs=3e-3)
+        assert right == pytest.approx(padded[leaf + 1 :].sum(), abs=3e-3)
+
+
+def test_noise_of_a_query_is_one_node_for_each_level():
+    """On empty trees, left + right is the sum of L noises, whatever the leaf."""
+    nodes = trees.NodeNoise(Gaussian(1.0), np.ones(()))
+    build = jax.vmap(lambda key: sum(trees.tabulate(key, jnp.zeros((32, 1)), nodes)))
+    answers = build(jax.random.split(jax.random.key(0), 2000))[..., 0]
+    np.testing.assert_allclose(answers.var(0), 5.0, rtol=0.2)
+    # Neighbouring leaves of one parent share all but the last level's node.
+    assert np.corrcoef(answers[:, 0], answers[:, 1])[0, 1] == pytest.approx(0.8, abs=0.04)
+    assert np.corrcoef(answers[:, 0], answers[:, 31])[0, 1] == pytest.approx(0.0, abs=0.08)
+
+
+@pytest.mark.parametrize("epsilon", [0.01, 1.0, 20.0, 1e4, 1e8])
+@pytest.mark.parametrize("count", [1, 17, 5000])
+def test_split_budget_composes_to_the_budget(epsilon, count):
+    each, delta = trees.split_budget(epsilon, 1e-6, count)
+    assert each >= epsilon / count * (1 - 1e-12)
+    if delta == 1e-6 / count:
+        assert each == epsilon / count
+    else:
+        assert count * delta == pytest.approx(5e-7)
+        assert trees.advanced_composition(each, count, 5e-7) <= epsilon
+
+
+def test_gaussian_noise_spends_exactly_the_budget():
+    ranges = np.array([1.0, 0.5, 2.0])
+    stds = trees.gaussian_stds(ranges, 2, 7, 3.0, 4.0)
+    assert (7 * 3.0**2 / stds**2).sum() == pytest.approx(1 / 4.0**2)
+    uniform = 3.0 * 4.0 * np.sqrt(7 * 9)
+    worst = ranges[:, None] ** 2 * np.array([1, 2, 1])
+    assert (worst**2 * stds**2).sum() < (worst**2 * uniform**2).sum()
+
+
+@pytest.mark.parametrize("power", [0, 1, 2])
+@pytest.mark.parametrize("bins", [2, 8])
+def test_a_level_never_changes_by_more_than_stated(power, bins):
+    """Random and extreme pairs of records; l1 and l2 of the change of one level, x in [0, 1], |w| ≤ 1."""
+    rng = np.random.default_rng(0)
+    worst = np.zeros(2)
+    for trial in range(4000):
+        x, w = rng.random(2), rng.uniform(-1, 1, 2)
+        if trial % 2:
+            x, w = rng.integers(0, 2, 2).astype(float), rng.choice([-1.0, 1.0], 2)
+        change = np.zeros(bins)
+        for sign, xi, wi in zip((1, -1), x, w, strict=True):
+            change[min(int(xi * bins), bins - 1)] += sign * wi * xi**power
+        worst = np.maximum(worst, [np.abs(change).sum(), np.linalg.norm(change)])
+    assert (worst <= 2 + 1e-12).all()
+    assert worst == pytest.approx([2, 2])
+
+
+def sample_nodes(law, trials, seed, shift=0.0, levels=1):
+    """Noisy values of one node in each of several levels, all moved by `shift`."""
+    draws = law.sample(jax.random.key(seed), (trials, levels))
+    return np.asarray(draws, np.float64) + shift
+
+
+def log_ratio(law, nodes, shift):
+    """Σ over levels of log density at `shift` minus log density at −shift; ±inf where only one can be.
+
+    Rounded, or the last digits of a float32 node would tell which shift was added to it.
+    """
+    here, there = (np.asarray(law.log_density(nodes - s), np.float64) for s in (shift, -shift))
+    ratios = np.where(np.isneginf(there), np.inf, here - np.where(np.isneginf(there), 0, there))
+    return np.round(ratios.sum(1), 3)
+
+
+def audited_epsilon(law, shift, levels, delta, trials=100_000):
+    ones = log_ratio(law, sample_nodes(law, trials, 0, shift, levels), shift)
+    others = log_ratio(law, sample_nodes(law, trials, 1, -shift, levels), shift)
+    return audit.epsilon_lower_bound(ones, others, delta, confidence=0.99).epsilon
+
+
+def test_audit_accepts_the_tree_and_catches_a_released_root():
+    """Two leaves, so one level below the root. A record flips its weight: every node above it moves by 2."""
+    delta = 1e-2
+    law = TruncatedLaplace.calibrate(2.0, *trees.split_budget(1.0, delta, 1))
+    assert 0.8 < audited_epsilon(law, 1.0, 1, delta) <= 1.0
+    # The paper's tree gives each of log₂(2) = 1 levels ε/log₂(2) and releases two, the root among them.
+    assert audited_epsilon(law, 1.0, 2, 2 * delta) > 1.3
+
+
+def test_audit_catches_features_beyond_the_declared_range():
+    """Features reach Γ = 1, but noise for [0, R], R = 1/2: the second moment moves by 2, not by 2R²."""
+    law = TruncatedLaplace.calibrate(2 * 0.5**2, 1.0, 1e-2)
+    assert audited_epsilon(law, 0.25, 1, 1e-2) <= 1.0
+    assert audited_epsilon(Gaussian(0.5), 1.0, 1, 1e-2) > 1.0
+    with pytest.raises(ValueError, match=r"x\[0\] is outside"):
+        trees.DPTreeDistance.build(
+            jax.random.key(0), np.ones(4), np.ones(4), bound=0.5, weight_bound=1.0, **BUDGET
+        )
+
+
+@pytest.mark.parametrize("noise", trees.NOISES)
+def test_audit_of_a_whole_distance_structure(noise):
+    """A likelihood-ratio-like statistic over all that two-leaf trees release stays below the claim."""
+    epsilon, delta = 1.0, 1e-2
+    options = {"bound": 1.0, "weight_bound": 1.0, "bins": 2, "noise": noise}
+
+    def release(key, w):
+        weights = jnp.zeros(3).at[0].set(w)
+        tree = trees.DPTreeDistance.build(
+            key, np.ones(3), weights, epsilon=epsilon, delta=delta, **options
+        )
+        return tree.table[0, 0, :, 0]  # the three moments of the right leaf, seen from the left one
+
+    stds = np.ones(3) if noise == "truncated_laplace" else 1 / np.sqrt([1.0, 2.0, 1.0])
+    keys = jax.random.split(jax.random.key(5), (2, 40_000))
+    direction = np.array([1, -1, 1]) / stds**2
+    statistics = [
+        np.asarray(jax.vmap(release, in_axes=(0, None))(k, w)) @ direction
+        for k, w in zip(keys, (1.0, -1.0), strict=True)
+    ]
+    bound = audit.epsilon_lower_bound(*statistics, delta, confidence=0.99).epsilon
+    assert 0.3 < bound <= epsilon
+
+
+def test_structures_are_pytrees_and_build_under_jit():
+    x, w, y, bounds = records()
+    options = {"bound": bounds, "weight_bound": 2.0, "bins": 16, **EXACT}
+    eager = trees.DPTreeHighDim.build(jax.random.key(0), x, w, **options)
+    traced = jax.jit(lambda k, x, w: trees.DPTreeHighDim.build(k, x, w, **options))
+    np.testing.assert_allclose(
+        traced(jax.random.key(0), x, w).query(y), eager.query(y), rtol=2e-4, atol=0.8
+    )
+    assert traced(jax.random.key(0), x, w).guarantee == eager.guarantee
+    query = jax.jit(lambda tree, y: tree.query(y))
+    np.testing.assert_allclose(query(eager, y), eager.query(y), rtol=1e-4, atol=1e-2)
+
+
+def test_one_record_never_moves_a_long_sum_by_more_than_the_sensitivity():
+    """In 32 bits weights of −0.35 ulp would move a sum below 2¹³ by half an ulp each, one above by none."""
+    n, head = 20_000, 2**13
+    weights = np.where(np.arange(n) < head, 1, -0.35 * 2.0**-23 * head).astype(np.float32)
+    options = {"bound": 1.0, "weight_bound": 1.0, "bins": 2, **EXACT}
+    tables, sums = [], []
+    for w in (1.0, 0.0):
+        weights[head] = w
+        key = jax.random.key(0)
+        tree = trees.DPTreeDistance.build(key, np.full(n, 0.75), weights, **options)
+        tables.append(np.asarray(tree.table, np.float64))
+        sums.append(trees.DPTree.build(key, weights, sensitivity=2.0, **EXACT).left)
+        assert tree.table.dtype == sums[-1].dtype == np.float32
+    assert abs(tables[0] - tables[1])[..., 0, 0].max() == pytest.approx(1, abs=1e-3)
+    # Leaves left of the changed one do not move, and all others move by its weight.
+    assert set(np.round(np.asarray(sums[0] - sums[1], np.float64), 2)) == {0.0, 1.0}
+
+
+def test_wide_sums_are_for_arrays_that_are_not_traced():
+    seen = []
+
+    def dtype(x):
+        with wide_sums(x):
+            seen.append((x + jnp.zeros(())).dtype)
+        return x
+
+    x = np.float32(1)
+    for f in (dtype, jax.jit(dtype), jax.jit(lambda y: y + dtype(x))):
+        f(x)
+    assert seen == [np.float64, np.float32, np.float64]
+    assert jnp.zeros(()).dtype == np.float32
+
+
+def test_misuse_raises():
+    x, w, _, bounds = records()
+    good = {"bound": bounds, "weight_bound": 2.0, **BUDGET}
+    build = lambda x=x, w=w, **bad: trees.DPTreeHighDim.build(  # noqa: E731
+        jax.random.key(0), x, w, **{**good, **bad}
+    )
+    with pytest.raises(ValueError, match=r"x\[0\] is outside"):
+        build(bound=0.9)
+    with pytest.raises(ValueError, match=r"weights\[\d+\] is outside"):
+        build(weight_bound=0.5)
+    with pytest.raises(ValueError, match="weight_bound is 0"):
+        build(weight_bound=0)
+    with pytest.raises(ValueError, match="power=0"):
+        build(power=0)
+    with pytest.raises(ValueError, match="noise is 'uniform'"):
+        build(noise="uniform")
+    with pytest.raises(ValueError, match="epsilon=0"):
+        build(epsilon=0)
+    with pytest.raises(ValueError, match="pass"):
+        build(w=w[:3])
+    for bad in ({"power": 2.5}, {"bins": np.nan}, {"bound": None}, {"weight_bound": "1"}):
+        with pytest.raises(ValueError, match=next(iter(bad))):
+            build(**bad)
+
+
+@pytest.mark.parametrize("value", [np.nan, np.inf])
+@pytest.mark.parametrize("where", ["x", "weights"])
+def test_record_that_is_not_finite_counts_as_zero_under_jit_and_is_named_without(value, where):
+    x, w, y, bounds = records()
+    options = {"bound": bounds, "weight_bound": 2.0, "bins": 16, **EXACT}
+    build = lambda x, w: trees.DPTreeHighDim.build(jax.random.key(0), x, w, **options)  # noqa: E731
+    one = lambda x, w: trees.DPTreeDistance.build(  # noqa: E731
+        jax.random.key(0), x, w, bound=2.0, weight_bound=2.0, **EXACT
+    )
+    without = w.copy()
+    without[3] = 0
+    (x if where == "x" else w)[(3, 1) if where == "x" else 3] = value
+    with pytest.raises(ValueError, match=rf"{where}\[3\] is outside"):
+        build(x, w)
+    clean = np.where(np.isfinite(x), x, 0)
+    np.testing.assert_allclose(
+        jax.jit(build)(x, w).query(y), build(clean, without).query(y), rtol=1e-3, atol=0.8
+    )
+    got, want = jax.jit(one)(x[:, 1], w), one(clean[:, 1], without)
+    np.testing.assert_allclose(got.query(y[:, 1]), want.query(y[:, 1]), rtol=1e-3, atol=0.8)
+
+
+def test_sum_that_is_not_finite_counts_as_zero_under_jit_and_is_named_without():
+    build = lambda values: trees.DPTree.build(  # noqa: E731
+        jax.random.key(0), values, sensitivity=2.0, **EXACT
+    )
+    with pytest.raises(ValueError, match=r"values\[1\] is not finite"):
+        build(np.array([1.0, np.nan]))
+    got = jax.jit(build)(np.array([1.0, np.nan, 2.0]))
+    np.testing.assert_allclose(got.left, build(np.array([1.0, 0.0, 2.0])).left, atol=1e-3)
+
+
+def test_queries_out_of_bounds_raise_and_are_clipped_under_jit():
+    x, w, y, bounds = records()
+    options = {"weight_bound": 2.0, "bins": 16, **EXACT}
+    tree = trees.DPTreeHighDim.build(jax.random.key(0), x, w, bound=bounds, **options)
+    one = trees.DPTreeDistance.build(jax.random.key(0), x[:, 0], w, bound=1.0, **options)
+    sums = trees.DPTree.build(jax.random.key(0), w, sensitivity=4.0, bound=1.0, **EXACT)
+    for value in (1.1, -0.1, np.nan):
+        wrong = y.copy()
+        wrong[2, 0] = value
+        for query in (tree.query, one.query, sums.query):
+            with pytest.raises(ValueError, match=r"y\[2\] is outside"):
+                query(wrong if query == tree.query else wrong[:, 0])
+        with pytest.raises(ValueError, match="y is outside"):
+            sums.query(value)
+    high = np.full_like(y, 10)
+    np.testing.assert_allclose(
+        jax.jit(tree.query)(high), jax.jit(tree.query)(bounds * np.ones_like(y)), rtol=1e-6
+    )
+    for wrong in (y[:, :2], np.float32(0)):
+        with pytest.raises(ValueError, match=r"pass \(m, 3\)"):
+            tree.query(wrong)

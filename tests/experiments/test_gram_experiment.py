@@ -1,0 +1,180 @@
+"""The gram configs: tiny runs on the full code path, figures, bad values."""
+
+import json
+
+import jax
+import numpy as np
+import pytest
+
+from configs import gram as configs
+from dpx import gram as dpx_gram
+from dpx import privacy
+from dpx.data import synthetic_histories
+from dpx.launch import records, run
+from experiments.dp_transformer import histories as recommender_data
+from experiments.gram import attention_error as gram
+from experiments.gram import one_release as item_recommender
+
+
+def test_no_two_draws_of_the_error_experiment_share_a_key(tmp_path, monkeypatch):
+    config = configs.get_config("tiny")
+    config.epsilon, config.trials = 30.0, 4  # enough for the paper's number of samples
+    used, release = [], dpx_gram.release
+
+    def spying_release(key, *args, **kwargs):
+        used.append(key)
+        return release(key, *args, **kwargs)
+
+    def spying_errors(keys, *args, **kwargs):
+        used.extend(keys)
+        return np.zeros((2, len(keys)))
+
+    monkeypatch.setattr(dpx_gram, "release", spying_release)
+    monkeypatch.setattr(gram, "_noise_errors", spying_errors)
+    monkeypatch.setattr(gram, "_sampling_errors", lambda *args, **kwargs: np.zeros((2, 4)))
+    gram.run(config, tmp_path)
+    assert len(used) == 3 + 4
+    assert len({tuple(jax.random.key_data(key).tolist()) for key in used}) == len(used)
+
+
+@pytest.fixture
+def amazon(tmp_path):
+    lines = [
+        f"{user + 1} {item + 1}"
+        for user, items in enumerate(synthetic_histories(80, 6, 15, seed=2).items)
+        for item in items
+    ]
+    path = tmp_path / "ratings.txt"
+    path.write_text("\n".join(lines) + "\n")
+    return str(path)
+
+
+def finished(config, source, workdir):
+    run.prepare(config, source, workdir)
+    return run.execute(config, workdir)
+
+
+def test_the_error_experiment_runs_draws_and_ranks_the_mechanisms(tmp_path):
+    found = []
+    for epsilon in (0.5, 5.0):
+        config = configs.get_config("tiny")
+        config.epsilon = epsilon
+        found.append(finished(config, "configs/gram.py:tiny", tmp_path / str(epsilon)))
+    for record in found:
+        metrics = record.metrics
+        assert metrics["gaussian/max_entry_error"] < metrics["sampling/max_entry_error"]
+        assert metrics["sampling/max_entry_error"] < metrics["uniform/max_entry_error"]
+        assert metrics["gaussian/max_entry_error"] < metrics["gaussian/bound_corrected"]
+        assert metrics["uniform/bound"] < metrics["gaussian/bound_paper"]
+    assert (
+        found[1].metrics["gaussian/max_entry_error"] < found[0].metrics["gaussian/max_entry_error"]
+    )
+    names = {path.name for path in gram.figures(found, tmp_path)}
+    assert names == {"gram_samples.png", "gram_error_epsilon.png"}
+
+
+def test_the_columns_have_the_stated_law_and_none_is_clipped():
+    config = configs.get_config()
+    config.update({"rows": 6, "columns": 300_000, "latent_dim": 3, "slack": 1.5})
+    X = gram._columns(config).astype(np.float64)
+    matrix = X @ X.T
+    # Both this matrix and the one that sets its scale are means over 2^18 columns or more.
+    np.testing.assert_allclose(np.abs(matrix).max(), 0.09, rtol=0.02)
+    assert np.linalg.matrix_rank(matrix, tol=1e-6) == 3
+    lengths = np.linalg.norm(X, axis=0)
+    np.testing.assert_allclose(1.5 * lengths, gram.plan(config)["column_bound"], rtol=1e-5)
+
+
+def test_the_counts_of_samples_belong_to_their_bounds_on_the_change():
+    config = configs.get_config()
+    planned, terms = gram.plan(config), {"n": 8}
+    alpha, eta = planned["column_bound"], planned["eta"]
+    assert planned["beta"] == 2 * alpha
+    for label, change in (("sampling", 2**0.5 * alpha**2), ("sampling_loose", 4 * alpha**2)):
+        # A bound of unit columns with the same t = F/η.
+        same = dpx_gram.max_samples(
+            config.epsilon, config.delta, alpha=1.0, beta=2.0, eta=2**0.5 * eta / change, **terms
+        )
+        assert planned[f"{label}/num_samples"] == pytest.approx(same, rel=1e-6)
+
+
+@pytest.mark.slow
+def test_the_gaussian_release_is_fifty_times_more_accurate_than_the_papers(tmp_path):
+    metrics = gram.run(configs.get_config(), tmp_path)["metrics"]
+    gaussian = metrics["gaussian/max_entry_error"]
+    assert metrics["sampling_paper/max_entry_error"] > 50 * gaussian
+    # An independent implementation with another X: its spread between X's is about 10 %.
+    assert gaussian == pytest.approx(2.6e-5, rel=0.2)
+    for label, error in (("sampling", 4.9e-5), ("sampling_loose", 1.4e-4), ("uniform", 1.24e-2)):
+        assert metrics[f"{label}/max_entry_error"] == pytest.approx(error, rel=0.2), label
+
+
+def test_the_recommender_runs_and_reports(tmp_path, amazon):
+    found = []
+    for epsilon in (1.0, 8.0):
+        config = configs.get_config("recommender,tiny")
+        config.data.path, config.epsilon = amazon, epsilon
+        workdir = tmp_path / str(epsilon)
+        found.append(finished(config, "configs/gram.py:recommender,tiny", workdir))
+        released = json.loads((workdir / "privacy.json").read_text())
+        assert set(released["releases"]) == {
+            label + seed
+            for label in (
+                "dp_popularity",
+                "transitions",
+                "transitions_one_round",
+                "ease",
+                "ease_fixed",
+            )
+            for seed in ("", "_seed1")
+        }
+        assert released["total"]["epsilon"] > epsilon
+        # The text form of the ratings is a 5-core, whatever the config says.
+        for spent in (*released["releases"].values(), released["total"]):
+            assert recommender_data.K_CORE in spent["assumptions"]
+        assert not (workdir / "secret").exists()
+        fixed = released["releases"]["ease_fixed"]
+        assert 0.85 * epsilon < fixed["epsilon"] < epsilon
+        assert fixed["delta"] == config.delta
+    for row in ("transitions", "ease", "attention", "ease_fixed", "dp_popularity"):
+        assert 0 <= found[0].metrics[f"{row}/ndcg@10"] <= found[0].metrics[f"{row}/hit@10"] <= 1
+    assert [p.name for p in item_recommender.figures(found, tmp_path)] == [
+        "item_recommender_epsilon.png"
+    ]
+
+
+def test_the_fixed_row_splits_its_budget_by_basic_composition():
+    config = configs.get_config("recommender")
+    spent = item_recommender.fixed_budget(config)
+    together = privacy.gaussian_noise_multiplier(spent["epsilon"], spent["delta"])
+    share, half = spent["popularity_share"], config.delta / 2
+    parts = {0.05: together / share**0.5, 0.95: together / (1 - share) ** 0.5}
+    for part, multiplier in parts.items():
+        assert privacy.gaussian_epsilon(multiplier, half) == pytest.approx(part * 8.0, rel=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("arg", "changed", "named"),
+    [
+        ("tiny", {"rows": 0}, "config.rows=0"),
+        ("tiny", {"beta_fraction": 1.5}, "config.beta_fraction=1.5"),
+        ("tiny", {"eta_fraction": 0.0}, "config.eta_fraction=0.0"),
+        ("tiny", {"kernel": "relu"}, "config.kernel='relu'"),
+        ("tiny", {"slack": 0.9}, "config.slack=0.9"),
+        ("tiny", {"latent_dim": 0}, "config.latent_dim=0"),
+        ("recommender", {"num_kept": 10**6}, "config.num_kept=1000000"),
+        ("recommender", {"transitions.rounds": 0}, "rounds=0"),
+        ("recommender", {"popularity_share": 0.0}, "config.popularity_share=0.0"),
+        ("recommender", {"fixed.popularity_share": 1.0}, "config.fixed.popularity_share=1.0"),
+        ("recommender", {"evaluate.split": "train"}, "split='train'"),
+        ("recommender", {"data.path": None}, "config.data.path is missing"),
+    ],
+)
+def test_bad_values_are_named(arg, changed, named, amazon):
+    config = configs.get_config(arg)
+    if "recommender" in arg:
+        config.data.path = amazon
+        config.fixed.num_kept = 5
+    config.update_from_flattened_dict(changed)
+    with pytest.raises(ValueError, match=named):
+        records.experiment(config).validate(config)

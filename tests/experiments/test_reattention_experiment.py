@@ -1,0 +1,158 @@
+"""The experiments that use Re-Attention, run tiny, and their configs' misuse."""
+
+import jax
+import numpy as np
+import pytest
+
+from configs.shakespeare import get_config as shakespeare_config
+from dpx.data import Histories, shakespeare
+from dpx.launch import records, report, run
+from dpx.reattention import ParameterErrors
+from experiments.dp_transformer import distraction as reattention
+from experiments.dp_transformer import models
+
+
+def config_of(source, **changes):
+    config = records.load_config(source)
+    config.update(changes)
+    return config
+
+
+def execute(source, workdir, **changes):
+    config = config_of(source, **changes)
+    run.prepare(config, source, workdir)
+    return run.execute(config, workdir)
+
+
+def test_windows_do_not_overlap_and_cover_the_text(tmp_path):
+    text = "First Citizen:\nBefore we proceed any further, hear me speak.\n"
+    windows = shakespeare.encode(text, 7)
+    assert "".join(shakespeare.decode(windows.tokens)) == text[: len(text) // 7 * 7]
+    assert windows.mask.all()
+    train, test = shakespeare.split_windows(windows, 3)
+    assert shakespeare.decode(train.tokens) + shakespeare.decode(test.tokens) == shakespeare.decode(
+        windows.tokens
+    )
+    path = tmp_path / "text.txt"
+    path.write_text(text)
+    assert shakespeare.load_shakespeare(path) == text
+    with pytest.raises(FileNotFoundError):
+        shakespeare.load_shakespeare(tmp_path / "none.txt")
+    with pytest.raises(ValueError, match="line 2: '@'"):
+        shakespeare.encode("a\nb@c\n", 2)
+    with pytest.raises(ValueError, match="length"):
+        shakespeare.encode("abc", 4)
+    with pytest.raises(ValueError, match="held_out"):
+        shakespeare.split_windows(windows, len(windows))
+
+
+def test_language_model_has_both_rows_at_one_budget_and_loads(tmp_path):
+    record = execute("configs/shakespeare.py:tiny", tmp_path / "run")
+    rows = {name.split("/")[0] for name in record.metrics}
+    assert rows == {"dp_1gram", "dp_2gram", "dp_transformer", "dp_reattention"}
+    assert "dp_reattention/train_nats_per_character" in record.metrics
+    for row in ("dp_transformer", "dp_reattention"):
+        assert 0.995 * 8 < record.releases[row]["epsilon"] <= 8
+        assert record.releases[row]["unit"] == "window"
+    assert "token probabilities" in str(record.releases["dp_reattention"])
+    model = records.load(tmp_path / "run")
+    scored = model.log_prob(["to be or not to "])
+    assert scored.shape == (1,)
+    assert scored[0] < 0
+    with pytest.raises(ValueError, match="pass 16 in each"):
+        model.log_prob(["to be or not to ", "to be"])
+
+
+@pytest.mark.slow
+def test_recommender_adds_a_row_and_trains_recurrent_baselines(tmp_path):
+    source = "configs/recommender.py:synthetic,tiny"
+    record = execute(source, tmp_path / "a", reattention={"enabled": True}, num_seeds=1)
+    assert "dp_reattention/ndcg@10" in record.metrics
+    assert 0.995 * 8 < record.releases["dp_reattention"]["epsilon"] <= 8
+    assert len(records.load(tmp_path / "a").recommend([1, 2], exclude_seen=False)) == 10
+    record = execute(source, tmp_path / "b", model={"kind": "gru"}, num_seeds=1)
+    assert {"dp_gru/ndcg@10", "gru/ndcg@10"} <= record.metrics.keys()
+
+
+def test_distraction_is_measured_and_drawn(tmp_path):
+    record = execute("configs/reattention.py:tiny", tmp_path / "run")
+    metrics = record.metrics
+    assert metrics["table1/relu_1/analytic"] == pytest.approx(0.3408, rel=1e-3)
+    assert metrics["table1/gelu_1/sampled"] == pytest.approx(0.3456, rel=0.2)
+    assert metrics["keys/plain/ratio_at_logit_variance_0"] == pytest.approx(1)
+    at = "ratio_at_logit_variance_2"
+    assert metrics[f"keys/plain/{at}"] > 1.2 * metrics[f"keys/reattention/{at}"]
+    drawn = {path.name for path in report.draw([record], tmp_path / "run")}
+    assert drawn >= {"distraction.png", "attention_maps.png"}
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [("data.num_items", 0), ("data.length", 1), ("one_key.samples", 0), ("table.stds", (-1.0,))],
+)
+def test_sizes_of_the_distraction_experiment_are_checked(key, value):
+    config = config_of("configs/reattention.py:tiny")
+    assert reattention.plan(config)["reattention_noise_multiplier"] > 0
+    config.update_from_flattened_dict({key: value})
+    with pytest.raises(ValueError, match=key):
+        run.check(config)
+
+
+def test_budget_is_shared_with_the_token_probabilities():
+    config = config_of("configs/shakespeare.py:tiny")
+    histories = Histories(tuple(np.arange(5) for _ in range(300)), 65)
+    settings = {"prior": None, "unit": "window", "assumptions": ()}
+    plain = models.calibrate(config, histories, 16, correction_key=None, **settings)
+    ours = models.calibrate(config, histories, 16, correction_key=jax.random.key(0), **settings)
+    assert plain.errors is None
+    assert ours.privacy.noise_multiplier > plain.privacy.noise_multiplier
+    assert ours.guarantee.epsilon <= config.epsilon
+    assert ours.errors.embedding[0] < ours.errors.embedding[60]
+    expected = ours.privacy.noise_multiplier / config.train.batch_size
+    assert float(ours.errors.rest) == pytest.approx(expected, rel=1e-5)
+
+
+def test_the_literal_form_serves_both_rows():
+    config = config_of("configs/shakespeare.py:tiny", reattention={"renormalize": False})
+    usual = models.build(config_of("configs/shakespeare.py:tiny"), 65, 16, 0)
+    literal = models.build(config, 65, 16, 0)
+    tokens = np.arange(16)
+    errors = ParameterErrors(np.full(65, 0.1), 0.01)
+    np.testing.assert_allclose(literal(tokens), usual(tokens), atol=1e-5)
+    difference = literal(tokens, errors=errors) - usual(tokens, errors=errors)
+    assert np.abs(difference).max() > 1e-5
+
+
+@pytest.mark.parametrize(
+    ("section", "changes", "message"),
+    [
+        ("reattention", {"share": 0.0}, "token probabilities"),
+        ("reattention", {"probabilities": "public"}, "path is missing"),
+        ("reattention", {"probabilities": "guess"}, "probabilities"),
+        ("reattention", {"max_tokens": 0}, "max_tokens"),
+        ("reattention", {"scale": -1.0}, "scale"),
+        ("model", {"kind": "rnn"}, "kind"),
+        ("model", {"kind": "gru"}, "needs attention"),
+    ],
+)
+def test_bad_sections_are_named(section, changes, message):
+    config = shakespeare_config("tiny")
+    config.update({section: changes})
+    with pytest.raises(ValueError, match=message):
+        models.check(config, 65)
+
+
+def test_public_probabilities_are_read_and_checked(tmp_path):
+    path = tmp_path / "p.txt"
+    np.savetxt(path, np.linspace(0, 1, 65))
+    config = shakespeare_config("tiny")
+    config.update({"reattention": {"probabilities": "public", "path": str(path)}})
+    models.check(config, 65)
+    with pytest.raises(ValueError, match="64 probabilities"):
+        models.check(config, 64)
+    np.savetxt(path, np.linspace(0, 2, 65))
+    with pytest.raises(ValueError, match="65 probabilities"):
+        models.check(config, 65)
+    config.reattention.path = str(tmp_path / "none.txt")
+    with pytest.raises(FileNotFoundError):
+        models.check(config, 65)

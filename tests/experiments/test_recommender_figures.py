@@ -1,0 +1,62 @@
+"""The recommender's figures from hand-made records."""
+
+import json
+
+from configs.recommender import get_config
+from dpx.launch import records
+from experiments.dp_transformer import recommender
+
+
+def record(workdir, curves=False, **changed):
+    config = get_config("amazon_warm")
+    config.update_from_flattened_dict(changed)
+    workdir.mkdir(parents=True)
+    metrics = {}
+    for number, row in enumerate(("dp_popularity", "transitions", "start", "dp_transformer")):
+        for name in ("ndcg@10", "hit@10"):
+            metrics[f"{row}/{name}"] = 0.01 * number + 0.001 * config.epsilon
+            metrics[f"{row}/{name}_se"] = 0.001
+    if curves:
+        with (workdir / "metrics.jsonl").open("w") as file:
+            for seed in ("", "_seed1", "_seed2"):
+                for step in (10, 20, 30):
+                    entry = {"run": f"dp_transformer{seed}", "step": step}
+                    file.write(json.dumps(entry | {"loss": 1.0}) + "\n")
+                    file.write(json.dumps(entry | {"ndcg@10": 0.02, "hit@10": step / 100}) + "\n")
+    return records.Record(workdir, "", config.to_dict(), changed, metrics, {}, 1.0)
+
+
+def drawn(found, folder):
+    paths = recommender.figures(found, folder)
+    assert all(path.stat().st_size > 1000 for path in paths)
+    return sorted(path.name for path in paths)
+
+
+def test_a_sweep_over_epsilon_draws_the_table(tmp_path):
+    found = [record(tmp_path / f"{epsilon}", epsilon=epsilon) for epsilon in (5.0, 8.0, 10.0)]
+    assert drawn(found, tmp_path) == ["recommender_epsilon.png"]
+
+
+def test_a_run_that_was_evaluated_draws_curves(tmp_path):
+    assert drawn([record(tmp_path / "a", curves=True)], tmp_path) == ["recommender_curves_8_a.png"]
+
+
+def test_a_grid_draws_a_heat_map_even_with_holes(tmp_path):
+    cells = [(256, 1e-3), (256, 1e-2), (1024, 1e-3)]
+    found = [
+        record(tmp_path / f"{number}", **{"train.batch_size": batch, "train.learning_rate": rate})
+        for number, (batch, rate) in enumerate(cells)
+    ]
+    assert drawn(found, tmp_path) == ["recommender_grid_8.png"]
+
+
+def test_sharing_draws_bars(tmp_path):
+    found = [
+        record(tmp_path / f"{number}", **{"model.tied": tied, "model.dim": dim})
+        for number, (tied, dim) in enumerate([(True, 64), (False, 64), (False, 32)])
+    ]
+    assert drawn(found, tmp_path) == ["recommender_sharing.png"]
+
+
+def test_a_single_run_draws_nothing(tmp_path):
+    assert drawn([record(tmp_path / "a")], tmp_path) == []

@@ -1,0 +1,319 @@
+"""The Gram release: exact limits, distributions, input forms, misuse, and likelihood-ratio audits."""
+
+import math
+import re
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from dp_accounting import NeighboringRelation
+from scipy import sparse, stats
+
+import dpx
+from dpx import gram
+from dpx.audit import epsilon_lower_bound
+from dpx.gram.columns import clipped_gram
+from experiments.bench import gram as bench_gram
+
+KEY = jax.random.key(6)
+BUDGET = {"epsilon": 1.0, "delta": 1e-6, "column_bound": 1.0}
+SAMPLING = {"mechanism": "sampling", "eta": 200.0}
+
+
+@pytest.fixture
+def X():
+    return np.random.default_rng(0).normal(size=(5, 300)) / 5
+
+
+@jax.jit
+def sampling_draws(keys, covariance, k):
+    return jax.vmap(lambda key: gram.wishart_mean(key, covariance, k))(keys)
+
+
+def project(X, bound):
+    """Columns projected one by one."""
+    columns = []
+    for u in np.asarray(X, np.float64).T:
+        norm = np.linalg.norm(u)
+        columns.append(u * min(1, bound / norm) if norm > 0 else u)
+    return np.array(columns).T
+
+
+# ---------------------------------------------------------------------------------------------------------
+# The limiting case
+
+
+@pytest.mark.parametrize("kernel", ["exp", "cosh"])
+@pytest.mark.parametrize("neighboring", ["replace_one", "add_or_remove_one"])
+def test_huge_epsilon_gives_the_exact_matrix(X, kernel, neighboring):
+    clipped = project(X, 0.3)
+    exact = clipped @ clipped.T
+    budget = {"epsilon": 1e8, "delta": 1e-6, "column_bound": 0.3, "neighboring": neighboring}
+    noisy = gram.release(KEY, X, **budget)
+    sampled = gram.release(KEY, X, mechanism="sampling", eta=1.0, **budget)
+    np.testing.assert_allclose(noisy.matrix, exact, atol=2e-5)
+    np.testing.assert_allclose(sampled.matrix, exact, atol=2e-3)
+    np.testing.assert_allclose(
+        gram.attention(noisy.matrix, kernel=kernel), gram.attention(exact, kernel=kernel), atol=1e-4
+    )
+
+
+def test_paper_calibration_approaches_the_exact_matrix_as_its_shift_allows(X):
+    exact = project(X, 1.0) @ project(X, 1.0).T
+    made = gram.release(KEY, X, mechanism="sampling", eta=1e7, calibration="paper", **BUDGET)
+    # Relative error about √(2/k) of the shift.
+    assert np.abs(made.matrix - exact).max() < 6 * 1e7 * math.sqrt(2 / made.num_samples)
+
+
+# ---------------------------------------------------------------------------------------------------------
+# Distributions
+
+
+def test_noise_has_the_stated_covariance():
+    draws = np.asarray(
+        jax.vmap(lambda k: gram.symmetric_gaussian(k, 3))(jax.random.split(KEY, 40_000))
+    )
+    np.testing.assert_array_equal(draws, np.swapaxes(draws, 1, 2))
+    upper = draws[:, *np.triu_indices(3)]
+    expected = np.diag([1, 0.5, 0.5, 1, 0.5, 1])
+    np.testing.assert_allclose(np.cov(upper.T), expected, atol=0.03)  # 4 standard errors
+    assert np.abs(upper.mean(axis=0)).max() < 0.02
+    # In the coordinates of the Frobenius norm every direction has variance 1.
+    direction = np.array([[1, 2, 0], [2, -1, 1], [0, 1, 3]]) / math.sqrt(21)
+    assert stats.kstest(np.einsum("kij,ij->k", draws, direction), "norm").pvalue > 1e-3
+
+
+def test_noise_is_calibrated_to_the_sensitivity(X):
+    made = gram.release(KEY, X, beta=0.4, **BUDGET)
+    multiplier = dpx.gaussian_noise_multiplier(1.0, 1e-6)
+    assert made.noise_std == pytest.approx(gram.frobenius_sensitivity(1.0, 0.4) * multiplier)
+    assert made.guarantee.event.noise_multiplier == pytest.approx(multiplier)
+    exact = project(X, 1.0) @ project(X, 1.0).T
+    keys = jax.random.split(KEY, 2_000)
+    draws = jax.vmap(lambda k: gram.release(k, X, beta=0.4, **BUDGET).matrix)(keys)
+    errors = np.asarray(draws) - exact
+    assert errors[:, 0, 0].std() == pytest.approx(made.noise_std, rel=0.06)
+    assert errors[:, 0, 1].std() == pytest.approx(made.noise_std / math.sqrt(2), rel=0.06)
+
+
+@pytest.mark.parametrize("k", [3, pytest.param(7, marks=pytest.mark.slow), 100])
+def test_bartlett_agrees_with_summing_outer_products(k):
+    covariance = np.array([[2.0, 0.5, 0.1], [0.5, 1.0, -0.3], [0.1, -0.3, 0.5]])
+    with jax.enable_x64(True):
+        fast = np.asarray(
+            sampling_draws(jax.random.split(KEY, 10_000), jnp.asarray(covariance), float(k))
+        )
+    samples = np.random.default_rng(1).multivariate_normal(np.zeros(3), covariance, (10_000, k))
+    slow = np.einsum("tki,tkj->tij", samples, samples) / k
+    for index in [(0, 0), (1, 1), (2, 2), (0, 1), (1, 2)]:
+        assert stats.ks_2samp(fast[:, *index], slow[:, *index]).pvalue > 1e-3
+    assert stats.ks_2samp(np.linalg.det(fast), np.linalg.det(slow)).pvalue > 1e-3
+
+
+def test_number_of_samples_beyond_32_bits_costs_nothing(X):
+    made = gram.release(
+        KEY, X, epsilon=100.0, delta=1e-6, column_bound=1.0, mechanism="sampling", eta=1e6
+    )
+    assert made.num_samples > 2**31
+
+
+def test_psd_projection_is_the_nearest_psd_matrix(X):
+    noisy = np.asarray(gram.release(KEY, X, **BUDGET).matrix, np.float64)
+    projected = np.asarray(gram.release(KEY, X, psd=True, **BUDGET).matrix, np.float64)
+    assert np.linalg.eigvalsh(noisy).min() < -1
+    assert np.linalg.eigvalsh(projected).min() > -1e-5
+    negative = np.minimum(np.linalg.eigvalsh(noisy), 0)
+    assert np.linalg.norm(noisy - projected) == pytest.approx(np.linalg.norm(negative), rel=1e-5)
+
+
+# ---------------------------------------------------------------------------------------------------------
+# Forms of X, and clipping
+
+
+@pytest.mark.parametrize(
+    "form",
+    [
+        np.asarray,
+        lambda X: jnp.asarray(X, jnp.float32),
+        sparse.csr_matrix,
+        sparse.coo_array,
+        lambda X: [X[:, :7], X[:, 7:200], X[:, 200:]],
+        lambda X: (X[:, i : i + 13] for i in range(0, X.shape[1], 13)),
+        lambda X: iter([sparse.csc_array(X[:, :100]), X[:, 100:]]),
+    ],
+    ids=["numpy", "jax", "csr", "coo", "list", "generator", "mixed"],
+)
+@pytest.mark.parametrize("mechanism", [{}, SAMPLING], ids=["gaussian", "sampling"])
+def test_every_form_of_the_data_gives_the_same_release(X, form, mechanism):
+    expected = gram.release(KEY, X, **BUDGET, **mechanism).matrix
+    np.testing.assert_allclose(
+        gram.release(KEY, form(X), **BUDGET, **mechanism).matrix, expected, rtol=1e-5, atol=1e-5
+    )
+
+
+def test_a_memory_mapped_file_is_read_in_blocks(tmp_path, monkeypatch):
+    X = np.random.default_rng(0).normal(size=(4, 1001)).astype(np.float32)
+    np.save(tmp_path / "X.npy", X)
+    mapped = np.load(tmp_path / "X.npy", mmap_mode="r")
+    monkeypatch.setattr("dpx.gram.columns._BLOCK_ENTRIES", 4 * 64)
+    matrix, columns = clipped_gram(mapped, 1.0)
+    assert columns == 1001
+    np.testing.assert_allclose(matrix, project(X, 1.0) @ project(X, 1.0).T, rtol=1e-12)
+
+
+def test_clipping_is_the_projection_for_every_input():
+    X = np.array([[3.0, 0.1, 0.0, np.nan, np.inf, 1e200], [4.0, 0.1, 0.0, 1.0, 0.0, 1e200]])
+    half = 1 / math.sqrt(2)
+    columns = np.array([[0.6, 0.1, 0, 0, 0, half], [0.8, 0.1, 0, 0, 0, half]])
+    for form in (np.asarray, sparse.csr_matrix):
+        np.testing.assert_allclose(clipped_gram(form(X), 1.0)[0], columns @ columns.T, rtol=1e-12)
+
+
+def test_a_release_runs_under_jit_and_is_differentiable(X):
+    X = jnp.asarray(X, jnp.float32)
+    made = jax.jit(lambda key, X: gram.release(key, X, **BUDGET))(KEY, X)
+    assert made.guarantee == gram.release(KEY, X, **BUDGET).guarantee
+    exact = project(X, 1.0) @ project(X, 1.0).T
+    assert np.abs(made.matrix - exact).max() < 5 * made.noise_std
+    gradient = jax.grad(lambda X: gram.attention(gram.release(KEY, X, **BUDGET).matrix)[0, 1])(X)
+    assert np.isfinite(gradient).all()
+
+
+def test_the_global_precision_is_left_alone(X):
+    made = gram.release(KEY, X, **BUDGET)
+    assert made.matrix.dtype == jnp.float32
+    assert jnp.zeros(1).dtype == jnp.float32
+
+
+# ---------------------------------------------------------------------------------------------------------
+# Guarantees
+
+
+def test_guarantee_says_what_it_covers(X):
+    assert gram.release(KEY, X, **BUDGET).guarantee.unit == "column of X"
+    moved = gram.release(KEY, X, beta=0.1, **BUDGET).guarantee
+    assert moved.neighboring == NeighboringRelation.REPLACE_ONE
+    assert "beta=0.1" in moved.unit
+    whole = gram.release(KEY, X, neighboring="add_or_remove_one", **BUDGET).guarantee
+    assert whole.neighboring == NeighboringRelation.ADD_OR_REMOVE_ONE
+    assert whole.assumptions == ("the number of rows of X is public",)
+    promised = gram.release(
+        KEY, X * 0.1, clip=False, assume_good=True, **BUDGET, **SAMPLING
+    ).guarantee
+    assert any("norm at most 1" in words for words in promised.assumptions)
+    assert any("⪰" in words for words in promised.assumptions)
+
+
+def test_two_gaussian_releases_compose_exactly(X):
+    one = gram.release(KEY, X, **BUDGET).guarantee
+    ledger = dpx.Ledger().spend(one, "first").spend(one, "second")
+    expected = dpx.gaussian_epsilon(one.event.noise_multiplier, 1e-6, compositions=2)
+    assert ledger.guarantee(1e-6).epsilon == pytest.approx(expected)
+
+
+SLOW = pytest.mark.slow
+
+
+@pytest.mark.parametrize(
+    "beta", [pytest.param(0.3, marks=SLOW), pytest.param(1.0, marks=SLOW), 2.0]
+)
+def test_audit_of_additive_noise(beta):
+    assert 0.6 < bench_gram.audit_noise(beta, 1_000_000).epsilon < 1.0
+
+
+@pytest.mark.parametrize("eta", [pytest.param(30.0, marks=SLOW), 300.0])
+def test_audit_of_sampling(eta):
+    assert 0.6 < bench_gram.audit_sampling(eta, 1_000_000).epsilon < 1.0
+
+
+def test_audit_refutes_sampling_without_the_shift():
+    # Without ηI a column along a direction that the others leave empty shows in the rank: what skipping
+    # the shift, or checking XXᵀ ⪰ ηI on the data, costs.
+    k = gram.max_samples(1.0, 1e-3, alpha=1.0, eta=300.0, n=2, neighboring="add_or_remove_one")
+    with jax.enable_x64(True):
+        samples = [
+            np.asarray(sampling_draws(keys, jnp.diag(jnp.array([300.0, least])), float(k)))[:, 1, 1]
+            for keys, least in zip(jax.random.split(KEY, (2, 10_000)), (1.0, 1e-9), strict=True)
+        ]
+    assert epsilon_lower_bound(*samples, 1e-3).epsilon > 5.0
+
+
+# ---------------------------------------------------------------------------------------------------------
+# Misuse
+
+
+@pytest.mark.parametrize(
+    ("changed", "named"),
+    [
+        ({"epsilon": 0.0}, "epsilon=0.0"),
+        ({"delta": 1.0}, "delta=1.0"),
+        ({"column_bound": -1.0}, "alpha=-1.0"),
+        ({"beta": 2.5}, "beta=2.5"),
+        ({"mechanism": "laplace"}, "mechanism='laplace'"),
+        ({"calibration": "paper"}, "calibration='paper'"),
+        ({"eta": 1.0}, "eta=1.0"),
+        ({"mechanism": "sampling"}, "eta=None"),
+        ({"mechanism": "sampling", "eta": -1.0}, "eta=-1.0"),
+        ({"mechanism": "sampling", "eta": 1.0}, "eta ≥"),
+        ({"mechanism": "sampling", "eta": 5.0}, "epsilon ≥"),
+        ({"mechanism": "sampling", "eta": 200.0, "calibration": "paper"}, "beta ≤"),
+        ({"clip": False}, "column_bound=1.0"),
+        ({"neighboring": "remove"}, "neighboring='remove'"),
+        ({"neighboring": "add_or_remove_one", "beta": 1.0}, "beta=1.0"),
+    ],
+)
+def test_misuse_raises(X, changed, named):
+    X = X * 3 if "clip" in changed else X
+    with pytest.raises(ValueError, match=named):
+        gram.release(KEY, X, **(BUDGET | changed))
+
+
+@pytest.mark.parametrize(
+    "remedy", ["eta", "epsilon", "beta"], ids=lambda name: f"{name} of the message is admissible"
+)
+def test_the_values_named_in_the_message_are_admissible(X, remedy):
+    terms = {"mechanism": "sampling", "eta": 5.0, "beta": 2.0}
+    with pytest.raises(ValueError, match="no admissible") as raised:
+        gram.release(KEY, X, **BUDGET, **terms)
+    value = float(re.search(rf"{remedy} [≥≤] ([\d.]+)", str(raised.value)).group(1))
+    gram.release(KEY, X, **(BUDGET | terms | {remedy: value}))
+
+
+@pytest.mark.parametrize(
+    "bad",
+    [
+        np.zeros(3),
+        np.zeros((2, 2, 2)),
+        np.zeros((2, 2), complex),
+        np.array([["a"]]),
+        [],
+        [np.zeros((2, 3)), np.zeros((3, 3))],
+        [[1.0, 2.0], [3.0, 4.0]],
+    ],
+)
+@pytest.mark.parametrize("mechanism", [{}, SAMPLING], ids=["gaussian", "sampling"])
+def test_malformed_data_raises(bad, mechanism):
+    with pytest.raises(ValueError, match="X"):
+        gram.release(KEY, bad, **BUDGET, **mechanism)
+
+
+def test_wide_promise_raises():
+    with pytest.raises(ValueError, match="n > d"):
+        gram.release(KEY, np.eye(5)[:, :3], assume_good=True, **BUDGET, **SAMPLING)
+
+
+def test_unchecked_clipping_under_jit_raises(X):
+    with pytest.raises(ValueError, match="clip=True"):
+        jax.jit(lambda X: gram.release(KEY, X, clip=False, **BUDGET).matrix)(X)
+
+
+@pytest.mark.parametrize(
+    ("dtype", "entry"), [(np.float64, 1.7e308), (np.float64, 6e307), (np.float32, 3e38)]
+)
+def test_a_column_of_nearly_the_largest_number_is_projected_not_lost(dtype, entry):
+    X = np.array([[entry, 1e-36], [entry, 0.0]], dtype)
+    found = np.asarray(clipped_gram(X, 2.0)[0])
+    np.testing.assert_allclose(found, np.full((2, 2), 2.0), rtol=1e-6)
+    under_jit = jax.jit(lambda X: clipped_gram(X, 2.0)[0])(X.clip(max=3e38).astype(np.float32))
+    np.testing.assert_allclose(under_jit, np.full((2, 2), 2.0), rtol=1e-5)

@@ -1,0 +1,227 @@
+"""What a user can get wrong on a command line ends in one line, status 2, before anything is written."""
+
+import re
+from pathlib import Path
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+from command_line import ROOT, call
+
+from dpx.data import surnames
+from dpx.launch import records, report, run, sweep
+
+
+@pytest.mark.parametrize(
+    ("module", "arguments", "words"),
+    [
+        ("run", ["--config=configs/absent.py"], "configs/absent.py: no such config file"),
+        ("run", ["--config=configs/quickstart.py:bogus"], "'bogus' is not known: use one of tiny"),
+        ("run", ["--config=configs/quickstart.py:tiny", "--config.nope=3"], "no key 'nope'"),
+        ("run", ["--config=configs/quickstart.py:tiny", "--noconfig.tied"], "no key 'tied'"),
+        ("run", ["--config=configs/quickstart.py:tiny", "--config.epsilon=a"], "epsilon=a"),
+        ("sweep", ["--config=configs/quickstart.py:bogus"], "'bogus' is not known: use one of tiny"),
+        ("bench_gram", ["--columns=0"], "columns"),
+        ("bench_noisy_head", ["--nope"], "nope"),
+    ],
+)  # fmt: skip
+def test_bad_arguments_end_in_one_line(module, arguments, words):
+    ended = call(module, *arguments)
+    assert ended.returncode == 2
+    assert words in ended.stderr
+    assert len(ended.stderr.splitlines()) == 1, ended.stderr
+
+
+def test_help_is_no_failure():
+    ended = call("run", "--help")
+    assert ended.returncode == 0
+    assert "--workdir" in ended.stdout
+
+
+@pytest.mark.parametrize(
+    "path", sorted((ROOT / "configs").glob("*.py")), ids=lambda path: path.stem
+)
+def test_every_experiment_has_a_plan(path):
+    module = records.config_module(str(path))
+    if hasattr(module, "get_config"):
+        for variant in getattr(module, "VARIANTS", ("tiny",)):
+            assert records.experiment(module.get_config(variant)).plan
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"num_heads": 3}, "num_heads=3"),
+        ({"dim": 0}, "dim=0"),
+        ({"num_blocks": 0}, "num_blocks=0"),
+        ({"dropout": 2.0}, "dropout=2"),
+        ({"mlp_dim": 0}, "mlp_dim=0"),
+        ({"mlp_dim": -1}, "mlp_dim=-1"),
+        ({"kind": "gru", "num_blocks": 0}, "num_blocks=0"),
+    ],
+)
+def test_models_are_checked_before_anything_runs(changes, words):
+    config = records.load_config("configs/quickstart.py:tiny")
+    config.update({"model": changes})
+    with pytest.raises(ValueError, match=words):
+        run.check(config)
+
+
+@pytest.mark.parametrize(
+    ("axis", "words"),
+    [
+        ("epsilon=[1", "'\\[1' is not a value"),
+        ("epsilon=1,", "empty value in --set=epsilon=1,"),
+        ("epsilon=", "empty value"),
+        ("epsilon", "key=v1,v2"),
+        ("experiment=foo", "fixed by the config file"),
+        ("nope=1", "no key 'nope'"),
+    ],
+)
+def test_bad_axes_are_named(axis, words):
+    with pytest.raises(ValueError, match=words):
+        sweep.grid("configs/quickstart.py:tiny", [axis])
+
+
+def test_names_of_points_fit_into_file_systems_and_stay_apart():
+    overrides = {f"section.name{number}": "ε" * 9 for number in range(20)}
+    names = {sweep.point_name(overrides | {"seed": seed}) for seed in range(3)}
+    assert len(names) == 3
+    assert all(len(name.encode()) <= 255 and name.startswith("section.name0=") for name in names)
+    assert sweep.point_name({"epsilon": 1.0, "seed": 0}) == "epsilon=1.0,seed=0"
+
+
+def test_a_sweep_without_a_usable_folder_ends_in_one_line(tmp_path):
+    blocked = tmp_path / "file"
+    blocked.write_text("not a folder")
+    source = "--config=configs/noisy_head.py:low_dim,tiny"
+    ended = call("sweep", source, f"--workdir={blocked}", "--set=seed=0,1")
+    assert ended.returncode == 2
+    assert len(ended.stderr.splitlines()) == 1, ended.stderr
+    taken = tmp_path / "sweep" / "seed=1"
+    taken.mkdir(parents=True)
+    (taken / "something").write_text("else")
+    ended = call("sweep", source, f"--workdir={taken.parent}", "--set=seed=0,1")
+    assert ended.returncode == 2
+    assert "seed=1 is not empty" in ended.stderr
+
+
+def test_a_sweep_whose_points_all_fail_lists_them(tmp_path, monkeypatch, capsys):
+    def failing(config, workdir):
+        raise RuntimeError("planted")
+
+    monkeypatch.setattr(run, "execute", failing)
+    source = "configs/noisy_head.py:low_dim,tiny"
+    flag = SimpleNamespace(config=source, workdir=str(tmp_path), set=[])
+    monkeypatch.setattr(sweep.flags, "FLAGS", flag)
+    with pytest.raises(SystemExit) as ended:
+        sweep.main([])
+    assert ended.value.code == 1
+    assert "3 of 3 points failed:\n  seed=0: RuntimeError: planted" in capsys.readouterr().err
+
+
+def test_a_report_that_cannot_be_written_ends_in_one_line(tmp_path, monkeypatch, capsys):
+    def refused(folder):
+        raise PermissionError(13, "Permission denied", str(folder))
+
+    monkeypatch.setattr(report, "write", refused)
+    monkeypatch.setattr(report.flags, "FLAGS", SimpleNamespace(workdir=str(tmp_path)))
+    with pytest.raises(SystemExit) as ended:
+        report.main([])
+    assert ended.value.code == 2
+    assert "Permission denied" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("name", ["Smith!", "Smith", "a" * 14])
+def test_names_that_cannot_be_encoded_are_named(name):
+    with pytest.raises(ValueError, match="at most 13 letters a–z"):
+        surnames.encode(["smith", name])
+    assert np.all(surnames.encode(["smith"]).tokens[0, 5:] == surnames.END)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (("--config.nonsense=1",), "nonsense"),
+        (("--config.epsilon=0",), "epsilon"),
+        (("--config.epsilon=x",), "epsilon"),
+        (("--config.train.batch_size=100000",), "sampling probability"),
+        (("--config.data.path=absent.txt",), "no such file"),
+        (("--config.data.path=BROKEN",), "line 3"),
+        (("extra",), "extra"),
+    ],
+)
+def test_bad_flags_end_in_one_line_and_status_2(tmp_path, arguments, words):
+    broken = tmp_path / "broken.txt"
+    broken.write_text("1 2\n1 3\n1 x\n")
+    arguments = [argument.replace("BROKEN", str(broken)) for argument in arguments]
+    kind = "amazon" if any("data.path" in argument for argument in arguments) else "synthetic"
+    workdir = tmp_path / "run"
+    ended = call(
+        "run", f"--config=configs/recommender.py:{kind},tiny", f"--workdir={workdir}", *arguments
+    )
+    assert ended.returncode == 2
+    assert words in ended.stderr
+    lines = [line for line in ended.stderr.splitlines() if not line.startswith(("W", "I"))]
+    assert len(lines) == 1, ended.stderr
+    assert not workdir.exists()
+
+
+@pytest.mark.parametrize(
+    ("changed", "named"),
+    [
+        ({"noise_seed": -1}, "config.noise_seed=-1"),
+        ({"seed": -1}, "config.seed=-1"),
+        ({"experiment": "absent"}, "config.experiment='absent'"),
+        ({"experiment": "plotting"}, "config.experiment='plotting'"),
+        ({"non_private.batch_size": 10_000}, "config.non_private.batch_size=10000"),
+        ({"non_private.batch_size": 0}, "config.non_private.batch_size=0"),
+        ({"non_private.steps": -1}, "config.non_private.steps=-1"),
+        ({"train.accountant": "foo"}, "config.train.accountant='foo'"),
+        ({"train.l2_clip": float("inf")}, "config.train.l2_clip=inf"),
+        ({"train.learning_rate": float("inf")}, "config.train.learning_rate=inf"),
+        ({"data.limit": -5}, "config.data.limit=-5"),
+        ({"data.split_seed": -1}, "config.data.split_seed=-1"),
+        ({"data.kind": "shakespeare"}, "configs/shakespeare.py"),
+    ],
+)
+def test_bad_values_are_named_before_anything_runs(changed, named):
+    config = records.load_config("configs/quickstart.py:tiny")
+    config.update_from_flattened_dict(changed)
+    with pytest.raises(ValueError, match=re.escape(named)):
+        run.check(config)
+
+
+@pytest.mark.parametrize("source", ["recommender.py:amazon,tiny", "gram.py:recommender,tiny"])
+def test_histories_too_short_to_hold_an_item_out_are_named(tmp_path, source):
+    path = tmp_path / "short.txt"
+    path.write_text("1 1\n1 2\n2 1\n2 3\n")
+    config = records.load_config(f"configs/{source}")
+    config.data.path = str(path)
+    with pytest.raises(ValueError, match="no user of three items"):
+        run.check(config)
+
+
+def test_missing_configs_and_flags_end_in_one_line():
+    for arguments in (
+        ("--config=configs/absent.py",),
+        ("--config=configs/quickstart.py:huge",),
+        (),
+    ):
+        ended = call("run", "--workdir=nowhere", *arguments)
+        assert ended.returncode == 2, arguments
+        assert "Traceback" not in ended.stderr
+    ended = call("sweep", "--config=configs/quickstart.py:tiny", "--workdir=nowhere", "--set=no=1")
+    assert ended.returncode == 2
+    assert "no key 'no'" in ended.stderr
+    assert not Path(ROOT / "nowhere").exists()
+
+
+def test_dry_run_prints_the_privacy_parameters_and_writes_nothing(tmp_path):
+    source = "--config=configs/quickstart.py:tiny"
+    ended = call("run", source, "--dry_run", "--config.delta=0.1", f"--workdir={tmp_path / 'run'}")
+    assert ended.returncode == 0, ended.stderr
+    for name in ("noise_multiplier", "sampling_probability", "steps", "epsilon"):
+        assert f"{name}: " in ended.stdout
+    assert "warning: delta=0.1 exceeds 1/2000" in ended.stderr
+    assert not (tmp_path / "run").exists()

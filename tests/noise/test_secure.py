@@ -1,0 +1,257 @@
+"""Releases in exact arithmetic: every mechanism's integer sums and sensitivity, the noise, and its ε."""
+
+import math
+import sys
+from functools import partial
+
+import jax
+import numpy as np
+import pytest
+from dp_accounting.pld import privacy_loss_mechanism
+from scipy import sparse, stats
+
+from dpx import (
+    _watch,
+    cross_attention,
+    gram,
+    ngram,
+    reattention,
+)
+from dpx.data.histories import Histories
+from dpx.noise import secure
+from dpx.privacy import gaussian_epsilon
+from dpx.recommend import (
+    item_gram,
+    popularity,
+    transitions,
+)
+
+BUDGET = {"epsilon": 1.0, "delta": 1e-6}
+TINY_NOISE = {"epsilon": 1e8, "delta": 1e-6}
+RNG = np.random.default_rng(0)
+HISTORIES = [RNG.integers(0, 12, RNG.integers(1, 15)) for _ in range(9)]
+HISTORIES += [HISTORIES[0], np.array([3]), np.tile(np.arange(12), 3), np.array([3])]
+TOKENS = RNG.integers(0, 3, (9, 8))
+MASK = np.arange(8) < RNG.integers(1, 9, (9, 1))
+TOKENS[0], MASK[0] = 1, True  # one bigram only, many times
+COLUMNS = RNG.normal(size=(5, 12)) * np.geomspace(1e-3, 1e3, 12)
+KEYS, VALUES = RNG.uniform(0, 1, (8, 2)), RNG.uniform(-1, 1, (8, 2))
+KEYS[:2], VALUES[0], VALUES[1] = 1.0, 1.0, -1.0
+ENDS = [((1.0, 1.0), (-1.0, -1.0)), ((0.0, 0.0), (1.0, 1.0)), ((0.0, 1.0), (1.0, -1.0))]
+
+
+def histories(items, fit, **options):
+    return fit(histories=Histories(list(items), 12), **options)
+
+
+def rows(records, **options):
+    tokens, mask = zip(*records, strict=True)
+    options |= {"order": 2, "vocab_size": 3, "start": 0, "unit": "row"}
+    return ngram.fit(tokens=np.array(tokens), mask=np.array(mask), **options)
+
+
+def columns(records, form=np.asarray, **options):
+    return gram.release(X=form(np.array(records).T), column_bound=1.5, **options)
+
+
+def memory(records, heads=1, **options):
+    K, V = (np.array(part, np.float32) for part in zip(*records, strict=True))
+    if heads > 1:
+        K, V = np.stack([K] * heads), np.stack([V] * heads)
+    return cross_attention.build(K=K, V=V, key_bound=1.0, value_bound=1.0, **options)
+
+
+def removals(records):
+    return [records[:i] + records[i + 1 :] for i in range(len(records))]
+
+
+def replacements(records, others):
+    return [
+        [*records[:i], other, *records[i + 1 :]] for i in range(len(records)) for other in others
+    ]
+
+
+WALKS = list(HISTORIES)
+TABLE = list(zip(TOKENS, MASK, strict=True))
+MATRIX = list(COLUMNS.T)
+MEMORY = list(zip(KEYS, VALUES, strict=True))
+CHANGED = [[*MATRIX[:i], 0.999999 * MATRIX[i], *MATRIX[i + 1 :]] for i in range(len(MATRIX))]
+OPPOSITE = replacements(MATRIX, [np.eye(5)[0] * 1e9, np.eye(5)[1], np.zeros(5)])
+MECHANISMS = {
+    "popularity": (partial(histories, fit=popularity.fit, l2_clip=2.5), WALKS, removals(WALKS)),
+    "token probabilities": (
+        partial(histories, fit=reattention.token_probabilities, max_tokens=4),
+        WALKS,
+        removals(WALKS),
+    ),
+    "n-grams": (rows, TABLE, removals(TABLE)),
+    "transitions": (
+        partial(histories, fit=transitions.fit, num_kept=6, rounds=2),
+        WALKS,
+        removals(WALKS),
+    ),
+    "item Gram": (partial(histories, fit=item_gram.fit, num_kept=6), WALKS, removals(WALKS)),
+    "Gram": (partial(columns, neighboring="add_or_remove_one"), MATRIX, removals(MATRIX)),
+    "sparse Gram": (
+        partial(columns, form=sparse.csc_array, neighboring="add_or_remove_one"),
+        MATRIX,
+        removals(MATRIX),
+    ),
+    "Gram, replaced": (columns, MATRIX, OPPOSITE),
+    "Gram, moved": (partial(columns, beta=1e-3), MATRIX, CHANGED),
+    "sketch": (memory, MEMORY, replacements(MEMORY, ENDS)),
+    "sketch, two heads": (partial(memory, heads=2), MEMORY, replacements(MEMORY, ENDS)),
+    "sketch, random": (
+        partial(memory, features="random", num_features=20),
+        MEMORY,
+        replacements(MEMORY, ENDS),
+    ),
+}
+
+
+def exact_sums(monkeypatch, run, records, past=None):
+    """The integers before noise of all releases, their declared sensitivities, and what was released."""
+    seen, replayed = [], iter(past or [])
+
+    def record(exact, *, sensitivity, noise_multiplier, label):
+        noisy = next(replayed) if past else exact
+        seen.append((exact.astype(object), sensitivity, noisy))
+        return noisy
+
+    monkeypatch.setattr(secure, "release_whole", record)
+    result = run(records, key=None, secure=True, **BUDGET)
+    return seen, result
+
+
+@pytest.mark.parametrize("name", MECHANISMS)
+def test_a_record_moves_the_integer_sums_by_the_sensitivity_at_most(monkeypatch, name):
+    run, records, neighbours = MECHANISMS[name]
+    seen, _ = exact_sums(monkeypatch, run, records)
+    past = [noisy for _, _, noisy in seen]
+    largest = np.zeros(len(seen))
+    for neighbour in neighbours:
+        there, _ = exact_sums(monkeypatch, run, neighbour, past)
+        for i, ((one, bound, _), (other, same, _)) in enumerate(zip(seen, there, strict=True)):
+            assert bound == same
+            largest[i] = max(largest[i], math.sqrt(((one - other) ** 2).sum()) / bound)
+    assert (largest <= 1).all()
+    # Nothing that is declared is wasted, where the records that are tried are the worst there are.
+    if name not in ("Gram, moved", "sketch, random"):
+        assert (largest > 0.9).all()
+
+
+@pytest.mark.parametrize("name", MECHANISMS)
+def test_where_the_noise_is_small_the_answer_is_the_default_one(name):
+    run, records, _ = MECHANISMS[name]
+    found = run(records, key=None, secure=True, **TINY_NOISE)
+    default = run(records, key=jax.random.key(0), **TINY_NOISE)
+    for one, other in zip(*(jax.tree.leaves(fit) for fit in (found, default)), strict=True):
+        if isinstance(one, (np.ndarray, jax.Array)) and np.issubdtype(one.dtype, np.floating):
+            np.testing.assert_allclose(one, other, atol=5e-3)
+    assert found.guarantee.epsilon == default.guarantee.epsilon
+    assert found.guarantee.event == default.guarantee.event
+
+
+def discrete_gaussian(values, std):
+    weights = np.exp(-0.5 * np.square(values / std))
+    return weights / weights.sum()
+
+
+@pytest.mark.parametrize("std", [1.0, 40.0, 2.0**40])
+def test_noise_is_a_discrete_gaussian_of_the_declared_size(std):
+    count = 20_000
+    exact = RNG.integers(-(2**50), 2**50, (4, count // 4))
+    noisy = secure.release_whole(exact, sensitivity=4.0, noise_multiplier=std / 4, label="test")
+    assert noisy.dtype == np.int64
+    draws = (noisy - exact).ravel()
+    variance = std**2 + 4
+    assert draws.var() == pytest.approx(variance, rel=5 * math.sqrt(2 / count))
+    assert abs(draws.mean()) < 5 * math.sqrt(variance / count)
+    if std == 1.0:
+        values = np.arange(-5, 6)
+        want = count * discrete_gaussian(np.arange(-60, 61), math.sqrt(variance))[55:66]
+        found = np.array([(draws == value).sum() for value in values])
+        rest = [count - found.sum()], [count - want.sum()]
+        assert stats.chisquare(*np.concatenate([(found, want), rest], axis=1)).pvalue > 1e-4
+    else:
+        assert stats.kstest(draws / math.sqrt(variance), "norm").pvalue > 1e-4
+
+
+@pytest.mark.parametrize(("change", "multiplier"), [(1, 0.3), (3, 0.7), (5, 2.0), (40, 1.0)])
+@pytest.mark.parametrize("delta", [1e-3, 1e-9])
+def test_epsilon_covers_the_exact_loss_of_discrete_noise(change, multiplier, delta):
+    """By privacy loss distributions, rounded down, of one entry that moves by all of the sensitivity."""
+    claimed = gaussian_epsilon(multiplier, delta)
+    std = math.sqrt((multiplier * change) ** 2 + 4)
+    exact = privacy_loss_mechanism.DiscreteGaussianPrivacyLoss(std, sensitivity=change)
+    assert exact.get_delta_for_epsilon(claimed) <= delta
+
+
+@pytest.mark.parametrize("shift", [(3, 4), (0, 5), (-1, 2), (4, 4)])
+@pytest.mark.parametrize("multiplier", [0.5, 2.0])
+def test_epsilon_covers_changes_in_several_entries(shift, multiplier):
+    """δ(ε) of two entries by summation over the plane: discrete noise is not isotropic."""
+    change = math.hypot(*shift)
+    std = math.sqrt((multiplier * change) ** 2 + 4)
+    values = np.arange(-400, 401)
+    here = discrete_gaussian(values, std)
+    there = [discrete_gaussian(values - moved, std) for moved in shift]
+    here, there = np.outer(here, here), np.outer(*there)
+    for epsilon in (0.1, 1.0, 3.0):
+        delta = np.maximum(here - math.exp(epsilon) * there, 0).sum()
+        if delta > 1e-12:
+            assert gaussian_epsilon(multiplier, delta * (1 - 1e-9)) >= epsilon
+
+
+def test_a_contribution_beyond_the_bound_counts_as_zero():
+    steps = 2**20
+    values = np.array([0.6, 0.8, 0.7, 0.8, 1e300])
+    whole = secure.whole(values, np.array([0, 0, 1, 1, 2]), steps, 2)
+    np.testing.assert_array_equal(whole, [*np.rint(np.array([0.6, 0.8]) * steps), 0, 0, steps])
+    rounded = secure.whole_rows(np.array([[0.6, 0.8], [0.7, 0.8]]), steps)
+    np.testing.assert_array_equal(rounded, whole[:4].reshape(2, 2))
+
+
+def test_products_of_integers_are_exact():
+    left = RNG.integers(-(2**18), 2**18, (70_000, 2))
+    right = RNG.integers(-(2**18), 2**18, (70_000, 3))
+    np.testing.assert_array_equal(
+        secure.product(left, right), left.astype(object).T @ right.astype(object)
+    )
+
+
+def test_a_watcher_sees_the_integers_and_may_replace_what_is_released():
+    class Watcher:
+        def released(self, about, key, exact, unit, noisy, scale):
+            self.seen = about["label"], exact[0], float(unit[0]), float(scale)
+            return [exact[0] + 7]
+
+    watcher = Watcher()
+    exact = np.arange(5) + 2**61
+    _watch.watch(watcher)
+    try:
+        found = secure.release_whole(exact, sensitivity=3, noise_multiplier=2.0, label="sums")
+    finally:
+        _watch.watch(None)
+    np.testing.assert_array_equal(found, exact + 7)
+    label, seen, unit, scale = watcher.seen
+    np.testing.assert_array_equal(seen, exact)
+    assert (label, unit, scale) == ("sums", 3.0, 2.0)
+
+
+def test_misuse_raises_before_anything_is_spent(monkeypatch):
+    fit = partial(popularity.fit, histories=Histories(HISTORIES, 12))
+    with pytest.raises(ValueError, match="key must be None with secure=True"):
+        fit(jax.random.key(0), secure=True, **BUDGET)
+    with pytest.raises(ValueError, match="key is None: pass a secret JAX key"):
+        fit(None, **BUDGET)
+    with pytest.raises(ValueError, match="secure=True is for mechanism='gaussian'"):
+        columns(MATRIX, key=None, mechanism="sampling", eta=100.0, secure=True, **BUDGET)
+    with pytest.raises(ValueError, match="too many for exact sums"):
+        secure.check_sum(2**40, 2**30)
+    with pytest.raises(ValueError, match="too large for secure=True"):
+        secure.resolution(1e20)
+    for name in ("opendp", "opendp.prelude"):
+        monkeypatch.setitem(sys.modules, name, None)
+    with pytest.raises(ImportError, match=r'pip install "dpx\[secure\]"'):
+        fit(None, secure=True, **BUDGET)

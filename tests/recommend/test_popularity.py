@@ -1,0 +1,56 @@
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from dpx.data import Histories, leave_last_out, left_pad, load_movielens_small
+from dpx.recommend import metrics, popularity
+
+HISTORIES = Histories(tuple(np.array(h, int) for h in ([0, 0, 1], [2], [0, 3, 1, 2], [])), 5)
+
+
+def noiseless(histories, l2_clip=1.0):
+    return popularity.fit(
+        jax.random.key(0), histories, epsilon=1e8, delta=1e-5, l2_clip=l2_clip
+    ).counts
+
+
+def test_counts_users_not_events():
+    assert popularity.count(HISTORIES).tolist() == [2, 2, 2, 1, 0]
+    np.testing.assert_allclose(noiseless(HISTORIES, 10.0), [2, 2, 2, 1, 0], atol=1e-2)
+
+
+def test_one_user_moves_the_histogram_by_at_most_the_clip():
+    base = noiseless(HISTORIES)
+    for extra in ([4], [0, 1, 2, 3, 4], [0] * 50, [3, 4]):
+        more = Histories((*HISTORIES.items, np.array(extra)), 5)
+        assert np.linalg.norm(noiseless(more) - base) == pytest.approx(1.0, abs=1e-3)
+
+
+def test_noise_and_probabilities():
+    many = Histories(HISTORIES.items, 20_000)
+    fitted = popularity.fit(jax.random.key(1), many, epsilon=1.0, delta=1e-5)
+    assert np.std(fitted.counts) == pytest.approx(fitted.noise_std, rel=0.03)
+    assert fitted.guarantee.event.noise_multiplier == fitted.noise_std
+    log_probabilities = fitted.log_probabilities()
+    assert np.exp(log_probabilities).sum() == pytest.approx(1)
+    assert np.argmax(log_probabilities) == np.argmax(fitted.counts)
+    with pytest.raises(ValueError, match="l2_clip"):
+        popularity.fit(jax.random.key(1), many, epsilon=1.0, delta=1e-5, l2_clip=0)
+
+
+@pytest.mark.parametrize(
+    ("exclude", "expected"), [(True, (0.0204, 0.0447)), (False, (0.0121, 0.0253))]
+)
+def test_popularity_on_movielens_ranks_as_an_independent_implementation_does(exclude, expected):
+    split = leave_last_out(load_movielens_small())
+    known = split.train_and_validation
+    seen, real = left_pad([known.items[u] for u in split.users], max(map(len, known.items)))
+    counts = jnp.asarray(popularity.count(known))
+    scores = jnp.broadcast_to(counts, (len(split.users), known.num_items))
+    seen = jnp.asarray(np.where(real, seen, -1)) if exclude else None
+    # The published numbers let the target win its ties; `target_ranks` breaks them at random.
+    scores = scores.at[jnp.arange(len(split.test)), split.test].add(0.5)
+    ranks = metrics.target_ranks(scores, jnp.asarray(split.test), exclude=seen)
+    found = float(metrics.ndcg(ranks, 10)), float(metrics.hit_rate(ranks, 10))
+    assert found == pytest.approx(expected, abs=1e-4)

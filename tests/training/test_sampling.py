@@ -1,0 +1,85 @@
+import numpy as np
+import pytest
+from scipy import stats
+
+from dpx.training.sampling import poisson_batches
+
+
+def batches(**changes):
+    settings = {"sampling_probability": 0.1, "steps": 400, "seed": 0}
+    return list(poisson_batches(1000, **(settings | changes)))
+
+
+def test_batch_sizes_follow_the_binomial_law():
+    """What the accountant assumes is what the sampler does: a chi-squared test over 4,000 batches."""
+    sizes = np.array([mask.sum() for _, mask in batches(steps=4000)])
+    edges = stats.binom.ppf([0.1, 0.25, 0.4, 0.6, 0.75, 0.9], 1000, 0.1)
+    observed = np.bincount(np.searchsorted(edges, sizes), minlength=7)
+    cumulative = np.concatenate([[0], stats.binom.cdf(edges, 1000, 0.1), [1]])
+    _, p = stats.chisquare(observed, np.diff(cumulative) * len(sizes))
+    assert p > 1e-3
+
+
+def test_each_example_joins_independently():
+    joined = np.zeros((400, 1000))
+    for row, (indices, mask) in zip(joined, batches(), strict=True):
+        row[indices[mask]] += 1
+    assert joined.max() == 1
+    assert abs(joined.mean() - 0.1) < 5 * np.sqrt(0.09 / joined.size)
+    correlation = np.corrcoef(joined.T)[np.triu_indices(1000, 1)]
+    assert np.abs(correlation.mean()) < 1e-3
+    assert np.var(correlation) == pytest.approx(1 / 400, rel=0.05)
+
+
+def test_padding_and_shapes():
+    for indices, mask in batches(multiple_of=64):
+        assert len(indices) == len(mask)
+        assert len(mask) % 64 == 0
+        assert len(mask) - mask.sum() < 64
+        assert indices.dtype == np.int32
+    sampled = [indices[mask] for indices, mask in batches(multiple_of=64)]
+    assert all(np.array_equal(a, b[m]) for a, (b, m) in zip(sampled, batches(), strict=True))
+
+
+def test_empty_batches_still_come():
+    empty = list(poisson_batches(10, sampling_probability=1e-6, steps=3, seed=0, multiple_of=4))
+    assert [mask.sum() for _, mask in empty] == [0, 0, 0]
+    assert all(len(indices) == 4 for indices, _ in empty)
+
+
+def test_everything_is_taken_with_probability_one():
+    ((indices, mask),) = poisson_batches(7, sampling_probability=1, steps=1, seed=0)
+    assert mask.all()
+    assert indices.tolist() == list(range(7))
+
+
+def test_resumes_at_any_step_and_takes_a_seed_sequence():
+    sequence = np.random.SeedSequence(5)
+    whole = batches(seed=sequence, steps=10)
+    tail = batches(seed=sequence, steps=10, start=6)
+    assert all(np.array_equal(a[0], b[0]) for a, b in zip(whole[6:], tail, strict=True))
+    assert not np.array_equal(whole[0][0], whole[1][0])
+
+
+@pytest.mark.parametrize(
+    ("changes", "name"),
+    [
+        ({"sampling_probability": 0.0}, "sampling_probability"),
+        ({"sampling_probability": 1.1}, "sampling_probability"),
+        ({"sampling_probability": None}, "sampling_probability"),
+        ({"steps": -1}, "steps"),
+        ({"steps": float("inf")}, "steps"),
+        ({"multiple_of": 0}, "multiple_of"),
+        ({"multiple_of": 2.5}, "multiple_of"),
+        ({"start": float("nan")}, "start"),
+    ],
+)
+def test_bad_arguments_are_named(changes, name):
+    with pytest.raises(ValueError, match=name):
+        batches(**changes)
+
+
+@pytest.mark.parametrize("count", [0, 2.5, float("nan"), None, "10"])
+def test_bad_number_of_examples_is_named(count):
+    with pytest.raises(ValueError, match="num_examples"):
+        poisson_batches(count, sampling_probability=0.1, steps=1, seed=0)

@@ -1,0 +1,193 @@
+import json
+
+import jax
+import jax.numpy as jnp
+import ml_collections
+import numpy as np
+import optax
+import pytest
+
+import dpx
+from dpx.training import loop as training
+from dpx.training.keys import Keys
+
+CONFIG = ml_collections.ConfigDict(
+    {
+        "steps": 6,
+        "batch_size": 20.0,
+        "physical_batch": 8,
+        "learning_rate": 0.1,
+        "warmup": 0.2,
+        "weight_decay": 0.0,
+        "l2_clip": 0.5,
+        "normalize": False,
+        "accountant": "pld",
+        "log_every": 1,
+        "checkpoint_every": 2,
+    }
+)
+X = np.random.default_rng(0).normal(size=(100, 3)).astype(np.float32)
+DATA = (X, X @ np.array([1.0, -2.0, 3.0], np.float32))
+PARAMS = {"w": jnp.zeros(3), "b": jnp.zeros(())}
+
+
+def loss_fn(params, x, y, key):
+    del key
+    return (x @ params["w"] + params["b"] - y) ** 2
+
+
+def keys(seed=0):
+    return Keys(jax.random.key(seed), np.random.SeedSequence(seed))
+
+
+def fit(workdir, private=True, **changes):
+    config = CONFIG.copy_and_resolve_references()
+    config.update(changes)
+    privacy = training.Privacy(0.5, False, 1.0, lambda steps: float(steps))
+    return training.train(
+        loss_fn,
+        PARAMS,
+        DATA,
+        config,
+        keys=keys(),
+        label="run",
+        workdir=workdir,
+        privacy=privacy if private else None,
+    )
+
+
+def step(piece, real, noise_multiplier, loss=loss_fn):
+    """One SGD step with learning rate 1 on the first `real` examples, in pieces."""
+    privacy = training.Privacy(0.5, False, noise_multiplier, lambda steps: 0.0)
+    private = dpx.privatize(
+        l2_clip=0.5,
+        noise_multiplier=noise_multiplier,
+        expected_batch_size=20.0,
+        key=jax.random.key(0),
+    )
+    optimizer = optax.chain(private, optax.sgd(1.0))
+    indices = np.arange(48, dtype=np.int32)
+    state, mean_loss = training._step(
+        loss,
+        optimizer,
+        privacy,
+        piece,
+        (PARAMS, optimizer.init(PARAMS)),
+        (jax.tree.map(jnp.asarray, DATA), jnp.arange(len(X))),
+        indices,
+        indices < real,
+        -(-max(real, 1) // piece),
+        jax.random.key(0),
+    )
+    return state[0], mean_loss
+
+
+def slow_sum(real):
+    """Clipped gradients, one example at a time."""
+    total = jax.tree.map(jnp.zeros_like, PARAMS)
+    for x, y in zip(X[:real], DATA[1][:real], strict=True):
+        gradient = jax.grad(loss_fn)(PARAMS, x, y, None)
+        norm = optax.tree.norm(gradient)
+        total = jax.tree.map(lambda t, g: t + g * min(1, 0.5 / norm), total, gradient)  # noqa: B023
+    return total
+
+
+@pytest.mark.parametrize("real", [0, 1, 8, 30, 48])
+@pytest.mark.parametrize("piece", [4, 16, 48])
+def test_pieces_sum_to_the_clipped_gradients_over_the_expected_size(piece, real):
+    params, _ = step(piece, real, 0.0)
+    expected = jax.tree.map(lambda g: -g / 20.0, slow_sum(real))
+    jax.tree.map(lambda p, e: np.testing.assert_allclose(p, e, atol=1e-6), params, expected)
+
+
+@pytest.mark.parametrize("real", [0, 30])
+def test_noise_enters_once_whatever_the_pieces(real):
+    """Noisy minus noiseless is one draw of std σC/B, the same for one piece as for twelve."""
+    noise = []
+    for piece in (4, 48):
+        noisy, clean = (step(piece, real, m)[0] for m in (3.0, 0.0))
+        noise.append(np.concatenate([np.ravel(noisy[k] - clean[k]) for k in ("w", "b")]))
+    np.testing.assert_allclose(noise[0], noise[1], atol=1e-5)
+    drawn = []
+    for seed in range(300):
+        transform = dpx.privatize(
+            l2_clip=0.5, noise_multiplier=3.0, expected_batch_size=20.0, key=jax.random.key(seed)
+        )
+        drawn.append(transform.update(PARAMS, transform.init(PARAMS))[0]["w"])
+    assert np.std(drawn) == pytest.approx(3.0 * 0.5 / 20.0, rel=0.1)
+    assert np.abs(noise[0]).max() < 5 * 3.0 * 0.5 / 20.0
+
+
+def test_a_killed_run_resumes_bitwise(tmp_path, monkeypatch):
+    whole = fit(tmp_path / "a")
+    progress = training._progress
+
+    def killed(label, done, *rest):
+        if done == 5:
+            raise KeyboardInterrupt
+        progress(label, done, *rest)
+
+    monkeypatch.setattr(training, "_progress", killed)
+    with pytest.raises(KeyboardInterrupt):
+        fit(tmp_path / "b")
+    monkeypatch.setattr(training, "_progress", progress)
+    resumed = fit(tmp_path / "b")
+    jax.tree.map(np.testing.assert_array_equal, resumed, whole)
+    logs = [(tmp_path / name / "metrics.jsonl").read_text() for name in "ab"]
+    assert logs[0] == logs[1]
+    assert [json.loads(line)["step"] for line in logs[0].splitlines()] == [1, 2, 3, 4, 5, 6]
+
+
+def test_checkpoints_hold_no_key():
+    secret = jax.random.key(7)
+    state = (PARAMS, dpx_state(secret))
+    kinds = [leaf.dtype for leaf in jax.tree.leaves(state)]
+    assert any(jnp.issubdtype(kind, jax.dtypes.prng_key) for kind in kinds)
+    saved = [leaf.dtype for leaf in jax.tree.leaves(training._without_key(state))]
+    assert not any(jnp.issubdtype(kind, jax.dtypes.prng_key) for kind in saved)
+
+
+def dpx_state(key):
+    privacy = training.Privacy(0.5, False, 1.0, lambda steps: 0.0)
+    return training._optimizer(CONFIG, privacy, key, "run").init(PARAMS)
+
+
+def test_ordinary_training_learns_and_saves_nothing(tmp_path):
+    params = fit(tmp_path, private=False, steps=150, log_every=50)
+    np.testing.assert_allclose(params["w"], [1, -2, 3], atol=0.3)
+    assert [path.name for path in tmp_path.iterdir()] == ["metrics.jsonl"]
+
+
+@pytest.mark.parametrize(
+    ("changes", "name"),
+    [
+        ({"batch_size": 101.0}, "sampling probability outside"),
+        ({"batch_size": 0.0}, "sampling probability outside"),
+        ({"steps": 0}, "steps"),
+        ({"l2_clip": 0.0}, "l2_clip"),
+        ({"warmup": 2.0}, "warmup"),
+    ],
+)
+def test_bad_settings_are_named(changes, name):
+    config = CONFIG.copy_and_resolve_references()
+    config.update(changes)
+    with pytest.raises(ValueError, match=name):
+        training.check(config, 100)
+
+
+def test_budget_includes_what_was_released_before():
+    prior = dpx.PrivacyGuarantee(
+        1.0,
+        1e-5,
+        dpx.privacy.ADD_OR_REMOVE_ONE,
+        "record",
+        "prior",
+        event=dpx.privacy.dpsgd_event(
+            dpx.gaussian_noise_multiplier(1.0, 1e-5), sampling_probability=1, steps=1
+        ),
+    )
+    alone, _ = training.make_private(CONFIG, 3.0, 1e-5, 100, "record", ())
+    privacy, total = training.make_private(CONFIG, 3.0, 1e-5, 100, "record", (), beside=prior)
+    assert privacy.noise_multiplier > alone.noise_multiplier
+    assert 0.999 * 3 < total.epsilon <= 3
+    assert privacy.spent(1) < privacy.spent(6) == total.epsilon
