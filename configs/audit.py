@@ -2,9 +2,10 @@
 
 `train` audits a small regression that is trained by `dpx.clipped_grad`, `dpx.privatize` and
 `dpx.poisson_batches` at the noise of `dpx.calibrate_dpsgd`: thousands of runs seen at every step or at the
-end, and one run with thousands of canaries; then the same with each fault of `experiments/audit/training_faults.py`,
-whose bound has to pass the claim. `recommender` audits the recommender's loss, and
-`dpx.training.loop.train` as a whole, in one run; `ngram` the release `dpx.ngram.fit` in many.
+end, and one run with thousands of canaries; then the same with each fault of
+`experiments/audit/training_faults.py`, whose bound has to pass the claim. `recommender` audits the
+recommender's loss, and `dpx.training.loop.train` as a whole, in one run; `ngram` the release
+`dpx.ngram.fit` in many.
 
     python -m experiments.run   --config=configs/audit.py --workdir=runs/audit
     python -m experiments.sweep --config=configs/audit.py --workdir=runs/audit_epsilon
@@ -78,7 +79,7 @@ def get_config(arg: str = "") -> ConfigDict:
         config.update({"data": {"train_on_validation": False}, "evaluate": {"split": "test"}})
         config.update({"canaries": 200 if tiny else 10_000, "sampling_probability": 0.5})
         config.update(
-            {"train": {"steps": 4 if tiny else 10, "physical_batch": 50 if tiny else 250}}
+            {"train": {"steps": 4 if tiny else 10, "microbatch_size": 50 if tiny else 250}}
         )
         config.update({"train": {"checkpoint_every": 1000, "log_every": 1000}})
     return config

@@ -28,13 +28,14 @@ def parse_arg(arg: str, variants: tuple[str, ...] = ()) -> tuple[str, bool]:
 def reattention(*, enabled: bool = False, max_tokens: int = 8) -> dict:
     """The section `reattention`: whether a row with it is trained, and from what it knows the tokens.
 
-    `share` of ε pays for releasing token probabilities, to which a record adds up to `max_tokens` tokens.
+    `budget_fraction` of ε pays for releasing token probabilities, to which a record adds up to
+    `max_tokens` tokens.
     """
     return {
         "enabled": enabled,
         "probabilities": "release",  # or "uniform", or "public" with a file as path
         "path": config_dict.placeholder(str),
-        "share": 0.02,
+        "budget_fraction": 0.02,
         "max_tokens": max_tokens,
         "renormalize": True,
         "scale": 1.0,

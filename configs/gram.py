@@ -11,7 +11,7 @@ synthetic: independent, of equal length, in random directions of a subspace of `
     python -m experiments.sweep --config=configs/gram.py --workdir=runs/gram_columns \\
         --set=columns=10000,100000,1000000,10000000
     python -m experiments.sweep --config=configs/gram.py --workdir=runs/gram_beta \\
-        --set=beta_fraction=0.01,0.03,0.1,0.3,1
+        --set=max_column_change_fraction=0.01,0.03,0.1,0.3,1
     python -m experiments.sweep --config=configs/gram.py --workdir=runs/gram_rows --set=rows=2,4,8,16,32
     python -m experiments.sweep --config=configs/gram.py --workdir=runs/gram_matrices --set=seed=0,1,2,3,4
 
@@ -21,9 +21,9 @@ count, 1.1e-2 for the uniform matrix; 14 seconds. Another X (another seed) moves
 
 `recommender` ranks what can be recommended from one private release, without training. Users are the columns,
 items the rows, and the Gram matrix of the items becomes EASE weights, or attention between items; beside
-it stand `dpx.recommend.transitions` (which item follows which, in six rounds and in one). K and λ follow from ε and
-the number of users; the row ease_fixed has fixed ones. `python -m experiments.sweep` runs it over ε;
-`--set=num_kept=100,300,1000,3000` over K.
+it stand `dpx.recommend.transitions` (which item follows which, in six rounds and in one). K and λ
+follow from ε and the number of users; the row ease_fixed has fixed ones. `python -m experiments.sweep`
+runs it over ε; `--set=num_kept=100,300,1000,3000` over K.
 
     python -m experiments.sweep --config=configs/gram.py:recommender --workdir=runs/one_release \\
         --set=data.path=amazon_games.txt --set=num_seeds=5 --set=epsilon=5,8,10
@@ -62,7 +62,7 @@ def get_config(arg: str = "") -> ConfigDict:
                 "latent_dim": 4,  # rank of XXᵀ, where below n
                 "logit_bound": 0.09,
                 "slack": 1.7,  # column bound over the length of the columns
-                "beta_fraction": 1.0,
+                "max_column_change_fraction": 1.0,
                 "eta_fraction": 1.0,
                 "kernel": "exp",
                 "trials": 1000,
@@ -77,7 +77,7 @@ def get_config(arg: str = "") -> ConfigDict:
             "epsilon": 8.0,
             "delta": 1 / 31_013,
             "num_seeds": 1,
-            "popularity_share": 0.1,
+            "popularity_budget_fraction": 0.1,
             "transitions": {
                 "rounds": 6,
                 "gap_decay": 0.9,
@@ -92,7 +92,7 @@ def get_config(arg: str = "") -> ConfigDict:
                 "num_kept": 3000,
                 "regularization": 800.0,
                 "prior_weight": 1e-4,
-                "popularity_share": 0.05,  # of ε; of μ² in the other rows
+                "popularity_budget_fraction": 0.05,  # of ε; of μ² in the other rows
             },
             "data": {
                 "kind": "amazon",  # or movielens, movielens1m

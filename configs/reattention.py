@@ -50,11 +50,11 @@ def get_config(arg: str = "") -> ConfigDict:
             "train": {
                 "steps": 100,
                 "batch_size": 512,
-                "physical_batch": 128,
+                "microbatch_size": 128,
                 "learning_rate": 3e-3,
                 "warmup": 0.1,
                 "weight_decay": 1e-5,
-                "l2_clip": 1.0,
+                "l2_clip_norm": 1.0,
                 "normalize": True,
                 "accountant": "pld",
                 "log_every": 25,
@@ -71,7 +71,7 @@ def get_config(arg: str = "") -> ConfigDict:
                 "draws": 4,
                 "sequences": 20,
                 "model": {"dim": 8, "num_blocks": 1},
-                "train": {"steps": 2, "batch_size": 32, "physical_batch": 32},
+                "train": {"steps": 2, "batch_size": 32, "microbatch_size": 32},
             }
         )
     return config

@@ -8,8 +8,9 @@ honest baseline and, for a share of the same budget, as the output bias.
         --config.data.path=amazon_games.txt
     python -m experiments.sweep --config=configs/recommender.py:synthetic --workdir=runs/synthetic
 
-`amazon_warm` starts the transformer from `dpx.recommend.transitions` for most of the budget; its rows are transitions
-(the whole budget on the release), start (that share of it, before training) and dp_transformer (after).
+`amazon_warm` starts the transformer from `dpx.recommend.transitions` for most of the budget; its rows
+are transitions (the whole budget on the release), start (that share of it, before training) and
+dp_transformer (after).
 
     python -m experiments.sweep --config=configs/recommender.py:amazon_warm --workdir=runs/amazon_warm \\
         --set=data.path=amazon_games.txt --set=epsilon=5,8,10
@@ -44,7 +45,7 @@ def get_config(arg: str = "") -> ConfigDict:
             "seed": 0,
             "noise_seed": config_dict.placeholder(int),
             "num_seeds": 3,
-            "popularity_share": 0.5,
+            "popularity_budget_fraction": 0.5,
             "data": {
                 "kind": variant.removesuffix("_warm"),
                 "path": config_dict.placeholder(str),
@@ -52,7 +53,7 @@ def get_config(arg: str = "") -> ConfigDict:
                 "max_length": 50,
                 "train_on_validation": False,  # for the test item: learn from the one before it too
             },
-            "start": {"share": 0.0, "pseudo_counts": 25.0, "recency": 0.7},
+            "start": {"budget_fraction": 0.0, "pseudo_counts": 25.0, "recency": 0.7},
             "model": {
                 "kind": "transformer",
                 "dim": 64,
@@ -67,11 +68,11 @@ def get_config(arg: str = "") -> ConfigDict:
                 "loss": "all",
                 "steps": 30,
                 "batch_size": 256,
-                "physical_batch": 32,
+                "microbatch_size": 32,
                 "learning_rate": 1e-3,
                 "warmup": 0.2,
                 "weight_decay": 1e-5,
-                "l2_clip": 1.0,
+                "l2_clip_norm": 1.0,
                 "normalize": True,
                 "accountant": "pld",
                 "log_every": 10,
@@ -86,28 +87,30 @@ def get_config(arg: str = "") -> ConfigDict:
         # So few users teach little beyond the bias, which random embeddings would only blur.
         config.update({"model": {"embed_std": 0.002}})
     if variant == "movielens1m":
-        config.update({"delta": 1e-4, "num_seeds": 1, "popularity_share": 0.05})
+        config.update({"delta": 1e-4, "num_seeds": 1, "popularity_budget_fraction": 0.05})
         config.update({"train": {"steps": 500, "batch_size": 1024}, "non_private": {"steps": 500}})
     if variant == "amazon":
-        config.update({"delta": 3e-5, "popularity_share": 0.05})
+        config.update({"delta": 3e-5, "popularity_budget_fraction": 0.05})
         config.update({"data": {"min_count": 0, "max_length": 10}, "model": {"dropout": 0.5}})
         config.update({"train": {"loss": "last", "steps": 100, "batch_size": 2048}})
-        config.update({"train": {"learning_rate": 3e-3, "physical_batch": 64}})
+        config.update({"train": {"learning_rate": 3e-3, "microbatch_size": 64}})
         config.update({"non_private": {"steps": 0}})
         config.update({"evaluate": {"exclude_seen": False}})
     if variant == "amazon_warm":
-        config.update({"delta": 3e-5, "popularity_share": 0.0, "start": {"share": 0.9}})
+        config.update(
+            {"delta": 3e-5, "popularity_budget_fraction": 0.0, "start": {"budget_fraction": 0.9}}
+        )
         config.update({"data": {"min_count": 0, "max_length": 10, "train_on_validation": True}})
         config.update({"model": {"dim": 32, "num_blocks": 1, "dropout": 0.0}})
         config.update({"train": {"loss": "last", "steps": 40, "batch_size": 4096}})
-        config.update({"train": {"physical_batch": 512, "learning_rate": 1e-2}})
+        config.update({"train": {"microbatch_size": 512, "learning_rate": 1e-2}})
         config.update({"non_private": {"steps": 0}, "evaluate": {"exclude_seen": False}})
     if variant == "synthetic":
-        config.update({"delta": 1e-5, "num_seeds": 1, "popularity_share": 0.05})
+        config.update({"delta": 1e-5, "num_seeds": 1, "popularity_budget_fraction": 0.05})
         config.update({"data": {"min_count": 0, "max_length": 12}, "model": {"dropout": 0.0}})
         synthetic = {"num_users": 10_000, "length": 12, "num_items": 100}
         config.update({"data": synthetic | {"zipf_exponent": 1.0, "predictability": 0.5}})
-        config.update({"train": {"steps": 300, "batch_size": 512, "physical_batch": 128}})
+        config.update({"train": {"steps": 300, "batch_size": 512, "microbatch_size": 128}})
         config.update({"train": {"learning_rate": 3e-3}, "non_private": {"steps": 300}})
         config.update({"evaluate": {"exclude_seen": False}})
     if tiny:
@@ -119,7 +122,7 @@ def get_config(arg: str = "") -> ConfigDict:
                 "train": {
                     "steps": 4,
                     "batch_size": 16,
-                    "physical_batch": 16,
+                    "microbatch_size": 16,
                     "log_every": 2,
                     "checkpoint_every": 2,
                 },

@@ -8,7 +8,7 @@ a CPU: d = 64, 2 blocks of 4 heads. Both transformers start from a DP 4-gram mod
         --config.data.path=tinyshakespeare.txt
     python -m experiments.sweep --config=configs/shakespeare.py --workdir=runs/shakespeare_sweep
 
-Without a path the text is downloaded. `--config.prior.share=0` trains from scratch.
+Without a path the text is downloaded. `--config.prior.budget_fraction=0` trains from scratch.
 Nats per character at ε = 8: 3-gram 2.144, 4-gram 2.096, transformer 1.989, with Re-Attention 1.990
 (four and a half minutes of one core).
 """
@@ -47,18 +47,18 @@ def get_config(arg: str = "") -> ConfigDict:
             "train": {
                 "steps": 150,
                 "batch_size": 512,
-                "physical_batch": 64,
+                "microbatch_size": 64,
                 "learning_rate": 3e-3,
                 "warmup": 0.1,
                 "weight_decay": 1e-5,
-                "l2_clip": 1.0,
+                "l2_clip_norm": 1.0,
                 "normalize": True,
                 "accountant": "pld",
                 "log_every": 25,
                 "checkpoint_every": 50,
             },
             "non_private": {"steps": 0},
-            "prior": {"order": 4, "share": 0.8},
+            "prior": {"order": 4, "budget_fraction": 0.8},
             "ngrams": (1, 2, 3, 4),
             "train_loss": True,
         }
@@ -71,7 +71,7 @@ def get_config(arg: str = "") -> ConfigDict:
                 "train": {
                     "steps": 4,
                     "batch_size": 32,
-                    "physical_batch": 32,
+                    "microbatch_size": 32,
                     "log_every": 2,
                     "checkpoint_every": 2,
                 },

@@ -7,7 +7,7 @@ from jax.core import Tracer
 from dpx._validate import check_positive
 
 
-def softmax(
+def dot_product_attention(
     q: jax.Array,
     k: jax.Array,
     v: jax.Array,
@@ -15,7 +15,7 @@ def softmax(
     mask: jax.Array | None = None,
     scale: float | None = None,
 ) -> jax.Array:
-    """Softmax attention, `softmax(q kᵀ / scale) v` (Vaswani et al. 2017, arXiv 1706.03762, eq. 1).
+    """Softmax attention, `softmax(scale · q kᵀ) v` (Vaswani et al. 2017, arXiv 1706.03762, eq. 1).
 
     Logits and weights are computed in float32 at least, whatever the inputs' precision. The leading
     axes of `q`, `k`, `v` and `mask` (batch, heads) broadcast.
@@ -26,7 +26,7 @@ def softmax(
       v: Values (..., Lk, Dv).
       mask: Boolean, broadcastable to (..., Lq, Lk); True where the query may attend to the key. A
         query that may attend to no key at all gets zeros, and its gradient is zero, not NaN.
-      scale: What the logits ⟨q, k⟩ are divided by; √D if None.
+      scale: What the logits ⟨q, k⟩ are multiplied by, as in `jax.nn.dot_product_attention`; 1/√D if None.
 
     Returns:
       The answers (..., Lq, Dv), in the dtype of `v`; floats where `v` holds integers or booleans.
@@ -55,19 +55,19 @@ def attention_weights(
     bias: jax.Array | None = None,
     scale: float | None = None,
 ) -> jax.Array:
-    """The weights (..., Lq, Lk) of `softmax`, float32 at least.
+    """The weights (..., Lq, Lk) of `dot_product_attention`, float32 at least.
 
-    Args: as `softmax`, and
+    Args: as `dot_product_attention`, and
       bias: (..., Lq, Lk), added to the logits after their scaling; finite wherever the mask is True.
 
     Raises:
       ValueError: for a mask that is not boolean or a scale that is not positive.
     """
-    divisor = q.shape[-1] ** 0.5 if scale is None else scale
-    if not isinstance(divisor, Tracer):
-        check_positive(divisor, "scale")
+    factor = q.shape[-1] ** -0.5 if scale is None else scale
+    if not isinstance(factor, Tracer):
+        check_positive(factor, "scale")
     dtype = jnp.result_type(q, k, jnp.float32)
-    logits = jnp.einsum("...qd,...kd->...qk", q.astype(dtype), k.astype(dtype)) / divisor
+    logits = jnp.einsum("...qd,...kd->...qk", q.astype(dtype), k.astype(dtype)) * factor
     if bias is not None:
         logits = logits + bias
     if mask is None:

@@ -39,14 +39,14 @@ def fit(
     epsilon: float,
     delta: float,
     unit: str,
-    l2_clip: float = 2.0,
+    l2_clip_norm: float = 2.0,
     secure: bool = False,
 ) -> NGram:
     """Counts n-grams once, privately, and smooths them.
 
     Guarantee: (ε, δ)-DP for adding or removing one sequence. A sequence's vector of counts over the V^n
-    cells is rescaled to l2 norm at most `l2_clip`, so it moves their sum by no more than that, whatever the
-    others are; the sum is released with Gaussian noise of the exact multiplier. Smoothing is
+    cells is rescaled to l2 norm at most `l2_clip_norm`, so it moves their sum by no more than that,
+    whatever the others are; the sum is released with Gaussian noise of the exact multiplier. Smoothing is
     post-processing: counts below half a noise deviation count as nothing, and each context backs off to the
     one that is a token shorter, whose counts are sums over the same release.
 
@@ -59,7 +59,7 @@ def fit(
       start: The token that stands in for what comes before a sequence.
       epsilon, delta: The budget.
       unit: What one row is, for the guarantee.
-      l2_clip: Largest l2 norm of one sequence's counts.
+      l2_clip_norm: Largest l2 norm of one sequence's counts.
       secure: Sums integers and draws discrete noise (`dpx.noise.secure`); `key` must then be None.
 
     Raises:
@@ -80,27 +80,27 @@ def fit(
             f"order={order} with vocab_size={vocab_size} must be at least 1 and give at most "
             f"{_MAX_CELLS} cells: use a smaller order"
         )
-    if _validate.check_positive(l2_clip, "l2_clip") > _LARGEST_CLIP:
+    if _validate.check_positive(l2_clip_norm, "l2_clip_norm") > _LARGEST_CLIP:
         raise ValueError(
-            f"l2_clip={l2_clip} must be at most {_LARGEST_CLIP:g}: count in other units"
+            f"l2_clip_norm={l2_clip_norm} must be at most {_LARGEST_CLIP:g}: count in other units"
         )
     multiplier = privacy.gaussian_noise_multiplier(epsilon, delta)
     tokens, mask = np.asarray(tokens), np.asarray(mask)
     cells = _cells(tokens, order, vocab_size, start)
     repeats = (cells[:, :, None] == cells[:, None, :]) & mask[:, :, None] & mask[:, None, :]
     norms = np.sqrt(repeats.sum(axis=(1, 2)))
-    weights = np.minimum(1, l2_clip / np.maximum(norms, 1))
+    weights = np.minimum(1, l2_clip_norm / np.maximum(norms, 1))
     # One entry for each distinct cell of a sequence: its weight, as often as the cell occurs.
     first = mask & (np.argmax(repeats, axis=2) == np.arange(cells.shape[1]))
     values = repeats.sum(axis=2) * weights[:, None]
-    std = multiplier * l2_clip
+    std = multiplier * l2_clip_norm
     noisy = release_sum(
         key,
         values[first],
         np.nonzero(first)[0],
         cells[first],
         vocab_size**order,
-        l2_clip=l2_clip,
+        l2_clip_norm=l2_clip_norm,
         noise_multiplier=multiplier,
         label=f"{order}-gram counts",
         secure=secure,
@@ -110,7 +110,7 @@ def fit(
         delta=delta,
         neighboring=privacy.ADD_OR_REMOVE_ONE,
         unit=unit,
-        mechanism=f"{order}-gram counts, clipped to l2 norm {l2_clip:g}, one Gaussian release with "
+        mechanism=f"{order}-gram counts, clipped to l2 norm {l2_clip_norm:g}, one Gaussian release with "
         f"noise multiplier {multiplier:.6g}",
         event=dp_accounting.GaussianDpEvent(multiplier),
     )

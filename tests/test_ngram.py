@@ -19,7 +19,7 @@ def fit(names=NAMES, **changes):
         "epsilon": 1e8,
         "delta": 1e-5,
         "unit": "name",
-        "l2_clip": 100.0,
+        "l2_clip_norm": 100.0,
     }
     return ngram.fit(jax.random.key(0), names.tokens, names.mask, **(settings | changes))
 
@@ -43,7 +43,7 @@ def test_one_name_moves_the_counts_by_at_most_the_clip(order, monkeypatch):
     monkeypatch.setattr(ngram, "_smooth", lambda noisy, *_: noisy)
 
     def counts(names):
-        return fit(names, order=order, l2_clip=1.5).probabilities
+        return fit(names, order=order, l2_clip_norm=1.5).probabilities
 
     base = counts(NAMES)
     for extra in ("q", "aaaaaaaaaaaaa", "abcdefghijklm", "anna"):
@@ -56,12 +56,14 @@ def test_one_name_moves_the_counts_by_at_most_the_clip(order, monkeypatch):
 def test_probabilities_are_probabilities_and_learn():
     names = surnames.encode(surnames.load_surnames()[:5000])
     for epsilon in (0.1, 3.0, 1e8):
-        model = fit(names, order=3, epsilon=epsilon, l2_clip=2.0)
+        model = fit(names, order=3, epsilon=epsilon, l2_clip_norm=2.0)
         np.testing.assert_allclose(model.probabilities.sum(axis=1), 1)
         assert model.probabilities.min() > 0
     uniform = np.log(27)
     nats = [
-        -fit(names, order=n, epsilon=3.0, l2_clip=2.0).log_prob(names.tokens)[names.mask].mean()
+        -fit(names, order=n, epsilon=3.0, l2_clip_norm=2.0)
+        .log_prob(names.tokens)[names.mask]
+        .mean()
         for n in (1, 2, 3)
     ]
     assert uniform > nats[0] > nats[1] > nats[2] > 1.5
@@ -74,7 +76,7 @@ def test_guarantee_and_errors():
     for changes, name in (
         ({"order": 0}, "order"),
         ({"order": 6}, "order"),
-        ({"l2_clip": 0}, "l2_clip"),
+        ({"l2_clip_norm": 0}, "l2_clip_norm"),
     ):
         with pytest.raises(ValueError, match=name):
             fit(**changes)

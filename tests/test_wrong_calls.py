@@ -79,10 +79,10 @@ WITHIN = {"epsilon": 1.0, "delta": 1e-5}
 SAMPLED = {"sampling_probability": 0.5, "steps": 2}
 DESCENT = {"regularization": POSITIVE, "step_size": POSITIVE, "steps": COUNT}
 DESCENDING = {"regularization": 0.1, "step_size": 0.1, "steps": 2}
-GRAM_BOUNDS = {"alpha": (0, -1, float("inf"), 1e200), "eta": POSITIVE, "n": COUNT}
+GRAM_BOUNDS = {"column_bound": (0, -1, float("inf"), 1e200), "eta": POSITIVE, "n": COUNT}
 MEMORY = {"K": K, "V": V, "key_bound": 1.0, "value_bound": 1.0, **WITHIN}
 MEMORY_BOUNDS = {"key_bound": POSITIVE, "value_bound": POSITIVE}
-GRADIENT = {"l2_clip": 1.0, "noise_multiplier": 1.0, "expected_batch_size": 4.0, "key": KEY}
+GRADIENT = {"l2_clip_norm": 1.0, "noise_multiplier": 1.0, "expected_batch_size": 4.0, "key": KEY}
 
 
 def _guarantee(**numbers):
@@ -167,15 +167,19 @@ CALLS = {
     "privatize": Call(
         dpx.privatize,
         GRADIENT,
-        {"l2_clip": POSITIVE, "noise_multiplier": NOT_NEGATIVE, "expected_batch_size": POSITIVE},
-        trees=("l2_clip",),
+        {
+            "l2_clip_norm": POSITIVE,
+            "noise_multiplier": NOT_NEGATIVE,
+            "expected_batch_size": POSITIVE,
+        },
+        trees=("l2_clip_norm",),
     ),
     "clipped_grad": Call(
         functools.partial(dpx.clipped_grad, lambda params, x: (params * x).sum()),
-        {"l2_clip": 1.0, "microbatch_size": None},
-        {"l2_clip": POSITIVE, "microbatch_size": COUNT},
+        {"l2_clip_norm": 1.0, "microbatch_size": None},
+        {"l2_clip_norm": POSITIVE, "microbatch_size": COUNT},
         optional=("microbatch_size",),
-        trees=("l2_clip",),
+        trees=("l2_clip_norm",),
     ),
     "Gaussian": Call(
         functools.partial(_of_law, noise.Gaussian), {"std": 1.0}, {"std": POSITIVE}, trees=("std",)
@@ -189,25 +193,25 @@ CALLS = {
     "Laplace": Call(noise.Laplace, {"scale": 1.0}, {"scale": POSITIVE}, trees=("scale",)),
     "popularity.fit": Call(
         functools.partial(popularity.fit, KEY, HISTORIES),
-        {**WITHIN, "l2_clip": 1.0},
-        BUDGET | {"l2_clip": POSITIVE},
+        {**WITHIN, "l2_clip_norm": 1.0},
+        BUDGET | {"l2_clip_norm": POSITIVE},
     ),
     "ngram.fit": Call(
         functools.partial(ngram.fit, KEY, TOKENS, np.ones((2, 3), bool), unit="name"),
-        {"order": 2, "vocab_size": 3, "start": 0, "l2_clip": 1.0, **WITHIN},
+        {"order": 2, "vocab_size": 3, "start": 0, "l2_clip_norm": 1.0, **WITHIN},
         BUDGET
         | {
             "order": COUNT,
             "vocab_size": COUNT,
             "start": (*INDEX, 3),
-            "l2_clip": POSITIVE,
+            "l2_clip_norm": POSITIVE,
         },
     ),
     "transitions.fit": Call(
         functools.partial(transitions.fit, KEY, HISTORIES),
         {
             "num_kept": 3,
-            "popularity_share": 0.1,
+            "popularity_budget_fraction": 0.1,
             "rounds": 1,
             "gap_decay": 0.9,
             "max_gap": 2,
@@ -218,7 +222,7 @@ CALLS = {
         BUDGET
         | {
             "num_kept": (*COUNT, 9),
-            "popularity_share": SHARE,
+            "popularity_budget_fraction": SHARE,
             "rounds": COUNT,
             "max_gap": COUNT,
             "gap_decay": PROBABILITY,
@@ -229,8 +233,8 @@ CALLS = {
     ),
     "item_gram.fit": Call(
         functools.partial(item_gram.fit, KEY, HISTORIES),
-        {"num_kept": 3, "popularity_share": 0.1, **WITHIN},
-        BUDGET | {"num_kept": (*COUNT, 9), "popularity_share": SHARE},
+        {"num_kept": 3, "popularity_budget_fraction": 0.1, **WITHIN},
+        BUDGET | {"num_kept": (*COUNT, 9), "popularity_budget_fraction": SHARE},
         optional=("num_kept",),
     ),
     "item_gram.ease": Call(
@@ -245,9 +249,9 @@ CALLS = {
     ),
     "gram.release": Call(
         functools.partial(gram.release, KEY, np.ones((2, 5))),
-        {"column_bound": 2.0, "beta": None, **WITHIN},
-        BUDGET | {"column_bound": (*POSITIVE, 1e200), "beta": (*POSITIVE, 5.0)},
-        optional=("beta",),
+        {"column_bound": 2.0, "max_column_change": None, **WITHIN},
+        BUDGET | {"column_bound": (*POSITIVE, 1e200), "max_column_change": (*POSITIVE, 5.0)},
+        optional=("max_column_change",),
     ),
     "gram.release, sampling": Call(
         functools.partial(
@@ -258,15 +262,15 @@ CALLS = {
     ),
     "gram.frobenius_sensitivity": Call(
         gram.frobenius_sensitivity,
-        {"alpha": 1.0, "beta": 1.0},
-        {"alpha": POSITIVE, "beta": (*POSITIVE, 3.0)},
+        {"column_bound": 1.0, "max_column_change": 1.0},
+        {"column_bound": POSITIVE, "max_column_change": (*POSITIVE, 3.0)},
     ),
     "gram.max_samples": Call(
-        gram.max_samples, {"alpha": 1.0, "eta": 1e3, "n": 2, **WITHIN}, BUDGET | GRAM_BOUNDS
+        gram.max_samples, {"column_bound": 1.0, "eta": 1e3, "n": 2, **WITHIN}, BUDGET | GRAM_BOUNDS
     ),
     "gram.sampling_epsilon": Call(
         gram.sampling_epsilon,
-        {"num_samples": 5, "delta": 1e-5, "alpha": 1.0, "eta": 1e3, "n": 2},
+        {"num_samples": 5, "delta": 1e-5, "column_bound": 1.0, "eta": 1e3, "n": 2},
         {"num_samples": COUNT, "delta": DELTA, **GRAM_BOUNDS},
     ),
     "gram.utility_bounds": Call(
@@ -395,13 +399,13 @@ CALLS = {
         {"dim": COUNT, "degree": INDEX, "scale": POSITIVE},
         optional=("scale",),
     ),
-    "reattention.effective_error": Call(
-        reattention.effective_error,
-        {"noise_multiplier": 1.0, "batch_size": 4.0, "l2_clip": 1.0, "floor": 1e-6},
+    "reattention.effective_noise_std": Call(
+        reattention.effective_noise_std,
+        {"noise_multiplier": 1.0, "batch_size": 4.0, "l2_clip_norm": 1.0, "floor": 1e-6},
         {
             "noise_multiplier": NOT_NEGATIVE,
             "batch_size": POSITIVE,
-            "l2_clip": POSITIVE,
+            "l2_clip_norm": POSITIVE,
             "floor": POSITIVE,
         },
     ),
@@ -415,8 +419,8 @@ CALLS = {
         {"num_tokens": 3, "length": 2},
         {"num_tokens": COUNT, "length": COUNT},
     ),
-    "attention.softmax": Call(
-        functools.partial(dpx.attention.softmax, K, K, V),
+    "attention.dot_product_attention": Call(
+        functools.partial(dpx.attention.dot_product_attention, K, K, V),
         {"scale": None},
         {"scale": POSITIVE},
         optional=("scale",),
@@ -434,7 +438,6 @@ CALLS = {
     ),
 }
 
-SPOKEN = {"alpha": "alpha|column bound", "column_bound": "column bound"}
 CASES = [
     pytest.param(call, argument, value, id=f"{name}-{argument}={value!r}")
     for name, call in CALLS.items()
@@ -472,7 +475,7 @@ def no_noise(monkeypatch):
 
 @pytest.mark.parametrize(("call", "argument", "value"), CASES)
 def test_a_wrong_number_is_named_before_noise_is_drawn(no_noise, call, argument, value):
-    with pytest.raises(ValueError, match=SPOKEN.get(argument, argument)) as error:
+    with pytest.raises(ValueError, match=argument) as error:
         call(**{argument: value})
     assert len(str(error.value).splitlines()) == 1
 
@@ -512,7 +515,14 @@ def test_events_that_no_mechanism_has_are_named(accountant, event):
 LARGE = [
     (name, argument)
     for name, call in CALLS.items()
-    for argument in ("l2_clip", "column_bound", "key_bound", "value_bound", "query_bound", "bound")
+    for argument in (
+        "l2_clip_norm",
+        "column_bound",
+        "key_bound",
+        "value_bound",
+        "query_bound",
+        "bound",
+    )
     if argument in call.refused and "epsilon" in call.refused
 ]
 
@@ -557,8 +567,8 @@ SETTINGS = [
     for source in ("quickstart.py:tiny", "recommender.py:synthetic,tiny", "reattention.py:tiny")
     for section, names in {
         "train": {
-            "steps": (0, -1), "batch_size": (0, -1, 10**6), "physical_batch": (0, -1),
-            "learning_rate": (*POSITIVE, NOT_A_NUMBER), "l2_clip": (*POSITIVE, NOT_A_NUMBER),
+            "steps": (0, -1), "batch_size": (0, -1, 10**6), "microbatch_size": (0, -1),
+            "learning_rate": (*POSITIVE, NOT_A_NUMBER), "l2_clip_norm": (*POSITIVE, NOT_A_NUMBER),
             "warmup": (-0.1, 1.1, NOT_A_NUMBER), "weight_decay": (*NOT_NEGATIVE, NOT_A_NUMBER),
             "log_every": (0,), "checkpoint_every": (0,), "accountant": ("none",),
         },

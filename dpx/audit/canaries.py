@@ -44,7 +44,7 @@ class Training:
 
     Attributes:
       loss_fn: (params, *example) -> scalar loss of one example.
-      l2_clip: Clipping norm C.
+      l2_clip_norm: Clipping norm C.
       noise_multiplier: Noise std over C, as it is claimed.
       sampling_probability: Of each record, for each step.
       steps: How many.
@@ -55,7 +55,7 @@ class Training:
     """
 
     loss_fn: Callable[..., jax.Array]
-    l2_clip: float
+    l2_clip_norm: float
     noise_multiplier: float
     sampling_probability: float
     steps: int
@@ -67,7 +67,7 @@ class Training:
     poisson_batches: Callable = poisson_batches
 
     def __post_init__(self):
-        for name in ("l2_clip", "noise_multiplier", "expected_batch_size"):
+        for name in ("l2_clip_norm", "noise_multiplier", "expected_batch_size"):
             value = check_number(getattr(self, name), name)
             if not 0 < value < np.inf:
                 raise ValueError(
@@ -106,9 +106,11 @@ class Training:
         Returns:
           The final parameters, and the observations with a leading axis of steps.
         """
-        gradient = self.clipped_grad(self.loss_fn, l2_clip=self.l2_clip, microbatch_size=self.piece)
+        gradient = self.clipped_grad(
+            self.loss_fn, l2_clip_norm=self.l2_clip_norm, microbatch_size=self.piece
+        )
         noise = self.privatize(
-            l2_clip=self.l2_clip,
+            l2_clip_norm=self.l2_clip_norm,
             noise_multiplier=self.noise_multiplier,
             expected_batch_size=self.expected_batch_size,
             key=key,
@@ -232,13 +234,13 @@ def _run_all(training: Training, params, records, indices, mask, keys):
     def project(params, mean):
         directions, flat = gradients(params)
         clipped = jnp.where(
-            jnp.linalg.norm(flat, axis=1, keepdims=True) > training.l2_clip,
-            training.l2_clip * directions,
+            jnp.linalg.norm(flat, axis=1, keepdims=True) > training.l2_clip_norm,
+            training.l2_clip_norm * directions,
             flat,
         )
         others = training.sampling_probability * clipped[:-1].sum(axis=0)
         noisy = training.expected_batch_size * ravel_pytree(mean)[0]
-        return (noisy - others) @ directions[-1] / training.l2_clip
+        return (noisy - others) @ directions[-1] / training.l2_clip_norm
 
     def run(indices, mask, key):
         final, seen = training.run(params, records, indices, mask, key, project)
@@ -317,5 +319,5 @@ def one_run(training: Training, problem: Dirac, *, seed: int) -> np.ndarray:
             problem.params, data, indices, mask, key, lambda _, mean: mean["canaries"]
         )[1]
     )
-    sums = -np.asarray(run(indices, mask)) * training.expected_batch_size / training.l2_clip
+    sums = -np.asarray(run(indices, mask)) * training.expected_batch_size / training.l2_clip_norm
     return training.log_likelihood_ratio(sums[None])[0]

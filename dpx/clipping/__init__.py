@@ -42,7 +42,7 @@ class ClippedGrads(NamedTuple):
         in bfloat16 or float16 have float32 sums, so that nothing is rounded before noise is added.
       norms: (B,) l2 norms of the gradients before clipping, rounded up: a bound that holds whatever was
         rounded, most often within 0.1 % of the norm (`ClippedGrad.sensitivity`); a tree of them, shaped like
-        `l2_clip`, when that is a tree. Zero where the mask is False, infinite where a gradient
+        `l2_clip_norm`, when that is a tree. Zero where the mask is False, infinite where a gradient
         is not finite.
       losses: (B,) losses, zero where the mask is False.
 
@@ -60,7 +60,7 @@ class ClippedGrad:
     """What `clipped_grad` returns; see there."""
 
     loss_fn: Callable[..., jax.Array]
-    l2_clip: Any
+    l2_clip_norm: Any
     method: str = "auto"
     normalize: bool = False
     microbatch_size: int | None = None
@@ -68,7 +68,7 @@ class ClippedGrad:
     def __post_init__(self):
         if not callable(self.loss_fn):
             raise ValueError(f"loss_fn={self.loss_fn!r} must be callable.")
-        _groups.check_clip(self.l2_clip)
+        _groups.check_clip(self.l2_clip_norm)
         if self.method not in METHODS:
             raise ValueError(f"method={self.method!r} must be one of {sorted(METHODS)}.")
         size = self.microbatch_size
@@ -112,7 +112,7 @@ class ClippedGrad:
         Raises:
           ValueError: any other relation.
         """
-        norm = math.hypot(*_groups.check_clip(self.l2_clip))
+        norm = math.hypot(*_groups.check_clip(self.l2_clip_norm))
         relations = dp_accounting.NeighboringRelation
         if relation in (relations.ADD_OR_REMOVE_ONE, relations.REPLACE_SPECIAL):
             return norm
@@ -160,7 +160,7 @@ class ClippedGrad:
         mask = None if mask is None else jnp.asarray(mask)
         size = _batch_size(batch, mask)
         parameters = _params.flatten(params)
-        groups = _groups.assign(self.l2_clip, parameters.tree)
+        groups = _groups.assign(self.l2_clip_norm, parameters.tree)
         loss = _params.example_loss(self.loss_fn, parameters)
         mask = jnp.ones(size, bool) if mask is None else mask
         batch = jax.tree.map(lambda x: x if isinstance(x, jax.Array) else jnp.asarray(x), batch)
@@ -189,7 +189,7 @@ class ClippedGrad:
 def clipped_grad(
     loss_fn: Callable[..., jax.Array],
     *,
-    l2_clip: Any,
+    l2_clip_norm: Any,
     method: str = "auto",
     normalize: bool = False,
     microbatch_size: int | None = None,
@@ -200,7 +200,7 @@ def clipped_grad(
     (Bu et al., arXiv:2206.07136). An example is whatever one call of `loss_fn` takes, and that
     is the unit of privacy: a user is one example if all of their data is.
 
-        grad_fn = dpx.clipped_grad(loss_fn, l2_clip=1.0)
+        grad_fn = dpx.clipped_grad(loss_fn, l2_clip_norm=1.0)
         out = jax.jit(grad_fn)(params, inputs, targets, mask=mask)
 
     Randomness inside the loss, such as dropout, must belong to the record and not to its slot in the batch: a
@@ -214,7 +214,7 @@ def clipped_grad(
     The sum goes to `dpx.privatize`, or to correlated noise, for instance that of jax-privacy:
 
         privatizer = jax_privacy.noise_addition.matrix_factorization_privatizer(
-            noising_matrix, stddev=noise_multiplier * l2_clip, prng_key=key
+            noising_matrix, stddev=noise_multiplier * l2_clip_norm, prng_key=key
         )
         optimizer = optax.chain(privatizer, optax.sgd(0.1))
         updates, state = optimizer.update(out.grads, state)
@@ -223,8 +223,8 @@ def clipped_grad(
       loss_fn: (params, *example) -> scalar loss of ONE example. `params` is a dict, a Linen or
         Haiku tree, an NNX state or module, an Equinox module, any pytree. An example has no
         batch axis; randomness (dropout) is a key in the batch, one for each example.
-      l2_clip: threshold C, from 1e-12 to 1e12; or, to clip groups of parameters on their own, a tree of them
-        that is a prefix of the parameters: each threshold bounds the subtree it stands for.
+      l2_clip_norm: threshold C, from 1e-12 to 1e12; or, to clip groups of parameters on their own, a
+        tree of them that is a prefix of the parameters: each threshold bounds the subtree it stands for.
       method: how norms and sums are computed; all are exact. "one_pass" keeps from one backward
         pass, for each parameter, its per-example gradients or the factors they are made of,
         whichever is less, and sums them with the clip factors. "two_pass" keeps only norms and
@@ -245,7 +245,7 @@ def clipped_grad(
       ValueError: bad arguments here, or on the call: a threshold tree that does not match the
         parameters, batch axes that differ, a loss that is not a floating-point scalar.
     """
-    return ClippedGrad(loss_fn, l2_clip, method, normalize, microbatch_size)
+    return ClippedGrad(loss_fn, l2_clip_norm, method, normalize, microbatch_size)
 
 
 def _batch_size(batch: tuple, mask: Any) -> int:

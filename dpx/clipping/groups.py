@@ -35,39 +35,42 @@ class Groups(NamedTuple):
     members: tuple[int, ...]
 
 
-def check_clip(l2_clip: Any) -> tuple[float, ...]:
-    """The thresholds in `l2_clip`, or ValueError unless all are numbers within `BOUNDS`."""
-    clips = jax.tree.leaves(l2_clip)
+def check_clip(l2_clip_norm: Any) -> tuple[float, ...]:
+    """The thresholds in `l2_clip_norm`, or ValueError unless all are numbers within `BOUNDS`."""
+    clips = jax.tree.leaves(l2_clip_norm)
     if not clips:
-        raise ValueError(f"l2_clip={l2_clip!r} holds no threshold; pass a positive number.")
+        raise ValueError(
+            f"l2_clip_norm={l2_clip_norm!r} holds no threshold; pass a positive number."
+        )
     for clip in clips:
         if isinstance(clip, Tracer):
-            raise ValueError(f"l2_clip={clip!r} must be a plain number, known before tracing.")
-        check_positive(clip, "l2_clip")
+            raise ValueError(f"l2_clip_norm={clip!r} must be a plain number, known before tracing.")
+        check_positive(clip, "l2_clip_norm")
         if not BOUNDS[0] <= float(clip) <= BOUNDS[1]:
             raise ValueError(
-                f"l2_clip={clip!r} must be between {BOUNDS[0]:g} and {BOUNDS[1]:g}: to clip elsewhere, scale "
+                f"l2_clip_norm={clip!r} must be between {BOUNDS[0]:g} and {BOUNDS[1]:g}: to clip "
+                "elsewhere, scale "
                 "the loss."
             )
     return tuple(float(clip) for clip in clips)
 
 
-def assign(l2_clip: Any, tree: Any) -> Groups:
+def assign(l2_clip_norm: Any, tree: Any) -> Groups:
     """Matches the thresholds, a prefix of the parameter tree, with its arrays.
 
     Raises:
-      ValueError: `l2_clip` is not a prefix of `tree`.
+      ValueError: `l2_clip_norm` is not a prefix of `tree`.
     """
-    clips = check_clip(l2_clip)
-    structure = jax.tree.structure(l2_clip)
+    clips = check_clip(l2_clip_norm)
+    structure = jax.tree.structure(l2_clip_norm)
     indices = structure.unflatten(range(len(clips)))
-    if isinstance(tree, nnx.State) and not isinstance(l2_clip, nnx.State):
+    if isinstance(tree, nnx.State) and not isinstance(l2_clip_norm, nnx.State):
         tree = nnx.to_pure_dict(tree)
     try:
         members = jax.tree.leaves(jax.tree.broadcast(indices, tree))
     except ValueError as error:
         raise ValueError(
-            f"l2_clip={l2_clip!r} is not a prefix of the parameter tree "
+            f"l2_clip_norm={l2_clip_norm!r} is not a prefix of the parameter tree "
             f"{jax.tree.structure(tree)}; give one number, or one for each subtree: {error}"
         ) from error
     return Groups(clips, structure, tuple(members))

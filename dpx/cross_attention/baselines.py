@@ -113,7 +113,7 @@ def fresh_noise(
         Q = Q.astype(jnp.result_type(float))
         K, V = bounds.enter(K, V, clip=clip)
         largest_weight = 1 / (1 + (n - 1) * jnp.exp(-2 * bounds.logit_bounds(Q)))
-        exact = dpx.attention.softmax(Q, K, V, scale=bounds.scale)
+        exact = dpx.attention.dot_product_attention(Q, K, V, scale=1 / bounds.scale)
         # √count turns `count` answers, each of which a row may move, into one release.
         change = math.sqrt(count) * 2 * bounds.value_norm * largest_weight
         values = noise.release(

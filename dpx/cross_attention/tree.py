@@ -4,9 +4,9 @@ The law of cosines turns attention's sums into distances between features, one c
 
     Σ_i w_i⟨P(k_i), P(q)⟩ = ½ Σ_a (Σ_i w_i P_a(k_i)² + P_a(q)² Σ_i w_i − Σ_i w_i |P_a(k_i) − P_a(q)|²),
 
-and each coordinate, for each column w of [constant, V], is a `dpx.cross_attention.tree_sums` structure with p = 2
-(Σ w_i P_a(k_i)² is its distance to 0, from the same trees). The constant feature's structure tells Σ w_i;
-for the denominator that is n, which is public. What is mended:
+and each coordinate, for each column w of [constant, V], is a `dpx.cross_attention.tree_sums` structure
+with p = 2 (Σ w_i P_a(k_i)² is its distance to 0, from the same trees). The constant feature's structure
+tells Σ w_i; for the denominator that is n, which is public. What is mended:
 
 - The root is never released. Bins and noise follow each feature's own range, R^{|a|}/√(a!·scale^{|a|}).
 - There are r = C(s + d, d) features.

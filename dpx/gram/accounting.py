@@ -46,51 +46,55 @@ _LARGEST_BOUND = 1e150  # its square stays a float
 NEIGHBORING = ("replace_one", "add_or_remove_one")
 
 
-def frobenius_sensitivity(alpha: float, beta: float) -> float:
-    """The exact maximum of ‖uuᵀ − vvᵀ‖_F over ‖u‖, ‖v‖ ≤ alpha, ‖u − v‖ ≤ beta.
+def frobenius_sensitivity(column_bound: float, max_column_change: float) -> float:
+    """The exact maximum of ‖uuᵀ − vvᵀ‖_F over ‖u‖, ‖v‖ ≤ column_bound, ‖u − v‖ ≤ max_column_change.
 
     Args:
-      alpha: Bound on the l2 norm of a column, positive.
-      beta: Bound on how far a column moves, in (0, 2 alpha].
+      column_bound: Bound on the l2 norm of a column, positive.
+      max_column_change: Bound on how far a column moves, in (0, 2 column_bound].
 
     Raises:
       ValueError: for a bound out of range.
     """
-    _check_bounds(alpha, beta)
-    if beta <= 2 * alpha / 3:
-        return beta * (2 * alpha - beta)
+    _check_bounds(column_bound, max_column_change)
+    if max_column_change <= 2 * column_bound / 3:
+        return max_column_change * (2 * column_bound - max_column_change)
     # Beyond √2 α the farthest pair is no longer the worst one, an orthogonal pair is.
-    beta = min(beta, math.sqrt(2) * alpha)
-    return beta * math.sqrt(2 * alpha**2 - beta**2 / 2)
+    max_column_change = min(max_column_change, math.sqrt(2) * column_bound)
+    return max_column_change * math.sqrt(2 * column_bound**2 - max_column_change**2 / 2)
 
 
-def sensitivity(alpha: float, beta: float | None, neighboring: str) -> float:
-    """Frobenius sensitivity of XXᵀ under a neighbouring relation; `beta=None` means 2 alpha.
+def sensitivity(column_bound: float, max_column_change: float | None, neighboring: str) -> float:
+    """Frobenius sensitivity of XXᵀ under a neighbouring relation; `max_column_change=None` means 2
+    column_bound.
 
     Raises:
-      ValueError: for an unknown relation, a bound out of range, or a `beta` where a whole column
+      ValueError: for an unknown relation, a bound out of range, or a `max_column_change` where a whole column
         comes or goes, which has no use for it.
     """
     if neighboring not in NEIGHBORING:
         raise ValueError(f"neighboring={neighboring!r} is not known: use one of {NEIGHBORING}")
-    alpha = check_number(alpha, "column bound alpha")
+    column_bound = check_number(column_bound, "column_bound")
     if neighboring == "replace_one":
-        return frobenius_sensitivity(alpha, 2 * alpha if beta is None else beta)
-    if beta is not None:
+        return frobenius_sensitivity(
+            column_bound, 2 * column_bound if max_column_change is None else max_column_change
+        )
+    if max_column_change is not None:
         raise ValueError(
-            f"beta={beta} has no meaning for neighboring='add_or_remove_one', where a whole column "
+            f"max_column_change={max_column_change} has no meaning for neighboring='add_or_remove_one', "
+            "where a whole column "
             "comes or goes: leave it out"
         )
-    _check_bounds(alpha, 2 * alpha)
-    return alpha**2
+    _check_bounds(column_bound, 2 * column_bound)
+    return column_bound**2
 
 
 def max_samples(
     epsilon: float,
     delta: float,
     *,
-    alpha: float,
-    beta: float | None = None,
+    column_bound: float,
+    max_column_change: float | None = None,
     eta: float,
     n: int,
     calibration: str = "exact",
@@ -100,8 +104,9 @@ def max_samples(
 
     Args:
       epsilon, delta: The budget.
-      alpha: Bound on the l2 norm of a column.
-      beta: Bound on how far a column moves between neighbours, in (0, 2 alpha]; None is 2 alpha.
+      column_bound: Bound on the l2 norm of a column.
+      max_column_change: Bound on how far a column moves between neighbours, in (0, 2 column_bound];
+        None is 2 column_bound.
       eta: Lower bound on the eigenvalues of the covariance that is sampled from, positive.
       n: Number of rows of X.
       calibration: "exact", the Rényi bound of this module, or "paper", Definition 4.5 with the paper's
@@ -117,7 +122,7 @@ def max_samples(
     """
     check_epsilon(epsilon)
     check_delta(delta)
-    ratio = _relative_change(alpha, beta, eta, n, calibration, neighboring)
+    ratio = _relative_change(column_bound, max_column_change, eta, n, calibration, neighboring)
     if ratio >= 1:
         return 0
     if calibration == "paper":
@@ -137,8 +142,8 @@ def sampling_epsilon(
     num_samples: int,
     delta: float,
     *,
-    alpha: float,
-    beta: float | None = None,
+    column_bound: float,
+    max_column_change: float | None = None,
     eta: float,
     n: int,
     calibration: str = "exact",
@@ -150,7 +155,7 @@ def sampling_epsilon(
     """
     check_delta(delta)
     num_samples = check_integer(num_samples, "num_samples")
-    ratio = _relative_change(alpha, beta, eta, n, calibration, neighboring)
+    ratio = _relative_change(column_bound, max_column_change, eta, n, calibration, neighboring)
     if ratio >= 1:
         return math.inf
     if calibration == "paper":
@@ -165,21 +170,22 @@ def sampling_epsilon(
     return max(0.0, -_maximum(negative_epsilon))
 
 
-def _check_bounds(alpha: float, beta: float) -> None:
-    if not 0 < check_number(alpha, "column bound alpha") <= _LARGEST_BOUND:
+def _check_bounds(column_bound: float, max_column_change: float) -> None:
+    if not 0 < check_number(column_bound, "column_bound") <= _LARGEST_BOUND:
         raise ValueError(
-            f"column bound alpha={alpha} must be positive and finite, at most {_LARGEST_BOUND}"
+            f"column_bound={column_bound} must be positive and finite, at most {_LARGEST_BOUND}"
         )
-    if not 0 < check_number(beta, "beta") <= 2 * alpha:
+    if not 0 < check_number(max_column_change, "max_column_change") <= 2 * column_bound:
         raise ValueError(
-            f"beta={beta} must be in (0, {2 * alpha}]: two columns of norm at most alpha={alpha} are "
-            "never farther apart than 2 alpha"
+            f"max_column_change={max_column_change} must be in (0, {2 * column_bound}]: two columns of "
+            f"norm at most column_bound={column_bound} are "
+            "never farther apart than 2 column_bound"
         )
 
 
-def _relative_change(alpha, beta, eta, n, calibration, neighboring) -> float:
+def _relative_change(column_bound, max_column_change, eta, n, calibration, neighboring) -> float:
     """The bound on ‖Σ'^(−1/2) Σ Σ'^(−1/2) − I‖_F that a calibration works with."""
-    change = sensitivity(alpha, beta, neighboring)
+    change = sensitivity(column_bound, max_column_change, neighboring)
     if calibration not in CALIBRATIONS:
         raise ValueError(f"calibration={calibration!r} is not known: use one of {CALIBRATIONS}")
     if not 0 < check_number(eta, "eta") < math.inf:
@@ -187,7 +193,8 @@ def _relative_change(alpha, beta, eta, n, calibration, neighboring) -> float:
     check_integer(n, "n")
     if change / eta < _SMALLEST_CHANGE:
         raise ValueError(
-            f"alpha={alpha} and beta={beta} let a column change a covariance above eta={eta} by less than "
+            f"column_bound={column_bound} and max_column_change={max_column_change} let a column change a "
+            f"covariance above eta={eta} by less than "
             f"{_SMALLEST_CHANGE} of it, which is too little to count samples by: use a smaller eta"
         )
     if calibration == "exact":
@@ -196,7 +203,13 @@ def _relative_change(alpha, beta, eta, n, calibration, neighboring) -> float:
         raise ValueError(
             f"calibration='paper' is for neighboring='replace_one', not {neighboring!r}: use 'exact'"
         )
-    return 2 * alpha * (2 * alpha if beta is None else beta) * math.sqrt(n) / eta
+    return (
+        2
+        * column_bound
+        * (2 * column_bound if max_column_change is None else max_column_change)
+        * math.sqrt(n)
+        / eta
+    )
 
 
 def _renyi(exponent, ratio: float):

@@ -54,7 +54,7 @@ def release(
     epsilon: float,
     delta: float,
     column_bound: float,
-    beta: float | None = None,
+    max_column_change: float | None = None,
     mechanism: str = "gaussian",
     eta: float | None = None,
     calibration: str = "exact",
@@ -78,8 +78,8 @@ def release(
     1/√k, on matrices shifted by η, so at equal (ε, δ) additive noise is the more accurate one.
 
     Formal guarantee: replace_one changes one column, of norm at most `column_bound` (longer ones are
-    projected onto that ball), by at most `beta`; add_or_remove_one adds or removes a column. n is
-    public, and so is d under replace_one. Sensitivity and accounting are proven in
+    projected onto that ball), by at most `max_column_change`; add_or_remove_one adds or removes a
+    column. n is public, and so is d under replace_one. Sensitivity and accounting are proven in
     `dpx.gram.accounting`. The projection, `psd` and all that is computed from the matrix later are
     post-processing. The guarantee is for real arithmetic (what is left of that in
     floating point is said in `dpx.noise`), with `secure` also for what runs: columns are rounded to integers,
@@ -91,7 +91,7 @@ def release(
         column blocks.
       epsilon, delta: The budget; any ε up to 1e8.
       column_bound: α, bound on the l2 norm of a column; a number fixed without looking at X.
-      beta: How far a column moves between neighbours, in (0, 2α]; None is 2α, any replacement.
+      max_column_change: How far a column moves between neighbours, in (0, 2α]; None is 2α, any replacement.
       mechanism: "gaussian" or "sampling".
       eta: η > 0 for sampling: the shift, or with `assume_good` the promised least eigenvalue of XXᵀ.
         It must exceed F for any k to be admissible.
@@ -116,7 +116,7 @@ def release(
     check_delta(delta)
     if mechanism not in MECHANISMS:
         raise ValueError(f"mechanism={mechanism!r} is not known: use one of {MECHANISMS}")
-    change = accounting.sensitivity(column_bound, beta, neighboring)
+    change = accounting.sensitivity(column_bound, max_column_change, neighboring)
     if secure and mechanism != "gaussian":
         raise ValueError(
             "secure=True is for mechanism='gaussian': sampling has no exact arithmetic"
@@ -142,7 +142,12 @@ def release(
                 f"eta=None: mechanism='sampling' needs an eta above the sensitivity, {change:.6g}"
             )
         n, X = leading_rows(X)
-        terms = {"alpha": column_bound, "beta": beta, "eta": eta, "n": n}
+        terms = {
+            "column_bound": column_bound,
+            "max_column_change": max_column_change,
+            "eta": eta,
+            "n": n,
+        }
         terms |= {"calibration": calibration, "neighboring": neighboring}
         num_samples = _admissible_samples(epsilon, delta, **terms)
         std, event = None, None
@@ -164,7 +169,7 @@ def release(
         assert std is not None
         multiplier = std / change
         grid = (column_bound / noise.secure.FACTOR_STEPS) ** 2
-        change = _whole_sensitivity(len(gram), column_bound, beta, neighboring)
+        change = _whole_sensitivity(len(gram), column_bound, max_column_change, neighboring)
         std = multiplier * change * grid
         draw = partial(_perturb_whole, sensitivity=change, multiplier=multiplier, grid=grid)
     traced = isinstance(key, Tracer) or isinstance(gram, Tracer)
@@ -182,7 +187,7 @@ def release(
             epsilon=epsilon,
             delta=delta,
             neighboring=dp_accounting.NeighboringRelation[neighboring.upper()],
-            unit=_unit(column_bound, beta),
+            unit=_unit(column_bound, max_column_change),
             mechanism=described,
             assumptions=_assumptions(column_bound, eta, clip, assume_good, neighboring),
             event=event,
@@ -208,14 +213,16 @@ def _perturb_whole(key, gram, *, sensitivity: float, multiplier: float, grid: fl
     return jnp.asarray((noisy.astype(np.float64) + noisy.T) * (grid / 2))
 
 
-def _whole_sensitivity(n: int, column_bound: float, beta: float | None, neighboring: str) -> float:
+def _whole_sensitivity(
+    n: int, column_bound: float, max_column_change: float | None, neighboring: str
+) -> float:
     """F of columns in units of α/2¹⁸: rounding makes them longer and moves two of them apart."""
     steps = noise.secure.FACTOR_STEPS
     longest = noise.secure.norm_bound(steps, n)
-    if beta is not None:
-        apart = beta / column_bound * steps + 2 * noise.secure.rounding(n)
-        beta = min(apart, 2 * longest)
-    return accounting.sensitivity(longest, beta, neighboring)
+    if max_column_change is not None:
+        apart = max_column_change / column_bound * steps + 2 * noise.secure.rounding(n)
+        max_column_change = min(apart, 2 * longest)
+    return accounting.sensitivity(longest, max_column_change, neighboring)
 
 
 def _sample(key, gram, *, num_samples: int, shift: float, change: float):
@@ -285,7 +292,7 @@ def project_psd(matrix: jax.Array) -> jax.Array:
 def _admissible_samples(epsilon: float, delta: float, **terms) -> int:
     """`max_samples`, or an error that names the ε, η and β at which n samples become admissible."""
     samples = accounting.max_samples(epsilon, delta, **terms)
-    n, eta, beta = terms["n"], terms["eta"], terms["beta"]
+    n, eta, max_column_change = terms["n"], terms["eta"], terms["max_column_change"]
     if samples >= n:
         return samples
 
@@ -297,12 +304,13 @@ def _admissible_samples(epsilon: float, delta: float, **terms) -> int:
     if math.isfinite(needed):
         remedies.append(f"epsilon ≥ {needed:.4g}")
     if terms["neighboring"] == "replace_one":
-        start = 2 * terms["alpha"] if beta is None else beta
-        smallest = _boundary(lambda value: admits(beta=start**2 / value), start)
-        remedies.append(f"beta ≤ {start**2 / smallest:.4g}")
+        start = 2 * terms["column_bound"] if max_column_change is None else max_column_change
+        smallest = _boundary(lambda value: admits(max_column_change=start**2 / value), start)
+        remedies.append(f"max_column_change ≤ {start**2 / smallest:.4g}")
     raise ValueError(
-        f"no admissible number of samples: epsilon={epsilon}, delta={delta}, eta={eta}, beta={beta}, "
-        f"column_bound={terms['alpha']} allow {samples}, and n={n} are needed for a matrix of full "
+        f"no admissible number of samples: epsilon={epsilon}, delta={delta}, eta={eta}, "
+        f"max_column_change={max_column_change}, "
+        f"column_bound={terms['column_bound']} allow {samples}, and n={n} are needed for a matrix of full "
         f"rank; use {' or '.join(remedies)}, or mechanism='gaussian'"
     )
 
@@ -318,10 +326,10 @@ def _boundary(admits, start: float) -> float:
     return high * (1 + 1e-3)  # survives being printed with four digits
 
 
-def _unit(column_bound: float, beta: float | None) -> str:
-    if beta is None or beta >= 2 * column_bound:
+def _unit(column_bound: float, max_column_change: float | None) -> str:
+    if max_column_change is None or max_column_change >= 2 * column_bound:
         return "column of X"
-    return f"column of X, moved by at most beta={beta:g}"
+    return f"column of X, moved by at most max_column_change={max_column_change:g}"
 
 
 def _assumptions(

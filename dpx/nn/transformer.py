@@ -11,7 +11,7 @@ from jax import lax
 
 from dpx import attention as dpx_attention
 from dpx import reattention
-from dpx.reattention import Moments, ParameterErrors
+from dpx.reattention import Moments, ParameterNoise
 
 Attention = Callable[..., Any]
 
@@ -84,7 +84,7 @@ class Transformer(nnx.Module):
         mask: jax.Array | None = None,
         last_only: bool = False,
         dropout_key: jax.Array | None = None,
-        errors: ParameterErrors | None = None,
+        errors: ParameterNoise | None = None,
     ) -> jax.Array:
         """Logits of the next token.
 
@@ -211,7 +211,7 @@ class _Block(nnx.Module):
             attend = attend[..., -1:, :]
         mask = attend[..., None, :, :]
         if noise is None:
-            attention = self.attention or dpx_attention.softmax
+            attention = self.attention or dpx_attention.dot_product_attention
             heads = attention(self._split(q), self._split(k), self._split(v), mask=mask)
         else:
             variance = noise.normed(self.norm1, x)

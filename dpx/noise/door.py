@@ -138,22 +138,22 @@ def release_sum(
     cells: np.ndarray,
     size: int,
     *,
-    l2_clip: float,
+    l2_clip_norm: float,
     noise_multiplier: float,
     label: str,
     secure: bool = False,
 ) -> np.ndarray:
-    """Releases the sum of sparse vectors, one of l2 norm at most `l2_clip` for each record.
+    """Releases the sum of sparse vectors, one of l2 norm at most `l2_clip_norm` for each record.
 
-    Guarantee: adding or removing a record moves the sum by `l2_clip` at most, so that this is a Gaussian
+    Guarantee: adding or removing a record moves the sum by `l2_clip_norm` at most, so that this is a Gaussian
     mechanism with that noise multiplier. With `secure` it is one in exact arithmetic (`dpx.noise.secure`).
 
     Args:
       key: Secret, and for this release alone; None if `secure`.
       values, owners, cells: (T,) entries, the record and the place in the sum of each, no pair of them twice.
       size: Of the sum.
-      l2_clip: Largest norm of a record's vector.
-      noise_multiplier: Standard deviation of the noise per unit of `l2_clip`.
+      l2_clip_norm: Largest norm of a record's vector.
+      noise_multiplier: Standard deviation of the noise per unit of `l2_clip_norm`.
       label: What is released; the same in every run.
       secure: Whether to sum integers and to draw discrete noise with OpenDP.
 
@@ -167,15 +167,15 @@ def release_sum(
     exact_arithmetic.check(key, secure)
     if key is not None:
         exact = np.bincount(cells, values, minlength=size)
-        about = {"sensitivity": l2_clip, "noise_multiplier": noise_multiplier, "label": label}
+        about = {"sensitivity": l2_clip_norm, "noise_multiplier": noise_multiplier, "label": label}
         return np.asarray(release(key, exact, **about))
     steps = exact_arithmetic.resolution(noise_multiplier)
     bound = exact_arithmetic.norm_bound(steps, size)
-    whole = exact_arithmetic.whole(values / l2_clip, owners, steps, size)
+    whole = exact_arithmetic.whole(values / l2_clip_norm, owners, steps, size)
     exact_arithmetic.check_sum(int(owners.max(initial=-1)) + 1, bound)
     exact = np.zeros(size, np.int64)
     np.add.at(exact, cells, whole)
     noisy = exact_arithmetic.release_whole(
         exact, sensitivity=bound, noise_multiplier=noise_multiplier, label=label
     )
-    return noisy * (l2_clip / steps)
+    return noisy * (l2_clip_norm / steps)

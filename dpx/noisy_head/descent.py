@@ -218,7 +218,7 @@ def _noisy_descent(
     features = enforce(features, hyper)
     optimizer = optax.chain(
         privatize(
-            l2_clip=sensitivity,
+            l2_clip_norm=sensitivity,
             noise_multiplier=noise_multiplier,
             expected_batch_size=features.query.shape[0],
             key=jax.random.fold_in(key, 0),

@@ -7,9 +7,9 @@ variance of every activation through the network, parameters taken as independen
 """
 
 from dpx.reattention.errors import (
-    ParameterErrors,
+    ParameterNoise,
     TokenProbabilities,
-    effective_error,
+    effective_noise_std,
     token_probabilities,
     uniform_probabilities,
 )
@@ -32,14 +32,14 @@ from dpx.reattention.moments import (
 
 __all__ = [
     "Moments",
-    "ParameterErrors",
+    "ParameterNoise",
     "TokenProbabilities",
     "add",
     "attend",
     "attention",
     "attention_weights",
     "dense",
-    "effective_error",
+    "effective_noise_std",
     "gelu",
     "gelu_series",
     "layer_norm",

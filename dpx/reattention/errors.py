@@ -10,7 +10,7 @@ from dpx.data.histories import Histories
 from dpx.recommend import popularity
 
 
-class ParameterErrors(NamedTuple):
+class ParameterNoise(NamedTuple):
     """Effective errors, as standard deviations: of the rows of the embedding (M,), of everything else."""
 
     embedding: jax.Array
@@ -24,12 +24,12 @@ class TokenProbabilities(NamedTuple):
     guarantee: privacy.PrivacyGuarantee
 
 
-def effective_error(
+def effective_noise_std(
     noise_multiplier: float,
     batch_size: float,
     token_probability: np.ndarray | jax.Array | None = None,
     *,
-    l2_clip: float = 1.0,
+    l2_clip_norm: float = 1.0,
     floor: float = 1e-6,
 ) -> np.ndarray:
     """Standard deviation of the noise of one DP-SGD step in a parameter (Definition 4.1, Claim 4.2).
@@ -42,7 +42,7 @@ def effective_error(
       noise_multiplier: σ_dp ≥ 0.
       batch_size: Expected batch size B.
       token_probability: (M,) probabilities in [0, 1]; None for p = 1.
-      l2_clip: Clipping norm C.
+      l2_clip_norm: Clipping norm C.
       floor: Smallest p, for tokens that were never seen.
 
     Returns:
@@ -52,13 +52,19 @@ def effective_error(
       ValueError: for an argument out of range.
     """
     _validate.check_positive(noise_multiplier, "noise_multiplier", zero=True)
-    for name, value in (("batch_size", batch_size), ("l2_clip", l2_clip), ("floor", floor)):
+    for name, value in (
+        ("batch_size", batch_size),
+        ("l2_clip_norm", l2_clip_norm),
+        ("floor", floor),
+    ):
         _validate.check_positive(value, name)
     p = np.asarray(1.0 if token_probability is None else token_probability, np.float64)
     if not ((p >= 0) & (p <= 1)).all():
         wrong = p[~((p >= 0) & (p <= 1))].flat[0]
         raise ValueError(f"token_probability has {wrong}, outside [0, 1]: clip noisy estimates")
-    return np.asarray(noise_multiplier * l2_clip / (batch_size * np.maximum(p, floor)), np.float32)
+    return np.asarray(
+        noise_multiplier * l2_clip_norm / (batch_size * np.maximum(p, floor)), np.float32
+    )
 
 
 def token_probabilities(
@@ -98,7 +104,7 @@ def token_probabilities(
         histories,
         epsilon=epsilon,
         delta=delta,
-        l2_clip=max_tokens**0.5,
+        l2_clip_norm=max_tokens**0.5,
         unit=unit,
         secure=secure,
     )

@@ -31,7 +31,7 @@ def attend(
       k: Keys (..., Lk, D).
       v: Values (..., Lk, Dv), or their Moments.
       key_variance: (..., Lk, D), or (..., Lk, 1) where a key's coordinates share it.
-      mask: As in `dpx.attention.softmax`.
+      mask: As in `dpx.attention.dot_product_attention`.
       renormalize: Whether the corrected weights sum to one (a shift of the logits by half their variance), or
         are the quotients as the paper prints them, which fade as the noise grows.
 

@@ -48,7 +48,7 @@ def fit(
     epsilon: float,
     delta: float,
     num_kept: int | None = None,
-    popularity_share: float = 0.1,
+    popularity_budget_fraction: float = 0.1,
     secure: bool = False,
 ) -> ItemGram:
     """Releases the popularity of all items and the Gram matrix of those that lead it.
@@ -64,7 +64,7 @@ def fit(
       histories: Of N users over M items; N and the catalogue count as public.
       epsilon, delta: The budget.
       num_kept: K, by default `dpx.recommend.popularity.default_num_kept`, which looks at ε, δ and N alone.
-      popularity_share: s in (0, 1).
+      popularity_budget_fraction: s in (0, 1).
       secure: Sums integers and draws discrete noise (`dpx.noise.secure`); `key` must then be None.
 
     Raises:
@@ -76,7 +76,7 @@ def fit(
         histories,
         epsilon=epsilon,
         delta=delta,
-        share=popularity_share,
+        budget_fraction=popularity_budget_fraction,
         num_kept=num_kept,
         rest="the Gram matrix",
         secure=secure,

@@ -35,43 +35,43 @@ def fit(
     *,
     epsilon: float,
     delta: float,
-    l2_clip: float = 1.0,
+    l2_clip_norm: float = 1.0,
     unit: str = "user",
     secure: bool = False,
 ) -> Popularity:
     """Counts, privately, in how many histories each item occurs.
 
     Guarantee: (ε, δ)-DP for adding or removing one user. A user's 0/1 vector of the distinct items of the
-    history is rescaled to l2 norm at most `l2_clip`, which is therefore the exact sensitivity of the sum;
-    the sum is released once with Gaussian noise.
+    history is rescaled to l2 norm at most `l2_clip_norm`, which is therefore the exact sensitivity of
+    the sum; the sum is released once with Gaussian noise.
 
     Args:
       key: Of the noise.
       histories: Of N users over M items; the catalogue counts as public.
       epsilon, delta: The budget.
-      l2_clip: A user with n distinct items counts min(1, l2_clip/√n) at each.
+      l2_clip_norm: A user with n distinct items counts min(1, l2_clip_norm/√n) at each.
       unit: What one history is.
       secure: Sums integers and draws discrete noise (`dpx.noise.secure`); `key` must then be None.
 
     Raises:
       ValueError: for an argument out of range.
     """
-    if _validate.check_positive(l2_clip, "l2_clip") > _LARGEST_CLIP:
+    if _validate.check_positive(l2_clip_norm, "l2_clip_norm") > _LARGEST_CLIP:
         raise ValueError(
-            f"l2_clip={l2_clip} must be at most {_LARGEST_CLIP:g}: count in other units"
+            f"l2_clip_norm={l2_clip_norm} must be at most {_LARGEST_CLIP:g}: count in other units"
         )
     multiplier = privacy.gaussian_noise_multiplier(epsilon, delta)
     distinct = [np.unique(items) for items in histories.items]
     lengths = np.array([len(items) for items in distinct], np.int64)
-    weights = np.minimum(1.0, l2_clip / np.sqrt(np.maximum(lengths, 1)))
-    std = multiplier * l2_clip
+    weights = np.minimum(1.0, l2_clip_norm / np.sqrt(np.maximum(lengths, 1)))
+    std = multiplier * l2_clip_norm
     noisy = release_sum(
         key,
         np.repeat(weights, lengths),
         np.repeat(np.arange(len(lengths)), lengths),
         np.concatenate([np.zeros(0, np.int64), *distinct]),
         histories.num_items,
-        l2_clip=l2_clip,
+        l2_clip_norm=l2_clip_norm,
         noise_multiplier=multiplier,
         label="item popularity",
         secure=secure,
@@ -81,7 +81,7 @@ def fit(
         delta=delta,
         neighboring=privacy.ADD_OR_REMOVE_ONE,
         unit=unit,
-        mechanism=f"item popularity, each {unit}'s items rescaled to l2 norm {l2_clip:g}, one Gaussian "
+        mechanism=f"item popularity, each {unit}'s items rescaled to l2 norm {l2_clip_norm:g}, one Gaussian "
         f"release with noise multiplier {multiplier:.6g}",
         assumptions=("the catalogue of items is public",),
         event=dp_accounting.GaussianDpEvent(multiplier),
@@ -111,21 +111,21 @@ def fit_leading(
     *,
     epsilon: float,
     delta: float,
-    share: float,
+    budget_fraction: float,
     num_kept: int | None,
     rest: str,
     secure: bool = False,
 ) -> Leading:
     """Spends a share of a budget on the popularity, from which a recommender's items are chosen.
 
-    With m the exact Gaussian multiplier of (ε, δ), the popularity has m/√share and the rest m/√(1 − share):
-    μ² adds up, so that both together are exactly one Gaussian mechanism with multiplier m.
+    With m the exact Gaussian multiplier of (ε, δ), the popularity has m/√s and the rest m/√(1 − s), s
+    the fraction: μ² adds up, so that both together are exactly one Gaussian mechanism with multiplier m.
 
     Args:
       key: Of the noise.
       histories: Of N users over M items; N and the catalogue count as public.
       epsilon, delta: The whole budget.
-      share: In (0, 1).
+      budget_fraction: s of μ², in (0, 1).
       num_kept: K, by default `default_num_kept`, which looks at ε, δ and N alone.
       rest: What the rest is spent on, in words.
       secure: As in `fit`.
@@ -134,16 +134,18 @@ def fit_leading(
       ValueError: for an argument out of range.
     """
     multiplier = privacy.gaussian_noise_multiplier(epsilon, delta)
-    if not 0 < _validate.check_number(share, "popularity_share") < 1:
-        raise ValueError(f"popularity_share={share} must be strictly between 0 and 1")
-    left = multiplier / math.sqrt(1 - share)
+    if not 0 < _validate.check_number(budget_fraction, "popularity_budget_fraction") < 1:
+        raise ValueError(
+            f"popularity_budget_fraction={budget_fraction} must be strictly between 0 and 1"
+        )
+    left = multiplier / math.sqrt(1 - budget_fraction)
     num_users = _watch.public(len(histories.items), "the number of users")
     num_items = histories.num_items
     if num_kept is None:
         num_kept = default_num_kept(left, num_users, num_items)
     if _validate.check_integer(num_kept, "num_kept") > num_items:
         raise ValueError(f"num_kept={num_kept} must be in [1, {num_items}], the number of items")
-    spent, at = privacy.gaussian_budget(multiplier / math.sqrt(share), delta)
+    spent, at = privacy.gaussian_budget(multiplier / math.sqrt(budget_fraction), delta)
     noisy = fit(key, histories, epsilon=spent, delta=at, secure=secure)
     items = np.argsort(-noisy.counts, kind="stable")[:num_kept]
     guarantee = privacy.PrivacyGuarantee(

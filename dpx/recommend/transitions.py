@@ -68,7 +68,7 @@ def fit(
     epsilon: float,
     delta: float,
     num_kept: int | None = None,
-    popularity_share: float = 0.05,
+    popularity_budget_fraction: float = 0.05,
     rounds: int = 6,
     gap_decay: float = 0.9,
     max_gap: int = 20,
@@ -85,16 +85,17 @@ def fit(
     one stays zero): adding or removing the user changes the sum by that matrix, of norm 1, so the l2
     sensitivity is exactly 1. Entries that a history reaches more than once are added up before the norm
     is taken. Round r of R is a Gaussian mechanism with multiplier m√R/√(1 − s), s the popularity's share
-    and m the exact multiplier of (ε, δ), and the popularity one with m/√s (`dpx.recommend.popularity.fit_leading`).
-    Adaptive Gaussian mechanisms compose exactly in μ² (Dong, Roth, Su, arXiv:1905.02383, Corollary 3.3),
-    so all of it costs what one Gaussian mechanism with multiplier m does.
+    and m the exact multiplier of (ε, δ), and the popularity one with m/√s
+    (`dpx.recommend.popularity.fit_leading`). Adaptive Gaussian mechanisms compose exactly in μ² (Dong,
+    Roth, Su, arXiv:1905.02383, Corollary 3.3), so all of it costs what one Gaussian mechanism with
+    multiplier m does.
 
     Args:
       key: Of the noise.
       histories: Of N users over M items; N and the catalogue count as public.
       epsilon, delta: The budget.
       num_kept: K, by default `dpx.recommend.popularity.default_num_kept`, which looks at ε, δ and N alone.
-      popularity_share: s in (0, 1).
+      popularity_budget_fraction: s in (0, 1).
       rounds: R. One is a single noisy matrix, with no pair left out.
       gap_decay, max_gap: Two items of a history at a distance of g ≤ max_gap positions weigh gap_decay^(g−1).
       age_decay: ... times age_decay^a, where a items follow the later one of the two.
@@ -111,7 +112,7 @@ def fit(
         histories,
         epsilon=epsilon,
         delta=delta,
-        share=popularity_share,
+        budget_fraction=popularity_budget_fraction,
         num_kept=num_kept,
         rest=f"transitions in {rounds} round(s)",
         secure=secure,
@@ -208,7 +209,7 @@ def _release(key, pairs: sparse.csr_array, num_kept: int, std: float, rounds: in
             users,
             pairs.indices,
             num_kept**2,
-            l2_clip=1.0,
+            l2_clip_norm=1.0,
             noise_multiplier=std,
             label=f"transitions, round {number + 1}",
             secure=secure,

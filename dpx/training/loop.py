@@ -37,7 +37,7 @@ _ROUNDED = (
 class Privacy:
     """What makes a training run private; absent from a run that is not."""
 
-    l2_clip: float
+    l2_clip_norm: float
     normalize: bool
     noise_multiplier: float
     spent: Callable[[int], float]  # ε after that many steps
@@ -58,16 +58,17 @@ def train(
 ) -> Any:
     """Trains and returns the parameters.
 
-    Each step takes a Poisson sample, sums (clipped) gradients over pieces of `physical_batch` examples in one
-    jitted loop, adds noise to the sum once, and divides by the expected batch size. A private run saves
-    checkpoints in `workdir` and resumes from the last one bitwise; a run that is not private saves nothing.
+    Each step takes a Poisson sample, sums (clipped) gradients over pieces of `microbatch_size` examples
+    in one jitted loop, adds noise to the sum once, and divides by the expected batch size. A private
+    run saves checkpoints in `workdir` and resumes from the last one bitwise; a run that is not private
+    saves nothing.
 
     Args:
       loss_fn: (params, *example, key) -> scalar loss of one example; `key` is for dropout. It depends on the
         step and on the record's own index, not on its place in the sample.
       params: Initial parameters, any pytree.
       data: Arrays with one row per example; they stay on the device.
-      config: `steps`, `batch_size` (expected), `physical_batch`, `learning_rate`, `warmup` (share of the
+      config: `steps`, `batch_size` (expected), `microbatch_size`, `learning_rate`, `warmup` (share of the
         steps), `weight_decay`, `log_every`, `checkpoint_every` (steps).
       keys: Of noise and dropout masks, and of Poisson sampling. All three are secret: under masks that are
         known, the record that is removed is not the only one whose gradient changes.
@@ -78,7 +79,7 @@ def train(
     """
     num_examples, steps = public_size(len(data[0])), config.steps
     probability = config.batch_size / num_examples
-    piece = min(config.physical_batch, num_examples)
+    piece = min(config.microbatch_size, num_examples)
     noise_key, dropout_key = jax.random.split(keys.noise)
     optimizer = _optimizer(config, privacy, noise_key, label)
     step_fn = jax.jit(
@@ -139,7 +140,7 @@ def _optimizer(config, privacy, noise_key, label):
         mean = optax.scale(1 / config.batch_size)
     else:
         mean = dpx.privatize(
-            l2_clip=privacy.l2_clip,
+            l2_clip_norm=privacy.l2_clip_norm,
             noise_multiplier=privacy.noise_multiplier,
             expected_batch_size=config.batch_size,
             key=noise_key,
@@ -153,7 +154,9 @@ def _step(loss_fn, optimizer, privacy, piece, state, data, indices, mask, pieces
     if privacy is None:
         gradient = functools.partial(_plain_gradient, loss_fn)
     else:
-        gradient = dpx.clipped_grad(loss_fn, l2_clip=privacy.l2_clip, normalize=privacy.normalize)
+        gradient = dpx.clipped_grad(
+            loss_fn, l2_clip_norm=privacy.l2_clip_norm, normalize=privacy.normalize
+        )
 
     def add_piece(index, totals):
         rows = jax.lax.dynamic_slice_in_dim(indices, index * piece, piece)
@@ -317,10 +320,10 @@ def check(config: Any, num_examples: int, *, name: str = "config.train") -> None
             f"{name}.batch_size={config.batch_size} gives a sampling probability outside (0, 1] "
             f"for {num_examples} records: use at most that many"
         )
-    for key in ("steps", "physical_batch", "log_every", "checkpoint_every"):
+    for key in ("steps", "microbatch_size", "log_every", "checkpoint_every"):
         if config[key] < 1:
             raise ValueError(f"{name}.{key}={config[key]} must be at least 1")
-    for key in ("learning_rate", "l2_clip"):
+    for key in ("learning_rate", "l2_clip_norm"):
         if not 0 < config[key] < math.inf:
             raise ValueError(f"{name}.{key}={config[key]} must be positive and finite")
     if not 0 <= config.warmup <= 1:
@@ -395,7 +398,7 @@ def make_private(
         return ledger.spend(alone(steps), "DP-SGD").guarantee(delta)
 
     privacy = Privacy(
-        l2_clip=config.l2_clip,
+        l2_clip_norm=config.l2_clip_norm,
         normalize=config.normalize,
         noise_multiplier=multiplier,
         spent=lambda steps: guarantee(steps).epsilon,

@@ -28,7 +28,7 @@ class PrivatizeState(NamedTuple):
 
 def privatize(
     *,
-    l2_clip: Any,
+    l2_clip_norm: Any,
     noise_multiplier: float | jax.Array,
     expected_batch_size: float,
     key: jax.Array,
@@ -48,7 +48,7 @@ def privatize(
     relation, and dividing by it breaks the sensitivity.
 
     Args:
-      l2_clip: The clipping norm, or the pytree of them (one per group) that `clipped_grad` was given.
+      l2_clip_norm: The clipping norm, or the pytree of them (one per group) that `clipped_grad` was given.
       noise_multiplier: Noise std per unit of sensitivity; 0 gives exactly the clipped mean.
       expected_batch_size: sampling probability × number of examples.
       key: A JAX key that nobody learns who sees the updates; it may be traced.
@@ -61,13 +61,17 @@ def privatize(
     Raises:
       ValueError: for a clip or batch size that is not positive, or a negative noise multiplier.
     """
-    clips = jax.tree.leaves(l2_clip)
+    clips = jax.tree.leaves(l2_clip_norm)
     if not clips:
-        raise ValueError(f"l2_clip={l2_clip} is empty: use the clipping norm of clipped_grad")
+        raise ValueError(
+            f"l2_clip_norm={l2_clip_norm} is empty: use the clipping norm of clipped_grad"
+        )
     for clip in clips:
-        _check(clip, "l2_clip")
+        _check(clip, "l2_clip_norm")
         if not isinstance(clip, Tracer) and not _LEAST <= clip <= _LARGEST:
-            raise ValueError(f"l2_clip={clip} must be within the range of float32: scale the loss")
+            raise ValueError(
+                f"l2_clip_norm={clip} must be within the range of float32: scale the loss"
+            )
     _check(noise_multiplier, "noise_multiplier", zero=True)
     _check(expected_batch_size, "expected_batch_size")
     traced = any(isinstance(clip, Tracer) for clip in clips)

@@ -200,7 +200,7 @@ def _multiplier(config, steps: int) -> float:
 def _training(config, noise: float, loss_fn, records: int, **rest) -> audit.Training:
     return audit.Training(
         loss_fn,
-        l2_clip=1.0,
+        l2_clip_norm=1.0,
         noise_multiplier=noise,
         sampling_probability=config.sampling_probability,
         steps=config.steps,
@@ -260,12 +260,12 @@ def _recommender(config, seed: int, workdir: Path):
     key = jax.random.key(seed)
     one = audit.Training(
         lambda params, *example: dirac.loss_fn(params, *example, key),
-        l2_clip=private.l2_clip,
+        l2_clip_norm=private.l2_clip_norm,
         noise_multiplier=private.noise_multiplier,
         sampling_probability=settings.batch_size / records,
         steps=settings.steps,
         expected_batch_size=settings.batch_size,
-        piece=settings.physical_batch,
+        piece=settings.microbatch_size,
     )
     scores = audit.one_run(one, dirac, seed=seed + 1)
     bounds["one_run"] = audit.one_run_lower_bound(

@@ -70,8 +70,8 @@ def _first_leaf_without(*, expected_batch_size, **rest):
 
 
 def _clip_doubled(training: Training) -> Training:
-    def doubled(loss_fn, *, l2_clip, **rest):
-        return dpx.clipped_grad(loss_fn, l2_clip=2 * l2_clip, **rest)
+    def doubled(loss_fn, *, l2_clip_norm, **rest):
+        return dpx.clipped_grad(loss_fn, l2_clip_norm=2 * l2_clip_norm, **rest)
 
     return dataclasses.replace(training, clipped_grad=doubled)
 

@@ -128,7 +128,7 @@ def methods(loss: Callable) -> dict[str, Callable]:
         return jax.grad(lambda p: jax.vmap(loss, in_axes)(p, *batch).mean())(params)
 
     def by_dpx(method, size=None):
-        clipped = dpx.clipped_grad(loss, l2_clip=CLIP, method=method, microbatch_size=size)
+        clipped = dpx.clipped_grad(loss, l2_clip_norm=CLIP, method=method, microbatch_size=size)
         return lambda params, *batch: clipped(params, *batch).grads
 
     def by_jax_privacy(size):
@@ -171,7 +171,7 @@ def norm_excess(
     """By how much norms are rounded up, relative: the median and the largest over a few examples."""
     few = tuple(x[:examples] for x in batch)
     found = np.asarray(
-        jax.jit(dpx.clipped_grad(loss, l2_clip=CLIP))(params, *few).norms, np.float64
+        jax.jit(dpx.clipped_grad(loss, l2_clip_norm=CLIP))(params, *few).norms, np.float64
     )
     gradient = jax.jit(jax.grad(loss))
     exact = []

@@ -85,15 +85,20 @@ def stream(rows: int, columns: int) -> None:
               f"of the first 1000 columns {np.mean(sample**2):.4f}")  # fmt: skip
 
 
-def audit_noise(beta: float, trials: int) -> audit.Audit:
+def audit_noise(max_column_change: float, trials: int) -> audit.Audit:
     """The lower bound on ε = 1 of additive noise, on the worst pair of columns of norm at most 1."""
     made = gram.release(
-        jax.random.key(0), np.zeros((2, 1)), epsilon=1.0, delta=DELTA, column_bound=1.0, beta=beta
+        jax.random.key(0),
+        np.zeros((2, 1)),
+        epsilon=1.0,
+        delta=DELTA,
+        column_bound=1.0,
+        max_column_change=max_column_change,
     )
-    if beta <= 2 / 3:  # the worst pairs of dpx.gram.accounting
-        u, v = np.array([1.0, 0.0]), np.array([1 - beta, 0.0])
+    if max_column_change <= 2 / 3:  # the worst pairs of dpx.gram.accounting
+        u, v = np.array([1.0, 0.0]), np.array([1 - max_column_change, 0.0])
     else:
-        angle = np.arcsin(min(beta, np.sqrt(2)) / 2)
+        angle = np.arcsin(min(max_column_change, np.sqrt(2)) / 2)
         u, v = (np.array([np.cos(angle), sign * np.sin(angle)]) for sign in (1, -1))
     means, std = (np.outer(u, u), np.outer(v, v)), made.noise_std or 0.0
 
@@ -109,7 +114,9 @@ def audit_noise(beta: float, trials: int) -> audit.Audit:
 
 def audit_sampling(eta: float, trials: int) -> audit.Audit:
     """The lower bound on ε = 1 of sampling, where a column of norm 1 comes in an empty direction."""
-    k = gram.max_samples(1.0, DELTA, alpha=1.0, eta=eta, n=2, neighboring="add_or_remove_one")
+    k = gram.max_samples(
+        1.0, DELTA, column_bound=1.0, eta=eta, n=2, neighboring="add_or_remove_one"
+    )
     covariances = np.diag([eta + 1.0, eta]), np.diag([eta, eta])
     inverses = [np.linalg.inv(c) for c in covariances]
     logs = [np.linalg.slogdet(c)[1] for c in covariances]
@@ -140,8 +147,13 @@ def main(argv):
     if not _AUDIT.value:
         stream(_ROWS.value, _COLUMNS.value)
         return
-    for beta in (0.3, 1.0, 2.0):
-        _report(f"additive noise, β={beta:g}", lambda beta=beta: audit_noise(beta, _TRIALS.value))
+    for max_column_change in (0.3, 1.0, 2.0):
+        _report(
+            f"additive noise, β={max_column_change:g}",
+            lambda max_column_change=max_column_change: audit_noise(
+                max_column_change, _TRIALS.value
+            ),
+        )
     for eta in (30.0, 300.0):
         _report(f"sampling, t=1/{eta:g}", lambda eta=eta: audit_sampling(eta, _TRIALS.value))
 

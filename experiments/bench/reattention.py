@@ -47,9 +47,9 @@ def main(argv):
     mask = jnp.ones(tokens.shape, bool)
     probabilities = np.minimum(1, 5 / np.arange(1, items + 1))
     embedding, rest = (
-        jnp.asarray(reattention.effective_error(0.6, 1024, p)) for p in (probabilities, None)
+        jnp.asarray(reattention.effective_noise_std(0.6, 1024, p)) for p in (probabilities, None)
     )
-    errors = reattention.ParameterErrors(embedding, rest)
+    errors = reattention.ParameterNoise(embedding, rest)
     graph, params = nnx.split(Transformer(items, length, rngs=nnx.Rngs(0)))
 
     def forward(noise, last_only, params, tokens, mask):
@@ -68,7 +68,7 @@ def main(argv):
         def own(params, *example):
             return loss(noise, last_only, params, *example)
 
-        return dpx.clipped_grad(own, l2_clip=1.0)(params, *batch)
+        return dpx.clipped_grad(own, l2_clip_norm=1.0)(params, *batch)
 
     print("| what | positions | plain ms | Re-Attention ms | ratio |\n|---|---|---|---|---|")
     parts = [("forward", forward), *([("clipped gradient", clipped)] if _STEPS.value else [])]

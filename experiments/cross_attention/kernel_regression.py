@@ -91,7 +91,9 @@ def run(config, workdir: Path) -> dict:
     )
     memory = jnp.asarray(K), jnp.asarray(V)
     exact = jax.lax.map(
-        lambda q: dpx.attention.softmax(q[None], *memory, scale=scale)[0], Q, batch_size=64
+        lambda q: dpx.attention.dot_product_attention(q[None], *memory, scale=1 / scale)[0],
+        Q,
+        batch_size=64,
     )
     least_squares = np.linalg.lstsq(_design(train), V[:, 0], rcond=None)[0]
     predictions = {

@@ -11,7 +11,7 @@ from dpx import attention, reattention
 from dpx.data import Histories, synthetic_histories
 from dpx.launch import plotting
 from dpx.launch.records import flatten
-from dpx.reattention import Moments, ParameterErrors
+from dpx.reattention import Moments, ParameterNoise
 from dpx.training import keys as secrets
 from dpx.training import loop as training
 from experiments.dp_transformer import models
@@ -170,9 +170,7 @@ def _weights(q, k, key_variance, mask=None) -> dict[str, jax.Array]:
     }
 
 
-def _fresh_noise(
-    config, graph, params, errors: ParameterErrors, tokens, arrays
-) -> dict[str, float]:
+def _fresh_noise(config, graph, params, errors: ParameterNoise, tokens, arrays) -> dict[str, float]:
     """What fresh noise of the effective errors in the same parameters does to attention, first block.
 
     The query is that of the last position without noise; E[S_i] is the average over the draws.

@@ -12,7 +12,7 @@ from flax import nnx
 from dpx import ngram
 from dpx.data import Histories, shakespeare, surnames
 from dpx.nn.transformer import generate
-from dpx.reattention import ParameterErrors
+from dpx.reattention import ParameterNoise
 from dpx.training import loop as training
 from dpx.training.keys import Keys, open_keys
 from experiments.dp_transformer import models
@@ -72,8 +72,10 @@ def validate(config) -> None:
             raise ValueError(
                 f"config.ngrams and config.prior.order must be from 1 to 5, not {order}"
             )
-    if not 0 <= config.prior.share < 1:
-        raise ValueError(f"config.prior.share={config.prior.share} must be in [0, 1)")
+    if not 0 <= config.prior.budget_fraction < 1:
+        raise ValueError(
+            f"config.prior.budget_fraction={config.prior.budget_fraction} must be in [0, 1)"
+        )
     training.warn_about_delta(config.delta, len(corpus.train))
 
 
@@ -177,7 +179,7 @@ def load(config, workdir: Path) -> "PrivateText":
     corpus = _load(config)
     graph, params = _build(config, corpus)
     more = {}
-    if config.prior.share:
+    if config.prior.budget_fraction:
         shape = (corpus.vocab_size ** (config.prior.order - 1), corpus.vocab_size)
         more = {"prior": np.zeros(shape, np.float32)}
     params, errors, *saved = models.load(config, workdir, params, corpus.vocab_size, **more)
@@ -188,7 +190,7 @@ def load(config, workdir: Path) -> "PrivateText":
 class PrivateText:
     """A trained character model: samples records and scores them."""
 
-    def __init__(self, corpus: Corpus, graph, table, errors: ParameterErrors | None, params):
+    def __init__(self, corpus: Corpus, graph, table, errors: ParameterNoise | None, params):
         self._corpus = corpus
         self._logits = jax.jit(
             lambda inputs: _logits(corpus, graph, table, errors, params, inputs, None)
@@ -307,9 +309,9 @@ def _fit_ngram(key, corpus: Corpus, order: int, epsilon: float, delta: float) ->
 
 def _prior(config, corpus: Corpus, key) -> ngram.NGram | None:
     """The n-gram model from which the private models start, for a share of their budget."""
-    if config.prior.share == 0:
+    if config.prior.budget_fraction == 0:
         return None
-    epsilon = config.prior.share * config.epsilon
+    epsilon = config.prior.budget_fraction * config.epsilon
     return _fit_ngram(key, corpus, config.prior.order, epsilon, config.delta)
 
 

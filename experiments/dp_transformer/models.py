@@ -41,9 +41,10 @@ def check(config, num_tokens: int) -> None:
         raise ValueError(
             f"config.reattention.probabilities={ours.probabilities!r} must be one of {PROBABILITIES}"
         )
-    if ours.probabilities == "release" and not 0 < ours.share < 1:
+    if ours.probabilities == "release" and not 0 < ours.budget_fraction < 1:
         raise ValueError(
-            f"config.reattention.share={ours.share} buys no token probabilities, without which epsilon says "
+            f"config.reattention.budget_fraction={ours.budget_fraction} buys no token probabilities, "
+            "without which epsilon says "
             "nothing about the error of an embedding: use a share in (0, 1), or probabilities='uniform'"
         )
     if ours.max_tokens < 1 or not ours.scale >= 0:
@@ -75,13 +76,13 @@ class Calibrated(NamedTuple):
     privacy: training.Privacy
     guarantee: dpx.PrivacyGuarantee
     alone: dpx.PrivacyGuarantee  # without the prior, which other runs may start from too
-    errors: reattention.ParameterErrors | None
+    errors: reattention.ParameterNoise | None
 
 
 def _literal_attention(q, k, v, *key_variance, mask):
     """Attention of `config.reattention.renormalize=False`: plain in rows without correction."""
     if not key_variance:
-        return attention.softmax(q, k, v, mask=mask)
+        return attention.dot_product_attention(q, k, v, mask=mask)
     return reattention.attend(q, k, v, *key_variance, mask=mask, renormalize=False)
 
 
@@ -115,7 +116,7 @@ def calibrate(
         released = reattention.token_probabilities(
             correction_key,
             histories,
-            epsilon=config.reattention.share * config.epsilon,
+            epsilon=config.reattention.budget_fraction * config.epsilon,
             delta=config.delta,
             max_tokens=config.reattention.max_tokens,
             unit=unit,
@@ -164,7 +165,7 @@ def _parameter_errors(
     noise_multiplier: float,
     num_tokens: int,
     length: int,
-) -> reattention.ParameterErrors:
+) -> reattention.ParameterNoise:
     """Effective errors of the parameters under `config.train`, multiplied by `config.reattention.scale`."""
     ours = config.reattention
     if released is not None:
@@ -176,13 +177,15 @@ def _parameter_errors(
     settings = (noise_multiplier, config.train.batch_size)
     embedding, rest = (
         ours.scale
-        * reattention.effective_error(*settings, p, l2_clip=config.train.l2_clip, floor=ours.floor)
+        * reattention.effective_noise_std(
+            *settings, p, l2_clip_norm=config.train.l2_clip_norm, floor=ours.floor
+        )
         for p in (probabilities, None)
     )
-    return reattention.ParameterErrors(jnp.asarray(embedding), jnp.asarray(rest))
+    return reattention.ParameterNoise(jnp.asarray(embedding), jnp.asarray(rest))
 
 
-def save(workdir: Path, params, errors: reattention.ParameterErrors | None, **more) -> None:
+def save(workdir: Path, params, errors: reattention.ParameterNoise | None, **more) -> None:
     """Saves a private model, with the errors that its attention is corrected for."""
     content = {"params": params, **more}
     training.save_model(workdir, content | ({} if errors is None else {"errors": errors._asdict()}))
@@ -198,7 +201,7 @@ def load(config, workdir: Path, params, num_tokens: int, **more):
         }
     saved = training.load_model(workdir, template)
     errors = saved.get("errors")
-    found = None if errors is None else reattention.ParameterErrors(**errors)
+    found = None if errors is None else reattention.ParameterNoise(**errors)
     return saved["params"], found, *(saved[name] for name in more)
 
 

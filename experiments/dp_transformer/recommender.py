@@ -10,7 +10,7 @@ from flax import nnx
 
 from dpx import privacy
 from dpx.data import Histories, left_pad
-from dpx.reattention import ParameterErrors
+from dpx.reattention import ParameterNoise
 from dpx.recommend import metrics as ranking
 from dpx.recommend import popularity
 from dpx.training import keys as secrets
@@ -39,8 +39,10 @@ def validate(config) -> None:
         raise ValueError(
             f"config.evaluate.split={config.evaluate.split!r} must be 'test' or 'validation'"
         )
-    if not 0 <= config.popularity_share < 1:
-        raise ValueError(f"config.popularity_share={config.popularity_share} must be in [0, 1)")
+    if not 0 <= config.popularity_budget_fraction < 1:
+        raise ValueError(
+            f"config.popularity_budget_fraction={config.popularity_budget_fraction} must be in [0, 1)"
+        )
     if config.data.max_length < 1 or config.num_seeds < 1 or config.evaluate.k < 1:
         raise ValueError("config.data.max_length, num_seeds and evaluate.k must be at least 1")
     histories = recommender_data.load(config)
@@ -68,8 +70,8 @@ def plan(config) -> dict:
         | models.plan(config, *about, prior=prior)
         | {
             "items": prepared.train.num_items,
-            "popularity_share": config.popularity_share,
-            "start_share": config.start.share,
+            "popularity_budget_fraction": config.popularity_budget_fraction,
+            "start_budget_fraction": config.start.budget_fraction,
         }
     )
 
@@ -85,7 +87,7 @@ def run(config, workdir: Path) -> dict:
     exact = np.log1p(popularity.count(prepared.train))
     scores["popularity"] = [_evaluate(config, prepared, lambda *_: exact)]
     rows = models.private_rows(config)
-    released = ("transitions", "start") if config.start.share else ()
+    released = ("transitions", "start") if config.start.budget_fraction else ()
     for row in ("dp_popularity", *released, *rows, config.model.kind):
         scores[row] = []
     for number in range(config.num_seeds):
@@ -110,7 +112,7 @@ def run(config, workdir: Path) -> dict:
             once[f"prior{suffix}"] = prior.assuming(*assumptions)
         tokenized = prepared
         if start is not None:
-            whole, guarantee = warm_start.fit(noise[5], prepared.train, config, share=1.0)
+            whole, guarantee = warm_start.fit(noise[5], prepared.train, config, budget_fraction=1.0)
             releases[f"transitions{suffix}"] = guarantee.assuming(*assumptions)
             # Each release keeps items of its own, which are its tokens.
             of_whole = recommender_data.prepare(config, whole)
@@ -182,7 +184,7 @@ def load(config, workdir: Path) -> "PrivateRecommender":
     """The private model that a run left (of its first seed)."""
     histories, start = recommender_data.load(config), None
     num_tokens = histories.num_items
-    if config.start.share:
+    if config.start.budget_fraction:
         start = warm_start.template(config, histories)
         num_tokens = len(start.items)
     graph, params = _build(config, num_tokens, config.seed, None, None)
@@ -195,7 +197,7 @@ def load(config, workdir: Path) -> "PrivateRecommender":
 class PrivateRecommender:
     """The private model: recommends items to follow a history."""
 
-    def __init__(self, graph, params, errors: ParameterErrors | None, start, num_items, config):
+    def __init__(self, graph, params, errors: ParameterNoise | None, start, num_items, config):
         self._score = functools.partial(_scorer(graph, errors, start), params)
         self._start, self._num_items = start, num_items
         self._max_length = config.data.max_length
@@ -216,12 +218,12 @@ def _prior(
     config, train: Histories, key: jax.Array
 ) -> tuple[np.ndarray | None, warm_start.Start | None, privacy.PrivacyGuarantee | None]:
     """The output bias, or the start, that a share of the budget pays for, and its guarantee."""
-    if config.start.share:
-        return None, *warm_start.fit(key, train, config, config.start.share)
-    if config.popularity_share == 0:
+    if config.start.budget_fraction:
+        return None, *warm_start.fit(key, train, config, config.start.budget_fraction)
+    if config.popularity_budget_fraction == 0:
         return None, None, None
     noisy = popularity.fit(
-        key, train, epsilon=config.popularity_share * config.epsilon, delta=config.delta
+        key, train, epsilon=config.popularity_budget_fraction * config.epsilon, delta=config.delta
     )
     return noisy.log_probabilities(), None, noisy.guarantee
 

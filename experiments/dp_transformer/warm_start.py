@@ -62,7 +62,7 @@ class Start(NamedTuple):
 
 
 def fit(
-    key: jax.Array, histories: Histories, config, share: float
+    key: jax.Array, histories: Histories, config, budget_fraction: float
 ) -> tuple[Start, dpx.PrivacyGuarantee]:
     """Releases transitions for a share of μ² of the budget.
 
@@ -70,11 +70,13 @@ def fit(
       key: Of the noise.
       histories: To train on.
       config: With `epsilon`, `delta`, `start` and `model.dim`.
-      share: In (0, 1].
+      budget_fraction: In (0, 1].
     """
-    multiplier = dpx.gaussian_noise_multiplier(config.epsilon, config.delta) / math.sqrt(share)
+    multiplier = dpx.gaussian_noise_multiplier(config.epsilon, config.delta) / math.sqrt(
+        budget_fraction
+    )
     spent, at = privacy.gaussian_budget(multiplier, config.delta)
-    kept = _num_kept(config, histories, share)
+    kept = _num_kept(config, histories, budget_fraction)
     release = transitions.fit(key, histories, epsilon=spent, delta=at, num_kept=kept)
     start = Start(
         items=release.items,
@@ -87,8 +89,8 @@ def fit(
 
 
 def template(config, histories: Histories) -> Start:
-    """A start of the shapes that `fit` gives for `config.start.share`, to load one into."""
-    kept = _num_kept(config, histories, config.start.share)
+    """A start of the shapes that `fit` gives for `config.start.budget_fraction`, to load one into."""
+    kept = _num_kept(config, histories, config.start.budget_fraction)
     return Start(
         items=np.zeros(kept, np.int64),
         weights=np.zeros((kept, kept), np.float32),
@@ -101,11 +103,12 @@ def template(config, histories: Histories) -> Start:
 def check(config) -> None:
     """Raises ValueError for a section `start` that cannot be used."""
     start = config.start
-    if not 0 <= start.share < 1:
+    if not 0 <= start.budget_fraction < 1:
         raise ValueError(
-            f"config.start.share={start.share} must be in [0, 1): the rest pays for training, 0 starts cold"
+            f"config.start.budget_fraction={start.budget_fraction} must be in [0, 1): the rest pays for "
+            "training, 0 starts cold"
         )
-    if start.share == 0:
+    if start.budget_fraction == 0:
         return
     if not start.pseudo_counts > 0:
         raise ValueError(f"config.start.pseudo_counts={start.pseudo_counts} must be positive")
@@ -113,11 +116,12 @@ def check(config) -> None:
         raise ValueError(f"config.start.recency={start.recency} must be in [0, 1]")
     if config.model.kind != "transformer" or not config.model.tied:
         raise ValueError(
-            "config.start.share > 0 needs model.kind='transformer' and model.tied=True"
+            "config.start.budget_fraction > 0 needs model.kind='transformer' and model.tied=True"
         )
-    if config.popularity_share > 0:
+    if config.popularity_budget_fraction > 0:
         raise ValueError(
-            f"config.popularity_share={config.popularity_share} would pay twice for a popularity that the "
+            f"config.popularity_budget_fraction={config.popularity_budget_fraction} would pay twice for a "
+            "popularity that the "
             "start contains: set it to 0"
         )
 
@@ -139,7 +143,9 @@ def _embeddings(release: transitions.Transitions, dim: int) -> np.ndarray:
     return np.pad(vectors, ((0, 0), (0, dim - rank))).astype(np.float32)
 
 
-def _num_kept(config, histories: Histories, share: float) -> int:
-    multiplier = dpx.gaussian_noise_multiplier(config.epsilon, config.delta) / math.sqrt(share)
+def _num_kept(config, histories: Histories, budget_fraction: float) -> int:
+    multiplier = dpx.gaussian_noise_multiplier(config.epsilon, config.delta) / math.sqrt(
+        budget_fraction
+    )
     num_users = training.public_size(len(histories.items))
     return popularity.default_num_kept(multiplier, num_users, histories.num_items)

@@ -19,7 +19,7 @@ AXES = {
     "epsilon": "ε",
     "rows": "n, rows of X",
     "columns": "d, columns of X",
-    "beta_fraction": "β / 2α",
+    "max_column_change_fraction": "β / 2α",
     "slack": "α / length of a column",
 }
 ROWS = {
@@ -39,8 +39,10 @@ def validate(config) -> None:
     for name in ("logit_bound", "eta_fraction"):
         if not config[name] > 0:
             raise ValueError(f"config.{name}={config[name]} must be positive")
-    if not 0 < config.beta_fraction <= 1:
-        raise ValueError(f"config.beta_fraction={config.beta_fraction} must be in (0, 1]")
+    if not 0 < config.max_column_change_fraction <= 1:
+        raise ValueError(
+            f"config.max_column_change_fraction={config.max_column_change_fraction} must be in (0, 1]"
+        )
     if config.kernel not in ("exp", "cosh"):
         raise ValueError(f"config.kernel={config.kernel!r} must be 'exp' or 'cosh'")
     if not config.slack >= 1:
@@ -51,23 +53,33 @@ def validate(config) -> None:
 
 def plan(config) -> dict:
     """Sensitivity, noise and numbers of samples."""
-    alpha = config.slack * _column_length(config)
-    beta, eta = 2 * alpha * config.beta_fraction, config.eta_fraction * config.logit_bound
-    change = sensitivity(alpha, beta, "replace_one")
+    column_bound = config.slack * _column_length(config)
+    max_column_change, eta = (
+        2 * column_bound * config.max_column_change_fraction,
+        config.eta_fraction * config.logit_bound,
+    )
+    change = sensitivity(column_bound, max_column_change, "replace_one")
     multiplier = privacy.gaussian_noise_multiplier(config.epsilon, config.delta)
     samples = partial(
-        gram.max_samples, config.epsilon, config.delta, alpha=alpha, beta=beta, n=config.rows
+        gram.max_samples,
+        config.epsilon,
+        config.delta,
+        column_bound=column_bound,
+        max_column_change=max_column_change,
+        n=config.rows,
     )
     return {
-        "column_bound": alpha,
-        "beta": beta,
+        "column_bound": column_bound,
+        "max_column_change": max_column_change,
         "eta": eta,
         "frobenius_sensitivity": change,
         "noise_multiplier": multiplier,
         "gaussian/noise_std": change * multiplier,
         "sampling/num_samples": samples(eta=eta),
         # η smaller by F/2αβ, so that t = F/η is the paper's bound on the change, 2αβ, over the real η.
-        "sampling_loose/num_samples": samples(eta=eta * change / (2 * alpha * beta)),
+        "sampling_loose/num_samples": samples(
+            eta=eta * change / (2 * column_bound * max_column_change)
+        ),
         "sampling_paper/num_samples": samples(eta=eta, calibration="paper"),
     }
 
@@ -84,7 +96,7 @@ def run(config, workdir: Path) -> dict:
     noise = secrets.open_keys(config, workdir, synthetic=True).noise
     noise_key, sampling_key, paper_key, trials_key = jax.random.split(noise, 4)
     budget = {"epsilon": config.epsilon, "delta": config.delta}
-    shared = budget | {name: planned[name] for name in ("column_bound", "beta")}
+    shared = budget | {name: planned[name] for name in ("column_bound", "max_column_change")}
     releases = {"gaussian": gram.release(noise_key, X, **shared)}
     for label, key, calibration in (
         ("sampling", sampling_key, "exact"),
@@ -280,7 +292,7 @@ def _draw_samples(config, path: Path) -> Path:
                 gram.max_samples(
                     epsilon,
                     delta,
-                    alpha=1.0,
+                    column_bound=1.0,
                     eta=change / t,
                     n=config["rows"],
                     calibration=calibration,

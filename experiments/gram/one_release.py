@@ -38,9 +38,10 @@ def validate(config) -> None:
         )
     sections = (("", config), ("fixed.", config.fixed))
     for prefix, section in sections:
-        if not 0 < section.popularity_share < 1:
+        if not 0 < section.popularity_budget_fraction < 1:
             raise ValueError(
-                f"config.{prefix}popularity_share={section.popularity_share} must be strictly between 0 and 1"
+                f"config.{prefix}popularity_budget_fraction={section.popularity_budget_fraction} must be "
+                "strictly between 0 and 1"
             )
     transitions.check_options(**config.transitions)
     num_items = recommender_data.load(config).num_items
@@ -58,7 +59,7 @@ def plan(config) -> dict:
     """What the rules choose from ε and N alone."""
     histories = recommender_data.load(config)
     multiplier = privacy.gaussian_noise_multiplier(config.epsilon, config.delta)
-    std = multiplier / np.sqrt(1 - config.popularity_share)
+    std = multiplier / np.sqrt(1 - config.popularity_budget_fraction)
     kept = config.num_kept or popularity.default_num_kept(
         std, len(histories.items), histories.num_items
     )
@@ -79,12 +80,16 @@ def fixed_budget(config) -> dict[str, Any]:
     It splits the budget by basic composition: a share of ε and half of δ for the popularity, the rest for
     the Gram matrix. Both are Gaussian mechanisms, and together cost less than the (ε, δ) they add up to.
     """
-    share, half = config.fixed.popularity_share, config.delta / 2
+    share, half = config.fixed.popularity_budget_fraction, config.delta / 2
     first = privacy.gaussian_noise_multiplier(share * config.epsilon, half)
     second = privacy.gaussian_noise_multiplier((1 - share) * config.epsilon, half)
     together = (first**-2 + second**-2) ** -0.5
     epsilon, delta = privacy.gaussian_budget(together, config.delta)
-    return {"epsilon": epsilon, "delta": delta, "popularity_share": (together / first) ** 2}
+    return {
+        "epsilon": epsilon,
+        "delta": delta,
+        "popularity_budget_fraction": (together / first) ** 2,
+    }
 
 
 def run(config, workdir: Path) -> dict:
@@ -122,7 +127,7 @@ def run(config, workdir: Path) -> dict:
             keys[1],
             known,
             num_kept=config.num_kept,
-            popularity_share=config.popularity_share,
+            popularity_budget_fraction=config.popularity_budget_fraction,
             **budget,
         )
         guarantees["ease" + suffix] = release.guarantee

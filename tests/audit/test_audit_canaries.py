@@ -28,7 +28,7 @@ def regression():
 
 def training_of(loss_fn, noise, **changes):
     settings = {"sampling_probability": 0.5, "steps": 4, "expected_batch_size": 2.0, "piece": 1}
-    return audit.Training(loss_fn, l2_clip=0.7, noise_multiplier=noise, **(settings | changes))
+    return audit.Training(loss_fn, l2_clip_norm=0.7, noise_multiplier=noise, **(settings | changes))
 
 
 def test_a_gradient_canary_adds_the_clipping_norm_in_its_own_entry(regression):
@@ -37,14 +37,14 @@ def test_a_gradient_canary_adds_the_clipping_norm_in_its_own_entry(regression):
     markers = np.asarray(problem.data[0])
     assert (markers[:4] == 0).all()
     assert set(markers[4:] - 1) == set(np.flatnonzero(problem.included))
-    gradient = dpx.clipped_grad(problem.loss_fn, l2_clip=0.7)
+    gradient = dpx.clipped_grad(problem.loss_fn, l2_clip_norm=0.7)
     canaries = gradient(problem.params, *(rows[4:] for rows in problem.data)).grads
     # Norms are rounded up, so that a clipped gradient is a little shorter than the norm.
     np.testing.assert_allclose(canaries["canaries"], -0.7 * problem.included, rtol=1e-4)
     assert (np.asarray(canaries["model"]["weights"]) == 0).all()
     others = gradient(problem.params, *(rows[:4] for rows in problem.data)).grads
     assert (np.asarray(others["canaries"]) == 0).all()
-    plain = dpx.clipped_grad(squared_error, l2_clip=0.7)(params, *data).grads
+    plain = dpx.clipped_grad(squared_error, l2_clip_norm=0.7)(params, *data).grads
     np.testing.assert_allclose(others["model"]["weights"], plain["weights"], rtol=1e-4)
 
 
@@ -81,7 +81,7 @@ def test_an_input_canary_is_seen_at_every_step_beside_other_records(regression):
 
 
 def test_training_refuses_what_no_claim_has(regression):
-    for name, value in (("l2_clip", 0.0), ("noise_multiplier", np.inf), ("piece", 0)):
+    for name, value in (("l2_clip_norm", 0.0), ("noise_multiplier", np.inf), ("piece", 0)):
         with pytest.raises(ValueError, match=name):
             dataclasses.replace(training_of(squared_error, 1.0), **{name: value})
     with pytest.raises(ValueError, match="runs=3"):

@@ -224,7 +224,7 @@ REPLACED = {
     ),
     "Gram, replace": lambda data: gram.release(KEY, data[1].T, column_bound=1.0, **BUDGET),
     "Gram, moved": lambda data: gram.release(
-        KEY, data[1].T, column_bound=1.0, beta=2.0, psd=True, **BUDGET
+        KEY, data[1].T, column_bound=1.0, max_column_change=2.0, psd=True, **BUDGET
     ),
     "sampled Gram, replace": lambda data: gram.release(
         KEY, data[1].T, column_bound=1.0, mechanism="sampling", eta=2000.0, **BUDGET
@@ -286,7 +286,7 @@ def test_the_noise_that_is_drawn_costs_what_is_stated(name, monkeypatch):
         paid = gram.sampling_epsilon(
             int(seen.scale),
             spent.delta,
-            alpha=1.0,
+            column_bound=1.0,
             eta=1 / seen.about["change"],
             n=len(seen.exact[0]),
             neighboring="add_or_remove_one",

@@ -18,11 +18,11 @@ CONFIG = ConfigDict(
     {
         "steps": 5,
         "batch_size": 9.0,
-        "physical_batch": 4,
+        "microbatch_size": 4,
         "learning_rate": 0.1,
         "warmup": 0.2,
         "weight_decay": 0.0,
-        "l2_clip": 0.5,
+        "l2_clip_norm": 0.5,
         "normalize": False,
         "accountant": "pld",
         "log_every": 5,

@@ -43,7 +43,7 @@ def norms_of(*gradients):
 def test_matches_the_closed_form(method, problem, normalize, microbatch_size):
     params, x, y, gradients = problem
     fn = clipping.clipped_grad(
-        linear_loss, l2_clip=1.3, method=method, normalize=normalize,
+        linear_loss, l2_clip_norm=1.3, method=method, normalize=normalize,
         microbatch_size=microbatch_size,
     )  # fmt: skip
     mask = np.array([True, True, False, True, True, False, True])
@@ -59,14 +59,14 @@ def test_matches_the_closed_form(method, problem, normalize, microbatch_size):
 
 def test_huge_threshold_gives_the_ordinary_gradient(method, problem):
     params, x, y, _ = problem
-    out = clipping.clipped_grad(linear_loss, l2_clip=1e8, method=method)(params, x, y)
+    out = clipping.clipped_grad(linear_loss, l2_clip_norm=1e8, method=method)(params, x, y)
     plain = jax.grad(lambda p: sum(linear_loss(p, *e) for e in zip(x, y, strict=True)))(params)
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-5), out.grads, plain)
 
 
 def test_groups_are_clipped_on_their_own(method, problem):
     params, x, y, gradients = problem
-    fn = clipping.clipped_grad(linear_loss, l2_clip={"w": 0.5, "b": 0.25}, method=method)
+    fn = clipping.clipped_grad(linear_loss, l2_clip_norm={"w": 0.5, "b": 0.25}, method=method)
     out = fn(params, x, y)
     for name, clip in {"w": 0.5, "b": 0.25}.items():
         norms = norms_of(gradients[name])
@@ -77,7 +77,7 @@ def test_groups_are_clipped_on_their_own(method, problem):
 
 
 def test_sensitivity_by_relation(problem):
-    fn = clipping.clipped_grad(linear_loss, l2_clip=2.0)
+    fn = clipping.clipped_grad(linear_loss, l2_clip_norm=2.0)
     assert fn.sensitivity(RELATION.ADD_OR_REMOVE_ONE) == 2.0
     assert fn.sensitivity(RELATION.REPLACE_SPECIAL) == 2.0
     assert fn.sensitivity(RELATION.REPLACE_ONE) == 4.0
@@ -88,7 +88,7 @@ def test_sensitivity_by_relation(problem):
 def test_sensitivity_is_attained_and_never_exceeded(method, problem):
     params, x, y, _ = problem
     x = x * 100.0  # Every gradient is clipped.
-    fn = clipping.clipped_grad(linear_loss, l2_clip=1.5, method=method)
+    fn = clipping.clipped_grad(linear_loss, l2_clip_norm=1.5, method=method)
     total = fn(params, x, y).grads
     for i in range(len(x)):
         rest = fn(params, np.delete(x, i, 0), np.delete(y, i, 0)).grads
@@ -101,7 +101,7 @@ def test_sensitivity_is_attained_and_never_exceeded(method, problem):
 def test_non_finite_examples_add_nothing(method, problem, bad, microbatch_size):
     params, x, y, _ = problem
     fn = clipping.clipped_grad(
-        linear_loss, l2_clip=1.0, method=method, microbatch_size=microbatch_size
+        linear_loss, l2_clip_norm=1.0, method=method, microbatch_size=microbatch_size
     )
     poisoned = x.copy()
     poisoned[2] = bad
@@ -119,7 +119,7 @@ def test_non_finite_examples_add_nothing(method, problem, bad, microbatch_size):
 
 def test_non_finite_examples_do_not_stand_in_for_masked_ones(method, problem):
     params, x, y, _ = problem
-    fn = clipping.clipped_grad(linear_loss, l2_clip=1.0, method=method)
+    fn = clipping.clipped_grad(linear_loss, l2_clip_norm=1.0, method=method)
     poisoned = x.copy()
     poisoned[:2] = np.nan
     out = jax.jit(fn)(params, poisoned, y, mask=np.arange(7) != 1)
@@ -136,7 +136,7 @@ def test_one_non_finite_group_silences_the_whole_example(method):
         return x * params["a"] + jnp.where(x > 0, jnp.inf, 1.0) * params["b"]
 
     params = {"a": jnp.float32(1), "b": jnp.float32(1)}
-    fn = clipping.clipped_grad(loss, l2_clip={"a": 1.0, "b": 1.0}, method=method)
+    fn = clipping.clipped_grad(loss, l2_clip_norm={"a": 1.0, "b": 1.0}, method=method)
     out = fn(params, jnp.array([1.0, -0.5]))
     np.testing.assert_allclose(out.norms["b"], [np.inf, 1.0], rtol=1e-5)
     np.testing.assert_allclose(out.grads["a"], -0.5, rtol=1e-5)
@@ -144,7 +144,7 @@ def test_one_non_finite_group_silences_the_whole_example(method):
 
 def test_batches_of_none_and_of_one(method, problem):
     params, x, y, _ = problem
-    fn = jax.jit(clipping.clipped_grad(linear_loss, l2_clip=1.0, method=method))
+    fn = jax.jit(clipping.clipped_grad(linear_loss, l2_clip_norm=1.0, method=method))
     empty = fn(params, x[:0], y[:0])
     assert empty.norms.shape == empty.losses.shape == (0,)
     assert all(not np.any(g) for g in jax.tree.leaves(empty.grads))
@@ -162,7 +162,7 @@ def test_bfloat16_sums_are_float32(method):
         return jnp.sum((x @ params["w"]) ** 2).astype(jnp.float32)
 
     params = {"w": jnp.ones((4, 3), jnp.bfloat16)}
-    out = clipping.clipped_grad(loss, l2_clip=1.0, method=method)(
+    out = clipping.clipped_grad(loss, l2_clip_norm=1.0, method=method)(
         params, jnp.ones((5, 4), jnp.bfloat16)
     )
     assert out.grads["w"].dtype == jnp.float32
@@ -177,12 +177,12 @@ def test_nnx_module_state_and_prefix(method):
         return jnp.sum(model(x) ** 2)
 
     x = np.random.default_rng(0).normal(size=(6, 3)).astype("f4")
-    out = clipping.clipped_grad(loss, l2_clip=0.1, method=method)(model, x)
+    out = clipping.clipped_grad(loss, l2_clip_norm=0.1, method=method)(model, x)
     assert isinstance(out.grads, nnx.State)
     plain = nnx.grad(lambda m: jax.vmap(lambda x: loss(m, x))(x).sum())(model)
     assert jax.tree.structure(out.grads) == jax.tree.structure(plain)
     groups = {"layers": {0: 1e8, 1: {"kernel": 0.1, "bias": 1e8}}}
-    out = clipping.clipped_grad(loss, l2_clip=groups, method=method)(model, x)
+    out = clipping.clipped_grad(loss, l2_clip_norm=groups, method=method)(model, x)
     np.testing.assert_allclose(
         out.grads["layers"][0]["kernel"][...], plain["layers"][0]["kernel"][...], rtol=1e-5
     )
@@ -192,7 +192,9 @@ def test_nnx_module_state_and_prefix(method):
 def test_static_leaves_stay_static(method):
     params = {"w": jnp.ones(3), "steps": jnp.arange(3), "act": jnp.tanh, "p": 0.5}
     out = clipping.clipped_grad(
-        lambda p, x: p["act"](p["w"] @ x) * p["p"] + p["steps"].sum(), l2_clip=1.0, method=method
+        lambda p, x: p["act"](p["w"] @ x) * p["p"] + p["steps"].sum(),
+        l2_clip_norm=1.0,
+        method=method,
     )(params, jnp.ones((2, 3)))
     assert out.grads["steps"] is None
     assert out.grads["act"] is None
@@ -200,7 +202,7 @@ def test_static_leaves_stay_static(method):
 
 
 @pytest.mark.parametrize(
-    "l2_clip",
+    "l2_clip_norm",
     [
         0.0,
         -1.0,
@@ -218,18 +220,18 @@ def test_static_leaves_stay_static(method):
         {"w": 0.0},
     ],
 )
-def test_bad_threshold(l2_clip):
-    with pytest.raises(ValueError, match="l2_clip="):
-        clipping.clipped_grad(linear_loss, l2_clip=l2_clip)
+def test_bad_threshold(l2_clip_norm):
+    with pytest.raises(ValueError, match="l2_clip_norm="):
+        clipping.clipped_grad(linear_loss, l2_clip_norm=l2_clip_norm)
 
 
 def test_bad_arguments(problem):
     params, x, y, _ = problem
     with pytest.raises(ValueError, match="method="):
-        clipping.clipped_grad(linear_loss, l2_clip=1.0, method="ghost")
+        clipping.clipped_grad(linear_loss, l2_clip_norm=1.0, method="ghost")
     with pytest.raises(ValueError, match="microbatch_size="):
-        clipping.clipped_grad(linear_loss, l2_clip=1.0, microbatch_size=0)
-    fn = clipping.clipped_grad(linear_loss, l2_clip=1.0)
+        clipping.clipped_grad(linear_loss, l2_clip_norm=1.0, microbatch_size=0)
+    fn = clipping.clipped_grad(linear_loss, l2_clip_norm=1.0)
     with pytest.raises(ValueError, match="batch axes differ"):
         fn(params, x, y[:3])
     with pytest.raises(ValueError, match="mask of shape"):
@@ -240,8 +242,8 @@ def test_bad_arguments(problem):
         fn({"w": 1}, x, y)
     half = {"w": jnp.ones(5, jnp.bfloat16), "b": jnp.zeros(())}
     with pytest.raises(ValueError, match="two_pass"):
-        clipping.clipped_grad(linear_loss, l2_clip=1.0, method="two_pass")(half, x, y)
+        clipping.clipped_grad(linear_loss, l2_clip_norm=1.0, method="two_pass")(half, x, y)
     with pytest.raises(ValueError, match="prefix"):
-        clipping.clipped_grad(linear_loss, l2_clip={"v": 1.0})(params, x, y)
+        clipping.clipped_grad(linear_loss, l2_clip_norm={"v": 1.0})(params, x, y)
     with pytest.raises(ValueError, match="scalar loss of one example"):
-        clipping.clipped_grad(lambda p, x: p["w"] * x, l2_clip=1.0)(params, x)
+        clipping.clipped_grad(lambda p, x: p["w"] * x, l2_clip_norm=1.0)(params, x)

@@ -87,7 +87,7 @@ def search(shape, *, count, batch, climbs, steps=10, seed=0, **options):
     taken in float64.
     """
     # Compiled afresh, because tests replace constants.
-    fn = clipping.clipped_grad(loss, l2_clip=1.0, method="one_pass", **options)
+    fn = clipping.clipped_grad(loss, l2_clip_norm=1.0, method="one_pass", **options)
     params = {"w": jnp.zeros(shape[1:3])}
     alone = jax.jit(
         lambda *one: jax.lax.map(lambda e: fn(params, *(v[None] for v in e)).grads, one)
@@ -187,7 +187,7 @@ def crafted_order(size, microbatch, width=4):
 @pytest.mark.parametrize(("size", "microbatch"), [(4096, 1), (16384, 1), (65536, 8)])
 def test_no_order_of_examples_lets_one_move_the_sum_by_more(size, microbatch):
     x = crafted_order(size, microbatch)
-    fn = clipping.clipped_grad(lambda w, x: w @ x, l2_clip=1.0, microbatch_size=microbatch)
+    fn = clipping.clipped_grad(lambda w, x: w @ x, l2_clip_norm=1.0, microbatch_size=microbatch)
     step = jax.jit(lambda x, mask: fn(jnp.zeros(4), x, mask=mask).grads)
     mask = np.ones(size, bool)
     total = np.asarray(step(x, mask), "f8")
@@ -223,7 +223,7 @@ def test_a_running_sum_keeps_what_is_rounded_off(jitted):
 
 def test_the_bound_on_a_sum_grows_with_its_terms():
     params, x = jnp.zeros(4), np.ones((64, 4), "f4")
-    loss_fn = functools.partial(clipping.clipped_grad, lambda w, x: w @ x, l2_clip=1.0)
+    loss_fn = functools.partial(clipping.clipped_grad, lambda w, x: w @ x, l2_clip_norm=1.0)
     small = loss_fn(microbatch_size=1).rounding(256, params, x)
     whole = loss_fn().rounding(256, params, x)
     assert 2 * 256 * 2.0**-24 < small < whole < 0.2  # Factors, by the fixture above.
@@ -236,7 +236,7 @@ def test_two_passes_multiply_at_the_highest_precision():
 
     params = {"a": jnp.ones((4, 3)), "b": jnp.ones((3, 3))}
     x = jnp.ones((5, 6, 4))
-    fn = clipping.clipped_grad(two_layers, l2_clip=1.0, method="two_pass")
+    fn = clipping.clipped_grad(two_layers, l2_clip_norm=1.0, method="two_pass")
     program = jax.jit(fn).lower(params, x).as_text()
     products = program.count("stablehlo.dot_general ")
     assert products >= 9
@@ -246,6 +246,8 @@ def test_two_passes_multiply_at_the_highest_precision():
         return jnp.sum(jnp.dot(x, params["a"], precision="default"))
 
     with pytest.raises(ValueError, match="precision"):
-        clipping.clipped_grad(at_will, l2_clip=1.0, method="two_pass")(params, x)
-    program = jax.jit(clipping.clipped_grad(jax.checkpoint(at_will), l2_clip=1.0)).lower(params, x)
+        clipping.clipped_grad(at_will, l2_clip_norm=1.0, method="two_pass")(params, x)
+    program = jax.jit(clipping.clipped_grad(jax.checkpoint(at_will), l2_clip_norm=1.0)).lower(
+        params, x
+    )
     assert "HIGHEST, HIGHEST" in program.as_text()  # One pass, which takes its sum at the highest.

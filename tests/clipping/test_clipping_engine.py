@@ -53,7 +53,7 @@ def test_tied_embedding_with_repeats_masks_and_one_example(monkeypatch, method, 
     params, ids = tied_params(), clipping_models.tokens()
     ids = np.full_like(ids, 3) if repeated else ids
     gradients = per_example(tied_loss, params, (ids,))
-    fn = jit(clipping.clipped_grad(tied_loss, l2_clip=0.5, method=method))
+    fn = jit(clipping.clipped_grad(tied_loss, l2_clip_norm=0.5, method=method))
     mask = np.array([True, False, True, True, False])
     check(fn(params, ids, mask=mask), gradients, 0.5, mask)
     check(fn(params, ids[:1]), [g[:1] for g in gradients], 0.5)
@@ -66,7 +66,7 @@ def test_large_tables_and_kernels_never_have_per_example_gradients():
     assert rules_of(tied_loss, params, ids)["embed"][:2] == ("factors", True)
 
     def temp(method):
-        fn = clipping.clipped_grad(tied_loss, l2_clip=1.0, method=method)
+        fn = clipping.clipped_grad(tied_loss, l2_clip_norm=1.0, method=method)
         return jit(fn).lower(params, ids).compile().memory_analysis().temp_size_in_bytes
 
     assert temp("one_pass") < 64 * 5000 * 32 * 4 < temp("vmap")
@@ -106,7 +106,7 @@ def test_groups_and_non_finite_examples_by_gram(monkeypatch, method):
     params, ids = tied_params(), clipping_models.tokens()
     scale = np.array([1, np.inf, 1, np.nan, 1], "f4")
     clips = {"embed": 0.3, "mix": 0.2}
-    fn = jit(clipping.clipped_grad(loss, l2_clip=clips, method=method))
+    fn = jit(clipping.clipped_grad(loss, l2_clip_norm=clips, method=method))
     out, good = fn(params, ids, scale), np.isfinite(scale)
     np.testing.assert_array_equal(np.isinf(out.norms["mix"]), ~good)
     gradients = per_example(loss, params, (ids[good], scale[good]))
@@ -132,7 +132,7 @@ def test_indices_out_of_range(monkeypatch, mode):
     ids = np.array([[0, 6, 7, 9], [-1, -7, -8, 3], [2, 2, 2, 2], [100, -100, 0, 0]])
     assert rules_of(loss, params, ids)["w"][2] == ["gather"]
     gradients = per_example(loss, params, (ids,))
-    check(jit(clipping.clipped_grad(loss, l2_clip=0.5))(params, ids), gradients, 0.5)
+    check(jit(clipping.clipped_grad(loss, l2_clip_norm=0.5))(params, ids), gradients, 0.5)
 
 
 @pytest.mark.parametrize("remainder", [1.0, 1e-1, 1e-2, 1e-3, 1e-4, 1e-6])
@@ -152,7 +152,7 @@ def test_cancelling_terms_never_exceed_the_threshold(monkeypatch, remainder):
     params = {"w": jnp.zeros((40, 30))}
     exact = 1e4 * np.einsum("bpr,bpc->brc", x.astype("f8"), g.astype("f8"))
     norms = np.linalg.norm(exact.reshape(8, -1), axis=1)
-    fn = jit(clipping.clipped_grad(cancelling, l2_clip=1e-3))
+    fn = jit(clipping.clipped_grad(cancelling, l2_clip_norm=1e-3))
     out = fn(params, x, g)
     assert np.all(out.norms >= norms * (1 - 1e-6))
     if remainder >= 1e-1:
@@ -173,7 +173,7 @@ def test_a_plain_look_up_beyond_the_table_counts_as_its_derivative_does(method):
     ids = np.array([[399, 1000], [3, 3], [5, 600]])
     c = np.array([[[100.0, 0], [-99.99, 0]], [[1.0, 2], [3, 4]], [[1.0, 1], [1, 1]]], "f4")
     gradients = per_example(loss, params, (ids, c))
-    fn = jit(clipping.clipped_grad(loss, l2_clip=1.0, method=method))
+    fn = jit(clipping.clipped_grad(loss, l2_clip_norm=1.0, method=method))
     check(fn(params, ids, c), gradients, 1.0)
     assert np.linalg.norm(fn(params, ids[:1], c[:1]).grads["w"]) <= 1.001
 
@@ -187,7 +187,7 @@ def test_clip_factors_in_the_dtype_of_a_loss_are_rounded_down(dtype):
 
     params = {"w": rng.normal(size=(6, 3)).astype("f4")}
     x = rng.normal(size=(40, 6)).astype("f4")
-    fn = jit(clipping.clipped_grad(loss, l2_clip=0.1, method="two_pass"))
+    fn = jit(clipping.clipped_grad(loss, l2_clip_norm=0.1, method="two_pass"))
     for i in range(40):
         found = np.linalg.norm(np.asarray(fn(params, x[i : i + 1]).grads["w"], "f8"))
         assert 0.099 < found <= 0.1 * (1 + 1e-5)
@@ -199,7 +199,7 @@ def test_a_loss_that_is_no_scalar_is_named(returned):
         return None if returned is None else (jnp.sum(params * x), x)
 
     with pytest.raises(ValueError, match="must return the scalar loss alone"):
-        clipping.clipped_grad(loss, l2_clip=1.0)(jnp.ones(2), jnp.ones((3, 2)))
+        clipping.clipped_grad(loss, l2_clip_norm=1.0)(jnp.ones(2), jnp.ones((3, 2)))
 
 
 @pytest.mark.parametrize("positions", [2, 64])
@@ -214,7 +214,7 @@ def test_crafted_rounding_gains_little(positions):
     def loss(params, x, c):
         return 1e4 * jnp.sum(c * (x @ params["w"]))
 
-    fn = jit(clipping.clipped_grad(loss, l2_clip=1.0, method="one_pass"))
+    fn = jit(clipping.clipped_grad(loss, l2_clip_norm=1.0, method="one_pass"))
     found = fn({"w": jnp.zeros((256, 3000))}, x, columns[None]).grads["w"]
     assert np.linalg.norm(np.asarray(found, "f8")) <= 1
 
@@ -230,7 +230,7 @@ def test_squares_that_are_flushed_to_zero_do_not_hide_a_gradient(normalize, swap
 
     params = {"w": jnp.zeros((x.shape[1], y.shape[1]))}
     for method in ("one_pass", "two_pass"):
-        fn = jit(clipping.clipped_grad(loss, l2_clip=1.0, method=method, normalize=normalize))
+        fn = jit(clipping.clipped_grad(loss, l2_clip_norm=1.0, method=method, normalize=normalize))
         out = fn(params, x, y)
         exact = np.linalg.norm(x.astype("f8")) * np.linalg.norm(y.astype("f8"))
         assert out.norms[0] >= exact
@@ -247,12 +247,12 @@ def test_bfloat16_norms_match_the_factors_in_float64():
     params = {"w": jnp.zeros((700, 900))}
     x = np.random.default_rng(0).normal(size=(4, 3, 700)).astype("f4")
     assert rules_of(loss, params, x)["w"][1]
-    out = clipping.clipped_grad(loss, l2_clip=2.0)(params, x)
+    out = clipping.clipped_grad(loss, l2_clip_norm=2.0)(params, x)
     x16 = np.asarray(jnp.asarray(x, jnp.bfloat16), "f8")
     g16 = np.asarray(jnp.sin(jnp.arange(900.0)).astype(jnp.bfloat16), "f8")
     check(out, [np.einsum("bpr,c->brc", x16, g16)], 2.0)
     with pytest.raises(ValueError, match="two_pass"):
-        clipping.clipped_grad(loss, l2_clip=2.0, method="two_pass")(params, x)
+        clipping.clipped_grad(loss, l2_clip_norm=2.0, method="two_pass")(params, x)
 
 
 def test_scanned_layers_compile_once_per_shape():
@@ -263,7 +263,7 @@ def test_scanned_layers_compile_once_per_shape():
         traced.append(1)
         return loss(params, ids)
 
-    fn = jit(clipping.clipped_grad(counted, l2_clip=1.0))
+    fn = jit(clipping.clipped_grad(counted, l2_clip_norm=1.0))
     fn(params, *batch)
     fn(params, *batch)
     assert fn._cache_size() == 1
@@ -273,7 +273,7 @@ def test_scanned_layers_compile_once_per_shape():
 @pytest.mark.parametrize("method", METHODS)
 def test_dropout_keys_and_closed_over_numpy_batches_in_microbatches(method):
     loss, params, (ids, keys) = clipping_models.nnx_transformer(True)
-    fn = clipping.clipped_grad(loss, l2_clip=0.5, method=method)
+    fn = clipping.clipped_grad(loss, l2_clip_norm=0.5, method=method)
     whole = jit(fn)(params, ids[:3], keys[:3])
     parts = jit(lambda: dataclasses.replace(fn, microbatch_size=2)(params, ids[:3], keys[:3]))()
     np.testing.assert_allclose(parts.norms, whole.norms, rtol=1e-5)
@@ -288,14 +288,14 @@ def test_a_user_with_many_sequences_is_one_example():
         return jax.vmap(functools.partial(tied_loss, params))(ids).sum()
 
     gradients = per_example(user_loss, params, (ids,))
-    check(jit(clipping.clipped_grad(user_loss, l2_clip=0.5))(params, ids), gradients, 0.5)
+    check(jit(clipping.clipped_grad(user_loss, l2_clip_norm=0.5))(params, ids), gradients, 0.5)
 
 
 def test_sum_feeds_correlated_noise_of_jax_privacy():
     from jax_privacy import matrix_factorization, noise_addition
 
     params, ids = tied_params(), clipping_models.tokens()
-    fn = clipping.clipped_grad(tied_loss, l2_clip=0.5)
+    fn = clipping.clipped_grad(tied_loss, l2_clip_norm=0.5)
     strategy = matrix_factorization.toeplitz.optimal_max_error_strategy_coefs(4)
     privatizer = noise_addition.matrix_factorization_privatizer(
         matrix_factorization.toeplitz.inverse_as_streaming_matrix(strategy),
@@ -338,4 +338,4 @@ def test_random_networks_that_share_weights(layers, length, favor, seed):
     gradients = per_example(loss, params, (x,))
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(plan, "FAVOR_GRADIENT", favor)
-        check(jit(clipping.clipped_grad(loss, l2_clip=0.7))(params, x), gradients, 0.7)
+        check(jit(clipping.clipped_grad(loss, l2_clip_norm=0.7))(params, x), gradients, 0.7)

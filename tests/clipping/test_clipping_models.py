@@ -24,14 +24,14 @@ def per_example(loss, params, batch):
     return [np.stack(leaf).astype("f8") for leaf in zip(*rows, strict=True)]
 
 
-def check(out, gradients, l2_clip, mask=None, slack=1e-4):
+def check(out, gradients, l2_clip_norm, mask=None, slack=1e-4):
     """Norms, which are rounded up, to `slack`; sums as a whole and leaf by leaf to 1e-5 relative."""
     mask = np.ones(len(out.norms)) if mask is None else mask
     norms = np.sqrt(sum((g.reshape(len(g), -1) ** 2).sum(1) for g in gradients)) * mask
     found = np.asarray(out.norms, "f8")
     assert np.all(found >= norms * (1 - 1e-5))
     assert np.all(found <= norms * (1 + slack))
-    factors = np.minimum(1, l2_clip / np.maximum(found, 1e-30)) * mask
+    factors = np.minimum(1, l2_clip_norm / np.maximum(found, 1e-30)) * mask
     expected = [np.tensordot(factors, g, 1) for g in gradients]
     whole = np.sqrt(sum((e**2).sum() for e in expected))
     for got, want in zip(jax.tree.leaves(out.grads), expected, strict=True):
@@ -42,11 +42,13 @@ def check(out, gradients, l2_clip, mask=None, slack=1e-4):
 def compare(name, methods):
     loss, params, batch = clipping_models.MODELS[name]()
     gradients = per_example(loss, params, batch)
-    l2_clip = float(np.median(np.sqrt(sum((g.reshape(len(g), -1) ** 2).sum(1) for g in gradients))))
+    l2_clip_norm = float(
+        np.median(np.sqrt(sum((g.reshape(len(g), -1) ** 2).sum(1) for g in gradients)))
+    )
     for method in methods:
-        fn = clipping.clipped_grad(loss, l2_clip=l2_clip, method=method)
+        fn = clipping.clipped_grad(loss, l2_clip_norm=l2_clip_norm, method=method)
         # Closed over: jit takes no functions, such as an Equinox module has among its leaves.
-        check(jit(functools.partial(fn, params))(*batch), gradients, l2_clip)
+        check(jit(functools.partial(fn, params))(*batch), gradients, l2_clip_norm)
 
 
 SLOW = "linen scan of remat"  # its two halves are models of their own

@@ -31,7 +31,7 @@ def test_without_noise_the_answer_is_attention(mechanism, d):
     K, V, Q = memory(3000, d)
     K[0], K[1], Q[0] = 0, 1, 1
     built = cross_attention.build(KEY, K, V, mechanism=mechanism, **BOX, **EXACT)
-    exact = dpx.attention.softmax(Q, K, V, scale=d)
+    exact = dpx.attention.dot_product_attention(Q, K, V, scale=1 / d)
     np.testing.assert_allclose(built.query(Q), exact, atol=5e-4)
 
 
@@ -46,7 +46,9 @@ def test_without_noise_the_papers_tree_is_attention(budget):
         "copies": 3,
     }
     built = cross_attention.build(KEY, K, V, **options, **BOX, **EXACT)
-    np.testing.assert_allclose(built.query(Q), dpx.attention.softmax(Q, K, V, scale=1), atol=4e-3)
+    np.testing.assert_allclose(
+        built.query(Q), dpx.attention.dot_product_attention(Q, K, V, scale=1), atol=4e-3
+    )
 
 
 def test_keys_as_models_produce_them():
@@ -55,7 +57,9 @@ def test_keys_as_models_produce_them():
     bounds = {"key_bound": 2.0, "query_bound": 1.5, "value_bound": 1.0}
     options = {"domain": "ball", "scale": 3**0.5, **bounds}
     built = cross_attention.build(KEY, K, V, **options, **EXACT)
-    np.testing.assert_allclose(built.query(Q), dpx.attention.softmax(Q, K, V), atol=2e-3)
+    np.testing.assert_allclose(
+        built.query(Q), dpx.attention.dot_product_attention(Q, K, V), atol=2e-3
+    )
     noisy = cross_attention.build(KEY, K, V, **options, **BUDGET)
     single = cross_attention.build(KEY, K[0], V[0], **options, **BUDGET)
     assert noisy.noise_std == pytest.approx(2**0.5 * single.noise_std)
@@ -64,7 +68,7 @@ def test_keys_as_models_produce_them():
 
 def test_random_features_approach_attention_in_many_dimensions():
     K, V, Q = ball((2000, 64), 2.0, 0), ball((2000, 2), 1.0, 1), ball((40, 64), 2.0, 2)
-    exact = dpx.attention.softmax(Q, K, V)
+    exact = dpx.attention.dot_product_attention(Q, K, V)
     options = {"domain": "ball", "scale": 8.0, "key_bound": 2.0, "value_bound": 1.0}
     errors = [
         float(
@@ -195,7 +199,7 @@ def test_gradients_reach_the_queries():
     K, V, Q = memory(200, 2)
     built = cross_attention.build(KEY, K, V, **BOX, **EXACT)
     got = jax.grad(lambda q: built.query(q).sum())(Q)
-    want = jax.grad(lambda q: dpx.attention.softmax(q, K, V, scale=2).sum())(Q)
+    want = jax.grad(lambda q: dpx.attention.dot_product_attention(q, K, V, scale=0.5).sum())(Q)
     np.testing.assert_allclose(got, want, atol=1e-3)
 
 
@@ -203,7 +207,9 @@ def test_baselines():
     K, V, Q = memory(500, 2)
     options = {"key_bound": 1.0, "value_bound": 1.0}
     fresh = baselines.fresh_noise(KEY, Q, K, V, **options, **EXACT)
-    np.testing.assert_allclose(fresh.values, dpx.attention.softmax(Q, K, V, scale=2), atol=1e-4)
+    np.testing.assert_allclose(
+        fresh.values, dpx.attention.dot_product_attention(Q, K, V, scale=0.5), atol=1e-4
+    )
     mean = baselines.mean_of_values(KEY, V, value_bound=1.0, **EXACT)
     np.testing.assert_allclose(mean.values[0], V.mean(0), atol=1e-5)
     noisy = jax.vmap(
@@ -279,7 +285,7 @@ def mean_error(built, Q, exact):
 @pytest.mark.parametrize(("d", "want"), [(1, 8.8e-5), (2, 1.3e-4), (4, 2.0e-4)])
 def test_error_of_the_sketch(d, want):
     K, V, Q = memory(100_000, d, m=1000)
-    exact = dpx.attention.softmax(Q, K, V, scale=d)
+    exact = dpx.attention.dot_product_attention(Q, K, V, scale=1 / d)
     errors = [
         mean_error(cross_attention.build(key, K, V, **BOX, **BUDGET), Q, exact)
         for key in jax.random.split(KEY, 30)
@@ -310,7 +316,7 @@ def test_noise_of_the_papers_structure_is_300_000_times_the_sketchs():
 @pytest.mark.parametrize(("d", "n"), [(1, 300), (2, 1000)])
 def test_sketch_beats_the_mean_of_v_from(d, n):
     K, V, Q = memory(n, d, m=500)
-    exact = dpx.attention.softmax(Q, K, V, scale=d)
+    exact = dpx.attention.dot_product_attention(Q, K, V, scale=1 / d)
     trivial = float(abs(exact - V.mean(0)).mean())
     errors = [
         mean_error(cross_attention.build(key, K, V, **BOX, **BUDGET), Q, exact)

@@ -88,12 +88,20 @@ def test_the_columns_have_the_stated_law_and_none_is_clipped():
 def test_the_counts_of_samples_belong_to_their_bounds_on_the_change():
     config = configs.get_config()
     planned, terms = gram.plan(config), {"n": 8}
-    alpha, eta = planned["column_bound"], planned["eta"]
-    assert planned["beta"] == 2 * alpha
-    for label, change in (("sampling", 2**0.5 * alpha**2), ("sampling_loose", 4 * alpha**2)):
+    column_bound, eta = planned["column_bound"], planned["eta"]
+    assert planned["max_column_change"] == 2 * column_bound
+    for label, change in (
+        ("sampling", 2**0.5 * column_bound**2),
+        ("sampling_loose", 4 * column_bound**2),
+    ):
         # A bound of unit columns with the same t = F/η.
         same = dpx_gram.max_samples(
-            config.epsilon, config.delta, alpha=1.0, beta=2.0, eta=2**0.5 * eta / change, **terms
+            config.epsilon,
+            config.delta,
+            column_bound=1.0,
+            max_column_change=2.0,
+            eta=2**0.5 * eta / change,
+            **terms,
         )
         assert planned[f"{label}/num_samples"] == pytest.approx(same, rel=1e-6)
 
@@ -147,7 +155,7 @@ def test_the_fixed_row_splits_its_budget_by_basic_composition():
     config = configs.get_config("recommender")
     spent = item_recommender.fixed_budget(config)
     together = privacy.gaussian_noise_multiplier(spent["epsilon"], spent["delta"])
-    share, half = spent["popularity_share"], config.delta / 2
+    share, half = spent["popularity_budget_fraction"], config.delta / 2
     parts = {0.05: together / share**0.5, 0.95: together / (1 - share) ** 0.5}
     for part, multiplier in parts.items():
         assert privacy.gaussian_epsilon(multiplier, half) == pytest.approx(part * 8.0, rel=1e-6)
@@ -157,15 +165,23 @@ def test_the_fixed_row_splits_its_budget_by_basic_composition():
     ("arg", "changed", "named"),
     [
         ("tiny", {"rows": 0}, "config.rows=0"),
-        ("tiny", {"beta_fraction": 1.5}, "config.beta_fraction=1.5"),
+        ("tiny", {"max_column_change_fraction": 1.5}, "config.max_column_change_fraction=1.5"),
         ("tiny", {"eta_fraction": 0.0}, "config.eta_fraction=0.0"),
         ("tiny", {"kernel": "relu"}, "config.kernel='relu'"),
         ("tiny", {"slack": 0.9}, "config.slack=0.9"),
         ("tiny", {"latent_dim": 0}, "config.latent_dim=0"),
         ("recommender", {"num_kept": 10**6}, "config.num_kept=1000000"),
         ("recommender", {"transitions.rounds": 0}, "rounds=0"),
-        ("recommender", {"popularity_share": 0.0}, "config.popularity_share=0.0"),
-        ("recommender", {"fixed.popularity_share": 1.0}, "config.fixed.popularity_share=1.0"),
+        (
+            "recommender",
+            {"popularity_budget_fraction": 0.0},
+            "config.popularity_budget_fraction=0.0",
+        ),
+        (
+            "recommender",
+            {"fixed.popularity_budget_fraction": 1.0},
+            "config.fixed.popularity_budget_fraction=1.0",
+        ),
         ("recommender", {"evaluate.split": "train"}, "split='train'"),
         ("recommender", {"data.path": None}, "config.data.path is missing"),
     ],

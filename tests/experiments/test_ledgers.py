@@ -30,7 +30,7 @@ LEFT_OUT = ["stderr", "file/*", "result/metrics/*"]
 CHANGES = {
     "train.steps": 3,
     "train.batch_size": 16,
-    "train.physical_batch": 16,
+    "train.microbatch_size": 16,
     "train.log_every": 3,
     "non_private.steps": 2,
     "non_private.batch_size": 16,
@@ -109,15 +109,20 @@ def of_start(labels):
 RUNS = {
     "text": (
         "configs/quickstart.py:tiny",
-        {"data.limit": 120, "ngrams": (1,), "reattention.enabled": True, "reattention.share": 0.4},
+        {
+            "data.limit": 120,
+            "ngrams": (1,),
+            "reattention.enabled": True,
+            "reattention.budget_fraction": 0.4,
+        },
         of_text,
     ),
     "recommender": (
         "configs/recommender.py:amazon,tiny",
         {
             "reattention.enabled": True,
-            "reattention.share": 0.5,
-            "popularity_share": 0.5,
+            "reattention.budget_fraction": 0.5,
+            "popularity_budget_fraction": 0.5,
             "data.path": "ratings.txt",
             "num_seeds": 1,
         },

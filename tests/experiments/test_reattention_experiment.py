@@ -7,7 +7,7 @@ import pytest
 from configs.shakespeare import get_config as shakespeare_config
 from dpx.data import Histories, shakespeare
 from dpx.launch import records, report, run
-from dpx.reattention import ParameterErrors
+from dpx.reattention import ParameterNoise
 from experiments.dp_transformer import distraction as reattention
 from experiments.dp_transformer import models
 
@@ -117,7 +117,7 @@ def test_the_literal_form_serves_both_rows():
     usual = models.build(config_of("configs/shakespeare.py:tiny"), 65, 16, 0)
     literal = models.build(config, 65, 16, 0)
     tokens = np.arange(16)
-    errors = ParameterErrors(np.full(65, 0.1), 0.01)
+    errors = ParameterNoise(np.full(65, 0.1), 0.01)
     np.testing.assert_allclose(literal(tokens), usual(tokens), atol=1e-5)
     difference = literal(tokens, errors=errors) - usual(tokens, errors=errors)
     assert np.abs(difference).max() > 1e-5
@@ -126,7 +126,7 @@ def test_the_literal_form_serves_both_rows():
 @pytest.mark.parametrize(
     ("section", "changes", "message"),
     [
-        ("reattention", {"share": 0.0}, "token probabilities"),
+        ("reattention", {"budget_fraction": 0.0}, "token probabilities"),
         ("reattention", {"probabilities": "public"}, "path is missing"),
         ("reattention", {"probabilities": "guess"}, "probabilities"),
         ("reattention", {"max_tokens": 0}, "max_tokens"),

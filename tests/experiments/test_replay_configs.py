@@ -13,10 +13,10 @@ from dpx.launch import (
     records,
     run,
 )
-from experiments.cross_attention.query_error import (
+from experiments.cross_attention import (
     kernel_regression,
 )
-from experiments.cross_attention.query_error import (
+from experiments.cross_attention import (
     query_error as cross_attention,
 )
 from experiments.dp_transformer import (
@@ -46,7 +46,7 @@ EXACT_ERRORS = {"result/metrics/*": "errors, computed with the exact answer"}
 TRAINING = {
     "train.steps": 3,
     "train.batch_size": 16,
-    "train.physical_batch": 8,
+    "train.microbatch_size": 8,
     "train.log_every": 3,
     "non_private.steps": 0,
     "noise_seed": 5,
@@ -145,7 +145,12 @@ TEXTS = {
     ),
     "quickstart, GRU": (
         "configs/quickstart.py:tiny",
-        {"data.limit": 120, "model.kind": "gru", "prior.share": 0.0, "model.dropout": 0.5},
+        {
+            "data.limit": 120,
+            "model.kind": "gru",
+            "prior.budget_fraction": 0.0,
+            "model.dropout": 0.5,
+        },
     ),
     "shakespeare": ("configs/shakespeare.py:tiny", {"model.dropout": 0.2}),
 }

@@ -24,7 +24,7 @@ def histories():
 @pytest.fixture
 def config():
     config = get_config("synthetic,tiny")
-    config.start.share, config.popularity_share = 0.8, 0.0
+    config.start.budget_fraction, config.popularity_budget_fraction = 0.8, 0.0
     config.num_seeds, config.noise_seed, config.non_private.steps = 1, 1, 0
     return config
 
@@ -48,7 +48,7 @@ def finished(tmp_path_factory):
 def start(histories):
     config = get_config("synthetic,tiny")
     config.epsilon, config.start.pseudo_counts, config.start.recency = 8.0, 7.0, 0.6
-    return warm_start.fit(jax.random.key(0), histories, config, share=0.5)[0]
+    return warm_start.fit(jax.random.key(0), histories, config, budget_fraction=0.5)[0]
 
 
 def test_logits_are_those_of_the_release_item_by_item(start, histories):
@@ -163,12 +163,12 @@ def test_embeddings_are_close_for_items_with_the_same_successors():
 @pytest.mark.parametrize(
     ("changed", "named"),
     [
-        ({"start.share": 1.0}, r"start\.share=1\.0"),
-        ({"start.share": -0.1}, r"start\.share=-0\.1"),
+        ({"start.budget_fraction": 1.0}, r"start\.budget_fraction=1\.0"),
+        ({"start.budget_fraction": -0.1}, r"start\.budget_fraction=-0\.1"),
         ({"start.pseudo_counts": 0.0}, r"pseudo_counts=0\.0"),
         ({"start.recency": 1.5}, r"recency=1\.5"),
         ({"model.kind": "gru"}, "needs model.kind='transformer'"),
-        ({"popularity_share": 0.1}, r"popularity_share=0\.1"),
+        ({"popularity_budget_fraction": 0.1}, r"popularity_budget_fraction=0\.1"),
     ],
 )
 def test_bad_values_are_named(config, changed, named):

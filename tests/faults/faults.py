@@ -33,7 +33,10 @@ LOOP = "tests/audit/test_replay_training.py::"
 MOVED = LOOP + "test_a_record_moves_each_step_by_its_clipped_gradient_alone"
 COST = LOOP + "test_the_noise_of_all_steps_costs_what_is_stated"
 SECRET = LOOP + "test_all_randomness_comes_from_its_own_secret"
-LEDGER = "tests/experiments/test_ledgers.py::test_rows_and_total_cost_what_is_stated_and_held_out_data_nothing[{}]"
+LEDGER = (
+    "tests/experiments/test_ledgers.py"
+    "::test_rows_and_total_cost_what_is_stated_and_held_out_data_nothing[{}]"
+)
 DOOR = "tests/noise/test_noise.py::test_every_entry_that_is_released_has_noise_of_its_own_of_the_stated_std"
 
 FAULTS = (
@@ -207,8 +210,8 @@ FAULTS = (
     Fault(
         "every group of parameters gets the whole threshold for free",
         "dpx/clipping/__init__.py",
-        "norm = math.hypot(*_groups.check_clip(self.l2_clip))",
-        "norm = max(_groups.check_clip(self.l2_clip))",
+        "norm = math.hypot(*_groups.check_clip(self.l2_clip_norm))",
+        "norm = max(_groups.check_clip(self.l2_clip_norm))",
         "tests/clipping/test_clipping.py::test_groups_are_clipped_on_their_own "
         "tests/clipping/test_clipping.py::test_sensitivity_by_relation "
         "tests/clipping/test_clipping.py::test_sensitivity_is_attained_and_never_exceeded",
@@ -428,7 +431,7 @@ FAULTS = (
     Fault(
         "long histories are not rescaled in the popularity",
         "dpx/recommend/popularity.py",
-        "weights = np.minimum(1.0, l2_clip / np.sqrt(np.maximum(lengths, 1)))",
+        "weights = np.minimum(1.0, l2_clip_norm / np.sqrt(np.maximum(lengths, 1)))",
         "weights = np.ones(len(lengths))",
         REMOVED.format("popularity"),
     ),
@@ -442,14 +445,14 @@ FAULTS = (
     Fault(
         "the popularity's share is not deducted from the rest",
         "dpx/recommend/popularity.py",
-        "left = multiplier / math.sqrt(1 - share)",
+        "left = multiplier / math.sqrt(1 - budget_fraction)",
         "left = multiplier",
         PRICE.format("transitions"),
     ),
     Fault(
         "the popularity has the whole budget",
         "dpx/recommend/popularity.py",
-        "spent, at = privacy.gaussian_budget(multiplier / math.sqrt(share), delta)",
+        "spent, at = privacy.gaussian_budget(multiplier / math.sqrt(budget_fraction), delta)",
         "spent, at = epsilon, delta",
         PRICE.format("item Gram"),
     ),
@@ -484,7 +487,7 @@ FAULTS = (
     Fault(
         "n-grams of long records are not clipped",
         "dpx/ngram.py",
-        "weights = np.minimum(1, l2_clip / np.maximum(norms, 1))",
+        "weights = np.minimum(1, l2_clip_norm / np.maximum(norms, 1))",
         "weights = np.ones_like(norms)",
         REMOVED.format("3-grams"),
     ),
@@ -538,7 +541,7 @@ FAULTS = (
         "replacing a column costs what removing one does",
         "dpx/gram/accounting.py",
         'if neighboring == "replace_one":\n        return',
-        'if neighboring == "replace_one":\n        return alpha**2 if beta is None else',
+        'if neighboring == "replace_one":\n        return column_bound**2 if max_column_change is None else',
         REPLACED.format("Gram, replace"),
     ),
     Fault(
@@ -598,7 +601,8 @@ FAULTS = (
         "dpx/cross_attention/sketch.py",
         "weights = weights * jnp.minimum(1, largest / jnp.maximum(norms, largest / 2))[:, None]",
         "weights = weights * 1.0",
-        "tests/cross_attention/test_cross_attention_privacy.py::test_random_feature_sensitivity_is_never_exceeded "
+        "tests/cross_attention/test_cross_attention_privacy.py"
+        "::test_random_feature_sensitivity_is_never_exceeded "
         "tests/cross_attention/test_cross_attention_privacy.py"
         "::test_random_features_that_overflow_stay_within_the_sensitivity",
     ),
@@ -830,22 +834,23 @@ FAULTS = (
     Fault(
         "the warm start's share is not deducted",
         "experiments/dp_transformer/recommender.py",
-        "return None, *warm_start.fit(key, train, config, config.start.share)",
-        "return None, warm_start.fit(key, train, config, config.start.share)[0], None",
+        "return None, *warm_start.fit(key, train, config, config.start.budget_fraction)",
+        "return None, warm_start.fit(key, train, config, config.start.budget_fraction)[0], None",
         LEDGER.format("recommender, warm"),
     ),
     Fault(
         "the warm start spends the whole budget",
         "experiments/dp_transformer/warm_start.py",
-        "dpx.gaussian_noise_multiplier(config.epsilon, config.delta) / math.sqrt(share)\n    spent",
+        "dpx.gaussian_noise_multiplier(config.epsilon, config.delta) / math.sqrt(\n        "
+        "budget_fraction\n    )\n    spent",
         "dpx.gaussian_noise_multiplier(config.epsilon, config.delta)\n    spent",
         "tests/experiments/test_warm_start.py::test_release_and_training_cost_the_budget_together",
     ),
     Fault(
         "the warm start and the release of transitions have one key",
         "experiments/dp_transformer/recommender.py",
-        "whole, guarantee = warm_start.fit(noise[5], prepared.train, config, share=1.0)",
-        "whole, guarantee = warm_start.fit(noise[1], prepared.train, config, share=1.0)",
+        "whole, guarantee = warm_start.fit(noise[5], prepared.train, config, budget_fraction=1.0)",
+        "whole, guarantee = warm_start.fit(noise[1], prepared.train, config, budget_fraction=1.0)",
         LEDGER.format("recommender, warm"),
     ),
     Fault(

@@ -85,13 +85,13 @@ def test_noise_has_the_stated_covariance():
 
 
 def test_noise_is_calibrated_to_the_sensitivity(X):
-    made = gram.release(KEY, X, beta=0.4, **BUDGET)
+    made = gram.release(KEY, X, max_column_change=0.4, **BUDGET)
     multiplier = dpx.gaussian_noise_multiplier(1.0, 1e-6)
     assert made.noise_std == pytest.approx(gram.frobenius_sensitivity(1.0, 0.4) * multiplier)
     assert made.guarantee.event.noise_multiplier == pytest.approx(multiplier)
     exact = project(X, 1.0) @ project(X, 1.0).T
     keys = jax.random.split(KEY, 2_000)
-    draws = jax.vmap(lambda k: gram.release(k, X, beta=0.4, **BUDGET).matrix)(keys)
+    draws = jax.vmap(lambda k: gram.release(k, X, max_column_change=0.4, **BUDGET).matrix)(keys)
     errors = np.asarray(draws) - exact
     assert errors[:, 0, 0].std() == pytest.approx(made.noise_std, rel=0.06)
     assert errors[:, 0, 1].std() == pytest.approx(made.noise_std / math.sqrt(2), rel=0.06)
@@ -192,9 +192,9 @@ def test_the_global_precision_is_left_alone(X):
 
 def test_guarantee_says_what_it_covers(X):
     assert gram.release(KEY, X, **BUDGET).guarantee.unit == "column of X"
-    moved = gram.release(KEY, X, beta=0.1, **BUDGET).guarantee
+    moved = gram.release(KEY, X, max_column_change=0.1, **BUDGET).guarantee
     assert moved.neighboring == NeighboringRelation.REPLACE_ONE
-    assert "beta=0.1" in moved.unit
+    assert "max_column_change=0.1" in moved.unit
     whole = gram.release(KEY, X, neighboring="add_or_remove_one", **BUDGET).guarantee
     assert whole.neighboring == NeighboringRelation.ADD_OR_REMOVE_ONE
     assert whole.assumptions == ("the number of rows of X is public",)
@@ -216,10 +216,10 @@ SLOW = pytest.mark.slow
 
 
 @pytest.mark.parametrize(
-    "beta", [pytest.param(0.3, marks=SLOW), pytest.param(1.0, marks=SLOW), 2.0]
+    "max_column_change", [pytest.param(0.3, marks=SLOW), pytest.param(1.0, marks=SLOW), 2.0]
 )
-def test_audit_of_additive_noise(beta):
-    assert 0.6 < bench_gram.audit_noise(beta, 1_000_000).epsilon < 1.0
+def test_audit_of_additive_noise(max_column_change):
+    assert 0.6 < bench_gram.audit_noise(max_column_change, 1_000_000).epsilon < 1.0
 
 
 @pytest.mark.parametrize("eta", [pytest.param(30.0, marks=SLOW), 300.0])
@@ -230,7 +230,9 @@ def test_audit_of_sampling(eta):
 def test_audit_refutes_sampling_without_the_shift():
     # Without ηI a column along a direction that the others leave empty shows in the rank: what skipping
     # the shift, or checking XXᵀ ⪰ ηI on the data, costs.
-    k = gram.max_samples(1.0, 1e-3, alpha=1.0, eta=300.0, n=2, neighboring="add_or_remove_one")
+    k = gram.max_samples(
+        1.0, 1e-3, column_bound=1.0, eta=300.0, n=2, neighboring="add_or_remove_one"
+    )
     with jax.enable_x64(True):
         samples = [
             np.asarray(sampling_draws(keys, jnp.diag(jnp.array([300.0, least])), float(k)))[:, 1, 1]
@@ -248,8 +250,8 @@ def test_audit_refutes_sampling_without_the_shift():
     [
         ({"epsilon": 0.0}, "epsilon=0.0"),
         ({"delta": 1.0}, "delta=1.0"),
-        ({"column_bound": -1.0}, "alpha=-1.0"),
-        ({"beta": 2.5}, "beta=2.5"),
+        ({"column_bound": -1.0}, "column_bound=-1.0"),
+        ({"max_column_change": 2.5}, "max_column_change=2.5"),
         ({"mechanism": "laplace"}, "mechanism='laplace'"),
         ({"calibration": "paper"}, "calibration='paper'"),
         ({"eta": 1.0}, "eta=1.0"),
@@ -257,10 +259,10 @@ def test_audit_refutes_sampling_without_the_shift():
         ({"mechanism": "sampling", "eta": -1.0}, "eta=-1.0"),
         ({"mechanism": "sampling", "eta": 1.0}, "eta ≥"),
         ({"mechanism": "sampling", "eta": 5.0}, "epsilon ≥"),
-        ({"mechanism": "sampling", "eta": 200.0, "calibration": "paper"}, "beta ≤"),
+        ({"mechanism": "sampling", "eta": 200.0, "calibration": "paper"}, "max_column_change ≤"),
         ({"clip": False}, "column_bound=1.0"),
         ({"neighboring": "remove"}, "neighboring='remove'"),
-        ({"neighboring": "add_or_remove_one", "beta": 1.0}, "beta=1.0"),
+        ({"neighboring": "add_or_remove_one", "max_column_change": 1.0}, "max_column_change=1.0"),
     ],
 )
 def test_misuse_raises(X, changed, named):
@@ -270,10 +272,12 @@ def test_misuse_raises(X, changed, named):
 
 
 @pytest.mark.parametrize(
-    "remedy", ["eta", "epsilon", "beta"], ids=lambda name: f"{name} of the message is admissible"
+    "remedy",
+    ["eta", "epsilon", "max_column_change"],
+    ids=lambda name: f"{name} of the message is admissible",
 )
 def test_the_values_named_in_the_message_are_admissible(X, remedy):
-    terms = {"mechanism": "sampling", "eta": 5.0, "beta": 2.0}
+    terms = {"mechanism": "sampling", "eta": 5.0, "max_column_change": 2.0}
     with pytest.raises(ValueError, match="no admissible") as raised:
         gram.release(KEY, X, **BUDGET, **terms)
     value = float(re.search(rf"{remedy} [≥≤] ([\d.]+)", str(raised.value)).group(1))

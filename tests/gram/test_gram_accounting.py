@@ -21,19 +21,19 @@ def change(u, v):
 
 
 @given(st.integers(1, 4), st.floats(0.01, 2.0), st.floats(0.1, 5.0), st.integers(0, 2**32 - 1))
-def test_no_random_pair_exceeds_the_frobenius_sensitivity(n, beta, alpha, seed):
-    beta *= alpha
+def test_no_random_pair_exceeds_the_frobenius_sensitivity(n, max_column_change, column_bound, seed):
+    max_column_change *= column_bound
     rng = np.random.default_rng(seed)
     for _ in range(20):
         u, step = rng.normal(size=(2, n))
-        u *= alpha * rng.random() ** 0.1 / np.linalg.norm(u)
-        v = u + step * beta * rng.random() ** 0.1 / np.linalg.norm(step)
-        v *= min(1, alpha / np.linalg.norm(v))
-        assert change(u, v) <= frobenius_sensitivity(alpha, beta) * (1 + 1e-12)
+        u *= column_bound * rng.random() ** 0.1 / np.linalg.norm(u)
+        v = u + step * max_column_change * rng.random() ** 0.1 / np.linalg.norm(step)
+        v *= min(1, column_bound / np.linalg.norm(v))
+        assert change(u, v) <= frobenius_sensitivity(column_bound, max_column_change) * (1 + 1e-12)
 
 
-@pytest.mark.parametrize("beta", CASES)
-def test_gradient_search_attains_the_frobenius_sensitivity(beta):
+@pytest.mark.parametrize("max_column_change", CASES)
+def test_gradient_search_attains_the_frobenius_sensitivity(max_column_change):
     def loss(w):
         u, v = w.reshape(2, 2)
         difference = np.outer(u, u) - np.outer(v, v)
@@ -42,18 +42,18 @@ def test_gradient_search_attains_the_frobenius_sensitivity(beta):
     constraints = [
         {"type": "ineq", "fun": lambda w: 1 - w[:2] @ w[:2]},
         {"type": "ineq", "fun": lambda w: 1 - w[2:] @ w[2:]},
-        {"type": "ineq", "fun": lambda w: beta**2 - np.sum((w[:2] - w[2:]) ** 2)},
+        {"type": "ineq", "fun": lambda w: max_column_change**2 - np.sum((w[:2] - w[2:]) ** 2)},
     ]
     rng = np.random.default_rng(0)
     found = 0.0
     for _ in range(30):
-        start = np.tile(rng.normal(size=2), 2) + 0.3 * beta * rng.normal(size=4)
+        start = np.tile(rng.normal(size=2), 2) + 0.3 * max_column_change * rng.normal(size=4)
         result = optimize.minimize(
             loss, start, jac=True, method="SLSQP", constraints=constraints, options={"ftol": 1e-12}
         )
         if min(c["fun"](result.x) for c in constraints) > -1e-9:
             found = max(found, math.sqrt(-result.fun))
-    assert found == pytest.approx(frobenius_sensitivity(1.0, beta), rel=1e-6)
+    assert found == pytest.approx(frobenius_sensitivity(1.0, max_column_change), rel=1e-6)
 
 
 def test_sensitivity_is_continuous_monotone_and_below_the_papers():
@@ -104,9 +104,12 @@ TABLE = [  # ε, δ, t, n, the paper's k with 2αβ = tη, and the Rényi k with
 
 @pytest.mark.parametrize(("epsilon", "delta", "t", "n", "paper", "exact"), TABLE)
 def test_number_of_samples(epsilon, delta, t, n, paper, exact):
-    beta = 2.0
-    terms = {"alpha": 1.0, "beta": beta, "n": n}
-    eta_paper, eta_exact = 2 * beta / t, frobenius_sensitivity(1.0, beta) / t
+    max_column_change = 2.0
+    terms = {"column_bound": 1.0, "max_column_change": max_column_change, "n": n}
+    eta_paper, eta_exact = (
+        2 * max_column_change / t,
+        frobenius_sensitivity(1.0, max_column_change) / t,
+    )
     assert max_samples(epsilon, delta, eta=eta_paper, calibration="paper", **terms) == paper
     assert max_samples(epsilon, delta, eta=eta_exact, calibration="exact", **terms) == exact
 
@@ -138,7 +141,13 @@ def test_samples_are_below_the_exact_count_of_a_single_eigenvalue(
 
 @pytest.mark.parametrize("calibration", ["exact", "paper"])
 def test_epsilon_inverts_the_number_of_samples(calibration):
-    terms = {"alpha": 1.0, "beta": 0.5, "eta": 3000.0, "n": 4, "calibration": calibration}
+    terms = {
+        "column_bound": 1.0,
+        "max_column_change": 0.5,
+        "eta": 3000.0,
+        "n": 4,
+        "calibration": calibration,
+    }
     k = max_samples(0.7, 1e-5, **terms)
     assert k > 0
     assert (
@@ -147,20 +156,28 @@ def test_epsilon_inverts_the_number_of_samples(calibration):
 
 
 def test_samples_grow_without_bound_with_epsilon_and_exceed_32_bits():
-    k = max_samples(1e8, 1e-6, alpha=1.0, eta=1e3, n=2)
+    k = max_samples(1e8, 1e-6, column_bound=1.0, eta=1e3, n=2)
     assert isinstance(k, int)
     assert k > 2**31
 
 
 def test_paper_calibration_spends_no_more_than_its_proof_covers():
-    terms = {"alpha": 1.0, "beta": 1.0, "eta": 100.0, "n": 4, "calibration": "paper"}
+    terms = {
+        "column_bound": 1.0,
+        "max_column_change": 1.0,
+        "eta": 100.0,
+        "n": 4,
+        "calibration": "paper",
+    }
     limit = 8 * math.log(1e6)
     assert max_samples(1e8, 1e-6, **terms) == max_samples(limit, 1e-6, **terms)
 
 
 def test_no_sample_is_admissible_when_the_change_exceeds_the_floor():
-    assert max_samples(1e8, 1e-6, alpha=1.0, beta=2.0, eta=1.4, n=2) == 0
-    assert math.isinf(sampling_epsilon(2, 1e-6, alpha=1.0, beta=2.0, eta=1.4, n=2))
+    assert max_samples(1e8, 1e-6, column_bound=1.0, max_column_change=2.0, eta=1.4, n=2) == 0
+    assert math.isinf(
+        sampling_epsilon(2, 1e-6, column_bound=1.0, max_column_change=2.0, eta=1.4, n=2)
+    )
 
 
 def test_gaussian_release_event_matches_a_general_accountant():
@@ -169,24 +186,24 @@ def test_gaussian_release_event_matches_a_general_accountant():
     assert accountant.get_epsilon(1e-5) == pytest.approx(0.5, rel=1e-2)
 
 
-GOOD = {"alpha": 1.0, "beta": 1.0, "eta": 10.0, "n": 4}
+GOOD = {"column_bound": 1.0, "max_column_change": 1.0, "eta": 10.0, "n": 4}
 
 
 @pytest.mark.parametrize(
     ("changed", "named"),
     [
-        ({"alpha": 0.0}, "alpha=0.0"),
-        ({"alpha": math.nan}, "alpha=nan"),
-        ({"beta": 2.1}, "beta=2.1"),
-        ({"beta": 0.0}, "beta=0.0"),
+        ({"column_bound": 0.0}, "column_bound=0.0"),
+        ({"column_bound": math.nan}, "column_bound=nan"),
+        ({"max_column_change": 2.1}, "max_column_change=2.1"),
+        ({"max_column_change": 0.0}, "max_column_change=0.0"),
         ({"eta": 0.0}, "eta=0.0"),
         ({"eta": math.nan}, "eta=nan"),
         ({"n": 0}, "n=0"),
         ({"calibration": "chi2"}, "calibration='chi2'"),
         ({"neighboring": "swap"}, "neighboring='swap'"),
-        ({"neighboring": "add_or_remove_one"}, "beta=1.0"),
+        ({"neighboring": "add_or_remove_one"}, "max_column_change=1.0"),
         (
-            {"neighboring": "add_or_remove_one", "beta": None, "calibration": "paper"},
+            {"neighboring": "add_or_remove_one", "max_column_change": None, "calibration": "paper"},
             "calibration='paper'",
         ),
     ],

@@ -21,8 +21,8 @@ from dpx.launch import records, report, run, sweep
         ("run", ["--config=configs/quickstart.py:tiny", "--noconfig.tied"], "no key 'tied'"),
         ("run", ["--config=configs/quickstart.py:tiny", "--config.epsilon=a"], "epsilon=a"),
         ("sweep", ["--config=configs/quickstart.py:bogus"], "'bogus' is not known: use one of tiny"),
-        ("bench_gram", ["--columns=0"], "columns"),
-        ("bench_noisy_head", ["--nope"], "nope"),
+        ("bench.gram", ["--columns=0"], "columns"),
+        ("bench.noisy_head", ["--nope"], "nope"),
     ],
 )  # fmt: skip
 def test_bad_arguments_end_in_one_line(module, arguments, words):
@@ -178,7 +178,7 @@ def test_bad_flags_end_in_one_line_and_status_2(tmp_path, arguments, words):
         ({"non_private.batch_size": 0}, "config.non_private.batch_size=0"),
         ({"non_private.steps": -1}, "config.non_private.steps=-1"),
         ({"train.accountant": "foo"}, "config.train.accountant='foo'"),
-        ({"train.l2_clip": float("inf")}, "config.train.l2_clip=inf"),
+        ({"train.l2_clip_norm": float("inf")}, "config.train.l2_clip_norm=inf"),
         ({"train.learning_rate": float("inf")}, "config.train.learning_rate=inf"),
         ({"data.limit": -5}, "config.data.limit=-5"),
         ({"data.split_seed": -1}, "config.data.split_seed=-1"),

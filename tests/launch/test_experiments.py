@@ -423,7 +423,7 @@ def test_a_failing_point_does_not_stop_the_others(tmp_path, monkeypatch, capsys)
 
 
 def test_a_model_without_a_prior_is_saved_and_loaded(tmp_path):
-    changes = {"prior": {"share": 0.0}, "ngrams": (1,), "non_private": {"steps": 0}}
+    changes = {"prior": {"budget_fraction": 0.0}, "ngrams": (1,), "non_private": {"steps": 0}}
     record = execute("configs/quickstart.py:tiny", tmp_path / "run", **changes)
     assert set(record.releases) == {"dp_1gram", "dp_transformer"}
     scored = records.load(record.workdir).log_prob(["smith"])

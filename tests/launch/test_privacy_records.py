@@ -221,11 +221,16 @@ def _charged(monkeypatch):
 @pytest.mark.parametrize(
     ("source", "changes", "shared"),
     [
-        (NAME, {"ngrams": (1,), "reattention.enabled": True, "prior.share": 0.5}, 1),
-        (NAME, {"ngrams": (1, 2), "prior.share": 0.5}, 0),
+        (NAME, {"ngrams": (1,), "reattention.enabled": True, "prior.budget_fraction": 0.5}, 1),
+        (NAME, {"ngrams": (1, 2), "prior.budget_fraction": 0.5}, 0),
         (
             SYNTHETIC,
-            {"num_seeds": 2, "popularity_share": 0.3, "reattention.enabled": True, "epsilon": 8.0},
+            {
+                "num_seeds": 2,
+                "popularity_budget_fraction": 0.3,
+                "reattention.enabled": True,
+                "epsilon": 8.0,
+            },
             2,
         ),
     ],

@@ -28,8 +28,8 @@ from dpx.training import loop as training
 
 SOURCE = "configs/quickstart.py:tiny"
 SETTINGS = {
-    "data.held_out": 50, "data.limit": 0, "ngrams": (1,), "prior.share": 0.0, "model.kind": "gru",
-    "model.dim": 4, "train.steps": 4, "train.batch_size": 32, "train.physical_batch": 32,
+    "data.held_out": 50, "data.limit": 0, "ngrams": (1,), "prior.budget_fraction": 0.0, "model.kind": "gru",
+    "model.dim": 4, "train.steps": 4, "train.batch_size": 32, "train.microbatch_size": 32,
     "train.checkpoint_every": 1, "train.log_every": 1, "non_private.steps": 0,
 }  # fmt: skip
 PROGRESS = re.compile(r"^(dp_\w+: step |\[\d+/\d+\] )")
@@ -629,7 +629,7 @@ def test_a_checkpoint_of_other_arrays_than_were_written_is_refused(tmp_path, mon
     """What TensorStore cannot notice: whole files that hold something else."""
     params = {"w": np.arange(3.0)}
     transform = dpx.privatize(
-        l2_clip=1.0, noise_multiplier=1.0, expected_batch_size=2, key=jax.random.key(0)
+        l2_clip_norm=1.0, noise_multiplier=1.0, expected_batch_size=2, key=jax.random.key(0)
     )
     state = (params, (transform.init(params),))
     with contextlib.closing(training._Checkpoints(tmp_path)) as checkpoints:

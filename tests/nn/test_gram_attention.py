@@ -64,7 +64,7 @@ def test_misuse_raises(X):
     with pytest.raises(ValueError, match="row for each"):
         GramAttention(release, dpx.Ledger())(jnp.ones((4, 2)))
     ledger = dpx.Ledger().spend(release.guarantee, "one column moves anywhere")
-    moved = gram.release(KEY, X, epsilon=1.0, delta=1e-6, column_bound=1.0, beta=0.1)
+    moved = gram.release(KEY, X, epsilon=1.0, delta=1e-6, column_bound=1.0, max_column_change=0.1)
     with pytest.raises(ValueError, match="unit"):
         GramAttention(moved, ledger)
 

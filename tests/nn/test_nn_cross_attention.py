@@ -32,7 +32,7 @@ def by_hand(module, memory, x):
     heads = lambda a: jnp.moveaxis(a.reshape(*a.shape[:-1], 2, 3), -2, -3)  # noqa: E731
     k = into_ball(heads(module.key(memory)), 1.5)
     v = jnp.clip(heads(module.value(memory)), -1, 1)
-    answers = dpx.attention.softmax(into_ball(heads(module.query(x)), 1.5), k, v)
+    answers = dpx.attention.dot_product_attention(into_ball(heads(module.query(x)), 1.5), k, v)
     return module.out(jnp.moveaxis(answers, -3, -2).reshape(*x.shape[:-1], 6))
 
 

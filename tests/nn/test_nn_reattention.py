@@ -11,7 +11,7 @@ from flax import nnx
 import dpx
 from dpx import reattention
 from dpx.nn.transformer import Transformer
-from dpx.reattention import Moments, ParameterErrors
+from dpx.reattention import Moments, ParameterNoise
 
 VOCAB, LENGTH, DIM = 40, 12, 32
 PROBABILITIES = 1 / np.arange(1, VOCAB + 1)
@@ -37,9 +37,9 @@ def build(num_heads=1, num_blocks=3, std=None, seed=0, **settings):
 
 def errors(scale=1.0):
     embedding, rest = (
-        scale * reattention.effective_error(1.0, 500, p) for p in (PROBABILITIES, None)
+        scale * reattention.effective_noise_std(1.0, 500, p) for p in (PROBABILITIES, None)
     )
-    return ParameterErrors(jnp.asarray(embedding), rest)
+    return ParameterNoise(jnp.asarray(embedding), rest)
 
 
 def elementwise(model, tokens, noise):
@@ -148,7 +148,7 @@ def test_key_variance_is_that_of_noisy_parameters():
 
 def test_no_errors_no_correction():
     model = build()
-    none = ParameterErrors(jnp.zeros(VOCAB), 0.0)
+    none = ParameterNoise(jnp.zeros(VOCAB), 0.0)
     np.testing.assert_allclose(model(TOKENS, errors=none), model(TOKENS), atol=1e-5)
     literal = build(attention=functools.partial(reattention.attend, renormalize=False))
     np.testing.assert_allclose(literal(TOKENS, errors=none), model(TOKENS), atol=1e-5)
@@ -173,7 +173,7 @@ def test_causal_last_only_and_padding_hold_with_errors():
 
 
 def test_unseen_tokens_are_safe():
-    huge = ParameterErrors(jnp.full(VOCAB, 1e15).at[:5].set(1e-3), 1e-3)
+    huge = ParameterNoise(jnp.full(VOCAB, 1e15).at[:5].set(1e-3), 1e-3)
 
     def loss(params):
         logits = nnx.merge(graph, params)(TOKENS, errors=huge)
@@ -198,7 +198,7 @@ def test_clipping_is_exact_and_treats_the_variance_as_a_constant(last_only, caps
     batch = (jnp.asarray(TOKENS), jnp.asarray(TOKENS[::-1]), jax.random.split(jax.random.key(0), 8))
     noisy, plain = (functools.partial(loss, noise) for noise in (errors(), None))
     auto, slow = (
-        jax.jit(dpx.clipped_grad(noisy, l2_clip=0.3, method=method))(params, *batch)
+        jax.jit(dpx.clipped_grad(noisy, l2_clip_norm=0.3, method=method))(params, *batch)
         for method in ("auto", "vmap")
     )
     np.testing.assert_allclose(auto.norms, slow.norms, rtol=1e-5)
@@ -234,4 +234,4 @@ def test_gradients_take_the_path_of_the_means():
 
 def test_bad_errors_are_named():
     with pytest.raises(ValueError, match=r"errors\.embedding"):
-        build()(TOKENS, errors=ParameterErrors(jnp.ones(VOCAB - 1), 0.1))
+        build()(TOKENS, errors=ParameterNoise(jnp.ones(VOCAB - 1), 0.1))

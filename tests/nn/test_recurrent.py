@@ -72,7 +72,9 @@ def test_clipping_is_exact(cell):
         return -jnp.take_along_axis(jax.nn.log_softmax(logits), tokens[1:, None], 1).mean()
 
     auto, slow = (
-        jax.jit(functools.partial(dpx.clipped_grad(loss, l2_clip=0.1, method=m), params))(TOKENS)
+        jax.jit(functools.partial(dpx.clipped_grad(loss, l2_clip_norm=0.1, method=m), params))(
+            TOKENS
+        )
         for m in ("auto", "vmap")
     )
     np.testing.assert_allclose(auto.norms, slow.norms, rtol=1e-5)

@@ -78,7 +78,11 @@ MEMORY = list(zip(KEYS, VALUES, strict=True))
 CHANGED = [[*MATRIX[:i], 0.999999 * MATRIX[i], *MATRIX[i + 1 :]] for i in range(len(MATRIX))]
 OPPOSITE = replacements(MATRIX, [np.eye(5)[0] * 1e9, np.eye(5)[1], np.zeros(5)])
 MECHANISMS = {
-    "popularity": (partial(histories, fit=popularity.fit, l2_clip=2.5), WALKS, removals(WALKS)),
+    "popularity": (
+        partial(histories, fit=popularity.fit, l2_clip_norm=2.5),
+        WALKS,
+        removals(WALKS),
+    ),
     "token probabilities": (
         partial(histories, fit=reattention.token_probabilities, max_tokens=4),
         WALKS,
@@ -98,7 +102,7 @@ MECHANISMS = {
         removals(MATRIX),
     ),
     "Gram, replaced": (columns, MATRIX, OPPOSITE),
-    "Gram, moved": (partial(columns, beta=1e-3), MATRIX, CHANGED),
+    "Gram, moved": (partial(columns, max_column_change=1e-3), MATRIX, CHANGED),
     "sketch": (memory, MEMORY, replacements(MEMORY, ENDS)),
     "sketch, two heads": (partial(memory, heads=2), MEMORY, replacements(MEMORY, ENDS)),
     "sketch, random": (

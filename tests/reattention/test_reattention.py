@@ -191,7 +191,7 @@ def test_attend_is_its_definition(width, renormalize, masked):
 @pytest.mark.parametrize("level", [0.0, 1.0, 1e8, 1e37, np.inf])
 def test_constant_variance_is_plain_attention(level):
     q, k, v, mask = problem()
-    expected = attention.softmax(q, k, v, mask=mask)
+    expected = attention.dot_product_attention(q, k, v, mask=mask)
     for shape in ((2, 3, 6, 1), (2, 3, 6, 4)):
         found = reattention.attend(q, k, v, jnp.full(shape, level), mask=mask)
         np.testing.assert_allclose(found, expected, atol=1e-6)
@@ -257,12 +257,12 @@ def test_moments_of_values_come_out_as_moments():
 
 def test_effective_error_is_claim_4_2():
     p = np.array([1.0, 0.5, 0.001, 0.0])
-    found = reattention.effective_error(0.7, 256, p, l2_clip=2.0, floor=1e-4)
+    found = reattention.effective_noise_std(0.7, 256, p, l2_clip_norm=2.0, floor=1e-4)
     np.testing.assert_allclose(
         found, 0.7 * 2 / (256 * np.array([1.0, 0.5, 0.001, 1e-4])), rtol=1e-6
     )
-    assert float(reattention.effective_error(0.7, 256)) == pytest.approx(0.7 / 256)
-    assert np.isfinite(reattention.effective_error(1.0, 10, np.zeros(3))).all()
+    assert float(reattention.effective_noise_std(0.7, 256)) == pytest.approx(0.7 / 256)
+    assert np.isfinite(reattention.effective_noise_std(1.0, 10, np.zeros(3))).all()
 
 
 RECORDS = Histories(tuple(np.array(h, int) for h in ([0, 0, 1], [2], [0, 3, 1, 2], [])), 5)
@@ -321,11 +321,11 @@ def test_uniform_probabilities():
         (lambda: reattention.relu(moments(np.zeros(2), -np.ones(2))), "-1.0 is negative"),
         (lambda: reattention.relu(moments(np.zeros(2), np.ones(3))), "does not broadcast|Incompat"),
         (lambda: reattention.dense(moments(np.zeros(2), 1.0), jnp.zeros((3, 2))), "kernel"),
-        (lambda: reattention.effective_error(1.0, 8, np.array([0.5, 1.5])), "1.5"),
-        (lambda: reattention.effective_error(1.0, 8, np.array([-0.1])), "-0.1"),
-        (lambda: reattention.effective_error(1.0, 8, np.array([np.nan])), "token_probability"),
-        (lambda: reattention.effective_error(-1.0, 8), "noise_multiplier"),
-        (lambda: reattention.effective_error(1.0, 0), "batch_size"),
+        (lambda: reattention.effective_noise_std(1.0, 8, np.array([0.5, 1.5])), "1.5"),
+        (lambda: reattention.effective_noise_std(1.0, 8, np.array([-0.1])), "-0.1"),
+        (lambda: reattention.effective_noise_std(1.0, 8, np.array([np.nan])), "token_probability"),
+        (lambda: reattention.effective_noise_std(-1.0, 8), "noise_multiplier"),
+        (lambda: reattention.effective_noise_std(1.0, 0), "batch_size"),
         (lambda: probabilities(RECORDS, max_tokens=0), "max_tokens"),
         (lambda: probabilities(RECORDS, epsilon=0.0), "epsilon"),
     ],

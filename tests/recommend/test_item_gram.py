@@ -48,7 +48,9 @@ def test_a_user_changes_popularity_and_matrix_by_at_most_the_sensitivity(histori
 
 
 def test_the_two_parts_compose_to_exactly_the_budget(histories):
-    made = item_gram.fit(KEY, histories, epsilon=1.3, delta=1e-4, num_kept=5, popularity_share=0.2)
+    made = item_gram.fit(
+        KEY, histories, epsilon=1.3, delta=1e-4, num_kept=5, popularity_budget_fraction=0.2
+    )
     assert made.guarantee.epsilon == 1.3
     assert made.guarantee.unit == "user"
     ledger = dpx.Ledger().spend(made.guarantee, "all of it")
@@ -110,8 +112,10 @@ def test_the_rule_keeps_more_items_with_more_users_and_less_noise():
         (lambda h: item_gram.fit(KEY, h, epsilon=0.0, delta=1e-5), "epsilon=0.0"),
         (lambda h: item_gram.fit(KEY, h, epsilon=1.0, delta=1e-5, num_kept=31), "num_kept=31"),
         (
-            lambda h: item_gram.fit(KEY, h, epsilon=1.0, delta=1e-5, popularity_share=1.0),
-            "popularity_share=1.0",
+            lambda h: item_gram.fit(
+                KEY, h, epsilon=1.0, delta=1e-5, popularity_budget_fraction=1.0
+            ),
+            "popularity_budget_fraction=1.0",
         ),
         (lambda h: item_gram.ease(np.eye(3), 0.0), "regularization=0.0"),
         (lambda h: item_gram.ease(np.zeros((2, 3)), 1.0), "shape"),

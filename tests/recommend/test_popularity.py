@@ -9,9 +9,9 @@ from dpx.recommend import metrics, popularity
 HISTORIES = Histories(tuple(np.array(h, int) for h in ([0, 0, 1], [2], [0, 3, 1, 2], [])), 5)
 
 
-def noiseless(histories, l2_clip=1.0):
+def noiseless(histories, l2_clip_norm=1.0):
     return popularity.fit(
-        jax.random.key(0), histories, epsilon=1e8, delta=1e-5, l2_clip=l2_clip
+        jax.random.key(0), histories, epsilon=1e8, delta=1e-5, l2_clip_norm=l2_clip_norm
     ).counts
 
 
@@ -35,8 +35,8 @@ def test_noise_and_probabilities():
     log_probabilities = fitted.log_probabilities()
     assert np.exp(log_probabilities).sum() == pytest.approx(1)
     assert np.argmax(log_probabilities) == np.argmax(fitted.counts)
-    with pytest.raises(ValueError, match="l2_clip"):
-        popularity.fit(jax.random.key(1), many, epsilon=1.0, delta=1e-5, l2_clip=0)
+    with pytest.raises(ValueError, match="l2_clip_norm"):
+        popularity.fit(jax.random.key(1), many, epsilon=1.0, delta=1e-5, l2_clip_norm=0)
 
 
 @pytest.mark.parametrize(

@@ -204,7 +204,7 @@ def test_any_budget_works(histories, epsilon):
         ({"delta": 1.0}, "delta=1.0"),
         ({"num_kept": NUM_ITEMS + 1}, "num_kept=13"),
         ({"num_kept": 0}, "num_kept=0"),
-        ({"popularity_share": 1.0}, "popularity_share=1.0"),
+        ({"popularity_budget_fraction": 1.0}, "popularity_budget_fraction=1.0"),
         ({"rounds": 0}, "rounds=0"),
         ({"max_gap": 0}, "max_gap=0"),
         ({"gap_decay": 1.5}, "gap_decay=1.5"),

@@ -10,7 +10,7 @@ GRADS = {"a": jnp.arange(6.0).reshape(2, 3), "b": (jnp.ones(4),)}
 
 
 def make(**changes):
-    settings = {"l2_clip": 2.0, "noise_multiplier": 1.5, "expected_batch_size": 8.0}
+    settings = {"l2_clip_norm": 2.0, "noise_multiplier": 1.5, "expected_batch_size": 8.0}
     return dpx.privatize(**(settings | {"key": jax.random.key(0)} | changes))
 
 
@@ -25,7 +25,7 @@ def test_no_noise_is_exactly_the_clipped_mean():
 
 @pytest.mark.parametrize(("clip", "norm"), [(2.0, 2.0), ({"a": 3.0, "b": 4.0}, 5.0)])
 def test_noise_has_the_stated_law(clip, norm):
-    transform = make(l2_clip=clip)
+    transform = make(l2_clip_norm=clip)
     zeros = {"a": jnp.zeros((500, 400)), "b": jnp.zeros(100_000)}
     updates, state = transform.update(zeros, transform.init(zeros))
     std = 1.5 * norm / 8
@@ -47,7 +47,7 @@ def test_update_is_a_pure_function_of_its_state():
 
 
 def test_low_precision_gradients_get_float32_noise():
-    transform = make(noise_multiplier=1.0, l2_clip=1.0, expected_batch_size=1.0)
+    transform = make(noise_multiplier=1.0, l2_clip_norm=1.0, expected_batch_size=1.0)
     zeros = jnp.zeros(20_000, jnp.bfloat16)
     updates, _ = transform.update(zeros, transform.init(zeros))
     assert updates.dtype == jnp.bfloat16
@@ -71,9 +71,12 @@ def test_chains_with_optax_and_traces_its_key():
 @pytest.mark.parametrize(
     ("changes", "name"),
     [
-        ({"l2_clip": 0.0}, "l2_clip"),
-        ({"l2_clip": {}}, "l2_clip"),
-        *(({"l2_clip": bad}, "l2_clip") for bad in (np.nan, np.inf, 1e200, 1e-50, True, -1.0)),
+        ({"l2_clip_norm": 0.0}, "l2_clip_norm"),
+        ({"l2_clip_norm": {}}, "l2_clip_norm"),
+        *(
+            ({"l2_clip_norm": bad}, "l2_clip_norm")
+            for bad in (np.nan, np.inf, 1e200, 1e-50, True, -1.0)
+        ),
         ({"noise_multiplier": -1.0}, "noise_multiplier"),
         ({"expected_batch_size": 0}, "expected_batch_size"),
     ],
@@ -88,7 +91,7 @@ def test_clips_whose_squares_leave_float32_keep_their_noise():
     for clip, multiplier, std in ((1e20, 0.0, 0.0), (1e-25, 1.0, 2**0.5 * 1e-25)):
         clips = {"a": clip, "b": clip}
         noisy = dpx.privatize(
-            l2_clip=clips,
+            l2_clip_norm=clips,
             noise_multiplier=multiplier,
             expected_batch_size=1.0,
             key=jax.random.key(0),
@@ -101,7 +104,7 @@ def test_clips_whose_squares_leave_float32_keep_their_noise():
 @pytest.mark.parametrize("dtype", [jnp.complex64, jnp.int32, bool])
 def test_sums_that_real_noise_would_not_cover_are_refused(dtype):
     transform = dpx.privatize(
-        l2_clip=1.0, noise_multiplier=1.0, expected_batch_size=2.0, key=jax.random.key(0)
+        l2_clip_norm=1.0, noise_multiplier=1.0, expected_batch_size=2.0, key=jax.random.key(0)
     )
     sums = {"w": jnp.ones(3, dtype), "b": jnp.ones(2)}
     with pytest.raises(ValueError, match="dtype"):

@@ -15,11 +15,11 @@ CONFIG = ml_collections.ConfigDict(
     {
         "steps": 6,
         "batch_size": 20.0,
-        "physical_batch": 8,
+        "microbatch_size": 8,
         "learning_rate": 0.1,
         "warmup": 0.2,
         "weight_decay": 0.0,
-        "l2_clip": 0.5,
+        "l2_clip_norm": 0.5,
         "normalize": False,
         "accountant": "pld",
         "log_every": 1,
@@ -60,7 +60,7 @@ def step(piece, real, noise_multiplier, loss=loss_fn):
     """One SGD step with learning rate 1 on the first `real` examples, in pieces."""
     privacy = training.Privacy(0.5, False, noise_multiplier, lambda steps: 0.0)
     private = dpx.privatize(
-        l2_clip=0.5,
+        l2_clip_norm=0.5,
         noise_multiplier=noise_multiplier,
         expected_batch_size=20.0,
         key=jax.random.key(0),
@@ -111,7 +111,10 @@ def test_noise_enters_once_whatever_the_pieces(real):
     drawn = []
     for seed in range(300):
         transform = dpx.privatize(
-            l2_clip=0.5, noise_multiplier=3.0, expected_batch_size=20.0, key=jax.random.key(seed)
+            l2_clip_norm=0.5,
+            noise_multiplier=3.0,
+            expected_batch_size=20.0,
+            key=jax.random.key(seed),
         )
         drawn.append(transform.update(PARAMS, transform.init(PARAMS))[0]["w"])
     assert np.std(drawn) == pytest.approx(3.0 * 0.5 / 20.0, rel=0.1)
@@ -164,7 +167,7 @@ def test_ordinary_training_learns_and_saves_nothing(tmp_path):
         ({"batch_size": 101.0}, "sampling probability outside"),
         ({"batch_size": 0.0}, "sampling probability outside"),
         ({"steps": 0}, "steps"),
-        ({"l2_clip": 0.0}, "l2_clip"),
+        ({"l2_clip_norm": 0.0}, "l2_clip_norm"),
         ({"warmup": 2.0}, "warmup"),
     ],
 )
