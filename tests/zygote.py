@@ -86,7 +86,7 @@ def _main():
     sys.path.insert(0, str(ROOT))
     from jax._src import xla_bridge
 
-    from experiments import report  # noqa: F401
+    from dpx.launch import report  # noqa: F401
 
     assert not xla_bridge.backends_are_initialized(), "a backend's threads do not survive a fork"
     for line in sys.stdin:

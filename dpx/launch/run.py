@@ -14,7 +14,7 @@ from ml_collections import config_flags
 import dpx
 from dpx import _storage as storage
 from dpx import _validate, privacy
-from dpx.launch import cli, records, report
+from dpx.launch import cli, experiment, records, report
 from dpx.training import keys
 
 _SEEDED = (
@@ -78,29 +78,29 @@ def execute(config: ml_collections.ConfigDict, workdir: Path) -> records.Record:
         return record
 
 
-def _write(outcome: dict, config, workdir: Path, seconds: float) -> None:
-    synthetic = outcome.get("synthetic", False)
+def _write(outcome: experiment.Outcome, config, workdir: Path, seconds: float) -> None:
+    synthetic = outcome.synthetic
 
     def state(spent: dpx.PrivacyGuarantee) -> dpx.PrivacyGuarantee:
         return spent.assuming(*_assumptions(config, synthetic, spent))
 
-    releases = {label: state(spent) for label, spent in outcome["releases"].items()}
-    composed = {label: state(spent) for label, spent in outcome.get("composed", releases).items()}
-    headline = state(outcome["privacy"]).to_json()
+    releases = {label: state(spent) for label, spent in outcome.releases.items()}
+    composed = outcome.releases if outcome.composed is None else outcome.composed
+    composed = {label: state(spent) for label, spent in composed.items()}
+    headline = state(outcome.headline).to_json()
     written = {
         "releases": {label: spent.to_json() for label, spent in releases.items()},
         "total": compose(composed).to_json(),
-        "not_covered": outcome.get("not_covered", []),
+        "not_covered": list(outcome.not_covered),
         "synthetic": synthetic,
     }
     storage.write_json(workdir / "privacy.json", written)
     summary = {name: headline[name] for name in ("epsilon", "delta", "neighboring", "unit")}
-    metrics = {name: float(value) for name, value in outcome["metrics"].items()}
     result = {
-        "metrics": metrics,
+        "metrics": outcome.metrics,
         "privacy": summary,
         "wall_seconds": round(seconds, 2),
-        "notes": outcome.get("notes", "").rstrip(),
+        "notes": outcome.notes.rstrip(),
     }
     storage.write_json(workdir / "result.json", result)
 

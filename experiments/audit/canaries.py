@@ -13,6 +13,7 @@ from flax import nnx
 import dpx
 from dpx import audit, ngram, privacy
 from dpx.launch import plotting
+from dpx.launch.experiment import Outcome, measures
 from dpx.training import keys as secrets
 from dpx.training import loop as training
 from experiments.audit.training_faults import FAULTS
@@ -85,7 +86,7 @@ def plan(config) -> dict:
     }
 
 
-def run(config, workdir: Path) -> dict:
+def run(config, workdir: Path) -> Outcome:
     """Audits the target; bounds are at `config.delta` and hold with probability `config.confidence` each."""
     keys = secrets.open_keys(config, workdir, synthetic=True)
     seed = int(keys.sampling.generate_state(1)[0])
@@ -95,13 +96,13 @@ def run(config, workdir: Path) -> dict:
         metrics[f"{row}/claim"] = guarantee.epsilon
         metrics[f"{row}/bound"] = bound
         metrics[f"{row}/share"] = bound / guarantee.epsilon
-    return {
-        "metrics": metrics,
-        "privacy": guarantee,
-        "releases": {"one run of what is audited": guarantee},
-        "not_covered": ["the bounds, for which synthetic data are released thousands of times"],
-        "notes": _notes(bounds, guarantee.epsilon),
-    }
+    return Outcome(
+        measures=measures(metrics),
+        headline=guarantee,
+        releases={"one run of what is audited": guarantee},
+        not_covered=["the bounds, for which synthetic data are released thousands of times"],
+        notes=_notes(bounds, guarantee.epsilon),
+    )
 
 
 def _notes(bounds: dict[str, float], claim: float) -> str:

@@ -20,6 +20,7 @@ from dpx import cross_attention
 from dpx._validate import check_delta, check_epsilon
 from dpx.cross_attention import baselines
 from dpx.launch import plotting
+from dpx.launch.experiment import Outcome, measures
 from dpx.noise import release
 from dpx.privacy import (
     REPLACE_ONE,
@@ -64,7 +65,7 @@ def plan(config) -> dict:
     }
 
 
-def run(config, workdir: Path) -> dict:
+def run(config, workdir: Path) -> Outcome:
     """Prices of held-out diamonds, privately and not."""
     train, test = _load(config)
     keys = secrets.open_keys(config, workdir, data=(train,))
@@ -115,12 +116,12 @@ def run(config, workdir: Path) -> dict:
         "dp_mean": mean.guarantee,
         "dp_linear_regression": regression,
     }
-    return {
-        "metrics": metrics,
-        "privacy": sketch.guarantee,
-        "releases": releases,
-        "not_covered": NOT_COVERED,
-    }
+    return Outcome(
+        measures=measures(metrics),
+        headline=sketch.guarantee,
+        releases=releases,
+        not_covered=NOT_COVERED,
+    )
 
 
 def private_regression(

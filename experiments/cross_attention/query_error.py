@@ -18,6 +18,7 @@ from dpx.cross_attention import baselines, sketch
 from dpx.cross_attention.domain import Domain
 from dpx.cross_attention.features import PolynomialFeatures, smallest_degree
 from dpx.launch import plotting
+from dpx.launch.experiment import Outcome, measures
 from dpx.privacy import (
     gaussian_noise_multiplier,
 )
@@ -64,7 +65,7 @@ def plan(config) -> dict:
     }
 
 
-def run(config, workdir: Path) -> dict:
+def run(config, workdir: Path) -> Outcome:
     """Every mechanism on `trials` memories of their own."""
     keys = secrets.open_keys(config, workdir, synthetic=True)
     bound = config.data.key_bound
@@ -103,16 +104,16 @@ def run(config, workdir: Path) -> dict:
             name = f"fresh_noise_{count}_queries"
             record(name, fresh.values, exact[:count], fresh.guarantee)
     _write_seconds(workdir, config, seconds)
-    return {
-        "metrics": {f"{name}/error": float(np.mean(found)) for name, found in errors.items()},
-        "privacy": releases["sketch"],
-        "releases": releases,
-        "synthetic": True,
-        "not_covered": [
-            "the row mean and the errors, which are not private (the data are synthetic)"
-        ],
-        "notes": "Each trial has a memory of its own, and its noise is counted once.",
-    }
+    return Outcome(
+        measures=measures(
+            {f"{name}/error": float(np.mean(found)) for name, found in errors.items()}
+        ),
+        headline=releases["sketch"],
+        releases=releases,
+        synthetic=True,
+        not_covered=["the row mean and the errors, which are not private (the data are synthetic)"],
+        notes="Each trial has a memory of its own, and its noise is counted once.",
+    )
 
 
 def _mechanisms(config) -> dict:

@@ -10,6 +10,7 @@ from flax import nnx
 from dpx import attention, reattention
 from dpx.data import Histories, synthetic_histories
 from dpx.launch import plotting
+from dpx.launch.experiment import Outcome, measures
 from dpx.launch.records import flatten
 from dpx.reattention import Moments, ParameterNoise
 from dpx.training import keys as secrets
@@ -66,7 +67,7 @@ def plan(config) -> dict:
     }
 
 
-def run(config, workdir: Path) -> dict:
+def run(config, workdir: Path) -> Outcome:
     """All three parts; the arrays behind the figure go to reattention.npz."""
     arrays: dict[str, np.ndarray] = {}
     metrics = _table(config) | _synthetic_keys(config, arrays)
@@ -107,15 +108,15 @@ def run(config, workdir: Path) -> dict:
     shown = jnp.asarray(tokens[: config.sequences])
     metrics |= _fresh_noise(config, graph, trained, calibrated.errors, shown, arrays)
     np.savez(workdir / "reattention.npz", allow_pickle=False, **arrays)
-    return {
-        "metrics": metrics,
-        "privacy": calibrated.guarantee,
-        "releases": {"dp_reattention": calibrated.guarantee},
-        "synthetic": True,
-        "not_covered": NOT_COVERED,
-        "notes": "`E[S]/S` is the expected attention under fresh noise over that without noise: 1 is no "
+    return Outcome(
+        measures=measures(metrics),
+        headline=calibrated.guarantee,
+        releases={"dp_reattention": calibrated.guarantee},
+        synthetic=True,
+        not_covered=NOT_COVERED,
+        notes="`E[S]/S` is the expected attention under fresh noise over that without noise: 1 is no "
         "distraction. Deciles are of the keys' variance.",
-    }
+    )
 
 
 def _histories(config) -> Histories:

@@ -11,6 +11,7 @@ from flax import nnx
 
 from dpx import ngram
 from dpx.data import Histories, shakespeare, surnames
+from dpx.launch.experiment import Outcome, measures
 from dpx.nn.transformer import generate
 from dpx.reattention import ParameterNoise
 from dpx.training import loop as training
@@ -91,7 +92,7 @@ def plan(config) -> dict:
     return planned | models.plan(config, *about, prior=beside)
 
 
-def run(config, workdir: Path) -> dict:
+def run(config, workdir: Path) -> Outcome:
     """Trains the private models and their baselines, and measures nats per character."""
     corpus = _load(config)
     train = corpus.train
@@ -163,15 +164,15 @@ def run(config, workdir: Path) -> dict:
         measure(config.model.kind, PrivateText(corpus, graph, None, None, trained))
     samples = private.sample(jax.random.key(config.seed), 10 if corpus.unit == "name" else 3)
     count = {10: "Ten", 3: "Three"}[len(samples)]
-    return {
-        "metrics": metrics,
-        "privacy": releases[rows[0]],
-        "releases": releases,
-        "composed": releases | once,
-        "synthetic": synthetic,
-        "not_covered": NOT_COVERED,
-        "notes": f"{count} {corpus.unit}s sampled from {rows[-1]}: " + ", ".join(samples),
-    }
+    return Outcome(
+        measures=measures(metrics),
+        headline=releases[rows[0]],
+        releases=releases,
+        composed=releases | once,
+        synthetic=synthetic,
+        not_covered=NOT_COVERED,
+        notes=f"{count} {corpus.unit}s sampled from {rows[-1]}: " + ", ".join(samples),
+    )
 
 
 def load(config, workdir: Path) -> "PrivateText":

@@ -10,6 +10,7 @@ from flax import nnx
 
 from dpx import privacy
 from dpx.data import Histories, left_pad
+from dpx.launch.experiment import Outcome, measures
 from dpx.reattention import ParameterNoise
 from dpx.recommend import metrics as ranking
 from dpx.recommend import popularity
@@ -76,7 +77,7 @@ def plan(config) -> dict:
     )
 
 
-def run(config, workdir: Path) -> dict:
+def run(config, workdir: Path) -> Outcome:
     """Trains with and without privacy, and ranks all items for each user."""
     prepared = recommender_data.prepare(config)
     synthetic = config.data.kind == "synthetic"
@@ -169,15 +170,15 @@ def run(config, workdir: Path) -> dict:
             )
             score = _scorer(graph, None, start)
             scores[config.model.kind].append(_evaluate_model(config, tokenized, score, trained))
-    return {
-        "metrics": means(scores),
-        "privacy": releases[rows[0]],
-        "releases": releases,
-        "composed": releases | once,
-        "synthetic": synthetic,
-        "not_covered": NOT_COVERED,
-        "notes": _notes(config),
-    }
+    return Outcome(
+        measures=measures(means(scores)),
+        headline=releases[rows[0]],
+        releases=releases,
+        composed=releases | once,
+        synthetic=synthetic,
+        not_covered=NOT_COVERED,
+        notes=_notes(config),
+    )
 
 
 def load(config, workdir: Path) -> "PrivateRecommender":

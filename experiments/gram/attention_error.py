@@ -11,6 +11,7 @@ from dpx import gram, privacy
 from dpx.gram.accounting import sensitivity
 from dpx.gram.columns import clipped_gram
 from dpx.launch import plotting
+from dpx.launch.experiment import Outcome, measures
 from dpx.training import keys as secrets
 
 FAILURE = 0.05  # of the high-probability bounds
@@ -84,7 +85,7 @@ def plan(config) -> dict:
     }
 
 
-def run(config, workdir: Path) -> dict:
+def run(config, workdir: Path) -> Outcome:
     """Errors of both mechanisms, both calibrations and the uniform matrix; and their bounds."""
     planned = plan(config)
     X, n, eta = _columns(config), config.rows, planned["eta"]
@@ -140,14 +141,14 @@ def run(config, workdir: Path) -> dict:
         metrics[f"{label}/bound_paper"] = known.paper
         metrics["uniform/bound"] = known.uniform
     guarantees = {label: release.guarantee for label, release in releases.items()}
-    return {
-        "metrics": metrics,
-        "privacy": guarantees["gaussian"],
-        "releases": guarantees,
-        "synthetic": True,
-        "not_covered": ["the errors, which are computed with the exact matrix (synthetic data)"],
-        "notes": _notes(config, releases),
-    }
+    return Outcome(
+        measures=measures(metrics),
+        headline=guarantees["gaussian"],
+        releases=guarantees,
+        synthetic=True,
+        not_covered=["the errors, which are computed with the exact matrix (synthetic data)"],
+        notes=_notes(config, releases),
+    )
 
 
 def _column_length(config) -> float:

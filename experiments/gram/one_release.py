@@ -11,6 +11,7 @@ import numpy as np
 from dpx import privacy
 from dpx.data import Histories, leave_last_out, left_pad
 from dpx.launch import plotting
+from dpx.launch.experiment import Outcome, measures
 from dpx.recommend import item_gram, popularity, transitions
 from dpx.recommend import metrics as ranking
 from dpx.training import keys as secrets
@@ -92,7 +93,7 @@ def fixed_budget(config) -> dict[str, Any]:
     }
 
 
-def run(config, workdir: Path) -> dict:
+def run(config, workdir: Path) -> Outcome:
     """Releases, and ranks all items for each user whose next item is held out."""
     split = leave_last_out(recommender_data.load(config))
     testing = config.evaluate.split == "test"
@@ -148,24 +149,26 @@ def run(config, workdir: Path) -> dict:
             scores["ease_fixed"].append(rank(score))
     filtered = recommender_data.assumptions(config)
     guarantees = {label: spent.assuming(*filtered) for label, spent in guarantees.items()}
-    return {
-        "metrics": means(scores)
-        | {
-            "transitions/num_kept": len(follows.items),
-            "ease/num_kept": kept,
-            "ease/regularization": strength,
-        },
-        "privacy": guarantees["transitions"],
-        "releases": guarantees,
-        "not_covered": [
+    return Outcome(
+        measures=measures(
+            means(scores)
+            | {
+                "transitions/num_kept": len(follows.items),
+                "ease/num_kept": kept,
+                "ease/regularization": strength,
+            }
+        ),
+        headline=guarantees["transitions"],
+        releases=guarantees,
+        not_covered=[
             "the row popularity, which is not private",
             "the test metrics, which are computed on each user's held-out item",
             "the constants of the rules for K and λ, and the weights of transitions, chosen on this data's "
             "next-to-last items",
             "the constants of ease_fixed, chosen on this data's last items",
         ],
-        "notes": _notes(config),
-    }
+        notes=_notes(config),
+    )
 
 
 def _scorer(release, weights, prior_weight: float):

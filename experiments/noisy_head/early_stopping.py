@@ -8,6 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from dpx import noisy_head
+from dpx.launch.experiment import Outcome, measures
 from dpx.privacy import PrivacyGuarantee
 from experiments.noisy_head import figures as noisy_head_figures
 from experiments.noisy_head.excess_risk import Method, check, check_choices, make_cell, make_method
@@ -58,24 +59,24 @@ def plan(config) -> dict:
     }
 
 
-def run(config, workdir: Path) -> dict:
+def run(config, workdir: Path) -> Outcome:
     """Cost of descent (no noise) and of privacy, from both initial points, at every T."""
     del workdir
     with jax.enable_x64(True):
         metrics = _simulate(config)
     label, guarantee = _headline(config)
-    return {
-        "metrics": metrics,
-        "privacy": guarantee,
-        "releases": {label: guarantee},
-        "synthetic": True,
-        "not_covered": [
+    return Outcome(
+        measures=measures(metrics),
+        headline=guarantee,
+        releases={label: guarantee},
+        synthetic=True,
+        not_covered=[
             "the prompts are simulated: the guarantee is what the method would give",
             "the choice of T: each point of the figure is a run of its own at the full ε, and choosing "
             "the best of them on private data would have to be paid for",
         ],
-        "notes": table(config, metrics),
-    }
+        notes=table(config, metrics),
+    )
 
 
 def _simulate(config) -> dict[str, float]:

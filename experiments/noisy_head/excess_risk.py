@@ -14,6 +14,7 @@ import numpy as np
 
 from dpx import noisy_head
 from dpx._validate import check_delta, check_epsilon
+from dpx.launch.experiment import Outcome, measures
 from dpx.privacy import (
     PrivacyGuarantee,
     gaussian_noise_multiplier,
@@ -280,7 +281,7 @@ def plan(config) -> dict:
     return lines
 
 
-def run(config, workdir: Path) -> dict:
+def run(config, workdir: Path) -> Outcome:
     """Runs every cell; see the launcher's contract for what is returned."""
     del workdir  # simulated prompts and one pass: there is nothing to log on the way
     points = list(cells(config))
@@ -299,14 +300,14 @@ def run(config, workdir: Path) -> dict:
     _, guarantee = make_method(
         "last_iterate", config, make_cell(config, num_prompts=config.num_prompts)
     ).calibrate(config.epsilon, config.delta)
-    return {
-        "metrics": metrics,
-        "privacy": guarantee,
-        "releases": {"last_iterate": guarantee},
-        "synthetic": True,
-        "not_covered": ["the prompts are simulated: the guarantee is what the method would give"],
-        "notes": table(config, metrics),
-    }
+    return Outcome(
+        measures=measures(metrics),
+        headline=guarantee,
+        releases={"last_iterate": guarantee},
+        synthetic=True,
+        not_covered=["the prompts are simulated: the guarantee is what the method would give"],
+        notes=table(config, metrics),
+    )
 
 
 def slopes(config, metrics: dict[str, float]) -> dict[str, float]:

@@ -7,6 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from dpx import noisy_head
+from dpx.launch.experiment import Outcome, measures
 from experiments.noisy_head import figures as noisy_head_figures
 from experiments.noisy_head.excess_risk import check, make_cell, make_method
 
@@ -35,7 +36,7 @@ def plan(config) -> dict:
     }
 
 
-def run(config, workdir: Path) -> dict:
+def run(config, workdir: Path) -> Outcome:
     """E⟨Γ − Γ_bad, Z⟩² for ridge, by QR and by normal equations, and for each fit, at every (c, p)."""
     del workdir
     cell = make_cell(config, num_prompts=config.num_prompts)
@@ -57,14 +58,14 @@ def run(config, workdir: Path) -> dict:
     metrics |= {f"{name}/test_mse": float(mse) for name, mse in risks["test_mse"].items()}
     method = make_method(config.methods[-1], config, cell)
     _, guarantee = method.calibrate(config.epsilon, config.delta)
-    return {
-        "metrics": metrics,
-        "privacy": guarantee,
-        "releases": {config.methods[-1]: guarantee},
-        "synthetic": True,
-        "not_covered": ["the prompts are simulated: the guarantee is what the method would give"],
-        "notes": table(config, attacks, metrics),
-    }
+    return Outcome(
+        measures=measures(metrics),
+        headline=guarantee,
+        releases={config.methods[-1]: guarantee},
+        synthetic=True,
+        not_covered=["the prompts are simulated: the guarantee is what the method would give"],
+        notes=table(config, attacks, metrics),
+    )
 
 
 def _fitter(name, config, cell):

@@ -10,6 +10,7 @@ import numpy as np
 from dpx import noisy_head
 from dpx._validate import check_delta, check_epsilon
 from dpx.data import newsgroups
+from dpx.launch.experiment import Outcome, measures
 from dpx.training.keys import open_keys
 from experiments.noisy_head import figures as noisy_head_figures
 from experiments.noisy_head.early_stopping import grid_of, stopped
@@ -103,7 +104,7 @@ def load(config) -> tuple[noisy_head.Prompts, noisy_head.Prompts]:
     return noisy_head.Prompts(x[tests:], y[tests:]), noisy_head.Prompts(x[:tests], y[:tests])
 
 
-def run(config, workdir: Path) -> dict:
+def run(config, workdir: Path) -> Outcome:
     """Test risks against T, private and not, and the one-shot release."""
     train, test = load(config)
     keys = jax.random.split(
@@ -155,17 +156,17 @@ def run(config, workdir: Path) -> dict:
     releases["one_shot"] = one_shot.guarantee
     releases = {label: spent.assuming(ASSUMPTION) for label, spent in releases.items()}
     headline = releases[f"noisy_head, T={max(config.steps_grid)}"]
-    return {
-        "metrics": metrics,
-        "privacy": headline,
-        "releases": releases,
-        "not_covered": [
+    return Outcome(
+        measures=measures(metrics),
+        headline=headline,
+        releases=releases,
+        not_covered=[
             "the number of documents, and the test prompts that the risks are computed on",
             "ridge, not_private and every risk in this record: they are computed without noise, for research",
             "an author of documents in several prompts",
         ],
-        "notes": table(config, metrics),
-    }
+        notes=table(config, metrics),
+    )
 
 
 def _at(risks: dict, steps: int) -> dict:

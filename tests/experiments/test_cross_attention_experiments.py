@@ -10,7 +10,10 @@ from configs import cross_attention as config_file
 from experiments.cross_attention import kernel_regression
 from experiments.cross_attention import query_error as cross_attention
 
-MODULES = {"cross_attention": cross_attention, "kernel_regression": kernel_regression}
+MODULES = {
+    "cross_attention.query_error": cross_attention,
+    "cross_attention.kernel_regression": kernel_regression,
+}
 
 
 @pytest.mark.parametrize("variant", ["size", "diamonds"])
@@ -21,16 +24,16 @@ def test_tiny_runs_report_errors_and_guarantees(variant, tmp_path):
     module.validate(config)
     assert module.plan(config)["noise_multiplier"] > 0
     outcome = module.run(config, tmp_path)
-    assert all(np.isfinite(value) for value in outcome["metrics"].values())
-    assert outcome["privacy"].epsilon == config.epsilon
-    assert {"sketch", "dp_mean"} <= set(outcome["releases"])
+    assert all(np.isfinite(value) for value in outcome.metrics.values())
+    assert outcome.headline.epsilon == config.epsilon
+    assert {"sketch", "dp_mean"} <= set(outcome.releases)
     record = types.SimpleNamespace(
-        config=config.to_dict(), overrides={}, metrics=outcome["metrics"], workdir=tmp_path
+        config=config.to_dict(), overrides={}, metrics=outcome.metrics, workdir=tmp_path
     )
     other = types.SimpleNamespace(
         config={**config.to_dict(), "epsilon": 2.0},
         overrides={},
-        metrics=outcome["metrics"],
+        metrics=outcome.metrics,
         workdir=tmp_path,
     )
     drawn = module.figures([record, other], tmp_path)

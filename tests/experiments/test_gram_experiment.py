@@ -108,7 +108,7 @@ def test_the_counts_of_samples_belong_to_their_bounds_on_the_change():
 
 @pytest.mark.slow
 def test_the_gaussian_release_is_fifty_times_more_accurate_than_the_papers(tmp_path):
-    metrics = gram.run(configs.get_config(), tmp_path)["metrics"]
+    metrics = gram.run(configs.get_config(), tmp_path).metrics
     gaussian = metrics["gaussian/max_entry_error"]
     assert metrics["sampling_paper/max_entry_error"] > 50 * gaussian
     # An independent implementation with another X: its spread between X's is about 10 %.

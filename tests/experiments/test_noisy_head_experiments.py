@@ -18,10 +18,10 @@ def run(config, workdir):
     module.validate(config)
     assert module.plan(config)
     outcome = module.run(config, workdir)
-    assert all(np.isfinite(value) for value in outcome["metrics"].values())
-    assert outcome["privacy"].epsilon == config.epsilon
-    assert outcome["releases"]
-    record = SimpleNamespace(config=config.to_dict(), metrics=outcome["metrics"], workdir=workdir)
+    assert all(np.isfinite(value) for value in outcome.metrics.values())
+    assert outcome.headline.epsilon == config.epsilon
+    assert outcome.releases
+    record = SimpleNamespace(config=config.to_dict(), metrics=outcome.metrics, workdir=workdir)
     assert all(path.stat().st_size > 1000 for path in module.figures([record], workdir))
     return outcome
 
@@ -35,7 +35,7 @@ def test_sweeps_name_real_keys(variant):
 
 
 def test_low_dim(tmp_path):
-    metrics = run(get_config("low_dim,tiny"), tmp_path)["metrics"]
+    metrics = run(get_config("low_dim,tiny"), tmp_path).metrics
     place = "num_prompts64/epsilon1"
     assert metrics[f"{place}/one_shot/excess_risk"] < metrics[f"{place}/paper/excess_risk"]
     assert metrics["num_prompts64/zero/test_mse"] == 1.0
@@ -45,7 +45,7 @@ def test_low_dim(tmp_path):
 @pytest.mark.slow
 @pytest.mark.parametrize("variant", ["high_dim", "useful", "rates", "early_stopping", "robustness"])
 def test_other_variants(variant, tmp_path):
-    metrics = run(get_config(f"{variant},tiny"), tmp_path)["metrics"]
+    metrics = run(get_config(f"{variant},tiny"), tmp_path).metrics
     if variant == "rates":
         assert metrics["slope/length/claimed"] == -3.0
         assert -4 < metrics["slope/epsilon/paper"] < 1
@@ -63,8 +63,8 @@ def test_text(tmp_path):
     config.data.path = str(texts)
     config.noise_seed = 3
     outcome = run(config, tmp_path)
-    assert outcome["metrics"]["train_prompts"] == 16
-    assert set(outcome["releases"]) == {
+    assert outcome.metrics["train_prompts"] == 16
+    assert set(outcome.releases) == {
         "one_shot", *(f"{name}, T={steps}" for name in ("paper", "noisy_head") for steps in (2, 8)),
     }  # fmt: skip
 

@@ -114,11 +114,11 @@ def test_release_and_training_cost_the_budget_together(finished):
     )
     assert training < config.epsilon - release / 2
     for row in ("transitions", "start", "dp_transformer"):
-        assert 0 <= made["metrics"][f"{row}/ndcg@10"] <= 1
+        assert 0 <= made.metrics[f"{row}/ndcg@10"] <= 1
     lines = [json.loads(line) for line in (workdir / "metrics.jsonl").read_text().splitlines()]
     last = [line for line in lines if line["run"] == "dp_transformer" and "ndcg@10" in line][-1]
     assert last["step"] == config.train.steps
-    assert last["ndcg@10"] == pytest.approx(made["metrics"]["dp_transformer/ndcg@10"])
+    assert last["ndcg@10"] == pytest.approx(made.metrics["dp_transformer/ndcg@10"])
 
 
 def test_a_saved_model_recommends(finished):

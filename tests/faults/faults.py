@@ -863,8 +863,8 @@ FAULTS = (
     Fault(
         "the headline states the ε of the config",
         "dpx/launch/run.py",
-        'headline = state(outcome["privacy"]).to_json()',
-        'headline = {**state(outcome["privacy"]).to_json(), "epsilon": config["epsilon"]}',
+        "headline = state(outcome.headline).to_json()",
+        'headline = {**state(outcome.headline).to_json(), "epsilon": config["epsilon"]}',
         LEDGER.format("text"),
     ),
     # -----------------------------------------------------------------------------------------------------

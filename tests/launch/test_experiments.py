@@ -273,8 +273,8 @@ def test_every_guarantee_of_a_recommender_names_the_filter(
     config.data.path = str(path)
     config.data.update({"min_count": min_count})
     made = records.experiment(config).run(config, tmp_path / "run")
-    assert len(made["releases"]) > 3
-    for spent in (*made["releases"].values(), made["privacy"], run.compose(made["releases"])):
+    assert len(made.releases) > 3
+    for spent in (*made.releases.values(), made.headline, run.compose(made.releases)):
         assert (recommender_data.K_CORE in spent.assumptions) == (min_count != 0)
 
 

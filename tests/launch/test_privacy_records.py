@@ -18,6 +18,7 @@ from dpx.launch import (
     run,
     sweep,
 )
+from dpx.launch.experiment import Measure, Outcome
 from dpx.launch.run import compose
 from dpx.recommend import popularity
 from dpx.training import (
@@ -255,9 +256,7 @@ def _spending(synthetic):
     def run(config, workdir):
         spent = plain(config.epsilon, config.delta)
         releases = {"a": spent, "b": spent}
-        return {"metrics": {"a/b": 1.0}, "releases": releases, "privacy": spent} | {
-            "synthetic": synthetic
-        }
+        return Outcome([Measure("a", "b", 1.0)], spent, releases, synthetic=synthetic)
 
     return run
 

@@ -23,6 +23,7 @@ from zygote import Zygote
 import dpx
 from dpx import _storage as storage
 from dpx.launch import cli, records, report, run, sweep
+from dpx.launch.experiment import Measure, Outcome
 from dpx.training import keys
 from dpx.training import loop as training
 
@@ -524,7 +525,8 @@ def test_of_two_runs_on_one_fresh_folder_both_have_one_key(config, tmp_path, rac
 def test_of_two_processes_on_one_fresh_folder_one_runs(names, tmp_path):
     """From the first look at the folder on: the claims, locks and keys of two processes."""
     script = (
-        "import sys, time, pathlib; from experiments import records, run, keys, storage\n"
+        "import sys, time, pathlib; from dpx import _storage as storage\n"
+        "from dpx.launch import records, run; from dpx.training import keys\n"
         "config = records.load_config(sys.argv[1]); config.data.path = sys.argv[2]\n"
         "class Experiment:\n"
         "    validate = staticmethod(lambda config: None)\n"
@@ -585,12 +587,7 @@ def test_two_sweeps_share_the_points_of_a_folder(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(sweep, "_PATIENCE", 0.01)
     execute, ran = run.execute, []
     other = storage.lock(tmp_path / "seed=1")
-    outcome = {
-        "metrics": {"a": 1.0},
-        "releases": {"a": _plain()},
-        "privacy": _plain(),
-        "synthetic": True,
-    }
+    outcome = Outcome([Measure("a", "b", 1.0)], _plain(), {"a": _plain()}, synthetic=True)
     monkeypatch.setattr("experiments.noisy_head.excess_risk.run", lambda config, workdir: outcome)
 
     def watching(config, workdir):

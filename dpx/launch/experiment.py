@@ -1,0 +1,103 @@
+"""What an experiment is: a module that checks a configuration, plans it, runs it and draws the results.
+
+validate(config)          raises for what no run could use, before anything is spent
+plan(config)              the privacy parameters of a run (noise multipliers, ε), without running it
+run(config, workdir)      an `Outcome`
+figures(records, folder)  draws finished runs, and returns the paths; optional
+load(config, workdir)     the private model that a finished run left; optional
+"""
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Protocol
+
+from ml_collections import ConfigDict
+
+import dpx
+
+if TYPE_CHECKING:
+    from dpx.launch.records import Record
+
+
+@dataclasses.dataclass(frozen=True)
+class Measure:
+    """One number of a table.
+
+    Attributes:
+      row: What was measured, such as `dp_transformer`; the ε of the row is that of the release of this name.
+      metric: In what, such as `nats_per_character`.
+      value: The number.
+      error: Its standard error over repetitions within the run, where there were several.
+      settings: Where one run measures a row at several settings, which of them this is, by name.
+    """
+
+    row: str
+    metric: str
+    value: float
+    error: float | None = None
+    settings: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+
+    @property
+    def name(self) -> str:
+        """The one-line name under which result.json and results.csv show it."""
+        parts = (*(f"{k}={v}" for k, v in self.settings.items()), self.row, self.metric)
+        return "/".join(part for part in parts if part)
+
+
+@dataclasses.dataclass(frozen=True)
+class Outcome:
+    """What a run found.
+
+    Attributes:
+      measures: The table, in its order.
+      headline: The guarantee of the run's main output.
+      releases: Every output that was released, with its guarantee, by row.
+      composed: What the total is composed of, where it is not `releases` (two rows that start from one
+        release, which counts once).
+      not_covered: What was computed on private data and is covered by no guarantee, in words.
+      synthetic: The data are generated, and the noise follows from the public seed.
+      notes: Markdown that goes under the table.
+    """
+
+    measures: Sequence[Measure]
+    headline: dpx.PrivacyGuarantee
+    releases: Mapping[str, dpx.PrivacyGuarantee]
+    composed: Mapping[str, dpx.PrivacyGuarantee] | None = None
+    not_covered: Sequence[str] = ()
+    synthetic: bool = False
+    notes: str = ""
+
+    @property
+    def metrics(self) -> dict[str, float]:
+        """Every number by name; the standard error of `NAME` is `NAME_se`."""
+        found = {}
+        for measure in self.measures:
+            found[measure.name] = float(measure.value)
+            if measure.error is not None:
+                found[f"{measure.name}_se"] = float(measure.error)
+        return found
+
+
+class Experiment(Protocol):
+    """The functions of an experiment's module; `figures` and `load` may be missing."""
+
+    def validate(self, config: ConfigDict) -> None: ...
+
+    def plan(self, config: ConfigDict) -> dict[str, Any]: ...
+
+    def run(self, config: ConfigDict, workdir: Path) -> Outcome: ...
+
+    def figures(self, records: "Sequence[Record]", folder: Path) -> list[Path]: ...
+
+    def load(self, config: ConfigDict, workdir: Path) -> Any: ...
+
+
+def measures(metrics: Mapping[str, float]) -> list[Measure]:
+    """Measures of names `row/metric`. TO BE REMOVED: experiments make measures themselves."""
+    found = []
+    for name, value in metrics.items():
+        if not (name.endswith("_se") and name[:-3] in metrics):
+            row, _, metric = name.rpartition("/")
+            found.append(Measure(row, metric, float(value), metrics.get(f"{name}_se")))
+    return found
