@@ -87,6 +87,7 @@ def _main():
     from jax._src import xla_bridge
 
     from dpx.launch import report  # noqa: F401
+    from experiments.dp_transformer import language_model, recommender  # noqa: F401
 
     assert not xla_bridge.backends_are_initialized(), "a backend's threads do not survive a fork"
     for line in sys.stdin:
