@@ -1,0 +1,105 @@
+"""Reading an array of numbers from a .csv, .tsv, .npy or .npz file, with errors that name the place."""
+
+import csv
+import zipfile
+import zlib
+from pathlib import Path
+
+import numpy as np
+
+from dpx.data.files import existing, read_text
+
+_DELIMITERS = {".csv": ",", ".tsv": "\t"}
+
+
+def load_array(path: str | Path, name: str | None = None) -> np.ndarray:
+    """The array of real numbers that a file holds.
+
+    A .csv or .tsv table becomes a matrix, one line a row. Its first line is skipped as a header if no cell of
+    it is a number. An .npy file is memory-mapped, so it may be larger than the memory.
+
+    Args:
+      path: A .csv, .tsv, .npy or .npz file. Pickled objects are refused.
+      name: Which array of an .npz file; it may be left out where there is only one.
+
+    Returns:
+      The array: float64 of shape (rows, columns) from a table, otherwise as it was saved.
+
+    Raises:
+      FileNotFoundError: if there is no such file.
+      ValueError: naming the file, and the line and column or the array where there is one, for another kind
+        of file, a damaged one, a cell that is no number, rows of different lengths, or an array that does
+        not hold real numbers.
+    """
+    path = existing(path)
+    kind = path.suffix.lower()
+    if kind not in (*_DELIMITERS, ".npy", ".npz"):
+        raise ValueError(
+            f"{path}: must be a .csv, .tsv, .npy or .npz file: save it as one of these"
+        )
+    if name is not None and kind != ".npz":
+        raise ValueError(
+            f"{path}: holds one array without a name: leave out the name {name!r}, which is for .npz files"
+        )
+    if kind in _DELIMITERS:
+        return _read_table(path, _DELIMITERS[kind])
+    try:
+        array = _read_npz(path, name) if kind == ".npz" else np.load(path, mmap_mode="r")
+    except (ValueError, OSError, EOFError, zipfile.BadZipFile, zlib.error) as error:
+        if str(error).startswith(str(path)):
+            raise
+        raise ValueError(f"{path}: cannot be read as {kind} ({error}): save it again") from None
+    if not isinstance(array, np.ndarray) or array.dtype.kind not in "fiub":
+        kind = getattr(array, "dtype", type(array).__name__)
+        which = "" if name is None else f" array {name!r}"
+        raise ValueError(f"{path}:{which} holds {kind}: save real numbers")
+    return array
+
+
+def _read_npz(path: Path, name: str | None) -> np.ndarray:
+    with np.load(path) as arrays:
+        known = ", ".join(arrays.files) or "no array at all"
+        if name is None and len(arrays.files) != 1:
+            raise ValueError(f"{path}: holds {known}: name one of its arrays")
+        if name is not None and name not in arrays.files:
+            raise ValueError(f"{path}: has no array {name!r}: it holds {known}")
+        return arrays[arrays.files[0] if name is None else name]
+
+
+def _read_table(path: Path, delimiter: str) -> np.ndarray:
+    lines = read_text(path, "utf-8-sig").splitlines()
+    rows, width, reader = [], 0, csv.reader(lines, delimiter=delimiter)
+    try:
+        for cells in reader:
+            if not any(cell.strip() for cell in cells):
+                continue
+            numbers = [_number(cell) for cell in cells]
+            place = f"{path}: line {reader.line_num}"
+            if not width:
+                width = len(cells)
+                if all(number is None for number in numbers):
+                    continue  # the header
+            if len(cells) != width:
+                raise ValueError(
+                    f"{place} has {len(cells)} columns where the first has {width}: give every line the same"
+                )
+            if None in numbers:
+                column = numbers.index(None)
+                raise ValueError(
+                    f"{place}, column {column + 1} is {cells[column]!r}: write a number in every cell"
+                )
+            rows.append(np.array(numbers, np.float64))
+    except csv.Error as error:
+        raise ValueError(
+            f"{path}: line {reader.line_num} is malformed ({error}): mend the table"
+        ) from None
+    if not rows:
+        raise ValueError(f"{path}: holds no row of numbers: write one line for each row")
+    return np.stack(rows)
+
+
+def _number(cell: str) -> float | None:
+    try:
+        return float(cell)
+    except ValueError:
+        return None

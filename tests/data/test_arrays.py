@@ -1,0 +1,71 @@
+"""Arrays from files: what is read back is what was saved, and every error names the place."""
+
+import numpy as np
+import pytest
+
+from dpx.data.arrays import load_array
+
+MATRIX = np.array([[1.5, -2.0, 3e4], [0.0, 0.25, 1e-7]])
+
+
+@pytest.mark.parametrize("header", ["", "height,weight,age\n"])
+@pytest.mark.parametrize(("suffix", "delimiter"), [("csv", ","), ("tsv", "\t")])
+def test_tables_with_and_without_a_header(tmp_path, header, suffix, delimiter):
+    lines = [",".join(map(repr, row.tolist())) for row in MATRIX]
+    text = (header + "\n".join(lines) + "\n\n").replace(",", delimiter)
+    path = tmp_path / f"table.{suffix}"
+    path.write_text(text, encoding="utf-8-sig")
+    np.testing.assert_array_equal(load_array(path), MATRIX)
+
+
+def test_saved_arrays_keep_their_type(tmp_path):
+    np.save(tmp_path / "x.npy", MATRIX.astype(np.float32))
+    found = load_array(tmp_path / "x.npy")
+    assert found.dtype == np.float32
+    assert isinstance(found, np.memmap)
+    np.testing.assert_array_equal(found, MATRIX.astype(np.float32))
+    np.savez(tmp_path / "one.npz", X=MATRIX)
+    np.testing.assert_array_equal(load_array(tmp_path / "one.npz"), MATRIX)
+    np.savez(tmp_path / "two.npz", X=MATRIX, y=np.arange(2))
+    np.testing.assert_array_equal(load_array(tmp_path / "two.npz", "y"), [0, 1])
+
+
+@pytest.mark.parametrize(
+    ("file", "content", "named"),
+    [
+        ("a.csv", "1,2\n3,x\n", "line 2, column 2 is 'x'"),
+        ("a.csv", "1,2\n3,\n", "line 2, column 2 is ''"),
+        ("a.csv", "1,b\n3,4\n", "line 1, column 2 is 'b'"),
+        ("a.csv", "a,b\n1,2\n3\n", "line 3 has 1 columns where the first has 2"),
+        ("a.csv", "a,b\n", "holds no row of numbers"),
+        ("a.npy", "1,2\n", "cannot be read as .npy"),
+        ("a.npz", "1,2\n", "cannot be read as .npz"),
+        ("a.xlsx", "", "must be a .csv, .tsv, .npy or .npz file"),
+    ],
+)
+def test_bad_files_are_named(tmp_path, file, content, named):
+    path = tmp_path / file
+    path.write_text(content)
+    with pytest.raises(ValueError, match=named) as raised:
+        load_array(path)
+    assert str(raised.value).startswith(str(path))
+    assert str(raised.value).count(str(path)) == 1
+
+
+def test_bad_arrays_are_named(tmp_path):
+    path = tmp_path / "a.npz"
+    np.savez(path, X=MATRIX, words=np.array(["one"]))
+    for name, words in (
+        (None, "X, words"),
+        ("Y", "no array 'Y'"),
+        ("words", "array 'words' holds"),
+    ):
+        with pytest.raises(ValueError, match=words):
+            load_array(path, name)
+    np.save(tmp_path / "a.npy", np.array([{}]), allow_pickle=True)
+    with pytest.raises(ValueError, match=r"a\.npy: cannot be read"):
+        load_array(tmp_path / "a.npy")
+    with pytest.raises(ValueError, match="leave out the name 'X'"):
+        load_array(tmp_path / "a.npy", "X")
+    with pytest.raises(FileNotFoundError, match=r"none\.npy: no such file"):
+        load_array(tmp_path / "none.npy")
