@@ -41,7 +41,12 @@ class Measure:
     @property
     def name(self) -> str:
         """The one-line name under which result.json and results.csv show it."""
-        parts = (*(f"{k}={v}" for k, v in self.settings.items()), self.row, self.metric)
+        return "/".join(part for part in (self.place, self.metric) if part)
+
+    @property
+    def place(self) -> str:
+        """Settings and row in one line; the release of this name is what the row cost at these settings."""
+        parts = (*(f"{k}={v}" for k, v in self.settings.items()), self.row)
         return "/".join(part for part in parts if part)
 
 
@@ -58,6 +63,9 @@ class Outcome:
       not_covered: What was computed on private data and is covered by no guarantee, in words.
       synthetic: The data are generated, and the noise follows from the public seed.
       notes: Markdown that goes under the table.
+      titles: Words for rows, by row; a row without any is shown by its name.
+      headline_row: The row that the run is about, which tables mark.
+      baseline_row: The best trivial private answer among the rows, which tables mark too.
     """
 
     measures: Sequence[Measure]
@@ -67,6 +75,9 @@ class Outcome:
     not_covered: Sequence[str] = ()
     synthetic: bool = False
     notes: str = ""
+    titles: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    headline_row: str = ""
+    baseline_row: str = ""
 
     @property
     def metrics(self) -> dict[str, float]:

@@ -25,6 +25,7 @@ import jax
 import ml_collections
 
 from dpx import _storage as storage
+from dpx.launch.experiment import Measure
 from dpx.training import keys
 
 
@@ -39,6 +40,10 @@ class Record:
     metrics: dict
     privacy: dict
     wall_seconds: float
+    measures: tuple[Measure, ...] = ()
+    titles: dict = dataclasses.field(default_factory=dict)
+    headline_row: str = ""
+    baseline_row: str = ""
     notes: str = ""
 
     @functools.cached_property
@@ -174,11 +179,9 @@ def read(workdir: str | Path) -> Record | None:
     workdir = Path(workdir)
     if not (workdir / "result.json").exists():
         return None
-    return Record(
-        workdir=workdir,
-        **storage.read_json(workdir / "config.json"),
-        **storage.read_json(workdir / "result.json"),
-    )
+    result = storage.read_json(workdir / "result.json")
+    result["measures"] = tuple(Measure(**found) for found in result["measures"])
+    return Record(workdir=workdir, **storage.read_json(workdir / "config.json"), **result)
 
 
 def read_all(folder: str | Path) -> list[Record]:

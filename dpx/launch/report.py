@@ -8,21 +8,19 @@ import io
 import json
 import math
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from pathlib import Path
 
-import ml_collections
 import numpy as np
 from absl import flags
 from dp_accounting import NeighboringRelation
+from scipy import stats
 
 import dpx
 from dpx import _storage as storage
-from dpx.launch import cli, plotting, records
+from dpx.launch import cli, figures, records
+from dpx.launch.experiment import Measure
 from dpx.launch.records import Record
-
-# ---------------------------------------------------------------------------------------------
-# Tables
 
 
 def summarize(record: Record) -> str:
@@ -47,7 +45,7 @@ def write(folder: Path) -> str:
     ]
     with storage.lock(folder, wait=60):
         _write_csv(found, folder / "results.csv")
-        pictures = [f"![{path.stem}]({path.name})" for path in draw(found, folder)]
+        pictures = [f"![{path.stem}]({path.name})" for path in figures.draw(found, folder)]
         text = "\n\n".join([*sections, *totals(found), *pictures]) + "\n"
         storage.write_text(folder / "report.md", text)
     return text
@@ -119,6 +117,10 @@ def _section(group: list[Record], title: str) -> str:
         seen.add(words)
     if len(releases) > 1:
         lines.append(f"- **total of all releases**: {_in_words(total)}")
+        lines.append(
+            f"- The config's ε = {group[0].config['epsilon']:g} is what a row may cost on its own; whoever "
+            "sees all rows has to count the total."
+        )
     for assumption in total["assumptions"]:
         lines.append(f"- assuming that {assumption}")
     if not_covered := group[0].private["not_covered"]:
@@ -139,30 +141,53 @@ def _epsilon(spent: dict) -> str:
 
 
 def _table(group: list[Record], releases: dict) -> list[str]:
-    """Rows and columns from metric names `row/column`, with the ε of each row that was released."""
-    cells = defaultdict(dict)
-    for name in group[0].metrics:
-        row, _, column = name.rpartition("/")
-        values = [record.metrics[name] for record in group if name in record.metrics]
-        cells[row or "all"][column] = _number(values)
-    columns = list(dict.fromkeys(column for row in cells.values() for column in row))
-    lines = [f"| | ε | {' | '.join(columns)} |", "|---" * (len(columns) + 2) + "|"]
-    for row, values in cells.items():
-        spent = releases.get(row)
-        epsilon = "" if spent is None else _epsilon(spent)
-        lines.append(f"| {row} | {epsilon} | {' | '.join(values.get(c, '') for c in columns)} |")
-    return lines
+    """A line for each row and setting, a column for each setting that varies and each metric.
+
+    The headline row is bold, and the best trivial private answer says what it is. What a column would
+    repeat in every line stands above the table instead.
+    """
+    first, cells = group[0], defaultdict(dict)
+    for measure in first.measures:
+        key = (measure.place, measure.row, tuple(measure.settings.items()))
+        cells[key][measure.metric] = _cell(measure, group)
+    lines = []
+    for (place, row, settings), values in cells.items():
+        spent = releases.get(place, releases.get(row))
+        about = {
+            name: f"{value:g}" if isinstance(value, float) else str(value)
+            for name, value in settings
+        }
+        lines.append(
+            about | {"": _row_name(first, row), "ε": _epsilon(spent) if spent else ""} | values
+        )
+    columns = list(dict.fromkeys(column for line in lines for column in line))
+    # ε and the row's name come behind the settings, in front of the metrics.
+    columns.sort(
+        key=lambda column: (column in ("", "ε")) + 2 * any(column in c for c in cells.values())
+    )
+    said = []
+    for column in [column for column in columns if column not in ("", "ε")]:
+        seen = {line.get(column, "") for line in lines}
+        if len(lines) > 1 and len(seen) == 1 and len(columns) > 3:
+            columns.remove(column)
+            said.append(f"{column} = {seen.pop()}")
+    table = [f"| {' | '.join(columns)} |", "|---" * len(columns) + "|"]
+    table += [f"| {' | '.join(line.get(column, '') for column in columns)} |" for line in lines]
+    return ([f"In every row: {', '.join(said)}.", ""] if said else []) + table
 
 
-def _number(values: list[float]) -> str:
-    text = f"{np.mean(values):.4g}"
-    if len(values) > 1:
-        text += f" ± {_standard_error(values):.2g}"
-    return text
+def _row_name(record: Record, row: str) -> str:
+    words = record.titles.get(row, row)
+    if row and row == record.headline_row:
+        return f"**{words}**"
+    return f"{words} (best trivial private answer)" if row and row == record.baseline_row else words
 
 
-def _standard_error(values: Sequence[float]) -> float:
-    return float(np.std(values, ddof=1) / np.sqrt(len(values)))
+def _cell(measure: Measure, group: list[Record]) -> str:
+    """Mean ± standard error over the runs at hand, or, of a single run, what it says itself."""
+    values = [record.metrics[measure.name] for record in group if measure.name in record.metrics]
+    error = stats.sem(values) if len(values) > 1 else measure.error
+    return f"{np.mean(values):.4g}" + ("" if error is None else f" ± {error:.2g}")
 
 
 def _write_csv(found: list[Record], path: Path) -> None:
@@ -182,99 +207,6 @@ def _write_csv(found: list[Record], path: Path) -> None:
     writer.writeheader()
     writer.writerows(rows)
     storage.write_text(path, text.getvalue())
-
-
-# ---------------------------------------------------------------------------------------------
-# Figures
-
-
-def draw(found: list[Record], folder: Path) -> list[Path]:
-    """Draws what the runs at hand allow; nothing where matplotlib is not installed."""
-    if not plotting.available():
-        return []
-    paths = [*_draw_training(found, folder), *_draw_sweeps(found, folder)]
-    for module, group in _by_experiment(found).items():
-        if hasattr(module, "figures"):
-            paths += module.figures(group, folder)
-    return paths
-
-
-def _by_experiment(found: list[Record]) -> dict:
-    groups = defaultdict(list)
-    for record in found:
-        groups[records.experiment(ml_collections.ConfigDict(record.config))].append(record)
-    return groups
-
-
-def _draw_training(found: list[Record], folder: Path) -> list[Path]:
-    """Loss and ε against steps, for each training run that kept a log."""
-    curves = defaultdict(list)
-    for record in found:
-        log = record.workdir / "metrics.jsonl"
-        for entry in storage.read_lines(log) if log.exists() else ():
-            if {"run", "step", "loss"} <= entry.keys():
-                name = " ".join([entry["run"], *(f"{k}={v}" for k, v in record.overrides.items())])
-                curves[name].append((entry["step"], entry["loss"], entry["epsilon"]))
-    if not curves:
-        return []
-    figure, axis = plotting.pyplot().subplots(figsize=(6.4, 4))
-    right = axis.twinx()
-    for name, points in curves.items():
-        steps, losses, epsilons = zip(*points, strict=True)
-        (line,) = axis.plot(steps, losses, label=name)
-        if None not in epsilons:
-            right.plot(steps, epsilons, linestyle=":", color=line.get_color())
-    axis.set(xlabel="step", ylabel="training loss")
-    right.set_ylabel("ε spent (dotted)")
-    right.set_ylim(bottom=0)
-    if len(curves) <= 12:
-        axis.legend(fontsize=8)
-    return [plotting.save(figure, folder / "training.png")]
-
-
-def _draw_sweeps(found: list[Record], folder: Path) -> list[Path]:
-    """Each metric against each swept number, a line per row of the table.
-
-    Error bars are standard errors: over the runs at a point, or, of a single run, what it says itself.
-    """
-    paths = []
-    values = defaultdict(set)
-    for record in found:
-        for name, value in records.flatten(record.config).items():
-            if isinstance(value, int | float) and not isinstance(value, bool):
-                values[name].add(value)
-    swept = [n for n, seen in values.items() if len(seen) > 1 and n not in ("seed", "noise_seed")]
-    columns = dict.fromkeys(name.rpartition("/")[2] for record in found for name in record.metrics)
-    columns = [column for column in columns if not column.endswith("_se")]
-    for name in swept:
-        for column in columns:
-            points = defaultdict(lambda: defaultdict(list))
-            for record in found:
-                x = records.flatten(record.config).get(name)
-                for metric, value in record.metrics.items():
-                    row, _, found_column = metric.rpartition("/")
-                    if found_column == column and isinstance(x, int | float):
-                        own_error = record.metrics.get(f"{metric}_se", 0.0)
-                        points[row][x].append((value, own_error))
-            figure, axis = plotting.pyplot().subplots(figsize=(6.4, 4))
-            for row, by_x in points.items():
-                xs = sorted(by_x)
-                means, errors = zip(*(_mean_and_error(by_x[x]) for x in xs), strict=True)
-                axis.errorbar(xs, means, yerr=errors, marker="o", capsize=3, label=row or column)
-            if min(values[name]) > 0 and max(values[name]) / min(values[name]) >= 10:
-                axis.set_xscale("log")
-            axis.set(xlabel="ε" if name == "epsilon" else name, ylabel=column)
-            axis.legend(fontsize=8)
-            file = f"{column}_against_{name}".replace("@", "_at_").replace("/", "_")
-            paths.append(plotting.save(figure, folder / f"{file}.png"))
-    return paths
-
-
-def _mean_and_error(runs: list[tuple[float, float]]) -> tuple[float, float]:
-    values, own_errors = zip(*runs, strict=True)
-    if len(runs) == 1:
-        return values[0], own_errors[0]
-    return float(np.mean(values)), _standard_error(values)
 
 
 def main(argv: list[str]) -> None:

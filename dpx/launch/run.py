@@ -3,6 +3,7 @@
 python -m experiments.run --config=configs/NAME.py[:arg] --workdir=DIR [--config.key=value ...] [--dry_run]
 """
 
+import dataclasses
 import time
 from pathlib import Path
 from typing import Any
@@ -14,7 +15,7 @@ from ml_collections import config_flags
 import dpx
 from dpx import _storage as storage
 from dpx import _validate, privacy
-from dpx.launch import cli, experiment, records, report
+from dpx.launch import cli, experiment, figures, records, report
 from dpx.training import keys
 
 _SEEDED = (
@@ -98,6 +99,10 @@ def _write(outcome: experiment.Outcome, config, workdir: Path, seconds: float) -
     summary = {name: headline[name] for name in ("epsilon", "delta", "neighboring", "unit")}
     result = {
         "metrics": outcome.metrics,
+        "measures": [dataclasses.asdict(measure) for measure in outcome.measures],
+        "titles": dict(outcome.titles),
+        "headline_row": outcome.headline_row,
+        "baseline_row": outcome.baseline_row,
         "privacy": summary,
         "wall_seconds": round(seconds, 2),
         "notes": outcome.notes.rstrip(),
@@ -155,7 +160,7 @@ def main(argv: list[str]) -> None:
         record = execute(config, workdir)
         print(report.summarize(record))
         with storage.lock(workdir, wait=60):
-            for path in report.draw([record], workdir):
+            for path in figures.draw([record], workdir):
                 print(f"figure: {path}")
     except cli.EXPECTED as error:
         cli.stop(error)

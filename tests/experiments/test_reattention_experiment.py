@@ -6,7 +6,7 @@ import pytest
 
 from configs.shakespeare import get_config as shakespeare_config
 from dpx.data import Histories, shakespeare
-from dpx.launch import records, report, run
+from dpx.launch import figures, records, run
 from dpx.reattention import ParameterNoise
 from experiments.dp_transformer import distraction as reattention
 from experiments.dp_transformer import models
@@ -82,7 +82,7 @@ def test_distraction_is_measured_and_drawn(tmp_path):
     assert metrics["keys/plain/ratio_at_logit_variance_0"] == pytest.approx(1)
     at = "ratio_at_logit_variance_2"
     assert metrics[f"keys/plain/{at}"] > 1.2 * metrics[f"keys/reattention/{at}"]
-    drawn = {path.name for path in report.draw([record], tmp_path / "run")}
+    drawn = {path.name for path in figures.draw([record], tmp_path / "run")}
     assert drawn >= {"distraction.png", "attention_maps.png"}
 
 

@@ -20,6 +20,7 @@ from dpx import _storage as storage
 from dpx import ngram
 from dpx.data import load_surnames, synthetic_histories
 from dpx.launch import (
+    figures,
     records,
     report,
     run,
@@ -95,7 +96,7 @@ def test_quickstart_leaves_its_records_and_a_model(tmp_path, monkeypatch):
     text = report.summarize(record)
     assert "| dp_transformer | 2.9" in text
     assert "Ten names" in text
-    assert [p.name for p in report.draw([record], tmp_path / "run")] == ["training.png"]
+    assert [p.name for p in figures.draw([record], tmp_path / "run")] == ["training.png"]
 
     model = records.load(tmp_path / "run")
     assert len(model.sample(jax.random.key(0), 5)) == 5

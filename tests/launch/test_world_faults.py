@@ -22,7 +22,7 @@ from zygote import Zygote
 
 import dpx
 from dpx import _storage as storage
-from dpx.launch import cli, records, report, run, sweep
+from dpx.launch import cli, figures, records, report, run, sweep
 from dpx.launch.experiment import Measure, Outcome
 from dpx.training import keys
 from dpx.training import loop as training
@@ -99,7 +99,7 @@ def whole(config, begun, tmp_path_factory):
     shutil.copytree(begun, folder)
     record = go(config, folder)
     report.summarize(record)
-    report.draw([record], folder)
+    figures.draw([record], folder)
     return folder
 
 

@@ -1,0 +1,130 @@
+"""The figures of finished runs: what every experiment has in common, and then its own."""
+
+import re
+from collections import defaultdict
+from collections.abc import Sequence
+from pathlib import Path
+
+import ml_collections
+import numpy as np
+from scipy import stats
+
+from dpx import _storage as storage
+from dpx.launch import plotting, records
+from dpx.launch.experiment import Measure
+from dpx.launch.records import Record
+
+
+def draw(found: list[Record], folder: Path) -> list[Path]:
+    """Draws what the runs at hand allow; nothing where matplotlib is not installed."""
+    if not plotting.available():
+        return []
+    paths = [*_draw_training(found, folder), *_draw_sweeps(found, folder)]
+    for module, group in _by_experiment(found).items():
+        if hasattr(module, "figures"):
+            paths += module.figures(group, folder)
+    return paths
+
+
+def _by_experiment(found: list[Record]) -> dict:
+    groups = defaultdict(list)
+    for record in found:
+        groups[records.experiment(ml_collections.ConfigDict(record.config))].append(record)
+    return groups
+
+
+def _draw_training(found: list[Record], folder: Path) -> list[Path]:
+    """Loss and ε against steps, mean and standard error over runs that differ in nothing but the seed."""
+    curves: dict = defaultdict(lambda: defaultdict(list))
+    for record in found:
+        log = record.workdir / "metrics.jsonl"
+        changed = [f"{k}={v}" for k, v in record.overrides.items() if k != "seed"]
+        for entry in storage.read_lines(log) if log.exists() else ():
+            if {"run", "step", "loss"} <= entry.keys():
+                row = re.sub(r"_seed\d+$", "", entry["run"])
+                name = " ".join([record.titles.get(row, row), *changed])
+                curves[name][entry["step"]].append((entry["loss"], entry["epsilon"]))
+    if not curves:
+        return []
+    figure, axis = plotting.pyplot().subplots(figsize=(6.4, 4))
+    right = axis.twinx()
+    for name, by_step in curves.items():
+        steps = sorted(by_step)
+        means, errors = zip(
+            *(_mean_and_error([x for x, _ in by_step[k]]) for k in steps), strict=True
+        )
+        line = axis.errorbar(steps, means, yerr=errors, label=name, capsize=2)
+        spent = [by_step[step][0][1] for step in steps]
+        if None not in spent:
+            right.plot(steps, spent, linestyle=":", color=line.lines[0].get_color())
+    axis.set(xlabel="step", ylabel="training loss")
+    axis.xaxis.get_major_locator().set_params(integer=True)
+    right.set_ylabel("ε spent (dotted)")
+    right.set_ylim(bottom=0)
+    if len(curves) <= 12:
+        _legend(axis, beyond=0.12)
+    return [plotting.save(figure, folder / "training.png")]
+
+
+def _draw_sweeps(found: list[Record], folder: Path) -> list[Path]:
+    """Each metric against each swept number, a line per row of the table.
+
+    Error bars are standard errors: over the runs at a point, or, of a single run, what it says itself.
+    """
+    paths = []
+    values = defaultdict(set)
+    for record in found:
+        for name, value in records.flatten(record.config).items():
+            if isinstance(value, int | float) and not isinstance(value, bool):
+                values[name].add(value)
+    swept = [n for n, seen in values.items() if len(seen) > 1 and n not in ("seed", "noise_seed")]
+    columns = dict.fromkeys(m.metric for record in found for m in record.measures)
+    for name in swept:
+        for column in columns:
+            points = defaultdict(lambda: defaultdict(list))
+            for record in found:
+                x = records.flatten(record.config).get(name)
+                for measure in record.measures:
+                    if measure.metric == column and isinstance(x, int | float):
+                        points[_line_name(record, measure)][x].append(measure)
+            figure, axis = plotting.pyplot().subplots(figsize=(6.4, 4))
+            for label, by_x in points.items():
+                xs = sorted(by_x)
+                pairs = [_mean_and_error([m.value for m in by_x[x]], by_x[x][0].error) for x in xs]
+                means, errors = zip(*pairs, strict=True)
+                axis.errorbar(xs, means, yerr=errors, marker="o", capsize=3, label=label or column)
+            for scale, numbers in (
+                (axis.set_xscale, values[name]),
+                (
+                    axis.set_yscale,
+                    [m.value for p in points.values() for x in p.values() for m in x],
+                ),
+            ):
+                if min(numbers) > 0 and max(numbers) / min(numbers) >= 10:
+                    scale("log")
+            axis.set(xlabel="ε" if name == "epsilon" else name, ylabel=column)
+            if name == "epsilon":
+                axis.set_xticks(sorted(values[name]), [f"{x:g}" for x in sorted(values[name])])
+                axis.minorticks_off()
+            elif all(isinstance(x, int) for x in values[name]) and axis.get_xscale() == "linear":
+                axis.xaxis.get_major_locator().set_params(integer=True)
+            _legend(axis)
+            file = f"{column}_against_{name}".replace("@", "_at_").replace("/", "_")
+            paths.append(plotting.save(figure, folder / f"{file}.png"))
+    return paths
+
+
+def _line_name(record: Record, measure: Measure) -> str:
+    words = record.titles.get(measure.row, measure.row)
+    return ", ".join([words, *(f"{k}={v}" for k, v in measure.settings.items())])
+
+
+def _legend(axis, beyond: float = 0.0) -> None:
+    """A legend beside the axes, where it hides no data."""
+    axis.legend(fontsize=8, loc="upper left", bbox_to_anchor=(1.02 + beyond, 1), frameon=False)
+
+
+def _mean_and_error(values: Sequence[float], own: float | None = None) -> tuple[float, float]:
+    if len(values) == 1:
+        return values[0], own or 0.0
+    return float(np.mean(values)), float(stats.sem(values))
