@@ -1,15 +1,25 @@
 """Data sets as arrays of token ids, and what prepares them."""
 
 from dpx.data.amazon import load_amazon
-from dpx.data.histories import Histories, Split, from_events, k_core, leave_last_out, left_pad
+from dpx.data.histories import (
+    Histories,
+    Split,
+    first_users,
+    from_events,
+    k_core,
+    leave_last_out,
+    left_pad,
+)
 from dpx.data.movielens import load_movielens_1m, load_movielens_small
 from dpx.data.surnames import Names, load_surnames, split_names
 from dpx.data.synthetic import synthetic_histories
+from dpx.data.tables import load_table
 
 __all__ = [
     "Histories",
     "Names",
     "Split",
+    "first_users",
     "from_events",
     "k_core",
     "leave_last_out",
@@ -18,6 +28,7 @@ __all__ = [
     "load_movielens_1m",
     "load_movielens_small",
     "load_surnames",
+    "load_table",
     "split_names",
     "synthetic_histories",
 ]

@@ -62,11 +62,11 @@ def zip_member(path: Path, name: str) -> Iterator[str]:
         ) from None
 
 
-def whole_number(word: str) -> int:
-    """A number of at most 64 bits; ValueError for any other word."""
+def whole_number(word: str | int) -> int:
+    """A whole number of at most 64 bits; ValueError for any other word."""
     number = int(word)
     if not -(2**63) <= number < 2**63:
-        raise ValueError(word)
+        raise ValueError(f"{word} has more than 64 bits")
     return number
 
 

@@ -7,23 +7,34 @@ import numpy as np
 
 @dataclasses.dataclass(frozen=True)
 class Histories:
-    """One sequence of item ids per user, in time order.
+    """One sequence of items per user, in time order.
 
     Attributes:
-      items: For each user an int array of ids in [0, num_items).
+      items: For each user an int array, or a list, of item numbers in [0, num_items).
       num_items: Size of the catalogue, M.
+      item_ids: (M,) what the data call each item, by its number; None where they use the numbers.
+
+    Raises:
+      ValueError: for an item outside the catalogue, or one that is no whole number.
     """
 
     items: tuple[np.ndarray, ...]
     num_items: int
+    item_ids: np.ndarray | None = None
 
     def __post_init__(self):
+        object.__setattr__(self, "items", tuple(map(_item_numbers, self.items)))
         for user, items in enumerate(self.items):
             if len(items) and not (items.min() >= 0 and items.max() < self.num_items):
                 raise ValueError(
                     f"user {user} has item {items.max() if items.min() >= 0 else items.min()} outside "
                     f"the vocabulary [0, {self.num_items}): give the catalogue's true size"
                 )
+        if self.item_ids is not None and len(self.item_ids) != self.num_items:
+            raise ValueError(
+                f"item_ids has {len(self.item_ids)} entries and num_items={self.num_items}: give one "
+                "for each item"
+            )
 
 
 @dataclasses.dataclass(frozen=True)
@@ -45,7 +56,7 @@ class Split:
         items = list(self.train.items)
         for user, item in zip(self.users, self.validation, strict=True):
             items[user] = np.append(items[user], item)
-        return Histories(tuple(items), self.train.num_items)
+        return dataclasses.replace(self.train, items=tuple(items))
 
 
 def from_events(
@@ -54,13 +65,16 @@ def from_events(
     """Histories from (user, item, time) events.
 
     Args:
-      users: (E,) user labels of any kind.
-      items: (E,) item labels.
+      users: (E,) user labels that can be sorted, in a list, an array or a column of a DataFrame.
+      items: (E,) item labels, which become the `item_ids` of the result.
       times: (E,) timestamps; ties, and everything where None, stay in the order of the file.
       min_count: The k of `k_core`; 0 keeps all.
+
+    Raises:
+      ValueError: if no event is left.
     """
     _, users = np.unique(users, return_inverse=True)
-    _, items = np.unique(items, return_inverse=True)
+    labels, items = np.unique(items, return_inverse=True)
     keep = k_core(users, items, min_count)
     users, items = users[keep], items[keep]
     if not len(users):
@@ -70,9 +84,20 @@ def from_events(
     order = np.argsort(users, kind="stable")
     if times is not None:
         order = np.lexsort((np.asarray(times)[keep], users))
-    names, items = np.unique(items, return_inverse=True)
+    kept, items = np.unique(items, return_inverse=True)
     _, starts = np.unique(users[order], return_index=True)
-    return Histories(tuple(np.split(items[order].astype(np.int32), starts[1:])), len(names))
+    rows = np.split(items[order].astype(np.int32), starts[1:])
+    return Histories(tuple(rows), len(kept), labels[kept])
+
+
+def first_users(histories: Histories, count: int) -> Histories:
+    """The first `count` users, over the catalogue of the items that these have."""
+    rows = histories.items[:count]
+    kept = np.unique(np.concatenate([np.zeros(0, np.int32), *rows]))
+    ids = kept if histories.item_ids is None else histories.item_ids[kept]
+    return Histories(
+        tuple(np.searchsorted(kept, row).astype(np.int32) for row in rows), len(kept), ids
+    )
 
 
 def k_core(users: np.ndarray, items: np.ndarray, k: int) -> np.ndarray:
@@ -96,7 +121,7 @@ def leave_last_out(histories: Histories) -> Split:
         items[:-2] if u in evaluated else items for u, items in enumerate(histories.items)
     )
     return Split(
-        train=Histories(train, histories.num_items),
+        train=dataclasses.replace(histories, items=train),
         users=users,
         validation=np.array([histories.items[u][-2] for u in users], np.int32),
         test=np.array([histories.items[u][-1] for u in users], np.int32),
@@ -116,3 +141,15 @@ def left_pad(sequences, length: int) -> tuple[np.ndarray, np.ndarray]:
             tokens[row, -tail:] = sequence[-length:]
             mask[row, -tail:] = True
     return tokens, mask
+
+
+def _item_numbers(items) -> np.ndarray:
+    array = np.asarray(items)
+    if not array.size and array.ndim == 1:
+        return array if array.dtype.kind in "iu" else array.astype(np.int32)
+    if array.ndim != 1 or array.dtype.kind not in "iu":
+        raise ValueError(
+            f"a user's items={items!r:.60} must be a list of whole numbers: number the items from 0, or use "
+            "dpx.data.from_events"
+        )
+    return array

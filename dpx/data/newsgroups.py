@@ -16,8 +16,6 @@ from typing import NamedTuple
 
 import numpy as np
 
-from dpx.noisy_head.prompts import Prompts
-
 _TOKEN = re.compile(r"[a-z]{2,}")
 _ORANGE_TYPES = {"d", "c", "s", "t", "discrete", "continuous", "string", "time", ""}
 _TEXT_COLUMNS = ("text", "content", "body", "article")
@@ -33,6 +31,13 @@ class DocumentFrequencies(NamedTuple):
         """Smoothed inverse document frequency, log((1+n)/(1+df)) + 1; 0 for a word outside the vocabulary."""
         count = self.counts.get(word, 0)
         return math.log((1 + self.num_documents) / (1 + count)) + 1 if count else 0.0
+
+
+class TextPrompts(NamedTuple):
+    """In-context regression prompts made of documents: rows x (N, L+1, D), responses y (N, L+1), float64."""
+
+    x: np.ndarray
+    y: np.ndarray
 
 
 def tokenize(text: str) -> list[str]:
@@ -90,7 +95,7 @@ def text_prompts(
     typical_tokens: float = 120.0,
     log_spread: float = 1.0,
     seed: int = 0,
-) -> Prompts:
+) -> TextPrompts:
     """Groups documents into prompts of L + 1, shuffled with a public seed.
 
     A document enters one prompt, and its row looks at no other, so replacing a document replaces a prompt: a
@@ -108,7 +113,8 @@ def text_prompts(
       seed: Of the shuffle.
 
     Returns:
-      Prompts x (N, L+1, D), y (N, L+1) in float64, N = ⌊documents / (L+1)⌋; what is left over is dropped.
+      Arrays in float64 with N = ⌊documents / (L+1)⌋ prompts; what is left over is dropped. They are
+      `dpx.noisy_head.Prompts(*text_prompts(...))`.
 
     Raises:
       ValueError: for too few documents, or a size or constant out of range.
@@ -126,10 +132,7 @@ def text_prompts(
     x = np.stack([tfidf_top(texts[i], frequencies, dim) for i in order])
     tokens = np.array([len(tokenize(texts[i])) for i in order])
     y = (np.log1p(tokens) - math.log1p(typical_tokens)) / log_spread
-    return Prompts(
-        x.reshape(number, length + 1, dim),  # type: ignore[arg-type]  # NumPy keeps 64 bits
-        y.reshape(number, length + 1),  # type: ignore[arg-type]
-    )
+    return TextPrompts(x.reshape(number, length + 1, dim), y.reshape(number, length + 1))
 
 
 def load_texts(path: str | Path, *, column: str | None = None) -> list[str]:

@@ -16,10 +16,7 @@ from scipy import sparse
 from dpx import gram, noise
 from dpx._validate import check_positive
 from dpx.data.histories import Histories
-from dpx.privacy import (
-    PrivacyGuarantee,
-    gaussian_budget,
-)
+from dpx.privacy import PrivacyGuarantee, gaussian_budget, gaussian_noise_multiplier
 from dpx.recommend import popularity
 
 
@@ -27,11 +24,11 @@ class ItemGram(NamedTuple):
     """A private release about items, and its cost.
 
     Attributes:
-      items: (K,) ids of the kept items, the most popular ones first.
+      items: (K,) numbers of the kept items, the most popular ones first.
       matrix: (K, K) noisy Gram matrix of the kept items.
       log_popularity: (M,) log of a noisy distribution over the catalogue.
       noise_std: Standard deviation of the noise on the matrix's diagonal.
-      guarantee: Of the whole.
+      guarantee: Of the popularity and the matrix together.
     """
 
     items: np.ndarray
@@ -60,7 +57,7 @@ def fit(
     kept is read off the noisy popularity.
 
     Args:
-      key: Of the noise.
+      key: The JAX key of the noise.
       histories: Of N users over M items; N and the catalogue count as public.
       epsilon, delta: The budget.
       num_kept: K, by default `dpx.recommend.popularity.default_num_kept`, which looks at ε, δ and N alone.
@@ -70,27 +67,27 @@ def fit(
     Raises:
       ValueError: for an argument out of range.
     """
+    multiplier = gaussian_noise_multiplier(epsilon, delta)
     popularity_key, gram_key = noise.secure.split(key, secure)
     leading = popularity.fit_leading(
         popularity_key,
         histories,
-        epsilon=epsilon,
-        delta=delta,
+        noise_multiplier=multiplier,
         budget_fraction=popularity_budget_fraction,
         num_kept=num_kept,
-        rest="the Gram matrix",
         secure=secure,
     )
     items = leading.items
     columns = user_vectors(histories)[:, items].T
     lengths = np.sqrt(columns.sum(axis=0))  # the norm of a 0/1 vector
     columns = columns @ sparse.diags_array(1 / np.maximum(lengths, 1))
-    spent, at = gaussian_budget(leading.noise_multiplier, delta)
+    # `gram.release` takes a budget: the one whose Gaussian mechanism has the noise that is left.
+    gram_epsilon, gram_delta = gaussian_budget(leading.noise_multiplier, delta)
     release = gram.release(
         gram_key,
         columns,
-        epsilon=spent,
-        delta=at,
+        epsilon=gram_epsilon,
+        delta=gram_delta,
         column_bound=1.0,
         neighboring="add_or_remove_one",
         secure=secure,
@@ -101,7 +98,13 @@ def fit(
         matrix=np.asarray(release.matrix, np.float64),
         log_popularity=leading.log_popularity,
         noise_std=release.noise_std,
-        guarantee=leading.guarantee,
+        guarantee=popularity.guarantee(
+            epsilon,
+            delta,
+            multiplier,
+            f"noisy popularity, and the Gram matrix of {len(items)} items with noise of std "
+            f"{release.noise_std:.6g}",
+        ),
     )
 
 
@@ -162,13 +165,14 @@ def scores(
     Args:
       release: What `fit` returned.
       weights: (K, K), from `ease` or `item_attention`.
-      vectors: (U, M) sparse 0/1 histories, from `user_vectors`.
-      prior_weight: Of the log popularity: σ/λ for EASE, the size of the noise in one weight.
+      vectors: (U, M) 0/1 histories: a SciPy sparse array, such as `user_vectors` gives, or a dense one.
+      prior_weight: Factor of the log popularity: σ/λ for EASE, the size of the noise in one weight.
 
     Returns:
       (U, M) float32.
     """
-    kept = vectors[:, release.items].astype(np.float32) @ weights.astype(np.float32)
+    kept = sparse.csr_array(vectors)[:, release.items].astype(np.float32)
+    kept = kept @ np.asarray(weights, np.float32)
     return popularity.add_to_prior(prior_weight * release.log_popularity, release.items, kept)
 
 

@@ -24,9 +24,7 @@ class Popularity(NamedTuple):
 
     def log_probabilities(self) -> np.ndarray:
         """(M,) log of the smoothed distribution of the next item: post-processing of the counts."""
-        floor = max(self.noise_std, 1.0)
-        smoothed = floor * np.logaddexp(0, self.counts / floor)
-        return np.log(smoothed / smoothed.sum())
+        return _log_probabilities(self.counts, self.noise_std)
 
 
 def fit(
@@ -46,7 +44,7 @@ def fit(
     the sum; the sum is released once with Gaussian noise.
 
     Args:
-      key: Of the noise.
+      key: The JAX key of the noise.
       histories: Of N users over M items; the catalogue counts as public.
       epsilon, delta: The budget.
       l2_clip_norm: A user with n distinct items counts min(1, l2_clip_norm/√n) at each.
@@ -61,21 +59,7 @@ def fit(
             f"l2_clip_norm={l2_clip_norm} must be at most {_LARGEST_CLIP:g}: count in other units"
         )
     multiplier = privacy.gaussian_noise_multiplier(epsilon, delta)
-    distinct = [np.unique(items) for items in histories.items]
-    lengths = np.array([len(items) for items in distinct], np.int64)
-    weights = np.minimum(1.0, l2_clip_norm / np.sqrt(np.maximum(lengths, 1)))
-    std = multiplier * l2_clip_norm
-    noisy = release_sum(
-        key,
-        np.repeat(weights, lengths),
-        np.repeat(np.arange(len(lengths)), lengths),
-        np.concatenate([np.zeros(0, np.int64), *distinct]),
-        histories.num_items,
-        l2_clip_norm=l2_clip_norm,
-        noise_multiplier=multiplier,
-        label="item popularity",
-        secure=secure,
-    )
+    counts = _noisy_counts(key, histories, l2_clip_norm, multiplier, secure)
     guarantee = privacy.PrivacyGuarantee(
         epsilon=epsilon,
         delta=delta,
@@ -86,79 +70,109 @@ def fit(
         assumptions=("the catalogue of items is public",),
         event=dp_accounting.GaussianDpEvent(multiplier),
     )
-    return Popularity(noisy, std, guarantee)
+    return Popularity(counts, multiplier * l2_clip_norm, guarantee)
+
+
+def _noisy_counts(
+    key: jax.Array | None,
+    histories: Histories,
+    l2_clip_norm: float,
+    noise_multiplier: float,
+    secure: bool,
+) -> np.ndarray:
+    """(M,) the sum of users' 0/1 vectors, each rescaled to norm at most `l2_clip_norm`, with noise."""
+    distinct = [np.unique(items) for items in histories.items]
+    lengths = np.array([len(items) for items in distinct], np.int64)
+    weights = np.minimum(1.0, l2_clip_norm / np.sqrt(np.maximum(lengths, 1)))
+    return release_sum(
+        key,
+        np.repeat(weights, lengths),
+        np.repeat(np.arange(len(lengths)), lengths),
+        np.concatenate([np.zeros(0, np.int64), *distinct]),
+        histories.num_items,
+        l2_clip_norm=l2_clip_norm,
+        noise_multiplier=noise_multiplier,
+        label="item popularity",
+        secure=secure,
+    )
 
 
 class Leading(NamedTuple):
-    """The items that lead a noisy popularity, and what is left of the budget.
+    """The items that lead a noisy popularity, and the noise of what comes after.
 
     Attributes:
-      items: (K,) ids, the most popular ones first.
+      items: (K,) numbers of the items, the most popular ones first.
       log_popularity: (M,) log of a noisy distribution over the catalogue.
-      noise_multiplier: Of a Gaussian mechanism that spends all of the rest.
-      guarantee: Of the popularity and that mechanism together.
+      noise_multiplier: Of a Gaussian mechanism that spends the rest of the budget.
     """
 
     items: np.ndarray
     log_popularity: np.ndarray
     noise_multiplier: float
-    guarantee: privacy.PrivacyGuarantee
 
 
 def fit_leading(
     key: jax.Array | None,
     histories: Histories,
     *,
-    epsilon: float,
-    delta: float,
+    noise_multiplier: float,
     budget_fraction: float,
-    num_kept: int | None,
-    rest: str,
+    num_kept: int | None = None,
     secure: bool = False,
 ) -> Leading:
     """Spends a share of a budget on the popularity, from which a recommender's items are chosen.
 
-    With m the exact Gaussian multiplier of (ε, δ), the popularity has m/√s and the rest m/√(1 − s), s
-    the fraction: μ² adds up, so that both together are exactly one Gaussian mechanism with multiplier m.
+    With m the noise multiplier that the whole budget allows for one Gaussian mechanism, the popularity has
+    m/√s and the rest m/√(1 − s), s the share: since μ² = 1/m² adds up, both together cost exactly what one
+    Gaussian mechanism with multiplier m does. `guarantee` states that, once the rest has been released.
 
     Args:
-      key: Of the noise.
+      key: The JAX key of the noise.
       histories: Of N users over M items; N and the catalogue count as public.
-      epsilon, delta: The whole budget.
+      noise_multiplier: m, of the whole budget.
       budget_fraction: s of μ², in (0, 1).
-      num_kept: K, by default `default_num_kept`, which looks at ε, δ and N alone.
-      rest: What the rest is spent on, in words.
+      num_kept: K, by default `default_num_kept`, which looks at the noise and at N alone.
       secure: As in `fit`.
 
     Raises:
       ValueError: for an argument out of range.
     """
-    multiplier = privacy.gaussian_noise_multiplier(epsilon, delta)
     if not 0 < _validate.check_number(budget_fraction, "popularity_budget_fraction") < 1:
         raise ValueError(
             f"popularity_budget_fraction={budget_fraction} must be strictly between 0 and 1"
         )
-    left = multiplier / math.sqrt(1 - budget_fraction)
+    of_popularity = noise_multiplier / math.sqrt(budget_fraction)
+    of_rest = noise_multiplier / math.sqrt(1 - budget_fraction)
     num_users = _watch.public(len(histories.items), "the number of users")
     num_items = histories.num_items
     if num_kept is None:
-        num_kept = default_num_kept(left, num_users, num_items)
+        num_kept = default_num_kept(of_rest, num_users, num_items)
     if _validate.check_integer(num_kept, "num_kept") > num_items:
         raise ValueError(f"num_kept={num_kept} must be in [1, {num_items}], the number of items")
-    spent, at = privacy.gaussian_budget(multiplier / math.sqrt(budget_fraction), delta)
-    noisy = fit(key, histories, epsilon=spent, delta=at, secure=secure)
-    items = np.argsort(-noisy.counts, kind="stable")[:num_kept]
-    guarantee = privacy.PrivacyGuarantee(
+    counts = _noisy_counts(key, histories, 1.0, of_popularity, secure)
+    items = np.argsort(-counts, kind="stable")[:num_kept]
+    return Leading(items, _log_probabilities(counts, of_popularity), of_rest)
+
+
+def guarantee(
+    epsilon: float, delta: float, noise_multiplier: float, mechanism: str
+) -> privacy.PrivacyGuarantee:
+    """The guarantee of a popularity (`fit_leading`) and of the rest, both released, for a user's history.
+
+    Args:
+      epsilon, delta: What one Gaussian mechanism with that multiplier satisfies.
+      noise_multiplier: m, of the whole budget.
+      mechanism: What was released, in words.
+    """
+    return privacy.PrivacyGuarantee(
         epsilon=epsilon,
         delta=delta,
         neighboring=privacy.ADD_OR_REMOVE_ONE,
         unit="user",
-        mechanism=f"noisy popularity, and {rest} of {num_kept} items, which costs what one Gaussian "
-        f"mechanism with noise multiplier {left:.6g} does",
+        mechanism=mechanism,
         assumptions=("the catalogue of items is public", "the number of users is public"),
-        event=dp_accounting.GaussianDpEvent(multiplier),
+        event=dp_accounting.GaussianDpEvent(noise_multiplier),
     )
-    return Leading(items, noisy.log_probabilities(), left, guarantee)
 
 
 def default_num_kept(noise_std: float, num_users: int, num_items: int) -> int:
@@ -183,3 +197,9 @@ def count(histories: Histories) -> np.ndarray:
     for items in histories.items:
         counts[np.unique(items)] += 1
     return counts
+
+
+def _log_probabilities(counts: np.ndarray, noise_std: float) -> np.ndarray:
+    floor = max(noise_std, 1.0)
+    smoothed = floor * np.logaddexp(0, counts / floor)
+    return np.log(smoothed / smoothed.sum())

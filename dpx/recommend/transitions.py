@@ -26,12 +26,12 @@ class Transitions(NamedTuple):
     """A private release about which item follows which, and its cost.
 
     Attributes:
-      items: (K,) ids of the kept items, the most popular ones first.
+      items: (K,) numbers of the kept items, the most popular ones first.
       estimate: (K, K) float32; row i, column j: how strongly j follows i, in users of one pair each.
       standard_error: (K, K) float32, of the noise in `estimate`.
       weights: (K, K) float32, what `scores` uses: `attention_weights` of the two.
       log_popularity: (M,) log of a noisy distribution over the catalogue.
-      guarantee: Of the whole.
+      guarantee: Of the popularity and all rounds together.
     """
 
     items: np.ndarray
@@ -47,9 +47,9 @@ class Transitions(NamedTuple):
         """Scores of all items as the next one.
 
         Args:
-          histories: For each of U users the ids in [0, M) of the items so far, in time order.
+          histories: For each of U users the numbers in [0, M) of the items so far, in time order.
           recency: ρ in [0, 1], by which an item counts less for each item after it.
-          prior_weight: Of the log popularity, which ranks what no transition reaches.
+          prior_weight: Factor of the log popularity, which ranks what no transition reaches.
 
         Returns:
           (U, M) float32: a row of M scores for each user, so pass large sets in pieces.
@@ -91,7 +91,7 @@ def fit(
     multiplier m does.
 
     Args:
-      key: Of the noise.
+      key: The JAX key of the noise.
       histories: Of N users over M items; N and the catalogue count as public.
       epsilon, delta: The budget.
       num_kept: K, by default `dpx.recommend.popularity.default_num_kept`, which looks at ε, δ and N alone.
@@ -106,15 +106,14 @@ def fit(
       ValueError: for an argument out of range.
     """
     check_options(rounds, gap_decay, max_gap, age_decay, backward)
+    multiplier = privacy.gaussian_noise_multiplier(epsilon, delta)
     popularity_key, rounds_key = noise.secure.split(key, secure)
     leading = popularity.fit_leading(
         popularity_key,
         histories,
-        epsilon=epsilon,
-        delta=delta,
+        noise_multiplier=multiplier,
         budget_fraction=popularity_budget_fraction,
         num_kept=num_kept,
-        rest=f"transitions in {rounds} round(s)",
         secure=secure,
     )
     pairs = _pairs(histories, leading.items, gap_decay, max_gap, age_decay, backward)
@@ -126,7 +125,13 @@ def fit(
         standard_error=error,
         weights=attention_weights(estimate, error),
         log_popularity=leading.log_popularity,
-        guarantee=leading.guarantee,
+        guarantee=popularity.guarantee(
+            epsilon,
+            delta,
+            multiplier,
+            f"noisy popularity, and transitions between {len(leading.items)} items in {rounds} round(s) with "
+            f"noise multiplier {std:.6g} each",
+        ),
     )
 
 
