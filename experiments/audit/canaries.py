@@ -18,7 +18,7 @@ from dpx.training import keys as secrets
 from dpx.training import loop as training
 from experiments.audit.training_faults import FAULTS
 from experiments.dp_transformer import histories as recommender_data
-from experiments.dp_transformer import models, recommender
+from experiments.dp_transformer import models, next_item
 
 UNIT = "record"
 OTHERS, FEATURES = 4, 16  # records beside the canary, and numbers in each
@@ -247,7 +247,7 @@ def _recommender(config, seed: int, workdir: Path):
     prepared = recommender_data.prepare(config)
     model = models.build(config, prepared.records.num_items, config.data.max_length, config.seed)
     graph, params = nnx.split(model)
-    loss_fn = functools.partial(recommender._loss, graph, None, None, config.train.loss == "last")
+    loss_fn = functools.partial(next_item.loss, graph, None, None, config.train.loss == "last")
     dirac = audit.dirac(loss_fn, params, prepared[2:6], canaries=config.canaries, seed=seed)
     records = len(dirac.data[0])
     settings = config.train.copy_and_resolve_references()

@@ -2,21 +2,25 @@
 
 import functools
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from dpx.data import (
     Histories,
+    first_users,
     leave_last_out,
     left_pad,
     load_amazon,
     load_movielens_1m,
     load_movielens_small,
+    load_table,
     synthetic_histories,
 )
+from dpx.training import loop as training
 from experiments.dp_transformer.warm_start import Start
 
+_LARGEST_BATCH = 8192
 K_CORE = (
     "which users and items pass the k-core filter is public, although one user's events can decide on "
     "whether others pass; the filter itself is not private"
@@ -53,27 +57,51 @@ def load(config) -> Histories:
             predictability=data.predictability,
             seed=config.seed,
         )
-    return _loaded(data.kind, data.path, data.min_count)
+    columns = tuple(data.get(name) for name in ("user", "item", "time", "header"))
+    histories = _loaded(data.kind, data.get("path"), data.min_count, columns)
+    if data.limit < 0:
+        raise ValueError(f"config.data.limit={data.limit} must be at least 0, which is all users")
+    if data.limit:
+        histories = first_users(histories, data.limit)
+    if max(map(len, histories.items), default=0) < 3:
+        raise ValueError(
+            f"config.data.path={data.get('path')!r} holds no user of three items, whose last two could be "
+            "held out: give more data, or a smaller config.data.min_count"
+        )
+    return histories
 
 
 @functools.lru_cache(maxsize=2)
-def _loaded(kind: str, path: str | None, min_count: int | None) -> Histories:
-    core = {} if min_count is None else {"min_count": min_count}
+def _loaded(kind: str, path: str | None, min_count: int | None, columns: tuple) -> Histories:
+    core: dict[str, Any] = {} if min_count is None else {"min_count": min_count}
     if kind == "movielens":
-        histories = load_movielens_small(**core)
-    elif kind == "movielens1m":
-        histories = load_movielens_1m(path, **core)
-    elif kind == "amazon":
-        if path is None:
-            raise ValueError("config.data.path is missing: give the file of Amazon ratings")
-        histories = load_amazon(path, **core)
-    else:
-        raise ValueError(f"config.data.kind={kind!r} is not known")
-    if max(map(len, histories.items), default=0) < 3:
-        raise ValueError(
-            f"config.data.path={path!r} holds no user of three items, whose last two could be held out"
-        )
-    return histories
+        if path is not None:
+            raise ValueError(
+                f"config.data.path={path!r} is not read by data.kind='movielens', which a package carries: "
+                "use configs/recommender.py:table, or data.kind='movielens1m' or 'amazon'"
+            )
+        return load_movielens_small(**core)
+    if kind == "movielens1m":
+        return load_movielens_1m(path, **core)
+    if kind not in ("amazon", "table"):
+        raise ValueError(f"config.data.kind={kind!r} is not known: leave it as the config has it")
+    if path is None:
+        what = "Amazon ratings" if kind == "amazon" else "interactions, .csv, .tsv or .parquet"
+        raise ValueError(f"config.data.path is missing: give the file of {what}")
+    if kind == "amazon":
+        return load_amazon(path, **core)
+    user, item, time, header = columns
+    return load_table(path, user=user, item=item, time=time, header=header, **core)
+
+
+def with_batch_size(config, histories: Histories) -> Any:
+    """The configuration with a batch size: an eighth of the users, at most 8192, where it has none."""
+    if config.train.batch_size is not None:
+        return config
+    config = config.copy_and_resolve_references()
+    num_users = training.public_size(len(histories.items))
+    config.train.batch_size = min(max(1, num_users // 8), _LARGEST_BATCH)
+    return config
 
 
 def assumptions(config) -> tuple[str, ...]:

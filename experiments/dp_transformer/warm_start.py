@@ -25,7 +25,7 @@ class Start(NamedTuple):
     """What the release gives to a model; a pytree of arrays.
 
     Attributes:
-      items: (K,) ids of the items that the model knows, by token.
+      items: (K,) numbers of the items that the model knows, by token.
       weights: (K, K) of `dpx.recommend.transitions.Transitions`.
       prior: (M,) c·p, in users.
       recency: By which an item counts less for each item after it.
@@ -67,7 +67,7 @@ def fit(
     """Releases transitions for a share of μ² of the budget.
 
     Args:
-      key: Of the noise.
+      key: The JAX key of the noise.
       histories: To train on.
       config: With `epsilon`, `delta`, `start` and `model.dim`.
       budget_fraction: In (0, 1].
@@ -76,7 +76,8 @@ def fit(
         budget_fraction
     )
     spent, at = privacy.gaussian_budget(multiplier, config.delta)
-    kept = _num_kept(config, histories, budget_fraction)
+    num_users = training.public_size(len(histories.items))
+    kept = popularity.default_num_kept(multiplier, num_users, histories.num_items)
     release = transitions.fit(key, histories, epsilon=spent, delta=at, num_kept=kept)
     start = Start(
         items=release.items,
@@ -88,20 +89,19 @@ def fit(
     return start, release.guarantee
 
 
-def template(config, histories: Histories) -> Start:
-    """A start of the shapes that `fit` gives for `config.start.budget_fraction`, to load one into."""
-    kept = _num_kept(config, histories, config.start.budget_fraction)
+def template(num_kept: int, num_items: int, dim: int) -> Start:
+    """A start of the shapes that `fit` gives, to load a saved one into."""
     return Start(
-        items=np.zeros(kept, np.int64),
-        weights=np.zeros((kept, kept), np.float32),
-        prior=np.zeros(histories.num_items, np.float32),
+        items=np.zeros(num_kept, np.int64),
+        weights=np.zeros((num_kept, num_kept), np.float32),
+        prior=np.zeros(num_items, np.float32),
         recency=np.zeros((), np.float32),
-        embeddings=np.zeros((kept, config.model.dim), np.float32),
+        embeddings=np.zeros((num_kept, dim), np.float32),
     )
 
 
-def check(config) -> None:
-    """Raises ValueError for a section `start` that cannot be used."""
+def check(config, num_items: int) -> None:
+    """Raises ValueError for a section `start` that cannot be used with so many items."""
     start = config.start
     if not 0 <= start.budget_fraction < 1:
         raise ValueError(
@@ -110,6 +110,8 @@ def check(config) -> None:
         )
     if start.budget_fraction == 0:
         return
+    if num_items < 2:
+        raise ValueError("the data hold 1 item: give interactions with 2 items at least")
     if not start.pseudo_counts > 0:
         raise ValueError(f"config.start.pseudo_counts={start.pseudo_counts} must be positive")
     if not 0 <= start.recency <= 1:
@@ -121,8 +123,7 @@ def check(config) -> None:
     if config.popularity_budget_fraction > 0:
         raise ValueError(
             f"config.popularity_budget_fraction={config.popularity_budget_fraction} would pay twice for a "
-            "popularity that the "
-            "start contains: set it to 0"
+            "popularity that the start contains: set it to 0"
         )
 
 
@@ -141,11 +142,3 @@ def _embeddings(release: transitions.Transitions, dim: int) -> np.ndarray:
     vectors = (left + right.T) * np.sqrt(values)
     vectors /= max(float(vectors.std()), 1e-12)
     return np.pad(vectors, ((0, 0), (0, dim - rank))).astype(np.float32)
-
-
-def _num_kept(config, histories: Histories, budget_fraction: float) -> int:
-    multiplier = dpx.gaussian_noise_multiplier(config.epsilon, config.delta) / math.sqrt(
-        budget_fraction
-    )
-    num_users = training.public_size(len(histories.items))
-    return popularity.default_num_kept(multiplier, num_users, histories.num_items)

@@ -1,8 +1,9 @@
 """Recommending from one private release, without training: transitions, item Gram to EASE or attention."""
 
-import functools
+from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from types import MappingProxyType
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -11,12 +12,11 @@ import numpy as np
 from dpx import privacy
 from dpx.data import Histories, leave_last_out, left_pad
 from dpx.launch import plotting
-from dpx.launch.experiment import Outcome, measures
+from dpx.launch.experiment import Measure, Outcome
 from dpx.recommend import item_gram, popularity, transitions
-from dpx.recommend import metrics as ranking
 from dpx.training import keys as secrets
 from experiments.dp_transformer import histories as recommender_data
-from experiments.dp_transformer.recommender import means
+from experiments.dp_transformer import ranking
 
 ROWS = {
     "transitions": "transitions, in rounds",
@@ -31,12 +31,7 @@ ROWS = {
 
 def validate(config) -> None:
     """Raises ValueError or FileNotFoundError for a value or a file that cannot be used."""
-    if config.num_seeds < 1 or config.evaluate.k < 1:
-        raise ValueError("config.num_seeds and config.evaluate.k must be at least 1")
-    if config.evaluate.split not in ("test", "validation"):
-        raise ValueError(
-            f"config.evaluate.split={config.evaluate.split!r} must be 'test' or 'validation'"
-        )
+    ranking.check(config)
     sections = (("", config), ("fixed.", config.fixed))
     for prefix, section in sections:
         if not 0 < section.popularity_budget_fraction < 1:
@@ -93,73 +88,58 @@ def fixed_budget(config) -> dict[str, Any]:
     }
 
 
+class NoiseKeys(NamedTuple):
+    """A key for each release of a repetition: noise that two releases share would cancel."""
+
+    popularity: jax.Array
+    item_gram: jax.Array
+    fixed: jax.Array
+    transitions: jax.Array
+    one_round: jax.Array
+
+
+class Evaluated(NamedTuple):
+    """What is known of the users, and what came next."""
+
+    known: Histories
+    users: np.ndarray  # (U,) those that are evaluated
+    next_items: np.ndarray  # (U,)
+    seen: np.ndarray  # (U, S) their items, -1 where padded
+
+
+class Row(NamedTuple):
+    """A row of the table, with the guarantee of the release that it reads."""
+
+    name: str
+    metrics: dict[str, float]
+    guarantee: privacy.PrivacyGuarantee
+    chosen: Mapping[str, float] = MappingProxyType({})  # by rules, for this row
+
+
 def run(config, workdir: Path) -> Outcome:
     """Releases, and ranks all items for each user whose next item is held out."""
-    split = leave_last_out(recommender_data.load(config))
-    testing = config.evaluate.split == "test"
-    known = split.train_and_validation if testing else split.train
-    rank = functools.partial(
-        _rank, config, known, split.users, split.test if testing else split.validation
-    )
-    noise = secrets.open_keys(config, workdir, data=known.items).noise
-    budget = {"epsilon": config.epsilon, "delta": config.delta}
-    scores, guarantees = {row: [] for row in ROWS}, {}
-
-    exact = np.log1p(popularity.count(known))
-    scores["popularity"].append(rank(lambda _: exact[None]))
-    for number in range(config.num_seeds):
-        keys = jax.random.split(jax.random.fold_in(noise, number), 5)
-        suffix = f"_seed{number}" if number else ""
-        prior = popularity.fit(keys[0], known, **budget)
-        guarantees["dp_popularity" + suffix] = prior.guarantee
-        biases = prior.log_probabilities()
-        scores["dp_popularity"].append(rank(lambda _, b=biases: b[None]))
-
-        options = {"num_kept": config.num_kept, **config.transitions.to_dict()}
-        for row, key, changed in (
-            ("transitions", keys[3], {}),
-            ("transitions_one_round", keys[4], {"rounds": 1}),
-        ):
-            follows = transitions.fit(key, known, **options | changed, **budget)
-            guarantees[row + suffix] = follows.guarantee
-            scores[row].append(rank(lambda users, r=follows: r.scores(users.items)))
-
-        release = item_gram.fit(
-            keys[1],
-            known,
-            num_kept=config.num_kept,
-            popularity_budget_fraction=config.popularity_budget_fraction,
-            **budget,
-        )
-        guarantees["ease" + suffix] = release.guarantee
-        std, kept = release.noise_std, len(release.items)
-        strength = config.regularization or item_gram.default_regularization(std, kept)
-        weights = item_gram.ease(release.matrix, strength)
-        scores["ease"].append(rank(_scorer(release, weights, std / strength)))
-        weights = item_gram.item_attention(release.matrix, max(1.0, 2 * std))
-        scores["attention"].append(rank(_scorer(release, weights, config.attention_prior_weight)))
-
-        if config.fixed.num_kept is not None:
-            fixed = item_gram.fit(
-                keys[2], known, num_kept=config.fixed.num_kept, **fixed_budget(config)
-            )
-            guarantees["ease_fixed" + suffix] = fixed.guarantee
-            weights = item_gram.ease(fixed.matrix, config.fixed.regularization)
-            score = _scorer(fixed, weights, config.fixed.prior_weight)
-            scores["ease_fixed"].append(rank(score))
+    evaluated = _evaluated(config)
+    noise = secrets.open_keys(config, workdir, data=evaluated.known.items).noise
     filtered = recommender_data.assumptions(config)
-    guarantees = {label: spent.assuming(*filtered) for label, spent in guarantees.items()}
+    exact = np.log1p(popularity.count(evaluated.known))
+    results = [("popularity", _rank(config, evaluated, lambda _: exact[None]))]
+    releases, chosen = {}, []
+    for number in range(config.num_seeds):
+        keys = NoiseKeys(*jax.random.split(jax.random.fold_in(noise, number), 5))
+        rows = list(_rows(config, evaluated, keys))
+        results += [(row.name, row.metrics) for row in rows]
+        suffix = f"_seed{number}" if number else ""
+        for row in rows:
+            releases[row.name + suffix] = row.guarantee.assuming(*filtered)
+        chosen = [Measure(row.name, name, x) for row in rows for name, x in row.chosen.items()]
+    results.sort(key=lambda result: list(ROWS).index(result[0]))
+    # The rows ease and attention read one release, which counts once.
+    composed = {label: x for label, x in releases.items() if not label.startswith("attention")}
     return Outcome(
-        measures=measures(
-            means(scores)
-            | {
-                "transitions/num_kept": len(follows.items),
-                "ease/num_kept": kept,
-                "ease/regularization": strength,
-            }
-        ),
-        headline=guarantees["transitions"],
-        releases=guarantees,
+        measures=ranking.measures(results) + chosen,
+        headline=releases["transitions"],
+        releases=releases,
+        composed=composed,
         not_covered=[
             "the row popularity, which is not private",
             "the test metrics, which are computed on each user's held-out item",
@@ -167,8 +147,87 @@ def run(config, workdir: Path) -> Outcome:
             "next-to-last items",
             "the constants of ease_fixed, chosen on this data's last items",
         ],
-        notes=_notes(config),
+        notes=f"{ranking.words(config)} Means over {config.num_seeds} release(s), each of which costs the "
+        "whole budget.",
     )
+
+
+def _rows(config, evaluated: Evaluated, keys: NoiseKeys) -> Iterator[Row]:
+    """The rows of a repetition in their order."""
+    yield _dp_popularity(config, evaluated, keys.popularity)
+    rounds = config.transitions.rounds
+    yield _transitions(config, evaluated, keys.transitions, "transitions", rounds)
+    yield _transitions(config, evaluated, keys.one_round, "transitions_one_round", 1)
+    yield from _ease_and_attention(config, evaluated, keys.item_gram)
+    if config.fixed.num_kept is not None:
+        yield _ease_fixed(config, evaluated, keys.fixed)
+
+
+def _dp_popularity(config, evaluated: Evaluated, key: jax.Array) -> Row:
+    noisy = popularity.fit(key, evaluated.known, **_budget(config))
+    scores = noisy.log_probabilities()[None]
+    return Row("dp_popularity", _rank(config, evaluated, lambda _: scores), noisy.guarantee)
+
+
+def _transitions(config, evaluated: Evaluated, key: jax.Array, name: str, rounds: int) -> Row:
+    options = {**config.transitions.to_dict(), "rounds": rounds, "num_kept": config.num_kept}
+    release = transitions.fit(key, evaluated.known, **options, **_budget(config))
+    found = _rank(config, evaluated, lambda users: release.scores(users.items))
+    chosen = {"num_kept": len(release.items)} if name == "transitions" else {}
+    return Row(name, found, release.guarantee, chosen)
+
+
+def _ease_and_attention(config, evaluated: Evaluated, key: jax.Array) -> Iterator[Row]:
+    """Two rows that read one release of the Gram matrix."""
+    release = item_gram.fit(
+        key,
+        evaluated.known,
+        num_kept=config.num_kept,
+        popularity_budget_fraction=config.popularity_budget_fraction,
+        **_budget(config),
+    )
+    std, kept = release.noise_std, len(release.items)
+    strength = config.regularization or item_gram.default_regularization(std, kept)
+    score = _scorer(release, item_gram.ease(release.matrix, strength), std / strength)
+    chosen = {"num_kept": kept, "regularization": strength}
+    yield Row("ease", _rank(config, evaluated, score), release.guarantee, chosen)
+    weights = item_gram.item_attention(release.matrix, max(1.0, 2 * std))
+    score = _scorer(release, weights, config.attention_prior_weight)
+    yield Row("attention", _rank(config, evaluated, score), release.guarantee)
+
+
+def _ease_fixed(config, evaluated: Evaluated, key: jax.Array) -> Row:
+    fixed = config.fixed
+    release = item_gram.fit(key, evaluated.known, num_kept=fixed.num_kept, **fixed_budget(config))
+    weights = item_gram.ease(release.matrix, fixed.regularization)
+    score = _scorer(release, weights, fixed.prior_weight)
+    return Row("ease_fixed", _rank(config, evaluated, score), release.guarantee)
+
+
+def _budget(config) -> dict[str, float]:
+    return {"epsilon": config.epsilon, "delta": config.delta}
+
+
+def _evaluated(config) -> Evaluated:
+    split = leave_last_out(recommender_data.load(config))
+    testing = config.evaluate.split == "test"
+    known = split.train_and_validation if testing else split.train
+    seen = np.zeros((len(split.users), 0), np.int32)
+    if config.evaluate.exclude_seen:
+        of_users = [known.items[user] for user in split.users]
+        seen, real = left_pad(of_users, max(map(len, of_users), default=1))
+        seen = np.where(real, seen, -1)
+    return Evaluated(known, split.users, split.test if testing else split.validation, seen)
+
+
+def _rank(config, evaluated: Evaluated, score) -> dict[str, float]:
+    """NDCG@k and HIT@k of the scores that histories get."""
+
+    def of_users(rows: slice):
+        items = tuple(evaluated.known.items[user] for user in evaluated.users[rows])
+        return jnp.asarray(score(Histories(items, evaluated.known.num_items)), jnp.float32)
+
+    return ranking.evaluate(config, evaluated.seen, evaluated.next_items, of_users)
 
 
 def _scorer(release, weights, prior_weight: float):
@@ -177,41 +236,6 @@ def _scorer(release, weights, prior_weight: float):
         return item_gram.scores(release, weights, vectors, prior_weight=prior_weight)
 
     return score
-
-
-def _rank(config, known: Histories, users, next_items, score) -> dict[str, float]:
-    """NDCG@k and HIT@k, every item of the catalogue ranked."""
-    k, ranks = config.evaluate.k, []
-    for start in range(0, len(users), 1024):
-        rows = slice(start, start + 1024)
-        seen = tuple(known.items[user] for user in users[rows])
-        exclude = None
-        if config.evaluate.exclude_seen:
-            tokens, real = left_pad(seen, max(len(items) for items in seen))
-            exclude = jnp.asarray(np.where(real, tokens, -1))
-        own = jnp.asarray(score(Histories(seen, known.num_items)), jnp.float32)
-        ranks.append(_target_ranks(own, jnp.asarray(next_items[rows]), exclude))
-    ranks = jnp.concatenate(ranks)
-    return {
-        f"ndcg@{k}": float(ranking.ndcg(ranks, k)),
-        f"hit@{k}": float(ranking.hit_rate(ranks, k)),
-    }
-
-
-@jax.jit
-def _target_ranks(scores, target, exclude):
-    # One row of scores serves all users where they do not depend on the history.
-    wide = jnp.broadcast_to(scores, (target.shape[0], scores.shape[1]))
-    return ranking.target_ranks(wide, target, exclude=exclude)
-
-
-def _notes(config) -> str:
-    seen = "left out of" if config.evaluate.exclude_seen else "part of"
-    return (
-        f"All items are ranked; those that a user has seen are {seen} the ranking. Means over "
-        f"{config.num_seeds} release(s), each of which costs the whole budget; evaluated on the "
-        f"{config.evaluate.split} item."
-    )
 
 
 def figures(records, folder: Path) -> list[Path]:

@@ -23,7 +23,7 @@ from experiments.dp_transformer import (
 from experiments.dp_transformer import (
     language_model,
     models,
-    recommender,
+    recommender_rows,
 )
 
 LEFT_OUT = ["stderr", "file/*", "result/metrics/*"]
@@ -64,7 +64,7 @@ def begun(monkeypatch):
     monkeypatch.setattr(models, "save", lambda *args, **more: None)
     monkeypatch.setattr(language_model.PrivateText, "evaluate", lambda self, records: 0.0)
     monkeypatch.setattr(language_model.PrivateText, "sample", lambda self, key, count: [""] * count)
-    monkeypatch.setattr(recommender, "_evaluate", lambda *args: {"ndcg@10": 0.0})
+    monkeypatch.setattr(recommender_rows, "evaluate", lambda *args: {"ndcg@10": 0.0})
     return found
 
 
@@ -100,6 +100,7 @@ def of_start(labels):
     trained = gradients(labels, "dp_transformer")
     return {
         "dp_popularity": [0],
+        "start": [*range(start, whole)],
         "dp_transformer": [*range(start, whole), *trained],
         "transitions": list(range(whole, trained[0])),
     }

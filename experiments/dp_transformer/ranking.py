@@ -1,0 +1,83 @@
+"""How recommenders are measured: every item is ranked for each user whose next item is held out."""
+
+from collections.abc import Callable, Iterable
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from scipy import stats
+
+from dpx.launch.experiment import Measure
+from dpx.recommend import metrics
+
+_USERS_AT_ONCE = 512
+
+
+def check(config) -> None:
+    """Raises ValueError for a section `evaluate`, or a number of seeds, that cannot be used."""
+    if config.evaluate.split not in ("test", "validation"):
+        raise ValueError(
+            f"config.evaluate.split={config.evaluate.split!r} must be 'test' or 'validation'"
+        )
+    for name, value in (("num_seeds", config.num_seeds), ("evaluate.k", config.evaluate.k)):
+        if value < 1:
+            raise ValueError(f"config.{name}={value} must be at least 1")
+
+
+def evaluate(
+    config, seen: np.ndarray, next_items: np.ndarray, score: Callable[[slice], jax.Array]
+) -> dict[str, float]:
+    """NDCG@k and HIT@k over all evaluated users.
+
+    Args:
+      config: With the section `evaluate`.
+      seen: (U, S) the items that each user has, -1 where padded.
+      next_items: (U,) the item that came next.
+      score: Of a slice of the users, (B, M); or (1, M) where the scores are the same for all.
+    """
+    k, ranks = config.evaluate.k, []
+    for start in range(0, len(next_items), _USERS_AT_ONCE):
+        rows = slice(start, start + _USERS_AT_ONCE)
+        exclude = jnp.asarray(seen[rows]) if config.evaluate.exclude_seen else None
+        ranks.append(_ranks(jnp.asarray(score(rows)), jnp.asarray(next_items[rows]), exclude))
+    ranks = jnp.concatenate(ranks)
+    return {
+        f"ndcg@{k}": float(metrics.ndcg(ranks, k)),
+        f"hit@{k}": float(metrics.hit_rate(ranks, k)),
+    }
+
+
+def measures(results: Iterable[tuple[str, dict[str, float]]]) -> list[Measure]:
+    """The mean and the standard error over repetitions of each row, in order of first appearance.
+
+    Args:
+      results: The name of a row with its metrics, once for each repetition.
+    """
+    values: dict[tuple[str, str], list[float]] = {}
+    for row, found in results:
+        for metric, value in found.items():
+            values.setdefault((row, metric), []).append(value)
+    return [
+        Measure(
+            row,
+            metric,
+            float(np.mean(repeated)),
+            float(stats.sem(repeated)) if len(repeated) > 1 else None,
+        )
+        for (row, metric), repeated in values.items()
+    ]
+
+
+def words(config) -> str:
+    """How the items were ranked, for the notes under a table."""
+    seen = "left out of" if config.evaluate.exclude_seen else "part of"
+    return (
+        f"All items are ranked; those that a user has seen are {seen} the ranking. Evaluated on the "
+        f"{config.evaluate.split} item."
+    )
+
+
+@jax.jit
+def _ranks(scores, target, exclude):
+    wide = jnp.broadcast_to(scores, (target.shape[0], scores.shape[-1]))
+    return metrics.target_ranks(wide, target, exclude=exclude)

@@ -1,0 +1,231 @@
+"""The rows of a recommender's table: one function for each, which releases, trains and ranks."""
+
+import dataclasses
+import functools
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax import nnx
+
+from dpx import privacy
+from dpx.data import Histories
+from dpx.recommend import popularity
+from dpx.training import keys as secrets
+from dpx.training import loop as training
+from experiments.dp_transformer import histories as recommender_data
+from experiments.dp_transformer import models, next_item, ranking, warm_start
+
+UNIT = "user"
+
+
+class NoiseKeys(NamedTuple):
+    """A key for each release of a repetition: noise that two releases share would cancel."""
+
+    popularity: jax.Array
+    prior: jax.Array
+    model: jax.Array
+    token_probabilities: jax.Array
+    reattention: jax.Array
+    transitions: jax.Array
+    without_privacy: jax.Array  # of dropout alone
+
+
+class Samplings(NamedTuple):
+    """The Poisson samples of each trained row of a repetition: rows that are all released share none."""
+
+    model: np.random.SeedSequence
+    reattention: np.random.SeedSequence
+    without_privacy: np.random.SeedSequence
+
+
+@dataclasses.dataclass(frozen=True)
+class Repetition:
+    """One of `config.num_seeds` repetitions of all rows that are random, each with releases of its own."""
+
+    config: Any
+    workdir: Path
+    prepared: recommender_data.Prepared
+    assumptions: tuple[str, ...]
+    number: int
+    noise: NoiseKeys
+    samplings: Samplings
+
+    @property
+    def seed(self) -> int:
+        return self.config.seed + self.number
+
+    @property
+    def suffix(self) -> str:
+        """What tells the releases of this repetition from those of the first."""
+        return f"_seed{self.seed}" if self.number else ""
+
+
+class Model(NamedTuple):
+    """A model before it is trained, and what it starts from."""
+
+    tokenized: recommender_data.Prepared  # items as the model's tokens
+    graph: nnx.GraphDef
+    params: Any
+    start: warm_start.Start | None
+
+
+class Row(NamedTuple):
+    """A row of the table.
+
+    Attributes:
+      name: Of the row.
+      metrics: NDCG and HIT.
+      guarantee: Of all that the row rests on; None where that is not private.
+      alone: The same without a prior that several rows start from, where there is one.
+    """
+
+    name: str
+    metrics: dict[str, float]
+    guarantee: privacy.PrivacyGuarantee | None = None
+    alone: privacy.PrivacyGuarantee | None = None
+
+
+def rows(repetition: Repetition, bias, start, prior, exact: np.ndarray) -> Iterator[Row]:
+    """The rows of a repetition in their order, for the output bias or the start that `prior` has bought."""
+    yield _dp_popularity(repetition)
+    if start is not None:
+        yield _transitions(repetition)
+    model = _model(repetition, bias, start)
+    if start is not None:
+        yield _start(repetition, model, prior)
+    trained = zip(
+        models.private_rows(repetition.config),
+        (repetition.noise.model, repetition.noise.reattention),
+        (repetition.samplings.model, repetition.samplings.reattention),
+        strict=False,
+    )
+    for name, key, sampling in trained:
+        yield _private_model(repetition, model, name, secrets.Keys(key, sampling), prior)
+    if repetition.config.non_private.steps:
+        known = exact if start is None else None
+        yield _model_without_privacy(repetition, _model(repetition, known, start))
+
+
+def _dp_popularity(repetition: Repetition) -> Row:
+    """The whole budget on one histogram."""
+    config, prepared = repetition.config, repetition.prepared
+    noisy = popularity.fit(
+        repetition.noise.popularity, prepared.train, epsilon=config.epsilon, delta=config.delta
+    )
+    scores = noisy.log_probabilities()
+    found = evaluate(config, prepared, lambda *_: scores)
+    return Row("dp_popularity", found, noisy.guarantee.assuming(*repetition.assumptions))
+
+
+def _transitions(repetition: Repetition) -> Row:
+    """The whole budget on what the model would start from."""
+    config, key = repetition.config, repetition.noise.transitions
+    whole, guarantee = warm_start.fit(key, repetition.prepared.train, config, budget_fraction=1.0)
+    # Each release keeps items of its own, which are its tokens.
+    tokenized = recommender_data.prepare(config, whole)
+    found = evaluate(config, tokenized, next_item.start_scorer(whole))
+    return Row("transitions", found, guarantee.assuming(*repetition.assumptions))
+
+
+def _start(repetition: Repetition, model: Model, prior: privacy.PrivacyGuarantee) -> Row:
+    """What the model starts from, before training: the rows that follow rest on its release too."""
+    assert model.start is not None
+    found = evaluate(repetition.config, model.tokenized, next_item.start_scorer(model.start))
+    return Row("start", found, prior.assuming(*repetition.assumptions))
+
+
+def _private_model(
+    repetition: Repetition, model: Model, name: str, keys: secrets.Keys, prior
+) -> Row:
+    """The model trained with DP-SGD on what the prior leaves of the budget; saves the first repetition's."""
+    config, tokenized = repetition.config, model.tokenized
+    corrected = name == "dp_reattention"
+    calibrated = models.calibrate(
+        config,
+        tokenized.records,
+        config.data.max_length,
+        UNIT,
+        repetition.assumptions,
+        prior=prior,
+        correction_key=repetition.noise.token_probabilities if corrected else None,
+    )
+    score = next_item.scorer(model.graph, calibrated.errors, model.start)
+    measured = functools.partial(_evaluate_model, config, tokenized, score)
+    last_only = config.train.loss == "last"
+    trained = training.train(
+        functools.partial(next_item.loss, model.graph, calibrated.errors, model.start, last_only),
+        model.params,
+        data=tokenized[2:6],
+        config=config.train,
+        keys=keys,
+        label=f"{name}{repetition.suffix}",
+        workdir=repetition.workdir,
+        privacy=calibrated.privacy,
+        evaluate=measured if config.train.evaluate_every else None,
+    )
+    if not repetition.number:
+        kept = (model.start, repetition.prepared.train, tokenized.records.num_items)
+        next_item.save(repetition.workdir, trained, calibrated.errors, *kept)
+    return Row(name, measured(trained), calibrated.guarantee, calibrated.alone)
+
+
+def _model_without_privacy(repetition: Repetition, model: Model) -> Row:
+    """The same model without clipping and noise, as a ceiling."""
+    config = repetition.config
+    last_only = config.train.loss == "last"
+    trained = training.train(
+        functools.partial(next_item.loss, model.graph, None, model.start, last_only),
+        model.params,
+        data=model.tokenized[2:6],
+        config=training.without_privacy(config),
+        keys=secrets.Keys(repetition.noise.without_privacy, repetition.samplings.without_privacy),
+        label=f"{config.model.kind}{repetition.suffix}",
+        workdir=repetition.workdir,
+        privacy=None,
+    )
+    score = next_item.scorer(model.graph, None, model.start)
+    found = _evaluate_model(config, model.tokenized, score, trained)
+    return Row(config.model.kind, found)
+
+
+def prior(
+    config, train: Histories, key: jax.Array
+) -> tuple[np.ndarray | None, warm_start.Start | None, privacy.PrivacyGuarantee | None]:
+    """The output bias, or the start, that a share of the budget pays for, and its guarantee."""
+    if config.start.budget_fraction:
+        return None, *warm_start.fit(key, train, config, config.start.budget_fraction)
+    if config.popularity_budget_fraction == 0:
+        return None, None, None
+    noisy = popularity.fit(
+        key, train, epsilon=config.popularity_budget_fraction * config.epsilon, delta=config.delta
+    )
+    return noisy.log_probabilities(), None, noisy.guarantee
+
+
+def _model(repetition: Repetition, bias, start: warm_start.Start | None) -> Model:
+    """A new model, with an output bias or a start where there is one."""
+    config, tokenized = repetition.config, repetition.prepared
+    if start is not None:
+        tokenized = recommender_data.prepare(config, start)
+    graph, params = next_item.build(
+        config, tokenized.records.num_items, repetition.seed, bias, start
+    )
+    return Model(tokenized, graph, params, start)
+
+
+def evaluate(config, prepared: recommender_data.Prepared, score) -> dict[str, float]:
+    """NDCG@k and HIT@k of the scores that histories and their mask get."""
+
+    def of_users(rows: slice):
+        own = jnp.asarray(score(prepared.histories[rows], prepared.history_mask[rows]))
+        return jnp.atleast_2d(own)
+
+    return ranking.evaluate(config, prepared.seen, prepared.next_items, of_users)
+
+
+def _evaluate_model(config, prepared, score, params) -> dict[str, float]:
+    return evaluate(config, prepared, functools.partial(score, params))
