@@ -4,16 +4,18 @@ import json
 from pathlib import Path
 
 import numpy as np
+from scipy import stats
 
 from dpx.launch import plotting
 
 LABELS = {
-    "popularity": "popularity, not private",
+    "popularity": "popularity, no privacy",
     "dp_popularity": "DP popularity",
-    "transitions": "transitions, whole budget",
-    "start": "start, before training",
+    "transitions": "DP transitions",
+    "start": "before training",
     "dp_transformer": "DP transformer",
-    "dp_reattention": "DP transformer, Re-Attention",
+    "dp_reattention": "Re-Attention",
+    "transformer": "transformer, no privacy",
 }
 
 
@@ -27,47 +29,67 @@ def draw(records, folder: Path) -> list[Path]:
 
 
 def against_epsilon(records, folder: Path) -> list[Path]:
-    """NDCG and HIT of every row against ε, with standard errors over seeds (Tables 2 and 3)."""
+    """NDCG and HIT of every row against ε, with standard errors (Tables 2 and 3)."""
     if len({record.config["epsilon"] for record in records}) < 2:
         return []
-    records = sorted(records, key=lambda record: record.config["epsilon"])
+    found = {measure.row for record in records for measure in record.measures}
+    rows = sorted(found, key=lambda row: (*LABELS, row).index(row))
+    labels = {row: LABELS.get(row, row) for row in rows}
+    return [against(records, "epsilon", "ε", labels, folder / "recommender_epsilon.png")]
+
+
+def against(records, axis: str, words: str, labels: dict[str, str], path: Path) -> Path:
+    """Draws NDCG and HIT of the labelled rows against a setting, at whose values the ticks are.
+
+    Args:
+      records: Finished runs; those that agree in the setting are averaged.
+      axis: The name of the setting.
+      words: What to call it.
+      labels: The rows to draw, in order, with what to call them.
+      path: Of the figure.
+    """
+    values = sorted({record.config[axis] for record in records})
     figure, panels = plotting.pyplot().subplots(1, 2, figsize=(11, 4), constrained_layout=True)
-    for panel, name in zip(panels, _names(records[0]), strict=True):
-        for row in _rows(records, name):
-            found = [record for record in records if f"{row}/{name}" in record.metrics]
-            panel.errorbar(
-                [record.config["epsilon"] for record in found],
-                [100 * record.metrics[f"{row}/{name}"] for record in found],
-                yerr=[100 * record.metrics.get(f"{row}/{name}_se", 0.0) for record in found],
-                marker="o",
-                markersize=3,
-                capsize=2,
-                label=LABELS.get(row, row),
-            )
-        panel.set(xlabel="ε", ylabel=f"{name.upper()} in %")
-    panels[0].legend(fontsize=7)
-    return [plotting.save(figure, folder / "recommender_epsilon.png")]
+    for panel, name in zip(panels, metric_names(records[0]), strict=True):
+        for row, label in labels.items():
+            points = [
+                (x, *found)
+                for x in values
+                if (found := mean([r for r in records if r.config[axis] == x], row, name))
+            ]
+            if points:
+                x, y, error = zip(*points, strict=True)
+                panel.errorbar(x, y, yerr=error, marker="o", markersize=3, capsize=2, label=label)
+        if values[-1] >= 10 * values[0]:
+            panel.set_xscale("log")
+        panel.set_xticks(values, [f"{value:g}" for value in values])
+        panel.minorticks_off()
+        panel.set(xlabel=words, ylabel=f"{name.upper()} in %")
+    _legend_beside(panels[-1])
+    return plotting.save(figure, path)
 
 
 def during_training(records, folder: Path) -> list[Path]:
-    """NDCG and HIT against the step: the mean over seeds, and where 60 to 100 % of them lie (Figure 4)."""
+    """NDCG and HIT against the step: the mean over repetitions and its standard error (Figure 4)."""
     paths = []
     for record in records:
         curves = _curves(record)
         if not curves:
             continue
         figure, panels = plotting.pyplot().subplots(1, 2, figsize=(11, 4), constrained_layout=True)
-        for panel, name in zip(panels, _names(record), strict=True):
-            for color, (row, seeds) in enumerate(sorted(curves.items())):
+        for panel, name in zip(panels, metric_names(record), strict=True):
+            for row, seeds in sorted(curves.items()):
                 steps = sorted(set.intersection(*(set(seed) for seed in seeds)))
                 values = 100 * np.array([[seed[step][name] for step in steps] for seed in seeds])
-                label = LABELS.get(row, row)
-                panel.plot(steps, values.mean(axis=0), color=f"C{color}", label=label)
-                for share in (60, 80, 100):
-                    low, high = np.percentile(values, (50 - share / 2, 50 + share / 2), axis=0)
-                    panel.fill_between(steps, low, high, color=f"C{color}", alpha=0.12, linewidth=0)
+                center = values.mean(axis=0)
+                (line,) = panel.plot(steps, center, label=LABELS.get(row, row))
+                if len(seeds) > 1:
+                    error = stats.sem(values, axis=0)
+                    shade = {"color": line.get_color(), "alpha": 0.2, "linewidth": 0}
+                    panel.fill_between(steps, center - error, center + error, **shade)
+            panel.xaxis.get_major_locator().set_params(integer=True)
             panel.set(xlabel="step", ylabel=f"{name.upper()} in %")
-        panels[0].legend(fontsize=7)
+        _legend_beside(panels[-1])
         suffix = f"{record.config['epsilon']:g}_{record.workdir.name}"
         paths.append(plotting.save(figure, folder / f"recommender_curves_{suffix}.png"))
     return paths
@@ -77,43 +99,47 @@ def sharing(records, folder: Path) -> list[Path]:
     """NDCG with a shared embedding, with a head of its own, and at the widths there are (Figure 7)."""
     bars = {}
     for record in records:
-        model, name = record.config["model"], _names(record)[0]
-        row = f"dp_{model['kind']}/{name}"
-        if row in record.metrics:
-            words = "shared" if model["tied"] else "not shared"
-            bars.setdefault(f"{words}, d = {model['dim']}", []).append(100 * record.metrics[row])
-    if len({label.split(",")[0] for label in bars}) < 2:
+        model = record.config["model"]
+        words = "shared" if model["tied"] else "not shared"
+        bars.setdefault((model["dim"], words), []).append(record)
+    if len({words for _, words in bars}) < 2:
         return []
+    name = metric_names(records[0])[0]
     figure, axes = plotting.pyplot().subplots(figsize=(6, 4), constrained_layout=True)
-    for position, (_, values) in enumerate(sorted(bars.items())):
-        axes.bar(position, np.mean(values), color="C0", alpha=0.4)
-        axes.plot([position] * len(values), values, "k.")
-    axes.set_xticks(range(len(bars)), sorted(bars))
-    axes.set(ylabel=f"{_names(records[0])[0].upper()} in %", title="each dot a run")
+    for position, ((_, words), runs) in enumerate(sorted(bars.items())):
+        found = mean(runs, f"dp_{runs[0].config['model']['kind']}", name)
+        if found:
+            color = "C0" if words == "shared" else "C1"
+            axes.bar(position, found[0], yerr=found[1], color=color, alpha=0.6, capsize=4)
+    axes.set_xticks(range(len(bars)), [f"{words}, d = {dim}" for dim, words in sorted(bars)])
+    axes.set(ylabel=f"{name.upper()} in %", title="the items' embedding as input and as output")
     return [plotting.save(figure, folder / "recommender_sharing.png")]
 
 
 def grid(records, folder: Path) -> list[Path]:
     """A heat map over batch sizes and learning rates at each ε (Figure 9)."""
     paths = []
+    name = metric_names(records[0])[0] if records else ""
     for epsilon in sorted({record.config["epsilon"] for record in records}):
         cells = {}
-        for record in records:
-            train, kind = record.config["train"], record.config["model"]["kind"]
-            row = f"dp_{kind}/{_names(record)[0]}"
-            if record.config["epsilon"] == epsilon and row in record.metrics:
+        for record in (r for r in records if r.config["epsilon"] == epsilon):
+            train = record.config["train"]
+            if train["batch_size"] is not None:
                 place = (train["batch_size"], train["learning_rate"])
-                cells.setdefault(place, []).append(100 * record.metrics[row])
+                cells.setdefault(place, []).append(record)
         batches, rates = (sorted({place[axis] for place in cells}) for axis in (0, 1))
         if len(batches) < 2 or len(rates) < 2:
             continue
         table = np.full((len(batches), len(rates)), np.nan)
-        for (batch, rate), values in cells.items():
-            table[batches.index(batch), rates.index(rate)] = np.mean(values)
+        for (batch, rate), runs in cells.items():
+            found = mean(runs, f"dp_{runs[0].config['model']['kind']}", name)
+            if found:
+                table[batches.index(batch), rates.index(rate)] = found[0]
         figure, axes = plotting.pyplot().subplots(
-            figsize=(1.5 + len(rates), 1.5 + len(batches)), constrained_layout=True
+            figsize=(3 + len(rates), 1.5 + len(batches)), constrained_layout=True
         )
-        axes.imshow(table, origin="lower", cmap="viridis")
+        image = axes.imshow(table, origin="lower", cmap="viridis")
+        figure.colorbar(image, ax=axes, label=f"{name.upper()} in %")
         for (row, column), value in np.ndenumerate(table):
             if np.isfinite(value):
                 color = "w" if value < np.nanmean(table) else "k"
@@ -121,10 +147,35 @@ def grid(records, folder: Path) -> list[Path]:
         axes.set_xticks(range(len(rates)), [f"{rate:g}" for rate in rates])
         axes.set_yticks(range(len(batches)), [str(batch) for batch in batches])
         split = records[0].config["evaluate"]["split"]
-        title = f"{_names(records[0])[0].upper()} in %, {split} item, ε = {epsilon:g}"
-        axes.set(xlabel="learning rate", ylabel="batch size", title=title)
+        axes.set(
+            xlabel="learning rate", ylabel="batch size", title=f"{split} item, ε = {epsilon:g}"
+        )
         paths.append(plotting.save(figure, folder / f"recommender_grid_{epsilon:g}.png"))
     return paths
+
+
+def mean(records, row: str, metric: str) -> tuple[float, float] | None:
+    """A measure in percent, averaged over runs, and its standard error; None where no run has it.
+
+    The error is that over the runs where there are several, else that over repetitions within the run, and 0
+    where there was one repetition.
+    """
+    found = [m for r in records for m in r.measures if (m.row, m.metric) == (row, metric)]
+    if not found:
+        return None
+    values = [100 * measure.value for measure in found]
+    error = stats.sem(values) if len(found) > 1 else 100 * (found[0].error or 0.0)
+    return float(np.mean(values)), float(error)
+
+
+def metric_names(record) -> tuple[str, str]:
+    """The names of NDCG and HIT at the k of a run."""
+    k = record.config["evaluate"]["k"]
+    return f"ndcg@{k}", f"hit@{k}"
+
+
+def _legend_beside(panel) -> None:
+    panel.legend(fontsize=8, loc="center left", bbox_to_anchor=(1, 0.5), frameon=False)
 
 
 def _curves(record) -> dict[str, list[dict[int, dict]]]:
@@ -133,20 +184,9 @@ def _curves(record) -> dict[str, list[dict[int, dict]]]:
     runs: dict[str, dict[int, dict]] = {}
     for line in path.read_text(encoding="utf-8").splitlines() if path.exists() else ():
         entry = json.loads(line)
-        if _names(record)[0] in entry:
+        if metric_names(record)[0] in entry:
             runs.setdefault(entry["run"], {})[entry["step"]] = entry
     curves: dict[str, list[dict[int, dict]]] = {}
     for label, steps in runs.items():
         curves.setdefault(label.split("_seed")[0], []).append(steps)
     return curves
-
-
-def _names(record) -> tuple[str, str]:
-    k = record.config["evaluate"]["k"]
-    return f"ndcg@{k}", f"hit@{k}"
-
-
-def _rows(records, name: str) -> list[str]:
-    names = {metric for record in records for metric in record.metrics}
-    found = {metric.rpartition("/")[0] for metric in names if metric.endswith(f"/{name}")}
-    return sorted(found, key=lambda row: (*LABELS, row).index(row))

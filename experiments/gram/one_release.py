@@ -11,21 +11,20 @@ import numpy as np
 
 from dpx import privacy
 from dpx.data import Histories, leave_last_out, left_pad
-from dpx.launch import plotting
 from dpx.launch.experiment import Measure, Outcome
 from dpx.recommend import item_gram, popularity, transitions
 from dpx.training import keys as secrets
 from experiments.dp_transformer import histories as recommender_data
-from experiments.dp_transformer import ranking
+from experiments.dp_transformer import ranking, recommender_figures
 
 ROWS = {
-    "transitions": "transitions, in rounds",
-    "transitions_one_round": "transitions, in one round",
-    "ease": "Gram → EASE, K and λ from ε and N",
-    "attention": "Gram → attention",
-    "ease_fixed": "Gram → EASE, fixed K and λ",
+    "transitions": "transitions",
+    "transitions_one_round": "transitions, one round",
+    "ease": "EASE",
+    "attention": "item attention",
+    "ease_fixed": "EASE, fixed K and λ",
     "dp_popularity": "DP popularity",
-    "popularity": "popularity, not private",
+    "popularity": "popularity, no privacy",
 }
 
 
@@ -249,21 +248,5 @@ def figures(records, folder: Path) -> list[Path]:
                 continue
             suffix = "" if fixed is None else f"_{other}_{fixed:g}"
             path = folder / f"item_recommender_{axis}{suffix}.png"
-            paths.append(_draw(sorted(line, key=lambda r: r.config[axis]), axis, words, path))
+            paths.append(recommender_figures.against(line, axis, words, ROWS, path))
     return paths
-
-
-def _draw(records, axis: str, words: str, path: Path) -> Path:
-    plt = plotting.pyplot()
-    k = records[0].config["evaluate"]["k"]
-    figure, panels = plt.subplots(1, 2, figsize=(11, 4), constrained_layout=True)
-    for panel, name in zip(panels, (f"ndcg@{k}", f"hit@{k}"), strict=True):
-        for row, label in ROWS.items():
-            found = [r for r in records if f"{row}/{name}" in r.metrics]
-            x = [r.config[axis] for r in found]
-            y = [100 * r.metrics[f"{row}/{name}"] for r in found]
-            bar = [100 * r.metrics.get(f"{row}/{name}_se", 0.0) for r in found]
-            panel.errorbar(x, y, yerr=bar, marker="o", markersize=3, label=label)
-        panel.set(xscale="log", xlabel=words, ylabel=f"{name.upper()} in %")
-    panels[1].legend(fontsize=7, loc="center left", bbox_to_anchor=(1, 0.5))
-    return plotting.save(figure, path)

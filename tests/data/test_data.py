@@ -1,10 +1,15 @@
+import ast
 import zipfile
+from pathlib import Path
 
 import numpy as np
+import pandas
 import pytest
 
+from dpx import data as dpx_data
 from dpx.data import (
     Histories,
+    first_users,
     from_events,
     k_core,
     leave_last_out,
@@ -56,6 +61,43 @@ def test_events_are_ordered_by_time_with_stable_ties():
 def test_an_item_outside_the_vocabulary_is_refused():
     with pytest.raises(ValueError, match=r"user 1 has item 3 outside the vocabulary \[0, 3\)"):
         Histories((np.array([0]), np.array([3])), 3)
+
+
+def test_histories_may_be_lists_and_keep_the_ids_of_their_items():
+    histories = Histories([[0, 1], [], [2]], 3, np.array(["a", "b", "c"]))
+    assert as_lists(histories) == [[0, 1], [], [2]]
+    assert [items.dtype.kind for items in histories.items] == ["i"] * 3
+    for wrong in ([[0.5]], [["a"]], [[[0]]], [[True]]):
+        with pytest.raises(ValueError, match="whole numbers"):
+            Histories(wrong, 3)
+    with pytest.raises(ValueError, match="item_ids has 1 entries and num_items=3"):
+        Histories([[0]], 3, np.array(["a"]))
+    frame = pandas.DataFrame({"who": ["x", "y", "x"], "what": ["tea", "milk", "milk"]})
+    made = from_events(frame.who, frame.what, min_count=0)
+    assert [made.item_ids[items].tolist() for items in made.items] == [["tea", "milk"], ["milk"]]
+    assert leave_last_out(made).train_and_validation.item_ids.tolist() == ["milk", "tea"]
+
+
+def test_the_first_users_have_a_catalogue_of_their_own():
+    histories = Histories([[5, 1], [3], [0]], 7, np.arange(7) * 10)
+    first = first_users(histories, 2)
+    assert as_lists(first) == [[2, 0], [1]]
+    assert first.item_ids.tolist() == [10, 30, 50]
+    assert first_users(Histories([[2]], 4), 9).item_ids.tolist() == [2]
+
+
+def test_data_import_no_mechanism():
+    allowed = {"dpx.data", "dpx._validate", "dpx._storage"}
+    files = list(Path(dpx_data.__file__).parent.glob("*.py"))
+    assert len(files) > 5
+    for file in files:
+        for node in ast.walk(ast.parse(file.read_text())):
+            names = [node.module] if isinstance(node, ast.ImportFrom) else []
+            if isinstance(node, ast.Import):
+                names = [alias.name for alias in node.names]
+            for name in names:
+                inside = ".".join((name or "").split(".")[:2])
+                assert not inside.startswith("dpx") or inside in allowed, (file.name, name)
 
 
 def test_leave_last_out_hides_the_test_item():

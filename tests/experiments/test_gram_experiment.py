@@ -1,6 +1,7 @@
 """The gram configs: tiny runs on the full code path, figures, bad values."""
 
 import json
+from typing import NamedTuple
 
 import jax
 import numpy as np
@@ -11,6 +12,7 @@ from dpx import gram as dpx_gram
 from dpx import privacy
 from dpx.data import synthetic_histories
 from dpx.launch import records, run
+from dpx.launch.experiment import Measure
 from experiments.dp_transformer import histories as recommender_data
 from experiments.gram import attention_error as gram
 from experiments.gram import one_release as item_recommender
@@ -47,6 +49,22 @@ def amazon(tmp_path):
     path = tmp_path / "ratings.txt"
     path.write_text("\n".join(lines) + "\n")
     return str(path)
+
+
+class Run(NamedTuple):
+    """What figures read of a finished run."""
+
+    config: dict
+    metrics: dict
+    measures: list[Measure]
+
+
+def measures(metrics):
+    found = []
+    for name, value in metrics.items():
+        if not name.endswith("_se"):
+            found.append(Measure(*name.rsplit("/", 1), value, metrics.get(f"{name}_se")))
+    return found
 
 
 def finished(config, source, workdir):
@@ -123,7 +141,8 @@ def test_the_recommender_runs_and_reports(tmp_path, amazon):
         config = configs.get_config("recommender,tiny")
         config.data.path, config.epsilon = amazon, epsilon
         workdir = tmp_path / str(epsilon)
-        found.append(finished(config, "configs/gram.py:recommender,tiny", workdir))
+        record = finished(config, "configs/gram.py:recommender,tiny", workdir)
+        found.append(Run(record.config, record.metrics, measures(record.metrics)))
         released = json.loads((workdir / "privacy.json").read_text())
         assert set(released["releases"]) == {
             label + seed
@@ -132,6 +151,7 @@ def test_the_recommender_runs_and_reports(tmp_path, amazon):
                 "transitions",
                 "transitions_one_round",
                 "ease",
+                "attention",
                 "ease_fixed",
             )
             for seed in ("", "_seed1")
@@ -141,6 +161,11 @@ def test_the_recommender_runs_and_reports(tmp_path, amazon):
         for spent in (*released["releases"].values(), released["total"]):
             assert recommender_data.K_CORE in spent["assumptions"]
         assert not (workdir / "secret").exists()
+        # Both read one release, which counts once in the total.
+        assert released["releases"]["attention"] == released["releases"]["ease"]
+        once = {label: x for label, x in released["releases"].items() if "attention" not in label}
+        counted = released["total"]["event"].count("GaussianDpEvent")
+        assert counted == sum(x["event"].count("GaussianDpEvent") for x in once.values())
         fixed = released["releases"]["ease_fixed"]
         assert 0.85 * epsilon < fixed["epsilon"] < epsilon
         assert fixed["delta"] == config.delta

@@ -1,21 +1,31 @@
 """The recommender's figures from hand-made records."""
 
 import json
+from pathlib import Path
+from typing import NamedTuple
 
 from configs.recommender import get_config
-from dpx.launch import records
-from experiments.dp_transformer import recommender
+from dpx.launch.experiment import Measure
+from experiments.dp_transformer import recommender, recommender_figures
+
+
+class Run(NamedTuple):
+    """What figures read of a finished run."""
+
+    workdir: Path
+    config: dict
+    measures: list[Measure]
 
 
 def record(workdir, curves=False, **changed):
     config = get_config("amazon_warm")
     config.update_from_flattened_dict(changed)
     workdir.mkdir(parents=True)
-    metrics = {}
-    for number, row in enumerate(("dp_popularity", "transitions", "start", "dp_transformer")):
-        for name in ("ndcg@10", "hit@10"):
-            metrics[f"{row}/{name}"] = 0.01 * number + 0.001 * config.epsilon
-            metrics[f"{row}/{name}_se"] = 0.001
+    measures = [
+        Measure(row, name, 0.01 * number + 0.001 * config.epsilon, 0.001)
+        for number, row in enumerate(("dp_popularity", "transitions", "start", "dp_transformer"))
+        for name in ("ndcg@10", "hit@10")
+    ]
     if curves:
         with (workdir / "metrics.jsonl").open("w") as file:
             for seed in ("", "_seed1", "_seed2"):
@@ -23,7 +33,16 @@ def record(workdir, curves=False, **changed):
                     entry = {"run": f"dp_transformer{seed}", "step": step}
                     file.write(json.dumps(entry | {"loss": 1.0}) + "\n")
                     file.write(json.dumps(entry | {"ndcg@10": 0.02, "hit@10": step / 100}) + "\n")
-    return records.Record(workdir, "", config.to_dict(), changed, metrics, {}, 1.0)
+    return Run(workdir, config.to_dict(), measures)
+
+
+def test_runs_of_one_setting_are_averaged_and_one_run_has_its_own_error(tmp_path):
+    runs = [record(tmp_path / f"{number}", epsilon=e) for number, e in enumerate((5.0, 8.0))]
+    value, error = recommender_figures.mean(runs[:1], "start", "ndcg@10")
+    assert (round(value, 9), round(error, 9)) == (2.5, 0.1)
+    value, error = recommender_figures.mean(runs, "start", "ndcg@10")
+    assert (round(value, 9), round(error, 9)) == (2.65, 0.15)
+    assert recommender_figures.mean(runs, "absent", "ndcg@10") is None
 
 
 def drawn(found, folder):

@@ -13,7 +13,7 @@ import dpx
 from configs.recommender import get_config
 from dpx.data import synthetic_histories
 from dpx.recommend import transitions
-from experiments.dp_transformer import recommender, warm_start
+from experiments.dp_transformer import next_item, recommender, warm_start
 
 
 @pytest.fixture(scope="module")
@@ -85,22 +85,22 @@ def test_histories_keep_the_order_of_the_items_that_are_known(start, histories):
 
 
 def test_the_model_begins_as_the_start_and_can_move_away_from_it(start, config):
-    graph, params = recommender._build(config, len(start.items), 0, None, start)
+    graph, params = next_item.build(config, len(start.items), 0, None, start)
     tokens, mask = jnp.array([1, 2, 3]), jnp.ones(3, bool)
     logits = jax.jit(
-        lambda p: recommender._logits(graph, None, start, p, tokens, mask, last_only=False)
+        lambda p: next_item.logits(graph, None, start, p, tokens, mask, last_only=False)
     )(params)
     np.testing.assert_allclose(logits, start.logits(tokens, mask, False), rtol=1e-6)
     targets = jnp.array([2, 3, 4])
-    loss = functools.partial(recommender._loss, graph, None, start, False)
+    loss = functools.partial(next_item.loss, graph, None, start, False)
     grads = jax.jit(jax.grad(loss))(params, tokens, targets, mask, mask, None)
     assert jnp.abs(nnx.to_pure_dict(grads)["norm"]["scale"]).max() > 0
 
 
 def test_release_and_training_cost_the_budget_together(finished):
     config, workdir, made = finished
-    assert made["releases"]["transitions"].epsilon == pytest.approx(config.epsilon)
-    guarantee = made["releases"]["dp_transformer"]
+    assert made.releases["transitions"].epsilon == pytest.approx(config.epsilon)
+    guarantee = made.releases["dp_transformer"]
     assert 0.99 * config.epsilon <= guarantee.epsilon <= config.epsilon
     multiplier = dpx.gaussian_noise_multiplier(config.epsilon, config.delta) / np.sqrt(0.9)
     release = dpx.gaussian_epsilon(multiplier, config.delta)
@@ -130,13 +130,17 @@ def test_a_saved_model_recommends(finished):
     assert len(set(first)) == 5
     assert not set(first) & set(history)
     assert len(loaded.recommend([], 4, exclude_seen=False)) == 4
+    # The file numbers items from 1: its own ids come back.
+    everything = loaded.recommend(history, 1000, exclude_seen=True)
+    assert {*everything, *history} == set(loaded.item_ids) <= set(range(1, 41))
+    assert len(everything) == len(loaded.item_ids) - 3
 
 
 @pytest.mark.slow
 def test_reattention_starts_from_the_release_too(config, tmp_path):
     config.reattention.enabled = True
     made = recommender.run(config, tmp_path)
-    assert made["releases"]["dp_reattention"].epsilon <= config.epsilon
+    assert made.releases["dp_reattention"].epsilon <= config.epsilon
     assert len(recommender.load(config, tmp_path).recommend([1, 2], 3, exclude_seen=False)) == 3
 
 

@@ -97,6 +97,8 @@ def test_scores_add_the_history_and_the_popularity(histories):
                 if kept == item:
                     expected[made.items] += weights[i]
         np.testing.assert_allclose(scored[user], expected, rtol=1e-4, atol=1e-5)
+    dense = item_gram.scores(made, weights.tolist(), vectors.toarray().tolist(), prior_weight=0.3)
+    np.testing.assert_array_equal(dense, scored)
 
 
 def test_the_rule_keeps_more_items_with_more_users_and_less_noise():
