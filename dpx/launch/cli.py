@@ -65,7 +65,7 @@ def _check_config(argv: list[str]) -> None:
     for argument in argv:
         key = re.match(r"--?(?:no)?config\.([\w.]+)", argument)
         if key:
-            records.check_key(key[1], known)
+            records.check_key(key[1], known, early.config)
 
 
 def stop(error: Exception) -> NoReturn:

@@ -100,10 +100,20 @@ def experiment(config: ml_collections.ConfigDict):
     return module
 
 
-def check_key(name: str, known: Mapping[str, Any]) -> None:
-    """Raises ValueError for a dotted name that a flat config does not have."""
+def check_key(name: str, known: Mapping[str, Any], source: str) -> None:
+    """Raises ValueError for a dotted name that the flat config of a source does not have."""
     if name not in known:
+        if others := _variants_with(name, source):
+            raise ValueError(f"{source} does not read {name!r}: use {' or '.join(others)}")
         raise ValueError(f"config has no key {name!r}: use one of {', '.join(known)}")
+
+
+def _variants_with(name: str, source: str) -> list[str]:
+    """The other variants of a config file that have a dotted name."""
+    path, _, arg = source.partition(":")
+    module, tiny = config_module(path), ",tiny" * ("tiny" in arg.split(","))
+    variants = (f"{path}:{variant}{tiny}" for variant in getattr(module, "VARIANTS", ()))
+    return [variant for variant in variants if name in flatten(load_config(variant).to_dict())]
 
 
 def flatten(config: Mapping | ml_collections.ConfigDict, prefix: str = "") -> dict[str, Any]:

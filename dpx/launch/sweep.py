@@ -46,7 +46,7 @@ def grid(source: str, axes: list[str]) -> list[dict]:
         chosen = records.config_module(path).sweep(arg)
     known = records.flatten(records.load_config(source).to_dict())
     for name in chosen:
-        records.check_key(name, known)
+        records.check_key(name, known, source)
         if name == "experiment":
             raise ValueError("--set=experiment=… is fixed by the config file: use another --config")
         if name == "noise_seed":

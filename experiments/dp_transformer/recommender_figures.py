@@ -1,6 +1,7 @@
 """Figures of the recommender, drawn from finished runs: against ε, during training, over two grids."""
 
 import json
+from collections.abc import Mapping
 from pathlib import Path
 
 import numpy as np
@@ -34,11 +35,11 @@ def against_epsilon(records, folder: Path) -> list[Path]:
         return []
     found = {measure.row for record in records for measure in record.measures}
     rows = sorted(found, key=lambda row: (*LABELS, row).index(row))
-    labels = {row: LABELS.get(row, row) for row in rows}
+    labels = {row: LABELS.get(row) or row for row in rows}
     return [against(records, "epsilon", "ε", labels, folder / "recommender_epsilon.png")]
 
 
-def against(records, axis: str, words: str, labels: dict[str, str], path: Path) -> Path:
+def against(records, axis: str, words: str, labels: Mapping[str, str], path: Path) -> Path:
     """Draws NDCG and HIT of the labelled rows against a setting, at whose values the ticks are.
 
     Args:

@@ -163,14 +163,16 @@ def _rows(config, evaluated: Evaluated, keys: NoiseKeys) -> Iterator[Row]:
 
 
 def _dp_popularity(config, evaluated: Evaluated, key: jax.Array) -> Row:
-    noisy = popularity.fit(key, evaluated.known, **_budget(config))
+    noisy = popularity.fit(key, evaluated.known, epsilon=config.epsilon, delta=config.delta)
     scores = noisy.log_probabilities()[None]
     return Row("dp_popularity", _rank(config, evaluated, lambda _: scores), noisy.guarantee)
 
 
 def _transitions(config, evaluated: Evaluated, key: jax.Array, name: str, rounds: int) -> Row:
     options = {**config.transitions.to_dict(), "rounds": rounds, "num_kept": config.num_kept}
-    release = transitions.fit(key, evaluated.known, **options, **_budget(config))
+    release = transitions.fit(
+        key, evaluated.known, **options, epsilon=config.epsilon, delta=config.delta
+    )
     found = _rank(config, evaluated, lambda users: release.scores(users.items))
     chosen = {"num_kept": len(release.items)} if name == "transitions" else {}
     return Row(name, found, release.guarantee, chosen)
@@ -183,7 +185,8 @@ def _ease_and_attention(config, evaluated: Evaluated, key: jax.Array) -> Iterato
         evaluated.known,
         num_kept=config.num_kept,
         popularity_budget_fraction=config.popularity_budget_fraction,
-        **_budget(config),
+        epsilon=config.epsilon,
+        delta=config.delta,
     )
     std, kept = release.noise_std, len(release.items)
     strength = config.regularization or item_gram.default_regularization(std, kept)
@@ -201,10 +204,6 @@ def _ease_fixed(config, evaluated: Evaluated, key: jax.Array) -> Row:
     weights = item_gram.ease(release.matrix, fixed.regularization)
     score = _scorer(release, weights, fixed.prior_weight)
     return Row("ease_fixed", _rank(config, evaluated, score), release.guarantee)
-
-
-def _budget(config) -> dict[str, float]:
-    return {"epsilon": config.epsilon, "delta": config.delta}
 
 
 def _evaluated(config) -> Evaluated:

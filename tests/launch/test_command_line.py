@@ -149,6 +149,7 @@ def test_names_that_cannot_be_encoded_are_named(name):
         (("--config.data.path=absent.txt",), "no such file"),
         (("--config.data.path=BROKEN",), "line 3"),
         (("extra",), "extra"),
+        (("--config.data.user=a",), "use configs/recommender.py:table,tiny"),
     ],
 )
 def test_bad_flags_end_in_one_line_and_status_2(tmp_path, arguments, words):
