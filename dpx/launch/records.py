@@ -104,7 +104,8 @@ def check_key(name: str, known: Mapping[str, Any], source: str) -> None:
     """Raises ValueError for a dotted name that the flat config of a source does not have."""
     if name not in known:
         if others := _variants_with(name, source):
-            raise ValueError(f"{source} does not read {name!r}: use {' or '.join(others)}")
+            several = "one of " * (len(others) > 1)
+            raise ValueError(f"{source} does not read {name!r}: use {several}{', '.join(others)}")
         raise ValueError(f"config has no key {name!r}: use one of {', '.join(known)}")
 
 

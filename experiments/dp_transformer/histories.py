@@ -48,6 +48,11 @@ class Prepared(NamedTuple):
 def load(config) -> Histories:
     """The histories that `config.data` names."""
     data = config.data
+    if {"synthetic": "num_users", "table": "user"}.get(data.kind, "min_count") not in data:
+        raise ValueError(
+            f"config.data.kind={data.kind!r} is not what this config reads: use "
+            f"configs/recommender.py:{data.kind}"
+        )
     if data.kind == "synthetic":
         return synthetic_histories(
             data.num_users,

@@ -97,10 +97,11 @@ def run(config, workdir: Path) -> Outcome:
         samplings = recommender_rows.Samplings(own, *own.spawn(2))
         drawn = (number, noise, samplings)
         repetition = recommender_rows.Repetition(config, workdir, prepared, assumptions, *drawn)
+        popular = recommender_rows.dp_popularity(repetition)
         bias, start, prior = recommender_rows.prior(config, prepared.train, noise.prior)
         if prior is not None and start is None:  # a start is a row of its own
             composed[f"prior{repetition.suffix}"] = prior.assuming(*assumptions)
-        for row in recommender_rows.rows(repetition, bias, start, prior, exact):
+        for row in (popular, *recommender_rows.rows(repetition, bias, start, prior, exact)):
             results.append((row.name, row.metrics))
             if row.guarantee is not None:
                 label = f"{row.name}{repetition.suffix}"

@@ -90,8 +90,7 @@ class Row(NamedTuple):
 
 
 def rows(repetition: Repetition, bias, start, prior, exact: np.ndarray) -> Iterator[Row]:
-    """The rows of a repetition in their order, for the output bias or the start that `prior` has bought."""
-    yield _dp_popularity(repetition)
+    """The rows that a model makes, in order, for the output bias or the start that `prior` has bought."""
     if start is not None:
         yield _transitions(repetition)
     model = _model(repetition, bias, start)
@@ -110,7 +109,7 @@ def rows(repetition: Repetition, bias, start, prior, exact: np.ndarray) -> Itera
         yield _model_without_privacy(repetition, _model(repetition, known, start))
 
 
-def _dp_popularity(repetition: Repetition) -> Row:
+def dp_popularity(repetition: Repetition) -> Row:
     """The whole budget on one histogram."""
     config, prepared = repetition.config, repetition.prepared
     noisy = popularity.fit(

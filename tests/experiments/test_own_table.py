@@ -111,6 +111,16 @@ def test_a_path_is_refused_where_none_is_read():
 
 
 @pytest.mark.parametrize(
+    ("variant", "kind"), [("movielens", "synthetic"), ("synthetic", "amazon"), ("amazon", "table")]
+)
+def test_another_kind_of_data_is_another_config(variant, kind):
+    config = get_config(variant)
+    config.data.kind = kind
+    with pytest.raises(ValueError, match=rf"kind='{kind}'.*configs/recommender\.py:{kind}"):
+        recommender.validate(config)
+
+
+@pytest.mark.parametrize(
     ("content", "changed", "named"),
     [
         (None, {}, "config.data.path is missing: give the file of interactions"),
