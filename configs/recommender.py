@@ -49,29 +49,6 @@ from configs.common import parse_arg, reattention
 
 VARIANTS = ("movielens", "movielens1m", "amazon", "amazon_warm", "synthetic", "table")
 
-# What each kind of data reads: no other key is in its config.
-_FILTER = {"min_count": 5, "limit": 0}  # k-core; if positive, only the first users and their items
-_DATA = {
-    "movielens": _FILTER,
-    "movielens1m": {"path": config_dict.placeholder(str), **_FILTER},
-    "amazon": {"path": config_dict.placeholder(str), **_FILTER},
-    "synthetic": {
-        "num_users": 10_000,
-        "length": 12,
-        "num_items": 100,
-        "zipf_exponent": 1.0,
-        "predictability": 0.5,
-    },
-    "table": {
-        "path": config_dict.placeholder(str),
-        "user": "user",  # columns by name, or by number from 1 without a header
-        "item": "item",
-        "time": config_dict.placeholder(str),
-        "header": True,
-        **_FILTER,
-    },
-}
-
 
 def get_config(arg: str = "") -> ConfigDict:
     variant, tiny = parse_arg(arg, VARIANTS)
@@ -87,7 +64,7 @@ def get_config(arg: str = "") -> ConfigDict:
             "popularity_budget_fraction": 0.5,
             "data": {
                 "kind": kind,
-                **_DATA[kind],
+                **_data(kind),
                 "max_length": 50,
                 "train_on_validation": False,  # for the test item: learn from the one before it too
             },
@@ -105,7 +82,8 @@ def get_config(arg: str = "") -> ConfigDict:
             "train": {
                 "loss": "all",
                 "steps": 30,
-                "batch_size": 256,
+                # Of a table by a rule, which looks at the number of users.
+                "batch_size": config_dict.placeholder(int) if kind == "table" else 256,
                 "microbatch_size": 32,
                 "learning_rate": 1e-3,
                 "warmup": 0.2,
@@ -140,9 +118,11 @@ def get_config(arg: str = "") -> ConfigDict:
         )
         config.update({"data": {"min_count": 0, "max_length": 10, "train_on_validation": True}})
         config.update({"model": {"dim": 32, "num_blocks": 1, "dropout": 0.0}})
-        config.update({"train": {"loss": "last", "steps": 40, "batch_size": 4096}})
+        config.update({"train": {"loss": "last", "steps": 40}})
         config.update({"train": {"microbatch_size": 512, "learning_rate": 1e-2}})
         config.update({"non_private": {"steps": 0}, "evaluate": {"exclude_seen": False}})
+    if variant == "amazon_warm":
+        config.update({"train": {"batch_size": 4096}})
     if variant == "table":
         config.update({"delta": 1e-5, "data": {"max_length": 20}})
     if variant == "synthetic":
@@ -159,7 +139,6 @@ def get_config(arg: str = "") -> ConfigDict:
                 "model": {"dim": 8, "num_blocks": 1},
                 "train": {
                     "steps": 4,
-                    "batch_size": 16,
                     "microbatch_size": 16,
                     "log_every": 2,
                     "checkpoint_every": 2,
@@ -171,10 +150,29 @@ def get_config(arg: str = "") -> ConfigDict:
             config.update({"data": {"num_users": 60, "length": 8, "num_items": 20}})
         elif variant != "movielens":
             config.update({"data": {"limit": 300}})
-    if variant == "table":
-        del config.train["batch_size"]  # by a rule, which looks at the number of users
-        config.train.batch_size = config_dict.placeholder(int)
+        if variant != "table":
+            config.update({"train": {"batch_size": 16}})
     return config
+
+
+def _data(kind: str) -> dict:
+    """What a kind of data reads: no other key is in its config."""
+    if kind == "synthetic":
+        sizes = {"num_users": 10_000, "length": 12, "num_items": 100}
+        return sizes | {"zipf_exponent": 1.0, "predictability": 0.5}
+    filters = {"min_count": 5, "limit": 0}  # k-core; if positive, only the first users, their items
+    if kind == "movielens":
+        return filters
+    path = {"path": config_dict.placeholder(str)}
+    if kind != "table":
+        return path | filters
+    return path | {
+        "user": "user",  # columns by name, or by number from 1 without a header
+        "item": "item",
+        "time": config_dict.placeholder(str),
+        "header": True,
+        **filters,
+    }
 
 
 def sweep(arg: str = "") -> dict[str, list]:

@@ -97,6 +97,9 @@ def test_a_config_has_the_keys_that_its_data_read():
         "amazon_warm",
         "table",
     }
+    first = get_config("table")
+    first.data.path = "mine.csv"
+    assert get_config("table").data.path is None
     assert {variant for variant in VARIANTS if "user" in keys[variant]} == {"table"}
     assert {variant for variant in VARIANTS if "min_count" not in keys[variant]} == {"synthetic"}
 
