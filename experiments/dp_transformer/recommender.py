@@ -115,6 +115,9 @@ def run(config, workdir: Path) -> Outcome:
         synthetic=synthetic,
         not_covered=NOT_COVERED,
         notes=notes,
+        titles=recommender_figures.LABELS,
+        headline_row=models.private_rows(config)[0],
+        baseline_row="dp_popularity",
     )
 
 

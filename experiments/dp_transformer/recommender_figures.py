@@ -16,7 +16,11 @@ LABELS = {
     "start": "before training",
     "dp_transformer": "DP transformer",
     "dp_reattention": "Re-Attention",
+    "dp_gru": "DP GRU",
+    "dp_lstm": "DP LSTM",
     "transformer": "transformer, no privacy",
+    "gru": "GRU, no privacy",
+    "lstm": "LSTM, no privacy",
 }
 
 

@@ -148,6 +148,9 @@ def run(config, workdir: Path) -> Outcome:
         ],
         notes=f"{ranking.words(config)} Means over {config.num_seeds} release(s), each of which costs the "
         "whole budget.",
+        titles=ROWS,
+        headline_row="transitions",
+        baseline_row="dp_popularity",
     )
 
 

@@ -1,7 +1,6 @@
 """The gram configs: tiny runs on the full code path, figures, bad values."""
 
 import json
-from typing import NamedTuple
 
 import jax
 import numpy as np
@@ -12,7 +11,6 @@ from dpx import gram as dpx_gram
 from dpx import privacy
 from dpx.data import synthetic_histories
 from dpx.launch import records, run
-from dpx.launch.experiment import Measure
 from experiments.dp_transformer import histories as recommender_data
 from experiments.gram import attention_error as gram
 from experiments.gram import one_release as item_recommender
@@ -49,22 +47,6 @@ def amazon(tmp_path):
     path = tmp_path / "ratings.txt"
     path.write_text("\n".join(lines) + "\n")
     return str(path)
-
-
-class Run(NamedTuple):
-    """What figures read of a finished run."""
-
-    config: dict
-    metrics: dict
-    measures: list[Measure]
-
-
-def measures(metrics):
-    found = []
-    for name, value in metrics.items():
-        if not name.endswith("_se"):
-            found.append(Measure(*name.rsplit("/", 1), value, metrics.get(f"{name}_se")))
-    return found
 
 
 def finished(config, source, workdir):
@@ -141,8 +123,7 @@ def test_the_recommender_runs_and_reports(tmp_path, amazon):
         config = configs.get_config("recommender,tiny")
         config.data.path, config.epsilon = amazon, epsilon
         workdir = tmp_path / str(epsilon)
-        record = finished(config, "configs/gram.py:recommender,tiny", workdir)
-        found.append(Run(record.config, record.metrics, measures(record.metrics)))
+        found.append(finished(config, "configs/gram.py:recommender,tiny", workdir))
         released = json.loads((workdir / "privacy.json").read_text())
         assert set(released["releases"]) == {
             label + seed
@@ -171,6 +152,8 @@ def test_the_recommender_runs_and_reports(tmp_path, amazon):
         assert fixed["delta"] == config.delta
     for row in ("transitions", "ease", "attention", "ease_fixed", "dp_popularity"):
         assert 0 <= found[0].metrics[f"{row}/ndcg@10"] <= found[0].metrics[f"{row}/hit@10"] <= 1
+    labels = {measure.row for measure in found[0].measures}
+    assert labels == set(item_recommender.ROWS) == set(found[0].titles)
     assert [p.name for p in item_recommender.figures(found, tmp_path)] == [
         "item_recommender_epsilon.png"
     ]

@@ -1,20 +1,11 @@
 """The recommender's figures from hand-made records."""
 
 import json
-from pathlib import Path
-from typing import NamedTuple
 
 from configs.recommender import get_config
 from dpx.launch.experiment import Measure
+from dpx.launch.records import Record
 from experiments.dp_transformer import recommender, recommender_figures
-
-
-class Run(NamedTuple):
-    """What figures read of a finished run."""
-
-    workdir: Path
-    config: dict
-    measures: list[Measure]
 
 
 def record(workdir, curves=False, **changed):
@@ -33,7 +24,7 @@ def record(workdir, curves=False, **changed):
                     entry = {"run": f"dp_transformer{seed}", "step": step}
                     file.write(json.dumps(entry | {"loss": 1.0}) + "\n")
                     file.write(json.dumps(entry | {"ndcg@10": 0.02, "hit@10": step / 100}) + "\n")
-    return Run(workdir, config.to_dict(), measures)
+    return Record(workdir, "", config.to_dict(), changed, {}, {}, 1.0, tuple(measures))
 
 
 def test_runs_of_one_setting_are_averaged_and_one_run_has_its_own_error(tmp_path):
