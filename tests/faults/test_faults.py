@@ -1,12 +1,9 @@
 """Plants every fault of `faults.FAULTS` in a copy of the project and expects its test to fail.
 
-A sixth of them a day, or what DPX_FAULTS names: "all", or a number from 0 to 5.
-
-    DPX_FAULTS=all python -m pytest -m slow tests/faults
+    python -m pytest -m slow tests/faults
+    python -m pytest -m slow --third tests/faults      a third of them, another one each day
 """
 
-import datetime
-import os
 import re
 import shutil
 from pathlib import Path
@@ -16,16 +13,10 @@ from faults import FAULTS, table
 from forks import Forks
 
 ROOT = Path(__file__).parents[2]
-PARTS = 6
 # What a test dies of that no fault makes: the patch itself is broken.
 BROKEN = re.compile(
     r"^E +(\w+\.)*(NameError|SyntaxError|ImportError|AttributeError|TypeError)", re.M
 )
-
-
-def todays():
-    chosen = os.environ.get("DPX_FAULTS") or str(datetime.date.today().timetuple().tm_yday % PARTS)
-    return FAULTS if chosen == "all" else FAULTS[int(chosen) :: PARTS]
 
 
 def copied(folder):
@@ -62,13 +53,13 @@ def test_every_fault_has_one_place_and_a_name():
 
 @pytest.mark.slow
 def test_what_catches_faults_passes_without_them(sound, forks):
-    nodes = dict.fromkeys(node for fault in todays() for node in nodes_of(fault))
+    nodes = dict.fromkeys(node for fault in FAULTS for node in nodes_of(fault))
     status, output = forks.run(sound, nodes)
     assert status == 0, output
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("fault", todays(), ids=lambda fault: fault.name)
+@pytest.mark.parametrize("fault", FAULTS, ids=lambda fault: fault.name)
 def test_fault_is_caught(fault, sound, forks):
     path = sound / fault.file
     text = path.read_text()
