@@ -1,4 +1,4 @@
-"""What the documentation says runs: snippets as pasted, commands with keys that exist, links that lead somewhere."""
+"""The documentation runs: snippets as pasted, commands whose flags and keys exist, links that lead somewhere."""
 
 import ast
 import re
