@@ -1,4 +1,4 @@
-"""The documentation runs: snippets as pasted, commands whose flags and keys exist, links that lead somewhere."""
+"""The documentation runs: its snippets as pasted, its commands with flags and keys that exist, its links."""
 
 import ast
 import re
