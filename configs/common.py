@@ -1,4 +1,4 @@
-"""What config files share: the argument after the colon, and the section of Re-Attention."""
+"""What config files share: the argument after the colon, and the section on Re-Attention."""
 
 from ml_collections import config_dict
 

@@ -1,15 +1,16 @@
 """The main job: a transformer that learns surnames without learning anybody's surname.
 
-88,799 surnames of the US census, 8,000 of them held out; ε = 3 and δ = 1e-5 for adding or removing one name
-of the others. Transformer with d = 64 and 2 blocks, tied embedding, DP-SGD with normalised gradients, against
-DP n-grams and a run without privacy.
+There are 88,799 surnames of the US census, of which 8,000 are held out; ε = 3 and δ = 1e-5 for adding or
+removing one name of the others. The transformer has d = 64, 2 blocks and a tied embedding. It is trained
+by DP-SGD with normalised gradients and stands beside DP n-grams and a run without privacy.
 
     python -m experiments.run --config=configs/quickstart.py --workdir=runs/quickstart
     python -m experiments.run --config=configs/quickstart.py --workdir=runs/quickstart_reattention \\
         --config.reattention.enabled --config.non_private.steps=0
 
-The second adds a row with Re-Attention at the same budget. `--config.model.kind=gru` (or lstm)
-trains the baselines.
+The second command adds a row with Re-Attention at the same budget. `--config.model.kind=gru` (or lstm)
+trains the recurrent baselines. Expect 2.24 nats per character after two and a half minutes on two cores;
+the table is in experiments/dp_transformer/README.md.
 """
 
 from ml_collections import ConfigDict, config_dict
