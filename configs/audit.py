@@ -1,9 +1,10 @@
-"""Audits: how much of a claimed ε an adversary with canaries can prove, and faults that are planted to be found.
+"""Audits: how much of a claimed ε an adversary with canaries can prove, and planted faults.
 
-    train (default)  trains a small regression with `dpx.clipped_grad`, `dpx.privatize` and `dpx.poisson_batches`
-                     at the noise of `dpx.calibrate_dpsgd`: thousands of runs that are seen at every step or at
-                     the end, and one run with thousands of canaries; then the same with each fault of
-                     `experiments/audit/training_faults.py`, whose bound has to pass the claim
+    train (default)  trains a small regression with `dpx.clipped_grad`, `dpx.privatize` and
+                     `dpx.poisson_batches` at the noise of `dpx.calibrate_dpsgd`: thousands of runs that are
+                     seen at every step or at the end, and one run with thousands of canaries; then the same
+                     with each fault of `experiments/audit/training_faults.py`, whose bound has to pass the
+                     claim
     recommender      audits the recommender's loss, and its trainer as a whole, in one run
     ngram            audits the release of `dpx.ngram.fit` in many runs
 
@@ -12,8 +13,8 @@
     python -m experiments.run   --config=configs/audit.py:recommender --workdir=runs/audit_recommender
     python -m experiments.run   --config=configs/audit.py:ngram --workdir=runs/audit_ngram
 
-A run of `train` takes 100 s of one core, of which the faults take about half. At ε = 4 it proves 95 % of the
-claim; every planted fault passes it. The tables are in SECURITY.md.
+A run of `train` takes 100 s of one core, of which the faults take about half. At ε = 4 it proves 95 % of
+the claim; every planted fault passes it. The tables are in SECURITY.md.
 """
 
 from ml_collections import ConfigDict, config_dict

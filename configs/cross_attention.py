@@ -1,7 +1,7 @@
 """Private cross-attention: the trees of Ke et al. (arXiv 2407.14717) beside a Gaussian sketch.
 
-The paper has no experiments; these measure its claims. Keys are uniform in [0, R]^d, values are 2K/R − 1 and
-queries are uniform. Errors are mean |error| of whole answers.
+The paper has no experiments; these measure its claims. Keys are uniform in [0, R]^d, values are 2K/R − 1
+and queries are uniform. Errors are mean |error| of whole answers.
 
     size (default)  error against n and d, and time against n, for all mechanisms
     epsilon         error against ε
@@ -12,8 +12,9 @@ queries are uniform. Errors are mean |error| of whole answers.
     python -m experiments.sweep --config=configs/cross_attention.py --workdir=runs/size
     python -m experiments.sweep --config=configs/cross_attention.py:diamonds --workdir=runs/diamonds
 
-At the defaults (n = 100,000, d = 1, ε = 1) expect an error of 1e-4 from the sketch, and at ε = 1 a mean absolute
-error of about 983 dollars for the diamonds. The tables are in experiments/cross_attention/README.md.
+At the defaults (n = 100,000, d = 1, ε = 1) expect an error of 1e-4 from the sketch, and at ε = 1 a mean
+absolute error of about 983 dollars for the diamonds. The tables are in
+experiments/cross_attention/README.md.
 """
 
 from ml_collections import ConfigDict, config_dict

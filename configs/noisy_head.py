@@ -8,7 +8,7 @@ high_dim        2: the same with D = L = ⌊√N⌋                  at N = 1000
 useful          none: λ so small that ridge beats zero         one-shot has ridge's MSE from N = 20,000 on
 rates           Theorem 4.2: exponents of N, L, D and ε        fitted slopes beside the claimed ones
 early_stopping  3: risk against T, Γ⁰ = 0 and random           a minimum from a random Γ⁰ only
-robustness      4: one corrupted prompt, α = c Nᵖ              ridge is flat, NoisyHead worse with the paper's R
+robustness      4: one corrupted prompt, α = c Nᵖ              flat ridge; NoisyHead worse with the paper's R
 text            5: risk against T on texts                     needs --config.data.path
 
 In Sections 6.1 and 6.2 λ is so large that ridge has almost the test MSE of predicting zero, which is
