@@ -1,8 +1,8 @@
 """Where `dpx.audit.replay` looks into a program: at its noise, its sampling, and what it takes to be public.
 
 Programs call these functions wherever privacy rests on randomness or on a number that is not private. They
-cost nothing while nobody watches: `at_release` leaves no trace in a compiled program, the others return what
-they are given.
+cost nothing while nobody watches. Then `at_release` leaves no trace in a compiled program, and the others
+return what they are given.
 """
 
 from collections.abc import Sequence
@@ -28,7 +28,7 @@ class Watcher(Protocol):
     def record_ids(self, count: int) -> np.ndarray: ...
 
 
-# Of the default generator's keys: what a seed would become, were it a key.
+# Words in a key of JAX's default generator. A seed that stands for a key is shown in as many.
 KEY_WORDS = 2
 
 _watcher: Watcher | None = None
@@ -50,17 +50,17 @@ def public(value: Any, what: str) -> Any:
     Every guarantee of a program that uses it has to name it among its assumptions.
 
     Args:
-      value: A number of records, a catalogue, ...
-      what: What it is, in the words of the assumption.
+      value: For example the number of records, or a catalogue.
+      what: A name for it, in the words of the assumption.
     """
     return value if _watcher is None else _watcher.public(value, what)
 
 
 def record_ids(count: int) -> np.ndarray:
-    """(count,) int32: what names each record, whatever the others are; 0, 1, ... unless watched.
+    """A number for each record, (count,) int32, which does not depend on the other records.
 
-    A replay without one record keeps the names of the others, so that randomness that belongs to a record
-    (whether it is sampled, its dropout mask) stays with it.
+    The numbers are 0, 1, ... while nobody watches. A replay without one record keeps the numbers of the
+    others, so that the randomness of a record (whether it is sampled, its dropout mask) stays with it.
     """
     return np.arange(count, dtype=np.int32) if _watcher is None else _watcher.record_ids(count)
 
@@ -83,10 +83,11 @@ def at_release(
     """Shows a release to the watcher; returns what the program gets to see, normally `noisy`.
 
     Args:
-      about: Label and claim, static.
-      key: Of the noise; empty where it is not drawn by JAX.
-      exact, unit, noisy: Leaves: the value before noise, what it is measured in, and the value after it.
-      scale: The noise multiplier, or the parameters of the law.
+      about: The label and the claim; both are static.
+      key: The key of the noise; empty where the noise is not drawn by JAX.
+      exact, unit, noisy: The leaves before noise, the units in which their change is measured (their
+        sensitivities), and the leaves after noise.
+      scale: The noise multiplier, or the parameters of the law of the noise.
     """
     if _watcher is None:
         return noisy
@@ -119,7 +120,7 @@ def _is_wide(dtype) -> bool:
 
 
 def _pack(leaf: Any) -> jax.Array:
-    """A callback runs outside the scope of 64-bit types, and would round: two words for each number."""
+    """Packs 64-bit numbers as two words: a callback runs outside the 64-bit scope and would round them."""
     leaf = jnp.asarray(leaf)
     return jax.lax.bitcast_convert_type(leaf, jnp.uint32) if _is_wide(leaf.dtype) else leaf
 

@@ -1,12 +1,14 @@
 """Statistical audits of a privacy claim: lower bounds on ε from samples of a test statistic.
 
-Three bounds, from the one that assumes nothing to the one that assumes most:
+There are three bounds. The first assumes nothing, and the last assumes the most:
 
-- `epsilon_lower_bound`: any mechanism. It has to see events of probability about δ, so that even an ideal
-  test of DP-SGD at δ = 1e-5 reaches about half of ε.
-- `curve_lower_bound`: for a mechanism on one of the trade-off curves of `SampledGaussian`, its noise
-  multiplier unknown. The test statistic may be anything, and correlated noise shows in a joint one.
-- `step_lower_bound`: for steps that are independent and Gaussian given who was sampled, all of them seen.
+- `epsilon_lower_bound` holds for any mechanism. It has to see events of probability about δ, so even an
+  ideal test of DP-SGD at δ = 1e-5 reaches only about half of ε.
+- `curve_lower_bound` holds for a mechanism that lies on one of the trade-off curves of `SampledGaussian`,
+  with an unknown noise multiplier. The test statistic may be anything, and a joint one shows correlated
+  noise.
+- `step_lower_bound` holds where the auditor sees all steps, and where they are independent, and Gaussian
+  given who was sampled.
 
 A mechanism M is (ε, δ)-differentially private only if, for neighbouring inputs x and x' and every
 set S of outputs, in both orders,
@@ -18,9 +20,9 @@ log((Pr[M(x) ∈ S] − δ) / Pr[M(x') ∈ S]). By the Neyman–Pearson lemma th
 (and, for the other order, the lower) tails of the likelihood ratio of the two output
 distributions, so give its logarithm as the statistic where it is known; any statistic is sound.
 
-The bound is of Jagielski, Ullman, Oprea, "Auditing Differentially Private Machine Learning: How
+The first bound is that of Jagielski, Ullman and Oprea, "Auditing Differentially Private Machine Learning: How
 Private is Private SGD?", arXiv:2006.07709, with exact binomial (Clopper–Pearson) intervals. A claim
-below `epsilon` is refuted with the stated confidence; a claim above it is not thereby proven.
+below `epsilon` is refuted with the stated confidence. A claim above it is not thereby proven.
 """
 
 import math
@@ -100,7 +102,7 @@ def epsilon_lower_bound(
     thresholds = candidates(choose_p, choose_q)
 
     def rates(p, q, cuts, tail):
-        """Bounds on the likelier and the less likely input's probability of the region."""
+        """Bounds on the probability of the region under the likelier and under the less likely input."""
         likelier, other = (p, q) if tail == "upper" else (q, p)
         return (
             clopper_pearson(count(likelier, cuts, tail), likelier.size, failure)[0],
@@ -158,12 +160,12 @@ def curve_lower_bound(
     every claim of that curve or a better one. The smallest refuted m is an upper bound on the noise
     multiplier, and ε follows from it by accounting.
 
-    Valid where the mechanism's curve is one of the model's; a claim that was made *by* such a curve, as that
-    of DP-SGD is, is refuted wherever the bound passes it, whatever the mechanism really is. The
-    statistic need not be a likelihood ratio. This is the audit of Nasr et al., "Tight Auditing of
-    Differentially Private Machine Learning", arXiv:2302.07956, section 4, with the exact curve of sampled
+    The bound is valid where the mechanism's curve is one of the model's. A claim that was made *by* such a
+    curve, as the claim of DP-SGD is, is refuted wherever the bound passes it, whatever the mechanism really
+    is. The statistic need not be a likelihood ratio. This is the audit of Nasr et al., "Tight Auditing of
+    Differentially Private Machine Learning", arXiv:2302.07956, Section 4, with the exact curve of sampled
     steps in place of an approximation by μ-GDP. As in `epsilon_lower_bound`, the statistic, its threshold and
-    its tail are chosen on the first `selection_fraction` of the samples and cost no confidence.
+    its tail are chosen on the first `selection_fraction` of the samples, which costs no confidence.
 
     Args:
       statistic: Under one input, shape (trials,), or (trials, k) for k statistics to choose from; trials are
@@ -192,7 +194,7 @@ def curve_lower_bound(
     failure = (1.0 - confidence) / 2
 
     def errors(p, q, cuts, tail):
-        """Bounds on both errors."""
+        """Upper bounds on the type I and the type II error."""
         one, two = (q, p) if tail == "upper" else (p, q)
         missed = len(two) - count(two, cuts, tail)
         return (
@@ -268,13 +270,14 @@ class StepAudit(NamedTuple):
 def step_lower_bound(
     projections: np.ndarray, sampled: np.ndarray, delta: float, *, confidence: float = 0.95
 ) -> StepAudit:
-    """Bounds ε from below from every noisy step, projected on the canary's gradient, and who was sampled.
+    """Bounds ε from below, given every noisy step along the canary's gradient and who was sampled.
 
-    Valid where a projection is N(shift · sampled, std²), the same for all steps and independent: the model
-    of DP-SGD with a canary whose direction nobody else uses. Shift and sampling rate get lower bounds, std
-    an upper one (Student's t, Clopper–Pearson, χ²), each with a third of the failure probability, and ε at
-    noise multiplier std / shift is accounted for as many steps. The adversary of the claim does not know who
-    was sampled; the auditor, who estimates only, may.
+    The bound is valid where projections are independent and have the law N(shift · sampled, std²), with one
+    shift and one std for all steps. That is the model of DP-SGD with a canary whose direction no other record
+    uses. The shift and the sampling rate get lower bounds (Student's t, Clopper–Pearson) and std an upper one
+    (χ²), each with a third of the failure probability. ε is then accounted for at the noise multiplier
+    std / shift and this number of steps. The adversary of the claim does not know who was sampled; the
+    auditor only estimates with it, and may.
 
     Args:
       projections: (runs, steps), of runs that hold the canary, independent.
@@ -316,7 +319,7 @@ def step_lower_bound(
 
 
 def _uncorrelated(values: np.ndarray) -> float:
-    """p-value of independent columns: n Σ r² over pairs of columns is χ² for many rows (Steiger 1980)."""
+    """The p-value of independent columns: n Σ r² over pairs of columns is χ² for many rows (Steiger 1980)."""
     runs, steps = values.shape
     if steps == 1:
         return 1.0

@@ -1,9 +1,9 @@
 """Runs of DP-SGD with canaries, whose scores the bounds of `dpx.audit` turn into an audited ε.
 
-A canary is a record made to be seen. A *gradient* (Dirac) canary adds the clipping norm along a coordinate
-that no other record uses, which is the worst case of the analysis; an *input* canary is a record like any
-other. The auditor of the *white box* sees every noisy step, the one of the *final model* the last parameters
-only.
+A canary is a record that is made to be seen. A *gradient* (Dirac) canary adds the clipping norm along a
+coordinate that no other record uses, which is the worst case of the analysis. An *input* canary is a record
+like any other. An auditor with a *white box* sees every noisy step; an auditor of the *final model* sees the
+last parameters only.
 
     what is run     what the auditor sees          the bound
     many_runs       white box or final model       curve_lower_bound, epsilon_lower_bound, step_lower_bound
@@ -11,7 +11,7 @@ only.
     dirac           whatever a trainer returns     one_run_lower_bound
 
 `Training` composes the code that dpx trains with: `clipped_grad`, `privatize` and `poisson_batches`. Each
-can be replaced, which is how a fault is planted. A whole trainer is audited with `dirac`: train on what it
+of them can be replaced, which is how a fault is planted. To audit a whole trainer, train it on what `dirac`
 returns, and score each canary by its entry of the parameters.
 """
 
@@ -32,9 +32,9 @@ from dpx.clipping import clipped_grad
 from dpx.training.sampling import poisson_batches
 from dpx.training.transformation import privatize
 
-# Of a canary's gradient before it is clipped, in clipping norms: large, so that `normalize` keeps it too.
+# The norm of a canary's gradient before clipping, in clipping norms; large, so that `normalize` keeps it.
 _MAGNITUDE = 1e4
-_LEARNED = 0.1  # of the runs outside, on which the joint statistic is learned
+_LEARNED = 0.1  # the share of the runs outside on which the joint statistic is learned
 _TOGETHER = 4096  # runs at a time, to bound memory
 
 
@@ -44,14 +44,14 @@ class Training:
 
     Attributes:
       loss_fn: (params, *example) -> scalar loss of one example.
-      l2_clip_norm: Clipping norm C.
-      noise_multiplier: Noise std over C, as it is claimed.
-      sampling_probability: Of each record, for each step.
-      steps: How many.
-      expected_batch_size: What noisy sums are divided by; public.
-      learning_rate: Of plain gradient descent on the noisy means.
-      piece: Batches are padded to a multiple of this and clipped so many examples at a time.
-      clipped_grad, privatize, poisson_batches: What runs, with the signatures of dpx.
+      l2_clip_norm: The clipping norm C.
+      noise_multiplier: The standard deviation of the noise over C, as it is claimed.
+      sampling_probability: The probability with which each record is in the batch of a step.
+      steps: The number of steps.
+      expected_batch_size: What noisy sums are divided by; it is public.
+      learning_rate: The step size of plain gradient descent on the noisy means.
+      microbatch_size: Batches are padded to a multiple of this and clipped so many examples at a time.
+      clipped_grad, privatize, poisson_batches: The functions that run, with the signatures of dpx.
     """
 
     loss_fn: Callable[..., jax.Array]
@@ -61,7 +61,7 @@ class Training:
     steps: int
     expected_batch_size: float
     learning_rate: float = 0.1
-    piece: int = 1
+    microbatch_size: int = 1
     clipped_grad: Callable = clipped_grad
     privatize: Callable = privatize
     poisson_batches: Callable = poisson_batches
@@ -73,7 +73,7 @@ class Training:
                 raise ValueError(
                     f"{name}={value} must be positive and finite: use that of the claim"
                 )
-        check_integer(self.piece, "piece")
+        check_integer(self.microbatch_size, "microbatch_size")
         SampledGaussian(self.sampling_probability, self.steps)  # checks both
 
     @property
@@ -84,14 +84,14 @@ class Training:
     def batches(
         self, num_examples: int, seed: np.random.SeedSequence
     ) -> tuple[np.ndarray, np.ndarray]:
-        """Indices and mask of all steps, (steps, n) each."""
+        """The indices and the mask of all steps, (steps, n) each."""
         found = list(
             self.poisson_batches(
                 num_examples,
                 sampling_probability=self.sampling_probability,
                 steps=self.steps,
                 seed=seed,
-                multiple_of=self.piece,
+                multiple_of=self.microbatch_size,
             )
         )
         shape = (self.steps, max(len(rows) for rows, _ in found))
@@ -101,13 +101,13 @@ class Training:
         return indices, mask
 
     def run(self, params, data, indices, mask, key, observe: Callable) -> tuple[Any, Any]:
-        """Trains on the given batches; `observe(params, noisy_mean)` is kept of every step.
+        """Trains on the given batches and keeps `observe(params, noisy_mean)` of every step.
 
         Returns:
           The final parameters, and the observations with a leading axis of steps.
         """
         gradient = self.clipped_grad(
-            self.loss_fn, l2_clip_norm=self.l2_clip_norm, microbatch_size=self.piece
+            self.loss_fn, l2_clip_norm=self.l2_clip_norm, microbatch_size=self.microbatch_size
         )
         noise = self.privatize(
             l2_clip_norm=self.l2_clip_norm,
@@ -129,10 +129,13 @@ class Training:
         return params, seen
 
     def log_likelihood_ratio(self, projections: np.ndarray) -> np.ndarray:
-        """Of a run with the canary against one without, under the claim: (..., steps, ...) -> summed.
+        """The log-likelihood ratio of a run with the canary against one without it, under the claim.
 
         Args:
-          projections: Noisy sums along the canary's direction, in clipping norms, steps on axis 1.
+          projections: Noisy sums along the canary's direction, in clipping norms, with the steps on axis 1.
+
+        Returns:
+          The ratio, summed over axis 1.
         """
         q = self.sampling_probability
         step = (np.asarray(projections, np.float64) - 0.5) / self.noise_multiplier**2
@@ -145,10 +148,10 @@ class Runs(NamedTuple):
     """Many runs with the canary ("inside") and as many without ("outside").
 
     Attributes:
-      inside, outside: (runs, steps) projections: the noisy sum of each step, less what the other records are
-        expected to add, along the canary's gradient at that step's parameters, in clipping norms.
-      sampled: (runs, steps) whether the canary was in the batch, of the runs that hold it.
-      final_inside, final_outside: (runs,) −loss of the canary under the final parameters.
+      inside, outside: (runs, steps) projections. A projection is the noisy sum of a step, less what the other
+        records are expected to add, along the canary's gradient at that step's parameters, in clipping norms.
+      sampled: (runs, steps) bool, whether the canary was in the batch, for the runs inside.
+      final_inside, final_outside: (runs,), minus the loss of the canary under the final parameters.
     """
 
     inside: np.ndarray
@@ -158,12 +161,13 @@ class Runs(NamedTuple):
     final_outside: np.ndarray
 
     def statistics(self, training: Training) -> tuple[np.ndarray, np.ndarray]:
-        """What `curve_lower_bound` takes of the white box, (runs, 2) inside and outside.
+        """Two statistics of the white box for `curve_lower_bound`: (runs, 2) inside, and (runs, 2) outside.
 
-        The log-likelihood ratio of the claimed mechanism, the best statistic where steps have independent
-        noise; and a joint one, the length of the projections in the metric of their covariance without the
-        canary: noise that two steps share leaves a direction in which there is none. That covariance is
-        learned from a tenth of the runs outside, which are left out of what is returned.
+        The first is the log-likelihood ratio of the claimed mechanism, which is the best statistic where
+        steps have independent noise. The second is joint: the length of the projections in the metric of
+        their covariance without the canary. Noise that two steps share leaves a direction without noise, in
+        which the canary stands out. The covariance is learned from a tenth of the runs outside, which are
+        left out of what is returned.
         """
         learned = int(_LEARNED * len(self.outside))
         covariance = np.atleast_2d(np.cov(self.outside[:learned], rowvar=False))
@@ -188,15 +192,15 @@ def many_runs(
     The runs are independent of each other, in noise and in sampling.
 
     Args:
-      training: What is audited. `piece` is set to the number of records.
+      training: What is audited. Its `microbatch_size` is replaced by the number of records.
       params: Initial parameters.
       data: The other records, arrays with a leading axis of N ≥ 1.
       canary: One record, arrays without that axis.
-      runs: How many of each kind, at least 10.
-      seed: Of everything.
+      runs: The number of runs of each kind, at least 10.
+      seed: The seed of all noise and sampling.
     """
     runs, count = check_integer(runs, "runs", 10), len(jax.tree.leaves(data)[0])
-    training = dataclasses.replace(training, piece=count + 1)
+    training = dataclasses.replace(training, microbatch_size=count + 1)
     # Runs without the canary never draw its row, the last: one shape, compiled once, serves both.
     records = jax.tree.map(
         lambda rows, row: jnp.concatenate([jnp.asarray(rows), jnp.asarray(row, rows.dtype)[None]]),
@@ -223,7 +227,7 @@ def many_runs(
 
 @functools.partial(jax.jit, static_argnums=0)
 def _run_all(training: Training, params, records, indices, mask, keys):
-    """Projections and scores of all runs; the canary is the last of the records."""
+    """The projections and the scores of all runs. The canary is the last of the records."""
 
     def gradients(params):
         # The auditor's own, plainly: what is planted in the training must not reach them.
@@ -253,11 +257,12 @@ class Dirac(NamedTuple):
     """A training problem with gradient canaries.
 
     Attributes:
-      loss_fn: (params, marker, *example) -> loss: of the model where the marker is 0; where it is ±(i + 1)
-        the gradient is that of canary i, ∓ a large number in entry i of params["canaries"], elsewhere 0.
+      loss_fn: (params, marker, *example) -> loss. Where the marker is 0 it is the loss of the model. Where
+        the marker is ±(i + 1) it is that of canary i, whose gradient is ∓ a large number in entry i of
+        params["canaries"] and 0 elsewhere.
       params: {"model": the model's parameters, "canaries": (canaries,) zeros}.
-      data: (markers, *data) of the model's records and, after them, of the canaries that are in.
-      included: (canaries,) bool, by independent fair coins.
+      data: (markers, *data) of the model's records and, after them, of the canaries that are in the data.
+      included: (canaries,) bool, which canaries are in the data; tossed by independent fair coins.
     """
 
     loss_fn: Callable[..., jax.Array]
@@ -271,15 +276,15 @@ def dirac(
 ) -> Dirac:
     """Adds gradient canaries to a training problem, each with an entry of the parameters of its own.
 
-    A gradient step on a canary *raises* its entry, so that entries of the parameters, or of −(noisy mean),
-    are scores. Clipped at C, a canary adds C along its entry exactly, and other records add nothing there.
+    A gradient step on a canary *raises* its entry, so the entries of the parameters, or of −(noisy mean), are
+    scores. Clipped at C, a canary adds exactly C along its entry, and other records add nothing there.
 
     Args:
       loss_fn: (params, *example) -> scalar; arguments after those of the data (a key) are passed on.
-      params: Of the model.
-      data: Records, arrays with a leading axis of N ≥ 1.
-      canaries: How many coins are tossed.
-      seed: Of the coins.
+      params: The initial parameters of the model.
+      data: The records, arrays with a leading axis of N ≥ 1.
+      canaries: The number of canaries, for each of which a coin is tossed.
+      seed: The seed of the coins.
     """
     canaries = check_integer(canaries, "canaries")
     coins = np.random.default_rng(seed).random(canaries) < 0.5
@@ -300,15 +305,15 @@ def dirac(
 
 
 def one_run(training: Training, problem: Dirac, *, seed: int) -> np.ndarray:
-    """Trains once on a problem with canaries and scores them by the white box.
+    """Trains once on a problem with canaries and scores each canary from the noisy steps.
 
     Args:
       training: What is audited; its `loss_fn` is that of the problem.
-      problem: From `dirac`.
-      seed: Of noise and sampling.
+      problem: What `dirac` returned.
+      seed: The seed of noise and sampling.
 
     Returns:
-      (canaries,) log-likelihood ratios of "in" against "out" under the claim.
+      (canaries,) log-likelihood ratios of "in the data" against "not in the data", under the claim.
     """
     sampling, noise = np.random.SeedSequence(seed).spawn(2)
     data = jax.tree.map(jnp.asarray, problem.data)

@@ -1,9 +1,9 @@
-"""Trade-off curves of the Gaussian mechanism and of DP-SGD, the models that audits test against.
+"""Trade-off curves of the Gaussian mechanism and of DP-SGD, which are the models that audits test against.
 
 A trade-off curve f gives, for two neighbouring inputs, the least type II error f(α) of any test whose type I
-error is α (Dong, Roth, Su, arXiv:1905.02383). A mechanism whose noise is too small has errors below the curve
-of its claim in the bulk of its outputs, where a few thousand runs measure them; (ε, δ) at δ = 1e-5 is a
-statement about tails that they never see.
+error is α (Dong, Roth and Su, arXiv:1905.02383). A mechanism whose noise is too small has errors below the
+curve of its claim in the bulk of its outputs, where a few thousand runs measure them. In contrast, (ε, δ) at
+δ = 1e-5 is a statement about tails that so few runs never see.
 """
 
 import dataclasses
@@ -17,7 +17,7 @@ from scipy import special
 from dpx._validate import check_integer, check_number
 from dpx.privacy.dpsgd import dpsgd_epsilon
 
-# Lines of slope −e^ε that support a curve; between two of them it is flat to 1e-3 at most.
+# Lines of slope −e^ε support a curve. These ε are so dense that a curve strays from them by 1e-3 at most.
 _EPSILONS = np.concatenate([[0.0], np.geomspace(1e-2, 60.0, 200)])
 
 
@@ -25,9 +25,10 @@ _EPSILONS = np.concatenate([[0.0], np.geomspace(1e-2, 60.0, 200)])
 class SampledGaussian:
     """The curves of DP-SGD with known sampling and an unknown noise multiplier.
 
-    `steps` Gaussian mechanisms, each on a Poisson sample that a record joins with probability
-    `sampling_probability`; with probability 1 the curves are those of μ-GDP, μ = √steps / noise multiplier.
-    Neighbours differ by adding or removing one record, and a curve holds for both orders.
+    The mechanism consists of `steps` Gaussian mechanisms, each on a Poisson sample that a record joins with
+    probability `sampling_probability`. With probability 1 the curves are those of μ-GDP, where
+    μ = √steps / noise multiplier. Neighbours differ by adding or removing one record, and a curve holds for
+    both orders.
     """
 
     sampling_probability: float = 1.0
@@ -45,8 +46,8 @@ class SampledGaussian:
         """A lower bound on the least type II error at each type I error, tight to about 1e-3.
 
         With sampling it comes from a pessimistic privacy loss distribution by
-        f(α) = sup_ε max(1 − δ(ε) − e^ε α, e^−ε (1 − δ(ε) − α)), so that a test that rejects it rejects the
-        true curve.
+        f(α) = sup_ε max(1 − δ(ε) − e^ε α, e^−ε (1 − δ(ε) − α)). A test that rejects this curve therefore
+        rejects the true one.
         """
         type_one = np.asarray(type_one, np.float64)
         if self.sampling_probability == 1:
@@ -57,7 +58,7 @@ class SampledGaussian:
         return np.max(lines[0] - lines[1] * type_one[..., None], axis=-1, initial=0.0)
 
     def epsilon(self, noise_multiplier: float, delta: float) -> float:
-        """ε at δ of the curve."""
+        """The ε of the curve at δ."""
         return dpsgd_epsilon(
             noise_multiplier,
             delta,
@@ -68,7 +69,7 @@ class SampledGaussian:
 
 @functools.lru_cache(maxsize=4096)
 def _lines(sampling_probability: float, steps: int, noise_multiplier: float):
-    """Heights at 0 and slopes of the lines whose upper envelope is the curve."""
+    """The heights at 0 and the slopes of the lines whose upper envelope is the curve."""
     loss = privacy_loss_distribution.from_gaussian_mechanism(
         noise_multiplier,
         sampling_prob=sampling_probability,

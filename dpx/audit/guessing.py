@@ -1,10 +1,11 @@
-"""Lower bounds on ε from one run with many canaries, each in it by the toss of a fair coin.
+"""Lower bounds on ε from one run with many canaries, for each of which a fair coin decides whether it is in.
 
-The auditor guesses of some canaries that they are in, and abstains on the others. How many guesses are right
-is bounded for an (ε, δ)-DP mechanism by a binomial law (Steinke, Nasr, Jagielski, arXiv:2305.08846), and for
-one with a known trade-off curve by a recursion over the order of the guesses (Mahloujifar, Melis, Chaudhuri,
-arXiv:2410.22235). jax-privacy has both, the second for μ-GDP; they stand here because the curves of sampled
-steps are not of that form, and because dpx needs jax-privacy for tests only, where it is the oracle.
+The auditor guesses of some canaries that they are in the data, and abstains on the others. For an (ε, δ)-DP
+mechanism the number of right guesses is bounded by a binomial law (Steinke, Nasr and Jagielski,
+arXiv:2305.08846). For a mechanism with a known trade-off curve it is bounded by a recursion over the order of
+the guesses (Mahloujifar, Melis and Chaudhuri, arXiv:2410.22235). jax-privacy has both, the second for μ-GDP.
+They stand here because the curves of sampled steps are not of that form, and because dpx needs jax-privacy
+for tests only, where it is the oracle.
 """
 
 import math
@@ -23,8 +24,8 @@ class OneRunAudit(NamedTuple):
 
     Attributes:
       epsilon: Lower bound on ε at the given δ, at least 0, true with probability `confidence`.
-      guesses: For how many canaries it was guessed that they are in: those of the largest scores.
-      correct: How many of the guesses were right.
+      guesses: The number of canaries of which it was guessed that they are in; they have the largest scores.
+      correct: The number of guesses that were right.
       confidence: The probability, over the coins and the run, with which `epsilon` is a valid bound.
     """
 
@@ -45,17 +46,17 @@ def one_run_lower_bound(
 ) -> OneRunAudit:
     """Bounds ε from below at `delta` from one run.
 
-    Without a model: valid for every mechanism, Theorem 5.2 of arXiv:2305.08846. With one: valid where the
-    mechanism's trade-off curve is one of the model's (and a claim that was made by such a curve is refuted
-    wherever the bound passes it), Algorithm 3 of arXiv:2410.22235.
+    Without a model the bound is valid for every mechanism (Theorem 5.2 of arXiv:2305.08846). With a model it
+    is valid where the mechanism's trade-off curve is one of the model's (Algorithm 3 of arXiv:2410.22235); a
+    claim that was made by such a curve is refuted wherever the bound passes it.
 
     Args:
       scores: (canaries,), large where a canary seems to be in; a function of the run's output alone.
-      included: (canaries,) bool, tossed by independent fair coins.
+      included: (canaries,) bool, which canaries are in; tossed by independent fair coins.
       delta: The δ of the claim, in (0, 1).
       model: How the mechanism samples and how many steps it takes.
-      guesses: On how many canaries to guess, chosen before the scores are seen; by default one in 32, near
-        the best for DP-SGD at ε from 2 to 8 with thousands of canaries.
+      guesses: The number of canaries to guess on, chosen before the scores are seen. The default is one in
+        32, which is near the best for DP-SGD at ε from 2 to 8 with thousands of canaries.
       confidence: The probability with which the bound must hold, in (0, 1).
 
     Raises:

@@ -39,11 +39,12 @@ class Seen(NamedTuple):
 
     Attributes:
       label: What was released.
-      about: The claim: norm, axis, number of parts; or how far a sampled covariance moves, whitened.
-      key: Words of the key of its noise.
-      exact, unit, noisy: Leaves: before noise, the sensitivity, and after noise.
-      scale: The noise multiplier, or the parameters of its law.
-      sampling_probability: Of the Poisson sampling before it in the program, or None.
+      about: The claim, which is the norm, the axis and the number of parts; for a sampled covariance it is
+        how far the covariance moves, whitened.
+      key: The words of the key of its noise.
+      exact, unit, noisy: The leaves before noise, their sensitivities, and the leaves after noise.
+      scale: The noise multiplier, or the parameters of the law of the noise.
+      sampling_probability: That of the last Poisson sampling before the release, or None.
     """
 
     label: str
@@ -58,7 +59,7 @@ class Seen(NamedTuple):
 
 @dataclasses.dataclass
 class Recording:
-    """A run: its releases in order, the other keys it used, what it called public, what it left."""
+    """A run: its releases in order, the other keys it used, what it called public, and what it left."""
 
     releases: list[Seen]
     keys: list[tuple[str, tuple[int, ...]]]
@@ -76,9 +77,10 @@ class Recording:
         return [f"one key serves {who}, several times over" for who in found]
 
     def epsilon(self, delta: float, neighboring=ADD_OR_REMOVE_ONE) -> float:
-        """ε of all Gaussian releases together, from the multipliers with which noise was in fact drawn.
+        """The ε of all Gaussian releases together, from the multipliers with which noise was in fact drawn.
 
-        Releases that follow a Poisson sampling and are labelled as gradients are taken to be of its samples.
+        A release that is labelled as gradients is taken to be about the samples of the Poisson sampling
+        before it, if there is one.
 
         Raises:
           ValueError: where a release has another law.
@@ -102,7 +104,7 @@ class Recording:
 
 
 class Compared(NamedTuple):
-    """A release in both runs: ‖Δ‖ over the declared sensitivity, which may not exceed 1."""
+    """A release in both runs. The ratio is ‖Δ‖ over the declared sensitivity and may not exceed 1."""
 
     label: str
     ratio: float
@@ -114,8 +116,8 @@ class Replay:
 
     Attributes:
       compared: Each release with its ratio, in order.
-      differences: A sentence for every other difference, of control flow or of what was left.
-      recording: The first run.
+      differences: A sentence for every other difference, in control flow or in what was left.
+      recording: The recording of the first run.
     """
 
     compared: list[Compared]
@@ -170,15 +172,15 @@ def replay(
     """Runs a program on data and on a neighbour with the same randomness and the first run's outputs.
 
     Args:
-      program: Called as program(data), or program(data, workdir) with a folder of its own if it takes two
-        arguments. It has to be deterministic: its keys are fixed in it.
+      program: A function that is called as program(data), or as program(data, workdir) with a folder of its
+        own if it takes two arguments. It has to be deterministic: its keys are fixed in it.
       data: Anything that the program takes.
-      neighbour: The same with one record more, less or replaced.
-      ids: (n,) for each record of the neighbour its index in `data`; a new record has one that `data` has
-        not. By default the neighbour's records are those of `data` in order.
+      neighbour: The same with one record more, one less, or one replaced.
+      ids: (n,) for each record of the neighbour its index in `data`. A new record has an index that `data`
+        does not have. By default the neighbour's records are those of `data` in order.
       ignore: Patterns (`fnmatch`) of what may differ, because no guarantee covers it: parts of the result as
-        "result/…", files as "file/NAME", "stdout", "stderr". A mapping says why.
-      first: What `record` returned for the same program and data, to compare several neighbours with.
+        "result/…", files as "file/NAME", "stdout" and "stderr". A mapping says for each pattern why.
+      first: What `record` returned for the same program and data. Give it to compare several neighbours.
 
     Returns:
       A `Replay`; its `check()` raises if anything is wrong.
@@ -266,7 +268,7 @@ def _run(program, data, ids, first, ignore) -> Recording:
 
 
 def _leaves(result: Any) -> list[tuple[str, Any]]:
-    """Leaves of a result with their paths; keys and objects by what they print."""
+    """The leaves of a result with their paths. Objects that are no data stand as what they print."""
     found = []
     for path, leaf in jax.tree_util.tree_leaves_with_path(result):
         if isinstance(leaf, jax.Array) and jax.numpy.issubdtype(leaf.dtype, jax.dtypes.prng_key):
@@ -333,7 +335,7 @@ def _counted(labels: list[str]) -> str:
 
 
 def _compare(first: list[Seen], second: list[Seen]) -> list[Compared]:
-    """Ratios of the releases that both runs have, the parts of one release together."""
+    """The ratios of the releases that both runs have. The parts of one release are taken together."""
     waiting = defaultdict(list)
     for seen in second:
         waiting[seen.label].append(seen)

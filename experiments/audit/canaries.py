@@ -154,7 +154,9 @@ def _train(config, seed: int, workdir: Path):
     dirac = audit.dirac(
         _squared_error, start.params, start.data, canaries=config.canaries, seed=seed
     )
-    one = _training(config, noise, dirac.loss_fn, dirac.included.sum() + OTHERS, piece=250)
+    one = _training(
+        config, noise, dirac.loss_fn, dirac.included.sum() + OTHERS, microbatch_size=250
+    )
     scored = audit.one_run(one, dirac, seed=seed + 3), dirac.included, config.delta
     for row, model in (("one_run", one.model), ("one_run_any_mechanism", None)):
         bounds[row] = audit.one_run_lower_bound(
@@ -266,7 +268,7 @@ def _recommender(config, seed: int, workdir: Path):
         sampling_probability=settings.batch_size / records,
         steps=settings.steps,
         expected_batch_size=settings.batch_size,
-        piece=settings.microbatch_size,
+        microbatch_size=settings.microbatch_size,
     )
     scores = audit.one_run(one, dirac, seed=seed + 1)
     bounds["one_run"] = audit.one_run_lower_bound(

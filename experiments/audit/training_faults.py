@@ -11,7 +11,7 @@ import dpx
 from dpx.audit import Training
 from dpx.training.transformation import PrivatizeState
 
-_PIECES = 4
+_MICROBATCHES = 4
 
 
 def _noise(make: Callable) -> Callable[[Training], Training]:
@@ -30,13 +30,16 @@ def _over_batch_size(*, noise_multiplier, expected_batch_size, **rest):
     )
 
 
-def _per_piece(*, noise_multiplier, key, expected_batch_size, **rest):
-    """Noise for every piece of a batch, of a std that is shared out where the variance should be."""
+def _per_microbatch(*, noise_multiplier, key, expected_batch_size, **rest):
+    """Noise for every microbatch, whose std is shared out where the variance should be."""
     parts = [
         dpx.privatize(
-            noise_multiplier=noise_multiplier / _PIECES, key=own, expected_batch_size=1, **rest
+            noise_multiplier=noise_multiplier / _MICROBATCHES,
+            key=own,
+            expected_batch_size=1,
+            **rest,
         )
-        for own in jax.random.split(key, _PIECES)
+        for own in jax.random.split(key, _MICROBATCHES)
     ]
     return optax.chain(*parts, optax.scale(1 / expected_batch_size))
 
@@ -99,7 +102,7 @@ def _twice_the_steps(training: Training) -> Training:
 FAULTS: dict[str, Callable[[Training], Training]] = {
     "noise_half_the_variance": _noise(_half_the_variance),
     "noise_over_batch_size": _noise(_over_batch_size),
-    "noise_per_microbatch": _noise(_per_piece),
+    "noise_per_microbatch": _noise(_per_microbatch),
     "noise_same_key": _noise(_same_key(1)),
     "noise_key_reused_after_3": _noise(_same_key(3)),
     "noise_missing_in_a_leaf": _noise(_first_leaf_without),

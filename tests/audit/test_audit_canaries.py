@@ -27,7 +27,12 @@ def regression():
 
 
 def training_of(loss_fn, noise, **changes):
-    settings = {"sampling_probability": 0.5, "steps": 4, "expected_batch_size": 2.0, "piece": 1}
+    settings = {
+        "sampling_probability": 0.5,
+        "steps": 4,
+        "expected_batch_size": 2.0,
+        "microbatch_size": 1,
+    }
     return audit.Training(loss_fn, l2_clip_norm=0.7, noise_multiplier=noise, **(settings | changes))
 
 
@@ -63,7 +68,7 @@ def test_without_noise_the_auditor_sees_who_was_sampled(regression):
     # 1,600 tosses of a coin, 4σ.
     assert abs(runs.sampled.mean() - 0.5) < 4 * 0.5 / 40
     others = audit.dirac(squared_error, params, data, canaries=300, seed=0)
-    one = training_of(others.loss_fn, 1e-2, expected_batch_size=75.0, piece=50)
+    one = training_of(others.loss_fn, 1e-2, expected_batch_size=75.0, microbatch_size=50)
     scores = audit.one_run(one, others, seed=2)
     assert (scores[~others.included] < 0).all()
     assert abs((scores[others.included] > 0).mean() - (1 - 0.5**4)) < 0.1
@@ -81,7 +86,11 @@ def test_an_input_canary_is_seen_at_every_step_beside_other_records(regression):
 
 
 def test_training_refuses_what_no_claim_has(regression):
-    for name, value in (("l2_clip_norm", 0.0), ("noise_multiplier", np.inf), ("piece", 0)):
+    for name, value in (
+        ("l2_clip_norm", 0.0),
+        ("noise_multiplier", np.inf),
+        ("microbatch_size", 0),
+    ):
         with pytest.raises(ValueError, match=name):
             dataclasses.replace(training_of(squared_error, 1.0), **{name: value})
     with pytest.raises(ValueError, match="runs=3"):
