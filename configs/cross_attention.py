@@ -7,10 +7,21 @@ and queries are uniform. Errors are mean |error| of whole answers.
     epsilon         error against ε
     bound           error against R
     diamonds        kernel regression on the prices of 49,940 diamonds; one run takes 15 s of one core
+    table           a memory (K, V) of your own
 
     python -m experiments.run   --config=configs/cross_attention.py --workdir=runs/cross_attention
     python -m experiments.sweep --config=configs/cross_attention.py --workdir=runs/size
     python -m experiments.sweep --config=configs/cross_attention.py:diamonds --workdir=runs/diamonds
+    python -m experiments.run   --config=configs/cross_attention.py:table --workdir=runs/memory \\
+        --config.data.path=memory.csv --config.data.keys=a,b --config.data.values=c \\
+        --config.key_bound=1.0 --config.value_bound=1.0
+
+`table` takes a .csv or .tsv table (`data.keys` and `data.values` name its columns, with commas between), an
+.npy matrix (whose columns are counted from 1) or an .npz file (they name two arrays, K and V by default). A
+row is the record. The bounds must be known without looking at the data. Each entry of a key lies in
+[0, key_bound] or, with `domain=ball`, a key has at most that length; values lie within ±value_bound. Rows
+beyond the bounds are clipped. The run saves the released memory as memory.dpx, which `dpx.load` reads without
+the data.
 
 At the defaults (n = 100,000, d = 1, ε = 1) expect an error of 1e-4 from the sketch, and at ε = 1 a mean
 absolute error of about 983 dollars for the diamonds. The tables are in

@@ -20,6 +20,14 @@ A run takes 14 seconds at the defaults (n = 8, d = 1e6, ε = 0.09). Expect a lar
 for additive noise and of 1.5e-3 for the paper's number of samples. Another X, from another seed, moves
 them by about 10 %.
 
+`table` releases XXᵀ of a matrix of your own from a .csv, .tsv, .npy or .npz file; `--config.data.array` names
+one of the arrays of an .npz file. The columns are the records; `--config.data.transpose=True` takes the rows.
+`column_bound` bounds the l2 norm of a record and has to be known without looking at the data, such as √n for
+entries in [−1, 1]. The matrix and its guarantee are saved in the run's folder as gram.npz.
+
+    python -m experiments.run --config=configs/gram.py:table --workdir=runs/own --config.data.path=X.csv \\
+        --config.column_bound=2.0
+
 `recommender` ranks what can be recommended from one private release, without training. Users are the
 columns and items the rows, and the Gram matrix of the items becomes EASE weights, or attention between
 items. Beside it stand `dpx.recommend.transitions`, which count what follows what, in six rounds and in

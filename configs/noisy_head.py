@@ -9,7 +9,16 @@ useful          none: λ so small that ridge beats zero         one-shot has rid
 rates           Theorem 4.2: exponents of N, L, D and ε        fitted slopes beside the claimed ones
 early_stopping  3: risk against T, Γ⁰ = 0 and random           a minimum from a random Γ⁰ only
 robustness      4: one corrupted prompt, α = c Nᵖ              flat ridge; NoisyHead worse with the paper's R
-text            5: risk against T on texts                     needs --config.data.path
+text            5: risk against T on texts or own prompts      needs --config.data.path
+
+`text` reads a folder of text files, or a .csv, .tsv or .tab table with a column of texts. It also takes
+prompts of your own: an .npz file with the arrays x (N, L+1, D) and y (N, L+1), an .npy file (N, L+1, D+1)
+whose last column is y, or, with `--config.data.source=arrays`, a .csv file of such columns with
+`--config.length` + 1 lines for each prompt. `response_clip` and `feature_radius` bound |y| and ‖Z‖_F; choose
+them without looking at the data.
+
+    python -m experiments.run --config=configs/noisy_head.py:text --workdir=runs/own \\
+        --config.data.path=prompts.npz
 
 In Sections 6.1 and 6.2 λ is so large that ridge has almost the test MSE of predicting zero, which is
 perfectly private; the tables say so. They are in experiments/noisy_head/README.md, with the time that
