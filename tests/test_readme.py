@@ -111,7 +111,8 @@ def check_options(config: str, options: list[str]) -> None:
     known = records.flatten(records.load_config(config).to_dict())
     for option in options:
         if option.startswith("--config."):
-            records.check_key(option.removeprefix("--config.").partition("=")[0], known)
+            key = option.removeprefix("--config.").partition("=")[0]
+            assert key in known, f"{config} has no key {key}"
     axes = [option.removeprefix("--set=") for option in options if option.startswith("--set=")]
     for point in sweep.grid(config, axes) if axes else ():
         sweep.point_config(config, point)
