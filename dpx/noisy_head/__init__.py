@@ -6,10 +6,11 @@ equations the docstrings cite. Symbols: N prompts of L labelled tokens and a que
 number of steps; C, G and R bound |y|, ‖Z‖_F and ‖Γ‖_F.
 
 Private fits: `fit` (Algorithm 1, as printed or repaired) and `fit_one_shot` (second moments released once).
+`Descent` describes what `fit` does, and `as_printed()` gives the options of the paper's own form.
 Everything computes in float64 under a scope of its own and returns float64 arrays.
 """
 
-from dpx.noisy_head.accounting import calibrate, contraction_gap
+from dpx.noisy_head.accounting import Descent, as_printed
 from dpx.noisy_head.bounds import HyperParameters, enforce, gradient_sensitivity, hyperparameters
 from dpx.noisy_head.descent import Fit, fit, gradient_descent, noisy_descent
 from dpx.noisy_head.moments import ridge
@@ -27,12 +28,12 @@ from dpx.noisy_head.prompts import (
 from dpx.noisy_head.risk import empirical_risk, population_risk
 
 __all__ = [
+    "Descent",
     "Features",
     "Fit",
     "HyperParameters",
     "Prompts",
-    "calibrate",
-    "contraction_gap",
+    "as_printed",
     "corrupt",
     "empirical_risk",
     "enforce",
