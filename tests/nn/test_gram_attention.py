@@ -10,7 +10,7 @@ from flax import nnx
 
 import dpx
 from dpx import gram
-from dpx.attention import softmax
+from dpx.attention import dot_product_attention
 from dpx.nn.gram_attention import GramAttention, Release
 
 KEY = jax.random.key(0)
@@ -30,7 +30,7 @@ def test_huge_epsilon_is_softmax_attention_with_equal_queries_and_keys(X):
     values = jnp.asarray(np.random.default_rng(1).normal(size=(2, 5, 3)), jnp.float32)
     layer = GramAttention(released(X, 1e8), dpx.Ledger())
     query = jnp.asarray(X) * X.shape[1] ** 0.5  # undoes half of the reference's 1/√D
-    expected = softmax(query, jnp.asarray(X), values)
+    expected = dot_product_attention(query, jnp.asarray(X), values)
     np.testing.assert_allclose(layer(values), expected, atol=2e-3)
     np.testing.assert_allclose(layer().sum(axis=1), 1, rtol=1e-5)
 
