@@ -221,7 +221,7 @@ def test_a_relation_is_the_enum_or_its_lower_case_name_everywhere(X, relation):
     assert gradient.sensitivity(named) == gradient.sensitivity(member)
     with pytest.raises(ValueError, match=f"'{relation}' must be .* its lower-case name"):
         gram.release(KEY, X, neighboring=relation, **BUDGET)
-    with pytest.raises(ValueError, match="'replace' must be .* use one of add_or_remove_one"):
+    with pytest.raises(ValueError, match=r"'replace' must be .* use one of add_or_remove_one"):
         gradient.sensitivity("replace")
 
 
