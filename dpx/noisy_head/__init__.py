@@ -14,7 +14,7 @@ from dpx.noisy_head.accounting import Descent, as_printed
 from dpx.noisy_head.bounds import HyperParameters, enforce, gradient_sensitivity, hyperparameters
 from dpx.noisy_head.descent import Fit, fit, gradient_descent, noisy_descent
 from dpx.noisy_head.moments import ridge
-from dpx.noisy_head.one_shot import fit_one_shot, one_shot
+from dpx.noisy_head.one_shot import calibrate_one_shot, fit_one_shot, one_shot
 from dpx.noisy_head.prompts import (
     Features,
     Prompts,
@@ -34,6 +34,7 @@ __all__ = [
     "HyperParameters",
     "Prompts",
     "as_printed",
+    "calibrate_one_shot",
     "corrupt",
     "empirical_risk",
     "enforce",

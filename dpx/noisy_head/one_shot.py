@@ -68,13 +68,23 @@ def fit_one_shot(
     Raises:
       ValueError: for λ, ε, δ or a bound out of range, shapes that do not fit or values that are not finite.
     """
-    check_epsilon(epsilon)
-    check_delta(delta)
-    multiplier = gaussian_noise_multiplier(epsilon, delta)
+    multiplier, guarantee = calibrate_one_shot(epsilon, delta)
     gamma = one_shot(
         key, features, hyper, regularization=regularization, noise_multiplier=multiplier
     )
-    guarantee = PrivacyGuarantee(
+    return Fit(gamma, guarantee, multiplier)
+
+
+def calibrate_one_shot(epsilon: float, delta: float) -> tuple[float, PrivacyGuarantee]:
+    """The noise multiplier of `one_shot` for (ε, δ)-DP, in units of the joint sensitivity, and the guarantee.
+
+    Raises:
+      ValueError: for ε or δ out of range.
+    """
+    check_epsilon(epsilon)
+    check_delta(delta)
+    multiplier = gaussian_noise_multiplier(epsilon, delta)
+    return multiplier, PrivacyGuarantee(
         epsilon=float(epsilon),
         delta=float(delta),
         neighboring=REPLACE_ONE,
@@ -84,7 +94,6 @@ def fit_one_shot(
         assumptions=("the number of prompts is public",),
         event=dp_accounting.GaussianDpEvent(multiplier),
     )
-    return Fit(gamma, guarantee, multiplier)
 
 
 @in_float64
