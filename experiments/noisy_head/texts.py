@@ -52,7 +52,7 @@ def validate(config) -> None:
                     f"config.data.{name}={config.data[name]!r} is for texts, and {config.data.path} holds "
                     "prompts: leave it out"
                 )
-        load(config)
+        read(config)
 
 
 def bounds(config) -> noisy_head.HyperParameters:
@@ -89,7 +89,7 @@ def plan(config) -> dict:
     }
 
 
-def load(config) -> tuple[noisy_head.Prompts, noisy_head.Prompts]:
+def read(config) -> tuple[noisy_head.Prompts, noisy_head.Prompts]:
     """Training and test prompts; which prompts are test prompts depends on the seed alone."""
     x, y = _own_prompts(config) if _of_arrays(config) else _text_prompts(config)
     tests = max(1, round(config.test_fraction * len(x)))
@@ -168,7 +168,7 @@ def _text_prompts(config) -> tuple[np.ndarray, np.ndarray]:
 
 def run(config, workdir: Path) -> Outcome:
     """Test risks against T, private and not, and the one-shot release."""
-    train, test = load(config)
+    train, test = read(config)
     noise = open_keys(config, workdir, data=map(np.asarray, train)).noise
     keys = jax.random.split(noise, len(FITS) + 1)
     hyper, measures, releases = bounds(config), [], {}

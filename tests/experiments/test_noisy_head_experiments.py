@@ -108,7 +108,7 @@ def test_own_prompts(tmp_path, prompts, kind):
         config.data.source = "arrays"
         np.savetxt(path, together.reshape(-1, 6), delimiter=",", header="a,b,c,d,e,y", comments="")
     config.data.path = str(path)
-    train, test = noisy_head_text.load(config)
+    train, test = noisy_head_text.read(config)
     found = np.concatenate([test.x, train.x])
     assert sorted(found[:, 0, 0]) == pytest.approx(sorted(x[:, 0, 0]))
     assert (train.x.shape, train.y.shape, len(test.x)) == ((24, 4, 5), (24, 4), 6)
@@ -153,7 +153,7 @@ def test_tables_that_are_no_prompts_are_named(tmp_path):
     config = get_config("text,tiny")
     config.data.path = str(path)
     with pytest.raises(ValueError, match=r"holds no word: .* --config.data.source=arrays"):
-        noisy_head_text.load(config)
+        noisy_head_text.read(config)
     config.data.source = "arrays"
     with pytest.raises(ValueError, match=r"6 lines are no whole number of prompts of 4 tokens"):
         noisy_head_text.validate(config)

@@ -354,7 +354,7 @@ def test_noisy_head_on_texts(monkeypatch):
     train, test = prompts(30), prompts(5)
 
     def inject(train):
-        monkeypatch.setattr(noisy_head_text, "load", lambda config: (train, test))
+        monkeypatch.setattr(noisy_head_text, "read", lambda config: (train, test))
 
     other = noisy_head.Prompts(train.x.copy(), train.y.copy())
     other.x[0], other.y[0] = 1e3, -1e3
