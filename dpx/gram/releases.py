@@ -161,7 +161,7 @@ def release(
     )
 
 
-def as_printed() -> dict[str, str]:
+def as_printed() -> dict[str, Any]:
     """The options of `release` with which it is the mechanism that the paper prints.
 
     η is still to be given: `gram.release(key, X, ..., eta=eta, **gram.as_printed())`.

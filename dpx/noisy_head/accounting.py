@@ -2,6 +2,7 @@
 
 import dataclasses
 import math
+from typing import Any
 
 import dp_accounting
 
@@ -158,7 +159,7 @@ class Descent:
         )
 
 
-def as_printed() -> dict[str, str]:
+def as_printed() -> dict[str, Any]:
     """The options of `fit` and `Descent` with which Algorithm 1 is the one that the paper prints.
 
     `noisy_head.fit(key, features, hyper, ..., **noisy_head.as_printed())`; the paper's bounds C, G and R are

@@ -84,16 +84,16 @@ def run(config, workdir: Path) -> Outcome:
         max_column_change=config.max_column_change,
         neighboring=config.neighboring,
     )
-    matrix = np.asarray(made.matrix)
+    matrix, noise_std = np.asarray(made.matrix), float(made.noise_std or 0.0)
     with storage.replacing(workdir / FILE) as file:
         np.savez(
             file,
             matrix=matrix,
-            noise_std=made.noise_std,
+            noise_std=noise_std,
             guarantee=json.dumps(made.guarantee.to_json()),
         )
     n = len(matrix)
-    entry_error = gram.gaussian_entry_error(made.noise_std, n, failure_probability=FAILURE)
+    entry_error = gram.gaussian_entry_error(noise_std, n, failure_probability=FAILURE)
     # An entry of XXᵀ is not farther from its release than that, so this bound holds with it.
     largest = float(np.abs(matrix).max()) + entry_error
     known = gram.utility_bounds(n, logit_bound=largest, relative_error=entry_error / largest)
@@ -101,7 +101,8 @@ def run(config, workdir: Path) -> Outcome:
         measures=[
             Measure("gaussian", "attention_error_bound", known.corrected),
             Measure("gaussian", "entry_error_bound", entry_error),
-            Measure("gaussian", "noise_std", made.noise_std),
+            Measure("gaussian", "noise_std", noise_std),
+            Measure("gaussian", "largest_entry", float(np.abs(matrix).max())),
             Measure("uniform", "attention_error_bound", known.uniform),
         ],
         headline=made.guarantee,
@@ -110,7 +111,8 @@ def run(config, workdir: Path) -> Outcome:
         f"probability {1 - FAILURE:g} every entry of it is within entry_error_bound of XXᵀ, and every "
         "attention weight within attention_error_bound; the row uniform is attention with equal weights, "
         "which looks at no data. The bounds follow from the release and cost nothing. Where the bound is "
-        "not below that of uniform, it promises nothing; a larger ε or more columns help.",
+        "not below that of uniform it promises nothing: a larger ε, or X scaled down together with "
+        "column_bound, makes it smaller.",
     )
 
 

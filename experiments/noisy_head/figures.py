@@ -63,8 +63,9 @@ def draw(
         drawn = [point for line in found.values() for point in line]
         _scale(panel, [place for place, *_ in drawn if place is not None], [y for _, y, _ in drawn])
         panel.set(xlabel=AXIS_NAMES[x], ylabel=words)
+    styles = {row: "--" if row in dashed else "-" for row in colours}
     lines = [
-        plt.Line2D([], [], color=colour, linestyle="--" if row in dashed else "-", label=row)
+        plt.Line2D([], [], color=colour, linestyle=styles[row], label=row.replace("_", " "))
         for row, colour in colours.items()
     ]
     words = AXIS_NAMES.get(marker, marker)

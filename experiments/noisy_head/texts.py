@@ -96,7 +96,8 @@ def read(config) -> tuple[noisy_head.Prompts, noisy_head.Prompts]:
     if tests >= len(x):
         remedy = "add some" if _of_arrays(config) else "add documents or lower config.length"
         raise ValueError(f"{config.data.path}: {len(x)} prompts leave none to train on: {remedy}")
-    return noisy_head.Prompts(x[tests:], y[tests:]), noisy_head.Prompts(x[:tests], y[:tests])
+    train, test = (x[tests:], y[tests:]), (x[:tests], y[:tests])  # NumPy keeps 64 bits
+    return noisy_head.Prompts(*train), noisy_head.Prompts(*test)  # type: ignore[arg-type]
 
 
 def _of_arrays(config) -> bool:
