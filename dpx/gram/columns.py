@@ -24,7 +24,7 @@ _ROUNDING = 1e-6  # a column of norm α, rounded to 32 bits, is not an error
 def clipped_gram(
     X: Any, column_bound: float, *, clip: bool = True, whole: bool = False
 ) -> tuple[Any, int]:
-    """Σ c(u)c(u)ᵀ over the columns u of X, c the projection onto the ball of radius `column_bound`.
+    """Σ c(u)c(u)ᵀ over the columns u of X, where c projects onto the ball of radius α, `column_bound`.
 
     A projection moves no two columns apart, so two that are β apart stay within β. A column that holds NaN or
     an infinity counts as zero.

@@ -1,4 +1,4 @@
-"""What a noisy descent does, and how much noise its T steps need for (ε, δ), by four accountings."""
+"""The description of a noisy descent, and how much noise its T steps need for (ε, δ), by four accountings."""
 
 import dataclasses
 import math
@@ -7,17 +7,8 @@ from typing import Any
 import dp_accounting
 
 from dpx._validate import check_choice, check_delta, check_epsilon, check_integer, check_positive
-from dpx.noisy_head.bounds import (
-    DECAY,
-    HyperParameters,
-    check_hyper,
-    gradient_sensitivity,
-)
-from dpx.privacy import (
-    REPLACE_ONE,
-    PrivacyGuarantee,
-    gaussian_noise_multiplier,
-)
+from dpx.noisy_head.bounds import DECAY, HyperParameters, check_hyper, gradient_sensitivity
+from dpx.privacy import REPLACE_ONE, PrivacyGuarantee, gaussian_noise_multiplier
 
 _METHODS = {
     "basic": "basic composition of classical Gaussian mechanisms",
@@ -29,9 +20,9 @@ _METHODS = {
 
 @dataclasses.dataclass(frozen=True)
 class Descent:
-    """T noisy, projected, full-batch gradient steps: all about them that is public but the noise level.
+    """Describes T noisy, projected, full-batch gradient steps, apart from their noise level.
 
-    The arguments are checked when the description is made, and never again.
+    All of it is public. The arguments are checked once, when the description is made.
 
     Attributes:
       hyper: The bounds C, G and R, chosen without looking at the prompts.

@@ -10,19 +10,11 @@ from optax import projections
 from dpx._numerics import in_float64
 from dpx._validate import check_delta, check_epsilon, check_positive
 from dpx.noise import release
-from dpx.noisy_head.bounds import (
-    HyperParameters,
-    check_hyper,
-    enforce,
-)
+from dpx.noisy_head.bounds import HyperParameters, check_hyper, enforce
 from dpx.noisy_head.descent import Fit
 from dpx.noisy_head.moments import one_at_a_time, second_moments
 from dpx.noisy_head.prompts import Features, check_features
-from dpx.privacy import (
-    REPLACE_ONE,
-    PrivacyGuarantee,
-    gaussian_noise_multiplier,
-)
+from dpx.privacy import REPLACE_ONE, PrivacyGuarantee, gaussian_noise_multiplier
 
 
 @in_float64
@@ -113,7 +105,7 @@ def one_shot(
 
 
 def joint_noise(hyper: HyperParameters) -> tuple[float, float]:
-    """Noise stds on N·H and on N·h per unit of noise multiplier."""
+    """The standard deviations of the noise on N·H and on N·h, per unit of noise multiplier."""
     C, G, _ = hyper
     return 2 * math.sqrt(2) * G**2, 2 * C * G
 

@@ -20,6 +20,7 @@ from dpx.training.keys import open_keys
 FAILURE = 0.05  # of the bounds, which hold with high probability
 FILE = "gram.npz"
 _MOST_ROWS = 20_000  # XXᵀ takes 3 GB
+_BLOCK = 2**22  # entries that are checked at a time
 
 
 def validate(config) -> None:
@@ -33,7 +34,9 @@ def validate(config) -> None:
     sensitivity(config.column_bound, config.max_column_change, config.neighboring)
     check_choice(config.kernel, "config.kernel", KERNELS)
     X = read(config)
-    if not all(np.isfinite(part).all() for part in (X.T if config.data.transpose else X)):
+    stored = X.T if config.data.transpose else X
+    step = max(1, _BLOCK // stored.shape[1])
+    if not all(np.isfinite(stored[i : i + step]).all() for i in range(0, len(stored), step)):
         raise ValueError(
             f"{config.data.path}: holds values that are not finite: drop or repair them"
         )

@@ -157,7 +157,7 @@ def stopped(grid: Sequence[noisy_head.Descent], init, epsilon: float, delta: flo
 
 
 def free_of_noise(grid: Sequence[noisy_head.Descent], init):
-    """The same without noise: one path serves every T."""
+    """A function (key, features) -> Γ^T of every descent without noise, where one path serves every T."""
     steps = np.array([descent.steps for descent in grid])
     return lambda key, features: _longest(grid, key, features, init, 0.0)[steps - 1]
 
