@@ -110,6 +110,9 @@ def run(config, workdir: Path) -> Outcome:
         ],
         headline=made.guarantee,
         releases={"gaussian": made.guarantee},
+        titles={"gaussian": "Gaussian noise on XXᵀ", "uniform": "uniform attention, no data"},
+        headline_row="gaussian",
+        baseline_row="uniform",
         notes=f'The matrix ({n}, {n}) and its guarantee are in {FILE}: `numpy.load(path)["matrix"]`. With '
         f"probability {1 - FAILURE:g} every entry of it is within entry_error_bound of XXᵀ, and every "
         "attention weight within attention_error_bound; the row uniform is attention with equal weights, "

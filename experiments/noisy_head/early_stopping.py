@@ -13,6 +13,7 @@ from experiments.noisy_head import figures as noisy_head_figures
 from experiments.noisy_head.excess_risk import summarize
 from experiments.noisy_head.methods import (
     SIMULATED,
+    TITLES,
     check,
     check_choices,
     check_some,
@@ -82,6 +83,9 @@ def run(config, workdir: Path) -> Outcome:
         measures=measures,
         headline=releases[methods(config)[-1]],
         releases=releases,
+        titles=TITLES,
+        headline_row=methods(config)[-1],
+        baseline_row="zero",
         synthetic=True,
         not_covered=[
             SIMULATED,

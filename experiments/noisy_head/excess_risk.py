@@ -19,6 +19,7 @@ from dpx.launch.experiment import Measure, Outcome
 from experiments.noisy_head import figures as noisy_head_figures
 from experiments.noisy_head.methods import (
     SIMULATED,
+    TITLES,
     Cell,
     check,
     check_choices,
@@ -204,21 +205,25 @@ def run(config, workdir: Path) -> Outcome:
     found = list(points(config))
     measures = []
     for point, risks in zip(found, simulate(config, found), strict=True):
-        for name, values in risks.items():
-            if values.ndim == 2:
-                measures += summarize(name, values, point.settings)
-                continue
+        for name in ("zero", "ridge"):
+            measures += summarize(name, risks[name], point.settings)
+        for name in fits(config):
             for index, epsilon in enumerate(point.budgets):
-                measures += summarize(name, values[:, index], point.settings_at(epsilon))
+                settings = point.settings_at(epsilon)
+                measures += summarize(name, risks[name][:, index], settings)
     if "epsilon" in config.axes:
         measures += exponents(config, measures)
     releases = guarantees(config, found[-1].cell)
     if config.one_shot:
         _, releases["one_shot"] = noisy_head.calibrate_one_shot(config.epsilon, config.delta)
+    best = fits(config)[-1]
     return Outcome(
         measures=measures,
-        headline=releases[(config.methods or fits(config))[-1]],
+        headline=releases[best],
         releases=releases,
+        titles=TITLES,
+        headline_row=best,
+        baseline_row="zero",
         synthetic=True,
         not_covered=[SIMULATED],
         notes=f"Means over {config.trials} trials, and their standard errors. Ridge and zero (predicting "

@@ -65,7 +65,7 @@ def draw(
         panel.set(xlabel=AXIS_NAMES[x], ylabel=words)
     styles = {row: "--" if row in dashed else "-" for row in colours}
     lines = [
-        plt.Line2D([], [], color=colour, linestyle=styles[row], label=row.replace("_", " "))
+        plt.Line2D([], [], color=colour, linestyle=styles[row], label=record.titles.get(row, row))
         for row, colour in colours.items()
     ]
     words = AXIS_NAMES.get(marker, marker)

@@ -16,6 +16,22 @@ OPTIONS = {
     "repaired": {"accounting": "gdp"},
     "last_iterate": {"accounting": "last_iterate"},
 }
+TITLES = {
+    "paper": "NoisyHead as printed",
+    "repaired": "NoisyHead repaired",
+    "last_iterate": "NoisyHead, last iterate",
+    "noisy_head": "NoisyHead, last iterate",
+    "one_shot": "moments released once",
+    "zero": "predict zero",
+    "ridge": "ridge, not private",
+    "ridge_qr": "ridge by QR, not private",
+    "ridge_gram": "ridge by normal equations, not private",
+    "paper_without_noise": "as printed, without noise",
+    "repaired_without_noise": "repaired, without noise",
+    "last_iterate_without_noise": "last iterate, without noise",
+    "not_private": "descent, not private",
+    "claimed": "Theorem 4.2",
+}
 SIMULATED = "the prompts are simulated: the guarantee is what the method would give"
 
 

@@ -13,6 +13,7 @@ from dpx.launch.experiment import Measure, Outcome
 from experiments.noisy_head import figures as noisy_head_figures
 from experiments.noisy_head.methods import (
     SIMULATED,
+    TITLES,
     check,
     check_some,
     guarantees,
@@ -66,6 +67,9 @@ def run(config, workdir: Path) -> Outcome:
         measures=measures,
         headline=releases[config.methods[-1]],
         releases=releases,
+        titles=TITLES,
+        headline_row=config.methods[-1],
+        baseline_row="zero",
         synthetic=True,
         not_covered=[SIMULATED],
         notes="shift is E⟨Γ − Γ_bad, Z⟩², by how much a fresh prompt is predicted differently after one "

@@ -17,7 +17,7 @@ from dpx.launch.experiment import Measure, Outcome
 from dpx.training.keys import open_keys
 from experiments.noisy_head import figures as noisy_head_figures
 from experiments.noisy_head.early_stopping import grid_of, stopped
-from experiments.noisy_head.methods import check_some, progress
+from experiments.noisy_head.methods import TITLES, check_some, progress
 
 ASSUMPTION = "a record is a prompt of non-empty documents; which documents are empty is public"
 # The paper's R is meant for its model of the prompts; here both fits have the valid radius.
@@ -230,6 +230,9 @@ def run(config, workdir: Path) -> Outcome:
         headline=headline.assuming(*assumed),
         releases={place: spent.assuming(*assumed) for place, spent in releases.items()},
         not_covered=not_covered,
+        titles=TITLES,
+        headline_row="noisy_head",
+        baseline_row="zero",
         notes=f"{len(train.x)} prompts to train on, {len(test.x)} to test on. ridge and not_private (descent "
         "without noise) are not private; zero predicts zero.",
     )

@@ -34,7 +34,10 @@ def run(config, workdir):
         )
         private = measure.row in outcome.releases or measure.place in outcome.releases
         assert private != (public or measure.row.endswith("_without_noise")), measure.name
-    record = SimpleNamespace(config=config.to_dict(), measures=outcome.measures, workdir=workdir)
+    assert {measure.row for measure in outcome.measures} <= set(outcome.titles)
+    record = SimpleNamespace(
+        config=config.to_dict(), measures=outcome.measures, titles=outcome.titles, workdir=workdir
+    )
     assert all(path.stat().st_size > 1000 for path in module.figures([record], workdir))
     return outcome
 

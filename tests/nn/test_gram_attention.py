@@ -111,6 +111,20 @@ def test_bounds_hold_and_the_papers_is_vacuous(kernel):
     assert gram.utility_bounds(8, logit_bound=0.09, relative_error=0.0).corrected == 0
 
 
+@pytest.mark.parametrize(("logit_bound", "relative_error"), [(3.0, 0.02), (1.0, 0.3), (30.0, 0.2)])
+def test_bounds_of_large_logits_are_those_of_probabilities(logit_bound, relative_error):
+    known = gram.utility_bounds(3, logit_bound=logit_bound, relative_error=relative_error)
+    assert known.corrected <= 1 - np.exp(-2 * relative_error * logit_bound)
+    assert known.uniform <= 2 / 3
+    rng = np.random.default_rng(0)
+    for _ in range(200):
+        matrix = rng.choice([-1.0, 1.0], (3, 3)) * logit_bound
+        moved = matrix + rng.choice([-1.0, 1.0], (3, 3)) * relative_error * logit_bound
+        exact, other = (np.asarray(gram.attention(A)) for A in (matrix, moved))
+        assert np.abs(exact - other).max() <= known.corrected + 1e-6
+        assert np.abs(exact - 1 / 3).max() <= known.uniform + 1e-6
+
+
 def test_entry_error_bounds_hold_at_their_probability():
     n, failure = 6, 0.05
     with jax.enable_x64(True):
