@@ -12,8 +12,8 @@ and P ≤ e^r/(n e^{−r}). No weight is above 1, and the smaller of two is at l
 so the error is never above 1 − e^{−2ρr} either.
 
 *Uniform*: (e^{2r} − 1)/n, the error of the matrix of all 1/n, which looks at no data: the weights lie
-between e^{−2r}/n and e^{2r}/n; and never above 1 − 1/n. A release whose bound is not below this one is worth nothing, and for
-n ≥ 2 and r < ½ the paper's bound never is: (e^{2r} − 1)/n < 4r.
+between e^{−2r}/n and e^{2r}/n. It is never above 1 − 1/n. A release whose bound is not below this one is
+worth nothing, and for n ≥ 2 and r < ½ the paper's bound never is: (e^{2r} − 1)/n < 4r.
 """
 
 import math

@@ -3,6 +3,7 @@
 import json
 from pathlib import Path
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 
@@ -77,9 +78,9 @@ def plan(config) -> dict:
 def run(config, workdir: Path) -> Outcome:
     """Releases XXᵀ, saves it, and bounds its error without another look at X."""
     X = read(config)
-    noise = open_keys(config, workdir, data=[X]).noise
+    key = jax.random.fold_in(open_keys(config, workdir, data=[X]).noise, 0)
     made = gram.release(
-        noise,
+        key,
         X,
         epsilon=config.epsilon,
         delta=config.delta,
