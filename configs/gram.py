@@ -45,7 +45,7 @@ from ml_collections import ConfigDict, config_dict
 
 from configs.common import parse_arg
 
-VARIANTS = ("error", "recommender")
+VARIANTS = ("error", "recommender", "table")
 
 
 def get_config(arg: str = "") -> ConfigDict:
@@ -70,6 +70,24 @@ def get_config(arg: str = "") -> ConfigDict:
         )
         if tiny:
             config.update({"columns": 20_000, "trials": 20, "epsilon": 1.0})
+        return config
+    if variant == "table":
+        config.update(
+            {
+                "experiment": "gram.own_matrix",
+                "epsilon": 1.0,
+                "delta": 1e-6,
+                "data": {
+                    "path": config_dict.placeholder(str),
+                    "array": config_dict.placeholder(str),
+                    "transpose": False,
+                },
+                "column_bound": config_dict.placeholder(float),
+                "max_column_change": config_dict.placeholder(float),
+                "neighboring": "replace_one",
+                "kernel": "exp",
+            }
+        )
         return config
     config.update(
         {
@@ -113,4 +131,6 @@ def sweep(arg: str = "") -> dict[str, list]:
     variant, tiny = parse_arg(arg, VARIANTS)
     if variant == "error":
         return {"epsilon": [0.5, 5.0] if tiny else [0.03, 0.09, 0.3, 1.0, 3.0, 10.0]}
+    if variant == "table":
+        return {"epsilon": [1.0, 8.0] if tiny else [0.3, 1.0, 3.0, 10.0]}
     return {"epsilon": [1.0, 8.0] if tiny else [0.5, 1.0, 2.0, 3.0, 5.0, 8.0, 10.0]}

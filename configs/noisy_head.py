@@ -70,24 +70,29 @@ def sweep(arg: str = "") -> dict[str, list]:
 
 def _simulated(config):
     config.trials = 500
-    config.one_shot = True  # beside methods
-    config.num_prompts = 4000
     config.length = config_dict.placeholder(int)  # L; ⌊√N⌋ unless set
     config.dim = config_dict.placeholder(int)  # D; ⌊√N⌋ unless set
     config.regularization = config_dict.placeholder(float)  # λ; N/D unless set
     config.noise_std = 0.0
     config.kappa = 1.0
-    config.step_scale = config_dict.placeholder(
-        float
-    )  # η = step_scale λ/(λ+G²)²; fastest unless set
-    config.steps = config_dict.placeholder(int)  # T; log N^steps_exponent / −log(1−λη) unless set
-    config.steps_exponent = 2.5
+    # η = step_scale λ/(λ+G²)²; the step of fastest contraction unless set
+    config.step_scale = config_dict.placeholder(float)
     config.methods = ("paper", "last_iterate")  # and "repaired": between the two
-    config.epsilons = ()  # beside epsilon
+
+
+def _along_axes(config):
+    config.one_shot = True  # beside methods
     config.axes = config_dict.ConfigDict()
 
 
+def _steps_by_rule(config):
+    config.steps = config_dict.placeholder(int)  # T; log N^steps_exponent / −log(1−λη) unless set
+    config.steps_exponent = 2.5
+
+
 def _low_dim(config):
+    _along_axes(config)
+    _steps_by_rule(config)
     config.dim = 5
     config.regularization = 5.0
     config.step_scale = 3.17 / 5
@@ -96,15 +101,16 @@ def _low_dim(config):
 
 
 def _high_dim(config):
-    config.num_prompts = 1000
+    _along_axes(config)
     config.step_scale = 0.07
     config.steps = 5
-    config.epsilons = (0.01, 0.05, 0.1, 0.5, 1.0)
+    config.epsilons = (0.01, 0.05, 0.1, 0.5, 1.0)  # beside epsilon
     config.axes.num_prompts = (500, 600, 700, 800, 900, 1000)
     config.one_shot = False  # it would protect D⁴ = 1e6 numbers: see useful and rates
 
 
 def _useful(config):
+    _along_axes(config)
     config.dim = 5
     config.length = 63
     config.regularization = 0.003
@@ -115,13 +121,14 @@ def _useful(config):
 
 
 def _rates(config):
+    _along_axes(config)
+    _steps_by_rule(config)
     config.epsilon = 4.0
     config.dim = 5
     config.length = 64
     config.num_prompts = 8000
     config.regularization = 5.0
     config.step_scale = 3.17 / 5
-    config.methods = ("paper", "last_iterate")
     config.axes.num_prompts = (4000, 8000, 16_000, 32_000)
     config.axes.length = (32, 64, 128, 256)
     config.axes.dim = (2, 4, 6, 8)
@@ -161,14 +168,13 @@ def _robustness(config):
 def _text(config):
     config.experiment = "noisy_head.texts"
     config.data = config_dict.ConfigDict()
-    config.data.source = "path"  # or "sklearn", which fetches 20 Newsgroups
+    config.data.source = "path"  # or "arrays", or "sklearn", which fetches 20 Newsgroups
     config.data.path = config_dict.placeholder(str)
-    config.data.public_path = config_dict.placeholder(
-        str
-    )  # for document frequencies; none without it
+    # Texts alone: public ones for document frequencies (none without it), and the column of a table.
+    config.data.public_path = config_dict.placeholder(str)
     config.data.column = config_dict.placeholder(str)
-    config.dim = 30
-    config.length = 30
+    config.dim = 30  # of texts
+    config.length = 30  # of texts and of tables of prompts
     config.test_fraction = 0.2
     config.typical_tokens = 120.0
     config.log_spread = 1.0
@@ -185,7 +191,8 @@ def _shrink(config, variant):
         config.steps_grid = (2, 8)
         return
     config.trials = 2
-    config.epsilons = config.epsilons[:2]
+    if "epsilons" in config:
+        config.epsilons = config.epsilons[:2]
     if variant in ("early_stopping", "robustness"):
         config.num_prompts = 64
     if variant == "early_stopping":
@@ -199,7 +206,7 @@ def _shrink(config, variant):
         "dim": (2, 3),
         "epsilon": (2.0, 4.0),
     }.items():
-        if axis in config.axes:
+        if axis in config.get("axes", ()):
             config.axes[axis] = values
     if variant == "rates":
         config.num_prompts, config.length = 64, 8

@@ -3,6 +3,7 @@
 import math
 
 import numpy as np
+from dp_accounting import NeighboringRelation
 from jax.core import Tracer
 
 _MAX_EPSILON = 1e8
@@ -59,6 +60,19 @@ def check_choice(value: str, name: str, known: tuple[str, ...]) -> None:
     """Raises ValueError unless the word is a known one."""
     if value not in known:
         raise ValueError(f"{name}={value!r} is not known: use one of {', '.join(known)}")
+
+
+def check_relation(value: NeighboringRelation | str, name: str) -> NeighboringRelation:
+    """Returns the neighbouring relation; raises ValueError unless it is one or the lower-case name of one."""
+    if isinstance(value, NeighboringRelation):
+        return value
+    known = {relation.name.lower(): relation for relation in NeighboringRelation}
+    if not isinstance(value, str) or value not in known:
+        raise ValueError(
+            f"{name}={value!r} must be a dp_accounting.NeighboringRelation or its lower-case name: "
+            f"use one of {', '.join(known)}"
+        )
+    return known[value]
 
 
 def check_finite(array, name: str, remedy: str) -> None:

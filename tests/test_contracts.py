@@ -85,7 +85,8 @@ def test_bounds_of_prompts_may_be_a_plain_tuple():
     for hyper in (plain, list(plain)):
         got, want = (noisy_head.fit(key, PROMPTS, h, **DESCENT) for h in (hyper, named))
         np.testing.assert_array_equal(got.gamma, want.gamma)
-        assert noisy_head.contraction_gap(hyper, 0.1, 0.1) > 0
+        described = noisy_head.Descent(hyper, regularization=0.1, step_size=0.1, steps=3)
+        assert described.hyper == named
         noisy_head.enforce(noisy_head.Features(*map(jax.numpy.asarray, PROMPTS)), hyper)
 
 

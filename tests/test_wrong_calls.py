@@ -303,9 +303,7 @@ CALLS = {
         {"regularization": 0.1, **WITHIN},
         BUDGET | {"regularization": POSITIVE},
     ),
-    "noisy_head.calibrate": Call(
-        functools.partial(noisy_head.calibrate, HYPER), {**DESCENDING, **WITHIN}, BUDGET | DESCENT
-    ),
+    "noisy_head.Descent": Call(functools.partial(noisy_head.Descent, HYPER), DESCENDING, DESCENT),
     "noisy_head.hyperparameters": Call(
         noisy_head.hyperparameters,
         {

@@ -14,6 +14,7 @@ import dp_accounting
 import jax
 import jax.numpy as jnp
 
+from dpx._validate import check_relation as _check_relation
 from dpx.clipping import engine as _engine
 from dpx.clipping import groups as _groups
 from dpx.clipping import materialize as _materialize
@@ -75,7 +76,7 @@ class ClippedGrad:
         if size is not None and (isinstance(size, bool) or not isinstance(size, int) or size < 1):
             raise ValueError(f"microbatch_size={size!r} must be a positive integer, or None.")
 
-    def sensitivity(self, relation: dp_accounting.NeighboringRelation) -> float:
+    def sensitivity(self, relation: dp_accounting.NeighboringRelation | str) -> float:
         """l2 sensitivity of `grads` to one example, in units of the gradient.
 
         With thresholds C_g over disjoint groups of parameters, an example adds a vector of norm
@@ -107,18 +108,16 @@ class ClippedGrad:
         The sum itself is rounded as well: see `rounding`.
 
         Args:
-          relation: `ADD_OR_REMOVE_ONE`, `REPLACE_ONE` or `REPLACE_SPECIAL`.
+          relation: `ADD_OR_REMOVE_ONE`, `REPLACE_ONE` or `REPLACE_SPECIAL`, or the lower-case name of it.
 
         Raises:
           ValueError: any other relation.
         """
         norm = math.hypot(*_groups.check_clip(self.l2_clip_norm))
-        relations = dp_accounting.NeighboringRelation
-        if relation in (relations.ADD_OR_REMOVE_ONE, relations.REPLACE_SPECIAL):
-            return norm
-        if relation is relations.REPLACE_ONE:
-            return 2 * norm
-        raise ValueError(f"relation={relation!r} must be a dp_accounting.NeighboringRelation.")
+        replaced = (
+            _check_relation(relation, "relation") is dp_accounting.NeighboringRelation.REPLACE_ONE
+        )
+        return 2 * norm if replaced else norm
 
     def rounding(self, batch_size: int, params: Any, *batch: Any) -> float:
         """ρ, such that the *computed* sum moves by at most C·(1 + ρ) when one example is added or removed.

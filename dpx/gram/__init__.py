@@ -8,11 +8,13 @@ from dpx.gram.bounds import (
     sampling_entry_error,
     utility_bounds,
 )
-from dpx.gram.mechanisms import GramRelease, project_psd, release, symmetric_gaussian, wishart_mean
+from dpx.gram.mechanisms import symmetric_gaussian, wishart_mean
+from dpx.gram.releases import GramRelease, as_printed, project_psd, release
 
 __all__ = [
     "GramRelease",
     "UtilityBounds",
+    "as_printed",
     "attention",
     "frobenius_sensitivity",
     "gaussian_entry_error",

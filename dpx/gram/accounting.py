@@ -1,7 +1,8 @@
 """Sensitivity of the Gram matrix and the number of Gaussian samples that a budget admits.
 
-Notation: X is n×d and its columns are the private records; α bounds their norms, β how far one of
-them moves between neighbours, and η I is a lower bound on the covariance that is sampled from.
+Notation: X is n×d and its columns are the private records; α (`column_bound`) bounds their norms, β
+(`max_column_change`) how far one of them moves between neighbours, and ηI (η is `eta`) is a lower bound on
+the covariance that is sampled from.
 
 **Sensitivity.** A neighbour replaces a column u by v, so XXᵀ changes by uuᵀ − vvᵀ. With p = u + v,
 q = u − v this is (pqᵀ + qpᵀ)/2, hence with ‖q‖ = b ≤ β and ‖p‖² = 2‖u‖² + 2‖v‖² − b²
@@ -36,54 +37,66 @@ some 2 ≤ λ < 1 + 1/t turns this into (ε, δ) by the conversion of Canonne, K
 import math
 
 import numpy as np
+from dp_accounting import NeighboringRelation
 from scipy import optimize
 
-from dpx._validate import check_delta, check_epsilon, check_integer, check_number
+from dpx._validate import (
+    check_choice,
+    check_delta,
+    check_epsilon,
+    check_integer,
+    check_number,
+    check_relation,
+)
+from dpx.privacy import ADD_OR_REMOVE_ONE, REPLACE_ONE
 
 CALIBRATIONS = ("exact", "paper")
 _SMALLEST_CHANGE = 1e-100  # the number of samples, about its −2nd power, stays a float
 _LARGEST_BOUND = 1e150  # its square stays a float
-NEIGHBORING = ("replace_one", "add_or_remove_one")
 
 
 def frobenius_sensitivity(column_bound: float, max_column_change: float) -> float:
-    """The exact maximum of ‖uuᵀ − vvᵀ‖_F over ‖u‖, ‖v‖ ≤ column_bound, ‖u − v‖ ≤ max_column_change.
+    """F, the exact maximum of ‖uuᵀ − vvᵀ‖_F over ‖u‖, ‖v‖ ≤ α and ‖u − v‖ ≤ β.
 
     Args:
-      column_bound: Bound on the l2 norm of a column, positive.
-      max_column_change: Bound on how far a column moves, in (0, 2 column_bound].
+      column_bound: α > 0, bound on the l2 norm of a column.
+      max_column_change: β in (0, 2α], bound on how far a column moves.
 
     Raises:
       ValueError: for a bound out of range.
     """
     _check_bounds(column_bound, max_column_change)
-    if max_column_change <= 2 * column_bound / 3:
-        return max_column_change * (2 * column_bound - max_column_change)
+    alpha, beta = column_bound, max_column_change
+    if beta <= 2 * alpha / 3:
+        return beta * (2 * alpha - beta)
     # Beyond √2 α the farthest pair is no longer the worst one, an orthogonal pair is.
-    max_column_change = min(max_column_change, math.sqrt(2) * column_bound)
-    return max_column_change * math.sqrt(2 * column_bound**2 - max_column_change**2 / 2)
+    beta = min(beta, math.sqrt(2) * alpha)
+    return beta * math.sqrt(2 * alpha**2 - beta**2 / 2)
 
 
-def sensitivity(column_bound: float, max_column_change: float | None, neighboring: str) -> float:
-    """Frobenius sensitivity of XXᵀ under a neighbouring relation; `max_column_change=None` means 2
-    column_bound.
+def sensitivity(
+    column_bound: float, max_column_change: float | None, neighboring: NeighboringRelation | str
+) -> float:
+    """F, the Frobenius sensitivity of XXᵀ, under a neighbouring relation; β = None means 2α.
 
     Raises:
-      ValueError: for an unknown relation, a bound out of range, or a `max_column_change` where a whole column
-        comes or goes, which has no use for it.
+      ValueError: for a relation other than REPLACE_ONE and ADD_OR_REMOVE_ONE, a bound out of range, or a
+        `max_column_change` where a whole column comes or goes, which has no use for it.
     """
-    if neighboring not in NEIGHBORING:
-        raise ValueError(f"neighboring={neighboring!r} is not known: use one of {NEIGHBORING}")
+    neighboring = check_relation(neighboring, "neighboring")
+    if neighboring not in (REPLACE_ONE, ADD_OR_REMOVE_ONE):
+        raise ValueError(
+            f"neighboring={neighboring} must be replace_one or add_or_remove_one: use one of these"
+        )
     column_bound = check_number(column_bound, "column_bound")
-    if neighboring == "replace_one":
+    if neighboring is REPLACE_ONE:
         return frobenius_sensitivity(
             column_bound, 2 * column_bound if max_column_change is None else max_column_change
         )
     if max_column_change is not None:
         raise ValueError(
             f"max_column_change={max_column_change} has no meaning for neighboring='add_or_remove_one', "
-            "where a whole column "
-            "comes or goes: leave it out"
+            "where a whole column comes or goes: leave it out"
         )
     _check_bounds(column_bound, 2 * column_bound)
     return column_bound**2
@@ -98,21 +111,20 @@ def max_samples(
     eta: float,
     n: int,
     calibration: str = "exact",
-    neighboring: str = "replace_one",
+    neighboring: NeighboringRelation | str = "replace_one",
 ) -> int:
     """The largest number k of Gaussian samples for which sampling is (epsilon, delta)-DP.
 
     Args:
       epsilon, delta: The budget.
-      column_bound: Bound on the l2 norm of a column.
-      max_column_change: Bound on how far a column moves between neighbours, in (0, 2 column_bound];
-        None is 2 column_bound.
-      eta: Lower bound on the eigenvalues of the covariance that is sampled from, positive.
+      column_bound: α > 0, bound on the l2 norm of a column.
+      max_column_change: β in (0, 2α], bound on how far a column moves between neighbours; None is 2α.
+      eta: η > 0, lower bound on the eigenvalues of the covariance that is sampled from.
       n: Number of rows of X.
       calibration: "exact", the Rényi bound of this module, or "paper", Definition 4.5 with the paper's
         2αβ√n/η (its Theorems 1.7 and 3.1 print other constants, which its proof does not support). The
         paper's proof needs ε ≤ 8 log(1/δ), so no more than that is spent there.
-      neighboring: "replace_one", or "add_or_remove_one" ("exact" only).
+      neighboring: REPLACE_ONE, or ADD_OR_REMOVE_ONE ("exact" only), or its lower-case name.
 
     Returns:
       k as a Python integer, 0 where no k is admissible. A full-rank B needs k ≥ n.
@@ -147,7 +159,7 @@ def sampling_epsilon(
     eta: float,
     n: int,
     calibration: str = "exact",
-    neighboring: str = "replace_one",
+    neighboring: NeighboringRelation | str = "replace_one",
 ) -> float:
     """The smallest ε for which `num_samples` samples are (ε, delta)-DP; infinite where none is.
 
@@ -177,39 +189,32 @@ def _check_bounds(column_bound: float, max_column_change: float) -> None:
         )
     if not 0 < check_number(max_column_change, "max_column_change") <= 2 * column_bound:
         raise ValueError(
-            f"max_column_change={max_column_change} must be in (0, {2 * column_bound}]: two columns of "
-            f"norm at most column_bound={column_bound} are "
-            "never farther apart than 2 column_bound"
+            f"max_column_change={max_column_change} must be in (0, {2 * column_bound}]: two columns of norm "
+            f"at most column_bound={column_bound} are never farther apart than twice that"
         )
 
 
 def _relative_change(column_bound, max_column_change, eta, n, calibration, neighboring) -> float:
     """The bound on ‖Σ'^(−1/2) Σ Σ'^(−1/2) − I‖_F that a calibration works with."""
     change = sensitivity(column_bound, max_column_change, neighboring)
-    if calibration not in CALIBRATIONS:
-        raise ValueError(f"calibration={calibration!r} is not known: use one of {CALIBRATIONS}")
+    check_choice(calibration, "calibration", CALIBRATIONS)
     if not 0 < check_number(eta, "eta") < math.inf:
         raise ValueError(f"eta={eta} must be positive: sampling needs a covariance of full rank")
     check_integer(n, "n")
     if change / eta < _SMALLEST_CHANGE:
         raise ValueError(
             f"column_bound={column_bound} and max_column_change={max_column_change} let a column change a "
-            f"covariance above eta={eta} by less than "
-            f"{_SMALLEST_CHANGE} of it, which is too little to count samples by: use a smaller eta"
+            f"covariance above eta={eta} by less than {_SMALLEST_CHANGE} of it, which is too little to count "
+            "samples by: use a smaller eta"
         )
     if calibration == "exact":
         return change / eta
-    if neighboring != "replace_one":
+    if check_relation(neighboring, "neighboring") is not REPLACE_ONE:
         raise ValueError(
-            f"calibration='paper' is for neighboring='replace_one', not {neighboring!r}: use 'exact'"
+            f"calibration='paper' is for neighboring='replace_one', not {neighboring}: use 'exact'"
         )
-    return (
-        2
-        * column_bound
-        * (2 * column_bound if max_column_change is None else max_column_change)
-        * math.sqrt(n)
-        / eta
-    )
+    beta = 2 * column_bound if max_column_change is None else max_column_change
+    return 2 * column_bound * beta * math.sqrt(n) / eta
 
 
 def _renyi(exponent, ratio: float):

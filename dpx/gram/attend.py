@@ -4,6 +4,8 @@ import jax
 import jax.numpy as jnp
 from jax.typing import ArrayLike
 
+from dpx._validate import check_choice
+
 KERNELS = ("exp", "cosh")
 
 
@@ -24,8 +26,7 @@ def attention(matrix: ArrayLike, *, kernel: str = "exp") -> jax.Array:
       ValueError: for an unknown kernel or a matrix that is not square.
     """
     matrix = jnp.asarray(matrix)
-    if kernel not in KERNELS:
-        raise ValueError(f"kernel={kernel!r} is not known: use one of {KERNELS}")
+    check_choice(kernel, "kernel", KERNELS)
     if matrix.ndim < 2 or matrix.shape[-1] != matrix.shape[-2]:
         raise ValueError(f"matrix with shape={matrix.shape}: give square matrices (..., n, n)")
     # log 2cosh; the factor 2 cancels in the normalisation.

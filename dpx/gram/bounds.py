@@ -8,11 +8,12 @@ vanish as B → A.
 
 *Corrected*: (e^{2ρr} − 1) e^{2r}/n when |A − B|_ij ≤ ρr for all i, j. Both log f are 1-Lipschitz, so each
 numerator and each row sum moves by a factor within e^{±ρr}, and a weight P by at most (e^{2ρr} − 1) P;
-and P ≤ e^r/(n e^{−r}).
+and P ≤ e^r/(n e^{−r}). No weight is above 1, and the smaller of two is at least e^{−2ρr} times the larger,
+so the error is never above 1 − e^{−2ρr} either.
 
 *Uniform*: (e^{2r} − 1)/n, the error of the matrix of all 1/n, which looks at no data: the weights lie
-between e^{−2r}/n and e^{2r}/n. A release whose bound is not below this one is worth nothing, and for
-n ≥ 2 and r < ½ the paper's bound never is: (e^{2r} − 1)/n < 4r.
+between e^{−2r}/n and e^{2r}/n. It is never above 1 − 1/n. A release whose bound is not below this one is
+worth nothing, and for n ≥ 2 and r < ½ the paper's bound never is: (e^{2r} − 1)/n < 4r.
 """
 
 import math
@@ -46,11 +47,11 @@ def utility_bounds(n: int, *, logit_bound: float, relative_error: float) -> Util
     relative_error = check_positive(relative_error, "relative_error", zero=True)
     r = logit_bound
     largest = math.exp(min(2 * r, 700.0)) / n
-    # No two probabilities are farther apart than 1, and exp would overflow where that is the bound.
+    moved = min(2 * relative_error * r, 700.0)  # beyond that exp would overflow
     return UtilityBounds(
         paper=4 * (1 + relative_error + 2 * r) * r,
-        corrected=min(1.0, math.expm1(min(2 * relative_error * r, 700.0)) * largest),
-        uniform=min(1.0, math.expm1(min(2 * r, 700.0)) / n),
+        corrected=min(-math.expm1(-moved), math.expm1(moved) * largest),
+        uniform=min(1 - 1 / n, math.expm1(min(2 * r, 700.0)) / n),
     )
 
 

@@ -24,9 +24,9 @@ _ROUNDING = 1e-6  # a column of norm α, rounded to 32 bits, is not an error
 def clipped_gram(
     X: Any, column_bound: float, *, clip: bool = True, whole: bool = False
 ) -> tuple[Any, int]:
-    """Σ c(u)c(u)ᵀ over the columns u of X, c the projection onto the ball of radius `column_bound`.
+    """Σ c(u)c(u)ᵀ over the columns u of X, where c projects onto the ball of radius α, `column_bound`.
 
-    A projection moves no two columns apart, so β-close inputs stay β-close. A column that holds NaN or
+    A projection moves no two columns apart, so two that are β apart stay within β. A column that holds NaN or
     an infinity counts as zero.
 
     Args:
@@ -35,9 +35,8 @@ def clipped_gram(
       column_bound: α > 0.
       clip: False raises where a column is longer than α. The projection is applied all the same, so
         that a column within rounding of α cannot break the bound.
-
-    With `whole` columns are divided by α/2¹⁸ and rounded to integers as in `dpx.noise.secure`, and the sum is
-    exact, int64.
+      whole: Columns are divided by α/2¹⁸ and rounded to integers as in `dpx.noise.secure`, and the sum is
+        exact, int64.
 
     Returns:
       The matrix, (n, n), and d. The matrix is 64-bit, except under a JAX transformation, where it has
@@ -88,7 +87,11 @@ def clipped_gram(
 
 
 def leading_rows(X: Any) -> tuple[int, Any]:
-    """The number of rows n, and an X that still holds every block (an iterator loses its first)."""
+    """The number of rows n, and an X that still holds every block (an iterator loses its first).
+
+    A DataFrame becomes the array of its values.
+    """
+    X = X.to_numpy() if hasattr(X, "to_numpy") else X
     if not hasattr(X, "shape") and isinstance(X, Iterable):
         blocks = iter(X)
         first = next(blocks, None)

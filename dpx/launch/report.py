@@ -157,9 +157,9 @@ def _table(group: list[Record], releases: dict) -> list[str]:
             name: f"{value:g}" if isinstance(value, float) else str(value)
             for name, value in settings
         }
-        lines.append(
-            about | {"": _row_name(first, row), "ε": _epsilon(spent) if spent else ""} | values
-        )
+        # Where one run tries several ε, the ε of a row is the one that it was tried at.
+        epsilon = about.pop("epsilon", _epsilon(spent) if spent else "")
+        lines.append(about | {"": _row_name(first, row), "ε": epsilon} | values)
     columns = list(dict.fromkeys(column for line in lines for column in line))
     # ε and the row's name come behind the settings, in front of the metrics.
     columns.sort(

@@ -5,6 +5,7 @@ import jax.numpy as jnp
 from flax import nnx
 
 from dpx import gram
+from dpx._validate import check_choice
 from dpx.gram.attend import KERNELS
 from dpx.privacy import Ledger
 
@@ -38,16 +39,15 @@ class GramAttention(nnx.Module):
 
         Args:
           release: From `dpx.gram.release`.
-          ledger: Of the model; a release used by several layers is entered once, by the first of them
-            (`ledger=Ledger()` for the others), since using it again is free.
+          ledger: The ledger of the model that this layer belongs to. A release used by several layers is
+            entered once, by the first of them (`ledger=Ledger()` for the others): using it again is free.
           kernel: f, "exp" or "cosh".
-          label: Of the entry.
+          label: The name of the ledger's entry.
 
         Raises:
           ValueError: for an unknown kernel, or a ledger of another unit or neighbouring relation.
         """
-        if kernel not in KERNELS:
-            raise ValueError(f"kernel={kernel!r} is not known: use one of {KERNELS}")
+        check_choice(kernel, "kernel", KERNELS)
         ledger.spend(release.guarantee, label)
         self.matrix = Release(release.matrix)
         self.kernel = kernel

@@ -6,14 +6,15 @@ equations the docstrings cite. Symbols: N prompts of L labelled tokens and a que
 number of steps; C, G and R bound |y|, ‖Z‖_F and ‖Γ‖_F.
 
 Private fits: `fit` (Algorithm 1, as printed or repaired) and `fit_one_shot` (second moments released once).
+`Descent` describes what `fit` does, and `as_printed()` gives the options of the paper's own form.
 Everything computes in float64 under a scope of its own and returns float64 arrays.
 """
 
-from dpx.noisy_head.accounting import calibrate, contraction_gap
+from dpx.noisy_head.accounting import Descent, as_printed
 from dpx.noisy_head.bounds import HyperParameters, enforce, gradient_sensitivity, hyperparameters
 from dpx.noisy_head.descent import Fit, fit, gradient_descent, noisy_descent
 from dpx.noisy_head.moments import ridge
-from dpx.noisy_head.one_shot import fit_one_shot, one_shot
+from dpx.noisy_head.one_shot import calibrate_one_shot, fit_one_shot, one_shot
 from dpx.noisy_head.prompts import (
     Features,
     Prompts,
@@ -27,12 +28,13 @@ from dpx.noisy_head.prompts import (
 from dpx.noisy_head.risk import empirical_risk, population_risk
 
 __all__ = [
+    "Descent",
     "Features",
     "Fit",
     "HyperParameters",
     "Prompts",
-    "calibrate",
-    "contraction_gap",
+    "as_printed",
+    "calibrate_one_shot",
     "corrupt",
     "empirical_risk",
     "enforce",

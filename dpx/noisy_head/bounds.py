@@ -9,8 +9,8 @@ from scipy import special
 from dpx._validate import check_choice, check_integer, check_number, check_positive
 from dpx.noisy_head.prompts import Features, norm
 
-# (λ's factor in the decay) of each objective: Algorithm 1 as printed shrinks by 1 − 2λη and so converges to
-# ridge with 2λ; 1 − λη is the gradient step of the ridge objective whose solution is (2.7).
+# The factor a with which a step shrinks Γ by 1 − aλη. Algorithm 1 as printed has a = 2 and so converges to
+# ridge with 2λ; a = 1 is the gradient step of the ridge objective whose solution is (2.7).
 DECAY = {"paper": 2.0, "ridge": 1.0}
 
 
@@ -33,7 +33,7 @@ def hyperparameters(
     rule: str = "valid",
     objective: str = "ridge",
 ) -> HyperParameters:
-    """C, G and R from public sizes alone, for the paper's model of the prompts.
+    """C, G and R for the paper's model of the prompts; they follow from public sizes alone.
 
     C = √(2(1+τ²) log(NL/κ)) under both rules; as 2Q(t) ≤ e^{-t²/2} min(1, 0.8/t), no response exceeds it
     with probability 1 − κ.
@@ -110,15 +110,15 @@ def gradient_sensitivity(hyper: HyperParameters, sensitivity: str = "tight") -> 
 def enforce(features: Features, hyper: HyperParameters) -> Features:
     """Features within the bounds, whatever they were: what the privacy proofs rest on.
 
-    A map of each prompt alone. Targets are clipped and Z is projected, in the form unit query × context
-    of norm ≤ G. Rows with a value that is not finite, or whose norm overflows, become zero: under `jit`
-    nothing can be raised, and one such row must not spoil the sum.
+    Each prompt is mapped by itself, without regard to the others. Its target is clipped, and Z is projected:
+    the query gets norm 1 and the context a norm of at most G. Rows with a value that is not finite, or whose
+    norm overflows, become zero: under `jit` nothing can be raised, and one such row must not spoil the sum.
     """
     hyper = HyperParameters(*hyper)
     query, context, target = features
     size = norm(query) * norm(context)
     usable = jnp.isfinite(size) & jnp.isfinite(target)
-    # Of the largest numbers the reciprocal, by which compilers divide, is flushed to zero.
+    # Compilers divide by multiplying with the reciprocal, which of the largest numbers is flushed to zero.
     for part in (query, context):
         usable &= jnp.abs(part).max(axis=1) < jnp.finfo(part.dtype).max / 1e3
     query = jnp.where(usable[:, None], query, 0)
@@ -134,7 +134,7 @@ def enforce(features: Features, hyper: HyperParameters) -> Features:
 
 
 def check_hyper(hyper: HyperParameters) -> HyperParameters:
-    """Raises ValueError unless all three bounds are positive and finite."""
+    """Returns the bounds as `HyperParameters`; raises ValueError unless all three are positive and finite."""
     if not isinstance(hyper, tuple | list) or len(hyper) != 3:
         raise ValueError(f"hyper={hyper} must be HyperParameters(C, G, R)")
     hyper = HyperParameters(*hyper)

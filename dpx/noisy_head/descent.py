@@ -10,24 +10,13 @@ import optax
 from jax.core import Tracer
 from optax import projections
 
-from dpx._numerics import (
-    as_float64,
-    in_float64,
-)
+from dpx._numerics import as_float64, in_float64
 from dpx._validate import check_choice, check_finite, check_integer, check_positive
-from dpx.noisy_head.accounting import calibrate, check_descent
-from dpx.noisy_head.bounds import (
-    DECAY,
-    HyperParameters,
-    check_hyper,
-    enforce,
-    gradient_sensitivity,
-)
+from dpx.noisy_head.accounting import Descent
+from dpx.noisy_head.bounds import DECAY, HyperParameters, enforce
 from dpx.noisy_head.moments import gradient_sum
 from dpx.noisy_head.prompts import Features, check_features
-from dpx.privacy import (
-    PrivacyGuarantee,
-)
+from dpx.privacy import PrivacyGuarantee
 from dpx.training.transformation import privatize
 
 
@@ -60,21 +49,16 @@ def fit(
 
     Guarantee: (ε, δ)-DP for replacing one prompt by any other. The number of prompts is public. The bounds of
     `hyper` are enforced here on every prompt (`enforce`) and on Γ, so the sensitivity of each step
-    (`gradient_sensitivity`) holds for every input; `calibrate` turns it into noise. The paper's own form is
-    accounting="basic", sensitivity="paper", objective="paper".
+    (`gradient_sensitivity`) holds for every input; `Descent.calibrate` turns it into noise. The paper's own
+    form is `**as_printed()`.
 
     Args:
       key: A JAX key that nobody learns who sees Γ.
       features: query (N, D), context (N, D), target (N,); see `featurize`.
-      hyper: The bounds C, G and R, chosen without looking at the prompts.
-      regularization: λ > 0.
-      step_size: η, positive and below 2/(aλ + G²), a = 1 (ridge) or 2 (paper).
-      steps: T ≥ 1, fixed without looking at the prompts.
+      hyper, regularization, step_size, steps, accounting, sensitivity, objective: What the descent does; see
+        `Descent`.
       epsilon: ε in (0, 1e8].
       delta: δ in (0, 1).
-      accounting: "basic" (the paper's), "zcdp", "gdp" (exact) or "last_iterate" (exact for Γ^T alone).
-      sensitivity: "tight" or "paper".
-      objective: "ridge" descends to (2.7); "paper", as printed, to (2.7) with 2λ.
       init: Γ⁰, independent of the prompts: None or "zero", "sphere" (uniform of norm R), or an array (D, D)
         with ‖Γ⁰‖_F ≤ R.
       trajectory: Returns all of Γ¹..Γ^T, gamma (T, D, D), which every accounting but last_iterate covers.
@@ -83,21 +67,20 @@ def fit(
       Fit(gamma (D, D), guarantee, noise_multiplier). Under `vmap` (over keys, say) return `fit(...).gamma`.
 
     Raises:
-      ValueError: for an argument out of range (`calibrate` lists them), shapes that do not fit, features that
-        are not finite, an initial Γ outside the ball, or a trajectory under last_iterate accounting.
+      ValueError: for an argument out of range (`Descent` and its `calibrate` list them), shapes that do not
+        fit, features that are not finite, an initial Γ outside the ball, or a trajectory under last_iterate
+        accounting.
     """
-    hyper = check_hyper(hyper)
-    multiplier, guarantee = calibrate(
+    descent = Descent(
         hyper,
         regularization=regularization,
         step_size=step_size,
         steps=steps,
-        epsilon=epsilon,
-        delta=delta,
         accounting=accounting,
         sensitivity=sensitivity,
         objective=objective,
     )
+    multiplier, guarantee = descent.calibrate(epsilon, delta)
     if trajectory and accounting == "last_iterate":
         raise ValueError(
             "trajectory=True with accounting='last_iterate': that guarantee covers the last iterate alone; "
@@ -106,17 +89,7 @@ def fit(
     if not (init is None or isinstance(init, str)):
         guarantee = guarantee.assuming("the initial Γ does not depend on the prompts")
     gamma = noisy_descent(
-        key,
-        features,
-        hyper,
-        regularization=regularization,
-        step_size=step_size,
-        steps=steps,
-        noise_multiplier=multiplier,
-        sensitivity=sensitivity,
-        objective=objective,
-        init=init,
-        trajectory=trajectory,
+        key, features, descent, noise_multiplier=multiplier, init=init, trajectory=trajectory
     )
     return Fit(gamma, guarantee, multiplier)
 
@@ -125,43 +98,31 @@ def fit(
 def noisy_descent(
     key: jax.Array,
     features: Features,
-    hyper: HyperParameters,
+    descent: Descent,
     *,
-    regularization: float,
-    step_size: float,
-    steps: int,
     noise_multiplier: float | jax.Array,
-    sensitivity: str = "tight",
-    objective: str = "ridge",
     init: str | jax.Array | None = None,
     trajectory: bool = False,
 ) -> jax.Array:
     """The iteration of `fit` at a given noise multiplier, which may be traced: `vmap` it over budgets.
 
-    Private by as much as `calibrate` says of that multiplier; zero noise gives projected gradient descent.
+    Private by as much as `descent.calibrate` says of that multiplier; zero noise gives projected gradient
+    descent.
 
     Returns:
       Γ^T (D, D), or Γ¹..Γ^T (T, D, D) with `trajectory`.
     """
-    features, hyper = check_features(features), check_hyper(hyper)
-    check_descent(
-        hyper,
-        regularization=regularization,
-        step_size=step_size,
-        steps=steps,
-        sensitivity=sensitivity,
-        objective=objective,
-    )
+    features, hyper = check_features(features), descent.hyper
     return _noisy_descent(
         key,
         features,
         hyper,
         _initial(init, key, features.query.shape[1], hyper.parameter_radius),
-        decay=DECAY[objective] * regularization,
-        step_size=step_size,
+        decay=descent.decay,
+        step_size=descent.step_size,
         noise_multiplier=noise_multiplier,
-        sensitivity=gradient_sensitivity(hyper, sensitivity),
-        steps=int(steps),
+        sensitivity=descent.change,
+        steps=descent.steps,
         trajectory=bool(trajectory),
     )
 
@@ -174,10 +135,9 @@ def gradient_descent(
     step_size: float,
     steps: int,
     objective: str = "ridge",
-    init: jax.Array | None = None,
     trajectory: bool = False,
 ) -> jax.Array:
-    """Plain gradient descent on the features as they are: no clipping, no projection, **no privacy**.
+    """Gradient descent from zero on the features as they are: no clipping, no projection, **no privacy**.
 
     Args and errors: as `fit`; the step size need only be positive, since there is no public bound on the
     curvature.
@@ -189,12 +149,10 @@ def gradient_descent(
     check_choice(objective, "objective", tuple(DECAY))
     check_positive(regularization, "regularization")
     check_positive(step_size, "step_size")
-    start = _initial(init, None, features.query.shape[1], np.inf)
-    decay = DECAY[objective] * regularization
     return _gradient_descent(
         features,
-        start,
-        decay=decay,
+        _initial(None, None, features.query.shape[1], np.inf),
+        decay=DECAY[objective] * regularization,
         step_size=step_size,
         steps=check_integer(steps, "steps"),
         trajectory=bool(trajectory),

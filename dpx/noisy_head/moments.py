@@ -3,6 +3,7 @@
 import jax
 import jax.numpy as jnp
 from jax.scipy.linalg import cho_factor, cho_solve, solve_triangular
+from jax.scipy.sparse.linalg import cg
 
 from dpx._numerics import in_float64
 from dpx._validate import check_choice, check_positive
@@ -103,20 +104,7 @@ def _by_cg(features, regularization):
 
     h = (query * target[:, None]).T @ context / num_prompts
 
-    def unfinished(state):
-        _, residual, _, count = state
-        return (jnp.sum(residual**2) > 1e-26 * jnp.sum(h**2)) & (count < 20 * dim * dim)
-
-    def step(state):
-        gamma, residual, direction, count = state
-        size = jnp.sum(residual**2)
-        image = normal_equations(direction)
-        length = size / jnp.sum(direction * image)
-        gamma, residual = gamma + length * direction, residual - length * image
-        direction = residual + jnp.sum(residual**2) / size * direction
-        return gamma, residual, direction, count + 1
-
-    return jax.lax.while_loop(unfinished, step, (jnp.zeros_like(h), h, h, 0))[0]
+    return cg(normal_equations, h, tol=1e-13, maxiter=20 * dim * dim)[0]
 
 
 @one_at_a_time

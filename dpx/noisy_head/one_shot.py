@@ -10,19 +10,11 @@ from optax import projections
 from dpx._numerics import in_float64
 from dpx._validate import check_delta, check_epsilon, check_positive
 from dpx.noise import release
-from dpx.noisy_head.bounds import (
-    HyperParameters,
-    check_hyper,
-    enforce,
-)
+from dpx.noisy_head.bounds import HyperParameters, check_hyper, enforce
 from dpx.noisy_head.descent import Fit
 from dpx.noisy_head.moments import one_at_a_time, second_moments
 from dpx.noisy_head.prompts import Features, check_features
-from dpx.privacy import (
-    REPLACE_ONE,
-    PrivacyGuarantee,
-    gaussian_noise_multiplier,
-)
+from dpx.privacy import REPLACE_ONE, PrivacyGuarantee, gaussian_noise_multiplier
 
 
 @in_float64
@@ -68,13 +60,23 @@ def fit_one_shot(
     Raises:
       ValueError: for λ, ε, δ or a bound out of range, shapes that do not fit or values that are not finite.
     """
-    check_epsilon(epsilon)
-    check_delta(delta)
-    multiplier = gaussian_noise_multiplier(epsilon, delta)
+    multiplier, guarantee = calibrate_one_shot(epsilon, delta)
     gamma = one_shot(
         key, features, hyper, regularization=regularization, noise_multiplier=multiplier
     )
-    guarantee = PrivacyGuarantee(
+    return Fit(gamma, guarantee, multiplier)
+
+
+def calibrate_one_shot(epsilon: float, delta: float) -> tuple[float, PrivacyGuarantee]:
+    """The noise multiplier of `one_shot` for (ε, δ)-DP, in units of the joint sensitivity, and the guarantee.
+
+    Raises:
+      ValueError: for ε or δ out of range.
+    """
+    check_epsilon(epsilon)
+    check_delta(delta)
+    multiplier = gaussian_noise_multiplier(epsilon, delta)
+    return multiplier, PrivacyGuarantee(
         epsilon=float(epsilon),
         delta=float(delta),
         neighboring=REPLACE_ONE,
@@ -84,7 +86,6 @@ def fit_one_shot(
         assumptions=("the number of prompts is public",),
         event=dp_accounting.GaussianDpEvent(multiplier),
     )
-    return Fit(gamma, guarantee, multiplier)
 
 
 @in_float64
@@ -104,7 +105,7 @@ def one_shot(
 
 
 def joint_noise(hyper: HyperParameters) -> tuple[float, float]:
-    """Noise stds on N·H and on N·h per unit of noise multiplier."""
+    """The standard deviations of the noise on N·H and on N·h, per unit of noise multiplier."""
     C, G, _ = hyper
     return 2 * math.sqrt(2) * G**2, 2 * C * G
 

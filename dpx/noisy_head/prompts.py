@@ -16,10 +16,7 @@ import jax
 import jax.numpy as jnp
 from jax.core import Tracer
 
-from dpx._numerics import (
-    as_float64,
-    in_float64,
-)
+from dpx._numerics import as_float64, in_float64
 from dpx._validate import check_finite, check_integer, check_number
 
 _DRAWS_PER_CHUNK = 2**15  # normals drawn at a time: enough to vectorise, few enough for the cache
@@ -87,7 +84,7 @@ def sample_features(
     response_clip: float | None = None,
     feature_radius: float | None = None,
 ) -> Features:
-    """`featurize(sample_prompts(...))` without ever holding the prompts: a few at a time, summed at once.
+    """Computes `featurize(sample_prompts(...))` a few prompts at a time, without ever holding all of them.
 
     Memory is 2ND + N numbers. Args, returns and errors are those of the two functions.
     """
@@ -239,7 +236,7 @@ def _reduce(x, y, response_clip, feature_radius) -> Features:
 
 
 def _check_sizes(num_prompts, length, dim, noise_std):
-    """The noise level, None for none, which saves drawing it."""
+    """Checks the sizes; returns the noise level, or None where it is zero, so that none need be drawn."""
     for name, size in (("num_prompts", num_prompts), ("length", length), ("dim", dim)):
         check_integer(size, name)
     if isinstance(noise_std, Tracer):

@@ -17,7 +17,7 @@ def population_risk(
     reference: jax.Array | None = None,
     noise_std: float = 0.0,
 ) -> jax.Array:
-    """The exact expectation over a fresh prompt of the paper's model, without clipping.
+    """The exact expected squared error on a fresh prompt of the paper's model, which is not clipped.
 
     With x uniform on the sphere and y = wᵀx + τε, w ~ N(0, I), the context s has
     E‖s‖² = v = (1 + τ²)/L + (1 − 1/L)/D and, by rotation invariance, E ssᵀ = (v/D) I and E[s | w] = w/D. So
@@ -57,7 +57,9 @@ def population_risk(
 def empirical_risk(
     gamma: jax.Array, features: Features, *, reference: jax.Array | None = None
 ) -> jax.Array:
-    """The same two risks as means over prompts: of (t − ⟨Γ, Z⟩)², or of ⟨Γ − Γ', Z⟩². Not private.
+    """Estimates the same two risks on test prompts: the mean of (t − ⟨Γ, Z⟩)², or of ⟨Γ − Γ', Z⟩².
+
+    The estimate is computed without noise, and is not private.
 
     Args:
       gamma: Γ (..., D, D).

@@ -6,7 +6,7 @@ import math
 import dp_accounting
 from dp_accounting import DpEvent, NeighboringRelation
 
-from dpx._validate import check_delta, check_number
+from dpx._validate import check_delta, check_number, check_relation
 from dpx.privacy.events import check_event, event_epsilon, gaussian_mu
 
 ADD_OR_REMOVE_ONE = NeighboringRelation.ADD_OR_REMOVE_ONE
@@ -20,7 +20,7 @@ class PrivacyGuarantee:
     Attributes:
       epsilon: ε ≥ 0; infinity where nothing is guaranteed.
       delta: δ in [0, 1).
-      neighboring: Which pairs of data sets are neighbours.
+      neighboring: Which pairs of data sets are neighbours; its lower-case name is taken too.
       unit: The record by which neighbours differ ("user", "name", "row of (K, V)").
       mechanism: What was released, and how it was accounted, in words.
       assumptions: What must hold for the guarantee to hold, a sentence each.
@@ -44,11 +44,7 @@ class PrivacyGuarantee:
             raise ValueError(f"epsilon={self.epsilon} must be at least 0")
         if not 0 <= self.delta < 1:
             raise ValueError(f"delta={self.delta} must be in [0, 1)")
-        if not isinstance(self.neighboring, NeighboringRelation):
-            raise ValueError(
-                f"neighboring={self.neighboring!r} must be a dp_accounting.NeighboringRelation, "
-                "such as dpx.privacy.ADD_OR_REMOVE_ONE"
-            )
+        object.__setattr__(self, "neighboring", check_relation(self.neighboring, "neighboring"))
         if isinstance(self.assumptions, str):
             raise ValueError("assumptions must be a tuple of sentences, not one string")
         object.__setattr__(self, "assumptions", tuple(self.assumptions))

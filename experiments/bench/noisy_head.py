@@ -22,6 +22,7 @@ from configs.noisy_head import get_config
 from dpx import noisy_head
 from dpx.launch import cli
 from experiments.noisy_head import excess_risk as experiment
+from experiments.noisy_head.methods import make_cell, make_descent
 
 _TRIALS = flags.DEFINE_integer("trials", 100, "trials to time", lower_bound=1)
 _NUM_PROMPTS = flags.DEFINE_integer("num_prompts", 4000, "prompts in a trial", lower_bound=2)
@@ -37,7 +38,7 @@ def numpy_features(rng: np.random.Generator, N: int, L: int, D: int) -> tuple[np
     return x[:, -1], context, y[:, -1]
 
 
-def numpy_trial(rng: np.random.Generator, cell, method, multipliers: np.ndarray) -> np.ndarray:
+def numpy_trial(rng: np.random.Generator, cell, descent, multipliers: np.ndarray) -> np.ndarray:
     """Excess risks of Algorithm 1 as printed, at each noise multiplier."""
     N, L, D, regularization, _ = cell
     query, context, target = numpy_features(rng, N, L, D)
@@ -48,14 +49,14 @@ def numpy_trial(rng: np.random.Generator, cell, method, multipliers: np.ndarray)
 
     H, h = moments()
     reference = np.linalg.solve(H + N * regularization * np.eye(D * D), h)
-    C, G, R = method.hyper
+    C, G, R = descent.hyper
     context *= np.minimum(1, G / np.sqrt(np.sum(query**2, 1) * np.sum(context**2, 1)))[:, None]
     target = np.clip(target, -C, C)
     H, h = moments()
-    step_size = method.options["step_size"]
-    stds = multipliers[:, None] * noisy_head.gradient_sensitivity(method.hyper, "paper")
+    step_size = descent.step_size
+    stds = multipliers[:, None] * descent.change
     gammas = np.zeros((len(multipliers), D * D))
-    for _ in range(method.options["steps"]):
+    for _ in range(descent.steps):
         gradients = (gammas @ H - h + stds * rng.standard_normal(gammas.shape)) / N
         gammas = (1 - 2 * regularization * step_size) * gammas - step_size * gradients
         norms = np.sqrt(np.sum(gammas**2, axis=1, keepdims=True))
@@ -77,14 +78,14 @@ def main(_):
     config: Any = get_config("low_dim")
     config.methods, config.one_shot = ("paper",), False
     budgets = tuple(config.epsilons)
-    cell = experiment.make_cell(config, num_prompts=_NUM_PROMPTS.value)
-    method = experiment.make_method("paper", config, cell)
-    multipliers = np.array([method.calibrate(epsilon, config.delta)[0] for epsilon in budgets])
+    cell = make_cell(config, num_prompts=_NUM_PROMPTS.value)
+    descent = make_descent("paper", config, cell)
+    multipliers = np.array([descent.calibrate(epsilon, config.delta)[0] for epsilon in budgets])
     trials = _TRIALS.value
 
     rng = np.random.default_rng(0)
-    slow = np.mean([numpy_trial(rng, cell, method, multipliers) for _ in range(trials)], axis=0)
-    loop = seconds(lambda: numpy_trial(rng, cell, method, multipliers), trials)
+    slow = np.mean([numpy_trial(rng, cell, descent, multipliers) for _ in range(trials)], axis=0)
+    loop = seconds(lambda: numpy_trial(rng, cell, descent, multipliers), trials)
 
     began = time.perf_counter()
     cores = os.cpu_count() or 1

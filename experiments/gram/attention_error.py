@@ -1,35 +1,24 @@
 """Error of private symmetric attention from a released Gram matrix, on synthetic columns."""
 
+import dataclasses
+import sys
 from functools import partial
 from pathlib import Path
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from scipy import stats
 
 from dpx import gram, privacy
 from dpx.gram.accounting import sensitivity
 from dpx.gram.columns import clipped_gram
-from dpx.launch import plotting
-from dpx.launch.experiment import Outcome, measures
+from dpx.launch.experiment import Measure, Outcome
 from dpx.training import keys as secrets
+from experiments.gram import error_figures
+from experiments.gram.error_figures import ERRORS, FAILURE
 
-FAILURE = 0.05  # of the high-probability bounds
 WIDTH = 2**18  # columns made at a time
-AXES = {
-    "epsilon": "ε",
-    "rows": "n, rows of X",
-    "columns": "d, columns of X",
-    "max_column_change_fraction": "β / 2α",
-    "slack": "α / length of a column",
-}
-ROWS = {
-    "gaussian": "Gaussian noise on XXᵀ",
-    "sampling": "sampling, Rényi k",
-    "sampling_loose": "sampling, Rényi k at t = 2αβ/η",
-    "sampling_paper": "sampling, paper's k",
-    "uniform": "uniform, no data",
-}
 
 
 def validate(config) -> None:
@@ -53,12 +42,10 @@ def validate(config) -> None:
 
 
 def plan(config) -> dict:
-    """Sensitivity, noise and numbers of samples."""
+    """Sensitivity, noise and numbers of samples, from the configuration alone."""
     column_bound = config.slack * _column_length(config)
-    max_column_change, eta = (
-        2 * column_bound * config.max_column_change_fraction,
-        config.eta_fraction * config.logit_bound,
-    )
+    max_column_change = 2 * column_bound * config.max_column_change_fraction
+    eta = config.eta_fraction * config.logit_bound
     change = sensitivity(column_bound, max_column_change, "replace_one")
     multiplier = privacy.gaussian_noise_multiplier(config.epsilon, config.delta)
     samples = partial(
@@ -69,6 +56,8 @@ def plan(config) -> dict:
         max_column_change=max_column_change,
         n=config.rows,
     )
+    # η smaller by F/2αβ, so that t = F/η is the paper's bound on the change, 2αβ, over the real η.
+    loose = eta * change / (2 * column_bound * max_column_change)
     return {
         "column_bound": column_bound,
         "max_column_change": max_column_change,
@@ -77,10 +66,7 @@ def plan(config) -> dict:
         "noise_multiplier": multiplier,
         "gaussian/noise_std": change * multiplier,
         "sampling/num_samples": samples(eta=eta),
-        # η smaller by F/2αβ, so that t = F/η is the paper's bound on the change, 2αβ, over the real η.
-        "sampling_loose/num_samples": samples(
-            eta=eta * change / (2 * column_bound * max_column_change)
-        ),
+        "sampling_loose/num_samples": samples(eta=loose),
         "sampling_paper/num_samples": samples(eta=eta, calibration="paper"),
     }
 
@@ -88,66 +74,75 @@ def plan(config) -> dict:
 def run(config, workdir: Path) -> Outcome:
     """Errors of both mechanisms, both calibrations and the uniform matrix; and their bounds."""
     planned = plan(config)
+    _progress(f"drawing {config.columns} columns")
     X, n, eta = _columns(config), config.rows, planned["eta"]
     counts = {
-        label: planned[f"{label}/num_samples"]
-        for label in ("sampling", "sampling_loose", "sampling_paper")
-        if planned[f"{label}/num_samples"] >= n
+        row: planned[f"{row}/num_samples"]
+        for row in ("sampling", "sampling_loose", "sampling_paper")
+        if planned[f"{row}/num_samples"] >= n
     }
     noise = secrets.open_keys(config, workdir, synthetic=True).noise
     noise_key, sampling_key, paper_key, trials_key = jax.random.split(noise, 4)
-    budget = {"epsilon": config.epsilon, "delta": config.delta}
-    shared = budget | {name: planned[name] for name in ("column_bound", "max_column_change")}
-    releases = {"gaussian": gram.release(noise_key, X, **shared)}
-    for label, key, calibration in (
-        ("sampling", sampling_key, "exact"),
-        ("sampling_paper", paper_key, "paper"),
-    ):
-        if label in counts:
-            releases[label] = gram.release(
-                key,
-                X,
-                mechanism="sampling",
-                eta=eta,
-                calibration=calibration,
-                **shared,
-            )
+    _progress("releasing XXᵀ")
+    release = partial(
+        gram.release,
+        X=X,
+        epsilon=config.epsilon,
+        delta=config.delta,
+        column_bound=planned["column_bound"],
+        max_column_change=planned["max_column_change"],
+    )
+    guarantees = {"gaussian": release(noise_key).guarantee}
+    if "sampling" in counts:
+        sampled = release(sampling_key, mechanism="sampling", eta=eta)
+        guarantees["sampling"] = sampled.guarantee
+    if "sampling_paper" in counts:
+        printed = release(paper_key, eta=eta, **gram.as_printed())
+        guarantees["sampling_paper"] = printed.guarantee
+    composed = dict(guarantees)
+    if (
+        "sampling_loose" in counts
+    ):  # fewer samples than are admissible, of which no matrix is released
+        words = f"mean of {counts['sampling_loose']} Gaussian outer products, exact calibration at t = 2αβ/η"
+        guarantees["sampling_loose"] = dataclasses.replace(guarantees["sampling"], mechanism=words)
 
     exact, _ = clipped_gram(X, planned["column_bound"])
     logit_bound, noise_std = float(np.abs(exact).max()), planned["gaussian/noise_std"]
-    metrics = {name: value for name, value in planned.items() if isinstance(value, int | float)}
-    metrics["logit_bound"] = logit_bound
-    entry_error = partial(
-        gram.sampling_entry_error,
-        n=n,
-        diagonal_bound=logit_bound + eta,
-        failure_probability=FAILURE,
-    )
-    bounds = {"gaussian": gram.gaussian_entry_error(noise_std, n, failure_probability=FAILURE)}
-    bounds |= {label: entry_error(samples) for label, samples in counts.items()}
+    _progress(f"{config.trials} draws of each row's noise")
+    measures = []
     with jax.enable_x64(True):
         keys = jax.random.split(trials_key, config.trials)
-        errors = {
-            "uniform": _uniform_errors(exact, kernel=config.kernel),
-            "gaussian": _noise_errors(keys, exact, noise_std, kernel=config.kernel),
-        }
-        for label, samples in counts.items():
-            errors[label] = _sampling_errors(keys, exact, eta, float(samples), kernel=config.kernel)
-        for label, pair in errors.items():
-            metrics |= _summary(label, pair)
-    for label, size in bounds.items():
+        measures += _errors_of(
+            "gaussian", _noise_errors(keys, exact, noise_std, kernel=config.kernel)
+        )
+        for row, samples in counts.items():
+            found = _sampling_errors(keys, exact, eta, float(samples), kernel=config.kernel)
+            measures += _errors_of(row, found)
+        measures += _errors_of("uniform", _uniform_errors(exact, kernel=config.kernel))
+    entry_errors = {
+        "gaussian": gram.gaussian_entry_error(noise_std, n, failure_probability=FAILURE)
+    }
+    for row, samples in counts.items():
+        entry_errors[row] = gram.sampling_entry_error(
+            samples, n, diagonal_bound=logit_bound + eta, failure_probability=FAILURE
+        )
+    for row, size in entry_errors.items():
         known = gram.utility_bounds(n, logit_bound=logit_bound, relative_error=size / logit_bound)
-        metrics[f"{label}/bound_corrected"] = known.corrected
-        metrics[f"{label}/bound_paper"] = known.paper
-        metrics["uniform/bound"] = known.uniform
-    guarantees = {label: release.guarantee for label, release in releases.items()}
+        measures.append(Measure(row, "bound", known.corrected))
+        measures.append(Measure(row, "bound_paper", known.paper))
+    measures.append(Measure("uniform", "bound", known.uniform))
+    measures += [Measure(row, "num_samples", samples) for row, samples in counts.items()]
     return Outcome(
-        measures=measures(metrics),
+        measures=measures,
         headline=guarantees["gaussian"],
         releases=guarantees,
+        composed=composed,
+        titles=error_figures.ROWS,
+        headline_row="gaussian",
+        baseline_row="uniform",
         synthetic=True,
         not_covered=["the errors, which are computed with the exact matrix (synthetic data)"],
-        notes=_notes(config, releases),
+        notes=_notes(config, planned, logit_bound, counts),
     )
 
 
@@ -209,103 +204,33 @@ def _errors(exact, released, kernel):
     return difference.max(axis=(1, 2)), difference.sum(axis=2).mean(axis=1) / 2
 
 
-def _summary(label: str, errors) -> dict[str, float]:
-    summary = {}
-    for name, values in zip(("max_entry_error", "total_variation"), errors, strict=True):
-        values = np.asarray(values)
-        summary[f"{label}/{name}"] = float(values.mean())
-        if len(values) > 1:
-            summary[f"{label}/{name}_se"] = float(values.std(ddof=1) / np.sqrt(len(values)))
-    return summary
+def _errors_of(row: str, errors) -> list[Measure]:
+    """The mean of each kind of error over the draws, and its standard error."""
+    found = []
+    for metric, values in zip(ERRORS, map(np.asarray, errors), strict=True):
+        error = float(stats.sem(values)) if len(values) > 1 else None
+        found.append(Measure(row, metric, float(values.mean()), error))
+    return found
 
 
-def _notes(config, releases) -> str:
-    lines = [f"Errors are means over {config.trials} draws of each release's noise."]
-    if "sampling_paper" not in releases:
+def _notes(config, planned: dict, logit_bound: float, counts: dict) -> str:
+    lines = [
+        f"Errors of the attention matrix are means over {config.trials} draws of each release's noise, and "
+        "their standard errors; bound is what the largest entry error stays below with probability "
+        f"{1 - FAILURE:g}. The largest entry of XXᵀ is {logit_bound:.4g}, α is "
+        f"{planned['column_bound']:.4g}, the Frobenius sensitivity "
+        f"{planned['frobenius_sensitivity']:.4g}, and the noise on the diagonal has standard deviation "
+        f"{planned['gaussian/noise_std']:.4g}."
+    ]
+    if "sampling_paper" not in counts:
         lines.append("The paper's calibration admits no number of samples k ≥ n here.")
     return " ".join(lines)
 
 
-# ---------------------------------------------------------------------------------------------------------
-# Figures
+def _progress(words: str) -> None:
+    print(words, file=sys.stderr, flush=True)
 
 
 def figures(records, folder: Path) -> list[Path]:
     """Error along every swept axis, error against its bounds, and the numbers of samples."""
-    paths = [_draw_samples(records[0].config, folder / "gram_samples.png")]
-    for axis in AXES:
-        rest = [name for name in AXES if name != axis]
-        first = records[0].config
-        line = [r for r in records if all(r.config[name] == first[name] for name in rest)]
-        if len({r.config[axis] for r in line}) > 1:
-            line.sort(key=lambda r: r.config[axis])
-            paths.append(_draw_axis(line, axis, folder / f"gram_error_{axis}.png"))
-    return paths
-
-
-def _draw_axis(records, axis: str, path: Path) -> Path:
-    plt = plotting.pyplot()
-    figure, panels = plt.subplots(1, 3, figsize=(15, 4), constrained_layout=True)
-    for panel, name in zip(panels, ("max_entry_error", "total_variation"), strict=False):
-        for label, words in ROWS.items():
-            found = [r for r in records if f"{label}/{name}" in r.metrics]
-            x = [r.config[axis] for r in found]
-            y = [r.metrics[f"{label}/{name}"] for r in found]
-            bar = [r.metrics.get(f"{label}/{name}_se", 0.0) for r in found]
-            panel.errorbar(x, y, yerr=bar, marker="o", markersize=3, label=words)
-        panel.set(ylabel=name.replace("_", " "), title="error of the attention matrix")
-    bounds = panels[2]
-    for style, label in (("C0", "gaussian"), ("C1", "sampling")):
-        for dash, name in (
-            ("-", "max_entry_error"),
-            ("--", "bound_corrected"),
-            (":", "bound_paper"),
-        ):
-            found = [r for r in records if f"{label}/{name}" in r.metrics]
-            x, y = [r.config[axis] for r in found], [r.metrics[f"{label}/{name}"] for r in found]
-            bounds.plot(x, y, style + dash, label=f"{label}: {name.replace('_', ' ')}")
-    x = [r.config[axis] for r in records]
-    bounds.plot(x, [r.metrics["uniform/bound"] for r in records], "k--", label="uniform: bound")
-    bounds.set(
-        ylabel="max entry error", title=f"bounds, each holding with probability {1 - FAILURE:g}"
-    )
-    for panel in panels:
-        panel.set(xscale="log", yscale="log", xlabel=AXES[axis])
-        panel.set_xticks(x, [f"{value:g}" for value in x])
-        panel.minorticks_off()
-    figure.legend(
-        *panels[0].get_legend_handles_labels(), fontsize=8, ncols=5, loc="outside upper left"
-    )
-    bounds.legend(fontsize=7, loc="center left", bbox_to_anchor=(1, 0.5))
-    return plotting.save(figure, path)
-
-
-def _draw_samples(config, path: Path) -> Path:
-    plt = plotting.pyplot()
-    figure, panels = plt.subplots(1, 2, figsize=(11, 4), constrained_layout=True, sharey=True)
-    ratios = np.geomspace(1e-6, 0.5, 60)
-    lines = [(panels[0], epsilon, 1e-6, f"ε={epsilon:g}") for epsilon in (0.09, 1.0, 8.0)]
-    lines += [(panels[1], 1.0, delta, f"δ={delta:g}") for delta in (1e-3, 1e-6, 1e-9)]
-    change = gram.frobenius_sensitivity(1.0, 2.0)
-    for number, (panel, epsilon, delta, words) in enumerate(lines):
-        for dash, calibration in (("-", "exact"), ("--", "paper")):
-            admitted = [
-                gram.max_samples(
-                    epsilon,
-                    delta,
-                    column_bound=1.0,
-                    eta=change / t,
-                    n=config["rows"],
-                    calibration=calibration,
-                )
-                for t in ratios
-            ]
-            shown = np.where(np.array(admitted) > 0, admitted, np.nan)
-            panel.plot(ratios, shown, f"C{number % 3}{dash}", label=f"{words}, {calibration}")
-    for panel, fixed in zip(panels, ("δ=1e-06", "ε=1"), strict=True):
-        panel.set(
-            xscale="log", yscale="log", xlabel="t = F/η", title=f"{fixed}, n={config['rows']}"
-        )
-        panel.legend(fontsize=7)
-    panels[0].set_ylabel("largest k")
-    return plotting.save(figure, path)
+    return error_figures.draw(records, folder)

@@ -1,15 +1,26 @@
 """How far one corrupted prompt moves NoisyHead and ridge (Section 6.3 of arXiv 2504.16000)."""
 
 from pathlib import Path
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from scipy import stats
 
 from dpx import noisy_head
-from dpx.launch.experiment import Outcome, measures
+from dpx.launch.experiment import Measure, Outcome
 from experiments.noisy_head import figures as noisy_head_figures
-from experiments.noisy_head.excess_risk import check, make_cell, make_method
+from experiments.noisy_head.methods import (
+    SIMULATED,
+    TITLES,
+    check,
+    check_some,
+    guarantees,
+    make_cell,
+    make_descent,
+    progress,
+)
 
 
 def validate(config) -> None:
@@ -17,19 +28,15 @@ def validate(config) -> None:
     check(config)
     if config.where not in ("context", "all", "query"):
         raise ValueError(f"config.where={config.where!r}: use 'context', 'all' or 'query'")
-    for name in ("methods", "scales", "powers"):
-        if not config[name]:
-            raise ValueError(f"config.{name}=() leaves nothing to run: name at least one")
-    for name in config.methods:
-        method = make_method(name, config, make_cell(config, num_prompts=config.num_prompts))
-        method.calibrate(config.epsilon, config.delta)
+    check_some(config, "methods", "scales", "powers")
+    guarantees(config, make_cell(config, num_prompts=config.num_prompts))
 
 
 def plan(config) -> dict:
     """Noise multipliers."""
     cell = make_cell(config, num_prompts=config.num_prompts)
     return {
-        f"{name}: noise multiplier": make_method(name, config, cell).calibrate(
+        f"{name}: noise multiplier": make_descent(name, config, cell).calibrate(
             config.epsilon, config.delta
         )[0]
         for name in config.methods
@@ -43,37 +50,46 @@ def run(config, workdir: Path) -> Outcome:
     attacks = [(c, p) for c in config.scales for p in config.powers]
     alphas = jnp.array([c * cell.num_prompts**p for c, p in attacks])
     keys = jax.random.split(jax.random.key(config.seed), config.trials)
+    progress(f"compiling {config.trials} trials of {len(attacks)} attacks")
     with jax.enable_x64(True):
         fits = {name: _fitter(name, config, cell) for name in config.methods}
         simulate = jax.jit(
             lambda keys: jax.lax.map(lambda key: _trial(key, config, cell, alphas, fits), keys)
         )
-        risks = jax.tree.map(lambda r: np.mean(r, axis=0), simulate(keys))
-    metrics = {
-        f"{name}/c{c:g}/p{p:g}": float(values[index])
-        for name, values in risks.items()
-        if np.ndim(values) == 1
-        for index, (c, p) in enumerate(attacks)
-    }
-    metrics |= {f"{name}/test_mse": float(mse) for name, mse in risks["test_mse"].items()}
-    method = make_method(config.methods[-1], config, cell)
-    _, guarantee = method.calibrate(config.epsilon, config.delta)
+        shifts, mse = jax.tree.map(np.asarray, simulate(keys))
+    measures = []
+    for name, values in shifts.items():
+        for index, (c, p) in enumerate(attacks):
+            measures.append(_mean(name, "shift", values[:, index], {"c": c, "p": p}))
+    measures += [_mean(name, "test_mse", values) for name, values in mse.items()]
+    releases = guarantees(config, cell)
     return Outcome(
-        measures=measures(metrics),
-        headline=guarantee,
-        releases={config.methods[-1]: guarantee},
+        measures=measures,
+        headline=releases[config.methods[-1]],
+        releases=releases,
+        titles=TITLES,
+        headline_row=config.methods[-1],
+        baseline_row="zero",
         synthetic=True,
-        not_covered=["the prompts are simulated: the guarantee is what the method would give"],
-        notes=table(config, attacks, metrics),
+        not_covered=[SIMULATED],
+        notes="shift is E⟨Γ − Γ_bad, Z⟩², by how much a fresh prompt is predicted differently after one "
+        "prompt is corrupted with α = c Nᵖ; test_mse is without attack. ridge_qr and ridge_gram are the same "
+        "ridge by two solvers, and not private; zero predicts zero.",
     )
 
 
+def _mean(
+    name: str, metric: str, values: np.ndarray, settings: dict[str, Any] | None = None
+) -> Measure:
+    error = float(stats.sem(values)) if len(values) > 1 else None
+    return Measure(name, metric, float(np.mean(values)), error, settings or {})
+
+
 def _fitter(name, config, cell):
-    method = make_method(name, config, cell)
-    multiplier, _ = method.calibrate(config.epsilon, config.delta)
-    options = {key: value for key, value in method.options.items() if key != "accounting"}
+    descent = make_descent(name, config, cell)
+    multiplier, _ = descent.calibrate(config.epsilon, config.delta)
     return lambda key, features: noisy_head.noisy_descent(
-        key, features, method.hyper, noise_multiplier=multiplier, **options
+        key, features, descent, noise_multiplier=multiplier
     )
 
 
@@ -81,7 +97,7 @@ def _trial(key, config, cell, alphas, fits):
     key_data, key_victim, key_good, key_bad = jax.random.split(key, 4)
     sizes = (cell.num_prompts, cell.length, cell.dim)
     index = jax.random.randint(key_victim, (), 0, cell.num_prompts)
-    clip = make_method("paper", config, cell).hyper.response_clip  # the same under both rules
+    clip = make_descent("paper", config, cell).hyper.response_clip  # the same under both rules
     raw, clipped = (
         noisy_head.sample_features(
             key_data, *sizes, noise_std=cell.noise_std, response_clip=response_clip
@@ -132,28 +148,19 @@ def _trial(key, config, cell, alphas, fits):
         mse[name] = noisy_head.population_risk(
             fit(noise[0], clipped), cell.length, noise_std=cell.noise_std
         )
-    return {**risks, "test_mse": mse}
-
-
-def table(config, attacks, metrics: dict[str, float]) -> str:
-    """Risk of the shift at every (c, p), and test MSE without attack, in markdown."""
-    names = ["ridge_qr", "ridge_gram", *config.methods]
-    rows = [f"| c | p | {' | '.join(names)} |", "|---" * (len(names) + 2) + "|"]
-    for c, p in attacks:
-        values = [f"{metrics[f'{name}/c{c:g}/p{p:g}']:.3g}" for name in names]
-        rows.append(f"| {c:g} | {p:g} | {' | '.join(values)} |")
-    mse = [
-        f"{name} {metrics[f'{name}/test_mse']:.4g}" for name in ("zero", "ridge", *config.methods)
-    ]
-    return "\n".join([*rows, f"\ntest MSE without attack: {', '.join(mse)}"])
+    return risks, mse
 
 
 def figures(records, folder: Path) -> list[Path]:
     """Risk of the shift against p."""
     return [
-        path
-        for record in records
-        for path in noisy_head_figures.curves(
-            record, folder, xlabel="p, α = c Nᵖ", ylabel="E⟨Γ − Γ_bad, Z⟩²", name="robustness"
+        noisy_head_figures.draw(
+            record,
+            folder / f"robustness_{record.workdir.name}.png",
+            {"shift": "E⟨Γ − Γ_bad, Z⟩²"},
+            x="p",
+            marker="c",
+            dashed=("ridge_qr", "ridge_gram"),
         )
+        for record in records
     ]

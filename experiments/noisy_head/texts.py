@@ -1,6 +1,8 @@
-"""NoisyHead on texts: predicting a document's length from its words (Section 7 of arXiv 2504.16000)."""
+"""NoisyHead on texts, or on prompts of one's own.
 
-import math
+On texts the task is that of Section 7 of arXiv 2504.16000: to predict a document's length from its words.
+"""
+
 from pathlib import Path
 
 import jax
@@ -8,41 +10,49 @@ import jax.numpy as jnp
 import numpy as np
 
 from dpx import noisy_head
-from dpx._validate import check_delta, check_epsilon
+from dpx._validate import check_choice
 from dpx.data import newsgroups
-from dpx.launch.experiment import Outcome, measures
+from dpx.data.arrays import load_array
+from dpx.launch.experiment import Measure, Outcome
 from dpx.training.keys import open_keys
 from experiments.noisy_head import figures as noisy_head_figures
 from experiments.noisy_head.early_stopping import grid_of, stopped
-from experiments.noisy_head.excess_risk import Method
+from experiments.noisy_head.methods import TITLES, check_some, progress
 
 ASSUMPTION = "a record is a prompt of non-empty documents; which documents are empty is public"
 # The paper's R is meant for its model of the prompts; here both fits have the valid radius.
 FITS = {
-    "paper": {"accounting": "basic", "sensitivity": "paper", "objective": "paper"},
+    "paper": noisy_head.as_printed(),
     "noisy_head": {"accounting": "last_iterate"},
 }
 
 
 def validate(config) -> None:
     """Raises ValueError or FileNotFoundError for a bad value, before any text is used."""
-    check_epsilon(config.epsilon, "config.epsilon")
-    check_delta(config.delta)
-    if config.data.source not in ("path", "sklearn"):
-        raise ValueError(f"config.data.source={config.data.source!r}: use 'path' or 'sklearn'")
-    if config.data.source == "path":
+    check_choice(config.data.source, "config.data.source", ("path", "sklearn", "arrays"))
+    if config.data.source != "sklearn":
         if not config.data.path:
             raise FileNotFoundError(
-                "set --config.data.path to a folder or table of texts, or --config.data.source=sklearn"
+                "config.data.path is missing: set --config.data.path to a folder or table of texts, or to "
+                "prompts in a .csv, .npy or .npz file, or set --config.data.source=sklearn"
             )
         for path in filter(None, (config.data.path, config.data.public_path)):
             if not Path(path).exists():
                 raise FileNotFoundError(f"{path}: no such file or folder; check --config.data.path")
     if not 0 < config.test_fraction < 1:
         raise ValueError(f"config.test_fraction={config.test_fraction} must be in (0, 1)")
+    check_some(config, "steps_grid")
     for name in FITS:
-        for steps in grid_of(name, config):
-            at_steps(name, config, steps).calibrate(config.epsilon, config.delta)
+        for descent in descents(name, config):
+            descent.calibrate(config.epsilon, config.delta)
+    if _of_arrays(config):
+        for name in ("public_path", "column"):
+            if config.data[name] is not None:
+                raise ValueError(
+                    f"config.data.{name}={config.data[name]!r} is for texts, and {config.data.path} holds "
+                    "prompts: leave it out"
+                )
+        read(config)
 
 
 def bounds(config) -> noisy_head.HyperParameters:
@@ -52,42 +62,100 @@ def bounds(config) -> noisy_head.HyperParameters:
     return noisy_head.HyperParameters(C, G, float(C * inside))
 
 
-def at_steps(name: str, config, steps: int) -> Method:
-    """The fit called `name` for exactly T steps."""
+def descents(name: str, config) -> list[noisy_head.Descent]:
+    """The fit called `name` at each of its T."""
     hyper = bounds(config)
     decay = (2 if name == "paper" else 1) * config.regularization
-    options = {
-        "regularization": config.regularization,
-        "step_size": config.step_fraction * 2 / (decay + hyper.feature_radius**2),
-        "steps": int(steps),
-        **FITS[name],
-    }
-    return Method(hyper, options)
+    return [
+        noisy_head.Descent(
+            hyper,
+            regularization=config.regularization,
+            step_size=config.step_fraction * 2 / (decay + hyper.feature_radius**2),
+            steps=steps,
+            **FITS[name],
+        )
+        for steps in grid_of(name, config)
+    ]
 
 
 def plan(config) -> dict:
     """Noise multipliers at every T."""
     return {
-        f"{name}, T={steps}: noise multiplier": at_steps(name, config, steps).calibrate(
+        f"{name}, T={descent.steps}: noise multiplier": descent.calibrate(
             config.epsilon, config.delta
         )[0]
         for name in FITS
-        for steps in grid_of(name, config)
+        for descent in descents(name, config)
     }
 
 
-def load(config) -> tuple[noisy_head.Prompts, noisy_head.Prompts]:
-    """Training and test prompts; which documents are test documents depends on the seed alone."""
+def read(config) -> tuple[noisy_head.Prompts, noisy_head.Prompts]:
+    """Training and test prompts; which prompts are test prompts depends on the seed alone."""
+    x, y = _own_prompts(config) if _of_arrays(config) else _text_prompts(config)
+    tests = max(1, round(config.test_fraction * len(x)))
+    if tests >= len(x):
+        remedy = "add some" if _of_arrays(config) else "add documents or lower config.length"
+        raise ValueError(f"{config.data.path}: {len(x)} prompts leave none to train on: {remedy}")
+    train, test = (x[tests:], y[tests:]), (x[:tests], y[:tests])  # NumPy keeps 64 bits
+    return noisy_head.Prompts(*train), noisy_head.Prompts(*test)  # type: ignore[arg-type]
+
+
+def _of_arrays(config) -> bool:
+    kind = Path(config.data.path or "").suffix.lower()
+    return config.data.source == "arrays" or (
+        config.data.source == "path" and kind in (".npy", ".npz")
+    )
+
+
+def _own_prompts(config) -> tuple[np.ndarray, np.ndarray]:
+    """x (N, L+1, D) and y (N, L+1), in an order that the seed shuffles."""
+    path = config.data.path
+    if Path(path).suffix.lower() == ".npz":
+        x, y = load_array(path, "x"), load_array(path, "y")
+    else:
+        table = load_array(path)
+        if table.ndim == 2:  # a line a token
+            tokens = config.length + 1
+            if len(table) % tokens:
+                raise ValueError(
+                    f"{path}: {len(table)} lines are no whole number of prompts of {tokens} tokens: set "
+                    "--config.length to the number of labelled tokens in a prompt"
+                )
+            table = table.reshape(-1, tokens, table.shape[1])
+        if table.ndim != 3 or table.shape[2] < 2:
+            raise ValueError(
+                f"{path}: has shape {table.shape}: give (N, L+1, D+1), with y in the last column"
+            )
+        x, y = table[..., :-1], table[..., -1]
+    if x.ndim != 3 or x.shape[1] < 2 or y.shape != x.shape[:2]:
+        raise ValueError(
+            f"{path}: x is {x.shape} and y is {y.shape}: they must be (N, L+1, D) and (N, L+1) with L ≥ 1"
+        )
+    for name, array in (("x", x), ("y", y)):
+        if not np.isfinite(array).all():
+            raise ValueError(
+                f"{path}: {name} holds values that are not finite: drop or repair those prompts"
+            )
+    order = np.random.default_rng(config.seed).permutation(len(x))
+    return x[order].astype(np.float64), y[order].astype(np.float64)
+
+
+def _text_prompts(config) -> tuple[np.ndarray, np.ndarray]:
     if config.data.source == "sklearn":
         texts = newsgroups.fetch_newsgroups("train")
         public = newsgroups.fetch_newsgroups("test")
     else:
         texts = newsgroups.load_texts(config.data.path, column=config.data.column)
+        if not any(map(newsgroups.tokenize, texts)):
+            raise ValueError(
+                f"{config.data.path}: holds no word: give texts, or set --config.data.source=arrays for "
+                "a table of prompts"
+            )
         public = None
         if config.data.public_path:
             public = newsgroups.load_texts(config.data.public_path, column=config.data.column)
     frequencies = newsgroups.document_frequencies(public) if public else None
-    x, y = newsgroups.text_prompts(
+    prompts = newsgroups.text_prompts(
         texts,
         frequencies,
         dim=config.dim,
@@ -96,53 +164,52 @@ def load(config) -> tuple[noisy_head.Prompts, noisy_head.Prompts]:
         log_spread=config.log_spread,
         seed=config.seed,
     )
-    tests = max(1, round(config.test_fraction * len(x)))
-    if tests >= len(x):
-        raise ValueError(
-            f"{len(x)} prompts leave none to train on: add documents or lower config.length"
-        )
-    return noisy_head.Prompts(x[tests:], y[tests:]), noisy_head.Prompts(x[:tests], y[:tests])
+    return np.asarray(prompts.x), np.asarray(prompts.y)
 
 
 def run(config, workdir: Path) -> Outcome:
     """Test risks against T, private and not, and the one-shot release."""
-    train, test = load(config)
-    keys = jax.random.split(
-        open_keys(config, workdir, data=map(np.asarray, train)).noise, len(FITS) + 1
-    )
-    hyper = bounds(config)
+    train, test = read(config)
+    noise = open_keys(config, workdir, data=map(np.asarray, train)).noise
+    keys = jax.random.split(noise, len(FITS) + 1)
+    hyper, measures, releases = bounds(config), [], {}
+    progress(f"{len(train.x)} prompts to train on, {len(test.x)} to test on")
     with jax.enable_x64(True):
         features = noisy_head.featurize(train, response_clip=hyper.response_clip)
         held_out = noisy_head.featurize(test)
         reference = noisy_head.ridge(noisy_head.featurize(train), config.regularization)
 
-        def risks(gamma, what):
+        def measure(row, gamma, guarantee=None, **settings):
             excess = noisy_head.empirical_risk(gamma, held_out, reference=reference)
             mse = noisy_head.empirical_risk(gamma, held_out)
-            return {f"{what}/excess_risk": excess, f"{what}/test_mse": mse}
+            for metric, risk in (("excess_risk", excess), ("test_mse", mse)):
+                measures.append(Measure(row, metric, float(risk), settings=settings))
+            if guarantee is not None:
+                releases[measures[-1].place] = guarantee
 
-        found = risks(jnp.zeros_like(reference), "zero") | risks(reference, "ridge")
-        releases = {}
+        measure("zero", jnp.zeros_like(reference))
+        measure("ridge", reference)
         for key, name in zip(keys, FITS, strict=False):
-            fits = [at_steps(name, config, steps) for steps in grid_of(name, config)]
-            if not fits:
+            grid = descents(name, config)
+            if not grid:
                 continue
-            gammas = jax.jit(stopped(fits, None, config.epsilon, config.delta))(key, features)
-            for fit, gamma in zip(fits, gammas, strict=True):
-                steps = fit.options["steps"]
-                found |= _at(risks(gamma, name), steps)
-                _, releases[f"{name}, T={steps}"] = fit.calibrate(config.epsilon, config.delta)
-        step_size = at_steps("noisy_head", config, 1).options["step_size"]
+            progress(f"{name}, {len(grid)} values of T")
+            gammas = jax.jit(stopped(grid, None, config.epsilon, config.delta))(key, features)
+            for descent, gamma in zip(grid, gammas, strict=True):
+                _, spent = descent.calibrate(config.epsilon, config.delta)
+                measure(name, gamma, spent, steps=descent.steps)
+        longest = max(descents("noisy_head", config), key=lambda descent: descent.steps)
+        _, headline = longest.calibrate(config.epsilon, config.delta)
         iterates = noisy_head.gradient_descent(
             features,
             regularization=config.regularization,
-            step_size=step_size,
-            steps=max(config.steps_grid),
+            step_size=longest.step_size,
+            steps=longest.steps,
             trajectory=True,
         )
         for steps in config.steps_grid:
-            found |= _at(risks(iterates[steps - 1], "not_private"), steps)
-        one_shot = noisy_head.fit_one_shot(
+            measure("not_private", iterates[steps - 1], steps=int(steps))
+        once = noisy_head.fit_one_shot(
             keys[-1],
             features,
             hyper,
@@ -150,56 +217,36 @@ def run(config, workdir: Path) -> Outcome:
             epsilon=config.epsilon,
             delta=config.delta,
         )
-        found |= risks(one_shot.gamma, "one_shot")
-        metrics = {name: float(value) for name, value in found.items()}
-    metrics["train_prompts"], metrics["test_prompts"] = len(train.x), len(test.x)
-    releases["one_shot"] = one_shot.guarantee
-    releases = {label: spent.assuming(ASSUMPTION) for label, spent in releases.items()}
-    headline = releases[f"noisy_head, T={max(config.steps_grid)}"]
+        measure("one_shot", once.gamma, once.guarantee)
+    assumed, records = ((), "prompts") if _of_arrays(config) else ((ASSUMPTION,), "documents")
+    not_covered = [
+        f"the number of {records}, and the test prompts that the risks are computed on",
+        "ridge, not_private and every risk in this record: they are computed without noise, for research",
+    ]
+    if not _of_arrays(config):
+        not_covered.append("an author of documents in several prompts")
     return Outcome(
-        measures=measures(metrics),
-        headline=headline,
-        releases=releases,
-        not_covered=[
-            "the number of documents, and the test prompts that the risks are computed on",
-            "ridge, not_private and every risk in this record: they are computed without noise, for research",
-            "an author of documents in several prompts",
-        ],
-        notes=table(config, metrics),
+        measures=measures,
+        headline=headline.assuming(*assumed),
+        releases={place: spent.assuming(*assumed) for place, spent in releases.items()},
+        not_covered=not_covered,
+        titles=TITLES,
+        headline_row="noisy_head",
+        baseline_row="zero",
+        notes=f"{len(train.x)} prompts to train on, {len(test.x)} to test on. ridge and not_private (descent "
+        "without noise) are not private; zero predicts zero.",
     )
-
-
-def _at(risks: dict, steps: int) -> dict:
-    return {f"{name}/T{steps}": value for name, value in risks.items()}
-
-
-def table(config, metrics: dict[str, float]) -> str:
-    """Excess risk and test MSE at every T, in markdown."""
-    names = (*FITS, "not_private")
-    kinds = ("excess_risk", "test_mse")
-    columns = [f"{name} {kind}" for name in names for kind in kinds]
-    rows = [f"| T | {' | '.join(columns)} |", "|---" * (len(columns) + 1) + "|"]
-    for steps in config.steps_grid:
-        values = [
-            f"{metrics.get(f'{name}/{kind}/T{steps}', math.nan):.3g}"
-            for name in names
-            for kind in kinds
-        ]
-        rows.append(f"| {steps} | {' | '.join(values)} |")
-    for name in ("zero", "ridge", "one_shot"):
-        rows.append(
-            f"\n{name}: excess {metrics[f'{name}/excess_risk']:.3g}, "
-            f"test MSE {metrics[f'{name}/test_mse']:.4g}"
-        )
-    return "\n".join(rows)
 
 
 def figures(records, folder: Path) -> list[Path]:
     """Test risks against T."""
     return [
-        path
-        for record in records
-        for path in noisy_head_figures.curves(
-            record, folder, xlabel="steps T", ylabel="test risk", name="text"
+        noisy_head_figures.draw(
+            record,
+            folder / f"text_{record.workdir.name}.png",
+            {"excess_risk": "excess test risk over ridge", "test_mse": "test MSE"},
+            x="steps",
+            dashed=("zero", "ridge", "not_private"),
         )
+        for record in records
     ]

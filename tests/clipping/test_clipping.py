@@ -81,8 +81,9 @@ def test_sensitivity_by_relation(problem):
     assert fn.sensitivity(RELATION.ADD_OR_REMOVE_ONE) == 2.0
     assert fn.sensitivity(RELATION.REPLACE_SPECIAL) == 2.0
     assert fn.sensitivity(RELATION.REPLACE_ONE) == 4.0
+    assert fn.sensitivity("replace_one") == 4.0
     with pytest.raises(ValueError, match="relation="):
-        fn.sensitivity("add_or_remove_one")
+        fn.sensitivity("remove_one")
 
 
 def test_sensitivity_is_attained_and_never_exceeded(method, problem):

@@ -8,9 +8,8 @@ import numpy as np
 import pytest
 
 from configs.noisy_head import VARIANTS, get_config, sweep
-from experiments.noisy_head import early_stopping as noisy_head_stopping
-from experiments.noisy_head import excess_risk as noisy_head
 from experiments.noisy_head import texts as noisy_head_text
+from experiments.noisy_head.methods import make_cell, make_descent
 
 
 def run(config, workdir):
@@ -21,7 +20,24 @@ def run(config, workdir):
     assert all(np.isfinite(value) for value in outcome.metrics.values())
     assert outcome.headline.epsilon == config.epsilon
     assert outcome.releases
-    record = SimpleNamespace(config=config.to_dict(), metrics=outcome.metrics, workdir=workdir)
+    names = [measure.name for measure in outcome.measures]
+    assert len(set(names)) == len(names)
+    for measure in outcome.measures:
+        # A private row has an ε: that of its release, or its own where the run tries several.
+        public = measure.row in (
+            "zero",
+            "ridge",
+            "ridge_qr",
+            "ridge_gram",
+            "not_private",
+            "claimed",
+        )
+        private = measure.row in outcome.releases or measure.place in outcome.releases
+        assert private != (public or measure.row.endswith("_without_noise")), measure.name
+    assert {measure.row for measure in outcome.measures} <= set(outcome.titles)
+    record = SimpleNamespace(
+        config=config.to_dict(), measures=outcome.measures, titles=outcome.titles, workdir=workdir
+    )
     assert all(path.stat().st_size > 1000 for path in module.figures([record], workdir))
     return outcome
 
@@ -36,10 +52,11 @@ def test_sweeps_name_real_keys(variant):
 
 def test_low_dim(tmp_path):
     metrics = run(get_config("low_dim,tiny"), tmp_path).metrics
-    place = "num_prompts64/epsilon1"
+    place = "num_prompts=64/epsilon=1.0"
     assert metrics[f"{place}/one_shot/excess_risk"] < metrics[f"{place}/paper/excess_risk"]
-    assert metrics["num_prompts64/zero/test_mse"] == 1.0
-    assert metrics["num_prompts64/ridge/excess_risk"] == 0.0
+    assert metrics[f"{place}/paper/excess_risk_se"] > 0
+    assert metrics["num_prompts=64/zero/test_mse"] == 1.0
+    assert metrics["num_prompts=64/ridge/excess_risk"] == 0.0
 
 
 @pytest.mark.slow
@@ -47,8 +64,8 @@ def test_low_dim(tmp_path):
 def test_other_variants(variant, tmp_path):
     metrics = run(get_config(f"{variant},tiny"), tmp_path).metrics
     if variant == "rates":
-        assert metrics["slope/length/claimed"] == -3.0
-        assert -4 < metrics["slope/epsilon/paper"] < 1
+        assert metrics["axis=length/claimed/exponent"] == -3.0
+        assert -4 < metrics["axis=epsilon/paper/exponent"] < 1
 
 
 def test_text(tmp_path):
@@ -63,37 +80,114 @@ def test_text(tmp_path):
     config.data.path = str(texts)
     config.noise_seed = 3
     outcome = run(config, tmp_path)
-    assert outcome.metrics["train_prompts"] == 16
-    assert set(outcome.releases) == {
-        "one_shot", *(f"{name}, T={steps}" for name in ("paper", "noisy_head") for steps in (2, 8)),
-    }  # fmt: skip
+    assert "16 prompts to train on, 4 to test on" in outcome.notes
+    assert any("documents" in words for words in outcome.headline.assumptions)
+    assert set(outcome.releases) == RELEASED
+
+
+RELEASED = {
+    "one_shot",
+    *(f"steps={steps}/{name}" for name in ("paper", "noisy_head") for steps in (2, 8)),
+}
+
+
+@pytest.fixture
+def prompts():
+    rng = np.random.default_rng(1)
+    return rng.normal(size=(30, 4, 5)), rng.uniform(-1, 1, (30, 4))
+
+
+@pytest.mark.parametrize("kind", ["npz", "npy", "csv"])
+def test_own_prompts(tmp_path, prompts, kind):
+    config = get_config("text,tiny")  # L = 3
+    path = tmp_path / f"prompts.{kind}"
+    x, y = prompts
+    together = np.concatenate([x, y[..., None]], axis=2)
+    if kind == "npz":
+        np.savez(path, x=x, y=y)
+    elif kind == "npy":
+        np.save(path, together)
+    else:
+        config.data.source = "arrays"
+        np.savetxt(path, together.reshape(-1, 6), delimiter=",", header="a,b,c,d,e,y", comments="")
+    config.data.path = str(path)
+    train, test = noisy_head_text.read(config)
+    found = np.concatenate([test.x, train.x])
+    assert sorted(found[:, 0, 0]) == pytest.approx(sorted(x[:, 0, 0]))
+    assert (train.x.shape, train.y.shape, len(test.x)) == ((24, 4, 5), (24, 4), 6)
+    index = np.argmin(np.abs(x[:, 0, 0] - train.x[0, 0, 0]))
+    np.testing.assert_allclose(train.y[0], y[index], rtol=1e-12)
+    if kind == "npz":
+        outcome = run(config, tmp_path / "run")
+        assert (tmp_path / "run" / "secret" / "keys.json").exists()
+        assert set(outcome.releases) == RELEASED
+        assert not any("documents" in words for words in outcome.headline.assumptions)
+
+
+@pytest.mark.parametrize(
+    ("arrays", "changed", "message"),
+    [
+        (lambda x, y: {"x": x}, {}, "prompts.npz: has no array 'y': it holds x"),
+        (lambda x, y: {"x": x, "y": y[:, 1:]}, {}, r"x is \(30, 4, 5\) and y is \(30, 3\)"),
+        (
+            lambda x, y: {"x": x * np.nan, "y": y},
+            {},
+            "prompts.npz: x holds values that are not fin",
+        ),
+        (lambda x, y: {"x": x[:1], "y": y[:1]}, {}, "prompts.npz: 1 prompts leave none"),
+        (
+            lambda x, y: {"x": x, "y": y},
+            {"data.column": "a"},
+            "config.data.column='a' is for texts",
+        ),
+    ],
+)
+def test_bad_prompts_are_named(tmp_path, prompts, arrays, changed, message):
+    np.savez(tmp_path / "prompts.npz", **arrays(*prompts))
+    config = get_config("text,tiny")
+    config.update_from_flattened_dict({"data.path": str(tmp_path / "prompts.npz"), **changed})
+    with pytest.raises(ValueError, match=message):
+        noisy_head_text.validate(config)
+
+
+def test_tables_that_are_no_prompts_are_named(tmp_path):
+    path = tmp_path / "numbers.csv"
+    path.write_text("1,2,3\n" * 6)
+    config = get_config("text,tiny")
+    config.data.path = str(path)
+    with pytest.raises(ValueError, match=r"holds no word: .* --config.data.source=arrays"):
+        noisy_head_text.read(config)
+    config.data.source = "arrays"
+    with pytest.raises(ValueError, match=r"6 lines are no whole number of prompts of 4 tokens"):
+        noisy_head_text.validate(config)
 
 
 def test_settings_are_the_papers():
     config = get_config("low_dim")
-    cell = noisy_head.make_cell(config, num_prompts=1000)
-    method = noisy_head.make_method("paper", config, cell)
-    G = method.hyper.feature_radius
+    cell = make_cell(config, num_prompts=1000)
+    descent = make_descent("paper", config, cell)
+    G = descent.hyper.feature_radius
     assert cell == (1000, 31, 5, 5.0, 0.0)
-    np.testing.assert_allclose(method.options["step_size"], 3.17 / (5 + G**2) ** 2)
-    assert method.options["steps"] == 38
+    np.testing.assert_allclose(descent.step_size, 3.17 / (5 + G**2) ** 2)
+    assert descent.steps == 38
     config = get_config("high_dim")
-    cell = noisy_head.make_cell(config, num_prompts=900)
-    method = noisy_head.make_method("paper", config, cell)
-    N, D, G = 900, 30, method.hyper.feature_radius
+    cell = make_cell(config, num_prompts=900)
+    descent = make_descent("paper", config, cell)
+    N, D, G = 900, 30, descent.hyper.feature_radius
     assert cell == (900, 30, 30, 30.0, 0.0)
-    np.testing.assert_allclose(method.options["step_size"], 0.07 * N * D / (N + D * G**2) ** 2)
-    assert method.options["steps"] == 5
+    np.testing.assert_allclose(descent.step_size, 0.07 * N * D / (N + D * G**2) ** 2)
+    assert descent.steps == 5
     config = get_config("early_stopping")
-    method = noisy_head_stopping.at_steps("paper", config, 20)
-    rate, G = 1000 / 31, method.hyper.feature_radius
-    np.testing.assert_allclose(method.options["step_size"], 0.02 * rate / (3 * (rate + G**2) ** 2))
+    cell = make_cell(config, num_prompts=1000)
+    descent = make_descent("paper", config, cell, steps=20)
+    rate, G = 1000 / 31, descent.hyper.feature_radius
+    np.testing.assert_allclose(descent.step_size, 0.02 * rate / (3 * (rate + G**2) ** 2))
     config = get_config("robustness")
-    cell = noisy_head.make_cell(config, num_prompts=5000)
-    method = noisy_head.make_method("paper", config, cell)
-    G = method.hyper.feature_radius
-    np.testing.assert_allclose(method.options["step_size"], 0.007 / (0.01 + G**2) ** 2)
-    assert method.options["steps"] == math.ceil(math.log(5000))
+    cell = make_cell(config, num_prompts=5000)
+    descent = make_descent("paper", config, cell)
+    G = descent.hyper.feature_radius
+    np.testing.assert_allclose(descent.step_size, 0.007 / (0.01 + G**2) ** 2)
+    assert descent.steps == math.ceil(math.log(5000))
 
 
 @pytest.mark.parametrize(

@@ -27,6 +27,7 @@ from experiments.dp_transformer import (
     models,
 )
 from experiments.gram import attention_error as gram
+from experiments.gram import own_matrix
 from experiments.noisy_head import texts as noisy_head_text
 
 # What no guarantee covers (the `not_covered` of every run says so in words), and what tells nothing.
@@ -260,6 +261,22 @@ def test_gram_errors(monkeypatch):
     assert check(whole, X, [(other, None), (opposite, None)], ignore, paid=False) > 0.1
 
 
+def test_own_gram_matrix(monkeypatch):
+    source = "configs/gram.py:table,tiny"
+    changes = {"data.path": "X.npy", "column_bound": 1.5, "noise_seed": 5}
+    config = configured(source, changes)
+
+    def inject(X):
+        monkeypatch.setattr(own_matrix, "read", lambda config: X)
+
+    X = np.random.default_rng(0).uniform(-1, 1, (3, 40))
+    turned, far = X.copy(), X.copy()
+    turned[:, 7] *= -3
+    far[:, 0] = [1e6, -1e6, 0]
+    whole = program(config, source, inject)
+    assert check(whole, X, [(turned, None), (far, None)], {}) > 0.1
+
+
 @pytest.mark.slow
 def test_cross_attention(monkeypatch):
     source = "configs/cross_attention.py:tiny"
@@ -354,7 +371,7 @@ def test_noisy_head_on_texts(monkeypatch):
     train, test = prompts(30), prompts(5)
 
     def inject(train):
-        monkeypatch.setattr(noisy_head_text, "load", lambda config: (train, test))
+        monkeypatch.setattr(noisy_head_text, "read", lambda config: (train, test))
 
     other = noisy_head.Prompts(train.x.copy(), train.y.copy())
     other.x[0], other.y[0] = 1e3, -1e3

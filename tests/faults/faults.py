@@ -540,8 +540,8 @@ FAULTS = (
     Fault(
         "replacing a column costs what removing one does",
         "dpx/gram/accounting.py",
-        'if neighboring == "replace_one":\n        return',
-        'if neighboring == "replace_one":\n        return column_bound**2 if max_column_change is None else',
+        "if neighboring is REPLACE_ONE:\n        return",
+        "if neighboring is REPLACE_ONE:\n        return column_bound**2 if max_column_change is None else",
         REPLACED.format("Gram, replace"),
     ),
     Fault(

@@ -6,6 +6,7 @@ import re
 import jax
 import jax.numpy as jnp
 import numpy as np
+import pandas as pd
 import pytest
 from dp_accounting import NeighboringRelation
 from scipy import sparse, stats
@@ -141,8 +142,9 @@ def test_psd_projection_is_the_nearest_psd_matrix(X):
         lambda X: [X[:, :7], X[:, 7:200], X[:, 200:]],
         lambda X: (X[:, i : i + 13] for i in range(0, X.shape[1], 13)),
         lambda X: iter([sparse.csc_array(X[:, :100]), X[:, 100:]]),
+        pd.DataFrame,
     ],
-    ids=["numpy", "jax", "csr", "coo", "list", "generator", "mixed"],
+    ids=["numpy", "jax", "csr", "coo", "list", "generator", "mixed", "pandas"],
 )
 @pytest.mark.parametrize("mechanism", [{}, SAMPLING], ids=["gaussian", "sampling"])
 def test_every_form_of_the_data_gives_the_same_release(X, form, mechanism):
@@ -203,6 +205,29 @@ def test_guarantee_says_what_it_covers(X):
     ).guarantee
     assert any("norm at most 1" in words for words in promised.assumptions)
     assert any("⪰" in words for words in promised.assumptions)
+
+
+@pytest.mark.parametrize("relation", ["REPLACE_ONE", "ADD_OR_REMOVE_ONE"])
+def test_a_relation_is_the_enum_or_its_lower_case_name_everywhere(X, relation):
+    named, member = relation.lower(), NeighboringRelation[relation]
+    assert (
+        gram.release(KEY, X, neighboring=named, **BUDGET).guarantee
+        == gram.release(KEY, X, neighboring=member, **BUDGET).guarantee
+    )
+    spent = {"epsilon": 1.0, "delta": 1e-6, "unit": "row", "mechanism": "by hand"}
+    by_name = dpx.PrivacyGuarantee(neighboring=named, **spent)
+    assert by_name == dpx.PrivacyGuarantee(neighboring=member, **spent)
+    gradient = dpx.clipped_grad(lambda w, x: w * x, l2_clip_norm=3.0)
+    assert gradient.sensitivity(named) == gradient.sensitivity(member)
+    with pytest.raises(ValueError, match=f"'{relation}' must be .* its lower-case name"):
+        gram.release(KEY, X, neighboring=relation, **BUDGET)
+    with pytest.raises(ValueError, match=r"'replace' must be .* use one of add_or_remove_one"):
+        gradient.sensitivity("replace")
+
+
+def test_the_papers_form_is_a_preset(X):
+    printed = gram.release(KEY, X, eta=1e4, **BUDGET, **gram.as_printed())
+    assert printed.guarantee.mechanism.endswith("Gaussian outer products, paper calibration")
 
 
 def test_two_gaussian_releases_compose_exactly(X):

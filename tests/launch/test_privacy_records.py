@@ -132,7 +132,7 @@ def test_experiments_without_training_know_their_data(tmp_path, monkeypatch, exp
             (tmp_path / f"{number}.txt").write_text("some words " * (number + 1))
         config = records.load_config("configs/noisy_head.py:text,tiny")
         config.data.path = str(tmp_path)
-        expected = module.load(config)[0]
+        expected = module.read(config)[0]
     with pytest.raises(Killed):
         module.run(config, tmp_path)
     assert len(seen["data"]) == len(expected)

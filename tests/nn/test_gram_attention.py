@@ -10,7 +10,7 @@ from flax import nnx
 
 import dpx
 from dpx import gram
-from dpx.attention import softmax
+from dpx.attention import dot_product_attention
 from dpx.nn.gram_attention import GramAttention, Release
 
 KEY = jax.random.key(0)
@@ -30,7 +30,7 @@ def test_huge_epsilon_is_softmax_attention_with_equal_queries_and_keys(X):
     values = jnp.asarray(np.random.default_rng(1).normal(size=(2, 5, 3)), jnp.float32)
     layer = GramAttention(released(X, 1e8), dpx.Ledger())
     query = jnp.asarray(X) * X.shape[1] ** 0.5  # undoes half of the reference's 1/√D
-    expected = softmax(query, jnp.asarray(X), values)
+    expected = dot_product_attention(query, jnp.asarray(X), values)
     np.testing.assert_allclose(layer(values), expected, atol=2e-3)
     np.testing.assert_allclose(layer().sum(axis=1), 1, rtol=1e-5)
 
@@ -109,6 +109,20 @@ def test_bounds_hold_and_the_papers_is_vacuous(kernel):
         if r < 0.5:
             assert bounds.uniform < bounds.paper
     assert gram.utility_bounds(8, logit_bound=0.09, relative_error=0.0).corrected == 0
+
+
+@pytest.mark.parametrize(("logit_bound", "relative_error"), [(3.0, 0.02), (1.0, 0.3), (30.0, 0.2)])
+def test_bounds_of_large_logits_are_those_of_probabilities(logit_bound, relative_error):
+    known = gram.utility_bounds(3, logit_bound=logit_bound, relative_error=relative_error)
+    assert known.corrected <= 1 - np.exp(-2 * relative_error * logit_bound) + 1e-9
+    assert known.uniform <= 2 / 3 + 1e-9
+    rng = np.random.default_rng(0)
+    for _ in range(200):
+        matrix = rng.choice([-1.0, 1.0], (3, 3)) * logit_bound
+        moved = matrix + rng.choice([-1.0, 1.0], (3, 3)) * relative_error * logit_bound
+        exact, other = (np.asarray(gram.attention(A)) for A in (matrix, moved))
+        assert np.abs(exact - other).max() <= known.corrected + 1e-6
+        assert np.abs(exact - 1 / 3).max() <= known.uniform + 1e-6
 
 
 def test_entry_error_bounds_hold_at_their_probability():

@@ -82,14 +82,12 @@ def test_no_array_of_matrices():
     """N×D×D never exists: at N = 4096, D = 32 it would take 32 MiB beside 3 MiB of features."""
     shape = jax.ShapeDtypeStruct((4096, 32), jnp.float64)
     features = noisy_head.Features(shape, shape, jax.ShapeDtypeStruct((4096,), jnp.float64))
-    options = {"regularization": 1.0, "step_size": 0.1, "steps": 3}
-    hyper = noisy_head.HyperParameters(1.0, 1.0, 1.0)
+    bounds = noisy_head.HyperParameters(1.0, 1.0, 1.0)
+    descent = noisy_head.Descent(bounds, regularization=1.0, step_size=0.1, steps=3)
     with jax.enable_x64(True):
         for function in (
             lambda f: noisy_head.ridge(f, 1.0),
-            lambda f: noisy_head.noisy_descent(
-                jax.random.key(0), f, hyper, noise_multiplier=1.0, **options
-            ),
+            lambda f: noisy_head.noisy_descent(jax.random.key(0), f, descent, noise_multiplier=1.0),
         ):
             memory = jax.jit(function).lower(features).compile().memory_analysis()
             assert memory.temp_size_in_bytes < 12 * 2**20

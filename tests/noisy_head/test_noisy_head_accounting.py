@@ -1,12 +1,13 @@
 """Noise multipliers of dpx.noisy_head and the guarantees that come with them."""
 
+import dataclasses
 import math
 
 import dp_accounting
 import jax
 import numpy as np
 import pytest
-from noisy_head_models import HYPER, PAPER, SETTINGS, features_of
+from noisy_head_models import HYPER, PAPER, SETTINGS, calibrate, features_of
 from scipy import special
 
 from dpx import noisy_head
@@ -31,13 +32,13 @@ from dpx.privacy import REPLACE_ONE, Ledger, gaussian_epsilon, gaussian_noise_mu
     ],
 )
 def test_noise_multipliers(settings, accounting, expected):
-    multiplier, _ = noisy_head.calibrate(HYPER, **{**SETTINGS, **settings}, accounting=accounting)
+    multiplier, _ = calibrate(HYPER, **{**SETTINGS, **settings}, accounting=accounting)
     np.testing.assert_allclose(multiplier, expected, rtol=5e-4)
 
 
 def test_last_iterate_multipliers():
     for objective, expected in (("paper", 4.877), ("ridge", 7.842)):
-        multiplier, guarantee = noisy_head.calibrate(
+        multiplier, guarantee = calibrate(
             HYPER, **SETTINGS, epsilon=1.0, accounting="last_iterate", objective=objective
         )
         np.testing.assert_allclose(multiplier, expected, rtol=2e-4)
@@ -49,7 +50,7 @@ def test_last_iterate_multipliers():
 def test_last_iterate_covers_a_linear_map(steps, step_size):
     """Without projection and with H constant, Γ^T is Gaussian: its own μ must not exceed the claimed one."""
     hyper = noisy_head.HyperParameters(1.0, 1.0, 3.0)
-    multiplier, _ = noisy_head.calibrate(
+    multiplier, _ = calibrate(
         hyper,
         regularization=5.0,
         step_size=step_size,
@@ -86,8 +87,20 @@ def test_guarantee_is_what_the_noise_gives(accounting):
     np.testing.assert_allclose(Ledger().spend(guarantee, "fit").guarantee(1e-5).epsilon, exact)
 
 
+def test_a_description_is_as_printed_frozen_and_checked_once():
+    assert PAPER == {"accounting": "basic", "sensitivity": "paper", "objective": "paper"}
+    options = {"regularization": 5.0, "step_size": 0.07, "steps": 38}
+    described = noisy_head.Descent((1.0, 2.0, 3.0), **options, **PAPER)
+    assert described.hyper.parameter_radius == 3.0
+    assert (described.decay, described.change) == (10.0, 2 * 2 * (1 + 3 * 2))
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        described.steps = 1
+    with pytest.raises(ValueError, match=r"less than 0.142857, which is 2/\(2λ"):
+        dataclasses.replace(described, step_size=2 / 14)
+
+
 def test_papers_noise_is_of_a_smaller_epsilon():
-    multiplier, _ = noisy_head.calibrate(HYPER, **SETTINGS, epsilon=1.0, **PAPER)
+    multiplier, _ = calibrate(HYPER, **SETTINGS, epsilon=1.0, **PAPER)
     np.testing.assert_allclose(
         gaussian_epsilon(multiplier, 1e-5, compositions=38), 0.089, atol=1e-3
     )

@@ -18,9 +18,12 @@ def test_zero_noise_is_projected_gradient_descent(dim):
     features = features_of(60, 6, dim)
     hyper = noisy_head.HyperParameters(0.8, 0.15, 0.3)
     found = noisy_head.noisy_descent(
-        jax.random.key(0), features, hyper, regularization=0.2, step_size=2.0, steps=5,
-        noise_multiplier=0.0, objective="paper", trajectory=True,
-    )  # fmt: skip
+        jax.random.key(0),
+        features,
+        noisy_head.Descent(hyper, regularization=0.2, step_size=2.0, steps=5, objective="paper"),
+        noise_multiplier=0.0,
+        trajectory=True,
+    )
     Z = np.einsum("ni,nj->nij", features.query, features.context)
     Z *= np.minimum(1, 0.15 / np.linalg.norm(Z, axis=(1, 2)))[:, None, None]
     t = np.clip(features.target, -0.8, 0.8)
@@ -66,7 +69,7 @@ def test_noise_has_the_stated_size():
 
     gammas = np.array(jax.vmap(draw)(jax.random.split(jax.random.key(1), 4000)))
     exact = noisy_head.noisy_descent(
-        jax.random.key(0), features, hyper, noise_multiplier=0.0, **run
+        jax.random.key(0), features, noisy_head.Descent(hyper, **run), noise_multiplier=0.0
     )
     noise = (gammas - np.array(exact)).reshape(4000, -1)
     std = 0.5 * gaussian_noise_multiplier(1.0, 1e-5) * noisy_head.gradient_sensitivity(hyper) / 50
@@ -84,21 +87,17 @@ def test_excess_risks_of_the_paper_and_of_the_release():
     valid = noisy_head.hyperparameters(*sizes, **run)
     step_size = 3.17 / (5 + printed.feature_radius**2) ** 2
     steps = math.ceil(2.5 * math.log(4000) / -math.log1p(-5 * step_size))
-    multiplier, _ = noisy_head.calibrate(
-        printed, **run, step_size=step_size, steps=steps, epsilon=1.0, delta=1e-5, **PAPER
-    )
+    descent = noisy_head.Descent(printed, **run, step_size=step_size, steps=steps, **PAPER)
+    multiplier, _ = descent.calibrate(1.0, 1e-5)
     once = gaussian_noise_multiplier(1.0, 1e-5)
 
     def trial(key):
         features = noisy_head.sample_features(key, *sizes)
         gammas = (
-            noisy_head.noisy_descent(
-                key, features, printed, noise_multiplier=multiplier, step_size=step_size, steps=steps,
-                sensitivity="paper", objective="paper", **run,
-            ),
+            noisy_head.noisy_descent(key, features, descent, noise_multiplier=multiplier),
             noisy_head.one_shot(key, features, valid, noise_multiplier=once, **run),
             jnp.zeros((5, 5)),
-        )  # fmt: skip
+        )
         reference = noisy_head.ridge(features, 5.0)
         return [noisy_head.population_risk(gamma, 63, reference=reference) for gamma in gammas]
 
@@ -114,21 +113,16 @@ def test_excess_risks_of_the_paper_and_of_the_release():
 
 
 def test_sphere_start_has_norm_R_and_is_no_function_of_the_data():
-    run = {
-        "regularization": 1.0,
-        "step_size": 1e-12,
-        "steps": 1,
-        "noise_multiplier": 0.0,
-        "init": "sphere",
-    }
-    hyper = noisy_head.HyperParameters(1.0, 1.0, 3.0)
+    bounds = noisy_head.HyperParameters(1.0, 1.0, 3.0)
+    descent = noisy_head.Descent(bounds, regularization=1.0, step_size=1e-12, steps=1)
+    run = {"noise_multiplier": 0.0, "init": "sphere"}
     key = jax.random.key(5)
     first, second = (
-        noisy_head.noisy_descent(key, features_of(20, seed=s), hyper, **run) for s in (0, 1)
+        noisy_head.noisy_descent(key, features_of(20, seed=s), descent, **run) for s in (0, 1)
     )
     np.testing.assert_allclose(np.linalg.norm(first), 3.0)
     np.testing.assert_allclose(first, second, atol=1e-10)
-    other = noisy_head.noisy_descent(jax.random.key(6), features_of(20), hyper, **run)
+    other = noisy_head.noisy_descent(jax.random.key(6), features_of(20), descent, **run)
     assert np.linalg.norm(np.array(first) - np.array(other)) > 1
 
 

@@ -132,19 +132,17 @@ def test_bounds_are_enforced_on_every_row():
         np.outer(query[4], context[4]), 0.5 * np.outer([0.6, 0.8], [0.8, 0.6])
     )
 
-    def release(target):
+    descent = noisy_head.Descent(hyper, regularization=1.0, step_size=0.5, steps=3)
+
+    def release(*features):
         return noisy_head.noisy_descent(
-            jax.random.key(0), noisy_head.Features(features[0], features[1], target), hyper,
-            regularization=1.0, step_size=0.5, steps=3, noise_multiplier=1.0,
-        )  # fmt: skip
+            jax.random.key(0), noisy_head.Features(*features), descent, noise_multiplier=1.0
+        )
 
     with jax.enable_x64(True), np.errstate(all="ignore"):
-        traced = jax.jit(lambda q, c, t: noisy_head.noisy_descent(
-            jax.random.key(0), noisy_head.Features(q, c, t), hyper, regularization=1.0, step_size=0.5,
-            steps=3, noise_multiplier=1.0))  # fmt: skip
-        assert np.isfinite(traced(*features)).all()
+        assert np.isfinite(jax.jit(release)(*features)).all()
     with pytest.raises(ValueError, match="not finite"):
-        release(features.target)
+        release(*features)
 
 
 def test_valid_rule():

@@ -301,7 +301,7 @@ def test_guarantee_is_a_value():
         with pytest.raises(ValueError, match=field):
             guarantee(**{field: bad})
     with pytest.raises(ValueError, match="neighboring"):
-        dpx.PrivacyGuarantee(1.0, 0.0, "add_or_remove_one", "user", "m")  # type: ignore[arg-type]
+        dpx.PrivacyGuarantee(1.0, 0.0, "add_or_remove", "user", "m")  # type: ignore[arg-type]
 
 
 def test_nothing_spent_is_free():

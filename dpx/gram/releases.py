@@ -1,0 +1,196 @@
+"""The differentially private release of the Gram matrix XXᵀ.
+
+In mathematics X is n×d, α is `column_bound`, β is `max_column_change`, η is `eta` and F is the Frobenius
+sensitivity of XXᵀ.
+"""
+
+import dataclasses
+from functools import partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from dp_accounting import NeighboringRelation
+from jax.core import Tracer
+
+from dpx import noise
+from dpx._numerics import wide_sums
+from dpx._validate import check_choice, check_delta, check_epsilon, check_relation
+from dpx.gram import mechanisms
+from dpx.gram.columns import clipped_gram, leading_rows
+from dpx.privacy import ADD_OR_REMOVE_ONE, PrivacyGuarantee
+
+
+@partial(
+    jax.tree_util.register_dataclass,
+    data_fields=["matrix"],
+    meta_fields=["guarantee", "num_samples", "noise_std"],
+)
+@dataclasses.dataclass(frozen=True)
+class GramRelease:
+    """A private estimate of XXᵀ; a pytree with one leaf, the matrix.
+
+    Attributes:
+      matrix: (n, n), symmetric.
+      guarantee: What the matrix costs.
+      num_samples: k of the sampling mechanism, None for additive noise.
+      noise_std: Standard deviation of the noise on the diagonal, 1/√2 of it off the diagonal; None for
+        sampling, whose error scales with the matrix.
+    """
+
+    matrix: jax.Array
+    guarantee: PrivacyGuarantee
+    num_samples: int | None
+    noise_std: float | None
+
+
+def release(
+    key: jax.Array | None,
+    X: Any,
+    *,
+    epsilon: float,
+    delta: float,
+    column_bound: float,
+    max_column_change: float | None = None,
+    mechanism: str = "gaussian",
+    eta: float | None = None,
+    calibration: str = "exact",
+    neighboring: NeighboringRelation | str = "replace_one",
+    clip: bool = True,
+    assume_good: bool = False,
+    psd: bool = False,
+    secure: bool = False,
+) -> GramRelease:
+    """Releases XXᵀ with (epsilon, delta)-differential privacy for one column of X.
+
+    *gaussian*: XXᵀ + E, E symmetric with independent N(0, σ²) on the diagonal and N(0, σ²/2) off it.
+    In the coordinates (A_ii, √2 A_ij), in which the l2 norm is the Frobenius norm, this is isotropic
+    noise, so the Gaussian mechanism with σ = F·m is exact: F the Frobenius sensitivity and m the exact
+    multiplier of (epsilon, delta).
+
+    *sampling*: Algorithms 1 and 2 of Gao, Song, Yang, Zhou (arXiv:2305.04701): the mean of k outer
+    products of N(0, XXᵀ + ηI) samples, minus ηI. The shift makes every X, not just a "good" one, a
+    covariance above ηI, which is what the guarantee rests on; checking XXᵀ ⪰ ηI on the data instead
+    would leak. The mean is a Wishart matrix, drawn in O(n³) whatever k is. The relative error is about
+    1/√k, on matrices shifted by η, so at equal (ε, δ) additive noise is the more accurate one. The paper's
+    own form is `**as_printed()`.
+
+    Formal guarantee: replace_one changes one column, of norm at most α (longer ones are projected onto that
+    ball), by at most β; add_or_remove_one adds or removes a column. n is public, and so is d under
+    replace_one. Sensitivity and accounting are proven in `dpx.gram.accounting`. The projection, `psd` and all
+    that is computed from the matrix later are post-processing. The guarantee is for real arithmetic (what is
+    left of that in floating point is said in `dpx.noise`), with `secure` also for what runs: columns are
+    rounded to integers, F is the same function of the bounds that rounded columns have, and the rest is
+    `dpx.noise.secure`.
+
+    Args:
+      key: A JAX key for this release alone.
+      X: (n, d), as in `dpx.gram.columns.clipped_gram`: an array, a DataFrame, a sparse matrix, or an iterable
+        of column blocks.
+      epsilon, delta: The budget; any ε up to 1e8.
+      column_bound: α, bound on the l2 norm of a column; a number fixed without looking at X.
+      max_column_change: β in (0, 2α], how far a column moves between neighbours; None is 2α, which is any
+        replacement.
+      mechanism: "gaussian" or "sampling".
+      eta: η > 0 for sampling: the shift, or with `assume_good` the promised least eigenvalue of XXᵀ.
+        It must exceed F for any k to be admissible.
+      calibration: "exact", or (sampling only) "paper": Definition 4.5 with 2αβ√n/η.
+      neighboring: REPLACE_ONE or ADD_OR_REMOVE_ONE, or its lower-case name.
+      clip: False raises where a column exceeds the bound, an error for the holder of the data alone.
+      assume_good: Sampling only: take XXᵀ ⪰ ηI as a promise (the paper's) instead of shifting. The
+        guarantee then holds only where the promise does, and says so.
+      psd: Project the release onto the positive semidefinite matrices (nearest in Frobenius norm).
+      secure: Gaussian only: sums integers and draws discrete noise; `key` must then be None.
+
+    Returns:
+      A `GramRelease`. It is computed in 64-bit floats, since entries of XXᵀ can exceed the noise by more
+      than 32 bits resolve, and returned in JAX's default ones; under a JAX transformation the
+      ambient precision is used throughout.
+
+    Raises:
+      ValueError: for an argument out of range; where no k ≥ n is admissible, naming the ε, η or β that
+        would admit one; where n > d without the shift; for columns over the bound with `clip=False`.
+    """
+    check_epsilon(epsilon)
+    check_delta(delta)
+    check_choice(mechanism, "mechanism", mechanisms.MECHANISMS)
+    bounds: dict[str, Any] = {
+        "column_bound": column_bound,
+        "max_column_change": max_column_change,
+        "neighboring": check_relation(neighboring, "neighboring"),
+    }
+    mechanisms.check_options(mechanism, eta, calibration, assume_good, secure, **bounds)
+    noise.secure.check(key, secure)
+    n, X = leading_rows(X)
+    if mechanism == "gaussian":
+        planned = mechanisms.gaussian(epsilon, delta, n=n, secure=secure, **bounds)
+    else:
+        options = {"eta": eta, "calibration": calibration, "shifted": not assume_good}
+        planned = mechanisms.sampling(epsilon, delta, n=n, **options, **bounds)
+
+    gram, columns = clipped_gram(X, column_bound, clip=clip, whole=secure)
+    if assume_good and n > columns:
+        raise ValueError(
+            f"X is {n}×{columns}: with n > d no XXᵀ is ⪰ eta·I, so assume_good=True cannot hold; leave it out"
+        )
+    traced = isinstance(key, Tracer) or isinstance(gram, Tracer)
+    with wide_sums(key, gram):
+        if not isinstance(gram, Tracer) and not secure:
+            gram = jnp.asarray(np.asarray(gram), float)
+        matrix = planned.draw(key, gram)
+        if psd:
+            matrix = project_psd(matrix)
+    if not traced:
+        matrix = noise.check_finite(jnp.asarray(np.asarray(matrix), float), "the Gram matrix")
+    return GramRelease(
+        matrix=matrix,
+        guarantee=PrivacyGuarantee(
+            epsilon=epsilon,
+            delta=delta,
+            neighboring=bounds["neighboring"],
+            unit=_unit(column_bound, max_column_change),
+            mechanism=planned.described,
+            assumptions=_assumptions(
+                column_bound, eta, clip, assume_good, bounds["neighboring"] is ADD_OR_REMOVE_ONE
+            ),
+            event=planned.event,
+        ),
+        num_samples=planned.num_samples,
+        noise_std=planned.noise_std,
+    )
+
+
+def as_printed() -> dict[str, Any]:
+    """The options of `release` with which it is the mechanism that the paper prints.
+
+    η is still to be given: `gram.release(key, X, ..., eta=eta, **gram.as_printed())`.
+    """
+    return {"mechanism": "sampling", "calibration": "paper"}
+
+
+def project_psd(matrix: jax.Array) -> jax.Array:
+    """The positive semidefinite matrix nearest to a symmetric one, (..., n, n), in Frobenius norm."""
+    values, vectors = jnp.linalg.eigh(matrix)
+    scaled = vectors * jnp.maximum(values, 0)[..., None, :]
+    return jnp.matmul(scaled, jnp.swapaxes(vectors, -1, -2), precision=jax.lax.Precision.HIGHEST)
+
+
+def _unit(column_bound: float, max_column_change: float | None) -> str:
+    if max_column_change is None or max_column_change >= 2 * column_bound:
+        return "column of X"
+    return f"column of X, moved by at most max_column_change={max_column_change:g}"
+
+
+def _assumptions(
+    column_bound, eta, clip: bool, assume_good: bool, comes_or_goes: bool
+) -> tuple[str, ...]:
+    public = "number of rows of X is" if comes_or_goes else "shape of X is"
+    stated = [f"the {public} public"]
+    if not clip:
+        stated.append(f"data within the declared bounds: columns of norm at most {column_bound:g}")
+    if assume_good:
+        stated.append(
+            f"XXᵀ ⪰ eta·I with eta={eta:g}, for X and for its neighbours; this is not checked"
+        )
+    return tuple(stated)
