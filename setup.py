@@ -22,15 +22,28 @@ TEST = [
     "ruff>=0.8",
 ]
 
+# An installed dpx finds configs and experiments inside itself: these names are not claimed for all of Python.
+SHIPPED = [
+    f"dpx.shipped.{name}"
+    for name in find_packages(include=["configs", "experiments", "experiments.*"])
+]
+
 setup(
-    name="dpx",
+    name="dpx-attention",
     version="0.1.0",
     description="Differentially private attention in JAX and Flax",
     long_description=Path(__file__).with_name("README.md").read_text(encoding="utf-8"),
     long_description_content_type="text/markdown",
     license="Apache-2.0",
     python_requires=">=3.11",
-    packages=find_packages(include=["dpx", "dpx.*"]),
+    packages=[*find_packages(include=["dpx", "dpx.*"]), *SHIPPED],
+    package_dir={
+        "dpx": "dpx",
+        **{name: name.removeprefix("dpx.shipped.").replace(".", "/") for name in SHIPPED},
+    },
+    package_data={"dpx": ["py.typed"]},
+    py_modules=["_dpx_command"],
+    entry_points={"console_scripts": ["dpx = _dpx_command:main"]},
     install_requires=[
         "absl-py>=2.1",
         "dp-accounting>=0.5",

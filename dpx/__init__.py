@@ -28,7 +28,10 @@ from dpx.privacy import (
 )
 from dpx.training import poisson_batches, privatize
 
-__version__ = _metadata.version("dpx")
+try:
+    __version__ = _metadata.version("dpx-attention")
+except _metadata.PackageNotFoundError:  # a clone that is on the path, but not installed
+    __version__ = "0+unknown"
 
 __all__ = [
     "ClippedGrads",

@@ -1,6 +1,6 @@
 """`python -m experiments.report`: the same as `dpx report`."""
 
-from dpx.launch import report
+from _dpx_command import main
 
 if __name__ == "__main__":
-    report.start()
+    main("report")

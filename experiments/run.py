@@ -1,6 +1,6 @@
 """`python -m experiments.run`: the same as `dpx run`."""
 
-from dpx.launch import run
+from _dpx_command import main
 
 if __name__ == "__main__":
-    run.start()
+    main("run")

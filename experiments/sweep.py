@@ -1,6 +1,6 @@
 """`python -m experiments.sweep`: the same as `dpx sweep`."""
 
-from dpx.launch import sweep
+from _dpx_command import main
 
 if __name__ == "__main__":
-    sweep.start()
+    main("sweep")

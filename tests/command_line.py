@@ -5,10 +5,14 @@ import sys
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
+DPX = "from _dpx_command import main; main()"
 
 
 def command(module, *arguments):
-    return [sys.executable, "-m", f"experiments.{module}", *map(str, arguments)]
+    """A module of experiments, where it is one, and else the command dpx."""
+    if module.startswith("bench.") or module in ("run", "sweep", "report"):
+        return [sys.executable, "-m", f"experiments.{module}", *map(str, arguments)]
+    return [sys.executable, "-c", DPX, module, *map(str, arguments)]
 
 
 def call(module, *arguments):

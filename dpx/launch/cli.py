@@ -1,6 +1,8 @@
 """How every command line of the project fails: one line on stderr, exit status 2, no traceback."""
 
+import difflib
 import errno
+import functools
 import re
 import sys
 import warnings
@@ -8,13 +10,21 @@ from collections.abc import Callable
 from typing import NoReturn
 
 from absl import app, flags, logging
+from ml_collections import config_flags
 
 from dpx import _storage as storage
 from dpx.launch import records
+from dpx.launch.experiment import ContractError
 from dpx.training import keys
 
 # What can go wrong in the world while a run goes on; all else is a fault of the program.
-EXPECTED = (keys.CannotResumeError, storage.StorageError, OSError, ModuleNotFoundError)
+EXPECTED = (
+    ContractError,
+    keys.CannotResumeError,
+    storage.StorageError,
+    OSError,
+    ModuleNotFoundError,
+)
 _REMEDIES = {
     errno.ENOSPC: "make room, and repeat the command",
     errno.EDQUOT: "make room, and repeat the command",
@@ -29,21 +39,39 @@ def start(main: Callable[[list[str]], None]) -> None:
     """`absl.app.run`, which an interrupt from the keyboard ends in one line with exit status 130."""
     sys.unraisablehook = _show_unraisable
     try:
-        app.run(main, flags_parser=parse_flags)
+        app.run(main, flags_parser=functools.partial(parse_flags, module=main.__module__))
     except KeyboardInterrupt:
         sys.stderr.write("interrupted: the same command goes on where this one stopped\n")
         sys.exit(130)
 
 
-def parse_flags(argv: list[str]) -> list[str]:
-    """Parses flags, for `app.run(main, flags_parser=parse_flags)`."""
+class _Configs(flags.ArgumentParser):
+    """Reads the value of --config: the name of a config that comes with dpx, or a file."""
+
+    def parse(self, argument):
+        return records.load_config(argument)
+
+
+def define_config(words: str) -> None:
+    """Defines --config, whose value is a configuration, and --config.KEY, which change it."""
+    config_flags.DEFINE_config_file("config", None, words)
+    flags.FLAGS["config"].parser = _Configs()
+
+
+def parse_flags(argv: list[str], module: str = "") -> list[str]:
+    """Parses flags, for `app.run(main, flags_parser=parse_flags)`; `module` is asked for its help."""
     warnings.showwarning = _show_warning
+    if module and any(re.fullmatch(r"--?h(elp)?", argument) for argument in argv[1:]):
+        print(f"{sys.modules[module].__doc__}\n{flags.FLAGS.module_help(module)}")
+        sys.exit(0)
     try:
         if "config" in flags.FLAGS:
             _check_config(argv)
         left = flags.FLAGS(argv)
     except SystemExit:
         sys.exit(0)  # absl has printed the help that was asked for, which it calls status 1
+    except flags.UnrecognizedFlagError as error:
+        stop(ValueError(f"--{error.flagname} is no flag{_close_flag(error.flagname)}"))
     except Exception as error:  # ml_collections raises many types for a bad config flag
         stop(error)
     if not flags.FLAGS["verbosity"].present:
@@ -52,6 +80,18 @@ def parse_flags(argv: list[str]) -> list[str]:
     if len(left) > 1:
         stop(ValueError(f"unknown argument {left[1]!r}: flags start with --"))
     return left
+
+
+def _close_flag(name: str) -> str:
+    """What a flag that is not there may have meant."""
+    known = {flag: flag for flag in flags.FLAGS if not flag.startswith("config.")}
+    config = flags.FLAGS["config"].value if "config" in flags.FLAGS else None
+    if config is not None and not isinstance(config, str):
+        for key in records.flatten(config):
+            known.setdefault(key.rpartition(".")[2], f"config.{key}")
+            known[f"config.{key}"] = f"config.{key}"
+    close = difflib.get_close_matches(name, known, 1)
+    return f": did you mean --{known[close[0]]}?" if close else ": --help lists the flags"
 
 
 def _check_config(argv: list[str]) -> None:
@@ -82,7 +122,7 @@ def in_one_line(error: Exception) -> str:
         remedy = _REMEDIES.get(error.errno or 0, "check the path")
         text = f"{error.filename}: {error.strerror}: {remedy}"
     if isinstance(error, ModuleNotFoundError):
-        text = f'{text}: install the extras, pip install -e ".[data,plots]"'
+        text = f'{text}: install the extras, pip install "dpx-attention[data,plots]"'
     lines = [line.strip() for line in str(text).splitlines() if line.strip()]
     return lines[0] if lines else type(error).__name__
 

@@ -90,6 +90,10 @@ class Outcome:
         return found
 
 
+class ContractError(Exception):
+    """An experiment does not keep to what this module says."""
+
+
 class Experiment(Protocol):
     """The functions of an experiment's module; `figures` and `load` may be missing."""
 

@@ -11,8 +11,6 @@ result.json       metrics, the headline guarantee, wall time, notes: written las
 
 import dataclasses
 import functools
-import importlib
-import importlib.util
 import json
 import os
 import platform
@@ -23,9 +21,12 @@ from typing import Any
 
 import jax
 import ml_collections
+from flax import traverse_util
 
 from dpx import _storage as storage
+from dpx.launch import sources
 from dpx.launch.experiment import Measure
+from dpx.launch.sources import config_module, experiment, load_config
 from dpx.training import keys
 
 
@@ -62,50 +63,16 @@ class Record:
         return self.private["total"]
 
 
-def load_config(source: str) -> ml_collections.ConfigDict:
-    """The configuration of `configs/NAME.py[:arg]`, its defaults."""
-    path, _, arg = source.partition(":")
-    return config_module(path).get_config(arg)
-
-
-def config_module(path: str):
-    """The module of a config file.
-
-    Raises:
-      FileNotFoundError: if there is none.
-    """
-    path = path.partition(":")[0]
-    if not Path(path).is_file():
-        raise FileNotFoundError(f"{path}: no such config file")
-    spec = importlib.util.spec_from_file_location(Path(path).stem, path)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
-def experiment(config: ml_collections.ConfigDict):
-    """The module that runs a configuration.
-
-    Raises:
-      ValueError: where there is none of that name.
-    """
-    name = f"experiments.{config.experiment}"
-    module = importlib.import_module(name) if importlib.util.find_spec(name) else None
-    if module is None or not hasattr(module, "validate"):
-        raise ValueError(
-            f"config.experiment={config.experiment!r} is no experiment: leave it as the config has it"
-        )
-    return module
-
-
 def check_key(name: str, known: Mapping[str, Any], source: str) -> None:
     """Raises ValueError for a dotted name that the flat config of a source does not have."""
     if name not in known:
         if others := _variants_with(name, source):
             several = "one of " * (len(others) > 1)
             raise ValueError(f"{source} does not read {name!r}: use {several}{', '.join(others)}")
+        if close := sources.did_you_mean(name, known):
+            raise ValueError(
+                f"config has no key {name!r}{close.replace('mean ', 'mean --config.')}"
+            )
         raise ValueError(f"config has no key {name!r}: use one of {', '.join(known)}")
 
 
@@ -117,15 +84,10 @@ def _variants_with(name: str, source: str) -> list[str]:
     return [variant for variant in variants if name in flatten(load_config(variant).to_dict())]
 
 
-def flatten(config: Mapping | ml_collections.ConfigDict, prefix: str = "") -> dict[str, Any]:
+def flatten(config: Mapping | ml_collections.ConfigDict) -> dict[str, Any]:
     """Dotted names to values."""
-    flat = {}
-    for name, value in config.items():
-        if isinstance(value, Mapping | ml_collections.ConfigDict):
-            flat |= flatten(value, f"{prefix}{name}.")
-        else:
-            flat[prefix + name] = value
-    return flat
+    nested = config.to_dict() if isinstance(config, ml_collections.ConfigDict) else config
+    return traverse_util.flatten_dict(nested, sep=".")
 
 
 def overrides(config: ml_collections.ConfigDict, source: str) -> dict[str, Any]:

@@ -1,6 +1,6 @@
 """Tables and figures of the finished runs in a folder.
 
-python -m experiments.report --workdir=DIR       writes report.md, results.csv and *.png
+dpx report --workdir=DIR       writes report.md, results.csv and *.png
 """
 
 import csv

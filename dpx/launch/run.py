@@ -1,9 +1,12 @@
 """Runs one configured experiment.
 
-python -m experiments.run --config=configs/NAME.py[:arg] --workdir=DIR [--config.key=value ...] [--dry_run]
+dpx run --config=NAME[:arg] --workdir=DIR [--config.key=value ...] [--dry_run]
+
+`NAME` is a config that comes with dpx; a config of your own is given by its path.
 """
 
 import dataclasses
+import sys
 import time
 from pathlib import Path
 from typing import Any
@@ -15,7 +18,7 @@ from ml_collections import config_flags
 import dpx
 from dpx import _storage as storage
 from dpx import _validate, privacy
-from dpx.launch import cli, experiment, figures, records, report
+from dpx.launch import cli, experiment, figures, records, report, sources
 from dpx.training import keys
 
 _SEEDED = (
@@ -62,6 +65,7 @@ def execute(config: ml_collections.ConfigDict, workdir: Path) -> records.Record:
     """Runs a configuration in its prepared folder, resumes it, or reads what it left when it finished.
 
     Raises:
+      experiment.ContractError: if the experiment returns something else than an Outcome.
       keys.CannotResumeError: if the run was killed and its keys are lost, or its data have changed.
       storage.BusyError: if another process runs it.
       storage.StorageError: if a file that it needs is damaged.
@@ -70,7 +74,13 @@ def execute(config: ml_collections.ConfigDict, workdir: Path) -> records.Record:
         record = records.read(workdir)
         if record is None:
             began = time.monotonic()
+            sys.stderr.write(f"{config.experiment}: started; compiling comes first\n")
             outcome = records.experiment(config).run(config, workdir)
+            if not isinstance(outcome, experiment.Outcome):
+                raise experiment.ContractError(
+                    f"config.experiment={config.experiment!r}: run returned {type(outcome).__name__}: let it "
+                    "return a dpx.launch.experiment.Outcome"
+                )
             _write(outcome, config, workdir, time.monotonic() - began)
             record = records.read(workdir)
             assert record is not None
@@ -143,7 +153,8 @@ def main(argv: list[str]) -> None:
     flag = flags.FLAGS
     try:
         if flag.config is None:
-            raise ValueError("--config is missing: use --config=configs/NAME.py")
+            known = ", ".join(sources.names())
+            raise ValueError(f"--config is missing: use --config=FILE, or one of {known}")
         config = flag.config
         if flag.dry_run:
             check(config)
@@ -168,7 +179,8 @@ def main(argv: list[str]) -> None:
 
 def start() -> None:
     """The command line."""
-    config_flags.DEFINE_config_file("config", None, "configs/NAME.py, with :arg if any")
+    cli.define_config("name or file of the config, with :arg if any")
+    flags.declare_key_flag("config")
     flags.DEFINE_string("workdir", None, "folder of this run's records")
     flags.DEFINE_bool("dry_run", False, "print the privacy parameters and stop")
     cli.start(main)

@@ -1,6 +1,6 @@
 """Runs a grid of configurations, each in a folder of its own under --workdir.
 
-python -m experiments.sweep --config=configs/NAME.py[:arg] --workdir=DIR [--set=key=v1,v2 ...]
+dpx sweep --config=NAME[:arg] --workdir=DIR [--set=key=v1,v2 ...]
 
 The default grid is the config's sweep(). Finished points are skipped, an unfinished one resumes, and a point
 that fails does not stop the others. Several sweeps may share one folder: each takes points that nobody runs.
@@ -18,7 +18,7 @@ import yaml
 from absl import flags
 
 from dpx import _storage as storage
-from dpx.launch import cli, records, report, run
+from dpx.launch import cli, records, report, run, sources
 
 _LONGEST_NAME = 200
 _PATIENCE = 1.0  # seconds between looks at points that other processes run
@@ -34,16 +34,22 @@ def grid(source: str, axes: list[str]) -> list[dict]:
     Raises:
       ValueError: for an axis without values, a value that is none, or a key that cannot be set.
     """
-    path, _, arg = source.partition(":")
     if axes:
         chosen = {}
         for axis in axes:
             name, equals, values = axis.partition("=")
             if not equals:
                 raise ValueError(f"--set={axis} must be key=v1,v2")
+            if name in chosen:
+                raise ValueError(f"--set={name}=… is given twice: put all values in one --set")
             chosen[name] = [_parse(value, axis) for value in values.split(",")]
     else:
-        chosen = records.config_module(path).sweep(arg)
+        module = records.config_module(source)
+        if not callable(getattr(module, "sweep", None)):
+            raise ValueError(
+                f"{source} has no function sweep: give the grid, as in --set=epsilon=1,2"
+            )
+        chosen = sources.call(module, "sweep", source)
     known = records.flatten(records.load_config(source).to_dict())
     for name in chosen:
         records.check_key(name, known, source)
@@ -51,7 +57,7 @@ def grid(source: str, axes: list[str]) -> list[dict]:
             raise ValueError("--set=experiment=… is fixed by the config file: use another --config")
         if name == "noise_seed":
             raise ValueError(
-                "--set=noise_seed=… would write a secret into the points' names: give it to experiments.run, "
+                "--set=noise_seed=… would write a secret into the points' names: give it to dpx run, "
                 "for one run at a time, or leave it out"
             )
     return [
@@ -101,8 +107,9 @@ def point_name(overrides: dict) -> str:
 
 
 def run_points(source: str, points: list[dict], folder: Path) -> list[tuple[str, Exception]]:
-    """Runs the points that are not finished; several processes share the points of one folder.
+    """Runs the points that are not finished, and that were checked before.
 
+    Several processes may share the points of one folder.
     A point that another process runs is left to it, and looked at again when all others are done: by then
     it has finished, or its process was killed and it can go on here.
 
@@ -118,7 +125,7 @@ def run_points(source: str, points: list[dict], folder: Path) -> list[tuple[str,
                 sys.stderr.write(f"[{number}/{len(points)}] {name}\n")
             try:
                 config = point_config(source, overrides)
-                run.prepare(config, source, folder / name)
+                records.begin(config, source, folder / name)
                 run.execute(config, folder / name)
             except storage.BusyError:
                 if number not in said:
@@ -142,7 +149,7 @@ def main(argv: list[str]) -> None:
     flag = flags.FLAGS
     try:
         if flag.config is None or flag.workdir is None:
-            raise ValueError("--config=configs/NAME.py and --workdir=DIR are both needed")
+            raise ValueError("--config=NAME and --workdir=DIR are both needed")
         source, folder = flag.config, Path(flag.workdir)
         points = grid(source, flag.set)
         configs = {point_name(overrides): point_config(source, overrides) for overrides in points}
@@ -168,7 +175,7 @@ def main(argv: list[str]) -> None:
 
 def start() -> None:
     """The command line."""
-    flags.DEFINE_string("config", None, "configs/NAME.py, with :arg if any")
+    flags.DEFINE_string("config", None, "name or file of the config, with :arg if any")
     flags.DEFINE_string("workdir", None, "folder of the sweep")
     flags.DEFINE_multi_string("set", [], "key=v1,v2: an axis of the grid, instead of sweep()")
     cli.start(main)

@@ -9,7 +9,9 @@ import pytest
 from command_line import ROOT, call
 
 from dpx.data import surnames
-from dpx.launch import records, report, run, sweep
+from dpx.launch import records, report, run, sources, sweep
+
+NEED_A_FILE = ("amazon", "movielens", "movielens1m", "newsgroups", "table")
 
 
 @pytest.mark.parametrize(
@@ -21,6 +23,14 @@ from dpx.launch import records, report, run, sweep
         ("run", ["--config=configs/quickstart.py:tiny", "--noconfig.tied"], "no key 'tied'"),
         ("run", ["--config=configs/quickstart.py:tiny", "--config.epsilon=a"], "epsilon=a"),
         ("sweep", ["--config=configs/quickstart.py:bogus"], "'bogus' is not known: use one of tiny"),
+        ("run", ["--config=quickstart:tiny", "--epsilon=3"], "did you mean --config.epsilon?"),
+        ("run", ["--config=quickstart:tiny", "--config.epsilonn=3"], "did you mean --config.epsilon?"),
+        ("run", ["--config=quickstrat"], "gram, noisy_head, quickstart"),
+        ("run", [], "or one of audit, "),
+        ("sweep", ["--config=gram:tiny", "--set=epsilon=1", "--set=epsilon=2", "--workdir=x"], "given twice"),
+        ("recommend", ["--workdir=absent"], "--history is missing"),
+        ("sample", ["--workdir=absent"], "absent holds no finished run"),
+        ("reprt", [], "did you mean report?"),
         ("bench.gram", ["--columns=0"], "columns"),
         ("bench.noisy_head", ["--nope"], "nope"),
     ],
@@ -33,19 +43,27 @@ def test_bad_arguments_end_in_one_line(module, arguments, words):
 
 
 def test_help_is_no_failure():
-    ended = call("run", "--help")
-    assert ended.returncode == 0
-    assert "--workdir" in ended.stdout
+    for module in ("run", "recommend"):
+        ended = call(module, "--help")
+        assert ended.returncode == 0
+        assert "--workdir" in ended.stdout
+        assert ("--config" in ended.stdout) == (module == "run")
+    assert "dpx sample" in call("--help").stdout
 
 
-@pytest.mark.parametrize(
-    "path", sorted((ROOT / "configs").glob("*.py")), ids=lambda path: path.stem
-)
-def test_every_experiment_has_a_plan(path):
-    module = records.config_module(str(path))
-    if hasattr(module, "get_config"):
-        for variant in getattr(module, "VARIANTS", ("tiny",)):
-            assert records.experiment(module.get_config(variant)).plan
+@pytest.mark.parametrize("name", sources.names())
+def test_every_experiment_has_a_plan(name):
+    variants = getattr(records.config_module(name), "VARIANTS", ())
+    planned = 0
+    for source in [f"{name}:{variant},tiny" for variant in variants] or [f"{name}:tiny"]:
+        config = records.load_config(source)
+        experiment = records.experiment(config)
+        if config.get("data", {}).get("kind") not in NEED_A_FILE:
+            plan = experiment.plan(config)
+            assert all(isinstance(key, str) for key in plan)
+            assert plan, source
+            planned += 1
+    assert planned
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,23 @@
+"""The command `dpx`: stands outside the package, whose import takes seconds and may be interrupted."""
+
+import os
+import signal
+import sys
+
+
+def main(command: str = "") -> None:
+    """Runs `dpx COMMAND`, which is the first argument unless it is given here."""
+    # A KeyboardInterrupt would be lost or wrapped where it hits an import.
+    signal.signal(signal.SIGINT, _leave)
+    from dpx.launch import main
+
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    if command:
+        sys.argv = [sys.argv[0], command, *sys.argv[1:]]
+    main.start()
+
+
+def _leave(number, frame) -> None:
+    del number, frame
+    os.write(2, b"interrupted before anything began: repeat the command\n")
+    os._exit(130)

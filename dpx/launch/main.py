@@ -1,0 +1,36 @@
+"""The command `dpx`, which has a command for each thing that one does with an experiment."""
+
+import sys
+from collections.abc import Callable
+
+import dpx
+from dpx.launch import cli, query, report, run, sources, sweep
+
+_COMMANDS: dict[str, tuple[str, Callable[[], None]]] = {
+    "run": ("runs one configured experiment", run.start),
+    "sweep": ("runs it over a grid", sweep.start),
+    "report": ("writes tables and figures of finished runs", report.start),
+    "sample": ("draws texts from the private model of a run", query.start_sample),
+    "recommend": ("recommends items by the private model of a run", query.start_recommend),
+}
+
+
+def start() -> None:
+    """Runs the command that the first argument names."""
+    name = sys.argv[1] if len(sys.argv) > 1 else "--help"
+    if name in ("-h", "--help", "--helpshort", "--helpfull", "help"):
+        print(_usage())
+    elif name == "--version":
+        print(dpx.__version__)
+    elif name in _COMMANDS:
+        sys.argv = [f"dpx {name}", *sys.argv[2:]]
+        _COMMANDS[name][1]()
+    else:
+        close = sources.did_you_mean(name, _COMMANDS)
+        cli.stop(ValueError(f"dpx {name} is no command{close}: use one of {', '.join(_COMMANDS)}"))
+
+
+def _usage() -> str:
+    lines = ["usage: dpx COMMAND [--flag=value ...]; dpx COMMAND --help lists the flags", ""]
+    lines += [f"  dpx {name:10} {words}" for name, (words, _) in _COMMANDS.items()]
+    return "\n".join([*lines, "", f"configs: {', '.join(sources.names())}, or a file of your own"])

@@ -1,0 +1,78 @@
+"""Asks the private model that a finished run left.
+
+dpx sample --workdir=RUN [--count=10] [--seed=0]
+dpx recommend --workdir=RUN --history=ITEM,ITEM,... [--k=10] [--noexclude_seen]
+"""
+
+import csv
+from typing import Any
+
+import jax
+from absl import flags
+
+from dpx.launch import cli, records
+
+
+def _sample(argv: list[str]) -> None:
+    del argv
+    flag = flags.FLAGS
+    try:
+        for text in _model("sample").sample(jax.random.key(flag.seed), flag.count):
+            print(text)
+    except (ValueError, *cli.EXPECTED) as error:
+        cli.stop(error)
+
+
+def _recommend(argv: list[str]) -> None:
+    del argv
+    flag = flags.FLAGS
+    try:
+        if flag.history is None:
+            raise ValueError("--history is missing: use --history=ITEM,ITEM,..., in time order")
+        model = _model("recommend")
+        words = next(csv.reader([flag.history]), [])
+        history = [_item(word, model) for word in words]
+        for item in model.recommend(history, k=flag.k, exclude_seen=flag.exclude_seen):
+            print(item)
+    except (ValueError, *cli.EXPECTED) as error:
+        cli.stop(error)
+
+
+def _model(verb: str) -> Any:
+    workdir = flags.FLAGS.workdir
+    if workdir is None:
+        raise ValueError("--workdir is missing: use --workdir=RUN, the folder of a finished run")
+    model = records.load(workdir)
+    if not hasattr(model, verb):
+        can = [name for name in ("sample", "recommend") if hasattr(model, name)]
+        instead = f"use dpx {can[0]}" if can else "use another --workdir"
+        raise ValueError(f"--workdir={workdir} holds a model that does not {verb}: {instead}")
+    return model
+
+
+def _item(word: str, model: Any) -> Any:
+    """An item as the data call it: text, or a number."""
+    kind = type(next(iter(getattr(model, "item_ids", (0,))), 0))
+    try:
+        return kind(word)
+    except ValueError:
+        raise ValueError(
+            f"--history holds {word!r}: the items of this model are numbers, so give such"
+        ) from None
+
+
+def start_sample() -> None:
+    """The command line of `dpx sample`."""
+    flags.DEFINE_string("workdir", None, "folder of a finished run")
+    flags.DEFINE_integer("count", 10, "number of texts", lower_bound=1)
+    flags.DEFINE_integer("seed", 0, "another seed draws other texts", lower_bound=0)
+    cli.start(_sample)
+
+
+def start_recommend() -> None:
+    """The command line of `dpx recommend`."""
+    flags.DEFINE_string("workdir", None, "folder of a finished run")
+    flags.DEFINE_string("history", None, "the items of a user, in time order, with commas between")
+    flags.DEFINE_integer("k", 10, "number of items to recommend", lower_bound=1)
+    flags.DEFINE_bool("exclude_seen", True, "leave out the items of the history")
+    cli.start(_recommend)

@@ -1,0 +1,172 @@
+"""Where configs and experiments are found: those that come with dpx, and a user's own files.
+
+A config is a file with `get_config(arg="")`, which returns a ConfigDict, and optionally `sweep(arg="")`,
+which returns the values of a grid by key. Its `experiment` names the module that runs it: one that comes with dpx
+(`gram.attention_error`), or a file, relative to the config file (`my_experiment.py`).
+"""
+
+import difflib
+import functools
+import importlib
+import importlib.util
+import inspect
+import sys
+from collections.abc import Iterable
+from pathlib import Path
+from types import ModuleType
+
+from ml_collections import ConfigDict
+
+KEYS = ("experiment", "epsilon", "delta", "seed", "noise_seed")
+FUNCTIONS = ("validate", "plan", "run")
+
+
+def root() -> Path:
+    """The folder that holds `configs` and `experiments`: inside the installed package, or the clone."""
+    package = Path(__file__).parents[1]
+    shipped = package / "shipped"
+    return shipped if shipped.is_dir() else package.parent
+
+
+def names() -> dict[str, Path]:
+    """The configs that come with dpx, by name."""
+    files = sorted((root() / "configs").glob("*.py"))
+    return {file.stem: file for file in files if file.stem not in ("__init__", "common")}
+
+
+def config_path(source: str) -> Path:
+    """The file of `NAME[:arg]` or `FILE[:arg]`.
+
+    Raises:
+      FileNotFoundError: if there is none.
+    """
+    name, known = source.partition(":")[0], names()
+    if name in known:
+        return known[name]
+    if not Path(name).is_file():
+        raise FileNotFoundError(
+            f"{name}: no such config file: give a path, or one of {', '.join(known)}"
+            + did_you_mean(name, known)
+        )
+    return Path(name)
+
+
+def config_module(source: str) -> ModuleType:
+    """The module of a config file.
+
+    Raises:
+      FileNotFoundError: if there is none.
+      ValueError: if it lacks get_config.
+    """
+    path = config_path(source)
+    module = _from_file(path, path.stem)
+    if not callable(getattr(module, "get_config", None)):
+        raise ValueError(f"{path}: the function get_config is missing: let it return a ConfigDict")
+    return module
+
+
+def load_config(source: str) -> ConfigDict:
+    """The configuration of `NAME[:arg]` or `FILE[:arg]`, its defaults.
+
+    Raises:
+      FileNotFoundError: if there is no such file.
+      ValueError: if the file or its configuration lacks what every experiment needs.
+    """
+    path, module = config_path(source), config_module(source)
+    config = call(module, "get_config", source)
+    if not isinstance(config, ConfigDict):
+        raise ValueError(
+            f"{path}: get_config returned {type(config).__name__}: let it return an ml_collections.ConfigDict"
+        )
+    for key in KEYS:
+        if key not in config:
+            raise ValueError(f"{path}: the config has no key {key!r}: add it at the top level")
+    if str(config.experiment).endswith(".py"):
+        config.experiment = str((path.parent / config.experiment).resolve())
+    return config
+
+
+def call(module: ModuleType, function: str, source: str):
+    """`get_config` or `sweep` of a config's module, with the argument after the colon, where there is one.
+
+    Raises:
+      ValueError: for an argument that the function does not take.
+    """
+    name, _, arg = source.partition(":")
+    found = getattr(module, function)
+    if not arg:
+        return found()
+    if not inspect.signature(found).parameters:
+        raise ValueError(f"{name}: {function} takes no argument: leave out {':' + arg!r}")
+    return found(arg)
+
+
+def experiment(config: ConfigDict) -> ModuleType:
+    """The module that runs a configuration.
+
+    Raises:
+      ValueError: where there is none of that name, or it lacks a function.
+      FileNotFoundError: where it is a file that is not there.
+    """
+    name = config.experiment
+    module = _own_experiment(name) if str(name).endswith(".py") else _shipped_experiment(name)
+    if module is None:
+        raise ValueError(
+            f"config.experiment={name!r} is no experiment: leave it as the config has it, or name a .py file"
+        )
+    for function in FUNCTIONS:
+        if not callable(getattr(module, function, None)):
+            raise ValueError(
+                f"config.experiment={name!r} has no function {function!r}: define it as "
+                "dpx.launch.experiment.Experiment says"
+            )
+    return module
+
+
+def did_you_mean(name: str, known: Iterable[str]) -> str:
+    """`; did you mean …?` if a known name is close, and nothing otherwise."""
+    close = difflib.get_close_matches(name, list(known), 1)
+    return f"; did you mean {close[0]}?" if close else ""
+
+
+def _shipped_experiment(name: str) -> ModuleType | None:
+    _make_importable()
+    full = f"experiments.{name}"
+    try:
+        found = importlib.util.find_spec(full)
+    except ModuleNotFoundError:  # of the package that should hold it
+        return None
+    return importlib.import_module(full) if found else None
+
+
+@functools.cache
+def _own_experiment(path: str) -> ModuleType:
+    if not Path(path).is_file():
+        raise FileNotFoundError(
+            f"config.experiment={path!r}: no such file: name it relative to the config file"
+        )
+    folder = str(Path(path).parent)
+    if folder not in sys.path:
+        sys.path.append(folder)  # so that it can import what lies beside it
+    module = _from_file(Path(path), f"dpx_own_experiment:{path}")
+    sys.modules[module.__name__] = module
+    return module
+
+
+def _from_file(path: Path, name: str) -> ModuleType:
+    _make_importable()
+    spec = importlib.util.spec_from_file_location(name, path)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    try:
+        spec.loader.exec_module(module)
+    except SyntaxError as error:
+        raise ValueError(f"{path}, line {error.lineno}: {error.msg}: mend it") from None
+    return module
+
+
+def _make_importable() -> None:
+    """Lets `import configs` and `import experiments` work wherever dpx is installed."""
+    if str(root()) not in sys.path:
+        sys.path.append(str(root()))
