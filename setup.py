@@ -20,6 +20,7 @@ TEST = [
     "pytest>=8.0",
     "pytest-xdist>=3.5",
     "ruff>=0.8",
+    "setuptools>=70.1",
 ]
 
 # An installed dpx finds configs and experiments inside itself: these names are not claimed for all of Python.

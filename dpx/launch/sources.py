@@ -1,8 +1,8 @@
 """Where configs and experiments are found: those that come with dpx, and a user's own files.
 
 A config is a file with `get_config(arg="")`, which returns a ConfigDict, and optionally `sweep(arg="")`,
-which returns the values of a grid by key. Its `experiment` names the module that runs it: one that comes with dpx
-(`gram.attention_error`), or a file, relative to the config file (`my_experiment.py`).
+which returns the values of a grid by key. Its `experiment` names the module that runs it: one that comes with
+dpx (`gram.attention_error`), or a file, relative to the config file (`my_experiment.py`).
 """
 
 import difflib

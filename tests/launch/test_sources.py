@@ -1,0 +1,140 @@
+"""Configs by name and by path, experiments beside a config of one's own, and what is wrong with them."""
+
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+from dpx.launch import experiment, records, report, run, sources, sweep
+
+CONFIG = """
+from ml_collections import ConfigDict, config_dict
+
+def get_config():
+    config = ConfigDict({
+        "experiment": "mine.py", "epsilon": 1.0, "delta": 1e-6, "seed": 0,
+        "noise_seed": config_dict.placeholder(int),
+    })
+    CHANGE
+    return config
+"""
+EXPERIMENT = """
+import beside_mine
+import dpx
+from dpx.launch.experiment import Measure, Outcome
+
+def validate(config):
+    pass
+
+def plan(config):
+    return {"epsilon": config.epsilon}
+
+def run(config, workdir):
+    spent = dpx.PrivacyGuarantee(
+        config.epsilon, config.delta, dpx.privacy.REPLACE_ONE, "row", "test")
+    return Outcome([Measure("row", "answer", beside_mine.ANSWER)], spent, {"row": spent})
+"""
+
+
+@pytest.fixture
+def own(tmp_path, monkeypatch):
+    """Writes a config and an experiment into a folder, changed, and returns the config's path."""
+    monkeypatch.setattr(sys, "path", list(sys.path))
+
+    def write(change="pass", experiment=EXPERIMENT):
+        (tmp_path / "my_config.py").write_text(CONFIG.replace("CHANGE", change))
+        (tmp_path / "mine.py").write_text(experiment)
+        (tmp_path / "beside_mine.py").write_text("ANSWER = 42.0\n")
+        return str(tmp_path / "my_config.py")
+
+    return write
+
+
+def test_configs_are_found_by_name_from_any_folder(tmp_path, monkeypatch):
+    names = sources.names()
+    assert {"quickstart", "recommender", "gram"} <= set(names)
+    assert not {"__init__", "common"} & set(names)
+    monkeypatch.chdir(tmp_path)
+    by_name = records.load_config("quickstart:tiny")
+    by_path = records.load_config(f"{names['quickstart']}:tiny")
+    assert by_name.to_dict() == by_path.to_dict()
+    assert by_name.train.steps == 6
+    with pytest.raises(FileNotFoundError, match=r"audit, .*; did you mean quickstart\?"):
+        records.load_config("quikstart")
+    with pytest.raises(FileNotFoundError, match=r"configs/quickstart.py: no such config file"):
+        records.load_config("configs/quickstart.py")
+
+
+def test_an_experiment_of_ones_own_runs_from_anywhere(own, tmp_path, monkeypatch):
+    source = own()
+    monkeypatch.chdir(tmp_path.parent)
+    config = records.load_config(source)
+    workdir = tmp_path / "run"
+    run.prepare(config, source, workdir)
+    record = run.execute(config, workdir)
+    assert record.metrics == {"row/answer": 42.0}
+    assert "| row | 1 | 42 |" in report.summarize(record)
+    assert record.overrides == {}
+    assert Path(record.config["experiment"]) == tmp_path / "mine.py"
+    with pytest.raises(ValueError, match="leaves no model"):
+        records.load(workdir)
+    with pytest.raises(ValueError, match="no function sweep"):
+        sweep.grid(source, [])
+    with pytest.raises(ValueError, match="takes no argument"):
+        records.load_config(f"{source}:tiny")
+
+
+@pytest.mark.parametrize("key", sources.KEYS)
+def test_a_missing_key_is_named(own, key):
+    source = own(f"del config['{key}']")
+    with pytest.raises(ValueError, match=rf"my_config.py: the config has no key '{key}'"):
+        records.load_config(source)
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ("return 3", "get_config returned int"),
+        ("config.experiment = 'absent.py'", "absent.py': no such file"),
+        ("config.epsilon = = 3", "my_config.py, line 9: invalid syntax"),
+    ],
+)
+def test_a_wrong_config_is_named(own, change, words):
+    with pytest.raises((ValueError, FileNotFoundError), match=words) as error:
+        run.check(records.load_config(own(change)))
+    assert len(str(error.value).splitlines()) == 1
+
+
+def test_a_config_without_its_function_is_named(tmp_path):
+    path = tmp_path / "empty.py"
+    path.touch()
+    with pytest.raises(ValueError, match=r"empty.py: the function get_config is missing"):
+        records.load_config(str(path))
+
+
+@pytest.mark.parametrize("function", sources.FUNCTIONS)
+def test_a_missing_function_of_an_experiment_is_named(own, function):
+    source = own(experiment=EXPERIMENT.replace(f"def {function}(", "def other("))
+    with pytest.raises(ValueError, match=rf"mine.py' has no function '{function}'"):
+        run.check(records.load_config(source))
+
+
+def test_an_outcome_that_is_none_is_named(own, tmp_path):
+    source = own(experiment=EXPERIMENT.replace("return Outcome", "Outcome"))
+    config = records.load_config(source)
+    run.prepare(config, source, tmp_path / "run")
+    with pytest.raises(experiment.ContractError, match=r"run returned NoneType: let it return"):
+        run.execute(config, tmp_path / "run")
+
+
+def test_a_sweep_checks_each_point_once(own, tmp_path, monkeypatch):
+    source = own()
+    checked = []
+    check = run.check
+    monkeypatch.setattr(run, "check", lambda config: (checked.append(config.seed), check(config)))
+    flag = SimpleNamespace(config=source, workdir=str(tmp_path / "sweep"), set=["seed=1,2"])
+    monkeypatch.setattr(sweep.flags, "FLAGS", flag)
+    sweep.main([])
+    assert checked == [1, 2]
+    assert len(records.read_all(tmp_path / "sweep")) == 2
