@@ -68,7 +68,13 @@ def _child(job, report, errors):
     sys.argv = [job["module"], *job["arguments"]]
     status = 0
     try:
-        runpy.run_module(f"experiments.{job['module']}", run_name="__main__", alter_sys=True)
+        if job["module"] in ("run", "sweep", "report") or "." in job["module"]:
+            name = f"experiments.{job['module']}"
+            runpy.run_module(name, run_name="__main__", alter_sys=True)
+        else:
+            from _dpx_command import main
+
+            main(job["module"])
     except SystemExit as ended:
         status = ended.code if isinstance(ended.code, int) else int(bool(ended.code))
     except BaseException:
@@ -86,7 +92,7 @@ def _main():
     sys.path.insert(0, str(ROOT))
     from jax._src import xla_bridge
 
-    from dpx.launch import report  # noqa: F401
+    from dpx.launch import main  # noqa: F401
     from experiments.dp_transformer import language_model, recommender  # noqa: F401
 
     assert not xla_bridge.backends_are_initialized(), "a backend's threads do not survive a fork"

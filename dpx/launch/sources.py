@@ -82,7 +82,7 @@ def load_config(source: str) -> ConfigDict:
         if key not in config:
             raise ValueError(f"{path}: the config has no key {key!r}: add it at the top level")
     if str(config.experiment).endswith(".py"):
-        config.experiment = str((path.parent / config.experiment).resolve())
+        config.experiment = str((path.parent / str(config.experiment)).resolve())
     return config
 
 
@@ -108,8 +108,8 @@ def experiment(config: ConfigDict) -> ModuleType:
       ValueError: where there is none of that name, or it lacks a function.
       FileNotFoundError: where it is a file that is not there.
     """
-    name = config.experiment
-    module = _own_experiment(name) if str(name).endswith(".py") else _shipped_experiment(name)
+    name = str(config.experiment)
+    module = _own_experiment(name) if name.endswith(".py") else _shipped_experiment(name)
     if module is None:
         raise ValueError(
             f"config.experiment={name!r} is no experiment: leave it as the config has it, or name a .py file"

@@ -23,7 +23,8 @@ def copied(folder):
     """A copy of all that tests need."""
     for name in ("dpx", "experiments", "configs", "tests"):
         shutil.copytree(ROOT / name, folder / name)
-    shutil.copy(ROOT / "pyproject.toml", folder)
+    for name in ("pyproject.toml", "_dpx_command.py"):
+        shutil.copy(ROOT / name, folder)
     return folder
 
 

@@ -7,11 +7,18 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 from command_line import ROOT, call
+from zygote import Zygote
 
 from dpx.data import surnames
 from dpx.launch import records, report, run, sources, sweep
 
 NEED_A_FILE = ("amazon", "movielens", "movielens1m", "newsgroups", "table")
+
+
+@pytest.fixture(scope="module")
+def zygote():
+    with Zygote() as started:
+        yield started
 
 
 @pytest.mark.parametrize(
@@ -35,11 +42,11 @@ NEED_A_FILE = ("amazon", "movielens", "movielens1m", "newsgroups", "table")
         ("bench.noisy_head", ["--nope"], "nope"),
     ],
 )  # fmt: skip
-def test_bad_arguments_end_in_one_line(module, arguments, words):
-    ended = call(module, *arguments)
-    assert ended.returncode == 2
-    assert words in ended.stderr
-    assert len(ended.stderr.splitlines()) == 1, ended.stderr
+def test_bad_arguments_end_in_one_line(zygote, tmp_path, module, arguments, words):
+    status, stderr, _ = zygote.start(module, *arguments, folder=tmp_path)
+    assert status == 2
+    assert words in stderr
+    assert len(stderr.splitlines()) == 1, stderr
 
 
 def test_help_is_no_failure():
