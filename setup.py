@@ -37,13 +37,17 @@ setup(
     long_description_content_type="text/markdown",
     license="Apache-2.0",
     python_requires=">=3.11",
-    packages=[*find_packages(include=["dpx", "dpx.*"]), *SHIPPED],
+    packages=[
+        *find_packages(include=["dpx", "dpx.*"], exclude=["dpx._command"]),
+        "_dpx_command",
+        *SHIPPED,
+    ],
     package_dir={
         "dpx": "dpx",
+        "_dpx_command": "dpx/_command",
         **{name: name.removeprefix("dpx.shipped.").replace(".", "/") for name in SHIPPED},
     },
     package_data={"dpx": ["py.typed"]},
-    py_modules=["_dpx_command"],
     entry_points={"console_scripts": ["dpx = _dpx_command:main"]},
     install_requires=[
         "absl-py>=2.1",

@@ -1,4 +1,4 @@
-"""Caches of the test session, in which programs that several tests compile are compiled once, and `--third`."""
+"""What all tests share: compiled programs, and the option `--third`."""
 
 import datetime
 import os

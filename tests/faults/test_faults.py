@@ -23,8 +23,7 @@ def copied(folder):
     """A copy of all that tests need."""
     for name in ("dpx", "experiments", "configs", "tests"):
         shutil.copytree(ROOT / name, folder / name)
-    for name in ("pyproject.toml", "_dpx_command.py"):
-        shutil.copy(ROOT / name, folder)
+    shutil.copy(ROOT / "pyproject.toml", folder)
     return folder
 
 

@@ -24,7 +24,7 @@ def test_a_wheel_runs_a_config_by_its_name_from_an_empty_folder(tmp_path):
     subprocess.run(list(map(str, install)), check=True)
     assert (site / "dpx" / "py.typed").exists()
     top = {path.name.partition("-")[0] for path in site.iterdir()} - {"__pycache__", "bin"}
-    assert top == {"dpx", "dpx_attention", "_dpx_command.py"}
+    assert top == {"dpx", "dpx_attention", "_dpx_command"}
 
     def dpx(*arguments):
         return subprocess.run(

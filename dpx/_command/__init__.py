@@ -1,4 +1,4 @@
-"""The command `dpx`: stands outside the package, whose import takes seconds and may be interrupted."""
+"""The command `dpx`, installed as `_dpx_command`: importing `dpx` takes seconds, and may be interrupted."""
 
 import os
 import signal
