@@ -26,7 +26,7 @@ from dpx.privacy import (
     gaussian_epsilon,
     gaussian_noise_multiplier,
 )
-from dpx.training import poisson_batches, privatize
+from dpx.training import poisson_batches, privatize, secret_key
 
 __version__ = _metadata.version("dpx")
 
@@ -54,5 +54,6 @@ __all__ = [
     "privatize",
     "reattention",
     "recommend",
+    "secret_key",
     "training",
 ]

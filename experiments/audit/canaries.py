@@ -15,10 +15,9 @@ from dpx import audit, ngram, privacy
 from dpx.launch import plotting
 from dpx.launch.experiment import Outcome, measures
 from dpx.training import keys as secrets
-from dpx.training import loop as training
 from experiments.audit.training_faults import FAULTS
 from experiments.dp_transformer import histories as recommender_data
-from experiments.dp_transformer import models, next_item
+from experiments.dp_transformer import models, next_item, training
 
 UNIT = "record"
 OTHERS, FEATURES = 4, 16  # records beside the canary, and numbers in each

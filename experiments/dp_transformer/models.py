@@ -13,7 +13,7 @@ from dpx import attention, reattention
 from dpx.data import Histories
 from dpx.nn.recurrent import Recurrent
 from dpx.nn.transformer import Transformer
-from dpx.training import loop as training
+from experiments.dp_transformer import training
 
 KINDS = ("transformer", "gru", "lstm")
 PROBABILITIES = ("release", "uniform", "public")

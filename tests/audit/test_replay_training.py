@@ -9,8 +9,8 @@ import pytest
 from ml_collections import ConfigDict
 
 from dpx import audit
-from dpx.training import loop as training
 from dpx.training.keys import Keys
+from experiments.dp_transformer import training
 
 # Both move with the data, which is said (`not_covered`), or hold times.
 IGNORED = ["stderr", "file/metrics.jsonl", "file/checkpoints/*"]
