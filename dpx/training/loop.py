@@ -171,7 +171,7 @@ def _plain_gradient(loss_fn, params, *batch, mask):
         return losses.sum(), losses
 
     (_, losses), grads = jax.value_and_grad(total, has_aux=True)(params)
-    return ClippedGrads(_wide(grads), jnp.zeros_like(losses), losses)
+    return ClippedGrads(_wide(grads), jnp.zeros_like(losses), losses, ())
 
 
 def _wide(params):

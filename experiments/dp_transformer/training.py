@@ -14,18 +14,15 @@ import dpx
 from dpx import _validate
 from dpx.training import loop
 from dpx.training.calibration import Privacy, calibrate, public_size, warn_about_delta
-from dpx.training.checkpoints import load_model, save_model
 from dpx.training.keys import Keys
 
 __all__ = [
     "Privacy",
     "check",
     "check_both",
-    "load_model",
     "make_private",
     "plan",
     "public_size",
-    "save_model",
     "train",
     "warn_about_delta",
     "without_privacy",

@@ -188,7 +188,7 @@ FAULTS = (
     ),
     Fault(
         "masked examples add their gradients",
-        "dpx/clipping/__init__.py",
+        "dpx/clipping/clipped.py",
         "factors = [jnp.where(keep, factor, 0.0) for factor in factors]",
         "factors = [jnp.where(jnp.isfinite(factor), factor, 0.0) for factor in factors]",
         "tests/training/test_training.py::test_pieces_sum_to_the_clipped_gradients_over_the_expected_size",
@@ -209,7 +209,7 @@ FAULTS = (
     ),
     Fault(
         "every group of parameters gets the whole threshold for free",
-        "dpx/clipping/__init__.py",
+        "dpx/clipping/clipped.py",
         "norm = math.hypot(*_groups.check_clip(self.l2_clip_norm))",
         "norm = max(_groups.check_clip(self.l2_clip_norm))",
         "tests/clipping/test_clipping.py::test_groups_are_clipped_on_their_own "
@@ -218,7 +218,7 @@ FAULTS = (
     ),
     Fault(
         "replacing a record costs what removing one does",
-        "dpx/clipping/__init__.py",
+        "dpx/clipping/clipped.py",
         "return 2 * norm",
         "return norm",
         "tests/clipping/test_clipping.py::test_sensitivity_by_relation",

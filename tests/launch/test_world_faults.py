@@ -32,7 +32,7 @@ SETTINGS = {
     "model.dim": 4, "train.steps": 4, "train.batch_size": 32, "train.microbatch_size": 32,
     "train.checkpoint_every": 1, "train.log_every": 1, "non_private.steps": 0,
 }  # fmt: skip
-PROGRESS = re.compile(r"^(dp_\w+: step |\[\d+/\d+\] )")
+PROGRESS = re.compile(r"^(dp_\w+: (step|compiling) |\[\d+/\d+\] )")
 
 
 @pytest.fixture(scope="module")
