@@ -19,8 +19,6 @@ from dpx.training import keys as secrets
 from dpx.training.examples import as_examples
 from dpx.training.log import Record
 
-_SIZE = "the number of {}s, which sets the sampling probability, is public"
-
 
 class Trained(NamedTuple):
     """What `fit` returns.
@@ -178,7 +176,7 @@ def fit(
             normalize=normalize,
             accountant=accountant,
             unit=unit,
-            assumptions=(_SIZE.format(unit), *assumptions),
+            assumptions=assumptions,
         )
         tree, history = loop.train(
             lambda tree, *example: loss_fn(rebuilt(tree), *example),
