@@ -81,7 +81,7 @@ def without_key(state):
 def _digest(state) -> dict[str, str]:
     found = hashlib.sha256()
     for leaf in jax.tree.leaves(state):
-        found.update(np.ascontiguousarray(leaf).data)
+        found.update(np.ascontiguousarray(leaf).reshape(-1).view(np.uint8).data)
     return {"sha256": found.hexdigest()}
 
 

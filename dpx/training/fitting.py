@@ -1,6 +1,5 @@
 """Private training of anyone's model in one call."""
 
-import contextlib
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -9,7 +8,6 @@ import jax
 import numpy as np
 import optax
 
-from dpx import _storage as storage
 from dpx import _validate
 from dpx.clipping import groups
 from dpx.clipping import params as parameters_of
@@ -148,24 +146,21 @@ def fit(
     def rebuilt(tree: Any) -> Any:
         return trained.rebuild(jax.tree.leaves(tree))
 
+    # What a call that is repeated must find as it was; of the initial parameters, all of them.
+    settings = {
+        "epsilon": float(epsilon),
+        "delta": float(delta),
+        "batch_size": float(batch_size),
+        "steps": steps,
+        "l2_clip_norm": [float(clip) for clip in jax.tree.leaves(l2_clip_norm)],
+        "normalize": normalize,
+        "microbatch_size": microbatch_size,
+        "record_key": record_key,
+        "label": label,
+    }
     folder = None if workdir is None else Path(workdir)
-    ours = folder is not None and not isinstance(key, secrets.Keys)
-    with storage.lock(folder) if ours else contextlib.nullcontext():
-        if ours:
-            settings = {
-                "epsilon": epsilon,
-                "delta": delta,
-                "batch_size": batch_size,
-                "steps": steps,
-                "l2_clip_norm": [float(clip) for clip in jax.tree.leaves(l2_clip_norm)],
-                "normalize": normalize,
-                "microbatch_size": microbatch_size,
-                "label": label,
-                "params": secrets.digest(map(np.asarray, trained.leaves)),
-            }
-            arrays = map(np.asarray, jax.tree.leaves(examples))
-            key = secrets.keep(key, folder, data=arrays, settings=settings)
-        keys = key if isinstance(key, secrets.Keys) else secrets.derive(key)
+    fixed = map(np.asarray, (*trained.leaves, *jax.tree.leaves(examples)))
+    with secrets.of_training(key, folder, data=fixed, settings=settings) as keys:
         privacy, guarantee = calibration.calibrate(
             epsilon=epsilon,
             delta=delta,
@@ -194,6 +189,4 @@ def fit(
             evaluate=None if evaluate is None else lambda tree: evaluate(rebuilt(tree)),
             **every,
         )
-        if ours:
-            secrets.finish(folder)
     return Trained(rebuilt(tree), guarantee, history)

@@ -10,13 +10,14 @@ with one seed draw the same noise, which cancels, whether or not anybody knows t
 show only a fingerprint of it (`fingerprint`), which recognises the seed in the folder where it was used.
 """
 
+import contextlib
 import dataclasses
 import functools
 import hashlib
 import os
 import shutil
 import warnings
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -74,21 +75,39 @@ def check(key: Any) -> None:
         )
 
 
-def keep(key: jax.Array, workdir: Path, *, data: Iterable[np.ndarray], settings: dict) -> jax.Array:
-    """The key of a training in a folder: the given one, which is kept there, or that it began with.
+@contextlib.contextmanager
+def of_training(
+    key: jax.Array | Keys, workdir: Path | None, *, data: Iterable[np.ndarray], settings: dict
+) -> Iterator[Keys]:
+    """The keys of a training, which lie in its folder while it runs.
+
+    A training that was killed goes on under the key that it began with, whatever it is given then. One that
+    has finished leaves a digest of its data and its settings, but no key.
 
     Args:
-      key: Of a training that begins.
-      workdir: Of the training. Its key lies there until `finish`.
-      data, settings: What a training that goes on has to find unchanged.
+      key: Of a training that begins; a run's `Keys` are kept by whoever opened them.
+      workdir: Of the training, where it has one. No other process may work there.
+      data, settings: What a training that goes on has to find unchanged; `settings` is JSON.
 
     Raises:
-      CannotResumeError: if they have changed, or if the key of a training that has begun is lost.
-      storage.StorageError: if the key is damaged, or others can read it.
+      CannotResumeError: if they have changed, or if the key or the result of the training is lost.
+      storage.StorageError: if another process works in the folder, or the key is damaged or open to others.
     """
+    if isinstance(key, Keys):
+        yield key
+    elif workdir is None:
+        yield derive(key)
+    else:
+        with storage.lock(workdir):
+            yield derive(_kept(key, workdir, data, settings))
+            _finish(workdir)
+
+
+def _kept(key: jax.Array, workdir: Path, data: Iterable[np.ndarray], settings: dict) -> jax.Array:
+    """The given key, if the training in the folder begins or has finished, or that which it began with."""
     finished = workdir / FOLDER / _FINISHED
     if finished.exists():
-        _unchanged(storage.read_private(finished), workdir, digest(data), settings)
+        _unchanged(storage.read_private(finished), workdir, _digest(data), settings)
         if not (workdir / "checkpoints" / settings["label"] / str(settings["steps"])).exists():
             raise CannotResumeError(
                 f"{workdir} holds a finished training whose result is gone: use a new workdir"
@@ -99,14 +118,13 @@ def keep(key: jax.Array, workdir: Path, *, data: Iterable[np.ndarray], settings:
     return _wrap(np.frombuffer(bytes.fromhex(stored["key"]), np.uint32))
 
 
-def finish(workdir: Path) -> None:
-    """Deletes the key that `keep` has kept; what the training was of stays, for a call that is repeated."""
-    folder = workdir / FOLDER
-    if (folder / _KEYS).exists():
-        stored = storage.read_private(folder / _KEYS)
+def _finish(workdir: Path) -> None:
+    path = workdir / FOLDER / _KEYS
+    if path.exists():
+        stored = storage.read_private(path)
         about = {name: stored[name] for name in ("data", "settings")}
-        storage.create_private(folder / _FINISHED, about)
-        (folder / _KEYS).unlink()
+        storage.create_private(workdir / FOLDER / _FINISHED, about)
+        path.unlink()
 
 
 def open_keys(
@@ -189,7 +207,7 @@ def _stored(
     settings: dict | None = None,
 ) -> dict:
     """What lies in the run's file of keys, which is made from `draw` for a run that begins."""
-    path, found = workdir / FOLDER / _KEYS, digest(data)
+    path, found = workdir / FOLDER / _KEYS, _digest(data)
     if not os.path.lexists(path):
         if any((workdir / name).exists() for name in _BEGUN):
             raise CannotResumeError(
@@ -225,13 +243,13 @@ def _from_seed(seed: int) -> Keys:
     return Keys(_wrap(noise.generate_state(_key_words(), np.uint32)), sampling)
 
 
-def digest(data: Iterable[np.ndarray]) -> str:
-    """Of arrays, their shapes and types."""
+def _digest(data: Iterable[np.ndarray]) -> str:
     found = hashlib.sha256()
     for array in data:
         # Without shapes, arrays of one content cut in two places would look the same.
         found.update(f"{array.dtype} {array.shape} ".encode())
-        found.update(np.ascontiguousarray(array).data)
+        # As bytes: bfloat16 is no type that buffers know.
+        found.update(np.ascontiguousarray(array).reshape(-1).view(np.uint8).data)
     return found.hexdigest()
 
 
@@ -241,7 +259,7 @@ def _key_words() -> int:
 
 def _words(key: jax.Array) -> np.ndarray:
     """Of a typed key, or of one that is an array of words already."""
-    if jax.dtypes.issubdtype(jax.numpy.result_type(key), jax.dtypes.prng_key):
+    if jax.numpy.issubdtype(jax.numpy.result_type(key), jax.dtypes.prng_key):
         key = jax.random.key_data(key)
     return np.asarray(key, np.uint32)
 

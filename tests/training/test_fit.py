@@ -135,9 +135,9 @@ def test_a_module_is_trained_and_the_old_one_is_not():
     assert "evaluation" in trained.not_covered[0]
 
 
-def test_parameters_in_bfloat16_have_sums_and_state_in_float32():
+def test_parameters_in_bfloat16_have_sums_and_state_in_float32(tmp_path):
     params = jax.tree.map(lambda x: x.astype(jnp.bfloat16), PARAMS)
-    trained = fit(params=params, optimizer=optax.adam(0.1), steps=3)
+    trained = fit(params=params, optimizer=optax.adam(0.1), steps=3, workdir=tmp_path)
     assert trained.params["w"].dtype == jnp.bfloat16
     assert np.abs(trained.params["w"].astype(np.float32)).max() > 0.05
 
@@ -177,7 +177,7 @@ def test_a_killed_call_goes_on_bitwise_under_the_key_that_it_began_with(tmp_path
     [
         ({"l2_clip_norm": 5.0}, "l2_clip_norm changed"),
         ({"data": (X + 1, Y)}, "the data changed"),
-        ({"params": {"w": jnp.ones(3), "b": jnp.zeros(())}}, "params changed"),
+        ({"params": {"w": jnp.ones(3), "b": jnp.zeros(())}}, "the data changed"),
     ],
 )
 def test_a_folder_goes_on_with_nothing_else(changes, named, tmp_path, monkeypatch):
