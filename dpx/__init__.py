@@ -26,7 +26,7 @@ from dpx.privacy import (
     gaussian_epsilon,
     gaussian_noise_multiplier,
 )
-from dpx.training import poisson_batches, privatize
+from dpx.training import poisson_batches, privatize, secret_key
 
 try:
     __version__ = _metadata.version("dpx-attention")
@@ -57,5 +57,6 @@ __all__ = [
     "privatize",
     "reattention",
     "recommend",
+    "secret_key",
     "training",
 ]

@@ -13,11 +13,11 @@ import jax
 import jax.numpy as jnp
 from jax.extend import core
 
+from dpx.clipping import mixing, rules
 from dpx.clipping import plan as _plan
-from dpx.clipping import rules
 from dpx.clipping.capture import Capture, capture
 from dpx.clipping.materialize import Loss, Pass, accumulator
-from dpx.clipping.plan import Choice
+from dpx.clipping.plan import Choice, Direct, InPlace
 from dpx.clipping.rounding import gamma, sum_of_squares
 from dpx.clipping.tap import Tapped
 from dpx.clipping.uses import Use
@@ -32,9 +32,14 @@ class Program(NamedTuple):
 
 
 def trace(loss: Loss, leaves: Sequence[jax.Array], batch: Any) -> Program:
-    """Traces the loss of one example and chooses how to treat each parameter."""
+    """Traces the loss of one example and chooses how to treat each parameter.
+
+    Raises:
+      ValueError: for a layer that mixes examples.
+    """
     example = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape[1:], x.dtype), batch)
     closed = jax.make_jaxpr(loss)(list(leaves), example)
+    mixing.check(closed)
     captured = capture(closed, len(leaves))
     return Program(closed, captured, _plan.choose(captured, [leaf.shape for leaf in leaves]))
 
@@ -92,10 +97,9 @@ def rounding(program: Program, size: int, dtype: Any) -> float:
     """
     shares = [gamma(size + 4, dtype)]
     for choice in program.choices:
-        if choice.by_gram:
-            assert choice.layout is not None
-            places = sum(_plan.positions(use, choice.layout) for use in choice.uses)
-            terms = size * places + len(choice.uses) + 4
+        if (rule := _plan.gram(choice)) is not None:
+            places = sum(_plan.positions(use, rule.layout) for use in rule.uses)
+            terms = size * places + len(rule.uses) + 4
             shares.append(gamma(terms, dtype) / rules.FLOOR)
     return max(shares)
 
@@ -105,7 +109,7 @@ def _one_pass(program: Program, leaves: Sequence[jax.Array], batch: Any) -> Pass
 
     def hold(choice: Choice, given: Any) -> tuple[jax.Array, Any]:
         held = _assemble(choice, given)
-        if not choice.by_gram:
+        if _plan.gram(choice) is None:
             # Norms must see what is summed, which could else be computed again, rounded otherwise. (Factors
             # have passed a barrier where they were tapped.)
             held = jax.lax.optimization_barrier(held)
@@ -123,7 +127,7 @@ def _two_pass(program: Program, leaves: Sequence[jax.Array], batch: Any) -> Pass
     choices = [_plan.in_place(choice) for choice in program.choices]
 
     def drop(choice: Choice, given: Any) -> tuple[jax.Array, None]:
-        if choice.form == "in_place":
+        if isinstance(choice, InPlace):
             (parts,) = given  # One for every iteration of the scans around the use.
             return jnp.sum(parts) * (1 + 1.01 * gamma(parts.size + 2, parts.dtype)), None
         return _squared_norm(choice, _assemble(choice, given)), None
@@ -189,17 +193,16 @@ def _backward(
 
 def _export(choice: Choice, use: Use) -> Callable[[jax.Array, jax.Array], Any]:
     """What a use hands out: its factors, or the squared norm of their product."""
-    if choice.form != "in_place":
+    if not isinstance(choice, InPlace):
         return lambda left, right: (left, right)
-    layout = choice.layout
-    assert layout is not None
+    layout = choice.rule.layout
     sliced = {axis for loop in use.loops for axis in loop.axes}
     layout = layout._replace(blocks=tuple(b for b in layout.blocks if b not in sliced))
     use = use._replace(loops=())
 
     def squared_norm(left: jax.Array, right: jax.Array) -> jax.Array:
         pairs = [rules.pair(use, layout, left, right)]
-        if choice.by_gram:
+        if choice.rule.by_gram:
             return rules.squared_norm(layout, pairs)
         return sum_of_squares(rules.product(layout, pairs))
 
@@ -208,26 +211,23 @@ def _export(choice: Choice, use: Use) -> Callable[[jax.Array, jax.Array], Any]:
 
 def _assemble(choice: Choice, given: Any) -> Any:
     """What is kept of one example: its gradient, or its factors as matrices."""
-    if choice.form == "autodiff":
+    if isinstance(choice, Direct):
         return given
-    layout = choice.layout
-    assert layout is not None
-    factors = zip(choice.uses, given, strict=True)
+    layout = choice.rule.layout
+    factors = zip(choice.rule.uses, given, strict=True)
     pairs = [rules.pair(use, layout, *each) for use, each in factors]
-    return pairs if choice.by_gram else layout.restore(rules.product(layout, pairs))
+    return pairs if choice.rule.by_gram else layout.restore(rules.product(layout, pairs))
 
 
 def _squared_norm(choice: Choice, held: Any) -> jax.Array:
-    if choice.by_gram:
-        assert choice.layout is not None
-        return rules.squared_norm(choice.layout, held)
+    if (rule := _plan.gram(choice)) is not None:
+        return rules.squared_norm(rule.layout, held)
     return sum_of_squares(held)
 
 
 def _weighted_sum(choice: Choice, held: Any, weights: jax.Array) -> jax.Array:
-    if choice.by_gram:
-        assert choice.layout is not None
-        return choice.layout.restore(rules.weighted_sum(choice.layout, held, weights))
+    if (rule := _plan.gram(choice)) is not None:
+        return rule.layout.restore(rules.weighted_sum(rule.layout, held, weights))
     # Two equal rows: XLA's CPU compiler leaves a product of matrices to a library, but writes a kernel of
     # its own for a vector times each shape of matrix, which is no faster and takes long to compile.
     dtype = accumulator(held.dtype)

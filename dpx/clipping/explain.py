@@ -56,10 +56,10 @@ def explain_clipping(loss_fn: Callable, params_: Any, *batch: Any) -> None:
 
 def _costs(choice: Choice, leaf: Any) -> tuple[int, int]:
     """Extra operations, and bytes held, for one example."""
-    if choice.by_gram:
-        factors = [(use.left_aval, use.right_aval, math.prod(use.lengths)) for use in choice.uses]
+    if (rule := plan.gram(choice)) is not None:
+        factors = [(use.left_aval, use.right_aval, math.prod(use.lengths)) for use in rule.uses]
         held = sum(n * (_bytes(left) + _bytes(right)) for left, right, n in factors)
-        return plan.gram_flops(choice), held
+        return plan.gram_flops(rule), held
     return 4 * leaf.size, _bytes(leaf)
 
 
@@ -68,10 +68,10 @@ def _bytes(array: Any) -> int:
 
 
 def _rule(choice: Choice, captured: Capture, k: int) -> str:
-    if choice.by_gram:
+    if plan.gram(choice) is not None:
         return "Gram"
     if captured.opaque[k]:
         return f"gradient (no rule for {', '.join(sorted(set(captured.opaque[k])))})"
-    if captured.uses[k] and choice.layout is None:
+    if captured.uses[k] and choice.rule is None:
         return "gradient (uses split its axes differently)"
     return "gradient"

@@ -17,49 +17,80 @@ FAVOR_GRADIENT = 1.5
 FAVOR_TABLE = 1.0
 
 
-class Choice(NamedTuple):
-    """How one parameter is treated.
+class Rule(NamedTuple):
+    """The uses of a parameter, all of which have a rule and share a layout.
 
     Attributes:
-      form: what the backward pass hands out: "autodiff", per-example gradients as differentiation
-        gives them; "factors", those of every use; "in_place", no more than squared norms.
-      by_gram: whether the norm comes from Gram matrices of the factors, not from their product.
-      uses: the uses, if all of them have a rule and share a layout.
+      uses: the uses.
       layout: that layout.
+      by_gram: whether the norm comes from Gram matrices of the factors, not from their product.
     """
 
-    form: str
-    by_gram: bool = False
-    uses: tuple[Use, ...] = ()
-    layout: rules.Layout | None = None
+    uses: tuple[Use, ...]
+    layout: rules.Layout
+    by_gram: bool
+
+
+class Direct(NamedTuple):
+    """Differentiation hands out the per-example gradients of this parameter."""
+
+    rule: Rule | None
+    tapped: tuple[Use, ...] = ()
+
+
+class Factors(NamedTuple):
+    """Every use of this parameter hands out its factors."""
+
+    rule: Rule
 
     @property
     def tapped(self) -> tuple[Use, ...]:
         """The uses whose factors are asked for."""
-        return () if self.form == "autodiff" else self.uses
+        return self.rule.uses
+
+
+class InPlace(NamedTuple):
+    """The only use of this parameter hands out no more than squared norms."""
+
+    rule: Rule
+
+    @property
+    def tapped(self) -> tuple[Use, ...]:
+        """The uses whose factors are asked for."""
+        return self.rule.uses
+
+
+Choice = Direct | Factors | InPlace
 
 
 def choose(captured: Capture, shapes: Sequence[tuple[int, ...]]) -> list[Choice]:
-    """One choice for every parameter."""
+    """How each parameter is treated where norms and sums come from one pass."""
     choices = []
     for shape, uses, opaque in zip(shapes, captured.uses, captured.opaque, strict=True):
         layout = rules.layout(uses, shape) if uses and not opaque else None
         if layout is None:
-            choices.append(Choice("autodiff"))
+            choices.append(Direct(None))
             continue
         is_table = any(use.indexed is not None for use in uses)
         favor = FAVOR_TABLE if is_table else FAVOR_GRADIENT
         by_gram = math.prod(shape) > favor * sum(map(factor_elements, uses))
+        rule = Rule(tuple(uses), layout, by_gram)
         taps = by_gram or any(map(_prefers_product, uses))
-        choices.append(Choice("factors" if taps else "autodiff", by_gram, tuple(uses), layout))
+        choices.append(Factors(rule) if taps else Direct(rule))
     return choices
 
 
 def in_place(choice: Choice) -> Choice:
     """The same for a pass that keeps norms only: a parameter used once leaves nothing else."""
-    if len(choice.uses) == 1 and not choice.uses[0].is_shared_by_loop:
-        return choice._replace(form="in_place")
+    rule = choice.rule
+    if rule is not None and len(rule.uses) == 1 and not rule.uses[0].is_shared_by_loop:
+        return InPlace(rule)
     return choice
+
+
+def gram(choice: Choice) -> Rule | None:
+    """The rule of a parameter whose norm comes from Gram matrices; None for any other."""
+    return choice.rule if choice.rule is not None and choice.rule.by_gram else None
 
 
 def _prefers_product(use: Use) -> bool:
@@ -74,13 +105,12 @@ def factor_elements(use: Use) -> int:
     return math.prod(use.lengths) * one
 
 
-def gram_flops(choice: Choice) -> int:
+def gram_flops(rule: Rule) -> int:
     """Floating-point operations of the Gram matrices of one example."""
-    assert choice.layout is not None
-    blocks, rows, columns = choice.layout.sizes()
+    blocks, rows, columns = rule.layout.sizes()
     total, seen = 0, []
-    for use in choice.uses:
-        seen.append((positions(use, choice.layout), use.indexed is not None))
+    for use in rule.uses:
+        seen.append((positions(use, rule.layout), use.indexed is not None))
         count, indexed = seen[-1]
         for other_count, other_indexed in seen:
             inner = columns + (1 if indexed or other_indexed else rows)

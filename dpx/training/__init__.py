@@ -1,6 +1,18 @@
-"""Private training of any JAX model: one noisy Optax transformation, Poisson sampling, the loop."""
+"""Private training of any JAX model: `fit`, and the parts that it is made of."""
 
+from dpx.training.fitting import Trained, fit
+from dpx.training.keys import Keys, secret_key
+from dpx.training.log import Record
 from dpx.training.sampling import poisson_batches
 from dpx.training.transformation import PrivatizeState, privatize
 
-__all__ = ["PrivatizeState", "poisson_batches", "privatize"]
+__all__ = [
+    "Keys",
+    "PrivatizeState",
+    "Record",
+    "Trained",
+    "fit",
+    "poisson_batches",
+    "privatize",
+    "secret_key",
+]

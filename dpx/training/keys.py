@@ -10,13 +10,16 @@ with one seed draw the same noise, which cancels, whether or not anybody knows t
 show only a fingerprint of it (`fingerprint`), which recognises the seed in the folder where it was used.
 """
 
+import contextlib
 import dataclasses
+import functools
 import hashlib
 import os
 import shutil
 import warnings
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
+from typing import Any
 
 import jax
 import numpy as np
@@ -25,7 +28,7 @@ from dpx import _storage as storage
 from dpx import _watch
 
 FOLDER = "secret"
-_KEYS, _SALT = "keys.json", "salt.json"
+_KEYS, _SALT, _FINISHED = "keys.json", "salt.json", "finished.json"
 # What only a run that has had its keys leaves.
 _BEGUN = ("metrics.jsonl", "checkpoints", "model", "privacy.json")
 
@@ -40,6 +43,88 @@ class Keys:
 
     noise: jax.Array
     sampling: np.random.SeedSequence
+
+
+def secret_key() -> jax.Array:
+    """A JAX key from the operating system's entropy, which fills every word of it.
+
+    `jax.random.key(seed)` keeps 32 bits of its seed, which can be searched. Whoever knows a key can subtract
+    the noise that was drawn with it: keep it out of logs and files.
+    """
+    return _wrap(np.frombuffer(os.urandom(4 * _key_words()), np.uint32))
+
+
+def derive(key: jax.Array) -> Keys:
+    """The keys of a training that is given one JAX key, one for each purpose."""
+    noise, sampling = jax.random.split(_wrap(_words(key)))
+    return Keys(noise, np.random.SeedSequence(_words(sampling).tolist()))
+
+
+def check(key: Any) -> None:
+    """Raises ValueError for what is neither one JAX key nor `Keys`."""
+    if isinstance(key, Keys):
+        return
+    try:
+        right = _words(key).shape == (_key_words(),)
+    except TypeError:
+        right = False
+    if not right:
+        raise ValueError(
+            f"key={key!r} must be a JAX key: use dpx.secret_key(), or jax.random.key(0) for a trial on data "
+            "that are nobody's"
+        )
+
+
+@contextlib.contextmanager
+def of_training(
+    key: jax.Array | Keys, workdir: Path | None, *, data: Iterable[np.ndarray], settings: dict
+) -> Iterator[Keys]:
+    """The keys of a training, which lie in its folder while it runs.
+
+    A training that was killed goes on under the key that it began with, whatever it is given then. One that
+    has finished leaves a digest of its data and its settings, but no key.
+
+    Args:
+      key: Of a training that begins; a run's `Keys` are kept by whoever opened them.
+      workdir: Of the training, where it has one. No other process may work there.
+      data, settings: What a training that goes on has to find unchanged; `settings` is JSON.
+
+    Raises:
+      CannotResumeError: if they have changed, or if the key or the result of the training is lost.
+      storage.StorageError: if another process works in the folder, or the key is damaged or open to others.
+    """
+    if isinstance(key, Keys):
+        yield key
+    elif workdir is None:
+        yield derive(key)
+    else:
+        with storage.lock(workdir):
+            yield derive(_kept(key, workdir, data, settings))
+            _finish(workdir)
+
+
+def _kept(key: jax.Array, workdir: Path, data: Iterable[np.ndarray], settings: dict) -> jax.Array:
+    """The given key, if the training in the folder begins or has finished, or that which it began with."""
+    finished = workdir / FOLDER / _FINISHED
+    if finished.exists():
+        _unchanged(storage.read_private(finished), workdir, _digest(data), settings)
+        if not (workdir / "checkpoints" / settings["label"] / str(settings["steps"])).exists():
+            raise CannotResumeError(
+                f"{workdir} holds a finished training whose result is gone: use a new workdir"
+            )
+        return key
+    draw = functools.partial(dict, key=_words(key).tobytes().hex())
+    stored = _stored(workdir, data, draw, settings)
+    return _wrap(np.frombuffer(bytes.fromhex(stored["key"]), np.uint32))
+
+
+def _finish(workdir: Path) -> None:
+    path = workdir / FOLDER / _KEYS
+    if path.exists():
+        stored = storage.read_private(path)
+        about = {name: stored[name] for name in ("data", "settings")}
+        storage.create_private(workdir / FOLDER / _FINISHED, about)
+        path.unlink()
 
 
 def open_keys(
@@ -115,26 +200,42 @@ def fingerprint(noise_seed: int, workdir: Path, *, new: bool = False) -> str:
     return f"scrypt:{hashed.hex()}"
 
 
-def _stored(workdir: Path, data: Iterable[np.ndarray], draw: Callable[[], dict]) -> dict:
+def _stored(
+    workdir: Path,
+    data: Iterable[np.ndarray],
+    draw: Callable[[], dict],
+    settings: dict | None = None,
+) -> dict:
     """What lies in the run's file of keys, which is made from `draw` for a run that begins."""
-    path, digest = workdir / FOLDER / _KEYS, _digest(data)
+    path, found = workdir / FOLDER / _KEYS, _digest(data)
     if not os.path.lexists(path):
         if any((workdir / name).exists() for name in _BEGUN):
             raise CannotResumeError(
                 f"{path} is missing, and {workdir} holds a run whose noise keys are gone: with new ones it "
                 "would release twice and pay once, so use a new --workdir"
             )
-        storage.create_private(path, {**draw(), "data": digest})
+        storage.create_private(path, {**draw(), "data": found, "settings": settings})
     stored = storage.read_private(path)
-    if stored.get("data") != digest:
-        raise CannotResumeError(
-            f"the data changed since the run in {workdir} began: use a new --workdir, or the old data"
-        )
+    _unchanged(stored, workdir, found, settings)
     return stored
 
 
+def _unchanged(stored: dict, workdir: Path, data: str, settings: dict | None) -> None:
+    if stored.get("data") != data:
+        raise CannotResumeError(
+            f"the data changed since the run in {workdir} began: use a new --workdir, or the old data"
+        )
+    before, now = stored.get("settings") or {}, settings or {}
+    changed = sorted(name for name in before | now if before.get(name) != now.get(name))
+    if changed:
+        raise CannotResumeError(
+            f"{', '.join(changed)} changed since the training in {workdir} began: use a new workdir, or the "
+            "old arguments"
+        )
+
+
 def _draw() -> dict[str, str]:
-    return {"noise": os.urandom(4 * _key_words()).hex(), "sampling": os.urandom(32).hex()}
+    return {"noise": _words(secret_key()).tobytes().hex(), "sampling": os.urandom(32).hex()}
 
 
 def _from_seed(seed: int) -> Keys:
@@ -147,12 +248,20 @@ def _digest(data: Iterable[np.ndarray]) -> str:
     for array in data:
         # Without shapes, arrays of one content cut in two places would look the same.
         found.update(f"{array.dtype} {array.shape} ".encode())
-        found.update(np.ascontiguousarray(array).data)
+        # As bytes: bfloat16 is no type that buffers know.
+        found.update(np.ascontiguousarray(array).reshape(-1).view(np.uint8).data)
     return found.hexdigest()
 
 
 def _key_words() -> int:
     return jax.random.key_data(jax.random.key(0)).size
+
+
+def _words(key: jax.Array) -> np.ndarray:
+    """Of a typed key, or of one that is an array of words already."""
+    if jax.numpy.issubdtype(jax.numpy.result_type(key), jax.dtypes.prng_key):
+        key = jax.random.key_data(key)
+    return np.asarray(key, np.uint32)
 
 
 def _wrap(words: np.ndarray) -> jax.Array:

@@ -10,6 +10,7 @@ import optax
 from jax.core import Tracer
 
 from dpx._validate import check_positive
+from dpx.clipping import ClippedGrads
 from dpx.noise import release
 
 # Squares of thresholds, and the noise, have to stay within float32.
@@ -43,6 +44,12 @@ def privatize(
     changes the sum by at most C in l2 norm, because `dpx.clipped_grad` bounds its gradient by C: by √ΣC_g²
     where groups g of parameters are clipped separately.
 
+    Pass what `dpx.clipped_grad` returns, whole: its threshold is then compared with `l2_clip_norm`. A bare
+    sum of gradients, such as one accumulated over several calls, is taken as well, on the caller's word.
+
+        clipped = dpx.clipped_grad(loss_fn, l2_clip_norm=1.0)(params, *batch, mask=mask)
+        updates, state = optimizer.update(clipped, state, params)
+
     The trap: pass the *sum*, not the mean, call it once per logical batch however many pieces that was
     accumulated from, and divide by the *expected* batch size. The realised size is private under this
     relation, and dividing by it breaks the sensitivity.
@@ -59,6 +66,7 @@ def privatize(
       for float64 gradients) and the update has the dtype of the gradient.
 
     Raises:
+      ValueError: in `update`, for clipped gradients whose threshold is another than `l2_clip_norm`.
       ValueError: for a clip or batch size that is not positive, or a negative noise multiplier.
     """
     clips = jax.tree.leaves(l2_clip_norm)
@@ -84,6 +92,9 @@ def privatize(
 
     def update(updates, state, params=None):
         del params
+        if isinstance(updates, ClippedGrads):
+            _check_same(updates.clips, clips)
+            updates = updates.grads
         _check_leaves(jax.tree.leaves(updates))
         noisy = release(
             jax.random.fold_in(state.key, state.count),
@@ -98,6 +109,25 @@ def privatize(
         return mean, PrivatizeState(state.key, state.count + 1)
 
     return optax.GradientTransformation(init, update)
+
+
+def _check_same(clipped: tuple[float, ...], stated: list) -> None:
+    """Refuses gradients that were clipped at another threshold than the noise is made for."""
+    if any(isinstance(clip, Tracer) for clip in stated):
+        raise ValueError(
+            "l2_clip_norm is traced, and cannot be compared with that of the clipped gradients: make it a "
+            "plain number"
+        )
+    # In 32 bits the same number may have been rounded.
+    same = len(clipped) == len(stated) and all(
+        math.isclose(ours, float(theirs), rel_tol=1e-6)
+        for ours, theirs in zip(clipped, stated, strict=True)
+    )
+    if not same:
+        raise ValueError(
+            f"l2_clip_norm={[float(clip) for clip in stated]} must be that of clipped_grad, "
+            f"{list(clipped)}: give both the same, or the noise does not cover one example"
+        )
 
 
 def _check_leaves(leaves) -> None:

@@ -3,26 +3,20 @@
 import functools
 import math
 from pathlib import Path
-from typing import NamedTuple
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
-import dpx
 from dpx import audit, ngram, privacy
 from dpx.launch import plotting
-from dpx.launch.experiment import Outcome, measures
+from dpx.launch.experiment import Measure, Outcome
 from dpx.training import keys as secrets
-from dpx.training import loop as training
+from experiments.audit import regression
 from experiments.audit.training_faults import FAULTS
 from experiments.dp_transformer import histories as recommender_data
-from experiments.dp_transformer import models, next_item
+from experiments.dp_transformer import models, next_item, training
 
-UNIT = "record"
-OTHERS, FEATURES = 4, 16  # records beside the canary, and numbers in each
-SELECTION = 0.1  # of the runs, on which tests are chosen
 WORDS = {
     "white_box": "white box, many runs",
     "white_box_steps": "white box, many runs, noise of each step",
@@ -36,14 +30,6 @@ WORDS = {
     "one_run_whole_training": "final model of dpx.training.loop, one run",
     "ngram": "n-gram probabilities, many runs",
 }
-
-
-class Problem(NamedTuple):
-    """A regression, whose records are (x, y) with x (FEATURES,)."""
-
-    params: dict
-    data: tuple
-    canary: tuple
 
 
 def validate(config) -> None:
@@ -79,7 +65,7 @@ def plan(config) -> dict:
         return {"noise_multiplier": multiplier, "runs": config.runs}
     steps = config.train.steps if config.target == "recommender" else config.steps
     return {
-        "noise_multiplier": _multiplier(config, steps),
+        "noise_multiplier": regression.multiplier(config, steps),
         "sampling_probability": config.sampling_probability,
         "steps": steps,
         "canaries": config.canaries,
@@ -91,17 +77,17 @@ def run(config, workdir: Path) -> Outcome:
     keys = secrets.open_keys(config, workdir, synthetic=True)
     seed = int(keys.sampling.generate_state(1)[0])
     guarantee, bounds = _TARGETS[config.target](config, seed, workdir)
-    metrics = {}
-    for row, bound in bounds.items():
-        metrics[f"{row}/claim"] = guarantee.epsilon
-        metrics[f"{row}/bound"] = bound
-        metrics[f"{row}/share"] = bound / guarantee.epsilon
+    claim = guarantee.epsilon
     return Outcome(
-        measures=measures(metrics),
+        measures=[
+            Measure(row, metric, value)
+            for row, bound in bounds.items()
+            for metric, value in (("claim", claim), ("bound", bound), ("share", bound / claim))
+        ],
         headline=guarantee,
         releases={"one run of what is audited": guarantee},
         not_covered=["the bounds, for which synthetic data are released thousands of times"],
-        notes=_notes(bounds, guarantee.epsilon),
+        notes=_notes(bounds, claim),
     )
 
 
@@ -120,129 +106,12 @@ def _notes(bounds: dict[str, float], claim: float) -> str:
 
 
 # ---------------------------------------------------------------------------------------------------------
-# A small regression
+# A small regression, the recommender, and the n-grams that a language model starts from
 
 
 def _train(config, seed: int, workdir: Path):
     del workdir
-    noise = _multiplier(config, config.steps)
-    bounds = {}
-    many, problem = _gradient_canary(config, noise)
-    runs = audit.many_runs(many, *problem, runs=config.runs, seed=seed)
-    shared = {"confidence": config.confidence, "selection_fraction": SELECTION}
-    curve = functools.partial(
-        audit.curve_lower_bound, delta=config.delta, model=many.model, **shared
-    )
-    inside, outside = runs.statistics(many)
-    bounds["white_box"] = curve(inside, outside).epsilon
-    bounds["white_box_steps"] = audit.step_lower_bound(
-        runs.inside, runs.sampled, config.delta, confidence=config.confidence
-    ).epsilon
-    bounds["white_box_any_mechanism"] = audit.epsilon_lower_bound(
-        inside[:, 0], outside[:, 0], config.delta, **shared
-    ).epsilon
-    bounds["final_model"] = curve(runs.final_inside, runs.final_outside).epsilon
-
-    runs = audit.many_runs(many, *_crowd(problem), runs=config.input_runs, seed=seed + 1)
-    bounds["white_box_crowd"] = curve(*runs.statistics(many)).epsilon
-    plain, problem = _input_canary(config, noise)
-    runs = audit.many_runs(plain, *problem, runs=config.input_runs, seed=seed + 2)
-    bounds["input_canary"] = curve(*runs.statistics(plain)).epsilon
-    bounds["input_canary_final"] = curve(runs.final_inside, runs.final_outside).epsilon
-
-    start = _regression()
-    dirac = audit.dirac(
-        _squared_error, start.params, start.data, canaries=config.canaries, seed=seed
-    )
-    one = _training(
-        config, noise, dirac.loss_fn, dirac.included.sum() + OTHERS, microbatch_size=250
-    )
-    scored = audit.one_run(one, dirac, seed=seed + 3), dirac.included, config.delta
-    for row, model in (("one_run", one.model), ("one_run_any_mechanism", None)):
-        bounds[row] = audit.one_run_lower_bound(
-            *scored, model=model, confidence=config.confidence
-        ).epsilon
-    for number, name in enumerate(config.faults):
-        bounds[f"fault_{name}"] = fault_bound(name, config, seed + 4 + number)
-    guarantee = privacy.dpsgd_guarantee(
-        noise,
-        config.delta,
-        sampling_probability=config.sampling_probability,
-        steps=config.steps,
-        unit=UNIT,
-    )
-    return guarantee, bounds
-
-
-def fault_bound(name: str, config, seed: int) -> float:
-    """The larger of the white-box bounds on ε of a training with a fault, each for half the risk."""
-    claimed, problem = _gradient_canary(config, _multiplier(config, config.steps))
-    planted = FAULTS[name](claimed)
-    if name == "batches_of_fixed_size":
-        problem = _crowd(problem)
-    runs = audit.many_runs(planted, *problem, runs=config.fault_runs, seed=seed)
-    confidence = (1 + config.confidence) / 2
-    curve = audit.curve_lower_bound(
-        *runs.statistics(planted), config.delta, model=planted.model, confidence=confidence
-    )
-    steps = audit.step_lower_bound(runs.inside, runs.sampled, config.delta, confidence=confidence)
-    # Correlated steps are none of the model's: what they cost is left to the joint statistic.
-    independent = steps.independence > (1 - config.confidence) / 2
-    return max(curve.epsilon, steps.epsilon if independent else 0.0)
-
-
-def _multiplier(config, steps: int) -> float:
-    return dpx.calibrate_dpsgd(
-        config.epsilon,
-        config.delta,
-        sampling_probability=config.sampling_probability,
-        steps=steps,
-    )
-
-
-def _training(config, noise: float, loss_fn, records: int, **rest) -> audit.Training:
-    return audit.Training(
-        loss_fn,
-        l2_clip_norm=1.0,
-        noise_multiplier=noise,
-        sampling_probability=config.sampling_probability,
-        steps=config.steps,
-        expected_batch_size=float(config.sampling_probability * records),
-        **rest,
-    )
-
-
-def _squared_error(params, x, y):
-    return 0.5 * (x @ params["weights"] + params["bias"] - y) ** 2
-
-
-def _regression() -> Problem:
-    rng = np.random.default_rng(0)
-    x = rng.normal(size=(OTHERS + 1, FEATURES)).astype(np.float32)
-    y = rng.normal(size=OTHERS + 1).astype(np.float32)
-    params = {"weights": jnp.zeros(FEATURES), "bias": jnp.zeros(())}
-    # A large target: its gradient is clipped at every step.
-    return Problem(params, (x[1:], y[1:]), (x[0], np.float32(100.0)))
-
-
-def _input_canary(config, noise) -> tuple[audit.Training, Problem]:
-    return _training(config, noise, _squared_error, OTHERS), _regression()
-
-
-def _gradient_canary(config, noise) -> tuple[audit.Training, Problem]:
-    params, data, canary = _regression()
-    dirac = audit.dirac(_squared_error, params, data, canaries=1, seed=0)
-    problem = Problem(dirac.params, (np.zeros(OTHERS, np.int32), *data), (np.int32(1), *canary))
-    return _training(config, noise, dirac.loss_fn, OTHERS), problem
-
-
-def _crowd(problem: Problem) -> Problem:
-    """All other records are canaries too, against this one."""
-    return problem._replace(data=(np.full(OTHERS, -1, np.int32), *problem.data[1:]))
-
-
-# ---------------------------------------------------------------------------------------------------------
-# The recommender, and the n-grams that a language model starts from
+    return regression.audited(config, seed)
 
 
 def _recommender(config, seed: int, workdir: Path):
@@ -255,7 +124,7 @@ def _recommender(config, seed: int, workdir: Path):
     settings = config.train.copy_and_resolve_references()
     settings.batch_size = round(config.sampling_probability * records)
     private, guarantee = training.make_private(
-        settings, config.epsilon, config.delta, records, UNIT, ()
+        settings, config.epsilon, config.delta, records, regression.UNIT, ()
     )
     shared = {"delta": config.delta, "confidence": config.confidence}
     bounds = {}
@@ -303,7 +172,7 @@ def _ngram(config, seed: int, workdir: Path):
         start=1,
         epsilon=config.epsilon,
         delta=config.delta,
-        unit=UNIT,
+        unit=regression.UNIT,
     )
     scores = []
     for stream, records in enumerate((np.concatenate([tokens, canary]), tokens)):
@@ -316,7 +185,7 @@ def _ngram(config, seed: int, workdir: Path):
         config.delta,
         model=audit.SampledGaussian(),
         confidence=config.confidence,
-        selection_fraction=SELECTION,
+        selection_fraction=regression.SELECTION,
     )
     guarantee = release(jax.random.key(seed), tokens, np.ones(tokens.shape, bool)).guarantee
     return guarantee, {"ngram": bound.epsilon}
@@ -338,18 +207,18 @@ def figures(records, folder: Path) -> list[Path]:
     figure, axis = plt.subplots(figsize=(9, 5), constrained_layout=True)
     records = sorted(records, key=lambda record: record.config["epsilon"])
     highest = 6 * max(record.config["epsilon"] for record in records)
-    rows = list(dict.fromkeys(name.partition("/")[0] for r in records for name in r.metrics))
-    for row in rows:
+    planted = {f"fault_{name}": "planted: " + name.replace("_", " ") for name in FAULTS}
+    for row, words in (WORDS | planted).items():
         found = [r.metrics for r in records if f"{row}/bound" in r.metrics]
+        if not found:
+            continue
         x, y = ([metrics[f"{row}/{name}"] for metrics in found] for name in ("claim", "bound"))
-        planted = row.startswith("fault_")
-        words = row.removeprefix("fault_").replace("_", " ") if planted else WORDS[row]
         style = (
-            {"marker": "x", "linestyle": "none"} if planted else {"marker": "o", "markersize": 4}
+            {"marker": "x", "linestyle": "none"}
+            if row in planted
+            else {"marker": "o", "markersize": 4}
         )
-        axis.plot(
-            x, np.clip(y, 1e-2, highest), label=f"planted: {words}" if planted else words, **style
-        )
+        axis.plot(x, np.clip(y, 1e-2, highest), label=words, **style)
     claims = sorted({r.config["epsilon"] for r in records})
     ends = np.array([claims[0] / math.sqrt(2), claims[-1] * math.sqrt(2)])
     axis.plot(ends, ends, "k--", label="the claim")

@@ -14,8 +14,7 @@ from dpx.launch.experiment import Outcome, measures
 from dpx.launch.records import flatten
 from dpx.reattention import Moments, ParameterNoise
 from dpx.training import keys as secrets
-from dpx.training import loop as training
-from experiments.dp_transformer import models
+from experiments.dp_transformer import models, training
 
 UNIT = "user"
 ASSUMPTIONS = (

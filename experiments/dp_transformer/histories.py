@@ -17,7 +17,7 @@ from dpx.data import (
     load_table,
     synthetic_histories,
 )
-from dpx.training import loop as training
+from experiments.dp_transformer import training
 from experiments.dp_transformer.warm_start import Start
 
 _LARGEST_BATCH = 8192

@@ -14,9 +14,8 @@ from dpx.data import Histories, shakespeare, surnames
 from dpx.launch.experiment import Outcome, measures
 from dpx.nn.transformer import generate
 from dpx.reattention import ParameterNoise
-from dpx.training import loop as training
 from dpx.training.keys import Keys, open_keys
-from experiments.dp_transformer import models
+from experiments.dp_transformer import models, training
 
 NOT_COVERED = [
     "training loss and realised batch sizes (metrics.jsonl, the progress line)",

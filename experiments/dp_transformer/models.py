@@ -13,7 +13,8 @@ from dpx import attention, reattention
 from dpx.data import Histories
 from dpx.nn.recurrent import Recurrent
 from dpx.nn.transformer import Transformer
-from dpx.training import loop as training
+from dpx.training import checkpoints
+from experiments.dp_transformer import training
 
 KINDS = ("transformer", "gru", "lstm")
 PROBABILITIES = ("release", "uniform", "public")
@@ -188,7 +189,9 @@ def _parameter_errors(
 def save(workdir: Path, params, errors: reattention.ParameterNoise | None, **more) -> None:
     """Saves a private model, with the errors that its attention is corrected for."""
     content = {"params": params, **more}
-    training.save_model(workdir, content | ({} if errors is None else {"errors": errors._asdict()}))
+    checkpoints.save_model(
+        workdir, content | ({} if errors is None else {"errors": errors._asdict()})
+    )
 
 
 def load(config, workdir: Path, params, num_tokens: int, **more):
@@ -199,7 +202,7 @@ def load(config, workdir: Path, params, num_tokens: int, **more):
             "embedding": np.zeros(num_tokens, np.float32),
             "rest": np.zeros((), np.float32),
         }
-    saved = training.load_model(workdir, template)
+    saved = checkpoints.load_model(workdir, template)
     errors = saved.get("errors")
     found = None if errors is None else reattention.ParameterNoise(**errors)
     return saved["params"], found, *(saved[name] for name in more)

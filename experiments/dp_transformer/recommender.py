@@ -10,7 +10,6 @@ from dpx.data import Histories
 from dpx.launch.experiment import Outcome
 from dpx.recommend import popularity
 from dpx.training import keys as secrets
-from dpx.training import loop as training
 from experiments.dp_transformer import histories as recommender_data
 from experiments.dp_transformer import (
     models,
@@ -18,6 +17,7 @@ from experiments.dp_transformer import (
     ranking,
     recommender_figures,
     recommender_rows,
+    training,
     warm_start,
 )
 

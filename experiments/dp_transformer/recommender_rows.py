@@ -15,9 +15,8 @@ from dpx import privacy
 from dpx.data import Histories
 from dpx.recommend import popularity
 from dpx.training import keys as secrets
-from dpx.training import loop as training
 from experiments.dp_transformer import histories as recommender_data
-from experiments.dp_transformer import models, next_item, ranking, warm_start
+from experiments.dp_transformer import models, next_item, ranking, training, warm_start
 
 UNIT = "user"
 

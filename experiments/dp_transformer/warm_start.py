@@ -18,7 +18,7 @@ import dpx
 from dpx import privacy
 from dpx.data import Histories
 from dpx.recommend import popularity, transitions
-from dpx.training import loop as training
+from experiments.dp_transformer import training
 
 
 class Start(NamedTuple):

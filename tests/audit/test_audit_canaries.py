@@ -10,6 +10,7 @@ import dpx
 from dpx import audit
 from dpx.launch import records, run
 from experiments.audit import canaries as experiment
+from experiments.audit.regression import fault_bound
 from experiments.audit.training_faults import FAULTS
 
 SLOW_FAULTS = set(FAULTS) - {"noise_half_the_variance", "noise_same_key", "batches_of_fixed_size"}
@@ -106,7 +107,7 @@ def config():
 
 def test_an_honest_training_is_not_accused(config, monkeypatch):
     monkeypatch.setitem(FAULTS, "none", lambda training: training)
-    bound = experiment.fault_bound("none", config, seed=0)
+    bound = fault_bound("none", config, seed=0)
     assert 0.8 * config.epsilon < bound < config.epsilon
 
 
@@ -118,7 +119,7 @@ def test_an_honest_training_is_not_accused(config, monkeypatch):
     ],
 )
 def test_the_bound_of_a_training_with_a_fault_passes_the_claim(config, fault):
-    assert experiment.fault_bound(fault, config, seed=0) > 1.1 * config.epsilon
+    assert fault_bound(fault, config, seed=0) > 1.1 * config.epsilon
 
 
 def test_ngrams_are_audited_by_their_probabilities(tmp_path):

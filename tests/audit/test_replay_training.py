@@ -5,15 +5,19 @@ import json
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 import pytest
 from ml_collections import ConfigDict
 
+import dpx
 from dpx import audit
-from dpx.training import loop as training
 from dpx.training.keys import Keys
+from experiments.dp_transformer import training
 
 # Both move with the data, which is said (`not_covered`), or hold times.
 IGNORED = ["stderr", "file/metrics.jsonl", "file/checkpoints/*"]
+# A digest of the data, for the owner of the folder alone.
+SECRET = "file/secret/*"
 CONFIG = ConfigDict(
     {
         "steps": 5,
@@ -112,3 +116,38 @@ def test_all_randomness_comes_from_its_own_secret(private, first):
         kept = {purpose for purpose in ours if ours[purpose] == theirs[purpose]}
         assert moved == ({"sampling"} if which == "sampling" else {"noise", "dropout"})
         assert kept == set(ours) - moved
+
+
+def fitted(rows, workdir):
+    """`dpx.training.fit` as a whole: calibration, dropout keys, microbatches and checkpoints."""
+    trained = dpx.training.fit(
+        loss_fn,
+        {"w": jnp.zeros(6), "b": jnp.zeros(())},
+        rows,
+        epsilon=2.0,
+        delta=1e-5,
+        batch_size=9,
+        steps=5,
+        optimizer=optax.adam(0.1),
+        l2_clip_norm=0.5,
+        key=jax.random.key(3),
+        microbatch_size=4,
+        record_key=True,
+        workdir=workdir,
+    )
+    return {"params": trained.params, "epsilon": trained.guarantee.epsilon}
+
+
+def test_a_fit_moves_by_its_clipped_gradients_and_costs_what_it_states():
+    ignore = [*IGNORED, SECRET]
+    first = audit.record(fitted, ROWS, ignore=ignore)
+    ids = np.delete(np.arange(30), 14)
+    found = audit.replay(fitted, ROWS, ROWS[ids], ids=ids, first=first, ignore=ignore).check()
+    assert 0.999 < found.largest_ratio <= 1 + 1e-6
+    assert len(first.releases) == 5
+    assert first.left["result/epsilon"] == pytest.approx(first.epsilon(1e-5), rel=2e-3)
+    other = {words for purpose, words in first.keys if purpose != "noise"}
+    noise = {seen.key for seen in first.releases}
+    # Five masks and one sampler, none of which shares a key with the noise.
+    assert (len(noise), len(other)) == (5, 6)
+    assert not noise & other

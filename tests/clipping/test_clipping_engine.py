@@ -35,11 +35,11 @@ def tied_params(vocabulary=13, width=8, seed=0):
 
 
 def rules_of(loss, params, *batch):
-    """Parameter path -> (form, by_gram, primitives used, primitives without a rule)."""
+    """Parameter path -> (form, Gram or not, primitives used, primitives without a rule)."""
     flat = clipping_params.flatten(params)
     program = engine.trace(clipping_params.example_loss(loss, flat), flat.leaves, batch)
     return {
-        path: (c.form, c.by_gram, [u.primitive for u in uses], opaque)
+        path: (type(c), plan.gram(c) is not None, [u.primitive for u in uses], opaque)
         for path, c, uses, opaque in zip(
             flat.paths, program.choices, program.captured.uses, program.captured.opaque, strict=True
         )
@@ -63,7 +63,7 @@ def test_tied_embedding_with_repeats_masks_and_one_example(monkeypatch, method, 
 def test_large_tables_and_kernels_never_have_per_example_gradients():
     params = tied_params(vocabulary=5000, width=32)
     ids = clipping_models.tokens(batch=64)
-    assert rules_of(tied_loss, params, ids)["embed"][:2] == ("factors", True)
+    assert rules_of(tied_loss, params, ids)["embed"][:2] == (plan.Factors, True)
 
     def temp(method):
         fn = clipping.clipped_grad(tied_loss, l2_clip_norm=1.0, method=method)
@@ -76,11 +76,11 @@ def test_rules_found_in_unmodified_models():
     loss, params, batch = clipping_models.MODELS["linen GRU, tied"]()
     found = rules_of(loss, params, *batch)
     assert found["params/Embed_0/embedding"][2] == ["gather", "dot_general"]
-    assert found["params/GRUCell_0/hn/kernel"][0] == "factors"
+    assert found["params/GRUCell_0/hn/kernel"][0] is plan.Factors
     loss, params, batch = clipping_models.MODELS["without rules"]()
     found = rules_of(loss, params, *batch)
     assert set(found["w"][3]) == {"custom_vjp_call", "integer_pow", "scan carry"}
-    assert found["w"][0] == "autodiff"
+    assert found["w"][0] is plan.Direct
 
 
 def test_explain_names_uses_rules_and_costs(capsys):

@@ -16,7 +16,6 @@ from dpx.launch import (
     records,
     run,
 )
-from dpx.training import loop as training
 from experiments.dp_transformer import (
     histories as recommender_data,
 )
@@ -24,6 +23,7 @@ from experiments.dp_transformer import (
     language_model,
     models,
     recommender_rows,
+    training,
 )
 
 LEFT_OUT = ["stderr", "file/*", "result/metrics/*"]

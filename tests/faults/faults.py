@@ -188,7 +188,7 @@ FAULTS = (
     ),
     Fault(
         "masked examples add their gradients",
-        "dpx/clipping/__init__.py",
+        "dpx/clipping/clipped.py",
         "factors = [jnp.where(keep, factor, 0.0) for factor in factors]",
         "factors = [jnp.where(jnp.isfinite(factor), factor, 0.0) for factor in factors]",
         "tests/training/test_training.py::test_pieces_sum_to_the_clipped_gradients_over_the_expected_size",
@@ -209,7 +209,7 @@ FAULTS = (
     ),
     Fault(
         "every group of parameters gets the whole threshold for free",
-        "dpx/clipping/__init__.py",
+        "dpx/clipping/clipped.py",
         "norm = math.hypot(*_groups.check_clip(self.l2_clip_norm))",
         "norm = max(_groups.check_clip(self.l2_clip_norm))",
         "tests/clipping/test_clipping.py::test_groups_are_clipped_on_their_own "
@@ -218,7 +218,7 @@ FAULTS = (
     ),
     Fault(
         "replacing a record costs what removing one does",
-        "dpx/clipping/__init__.py",
+        "dpx/clipping/clipped.py",
         "return 2 * norm",
         "return norm",
         "tests/clipping/test_clipping.py::test_sensitivity_by_relation",
@@ -342,27 +342,27 @@ FAULTS = (
     Fault(
         "the sampling probability is that of a private count",
         "dpx/training/loop.py",
-        "num_examples, steps = public_size(len(data[0])), config.steps",
-        "num_examples, steps = len(data[0]), config.steps",
+        "num_examples = public_size(rows)",
+        "num_examples = rows",
         MOVED,
     ),
     Fault(
         "the steps that are paid for are one less",
-        "dpx/training/loop.py",
-        "return privacy, guarantee(config.steps)",
-        "return privacy, guarantee(config.steps - 1)",
+        "dpx/training/calibration.py",
+        "return found, guarantee(steps)",
+        "return found, guarantee(steps - 1)",
         COST,
     ),
     Fault(
         "training is paid for with the ε of the config, whatever was drawn",
-        "dpx/training/loop.py",
+        "dpx/training/calibration.py",
         "noise_multiplier=multiplier,\n        spent",
         "noise_multiplier=0.8 * multiplier,\n        spent",
         COST,
     ),
     Fault(
         "checkpoints are made with the noise key",
-        "dpx/training/loop.py",
+        "dpx/training/checkpoints.py",
         "return params, (noise.count, *rest)",
         "return params, (noise, *rest)",
         "tests/training/test_training.py::test_checkpoints_hold_no_key",
@@ -748,16 +748,16 @@ FAULTS = (
     # Whole runs
     Fault(
         "the prior is missing from its row's ledger",
-        "dpx/training/loop.py",
+        "dpx/training/calibration.py",
         "        if beside is None:\n            return alone(steps)",
         "        if True:\n            return alone(steps)",
         LEDGER.format("text"),
     ),
     Fault(
         "training is calibrated as if nothing were released before it",
-        "dpx/training/loop.py",
-        "steps=config.steps, beside=event, **settings)",
-        "steps=config.steps, **settings)",
+        "dpx/training/calibration.py",
+        "steps=steps, beside=event, **settings)",
+        "steps=steps, **settings)",
         "tests/training/test_training.py::test_budget_includes_what_was_released_before",
     ),
     Fault(
@@ -901,7 +901,7 @@ FAULTS = (
     Fault(
         "a run resumes on other data with the same noise",
         "dpx/training/keys.py",
-        'if stored.get("data") != digest:',
+        'if stored.get("data") != data:',
         "if False:",
         "tests/launch/test_experiments.py::test_keys_belong_to_the_data_that_they_were_made_for",
     ),

@@ -31,14 +31,12 @@ from dpx.recommend import item_gram, popularity
 from dpx.training import (
     keys,
 )
-from dpx.training import (
-    loop as training,
-)
 from experiments.dp_transformer import (
     histories as recommender_data,
 )
 from experiments.dp_transformer import (
     language_model,
+    training,
 )
 
 

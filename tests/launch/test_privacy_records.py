@@ -24,12 +24,10 @@ from dpx.recommend import popularity
 from dpx.training import (
     keys,
 )
-from dpx.training import (
-    loop as training,
-)
 from experiments.dp_transformer import (
     language_model,
     recommender,
+    training,
 )
 
 NAME = "configs/quickstart.py:tiny"

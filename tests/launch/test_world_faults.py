@@ -24,8 +24,7 @@ import dpx
 from dpx import _storage as storage
 from dpx.launch import cli, figures, records, report, run, sweep
 from dpx.launch.experiment import Measure, Outcome
-from dpx.training import keys
-from dpx.training import loop as training
+from dpx.training import checkpoints, keys
 
 SOURCE = "configs/quickstart.py:tiny"
 SETTINGS = {
@@ -85,7 +84,7 @@ def killed(config, begun, tmp_path_factory):
     folder = tmp_path_factory.mktemp("killed") / "run"
     shutil.copytree(begun, folder)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(training, "save_model", kill)
+        patch.setattr(checkpoints, "save_model", kill)
         with pytest.raises(Killed):
             go(config, folder)
     assert list((folder / "checkpoints").rglob("commit_success.txt"))
@@ -105,7 +104,7 @@ def whole(config, begun, tmp_path_factory):
 
 def content(folder):
     """All that a run released: numbers, guarantees, log, samples and the model's arrays."""
-    model = training.load_model(folder, template(folder))
+    model = checkpoints.load_model(folder, template(folder))
     result = storage.read_json(folder / "result.json")
     return (
         result["metrics"],
@@ -629,19 +628,21 @@ def test_a_checkpoint_of_other_arrays_than_were_written_is_refused(tmp_path, mon
         l2_clip_norm=1.0, noise_multiplier=1.0, expected_batch_size=2, key=jax.random.key(0)
     )
     state = (params, (transform.init(params),))
-    with contextlib.closing(training._Checkpoints(tmp_path)) as checkpoints:
-        checkpoints.save(1, state)
-    with contextlib.closing(training._Checkpoints(tmp_path)) as checkpoints:
-        assert checkpoints.restore(state)[0] == 1
-    digest = training._digest
+    with contextlib.closing(checkpoints.Checkpoints(tmp_path)) as saved:
+        saved.save(1, state)
+    with contextlib.closing(checkpoints.Checkpoints(tmp_path)) as saved:
+        assert saved.restore(state)[0] == 1
+    digest = checkpoints._digest
     with (
         monkeypatch.context() as patch,
-        contextlib.closing(training._Checkpoints(tmp_path)) as other,
+        contextlib.closing(checkpoints.Checkpoints(tmp_path)) as other,
     ):
-        patch.setattr(training, "_digest", lambda kept: digest(jax.tree.map(lambda x: x + 1, kept)))
+        patch.setattr(
+            checkpoints, "_digest", lambda kept: digest(jax.tree.map(lambda x: x + 1, kept))
+        )
         other.save(2, state)
     with (
-        contextlib.closing(training._Checkpoints(tmp_path)) as checkpoints,
+        contextlib.closing(checkpoints.Checkpoints(tmp_path)) as saved,
         pytest.raises(storage.StorageError, match=r"cannot be read .* delete it"),
     ):
-        checkpoints.restore(state)
+        saved.restore(state)

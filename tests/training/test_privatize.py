@@ -109,3 +109,36 @@ def test_sums_that_real_noise_would_not_cover_are_refused(dtype):
     sums = {"w": jnp.ones(3, dtype), "b": jnp.ones(2)}
     with pytest.raises(ValueError, match="dtype"):
         jax.jit(transform.update)(sums, transform.init(sums))
+
+
+def _clipped(clip):
+    def loss_fn(params, x):
+        return params["a"].sum() * x + params["b"][0].sum()
+
+    return dpx.clipped_grad(loss_fn, l2_clip_norm=clip)(GRADS, jnp.ones(3))
+
+
+@pytest.mark.parametrize("clip", [2.0, np.float32(0.1), {"a": 3.0, "b": 4.0}])
+def test_takes_what_was_clipped_at_its_own_threshold_whole(clip):
+    clipped, transform = _clipped(clip), optax.chain(make(l2_clip_norm=clip), optax.sgd(1.0))
+    state = transform.init(GRADS)
+    whole, _ = jax.jit(transform.update)(clipped, state)
+    bare, _ = transform.update(clipped.grads, state)
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-6), whole, bare)
+
+
+@pytest.mark.parametrize("clip", [5.0, 1.9999, {"a": 2.0, "b": 2.0}])
+def test_refuses_what_was_clipped_at_another_threshold(clip):
+    transform = make(l2_clip_norm=2.0)
+    state = transform.init(GRADS)
+    with pytest.raises(ValueError, match=r"l2_clip_norm=\[2.0\] must be that of clipped_grad"):
+        jax.jit(transform.update)(_clipped(clip), state)
+
+
+def test_refuses_to_compare_a_traced_threshold():
+    def update(clip):
+        transform = make(l2_clip_norm=clip)
+        return transform.update(_clipped(2.0), transform.init(GRADS))
+
+    with pytest.raises(ValueError, match="l2_clip_norm is traced"):
+        jax.jit(update)(2.0)

@@ -8,8 +8,11 @@ import optax
 import pytest
 
 import dpx
-from dpx.training import loop as training
+from dpx.training import checkpoints, loop
+from dpx.training.calibration import Privacy
 from dpx.training.keys import Keys
+from dpx.training.log import Progress
+from experiments.dp_transformer import training
 
 CONFIG = ml_collections.ConfigDict(
     {
@@ -43,7 +46,7 @@ def keys(seed=0):
 def fit(workdir, private=True, **changes):
     config = CONFIG.copy_and_resolve_references()
     config.update(changes)
-    privacy = training.Privacy(0.5, False, 1.0, lambda steps: float(steps))
+    privacy = Privacy(0.5, False, 1.0, lambda steps: float(steps))
     return training.train(
         loss_fn,
         PARAMS,
@@ -58,7 +61,7 @@ def fit(workdir, private=True, **changes):
 
 def step(piece, real, noise_multiplier, loss=loss_fn):
     """One SGD step with learning rate 1 on the first `real` examples, in pieces."""
-    privacy = training.Privacy(0.5, False, noise_multiplier, lambda steps: 0.0)
+    privacy = Privacy(0.5, False, noise_multiplier, lambda steps: 0.0)
     private = dpx.privatize(
         l2_clip_norm=0.5,
         noise_multiplier=noise_multiplier,
@@ -67,11 +70,12 @@ def step(piece, real, noise_multiplier, loss=loss_fn):
     )
     optimizer = optax.chain(private, optax.sgd(1.0))
     indices = np.arange(48, dtype=np.int32)
-    state, mean_loss = training._step(
+    state, mean_loss = loop._step(
         loss,
         optimizer,
         privacy,
         piece,
+        True,
         (PARAMS, optimizer.init(PARAMS)),
         (jax.tree.map(jnp.asarray, DATA), jnp.arange(len(X))),
         indices,
@@ -123,17 +127,17 @@ def test_noise_enters_once_whatever_the_pieces(real):
 
 def test_a_killed_run_resumes_bitwise(tmp_path, monkeypatch):
     whole = fit(tmp_path / "a")
-    progress = training._progress
+    line = Progress.line
 
-    def killed(label, done, *rest):
+    def killed(self, done, *rest):
         if done == 5:
             raise KeyboardInterrupt
-        progress(label, done, *rest)
+        line(self, done, *rest)
 
-    monkeypatch.setattr(training, "_progress", killed)
-    with pytest.raises(KeyboardInterrupt):
-        fit(tmp_path / "b")
-    monkeypatch.setattr(training, "_progress", progress)
+    with monkeypatch.context() as patch:
+        patch.setattr(Progress, "line", killed)
+        with pytest.raises(KeyboardInterrupt):
+            fit(tmp_path / "b")
     resumed = fit(tmp_path / "b")
     jax.tree.map(np.testing.assert_array_equal, resumed, whole)
     logs = [(tmp_path / name / "metrics.jsonl").read_text() for name in "ab"]
@@ -146,13 +150,14 @@ def test_checkpoints_hold_no_key():
     state = (PARAMS, dpx_state(secret))
     kinds = [leaf.dtype for leaf in jax.tree.leaves(state)]
     assert any(jnp.issubdtype(kind, jax.dtypes.prng_key) for kind in kinds)
-    saved = [leaf.dtype for leaf in jax.tree.leaves(training._without_key(state))]
+    saved = [leaf.dtype for leaf in jax.tree.leaves(checkpoints.without_key(state))]
     assert not any(jnp.issubdtype(kind, jax.dtypes.prng_key) for kind in saved)
 
 
 def dpx_state(key):
-    privacy = training.Privacy(0.5, False, 1.0, lambda steps: 0.0)
-    return training._optimizer(CONFIG, privacy, key, "run").init(PARAMS)
+    privacy = Privacy(0.5, False, 1.0, lambda steps: 0.0)
+    private = loop._mean(privacy, CONFIG.batch_size, key, "run")
+    return optax.chain(private, training.optimizer(CONFIG)).init(PARAMS)
 
 
 def test_ordinary_training_learns_and_saves_nothing(tmp_path):

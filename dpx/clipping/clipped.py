@@ -1,0 +1,258 @@
+"""The sum of the clipped gradients of a batch of examples."""
+
+import dataclasses
+import functools
+import math
+from collections.abc import Callable
+from typing import Any
+
+import dp_accounting
+import jax
+import jax.numpy as jnp
+
+from dpx._validate import check_relation as _check_relation
+from dpx.clipping import batches as _batches
+from dpx.clipping import engine as _engine
+from dpx.clipping import groups as _groups
+from dpx.clipping import materialize as _materialize
+from dpx.clipping import params as _params
+from dpx.clipping.rounding import gamma, unit
+
+METHODS = {
+    "auto": _engine.auto,
+    "one_pass": _engine.one_pass,
+    "two_pass": _engine.two_pass,
+    "vmap": _materialize.run,
+}
+
+
+@functools.partial(
+    jax.tree_util.register_dataclass,
+    data_fields=["grads", "norms", "losses"],
+    meta_fields=["clips"],
+)
+@dataclasses.dataclass(frozen=True)
+class ClippedGrads:
+    """The clipped gradients of a batch of B examples.
+
+    Attributes:
+      grads: the sum over examples of clipped gradients, a tree like the parameters (an
+        `nnx.State` for an NNX module; None at leaves that are not differentiated). Parameters
+        in bfloat16 or float16 have float32 sums, so that nothing is rounded before noise is added.
+      norms: (B,) l2 norms of the gradients before clipping, rounded up: a bound that holds whatever was
+        rounded, most often within 0.1 % of the norm (`ClippedGrad.sensitivity`); a tree of them, shaped like
+        `l2_clip_norm`, when that is a tree. Zero where the mask is False, infinite where a gradient
+        is not finite.
+      losses: (B,) losses, zero where the mask is False.
+      clips: the thresholds, in the order of the leaves of `l2_clip_norm`; static under `jax.jit`.
+
+    The whole of it is what `dpx.privatize` takes, which then makes sure that its own threshold is the same.
+    `norms` and `losses` depend on private examples: use or log them only within the privacy
+    budget.
+    """
+
+    grads: Any
+    norms: Any
+    losses: jax.Array
+    clips: tuple[float, ...]
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class ClippedGrad:
+    """What `clipped_grad` returns; see there."""
+
+    loss_fn: Callable[..., jax.Array]
+    l2_clip_norm: Any
+    method: str = "auto"
+    normalize: bool = False
+    microbatch_size: int | None = None
+
+    def __post_init__(self):
+        if not callable(self.loss_fn):
+            raise ValueError(f"loss_fn={self.loss_fn!r} must be callable.")
+        _groups.check_clip(self.l2_clip_norm)
+        if self.method not in METHODS:
+            raise ValueError(f"method={self.method!r} must be one of {sorted(METHODS)}.")
+        size = self.microbatch_size
+        if size is not None and (isinstance(size, bool) or not isinstance(size, int) or size < 1):
+            raise ValueError(f"microbatch_size={size!r} must be a positive integer, or None.")
+
+    def sensitivity(self, relation: dp_accounting.NeighboringRelation | str) -> float:
+        """l2 sensitivity of `grads` to one example, in units of the gradient.
+
+        With thresholds C_g over disjoint groups of parameters, an example adds a vector of norm
+        at most C = sqrt(sum_g C_g²). Adding or removing one moves the sum by at most C, and so
+        does replacing one by a null example that adds nothing; replacing it by another moves
+        it by at most 2C. An example whose mask is False or whose gradient is not finite adds
+        exactly zero.
+
+        What an example adds is at most C long as computed, rounding included, for crafted inputs too.
+        Proof. The norm N that the clip factor w = min(1, C/N) is made from is not the rounded ‖g‖ but an
+        upper bound. For a held gradient it is the rounded sum of squares times 1 + γ_n, n the number of
+        roundings on the way to any one term (axes are added up one after the other, in chunks of 256);
+        what is added is w times the same array, and each product rounds by a relative u. For a gradient
+        kept as factors, every inner product of two rows is off by at most γ_n times their lengths, so the
+        products that ‖g‖² consists of are replaced by upper bounds (`dpx.clipping.rules.squared_norm`), and
+        what the sum over an example's own positions rounds is added to the norm. The rounding of N, w
+        and w·g themselves is covered by a factor 1 + (G + 24)u, G the number of parameter arrays.
+
+        The model: IEEE arithmetic rounded to nearest, u = 2⁻²⁴ (2⁻⁵³ for float64 parameters); quotients and
+        roots within 4u; sums in any order, fused or not; γ_n = n·u/(1 − n·u). Numbers below the smallest
+        normal one may be flushed to zero, in operands and in results: lengths are raised by what that can
+        hide, and clip factors below 2⁻⁴⁸ are zero. `g` is the gradient that the backward pass computed,
+        however far it is from the derivative of the loss.
+
+        Two passes (`method="two_pass"`, and "auto" for models that use `jax.checkpoint`) compute the gradient
+        twice. There the bound holds for the gradient of the first pass; the second differs from it by
+        the rounding of the model's own backward pass, which nothing bounds in general.
+
+        The sum itself is rounded as well: see `rounding`.
+
+        Args:
+          relation: `ADD_OR_REMOVE_ONE`, `REPLACE_ONE` or `REPLACE_SPECIAL`, or the lower-case name of it.
+
+        Raises:
+          ValueError: any other relation.
+        """
+        norm = math.hypot(*_groups.check_clip(self.l2_clip_norm))
+        replaced = (
+            _check_relation(relation, "relation") is dp_accounting.NeighboringRelation.REPLACE_ONE
+        )
+        return 2 * norm if replaced else norm
+
+    def rounding(self, batch_size: int, params: Any, *batch: Any) -> float:
+        """ρ, such that the *computed* sum moves by at most C·(1 + ρ) when one example is added or removed.
+
+        The sums of two neighbouring batches are each off from the exact sum of what the examples add by at
+        most C·ρ/2, ρ/2 = batch_size·(A·γ_n + γ_9 + 3u). Within one microbatch of m examples n is m + 4 and
+        A = 1 where gradients are held; n is about m·P and A = 64 where they are kept as factors with P
+        positions (all uses together), because their terms may cancel. Microbatches are added up with
+        compensation, so their number does not enter n (`dpx.clipping.sums`). This is the worst of all orders
+        of summation and of all data sets: it is small for held gradients and small microbatches, and it
+        says little (ρ > 1) for large batches of long sequences in one piece.
+
+        Args:
+          batch_size: examples in the whole sum, which may be several calls, added up with `sums.add`.
+          params: the parameters.
+          *batch: what one call is given; only shapes matter.
+
+        Returns:
+          ρ; infinite where two passes are made, whose sums are those of the model's own backward pass.
+        """
+        size = _batches.batch_size(batch, None)
+        parameters = _params.flatten(params)
+        step = max(1, min(self.microbatch_size or size, size))
+        dtype = jnp.result_type(jnp.float32, *parameters.leaves)
+        dtype = jnp.float32 if any(p.dtype != dtype for p in parameters.leaves) else dtype
+        if self.method == "vmap":
+            share = gamma(step + 4, dtype)
+        else:
+            loss = _params.example_loss(self.loss_fn, parameters)
+            program = _engine.trace(loss, parameters.leaves, batch)
+            share = _engine.rounding(program, step, dtype)
+            if self.method == "two_pass" or (
+                self.method == "auto" and program.captured.checkpointed
+            ):
+                return math.inf
+        return 2 * batch_size * (share + gamma(_batches.BLOCK + 1, dtype) + 3 * unit(dtype))
+
+    def __call__(self, params: Any, *batch: Any, mask: jax.Array | None = None) -> ClippedGrads:
+        mask = None if mask is None else jnp.asarray(mask)
+        size = _batches.batch_size(batch, mask)
+        parameters = _params.flatten(params)
+        groups = _groups.assign(self.l2_clip_norm, parameters.tree)
+        loss = _params.example_loss(self.loss_fn, parameters)
+        mask = jnp.ones(size, bool) if mask is None else mask
+        batch = jax.tree.map(lambda x: x if isinstance(x, jax.Array) else jnp.asarray(x), batch)
+
+        @jax.jit  # traced once, though it is asked for its shapes first
+        def once(batch: Any, keep: jax.Array) -> tuple[list, list, jax.Array]:
+            done = METHODS[self.method](loss, parameters.leaves, batch)
+            norms = _groups.group_norms(groups, done.squared_norms)
+            factors = _groups.clip_factors(groups, norms, self.normalize)
+            factors = [jnp.where(keep, factor, 0.0) for factor in factors]
+            sums = done.weighted_sum([factors[group] for group in groups.members])
+            return sums, norms, done.losses
+
+        whole = functools.partial(_batches.finite_only, once)
+        step = self.microbatch_size
+        if size == 0:
+            sums, norms, losses = _batches.nothing(parameters, groups)
+        elif step is None or step >= size:
+            sums, norms, losses = whole(batch, mask)
+        else:
+            sums, norms, losses = _batches.by_microbatches(whole, step, batch, mask)
+        norms = jax.tree.unflatten(groups.structure, norms)
+        return ClippedGrads(parameters.gradient_tree(sums), norms, losses, groups.clips)
+
+
+def clipped_grad(
+    loss_fn: Callable[..., jax.Array],
+    *,
+    l2_clip_norm: Any,
+    method: str = "auto",
+    normalize: bool = False,
+    microbatch_size: int | None = None,
+) -> ClippedGrad:
+    """Builds a function that sums the clipped gradients of a batch of examples.
+
+    Example b with gradient g_b adds min(1, C/‖g_b‖)·g_b, or, normalised, C·g_b/(‖g_b‖ + 0.01)
+    (Bu et al., arXiv:2206.07136). An example is whatever one call of `loss_fn` takes, and that
+    is the unit of privacy: a user is one example if all of their data is.
+
+        gradient = dpx.clipped_grad(loss_fn, l2_clip_norm=1.0)
+        clipped = jax.jit(gradient)(params, inputs, targets, mask=mask)
+
+    Randomness inside the loss, such as dropout, must belong to the record and not to its slot in the batch: a
+    key made from the step, the record's own index and a secret key, and from nothing else. Keys that are
+    split over slots change for every later record when one joins or leaves, so that all their gradients
+    change, and the sum moves by many times C:
+
+        step_key = jax.random.fold_in(secret_key, step)
+        keys = jax.vmap(jax.random.fold_in, (None, 0))(step_key, record_indices)  # not split(step_key, B)
+
+    The result goes to `dpx.privatize`, which refuses it where its own threshold is another:
+
+        optimizer = optax.chain(
+            dpx.privatize(
+                l2_clip_norm=1.0, noise_multiplier=1.1, expected_batch_size=256, key=dpx.secret_key()
+            ),
+            optax.adam(1e-3),
+        )
+        updates, state = optimizer.update(clipped, state, params)
+
+    Or its sum, `clipped.grads`, goes to correlated noise, for instance that of jax-privacy:
+
+        privatizer = jax_privacy.noise_addition.matrix_factorization_privatizer(
+            noising_matrix, stddev=noise_multiplier * l2_clip_norm, prng_key=key
+        )
+        optimizer = optax.chain(privatizer, optax.sgd(0.1))
+        updates, state = optimizer.update(clipped.grads, state)
+
+    Args:
+      loss_fn: (params, *example) -> scalar loss of ONE example. `params` is a dict, a Linen or
+        Haiku tree, an NNX state or module, an Equinox module, any pytree. An example has no
+        batch axis; randomness (dropout) is a key in the batch, one for each example.
+      l2_clip_norm: threshold C, from 1e-12 to 1e12; or, to clip groups of parameters on their own, a
+        tree of them that is a prefix of the parameters: each threshold bounds the subtree it stands for.
+      method: how norms and sums are computed; all are exact. "one_pass" keeps from one backward
+        pass, for each parameter, its per-example gradients or the factors they are made of,
+        whichever is less, and sums them with the clip factors. "two_pass" keeps only norms and
+        differentiates the weighted loss again: the memory of an ordinary step, at twice the
+        time. "auto" is "one_pass", or "two_pass" for models that use `jax.checkpoint`. "vmap" holds every
+        per-example gradient. See `explain_clipping`.
+      normalize: scale every gradient to norm (almost) C instead of only those above it.
+      microbatch_size: process this many examples at a time, to bound memory.
+
+    Returns:
+      A callable (params, *batch, mask=None) -> `ClippedGrads`, to be called under `jax.jit`.
+      Arrays in `batch` have a leading axis of B examples, B ≥ 0. `mask`, (B,) bool, is True for
+      a real example and False for padding, which adds nothing, whatever it holds. An example with a
+      gradient that is not finite adds nothing either; its (micro)batch is then run once more.
+      `.sensitivity(relation)` gives the l2 sensitivity of the sum.
+
+    Raises:
+      ValueError: bad arguments here, or on the call: a threshold tree that does not match the
+        parameters, batch axes that differ, a loss that is not a floating-point scalar.
+    """
+    return ClippedGrad(loss_fn, l2_clip_norm, method, normalize, microbatch_size)

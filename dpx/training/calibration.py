@@ -1,0 +1,107 @@
+"""The noise of a training run, calibrated to its budget, and the guarantee of what ran."""
+
+import dataclasses
+import warnings
+from collections.abc import Callable
+from typing import Any
+
+from dpx import _watch, privacy
+from dpx.privacy import Ledger, PrivacyGuarantee
+
+_ROUNDED = (
+    "sums of clipped gradients count as exact: in 32-bit floats a record moves them by a share more, which "
+    "ClippedGrad.rounding bounds"
+)
+
+
+@dataclasses.dataclass(frozen=True)
+class Privacy:
+    """What makes a training run private; absent from a run that is not.
+
+    Attributes:
+      l2_clip_norm: The clipping norm, or a tree of them.
+      normalize: Whether gradients are scaled to the clipping norm, and not only those above it.
+      noise_multiplier: Standard deviation of the noise over the clipping norm.
+      spent: ε after that many steps, what is paid for beside them included.
+      alone: The guarantee of all steps, without what is paid for beside them.
+    """
+
+    l2_clip_norm: Any
+    normalize: bool
+    noise_multiplier: float
+    spent: Callable[[int], float]
+    alone: PrivacyGuarantee | None = None
+
+
+def calibrate(
+    *,
+    epsilon: float,
+    delta: float,
+    num_examples: int,
+    batch_size: float,
+    steps: int,
+    l2_clip_norm: Any,
+    normalize: bool,
+    accountant: str,
+    unit: str,
+    assumptions: tuple[str, ...],
+    beside: PrivacyGuarantee | None = None,
+    beside_label: str = "prior release",
+) -> tuple[Privacy, PrivacyGuarantee]:
+    """Calibrates a training run to a budget.
+
+    Args:
+      epsilon, delta: The budget.
+      num_examples: Number of records.
+      batch_size: The expected batch size.
+      steps: Number of steps.
+      l2_clip_norm, normalize: See `Privacy`.
+      accountant: "pld" or "rdp".
+      unit: What a record is.
+      assumptions: What the guarantee rests on.
+      beside: A Gaussian release that is paid from the same budget.
+      beside_label: What that release is.
+
+    Returns:
+      What `dpx.training.loop.train` needs, and the guarantee of the run and that release together.
+    """
+    probability = batch_size / public_size(num_examples)
+    settings = {"sampling_probability": probability, "accountant": accountant}
+    event = None if beside is None else beside.event
+    assumptions = (*assumptions, _ROUNDED)
+    multiplier = privacy.calibrate_dpsgd(epsilon, delta, steps=steps, beside=event, **settings)
+
+    def alone(steps: int) -> PrivacyGuarantee:
+        return privacy.dpsgd_guarantee(
+            multiplier, delta, steps=steps, unit=unit, assumptions=assumptions, **settings
+        )
+
+    def guarantee(steps: int) -> PrivacyGuarantee:
+        if beside is None:
+            return alone(steps)
+        ledger = Ledger().spend(beside, beside_label)
+        return ledger.spend(alone(steps), "DP-SGD").guarantee(delta)
+
+    found = Privacy(
+        l2_clip_norm=l2_clip_norm,
+        normalize=normalize,
+        noise_multiplier=multiplier,
+        spent=lambda steps: guarantee(steps).epsilon,
+        alone=alone(steps),
+    )
+    return found, guarantee(steps)
+
+
+def public_size(count: int) -> int:
+    """The number of records, which every guarantee here assumes to be public."""
+    return _watch.public(count, "the number of records")
+
+
+def warn_about_delta(delta: float, num_records: int) -> None:
+    """Warns where δ allows a record to be published outright."""
+    if delta > 1 / num_records:
+        warnings.warn(
+            f"delta={delta:g} exceeds 1/{num_records}, one over the number of records: "
+            "such a guarantee permits publishing a record",
+            stacklevel=2,
+        )

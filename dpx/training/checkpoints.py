@@ -1,0 +1,102 @@
+"""Checkpoints of private training runs, and the models that they end with."""
+
+import contextlib
+import hashlib
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+import orbax.checkpoint as ocp
+
+from dpx import _storage as storage
+
+
+class Checkpoints:
+    """Orbax checkpoints of a private run, without the noise key, each with a digest of its arrays.
+
+    A run keeps its keys until it has finished, so without its checkpoints it goes through the same steps,
+    with the same noise, from the start.
+    """
+
+    def __init__(self, folder: Path):
+        self._folder = folder
+        with self._naming("be opened", "delete it, and the run starts again with the same noise"):
+            self._manager = ocp.CheckpointManager(
+                folder.absolute(), options=ocp.CheckpointManagerOptions(max_to_keep=1)
+            )
+
+    def save(self, step: int, state) -> None:
+        """Saves the parameters and the optimizer's state after a step, in the background."""
+        kept = without_key(state)
+        arguments = ocp.args.Composite(
+            state=ocp.args.StandardSave(kept), digest=ocp.args.JsonSave(_digest(kept))
+        )
+        with self._naming("be written", "make room, and repeat the command"):
+            self._manager.save(step, args=arguments)
+
+    def restore(self, state) -> tuple[int, Any]:
+        """The last step that was saved and the state after it; 0 and the given state if there is none.
+
+        Raises:
+          storage.StorageError: if the checkpoint is damaged.
+        """
+        step = self._manager.latest_step()
+        if step is None:
+            return 0, state
+        template = jax.tree.map(ocp.utils.to_shape_dtype_struct, without_key(state))
+        arguments = ocp.args.Composite(
+            state=ocp.args.StandardRestore(template), digest=ocp.args.JsonRestore()
+        )
+        with self._naming("be read", "delete it, and the run starts again with the same noise"):
+            found = self._manager.restore(step, args=arguments)
+            if found["digest"] != _digest(found["state"]):
+                raise ValueError("its arrays are not those that were written")
+        params, (noise, *rest) = found["state"]
+        return step, (params, (state[1][0]._replace(count=noise), *rest))
+
+    def close(self) -> None:
+        """Waits for what is written in the background, where what goes wrong becomes known."""
+        with self._naming("be written", "make room, and repeat the command"):
+            self._manager.close()
+
+    @contextlib.contextmanager
+    def _naming(self, what: str, remedy: str):
+        try:
+            yield
+        except (
+            Exception
+        ) as error:  # Orbax and TensorStore raise many types for files they cannot use
+            raise storage.StorageError(
+                f"{self._folder} cannot {what} ({type(error).__name__}): {remedy}"
+            ) from error
+
+
+def without_key(state):
+    """(parameters, optimizer's state) with the count of the noise in place of its key and count."""
+    params, (noise, *rest) = state
+    return params, (noise.count, *rest)
+
+
+def _digest(state) -> dict[str, str]:
+    found = hashlib.sha256()
+    for leaf in jax.tree.leaves(state):
+        found.update(np.ascontiguousarray(leaf).reshape(-1).view(np.uint8).data)
+    return {"sha256": found.hexdigest()}
+
+
+def save_model(workdir: Path, model: Any) -> None:
+    """Saves a private model's arrays in a run's folder."""
+    with ocp.StandardCheckpointer() as checkpointer:
+        checkpointer.save(workdir.absolute() / "model", model, force=True)
+
+
+def load_model(workdir: Path, template: Any) -> Any:
+    """What `save_model` saved, in the shapes and structure of `template`."""
+    shapes = jax.tree.map(ocp.utils.to_shape_dtype_struct, template)
+    folder = workdir.absolute() / "model"
+    try:
+        with ocp.StandardCheckpointer() as checkpointer:
+            return checkpointer.restore(folder, shapes)
+    except Exception as error:  # Orbax and TensorStore raise many types for files they cannot use
+        raise storage.damaged(folder) from error

@@ -1,0 +1,55 @@
+"""Records as users hold them, as a tree of arrays with one row a record."""
+
+from typing import Any
+
+import jax
+import numpy as np
+
+
+def as_examples(data: Any) -> tuple[tuple, int]:
+    """The arguments of the loss as trees of arrays with a row for each record, and the number of records.
+
+    Args:
+      data: A tree of arrays, pandas objects, sparse matrices and (nested) lists of numbers. A tuple holds
+        several arguments, anything else is one.
+
+    Raises:
+      ValueError: naming the leaf that holds no numbers, or whose number of records differs.
+    """
+    arguments = data if isinstance(data, tuple) and not hasattr(data, "_fields") else (data,)
+    leaves, structure = jax.tree_util.tree_flatten_with_path(
+        arguments, is_leaf=lambda x: isinstance(x, list)
+    )
+    if not leaves:
+        raise ValueError(
+            "data holds no array: pass one row a record, as in fit(loss, params, (x, y))"
+        )
+    found = {}
+    for path, leaf in leaves:
+        # Of data that are no tuple, the first step of the path is not the user's.
+        name = "data" + jax.tree_util.keystr(path if arguments is data else path[1:])
+        found[name] = _array(leaf, name)
+    sizes = {name: len(array) for name, array in found.items()}
+    if len(set(sizes.values())) > 1:
+        raise ValueError(f"data has {sizes} rows: every array must have one row a record")
+    rows = next(iter(sizes.values()))
+    if rows == 0:
+        raise ValueError("data has no rows: pass at least one record")
+    return jax.tree.unflatten(structure, list(found.values())), rows
+
+
+def _array(leaf: Any, name: str) -> Any:
+    if hasattr(leaf, "toarray"):
+        leaf = leaf.toarray()
+    if not isinstance(leaf, jax.Array):
+        try:
+            leaf = np.asarray(leaf)
+        except ValueError as error:
+            raise ValueError(f"{name} must be an array, with rows of one length: {error}") from None
+        if leaf.dtype.kind not in "biuf":
+            raise ValueError(
+                f"{name} has dtype {leaf.dtype}, which must be numbers: encode what is none"
+            )
+    if not leaf.ndim:
+        raise ValueError(f"{name}={leaf} must be an array with one row a record")
+    return leaf

@@ -1,0 +1,192 @@
+"""Private training of anyone's model in one call."""
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+import optax
+
+from dpx import _validate
+from dpx.clipping import groups
+from dpx.clipping import params as parameters_of
+from dpx.privacy import PrivacyGuarantee
+from dpx.training import calibration, loop
+from dpx.training import keys as secrets
+from dpx.training.examples import as_examples
+from dpx.training.log import Record
+
+
+class Trained(NamedTuple):
+    """What `fit` returns.
+
+    Attributes:
+      params: The trained parameters, of the type that `fit` was given. They are private: share them.
+      guarantee: Of `params`.
+      history: A `dpx.training.Record` for each step that was reported: step, loss, ε spent, evaluation. Its
+        losses and evaluations are computed on private data and are not covered by the guarantee.
+    """
+
+    params: Any
+    guarantee: PrivacyGuarantee
+    history: list[Record]
+
+    @property
+    def not_covered(self) -> tuple[str, ...]:
+        """What was computed on private data and is covered by no guarantee, in words."""
+        return ("training loss and evaluation (history, metrics.jsonl, the progress line)",)
+
+
+def fit(
+    loss_fn: Callable[..., jax.Array],
+    params: Any,
+    data: Any,
+    *,
+    epsilon: float,
+    delta: float,
+    batch_size: float,
+    steps: int,
+    optimizer: optax.GradientTransformation,
+    l2_clip_norm: Any,
+    key: jax.Array | secrets.Keys,
+    normalize: bool = False,
+    microbatch_size: int | None = None,
+    record_key: bool = False,
+    unit: str = "record",
+    assumptions: tuple[str, ...] = (),
+    accountant: str = "pld",
+    workdir: str | Path | None = None,
+    label: str = "training",
+    evaluate: Callable[[Any], Mapping[str, float]] | None = None,
+    evaluate_every: int | None = None,
+    log_every: int | None = None,
+    checkpoint_every: int | None = None,
+) -> Trained:
+    """Trains a model with differential privacy (DP-SGD; Abadi et al., arXiv:1607.00133).
+
+        trained = dpx.training.fit(
+            loss_fn, params, (inputs, targets), epsilon=3.0, delta=1e-5, batch_size=256, steps=500,
+            optimizer=optax.adam(1e-3), l2_clip_norm=1.0, key=dpx.secret_key(),
+        )
+
+    The noise is calibrated to the budget. Each step takes a Poisson sample of the records, clips the gradient
+    of each to `l2_clip_norm`, adds noise to their sum once, and divides by the expected batch size.
+
+    Guarantee: `params` are (ε, δ)-DP for adding or removing one record, which is one row of `data`. The loss
+    of a record must depend on nothing but the parameters, that record and its key. Initial parameters, and
+    hyper-parameters, that were chosen on the same data are not paid for.
+
+    Args:
+      loss_fn: (params, *example) -> scalar loss of ONE example, without a batch axis.
+      params: Initial parameters: a dict, a Linen or Haiku tree, an NNX state or module, an Equinox module,
+        any pytree. They are not changed. Of an NNX module the `nnx.Param`s are trained.
+      data: A tree of arrays with a leading axis of N records: NumPy, JAX or pandas, or (nested) lists of
+        numbers. A tuple is passed to the loss as several arguments, anything else as one.
+      epsilon, delta: The budget, which is spent whole.
+      batch_size: The expected batch size, at most N.
+      steps: Number of steps.
+      optimizer: An Optax optimizer, which sees the noisy mean gradients.
+      l2_clip_norm: The clipping norm, or a tree of them, as `dpx.clipped_grad` takes it.
+      key: A JAX key, such as `dpx.secret_key()`, from which noise, dropout and sampling are derived, or a
+        run's `dpx.training.Keys`. Nobody who sees the result may know it, and no second training may use it.
+      normalize: Scale every gradient to the clipping norm, and not only those above it.
+      microbatch_size: Number of examples whose gradients are clipped at a time, to bound memory.
+      record_key: The loss takes a key after the example, for dropout. It follows from `key`, the step and
+        the index of the record, so that no record changes the mask of another.
+      unit: What a record is, in the guarantee.
+      assumptions: What else the guarantee rests on.
+      accountant: "pld", which is tight, or "rdp".
+      workdir: A folder for checkpoints and metrics.jsonl. A killed call is repeated, on the same data and
+        with the same arguments, and goes on bitwise where it was, under the key that it began with: until it
+        has finished, that lies in the folder, which only its owner can read. After that, a repeated call
+        returns the finished result. The optimizer and the loss are not compared: keep them as they were.
+      label: Names the training in metrics.jsonl and on the progress line.
+      evaluate: Takes the parameters and returns numbers by name, for the history. The guarantee does not
+        cover them: where they are computed on private data, keep them to yourself.
+      evaluate_every, log_every, checkpoint_every: In steps; a tenth of all steps by default.
+
+    Raises:
+      ValueError: for an argument that cannot be used, before any noise is drawn.
+      dpx.training.keys.CannotResumeError: for a `workdir` that holds a training of other data or arguments.
+    """
+    trained = parameters_of.flatten(params)
+    examples, rows = as_examples(data)
+    _validate.check_epsilon(epsilon)
+    _validate.check_delta(delta)
+    calibration.warn_about_delta(delta, rows)
+    steps = _validate.check_integer(steps, "steps")
+    if not 0 < _validate.check_number(batch_size, "batch_size") <= rows:
+        raise ValueError(
+            f"batch_size={batch_size} must be positive and at most {rows}, the number of records: it is the "
+            "expected size of a batch"
+        )
+    if microbatch_size is not None:
+        microbatch_size = _validate.check_integer(microbatch_size, "microbatch_size")
+    tenth = max(1, steps // 10)
+    every = {
+        name: _validate.check_integer(tenth if value is None else value, name)
+        for name, value in (
+            ("evaluate_every", evaluate_every),
+            ("log_every", log_every),
+            ("checkpoint_every", checkpoint_every),
+        )
+    }
+    _validate.check_choice(accountant, "accountant", ("pld", "rdp"))
+    groups.assign(l2_clip_norm, trained.tree)
+    if not isinstance(optimizer, optax.GradientTransformation):
+        raise ValueError(
+            f"optimizer={optimizer!r} must be an Optax optimizer: use one such as optax.adam(1e-3)"
+        )
+    for name, value in (("loss_fn", loss_fn), ("evaluate", evaluate)):
+        if not callable(value) and not (name == "evaluate" and value is None):
+            raise ValueError(f"{name}={value!r} must be a function of the parameters: pass one")
+    secrets.check(key)
+
+    def rebuilt(tree: Any) -> Any:
+        return trained.rebuild(jax.tree.leaves(tree))
+
+    # What a call that is repeated must find as it was; of the initial parameters, all of them.
+    settings = {
+        "epsilon": float(epsilon),
+        "delta": float(delta),
+        "batch_size": float(batch_size),
+        "steps": steps,
+        "l2_clip_norm": [float(clip) for clip in jax.tree.leaves(l2_clip_norm)],
+        "normalize": normalize,
+        "microbatch_size": microbatch_size,
+        "record_key": record_key,
+        "label": label,
+    }
+    folder = None if workdir is None else Path(workdir)
+    fixed = map(np.asarray, (*trained.leaves, *jax.tree.leaves(examples)))
+    with secrets.of_training(key, folder, data=fixed, settings=settings) as keys:
+        privacy, guarantee = calibration.calibrate(
+            epsilon=epsilon,
+            delta=delta,
+            num_examples=rows,
+            batch_size=batch_size,
+            steps=steps,
+            l2_clip_norm=l2_clip_norm,
+            normalize=normalize,
+            accountant=accountant,
+            unit=unit,
+            assumptions=assumptions,
+        )
+        tree, history = loop.train(
+            lambda tree, *example: loss_fn(rebuilt(tree), *example),
+            trained.tree,
+            examples,
+            optimizer=optimizer,
+            batch_size=batch_size,
+            steps=steps,
+            keys=keys,
+            privacy=privacy,
+            label=label,
+            microbatch_size=microbatch_size,
+            record_key=record_key,
+            workdir=folder,
+            evaluate=None if evaluate is None else lambda tree: evaluate(rebuilt(tree)),
+            **every,
+        )
+    return Trained(rebuilt(tree), guarantee, history)

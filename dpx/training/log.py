@@ -1,0 +1,86 @@
+"""What a training run says while it runs: its history, metrics.jsonl, and lines of progress."""
+
+import dataclasses
+import json
+import sys
+import time
+from collections.abc import Mapping
+from pathlib import Path
+
+from dpx import _storage as storage
+
+
+@dataclasses.dataclass(frozen=True)
+class Record:
+    """One entry of a history. None of it is covered by a guarantee, apart from ε.
+
+    Attributes:
+      step: Number of steps done.
+      loss: Mean loss of the records in that step's batch, in the units of the loss.
+      epsilon: ε spent by then; None without privacy.
+      evaluation: What `evaluate` returned after that step, if it was called.
+    """
+
+    step: int
+    loss: float | None = None
+    epsilon: float | None = None
+    evaluation: Mapping[str, float] | None = None
+
+
+class MetricLog:
+    """The lines of metrics.jsonl, or only the history where there is no folder.
+
+    What a killed run wrote after its last checkpoint is dropped.
+    """
+
+    def __init__(self, path: Path | None, label: str, start: int):
+        self._path, self._label, self._entries = path, label, []
+        if path is not None and path.exists():
+            kept = [e for e in storage.read_lines(path) if not self._stale(e, start)]
+            storage.write_text(path, "".join(json.dumps(entry) + "\n" for entry in kept))
+            self._entries = [e for e in kept if e.get("run") == label]
+
+    def _stale(self, entry: dict, start: int) -> bool:
+        return entry.get("run") == self._label and entry.get("step", 0) > start
+
+    def write(self, entry: dict) -> None:
+        """Appends a line."""
+        entry = {"run": self._label, **entry}
+        self._entries.append(entry)
+        if self._path is not None:
+            with storage.naming(self._path), self._path.open("a", encoding="utf-8") as file:
+                file.write(json.dumps(entry) + "\n")
+
+    @property
+    def history(self) -> list[Record]:
+        """All entries, those of one step together."""
+        found: dict[int, Record] = {}
+        for entry in self._entries:
+            rest = {k: v for k, v in entry.items() if k not in ("run", "step")}
+            record = found.get(entry["step"], Record(entry["step"]))
+            changes = rest if "epsilon" in rest else {"evaluation": rest}
+            found[entry["step"]] = dataclasses.replace(record, **changes)
+        return list(found.values())
+
+
+class Progress:
+    """Lines on stderr: steps done, loss, ε spent, and how long the rest will take."""
+
+    def __init__(self, label: str, steps: int, start: int):
+        self._label, self._steps, self._start = label, steps, start
+        self._began = time.monotonic()
+        self._say(f"{label}: compiling {steps} steps, {start} of them done")
+
+    def line(self, done: int, loss: float, spent: float | None) -> None:
+        """Reports on the steps done."""
+        speed = (done - self._start) / max(time.monotonic() - self._began, 1e-9)
+        epsilon = "" if spent is None else f"  ε {spent:.3f}"
+        left = (self._steps - done) / speed
+        self._say(
+            f"{self._label}: step {done}/{self._steps}  loss {loss:.4f}{epsilon}  "
+            f"{speed:.1f} steps/s  {left:.0f} s left"
+        )
+
+    def _say(self, text: str) -> None:
+        sys.stderr.write(text + "\n")
+        sys.stderr.flush()

@@ -1,0 +1,168 @@
+"""The training section of a config: its checks, its optimizer, its calibration, and a run of the loop."""
+
+import math
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+import optax
+from ml_collections import ConfigDict
+
+import dpx
+from dpx import _validate
+from dpx.training import loop
+from dpx.training.calibration import Privacy, calibrate, public_size, warn_about_delta
+from dpx.training.keys import Keys
+
+__all__ = [
+    "Privacy",
+    "check",
+    "check_both",
+    "make_private",
+    "plan",
+    "public_size",
+    "train",
+    "warn_about_delta",
+    "without_privacy",
+]
+
+
+def train(
+    loss_fn: Callable[..., jax.Array],
+    params: Any,
+    data: tuple[np.ndarray, ...],
+    config: Any,
+    *,
+    keys: Keys,
+    label: str,
+    workdir: Path,
+    privacy: Privacy | None,
+    evaluate: Callable[[Any], Mapping[str, float]] | None = None,
+) -> Any:
+    """Runs `dpx.training.loop.train` as a config says, and returns the parameters.
+
+    Args:
+      loss_fn: (params, *example, key) -> scalar loss of one example; `key` is for dropout.
+      params: Initial parameters, any tree of arrays.
+      data: Arrays with one row per example.
+      config: `steps`, `batch_size` (expected), `microbatch_size`, `learning_rate`, `warmup` (share of the
+        steps), `weight_decay`, `log_every`, `checkpoint_every` (steps), and with `evaluate`
+        `evaluate_every` (steps).
+      keys, label, workdir, privacy, evaluate: See there.
+    """
+    trained, _ = loop.train(
+        loss_fn,
+        params,
+        data,
+        optimizer=optimizer(config),
+        batch_size=config.batch_size,
+        steps=config.steps,
+        keys=keys,
+        privacy=privacy,
+        label=label,
+        microbatch_size=config.microbatch_size,
+        record_key=True,
+        workdir=workdir,
+        evaluate=evaluate,
+        evaluate_every=1 if evaluate is None else config.evaluate_every,
+        log_every=config.log_every,
+        checkpoint_every=config.checkpoint_every,
+    )
+    return trained
+
+
+def optimizer(config: Any) -> optax.GradientTransformation:
+    """AdamW, its learning rate rising for a share `warmup` of the steps and then falling to zero."""
+    warmup = max(1, round(config.warmup * config.steps))
+    schedule = optax.join_schedules(
+        [
+            optax.linear_schedule(config.learning_rate / warmup, config.learning_rate, warmup),
+            optax.linear_schedule(config.learning_rate, 0.0, max(1, config.steps - warmup)),
+        ],
+        [warmup],
+    )
+    return optax.adamw(schedule, weight_decay=config.weight_decay)
+
+
+def check(config: Any, num_examples: int, *, name: str = "config.train") -> None:
+    """Raises ValueError for a training section, named so, that cannot be used."""
+    if not 0 < config.batch_size <= num_examples:
+        raise ValueError(
+            f"{name}.batch_size={config.batch_size} gives a sampling probability outside (0, 1] "
+            f"for {num_examples} records: use at most that many"
+        )
+    for key in ("steps", "microbatch_size", "log_every", "checkpoint_every"):
+        if config[key] < 1:
+            raise ValueError(f"{name}.{key}={config[key]} must be at least 1")
+    for key in ("learning_rate", "l2_clip_norm"):
+        if not 0 < config[key] < math.inf:
+            raise ValueError(f"{name}.{key}={config[key]} must be positive and finite")
+    if not 0 <= config.warmup <= 1:
+        raise ValueError(f"{name}.warmup={config.warmup} must be a share of the steps, in [0, 1]")
+    _validate.check_positive(config.weight_decay, f"{name}.weight_decay", zero=True)
+    if config.accountant not in ("pld", "rdp"):
+        raise ValueError(f"{name}.accountant={config.accountant!r} must be 'pld' or 'rdp'")
+
+
+def check_both(config: Any, num_examples: int) -> None:
+    """Raises ValueError where `config.train`, or the baseline without privacy if any, cannot be used."""
+    check(config.train, num_examples)
+    if config.non_private.steps != 0:
+        check(without_privacy(config), num_examples, name="config.non_private")
+
+
+def without_privacy(config: Any) -> Any:
+    """The training section of the baseline: `config.train`, changed by `config.non_private`."""
+    return ConfigDict({**config.train.to_dict(), **config.non_private.to_dict()})
+
+
+def make_private(
+    config: Any,
+    epsilon: float,
+    delta: float,
+    num_examples: int,
+    unit: str,
+    assumptions: tuple[str, ...],
+    *,
+    beside: dpx.PrivacyGuarantee | None = None,
+    beside_label: str = "prior release",
+) -> tuple[Privacy, dpx.PrivacyGuarantee]:
+    """Calibrates the training section to a budget: see `dpx.training.calibration.calibrate`."""
+    return calibrate(
+        epsilon=epsilon,
+        delta=delta,
+        num_examples=num_examples,
+        batch_size=config.batch_size,
+        steps=config.steps,
+        l2_clip_norm=config.l2_clip_norm,
+        normalize=config.normalize,
+        accountant=config.accountant,
+        unit=unit,
+        assumptions=assumptions,
+        beside=beside,
+        beside_label=beside_label,
+    )
+
+
+def plan(
+    config: Any,
+    epsilon: float,
+    delta: float,
+    num_examples: int,
+    *,
+    beside: dpx.PrivacyGuarantee | None = None,
+) -> dict:
+    """The privacy parameters that `train` would use."""
+    unit = "record" if beside is None else beside.unit
+    privacy, guarantee = make_private(config, epsilon, delta, num_examples, unit, (), beside=beside)
+    return {
+        "noise_multiplier": privacy.noise_multiplier,
+        "sampling_probability": config.batch_size / num_examples,
+        "expected_batch_size": config.batch_size,
+        "steps": config.steps,
+        "epsilon": guarantee.epsilon,
+        "delta": delta,
+        "records": num_examples,
+    }

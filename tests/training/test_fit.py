@@ -1,0 +1,233 @@
+"""`dpx.training.fit`: anyone's model, anyone's data, in one call."""
+
+import shutil
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pandas as pd
+import pytest
+from flax import nnx
+from sklearn.datasets import load_digits
+from sklearn.model_selection import train_test_split
+
+import dpx
+from dpx.training import keys as secrets
+from dpx.training import loop
+from dpx.training.log import Progress
+
+X = np.random.default_rng(0).normal(size=(100, 3)).astype(np.float32)
+Y = X @ np.array([1.0, -2.0, 3.0], np.float32)
+PARAMS = {"w": jnp.zeros(3), "b": jnp.zeros(())}
+SETTINGS = {
+    "epsilon": 2.0,
+    "delta": 1e-3,
+    "batch_size": 20,
+    "steps": 6,
+    "optimizer": optax.sgd(0.1),
+    "l2_clip_norm": 0.5,
+    "log_every": 1,
+    "checkpoint_every": 2,
+}
+
+
+def loss_fn(params, x, y):
+    return (x @ params["w"] + params["b"] - y) ** 2
+
+
+def fit(data=(X, Y), loss=loss_fn, params=PARAMS, **changes):
+    settings = SETTINGS | {"key": jax.random.key(0)} | changes
+    return dpx.training.fit(loss, params, data, **settings)
+
+
+def test_digits():
+    """The twelve lines of the README, with a key that is not secret."""
+    pixels, digits = load_digits(return_X_y=True)
+    train_x, test_x, train_y, test_y = train_test_split(pixels / 16, digits, random_state=0)
+    model = nnx.Linear(64, 10, rngs=nnx.Rngs(0))
+
+    def loss_fn(model, x, y):
+        return optax.softmax_cross_entropy_with_integer_labels(model(x), y)
+
+    trained = dpx.training.fit(
+        loss_fn, model, (train_x, train_y), epsilon=3.0, delta=1e-4, batch_size=1347, steps=40,
+        optimizer=optax.sgd(4.0, momentum=0.9, nesterov=True),
+        l2_clip_norm=1.0, normalize=True, key=jax.random.key(0),
+    )  # fmt: skip
+    accuracy = (trained.params(test_x).argmax(axis=1) == test_y).mean()
+    assert accuracy >= 0.93
+    assert trained.guarantee.epsilon <= 3
+
+
+def test_it_is_the_loop_with_the_calibrated_noise():
+    """The same steps by hand: the door adds nothing to the loop but its calibration."""
+    trained = fit(microbatch_size=8)
+    keys = secrets.derive(jax.random.key(0))
+    multiplier = dpx.calibrate_dpsgd(2.0, 1e-3, sampling_probability=0.2, steps=6)
+    noise_key, _ = jax.random.split(keys.noise)
+    gradient = dpx.clipped_grad(loss_fn, l2_clip_norm=0.5)
+    private = dpx.privatize(
+        l2_clip_norm=0.5, noise_multiplier=multiplier, expected_batch_size=20, key=noise_key
+    )
+    optimizer = optax.chain(private, optax.sgd(0.1))
+    params, state, losses = PARAMS, optimizer.init(PARAMS), []
+    batches = dpx.poisson_batches(100, sampling_probability=0.2, steps=6, seed=keys.sampling)
+    for indices, mask in batches:
+        clipped = gradient(params, X[indices], Y[indices], mask=mask)
+        losses.append(clipped.losses.sum() / mask.sum())
+        updates, state = optimizer.update(clipped, state, params)
+        params = optax.apply_updates(params, updates)
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=1e-6), trained.params, params)
+    # In the units of the loss, whatever the padding.
+    np.testing.assert_allclose([record.loss for record in trained.history], losses, rtol=1e-5)
+    assert trained.guarantee.epsilon == trained.history[-1].epsilon == pytest.approx(2, rel=1e-2)
+    assert trained.history[0].epsilon < 1.5
+    assert any("number of records is public" in text for text in trained.guarantee.assumptions)
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        (X.tolist(), Y.tolist()),
+        (pd.DataFrame(X), pd.Series(Y)),
+        (jnp.asarray(X), Y.astype(np.float64)),
+    ],
+    ids=["lists", "pandas", "jax and float64"],
+)
+def test_takes_what_users_have(data):
+    expected = fit(steps=2).params["w"]
+    np.testing.assert_allclose(fit(data, steps=2).params["w"], expected, atol=1e-6)
+
+
+def test_what_is_no_tuple_is_one_argument():
+    expected = fit(steps=2).params["w"]
+    found = fit({"x": X, "y": Y}, lambda params, e: loss_fn(params, e["x"], e["y"]), steps=2)
+    np.testing.assert_allclose(found.params["w"], expected, atol=1e-6)
+    frame = pd.DataFrame(np.column_stack([X, Y]))
+    found = fit(frame, lambda params, row: loss_fn(params, row[:3], row[3]), steps=2)
+    np.testing.assert_allclose(found.params["w"], expected, atol=1e-6)
+
+
+def test_a_module_is_trained_and_the_old_one_is_not():
+    model = nnx.Linear(3, 1, rngs=nnx.Rngs(0))
+    before = np.array(model.kernel[...])
+    trained = fit(
+        loss=lambda model, x, y: (model(x)[0] - y) ** 2,
+        params=model,
+        evaluate=lambda model: {"bias": model.bias[0]},
+        evaluate_every=3,
+    )
+    assert isinstance(trained.params, nnx.Linear)
+    assert np.array_equal(model.kernel[...], before)
+    assert np.abs(trained.params.kernel[...] - before).max() > 0.01
+    evaluated = {r.step: r.evaluation for r in trained.history if r.evaluation}
+    assert list(evaluated) == [3, 6]
+    assert evaluated[6]["bias"] == pytest.approx(float(trained.params.bias[0]))
+    assert "evaluation" in trained.not_covered[0]
+
+
+def test_parameters_in_bfloat16_have_sums_and_state_in_float32(tmp_path):
+    params = jax.tree.map(lambda x: x.astype(jnp.bfloat16), PARAMS)
+    trained = fit(params=params, optimizer=optax.adam(0.1), steps=3, workdir=tmp_path)
+    assert trained.params["w"].dtype == jnp.bfloat16
+    assert np.abs(trained.params["w"].astype(np.float32)).max() > 0.05
+
+
+def killed_at(step, monkeypatch, folder, **changes):
+    line = Progress.line
+
+    def killed(self, done, *rest):
+        if done == step:
+            raise KeyboardInterrupt
+        line(self, done, *rest)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Progress, "line", killed)
+        with pytest.raises(KeyboardInterrupt):
+            fit(workdir=folder, **changes)
+
+
+def test_a_killed_call_goes_on_bitwise_under_the_key_that_it_began_with(tmp_path, monkeypatch):
+    whole = fit(workdir=tmp_path / "whole")
+    folder = tmp_path / "killed"
+    killed_at(5, monkeypatch, folder)
+    assert (folder / "secret").stat().st_mode & 0o777 == 0o700
+    resumed = fit(workdir=folder, key=dpx.secret_key())
+    jax.tree.map(np.testing.assert_array_equal, resumed.params, whole.params)
+    assert resumed.history == whole.history
+    assert [record.step for record in whole.history] == [1, 2, 3, 4, 5, 6]
+    # Finished: the key is gone, and a repeated call returns the result.
+    assert not (folder / "secret" / "keys.json").exists()
+    again = fit(workdir=folder, key=dpx.secret_key())
+    jax.tree.map(np.testing.assert_array_equal, again.params, whole.params)
+    assert again.history == whole.history
+
+
+@pytest.mark.parametrize(
+    ("changes", "named"),
+    [
+        ({"l2_clip_norm": 5.0}, "l2_clip_norm changed"),
+        ({"data": (X + 1, Y)}, "the data changed"),
+        ({"params": {"w": jnp.ones(3), "b": jnp.zeros(())}}, "the data changed"),
+    ],
+)
+def test_a_folder_goes_on_with_nothing_else(changes, named, tmp_path, monkeypatch):
+    killed_at(3, monkeypatch, tmp_path)
+    with pytest.raises(secrets.CannotResumeError, match=named):
+        fit(workdir=tmp_path, **changes)
+    fit(workdir=tmp_path)
+    with pytest.raises(secrets.CannotResumeError, match=named):
+        fit(workdir=tmp_path, **changes)
+    shutil.rmtree(tmp_path / "checkpoints")
+    with pytest.raises(secrets.CannotResumeError, match="whose result is gone"):
+        fit(workdir=tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("changes", "named"),
+    [
+        ({"epsilon": 0.0}, "epsilon=0.0 must be in"),
+        ({"delta": 1.0}, "delta=1.0 must be in"),
+        ({"batch_size": 101}, "batch_size=101 must be positive and at most 100"),
+        ({"batch_size": 0}, "batch_size=0 must"),
+        ({"steps": 2.5}, "steps=2.5 must be a whole number"),
+        ({"microbatch_size": 0}, "microbatch_size=0 must"),
+        ({"log_every": 0}, "log_every=0 must"),
+        ({"accountant": "moments"}, "accountant='moments' is not known"),
+        ({"l2_clip_norm": -1.0}, "l2_clip_norm=-1.0 must"),
+        ({"l2_clip_norm": {"w": 1.0}}, "is not a prefix of the parameter tree"),
+        ({"optimizer": 0.1}, "optimizer=0.1 must be an Optax optimizer"),
+        ({"loss": 3}, "loss_fn=3 must be a function"),
+        ({"evaluate": 3}, "evaluate=3 must be a function"),
+        ({"key": 0}, r"key=0 must be a JAX key: use dpx.secret_key\(\)"),
+        ({"key": None}, "key=None must be a JAX key"),
+        ({"params": {}}, "params has no floating-point array"),
+        ({"data": ()}, "data holds no array"),
+        ({"data": (X, Y[:50])}, r"data has .*'data\[1\]': 50.* rows"),
+        ({"data": (X, 3.0)}, r"data\[1\]=3.0 must be an array"),
+        ({"data": ([[1.0], [2.0, 3.0]],)}, r"data\[0\] must be an array, with rows of one length"),
+        ({"data": {"x": X, "y": ["a"] * 100}}, r"data\['y'\] has dtype <U1, which must be numbers"),
+        ({"data": (X[:0], Y[:0])}, "data has no rows"),
+    ],
+)
+def test_bad_arguments_are_named_before_anything_is_drawn(changes, named, monkeypatch):
+    monkeypatch.setattr(loop, "train", lambda *args, **rest: pytest.fail("training began"))
+    with pytest.raises(ValueError, match=named):
+        fit(**changes)
+
+
+def test_batch_norm_in_training_mode_is_refused():
+    model = nnx.Sequential(nnx.BatchNorm(3, rngs=nnx.Rngs(0)), nnx.Linear(3, 1, rngs=nnx.Rngs(0)))
+    with pytest.raises(ValueError, match="BatchNorm in training mode"):
+        fit(loss=lambda model, x, y: (model(x)[0] - y) ** 2, params=model)
+
+
+def test_secret_keys_come_from_the_system_word_by_word(monkeypatch):
+    size = jax.random.key_data(jax.random.key(0)).size
+    monkeypatch.setattr(secrets.os, "urandom", lambda count: bytes(range(1, count + 1)))
+    words = jax.random.key_data(dpx.secret_key())
+    assert np.asarray(words).tobytes() == bytes(range(1, 4 * size + 1))
+    monkeypatch.undo()
+    drawn = {np.asarray(jax.random.key_data(dpx.secret_key())).tobytes() for _ in range(5)}
+    assert len(drawn) == 5
