@@ -82,24 +82,24 @@ def fresh_noise(
     differ by p₁v − p₂v' − (p₁ − p₂)ā, which is 2·p·√d_v·R_w long at most. Noise is scaled to each query's
     bound and to m-fold composition.
 
-    Args: as `sketch.build`, with queries Q (m, d), and `num_queries`, the number the budget must last for (m
-    if None; the guarantee is that of so many answers).
+    Args: as `dpx.cross_attention.build`, with queries Q (m, d), and `num_queries`, the number of queries that
+    the budget must last for (m if None; the guarantee is that of so many answers).
 
     Returns:
       Answers (m, d_v), and the guarantee of all of them together.
 
     Raises:
-      ValueError: as `sketch.build`.
+      ValueError: as `dpx.cross_attention.build`.
     """
-    n, dim, value_dim = check_memory(K, V)
-    bounds = Domain(
-        domain,
-        dim,
-        value_dim,
-        key_bound,
-        key_bound if query_bound is None else query_bound,
-        value_bound,
-        dim if scale is None else scale,
+    n, _, _ = check_memory(K, V)
+    bounds = Domain.declare(
+        K,
+        V,
+        key_bound=key_bound,
+        value_bound=value_bound,
+        query_bound=query_bound,
+        domain=domain,
+        scale=scale,
     )
     Q = bounds.check_queries(Q)
     count = len(Q) if num_queries is None else check_integer(num_queries, "num_queries")
