@@ -17,6 +17,7 @@ from dpx import (
     recommend,
     training,
 )
+from dpx._saving import load, save
 from dpx.clipping import ClippedGrads, clipped_grad, explain_clipping
 from dpx.privacy import (
     Ledger,
@@ -45,6 +46,7 @@ __all__ = [
     "gaussian_epsilon",
     "gaussian_noise_multiplier",
     "gram",
+    "load",
     "ngram",
     "nn",
     "noise",
@@ -54,5 +56,6 @@ __all__ = [
     "privatize",
     "reattention",
     "recommend",
+    "save",
     "training",
 ]

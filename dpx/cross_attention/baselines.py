@@ -1,6 +1,7 @@
 """What private cross-attention must beat: the mean of V, and attention with fresh noise for each query."""
 
 import dataclasses
+import functools
 import math
 
 import dp_accounting
@@ -19,6 +20,9 @@ from dpx.privacy import (
 )
 
 
+@functools.partial(
+    jax.tree_util.register_dataclass, data_fields=["values"], meta_fields=["guarantee"]
+)
 @dataclasses.dataclass(frozen=True)
 class Answers:
     """Private answers (m, d_v) and what releasing them guarantees."""
