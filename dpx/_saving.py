@@ -80,12 +80,12 @@ def save(release: Any, path: str | Path) -> None:
     """Writes a release with its guarantee to a file, which takes the place of `path` once it is complete.
 
     Args:
-      release: What a mechanism of dpx returned (a `GramRelease`, `Sketch`, `Trees`, `DPTree`, `DPTreeDistance`,
-        `DPTreeHighDim`, `Popularity`, `Transitions`, `ItemGram`, `NGram`, `Fit`, `TokenProbabilities`, or
-        the answers of a baseline), or what `dpx.training.fit` returned. Parameters may be nested dicts,
-        lists, tuples and NamedTuples of arrays, or an `nnx.State`. A NamedTuple of yours comes back with the
-        same fields, but not as the same class. The `history` of training is left out, since its losses are
-        computed on private data and are covered by no guarantee.
+      release: What a mechanism of dpx returned (a `GramRelease`, `Sketch`, `Trees`, `DPTree`,
+        `DPTreeDistance`, `DPTreeHighDim`, `Popularity`, `Transitions`, `ItemGram`, `NGram`, `Fit`,
+        `TokenProbabilities`, or the answers of a baseline), or what `dpx.training.fit` returned. Parameters
+        may be nested dicts, lists, tuples and NamedTuples of arrays, or an `nnx.State`. A NamedTuple of
+        yours comes back with the same fields, but not as the same class. The `history` of training is left
+        out, since its losses are computed on private data and are covered by no guarantee.
       path: The file, of any name.
 
     Raises:
