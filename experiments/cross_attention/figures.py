@@ -52,10 +52,13 @@ def _against_setting(run, setting: str, label: str, folder: Path) -> Path:
     data = run.config["data"]
     figure, axes = plotting.pyplot().subplots(figsize=(7, 4), layout="constrained")
     points = sorted((m.settings[setting], m.value, m.error or 0) for m in family)
-    axes.errorbar(*zip(*points, strict=True), marker="o", capsize=3, label=family[0].row)
+    words = run.titles[family[0].row]
+    axes.errorbar(*zip(*points, strict=True), marker="o", capsize=3, label=words)
     for measure, style in zip(_plain(run), itertools.cycle(("--", ":")), strict=False):
         if measure.row in beside:
-            axes.axhline(measure.value, color="grey", linestyle=style, label=measure.row)
+            axes.axhline(
+                measure.value, color="grey", linestyle=style, label=run.titles[measure.row]
+            )
     title = f"n = {data['n']:,}, d = {data['dim']}, ε = {run.config['epsilon']:g}"
     return _finish(figure, axes, label, title, xs, folder / f"error_against_{setting}.png")
 
@@ -71,6 +74,7 @@ def _lines(found: list[tuple[Any, Measure]], place: Callable, label: str, path: 
     for run, measure in found:
         row, marker, x = place(run, measure)
         lines[row, marker][x].append(measure)
+    titles = found[0][0].titles
     rows = list(dict.fromkeys(row for row, _ in lines))
     markers = sorted({marker for _, marker in lines})
     figure, axes = plotting.pyplot().subplots(figsize=(7, 4.5), layout="constrained")
@@ -88,7 +92,7 @@ def _lines(found: list[tuple[Any, Measure]], place: Callable, label: str, path: 
             markersize=4,
         )
     for row in rows:
-        axes.plot([], [], color=f"C{rows.index(row)}", label=row)
+        axes.plot([], [], color=f"C{rows.index(row)}", label=titles[row])
     for marker in markers if markers != [""] else ():
         shape = _MARKERS[markers.index(marker) % len(_MARKERS)]
         axes.plot([], [], color="black", linestyle="", marker=shape, label=marker)
@@ -101,7 +105,7 @@ def _finish(figure, axes, label: str, title: str, ticks: list, path: Path) -> Pa
     if max(ticks) >= 10 * min(ticks) > 0:
         axes.set_xscale("log")
     axes.set_xticks(ticks, [f"{tick:g}" for tick in ticks])
-    axes.minorticks_off()
+    axes.tick_params(axis="x", which="minor", bottom=False, labelbottom=False)
     axes.legend(loc="center left", bbox_to_anchor=(1, 0.5), frameon=False, fontsize="small")
     return plotting.save(figure, path)
 

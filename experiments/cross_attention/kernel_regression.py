@@ -34,6 +34,14 @@ FIELDS = ("carat", "depth", "table")
 LOW, HIGH = np.array([0.2, 50.0, 50.0]), np.array([5.2, 75.0, 80.0])
 MAX_PRICE = 20_000.0
 UNIT = "row of (K, V)"
+TITLES = {
+    "sketch": "private attention (sketch)",
+    "attention": "exact attention, not private",
+    "dp_mean": "private mean",
+    "mean": "mean, not private",
+    "dp_linear_regression": "private linear regression",
+    "linear_regression": "linear regression, not private",
+}
 NOT_COVERED = [
     "the rows attention and mean, which are not private",
     "the errors, which are computed on held-out diamonds",
@@ -125,6 +133,9 @@ def run(config, workdir: Path) -> Outcome:
         headline=sketch.guarantee,
         releases=releases,
         not_covered=NOT_COVERED,
+        titles=TITLES,
+        headline_row="sketch",
+        baseline_row="dp_mean",
     )
 
 
@@ -183,10 +194,10 @@ def figures(records, folder: Path) -> list[Path]:
     figure, axes = plotting.pyplot().subplots(figsize=(7, 4), layout="constrained")
     for (row, by_epsilon), marker in zip(points.items(), itertools.cycle("osv^Dx"), strict=False):
         means = [np.mean(values) for values in by_epsilon.values()]
-        axes.loglog(list(by_epsilon), means, marker=marker, label=row.replace("_", " "))
+        axes.semilogx(list(by_epsilon), means, marker=marker, label=TITLES[row])
     ticks = sorted({_epsilon(run) for run in runs})
     axes.set_xticks(ticks, [f"{tick:g}" for tick in ticks])
-    axes.minorticks_off()
+    axes.tick_params(axis="x", which="minor", bottom=False, labelbottom=False)
     axes.set(xlabel="ε", ylabel="mean absolute error (dollars)")
     axes.legend(loc="center left", bbox_to_anchor=(1, 0.5), frameon=False)
     return [plotting.save(figure, folder / "diamonds.png")]

@@ -23,6 +23,30 @@ from dpx.privacy import PrivacyGuarantee, gaussian_noise_multiplier
 from dpx.training import keys as secrets
 from experiments.cross_attention import figures as drawing
 
+TITLES = {
+    "sketch": "Gaussian sketch",
+    "tree": "trees, Gaussian nodes",
+    "tree_laplace": "trees, truncated Laplace nodes",
+    "tree_paper": "the paper's trees",
+    "dp_mean": "private mean of V",
+    "mean": "mean of V, not private",
+    "fresh_noise": "fresh noise for each query",
+}
+
+
+class Cell(NamedTuple):
+    """A row of the table, and where it is measured at several values of a setting, which of them."""
+
+    row: str
+    setting: str = ""
+    value: int = 0
+
+    def measure(self, errors: list[float]) -> Measure:
+        """The mean error over memories, and its standard error."""
+        settings = {self.setting: self.value} if self.setting else {}
+        error = float(stats.sem(errors)) if len(errors) > 1 else None
+        return Measure(self.row, "error", float(np.mean(errors)), error, settings)
+
 
 def validate(config) -> None:
     """Raises ValueError for a value that cannot be used."""
@@ -105,36 +129,17 @@ def run(config, workdir: Path) -> Outcome:
             cell = Cell("fresh_noise", "queries", count)
             record(cell, fresh.values, exact[:count], fresh.guarantee)
     _write_seconds(workdir, config, seconds)
-    # What is released at several settings has one ε in the table, and the total counts each of them.
-    releases: dict[str, PrivacyGuarantee] = {}
-    for cell, spent in guarantees.items():
-        releases.setdefault(cell.row, spent)
     return Outcome(
-        measures=[_measure(cell, found) for cell, found in errors.items()],
+        measures=[cell.measure(found) for cell, found in errors.items()],
         headline=guarantees[Cell("sketch")],
-        releases=releases,
-        composed={str(cell): spent for cell, spent in guarantees.items()},
+        releases={cell.measure([0.0]).place: spent for cell, spent in guarantees.items()},
+        titles=TITLES,
+        headline_row="sketch",
+        baseline_row="dp_mean",
         synthetic=True,
         not_covered=["the row mean and the errors, which are not private (the data are synthetic)"],
         notes="Each trial has a memory of its own, and its noise is counted once.",
     )
-
-
-class Cell(NamedTuple):
-    """A row of the table, and where it is measured at several values of a setting, which of them."""
-
-    row: str
-    setting: str = ""
-    value: int = 0
-
-    def __str__(self) -> str:
-        return f"{self.row}, {self.setting}={self.value}" if self.setting else self.row
-
-
-def _measure(cell: Cell, found: list[float]) -> Measure:
-    error = float(stats.sem(found)) if len(found) > 1 else None
-    settings = {cell.setting: cell.value} if cell.setting else {}
-    return Measure(cell.row, "error", float(np.mean(found)), error, settings)
 
 
 def _mechanisms(config) -> dict[Cell, Callable]:

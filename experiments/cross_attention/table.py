@@ -21,6 +21,7 @@ _NOTES = (
     f"`{RELEASE}` holds the released memory and its guarantee: `dpx.load(path).query(Q)` answers any number "
     "of queries without the private data. Errors are means over random queries within the declared bound."
 )
+_TITLES = {"sketch": "released memory", "zero": "zero", "mean": "mean of V, not private"}
 _NOT_COVERED = (
     "the errors and the row mean, which are computed on the private rows: keep them to yourself",
 )
@@ -89,6 +90,9 @@ def run(config, workdir: Path) -> Outcome:
         headline=memory.guarantee,
         releases={"sketch": memory.guarantee},
         not_covered=_NOT_COVERED,
+        titles=_TITLES,
+        headline_row="sketch",
+        baseline_row="zero",
         notes=_NOTES,
     )
 
