@@ -36,7 +36,7 @@ def mean_of_values(
 ) -> Answers:
     """The noisy mean of V, which ignores keys and queries: (n, d_v) -> values (1, d_v).
 
-    Neighbours replace one row, which moves the mean by 2·√d_v·R_w/n at most in l2. Values are clipped to
+    Neighbours replace one row, which moves the mean by at most 2·√d_v·R_w/n in l2. Values are clipped to
     ±value_bound.
 
     Raises:
@@ -83,7 +83,7 @@ def fresh_noise(
     Sensitivity of one answer to replacing one row: the row's weight is at most
     p = e^z/(e^z + (n − 1)e^{−z}), where z bounds the query's logits about the keys' centre. Let ā be the
     answer without the row; with the row (k, v) it is ā + p₁(v − ā), p₁ ≤ p. For p₁ ≥ p₂ the two answers
-    differ by p₁v − p₂v' − (p₁ − p₂)ā, which is 2·p·√d_v·R_w long at most. Noise is scaled to each query's
+    differ by p₁v − p₂v' − (p₁ − p₂)ā, of length at most 2·p·√d_v·R_w. Noise is scaled to each query's
     bound and to m-fold composition.
 
     Args: as `dpx.cross_attention.build`, with queries Q (m, d), and `num_queries`, the number of queries that
@@ -109,7 +109,7 @@ def fresh_noise(
     count = len(Q) if num_queries is None else check_integer(num_queries, "num_queries")
     if count < len(Q):
         raise ValueError(
-            f"num_queries is {count}, but Q has {len(Q)} rows: count every query that is ever answered"
+            f"num_queries={count} must be at least the {len(Q)} rows of Q: count every query that is answered"
         )
     multiplier = gaussian_noise_multiplier(epsilon, delta)
     dtype = jnp.result_type(float)

@@ -11,6 +11,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.core import Tracer
+from jax.typing import ArrayLike
 
 from dpx._numerics import into_ball
 from dpx._validate import check_positive
@@ -53,7 +54,7 @@ class Domain:
     def __post_init__(self):
         if self.kind not in ("box", "ball"):
             raise ValueError(
-                f'domain is {self.kind!r}: use "box" for keys in [0, R]^d or "ball" for ‖k‖ ≤ R'
+                f'domain={self.kind!r} is not known: use "box" for keys in [0, R]^d or "ball" for ‖k‖ ≤ R'
             )
         for name in ("key_bound", "query_bound", "value_bound", "scale"):
             object.__setattr__(self, name, check_positive(getattr(self, name), name))
@@ -126,7 +127,7 @@ class Domain:
             return self.key_bound / 2 / self.scale * jnp.abs(q).sum(-1)
         return self.key_bound / self.scale * jnp.linalg.norm(q, axis=-1)
 
-    def enter(self, k: jax.Array, v: jax.Array, *, clip: bool) -> tuple[jax.Array, jax.Array]:
+    def enter(self, k: ArrayLike, v: ArrayLike, *, clip: bool) -> tuple[jax.Array, jax.Array]:
         """Keys and values inside the bounds.
 
         Each row is clipped for itself, so that neighbours stay neighbours; a row that holds a NaN or

@@ -47,7 +47,7 @@ def contribution_sums(K, V, features: Features, domain: Domain, largest) -> jax.
 
 @functools.partial(jax.jit, static_argnames=("domain", "largest", "dtype"))
 def _factors(K, V, features: Features, domain: Domain, *, largest, dtype):
-    """φ (r, n) and w (n, 1 + d_v) of n rows, which contribute φ ⊗ w, of norm `largest` at most."""
+    """φ (r, n) and w (n, 1 + d_v) of n rows, which contribute φ ⊗ w, of norm at most `largest`."""
     mass = jnp.full((len(K), 1), domain.value_norm, V.dtype)
     weights = jnp.concatenate([mass, V], axis=1).astype(dtype)
     keys = _stretch(domain) * (K - domain.centre)
@@ -64,8 +64,8 @@ def release_whole_moments(K, V, features: Features, domain: Domain, largest, mul
     """The moments, released in exact arithmetic (`dpx.noise.secure`), and their sensitivity.
 
     A contribution φ ⊗ w is the product of φ/‖φ‖ and ‖φ‖w, which in units of 1 and of `largest` have norms of
-    1 at most. With S = 2¹⁸ and B, B' the norms of the two factors after rounding, a product errs by
-    e ≤ (B − S)·B' + S·(B' − S), so that two of them are √2·S² + 2e apart at most in each head.
+    at most 1. With S = 2¹⁸ and B, B' the norms of the two factors after rounding, a product errs by
+    e ≤ (B − S)·B' + S·(B' − S), so that two of them are at most √2·S² + 2e apart in each head.
     """
     heads, n = K.shape[:-2], K.shape[-2]
     K, V = (np.asarray(a, np.float64).reshape(-1, *a.shape[-2:]) for a in (K, V))

@@ -4,9 +4,9 @@ The law of cosines turns attention's sums into distances between features, one c
 
     Σ_i w_i⟨P(k_i), P(q)⟩ = ½ Σ_a (Σ_i w_i P_a(k_i)² + P_a(q)² Σ_i w_i − Σ_i w_i |P_a(k_i) − P_a(q)|²),
 
-and each coordinate, for each column w of [constant, V], is a `dpx.cross_attention.tree_sums` structure
-with p = 2 (Σ w_i P_a(k_i)² is its distance to 0, from the same trees). The constant feature's structure
-tells Σ w_i; for the denominator that is n, which is public. What is mended:
+and each coordinate, for each column w of [constant, V], is a structure like `DPTreeDistance` with p = 2. The
+sum Σ w_i P_a(k_i)² is its distance to 0, from the same trees. The constant feature's structure tells Σ w_i;
+for the denominator that is n, which is public. These errors of the paper are mended:
 
 - The root is never released. Bins and noise follow each feature's own range, R^{|a|}/√(a!·scale^{|a|}).
 - There are r = C(s + d, d) features.
@@ -16,9 +16,9 @@ tells Σ w_i; for the denominator that is n, which is public. What is mended:
   enough, and its one range Γ for all features, the largest.
 - The noisy denominator is cut to its public range [n, n·e^{R‖q‖₁/scale}] and answers to ±R_w.
 
-With Gaussian nodes all columns of a node are noised together, the constant column being √d_v·R_w: one row
-then moves a level of all columns by 2·√d_v·R_w·(range)^t at most in l2 (if its two places share a node,
-the value flips sign; if not, each node moves by √2·√d_v·R_w).
+With Gaussian nodes all columns of a node are noised together, and the constant column is √d_v·R_w. One row
+then moves a level of all columns by at most 2·√d_v·R_w·(range)^t in l2: if its two places share a node,
+the value flips sign; if they do not, each node moves by √2·√d_v·R_w.
 
 Privacy against adaptive queries needs no copies, since nothing is drawn after `build`. `copies` > 1
 answers by the median, as Algorithm 7 does, and splits the budget.

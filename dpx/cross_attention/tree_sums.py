@@ -158,7 +158,7 @@ class DPTreeHighDim:
           power: p ≥ 1.
           noise: "gaussian" or "truncated_laplace".
           bins: Leaves of a tree, rounded up to a power of two; the number of records if None. A query errs by
-            the records of its own leaf: (R/bins)^p each at most.
+            the records of its own leaf, each of which adds at most (R/bins)^p.
 
         Raises:
           ValueError: for arguments out of range, arrays that do not fit, or records out of bounds (the first
@@ -254,7 +254,7 @@ def _check_bounds(**bounds) -> None:
     for name, value in bounds.items():
         known = [check_number(number, name) for number in np.ravel(np.asarray(value, object))]
         if not all(0 < number < math.inf for number in known):
-            raise ValueError(f"{name} is {value}: declare a positive, finite number")
+            raise ValueError(f"{name}={value} must be positive and finite: declare a bound")
 
 
 def _check_inside(name: str, rows, low, high, remedy: str = "raise the bound or clip") -> None:

@@ -32,17 +32,17 @@ class PrivateCrossAttention(nnx.Module):
     or values. Projections of keys and values must not have been trained on the memory itself.
 
     Attributes (constructor arguments):
-      query_dim: Width of the queries' input.
-      memory_dim: Width of a row of the memory.
+      query_dim: The width of the queries' input.
+      memory_dim: The width of a row of the memory.
       num_heads, head_dim: H heads of width D; logits are ⟨q, k⟩/√D.
       out_dim: Width of the answers; `query_dim` if None.
       key_bound: Keys are rescaled to ‖k‖₂ ≤ key_bound in each head.
       query_bound: Queries likewise; `key_bound` if None. Noise grows as e^{key_bound·query_bound/√D}.
       value_bound: Values are clipped to ±value_bound elementwise.
       features: "random", or "taylor" for small D.
-      degree: Of Taylor features; by default the smallest that is accurate to 1e-4.
-      num_features: Of random features.
-      rngs: Of the initial projections and, under `params`, of the public random directions.
+      degree: The degree of Taylor features; by default the smallest that is accurate to 1e-4.
+      num_features: The number of random features.
+      rngs: Draws the initial projections and, from `params`, the public random directions.
     """
 
     def __init__(

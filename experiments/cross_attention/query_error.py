@@ -75,7 +75,8 @@ def validate(config) -> None:
 def plan(config) -> dict:
     """Sensitivity and noise of the sketch."""
     domain = _domain(config)
-    features = sketch.choose_features(domain)
+    degree = sketch.even_degree(None, domain)
+    features = PolynomialFeatures(domain.dim, degree, domain.scale)
     multiplier = gaussian_noise_multiplier(config.epsilon, config.delta)
     change = sketch.sensitivity(domain, features)
     return {

@@ -249,7 +249,7 @@ def test_baselines():
         ({"delta": 1.5}, "delta=1.5"),
         ({"delta": 0.7, "mechanism": "tree", "noise": "truncated_laplace"}, "delta"),
         ({"mechanism": "forest"}, "mechanism='forest'"),
-        ({"domain": "sphere"}, "domain is 'sphere'"),
+        ({"domain": "sphere"}, "domain='sphere'"),
         ({"domain": "ball", "mechanism": "tree"}, "K row|trees need features"),
         ({"features": "fourier"}, "features='fourier'"),
         ({"degree": 5}, "even"),
@@ -273,7 +273,7 @@ def test_misuse_raises(options, message):
 
 def test_misused_queries_raise():
     K, V, Q = memory(20, 2)
-    with pytest.raises(ValueError, match="num_queries is 49, but Q has 50 rows"):
+    with pytest.raises(ValueError, match="num_queries=49 must be at least the 50 rows"):
         baselines.fresh_noise(KEY, Q, K, V, num_queries=49, **BOX, **BUDGET)
     built = cross_attention.build(KEY, K, V, **BOX, **BUDGET)
     with pytest.raises(ValueError, match="Q row 3 is outside"):

@@ -240,7 +240,7 @@ def test_misuse_raises():
         build(bound=0.9)
     with pytest.raises(ValueError, match=r"weights\[\d+\] is outside"):
         build(weight_bound=0.5)
-    with pytest.raises(ValueError, match="weight_bound is 0"):
+    with pytest.raises(ValueError, match="weight_bound=0"):
         build(weight_bound=0)
     with pytest.raises(ValueError, match="power=0"):
         build(power=0)
