@@ -104,6 +104,9 @@ def build(
                 f"{name}={value!r} must be left out, as mechanism={mechanism!r} has no such option: use "
                 f"{', '.join(of_features + of_release)}"
             )
+    # Before random features are drawn, which takes longer than to find a wrong number.
+    if options.get("contribution_bound") is not None:
+        check_positive(options["contribution_bound"], "contribution_bound")
     declared = Domain.declare(
         K,
         V,

@@ -280,7 +280,7 @@ def test_misuse_raises():
     with pytest.raises(ValueError, match="std=0"):
         Gaussian(0.0)
     law = TruncatedLaplace.calibrate(1.0, 1.0, 0.5)
-    with pytest.raises(ValueError, match="told apart"):
+    with pytest.raises(ValueError, match=r"sensitivity=1\.5 must be at most"):
         law.guarantee(1.5, **WHERE)
 
 
