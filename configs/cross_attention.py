@@ -32,7 +32,7 @@ from ml_collections import ConfigDict, config_dict
 
 from configs.common import parse_arg
 
-VARIANTS = ("size", "epsilon", "bound", "diamonds")
+VARIANTS = ("size", "epsilon", "bound", "diamonds", "table")
 
 
 def get_config(arg: str = "") -> ConfigDict:
@@ -57,6 +57,22 @@ def get_config(arg: str = "") -> ConfigDict:
                 "regularization": 1.0,
             }
         )
+    if variant == "table":
+        return ConfigDict(
+            {
+                "experiment": "cross_attention.table",
+                **common,
+                "data": {"path": config_dict.placeholder(str), "keys": "K", "values": "V"},
+                "domain": "box",  # or "ball"
+                "key_bound": config_dict.placeholder(float),
+                "value_bound": config_dict.placeholder(float),
+                "query_bound": config_dict.placeholder(float),  # key_bound if none
+                "temperature": config_dict.placeholder(float),  # what ⟨q, k⟩ is divided by; d
+                "features": "taylor",  # or "random", for many columns
+                "num_features": config_dict.placeholder(int),  # of random features
+                "num_queries": 20 if tiny else 500,
+            }
+        )
     return ConfigDict(
         {
             "experiment": "cross_attention.query_error",
@@ -78,6 +94,7 @@ def sweep(arg: str = "") -> dict[str, list]:
         "epsilon": {"epsilon": [0.1, 0.3, 1.0, 3.0, 10.0], "data.n": [10_000]},
         "bound": {"data.key_bound": [0.5, 1.0, 1.5, 2.0], "data.n": [10_000]},
         "diamonds": {"epsilon": [0.1, 1.0, 8.0]},
+        "table": {"epsilon": [0.1, 1.0, 8.0]},
     }
     if tiny:
         return {"epsilon": [0.1, 1.0]}

@@ -17,6 +17,7 @@ from dpx import (
     recommend,
     training,
 )
+from dpx._saving import load, save
 from dpx.clipping import ClippedGrads, clipped_grad, explain_clipping
 from dpx.privacy import (
     Ledger,
@@ -48,6 +49,7 @@ __all__ = [
     "gaussian_epsilon",
     "gaussian_noise_multiplier",
     "gram",
+    "load",
     "ngram",
     "nn",
     "noise",
@@ -57,6 +59,7 @@ __all__ = [
     "privatize",
     "reattention",
     "recommend",
+    "save",
     "secret_key",
     "training",
 ]

@@ -1,4 +1,4 @@
-"""Arithmetic that guarantees rest on: scopes of 64 bits, whatever the caller's global setting."""
+"""Arithmetic that guarantees rest on: scopes of 64 bits, and norms that do not overflow."""
 
 import contextlib
 import functools
@@ -16,9 +16,9 @@ _Function = TypeVar("_Function", bound=Callable)
 def wide_sums(*data):
     """What runs inside runs at once and with 64-bit floats by default, if no array of `data` is traced.
 
-    How a sum over n records rounds depends on all of them. In 32 bits one record of weight 1 may move that of
-    1e5 by 136, in 64 bits by 1 + n²·2⁻⁵² at most. Under a JAX transformation nothing changes: there the
-    default float type holds, and if that is 32-bit the guarantee is one for exact sums.
+    How a sum over n records rounds depends on all of them. In 32 bits one record of weight 1 may move a sum
+    of 1e5 by 136, in 64 bits by at most 1 + n²·2⁻⁵². Under a JAX transformation this scope changes nothing:
+    the default float type holds there, and if that has 32 bits, the guarantee is one for exact sums.
     """
     if any(isinstance(leaf, Tracer) for leaf in jax.tree.leaves(data)):
         yield
@@ -31,8 +31,8 @@ def in_float64(function: _Function) -> _Function:
     """Runs `function` under a scoped `jax.enable_x64(True)`.
 
     Excess risks of 1e-7 beside a unit risk leave no room for float32. The scope works eagerly and in `vmap`.
-    A surrounding `jit` is lowered after the scope has closed, so there the caller must open it: the
-    wrapper raises ValueError rather than let 64 bits be truncated.
+    A surrounding `jit` is lowered after the scope has closed, so the caller of a jitted function must open
+    the scope: the wrapper raises ValueError rather than let 64 bits be truncated.
     """
 
     @functools.wraps(function)
@@ -50,5 +50,34 @@ def in_float64(function: _Function) -> _Function:
 
 
 def as_float64(array) -> jax.Array:
-    """The array in float64; to be called inside the scope only."""
+    """The array in float64; to be called inside one of the scopes only."""
     return jnp.asarray(array, jnp.float64)
+
+
+def norm(vectors: jax.Array, axis: int = -1) -> jax.Array:
+    """l2 norms along an axis: infinite only where the norm itself is more than floats hold."""
+    scaled, scale = _scaled(vectors, axis)
+    return jnp.linalg.norm(scaled, axis=axis) * jnp.squeeze(scale, axis)
+
+
+def into_ball(vectors: jax.Array, radius: jax.typing.ArrayLike, axis: int = -1) -> jax.Array:
+    """Vectors along an axis, projected onto the ball: a norm above `radius` is rescaled to `radius`.
+
+    Vectors inside the ball are returned bit for bit as they are. All entries must be finite.
+    """
+    scaled, scale = _scaled(vectors, axis)
+    length = jnp.linalg.norm(scaled, axis=axis, keepdims=True)
+    return jnp.where(length * scale > radius, scaled / length * radius, vectors)
+
+
+def _scaled(vectors: jax.Array, axis: int) -> tuple[jax.Array, jax.Array]:
+    """Vectors whose squares neither overflow nor underflow, and what they must be multiplied by.
+
+    The scale is a power of two, so that multiplying by it is exact. Dividing by the largest entry would not
+    do: compiled code multiplies by its reciprocal, which is zero for the largest floats.
+    """
+    _, exponent = jnp.frexp(jnp.abs(vectors).max(axis, keepdims=True))
+    most = jnp.finfo(vectors.dtype).maxexp - 2  # the reciprocal of 2^most is a normal number
+    exponent = jnp.clip(exponent, -most, most)
+    one = jnp.ones((), vectors.dtype)
+    return vectors * jnp.ldexp(one, -exponent), jnp.ldexp(one, exponent)

@@ -1,6 +1,7 @@
 """What private cross-attention must beat: the mean of V, and attention with fresh noise for each query."""
 
 import dataclasses
+import functools
 import math
 
 import dp_accounting
@@ -19,6 +20,9 @@ from dpx.privacy import (
 )
 
 
+@functools.partial(
+    jax.tree_util.register_dataclass, data_fields=["values"], meta_fields=["guarantee"]
+)
 @dataclasses.dataclass(frozen=True)
 class Answers:
     """Private answers (m, d_v) and what releasing them guarantees."""
@@ -32,7 +36,7 @@ def mean_of_values(
 ) -> Answers:
     """The noisy mean of V, which ignores keys and queries: (n, d_v) -> values (1, d_v).
 
-    Neighbours replace one row, which moves the mean by 2·√d_v·R_w/n at most in l2. Values are clipped to
+    Neighbours replace one row, which moves the mean by at most 2·√d_v·R_w/n in l2. Values are clipped to
     ±value_bound.
 
     Raises:
@@ -79,33 +83,33 @@ def fresh_noise(
     Sensitivity of one answer to replacing one row: the row's weight is at most
     p = e^z/(e^z + (n − 1)e^{−z}), where z bounds the query's logits about the keys' centre. Let ā be the
     answer without the row; with the row (k, v) it is ā + p₁(v − ā), p₁ ≤ p. For p₁ ≥ p₂ the two answers
-    differ by p₁v − p₂v' − (p₁ − p₂)ā, which is 2·p·√d_v·R_w long at most. Noise is scaled to each query's
+    differ by p₁v − p₂v' − (p₁ − p₂)ā, of length at most 2·p·√d_v·R_w. Noise is scaled to each query's
     bound and to m-fold composition.
 
-    Args: as `sketch.build`, with queries Q (m, d), and `num_queries`, the number the budget must last for (m
-    if None; the guarantee is that of so many answers).
+    Args: as `dpx.cross_attention.build`, with queries Q (m, d), and `num_queries`, the number of queries that
+    the budget must last for (m if None; the guarantee is that of so many answers).
 
     Returns:
       Answers (m, d_v), and the guarantee of all of them together.
 
     Raises:
-      ValueError: as `sketch.build`.
+      ValueError: as `dpx.cross_attention.build`.
     """
-    n, dim, value_dim = check_memory(K, V)
-    bounds = Domain(
-        domain,
-        dim,
-        value_dim,
-        key_bound,
-        key_bound if query_bound is None else query_bound,
-        value_bound,
-        dim if scale is None else scale,
+    n, _, _ = check_memory(K, V)
+    bounds = Domain.declare(
+        K,
+        V,
+        key_bound=key_bound,
+        value_bound=value_bound,
+        query_bound=query_bound,
+        domain=domain,
+        scale=scale,
     )
     Q = bounds.check_queries(Q)
     count = len(Q) if num_queries is None else check_integer(num_queries, "num_queries")
     if count < len(Q):
         raise ValueError(
-            f"num_queries is {count}, but Q has {len(Q)} rows: count every query that is ever answered"
+            f"num_queries={count} must be at least the {len(Q)} rows of Q: count every query that is answered"
         )
     multiplier = gaussian_noise_multiplier(epsilon, delta)
     dtype = jnp.result_type(float)

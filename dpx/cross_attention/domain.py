@@ -11,7 +11,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.core import Tracer
+from jax.typing import ArrayLike
 
+from dpx._numerics import into_ball
 from dpx._validate import check_positive
 
 _ROUNDING = 1e-6  # float32 bounds may exceed their float64 declarations by this much
@@ -20,16 +22,6 @@ _ROUNDING = 1e-6  # float32 bounds may exceed their float64 declarations by this
 def is_concrete(x) -> bool:
     """Whether values can be looked at (False while JAX traces)."""
     return not isinstance(x, Tracer)
-
-
-def into_ball(x: jax.Array, radius: float) -> jax.Array:
-    """Rows (..., d) rescaled to a norm of `radius` where theirs is larger."""
-    # The largest entry is brought to [1/2, 1) by a power of two, so that no norm overflows. Dividing by the
-    # entry itself would: compiled code multiplies by its reciprocal, which is zero for the largest floats.
-    _, exponent = jnp.frexp(jnp.abs(x).max(-1, keepdims=True))
-    scaled = jnp.ldexp(x, -exponent)
-    norm = jnp.linalg.norm(scaled, axis=-1, keepdims=True)
-    return jnp.where(jnp.ldexp(norm, exponent) > radius, scaled / norm * radius, x)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -62,12 +54,47 @@ class Domain:
     def __post_init__(self):
         if self.kind not in ("box", "ball"):
             raise ValueError(
-                f'domain is {self.kind!r}: use "box" for keys in [0, R]^d or "ball" for ‖k‖ ≤ R'
+                f'domain={self.kind!r} is not known: use "box" for keys in [0, R]^d or "ball" for ‖k‖ ≤ R'
             )
         for name in ("key_bound", "query_bound", "value_bound", "scale"):
             object.__setattr__(self, name, check_positive(getattr(self, name), name))
         if min(self.dim, self.value_dim) < 1:
             raise ValueError(f"K and V have {self.dim} and {self.value_dim} columns: pass ≥ 1")
+
+    @classmethod
+    def declare(
+        cls,
+        k,
+        v,
+        *,
+        key_bound: float,
+        value_bound: float,
+        query_bound: float | None = None,
+        domain: str = "box",
+        scale: float | None = None,
+    ) -> "Domain":
+        """The domain of a memory K (..., n, d), V (..., n, d_v), with the defaults of `dpx.cross_attention`.
+
+        Args:
+          k, v: The memory, of which only the shapes are used.
+          key_bound, value_bound: As the attributes.
+          query_bound: As the attribute; `key_bound` if None.
+          domain: "box" or "ball".
+          scale: What logits are divided by; d if None.
+
+        Raises:
+          ValueError: as the class, or for arrays that do not fit together.
+        """
+        _, dim, value_dim = check_memory(k, v)
+        return cls(
+            kind=domain,
+            dim=dim,
+            value_dim=value_dim,
+            key_bound=key_bound,
+            query_bound=key_bound if query_bound is None else query_bound,
+            value_bound=value_bound,
+            scale=dim if scale is None else scale,
+        )
 
     @property
     def value_norm(self) -> float:
@@ -100,7 +127,7 @@ class Domain:
             return self.key_bound / 2 / self.scale * jnp.abs(q).sum(-1)
         return self.key_bound / self.scale * jnp.linalg.norm(q, axis=-1)
 
-    def enter(self, k: jax.Array, v: jax.Array, *, clip: bool) -> tuple[jax.Array, jax.Array]:
+    def enter(self, k: ArrayLike, v: ArrayLike, *, clip: bool) -> tuple[jax.Array, jax.Array]:
         """Keys and values inside the bounds.
 
         Each row is clipped for itself, so that neighbours stay neighbours; a row that holds a NaN or

@@ -19,6 +19,7 @@ import numpy as np
 from scipy import special
 
 from dpx._validate import check_integer, check_positive
+from dpx.cross_attention.domain import Domain
 
 MAX_FEATURES = 2**22
 
@@ -68,6 +69,7 @@ def smallest_degree(low: float, high: float, tolerance: float = 1e-4) -> int:
     )
 
 
+@jax.tree_util.register_static
 @dataclasses.dataclass(frozen=True)
 class PolynomialFeatures:
     """The feature map P: R^dim → R^r, r = C(degree + dim, dim); call it on (..., dim) arrays.
@@ -124,6 +126,10 @@ class PolynomialFeatures:
             total * math.log(bound / math.sqrt(self._scale))
             - 0.5 * factorials[self.exponents].sum(-1)
         )
+
+    def norm(self, logit: float) -> float:
+        """√T_s(logit), the norm of P(x) for ‖x‖² = logit·scale."""
+        return math.sqrt(truncated_exponential(logit, self.degree))
 
     def column(self, x: jax.Array, index: jax.Array) -> jax.Array:
         """Feature number `index` (may be traced) of x (..., dim): shape (...)."""
@@ -188,26 +194,84 @@ class PolynomialFeatures:
         return parents, variables
 
 
-def random_directions(key: jax.Array, num_features: int, dim: int) -> jax.Array:
-    """Directions for `random_rows`, (num_features, dim): orthogonal in blocks, each marginally N(0, I).
+@functools.partial(
+    jax.tree_util.register_dataclass, data_fields=["directions"], meta_fields=["scale"]
+)
+@dataclasses.dataclass(frozen=True)
+class RandomFeatures:
+    """Positive random features φ: R^dim → R^r; call it on (..., dim) arrays.
 
-    The key is public: it decides no noise, and the directions are part of what is released.
-    """
-    blocks = -(-num_features // dim)
-    rotation_key, norm_key = jax.random.split(key)
-    rotations = jax.random.orthogonal(rotation_key, dim, (blocks,)).reshape(-1, dim)
-    norms = jnp.linalg.norm(jax.random.normal(norm_key, rotations.shape), axis=-1, keepdims=True)
-    return (rotations * norms)[:num_features]
-
-
-def random_rows(directions: jax.Array, x: jax.Array, scale: float) -> jax.Array:
-    """Positive random features, features first: (dim, ...) -> (m, ...).
-
-    φ(x)_j = exp(⟨ω_j, x⟩/√scale − ‖x‖²/(2·scale)) / √m, with E⟨φ(x), φ(y)⟩ = e^{⟨x, y⟩/scale}
+    φ(x)_j = exp(⟨ω_j, x⟩/√scale − ‖x‖²/(2·scale)) / √r, with E⟨φ(x), φ(y)⟩ = e^{⟨x, y⟩/scale}
     (Choromanski et al. 2021, arXiv 2009.14794, Lemma 1).
+
+    Attributes:
+      directions: The public ω, (r, dim), which `draw` makes.
+      scale: What inner products are divided by inside the exponential; `dim` if None.
     """
-    x = jnp.asarray(x)
-    x = x.astype(jnp.result_type(x, 0.0))  # in integers the scale would lose its fraction
-    x = x / jnp.asarray(math.sqrt(scale), x.dtype)
-    exponents = jnp.tensordot(directions, x, axes=1) - 0.5 * jnp.square(x).sum(0)
-    return jnp.exp(exponents) / math.sqrt(len(directions))
+
+    directions: jax.Array
+    scale: float | None = None
+
+    @classmethod
+    def draw(
+        cls, key: jax.Array, num_features: int, dim: int, scale: float | None = None
+    ) -> "RandomFeatures":
+        """Draws the directions: orthogonal in blocks of `dim`, each of them marginally N(0, I).
+
+        Args:
+          key: Public. It decides no noise, and the directions are part of what is released.
+          num_features: r.
+          dim: Dimension of the vectors.
+          scale: As the attribute.
+
+        Raises:
+          ValueError: for a number of features or a dimension < 1, or a scale ≤ 0.
+        """
+        num_features = check_integer(num_features, "num_features")
+        dim = check_integer(dim, "dim")
+        if scale is not None:
+            check_positive(scale, "scale")
+        blocks = -(-num_features // dim)
+        rotation_key, norm_key = jax.random.split(key)
+        rotations = jax.random.orthogonal(rotation_key, dim, (blocks,)).reshape(-1, dim)
+        norms = jax.random.normal(norm_key, rotations.shape)
+        norms = jnp.linalg.norm(norms, axis=-1, keepdims=True)
+        return cls((rotations * norms)[:num_features], scale)
+
+    @property
+    def num_features(self) -> int:
+        """r."""
+        return len(self.directions)
+
+    @property
+    def dim(self) -> int:
+        """d."""
+        return self.directions.shape[1]
+
+    def norm(self, logit: float) -> float:
+        """√E‖φ(x)‖² for ‖x‖² = logit·scale. It bounds no feature vector: single ones may be longer."""
+        return math.exp(min(logit / 2, 300.0))  # e^300 is far too much already
+
+    def __call__(self, x: jax.Array) -> jax.Array:
+        """φ(x): (..., dim) -> (..., r)."""
+        return jnp.moveaxis(self.rows(jnp.moveaxis(jnp.asarray(x), -1, 0)), 0, -1)
+
+    def rows(self, x: jax.Array) -> jax.Array:
+        """φ with features first: (dim, ...) -> (r, ...)."""
+        x = jnp.asarray(x)
+        x = x.astype(jnp.result_type(x, 0.0))  # in integers the scale would lose its fraction
+        x = x / jnp.asarray(math.sqrt(self.scale or self.dim), x.dtype)
+        exponents = jnp.tensordot(self.directions, x, axes=1) - 0.5 * jnp.square(x).sum(0)
+        return jnp.exp(exponents) / math.sqrt(self.num_features)
+
+
+Features = PolynomialFeatures | RandomFeatures
+
+
+def check_features(features: Features, domain: Domain) -> None:
+    """Raises ValueError for features that are not those of the domain's dimension and scale."""
+    if (features.dim, features.scale or features.dim) != (domain.dim, domain.scale):
+        raise ValueError(
+            f"features of dim={features.dim} and scale={features.scale} must be those of the domain: use "
+            f"dim={domain.dim} and scale={domain.scale}"
+        )

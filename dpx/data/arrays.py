@@ -3,6 +3,7 @@
 import csv
 import zipfile
 import zlib
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -54,6 +55,71 @@ def load_array(path: str | Path, name: str | None = None) -> np.ndarray:
         which = "" if name is None else f" array {name!r}"
         raise ValueError(f"{path}:{which} holds {kind}: save real numbers")
     return array
+
+
+def load_columns(path: str | Path, names: Sequence[str]) -> np.ndarray:
+    """Columns of a table of numbers, in the order of `names`; other columns may hold anything.
+
+    Args:
+      path: A .csv or .tsv table in UTF-8, or an .npy file with a matrix.
+      names: Names in the first line of the table. Where that line holds numbers only, and in an .npy file,
+        columns are counted from 1: "1", "2", ….
+
+    Returns:
+      (rows, len(names)): float64 from a table, otherwise as it was saved.
+
+    Raises:
+      FileNotFoundError: if there is no such file.
+      ValueError: naming the file, and the column or the line, for another kind of file, a column that is not
+        there, or a cell that is no number.
+    """
+    path = existing(path)
+    if path.suffix.lower() == ".npy":
+        array = load_array(path)
+        if array.ndim != 2:
+            raise ValueError(f"{path}: has shape {array.shape}: save a matrix, (rows, columns)")
+        known = [str(number + 1) for number in range(array.shape[1])]
+        return array[:, _places(path, names, known)]
+    if path.suffix.lower() not in _DELIMITERS:
+        raise ValueError(f"{path}: must be a .csv, .tsv or .npy file: save it as one of these")
+    lines = read_text(path, "utf-8-sig").splitlines()
+    rows, places = [], None
+    reader = csv.reader(lines, delimiter=_DELIMITERS[path.suffix.lower()])
+    try:
+        for cells in reader:
+            if not any(cell.strip() for cell in cells):
+                continue
+            if places is None:
+                header = any(_number(cell) is None for cell in cells)
+                numbers = [str(number + 1) for number in range(len(cells))]
+                places = _places(path, names, [c.strip() for c in cells] if header else numbers)
+                if header:
+                    continue
+            place = f"{path}: line {reader.line_num}"
+            if len(cells) <= max(places):
+                raise ValueError(f"{place} has only {len(cells)} columns: complete the line")
+            found = [_number(cells[column]) for column in places]
+            if None in found:
+                column = found.index(None)
+                raise ValueError(
+                    f"{place}, column {names[column]!r} is {cells[places[column]]!r}: write a number in "
+                    "every cell"
+                )
+            rows.append(np.array(found, np.float64))
+    except csv.Error as error:
+        raise ValueError(
+            f"{path}: line {reader.line_num} is malformed ({error}): mend the table"
+        ) from None
+    if not rows:
+        raise ValueError(f"{path}: holds no row of numbers: write one line for each row")
+    return np.stack(rows)
+
+
+def _places(path: Path, names: Sequence[str], known: Sequence[str]) -> list[int]:
+    for name in names:
+        if name not in known:
+            raise ValueError(f"{path}: has no column {name!r}: use {', '.join(known)}")
+    return [known.index(name) for name in names]
 
 
 def _read_npz(path: Path, name: str | None) -> np.ndarray:

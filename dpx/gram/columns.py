@@ -15,6 +15,7 @@ import numpy as np
 from jax.core import Tracer
 from scipy import sparse
 
+from dpx._numerics import into_ball, norm, wide_sums
 from dpx.noise import secure
 
 _BLOCK_ENTRIES = 2**22  # 32 MiB in 64-bit floats
@@ -57,13 +58,13 @@ def clipped_gram(
             )
         return _dense_gram(X, column_bound, dtype=X.dtype)[0], X.shape[1]
     total, columns, longest = None, 0, 0.0
-    with jax.ensure_compile_time_eval(), jax.enable_x64(True):
+    with wide_sums():
         for block in _blocks(X):
             if whole:
                 gram = _whole_sparse_gram if sparse.issparse(block) else _whole_gram
             else:
                 gram = _sparse_gram if sparse.issparse(block) else _padded_gram
-            matrix, norm = gram(block, column_bound)
+            matrix, largest = gram(block, column_bound)
             if total is not None and total.shape != matrix.shape:
                 raise ValueError(
                     f"column blocks of X have {total.shape[0]} and {matrix.shape[0]} rows: each block "
@@ -72,7 +73,7 @@ def clipped_gram(
             # Waiting keeps the queue of blocks, and so the memory, short.
             total = jax.block_until_ready(matrix if total is None else total + matrix)
             columns += block.shape[1]
-            longest = np.fmax(longest, norm) if np.isfinite(norm) else np.inf
+            longest = np.fmax(longest, largest) if np.isfinite(largest) else np.inf
             if whole:
                 bound = secure.norm_bound(secure.FACTOR_STEPS, len(matrix))
                 secure.check_sum(columns, bound**2)
@@ -142,17 +143,12 @@ def _padded_gram(block, column_bound: float):
 def _dense_gram(block, column_bound, *, dtype):
     dtype = jnp.promote_types(dtype, np.float32)
     columns = jnp.asarray(block).astype(dtype)
-    peak = jnp.max(jnp.abs(columns), axis=0)
-    scale, finite = _safe_scale(jnp, peak)
-    # Columns are brought to a peak of 1 first: the square of a large entry would overflow to a norm of
-    # infinity, and a record that vanishes where its neighbour does not is farther away than β.
-    # Compilers divide by way of a reciprocal, which of the largest numbers is flushed to zero.
-    step = jnp.where(scale > 1e30, 2.0**-10, 1.0)
-    columns = jnp.where(finite, (columns * step) / (scale * step), 0)
-    norm = jnp.sqrt(jnp.sum(columns * columns, axis=0))
-    columns = columns * jnp.minimum(scale, column_bound / jnp.maximum(norm, 1e-30))
+    finite = jnp.isfinite(columns).all(axis=0)
+    columns = jnp.where(finite, columns, 0)
+    longest = jnp.max(jnp.where(finite, norm(columns, axis=0), jnp.inf))
+    columns = into_ball(columns, column_bound, axis=0)
     gram = jnp.matmul(columns, columns.T, precision=jax.lax.Precision.HIGHEST)
-    return gram, jnp.max(jnp.where(finite, scale * norm, jnp.inf))
+    return gram, longest
 
 
 def _sparse_gram(block, column_bound: float):
@@ -168,7 +164,7 @@ def _clipped_sparse(block, column_bound: float):
     peak = np.zeros(columns.shape[1])
     with np.errstate(invalid="ignore"):  # NaN, which makes its column count as zero
         np.maximum.at(peak, owner, np.abs(columns.data))
-    scale, finite = _safe_scale(np, peak)
+    scale, finite = _safe_scale(peak)
     columns.data = np.where(finite[owner], columns.data / scale[owner], 0)
     norm = np.sqrt(np.bincount(owner, columns.data**2, columns.shape[1]))
     columns.data *= np.minimum(scale, column_bound / np.maximum(norm, 1e-30))[owner]
@@ -187,7 +183,7 @@ def _whole_sparse_gram(block, column_bound: float):
 def _whole_gram(block, column_bound: float):
     # A column is a row here: what a sum along it rounds to does not depend on the others then.
     rows = np.ascontiguousarray(np.asarray(block, np.float64).T)
-    scale, finite = _safe_scale(np, np.abs(rows).max(axis=1))
+    scale, finite = _safe_scale(np.abs(rows).max(axis=1))
     rows = np.where(finite[:, None], rows / scale[:, None], 0)
     norm = np.sqrt(np.square(rows).sum(axis=1))
     rows *= np.minimum(scale / column_bound, 1 / np.maximum(norm, 1e-30))[:, None]
@@ -196,7 +192,7 @@ def _whole_gram(block, column_bound: float):
     return secure.product(whole, whole), longest
 
 
-def _safe_scale(xp, peak):
+def _safe_scale(peak):
     """Each column's largest entry, 1 where that is zero or not finite; and where it is finite."""
-    finite = xp.isfinite(peak)
-    return xp.where(finite & (peak > 0), peak, 1), finite
+    finite = np.isfinite(peak)
+    return np.where(finite & (peak > 0), peak, 1), finite

@@ -1,6 +1,5 @@
 """A cross-attention layer over a private memory, of which it keeps a noisy sketch only."""
 
-import dataclasses
 import math
 
 import dp_accounting
@@ -9,9 +8,10 @@ import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
+from dpx._numerics import into_ball
 from dpx.cross_attention import sketch
-from dpx.cross_attention.domain import Domain, into_ball, is_concrete
-from dpx.cross_attention.features import PolynomialFeatures, random_directions
+from dpx.cross_attention.domain import Domain, is_concrete
+from dpx.cross_attention.features import Features, PolynomialFeatures, RandomFeatures
 from dpx.privacy import (
     REPLACE_ONE,
     PrivacyGuarantee,
@@ -32,17 +32,17 @@ class PrivateCrossAttention(nnx.Module):
     or values. Projections of keys and values must not have been trained on the memory itself.
 
     Attributes (constructor arguments):
-      query_dim: Width of the queries' input.
-      memory_dim: Width of a row of the memory.
+      query_dim: The width of the queries' input.
+      memory_dim: The width of a row of the memory.
       num_heads, head_dim: H heads of width D; logits are ⟨q, k⟩/√D.
       out_dim: Width of the answers; `query_dim` if None.
       key_bound: Keys are rescaled to ‖k‖₂ ≤ key_bound in each head.
       query_bound: Queries likewise; `key_bound` if None. Noise grows as e^{key_bound·query_bound/√D}.
       value_bound: Values are clipped to ±value_bound elementwise.
       features: "random", or "taylor" for small D.
-      degree: Of Taylor features; by default the smallest that is accurate to 1e-4.
-      num_features: Of random features.
-      rngs: Of the initial projections and, under `params`, of the public random directions.
+      degree: The degree of Taylor features; by default the smallest that is accurate to 1e-4.
+      num_features: The number of random features.
+      rngs: Draws the initial projections and, from `params`, the public random directions.
     """
 
     def __init__(
@@ -78,12 +78,15 @@ class PrivateCrossAttention(nnx.Module):
             value_bound=float(value_bound),
             scale=math.sqrt(head_dim),
         )
-        self.degree, directions = None, None
+        self.taylor: PolynomialFeatures | None = None
+        directions = None
         if features == "taylor":
-            self.degree = sketch.choose_degree(degree, self.domain, 1e-4)
-            num_features = PolynomialFeatures(head_dim, self.degree, self.domain.scale).num_features
+            degree = sketch.even_degree(degree, self.domain)
+            self.taylor = PolynomialFeatures(head_dim, degree, self.domain.scale)
+            num_features = self.taylor.num_features
         else:
-            directions = Release(random_directions(rngs.params(), num_features, head_dim))
+            drawn = RandomFeatures.draw(rngs.params(), num_features, head_dim, self.domain.scale)
+            directions = Release(drawn.directions)
         width = num_heads * head_dim
         self.query = nnx.Linear(query_dim, width, use_bias=False, rngs=rngs)
         self.key = nnx.Linear(memory_dim, width, use_bias=False, rngs=rngs)
@@ -120,17 +123,11 @@ class PrivateCrossAttention(nnx.Module):
             key,
             self._heads(self.key(memory)),
             self._heads(self.value(memory)),
+            domain=self.domain,
+            features=self._features,
             epsilon=epsilon,
             delta=delta,
             clip=True,
-            features="random" if self.degree is None else "taylor",
-            degree=self.degree,
-            directions=None if self.directions is None else self.directions[...],
-            **{
-                "domain" if name == "kind" else name: value
-                for name, value in dataclasses.asdict(self.domain).items()
-                if name not in ("dim", "value_dim")
-            },
         )
         self.moments[...] = released.moments / released.num_records
         exact = np.array(self._composed(epsilon, delta))
@@ -141,12 +138,12 @@ class PrivateCrossAttention(nnx.Module):
 
     def _composed(self, epsilon: float, delta: float) -> tuple[float, float]:
         """(ε, δ) of all that was ever released, a new release of that budget included: μ² adds up."""
-        spent, at = (float(number) for number in np.asarray(self.budget[...]))
-        if not spent:
+        spent_epsilon, spent_delta = (float(number) for number in np.asarray(self.budget[...]))
+        if not spent_epsilon:
             return epsilon, delta
-        budgets = ((spent, at), (epsilon, delta))
+        budgets = ((spent_epsilon, spent_delta), (epsilon, delta))
         mu = math.hypot(*(1 / gaussian_noise_multiplier(*budget) for budget in budgets))
-        delta = max(at, delta)
+        delta = max(spent_delta, delta)
         return gaussian_epsilon(1 / mu, delta), delta
 
     @property
@@ -185,14 +182,15 @@ class PrivateCrossAttention(nnx.Module):
             raise ValueError("nothing is remembered yet: call remember(key, memory, …) first")
         lead = x.shape[:-1]
         q = into_ball(self._heads(self.query(x.reshape(-1, x.shape[-1]))), self.domain.query_bound)
-        answers = sketch.attend(
-            self.moments[...],
-            q,
-            domain=self.domain,
-            degree=self.degree,
-            directions=None if self.directions is None else self.directions[...],
-        )
+        answers = sketch.attend(self.moments[...], q, self.domain, self._features)
         return self.out(jnp.moveaxis(answers, 0, 1).reshape(*lead, -1))
+
+    @property
+    def _features(self) -> Features:
+        if self.directions is None:
+            assert self.taylor is not None
+            return self.taylor
+        return RandomFeatures(self.directions[...], self.domain.scale)
 
     def _heads(self, x: jax.Array) -> jax.Array:
         """(n, H·D) -> (H, n, D)."""

@@ -1,22 +1,22 @@
 """Additive noise: the one door through which releases go, and the laws of what is added there.
 
-`release` adds noise to what is private, and `secure.release_whole` does where arithmetic must be exact;
-nothing else in this project does. It is told the exact value, how far a record may move it, and the noise
-per unit of that; `dpx.audit.replay` watches it, and compares two runs on neighbouring data with what was
-declared here.
+`release` adds noise to private statistics, and `secure.release_whole` does so where arithmetic must be exact.
+Nothing else in this project adds noise. Both are told the exact value, how far one record may move it, and
+the noise per unit of that distance. `dpx.audit.replay` watches them, and compares two runs on neighbouring
+data with what was declared here.
 
-Samples are drawn in finite precision, and the guarantees are those of the real-valued laws; no floating
-point sampler escapes that (Mironov, CCS 2012). What is kept small is what an attack could use:
+Samples are drawn in finite precision, whereas the guarantees are those of the real-valued laws; no floating
+point sampler escapes that (Mironov, CCS 2012). Two things keep small what an attack could use:
 
-- No tail is cut off (`dpx.noise.tails`): every draw has as many random bits as its tail needs, so nothing is
-  to be added to δ, at any ε.
+- No tail is cut off (`dpx.noise.tails`). Every draw has as many random bits as its tail needs, so that
+  nothing has to be added to δ, whatever ε is.
 - Statistics in 64 bits get noise in 64 bits, and every release is rounded to a public grid, so that low bits
   say nothing about the exact value.
 
-What remains: rounding puts the probability of a grid point off by a factor of up to 1 ± 2e-8, in 32 bits of
-up to 1 ± 2e-2 (within 8 standard deviations), sums over records round, and bits come from JAX's generator.
-None of it is left with `secure=True`, which one-shot releases take: exact integers, discrete noise
-(`dpx.noise.secure`).
+Three gaps remain. Rounding changes the probability of a grid point by a factor of up to 1 ± 2e-8, in 32 bits
+of up to 1 ± 2e-2 (within 8 standard deviations). Sums over records round. Bits come from JAX's generator.
+None of these gaps is left with `secure=True`, which releases that are made at once take: it sums exact
+integers and draws discrete noise (`dpx.noise.secure`).
 """
 
 from dpx.noise import secure

@@ -35,26 +35,27 @@ def release(
     N(0, (noise_multiplier·sensitivity)²) on each entry: a Gaussian mechanism with that noise multiplier. A
     `law` says how large the noise is itself; for the Laplace laws the promise is ‖Δ/sensitivity‖₁ ≤ 1.
 
-    What is released lies on a public grid of at most 2⁻²⁰ of the noise's standard deviation (2⁻¹² in 32 bits,
-    where a finer one would be emptied by rounding), a power of two that follows from sensitivity and
-    multiplier alone. In floating point f + noise has low bits that depend
-    on those of f, and tell which of two neighbours f came from (Mironov, CCS 2012); they are gone after
-    rounding, which is post-processing. Without noise nothing is rounded.
+    What is released lies on a public grid. Its step is a power of two that follows from sensitivity and
+    multiplier alone, and is at most 2⁻²⁰ of the noise's standard deviation (2⁻¹² in 32 bits, where numbers
+    would leave most points of a finer grid empty). In floating point the low bits of f + noise depend on
+    those of f, and tell which of two neighbours f came from (Mironov, CCS 2012). Rounding to the grid, which
+    is post-processing, removes them. Without noise nothing is rounded.
 
-    What is symmetric by nature is released entry by entry and projected afterwards: an orthogonal projection
-    that leaves the exact value alone is post-processing, and takes its share of the noise away.
+    A symmetric matrix is released entry by entry and made symmetric afterwards: an orthogonal projection that
+    leaves the exact value alone is post-processing, and removes the noise in the directions it projects out.
 
     Args:
-      key: Secret, and for this release alone.
+      key: A secret key that is used for this release alone.
       exact: The statistic, an array or a tree of arrays. Sums are float32 at least.
       sensitivity: How far a record moves it: one number, or an array for each leaf (or subtree) that
         broadcasts against it, where entries are in different units.
       label: What is released; the same in every run.
-      noise_multiplier: Standard deviation of the noise per unit of sensitivity, of a Gaussian release.
-      law: The noise's law, of any other release of one array; its parameters broadcast against the array.
+      noise_multiplier: For Gaussian noise, its standard deviation per unit of sensitivity.
+      law: For any other noise, its law; `exact` is one array then, against which the law's parameters
+        broadcast.
       axis: The promise holds along this axis alone, for each index of the others.
-      parts: That many calls in turn with this label are one release: the squares of their ‖Δ/sensitivity‖ add
-        up to 1.
+      parts: How many successive calls with this label make one release together: the squares of their
+        ‖Δ/sensitivity‖ add up to at most 1.
 
     Returns:
       A tree like `exact`, of its floating-point types, float32 at least. Where nothing is traced, it is
@@ -145,13 +146,15 @@ def release_sum(
 ) -> np.ndarray:
     """Releases the sum of sparse vectors, one of l2 norm at most `l2_clip_norm` for each record.
 
-    Guarantee: adding or removing a record moves the sum by `l2_clip_norm` at most, so that this is a Gaussian
-    mechanism with that noise multiplier. With `secure` it is one in exact arithmetic (`dpx.noise.secure`).
+    Guarantee: adding or removing a record moves the sum by at most `l2_clip_norm`, so that this is a Gaussian
+    mechanism with that noise multiplier. With `secure` its arithmetic is exact (`dpx.noise.secure`).
 
     Args:
-      key: Secret, and for this release alone; None if `secure`.
-      values, owners, cells: (T,) entries, the record and the place in the sum of each, no pair of them twice.
-      size: Of the sum.
+      key: A secret key that is used for this release alone; None if `secure`.
+      values: (T,) the entries of all vectors.
+      owners: (T,) the record that each entry belongs to, counted from 0.
+      cells: (T,) the place of each entry in the sum; no record has two entries in one place.
+      size: The length of the sum.
       l2_clip_norm: Largest norm of a record's vector.
       noise_multiplier: Standard deviation of the noise per unit of `l2_clip_norm`.
       label: What is released; the same in every run.

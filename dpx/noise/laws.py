@@ -31,11 +31,11 @@ def _check_positive(name: str, value: ArrayLike) -> None:
 class Law:
     """What the three laws share; the methods that raise are theirs."""
 
-    norm = 1  # in which a sensitivity counts
+    norm = 1  # the norm, l1 or l2, in which sensitivity is measured
 
     @property
     def width(self) -> ArrayLike:
-        """The standard deviation or less, up to a factor of 2: what the grid of a release is relative to."""
+        """The scale that the grid of a release follows: the standard deviation, or down to half of it."""
         raise NotImplementedError
 
     def sample(self, key: jax.Array, shape: tuple[int, ...] = ()) -> jax.Array:
@@ -81,7 +81,7 @@ class Gaussian(Law):
     def guarantee(
         self, sensitivity: float, delta: float, *, neighboring: NeighboringRelation, unit: str
     ) -> PrivacyGuarantee:
-        """What releasing f + noise guarantees, f with that *l2* sensitivity.
+        """The guarantee of releasing f + noise, where f has that *l2* sensitivity.
 
         ε is exact (Balle & Wang 2018, arXiv 1805.06530, Theorem 8).
         """
@@ -125,7 +125,7 @@ class Laplace(Law):
     def guarantee(
         self, sensitivity: float, *, neighboring: NeighboringRelation, unit: str
     ) -> PrivacyGuarantee:
-        """What releasing f + noise guarantees, f with that *l1* sensitivity: (Δ/scale, 0).
+        """The guarantee of releasing f + noise, where f has that *l1* sensitivity: (Δ/scale, 0)-DP.
 
         Source: Dwork et al. 2006, Calibrating noise to sensitivity in private data analysis.
         """
@@ -148,9 +148,9 @@ class TruncatedLaplace(Law):
     entry of a vector of *l1* sensitivity Δ it is (ε, δ)-DP for every ε > 0 and δ ≤ 1/2, whichever way
     the change is spread over the entries. An entry that moves by a ≤ Δ costs ε_a = εa/Δ, except on the
     part of the support that the neighbour cannot reach, whose probability is
-    δ_a = δ(e^{ε_a} − 1)/(e^ε − 1) (a ≤ bound, which δ ≤ 1/2 ensures). The ε_a add up to ε at most, and
-    so do the δ_a to δ, since (u − 1) + (v − 1) ≤ uv − 1 for u, v ≥ 1. A record that leaves one node of
-    a tree and enters another, half the change in each, is thus covered.
+    δ_a = δ(e^{ε_a} − 1)/(e^ε − 1) (a ≤ bound, which δ ≤ 1/2 ensures). The ε_a add up to at most ε, and
+    the δ_a to at most δ, since (u − 1) + (v − 1) ≤ uv − 1 for u, v ≥ 1. This covers a record that leaves
+    one node of a tree and enters another, with half of the change in each.
     """
 
     scale: float
@@ -172,7 +172,7 @@ class TruncatedLaplace(Law):
         check_delta(delta)
         if delta > 0.5:
             raise ValueError(
-                f"delta is {delta}: the truncated Laplace mechanism is defined for delta ≤ 1/2"
+                f"delta={delta} must be at most 1/2 for the truncated Laplace mechanism: use a smaller one"
             )
         # log(1 + (e^ε − 1)/2δ), arranged so that neither a large nor a small ε loses digits.
         if epsilon < 30:
@@ -208,7 +208,7 @@ class TruncatedLaplace(Law):
     def guarantee(
         self, sensitivity: float, *, neighboring: NeighboringRelation, unit: str
     ) -> PrivacyGuarantee:
-        """What releasing f + noise guarantees, f with that *l1* sensitivity.
+        """The guarantee of releasing f + noise, where f has that *l1* sensitivity.
 
         Raises:
           ValueError: for a sensitivity ≤ 0 or beyond the support's half width, where δ would pass 1/2.
@@ -216,8 +216,8 @@ class TruncatedLaplace(Law):
         _check_positive("sensitivity", sensitivity)
         if sensitivity > self.bound * (1 + 1e-12):
             raise ValueError(
-                f"sensitivity is {sensitivity}: the noise reaches {self.bound} only, so that neighbours "
-                "would be told apart; calibrate the noise to the sensitivity"
+                f"sensitivity={sensitivity} must be at most {self.bound}, as far as the noise reaches, or it "
+                "would tell neighbours apart: calibrate the noise to the sensitivity"
             )
         ratio = self.bound / self.scale
         epsilon = sensitivity / self.scale

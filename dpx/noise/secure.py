@@ -1,13 +1,13 @@
 """Releases of exact integers with discrete Gaussian noise: guarantees that need no caveat about rounding.
 
-Each record's contribution, a vector of norm 1 at most, is multiplied by 2^k and rounded to integers. Integers
+Each record's contribution, a vector of norm at most 1, is multiplied by 2^k and rounded to integers. Integers
 are summed exactly, in 64 bits, and OpenDP (https://docs.opendp.org) adds noise from the discrete
 Gaussian distribution, which it samples exactly, from the randomness of the operating system (Canonne,
-Kamath, Steinke, arXiv:2004.00010). What overflows 64 bits with its noise is cut off: post-processing.
+Kamath, Steinke, arXiv 2004.00010). A noisy sum that overflows 64 bits is cut off, which is post-processing.
 
-**Sensitivity.** Rounding moves each of the c entries of a contribution by at most 0.51: half a unit, and what
-64-bit arithmetic made of the contribution before. So the norm is 2^k + 0.51·√c at most. This is not left
-to analysis: a record whose integers, squared and summed exactly, exceed that bound counts as zero.
+**Sensitivity.** Rounding moves each of the c entries of a contribution by at most 0.51: half a unit, and the
+error of the 64-bit arithmetic before it. So the norm is at most 2^k + 0.51·√c. This does not rest on analysis
+alone: a record whose integers, squared and summed exactly, exceed that bound counts as zero.
 
 **Guarantee.** With l2 sensitivity Δ and variance σ² = (mΔ)² + 4 in units of the grid the release is as
 private as the Gaussian mechanism with noise multiplier m, within a factor of 1 ± 1e-25 on all probabilities.
@@ -16,7 +16,7 @@ at random, to the integer n with probability ∝ e^{−(n − Y)²/8}. By Poisso
 distribution is √(8π)·(1 ± η) whatever Y is, with η = 2.1·e^{−8π²} < 2e-34. So n has the probability of
 ∫ φ_{mΔ}(y − f) φ_2(n − y) dy = φ_σ(n − f), within a factor of 1 ± η, and so has the discrete Gaussian
 around f. With up to 1e8 entries the two distributions differ by a factor within 1 ± 1e-25, and rounding is
-post-processing. Hence the exact ε of a Gaussian mechanism holds (Balle & Wang, arXiv:1805.06530), and so does
+post-processing. Hence the exact ε of a Gaussian mechanism holds (Balle & Wang, arXiv 1805.06530), and so does
 its composition. The factor is far below the accuracy to which m itself is computed.
 """
 
@@ -55,7 +55,7 @@ def split(key: jax.Array | None, secure: bool, count: int = 2) -> list[Any]:
 
 
 def resolution(noise_multiplier: float) -> int:
-    """2^k, in units of the grid the norm of a contribution: 2^30, less where the noise would not fit."""
+    """2^k, the norm of a contribution in units of the grid: 2^30, or less where the noise would not fit."""
     bits = 56 - math.ceil(math.log2(noise_multiplier))
     if bits < 10:
         raise ValueError(
@@ -65,7 +65,7 @@ def resolution(noise_multiplier: float) -> int:
 
 
 def norm_bound(steps: int, entries: int) -> int:
-    """The largest norm of a contribution of so many entries in units of the grid, 2^k of them to 1."""
+    """The largest norm of a rounded contribution of so many entries, in units of which 2^k are 1."""
     return steps + math.ceil(rounding(entries))
 
 
@@ -78,10 +78,10 @@ def whole(values: np.ndarray, owners: np.ndarray, steps: int, entries: int) -> n
     """Rounds contributions to integers, and sets to zero those beyond `norm_bound`.
 
     Args:
-      values: (T,) entries of contributions, each of norm 1 at most.
-      owners: (T,) whose they are, 0, 1, …
+      values: (T,) entries of contributions, each of which has norm at most 1.
+      owners: (T,) the record that each entry belongs to, counted from 0.
       steps: 2^k, at most 2^30.
-      entries: How many entries a contribution has at most, zeros left out where they always are.
+      entries: The largest number of entries of a contribution that are not always zero.
 
     Returns:
       (T,) int64.
@@ -135,8 +135,8 @@ def release_whole(
 
     Args:
       exact: int64, of any shape.
-      sensitivity: In units.
-      noise_multiplier: Standard deviation per unit of sensitivity.
+      sensitivity: The bound, in the units of `exact`.
+      noise_multiplier: Standard deviation of the noise per unit of sensitivity.
       label, axis: As in `dpx.noise.release`.
 
     Returns:

@@ -1,10 +1,10 @@
 """Draws whose tails have no end: uniform numbers of as many bits as they need, and normal draws from them.
 
-An output beyond the largest draw of one neighbour, which the other can reach, counts to δ whatever ε is. At
-noise multiplier m a normal sampler that ends at r standard deviations adds Φ(1/m − r) to δ: all of δ, where
-ε is large. A uniform number of b bits ends at r ≈ √(2b·log 2), 5.4 for a float32; here further bits are
-drawn for as long as all before them are zero, and probabilities are kept as logarithms where they would
-underflow. So nothing is cut off at any ε, in 32 bits as in 64.
+An output that one neighbour can reach and the other cannot, because its draws end before, counts towards δ
+whatever ε is. At noise multiplier m a normal sampler that ends at r standard deviations adds Φ(1/m − r) to δ,
+which is more than all of δ where ε is large. A uniform number of b bits ends at r ≈ √(2b·log 2), 5.4 for a
+float32. Here further bits are drawn for as long as all before them are zero, and probabilities are kept as
+logarithms where they would underflow. So nothing is cut off at any ε, in 32 bits as in 64.
 """
 
 import functools
@@ -27,7 +27,7 @@ def normal(
 
     Args:
       key: A JAX key.
-      shape: Of the draws.
+      shape: The shape of the draws.
       dtype: float32 or float64.
     """
     dtype = jax.dtypes.canonicalize_dtype(dtype)
@@ -42,9 +42,9 @@ def signed_exponential(
 
     Args:
       key: A JAX key.
-      shape: Of the draws.
+      shape: The shape of the draws.
       dtype: float32 or float64.
-      log_smallest: log s < 0, −∞ for all of the law; broadcasts to `shape`.
+      log_smallest: log s < 0, or −∞ to cut nothing off; broadcasts to `shape`.
     """
     bits = _bits(key, shape, dtype)
     exponential = _shaped(exponential_from_bits(*bits, dtype), shape)
@@ -79,15 +79,16 @@ def exponential_from_bits(words, last, empty, dtype: DTypeLike) -> jax.Array:
 def uniform_from_bits(words, last, empty, dtype: DTypeLike) -> tuple[jax.Array, jax.Array]:
     """Uniform numbers u·2^(−32·missing) in (0, 1]: 31 bits of a word, `empty` words of zeros, 32 bits.
 
-    In 32 bits the 16 draws of a column share what comes after their own 31 bits. On the grid of
-    `dpx.noise.release`, 2⁻¹² of a standard deviation, a draw can show it where 21 of those are zero: two of
-    one column do once in 2³⁵ columns. In 64 bits, where the grid is finer, nothing is shared.
+    In 32 bits the 16 draws of a column share the bits that come after their own 31. On the grid of
+    `dpx.noise.release`, 2⁻¹² of a standard deviation, these show only in a draw whose first 21 bits are zero,
+    and two draws of one column show them once in 2³⁵ columns. In 64 bits, where the grid is finer, nothing
+    is shared.
 
     Args:
       words: (sharing, columns) uint32; the lowest bit is left out.
       last: (1, columns) uint32, not zero.
       empty: (1, columns) int32, the number of words of zeros before `last`.
-      dtype: Of u.
+      dtype: The type of u.
 
     Returns:
       u, and how many words of zeros are missing in it, both (sharing, columns).

@@ -6,8 +6,9 @@ from typing import NamedTuple
 import jax.numpy as jnp
 from scipy import special
 
+from dpx._numerics import norm
 from dpx._validate import check_choice, check_integer, check_number, check_positive
-from dpx.noisy_head.prompts import Features, norm
+from dpx.noisy_head.prompts import Features
 
 # The factor a with which a step shrinks Γ by 1 − aλη. Algorithm 1 as printed has a = 2 and so converges to
 # ridge with 2λ; a = 1 is the gradient step of the ridge objective whose solution is (2.7).

@@ -5,9 +5,9 @@ import jax.numpy as jnp
 from jax.scipy.linalg import cho_factor, cho_solve, solve_triangular
 from jax.scipy.sparse.linalg import cg
 
-from dpx._numerics import in_float64
+from dpx._numerics import in_float64, norm
 from dpx._validate import check_choice, check_positive
-from dpx.noisy_head.prompts import Features, check_features, norm
+from dpx.noisy_head.prompts import Features, check_features
 
 GRAM_MAX_DIM = 8  # D²×D² matrices up to here; above, products with the factors are cheaper
 _CHUNK = 256

@@ -16,7 +16,7 @@ import jax
 import jax.numpy as jnp
 from jax.core import Tracer
 
-from dpx._numerics import as_float64, in_float64
+from dpx._numerics import as_float64, in_float64, norm
 from dpx._validate import check_finite, check_integer, check_number
 
 _DRAWS_PER_CHUNK = 2**15  # normals drawn at a time: enough to vectorise, few enough for the cache
@@ -175,13 +175,6 @@ def check_features(features: Features) -> Features:
     for name, array in zip(Features._fields, features, strict=True):
         check_finite(array, f"features.{name}", "drop or repair those prompts")
     return Features(as_float64(query), as_float64(context), as_float64(target))
-
-
-def norm(rows: jax.Array) -> jax.Array:
-    """l2 norms along the last axis that neither overflow nor underflow on the way."""
-    largest = jnp.max(jnp.abs(rows), axis=-1)
-    safe = jnp.where(largest > 0, largest, 1)
-    return largest * jnp.sqrt(jnp.sum((rows / safe[..., None]) ** 2, axis=-1))
 
 
 @functools.partial(jax.jit, static_argnums=(2, 3, 4))

@@ -66,7 +66,7 @@ def dpsgd_epsilon(
     if noise_multiplier == 0:
         return math.inf
     if accountant == "pld" and delta > 1e-3:
-        # Where δ alone almost suffices ε tends to 0, and an accuracy relative to it takes minutes.
+        # Where δ alone almost suffices, ε tends to 0, and accuracy relative to ε would take minutes.
         interval = sampling_probability / 10 * max(1.0, noise_multiplier**-2)
         bound = _accounted(event, delta, accountant, interval)
         if bound < 1e-3:
@@ -133,8 +133,8 @@ def calibrate_dpsgd(
 ) -> float:
     """Smallest noise multiplier for which `dpsgd_epsilon` is at most ε (and at least 0.999 ε).
 
-    Calibrations are kept in the user's cache directory. What is read there is checked, by computing its ε
-    again: one evaluation in place of some twenty, and none for a call repeated in one process.
+    Calibrations are kept in the user's cache directory. A number that is read there is checked by computing
+    its ε again, which takes one evaluation in place of some twenty. Repeating a call takes none.
 
     Args: as `dpsgd_epsilon`, with the target ε in (0, 1e8], and
       beside: Another release that is paid from the same budget: the two together cost at most ε.

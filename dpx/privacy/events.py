@@ -15,7 +15,7 @@ _LARGEST_INTERVAL = 300.0  # e^interval must stay a float
 
 
 def check_event(event: DpEvent, name: str) -> None:
-    """Raises ValueError for an event with a number that no mechanism has: accountants may not end on one."""
+    """Raises ValueError for an event with a number that no mechanism has: accountants may never end on it."""
     inner = getattr(event, "event", None)
     for part in (*getattr(event, "events", ()), *(() if inner is None else (inner,))):
         check_event(part, name)
@@ -62,7 +62,7 @@ def _pld_epsilon(event: DpEvent, delta: float) -> float:
 
     The estimate is pessimistic at any interval h and its relative error is about (h/s)²/12, s the standard
     deviation of one step's loss, for which ε/(4√steps) stands in: h = ε/(200√steps) wastes under 1e-4. An ε
-    below 1e-3 gets the interval of 1e-3, for one that tends to zero would ask for endless memory.
+    below 1e-3 gets the interval of 1e-3, since one that tends to zero would need endless memory.
     """
     steps, noise = _count_steps(event)
     if noise == 0 or math.isinf(noise):

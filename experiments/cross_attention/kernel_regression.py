@@ -7,6 +7,7 @@ coordinates. Its value is its price, scaled to ±1. All bounds are public consta
 
 import itertools
 import math
+from collections import defaultdict
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +21,7 @@ from dpx import cross_attention
 from dpx._validate import check_delta, check_epsilon
 from dpx.cross_attention import baselines
 from dpx.launch import plotting
-from dpx.launch.experiment import Outcome, measures
+from dpx.launch.experiment import Measure, Outcome
 from dpx.noise import release
 from dpx.privacy import (
     REPLACE_ONE,
@@ -33,6 +34,14 @@ FIELDS = ("carat", "depth", "table")
 LOW, HIGH = np.array([0.2, 50.0, 50.0]), np.array([5.2, 75.0, 80.0])
 MAX_PRICE = 20_000.0
 UNIT = "row of (K, V)"
+TITLES = {
+    "sketch": "private attention (sketch)",
+    "attention": "exact attention, not private",
+    "dp_mean": "private mean",
+    "mean": "mean, not private",
+    "dp_linear_regression": "private linear regression",
+    "linear_regression": "linear regression, not private",
+}
 NOT_COVERED = [
     "the rows attention and mean, which are not private",
     "the errors, which are computed on held-out diamonds",
@@ -105,22 +114,28 @@ def run(config, workdir: Path) -> Outcome:
         "dp_linear_regression": _design(test) @ weights,
         "linear_regression": _design(test) @ least_squares,
     }
-    metrics = {}
+    measures = []
     for name, predicted in predictions.items():
         price = (np.clip(np.asarray(predicted, np.float64), -1, 1) + 1) * MAX_PRICE / 2
         error = price - test[:, -1]
-        metrics[f"{name}/mean_absolute_error"] = np.abs(error).mean()
-        metrics[f"{name}/r2"] = 1 - np.square(error).mean() / test[:, -1].var()
+        r2 = 1 - np.square(error).mean() / test[:, -1].var()
+        measures += [
+            Measure(name, "mean_absolute_error", float(np.abs(error).mean())),
+            Measure(name, "r2", float(r2)),
+        ]
     releases = {
         "sketch": sketch.guarantee,
         "dp_mean": mean.guarantee,
         "dp_linear_regression": regression,
     }
     return Outcome(
-        measures=measures(metrics),
+        measures=measures,
         headline=sketch.guarantee,
         releases=releases,
         not_covered=NOT_COVERED,
+        titles=TITLES,
+        headline_row="sketch",
+        baseline_row="dp_mean",
     )
 
 
@@ -171,13 +186,20 @@ def figures(records, folder: Path) -> list[Path]:
     )
     if len({_epsilon(run) for run in runs}) < 2:
         return []
-    figure, axes = plotting.pyplot().subplots(figsize=(6, 4), layout="constrained")
-    names = [n.split("/")[0] for n in runs[0].metrics if n.endswith("/mean_absolute_error")]
-    for name, marker in zip(names, itertools.cycle("osv^Dx"), strict=False):
-        errors = [run.metrics[f"{name}/mean_absolute_error"] for run in runs]
-        axes.plot([_epsilon(run) for run in runs], errors, marker=marker, label=name)
-    axes.set(xscale="log", xlabel="ε", ylabel="mean absolute error (dollars)")
-    axes.legend()
+    points: dict = defaultdict(lambda: defaultdict(list))
+    for run in runs:
+        for measure in run.measures:
+            if measure.metric == "mean_absolute_error":
+                points[measure.row][_epsilon(run)].append(measure.value)
+    figure, axes = plotting.pyplot().subplots(figsize=(7, 4), layout="constrained")
+    for (row, by_epsilon), marker in zip(points.items(), itertools.cycle("osv^Dx"), strict=False):
+        means = [np.mean(values) for values in by_epsilon.values()]
+        axes.semilogx(list(by_epsilon), means, marker=marker, label=TITLES[row])
+    ticks = sorted({_epsilon(run) for run in runs})
+    axes.set_xticks(ticks, [f"{tick:g}" for tick in ticks])
+    axes.tick_params(axis="x", which="minor", bottom=False, labelbottom=False)
+    axes.set(xlabel="ε", ylabel="mean absolute error (dollars)")
+    axes.legend(loc="center left", bbox_to_anchor=(1, 0.5), frameon=False)
     return [plotting.save(figure, folder / "diamonds.png")]
 
 

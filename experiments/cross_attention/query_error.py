@@ -1,30 +1,51 @@
-"""Private cross-attention on synthetic memories: how far each mechanism's answers are from exact
-attention."""
+"""Private cross-attention on synthetic memories: the distance of answers from exact attention."""
 
 import functools
-import itertools
 import json
 import time
+from collections.abc import Callable
 from pathlib import Path
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from scipy import stats
 
 import dpx.attention
 from dpx import cross_attention
 from dpx._validate import check_delta, check_epsilon
 from dpx.cross_attention import baselines, sketch
 from dpx.cross_attention.domain import Domain
-from dpx.cross_attention.features import PolynomialFeatures, smallest_degree
-from dpx.launch import plotting
-from dpx.launch.experiment import Outcome, measures
-from dpx.privacy import (
-    gaussian_noise_multiplier,
-)
+from dpx.cross_attention.features import PolynomialFeatures
+from dpx.launch.experiment import Measure, Outcome
+from dpx.privacy import PrivacyGuarantee, gaussian_noise_multiplier
 from dpx.training import keys as secrets
+from experiments.cross_attention import figures as drawing
 
-_MARKERS = "osv^Dx<>"
+TITLES = {
+    "sketch": "Gaussian sketch",
+    "tree": "trees, Gaussian nodes",
+    "tree_laplace": "trees, truncated Laplace nodes",
+    "tree_paper": "the paper's trees",
+    "dp_mean": "private mean of V",
+    "mean": "mean of V, not private",
+    "fresh_noise": "fresh noise for each query",
+}
+
+
+class Cell(NamedTuple):
+    """A row of the table, and where it is measured at several values of a setting, which of them."""
+
+    row: str
+    setting: str = ""
+    value: int = 0
+
+    def measure(self, errors: list[float]) -> Measure:
+        """The mean error over memories, and its standard error."""
+        settings = {self.setting: self.value} if self.setting else {}
+        error = float(stats.sem(errors)) if len(errors) > 1 else None
+        return Measure(self.row, "error", float(np.mean(errors)), error, settings)
 
 
 def validate(config) -> None:
@@ -54,83 +75,93 @@ def validate(config) -> None:
 def plan(config) -> dict:
     """Sensitivity and noise of the sketch."""
     domain = _domain(config)
-    degree = smallest_degree(-domain.largest_logit, domain.largest_logit)
+    degree = sketch.even_degree(None, domain)
+    features = PolynomialFeatures(domain.dim, degree, domain.scale)
     multiplier = gaussian_noise_multiplier(config.epsilon, config.delta)
+    change = sketch.sensitivity(domain, features)
     return {
         "noise_multiplier": multiplier,
-        "sketch_degree": degree,
-        "sketch_features": PolynomialFeatures(domain.dim, degree).num_features,
-        "sketch_sensitivity": sketch.sensitivity(domain, degree),
-        "sketch_noise_std": multiplier * sketch.sensitivity(domain, degree),
+        "sketch_degree": features.degree,
+        "sketch_features": features.num_features,
+        "sketch_sensitivity": change,
+        "sketch_noise_std": multiplier * change,
     }
 
 
 def run(config, workdir: Path) -> Outcome:
     """Every mechanism on `trials` memories of their own."""
     keys = secrets.open_keys(config, workdir, synthetic=True)
-    bound = config.data.key_bound
     options = {
-        "key_bound": bound,
+        "key_bound": config.data.key_bound,
         "value_bound": 1.0,
         "epsilon": config.epsilon,
         "delta": config.delta,
     }
-    errors, releases, seconds = {}, {}, {}
+    errors: dict[Cell, list[float]] = {}
+    guarantees: dict[Cell, PrivacyGuarantee] = {}
+    seconds = {}
 
-    def record(name, answers, exact, guarantee=None):
-        errors.setdefault(name, []).append(float(jnp.abs(answers - exact).mean()))
+    def record(cell, answers, exact, guarantee=None):
+        errors.setdefault(cell, []).append(float(jnp.abs(answers - exact).mean()))
         if guarantee is not None:
-            releases[name] = guarantee
+            guarantees[cell] = guarantee
 
     for trial in range(config.trials):
+        print(f"memory {trial + 1} of {config.trials}: building and asking", flush=True)
         K, V, Q = _draw(config, trial)
         exact = _exact(Q, K, V)
         key = jax.random.fold_in(keys.noise, trial)
-        for number, (name, build) in enumerate(_mechanisms(config).items()):
+        for number, (cell, build) in enumerate(_mechanisms(config).items()):
             own = jax.random.fold_in(key, number)
             built, build_seconds = _timed(functools.partial(build, own, K, V, **options))
             answers, query_seconds = _timed(functools.partial(built.query, Q))
-            record(name, answers, exact, built.guarantee)
-            seconds[name] = (build_seconds, query_seconds / len(Q))
+            record(cell, answers, exact, built.guarantee)
+            if not cell.setting:
+                seconds[cell.row] = (build_seconds, query_seconds / len(Q))
         mean = baselines.mean_of_values(
             key, V, value_bound=1.0, epsilon=config.epsilon, delta=config.delta
         )
-        record("dp_mean", mean.values, exact, mean.guarantee)
-        record("mean", jnp.asarray(V.mean(0)), exact)
+        record(Cell("dp_mean"), mean.values, exact, mean.guarantee)
+        record(Cell("mean"), jnp.asarray(V.mean(0)), exact)
         for count in config.query_counts:
             own = jax.random.fold_in(key, 1000 + count)
             asked = Q[:count]  # the error of the first few stands for that of all
             fresh = baselines.fresh_noise(own, asked, K, V, num_queries=count, **options)
-            name = f"fresh_noise_{count}_queries"
-            record(name, fresh.values, exact[:count], fresh.guarantee)
+            cell = Cell("fresh_noise", "queries", count)
+            record(cell, fresh.values, exact[:count], fresh.guarantee)
     _write_seconds(workdir, config, seconds)
     return Outcome(
-        measures=measures(
-            {f"{name}/error": float(np.mean(found)) for name, found in errors.items()}
-        ),
-        headline=releases["sketch"],
-        releases=releases,
+        measures=[cell.measure(found) for cell, found in errors.items()],
+        headline=guarantees[Cell("sketch")],
+        releases={cell.measure([0.0]).place: spent for cell, spent in guarantees.items()},
+        titles=TITLES,
+        headline_row="sketch",
+        baseline_row="dp_mean",
         synthetic=True,
         not_covered=["the row mean and the errors, which are not private (the data are synthetic)"],
         notes="Each trial has a memory of its own, and its noise is counted once.",
     )
 
 
-def _mechanisms(config) -> dict:
+def _mechanisms(config) -> dict[Cell, Callable]:
     build = cross_attention.build
     tree = functools.partial(
-        build, mechanism="tree", degree=config.tree.degree, copies=config.tree.copies
+        build,
+        mechanism="tree",
+        degree=config.tree.degree,
+        copies=config.tree.copies,
+        bins=config.tree.bins,
     )
-    laplace = functools.partial(tree, noise="truncated_laplace", bins=config.tree.bins)
     degrees = {
-        f"sketch_degree_{degree}": functools.partial(build, degree=degree)
+        Cell("sketch", "degree", degree): functools.partial(build, degree=degree)
         for degree in config.degrees
     }
+    laplace = functools.partial(tree, noise="truncated_laplace")
     return {
-        "sketch": build,
-        "tree": functools.partial(tree, bins=config.tree.bins),
-        "tree_laplace": laplace,
-        "tree_paper": functools.partial(laplace, budget="paper"),
+        Cell("sketch"): build,
+        Cell("tree"): tree,
+        Cell("tree_laplace"): laplace,
+        Cell("tree_paper"): functools.partial(laplace, budget="paper"),
         **degrees,
     }
 
@@ -162,7 +193,7 @@ def _timed(call):
     return result, time.perf_counter() - start
 
 
-def _write_seconds(workdir: Path, config, seconds: dict) -> None:
+def _write_seconds(workdir: Path, config, seconds: dict[str, tuple[float, float]]) -> None:
     """Times vary from run to run, so they go beside the metrics, not into them."""
     with (workdir / "metrics.jsonl").open("a", encoding="utf-8") as file:
         for name, (build, query) in seconds.items():
@@ -170,118 +201,7 @@ def _write_seconds(workdir: Path, config, seconds: dict) -> None:
             file.write(json.dumps({**row, "seconds_per_query": query}) + "\n")
 
 
-# ---------------------------------------------------------------------------------------------------------
-# Figures
-
-
 def figures(records, folder: Path) -> list[Path]:
     """Error against whatever the runs differ in; degrees, numbers of queries and times."""
     runs = [run for run in records if run.config["experiment"] == "cross_attention.query_error"]
-    if not runs:
-        return []
-    axes = {"data.n": "n", "data.dim": "d", "data.key_bound": "R", "epsilon": "ε"}
-    paths = [
-        path
-        for name, label in axes.items()
-        if (path := _draw_against(runs, name, label, list(axes), folder)) is not None
-    ]
-    largest = max(runs, key=lambda run: run.config["data"]["n"])
-    paths.append(_draw_family(largest, "sketch_degree_", "", "degree s", ["mean"], folder))
-    paths.append(
-        _draw_family(
-            largest, "fresh_noise_", "_queries", "number of queries", ["sketch", "mean"], folder
-        )
-    )
-    if len({run.config["data"]["n"] for run in runs}) > 1:
-        paths.append(_draw_seconds(runs, folder))
-    return paths
-
-
-def _value(run, name: str):
-    return functools.reduce(lambda node, part: node[part], name.split("."), run.config)
-
-
-def _names(run) -> list[str]:
-    """Mechanisms, without the families that have figures of their own."""
-    names = [name.split("/")[0] for name in run.metrics]
-    return [n for n in names if not n.startswith(("sketch_degree_", "fresh_noise_"))]
-
-
-def crossing(x: list[float], error: list[float], trivial: list[float]) -> float | None:
-    """Where `error` falls below `trivial`, both interpolated on a log–log scale; None if it never does."""
-    gap = np.log(error) - np.log(trivial)
-    if gap[0] <= 0:
-        return float(x[0])
-    for i in range(1, len(x)):
-        if gap[i] <= 0:
-            share = gap[i - 1] / (gap[i - 1] - gap[i])
-            return float(np.exp(np.log(x[i - 1]) + share * np.log(x[i] / x[i - 1])))
-    return None
-
-
-def _draw_against(runs, name, label, others, folder: Path) -> Path | None:
-    """One panel for each setting of the other axes."""
-    rest = [other for other in others if other != name]
-    groups = {}
-    for run in runs:
-        groups.setdefault(tuple(_value(run, other) for other in rest), []).append(run)
-    groups = {
-        setting: sorted(group, key=lambda run: _value(run, name))
-        for setting, group in sorted(groups.items())
-        if len({_value(run, name) for run in group}) > 1
-    }
-    if not groups:
-        return None
-    size = (5 * len(groups), 4)
-    figure, panels = plotting.pyplot().subplots(
-        1, len(groups), figsize=size, squeeze=False, sharey=True, layout="constrained"
-    )
-    for axes, (setting, group) in zip(panels[0], groups.items(), strict=True):
-        x = [_value(run, name) for run in group]
-        trivial = [run.metrics["mean/error"] for run in group]
-        for mechanism, marker in zip(_names(group[0]), itertools.cycle(_MARKERS), strict=False):
-            error = [run.metrics[f"{mechanism}/error"] for run in group]
-            where = crossing(x, error, trivial) if name == "data.n" else None
-            beats = f" (beats mean from n ≈ {where:.2g})" if where and mechanism != "mean" else ""
-            axes.loglog(x, error, marker=marker, label=mechanism + beats)
-        axes.set(xlabel=label, ylabel="mean |error|")
-        axes.set_title(
-            ", ".join(f"{o.split('.')[-1]}={v:g}" for o, v in zip(rest, setting, strict=True))
-        )
-        axes.legend(fontsize="x-small")
-    return plotting.save(figure, folder / f"error_against_{name.split('.')[-1]}.png")
-
-
-def _draw_family(run, prefix, suffix, label, beside, folder: Path) -> Path:
-    """Error of a family of mechanisms, numbered in their names, with others as level lines."""
-    points = sorted(
-        (int(name.split("/")[0].removeprefix(prefix).removesuffix(suffix)), value)
-        for name, value in run.metrics.items()
-        if name.startswith(prefix)
-    )
-    figure, axes = plotting.pyplot().subplots(figsize=(6, 4), layout="constrained")
-    axes.loglog(*zip(*points, strict=True), marker="o", label=prefix.rstrip("_"))
-    for name, style in zip(beside, ("--", ":"), strict=False):
-        axes.axhline(run.metrics[f"{name}/error"], color="grey", linestyle=style, label=name)
-    data = run.config["data"]
-    axes.set(xlabel=label, ylabel="mean |error|", title=f"n={data['n']}, d={data['dim']}")
-    axes.legend()
-    return plotting.save(figure, folder / f"error_against_{label.replace(' ', '_')}.png")
-
-
-def _draw_seconds(runs, folder: Path) -> Path:
-    dim = max(run.config["data"]["dim"] for run in runs)
-    rows = [
-        json.loads(line)
-        for run in runs
-        if run.config["data"]["dim"] == dim
-        for line in (run.workdir / "metrics.jsonl").read_text(encoding="utf-8").splitlines()
-    ]
-    figure, panels = plotting.pyplot().subplots(1, 2, figsize=(10, 4), layout="constrained")
-    for axes, what in zip(panels, ("build_seconds", "seconds_per_query"), strict=True):
-        for name in ("sketch", "tree", "tree_laplace"):
-            points = sorted((row["n"], row[what]) for row in rows if row["mechanism"] == name)
-            axes.loglog(*zip(*points, strict=True), marker="o", label=name)
-        axes.set(xlabel="n", ylabel=what.replace("_", " "), title=f"d={dim}")
-        axes.legend()
-    return plotting.save(figure, folder / "seconds_against_n.png")
+    return drawing.draw(runs, folder) if runs else []

@@ -10,8 +10,9 @@ from cross_attention_memory import BOX, BUDGET, EXACT, KEY, memory
 
 import dpx.attention
 from dpx import cross_attention
-from dpx.cross_attention import baselines, sketch
-from dpx.cross_attention.domain import Domain, into_ball
+from dpx._numerics import into_ball, norm
+from dpx.cross_attention import baselines, moments
+from dpx.cross_attention.domain import Domain
 from dpx.cross_attention.features import PolynomialFeatures, truncated_exponential
 from dpx.privacy import gaussian_noise_multiplier
 
@@ -100,9 +101,12 @@ def test_streaming_sums_every_row_once():
 def test_building_never_makes_an_array_of_rows_by_features(wide):
     n, d = 10**6, 4
     domain = Domain("box", d, d, 1.0, 1.0, 1.0, float(d))
+    features = PolynomialFeatures(d, 8, float(d))
     K = jax.ShapeDtypeStruct((n, d), jnp.float32)
     with jax.enable_x64(wide):
-        compiled = sketch._release.lower(KEY, K, K, None, domain, 8, 1.0, 1.0, 1.0).compile()
+        compiled = moments.release_moments.lower(
+            KEY, K, K, features, domain, 1.0, 1.0, 1.0
+        ).compile()
     assert compiled.memory_analysis().temp_size_in_bytes < 200e6  # n × r would be 2 GB
 
 
@@ -178,6 +182,20 @@ def test_into_ball_takes_every_float(dtype):
             assert clip(inside, 10.0).tobytes() == inside.tobytes()
 
 
+@pytest.mark.parametrize("dtype", [jnp.float32, jnp.float64])
+def test_norms_neither_overflow_nor_underflow(dtype):
+    with jax.enable_x64(True):
+        largest, smallest = float(jnp.finfo(dtype).max), float(jnp.finfo(dtype).tiny)
+        rows = np.array([[3, 4], [0, 0], [largest / 2, 0], [3e30, -4e30], [smallest, 0]])
+        want = np.array([5, 0, largest / 2, 5e30, smallest])
+        for function in (norm, jax.jit(norm)):
+            got = function(jnp.asarray(rows, dtype))
+            assert got.dtype == dtype
+            np.testing.assert_allclose(np.asarray(got, np.float64), want, rtol=1e-6)
+        np.testing.assert_array_equal(norm(jnp.asarray(rows.T, dtype), axis=0), got)
+        assert not np.isfinite(norm(jnp.asarray([np.inf, 1], dtype)))
+
+
 @pytest.mark.parametrize("features", ["taylor", "random"])
 def test_huge_rows_are_clipped_into_the_release(features):
     """A row of 1e38 counts like the same direction at the ball's edge."""
@@ -230,16 +248,20 @@ def test_baselines():
         ({"epsilon": 0.0}, "epsilon=0"),
         ({"delta": 1.5}, "delta=1.5"),
         ({"delta": 0.7, "mechanism": "tree", "noise": "truncated_laplace"}, "delta"),
-        ({"mechanism": "forest"}, "mechanism is 'forest'"),
-        ({"domain": "sphere"}, "domain is 'sphere'"),
+        ({"mechanism": "forest"}, "mechanism='forest'"),
+        ({"domain": "sphere"}, "domain='sphere'"),
         ({"domain": "ball", "mechanism": "tree"}, "K row|trees need features"),
-        ({"features": "fourier"}, "features is 'fourier'"),
+        ({"features": "fourier"}, "features='fourier'"),
         ({"degree": 5}, "even"),
         ({"degree": 4000}, "r = .* features"),
         ({"mechanism": "tree", "bins": 2**28}, "use fewer bins"),
-        ({"mechanism": "tree", "budget": "all"}, "budget is 'all'"),
+        ({"mechanism": "tree", "budget": "all"}, "budget='all'"),
         ({"mechanism": "tree", "copies": 0}, "copies=0"),
         ({"scale": 0.0}, "scale=0"),
+        ({"copies": 2}, "copies=2 must be left out"),
+        ({"mechanism": "tree", "secure": True}, "secure=True must be left out"),
+        ({"mechanism": "tree", "query_bound": 2.0}, "trees need features"),
+        ({"features": "random", "directions": np.ones((4, 3))}, "directions of shape"),
         ({"scale": 1e-3, "features": "random"}, "a row may contribute"),
     ],
 )
@@ -251,7 +273,7 @@ def test_misuse_raises(options, message):
 
 def test_misused_queries_raise():
     K, V, Q = memory(20, 2)
-    with pytest.raises(ValueError, match="num_queries is 49, but Q has 50 rows"):
+    with pytest.raises(ValueError, match="num_queries=49 must be at least the 50 rows"):
         baselines.fresh_noise(KEY, Q, K, V, num_queries=49, **BOX, **BUDGET)
     built = cross_attention.build(KEY, K, V, **BOX, **BUDGET)
     with pytest.raises(ValueError, match="Q row 3 is outside"):
@@ -262,10 +284,36 @@ def test_misused_queries_raise():
         cross_attention.build(KEY, K, V[:3], **BOX, **BUDGET)
 
 
+def test_features_of_another_scale_are_refused():
+    """The sensitivity is that of the domain's logits: features of another scale would need other noise."""
+    K, V, _ = memory(10, 2)
+    domain = Domain.declare(K, V, **BOX)
+    for mechanism in (cross_attention.sketch, cross_attention.tree):
+        for features in (PolynomialFeatures(2, 2, 0.5), PolynomialFeatures(1, 2, 2.0)):
+            with pytest.raises(ValueError, match="must be those of the domain"):
+                mechanism.build(KEY, K, V, domain=domain, features=features, **BUDGET)
+
+
+def test_as_printed_is_the_papers_structure():
+    """34, 90 and 339 copies are what the O(·) of Theorem 4.1 gives for a constant of 1."""
+    for dim, copies in ((1, 34), (2, 90), (4, 339)):
+        options = cross_attention.as_printed(dim)
+        assert (options["degree"], options["copies"]) == (3, copies)
+    K, V, Q = memory(100, 1)
+    options = {**cross_attention.as_printed(1), "copies": 2}
+    built = cross_attention.build(KEY, K, V, **options, **BOX, **EXACT)
+    assert built.budget == "paper"
+    assert "truncated laplace" in built.guarantee.mechanism
+    exact = dpx.attention.dot_product_attention(Q, K, V, scale=1)
+    np.testing.assert_allclose(built.query(Q), exact, atol=0.03)
+    with pytest.raises(ValueError, match="failure_probability=0"):
+        cross_attention.as_printed(1, failure_probability=0)
+
+
 def test_odd_degrees_are_refused():
     """An odd truncation of the exponential turns negative, where the bound on ‖u − u'‖ would fail."""
     K, V, _ = memory(10, 1)
-    with pytest.raises(ValueError, match="degree is 3: the sketch needs an even one"):
+    with pytest.raises(ValueError, match="degree=3 must be even"):
         cross_attention.build(KEY, K, V, degree=3, **BOX, **BUDGET)
     z = np.linspace(-40, 40, 8001)
     series = {s: [truncated_exponential(v, s) for v in z] for s in (1, 2, 3, 8, 9)}
@@ -298,10 +346,10 @@ def test_error_of_the_sketch(d, want):
 def test_noise_of_the_papers_structure_is_300_000_times_the_sketchs():
     """n = 1e5, d = 1, ε = 1, the paper's 34 copies: root mean square error of the sums of w·e^{⟨q, k⟩}."""
     K, V, Q = memory(100_000, 1)
-    options = {"mechanism": "tree", "noise": "truncated_laplace", "budget": "paper", "degree": 3}
-    exact = cross_attention.build(KEY, K, V, **options, **BOX, **EXACT).sums(Q)
+    options = cross_attention.as_printed(1)
+    exact = cross_attention.build(KEY, K, V, **{**options, "copies": 1}, **BOX, **EXACT).sums(Q)
     noise = [
-        cross_attention.build(key, K, V, copies=34, **options, **BOX, **BUDGET).sums(Q) - exact
+        cross_attention.build(key, K, V, **options, **BOX, **BUDGET).sums(Q) - exact
         for key in jax.random.split(KEY, 4)
     ]
     paper = np.sqrt(np.square(np.stack(noise)[..., 1]).mean())

@@ -10,25 +10,29 @@ import pytest
 from cross_attention_memory import BOX, BUDGET, EXACT, KEY, memory
 
 from dpx import audit, cross_attention
-from dpx.cross_attention import baselines, sketch, tree
+from dpx.cross_attention import baselines, moments, sketch
 from dpx.cross_attention.domain import Domain
-from dpx.cross_attention.features import PolynomialFeatures
+from dpx.cross_attention.features import PolynomialFeatures, RandomFeatures
 from dpx.privacy import gaussian_noise_multiplier
 
 # ---------------------------------------------------------------------------------------------------------
 # Sensitivity: attacked by random and by gradient-ascent search
 
 
-def contribution(domain, degree, k, v, directions=None, largest=1.0):
-    sums = sketch._contribution_sums(k[None], v[None], directions, domain, degree, largest)
-    return sums if degree is None else sums.at[0, 0].set(0)
+def taylor(domain, degree):
+    return PolynomialFeatures(domain.dim, degree, domain.scale)
+
+
+def contribution(domain, features, k, v, largest=1.0):
+    sums = moments.contribution_sums(k[None], v[None], features, domain, largest)
+    return sums if isinstance(features, RandomFeatures) else sums.at[0, 0].set(0)
 
 
 def clip_key(domain, k):
     return domain.enter(k[None], jnp.zeros((1, domain.value_dim)), clip=True)[0][0]
 
 
-def search(domain, degree, trials=128, steps=60, **random):
+def search(domain, features, trials=128, steps=60, **random):
     """The largest change that replacing a row makes, over random starts improved by gradient ascent."""
     rng = np.random.default_rng(0)
     keys = domain.key_bound * (2 * rng.random((trials, 2, domain.dim)) - 1)
@@ -40,7 +44,8 @@ def search(domain, degree, trials=128, steps=60, **random):
         keys = jax.vmap(functools.partial(clip_key, domain))(keys)
         values = jnp.clip(values, -domain.value_bound, domain.value_bound)
         here, there = (
-            contribution(domain, degree, k, v, **random) for k, v in zip(keys, values, strict=True)
+            contribution(domain, features, k, v, **random)
+            for k, v in zip(keys, values, strict=True)
         )
         return jnp.sqrt(jnp.square(here - there).sum() + 1e-12)
 
@@ -62,24 +67,27 @@ def search(domain, degree, trials=128, steps=60, **random):
 @pytest.mark.parametrize(("dim", "value_dim", "scale", "degree"), [(1, 1, 1.0, 2), (3, 2, 1.7, 4)])
 def test_taylor_sensitivity_is_never_exceeded_and_attained(kind, dim, value_dim, scale, degree):
     domain = Domain(kind, dim, value_dim, 1.3, 1.3, 0.7, scale)
-    bound = sketch.sensitivity(domain, degree)
-    assert 0.99 * bound <= search(domain, degree) <= bound * (1 + 1e-5)
+    features = taylor(domain, degree)
+    bound = sketch.sensitivity(domain, features)
+    assert 0.99 * bound <= search(domain, features) <= bound * (1 + 1e-5)
     corner = jnp.full(dim, 1.3 if kind == "box" else 1.3 / np.sqrt(dim))
     value = jnp.full(value_dim, 0.7)
-    here, there = (contribution(domain, degree, corner, v) for v in (value, -value))
+    here, there = (contribution(domain, features, corner, v) for v in (value, -value))
     assert jnp.linalg.norm(here - there) == pytest.approx(bound, rel=1e-4)
 
 
 def test_the_papers_box_has_the_closed_form():
     for d in (1, 2, 4):
         domain = Domain("box", d, d, 1.0, 1.0, 1.0, float(d))
-        assert sketch.sensitivity(domain, 30) == pytest.approx(2 * np.sqrt(d * np.exp(0.5)))
+        assert sketch.sensitivity(domain, taylor(domain, 30)) == pytest.approx(
+            2 * np.sqrt(d * np.exp(0.5))
+        )
 
 
 def test_random_feature_sensitivity_is_never_exceeded():
     domain = Domain("ball", 5, 2, 1.5, 1.5, 1.0, 5**0.5)
-    directions = sketch.random_directions(jax.random.key(3), 16, 5)
-    worst = search(domain, None, directions=directions, largest=0.8)
+    features = RandomFeatures.draw(jax.random.key(3), 16, 5, domain.scale)
+    worst = search(domain, features, largest=0.8)
     assert 0.8 <= worst / (np.sqrt(2) * 0.8) <= 1 + 1e-5
 
 
@@ -87,17 +95,16 @@ def test_random_feature_sensitivity_is_never_exceeded():
 def test_random_features_that_overflow_stay_within_the_sensitivity(logit):
     """A key along the longest of the public directions; e^{logit} is too much for 32-bit floats."""
     domain = Domain("ball", 256, 1, 1.0, 1.0, 1.0, 1 / logit)
-    directions = sketch.random_directions(jax.random.key(0), 512, 256)
+    features = RandomFeatures.draw(jax.random.key(0), 512, 256, domain.scale)
+    directions = features.directions
     longest = directions[jnp.linalg.norm(directions, axis=1).argmax()]
     key = longest / jnp.linalg.norm(longest)
     largest = math.sqrt(2) * math.exp(logit / 2)
     K, V = jnp.zeros((2, 256)).at[0].set(key), jnp.ones((2, 1))
     for clean in (False, True):
-        sums = functools.partial(
-            sketch._contribution_sums, domain=domain, degree=None, largest=largest
-        )
+        sums = functools.partial(moments.contribution_sums, domain=domain, largest=largest)
         with jax.enable_x64(clean):
-            here, there = (sums(k, V, directions) for k in (K, 0 * K))
+            here, there = (sums(k, V, features) for k in (K, 0 * K))
         assert np.isfinite(here).all()
         change = np.asarray(here, np.float64) - np.asarray(there, np.float64)
         assert np.linalg.norm(change) <= math.sqrt(2) * largest * (1 + 1e-5)
@@ -106,18 +113,18 @@ def test_random_features_that_overflow_stay_within_the_sensitivity(logit):
 def test_one_row_never_moves_a_long_sum_by_more_than_the_sensitivity(monkeypatch):
     """In 32 bits chunks of −0.35 ulp would move a sum below 2¹⁷ by half an ulp each, one above by none."""
     n, head, chunk = 200_000, 2**17, 128
-    monkeypatch.setattr(sketch, "_CHUNK_ELEMENTS", chunk)
+    monkeypatch.setattr(moments, "_CHUNK_ELEMENTS", chunk)
     V = np.ones((n, 1), np.float32)
     V[head : head + chunk] = 0
     V[head + chunk :] = -0.35 * 2.0**-23 * head / chunk
     K = np.full((n, 1), 0.5, np.float32)
-    moments, means = [], []
+    released, means = [], []
     for v in (1, 0):
         V[head] = v
-        moments.append(cross_attention.build(KEY, K, V, degree=2, **BOX, **EXACT).moments)
+        released.append(cross_attention.build(KEY, K, V, degree=2, **BOX, **EXACT).moments)
         means.append(baselines.mean_of_values(KEY, V, value_bound=1.0, **EXACT).values)
-    assert moments[0].dtype == means[0].dtype == np.float32
-    assert abs(moments[0] - moments[1]).max() == pytest.approx(1, abs=0.01)
+    assert released[0].dtype == means[0].dtype == np.float32
+    assert abs(released[0] - released[1]).max() == pytest.approx(1, abs=0.01)
     assert n * abs(means[0] - means[1]).max() == pytest.approx(1, abs=0.02)
 
 
@@ -151,7 +158,7 @@ def test_noise_of_an_answer_has_the_stated_size():
     built = build(KEY)
     domain = built.domain
     assert built.noise_std == pytest.approx(
-        sketch.sensitivity(domain, 4) * gaussian_noise_multiplier(1.0, 1e-6)
+        sketch.sensitivity(domain, taylor(domain, 4)) * gaussian_noise_multiplier(1.0, 1e-6)
     )
     norms = np.linalg.norm(PolynomialFeatures(2, 4)(Q / np.sqrt(2)), axis=-1)
     np.testing.assert_allclose(noise[..., 1:].std((0, 2)), built.noise_std * norms, rtol=0.05)
@@ -159,7 +166,9 @@ def test_noise_of_an_answer_has_the_stated_size():
         norms**2 - 1
     )  # n is public, and with it the constant feature's
     np.testing.assert_allclose(noise[..., 0].std(0), mass, rtol=0.05)
-    assert (built.noise_std * norms <= built.noise_std * sketch.feature_norm(domain, 4)).all()
+    assert (
+        built.noise_std * norms <= built.noise_std * taylor(domain, 4).norm(domain.largest_logit)
+    ).all()
 
 
 def sketch_statistics(noise_std, trials):
@@ -167,7 +176,9 @@ def sketch_statistics(noise_std, trials):
     domain = Domain("box", 1, 1, 1.0, 1.0, 1.0, 1.0)
     K, V = np.ones((2, 1), np.float32), np.ones((2, 1), np.float32)
     pair = [V, V * np.array([[1.0], [-1.0]], np.float32)]
-    release = lambda key, V, std: sketch._release(key, K, V, None, domain, 2, 1.0, 1.0, std)  # noqa: E731
+    release = lambda key, V, std: moments.release_moments(  # noqa: E731
+        key, K, V, taylor(domain, 2), domain, 1.0, 1.0, std
+    )
     here, there = (release(KEY, V, 0.0) for V in pair)
     direction = (here - there) / noise_std**2
     keys = jax.random.split(jax.random.key(1), (2, trials))
@@ -180,7 +191,7 @@ def sketch_statistics(noise_std, trials):
 def test_audit_accepts_the_sketch_and_catches_half_the_noise():
     epsilon, delta = 1.0, 1e-3
     domain = Domain("box", 1, 1, 1.0, 1.0, 1.0, 1.0)
-    std = sketch.sensitivity(domain, 2) * gaussian_noise_multiplier(epsilon, delta)
+    std = sketch.sensitivity(domain, taylor(domain, 2)) * gaussian_noise_multiplier(epsilon, delta)
     bound = audit.epsilon_lower_bound(*sketch_statistics(std, 200_000), delta).epsilon
     assert 0.5 < bound <= epsilon
     # √2·R_w·√T forgets that both rows may sit at one key with opposite values.
@@ -194,9 +205,8 @@ def test_audit_accepts_tree_attention():
 
     def statistic(key, value):
         V = jnp.ones((2, 1)).at[0].set(value)
-        built = tree.build(
-            key, K, V, degree=2, bins=2, clip=True, epsilon=epsilon, delta=delta, **BOX
-        )
+        options = {"mechanism": "tree", "degree": 2, "bins": 2, "clip": True, **BOX}
+        built = cross_attention.build(key, K, V, epsilon=epsilon, delta=delta, **options)
         # Seen from the left leaf, tables hold the right leaf's moments with the signs +, −, +.
         stds = 1 / jnp.sqrt(jnp.array([1.0, 0.0 + 1.0, 0.5])[:, None] ** 2 * jnp.array([1, 2, 1]))
         signs = jnp.array([1, -1, 1])

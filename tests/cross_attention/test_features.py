@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from dpx.cross_attention import features as polynomial
-from dpx.cross_attention.features import PolynomialFeatures
+from dpx.cross_attention.features import PolynomialFeatures, RandomFeatures
 
 
 def draw(*shape, seed=0):
@@ -76,8 +76,8 @@ def test_random_features_are_unbiased_and_positive():
     want = np.exp((x * y).sum(-1) / 4.0)
 
     def kernel(key):
-        directions = polynomial.random_directions(key, 256, 16)
-        phi, psi = (polynomial.random_rows(directions, a.T, 4.0) for a in (x, y))
+        features = RandomFeatures.draw(key, 256, 16, 4.0)
+        phi, psi = (features.rows(a.T) for a in (x, y))
         return (phi * psi).sum(0), phi.min()
 
     estimates, smallest = jax.vmap(kernel)(jax.random.split(jax.random.key(0), 400))
@@ -87,11 +87,11 @@ def test_random_features_are_unbiased_and_positive():
 
 
 def test_random_directions_are_orthogonal_blocks_of_gaussians():
-    directions = np.asarray(polynomial.random_directions(jax.random.key(1), 40, 16))
+    directions = np.asarray(RandomFeatures.draw(jax.random.key(1), 40, 16).directions)
     assert directions.shape == (40, 16)
     gram = directions[:16] @ directions[:16].T
     np.testing.assert_allclose(gram, np.diag(np.diag(gram)), atol=1e-4)
-    many = polynomial.random_directions(jax.random.key(2), 16_000, 4)
+    many = RandomFeatures.draw(jax.random.key(2), 16_000, 4).directions
     np.testing.assert_allclose(jnp.cov(many.T), np.eye(4), atol=0.06)
 
 
@@ -102,6 +102,10 @@ def test_misuse_raises():
         PolynomialFeatures(2, 2, -1)
     with pytest.raises(ValueError, match=r"r = 225792840 features.*random features"):
         PolynomialFeatures(20, 12)
+    with pytest.raises(ValueError, match="num_features=0"):
+        RandomFeatures.draw(jax.random.key(0), 0, 2)
+    with pytest.raises(ValueError, match="scale=0"):
+        RandomFeatures.draw(jax.random.key(0), 4, 2, 0.0)
     for dim, degree in ((2.5, 2), (2, 2.5), (None, 2), (2, np.nan)):
         with pytest.raises(ValueError, match="must be a"):
             PolynomialFeatures(dim, degree)
@@ -113,9 +117,10 @@ def test_integers_are_features_of_the_same_floats():
     np.testing.assert_array_equal(features(x), want)
     columns = [features.column(x, i) for i in range(features.num_features)]
     np.testing.assert_allclose(np.stack(columns, -1), want, rtol=1e-5)
-    directions = polynomial.random_directions(jax.random.key(0), 4, 2)
-    want = polynomial.random_rows(directions, x.T.astype(np.float32), 1.5)
-    np.testing.assert_array_equal(polynomial.random_rows(directions, x.T, 1.5), want)
+    features = RandomFeatures.draw(jax.random.key(0), 4, 2, 1.5)
+    want = features.rows(x.T.astype(np.float32))
+    np.testing.assert_array_equal(features.rows(x.T), want)
+    np.testing.assert_array_equal(features(x), want.T)
 
 
 def test_arrays_of_another_dimension_are_named():

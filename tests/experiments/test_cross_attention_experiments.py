@@ -7,12 +7,12 @@ import numpy as np
 import pytest
 
 from configs import cross_attention as config_file
-from experiments.cross_attention import kernel_regression
-from experiments.cross_attention import query_error as cross_attention
+from experiments.cross_attention import kernel_regression, query_error, table
 
 MODULES = {
-    "cross_attention.query_error": cross_attention,
+    "cross_attention.query_error": query_error,
     "cross_attention.kernel_regression": kernel_regression,
+    "cross_attention.table": table,
 }
 
 
@@ -27,25 +27,31 @@ def test_tiny_runs_report_errors_and_guarantees(variant, tmp_path):
     assert all(np.isfinite(value) for value in outcome.metrics.values())
     assert outcome.headline.epsilon == config.epsilon
     assert {"sketch", "dp_mean"} <= set(outcome.releases)
-    record = types.SimpleNamespace(
-        config=config.to_dict(), overrides={}, metrics=outcome.metrics, workdir=tmp_path
-    )
-    other = types.SimpleNamespace(
-        config={**config.to_dict(), "epsilon": 2.0},
-        overrides={},
-        metrics=outcome.metrics,
-        workdir=tmp_path,
+    not_private = {"attention", "mean", "linear_regression"}
+    for measure in outcome.measures:
+        assert (measure.row in not_private) == (measure.place not in outcome.releases)
+        assert measure.row in outcome.titles
+    record, other = (
+        types.SimpleNamespace(
+            config={**config.to_dict(), "epsilon": epsilon},
+            measures=outcome.measures,
+            titles=outcome.titles,
+            workdir=tmp_path,
+        )
+        for epsilon in (1.0, 2.0)
     )
     drawn = module.figures([record, other], tmp_path)
-    assert drawn
+    names = {"diamonds"} if variant == "diamonds" else {"epsilon", "degree", "queries"}
+    assert {path.stem.removeprefix("error_against_") for path in drawn} == names
     assert all(path.is_file() for path in drawn)
-
-
-def test_crossing_is_where_the_lines_meet():
-    x = [1.0, 10.0, 100.0]
-    assert cross_attention.crossing(x, [1.0, 0.1, 0.01], [0.1, 0.1, 0.1]) == pytest.approx(10)
-    assert cross_attention.crossing(x, [1.0, 1.0, 1.0], [0.1, 0.1, 0.1]) is None
-    assert cross_attention.crossing(x, [0.01, 1.0, 1.0], [0.1, 0.1, 0.1]) == 1.0
+    if variant == "size":
+        settings = [(m.row, dict(m.settings)) for m in outcome.measures if m.settings]
+        assert settings == [
+            ("sketch", {"degree": 2}),
+            ("fresh_noise", {"queries": 1}),
+            ("fresh_noise", {"queries": 100}),
+        ]
+        assert len(outcome.releases) == 8  # each of them, and not only each row
 
 
 def test_regression_without_noise_is_least_squares():
@@ -84,6 +90,104 @@ def test_bad_values_are_refused(variant, key, value):
     config.update_from_flattened_dict({key: value})
     with pytest.raises(ValueError, match=r"config\."):
         MODULES[config.experiment].validate(config)
+
+
+# ---------------------------------------------------------------------------------------------------------
+# Memories of one's own
+
+
+def own_memory(folder, kind):
+    rng = np.random.default_rng(0)
+    K, V = rng.random((200, 2)), rng.uniform(-1, 1, (200, 1))
+    path = folder / f"memory.{kind}"
+    both = np.hstack([K, V])
+    if kind == "npz":
+        np.savez(path, K=K, V=V[:, 0])
+    elif kind == "npy":
+        np.save(path, both)
+    else:
+        lines = ["name,a,c,b"] + [f"diamond,{a!r},{c!r},{b!r}" for a, b, c in both.tolist()]
+        path.write_text("\n".join(lines))
+    return path
+
+
+def own_config(path, **changes):
+    config = config_file.get_config("table,tiny")
+    names = {".csv": ("a, b", "c"), ".npy": ("1,2", "3"), ".npz": ("K", "V")}[path.suffix]
+    values = {"data.path": str(path), "key_bound": 1.0, "value_bound": 1.0, "noise_seed": 3}
+    values |= {"data.keys": names[0], "data.values": names[1], "epsilon": 1e6}
+    config.update_from_flattened_dict({**values, **changes})
+    return config
+
+
+@pytest.mark.parametrize("domain", ["box", "ball"])
+def test_own_memory_is_released_saved_and_loaded_without_its_file(domain, tmp_path):
+    found = []
+    for kind in ("csv", "npy", "npz"):
+        path, workdir = own_memory(tmp_path, kind), tmp_path / kind
+        config = own_config(path, domain=domain)
+        table.validate(config)
+        assert table.plan(config)["features"] > 1
+        outcome = table.run(config, workdir)
+        errors = {measure.row: measure.value for measure in outcome.measures}
+        assert errors["sketch"] < 0.01 < errors["zero"]
+        assert set(outcome.releases) == {"sketch"}
+        path.unlink()
+        memory = table.load(config, workdir)
+        assert memory.guarantee == outcome.headline
+        assert memory.num_records == 200
+        found.append(memory.query(np.full((3, 2), 0.5)))
+    np.testing.assert_array_equal(found[0], found[1])
+    np.testing.assert_array_equal(found[0], found[2])
+
+
+def test_own_memory_under_secret_keys(tmp_path):
+    config = own_config(own_memory(tmp_path, "npz"), noise_seed=None)
+    outcomes = [table.run(config, tmp_path / name) for name in ("first", "second")]
+    again = table.run(config, tmp_path / "first")
+    assert again.measures == outcomes[0].measures
+    assert outcomes[0].measures[0] != outcomes[1].measures[0]
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"data.path": None}, r"config\.data\.path is missing"),
+        ({"data.keys": ""}, r"config\.data\.keys is missing"),
+        ({"data.keys": "a,z"}, r"memory\.csv: has no column 'z': use name, a, c, b"),
+        ({"data.keys": "name"}, r"memory\.csv: line 2, column 'name' is 'diamond'"),
+        ({"key_bound": None}, r"config\.key_bound is missing"),
+        ({"value_bound": -1.0}, r"config\.value_bound=-1"),
+        ({"domain": "sphere"}, r"config\.domain='sphere'"),
+        ({"num_features": 8}, r"config\.num_features=8 is for random features"),
+        ({"temperature": 0.0}, r"config\.temperature=0"),
+        ({"features": "fourier"}, r"config\.features='fourier'"),
+    ],
+)
+def test_wrong_settings_of_an_own_memory_are_named(changes, message, tmp_path):
+    config = own_config(own_memory(tmp_path, "csv"))
+    table.validate(config)
+    with config.ignore_type():
+        config.update_from_flattened_dict(changes)
+    with pytest.raises(ValueError, match=message) as error:
+        table.validate(config)
+    assert len(str(error.value).splitlines()) == 1
+
+
+def test_own_files_that_do_not_fit_are_named(tmp_path):
+    with pytest.raises(FileNotFoundError, match=r"missing\.csv: no such file"):
+        table.validate(own_config(tmp_path / "missing.csv"))
+    np.savez(tmp_path / "x.npz", K=np.ones((3, 2)), V=np.ones(4), W=np.ones((2, 2, 2)))
+    for changes, message in (
+        ({}, r"x\.npz: K has 3 rows and V has 4"),
+        ({"data.keys": "Z"}, r"x\.npz: has no array 'Z'"),
+        ({"data.keys": "W"}, r"x\.npz: array 'W' has shape \(2, 2, 2\)"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            table.validate(own_config(tmp_path / "x.npz", **changes))
+    np.save(tmp_path / "x.npy", np.ones((3, 2)))
+    with pytest.raises(ValueError, match=r"x\.npy: has no column '3': use 1, 2"):
+        table.validate(own_config(tmp_path / "x.npy"))
 
 
 @pytest.mark.parametrize("variant", config_file.VARIANTS)

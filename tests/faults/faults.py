@@ -526,8 +526,8 @@ FAULTS = (
     Fault(
         "columns are not projected",
         "dpx/gram/columns.py",
-        "columns = columns * jnp.minimum(scale, column_bound / jnp.maximum(norm, 1e-30))",
-        "columns = columns * scale",
+        "columns = into_ball(columns, column_bound, axis=0)",
+        "columns = columns * 1.0",
         REMOVED.format("Gram, add or remove"),
     ),
     Fault(
@@ -598,7 +598,7 @@ FAULTS = (
     ),
     Fault(
         "contributions of random features are not rescaled",
-        "dpx/cross_attention/sketch.py",
+        "dpx/cross_attention/moments.py",
         "weights = weights * jnp.minimum(1, largest / jnp.maximum(norms, largest / 2))[:, None]",
         "weights = weights * 1.0",
         "tests/cross_attention/test_cross_attention_privacy.py"
@@ -631,7 +631,7 @@ FAULTS = (
     # Trees
     Fault(
         "the root of a tree is released",
-        "dpx/cross_attention/tree_sums.py",
+        "dpx/cross_attention/node_sums.py",
         "while len(levels[-1]) > 2:",
         "while len(levels[-1]) > 1:",
         REPLACED.format("DPTreeDistance"),
@@ -639,20 +639,20 @@ FAULTS = (
     Fault(
         "a tree's noise is that of a record that comes or goes",
         "dpx/cross_attention/tree_sums.py",
-        "nodes, event = _node_noise(noise, bounds, power, depth, 2 * weight_bound, epsilon, delta)",
-        "nodes, event = _node_noise(noise, bounds, power, depth, weight_bound, epsilon, delta)",
+        "nodes, event = distance_noise(noise, bounds, power, depth, 2 * weight_bound, epsilon, delta)",
+        "nodes, event = distance_noise(noise, bounds, power, depth, weight_bound, epsilon, delta)",
         REPLACED.format("DPTreeDistance"),
     ),
     Fault(
         "every level of a Gaussian tree has the whole budget",
-        "dpx/cross_attention/tree_sums.py",
+        "dpx/cross_attention/node_noise.py",
         "return sensitivity * multiplier * np.sqrt(depth * worst.sum() / worst)",
         "return sensitivity * multiplier * np.sqrt(worst.sum() / worst)",
         "tests/cross_attention/test_tree_sums.py::test_gaussian_noise_spends_exactly_the_budget",
     ),
     Fault(
         "every moment of a truncated Laplace tree has the whole budget",
-        "dpx/cross_attention/tree_sums.py",
+        "dpx/cross_attention/node_noise.py",
         "count = depth * (power + 1) * len(ranges)",
         "count = depth * len(ranges)",
         PRICE.format("DPTreeHighDim, truncated Laplace"),
@@ -660,20 +660,20 @@ FAULTS = (
     Fault(
         "every column of a truncated Laplace tree has the whole budget",
         "dpx/cross_attention/tree.py",
-        "levels * count * columns * copies)] * count",
-        "levels * count * copies)] * count",
+        "levels * count * columns * copies)",
+        "levels * count * copies)",
         PRICE.format("trees, truncated Laplace"),
     ),
     Fault(
         "every copy of a tree has the whole budget",
         "dpx/cross_attention/tree.py",
-        "2 * domain.value_norm, math.sqrt(copies)",
-        "2 * domain.value_norm, 1.0",
+        "change = 2 * domain.value_norm * math.sqrt(copies)",
+        "change = 2 * domain.value_norm",
         REPLACED.format("trees, two copies"),
     ),
     Fault(
         "advanced composition is bought without its slack",
-        "dpx/cross_attention/tree_sums.py",
+        "dpx/cross_attention/node_noise.py",
         "return advanced * (1 - 1e-9), delta / (2 * count)",
         "return advanced * (1 - 1e-9), delta / count",
         "tests/cross_attention/test_tree_sums.py::test_split_budget_composes_to_the_budget",

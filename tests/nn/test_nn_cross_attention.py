@@ -8,7 +8,7 @@ import pytest
 from flax import nnx
 
 import dpx.attention
-from dpx.cross_attention.domain import into_ball
+from dpx._numerics import into_ball
 from dpx.nn.cross_attention import PrivateCrossAttention
 from dpx.privacy import gaussian_epsilon, gaussian_noise_multiplier
 
@@ -57,7 +57,10 @@ def test_guarantee_and_noise_cover_all_heads():
     exact = layer()
     exact.remember(KEY, memory, epsilon=1e8, delta=1e-6)
     noise = (module.moments[...] - exact.moments[...])[:, 1:] * len(memory)
-    T = sum((1.5**2 / 3**0.5) ** t / np.prod(np.arange(1, t + 1)) for t in range(module.degree + 1))
+    T = sum(
+        (1.5**2 / 3**0.5) ** t / np.prod(np.arange(1, t + 1))
+        for t in range(module.taylor.degree + 1)
+    )
     want = 2 * np.sqrt(3) * np.sqrt(2 * T) * gaussian_noise_multiplier(1.0, 1e-6)
     assert float(noise.std()) == pytest.approx(want, rel=0.05)
 

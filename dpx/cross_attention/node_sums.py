@@ -1,0 +1,123 @@
+"""The arithmetic of private binary trees: sums over bins, noise in their nodes, and what a query reads.
+
+Ke et al. (arXiv 2407.14717), Algorithms 2, 4 and 5, with what a correct implementation must mend:
+
+- A tree over 2^L bins has L + 1 levels, and the paper gives each of L a part of ε. The root is therefore
+  never released, and no query reads it. All L levels below it are released.
+- A replaced record leaves one path and enters another, so that two nodes of a level may change. With values
+  w·x^t, |w| ≤ R_w, x ∈ [0, R], a level changes by at most 2·R_w·R^t. In l1 each of two nodes moves by at
+  most R_w·R^t. In l2 one node moves by 2·R_w·R^t if both records meet in it with opposite weights.
+  `TruncatedLaplace` covers an l1 change however it is spread over the nodes.
+- A value at the upper end of the range belongs to the last bin.
+
+What a query can learn depends on its leaf alone. Building therefore tabulates, for every leaf, the sum of the
+noisy nodes to its left and to its right, and a query is one lookup instead of a walk through the tree.
+"""
+
+import math
+
+import jax
+import jax.numpy as jnp
+
+from dpx._validate import check_integer
+from dpx.cross_attention.node_noise import NodeNoise
+from dpx.noise import Gaussian, release
+
+
+def num_bins(bins: int | None, records: int) -> int:
+    """The number of leaves: the least power of two ≥ `bins` (or ≥ the number of records), 2 at least.
+
+    Raises:
+      ValueError: for fewer than one bin, or a number that is not whole.
+    """
+    wanted = records if bins is None else check_integer(bins, "bins")
+    return 2 ** max(1, math.ceil(math.log2(wanted)))
+
+
+def leaf_index(x: jax.Array, bins: int) -> jax.Array:
+    """The bin of x ∈ [0, 1]; 1 belongs to the last."""
+    return jnp.clip(jnp.floor(x * bins).astype(jnp.int32), 0, bins - 1)
+
+
+def tabulate(
+    key: jax.Array, leaves: jax.Array, nodes: NodeNoise, parts: int = 1
+) -> tuple[jax.Array, jax.Array]:
+    """Noisy sums of the leaves to the left and to the right of every leaf.
+
+    Args:
+      key: Secret randomness of the noise, which is drawn once for every node but the root.
+      leaves: Sums of the bins, (2^L, ...).
+      nodes: The noise; its arrays broadcast to (...).
+      parts: How many such trees make one release together.
+
+    Returns:
+      Two arrays like `leaves`. For each leaf they hold the sum of the noisy siblings to the left of its path
+      from the root, and of those to the right. The leaf itself belongs to neither.
+    """
+    levels = [leaves]
+    while len(levels[-1]) > 2:
+        pairs = levels[-1].reshape(-1, 2, *leaves.shape[1:])
+        levels.append(pairs.sum(1))
+    # One draw for all 2 + 4 + … + 2^L nodes: a draw for each level takes XLA many times longer to compile.
+    gaussian = isinstance(nodes.law, Gaussian)
+    released = release(
+        key,
+        jnp.concatenate(levels[::-1]),
+        law=nodes.law,
+        sensitivity=nodes.sensitivity,
+        label="tree nodes",
+        axis=None if gaussian else 0,
+        parts=parts if gaussian else 1,
+    )
+    left = right = jnp.zeros((1, *leaves.shape[1:]), leaves.dtype)
+    for level in reversed(levels):
+        noisy = released[len(level) - 2 : 2 * len(level) - 2]
+        pairs = noisy.reshape(-1, 2, *leaves.shape[1:])
+        left = jnp.stack([left, left + pairs[:, 0]], 1).reshape(noisy.shape)
+        right = jnp.stack([right + pairs[:, 1], right], 1).reshape(noisy.shape)
+    return left, right
+
+
+def distance_table(
+    key: jax.Array,
+    x: jax.Array,
+    weights: jax.Array,
+    *,
+    power: int,
+    bins: int,
+    nodes: NodeNoise,
+    parts: int,
+) -> jax.Array:
+    """A table, leaf by leaf, of all that distances in one coordinate need.
+
+    Args:
+      key: Secret randomness of the noise.
+      x: (n,) in [0, 1].
+      weights: (n, c), c sets of weights.
+      power: p.
+      bins: A power of two.
+      nodes: The noise, arrays of shape (power + 1, 1).
+      parts: How many such coordinates make one release together.
+
+    Returns:
+      (bins, power + 1, c): in row t the coefficients of C(p, t)·y^{p−t} in Σ_i w_i |x_i − y|^p, namely
+      (−1)^t·left + (−1)^{p−t}·right for the trees of Σ w_i x_i^t (Lemma C.1). Sums and noise have the
+      default float type (see `wide_sums`), the result that of x.
+    """
+    moments = jnp.arange(power + 1)
+    contributions = (x[:, None] ** moments)[:, :, None] * weights[:, None, :]
+    contributions = contributions.astype(jnp.result_type(float))
+    leaves = jax.ops.segment_sum(contributions, leaf_index(x, bins), bins)
+    left, right = tabulate(key, leaves, nodes, parts)
+    signs = (-1.0) ** moments[:, None]
+    return (signs * left + (-1.0) ** power * signs * right).astype(x.dtype)
+
+
+def distances(table: jax.Array, y: jax.Array) -> jax.Array:
+    """Σ_i w_i |x_i − y|^p: table (..., bins, p + 1, c), y (m, ...) in [0, 1] -> (m, ..., c)."""
+    power = table.shape[-2] - 1
+    lead = jnp.ogrid[tuple(slice(size) for size in table.shape[:-3])]
+    rows = table[(*lead, leaf_index(y, table.shape[-3]))]
+    binomials = jnp.asarray([math.comb(power, t) for t in range(power + 1)], table.dtype)
+    terms = binomials * y[..., None] ** jnp.arange(power, -1, -1)
+    return jnp.einsum("...t,...tc->...c", terms, rows, precision=jax.lax.Precision.HIGHEST)

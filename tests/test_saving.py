@@ -1,0 +1,280 @@
+"""Every release is saved with its guarantee, and queried by another process; other files are refused."""
+
+import json
+import subprocess
+import sys
+import zipfile
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from cross_attention_memory import BOX, BUDGET, KEY, memory
+from flax import nnx
+
+import dpx
+from dpx import _saving, cross_attention, gram, ngram, noisy_head, reattention
+from dpx.cross_attention import baselines
+from dpx.data import synthetic_histories
+from dpx.recommend import item_gram, popularity, transitions
+
+K, V, Q = memory(30, 2, m=5)
+HISTORIES = synthetic_histories(40, 6, 8, predictability=0.7, seed=1)
+TOKENS = np.random.default_rng(0).integers(0, 4, (20, 6))
+TREE = {"weight_bound": 1.0, "bound": 1.0, "bins": 4, **BUDGET}
+FEATURES = noisy_head.Features(V.astype(np.float64), K.astype(np.float64), V[:, 0])
+
+
+def memory_release(**options):
+    return lambda: cross_attention.build(KEY, K, V, **BOX, **BUDGET, **options)
+
+
+# How each release is made, and how another process asks it something.
+RELEASES = {
+    "sketch": (memory_release(degree=2), lambda r, q: r.query(q)),
+    "random features": (
+        memory_release(features="random", num_features=8),
+        lambda r, q: r.query(q),
+    ),
+    "trees": (memory_release(mechanism="tree", degree=2, bins=4), lambda r, q: r.query(q)),
+    "DPTree": (
+        lambda: cross_attention.DPTree.build(KEY, V[:, 0], sensitivity=2.0, **BUDGET),
+        lambda r, q: jnp.stack(r.query(q[:, 0])),
+    ),
+    "DPTreeDistance": (
+        lambda: cross_attention.DPTreeDistance.build(KEY, K[:, 0], V[:, 0], **TREE),
+        lambda r, q: r.query(q[:, 0]),
+    ),
+    "DPTreeHighDim": (
+        lambda: cross_attention.DPTreeHighDim.build(
+            KEY, K, V[:, 0], **{**TREE, "noise": "truncated_laplace"}
+        ),
+        lambda r, q: r.query(q),
+    ),
+    "mean of V": (
+        lambda: baselines.mean_of_values(KEY, V, value_bound=1.0, **BUDGET),
+        lambda r, q: r.values,
+    ),
+    "Gram": (
+        lambda: gram.release(KEY, K.T, column_bound=2.0, **BUDGET),
+        lambda r, q: gram.attention(r.matrix),
+    ),
+    "popularity": (
+        lambda: popularity.fit(KEY, HISTORIES, **BUDGET),
+        lambda r, q: r.log_probabilities(),
+    ),
+    "transitions": (
+        lambda: transitions.fit(KEY, HISTORIES, num_kept=4, **BUDGET),
+        lambda r, q: r.scores([np.array([1, 2])]),
+    ),
+    "item Gram": (
+        lambda: item_gram.fit(KEY, HISTORIES, num_kept=4, **BUDGET),
+        lambda r, q: r.matrix,
+    ),
+    "n-gram": (
+        lambda: ngram.fit(
+            KEY, TOKENS, TOKENS >= 0, order=2, vocab_size=4, start=0, unit="text", **BUDGET
+        ),
+        lambda r, q: r.log_prob(TOKENS),
+    ),
+    "NoisyHead": (
+        lambda: noisy_head.fit_one_shot(
+            KEY, FEATURES, noisy_head.HyperParameters(1.0, 1.0, 1.0), regularization=0.1, **BUDGET
+        ),
+        lambda r, q: r.gamma,
+    ),
+    "token probabilities": (
+        lambda: reattention.TokenProbabilities(
+            np.linspace(0, 1, 5), gram.release(KEY, K.T, column_bound=2.0, **BUDGET).guarantee
+        ),
+        lambda r, q: r.values,
+    ),
+}
+ANOTHER_PROCESS = """
+import sys
+sys.path.insert(0, sys.argv[2])
+import numpy as np
+import dpx
+from test_saving import Q, RELEASES
+answers = {}
+for number, (name, (_, ask)) in enumerate(RELEASES.items()):
+    release = dpx.load(f"{sys.argv[1]}/{number}")
+    answers[name] = np.asarray(ask(release, Q))
+    answers[name + "/guarantee"] = repr(release.guarantee)
+np.savez(f"{sys.argv[1]}/answers.npz", **answers)
+"""
+
+
+@pytest.fixture(scope="module")
+def releases():
+    return {name: make() for name, (make, _) in RELEASES.items()}
+
+
+@pytest.fixture
+def saved(tmp_path, releases):
+    dpx.save(releases["sketch"], tmp_path / "sketch")
+    return tmp_path / "sketch"
+
+
+def test_another_process_loads_and_queries_every_release(releases, tmp_path, request):
+    for number, release in enumerate(releases.values()):
+        dpx.save(release, tmp_path / str(number))
+    where = [str(tmp_path), str(request.path.parent)]
+    subprocess.run([sys.executable, "-c", ANOTHER_PROCESS, *where], check=True)
+    answers = np.load(tmp_path / "answers.npz")
+    for name, (_, ask) in RELEASES.items():
+        want = np.asarray(ask(releases[name], Q))
+        assert answers[name].dtype == want.dtype
+        np.testing.assert_array_equal(answers[name], want, err_msg=name)
+        assert str(answers[f"{name}/guarantee"]) == repr(releases[name].guarantee)
+    assert {type(release).__name__ for release in releases.values()} | {"Trained"} == set(
+        _saving._RELEASES
+    )
+
+
+@pytest.mark.parametrize("name", RELEASES)
+def test_what_is_loaded_is_what_was_saved(name, releases, tmp_path):
+    path = tmp_path / "folder" / "release.any"
+    dpx.save(releases[name], path)
+    loaded = dpx.load(path)
+    assert type(loaded) is type(releases[name])
+    assert loaded.guarantee == releases[name].guarantee
+    before, after = (jax.tree.flatten(r) for r in (releases[name], loaded))
+    assert before[1] == after[1]
+    for old, new in zip(before[0], after[0], strict=True):
+        assert type(old) is type(new)
+        if hasattr(old, "dtype"):
+            assert old.dtype == new.dtype
+        np.testing.assert_array_equal(old, new)
+    assert not list(path.parent.glob("*.partial"))
+
+
+class Layer(NamedTuple):
+    kernel: jax.Array
+    bias: np.ndarray
+
+
+def test_trees_of_parameters_keep_their_shape_and_types():
+    params = {
+        "layers": [Layer(jnp.ones((2, 3), jnp.bfloat16), np.zeros(3, np.float16))],
+        "pair": (np.int64(3), 0.1, float("inf"), None, True, "text"),
+        1: jnp.arange(3),
+    }
+    arrays = []
+    back = _saving._decode(
+        json.loads(json.dumps(_saving._encode(params, "params", arrays))), arrays
+    )
+    assert back["pair"] == params["pair"]
+    layer, kept = back["layers"][0], params["layers"][0]
+    assert layer._fields == kept._fields
+    assert type(layer).__name__ == "Layer"
+    for old, new in ((kept.kernel, layer.kernel), (kept.bias, layer.bias), (params[1], back[1])):
+        assert (type(old), old.dtype) == (type(new), new.dtype)
+        np.testing.assert_array_equal(old, new)
+    state = nnx.state(nnx.Linear(2, 3, rngs=nnx.Rngs(0)))
+    arrays = []
+    loaded = _saving._decode(_saving._encode(state, "params", arrays), arrays)
+    assert jax.tree.structure(nnx.to_pure_dict(loaded)) == jax.tree.structure(
+        nnx.to_pure_dict(state)
+    )
+    model = nnx.Linear(2, 3, rngs=nnx.Rngs(1))
+    nnx.update(model, loaded)
+    np.testing.assert_array_equal(model.kernel[...], state["kernel"][...])
+
+
+def test_private_data_and_other_things_are_refused(releases, tmp_path):
+    for value in (HISTORIES, noisy_head.Prompts(K, V), FEATURES, {"rows": [HISTORIES]}):
+        with pytest.raises(ValueError, match="holds private records"):
+            dpx.save(value, tmp_path / "x")
+    for value in (K, {"matrix": K}, releases["sketch"].guarantee):
+        with pytest.raises(
+            ValueError, match=r"is no release and has no guarantee: dpx\.save takes"
+        ):
+            dpx.save(value, tmp_path / "x")
+    for gamma, message in (
+        (jax.random.key(0), r"Fit\.gamma is a JAX key"),
+        ({"a": [object()]}, r"Fit\.gamma\['a'\]\[0\] is of type object"),
+        (np.array([None]), r"Fit\.gamma holds object"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            dpx.save(releases["NoisyHead"]._replace(gamma=gamma), tmp_path / "x")
+
+    def traced(matrix):
+        dpx.save(releases["NoisyHead"]._replace(gamma=matrix), tmp_path / "x")
+
+    with pytest.raises(ValueError, match=r"is traced: call dpx\.save outside jit"):
+        jax.jit(traced)(K)
+    assert not list(tmp_path.iterdir())
+
+
+def test_files_hold_no_pickle_and_numpy_reads_their_arrays(saved, releases):
+    with np.load(saved, allow_pickle=False) as arrays:
+        np.testing.assert_array_equal(arrays["0"], releases["sketch"].moments)
+
+
+def rewritten(path, **changes):
+    """The file with other entries in its header, and a checksum that fits them."""
+    with zipfile.ZipFile(path) as archive:
+        header = json.loads(archive.read("dpx.json"))
+        arrays = [archive.read(f"{n}.npy") for n in range(header["arrays"])]
+    header = {**header, **changes}
+    del header["sha256"]
+    header["sha256"] = _saving._checksum(header, arrays)
+    with zipfile.ZipFile(path, "w") as archive:
+        archive.writestr("dpx.json", json.dumps(header))
+        for number, array in enumerate(arrays):
+            archive.writestr(f"{number}.npy", array)
+
+
+def refused(path, message):
+    with pytest.raises(ValueError, match=message) as error:
+        dpx.load(path)
+    assert str(error.value).startswith(str(path))
+    assert len(str(error.value).splitlines()) == 1
+
+
+def test_damaged_files_are_refused(saved):
+    whole = saved.read_bytes()
+    for place in range(40, len(whole), 97):
+        changed = bytearray(whole)
+        changed[place] ^= 1
+        saved.write_bytes(changed)
+        try:
+            loaded = dpx.load(saved)
+        except ValueError as error:
+            assert str(error).startswith(str(saved))  # noqa: PT017
+        else:  # a bit of the archive's own bookkeeping
+            saved.write_bytes(whole)
+            np.testing.assert_array_equal(loaded.moments, dpx.load(saved).moments)
+    for kept in (60, len(whole) // 2, len(whole) - 1):
+        saved.write_bytes(whole[:kept])
+        refused(saved, "is damaged: restore it from a copy")
+
+
+def test_foreign_and_newer_files_are_refused(saved, tmp_path):
+    np.savez(tmp_path / "other.npz", a=K)
+    (tmp_path / "text").write_text("PK, but no archive")
+    (tmp_path / "empty").touch()
+    for name in ("other.npz", "text", "empty"):
+        refused(tmp_path / name, r"is no file of dpx\.save")
+    with pytest.raises(FileNotFoundError, match="no such file"):
+        dpx.load(tmp_path / "missing")
+    rewritten(saved, version=2, dpx="9.9")
+    refused(saved, r"was written by dpx 9\.9, which is newer than this one")
+
+
+@pytest.mark.parametrize(
+    "release",
+    [
+        {"type": "Popen", "fields": {"args": "true"}},
+        {"type": "os.system", "fields": {}},
+        {"event": "print", "fields": {}},
+        {"type": "Sketch", "fields": {"moments": 1}},
+        {"unknown": 1},
+        {"array": 7, "kind": "jax"},
+    ],
+)
+def test_a_file_cannot_name_what_is_built(saved, release):
+    rewritten(saved, release=release)
+    refused(saved, "cannot build")
