@@ -51,7 +51,7 @@ def fit(
     one that is a token shorter, whose counts are sums over the same release.
 
     Args:
-      key: Of the noise.
+      key: Random key for the noise.
       tokens: (N, L) int, one sequence a row.
       mask: (N, L) bool, the tokens to count (a prefix of each row).
       order: n ≥ 1.

@@ -140,7 +140,7 @@ def run(config, workdir: Path) -> Outcome:
             correction_key=presence_key if label == "dp_reattention" else None,
         )
         trained = fit(
-            functools.partial(_loss, corpus, graph, table, calibrated.errors),
+            functools.partial(_loss, corpus, graph, table, calibrated.noise),
             params,
             config=config.train,
             keys=Keys(key, sampling),
@@ -148,10 +148,10 @@ def run(config, workdir: Path) -> Outcome:
             privacy=calibrated.privacy,
         )
         releases[label], once[label] = calibrated.guarantee, calibrated.alone
-        private = PrivateText(corpus, graph, table, calibrated.errors, trained)
+        private = PrivateText(corpus, graph, table, calibrated.noise, trained)
         measure(label, private)
         more = {} if table is None else {"prior": table}
-        models.save(workdir, trained, calibrated.errors, **more)
+        models.save(workdir, trained, calibrated.noise, **more)
     if config.non_private.steps:
         trained = fit(
             functools.partial(_loss, corpus, graph, None, None),
@@ -183,18 +183,18 @@ def load(config, workdir: Path) -> "PrivateText":
     if config.prior.budget_fraction:
         shape = (corpus.vocab_size ** (config.prior.order - 1), corpus.vocab_size)
         more = {"prior": np.zeros(shape, np.float32)}
-    params, errors, *saved = models.load(config, workdir, params, corpus.vocab_size, **more)
+    params, noise_std, *saved = models.load(config, workdir, params, corpus.vocab_size, **more)
     table = np.asarray(saved[0]) if saved else None
-    return PrivateText(corpus, graph, table, errors, params)
+    return PrivateText(corpus, graph, table, noise_std, params)
 
 
 class PrivateText:
     """A trained character model: samples records and scores them."""
 
-    def __init__(self, corpus: Corpus, graph, table, errors: ParameterNoise | None, params):
+    def __init__(self, corpus: Corpus, graph, table, noise_std: ParameterNoise | None, params):
         self._corpus = corpus
         self._logits = jax.jit(
-            lambda inputs: _logits(corpus, graph, table, errors, params, inputs, None)
+            lambda inputs: _logits(corpus, graph, table, noise_std, params, inputs, None)
         )
 
     def sample(self, key: jax.Array, count: int) -> list[str]:
@@ -316,9 +316,9 @@ def _prior(config, corpus: Corpus, key) -> ngram.NGram | None:
     return _fit_ngram(key, corpus, config.prior.order, epsilon, config.delta)
 
 
-def _logits(corpus: Corpus, graph, table, errors, params, inputs, key):
+def _logits(corpus: Corpus, graph, table, noise_std, params, inputs, key):
     """The model's logits, added to the prior's log-probabilities where there is a prior."""
-    correction = {} if errors is None else {"errors": errors}
+    correction = {} if noise_std is None else {"noise_std": noise_std}
     logits = nnx.merge(graph, params)(inputs, dropout_key=key, **correction)
     if table is None:
         return logits
@@ -332,7 +332,7 @@ def _logits(corpus: Corpus, graph, table, errors, params, inputs, key):
     return logits + jnp.asarray(table)[context]
 
 
-def _loss(corpus: Corpus, graph, table, errors, params, inputs, targets, mask, key):
+def _loss(corpus: Corpus, graph, table, noise_std, params, inputs, targets, mask, key):
     """Nats of one record over the width, not its length, so that a character counts the same in all."""
-    logits = _logits(corpus, graph, table, errors, params, inputs, key)
+    logits = _logits(corpus, graph, table, noise_std, params, inputs, key)
     return -jnp.where(mask, _picked_log_probs(logits, targets), 0).sum() / len(targets)
