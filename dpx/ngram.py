@@ -117,6 +117,15 @@ def fit(
     return NGram(_smooth(noisy, order, vocab_size, std), order, start, guarantee)
 
 
+def without_privacy(
+    tokens: np.ndarray, mask: np.ndarray, *, order: int, vocab_size: int, start: int
+) -> np.ndarray:
+    """(V^(n-1), V) probabilities from exact counts, under no guarantee: for comparison."""
+    cells = _cells(np.asarray(tokens), order, vocab_size, start)[np.asarray(mask)]
+    counts = np.bincount(cells, minlength=vocab_size**order).astype(float)
+    return _smooth(counts, order, vocab_size, 0.0)
+
+
 def _cells(tokens: np.ndarray, order: int, vocab_size: int, start: int) -> np.ndarray:
     """(N, L) index of each position's n-gram in the table."""
     before = np.full((len(tokens), order - 1), start)

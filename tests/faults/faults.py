@@ -793,7 +793,7 @@ FAULTS = (
         "experiments/dp_transformer/language_model.py",
         "    corpus = _load(config)\n    train = corpus.train\n",
         "    corpus = _load(config)\n"
-        "    train = type(corpus.train)(np.concatenate([corpus.train.tokens, corpus.test.tokens]))\n",
+        "    train = corpus.train.of(np.concatenate([corpus.train.tokens, corpus.test.tokens]))\n",
         LEDGER.format("text"),
     ),
     Fault(
