@@ -5,9 +5,9 @@
         --config.data.path=reviews.csv --config.data.column=review --config.data.user=author
 
 The path is a .txt, .csv, .tsv or .jsonl file (a table needs data.column), or a folder of .txt files. One
-record is a line, a document (a file, or a row of a table) or a window of data.length characters; with data.user
-it is all that one author wrote. What is longer than data.length characters is cut. The alphabet is "ascii",
-"bytes" or the characters themselves; others are refused, replaced by one stand-in, or dropped.
+record is a line, a document (a file, or a row of a table) or a window of data.length characters; with
+data.user it is all that one author wrote. What is longer than data.length characters is cut. The alphabet is
+"ascii", "bytes" or the characters themselves; others are refused, replaced by one stand-in, or dropped.
 """
 
 from ml_collections import ConfigDict, config_dict
