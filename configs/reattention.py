@@ -36,7 +36,7 @@ def get_config(arg: str = "") -> ConfigDict:
             "data": {"num_users": 5000, "length": 16, "num_items": 200},
             "draws": 200,  # of fresh noise in the same parameters
             "sequences": 200,
-            "noise_scale": 1.0,  # of that noise, in effective errors
+            "noise_scale": 1.0,  # of that noise, as a multiple of effective_noise_std
             "model": {
                 "kind": "transformer",
                 "dim": 32,

@@ -51,7 +51,7 @@ def fit(
     one that is a token shorter, whose counts are sums over the same release.
 
     Args:
-      key: Of the noise.
+      key: Random key for the noise.
       tokens: (N, L) int, one sequence a row.
       mask: (N, L) bool, the tokens to count (a prefix of each row).
       order: n ≥ 1.
@@ -115,6 +115,15 @@ def fit(
         event=dp_accounting.GaussianDpEvent(multiplier),
     )
     return NGram(_smooth(noisy, order, vocab_size, std), order, start, guarantee)
+
+
+def without_privacy(
+    tokens: np.ndarray, mask: np.ndarray, *, order: int, vocab_size: int, start: int
+) -> np.ndarray:
+    """(V^(n-1), V) probabilities from exact counts, under no guarantee: for comparison."""
+    cells = _cells(np.asarray(tokens), order, vocab_size, start)[np.asarray(mask)]
+    counts = np.bincount(cells, minlength=vocab_size**order).astype(float)
+    return _smooth(counts, order, vocab_size, 0.0)
 
 
 def _cells(tokens: np.ndarray, order: int, vocab_size: int, start: int) -> np.ndarray:

@@ -11,14 +11,16 @@ from dpx.data.histories import (
     left_pad,
 )
 from dpx.data.movielens import load_movielens_1m, load_movielens_small
-from dpx.data.surnames import Names, load_surnames, split_names
+from dpx.data.surnames import load_surnames, split_names
 from dpx.data.synthetic import synthetic_histories
 from dpx.data.tables import load_table
+from dpx.data.text import Alphabet, Texts, load_texts
 
 __all__ = [
+    "Alphabet",
     "Histories",
-    "Names",
     "Split",
+    "Texts",
     "first_users",
     "from_events",
     "k_core",
@@ -29,6 +31,7 @@ __all__ = [
     "load_movielens_small",
     "load_surnames",
     "load_table",
+    "load_texts",
     "split_names",
     "synthetic_histories",
 ]

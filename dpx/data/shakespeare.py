@@ -4,12 +4,12 @@ Windows are added to or removed from the training set after `encode` and `split_
 text may move others between the two sets.
 """
 
-import dataclasses
 from pathlib import Path
 
 import numpy as np
 
 from dpx.data import files
+from dpx.data.text import Texts
 
 # Printable characters of English plays, a choice that does not look at the text; the first ends lines.
 ALPHABET = "\n !$&',-.3:;?ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz"
@@ -18,21 +18,6 @@ START = 0  # stands in for what comes before a window
 
 _URL = "https://raw.githubusercontent.com/karpathy/char-rnn/master/data/tinyshakespeare/input.txt"
 _SHA256 = "86c4e6aa9db7c042ec79f339dcb96d42b0075e16b8fc2e86bf0ca57e2dc565ed"
-
-
-@dataclasses.dataclass(frozen=True)
-class Windows:
-    """Non-overlapping windows of a text as tokens (n, L) int32."""
-
-    tokens: np.ndarray
-
-    def __len__(self) -> int:
-        return len(self.tokens)
-
-    @property
-    def mask(self) -> np.ndarray:
-        """(n, L) bool, all True: a model predicts every character."""
-        return np.ones(self.tokens.shape, bool)
 
 
 def load_shakespeare(path: str | Path | None = None) -> str:
@@ -52,7 +37,7 @@ def load_shakespeare(path: str | Path | None = None) -> str:
     return text
 
 
-def encode(text: str, length: int) -> Windows:
+def encode(text: str, length: int) -> Texts:
     """Cuts a text into windows of `length` characters from its start; the rest at its end is dropped.
 
     Where the cuts fall depends on nothing that is written, so that each character is in one record.
@@ -68,7 +53,7 @@ def encode(text: str, length: int) -> Windows:
             raise ValueError(f"line {number}: {min(unknown)!r} is not in the alphabet {ALPHABET!r}")
     tokens = np.array([index[character] for character in text], np.int32)
     count = len(tokens) // length
-    return Windows(tokens[: count * length].reshape(count, length))
+    return Texts(tokens[: count * length].reshape(count, length), None)
 
 
 def decode(tokens: np.ndarray) -> list[str]:
@@ -76,8 +61,8 @@ def decode(tokens: np.ndarray) -> list[str]:
     return ["".join(ALPHABET[t] for t in row) for row in np.asarray(tokens)]
 
 
-def split_windows(windows: Windows, held_out: int) -> tuple[Windows, Windows]:
+def split_windows(windows: Texts, held_out: int) -> tuple[Texts, Texts]:
     """All but the last `held_out` windows to train on, those to test on: the plays at the end are unseen."""
     if not 0 < held_out < len(windows):
         raise ValueError(f"held_out={held_out} must be between 1 and {len(windows) - 1}")
-    return Windows(windows.tokens[:-held_out]), Windows(windows.tokens[-held_out:])
+    return windows.of(windows.tokens[:-held_out]), windows.of(windows.tokens[-held_out:])

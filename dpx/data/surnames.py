@@ -4,7 +4,6 @@ Names are added to or removed from the training set after `split_names`, whose a
 number of names: one more in the file would move others between the two sets.
 """
 
-import dataclasses
 import string
 from importlib import resources
 from pathlib import Path
@@ -12,27 +11,12 @@ from pathlib import Path
 import numpy as np
 
 from dpx.data import files
+from dpx.data.text import Texts, split
 
 ALPHABET = string.ascii_lowercase
 END = len(ALPHABET)  # ends a name, and stands before its first letter
 VOCAB_SIZE = END + 1
 MAX_LETTERS = 13
-
-
-@dataclasses.dataclass(frozen=True)
-class Names:
-    """Names as tokens: (n, 14) int32, each name's letters, then END up to the width."""
-
-    tokens: np.ndarray
-
-    def __len__(self) -> int:
-        return len(self.tokens)
-
-    @property
-    def mask(self) -> np.ndarray:
-        """(n, 14) bool: the letters and the first END, which are what a model predicts."""
-        ended = np.cumsum(self.tokens == END, axis=1)
-        return (ended == 0) | ((ended == 1) & (self.tokens == END))
 
 
 def load_surnames(path: str | Path | None = None) -> list[str]:
@@ -61,7 +45,7 @@ def load_surnames(path: str | Path | None = None) -> list[str]:
     return names
 
 
-def encode(names: list[str]) -> Names:
+def encode(names: list[str]) -> Texts:
     """Names as tokens.
 
     Raises:
@@ -72,7 +56,7 @@ def encode(names: list[str]) -> Names:
         if len(name) > MAX_LETTERS or not set(name) <= set(ALPHABET):
             raise ValueError(f"name {name!r} must be at most {MAX_LETTERS} letters a–z")
         tokens[row, : len(name)] = [ALPHABET.index(letter) for letter in name]
-    return Names(tokens)
+    return Texts(tokens, END)
 
 
 def decode(tokens: np.ndarray) -> list[str]:
@@ -82,9 +66,4 @@ def decode(tokens: np.ndarray) -> list[str]:
     return ["".join(letters[t] for t in row).split("\0")[0] for row in kept]
 
 
-def split_names(names: Names, held_out: int, *, seed: int = 0) -> tuple[Names, Names]:
-    """A fixed random split into the names to train on and `held_out` names to test on."""
-    if not 0 < held_out < len(names):
-        raise ValueError(f"held_out={held_out} must be between 1 and {len(names) - 1}")
-    order = np.random.default_rng(seed).permutation(len(names))
-    return Names(names.tokens[order[held_out:]]), Names(names.tokens[order[:held_out]])
+split_names = split

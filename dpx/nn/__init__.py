@@ -1,1 +1,5 @@
 """Flax NNX models: thin shells around pure functions."""
+
+from dpx.nn import cross_attention, gram_attention, linear_attention, recurrent, transformer
+
+__all__ = ["cross_attention", "gram_attention", "linear_attention", "recurrent", "transformer"]

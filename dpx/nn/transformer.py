@@ -1,11 +1,10 @@
 """One pre-norm causal transformer for next-token and next-item prediction."""
 
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 from flax import nnx
 from jax import lax
 
@@ -31,9 +30,10 @@ class Transformer(nnx.Module):
       dropout: Rate after the embedding and after each residual branch.
       tied: Whether the logits use the embedding table (plus a bias) or a head of their own.
       embed_std: Std of the initial embedding. Small, a tied model starts close to its output bias.
-      attention: (q, k, v, *, mask) -> (..., Lq, D), by default exact softmax attention; for calls with errors
-        (q, k, v, key_variance, *, mask), v and result Moments, by default `dpx.reattention.attend`.
-      rngs: Of the initial parameters.
+      attention: A function (q, k, v, *, mask) -> (..., Lq, D), by default exact softmax attention. Calls with
+        `noise_std` pass (q, k, v, key_variance, *, mask), where v and the result are Moments; the default is
+        then `dpx.reattention.attend`.
+      rngs: Random keys for the initial parameters.
     """
 
     def __init__(
@@ -84,11 +84,11 @@ class Transformer(nnx.Module):
         mask: jax.Array | None = None,
         last_only: bool = False,
         dropout_key: jax.Array | None = None,
-        errors: ParameterNoise | None = None,
+        noise_std: ParameterNoise | None = None,
     ) -> jax.Array:
         """Logits of the next token.
 
-        With `errors` the variance that the parameters' noise gives to each token's activations is followed
+        With `noise_std` the variance that the parameters' noise gives to each token's activations is followed
         through the same forward pass, and attention is corrected for that of the keys. A token's coordinates
         share one variance in the residual stream, that of their mean: then a block costs no second
         product of matrices, and the last one only needs its keys. It is a constant to differentiation
@@ -97,15 +97,16 @@ class Transformer(nnx.Module):
         Args:
           tokens: (..., L) ids with any leading axes; pad short histories on the left, to one length.
           mask: (..., L) bool, True at real tokens; padding is attended by nobody.
-          last_only: Only at the last position, for which the last block computes nothing else.
-          dropout_key: Switches dropout on; one key for the whole call, so pass one per example.
-          errors: Effective errors of the parameters, which switch Re-Attention on.
+          last_only: Return logits at the last position alone; the last block then computes nothing else.
+          dropout_key: Switches dropout on. One key serves the whole call, so pass a key of its own for each
+            example: masks belong to records.
+          noise_std: Standard deviations of the noise in the parameters, which switch Re-Attention on.
 
         Returns:
           (..., L, M), or (..., 1, M) with `last_only`.
 
         Raises:
-          ValueError: for too many tokens, or errors of another vocabulary.
+          ValueError: for too many tokens, or a `noise_std` for another vocabulary.
         """
         length = tokens.shape[-1]
         if length > self.max_length:
@@ -114,14 +115,14 @@ class Transformer(nnx.Module):
         x = self.embed(tokens) + self.positions[...][:length]
         x = _dropout(x, self.dropout, keys[0])
         noise = None
-        if errors is not None:
-            if jnp.shape(errors.embedding) != (vocab_size := self.embed.num_embeddings,):
+        if noise_std is not None:
+            if jnp.shape(noise_std.embedding) != (vocab_size := self.embed.num_embeddings,):
                 raise ValueError(
-                    f"errors.embedding {jnp.shape(errors.embedding)} must be ({vocab_size},), one per token"
+                    f"noise_std.embedding has shape {jnp.shape(noise_std.embedding)}, which must be "
+                    f"({vocab_size},): give one number per token"
                 )
-            parameters = jnp.square(jnp.asarray(errors.rest))
-            variance = jnp.square(jnp.asarray(errors.embedding))[tokens][..., None] + parameters
-            noise = _Noise(_dropped(variance, self.dropout, keys[0]), parameters)
+            rate = 0.0 if dropout_key is None else self.dropout
+            noise = reattention.ResidualNoise.start(noise_std, tokens, rate)
         attend = jnp.tril(jnp.ones((length, length), bool))
         if mask is not None:
             attend = attend & mask[..., None, :]
@@ -131,59 +132,6 @@ class Transformer(nnx.Module):
         x = self.norm(x)
         logits = self.embed.attend(x) if self.head is None else self.head(x)
         return logits + self.output_bias[...]
-
-
-class _Noise(NamedTuple):
-    """Variances of each token in the residual stream (..., L, 1) and of the parameters.
-
-    What the layers do to them is a constant to differentiation. After LayerNorm and residual branches the
-    average over a token's coordinates stands for the variance of each.
-    """
-
-    stream: jax.Array
-    parameters: jax.Array
-
-    def normed(self, layer, x):
-        """(..., L, 1) after the LayerNorm of the stream x: the average of `dpx.reattention.layer_norm`."""
-        x, width = lax.stop_gradient(x), x.shape[-1]
-        spread = jnp.square(x).mean(-1, keepdims=True) - jnp.square(x.mean(-1, keepdims=True))
-        spread = jnp.maximum(spread, 0)
-        divisor = spread + self.stream * (1 - 1 / width) + layer.epsilon
-        signal = spread / divisor
-        variance = self.stream / divisor * (1 - (1 + 2 * signal - signal**2) / width)
-        scale = jnp.square(lax.stop_gradient(layer.scale[...])).mean() + self.parameters
-        return scale * variance + self.parameters * (signal + 1)
-
-    def dense(self, layer, x, variance):
-        """(..., 1) after a dense layer with input x of `variance` (..., 1).
-
-        The average of `dpx.reattention.dense` over the outputs, at the price of one: only squares of weights
-        matter, so one column of their root mean squares does.
-        """
-        kernel, bias = self._of(layer.kernel), self._of(layer.bias)
-        one = jnp.sqrt(jnp.square(kernel.mean).mean(1, keepdims=True))
-        x = Moments(lax.stop_gradient(x), variance)
-        return reattention.dense(x, kernel._replace(mean=one), bias._replace(mean=jnp.zeros(1))).var
-
-    def gelu(self, hidden, variance):
-        """(..., 1), the average over the units of one token, taken as a sample of a Gaussian.
-
-        Eight points of that Gaussian replace hundreds of units, whose variances would take longer than their
-        activations.
-        """
-        hidden = lax.stop_gradient(hidden)
-        points, weights = np.polynomial.hermite_e.hermegauss(8)
-        mean, std = hidden.mean(-1, keepdims=True), hidden.std(-1, keepdims=True)
-        units = Moments(mean + std * jnp.float32(points), variance)
-        average = reattention.gelu_series(units).var * jnp.float32(weights / weights.sum())
-        return average.sum(-1, keepdims=True)
-
-    def _of(self, parameter):
-        return Moments(lax.stop_gradient(parameter[...]), self.parameters)
-
-    def plus(self, branch, dropout, key):
-        """With a residual branch, as independent of the stream."""
-        return self._replace(stream=self.stream + _dropped(branch, dropout, key))
 
 
 class _Block(nnx.Module):
@@ -231,7 +179,7 @@ class _Block(nnx.Module):
         mixed = jnp.moveaxis(heads, -3, -2).reshape(x.shape)
         if noise is not None and not is_last:
             branch = noise.dense(self.out, mixed, mixed_variance.mean(-3))
-            noise = noise.plus(branch, self.dropout, keys[0])
+            noise = noise.plus(branch, 0.0 if keys[0] is None else self.dropout)
         x = x + _dropout(self.out(mixed), self.dropout, keys[0])
         normed = self.norm2(x)
         hidden = self.up(normed)
@@ -239,7 +187,7 @@ class _Block(nnx.Module):
         if noise is not None and not is_last:
             variance = noise.dense(self.up, normed, noise.normed(self.norm2, x))
             branch = noise.dense(self.down, activated, noise.gelu(hidden, variance))
-            noise = noise.plus(branch, self.dropout, keys[1])
+            noise = noise.plus(branch, 0.0 if keys[1] is None else self.dropout)
         return x + _dropout(self.down(activated), self.dropout, keys[1]), noise
 
     def _split(self, x):
@@ -252,14 +200,7 @@ def _split_or_none(key, count):
 
 
 def _dropout(x, rate, key):
-    if key is None or rate == 0:
-        return x
-    return jnp.where(jax.random.bernoulli(key, 1 - rate, x.shape), x / (1 - rate), 0)
-
-
-def _dropped(variance, rate, key):
-    """The average variance of coordinates after dropout."""
-    return variance if key is None else variance / (1 - rate)
+    return x if key is None else nnx.Dropout(rate, deterministic=False)(x, rngs=key)
 
 
 def generate(
@@ -269,7 +210,7 @@ def generate(
 
     Args:
       apply: (count, length) tokens -> (count, length, M) logits, causal.
-      key: Of the samples.
+      key: Random key for the samples.
       count: How many sequences.
       length: Tokens per sequence.
       start: The token before the first one.

@@ -6,13 +6,6 @@ that it does not deserve ("attention distraction"). Ding et al. (arXiv 2405.1819
 variance of every activation through the network, parameters taken as independent Gaussians, and correct.
 """
 
-from dpx.reattention.errors import (
-    ParameterNoise,
-    TokenProbabilities,
-    effective_noise_std,
-    token_probabilities,
-    uniform_probabilities,
-)
 from dpx.reattention.mechanism import (
     attend,
     attention_weights,
@@ -29,10 +22,19 @@ from dpx.reattention.moments import (
     relu,
     rows,
 )
+from dpx.reattention.noise_std import (
+    ParameterNoise,
+    TokenProbabilities,
+    effective_noise_std,
+    token_probabilities,
+    uniform_probabilities,
+)
+from dpx.reattention.residual import ResidualNoise
 
 __all__ = [
     "Moments",
     "ParameterNoise",
+    "ResidualNoise",
     "TokenProbabilities",
     "add",
     "attend",

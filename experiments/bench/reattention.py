@@ -49,11 +49,11 @@ def main(argv):
     embedding, rest = (
         jnp.asarray(reattention.effective_noise_std(0.6, 1024, p)) for p in (probabilities, None)
     )
-    errors = reattention.ParameterNoise(embedding, rest)
+    noise_std = reattention.ParameterNoise(embedding, rest)
     graph, params = nnx.split(Transformer(items, length, rngs=nnx.Rngs(0)))
 
     def forward(noise, last_only, params, tokens, mask):
-        return nnx.merge(graph, params)(tokens, mask=mask, last_only=last_only, errors=noise)
+        return nnx.merge(graph, params)(tokens, mask=mask, last_only=last_only, noise_std=noise)
 
     def loss(noise, last_only, params, tokens, mask):
         logits = forward(noise, last_only, params, tokens, mask)
@@ -74,7 +74,7 @@ def main(argv):
     parts = [("forward", forward), *([("clipped gradient", clipped)] if _STEPS.value else [])]
     for name, function in parts:
         for last_only in (True, False):
-            calls = [bind(function, noise, last_only) for noise in (None, errors)]
+            calls = [bind(function, noise, last_only) for noise in (None, noise_std)]
             plain, corrected, ratio = _time(calls, _REPEATS.value)
             where = "last" if last_only else "all"
             print(f"| {name} | {where} | {plain:.1f} | {corrected:.1f} | {ratio:.2f} |", flush=True)

@@ -83,14 +83,14 @@ def run(config, workdir: Path) -> Outcome:
         prior=None,
         correction_key=presence_key,
     )
-    assert calibrated.errors is not None
+    assert calibrated.noise is not None
     graph, params = nnx.split(
         models.build(config, config.data.num_items, config.data.length, config.seed)
     )
 
     def loss(params, tokens, key):
         model = nnx.merge(graph, params)
-        logits = model(tokens[:-1], dropout_key=key, errors=calibrated.errors)
+        logits = model(tokens[:-1], dropout_key=key, noise_std=calibrated.noise)
         return -jnp.take_along_axis(jax.nn.log_softmax(logits), tokens[1:, None], axis=1).mean()
 
     trained = training.train(
@@ -103,9 +103,9 @@ def run(config, workdir: Path) -> Outcome:
         workdir=workdir,
         privacy=calibrated.privacy,
     )
-    models.save(workdir, trained, calibrated.errors)
+    models.save(workdir, trained, calibrated.noise)
     shown = jnp.asarray(tokens[: config.sequences])
-    metrics |= _fresh_noise(config, graph, trained, calibrated.errors, shown, arrays)
+    metrics |= _fresh_noise(config, graph, trained, calibrated.noise, shown, arrays)
     np.savez(workdir / "reattention.npz", allow_pickle=False, **arrays)
     return Outcome(
         measures=measures(metrics),
@@ -170,8 +170,10 @@ def _weights(q, k, key_variance, mask=None) -> dict[str, jax.Array]:
     }
 
 
-def _fresh_noise(config, graph, params, errors: ParameterNoise, tokens, arrays) -> dict[str, float]:
-    """What fresh noise of the effective errors in the same parameters does to attention, first block.
+def _fresh_noise(
+    config, graph, params, noise_std: ParameterNoise, tokens, arrays
+) -> dict[str, float]:
+    """What fresh noise of the effective size in the same parameters does to attention, first block.
 
     The query is that of the last position without noise; E[S_i] is the average over the draws.
     """
@@ -182,7 +184,7 @@ def _fresh_noise(config, graph, params, errors: ParameterNoise, tokens, arrays) 
         leaves = []
         for index, (path, leaf) in enumerate(flat):
             in_table = "embedding" in jax.tree_util.keystr(path)
-            std = errors.embedding[:, None] if in_table else errors.rest
+            std = noise_std.embedding[:, None] if in_table else noise_std.rest
             draw = jax.random.normal(jax.random.fold_in(key, index), leaf.shape)
             leaves.append(leaf + scale * std * draw)
         return jax.tree.unflatten(structure, leaves)
@@ -197,7 +199,7 @@ def _fresh_noise(config, graph, params, errors: ParameterNoise, tokens, arrays) 
 
         for block in model.blocks:
             block.attention = spying
-        model(tokens, errors=errors)
+        model(tokens, noise_std=noise_std)
         return seen[0]
 
     q, clean_keys, _ = jax.jit(first_block)(params)

@@ -77,7 +77,7 @@ class Calibrated(NamedTuple):
     privacy: training.Privacy
     guarantee: dpx.PrivacyGuarantee
     alone: dpx.PrivacyGuarantee  # without the prior, which other runs may start from too
-    errors: reattention.ParameterNoise | None
+    noise: reattention.ParameterNoise | None
 
 
 def _literal_attention(q, k, v, *key_variance, mask):
@@ -145,7 +145,7 @@ def calibrate(
         alone = ledger.spend(privacy.alone, "DP-SGD").guarantee(config.delta)
     if correction_key is None:
         return Calibrated(privacy, guarantee, alone, None)
-    found = _parameter_errors(
+    found = _parameter_noise(
         config, released, privacy.noise_multiplier, histories.num_items, length
     )
     return Calibrated(privacy, guarantee, alone, found)
@@ -160,14 +160,14 @@ def plan(config, histories, length, unit, assumptions, *, prior) -> dict:
     return {"reattention_noise_multiplier": calibrated.privacy.noise_multiplier}
 
 
-def _parameter_errors(
+def _parameter_noise(
     config,
     released: reattention.TokenProbabilities | None,
     noise_multiplier: float,
     num_tokens: int,
     length: int,
 ) -> reattention.ParameterNoise:
-    """Effective errors of the parameters under `config.train`, multiplied by `config.reattention.scale`."""
+    """Noise of the parameters under `config.train`, multiplied by `config.reattention.scale`."""
     ours = config.reattention
     if released is not None:
         probabilities = released.values
@@ -186,25 +186,25 @@ def _parameter_errors(
     return reattention.ParameterNoise(jnp.asarray(embedding), jnp.asarray(rest))
 
 
-def save(workdir: Path, params, errors: reattention.ParameterNoise | None, **more) -> None:
-    """Saves a private model, with the errors that its attention is corrected for."""
+def save(workdir: Path, params, noise_std: reattention.ParameterNoise | None, **more) -> None:
+    """Saves a private model, with the noise that its attention is corrected for."""
     content = {"params": params, **more}
     checkpoints.save_model(
-        workdir, content | ({} if errors is None else {"errors": errors._asdict()})
+        workdir, content | ({} if noise_std is None else {"noise_std": noise_std._asdict()})
     )
 
 
 def load(config, workdir: Path, params, num_tokens: int, **more):
-    """Parameters, errors (None without) and `more` as `save` saved them, shaped as the templates."""
+    """Parameters, noise_std (None without) and `more` as `save` saved them, shaped as the templates."""
     template = {"params": params, **more}
     if config.reattention.enabled:
-        template["errors"] = {
+        template["noise_std"] = {
             "embedding": np.zeros(num_tokens, np.float32),
             "rest": np.zeros((), np.float32),
         }
     saved = checkpoints.load_model(workdir, template)
-    errors = saved.get("errors")
-    found = None if errors is None else reattention.ParameterNoise(**errors)
+    noise_std = saved.get("noise_std")
+    found = None if noise_std is None else reattention.ParameterNoise(**noise_std)
     return saved["params"], found, *(saved[name] for name in more)
 
 

@@ -31,18 +31,18 @@ def build(config, num_tokens: int, seed: int, bias: np.ndarray | None, start: St
     return nnx.split(model)
 
 
-def logits(graph, errors, start, params, tokens, mask, last_only, dropout_key=None) -> jax.Array:
+def logits(graph, noise_std, start, params, tokens, mask, last_only, dropout_key=None) -> jax.Array:
     """(L, T), or (1, T) with `last_only`, of the T tokens; leading axes are kept."""
-    correction = {} if errors is None else {"errors": errors}
+    correction = {} if noise_std is None else {"noise_std": noise_std}
     found = nnx.merge(graph, params)(
         tokens, mask=mask, last_only=last_only, dropout_key=dropout_key, **correction
     )
     return found if start is None else found + start.logits(tokens, mask, last_only)
 
 
-def loss(graph, errors, start, last_only, params, inputs, targets, input_mask, target_mask, key):
+def loss(graph, noise_std, start, last_only, params, inputs, targets, input_mask, target_mask, key):
     """Mean cross-entropy over one user's targets; zero for a user without any."""
-    found = logits(graph, errors, start, params, inputs, input_mask, last_only, key)
+    found = logits(graph, noise_std, start, params, inputs, input_mask, last_only, key)
     if last_only:
         targets, target_mask = targets[-1:], target_mask[-1:]
     log_probs = jax.nn.log_softmax(found.astype(jnp.float32))
@@ -50,12 +50,12 @@ def loss(graph, errors, start, last_only, params, inputs, targets, input_mask, t
     return -jnp.where(target_mask, picked, 0).sum() / jnp.maximum(target_mask.sum(), 1)
 
 
-def scorer(graph, errors, start):
+def scorer(graph, noise_std, start):
     """A function of parameters, tokens (B, L) and mask to the scores (B, M) of all items."""
 
     @jax.jit
     def score(params, tokens, mask):
-        last = logits(graph, errors, start, params, tokens, mask, True)[:, 0]
+        last = logits(graph, noise_std, start, params, tokens, mask, True)[:, 0]
         return last if start is None else start.widen(last)
 
     return score
@@ -66,19 +66,19 @@ def start_scorer(start: Start):
     return jax.jit(lambda tokens, mask: start.widen(start.logits(tokens, mask, True)[:, 0]))
 
 
-def save(workdir: Path, params, errors, start: Start | None, known: Histories, num_tokens: int):
+def save(workdir: Path, params, noise_std, start: Start | None, known: Histories, num_tokens: int):
     """Saves all that recommending needs: nobody who has the folder needs the users' histories.
 
     Args:
       workdir: The run's folder.
-      params, errors: Of the private model.
+      params, noise_std: Of the private model.
       start: What it starts from, if anything.
       known: Histories over the catalogue, whose ids are saved.
       num_tokens: How many items the model knows.
     """
     ids = np.arange(known.num_items) if known.item_ids is None else known.item_ids
     storage.write_json(workdir / CATALOGUE, {"item_ids": ids.tolist(), "num_tokens": num_tokens})
-    models.save(workdir, params, errors, **_saved(start))
+    models.save(workdir, params, noise_std, **_saved(start))
 
 
 def load(config, workdir: Path) -> "PrivateRecommender":
@@ -89,10 +89,10 @@ def load(config, workdir: Path) -> "PrivateRecommender":
         start = template(num_tokens, len(item_ids), config.model.dim)
     model = models.build(config, num_tokens, config.data.max_length, config.seed)
     graph, params = nnx.split(model)
-    params, errors, *saved = models.load(config, workdir, params, num_tokens, **_saved(start))
+    params, noise_std, *saved = models.load(config, workdir, params, num_tokens, **_saved(start))
     if start is not None:
         start = Start(**saved[0])
-    return PrivateRecommender(graph, params, errors, start, item_ids, config.data.max_length)
+    return PrivateRecommender(graph, params, noise_std, start, item_ids, config.data.max_length)
 
 
 class PrivateRecommender:
@@ -106,14 +106,14 @@ class PrivateRecommender:
         self,
         graph,
         params,
-        errors: ParameterNoise | None,
+        noise_std: ParameterNoise | None,
         start: Start | None,
         item_ids: list,
         max_length: int,
     ):
         self.item_ids = item_ids
         self._numbers = {item: number for number, item in enumerate(item_ids)}
-        self._score = functools.partial(scorer(graph, errors, start), params)
+        self._score = functools.partial(scorer(graph, noise_std, start), params)
         self._start, self._max_length = start, max_length
 
     def recommend(self, history: Iterable, k: int = 10, *, exclude_seen: bool) -> list:

@@ -151,11 +151,11 @@ def _private_model(
         prior=prior,
         correction_key=repetition.noise.token_probabilities if corrected else None,
     )
-    score = next_item.scorer(model.graph, calibrated.errors, model.start)
+    score = next_item.scorer(model.graph, calibrated.noise, model.start)
     measured = functools.partial(_evaluate_model, config, tokenized, score)
     last_only = config.train.loss == "last"
     trained = training.train(
-        functools.partial(next_item.loss, model.graph, calibrated.errors, model.start, last_only),
+        functools.partial(next_item.loss, model.graph, calibrated.noise, model.start, last_only),
         model.params,
         data=tokenized[2:6],
         config=config.train,
@@ -167,7 +167,7 @@ def _private_model(
     )
     if not repetition.number:
         kept = (model.start, repetition.prepared.train, tokenized.records.num_items)
-        next_item.save(repetition.workdir, trained, calibrated.errors, *kept)
+        next_item.save(repetition.workdir, trained, calibrated.noise, *kept)
     return Row(name, measured(trained), calibrated.guarantee, calibrated.alone)
 
 

@@ -146,8 +146,8 @@ def program(name, monkeypatch, begun, noise_seed=987654321):
 
     def inject(shift, gone):
         if corpus is not None:
-            train = type(corpus.train)(corpus.train.tokens[gone:])
-            test = type(corpus.test)(np.roll(corpus.test.tokens, shift, axis=0)[: 50 + shift])
+            train = corpus.train.of(corpus.train.tokens[gone:])
+            test = corpus.test.of(np.roll(corpus.test.tokens, shift, axis=0)[: 50 + shift])
             changed = corpus._replace(train=train, test=test)
             monkeypatch.setattr(language_model, "_load", lambda config: changed)
             monkeypatch.setattr(language_model, "_measured", lambda config, corpus: [])

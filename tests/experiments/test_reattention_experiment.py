@@ -104,12 +104,12 @@ def test_budget_is_shared_with_the_token_probabilities():
     settings = {"prior": None, "unit": "window", "assumptions": ()}
     plain = models.calibrate(config, histories, 16, correction_key=None, **settings)
     ours = models.calibrate(config, histories, 16, correction_key=jax.random.key(0), **settings)
-    assert plain.errors is None
+    assert plain.noise is None
     assert ours.privacy.noise_multiplier > plain.privacy.noise_multiplier
     assert ours.guarantee.epsilon <= config.epsilon
-    assert ours.errors.embedding[0] < ours.errors.embedding[60]
+    assert ours.noise.embedding[0] < ours.noise.embedding[60]
     expected = ours.privacy.noise_multiplier / config.train.batch_size
-    assert float(ours.errors.rest) == pytest.approx(expected, rel=1e-5)
+    assert float(ours.noise.rest) == pytest.approx(expected, rel=1e-5)
 
 
 def test_the_literal_form_serves_both_rows():
@@ -117,9 +117,9 @@ def test_the_literal_form_serves_both_rows():
     usual = models.build(config_of("configs/shakespeare.py:tiny"), 65, 16, 0)
     literal = models.build(config, 65, 16, 0)
     tokens = np.arange(16)
-    errors = ParameterNoise(np.full(65, 0.1), 0.01)
+    noise_std = ParameterNoise(np.full(65, 0.1), 0.01)
     np.testing.assert_allclose(literal(tokens), usual(tokens), atol=1e-5)
-    difference = literal(tokens, errors=errors) - usual(tokens, errors=errors)
+    difference = literal(tokens, noise_std=noise_std) - usual(tokens, noise_std=noise_std)
     assert np.abs(difference).max() > 1e-5
 
 

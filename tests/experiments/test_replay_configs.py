@@ -132,8 +132,7 @@ def text(source, changes, monkeypatch, saved):
     corpus = language_model._load(config)
 
     def inject(rows):
-        kind = type(corpus.train)
-        changed = corpus._replace(train=kind(np.stack(rows)))
+        changed = corpus._replace(train=corpus.train.of(np.stack(rows)))
         monkeypatch.setattr(language_model, "_load", lambda config: changed)
 
     return program(config, source, inject, saved), list(corpus.train.tokens[:120])

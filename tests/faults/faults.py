@@ -502,14 +502,14 @@ FAULTS = (
     ),
     Fault(
         "the exact shares of tokens correct the attention",
-        "dpx/reattention/errors.py",
+        "dpx/reattention/noise_std.py",
         "np.clip(noisy.counts / num_records, 0, 1)",
         "np.clip(popularity.count(histories) / num_records, 0, 1)",
         REMOVED.format("token probabilities"),
     ),
     Fault(
         "token probabilities are divided by the private number of records",
-        "dpx/reattention/errors.py",
+        "dpx/reattention/noise_std.py",
         'num_records = _watch.public(len(histories.items), "the number of records")',
         "num_records = len(histories.items)",
         REMOVED.format("token probabilities"),
@@ -793,7 +793,7 @@ FAULTS = (
         "experiments/dp_transformer/language_model.py",
         "    corpus = _load(config)\n    train = corpus.train\n",
         "    corpus = _load(config)\n"
-        "    train = type(corpus.train)(np.concatenate([corpus.train.tokens, corpus.test.tokens]))\n",
+        "    train = corpus.train.of(np.concatenate([corpus.train.tokens, corpus.test.tokens]))\n",
         LEDGER.format("text"),
     ),
     Fault(

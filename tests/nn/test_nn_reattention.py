@@ -35,7 +35,7 @@ def build(num_heads=1, num_blocks=3, std=None, seed=0, **settings):
     return model
 
 
-def errors(scale=1.0):
+def noise_of(scale=1.0):
     embedding, rest = (
         scale * reattention.effective_noise_std(1.0, 500, p) for p in (PROBABILITIES, None)
     )
@@ -93,7 +93,7 @@ def in_forward_pass(model, tokens, noise):
 
     for block in model.blocks:
         block.attention = spying
-    model(tokens, errors=noise)
+    model(tokens, noise_std=noise)
     return found
 
 
@@ -102,8 +102,8 @@ def in_forward_pass(model, tokens, noise):
 def test_key_variances_are_close_to_the_elementwise_ones(num_heads, scale, std):
     """The average over a key's coordinates; within 4 % at the first block, 14 and 24 % behind MLPs."""
     model = build(num_heads, std=std)
-    exact = jax.jit(elementwise)(model, TOKENS, errors(scale))
-    fast = in_forward_pass(model, TOKENS, errors(scale))
+    exact = jax.jit(elementwise)(model, TOKENS, noise_of(scale))
+    fast = in_forward_pass(model, TOKENS, noise_of(scale))
     for depth, (a, b) in enumerate(zip(exact, fast, strict=True)):
         average = np.asarray(a.mean((-3, -1)))
         ratio = np.asarray(b[..., 0, :, 0]) / average
@@ -113,7 +113,7 @@ def test_key_variances_are_close_to_the_elementwise_ones(num_heads, scale, std):
 
 def test_key_variance_is_that_of_noisy_parameters():
     """Monte Carlo, to the first block's keys: fresh noise in every parameter in front of them."""
-    model, noise = build(num_blocks=1), errors(0.3)
+    model, noise = build(num_blocks=1), noise_of(0.3)
     tokens = jnp.asarray(TOKENS[0])
 
     @jax.jit
@@ -146,29 +146,31 @@ def test_key_variance_is_that_of_noisy_parameters():
     np.testing.assert_allclose(found, expected, rtol=0.1)
 
 
-def test_no_errors_no_correction():
+def test_no_noise_no_correction():
     model = build()
     none = ParameterNoise(jnp.zeros(VOCAB), 0.0)
-    np.testing.assert_allclose(model(TOKENS, errors=none), model(TOKENS), atol=1e-5)
+    np.testing.assert_allclose(model(TOKENS, noise_std=none), model(TOKENS), atol=1e-5)
     literal = build(attention=functools.partial(reattention.attend, renormalize=False))
-    np.testing.assert_allclose(literal(TOKENS, errors=none), model(TOKENS), atol=1e-5)
-    assert np.abs(model(TOKENS, errors=errors()) - model(TOKENS)).max() > 1e-4
+    np.testing.assert_allclose(literal(TOKENS, noise_std=none), model(TOKENS), atol=1e-5)
+    assert np.abs(model(TOKENS, noise_std=noise_of()) - model(TOKENS)).max() > 1e-4
 
 
-def test_causal_last_only_and_padding_hold_with_errors():
+def test_causal_last_only_and_padding_hold_with_noise():
     model = build()
-    out = model(TOKENS, errors=errors())
+    out = model(TOKENS, noise_std=noise_of())
     np.testing.assert_allclose(
-        model(TOKENS, last_only=True, errors=errors()), out[:, -1:], atol=1e-5
+        model(TOKENS, last_only=True, noise_std=noise_of()), out[:, -1:], atol=1e-5
     )
     changed = TOKENS.copy()
     changed[:, 6] = 39
-    np.testing.assert_allclose(model(changed, errors=errors())[:, :6], out[:, :6], atol=1e-5)
+    np.testing.assert_allclose(model(changed, noise_std=noise_of())[:, :6], out[:, :6], atol=1e-5)
     mask = np.arange(LENGTH) >= 3
     changed = np.where(mask, TOKENS, 39)
-    masked = [model(t, mask=jnp.asarray(mask), errors=errors())[:, 3:] for t in (TOKENS, changed)]
+    masked = [
+        model(t, mask=jnp.asarray(mask), noise_std=noise_of())[:, 3:] for t in (TOKENS, changed)
+    ]
     np.testing.assert_allclose(*masked, atol=1e-5)
-    dropped = build(dropout=0.5)(TOKENS, dropout_key=jax.random.key(0), errors=errors())
+    dropped = build(dropout=0.5)(TOKENS, dropout_key=jax.random.key(0), noise_std=noise_of())
     assert np.isfinite(dropped).all()
 
 
@@ -176,7 +178,7 @@ def test_unseen_tokens_are_safe():
     huge = ParameterNoise(jnp.full(VOCAB, 1e15).at[:5].set(1e-3), 1e-3)
 
     def loss(params):
-        logits = nnx.merge(graph, params)(TOKENS, errors=huge)
+        logits = nnx.merge(graph, params)(TOKENS, noise_std=huge)
         return jax.nn.log_softmax(logits)[..., 0].mean()
 
     graph, params = nnx.split(build(num_blocks=2, dim=8))
@@ -191,12 +193,12 @@ def test_clipping_is_exact_and_treats_the_variance_as_a_constant(last_only, caps
 
     def loss(noise, params, tokens, targets, key):
         model = nnx.merge(graph, params)
-        logits = model(tokens, last_only=last_only, dropout_key=key, errors=noise)
+        logits = model(tokens, last_only=last_only, dropout_key=key, noise_std=noise)
         picked = jnp.take_along_axis(jax.nn.log_softmax(logits), targets[-len(logits) :, None], 1)
         return -picked.mean()
 
     batch = (jnp.asarray(TOKENS), jnp.asarray(TOKENS[::-1]), jax.random.split(jax.random.key(0), 8))
-    noisy, plain = (functools.partial(loss, noise) for noise in (errors(), None))
+    noisy, plain = (functools.partial(loss, noise) for noise in (noise_of(), None))
     auto, slow = (
         jax.jit(dpx.clipped_grad(noisy, l2_clip_norm=0.3, method=method))(params, *batch)
         for method in ("auto", "vmap")
@@ -213,7 +215,7 @@ def test_clipping_is_exact_and_treats_the_variance_as_a_constant(last_only, caps
 def test_gradients_take_the_path_of_the_means():
     """The gradient is that of a model whose attention gets the same correction as a constant."""
     model = build(num_blocks=2)
-    variances = in_forward_pass(build(num_blocks=2), TOKENS, errors())
+    variances = in_forward_pass(build(num_blocks=2), TOKENS, noise_of())
 
     def loss(params, constant):
         given = iter(variances)
@@ -224,7 +226,7 @@ def test_gradients_take_the_path_of_the_means():
         model = nnx.merge(graph, params)
         for block in model.blocks:
             block.attention = attend
-        return jnp.square(model(TOKENS, errors=errors())).mean()
+        return jnp.square(model(TOKENS, noise_std=noise_of())).mean()
 
     graph, params = nnx.split(model)
     gradient = jax.jit(jax.grad(loss), static_argnums=1)
@@ -232,6 +234,6 @@ def test_gradients_take_the_path_of_the_means():
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=1e-6), found, expected)
 
 
-def test_bad_errors_are_named():
-    with pytest.raises(ValueError, match=r"errors\.embedding"):
-        build()(TOKENS, errors=ParameterNoise(jnp.ones(VOCAB - 1), 0.1))
+def test_a_bad_noise_std_is_named():
+    with pytest.raises(ValueError, match=r"noise_std\.embedding"):
+        build()(TOKENS, noise_std=ParameterNoise(jnp.ones(VOCAB - 1), 0.1))

@@ -11,7 +11,7 @@ from dpx.recommend import popularity
 
 
 class ParameterNoise(NamedTuple):
-    """Effective errors, as standard deviations: of the rows of the embedding (M,), of everything else."""
+    """Standard deviations of the noise in each row of the embedding (M,), and in every other parameter."""
 
     embedding: jax.Array
     rest: float | jax.Array
@@ -86,7 +86,7 @@ def token_probabilities(
     post-processing. Records with more distinct tokens count less at each: by √(max_tokens/n).
 
     Args:
-      key: Of the noise.
+      key: Random key for the noise.
       histories: N records of tokens.
       epsilon, delta: The budget, to be charged to the ledger of the training run.
       max_tokens: Distinct tokens with which a record counts in full.

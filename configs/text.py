@@ -1,0 +1,90 @@
+"""Your own text, character by character: a transformer that starts from a DP n-gram model, beside DP n-grams.
+
+    python -m experiments.run --config=configs/text.py --workdir=runs/text --config.data.path=notes.txt
+    python -m experiments.run --config=configs/text.py --workdir=runs/reviews \\
+        --config.data.path=reviews.csv --config.data.column=review --config.data.user=author
+
+The path is a .txt, .csv, .tsv or .jsonl file (a table needs data.column), or a folder of .txt files. One
+record is a line, a document (a file, or a row of a table) or a window of data.length characters; with
+data.user it is all that one author wrote. What is longer than data.length characters is cut. The alphabet is
+"ascii", "bytes" or the characters themselves; others are refused, replaced by one stand-in, or dropped.
+"""
+
+from ml_collections import ConfigDict, config_dict
+
+from configs.common import parse_arg, reattention
+
+
+def get_config(arg: str = "") -> ConfigDict:
+    _, tiny = parse_arg(arg)
+    config = ConfigDict(
+        {
+            "experiment": "dp_transformer.language_model",
+            "epsilon": 8.0,
+            "delta": 1e-5,
+            "seed": 0,
+            "noise_seed": config_dict.placeholder(int),
+            "data": {
+                "kind": "text",
+                "path": config_dict.placeholder(str),
+                "column": config_dict.placeholder(str),  # of a table: the text
+                "user": config_dict.placeholder(str),  # of a table: the author
+                "record": "line",  # or "document" or "window"
+                "alphabet": "ascii",  # or "bytes", or the characters themselves
+                "outside": "replace",  # or "refuse" or "drop"
+                "length": 64,
+                "held_out": 0.1,
+                "split_seed": 0,
+                "limit": 0,
+                "generated": 0,  # characters of a text that nobody wrote, instead of a file
+            },
+            "model": {
+                "kind": "transformer",
+                "dim": 64,
+                "num_heads": 4,
+                "num_blocks": 2,
+                "tied": True,
+                "dropout": 0.0,
+            },
+            "reattention": reattention(max_tokens=24),
+            "train": {
+                "steps": 150,
+                "batch_size": 512,
+                "microbatch_size": 64,
+                "learning_rate": 3e-3,
+                "warmup": 0.1,
+                "weight_decay": 1e-5,
+                "l2_clip_norm": 1.0,
+                "normalize": True,
+                "accountant": "pld",
+                "log_every": 25,
+                "checkpoint_every": 50,
+            },
+            "non_private": {"steps": 0},
+            "prior": {"order": 3, "budget_fraction": 0.8},
+            "ngrams": (1, 2, 3),
+            "train_loss": False,
+        }
+    )
+    if tiny:
+        config.update(
+            {
+                "data": {"length": 16, "generated": 12000},
+                "model": {"dim": 16, "num_heads": 2, "num_blocks": 1},
+                "train": {
+                    "steps": 4,
+                    "batch_size": 32,
+                    "microbatch_size": 32,
+                    "log_every": 2,
+                    "checkpoint_every": 2,
+                },
+                "ngrams": (1, 2),
+                "prior": {"order": 2},
+            }
+        )
+    return config
+
+
+def sweep(arg: str = "") -> dict[str, list]:
+    parse_arg(arg)
+    return {"epsilon": [5.0, 8.0, 10.0], "seed": [0]}

@@ -1,0 +1,228 @@
+"""Own texts as records of characters: lines, documents, windows, or all that one author wrote.
+
+Nothing here is learned from the texts: the alphabet, what becomes of characters outside it, and the longest
+record are given. Records are read in the order of the file.
+"""
+
+import csv
+import dataclasses
+import json
+import string
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+
+from dpx.data import files
+
+RECORDS = ("line", "document", "window")
+OUTSIDE = ("refuse", "replace", "drop")
+_SUFFIXES = (".txt", ".csv", ".tsv", ".jsonl")
+_REPLACEMENT = "\ufffd"
+
+
+@dataclasses.dataclass(frozen=True)
+class Texts:
+    """Records as tokens: (n, L) int32, each followed by `end` up to the width; windows have no end."""
+
+    tokens: np.ndarray
+    end: int | None
+
+    def __len__(self) -> int:
+        return len(self.tokens)
+
+    def of(self, tokens: np.ndarray) -> "Texts":
+        """Other records over the same alphabet."""
+        return Texts(tokens, self.end)
+
+    @property
+    def mask(self) -> np.ndarray:
+        """(n, L) bool: what a model predicts, which is a record's characters and the first end."""
+        if self.end is None:
+            return np.ones(self.tokens.shape, bool)
+        is_end = self.tokens == self.end
+        return np.cumsum(is_end, axis=1) - is_end == 0
+
+
+@dataclasses.dataclass(frozen=True)
+class Alphabet:
+    """The characters that a model knows, and what becomes of others: a public choice.
+
+    Attributes:
+      characters: Each a token, in this order; None for the 256 bytes of UTF-8.
+      outside: "refuse" raises for other characters, "replace" makes them the last token, which is shown as
+        U+FFFD, and "drop" leaves them out.
+    """
+
+    characters: str | None
+    outside: str = "refuse"
+
+    def __post_init__(self):
+        if self.outside not in OUTSIDE:
+            raise ValueError(f"outside={self.outside!r} must be one of {OUTSIDE}: choose one")
+        if self.characters is not None and len(set(self.characters)) != len(self.characters):
+            raise ValueError("alphabet must name each character once: remove the repeated ones")
+        if self.characters == "":
+            raise ValueError("alphabet='' must hold at least one character: give some")
+
+    @property
+    def size(self) -> int:
+        """How many tokens a text is made of."""
+        if self.characters is None:
+            return 256
+        return len(self.characters) + (self.outside == "replace")
+
+    def encode(self, text: str, place: str = "text") -> np.ndarray:
+        """(n,) int32 tokens; raises ValueError at `place` where `outside` is "refuse"."""
+        if self.characters is None:
+            return np.frombuffer(text.encode(), np.uint8).astype(np.int32)
+        index = {character: token for token, character in enumerate(self.characters)}
+        if self.outside == "refuse":
+            for column, character in enumerate(text, start=1):
+                if character not in index:
+                    raise ValueError(
+                        f"{place}, character {column} is {character!r}, outside the alphabet: add it to "
+                        "config.data.alphabet, or set config.data.outside=replace or drop"
+                    )
+        if self.outside == "drop":
+            return np.array([index[c] for c in text if c in index], np.int32)
+        return np.array([index.get(c, len(index)) for c in text], np.int32)
+
+    def decode(self, tokens: np.ndarray) -> str:
+        """The text of tokens without an end."""
+        if self.characters is None:
+            return bytes(np.asarray(tokens, np.uint8)).decode(errors="replace")
+        return "".join((self.characters + _REPLACEMENT)[t] for t in tokens)
+
+
+def alphabet(name: str, outside: str = "refuse") -> Alphabet:
+    """The alphabet of that name, or of these characters.
+
+    "bytes" are those of UTF-8; "ascii" is letters, digits, punctuation, space and newline.
+    """
+    if name == "bytes":
+        return Alphabet(None, outside)
+    if name == "ascii":
+        name = "\n " + string.ascii_letters + string.digits + string.punctuation
+    return Alphabet(name, outside)
+
+
+def load_texts(
+    path: str | Path,
+    *,
+    record: str = "document",
+    column: str | None = None,
+    user: str | None = None,
+) -> Iterator[tuple[str, str]]:
+    """The texts of a file or folder, each with its place for errors.
+
+    Args:
+      path: A .txt, .csv, .tsv or .jsonl file, or a folder of .txt files, which are read by name.
+      record: "line" for each line of a text, otherwise each document: a file, or a row of a table.
+      column: The column that holds the text, of a table.
+      user: A column of authors, whose texts are joined by newlines into one.
+
+    Raises:
+      FileNotFoundError: if there is no such file.
+      ValueError: naming the file, and the line or column, for what cannot be read, or no text at all.
+    """
+    path, authors = Path(path), {}
+    found = 0
+    for place, text, author in _documents(path, column, user):
+        if author is not None:
+            authors.setdefault(author, (place, []))[1].append(text)
+            continue
+        parts = text.splitlines() if record == "line" else [text]
+        for number, part in enumerate(parts, start=1):
+            if part.strip():
+                found += 1
+                one = place if record != "line" else f"{place}: line {number}"
+                yield one, part
+    for place, texts in authors.values():
+        found += 1
+        yield place, "\n".join(texts)
+    if not found:
+        raise ValueError(f"{path} holds no text: check --config.data.path")
+
+
+def _documents(path: Path, column: str | None, user: str | None):
+    """(place, text, author or None) of each document."""
+    if path.is_dir():
+        for file in sorted(path.glob("**/*.txt")):
+            yield from _documents(file, column, user)
+        return
+    path, kind = files.existing(path), path.suffix.lower()
+    if kind not in _SUFFIXES:
+        raise ValueError(f"{path}: must be a folder or one of {', '.join(_SUFFIXES)}: rename it")
+    content = files.read_text(path, "utf-8-sig")
+    if kind == ".txt":
+        if column is not None or user is not None:
+            raise ValueError(
+                f"{path}: a .txt file has no columns: leave out config.data.column and config.data.user"
+            )
+        yield str(path), content, None
+        return
+    if column is None:
+        raise ValueError(f"{path}: say which column holds the text: --config.data.column=NAME")
+    for number, row in _rows(path, kind, content):
+        place = f"{path}: line {number}"
+        for name in (column, *([] if user is None else [user])):
+            if row.get(name) is None:
+                known = ", ".join(str(key) for key in row)
+                raise ValueError(f"{place} has no column {name!r}: it has {known}")
+        yield place, str(row[column]), None if user is None else str(row[user])
+
+
+def _rows(path: Path, kind: str, content: str):
+    if kind != ".jsonl":
+        reader = csv.DictReader(
+            content.splitlines(keepends=True), delimiter="\t" if kind == ".tsv" else ","
+        )
+        try:
+            for row in reader:
+                yield reader.line_num, row
+        except csv.Error as error:
+            raise ValueError(f"{path}: line {reader.line_num} is malformed ({error})") from None
+        return
+    for number, line in enumerate(content.split("\n"), start=1):
+        if line.strip():
+            try:
+                yield number, dict(json.loads(line).items())
+            except (ValueError, AttributeError):
+                raise ValueError(
+                    f"{path}: line {number} is no JSON object: write one object a line"
+                ) from None
+
+
+def encode(texts, known: Alphabet, max_length: int) -> Texts:
+    """(n, max_length + 1): records of (place, text) pairs, cut to `max_length` tokens, then their ends."""
+    end = known.size
+    rows = []
+    for place, text in texts:
+        row = np.full(max_length + 1, end, np.int32)
+        ids = known.encode(text, place)[:max_length]
+        row[: len(ids)] = ids
+        rows.append(row)
+    return Texts(np.stack(rows), end)
+
+
+def encode_windows(texts, known: Alphabet, length: int) -> Texts:
+    """(n, length): each text is cut into windows of `length` characters; the rest at its end is dropped.
+
+    Raises:
+      ValueError: if no text is as long as a window.
+    """
+    parts = [known.encode(text, place) for place, text in texts]
+    parts = [ids[: len(ids) // length * length].reshape(-1, length) for ids in parts]
+    tokens = np.concatenate(parts)
+    if not len(tokens):
+        raise ValueError(f"length={length} must be at most the text's: use shorter windows")
+    return Texts(tokens, None)
+
+
+def split(texts: Texts, held_out: int, *, seed: int) -> tuple[Texts, Texts]:
+    """A fixed random split, set by the number of records, into those to train on and `held_out` others."""
+    if not 0 < held_out < len(texts):
+        raise ValueError(f"held_out={held_out} must be between 1 and {len(texts) - 1}")
+    order = np.random.default_rng(seed).permutation(len(texts))
+    return texts.of(texts.tokens[order[held_out:]]), texts.of(texts.tokens[order[:held_out]])
