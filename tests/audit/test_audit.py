@@ -163,6 +163,7 @@ def test_bounds_of_sampled_steps_reach_four_fifths_and_see_too_little_noise(epsi
         assert step.independence > 1e-3
 
 
+@pytest.mark.slow
 def test_bounds_of_sampled_steps_hold_at_the_stated_rate():
     q, noise, steps, audits = 0.5, 1.5, 3, 60
     wrong = {"curve": 0, "step": 0}

@@ -312,6 +312,7 @@ def test_sum_feeds_correlated_noise_of_jax_privacy():
 ACTIVATIONS = {"tanh": jnp.tanh, "relu": jax.nn.relu, "square": jnp.square, "none": lambda x: x}
 
 
+@pytest.mark.slow
 @hypothesis.settings(max_examples=12, deadline=None, derandomize=True)
 @hypothesis.given(
     layers=st.lists(

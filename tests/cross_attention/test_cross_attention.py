@@ -67,6 +67,7 @@ def test_keys_as_models_produce_them():
     assert "2 heads" in noisy.guarantee.mechanism
 
 
+@pytest.mark.slow
 def test_random_features_approach_attention_in_many_dimensions():
     K, V, Q = ball((2000, 64), 2.0, 0), ball((2000, 2), 1.0, 1), ball((40, 64), 2.0, 2)
     exact = dpx.attention.dot_product_attention(Q, K, V)

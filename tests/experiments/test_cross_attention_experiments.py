@@ -16,6 +16,7 @@ MODULES = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("variant", ["size", "diamonds"])
 def test_tiny_runs_report_errors_and_guarantees(variant, tmp_path):
     config = config_file.get_config(f"{variant},tiny")

@@ -46,6 +46,7 @@ def test_windows_do_not_overlap_and_cover_the_text(tmp_path):
         shakespeare.split_windows(windows, len(windows))
 
 
+@pytest.mark.slow
 def test_language_model_has_both_rows_at_one_budget_and_loads(tmp_path):
     record = execute("configs/shakespeare.py:tiny", tmp_path / "run")
     rows = {name.split("/")[0] for name in record.metrics}
@@ -74,6 +75,7 @@ def test_recommender_adds_a_row_and_trains_recurrent_baselines(tmp_path):
     assert {"dp_gru/ndcg@10", "gru/ndcg@10"} <= record.metrics.keys()
 
 
+@pytest.mark.slow
 def test_distraction_is_measured_and_drawn(tmp_path):
     record = execute("configs/reattention.py:tiny", tmp_path / "run")
     metrics = record.metrics

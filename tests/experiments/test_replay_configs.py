@@ -156,10 +156,8 @@ TEXTS = {
 }
 
 
-@pytest.mark.parametrize(
-    "name",
-    ["quickstart", *(pytest.param(n, marks=pytest.mark.slow) for n in list(TEXTS)[1:])],
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("name", TEXTS)
 def test_texts(name, monkeypatch, saved):
     whole, rows = text(*TEXTS[name], monkeypatch, saved)
     train_metrics = {"result/metrics/*/train_*": "computed on training records, and said to be"}
@@ -313,6 +311,7 @@ def test_diamonds(monkeypatch):
     assert check(whole, rows, neighbours, exact) > 0.3
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "variant",
     [

@@ -247,6 +247,7 @@ def test_audit_of_additive_noise(max_column_change):
     assert 0.6 < bench_gram.audit_noise(max_column_change, 1_000_000).epsilon < 1.0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("eta", [pytest.param(30.0, marks=SLOW), 300.0])
 def test_audit_of_sampling(eta):
     assert 0.6 < bench_gram.audit_sampling(eta, 1_000_000).epsilon < 1.0

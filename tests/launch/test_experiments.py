@@ -279,6 +279,7 @@ def test_every_guarantee_of_a_recommender_names_the_filter(
         assert (recommender_data.K_CORE in spent.assumptions) == (min_count != 0)
 
 
+@pytest.mark.slow
 def test_noise_seed_weakens_the_wording_and_reproduces(tmp_path):
     outcomes = [
         execute("configs/recommender.py:synthetic,tiny", tmp_path / name, noise_seed=3, num_seeds=1)
@@ -341,6 +342,7 @@ def wait_for(condition, process, seconds=300):
         time.sleep(0.02)
 
 
+@pytest.mark.slow
 def test_a_run_killed_at_a_checkpoint_resumes_to_the_same_result(tmp_path):
     settings = (
         "--config=configs/quickstart.py:tiny",
@@ -374,6 +376,7 @@ def rows(path):
         ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "values",
     [
@@ -423,6 +426,7 @@ def test_a_failing_point_does_not_stop_the_others(tmp_path, monkeypatch, capsys)
     assert len(records.read_all(tmp_path)) == 1
 
 
+@pytest.mark.slow
 def test_a_model_without_a_prior_is_saved_and_loaded(tmp_path):
     changes = {"prior": {"budget_fraction": 0.0}, "ngrams": (1,), "non_private": {"steps": 0}}
     record = execute("configs/quickstart.py:tiny", tmp_path / "run", **changes)
@@ -447,6 +451,7 @@ def test_every_swept_key_exists(path):
         assert {"experiment", "epsilon", "delta", "seed", "noise_seed"} <= set(config)
 
 
+@pytest.mark.slow
 def test_movielens_runs_on_real_histories(tmp_path):
     record = execute(
         "configs/recommender.py:movielens,tiny",
@@ -459,6 +464,7 @@ def test_movielens_runs_on_real_histories(tmp_path):
     assert len(set(recommended) - {1, 2, 3}) == 5
 
 
+@pytest.mark.slow
 def test_amazon_and_movielens_1m_run_from_files(tmp_path):
     lines = [f"{user} {1 + (user + step) % 9}" for user in range(1, 40) for step in range(5)]
     (tmp_path / "games.txt").write_text("\n".join(lines))
@@ -475,6 +481,7 @@ def test_amazon_and_movielens_1m_run_from_files(tmp_path):
     assert set(record.releases) == {"dp_popularity", "dp_transformer"}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "source",
     [

@@ -621,6 +621,7 @@ def test_a_log_cut_off_in_its_last_line_is_read_and_another_is_not(tmp_path):
             storage.read_lines(path)
 
 
+@pytest.mark.slow
 def test_a_checkpoint_of_other_arrays_than_were_written_is_refused(tmp_path, monkeypatch):
     """What TensorStore cannot notice: whole files that hold something else."""
     params = {"w": np.arange(3.0)}

@@ -125,6 +125,7 @@ def test_bounds_of_large_logits_are_those_of_probabilities(logit_bound, relative
         assert np.abs(exact - 1 / 3).max() <= known.uniform + 1e-6
 
 
+@pytest.mark.slow
 def test_entry_error_bounds_hold_at_their_probability():
     n, failure = 6, 0.05
     with jax.enable_x64(True):

@@ -97,6 +97,7 @@ def in_forward_pass(model, tokens, noise):
     return found
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("num_heads", [1, 4])
 @pytest.mark.parametrize(("scale", "std"), [(0.01, None), (0.3, 0.1), (3.0, None)])
 def test_key_variances_are_close_to_the_elementwise_ones(num_heads, scale, std):

@@ -64,6 +64,7 @@ def test_featurize_is_the_formula():
     np.testing.assert_array_equal(features.query, prompts.x[:, -1])
 
 
+@pytest.mark.slow
 def test_streaming_draws_the_same_prompts():
     key = jax.random.key(3)
     settings = {"noise_std": 0.3}

@@ -145,6 +145,7 @@ def test_bounds_are_enforced_on_every_row():
         release(*features)
 
 
+@pytest.mark.slow
 def test_valid_rule():
     """No prompt beyond G or C but one in N, and R contains ridge for any data within C and G."""
     for length, dim, noise_std in ((63, 5, 0.0), (500, 5, 0.0), (31, 31, 0.0), (40, 3, 0.8)):
