@@ -195,6 +195,11 @@ def _encode(value: Any, place: str, arrays: list[bytes]) -> Any:
     if type(value) is dict and all(type(key) in (str, int) for key in value):
         pairs = [[key, _encode(v, f"{place}[{key!r}]", arrays)] for key, v in value.items()]
         return {"dict": pairs}
+    if isinstance(value, nnx.Module):
+        raise ValueError(
+            f"{place} is the Flax module {name}, whose code is not saved: save its arrays, "
+            "trained._replace(params=nnx.state(trained.params)), and nnx.update a new module with them"
+        )
     raise ValueError(
         f"{place} is of type {name}, which cannot be saved: use numbers, arrays, and dicts, lists, tuples or "
         "NamedTuples of them"

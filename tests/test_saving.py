@@ -9,6 +9,7 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 import pytest
 from cross_attention_memory import BOX, BUDGET, KEY, memory
 from flax import nnx
@@ -153,6 +154,27 @@ def test_what_is_loaded_is_what_was_saved(name, releases, tmp_path):
 class Layer(NamedTuple):
     kernel: jax.Array
     bias: np.ndarray
+
+
+def test_a_trained_model_keeps_its_arrays_and_guarantee_and_not_its_losses(tmp_path):
+    def loss(model, x, y):
+        return jnp.square(model(x) - y).sum()
+
+    trained = dpx.training.fit(
+        loss, nnx.Linear(2, 2, rngs=nnx.Rngs(0)), (K, V), epsilon=1.0, delta=1e-3, batch_size=10,
+        steps=2, optimizer=optax.sgd(0.1), l2_clip_norm=1.0, key=KEY,
+    )  # fmt: skip
+    with pytest.raises(ValueError, match=r"is the Flax module Linear, .* nnx\.state"):
+        dpx.save(trained, tmp_path / "model.dpx")
+    arrays = trained._replace(params=nnx.state(trained.params))
+    dpx.save(arrays, tmp_path / "model.dpx")
+    loaded = dpx.load(tmp_path / "model.dpx")
+    fresh = nnx.Linear(2, 2, rngs=nnx.Rngs(1))
+    nnx.update(fresh, loaded.params)
+    np.testing.assert_array_equal(fresh(K), trained.params(K))
+    assert loaded.guarantee == trained.guarantee
+    assert trained.history
+    assert not loaded.history
 
 
 def test_trees_of_parameters_keep_their_shape_and_types():

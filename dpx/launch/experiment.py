@@ -3,21 +3,18 @@
 validate(config)          raises for what no run could use, before anything is spent
 plan(config)              the privacy parameters of a run (noise multipliers, ε), without running it
 run(config, workdir)      an `Outcome`
-figures(records, folder)  draws finished runs, and returns the paths; optional
+figures(records, folder)  draws finished runs (`launch.records.Record`), returns the paths; optional
 load(config, workdir)     the private model that a finished run left; optional
 """
 
 import dataclasses
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any, Protocol
 
 from ml_collections import ConfigDict
 
 import dpx
-
-if TYPE_CHECKING:
-    from dpx.launch.records import Record
 
 
 @dataclasses.dataclass(frozen=True)
@@ -103,7 +100,7 @@ class Experiment(Protocol):
 
     def run(self, config: ConfigDict, workdir: Path) -> Outcome: ...
 
-    def figures(self, records: "Sequence[Record]", folder: Path) -> list[Path]: ...
+    def figures(self, records: Sequence[Any], folder: Path) -> list[Path]: ...
 
     def load(self, config: ConfigDict, workdir: Path) -> Any: ...
 

@@ -22,7 +22,7 @@ class Trained(NamedTuple):
     """What `fit` returns.
 
     Attributes:
-      params: The trained parameters, of the type that `fit` was given. They are private: share them.
+      params: The trained parameters, of the type that `fit` was given, which may be shared.
       guarantee: Of `params`.
       history: A `dpx.training.Record` for each step that was reported: step, loss, ε spent, evaluation. Its
         losses and evaluations are computed on private data and are not covered by the guarantee.
