@@ -164,7 +164,7 @@ def test_a_trained_model_keeps_its_arrays_and_guarantee_and_not_its_losses(tmp_p
         loss, nnx.Linear(2, 2, rngs=nnx.Rngs(0)), (K, V), epsilon=1.0, delta=1e-3, batch_size=10,
         steps=2, optimizer=optax.sgd(0.1), l2_clip_norm=1.0, key=KEY,
     )  # fmt: skip
-    with pytest.raises(ValueError, match=r"is the Flax module Linear, .* nnx\.state"):
+    with pytest.raises(ValueError, match="is the Flax module Linear, whose code is not saved"):
         dpx.save(trained, tmp_path / "model.dpx")
     arrays = trained._replace(params=nnx.state(trained.params))
     dpx.save(arrays, tmp_path / "model.dpx")
