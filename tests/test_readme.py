@@ -89,9 +89,13 @@ def check_command(line: str) -> str | None:
         return None
     launched = verb or module.removeprefix("experiments.")
     source = ROOT / ("dpx/launch" if "." not in launched else "experiments")
-    source = source / f"{launched.replace('.', '/')}.py"
+    file = {"sample": "query", "recommend": "query"}.get(launched, launched.replace(".", "/"))
+    source = source / f"{file}.py"
     assert source.exists(), f"{launched} is no command"
-    flags = set(_DEFINED_FLAG.findall(source.read_text(encoding="utf-8")))
+    texts = [source.read_text(encoding="utf-8")]
+    if launched == "run":
+        texts.append((ROOT / "dpx/launch/cli.py").read_text(encoding="utf-8"))
+    flags = {name for text in texts for name in _DEFINED_FLAG.findall(text)}
     values = {}
     for argument in arguments:
         name, _, value = argument.removeprefix("--").partition("=")

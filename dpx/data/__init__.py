@@ -11,10 +11,10 @@ from dpx.data.histories import (
     left_pad,
 )
 from dpx.data.movielens import load_movielens_1m, load_movielens_small
-from dpx.data.surnames import load_surnames, split_names
+from dpx.data.surnames import load_surnames
 from dpx.data.synthetic import synthetic_histories
 from dpx.data.tables import load_table
-from dpx.data.text import Alphabet, Texts, load_texts
+from dpx.data.text import Alphabet, Texts, load_texts, split
 
 __all__ = [
     "Alphabet",
@@ -32,6 +32,6 @@ __all__ = [
     "load_surnames",
     "load_table",
     "load_texts",
-    "split_names",
+    "split",
     "synthetic_histories",
 ]

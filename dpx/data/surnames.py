@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 
 from dpx.data import files
-from dpx.data.text import Texts, split
+from dpx.data.text import Texts
 
 ALPHABET = string.ascii_lowercase
 END = len(ALPHABET)  # ends a name, and stands before its first letter
@@ -64,6 +64,3 @@ def decode(tokens: np.ndarray) -> list[str]:
     letters = ALPHABET + "\0"
     kept = np.asarray(tokens)[:, :MAX_LETTERS]
     return ["".join(letters[t] for t in row).split("\0")[0] for row in kept]
-
-
-split_names = split

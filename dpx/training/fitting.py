@@ -124,7 +124,7 @@ def fit(
     if microbatch_size is not None:
         microbatch_size = _validate.check_integer(microbatch_size, "microbatch_size")
     tenth = max(1, steps // 10)
-    every = {
+    every: dict[str, Any] = {
         name: _validate.check_integer(tenth if value is None else value, name)
         for name, value in (
             ("evaluate_every", evaluate_every),

@@ -39,6 +39,7 @@ def train(
     label: str,
     microbatch_size: int | None = None,
     record_key: bool = False,
+    weight_fn: Callable[..., jax.Array] | None = None,
     workdir: Path | None = None,
     evaluate: Callable[[Any], Mapping[str, float]] | None = None,
     evaluate_every: int = 1,
@@ -66,6 +67,8 @@ def train(
       microbatch_size: Examples whose gradients are clipped at a time, to bound memory; None for all.
       record_key: Whether the loss takes a key, for dropout. It depends on the step and on the record's own
         index, not on its place in the sample.
+      weight_fn: (*example) -> weight of one example in the mean loss that is reported, and in nothing else;
+        None for equal weights.
       workdir: Holds metrics.jsonl and the checkpoints; None for neither.
       evaluate: Of the parameters, logged every `evaluate_every` steps; not covered by the guarantee.
       evaluate_every, log_every, checkpoint_every: In steps.
@@ -79,7 +82,8 @@ def train(
     noise_key, dropout_key = jax.random.split(keys.noise)
     noisy = optax.chain(_mean(privacy, batch_size, noise_key, label), optimizer)
     step_fn = jax.jit(
-        functools.partial(_step, loss_fn, noisy, privacy, piece, record_key), donate_argnums=0
+        functools.partial(_step, loss_fn, noisy, privacy, piece, record_key, weight_fn),
+        donate_argnums=0,
     )
     # Steps reuse the memory of the state they are given, which the caller's arrays must survive.
     state = jax.tree.map(jnp.array, (params, noisy.init(_wide(params))))
@@ -135,7 +139,20 @@ def _mean(
     )
 
 
-def _step(loss_fn, optimizer, privacy, piece, record_key, state, data, indices, mask, pieces, key):
+def _step(
+    loss_fn,
+    optimizer,
+    privacy,
+    piece,
+    record_key,
+    weight_fn,
+    state,
+    data,
+    indices,
+    mask,
+    pieces,
+    key,
+):
     """One step on a padded batch; returns the state and the mean loss of the real records in the batch."""
     params, opt_state = state
     if privacy is None:
@@ -152,15 +169,16 @@ def _step(loss_fn, optimizer, privacy, piece, record_key, state, data, indices, 
         # A mask belongs to a record: were it that of a slot, each record would change those after it.
         keys = jax.vmap(functools.partial(jax.random.fold_in, key))(names)
         result = gradient(params, *batch, *([keys] if record_key else []), mask=real)
-        grads, loss = totals
-        return sums.add(grads, result.grads), loss + result.losses.sum()
+        weights = real if weight_fn is None else jnp.where(real, jax.vmap(weight_fn)(*batch), 0)
+        grads, loss, weight = totals
+        return sums.add(grads, result.grads), loss + result.losses.sum(), weight + weights.sum()
 
     # A plain running sum rounds by more than one record's gradient once it is long.
-    totals = (sums.start(_wide(params)), jnp.zeros(()))
-    totals, loss = jax.lax.fori_loop(0, pieces, add_piece, totals)
+    totals = (sums.start(_wide(params)), jnp.zeros(()), jnp.zeros(()))
+    totals, loss, weight = jax.lax.fori_loop(0, pieces, add_piece, totals)
     grads = sums.result(totals)
     updates, opt_state = optimizer.update(grads, opt_state, params)
-    loss = loss / jnp.maximum(mask.sum(), 1)
+    loss = loss / jnp.where(weight > 0, weight, 1)
     return (optax.apply_updates(params, updates), opt_state), loss
 
 

@@ -39,6 +39,7 @@ def train(
     label: str,
     workdir: Path,
     privacy: Privacy | None,
+    weight_fn: Callable[..., jax.Array] | None = None,
     evaluate: Callable[[Any], Mapping[str, float]] | None = None,
 ) -> Any:
     """Runs `dpx.training.loop.train` as a config says, and returns the parameters.
@@ -50,7 +51,7 @@ def train(
       config: `steps`, `batch_size` (expected), `microbatch_size`, `learning_rate`, `warmup` (share of the
         steps), `weight_decay`, `log_every`, `checkpoint_every` (steps), and with `evaluate`
         `evaluate_every` (steps).
-      keys, label, workdir, privacy, evaluate: See there.
+      keys, label, workdir, privacy, weight_fn, evaluate: See there.
     """
     trained, _ = loop.train(
         loss_fn,
@@ -64,6 +65,7 @@ def train(
         label=label,
         microbatch_size=config.microbatch_size,
         record_key=True,
+        weight_fn=weight_fn,
         workdir=workdir,
         evaluate=evaluate,
         evaluate_every=1 if evaluate is None else config.evaluate_every,

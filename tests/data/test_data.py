@@ -18,7 +18,7 @@ from dpx.data import (
     load_movielens_1m,
     load_movielens_small,
     load_surnames,
-    split_names,
+    split,
     surnames,
     synthetic_histories,
 )
@@ -163,13 +163,13 @@ def test_surnames_are_the_census_list():
 
 def test_surnames_split_and_errors(tmp_path):
     encoded = surnames.encode(load_surnames()[:100])
-    train, test = split_names(encoded, 30)
+    train, test = split(encoded, 30, seed=0)
     together = surnames.decode(train.tokens) + surnames.decode(test.tokens)
     assert sorted(together) == sorted(surnames.decode(encoded.tokens))
-    again = split_names(encoded, 30)[1]
+    again = split(encoded, 30, seed=0)[1]
     assert np.array_equal(again.tokens, test.tokens)
     with pytest.raises(ValueError, match="held_out"):
-        split_names(encoded, 100)
+        split(encoded, 100, seed=0)
     path = tmp_path / "names.txt"
     path.write_text("SMITH 1.0\nO'NEIL 0.5\n")
     with pytest.raises(ValueError, match="line 2"):

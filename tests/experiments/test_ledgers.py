@@ -16,6 +16,7 @@ from dpx.launch import (
     records,
     run,
 )
+from experiments.dp_transformer import corpus as corpora
 from experiments.dp_transformer import (
     histories as recommender_data,
 )
@@ -23,6 +24,7 @@ from experiments.dp_transformer import (
     language_model,
     models,
     recommender_rows,
+    text_model,
     training,
 )
 
@@ -62,8 +64,8 @@ def begun(monkeypatch):
 
     monkeypatch.setattr(training, "train", train)
     monkeypatch.setattr(models, "save", lambda *args, **more: None)
-    monkeypatch.setattr(language_model.PrivateText, "evaluate", lambda self, records: 0.0)
-    monkeypatch.setattr(language_model.PrivateText, "sample", lambda self, key, count: [""] * count)
+    monkeypatch.setattr(text_model.PrivateText, "evaluate", lambda self, records: 0.0)
+    monkeypatch.setattr(text_model.PrivateText, "sample", lambda self, key, count: [""] * count)
     monkeypatch.setattr(recommender_rows, "evaluate", lambda *args: {"ndcg@10": 0.0})
     return found
 
@@ -142,14 +144,14 @@ def program(name, monkeypatch, begun, noise_seed=987654321):
     source, changes, _ = RUNS[name]
     config = records.load_config(source)
     config.update_from_flattened_dict({**CHANGES, **changes, "noise_seed": noise_seed})
-    corpus = language_model._load(config) if name == "text" else None
+    corpus = corpora.load(config) if name == "text" else None
 
     def inject(shift, gone):
         if corpus is not None:
             train = corpus.train.of(corpus.train.tokens[gone:])
             test = corpus.test.of(np.roll(corpus.test.tokens, shift, axis=0)[: 50 + shift])
             changed = corpus._replace(train=train, test=test)
-            monkeypatch.setattr(language_model, "_load", lambda config: changed)
+            monkeypatch.setattr(corpora, "load", lambda config: changed)
             monkeypatch.setattr(language_model, "_measured", lambda config, corpus: [])
             return
         items = [np.append(own[:-1], (own[-1] + shift) % 12) for own in users()[gone:]]

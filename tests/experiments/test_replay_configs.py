@@ -19,11 +19,11 @@ from experiments.cross_attention import (
 from experiments.cross_attention import (
     query_error as cross_attention,
 )
+from experiments.dp_transformer import corpus as corpora
 from experiments.dp_transformer import (
     histories as recommender_data,
 )
 from experiments.dp_transformer import (
-    language_model,
     models,
 )
 from experiments.gram import attention_error as gram
@@ -129,11 +129,11 @@ def removed(rows, *indices):
 
 def text(source, changes, monkeypatch, saved):
     config = configured(source, TRAINING | changes)
-    corpus = language_model._load(config)
+    corpus = corpora.load(config)
 
     def inject(rows):
         changed = corpus._replace(train=corpus.train.of(np.stack(rows)))
-        monkeypatch.setattr(language_model, "_load", lambda config: changed)
+        monkeypatch.setattr(corpora, "load", lambda config: changed)
 
     return program(config, source, inject, saved), list(corpus.train.tokens[:120])
 

@@ -770,8 +770,8 @@ FAULTS = (
     Fault(
         "two rows of a text run share their noise",
         "experiments/dp_transformer/language_model.py",
-        "zip(rows, (training_key, second_key), samplings, strict=False)",
-        "zip(rows, (training_key, training_key), samplings, strict=False)",
+        "own_keys = (noise.first_row, noise.second_row)",
+        "own_keys = (noise.first_row, noise.first_row)",
         LEDGER.format("text"),
     ),
     Fault(
@@ -784,16 +784,16 @@ FAULTS = (
     Fault(
         "all n-grams have the same noise",
         "experiments/dp_transformer/language_model.py",
-        "for order, key in zip(config.ngrams, ngram_keys, strict=True):",
-        "for order, key in zip(config.ngrams, [prior_key] * len(ngram_keys), strict=True):",
+        "for order, key in zip(config.ngrams, noise.ngrams, strict=True):",
+        "for order, key in zip(config.ngrams, [noise.prior] * len(noise.ngrams), strict=True):",
         LEDGER.format("text"),
     ),
     Fault(
         "test records are trained on",
         "experiments/dp_transformer/language_model.py",
-        "    corpus = _load(config)\n    train = corpus.train\n",
-        "    corpus = _load(config)\n"
-        "    train = corpus.train.of(np.concatenate([corpus.train.tokens, corpus.test.tokens]))\n",
+        "    train = corpus.train\n    params = training.train(",
+        "    train = corpus.train.of(np.concatenate([corpus.train.tokens, corpus.test.tokens]))\n"
+        "    params = training.train(",
         LEDGER.format("text"),
     ),
     Fault(

@@ -31,11 +31,11 @@ from dpx.recommend import item_gram, popularity
 from dpx.training import (
     keys,
 )
+from experiments.dp_transformer import corpus as corpora
 from experiments.dp_transformer import (
     histories as recommender_data,
 )
 from experiments.dp_transformer import (
-    language_model,
     training,
 )
 
@@ -181,7 +181,7 @@ def test_a_killed_run_does_not_resume_on_other_data(tmp_path, monkeypatch, sourc
         (tmp_path / "data.txt").write_text("\n".join(lines))
         # As another process would read it.
         recommender_data._loaded.cache_clear()
-        language_model._names.cache_clear()
+        corpora._names.cache_clear()
 
     def kill(*args, **kwargs):
         raise KeyboardInterrupt
@@ -213,7 +213,8 @@ def test_keys_that_cannot_be_deleted_are_reported_and_the_result_stands(tmp_path
     run.prepare(config, source, tmp_path)
     keys.open_keys(config, tmp_path)
     storage.write_json(
-        tmp_path / "result.json", {"metrics": {"a": 1.0}, "privacy": {}, "wall_seconds": 0.0}
+        tmp_path / "result.json",
+        {"metrics": {"a": 1.0}, "measures": [], "privacy": {}, "wall_seconds": 0.0},
     )
 
     def fail(path):

@@ -24,6 +24,7 @@ from dpx.recommend import popularity
 from dpx.training import (
     keys,
 )
+from experiments.dp_transformer import corpus as corpora
 from experiments.dp_transformer import (
     language_model,
     recommender,
@@ -89,7 +90,7 @@ def test_a_seeded_run_does_not_resume_on_other_data(tmp_path, monkeypatch):
         rng = np.random.default_rng(number)
         words = ("".join(rng.choice(list("abc"), 8)) for _ in range(300))
         (tmp_path / "names.txt").write_text("\n".join(words))
-        language_model._names.cache_clear()
+        corpora._names.cache_clear()
 
     def kill(*args, **kwargs):
         raise Killed

@@ -117,13 +117,14 @@ def content(folder):
 
 
 def template(folder):
-    from experiments.dp_transformer import language_model
+    from experiments.dp_transformer import corpus as corpora
+    from experiments.dp_transformer import text_model
 
     config = records.read(folder).config
     loaded = records.load_config(SOURCE)
     loaded.update({name: value for name, value in config.items() if name != "noise_seed"})
-    corpus = language_model._load(loaded)
-    return {"params": language_model._build(loaded, corpus)[1]}
+    corpus = corpora.load(loaded)
+    return {"params": text_model.build(loaded, corpus.public)[1]}
 
 
 def assert_one_line(stderr, *words):

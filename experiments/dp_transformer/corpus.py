@@ -1,0 +1,198 @@
+"""The records of a character model, and what a config says of them that is public."""
+
+import functools
+from typing import NamedTuple
+
+import numpy as np
+
+from dpx.data import Alphabet, Histories, Texts, shakespeare, surnames
+from dpx.data import text as own
+
+
+class Corpus(NamedTuple):
+    """Records to train and to test on, and what is public: how they are written, their length and name."""
+
+    train: Texts
+    test: Texts
+    public: "Public"
+
+    @property
+    def vocab_size(self) -> int:
+        return self.public.vocab_size
+
+    @property
+    def start(self) -> int:
+        return self.public.start
+
+    @property
+    def length(self) -> int:
+        return self.public.length
+
+    @property
+    def unit(self) -> str:
+        return self.public.unit
+
+    @property
+    def assumptions(self) -> tuple[str, str]:
+        """On which the guarantees rest."""
+        return (
+            f"the number of {self.unit}s, which set the split, the sampling probability, the batch size and "
+            "δ, is public",
+            f"the alphabet, what becomes of characters outside it, and the longest admissible {self.unit} "
+            "are public",
+        )
+
+    @property
+    def histories(self) -> Histories:
+        """The training records as sets of tokens."""
+        pairs = zip(self.train.tokens, self.train.mask, strict=True)
+        return Histories(tuple(tokens[mask] for tokens, mask in pairs), self.vocab_size)
+
+
+class Public(NamedTuple):
+    """What a config says about records without a look at them: all that a saved model needs.
+
+    Records that end have one token more than the alphabet, which ends them and stands before their first
+    character. Windows do not end, and `start` stands before them.
+    """
+
+    alphabet: Alphabet
+    length: int  # tokens of a record, its end included
+    unit: str
+    end: int | None
+    start: int
+
+    @property
+    def vocab_size(self) -> int:
+        return self.alphabet.size + (self.end is not None)
+
+    def encode(self, texts: list[str]) -> Texts:
+        """Texts as records; ValueError for one that is too long, or no window of the right length."""
+        if self.end is None:
+            wrong = sorted({len(text) for text in texts if len(text) != self.length})
+            if wrong:
+                raise ValueError(f"windows of {wrong} characters: pass {self.length} in each")
+            return Texts(np.stack([self.alphabet.encode(text) for text in texts]), None)
+        rows = [(repr(text), text) for text in texts]
+        for place, text in rows:
+            if len(self.alphabet.encode(text, place)) >= self.length:
+                raise ValueError(f"{place[:60]} is too long: pass at most {self.length - 1} tokens")
+        return own.encode(rows, self.alphabet, self.length - 1)
+
+    def decode(self, tokens: np.ndarray) -> list[str]:
+        """The texts of records, each up to its end."""
+        if self.end is None:
+            return [self.alphabet.decode(row) for row in tokens]
+        rows = (row[: self.length - 1] for row in tokens)
+        return [self.alphabet.decode(row[np.cumsum(row == self.end) == 0]) for row in rows]
+
+
+def check(data) -> None:
+    """Raises ValueError for a section `config.data` that cannot be used."""
+    if data.kind not in ("surnames", "shakespeare", "text"):
+        raise ValueError(
+            f"config.data.kind={data.kind!r} must be 'surnames', 'shakespeare' or 'text'"
+        )
+    if data.kind == "text":
+        _check_text(data)
+    if data.kind == "shakespeare" and "generated" not in data:
+        raise ValueError(
+            "config.data.kind='shakespeare' needs the settings of configs/shakespeare.py"
+        )
+    for name in ("limit", "split_seed"):
+        if data.get(name, 0) < 0:
+            raise ValueError(f"config.data.{name}={data[name]} must be at least 0")
+
+
+def _check_text(data) -> None:
+    if "record" not in data:
+        raise ValueError("config.data.kind='text' needs the settings of configs/text.py")
+    if data.path is None and not data.generated:
+        raise ValueError("config.data.path is missing: give a .txt, .csv, .tsv, .jsonl or folder")
+    if data.record not in own.RECORDS:
+        raise ValueError(f"config.data.record={data.record!r} must be one of {own.RECORDS}")
+    if data.user is not None and data.record == "window":
+        raise ValueError("config.data.user makes one author a record: leave out data.record=window")
+    if data.length < 1:
+        raise ValueError(f"config.data.length={data.length} must be at least 1")
+    if not 0 < data.held_out < 1:
+        raise ValueError(f"config.data.held_out={data.held_out} must be a share in (0, 1)")
+    own.alphabet(data.alphabet, data.outside)
+
+
+@functools.lru_cache(maxsize=4)
+def _text(path: str | None) -> str:
+    return shakespeare.load_shakespeare(path)
+
+
+@functools.lru_cache(maxsize=4)
+def _names(path: str | None):
+    return surnames.encode(surnames.load_surnames(path))
+
+
+def is_generated(config) -> bool:
+    """Whether the records belong to nobody."""
+    return config.data.path is None and bool(config.data.get("generated"))
+
+
+def public(config) -> Public:
+    """What the config says about its records; reads no file."""
+    data = config.data
+    if data.kind == "surnames":
+        end, length = surnames.END, surnames.MAX_LETTERS + 1
+        return Public(Alphabet(surnames.ALPHABET), length, "name", end, end)
+    if data.kind == "shakespeare":
+        known = Alphabet(shakespeare.ALPHABET)
+        return Public(known, data.length, "window", None, shakespeare.START)
+    known = own.alphabet(data.alphabet, data.outside)
+    unit = data.record if data.user is None else "user"
+    if unit == "window":
+        return Public(known, data.length, unit, None, 0)
+    return Public(known, data.length + 1, unit, known.size, known.size)
+
+
+def load(config) -> Corpus:
+    """The records that a config names.
+
+    Raises:
+      ValueError, FileNotFoundError: for a file that is missing, or that cannot be read as the config says.
+    """
+    data, known = config.data, public(config)
+    if data.kind == "surnames":
+        train, test = own.split(_names(data.path), data.held_out, seed=data.split_seed)
+    elif data.kind == "shakespeare":
+        generate_it = data.generated and data.path is None
+        text = _generated(data.generated, config.seed) if generate_it else _text(data.path)
+        windows = shakespeare.encode(text, data.length)
+        train, test = shakespeare.split_windows(windows, round(data.held_out * len(windows)))
+    else:
+        records = _own_texts(config, known)
+        held_out = max(1, round(data.held_out * len(records)))
+        train, test = own.split(records, held_out, seed=data.split_seed)
+    if data.limit:
+        train = train.of(train.tokens[: data.limit])
+    return Corpus(train, test, known)
+
+
+def _own_texts(config, known: Public) -> Texts:
+    data = config.data
+    if data.path is None:
+        texts = [(f"line {n}", t) for n, t in enumerate(_lines(data.generated, config.seed))]
+    else:
+        texts = own.load_texts(data.path, record=data.record, column=data.column, user=data.user)
+    if known.end is None:
+        return own.encode_windows(texts, known.alphabet, known.length)
+    return own.encode(texts, known.alphabet, data.length)
+
+
+def _lines(length: int, seed: int) -> list[str]:
+    return _generated(length, seed).splitlines()
+
+
+def _generated(length: int, seed: int) -> str:
+    """Lines of words drawn by Zipf's law: a text that belongs to nobody."""
+    words = ["to", "be", "or", "not", "the", "question", "whether", "Nobler", "in", "mind;"]
+    odds = 1 / np.arange(1, len(words) + 1)
+    drawn = np.random.default_rng(seed).choice(words, length, p=odds / odds.sum())
+    lines = (" ".join(drawn[i : i + 8]) for i in range(0, length, 8))
+    return "\n".join(lines)[:length]
