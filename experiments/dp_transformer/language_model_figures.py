@@ -27,12 +27,14 @@ def draw(records, folder: Path) -> list[Path]:
     highest = max(measure.value for measure in bars)
     left.set_xlim(max(0.0, lowest - 0.5 * (highest - lowest) - 0.1), highest * 1.05)
     left.set_xlabel("nats per character, held-out records (grey: not private)")
-    for row, points in _curves(record).items():
+    curves = _curves(record)
+    for row, points in curves.items():
         steps, losses = zip(*points, strict=True)
         right.plot(steps, losses, marker=".", label=record.titles.get(row, row))
     right.set(xlabel="step", ylabel="nats per character, training batch")
     right.xaxis.get_major_locator().set_params(integer=True)
-    right.legend(fontsize=8, frameon=False)
+    if curves:
+        right.legend(fontsize=8, frameon=False)
     return [plotting.save(figure, folder / "rows.png")]
 
 

@@ -92,9 +92,9 @@ def test_quickstart_leaves_its_records_and_a_model(tmp_path, monkeypatch):
     private = storage.read_json(tmp_path / "run" / "privacy.json")
     assert any("loss" in words for words in private["not_covered"])
     text = report.summarize(record)
-    assert "| dp_transformer | 2.9" in text
+    assert "| **DP transformer** | 2.9" in text
     assert "Ten names" in text
-    assert [p.name for p in figures.draw([record], tmp_path / "run")] == ["training.png"]
+    assert [p.name for p in figures.draw([record], tmp_path / "run")] == ["training.png", "rows.png"]
 
     model = records.load(tmp_path / "run")
     assert len(model.sample(jax.random.key(0), 5)) == 5
