@@ -103,13 +103,3 @@ class Experiment(Protocol):
     def figures(self, records: Sequence[Any], folder: Path) -> list[Path]: ...
 
     def load(self, config: ConfigDict, workdir: Path) -> Any: ...
-
-
-def measures(metrics: Mapping[str, float]) -> list[Measure]:
-    """Measures of names `row/metric`. TO BE REMOVED: experiments make measures themselves."""
-    found = []
-    for name, value in metrics.items():
-        if not (name.endswith("_se") and name[:-3] in metrics):
-            row, _, metric = name.rpartition("/")
-            found.append(Measure(row, metric, float(value), metrics.get(f"{name}_se")))
-    return found

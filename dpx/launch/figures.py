@@ -87,6 +87,8 @@ def _draw_sweeps(found: list[Record], folder: Path) -> list[Path]:
                 for measure in record.measures:
                     if measure.metric == column and isinstance(x, int | float):
                         points[_line_name(record, measure)][x].append(measure)
+            if not any(_varies(by_x) for by_x in points.values()):
+                continue
             figure, axis = plotting.pyplot().subplots(figsize=(6.4, 4))
             for label, by_x in points.items():
                 xs = sorted(by_x)
@@ -112,6 +114,11 @@ def _draw_sweeps(found: list[Record], folder: Path) -> list[Path]:
             file = f"{column}_against_{name}".replace("@", "_at_").replace("/", "_")
             paths.append(plotting.save(figure, folder / f"{file}.png"))
     return paths
+
+
+def _varies(by_x: dict) -> bool:
+    """Whether the means along one line differ, so that there is something to see."""
+    return len({_mean_and_error([m.value for m in seen])[0] for seen in by_x.values()}) > 1
 
 
 def _line_name(record: Record, measure: Measure) -> str:

@@ -10,7 +10,7 @@ from flax import nnx
 from dpx import attention, reattention
 from dpx.data import Histories, synthetic_histories
 from dpx.launch import plotting
-from dpx.launch.experiment import Outcome, measures
+from dpx.launch.experiment import Measure, Outcome
 from dpx.launch.records import flatten
 from dpx.reattention import Moments, ParameterNoise
 from dpx.training import keys as secrets
@@ -22,7 +22,13 @@ ASSUMPTIONS = (
     "the number of users, which set the sampling probability, the batch size and δ, is public",
 )
 NOT_COVERED = ["training loss and realised batch sizes (metrics.jsonl, the progress line)"]
-ROWS = ("plain", "reattention", "literal")
+ATTENTIONS = ("plain", "reattention", "literal")
+TITLES = {
+    "one_key": "one noisy synthetic key",
+    "dp_reattention": "private model under fresh noise",
+    "relu": "Table 1, relu",
+    "gelu": "Table 1, gelu",
+}
 ACTIVATIONS = {
     "relu": (reattention.relu, jax.nn.relu),
     "gelu": (reattention.gelu, lambda x: jax.nn.gelu(x, approximate=False)),
@@ -69,7 +75,7 @@ def plan(config) -> dict:
 def run(config, workdir: Path) -> Outcome:
     """All three parts; the arrays behind the figure go to reattention.npz."""
     arrays: dict[str, np.ndarray] = {}
-    metrics = _table(config) | _synthetic_keys(config, arrays)
+    measures = [*_table(config), *_synthetic_keys(config, arrays)]
     keys = secrets.open_keys(config, workdir, synthetic=True)
     histories = _histories(config)
     tokens = np.stack(histories.items).astype(np.int32)
@@ -105,16 +111,19 @@ def run(config, workdir: Path) -> Outcome:
     )
     models.save(workdir, trained, calibrated.noise)
     shown = jnp.asarray(tokens[: config.sequences])
-    metrics |= _fresh_noise(config, graph, trained, calibrated.noise, shown, arrays)
+    measures += _fresh_noise(config, graph, trained, calibrated.noise, shown, arrays)
     np.savez(workdir / "reattention.npz", allow_pickle=False, **arrays)
     return Outcome(
-        measures=measures(metrics),
+        measures=measures,
         headline=calibrated.guarantee,
         releases={"dp_reattention": calibrated.guarantee},
         synthetic=True,
         not_covered=NOT_COVERED,
-        notes="`E[S]/S` is the expected attention under fresh noise over that without noise: 1 is no "
-        "distraction. Deciles are of the keys' variance.",
+        notes="The numbers of a noisy key, and the ratios, are the expected attention under fresh noise over "
+        "that without noise: 1 is no distraction. Deciles are of the keys' variance; the distance is the "
+        "total variation to attention without noise.",
+        titles=TITLES,
+        headline_row="dp_reattention",
     )
 
 
@@ -123,20 +132,20 @@ def _histories(config) -> Histories:
     return synthetic_histories(data.num_users, data.length, data.num_items, seed=config.seed)
 
 
-def _table(config) -> dict[str, float]:
+def _table(config) -> list[Measure]:
     """Table 1: variance after an activation, in closed form and sampled."""
-    metrics = {}
+    measures = []
     draws = np.random.default_rng(config.seed).normal(size=config.table.samples)
     for name, (propagate, activation) in ACTIVATIONS.items():
         for std in config.table.stds:
             analytic = float(propagate(Moments(jnp.zeros(1), jnp.full(1, std**2))).var[0])
             sampled = float(np.asarray(activation(jnp.asarray(std * draws)), np.float64).var())
-            label = f"table1/{name}_{std:g}"
-            metrics |= {f"{label}/analytic": analytic, f"{label}/sampled": sampled}
-    return metrics
+            for metric, value in (("analytic_variance", analytic), ("sampled_variance", sampled)):
+                measures.append(Measure(name, metric, value, settings={"std": std}))
+    return measures
 
 
-def _synthetic_keys(config, arrays: dict) -> dict[str, float]:
+def _synthetic_keys(config, arrays: dict) -> list[Measure]:
     """E[S] of one noisy key among others that are not, for a fixed query, over what it is without noise."""
     dim, length = config.one_key.dim, config.one_key.length
     query_key, key_key, noise_key = jax.random.split(jax.random.key(config.seed), 3)
@@ -144,21 +153,20 @@ def _synthetic_keys(config, arrays: dict) -> dict[str, float]:
     k = jax.random.normal(key_key, (length, dim))
     noise = jax.random.normal(noise_key, (config.one_key.samples, dim))
     clean = attention.attention_weights(q, k)[0, 0]
-    curves = {row: [] for row in ROWS}
+    measures = []
     for variance in config.one_key.logit_variances:
         # A logit's variance is |q|² times the key's over D.
         of_key = variance * dim / float(jnp.square(q).sum())
         noisy = jnp.broadcast_to(k, (len(noise), *k.shape)).at[:, 0].add(of_key**0.5 * noise)
         per_key = jnp.zeros((length, 1)).at[0].set(of_key)
-        for row, weights in _weights(q, noisy, per_key).items():
-            curves[row].append(float(weights[:, 0, 0].mean() / clean))
+        for name, weights in _weights(q, noisy, per_key).items():
+            ratio = float(weights[:, 0, 0].mean() / clean)
+            measures.append(Measure("one_key", name, ratio, settings={"logit_variance": variance}))
     arrays["keys_variance"] = np.array(config.one_key.logit_variances)
-    metrics = {}
-    for row, curve in curves.items():
-        arrays[f"keys_{row}"] = np.array(curve)
-        for variance, ratio in zip(config.one_key.logit_variances, curve, strict=True):
-            metrics[f"keys/{row}/ratio_at_logit_variance_{variance:g}"] = ratio
-    return metrics
+    for name in ATTENTIONS:
+        curve = [m.value for m in measures if m.metric == name]
+        arrays[f"keys_{name}"] = np.array(curve)
+    return measures
 
 
 def _weights(q, k, key_variance, mask=None) -> dict[str, jax.Array]:
@@ -170,9 +178,7 @@ def _weights(q, k, key_variance, mask=None) -> dict[str, jax.Array]:
     }
 
 
-def _fresh_noise(
-    config, graph, params, noise_std: ParameterNoise, tokens, arrays
-) -> dict[str, float]:
+def _fresh_noise(config, graph, params, noise_std: ParameterNoise, tokens, arrays) -> list[Measure]:
     """What fresh noise of the effective size in the same parameters does to attention, first block.
 
     The query is that of the last position without noise; E[S_i] is the average over the draws.
@@ -211,32 +217,33 @@ def _fresh_noise(
         return _weights(last, k, key_variance), key_variance[..., 0]
 
     clean = attention.attention_weights(last, clean_keys)[..., 0, :]
-    totals = {row: jnp.zeros_like(clean) for row in ROWS}
+    totals = {name: jnp.zeros_like(clean) for name in ATTENTIONS}
     variance = jnp.zeros_like(clean)
     for number in range(config.draws):
         weights, drawn = scores(jax.random.fold_in(jax.random.key(config.seed), number))
-        totals = {row: totals[row] + weights[row][..., 0, :] / config.draws for row in ROWS}
+        totals = {name: totals[name] + weights[name][..., 0, :] / config.draws for name in totals}
         variance += drawn / config.draws
-    ratios = {row: np.asarray(total / clean) for row, total in totals.items()}
     edges = np.quantile(variance, np.linspace(0, 1, 11))
     decile = np.clip(np.searchsorted(edges, np.asarray(variance), side="right") - 1, 0, 9)
-    metrics = {}
     arrays["trained_variance"] = np.array([variance[decile == d].mean() for d in range(10)])
-    for row, ratio in ratios.items():
+    measures = []
+    for name, total in totals.items():
+        ratio = np.asarray(total / clean)
         curve = np.array([ratio[decile == d].mean() for d in range(10)])
-        arrays[f"trained_{row}"] = curve
-        metrics[f"trained/{row}/ratio_in_lowest_decile"] = curve[0]
-        metrics[f"trained/{row}/ratio_in_highest_decile"] = curve[-1]
-        distance = jnp.abs(totals[row] - clean).sum(-1).mean() / 2
-        metrics[f"trained/{row}/distance_to_noiseless"] = float(distance)
-    metrics["trained/key_variance_highest_over_lowest"] = float(
-        arrays["trained_variance"][-1] / arrays["trained_variance"][0]
-    )
+        arrays[f"trained_{name}"] = curve
+        distance = float(jnp.abs(total - clean).sum(-1).mean() / 2)
+        for metric, value in (
+            ("ratio, lowest decile", curve[0]),
+            ("ratio, highest decile", curve[-1]),
+            ("distance to noiseless", distance),
+        ):
+            about = {"measured": metric}
+            measures.append(Measure("dp_reattention", name, float(value), settings=about))
     causal = jnp.tril(jnp.ones((tokens.shape[1],) * 2, bool))
     maps = _weights(*jax.jit(first_block)(params), mask=causal)
-    for row in ROWS[:2]:
-        arrays[f"map_{row}"] = np.asarray(maps[row][0, 0])
-    return metrics
+    for name in ATTENTIONS[:2]:
+        arrays[f"map_{name}"] = np.asarray(maps[name][0, 0])
+    return measures
 
 
 def figures(records, folder: Path) -> list[Path]:
@@ -246,28 +253,48 @@ def figures(records, folder: Path) -> list[Path]:
     loaded = [(r, np.load(path)) for r, path in loaded if path.exists()]
     if not loaded:
         return []
-    plt = plotting.pyplot()
-    figure, axes = plt.subplots(1, 2, figsize=(9, 3.5), layout="constrained")
-    titles = ("one noisy synthetic key", "private model, fresh noise")
+    figure, axes = plotting.pyplot().subplots(1, 2, figsize=(12, 3.5), layout="constrained")
+    titles = (TITLES["one_key"], TITLES["dp_reattention"])
     for axis, part, title in zip(axes, ("keys", "trained"), titles, strict=True):
-        for row in ROWS:
-            axis.plot(
-                loaded[0][1][f"{part}_variance"], loaded[0][1][f"{part}_{row}"], "o-", label=row
-            )
+        for number, name in enumerate(ATTENTIONS):
+            for place, (record, arrays) in enumerate(loaded):
+                if part == "keys" and place:
+                    continue  # these do not depend on ε
+                words = name if part == "keys" else f"{name}, ε = {record.config['epsilon']:g}"
+                style = {"color": f"C{number}", "marker": "os^Dv"[place % 5], "markersize": 4}
+                axis.plot(
+                    arrays[f"{part}_variance"], arrays[f"{part}_{name}"], label=words, **style
+                )
         axis.axhline(1, color="gray", linewidth=0.5)
-        axis.set(title=title, ylabel="E[S] / S", yscale="log")
-    axes[0].set_xlabel("variance of the logit")
+        axis.set(title=title, ylabel="E[S] / S")
+        axis.legend(fontsize=8, loc="upper left", bbox_to_anchor=(1.02, 1), frameon=False)
+    axes[0].set(xlabel="variance of the logit", yscale="log")
     axes[1].set(xlabel="variance of the key", xscale="log")
-    axes[0].legend()
+    axes[1].tick_params(axis="x", which="minor", labelbottom=False)
     distraction = plotting.save(figure, folder / "distraction.png")
+    return [distraction, _draw_maps(loaded, folder)]
 
-    shape = (2, len(loaded))
-    figure, grid = plt.subplots(
-        *shape, figsize=(3 * shape[1], 6), squeeze=False, layout="constrained"
+
+def _draw_maps(loaded, folder: Path) -> Path:
+    """Maps of the private model's attention, with and without the correction, and their difference."""
+    size = len(loaded)
+    figure, grid = plotting.pyplot().subplots(
+        3, size, figsize=(3.2 * size + 0.8, 8), squeeze=False, layout="constrained"
     )
-    for column, (record, arrays) in zip(grid.T, loaded, strict=True):
-        for axis, row in zip(column, ROWS, strict=False):
-            axis.imshow(arrays[f"map_{row}"], vmin=0, cmap="viridis")
-            axis.set_title(f"{row}, ε = {record.config['epsilon']:g}", fontsize=9)
+    plain, corrected = ([a[f"map_{name}"] for _, a in loaded] for name in ATTENTIONS[:2])
+    difference = [b - a for a, b in zip(plain, corrected, strict=True)]
+    largest = max(float(np.abs(d).max()) for d in difference) or 1.0
+    weight = {"vmin": 0, "vmax": 1, "cmap": "viridis"}
+    signed = {"vmin": -largest, "vmax": largest, "cmap": "RdBu_r"}
+    rows = (
+        ("plain", plain, "weight", weight),
+        ("Re-Attention", corrected, "weight", weight),
+        ("Re-Attention - plain", difference, "difference", signed),
+    )
+    for axes, (title, maps, label, style) in zip(grid, rows, strict=True):
+        for axis, (record, _), weights in zip(axes, loaded, maps, strict=True):
+            image = axis.imshow(weights, **style)
+            axis.set_title(f"{title}, ε = {record.config['epsilon']:g}", fontsize=9)
             axis.set(xlabel="key", ylabel="query")
-    return [distraction, plotting.save(figure, folder / "attention_maps.png")]
+        figure.colorbar(image, ax=list(axes), label=label)
+    return plotting.save(figure, folder / "attention_maps.png")

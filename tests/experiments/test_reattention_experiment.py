@@ -79,11 +79,11 @@ def test_recommender_adds_a_row_and_trains_recurrent_baselines(tmp_path):
 def test_distraction_is_measured_and_drawn(tmp_path):
     record = execute("configs/reattention.py:tiny", tmp_path / "run")
     metrics = record.metrics
-    assert metrics["table1/relu_1/analytic"] == pytest.approx(0.3408, rel=1e-3)
-    assert metrics["table1/gelu_1/sampled"] == pytest.approx(0.3456, rel=0.2)
-    assert metrics["keys/plain/ratio_at_logit_variance_0"] == pytest.approx(1)
-    at = "ratio_at_logit_variance_2"
-    assert metrics[f"keys/plain/{at}"] > 1.2 * metrics[f"keys/reattention/{at}"]
+    assert metrics["std=1.0/relu/analytic_variance"] == pytest.approx(0.3408, rel=1e-3)
+    assert metrics["std=1.0/gelu/sampled_variance"] == pytest.approx(0.3456, rel=0.2)
+    assert metrics["logit_variance=0.0/one_key/plain"] == pytest.approx(1)
+    at = "logit_variance=2.0/one_key"
+    assert metrics[f"{at}/plain"] > 1.2 * metrics[f"{at}/reattention"]
     drawn = {path.name for path in figures.draw([record], tmp_path / "run")}
     assert drawn >= {"distraction.png", "attention_maps.png"}
 

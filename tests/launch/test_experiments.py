@@ -94,7 +94,10 @@ def test_quickstart_leaves_its_records_and_a_model(tmp_path, monkeypatch):
     text = report.summarize(record)
     assert "| **DP transformer** | 2.9" in text
     assert "Ten names" in text
-    assert [p.name for p in figures.draw([record], tmp_path / "run")] == ["training.png", "rows.png"]
+    assert [p.name for p in figures.draw([record], tmp_path / "run")] == [
+        "training.png",
+        "rows.png",
+    ]
 
     model = records.load(tmp_path / "run")
     assert len(model.sample(jax.random.key(0), 5)) == 5
