@@ -57,7 +57,7 @@ def get_config(arg: str = "") -> ConfigDict:
                 "log_every": 25,
                 "checkpoint_every": 50,
             },
-            "non_private": {"steps": 250, "batch_size": 512},
+            "non_private": {"steps": 600, "batch_size": 512},
             "prior": {"order": 4, "budget_fraction": 0.8},
             "ngrams": (1, 2, 3, 4),
             "train_loss": False,

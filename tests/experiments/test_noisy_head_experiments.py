@@ -7,7 +7,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from configs.noisy_head import VARIANTS, get_config, sweep
+from configs.noisy_head import get_config
 from experiments.noisy_head import texts as noisy_head_text
 from experiments.noisy_head.methods import make_cell, make_descent
 
@@ -38,16 +38,10 @@ def run(config, workdir):
     record = SimpleNamespace(
         config=config.to_dict(), measures=outcome.measures, titles=outcome.titles, workdir=workdir
     )
-    assert all(path.stat().st_size > 1000 for path in module.figures([record], workdir))
+    drawn = module.figures([record], workdir)
+    assert drawn
+    assert min(path.stat().st_size for path in drawn) > 1000
     return outcome
-
-
-@pytest.mark.parametrize("variant", VARIANTS)
-def test_sweeps_name_real_keys(variant):
-    config = get_config(variant)
-    for key, values in sweep(variant).items():
-        for value in values:
-            config.update_from_flattened_dict({key: value})
 
 
 def test_low_dim(tmp_path):

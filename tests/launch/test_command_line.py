@@ -58,19 +58,32 @@ def test_help_is_no_failure():
     assert "dpx sample" in call("--help").stdout
 
 
+def variants_of(name):
+    variants = getattr(records.config_module(name), "VARIANTS", ())
+    return [f"{name}:{variant},tiny" for variant in variants] or [f"{name}:tiny"]
+
+
+@pytest.mark.parametrize("name", sources.names())
+def test_sweeps_change_keys_that_the_config_has(name):
+    module = records.config_module(name)
+    for source in variants_of(name) if hasattr(module, "sweep") else ():
+        axes = module.sweep(source.partition(":")[2])
+        assert axes.keys() <= records.flatten(records.load_config(source)).keys(), source
+        assert max(len(values) for values in axes.values()) > 1, source
+
+
 @pytest.mark.parametrize("name", sources.names())
 def test_every_experiment_has_a_plan(name):
-    variants = getattr(records.config_module(name), "VARIANTS", ())
     planned = 0
-    for source in [f"{name}:{variant},tiny" for variant in variants] or [f"{name}:tiny"]:
+    for source in variants_of(name):
         config = records.load_config(source)
         experiment = records.experiment(config)
         if not {config.get("data", {}).get("kind"), source.partition(":")[2].partition(",")[0]} & {
             *NEED_A_FILE
         }:
             plan = experiment.plan(config)
-            assert all(isinstance(key, str) for key in plan)
             assert plan, source
+            assert {type(key) for key in plan} == {str}
             planned += 1
     assert planned
 
