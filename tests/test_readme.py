@@ -36,7 +36,8 @@ def snippets() -> list:
             if language == "python"
         ]
         for number, code in enumerate(blocks):
-            found.append(pytest.param(page, code, id=f"{name_of(page)}-{number}"))
+            marks = () if page.parent == ROOT else pytest.mark.slow
+            found.append(pytest.param(page, code, id=f"{name_of(page)}-{number}", marks=marks))
     return found
 
 

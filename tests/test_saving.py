@@ -118,6 +118,7 @@ def saved(tmp_path, releases):
     return tmp_path / "sketch"
 
 
+@pytest.mark.slow
 def test_another_process_loads_and_queries_every_release(releases, tmp_path, request):
     for number, release in enumerate(releases.values()):
         dpx.save(release, tmp_path / str(number))

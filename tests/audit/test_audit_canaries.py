@@ -13,7 +13,7 @@ from experiments.audit import canaries as experiment
 from experiments.audit.regression import fault_bound
 from experiments.audit.training_faults import FAULTS
 
-SLOW_FAULTS = set(FAULTS) - {"noise_half_the_variance", "noise_same_key", "batches_of_fixed_size"}
+SLOW_FAULTS = set(FAULTS) - {"noise_half_the_variance", "batches_of_fixed_size"}
 
 
 def squared_error(params, x, y):
@@ -122,6 +122,7 @@ def test_the_bound_of_a_training_with_a_fault_passes_the_claim(config, fault):
     assert fault_bound(fault, config, seed=0) > 1.1 * config.epsilon
 
 
+@pytest.mark.slow
 def test_ngrams_are_audited_by_their_probabilities(tmp_path):
     source = "configs/audit.py:ngram,tiny"
     config = records.load_config(source)

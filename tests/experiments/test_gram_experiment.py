@@ -56,6 +56,7 @@ def finished(config, source, workdir):
     return run.execute(config, workdir)
 
 
+@pytest.mark.slow
 def test_the_error_experiment_runs_draws_and_ranks_the_mechanisms(tmp_path):
     found, errors = [], []
     for epsilon in (0.5, 5.0):

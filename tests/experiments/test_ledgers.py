@@ -178,7 +178,10 @@ def program(name, monkeypatch, begun, noise_seed=987654321):
     return whole
 
 
-@pytest.mark.parametrize("name", RUNS)
+@pytest.mark.parametrize(
+    "name",
+    [pytest.param(name, marks=() if name == "recommender" else pytest.mark.slow) for name in RUNS],
+)
 def test_rows_and_total_cost_what_is_stated_and_held_out_data_nothing(name, monkeypatch, begun):
     whole = program(name, monkeypatch, begun)
     found = audit.record(whole, (0, 0), ignore=LEFT_OUT)

@@ -62,6 +62,7 @@ def test_other_variants(variant, tmp_path):
         assert -4 < metrics["axis=epsilon/paper/exponent"] < 1
 
 
+@pytest.mark.slow
 def test_text(tmp_path):
     words = np.random.default_rng(0).choice(["red", "green", "blue", "cyan", "grey"], size=(80, 30))
     texts = tmp_path / "texts"

@@ -33,6 +33,7 @@ def finished(tmp_path_factory):
     return record
 
 
+@pytest.mark.slow
 def test_a_table_gives_the_rows_and_guarantees_of_the_other_variants(finished):
     assert {f"{row}/ndcg@10" for row in ("transitions", "start", "dp_transformer")} <= set(
         finished.metrics

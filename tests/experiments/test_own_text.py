@@ -6,7 +6,7 @@ import pytest
 from dpx.launch import records, run
 
 
-@pytest.mark.parametrize("record", ["line", "window"])
+@pytest.mark.parametrize("record", ["line", pytest.param("window", marks=pytest.mark.slow)])
 def test_a_saved_model_needs_no_private_text(tmp_path, record):
     path = tmp_path / "own.txt"
     path.write_text("\n".join(f"line {i} says to be or not" for i in range(400)))

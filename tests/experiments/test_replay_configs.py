@@ -291,6 +291,7 @@ def test_cross_attention(monkeypatch):
     assert check(whole, data, [((K, V, Q), None)], EXACT_ERRORS, paid=False) > 0.05
 
 
+@pytest.mark.slow
 def test_diamonds(monkeypatch):
     source = "configs/cross_attention.py:diamonds,tiny"
     config = configured(source, {"noise_seed": 5})

@@ -97,6 +97,7 @@ def test_the_model_begins_as_the_start_and_can_move_away_from_it(start, config):
     assert jnp.abs(nnx.to_pure_dict(grads)["norm"]["scale"]).max() > 0
 
 
+@pytest.mark.slow
 def test_release_and_training_cost_the_budget_together(finished):
     config, workdir, made = finished
     assert made.releases["transitions"].epsilon == pytest.approx(config.epsilon)

@@ -6,9 +6,11 @@ import shutil
 import subprocess
 import sys
 
+import pytest
 from command_line import ROOT
 
 
+@pytest.mark.slow
 def test_the_example_of_contributing_runs_in_a_clone(tmp_path):
     text = (ROOT / "CONTRIBUTING.md").read_text()
     blocks = re.findall(r"This is\s+`([\w/.]+)`:\n\n```python\n(.*?)```", text, re.DOTALL)
