@@ -1,6 +1,8 @@
 """What a user can get wrong on a command line ends in one line, status 2, before anything is written."""
 
 import re
+import subprocess
+import sys
 from types import SimpleNamespace
 
 import numpy as np
@@ -254,3 +256,20 @@ def test_dry_run_prints_the_privacy_parameters_and_writes_nothing(tmp_path):
         assert f"{name}: " in ended.stdout
     assert "warning: delta=0.1 exceeds 1/2000" in ended.stderr
     assert not (tmp_path / "run").exists()
+
+
+def test_an_interrupt_before_anything_has_begun_ends_in_one_line():
+    code = (
+        "import os, signal, sys\n"
+        "class Interrupting:\n"
+        "    def find_spec(self, name, path=None, target=None):\n"
+        "        if name == 'jax':\n"
+        "            os.kill(os.getpid(), signal.SIGINT)\n"
+        "sys.meta_path.insert(0, Interrupting())\n"
+        "from _dpx_command import main\n"
+        "main()\n"
+    )
+    command = [sys.executable, "-c", code, "run", "--config=quickstart:tiny"]
+    ended = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert ended.returncode == 130
+    assert ended.stderr == "interrupted before anything began: repeat the command\n"
