@@ -5,12 +5,23 @@ import os
 import tempfile
 import zlib
 
+import pytest
+
 _FOLDER = tempfile.TemporaryDirectory(prefix="dpx-tests-")
 # Before jax is imported, and inherited by the command lines that tests start.
 os.environ["XDG_CACHE_HOME"] = os.path.join(_FOLDER.name, "cache")
 # Compiled programs are found by what they compute, so that a session may use those of another.
 os.environ.setdefault("JAX_COMPILATION_CACHE_DIR", os.path.join(_FOLDER.name, "xla"))
 os.environ["JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS"] = "0.3"
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _forget_compiled_programs():
+    """Files share no programs in memory, which would fill some gigabytes with them."""
+    yield
+    import jax
+
+    jax.clear_caches()
 
 
 def pytest_addoption(parser):
