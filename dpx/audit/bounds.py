@@ -26,18 +26,19 @@ below `epsilon` is refuted with the stated confidence. A claim above it is not t
 """
 
 import math
-from collections.abc import Callable
 from typing import NamedTuple
 
 import numpy as np
-from scipy import special, stats
 
 from dpx.audit.curves import SampledGaussian
-from dpx.privacy.dpsgd import dpsgd_epsilon
-
-_CANDIDATES = 512
-_RATIO = 1.005  # between the noise multipliers that are tried
-_SMALLEST, _LARGEST = math.log(0.05), math.log(1e3)
+from dpx.audit.intervals import (
+    candidates,
+    check_shares,
+    clopper_pearson,
+    count,
+    smallest_refuted,
+    split,
+)
 
 
 class Audit(NamedTuple):
@@ -230,151 +231,3 @@ def curve_lower_bound(
         float(type_two),
         confidence,
     )
-
-
-def smallest_refuted(refutes: Callable[[float], bool]) -> float:
-    """The smallest noise multiplier on a grid of ratio 1.005 that a test refutes, or infinity.
-
-    What is refuted at m is refuted at every larger one. The grid is common to all audits, so that they share
-    its curves.
-    """
-    step = math.log(_RATIO)
-    low, high = math.floor(_SMALLEST / step), math.ceil(_LARGEST / step)
-    if not refutes(math.exp(high * step)):
-        return math.inf
-    while high - low > 1:
-        middle = (low + high) // 2
-        low, high = (low, middle) if refutes(math.exp(middle * step)) else (middle, high)
-    return math.exp(high * step)
-
-
-class StepAudit(NamedTuple):
-    """The outcome of an audit of single steps.
-
-    Attributes:
-      epsilon: Lower bound on ε at the given δ, at least 0, under the model.
-      noise_multiplier: Upper bound on the noise multiplier of a step.
-      sampling_probability: Lower bound on the rate at which the canary was sampled.
-      independence: p-value of the model: the chance that independent steps look as correlated as these, in
-        their noise or in who was sampled. Where it is small, read `curve_lower_bound` of a joint statistic.
-      confidence: The probability, over the samples, with which the bounds are valid.
-    """
-
-    epsilon: float
-    noise_multiplier: float
-    sampling_probability: float
-    independence: float
-    confidence: float
-
-
-def step_lower_bound(
-    projections: np.ndarray, sampled: np.ndarray, delta: float, *, confidence: float = 0.95
-) -> StepAudit:
-    """Bounds ε from below, given every noisy step along the canary's gradient and who was sampled.
-
-    The bound is valid where projections are independent and have the law N(shift · sampled, std²), with one
-    shift and one std for all steps. That is the model of DP-SGD with a canary whose direction no other record
-    uses. The shift and the sampling rate get lower bounds (Student's t, Clopper–Pearson) and std an upper one
-    (χ²), each with a third of the failure probability. ε is then accounted for at the noise multiplier
-    std / shift and this number of steps. The adversary of the claim does not know who was sampled; the
-    auditor only estimates with it, and may.
-
-    Args:
-      projections: (runs, steps), of runs that hold the canary, independent.
-      sampled: (runs, steps) bool, whether the canary was in the batch.
-      delta: The δ of the claim, in (0, 1).
-      confidence: The probability with which the bound must hold, in (0, 1).
-
-    Raises:
-      ValueError: for arrays of other shapes, projections that are not finite, a canary that was never or
-        always sampled, or a parameter out of range.
-    """
-    if not 0.0 < delta < 1.0:
-        raise ValueError(f"delta={delta} must be in (0, 1): use the δ of the claim")
-    check_shares(confidence=confidence)
-    x, b = np.asarray(projections, np.float64), np.asarray(sampled, bool)
-    if x.ndim != 2 or x.shape != b.shape or not np.isfinite(x).all():
-        raise ValueError(
-            f"projections has shape {x.shape} and sampled {b.shape}: both must be (runs, steps), and finite"
-        )
-    if not 1 < b.sum() < b.size - 1:
-        raise ValueError(
-            f"sampled holds {b.sum()} of {b.size}: the shift is the difference between steps with the "
-            "canary and steps without; use more runs, or a sampling probability within (0, 1)"
-        )
-    failure, degrees = (1.0 - confidence) / 3, b.size - 2
-    means = np.array([x[~b].mean(), x[b].mean()])
-    residuals = x - means[b.astype(int)]
-    std = math.sqrt((residuals**2).sum() / degrees)
-    error = std * math.sqrt(1 / b.sum() + 1 / (~b).sum())
-    shift = means[1] - means[0] - stats.t.isf(failure, degrees) * error
-    largest_std = std * math.sqrt(degrees / stats.chi2.ppf(failure, degrees))
-    rate = float(clopper_pearson(b.sum(), b.size, failure)[0])
-    multiplier = max(largest_std, math.exp(_SMALLEST) * shift) / shift if shift > 0 else math.inf
-    epsilon = 0.0
-    if multiplier < math.exp(_LARGEST):
-        epsilon = dpsgd_epsilon(multiplier, delta, sampling_probability=rate, steps=x.shape[1])
-    independence = min(1.0, 2 * min(_uncorrelated(residuals), _uncorrelated(b - rate)))
-    return StepAudit(epsilon, multiplier, rate, independence, confidence)
-
-
-def _uncorrelated(values: np.ndarray) -> float:
-    """The p-value of independent columns: n Σ r² over pairs of columns is χ² for many rows (Steiger 1980)."""
-    runs, steps = values.shape
-    if steps == 1:
-        return 1.0
-    values = values - values.mean(axis=0)
-    norms = np.sqrt((values**2).sum(axis=0))
-    correlations = (values.T @ values) / np.maximum(np.outer(norms, norms), np.finfo(float).tiny)
-    pairs = correlations[np.triu_indices(steps, 1)]
-    return float(stats.chi2.sf(runs * (pairs**2).sum(), pairs.size))
-
-
-def check_shares(**shares: float) -> None:
-    """Raises ValueError for a number that is not strictly between 0 and 1."""
-    for name, value in shares.items():
-        if not 0.0 < value < 1.0:
-            raise ValueError(f"{name}={value} must be strictly between 0 and 1")
-
-
-def split(name: str, values, fraction: float, *, axes: int) -> tuple[np.ndarray, np.ndarray]:
-    """The part of the samples that chooses, and the rest, as float64.
-
-    Raises:
-      ValueError: for samples of another number of axes, too few, or NaN.
-    """
-    values = np.asarray(values, np.float64)
-    cut = int(fraction * len(values)) if values.ndim else 0
-    if values.ndim != axes or min(cut, len(values) - cut) < 2:
-        wanted = "a one-dimensional array" if axes == 1 else f"an array of {axes} dimensions"
-        raise ValueError(
-            f"{name} has shape {values.shape}: give {wanted} of independent samples, "
-            f"enough that both parts of the split at {fraction} hold two"
-        )
-    if np.isnan(values).any():
-        raise ValueError(f"{name} holds NaN: every trial must yield a number or ±inf")
-    return values[:cut], values[cut:]
-
-
-def candidates(p: np.ndarray, q: np.ndarray) -> np.ndarray:
-    """Thresholds to choose from: quantiles of the pooled samples, denser in the tails."""
-    pooled = np.concatenate([p, q])
-    # Quantiles alone would miss the far tails, where a small δ puts the best region.
-    tails = np.geomspace(1.0 / pooled.size, 0.5, _CANDIDATES // 2)
-    return np.unique(np.quantile(pooled, np.concatenate([tails, 1.0 - tails]), method="nearest"))
-
-
-def count(ordered: np.ndarray, cuts, tail: str):
-    """How many of the sorted samples fall into each cut's region."""
-    if tail == "upper":
-        return ordered.size - np.searchsorted(ordered, cuts, side="left")
-    return np.searchsorted(ordered, cuts, side="right")
-
-
-def clopper_pearson(hits, trials: int, failure: float):
-    """One-sided exact bounds of a binomial rate, each wrong with probability at most `failure`."""
-    hits = np.asarray(hits, np.float64)
-    # betaincinv wants positive parameters; the ends of the range have closed forms anyway.
-    low = special.betaincinv(np.maximum(hits, 1), trials - hits + 1, failure)
-    high = special.betaincinv(hits + 1, np.maximum(trials - hits, 1), 1 - failure)
-    return np.where(hits == 0, 0.0, low), np.where(hits == trials, 1.0, high)

@@ -15,8 +15,8 @@ import numpy as np
 from scipy import optimize, special, stats
 
 from dpx._validate import check_integer
-from dpx.audit.bounds import check_shares, smallest_refuted
 from dpx.audit.curves import SampledGaussian
+from dpx.audit.intervals import check_shares, smallest_refuted
 
 
 class OneRunAudit(NamedTuple):

@@ -16,7 +16,7 @@ from dpx.audit import (
     one_run_lower_bound,
     step_lower_bound,
 )
-from dpx.audit.bounds import clopper_pearson
+from dpx.audit.intervals import clopper_pearson
 
 
 def gaussian_samples(shift, trials, seed):

@@ -1,0 +1,77 @@
+"""What the lower bounds on ε share: samples split in two, thresholds, and exact binomial intervals."""
+
+import math
+from collections.abc import Callable
+
+import numpy as np
+from scipy import special
+
+_CANDIDATES = 512
+_RATIO = 1.005  # between the noise multipliers that are tried
+SMALLEST, LARGEST = math.log(0.05), math.log(1e3)  # logarithms of the first and the last
+
+
+def smallest_refuted(refutes: Callable[[float], bool]) -> float:
+    """The smallest noise multiplier on a grid of ratio 1.005 that a test refutes, or infinity.
+
+    What is refuted at m is refuted at every larger one. The grid is common to all audits, so that they share
+    its curves.
+    """
+    step = math.log(_RATIO)
+    low, high = math.floor(SMALLEST / step), math.ceil(LARGEST / step)
+    if not refutes(math.exp(high * step)):
+        return math.inf
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (low, middle) if refutes(math.exp(middle * step)) else (middle, high)
+    return math.exp(high * step)
+
+
+def check_shares(**shares: float) -> None:
+    """Raises ValueError for a number that is not strictly between 0 and 1."""
+    for name, value in shares.items():
+        if not 0.0 < value < 1.0:
+            raise ValueError(f"{name}={value} must be strictly between 0 and 1")
+
+
+def split(name: str, values, fraction: float, *, axes: int) -> tuple[np.ndarray, np.ndarray]:
+    """The part of the samples that chooses, and the rest, as float64.
+
+    Raises:
+      ValueError: for samples of another number of axes, too few, or NaN.
+    """
+    values = np.asarray(values, np.float64)
+    cut = int(fraction * len(values)) if values.ndim else 0
+    if values.ndim != axes or min(cut, len(values) - cut) < 2:
+        wanted = "a one-dimensional array" if axes == 1 else f"an array of {axes} dimensions"
+        raise ValueError(
+            f"{name} has shape {values.shape}: give {wanted} of independent samples, "
+            f"enough that both parts of the split at {fraction} hold two"
+        )
+    if np.isnan(values).any():
+        raise ValueError(f"{name} holds NaN: every trial must yield a number or ±inf")
+    return values[:cut], values[cut:]
+
+
+def candidates(p: np.ndarray, q: np.ndarray) -> np.ndarray:
+    """Thresholds to choose from: quantiles of the pooled samples, denser in the tails."""
+    pooled = np.concatenate([p, q])
+    # Quantiles alone would miss the far tails, where a small δ puts the best region.
+    tails = np.geomspace(1.0 / pooled.size, 0.5, _CANDIDATES // 2)
+    return np.unique(np.quantile(pooled, np.concatenate([tails, 1.0 - tails]), method="nearest"))
+
+
+def count(ordered: np.ndarray, cuts, tail: str):
+    """How many of the sorted samples fall into each cut's region."""
+    if tail == "upper":
+        return ordered.size - np.searchsorted(ordered, cuts, side="left")
+    return np.searchsorted(ordered, cuts, side="right")
+
+
+def clopper_pearson(hits, trials: int, failure: float):
+    """One-sided exact bounds of a binomial rate, each wrong with probability at most `failure`."""
+    hits = np.asarray(hits, np.float64)
+    # betaincinv wants positive parameters; the ends of the range have closed forms anyway.
+    low = special.betaincinv(np.maximum(hits, 1), trials - hits + 1, failure)
+    high = special.betaincinv(hits + 1, np.maximum(trials - hits, 1), 1 - failure)
+    return np.where(hits == 0, 0.0, low), np.where(hits == trials, 1.0, high)

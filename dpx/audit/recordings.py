@@ -1,0 +1,80 @@
+"""What a run of a program did: its releases, the keys that it used, and what it left."""
+
+import dataclasses
+from collections import Counter, defaultdict
+from typing import Any, NamedTuple
+
+import dp_accounting
+import numpy as np
+
+from dpx.privacy import ADD_OR_REMOVE_ONE
+from dpx.privacy.events import event_epsilon
+
+
+class Seen(NamedTuple):
+    """One release, as it passed the door.
+
+    Attributes:
+      label: What was released.
+      about: The claim, which is the norm, the axis and the number of parts; for a sampled covariance it is
+        how far the covariance moves, whitened.
+      key: The words of the key of its noise.
+      exact, unit, noisy: The leaves before noise, their sensitivities, and the leaves after noise.
+      scale: The noise multiplier, or the parameters of the law of the noise.
+      sampling_probability: That of the last Poisson sampling before the release, or None.
+    """
+
+    label: str
+    about: dict
+    key: tuple[int, ...]
+    exact: list[np.ndarray]
+    unit: list[np.ndarray]
+    noisy: list[np.ndarray]
+    scale: Any
+    sampling_probability: float | None
+
+
+@dataclasses.dataclass
+class Recording:
+    """A run: its releases in order, the other keys it used, what it called public, and what it left."""
+
+    releases: list[Seen]
+    keys: list[tuple[str, tuple[int, ...]]]
+    public: dict[str, Any]
+    left: dict[str, Any]
+
+    def shared_keys(self) -> list[str]:
+        """A sentence for each two uses of randomness that share a key."""
+        used = [(f"noise of {seen.label}", seen.key) for seen in self.releases] + self.keys
+        uses = defaultdict(list)
+        for purpose, words in used:
+            if words:  # none where the operating system draws
+                uses[words].append(purpose)
+        found = [" and ".join(dict.fromkeys(who)) for who in uses.values() if len(who) > 1]
+        return [f"one key serves {who}, several times over" for who in found]
+
+    def epsilon(self, delta: float, neighboring=ADD_OR_REMOVE_ONE) -> float:
+        """The ε of all Gaussian releases together, from the multipliers with which noise was in fact drawn.
+
+        A release that is labelled as gradients is taken to be about the samples of the Poisson sampling
+        before it, if there is one.
+
+        Raises:
+          ValueError: where a release has another law.
+        """
+        events = Counter()
+        for seen in self.releases:
+            if seen.about.get("norm") != 2:
+                raise ValueError(f"{seen.label} has noise that is not Gaussian")
+            scale = np.ravel(seen.scale)[0]
+            if seen.about["parts"] > 1 or np.ndim(seen.scale):
+                scale = np.ravel(np.asarray(seen.scale) / seen.unit[0])[0]
+            sampled = seen.sampling_probability if seen.label.startswith("gradients") else None
+            events[(float(scale), sampled)] += 1 / seen.about["parts"]
+        parts = []
+        for (multiplier, sampled), count in events.items():
+            event = dp_accounting.GaussianDpEvent(multiplier)
+            if sampled is not None and sampled < 1:
+                event = dp_accounting.PoissonSampledDpEvent(sampled, event)
+            parts.append(dp_accounting.SelfComposedDpEvent(event, round(count)))
+        return event_epsilon(dp_accounting.ComposedDpEvent(parts), delta, neighboring)[0]
