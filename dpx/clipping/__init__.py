@@ -6,5 +6,13 @@ and returns a function of a batch that sums the clipped gradients of its example
 
 from dpx.clipping.clipped import METHODS, ClippedGrad, ClippedGrads, clipped_grad
 from dpx.clipping.explain import explain_clipping
+from dpx.clipping.reports import ClippingWarning
 
-__all__ = ["METHODS", "ClippedGrad", "ClippedGrads", "clipped_grad", "explain_clipping"]
+__all__ = [
+    "METHODS",
+    "ClippedGrad",
+    "ClippedGrads",
+    "ClippingWarning",
+    "clipped_grad",
+    "explain_clipping",
+]

@@ -9,19 +9,19 @@ import jax.numpy as jnp
 from dpx.clipping import groups as _groups
 from dpx.clipping import materialize as _materialize
 from dpx.clipping import params as _params
+from dpx.clipping import reports
 from dpx.clipping import sums as _sums
 
 # Microbatches between two compensated additions.
 BLOCK = 8
 
 
-def batch_size(batch: tuple, mask: Any) -> int:
+def batch_size(batch: tuple, mask: Any, strict: bool = False) -> int:
     """The common leading axis of everything in `batch`, and of the mask."""
     sizes = {}
     for path, leaf in jax.tree_util.tree_leaves_with_path(batch):
         name = "batch" + jax.tree_util.keystr(path)
-        if not jnp.ndim(leaf):
-            raise ValueError(f"{name} is a scalar; every array in the batch needs a batch axis.")
+        _check_leaf(name, leaf, strict)
         sizes[name] = leaf.shape[0]
     if not sizes:
         raise ValueError("the batch is empty of arrays; pass at least one with a batch axis.")
@@ -34,6 +34,27 @@ def batch_size(batch: tuple, mask: Any) -> int:
             f"must be ({size},) bool, True for a real example."
         )
     return size
+
+
+def _check_leaf(name: str, leaf: Any, strict: bool) -> None:
+    dtype = getattr(leaf, "dtype", None)
+    is_key = dtype is not None and jax.dtypes.issubdtype(dtype, jax.dtypes.prng_key)
+    if is_key and not leaf.ndim:
+        raise ValueError(
+            f"{name} is a single key, which all examples would share: pass one key for each, such as "
+            "jax.vmap(jax.random.fold_in, (None, 0))(step_key, record_indices)"
+        )
+    if dtype is None or not leaf.ndim:
+        raise ValueError(
+            f"{name}={leaf!r} has no batch axis: every array in the batch needs one. Bind what is the same "
+            "for all examples, such as a flag or a scalar, to the loss: functools.partial(loss_fn, flag=...)"
+        )
+    if dtype == jnp.uint32 and leaf.shape == (2,):
+        reports.report(
+            f"{name} of shape (2,) and dtype uint32 looks like one raw PRNGKey, and is taken for one number "
+            "for each of two examples: pass a key for each example, and typed ones (jax.random.key)",
+            strict,
+        )
 
 
 def nothing(parameters: _params.Parameters, groups: _groups.Groups) -> tuple[list, list, Any]:

@@ -16,6 +16,7 @@ from dpx.clipping import engine as _engine
 from dpx.clipping import groups as _groups
 from dpx.clipping import materialize as _materialize
 from dpx.clipping import params as _params
+from dpx.clipping import reports as _reports
 from dpx.clipping.rounding import gamma, unit
 
 METHODS = {
@@ -56,6 +57,15 @@ class ClippedGrads:
     losses: jax.Array
     clips: tuple[float, ...]
 
+    @property
+    def num_not_finite(self) -> jax.Array:
+        """How many examples added nothing because their gradient, or its norm, is not finite.
+
+        The number depends on private examples: it is for debugging on public ones, and not for logs.
+        """
+        infinite = [jnp.isinf(norm) for norm in jax.tree.leaves(self.norms)]
+        return functools.reduce(jnp.logical_or, infinite).sum()
+
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class ClippedGrad:
@@ -66,6 +76,7 @@ class ClippedGrad:
     method: str = "auto"
     normalize: bool = False
     microbatch_size: int | None = None
+    strict: bool = False
 
     def __post_init__(self):
         if not callable(self.loss_fn):
@@ -158,11 +169,13 @@ class ClippedGrad:
 
     def __call__(self, params: Any, *batch: Any, mask: jax.Array | None = None) -> ClippedGrads:
         mask = None if mask is None else jnp.asarray(mask)
-        size = _batches.batch_size(batch, mask)
+        size = _batches.batch_size(batch, mask, self.strict)
         parameters = _params.flatten(params)
+        _params.check_finite(parameters)
         groups = _groups.assign(self.l2_clip_norm, parameters.tree)
         loss = _params.example_loss(self.loss_fn, parameters)
         mask = jnp.ones(size, bool) if mask is None else mask
+        report = _reports.of(self.strict, batch, size, parameters)
         batch = jax.tree.map(lambda x: x if isinstance(x, jax.Array) else jnp.asarray(x), batch)
 
         @jax.jit  # traced once, though it is asked for its shapes first
@@ -176,12 +189,13 @@ class ClippedGrad:
 
         whole = functools.partial(_batches.finite_only, once)
         step = self.microbatch_size
-        if size == 0:
-            sums, norms, losses = _batches.nothing(parameters, groups)
-        elif step is None or step >= size:
-            sums, norms, losses = whole(batch, mask)
-        else:
-            sums, norms, losses = _batches.by_microbatches(whole, step, batch, mask)
+        with report:  # on what is traced here
+            if size == 0:
+                sums, norms, losses = _batches.nothing(parameters, groups)
+            elif step is None or step >= size:
+                sums, norms, losses = whole(batch, mask)
+            else:
+                sums, norms, losses = _batches.by_microbatches(whole, step, batch, mask)
         norms = jax.tree.unflatten(groups.structure, norms)
         return ClippedGrads(parameters.gradient_tree(sums), norms, losses, groups.clips)
 
@@ -193,6 +207,7 @@ def clipped_grad(
     method: str = "auto",
     normalize: bool = False,
     microbatch_size: int | None = None,
+    strict: bool = False,
 ) -> ClippedGrad:
     """Builds a function that sums the clipped gradients of a batch of examples.
 
@@ -243,6 +258,10 @@ def clipped_grad(
         per-example gradient. See `explain_clipping`.
       normalize: scale every gradient to norm (almost) C instead of only those above it.
       microbatch_size: process this many examples at a time, to bound memory.
+      strict: make an error of everything that is otherwise a `dpx.clipping.ClippingWarning` (a loss that
+        closes over an array with as many rows as the batch, or that draws the same random numbers for all
+        examples), and of a parameter of 65,536 elements or more whose per-example gradients would be
+        held because a use of it has no rule.
 
     Returns:
       A callable (params, *batch, mask=None) -> `ClippedGrads`, to be called under `jax.jit`.
@@ -253,6 +272,9 @@ def clipped_grad(
 
     Raises:
       ValueError: bad arguments here, or on the call: a threshold tree that does not match the
-        parameters, batch axes that differ, a loss that is not a floating-point scalar.
+        parameters, batch axes that differ, a loss that is not a floating-point scalar, parameters that are
+        not finite (where their values are known, outside `jax.jit`), and a loss whose examples influence
+        each other: a BatchNorm in training mode, a collective over a named axis such as `jax.lax.pmean`,
+        an array of the batch that the loss closes over.
     """
-    return ClippedGrad(loss_fn, l2_clip_norm, method, normalize, microbatch_size)
+    return ClippedGrad(loss_fn, l2_clip_norm, method, normalize, microbatch_size, strict)

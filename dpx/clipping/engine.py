@@ -13,7 +13,7 @@ import jax
 import jax.numpy as jnp
 from jax.extend import core
 
-from dpx.clipping import mixing, rules
+from dpx.clipping import mixing, reports, rules
 from dpx.clipping import plan as _plan
 from dpx.clipping.capture import Capture, capture
 from dpx.clipping.materialize import Loss, Pass, accumulator
@@ -35,12 +35,13 @@ def trace(loss: Loss, leaves: Sequence[jax.Array], batch: Any) -> Program:
     """Traces the loss of one example and chooses how to treat each parameter.
 
     Raises:
-      ValueError: for a layer that mixes examples.
+      ValueError: for a loss that mixes examples, and, in a strict call, for what `reports` says.
     """
     example = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape[1:], x.dtype), batch)
     closed = jax.make_jaxpr(loss)(list(leaves), example)
-    mixing.check(closed)
+    mixing.check(closed, len(leaves))
     captured = capture(closed, len(leaves))
+    reports.check_fallbacks(captured.opaque)
     return Program(closed, captured, _plan.choose(captured, [leaf.shape for leaf in leaves]))
 
 

@@ -36,7 +36,7 @@ def accumulator(dtype: Any) -> Any:
 def run(loss: Loss, leaves: Sequence[jax.Array], batch: Any) -> Pass:
     """The pass that holds every per-example gradient, B times the size of the parameters."""
     example = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape[1:], x.dtype), batch)
-    mixing.check(jax.make_jaxpr(loss)(list(leaves), example))
+    mixing.check(jax.make_jaxpr(loss)(list(leaves), example), len(leaves))
     losses, gradients = jax.vmap(jax.value_and_grad(loss), (None, 0))(list(leaves), batch)
     # Norms must see what is summed: without a barrier either could be computed again, rounded otherwise.
     gradients = jax.lax.optimization_barrier(gradients)

@@ -1,44 +1,186 @@
-"""Refuses layers that mix the examples of a batch, which no clipping of one example's gradient covers.
+"""Finds losses in which the examples of a batch influence each other, or share their randomness.
 
-In training mode, batch normalisation takes its statistics from the whole batch. The loss of one example has
-no batch: there the layer would normalise an example by itself alone, and what it keeps for later would be
-statistics of private data without noise.
+The loss of one example must be a function of the parameters, of that example and of public constants. No
+clipping of its gradient covers whatever else it reads.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
+import jax
+import jax.numpy as jnp
+import numpy as np
 from jax.extend import core
 
+from dpx.clipping import reports
+
 # The method of Flax (NNX and Linen), Haiku and those who write their own; frozen statistics sum nothing.
-_CALL = "BatchNorm.__call__"
+_BATCH_NORM = "BatchNorm.__call__"
+
+_DRAWS = ("random_bits", "threefry2x32", "rng_bit_generator")
+
+# They say how values are laid out on devices, and exchange nothing.
+_LAYOUT = ("pvary", "pcast", "reshard", "mesh_cast", "sharding_constraint", "core_pvary")
 
 
-def check(closed: core.ClosedJaxpr) -> None:
-    """Raises ValueError for a traced loss in which a BatchNorm takes statistics of what it is given.
+def check(closed: core.ClosedJaxpr, count: int) -> None:
+    """Checks a traced loss of (parameters, one example).
 
-    Found by the Python functions that made the equations of the loss, which JAX keeps for its error messages:
-    a sum that was made within a method `BatchNorm.__call__`. A layer of another name, or one that a compiled
-    function from elsewhere hides, is not found.
+    - A BatchNorm in training mode takes its statistics from the whole batch. The loss of one example has no
+      batch: there the layer would normalise an example by itself alone, and what it keeps for later would be
+      statistics of private data without noise. It is found by the Python functions that made the
+      equations of the loss, which JAX keeps for its error messages: a sum that was made within a method
+      `BatchNorm.__call__`. A layer of another name, or one that a compiled function hides, is not found.
+    - A collective over a named axis, such as `lax.pmean`, reads what other examples or devices hold.
+    - An array of the batch, or of as many rows as the batch, that the loss closes over holds other examples.
+    - Random numbers from a key that does not depend on the example are the same for all of them, such as the
+      masks of an `nnx.Dropout` with a state of its own.
+
+    Args:
+      closed: the loss.
+      count: how many of its inputs are parameters.
+
+    Raises:
+      ValueError: for the first two, and for an array of the batch that is closed over; for the rest in a
+        strict call, which else warns.
     """
     for eqn in _equations(closed.jaxpr):
-        traceback = eqn.source_info.traceback
-        if eqn.primitive.name == "reduce_sum" and traceback is not None:
-            functions, _ = traceback.raw_frames()
-            if any(function.co_qualname.endswith(_CALL) for function in functions):
-                raise ValueError(
-                    "loss_fn uses BatchNorm in training mode, whose statistics mix examples, so that no "
-                    "clipping bounds what one of them changes: use GroupNorm or LayerNorm, or frozen "
-                    "statistics (use_running_average=True)"
-                )
+        _refuse_batch_norm(eqn)
+        _refuse_collective(eqn)
+    call = reports.call()
+    if call is None:
+        return
+    _check_constants(closed.consts, call)
+    inputs = [number >= count for number in range(len(closed.jaxpr.invars))]
+    if _draws_alike(closed.jaxpr, inputs)[0]:
+        reports.report(
+            "loss_fn draws random numbers from a key that is the same for all examples and steps, such as "
+            "that of an nnx.Dropout(rngs=...) or one that it closes over: give every record a key of its own "
+            "in the batch, made from a secret key, the step and the record's index"
+        )
 
 
-def _equations(jaxpr: Any) -> Iterator[Any]:
-    """The equations of a jaxpr and of all that it calls."""
+def _refuse_batch_norm(eqn: Any) -> None:
+    traceback = eqn.source_info.traceback
+    if eqn.primitive.name == "reduce_sum" and traceback is not None:
+        functions, _ = traceback.raw_frames()
+        if any(function.co_qualname.endswith(_BATCH_NORM) for function in functions):
+            raise ValueError(
+                "loss_fn uses BatchNorm in training mode, whose statistics mix examples, so that no "
+                "clipping bounds what one of them changes: use GroupNorm or LayerNorm, or frozen "
+                "statistics (use_running_average=True)"
+            )
+
+
+def _refuse_collective(eqn: Any) -> None:
+    name = eqn.primitive.name
+    if name in _LAYOUT:
+        return
+    axes = [eqn.params.get("axis_name"), eqn.params.get("axes")]
+    named = [
+        axis
+        for given in axes
+        for axis in (given if isinstance(given, tuple | list) else (given,))
+        if isinstance(axis, str)
+    ]
+    if named:
+        raise ValueError(
+            f"loss_fn calls {name} over the axis {named[0]!r}, which reads what other examples or devices "
+            "hold, so that no clipping bounds what one example changes: sum the results of clipped_grad over "
+            "that axis instead, and shard models by automatic or explicit axes"
+        )
+
+
+def _check_constants(constants: Sequence[Any], call: reports.Call) -> None:
+    own = {id(leaf) for leaf in call.parameters.constants}
+    for constant in constants:
+        shape = tuple(getattr(constant, "shape", ()))
+        what = f"loss_fn closes over an array of shape {shape}"
+        if any(_same(constant, leaf) for leaf in call.leaves):
+            raise ValueError(
+                f"{what} that is also in the batch, so that the loss of one example reads the others: use "
+                "the example that loss_fn is called with"
+            )
+        if shape[:1] == (call.size,) and call.size > 1 and id(constant) not in own:
+            reports.report(
+                f"{what}, with as many rows as the batch has examples. If they are examples, no "
+                "clipping bounds what one of them changes: pass them in the batch. If they are constants, "
+                "such as weights that are not trained, this can be ignored, or silenced by "
+                "warnings.simplefilter('ignore', dpx.clipping.ClippingWarning)"
+            )
+
+
+def _same(a: Any, b: Any) -> bool:
+    """Whether two arrays are one, or hold the same rows where their values are known."""
+    if a is b:
+        return True
+    traced = isinstance(a, jax.core.Tracer) or isinstance(b, jax.core.Tracer)
+    if traced or jnp.shape(a) != jnp.shape(b) or not jnp.ndim(a):
+        return False
+    a, b = (
+        jax.random.key_data(x) if jnp.issubdtype(x.dtype, jax.dtypes.prng_key) else x
+        for x in (a, b)
+    )
+    return np.array_equal(np.asarray(a), np.asarray(b))
+
+
+def _equations(jaxpr: Any, seen: set[int] | None = None) -> Iterator[Any]:
+    """The equations of a jaxpr and of all that it calls, each once.
+
+    What stands in a `shard_map` of the loss itself is left out: its axes hold parts of one example.
+    """
+    seen = set() if seen is None else seen
+    seen.add(id(jaxpr))
     for eqn in jaxpr.eqns:
         yield eqn
-        for value in eqn.params.values():
-            for inner in value if isinstance(value, tuple | list) else (value,):
-                inner = getattr(inner, "jaxpr", inner)
-                if hasattr(inner, "eqns"):
-                    yield from _equations(inner)
+        if eqn.primitive.name != "shard_map":
+            for inner in _called(eqn):
+                if id(inner) not in seen:
+                    yield from _equations(inner, seen)
+
+
+def _called(eqn: Any) -> Iterator[Any]:
+    for value in eqn.params.values():
+        for inner in value if isinstance(value, tuple | list) else (value,):
+            inner = getattr(inner, "jaxpr", inner)
+            if hasattr(inner, "eqns"):
+                yield inner
+
+
+def _draws_alike(
+    jaxpr: Any, own: Sequence[bool], known: dict | None = None
+) -> tuple[bool, list[bool]]:
+    """Whether random bits come from nothing of the example's own, and which results do come from it.
+
+    Args:
+      jaxpr: with its constants, which belong to nobody.
+      own: for each input, whether it depends on the example.
+      known: what has been found for jaxprs that are called from several places.
+    """
+    known = {} if known is None else known
+    key = id(jaxpr), *own
+    if key in known:
+        return known[key]
+    depends = dict(zip(jaxpr.invars, own, strict=True))
+
+    def of_example(atom: Any) -> bool:
+        return not isinstance(atom, core.Literal) and depends.get(atom, False)
+
+    alike = False
+    for eqn in jaxpr.eqns:
+        given = [of_example(atom) for atom in eqn.invars]
+        results = [any(given)] * len(eqn.outvars)
+        if eqn.primitive.name in _DRAWS:
+            alike |= not any(given)
+        inner = list(_called(eqn))
+        for called in inner:
+            # Arguments that do not stand in line with the inputs of what is called count together.
+            aligned = len(given) == len(called.invars)
+            flags = given if aligned else [any(given)] * len(called.invars)
+            found, ends = _draws_alike(called, flags, known)
+            alike |= found
+            if len(inner) == 1 and len(ends) == len(results):
+                results = ends
+        depends.update(zip(eqn.outvars, results, strict=True))
+    known[key] = alike, [of_example(atom) for atom in jaxpr.outvars]
+    return known[key]

@@ -18,12 +18,14 @@ class Parameters(NamedTuple):
       tree: the tree that gradients have: an `nnx.State` of `nnx.Param` for an NNX module,
         the tree itself otherwise, with None where a leaf is not differentiated.
       rebuild: leaves -> what the user's loss takes as its first argument.
+      constants: the arrays that are not differentiated.
     """
 
     leaves: list[jax.Array]
     paths: list[str]
     tree: Any
     rebuild: Callable[[Sequence[jax.Array]], Any]
+    constants: list[Any]
 
     def gradient_tree(self, leaves: Sequence[jax.Array]) -> Any:
         """A tree of gradients from their flat list."""
@@ -49,7 +51,8 @@ def flatten(params: Any) -> Parameters:
             # A copy, because a module may count in its state only where that was made.
             return nnx.merge(graph, inner.rebuild(leaves), jax.tree.map(lambda x: x, rest))
 
-        return inner._replace(rebuild=rebuild_module)
+        constants = [*inner.constants, *jax.tree.leaves(rest)]
+        return inner._replace(rebuild=rebuild_module, constants=constants)
 
     everything, structure = jax.tree.flatten(params)
     trained = [
@@ -82,7 +85,27 @@ def flatten(params: Any) -> Parameters:
             for leaf, keep in zip(everything, trained, strict=True)
         )
 
-    return Parameters(leaves, paths, tree, rebuild)
+    constants = [leaf for leaf, keep in zip(everything, trained, strict=True) if not keep]
+    return Parameters(leaves, paths, tree, rebuild, constants)
+
+
+def check_finite(parameters: Parameters) -> None:
+    """Raises ValueError for a parameter that is NaN or infinite, where its value is known (outside `jit`).
+
+    With such a parameter every gradient would count as not finite, and the sum would be zero.
+    """
+    with jax.ensure_compile_time_eval():  # of constants of a function that is being traced, too
+        known = {
+            path: jnp.isfinite(leaf).all()
+            for path, leaf in zip(parameters.paths, parameters.leaves, strict=True)
+            if not isinstance(leaf, jax.core.Tracer)
+        }
+    for path, finite in jax.device_get(known).items():
+        if not finite:
+            raise ValueError(
+                f"params[{path}] holds NaN or infinity, so that no example has a finite gradient: start "
+                "from finite parameters, and lower the learning rate where training made them so"
+            )
 
 
 def example_loss(loss_fn: Callable, parameters: Parameters) -> Callable[..., jax.Array]:

@@ -1,0 +1,233 @@
+"""Losses that would void the guarantee without a word: each is refused or reported."""
+
+import functools
+import warnings
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from flax import nnx
+from jax.sharding import PartitionSpec as P
+
+import dpx
+from dpx.clipping import ClippingWarning
+
+RNG = np.random.default_rng(0)
+X = RNG.normal(size=(4, 3)).astype(np.float32)
+W = {"w": jnp.ones(3)}
+
+
+def clipped(loss, params=W, batch=(X,), **options):
+    return dpx.clipped_grad(loss, l2_clip_norm=1.0, **options)(params, *batch)
+
+
+def plain(params, x):
+    return jnp.square(x @ params["w"])
+
+
+@pytest.fixture(autouse=True)
+def _reports_are_shown_each_time():
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", ClippingWarning)
+        yield
+
+
+@pytest.mark.parametrize("method", dpx.clipping.METHODS)
+def test_a_plain_loss_is_not_reported(method):
+    clipped(plain, method=method, strict=True)
+
+
+@pytest.mark.parametrize("method", ["auto", "vmap"])
+@pytest.mark.parametrize(
+    "collective",
+    [
+        lambda x: jax.lax.pmean(x, "rows"),
+        lambda x: jax.lax.all_gather(x, "rows").sum(0),
+        lambda x: jax.lax.ppermute(x, "rows", [(0, 1)]),
+        lambda x: x * jax.lax.axis_index("rows"),
+        lambda x: jax.checkpoint(lambda y: jax.lax.psum(y, "rows"))(x),
+        lambda x: jax.lax.scan(lambda c, y: (c + jax.lax.psum(y, "rows"), y), 0.0, x)[0] * x,
+    ],
+    ids=["pmean", "all_gather", "ppermute", "axis_index", "in remat", "in scan"],
+)
+def test_collectives_over_other_examples_are_refused(collective, method):
+    def step(x):
+        return clipped(lambda p, x: plain(p, collective(x)), batch=(x,), method=method).grads
+
+    with pytest.raises(ValueError, match=r"over the axis 'rows', which reads what other examples"):
+        jax.vmap(step, axis_name="rows")(np.stack([X, X]))
+
+
+def test_collectives_over_an_axis_of_the_loss_itself_are_its_own_business():
+    def loss(params, x):
+        return plain(params, jax.vmap(lambda y: y - jax.lax.pmean(y, "own"), axis_name="own")(x))
+
+    assert (clipped(loss, strict=True).norms > 0).all()
+    mesh = jax.make_mesh((1,), ("own",), axis_types=(jax.sharding.AxisType.Auto,))
+
+    def on_mesh(params, x):
+        body = functools.partial(jax.lax.psum, axis_name="own")
+        return plain(params, jax.shard_map(body, mesh=mesh, in_specs=P("own"), out_specs=P())(x))
+
+    assert (clipped(on_mesh, strict=True).norms > 0).all()
+
+
+@pytest.mark.parametrize("method", ["auto", "two_pass", "vmap"])
+@pytest.mark.parametrize("microbatch_size", [None, 2])
+@pytest.mark.parametrize("kind", [np.asarray, jnp.asarray])
+def test_a_loss_that_closes_over_the_batch_is_refused(method, microbatch_size, kind):
+    x = kind(X)
+
+    def loss(params, row):
+        return plain(params, row - jnp.mean(x, 0))
+
+    options = {"method": method, "microbatch_size": microbatch_size}
+    with pytest.raises(ValueError, match=r"shape \(4, 3\) that is also in the batch"):
+        clipped(loss, batch=(x,), **options)
+
+    @jax.jit
+    def step(x):
+        return clipped(lambda p, row: plain(p, row - jnp.mean(x, 0)), batch=(x,), **options).grads
+
+    if kind is jnp.asarray:  # under jit too, where the loss closes over a tracer
+        with pytest.raises(ValueError, match="also in the batch"):
+            step(x)
+
+
+def test_a_closed_over_array_with_as_many_rows_is_reported():
+    table = jnp.asarray(X + 1)
+
+    def loss(params, row):
+        return plain(params, row - table.mean(0))
+
+    with pytest.warns(ClippingWarning, match="as many rows as the batch has examples"):
+        found = clipped(loss)
+    with pytest.raises(ValueError, match="as many rows"):
+        clipped(loss, strict=True)
+    mean = np.asarray(X + 1).mean(0)
+    want = clipped(lambda params, row: plain(params, row - mean))
+    np.testing.assert_allclose(found.grads["w"], want.grads["w"], rtol=1e-5)
+    clipped(loss, batch=(X[:3],), strict=True)  # of other lengths it is a constant
+    clipped(loss, batch=(X[:1],), strict=True)
+
+
+def test_what_is_not_trained_is_no_batch():
+    class Scaled(nnx.Module):
+        def __init__(self):
+            self.linear = nnx.Linear(3, 1, rngs=nnx.Rngs(0))
+            self.scale = nnx.Variable(jnp.ones(4))
+
+    def loss(model, x):
+        return (model.linear(x) * model.scale.get_value().sum()).sum()
+
+    assert (clipped(loss, Scaled(), strict=True).norms > 0).all()
+
+
+def test_masks_that_repeat_are_reported():
+    model = nnx.Sequential(nnx.Linear(3, 3, rngs=nnx.Rngs(0)), nnx.Dropout(0.5, rngs=nnx.Rngs(1)))
+
+    def loss(model, x):
+        return model(x).sum()
+
+    with pytest.warns(ClippingWarning, match="the same for all examples and steps"):
+        clipped(loss, model)
+    with pytest.raises(ValueError, match="give every record a key of its own"):
+        clipped(loss, model, strict=True)
+    model.layers[1].deterministic = True
+    clipped(loss, model, strict=True)
+
+    def of_own_key(params, x, key):
+        return plain(params, x * jax.random.bernoulli(jax.random.fold_in(key, 3), 0.5, x.shape))
+
+    keys = jax.random.split(jax.random.key(0), 4)
+    clipped(of_own_key, batch=(X, keys), strict=True)
+    with pytest.warns(ClippingWarning, match="the same for all"):
+        clipped(functools.partial(of_own_key, key=jax.random.key(0)))
+
+    def in_a_scan(params, x, key):
+        def body(key, row):
+            key, drawn = jax.random.split(key)
+            return key, row * jax.random.normal(drawn)
+
+        return plain(params, jax.lax.scan(body, key, x)[1])
+
+    clipped(in_a_scan, batch=(X, keys), strict=True)
+    with pytest.warns(ClippingWarning, match="the same for all"):
+        clipped(lambda params, x: in_a_scan(params, x, jax.random.key(0)))
+
+
+def test_a_fallback_of_a_large_parameter_is_an_error_in_a_strict_call():
+    params = {"small": jnp.ones(3), "large": jnp.ones((256, 256)) / 256}
+
+    def loss(params, x):
+        large = jnp.sort(params["large"], axis=0)
+        return jnp.square(x @ params["small"]) + (x[0] * large).sum() ** 2
+
+    clipped(loss, params)
+    with pytest.raises(
+        ValueError, match=r"params\[large\] of 65536 elements has no rule for .*sort"
+    ):
+        clipped(loss, params, strict=True)
+    params["large"] = params["large"][:200]
+    clipped(loss, params, strict=True)
+
+
+@pytest.mark.parametrize("bad", [np.nan, np.inf])
+def test_parameters_that_are_not_finite_are_named_outside_jit(bad):
+    params = {"a": jnp.ones(3), "w": jnp.array([1.0, bad, 1.0])}
+    with pytest.raises(ValueError, match=r"params\[w\] holds NaN or infinity"):
+        clipped(plain, params)
+    found = jax.jit(lambda params: clipped(plain, params))(params)
+    assert not found.grads["w"].any()
+    assert found.num_not_finite == 4
+
+
+@pytest.mark.parametrize("l2_clip_norm", [1.0, {"v": 1.0, "w": 2.0}])
+def test_examples_that_are_not_finite_are_counted(l2_clip_norm):
+    x = X.copy()
+    x[1, 2], x[3, 0] = np.nan, np.inf
+    params = {"v": jnp.ones(3), "w": jnp.ones(3)}
+
+    def loss(params, x):
+        return jnp.square(x @ params["w"]) + jnp.square(params["v"] - 2).sum()
+
+    found = jax.jit(dpx.clipped_grad(loss, l2_clip_norm=l2_clip_norm))(params, x)
+    assert found.num_not_finite == 2
+    mask = np.array([True, False, True, True])
+    assert (
+        dpx.clipped_grad(loss, l2_clip_norm=l2_clip_norm)(params, x, mask=mask).num_not_finite == 1
+    )
+
+
+@pytest.mark.parametrize(
+    ("given", "words"),
+    [
+        (True, r"batch\[1\]=True has no batch axis.*functools.partial"),
+        ("train", r"batch\[1\]='train' has no batch axis.*functools.partial"),
+        (jnp.ones(()), r"batch\[1\]=.* has no batch axis"),
+        (jax.random.key(0), r"batch\[1\] is a single key.*one key for each"),
+    ],
+)
+def test_what_has_no_batch_axis_is_named_with_the_remedy(given, words):
+    with pytest.raises(ValueError, match=words):
+        clipped(lambda params, x, other: plain(params, x), batch=(X, given))
+
+
+def test_a_raw_key_in_place_of_two_is_reported():
+    batch = X[:2], jax.random.PRNGKey(0)
+    with pytest.warns(ClippingWarning, match="looks like one raw PRNGKey"):
+        clipped(lambda params, x, key: plain(params, x), batch=batch)
+    with pytest.raises(ValueError, match="looks like one raw PRNGKey"):
+        clipped(lambda params, x, key: plain(params, x), batch=batch, strict=True)
+
+
+def test_equinox_batch_norm_is_refused():
+    norm, state = eqx.nn.make_with_state(eqx.nn.BatchNorm)(3, axis_name="rows", mode="batch")
+
+    def step(x):
+        return clipped(lambda norm, x: norm(x, state)[0].sum(), norm, batch=(x,)).losses
+
+    with pytest.raises(ValueError, match="statistics mix examples"):
+        jax.vmap(step, axis_name="rows")(np.stack([X, X]))
