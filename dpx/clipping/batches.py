@@ -1,5 +1,6 @@
 """Batches that are empty, padded, not finite, or taken a slice at a time."""
 
+import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -8,6 +9,7 @@ import jax.numpy as jnp
 
 from dpx.clipping import groups as _groups
 from dpx.clipping import materialize as _materialize
+from dpx.clipping import meshes as _meshes
 from dpx.clipping import params as _params
 from dpx.clipping import reports
 from dpx.clipping import sums as _sums
@@ -69,27 +71,40 @@ def finite_only(once: Callable, batch: tuple, mask: jax.Array) -> tuple[list, li
     Weight zero alone does not silence an example, since zero times infinity is not zero. Masked ones are
     replaced at once; the others, whose norms must be seen first, in a second run.
     """
-    shapes = jax.eval_shape(once, batch, mask)
-    sums, norms, losses = jax.tree.map(lambda s: jnp.zeros(s.shape, s.dtype), shapes)
+    sums, norms, losses = _meshes.zeros(jax.eval_shape(once, batch, mask))
 
     def run(state: tuple) -> tuple:
         keep, _, (_, norms, losses) = state
-        sums, *found = once(jax.tree.map(lambda x: _with_stand_ins(x, keep), batch), keep)
+        stand_in = jax.tree.map(lambda x: _first(x, keep), batch)
+        sums, *found = once(jax.tree.map(functools.partial(_where, keep), batch, stand_in), keep)
         norms, losses = jax.tree.map(
             lambda new, old: jnp.where(keep, new, old), tuple(found), (norms, losses)
         )
         finite = keep & jnp.isfinite(jnp.stack(norms)).all(0)
         return finite, finite.any() & (keep & ~finite).any(), (sums, norms, losses)
 
-    state = (mask, jnp.array(True), (sums, norms, losses))
+    again = _meshes.vary(jnp.array(True), _meshes.varying(losses))
+    state = (mask, again, (sums, norms, losses))
     keep, _, (sums, norms, losses) = jax.lax.while_loop(lambda state: state[1], run, state)
     return [jnp.where(keep.any(), total, 0) for total in sums], norms, losses
 
 
-def _with_stand_ins(x: jax.Array, keep: jax.Array) -> jax.Array:
-    """`x` with its first row that is kept in place of those that are not."""
-    rows = keep.reshape(-1, *(1 for _ in x.shape[1:]))
-    return jnp.where(rows, x, x[jnp.argmax(keep)])
+def _where(keep: jax.Array, x: jax.Array, other: jax.Array) -> jax.Array:
+    return jnp.where(keep.reshape(-1, *(1 for _ in x.shape[1:])), x, other)
+
+
+def _first(x: jax.Array, keep: jax.Array) -> jax.Array:
+    """The first row of `x` that is kept; zeros if none is.
+
+    It is the sum of that row alone: where devices hold shards of the batch they exchange one example, whereas
+    a row at an index that only running will tell would have to be looked up in all of it.
+    """
+    if jnp.issubdtype(x.dtype, jax.dtypes.prng_key):
+        data = _first(jax.random.key_data(x), keep)
+        return jax.random.wrap_key_data(data, impl=jax.random.key_impl(x))
+    row = jnp.arange(len(keep))
+    only = _where(row == jnp.min(jnp.where(keep, row, len(keep))), x, jnp.zeros((), x.dtype))
+    return only.any(0) if x.dtype == bool else only.sum(0, dtype=x.dtype)
 
 
 def by_microbatches(whole: Callable, step: int, batch: tuple, mask: jax.Array):

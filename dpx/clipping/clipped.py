@@ -15,6 +15,7 @@ from dpx.clipping import batches as _batches
 from dpx.clipping import engine as _engine
 from dpx.clipping import groups as _groups
 from dpx.clipping import materialize as _materialize
+from dpx.clipping import meshes as _meshes
 from dpx.clipping import params as _params
 from dpx.clipping import reports as _reports
 from dpx.clipping.rounding import gamma, unit
@@ -178,24 +179,27 @@ class ClippedGrad:
         report = _reports.of(self.strict, batch, size, parameters)
         batch = jax.tree.map(lambda x: x if isinstance(x, jax.Array) else jnp.asarray(x), batch)
 
-        @jax.jit  # traced once, though it is asked for its shapes first
-        def once(batch: Any, keep: jax.Array) -> tuple[list, list, jax.Array]:
-            done = METHODS[self.method](loss, parameters.leaves, batch)
-            norms = _groups.group_norms(groups, done.squared_norms)
-            factors = _groups.clip_factors(groups, norms, self.normalize)
-            factors = [jnp.where(keep, factor, 0.0) for factor in factors]
-            sums = done.weighted_sum([factors[group] for group in groups.members])
-            return sums, norms, done.losses
+        def run(leaves: list, batch: tuple, mask: jax.Array) -> tuple[list, list, jax.Array]:
+            @jax.jit  # traced once, though it is asked for its shapes first
+            def once(batch: Any, keep: jax.Array) -> tuple[list, list, jax.Array]:
+                done = METHODS[self.method](loss, leaves, batch)
+                norms = _groups.group_norms(groups, done.squared_norms)
+                factors = _groups.clip_factors(groups, norms, self.normalize)
+                factors = [jnp.where(keep, factor, 0.0) for factor in factors]
+                sums = done.weighted_sum([factors[group] for group in groups.members])
+                return sums, norms, done.losses
 
-        whole = functools.partial(_batches.finite_only, once)
-        step = self.microbatch_size
+            whole = functools.partial(_batches.finite_only, once)
+            step, size = self.microbatch_size, len(mask)
+            if step is None or step >= size:
+                return whole(batch, mask)
+            return _batches.by_microbatches(whole, step, batch, mask)
+
         with report:  # on what is traced here
             if size == 0:
                 sums, norms, losses = _batches.nothing(parameters, groups)
-            elif step is None or step >= size:
-                sums, norms, losses = whole(batch, mask)
             else:
-                sums, norms, losses = _batches.by_microbatches(whole, step, batch, mask)
+                sums, norms, losses = _meshes.run(run, loss, parameters.leaves, batch, mask)
         norms = jax.tree.unflatten(groups.structure, norms)
         return ClippedGrads(parameters.gradient_tree(sums), norms, losses, groups.clips)
 

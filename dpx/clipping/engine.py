@@ -13,7 +13,7 @@ import jax
 import jax.numpy as jnp
 from jax.extend import core
 
-from dpx.clipping import mixing, reports, rules
+from dpx.clipping import meshes, mixing, reports, rules
 from dpx.clipping import plan as _plan
 from dpx.clipping.capture import Capture, capture
 from dpx.clipping.materialize import Loss, Pass, accumulator
@@ -37,8 +37,7 @@ def trace(loss: Loss, leaves: Sequence[jax.Array], batch: Any) -> Program:
     Raises:
       ValueError: for a loss that mixes examples, and, in a strict call, for what `reports` says.
     """
-    example = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape[1:], x.dtype), batch)
-    closed = jax.make_jaxpr(loss)(list(leaves), example)
+    closed = jax.make_jaxpr(loss)(list(leaves), meshes.one_example(batch))
     mixing.check(closed, len(leaves))
     captured = capture(closed, len(leaves))
     reports.check_fallbacks(captured.opaque)
@@ -174,13 +173,14 @@ def _backward(
     taps = [(use, _export(choice, use)) for choice in choices for use in choice.tapped]
     tapped = Tapped(program.closed, taps)
     direct = {k: leaves[k] for k, choice in enumerate(choices) if not choice.tapped}
+    slots = meshes.vary(tapped.slots(), meshes.varying(leaves, batch))
 
     def one(example: list[Any]) -> tuple[jax.Array, list[jax.Array], list[Any]]:
         def value(direct: dict, slots: dict) -> jax.Array:
             arguments = [direct.get(k, leaf) for k, leaf in enumerate(leaves)]
             return tapped([*arguments, *example], slots)[0]
 
-        loss, (gradients, handed) = jax.value_and_grad(value, (0, 1))(direct, tapped.slots())
+        loss, (gradients, handed) = jax.value_and_grad(value, (0, 1))(direct, slots)
         handed = iter(handed.values())
         norms, held = [], []
         for k, choice in enumerate(choices):

@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from dpx.clipping import mixing
+from dpx.clipping import meshes, mixing
 from dpx.clipping.rounding import sum_of_squares
 
 Loss = Callable[[Sequence[jax.Array], Any], jax.Array]
@@ -35,8 +35,7 @@ def accumulator(dtype: Any) -> Any:
 
 def run(loss: Loss, leaves: Sequence[jax.Array], batch: Any) -> Pass:
     """The pass that holds every per-example gradient, B times the size of the parameters."""
-    example = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape[1:], x.dtype), batch)
-    mixing.check(jax.make_jaxpr(loss)(list(leaves), example), len(leaves))
+    mixing.check(jax.make_jaxpr(loss)(list(leaves), meshes.one_example(batch)), len(leaves))
     losses, gradients = jax.vmap(jax.value_and_grad(loss), (None, 0))(list(leaves), batch)
     # Norms must see what is summed: without a barrier either could be computed again, rounded otherwise.
     gradients = jax.lax.optimization_barrier(gradients)

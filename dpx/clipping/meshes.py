@@ -1,0 +1,112 @@
+"""The same sums on every mesh: what is sharded, replicated, or differs from device to device.
+
+On automatic axes the compiler lays arrays out, and this module has nothing to do. Inside `jax.shard_map` every
+device sums the examples of its own shard, so parameters must count as values that differ between devices:
+differentiation would otherwise add up the gradients of *different examples*, one from each device, before
+they are clipped. Axes with explicit sharding types are handed to `jax.shard_map` where they shard the batch,
+which leaves one reduction of the sums, and to the compiler where they shard parameters.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax.sharding import AxisType, NamedSharding
+from jax.sharding import PartitionSpec as P
+
+# (leaves, batch, mask) -> sums, norms, losses
+Run = Callable[[list, tuple, jax.Array], tuple[list, list, jax.Array]]
+
+
+def varying(*trees: Any) -> frozenset[str]:
+    """The axes of `jax.shard_map` along which anything in these trees differs between devices."""
+    return frozenset().union(*map(_varying, jax.tree.leaves(trees)))
+
+
+def _varying(x: Any) -> frozenset[str]:
+    kind = getattr(x, "manual_axis_type", None)
+    kind = getattr(jax.typeof(x), "manual_axis_type", None) if kind is None else kind
+    return frozenset() if kind is None else kind.varying
+
+
+def vary(tree: Any, axes: frozenset[str]) -> Any:
+    """The same values, declared to differ along these axes too."""
+
+    def cast(x: jax.Array) -> jax.Array:
+        missing = tuple(sorted(axes - _varying(x)))
+        return jax.lax.pcast(x, missing, to="varying") if missing else x
+
+    return jax.tree.map(cast, tree) if axes else tree
+
+
+def zeros(like: Any) -> Any:
+    """Zeros of the shapes, and of the axes of variation, that `jax.eval_shape` found."""
+    return jax.tree.map(lambda s: vary(jnp.zeros(s.shape, s.dtype), _varying(s)), like)
+
+
+def one_example(batch: Any) -> Any:
+    """The shapes and types of one example."""
+
+    def shape(x: jax.Array) -> jax.ShapeDtypeStruct:
+        kind = jax.typeof(x)
+        if not _varying(x):
+            return jax.ShapeDtypeStruct(x.shape[1:], x.dtype)
+        sharding = NamedSharding(kind.sharding.mesh, P(*kind.sharding.spec[1:]))
+        varies = kind.manual_axis_type
+        return jax.ShapeDtypeStruct(
+            x.shape[1:], x.dtype, sharding=sharding, manual_axis_type=varies
+        )
+
+    return jax.tree.map(shape, batch)
+
+
+def run(body: Run, loss: Callable, leaves: list, batch: tuple, mask: jax.Array):
+    """Runs `body` on whatever mesh its arguments live on; `loss` is that of (leaves, one example)."""
+    mesh = _mesh((leaves, batch, mask))
+    kinds = dict(zip(mesh.axis_names, mesh.axis_types, strict=True))
+    explicit = tuple(name for name, kind in kinds.items() if kind == AxisType.Explicit)
+    if not explicit:
+        return _on_device(body, loss, leaves, batch, mask)
+    shards = _batch_axes((batch, mask))
+    layouts = [jax.typeof(leaf).sharding.spec for leaf in leaves], P(shards), P(shards)
+
+    def by_shard(leaves: list, batch: tuple, mask: jax.Array):
+        sums, *found = _on_device(body, loss, leaves, batch, mask)
+        return jax.lax.psum(sums, shards), *found
+
+    def automatic(*arguments: Any):
+        if not shards:
+            return _on_device(body, loss, *arguments)
+        specs = P(), P(shards), P(shards)
+        return jax.shard_map(by_shard, in_specs=specs, out_specs=specs, axis_names=set(shards))(
+            *arguments
+        )
+
+    with jax.sharding.use_abstract_mesh(mesh):
+        laid_out = jax.sharding.auto_axes(automatic, axes=explicit, out_sharding=layouts)
+        return laid_out(leaves, batch, mask)
+
+
+def _on_device(body: Run, loss: Callable, leaves: list, batch: tuple, mask: jax.Array):
+    """`body` on the examples of one device inside `shard_map`, on all of them elsewhere."""
+    axes = varying(leaves, batch, mask)
+    if jax.sharding.get_abstract_mesh().manual_axes:
+        # What the loss closes over may differ between devices as well.
+        axes |= varying(jax.eval_shape(loss, leaves, one_example(batch)))
+    return body(*vary((leaves, batch, mask), axes))
+
+
+def _mesh(tree: Any) -> Any:
+    """The mesh at hand, or else that of an array with explicit axes, which is part of its type."""
+    mesh = jax.sharding.get_abstract_mesh()
+    found = (jax.typeof(x).sharding.mesh for x in jax.tree.leaves(tree))
+    return mesh if not mesh.empty else next((m for m in found if not m.empty), mesh)
+
+
+def _batch_axes(tree: Any) -> tuple[str, ...]:
+    """The explicit axes that the examples are spread over."""
+    for x in jax.tree.leaves(tree):
+        if (axes := jax.typeof(x).sharding.spec[0]) is not None:
+            return axes if isinstance(axes, tuple) else (axes,)
+    return ()
