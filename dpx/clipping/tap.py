@@ -15,6 +15,7 @@ import jax.numpy as jnp
 from jax import lax
 from jax.extend import core
 
+from dpx.clipping import meshes
 from dpx.clipping.capture import CALLS, REMAT, scan_parts
 from dpx.clipping.uses import Use
 
@@ -143,7 +144,8 @@ def _tap_backward(export: Callable, operands: tuple, cotangent: jax.Array):
     # Norms must see what is summed: without a barrier either could be computed again, rounded otherwise.
     # What is behind it goes on through the backward pass too, so that no copy is needed.
     operands, cotangent = lax.optimization_barrier((operands, cotangent))
-    return cotangent, None, export(operands, cotangent)
+    # What follows from the model alone, such as the rows that a slice takes, is the same on every device.
+    return cotangent, None, meshes.vary(export(operands, cotangent), meshes.varying(cotangent))
 
 
 _tap.defvjp(_tap_forward, _tap_backward)
