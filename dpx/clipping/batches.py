@@ -114,18 +114,27 @@ def by_microbatches(whole: Callable, step: int, batch: tuple, mask: jax.Array):
     """
     size = mask.shape[0]
     count = -(-size // step)
-    # The last slice is filled up with the last example, masked.
-    rows = jnp.minimum(jnp.arange(count * step), size - 1).reshape(count, step)
-    real = (jnp.arange(count * step) < size).reshape(count, step)
-    shapes = jax.eval_shape(lambda: whole(jax.tree.map(lambda x: x[:step], batch), mask[:step]))
-    sums, *found = jax.tree.map(lambda s: jnp.zeros(s.shape, s.dtype), shapes)
-    found = jax.tree.map(lambda x: jnp.zeros((count, *x.shape), x.dtype), found)
+    padding = count * step - size
+
+    def slices(x: jax.Array) -> jax.Array:
+        """Slices along axis 1, filled up with the last example."""
+        last = jnp.broadcast_to(x[-1:], (padding, *x.shape[1:]))
+        x = jnp.concatenate([x, last]) if padding else x
+        return x.reshape(step, count, *x.shape[1:])
+
+    def part(index: Any, tree: Any) -> Any:
+        return jax.tree.map(lambda x: jax.lax.dynamic_index_in_dim(x, index, 1, False), tree)
+
+    # Every slice takes examples from all over the batch, and so the same number from each device's shard.
+    mask = jnp.pad(mask, (0, padding)).reshape(step, count)
+    batch = jax.tree.map(slices, batch)
+    sums, *found = _meshes.zeros(jax.eval_shape(lambda: whole(part(0, batch), mask[:, 0])))
+    found = jax.tree.map(lambda x: jnp.stack([x] * count, 1), found)
 
     def slot(index: jax.Array, state: tuple) -> tuple:
         partial, found = state
-        part = jax.tree.map(lambda x: x[rows[index]], batch)
-        sums, *new = whole(part, mask[rows[index]] & real[index])
-        found = jax.tree.map(lambda x, y: x.at[index].set(y), found, new)
+        sums, *new = whole(*part(index, (batch, mask)))
+        found = jax.tree.map(lambda x, y: x.at[:, index].set(y), found, new)
         return jax.tree.map(jnp.add, partial, sums), found
 
     def block(index: jax.Array, state: tuple) -> tuple:
@@ -135,7 +144,7 @@ def by_microbatches(whole: Callable, step: int, batch: tuple, mask: jax.Array):
         partial, found = jax.lax.fori_loop(first, last, slot, (sums, found))
         return _sums.add(total, partial), found
 
-    start = _sums.start(sums), found
+    start = _sums.Sum(sums, sums), found
     total, (norms, losses) = jax.lax.fori_loop(0, -(-count // BLOCK), block, start)
     norms = [norm.reshape(-1)[:size] for norm in norms]
     return _sums.result(total), norms, losses.reshape(-1)[:size]

@@ -190,9 +190,10 @@ class ClippedGrad:
                 return sums, norms, done.losses
 
             whole = functools.partial(_batches.finite_only, once)
-            step, size = self.microbatch_size, len(mask)
-            if step is None or step >= size:
+            if self.microbatch_size is None or self.microbatch_size >= size:
                 return whole(batch, mask)
+            # Of explicit axes, `run` sees the examples of one device.
+            step = max(1, self.microbatch_size * len(mask) // size)
             return _batches.by_microbatches(whole, step, batch, mask)
 
         with report:  # on what is traced here

@@ -230,8 +230,10 @@ def _weighted_sum(choice: Choice, held: Any, weights: jax.Array) -> jax.Array:
     if (rule := _plan.gram(choice)) is not None:
         return rule.layout.restore(rules.weighted_sum(rule.layout, held, weights))
     # Two equal rows: XLA's CPU compiler leaves a product of matrices to a library, but writes a kernel of
-    # its own for a vector times each shape of matrix, which is no faster and takes long to compile.
+    # its own for a vector times each shape of matrix, which is no faster and takes long to compile. Several
+    # devices would add up both.
     dtype = accumulator(held.dtype)
-    weights = jnp.stack([weights, weights]).astype(dtype)
+    rows = 1 if jax.device_count() > 1 else 2
+    weights = jnp.stack([weights] * rows).astype(dtype)
     flat = held.astype(dtype).reshape(len(held), -1)
     return jnp.matmul(weights, flat, precision=rules.HIGHEST)[0].reshape(held.shape[1:])

@@ -121,8 +121,9 @@ def pair(use: Use, shared: Layout, left: jax.Array, right: jax.Array) -> Pair:
 def _inner(a: jax.Array, b: jax.Array, size: int) -> jax.Array:
     """⟨a[k, p], b[k, q]⟩ for all positions: (K, P, Q). Indices (2-D) are one-hot rows."""
     if a.ndim == b.ndim == 3:
-        in_turn = a is b and a.size >= LARGE and jax.default_backend() == "cpu"
-        return _gram_in_turn(a) if in_turn else _gram(a, b)
+        # In turn, examples on several devices would have to be gathered first.
+        one_cpu = jax.default_backend() == "cpu" and jax.device_count() == 1
+        return _gram_in_turn(a) if a is b and a.size >= LARGE and one_cpu else _gram(a, b)
     if a.ndim == b.ndim == 2:
         return (a[:, :, None] == b[:, None, :]) & (a < size)[:, :, None]
     if a.ndim == 3:
