@@ -12,29 +12,20 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-from jax.sharding import AxisType, NamedSharding
+from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
+
+from dpx._meshes import explicit_axes, mesh_of, varying
 
 # (leaves, batch, mask) -> sums, norms, losses
 Run = Callable[[list, tuple, jax.Array], tuple[list, list, jax.Array]]
-
-
-def varying(*trees: Any) -> frozenset[str]:
-    """The axes of `jax.shard_map` along which anything in these trees differs between devices."""
-    return frozenset().union(*map(_varying, jax.tree.leaves(trees)))
-
-
-def _varying(x: Any) -> frozenset[str]:
-    kind = getattr(x, "manual_axis_type", None)
-    kind = getattr(jax.typeof(x), "manual_axis_type", None) if kind is None else kind
-    return frozenset() if kind is None else kind.varying
 
 
 def vary(tree: Any, axes: frozenset[str]) -> Any:
     """The same values, declared to differ along these axes too."""
 
     def cast(x: jax.Array) -> jax.Array:
-        missing = tuple(sorted(axes - _varying(x)))
+        missing = tuple(sorted(axes - varying(x)))
         return jax.lax.pcast(x, missing, to="varying") if missing else x
 
     return jax.tree.map(cast, tree) if axes else tree
@@ -42,7 +33,7 @@ def vary(tree: Any, axes: frozenset[str]) -> Any:
 
 def zeros(like: Any) -> Any:
     """Zeros of the shapes, and of the axes of variation, that `jax.eval_shape` found."""
-    return jax.tree.map(lambda s: vary(jnp.zeros(s.shape, s.dtype), _varying(s)), like)
+    return jax.tree.map(lambda s: vary(jnp.zeros(s.shape, s.dtype), varying(s)), like)
 
 
 def one_example(batch: Any) -> Any:
@@ -50,7 +41,7 @@ def one_example(batch: Any) -> Any:
 
     def shape(x: jax.Array) -> jax.ShapeDtypeStruct:
         kind = jax.typeof(x)
-        if not _varying(x):
+        if not varying(x):
             return jax.ShapeDtypeStruct(x.shape[1:], x.dtype)
         sharding = NamedSharding(kind.sharding.mesh, P(*kind.sharding.spec[1:]))
         varies = kind.manual_axis_type
@@ -63,10 +54,8 @@ def one_example(batch: Any) -> Any:
 
 def run(body: Run, loss: Callable, leaves: list, batch: tuple, mask: jax.Array):
     """Runs `body` on whatever mesh its arguments live on; `loss` is that of (leaves, one example)."""
-    mesh = _mesh((leaves, batch, mask))
-    kinds = dict(zip(mesh.axis_names, mesh.axis_types, strict=True))
-    explicit = tuple(name for name, kind in kinds.items() if kind == AxisType.Explicit)
-    if not explicit:
+    mesh = mesh_of((leaves, batch, mask))
+    if not (explicit := explicit_axes(mesh)):
         return _on_device(body, loss, leaves, batch, mask)
     shards = _batch_axes((batch, mask))
     layouts = [jax.typeof(leaf).sharding.spec for leaf in leaves], P(shards), P(shards)
@@ -95,13 +84,6 @@ def _on_device(body: Run, loss: Callable, leaves: list, batch: tuple, mask: jax.
         # What the loss closes over may differ between devices as well.
         axes |= varying(jax.eval_shape(loss, leaves, one_example(batch)))
     return body(*vary((leaves, batch, mask), axes))
-
-
-def _mesh(tree: Any) -> Any:
-    """The mesh at hand, or else that of an array with explicit axes, which is part of its type."""
-    mesh = jax.sharding.get_abstract_mesh()
-    found = (jax.typeof(x).sharding.mesh for x in jax.tree.leaves(tree))
-    return mesh if not mesh.empty else next((m for m in found if not m.empty), mesh)
 
 
 def _batch_axes(tree: Any) -> tuple[str, ...]:

@@ -9,10 +9,11 @@ from jax.core import Tracer
 from jax.typing import ArrayLike
 
 from dpx import _watch
+from dpx._meshes import varying
 from dpx._numerics import wide_sums
 from dpx.noise import secure as exact_arithmetic
 from dpx.noise.laws import Law
-from dpx.noise.tails import normal
+from dpx.noise.leaves import normal_like
 
 _GRIDS = {4: 2.0**-12, 8: 2.0**-20}  # by bytes of a number, of the noise's standard deviation
 
@@ -74,18 +75,14 @@ def release(
         )
         wide = jnp.result_type(jnp.float32, *floats)
         leaves = [leaf.astype(wide) for leaf in leaves]
+        _check_drawn_once(label, key, leaves)
         unit = jax.tree.leaves(jax.tree.broadcast(sensitivity, structure.unflatten(leaves)))
         check_size(label, [noise_multiplier, *unit] if law is None else jax.tree.leaves(law))
         unit = [jnp.asarray(one, wide) for one in unit]
         if law is None:
-            # One draw for all leaves: XLA compiles the generator once, not once per leaf.
-            flat = normal(key, (sum(leaf.size for leaf in leaves),), wide)
-            ends = np.cumsum([leaf.size for leaf in leaves])[:-1]
             stds = [jnp.asarray(noise_multiplier, wide) * one for one in unit]
-            draws = [
-                std * draw.reshape(leaf.shape)
-                for std, draw, leaf in zip(stds, jnp.split(flat, ends), leaves, strict=True)
-            ]
+            draws = normal_like(key, leaves, wide)
+            draws = [std * draw for std, draw in zip(stds, draws, strict=True)]
         else:
             stds = [jnp.asarray(law.width, wide)] * len(leaves)
             draws = [law.sample(key, leaf.shape).astype(wide) for leaf in leaves]
@@ -110,6 +107,17 @@ def check_finite(released: Any, label: str) -> Any:
         if not isinstance(leaf, Tracer) and not np.isfinite(np.asarray(leaf)).all():
             raise ValueError(f"{label} is not finite: use smaller bounds, or rows that are finite")
     return released
+
+
+def _check_drawn_once(label: str, key: Any, leaves: list[jax.Array]) -> None:
+    """Raises ValueError inside `shard_map` where devices would add the same noise to different values."""
+    if missing := varying(leaves) - varying(key):
+        axes = sorted(missing)
+        raise ValueError(
+            f"{label} differ between devices along the mesh axes {axes}, but their noise would be the same: "
+            f"add them up first, jax.lax.psum(grads, {axes}), or take a key that differs as well, if each "
+            "device releases data of its own"
+        )
 
 
 def check_size(label: str, sizes: list[Any]) -> None:

@@ -57,17 +57,24 @@ def signed_exponential(
 
 def normal_from_bits(words, last, empty, dtype: DTypeLike) -> jax.Array:
     """(sharing, columns) normal draws from bits as in `uniform_from_bits`, a word's lowest the sign."""
-    uniform, _ = uniform_from_bits(words, last, empty, dtype)
-    near = -_sign(words, dtype) * jax.scipy.special.ndtri(uniform / 2)
-
-    def far(near, words, last, empty):
-        _, missing = uniform_from_bits(words, last, empty, dtype)
-        exponent = exponential_from_bits(words, last, empty, dtype) + math.log(2)
-        return jnp.where(missing > 0, _sign(words, dtype) * _far_quantile(exponent), near)
-
+    args = near(words, last, empty, dtype), words, last, empty
     # A last word is empty once in 2³²; the logarithm is not worth its time before that.
-    args = near, words, last, empty
-    return jax.lax.cond((empty > 0).any(), far, lambda near, *bits: near, *args)
+    return jax.lax.cond(
+        (empty > 0).any(), lambda *args: far(*args, dtype), lambda near, *bits: near, *args
+    )
+
+
+def near(words, last, empty, dtype: DTypeLike) -> jax.Array:
+    """Normal draws from bits of which no last word is empty."""
+    uniform, _ = uniform_from_bits(words, last, empty, dtype)
+    return -_sign(words, dtype) * jax.scipy.special.ndtri(uniform / 2)
+
+
+def far(near, words, last, empty, dtype: DTypeLike) -> jax.Array:
+    """`near`, with draws from the far tail where a last word is empty."""
+    _, missing = uniform_from_bits(words, last, empty, dtype)
+    exponent = exponential_from_bits(words, last, empty, dtype) + math.log(2)
+    return jnp.where(missing > 0, _sign(words, dtype) * _far_quantile(exponent), near)
 
 
 def exponential_from_bits(words, last, empty, dtype: DTypeLike) -> jax.Array:
@@ -104,23 +111,30 @@ def _far_quantile(exponent: jax.Array) -> jax.Array:
 
     Q(x) = φ(x)/x·(1 − x⁻² + 3x⁻⁴ − 15x⁻⁶ + …), solved for the x of φ: a contraction by x⁻².
     """
-    x = jnp.sqrt(2 * exponent)
-    for _ in range(8):
+
+    def contract(_, x: jax.Array) -> jax.Array:
         inverse = 1 / jnp.square(x)
         series = inverse * (1 - inverse * (3 - inverse * (15 - inverse * (105 - 945 * inverse))))
-        x = jnp.sqrt(2 * (exponent - jnp.log(x) - 0.5 * math.log(2 * math.pi) + jnp.log1p(-series)))
-    return x
+        rest = exponent - jnp.log(x) - 0.5 * math.log(2 * math.pi) + jnp.log1p(-series)
+        return jnp.sqrt(2 * rest)
+
+    # A loop, because programs are compiled that never get here.
+    return jax.lax.fori_loop(0, 8, contract, jnp.sqrt(2 * exponent))
 
 
 def _bits(key: jax.Array, shape: tuple[int, ...], dtype: DTypeLike) -> tuple[Any, Any, Any]:
     """The arguments of `uniform_from_bits` for that many draws."""
-    sharing = _SHARING[jnp.dtype(dtype).itemsize]
-    columns = -(-math.prod(shape) // sharing)
+    sharing, columns = _SHARING[jnp.dtype(dtype).itemsize], count_columns(math.prod(shape), dtype)
     word_key, last_key, more = jax.random.split(key, 3)
     # Flat draws: XLA compiles a generator much longer for an array with axes.
     words = jax.random.bits(word_key, (sharing * columns,), jnp.uint32).reshape(sharing, columns)
     last = jax.random.bits(last_key, (columns,), jnp.uint32).reshape(1, columns)
     return words, *fill(more, last)
+
+
+def count_columns(draws: int, dtype: DTypeLike) -> int:
+    """The number of columns, each with a last word, that so many draws fill row by row."""
+    return -(-draws // _SHARING[jnp.dtype(dtype).itemsize])
 
 
 def fill(key: jax.Array, last: jax.Array) -> tuple[jax.Array, jax.Array]:
