@@ -249,6 +249,21 @@ def clipped_grad(
         optimizer = optax.chain(privatizer, optax.sgd(0.1))
         updates, state = optimizer.update(clipped.grads, state)
 
+    On several devices the sum, its norms and its losses are those of one device. A batch that is sharded over
+    its first axis stays where it is, and the sum has the layout of the parameters, sharded or not:
+
+    - Automatic axes: as an ordinary step, with the exchange of one example more. The sum is reduced once for
+      every microbatch. Convolutions need a rule there (see `explain_clipping`; "vmap" uses none): XLA 0.10
+      computes per-example gradients of convolutions wrongly where the batch is sharded.
+    - Explicit axes: one reduction of the sum. The loss is traced as on automatic axes, so it must not name
+      them (`reshard`, `out_sharding`), nor close over arrays on the mesh: pass those with the batch.
+    - Inside `jax.shard_map` and `jax.pmap`: the sum is that of the device's own examples, which remain to be
+      added up, `jax.lax.psum(clipped.grads, "data")`, before `dpx.privatize`. Axes that are left out of
+      `axis_names` may shard parameters.
+
+    There, choose a `microbatch_size` that divides the batch and is a multiple of the number of its shards:
+    others are right, and move examples between devices.
+
     Args:
       loss_fn: (params, *example) -> scalar loss of ONE example. `params` is a dict, a Linen or
         Haiku tree, an NNX state or module, an Equinox module, any pytree. An example has no

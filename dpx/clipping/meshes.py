@@ -1,10 +1,10 @@
 """The same sums on every mesh: what is sharded, replicated, or differs from device to device.
 
-On automatic axes the compiler lays arrays out, and this module has nothing to do. Inside `jax.shard_map` every
-device sums the examples of its own shard, so parameters must count as values that differ between devices:
-differentiation would otherwise add up the gradients of *different examples*, one from each device, before
-they are clipped. Axes with explicit sharding types are handed to `jax.shard_map` where they shard the batch,
-which leaves one reduction of the sums, and to the compiler where they shard parameters.
+On automatic axes the compiler lays arrays out, and this module has nothing to do. Inside `jax.shard_map`
+every device sums the examples of its own shard, so parameters must count as values that differ between
+devices: differentiation would otherwise add up the gradients of *different examples*, one from each device,
+before they are clipped. Axes with explicit sharding types are handed to `jax.shard_map` where they shard the
+batch, which leaves one reduction of the sums, and to the compiler where they shard parameters.
 """
 
 from collections.abc import Callable

@@ -54,6 +54,9 @@ def privatize(
     accumulated from, and divide by the *expected* batch size. The realised size is private under this
     relation, and dividing by it breaks the sensitivity.
 
+    On several devices each draws the noise of the entries that it holds, and it is the noise that one device
+    would draw. Inside `jax.shard_map`, add up the sums of all devices first.
+
     Args:
       l2_clip_norm: The clipping norm, or the pytree of them (one per group) that `clipped_grad` was given.
       noise_multiplier: Noise std per unit of sensitivity; 0 gives exactly the clipped mean.

@@ -1,0 +1,85 @@
+"""Sums on meshes of eight devices: exact, with one reduction of the size of the gradient."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+CASES = Path(__file__).parents[1] / "mesh_cases.py"
+PARAMETERS = 3 * 3 * 3 * 32 + 96 * 32 + 32 * 64 + 64 + 64 * 32
+EXAMPLE = 12 * 12 * 3 + 6 + 2  # an image, tokens, a key
+
+
+@pytest.fixture(scope="module")
+def found():
+    """What `mesh_cases.py` prints: one process for all cases, because starting takes the time."""
+    devices = {"XLA_FLAGS": "--xla_force_host_platform_device_count=8", "JAX_PLATFORMS": "cpu"}
+    done = subprocess.run(
+        [sys.executable, CASES],
+        env=os.environ | devices | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
+    assert done.returncode == 0, done.stderr[-4000:]
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+@pytest.mark.parametrize("layout", ["data", "tensor parallel", "FSDP", "microbatches"])
+@pytest.mark.parametrize("kind", ["automatic", "explicit", "shard_map"])
+def test_sums_are_those_of_one_device_and_of_per_example_gradients(found, kind, layout):
+    if (case := f"{kind}, {layout}") not in found:
+        assert layout in ("FSDP", "microbatches")  # run together with another layout there
+        return
+    case = found[case]
+    assert case["error"] < 1e-5
+    assert case["from one device"] < 1e-5
+    assert case["losses from one device"] < 1e-5
+    assert case["norms"] < 1e-4
+    assert case["left out"] == [
+        float("inf"),
+        0,
+    ]  # the one that is not finite, the one that is masked
+    assert case["laid out"]
+
+
+def test_sums_under_pmap(found):
+    assert found["pmap"]["error"] < 1e-5
+
+
+@pytest.mark.parametrize("kind", ["explicit", "shard_map"])
+def test_devices_exchange_nothing_but_the_sum(found, kind):
+    exchanged = found[f"{kind}, data"]["exchanged"]
+    assert list(exchanged) == ["all-reduce"]
+    assert sum(exchanged["all-reduce"]) == PARAMETERS
+
+
+@pytest.mark.parametrize("case", ["data", "microbatches"])
+def test_on_automatic_axes_devices_exchange_what_training_does_and_one_example(found, case):
+    exchanged = found[f"automatic, {case}"]["exchanged"]
+    assert set(exchanged) == {"all-reduce"}
+    ordinary = sum(found["ordinary"]["all-reduce"])
+    assert ordinary >= PARAMETERS
+    assert sum(exchanged["all-reduce"]) <= ordinary + EXAMPLE + 16
+
+
+@pytest.mark.parametrize("kind", ["automatic", "explicit", "shard_map"])
+def test_tensor_parallel_sums_gather_nothing(found, kind):
+    assert set(found[f"{kind}, tensor parallel"]["exchanged"]) == {"all-reduce"}
+
+
+@pytest.mark.parametrize("kind", ["automatic", "explicit"])
+def test_noise_is_drawn_where_it_is_added_and_the_same_on_any_number_of_devices(found, kind):
+    case = found[f"{kind} noise"]
+    assert case["equal"]
+    assert case["laid out"]
+    assert case["noise"] == pytest.approx(0.5 * 1.3, rel=0.05)
+    assert sum(case["exchanged"].get("all-reduce", [])) <= 16
+    assert set(case["exchanged"]) <= {"all-reduce"}
+
+
+def test_values_that_differ_between_devices_are_not_released_with_one_noise(found):
+    assert "add them up first" in found["unsummed"]

@@ -1,0 +1,250 @@
+"""Clipped and noisy sums on eight devices: prints, for each case, errors and what the devices exchange.
+
+A program of its own, because JAX counts the devices of a process once.
+`tests/clipping/test_clipping_meshes.py` runs it and says what must hold.
+"""
+
+import functools
+import json
+import math
+import re
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.sharding import AxisType, NamedSharding
+from jax.sharding import PartitionSpec as P
+
+import dpx
+
+BATCH, CLIP = 16, 0.5
+KINDS = {"automatic": AxisType.Auto, "explicit": AxisType.Explicit, "shard_map": AxisType.Auto}
+TENSOR_PARALLEL = {
+    "kernel": P(),
+    "embed": P("model", None),
+    "up": P(None, "model"),
+    "bias": P("model"),
+    "down": P("model", None),
+}
+FSDP = {name: P("model") if name != "kernel" else P() for name in TENSOR_PARALLEL}
+REPLICATED = dict.fromkeys(TENSOR_PARALLEL, P())
+COLLECTIVES = ("all-gather", "all-reduce", "reduce-scatter", "all-to-all", "collective-permute")
+QUICK = {"xla_backend_optimization_level": 0, "xla_llvm_disable_expensive_passes": True}
+jit = functools.partial(jax.jit, compiler_options=QUICK)
+
+
+def loss(params, image, tokens, key):
+    """A convolution, a tied embedding whose gradient is kept as factors, two layers, and dropout."""
+    numbers = ("NHWC", "HWIO", "NHWC")
+    x = jax.lax.conv_general_dilated(
+        image[None], params["kernel"], (2, 2), "SAME", dimension_numbers=numbers
+    )
+    x = jax.nn.relu(x[0]).mean((0, 1)) + params["embed"][tokens]
+    x = x * jax.random.bernoulli(key, 0.8, x.shape)
+    x = x + jnp.tanh(x @ params["up"] + params["bias"]) @ params["down"]
+    scores = jax.nn.log_softmax(x @ params["embed"].T)
+    return -jnp.take_along_axis(scores[:-1], tokens[1:, None], 1).mean()
+
+
+def inputs():
+    rng = np.random.default_rng(0)
+    shapes = {"kernel": (3, 3, 3, 32), "embed": (96, 32), "up": (32, 64), "down": (64, 32)}
+    params = {name: rng.normal(size=s) / math.sqrt(s[-2]) for name, s in shapes.items()}
+    params = jax.tree.map(lambda x: jnp.asarray(x, jnp.float32), params | {"bias": np.zeros(64)})
+    images = rng.normal(size=(BATCH, 12, 12, 3)).astype("f4")
+    images[6] = np.nan  # adds nothing, and everything is run again
+    tokens = rng.integers(0, 96, (BATCH, 6))
+    keys = jax.random.split(jax.random.key(1), BATCH)
+    mask = np.arange(BATCH) != 9
+    return params, (images, tokens, keys, mask)
+
+
+@functools.cache
+def expected():
+    """The sum and the norms from per-example gradients, who counts, and what one device makes of it."""
+    params, (*batch, mask) = inputs()
+    good = mask & np.isfinite(batch[0]).all((1, 2, 3))
+    rows = jit(jax.vmap(jax.grad(loss), (None, 0, 0, 0)))(params, *(x[good] for x in batch))
+    rows = jax.tree.map(lambda g: np.asarray(g, np.float64), rows)
+    norms = np.sqrt(sum((g**2).sum(tuple(range(1, g.ndim))) for g in rows.values()))
+    sums = {k: np.tensordot(np.minimum(1, CLIP / norms), g, 1) for k, g in rows.items()}
+    gradient = dpx.clipped_grad(loss, l2_clip_norm=CLIP)
+    return (
+        sums,
+        norms,
+        good,
+        jit(lambda *a, mask: gradient(*a, mask=mask))(params, *batch, mask=mask),
+    )
+
+
+def relative(got, want):
+    whole = math.sqrt(sum((np.asarray(x) ** 2).sum() for x in jax.tree.leaves(want)))
+    pairs = zip(jax.tree.leaves(got), jax.tree.leaves(want), strict=True)
+    return max(float(np.abs(np.asarray(a) - np.asarray(b)).max()) for a, b in pairs) / whole
+
+
+def exchanged(text):
+    """Elements of the numbers that each kind of collective produces, the largest first."""
+    found = {}
+    for line in text.splitlines():
+        if m := re.search(rf"= (.*?) ({'|'.join(COLLECTIVES)})(?:-start)?\(", line):
+            shapes = re.findall(r"[a-z]+\d+\[([\d,]*)\]", m[1])
+            sizes = [math.prod(int(n) for n in shape.split(",") if n) for shape in shapes]
+            found.setdefault(m[2], []).extend(sizes)
+    return {name: sorted(sizes, reverse=True) for name, sizes in found.items()}
+
+
+def sums_on(kind, layout, gradient):
+    """A jitted function of (params, *batch), and where its arguments live."""
+
+    def run(params, *batch):
+        found = gradient(params, *batch[:-1], mask=batch[-1])
+        return found.grads, found.norms, found.losses
+
+    mesh = jax.make_mesh((4, 2), ("data", "model"), axis_types=(KINDS[kind],) * 2)
+    rows = NamedSharding(mesh, P("data"))
+    laid_out = {name: NamedSharding(mesh, spec) for name, spec in layout.items()}
+    if kind == "shard_map":
+
+        def by_shard(*arguments):
+            sums, norms, losses = run(*arguments)
+            return jax.lax.psum(sums, "data"), norms, losses
+
+        specs = (P(), *(P("data") for _ in range(4)))
+        spread = jax.shard_map(
+            by_shard,
+            mesh=mesh,
+            in_specs=specs,
+            out_specs=(P(), P("data"), P("data")),
+            axis_names={"data"},
+        )
+    else:
+        spread = run
+    outputs = None if kind == "explicit" else (laid_out, rows, rows)
+    return mesh, jit(spread, out_shardings=outputs), laid_out, rows
+
+
+def compare(kind, layout, **settings):
+    params, batch = inputs()
+    sums, norms, good, one = expected()
+    gradient = dpx.clipped_grad(loss, l2_clip_norm=CLIP, **settings)
+    mesh, fn, laid_out, rows = sums_on(kind, layout, gradient)
+    with jax.set_mesh(mesh):
+        params = jax.device_put(params, laid_out)
+        batch = jax.device_put(batch, rows)
+        program = fn.lower(params, *batch).compile()
+        found = program(params, *batch)
+    as_asked = all(
+        found[0][name].sharding.is_equivalent_to(laid_out[name], found[0][name].ndim)
+        for name in laid_out
+    )
+    spread = all(x.sharding.is_equivalent_to(rows, 1) for x in found[1:])
+    return {
+        "error": relative(found[0], sums),
+        "norms": float(np.abs(np.asarray(found[1])[good] / norms - 1).max()),
+        "left out": np.asarray(found[1])[~good].tolist(),
+        "from one device": relative(found[0], one.grads),
+        "losses from one device": float(np.nanmax(np.abs(np.asarray(found[2]) - one.losses))),
+        "laid out": as_asked and spread,
+        "exchanged": exchanged(program.as_text()),
+    }
+
+
+def by_pmap():
+    params, batch = inputs()
+    sums, *_ = expected()
+
+    def run(*batch):
+        gradient = dpx.clipped_grad(loss, l2_clip_norm=CLIP)
+        return jax.lax.psum(gradient(params, *batch[:-1], mask=batch[-1]).grads, "data")
+
+    shards = jax.tree.map(lambda x: x.reshape(8, -1, *x.shape[1:]), batch)
+    found = jax.tree.map(lambda x: x[0], jax.pmap(run, "data")(*shards))
+    return {"error": relative(found, sums)}
+
+
+def unsummed():
+    """Inside shard_map, what devices did not add up must not pass for the sum, nor get one noise for all."""
+    params, batch = inputs()
+    mesh = jax.make_mesh((4, 2), ("data", "model"), axis_types=(AxisType.Auto,) * 2)
+    private = dpx.privatize(
+        l2_clip_norm=CLIP, noise_multiplier=1.0, expected_batch_size=BATCH, key=jax.random.key(0)
+    )
+
+    def noisy(params, *batch):
+        found = dpx.clipped_grad(loss, l2_clip_norm=CLIP)(params, *batch[:-1], mask=batch[-1])
+        return private.update(found, private.init(params))[0]
+
+    specs = (P(), *(P("data") for _ in batch))
+    try:
+        jax.eval_shape(
+            jax.shard_map(noisy, mesh=mesh, in_specs=specs, out_specs=P()), params, *batch
+        )
+    except ValueError as error:
+        return str(error)
+    return "no error"
+
+
+def noise_on(kind):
+    """Noise of sharded parameters, against that of one device, bit by bit."""
+    params, _ = inputs()
+    layout = TENSOR_PARALLEL | {"embed": P("data", "model")}
+    mesh = jax.make_mesh((4, 2), ("data", "model"), axis_types=(KINDS[kind],) * 2)
+    laid_out = {name: NamedSharding(mesh, spec) for name, spec in layout.items()}
+    private = dpx.privatize(
+        l2_clip_norm=CLIP, noise_multiplier=1.3, expected_batch_size=BATCH, key=jax.random.key(5)
+    )
+
+    def update(sums):
+        return private.update(sums, private.init(sums))[0]
+
+    counted, jax.device_count = jax.device_count, lambda: 1  # the draw of a machine with one
+    one = jit(update)(params)
+    jax.device_count = counted
+    with jax.set_mesh(mesh):
+        spread = jax.device_put(params, laid_out)
+        program = jit(update).lower(spread).compile()
+        found = program(spread)
+    return {
+        "equal": all(np.array_equal(found[name], one[name]) for name in params),
+        "noise": float((np.asarray(found["embed"]) * BATCH - params["embed"]).std()),
+        "laid out": all(
+            found[name].sharding.is_equivalent_to(laid_out[name], found[name].ndim)
+            for name in params
+        ),
+        "exchanged": exchanged(program.as_text()),
+    }
+
+
+def ordinary():
+    """What a step of ordinary training exchanges on automatic axes."""
+    params, (*batch, _) = inputs()
+    mesh = jax.make_mesh((8,), ("data",), axis_types=(AxisType.Auto,))
+
+    def mean(params, *batch):
+        return jax.vmap(loss, (None, 0, 0, 0))(params, *batch).mean()
+
+    params = jax.device_put(params, NamedSharding(mesh, P()))
+    batch = jax.device_put(batch, NamedSharding(mesh, P("data")))
+    return exchanged(jit(jax.grad(mean)).lower(params, *batch).compile().as_text())
+
+
+def main():
+    found = {"ordinary": ordinary(), "unsummed": unsummed(), "pmap": by_pmap()}
+    for kind in KINDS:
+        found[f"{kind}, data"] = compare(kind, REPLICATED)
+    found["automatic, microbatches"] = compare("automatic", REPLICATED, microbatch_size=8)
+    found["automatic, FSDP"] = compare("automatic", FSDP)
+    found["explicit, FSDP"] = compare("explicit", FSDP, method="vmap")
+    found["automatic, tensor parallel"] = compare("automatic", TENSOR_PARALLEL)
+    found["explicit, tensor parallel"] = compare("explicit", TENSOR_PARALLEL, microbatch_size=8)
+    found["shard_map, tensor parallel"] = compare(
+        "shard_map", TENSOR_PARALLEL, method="two_pass", microbatch_size=2
+    )
+    for kind in ("automatic", "explicit"):
+        found[f"{kind} noise"] = noise_on(kind)
+    print(json.dumps(found))
+
+
+if __name__ == "__main__":
+    main()
