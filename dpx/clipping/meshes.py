@@ -73,7 +73,7 @@ def run(body: Run, loss: Callable, leaves: list, batch: tuple, mask: jax.Array):
         return jax.shard_map(by_shard, in_specs=specs, out_specs=specs, **settings)(*arguments)
 
     with jax.sharding.use_abstract_mesh(mesh):
-        laid_out = jax.sharding.auto_axes(automatic, axes=explicit, out_sharding=layouts)
+        laid_out: Any = jax.sharding.auto_axes(automatic, axes=explicit, out_sharding=layouts)
         return laid_out(leaves, batch, mask)
 
 

@@ -37,7 +37,8 @@ def normal_like(key: jax.Array, leaves: Sequence[jax.Array], dtype: DTypeLike) -
         return draw(key)
     layout = [jax.typeof(leaf).sharding.spec for leaf in leaves]
     with jax.sharding.use_abstract_mesh(mesh):
-        return jax.sharding.auto_axes(draw, axes=axes, out_sharding=layout)(key)
+        laid_out: Any = jax.sharding.auto_axes(draw, axes=axes, out_sharding=layout)
+        return laid_out(key)
 
 
 def _cut(key: jax.Array, shapes: Shapes, dtype: DTypeLike) -> list[jax.Array]:
@@ -57,7 +58,7 @@ def _may_be_sharded(leaves: Sequence[jax.Array]) -> bool:
 def _has_counters(key: jax.Array) -> bool:
     """Whether JAX draws the bits of entry i by hashing i, as it does by default."""
     hashed = str(jax.random.key_impl(key)) == "threefry2x32"
-    return hashed and bool(jax.config.jax_threefry_partitionable)
+    return hashed and bool(jax.config.read("jax_threefry_partitionable"))
 
 
 @functools.partial(jax.jit, static_argnames=("shapes", "dtype"))
@@ -89,10 +90,10 @@ def _by_index(key: jax.Array, *, shapes: Shapes, dtype: DTypeLike) -> list[jax.A
         lambda state: _any([x == 0 for x in state[2]]), refill, state
     )
     bits = list(zip(words, last, empty, strict=True))
-    near = [tails.near(*each, dtype) for each in bits]
+    near = [tails.near(*each, dtype=dtype) for each in bits]
     draws = jax.lax.cond(
         _any([x > 0 for x in empty]),
-        lambda near, bits: [tails.far(x, *each, dtype) for x, each in zip(near, bits, strict=True)],
+        lambda near, bits: [tails.far(x, *each, dtype=dtype) for x, each in zip(near, bits, strict=True)],
         lambda near, bits: near,
         near,
         bits,

@@ -60,7 +60,7 @@ def normal_from_bits(words, last, empty, dtype: DTypeLike) -> jax.Array:
     args = near(words, last, empty, dtype), words, last, empty
     # A last word is empty once in 2³²; the logarithm is not worth its time before that.
     return jax.lax.cond(
-        (empty > 0).any(), lambda *args: far(*args, dtype), lambda near, *bits: near, *args
+        (empty > 0).any(), lambda *args: far(*args, dtype=dtype), lambda near, *bits: near, *args
     )
 
 

@@ -44,9 +44,9 @@ FAULTS = (
     # The door
     Fault(
         "every leaf of a release has the same draw",
-        "dpx/noise/door.py",
-        "draw, leaf in zip(stds, jnp.split(flat, ends), leaves, strict=True)",
-        "draw, leaf in zip(stds, [jnp.resize(flat, leaf.shape) for leaf in leaves], leaves)",
+        "dpx/noise/leaves.py",
+        "pieces = jnp.split(tails.normal(key, (sum(sizes),), dtype), np.cumsum(sizes)[:-1])",
+        "pieces = [jnp.resize(tails.normal(key, (sum(sizes),), dtype), size) for size in sizes]",
         DOOR,
     ),
     Fault(
@@ -59,8 +59,8 @@ FAULTS = (
     Fault(
         "all columns of a release share a draw",
         "dpx/noise/door.py",
-        "std * draw.reshape(leaf.shape)",
-        "std * (draw.reshape(leaf.shape)[..., :1] if leaf.ndim > 1 else draw)",
+        "[std * draw for",
+        "[std * (draw[..., :1] if draw.ndim > 1 else draw) for",
         DOOR,
     ),
     Fault(
@@ -73,8 +73,8 @@ FAULTS = (
     Fault(
         "a std is divided by √2",
         "dpx/noise/door.py",
-        "std * draw.reshape(leaf.shape)",
-        "std * draw.reshape(leaf.shape) * 0.5**0.5",
+        "[std * draw for",
+        "[std * draw * 0.5**0.5 for",
         DOOR,
     ),
     Fault(
@@ -87,8 +87,8 @@ FAULTS = (
     Fault(
         "the noise is drawn from a fixed key",
         "dpx/noise/door.py",
-        "flat = normal(key, (sum(leaf.size for leaf in leaves),), wide)",
-        "flat = normal(jax.random.key(0), (sum(leaf.size for leaf in leaves),), wide)",
+        "draws = normal_like(key, leaves, wide)",
+        "draws = normal_like(jax.random.key(0), leaves, wide)",
         DOOR,
     ),
     Fault(
