@@ -58,7 +58,8 @@ def _may_be_sharded(leaves: Sequence[jax.Array]) -> bool:
 def _has_counters(key: jax.Array) -> bool:
     """Whether JAX draws the bits of entry i by hashing i, as it does by default."""
     hashed = str(jax.random.key_impl(key)) == "threefry2x32"
-    return hashed and bool(jax.config.read("jax_threefry_partitionable"))
+    settings: Any = jax.config
+    return hashed and bool(settings.jax_threefry_partitionable)
 
 
 @functools.partial(jax.jit, static_argnames=("shapes", "dtype"))
@@ -93,7 +94,9 @@ def _by_index(key: jax.Array, *, shapes: Shapes, dtype: DTypeLike) -> list[jax.A
     near = [tails.near(*each, dtype=dtype) for each in bits]
     draws = jax.lax.cond(
         _any([x > 0 for x in empty]),
-        lambda near, bits: [tails.far(x, *each, dtype=dtype) for x, each in zip(near, bits, strict=True)],
+        lambda near, bits: [
+            tails.far(x, *each, dtype=dtype) for x, each in zip(near, bits, strict=True)
+        ],
         lambda near, bits: near,
         near,
         bits,
