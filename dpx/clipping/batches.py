@@ -40,7 +40,7 @@ def batch_size(batch: tuple, mask: Any, strict: bool = False) -> int:
 
 def _check_leaf(name: str, leaf: Any, strict: bool) -> None:
     dtype = getattr(leaf, "dtype", None)
-    is_key = dtype is not None and jax.dtypes.issubdtype(dtype, jax.dtypes.prng_key)
+    is_key = dtype is not None and jnp.issubdtype(dtype, jax.dtypes.prng_key)
     if is_key and not leaf.ndim:
         raise ValueError(
             f"{name} is a single key, which all examples would share: pass one key for each, such as "

@@ -10,6 +10,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.core import Tracer
 from jax.extend import core
 
 from dpx.clipping import reports
@@ -114,7 +115,7 @@ def _same(a: Any, b: Any) -> bool:
     """Whether two arrays are one, or hold the same rows where their values are known."""
     if a is b:
         return True
-    traced = isinstance(a, jax.core.Tracer) or isinstance(b, jax.core.Tracer)
+    traced = isinstance(a, Tracer) or isinstance(b, Tracer)
     if traced or jnp.shape(a) != jnp.shape(b) or not jnp.ndim(a):
         return False
     a, b = (

@@ -7,6 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from flax import nnx
+from jax.core import Tracer
 
 
 class Parameters(NamedTuple):
@@ -98,7 +99,7 @@ def check_finite(parameters: Parameters) -> None:
         known = {
             path: jnp.isfinite(leaf).all()
             for path, leaf in zip(parameters.paths, parameters.leaves, strict=True)
-            if not isinstance(leaf, jax.core.Tracer)
+            if not isinstance(leaf, Tracer)
         }
     for path, finite in jax.device_get(known).items():
         if not finite:
