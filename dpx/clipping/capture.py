@@ -1,6 +1,8 @@
 """Finds every use of every parameter in the jaxpr of one example's loss."""
 
-from collections.abc import Sequence
+import functools
+import itertools
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 from jax.extend import core
@@ -15,10 +17,21 @@ CALLS = {"jit": "jaxpr", "pjit": "jaxpr", "closed_call": "call_jaxpr", "core_cal
 REMAT = ("checkpoint", "remat", "remat2")
 
 
+# Equations whose results are their operands, and whose cotangents pass unchanged.
+PLAIN = ("copy", "copy_p", "name", "sharding_constraint", "optimization_barrier")
+
+# What a part of a parameter may meet on its way into a product.
+MOVES = ("concatenate", "split", "slice", "transpose", "convert_element_type", *PLAIN)
+
+Views = tuple[View, ...]
+Consumers = Callable[[], dict[Any, list[Any]]]
+
+
 class Capture(NamedTuple):
     """The uses of each parameter.
 
     Attributes:
+      shapes: for each parameter, its shape, with the axes that some reshape splits in parts.
       uses: for each parameter, its uses that have a rule, in program order.
       opaque: for each parameter, the primitives that use it without a rule.
       narrowed: whether a parameter is cast to a type of lower precision.
@@ -26,6 +39,7 @@ class Capture(NamedTuple):
       checkpointed: whether a parameter is used under `jax.checkpoint`.
     """
 
+    shapes: list[tuple[int, ...]]
     uses: list[list[Use]]
     opaque: list[list[str]]
     narrowed: bool
@@ -33,14 +47,45 @@ class Capture(NamedTuple):
     checkpointed: bool
 
 
+class _SplitError(Exception):
+    """A reshape splits an axis (`atom`) of a parameter, whose parts the walk must know from the start."""
+
+    def __init__(self, param: int, atom: int, major: int):
+        super().__init__(param, atom, major)
+        self.where = param, atom, major
+
+
 def capture(closed: core.ClosedJaxpr, count: int) -> Capture:
     """Follows the first `count` inputs of a jaxpr, the parameters, through all it calls."""
-    walk = _Walk([v.aval.shape for v in closed.jaxpr.invars[:count]])
-    views = [_uses.whole(k, shape) for k, shape in enumerate(walk.shapes)]
-    rest = [None] * (len(closed.jaxpr.invars) - count)
-    for view in walk.run(closed.jaxpr, [*views, *rest], ()):
-        walk.give_up(view, "the result itself")
-    return Capture(walk.uses, walk.opaque, walk.narrowed, walk.imprecise, walk.checkpointed)
+    splits = [[(n,) for n in v.aval.shape] for v in closed.jaxpr.invars[:count]]
+    rest: list[Views] = [()] * (len(closed.jaxpr.invars) - count)
+    while True:
+        walk = _Walk([tuple(itertools.chain(*split)) for split in splits])
+        views = [(_uses.whole(k, split),) for k, split in enumerate(splits)]
+        try:
+            for found in walk.run(closed.jaxpr, [*views, *rest], ()):
+                walk.give_up(found, "the result itself")
+        except _SplitError as error:
+            # Every split makes more axes, so that this ends.
+            _split_axis(splits, *error.where)
+        else:
+            return Capture(
+                walk.shapes,
+                walk.uses,
+                walk.opaque,
+                walk.narrowed,
+                walk.imprecise,
+                walk.checkpointed,
+            )
+
+
+def _split_axis(splits: list[list[tuple[int, ...]]], param: int, atom: int, major: int) -> None:
+    for axis, parts in enumerate(splits[param]):
+        if atom < len(parts):
+            halves = (major, parts[atom] // major)
+            splits[param][axis] = (*parts[:atom], *halves, *parts[atom + 1 :])
+            return
+        atom -= len(parts)
 
 
 def scan_parts(params: dict[str, Any]) -> tuple[int, int]:
@@ -67,29 +112,30 @@ class _Walk:
         self.opaque: list[list[str]] = [[] for _ in shapes]
         self.narrowed = self.imprecise = self.checkpointed = False
 
-    def give_up(self, view: View | None, name: str) -> None:
-        if view is not None:
+    def give_up(self, views: Views, name: str) -> None:
+        for view in views:
             self.opaque[view.param].append(name)
 
-    def run(self, jaxpr: core.Jaxpr, views: Sequence[View | None], path: tuple[int, ...]):
+    def run(self, jaxpr: core.Jaxpr, views: Sequence[Views], path: tuple[int, ...]) -> list[Views]:
         """Walks `jaxpr` with views for some of its inputs; returns views for its outputs."""
-        env = {v: view for v, view in zip(jaxpr.invars, views, strict=True) if view is not None}
+        env = {v: found for v, found in zip(jaxpr.invars, views, strict=True) if found}
 
-        def read(atom: Any) -> View | None:
-            return None if isinstance(atom, core.Literal) else env.get(atom)
+        def read(atom: Any) -> Views:
+            return () if isinstance(atom, core.Literal) else env.get(atom, ())
 
+        consumers = functools.cache(lambda: _consumers(jaxpr))
         for index, eqn in enumerate(jaxpr.eqns):
             inputs = [read(atom) for atom in eqn.invars]
             if any(inputs):
-                results = self.visit(eqn, inputs, (*path, index))
-                for var, view in zip(eqn.outvars, results, strict=True):
-                    if view is not None:
-                        env[var] = view
+                results = self.visit(eqn, inputs, (*path, index), consumers)
+                for var, found in zip(eqn.outvars, results, strict=True):
+                    if found:
+                        env[var] = found
         return [read(atom) for atom in jaxpr.outvars]
 
-    def visit(self, eqn: Any, inputs: list[View | None], path: tuple[int, ...]):
+    def visit(self, eqn: Any, inputs: list[Views], path: tuple[int, ...], consumers: Consumers):
         """Records what one equation does with views; returns views for its outputs."""
-        name, nothing = eqn.primitive.name, [None] * len(eqn.outvars)
+        name, nothing = eqn.primitive.name, [()] * len(eqn.outvars)
         if name in CALLS:
             inner = eqn.params[CALLS[name]]
             return self.run(getattr(inner, "jaxpr", inner), inputs, path)
@@ -98,20 +144,24 @@ class _Walk:
             return self.run(eqn.params["jaxpr"], inputs, path)
         if name == "scan":
             return self.scan(eqn, inputs, path)
-        if name == "cond" and inputs[0] is None:
+        if name == "cond" and not inputs[0]:
             for number, branch in enumerate(eqn.params["branches"]):
-                for view in self.run(branch.jaxpr, inputs[1:], (*path, number)):
-                    self.give_up(view, name)
+                for found in self.run(branch.jaxpr, inputs[1:], (*path, number)):
+                    self.give_up(found, name)
             return nothing
         if name == "stop_gradient":
             return nothing
-        if (view := inputs[0]) is not None and (moved := self.moved(eqn, view)):
-            return [moved]
-        for which, view in enumerate(inputs):
-            if view is not None:
+        if name in PLAIN:
+            return inputs
+        if inputs[0] and (moved := [self.moved(eqn, view) for view in inputs[0]]) and all(moved):
+            return [tuple(moved)]
+        if parts := self.parts(eqn, inputs, consumers):
+            return parts
+        for which, views in enumerate(inputs):
+            for view in views:
                 use = _uses.find(eqn, which, view, path, self.shapes)
                 if use is None:
-                    self.give_up(view, name)
+                    self.give_up((view,), name)
                 else:
                     self.uses[view.param].append(use)
                     self.imprecise |= not _is_exact(eqn.params)
@@ -119,45 +169,129 @@ class _Walk:
 
     def moved(self, eqn: Any, view: View) -> View | None:
         """The view after an equation that only rearranges or casts it; None for any other."""
-        name, params, axes = eqn.primitive.name, eqn.params, None
+        name, params = eqn.primitive.name, eqn.params
         shape = eqn.outvars[0].aval.shape
         if name == "transpose":
-            axes = tuple(view.axes[i] for i in params["permutation"])
-        elif name in ("reshape", "squeeze", "expand_dims"):
-            if params.get("dimensions") is None or name != "reshape":
-                axes = _uses.reshape_axes(view.axes, shape, self.shapes[view.param])
-        elif name == "broadcast_in_dim":
-            if eqn.invars[0].aval.size == eqn.outvars[0].aval.size:
-                axes = _uses.reshape_axes(view.axes, shape, self.shapes[view.param])
-        elif name in ("copy", "copy_p"):
-            axes = view.axes
-        elif name == "convert_element_type":
+            order = list(params["permutation"])
+            pads = tuple((order.index(axis), *widths) for axis, *widths in view.pads)
+            return view._replace(axes=tuple(view.axes[i] for i in order), pads=pads)
+        if name == "convert_element_type":
             old, new = eqn.invars[0].aval.dtype, eqn.outvars[0].aval.dtype
-            if issubdtype(new, floating):
-                self.narrowed |= new.itemsize < old.itemsize
-                axes = view.axes
+            if not issubdtype(new, floating):
+                return None
+            self.narrowed |= new.itemsize < old.itemsize
+            return view
+        if name == "broadcast_in_dim":
+            reshapes = eqn.invars[0].aval.size == eqn.outvars[0].aval.size
+        else:
+            plain = name == "reshape" and params.get("dimensions") is None
+            reshapes = plain or name in ("squeeze", "expand_dims")
+        if not reshapes or view.pads:
+            return None
+        sizes = self.shapes[view.param]
+        if (split := _uses.to_split(view.axes, shape, sizes)) is not None:
+            raise _SplitError(view.param, *split)
+        axes = _uses.reshape_axes(view.axes, shape, sizes)
         return None if axes is None else view._replace(axes=axes)
 
-    def scan(self, eqn: Any, inputs: list[View | None], path: tuple[int, ...]):
+    def parts(self, eqn: Any, inputs: list[Views], consumers: Consumers) -> list[Views] | None:
+        """The views after an equation that joins values or takes parts of one; None for any other."""
+        name, params = eqn.primitive.name, eqn.params
+        shapes = [var.aval.shape for var in eqn.invars]
+        found: list[Views] = []
+        if name == "concatenate":
+            axis, offset, joined = params["dimension"], 0, []
+            for views, shape in zip(inputs, shapes, strict=True):
+                after = eqn.outvars[0].aval.shape[axis] - offset - shape[axis]
+                joined += [_uses.padded(view, axis, -offset, -after) for view in views]
+                offset += shape[axis]
+            found = [tuple(joined)]
+        elif name == "split":
+            axis, offset = params["axis"], 0
+            for size in params["sizes"]:
+                ends = (offset, shapes[0][axis] - offset - size)
+                found.append(tuple(_uses.padded(view, axis, *ends) for view in inputs[0]))
+                offset += size
+        elif name == "slice" and all(s == 1 for s in params["strides"] or ()):
+            starts, stops = params["start_indices"], params["limit_indices"]
+            views = list(inputs[0])
+            for axis, (low, high, n) in enumerate(zip(starts, stops, shapes[0], strict=True)):
+                if (low, high) != (0, n):
+                    views = [view and _uses.padded(view, axis, low, n - high) for view in views]
+            # A part that goes anywhere but into a product of matrices is better looked up, row by row.
+            found = [tuple(views)] if _is_only_multiplied(consumers, eqn.outvars[0]) else []
+        return found if found and all(all(views) for views in found) else None
+
+    def scan(self, eqn: Any, inputs: list[Views], path: tuple[int, ...]) -> list[Views]:
         """A scan shares its constants between iterations, and slices its inputs."""
         params, body = eqn.params, eqn.params["jaxpr"].jaxpr
         first, last = scan_parts(params)
-        inner: list[View | None] = []
-        kept: list[View | None] = [None] * len(eqn.outvars)
-        for i, view in enumerate(inputs):
-            if view is None:
-                inner.append(None)
-            elif i >= last:
-                loop = Loop(params["length"], view.axes[0])
-                inner.append(View(view.param, view.axes[1:], (*view.loops, loop)))
-            elif i < first or body.outvars[i - first] is body.invars[i]:
-                inner.append(view._replace(loops=(*view.loops, Loop(params["length"], ()))))
+        inner: list[Views] = []
+        kept: list[Views] = [()] * len(eqn.outvars)
+        same = _unchanged(body) if any(inputs[first:last]) else {}
+        for i, views in enumerate(inputs):
+            if i >= last and not any(axis == 0 for view in views for axis, *_ in view.pads):
+                inner.append(tuple(_sliced(view, params["length"]) for view in views))
+            elif i < first or (i < last and same.get(i - first) == i):
+                loop = Loop(params["length"], ())
+                inner.append(tuple(v._replace(loops=(*v.loops, loop)) for v in views))
                 if i >= first:
-                    kept[i - first] = view
+                    kept[i - first] = views
             else:
-                self.give_up(view, "scan carry")
-                inner.append(None)
-        for i, view in enumerate(self.run(body, inner, path)):
-            if kept[i] is None:
-                self.give_up(view, "scan")
+                self.give_up(views, "scan carry" if i < last else "scan")
+                inner.append(())
+        for i, views in enumerate(self.run(body, inner, path)):
+            if not kept[i]:
+                self.give_up(views, "scan")
         return kept
+
+
+def _sliced(view: View, length: int) -> View:
+    """One iteration's slice of a view, along its first axis."""
+    loop = Loop(length, view.axes[0])
+    pads = tuple((axis - 1, *widths) for axis, *widths in view.pads)
+    return view._replace(axes=view.axes[1:], loops=(*view.loops, loop), pads=pads)
+
+
+def _unchanged(jaxpr: core.Jaxpr) -> dict[int, int]:
+    """Which results of a jaxpr are inputs that it passes through, and which ones."""
+    origin = {var: i for i, var in enumerate(jaxpr.invars)}
+    for eqn in jaxpr.eqns:
+        name = eqn.primitive.name
+        if name in CALLS or name in REMAT:
+            inner = eqn.params[CALLS.get(name, "jaxpr")]
+            passed = _unchanged(getattr(inner, "jaxpr", inner))
+        elif name == "scan":
+            first, last = scan_parts(eqn.params)
+            body = _unchanged(eqn.params["jaxpr"].jaxpr)
+            passed = {o: i for o, i in body.items() if o < last - first and i == o + first}
+        else:
+            continue
+        for result, operand in passed.items():
+            var = eqn.invars[operand]
+            if not isinstance(var, core.Literal) and var in origin:
+                origin[eqn.outvars[result]] = origin[var]
+    results = enumerate(jaxpr.outvars)
+    return {o: origin[v] for o, v in results if not isinstance(v, core.Literal) and v in origin}
+
+
+def _consumers(jaxpr: core.Jaxpr) -> dict[Any, list[Any]]:
+    """The equations that each variable goes into, None standing for the results of the jaxpr."""
+    found: dict[Any, list[Any]] = {}
+    for eqn in [*jaxpr.eqns, None]:
+        for atom in jaxpr.outvars if eqn is None else eqn.invars:
+            if not isinstance(atom, core.Literal):
+                found.setdefault(atom, []).append(eqn)
+    return found
+
+
+def _is_only_multiplied(consumers: Consumers, var: Any) -> bool:
+    """Whether every equation that a value goes into, perhaps rearranged, is a product."""
+    for eqn in consumers().get(var, ()):
+        name = "" if eqn is None else eqn.primitive.name
+        if name in MOVES:
+            if not all(_is_only_multiplied(consumers, out) for out in eqn.outvars):
+                return False
+        elif name not in ("dot_general", "conv_general_dilated"):
+            return False
+    return True

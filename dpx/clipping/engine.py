@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 from jax.extend import core
+from jax.interpreters.partial_eval import dce_jaxpr
 
 from dpx.clipping import meshes, mixing, reports, rules
 from dpx.clipping import plan as _plan
@@ -39,9 +40,12 @@ def trace(loss: Loss, leaves: Sequence[jax.Array], batch: Any) -> Program:
     """
     closed = jax.make_jaxpr(loss)(list(leaves), meshes.one_example(batch))
     mixing.check(closed, len(leaves))
+    # What does not reach the loss would else count as a use.
+    live, _ = dce_jaxpr(closed.jaxpr, [True], instantiate=True)
+    closed = core.ClosedJaxpr(live, closed.consts)
     captured = capture(closed, len(leaves))
     reports.check_fallbacks(captured.opaque)
-    return Program(closed, captured, _plan.choose(captured, [leaf.shape for leaf in leaves]))
+    return Program(closed, captured, _plan.choose(captured))
 
 
 def auto(loss: Loss, leaves: Sequence[jax.Array], batch: Any) -> Pass:
@@ -118,7 +122,8 @@ def _one_pass(program: Program, leaves: Sequence[jax.Array], batch: Any) -> Pass
     losses, norms, held = _backward(program, choices, leaves, batch, hold)
 
     def weighted_sum(weights: Sequence[jax.Array]) -> list[jax.Array]:
-        return [_weighted_sum(*each) for each in zip(choices, held, weights, strict=True)]
+        sums = [_weighted_sum(*each) for each in zip(choices, held, weights, strict=True)]
+        return [total.reshape(leaf.shape) for total, leaf in zip(sums, leaves, strict=True)]
 
     return Pass(losses, norms, weighted_sum)
 

@@ -1,7 +1,6 @@
 """Chooses, from shapes alone, the cheapest exact form for the gradient of every parameter."""
 
 import math
-from collections.abc import Sequence
 from typing import NamedTuple
 
 from dpx.clipping import rules
@@ -63,10 +62,11 @@ class InPlace(NamedTuple):
 Choice = Direct | Factors | InPlace
 
 
-def choose(captured: Capture, shapes: Sequence[tuple[int, ...]]) -> list[Choice]:
+def choose(captured: Capture) -> list[Choice]:
     """How each parameter is treated where norms and sums come from one pass."""
     choices = []
-    for shape, uses, opaque in zip(shapes, captured.uses, captured.opaque, strict=True):
+    found = zip(captured.shapes, captured.uses, captured.opaque, strict=True)
+    for shape, uses, opaque in found:
         layout = rules.layout(uses, shape) if uses and not opaque else None
         if layout is None:
             choices.append(Direct(None))

@@ -71,7 +71,8 @@ class Tapped:
         return [read(atom) for atom in jaxpr.outvars]
 
     def _export(self, index: int, operands: Sequence[jax.Array], cotangent: jax.Array) -> Any:
-        return self.exports[index](self.uses[index].left(operands), cotangent)
+        use = self.uses[index]
+        return self.exports[index](use.left(operands), use.right(cotangent))
 
     def _enter(self, eqn: Any, values: list, slots: dict, here: Path) -> list[Any]:
         """Evaluates an equation around a use: the same control flow, with slots passed in."""

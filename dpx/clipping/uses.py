@@ -11,6 +11,7 @@ is a one-hot row, of which only the index is kept. A `Use` says where in the pro
 factors are found and which parameter axes their axes stand for.
 """
 
+import functools
 import itertools
 import math
 from collections.abc import Callable, Sequence
@@ -36,11 +37,20 @@ class Loop(NamedTuple):
 
 
 class View(NamedTuple):
-    """A value that is a parameter, reshaped, transposed or cast; inside scans, a slice of it."""
+    """A value that is a parameter, reshaped, transposed or cast; inside scans, a slice of it.
+
+    Attributes:
+      param: index of the parameter.
+      axes: what the axes of the value stand for.
+      loops: the scans around it, outermost first.
+      pads: for some axes of the value, how much longer the parameter is on either side: positive where the
+        value is a part of the parameter, negative where the parameter is a part of the value.
+    """
 
     param: int
     axes: Axes
     loops: tuple[Loop, ...] = ()
+    pads: tuple[tuple[int, int, int], ...] = ()
 
 
 class Use(NamedTuple):
@@ -53,8 +63,8 @@ class Use(NamedTuple):
         (and branches) around it.
       loops: the scans around it, outermost first.
       left: the equation's operands -> the left factor of one iteration.
-      left_axes, right_axes: what the axes of the factors stand for, loops excluded. The right
-        factor is the cotangent of the equation's result.
+      right: the cotangent of the equation's result -> the right factor.
+      left_axes, right_axes: what the axes of the factors stand for, loops excluded.
       left_aval, right_aval: shapes and dtypes of the factors of one iteration.
       indexed: the parameter axis that a left factor of row indices stands for, else None.
     """
@@ -64,6 +74,7 @@ class Use(NamedTuple):
     path: tuple[int, ...]
     loops: tuple[Loop, ...]
     left: Callable[[Sequence[jax.Array]], jax.Array]
+    right: Callable[[jax.Array], jax.Array]
     left_axes: Axes
     right_axes: Axes
     left_aval: jax.ShapeDtypeStruct
@@ -86,16 +97,57 @@ def find(eqn: Any, which: int, view: View, path: tuple[int, ...], sizes: Any) ->
     if found is None:
         return None
     left, left_axes, right_axes, indexed = found
+    right = _same
+    if view.pads:
+        padded = _padded(view, left_axes), _padded(view, right_axes)
+        if len(padded[0]) + len(padded[1]) < len(view.pads):
+            return (
+                None  # An axis that is neither in one factor nor in the other: that of a look-up.
+            )
+        left = functools.partial(_pad_left, left, padded[0])
+        right = functools.partial(_pad, padded[1])
     operands = [jax.ShapeDtypeStruct(v.aval.shape, v.aval.dtype) for v in eqn.invars]
     left_aval = jax.eval_shape(left, operands)
     out = eqn.outvars[0].aval
-    right_aval = jax.ShapeDtypeStruct(out.shape, out.dtype)
+    right_aval = jax.eval_shape(right, jax.ShapeDtypeStruct(out.shape, out.dtype))
     if not all(jnp.issubdtype(a.dtype, jnp.floating) for a in (left_aval, right_aval)):
         return None
     return Use(
-        view.param, eqn.primitive.name, path, view.loops, left, left_axes, right_axes,
+        view.param, eqn.primitive.name, path, view.loops, left, right, left_axes, right_axes,
         left_aval, right_aval, indexed,
     )  # fmt: skip
+
+
+def _same(cotangent: jax.Array) -> jax.Array:
+    return cotangent
+
+
+def _padded(view: View, axes: Axes) -> tuple[tuple[int, int, int], ...]:
+    """The pads of a view that fall on the axes of a factor."""
+    found = ((view.axes[axis], low, high) for axis, low, high in view.pads)
+    return tuple((axes.index(a), low, high) for a, low, high in found if a and a in axes)
+
+
+def _pad(pads: tuple[tuple[int, int, int], ...], x: jax.Array) -> jax.Array:
+    """Adds zeros to axes, or takes a part of them where the numbers are negative."""
+    widths = [(0, 0, 0)] * x.ndim
+    for axis, low, high in pads:
+        widths[axis] = (low, high, 0)
+    return lax.pad(x, jnp.zeros((), x.dtype), widths)
+
+
+def _pad_left(left: Callable, pads: tuple, operands: Sequence[jax.Array]) -> jax.Array:
+    return _pad(pads, left(operands))
+
+
+def padded(view: View, axis: int, low: int, high: int) -> View | None:
+    """The view of a part of a value along one axis (or of a whole of which it is a part, if negative)."""
+    pads = {a: (i, j) for a, i, j in view.pads}
+    before = pads.get(axis, (0, 0))
+    if not view.axes[axis] or any(x * y < 0 for x in before for y in (low, high)):
+        return None  # Part of a whole, then whole of a part: no single padding.
+    pads[axis] = (before[0] + low, before[1] + high)
+    return view._replace(pads=tuple((a, i, j) for a, (i, j) in sorted(pads.items())))
 
 
 def _dot_general(eqn, which, view, sizes):
@@ -127,27 +179,38 @@ def _gather(eqn, which, view, sizes):
     modes = lax.GatherScatterMode
     # A derivative drops what lies out of bounds, unless the look-up was clipped.
     drops = mode != modes.CLIP
-    if which != 0 or len(numbers.start_index_map) != 1 or numbers.operand_batching_dims:
+    if which != 0 or numbers.operand_batching_dims:
         return None
-    (axis,) = numbers.start_index_map
-    whole = [s == 1 if i == axis else s == n for i, (s, n) in
-             enumerate(zip(eqn.params["slice_sizes"], table.shape, strict=True))]  # fmt: skip
+    taken = eqn.params["slice_sizes"]
+    # Axes that are taken whole may have an index too, which can only be zero.
+    cut = [i for i in numbers.start_index_map if taken[i] != table.shape[i]]
+    if not cut and len(numbers.start_index_map) == 1:
+        cut = list(numbers.start_index_map)
     if (
         mode not in (modes.CLIP, modes.PROMISE_IN_BOUNDS, modes.FILL_OR_DROP)
-        or numbers.collapsed_slice_dims != (axis,)
-        or not all(whole)
-        or (indexed := _rows(view, axis, sizes)) is None
+        or len(cut) != 1
+        or not set(numbers.collapsed_slice_dims) <= set(cut)
+        or taken[cut[0]] != 1
+        or any(
+            s != n for i, (s, n) in enumerate(zip(taken, table.shape, strict=True)) if i not in cut
+        )
+        or (indexed := _rows(view, cut[0], sizes)) is None
     ):
         return None
-    rest = iter([a for i, a in enumerate(view.axes) if i != axis])
+    (axis,) = cut
+    which_index = numbers.start_index_map.index(axis)
+    kept = [i for i in range(table.ndim) if i not in numbers.collapsed_slice_dims]
+    rest = iter([() if i == axis else view.axes[i] for i in kept])
     positions = iter([(-1 - i,) for i in range(indices.ndim - 1)])
     ndim = eqn.outvars[0].aval.ndim
     right_axes = tuple(next(rest if i in numbers.offset_dims else positions) for i in range(ndim))
     rows = table.shape[axis]
 
     def left(operands):
-        index = operands[1][..., 0]
+        index = operands[1][..., which_index]
         inside = (index >= 0) & (index < rows)
+        if len(numbers.start_index_map) > 1:
+            inside &= jnp.all(jnp.delete(operands[1], which_index, -1) == 0, axis=-1)
         # An index beyond the last row stands for a look-up that is dropped.
         index = jnp.where(inside, index, rows) if drops else jnp.clip(index, 0, rows - 1)
         return index.astype(jnp.float32)
@@ -223,6 +286,20 @@ RULES = {
 }
 
 
+def to_split(axes: Axes, new_shape: Sequence[int], sizes: Sequence[int]) -> tuple[int, int] | None:
+    """The first parameter axis that a reshape splits, and the length of its major part; None if none."""
+    atoms = [atom for axis in axes for atom in axis]
+    for size in new_shape:
+        product = 1
+        while product < size and atoms:
+            atom = atoms.pop(0)
+            product *= sizes[atom]
+        if product > size:
+            major, rest = divmod(size * sizes[atom], product)
+            return None if rest or sizes[atom] % major or major == 1 else (atom, major)
+    return None
+
+
 def reshape_axes(axes: Axes, new_shape: Sequence[int], sizes: Sequence[int]) -> Axes | None:
     """What the axes of a reshaped view stand for; None if the reshape splits a parameter axis."""
     atoms = [atom for axis in axes for atom in axis]
@@ -238,9 +315,11 @@ def reshape_axes(axes: Axes, new_shape: Sequence[int], sizes: Sequence[int]) -> 
     return tuple(new_axes)
 
 
-def whole(param: int, shape: Sequence[int]) -> View:
-    """The view of a parameter that is all of it."""
-    return View(param, tuple((i,) if n != 1 else () for i, n in enumerate(shape)))
+def whole(param: int, split: Sequence[tuple[int, ...]]) -> View:
+    """The view of a parameter that is all of it; `split` has the parts of each of its axes, major first."""
+    number = itertools.count()
+    parts = (tuple(i for n, i in zip(sizes, number, strict=False) if n != 1) for sizes in split)
+    return View(param, tuple(parts))
 
 
 def to_matrices(

@@ -1,0 +1,148 @@
+"""What models do to a weight before they use it: parts, joins, reshapes and wrappers keep their rule."""
+
+import equinox as eqx
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.ad_checkpoint import checkpoint_name
+from test_clipping_engine import rules_of
+from test_clipping_models import check, jit, per_example
+
+from dpx import clipping
+from dpx.clipping import plan
+
+WIDTH, LENGTH, BATCH = 6, 5, 4
+
+
+def normal(*shape, seed=0):
+    return jnp.asarray(np.random.default_rng((seed, *shape)).normal(size=shape) / 2, jnp.float32)
+
+
+SEQUENCES = normal(BATCH, LENGTH, WIDTH, seed=1)
+
+
+def joined_gates():
+    """An LSTM cell whose four kernels are joined into one product, tied to a read-out."""
+
+    def loss(p, x):
+        kernel = jnp.concatenate([p["a"], p["b"], p["c"]], axis=1)
+        both = jnp.concatenate([kernel, p["d"] @ jnp.eye(3 * WIDTH)], axis=0)
+
+        def step(h, x):
+            gates = jnp.concatenate([x, h]) @ both
+            i, f, o = jnp.split(gates, 3)
+            return jax.nn.sigmoid(i) * jnp.tanh(f) + o, None
+
+        h, _ = jax.lax.scan(step, jnp.zeros(WIDTH), x)
+        return jnp.sum((h @ p["a"].T) ** 2)
+
+    params = {name: normal(WIDTH, WIDTH, seed=n) for n, name in enumerate("abc")}
+    return loss, params | {"d": normal(WIDTH, 3 * WIDTH)}, (SEQUENCES,)
+
+
+def split_heads():
+    """One kernel for queries, keys and values, split, and each reshaped to heads."""
+
+    def loss(p, x):
+        q, k, v = jnp.split(p["qkv"], 3, axis=1)
+        q, k = (jnp.einsum("ld,dhe->lhe", x, w.reshape(WIDTH, 2, 3)) for w in (p["q"], p["k"]))
+        weights = jax.nn.softmax(jnp.einsum("lhe,mhe->hlm", q, k))
+        mixed = jnp.einsum("hlm,md->ld", weights, x @ v)
+        out = p["out"].reshape(2, 3, WIDTH)
+        return jnp.sum(jnp.einsum("lhe,hed->ld", q, out) ** 2) + jnp.sum(
+            mixed * (x @ p["qkv"][:, :WIDTH])
+        )
+
+    names = ("q", "k", "out")
+    params = {name: normal(WIDTH, WIDTH, seed=n) for n, name in enumerate(names)}
+    return loss, params | {"qkv": normal(WIDTH, 3 * WIDTH)}, (SEQUENCES,)
+
+
+def wrapped():
+    """Names, barriers and sharding constraints on a weight."""
+    mesh = jax.sharding.Mesh(np.array(jax.devices()[:1]), "x")
+    anywhere = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec())
+
+    def loss(p, x):
+        w = checkpoint_name(p["w"], "w")
+        w, v = jax.lax.optimization_barrier((w, p["v"]))
+        v = jax.lax.with_sharding_constraint(v, anywhere)
+        return jnp.sum(jnp.tanh(x @ w @ v) ** 2)
+
+    return loss, {"w": normal(WIDTH, WIDTH), "v": normal(WIDTH, WIDTH, seed=1)}, (SEQUENCES,)
+
+
+def passed_through():
+    """A rematerialised, scanned body that returns the parameters that it was given."""
+
+    def loss(p, x):
+        @jax.checkpoint
+        def body(carry, x):
+            w, h = carry
+            return (w, jnp.tanh(h @ w + x)), None
+
+        (w, h), _ = jax.lax.scan(body, (p["w"], x[0]), x)
+        return jnp.sum((h @ w) ** 2)
+
+    return loss, {"w": normal(WIDTH, WIDTH)}, (SEQUENCES,)
+
+
+def dead_code():
+    def loss(p, x):
+        jnp.sum(jnp.sin(p["w"]))
+        return jnp.sum((x @ p["w"]) ** 2)
+
+    return loss, {"w": normal(WIDTH, WIDTH)}, (SEQUENCES,)
+
+
+def embedding(vocabulary=7, width=WIDTH, length=LENGTH):
+    """Equinox's embedding, mapped over tokens with repeats, and tied to the read-out."""
+    layer = eqx.nn.Embedding(vocabulary, width, key=jax.random.key(0))
+
+    def loss(layer, tokens):
+        x = jax.vmap(layer)(tokens)
+        return jnp.sum(jnp.tanh(x[:-1] * x[1:]) @ layer.weight[tokens[0]])
+
+    tokens = np.random.default_rng(0).integers(0, vocabulary, size=(8, length))
+    return loss, layer, (tokens,)
+
+
+def linen_lstm():
+    """Flax joins the gates of this cell itself."""
+    model = nn.RNN(nn.OptimizedLSTMCell(WIDTH))
+    params = model.init(jax.random.key(0), SEQUENCES[0])
+    return lambda p, x: jnp.sum(model.apply(p, x) ** 2), params, (SEQUENCES,)
+
+
+CASES = (joined_gates, split_heads, wrapped, passed_through, dead_code, embedding, linen_lstm)
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case.__name__)
+@pytest.mark.parametrize("favor", [0.0, 1e9], ids=["Gram", "held"])
+def test_norms_and_sums_are_exact(monkeypatch, case, favor):
+    monkeypatch.setattr(plan, "FAVOR_GRADIENT", favor)
+    monkeypatch.setattr(plan, "FAVOR_TABLE", favor)
+    loss, params, batch = case()
+    for path, (_, by_gram, _, opaque) in rules_of(loss, params, *batch).items():
+        assert path.endswith("bias") or (not opaque and by_gram == (favor == 0)), path
+    fn = jit(clipping.clipped_grad(loss, l2_clip_norm=0.5, method="one_pass"))
+    check(fn(params, *batch), per_example(loss, params, batch), 0.5)
+
+
+def test_a_mapped_embedding_takes_no_more_than_its_sum():
+    loss, layer, (tokens,) = embedding(vocabulary=50_000, width=64)
+    shapes = jax.eval_shape(lambda: layer)
+
+    def temp(method):
+        fn = clipping.clipped_grad(loss, l2_clip_norm=1.0, method=method)
+        return jit(fn).lower(shapes, tokens).compile().memory_analysis().temp_size_in_bytes
+
+    assert temp("one_pass") < 1e6 < temp("vmap")
+
+
+def test_a_slice_that_is_added_is_looked_up():
+    params = {"w": normal(20, WIDTH)}
+    found = rules_of(lambda p, x: jnp.sum((p["w"][:LENGTH] + x) ** 2), params, SEQUENCES)
+    assert found["w"][2:] == (["slice"], [])
