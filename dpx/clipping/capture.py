@@ -31,7 +31,7 @@ class Capture(NamedTuple):
     """The uses of each parameter.
 
     Attributes:
-      shapes: for each parameter, its shape, with the axes that some reshape splits in parts.
+      splits: for each parameter, the parts of each axis, which some reshape may split.
       uses: for each parameter, its uses that have a rule, in program order.
       opaque: for each parameter, the primitives that use it without a rule.
       narrowed: whether a parameter is cast to a type of lower precision.
@@ -39,12 +39,17 @@ class Capture(NamedTuple):
       checkpointed: whether a parameter is used under `jax.checkpoint`.
     """
 
-    shapes: list[tuple[int, ...]]
+    splits: list[list[tuple[int, ...]]]
     uses: list[list[Use]]
     opaque: list[list[str]]
     narrowed: bool
     imprecise: bool
     checkpointed: bool
+
+    @property
+    def shapes(self) -> list[tuple[int, ...]]:
+        """For each parameter, its shape, the parts of each axis as axes of their own."""
+        return [tuple(itertools.chain(*split)) for split in self.splits]
 
 
 class _SplitError(Exception):
@@ -55,28 +60,44 @@ class _SplitError(Exception):
         self.where = param, atom, major
 
 
-def capture(closed: core.ClosedJaxpr, count: int) -> Capture:
-    """Follows the first `count` inputs of a jaxpr, the parameters, through all it calls."""
+def capture(
+    closed: core.ClosedJaxpr, count: int, scaled: Sequence[dict[int, frozenset[int]]] = ()
+) -> Capture:
+    """Follows the first `count` inputs of a jaxpr, the parameters, through all it calls.
+
+    The inputs after them are derived weights: parameters times arrays that vary over the axes in `scaled`.
+    """
     splits = [[(n,) for n in v.aval.shape] for v in closed.jaxpr.invars[:count]]
-    rest: list[Views] = [()] * (len(closed.jaxpr.invars) - count)
+    rest: list[Views] = [()] * (len(closed.jaxpr.invars) - count - len(scaled))
     while True:
         walk = _Walk([tuple(itertools.chain(*split)) for split in splits])
         views = [(_uses.whole(k, split),) for k, split in enumerate(splits)]
+        derived = [_scaled(number, views, axes) for number, axes in enumerate(scaled)]
         try:
-            for found in walk.run(closed.jaxpr, [*views, *rest], ()):
+            for found in walk.run(closed.jaxpr, [*views, *derived, *rest], ()):
                 walk.give_up(found, "the result itself")
         except _SplitError as error:
             # Every split makes more axes, so that this ends.
             _split_axis(splits, *error.where)
         else:
             return Capture(
-                walk.shapes,
+                splits,
                 walk.uses,
                 walk.opaque,
                 walk.narrowed,
                 walk.imprecise,
                 walk.checkpointed,
             )
+
+
+def _scaled(number: int, views: list[Views], scaled: dict[int, frozenset[int]]) -> Views:
+    """A derived weight as views of the parameters that it depends on."""
+    found = []
+    for k, axes in scaled.items():
+        (view,) = views[k]
+        atoms = frozenset(atom for axis in axes for atom in view.axes[axis])
+        found.append(view._replace(scale=_uses.Scale(number, atoms)))
+    return tuple(found)
 
 
 def _split_axis(splits: list[list[tuple[int, ...]]], param: int, atom: int, major: int) -> None:

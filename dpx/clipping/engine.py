@@ -14,7 +14,7 @@ import jax.numpy as jnp
 from jax.extend import core
 from jax.interpreters.partial_eval import dce_jaxpr
 
-from dpx.clipping import meshes, mixing, reports, rules
+from dpx.clipping import common, meshes, mixing, reports, rules
 from dpx.clipping import plan as _plan
 from dpx.clipping.capture import Capture, capture
 from dpx.clipping.materialize import Loss, Pass, accumulator
@@ -22,14 +22,23 @@ from dpx.clipping.plan import Choice, Direct, InPlace
 from dpx.clipping.rounding import gamma, sum_of_squares
 from dpx.clipping.tap import Tapped
 from dpx.clipping.uses import Use
+from dpx.clipping.weights import Weights
 
 
 class Program(NamedTuple):
-    """The loss of one example, traced, and what was found in it."""
+    """The loss of one example, traced, and what was found in it.
+
+    Attributes:
+      closed: the loss.
+      captured: the uses of parameters, in the loss or in what is left of it without `weights`.
+      choices: how each parameter is treated.
+      weights: its functions of parameters alone, where they were taken out.
+    """
 
     closed: core.ClosedJaxpr
     captured: Capture
     choices: list[Choice]
+    weights: Weights | None = None
 
 
 def trace(loss: Loss, leaves: Sequence[jax.Array], batch: Any) -> Program:
@@ -44,8 +53,11 @@ def trace(loss: Loss, leaves: Sequence[jax.Array], batch: Any) -> Program:
     live, _ = dce_jaxpr(closed.jaxpr, [True], instantiate=True)
     closed = core.ClosedJaxpr(live, closed.consts)
     captured = capture(closed, len(leaves))
+    weights = None
+    if (found := common.separate(closed, len(leaves), captured)) is not None:
+        weights, captured = found
     reports.check_fallbacks(captured.opaque)
-    return Program(closed, captured, _plan.choose(captured))
+    return Program(closed, captured, _plan.choose(captured, weights), weights)
 
 
 def auto(loss: Loss, leaves: Sequence[jax.Array], batch: Any) -> Pass:
@@ -100,10 +112,11 @@ def rounding(program: Program, size: int, dtype: Any) -> float:
     1 / `rules.FLOOR` at most.
     """
     shares = [gamma(size + 4, dtype)]
-    for choice in program.choices:
+    for k, choice in enumerate(program.choices):
         if (rule := _plan.gram(choice)) is not None:
             places = sum(_plan.positions(use, rule.layout) for use in rule.uses)
-            terms = size * places + len(rule.uses) + 4
+            arrays = 0 if program.weights is None else len(program.weights.leads(k))
+            terms = size * (places + arrays) + len(rule.uses) + arrays + 8
             shares.append(gamma(terms, dtype) / rules.FLOOR)
     return max(shares)
 
@@ -111,33 +124,40 @@ def rounding(program: Program, size: int, dtype: Any) -> float:
 def _one_pass(program: Program, leaves: Sequence[jax.Array], batch: Any) -> Pass:
     choices = program.choices
 
-    def hold(choice: Choice, given: Any) -> tuple[jax.Array, Any]:
-        held = _assemble(choice, given)
+    def hold(choice: Choice, found: Found) -> tuple[jax.Array, Any]:
+        held = _assemble(choice, found)
         if _plan.gram(choice) is None:
             # Norms must see what is summed, which could else be computed again, rounded otherwise. (Factors
             # have passed a barrier where they were tapped.)
             held = jax.lax.optimization_barrier(held)
-        return _squared_norm(choice, held), held
+        return _squared_norm(choice, held, found), (held, found.coefficients)
 
-    losses, norms, held = _backward(program, choices, leaves, batch, hold)
+    losses, norms, held, common_ = _backward(program, choices, leaves, batch, hold)
 
     def weighted_sum(weights: Sequence[jax.Array]) -> list[jax.Array]:
-        sums = [_weighted_sum(*each) for each in zip(choices, held, weights, strict=True)]
-        return [total.reshape(leaf.shape) for total, leaf in zip(sums, leaves, strict=True)]
+        sums = []
+        for k, (choice, (kept, coefficients)) in enumerate(zip(choices, held, strict=True)):
+            total = _weighted_sum(choice, kept, weights[k]).reshape(leaves[k].shape)
+            if _plan.gram(choice) is not None and common_ is not None:
+                total = total + common_.weighted_sum(coefficients, weights[k])
+            sums.append(total)
+        return sums
 
     return Pass(losses, norms, weighted_sum)
 
 
 def _two_pass(program: Program, leaves: Sequence[jax.Array], batch: Any) -> Pass:
-    choices = [_plan.in_place(choice) for choice in program.choices]
+    weights = program.weights
+    led = [weights is not None and bool(weights.leads(k)) for k in range(len(leaves))]
+    choices = [c if led[k] else _plan.in_place(c) for k, c in enumerate(program.choices)]
 
-    def drop(choice: Choice, given: Any) -> tuple[jax.Array, None]:
+    def drop(choice: Choice, found: Found) -> tuple[jax.Array, None]:
         if isinstance(choice, InPlace):
-            (parts,) = given  # One for every iteration of the scans around the use.
+            (parts,) = found.given  # One for every iteration of the scans around the use.
             return jnp.sum(parts) * (1 + 1.01 * gamma(parts.size + 2, parts.dtype)), None
-        return _squared_norm(choice, _assemble(choice, given)), None
+        return _squared_norm(choice, _assemble(choice, found), found), None
 
-    losses, norms, _ = _backward(program, choices, leaves, batch, drop)
+    losses, norms, *_ = _backward(program, choices, leaves, batch, drop)
 
     def weighted_sum(weights: Sequence[jax.Array]) -> list[jax.Array]:
         flat = jax.tree.leaves(batch)
@@ -163,38 +183,67 @@ def _rounded_down(weights: jax.Array, dtype: Any) -> jax.Array:
     )
 
 
+class Found(NamedTuple):
+    """What one example's backward pass found for one parameter.
+
+    Attributes:
+      given: its gradient if it is not tapped, or the list of what its uses hand out.
+      coefficients: what fixed arrays are multiplied by in its gradient.
+      terms: (such an array, its coefficient), as `common.squared_norm` takes them, or to be added up.
+      scale: for a use, what its product is multiplied by, or None.
+    """
+
+    given: Any
+    coefficients: dict[str, jax.Array] | None = None
+    terms: Sequence[tuple[jax.Array, jax.Array]] = ()
+    scale: Callable[[Use], jax.Array | None] = lambda use: None
+
+
 def _backward(
     program: Program,
     choices: Sequence[Choice],
     leaves: Sequence[jax.Array],
     batch: Any,
-    hold: Callable[[Choice, Any], tuple[jax.Array, Any]],
-) -> tuple[jax.Array, list[jax.Array], list[Any]]:
+    hold: Callable[[Choice, Found], tuple[jax.Array, Any]],
+) -> tuple[jax.Array, list[jax.Array], list[Any], common.Batch | None]:
     """Losses, squared norms and what `hold` keeps of each parameter, for every example.
 
-    `hold` is given, for one example, the gradient of a parameter that is not tapped, or the list of what
-    its uses hand out, and returns a squared norm and anything.
+    `hold` is given what was found for one parameter and example, and returns a squared norm and anything.
+    Last comes what the loss computes from parameters alone.
     """
     taps = [(use, _export(choice, use)) for choice in choices for use in choice.tapped]
-    tapped = Tapped(program.closed, taps)
+    weights = program.weights
+    fixed = (
+        common.Batch(weights, program.captured, choices, leaves) if weights is not None else None
+    )
+    tapped = Tapped(program.closed if weights is None else weights.inner, taps)
     direct = {k: leaves[k] for k, choice in enumerate(choices) if not choice.tapped}
-    slots = meshes.vary(tapped.slots(), meshes.varying(leaves, batch))
+    over = meshes.varying(leaves, batch)
+    slots = meshes.vary(tapped.slots(), over)
+    inputs, derived = ([], []) if fixed is None else meshes.vary(fixed.inputs, over)
 
     def one(example: list[Any]) -> tuple[jax.Array, list[jax.Array], list[Any]]:
-        def value(direct: dict, slots: dict) -> jax.Array:
+        def value(direct: dict, slots: dict, inputs: list) -> jax.Array:
             arguments = [direct.get(k, leaf) for k, leaf in enumerate(leaves)]
-            return tapped([*arguments, *example], slots)[0]
+            return tapped([*arguments, *inputs, *derived, *example], slots)[0]
 
-        loss, (gradients, handed) = jax.value_and_grad(value, (0, 1))(direct, slots)
+        loss, (gradients, handed, smalls) = jax.value_and_grad(value, (0, 1, 2))(direct, slots, inputs)
         handed = iter(handed.values())
+        given = [
+            [next(handed) for _ in c.tapped] if c.tapped else gradients[k]
+            for k, c in enumerate(choices)
+        ]
+        found = (
+            map(Found, given) if fixed is None else map(Found, given, *fixed.terms(given, smalls))
+        )
         norms, held = [], []
-        for k, choice in enumerate(choices):
-            norm, kept = hold(choice, [next(handed) for _ in choice.tapped] or gradients[k])
+        for choice, each in zip(choices, found, strict=True):
+            norm, kept = hold(choice, each)
             norms.append(norm)
             held.append(kept)
         return loss, norms, held
 
-    return jax.vmap(one)(jax.tree.leaves(batch))
+    return (*jax.vmap(one)(jax.tree.leaves(batch)), fixed)
 
 
 def _export(choice: Choice, use: Use) -> Callable[[jax.Array, jax.Array], Any]:
@@ -215,20 +264,35 @@ def _export(choice: Choice, use: Use) -> Callable[[jax.Array, jax.Array], Any]:
     return squared_norm
 
 
-def _assemble(choice: Choice, given: Any) -> Any:
+def _assemble(choice: Choice, found: Found) -> Any:
     """What is kept of one example: its gradient, or its factors as matrices."""
     if isinstance(choice, Direct):
-        return given
+        return _with_terms(found.given, found)
     layout = choice.rule.layout
-    factors = zip(choice.rule.uses, given, strict=True)
-    pairs = [rules.pair(use, layout, *each) for use, each in factors]
-    return pairs if choice.rule.by_gram else layout.restore(rules.product(layout, pairs))
+    # A parameter with no use has no factors.
+    factors = zip(choice.rule.uses, found.given if choice.tapped else (), strict=True)
+    pairs = []
+    for use, each in factors:
+        pair, scale = rules.pair(use, layout, *each), found.scale(use)
+        pairs.append(pair if scale is None else common.scaled(pair, scale))
+    if choice.rule.by_gram:
+        return pairs
+    return _with_terms(layout.restore(rules.product(layout, pairs)), found)
 
 
-def _squared_norm(choice: Choice, held: Any) -> jax.Array:
-    if (rule := _plan.gram(choice)) is not None:
-        return rules.squared_norm(rule.layout, held)
-    return sum_of_squares(held)
+def _with_terms(gradient: jax.Array, found: Found) -> jax.Array:
+    for array, coefficient in found.terms:
+        term = array * coefficient
+        gradient = gradient.reshape(term.shape).astype(accumulator(gradient.dtype)) + term
+    return gradient
+
+
+def _squared_norm(choice: Choice, held: Any, found: Found) -> jax.Array:
+    if (rule := _plan.gram(choice)) is None:
+        return sum_of_squares(held)
+    if found.terms:
+        return common.squared_norm(rule.layout, held, found.terms)
+    return rules.squared_norm(rule.layout, held)
 
 
 def _weighted_sum(choice: Choice, held: Any, weights: jax.Array) -> jax.Array:

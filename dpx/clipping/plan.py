@@ -3,9 +3,10 @@
 import math
 from typing import NamedTuple
 
-from dpx.clipping import rules
+from dpx.clipping import common, rules
 from dpx.clipping.capture import Capture
 from dpx.clipping.uses import Use
+from dpx.clipping.weights import Weights
 
 # A per-example gradient is held unless its factors have fewer elements by this much: held, it
 # needs no second product for the clipped sum.
@@ -62,18 +63,26 @@ class InPlace(NamedTuple):
 Choice = Direct | Factors | InPlace
 
 
-def choose(captured: Capture) -> list[Choice]:
+def choose(captured: Capture, weights: Weights | None = None) -> list[Choice]:
     """How each parameter is treated where norms and sums come from one pass."""
     choices = []
     found = zip(captured.shapes, captured.uses, captured.opaque, strict=True)
-    for shape, uses, opaque in found:
+    for k, (shape, uses, opaque) in enumerate(found):
+        leads = [] if weights is None else weights.leads(k)
         layout = rules.layout(uses, shape) if uses and not opaque else None
+        if leads and not uses and not opaque:
+            layout = rules.Layout(shape, (), (), tuple(i for i, n in enumerate(shape) if n > 1))
         if layout is None:
             choices.append(Direct(None))
             continue
         is_table = any(use.indexed is not None for use in uses)
         favor = FAVOR_TABLE if is_table else FAVOR_GRADIENT
-        by_gram = math.prod(shape) > favor * sum(map(factor_elements, uses))
+        kept = sum(map(factor_elements, uses))
+        closed = True
+        if weights is not None:
+            kept += sum(weights.smalls[j].var.aval.size for j, *_ in leads)
+            closed = common.has_closed_form(weights, k, layout, captured.splits[k])
+        by_gram = closed and math.prod(shape) > favor * kept
         rule = Rule(tuple(uses), layout, by_gram)
         taps = by_gram or any(map(_prefers_product, uses))
         choices.append(Factors(rule) if taps else Direct(rule))
@@ -83,7 +92,8 @@ def choose(captured: Capture) -> list[Choice]:
 def in_place(choice: Choice) -> Choice:
     """The same for a pass that keeps norms only: a parameter used once leaves nothing else."""
     rule = choice.rule
-    if rule is not None and len(rule.uses) == 1 and not rule.uses[0].is_shared_by_loop:
+    alone = rule is not None and len(rule.uses) == 1 and rule.uses[0].scale is None
+    if rule is not None and alone and not rule.uses[0].is_shared_by_loop:
         return InPlace(rule)
     return choice
 
@@ -96,7 +106,8 @@ def gram(choice: Choice) -> Rule | None:
 def _prefers_product(use: Use) -> bool:
     # Differentiation would add up one outer product per iteration of a scan, and turn a batch of
     # convolutions into one with a group for every example.
-    return use.is_shared_by_loop or use.primitive == "conv_general_dilated"
+    scaled = use.scale is not None  # Of which differentiation of the parameter knows nothing.
+    return scaled or use.is_shared_by_loop or use.primitive == "conv_general_dilated"
 
 
 def factor_elements(use: Use) -> int:
@@ -127,5 +138,6 @@ def positions(use: Use, layout: rules.Layout) -> int:
 
 def describe(use: Use) -> str:
     """The use in a word or two, for people."""
+    scaled = " of a function of it" if use.scale is not None else ""
     loops = "".join(" in scan" + (" (sliced)" if loop.axes else "") for loop in use.loops)
-    return use.primitive + loops
+    return use.primitive + scaled + loops

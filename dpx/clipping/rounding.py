@@ -48,8 +48,14 @@ def sum_of_squares(x: jax.Array) -> jax.Array:
     sums into a single one with a long running total.
     """
     dtype = jnp.promote_types(x.dtype, jnp.float32)
-    x = x.astype(dtype)
-    size, roundings, total = x.size, 2, jnp.square(x)
+    total, roundings = added_up(jnp.square(x.astype(dtype)))
+    # A square that is flushed, or of an operand that is, was below the smallest normal number.
+    return (total + 4 * x.size * tiny(dtype)) * (1 + 1.01 * gamma(2 + roundings, dtype))
+
+
+def added_up(total: jax.Array) -> tuple[jax.Array, int]:
+    """The sum of all entries, one axis after the other, and the number of roundings on the way to a term."""
+    roundings = 0
     while total.ndim:
         last = total.shape[-1]
         if last > 4 * CHUNK:
@@ -59,5 +65,4 @@ def sum_of_squares(x: jax.Array) -> jax.Array:
             last = CHUNK
         roundings += last
         total = lax.optimization_barrier(jnp.sum(total, axis=-1))
-    # A square that is flushed, or of an operand that is, was below the smallest normal number.
-    return (total + 4 * size * tiny(dtype)) * (1 + 1.01 * gamma(roundings, dtype))
+    return total, roundings

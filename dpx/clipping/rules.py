@@ -123,7 +123,7 @@ def _inner(a: jax.Array, b: jax.Array, size: int) -> jax.Array:
     if a.ndim == b.ndim == 3:
         # In turn, examples on several devices would have to be gathered first.
         one_cpu = jax.default_backend() == "cpu" and jax.device_count() == 1
-        return _gram_in_turn(a) if a is b and a.size >= LARGE and one_cpu else _gram(a, b)
+        return gram_in_turn(a) if a is b and a.size >= LARGE and one_cpu else gram(a, b)
     if a.ndim == b.ndim == 2:
         return (a[:, :, None] == b[:, None, :]) & (a < size)[:, :, None]
     if a.ndim == 3:
@@ -133,7 +133,7 @@ def _inner(a: jax.Array, b: jax.Array, size: int) -> jax.Array:
     return taken.transpose(0, 2, 1)
 
 
-def _gram(a: jax.Array, b: jax.Array) -> jax.Array:
+def gram(a: jax.Array, b: jax.Array) -> jax.Array:
     """⟨a[k, p], b[k, q]⟩, each a sum over chunks of r of products that are sums within a chunk."""
     count, rest = divmod(a.shape[2], CHUNK)
     if count + (rest > 0) <= UNROLLED:
@@ -154,9 +154,9 @@ def _dot(a: jax.Array, b: jax.Array) -> jax.Array:
 
 
 @jax.custom_batching.sequential_vmap
-def _gram_in_turn(a: jax.Array) -> jax.Array:
+def gram_in_turn(a: jax.Array) -> jax.Array:
     """One example at a time: on CPUs a loop of products takes half the time of a batched one."""
-    return _gram(a, a)
+    return gram(a, a)
 
 
 class _Factor(NamedTuple):
@@ -222,6 +222,19 @@ def squared_norm(shared: Layout, pairs: Sequence[Pair]) -> jax.Array:
     added to the norm, and a contribution that is computed in float32 is never longer than w times
     the root of what is returned, which is at least `FLOOR`·√Λ.
     """
+    total, length, positions = gram_norm(shared, pairs)
+    return bounded(total, length, positions + len(pairs) + 4)
+
+
+def bounded(total: jax.Array, length: jax.Array, roundings: int) -> jax.Array:
+    """The squared norm: `total` with what the sum that is released rounds, at least `FLOOR`·`length` long."""
+    # `maximum` passes NaN on.
+    norm = jnp.sqrt(jnp.maximum(total, jnp.square(FLOOR * length)))
+    return jnp.square(norm + _rounding.gamma(roundings, total.dtype) * length)
+
+
+def gram_norm(shared: Layout, pairs: Sequence[Pair]) -> tuple[jax.Array, jax.Array, int]:
+    """An upper bound on ‖g‖², √Λ, and the number of positions."""
     _, rows, columns = shared.sizes()
     total, lengths, positions, done = jnp.float32(0), jnp.float32(0), 0, []
     for pair in pairs:
@@ -233,11 +246,7 @@ def squared_norm(shared: Layout, pairs: Sequence[Pair]) -> jax.Array:
         lengths += jnp.sum(a.lengths * b.lengths, axis=1)
         positions += b.lengths.shape[1]
         done.append((a, b))
-    gamma = _rounding.gamma(positions + len(pairs) + 4, total.dtype)
-    length = SLACK * jnp.sqrt(jnp.sum(jnp.square(lengths)))
-    # `maximum` passes NaN on.
-    norm = jnp.sqrt(jnp.maximum(total, jnp.square(FLOOR * length)))
-    return jnp.square(norm + gamma * length)
+    return total, SLACK * jnp.sqrt(jnp.sum(jnp.square(lengths))), positions
 
 
 def _added_up(terms: jax.Array) -> jax.Array:
@@ -281,4 +290,4 @@ def weighted_sum(shared: Layout, pairs: Sequence[Pair], weights: jax.Array) -> j
             term = _product(small * scale, large)
             term = jnp.swapaxes(term, 1, 2) if flip else term
             total = term if total is None else total + term
-    return total
+    return jnp.zeros((k, r, c), accumulator(weights.dtype)) if total is None else total

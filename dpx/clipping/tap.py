@@ -63,7 +63,7 @@ class Tapped:
             if here in self.enclosing:
                 results = self._enter(eqn, values, slots, here)
             else:
-                results = _bind(eqn, values)
+                results = bind(eqn, values)
                 for use in self.at.get(here, ()):
                     export = functools.partial(self._export, use)
                     results = [_tap(export, results[0], tuple(values), slots[use])]
@@ -123,7 +123,8 @@ class Tapped:
         return [*carry, *stacked]
 
 
-def _bind(eqn: Any, values: list) -> list[Any]:
+def bind(eqn: Any, values: list) -> list[Any]:
+    """The results of an equation."""
     bound = eqn.primitive.get_bind_params(eqn.params)
     # Until 0.10.1 JAX returned the functions of a call apart from its other parameters.
     functions, params = bound if isinstance(bound, tuple) else ((), bound)

@@ -36,6 +36,18 @@ class Loop(NamedTuple):
     axes: tuple[int, ...]
 
 
+class Scale(NamedTuple):
+    """A fixed array that a parameter is multiplied by before its use.
+
+    Attributes:
+      derived: which input after the parameters the derived weight is.
+      atoms: the parameter axes over which the array varies.
+    """
+
+    derived: int
+    atoms: frozenset[int]
+
+
 class View(NamedTuple):
     """A value that is a parameter, reshaped, transposed or cast; inside scans, a slice of it.
 
@@ -45,12 +57,14 @@ class View(NamedTuple):
       loops: the scans around it, outermost first.
       pads: for some axes of the value, how much longer the parameter is on either side: positive where the
         value is a part of the parameter, negative where the parameter is a part of the value.
+      scale: what the gradient is multiplied by, entry by entry, where the value is a derived weight.
     """
 
     param: int
     axes: Axes
     loops: tuple[Loop, ...] = ()
     pads: tuple[tuple[int, int, int], ...] = ()
+    scale: Scale | None = None
 
 
 class Use(NamedTuple):
@@ -67,6 +81,7 @@ class Use(NamedTuple):
       left_axes, right_axes: what the axes of the factors stand for, loops excluded.
       left_aval, right_aval: shapes and dtypes of the factors of one iteration.
       indexed: the parameter axis that a left factor of row indices stands for, else None.
+      scale: what the product of the factors is multiplied by, if anything.
     """
 
     param: int
@@ -80,6 +95,7 @@ class Use(NamedTuple):
     left_aval: jax.ShapeDtypeStruct
     right_aval: jax.ShapeDtypeStruct
     indexed: int | None = None
+    scale: Scale | None = None
 
     @property
     def lengths(self) -> tuple[int, ...]:
@@ -99,6 +115,8 @@ def find(eqn: Any, which: int, view: View, path: tuple[int, ...], sizes: Any) ->
     left, left_axes, right_axes, indexed = found
     right = _same
     if view.pads:
+        if view.scale is not None:
+            return None
         padded = _padded(view, left_axes), _padded(view, right_axes)
         if len(padded[0]) + len(padded[1]) < len(view.pads):
             return (
@@ -112,10 +130,21 @@ def find(eqn: Any, which: int, view: View, path: tuple[int, ...], sizes: Any) ->
     right_aval = jax.eval_shape(right, jax.ShapeDtypeStruct(out.shape, out.dtype))
     if not all(jnp.issubdtype(a.dtype, jnp.floating) for a in (left_aval, right_aval)):
         return None
+    if view.scale is not None and not _can_scale(view, left_axes, right_axes, indexed):
+        return None
     return Use(
         view.param, eqn.primitive.name, path, view.loops, left, right, left_axes, right_axes,
-        left_aval, right_aval, indexed,
+        left_aval, right_aval, indexed, view.scale,
     )  # fmt: skip
+
+
+def _can_scale(view: View, left_axes: Axes, right_axes: Axes, indexed: int | None) -> bool:
+    """Whether the array of a scale varies over the axes of one factor only, or is looked up itself."""
+    assert view.scale is not None
+    loops = {atom for loop in view.loops for atom in loop.axes}
+    left = loops | {atom for axis in left_axes for atom in axis}
+    right = loops | {atom for axis in right_axes for atom in axis}
+    return indexed is not None or view.scale.atoms <= left or view.scale.atoms <= right
 
 
 def _same(cotangent: jax.Array) -> jax.Array:

@@ -1,0 +1,423 @@
+"""Gradients that are products of outer products and of fixed arrays with small values.
+
+Where a loss computes something from a weight alone (`dpx.clipping.weights`), the gradient of an example is
+
+    g = m ⊙ sum_p rows[p] ⊗ columns[p] + sum_j T_j ⊙ y_j,
+
+with arrays m and T_j that are the same for all examples, and y_j that are small: numbers, or one for each row
+or column. So m is moved into the factors, and the other terms of ‖g‖² are ⟨T_j ⊙ y_j, T_l ⊙ y_l⟩, sums of
+products of fixed arrays that are made once, and
+
+    ⟨rows[p] ⊗ columns[p], T ⊙ y⟩ = sum_c (rows[p] · T)[c] · columns[p, c] · y[c],
+
+one product of matrices as in the forward pass.
+"""
+
+import math
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+from jax.extend import core
+
+from dpx.clipping import rounding as _rounding
+from dpx.clipping import rules
+from dpx.clipping import weights as _weights
+from dpx.clipping.capture import Capture, capture
+from dpx.clipping.materialize import accumulator
+from dpx.clipping.rules import Layout, Pair, pair
+from dpx.clipping.uses import Use
+from dpx.clipping.weights import Multiple, Weights, find
+from dpx.clipping.weights import flat as find_flat
+
+Split = Sequence[tuple[int, ...]]
+
+
+class Term(NamedTuple):
+    """What turns a small value into a gradient, or the other way round.
+
+    Attributes:
+      small: index of the small value.
+      axes: for each axis of the parameter, the axis of the small value that it follows, if any.
+      key: which fixed array.
+      ratio: what the array is multiplied by, with axes of length one.
+    """
+
+    small: int
+    axes: tuple[int | None, ...]
+    key: str
+    ratio: jax.Array
+
+
+class Constants(NamedTuple):
+    """What a loss computes from parameters alone, and its derivatives.
+
+    Attributes:
+      inputs: small values and derived weights that the inner loss takes.
+      arrays: the fixed arrays T, each of the shape of a parameter.
+      scales: m for (input of the inner loss, parameter), with axes of length one where it does not vary.
+      inside: for each derived weight, how the small values inside it follow from its gradient.
+      leads: for each parameter, how its gradient follows from small values.
+    """
+
+    inputs: list[jax.Array]
+    arrays: dict[str, jax.Array]
+    scales: dict[tuple[int, int], jax.Array]
+    inside: list[list[Term]]
+    leads: list[list[Term]]
+
+
+def evaluate(weights: Weights, leaves: Sequence[jax.Array]) -> Constants:
+    """Computes what does not depend on an example, once for a batch."""
+    smalls, derived = weights.values(leaves)
+    inputs = [v for v, small in zip(smalls, weights.smalls, strict=True) if small.is_input]
+    arrays: dict[str, jax.Array] = {}
+    scales, inside = {}, []
+    leads: list[list[Term]] = [[] for _ in leaves]
+
+    def term(small: int, axes: Any, multiple: Multiple, array: jax.Array) -> Term:
+        array = array.astype(accumulator(array.dtype))
+        rest = tuple(a for a in range(array.ndim) if a not in multiple.ratio)
+        if multiple.base is not None:
+            key = f"parameter {multiple.base}"
+            arrays[key] = leaves[multiple.base].astype(array.dtype)
+            # By least squares, which rounds less than any one quotient.
+            squares = jnp.sum(jnp.square(arrays[key]), rest, keepdims=True)
+            ratio = jnp.sum(array * arrays[key], rest, keepdims=True)
+            ratio = ratio / jnp.where(squares > 0, squares, 1)
+        elif rest:
+            key = f"ones {array.shape}"
+            arrays[key] = jnp.ones(array.shape, array.dtype)
+            ratio = _first(array, rest)
+        else:
+            key = f"own {len(arrays)}"
+            arrays[key], ratio = array, jnp.ones((1,) * array.ndim, array.dtype)
+        return Term(small, axes, key, ratio)
+
+    for d, (each, value) in enumerate(zip(weights.derived, derived, strict=True), len(inputs)):
+        wide = [lax.broadcast_in_dim(smalls[j], value.shape, axes) for j, axes, _ in each.smalls]
+        cotangents = each.pull([*(leaves[k] for k in each.inputs), *wide], jnp.ones_like(value))
+        for k, varies in each.scales.items():
+            m = cotangents[each.inputs.index(k)]
+            m = m.astype(accumulator(m.dtype))
+            scales[d, k] = _first(m, [a for a in range(m.ndim) if a not in varies])
+        terms = []
+        for place, (j, axes, multiple) in enumerate(each.smalls, len(each.inputs)):
+            follows = {axis: i for i, axis in enumerate(axes) if smalls[j].shape[i] > 1}
+            axes = tuple(follows.get(a) for a in range(value.ndim))
+            terms.append(term(j, axes, multiple, cotangents[place]))
+        inside.append(terms)
+    for j, (small, value) in enumerate(zip(weights.smalls, smalls, strict=True)):
+        cotangents = small.pull([leaves[k] for k in small.inputs], jnp.ones_like(value))
+        for k, (axes, multiple) in small.leads.items():
+            leads[k].append(term(j, axes, multiple, cotangents[small.inputs.index(k)]))
+    # Norms must see what is summed: computed twice it might be rounded otherwise.
+    arrays, scales = lax.optimization_barrier((arrays, scales))
+    return Constants([*inputs, *derived], arrays, scales, inside, leads)
+
+
+def _first(x: jax.Array, axes: Sequence[int]) -> jax.Array:
+    """The first entry along axes that the array does not vary over."""
+    return x[tuple(slice(0, 1) if a in axes else slice(None) for a in range(x.ndim))]
+
+
+def spread(value: jax.Array, axes: Sequence[int | None]) -> jax.Array:
+    """A small value with an axis for each of the parameter's, of length one where it does not follow one."""
+    kept = [a for a in axes if a is not None]
+    value = value.reshape([n for i, n in enumerate(value.shape) if i in kept])
+    value = value.transpose([sorted(kept).index(a) for a in kept])
+    shape = iter(value.shape)
+    return value.reshape([1 if a is None else next(shape) for a in axes])
+
+
+def arrange(shared: Layout, split: Split, x: jax.Array) -> jax.Array:
+    """An array with the axes of a parameter, some of length one, as (K or 1, R or 1, C or 1)."""
+    fine = [m if n > 1 else 1 for n, parts in zip(x.shape, split, strict=True) for m in parts]
+    x = x.reshape(fine)
+    for group in shared[1:]:
+        if any(fine[a] > 1 for a in group):
+            full = [shared.shape[a] if a in group else n for a, n in enumerate(x.shape)]
+            x = jnp.broadcast_to(x, full)
+    order = [a for group in shared[1:] for a in group]
+    rest = [a for a in range(x.ndim) if a not in order]  # Axes of length one.
+    x = x.transpose([*order, *rest])
+    sizes = iter(x.shape)
+    lengths = []
+    for group in shared[1:]:
+        length = 1
+        for _ in group:
+            length *= next(sizes)
+        lengths.append(length)
+    return x.reshape(lengths)
+
+
+def scaled(pair: Pair, scale: jax.Array) -> Pair:
+    """The factors of m ⊙ (their product); m, (K or 1, R or 1, C or 1), varies over rows or over columns."""
+    rows, columns = pair
+    if scale.shape[1] == 1:
+        columns = lax.optimization_barrier(columns * scale)
+    elif rows.ndim == 2:
+        columns = lax.optimization_barrier(columns * _taken(scale, rows))
+    else:
+        rows = lax.optimization_barrier(rows * jnp.swapaxes(scale, 1, 2))
+    return Pair(rows, columns)
+
+
+def _taken(array: jax.Array, index: jax.Array) -> jax.Array:
+    """The rows of (K or 1, R, C) at indices (K, P); zero beyond the last row."""
+    array = jnp.broadcast_to(array, (index.shape[0], *array.shape[1:]))
+    return jnp.take_along_axis(array, index[:, :, None], axis=1, mode="fill", fill_value=0)
+
+
+def contract(pair: Pair, array: jax.Array, by_rows: bool) -> jax.Array:
+    """sum over positions and rows (or columns) of product ⊙ T: (K, 1, C), or (K, R, 1) if `by_rows`."""
+    rows, columns = pair
+    columns = columns.astype(accumulator(columns.dtype))
+    if rows.ndim == 2:
+        terms = _taken(array, rows) * columns
+        if not by_rows:
+            return jnp.sum(terms, axis=1, keepdims=True)
+        sums = jnp.zeros(array.shape[:2], terms.dtype)
+        block = jnp.arange(len(rows))[:, None]
+        return sums.at[block, rows].add(jnp.sum(terms, axis=2), mode="drop")[:, :, None]
+    if by_rows:
+        return jnp.sum(rows * rules.gram(columns, array), axis=1)[:, :, None]
+    return jnp.sum(columns * rules.gram(rows, jnp.swapaxes(array, 1, 2)), axis=1)[:, None, :]
+
+
+def squared_norm(
+    shared: Layout, pairs: Sequence[Pair], commons: Sequence[tuple[jax.Array, jax.Array]]
+) -> jax.Array:
+    """An upper bound on ‖g‖² of one example, `rules.squared_norm` with terms T ⊙ y, both arranged.
+
+    Each such term is another position, of length ‖T ⊙ y‖: the sum of n products is off by γ_n times the
+    product of lengths (Cauchy-Schwarz, over columns first), n the number of roundings on the way to any.
+    """
+    total, length, positions = rules.gram_norm(shared, pairs)
+    # What roundings are outside sums: of y, of squares, and of adding up these few numbers.
+    roundings, shared_length = 16 + len(commons) ** 2, length
+    tiny = _rounding.tiny(total.dtype)
+    for i, (array, y) in enumerate(commons):
+        for other, z in commons[: i + 1]:
+            products, n = _along(
+                array * other, [a == b == 1 for a, b in zip(y.shape, z.shape, strict=True)]
+            )
+            sum_, m = _rounding.added_up(products * y * z)
+            total += sum_ if other is array and z is y else 2 * sum_
+            roundings = max(roundings, 16 + len(commons) ** 2 + n + m)
+        for each in pairs:
+            by_rows = y.shape[1] > 1
+            sum_, m = _rounding.added_up(contract(each, array, by_rows) * y)
+            total += 2 * sum_
+            inner = _rounding.chunked(array.shape[2 if by_rows else 1])
+            n = inner + each.columns.shape[1] + (array.shape[2] if each.rows.ndim == 2 else 0)
+            roundings = max(roundings, 16 + len(commons) ** 2 + n + m)
+    gamma = _rounding.gamma(roundings, total.dtype)
+    for array, y in commons:
+        # Squares that are flushed are part of the length, spread as in `rules`.
+        squares, _ = _along(jnp.square(array), [n == 1 for n in y.shape])
+        squares = squares * jnp.square(y) + (1 + jnp.square(y)) * 4 * array.size * tiny / gamma
+        length += rules.SLACK * jnp.sqrt(_rounding.added_up(squares)[0])
+    error = rules.SLACK * gamma * (jnp.square(length) - jnp.square(shared_length))
+    return rules.bounded(total + error, length, positions + len(pairs) + 2 * len(commons) + 8)
+
+
+def _along(x: jax.Array, summed: Sequence[bool]) -> tuple[jax.Array, int]:
+    """Sums over some of the three axes, kept with length one, and the number of roundings."""
+    axes = [a for a, is_summed in enumerate(summed) if is_summed]
+    kept = [a for a in range(3) if a not in axes]
+    moved = x.transpose([*kept, *axes])
+    flat = moved.reshape([-1, *(x.shape[a] for a in axes)])
+    roundings = 0
+
+    def added(one: jax.Array) -> jax.Array:
+        nonlocal roundings
+        total, roundings = _rounding.added_up(one)
+        return total
+
+    flat = jax.vmap(added)(flat)
+    return flat.reshape([1 if a in axes else n for a, n in enumerate(x.shape)]), roundings + 1
+
+
+def by_array(leads: Sequence[Term], smalls: Sequence[jax.Array | None]) -> dict[str, jax.Array]:
+    """The coefficient y of each fixed array in the gradient of a parameter."""
+    found: dict[str, jax.Array] = {}
+    for term in leads:
+        y = smalls[term.small]
+        if y is not None:
+            y = spread(y.astype(term.ratio.dtype), term.axes) * term.ratio
+            found[term.key] = found[term.key] + y if term.key in found else y
+    return found
+
+
+def small_gradient(
+    term: Term,
+    array: jax.Array,
+    shared: Layout,
+    split: Split,
+    pairs: Sequence[Pair],
+    shape: Sequence[int],
+) -> jax.Array:
+    """The gradient of a small value inside a derived weight, from the factors of that weight's gradient."""
+    follows = {a for a, axis in enumerate(term.axes) if axis is not None}
+    varies = follows | {a for a, n in enumerate(term.ratio.shape) if n > 1}
+    ratio = term.ratio
+    if _is_dense(shared, split, varies):
+        array, ratio, varies = array * ratio, jnp.ones((1,) * array.ndim, array.dtype), follows
+    by_rows = bool(_atoms(split, varies).intersection(shared.rows))
+    array = arrange(shared, split, array)
+    total = sum(contract(each, array, by_rows) for each in pairs) * arrange(shared, split, ratio)
+    # Back to the axes of the parameter, those summed over of length one.
+    gone = shared.columns if by_rows else shared.rows
+    order = [a for group in shared[1:] for a in group]
+    total = total.reshape([1 if a in gone else shared.shape[a] for a in order])
+    total = total.transpose([order.index(a) for a in sorted(order)])
+    full = [1 if a in gone or a not in order else n for a, n in enumerate(shared.shape)]
+    total = total.reshape(full)
+    total = jnp.sum(
+        total, [a for a in range(total.ndim) if a not in _atoms(split, follows)], keepdims=True
+    )
+    kept = sorted(follows)
+    total = total.reshape([math.prod(split[a]) for a in kept])
+    order = sorted(range(len(kept)), key=lambda i: term.axes[kept[i]] or 0)
+    return total.transpose(order).reshape(shape)
+
+
+def _atoms(split: Split, axes: set[int] | frozenset[int]) -> set[int]:
+    """The parts of axes of a parameter."""
+    found, number = set(), 0
+    for axis, parts in enumerate(split):
+        if axis in axes:
+            found |= set(range(number, number + len(parts)))
+        number += len(parts)
+    return found
+
+
+def _is_dense(shared: Layout, split: Split, axes: set[int] | frozenset[int]) -> bool:
+    atoms = {a for a in _atoms(split, axes) if shared.shape[a] > 1}
+    return bool(atoms.intersection(shared.rows)) and bool(atoms.intersection(shared.columns))
+
+
+def has_closed_form(weights: Weights, param: int, shared: Layout, split: Split) -> bool:
+    """Whether no coefficient of a fixed array in a parameter's gradient varies over both rows and columns."""
+    varies: dict[Any, set[int]] = {}
+    for number, (_, axes, multiple) in enumerate(weights.leads(param)):
+        mine = {a for a, axis in enumerate(axes) if axis is not None}
+        own = multiple.base is None and len(multiple.ratio) == len(axes)
+        key = number if own else ("multiple of", multiple.base)
+        varies.setdefault(key, set()).update(mine, () if own else multiple.ratio)
+    return not any(_is_dense(shared, split, axes) for axes in varies.values())
+
+
+def can_contract(weights: Weights, derived: int, shared: Layout, split: Split) -> bool:
+    """Whether no small value inside a derived weight varies over both rows and columns."""
+    for j, axes, _ in weights.derived[derived].smalls:
+        shape = weights.smalls[j].var.aval.shape
+        follows = {axis for axis, n in zip(axes, shape, strict=True) if n > 1}
+        if _is_dense(shared, split, follows):
+            return False
+    return True
+
+
+def separate(
+    closed: core.ClosedJaxpr, count: int, captured: Capture
+) -> tuple[Weights, Capture] | None:
+    """Takes functions of weights alone out of a loss, if large parameters have no rule for want of it."""
+    opaque = zip(closed.in_avals, captured.opaque, strict=False)
+    large = [k for k, (aval, names) in enumerate(opaque) if names and aval.size >= _weights.LEAST]
+    if not large:
+        return None
+    flat, refused = find_flat(closed), set()
+    while (found := find(flat, count, large, refused)) is not None:
+        inner = capture(found.inner, count, found.scaled)
+        bad = set()
+        for d, each in enumerate(found.derived):
+            for k in each.scales:
+                shared = rules.layout(inner.uses[k], inner.shapes[k]) if inner.uses[k] else None
+                if (
+                    inner.opaque[k]
+                    or not shared
+                    or not can_contract(found, d, shared, inner.splits[k])
+                ):
+                    bad.add(each.var)
+        if not bad:
+            return found, inner
+        refused |= bad
+    return None
+
+
+class Batch:
+    """What a loss computes from parameters alone, for all examples of a batch."""
+
+    def __init__(
+        self,
+        weights: Weights,
+        captured: Capture,
+        choices: Sequence[Any],
+        leaves: Sequence[jax.Array],
+    ):
+        self.weights, self.captured, self.choices = weights, captured, choices
+        self.fixed = evaluate(weights, leaves)
+        self.shapes = [small.var.aval.shape for small in weights.smalls]
+
+    @property
+    def inputs(self) -> tuple[list[jax.Array], list[jax.Array]]:
+        """Small values, and derived weights, that the inner loss takes."""
+        count = sum(small.is_input for small in self.weights.smalls)
+        return self.fixed.inputs[:count], self.fixed.inputs[count:]
+
+    def scale(self, use: Use) -> jax.Array | None:
+        """What the product of a use is multiplied by, arranged for its parameter."""
+        if use.scale is None:
+            return None
+        k = use.param
+        m = self.fixed.scales[use.scale.derived, k]
+        return arrange(self.choices[k].rule.layout, self.captured.splits[k], m)
+
+    def terms(self, given: Sequence[Any], direct: Sequence[jax.Array]) -> tuple[list, list, list]:
+        """For every parameter the coefficients of fixed arrays, these with the arrays, and `scale`."""
+        smalls = self._smalls(given, direct)
+        coefficients, terms = [], []
+        for k, choice in enumerate(self.choices):
+            found = lax.optimization_barrier(by_array(self.fixed.leads[k], smalls))
+            coefficients.append(found)
+            pairs = [(self.fixed.arrays[key], y) for key, y in found.items()]
+            if choice.rule is not None and choice.rule.by_gram:
+                shared, split = choice.rule.layout, self.captured.splits[k]
+                pairs = [(arrange(shared, split, t), arrange(shared, split, y)) for t, y in pairs]
+            terms.append(pairs)
+        return coefficients, terms, [self.scale] * len(terms)
+
+    def _smalls(self, given: Sequence[Any], direct: Sequence[jax.Array]) -> list[jax.Array | None]:
+        """Gradients of small values: those that the inner loss takes, and those inside derived weights."""
+        rest = iter(direct)
+        found: list[Any] = [next(rest) if s.is_input else None for s in self.weights.smalls]
+        first = len(direct)
+        for d, (each, inside) in enumerate(
+            zip(self.weights.derived, self.fixed.inside, strict=True), first
+        ):
+            k = next(iter(each.scales))
+            rule = self.choices[k].rule
+            pairs = [
+                pair(use, rule.layout, *factors)
+                for use, factors in zip(rule.uses, given[k], strict=True)
+                if use.scale is not None and use.scale.derived == d
+            ]
+            for term in inside if pairs else ():
+                array, j = self.fixed.arrays[term.key], term.small
+                mine = small_gradient(
+                    term, array, rule.layout, self.captured.splits[k], pairs, self.shapes[j]
+                )
+                found[j] = mine if found[j] is None else found[j] + mine
+        return found
+
+    def weighted_sum(self, coefficients: dict[str, jax.Array], weights: jax.Array) -> Any:
+        """The sum over examples of fixed arrays times coefficients."""
+        total: Any = 0
+        for key, y in coefficients.items():
+            flat = y.reshape(len(y), -1)
+            summed = jnp.matmul(weights.astype(flat.dtype), flat, precision=rules.HIGHEST)
+            total += self.fixed.arrays[key] * summed.reshape(y.shape[1:])
+        return total
