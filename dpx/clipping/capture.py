@@ -2,7 +2,7 @@
 
 import functools
 import itertools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple
 
 from jax.extend import core
@@ -174,8 +174,8 @@ class _Walk:
             return nothing
         if name in PLAIN:
             return inputs
-        if inputs[0] and (moved := [self.moved(eqn, view) for view in inputs[0]]) and all(moved):
-            return [tuple(moved)]
+        if inputs[0] and (moved := _all(self.moved(eqn, view) for view in inputs[0])):
+            return [moved]
         if parts := self.parts(eqn, inputs, consumers):
             return parts
         for which, views in enumerate(inputs):
@@ -219,29 +219,30 @@ class _Walk:
         """The views after an equation that joins values or takes parts of one; None for any other."""
         name, params = eqn.primitive.name, eqn.params
         shapes = [var.aval.shape for var in eqn.invars]
-        found: list[Views] = []
+        found: list[list[View | None]] = []
         if name == "concatenate":
-            axis, offset, joined = params["dimension"], 0, []
+            axis, offset = params["dimension"], 0
+            found = [[]]
             for views, shape in zip(inputs, shapes, strict=True):
                 after = eqn.outvars[0].aval.shape[axis] - offset - shape[axis]
-                joined += [_uses.padded(view, axis, -offset, -after) for view in views]
+                found[0] += [_uses.padded(view, axis, -offset, -after) for view in views]
                 offset += shape[axis]
-            found = [tuple(joined)]
         elif name == "split":
             axis, offset = params["axis"], 0
             for size in params["sizes"]:
                 ends = (offset, shapes[0][axis] - offset - size)
-                found.append(tuple(_uses.padded(view, axis, *ends) for view in inputs[0]))
+                found.append([_uses.padded(view, axis, *ends) for view in inputs[0]])
                 offset += size
         elif name == "slice" and all(s == 1 for s in params["strides"] or ()):
             starts, stops = params["start_indices"], params["limit_indices"]
-            views = list(inputs[0])
+            cut: list[View | None] = [*inputs[0]]
             for axis, (low, high, n) in enumerate(zip(starts, stops, shapes[0], strict=True)):
                 if (low, high) != (0, n):
-                    views = [view and _uses.padded(view, axis, low, n - high) for view in views]
+                    cut = [view and _uses.padded(view, axis, low, n - high) for view in cut]
             # A part that goes anywhere but into a product of matrices is better looked up, row by row.
-            found = [tuple(views)] if _is_only_multiplied(consumers, eqn.outvars[0]) else []
-        return found if found and all(all(views) for views in found) else None
+            found = [cut] if _is_only_multiplied(consumers, eqn.outvars[0]) else []
+        results = [_all(views) for views in found]
+        return results if all(results) else None
 
     def scan(self, eqn: Any, inputs: list[Views], path: tuple[int, ...]) -> list[Views]:
         """A scan shares its constants between iterations, and slices its inputs."""
@@ -265,6 +266,13 @@ class _Walk:
             if not kept[i]:
                 self.give_up(views, "scan")
         return kept
+
+
+def _all(views: Iterable[View | None]) -> Views:
+    """The views, or none if one of them is None."""
+    views = list(views)
+    found = tuple(view for view in views if view is not None)
+    return found if len(found) == len(views) else ()
 
 
 def _sliced(view: View, length: int) -> View:
@@ -299,8 +307,9 @@ def _unchanged(jaxpr: core.Jaxpr) -> dict[int, int]:
 def _consumers(jaxpr: core.Jaxpr) -> dict[Any, list[Any]]:
     """The equations that each variable goes into, None standing for the results of the jaxpr."""
     found: dict[Any, list[Any]] = {}
-    for eqn in [*jaxpr.eqns, None]:
-        for atom in jaxpr.outvars if eqn is None else eqn.invars:
+    goes = [(eqn, eqn.invars) for eqn in jaxpr.eqns] + [(None, jaxpr.outvars)]
+    for eqn, atoms in goes:
+        for atom in atoms:
             if not isinstance(atom, core.Literal):
                 found.setdefault(atom, []).append(eqn)
     return found
@@ -309,7 +318,9 @@ def _consumers(jaxpr: core.Jaxpr) -> dict[Any, list[Any]]:
 def _is_only_multiplied(consumers: Consumers, var: Any) -> bool:
     """Whether every equation that a value goes into, perhaps rearranged, is a product."""
     for eqn in consumers().get(var, ()):
-        name = "" if eqn is None else eqn.primitive.name
+        if eqn is None:
+            return False
+        name = eqn.primitive.name
         if name in MOVES:
             if not all(_is_only_multiplied(consumers, out) for out in eqn.outvars):
                 return False

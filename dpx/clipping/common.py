@@ -13,6 +13,7 @@ products of fixed arrays that are made once, and
 one product of matrices as in the forward pass.
 """
 
+import functools
 import math
 from collections.abc import Sequence
 from typing import Any, NamedTuple
@@ -183,8 +184,29 @@ def contract(pair: Pair, array: jax.Array, by_rows: bool) -> jax.Array:
         block = jnp.arange(len(rows))[:, None]
         return sums.at[block, rows].add(jnp.sum(terms, axis=2), mode="drop")[:, :, None]
     if by_rows:
-        return jnp.sum(rows * rules.gram(columns, array), axis=1)[:, :, None]
-    return jnp.sum(columns * rules.gram(rows, jnp.swapaxes(array, 1, 2)), axis=1)[:, None, :]
+        return jnp.sum(rows * _multiplied(columns, array, 2), axis=1)[:, :, None]
+    return jnp.sum(columns * _multiplied(rows, array, 1), axis=1)[:, None, :]
+
+
+def _multiplied(factor: jax.Array, array: jax.Array, axis: int) -> jax.Array:
+    """A factor times a fixed array (K, R, C) along its rows or columns, in a few chunks that are added up."""
+    size = _chunk(array.shape[axis])
+    form = "kpr,krc->kpc" if axis == 1 else "kpc,krc->kpr"
+    parts = [
+        jnp.einsum(
+            form,
+            factor[:, :, i : i + size],
+            lax.slice_in_dim(array, i, min(i + size, array.shape[axis]), axis=axis),
+            precision=rules.HIGHEST,
+            preferred_element_type=array.dtype,
+        )
+        for i in range(0, array.shape[axis], size)
+    ]
+    return functools.reduce(jnp.add, parts)
+
+
+def _chunk(size: int) -> int:
+    return max(_rounding.CHUNK, -(-size // rules.UNROLLED))
 
 
 def squared_norm(
@@ -198,28 +220,28 @@ def squared_norm(
     total, length, positions = rules.gram_norm(shared, pairs)
     # What roundings are outside sums: of y, of squares, and of adding up these few numbers.
     roundings, shared_length = 16 + len(commons) ** 2, length
-    tiny = _rounding.tiny(total.dtype)
+    tiny, squares = _rounding.tiny(total.dtype), []
     for i, (array, y) in enumerate(commons):
         for other, z in commons[: i + 1]:
-            products, n = _along(
-                array * other, [a == b == 1 for a, b in zip(y.shape, z.shape, strict=True)]
-            )
+            summed = [a == b == 1 for a, b in zip(y.shape, z.shape, strict=True)]
+            products, n = _along(array * other, summed)
             sum_, m = _rounding.added_up(products * y * z)
             total += sum_ if other is array and z is y else 2 * sum_
             roundings = max(roundings, 16 + len(commons) ** 2 + n + m)
+        squares.append(products)  # The last are those of the array with itself.
         for each in pairs:
             by_rows = y.shape[1] > 1
             sum_, m = _rounding.added_up(contract(each, array, by_rows) * y)
             total += 2 * sum_
-            inner = _rounding.chunked(array.shape[2 if by_rows else 1])
-            n = inner + each.columns.shape[1] + (array.shape[2] if each.rows.ndim == 2 else 0)
-            roundings = max(roundings, 16 + len(commons) ** 2 + n + m)
+            inner = array.shape[2 if by_rows else 1]
+            n = min(inner, _chunk(inner)) + rules.UNROLLED + each.columns.shape[1]
+            n += array.shape[2] if each.rows.ndim == 2 else 0
+            roundings = max(roundings, 17 + len(commons) ** 2 + n + m)
     gamma = _rounding.gamma(roundings, total.dtype)
-    for array, y in commons:
+    for (array, y), square in zip(commons, squares, strict=True):
         # Squares that are flushed are part of the length, spread as in `rules`.
-        squares, _ = _along(jnp.square(array), [n == 1 for n in y.shape])
-        squares = squares * jnp.square(y) + (1 + jnp.square(y)) * 4 * array.size * tiny / gamma
-        length += rules.SLACK * jnp.sqrt(_rounding.added_up(squares)[0])
+        square = square * jnp.square(y) + (1 + jnp.square(y)) * 4 * array.size * tiny / gamma
+        length += rules.SLACK * jnp.sqrt(_rounding.added_up(square)[0])
     error = rules.SLACK * gamma * (jnp.square(length) - jnp.square(shared_length))
     return rules.bounded(total + error, length, positions + len(pairs) + 2 * len(commons) + 8)
 

@@ -230,7 +230,7 @@ def _backward(
         loss, (gradients, handed, smalls) = jax.value_and_grad(value, (0, 1, 2))(direct, slots, inputs)
         handed = iter(handed.values())
         given = [
-            [next(handed) for _ in c.tapped] if c.tapped else gradients[k]
+            gradients[k] if isinstance(c, Direct) else [next(handed) for _ in c.tapped]
             for k, c in enumerate(choices)
         ]
         found = (
@@ -269,10 +269,8 @@ def _assemble(choice: Choice, found: Found) -> Any:
     if isinstance(choice, Direct):
         return _with_terms(found.given, found)
     layout = choice.rule.layout
-    # A parameter with no use has no factors.
-    factors = zip(choice.rule.uses, found.given if choice.tapped else (), strict=True)
     pairs = []
-    for use, each in factors:
+    for use, each in zip(choice.tapped, found.given, strict=True):
         pair, scale = rules.pair(use, layout, *each), found.scale(use)
         pairs.append(pair if scale is None else common.scaled(pair, scale))
     if choice.rule.by_gram:

@@ -11,8 +11,8 @@ import dataclasses
 from collections.abc import Iterable, Sequence
 from typing import Any
 
+import jax.numpy as jnp
 from jax.extend import core
-from jax.numpy import floating, issubdtype
 
 from dpx.clipping.capture import CALLS, PLAIN
 
@@ -74,9 +74,9 @@ def read(
     """
     values = []
     for i, var in enumerate(closed.jaxpr.invars):
-        long = frozenset(a for a, n in enumerate(var.aval.shape) if n > 1)
+        long, ndim = _long(var), len(getattr(var.aval, "shape", ()))
         if i == source:
-            axes = tuple(a if a in long else None for a in range(len(var.aval.shape)))
+            axes = tuple(a if a in long else None for a in range(ndim))
             values.append(Value(frozenset(), axes=axes))
         elif wide and i in wide:
             values.append(Value(wide[i]))
@@ -90,7 +90,7 @@ def _read(jaxpr: Any, values: Iterable[Value], trusted: bool) -> list[Value]:
 
     def look(atom: Any) -> Value:
         if isinstance(atom, core.Literal):
-            return Value(_long(atom), zero=atom.aval.shape == () and bool(atom.val == 0))
+            return Value(_long(atom), zero=jnp.ndim(atom.val) == 0 and bool(atom.val == 0))
         return env.get(atom) or Value(_long(atom))
 
     for eqn in jaxpr.eqns:
@@ -150,7 +150,7 @@ def _linear(eqn: Any, operands: list[Value], linear: list[Value]) -> Value | Non
         if name == "div":  # What is divided by an array is no multiple of it.
             operands = [first, dataclasses.replace(operands[1], base=None)]
         return dataclasses.replace(_together("mul", operands), axes=linear[0].axes)
-    if name == "convert_element_type" and issubdtype(eqn.outvars[0].aval.dtype, floating):
+    if name == "convert_element_type" and jnp.issubdtype(eqn.outvars[0].aval.dtype, jnp.floating):
         return first
     if name in ("add", "add_any", "sub", "select_n"):
         terms = operands[1:] if name == "select_n" else operands

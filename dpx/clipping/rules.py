@@ -123,7 +123,7 @@ def _inner(a: jax.Array, b: jax.Array, size: int) -> jax.Array:
     if a.ndim == b.ndim == 3:
         # In turn, examples on several devices would have to be gathered first.
         one_cpu = jax.default_backend() == "cpu" and jax.device_count() == 1
-        return gram_in_turn(a) if a is b and a.size >= LARGE and one_cpu else gram(a, b)
+        return _gram_in_turn(a) if a is b and a.size >= LARGE and one_cpu else _gram(a, b)
     if a.ndim == b.ndim == 2:
         return (a[:, :, None] == b[:, None, :]) & (a < size)[:, :, None]
     if a.ndim == 3:
@@ -133,7 +133,7 @@ def _inner(a: jax.Array, b: jax.Array, size: int) -> jax.Array:
     return taken.transpose(0, 2, 1)
 
 
-def gram(a: jax.Array, b: jax.Array) -> jax.Array:
+def _gram(a: jax.Array, b: jax.Array) -> jax.Array:
     """⟨a[k, p], b[k, q]⟩, each a sum over chunks of r of products that are sums within a chunk."""
     count, rest = divmod(a.shape[2], CHUNK)
     if count + (rest > 0) <= UNROLLED:
@@ -154,9 +154,9 @@ def _dot(a: jax.Array, b: jax.Array) -> jax.Array:
 
 
 @jax.custom_batching.sequential_vmap
-def gram_in_turn(a: jax.Array) -> jax.Array:
+def _gram_in_turn(a: jax.Array) -> jax.Array:
     """One example at a time: on CPUs a loop of products takes half the time of a batched one."""
-    return gram(a, a)
+    return _gram(a, a)
 
 
 class _Factor(NamedTuple):
