@@ -29,11 +29,14 @@ from dpx.clipping import weights as _weights
 from dpx.clipping.capture import Capture, capture
 from dpx.clipping.materialize import accumulator
 from dpx.clipping.rules import Layout, Pair, pair
-from dpx.clipping.uses import Use
+from dpx.clipping.uses import Use, is_whole, to_matrices
 from dpx.clipping.weights import Multiple, Weights, find
 from dpx.clipping.weights import flat as find_flat
 
 Split = Sequence[tuple[int, ...]]
+
+# Sums of more products than this round too much to be taken as the loss has them, in one piece.
+LONGEST = 4096
 
 
 class Term(NamedTuple):
@@ -210,40 +213,52 @@ def _chunk(size: int) -> int:
 
 
 def squared_norm(
-    shared: Layout, pairs: Sequence[Pair], commons: Sequence[tuple[jax.Array, jax.Array]]
+    shared: Layout,
+    pairs: Sequence[Pair],
+    commons: Sequence[tuple[jax.Array, jax.Array, bool]],
+    dots: Sequence[jax.Array | None],
 ) -> jax.Array:
     """An upper bound on ‖g‖² of one example, `rules.squared_norm` with terms T ⊙ y, both arranged.
 
     Each such term is another position, of length ‖T ⊙ y‖: the sum of n products is off by γ_n times the
     product of lengths (Cauchy-Schwarz, over columns first), n the number of roundings on the way to any.
+    Where T is the parameter itself, `dots` has what `contract` would be, for those uses that know it.
     """
     total, length, positions = rules.gram_norm(shared, pairs)
     # What roundings are outside sums: of y, of squares, and of adding up these few numbers.
     roundings, shared_length = 16 + len(commons) ** 2, length
     tiny, squares = _rounding.tiny(total.dtype), []
-    for i, (array, y) in enumerate(commons):
-        for other, z in commons[: i + 1]:
+    for i, (array, y, is_parameter) in enumerate(commons):
+        for other, z, _ in commons[: i + 1]:
             summed = [a == b == 1 for a, b in zip(y.shape, z.shape, strict=True)]
             products, n = _along(array * other, summed)
             sum_, m = _rounding.added_up(products * y * z)
             total += sum_ if other is array and z is y else 2 * sum_
             roundings = max(roundings, 16 + len(commons) ** 2 + n + m)
         squares.append(products)  # The last are those of the array with itself.
-        for each in pairs:
+        for each, dot in zip(pairs, dots, strict=True):
             by_rows = y.shape[1] > 1
-            sum_, m = _rounding.added_up(contract(each, array, by_rows) * y)
+            known = dot is not None and is_parameter and _fits(dot, y)
+            found = dot if dot is not None and known else contract(each, array, by_rows)
+            sum_, m = _rounding.added_up(found * y)
             total += 2 * sum_
             inner = array.shape[2 if by_rows else 1]
-            n = min(inner, _chunk(inner)) + rules.UNROLLED + each.columns.shape[1]
+            n = max(array.shape[1:]) if known else min(inner, _chunk(inner))
+            n += rules.UNROLLED + each.columns.shape[1]
             n += array.shape[2] if each.rows.ndim == 2 else 0
             roundings = max(roundings, 17 + len(commons) ** 2 + n + m)
     gamma = _rounding.gamma(roundings, total.dtype)
-    for (array, y), square in zip(commons, squares, strict=True):
+    for (array, y, _), square in zip(commons, squares, strict=True):
         # Squares that are flushed are part of the length, spread as in `rules`.
         square = square * jnp.square(y) + (1 + jnp.square(y)) * 4 * array.size * tiny / gamma
         length += rules.SLACK * jnp.sqrt(_rounding.added_up(square)[0])
     error = rules.SLACK * gamma * (jnp.square(length) - jnp.square(shared_length))
     return rules.bounded(total + error, length, positions + len(pairs) + 2 * len(commons) + 8)
+
+
+def _fits(dot: jax.Array, y: jax.Array) -> bool:
+    """Whether a coefficient varies over no axis that has been summed over."""
+    return all(n == 1 or n == m for n, m in zip(y.shape[1:], dot.shape[1:], strict=True))
 
 
 def _along(x: jax.Array, summed: Sequence[bool]) -> tuple[jax.Array, int]:
@@ -261,6 +276,29 @@ def _along(x: jax.Array, summed: Sequence[bool]) -> tuple[jax.Array, int]:
 
     flat = jax.vmap(added)(flat)
     return flat.reshape([1 if a in axes else n for a, n in enumerate(x.shape)]), roundings + 1
+
+
+def dots(use: Use, cotangent: jax.Array, result: jax.Array) -> jax.Array:
+    """The result of a product with a parameter times its cotangent, summed over positions."""
+    places = [i for i, axis in enumerate(use.right_axes) if axis and axis[0] < 0]
+    return jnp.sum(cotangent * result, places)
+
+
+def arranged_dots(use: Use, shared: Layout, found: jax.Array | None = None) -> jax.Array | None:
+    """The same as (K, 1, C) or (K, R, 1), as `contract` has it with the parameter itself."""
+    if found is None:
+        return None
+    rest = tuple(axis for axis in use.right_axes if not (axis and axis[0] < 0))
+    bare = use._replace(
+        right_axes=rest, left_axes=tuple(a for a in use.left_axes if not (a and a[0] < 0))
+    )
+    straight = rules.is_left_rows(use, shared)
+    loops = rules.loop_axes(bare)
+    places = [axis[0] for axis in loops if axis and axis[0] < 0]
+    inner = shared.columns if straight else shared.rows
+    found = to_matrices(found, loops + rest, shared.shape, shared.blocks, places, inner)
+    found = jnp.sum(found, 1)
+    return found[:, None, :] if straight else found[:, :, None]
 
 
 def by_array(leads: Sequence[Term], smalls: Sequence[jax.Array | None]) -> dict[str, jax.Array]:
@@ -390,6 +428,29 @@ class Batch:
         count = sum(small.is_input for small in self.weights.smalls)
         return self.fixed.inputs[:count], self.fixed.inputs[count:]
 
+    @property
+    def with_result(self) -> list[Use]:
+        """Products whose own results spare a product of a factor with the parameter itself.
+
+        Only where they are known to be as precise: a short sum in float32, at full precision.
+        """
+        found = self.captured
+        if found.narrowed or (found.imprecise and jax.default_backend() != "cpu"):
+            return []
+        uses = []
+        for k, choice in enumerate(self.choices):
+            own = any(multiple.base == k for *_, multiple in self.weights.leads(k))
+            for use in choice.tapped if own and choice.tapped and choice.rule.by_gram else ():
+                plain = use.primitive == "dot_general" and use.scale is None and is_whole(use)
+                types = {use.left_aval.dtype, use.right_aval.dtype}
+                if (
+                    plain
+                    and types == {jnp.dtype("float32")}
+                    and max(choice.rule.layout.sizes()) <= LONGEST
+                ):
+                    uses.append(use)
+        return uses
+
     def scale(self, use: Use) -> jax.Array | None:
         """What the product of a use is multiplied by, arranged for its parameter."""
         if use.scale is None:
@@ -405,10 +466,13 @@ class Batch:
         for k, choice in enumerate(self.choices):
             found = lax.optimization_barrier(by_array(self.fixed.leads[k], smalls))
             coefficients.append(found)
-            pairs = [(self.fixed.arrays[key], y) for key, y in found.items()]
+            own = f"parameter {k}"
+            pairs = [(self.fixed.arrays[key], y, key == own) for key, y in found.items()]
             if choice.rule is not None and choice.rule.by_gram:
                 shared, split = choice.rule.layout, self.captured.splits[k]
-                pairs = [(arrange(shared, split, t), arrange(shared, split, y)) for t, y in pairs]
+                pairs = [
+                    (arrange(shared, split, t), arrange(shared, split, y), o) for t, y, o in pairs
+                ]
             terms.append(pairs)
         return coefficients, terms, [self.scale] * len(terms)
 
@@ -423,7 +487,7 @@ class Batch:
             k = next(iter(each.scales))
             rule = self.choices[k].rule
             pairs = [
-                pair(use, rule.layout, *factors)
+                pair(use, rule.layout, *factors[:2])
                 for use, factors in zip(rule.uses, given[k], strict=True)
                 if use.scale is not None and use.scale.derived == d
             ]

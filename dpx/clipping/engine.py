@@ -189,13 +189,14 @@ class Found(NamedTuple):
     Attributes:
       given: its gradient if it is not tapped, or the list of what its uses hand out.
       coefficients: what fixed arrays are multiplied by in its gradient.
-      terms: (such an array, its coefficient), as `common.squared_norm` takes them, or to be added up.
+      terms: (such an array, its coefficient, whether it is the parameter itself), as
+        `common.squared_norm` takes them, or to be added up.
       scale: for a use, what its product is multiplied by, or None.
     """
 
     given: Any
     coefficients: dict[str, jax.Array] | None = None
-    terms: Sequence[tuple[jax.Array, jax.Array]] = ()
+    terms: Sequence[tuple[jax.Array, jax.Array, bool]] = ()
     scale: Callable[[Use], jax.Array | None] = lambda use: None
 
 
@@ -216,7 +217,8 @@ def _backward(
     fixed = (
         common.Batch(weights, program.captured, choices, leaves) if weights is not None else None
     )
-    tapped = Tapped(program.closed if weights is None else weights.inner, taps)
+    with_result = [] if fixed is None else fixed.with_result
+    tapped = Tapped(program.closed if weights is None else weights.inner, taps, with_result)
     direct = {k: leaves[k] for k, choice in enumerate(choices) if not choice.tapped}
     over = meshes.varying(leaves, batch)
     slots = meshes.vary(tapped.slots(), over)
@@ -247,9 +249,13 @@ def _backward(
 
 
 def _export(choice: Choice, use: Use) -> Callable[[jax.Array, jax.Array], Any]:
-    """What a use hands out: its factors, or the squared norm of their product."""
+    """What a use hands out: its factors (and what its result is asked for), or a squared norm."""
     if not isinstance(choice, InPlace):
-        return lambda left, right: (left, right)
+
+        def factors(left: jax.Array, right: jax.Array, *result: jax.Array) -> tuple:
+            return left, right, *(common.dots(use, right, each) for each in result)
+
+        return factors
     layout = choice.rule.layout
     sliced = {axis for loop in use.loops for axis in loop.axes}
     layout = layout._replace(blocks=tuple(b for b in layout.blocks if b not in sliced))
@@ -271,7 +277,7 @@ def _assemble(choice: Choice, found: Found) -> Any:
     layout = choice.rule.layout
     pairs = []
     for use, each in zip(choice.tapped, found.given, strict=True):
-        pair, scale = rules.pair(use, layout, *each), found.scale(use)
+        pair, scale = rules.pair(use, layout, *each[:2]), found.scale(use)
         pairs.append(pair if scale is None else common.scaled(pair, scale))
     if choice.rule.by_gram:
         return pairs
@@ -279,7 +285,7 @@ def _assemble(choice: Choice, found: Found) -> Any:
 
 
 def _with_terms(gradient: jax.Array, found: Found) -> jax.Array:
-    for array, coefficient in found.terms:
+    for array, coefficient, _ in found.terms:
         term = array * coefficient
         gradient = gradient.reshape(term.shape).astype(accumulator(gradient.dtype)) + term
     return gradient
@@ -289,7 +295,9 @@ def _squared_norm(choice: Choice, held: Any, found: Found) -> jax.Array:
     if (rule := _plan.gram(choice)) is None:
         return sum_of_squares(held)
     if found.terms:
-        return common.squared_norm(rule.layout, held, found.terms)
+        given = zip(choice.tapped, found.given, strict=True)
+        dots = [common.arranged_dots(use, rule.layout, *each[2:]) for use, each in given]
+        return common.squared_norm(rule.layout, held, found.terms, dots)
     return rules.squared_norm(rule.layout, held)
 
 

@@ -101,12 +101,17 @@ def is_left_rows(use: Use, shared: Layout) -> bool:
     return _split(use)[1] == frozenset(shared.rows)
 
 
-def pair(use: Use, shared: Layout, left: jax.Array, right: jax.Array) -> Pair:
-    """The factors of a use, loops leading, as matrices."""
-    loops = tuple(
+def loop_axes(use: Use) -> tuple[tuple[int, ...], ...]:
+    """What the leading axes that scans add to the factors of a use stand for."""
+    return tuple(
         loop.axes if loop.axes or loop.length == 1 else (-1000 - depth,)
         for depth, loop in enumerate(use.loops)
     )
+
+
+def pair(use: Use, shared: Layout, left: jax.Array, right: jax.Array) -> Pair:
+    """The factors of a use, loops leading, as matrices."""
+    loops = loop_axes(use)
     left_axes, right_axes = loops + use.left_axes, loops + use.right_axes
     straight = is_left_rows(use, shared)
     axes = (left_axes, right_axes) if straight else (right_axes, left_axes)

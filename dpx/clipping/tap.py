@@ -20,17 +20,24 @@ from dpx.clipping.capture import CALLS, REMAT, scan_parts
 from dpx.clipping.uses import Use
 
 # What is handed out for a use: (left factor, right factor) -> arrays.
-Export = Callable[[jax.Array, jax.Array], Any]
+Export = Callable[..., Any]
 Path = tuple[int, ...]
 
 
 class Tapped:
     """A jaxpr with slots at some uses. Slots are keyed by the order of those uses."""
 
-    def __init__(self, closed: core.ClosedJaxpr, taps: Sequence[tuple[Use, Export]]):
+    def __init__(
+        self,
+        closed: core.ClosedJaxpr,
+        taps: Sequence[tuple[Use, Export]],
+        with_result: Sequence[Use] = (),
+    ):
         self.closed = closed
         self.uses = [use for use, _ in taps]
         self.exports = [export for _, export in taps]
+        # Exports that take the result of the equation too.
+        self.with_result = {i for i, use in enumerate(self.uses) if use in with_result}
         self.at: dict[Path, list[int]] = {}
         self.enclosing: dict[Path, list[int]] = {}
         for index, use in enumerate(self.uses):
@@ -41,12 +48,15 @@ class Tapped:
     def slots(self) -> dict[int, Any]:
         """Zeros for every use, with a leading axis for every scan around it."""
 
-        def shape(use: Use, export: Export) -> Any:
-            out = jax.eval_shape(export, use.left_aval, use.right_aval)
+        def shape(index: int) -> Any:
+            use = self.uses[index]
+            avals = use.left_aval, use.right_aval, use.right_aval
+            out = jax.eval_shape(
+                self.exports[index], *avals[: 3 if index in self.with_result else 2]
+            )
             return jax.tree.map(lambda s: jnp.zeros((*use.lengths, *s.shape), s.dtype), out)
 
-        pairs = zip(self.uses, self.exports, strict=True)
-        return {index: shape(use, export) for index, (use, export) in enumerate(pairs)}
+        return {index: shape(index) for index in range(len(self.uses))}
 
     def __call__(self, arguments: Sequence[Any], slots: dict[int, Any]) -> list[Any]:
         return self._run(self.closed.jaxpr, self.closed.consts, arguments, slots, ())
@@ -66,13 +76,15 @@ class Tapped:
                 results = bind(eqn, values)
                 for use in self.at.get(here, ()):
                     export = functools.partial(self._export, use)
-                    results = [_tap(export, results[0], tuple(values), slots[use])]
+                    kept = (*values, results[0]) if use in self.with_result else tuple(values)
+                    results = [_tap(export, results[0], kept, slots[use])]
             env.update(zip(eqn.outvars, results, strict=True))
         return [read(atom) for atom in jaxpr.outvars]
 
     def _export(self, index: int, operands: Sequence[jax.Array], cotangent: jax.Array) -> Any:
         use = self.uses[index]
-        return self.exports[index](use.left(operands), use.right(cotangent))
+        result = operands[-1:] if index in self.with_result else ()
+        return self.exports[index](use.left(operands), use.right(cotangent), *result)
 
     def _enter(self, eqn: Any, values: list, slots: dict, here: Path) -> list[Any]:
         """Evaluates an equation around a use: the same control flow, with slots passed in."""

@@ -151,6 +151,11 @@ def _same(cotangent: jax.Array) -> jax.Array:
     return cotangent
 
 
+def is_whole(use: Use) -> bool:
+    """Whether the right factor is the cotangent as it is."""
+    return use.right is _same
+
+
 def _padded(view: View, axes: Axes) -> tuple[tuple[int, int, int], ...]:
     """The pads of a view that fall on the axes of a factor."""
     found = ((view.axes[axis], low, high) for axis, low, high in view.pads)
