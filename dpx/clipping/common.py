@@ -23,8 +23,8 @@ import jax.numpy as jnp
 from jax import lax
 from jax.extend import core
 
+from dpx.clipping import meshes, rules
 from dpx.clipping import rounding as _rounding
-from dpx.clipping import rules
 from dpx.clipping import weights as _weights
 from dpx.clipping.capture import Capture, capture
 from dpx.clipping.materialize import accumulator
@@ -102,7 +102,7 @@ def evaluate(weights: Weights, leaves: Sequence[jax.Array]) -> Constants:
 
     for d, (each, value) in enumerate(zip(weights.derived, derived, strict=True), len(inputs)):
         wide = [lax.broadcast_in_dim(smalls[j], value.shape, axes) for j, axes, _ in each.smalls]
-        cotangents = each.pull([*(leaves[k] for k in each.inputs), *wide], jnp.ones_like(value))
+        cotangents = each.pull([*(leaves[k] for k in each.inputs), *wide], _ones(value))
         for k, varies in each.scales.items():
             m = cotangents[each.inputs.index(k)]
             m = m.astype(accumulator(m.dtype))
@@ -114,12 +114,16 @@ def evaluate(weights: Weights, leaves: Sequence[jax.Array]) -> Constants:
             terms.append(term(j, axes, multiple, cotangents[place]))
         inside.append(terms)
     for j, (small, value) in enumerate(zip(weights.smalls, smalls, strict=True)):
-        cotangents = small.pull([leaves[k] for k in small.inputs], jnp.ones_like(value))
+        cotangents = small.pull([leaves[k] for k in small.inputs], _ones(value))
         for k, (axes, multiple) in small.leads.items():
             leads[k].append(term(j, axes, multiple, cotangents[small.inputs.index(k)]))
     # Norms must see what is summed: computed twice it might be rounded otherwise.
     arrays, scales = lax.optimization_barrier((arrays, scales))
     return Constants([*inputs, *derived], arrays, scales, inside, leads)
+
+
+def _ones(value: jax.Array) -> jax.Array:
+    return meshes.vary(jnp.ones_like(value), meshes.varying(value))
 
 
 def _first(x: jax.Array, axes: Sequence[int]) -> jax.Array:

@@ -229,7 +229,9 @@ def _backward(
             arguments = [direct.get(k, leaf) for k, leaf in enumerate(leaves)]
             return tapped([*arguments, *inputs, *derived, *example], slots)[0]
 
-        loss, (gradients, handed, smalls) = jax.value_and_grad(value, (0, 1, 2))(direct, slots, inputs)
+        loss, (gradients, handed, smalls) = jax.value_and_grad(value, (0, 1, 2))(
+            direct, slots, inputs
+        )
         handed = iter(handed.values())
         given = [
             gradients[k] if isinstance(c, Direct) else [next(handed) for _ in c.tapped]

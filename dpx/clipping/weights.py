@@ -318,7 +318,7 @@ def _derive(graph: _Graph, var: Any, small: Callable[[Any, bool], int]) -> Deriv
     leaves = [graph.leaves[k] for k in depends]
     pull = _pull(graph, var, [*leaves, *cuts])
     shape = var.aval.shape
-    wide = [jax.ShapeDtypeStruct(shape, t.aval.dtype) for t, _ in cuts.values()]
+    wide = [var.aval.update(dtype=t.aval.dtype) for t, _ in cuts.values()]
     traced = jax.make_jaxpr(pull)([*_avals(leaves), *wide], _avals([var])[0])
     trusted = not any(_has_custom_vjp(graph.jaxpr.eqns[i]) for i in graph.needed([var], list(cuts)))
     varies = {
@@ -375,8 +375,8 @@ def _cuts(graph: _Graph, var: Any) -> dict[Any, tuple[Any, tuple[int, ...]]]:
     return cuts
 
 
-def _avals(variables: Sequence[Any]) -> list[jax.ShapeDtypeStruct]:
-    return [jax.ShapeDtypeStruct(v.aval.shape, v.aval.dtype) for v in variables]
+def _avals(variables: Sequence[Any]) -> list[Any]:
+    return [v.aval for v in variables]
 
 
 def _pull(graph: _Graph, outs: Any, inputs: Sequence[Any]) -> Callable[..., Any]:
