@@ -17,6 +17,7 @@ from dpx.clipping import groups as _groups
 from dpx.clipping import materialize as _materialize
 from dpx.clipping import params as _params
 from dpx.clipping import reports as _reports
+from dpx.clipping import selection as _selection
 from dpx.clipping.rounding import gamma, unit
 
 METHODS = {
@@ -37,9 +38,10 @@ class ClippedGrads:
     """The clipped gradients of a batch of B examples.
 
     Attributes:
-      grads: the sum over examples of clipped gradients, a tree like the parameters (an
-        `nnx.State` for an NNX module; None at leaves that are not differentiated). Parameters
-        in bfloat16 or float16 have float32 sums, so that nothing is rounded before noise is added.
+      grads: the sum over examples of clipped gradients, a tree like the parameters, with None at leaves that
+        are not differentiated; for an NNX module the `nnx.State` of the variables that are. It is the
+        tree that `ClippedGrad.trained` gives. Parameters in bfloat16 or float16 have float32 sums, so that
+        nothing is rounded before noise is added.
       norms: (B,) l2 norms of the gradients before clipping, rounded up: a bound that holds whatever was
         rounded, most often within 0.1 % of the norm (`ClippedGrad.sensitivity`); a tree of them, shaped like
         `l2_clip_norm`, when that is a tree. Zero where the mask is False, infinite where a gradient
@@ -77,6 +79,7 @@ class ClippedGrad:
     normalize: bool = False
     microbatch_size: int | None = None
     strict: bool = False
+    wrt: Any = None
 
     def __post_init__(self):
         if not callable(self.loss_fn):
@@ -87,6 +90,19 @@ class ClippedGrad:
         size = self.microbatch_size
         if size is not None and (isinstance(size, bool) or not isinstance(size, int) or size < 1):
             raise ValueError(f"microbatch_size={size!r} must be a positive integer, or None.")
+        _selection.check(self.wrt)
+
+    def trained(self, params: Any) -> Any:
+        """What is differentiated of `params`: a tree like `ClippedGrads.grads`, as Optax wants it.
+
+            state = optimizer.init(gradient.trained(params))
+            updates, state = optimizer.update(clipped, state, gradient.trained(params))
+
+        An optimizer that was made for it has no state, and no noise, for what is frozen. The updates are
+        added where they are not None, for instance by `equinox.apply_updates`; an NNX module takes its new
+        variables by `nnx.update(module, optax.apply_updates(gradient.trained(module), updates))`.
+        """
+        return _params.flatten(params, self.wrt).tree
 
     def sensitivity(self, relation: dp_accounting.NeighboringRelation | str) -> float:
         """l2 sensitivity of `grads` to one example, in units of the gradient.
@@ -151,7 +167,7 @@ class ClippedGrad:
           ρ; infinite where two passes are made, whose sums are those of the model's own backward pass.
         """
         size = _batches.batch_size(batch, None)
-        parameters = _params.flatten(params)
+        parameters = _params.flatten(params, self.wrt)
         step = max(1, min(self.microbatch_size or size, size))
         dtype = jnp.result_type(jnp.float32, *parameters.leaves)
         dtype = jnp.float32 if any(p.dtype != dtype for p in parameters.leaves) else dtype
@@ -170,7 +186,7 @@ class ClippedGrad:
     def __call__(self, params: Any, *batch: Any, mask: jax.Array | None = None) -> ClippedGrads:
         mask = None if mask is None else jnp.asarray(mask)
         size = _batches.batch_size(batch, mask, self.strict)
-        parameters = _params.flatten(params)
+        parameters = _params.flatten(params, self.wrt)
         _params.check_finite(parameters)
         groups = _groups.assign(self.l2_clip_norm, parameters.tree)
         loss = _params.example_loss(self.loss_fn, parameters)
@@ -208,6 +224,7 @@ def clipped_grad(
     normalize: bool = False,
     microbatch_size: int | None = None,
     strict: bool = False,
+    wrt: Any = None,
 ) -> ClippedGrad:
     """Builds a function that sums the clipped gradients of a batch of examples.
 
@@ -262,6 +279,13 @@ def clipped_grad(
         closes over an array with as many rows as the batch, or that draws the same random numbers for all
         examples), and of a parameter of 65,536 elements or more whose per-example gradients would be
         held because a use of it has no rule.
+      wrt: which parameters are trained, None for all. The others are constants: they have no gradient, count
+        in no norm, get no noise, and cost nothing beyond the forward pass and what the gradient of the
+        trained ones passes through. It is one of
+          - a type of `nnx.Variable`, such as `nnx.LoRAParam`, for NNX modules and states;
+          - a function of (path, leaf) that returns a bool. The path is a tuple of names and numbers; a leaf
+            is an array, or an `nnx.Variable` in NNX modules (of which it sees the `nnx.Param`s) and states;
+          - a tree of bools that is a prefix of the parameters, True where they are trained.
 
     Returns:
       A callable (params, *batch, mask=None) -> `ClippedGrads`, to be called under `jax.jit`.
@@ -277,4 +301,4 @@ def clipped_grad(
         each other: a BatchNorm in training mode, a collective over a named axis such as `jax.lax.pmean`,
         an array of the batch that the loss closes over.
     """
-    return ClippedGrad(loss_fn, l2_clip_norm, method, normalize, microbatch_size, strict)
+    return ClippedGrad(loss_fn, l2_clip_norm, method, normalize, microbatch_size, strict, wrt)

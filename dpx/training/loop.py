@@ -5,6 +5,7 @@ release it starts from, or trains without privacy for comparison, calls `train`.
 """
 
 import contextlib
+import dataclasses
 import functools
 import math
 from collections.abc import Callable, Mapping
@@ -40,6 +41,7 @@ def train(
     microbatch_size: int | None = None,
     record_key: bool = False,
     weight_fn: Callable[..., jax.Array] | None = None,
+    frozen: Any = None,
     workdir: Path | None = None,
     evaluate: Callable[[Any], Mapping[str, float]] | None = None,
     evaluate_every: int = 1,
@@ -69,6 +71,8 @@ def train(
         index, not on its place in the sample.
       weight_fn: (*example) -> weight of one example in the mean loss that is reported, and in nothing else;
         None for equal weights.
+      frozen: A tree of arrays that stay as they are: the loss is then of (params, frozen, *example). Those
+        that a loss closes over would be compiled into the program.
       workdir: Holds metrics.jsonl and the checkpoints; None for neither.
       evaluate: Of the parameters, logged every `evaluate_every` steps; not covered by the guarantee.
       evaluate_every, log_every, checkpoint_every: In steps.
@@ -80,9 +84,12 @@ def train(
     room = _largest_batch(num_examples, probability)
     piece = min(microbatch_size or room, num_examples)
     noise_key, dropout_key = jax.random.split(keys.noise)
+    of_all = (
+        loss_fn if frozen is not None else lambda params, _, *example: loss_fn(params, *example)
+    )
     noisy = optax.chain(_mean(privacy, batch_size, noise_key, label), optimizer)
     step_fn = jax.jit(
-        functools.partial(_step, loss_fn, noisy, privacy, piece, record_key, weight_fn),
+        functools.partial(_step, of_all, noisy, privacy, piece, record_key, weight_fn),
         donate_argnums=0,
     )
     # Steps reuse the memory of the state they are given, which the caller's arrays must survive.
@@ -111,7 +118,9 @@ def train(
             indices, mask = _pad_to(indices, room, piece), _pad_to(mask, room, piece)
             key = jax.random.fold_in(dropout_key, step)
             _watch.key_used(key, "dropout")
-            state, loss = step_fn(state, (data_on_device, names), indices, mask, pieces, key)
+            state, loss = step_fn(
+                state, (data_on_device, names), indices, mask, pieces, key, frozen
+            )
             done = step + 1
             if done % log_every == 0 or done == steps:
                 spent = privacy.spent(done) if privacy is not None else None
@@ -152,15 +161,14 @@ def _step(
     mask,
     pieces,
     key,
+    frozen,
 ):
     """One step on a padded batch; returns the state and the mean loss of the real records in the batch."""
     params, opt_state = state
     if privacy is None:
         gradient = functools.partial(_plain_gradient, loss_fn)
     else:
-        gradient = clipped_grad(
-            loss_fn, l2_clip_norm=privacy.l2_clip_norm, normalize=privacy.normalize
-        )
+        gradient = functools.partial(_clipped_gradient, loss_fn, privacy)
 
     def add_piece(index, totals):
         rows = jax.lax.dynamic_slice_in_dim(indices, index * piece, piece)
@@ -168,7 +176,7 @@ def _step(
         batch, names = jax.tree.map(lambda array: array[rows], data)
         # A mask belongs to a record: were it that of a slot, each record would change those after it.
         keys = jax.vmap(functools.partial(jax.random.fold_in, key))(names)
-        result = gradient(params, *batch, *([keys] if record_key else []), mask=real)
+        result = gradient(params, frozen, *batch, *([keys] if record_key else []), mask=real)
         weights = real if weight_fn is None else jnp.where(real, jax.vmap(weight_fn)(*batch), 0)
         grads, loss, weight = totals
         return sums.add(grads, result.grads), loss + result.losses.sum(), weight + weights.sum()
@@ -182,9 +190,20 @@ def _step(
     return (optax.apply_updates(params, updates), opt_state), loss
 
 
-def _plain_gradient(loss_fn, params, *batch, mask):
+def _clipped_gradient(loss_fn, privacy, params, frozen, *batch, mask):
+    gradient = clipped_grad(
+        lambda both, *example: loss_fn(*both, *example),
+        l2_clip_norm=(privacy.l2_clip_norm, None),
+        normalize=privacy.normalize,
+        wrt=(True, False),
+    )
+    result = gradient((params, frozen), *batch, mask=mask)
+    return dataclasses.replace(result, grads=result.grads[0])
+
+
+def _plain_gradient(loss_fn, params, frozen, *batch, mask):
     def total(params):
-        losses = jax.vmap(loss_fn, (None, *(0 for _ in batch)))(params, *batch)
+        losses = jax.vmap(loss_fn, (None, None, *(0 for _ in batch)))(params, frozen, *batch)
         losses = jnp.where(mask, losses, 0)
         return losses.sum(), losses
 
