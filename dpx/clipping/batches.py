@@ -57,39 +57,45 @@ def _check_leaf(name: str, leaf: Any, strict: bool) -> None:
         )
 
 
-def nothing(parameters: _params.Parameters, groups: _groups.Groups) -> tuple[list, list, Any]:
-    """The result for an empty batch, whose loss cannot be traced."""
+def nothing(
+    parameters: _params.Parameters, groups: _groups.Groups, aux: Callable, batch: tuple
+) -> tuple[list, list, tuple]:
+    """The result for an empty batch."""
+    example = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape[1:], x.dtype), batch)
+    shapes = jax.eval_shape(aux, parameters.leaves, example)
+    rest = jax.tree.map(lambda s: jnp.zeros((0, *s.shape), s.dtype), shapes)
     sums = [jnp.zeros(p.shape, _materialize.accumulator(p.dtype)) for p in parameters.leaves]
-    return sums, [jnp.zeros(0) for _ in groups.clips], jnp.zeros(0)
+    return sums, [jnp.zeros(0) for _ in groups.clips], (jnp.zeros(0), rest)
 
 
-def finite_only(once: Callable, batch: tuple, mask: jax.Array) -> tuple[list, list, jax.Array]:
+def finite_only(once: Callable, batch: tuple, mask: jax.Array) -> tuple[list, list, Any]:
     """Runs `once` with another example standing in, at weight zero, where no finite gradient is to be had.
 
     Weight zero alone does not silence an example, since zero times infinity is not zero. Masked ones are
     replaced at once; the others, whose norms must be seen first, in a second run.
     """
     shapes = jax.eval_shape(once, batch, mask)
-    sums, norms, losses = jax.tree.map(lambda s: jnp.zeros(s.shape, s.dtype), shapes)
+    sums, *found = jax.tree.map(lambda s: jnp.zeros(s.shape, s.dtype), shapes)
 
     def run(state: tuple) -> tuple:
-        keep, _, (_, norms, losses) = state
+        keep, _, (_, *before) = state
         sums, *found = once(jax.tree.map(lambda x: _with_stand_ins(x, keep), batch), keep)
-        norms, losses = jax.tree.map(
-            lambda new, old: jnp.where(keep, new, old), tuple(found), (norms, losses)
-        )
-        finite = keep & jnp.isfinite(jnp.stack(norms)).all(0)
-        return finite, finite.any() & (keep & ~finite).any(), (sums, norms, losses)
+        found = jax.tree.map(lambda new, old: _where(keep, new, old), found, before)
+        finite = keep & jnp.isfinite(jnp.stack(found[0])).all(0)
+        return finite, finite.any() & (keep & ~finite).any(), (sums, *found)
 
-    state = (mask, jnp.array(True), (sums, norms, losses))
-    keep, _, (sums, norms, losses) = jax.lax.while_loop(lambda state: state[1], run, state)
-    return [jnp.where(keep.any(), total, 0) for total in sums], norms, losses
+    state = (mask, jnp.array(True), (sums, *found))
+    keep, _, (sums, norms, found) = jax.lax.while_loop(lambda state: state[1], run, state)
+    return [jnp.where(keep.any(), total, 0) for total in sums], norms, found
 
 
 def _with_stand_ins(x: jax.Array, keep: jax.Array) -> jax.Array:
     """`x` with its first row that is kept in place of those that are not."""
-    rows = keep.reshape(-1, *(1 for _ in x.shape[1:]))
-    return jnp.where(rows, x, x[jnp.argmax(keep)])
+    return _where(keep, x, x[jnp.argmax(keep)])
+
+
+def _where(keep: jax.Array, x: jax.Array, other: jax.Array) -> jax.Array:
+    return jnp.where(keep.reshape(-1, *(1 for _ in x.shape[1:])), x, other)
 
 
 def by_microbatches(whole: Callable, step: int, batch: tuple, mask: jax.Array):
@@ -121,6 +127,6 @@ def by_microbatches(whole: Callable, step: int, batch: tuple, mask: jax.Array):
         return _sums.add(total, partial), found
 
     start = _sums.start(sums), found
-    total, (norms, losses) = jax.lax.fori_loop(0, -(-count // BLOCK), block, start)
-    norms = [norm.reshape(-1)[:size] for norm in norms]
-    return _sums.result(total), norms, losses.reshape(-1)[:size]
+    total, found = jax.lax.fori_loop(0, -(-count // BLOCK), block, start)
+    found = jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:])[:size], found)
+    return _sums.result(total), *found

@@ -30,7 +30,7 @@ METHODS = {
 
 @functools.partial(
     jax.tree_util.register_dataclass,
-    data_fields=["grads", "norms", "losses"],
+    data_fields=["grads", "norms", "losses", "aux"],
     meta_fields=["clips"],
 )
 @dataclasses.dataclass(frozen=True)
@@ -48,16 +48,20 @@ class ClippedGrads:
         is not finite.
       losses: (B,) losses, zero where the mask is False.
       clips: the thresholds, in the order of the leaves of `l2_clip_norm`; static under `jax.jit`.
+      aux: what the loss of each example returned beside the loss (`has_aux`), stacked along a leading axis of
+        B, zero where the mask is False; else None.
 
     The whole of it is what `dpx.privatize` takes, which then makes sure that its own threshold is the same.
-    `norms` and `losses` depend on private examples: use or log them only within the privacy
-    budget.
+    `norms`, `losses` and `aux` are private data that no guarantee covers, however often noise is added to the
+    sum: nothing is clipped in them, and none of them may be released, logged, or kept in the state of a
+    model (such as running statistics) unless a mechanism of its own protects it.
     """
 
     grads: Any
     norms: Any
     losses: jax.Array
     clips: tuple[float, ...]
+    aux: Any = None
 
     @property
     def num_not_finite(self) -> jax.Array:
@@ -80,6 +84,7 @@ class ClippedGrad:
     microbatch_size: int | None = None
     strict: bool = False
     wrt: Any = None
+    has_aux: bool = False
 
     def __post_init__(self):
         if not callable(self.loss_fn):
@@ -174,7 +179,7 @@ class ClippedGrad:
         if self.method == "vmap":
             share = gamma(step + 4, dtype)
         else:
-            loss = _params.example_loss(self.loss_fn, parameters)
+            loss = _params.example_loss(self.loss_fn, parameters, self.has_aux)
             program = _engine.trace(loss, parameters.leaves, batch)
             share = _engine.rounding(program, step, dtype)
             if self.method == "two_pass" or (
@@ -189,31 +194,34 @@ class ClippedGrad:
         parameters = _params.flatten(params, self.wrt)
         _params.check_finite(parameters)
         groups = _groups.assign(self.l2_clip_norm, parameters.tree)
-        loss = _params.example_loss(self.loss_fn, parameters)
+        loss = _params.example_loss(self.loss_fn, parameters, self.has_aux)
+        aux = _params.example_aux(self.loss_fn, parameters) if self.has_aux else lambda *_: None
         mask = jnp.ones(size, bool) if mask is None else mask
         report = _reports.of(self.strict, batch, size, parameters)
         batch = jax.tree.map(lambda x: x if isinstance(x, jax.Array) else jnp.asarray(x), batch)
 
         @jax.jit  # traced once, though it is asked for its shapes first
-        def once(batch: Any, keep: jax.Array) -> tuple[list, list, jax.Array]:
+        def once(batch: Any, keep: jax.Array) -> tuple[list, list, Any]:
             done = METHODS[self.method](loss, parameters.leaves, batch)
             norms = _groups.group_norms(groups, done.squared_norms)
             factors = _groups.clip_factors(groups, norms, self.normalize)
             factors = [jnp.where(keep, factor, 0.0) for factor in factors]
             sums = done.weighted_sum([factors[group] for group in groups.members])
-            return sums, norms, done.losses
+            # The compiler shares the forward pass.
+            return sums, norms, (done.losses, jax.vmap(aux, (None, 0))(parameters.leaves, batch))
 
         whole = functools.partial(_batches.finite_only, once)
         step = self.microbatch_size
         with report:  # on what is traced here
             if size == 0:
-                sums, norms, losses = _batches.nothing(parameters, groups)
+                sums, norms, found = _batches.nothing(parameters, groups, aux, batch)
             elif step is None or step >= size:
-                sums, norms, losses = whole(batch, mask)
+                sums, norms, found = whole(batch, mask)
             else:
-                sums, norms, losses = _batches.by_microbatches(whole, step, batch, mask)
+                sums, norms, found = _batches.by_microbatches(whole, step, batch, mask)
         norms = jax.tree.unflatten(groups.structure, norms)
-        return ClippedGrads(parameters.gradient_tree(sums), norms, losses, groups.clips)
+        losses, aux = found
+        return ClippedGrads(parameters.gradient_tree(sums), norms, losses, groups.clips, aux)
 
 
 def clipped_grad(
@@ -225,6 +233,7 @@ def clipped_grad(
     microbatch_size: int | None = None,
     strict: bool = False,
     wrt: Any = None,
+    has_aux: bool = False,
 ) -> ClippedGrad:
     """Builds a function that sums the clipped gradients of a batch of examples.
 
@@ -286,6 +295,8 @@ def clipped_grad(
           - a function of (path, leaf) that returns a bool. The path is a tuple of names and numbers; a leaf
             is an array, or an `nnx.Variable` in NNX modules (of which it sees the `nnx.Param`s) and states;
           - a tree of bools that is a prefix of the parameters, True where they are trained.
+      has_aux: the loss returns a pair (loss, aux), aux any tree of arrays, such as logits or a metric. It
+        comes back for every example in `ClippedGrads.aux`, which is private data that no guarantee covers.
 
     Returns:
       A callable (params, *batch, mask=None) -> `ClippedGrads`, to be called under `jax.jit`.
@@ -301,4 +312,6 @@ def clipped_grad(
         each other: a BatchNorm in training mode, a collective over a named axis such as `jax.lax.pmean`,
         an array of the batch that the loss closes over.
     """
-    return ClippedGrad(loss_fn, l2_clip_norm, method, normalize, microbatch_size, strict, wrt)
+    return ClippedGrad(
+        loss_fn, l2_clip_norm, method, normalize, microbatch_size, strict, wrt, has_aux
+    )

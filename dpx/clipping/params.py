@@ -129,14 +129,19 @@ def check_finite(parameters: Parameters) -> None:
             )
 
 
-def example_loss(loss_fn: Callable, parameters: Parameters) -> Callable[..., jax.Array]:
+def example_loss(
+    loss_fn: Callable, parameters: Parameters, has_aux: bool = False
+) -> Callable[..., jax.Array]:
     """`loss_fn` as a function of (arrays to differentiate, one example), its result checked."""
 
     def loss(leaves: Any, example: tuple) -> jax.Array:
         value = loss_fn(parameters.rebuild(leaves), *example)
+        if has_aux:
+            value, _ = _pair(value)
         if value is None or isinstance(value, tuple | list | dict):
             raise ValueError(
-                f"loss_fn returned a {type(value).__name__}; it must return the scalar loss alone."
+                f"loss_fn returned a {type(value).__name__}; it must return the scalar loss alone, or, with "
+                "has_aux=True, a pair (loss, aux)."
             )
         shape, dtype = jnp.shape(value), jnp.result_type(value)
         if shape != () or not jnp.issubdtype(dtype, jnp.floating):
@@ -147,3 +152,28 @@ def example_loss(loss_fn: Callable, parameters: Parameters) -> Callable[..., jax
         return value
 
     return loss
+
+
+def example_aux(loss_fn: Callable, parameters: Parameters) -> Callable[..., Any]:
+    """What a loss with `has_aux` returns beside the loss of (arrays to differentiate, one example)."""
+
+    def aux(leaves: Any, example: tuple) -> Any:
+        _, found = _pair(loss_fn(parameters.rebuild(leaves), *example))
+        found = jax.tree.map(jnp.asarray, found)
+        for path, leaf in jax.tree_util.tree_leaves_with_path(found):
+            if not (jnp.issubdtype(leaf.dtype, jnp.number) or leaf.dtype == bool):
+                raise ValueError(
+                    f"loss_fn returned aux{jax.tree_util.keystr(path)} of dtype {leaf.dtype}: it must be an "
+                    "array of numbers or bools; of a key, return jax.random.key_data"
+                )
+        return found
+
+    return aux
+
+
+def _pair(value: Any) -> tuple[Any, Any]:
+    if not isinstance(value, tuple) or len(value) != 2:
+        raise ValueError(
+            f"loss_fn returned a {type(value).__name__}; with has_aux=True it must return a pair (loss, aux)"
+        )
+    return value
