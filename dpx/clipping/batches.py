@@ -42,7 +42,7 @@ def _check_leaf(name: str, leaf: Any, strict: bool) -> None:
     if is_key and not leaf.ndim:
         raise ValueError(
             f"{name} is a single key, which all examples would share: pass one key for each, such as "
-            "jax.vmap(jax.random.fold_in, (None, 0))(step_key, record_indices)"
+            "dpx.clipping.record_keys(secret_key, step, record_indices)"
         )
     if dtype is None or not leaf.ndim:
         raise ValueError(

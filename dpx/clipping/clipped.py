@@ -77,7 +77,7 @@ class ClippedGrads:
 class ClippedGrad:
     """What `clipped_grad` returns; see there."""
 
-    loss_fn: Callable[..., jax.Array]
+    loss_fn: Callable[..., Any]
     l2_clip_norm: Any
     method: str = "auto"
     normalize: bool = False
@@ -225,7 +225,7 @@ class ClippedGrad:
 
 
 def clipped_grad(
-    loss_fn: Callable[..., jax.Array],
+    loss_fn: Callable[..., Any],
     *,
     l2_clip_norm: Any,
     method: str = "auto",
@@ -249,8 +249,7 @@ def clipped_grad(
     split over slots change for every later record when one joins or leaves, so that all their gradients
     change, and the sum moves by many times C:
 
-        step_key = jax.random.fold_in(secret_key, step)
-        keys = jax.vmap(jax.random.fold_in, (None, 0))(step_key, record_indices)  # not split(step_key, B)
+        keys = dpx.clipping.record_keys(secret_key, step, record_indices)  # not jax.random.split(key, B)
 
     The result goes to `dpx.privatize`, which refuses it where its own threshold is another:
 

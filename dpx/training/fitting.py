@@ -94,7 +94,7 @@ def fit(
       normalize: Scale every gradient to the clipping norm, and not only those above it.
       microbatch_size: Number of examples whose gradients are clipped at a time, to bound memory.
       record_key: The loss takes a key after the example, for dropout. It follows from `key`, the step and
-        the index of the record, so that no record changes the mask of another.
+        the index of the record (`dpx.clipping.record_keys`), so that no record changes the mask of another.
       wrt: Which parameters are trained, as `dpx.clipped_grad` takes it: a type such as `nnx.LoRAParam`, a
         function of (path, leaf), or a mask; None for all. The others stay as they are, at no cost.
       unit: What a record is, in the guarantee.

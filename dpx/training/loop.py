@@ -18,7 +18,7 @@ import numpy as np
 import optax
 
 from dpx import _watch
-from dpx.clipping import ClippedGrads, clipped_grad, sums
+from dpx.clipping import ClippedGrads, clipped_grad, randomness, sums
 from dpx.training import sampling
 from dpx.training.calibration import Privacy, public_size
 from dpx.training.checkpoints import Checkpoints
@@ -84,12 +84,9 @@ def train(
     room = _largest_batch(num_examples, probability)
     piece = min(microbatch_size or room, num_examples)
     noise_key, dropout_key = jax.random.split(keys.noise)
-    of_all = (
-        loss_fn if frozen is not None else lambda params, _, *example: loss_fn(params, *example)
-    )
     noisy = optax.chain(_mean(privacy, batch_size, noise_key, label), optimizer)
     step_fn = jax.jit(
-        functools.partial(_step, of_all, noisy, privacy, piece, record_key, weight_fn),
+        functools.partial(_step, loss_fn, noisy, privacy, piece, record_key, weight_fn),
         donate_argnums=0,
     )
     # Steps reuse the memory of the state they are given, which the caller's arrays must survive.
@@ -116,10 +113,10 @@ def train(
         for step, (indices, mask) in enumerate(batches, start=start):
             pieces = len(indices) // piece
             indices, mask = _pad_to(indices, room, piece), _pad_to(mask, room, piece)
-            key = jax.random.fold_in(dropout_key, step)
-            _watch.key_used(key, "dropout")
+            dropout = dropout_key, step
+            _watch.key_used(randomness.step_key(*dropout), "dropout")
             state, loss = step_fn(
-                state, (data_on_device, names), indices, mask, pieces, key, frozen
+                state, (data_on_device, names), indices, mask, pieces, dropout, frozen
             )
             done = step + 1
             if done % log_every == 0 or done == steps:
@@ -160,22 +157,23 @@ def _step(
     indices,
     mask,
     pieces,
-    key,
-    frozen,
+    dropout,
+    frozen=None,
 ):
     """One step on a padded batch; returns the state and the mean loss of the real records in the batch."""
     params, opt_state = state
+    of_both = loss_fn if frozen is not None else lambda params, _, *row: loss_fn(params, *row)
     if privacy is None:
-        gradient = functools.partial(_plain_gradient, loss_fn)
+        gradient = functools.partial(_plain_gradient, of_both)
     else:
-        gradient = functools.partial(_clipped_gradient, loss_fn, privacy)
+        gradient = functools.partial(_clipped_gradient, of_both, privacy)
 
     def add_piece(index, totals):
         rows = jax.lax.dynamic_slice_in_dim(indices, index * piece, piece)
         real = jax.lax.dynamic_slice_in_dim(mask, index * piece, piece)
         batch, names = jax.tree.map(lambda array: array[rows], data)
         # A mask belongs to a record: were it that of a slot, each record would change those after it.
-        keys = jax.vmap(functools.partial(jax.random.fold_in, key))(names)
+        keys = randomness.record_keys(*dropout, names)
         result = gradient(params, frozen, *batch, *([keys] if record_key else []), mask=real)
         weights = real if weight_fn is None else jnp.where(real, jax.vmap(weight_fn)(*batch), 0)
         grads, loss, weight = totals
