@@ -6,6 +6,7 @@ and returns a function of a batch that sums the clipped gradients of its example
 
 from dpx.clipping.clipped import METHODS, ClippedGrad, ClippedGrads, clipped_grad
 from dpx.clipping.explain import explain_clipping
+from dpx.clipping.randomness import record_keys
 from dpx.clipping.reports import ClippingWarning
 
 __all__ = [
@@ -15,4 +16,5 @@ __all__ = [
     "ClippingWarning",
     "clipped_grad",
     "explain_clipping",
+    "record_keys",
 ]

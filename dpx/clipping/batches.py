@@ -44,7 +44,7 @@ def _check_leaf(name: str, leaf: Any, strict: bool) -> None:
     if is_key and not leaf.ndim:
         raise ValueError(
             f"{name} is a single key, which all examples would share: pass one key for each, such as "
-            "jax.vmap(jax.random.fold_in, (None, 0))(step_key, record_indices)"
+            "dpx.clipping.record_keys(secret_key, step, record_indices)"
         )
     if dtype is None or not leaf.ndim:
         raise ValueError(
@@ -59,34 +59,37 @@ def _check_leaf(name: str, leaf: Any, strict: bool) -> None:
         )
 
 
-def nothing(parameters: _params.Parameters, groups: _groups.Groups) -> tuple[list, list, Any]:
-    """The result for an empty batch, whose loss cannot be traced."""
+def nothing(
+    parameters: _params.Parameters, groups: _groups.Groups, aux: Callable, batch: tuple
+) -> tuple[list, list, tuple]:
+    """The result for an empty batch."""
+    example = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape[1:], x.dtype), batch)
+    shapes = jax.eval_shape(aux, parameters.leaves, example)
+    rest = jax.tree.map(lambda s: jnp.zeros((0, *s.shape), s.dtype), shapes)
     sums = [jnp.zeros(p.shape, _materialize.accumulator(p.dtype)) for p in parameters.leaves]
-    return sums, [jnp.zeros(0) for _ in groups.clips], jnp.zeros(0)
+    return sums, [jnp.zeros(0) for _ in groups.clips], (jnp.zeros(0), rest)
 
 
-def finite_only(once: Callable, batch: tuple, mask: jax.Array) -> tuple[list, list, jax.Array]:
+def finite_only(once: Callable, batch: tuple, mask: jax.Array) -> tuple[list, list, Any]:
     """Runs `once` with another example standing in, at weight zero, where no finite gradient is to be had.
 
     Weight zero alone does not silence an example, since zero times infinity is not zero. Masked ones are
     replaced at once; the others, whose norms must be seen first, in a second run.
     """
-    sums, norms, losses = _meshes.zeros(jax.eval_shape(once, batch, mask))
+    sums, *found = _meshes.zeros(jax.eval_shape(once, batch, mask))
 
     def run(state: tuple) -> tuple:
-        keep, _, (_, norms, losses) = state
+        keep, _, (_, *before) = state
         stand_in = jax.tree.map(lambda x: _first(x, keep), batch)
         sums, *found = once(jax.tree.map(functools.partial(_where, keep), batch, stand_in), keep)
-        norms, losses = jax.tree.map(
-            lambda new, old: jnp.where(keep, new, old), tuple(found), (norms, losses)
-        )
-        finite = keep & jnp.isfinite(jnp.stack(norms)).all(0)
-        return finite, finite.any() & (keep & ~finite).any(), (sums, norms, losses)
+        found = jax.tree.map(functools.partial(_where, keep), found, before)
+        finite = keep & jnp.isfinite(jnp.stack(found[0])).all(0)
+        return finite, finite.any() & (keep & ~finite).any(), (sums, *found)
 
-    again = _meshes.vary(jnp.array(True), _meshes.varying(losses))
-    state = (mask, again, (sums, norms, losses))
-    keep, _, (sums, norms, losses) = jax.lax.while_loop(lambda state: state[1], run, state)
-    return [jnp.where(keep.any(), total, 0) for total in sums], norms, losses
+    again = _meshes.vary(jnp.array(True), _meshes.varying(found[0]))
+    state = (mask, again, (sums, *found))
+    keep, _, (sums, norms, found) = jax.lax.while_loop(lambda state: state[1], run, state)
+    return [jnp.where(keep.any(), total, 0) for total in sums], norms, found
 
 
 def _where(keep: jax.Array, x: jax.Array, other: jax.Array) -> jax.Array:
@@ -145,6 +148,6 @@ def by_microbatches(whole: Callable, step: int, batch: tuple, mask: jax.Array):
         return _sums.add(total, partial), found
 
     start = _sums.Sum(sums, sums), found
-    total, (norms, losses) = jax.lax.fori_loop(0, -(-count // BLOCK), block, start)
-    norms = [norm.reshape(-1)[:size] for norm in norms]
-    return _sums.result(total), norms, losses.reshape(-1)[:size]
+    total, found = jax.lax.fori_loop(0, -(-count // BLOCK), block, start)
+    found = jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:])[:size], found)
+    return _sums.result(total), *found

@@ -18,6 +18,7 @@ from dpx.clipping import materialize as _materialize
 from dpx.clipping import meshes as _meshes
 from dpx.clipping import params as _params
 from dpx.clipping import reports as _reports
+from dpx.clipping import selection as _selection
 from dpx.clipping.rounding import gamma, unit
 
 METHODS = {
@@ -30,7 +31,7 @@ METHODS = {
 
 @functools.partial(
     jax.tree_util.register_dataclass,
-    data_fields=["grads", "norms", "losses"],
+    data_fields=["grads", "norms", "losses", "aux"],
     meta_fields=["clips"],
 )
 @dataclasses.dataclass(frozen=True)
@@ -38,25 +39,30 @@ class ClippedGrads:
     """The clipped gradients of a batch of B examples.
 
     Attributes:
-      grads: the sum over examples of clipped gradients, a tree like the parameters (an
-        `nnx.State` for an NNX module; None at leaves that are not differentiated). Parameters
-        in bfloat16 or float16 have float32 sums, so that nothing is rounded before noise is added.
+      grads: the sum over examples of clipped gradients, a tree like the parameters, with None at leaves that
+        are not differentiated; for an NNX module the `nnx.State` of the variables that are. It is the
+        tree that `ClippedGrad.trained` gives. Parameters in bfloat16 or float16 have float32 sums, so that
+        nothing is rounded before noise is added.
       norms: (B,) l2 norms of the gradients before clipping, rounded up: a bound that holds whatever was
         rounded, most often within 0.1 % of the norm (`ClippedGrad.sensitivity`); a tree of them, shaped like
         `l2_clip_norm`, when that is a tree. Zero where the mask is False, infinite where a gradient
         is not finite.
       losses: (B,) losses, zero where the mask is False.
       clips: the thresholds, in the order of the leaves of `l2_clip_norm`; static under `jax.jit`.
+      aux: what the loss of each example returned beside the loss (`has_aux`), stacked along a leading axis of
+        B, zero where the mask is False; else None.
 
     The whole of it is what `dpx.privatize` takes, which then makes sure that its own threshold is the same.
-    `norms` and `losses` depend on private examples: use or log them only within the privacy
-    budget.
+    `norms`, `losses` and `aux` are private data that no guarantee covers, however often noise is added to the
+    sum: nothing is clipped in them, and none of them may be released, logged, or kept in the state of a
+    model (such as running statistics) unless a mechanism of its own protects it.
     """
 
     grads: Any
     norms: Any
     losses: jax.Array
     clips: tuple[float, ...]
+    aux: Any = None
 
     @property
     def num_not_finite(self) -> jax.Array:
@@ -72,12 +78,14 @@ class ClippedGrads:
 class ClippedGrad:
     """What `clipped_grad` returns; see there."""
 
-    loss_fn: Callable[..., jax.Array]
+    loss_fn: Callable[..., Any]
     l2_clip_norm: Any
     method: str = "auto"
     normalize: bool = False
     microbatch_size: int | None = None
     strict: bool = False
+    wrt: Any = None
+    has_aux: bool = False
 
     def __post_init__(self):
         if not callable(self.loss_fn):
@@ -88,6 +96,19 @@ class ClippedGrad:
         size = self.microbatch_size
         if size is not None and (isinstance(size, bool) or not isinstance(size, int) or size < 1):
             raise ValueError(f"microbatch_size={size!r} must be a positive integer, or None.")
+        _selection.check(self.wrt)
+
+    def trained(self, params: Any) -> Any:
+        """What is differentiated of `params`: a tree like `ClippedGrads.grads`, as Optax wants it.
+
+            state = optimizer.init(gradient.trained(params))
+            updates, state = optimizer.update(clipped, state, gradient.trained(params))
+
+        An optimizer that was made for it has no state, and no noise, for what is frozen. The updates are
+        added where they are not None, for instance by `equinox.apply_updates`; an NNX module takes its new
+        variables by `nnx.update(module, optax.apply_updates(gradient.trained(module), updates))`.
+        """
+        return _params.flatten(params, self.wrt).tree
 
     def sensitivity(self, relation: dp_accounting.NeighboringRelation | str) -> float:
         """l2 sensitivity of `grads` to one example, in units of the gradient.
@@ -152,14 +173,14 @@ class ClippedGrad:
           ρ; infinite where two passes are made, whose sums are those of the model's own backward pass.
         """
         size = _batches.batch_size(batch, None)
-        parameters = _params.flatten(params)
+        parameters = _params.flatten(params, self.wrt)
         step = max(1, min(self.microbatch_size or size, size))
         dtype = jnp.result_type(jnp.float32, *parameters.leaves)
         dtype = jnp.float32 if any(p.dtype != dtype for p in parameters.leaves) else dtype
         if self.method == "vmap":
             share = gamma(step + 4, dtype)
         else:
-            loss = _params.example_loss(self.loss_fn, parameters)
+            loss = _params.example_loss(self.loss_fn, parameters, self.has_aux)
             program = _engine.trace(loss, parameters.leaves, batch)
             share = _engine.rounding(program, step, dtype)
             if self.method == "two_pass" or (
@@ -171,23 +192,25 @@ class ClippedGrad:
     def __call__(self, params: Any, *batch: Any, mask: jax.Array | None = None) -> ClippedGrads:
         mask = None if mask is None else jnp.asarray(mask)
         size = _batches.batch_size(batch, mask, self.strict)
-        parameters = _params.flatten(params)
+        parameters = _params.flatten(params, self.wrt)
         _params.check_finite(parameters)
         groups = _groups.assign(self.l2_clip_norm, parameters.tree)
-        loss = _params.example_loss(self.loss_fn, parameters)
+        loss = _params.example_loss(self.loss_fn, parameters, self.has_aux)
+        aux = _params.example_aux(self.loss_fn, parameters) if self.has_aux else lambda *_: None
         mask = jnp.ones(size, bool) if mask is None else mask
         report = _reports.of(self.strict, batch, size, parameters)
         batch = jax.tree.map(lambda x: x if isinstance(x, jax.Array) else jnp.asarray(x), batch)
 
-        def run(leaves: list, batch: tuple, mask: jax.Array) -> tuple[list, list, jax.Array]:
+        def run(leaves: list, batch: tuple, mask: jax.Array) -> tuple[list, list, Any]:
             @jax.jit  # traced once, though it is asked for its shapes first
-            def once(batch: Any, keep: jax.Array) -> tuple[list, list, jax.Array]:
+            def once(batch: Any, keep: jax.Array) -> tuple[list, list, Any]:
                 done = METHODS[self.method](loss, leaves, batch)
                 norms = _groups.group_norms(groups, done.squared_norms)
                 factors = _groups.clip_factors(groups, norms, self.normalize)
                 factors = [jnp.where(keep, factor, 0.0) for factor in factors]
                 sums = done.weighted_sum([factors[group] for group in groups.members])
-                return sums, norms, done.losses
+                # The compiler shares the forward pass.
+                return sums, norms, (done.losses, jax.vmap(aux, (None, 0))(leaves, batch))
 
             whole = functools.partial(_batches.finite_only, once)
             if self.microbatch_size is None or self.microbatch_size >= size:
@@ -198,21 +221,24 @@ class ClippedGrad:
 
         with report:  # on what is traced here
             if size == 0:
-                sums, norms, losses = _batches.nothing(parameters, groups)
+                sums, norms, found = _batches.nothing(parameters, groups, aux, batch)
             else:
-                sums, norms, losses = _meshes.run(run, loss, parameters.leaves, batch, mask)
+                sums, norms, found = _meshes.run(run, loss, parameters.leaves, batch, mask)
         norms = jax.tree.unflatten(groups.structure, norms)
-        return ClippedGrads(parameters.gradient_tree(sums), norms, losses, groups.clips)
+        losses, aux = found
+        return ClippedGrads(parameters.gradient_tree(sums), norms, losses, groups.clips, aux)
 
 
 def clipped_grad(
-    loss_fn: Callable[..., jax.Array],
+    loss_fn: Callable[..., Any],
     *,
     l2_clip_norm: Any,
     method: str = "auto",
     normalize: bool = False,
     microbatch_size: int | None = None,
     strict: bool = False,
+    wrt: Any = None,
+    has_aux: bool = False,
 ) -> ClippedGrad:
     """Builds a function that sums the clipped gradients of a batch of examples.
 
@@ -228,8 +254,7 @@ def clipped_grad(
     split over slots change for every later record when one joins or leaves, so that all their gradients
     change, and the sum moves by many times C:
 
-        step_key = jax.random.fold_in(secret_key, step)
-        keys = jax.vmap(jax.random.fold_in, (None, 0))(step_key, record_indices)  # not split(step_key, B)
+        keys = dpx.clipping.record_keys(secret_key, step, record_indices)  # not jax.random.split(key, B)
 
     The result goes to `dpx.privatize`, which refuses it where its own threshold is another:
 
@@ -282,6 +307,15 @@ def clipped_grad(
         closes over an array with as many rows as the batch, or that draws the same random numbers for all
         examples), and of a parameter of 65,536 elements or more whose per-example gradients would be
         held because a use of it has no rule.
+      wrt: which parameters are trained, None for all. The others are constants: they have no gradient, count
+        in no norm, get no noise, and cost nothing beyond the forward pass and what the gradient of the
+        trained ones passes through. It is one of
+          - a type of `nnx.Variable`, such as `nnx.LoRAParam`, for NNX modules and states;
+          - a function of (path, leaf) that returns a bool. The path is a tuple of names and numbers; a leaf
+            is an array, or an `nnx.Variable` in NNX modules (of which it sees the `nnx.Param`s) and states;
+          - a tree of bools that is a prefix of the parameters, True where they are trained.
+      has_aux: the loss returns a pair (loss, aux), aux any tree of arrays, such as logits or a metric. It
+        comes back for every example in `ClippedGrads.aux`, which is private data that no guarantee covers.
 
     Returns:
       A callable (params, *batch, mask=None) -> `ClippedGrads`, to be called under `jax.jit`.
@@ -297,4 +331,6 @@ def clipped_grad(
         each other: a BatchNorm in training mode, a collective over a named axis such as `jax.lax.pmean`,
         an array of the batch that the loss closes over.
     """
-    return ClippedGrad(loss_fn, l2_clip_norm, method, normalize, microbatch_size, strict)
+    return ClippedGrad(
+        loss_fn, l2_clip_norm, method, normalize, microbatch_size, strict, wrt, has_aux
+    )

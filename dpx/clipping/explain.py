@@ -14,7 +14,9 @@ from dpx.clipping.plan import Choice
 HEADER = ("parameter", "shape", "uses", "rule", "extra MFLOP", "extra KiB")
 
 
-def explain_clipping(loss_fn: Callable, params_: Any, *batch: Any) -> None:
+def explain_clipping(
+    loss_fn: Callable, params_: Any, *batch: Any, wrt: Any = None, has_aux: bool = False
+) -> None:
     """Prints, for every parameter, its uses, the rule for its norm, and what that costs.
 
     The rule is "Gram" where norms come from Gram matrices of the factors; "gradient" where the
@@ -27,9 +29,10 @@ def explain_clipping(loss_fn: Callable, params_: Any, *batch: Any) -> None:
       loss_fn: as in `clipped_grad`.
       params_: the parameters.
       *batch: arrays with a leading batch axis; only their shapes matter.
+      wrt, has_aux: as in `clipped_grad`; what is not trained has no row.
     """
-    parameters = params.flatten(params_)
-    loss = params.example_loss(loss_fn, parameters)
+    parameters = params.flatten(params_, wrt)
+    loss = params.example_loss(loss_fn, parameters, has_aux)
     program = engine.trace(loss, parameters.leaves, batch)
     rows: list[tuple[str, ...]] = [HEADER]
     flops = held = 0

@@ -58,22 +58,45 @@ def check_clip(l2_clip_norm: Any) -> tuple[float, ...]:
 def assign(l2_clip_norm: Any, tree: Any) -> Groups:
     """Matches the thresholds, a prefix of the parameter tree, with its arrays.
 
+    A subtree in which nothing is differentiated may have None for a threshold.
+
     Raises:
-      ValueError: `l2_clip_norm` is not a prefix of `tree`.
+      ValueError: `l2_clip_norm` is not a prefix of `tree`; an array has no threshold, or a threshold no
+        array.
     """
     clips = check_clip(l2_clip_norm)
     structure = jax.tree.structure(l2_clip_norm)
     indices = structure.unflatten(range(len(clips)))
-    if isinstance(tree, nnx.State) and not isinstance(l2_clip_norm, nnx.State):
-        tree = nnx.to_pure_dict(tree)
+    if not isinstance(l2_clip_norm, nnx.State):
+        tree = jax.tree.map(
+            lambda x: nnx.to_pure_dict(x) if isinstance(x, nnx.State) else x,
+            tree,
+            is_leaf=lambda x: isinstance(x, nnx.State),
+        )
     try:
-        members = jax.tree.leaves(jax.tree.broadcast(indices, tree))
+        spread = jax.tree.broadcast(indices, tree, is_leaf=_is_none)
     except ValueError as error:
         raise ValueError(
             f"l2_clip_norm={l2_clip_norm!r} is not a prefix of the parameter tree "
             f"{jax.tree.structure(tree)}; give one number, or one for each subtree: {error}"
         ) from error
+    spread, leaves = (jax.tree.leaves(x, is_leaf=_is_none) for x in (spread, tree))
+    members = [index for index, x in zip(spread, leaves, strict=True) if x is not None]
+    if None in members:
+        raise ValueError(
+            f"l2_clip_norm={l2_clip_norm!r} is not a prefix of the parameter tree: it has None where a "
+            "parameter is trained; give a number there"
+        )
+    if unused := sorted(set(range(len(clips))) - set(members)):
+        raise ValueError(
+            f"l2_clip_norm={l2_clip_norm!r} has a threshold, {clips[unused[0]]}, for parameters that are not "
+            "trained, which would only add noise: give None there, or leave it out"
+        )
     return Groups(clips, structure, tuple(members))
+
+
+def _is_none(x: Any) -> bool:
+    return x is None
 
 
 def group_norms(groups: Groups, squared_norms: Sequence[jax.Array]) -> list[jax.Array]:

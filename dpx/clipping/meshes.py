@@ -17,8 +17,8 @@ from jax.sharding import PartitionSpec as P
 
 from dpx._meshes import explicit_axes, mesh_of, varying
 
-# (leaves, batch, mask) -> sums, norms, losses
-Run = Callable[[list, tuple, jax.Array], tuple[list, list, jax.Array]]
+# (leaves, batch, mask) -> sums, norms, and what else there is of each example
+Run = Callable[[list, tuple, jax.Array], tuple[list, list, Any]]
 
 
 def vary(tree: Any, axes: frozenset[str]) -> Any:

@@ -9,6 +9,8 @@ import numpy as np
 from flax import nnx
 from jax.core import Tracer
 
+from dpx.clipping import selection as _selection
+
 
 class Parameters(NamedTuple):
     """What is differentiated, and how to call the user's loss with it.
@@ -16,16 +18,17 @@ class Parameters(NamedTuple):
     Attributes:
       leaves: the floating-point arrays of the parameter tree, in tree order.
       paths: their names, e.g. `params/Dense_0/kernel`.
-      tree: the tree that gradients have: an `nnx.State` of `nnx.Param` for an NNX module,
-        the tree itself otherwise, with None where a leaf is not differentiated.
-      rebuild: leaves -> what the user's loss takes as its first argument.
-      constants: the arrays that are not differentiated.
+      tree: the tree that gradients have: for an NNX module or state, an `nnx.State` of the variables that
+        are differentiated; the tree itself otherwise, with None where a leaf is not differentiated.
+      rebuild: leaves -> what the user's loss takes as its first argument; with a second list, of other
+        constants than its own.
+      constants: the leaves that are not differentiated.
     """
 
     leaves: list[jax.Array]
     paths: list[str]
     tree: Any
-    rebuild: Callable[[Sequence[jax.Array]], Any]
+    rebuild: Callable[..., Any]
     constants: list[Any]
 
     def gradient_tree(self, leaves: Sequence[jax.Array]) -> Any:
@@ -33,7 +36,7 @@ class Parameters(NamedTuple):
         return jax.tree.unflatten(jax.tree.structure(self.tree), leaves)
 
 
-def flatten(params: Any) -> Parameters:
+def flatten(params: Any, wrt: Any = None) -> Parameters:
     """Splits `params` into arrays to differentiate and everything else, which stays constant.
 
     An NNX module is split as `nnx.grad` does: its `nnx.Param`s are differentiated; other state
@@ -41,25 +44,33 @@ def flatten(params: Any) -> Parameters:
     other tree the floating-point arrays are differentiated; Python scalars, functions and
     integer arrays, as in Equinox modules, are not.
 
+    What `wrt` does not name becomes a constant of the loss, so that nothing is computed for it.
+
+    Args:
+      params: the parameters.
+      wrt: as in `dpx.clipped_grad`.
+
     Raises:
       ValueError: there is nothing to differentiate, or a parameter is complex.
     """
     if isinstance(params, nnx.Module):
-        graph, state, rest = nnx.split(params, nnx.Param, ...)
-        inner = flatten(state)
-
-        def rebuild_module(leaves: Sequence[jax.Array]) -> Any:
-            # A copy, because a module may count in its state only where that was made.
-            return nnx.merge(graph, inner.rebuild(leaves), jax.tree.map(lambda x: x, rest))
+        graph, state, rest = nnx.split(params, _selection.variables(wrt), ...)
+        inner = flatten(state, wrt)
 
         constants = [*inner.constants, *jax.tree.leaves(rest)]
+
+        def rebuild_module(leaves: Sequence[jax.Array], given: Sequence[Any] = constants) -> Any:
+            first = len(inner.constants)
+            # A copy, because a module may count in its state only where that was made.
+            copy = jax.tree.unflatten(jax.tree.structure(rest), given[first:])
+            return nnx.merge(graph, inner.rebuild(leaves, given[:first]), copy)
+
         return inner._replace(rebuild=rebuild_module, constants=constants)
 
     everything, structure = jax.tree.flatten(params)
     trained = [
-        isinstance(leaf, (jax.Array, np.ndarray, np.generic))
-        and jnp.issubdtype(leaf.dtype, jnp.inexact)
-        for leaf in everything
+        selected and is_weight(leaf)
+        for leaf, selected in zip(everything, _selection.select(wrt, params), strict=True)
     ]
     leaves = [
         jnp.asarray(leaf)
@@ -67,10 +78,16 @@ def flatten(params: Any) -> Parameters:
         if is_trained
     ]
     if not leaves:
-        raise ValueError("params has no floating-point array: there is nothing to differentiate.")
+        which = "" if wrt is None else f" that wrt={wrt!r} names"
+        raise ValueError(
+            f"params has no floating-point array{which}: there is nothing to differentiate."
+        )
     tree = structure.unflatten(
         leaf if keep else None for leaf, keep in zip(everything, trained, strict=True)
     )
+    if wrt is not None and isinstance(tree, nnx.State):
+        # Without the others, as `nnx.grad(wrt=...)` and `nnx.Optimizer(wrt=...)` have it.
+        tree = nnx.filter_state(tree, lambda _, variable: bool(jax.tree.leaves(variable)))
     paths = [
         jax.tree_util.keystr(path, simple=True, separator="/")
         for path, _ in jax.tree_util.tree_leaves_with_path(tree)
@@ -79,15 +96,19 @@ def flatten(params: Any) -> Parameters:
         if jnp.issubdtype(leaf.dtype, jnp.complexfloating):
             raise ValueError(f"params[{path}] is complex; pass its real and imaginary parts.")
 
-    def rebuild(new_leaves: Sequence[jax.Array]) -> Any:
-        remaining = iter(new_leaves)
-        return structure.unflatten(
-            next(remaining) if keep else leaf
-            for leaf, keep in zip(everything, trained, strict=True)
-        )
-
     constants = [leaf for leaf, keep in zip(everything, trained, strict=True) if not keep]
+
+    def rebuild(new_leaves: Sequence[jax.Array], given: Sequence[Any] = constants) -> Any:
+        remaining, others = iter(new_leaves), iter(given)
+        return structure.unflatten(next(remaining if keep else others) for keep in trained)
+
     return Parameters(leaves, paths, tree, rebuild, constants)
+
+
+def is_weight(leaf: Any) -> bool:
+    """Whether a leaf is an array that can be differentiated."""
+    is_array = isinstance(leaf, (jax.Array, np.ndarray, np.generic))
+    return is_array and jnp.issubdtype(leaf.dtype, jnp.inexact)
 
 
 def check_finite(parameters: Parameters) -> None:
@@ -109,14 +130,19 @@ def check_finite(parameters: Parameters) -> None:
             )
 
 
-def example_loss(loss_fn: Callable, parameters: Parameters) -> Callable[..., jax.Array]:
+def example_loss(
+    loss_fn: Callable, parameters: Parameters, has_aux: bool = False
+) -> Callable[..., jax.Array]:
     """`loss_fn` as a function of (arrays to differentiate, one example), its result checked."""
 
     def loss(leaves: Any, example: tuple) -> jax.Array:
         value = loss_fn(parameters.rebuild(leaves), *example)
+        if has_aux:
+            value, _ = _pair(value)
         if value is None or isinstance(value, tuple | list | dict):
             raise ValueError(
-                f"loss_fn returned a {type(value).__name__}; it must return the scalar loss alone."
+                f"loss_fn returned a {type(value).__name__}; it must return the scalar loss alone, or, with "
+                "has_aux=True, a pair (loss, aux)."
             )
         shape, dtype = jnp.shape(value), jnp.result_type(value)
         if shape != () or not jnp.issubdtype(dtype, jnp.floating):
@@ -127,3 +153,28 @@ def example_loss(loss_fn: Callable, parameters: Parameters) -> Callable[..., jax
         return value
 
     return loss
+
+
+def example_aux(loss_fn: Callable, parameters: Parameters) -> Callable[..., Any]:
+    """What a loss with `has_aux` returns beside the loss of (arrays to differentiate, one example)."""
+
+    def aux(leaves: Any, example: tuple) -> Any:
+        _, found = _pair(loss_fn(parameters.rebuild(leaves), *example))
+        found = jax.tree.map(jnp.asarray, found)
+        for path, leaf in jax.tree_util.tree_leaves_with_path(found):
+            if not (jnp.issubdtype(leaf.dtype, jnp.number) or leaf.dtype == bool):
+                raise ValueError(
+                    f"loss_fn returned aux{jax.tree_util.keystr(path)} of dtype {leaf.dtype}: it must be an "
+                    "array of numbers or bools; of a key, return jax.random.key_data"
+                )
+        return found
+
+    return aux
+
+
+def _pair(value: Any) -> tuple[Any, Any]:
+    if not isinstance(value, tuple) or len(value) != 2:
+        raise ValueError(
+            f"loss_fn returned a {type(value).__name__}; with has_aux=True it must return a pair (loss, aux)"
+        )
+    return value

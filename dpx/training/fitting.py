@@ -9,7 +9,7 @@ import numpy as np
 import optax
 
 from dpx import _validate
-from dpx.clipping import groups
+from dpx.clipping import groups, selection
 from dpx.clipping import params as parameters_of
 from dpx.privacy import PrivacyGuarantee
 from dpx.training import calibration, loop
@@ -53,6 +53,7 @@ def fit(
     normalize: bool = False,
     microbatch_size: int | None = None,
     record_key: bool = False,
+    wrt: Any = None,
     unit: str = "record",
     assumptions: tuple[str, ...] = (),
     accountant: str = "pld",
@@ -93,7 +94,9 @@ def fit(
       normalize: Scale every gradient to the clipping norm, and not only those above it.
       microbatch_size: Number of examples whose gradients are clipped at a time, to bound memory.
       record_key: The loss takes a key after the example, for dropout. It follows from `key`, the step and
-        the index of the record, so that no record changes the mask of another.
+        the index of the record (`dpx.clipping.record_keys`), so that no record changes the mask of another.
+      wrt: Which parameters are trained, as `dpx.clipped_grad` takes it: a type such as `nnx.LoRAParam`, a
+        function of (path, leaf), or a mask; None for all. The others stay as they are, at no cost.
       unit: What a record is, in the guarantee.
       assumptions: What else the guarantee rests on.
       accountant: "pld", which is tight, or "rdp".
@@ -110,7 +113,8 @@ def fit(
       ValueError: for an argument that cannot be used, before any noise is drawn.
       dpx.training.keys.CannotResumeError: for a `workdir` that holds a training of other data or arguments.
     """
-    trained = parameters_of.flatten(params)
+    selection.check(wrt)
+    trained = parameters_of.flatten(params, wrt)
     examples, rows = as_examples(data)
     _validate.check_epsilon(epsilon)
     _validate.check_delta(delta)
@@ -143,8 +147,12 @@ def fit(
             raise ValueError(f"{name}={value!r} must be a function of the parameters: pass one")
     secrets.check(key)
 
-    def rebuilt(tree: Any) -> Any:
-        return trained.rebuild(jax.tree.leaves(tree))
+    constants = trained.constants
+    frozen = {i: leaf for i, leaf in enumerate(constants) if parameters_of.is_weight(leaf)}
+
+    def rebuilt(tree: Any, frozen: dict[int, Any] = frozen) -> Any:
+        given = [frozen.get(i, leaf) for i, leaf in enumerate(constants)]
+        return trained.rebuild(jax.tree.leaves(tree), given)
 
     # What a call that is repeated must find as it was; of the initial parameters, all of them.
     settings = {
@@ -159,7 +167,7 @@ def fit(
         "label": label,
     }
     folder = None if workdir is None else Path(workdir)
-    fixed = map(np.asarray, (*trained.leaves, *jax.tree.leaves(examples)))
+    fixed = map(np.asarray, (*trained.leaves, *frozen.values(), *jax.tree.leaves(examples)))
     with secrets.of_training(key, folder, data=fixed, settings=settings) as keys:
         privacy, guarantee = calibration.calibrate(
             epsilon=epsilon,
@@ -174,7 +182,7 @@ def fit(
             assumptions=assumptions,
         )
         tree, history = loop.train(
-            lambda tree, *example: loss_fn(rebuilt(tree), *example),
+            lambda tree, frozen, *example: loss_fn(rebuilt(tree, frozen), *example),
             trained.tree,
             examples,
             optimizer=optimizer,
@@ -185,6 +193,7 @@ def fit(
             label=label,
             microbatch_size=microbatch_size,
             record_key=record_key,
+            frozen=frozen,
             workdir=folder,
             evaluate=None if evaluate is None else lambda tree: evaluate(rebuilt(tree)),
             **every,

@@ -5,6 +5,7 @@ release it starts from, or trains without privacy for comparison, calls `train`.
 """
 
 import contextlib
+import dataclasses
 import functools
 import math
 from collections.abc import Callable, Mapping
@@ -17,7 +18,7 @@ import numpy as np
 import optax
 
 from dpx import _watch
-from dpx.clipping import ClippedGrads, clipped_grad, sums
+from dpx.clipping import ClippedGrads, clipped_grad, randomness, sums
 from dpx.training import sampling
 from dpx.training.calibration import Privacy, public_size
 from dpx.training.checkpoints import Checkpoints
@@ -40,6 +41,7 @@ def train(
     microbatch_size: int | None = None,
     record_key: bool = False,
     weight_fn: Callable[..., jax.Array] | None = None,
+    frozen: Any = None,
     workdir: Path | None = None,
     evaluate: Callable[[Any], Mapping[str, float]] | None = None,
     evaluate_every: int = 1,
@@ -69,6 +71,8 @@ def train(
         index, not on its place in the sample.
       weight_fn: (*example) -> weight of one example in the mean loss that is reported, and in nothing else;
         None for equal weights.
+      frozen: A tree of arrays that stay as they are: the loss is then of (params, frozen, *example). Those
+        that a loss closes over would be compiled into the program.
       workdir: Holds metrics.jsonl and the checkpoints; None for neither.
       evaluate: Of the parameters, logged every `evaluate_every` steps; not covered by the guarantee.
       evaluate_every, log_every, checkpoint_every: In steps.
@@ -109,9 +113,11 @@ def train(
         for step, (indices, mask) in enumerate(batches, start=start):
             pieces = len(indices) // piece
             indices, mask = _pad_to(indices, room, piece), _pad_to(mask, room, piece)
-            key = jax.random.fold_in(dropout_key, step)
-            _watch.key_used(key, "dropout")
-            state, loss = step_fn(state, (data_on_device, names), indices, mask, pieces, key)
+            dropout = dropout_key, step
+            _watch.key_used(randomness.step_key(*dropout), "dropout")
+            state, loss = step_fn(
+                state, (data_on_device, names), indices, mask, pieces, dropout, frozen
+            )
             done = step + 1
             if done % log_every == 0 or done == steps:
                 spent = privacy.spent(done) if privacy is not None else None
@@ -151,24 +157,24 @@ def _step(
     indices,
     mask,
     pieces,
-    key,
+    dropout,
+    frozen=None,
 ):
     """One step on a padded batch; returns the state and the mean loss of the real records in the batch."""
     params, opt_state = state
+    of_both = loss_fn if frozen is not None else lambda params, _, *row: loss_fn(params, *row)
     if privacy is None:
-        gradient = functools.partial(_plain_gradient, loss_fn)
+        gradient = functools.partial(_plain_gradient, of_both)
     else:
-        gradient = clipped_grad(
-            loss_fn, l2_clip_norm=privacy.l2_clip_norm, normalize=privacy.normalize
-        )
+        gradient = functools.partial(_clipped_gradient, of_both, privacy)
 
     def add_piece(index, totals):
         rows = jax.lax.dynamic_slice_in_dim(indices, index * piece, piece)
         real = jax.lax.dynamic_slice_in_dim(mask, index * piece, piece)
         batch, names = jax.tree.map(lambda array: array[rows], data)
         # A mask belongs to a record: were it that of a slot, each record would change those after it.
-        keys = jax.vmap(functools.partial(jax.random.fold_in, key))(names)
-        result = gradient(params, *batch, *([keys] if record_key else []), mask=real)
+        keys = randomness.record_keys(*dropout, names)
+        result = gradient(params, frozen, *batch, *([keys] if record_key else []), mask=real)
         weights = real if weight_fn is None else jnp.where(real, jax.vmap(weight_fn)(*batch), 0)
         grads, loss, weight = totals
         return sums.add(grads, result.grads), loss + result.losses.sum(), weight + weights.sum()
@@ -182,9 +188,20 @@ def _step(
     return (optax.apply_updates(params, updates), opt_state), loss
 
 
-def _plain_gradient(loss_fn, params, *batch, mask):
+def _clipped_gradient(loss_fn, privacy, params, frozen, *batch, mask):
+    gradient = clipped_grad(
+        lambda both, *example: loss_fn(*both, *example),
+        l2_clip_norm=(privacy.l2_clip_norm, None),
+        normalize=privacy.normalize,
+        wrt=(True, False),
+    )
+    result = gradient((params, frozen), *batch, mask=mask)
+    return dataclasses.replace(result, grads=result.grads[0])
+
+
+def _plain_gradient(loss_fn, params, frozen, *batch, mask):
     def total(params):
-        losses = jax.vmap(loss_fn, (None, *(0 for _ in batch)))(params, *batch)
+        losses = jax.vmap(loss_fn, (None, None, *(0 for _ in batch)))(params, frozen, *batch)
         losses = jnp.where(mask, losses, 0)
         return losses.sum(), losses
 

@@ -266,7 +266,7 @@ FAULTS = (
         "dpx/training/loop.py",
         "return sums.add(grads, result.grads), loss + result.losses.sum()",
         "noise = jax.tree.map(lambda g: privacy.noise_multiplier / 8 * jax.random.normal("
-        "jax.random.fold_in(key, index), g.shape), result.grads)\n"
+        "jax.random.fold_in(dropout[0], index), g.shape), result.grads)\n"
         "        return sums.add(grads, jax.tree.map(jnp.add, result.grads, noise)), "
         "loss + result.losses.sum()",
         "tests/training/test_training.py::test_noise_enters_once_whatever_the_pieces",
@@ -282,15 +282,15 @@ FAULTS = (
     Fault(
         "dropout masks belong to the slot",
         "dpx/training/loop.py",
-        "keys = jax.vmap(functools.partial(jax.random.fold_in, key))(names)",
-        "keys = jax.random.split(jax.random.fold_in(key, index), piece)",
+        "keys = randomness.record_keys(*dropout, names)",
+        "keys = jax.random.split(jax.random.fold_in(randomness.step_key(*dropout), index), piece)",
         MOVED,
     ),
     Fault(
         "dropout masks are public",
         "dpx/training/loop.py",
-        "key = jax.random.fold_in(dropout_key, step)",
-        "key = jax.random.fold_in(jax.random.key(0), step)",
+        "dropout = dropout_key, step",
+        "dropout = jax.random.key(0), step",
         SECRET,
     ),
     Fault(

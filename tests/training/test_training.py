@@ -82,7 +82,7 @@ def step(piece, real, noise_multiplier, loss=loss_fn):
         indices,
         indices < real,
         -(-max(real, 1) // piece),
-        jax.random.key(0),
+        (jax.random.key(0), 0),
     )
     return state[0], mean_loss
 

@@ -1,0 +1,61 @@
+"""A record's randomness is its own."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from dpx import clipping
+
+
+def words(*arguments):
+    return np.asarray(jax.random.key_data(clipping.record_keys(*arguments)))
+
+
+@pytest.mark.parametrize("key", [jax.random.key(3), jax.random.PRNGKey(3)], ids=["typed", "raw"])
+def test_a_record_keeps_its_key_wherever_it_stands(key):
+    def of(step, indices):
+        keys = clipping.record_keys(key, step, indices)
+        return np.asarray(keys if key.ndim else jax.random.key_data(keys))
+
+    here, there = of(5, np.array([7, 2, 100])), of(5, np.array([100, 9, 8, 7]))
+    np.testing.assert_array_equal(here[[0, 2]], there[[3, 0]])
+    assert len(np.unique(np.concatenate([here, there]), axis=0)) == 5
+    assert not np.any(np.all(of(6, np.array([7, 2, 100])) == here, axis=1))
+    compiled = jax.jit(clipping.record_keys)(key, 5, jnp.array([7, 2, 100]))
+    np.testing.assert_array_equal(compiled if key.ndim else jax.random.key_data(compiled), here)
+
+
+def test_other_secrets_and_swapped_numbers_give_other_keys():
+    found = [
+        words(jax.random.key(seed), step, np.array([index]))
+        for seed in (0, 1)
+        for step in (0, 1, 2)
+        for index in (0, 1, 2)
+    ]
+    assert len(np.unique(np.concatenate(found), axis=0)) == len(found)
+
+
+def test_gradients_of_records_do_not_depend_on_each_other():
+    def loss(params, x, key):
+        return jnp.sum(params * x * jax.random.bernoulli(key, 0.5, x.shape))
+
+    params, x, secret = jnp.ones(50), np.arange(6.0, dtype="f4")[:, None] + np.ones(50, "f4"), 1
+    fn = clipping.clipped_grad(loss, l2_clip_norm=1.0)
+
+    def total(records):
+        keys = clipping.record_keys(jax.random.key(secret), 3, records)
+        return np.asarray(fn(params, x[records], keys).grads, np.float64)
+
+    one = total(np.array([2]))
+    moved = total(np.array([5, 2, 0, 1])) - total(np.array([1, 0, 5]))
+    np.testing.assert_allclose(moved, one, atol=1e-6)
+
+
+def test_wrong_arguments():
+    key = jax.random.key(0)
+    for indices in (3, [1.0, 2.0], np.zeros((2, 2), int)):
+        with pytest.raises(ValueError, match="indices of shape"):
+            clipping.record_keys(key, 0, np.asarray(indices))
+    with pytest.raises(ValueError, match="key"):
+        clipping.record_keys(jax.random.split(key), 0, np.arange(2))
