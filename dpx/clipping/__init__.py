@@ -5,7 +5,7 @@ and returns a function of a batch that sums the clipped gradients of its example
 """
 
 from dpx.clipping.clipped import METHODS, ClippedGrad, ClippedGrads, clipped_grad
-from dpx.clipping.explain import explain_clipping
+from dpx.clipping.explain import Explanation, explain_clipping
 from dpx.clipping.randomness import record_keys
 from dpx.clipping.reports import ClippingWarning
 
@@ -14,6 +14,7 @@ __all__ = [
     "ClippedGrad",
     "ClippedGrads",
     "ClippingWarning",
+    "Explanation",
     "clipped_grad",
     "explain_clipping",
     "record_keys",

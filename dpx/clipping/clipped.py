@@ -210,7 +210,8 @@ class ClippedGrad:
                 factors = [jnp.where(keep, factor, 0.0) for factor in factors]
                 sums = done.weighted_sum([factors[group] for group in groups.members])
                 # The compiler shares the forward pass.
-                return sums, norms, (done.losses, jax.vmap(aux, (None, 0))(leaves, batch))
+                rest = _materialize.over_examples(functools.partial(aux, leaves), batch)
+                return sums, norms, (done.losses, rest)
 
             whole = functools.partial(_batches.finite_only, once)
             if self.microbatch_size is None or self.microbatch_size >= size:
@@ -302,7 +303,8 @@ def clipped_grad(
         time. "auto" is "one_pass", or "two_pass" for models that use `jax.checkpoint`. "vmap" holds every
         per-example gradient. See `explain_clipping`.
       normalize: scale every gradient to norm (almost) C instead of only those above it.
-      microbatch_size: process this many examples at a time, to bound memory.
+      microbatch_size: process this many examples at a time, to bound memory. At 1 nothing is vectorised over
+        examples, so that losses run that `jax.vmap` refuses, such as those with `jax.lax.ragged_dot`.
       strict: make an error of everything that is otherwise a `dpx.clipping.ClippingWarning` (a loss that
         closes over an array with as many rows as the batch, or that draws the same random numbers for all
         examples), and of a parameter of 65,536 elements or more whose per-example gradients would be

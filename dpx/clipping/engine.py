@@ -17,7 +17,7 @@ from jax.interpreters.partial_eval import dce_jaxpr
 from dpx.clipping import common, meshes, mixing, reports, rules
 from dpx.clipping import plan as _plan
 from dpx.clipping.capture import Capture, capture
-from dpx.clipping.materialize import Loss, Pass, accumulator
+from dpx.clipping.materialize import Loss, Pass, accumulator, over_examples
 from dpx.clipping.plan import Choice, Direct, InPlace
 from dpx.clipping.rounding import gamma, sum_of_squares
 from dpx.clipping.tap import Tapped
@@ -165,7 +165,7 @@ def _two_pass(program: Program, leaves: Sequence[jax.Array], batch: Any) -> Pass
         # Derivatives that the model defines itself are traced only here.
         with jax.default_matmul_precision("highest"):
             _, pull = jax.vjp(
-                lambda leaves: jax.vmap(lambda example: function(*leaves, *example)[0])(flat),
+                lambda leaves: over_examples(lambda example: function(*leaves, *example)[0], flat),
                 list(leaves),
             )
             # One backward pass for every group of parameters, which have the same array of weights.
@@ -247,7 +247,7 @@ def _backward(
             held.append(kept)
         return loss, norms, held
 
-    return (*jax.vmap(one)(jax.tree.leaves(batch)), fixed)
+    return (*over_examples(one, jax.tree.leaves(batch)), fixed)
 
 
 def _export(choice: Choice, use: Use) -> Callable[[jax.Array, jax.Array], Any]:

@@ -1,9 +1,10 @@
 """Says how each parameter would be clipped, and at what cost."""
 
 import collections
+import dataclasses
 import math
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax.numpy as jnp
 
@@ -14,16 +15,76 @@ from dpx.clipping.plan import Choice
 HEADER = ("parameter", "shape", "uses", "rule", "extra MFLOP", "extra KiB")
 
 
+class ParameterClipping(NamedTuple):
+    """How one parameter is clipped.
+
+    Attributes:
+      path: its name, e.g. `params/Dense_0/kernel`.
+      shape: its shape.
+      uses: the primitives that use it, each time they do.
+      rule: "Gram", "gradient", or "gradient (no rule for ...)"; see `explain_clipping`.
+      extra_flops: operations for its norm and sum, for one example.
+      extra_bytes: what is held for it from the backward pass to the sum, for one example.
+    """
+
+    path: str
+    shape: tuple[int, ...]
+    uses: tuple[str, ...]
+    rule: str
+    extra_flops: int
+    extra_bytes: int
+
+    @property
+    def has_rule(self) -> bool:
+        """Whether every use has a rule, so that no per-example gradient has to be held."""
+        return self.rule in ("Gram", "gradient")
+
+
+@dataclasses.dataclass(frozen=True, repr=False)
+class Explanation:
+    """What `explain_clipping` returns: one row for each parameter. Its `str` is a table."""
+
+    rows: tuple[ParameterClipping, ...]
+
+    @property
+    def extra_flops(self) -> int:
+        """The sum over parameters, for one example."""
+        return sum(row.extra_flops for row in self.rows)
+
+    @property
+    def extra_bytes(self) -> int:
+        """The sum over parameters, for one example."""
+        return sum(row.extra_bytes for row in self.rows)
+
+    def __repr__(self) -> str:
+        return f"<Explanation of {len(self.rows)} parameters: print it, or see its rows>"
+
+    def __str__(self) -> str:
+        rows = [HEADER, *map(_cells, self.rows)]
+        rows.append(("sum", "", "", "", *_numbers(self)))
+        widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+        lines = []
+        for row in rows:
+            cells = [
+                cell.rjust(width) if i > 3 else cell.ljust(width)
+                for i, (cell, width) in enumerate(zip(row, widths, strict=True))
+            ]
+            lines.append("  ".join(cells).rstrip())
+        return "\n".join(lines)
+
+
 def explain_clipping(
     loss_fn: Callable, params_: Any, *batch: Any, wrt: Any = None, has_aux: bool = False
-) -> None:
-    """Prints, for every parameter, its uses, the rule for its norm, and what that costs.
+) -> Explanation:
+    """Prints, and returns, for every parameter its uses, the rule for its norm, and what that costs.
 
     The rule is "Gram" where norms come from Gram matrices of the factors; "gradient" where the
     per-example gradient of that parameter is held, because it is smaller than its factors; and
     "gradient (no rule for ...)" where a use has no rule. All are exact. Costs are for one example and
     `method="one_pass"`, beyond an ordinary step: operations for the norm and the sum, and bytes of what
     is held from the backward pass to the sum (of which an ordinary step holds a part as well).
+
+        slow = [row for row in dpx.explain_clipping(loss_fn, params, *batch).rows if not row.has_rule]
 
     Args:
       loss_fn: as in `clipped_grad`.
@@ -34,27 +95,26 @@ def explain_clipping(
     parameters = params.flatten(params_, wrt)
     loss = params.example_loss(loss_fn, parameters, has_aux)
     program = engine.trace(loss, parameters.leaves, batch)
-    rows: list[tuple[str, ...]] = [HEADER]
-    flops = held = 0
+    rows = []
     for k, (path, leaf) in enumerate(zip(parameters.paths, parameters.leaves, strict=True)):
         choice = program.choices[k]
-        extra, kept = _costs(choice, leaf)
-        flops, held = flops + extra, held + kept
-        uses = collections.Counter(map(plan.describe, program.captured.uses[k]))
-        uses += collections.Counter(program.captured.opaque[k])
-        names = [name if n == 1 else f"{n}× {name}" for name, n in uses.items()]
+        uses = (*map(plan.describe, program.captured.uses[k]), *program.captured.opaque[k])
         rule = _rule(choice, program.captured, k)
-        shape = "×".join(map(str, leaf.shape)) or "scalar"
-        listed = ", ".join(names) or "unused"
-        rows.append((path, shape, listed, rule, f"{extra / 1e6:.3f}", f"{kept / 1024:.1f}"))
-    rows.append(("sum", "", "", "", f"{flops / 1e6:.3f}", f"{held / 1024:.1f}"))
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    for row in rows:
-        cells = [
-            cell.rjust(width) if i > 3 else cell.ljust(width)
-            for i, (cell, width) in enumerate(zip(row, widths, strict=True))
-        ]
-        print("  ".join(cells).rstrip())
+        rows.append(ParameterClipping(path, leaf.shape, uses, rule, *_costs(choice, leaf)))
+    explanation = Explanation(tuple(rows))
+    print(explanation)
+    return explanation
+
+
+def _cells(row: ParameterClipping) -> tuple[str, ...]:
+    counts = collections.Counter(row.uses)
+    uses = [name if n == 1 else f"{n}× {name}" for name, n in counts.items()]
+    shape = "×".join(map(str, row.shape)) or "scalar"
+    return row.path, shape, ", ".join(uses) or "unused", row.rule, *_numbers(row)
+
+
+def _numbers(of: ParameterClipping | Explanation) -> tuple[str, str]:
+    return f"{of.extra_flops / 1e6:.3f}", f"{of.extra_bytes / 1024:.1f}"
 
 
 def _costs(choice: Choice, leaf: Any) -> tuple[int, int]:

@@ -1,5 +1,6 @@
 """Per-example gradients by vmap: the plain way, and the oracle for every other one."""
 
+import functools
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
@@ -33,10 +34,29 @@ def accumulator(dtype: Any) -> Any:
     return jnp.promote_types(dtype, jnp.float32)
 
 
+def over_examples(function: Callable[[Any], Any], batch: Any) -> Any:
+    """`function` of every example, stacked.
+
+    One example alone is not vectorised: some primitives have no rule for that.
+    """
+    if jax.tree.leaves(batch)[0].shape[0] == 1:
+        found = function(jax.tree.map(lambda x: x[0], batch))
+        return jax.tree.map(lambda x: jnp.asarray(x)[None], found)
+    try:
+        return jax.vmap(function)(batch)
+    except NotImplementedError as error:
+        error.add_note(
+            "A primitive of loss_fn cannot be vectorised over examples by jax.vmap: use "
+            "clipped_grad(..., microbatch_size=1), which takes one example at a time without it."
+        )
+        raise
+
+
 def run(loss: Loss, leaves: Sequence[jax.Array], batch: Any) -> Pass:
     """The pass that holds every per-example gradient, B times the size of the parameters."""
     mixing.check(jax.make_jaxpr(loss)(list(leaves), meshes.one_example(batch)), len(leaves))
-    losses, gradients = jax.vmap(jax.value_and_grad(loss), (None, 0))(list(leaves), batch)
+    one = functools.partial(jax.value_and_grad(loss), list(leaves))
+    losses, gradients = over_examples(one, batch)
     # Norms must see what is summed: without a barrier either could be computed again, rounded otherwise.
     gradients = jax.lax.optimization_barrier(gradients)
     gradients = [gradient.astype(accumulator(gradient.dtype)) for gradient in gradients]

@@ -162,6 +162,7 @@ def _step(
 ):
     """One step on a padded batch; returns the state and the mean loss of the real records in the batch."""
     params, opt_state = state
+    dropout_key, number = dropout
     of_both = loss_fn if frozen is not None else lambda params, _, *row: loss_fn(params, *row)
     if privacy is None:
         gradient = functools.partial(_plain_gradient, of_both)
@@ -173,7 +174,7 @@ def _step(
         real = jax.lax.dynamic_slice_in_dim(mask, index * piece, piece)
         batch, names = jax.tree.map(lambda array: array[rows], data)
         # A mask belongs to a record: were it that of a slot, each record would change those after it.
-        keys = randomness.record_keys(*dropout, names)
+        keys = randomness.record_keys(dropout_key, number, names)
         result = gradient(params, frozen, *batch, *([keys] if record_key else []), mask=real)
         weights = real if weight_fn is None else jnp.where(real, jax.vmap(weight_fn)(*batch), 0)
         grads, loss, weight = totals

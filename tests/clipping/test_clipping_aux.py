@@ -1,5 +1,7 @@
 """What a loss returns beside the loss comes back for every example, and changes nothing else."""
 
+from typing import Any
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -70,7 +72,7 @@ def test_the_forward_pass_is_made_once():
 
     def flops(loss, **options):
         fn = clipping.clipped_grad(loss, l2_clip_norm=1.0, **options)
-        compiled = jax.jit(fn).lower(params, np.ones((8, 16, 64), "f4")).compile()
+        compiled: Any = jax.jit(fn).lower(params, np.ones((8, 16, 64), "f4")).compile()
         return compiled.cost_analysis()["flops"]
 
     assert flops(deep, has_aux=True) < 1.01 * flops(lambda params, x: deep(params, x)[0])

@@ -91,8 +91,18 @@ def test_explain_names_uses_rules_and_costs(capsys):
     assert "dot_general in scan" in v
     assert "no rule for mul" in w
     assert total.startswith("sum")
-    dpx.explain_clipping(tied_loss, tied_params(5000), clipping_models.tokens())
-    assert "Gram" in capsys.readouterr().out
+    found = dpx.explain_clipping(tied_loss, tied_params(5000), clipping_models.tokens())
+    assert capsys.readouterr().out == f"{found}\n"
+    embed, mix = found.rows
+    assert (embed.path, embed.shape, embed.rule) == ("embed", (5000, 8), "Gram")
+    assert embed.uses == ("gather", "dot_general")
+    assert embed.has_rule
+    assert mix.extra_bytes == 4 * 8 * 8
+    assert found.extra_bytes == embed.extra_bytes + mix.extra_bytes
+    assert found.extra_flops == embed.extra_flops + mix.extra_flops
+    loss, params, batch = clipping_models.MODELS["without rules"]()
+    without = dpx.explain_clipping(loss, params, *batch)
+    assert [row.path for row in without.rows if not row.has_rule]
 
 
 @pytest.mark.parametrize("method", METHODS)

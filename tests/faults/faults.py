@@ -266,7 +266,7 @@ FAULTS = (
         "dpx/training/loop.py",
         "return sums.add(grads, result.grads), loss + result.losses.sum()",
         "noise = jax.tree.map(lambda g: privacy.noise_multiplier / 8 * jax.random.normal("
-        "jax.random.fold_in(dropout[0], index), g.shape), result.grads)\n"
+        "jax.random.fold_in(dropout_key, index), g.shape), result.grads)\n"
         "        return sums.add(grads, jax.tree.map(jnp.add, result.grads, noise)), "
         "loss + result.losses.sum()",
         "tests/training/test_training.py::test_noise_enters_once_whatever_the_pieces",
@@ -282,8 +282,8 @@ FAULTS = (
     Fault(
         "dropout masks belong to the slot",
         "dpx/training/loop.py",
-        "keys = randomness.record_keys(*dropout, names)",
-        "keys = jax.random.split(jax.random.fold_in(randomness.step_key(*dropout), index), piece)",
+        "keys = randomness.record_keys(dropout_key, number, names)",
+        "keys = jax.random.split(jax.random.fold_in(dropout_key, index), piece)",
         MOVED,
     ),
     Fault(
