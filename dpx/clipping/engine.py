@@ -56,8 +56,11 @@ def trace(loss: Loss, leaves: Sequence[jax.Array], batch: Any) -> Program:
     weights = None
     if (found := common.separate(closed, len(leaves), captured)) is not None:
         weights, captured = found
-    reports.check_fallbacks(captured.opaque)
-    return Program(closed, captured, _plan.choose(captured, weights), weights)
+    program = Program(closed, captured, _plan.choose(captured, weights), weights)
+    reports.check_fallbacks(
+        [_plan.unruled(captured, k, choice) for k, choice in enumerate(program.choices)]
+    )
+    return program
 
 
 def auto(loss: Loss, leaves: Sequence[jax.Array], batch: Any) -> Pass:

@@ -45,13 +45,16 @@ def check(closed: core.ClosedJaxpr, count: int) -> None:
       ValueError: for the first two, and for an array of the batch that is closed over; for the rest in a
         strict call, which else warns.
     """
-    for eqn in _equations(closed.jaxpr):
+    constants = {id(constant): constant for constant in closed.consts}
+    for eqn, own_axes in _equations(closed.jaxpr):
         _refuse_batch_norm(eqn)
-        _refuse_collective(eqn)
+        _refuse_collective(eqn, own_axes)
+        for called in _called(eqn):  # a compiled function keeps what it closes over to itself
+            constants |= {id(constant): constant for constant in getattr(called, "consts", ())}
     call = reports.call()
     if call is None:
         return
-    _check_constants(closed.consts, call)
+    _check_constants(list(constants.values()), call)
     inputs = [number >= count for number in range(len(closed.jaxpr.invars))]
     if _draws_alike(closed.jaxpr, inputs)[0]:
         reports.report(
@@ -73,7 +76,7 @@ def _refuse_batch_norm(eqn: Any) -> None:
             )
 
 
-def _refuse_collective(eqn: Any) -> None:
+def _refuse_collective(eqn: Any, own_axes: frozenset) -> None:
     name = eqn.primitive.name
     if name in _LAYOUT:
         return
@@ -82,7 +85,7 @@ def _refuse_collective(eqn: Any) -> None:
         axis
         for given in axes
         for axis in (given if isinstance(given, tuple | list) else (given,))
-        if isinstance(axis, str)
+        if isinstance(axis, str) and axis not in own_axes
     ]
     if named:
         raise ValueError(
@@ -97,14 +100,14 @@ def _check_constants(constants: Sequence[Any], call: reports.Call) -> None:
     for constant in constants:
         shape = tuple(getattr(constant, "shape", ()))
         what = f"loss_fn closes over an array of shape {shape}"
-        if any(_same(constant, leaf) for leaf in call.leaves):
+        if any(_same(constant, leaf) for leaf in call.private):
             raise ValueError(
-                f"{what} that is also in the batch, so that the loss of one example reads the others: use "
-                "the example that loss_fn is called with"
+                f"{what} that is also in the batch, or holds the data it is taken from, so that the loss of "
+                "one example reads the others: use the example that loss_fn is called with"
             )
-        if shape[:1] == (call.size,) and call.size > 1 and id(constant) not in own:
+        if shape[:1] and shape[0] in call.sizes and id(constant) not in own:
             reports.report(
-                f"{what}, with as many rows as the batch has examples. If they are examples, no "
+                f"{what}, with as many rows as there are examples. If they are examples, no "
                 "clipping bounds what one of them changes: pass them in the batch. If they are constants, "
                 "such as weights that are not trained, this can be ignored, or silenced by "
                 "warnings.simplefilter('ignore', dpx.clipping.ClippingWarning)"
@@ -112,39 +115,49 @@ def _check_constants(constants: Sequence[Any], call: reports.Call) -> None:
 
 
 def _same(a: Any, b: Any) -> bool:
-    """Whether two arrays are one, or hold the same rows where their values are known."""
+    """Whether two arrays are one, or hold the same rows where their values are known, and not by chance."""
     if a is b:
         return True
     traced = isinstance(a, Tracer) or isinstance(b, Tracer)
     if traced or jnp.shape(a) != jnp.shape(b) or not jnp.ndim(a):
         return False
     a, b = (
-        jax.random.key_data(x) if jnp.issubdtype(x.dtype, jax.dtypes.prng_key) else x
+        np.asarray(jax.random.key_data(x) if jnp.issubdtype(x.dtype, jax.dtypes.prng_key) else x)
         for x in (a, b)
     )
-    return np.array_equal(np.asarray(a), np.asarray(b))
+    return np.array_equal(a, b) and not _is_common(a)
 
 
-def _equations(jaxpr: Any, seen: set[int] | None = None) -> Iterator[Any]:
-    """The equations of a jaxpr and of all that it calls, each once.
+def _is_common(rows: np.ndarray) -> bool:
+    """Whether this is 0, 1, 2, ... or one row repeated, which indices, positions and masks may all be."""
+    return np.array_equal(rows, np.arange(len(rows))) or bool((rows == rows[:1]).all())
 
-    What stands in a `shard_map` of the loss itself is left out: its axes hold parts of one example.
+
+def _equations(
+    jaxpr: Any, own_axes: frozenset = frozenset(), seen: set | None = None
+) -> Iterator[tuple[Any, frozenset]]:
+    """The equations of a jaxpr and of all that it calls, each once, and the named axes of the loss's own there.
+
+    These are the axes of a `shard_map` within the loss: its devices hold parts of one example.
     """
     seen = set() if seen is None else seen
-    seen.add(id(jaxpr))
+    seen.add((id(jaxpr), own_axes))
     for eqn in jaxpr.eqns:
-        yield eqn
-        if eqn.primitive.name != "shard_map":
-            for inner in _called(eqn):
-                if id(inner) not in seen:
-                    yield from _equations(inner, seen)
+        yield eqn, own_axes
+        inside = own_axes
+        if eqn.primitive.name == "shard_map":
+            inside |= eqn.params.get("newly_manual_axes", eqn.params.get("manual_axes"))
+        for called in _called(eqn):
+            inner = getattr(called, "jaxpr", called)
+            if (id(inner), inside) not in seen:
+                yield from _equations(inner, inside, seen)
 
 
 def _called(eqn: Any) -> Iterator[Any]:
+    """The jaxprs in the parameters of an equation, with what they close over."""
     for value in eqn.params.values():
         for inner in value if isinstance(value, tuple | list) else (value,):
-            inner = getattr(inner, "jaxpr", inner)
-            if hasattr(inner, "eqns"):
+            if hasattr(getattr(inner, "jaxpr", inner), "eqns"):
                 yield inner
 
 
@@ -173,7 +186,7 @@ def _draws_alike(
         results = [any(given)] * len(eqn.outvars)
         if eqn.primitive.name in _DRAWS:
             alike |= not any(given)
-        inner = list(_called(eqn))
+        inner = [getattr(called, "jaxpr", called) for called in _called(eqn)]
         for called in inner:
             # Arguments that do not stand in line with the inputs of what is called count together.
             aligned = len(given) == len(called.invars)

@@ -103,6 +103,14 @@ def gram(choice: Choice) -> Rule | None:
     return choice.rule if choice.rule is not None and choice.rule.by_gram else None
 
 
+def unruled(captured: Capture, k: int, choice: Choice) -> list[str]:
+    """The primitives because of which a parameter that is used has no rule; none where it has one."""
+    if captured.opaque[k]:
+        return captured.opaque[k]
+    # Each use has a rule, but they split the parameter's axes differently.
+    return [use.primitive for use in captured.uses[k]] if choice.rule is None else []
+
+
 def _prefers_product(use: Use) -> bool:
     # Differentiation would add up one outer product per iteration of a scan, and turn a batch of
     # convolutions into one with a group for every example.

@@ -23,24 +23,38 @@ class Call(NamedTuple):
 
     Attributes:
       strict: whether a report is an error.
-      leaves: everything in its batch.
-      size: the number of examples.
+      private: the arrays of its batch, and those that the batch is a part of.
+      sizes: how many examples there are in each of the two.
       parameters: the parameters.
     """
 
     strict: bool
-    leaves: Sequence[Any]
-    size: int
+    private: Sequence[Any]
+    sizes: frozenset[int]
     parameters: Parameters
 
 
 _CALL: contextvars.ContextVar[Call | None] = contextvars.ContextVar("clipping_call", default=None)
+_RECORDS: contextvars.ContextVar[Sequence[Any]] = contextvars.ContextVar("records", default=())
+
+
+@contextlib.contextmanager
+def records(data: Any) -> Iterator[None]:
+    """All batches within are taken from these arrays, which a loss must not read in any other way."""
+    token = _RECORDS.set(jax.tree.leaves(data))
+    try:
+        yield
+    finally:
+        _RECORDS.reset(token)
 
 
 @contextlib.contextmanager
 def of(strict: bool, batch: Any, size: int, parameters: Parameters) -> Iterator[None]:
     """Everything that is traced within is the loss of this call."""
-    token = _CALL.set(Call(strict, jax.tree.leaves(batch), size, parameters))
+    everything = _RECORDS.get()
+    sizes = frozenset({size, *(len(leaf) for leaf in everything)} - {1})
+    found = Call(strict, [*jax.tree.leaves(batch), *everything], sizes, parameters)
+    token = _CALL.set(found)
     try:
         yield
     finally:
@@ -60,17 +74,17 @@ def report(message: str, strict: bool | None = None) -> None:
     warnings.warn(message, ClippingWarning, stacklevel=2)
 
 
-def check_fallbacks(opaque: Sequence[Sequence[str]]) -> None:
+def check_fallbacks(unruled: Sequence[Sequence[str]]) -> None:
     """Raises ValueError where a strict call holds the per-example gradients of a large parameter.
 
     Args:
-      opaque: for each parameter, the primitives that use it without a rule.
+      unruled: for each parameter, the primitives because of which it has no rule.
     """
     found = _CALL.get()
     if found is None or not found.strict:
         return
     for path, leaf, names in zip(
-        found.parameters.paths, found.parameters.leaves, opaque, strict=True
+        found.parameters.paths, found.parameters.leaves, unruled, strict=True
     ):
         if names and leaf.size >= LARGE:
             raise ValueError(

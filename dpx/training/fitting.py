@@ -54,6 +54,7 @@ def fit(
     microbatch_size: int | None = None,
     record_key: bool = False,
     wrt: Any = None,
+    strict: bool = False,
     unit: str = "record",
     assumptions: tuple[str, ...] = (),
     accountant: str = "pld",
@@ -97,6 +98,7 @@ def fit(
         the index of the record (`dpx.clipping.record_keys`), so that no record changes the mask of another.
       wrt: Which parameters are trained, as `dpx.clipped_grad` takes it: a type such as `nnx.LoRAParam`, a
         function of (path, leaf), or a mask; None for all. The others stay as they are, at no cost.
+      strict: Make errors of what is otherwise a `dpx.clipping.ClippingWarning`, as in `dpx.clipped_grad`.
       unit: What a record is, in the guarantee.
       assumptions: What else the guarantee rests on.
       accountant: "pld", which is tight, or "rdp".
@@ -194,6 +196,7 @@ def fit(
             microbatch_size=microbatch_size,
             record_key=record_key,
             frozen=frozen,
+            strict=strict,
             workdir=folder,
             evaluate=None if evaluate is None else lambda tree: evaluate(rebuilt(tree)),
             **every,

@@ -18,7 +18,7 @@ import numpy as np
 import optax
 
 from dpx import _watch
-from dpx.clipping import ClippedGrads, clipped_grad, randomness, sums
+from dpx.clipping import ClippedGrads, clipped_grad, randomness, reports, sums
 from dpx.training import sampling
 from dpx.training.calibration import Privacy, public_size
 from dpx.training.checkpoints import Checkpoints
@@ -40,6 +40,7 @@ def train(
     label: str,
     microbatch_size: int | None = None,
     record_key: bool = False,
+    strict: bool = False,
     weight_fn: Callable[..., jax.Array] | None = None,
     frozen: Any = None,
     workdir: Path | None = None,
@@ -69,6 +70,7 @@ def train(
       microbatch_size: Examples whose gradients are clipped at a time, to bound memory; None for all.
       record_key: Whether the loss takes a key, for dropout. It depends on the step and on the record's own
         index, not on its place in the sample.
+      strict: As in `dpx.clipped_grad`.
       weight_fn: (*example) -> weight of one example in the mean loss that is reported, and in nothing else;
         None for equal weights.
       frozen: A tree of arrays that stay as they are: the loss is then of (params, frozen, *example). Those
@@ -86,13 +88,14 @@ def train(
     noise_key, dropout_key = jax.random.split(keys.noise)
     noisy = optax.chain(_mean(privacy, batch_size, noise_key, label), optimizer)
     step_fn = jax.jit(
-        functools.partial(_step, loss_fn, noisy, privacy, piece, record_key, weight_fn),
+        functools.partial(_step, loss_fn, noisy, privacy, piece, record_key, strict, weight_fn),
         donate_argnums=0,
     )
     # Steps reuse the memory of the state they are given, which the caller's arrays must survive.
     state = jax.tree.map(jnp.array, (params, noisy.init(_wide(params))))
     # Checkpoints are written and deleted in the background, which has to end with the run, killed or not.
     with contextlib.ExitStack() as stack:
+        stack.enter_context(reports.records(data))
         start, checkpoints = 0, None
         if privacy is not None and workdir is not None:
             folder = workdir / "checkpoints" / label
@@ -151,6 +154,7 @@ def _step(
     privacy,
     piece,
     record_key,
+    strict,
     weight_fn,
     state,
     data,
@@ -167,7 +171,7 @@ def _step(
     if privacy is None:
         gradient = functools.partial(_plain_gradient, of_both)
     else:
-        gradient = functools.partial(_clipped_gradient, of_both, privacy)
+        gradient = functools.partial(_clipped_gradient, of_both, privacy, strict)
 
     def add_piece(index, totals):
         rows = jax.lax.dynamic_slice_in_dim(indices, index * piece, piece)
@@ -189,11 +193,12 @@ def _step(
     return (optax.apply_updates(params, updates), opt_state), loss
 
 
-def _clipped_gradient(loss_fn, privacy, params, frozen, *batch, mask):
+def _clipped_gradient(loss_fn, privacy, strict, params, frozen, *batch, mask):
     gradient = clipped_grad(
         lambda both, *example: loss_fn(*both, *example),
         l2_clip_norm=(privacy.l2_clip_norm, None),
         normalize=privacy.normalize,
+        strict=strict,
         wrt=(True, False),
     )
     result = gradient((params, frozen), *batch, mask=mask)

@@ -7,6 +7,7 @@ import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 import pytest
 from flax import nnx
 from jax.sharding import PartitionSpec as P
@@ -73,6 +74,17 @@ def test_collectives_over_an_axis_of_the_loss_itself_are_its_own_business():
 
     assert (clipped(on_mesh, strict=True).norms > 0).all()
 
+    def over_rows(params, x):
+        body = functools.partial(jax.lax.psum, axis_name="rows")
+        specs = {"in_specs": P("own"), "out_specs": P("own"), "check_vma": False}
+        return plain(params, jax.shard_map(body, mesh=mesh, **specs)(x))
+
+    def step(x):
+        return clipped(over_rows, batch=(x,)).grads
+
+    with pytest.raises(ValueError, match="over the axis 'rows'"):
+        jax.vmap(step, axis_name="rows")(np.stack([X, X]))
+
 
 @pytest.mark.parametrize("method", ["auto", "two_pass", "vmap"])
 @pytest.mark.parametrize("microbatch_size", [None, 2])
@@ -96,13 +108,55 @@ def test_a_loss_that_closes_over_the_batch_is_refused(method, microbatch_size, k
             step(x)
 
 
+@pytest.mark.parametrize("kind", [np.asarray, jnp.asarray])
+@pytest.mark.parametrize(
+    "called",
+    [jax.jit, jax.checkpoint, lambda f: jax.jit(jax.checkpoint(jax.jit(f)))],
+    ids=["jit", "remat", "both"],
+)
+def test_what_a_function_within_the_loss_closes_over_counts(called, kind):
+    x = kind(X)
+    centered = called(lambda row: row - jnp.mean(x, 0))
+    with pytest.raises(ValueError, match="that is also in the batch"):
+        clipped(lambda params, row: plain(params, centered(row)), batch=(x,))
+    with pytest.warns(ClippingWarning, match="as many rows"):
+        clipped(lambda params, row: plain(params, centered(row)), batch=(X + 1,))
+
+
+@pytest.mark.parametrize("given", [np.arange(4), np.ones((4, 3), np.float32)])
+def test_rows_that_are_equal_by_chance_are_no_more_than_reported(given):
+    table = jnp.asarray(given)
+    with pytest.warns(ClippingWarning, match="as many rows"):
+        clipped(lambda params, x, y: plain(params, x) * table.mean(), batch=(X, given))
+
+
+@pytest.mark.parametrize("kind", [np.asarray, jnp.asarray])
+def test_fit_refuses_a_loss_that_closes_over_its_data(kind):
+    x = kind(np.concatenate([X, X + 1, X + 2]))
+
+    def fit(loss_fn, **options):
+        return dpx.training.fit(
+            loss_fn, W, x, epsilon=1.0, delta=1e-3, batch_size=3, steps=1, optimizer=optax.sgd(0.1),
+            l2_clip_norm=1.0, key=jax.random.key(0), **options,
+        )  # fmt: skip
+
+    with pytest.raises(ValueError, match=r"shape \(12, 3\) that is also in the batch, or holds the data"):
+        fit(lambda params, row: plain(params, row - jnp.mean(x, 0)))
+    labels = jnp.arange(12.0)
+    with pytest.warns(ClippingWarning, match=r"shape \(12,\), with as many rows"):
+        fit(lambda params, row: plain(params, row) + labels.mean())
+    with pytest.raises(ValueError, match="as many rows"):
+        fit(lambda params, row: plain(params, row) + labels.mean(), strict=True)
+    fit(plain, strict=True)
+
+
 def test_a_closed_over_array_with_as_many_rows_is_reported():
     table = jnp.asarray(X + 1)
 
     def loss(params, row):
         return plain(params, row - table.mean(0))
 
-    with pytest.warns(ClippingWarning, match="as many rows as the batch has examples"):
+    with pytest.warns(ClippingWarning, match="as many rows as there are examples"):
         found = clipped(loss)
     with pytest.raises(ValueError, match="as many rows"):
         clipped(loss, strict=True)
@@ -172,6 +226,19 @@ def test_a_fallback_of_a_large_parameter_is_an_error_in_a_strict_call():
         clipped(loss, params, strict=True)
     params["large"] = params["large"][:200]
     clipped(loss, params, strict=True)
+
+
+def test_uses_that_split_axes_differently_are_a_fallback():
+    params = {"w": jnp.ones((16, 16, 256)) / 256}
+
+    def loss(params, x):
+        a = jnp.einsum("i,ijk->jk", x, params["w"])
+        return jnp.square(a).sum() + jnp.einsum("ij,ijk->k", jnp.outer(x, x), params["w"]).sum()
+
+    x = np.ones((2, 16), np.float32)
+    clipped(loss, params, (x,))
+    with pytest.raises(ValueError, match=r"params\[w\] of 65536 elements has no rule for dot_general"):
+        clipped(loss, params, (x,), strict=True)
 
 
 @pytest.mark.parametrize("bad", [np.nan, np.inf])

@@ -76,6 +76,7 @@ def step(piece, real, noise_multiplier, loss=loss_fn):
         privacy,
         piece,
         True,
+        False,
         None,
         (PARAMS, optimizer.init(PARAMS)),
         (jax.tree.map(jnp.asarray, DATA), jnp.arange(len(X))),
