@@ -188,9 +188,9 @@ def _draws_alike(
             alike |= not any(given)
         inner = [getattr(called, "jaxpr", called) for called in _called(eqn)]
         for called in inner:
-            # Arguments that do not stand in line with the inputs of what is called count together.
-            aligned = len(given) == len(called.invars)
-            flags = given if aligned else [any(given)] * len(called.invars)
+            # Control flow has its own inputs first: which branch, what the condition of a loop reads.
+            count = len(called.invars)
+            flags = given[len(given) - count :] if count <= len(given) else [any(given)] * count
             found, ends = _draws_alike(called, flags, known)
             alike |= found
             if len(inner) == 1 and len(ends) == len(results):

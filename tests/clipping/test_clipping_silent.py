@@ -211,6 +211,22 @@ def test_masks_that_repeat_are_reported():
     with pytest.warns(ClippingWarning, match="the same for all"):
         clipped(lambda params, x: in_a_scan(params, x, jax.random.key(0)))
 
+    def in_a_branch(params, x, key):
+        drawn = jax.lax.cond(x[0] > 0, lambda: jax.random.normal(key, x.shape), lambda: 0 * x)
+        return plain(params, x + drawn)
+
+    def in_a_loop(params, x, key):
+        def body(state):
+            return state[0] + 1, state[1] + jax.random.normal(jax.random.fold_in(key, state[0]))
+
+        drawn = jax.lax.while_loop(lambda state: state[0] < 3 + 0 * x[0], body, (0, x[1]))
+        return plain(params, x + jax.lax.stop_gradient(drawn[1]))
+
+    for loss in (in_a_branch, in_a_loop):
+        clipped(loss, batch=(X, keys), strict=True)
+        with pytest.warns(ClippingWarning, match="the same for all"):
+            clipped(functools.partial(loss, key=jax.random.key(0)))
+
 
 def test_a_fallback_of_a_large_parameter_is_an_error_in_a_strict_call():
     params = {"small": jnp.ones(3), "large": jnp.ones((256, 256)) / 256}
