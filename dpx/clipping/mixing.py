@@ -105,7 +105,7 @@ def _check_constants(constants: Sequence[Any], call: reports.Call) -> None:
                 f"{what} that is also in the batch, or holds the data it is taken from, so that the loss of "
                 "one example reads the others: use the example that loss_fn is called with"
             )
-        if shape[:1] and shape[0] in call.sizes and id(constant) not in own:
+        if call.sizes.intersection(shape[:1]) and id(constant) not in own:
             reports.report(
                 f"{what}, with as many rows as there are examples. If they are examples, no "
                 "clipping bounds what one of them changes: pass them in the batch. If they are constants, "
@@ -136,7 +136,7 @@ def _is_common(rows: np.ndarray) -> bool:
 def _equations(
     jaxpr: Any, own_axes: frozenset = frozenset(), seen: set | None = None
 ) -> Iterator[tuple[Any, frozenset]]:
-    """The equations of a jaxpr and of all that it calls, each once, and the named axes of the loss's own there.
+    """The equations of a jaxpr and of all that it calls, each once, and the loss's own named axes there.
 
     These are the axes of a `shard_map` within the loss: its devices hold parts of one example.
     """

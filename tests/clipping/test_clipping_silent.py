@@ -140,7 +140,9 @@ def test_fit_refuses_a_loss_that_closes_over_its_data(kind):
             l2_clip_norm=1.0, key=jax.random.key(0), **options,
         )  # fmt: skip
 
-    with pytest.raises(ValueError, match=r"shape \(12, 3\) that is also in the batch, or holds the data"):
+    with pytest.raises(
+        ValueError, match=r"shape \(12, 3\) that is also in the batch, or holds the data"
+    ):
         fit(lambda params, row: plain(params, row - jnp.mean(x, 0)))
     labels = jnp.arange(12.0)
     with pytest.warns(ClippingWarning, match=r"shape \(12,\), with as many rows"):
@@ -192,40 +194,39 @@ def test_masks_that_repeat_are_reported():
     model.layers[1].deterministic = True
     clipped(loss, model, strict=True)
 
-    def of_own_key(params, x, key):
-        return plain(params, x * jax.random.bernoulli(jax.random.fold_in(key, 3), 0.5, x.shape))
+
+def _drawn(key, x):
+    return jax.random.bernoulli(jax.random.fold_in(key, 3), 0.5, x.shape)
+
+
+def _drawn_in_a_scan(key, x):
+    def body(key, row):
+        key, drawn = jax.random.split(key)
+        return key, row * jax.random.normal(drawn)
+
+    return jax.lax.scan(body, key, x)[1]
+
+
+def _drawn_in_a_branch(key, x):
+    return jax.lax.cond(x[0] > 0, lambda: jax.random.normal(key, x.shape), lambda: 0 * x)
+
+
+def _drawn_in_a_loop(key, x):
+    def body(state):
+        return state[0] + 1, state[1] + jax.random.normal(jax.random.fold_in(key, state[0]))
+
+    return jax.lax.while_loop(lambda state: state[0] < 3 + 0 * x[0], body, (0, x[1]))[1]
+
+
+@pytest.mark.parametrize("draw", [_drawn, _drawn_in_a_scan, _drawn_in_a_branch, _drawn_in_a_loop])
+def test_keys_that_all_examples_share_are_reported_and_their_own_are_not(draw):
+    def loss(params, x, key):
+        return plain(params, x * jax.lax.stop_gradient(draw(key, x)))
 
     keys = jax.random.split(jax.random.key(0), 4)
-    clipped(of_own_key, batch=(X, keys), strict=True)
-    with pytest.warns(ClippingWarning, match="the same for all"):
-        clipped(functools.partial(of_own_key, key=jax.random.key(0)))
-
-    def in_a_scan(params, x, key):
-        def body(key, row):
-            key, drawn = jax.random.split(key)
-            return key, row * jax.random.normal(drawn)
-
-        return plain(params, jax.lax.scan(body, key, x)[1])
-
-    clipped(in_a_scan, batch=(X, keys), strict=True)
-    with pytest.warns(ClippingWarning, match="the same for all"):
-        clipped(lambda params, x: in_a_scan(params, x, jax.random.key(0)))
-
-    def in_a_branch(params, x, key):
-        drawn = jax.lax.cond(x[0] > 0, lambda: jax.random.normal(key, x.shape), lambda: 0 * x)
-        return plain(params, x + drawn)
-
-    def in_a_loop(params, x, key):
-        def body(state):
-            return state[0] + 1, state[1] + jax.random.normal(jax.random.fold_in(key, state[0]))
-
-        drawn = jax.lax.while_loop(lambda state: state[0] < 3 + 0 * x[0], body, (0, x[1]))
-        return plain(params, x + jax.lax.stop_gradient(drawn[1]))
-
-    for loss in (in_a_branch, in_a_loop):
-        clipped(loss, batch=(X, keys), strict=True)
-        with pytest.warns(ClippingWarning, match="the same for all"):
-            clipped(functools.partial(loss, key=jax.random.key(0)))
+    clipped(loss, batch=(X, keys), strict=True)
+    with pytest.raises(ValueError, match="the same for all"):
+        clipped(functools.partial(loss, key=jax.random.key(0)), strict=True)
 
 
 def test_a_fallback_of_a_large_parameter_is_an_error_in_a_strict_call():
@@ -253,7 +254,9 @@ def test_uses_that_split_axes_differently_are_a_fallback():
 
     x = np.ones((2, 16), np.float32)
     clipped(loss, params, (x,))
-    with pytest.raises(ValueError, match=r"params\[w\] of 65536 elements has no rule for dot_general"):
+    with pytest.raises(
+        ValueError, match=r"params\[w\] of 65536 elements has no rule for dot_general"
+    ):
         clipped(loss, params, (x,), strict=True)
 
 
