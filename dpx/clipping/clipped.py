@@ -331,7 +331,8 @@ def clipped_grad(
         parameters, batch axes that differ, a loss that is not a floating-point scalar, parameters that are
         not finite (where their values are known, outside `jax.jit`), and a loss whose examples influence
         each other: a BatchNorm in training mode, a collective over a named axis such as `jax.lax.pmean`,
-        an array of the batch that the loss closes over.
+        an array of the batch that the loss closes over. What JAX does not see is not found, such as the
+        mean of the batch, computed before the loss is called, or random numbers of NumPy.
     """
     return ClippedGrad(
         loss_fn, l2_clip_norm, method, normalize, microbatch_size, strict, wrt, has_aux
