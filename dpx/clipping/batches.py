@@ -6,6 +6,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from dpx.clipping import groups as _groups
 from dpx.clipping import materialize as _materialize
@@ -57,6 +58,11 @@ def _check_leaf(name: str, leaf: Any, strict: bool) -> None:
             "for each of two examples: pass a key for each example, and typed ones (jax.random.key)",
             strict,
         )
+
+
+def as_jax(batch: tuple) -> tuple:
+    """`batch` with the types that JAX gives to NumPy arrays."""
+    return jax.tree.map(lambda x: jnp.asarray(x) if isinstance(x, np.ndarray) else x, batch)
 
 
 def nothing(

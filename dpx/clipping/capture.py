@@ -6,14 +6,21 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple
 
 from jax.extend import core
+from jax.extend.core.primitives import closed_call_p
 from jax.lax import DotAlgorithmPreset, Precision
 from jax.numpy import floating, issubdtype
 
 from dpx.clipping import uses as _uses
 from dpx.clipping.uses import Loop, Use, View
 
-# Equations that only call a jaxpr: the name of the parameter that holds it.
-CALLS = {"jit": "jaxpr", "pjit": "jaxpr", "closed_call": "call_jaxpr", "core_call": "call_jaxpr"}
+# Equations that only call a jaxpr: the name of the parameter that holds it. Since JAX 0.11 `closed_call_p` is
+# called eval_jaxpr, a name that another primitive had before.
+CALLS = {
+    "jit": "jaxpr",
+    "pjit": "jaxpr",
+    closed_call_p.name: "call_jaxpr",
+    "core_call": "call_jaxpr",
+}
 REMAT = ("checkpoint", "remat", "remat2")
 
 

@@ -173,6 +173,7 @@ class ClippedGrad:
           ρ; infinite where two passes are made, whose sums are those of the model's own backward pass.
         """
         size = _batches.batch_size(batch, None)
+        batch = _batches.as_jax(batch)
         parameters = _params.flatten(params, self.wrt)
         step = max(1, min(self.microbatch_size or size, size))
         dtype = jnp.result_type(jnp.float32, *parameters.leaves)

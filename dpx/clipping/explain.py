@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 import jax.numpy as jnp
 
-from dpx.clipping import engine, params, plan
+from dpx.clipping import batches, engine, params, plan
 from dpx.clipping.capture import Capture
 from dpx.clipping.plan import Choice
 
@@ -94,6 +94,7 @@ def explain_clipping(
     """
     parameters = params.flatten(params_, wrt)
     loss = params.example_loss(loss_fn, parameters, has_aux)
+    batch = batches.as_jax(batch)
     program = engine.trace(loss, parameters.leaves, batch)
     rows = []
     for k, (path, leaf) in enumerate(zip(parameters.paths, parameters.leaves, strict=True)):
