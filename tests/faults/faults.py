@@ -835,8 +835,8 @@ FAULTS = (
     Fault(
         "the warm start's share is not deducted",
         "experiments/dp_transformer/recommender_rows.py",
-        "return None, *warm_start.fit(key, train, config, config.start.budget_fraction)",
-        "return None, warm_start.fit(key, train, config, config.start.budget_fraction)[0], None",
+        "        prior=prior,\n        correction_key",
+        "        prior=None if model.start else prior,\n        correction_key",
         LEDGER.format("recommender, warm"),
     ),
     Fault(
