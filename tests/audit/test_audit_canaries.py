@@ -54,6 +54,7 @@ def test_a_gradient_canary_adds_the_clipping_norm_in_its_own_entry(regression):
     np.testing.assert_allclose(others["model"]["weights"], plain["weights"], rtol=1e-4)
 
 
+@pytest.mark.slow
 def test_without_noise_the_auditor_sees_who_was_sampled(regression):
     params, data = regression
     problem = audit.dirac(squared_error, params, data, canaries=1, seed=0)

@@ -243,7 +243,21 @@ def replacements(data):
         yield other
 
 
-@pytest.mark.parametrize("name", REPLACED)
+# Each is another one with other noise, domains or numbers of copies.
+VARIANTS = (
+    "sketch, ball",
+    "sketch, random features",
+    "trees, paper's budget",
+    "trees, truncated Laplace",
+    "trees, two copies",
+    "NoisyHead, one shot",
+)
+
+
+@pytest.mark.parametrize(
+    "name",
+    [pytest.param(name, marks=pytest.mark.slow if name in VARIANTS else ()) for name in REPLACED],
+)
 def test_replacing_a_record_moves_each_release_by_what_it_declares(name):
     program, data = REPLACED[name], memory()
     data[1][0] = 1.0  # a corner, whose opposite is tried

@@ -26,7 +26,7 @@ def ball(shape, radius, seed):
 # Limits: without noise all mechanisms are attention
 
 
-@pytest.mark.parametrize("d", [1, 2])
+@pytest.mark.parametrize("d", [pytest.param(1, marks=pytest.mark.slow), 2])
 @pytest.mark.parametrize("mechanism", ["sketch", "tree"])
 def test_without_noise_the_answer_is_attention(mechanism, d):
     K, V, Q = memory(3000, d)
@@ -52,6 +52,7 @@ def test_without_noise_the_papers_tree_is_attention(budget):
     )
 
 
+@pytest.mark.slow
 def test_keys_as_models_produce_them():
     """A ball, any sign, √d, several heads: one release for all of them."""
     K, V, Q = ball((2, 900, 3), 2.0, 0), ball((2, 900, 3), 1.0, 1), ball((2, 40, 3), 1.5, 2)
@@ -222,6 +223,7 @@ def test_gradients_reach_the_queries():
     np.testing.assert_allclose(got, want, atol=1e-3)
 
 
+@pytest.mark.slow
 def test_baselines():
     K, V, Q = memory(500, 2)
     options = {"key_bound": 1.0, "value_bound": 1.0}

@@ -44,7 +44,12 @@ def records(n=40, dim=3, seed=0):
 
 @pytest.mark.parametrize(
     ("noise", "power"),
-    [("gaussian", 1), ("gaussian", 2), ("gaussian", 3), ("truncated_laplace", 3)],
+    [
+        pytest.param("gaussian", 1, marks=pytest.mark.slow),
+        pytest.param("gaussian", 2, marks=pytest.mark.slow),
+        ("gaussian", 3),
+        ("truncated_laplace", 3),
+    ],
 )
 def test_distances_without_noise_are_brute_force(noise, power):
     x, w, y, bounds = records()
@@ -68,6 +73,7 @@ def test_sums_without_noise_are_brute_force():
         assert right == pytest.approx(padded[leaf + 1 :].sum(), abs=3e-3)
 
 
+@pytest.mark.slow
 def test_noise_of_a_query_is_one_node_for_each_level():
     """On empty trees, left + right is the sum of L noises, whatever the leaf."""
     nodes = node_noise.NodeNoise(Gaussian(1.0), np.ones(()))

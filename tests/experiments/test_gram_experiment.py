@@ -209,6 +209,7 @@ def test_the_gaussian_release_is_fifty_times_more_accurate_than_the_papers(tmp_p
         assert metrics[f"{label}/max_entry_error"] == pytest.approx(error, rel=0.2), label
 
 
+@pytest.mark.slow
 def test_the_recommender_runs_and_reports(tmp_path, amazon):
     found = []
     for epsilon in (1.0, 8.0):

@@ -44,6 +44,7 @@ def run(config, workdir):
     return outcome
 
 
+@pytest.mark.slow
 def test_low_dim(tmp_path):
     metrics = run(get_config("low_dim,tiny"), tmp_path).metrics
     place = "num_prompts=64/epsilon=1.0"

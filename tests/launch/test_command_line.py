@@ -53,6 +53,7 @@ def test_bad_arguments_end_in_one_line(zygote, tmp_path, module, arguments, word
     assert not list(tmp_path.iterdir())
 
 
+@pytest.mark.slow
 def test_help_is_no_failure():
     for module in ("run", "recommend"):
         ended = call(module, "--help")

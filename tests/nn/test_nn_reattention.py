@@ -112,6 +112,7 @@ def test_key_variances_are_close_to_the_elementwise_ones(num_heads, scale, std):
         assert np.corrcoef(np.log(average).ravel(), np.log(b[..., 0, :, 0]).ravel())[0, 1] > 0.99
 
 
+@pytest.mark.slow
 def test_key_variance_is_that_of_noisy_parameters():
     """Monte Carlo, to the first block's keys: fresh noise in every parameter in front of them."""
     model, noise = build(num_blocks=1), noise_of(0.3)

@@ -16,12 +16,13 @@ def same(key, dtype, shapes=SHAPES):
     return all(map(np.array_equal, each, one))
 
 
-@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+@pytest.mark.parametrize("dtype", [np.float32, pytest.param(np.float64, marks=pytest.mark.slow)])
 def test_entries_are_those_of_one_draw(dtype):
     with jax.enable_x64(dtype == np.float64):
         assert same(jax.random.key(3), dtype)
 
 
+@pytest.mark.slow
 def test_words_that_are_zero_are_drawn_again(monkeypatch):
     """A quarter of all words, and not one in 2³²."""
     bits, at = jax.random.bits, leaves._bits

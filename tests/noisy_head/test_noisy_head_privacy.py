@@ -44,6 +44,7 @@ def test_every_iterate_lies_in_the_ball_that_the_sensitivity_assumes():
     np.testing.assert_allclose(np.linalg.norm(fitted.gamma, axis=(1, 2)), 0.3, rtol=1e-12)
 
 
+@pytest.mark.slow
 def test_huge_budget_is_ridge():
     features = features_of()
     hyper = noisy_head.HyperParameters(10.0, 3.0, 5.0)
@@ -80,6 +81,7 @@ def test_noise_has_the_stated_size():
     assert np.abs(correlation).max() < 0.08
 
 
+@pytest.mark.slow
 def test_excess_risks_of_the_paper_and_of_the_release():
     """N = 4000, ε = 1, 40 trials: 0.036 as printed; the one-shot release is 20,000 times below."""
     sizes, run = (4000, 63, 5), {"regularization": 5.0}
