@@ -10,7 +10,8 @@ NOTEBOOKS = sorted((ROOT / "experiments" / "notebooks").glob("*.ipynb"))
 
 @pytest.mark.slow
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
-def test_a_notebook_runs_and_draws(path):
+def test_a_notebook_runs_and_draws(path, monkeypatch):
+    monkeypatch.delenv("MPLBACKEND", raising=False)  # notebooks draw inline
     notebook = nbformat.read(path, as_version=4)
     settings = next(cell for cell in notebook.cells if cell.cell_type == "code")
     assert settings.source.startswith("TINY = False")
