@@ -1,4 +1,4 @@
-"""What all tests share: compiled programs, and the option `--third`."""
+"""What all tests share: compiled programs, and the option `--parts`."""
 
 import datetime
 import os
@@ -26,20 +26,24 @@ def _forget_compiled_programs():
 
 def pytest_addoption(parser):
     parser.addoption(
-        "--third",
-        action="store_true",
-        help="run a third of the selected tests, another one each day: what -m slow is too long for",
+        "--parts",
+        type=int,
+        default=1,
+        help="run one part in so many of the selected tests, another one each day: -m slow takes long",
     )
 
 
 def pytest_collection_modifyitems(config, items):
-    if not config.getoption("--third"):
-        return
+    parts = config.getoption("--parts")
+    if parts < 1:
+        raise pytest.UsageError(
+            f"--parts={parts} must be a positive number: one part in so many is run"
+        )
     day = datetime.date.today().timetuple().tm_yday
     chosen, left = [], []
     for item in items:
         # By name, so that a test keeps its day when others are added.
-        todays = zlib.crc32(item.nodeid.encode()) % 3 == day % 3
+        todays = zlib.crc32(item.nodeid.encode()) % parts == day % parts
         (chosen if todays else left).append(item)
     config.hook.pytest_deselected(items=left)
     items[:] = chosen

@@ -106,6 +106,7 @@ def config():
     return config
 
 
+@pytest.mark.slow
 def test_an_honest_training_is_not_accused(config, monkeypatch):
     monkeypatch.setitem(FAULTS, "none", lambda training: training)
     bound = fault_bound("none", config, seed=0)

@@ -280,6 +280,7 @@ def test_scanned_layers_compile_once_per_shape():
     assert len(traced) == 1
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("method", METHODS)
 def test_dropout_keys_and_closed_over_numpy_batches_in_microbatches(method):
     loss, params, (ids, keys) = clipping_models.nnx_transformer(True)

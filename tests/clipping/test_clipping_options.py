@@ -106,6 +106,7 @@ def trained(path, leaf):
     return not {"second", "bias"} <= set(path)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("method", ["one_pass", "two_pass"])
 @pytest.mark.parametrize("make", [plain, linen, haiku, equinox, nnx_module, nnx_state])
 def test_all_options_at_once(make, method):

@@ -188,6 +188,7 @@ def sketch_statistics(noise_std, trials):
     ]
 
 
+@pytest.mark.slow
 def test_audit_accepts_the_sketch_and_catches_half_the_noise():
     epsilon, delta = 1.0, 1e-3
     domain = Domain("box", 1, 1, 1.0, 1.0, 1.0, 1.0)
@@ -198,6 +199,7 @@ def test_audit_accepts_the_sketch_and_catches_half_the_noise():
     assert audit.epsilon_lower_bound(*sketch_statistics(std / 2**0.5, 200_000), delta).epsilon > 1.0
 
 
+@pytest.mark.slow
 def test_audit_accepts_tree_attention():
     """The sum over all nodes that a row at the corner moves, weighted by the noise of each."""
     epsilon, delta = 1.0, 1e-3

@@ -71,6 +71,7 @@ def test_smallest_degree():
         polynomial.smallest_degree(-500, 500)
 
 
+@pytest.mark.slow
 def test_random_features_are_unbiased_and_positive():
     x, y = draw(5, 16), draw(5, 16, seed=1)
     want = np.exp((x * y).sum(-1) / 4.0)

@@ -166,6 +166,7 @@ def test_audit_catches_features_beyond_the_declared_range():
         )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("noise", node_noise.NOISES)
 def test_audit_of_a_whole_distance_structure(noise):
     """A likelihood-ratio-like statistic over all that two-leaf trees release stays below the claim."""

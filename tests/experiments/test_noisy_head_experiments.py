@@ -93,6 +93,7 @@ def prompts():
     return rng.normal(size=(30, 4, 5)), rng.uniform(-1, 1, (30, 4))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["npz", "npy", "csv"])
 def test_own_prompts(tmp_path, prompts, kind):
     config = get_config("text,tiny")  # L = 3

@@ -114,6 +114,7 @@ def test_budget_is_shared_with_the_token_probabilities():
     assert float(ours.noise.rest) == pytest.approx(expected, rel=1e-5)
 
 
+@pytest.mark.slow
 def test_the_literal_form_serves_both_rows():
     config = config_of("configs/shakespeare.py:tiny", reattention={"renormalize": False})
     usual = models.build(config_of("configs/shakespeare.py:tiny"), 65, 16, 0)

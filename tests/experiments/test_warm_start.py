@@ -84,6 +84,7 @@ def test_histories_keep_the_order_of_the_items_that_are_known(start, histories):
         assert start.items[tokens].tolist() == kept
 
 
+@pytest.mark.slow
 def test_the_model_begins_as_the_start_and_can_move_away_from_it(start, config):
     graph, params = next_item.build(config, len(start.items), 0, None, start)
     tokens, mask = jnp.array([1, 2, 3]), jnp.ones(3, bool)
@@ -122,6 +123,7 @@ def test_release_and_training_cost_the_budget_together(finished):
     assert last["ndcg@10"] == pytest.approx(made.metrics["dp_transformer/ndcg@10"])
 
 
+@pytest.mark.slow
 def test_a_saved_model_recommends(finished):
     config, workdir, _ = finished
     loaded, again = (recommender.load(config, workdir) for _ in range(2))

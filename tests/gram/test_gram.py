@@ -240,6 +240,7 @@ def test_two_gaussian_releases_compose_exactly(X):
 SLOW = pytest.mark.slow
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "max_column_change", [pytest.param(0.3, marks=SLOW), pytest.param(1.0, marks=SLOW), 2.0]
 )
@@ -253,6 +254,7 @@ def test_audit_of_sampling(eta):
     assert 0.6 < bench_gram.audit_sampling(eta, 1_000_000).epsilon < 1.0
 
 
+@pytest.mark.slow
 def test_audit_refutes_sampling_without_the_shift():
     # Without ηI a column along a direction that the others leave empty shows in the rank: what skipping
     # the shift, or checking XXᵀ ⪰ ηI on the data, costs.

@@ -143,8 +143,8 @@ def test_experiments_without_training_know_their_data(tmp_path, monkeypatch, exp
     ("source", "changes"),
     [
         (SYNTHETIC, {"num_seeds": 1, "non_private.steps": 0}),
-        ("configs/noisy_head.py:low_dim,tiny", {}),
-        ("configs/gram.py:tiny", {}),
+        pytest.param("configs/noisy_head.py:low_dim,tiny", {}, marks=pytest.mark.slow),
+        pytest.param("configs/gram.py:tiny", {}, marks=pytest.mark.slow),
     ],
 )
 def test_synthetic_runs_say_where_their_noise_comes_from(tmp_path, untrained, source, changes):

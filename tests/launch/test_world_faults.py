@@ -213,6 +213,7 @@ def test_every_file_of_an_unfinished_run_damaged_in_turn(config, killed, whole, 
         _damage_an_unfinished_run(config, killed, whole, tmp_path / str(number), name, damage)
 
 
+@pytest.mark.slow
 def test_every_file_of_a_finished_run_damaged_in_turn(config, whole, tmp_path):
     """A report says what the undamaged folder's says, or nothing."""
     pristine = report.summarize(records.read(whole))

@@ -63,6 +63,7 @@ def test_causal_last_only_and_padding(cell):
     assert np.abs(one - two).max() > 0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("cell", CELLS)
 def test_clipping_is_exact(cell):
     graph, params = nnx.split(build(cell, num_blocks=1))

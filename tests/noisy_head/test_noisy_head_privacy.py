@@ -128,6 +128,7 @@ def test_sphere_start_has_norm_R_and_is_no_function_of_the_data():
     assert np.linalg.norm(np.array(first) - np.array(other)) > 1
 
 
+@pytest.mark.slow
 def test_same_key_same_fit_under_vmap_and_jit():
     features = features_of(30)
 

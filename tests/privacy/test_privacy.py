@@ -105,6 +105,7 @@ def test_calibration_without_sampling_is_the_gaussian_mechanism():
     assert multiplier == dpx.gaussian_noise_multiplier(2.0, 1e-5, compositions=10)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("epsilon", [1e4, 1e8])
 def test_calibration_at_huge_budgets_tends_to_no_noise(epsilon):
     settings = {"sampling_probability": 0.025, "steps": 500}
