@@ -19,12 +19,13 @@ from dpx.clipping import meshes as _meshes
 from dpx.clipping import params as _params
 from dpx.clipping import reports as _reports
 from dpx.clipping import selection as _selection
+from dpx.clipping import two_pass as _two_pass
 from dpx.clipping.rounding import gamma, unit
 
 METHODS = {
-    "auto": _engine.auto,
+    "auto": _two_pass.auto,
     "one_pass": _engine.one_pass,
-    "two_pass": _engine.two_pass,
+    "two_pass": _two_pass.two_pass,
     "vmap": _materialize.run,
 }
 

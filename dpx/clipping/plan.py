@@ -89,13 +89,16 @@ def choose(captured: Capture, weights: Weights | None = None) -> list[Choice]:
     return choices
 
 
-def in_place(choice: Choice) -> Choice:
-    """The same for a pass that keeps norms only: a parameter used once leaves nothing else."""
+def in_place(choice: Choice, led: bool) -> Choice:
+    """The same for a pass that keeps norms only: a parameter used once leaves nothing else.
+
+    One that is `led` to by small values has other terms in its norm (`dpx.clipping.common`).
+    """
     rule = choice.rule
-    alone = rule is not None and len(rule.uses) == 1 and rule.uses[0].scale is None
-    if rule is not None and alone and not rule.uses[0].is_shared_by_loop:
-        return InPlace(rule)
-    return choice
+    if rule is None:
+        return choice
+    alone = len(rule.uses) == 1 and rule.uses[0].scale is None and not led
+    return InPlace(rule) if alone and not rule.uses[0].is_shared_by_loop else Factors(rule)
 
 
 def gram(choice: Choice) -> Rule | None:

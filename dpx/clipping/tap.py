@@ -147,11 +147,22 @@ def bind(eqn: Any, values: list) -> list[Any]:
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
 def _tap(export: Callable, result: jax.Array, operands: tuple, slots: Any) -> jax.Array:
+    return _of_each(result, slots)
+
+
+@jax.custom_batching.custom_vmap
+def _of_each(result: jax.Array, slots: Any) -> jax.Array:
+    """The result; a copy for every example that has slots of its own, so that its cotangent is its own too."""
     return result
 
 
+@_of_each.def_vmap
+def _of_each_rule(size: int, batched: Any, result: jax.Array, slots: Any):
+    return (result if batched[0] else jnp.broadcast_to(result, (size, *result.shape))), True
+
+
 def _tap_forward(export: Callable, result: jax.Array, operands: tuple, slots: Any):
-    return result, operands
+    return _of_each(result, slots), operands
 
 
 def _tap_backward(export: Callable, operands: tuple, cotangent: jax.Array):

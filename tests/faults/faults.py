@@ -232,7 +232,7 @@ FAULTS = (
     ),
     Fault(
         "two passes multiply at the default precision",
-        "dpx/clipping/engine.py",
+        "dpx/clipping/two_pass.py",
         '    with jax.default_matmul_precision("highest"):\n        program = trace(loss, leaves, batch)\n'
         "        if _rounds",
         "    if True:\n        program = trace(loss, leaves, batch)\n        if _rounds",

@@ -1,0 +1,200 @@
+"""Clipping in two backward passes, with the memory of an ordinary step.
+
+The losses of all examples are differentiated once: with respect to the parameters, which the examples share,
+and to what every example has of its own, empty slots for the most part (`dpx.clipping.tap`). That takes one
+forward pass, of which the function that pulls cotangents back keeps what an ordinary step would keep: the
+inputs of blocks, if `jax.checkpoint` recomputes the rest. It is pulled twice. A cotangent of one for every
+loss gives the examples' own part, from which norms follow; the clip factors then give the sum.
+
+What is not asked of a pull is dead code, which is taken out here, within loops and what is recomputed too:
+the first pass multiplies no gradients of parameters, and the second computes no norms.
+"""
+
+import functools
+from collections.abc import Callable, Collection, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax.extend import core
+from jax.interpreters.partial_eval import dce_jaxpr
+
+from dpx.clipping import common, engine, meshes, rules
+from dpx.clipping import plan as _plan
+from dpx.clipping.engine import Found, Program
+from dpx.clipping.materialize import Loss, Pass, accumulator, over_examples
+from dpx.clipping.plan import Choice, Direct, InPlace
+from dpx.clipping.rounding import gamma, sum_of_squares
+from dpx.clipping.tap import Tapped
+from dpx.clipping.uses import Use
+from dpx.clipping.weights import Weights
+
+
+def auto(loss: Loss, leaves: Sequence[jax.Array], batch: Any) -> Pass:
+    """One pass; two where the model recomputes activations to save memory."""
+    program = engine.trace(loss, leaves, batch)
+    if program.captured.checkpointed:
+        with jax.default_matmul_precision("highest"):
+            precise = engine.trace(loss, leaves, batch)
+            if not _rounds(precise, leaves):
+                return _run(precise, leaves, batch)
+    return engine.run(program, leaves, batch)
+
+
+def two_pass(loss: Loss, leaves: Sequence[jax.Array], batch: Any) -> Pass:
+    """Keeps norms only; the sum is the gradient of the losses weighted by the clip factors.
+
+    Both passes take the products inside the loss at the highest precision: sums at a lower one would not be
+    what the norms bound.
+
+    Raises:
+      ValueError: parameters are narrower than float32, or are cast to less inside the loss, or multiplied
+        at a precision that the loss itself chose below the highest: the sum over examples would be rounded.
+    """
+    with jax.default_matmul_precision("highest"):
+        program = engine.trace(loss, leaves, batch)
+        if _rounds(program, leaves):
+            raise ValueError(
+                "method='two_pass' needs parameters in float32, not cast to lower precision nor multiplied "
+                "at a `precision` below 'highest', because it would round the sum before noise is added; "
+                "use 'one_pass'."
+            )
+        return _run(program, leaves, batch)
+
+
+def _rounds(program: Program, leaves: Sequence[jax.Array]) -> bool:
+    """Whether differentiation would sum over the batch in less than float32."""
+    found = program.captured
+    narrow = any(accumulator(p.dtype) != p.dtype for p in leaves)
+    return found.narrowed or found.imprecise or narrow
+
+
+def _run(program: Program, leaves: Sequence[jax.Array], batch: Any) -> Pass:
+    weights, flat = program.weights, jax.tree.leaves(batch)
+    choices = [
+        _plan.in_place(choice, led=weights is not None and bool(weights.leads(k)))
+        for k, choice in enumerate(program.choices)
+    ]
+    fixed = None if weights is None else common.Batch(weights, program.captured, choices, leaves)
+    (smalls, derived), through = jax.vjp(functools.partial(_inputs, weights), list(leaves))
+    tapped = Tapped(
+        program.closed if weights is None else weights.inner,
+        [(use, _export(choice, use)) for choice in choices for use in choice.tapped],
+        [] if fixed is None else fixed.with_result,
+    )
+    over = meshes.varying(leaves, batch)
+
+    def of_each(x: jax.Array) -> jax.Array:
+        return jnp.broadcast_to(x, (flat[0].shape[0], *x.shape))
+
+    # Without a rule, differentiation hands out a parameter's gradients if each example has its own copy.
+    direct = {k: leaves[k] for k, choice in enumerate(choices) if isinstance(choice, Direct)}
+    own = jax.tree.map(of_each, (direct, tapped.slots(), smalls))
+    shared = {k: leaf for k, leaf in enumerate(leaves) if k not in direct}, derived
+
+    def losses_of(own: Any, shared: Any) -> jax.Array:
+        def loss(given: Any) -> jax.Array:
+            example, (direct, slots, smalls) = given
+            parameters = direct | shared[0]
+            arguments = [parameters[k] for k in range(len(leaves))]
+            return tapped([*arguments, *smalls, *shared[1], *example], slots)[0]
+
+        return over_examples(loss, (flat, own))
+
+    losses, pull = jax.vjp(losses_of, *meshes.vary((own, shared), over))
+    pull = _only(pull, losses)
+
+    def norms_of(own: Any) -> list[jax.Array]:
+        gradients, handed, smalls = own
+        handed = iter(handed.values())
+        given = [
+            gradients[k] if isinstance(c, Direct) else [next(handed) for _ in c.tapped]
+            for k, c in enumerate(choices)
+        ]
+        found = (
+            map(Found, given) if fixed is None else map(Found, given, *fixed.terms(given, smalls))
+        )
+        return [_squared_norm(c, each) for c, each in zip(choices, found, strict=True)]
+
+    ones = meshes.vary(jnp.ones_like(losses), meshes.varying(losses))
+    norms = over_examples(norms_of, pull(ones, lambda own, _: own))
+
+    def weighted_sum(weights: Sequence[jax.Array]) -> list[jax.Array]:
+        groups: dict[int, list[int]] = {}
+        for k, each in enumerate(weights):
+            groups.setdefault(id(each), []).append(k)
+        sums = {}
+        for members in groups.values():
+            factors = _rounded_down(weights[members[0]], losses.dtype)
+
+            def asked(own: Any, shared: Any, members: Collection[int] = members) -> Any:
+                (direct, _, smalls), (rest, derived) = own, shared
+                mine = ({k: each[k] for k in members if k in each} for each in (direct, rest))
+                return *mine, smalls, derived
+
+            mine, rest, smalls, derived = pull(factors, asked)
+            mine, smalls = jax.tree.map(lambda x: jnp.sum(x, 0), (mine, smalls))
+            with jax.default_matmul_precision("highest"):
+                (by_weights,) = through((smalls, derived))
+            sums |= {k: total + by_weights[k] for k, total in (mine | rest).items()}
+        return [sums[k] for k in range(len(weights))]
+
+    return Pass(losses, norms, weighted_sum)
+
+
+def _inputs(weights: Weights | None, leaves: list[jax.Array]) -> tuple[list, list]:
+    """Small values and derived weights that the loss takes where they are taken out of it."""
+    if weights is None:
+        return [], []
+    smalls, derived = weights.values(leaves)
+    return [v for v, small in zip(smalls, weights.smalls, strict=True) if small.is_input], derived
+
+
+def _only(pull: Callable[[jax.Array], Any], like: jax.Array) -> Callable[..., Any]:
+    """A function that pulls a cotangent back to what is selected, and computes nothing else."""
+    closed, shapes = jax.make_jaxpr(pull, return_shape=True)(like)
+    leaves, tree = jax.tree.flatten(shapes)
+
+    def pulled(cotangent: jax.Array, select: Callable[..., Any]) -> Any:
+        selected = select(*tree.unflatten(range(len(leaves))))
+        wanted = set(jax.tree.leaves(selected))
+        used = [i in wanted for i in range(len(leaves))]
+        live, _ = dce_jaxpr(closed.jaxpr, used, instantiate=True)
+        results = core.jaxpr_as_fun(core.ClosedJaxpr(live, closed.consts))(cotangent)
+        found = dict(zip(sorted(wanted), results, strict=True))
+        return jax.tree.map(found.__getitem__, selected)
+
+    return pulled
+
+
+def _rounded_down(weights: jax.Array, dtype: Any) -> jax.Array:
+    """Weights in the dtype of the losses, never larger than they were: clip factors must not grow."""
+    cast = weights.astype(dtype)
+    return jnp.where(
+        cast.astype(weights.dtype) > weights, jnp.nextafter(cast, jnp.zeros_like(cast)), cast
+    )
+
+
+def _export(choice: Choice, use: Use) -> Callable[..., Any]:
+    """What a use hands out: a squared norm if that is all that is wanted of its parameter, or its factors."""
+    if not isinstance(choice, InPlace):
+        return engine.export(use)
+    layout = choice.rule.layout
+    sliced = {axis for loop in use.loops for axis in loop.axes}
+    layout = layout._replace(blocks=tuple(b for b in layout.blocks if b not in sliced))
+    use = use._replace(loops=())
+
+    def squared_norm(left: jax.Array, right: jax.Array) -> jax.Array:
+        pairs = [rules.pair(use, layout, left, right)]
+        if choice.rule.by_gram:
+            return rules.squared_norm(layout, pairs)
+        return sum_of_squares(rules.product(layout, pairs))
+
+    return squared_norm
+
+
+def _squared_norm(choice: Choice, found: Found) -> jax.Array:
+    if isinstance(choice, InPlace):
+        (parts,) = found.given  # One for every iteration of the scans around the use.
+        return jnp.sum(parts) * (1 + 1.01 * gamma(parts.size + 2, parts.dtype))
+    return engine.squared_norm(choice, engine.assemble(choice, found), found)
