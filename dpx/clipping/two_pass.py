@@ -11,7 +11,7 @@ the first pass multiplies no gradients of parameters, and the second computes no
 """
 
 import functools
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
@@ -119,6 +119,21 @@ def _run(program: Program, leaves: Sequence[jax.Array], batch: Any) -> Pass:
     ones = meshes.vary(jnp.ones_like(losses), meshes.varying(losses))
     norms = over_examples(norms_of, pull(ones, lambda own, _: own))
 
+    def summed(members: Sequence[int], factors: jax.Array) -> list[jax.Array]:
+        def asked(own: Any, shared: Any) -> Any:
+            (direct, _, smalls), (rest, derived) = own, shared
+            mine = ({k: each[k] for k in members if k in each} for each in (direct, rest))
+            return *mine, smalls, derived
+
+        mine, rest, smalls, derived = pull(factors, asked)
+        mine, smalls = jax.tree.map(lambda x: jnp.sum(x, 0), (mine, smalls))
+        with jax.default_matmul_precision("highest"):
+            (by_weights,) = through((smalls, derived))
+        return [by_weights[k] + (mine | rest)[k] for k in members]
+
+    def zeros(members: Sequence[int]) -> list[jax.Array]:
+        return meshes.vary([jnp.zeros_like(leaves[k]) for k in members], over)
+
     def weighted_sum(weights: Sequence[jax.Array]) -> list[jax.Array]:
         groups: dict[int, list[int]] = {}
         for k, each in enumerate(weights):
@@ -126,17 +141,15 @@ def _run(program: Program, leaves: Sequence[jax.Array], batch: Any) -> Pass:
         sums = {}
         for members in groups.values():
             factors = _rounded_down(weights[members[0]], losses.dtype)
-
-            def asked(own: Any, shared: Any, members: Collection[int] = members) -> Any:
-                (direct, _, smalls), (rest, derived) = own, shared
-                mine = ({k: each[k] for k in members if k in each} for each in (direct, rest))
-                return *mine, smalls, derived
-
-            mine, rest, smalls, derived = pull(factors, asked)
-            mine, smalls = jax.tree.map(lambda x: jnp.sum(x, 0), (mine, smalls))
-            with jax.default_matmul_precision("highest"):
-                (by_weights,) = through((smalls, derived))
-            sums |= {k: total + by_weights[k] for k, total in (mine | rest).items()}
+            # A branch is not begun before its condition is known. Else a compiler that drops barriers would
+            # recompute activations for both passes at once.
+            found = jax.lax.cond(
+                jnp.any(factors > 0),
+                functools.partial(summed, members),
+                lambda _, members=members: zeros(members),
+                factors,
+            )
+            sums |= dict(zip(members, found, strict=True))
         return [sums[k] for k in range(len(weights))]
 
     return Pass(losses, norms, weighted_sum)
