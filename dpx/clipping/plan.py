@@ -92,17 +92,13 @@ def choose(captured: Capture, weights: Weights | None = None) -> list[Choice]:
 def in_place(choice: Choice, led: bool) -> Choice:
     """The same for a pass that keeps norms only: a parameter used once leaves nothing else.
 
-    Then Gram matrices are taken where they are the fewer products, as no sum needs the gradient. A parameter
-    that is `led` to by small values has other terms in its norm (`dpx.clipping.common`).
+    One that is `led` to by small values has other terms in its norm (`dpx.clipping.common`).
     """
     rule = choice.rule
     if rule is None:
         return choice
-    use = rule.uses[0] if len(rule.uses) == 1 and not led else None
-    if use is None or use.scale is not None or use.is_shared_by_loop:
-        return Factors(rule)
-    fewer = math.prod(rule.layout.shape) > factor_elements(use)
-    return InPlace(rule._replace(by_gram=rule.by_gram or fewer))
+    alone = len(rule.uses) == 1 and rule.uses[0].scale is None and not led
+    return InPlace(rule) if alone and not rule.uses[0].is_shared_by_loop else Factors(rule)
 
 
 def gram(choice: Choice) -> Rule | None:
