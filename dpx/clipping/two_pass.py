@@ -75,29 +75,31 @@ def _run(program: Program, leaves: Sequence[jax.Array], batch: Any) -> Pass:
         _plan.in_place(choice, led=weights is not None and bool(weights.leads(k)))
         for k, choice in enumerate(program.choices)
     ]
-    fixed = None if weights is None else common.Batch(weights, program.captured, choices, leaves)
-    (smalls, derived), through = jax.vjp(functools.partial(_inputs, weights), list(leaves))
-    tapped = Tapped(
-        program.closed if weights is None else weights.inner,
-        [(use, _export(choice, use)) for choice in choices for use in choice.tapped],
-        [] if fixed is None else fixed.with_result,
-    )
+    inner, with_result, fixed = program.closed, [], None
+    if weights is not None:
+        fixed = common.Batch(weights, program.captured, choices, leaves)
+        inner, with_result = weights.inner, fixed.with_result
+    (smalls, derived), to_leaves = jax.vjp(functools.partial(_inputs, weights), list(leaves))
+    taps = [(use, _export(choice, use)) for choice in choices for use in choice.tapped]
+    tapped = Tapped(inner, taps, with_result)
     over = meshes.varying(leaves, batch)
 
     def of_each(x: jax.Array) -> jax.Array:
         return jnp.broadcast_to(x, (flat[0].shape[0], *x.shape))
 
-    # Without a rule, differentiation hands out a parameter's gradients if each example has its own copy.
+    # Where a use has no rule, every example has a copy of the parameter, so that its gradient is its own.
     direct = {k: leaves[k] for k, choice in enumerate(choices) if isinstance(choice, Direct)}
     own = jax.tree.map(of_each, (direct, tapped.slots(), smalls))
     shared = {k: leaf for k, leaf in enumerate(leaves) if k not in direct}, derived
 
     def losses_of(own: Any, shared: Any) -> jax.Array:
+        rest, derived = shared
+
         def loss(given: Any) -> jax.Array:
             example, (direct, slots, smalls) = given
-            parameters = direct | shared[0]
+            parameters = direct | rest
             arguments = [parameters[k] for k in range(len(leaves))]
-            return tapped([*arguments, *smalls, *shared[1], *example], slots)[0]
+            return tapped([*arguments, *smalls, *derived, *example], slots)[0]
 
         return over_examples(loss, (flat, own))
 
@@ -119,20 +121,18 @@ def _run(program: Program, leaves: Sequence[jax.Array], batch: Any) -> Pass:
     ones = meshes.vary(jnp.ones_like(losses), meshes.varying(losses))
     norms = over_examples(norms_of, pull(ones, lambda own, _: own))
 
-    def summed(members: Sequence[int], factors: jax.Array) -> list[jax.Array]:
+    def gradients(members: Sequence[int], factors: jax.Array) -> list[jax.Array]:
         def asked(own: Any, shared: Any) -> Any:
             (direct, _, smalls), (rest, derived) = own, shared
-            mine = ({k: each[k] for k in members if k in each} for each in (direct, rest))
-            return *mine, smalls, derived
+            found = [direct[k] if k in direct else rest[k] for k in members]
+            return found, smalls, derived
 
-        mine, rest, smalls, derived = pull(factors, asked)
-        mine, smalls = jax.tree.map(lambda x: jnp.sum(x, 0), (mine, smalls))
+        found, smalls, derived = pull(factors, asked)
+        smalls = jax.tree.map(lambda x: jnp.sum(x, 0), smalls)
         with jax.default_matmul_precision("highest"):
-            (by_weights,) = through((smalls, derived))
-        return [by_weights[k] + (mine | rest)[k] for k in members]
-
-    def zeros(members: Sequence[int]) -> list[jax.Array]:
-        return meshes.vary([jnp.zeros_like(leaves[k]) for k in members], over)
+            (by_inputs,) = to_leaves((smalls, derived))
+        sums = [jnp.sum(g, 0) if k in direct else g for k, g in zip(members, found, strict=True)]
+        return [total + by_inputs[k] for k, total in zip(members, sums, strict=True)]
 
     def weighted_sum(weights: Sequence[jax.Array]) -> list[jax.Array]:
         groups: dict[int, list[int]] = {}
@@ -141,12 +141,13 @@ def _run(program: Program, leaves: Sequence[jax.Array], batch: Any) -> Pass:
         sums = {}
         for members in groups.values():
             factors = _rounded_down(weights[members[0]], losses.dtype)
-            # A branch is not begun before its condition is known. Else a compiler that drops barriers would
-            # recompute activations for both passes at once.
+            zeros = meshes.vary([jnp.zeros_like(leaves[k]) for k in members], over)
+            # A branch begins when its condition is known. A compiler that drops barriers, such as that for
+            # CPUs, would else recompute activations for both passes at once, and hold them.
             found = jax.lax.cond(
                 jnp.any(factors > 0),
-                functools.partial(summed, members),
-                lambda _, members=members: zeros(members),
+                functools.partial(gradients, members),
+                lambda _, zeros=zeros: zeros,
                 factors,
             )
             sums |= dict(zip(members, found, strict=True))
@@ -156,7 +157,7 @@ def _run(program: Program, leaves: Sequence[jax.Array], batch: Any) -> Pass:
 
 
 def _inputs(weights: Weights | None, leaves: list[jax.Array]) -> tuple[list, list]:
-    """Small values and derived weights that the loss takes where they are taken out of it."""
+    """The small values and derived weights that a loss takes, if they are taken out of it."""
     if weights is None:
         return [], []
     smalls, derived = weights.values(leaves)
@@ -198,10 +199,14 @@ def _export(choice: Choice, use: Use) -> Callable[..., Any]:
     use = use._replace(loops=())
 
     def squared_norm(left: jax.Array, right: jax.Array) -> jax.Array:
-        pairs = [rules.pair(use, layout, left, right)]
+        pair = rules.pair(use, layout, left, right)
         if choice.rule.by_gram:
-            return rules.squared_norm(layout, pairs)
-        return sum_of_squares(rules.product(layout, pairs))
+            return rules.squared_norm(layout, [pair])
+        if pair.rows.ndim == 3 and pair.rows.size > pair.columns.size:
+            # The larger factor second, as a product wants it: no transposed copy of the gradient.
+            turned = layout._replace(rows=layout.columns, columns=layout.rows)
+            return sum_of_squares(rules.product(turned, [rules.Pair(pair.columns, pair.rows)]))
+        return sum_of_squares(rules.product(layout, [pair]))
 
     return squared_norm
 
