@@ -250,9 +250,7 @@ def measure(name: str) -> dict[str, Any]:
             jax.block_until_ready(compiled[each](params, tokens))
             times.append(time.process_time() - start)
         ratios.append(times[1] / times[0])
-    bytes_, own = (
-        compiled[each].memory_analysis().temp_size_in_bytes for each in (ordinary, mine)
-    )
+    bytes_, own = (compiled[each].memory_analysis().temp_size_in_bytes for each in (ordinary, mine))
     return {
         "model": name, "method": mine, "time": statistics.median(ratios), "memory": own / bytes_,
         "compile": seconds[mine] / seconds[ordinary], "mib": bytes_ / 2**20, "error": error,
