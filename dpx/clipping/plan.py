@@ -89,15 +89,12 @@ def choose(captured: Capture, weights: Weights | None = None) -> list[Choice]:
     return choices
 
 
-def in_place(choice: Choice, led: bool) -> Choice:
-    """The same for a pass that keeps norms only: a parameter used once leaves nothing else.
-
-    One that is `led` to by small values has other terms in its norm (`dpx.clipping.common`).
-    """
+def in_place(choice: Choice, kept: bool) -> Choice:
+    """The same for a pass that keeps norms only, unless the parameter is `kept`: a single use leaves no more."""
     rule = choice.rule
     if rule is None:
         return choice
-    alone = len(rule.uses) == 1 and rule.uses[0].scale is None and not led
+    alone = len(rule.uses) == 1 and rule.uses[0].scale is None and not kept
     return InPlace(rule) if alone and not rule.uses[0].is_shared_by_loop else Factors(rule)
 
 

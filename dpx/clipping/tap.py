@@ -32,8 +32,11 @@ class Tapped:
         closed: core.ClosedJaxpr,
         taps: Sequence[tuple[Use, Export]],
         with_result: Sequence[Use] = (),
+        watched: tuple[int, Sequence[Any]] = (0, ()),
     ):
         self.closed = closed
+        # How many equations run before the cotangents of some variables are handed out too, and these.
+        self.after, self.watched = watched
         self.uses = [use for use, _ in taps]
         self.exports = [export for _, export in taps]
         # Exports that take the result of the equation too.
@@ -46,7 +49,10 @@ class Tapped:
                 self.enclosing.setdefault(use.path[:depth], []).append(index)
 
     def slots(self) -> dict[int, Any]:
-        """Zeros for every use, with a leading axis for every scan around it."""
+        """Zeros for every use, with a leading axis for every scan around it, and for what is watched.
+
+        The latter come first, with keys -1, -2, ...
+        """
 
         def shape(index: int) -> Any:
             use = self.uses[index]
@@ -56,7 +62,10 @@ class Tapped:
             )
             return jax.tree.map(lambda s: jnp.zeros((*use.lengths, *s.shape), s.dtype), out)
 
-        return {index: shape(index) for index in range(len(self.uses))}
+        watched = {
+            -1 - i: jnp.zeros(v.aval.shape, v.aval.dtype) for i, v in enumerate(self.watched)
+        }
+        return watched | {index: shape(index) for index in range(len(self.uses))}
 
     def __call__(self, arguments: Sequence[Any], slots: dict[int, Any]) -> list[Any]:
         return self._run(self.closed.jaxpr, self.closed.consts, arguments, slots, ())
@@ -68,6 +77,9 @@ class Tapped:
             return atom.val if isinstance(atom, core.Literal) else env[atom]
 
         for index, eqn in enumerate(jaxpr.eqns):
+            if not path and index == self.after:
+                for i, var in enumerate(self.watched):
+                    env[var] = _tap(_cotangent, env[var], (), slots[-1 - i])
             here = (*path, index)
             values = [read(atom) for atom in eqn.invars]
             if here in self.enclosing:
@@ -143,6 +155,10 @@ def bind(eqn: Any, values: list) -> list[Any]:
     with eqn.ctx.manager:
         results = eqn.primitive.bind(*functions, *values, **params)
     return list(results) if eqn.primitive.multiple_results else [results]
+
+
+def _cotangent(operands: tuple, cotangent: jax.Array) -> jax.Array:
+    return cotangent
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0,))

@@ -12,7 +12,7 @@ the first pass multiplies no gradients of parameters, and the second computes no
 
 import functools
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -21,13 +21,14 @@ from jax.interpreters.partial_eval import dce_jaxpr
 
 from dpx.clipping import common, engine, meshes, rules
 from dpx.clipping import plan as _plan
+from dpx.clipping.capture import REMAT
 from dpx.clipping.engine import Found, Program
 from dpx.clipping.materialize import Loss, Pass, accumulator, over_examples
 from dpx.clipping.plan import Choice, Direct, InPlace
 from dpx.clipping.rounding import gamma, sum_of_squares
 from dpx.clipping.tap import Tapped
 from dpx.clipping.uses import Use
-from dpx.clipping.weights import Weights
+from dpx.clipping.weights import Weights, run
 
 
 def auto(loss: Loss, leaves: Sequence[jax.Array], batch: Any) -> Pass:
@@ -69,19 +70,73 @@ def _rounds(program: Program, leaves: Sequence[jax.Array]) -> bool:
     return found.narrowed or found.imprecise or narrow
 
 
+class Tail(NamedTuple):
+    """What a loss does after the last equation that recomputes activations, as a rule its head.
+
+    Its cotangents are not worth a second backward pass: they are those of the first times the clip factors.
+
+    Attributes:
+      start: the number of equations before it.
+      crossing: the variables that it takes from these, if they depend on the example.
+      uses: indices of the parameters that it uses.
+    """
+
+    start: int
+    crossing: tuple[Any, ...] = ()
+    uses: frozenset[int] = frozenset()
+
+
+def _tail(program: Program) -> Tail:
+    """The tail of a loss; none where nothing is recomputed, or values are narrower than float32."""
+    jaxpr, eqns = program.closed.jaxpr, program.closed.jaxpr.eqns
+    start = max((i + 1 for i, eqn in enumerate(eqns) if _recomputes(eqn)), default=len(eqns))
+    none = Tail(len(eqns))
+    if program.weights is not None or start == len(eqns):
+        return none
+    leaves = jaxpr.invars[: len(program.choices)]
+    direct = {v for v, c in zip(leaves, program.choices, strict=True) if c.rule is None}
+    tapped = {use.path[0] for uses in program.captured.uses for use in uses}
+    own = direct.union(jaxpr.invars[len(leaves) :])
+    for i, eqn in enumerate(eqns[:start]):
+        if i in tapped or any(v in own for v in _variables(eqn)):
+            own.update(eqn.outvars)
+    later = {v for eqn in eqns[start:] for v in _variables(eqn)}
+    crossing = [v for eqn in eqns[:start] for v in eqn.outvars if v in own and v in later]
+    crossing = [v for v in crossing if jnp.issubdtype(v.aval.dtype, jnp.floating)]
+    if any(accumulator(v.aval.dtype) != v.aval.dtype for v in crossing):
+        return none
+    uses = {use.param for uses in program.captured.uses for use in uses if use.path[0] >= start}
+    uses |= {k for k, v in enumerate(leaves) if v in direct and v in later}
+    return Tail(start, tuple(crossing), frozenset(uses))
+
+
+def _variables(eqn: Any) -> list[Any]:
+    return [v for v in eqn.invars if not isinstance(v, core.Literal)]
+
+
+def _recomputes(eqn: Any) -> bool:
+    if eqn.primitive.name in REMAT:
+        return True
+    inner = (getattr(v, "jaxpr", v) for v in jax.tree.leaves(eqn.params, is_leaf=_is_jaxpr))
+    return any(_recomputes(e) for jaxpr in inner for e in getattr(jaxpr, "eqns", ()))
+
+
+def _is_jaxpr(value: Any) -> bool:
+    return hasattr(value, "eqns") or hasattr(value, "jaxpr")
+
+
 def _run(program: Program, leaves: Sequence[jax.Array], batch: Any) -> Pass:
     weights, flat = program.weights, jax.tree.leaves(batch)
-    choices = [
-        _plan.in_place(choice, led=weights is not None and bool(weights.leads(k)))
-        for k, choice in enumerate(program.choices)
-    ]
+    tail = _tail(program)
+    led = {k for k in range(len(leaves)) if weights is not None and weights.leads(k)}
+    choices = [_plan.in_place(c, k in led | tail.uses) for k, c in enumerate(program.choices)]
     inner, with_result, fixed = program.closed, [], None
     if weights is not None:
         fixed = common.Batch(weights, program.captured, choices, leaves)
         inner, with_result = weights.inner, fixed.with_result
     (smalls, derived), to_leaves = jax.vjp(functools.partial(_inputs, weights), list(leaves))
     taps = [(use, _export(choice, use)) for choice in choices for use in choice.tapped]
-    tapped = Tapped(inner, taps, with_result)
+    tapped = Tapped(inner, taps, with_result, (tail.start, tail.crossing))
     over = meshes.varying(leaves, batch)
 
     def of_each(x: jax.Array) -> jax.Array:
@@ -106,9 +161,12 @@ def _run(program: Program, leaves: Sequence[jax.Array], batch: Any) -> Pass:
     losses, pull = jax.vjp(losses_of, *meshes.vary((own, shared), over))
     pull = _only(pull, losses)
 
-    def norms_of(own: Any) -> list[jax.Array]:
-        gradients, handed, smalls = own
-        handed = iter(handed.values())
+    def crossing(own: Any, shared: Any) -> list:
+        return [own[1][-1 - i] for i in range(len(tail.crossing))]
+
+    def norms_of(own: Any) -> tuple[list[jax.Array], dict[int, Any]]:
+        gradients, slots, smalls = own
+        handed = iter([slots[i] for i in range(len(taps))])
         given = [
             gradients[k] if isinstance(c, Direct) else [next(handed) for _ in c.tapped]
             for k, c in enumerate(choices)
@@ -116,10 +174,23 @@ def _run(program: Program, leaves: Sequence[jax.Array], batch: Any) -> Pass:
         found = (
             map(Found, given) if fixed is None else map(Found, given, *fixed.terms(given, smalls))
         )
-        return [_squared_norm(c, each) for c, each in zip(choices, found, strict=True)]
+        norms, kept = [], {}
+        for k, (choice, each) in enumerate(zip(choices, found, strict=True)):
+            if isinstance(choice, InPlace):
+                (parts,) = each.given  # One for every iteration of the scans around the use.
+                error = 1.01 * gamma(parts.size + 2, parts.dtype)
+                norms.append(jnp.sum(parts) * (1 + error))
+                continue
+            held = engine.assemble(choice, each)
+            if k in tail.uses:
+                # Norms must see what is summed.
+                held = kept[k] = jax.lax.optimization_barrier(held)
+            norms.append(engine.squared_norm(choice, held, each))
+        return norms, kept
 
     ones = meshes.vary(jnp.ones_like(losses), meshes.varying(losses))
-    norms = over_examples(norms_of, pull(ones, lambda own, _: own))
+    own, known = pull(ones, lambda own, shared: (own, crossing(own, shared)))
+    norms, kept = over_examples(norms_of, own)
 
     def gradients(members: Sequence[int], factors: jax.Array) -> list[jax.Array]:
         def asked(own: Any, shared: Any) -> Any:
@@ -127,7 +198,9 @@ def _run(program: Program, leaves: Sequence[jax.Array], batch: Any) -> Pass:
             found = [direct[k] if k in direct else rest[k] for k in members]
             return found, smalls, derived
 
-        found, smalls, derived = pull(factors, asked)
+        scaled = [jax.vmap(jnp.multiply)(x, _rounded_down(factors, x.dtype)) for x in known]
+        factors = _rounded_down(factors, losses.dtype)
+        found, smalls, derived = pull(factors, asked, crossing, scaled)
         smalls = jax.tree.map(lambda x: jnp.sum(x, 0), smalls)
         with jax.default_matmul_precision("highest"):
             (by_inputs,) = to_leaves((smalls, derived))
@@ -137,10 +210,11 @@ def _run(program: Program, leaves: Sequence[jax.Array], batch: Any) -> Pass:
     def weighted_sum(weights: Sequence[jax.Array]) -> list[jax.Array]:
         groups: dict[int, list[int]] = {}
         for k, each in enumerate(weights):
-            groups.setdefault(id(each), []).append(k)
-        sums = {}
+            if k not in kept:
+                groups.setdefault(id(each), []).append(k)
+        sums = {k: _sum(choices[k], held, weights[k]) for k, held in kept.items()}
         for members in groups.values():
-            factors = _rounded_down(weights[members[0]], losses.dtype)
+            factors = weights[members[0]]
             zeros = meshes.vary([jnp.zeros_like(leaves[k]) for k in members], over)
             # A branch begins when its condition is known. A compiler that drops barriers, such as that for
             # CPUs, would else recompute activations for both passes at once, and hold them.
@@ -151,9 +225,16 @@ def _run(program: Program, leaves: Sequence[jax.Array], batch: Any) -> Pass:
                 factors,
             )
             sums |= dict(zip(members, found, strict=True))
-        return [sums[k] for k in range(len(weights))]
+        return [sums[k] for k in range(len(leaves))]
 
     return Pass(losses, norms, weighted_sum)
+
+
+def _sum(choice: Choice, held: Any, weights: jax.Array) -> jax.Array:
+    """The sum over examples of what was held of their gradients, times weights."""
+    if (rule := _plan.gram(choice)) is not None:
+        return rule.layout.restore(rules.weighted_sum(rule.layout, held, weights))
+    return jnp.tensordot(weights, held, 1, precision=rules.HIGHEST)
 
 
 def _inputs(weights: Weights | None, leaves: list[jax.Array]) -> tuple[list, list]:
@@ -165,18 +246,36 @@ def _inputs(weights: Weights | None, leaves: list[jax.Array]) -> tuple[list, lis
 
 
 def _only(pull: Callable[[jax.Array], Any], like: jax.Array) -> Callable[..., Any]:
-    """A function that pulls a cotangent back to what is selected, and computes nothing else."""
+    """A function that pulls a cotangent back to what is selected, and computes nothing else.
+
+    It can be told cotangents on the way that are `known`: then nothing is computed that only leads to them.
+    """
     closed, shapes = jax.make_jaxpr(pull, return_shape=True)(like)
     leaves, tree = jax.tree.flatten(shapes)
+    numbers = tree.unflatten(range(len(leaves)))
 
-    def pulled(cotangent: jax.Array, select: Callable[..., Any]) -> Any:
-        selected = select(*tree.unflatten(range(len(leaves))))
-        wanted = set(jax.tree.leaves(selected))
-        used = [i in wanted for i in range(len(leaves))]
-        live, _ = dce_jaxpr(closed.jaxpr, used, instantiate=True)
-        results = core.jaxpr_as_fun(core.ClosedJaxpr(live, closed.consts))(cotangent)
-        found = dict(zip(sorted(wanted), results, strict=True))
-        return jax.tree.map(found.__getitem__, selected)
+    def pulled(
+        cotangent: jax.Array,
+        select: Callable[..., Any],
+        known: Callable[..., list[int]] = lambda *_: [],
+        values: Sequence[jax.Array] = (),
+    ) -> Any:
+        selected, given = select(*numbers), known(*numbers)
+        wanted = jax.tree.leaves(selected)
+        used = {*wanted, *given}
+        live, _ = dce_jaxpr(closed.jaxpr, [i in used for i in range(len(leaves))], instantiate=True)
+        outs = dict(zip(sorted(used), live.outvars, strict=True))
+        env = dict(zip([*live.constvars, *live.invars], [*closed.consts, cotangent], strict=True))
+        env |= {
+            outs[i]: x for i, x in zip(given, values, strict=True) if isinstance(outs[i], core.Var)
+        }
+        needed, eqns = {outs[i] for i in wanted if isinstance(outs[i], core.Var)}, []
+        for eqn in reversed(live.eqns):
+            if any(v in needed and v not in env for v in eqn.outvars):
+                eqns.append(eqn)
+                needed.update(_variables(eqn))
+        found = run(eqns[::-1], env, [outs[i] for i in wanted])
+        return jax.tree.unflatten(jax.tree.structure(selected), found)
 
     return pulled
 
@@ -209,10 +308,3 @@ def _export(choice: Choice, use: Use) -> Callable[..., Any]:
         return sum_of_squares(rules.product(layout, [pair]))
 
     return squared_norm
-
-
-def _squared_norm(choice: Choice, found: Found) -> jax.Array:
-    if isinstance(choice, InPlace):
-        (parts,) = found.given  # One for every iteration of the scans around the use.
-        return jnp.sum(parts) * (1 + 1.01 * gamma(parts.size + 2, parts.dtype))
-    return engine.squared_norm(choice, engine.assemble(choice, found), found)
