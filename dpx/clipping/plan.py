@@ -90,7 +90,7 @@ def choose(captured: Capture, weights: Weights | None = None) -> list[Choice]:
 
 
 def in_place(choice: Choice, kept: bool) -> Choice:
-    """The same for a pass that keeps norms only, unless the parameter is `kept`: a single use leaves no more."""
+    """The same for a pass that keeps norms only, unless a parameter is `kept`: one use hands out no more."""
     rule = choice.rule
     if rule is None:
         return choice

@@ -168,7 +168,7 @@ def _tap(export: Callable, result: jax.Array, operands: tuple, slots: Any) -> ja
 
 @jax.custom_batching.custom_vmap
 def _of_each(result: jax.Array, slots: Any) -> jax.Array:
-    """The result; a copy for every example that has slots of its own, so that its cotangent is its own too."""
+    """The result; a copy for every example that has slots of its own, so that its cotangent is its own."""
     return result
 
 

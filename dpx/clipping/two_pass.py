@@ -2,17 +2,18 @@
 
 The losses of all examples are differentiated once: with respect to the parameters, which the examples share,
 and to what every example has of its own, empty slots for the most part (`dpx.clipping.tap`). That takes one
-forward pass, of which the function that pulls cotangents back keeps what an ordinary step would keep: the
-inputs of blocks, if `jax.checkpoint` recomputes the rest. It is pulled twice. A cotangent of one for every
-loss gives the examples' own part, from which norms follow; the clip factors then give the sum.
+forward pass, and holds what an ordinary step holds: the inputs of blocks, if `jax.checkpoint` recomputes the
+rest. The function that pulls cotangents back is then used twice: a cotangent of one for every loss gives the
+examples' own part, from which norms follow, and the clip factors give the sum.
 
-What is not asked of a pull is dead code, which is taken out here, within loops and what is recomputed too:
-the first pass multiplies no gradients of parameters, and the second computes no norms.
+What is not asked of a pull is dead code, which is taken out here, from loops and recomputed blocks too: the
+first pass multiplies no gradients of parameters, and the second computes no norms. What follows the last
+rematerialised block is part of the first alone (`dpx.clipping.tail`).
 """
 
 import functools
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -21,7 +22,7 @@ from jax.interpreters.partial_eval import dce_jaxpr
 
 from dpx.clipping import common, engine, meshes, rules
 from dpx.clipping import plan as _plan
-from dpx.clipping.capture import REMAT
+from dpx.clipping import tail as _tail
 from dpx.clipping.engine import Found, Program
 from dpx.clipping.materialize import Loss, Pass, accumulator, over_examples
 from dpx.clipping.plan import Choice, Direct, InPlace
@@ -70,64 +71,9 @@ def _rounds(program: Program, leaves: Sequence[jax.Array]) -> bool:
     return found.narrowed or found.imprecise or narrow
 
 
-class Tail(NamedTuple):
-    """What a loss does after the last equation that recomputes activations, as a rule its head.
-
-    Its cotangents are not worth a second backward pass: they are those of the first times the clip factors.
-
-    Attributes:
-      start: the number of equations before it.
-      crossing: the variables that it takes from these, if they depend on the example.
-      uses: indices of the parameters that it uses.
-    """
-
-    start: int
-    crossing: tuple[Any, ...] = ()
-    uses: frozenset[int] = frozenset()
-
-
-def _tail(program: Program) -> Tail:
-    """The tail of a loss; none where nothing is recomputed, or values are narrower than float32."""
-    jaxpr, eqns = program.closed.jaxpr, program.closed.jaxpr.eqns
-    start = max((i + 1 for i, eqn in enumerate(eqns) if _recomputes(eqn)), default=len(eqns))
-    none = Tail(len(eqns))
-    if program.weights is not None or start == len(eqns):
-        return none
-    leaves = jaxpr.invars[: len(program.choices)]
-    direct = {v for v, c in zip(leaves, program.choices, strict=True) if c.rule is None}
-    tapped = {use.path[0] for uses in program.captured.uses for use in uses}
-    own = direct.union(jaxpr.invars[len(leaves) :])
-    for i, eqn in enumerate(eqns[:start]):
-        if i in tapped or any(v in own for v in _variables(eqn)):
-            own.update(eqn.outvars)
-    later = {v for eqn in eqns[start:] for v in _variables(eqn)}
-    crossing = [v for eqn in eqns[:start] for v in eqn.outvars if v in own and v in later]
-    crossing = [v for v in crossing if jnp.issubdtype(v.aval.dtype, jnp.floating)]
-    if any(accumulator(v.aval.dtype) != v.aval.dtype for v in crossing):
-        return none
-    uses = {use.param for uses in program.captured.uses for use in uses if use.path[0] >= start}
-    uses |= {k for k, v in enumerate(leaves) if v in direct and v in later}
-    return Tail(start, tuple(crossing), frozenset(uses))
-
-
-def _variables(eqn: Any) -> list[Any]:
-    return [v for v in eqn.invars if not isinstance(v, core.Literal)]
-
-
-def _recomputes(eqn: Any) -> bool:
-    if eqn.primitive.name in REMAT:
-        return True
-    inner = (getattr(v, "jaxpr", v) for v in jax.tree.leaves(eqn.params, is_leaf=_is_jaxpr))
-    return any(_recomputes(e) for jaxpr in inner for e in getattr(jaxpr, "eqns", ()))
-
-
-def _is_jaxpr(value: Any) -> bool:
-    return hasattr(value, "eqns") or hasattr(value, "jaxpr")
-
-
 def _run(program: Program, leaves: Sequence[jax.Array], batch: Any) -> Pass:
     weights, flat = program.weights, jax.tree.leaves(batch)
-    tail = _tail(program)
+    tail = _tail.find(program)
     led = {k for k in range(len(leaves)) if weights is not None and weights.leads(k)}
     choices = [_plan.in_place(c, k in led | tail.uses) for k, c in enumerate(program.choices)]
     inner, with_result, fixed = program.closed, [], None
@@ -183,7 +129,7 @@ def _run(program: Program, leaves: Sequence[jax.Array], batch: Any) -> Pass:
                 continue
             held = engine.assemble(choice, each)
             if k in tail.uses:
-                # Norms must see what is summed.
+                # Norms must see what is summed, as in one pass.
                 held = kept[k] = jax.lax.optimization_barrier(held)
             norms.append(engine.squared_norm(choice, held, each))
         return norms, kept
@@ -273,7 +219,7 @@ def _only(pull: Callable[[jax.Array], Any], like: jax.Array) -> Callable[..., An
         for eqn in reversed(live.eqns):
             if any(v in needed and v not in env for v in eqn.outvars):
                 eqns.append(eqn)
-                needed.update(_variables(eqn))
+                needed.update(_tail.variables(eqn))
         found = run(eqns[::-1], env, [outs[i] for i in wanted])
         return jax.tree.unflatten(jax.tree.structure(selected), found)
 

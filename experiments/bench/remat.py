@@ -3,11 +3,11 @@
     python -m experiments.bench.remat --workdir=runs/bench_remat
     python -m experiments.bench.remat --workdir=runs/bench_remat --models="nnx.remat" --repeats=15
 
-Every model is a Llama: RMSNorm, causal attention, a gated MLP, a head of its own or tied to the embedding. Beside
-the mean gradient of the same batch (not private) `dpx.clipped_grad` is timed, by CPU time of the process, one
-call each in turn; what is reported is the median of the ratios of neighbours. Memory is XLA's count of
-temporary bytes in the compiled step, and compilation is CPU time from tracing on. The clipped sum is compared with that of
-`vmap(grad)` before anything is timed.
+Every model is a Llama: RMSNorm, causal attention, a gated MLP, a head of its own or tied to the embedding.
+Beside the mean gradient of the same batch (not private) `dpx.clipped_grad` is timed, one call each in turn,
+by CPU time of the process; what is reported is the median of the ratios of neighbours. Memory is XLA's count of
+temporary bytes in the compiled step, and compilation is CPU time from tracing on. The clipped sum is compared
+with that of `vmap(grad)` before anything is timed; norms that are rounded up make up the difference.
 
 Writes remat.csv and remat.md.
 """
@@ -80,23 +80,17 @@ class Block(nnx.Module):
 
 
 class Llama(nnx.Module):
-    """A Llama in NNX.
-
-    Attributes:
-      layers: "loop" or "scan".
-      remat: whether blocks are rematerialised.
-      tied: whether the embedding is the head.
-    """
+    """A Llama in NNX, its blocks a "loop" or a "scan", rematerialised or not; `tied` has no own head."""
 
     def __init__(self, layers: str, remat: bool, tied: bool = False, policy: Any = None):
         rngs, dim = nnx.Rngs(0), _DIM.value
-        self.layers, self.remat, self.policy = layers, remat, policy
+        self.remat, self.policy = remat, policy
         self.embed = nnx.Embed(_VOCABULARY.value, dim, rngs=rngs)
         self.norm = nnx.RMSNorm(dim, rngs=rngs)
         self.head = None if tied else nnx.Linear(dim, _VOCABULARY.value, use_bias=False, rngs=rngs)
         if layers == "scan":
-            forked = rngs.fork(split=_BLOCKS.value)
-            self.blocks = nnx.vmap(lambda rngs: Block(dim, rngs))(forked)
+            stacked = nnx.vmap(lambda rngs: Block(dim, rngs))
+            self.blocks: Block | nnx.List[Block] = stacked(rngs.split(_BLOCKS.value))
         else:
             self.blocks = nnx.List([Block(dim, rngs) for _ in range(_BLOCKS.value)])
 
@@ -108,7 +102,7 @@ class Llama(nnx.Module):
 
         apply = nnx.remat(apply, policy=self.policy) if self.remat else apply
         x = self.embed(tokens)
-        if self.layers == "scan":
+        if isinstance(self.blocks, Block):
             scanned = nnx.scan(apply, in_axes=(0, nnx.Carry), out_axes=nnx.Carry)
             x = scanned(self.blocks, x)
         else:
