@@ -1,9 +1,9 @@
 """What a loss does after its last rematerialised block: as a rule the head and the loss itself.
 
 Two backward passes (`dpx.clipping.two_pass`) need not go through it twice. Cotangents are linear: those of
-the second pass are the clip factors times those of the first, so that it starts from what the first one found
-where the tail begins. The gradients of the parameters that the tail uses are held, as in one pass, and so none
-of its activations are.
+the second pass are the clip factors times those of the first, so that it starts from what the first one
+found where the tail begins. The gradients of the parameters that the tail uses are held, as in one pass, and
+so none of its activations are.
 """
 
 from typing import Any, NamedTuple

@@ -5,9 +5,9 @@
 
 Every model is a Llama: RMSNorm, causal attention, a gated MLP, a head of its own or tied to the embedding.
 Beside the mean gradient of the same batch (not private) `dpx.clipped_grad` is timed, one call each in turn,
-by CPU time of the process; what is reported is the median of the ratios of neighbours. Memory is XLA's count of
-temporary bytes in the compiled step, and compilation is CPU time from tracing on. The clipped sum is compared
-with that of `vmap(grad)` before anything is timed; norms that are rounded up make up the difference.
+by CPU time of the process; what is reported is the median of the ratios of neighbours. Memory is XLA's count
+of temporary bytes in the compiled step, and compilation is CPU time from tracing on. The clipped sum is
+compared with that of `vmap(grad)` before anything is timed; norms that are rounded up are the difference.
 
 Writes remat.csv and remat.md.
 """

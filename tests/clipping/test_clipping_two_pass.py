@@ -289,10 +289,10 @@ def test_memory_is_that_of_an_ordinary_step():
         return jax.grad(lambda w: jax.vmap(loss, (None, 0))(w, x).mean())(weights)
 
     clipped = clipping.clipped_grad(loss, l2_clip_norm=1.0)
-    weights = {"blocks": [[shape(64, 256), shape(256, 64)]] * 6, "head": shape(64, 1024)}
+    weights = {"blocks": [[shape(64, 256), shape(256, 64)]] * 6, "head": shape(64, 64)}
 
     def temp(fn) -> int:
         compiled: Any = jit(fn).lower(weights, shape(8, 64, 64)).compile()
         return compiled.memory_analysis().temp_size_in_bytes
 
-    assert temp(lambda *arguments: clipped(*arguments).grads) <= 1.3 * temp(ordinary)
+    assert temp(lambda *arguments: clipped(*arguments).grads) <= 1.2 * temp(ordinary)
