@@ -6,8 +6,8 @@
 Every model is a Llama: RMSNorm, causal attention, a gated MLP, a head of its own or tied to the embedding.
 Beside the mean gradient of the same batch (not private) `dpx.clipped_grad` is timed, one call each in turn,
 by CPU time of the process; what is reported is the median of the ratios of neighbours. Memory is XLA's count
-of temporary bytes in the compiled step, and compilation is CPU time from tracing on. The clipped sum is
-compared with that of `vmap(grad)` before anything is timed; norms that are rounded up are the difference.
+of temporary bytes in the compiled step, and compilation is CPU time from tracing on. The sum is compared with
+that of `vmap(grad)` before anything is timed, at a threshold that nothing exceeds.
 
 Writes remat.csv and remat.md.
 """
@@ -44,6 +44,9 @@ _DIM = flags.DEFINE_integer("dim", 128, "Width of the model.", lower_bound=32)
 _VOCABULARY = flags.DEFINE_integer("vocabulary", 512, "Tokens there are.", lower_bound=2)
 
 HEADS = 4
+
+# So large that sums do not depend on how far norms are rounded up.
+CLIP = 1e6
 
 
 def attend(q: jax.Array, k: jax.Array, v: jax.Array) -> jax.Array:
@@ -207,8 +210,8 @@ def steps(logits: Callable, method: str) -> dict[str, Callable]:
     def ordinary(params: Any, tokens: jax.Array) -> Any:
         return jax.grad(lambda p: jax.vmap(loss, (None, 0))(p, tokens).mean())(params)
 
-    clipped = dpx.clipped_grad(loss, l2_clip_norm=1.0, method=method)
-    oracle = dpx.clipped_grad(loss, l2_clip_norm=1.0, method="vmap")
+    clipped = dpx.clipped_grad(loss, l2_clip_norm=CLIP, method=method)
+    oracle = dpx.clipped_grad(loss, l2_clip_norm=CLIP, method="vmap")
     return {
         "ordinary step": ordinary,
         method: lambda *arguments: clipped(*arguments).grads,
@@ -234,7 +237,7 @@ def measure(name: str) -> dict[str, Any]:
         )
     ordinary, mine, oracle = compiled
     error = np.linalg.norm(results[mine] - results[oracle]) / np.linalg.norm(results[oracle])
-    if error > 1e-4:
+    if error > 1e-5:
         raise RuntimeError(f"{name}: {mine} differs by {error:.1e} from per-example gradients.")
     ratios = []
     for _ in range(_REPEATS.value):
