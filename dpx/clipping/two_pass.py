@@ -82,7 +82,7 @@ def _run(program: Program, leaves: Sequence[jax.Array], batch: Any) -> Pass:
         inner, with_result = weights.inner, fixed.with_result
     (smalls, derived), to_leaves = jax.vjp(functools.partial(_inputs, weights), list(leaves))
     taps = [(use, _export(choice, use)) for choice in choices for use in choice.tapped]
-    tapped = Tapped(inner, taps, with_result, (tail.start, tail.crossing))
+    tapped = Tapped(inner, taps, with_result, (tail.start, tail.crossing), stacked=True)
     over = meshes.varying(leaves, batch)
 
     def of_each(x: jax.Array) -> jax.Array:
