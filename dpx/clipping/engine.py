@@ -3,7 +3,7 @@
 One backward pass yields, for each parameter, either its per-example gradients (where those are
 smaller than what they are made of, or where a use has no rule) or the factors they are made of.
 Norms come from either, and so does the clipped sum once the clip factors are known: no second
-backward pass. `two_pass` forgets both and differentiates the weighted loss instead.
+backward pass. `dpx.clipping.two_pass` forgets both and makes a second backward pass instead.
 """
 
 from collections.abc import Callable, Sequence
@@ -18,7 +18,7 @@ from dpx.clipping import common, meshes, mixing, reports, rules
 from dpx.clipping import plan as _plan
 from dpx.clipping.capture import Capture, capture
 from dpx.clipping.materialize import Loss, Pass, accumulator, over_examples
-from dpx.clipping.plan import Choice, Direct, InPlace
+from dpx.clipping.plan import Choice, Direct
 from dpx.clipping.rounding import gamma, sum_of_squares
 from dpx.clipping.tap import Tapped
 from dpx.clipping.uses import Use
@@ -63,48 +63,9 @@ def trace(loss: Loss, leaves: Sequence[jax.Array], batch: Any) -> Program:
     return program
 
 
-def auto(loss: Loss, leaves: Sequence[jax.Array], batch: Any) -> Pass:
-    """One pass; two where the model recomputes activations to save memory."""
-    program = trace(loss, leaves, batch)
-    if program.captured.checkpointed:
-        with jax.default_matmul_precision("highest"):
-            precise = trace(loss, leaves, batch)
-            if not _rounds(precise, leaves):
-                return _two_pass(precise, leaves, batch)
-    return _one_pass(program, leaves, batch)
-
-
 def one_pass(loss: Loss, leaves: Sequence[jax.Array], batch: Any) -> Pass:
     """Keeps what the norms are computed from, and sums it with the clip factors."""
-    return _one_pass(trace(loss, leaves, batch), leaves, batch)
-
-
-def two_pass(loss: Loss, leaves: Sequence[jax.Array], batch: Any) -> Pass:
-    """Keeps norms only; the sum is the gradient of the losses weighted by the clip factors.
-
-    The forward pass is done again, so that nothing of the first pass has to be held. Both passes take the
-    products inside the loss at the highest precision: sums at a lower one would not be what the norms bound.
-
-    Raises:
-      ValueError: parameters are narrower than float32, or are cast to less inside the loss, or multiplied
-        at a precision that the loss itself chose below the highest: the sum over examples would be rounded.
-    """
-    with jax.default_matmul_precision("highest"):
-        program = trace(loss, leaves, batch)
-        if _rounds(program, leaves):
-            raise ValueError(
-                "method='two_pass' needs parameters in float32, not cast to lower precision nor multiplied "
-                "at a `precision` below 'highest', because it would round the sum before noise is added; "
-                "use 'one_pass'."
-            )
-        return _two_pass(program, leaves, batch)
-
-
-def _rounds(program: Program, leaves: Sequence[jax.Array]) -> bool:
-    """Whether differentiation would sum over the batch in less than float32."""
-    found = program.captured
-    narrow = any(accumulator(p.dtype) != p.dtype for p in leaves)
-    return found.narrowed or found.imprecise or narrow
+    return run(trace(loss, leaves, batch), leaves, batch)
 
 
 def rounding(program: Program, size: int, dtype: Any) -> float:
@@ -124,18 +85,19 @@ def rounding(program: Program, size: int, dtype: Any) -> float:
     return max(shares)
 
 
-def _one_pass(program: Program, leaves: Sequence[jax.Array], batch: Any) -> Pass:
+def run(program: Program, leaves: Sequence[jax.Array], batch: Any) -> Pass:
+    """The pass that keeps what the norms are computed from."""
     choices = program.choices
 
     def hold(choice: Choice, found: Found) -> tuple[jax.Array, Any]:
-        held = _assemble(choice, found)
+        held = assemble(choice, found)
         if _plan.gram(choice) is None:
             # Norms must see what is summed, which could else be computed again, rounded otherwise. (Factors
             # have passed a barrier where they were tapped.)
             held = jax.lax.optimization_barrier(held)
-        return _squared_norm(choice, held, found), (held, found.coefficients)
+        return squared_norm(choice, held, found), (held, found.coefficients)
 
-    losses, norms, held, common_ = _backward(program, choices, leaves, batch, hold)
+    losses, norms, held, common_ = backward(program, choices, leaves, batch, hold)
 
     def weighted_sum(weights: Sequence[jax.Array]) -> list[jax.Array]:
         sums = []
@@ -147,43 +109,6 @@ def _one_pass(program: Program, leaves: Sequence[jax.Array], batch: Any) -> Pass
         return sums
 
     return Pass(losses, norms, weighted_sum)
-
-
-def _two_pass(program: Program, leaves: Sequence[jax.Array], batch: Any) -> Pass:
-    weights = program.weights
-    led = [weights is not None and bool(weights.leads(k)) for k in range(len(leaves))]
-    choices = [c if led[k] else _plan.in_place(c) for k, c in enumerate(program.choices)]
-
-    def drop(choice: Choice, found: Found) -> tuple[jax.Array, None]:
-        if isinstance(choice, InPlace):
-            (parts,) = found.given  # One for every iteration of the scans around the use.
-            return jnp.sum(parts) * (1 + 1.01 * gamma(parts.size + 2, parts.dtype)), None
-        return _squared_norm(choice, _assemble(choice, found), found), None
-
-    losses, norms, *_ = _backward(program, choices, leaves, batch, drop)
-
-    def weighted_sum(weights: Sequence[jax.Array]) -> list[jax.Array]:
-        flat = jax.tree.leaves(batch)
-        function = core.jaxpr_as_fun(program.closed)
-        # Derivatives that the model defines itself are traced only here.
-        with jax.default_matmul_precision("highest"):
-            _, pull = jax.vjp(
-                lambda leaves: over_examples(lambda example: function(*leaves, *example)[0], flat),
-                list(leaves),
-            )
-            # One backward pass for every group of parameters, which have the same array of weights.
-            sums = {id(w): pull(_rounded_down(w, losses.dtype))[0] for w in weights}
-        return [sums[id(w)][k] for k, w in enumerate(weights)]
-
-    return Pass(losses, norms, weighted_sum)
-
-
-def _rounded_down(weights: jax.Array, dtype: Any) -> jax.Array:
-    """Weights in the dtype of the losses, never larger than they were: clip factors must not grow."""
-    cast = weights.astype(dtype)
-    return jnp.where(
-        cast.astype(weights.dtype) > weights, jnp.nextafter(cast, jnp.zeros_like(cast)), cast
-    )
 
 
 class Found(NamedTuple):
@@ -203,7 +128,7 @@ class Found(NamedTuple):
     scale: Callable[[Use], jax.Array | None] = lambda use: None
 
 
-def _backward(
+def backward(
     program: Program,
     choices: Sequence[Choice],
     leaves: Sequence[jax.Array],
@@ -215,7 +140,7 @@ def _backward(
     `hold` is given what was found for one parameter and example, and returns a squared norm and anything.
     Last comes what the loss computes from parameters alone.
     """
-    taps = [(use, _export(choice, use)) for choice in choices for use in choice.tapped]
+    taps = [(use, export(use)) for choice in choices for use in choice.tapped]
     weights = program.weights
     fixed = (
         common.Batch(weights, program.captured, choices, leaves) if weights is not None else None
@@ -253,29 +178,16 @@ def _backward(
     return (*over_examples(one, jax.tree.leaves(batch)), fixed)
 
 
-def _export(choice: Choice, use: Use) -> Callable[[jax.Array, jax.Array], Any]:
-    """What a use hands out: its factors (and what its result is asked for), or a squared norm."""
-    if not isinstance(choice, InPlace):
+def export(use: Use) -> Callable[..., Any]:
+    """What a use hands out: its factors, and what its result is asked for."""
 
-        def factors(left: jax.Array, right: jax.Array, *result: jax.Array) -> tuple:
-            return left, right, *(common.dots(use, right, each) for each in result)
+    def factors(left: jax.Array, right: jax.Array, *result: jax.Array) -> tuple:
+        return left, right, *(common.dots(use, right, each) for each in result)
 
-        return factors
-    layout = choice.rule.layout
-    sliced = {axis for loop in use.loops for axis in loop.axes}
-    layout = layout._replace(blocks=tuple(b for b in layout.blocks if b not in sliced))
-    use = use._replace(loops=())
-
-    def squared_norm(left: jax.Array, right: jax.Array) -> jax.Array:
-        pairs = [rules.pair(use, layout, left, right)]
-        if choice.rule.by_gram:
-            return rules.squared_norm(layout, pairs)
-        return sum_of_squares(rules.product(layout, pairs))
-
-    return squared_norm
+    return factors
 
 
-def _assemble(choice: Choice, found: Found) -> Any:
+def assemble(choice: Choice, found: Found) -> Any:
     """What is kept of one example: its gradient, or its factors as matrices."""
     if isinstance(choice, Direct):
         return _with_terms(found.given, found)
@@ -296,7 +208,7 @@ def _with_terms(gradient: jax.Array, found: Found) -> jax.Array:
     return gradient
 
 
-def _squared_norm(choice: Choice, held: Any, found: Found) -> jax.Array:
+def squared_norm(choice: Choice, held: Any, found: Found) -> jax.Array:
     if (rule := _plan.gram(choice)) is None:
         return sum_of_squares(held)
     if found.terms:

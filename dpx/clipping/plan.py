@@ -89,13 +89,13 @@ def choose(captured: Capture, weights: Weights | None = None) -> list[Choice]:
     return choices
 
 
-def in_place(choice: Choice) -> Choice:
-    """The same for a pass that keeps norms only: a parameter used once leaves nothing else."""
+def in_place(choice: Choice, kept: bool) -> Choice:
+    """The same for a pass that keeps norms only, unless a parameter is `kept`: one use hands out no more."""
     rule = choice.rule
-    alone = rule is not None and len(rule.uses) == 1 and rule.uses[0].scale is None
-    if rule is not None and alone and not rule.uses[0].is_shared_by_loop:
-        return InPlace(rule)
-    return choice
+    if rule is None:
+        return choice
+    alone = len(rule.uses) == 1 and rule.uses[0].scale is None and not kept
+    return InPlace(rule) if alone and not rule.uses[0].is_shared_by_loop else Factors(rule)
 
 
 def gram(choice: Choice) -> Rule | None:

@@ -32,8 +32,14 @@ class Tapped:
         closed: core.ClosedJaxpr,
         taps: Sequence[tuple[Use, Export]],
         with_result: Sequence[Use] = (),
+        watched: tuple[int, Sequence[Any]] = (0, ()),
+        stacked: bool = False,
     ):
         self.closed = closed
+        # How many equations run before the cotangents of some variables are handed out too, and these.
+        self.after, self.watched = watched
+        # Whether `jax.vmap` gives every example slots of its own, though its results may be those of all.
+        self.stacked = stacked
         self.uses = [use for use, _ in taps]
         self.exports = [export for _, export in taps]
         # Exports that take the result of the equation too.
@@ -46,7 +52,10 @@ class Tapped:
                 self.enclosing.setdefault(use.path[:depth], []).append(index)
 
     def slots(self) -> dict[int, Any]:
-        """Zeros for every use, with a leading axis for every scan around it."""
+        """Zeros for every use, with a leading axis for every scan around it, and for what is watched.
+
+        The latter come first, with keys -1, -2, ...
+        """
 
         def shape(index: int) -> Any:
             use = self.uses[index]
@@ -56,7 +65,10 @@ class Tapped:
             )
             return jax.tree.map(lambda s: jnp.zeros((*use.lengths, *s.shape), s.dtype), out)
 
-        return {index: shape(index) for index in range(len(self.uses))}
+        watched = {
+            -1 - i: jnp.zeros(v.aval.shape, v.aval.dtype) for i, v in enumerate(self.watched)
+        }
+        return watched | {index: shape(index) for index in range(len(self.uses))}
 
     def __call__(self, arguments: Sequence[Any], slots: dict[int, Any]) -> list[Any]:
         return self._run(self.closed.jaxpr, self.closed.consts, arguments, slots, ())
@@ -68,6 +80,9 @@ class Tapped:
             return atom.val if isinstance(atom, core.Literal) else env[atom]
 
         for index, eqn in enumerate(jaxpr.eqns):
+            if not path and index == self.after:
+                for i, var in enumerate(self.watched):
+                    env[var] = _tap(_cotangent, self.stacked, env[var], (), slots[-1 - i])
             here = (*path, index)
             values = [read(atom) for atom in eqn.invars]
             if here in self.enclosing:
@@ -77,7 +92,7 @@ class Tapped:
                 for use in self.at.get(here, ()):
                     export = functools.partial(self._export, use)
                     kept = (*values, results[0]) if use in self.with_result else tuple(values)
-                    results = [_tap(export, results[0], kept, slots[use])]
+                    results = [_tap(export, self.stacked, results[0], kept, slots[use])]
             env.update(zip(eqn.outvars, results, strict=True))
         return [read(atom) for atom in jaxpr.outvars]
 
@@ -145,16 +160,33 @@ def bind(eqn: Any, values: list) -> list[Any]:
     return list(results) if eqn.primitive.multiple_results else [results]
 
 
-@functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
-def _tap(export: Callable, result: jax.Array, operands: tuple, slots: Any) -> jax.Array:
+def _cotangent(operands: tuple, cotangent: jax.Array) -> jax.Array:
+    return cotangent
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(0, 1))
+def _tap(
+    export: Callable, stacked: bool, result: jax.Array, operands: tuple, slots: Any
+) -> jax.Array:
+    return _of_each(result, slots) if stacked else result
+
+
+@jax.custom_batching.custom_vmap
+def _of_each(result: jax.Array, slots: Any) -> jax.Array:
+    """The result; a copy for every example that has slots of its own, so that its cotangent is its own."""
     return result
 
 
-def _tap_forward(export: Callable, result: jax.Array, operands: tuple, slots: Any):
-    return result, operands
+@_of_each.def_vmap
+def _of_each_rule(size: int, batched: Any, result: jax.Array, slots: Any):
+    return (result if batched[0] else jnp.broadcast_to(result, (size, *result.shape))), True
 
 
-def _tap_backward(export: Callable, operands: tuple, cotangent: jax.Array):
+def _tap_forward(export: Callable, stacked: bool, result: jax.Array, operands: tuple, slots: Any):
+    return (_of_each(result, slots) if stacked else result), operands
+
+
+def _tap_backward(export: Callable, stacked: bool, operands: tuple, cotangent: jax.Array):
     # Norms must see what is summed: without a barrier either could be computed again, rounded otherwise.
     # What is behind it goes on through the backward pass too, so that no copy is needed.
     operands, cotangent = lax.optimization_barrier((operands, cotangent))

@@ -232,10 +232,9 @@ FAULTS = (
     ),
     Fault(
         "two passes multiply at the default precision",
-        "dpx/clipping/engine.py",
-        '    with jax.default_matmul_precision("highest"):\n        program = trace(loss, leaves, batch)\n'
-        "        if _rounds",
-        "    if True:\n        program = trace(loss, leaves, batch)\n        if _rounds",
+        "dpx/clipping/two_pass.py",
+        '    with jax.default_matmul_precision("highest"):\n        program = engine.trace(',
+        "    if True:\n        program = engine.trace(",
         "tests/clipping/test_clipping_bound.py::test_two_passes_multiply_at_the_highest_precision",
     ),
     # -----------------------------------------------------------------------------------------------------

@@ -1,0 +1,256 @@
+"""Clipping in two backward passes, with the memory of an ordinary step.
+
+The losses of all examples are differentiated once: with respect to the parameters, which the examples share,
+and to what every example has of its own, empty slots for the most part (`dpx.clipping.tap`). That takes one
+forward pass, and holds what an ordinary step holds: the inputs of blocks, if `jax.checkpoint` recomputes the
+rest. The function that pulls cotangents back is then used twice: a cotangent of one for every loss gives the
+examples' own part, from which norms follow, and the clip factors give the sum.
+
+What is not asked of a pull is dead code, which is taken out here, from loops and recomputed blocks too: the
+first pass multiplies no gradients of parameters, and the second computes no norms. What follows the last
+rematerialised block is part of the first alone (`dpx.clipping.tail`).
+"""
+
+import functools
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax.extend import core
+from jax.interpreters.partial_eval import dce_jaxpr
+
+from dpx.clipping import common, engine, meshes, rules
+from dpx.clipping import plan as _plan
+from dpx.clipping import tail as _tail
+from dpx.clipping.engine import Found, Program
+from dpx.clipping.materialize import Loss, Pass, accumulator, over_examples
+from dpx.clipping.plan import Choice, Direct, InPlace
+from dpx.clipping.rounding import gamma, sum_of_squares
+from dpx.clipping.tap import Tapped
+from dpx.clipping.uses import Use
+from dpx.clipping.weights import Weights, run
+
+
+def auto(loss: Loss, leaves: Sequence[jax.Array], batch: Any) -> Pass:
+    """One pass; two where the model recomputes activations to save memory."""
+    program = engine.trace(loss, leaves, batch)
+    if program.captured.checkpointed:
+        with jax.default_matmul_precision("highest"):
+            precise = engine.trace(loss, leaves, batch)
+            if not _rounds(precise, leaves):
+                return _run(precise, leaves, batch)
+    return engine.run(program, leaves, batch)
+
+
+def two_pass(loss: Loss, leaves: Sequence[jax.Array], batch: Any) -> Pass:
+    """Keeps norms only; the sum is the gradient of the losses weighted by the clip factors.
+
+    Both passes take the products inside the loss at the highest precision: sums at a lower one would not be
+    what the norms bound.
+
+    Raises:
+      ValueError: parameters are narrower than float32, or are cast to less inside the loss, or multiplied
+        at a precision that the loss itself chose below the highest: the sum over examples would be rounded.
+    """
+    with jax.default_matmul_precision("highest"):
+        program = engine.trace(loss, leaves, batch)
+        if _rounds(program, leaves):
+            raise ValueError(
+                "method='two_pass' needs parameters in float32, not cast to lower precision nor multiplied "
+                "at a `precision` below 'highest', because it would round the sum before noise is added; "
+                "use 'one_pass'."
+            )
+        return _run(program, leaves, batch)
+
+
+def _rounds(program: Program, leaves: Sequence[jax.Array]) -> bool:
+    """Whether differentiation would sum over the batch in less than float32."""
+    found = program.captured
+    narrow = any(accumulator(p.dtype) != p.dtype for p in leaves)
+    return found.narrowed or found.imprecise or narrow
+
+
+def _run(program: Program, leaves: Sequence[jax.Array], batch: Any) -> Pass:
+    weights, flat = program.weights, jax.tree.leaves(batch)
+    tail = _tail.find(program)
+    led = {k for k in range(len(leaves)) if weights is not None and weights.leads(k)}
+    choices = [_plan.in_place(c, k in led | tail.uses) for k, c in enumerate(program.choices)]
+    inner, with_result, fixed = program.closed, [], None
+    if weights is not None:
+        fixed = common.Batch(weights, program.captured, choices, leaves)
+        inner, with_result = weights.inner, fixed.with_result
+    (smalls, derived), to_leaves = jax.vjp(functools.partial(_inputs, weights), list(leaves))
+    taps = [(use, _export(choice, use)) for choice in choices for use in choice.tapped]
+    tapped = Tapped(inner, taps, with_result, (tail.start, tail.crossing), stacked=True)
+    over = meshes.varying(leaves, batch)
+
+    def of_each(x: jax.Array) -> jax.Array:
+        return jnp.broadcast_to(x, (flat[0].shape[0], *x.shape))
+
+    # Where a use has no rule, every example has a copy of the parameter, so that its gradient is its own.
+    direct = {k: leaves[k] for k, choice in enumerate(choices) if isinstance(choice, Direct)}
+    own = jax.tree.map(of_each, (direct, tapped.slots(), smalls))
+    shared = {k: leaf for k, leaf in enumerate(leaves) if k not in direct}, derived
+
+    def losses_of(own: Any, shared: Any) -> jax.Array:
+        rest, derived = shared
+
+        def loss(given: Any) -> jax.Array:
+            example, (direct, slots, smalls) = given
+            parameters = direct | rest
+            arguments = [parameters[k] for k in range(len(leaves))]
+            return tapped([*arguments, *smalls, *derived, *example], slots)[0]
+
+        return over_examples(loss, (flat, own))
+
+    losses, pull = jax.vjp(losses_of, *meshes.vary((own, shared), over))
+    pull = _only(pull, losses)
+
+    def crossing(own: Any, shared: Any) -> list:
+        return [own[1][-1 - i] for i in range(len(tail.crossing))]
+
+    def norms_of(own: Any) -> tuple[list[jax.Array], dict[int, Any]]:
+        gradients, slots, smalls = own
+        handed = iter([slots[i] for i in range(len(taps))])
+        given = [
+            gradients[k] if isinstance(c, Direct) else [next(handed) for _ in c.tapped]
+            for k, c in enumerate(choices)
+        ]
+        found = (
+            map(Found, given) if fixed is None else map(Found, given, *fixed.terms(given, smalls))
+        )
+        norms, kept = [], {}
+        for k, (choice, each) in enumerate(zip(choices, found, strict=True)):
+            if isinstance(choice, InPlace):
+                (parts,) = each.given  # One for every iteration of the scans around the use.
+                error = 1.01 * gamma(parts.size + 2, parts.dtype)
+                norms.append(jnp.sum(parts) * (1 + error))
+                continue
+            held = engine.assemble(choice, each)
+            if k in tail.uses:
+                # Norms must see what is summed, as in one pass.
+                held = kept[k] = jax.lax.optimization_barrier(held)
+            norms.append(engine.squared_norm(choice, held, each))
+        return norms, kept
+
+    ones = meshes.vary(jnp.ones_like(losses), meshes.varying(losses))
+    own, known = pull(ones, lambda own, shared: (own, crossing(own, shared)))
+    norms, kept = over_examples(norms_of, own)
+
+    def gradients(members: Sequence[int], factors: jax.Array) -> list[jax.Array]:
+        def asked(own: Any, shared: Any) -> Any:
+            (direct, _, smalls), (rest, derived) = own, shared
+            found = [direct[k] if k in direct else rest[k] for k in members]
+            return found, smalls, derived
+
+        scaled = [jax.vmap(jnp.multiply)(x, _rounded_down(factors, x.dtype)) for x in known]
+        factors = _rounded_down(factors, losses.dtype)
+        found, smalls, derived = pull(factors, asked, crossing, scaled)
+        smalls = jax.tree.map(lambda x: jnp.sum(x, 0), smalls)
+        with jax.default_matmul_precision("highest"):
+            (by_inputs,) = to_leaves((smalls, derived))
+        sums = [jnp.sum(g, 0) if k in direct else g for k, g in zip(members, found, strict=True)]
+        return [total + by_inputs[k] for k, total in zip(members, sums, strict=True)]
+
+    def weighted_sum(weights: Sequence[jax.Array]) -> list[jax.Array]:
+        groups: dict[int, list[int]] = {}
+        for k, each in enumerate(weights):
+            if k not in kept:
+                groups.setdefault(id(each), []).append(k)
+        sums = {k: _sum(choices[k], held, weights[k]) for k, held in kept.items()}
+        for members in groups.values():
+            factors = weights[members[0]]
+            zeros = meshes.vary([jnp.zeros_like(leaves[k]) for k in members], over)
+            # A branch begins when its condition is known. A compiler that drops barriers, such as that for
+            # CPUs, would else recompute activations for both passes at once, and hold them.
+            found = jax.lax.cond(
+                jnp.any(factors > 0),
+                functools.partial(gradients, members),
+                lambda _, zeros=zeros: zeros,
+                factors,
+            )
+            sums |= dict(zip(members, found, strict=True))
+        return [sums[k] for k in range(len(leaves))]
+
+    return Pass(losses, norms, weighted_sum)
+
+
+def _sum(choice: Choice, held: Any, weights: jax.Array) -> jax.Array:
+    """The sum over examples of what was held of their gradients, times weights."""
+    if (rule := _plan.gram(choice)) is not None:
+        return rule.layout.restore(rules.weighted_sum(rule.layout, held, weights))
+    return jnp.tensordot(weights, held, 1, precision=rules.HIGHEST)
+
+
+def _inputs(weights: Weights | None, leaves: list[jax.Array]) -> tuple[list, list]:
+    """The small values and derived weights that a loss takes, if they are taken out of it."""
+    if weights is None:
+        return [], []
+    smalls, derived = weights.values(leaves)
+    return [v for v, small in zip(smalls, weights.smalls, strict=True) if small.is_input], derived
+
+
+def _only(pull: Callable[[jax.Array], Any], like: jax.Array) -> Callable[..., Any]:
+    """A function that pulls a cotangent back to what is selected, and computes nothing else.
+
+    It can be told cotangents on the way that are `known`: then nothing is computed that only leads to them.
+    """
+    closed, shapes = jax.make_jaxpr(pull, return_shape=True)(like)
+    leaves, tree = jax.tree.flatten(shapes)
+    numbers = tree.unflatten(range(len(leaves)))
+
+    def pulled(
+        cotangent: jax.Array,
+        select: Callable[..., Any],
+        known: Callable[..., list[int]] = lambda *_: [],
+        values: Sequence[jax.Array] = (),
+    ) -> Any:
+        selected, given = select(*numbers), known(*numbers)
+        wanted = jax.tree.leaves(selected)
+        used = {*wanted, *given}
+        live, _ = dce_jaxpr(closed.jaxpr, [i in used for i in range(len(leaves))], instantiate=True)
+        outs = dict(zip(sorted(used), live.outvars, strict=True))
+        env = dict(zip([*live.constvars, *live.invars], [*closed.consts, cotangent], strict=True))
+        env |= {
+            outs[i]: x for i, x in zip(given, values, strict=True) if isinstance(outs[i], core.Var)
+        }
+        needed, eqns = {outs[i] for i in wanted if isinstance(outs[i], core.Var)}, []
+        for eqn in reversed(live.eqns):
+            if any(v in needed and v not in env for v in eqn.outvars):
+                eqns.append(eqn)
+                needed.update(_tail.variables(eqn))
+        found = run(eqns[::-1], env, [outs[i] for i in wanted])
+        return jax.tree.unflatten(jax.tree.structure(selected), found)
+
+    return pulled
+
+
+def _rounded_down(weights: jax.Array, dtype: Any) -> jax.Array:
+    """Weights in the dtype of the losses, never larger than they were: clip factors must not grow."""
+    cast = weights.astype(dtype)
+    return jnp.where(
+        cast.astype(weights.dtype) > weights, jnp.nextafter(cast, jnp.zeros_like(cast)), cast
+    )
+
+
+def _export(choice: Choice, use: Use) -> Callable[..., Any]:
+    """What a use hands out: a squared norm if that is all that is wanted of its parameter, or its factors."""
+    if not isinstance(choice, InPlace):
+        return engine.export(use)
+    layout = choice.rule.layout
+    sliced = {axis for loop in use.loops for axis in loop.axes}
+    layout = layout._replace(blocks=tuple(b for b in layout.blocks if b not in sliced))
+    use = use._replace(loops=())
+
+    def squared_norm(left: jax.Array, right: jax.Array) -> jax.Array:
+        pair = rules.pair(use, layout, left, right)
+        if choice.rule.by_gram:
+            return rules.squared_norm(layout, [pair])
+        if pair.rows.ndim == 3 and pair.rows.size > pair.columns.size:
+            # The larger factor second, as a product wants it: no transposed copy of the gradient.
+            turned = layout._replace(rows=layout.columns, columns=layout.rows)
+            return sum_of_squares(rules.product(turned, [rules.Pair(pair.columns, pair.rows)]))
+        return sum_of_squares(rules.product(layout, [pair]))
+
+    return squared_norm
