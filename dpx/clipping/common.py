@@ -23,7 +23,7 @@ import jax.numpy as jnp
 from jax import lax
 from jax.extend import core
 
-from dpx.clipping import meshes, rules
+from dpx.clipping import grams, meshes, rules
 from dpx.clipping import rounding as _rounding
 from dpx.clipping import weights as _weights
 from dpx.clipping.capture import Capture, capture
@@ -213,7 +213,7 @@ def _multiplied(factor: jax.Array, array: jax.Array, axis: int) -> jax.Array:
 
 
 def _chunk(size: int) -> int:
-    return max(_rounding.CHUNK, -(-size // rules.UNROLLED))
+    return max(_rounding.CHUNK, -(-size // grams.UNROLLED))
 
 
 def squared_norm(
@@ -222,13 +222,14 @@ def squared_norm(
     commons: Sequence[tuple[jax.Array, jax.Array, bool]],
     dots: Sequence[jax.Array | None],
 ) -> jax.Array:
-    """An upper bound on ‖g‖² of one example, `rules.squared_norm` with terms T ⊙ y, both arranged.
+    """An upper bound on ‖g‖² of one example, `grams.squared_norm` with terms T ⊙ y, both arranged.
 
     Each such term is another position, of length ‖T ⊙ y‖: the sum of n products is off by γ_n times the
     product of lengths (Cauchy-Schwarz, over columns first), n the number of roundings on the way to any.
     Where T is the parameter itself, `dots` has what `contract` would be, for those uses that know it.
     """
-    total, length, positions = rules.gram_norm(shared, pairs)
+    found = grams.products(shared, pairs)
+    total, length, places = grams.estimate(grams.Errors.of(shared, found), found)
     # What roundings are outside sums: of y, of squares, and of adding up these few numbers.
     roundings, shared_length = 16 + len(commons) ** 2, length
     tiny, squares = _rounding.tiny(total.dtype), []
@@ -248,16 +249,16 @@ def squared_norm(
             total += 2 * sum_
             inner = array.shape[2 if by_rows else 1]
             n = max(array.shape[1:]) if known else min(inner, _chunk(inner))
-            n += rules.UNROLLED + each.columns.shape[1]
+            n += grams.UNROLLED + each.columns.shape[1]
             n += array.shape[2] if each.rows.ndim == 2 else 0
             roundings = max(roundings, 17 + len(commons) ** 2 + n + m)
     gamma = _rounding.gamma(roundings, total.dtype)
     for (array, y, _), square in zip(commons, squares, strict=True):
-        # Squares that are flushed are part of the length, spread as in `rules`.
+        # Squares that are flushed are part of the length, spread as in `grams`.
         square = square * jnp.square(y) + (1 + jnp.square(y)) * 4 * array.size * tiny / gamma
-        length += rules.SLACK * jnp.sqrt(_rounding.added_up(square)[0])
-    error = rules.SLACK * gamma * (jnp.square(length) - jnp.square(shared_length))
-    return rules.bounded(total + error, length, positions + len(pairs) + 2 * len(commons) + 8)
+        length += grams.SLACK * jnp.sqrt(_rounding.added_up(square)[0])
+    error = grams.SLACK * gamma * (jnp.square(length) - jnp.square(shared_length))
+    return grams.raised(total + error, length, places + 2 * len(commons) + 4)
 
 
 def _fits(dot: jax.Array, y: jax.Array) -> bool:

@@ -14,7 +14,7 @@ import jax.numpy as jnp
 from jax.extend import core
 from jax.interpreters.partial_eval import dce_jaxpr
 
-from dpx.clipping import common, meshes, mixing, reports, rules
+from dpx.clipping import alike, common, grams, meshes, mixing, reports, rules
 from dpx.clipping import plan as _plan
 from dpx.clipping.capture import Capture, capture
 from dpx.clipping.materialize import Loss, Pass, accumulator, over_examples
@@ -73,7 +73,7 @@ def rounding(program: Program, size: int, dtype: Any) -> float:
 
     The sum of n terms in any order errs by γ_n times the sum of their lengths: of one held gradient for each
     example; or of one product for each of P positions, and those lengths exceed that of their sum by
-    1 / `rules.FLOOR` at most.
+    1 / `grams.FLOOR` at most.
     """
     shares = [gamma(size + 4, dtype)]
     for k, choice in enumerate(program.choices):
@@ -81,7 +81,7 @@ def rounding(program: Program, size: int, dtype: Any) -> float:
             places = sum(_plan.positions(use, rule.layout) for use in rule.uses)
             arrays = 0 if program.weights is None else len(program.weights.leads(k))
             terms = size * (places + arrays) + len(rule.uses) + arrays + 8
-            shares.append(gamma(terms, dtype) / rules.FLOOR)
+            shares.append(gamma(terms, dtype) / grams.FLOOR)
     return max(shares)
 
 
@@ -89,26 +89,46 @@ def run(program: Program, leaves: Sequence[jax.Array], batch: Any) -> Pass:
     """The pass that keeps what the norms are computed from."""
     choices = program.choices
 
-    def hold(choice: Choice, found: Found) -> tuple[jax.Array, Any]:
-        held = assemble(choice, found)
-        if _plan.gram(choice) is None:
-            # Norms must see what is summed, which could else be computed again, rounded otherwise. (Factors
-            # have passed a barrier where they were tapped.)
-            held = jax.lax.optimization_barrier(held)
-        return squared_norm(choice, held, found), (held, found.coefficients)
+    def hold(found: Sequence[Found]) -> tuple[list, list, list]:
+        gradients = {
+            k: assemble(choice, found[k])
+            for k, choice in enumerate(choices)
+            if _plan.gram(choice) is None
+        }
+        # Norms must see what is summed, which could else be computed again, rounded otherwise. (Factors have
+        # passed a barrier where they were tapped.)
+        gradients = jax.lax.optimization_barrier(gradients)
+        held, seen = [], []
+        for k, choice in enumerate(choices):
+            kept = gradients[k] if k in gradients else assemble(choice, found[k])
+            held.append(kept)
+            if (rule := _plan.gram(choice)) is None:
+                seen.append(kept)
+            elif found[k].terms:
+                seen.append(squared_norm(choice, kept, found[k]))
+            else:
+                seen.append(grams.products(rule.layout, kept))
+        return held, seen, [each.coefficients for each in found]
 
-    losses, norms, held, common_ = backward(program, choices, leaves, batch, hold)
+    losses, (held, seen, coefficients), common_ = backward(program, choices, leaves, batch, hold)
 
     def weighted_sum(weights: Sequence[jax.Array]) -> list[jax.Array]:
+        # Two equal rows: XLA's CPU compiler leaves a product of matrices to a library, but writes a kernel of
+        # its own for a vector times each shape of matrix, which is no faster and takes long to compile.
+        # Several devices would add up both.
+        rows = {id(w): jnp.stack([w] * (1 if jax.device_count() > 1 else 2)) for w in weights}
         sums = []
-        for k, (choice, (kept, coefficients)) in enumerate(zip(choices, held, strict=True)):
-            total = _weighted_sum(choice, kept, weights[k]).reshape(leaves[k].shape)
-            if _plan.gram(choice) is not None and common_ is not None:
-                total = total + common_.weighted_sum(coefficients, weights[k])
-            sums.append(total)
+        for k, (choice, kept) in enumerate(zip(choices, held, strict=True)):
+            if (rule := _plan.gram(choice)) is None:
+                total = _held_sum(kept, rows[id(weights[k])])
+            else:
+                total = rules.weighted_sum(rule.layout, kept, weights[k])
+                if common_ is not None:
+                    total = total + common_.weighted_sum(coefficients[k], weights[k])
+            sums.append(total.reshape(leaves[k].shape))
         return sums
 
-    return Pass(losses, norms, weighted_sum)
+    return Pass(losses, alike.squared_norms(choices, seen), weighted_sum)
 
 
 class Found(NamedTuple):
@@ -133,12 +153,11 @@ def backward(
     choices: Sequence[Choice],
     leaves: Sequence[jax.Array],
     batch: Any,
-    hold: Callable[[Choice, Found], tuple[jax.Array, Any]],
-) -> tuple[jax.Array, list[jax.Array], list[Any], common.Batch | None]:
-    """Losses, squared norms and what `hold` keeps of each parameter, for every example.
+    hold: Callable[[Sequence[Found]], Any],
+) -> tuple[jax.Array, Any, common.Batch | None]:
+    """Losses, what `hold` makes of what is found for all parameters, and what parameters alone give.
 
-    `hold` is given what was found for one parameter and example, and returns a squared norm and anything.
-    Last comes what the loss computes from parameters alone.
+    All of it for every example, except for the last.
     """
     taps = [(use, export(use)) for choice in choices for use in choice.tapped]
     weights = program.weights
@@ -152,7 +171,7 @@ def backward(
     slots = meshes.vary(tapped.slots(), over)
     inputs, derived = ([], []) if fixed is None else meshes.vary(fixed.inputs, over)
 
-    def one(example: list[Any]) -> tuple[jax.Array, list[jax.Array], list[Any]]:
+    def one(example: list[Any]) -> tuple[jax.Array, Any]:
         def value(direct: dict, slots: dict, inputs: list) -> jax.Array:
             arguments = [direct.get(k, leaf) for k, leaf in enumerate(leaves)]
             return tapped([*arguments, *inputs, *derived, *example], slots)[0]
@@ -168,12 +187,7 @@ def backward(
         found = (
             map(Found, given) if fixed is None else map(Found, given, *fixed.terms(given, smalls))
         )
-        norms, held = [], []
-        for choice, each in zip(choices, found, strict=True):
-            norm, kept = hold(choice, each)
-            norms.append(norm)
-            held.append(kept)
-        return loss, norms, held
+        return loss, hold(list(found))
 
     return (*over_examples(one, jax.tree.leaves(batch)), fixed)
 
@@ -215,17 +229,12 @@ def squared_norm(choice: Choice, held: Any, found: Found) -> jax.Array:
         given = zip(choice.tapped, found.given, strict=True)
         dots = [common.arranged_dots(use, rule.layout, *each[2:]) for use, each in given]
         return common.squared_norm(rule.layout, held, found.terms, dots)
-    return rules.squared_norm(rule.layout, held)
+    return grams.squared_norm(rule.layout, held)
 
 
-def _weighted_sum(choice: Choice, held: Any, weights: jax.Array) -> jax.Array:
-    if (rule := _plan.gram(choice)) is not None:
-        return rule.layout.restore(rules.weighted_sum(rule.layout, held, weights))
-    # Two equal rows: XLA's CPU compiler leaves a product of matrices to a library, but writes a kernel of
-    # its own for a vector times each shape of matrix, which is no faster and takes long to compile. Several
-    # devices would add up both.
+@jax.jit  # Traced once for all gradients of one shape.
+def _held_sum(held: jax.Array, rows: jax.Array) -> jax.Array:
+    """The sum over examples of held gradients times weights, which every one of the rows holds."""
     dtype = accumulator(held.dtype)
-    rows = 1 if jax.device_count() > 1 else 2
-    weights = jnp.stack([weights] * rows).astype(dtype)
     flat = held.astype(dtype).reshape(len(held), -1)
-    return jnp.matmul(weights, flat, precision=rules.HIGHEST)[0].reshape(held.shape[1:])
+    return jnp.matmul(rows.astype(dtype), flat, precision=rules.HIGHEST)[0]

@@ -16,7 +16,7 @@ from jax import lax
 
 # Axes longer than this are added up in chunks, so that n in γ_n is small. Shorter chunks would
 # gain little, because there are more of them, and make products of matrices slower.
-CHUNK = 256
+CHUNK = 512
 
 
 def unit(dtype: Any) -> float:
@@ -58,7 +58,7 @@ def added_up(total: jax.Array) -> tuple[jax.Array, int]:
     roundings = 0
     while total.ndim:
         last = total.shape[-1]
-        if last > 4 * CHUNK:
+        if last > 2 * CHUNK:
             chunks = -(-last // CHUNK)
             padding = [(0, 0)] * (total.ndim - 1) + [(0, chunks * CHUNK - last)]
             total = jnp.pad(total, padding).reshape(*total.shape[:-1], chunks, CHUNK)

@@ -20,11 +20,11 @@ import jax.numpy as jnp
 from jax.extend import core
 from jax.interpreters.partial_eval import dce_jaxpr
 
-from dpx.clipping import common, engine, meshes, rules
+from dpx.clipping import common, engine, grams, meshes, rules
 from dpx.clipping import plan as _plan
 from dpx.clipping import tail as _tail
 from dpx.clipping.engine import Found, Program
-from dpx.clipping.materialize import Loss, Pass, accumulator, over_examples
+from dpx.clipping.materialize import Loss, Norms, Pass, accumulator, over_examples
 from dpx.clipping.plan import Choice, Direct, InPlace
 from dpx.clipping.rounding import gamma, sum_of_squares
 from dpx.clipping.tap import Tapped
@@ -173,13 +173,14 @@ def _run(program: Program, leaves: Sequence[jax.Array], batch: Any) -> Pass:
             sums |= dict(zip(members, found, strict=True))
         return [sums[k] for k in range(len(leaves))]
 
-    return Pass(losses, norms, weighted_sum)
+    squared = [Norms((k,), norm[None]) for k, norm in enumerate(norms)]
+    return Pass(losses, squared, weighted_sum)
 
 
 def _sum(choice: Choice, held: Any, weights: jax.Array) -> jax.Array:
     """The sum over examples of what was held of their gradients, times weights."""
     if (rule := _plan.gram(choice)) is not None:
-        return rule.layout.restore(rules.weighted_sum(rule.layout, held, weights))
+        return rules.weighted_sum(rule.layout, held, weights)
     return jnp.tensordot(weights, held, 1, precision=rules.HIGHEST)
 
 
@@ -246,7 +247,7 @@ def _export(choice: Choice, use: Use) -> Callable[..., Any]:
     def squared_norm(left: jax.Array, right: jax.Array) -> jax.Array:
         pair = rules.pair(use, layout, left, right)
         if choice.rule.by_gram:
-            return rules.squared_norm(layout, [pair])
+            return grams.squared_norm(layout, [pair])
         if pair.rows.ndim == 3 and pair.rows.size > pair.columns.size:
             # The larger factor second, as a product wants it: no transposed copy of the gradient.
             turned = layout._replace(rows=layout.columns, columns=layout.rows)

@@ -98,6 +98,11 @@ class Use(NamedTuple):
     scale: Scale | None = None
 
     @property
+    def form(self) -> "Use":
+        """What the factors look like; equal for uses that are alike, wherever they stand."""
+        return self._replace(param=0, path=(), left=_same, right=_same)
+
+    @property
     def lengths(self) -> tuple[int, ...]:
         return tuple(loop.length for loop in self.loops)
 
@@ -125,9 +130,9 @@ def find(eqn: Any, which: int, view: View, path: tuple[int, ...], sizes: Any) ->
         left = functools.partial(_pad_left, left, padded[0])
         right = functools.partial(_pad, padded[1])
     operands = [jax.ShapeDtypeStruct(v.aval.shape, v.aval.dtype) for v in eqn.invars]
-    left_aval = jax.eval_shape(left, operands)
+    left_aval = _evaluated(left, operands)
     out = eqn.outvars[0].aval
-    right_aval = jax.eval_shape(right, jax.ShapeDtypeStruct(out.shape, out.dtype))
+    right_aval = _evaluated(right, jax.ShapeDtypeStruct(out.shape, out.dtype))
     if not all(jnp.issubdtype(a.dtype, jnp.floating) for a in (left_aval, right_aval)):
         return None
     if view.scale is not None and not _can_scale(view, left_axes, right_axes, indexed):
@@ -145,6 +150,22 @@ def _can_scale(view: View, left_axes: Axes, right_axes: Axes, indexed: int | Non
     left = loops | {atom for axis in left_axes for atom in axis}
     right = loops | {atom for axis in right_axes for atom in axis}
     return indexed is not None or view.scale.atoms <= left or view.scale.atoms <= right
+
+
+class _Operand(NamedTuple):
+    """Takes one operand as it is."""
+
+    which: int
+
+    def __call__(self, operands: Sequence[Any]) -> Any:
+        return operands[self.which]
+
+
+def _evaluated(function: Callable, arguments: Any) -> Any:
+    """The shape and dtype of a function's result."""
+    if function is _same or isinstance(function, _Operand):
+        return function(arguments)
+    return jax.eval_shape(function, arguments)
 
 
 def _same(cotangent: jax.Array) -> jax.Array:
@@ -198,7 +219,7 @@ def _dot_general(eqn, which, view, sizes):
     halves = [[a for i, a in enumerate(view.axes) if i not in used], [positions[i] for i in free]]
     # The result has the batch axes, then the free axes of the first operand, then the second's.
     right_axes = (*(view.axes[i] for i in batch[which]), *halves[which], *halves[other])
-    return (lambda operands: operands[other]), left_axes, right_axes, None
+    return _Operand(other), left_axes, right_axes, None
 
 
 def _rows(view: View, axis: int, sizes: Any) -> int | None:

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from dpx import clipping
-from dpx.clipping import plan, rules
+from dpx.clipping import plan
 from dpx.clipping import rounding as _rounding
 from dpx.clipping import sums as _sums
 
@@ -151,7 +151,7 @@ def test_held_gradients_add_no_more_than_the_threshold(monkeypatch):
 
 def without_rounding(monkeypatch):
     monkeypatch.setattr(_rounding, "gamma", lambda roundings, dtype: 1e-30)
-    monkeypatch.setattr(rules, "FLOOR", 0.0)
+    monkeypatch.setattr("dpx.clipping.grams.FLOOR", 0.0)
 
 
 def test_the_search_finds_norms_that_are_not_rounded_up(monkeypatch):

@@ -174,14 +174,14 @@ FAULTS = (
     # Clipping
     Fault(
         "the cross term of a shared parameter counts once",
-        "dpx/clipping/rules.py",
+        "dpx/clipping/grams.py",
         "total += 2 * _added_up(",
         "total += _added_up(",
         "tests/clipping/test_clipping_engine.py::test_tied_embedding_with_repeats_masks_and_one_example",
     ),
     Fault(
         "the cross term of a shared parameter is forgotten",
-        "dpx/clipping/rules.py",
+        "dpx/clipping/grams.py",
         "total += 2 * _added_up(",
         "total += 0 * _added_up(",
         "tests/clipping/test_clipping_engine.py::test_tied_embedding_with_repeats_masks_and_one_example",
