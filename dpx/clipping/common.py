@@ -117,8 +117,7 @@ def evaluate(weights: Weights, leaves: Sequence[jax.Array]) -> Constants:
         cotangents = small.pull([leaves[k] for k in small.inputs], _ones(value))
         for k, (axes, multiple) in small.leads.items():
             leads[k].append(term(j, axes, multiple, cotangents[small.inputs.index(k)]))
-    # Norms must see what is summed: computed twice it might be rounded otherwise.
-    arrays, scales = lax.optimization_barrier((arrays, scales))
+    arrays, scales = _rounding.settled((arrays, scales))
     return Constants([*inputs, *derived], arrays, scales, inside, leads)
 
 
@@ -165,11 +164,11 @@ def scaled(pair: Pair, scale: jax.Array) -> Pair:
     """The factors of m ⊙ (their product); m, (K or 1, R or 1, C or 1), varies over rows or over columns."""
     rows, columns = pair
     if scale.shape[1] == 1:
-        columns = lax.optimization_barrier(columns * scale)
+        columns = _rounding.settled(columns * scale)
     elif rows.ndim == 2:
-        columns = lax.optimization_barrier(columns * _taken(scale, rows))
+        columns = _rounding.settled(columns * _taken(scale, rows))
     else:
-        rows = lax.optimization_barrier(rows * jnp.swapaxes(scale, 1, 2))
+        rows = _rounding.settled(rows * jnp.swapaxes(scale, 1, 2))
     return Pair(rows, columns)
 
 
@@ -469,7 +468,7 @@ class Batch:
         smalls = self._smalls(given, direct)
         coefficients, terms = [], []
         for k, choice in enumerate(self.choices):
-            found = lax.optimization_barrier(by_array(self.fixed.leads[k], smalls))
+            found = _rounding.settled(by_array(self.fixed.leads[k], smalls))
             coefficients.append(found)
             own = f"parameter {k}"
             pairs = [(self.fixed.arrays[key], y, key == own) for key, y in found.items()]

@@ -19,7 +19,7 @@ from dpx.clipping import plan as _plan
 from dpx.clipping.capture import Capture, capture
 from dpx.clipping.materialize import Loss, Pass, accumulator, over_examples
 from dpx.clipping.plan import Choice, Direct
-from dpx.clipping.rounding import gamma, sum_of_squares
+from dpx.clipping.rounding import gamma, settled, sum_of_squares
 from dpx.clipping.tap import Tapped
 from dpx.clipping.uses import Use
 from dpx.clipping.weights import Weights
@@ -95,9 +95,7 @@ def run(program: Program, leaves: Sequence[jax.Array], batch: Any) -> Pass:
             for k, choice in enumerate(choices)
             if _plan.gram(choice) is None
         }
-        # Norms must see what is summed, which could else be computed again, rounded otherwise. (Factors have
-        # passed a barrier where they were tapped.)
-        gradients = jax.lax.optimization_barrier(gradients)
+        gradients = settled(gradients)  # Factors are where they are tapped.
         held, seen = [], []
         for k, choice in enumerate(choices):
             kept = gradients[k] if k in gradients else assemble(choice, found[k])

@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 
 from dpx.clipping import meshes, mixing
-from dpx.clipping.rounding import sum_of_squares
+from dpx.clipping.rounding import settled, sum_of_squares
 
 Loss = Callable[[Sequence[jax.Array], Any], jax.Array]
 
@@ -68,9 +68,7 @@ def run(loss: Loss, leaves: Sequence[jax.Array], batch: Any) -> Pass:
     mixing.check(jax.make_jaxpr(loss)(list(leaves), meshes.one_example(batch)), len(leaves))
     one = functools.partial(jax.value_and_grad(loss), list(leaves))
     losses, gradients = over_examples(one, batch)
-    # Norms must see what is summed: without a barrier either could be computed again, rounded otherwise.
-    gradients = jax.lax.optimization_barrier(gradients)
-    gradients = [gradient.astype(accumulator(gradient.dtype)) for gradient in gradients]
+    gradients = [g.astype(accumulator(g.dtype)) for g in settled(gradients)]
 
     def weighted_sum(weights: Sequence[jax.Array]) -> list[jax.Array]:
         # Factors must fit the gradients that they multiply: no TensorFloat-32.

@@ -66,3 +66,20 @@ def added_up(total: jax.Array) -> tuple[jax.Array, int]:
         roundings += last
         total = lax.optimization_barrier(jnp.sum(total, axis=-1))
     return total, roundings
+
+
+def settled(tree: Any) -> Any:
+    """The same values, which norms and sums then see alike: none is computed again, rounded otherwise.
+
+    A compiler may drop a cast to less than float32 and back, in one kernel and not in another, and it may
+    drop barriers. So what is narrower than float32 is rounded by an operation of its own, which stays.
+    """
+
+    def rounded(x: jax.Array) -> jax.Array:
+        if not jnp.issubdtype(x.dtype, jnp.floating) or jnp.finfo(x.dtype).bits >= 32:
+            return x
+        kind = jnp.finfo(x.dtype)
+        wide = lax.reduce_precision(x.astype(jnp.float32), kind.nexp, kind.nmant)
+        return wide.astype(x.dtype)
+
+    return jax.tree.map(rounded, lax.optimization_barrier(tree))

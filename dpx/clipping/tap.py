@@ -17,6 +17,7 @@ from jax.extend import core
 
 from dpx.clipping import meshes
 from dpx.clipping.capture import CALLS, REMAT, scan_parts
+from dpx.clipping.rounding import settled
 from dpx.clipping.uses import Use
 
 # What is handed out for a use: (left factor, right factor) -> arrays.
@@ -187,9 +188,8 @@ def _tap_forward(export: Callable, stacked: bool, result: jax.Array, operands: t
 
 
 def _tap_backward(export: Callable, stacked: bool, operands: tuple, cotangent: jax.Array):
-    # Norms must see what is summed: without a barrier either could be computed again, rounded otherwise.
-    # What is behind it goes on through the backward pass too, so that no copy is needed.
-    operands, cotangent = lax.optimization_barrier((operands, cotangent))
+    # What is settled goes on through the backward pass too, so that no copy is needed.
+    operands, cotangent = settled((operands, cotangent))
     # What follows from the model alone, such as the rows that a slice takes, is the same on every device.
     return cotangent, None, meshes.vary(export(operands, cotangent), meshes.varying(cotangent))
 

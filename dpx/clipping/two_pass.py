@@ -26,7 +26,7 @@ from dpx.clipping import tail as _tail
 from dpx.clipping.engine import Found, Program
 from dpx.clipping.materialize import Loss, Norms, Pass, accumulator, over_examples
 from dpx.clipping.plan import Choice, Direct, InPlace
-from dpx.clipping.rounding import gamma, sum_of_squares
+from dpx.clipping.rounding import gamma, settled, sum_of_squares
 from dpx.clipping.tap import Tapped
 from dpx.clipping.uses import Use
 from dpx.clipping.weights import Weights, run
@@ -129,8 +129,7 @@ def _run(program: Program, leaves: Sequence[jax.Array], batch: Any) -> Pass:
                 continue
             held = engine.assemble(choice, each)
             if k in tail.uses:
-                # Norms must see what is summed, as in one pass.
-                held = kept[k] = jax.lax.optimization_barrier(held)
+                held = kept[k] = settled(held)
             norms.append(engine.squared_norm(choice, held, each))
         return norms, kept
 

@@ -5,6 +5,7 @@ import functools
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 import pytest
 
 from dpx import clipping
@@ -254,3 +255,39 @@ def test_two_passes_multiply_at_the_highest_precision():
         params, x
     )
     assert "HIGHEST, HIGHEST" in program.as_text()  # One pass, which takes its sum at the highest.
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+@pytest.mark.parametrize("method", ["one_pass", "vmap"])
+def test_narrow_activations_add_no_more_than_the_threshold(dtype, method):
+    """Norms and sums see the same rounded factors, also where a compiler drops casts and barriers."""
+    draw = np.random.default_rng(0)
+    length, vocabulary, dim = 16, 4096, 16  # Large enough for a loop of products (`grams.LARGE`).
+    params = {
+        "table": jnp.asarray(draw.normal(size=(vocabulary, dim)), "f4"),
+        "kernel": jnp.asarray(draw.normal(size=(dim, dim)) / 4, "f4"),
+    }
+
+    def loss(params, tokens):
+        narrow = jax.tree.map(lambda x: x.astype(dtype), params)
+        hidden = narrow["table"][tokens]
+        hidden = jnp.tanh(hidden @ narrow["kernel"])
+        logits = (hidden @ narrow["table"].T).astype("float32")
+        return optax.softmax_cross_entropy_with_integer_labels(logits, tokens).mean()
+
+    tokens = jnp.asarray(draw.integers(0, vocabulary, (1, length)))
+    clips = {"table": 1e-3, "kernel": 1e-3}
+    gradient = clipping.clipped_grad(loss, l2_clip_norm=clips, method=method)
+    for total in jax.jit(gradient)(params, tokens).grads.values():
+        assert np.linalg.norm(np.asarray(total, "f8")) <= 1e-3 * (1 + 1e-6)
+
+    def primitives(jaxpr):
+        for eqn in jaxpr.eqns:
+            yield eqn.primitive.name
+            for value in jax.tree.leaves(list(eqn.params.values())):
+                if hasattr(inner := getattr(value, "jaxpr", value), "eqns"):
+                    yield from primitives(inner)
+
+    if method == "one_pass":  # Held gradients of float32 parameters are float32.
+        found = list(primitives(jax.make_jaxpr(gradient)(params, tokens).jaxpr))
+        assert found.count("reduce_precision") >= 4
