@@ -14,7 +14,7 @@ import jax.numpy as jnp
 from jax.extend import core
 from jax.interpreters.partial_eval import dce_jaxpr
 
-from dpx.clipping import alike, common, grams, meshes, mixing, reports, rules
+from dpx.clipping import alike, common, fixed_terms, grams, meshes, mixing, reports, rules
 from dpx.clipping import plan as _plan
 from dpx.clipping.capture import Capture, capture
 from dpx.clipping.materialize import Loss, Pass, accumulator, over_examples
@@ -136,7 +136,7 @@ class Found(NamedTuple):
       given: its gradient if it is not tapped, or the list of what its uses hand out.
       coefficients: what fixed arrays are multiplied by in its gradient.
       terms: (such an array, its coefficient, whether it is the parameter itself), as
-        `common.squared_norm` takes them, or to be added up.
+        `fixed_terms.squared_norm` takes them, or to be added up.
       scale: for a use, what its product is multiplied by, or None.
     """
 
@@ -194,7 +194,7 @@ def export(use: Use) -> Callable[..., Any]:
     """What a use hands out: its factors, and what its result is asked for."""
 
     def factors(left: jax.Array, right: jax.Array, *result: jax.Array) -> tuple:
-        return left, right, *(common.dots(use, right, each) for each in result)
+        return left, right, *(fixed_terms.dots(use, right, each) for each in result)
 
     return factors
 
@@ -207,7 +207,7 @@ def assemble(choice: Choice, found: Found) -> Any:
     pairs = []
     for use, each in zip(choice.tapped, found.given, strict=True):
         pair, scale = rules.pair(use, layout, *each[:2]), found.scale(use)
-        pairs.append(pair if scale is None else common.scaled(pair, scale))
+        pairs.append(pair if scale is None else fixed_terms.scaled(pair, scale))
     if choice.rule.by_gram:
         return pairs
     return _with_terms(layout.restore(rules.product(layout, pairs)), found)
@@ -225,8 +225,8 @@ def squared_norm(choice: Choice, held: Any, found: Found) -> jax.Array:
         return sum_of_squares(held)
     if found.terms:
         given = zip(choice.tapped, found.given, strict=True)
-        dots = [common.arranged_dots(use, rule.layout, *each[2:]) for use, each in given]
-        return common.squared_norm(rule.layout, held, found.terms, dots)
+        dots = [fixed_terms.arranged_dots(use, rule.layout, *each[2:]) for use, each in given]
+        return fixed_terms.squared_norm(rule.layout, held, found.terms, dots)
     return grams.squared_norm(rule.layout, held)
 
 
