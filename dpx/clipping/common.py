@@ -4,10 +4,11 @@ Where a loss computes something from a weight alone (`dpx.clipping.weights`), th
 
     g = m ⊙ sum_p rows[p] ⊗ columns[p] + sum_j T_j ⊙ y_j,
 
-with arrays m and T_j that are the same for all examples and made once for a batch, and y_j that are small: numbers,
-or one for each row or column. The algebra of these terms is in `dpx.clipping.fixed_terms`.
+with arrays m and T_j that are the same for all examples, and are made once for a batch, and y_j that are small
+(numbers, or one for each row or column). The algebra of these terms is in `dpx.clipping.fixed_terms`.
 """
 
+import functools
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
@@ -217,14 +218,8 @@ class Batch:
             pairs = [(self.constants.arrays[key], y, key == own) for key, y in found.items()]
             if choice.rule is not None and choice.rule.by_gram:
                 shared, split = choice.rule.layout, self.captured.splits[k]
-                pairs = [
-                    (
-                        fixed_terms.arrange(shared, split, t),
-                        fixed_terms.arrange(shared, split, y),
-                        o,
-                    )
-                    for t, y, o in pairs
-                ]
+                put = functools.partial(fixed_terms.arrange, shared, split)
+                pairs = [(put(t), put(y), is_own) for t, y, is_own in pairs]
             terms.append(pairs)
         return coefficients, terms, [self.scale] * len(terms)
 

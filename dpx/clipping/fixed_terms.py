@@ -1,8 +1,8 @@
 """Products of gradients with fixed arrays: the algebra behind `dpx.clipping.common`.
 
-The gradient of an example is m ⊙ sum_p rows[p] ⊗ columns[p] + sum_j T_j ⊙ y_j, with fixed arrays m and T_j, and
-small values y_j. So m is moved into the factors, and the other terms of ‖g‖² are ⟨T_j ⊙ y_j, T_l ⊙ y_l⟩, sums
-of products of fixed arrays that are made once, and
+The gradient of an example is m ⊙ sum_p rows[p] ⊗ columns[p] + sum_j T_j ⊙ y_j, with fixed arrays m and T_j
+and small values y_j. So m is moved into the factors, and the other terms of ‖g‖² are ⟨T_j ⊙ y_j, T_l ⊙ y_l⟩,
+sums of products of fixed arrays that are made once, and
 
     ⟨rows[p] ⊗ columns[p], T ⊙ y⟩ = sum_c (rows[p] · T)[c] · columns[p, c] · y[c],
 
