@@ -11,7 +11,9 @@ from jax.lax import DotAlgorithmPreset, Precision
 from jax.numpy import floating, issubdtype
 
 from dpx.clipping import uses as _uses
-from dpx.clipping.uses import Loop, Use, View
+from dpx.clipping import views as _views
+from dpx.clipping.uses import Use
+from dpx.clipping.views import Loop, View
 
 # Equations that only call a jaxpr: the name of the parameter that holds it. Since JAX 0.11 `closed_call_p` is
 # called eval_jaxpr, a name that another primitive had before.
@@ -78,7 +80,7 @@ def capture(
     rest: list[Views] = [()] * (len(closed.jaxpr.invars) - count - len(scaled))
     while True:
         walk = _Walk([tuple(itertools.chain(*split)) for split in splits])
-        views = [(_uses.whole(k, split),) for k, split in enumerate(splits)]
+        views = [(_views.whole(k, split),) for k, split in enumerate(splits)]
         derived = [_scaled(number, views, axes) for number, axes in enumerate(scaled)]
         try:
             for found in walk.run(closed.jaxpr, [*views, *derived, *rest], ()):
@@ -103,7 +105,7 @@ def _scaled(number: int, views: list[Views], scaled: dict[int, frozenset[int]]) 
     for k, axes in scaled.items():
         (view,) = views[k]
         atoms = frozenset(atom for axis in axes for atom in view.axes[axis])
-        found.append(view._replace(scale=_uses.Scale(number, atoms)))
+        found.append(view._replace(scale=_views.Scale(number, atoms)))
     return tuple(found)
 
 
@@ -217,9 +219,9 @@ class _Walk:
         if not reshapes or view.pads:
             return None
         sizes = self.shapes[view.param]
-        if (split := _uses.to_split(view.axes, shape, sizes)) is not None:
+        if (split := _views.to_split(view.axes, shape, sizes)) is not None:
             raise _SplitError(view.param, *split)
-        axes = _uses.reshape_axes(view.axes, shape, sizes)
+        axes = _views.reshape_axes(view.axes, shape, sizes)
         return None if axes is None else view._replace(axes=axes)
 
     def parts(self, eqn: Any, inputs: list[Views], consumers: Consumers) -> list[Views] | None:
@@ -232,20 +234,20 @@ class _Walk:
             found = [[]]
             for views, shape in zip(inputs, shapes, strict=True):
                 after = eqn.outvars[0].aval.shape[axis] - offset - shape[axis]
-                found[0] += [_uses.padded(view, axis, -offset, -after) for view in views]
+                found[0] += [_views.padded(view, axis, -offset, -after) for view in views]
                 offset += shape[axis]
         elif name == "split":
             axis, offset = params["axis"], 0
             for size in params["sizes"]:
                 ends = (offset, shapes[0][axis] - offset - size)
-                found.append([_uses.padded(view, axis, *ends) for view in inputs[0]])
+                found.append([_views.padded(view, axis, *ends) for view in inputs[0]])
                 offset += size
         elif name == "slice" and all(s == 1 for s in params["strides"] or ()):
             starts, stops = params["start_indices"], params["limit_indices"]
             cut: list[View | None] = [*inputs[0]]
             for axis, (low, high, n) in enumerate(zip(starts, stops, shapes[0], strict=True)):
                 if (low, high) != (0, n):
-                    cut = [view and _uses.padded(view, axis, low, n - high) for view in cut]
+                    cut = [view and _views.padded(view, axis, low, n - high) for view in cut]
             # A part that goes anywhere but into a product of matrices is better looked up, row by row.
             found = [cut] if _is_only_multiplied(consumers, eqn.outvars[0]) else []
         results = [_all(views) for views in found]

@@ -6,6 +6,7 @@ Norms come from either, and so does the clipped sum once the clip factors are kn
 backward pass. `dpx.clipping.two_pass` forgets both and makes a second backward pass instead.
 """
 
+import functools
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
@@ -21,7 +22,7 @@ from dpx.clipping.materialize import Loss, Pass, accumulator, over_examples
 from dpx.clipping.plan import Choice, Direct
 from dpx.clipping.rounding import gamma, settled, sum_of_squares
 from dpx.clipping.tap import Tapped
-from dpx.clipping.uses import Use
+from dpx.clipping.uses import Use, to_parameter
 from dpx.clipping.weights import Weights
 
 
@@ -193,6 +194,10 @@ def backward(
 def export(use: Use) -> Callable[..., Any]:
     """What a use hands out: its factors, and what its result is asked for."""
 
+    if not use.by_factors:
+        assert use.gradient is not None
+        return use.gradient.product
+
     def factors(left: jax.Array, right: jax.Array, *result: jax.Array) -> tuple:
         return left, right, *(fixed_terms.dots(use, right, each) for each in result)
 
@@ -204,13 +209,18 @@ def assemble(choice: Choice, found: Found) -> Any:
     if isinstance(choice, Direct):
         return _with_terms(found.given, found)
     layout = choice.rule.layout
-    pairs = []
+    pairs, gradients = [], []
     for use, each in zip(choice.tapped, found.given, strict=True):
+        if not use.by_factors:
+            gradients.append(to_parameter(each, use, layout.shape))
+            continue
         pair, scale = rules.pair(use, layout, *each[:2]), found.scale(use)
         pairs.append(pair if scale is None else fixed_terms.scaled(pair, scale))
     if choice.rule.by_gram:
         return pairs
-    return _with_terms(layout.restore(rules.product(layout, pairs)), found)
+    if pairs:
+        gradients.append(layout.restore(rules.product(layout, pairs)))
+    return _with_terms(functools.reduce(jnp.add, gradients), found)
 
 
 def _with_terms(gradient: jax.Array, found: Found) -> jax.Array:

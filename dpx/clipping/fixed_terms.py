@@ -22,7 +22,8 @@ from dpx.clipping import grams, rules
 from dpx.clipping import rounding as _rounding
 from dpx.clipping.materialize import accumulator
 from dpx.clipping.rules import Layout, Pair
-from dpx.clipping.uses import Use, to_matrices
+from dpx.clipping.uses import Use
+from dpx.clipping.views import to_matrices
 
 Split = Sequence[tuple[int, ...]]
 

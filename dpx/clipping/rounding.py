@@ -78,8 +78,12 @@ def settled(tree: Any) -> Any:
     def rounded(x: jax.Array) -> jax.Array:
         if not jnp.issubdtype(x.dtype, jnp.floating) or jnp.finfo(x.dtype).bits >= 32:
             return x
-        kind = jnp.finfo(x.dtype)
-        wide = lax.reduce_precision(x.astype(jnp.float32), kind.nexp, kind.nmant)
-        return wide.astype(x.dtype)
+        kind, wide = jnp.finfo(x.dtype), x.astype(jnp.float32)
+        kept = lax.reduce_precision(wide, kind.nexp, kind.nmant)
+        if kind.minexp > jnp.finfo(jnp.float32).minexp:
+            # That flushes the subnormal numbers of float16, which most small cotangents are.
+            step = float(kind.smallest_subnormal)
+            kept = jnp.where(jnp.abs(wide) < kind.tiny, jnp.round(wide / step) * step, kept)
+        return kept.astype(x.dtype)
 
     return jax.tree.map(rounded, lax.optimization_barrier(tree))

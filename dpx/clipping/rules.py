@@ -15,7 +15,8 @@ import jax
 import jax.numpy as jnp
 
 from dpx.clipping.materialize import accumulator
-from dpx.clipping.uses import Use, to_matrices
+from dpx.clipping.uses import Use
+from dpx.clipping.views import to_matrices
 
 # Clip factors must fit the gradients they multiply: no TensorFloat-32, no bfloat16 passes.
 HIGHEST = jax.lax.Precision.HIGHEST

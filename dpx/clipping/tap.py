@@ -15,7 +15,7 @@ import jax.numpy as jnp
 from jax import lax
 from jax.extend import core
 
-from dpx.clipping import meshes
+from dpx.clipping import convolutions, meshes
 from dpx.clipping.capture import CALLS, REMAT, scan_parts
 from dpx.clipping.rounding import settled
 from dpx.clipping.uses import Use
@@ -89,7 +89,7 @@ class Tapped:
             if here in self.enclosing:
                 results = self._enter(eqn, values, slots, here)
             else:
-                results = bind(eqn, values)
+                results = _results(eqn, values)
                 for use in self.at.get(here, ()):
                     export = functools.partial(self._export, use)
                     kept = (*values, results[0]) if use in self.with_result else tuple(values)
@@ -149,6 +149,13 @@ class Tapped:
             unroll=params["unroll"],
         )
         return [*carry, *stacked]
+
+
+def _results(eqn: Any, values: list) -> list[Any]:
+    if eqn.primitive.name == "conv_general_dilated":
+        with eqn.ctx.manager:
+            return [convolutions.evaluate(eqn, values)]
+    return bind(eqn, values)
 
 
 def bind(eqn: Any, values: list) -> list[Any]:

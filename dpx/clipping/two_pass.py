@@ -238,6 +238,9 @@ def _export(choice: Choice, use: Use) -> Callable[..., Any]:
     """What a use hands out: a squared norm if that is all that is wanted of its parameter, or its factors."""
     if not isinstance(choice, InPlace):
         return engine.export(use)
+    if not use.by_factors:
+        product = engine.export(use)
+        return lambda operand, cotangent: sum_of_squares(product(operand, cotangent))
     layout = choice.rule.layout
     sliced = {axis for loop in use.loops for axis in loop.axes}
     layout = layout._replace(blocks=tuple(b for b in layout.blocks if b not in sliced))
