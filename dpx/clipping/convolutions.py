@@ -4,26 +4,23 @@ Entry [o, i, c] of a kernel's gradient, for an offset o within the kernel, an in
 feature c, is the sum over positions p of input[p + o, i] · cotangent[p, c]. There are two forms of it:
 
 - Factors: patches of the input, one row of all offsets and input features for each position; the cotangent.
-- The gradient itself: for each offset one product of matrices, with a part of the input as it lies. This needs
-  no patches, which repeat each number of the input as often as the kernel has offsets, and features may be in
-  groups, which have no common factors.
+- The gradient itself: one product of matrices after the other, one for each offset, with a part of the input
+  as it lies. This needs no patches, which repeat each number of the input as often as the kernel has offsets,
+  and features may be in groups, which have no common factors.
 """
 
 import functools
 import itertools
-import math
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import lax
 from jax.extend import core
 
 from dpx.clipping.materialize import accumulator
-
-# More products than this, one for each offset, are too many to write out.
-MOST = 128
 
 
 class Convolution(NamedTuple):
@@ -56,17 +53,18 @@ class Convolution(NamedTuple):
             widths[axis] = (low, high, dilation - 1)
         return lax.pad(x, jnp.zeros((), x.dtype), widths)
 
-    def part(self, padded: jax.Array, offset: Sequence[int]) -> jax.Array:
+    def part(self, padded: jax.Array, offset: Sequence[Any]) -> jax.Array:
         """The entries of the padded input that the kernel's entry at an offset is multiplied by."""
         numbers = self.params["dimension_numbers"]
-        starts, stops, strides = [0] * padded.ndim, list(padded.shape), [1] * padded.ndim
-        for i, (axis, out) in enumerate(
-            zip(numbers.lhs_spec[2:], numbers.out_spec[2:], strict=True)
-        ):
+        starts: list[Any] = [0] * padded.ndim
+        spans, strides = list(padded.shape), [1] * padded.ndim
+        spatial = zip(numbers.lhs_spec[2:], numbers.out_spec[2:], strict=True)
+        for i, (axis, out) in enumerate(spatial):
             starts[axis] = offset[i] * self.params["rhs_dilation"][i]
             strides[axis] = self.params["window_strides"][i]
-            stops[axis] = starts[axis] + (self.result[out] - 1) * strides[axis] + 1
-        return lax.slice(padded, starts, stops, strides)
+            spans[axis] = (self.result[out] - 1) * strides[axis] + 1
+        found = lax.dynamic_slice(padded, starts, spans)
+        return lax.slice(found, [0] * padded.ndim, spans, strides)
 
 
 def patches(conv: Convolution, operands: Sequence[jax.Array]) -> jax.Array:
@@ -102,20 +100,22 @@ def gradient(conv: Convolution, x: jax.Array, cotangent: jax.Array) -> jax.Array
         outer -= 1
     inner = conv.window[outer:]
     order = [*range(offsets, offsets + len(inner)), group, feature_in, feature_out]
-    parts = []
-    for first in itertools.product(*map(range, conv.window[:outer])):
+
+    def product(first: Sequence[Any]) -> jax.Array:
         each = [conv.part(padded, (*first, *o)) for o in itertools.product(*map(range, inner))]
         taken = jnp.stack(each).reshape(*inner, *each[0].shape) if inner else each[0]
         axes = [*range(offsets, offsets + len(inner)), *x_axes]
         taken, axes = _grouped(taken, axes, feature_in, group, groups)
-        parts.append(
-            jnp.einsum(
-                taken, axes, cotangent, cotangent_axes, order,
-                preferred_element_type=dtype, precision=lax.Precision.HIGHEST,
-            )
+        return jnp.einsum(
+            taken, axes, cotangent, cotangent_axes, order,
+            preferred_element_type=dtype, precision=lax.Precision.HIGHEST,
         )  # fmt: skip
+
+    # One after the other, or all parts would be held at once, which are the patches.
+    firsts = np.array(list(itertools.product(*map(range, conv.window[:outer]))))
+    parts = lax.map(product, jnp.asarray(firsts)) if outer else product(())[None]
     # (*window, group, input feature, output feature) -> the kernel's own order, groups leading in its output.
-    total = jnp.stack(parts).reshape(*conv.window, *parts[0].shape[len(inner) :])
+    total = parts.reshape(*conv.window, *parts.shape[1 + len(inner) :])
     total = jnp.moveaxis(total, spatial, spatial + 1)
     total = total.reshape(*conv.window, total.shape[spatial], -1)
     spec = numbers.rhs_spec
@@ -131,14 +131,13 @@ def _grouped(
     return x.reshape(shape), [*axes[:at], group, *axes[at:]]
 
 
-def rule(eqn: Any, which: int) -> tuple[Callable | None, Callable | None] | None:
-    """(operands -> patches) unless features are in groups, and (input, cotangent) -> gradient if that is short."""
+def rule(eqn: Any, which: int) -> tuple[Callable | None, Callable] | None:
+    """How patches follow from the operands (None if features are in groups), and the gradient."""
     if which != 1 or eqn.params["batch_group_count"] != 1:
         return None
     conv = Convolution.of(eqn)
     by_patches = functools.partial(patches, conv) if conv.groups == 1 else None
-    is_short = math.prod(conv.window) <= MOST or by_patches is None
-    return by_patches, functools.partial(gradient, conv) if is_short else None
+    return by_patches, functools.partial(gradient, conv)
 
 
 def patch_axes(eqn: Any, axes: Sequence[tuple[int, ...]]) -> tuple[tuple, tuple]:

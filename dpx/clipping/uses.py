@@ -101,27 +101,25 @@ class Use(NamedTuple):
 def find(eqn: Any, which: int, view: View, path: tuple[int, ...], sizes: Any) -> Use | None:
     """The use that equation `eqn` makes of its operand `which`, or None if there is no rule."""
     rule = RULES.get(eqn.primitive.name)
-    found: Any = rule(eqn, which, view, sizes) if rule else None
-    if found is None:
+    found = rule(eqn, which, view, sizes) if rule else None
+    if found is None or (view.pads and view.scale is not None):
         return None
-    left, left_axes, right_axes, indexed, *rest = found
-    right, gradient = _same, rest[0] if rest else None
-    if left is None and (view.pads or view.scale is not None):
+    left, left_axes, right_axes, indexed, gradient = found
+    if view.pads or view.scale is not None:
+        gradient = None
+    right = _same
+    if not (left or gradient):
         return None
     if view.pads:
-        gradient = None
-        if view.scale is not None:
-            return None
         padded = _padded(view, left_axes), _padded(view, right_axes)
         if len(padded[0]) + len(padded[1]) < len(view.pads):
-            return (
-                None  # An axis that is neither in one factor nor in the other: that of a look-up.
-            )
+            return None  # The axis of a look-up, which is in neither factor.
         left = functools.partial(_pad_left, left, padded[0])
         right = functools.partial(_pad, padded[1])
     operands = [jax.ShapeDtypeStruct(v.aval.shape, v.aval.dtype) for v in eqn.invars]
     if gradient is not None:
-        gradient = Gradient(*gradient, _Operand(1 - which), operands[1 - which])
+        product, axes = gradient
+        gradient = Gradient(product, axes, _Operand(1 - which), operands[1 - which])
     if left is None:
         use = Use(
             view.param, eqn.primitive.name, path, view.loops, _Operand(1 - which), right, (), (),
@@ -137,7 +135,7 @@ def find(eqn: Any, which: int, view: View, path: tuple[int, ...], sizes: Any) ->
         return None
     return Use(
         view.param, eqn.primitive.name, path, view.loops, left, right, left_axes, right_axes,
-        left_aval, right_aval, indexed, view.scale, None if view.scale else gradient,
+        left_aval, right_aval, indexed, view.scale, gradient,
     )  # fmt: skip
 
 
@@ -207,7 +205,7 @@ def _dot_general(eqn, which, view, sizes):
     halves = [[a for i, a in enumerate(view.axes) if i not in used], [positions[i] for i in free]]
     # The result has the batch axes, then the free axes of the first operand, then the second's.
     right_axes = (*(view.axes[i] for i in batch[which]), *halves[which], *halves[other])
-    return _Operand(other), left_axes, right_axes, None
+    return _Operand(other), left_axes, right_axes, None, None
 
 
 def _rows(view: View, axis: int, sizes: Any) -> int | None:
@@ -258,7 +256,7 @@ def _gather(eqn, which, view, sizes):
         index = jnp.where(inside, index, rows) if drops else jnp.clip(index, 0, rows - 1)
         return index.astype(jnp.float32)
 
-    return left, tuple((-1 - i,) for i in range(indices.ndim - 1)), right_axes, indexed
+    return left, tuple((-1 - i,) for i in range(indices.ndim - 1)), right_axes, indexed, None
 
 
 def _slice(eqn, which, view, sizes):
@@ -280,7 +278,7 @@ def _slice(eqn, which, view, sizes):
         return (start + step * jnp.arange(taken[axis])).astype(jnp.float32)
 
     right_axes = tuple((-1,) if i == axis else a for i, a in enumerate(view.axes))
-    return left, ((-1,),), right_axes, indexed
+    return left, ((-1,),), right_axes, indexed, None
 
 
 def _conv(eqn, which, view, sizes):
@@ -288,10 +286,10 @@ def _conv(eqn, which, view, sizes):
         return None
     by_patches, gradient = forms
     left_axes, right_axes = convolutions.patch_axes(eqn, view.axes)
-    return by_patches, left_axes, right_axes, None, gradient and (gradient, view.axes)
+    return by_patches, left_axes, right_axes, None, (gradient, view.axes)
 
 
-RULES = {
+RULES: dict[str, Callable[..., Any]] = {
     "dot_general": _dot_general,
     "gather": _gather,
     "dynamic_slice": _slice,

@@ -291,3 +291,29 @@ def test_narrow_activations_add_no_more_than_the_threshold(dtype, method):
     if method == "one_pass":  # Held gradients of float32 parameters are float32.
         found = list(primitives(jax.make_jaxpr(gradient)(params, tokens).jaxpr))
         assert found.count("reduce_precision") >= 4
+
+
+@pytest.mark.parametrize("method", ["one_pass", "vmap"])
+def test_small_cotangents_of_float16_are_kept(method):
+    """Below 2**-14 float16 has subnormal numbers, which an operation that rounds may flush to zero."""
+    draw = np.random.default_rng(0)
+    kernel = jnp.asarray(draw.normal(size=(64, 64)) / 8, "f4")
+    x = jnp.asarray(draw.normal(size=(2, 4, 64)), "f4")
+
+    def loss(kernel, x):
+        hidden = x.astype("float16") @ kernel.astype("float16")
+        return 1e-5 * jnp.sum(jnp.sin(hidden.astype("float32")))
+
+    exact = jax.vmap(jax.grad(loss), (None, 0))(kernel, x).sum(0)
+    found = jax.jit(clipping.clipped_grad(loss, l2_clip_norm=1e6, method=method))(kernel, x).grads
+    assert np.linalg.norm(found - exact) <= 5e-3 * np.linalg.norm(exact)
+
+
+def test_every_float16_and_bfloat16_is_settled_as_it_is():
+    for dtype in ("float16", "bfloat16"):
+        every = jax.lax.bitcast_convert_type(jnp.arange(2**16, dtype=jnp.uint16), jnp.dtype(dtype))
+        got = jax.jit(_rounding.settled)(every)
+        if dtype == "bfloat16":  # Its subnormal numbers are those of float32, which CPUs may flush.
+            big = jnp.abs(every.astype(jnp.float32)) >= jnp.finfo(jnp.float32).tiny
+            every, got = jnp.where(big, every, 0), jnp.where(big, got, 0)
+        np.testing.assert_array_equal(np.asarray(got, "f4"), np.asarray(every, "f4"))
