@@ -16,7 +16,7 @@ import jax
 import jax.numpy as jnp
 from jax.extend import core
 
-from dpx.clipping import fixed_terms, meshes, rules
+from dpx.clipping import fixed_terms, jaxprs, meshes, rules
 from dpx.clipping import rounding as _rounding
 from dpx.clipping import weights as _weights
 from dpx.clipping.capture import Capture, capture
@@ -25,7 +25,6 @@ from dpx.clipping.materialize import accumulator
 from dpx.clipping.rules import Layout, pair
 from dpx.clipping.uses import Use, is_whole
 from dpx.clipping.weights import Multiple, Weights, find
-from dpx.clipping.weights import flat as find_flat
 
 # Sums of more products than this round too much to be taken as the loss has them, in one piece.
 LONGEST = 4096
@@ -137,7 +136,7 @@ def separate(
     large = [k for k, (aval, names) in enumerate(opaque) if names and aval.size >= _weights.LEAST]
     if not large:
         return None
-    flat, refused = find_flat(closed), set()
+    flat, refused = jaxprs.flat(closed), set()
     while (found := find(flat, count, large, refused)) is not None:
         inner = capture(found.inner, count, found.scaled)
         bad = set()

@@ -22,7 +22,8 @@ from dpx.clipping.materialize import Loss, Pass, accumulator, over_examples
 from dpx.clipping.plan import Choice, Direct
 from dpx.clipping.rounding import gamma, settled, sum_of_squares
 from dpx.clipping.tap import Tapped
-from dpx.clipping.uses import Use, to_parameter
+from dpx.clipping.uses import Use
+from dpx.clipping.views import to_matrices
 from dpx.clipping.weights import Weights
 
 
@@ -212,7 +213,7 @@ def assemble(choice: Choice, found: Found) -> Any:
     pairs, gradients = [], []
     for use, each in zip(choice.tapped, found.given, strict=True):
         if not use.by_factors:
-            gradients.append(to_parameter(each, use, layout.shape))
+            gradients.append(_to_parameter(each, use, layout.shape))
             continue
         pair, scale = rules.pair(use, layout, *each[:2]), found.scale(use)
         pairs.append(pair if scale is None else fixed_terms.scaled(pair, scale))
@@ -221,6 +222,20 @@ def assemble(choice: Choice, found: Found) -> Any:
     if pairs:
         gradients.append(layout.restore(rules.product(layout, pairs)))
     return _with_terms(functools.reduce(jnp.add, gradients), found)
+
+
+def _to_parameter(array: jax.Array, use: Use, shape: Sequence[int]) -> jax.Array:
+    """Brings the gradient of one example that a use without factors hands out, loops leading, to `shape`."""
+    assert use.gradient is not None
+    loops = [
+        loop.axes if loop.axes or loop.length == 1 else (-1 - i,)
+        for i, loop in enumerate(use.loops)
+    ]
+    axes = (*loops, *use.gradient.axes)
+    labels = {label for axis in axes for label in axis}
+    atoms = tuple(sorted(label for label in labels if label >= 0))
+    found = to_matrices(array, axes, shape, atoms, [label for label in labels if label < 0], ())
+    return found.sum((1, 2)).reshape(shape)
 
 
 def _with_terms(gradient: jax.Array, found: Found) -> jax.Array:

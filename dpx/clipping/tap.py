@@ -16,7 +16,7 @@ from jax import lax
 from jax.extend import core
 
 from dpx.clipping import convolutions, meshes
-from dpx.clipping.capture import CALLS, REMAT, scan_parts
+from dpx.clipping.jaxprs import CALLS, REMAT, bind, scan_parts
 from dpx.clipping.rounding import settled
 from dpx.clipping.uses import Use
 
@@ -156,16 +156,6 @@ def _results(eqn: Any, values: list) -> list[Any]:
         with eqn.ctx.manager:
             return [convolutions.evaluate(eqn, values)]
     return bind(eqn, values)
-
-
-def bind(eqn: Any, values: list) -> list[Any]:
-    """The results of an equation."""
-    bound = eqn.primitive.get_bind_params(eqn.params)
-    # Until 0.10.1 JAX returned the functions of a call apart from its other parameters.
-    functions, params = bound if isinstance(bound, tuple) else ((), bound)
-    with eqn.ctx.manager:
-        results = eqn.primitive.bind(*functions, *values, **params)
-    return list(results) if eqn.primitive.multiple_results else [results]
 
 
 def _cotangent(operands: tuple, cotangent: jax.Array) -> jax.Array:

@@ -24,12 +24,13 @@ from dpx.clipping import common, engine, grams, meshes, rules
 from dpx.clipping import plan as _plan
 from dpx.clipping import tail as _tail
 from dpx.clipping.engine import Found, Program
+from dpx.clipping.jaxprs import run, variables
 from dpx.clipping.materialize import Loss, Norms, Pass, accumulator, over_examples
 from dpx.clipping.plan import Choice, Direct, InPlace
 from dpx.clipping.rounding import gamma, settled, sum_of_squares
 from dpx.clipping.tap import Tapped
 from dpx.clipping.uses import Use
-from dpx.clipping.weights import Weights, run
+from dpx.clipping.weights import Weights
 
 
 def auto(loss: Loss, leaves: Sequence[jax.Array], batch: Any) -> Pass:
@@ -219,7 +220,7 @@ def _only(pull: Callable[[jax.Array], Any], like: jax.Array) -> Callable[..., An
         for eqn in reversed(live.eqns):
             if any(v in needed and v not in env for v in eqn.outvars):
                 eqns.append(eqn)
-                needed.update(_tail.variables(eqn))
+                needed.update(variables(eqn))
         found = run(eqns[::-1], env, [outs[i] for i in wanted])
         return jax.tree.unflatten(jax.tree.structure(selected), found)
 

@@ -20,7 +20,7 @@ import jax.numpy as jnp
 from jax import lax
 
 from dpx.clipping import convolutions
-from dpx.clipping.views import Axes, Loop, Scale, View, to_matrices
+from dpx.clipping.views import Axes, Loop, Scale, View
 
 # Indices travel as float32 cotangents, exact up to this many rows.
 MAX_ROWS = 2**24
@@ -296,17 +296,3 @@ RULES: dict[str, Callable[..., Any]] = {
     "slice": _slice,
     "conv_general_dilated": _conv,
 }
-
-
-def to_parameter(array: jax.Array, use: Use, shape: Sequence[int]) -> jax.Array:
-    """Brings the gradient of one example that a use without factors hands out, loops leading, to `shape`."""
-    assert use.gradient is not None
-    loops = [
-        loop.axes if loop.axes or loop.length == 1 else (-1 - i,)
-        for i, loop in enumerate(use.loops)
-    ]
-    axes = (*loops, *use.gradient.axes)
-    labels = {label for axis in axes for label in axis}
-    atoms = tuple(sorted(label for label in labels if label >= 0))
-    found = to_matrices(array, axes, shape, atoms, [label for label in labels if label < 0], ())
-    return found.sum((1, 2)).reshape(shape)
