@@ -201,6 +201,13 @@ FAULTS = (
         "tests/clipping/test_clipping_bound.py::test_no_example_adds_more_than_the_threshold",
     ),
     Fault(
+        "narrow activations are not rounded where they are held",
+        "dpx/clipping/rounding.py",
+        "return jax.tree.map(rounded, lax.optimization_barrier(tree))",
+        "return tree",
+        "tests/clipping/test_clipping_bound.py::test_narrow_activations_add_no_more_than_the_threshold",
+    ),
+    Fault(
         "gradients far above the threshold are clipped half",
         "dpx/clipping/groups.py",
         "factor = jnp.minimum(1.0, clip / jnp.maximum(norm, jnp.finfo(norm.dtype).tiny))",
