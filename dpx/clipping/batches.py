@@ -94,7 +94,9 @@ def finite_only(once: Callable, batch: tuple, mask: jax.Array) -> tuple[list, li
 
     again = _meshes.vary(jnp.array(True), _meshes.varying(found[0]))
     state = (mask, again, (sums, *found))
-    keep, _, (sums, norms, found) = jax.lax.while_loop(lambda state: state[1], run, state)
+    keep, _, (sums, norms, found) = jax.lax.while_loop(
+        lambda state: state[1] & state[0].any(), run, state
+    )
     return [jnp.where(keep.any(), total, 0) for total in sums], norms, found
 
 

@@ -2,36 +2,19 @@
 
 import functools
 import itertools
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
 from jax.extend import core
-from jax.extend.core.primitives import closed_call_p
-from jax.lax import DotAlgorithmPreset, Precision
 from jax.numpy import floating, issubdtype
 
+from dpx.clipping import jaxprs
 from dpx.clipping import uses as _uses
-from dpx.clipping.uses import Loop, Use, View
-
-# Equations that only call a jaxpr: the name of the parameter that holds it. Since JAX 0.11 `closed_call_p` is
-# called eval_jaxpr, a name that another primitive had before.
-CALLS = {
-    "jit": "jaxpr",
-    "pjit": "jaxpr",
-    closed_call_p.name: "call_jaxpr",
-    "core_call": "call_jaxpr",
-}
-REMAT = ("checkpoint", "remat", "remat2")
-
-
-# Equations whose results are their operands, and whose cotangents pass unchanged.
-PLAIN = ("copy", "copy_p", "name", "sharding_constraint", "optimization_barrier")
-
-# What a part of a parameter may meet on its way into a product.
-MOVES = ("concatenate", "split", "slice", "transpose", "convert_element_type", *PLAIN)
+from dpx.clipping import views as _views
+from dpx.clipping.uses import Use
+from dpx.clipping.views import Loop, View
 
 Views = tuple[View, ...]
-Consumers = Callable[[], dict[Any, list[Any]]]
 
 
 class Capture(NamedTuple):
@@ -78,7 +61,7 @@ def capture(
     rest: list[Views] = [()] * (len(closed.jaxpr.invars) - count - len(scaled))
     while True:
         walk = _Walk([tuple(itertools.chain(*split)) for split in splits])
-        views = [(_uses.whole(k, split),) for k, split in enumerate(splits)]
+        views = [(_views.whole(k, split),) for k, split in enumerate(splits)]
         derived = [_scaled(number, views, axes) for number, axes in enumerate(scaled)]
         try:
             for found in walk.run(closed.jaxpr, [*views, *derived, *rest], ()):
@@ -103,7 +86,7 @@ def _scaled(number: int, views: list[Views], scaled: dict[int, frozenset[int]]) 
     for k, axes in scaled.items():
         (view,) = views[k]
         atoms = frozenset(atom for axis in axes for atom in view.axes[axis])
-        found.append(view._replace(scale=_uses.Scale(number, atoms)))
+        found.append(view._replace(scale=_views.Scale(number, atoms)))
     return tuple(found)
 
 
@@ -114,23 +97,6 @@ def _split_axis(splits: list[list[tuple[int, ...]]], param: int, atom: int, majo
             splits[param][axis] = (*parts[:atom], *halves, *parts[atom + 1 :])
             return
         atom -= len(parts)
-
-
-def scan_parts(params: dict[str, Any]) -> tuple[int, int]:
-    """Where the operands of a scan turn from constants to carry, and from carry to sliced inputs."""
-    if "num_consts" in params:
-        return params["num_consts"], params["num_consts"] + params["num_carry"]
-    consts, carry, _ = (len(list(part)) for part in params["ft_in"].unpack())  # Since JAX 0.11.
-    return consts, consts + carry
-
-
-def _is_exact(params: dict[str, Any]) -> bool:
-    """Whether an equation multiplies, if at all, at the highest precision."""
-    if "precision" not in params:
-        return True
-    precision = params["precision"]
-    both = precision if isinstance(precision, tuple) else (precision,)
-    return all(each in (Precision.HIGHEST, DotAlgorithmPreset.F32_F32_F32) for each in both)
 
 
 class _Walk:
@@ -151,7 +117,7 @@ class _Walk:
         def read(atom: Any) -> Views:
             return () if isinstance(atom, core.Literal) else env.get(atom, ())
 
-        consumers = functools.cache(lambda: _consumers(jaxpr))
+        consumers = functools.cache(lambda: jaxprs.consumers(jaxpr))
         for index, eqn in enumerate(jaxpr.eqns):
             inputs = [read(atom) for atom in eqn.invars]
             if any(inputs):
@@ -161,13 +127,15 @@ class _Walk:
                         env[var] = found
         return [read(atom) for atom in jaxpr.outvars]
 
-    def visit(self, eqn: Any, inputs: list[Views], path: tuple[int, ...], consumers: Consumers):
+    def visit(
+        self, eqn: Any, inputs: list[Views], path: tuple[int, ...], consumers: jaxprs.Consumers
+    ):
         """Records what one equation does with views; returns views for its outputs."""
         name, nothing = eqn.primitive.name, [()] * len(eqn.outvars)
-        if name in CALLS:
-            inner = eqn.params[CALLS[name]]
+        if name in jaxprs.CALLS:
+            inner = eqn.params[jaxprs.CALLS[name]]
             return self.run(getattr(inner, "jaxpr", inner), inputs, path)
-        if name in REMAT:
+        if name in jaxprs.REMAT:
             self.checkpointed = True
             return self.run(eqn.params["jaxpr"], inputs, path)
         if name == "scan":
@@ -179,7 +147,7 @@ class _Walk:
             return nothing
         if name == "stop_gradient":
             return nothing
-        if name in PLAIN:
+        if name in jaxprs.PLAIN:
             return inputs
         if inputs[0] and (moved := _all(self.moved(eqn, view) for view in inputs[0])):
             return [moved]
@@ -192,7 +160,7 @@ class _Walk:
                     self.give_up((view,), name)
                 else:
                     self.uses[view.param].append(use)
-                    self.imprecise |= not _is_exact(eqn.params)
+                    self.imprecise |= not jaxprs.is_exact(eqn.params)
         return nothing
 
     def moved(self, eqn: Any, view: View) -> View | None:
@@ -217,12 +185,14 @@ class _Walk:
         if not reshapes or view.pads:
             return None
         sizes = self.shapes[view.param]
-        if (split := _uses.to_split(view.axes, shape, sizes)) is not None:
+        if (split := _views.to_split(view.axes, shape, sizes)) is not None:
             raise _SplitError(view.param, *split)
-        axes = _uses.reshape_axes(view.axes, shape, sizes)
+        axes = _views.reshape_axes(view.axes, shape, sizes)
         return None if axes is None else view._replace(axes=axes)
 
-    def parts(self, eqn: Any, inputs: list[Views], consumers: Consumers) -> list[Views] | None:
+    def parts(
+        self, eqn: Any, inputs: list[Views], consumers: jaxprs.Consumers
+    ) -> list[Views] | None:
         """The views after an equation that joins values or takes parts of one; None for any other."""
         name, params = eqn.primitive.name, eqn.params
         shapes = [var.aval.shape for var in eqn.invars]
@@ -232,32 +202,32 @@ class _Walk:
             found = [[]]
             for views, shape in zip(inputs, shapes, strict=True):
                 after = eqn.outvars[0].aval.shape[axis] - offset - shape[axis]
-                found[0] += [_uses.padded(view, axis, -offset, -after) for view in views]
+                found[0] += [_views.padded(view, axis, -offset, -after) for view in views]
                 offset += shape[axis]
         elif name == "split":
             axis, offset = params["axis"], 0
             for size in params["sizes"]:
                 ends = (offset, shapes[0][axis] - offset - size)
-                found.append([_uses.padded(view, axis, *ends) for view in inputs[0]])
+                found.append([_views.padded(view, axis, *ends) for view in inputs[0]])
                 offset += size
         elif name == "slice" and all(s == 1 for s in params["strides"] or ()):
             starts, stops = params["start_indices"], params["limit_indices"]
             cut: list[View | None] = [*inputs[0]]
             for axis, (low, high, n) in enumerate(zip(starts, stops, shapes[0], strict=True)):
                 if (low, high) != (0, n):
-                    cut = [view and _uses.padded(view, axis, low, n - high) for view in cut]
+                    cut = [view and _views.padded(view, axis, low, n - high) for view in cut]
             # A part that goes anywhere but into a product of matrices is better looked up, row by row.
-            found = [cut] if _is_only_multiplied(consumers, eqn.outvars[0]) else []
+            found = [cut] if jaxprs.is_only_multiplied(consumers, eqn.outvars[0]) else []
         results = [_all(views) for views in found]
         return results if all(results) else None
 
     def scan(self, eqn: Any, inputs: list[Views], path: tuple[int, ...]) -> list[Views]:
         """A scan shares its constants between iterations, and slices its inputs."""
         params, body = eqn.params, eqn.params["jaxpr"].jaxpr
-        first, last = scan_parts(params)
+        first, last = jaxprs.scan_parts(params)
         inner: list[Views] = []
         kept: list[Views] = [()] * len(eqn.outvars)
-        same = _unchanged(body) if any(inputs[first:last]) else {}
+        same = jaxprs.unchanged(body) if any(inputs[first:last]) else {}
         for i, views in enumerate(inputs):
             if i >= last and not any(axis == 0 for view in views for axis, *_ in view.pads):
                 inner.append(tuple(_sliced(view, params["length"]) for view in views))
@@ -287,50 +257,3 @@ def _sliced(view: View, length: int) -> View:
     loop = Loop(length, view.axes[0])
     pads = tuple((axis - 1, *widths) for axis, *widths in view.pads)
     return view._replace(axes=view.axes[1:], loops=(*view.loops, loop), pads=pads)
-
-
-def _unchanged(jaxpr: core.Jaxpr) -> dict[int, int]:
-    """Which results of a jaxpr are inputs that it passes through, and which ones."""
-    origin = {var: i for i, var in enumerate(jaxpr.invars)}
-    for eqn in jaxpr.eqns:
-        name = eqn.primitive.name
-        if name in CALLS or name in REMAT:
-            inner = eqn.params[CALLS.get(name, "jaxpr")]
-            passed = _unchanged(getattr(inner, "jaxpr", inner))
-        elif name == "scan":
-            first, last = scan_parts(eqn.params)
-            body = _unchanged(eqn.params["jaxpr"].jaxpr)
-            passed = {o: i for o, i in body.items() if o < last - first and i == o + first}
-        else:
-            continue
-        for result, operand in passed.items():
-            var = eqn.invars[operand]
-            if not isinstance(var, core.Literal) and var in origin:
-                origin[eqn.outvars[result]] = origin[var]
-    results = enumerate(jaxpr.outvars)
-    return {o: origin[v] for o, v in results if not isinstance(v, core.Literal) and v in origin}
-
-
-def _consumers(jaxpr: core.Jaxpr) -> dict[Any, list[Any]]:
-    """The equations that each variable goes into, None standing for the results of the jaxpr."""
-    found: dict[Any, list[Any]] = {}
-    goes = [(eqn, eqn.invars) for eqn in jaxpr.eqns] + [(None, jaxpr.outvars)]
-    for eqn, atoms in goes:
-        for atom in atoms:
-            if not isinstance(atom, core.Literal):
-                found.setdefault(atom, []).append(eqn)
-    return found
-
-
-def _is_only_multiplied(consumers: Consumers, var: Any) -> bool:
-    """Whether every equation that a value goes into, perhaps rearranged, is a product."""
-    for eqn in consumers().get(var, ()):
-        if eqn is None:
-            return False
-        name = eqn.primitive.name
-        if name in MOVES:
-            if not all(_is_only_multiplied(consumers, out) for out in eqn.outvars):
-                return False
-        elif name not in ("dot_general", "conv_general_dilated"):
-            return False
-    return True

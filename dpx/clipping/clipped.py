@@ -123,10 +123,10 @@ class ClippedGrad:
         What an example adds is at most C long as computed, rounding included, for crafted inputs too.
         Proof. The norm N that the clip factor w = min(1, C/N) is made from is not the rounded ‖g‖ but an
         upper bound. For a held gradient it is the rounded sum of squares times 1 + γ_n, n the number of
-        roundings on the way to any one term (axes are added up one after the other, in chunks of 256);
+        roundings on the way to any one term (axes are added up one after the other, in chunks of 512);
         what is added is w times the same array, and each product rounds by a relative u. For a gradient
         kept as factors, every inner product of two rows is off by at most γ_n times their lengths, so the
-        products that ‖g‖² consists of are replaced by upper bounds (`dpx.clipping.rules.squared_norm`), and
+        products that ‖g‖² consists of are replaced by upper bounds (`dpx.clipping.grams`), and
         what the sum over an example's own positions rounds is added to the norm. The rounding of N, w
         and w·g themselves is covered by a factor 1 + (G + 24)u, G the number of parameter arrays.
 

@@ -4,55 +4,30 @@ Where a loss computes something from a weight alone (`dpx.clipping.weights`), th
 
     g = m ⊙ sum_p rows[p] ⊗ columns[p] + sum_j T_j ⊙ y_j,
 
-with arrays m and T_j that are the same for all examples, and y_j that are small: numbers, or one for each row
-or column. So m is moved into the factors, and the other terms of ‖g‖² are ⟨T_j ⊙ y_j, T_l ⊙ y_l⟩, sums of
-products of fixed arrays that are made once, and
-
-    ⟨rows[p] ⊗ columns[p], T ⊙ y⟩ = sum_c (rows[p] · T)[c] · columns[p, c] · y[c],
-
-one product of matrices as in the forward pass.
+with arrays m and T_j that are the same for all examples, and are made once for a batch, and y_j that are
+small (numbers, or one for each row or column). The algebra of these terms is in `dpx.clipping.fixed_terms`.
 """
 
 import functools
-import math
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-from jax import lax
 from jax.extend import core
 
-from dpx.clipping import meshes, rules
+from dpx.clipping import fixed_terms, jaxprs, meshes, rules
 from dpx.clipping import rounding as _rounding
 from dpx.clipping import weights as _weights
 from dpx.clipping.capture import Capture, capture
+from dpx.clipping.fixed_terms import Split, Term
 from dpx.clipping.materialize import accumulator
-from dpx.clipping.rules import Layout, Pair, pair
-from dpx.clipping.uses import Use, is_whole, to_matrices
+from dpx.clipping.rules import Layout, pair
+from dpx.clipping.uses import Use, is_whole
 from dpx.clipping.weights import Multiple, Weights, find
-from dpx.clipping.weights import flat as find_flat
-
-Split = Sequence[tuple[int, ...]]
 
 # Sums of more products than this round too much to be taken as the loss has them, in one piece.
 LONGEST = 4096
-
-
-class Term(NamedTuple):
-    """What turns a small value into a gradient, or the other way round.
-
-    Attributes:
-      small: index of the small value.
-      axes: for each axis of the parameter, the axis of the small value that it follows, if any.
-      key: which fixed array.
-      ratio: what the array is multiplied by, with axes of length one.
-    """
-
-    small: int
-    axes: tuple[int | None, ...]
-    key: str
-    ratio: jax.Array
 
 
 class Constants(NamedTuple):
@@ -101,7 +76,9 @@ def evaluate(weights: Weights, leaves: Sequence[jax.Array]) -> Constants:
         return Term(small, axes, key, ratio)
 
     for d, (each, value) in enumerate(zip(weights.derived, derived, strict=True), len(inputs)):
-        wide = [lax.broadcast_in_dim(smalls[j], value.shape, axes) for j, axes, _ in each.smalls]
+        wide = [
+            jax.lax.broadcast_in_dim(smalls[j], value.shape, axes) for j, axes, _ in each.smalls
+        ]
         cotangents = each.pull([*(leaves[k] for k in each.inputs), *wide], _ones(value))
         for k, varies in each.scales.items():
             m = cotangents[each.inputs.index(k)]
@@ -117,8 +94,7 @@ def evaluate(weights: Weights, leaves: Sequence[jax.Array]) -> Constants:
         cotangents = small.pull([leaves[k] for k in small.inputs], _ones(value))
         for k, (axes, multiple) in small.leads.items():
             leads[k].append(term(j, axes, multiple, cotangents[small.inputs.index(k)]))
-    # Norms must see what is summed: computed twice it might be rounded otherwise.
-    arrays, scales = lax.optimization_barrier((arrays, scales))
+    arrays, scales = _rounding.settled((arrays, scales))
     return Constants([*inputs, *derived], arrays, scales, inside, leads)
 
 
@@ -131,239 +107,6 @@ def _first(x: jax.Array, axes: Sequence[int]) -> jax.Array:
     return x[tuple(slice(0, 1) if a in axes else slice(None) for a in range(x.ndim))]
 
 
-def spread(value: jax.Array, axes: Sequence[int | None]) -> jax.Array:
-    """A small value with an axis for each of the parameter's, of length one where it does not follow one."""
-    kept = [a for a in axes if a is not None]
-    value = value.reshape([n for i, n in enumerate(value.shape) if i in kept])
-    value = value.transpose([sorted(kept).index(a) for a in kept])
-    shape = iter(value.shape)
-    return value.reshape([1 if a is None else next(shape) for a in axes])
-
-
-def arrange(shared: Layout, split: Split, x: jax.Array) -> jax.Array:
-    """An array with the axes of a parameter, some of length one, as (K or 1, R or 1, C or 1)."""
-    fine = [m if n > 1 else 1 for n, parts in zip(x.shape, split, strict=True) for m in parts]
-    x = x.reshape(fine)
-    for group in shared[1:]:
-        if any(fine[a] > 1 for a in group):
-            full = [shared.shape[a] if a in group else n for a, n in enumerate(x.shape)]
-            x = jnp.broadcast_to(x, full)
-    order = [a for group in shared[1:] for a in group]
-    rest = [a for a in range(x.ndim) if a not in order]  # Axes of length one.
-    x = x.transpose([*order, *rest])
-    sizes = iter(x.shape)
-    lengths = []
-    for group in shared[1:]:
-        length = 1
-        for _ in group:
-            length *= next(sizes)
-        lengths.append(length)
-    return x.reshape(lengths)
-
-
-def scaled(pair: Pair, scale: jax.Array) -> Pair:
-    """The factors of m ⊙ (their product); m, (K or 1, R or 1, C or 1), varies over rows or over columns."""
-    rows, columns = pair
-    if scale.shape[1] == 1:
-        columns = lax.optimization_barrier(columns * scale)
-    elif rows.ndim == 2:
-        columns = lax.optimization_barrier(columns * _taken(scale, rows))
-    else:
-        rows = lax.optimization_barrier(rows * jnp.swapaxes(scale, 1, 2))
-    return Pair(rows, columns)
-
-
-def _taken(array: jax.Array, index: jax.Array) -> jax.Array:
-    """The rows of (K or 1, R, C) at indices (K, P); zero beyond the last row."""
-    array = jnp.broadcast_to(array, (index.shape[0], *array.shape[1:]))
-    return jnp.take_along_axis(array, index[:, :, None], axis=1, mode="fill", fill_value=0)
-
-
-def contract(pair: Pair, array: jax.Array, by_rows: bool) -> jax.Array:
-    """sum over positions and rows (or columns) of product ⊙ T: (K, 1, C), or (K, R, 1) if `by_rows`."""
-    rows, columns = pair
-    columns = columns.astype(accumulator(columns.dtype))
-    if rows.ndim == 2:
-        terms = _taken(array, rows) * columns
-        if not by_rows:
-            return jnp.sum(terms, axis=1, keepdims=True)
-        sums = jnp.zeros(array.shape[:2], terms.dtype)
-        block = jnp.arange(len(rows))[:, None]
-        return sums.at[block, rows].add(jnp.sum(terms, axis=2), mode="drop")[:, :, None]
-    if by_rows:
-        return jnp.sum(rows * _multiplied(columns, array, 2), axis=1)[:, :, None]
-    return jnp.sum(columns * _multiplied(rows, array, 1), axis=1)[:, None, :]
-
-
-def _multiplied(factor: jax.Array, array: jax.Array, axis: int) -> jax.Array:
-    """A factor times a fixed array (K, R, C) along its rows or columns, in a few chunks that are added up."""
-    size = _chunk(array.shape[axis])
-    form = "kpr,krc->kpc" if axis == 1 else "kpc,krc->kpr"
-    parts = [
-        jnp.einsum(
-            form,
-            factor[:, :, i : i + size],
-            lax.slice_in_dim(array, i, min(i + size, array.shape[axis]), axis=axis),
-            precision=rules.HIGHEST,
-            preferred_element_type=array.dtype,
-        )
-        for i in range(0, array.shape[axis], size)
-    ]
-    return functools.reduce(jnp.add, parts)
-
-
-def _chunk(size: int) -> int:
-    return max(_rounding.CHUNK, -(-size // rules.UNROLLED))
-
-
-def squared_norm(
-    shared: Layout,
-    pairs: Sequence[Pair],
-    commons: Sequence[tuple[jax.Array, jax.Array, bool]],
-    dots: Sequence[jax.Array | None],
-) -> jax.Array:
-    """An upper bound on ‖g‖² of one example, `rules.squared_norm` with terms T ⊙ y, both arranged.
-
-    Each such term is another position, of length ‖T ⊙ y‖: the sum of n products is off by γ_n times the
-    product of lengths (Cauchy-Schwarz, over columns first), n the number of roundings on the way to any.
-    Where T is the parameter itself, `dots` has what `contract` would be, for those uses that know it.
-    """
-    total, length, positions = rules.gram_norm(shared, pairs)
-    # What roundings are outside sums: of y, of squares, and of adding up these few numbers.
-    roundings, shared_length = 16 + len(commons) ** 2, length
-    tiny, squares = _rounding.tiny(total.dtype), []
-    for i, (array, y, is_parameter) in enumerate(commons):
-        for other, z, _ in commons[: i + 1]:
-            summed = [a == b == 1 for a, b in zip(y.shape, z.shape, strict=True)]
-            products, n = _along(array * other, summed)
-            sum_, m = _rounding.added_up(products * y * z)
-            total += sum_ if other is array and z is y else 2 * sum_
-            roundings = max(roundings, 16 + len(commons) ** 2 + n + m)
-        squares.append(products)  # The last are those of the array with itself.
-        for each, dot in zip(pairs, dots, strict=True):
-            by_rows = y.shape[1] > 1
-            known = dot is not None and is_parameter and _fits(dot, y)
-            found = dot if dot is not None and known else contract(each, array, by_rows)
-            sum_, m = _rounding.added_up(found * y)
-            total += 2 * sum_
-            inner = array.shape[2 if by_rows else 1]
-            n = max(array.shape[1:]) if known else min(inner, _chunk(inner))
-            n += rules.UNROLLED + each.columns.shape[1]
-            n += array.shape[2] if each.rows.ndim == 2 else 0
-            roundings = max(roundings, 17 + len(commons) ** 2 + n + m)
-    gamma = _rounding.gamma(roundings, total.dtype)
-    for (array, y, _), square in zip(commons, squares, strict=True):
-        # Squares that are flushed are part of the length, spread as in `rules`.
-        square = square * jnp.square(y) + (1 + jnp.square(y)) * 4 * array.size * tiny / gamma
-        length += rules.SLACK * jnp.sqrt(_rounding.added_up(square)[0])
-    error = rules.SLACK * gamma * (jnp.square(length) - jnp.square(shared_length))
-    return rules.bounded(total + error, length, positions + len(pairs) + 2 * len(commons) + 8)
-
-
-def _fits(dot: jax.Array, y: jax.Array) -> bool:
-    """Whether a coefficient varies over no axis that has been summed over."""
-    return all(n == 1 or n == m for n, m in zip(y.shape[1:], dot.shape[1:], strict=True))
-
-
-def _along(x: jax.Array, summed: Sequence[bool]) -> tuple[jax.Array, int]:
-    """Sums over some of the three axes, kept with length one, and the number of roundings."""
-    axes = [a for a, is_summed in enumerate(summed) if is_summed]
-    kept = [a for a in range(3) if a not in axes]
-    moved = x.transpose([*kept, *axes])
-    flat = moved.reshape([-1, *(x.shape[a] for a in axes)])
-    roundings = 0
-
-    def added(one: jax.Array) -> jax.Array:
-        nonlocal roundings
-        total, roundings = _rounding.added_up(one)
-        return total
-
-    flat = jax.vmap(added)(flat)
-    return flat.reshape([1 if a in axes else n for a, n in enumerate(x.shape)]), roundings + 1
-
-
-def dots(use: Use, cotangent: jax.Array, result: jax.Array) -> jax.Array:
-    """The result of a product with a parameter times its cotangent, summed over positions."""
-    places = [i for i, axis in enumerate(use.right_axes) if axis and axis[0] < 0]
-    return jnp.sum(cotangent * result, places)
-
-
-def arranged_dots(use: Use, shared: Layout, found: jax.Array | None = None) -> jax.Array | None:
-    """The same as (K, 1, C) or (K, R, 1), as `contract` has it with the parameter itself."""
-    if found is None:
-        return None
-    rest = tuple(axis for axis in use.right_axes if not (axis and axis[0] < 0))
-    bare = use._replace(
-        right_axes=rest, left_axes=tuple(a for a in use.left_axes if not (a and a[0] < 0))
-    )
-    straight = rules.is_left_rows(use, shared)
-    loops = rules.loop_axes(bare)
-    places = [axis[0] for axis in loops if axis and axis[0] < 0]
-    inner = shared.columns if straight else shared.rows
-    found = to_matrices(found, loops + rest, shared.shape, shared.blocks, places, inner)
-    found = jnp.sum(found, 1)
-    return found[:, None, :] if straight else found[:, :, None]
-
-
-def by_array(leads: Sequence[Term], smalls: Sequence[jax.Array | None]) -> dict[str, jax.Array]:
-    """The coefficient y of each fixed array in the gradient of a parameter."""
-    found: dict[str, jax.Array] = {}
-    for term in leads:
-        y = smalls[term.small]
-        if y is not None:
-            y = spread(y.astype(term.ratio.dtype), term.axes) * term.ratio
-            found[term.key] = found[term.key] + y if term.key in found else y
-    return found
-
-
-def small_gradient(
-    term: Term,
-    array: jax.Array,
-    shared: Layout,
-    split: Split,
-    pairs: Sequence[Pair],
-    shape: Sequence[int],
-) -> jax.Array:
-    """The gradient of a small value inside a derived weight, from the factors of that weight's gradient."""
-    follows = {a for a, axis in enumerate(term.axes) if axis is not None}
-    varies = follows | {a for a, n in enumerate(term.ratio.shape) if n > 1}
-    ratio = term.ratio
-    if _is_dense(shared, split, varies):
-        array, ratio, varies = array * ratio, jnp.ones((1,) * array.ndim, array.dtype), follows
-    by_rows = bool(_atoms(split, varies).intersection(shared.rows))
-    array = arrange(shared, split, array)
-    total = sum(contract(each, array, by_rows) for each in pairs) * arrange(shared, split, ratio)
-    # Back to the axes of the parameter, those summed over of length one.
-    gone = shared.columns if by_rows else shared.rows
-    order = [a for group in shared[1:] for a in group]
-    total = total.reshape([1 if a in gone else shared.shape[a] for a in order])
-    total = total.transpose([order.index(a) for a in sorted(order)])
-    full = [1 if a in gone or a not in order else n for a, n in enumerate(shared.shape)]
-    total = total.reshape(full)
-    total = jnp.sum(
-        total, [a for a in range(total.ndim) if a not in _atoms(split, follows)], keepdims=True
-    )
-    kept = sorted(follows)
-    total = total.reshape([math.prod(split[a]) for a in kept])
-    order = sorted(range(len(kept)), key=lambda i: term.axes[kept[i]] or 0)
-    return total.transpose(order).reshape(shape)
-
-
-def _atoms(split: Split, axes: set[int] | frozenset[int]) -> set[int]:
-    """The parts of axes of a parameter."""
-    found, number = set(), 0
-    for axis, parts in enumerate(split):
-        if axis in axes:
-            found |= set(range(number, number + len(parts)))
-        number += len(parts)
-    return found
-
-
-def _is_dense(shared: Layout, split: Split, axes: set[int] | frozenset[int]) -> bool:
-    atoms = {a for a in _atoms(split, axes) if shared.shape[a] > 1}
-    return bool(atoms.intersection(shared.rows)) and bool(atoms.intersection(shared.columns))
-
-
 def has_closed_form(weights: Weights, param: int, shared: Layout, split: Split) -> bool:
     """Whether no coefficient of a fixed array in a parameter's gradient varies over both rows and columns."""
     varies: dict[Any, set[int]] = {}
@@ -372,7 +115,7 @@ def has_closed_form(weights: Weights, param: int, shared: Layout, split: Split) 
         own = multiple.base is None and len(multiple.ratio) == len(axes)
         key = number if own else ("multiple of", multiple.base)
         varies.setdefault(key, set()).update(mine, () if own else multiple.ratio)
-    return not any(_is_dense(shared, split, axes) for axes in varies.values())
+    return not any(fixed_terms.is_dense(shared, split, axes) for axes in varies.values())
 
 
 def can_contract(weights: Weights, derived: int, shared: Layout, split: Split) -> bool:
@@ -380,7 +123,7 @@ def can_contract(weights: Weights, derived: int, shared: Layout, split: Split) -
     for j, axes, _ in weights.derived[derived].smalls:
         shape = weights.smalls[j].var.aval.shape
         follows = {axis for axis, n in zip(axes, shape, strict=True) if n > 1}
-        if _is_dense(shared, split, follows):
+        if fixed_terms.is_dense(shared, split, follows):
             return False
     return True
 
@@ -393,7 +136,7 @@ def separate(
     large = [k for k, (aval, names) in enumerate(opaque) if names and aval.size >= _weights.LEAST]
     if not large:
         return None
-    flat, refused = find_flat(closed), set()
+    flat, refused = jaxprs.flat(closed), set()
     while (found := find(flat, count, large, refused)) is not None:
         inner = capture(found.inner, count, found.scaled)
         bad = set()
@@ -423,14 +166,14 @@ class Batch:
         leaves: Sequence[jax.Array],
     ):
         self.weights, self.captured, self.choices = weights, captured, choices
-        self.fixed = evaluate(weights, leaves)
+        self.constants = evaluate(weights, leaves)
         self.shapes = [small.var.aval.shape for small in weights.smalls]
 
     @property
     def inputs(self) -> tuple[list[jax.Array], list[jax.Array]]:
         """Small values, and derived weights, that the inner loss takes."""
         count = sum(small.is_input for small in self.weights.smalls)
-        return self.fixed.inputs[:count], self.fixed.inputs[count:]
+        return self.constants.inputs[:count], self.constants.inputs[count:]
 
     @property
     def with_result(self) -> list[Use]:
@@ -460,23 +203,22 @@ class Batch:
         if use.scale is None:
             return None
         k = use.param
-        m = self.fixed.scales[use.scale.derived, k]
-        return arrange(self.choices[k].rule.layout, self.captured.splits[k], m)
+        m = self.constants.scales[use.scale.derived, k]
+        return fixed_terms.arrange(self.choices[k].rule.layout, self.captured.splits[k], m)
 
     def terms(self, given: Sequence[Any], direct: Sequence[jax.Array]) -> tuple[list, list, list]:
         """For every parameter the coefficients of fixed arrays, these with the arrays, and `scale`."""
         smalls = self._smalls(given, direct)
         coefficients, terms = [], []
         for k, choice in enumerate(self.choices):
-            found = lax.optimization_barrier(by_array(self.fixed.leads[k], smalls))
+            found = _rounding.settled(fixed_terms.by_array(self.constants.leads[k], smalls))
             coefficients.append(found)
             own = f"parameter {k}"
-            pairs = [(self.fixed.arrays[key], y, key == own) for key, y in found.items()]
+            pairs = [(self.constants.arrays[key], y, key == own) for key, y in found.items()]
             if choice.rule is not None and choice.rule.by_gram:
                 shared, split = choice.rule.layout, self.captured.splits[k]
-                pairs = [
-                    (arrange(shared, split, t), arrange(shared, split, y), o) for t, y, o in pairs
-                ]
+                put = functools.partial(fixed_terms.arrange, shared, split)
+                pairs = [(put(t), put(y), is_own) for t, y, is_own in pairs]
             terms.append(pairs)
         return coefficients, terms, [self.scale] * len(terms)
 
@@ -486,7 +228,7 @@ class Batch:
         found: list[Any] = [next(rest) if s.is_input else None for s in self.weights.smalls]
         first = len(direct)
         for d, (each, inside) in enumerate(
-            zip(self.weights.derived, self.fixed.inside, strict=True), first
+            zip(self.weights.derived, self.constants.inside, strict=True), first
         ):
             k = next(iter(each.scales))
             rule = self.choices[k].rule
@@ -496,8 +238,8 @@ class Batch:
                 if use.scale is not None and use.scale.derived == d
             ]
             for term in inside if pairs else ():
-                array, j = self.fixed.arrays[term.key], term.small
-                mine = small_gradient(
+                array, j = self.constants.arrays[term.key], term.small
+                mine = fixed_terms.small_gradient(
                     term, array, rule.layout, self.captured.splits[k], pairs, self.shapes[j]
                 )
                 found[j] = mine if found[j] is None else found[j] + mine
@@ -509,5 +251,5 @@ class Batch:
         for key, y in coefficients.items():
             flat = y.reshape(len(y), -1)
             summed = jnp.matmul(weights.astype(flat.dtype), flat, precision=rules.HIGHEST)
-            total += self.fixed.arrays[key] * summed.reshape(y.shape[1:])
+            total += self.constants.arrays[key] * summed.reshape(y.shape[1:])
         return total

@@ -6,6 +6,7 @@ Norms come from either, and so does the clipped sum once the clip factors are kn
 backward pass. `dpx.clipping.two_pass` forgets both and makes a second backward pass instead.
 """
 
+import functools
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
@@ -14,14 +15,15 @@ import jax.numpy as jnp
 from jax.extend import core
 from jax.interpreters.partial_eval import dce_jaxpr
 
-from dpx.clipping import common, meshes, mixing, reports, rules
+from dpx.clipping import alike, common, fixed_terms, grams, meshes, mixing, reports, rules
 from dpx.clipping import plan as _plan
 from dpx.clipping.capture import Capture, capture
 from dpx.clipping.materialize import Loss, Pass, accumulator, over_examples
 from dpx.clipping.plan import Choice, Direct
-from dpx.clipping.rounding import gamma, sum_of_squares
+from dpx.clipping.rounding import gamma, settled, sum_of_squares
 from dpx.clipping.tap import Tapped
 from dpx.clipping.uses import Use
+from dpx.clipping.views import to_matrices
 from dpx.clipping.weights import Weights
 
 
@@ -73,7 +75,7 @@ def rounding(program: Program, size: int, dtype: Any) -> float:
 
     The sum of n terms in any order errs by γ_n times the sum of their lengths: of one held gradient for each
     example; or of one product for each of P positions, and those lengths exceed that of their sum by
-    1 / `rules.FLOOR` at most.
+    1 / `grams.FLOOR` at most.
     """
     shares = [gamma(size + 4, dtype)]
     for k, choice in enumerate(program.choices):
@@ -81,7 +83,7 @@ def rounding(program: Program, size: int, dtype: Any) -> float:
             places = sum(_plan.positions(use, rule.layout) for use in rule.uses)
             arrays = 0 if program.weights is None else len(program.weights.leads(k))
             terms = size * (places + arrays) + len(rule.uses) + arrays + 8
-            shares.append(gamma(terms, dtype) / rules.FLOOR)
+            shares.append(gamma(terms, dtype) / grams.FLOOR)
     return max(shares)
 
 
@@ -89,26 +91,44 @@ def run(program: Program, leaves: Sequence[jax.Array], batch: Any) -> Pass:
     """The pass that keeps what the norms are computed from."""
     choices = program.choices
 
-    def hold(choice: Choice, found: Found) -> tuple[jax.Array, Any]:
-        held = assemble(choice, found)
-        if _plan.gram(choice) is None:
-            # Norms must see what is summed, which could else be computed again, rounded otherwise. (Factors
-            # have passed a barrier where they were tapped.)
-            held = jax.lax.optimization_barrier(held)
-        return squared_norm(choice, held, found), (held, found.coefficients)
+    def hold(found: Sequence[Found]) -> tuple[list, list, list]:
+        gradients = {
+            k: assemble(choice, found[k])
+            for k, choice in enumerate(choices)
+            if _plan.gram(choice) is None
+        }
+        gradients = settled(gradients)  # Factors are where they are tapped.
+        held, seen = [], []
+        for k, choice in enumerate(choices):
+            kept = gradients[k] if k in gradients else assemble(choice, found[k])
+            held.append(kept)
+            if (rule := _plan.gram(choice)) is None:
+                seen.append(kept)
+            elif found[k].terms:
+                seen.append(squared_norm(choice, kept, found[k]))
+            else:
+                seen.append(grams.products(rule.layout, kept))
+        return held, seen, [each.coefficients for each in found]
 
-    losses, norms, held, common_ = backward(program, choices, leaves, batch, hold)
+    losses, (held, seen, coefficients), common_ = backward(program, choices, leaves, batch, hold)
 
     def weighted_sum(weights: Sequence[jax.Array]) -> list[jax.Array]:
+        # Two equal rows: XLA's CPU compiler leaves a product of matrices to a library, but writes a kernel of
+        # its own for a vector times each shape of matrix, which is no faster and takes long to compile.
+        # Several devices would add up both.
+        rows = {id(w): jnp.stack([w] * (1 if jax.device_count() > 1 else 2)) for w in weights}
         sums = []
-        for k, (choice, (kept, coefficients)) in enumerate(zip(choices, held, strict=True)):
-            total = _weighted_sum(choice, kept, weights[k]).reshape(leaves[k].shape)
-            if _plan.gram(choice) is not None and common_ is not None:
-                total = total + common_.weighted_sum(coefficients, weights[k])
-            sums.append(total)
+        for k, (choice, kept) in enumerate(zip(choices, held, strict=True)):
+            if (rule := _plan.gram(choice)) is None:
+                total = _held_sum(kept, rows[id(weights[k])])
+            else:
+                total = rules.weighted_sum(rule.layout, kept, weights[k])
+                if common_ is not None:
+                    total = total + common_.weighted_sum(coefficients[k], weights[k])
+            sums.append(total.reshape(leaves[k].shape))
         return sums
 
-    return Pass(losses, norms, weighted_sum)
+    return Pass(losses, alike.squared_norms(choices, seen), weighted_sum)
 
 
 class Found(NamedTuple):
@@ -118,7 +138,7 @@ class Found(NamedTuple):
       given: its gradient if it is not tapped, or the list of what its uses hand out.
       coefficients: what fixed arrays are multiplied by in its gradient.
       terms: (such an array, its coefficient, whether it is the parameter itself), as
-        `common.squared_norm` takes them, or to be added up.
+        `fixed_terms.squared_norm` takes them, or to be added up.
       scale: for a use, what its product is multiplied by, or None.
     """
 
@@ -133,12 +153,11 @@ def backward(
     choices: Sequence[Choice],
     leaves: Sequence[jax.Array],
     batch: Any,
-    hold: Callable[[Choice, Found], tuple[jax.Array, Any]],
-) -> tuple[jax.Array, list[jax.Array], list[Any], common.Batch | None]:
-    """Losses, squared norms and what `hold` keeps of each parameter, for every example.
+    hold: Callable[[Sequence[Found]], Any],
+) -> tuple[jax.Array, Any, common.Batch | None]:
+    """Losses, what `hold` makes of what is found for all parameters, and what parameters alone give.
 
-    `hold` is given what was found for one parameter and example, and returns a squared norm and anything.
-    Last comes what the loss computes from parameters alone.
+    All of it for every example, except for the last.
     """
     taps = [(use, export(use)) for choice in choices for use in choice.tapped]
     weights = program.weights
@@ -152,7 +171,7 @@ def backward(
     slots = meshes.vary(tapped.slots(), over)
     inputs, derived = ([], []) if fixed is None else meshes.vary(fixed.inputs, over)
 
-    def one(example: list[Any]) -> tuple[jax.Array, list[jax.Array], list[Any]]:
+    def one(example: list[Any]) -> tuple[jax.Array, Any]:
         def value(direct: dict, slots: dict, inputs: list) -> jax.Array:
             arguments = [direct.get(k, leaf) for k, leaf in enumerate(leaves)]
             return tapped([*arguments, *inputs, *derived, *example], slots)[0]
@@ -168,12 +187,7 @@ def backward(
         found = (
             map(Found, given) if fixed is None else map(Found, given, *fixed.terms(given, smalls))
         )
-        norms, held = [], []
-        for choice, each in zip(choices, found, strict=True):
-            norm, kept = hold(choice, each)
-            norms.append(norm)
-            held.append(kept)
-        return loss, norms, held
+        return loss, hold(list(found))
 
     return (*over_examples(one, jax.tree.leaves(batch)), fixed)
 
@@ -181,8 +195,12 @@ def backward(
 def export(use: Use) -> Callable[..., Any]:
     """What a use hands out: its factors, and what its result is asked for."""
 
+    if not use.by_factors:
+        assert use.gradient is not None
+        return use.gradient.product
+
     def factors(left: jax.Array, right: jax.Array, *result: jax.Array) -> tuple:
-        return left, right, *(common.dots(use, right, each) for each in result)
+        return left, right, *(fixed_terms.dots(use, right, each) for each in result)
 
     return factors
 
@@ -192,13 +210,32 @@ def assemble(choice: Choice, found: Found) -> Any:
     if isinstance(choice, Direct):
         return _with_terms(found.given, found)
     layout = choice.rule.layout
-    pairs = []
+    pairs, gradients = [], []
     for use, each in zip(choice.tapped, found.given, strict=True):
+        if not use.by_factors:
+            gradients.append(_to_parameter(each, use, layout.shape))
+            continue
         pair, scale = rules.pair(use, layout, *each[:2]), found.scale(use)
-        pairs.append(pair if scale is None else common.scaled(pair, scale))
+        pairs.append(pair if scale is None else fixed_terms.scaled(pair, scale))
     if choice.rule.by_gram:
         return pairs
-    return _with_terms(layout.restore(rules.product(layout, pairs)), found)
+    if pairs:
+        gradients.append(layout.restore(rules.product(layout, pairs)))
+    return _with_terms(functools.reduce(jnp.add, gradients), found)
+
+
+def _to_parameter(array: jax.Array, use: Use, shape: Sequence[int]) -> jax.Array:
+    """Brings the gradient of one example that a use without factors hands out, loops leading, to `shape`."""
+    assert use.gradient is not None
+    loops = [
+        loop.axes if loop.axes or loop.length == 1 else (-1 - i,)
+        for i, loop in enumerate(use.loops)
+    ]
+    axes = (*loops, *use.gradient.axes)
+    labels = {label for axis in axes for label in axis}
+    atoms = tuple(sorted(label for label in labels if label >= 0))
+    found = to_matrices(array, axes, shape, atoms, [label for label in labels if label < 0], ())
+    return found.sum((1, 2)).reshape(shape)
 
 
 def _with_terms(gradient: jax.Array, found: Found) -> jax.Array:
@@ -213,19 +250,14 @@ def squared_norm(choice: Choice, held: Any, found: Found) -> jax.Array:
         return sum_of_squares(held)
     if found.terms:
         given = zip(choice.tapped, found.given, strict=True)
-        dots = [common.arranged_dots(use, rule.layout, *each[2:]) for use, each in given]
-        return common.squared_norm(rule.layout, held, found.terms, dots)
-    return rules.squared_norm(rule.layout, held)
+        dots = [fixed_terms.arranged_dots(use, rule.layout, *each[2:]) for use, each in given]
+        return fixed_terms.squared_norm(rule.layout, held, found.terms, dots)
+    return grams.squared_norm(rule.layout, held)
 
 
-def _weighted_sum(choice: Choice, held: Any, weights: jax.Array) -> jax.Array:
-    if (rule := _plan.gram(choice)) is not None:
-        return rule.layout.restore(rules.weighted_sum(rule.layout, held, weights))
-    # Two equal rows: XLA's CPU compiler leaves a product of matrices to a library, but writes a kernel of
-    # its own for a vector times each shape of matrix, which is no faster and takes long to compile. Several
-    # devices would add up both.
+@jax.jit  # Traced once for all gradients of one shape.
+def _held_sum(held: jax.Array, rows: jax.Array) -> jax.Array:
+    """The sum over examples of held gradients times weights, which every one of the rows holds."""
     dtype = accumulator(held.dtype)
-    rows = 1 if jax.device_count() > 1 else 2
-    weights = jnp.stack([weights] * rows).astype(dtype)
     flat = held.astype(dtype).reshape(len(held), -1)
-    return jnp.matmul(weights, flat, precision=rules.HIGHEST)[0].reshape(held.shape[1:])
+    return jnp.matmul(rows.astype(dtype), flat, precision=rules.HIGHEST)[0]

@@ -9,6 +9,7 @@ from flax import nnx
 from jax.core import Tracer
 
 from dpx._validate import check_positive
+from dpx.clipping.materialize import Norms
 from dpx.clipping.rounding import gamma
 
 # Bu et al., Automatic Clipping (arXiv:2206.07136), use this stabiliser in g·C/(‖g‖ + γ).
@@ -99,16 +100,18 @@ def _is_none(x: Any) -> bool:
     return x is None
 
 
-def group_norms(groups: Groups, squared_norms: Sequence[jax.Array]) -> list[jax.Array]:
+def group_norms(groups: Groups, squared_norms: Sequence[Norms]) -> list[jax.Array]:
     """Gradient norms by group, (B,) each; infinite where anything in the group is not finite."""
     norms = []
     for index in range(len(groups.clips)):
-        mine = [
-            sq for sq, member in zip(squared_norms, groups.members, strict=True) if member == index
-        ]
-        total = sum(mine, start=jnp.zeros_like(squared_norms[0]))
+        mine = []
+        for members, squared in squared_norms:
+            rows = [i for i, k in enumerate(members) if groups.members[k] == index]
+            mine.append(squared if len(rows) == len(members) else squared[jnp.array(rows, int)])
+        squares = jnp.concatenate(mine)
+        total = jnp.sum(squares, 0)
         # Above the exact root of the exact sum, the clip factor and its product with a gradient included.
-        norm = jnp.sqrt(total) * (1 + gamma(len(mine) + 24, total.dtype))
+        norm = jnp.sqrt(total) * (1 + gamma(len(squares) + 24, total.dtype))
         norms.append(jnp.where(jnp.isfinite(total), norm, jnp.inf))
     return norms
 

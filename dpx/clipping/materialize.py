@@ -8,9 +8,22 @@ import jax
 import jax.numpy as jnp
 
 from dpx.clipping import meshes, mixing
-from dpx.clipping.rounding import sum_of_squares
+from dpx.clipping.rounding import settled, sum_of_squares
 
 Loss = Callable[[Sequence[jax.Array], Any], jax.Array]
+
+
+class Norms(NamedTuple):
+    """Squared l2 norms of the gradients of some parameter arrays.
+
+    Attributes:
+      members: indices of n parameter arrays.
+      squared: (n, B), rounded up so far that no contribution is longer: float32 (float64 for float64
+        parameters). Not finite where a gradient is not.
+    """
+
+    members: tuple[int, ...]
+    squared: jax.Array
 
 
 class Pass(NamedTuple):
@@ -18,14 +31,12 @@ class Pass(NamedTuple):
 
     Attributes:
       losses: (B,) per-example losses.
-      squared_norms: for each parameter array, (B,) squared l2 norms of per-example gradients, rounded
-        up so far that no contribution is longer: float32 (float64 for float64 parameters). Not finite where a
-        gradient is not.
+      squared_norms: those of per-example gradients, every parameter array once.
       weighted_sum: takes (B,) weights for each parameter array; returns sum_b weights[b]·gradient[b].
     """
 
     losses: jax.Array
-    squared_norms: list[jax.Array]
+    squared_norms: list[Norms]
     weighted_sum: Callable[[Sequence[jax.Array]], list[jax.Array]]
 
 
@@ -57,9 +68,7 @@ def run(loss: Loss, leaves: Sequence[jax.Array], batch: Any) -> Pass:
     mixing.check(jax.make_jaxpr(loss)(list(leaves), meshes.one_example(batch)), len(leaves))
     one = functools.partial(jax.value_and_grad(loss), list(leaves))
     losses, gradients = over_examples(one, batch)
-    # Norms must see what is summed: without a barrier either could be computed again, rounded otherwise.
-    gradients = jax.lax.optimization_barrier(gradients)
-    gradients = [gradient.astype(accumulator(gradient.dtype)) for gradient in gradients]
+    gradients = [g.astype(accumulator(g.dtype)) for g in settled(gradients)]
 
     def weighted_sum(weights: Sequence[jax.Array]) -> list[jax.Array]:
         # Factors must fit the gradients that they multiply: no TensorFloat-32.
@@ -69,5 +78,5 @@ def run(loss: Loss, leaves: Sequence[jax.Array], batch: Any) -> Pass:
             for w, g in zip(weights, gradients, strict=True)
         ]
 
-    norms = [jax.vmap(sum_of_squares)(g) for g in gradients]
+    norms = [Norms((k,), jax.vmap(sum_of_squares)(g)[None]) for k, g in enumerate(gradients)]
     return Pass(losses, norms, weighted_sum)

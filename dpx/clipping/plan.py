@@ -69,7 +69,10 @@ def choose(captured: Capture, weights: Weights | None = None) -> list[Choice]:
     found = zip(captured.shapes, captured.uses, captured.opaque, strict=True)
     for k, (shape, uses, opaque) in enumerate(found):
         leads = [] if weights is None else weights.leads(k)
-        layout = rules.layout(uses, shape) if uses and not opaque else None
+        factored = [use for use in uses if use.by_factors]
+        layout = rules.layout(factored, shape) if factored and not opaque else None
+        if uses and not factored and not opaque:
+            layout = rules.Layout(shape, (), (), tuple(i for i, n in enumerate(shape) if n > 1))
         if leads and not uses and not opaque:
             layout = rules.Layout(shape, (), (), tuple(i for i, n in enumerate(shape) if n > 1))
         if layout is None:
@@ -78,11 +81,14 @@ def choose(captured: Capture, weights: Weights | None = None) -> list[Choice]:
         is_table = any(use.indexed is not None for use in uses)
         favor = FAVOR_TABLE if is_table else FAVOR_GRADIENT
         kept = sum(map(factor_elements, uses))
-        closed = True
+        closed = len(factored) == len(uses)
         if weights is not None:
             kept += sum(weights.smalls[j].var.aval.size for j, *_ in leads)
-            closed = common.has_closed_form(weights, k, layout, captured.splits[k])
+            closed &= common.has_closed_form(weights, k, layout, captured.splits[k])
         by_gram = closed and math.prod(shape) > favor * kept
+        if not by_gram:
+            # A scan that shares the parameter would stack a gradient for every iteration.
+            uses = [u if u.is_shared_by_loop else u.without_factors() for u in uses]
         rule = Rule(tuple(uses), layout, by_gram)
         taps = by_gram or any(map(_prefers_product, uses))
         choices.append(Factors(rule) if taps else Direct(rule))

@@ -14,7 +14,7 @@ from typing import Any
 import jax.numpy as jnp
 from jax.extend import core
 
-from dpx.clipping.capture import CALLS, PLAIN
+from dpx.clipping.jaxprs import CALLS, PLAIN
 
 # Entry by entry, in all operands at once.
 ELEMENTWISE = frozenset((

@@ -16,7 +16,7 @@ from jax import lax
 
 # Axes longer than this are added up in chunks, so that n in γ_n is small. Shorter chunks would
 # gain little, because there are more of them, and make products of matrices slower.
-CHUNK = 256
+CHUNK = 512
 
 
 def unit(dtype: Any) -> float:
@@ -58,7 +58,7 @@ def added_up(total: jax.Array) -> tuple[jax.Array, int]:
     roundings = 0
     while total.ndim:
         last = total.shape[-1]
-        if last > 4 * CHUNK:
+        if last > 2 * CHUNK:
             chunks = -(-last // CHUNK)
             padding = [(0, 0)] * (total.ndim - 1) + [(0, chunks * CHUNK - last)]
             total = jnp.pad(total, padding).reshape(*total.shape[:-1], chunks, CHUNK)
@@ -66,3 +66,24 @@ def added_up(total: jax.Array) -> tuple[jax.Array, int]:
         roundings += last
         total = lax.optimization_barrier(jnp.sum(total, axis=-1))
     return total, roundings
+
+
+def settled(tree: Any) -> Any:
+    """The same values, which norms and sums then see alike: none is computed again, rounded otherwise.
+
+    A compiler may drop a cast to less than float32 and back, in one kernel and not in another, and it may
+    drop barriers. So what is narrower than float32 is rounded by an operation of its own, which stays.
+    """
+
+    def rounded(x: jax.Array) -> jax.Array:
+        if not jnp.issubdtype(x.dtype, jnp.floating) or jnp.finfo(x.dtype).bits >= 32:
+            return x
+        kind, wide = jnp.finfo(x.dtype), x.astype(jnp.float32)
+        kept = lax.reduce_precision(wide, kind.nexp, kind.nmant)
+        if kind.minexp > jnp.finfo(jnp.float32).minexp:
+            # That flushes the subnormal numbers of float16, which most small cotangents are.
+            step = float(kind.smallest_subnormal)
+            kept = jnp.where(jnp.abs(wide) < kind.tiny, jnp.round(wide / step) * step, kept)
+        return kept.astype(x.dtype)
+
+    return jax.tree.map(rounded, lax.optimization_barrier(tree))

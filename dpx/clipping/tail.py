@@ -9,11 +9,10 @@ so none of its activations are.
 from typing import Any, NamedTuple
 
 import jax.numpy as jnp
-from jax.extend import core
 
 from dpx.clipping import mixing
-from dpx.clipping.capture import REMAT
 from dpx.clipping.engine import Program
+from dpx.clipping.jaxprs import REMAT, variables
 from dpx.clipping.materialize import accumulator
 
 
@@ -55,11 +54,6 @@ def find(program: Program) -> Tail:
     uses = {use.param for uses in program.captured.uses for use in uses if use.path[0] >= start}
     uses |= {k for k, v in enumerate(leaves) if v in direct and v in later}
     return Tail(start, tuple(crossing), frozenset(uses))
-
-
-def variables(eqn: Any) -> list[Any]:
-    """The variables that an equation takes."""
-    return [v for v in eqn.invars if not isinstance(v, core.Literal)]
 
 
 def _recomputes(eqn: Any) -> bool:

@@ -15,8 +15,9 @@ import jax.numpy as jnp
 from jax import lax
 from jax.extend import core
 
-from dpx.clipping import meshes
-from dpx.clipping.capture import CALLS, REMAT, scan_parts
+from dpx.clipping import convolutions, meshes
+from dpx.clipping.jaxprs import CALLS, REMAT, bind, scan_parts
+from dpx.clipping.rounding import settled
 from dpx.clipping.uses import Use
 
 # What is handed out for a use: (left factor, right factor) -> arrays.
@@ -88,7 +89,7 @@ class Tapped:
             if here in self.enclosing:
                 results = self._enter(eqn, values, slots, here)
             else:
-                results = bind(eqn, values)
+                results = _results(eqn, values)
                 for use in self.at.get(here, ()):
                     export = functools.partial(self._export, use)
                     kept = (*values, results[0]) if use in self.with_result else tuple(values)
@@ -150,14 +151,11 @@ class Tapped:
         return [*carry, *stacked]
 
 
-def bind(eqn: Any, values: list) -> list[Any]:
-    """The results of an equation."""
-    bound = eqn.primitive.get_bind_params(eqn.params)
-    # Until 0.10.1 JAX returned the functions of a call apart from its other parameters.
-    functions, params = bound if isinstance(bound, tuple) else ((), bound)
-    with eqn.ctx.manager:
-        results = eqn.primitive.bind(*functions, *values, **params)
-    return list(results) if eqn.primitive.multiple_results else [results]
+def _results(eqn: Any, values: list) -> list[Any]:
+    if eqn.primitive.name == "conv_general_dilated":
+        with eqn.ctx.manager:
+            return [convolutions.evaluate(eqn, values)]
+    return bind(eqn, values)
 
 
 def _cotangent(operands: tuple, cotangent: jax.Array) -> jax.Array:
@@ -187,9 +185,8 @@ def _tap_forward(export: Callable, stacked: bool, result: jax.Array, operands: t
 
 
 def _tap_backward(export: Callable, stacked: bool, operands: tuple, cotangent: jax.Array):
-    # Norms must see what is summed: without a barrier either could be computed again, rounded otherwise.
-    # What is behind it goes on through the backward pass too, so that no copy is needed.
-    operands, cotangent = lax.optimization_barrier((operands, cotangent))
+    # What is settled goes on through the backward pass too, so that no copy is needed.
+    operands, cotangent = settled((operands, cotangent))
     # What follows from the model alone, such as the rows that a slice takes, is the same on every device.
     return cotangent, None, meshes.vary(export(operands, cotangent), meshes.varying(cotangent))
 

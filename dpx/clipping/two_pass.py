@@ -20,16 +20,17 @@ import jax.numpy as jnp
 from jax.extend import core
 from jax.interpreters.partial_eval import dce_jaxpr
 
-from dpx.clipping import common, engine, meshes, rules
+from dpx.clipping import common, engine, grams, meshes, rules
 from dpx.clipping import plan as _plan
 from dpx.clipping import tail as _tail
 from dpx.clipping.engine import Found, Program
-from dpx.clipping.materialize import Loss, Pass, accumulator, over_examples
+from dpx.clipping.jaxprs import run, variables
+from dpx.clipping.materialize import Loss, Norms, Pass, accumulator, over_examples
 from dpx.clipping.plan import Choice, Direct, InPlace
-from dpx.clipping.rounding import gamma, sum_of_squares
+from dpx.clipping.rounding import gamma, settled, sum_of_squares
 from dpx.clipping.tap import Tapped
 from dpx.clipping.uses import Use
-from dpx.clipping.weights import Weights, run
+from dpx.clipping.weights import Weights
 
 
 def auto(loss: Loss, leaves: Sequence[jax.Array], batch: Any) -> Pass:
@@ -129,8 +130,7 @@ def _run(program: Program, leaves: Sequence[jax.Array], batch: Any) -> Pass:
                 continue
             held = engine.assemble(choice, each)
             if k in tail.uses:
-                # Norms must see what is summed, as in one pass.
-                held = kept[k] = jax.lax.optimization_barrier(held)
+                held = kept[k] = settled(held)
             norms.append(engine.squared_norm(choice, held, each))
         return norms, kept
 
@@ -173,13 +173,14 @@ def _run(program: Program, leaves: Sequence[jax.Array], batch: Any) -> Pass:
             sums |= dict(zip(members, found, strict=True))
         return [sums[k] for k in range(len(leaves))]
 
-    return Pass(losses, norms, weighted_sum)
+    squared = [Norms((k,), norm[None]) for k, norm in enumerate(norms)]
+    return Pass(losses, squared, weighted_sum)
 
 
 def _sum(choice: Choice, held: Any, weights: jax.Array) -> jax.Array:
     """The sum over examples of what was held of their gradients, times weights."""
     if (rule := _plan.gram(choice)) is not None:
-        return rule.layout.restore(rules.weighted_sum(rule.layout, held, weights))
+        return rules.weighted_sum(rule.layout, held, weights)
     return jnp.tensordot(weights, held, 1, precision=rules.HIGHEST)
 
 
@@ -219,7 +220,7 @@ def _only(pull: Callable[[jax.Array], Any], like: jax.Array) -> Callable[..., An
         for eqn in reversed(live.eqns):
             if any(v in needed and v not in env for v in eqn.outvars):
                 eqns.append(eqn)
-                needed.update(_tail.variables(eqn))
+                needed.update(variables(eqn))
         found = run(eqns[::-1], env, [outs[i] for i in wanted])
         return jax.tree.unflatten(jax.tree.structure(selected), found)
 
@@ -238,6 +239,9 @@ def _export(choice: Choice, use: Use) -> Callable[..., Any]:
     """What a use hands out: a squared norm if that is all that is wanted of its parameter, or its factors."""
     if not isinstance(choice, InPlace):
         return engine.export(use)
+    if not use.by_factors:
+        product = engine.export(use)
+        return lambda operand, cotangent: sum_of_squares(product(operand, cotangent))
     layout = choice.rule.layout
     sliced = {axis for loop in use.loops for axis in loop.axes}
     layout = layout._replace(blocks=tuple(b for b in layout.blocks if b not in sliced))
@@ -246,7 +250,7 @@ def _export(choice: Choice, use: Use) -> Callable[..., Any]:
     def squared_norm(left: jax.Array, right: jax.Array) -> jax.Array:
         pair = rules.pair(use, layout, left, right)
         if choice.rule.by_gram:
-            return rules.squared_norm(layout, [pair])
+            return grams.squared_norm(layout, [pair])
         if pair.rows.ndim == 3 and pair.rows.size > pair.columns.size:
             # The larger factor second, as a product wants it: no transposed copy of the gradient.
             turned = layout._replace(rows=layout.columns, columns=layout.rows)

@@ -12,8 +12,6 @@ factors are found and which parameter axes their axes stand for.
 """
 
 import functools
-import itertools
-import math
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
@@ -21,50 +19,27 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
+from dpx.clipping import convolutions
+from dpx.clipping.views import Axes, Loop, Scale, View
+
 # Indices travel as float32 cotangents, exact up to this many rows.
 MAX_ROWS = 2**24
 
-# The parameter axes that one axis of an array merges, major first; () for an axis of size one.
-# In factors, (-1,), (-2,), ... are axes of positions.
-Axes = tuple[tuple[int, ...], ...]
 
-
-class Loop(NamedTuple):
-    """A scan around a use: its length, and the parameter axes it runs over (none if shared)."""
-
-    length: int
-    axes: tuple[int, ...]
-
-
-class Scale(NamedTuple):
-    """A fixed array that a parameter is multiplied by before its use.
+class Gradient(NamedTuple):
+    """Another form of a use: the gradient itself, made without factors.
 
     Attributes:
-      derived: which input after the parameters the derived weight is.
-      atoms: the parameter axes over which the array varies.
+      product: (the other operand, the cotangent) -> the gradient of the view.
+      axes: what its axes stand for.
+      operand: takes the other operand.
+      aval: shape and dtype of that.
     """
 
-    derived: int
-    atoms: frozenset[int]
-
-
-class View(NamedTuple):
-    """A value that is a parameter, reshaped, transposed or cast; inside scans, a slice of it.
-
-    Attributes:
-      param: index of the parameter.
-      axes: what the axes of the value stand for.
-      loops: the scans around it, outermost first.
-      pads: for some axes of the value, how much longer the parameter is on either side: positive where the
-        value is a part of the parameter, negative where the parameter is a part of the value.
-      scale: what the gradient is multiplied by, entry by entry, where the value is a derived weight.
-    """
-
-    param: int
+    product: Callable[[jax.Array, jax.Array], jax.Array]
     axes: Axes
-    loops: tuple[Loop, ...] = ()
-    pads: tuple[tuple[int, int, int], ...] = ()
-    scale: Scale | None = None
+    operand: Callable[[Sequence[jax.Array]], jax.Array]
+    aval: jax.ShapeDtypeStruct
 
 
 class Use(NamedTuple):
@@ -82,6 +57,8 @@ class Use(NamedTuple):
       left_aval, right_aval: shapes and dtypes of the factors of one iteration.
       indexed: the parameter axis that a left factor of row indices stands for, else None.
       scale: what the product of the factors is multiplied by, if anything.
+      gradient: how the gradient follows without factors, where there is a way.
+      by_factors: whether `left` and `right` are factors. If not, they are what `gradient` is made of.
     """
 
     param: int
@@ -96,6 +73,21 @@ class Use(NamedTuple):
     right_aval: jax.ShapeDtypeStruct
     indexed: int | None = None
     scale: Scale | None = None
+    gradient: Gradient | None = None
+    by_factors: bool = True
+
+    def without_factors(self) -> "Use":
+        """The same use in its other form."""
+        if (other := self.gradient) is None:
+            return self
+        return self._replace(
+            left=other.operand, right=_same, left_aval=other.aval, by_factors=False
+        )
+
+    @property
+    def form(self) -> "Use":
+        """What the factors look like; equal for uses that are alike, wherever they stand."""
+        return self._replace(param=0, path=(), left=_same, right=_same, gradient=None)
 
     @property
     def lengths(self) -> tuple[int, ...]:
@@ -110,31 +102,40 @@ def find(eqn: Any, which: int, view: View, path: tuple[int, ...], sizes: Any) ->
     """The use that equation `eqn` makes of its operand `which`, or None if there is no rule."""
     rule = RULES.get(eqn.primitive.name)
     found = rule(eqn, which, view, sizes) if rule else None
-    if found is None:
+    if found is None or (view.pads and view.scale is not None):
         return None
-    left, left_axes, right_axes, indexed = found
+    left, left_axes, right_axes, indexed, gradient = found
+    if view.pads or view.scale is not None:
+        gradient = None
     right = _same
+    if not (left or gradient):
+        return None
     if view.pads:
-        if view.scale is not None:
-            return None
         padded = _padded(view, left_axes), _padded(view, right_axes)
         if len(padded[0]) + len(padded[1]) < len(view.pads):
-            return (
-                None  # An axis that is neither in one factor nor in the other: that of a look-up.
-            )
+            return None  # The axis of a look-up, which is in neither factor.
         left = functools.partial(_pad_left, left, padded[0])
         right = functools.partial(_pad, padded[1])
     operands = [jax.ShapeDtypeStruct(v.aval.shape, v.aval.dtype) for v in eqn.invars]
-    left_aval = jax.eval_shape(left, operands)
+    if gradient is not None:
+        product, axes = gradient
+        gradient = Gradient(product, axes, _Operand(1 - which), operands[1 - which])
+    if left is None:
+        use = Use(
+            view.param, eqn.primitive.name, path, view.loops, _Operand(1 - which), right, (), (),
+            operands[1 - which], eqn.outvars[0].aval, gradient=gradient,
+        )  # fmt: skip
+        return use.without_factors()
+    left_aval = _evaluated(left, operands)
     out = eqn.outvars[0].aval
-    right_aval = jax.eval_shape(right, jax.ShapeDtypeStruct(out.shape, out.dtype))
+    right_aval = _evaluated(right, jax.ShapeDtypeStruct(out.shape, out.dtype))
     if not all(jnp.issubdtype(a.dtype, jnp.floating) for a in (left_aval, right_aval)):
         return None
     if view.scale is not None and not _can_scale(view, left_axes, right_axes, indexed):
         return None
     return Use(
         view.param, eqn.primitive.name, path, view.loops, left, right, left_axes, right_axes,
-        left_aval, right_aval, indexed, view.scale,
+        left_aval, right_aval, indexed, view.scale, gradient,
     )  # fmt: skip
 
 
@@ -145,6 +146,22 @@ def _can_scale(view: View, left_axes: Axes, right_axes: Axes, indexed: int | Non
     left = loops | {atom for axis in left_axes for atom in axis}
     right = loops | {atom for axis in right_axes for atom in axis}
     return indexed is not None or view.scale.atoms <= left or view.scale.atoms <= right
+
+
+class _Operand(NamedTuple):
+    """Takes one operand as it is."""
+
+    which: int
+
+    def __call__(self, operands: Sequence[Any]) -> Any:
+        return operands[self.which]
+
+
+def _evaluated(function: Callable, arguments: Any) -> Any:
+    """The shape and dtype of a function's result."""
+    if function is _same or isinstance(function, _Operand):
+        return function(arguments)
+    return jax.eval_shape(function, arguments)
 
 
 def _same(cotangent: jax.Array) -> jax.Array:
@@ -174,16 +191,6 @@ def _pad_left(left: Callable, pads: tuple, operands: Sequence[jax.Array]) -> jax
     return _pad(pads, left(operands))
 
 
-def padded(view: View, axis: int, low: int, high: int) -> View | None:
-    """The view of a part of a value along one axis (or of a whole of which it is a part, if negative)."""
-    pads = {a: (i, j) for a, i, j in view.pads}
-    before = pads.get(axis, (0, 0))
-    if not view.axes[axis] or any(x * y < 0 for x in before for y in (low, high)):
-        return None  # Part of a whole, then whole of a part: no single padding.
-    pads[axis] = (before[0] + low, before[1] + high)
-    return view._replace(pads=tuple((a, i, j) for a, (i, j) in sorted(pads.items())))
-
-
 def _dot_general(eqn, which, view, sizes):
     (contract, batch) = eqn.params["dimension_numbers"]
     other = 1 - which
@@ -198,7 +205,7 @@ def _dot_general(eqn, which, view, sizes):
     halves = [[a for i, a in enumerate(view.axes) if i not in used], [positions[i] for i in free]]
     # The result has the batch axes, then the free axes of the first operand, then the second's.
     right_axes = (*(view.axes[i] for i in batch[which]), *halves[which], *halves[other])
-    return (lambda operands: operands[other]), left_axes, right_axes, None
+    return _Operand(other), left_axes, right_axes, None, None
 
 
 def _rows(view: View, axis: int, sizes: Any) -> int | None:
@@ -249,7 +256,7 @@ def _gather(eqn, which, view, sizes):
         index = jnp.where(inside, index, rows) if drops else jnp.clip(index, 0, rows - 1)
         return index.astype(jnp.float32)
 
-    return left, tuple((-1 - i,) for i in range(indices.ndim - 1)), right_axes, indexed
+    return left, tuple((-1 - i,) for i in range(indices.ndim - 1)), right_axes, indexed, None
 
 
 def _slice(eqn, which, view, sizes):
@@ -271,108 +278,21 @@ def _slice(eqn, which, view, sizes):
         return (start + step * jnp.arange(taken[axis])).astype(jnp.float32)
 
     right_axes = tuple((-1,) if i == axis else a for i, a in enumerate(view.axes))
-    return left, ((-1,),), right_axes, indexed
+    return left, ((-1,),), right_axes, indexed, None
 
 
 def _conv(eqn, which, view, sizes):
-    """A convolution is a matrix product with the patches of its input."""
-    p = eqn.params
-    if which != 1 or p["feature_group_count"] != 1 or p["batch_group_count"] != 1:
+    if (forms := convolutions.rule(eqn, which)) is None:
         return None
-    numbers = p["dimension_numbers"]
-    kernel = [eqn.invars[1].aval.shape[i] for i in numbers.rhs_spec[2:]]
-    out = [eqn.outvars[0].aval.shape[i] for i in numbers.out_spec[2:]]
-    out_feature, in_feature, *spatial = (view.axes[i] for i in numbers.rhs_spec)
-
-    def left(operands):
-        x = jnp.transpose(operands[0], numbers.lhs_spec)
-        dilated = [(0, 0, 0)] * 2 + [
-            (low, high, d - 1)
-            for (low, high), d in zip(p["padding"], p["lhs_dilation"], strict=True)
-        ]
-        x = lax.pad(x, jnp.zeros((), x.dtype), dilated)
-        patches = []
-        for offset in itertools.product(*map(range, kernel)):
-            starts = [o * d for o, d in zip(offset, p["rhs_dilation"], strict=True)]
-            stops = [
-                s + (n - 1) * w + 1
-                for s, n, w in zip(starts, out, p["window_strides"], strict=True)
-            ]
-            patches.append(
-                lax.slice(x, (0, 0, *starts), (*x.shape[:2], *stops), (1, 1, *p["window_strides"]))
-            )
-        return jnp.stack(patches).reshape(*kernel, *patches[0].shape)
-
-    places = [(-2 - i,) for i in range(len(out))]
-    left_axes = (*spatial, (-1,), in_feature, *places)
-    right_axes: list[tuple[int, ...]] = [()] * (2 + len(out))
-    for axis, meaning in zip(numbers.out_spec, [(-1,), out_feature, *places], strict=True):
-        right_axes[axis] = meaning
-    return left, left_axes, tuple(right_axes), None
+    by_patches, gradient = forms
+    left_axes, right_axes = convolutions.patch_axes(eqn, view.axes)
+    return by_patches, left_axes, right_axes, None, (gradient, view.axes)
 
 
-RULES = {
+RULES: dict[str, Callable[..., Any]] = {
     "dot_general": _dot_general,
     "gather": _gather,
     "dynamic_slice": _slice,
     "slice": _slice,
     "conv_general_dilated": _conv,
 }
-
-
-def to_split(axes: Axes, new_shape: Sequence[int], sizes: Sequence[int]) -> tuple[int, int] | None:
-    """The first parameter axis that a reshape splits, and the length of its major part; None if none."""
-    atoms = [atom for axis in axes for atom in axis]
-    for size in new_shape:
-        product = 1
-        while product < size and atoms:
-            atom = atoms.pop(0)
-            product *= sizes[atom]
-        if product > size:
-            major, rest = divmod(size * sizes[atom], product)
-            return None if rest or sizes[atom] % major or major == 1 else (atom, major)
-    return None
-
-
-def reshape_axes(axes: Axes, new_shape: Sequence[int], sizes: Sequence[int]) -> Axes | None:
-    """What the axes of a reshaped view stand for; None if the reshape splits a parameter axis."""
-    atoms = [atom for axis in axes for atom in axis]
-    new_axes = []
-    for size in new_shape:
-        merged, product = [], 1
-        while product < size and atoms:
-            merged.append(atoms.pop(0))
-            product *= sizes[merged[-1]]
-        if product != size:
-            return None
-        new_axes.append(tuple(merged))
-    return tuple(new_axes)
-
-
-def whole(param: int, split: Sequence[tuple[int, ...]]) -> View:
-    """The view of a parameter that is all of it; `split` has the parts of each of its axes, major first."""
-    number = itertools.count()
-    parts = (tuple(i for n, i in zip(sizes, number, strict=False) if n != 1) for sizes in split)
-    return View(param, tuple(parts))
-
-
-def to_matrices(
-    array: jax.Array,
-    axes: Axes,
-    shape: Sequence[int],
-    blocks: tuple[int, ...],
-    positions: Sequence[int],
-    inner: tuple[int, ...] | None,
-) -> jax.Array:
-    """Brings a factor of one example to (K, P, R): blocks, positions, the axes `inner`.
-
-    With `inner` None the factor holds row indices, (K, P).
-    """
-    sizes = {label: n for n, axis in zip(array.shape, axes, strict=True) for label in axis}
-    sizes |= {label: shape[label] for label in sizes if label >= 0}
-    labels = list(sizes)
-    order = [*blocks, *positions, *(inner or ())]
-    array = array.reshape([sizes[label] for label in labels])
-    array = array.transpose([labels.index(label) for label in order])
-    parts = (blocks, positions) if inner is None else (blocks, positions, inner)
-    return array.reshape([math.prod(sizes[label] for label in part) for part in parts])

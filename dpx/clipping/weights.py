@@ -18,20 +18,14 @@ import jax.numpy as jnp
 from jax.extend import core
 from jax.interpreters.partial_eval import dce_jaxpr
 
-from dpx.clipping import pullback
-from dpx.clipping.capture import CALLS, PLAIN
-from dpx.clipping.tap import bind
+from dpx.clipping import jaxprs, pullback
+from dpx.clipping.parameter_graph import Graph
 
 # Parameters with fewer elements are not worth it: their per-example gradients are held.
 LEAST = 4096
 
 # A value is small if this many of it are as large as the parameter.
 SMALL = 8
-
-VIEWS = frozenset(
-    ("transpose", "reshape", "squeeze", "expand_dims", "convert_element_type", *PLAIN)
-)
-JOINS = frozenset(("concatenate", "split", "slice"))
 
 
 class Multiple(NamedTuple):
@@ -108,110 +102,6 @@ class Weights(NamedTuple):
         ]
 
 
-class _Graph:
-    """The equations of a jaxpr that depend on parameters and constants alone."""
-
-    def __init__(self, closed: core.ClosedJaxpr, count: int):
-        self.jaxpr, self.consts = closed.jaxpr, closed.consts
-        self.leaves = closed.jaxpr.invars[:count]
-        self.maker: dict[Any, int] = {}
-        # The parameters that each known variable depends on.
-        self.depends: dict[Any, frozenset[int]] = {v: frozenset() for v in self.jaxpr.constvars}
-        self.depends |= {v: frozenset([k]) for k, v in enumerate(self.leaves)}
-        self.plain = set(self.leaves)
-        self.used: dict[Any, None] = {}
-        for index, eqn in enumerate(self.jaxpr.eqns):
-            operands = [v for v in eqn.invars if not isinstance(v, core.Literal)]
-            if not eqn.effects and all(v in self.depends for v in operands):
-                found = frozenset().union(*(self.depends[v] for v in operands))
-                self.depends |= dict.fromkeys(eqn.outvars, found)
-                self.maker |= dict.fromkeys(eqn.outvars, index)
-                name = eqn.primitive.name
-                if name in VIEWS | JOINS and operands and all(v in self.plain for v in operands):
-                    self.plain |= set(eqn.outvars)
-            else:
-                self.used |= dict.fromkeys(v for v in operands if v in self.depends)
-        self.used |= dict.fromkeys(v for v in self.jaxpr.outvars if v in self.depends)
-
-    def needed(self, outs: Sequence[Any], stop: Sequence[Any] = ()) -> list[int]:
-        """The equations behind variables, in order."""
-        found: set[int] = set()
-        stack = [v for v in outs if v not in stop]
-        while stack:
-            index = self.maker.get(stack.pop())
-            if index is not None and index not in found:
-                found.add(index)
-                operands = self.jaxpr.eqns[index].invars
-                stack += [v for v in operands if not isinstance(v, core.Literal) and v not in stop]
-        return sorted(found)
-
-    def evaluate(self, outs: Sequence[Any], inputs: dict[Any, Any]) -> list[Any]:
-        """Variables from their inputs, which are parameters or stand on the way."""
-        indices = self.needed(outs, list(inputs))
-        return run([self.jaxpr.eqns[i] for i in indices], self.env(inputs), outs)
-
-    def env(self, inputs: dict[Any, Any]) -> dict[Any, Any]:
-        """The values of variables, constants included."""
-        return dict(zip(self.jaxpr.constvars, self.consts, strict=True)) | inputs
-
-    def core_of(self, var: Any) -> Any:
-        """The variable that this one is a mere view of."""
-        while (index := self.maker.get(var)) is not None:
-            eqn = self.jaxpr.eqns[index]
-            if eqn.primitive.name not in VIEWS or len(eqn.invars) != 1 or var in self.plain:
-                break
-            if not jnp.issubdtype(eqn.invars[0].aval.dtype, jnp.floating):
-                break
-            var = eqn.invars[0]
-        return var
-
-    def is_trusted(self, outs: Sequence[Any]) -> bool:
-        """Whether JAX alone differentiates what leads to these variables."""
-        return not any(_has_custom_vjp(self.jaxpr.eqns[i]) for i in self.needed(outs))
-
-
-def _has_custom_vjp(eqn: Any) -> bool:
-    if eqn.primitive.name.startswith("custom_vjp"):
-        return True
-    held = (
-        v
-        for value in eqn.params.values()
-        for v in (value if isinstance(value, tuple | list) else (value,))
-    )
-    inner = (getattr(v, "jaxpr", v) for v in held)
-    return any(_has_custom_vjp(e) for jaxpr in inner for e in getattr(jaxpr, "eqns", ()))
-
-
-def run(eqns: Sequence[Any], env: dict[Any, Any], outs: Sequence[Any]) -> list[Any]:
-    """Evaluates equations in an environment of variables."""
-
-    def read(atom: Any) -> Any:
-        return atom.val if isinstance(atom, core.Literal) else env[atom]
-
-    for eqn in eqns:
-        env.update(zip(eqn.outvars, bind(eqn, [read(atom) for atom in eqn.invars]), strict=True))
-    return [read(atom) for atom in outs]
-
-
-def flat(closed: core.ClosedJaxpr) -> core.ClosedJaxpr:
-    """The same jaxpr without calls."""
-
-    def enter(jaxpr: Any, consts: Any, arguments: Sequence[Any]) -> list[Any]:
-        env = dict(zip([*jaxpr.constvars, *jaxpr.invars], [*consts, *arguments], strict=True))
-        for eqn in jaxpr.eqns:
-            if eqn.primitive.name in CALLS:
-                inner = eqn.params[CALLS[eqn.primitive.name]]
-                values = [v.val if isinstance(v, core.Literal) else env[v] for v in eqn.invars]
-                body = getattr(inner, "jaxpr", inner)
-                results = enter(body, getattr(inner, "consts", ()), values)
-                env.update(zip(eqn.outvars, results, strict=True))
-            else:
-                run([eqn], env, ())
-        return run((), env, jaxpr.outvars)
-
-    return jax.make_jaxpr(lambda *a: enter(closed.jaxpr, closed.consts, a))(*closed.in_avals)
-
-
 def find(
     closed: core.ClosedJaxpr, count: int, large: Sequence[int], refused: set[Any]
 ) -> Weights | None:
@@ -223,7 +113,7 @@ def find(
       large: indices of parameters for which it is worth it.
       refused: variables of derived weights that are to stay, because a use of them has no rule.
     """
-    graph = _Graph(closed, count)
+    graph = Graph(closed, count)
     smalls: list[Small] = []
     derived: list[Derived] = []
     seen: dict[Any, int] = {}
@@ -264,7 +154,7 @@ def find(
         names = [*graph.leaves, *inputs, *rest]
         env = graph.env(dict(zip(names, arguments, strict=True)))
         kept = [e for e in closed.jaxpr.eqns if not any(v in inputs for v in e.outvars)]
-        return run(kept, env, closed.jaxpr.outvars)
+        return jaxprs.run(kept, env, closed.jaxpr.outvars)
 
     def values(leaves: Sequence[jax.Array]) -> tuple[list, list]:
         outs = [s.var for s in smalls], [d.var for d in derived]
@@ -277,7 +167,7 @@ def find(
     return Weights(traced, smalls, derived, values)
 
 
-def _lead(graph: _Graph, var: Any, is_input: bool) -> Small:
+def _lead(graph: Graph, var: Any, is_input: bool) -> Small:
     """A small value, with the derivative that leads on from it.
 
     Raises:
@@ -304,7 +194,7 @@ def _multiple(value: pullback.Value, bases: dict[int, int]) -> Multiple:
     return Multiple(base, value.varies if base is None else value.ratio)
 
 
-def _derive(graph: _Graph, var: Any, small: Callable[[Any, bool], int]) -> Derived:
+def _derive(graph: Graph, var: Any, small: Callable[[Any, bool], int]) -> Derived:
     """A derived weight, with its derivatives.
 
     Raises:
@@ -320,7 +210,9 @@ def _derive(graph: _Graph, var: Any, small: Callable[[Any, bool], int]) -> Deriv
     shape = var.aval.shape
     wide = [var.aval.update(dtype=t.aval.dtype) for t, _ in cuts.values()]
     traced = jax.make_jaxpr(pull)([*_avals(leaves), *wide], _avals([var])[0])
-    trusted = not any(_has_custom_vjp(graph.jaxpr.eqns[i]) for i in graph.needed([var], list(cuts)))
+    trusted = not any(
+        jaxprs.has_custom_vjp(graph.jaxpr.eqns[i]) for i in graph.needed([var], list(cuts))
+    )
     varies = {
         len(leaves) + i: frozenset(a for a, n in zip(axes, t.aval.shape, strict=True) if n > 1)
         for i, (t, axes) in enumerate(cuts.values())
@@ -344,7 +236,7 @@ def _derive(graph: _Graph, var: Any, small: Callable[[Any, bool], int]) -> Deriv
     return Derived(var, scales, smalls, pull, tuple(depends))
 
 
-def _cuts(graph: _Graph, var: Any) -> dict[Any, tuple[Any, tuple[int, ...]]]:
+def _cuts(graph: Graph, var: Any) -> dict[Any, tuple[Any, tuple[int, ...]]]:
     """Where small values are broadcast on the way to a weight: variable -> small value, its axes there."""
     cuts: dict[Any, tuple[Any, tuple[int, ...]]] = {}
     seen, stack = {var}, [var]
@@ -379,7 +271,7 @@ def _avals(variables: Sequence[Any]) -> list[Any]:
     return [v.aval for v in variables]
 
 
-def _pull(graph: _Graph, outs: Any, inputs: Sequence[Any]) -> Callable[..., Any]:
+def _pull(graph: Graph, outs: Any, inputs: Sequence[Any]) -> Callable[..., Any]:
     """(values of inputs, cotangent of a variable) -> cotangents of those inputs."""
 
     def apply(values: Sequence[Any], cotangent: Any) -> Any:

@@ -5,10 +5,11 @@ import functools
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 import pytest
 
 from dpx import clipping
-from dpx.clipping import plan, rules
+from dpx.clipping import plan
 from dpx.clipping import rounding as _rounding
 from dpx.clipping import sums as _sums
 
@@ -151,7 +152,7 @@ def test_held_gradients_add_no_more_than_the_threshold(monkeypatch):
 
 def without_rounding(monkeypatch):
     monkeypatch.setattr(_rounding, "gamma", lambda roundings, dtype: 1e-30)
-    monkeypatch.setattr(rules, "FLOOR", 0.0)
+    monkeypatch.setattr("dpx.clipping.grams.FLOOR", 0.0)
 
 
 def test_the_search_finds_norms_that_are_not_rounded_up(monkeypatch):
@@ -254,3 +255,65 @@ def test_two_passes_multiply_at_the_highest_precision():
         params, x
     )
     assert "HIGHEST, HIGHEST" in program.as_text()  # One pass, which takes its sum at the highest.
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+@pytest.mark.parametrize("method", ["one_pass", "vmap"])
+def test_narrow_activations_add_no_more_than_the_threshold(dtype, method):
+    """Norms and sums see the same rounded factors, also where a compiler drops casts and barriers."""
+    draw = np.random.default_rng(0)
+    length, vocabulary, dim = 16, 4096, 16  # Large enough for a loop of products (`grams.LARGE`).
+    params = {
+        "table": jnp.asarray(draw.normal(size=(vocabulary, dim)), "f4"),
+        "kernel": jnp.asarray(draw.normal(size=(dim, dim)) / 4, "f4"),
+    }
+
+    def loss(params, tokens):
+        narrow = jax.tree.map(lambda x: x.astype(dtype), params)
+        hidden = narrow["table"][tokens]
+        hidden = jnp.tanh(hidden @ narrow["kernel"])
+        logits = (hidden @ narrow["table"].T).astype("float32")
+        return optax.softmax_cross_entropy_with_integer_labels(logits, tokens).mean()
+
+    tokens = jnp.asarray(draw.integers(0, vocabulary, (1, length)))
+    clips = {"table": 1e-3, "kernel": 1e-3}
+    gradient = clipping.clipped_grad(loss, l2_clip_norm=clips, method=method)
+    for total in jax.jit(gradient)(params, tokens).grads.values():
+        assert np.linalg.norm(np.asarray(total, "f8")) <= 1e-3 * (1 + 1e-6)
+
+    def primitives(jaxpr):
+        for eqn in jaxpr.eqns:
+            yield eqn.primitive.name
+            for value in jax.tree.leaves(list(eqn.params.values())):
+                if hasattr(inner := getattr(value, "jaxpr", value), "eqns"):
+                    yield from primitives(inner)
+
+    if method == "one_pass":  # Held gradients of float32 parameters are float32.
+        found = list(primitives(jax.make_jaxpr(gradient)(params, tokens).jaxpr))
+        assert found.count("reduce_precision") >= 4
+
+
+@pytest.mark.parametrize("method", ["one_pass", "vmap"])
+def test_small_cotangents_of_float16_are_kept(method):
+    """Below 2**-14 float16 has subnormal numbers, which an operation that rounds may flush to zero."""
+    draw = np.random.default_rng(0)
+    kernel = jnp.asarray(draw.normal(size=(64, 64)) / 8, "f4")
+    x = jnp.asarray(draw.normal(size=(2, 4, 64)), "f4")
+
+    def loss(kernel, x):
+        hidden = x.astype("float16") @ kernel.astype("float16")
+        return 1e-5 * jnp.sum(jnp.sin(hidden.astype("float32")))
+
+    exact = jax.vmap(jax.grad(loss), (None, 0))(kernel, x).sum(0)
+    found = jax.jit(clipping.clipped_grad(loss, l2_clip_norm=1e6, method=method))(kernel, x).grads
+    assert np.linalg.norm(found - exact) <= 5e-3 * np.linalg.norm(exact)
+
+
+def test_every_float16_and_bfloat16_is_settled_as_it_is():
+    for dtype in ("float16", "bfloat16"):
+        every = jax.lax.bitcast_convert_type(jnp.arange(2**16, dtype=jnp.uint16), jnp.dtype(dtype))
+        got = jax.jit(_rounding.settled)(every)
+        if dtype == "bfloat16":  # Its subnormal numbers are those of float32, which CPUs may flush.
+            big = jnp.abs(every.astype(jnp.float32)) >= jnp.finfo(jnp.float32).tiny
+            every, got = jnp.where(big, every, 0), jnp.where(big, got, 0)
+        np.testing.assert_array_equal(np.asarray(got, "f4"), np.asarray(every, "f4"))

@@ -283,5 +283,5 @@ def test_no_example_adds_more_than_the_threshold(monkeypatch):
 def test_the_search_finds_norms_that_are_not_rounded_up(monkeypatch):
     by_gram(monkeypatch, 0.0)
     monkeypatch.setattr(_rounding, "gamma", lambda roundings, dtype: 1e-30)
-    monkeypatch.setattr("dpx.clipping.rules.FLOOR", 0.0)
+    monkeypatch.setattr("dpx.clipping.grams.FLOOR", 0.0)
     assert largest_contribution().max() > 1.01

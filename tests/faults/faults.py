@@ -174,14 +174,14 @@ FAULTS = (
     # Clipping
     Fault(
         "the cross term of a shared parameter counts once",
-        "dpx/clipping/rules.py",
+        "dpx/clipping/grams.py",
         "total += 2 * _added_up(",
         "total += _added_up(",
         "tests/clipping/test_clipping_engine.py::test_tied_embedding_with_repeats_masks_and_one_example",
     ),
     Fault(
         "the cross term of a shared parameter is forgotten",
-        "dpx/clipping/rules.py",
+        "dpx/clipping/grams.py",
         "total += 2 * _added_up(",
         "total += 0 * _added_up(",
         "tests/clipping/test_clipping_engine.py::test_tied_embedding_with_repeats_masks_and_one_example",
@@ -199,6 +199,13 @@ FAULTS = (
         "return share / (1 - share) if share < 1 else math.inf",
         "return 1e-30",
         "tests/clipping/test_clipping_bound.py::test_no_example_adds_more_than_the_threshold",
+    ),
+    Fault(
+        "narrow activations are not rounded where they are held",
+        "dpx/clipping/rounding.py",
+        "return jax.tree.map(rounded, lax.optimization_barrier(tree))",
+        "return tree",
+        "tests/clipping/test_clipping_bound.py::test_narrow_activations_add_no_more_than_the_threshold",
     ),
     Fault(
         "gradients far above the threshold are clipped half",

@@ -1,0 +1,208 @@
+"""How a convolution uses its kernel.
+
+Entry [o, i, c] of a kernel's gradient, for an offset o within the kernel, an input feature i and an output
+feature c, is the sum over positions p of input[p + o, i] · cotangent[p, c]. There are two forms of it:
+
+- Factors: patches of the input, one row of all offsets and input features for each position; the cotangent.
+- The gradient itself: one product of matrices after the other, one for each offset, with a part of the input
+  as it lies. This needs no patches, which repeat each number of the input as often as the kernel has offsets,
+  and features may be in groups, which have no common factors.
+"""
+
+import functools
+import itertools
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+from jax.extend import core
+
+from dpx.clipping.materialize import accumulator
+
+
+class Convolution(NamedTuple):
+    """The parameters of `lax.conv_general_dilated`, and what shape kernel and result have."""
+
+    params: dict[str, Any]
+    kernel: tuple[int, ...]
+    result: tuple[int, ...]
+
+    @classmethod
+    def of(cls, eqn: Any) -> "Convolution":
+        return cls(eqn.params, eqn.invars[1].aval.shape, eqn.outvars[0].aval.shape)
+
+    @property
+    def window(self) -> list[int]:
+        """The lengths of the kernel along its spatial axes."""
+        return [self.kernel[i] for i in self.params["dimension_numbers"].rhs_spec[2:]]
+
+    @property
+    def groups(self) -> int:
+        """The number of groups of features."""
+        return self.params["feature_group_count"]
+
+    def padded(self, x: jax.Array) -> jax.Array:
+        """The input with its padding, and with zeros between its entries where it is dilated."""
+        spatial = self.params["dimension_numbers"].lhs_spec[2:]
+        widths = [(0, 0, 0)] * x.ndim
+        each = zip(spatial, self.params["padding"], self.params["lhs_dilation"], strict=True)
+        for axis, (low, high), dilation in each:
+            widths[axis] = (low, high, dilation - 1)
+        return lax.pad(x, jnp.zeros((), x.dtype), widths)
+
+    def part(self, padded: jax.Array, offset: Sequence[Any]) -> jax.Array:
+        """The entries of the padded input that the kernel's entry at an offset is multiplied by."""
+        numbers = self.params["dimension_numbers"]
+        starts: list[Any] = [0] * padded.ndim
+        spans, strides = list(padded.shape), [1] * padded.ndim
+        spatial = zip(numbers.lhs_spec[2:], numbers.out_spec[2:], strict=True)
+        for i, (axis, out) in enumerate(spatial):
+            starts[axis] = offset[i] * self.params["rhs_dilation"][i]
+            strides[axis] = self.params["window_strides"][i]
+            spans[axis] = (self.result[out] - 1) * strides[axis] + 1
+        found = lax.dynamic_slice(padded, starts, spans)
+        return lax.slice(found, [0] * padded.ndim, spans, strides)
+
+
+def patches(conv: Convolution, operands: Sequence[jax.Array]) -> jax.Array:
+    """The left factor: (*window, batch, input feature, *positions)."""
+    numbers = conv.params["dimension_numbers"]
+    x = conv.padded(operands[0])
+    found = [
+        jnp.transpose(conv.part(x, offset), numbers.lhs_spec)
+        for offset in itertools.product(*map(range, conv.window))
+    ]
+    return jnp.stack(found).reshape(*conv.window, *found[0].shape)
+
+
+def gradient(conv: Convolution, x: jax.Array, cotangent: jax.Array) -> jax.Array:
+    """The gradient of the kernel, in its own shape, from the input and the cotangent of the result."""
+    numbers, groups = conv.params["dimension_numbers"], conv.groups
+    spatial = len(conv.window)
+    dtype = accumulator(jnp.promote_types(x.dtype, cotangent.dtype))
+    # Axes by number: batch and positions, the group, and features of the input and of the result.
+    positions, group, feature_in, feature_out, offsets = [*range(1 + spatial)], 50, 51, 52, 60
+    x_axes, cotangent_axes = [0] * x.ndim, [0] * cotangent.ndim
+    for axes, spec, feature in (
+        (x_axes, numbers.lhs_spec, feature_in),
+        (cotangent_axes, numbers.out_spec, feature_out),
+    ):
+        for axis, label in zip(spec, [positions[0], feature, *positions[1:]], strict=True):
+            axes[axis] = label
+    cotangent, cotangent_axes = _grouped(cotangent, cotangent_axes, feature_out, group, groups)
+    padded = conv.padded(x)
+    # Offsets along the last axes are taken together where patches do not overlap, and so repeat nothing.
+    outer = spatial
+    while outer and conv.window[outer - 1] <= conv.params["window_strides"][outer - 1]:
+        outer -= 1
+    inner = conv.window[outer:]
+    order = [*range(offsets, offsets + len(inner)), group, feature_in, feature_out]
+
+    def product(first: Sequence[Any]) -> jax.Array:
+        each = [conv.part(padded, (*first, *o)) for o in itertools.product(*map(range, inner))]
+        taken = jnp.stack(each).reshape(*inner, *each[0].shape) if inner else each[0]
+        axes = [*range(offsets, offsets + len(inner)), *x_axes]
+        taken, axes = _grouped(taken, axes, feature_in, group, groups)
+        return jnp.einsum(
+            taken, axes, cotangent, cotangent_axes, order,
+            preferred_element_type=dtype, precision=lax.Precision.HIGHEST,
+        )  # fmt: skip
+
+    # One after the other, or all parts would be held at once, which are the patches.
+    firsts = np.array(list(itertools.product(*map(range, conv.window[:outer]))))
+    parts = lax.map(product, jnp.asarray(firsts)) if outer else product(())[None]
+    # (*window, group, input feature, output feature) -> the kernel's own order, groups leading in its output.
+    total = parts.reshape(*conv.window, *parts.shape[1 + len(inner) :])
+    total = jnp.moveaxis(total, spatial, spatial + 1)
+    total = total.reshape(*conv.window, total.shape[spatial], -1)
+    spec = numbers.rhs_spec
+    return jnp.moveaxis(total, range(spatial + 2), [*spec[2:], spec[1], spec[0]])
+
+
+def _grouped(
+    x: jax.Array, axes: list[int], feature: int, group: int, groups: int
+) -> tuple[jax.Array, list[int]]:
+    """Splits the axis of features into groups and the features of each."""
+    at = axes.index(feature)
+    shape = (*x.shape[:at], groups, x.shape[at] // groups, *x.shape[at + 1 :])
+    return x.reshape(shape), [*axes[:at], group, *axes[at:]]
+
+
+def rule(eqn: Any, which: int) -> tuple[Callable | None, Callable] | None:
+    """How patches follow from the operands (None if features are in groups), and the gradient."""
+    if which != 1 or eqn.params["batch_group_count"] != 1:
+        return None
+    conv = Convolution.of(eqn)
+    by_patches = functools.partial(patches, conv) if conv.groups == 1 else None
+    return by_patches, functools.partial(gradient, conv)
+
+
+def patch_axes(eqn: Any, axes: Sequence[tuple[int, ...]]) -> tuple[tuple, tuple]:
+    """What the axes of patches and of the cotangent stand for, from those of the kernel."""
+    numbers = eqn.params["dimension_numbers"]
+    out_feature, in_feature, *spatial = (axes[i] for i in numbers.rhs_spec)
+    places = [(-2 - i,) for i in range(len(spatial))]
+    right: list[tuple[int, ...]] = [()] * len(axes)
+    for axis, meaning in zip(numbers.out_spec, [(-1,), out_feature, *places], strict=True):
+        right[axis] = meaning
+    return (*spatial, (-1,), in_feature, *places), tuple(right)
+
+
+def evaluate(eqn: Any, operands: Sequence[jax.Array]) -> jax.Array:
+    """The result of a convolution, with derivatives that are as fast in a loop as outside of one.
+
+    XLA's CPU compiler rewrites convolutions for its library, which has features last, but not those in loops,
+    and these take many times as long. So they are written that way from the start.
+    """
+    conv = Convolution.of(eqn)
+
+    @jax.custom_vjp
+    def convolve(x: jax.Array, kernel: jax.Array) -> jax.Array:
+        return _features_last(eqn, x, kernel)
+
+    def forward(x: jax.Array, kernel: jax.Array) -> tuple[jax.Array, tuple]:
+        return convolve(x, kernel), (x, kernel)
+
+    def backward(held: tuple, cotangent: jax.Array) -> tuple[jax.Array, jax.Array]:
+        x, kernel = held
+
+        def by_x(kernel: jax.Array, cotangent: jax.Array) -> jax.Array:
+            return jax.linear_transpose(lambda x: _bound(eqn, x, kernel), x)(cotangent)[0]
+
+        traced = jax.make_jaxpr(by_x)(kernel, cotangent)
+        env = dict(zip(traced.jaxpr.invars, (kernel, cotangent), strict=True))
+        for each in traced.jaxpr.eqns:
+            values = [v.val if isinstance(v, core.Literal) else env[v] for v in each.invars]
+            is_convolution = each.primitive.name == eqn.primitive.name
+            result = _features_last(each, *values) if is_convolution else _bound(each, *values)
+            env[each.outvars[0]] = result
+        if conv.params["batch_group_count"] == 1:
+            total = gradient(conv, x, cotangent).astype(kernel.dtype)
+        else:
+            (total,) = jax.linear_transpose(lambda kernel: _bound(eqn, x, kernel), kernel)(
+                cotangent
+            )
+        return env[traced.jaxpr.outvars[0]], total
+
+    convolve.defvjp(forward, backward)
+    return convolve(*operands)
+
+
+def _bound(eqn: Any, *operands: jax.Array) -> jax.Array:
+    return eqn.primitive.bind(*operands, **eqn.params)
+
+
+def _features_last(eqn: Any, x: jax.Array, kernel: jax.Array) -> jax.Array:
+    """The convolution of (batch, *positions, features) with (*window, features in, features out)."""
+    (n, c, *positions), (o, i, *window), out = eqn.params["dimension_numbers"]
+    last = len(positions) + 1
+    spec = lax.ConvDimensionNumbers(
+        (0, last, *range(1, last)), (last, last - 1, *range(last - 1)), (0, last, *range(1, last))
+    )
+    x, kernel = x.transpose(n, *positions, c), kernel.transpose(*window, i, o)
+    result = eqn.primitive.bind(x, kernel, **eqn.params | {"dimension_numbers": spec})
+    order = [out[0], *out[2:], out[1]]
+    return result.transpose([order.index(axis) for axis in range(len(order))])

@@ -1,0 +1,148 @@
+"""Reads jaxprs and evaluates their equations, whichever of JAX's releases they come from."""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+from jax.extend import core
+from jax.extend.core.primitives import closed_call_p
+from jax.lax import DotAlgorithmPreset, Precision
+
+# Equations that only call a jaxpr: the name of the parameter that holds it. Since JAX 0.11 `closed_call_p` is
+# called eval_jaxpr, a name that another primitive had before.
+CALLS = {
+    "jit": "jaxpr",
+    "pjit": "jaxpr",
+    closed_call_p.name: "call_jaxpr",
+    "core_call": "call_jaxpr",
+}
+REMAT = ("checkpoint", "remat", "remat2")
+
+# Equations whose results are their operands, and whose cotangents pass unchanged.
+PLAIN = ("copy", "copy_p", "name", "sharding_constraint", "optimization_barrier")
+
+# What a part of a parameter may meet on its way into a product.
+MOVES = ("concatenate", "split", "slice", "transpose", "convert_element_type", *PLAIN)
+
+Consumers = Callable[[], dict[Any, list[Any]]]
+
+
+def variables(eqn: Any) -> list[Any]:
+    """The variables that an equation takes."""
+    return [v for v in eqn.invars if not isinstance(v, core.Literal)]
+
+
+def scan_parts(params: dict[str, Any]) -> tuple[int, int]:
+    """Where the operands of a scan turn from constants to carry, and from carry to sliced inputs."""
+    if "num_consts" in params:
+        return params["num_consts"], params["num_consts"] + params["num_carry"]
+    consts, carry, _ = (len(list(part)) for part in params["ft_in"].unpack())  # Since JAX 0.11.
+    return consts, consts + carry
+
+
+def bind(eqn: Any, values: list) -> list[Any]:
+    """The results of an equation."""
+    bound = eqn.primitive.get_bind_params(eqn.params)
+    # Until 0.10.1 JAX returned the functions of a call apart from its other parameters.
+    functions, params = bound if isinstance(bound, tuple) else ((), bound)
+    with eqn.ctx.manager:
+        results = eqn.primitive.bind(*functions, *values, **params)
+    return list(results) if eqn.primitive.multiple_results else [results]
+
+
+def run(eqns: Sequence[Any], env: dict[Any, Any], outs: Sequence[Any]) -> list[Any]:
+    """Evaluates equations in an environment of variables."""
+
+    def read(atom: Any) -> Any:
+        return atom.val if isinstance(atom, core.Literal) else env[atom]
+
+    for eqn in eqns:
+        env.update(zip(eqn.outvars, bind(eqn, [read(atom) for atom in eqn.invars]), strict=True))
+    return [read(atom) for atom in outs]
+
+
+def flat(closed: core.ClosedJaxpr) -> core.ClosedJaxpr:
+    """The same jaxpr without calls."""
+
+    def enter(jaxpr: Any, consts: Any, arguments: Sequence[Any]) -> list[Any]:
+        env = dict(zip([*jaxpr.constvars, *jaxpr.invars], [*consts, *arguments], strict=True))
+        for eqn in jaxpr.eqns:
+            if eqn.primitive.name in CALLS:
+                inner = eqn.params[CALLS[eqn.primitive.name]]
+                values = [v.val if isinstance(v, core.Literal) else env[v] for v in eqn.invars]
+                body = getattr(inner, "jaxpr", inner)
+                results = enter(body, getattr(inner, "consts", ()), values)
+                env.update(zip(eqn.outvars, results, strict=True))
+            else:
+                run([eqn], env, ())
+        return run((), env, jaxpr.outvars)
+
+    return jax.make_jaxpr(lambda *a: enter(closed.jaxpr, closed.consts, a))(*closed.in_avals)
+
+
+def has_custom_vjp(eqn: Any) -> bool:
+    if eqn.primitive.name.startswith("custom_vjp"):
+        return True
+    held = (
+        v
+        for value in eqn.params.values()
+        for v in (value if isinstance(value, tuple | list) else (value,))
+    )
+    inner = (getattr(v, "jaxpr", v) for v in held)
+    return any(has_custom_vjp(e) for jaxpr in inner for e in getattr(jaxpr, "eqns", ()))
+
+
+def is_exact(params: dict[str, Any]) -> bool:
+    """Whether an equation multiplies, if at all, at the highest precision."""
+    if "precision" not in params:
+        return True
+    precision = params["precision"]
+    both = precision if isinstance(precision, tuple) else (precision,)
+    return all(each in (Precision.HIGHEST, DotAlgorithmPreset.F32_F32_F32) for each in both)
+
+
+def unchanged(jaxpr: core.Jaxpr) -> dict[int, int]:
+    """Which results of a jaxpr are inputs that it passes through, and which ones."""
+    origin = {var: i for i, var in enumerate(jaxpr.invars)}
+    for eqn in jaxpr.eqns:
+        name = eqn.primitive.name
+        if name in CALLS or name in REMAT:
+            inner = eqn.params[CALLS.get(name, "jaxpr")]
+            passed = unchanged(getattr(inner, "jaxpr", inner))
+        elif name == "scan":
+            first, last = scan_parts(eqn.params)
+            body = unchanged(eqn.params["jaxpr"].jaxpr)
+            passed = {o: i for o, i in body.items() if o < last - first and i == o + first}
+        else:
+            continue
+        for result, operand in passed.items():
+            var = eqn.invars[operand]
+            if not isinstance(var, core.Literal) and var in origin:
+                origin[eqn.outvars[result]] = origin[var]
+    results = enumerate(jaxpr.outvars)
+    return {o: origin[v] for o, v in results if not isinstance(v, core.Literal) and v in origin}
+
+
+def consumers(jaxpr: core.Jaxpr) -> dict[Any, list[Any]]:
+    """The equations that each variable goes into, None standing for the results of the jaxpr."""
+    found: dict[Any, list[Any]] = {}
+    goes = [(eqn, eqn.invars) for eqn in jaxpr.eqns] + [(None, jaxpr.outvars)]
+    for eqn, atoms in goes:
+        for atom in atoms:
+            if not isinstance(atom, core.Literal):
+                found.setdefault(atom, []).append(eqn)
+    return found
+
+
+def is_only_multiplied(consumers: Consumers, var: Any) -> bool:
+    """Whether every equation that a value goes into, perhaps rearranged, is a product."""
+    for eqn in consumers().get(var, ()):
+        if eqn is None:
+            return False
+        name = eqn.primitive.name
+        if name in MOVES:
+            if not all(is_only_multiplied(consumers, out) for out in eqn.outvars):
+                return False
+        elif name not in ("dot_general", "conv_general_dilated"):
+            return False
+    return True

@@ -1,0 +1,153 @@
+"""What a deep model that nobody scanned costs to trace and to compile, beside its ordinary training step.
+
+    python -m experiments.bench.depth --workdir=runs/bench_depth
+
+A transformer of width 128 with 4, 12, 24 and 48 blocks, one after the other as most models are written. The
+ordinary step (mean gradient, not private) and `dpx.clipped_grad` are traced and compiled in turn, each in a
+process of its own. The CPU time of all threads is counted, because wall time says little on a busy machine.
+
+Writes depth.csv (medians of the repeats), depth.md and depth.png.
+"""
+
+import csv
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import optax
+from absl import app, flags
+from flax import nnx
+
+import dpx
+from dpx.launch import cli, plotting
+from dpx.nn.transformer import Transformer
+
+LENGTH, BATCH, VOCABULARY = 32, 4, 256
+STEPS = ("ordinary", "dpx")
+COLUMNS: tuple[str, ...] = (
+    "blocks",
+    "step",
+    "trace_s",
+    "compile_s",
+    "trace_ratio",
+    "compile_ratio",
+)
+
+_WORKDIR = flags.DEFINE_string("workdir", None, "Where the table and the figure go.")
+_BLOCKS = flags.DEFINE_list("blocks", ["4", "12", "24", "48"], "Numbers of blocks.")
+_REPEATS = flags.DEFINE_integer("repeats", 3, "Processes for every point.", lower_bound=1)
+_ONE = flags.DEFINE_enum("one", None, STEPS, "Print the times of one point, and stop.")
+
+
+def build(step: str, blocks: int) -> tuple[Callable, tuple]:
+    """A step that computes one gradient, and its arguments."""
+    model = Transformer(
+        VOCABULARY, LENGTH, dim=128, num_heads=4, num_blocks=blocks, rngs=nnx.Rngs(0)
+    )
+    graph, params = nnx.split(model)
+    tokens = jnp.zeros((BATCH, LENGTH + 1), jnp.int32)
+
+    def loss(params: Any, tokens: jax.Array) -> jax.Array:
+        logits = nnx.merge(graph, params)(tokens[:-1])
+        return optax.softmax_cross_entropy_with_integer_labels(logits, tokens[1:]).mean()
+
+    def ordinary(params: Any, tokens: jax.Array) -> Any:
+        return jax.grad(lambda p: jax.vmap(loss, (None, 0))(p, tokens).mean())(params)
+
+    clipped = dpx.clipped_grad(loss, l2_clip_norm=1.0)
+    return (ordinary if step == "ordinary" else clipped), (params, tokens)
+
+
+def measure(step: str, blocks: int) -> tuple[float, float]:
+    """CPU seconds of tracing, and of lowering and compilation."""
+    function, arguments = build(step, 1)
+    jax.jit(function).lower(*arguments).compile()  # What every process does once.
+    function, arguments = build(step, blocks)
+    start = time.process_time()
+    traced = jax.jit(function).trace(*arguments)
+    middle = time.process_time()
+    traced.lower().compile()
+    return middle - start, time.process_time() - middle
+
+
+def point(step: str, blocks: int) -> tuple[float, float]:
+    """The same, in a process of its own."""
+    command = [sys.executable, "-m", "experiments.bench.depth"]
+    done = subprocess.run(
+        [*command, f"--one={step}", f"--blocks={blocks}"],
+        capture_output=True,
+        check=True,
+        text=True,
+    )
+    trace, compilation = map(float, done.stdout.split()[-2:])
+    return trace, compilation
+
+
+def table(rows: list[dict[str, Any]]) -> str:
+    """The rows in markdown."""
+    lines = ["| blocks | step | trace | ratio | compile | ratio |", "|---|---|---|---|---|---|"]
+    for row in rows:
+        cells = (
+            f"{row['blocks']} | {row['step']} | {row['trace_s']:.2f} s | {row['trace_ratio']:.2f}"
+        )
+        lines.append(f"| {cells} | {row['compile_s']:.2f} s | {row['compile_ratio']:.2f} |")
+    return "\n".join(lines) + "\n"
+
+
+def draw(rows: list[dict[str, Any]], path: Path) -> None:
+    """CPU seconds against the number of blocks: one panel for tracing, one for compilation."""
+    figure, panels = plotting.pyplot().subplots(1, 2, figsize=(8, 3.4))
+    for panel, column in zip(panels, ("trace_s", "compile_s"), strict=True):
+        for step in STEPS:
+            mine = [row for row in rows if row["step"] == step]
+            panel.plot([r["blocks"] for r in mine], [r[column] for r in mine], "o-", label=step)
+        name = {"trace_s": "tracing", "compile_s": "compilation"}[column]
+        panel.set(xlabel="blocks", ylabel=f"CPU seconds of {name}", xlim=(0, None), ylim=(0, None))
+        panel.legend()
+    figure.tight_layout()
+    plotting.save(figure, path)
+
+
+def main(argv: list[str]) -> None:
+    del argv
+    depths = [int(n) for n in _BLOCKS.value]
+    if _ONE.value:
+        print(*measure(_ONE.value, depths[0]))
+        return
+    if not _WORKDIR.value:
+        cli.stop(ValueError("--workdir is missing: name a folder for the table and the figure"))
+    rows: list[dict[str, Any]] = []
+    for blocks in depths:
+        found = {step: [] for step in STEPS}
+        for _ in range(_REPEATS.value):
+            for step in STEPS:
+                found[step].append(point(step, blocks))
+        for step in STEPS:
+            trace, compilation = (
+                statistics.median(each) for each in zip(*found[step], strict=True)
+            )
+            row = {"blocks": blocks, "step": step, "trace_s": trace, "compile_s": compilation}
+            first = rows[-1] if step != STEPS[0] else row
+            row["trace_ratio"] = trace / first["trace_s"]
+            row["compile_ratio"] = compilation / first["compile_s"]
+            rows.append(row)
+        print(f"{blocks} blocks measured", file=sys.stderr, flush=True)
+    workdir = Path(_WORKDIR.value)
+    workdir.mkdir(parents=True, exist_ok=True)
+    with (workdir / "depth.csv").open("w", newline="") as file:
+        writer = csv.DictWriter(file, COLUMNS)
+        writer.writeheader()
+        writer.writerows(rows)
+    (workdir / "depth.md").write_text(table(rows))
+    draw(rows, workdir / "depth.png")
+    print(table(rows))
+
+
+if __name__ == "__main__":
+    app.run(main, flags_parser=cli.parse_flags)

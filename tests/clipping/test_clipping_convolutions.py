@@ -1,0 +1,253 @@
+"""Convolutions: gradients of kernels, offset by offset, in groups and depthwise, in every library."""
+
+import functools
+
+import equinox as eqx
+import flax.linen as nn
+import haiku as hk
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from flax import nnx
+
+from dpx import clipping
+from dpx.clipping import convolutions, engine, plan
+
+LAYOUTS = {
+    1: ("NWC", "WIO", "NWC"),
+    2: ("NHWC", "HWIO", "NCHW"),
+    3: ("NCDHW", "DHWIO", "NDHWC"),
+}
+
+
+def drawn(*shape, seed=0):
+    return jnp.asarray(np.random.default_rng(seed).normal(size=shape), "f4")
+
+
+def equation_of(convolve, *operands):
+    equations = jax.make_jaxpr(convolve)(*operands).jaxpr.eqns
+    (found,) = [e for e in equations if e.primitive.name == "conv_general_dilated"]
+    return found
+
+
+@pytest.mark.parametrize("ndim", [1, 2, pytest.param(3, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("groups", [1, 2, 4])
+@pytest.mark.parametrize(
+    ("stride", "padding", "input_dilation", "kernel_dilation"),
+    [
+        (1, "SAME", 1, 1),
+        (2, "VALID", 1, 2),
+        (4, "VALID", 1, 1),
+        (1, (1, 2), 2, 1),
+        (2, (2, -1), 1, 1),
+    ],
+)
+def test_gradients_of_kernels_are_those_of_autodiff(
+    ndim, groups, stride, padding, input_dilation, kernel_dilation
+):
+    numbers = LAYOUTS[ndim]
+    size = dict(zip(numbers[0], (2, 4), strict=False)) | {"N": 2, "C": 4}
+    size |= dict(zip("DHW" if ndim == 3 else "HW"[-ndim:], [7, 6, 8], strict=False))
+    x = drawn(*(size[axis] for axis in numbers[0]))
+    kernel = drawn(*[3, 2, 4][:ndim], 4 // groups, 8, seed=1)
+
+    def convolve(x, kernel):
+        return jax.lax.conv_general_dilated(
+            x, kernel, (stride,) * ndim,
+            padding if isinstance(padding, str) else [padding] * ndim,
+            (input_dilation,) * ndim, (kernel_dilation,) * ndim, numbers, feature_group_count=groups,
+        )  # fmt: skip
+
+    result, pull = jax.vjp(convolve, x, kernel)
+    cotangent = drawn(*result.shape, seed=2)
+    by_x, expected = pull(cotangent)
+    equation = equation_of(convolve, x, kernel)
+    found = convolutions.gradient(convolutions.Convolution.of(equation), x, cotangent)
+    np.testing.assert_allclose(found, expected, atol=2e-4, rtol=1e-4)
+    evaluated, pull = jax.vjp(lambda *given: convolutions.evaluate(equation, given), x, kernel)
+    np.testing.assert_allclose(evaluated, result, atol=1e-5)
+    for got, want in zip(pull(cotangent), (by_x, expected), strict=True):
+        np.testing.assert_allclose(got, want, atol=2e-4, rtol=1e-4)
+
+
+class Linen(nn.Module):
+    @nn.compact
+    def __call__(self, x):
+        x = nn.Conv(8, (4, 4), strides=4)(x)  # Patches that do not overlap.
+        x = nn.Conv(8, (3, 3), feature_group_count=8)(jax.nn.gelu(x))  # One feature to a group.
+        x = nn.Conv(12, (1, 1))(jax.nn.gelu(x))
+        x = nn.Conv(12, (3, 3), feature_group_count=2, kernel_dilation=2)(jax.nn.gelu(x))
+        x = nn.ConvTranspose(4, (2, 2), strides=(2, 2))(jax.nn.gelu(x))
+        return x.mean((0, 1)).sum() + (x**2).mean()
+
+
+def linen():
+    model = Linen()
+    return model.init(jax.random.key(0), jnp.ones((1, 8, 8, 3)))["params"], (
+        lambda params, x: model.apply({"params": params}, x[None])
+    )
+
+
+def equinox():
+    keys = jax.random.split(jax.random.key(0), 3)
+    layers = [
+        eqx.nn.Conv2d(3, 8, 3, stride=2, padding=1, key=keys[0]),
+        eqx.nn.Conv2d(8, 8, 3, groups=8, padding=1, key=keys[1]),
+        eqx.nn.ConvTranspose2d(8, 4, 3, stride=2, groups=2, key=keys[2]),
+    ]
+    params, static = eqx.partition(layers, eqx.is_array)
+
+    def loss(params, x):
+        x = x.transpose(2, 0, 1)
+        for layer in eqx.combine(params, static):
+            x = jax.nn.gelu(layer(x))
+        return (x**2).mean()
+
+    return params, loss
+
+
+def haiku():
+    def forward(x):
+        x = jax.nn.gelu(hk.Conv2D(8, 3, stride=2)(x[None]))
+        x = jax.nn.gelu(hk.DepthwiseConv2D(2, 3)(x))
+        return (hk.Conv2DTranspose(4, 3)(x) ** 2).mean()
+
+    model = hk.without_apply_rng(hk.transform(forward))
+    return model.init(jax.random.key(0), jnp.ones((8, 8, 3))), model.apply
+
+
+def modules(remat=False):
+    class Model(nnx.Module):
+        def __init__(self, rngs):
+            self.first = nnx.Conv(3, 8, (3, 3), rngs=rngs)
+            self.blocks = nnx.vmap(
+                lambda rngs: nnx.Conv(8, 8, (3, 3), feature_group_count=4, rngs=rngs)
+            )(rngs.split(3))
+
+        def __call__(self, x):
+            def block(x, layer):
+                return x + jax.nn.gelu(layer(x))
+
+            block = nnx.remat(block) if remat else block
+            return nnx.scan(block, in_axes=(nnx.Carry, 0), out_axes=nnx.Carry)(
+                jax.nn.gelu(self.first(x)), self.blocks
+            )
+
+    model, params = nnx.split(Model(nnx.Rngs(0)))
+
+    def loss(params, x):
+        return (nnx.merge(model, params)(x[None]) ** 2).mean()
+
+    return params, loss
+
+
+def shared_by_scan():
+    """One kernel for every step of a scan."""
+
+    def loss(kernel, x):
+        def step(x, _):
+            same = jax.lax.conv_general_dilated(
+                x, kernel, (1, 1), "SAME", dimension_numbers=("NHWC", "HWIO", "NHWC"), feature_group_count=3
+            )  # fmt: skip
+            return jnp.tanh(same), None
+
+        return (jax.lax.scan(step, x[None], length=3)[0] ** 2).mean()
+
+    return drawn(3, 3, 1, 3), loss
+
+
+def tied():
+    """One kernel for two convolutions, of which one is depthwise, and a product with it elsewhere."""
+
+    def loss(params, x):
+        numbers = ("NHWC", "HWIO", "NHWC")
+        kernel = params["kernel"]
+        once = jax.lax.conv_general_dilated(
+            x[None], kernel, (1, 1), "SAME", dimension_numbers=numbers, feature_group_count=3
+        )
+        twice = jax.lax.conv_general_dilated(
+            once, kernel, (1, 1), "SAME", dimension_numbers=numbers, feature_group_count=3
+        )
+        return (twice**2).mean() + jnp.sum(jnp.tanh(x[0] @ kernel.reshape(9, 3).T))
+
+    return {"kernel": drawn(3, 3, 1, 3)}, loss
+
+
+MODELS = {
+    "linen": linen,
+    "equinox": equinox,
+    "haiku": haiku,
+    "nnx.scan": modules,
+    "nnx.scan over nnx.remat": functools.partial(modules, remat=True),
+    "shared by a scan": shared_by_scan,
+    "tied": tied,
+}
+
+
+def clipped_by_hand(params, loss, batch, clip):
+    """Losses, norms and the clipped sum, from per-example gradients."""
+    losses, gradients = jax.vmap(jax.value_and_grad(loss), (None, 0))(params, batch)
+    norms = jnp.sqrt(
+        sum(jnp.sum(g.reshape(len(batch), -1) ** 2, 1) for g in jax.tree.leaves(gradients))
+    )
+    factors = jnp.minimum(1, clip / norms)
+    return losses, norms, jax.tree.map(lambda g: jnp.tensordot(factors, g, 1), gradients)
+
+
+# The others only take longer.
+QUICK = {
+    "one_pass": ["linen", "nnx.scan", "nnx.scan over nnx.remat", "shared by a scan", "tied"],
+    "two_pass": ["shared by a scan", "tied"],
+}
+CASES = [
+    pytest.param(name, method, marks=() if name in quick else pytest.mark.slow)
+    for method, quick in QUICK.items()
+    for name in MODELS
+]
+
+
+@pytest.mark.parametrize(("name", "method"), CASES)
+def test_models_with_convolutions_are_clipped_exactly(name, method):
+    params, loss = MODELS[name]()
+    size = 1 if name == "haiku" else 3
+    batch = drawn(size, 8, 8, 3, seed=3)
+    clip = float(jnp.median(clipped_by_hand(params, loss, batch, 1.0)[1]))
+    losses, norms, expected = clipped_by_hand(params, loss, batch, clip)
+    clipped = jax.jit(clipping.clipped_grad(loss, l2_clip_norm=clip, method=method))
+    found = clipped(params, batch)
+    np.testing.assert_allclose(found.losses, losses, rtol=1e-5)
+    np.testing.assert_allclose(found.norms, norms, rtol=1e-4)
+    scale = max(float(jnp.max(jnp.abs(leaf))) for leaf in jax.tree.leaves(expected))
+    for got, want in zip(jax.tree.leaves(found.grads), jax.tree.leaves(expected), strict=True):
+        np.testing.assert_allclose(got, want, atol=3e-5 * scale)
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_no_kernel_needs_gradients_of_its_own_for_want_of_a_rule(name):
+    params, loss = MODELS[name]()
+    leaves, tree = jax.tree.flatten(params)
+
+    def of_leaves(leaves, example):
+        return loss(tree.unflatten(leaves), example[0])
+
+    program = engine.trace(of_leaves, leaves, [drawn(2, 8, 8, 3)])
+    for k, choice in enumerate(program.choices):
+        if leaves[k].ndim > 3:
+            assert program.captured.uses[k]
+            assert not plan.unruled(program.captured, k, choice)
+
+
+def test_patches_are_not_held_where_the_gradient_is():
+    """Patches of 3 × 3 are nine times as large as the input."""
+    kernel, x = drawn(3, 3, 8, 16), drawn(4, 64, 64, 8)
+
+    def loss(kernel, x):
+        same = jax.lax.conv_general_dilated(
+            x[None], kernel, (1, 1), "SAME", dimension_numbers=("NHWC", "HWIO", "NHWC")
+        )
+        return jnp.sum(jnp.tanh(same))
+
+    clipped = jax.jit(clipping.clipped_grad(loss, l2_clip_norm=1.0))
+    memory = clipped.lower(kernel, x).compile().memory_analysis()
+    assert memory.temp_size_in_bytes < 9 * x.nbytes
