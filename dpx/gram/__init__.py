@@ -9,7 +9,7 @@ from dpx.gram.bounds import (
     utility_bounds,
 )
 from dpx.gram.mechanisms import symmetric_gaussian, wishart_mean
-from dpx.gram.releases import GramRelease, as_printed, project_psd, release
+from dpx.gram.releases import GramRelease, as_printed, passes, project_psd, release, statistic
 
 __all__ = [
     "GramRelease",
@@ -19,10 +19,12 @@ __all__ = [
     "frobenius_sensitivity",
     "gaussian_entry_error",
     "max_samples",
+    "passes",
     "project_psd",
     "release",
     "sampling_entry_error",
     "sampling_epsilon",
+    "statistic",
     "symmetric_gaussian",
     "utility_bounds",
     "wishart_mean",

@@ -32,6 +32,7 @@ from dpx._numerics import wide_sums
 
 _ROUNDING = 0.51  # of a unit, that an entry may move by
 _EXTRA_VARIANCE = 4.0
+STEPS = 2**30  # the norm of a contribution, in units of the grid
 FACTOR_STEPS = 2**18  # of each factor, where contributions are products: `product` is exact then
 _CHUNK = 2**16  # draws in about a second, between which Ctrl-C is heard
 
@@ -52,16 +53,6 @@ def split(key: jax.Array | None, secure: bool, count: int = 2) -> list[Any]:
     """`check`, and so many keys: None each where OpenDP draws."""
     check(key, secure)
     return [None] * count if key is None else list(jax.random.split(key, count))
-
-
-def resolution(noise_multiplier: float) -> int:
-    """2^k, the norm of a contribution in units of the grid: 2^30, or less where the noise would not fit."""
-    bits = 56 - math.ceil(math.log2(noise_multiplier))
-    if bits < 10:
-        raise ValueError(
-            f"noise multiplier {noise_multiplier:.3g} is too large for secure=True: raise epsilon or delta"
-        )
-    return 2 ** min(30, bits)
 
 
 def norm_bound(steps: int, entries: int) -> int:
@@ -103,7 +94,7 @@ def check_sum(records: int, bound: int) -> None:
     """Raises ValueError for so many contributions that their sum could overflow 64 bits."""
     if records * bound >= 2**62:
         raise ValueError(
-            f"{records} records are too many for exact sums: secure=True takes {2**62 // bound}"
+            f"{records} records are too many for exact sums: {2**62 // bound} fit into 64 bits"
         )
 
 
@@ -141,7 +132,14 @@ def release_whole(
 
     Returns:
       int64, like `exact`.
+
+    Raises:
+      ValueError: for noise that 64 bits do not hold.
     """
+    if noise_multiplier * sensitivity > 2.0**57:
+        raise ValueError(
+            f"noise multiplier {noise_multiplier:.3g} is too large for secure=True: raise epsilon or delta"
+        )
     dp, no_key = _opendp(), np.zeros(0, np.uint32)
     # Rounded up, so that rounding of the square root cannot cost the 4.
     std = math.hypot(noise_multiplier * sensitivity, math.sqrt(_EXTRA_VARIANCE)) * (1 + 2.0**-40)

@@ -159,8 +159,8 @@ FAULTS = (
     Fault(
         "sums are rounded to 32 bits before the noise",
         "dpx/noise/door.py",
-        "exact = np.bincount(cells, values, minlength=size)\n        about",
-        "exact = np.bincount(cells, values, minlength=size).astype(np.float32)\n        about",
+        "return release(key, exact * unit, sensitivity",
+        "return release(key, (exact * unit).astype(np.float32), sensitivity",
         PRICE.format("transitions"),
     ),
     Fault(
@@ -438,7 +438,7 @@ FAULTS = (
         "the items that lead are those of the exact popularity",
         "dpx/recommend/popularity.py",
         'items = np.argsort(-counts, kind="stable")[:num_kept]',
-        'items = np.argsort(-count(histories), kind="stable")[:num_kept]',
+        'items = np.argsort(-total.sums[0], kind="stable")[:num_kept]',
         REMOVED.format("item Gram"),
     ),
     Fault(
@@ -464,23 +464,23 @@ FAULTS = (
     ),
     Fault(
         "all rounds of transitions have the same noise",
-        "dpx/recommend/transitions.py",
+        "dpx/recommend/rounds.py",
         "jax.random.fold_in(key, number),",
         "jax.random.fold_in(key, 0),",
         REMOVED.format("transitions"),
     ),
     Fault(
         "later rounds of transitions are not divided by their own norm",
-        "dpx/recommend/transitions.py",
+        "dpx/recommend/rounds.py",
         "weights /= np.sqrt(np.where(squares > 0, squares, 1))[users]",
         "weights /= np.sqrt(np.where(squares > 0, squares, 1))[users] ** 0.5",
         REMOVED.format("transitions"),
     ),
     Fault(
         "pairs that the exact counts find remain",
-        "dpx/recommend/transitions.py",
-        "alive &= total > cut * std * np.sqrt(counted)",
-        "alive &= np.bincount(pairs.indices, weights, num_kept**2).reshape(total.shape) > 0",
+        "dpx/recommend/rounds.py",
+        "alive = alive & (total > cut * std * np.sqrt(counted))",
+        "alive = alive & (counts.reshape(total.shape) > 0)",
         REMOVED.format("transitions"),
     ),
     Fault(
@@ -493,10 +493,8 @@ FAULTS = (
     Fault(
         "n-grams are smoothed by the exact counts of shorter contexts",
         "dpx/ngram.py",
-        "return NGram(_smooth(noisy, order, vocab_size, std), order, start, guarantee)",
-        "known = np.where(noisy > 1, noisy, np.bincount(cells[mask], minlength=noisy.size))\n"
-        "    return NGram(_smooth(known, order, vocab_size, std), "
-        "order, start, guarantee)",
+        "noisy = np.asarray(noisy)",
+        "noisy = np.where(np.asarray(noisy) > 1, noisy, counts * l2_clip_norm / 2**30)",
         REMOVED.format("3-grams"),
     ),
     Fault(
@@ -527,7 +525,7 @@ FAULTS = (
         "dpx/gram/columns.py",
         "columns = into_ball(columns, column_bound, axis=0)",
         "columns = columns * 1.0",
-        REMOVED.format("Gram, add or remove"),
+        REMOVED.format("sampled Gram, add or remove"),
     ),
     Fault(
         "columns of a sparse matrix are not projected",
