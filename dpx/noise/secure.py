@@ -83,11 +83,16 @@ def whole(values: np.ndarray, owners: np.ndarray, steps: int, entries: int) -> n
     return np.where((squares <= norm_bound(steps, entries) ** 2)[owners], rounded, 0)
 
 
-def whole_rows(rows: np.ndarray, steps: int) -> np.ndarray:
-    """`whole` for contributions (N, entries) that are dense."""
-    rounded = np.rint(np.clip(rows, -1, 1) * steps).astype(np.int64)
-    kept = (rounded**2).sum(axis=1) <= norm_bound(steps, rows.shape[1]) ** 2
-    return np.where(kept[:, None], rounded, 0)
+def whole_rows(rows, steps: int, xp: Any = np):
+    """`whole` for contributions (N, entries) that are dense: integers as floats, which `product` takes.
+
+    `xp` is the module that computes, numpy or jax.numpy, the latter with 64 bits.
+    """
+    rounded = xp.rint(xp.clip(rows, -1, 1) * steps)
+    # Sums of squares are exact in floats up to 2⁵³.
+    few = rows.shape[1] * steps**2 <= 2**53
+    squares = xp.square(rounded if few else rounded.astype(np.int64)).sum(axis=1)
+    return xp.where((squares <= norm_bound(steps, rows.shape[1]) ** 2)[:, None], rounded, 0)
 
 
 def check_sum(records: int, bound: int) -> None:
@@ -105,8 +110,9 @@ def product(left: np.ndarray, right: np.ndarray) -> np.ndarray:
     """
     total = np.zeros((left.shape[1], right.shape[1]), np.int64)
     for start in range(0, len(left), 2**16):
-        pieces = (rows[start : start + 2**16].astype(np.float64) for rows in (left, right))
-        first, second = pieces
+        first, second = (
+            np.asarray(rows[start : start + 2**16], np.float64) for rows in (left, right)
+        )
         total += (first.T @ second).astype(np.int64)
     return total
 

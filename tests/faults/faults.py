@@ -474,7 +474,7 @@ FAULTS = (
         "dpx/recommend/rounds.py",
         "weights /= np.sqrt(np.where(squares > 0, squares, 1))[users]",
         "weights /= np.sqrt(np.where(squares > 0, squares, 1))[users] ** 0.5",
-        REMOVED.format("transitions"),
+        "tests/recommend/test_transitions.py::test_later_rounds_have_the_same_sensitivity",
     ),
     Fault(
         "pairs that the exact counts find remain",
@@ -567,16 +567,16 @@ FAULTS = (
     # Cross-attention
     Fault(
         "the sketch has noise for a row that comes or goes, not one that is replaced",
-        "dpx/cross_attention/sketch.py",
-        "change = math.sqrt(2 * heads) * largest",
-        "change = math.sqrt(heads) * largest",
+        "dpx/cross_attention/moments.py",
+        "return math.sqrt(heads) * (math.sqrt(2) * steps**2",
+        "return math.sqrt(heads) * (steps**2",
         REPLACED.format("sketch"),
     ),
     Fault(
         "every head of the sketch has the whole budget",
-        "dpx/cross_attention/sketch.py",
-        "change = math.sqrt(2 * heads) * largest",
-        "change = math.sqrt(2) * largest",
+        "dpx/cross_attention/moments.py",
+        "return math.sqrt(heads) * (math.sqrt(2) * steps**2",
+        "return (math.sqrt(2) * steps**2",
         REPLACED.format("cross-attention layer"),
     ),
     Fault(
