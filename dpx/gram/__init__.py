@@ -8,7 +8,7 @@ from dpx.gram.bounds import (
     sampling_entry_error,
     utility_bounds,
 )
-from dpx.gram.mechanisms import symmetric_gaussian, wishart_mean
+from dpx.gram.mechanisms import rounded_sensitivity, symmetric_gaussian, wishart_mean
 from dpx.gram.releases import GramRelease, as_printed, passes, project_psd, release, statistic
 
 __all__ = [
@@ -22,6 +22,7 @@ __all__ = [
     "passes",
     "project_psd",
     "release",
+    "rounded_sensitivity",
     "sampling_entry_error",
     "sampling_epsilon",
     "statistic",

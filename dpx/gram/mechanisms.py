@@ -17,6 +17,7 @@ from dp_accounting import DpEvent, NeighboringRelation
 from jax.core import Tracer
 
 from dpx import _watch, noise
+from dpx._validate import check_relation
 from dpx.gram import accounting
 from dpx.privacy import REPLACE_ONE, gaussian_noise_multiplier
 
@@ -78,7 +79,7 @@ def gaussian(
     multiplier = gaussian_noise_multiplier(epsilon, delta)
     grid = (column_bound / noise.secure.FACTOR_STEPS) ** 2
     change = _whole_sensitivity(n, column_bound, max_column_change, neighboring)
-    std = multiplier * change * grid
+    std = change * grid * multiplier
     draw = partial(_perturb, sensitivity=change, multiplier=multiplier, grid=grid)
     return Planned(
         draw,
@@ -98,6 +99,18 @@ def _perturb(key, gram, *, sensitivity: float, multiplier: float, grid: float):
     # XXᵀ is symmetric: the projection onto such matrices leaves it alone and takes half of the noise away.
     noisy = jnp.asarray(noisy)
     return (noisy + noisy.T) / 2
+
+
+def rounded_sensitivity(
+    n: int,
+    column_bound: float,
+    max_column_change: float | None,
+    neighboring: NeighboringRelation | str,
+) -> float:
+    """F of columns of n entries that were rounded: what the noise is for; F·m is its standard deviation."""
+    bounds = column_bound, max_column_change, check_relation(neighboring, "neighboring")
+    grid = (column_bound / noise.secure.FACTOR_STEPS) ** 2
+    return _whole_sensitivity(n, *bounds) * grid
 
 
 def _whole_sensitivity(
