@@ -512,6 +512,27 @@ FAULTS = (
         REMOVED.format("token probabilities"),
     ),
     Fault(
+        "a block may count twice",
+        "dpx/partial.py",
+        "if twice := sorted(one.blocks & other.blocks):",
+        "if twice := list[str]():",
+        "tests/test_partial.py::test_nothing_counts_twice_and_parts_fit_together",
+    ),
+    Fault(
+        "parts that were summed in different ways are merged",
+        "dpx/partial.py",
+        "return structure == same and all(map(np.array_equal, ours, theirs))",
+        "return structure == same",
+        "tests/test_partial.py::test_nothing_counts_twice_and_parts_fit_together",
+    ),
+    Fault(
+        "partial sums can be saved like a release",
+        "dpx/_saving.py",
+        '"Partial": "dpx.partial",',
+        "",
+        "tests/test_partial.py::test_partials_are_private",
+    ),
+    Fault(
         "popularity and Gram matrix have one key",
         "dpx/recommend/item_gram.py",
         "popularity_key, gram_key = noise.secure.split(key, secure)",
