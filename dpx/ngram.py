@@ -181,9 +181,7 @@ def release(
     )
     noisy = np.asarray(noisy)
     std = multiplier * l2_clip_norm
-    return NGram(
-        _smooth(np.asarray(noisy), order, vocab_size, std), order, options["start"], guarantee
-    )
+    return NGram(_smooth(noisy, order, vocab_size, std), order, options["start"], guarantee)
 
 
 def without_privacy(

@@ -229,7 +229,9 @@ def statistic(
         sums = whole_sums(K, V, features, domain, largest)
     options = {"domain": domain, "features": features, "clip": clip, "largest": largest}
     options["heads"] = K.shape[:-2]
-    return Partial("attention sketch", options, (sums,), n, largest_whole(features, domain))
+    heads = math.sqrt(math.prod(K.shape[:-2]))
+    largest = math.ceil(heads * largest_whole(features, domain))
+    return Partial("attention sketch", options, (sums,), n, largest)
 
 
 def release(

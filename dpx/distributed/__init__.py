@@ -9,8 +9,8 @@
 
 Workers sum blocks (`dpx.partial`), and only this process, which has the key, adds noise, once. Sums are of
 integers, so that the release is the same to the last bit for any number of workers and blocks, and in
-whatever order they finish. A worker that dies costs time only: what it had not handed in is done again, and
-nothing counts twice.
+whatever order they finish. A worker that dies costs time only: what it had not handed in is done again. A
+block that counts twice or is missing ends in an error before anything is released.
 
 What nobody here can check is that each record lies in one block: see `dpx.partial`. Neither is a copy of a
 file under another name seen to be the same.

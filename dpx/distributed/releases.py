@@ -7,7 +7,7 @@ from typing import Any
 
 from dpx._validate import check_choice, check_integer
 from dpx.distributed.executors import Here, Processes, Ray
-from dpx.partial import Passes, Result, drive
+from dpx.partial import Partial, Passes, Result, Statistic, drive
 
 _GROUPS_PER_WORKER = 4  # what a worker that dies may lose, against the sums that travel
 
@@ -43,7 +43,7 @@ def release(
     Raises:
       ValueError: for no blocks, a block that is named twice, or an argument out of range; and whatever
         reading or summing a block raises, with a note that names the block.
-      RuntimeError: where workers die again and again.
+      RuntimeError: where workers die again and again, or a total lacks a block.
       ImportError: for executor="ray" without Ray.
     """
     check_choice(executor, "executor", ("local", "ray"))
@@ -56,8 +56,18 @@ def release(
         chosen = Ray(workers, retries)
     else:
         chosen = Processes(workers, retries) if workers > 1 else Here()
+    names = {name for name, _ in blocks}
     with chosen as running:
-        return drive(spec, lambda statistic: running.sum_up(statistic, read, groups))
+
+        def sum_up(statistic: Statistic) -> Partial:
+            total = running.sum_up(statistic, read, groups)
+            if lost := sorted(names - total.blocks):
+                raise RuntimeError(
+                    f"blocks={lost[:3]} must be in the total: they were lost on the way"
+                )
+            return total
+
+        return drive(spec, sum_up)
 
 
 def _named(source: Iterable[str | Path] | Mapping[str, Any]) -> list[tuple[str, Any]]:

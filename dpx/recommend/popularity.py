@@ -152,11 +152,6 @@ class Leading(NamedTuple):
     noise_multiplier: float
 
 
-def fit_leading(key: jax.Array | None, histories: Histories, **options) -> Leading:
-    """Spends a share of a budget on the popularity; arguments, returns and errors as `leading_passes`."""
-    return in_memory(leading_passes(key, **options), histories)
-
-
 def leading_passes(
     key: jax.Array | None,
     *,
@@ -208,7 +203,7 @@ def leading_passes(
 def guarantee(
     epsilon: float, delta: float, noise_multiplier: float, mechanism: str
 ) -> privacy.PrivacyGuarantee:
-    """The guarantee of a popularity (`fit_leading`) and of the rest, both released, for a user's history.
+    """The guarantee of a popularity (`leading_passes`) and of the rest, both released, for a user's history.
 
     Args:
       epsilon, delta: What one Gaussian mechanism with that multiplier satisfies.

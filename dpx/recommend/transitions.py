@@ -86,7 +86,7 @@ def fit(
     sensitivity is exactly 1. Entries that a history reaches more than once are added up before the norm
     is taken. Round r of R is a Gaussian mechanism with multiplier m√R/√(1 − s), s the popularity's share
     and m the exact multiplier of (ε, δ), and the popularity one with m/√s
-    (`dpx.recommend.popularity.fit_leading`). Adaptive Gaussian mechanisms compose exactly in μ² (Dong,
+    (`dpx.recommend.popularity.leading_passes`). Adaptive Gaussian mechanisms compose exactly in μ² (Dong,
     Roth, Su, arXiv:1905.02383, Corollary 3.3), so all of it costs what one Gaussian mechanism with
     multiplier m does.
 

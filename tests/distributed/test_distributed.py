@@ -10,6 +10,7 @@ import pytest
 
 from dpx import distributed, ngram
 from dpx.data import Histories
+from dpx.distributed.executors import Here
 from dpx.recommend import popularity, transitions
 
 KEY = jax.random.key(7)
@@ -97,6 +98,21 @@ def test_without_ray_it_is_named(shards, monkeypatch):
     monkeypatch.setitem(__import__("sys").modules, "ray", None)
     with pytest.raises(ImportError, match="pip install ray"):
         distributed.release(shards[0], SPEC(), read=READ, executor="ray")
+
+
+def test_a_block_that_is_lost_or_comes_twice_ends_the_release(shards, monkeypatch):
+    paths, _ = shards
+    monkeypatch.setattr("dpx.noise.release_integers", lambda *_, **__: pytest.fail("released"))
+    whole = Here.sum_up
+    for broken, said in (
+        (lambda groups: groups[1:], "must be in the total"),
+        (lambda groups: [*groups, groups[0]], "must be in one of the two parts"),
+    ):
+        monkeypatch.setattr(
+            Here, "sum_up", lambda self, *args, cut=broken: whole(self, *args[:2], cut(args[2]))
+        )
+        with pytest.raises((RuntimeError, ValueError), match=said):
+            distributed.release(paths, SPEC(), read=READ)
 
 
 def test_an_error_names_its_block(shards):
