@@ -56,6 +56,7 @@ _PRIVATE = {
     "ClippedGrads": "dpx.clipping",
     "Features": "dpx.noisy_head",
     "Histories": "dpx.data.histories",
+    "Partial": "dpx.partial",
     "Prompts": "dpx.noisy_head",
     "Split": "dpx.data.histories",
 }

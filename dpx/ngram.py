@@ -1,5 +1,6 @@
 """n-gram language models from one Gaussian release of clipped counts."""
 
+import functools
 from typing import NamedTuple
 
 import dp_accounting
@@ -7,7 +8,9 @@ import jax
 import numpy as np
 
 from dpx import _validate, privacy
-from dpx.noise import release_sum
+from dpx.noise import release_integers, sum_sparse
+from dpx.noise import secure as exact_arithmetic
+from dpx.partial import Partial, Passes, in_memory
 
 _MAX_CELLS = 10**8
 _LARGEST_CLIP = 1e100  # finite with any noise and in any sum
@@ -65,6 +68,24 @@ def fit(
     Raises:
       ValueError: for arguments out of range, or a table of more than 1e8 cells.
     """
+    table = {"order": order, "vocab_size": vocab_size, "start": start, "l2_clip_norm": l2_clip_norm}
+    budget = {"epsilon": epsilon, "delta": delta, "unit": unit, "secure": secure}
+    return in_memory(passes(key, **table, **budget), (tokens, mask))
+
+
+def passes(
+    key: jax.Array | None,
+    *,
+    order: int,
+    vocab_size: int,
+    start: int,
+    epsilon: float,
+    delta: float,
+    unit: str,
+    l2_clip_norm: float = 2.0,
+    secure: bool = False,
+) -> Passes[NGram]:
+    """`fit` as its one pass over the data (`dpx.partial`), blocks being pairs of tokens and mask."""
     order, vocab_size, start = (
         _validate.check_integer(value, name, least)
         for name, value, least in (
@@ -84,8 +105,28 @@ def fit(
         raise ValueError(
             f"l2_clip_norm={l2_clip_norm} must be at most {_LARGEST_CLIP:g}: count in other units"
         )
-    multiplier = privacy.gaussian_noise_multiplier(epsilon, delta)
-    tokens, mask = np.asarray(tokens), np.asarray(mask)
+    privacy.gaussian_noise_multiplier(epsilon, delta)
+    exact_arithmetic.check(key, secure)
+    table = {"order": order, "vocab_size": vocab_size, "start": start, "l2_clip_norm": l2_clip_norm}
+    total = yield functools.partial(statistic, **table)
+    return release(key, total, epsilon=epsilon, delta=delta, unit=unit, secure=secure)
+
+
+def statistic(
+    block: tuple[np.ndarray, np.ndarray],
+    *,
+    order: int,
+    vocab_size: int,
+    start: int,
+    l2_clip_norm: float = 2.0,
+) -> Partial:
+    """The exact sum of sequences' clipped n-gram counts: private data.
+
+    Args:
+      block: Tokens and mask, (N, L) each; blocks may have different N and L.
+      order, vocab_size, start, l2_clip_norm: As in `fit`.
+    """
+    tokens, mask = map(np.asarray, block)
     cells = _cells(tokens, order, vocab_size, start)
     repeats = (cells[:, :, None] == cells[:, None, :]) & mask[:, :, None] & mask[:, None, :]
     norms = np.sqrt(repeats.sum(axis=(1, 2)))
@@ -93,17 +134,41 @@ def fit(
     # One entry for each distinct cell of a sequence: its weight, as often as the cell occurs.
     first = mask & (np.argmax(repeats, axis=2) == np.arange(cells.shape[1]))
     values = repeats.sum(axis=2) * weights[:, None]
-    std = multiplier * l2_clip_norm
-    noisy = release_sum(
-        key,
+    counts, largest = sum_sparse(
         values[first],
         np.nonzero(first)[0],
         cells[first],
         vocab_size**order,
         l2_clip_norm=l2_clip_norm,
+    )
+    table = {"order": order, "vocab_size": vocab_size, "start": start}
+    options = table | {"l2_clip_norm": l2_clip_norm}
+    return Partial("n-gram counts", options, (counts,), len(tokens), largest)
+
+
+def release(
+    key: jax.Array | None,
+    total: Partial,
+    *,
+    epsilon: float,
+    delta: float,
+    unit: str,
+    secure: bool = False,
+) -> NGram:
+    """Releases a total of `statistic`; arguments, guarantee and errors are those of `fit`."""
+    (counts,), options = total.check("n-gram counts").sums, total.options
+    order, vocab_size, l2_clip_norm = (
+        options[name] for name in ("order", "vocab_size", "l2_clip_norm")
+    )
+    exact_arithmetic.check(key, secure)
+    multiplier = privacy.gaussian_noise_multiplier(epsilon, delta)
+    noisy = release_integers(
+        key,
+        counts,
+        sensitivity=total.largest,
+        unit=l2_clip_norm / exact_arithmetic.STEPS,
         noise_multiplier=multiplier,
         label=f"{order}-gram counts",
-        secure=secure,
     )
     guarantee = privacy.PrivacyGuarantee(
         epsilon=epsilon,
@@ -114,7 +179,9 @@ def fit(
         f"noise multiplier {multiplier:.6g}",
         event=dp_accounting.GaussianDpEvent(multiplier),
     )
-    return NGram(_smooth(noisy, order, vocab_size, std), order, start, guarantee)
+    noisy = np.asarray(noisy)
+    std = multiplier * l2_clip_norm
+    return NGram(_smooth(noisy, order, vocab_size, std), order, options["start"], guarantee)
 
 
 def without_privacy(

@@ -16,6 +16,7 @@ from dpx.cross_attention.domain import Domain
 from dpx.cross_attention.features import Features, PolynomialFeatures, RandomFeatures
 
 _CHUNK_ELEMENTS = 2**21  # features in flight: 8 MiB, so that they stay in the cache
+_WHOLE_ELEMENTS = 2**18  # with several arrays of 64 bits
 
 
 def _stretch(domain: Domain) -> float:
@@ -60,38 +61,93 @@ def _factors(K, V, features: Features, domain: Domain, *, largest, dtype):
     return phi, weights
 
 
-def release_whole_moments(K, V, features: Features, domain: Domain, largest, multiplier):
-    """The moments, released in exact arithmetic (`dpx.noise.secure`), and their sensitivity.
+def whole_sums(K, V, features: Features, domain: Domain, largest) -> np.ndarray:
+    """M without noise, as integers: (..., n, d), (..., n, d_v) -> (..., r, 1 + d_v) int64, in `whole_unit`.
 
     A contribution φ ⊗ w is the product of φ/‖φ‖ and ‖φ‖w, which in units of 1 and of `largest` have norms of
-    at most 1. With S = 2¹⁸ and B, B' the norms of the two factors after rounding, a product errs by
-    e ≤ (B − S)·B' + S·(B' − S), so that two of them are at most √2·S² + 2e apart in each head.
+    at most 1, and are rounded to integers in units of 1/2¹⁸ (`dpx.noise.secure`). The sum of integers does
+    not depend on the order of the rows nor on blocks. The features before are those of a compiled program,
+    whose last bit may depend on how many rows it is given: then an entry of φ is rounded the other way, once
+    in about 1e11.
     """
     heads, n = K.shape[:-2], K.shape[-2]
     K, V = (np.asarray(a, np.float64).reshape(-1, *a.shape[-2:]) for a in (K, V))
-    steps, count = noise.secure.FACTOR_STEPS, features.num_features
-    bounds = [noise.secure.norm_bound(steps, size) for size in (count, 1 + domain.value_dim)]
-    noise.secure.check_sum(n, math.prod(bounds))
+    count = features.num_features
+    noise.secure.check_sum(n, largest_whole(features, domain))
     total = np.zeros((len(K), count, 1 + domain.value_dim), np.int64)
-    chunk = max(128, _CHUNK_ELEMENTS // count)
+    chunk = 1 << min(2**16, max(128, _WHOLE_ELEMENTS // count)).bit_length() - 1
     for head, start in itertools.product(range(len(K)), range(0, n, chunk)):
-        rows = (a[head, start : start + chunk] for a in (K, V))
-        phi, weights = _factors(*rows, features, domain, largest=largest, dtype=jnp.float64)
-        phi, weights = np.asarray(phi).T, np.asarray(weights)
-        norms = np.linalg.norm(phi, axis=1, keepdims=True)
-        norms = np.where(np.isfinite(norms) & (norms > 0), norms, 1)
-        pair = (phi / norms, weights * norms / largest)
-        total[head] += noise.secure.product(*(noise.secure.whole_rows(a, steps) for a in pair))
+        rows = [a[head, start : start + chunk] for a in (K, V)]
+        size = len(rows[0])
+        padding = [(0, (1 << (size - 1).bit_length()) - size), (0, 0)]  # few sizes are compiled
+        rows = (np.pad(a, padding) for a in rows)
+        total[head] += np.asarray(_whole_chunk(*rows, size, features, domain, largest=largest))
+    return total.reshape(*heads, count, -1)
+
+
+@functools.partial(jax.jit, static_argnames=("domain", "largest"))
+def _whole_chunk(K, V, size, features: Features, domain: Domain, *, largest):
+    """The sum over the first `size` of up to 2¹⁶ rows: below 2⁵³, so that floats hold it exactly."""
+    steps = noise.secure.FACTOR_STEPS
+    phi, weights = _factors(K, V, features, domain, largest=largest, dtype=jnp.float64)
+    norms = jnp.linalg.norm(phi, axis=0)
+    norms = jnp.where(jnp.isfinite(norms) & (norms > 0), norms, 1)
+    first = noise.secure.whole_rows((phi / norms).T, steps, jnp)
+    second = noise.secure.whole_rows(weights * norms[:, None] / largest, steps, jnp)
+    second = jnp.where((jnp.arange(len(K)) < size)[:, None], second, 0)
+    return jnp.matmul(first.T, second, precision=jax.lax.Precision.HIGHEST).astype(jnp.int64)
+
+
+def _whole_norms(features: Features, domain: Domain) -> tuple[int, int]:
+    """B and B', the largest norms of the two factors after rounding."""
+    sizes = features.num_features, 1 + domain.value_dim
+    first, second = (noise.secure.norm_bound(noise.secure.FACTOR_STEPS, size) for size in sizes)
+    return first, second
+
+
+def largest_whole(features: Features, domain: Domain) -> int:
+    """The largest norm of a row's integers in one head."""
+    return math.prod(_whole_norms(features, domain))
+
+
+def whole_change(features: Features, domain: Domain, heads: int) -> float:
+    """How far apart the integers of two rows are, over all heads.
+
+    With S = 2¹⁸ and B, B' the norms of the two factors after rounding, a product errs by
+    e ≤ (B − S)·B' + S·(B' − S), so that two of them are at most √2·S² + 2e apart in each head.
+    """
+    steps, bounds = noise.secure.FACTOR_STEPS, _whole_norms(features, domain)
     error = (bounds[0] - steps) * bounds[1] + steps * (bounds[1] - steps)
-    change = math.sqrt(len(K)) * (math.sqrt(2) * steps**2 + 2 * error)
-    noisy = noise.secure.release_whole(
-        total, sensitivity=change, noise_multiplier=multiplier, label="attention sketch"
+    return math.sqrt(heads) * (math.sqrt(2) * steps**2 + 2 * error)
+
+
+def whole_unit(largest: float) -> float:
+    """What one of the integers is worth."""
+    return largest / noise.secure.FACTOR_STEPS**2
+
+
+def release_whole_moments(
+    key,
+    total: np.ndarray,
+    num_records: int,
+    features: Features,
+    domain: Domain,
+    largest,
+    multiplier,
+) -> jax.Array:
+    """The moments with noise, from `whole_sums` over `num_records` rows; without a key exactly."""
+    noisy = noise.release_integers(
+        key,
+        total,
+        sensitivity=whole_change(features, domain, math.prod(total.shape[:-2])),
+        unit=whole_unit(largest),
+        noise_multiplier=multiplier,
+        label="attention sketch",
     )
-    grid = largest / steps**2
-    moments = (noisy * grid).reshape(*heads, count, -1)
+    moments = jnp.asarray(noisy)
     if isinstance(features, PolynomialFeatures):  # the constant feature sums to n, which is public
-        moments[..., 0, 0] = n * domain.value_norm
-    return jnp.asarray(moments), change * grid
+        moments = moments.at[..., 0, 0].set(num_records * domain.value_norm)
+    return moments
 
 
 @functools.partial(jax.jit, static_argnames=("domain", "largest"))

@@ -31,25 +31,44 @@ import math
 import dp_accounting
 import jax
 import jax.numpy as jnp
-import numpy as np
+from jax.core import Tracer
 
 from dpx import noise
 from dpx._numerics import wide_sums
-from dpx._validate import check_choice, check_integer, check_number, check_positive
+from dpx._validate import check_positive
+from dpx.cross_attention.chosen import choose_features, even_degree
 from dpx.cross_attention.domain import Domain, check_memory
 from dpx.cross_attention.features import (
     Features,
     PolynomialFeatures,
-    RandomFeatures,
     check_features,
-    smallest_degree,
 )
-from dpx.cross_attention.moments import read, release_moments, release_whole_moments
+from dpx.cross_attention.moments import (
+    largest_whole,
+    read,
+    release_moments,
+    release_whole_moments,
+    whole_change,
+    whole_sums,
+    whole_unit,
+)
+from dpx.partial import Partial, Passes, in_memory
 from dpx.privacy import (
     REPLACE_ONE,
     PrivacyGuarantee,
     gaussian_noise_multiplier,
 )
+
+__all__ = [
+    "Sketch",
+    "attend",
+    "build",
+    "choose_features",
+    "passes",
+    "release",
+    "sensitivity",
+    "statistic",
+]
 
 _LARGEST_CONTRIBUTION = 1e30  # of which 1e8 fit into a 32-bit float
 
@@ -107,54 +126,6 @@ def attend(moments: jax.Array, Q: jax.Array, domain: Domain, features: Features)
     return domain.ratio(sums, jnp.exp(-bound), jnp.exp(bound))
 
 
-def choose_features(
-    domain: Domain,
-    features: str = "taylor",
-    *,
-    degree: int | None = None,
-    relative_error: float = 1e-4,
-    num_features: int = 1024,
-    directions: jax.Array | None = None,
-) -> Features:
-    """The feature map for logits ⟨q, k⟩/scale of a domain.
-
-    Args:
-      domain: The declared bounds.
-      features: "taylor", or "random" for dimensions in which r = C(s + d, d) explodes.
-      degree: s of Taylor features, even. If None, the smallest even one whose weights are off by at most
-        `relative_error`.
-      relative_error: Used where `degree` is None.
-      num_features: r of random features.
-      directions: Public directions (r, d) of random features; drawn with `jax.random.key(0)` if None.
-
-    Raises:
-      ValueError: for another name, an odd degree, too many features, or a number out of range.
-    """
-    check_choice(features, "features", ("taylor", "random"))
-    if features == "taylor":
-        degree = even_degree(degree, domain, relative_error)
-        return PolynomialFeatures(domain.dim, degree, domain.scale)
-    check_integer(num_features, "num_features")
-    if directions is None:
-        return RandomFeatures.draw(jax.random.key(0), num_features, domain.dim, domain.scale)
-    if np.ndim(directions) != 2 or np.shape(directions)[1] != domain.dim:
-        raise ValueError(f"directions of shape {np.shape(directions)} must be (r, {domain.dim})")
-    return RandomFeatures(directions, domain.scale)
-
-
-def even_degree(degree: int | None, domain: Domain, relative_error: float = 1e-4) -> int:
-    """`degree`, or if None the smallest even one with that relative error; ValueError for an odd one."""
-    if degree is None:
-        check_positive(relative_error, "relative_error")
-        return smallest_degree(-domain.largest_logit, domain.largest_logit, relative_error)
-    if check_number(degree, "degree") < 0 or degree % 2:
-        raise ValueError(
-            f"degree={degree} must be even, as odd truncations of the exponential turn negative, where the "
-            f"sensitivity bound fails: use {max(degree, 0) + degree % 2}"
-        )
-    return degree
-
-
 def build(
     key: jax.Array | None,
     K,
@@ -197,10 +168,97 @@ def build(
       ValueError: for ε or δ out of range, rows outside the bounds (the first is named), odd degrees, or
         contributions that are too large.
     """
+    about = {"domain": domain, "features": features, "clip": clip}
+    if not any(isinstance(leaf, Tracer) for leaf in jax.tree.leaves((K, V, features))):
+        budget = {"epsilon": epsilon, "delta": delta, "secure": secure}
+        return in_memory(
+            passes(key, **about, **budget, contribution_bound=contribution_bound), (K, V)
+        )
+    if secure:
+        raise ValueError("secure=True cannot be traced: call it outside jit and vmap")
+    multiplier = _check(key, domain, features, epsilon, delta, secure)
+    largest = _largest(domain, features, contribution_bound)
     n, _, _ = check_memory(K, V)
+    K, V = domain.enter(K, V, clip=clip)
+    heads = math.prod(K.shape[:-2])
+    # The noise of integers: what is traced and what is not say the same of themselves.
+    change = whole_change(features, domain, heads) * whole_unit(largest)
+    moments = release_moments(key, K, V, features, domain, largest, change, multiplier)
+    return _released(moments, n, heads, about, epsilon, delta, multiplier, change)
+
+
+def passes(
+    key: jax.Array | None,
+    *,
+    domain: Domain,
+    features: Features,
+    epsilon: float,
+    delta: float,
+    clip: bool = False,
+    contribution_bound: float | None = None,
+    secure: bool = False,
+) -> Passes[Sketch]:
+    """`build` as its one pass over blocks (K, V) of rows (`dpx.partial`)."""
+    _check(key, domain, features, epsilon, delta, secure)
+    options = {"clip": clip, "contribution_bound": contribution_bound}
+    _largest(domain, features, contribution_bound)
+    total = yield functools.partial(statistic, domain=domain, features=features, **options)
+    return release(key, total, epsilon=epsilon, delta=delta, secure=secure)
+
+
+def statistic(
+    block,
+    *,
+    domain: Domain,
+    features: Features,
+    clip: bool = False,
+    contribution_bound: float | None = None,
+) -> Partial:
+    """The exact sum of what the rows (K, V) of a block contribute: private data.
+
+    Args:
+      block: K (..., n, d) and V (..., n, d_v); blocks may have different n.
+      domain, features, clip, contribution_bound: As in `build`.
+    """
+    K, V = block
+    n, _, _ = check_memory(K, V)
+    check_features(features, domain)
+    largest = _largest(domain, features, contribution_bound)
+    K, V = domain.enter(K, V, clip=clip)
+    with wide_sums(K, V, features):
+        sums = whole_sums(K, V, features, domain, largest)
+    options = {"domain": domain, "features": features, "clip": clip, "largest": largest}
+    options["heads"] = K.shape[:-2]
+    heads = math.sqrt(math.prod(K.shape[:-2]))
+    largest = math.ceil(heads * largest_whole(features, domain))
+    return Partial("attention sketch", options, (sums,), n, largest)
+
+
+def release(
+    key: jax.Array | None, total: Partial, *, epsilon: float, delta: float, secure: bool = False
+) -> Sketch:
+    """Releases a total of `statistic`; arguments, guarantee and errors are those of `build`."""
+    (sums,), options = total.check("attention sketch").sums, total.options
+    domain, features, largest = (options[name] for name in ("domain", "features", "largest"))
+    multiplier = _check(key, domain, features, epsilon, delta, secure)
+    heads = math.prod(options["heads"])
+    change = whole_change(features, domain, heads) * whole_unit(largest)
+    n = total.num_records
+    with wide_sums(key, sums):
+        moments = release_whole_moments(key, sums, n, features, domain, largest, multiplier)
+    return _released(moments, n, heads, options, epsilon, delta, multiplier, change)
+
+
+def _check(key, domain: Domain, features: Features, epsilon, delta, secure: bool) -> float:
+    """The noise multiplier; raises ValueError for a budget, a key or features that are wrong."""
     multiplier = gaussian_noise_multiplier(epsilon, delta)
     noise.secure.check(key, secure)
     check_features(features, domain)
+    return multiplier
+
+
+def _largest(domain: Domain, features: Features, contribution_bound: float | None) -> float:
+    """The largest norm of a row's contribution."""
     largest = math.sqrt(2) * domain.value_norm * features.norm(domain.largest_logit)
     if isinstance(features, PolynomialFeatures):
         even_degree(features.degree, domain)
@@ -211,14 +269,11 @@ def build(
             f"a row may contribute {largest:.3g} or more, too much for 32-bit floats: use smaller bounds or "
             "a larger scale"
         )
-    K, V = domain.enter(K, V, clip=clip)
-    heads = math.prod(K.shape[:-2])
-    change = math.sqrt(2 * heads) * largest
-    with wide_sums(key, K, V, features):
-        if secure:
-            moments, change = release_whole_moments(K, V, features, domain, largest, multiplier)
-        else:
-            moments = release_moments(key, K, V, features, domain, largest, change, multiplier)
+    return largest
+
+
+def _released(moments, n, heads, options, epsilon, delta, multiplier, change) -> Sketch:
+    domain, features, clip = (options[name] for name in ("domain", "features", "clip"))
     kind = "taylor" if isinstance(features, PolynomialFeatures) else "random"
     split = f", budget split evenly over {heads} heads" if heads > 1 else ""
     guarantee = PrivacyGuarantee(

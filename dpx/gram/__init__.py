@@ -8,8 +8,8 @@ from dpx.gram.bounds import (
     sampling_entry_error,
     utility_bounds,
 )
-from dpx.gram.mechanisms import symmetric_gaussian, wishart_mean
-from dpx.gram.releases import GramRelease, as_printed, project_psd, release
+from dpx.gram.mechanisms import rounded_sensitivity, symmetric_gaussian, wishart_mean
+from dpx.gram.releases import GramRelease, as_printed, passes, project_psd, release, statistic
 
 __all__ = [
     "GramRelease",
@@ -19,10 +19,13 @@ __all__ = [
     "frobenius_sensitivity",
     "gaussian_entry_error",
     "max_samples",
+    "passes",
     "project_psd",
     "release",
+    "rounded_sensitivity",
     "sampling_entry_error",
     "sampling_epsilon",
+    "statistic",
     "symmetric_gaussian",
     "utility_bounds",
     "wishart_mean",

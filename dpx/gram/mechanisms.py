@@ -17,6 +17,7 @@ from dp_accounting import DpEvent, NeighboringRelation
 from jax.core import Tracer
 
 from dpx import _watch, noise
+from dpx._validate import check_relation
 from dpx.gram import accounting
 from dpx.privacy import REPLACE_ONE, gaussian_noise_multiplier
 
@@ -69,19 +70,17 @@ def gaussian(
     column_bound: float,
     max_column_change: float | None,
     neighboring: NeighboringRelation,
-    secure: bool,
 ) -> Planned:
-    """XXᵀ + symmetric Gaussian noise of standard deviation F·m on the diagonal; see `dpx.gram.release`."""
+    """XXᵀ + symmetric Gaussian noise of standard deviation F·m on the diagonal; see `dpx.gram.release`.
+
+    F is that of columns that were rounded to integers. A sum of floats, which is what there is under a JAX
+    transformation, gets the same noise, so that a release says the same of itself.
+    """
     multiplier = gaussian_noise_multiplier(epsilon, delta)
-    if secure:
-        grid = (column_bound / noise.secure.FACTOR_STEPS) ** 2
-        change = _whole_sensitivity(n, column_bound, max_column_change, neighboring)
-        std = multiplier * change * grid
-        draw = partial(_perturb_whole, sensitivity=change, multiplier=multiplier, grid=grid)
-    else:
-        change = accounting.sensitivity(column_bound, max_column_change, neighboring)
-        std = change * multiplier
-        draw = partial(_perturb, sensitivity=change, multiplier=multiplier)
+    grid = (column_bound / noise.secure.FACTOR_STEPS) ** 2
+    change = _whole_sensitivity(n, column_bound, max_column_change, neighboring)
+    std = change * grid * multiplier
+    draw = partial(_perturb, sensitivity=change, multiplier=multiplier, grid=grid)
     return Planned(
         draw,
         described=f"XXᵀ + symmetric Gaussian noise, standard deviation {std:.6g} on the diagonal",
@@ -91,20 +90,27 @@ def gaussian(
     )
 
 
-def _perturb(key, gram, *, sensitivity: float, multiplier: float):
-    noisy = noise.release(
-        key, gram, sensitivity=sensitivity, noise_multiplier=multiplier, label="Gram matrix"
-    )
+def _perturb(key, gram, *, sensitivity: float, multiplier: float, grid: float):
+    about = {"noise_multiplier": multiplier, "label": "Gram matrix"}
+    if jnp.issubdtype(gram.dtype, jnp.integer):
+        noisy = noise.release_integers(key, gram, sensitivity=sensitivity, unit=grid, **about)
+    else:
+        noisy = noise.release(key, gram, sensitivity=sensitivity * grid, **about)
     # XXᵀ is symmetric: the projection onto such matrices leaves it alone and takes half of the noise away.
+    noisy = jnp.asarray(noisy)
     return (noisy + noisy.T) / 2
 
 
-def _perturb_whole(key, gram, *, sensitivity: float, multiplier: float, grid: float):
-    del key
-    noisy = noise.secure.release_whole(
-        gram, sensitivity=sensitivity, noise_multiplier=multiplier, label="Gram matrix"
-    )
-    return jnp.asarray((noisy.astype(np.float64) + noisy.T) * (grid / 2))
+def rounded_sensitivity(
+    n: int,
+    column_bound: float,
+    max_column_change: float | None,
+    neighboring: NeighboringRelation | str,
+) -> float:
+    """F of columns of n entries that were rounded: what the noise is for; F·m is its standard deviation."""
+    bounds = column_bound, max_column_change, check_relation(neighboring, "neighboring")
+    grid = (column_bound / noise.secure.FACTOR_STEPS) ** 2
+    return _whole_sensitivity(n, *bounds) * grid
 
 
 def _whole_sensitivity(

@@ -18,7 +18,9 @@ from dpx import noise
 from dpx._numerics import wide_sums
 from dpx._validate import check_choice, check_delta, check_epsilon, check_relation
 from dpx.gram import mechanisms
+from dpx.gram.accounting import sensitivity
 from dpx.gram.columns import clipped_gram, leading_rows
+from dpx.partial import Partial, Passes
 from dpx.privacy import ADD_OR_REMOVE_ONE, PrivacyGuarantee
 
 
@@ -80,14 +82,15 @@ def release(
     ball), by at most β; add_or_remove_one adds or removes a column. n is public, and so is d under
     replace_one. Sensitivity and accounting are proven in `dpx.gram.accounting`. The projection, `psd` and all
     that is computed from the matrix later are post-processing. The guarantee is for real arithmetic (what is
-    left of that in floating point is said in `dpx.noise`), with `secure` also for what runs: columns are
-    rounded to integers, F is the same function of the bounds that rounded columns have, and the rest is
-    `dpx.noise.secure`.
+    left of that in floating point is said in `dpx.noise`), with `secure` also for what runs
+    (`dpx.noise.secure`). Additive noise is for a sum that is exact: columns are rounded to integers, and F is
+    the same function of the bounds that rounded columns have. Under a JAX transformation of X nothing is
+    rounded, the sum is one of floats, and the noise is the same.
 
     Args:
       key: A JAX key for this release alone.
       X: (n, d), as in `dpx.gram.columns.clipped_gram`: an array, a DataFrame, a sparse matrix, or an iterable
-        of column blocks.
+        of column blocks. Or what `statistic` made of one, or `dpx.partial.merge` of several.
       epsilon, delta: The budget; any ε up to 1e8.
       column_bound: α, bound on the l2 norm of a column; a number fixed without looking at X.
       max_column_change: β in (0, 2α], how far a column moves between neighbours; None is 2α, which is any
@@ -112,31 +115,36 @@ def release(
       ValueError: for an argument out of range; where no k ≥ n is admissible, naming the ε, η or β that
         would admit one; where n > d without the shift; for columns over the bound with `clip=False`.
     """
-    check_epsilon(epsilon)
-    check_delta(delta)
     check_choice(mechanism, "mechanism", mechanisms.MECHANISMS)
-    bounds: dict[str, Any] = {
-        "column_bound": column_bound,
-        "max_column_change": max_column_change,
-        "neighboring": check_relation(neighboring, "neighboring"),
-    }
+    bounds = _checked_bounds(epsilon, delta, column_bound, max_column_change, neighboring)
     mechanisms.check_options(mechanism, eta, calibration, assume_good, secure, **bounds)
     noise.secure.check(key, secure)
-    n, X = leading_rows(X)
+    if summed := isinstance(X, Partial):
+        if mechanism != "gaussian":
+            raise ValueError(f"mechanism={mechanism!r} must be 'gaussian' for a sum: pass X itself")
+        n = X.check("Gram matrix").options["n"]
+    else:
+        n, X = leading_rows(X)
+    whole = mechanism == "gaussian" and (secure or not isinstance(X, Tracer))
     if mechanism == "gaussian":
-        planned = mechanisms.gaussian(epsilon, delta, n=n, secure=secure, **bounds)
+        planned = mechanisms.gaussian(epsilon, delta, n=n, **bounds)
     else:
         options = {"eta": eta, "calibration": calibration, "shifted": not assume_good}
         planned = mechanisms.sampling(epsilon, delta, n=n, **options, **bounds)
 
-    gram, columns = clipped_gram(X, column_bound, clip=clip, whole=secure)
-    if assume_good and n > columns:
-        raise ValueError(
-            f"X is {n}×{columns}: with n > d no XXᵀ is ⪰ eta·I, so assume_good=True cannot hold; leave it out"
-        )
+    if whole:
+        total = X if summed else statistic(X, column_bound=column_bound, clip=clip)
+        (gram,) = total.check("Gram matrix", column_bound=column_bound, clip=clip).sums
+    else:
+        gram, columns = clipped_gram(X, column_bound, clip=clip)
+        if assume_good and n > columns:
+            raise ValueError(
+                f"X is {n}×{columns}: with n > d no XXᵀ is ⪰ eta·I, so assume_good=True cannot hold; leave "
+                "it out"
+            )
     traced = isinstance(key, Tracer) or isinstance(gram, Tracer)
     with wide_sums(key, gram):
-        if not isinstance(gram, Tracer) and not secure:
+        if not isinstance(gram, Tracer) and not whole:
             gram = jnp.asarray(np.asarray(gram), float)
         matrix = planned.draw(key, gram)
         if psd:
@@ -159,6 +167,52 @@ def release(
         num_samples=planned.num_samples,
         noise_std=planned.noise_std,
     )
+
+
+def statistic(X: Any, *, column_bound: float, clip: bool = True) -> Partial:
+    """XXᵀ of some columns as a sum that merges exactly: private data, which `release` takes for X.
+
+    Args:
+      X, column_bound, clip: As in `release`. Columns are rounded to multiples of α/2¹⁸, entry by entry, and
+        the noise covers that (`dpx.gram.mechanisms`).
+    """
+    n, X = leading_rows(X)
+    matrix, columns = clipped_gram(X, column_bound, clip=clip, whole=True)
+    options = {"column_bound": column_bound, "clip": clip, "n": n}
+    longest = noise.secure.norm_bound(noise.secure.FACTOR_STEPS, n)
+    return Partial("Gram matrix", options, (np.asarray(matrix),), columns, longest**2)
+
+
+def passes(
+    key: jax.Array | None,
+    *,
+    epsilon: float,
+    delta: float,
+    column_bound: float,
+    max_column_change: float | None = None,
+    neighboring: NeighboringRelation | str = "replace_one",
+    clip: bool = True,
+    psd: bool = False,
+    secure: bool = False,
+) -> Passes[GramRelease]:
+    """`release` with additive noise, as its one pass over blocks of columns (`dpx.partial`)."""
+    bounds = _checked_bounds(epsilon, delta, column_bound, max_column_change, neighboring)
+    noise.secure.check(key, secure)
+    total = yield partial(statistic, column_bound=column_bound, clip=clip)
+    options: dict[str, Any] = {"clip": clip, "psd": psd, "secure": secure}
+    return release(key, total, epsilon=epsilon, delta=delta, **bounds, **options)
+
+
+def _checked_bounds(epsilon, delta, column_bound, max_column_change, neighboring) -> dict[str, Any]:
+    check_epsilon(epsilon)
+    check_delta(delta)
+    bounds = {
+        "column_bound": column_bound,
+        "max_column_change": max_column_change,
+        "neighboring": check_relation(neighboring, "neighboring"),
+    }
+    sensitivity(**bounds)
+    return bounds
 
 
 def as_printed() -> dict[str, Any]:

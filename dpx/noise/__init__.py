@@ -14,13 +14,20 @@ point sampler escapes that (Mironov, CCS 2012). Two things keep small what an at
   say nothing about the exact value.
 
 Three gaps remain. Rounding changes the probability of a grid point by a factor of up to 1 ± 2e-8, in 32 bits
-of up to 1 ± 2e-2 (within 8 standard deviations). Sums over records round. Bits come from JAX's generator.
-None of these gaps is left with `secure=True`, which releases that are made at once take: it sums exact
-integers and draws discrete noise (`dpx.noise.secure`).
+of up to 1 ± 2e-2 (within 8 standard deviations). Sums over records round, unless they are sums of integers
+(`sum_sparse`, `dpx.partial`). Bits come from JAX's generator. None of these gaps is left with `secure=True`,
+which releases that are made at once take: it sums exact integers and draws discrete noise
+(`dpx.noise.secure`).
 """
 
 from dpx.noise import secure
-from dpx.noise.door import check_finite, check_size, release, release_sum
+from dpx.noise.door import (
+    check_finite,
+    check_size,
+    release,
+    release_integers,
+    sum_sparse,
+)
 from dpx.noise.laws import Gaussian, Laplace, Law, TruncatedLaplace
 from dpx.noise.tails import normal
 
@@ -33,6 +40,7 @@ __all__ = [
     "check_size",
     "normal",
     "release",
-    "release_sum",
+    "release_integers",
     "secure",
+    "sum_sparse",
 ]

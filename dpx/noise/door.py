@@ -1,4 +1,4 @@
-"""Where noise is added to what is private: `release`, and `release_sum` for sums of sparse contributions."""
+"""Where noise is added to what is private: `release`, and `release_integers` for exact sums."""
 
 from typing import Any
 
@@ -140,53 +140,62 @@ def _on_grid(noisy: jax.Array, std: jax.Array) -> jax.Array:
     return jnp.where((std > 0) & jnp.isfinite(steps), jnp.round(steps) * step, noisy)
 
 
-def release_sum(
-    key: jax.Array | None,
-    values: np.ndarray,
-    owners: np.ndarray,
-    cells: np.ndarray,
-    size: int,
-    *,
-    l2_clip_norm: float,
-    noise_multiplier: float,
-    label: str,
-    secure: bool = False,
-) -> np.ndarray:
-    """Releases the sum of sparse vectors, one of l2 norm at most `l2_clip_norm` for each record.
+def sum_sparse(
+    values: np.ndarray, owners: np.ndarray, cells: np.ndarray, size: int, *, l2_clip_norm: float
+) -> tuple[np.ndarray, int]:
+    """Sums sparse vectors, one of l2 norm at most `l2_clip_norm` for each record, exactly.
 
-    Guarantee: adding or removing a record moves the sum by at most `l2_clip_norm`, so that this is a Gaussian
-    mechanism with that noise multiplier. With `secure` its arithmetic is exact (`dpx.noise.secure`).
+    Entries are rounded to integers in units of `l2_clip_norm / secure.STEPS` (`dpx.noise.secure`), so that
+    the sum does not depend on the order of the records, nor on how they are cut into blocks.
 
     Args:
-      key: A secret key that is used for this release alone; None if `secure`.
       values: (T,) the entries of all vectors.
       owners: (T,) the record that each entry belongs to, counted from 0.
       cells: (T,) the place of each entry in the sum; no record has two entries in one place.
       size: The length of the sum.
       l2_clip_norm: Largest norm of a record's vector.
-      noise_multiplier: Standard deviation of the noise per unit of `l2_clip_norm`.
-      label: What is released; the same in every run.
-      secure: Whether to sum integers and to draw discrete noise with OpenDP.
 
     Returns:
-      (size,) float64.
+      (size,) int64, and the largest norm of a record's integers, which is the sum's sensitivity.
+    """
+    steps = exact_arithmetic.STEPS
+    whole = exact_arithmetic.whole(values / l2_clip_norm, owners, steps, size)
+    total = np.zeros(size, np.int64)
+    np.add.at(total, cells, whole)
+    return total, exact_arithmetic.norm_bound(steps, size)
+
+
+def release_integers(
+    key: jax.Array | None,
+    exact: np.ndarray,
+    *,
+    sensitivity: float,
+    unit: float,
+    noise_multiplier: float,
+    label: str,
+) -> Any:
+    """Releases an exact sum of integers that stand for so many times `unit`.
+
+    Guarantee: where for neighbours `exact` differs by a vector of l2 norm at most `sensitivity`, a Gaussian
+    mechanism with that noise multiplier. Without a key its arithmetic is exact (`dpx.noise.secure`). With one
+    it is what `release` makes of floating point, where integers above 2⁵³ are rounded by 2⁻⁵³ of their size.
+
+    Args:
+      key: A secret key that is used for this release alone; None for noise from OpenDP.
+      exact: int64, of any shape.
+      sensitivity: The bound, in the units of `exact`.
+      unit: What one of these units is worth.
+      noise_multiplier: Standard deviation of the noise per unit of sensitivity.
+      label: What is released; the same in every run.
+
+    Returns:
+      64-bit floats like `exact`, in JAX's default type where the key is traced.
 
     Raises:
-      ValueError: for a key that does not fit `secure`, or a result that is not finite.
-      ImportError: for `secure` without OpenDP.
+      ValueError: for a result that is not finite.
+      ImportError: without a key and without OpenDP.
     """
-    exact_arithmetic.check(key, secure)
-    if key is not None:
-        exact = np.bincount(cells, values, minlength=size)
-        about = {"sensitivity": l2_clip_norm, "noise_multiplier": noise_multiplier, "label": label}
-        return np.asarray(release(key, exact, **about))
-    steps = exact_arithmetic.resolution(noise_multiplier)
-    bound = exact_arithmetic.norm_bound(steps, size)
-    whole = exact_arithmetic.whole(values / l2_clip_norm, owners, steps, size)
-    exact_arithmetic.check_sum(int(owners.max(initial=-1)) + 1, bound)
-    exact = np.zeros(size, np.int64)
-    np.add.at(exact, cells, whole)
-    noisy = exact_arithmetic.release_whole(
-        exact, sensitivity=bound, noise_multiplier=noise_multiplier, label=label
-    )
-    return noisy * (l2_clip_norm / steps)
+    about: dict[str, Any] = {"noise_multiplier": noise_multiplier, "label": label}
+    if key is None:
+        return exact_arithmetic.release_whole(exact, sensitivity=sensitivity, **about) * unit
+    return release(key, exact * unit, sensitivity=sensitivity * unit, **about)

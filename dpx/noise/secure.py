@@ -32,6 +32,7 @@ from dpx._numerics import wide_sums
 
 _ROUNDING = 0.51  # of a unit, that an entry may move by
 _EXTRA_VARIANCE = 4.0
+STEPS = 2**30  # the norm of a contribution, in units of the grid
 FACTOR_STEPS = 2**18  # of each factor, where contributions are products: `product` is exact then
 _CHUNK = 2**16  # draws in about a second, between which Ctrl-C is heard
 
@@ -52,16 +53,6 @@ def split(key: jax.Array | None, secure: bool, count: int = 2) -> list[Any]:
     """`check`, and so many keys: None each where OpenDP draws."""
     check(key, secure)
     return [None] * count if key is None else list(jax.random.split(key, count))
-
-
-def resolution(noise_multiplier: float) -> int:
-    """2^k, the norm of a contribution in units of the grid: 2^30, or less where the noise would not fit."""
-    bits = 56 - math.ceil(math.log2(noise_multiplier))
-    if bits < 10:
-        raise ValueError(
-            f"noise multiplier {noise_multiplier:.3g} is too large for secure=True: raise epsilon or delta"
-        )
-    return 2 ** min(30, bits)
 
 
 def norm_bound(steps: int, entries: int) -> int:
@@ -92,18 +83,23 @@ def whole(values: np.ndarray, owners: np.ndarray, steps: int, entries: int) -> n
     return np.where((squares <= norm_bound(steps, entries) ** 2)[owners], rounded, 0)
 
 
-def whole_rows(rows: np.ndarray, steps: int) -> np.ndarray:
-    """`whole` for contributions (N, entries) that are dense."""
-    rounded = np.rint(np.clip(rows, -1, 1) * steps).astype(np.int64)
-    kept = (rounded**2).sum(axis=1) <= norm_bound(steps, rows.shape[1]) ** 2
-    return np.where(kept[:, None], rounded, 0)
+def whole_rows(rows, steps: int, xp: Any = np):
+    """`whole` for contributions (N, entries) that are dense: integers as floats, which `product` takes.
+
+    `xp` is the module that computes, numpy or jax.numpy, the latter with 64 bits.
+    """
+    rounded = xp.rint(xp.clip(rows, -1, 1) * steps)
+    # Sums of squares are exact in floats up to 2⁵³.
+    few = rows.shape[1] * steps**2 <= 2**53
+    squares = xp.square(rounded if few else rounded.astype(np.int64)).sum(axis=1)
+    return xp.where((squares <= norm_bound(steps, rows.shape[1]) ** 2)[:, None], rounded, 0)
 
 
 def check_sum(records: int, bound: int) -> None:
     """Raises ValueError for so many contributions that their sum could overflow 64 bits."""
     if records * bound >= 2**62:
         raise ValueError(
-            f"{records} records are too many for exact sums: secure=True takes {2**62 // bound}"
+            f"{records} records are too many for exact sums: {2**62 // bound} fit into 64 bits"
         )
 
 
@@ -114,8 +110,9 @@ def product(left: np.ndarray, right: np.ndarray) -> np.ndarray:
     """
     total = np.zeros((left.shape[1], right.shape[1]), np.int64)
     for start in range(0, len(left), 2**16):
-        pieces = (rows[start : start + 2**16].astype(np.float64) for rows in (left, right))
-        first, second = pieces
+        first, second = (
+            np.asarray(rows[start : start + 2**16], np.float64) for rows in (left, right)
+        )
         total += (first.T @ second).astype(np.int64)
     return total
 
@@ -141,7 +138,14 @@ def release_whole(
 
     Returns:
       int64, like `exact`.
+
+    Raises:
+      ValueError: for noise that 64 bits do not hold.
     """
+    if noise_multiplier * sensitivity > 2.0**57:
+        raise ValueError(
+            f"noise multiplier {noise_multiplier:.3g} is too large for secure=True: raise epsilon or delta"
+        )
     dp, no_key = _opendp(), np.zeros(0, np.uint32)
     # Rounded up, so that rounding of the square root cannot cost the 4.
     std = math.hypot(noise_multiplier * sensitivity, math.sqrt(_EXTRA_VARIANCE)) * (1 + 2.0**-40)

@@ -6,6 +6,8 @@ by `dpx.gram.release`. From it come two linear maps of a history: EASE (Steck, "
 Autoencoders for Sparse Data", arXiv:1905.03375), and D(B)⁻¹f(B), the attention between items.
 """
 
+import dataclasses
+import functools
 import math
 from typing import Any, NamedTuple
 
@@ -16,6 +18,7 @@ from scipy import sparse
 from dpx import gram, noise
 from dpx._validate import check_positive
 from dpx.data.histories import Histories
+from dpx.partial import Partial, Passes, in_memory
 from dpx.privacy import PrivacyGuarantee, gaussian_budget, gaussian_noise_multiplier
 from dpx.recommend import popularity
 
@@ -67,25 +70,37 @@ def fit(
     Raises:
       ValueError: for an argument out of range.
     """
+    options = {"num_kept": num_kept, "popularity_budget_fraction": popularity_budget_fraction}
+    budget = {"epsilon": epsilon, "delta": delta, "secure": secure}
+    return in_memory(passes(key, **budget, **options), histories)
+
+
+def passes(
+    key: jax.Array | None,
+    *,
+    epsilon: float,
+    delta: float,
+    num_kept: int | None = None,
+    popularity_budget_fraction: float = 0.1,
+    secure: bool = False,
+) -> Passes[ItemGram]:
+    """`fit` as its two passes over the data (`dpx.partial`): the popularity and the Gram matrix."""
     multiplier = gaussian_noise_multiplier(epsilon, delta)
     popularity_key, gram_key = noise.secure.split(key, secure)
-    leading = popularity.fit_leading(
+    leading = yield from popularity.leading_passes(
         popularity_key,
-        histories,
         noise_multiplier=multiplier,
         budget_fraction=popularity_budget_fraction,
         num_kept=num_kept,
         secure=secure,
     )
     items = leading.items
-    columns = user_vectors(histories)[:, items].T
-    lengths = np.sqrt(columns.sum(axis=0))  # the norm of a 0/1 vector
-    columns = columns @ sparse.diags_array(1 / np.maximum(lengths, 1))
+    total = yield functools.partial(statistic, items=items)
     # `gram.release` takes a budget: the one whose Gaussian mechanism has the noise that is left.
     gram_epsilon, gram_delta = gaussian_budget(leading.noise_multiplier, delta)
     release = gram.release(
         gram_key,
-        columns,
+        total,
         epsilon=gram_epsilon,
         delta=gram_delta,
         column_bound=1.0,
@@ -106,6 +121,15 @@ def fit(
             f"{release.noise_std:.6g}",
         ),
     )
+
+
+def statistic(histories: Histories, *, items: np.ndarray) -> Partial:
+    """The exact Gram matrix of those items, users being its columns: private data."""
+    columns = user_vectors(histories)[:, items].T
+    lengths = np.sqrt(columns.sum(axis=0))  # the norm of a 0/1 vector
+    columns = columns @ sparse.diags_array(1 / np.maximum(lengths, 1))
+    total = gram.statistic(columns, column_bound=1.0)
+    return dataclasses.replace(total, options=total.options | {"items": items})
 
 
 def default_regularization(noise_std: float, num_kept: int) -> float:

@@ -1,5 +1,6 @@
 """Item popularity from one noisy histogram with bounded contributions."""
 
+import functools
 import math
 from typing import NamedTuple
 
@@ -9,7 +10,9 @@ import numpy as np
 
 from dpx import _validate, _watch, privacy
 from dpx.data.histories import Histories
-from dpx.noise import release_sum
+from dpx.noise import release_integers, sum_sparse
+from dpx.noise import secure as exact_arithmetic
+from dpx.partial import Partial, Passes, in_memory
 
 _LARGEST_CLIP = 1e100  # finite with any noise and in any sum
 _LARGEST_K = 4096  # a K × K matrix of this size is inverted or multiplied in seconds
@@ -54,12 +57,60 @@ def fit(
     Raises:
       ValueError: for an argument out of range.
     """
+    options = {"epsilon": epsilon, "delta": delta, "unit": unit, "secure": secure}
+    return in_memory(passes(key, l2_clip_norm=l2_clip_norm, **options), histories)
+
+
+def passes(
+    key: jax.Array | None,
+    *,
+    epsilon: float,
+    delta: float,
+    l2_clip_norm: float = 1.0,
+    unit: str = "user",
+    secure: bool = False,
+) -> Passes[Popularity]:
+    """`fit` as its one pass over the data (`dpx.partial`)."""
     if _validate.check_positive(l2_clip_norm, "l2_clip_norm") > _LARGEST_CLIP:
         raise ValueError(
             f"l2_clip_norm={l2_clip_norm} must be at most {_LARGEST_CLIP:g}: count in other units"
         )
+    privacy.gaussian_noise_multiplier(epsilon, delta)
+    exact_arithmetic.check(key, secure)
+    total = yield functools.partial(statistic, l2_clip_norm=l2_clip_norm)
+    return release(key, total, epsilon=epsilon, delta=delta, unit=unit, secure=secure)
+
+
+def statistic(histories: Histories, *, l2_clip_norm: float = 1.0) -> Partial:
+    """The exact sum of users' 0/1 vectors, each rescaled to norm at most `l2_clip_norm`: private data."""
+    distinct = [np.unique(items) for items in histories.items]
+    lengths = np.array([len(items) for items in distinct], np.int64)
+    weights = np.minimum(1.0, l2_clip_norm / np.sqrt(np.maximum(lengths, 1)))
+    counts, largest = sum_sparse(
+        np.repeat(weights, lengths),
+        np.repeat(np.arange(len(lengths)), lengths),
+        np.concatenate([np.zeros(0, np.int64), *distinct]),
+        histories.num_items,
+        l2_clip_norm=l2_clip_norm,
+    )
+    options = {"l2_clip_norm": l2_clip_norm, "num_items": histories.num_items}
+    return Partial("item popularity", options, (counts,), len(lengths), largest)
+
+
+def release(
+    key: jax.Array | None,
+    total: Partial,
+    *,
+    epsilon: float,
+    delta: float,
+    unit: str = "user",
+    secure: bool = False,
+) -> Popularity:
+    """Releases a total of `statistic`; arguments, guarantee and errors are those of `fit`."""
+    exact_arithmetic.check(key, secure)
     multiplier = privacy.gaussian_noise_multiplier(epsilon, delta)
-    counts = _noisy_counts(key, histories, l2_clip_norm, multiplier, secure)
+    counts = _noisy_counts(key, total, multiplier)
+    l2_clip_norm = total.options["l2_clip_norm"]
     guarantee = privacy.PrivacyGuarantee(
         epsilon=epsilon,
         delta=delta,
@@ -73,28 +124,18 @@ def fit(
     return Popularity(counts, multiplier * l2_clip_norm, guarantee)
 
 
-def _noisy_counts(
-    key: jax.Array | None,
-    histories: Histories,
-    l2_clip_norm: float,
-    noise_multiplier: float,
-    secure: bool,
-) -> np.ndarray:
-    """(M,) the sum of users' 0/1 vectors, each rescaled to norm at most `l2_clip_norm`, with noise."""
-    distinct = [np.unique(items) for items in histories.items]
-    lengths = np.array([len(items) for items in distinct], np.int64)
-    weights = np.minimum(1.0, l2_clip_norm / np.sqrt(np.maximum(lengths, 1)))
-    return release_sum(
+def _noisy_counts(key: jax.Array | None, total: Partial, noise_multiplier: float) -> np.ndarray:
+    """(M,) the released sum, in users."""
+    (counts,) = total.check("item popularity").sums
+    noisy = release_integers(
         key,
-        np.repeat(weights, lengths),
-        np.repeat(np.arange(len(lengths)), lengths),
-        np.concatenate([np.zeros(0, np.int64), *distinct]),
-        histories.num_items,
-        l2_clip_norm=l2_clip_norm,
+        counts,
+        sensitivity=total.largest,
+        unit=total.options["l2_clip_norm"] / exact_arithmetic.STEPS,
         noise_multiplier=noise_multiplier,
         label="item popularity",
-        secure=secure,
     )
+    return np.asarray(noisy)
 
 
 class Leading(NamedTuple):
@@ -111,15 +152,14 @@ class Leading(NamedTuple):
     noise_multiplier: float
 
 
-def fit_leading(
+def leading_passes(
     key: jax.Array | None,
-    histories: Histories,
     *,
     noise_multiplier: float,
     budget_fraction: float,
     num_kept: int | None = None,
     secure: bool = False,
-) -> Leading:
+) -> Passes[Leading]:
     """Spends a share of a budget on the popularity, from which a recommender's items are chosen.
 
     With m the noise multiplier that the whole budget allows for one Gaussian mechanism, the popularity has
@@ -128,11 +168,13 @@ def fit_leading(
 
     Args:
       key: The JAX key of the noise.
-      histories: Of N users over M items; N and the catalogue count as public.
       noise_multiplier: m, of the whole budget.
       budget_fraction: s of μ², in (0, 1).
       num_kept: K, by default `default_num_kept`, which looks at the noise and at N alone.
       secure: As in `fit`.
+
+    Returns:
+      The one pass (`dpx.partial`) over histories of N users and M items; N and the catalogue count as public.
 
     Raises:
       ValueError: for an argument out of range.
@@ -141,15 +183,19 @@ def fit_leading(
         raise ValueError(
             f"popularity_budget_fraction={budget_fraction} must be strictly between 0 and 1"
         )
+    exact_arithmetic.check(key, secure)
+    if num_kept is not None:
+        _validate.check_integer(num_kept, "num_kept")
     of_popularity = noise_multiplier / math.sqrt(budget_fraction)
     of_rest = noise_multiplier / math.sqrt(1 - budget_fraction)
-    num_users = _watch.public(len(histories.items), "the number of users")
-    num_items = histories.num_items
+    total = yield statistic
+    num_users = _watch.public(total.num_records, "the number of users")
+    num_items = total.options["num_items"]
     if num_kept is None:
         num_kept = default_num_kept(of_rest, num_users, num_items)
-    if _validate.check_integer(num_kept, "num_kept") > num_items:
+    if num_kept > num_items:
         raise ValueError(f"num_kept={num_kept} must be in [1, {num_items}], the number of items")
-    counts = _noisy_counts(key, histories, 1.0, of_popularity, secure)
+    counts = _noisy_counts(key, total, of_popularity)
     items = np.argsort(-counts, kind="stable")[:num_kept]
     return Leading(items, _log_probabilities(counts, of_popularity), of_rest)
 
@@ -157,7 +203,7 @@ def fit_leading(
 def guarantee(
     epsilon: float, delta: float, noise_multiplier: float, mechanism: str
 ) -> privacy.PrivacyGuarantee:
-    """The guarantee of a popularity (`fit_leading`) and of the rest, both released, for a user's history.
+    """The guarantee of a popularity (`leading_passes`) and of the rest, both released, for a user's history.
 
     Args:
       epsilon, delta: What one Gaussian mechanism with that multiplier satisfies.

@@ -17,9 +17,9 @@ from scipy import sparse
 
 from dpx import _validate, noise, privacy
 from dpx.data.histories import Histories
+from dpx.partial import Partial, Passes, Statistic, drive
 from dpx.recommend import popularity
-
-_LAST_CUT = 2.5  # standard errors that a pair must reach to be counted in the last round
+from dpx.recommend.rounds import Round, flat, places, release_rounds
 
 
 class Transitions(NamedTuple):
@@ -86,7 +86,7 @@ def fit(
     sensitivity is exactly 1. Entries that a history reaches more than once are added up before the norm
     is taken. Round r of R is a Gaussian mechanism with multiplier m√R/√(1 − s), s the popularity's share
     and m the exact multiplier of (ε, δ), and the popularity one with m/√s
-    (`dpx.recommend.popularity.fit_leading`). Adaptive Gaussian mechanisms compose exactly in μ² (Dong,
+    (`dpx.recommend.popularity.leading_passes`). Adaptive Gaussian mechanisms compose exactly in μ² (Dong,
     Roth, Su, arXiv:1905.02383, Corollary 3.3), so all of it costs what one Gaussian mechanism with
     multiplier m does.
 
@@ -105,20 +105,54 @@ def fit(
     Raises:
       ValueError: for an argument out of range.
     """
+    pairs = None
+
+    def sum_up(statistic: Statistic) -> Partial:
+        nonlocal pairs
+        if not isinstance(statistic, Round):
+            return statistic(histories)
+        pairs = statistic.pairs(histories) if pairs is None else pairs  # the same in all rounds
+        return statistic.of_pairs(pairs)
+
+    budget = {"epsilon": epsilon, "delta": delta, "secure": secure, "num_kept": num_kept}
+    weights = {"gap_decay": gap_decay, "max_gap": max_gap, "age_decay": age_decay}
+    options = {"popularity_budget_fraction": popularity_budget_fraction, "rounds": rounds}
+    return drive(passes(key, **budget, **options, **weights, backward=backward), sum_up)
+
+
+def passes(
+    key: jax.Array | None,
+    *,
+    epsilon: float,
+    delta: float,
+    num_kept: int | None = None,
+    popularity_budget_fraction: float = 0.05,
+    rounds: int = 6,
+    gap_decay: float = 0.9,
+    max_gap: int = 20,
+    age_decay: float = 0.95,
+    backward: float = 0.3,
+    secure: bool = False,
+) -> Passes[Transitions]:
+    """`fit` as its 1 + R passes over the data (`dpx.partial`): the popularity, and one for each round.
+
+    What a round sums depends on what the rounds before it released, hence the passes. `rounds=1` takes two
+    passes in all and leaves out no pair: it costs accuracy, not privacy.
+    """
     check_options(rounds, gap_decay, max_gap, age_decay, backward)
     multiplier = privacy.gaussian_noise_multiplier(epsilon, delta)
     popularity_key, rounds_key = noise.secure.split(key, secure)
-    leading = popularity.fit_leading(
+    leading = yield from popularity.leading_passes(
         popularity_key,
-        histories,
         noise_multiplier=multiplier,
         budget_fraction=popularity_budget_fraction,
         num_kept=num_kept,
         secure=secure,
     )
-    pairs = _pairs(histories, leading.items, gap_decay, max_gap, age_decay, backward)
     std = leading.noise_multiplier * math.sqrt(rounds)
-    estimate, error = _release(rounds_key, pairs, len(leading.items), std, rounds, secure)
+    everything = np.ones((len(leading.items), len(leading.items)), bool)
+    first = Round(leading.items, everything, gap_decay, max_gap, age_decay, backward)
+    estimate, error = yield from release_rounds(rounds_key, first, std, rounds)
     return Transitions(
         items=leading.items,
         estimate=estimate,
@@ -185,83 +219,9 @@ def recency_vectors(
     histories: Sequence[np.ndarray], items: np.ndarray, num_items: int, recency: float
 ) -> sparse.csr_array:
     """(U, K) float32: Σ recency^k over the places of an item, k the number of items after it."""
-    users, tokens, after = _flat(histories)
-    place = _places(items, num_items)[tokens]
+    users, tokens, after = flat(histories)
+    place = places(items, num_items)[tokens]
     real = place >= 0
     weights = (recency ** after[real]).astype(np.float32)
     shape = (len(histories), len(items))
     return sparse.csr_array((weights, (users[real], place[real])), shape=shape)
-
-
-def _release(key, pairs: sparse.csr_array, num_kept: int, std: float, rounds: int, secure=False):
-    """Noisy sums over users of matrices of norm 1, the pairs thinned out from round to round."""
-    num_users = len(pairs.indptr) - 1
-    users = np.repeat(np.arange(num_users), np.diff(pairs.indptr))
-    total = np.zeros((num_kept, num_kept), np.float32)
-    counted = np.zeros((num_kept, num_kept), np.float32)  # in how many rounds
-    alive = np.ones((num_kept, num_kept), bool)
-    for number in range(rounds):
-        weights = pairs.data * alive.ravel()[pairs.indices]
-        # A user's largest weight becomes 1 first: squares of tiny ones would vanish from the norm.
-        largest = np.zeros(num_users)
-        np.maximum.at(largest, users, weights)
-        weights /= np.where(largest > 0, largest, 1)[users]
-        squares = np.bincount(users, weights**2, minlength=num_users)
-        weights /= np.sqrt(np.where(squares > 0, squares, 1))[users]
-        noisy = noise.release_sum(
-            None if secure else jax.random.fold_in(key, number),
-            weights,
-            users,
-            pairs.indices,
-            num_kept**2,
-            l2_clip_norm=1.0,
-            noise_multiplier=std,
-            label=f"transitions, round {number + 1}",
-            secure=secure,
-        ).reshape(num_kept, num_kept)
-        # Noise first: a sum over users that is rounded to 32 bits may move by more than 1.
-        total += np.where(alive, np.asarray(noisy, np.float32), 0)
-        counted += alive
-        # The cut rises, and what is left out keeps its value: once out, always out.
-        cut = _LAST_CUT * number / max(rounds - 2, 1)
-        alive &= total > cut * std * np.sqrt(counted)
-    return total / counted, std / np.sqrt(counted)
-
-
-def _pairs(histories, items, gap_decay, max_gap, age_decay, backward) -> sparse.csr_array:
-    """(N, K²) weights of each user's ordered pairs of different kept items, before any norm is taken."""
-    users, tokens, after = _flat(histories.items)
-    place = _places(items, histories.num_items)[tokens]
-    rows, entries, weights = [], [], []
-    for gap in range(1, min(max_gap, len(tokens) - 1) + 1):
-        first, second = place[:-gap], place[gap:]
-        real = (users[:-gap] == users[gap:]) & (first >= 0) & (second >= 0) & (first != second)
-        first, second = first[real], second[real]
-        weight = gap_decay ** (gap - 1) * age_decay ** after[gap:][real]
-        for factor, source, target in ((1.0, first, second), (backward, second, first)):
-            rows.append(users[gap:][real])
-            entries.append(source * len(items) + target)
-            weights.append(factor * weight)
-    coordinates = (_joined(rows, np.int64), _joined(entries, np.int64))
-    shape = (len(histories.items), len(items) ** 2)
-    # Conversion from coordinates adds up what a history reaches more than once.
-    return sparse.csr_array((_joined(weights, np.float64), coordinates), shape=shape)
-
-
-def _flat(histories):
-    """(T,) user, item and number of items after it, of all events in order."""
-    lengths = np.array([len(items) for items in histories], np.int64)
-    users = np.repeat(np.arange(len(lengths)), lengths)
-    after = np.cumsum(lengths)[users] - 1 - np.arange(len(users))
-    return users, _joined(histories, np.int64), after
-
-
-def _places(items: np.ndarray, num_items: int) -> np.ndarray:
-    """(M,) the place of each item among the kept ones, -1 for the others."""
-    places = np.full(num_items, -1, np.int64)
-    places[items] = np.arange(len(items))
-    return places
-
-
-def _joined(arrays, dtype) -> np.ndarray:
-    return np.concatenate([np.zeros(0, dtype), *arrays]).astype(dtype)

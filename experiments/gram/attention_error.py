@@ -48,6 +48,8 @@ def plan(config) -> dict:
     eta = config.eta_fraction * config.logit_bound
     change = sensitivity(column_bound, max_column_change, "replace_one")
     multiplier = privacy.gaussian_noise_multiplier(config.epsilon, config.delta)
+    bounds = column_bound, max_column_change, "replace_one"
+    rounded = gram.rounded_sensitivity(config.rows, *bounds)
     samples = partial(
         gram.max_samples,
         config.epsilon,
@@ -64,7 +66,7 @@ def plan(config) -> dict:
         "eta": eta,
         "frobenius_sensitivity": change,
         "noise_multiplier": multiplier,
-        "gaussian/noise_std": change * multiplier,
+        "gaussian/noise_std": rounded * multiplier,
         "sampling/num_samples": samples(eta=eta),
         "sampling_loose/num_samples": samples(eta=loose),
         "sampling_paper/num_samples": samples(eta=eta, calibration="paper"),

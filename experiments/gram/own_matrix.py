@@ -65,7 +65,8 @@ def read(config) -> np.ndarray:
 def plan(config) -> dict:
     """Sensitivity, noise, and what error they leave on an entry of XXᵀ; the number of rows is public."""
     n = len(read(config))
-    change = sensitivity(config.column_bound, config.max_column_change, config.neighboring)
+    bounds = config.column_bound, config.max_column_change, config.neighboring
+    change = gram.rounded_sensitivity(n, *bounds)
     std = change * dpx.gaussian_noise_multiplier(config.epsilon, config.delta)
     return {
         "rows": n,

@@ -1,5 +1,6 @@
 """Every public mechanism, replayed on neighbours: it moves by what it declares, and nothing else does."""
 
+import functools
 import sys
 from typing import NamedTuple
 
@@ -12,6 +13,7 @@ from flax import nnx
 from dpx import (
     audit,
     cross_attention,
+    distributed,
     gram,
     ngram,
     noise,
@@ -91,6 +93,17 @@ def columns(users):
     return np.stack([np.bincount(items, minlength=NUM_ITEMS) for items in users], 1).astype(float)
 
 
+def over_blocks(passes):
+    """A release over three blocks, one of them empty, as workers would sum them."""
+
+    def program(users):
+        cut = [users[:4], users[4:], users[:0]]
+        blocks = {str(i): Histories(tuple(part), NUM_ITEMS) for i, part in enumerate(cut)}
+        return distributed.release(blocks, passes(KEY, **BUDGET))
+
+    return program
+
+
 UNBOUNDED = {
     "popularity": of_histories(lambda h: popularity.fit(KEY, h, **BUDGET)),
     "token probabilities": of_histories(
@@ -99,6 +112,11 @@ UNBOUNDED = {
     "transitions": of_histories(lambda h: transitions.fit(KEY, h, num_kept=6, rounds=3, **BUDGET)),
     "transitions, K by rule": of_histories(lambda h: transitions.fit(KEY, h, **BUDGET)),
     "item Gram": of_histories(lambda h: item_gram.fit(KEY, h, num_kept=5, **BUDGET)),
+    "popularity, over blocks": over_blocks(popularity.passes),
+    "transitions, over blocks": over_blocks(
+        functools.partial(transitions.passes, num_kept=6, rounds=2)
+    ),
+    "item Gram, over blocks": over_blocks(functools.partial(item_gram.passes, num_kept=5)),
     "1-grams": counted(1),
     "3-grams": counted(3),
     "Gram, add or remove": lambda users: gram.release(

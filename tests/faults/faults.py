@@ -159,8 +159,8 @@ FAULTS = (
     Fault(
         "sums are rounded to 32 bits before the noise",
         "dpx/noise/door.py",
-        "exact = np.bincount(cells, values, minlength=size)\n        about",
-        "exact = np.bincount(cells, values, minlength=size).astype(np.float32)\n        about",
+        "return release(key, exact * unit, sensitivity",
+        "return release(key, (exact * unit).astype(np.float32), sensitivity",
         PRICE.format("transitions"),
     ),
     Fault(
@@ -445,7 +445,7 @@ FAULTS = (
         "the items that lead are those of the exact popularity",
         "dpx/recommend/popularity.py",
         'items = np.argsort(-counts, kind="stable")[:num_kept]',
-        'items = np.argsort(-count(histories), kind="stable")[:num_kept]',
+        'items = np.argsort(-total.sums[0], kind="stable")[:num_kept]',
         REMOVED.format("item Gram"),
     ),
     Fault(
@@ -471,23 +471,23 @@ FAULTS = (
     ),
     Fault(
         "all rounds of transitions have the same noise",
-        "dpx/recommend/transitions.py",
+        "dpx/recommend/rounds.py",
         "jax.random.fold_in(key, number),",
         "jax.random.fold_in(key, 0),",
         REMOVED.format("transitions"),
     ),
     Fault(
         "later rounds of transitions are not divided by their own norm",
-        "dpx/recommend/transitions.py",
+        "dpx/recommend/rounds.py",
         "weights /= np.sqrt(np.where(squares > 0, squares, 1))[users]",
         "weights /= np.sqrt(np.where(squares > 0, squares, 1))[users] ** 0.5",
-        REMOVED.format("transitions"),
+        "tests/recommend/test_transitions.py::test_later_rounds_have_the_same_sensitivity",
     ),
     Fault(
         "pairs that the exact counts find remain",
-        "dpx/recommend/transitions.py",
-        "alive &= total > cut * std * np.sqrt(counted)",
-        "alive &= np.bincount(pairs.indices, weights, num_kept**2).reshape(total.shape) > 0",
+        "dpx/recommend/rounds.py",
+        "alive = alive & (total > cut * std * np.sqrt(counted))",
+        "alive = alive & (counts.reshape(total.shape) > 0)",
         REMOVED.format("transitions"),
     ),
     Fault(
@@ -500,10 +500,8 @@ FAULTS = (
     Fault(
         "n-grams are smoothed by the exact counts of shorter contexts",
         "dpx/ngram.py",
-        "return NGram(_smooth(noisy, order, vocab_size, std), order, start, guarantee)",
-        "known = np.where(noisy > 1, noisy, np.bincount(cells[mask], minlength=noisy.size))\n"
-        "    return NGram(_smooth(known, order, vocab_size, std), "
-        "order, start, guarantee)",
+        "noisy = np.asarray(noisy)",
+        "noisy = np.where(np.asarray(noisy) > 1, noisy, counts * l2_clip_norm / 2**30)",
         REMOVED.format("3-grams"),
     ),
     Fault(
@@ -521,6 +519,35 @@ FAULTS = (
         REMOVED.format("token probabilities"),
     ),
     Fault(
+        "a block may count twice",
+        "dpx/partial.py",
+        "if twice := sorted(one.blocks & other.blocks):",
+        "if twice := list[str]():",
+        "tests/test_partial.py::test_nothing_counts_twice_and_parts_fit_together",
+    ),
+    Fault(
+        "a block that is lost on the way is not missed",
+        "dpx/distributed/releases.py",
+        "if lost := sorted(names - total.blocks):",
+        "if lost := list[str]():",
+        "tests/distributed/test_distributed.py"
+        "::test_a_block_that_is_lost_or_comes_twice_ends_the_release",
+    ),
+    Fault(
+        "parts that were summed in different ways are merged",
+        "dpx/partial.py",
+        "return structure == same and all(map(np.array_equal, ours, theirs))",
+        "return structure == same",
+        "tests/test_partial.py::test_nothing_counts_twice_and_parts_fit_together",
+    ),
+    Fault(
+        "partial sums can be saved like a release",
+        "dpx/_saving.py",
+        '"Partial": "dpx.partial",',
+        "",
+        "tests/test_partial.py::test_partials_are_private",
+    ),
+    Fault(
         "popularity and Gram matrix have one key",
         "dpx/recommend/item_gram.py",
         "popularity_key, gram_key = noise.secure.split(key, secure)",
@@ -534,7 +561,7 @@ FAULTS = (
         "dpx/gram/columns.py",
         "columns = into_ball(columns, column_bound, axis=0)",
         "columns = columns * 1.0",
-        REMOVED.format("Gram, add or remove"),
+        REMOVED.format("sampled Gram, add or remove"),
     ),
     Fault(
         "columns of a sparse matrix are not projected",
@@ -576,16 +603,16 @@ FAULTS = (
     # Cross-attention
     Fault(
         "the sketch has noise for a row that comes or goes, not one that is replaced",
-        "dpx/cross_attention/sketch.py",
-        "change = math.sqrt(2 * heads) * largest",
-        "change = math.sqrt(heads) * largest",
+        "dpx/cross_attention/moments.py",
+        "return math.sqrt(heads) * (math.sqrt(2) * steps**2",
+        "return math.sqrt(heads) * (steps**2",
         REPLACED.format("sketch"),
     ),
     Fault(
         "every head of the sketch has the whole budget",
-        "dpx/cross_attention/sketch.py",
-        "change = math.sqrt(2 * heads) * largest",
-        "change = math.sqrt(2) * largest",
+        "dpx/cross_attention/moments.py",
+        "return math.sqrt(heads) * (math.sqrt(2) * steps**2",
+        "return (math.sqrt(2) * steps**2",
         REPLACED.format("cross-attention layer"),
     ),
     Fault(

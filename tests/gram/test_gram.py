@@ -88,7 +88,8 @@ def test_noise_has_the_stated_covariance():
 def test_noise_is_calibrated_to_the_sensitivity(X):
     made = gram.release(KEY, X, max_column_change=0.4, **BUDGET)
     multiplier = dpx.gaussian_noise_multiplier(1.0, 1e-6)
-    assert made.noise_std == pytest.approx(gram.frobenius_sensitivity(1.0, 0.4) * multiplier)
+    exact = gram.frobenius_sensitivity(1.0, 0.4) * multiplier
+    assert exact <= made.noise_std <= exact * (1 + 1e-4)  # columns are rounded
     assert made.guarantee.event.noise_multiplier == pytest.approx(multiplier)
     exact = project(X, 1.0) @ project(X, 1.0).T
     keys = jax.random.split(KEY, 2_000)

@@ -254,7 +254,9 @@ def test_misuse_raises_before_anything_is_spent(monkeypatch):
     with pytest.raises(ValueError, match="too many for exact sums"):
         secure.check_sum(2**40, 2**30)
     with pytest.raises(ValueError, match="too large for secure=True"):
-        secure.resolution(1e20)
+        secure.release_whole(
+            np.zeros(1, np.int64), sensitivity=2**30, noise_multiplier=1e20, label="test"
+        )
     for name in ("opendp", "opendp.prelude"):
         monkeypatch.setitem(sys.modules, name, None)
     with pytest.raises(ImportError, match=r'pip install "dpx\[secure\]"'):

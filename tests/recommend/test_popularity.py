@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 
 from dpx.data import Histories, leave_last_out, left_pad, load_movielens_small
+from dpx.partial import in_memory
 from dpx.recommend import metrics, popularity
 
 HISTORIES = Histories(tuple(np.array(h, int) for h in ([0, 0, 1], [2], [0, 3, 1, 2], [])), 5)
@@ -27,24 +28,22 @@ def test_one_user_moves_the_histogram_by_at_most_the_clip():
         assert np.linalg.norm(noiseless(more) - base) == pytest.approx(1.0, abs=1e-3)
 
 
+def leading(**options):
+    return in_memory(popularity.leading_passes(jax.random.key(0), **options), HISTORIES)
+
+
 def test_the_items_that_lead_and_the_rest_share_a_noise_multiplier():
-    fitted = popularity.fit_leading(
-        jax.random.key(0), HISTORIES, noise_multiplier=1e-6, budget_fraction=0.2, num_kept=3
-    )
+    fitted = leading(noise_multiplier=1e-6, budget_fraction=0.2, num_kept=3)
     assert fitted.items[0] == 2  # of a user with one item and one with four
     assert set(fitted.items.tolist()) == {0, 1, 2}
     assert 1 / fitted.noise_multiplier**2 == pytest.approx(0.8 * 1e12)
     popular = popularity.fit(jax.random.key(0), HISTORIES, epsilon=1.0, delta=1e-5)
     multiplier = popular.noise_std * np.sqrt(0.2)
-    same = popularity.fit_leading(
-        jax.random.key(0), HISTORIES, noise_multiplier=multiplier, budget_fraction=0.2, num_kept=3
-    )
+    same = leading(noise_multiplier=multiplier, budget_fraction=0.2, num_kept=3)
     np.testing.assert_allclose(same.log_popularity, popular.log_probabilities(), rtol=1e-6)
     for wrong in (0.0, 1.0, "x"):
         with pytest.raises(ValueError, match="popularity_budget_fraction="):
-            popularity.fit_leading(
-                jax.random.key(0), HISTORIES, noise_multiplier=1.0, budget_fraction=wrong
-            )
+            leading(noise_multiplier=1.0, budget_fraction=wrong)
 
 
 def test_noise_and_probabilities():

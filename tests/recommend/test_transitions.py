@@ -6,7 +6,8 @@ import pytest
 
 import dpx
 from dpx.data import Histories, synthetic_histories
-from dpx.recommend import transitions
+from dpx.partial import in_memory
+from dpx.recommend import rounds, transitions
 
 KEY = jax.random.key(3)
 NUM_ITEMS = 12
@@ -84,40 +85,37 @@ def test_a_user_changes_the_sum_by_norm_one_or_nothing(histories, worst, backwar
     assert np.linalg.norm(change) == pytest.approx(expected, abs=5e-3)
 
 
+def first_round(num_items):
+    everything = np.ones((num_items, num_items), bool)
+    return rounds.Round(np.arange(num_items), everything, 0.9, 20, 0.95, 0.3)
+
+
 def test_squares_of_tiny_weights_do_not_vanish_from_the_norm():
     """After 7,298 repeats of an item the weights before them are 1e-162."""
     tail = np.zeros(7298, np.int32)
     history = np.concatenate([np.arange(1, 201, dtype=np.int32), tail])
-    pairs = transitions._pairs(Histories((history,), 201), np.arange(201), 0.9, 20, 0.95, 0.3)
-    estimate, _ = transitions._release(jax.random.key(0), pairs, 201, 0.0, 1)
+    first = first_round(201)
+    estimate, _ = in_memory(rounds.release_rounds(KEY, first, 0.0, 1), Histories((history,), 201))
     assert np.linalg.norm(estimate.astype(np.float64)) == pytest.approx(1, rel=1e-6)
 
 
 def test_later_rounds_have_the_same_sensitivity(monkeypatch, histories):
     # The sums of every round, before noise: what is left out is forced, as by one common earlier output.
     released = []
-    original = np.bincount
-
-    def recording(entries, weights=None, minlength=0):
-        sums = original(entries, weights, minlength)
-        if minlength == NUM_ITEMS**2:
-            released.append(sums)
-        return sums
-
-    monkeypatch.setattr(np, "bincount", recording)
     worst = np.random.default_rng(1).integers(0, NUM_ITEMS, 100)
-    noise = np.random.default_rng(2).normal(size=(3, NUM_ITEMS, NUM_ITEMS)) * 1e4
+    noise = np.random.default_rng(2).normal(size=(3, NUM_ITEMS**2)) * 1e4
     calls = iter([*noise, *noise])
-    monkeypatch.setattr(
-        "dpx.noise.door.release", lambda key, exact, **_: exact + next(calls).ravel()
-    )
+
+    def recording(key, exact, *, unit, **_):
+        released.append(exact * unit)
+        return released[-1] + next(calls)
+
+    monkeypatch.setattr("dpx.noise.release_integers", recording)
     for users in (list(histories.items), [*histories.items, worst]):
-        pairs = transitions._pairs(
-            Histories(tuple(users), NUM_ITEMS), np.arange(NUM_ITEMS), 0.9, 20, 0.95, 0.3
-        )
-        transitions._release(KEY, pairs, NUM_ITEMS, 1.0, 3)
+        records = Histories(tuple(users), NUM_ITEMS)
+        in_memory(rounds.release_rounds(KEY, first_round(NUM_ITEMS), 1.0, 3), records)
     for without, with_worst in zip(released[:3], released[3:], strict=True):
-        assert np.linalg.norm(with_worst - without) == pytest.approx(1.0, abs=1e-9)
+        assert np.linalg.norm(with_worst - without) == pytest.approx(1.0, abs=1e-8)
     left = [np.count_nonzero(sums) for sums in released[:3]]
     assert left[0] > left[1] > left[2]
 
@@ -215,7 +213,7 @@ def test_any_budget_works(histories, epsilon):
     ],
 )
 def test_misuse_raises_before_any_noise(monkeypatch, histories, options, named):
-    monkeypatch.setattr("dpx.recommend.popularity.release_sum", None)
+    monkeypatch.setattr("dpx.recommend.popularity.release_integers", None)
     with pytest.raises(ValueError, match=named):
         transitions.fit(KEY, histories, **{"epsilon": 1.0, "delta": 1e-5, **options})
 

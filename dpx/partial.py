@@ -1,0 +1,150 @@
+"""Sums over a part of the records, which merge exactly: releases from data that no machine holds.
+
+Every one-shot release here is a sum over records with noise. It therefore splits into three steps:
+
+    part = popularity.statistic(block).as_block("shard-3")     # on the machine that holds the block
+    total = merge(part, other)                                 # in any order, as a tree or one by one
+    release = popularity.release(key, total, epsilon=1.0, delta=1e-6)
+
+**Exact.** A record's contribution is rounded to integers before it is added (`dpx.noise.secure`). Integer
+sums are associative, which sums of floats, compensated ones too, are not: the total is the same to the last
+bit however the records are cut into blocks and the blocks are merged. Rounding enters the sensitivity.
+
+**Private.** A `Partial` has no noise and no guarantee. It must stay with the holders of the data, and whoever
+sees one sees private data. Only `release` makes a guarantee, and it is that of the one call: a record's
+contribution is bounded whatever block the record lies in, and enters the total once. For that each record has
+to lie in exactly one block. Where a record is a user with all that the user did, a user who is spread over
+k blocks counts as k records, and k times the declared sensitivity would be needed: group the data by user
+first. That no *block* counts twice is checked, by names.
+"""
+
+import dataclasses
+import inspect
+from collections.abc import Callable, Generator
+from typing import Any, TypeVar
+
+import jax
+import numpy as np
+
+Result = TypeVar("Result")
+Statistic = Callable[[Any], "Partial"]
+# A release as the passes over the data that it takes: it asks for totals and in the end returns its result.
+# What it asks for next may depend on what was released before, never on a total itself.
+Passes = Generator[Statistic, "Partial", Result]
+
+
+@dataclasses.dataclass(frozen=True, eq=False, repr=False)
+class Partial:
+    """The exact sum over some records of integers that stand for their contributions: private data.
+
+    Attributes:
+      statistic: What is summed.
+      options: What the contributions depend on beside the records: clip norms, sizes, earlier releases. It is
+        public, and the same in all parts.
+      sums: int64 arrays. Private.
+      num_records: How many records there are.
+      largest: The largest l2 norm of what a record adds.
+      blocks: The names of the blocks that are in it; empty as long as nobody has named it.
+    """
+
+    statistic: str
+    options: dict[str, Any]
+    sums: tuple[np.ndarray, ...]
+    num_records: int
+    largest: int
+    blocks: frozenset[str] = frozenset()
+
+    def __post_init__(self):
+        if self.num_records * self.largest >= 2**62:
+            raise ValueError(
+                f"num_records={self.num_records} must be less than {2**62 // self.largest} for an exact "
+                f"64-bit sum of the {self.statistic}: release two halves of the records, each from its own"
+            )
+
+    def __repr__(self) -> str:
+        return f"Partial({self.statistic!r}, {len(self.blocks)} blocks: private data, no guarantee)"
+
+    def as_block(self, name: str) -> "Partial":
+        """The same sum under the name of its block, by which `merge` sees that no block counts twice.
+
+        Raises:
+          ValueError: for a name that is no string or is empty, or a sum that has a name.
+        """
+        if not isinstance(name, str) or not name:
+            raise ValueError(f"name={name!r} must be a string that is not empty: name the block")
+        if self.blocks:
+            raise ValueError(f"name={name!r} must be left out: this sum has a name already")
+        return dataclasses.replace(self, blocks=frozenset([name]))
+
+    def check(self, statistic: str, **options) -> "Partial":
+        """Returns itself; raises ValueError where it is another statistic, or one with other options."""
+        if self.statistic != statistic:
+            raise ValueError(f"total={self} must be of the {statistic}: sum what is to be released")
+        for name, value in options.items():
+            if not _same(self.options[name], value):
+                raise ValueError(
+                    f"{name}={value!r} must be {self.options[name]!r}, with which the {statistic} was "
+                    "summed: use one value for both"
+                )
+        return self
+
+
+def merge(one: Partial, other: Partial) -> Partial:
+    """The sum over the records of both: associative and commutative to the last bit.
+
+    Raises:
+      ValueError: for parts without names, for a block that is in both, and for parts of different statistics
+        or options.
+    """
+    for part in (one, other):
+        if not isinstance(part, Partial):
+            raise ValueError(
+                f"part={type(part).__name__} must be a Partial: pass what `statistic` returns"
+            )
+        if not part.blocks:
+            raise ValueError(f"part={part} must have a name: use part.as_block(name)")
+    if twice := sorted(one.blocks & other.blocks):
+        raise ValueError(
+            f"blocks={twice[:3]} must be in one of the two parts: each block counts once"
+        )
+    if one.statistic != other.statistic or not _same(one.options, other.options):
+        raise ValueError(
+            f"part={other} must be of the same statistic, with the same options and sizes, as {one}: "
+            "sum all blocks in the same way"
+        )
+    return dataclasses.replace(
+        one,
+        sums=tuple(a + b for a, b in zip(one.sums, other.sums, strict=True)),
+        num_records=one.num_records + other.num_records,
+        largest=max(one.largest, other.largest),
+        blocks=one.blocks | other.blocks,
+    )
+
+
+def in_memory(passes: Passes[Result], records: Any) -> Result:
+    """Runs the passes of a release over records that this machine holds as one block."""
+    return drive(passes, lambda statistic: statistic(records))
+
+
+def drive(passes: Passes[Result], sum_up: Callable[[Statistic], Partial]) -> Result:
+    """Runs the passes of a release, each total made by `sum_up`; nothing is read for wrong arguments.
+
+    Raises:
+      ValueError: for passes that ran before, or anything that is none.
+    """
+    if not inspect.isgenerator(passes) or inspect.getgeneratorstate(passes) != inspect.GEN_CREATED:
+        raise ValueError(
+            f"passes={passes!r:.60} must be passes that have not run: call the function `passes` of a release"
+        )
+    total = None
+    while True:
+        try:
+            statistic = passes.send(total)  # type: ignore[arg-type]
+        except StopIteration as finished:
+            return finished.value
+        total = sum_up(statistic)
+
+
+def _same(one: Any, other: Any) -> bool:
+    (ours, structure), (theirs, same) = jax.tree.flatten(one), jax.tree.flatten(other)
+    return structure == same and all(map(np.array_equal, ours, theirs))

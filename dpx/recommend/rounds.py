@@ -1,0 +1,119 @@
+"""The rounds of `dpx.recommend.transitions`: what one of them sums, and how one leads to the next."""
+
+from typing import NamedTuple
+
+import jax
+import numpy as np
+from scipy import sparse
+
+from dpx import noise
+from dpx.data.histories import Histories
+from dpx.partial import Partial, Passes
+
+_LAST_CUT = 2.5  # standard errors that a pair must reach to be counted in the last round
+
+
+class Round(NamedTuple):
+    """The statistic of one round, called on histories: the sum of users' matrices of norm 1, private data.
+
+    Attributes:
+      items: (K,) the kept items.
+      alive: (K, K) bool, the pairs that are summed.
+      gap_decay, max_gap, age_decay, backward: As in `fit`.
+    """
+
+    items: np.ndarray
+    alive: np.ndarray
+    gap_decay: float
+    max_gap: int
+    age_decay: float
+    backward: float
+
+    def __call__(self, histories: Histories) -> Partial:
+        return self.of_pairs(self.pairs(histories))
+
+    def pairs(self, histories: Histories) -> sparse.csr_array:
+        """(N, K²) weights of each user's ordered pairs of different kept items, before any norm is taken."""
+        _, _, *weighting = self
+        return _pairs(histories, self.items, *weighting)
+
+    def of_pairs(self, pairs: sparse.csr_array) -> Partial:
+        """The sum over users, given their `pairs`."""
+        num_users = len(pairs.indptr) - 1
+        users = np.repeat(np.arange(num_users), np.diff(pairs.indptr))
+        weights = pairs.data * self.alive.ravel()[pairs.indices]
+        # A user's largest weight becomes 1 first: squares of tiny ones would vanish from the norm.
+        largest = np.zeros(num_users)
+        np.maximum.at(largest, users, weights)
+        weights /= np.where(largest > 0, largest, 1)[users]
+        squares = np.bincount(users, weights**2, minlength=num_users)
+        weights /= np.sqrt(np.where(squares > 0, squares, 1))[users]
+        counts, bound = noise.sum_sparse(
+            weights, users, pairs.indices, self.alive.size, l2_clip_norm=1.0
+        )
+        return Partial("transitions", self._asdict(), (counts,), num_users, bound)
+
+
+def release_rounds(
+    key: jax.Array | None, first: Round, std: float, rounds: int
+) -> Passes[tuple[np.ndarray, np.ndarray]]:
+    """Noisy sums over users of matrices of norm 1, the pairs thinned out from round to round."""
+    total = np.zeros(first.alive.shape, np.float32)
+    counted = np.zeros(first.alive.shape, np.float32)  # in how many rounds
+    alive = first.alive
+    for number in range(rounds):
+        summed = yield first._replace(alive=alive)
+        (counts,) = summed.check("transitions").sums
+        noisy = noise.release_integers(
+            None if key is None else jax.random.fold_in(key, number),
+            counts,
+            sensitivity=summed.largest,
+            unit=1 / noise.secure.STEPS,
+            noise_multiplier=std,
+            label=f"transitions, round {number + 1}",
+        )
+        # Noise first: a sum over users that is rounded to 32 bits may move by more than 1.
+        total += np.where(alive, np.asarray(noisy, np.float32).reshape(total.shape), 0)
+        counted += alive
+        # The cut rises, and what is left out keeps its value: once out, always out.
+        cut = _LAST_CUT * number / max(rounds - 2, 1)
+        alive = alive & (total > cut * std * np.sqrt(counted))
+    return total / counted, std / np.sqrt(counted)
+
+
+def _pairs(histories, items, gap_decay, max_gap, age_decay, backward) -> sparse.csr_array:
+    users, tokens, after = flat(histories.items)
+    place = places(items, histories.num_items)[tokens]
+    rows, entries, weights = [], [], []
+    for gap in range(1, min(max_gap, len(tokens) - 1) + 1):
+        first, second = place[:-gap], place[gap:]
+        real = (users[:-gap] == users[gap:]) & (first >= 0) & (second >= 0) & (first != second)
+        first, second = first[real], second[real]
+        weight = gap_decay ** (gap - 1) * age_decay ** after[gap:][real]
+        for factor, source, target in ((1.0, first, second), (backward, second, first)):
+            rows.append(users[gap:][real])
+            entries.append(source * len(items) + target)
+            weights.append(factor * weight)
+    coordinates = (_joined(rows, np.int64), _joined(entries, np.int64))
+    shape = (len(histories.items), len(items) ** 2)
+    # Conversion from coordinates adds up what a history reaches more than once.
+    return sparse.csr_array((_joined(weights, np.float64), coordinates), shape=shape)
+
+
+def flat(histories):
+    """(T,) user, item and number of items after it, of all events in order."""
+    lengths = np.array([len(items) for items in histories], np.int64)
+    users = np.repeat(np.arange(len(lengths)), lengths)
+    after = np.cumsum(lengths)[users] - 1 - np.arange(len(users))
+    return users, _joined(histories, np.int64), after
+
+
+def places(items: np.ndarray, num_items: int) -> np.ndarray:
+    """(M,) the place of each item among the kept ones, -1 for the others."""
+    places = np.full(num_items, -1, np.int64)
+    places[items] = np.arange(len(items))
+    return places
+
+
+def _joined(arrays, dtype) -> np.ndarray:
+    return np.concatenate([np.zeros(0, dtype), *arrays]).astype(dtype)

@@ -1,0 +1,168 @@
+"""Releases over blocks on workers: the same release for any number of them, and when one of them dies."""
+
+import functools
+import os
+import signal
+
+import jax
+import numpy as np
+import pytest
+
+from dpx import distributed, ngram
+from dpx.data import Histories
+from dpx.distributed.executors import Here
+from dpx.recommend import popularity, transitions
+
+KEY = jax.random.key(7)
+BUDGET = {"epsilon": 2.0, "delta": 1e-6}
+NUM_ITEMS = 9
+SPEC = functools.partial(transitions.passes, KEY, num_kept=5, rounds=2, **BUDGET)
+
+
+@pytest.fixture(scope="module")
+def shards(tmp_path_factory):
+    """Seven files of events, in which users are whole but not in order, and all of their histories."""
+    folder, rng = tmp_path_factory.mktemp("shards"), np.random.default_rng(0)
+    paths, walks = [], []
+    for shard in range(7):
+        users = rng.integers(0, 5, 40) + 5 * shard
+        items, times = rng.integers(0, NUM_ITEMS, 40), rng.permutation(40)
+        paths.append(folder / f"{shard}.npz")
+        np.savez(paths[-1], user=users, item=items, time=times)
+        order = np.argsort(times)
+        walks += [items[order][users[order] == user] for user in np.unique(users)]
+    return paths, Histories(tuple(walks), NUM_ITEMS)
+
+
+READ = functools.partial(distributed.read_histories, num_items=NUM_ITEMS, time="time")
+
+
+def same(one, other):
+    assert one.guarantee == other.guarantee
+    for ours, theirs in zip(one, other, strict=True):
+        if isinstance(ours, np.ndarray):
+            assert ours.tobytes() == theirs.tobytes()
+
+
+def test_shards_make_the_release_of_the_one_call(shards):
+    paths, everything = shards
+    expected = transitions.fit(KEY, everything, num_kept=5, rounds=2, **BUDGET)
+    for order in (paths, paths[::-1]):
+        same(distributed.release(order, SPEC(), read=READ), expected)
+    named = {str(i): READ(path) for i, path in enumerate(paths)}
+    same(distributed.release(named, SPEC()), expected)
+
+
+def read_and_die_once(path, marker):
+    """Kills the worker that reads the fourth shard first."""
+    if path.stem == "3" and os.getpid() != int(os.environ["DPX_TEST_DRIVER"]):
+        try:
+            marker.touch(exist_ok=False)
+            os.kill(os.getpid(), signal.SIGKILL)
+        except FileExistsError:
+            pass
+    return READ(path)
+
+
+def die_always(path):
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+@pytest.mark.slow
+def test_a_worker_that_dies_costs_time_only(shards, tmp_path, monkeypatch):
+    paths, everything = shards
+    monkeypatch.setenv("DPX_TEST_DRIVER", str(os.getpid()))
+    read = functools.partial(read_and_die_once, marker=tmp_path / "died")
+    found = distributed.release(paths, SPEC(), read=read, workers=3)
+    assert (tmp_path / "died").exists()
+    same(found, transitions.fit(KEY, everything, num_kept=5, rounds=2, **BUDGET))
+    with pytest.raises(RuntimeError, match="workers died 1 times over the blocks"):
+        distributed.release(paths, SPEC(), read=die_always, workers=2, retries=0)
+
+
+@pytest.mark.slow
+def test_ray_makes_the_release_of_the_one_call(shards, tmp_path, monkeypatch):
+    pytest.importorskip("ray", reason="Ray is not installed")
+    paths, everything = shards
+    monkeypatch.setenv("DPX_TEST_DRIVER", str(os.getpid()))
+    # Workers import this file for its functions.
+    folders = [os.path.dirname(__file__), os.environ.get("PYTHONPATH", "")]
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join(folders))
+    read = functools.partial(read_and_die_once, marker=tmp_path / "died")
+    found = distributed.release(paths, SPEC(), read=read, executor="ray", workers=2)
+    assert (tmp_path / "died").exists()
+    same(found, transitions.fit(KEY, everything, num_kept=5, rounds=2, **BUDGET))
+
+
+def test_without_ray_it_is_named(shards, monkeypatch):
+    monkeypatch.setitem(__import__("sys").modules, "ray", None)
+    with pytest.raises(ImportError, match="pip install ray"):
+        distributed.release(shards[0], SPEC(), read=READ, executor="ray")
+
+
+def test_a_block_that_is_lost_or_comes_twice_ends_the_release(shards, monkeypatch):
+    paths, _ = shards
+    monkeypatch.setattr("dpx.noise.release_integers", lambda *_, **__: pytest.fail("released"))
+    whole = Here.sum_up
+    for broken, said in (
+        (lambda groups: groups[1:], "must be in the total"),
+        (lambda groups: [*groups, groups[0]], "must be in one of the two parts"),
+    ):
+        monkeypatch.setattr(
+            Here, "sum_up", lambda self, *args, cut=broken: whole(self, *args[:2], cut(args[2]))
+        )
+        with pytest.raises((RuntimeError, ValueError), match=said):
+            distributed.release(paths, SPEC(), read=READ)
+
+
+def test_an_error_names_its_block(shards):
+    paths, _ = shards
+    with pytest.raises(ValueError, match="outside the vocabulary") as raised:
+        distributed.release(
+            paths, SPEC(), read=functools.partial(distributed.read_histories, num_items=2)
+        )
+    assert raised.value.__notes__ == [f"in block {paths[0].resolve()}"]
+
+
+def test_wrong_calls_are_named(shards, tmp_path):
+    paths, _ = shards
+    spec = popularity.passes(KEY, **BUDGET)
+    release = functools.partial(distributed.release, read=READ)
+    for source, options, said in (
+        ([], {}, "source has no blocks"),
+        (str(paths[0]), {}, "must be several files"),
+        ([*paths, paths[2].parent / ".." / paths[2].parent.name / "2.npz"], {}, "2 times"),
+        (paths, {"executor": "spark"}, "executor='spark'"),
+        (paths, {"workers": 0}, "workers=0"),
+        (paths, {"retries": -1}, "retries=-1"),
+    ):
+        with pytest.raises(ValueError, match=said):
+            release(source, spec, **options)
+    with pytest.raises(ValueError, match=r"must end in \.npz or \.parquet"):
+        distributed.read_arrays(tmp_path / "events.csv", ["user"])
+    with pytest.raises(ValueError, match="name='K' must be in"):
+        distributed.read_arrays(paths[0], ["K"])
+
+
+def test_arrays_and_tables_are_read_by_name(tmp_path):
+    tokens, mask = np.arange(12).reshape(3, 4) % 5, np.ones((3, 4), bool)
+    np.savez(tmp_path / "a.npz", tokens=tokens, mask=mask)
+    options = {"order": 1, "vocab_size": 5, "start": 0, "unit": "row", **BUDGET}
+    found = distributed.release(
+        [tmp_path / "a.npz"],
+        ngram.passes(KEY, **options),
+        read=functools.partial(distributed.read_arrays, names=("tokens", "mask")),
+    )
+    same(found, ngram.fit(KEY, tokens, mask, **options))
+
+
+def test_parquet_is_read_by_column(tmp_path):
+    pytest.importorskip(
+        "pyarrow", reason="pandas reads parquet with pyarrow, which is not installed"
+    )
+    import pandas
+
+    table = pandas.DataFrame({"user": [1, 0, 1], "item": [2, 3, 1], "time": [5, 1, 2]})
+    table.to_parquet(tmp_path / "a.parquet")
+    read = distributed.read_histories(tmp_path / "a.parquet", num_items=4, time="time")
+    assert [walk.tolist() for walk in read.items] == [[3], [1, 2]]
