@@ -19,9 +19,9 @@ and queries are uniform. Errors are mean |error| of whole answers.
 `table` takes a .csv or .tsv table (`data.keys` and `data.values` name its columns, with commas between), an
 .npy matrix (whose columns are counted from 1) or an .npz file (they name two arrays, K and V by default). A
 row is the record. The bounds must be known without looking at the data. Each entry of a key lies in
-[0, key_bound] or, with `domain=ball`, a key has at most that length; values lie within ±value_bound. Rows
-beyond the bounds are clipped. The run saves the released memory as memory.dpx, which `dpx.load` reads without
-the data.
+[0, key_bound] or, with `domain=ball`, a key has at most that length; each entry of a value lies within
+±value_bound or, with `value_domain=ball`, a value has at most that length. Rows beyond the bounds are
+clipped. The run saves the released memory as memory.dpx, which `dpx.load` reads without the data.
 
 At the defaults (n = 100,000, d = 1, ε = 1) expect an error of 1e-4 from the sketch, and at ε = 1 a mean
 absolute error of about 983 dollars for the diamonds. The tables are in
@@ -63,7 +63,8 @@ def get_config(arg: str = "") -> ConfigDict:
                 "experiment": "cross_attention.table",
                 **common,
                 "data": {"path": config_dict.placeholder(str), "keys": "K", "values": "V"},
-                "domain": "box",  # or "ball"
+                "domain": "box",  # of keys; or "ball"
+                "value_domain": "box",  # or "ball"
                 "key_bound": config_dict.placeholder(float),
                 "value_bound": config_dict.placeholder(float),
                 "query_bound": config_dict.placeholder(float),  # key_bound if none

@@ -63,6 +63,7 @@ def build(
     query_bound: float | None = None,
     domain: str = "box",
     scale: float | None = None,
+    value_domain: str = "box",
     clip: bool = False,
     **options,
 ) -> Sketch | Trees:
@@ -73,7 +74,7 @@ def build(
     Args:
       key: Secret randomness of the noise; None with `secure=True`.
       K: Private keys (n, d). The sketch also takes (..., n, d), with leading axes for heads.
-      V: Private values (n, d_v), within ±value_bound elementwise.
+      V: Private values (n, d_v), within `value_bound`.
       key_bound: R, declared without looking at the data: keys lie in [0, R]^d, or in the ball ‖k‖₂ ≤ R.
       value_bound: R_w, declared without looking at the data.
       epsilon, delta: The budget of the release, and so of all queries together.
@@ -82,6 +83,8 @@ def build(
       domain: "box" or "ball"; trees take "box" only.
       scale: What logits are DIVIDED by, as in the paper: weights are proportional to e^{⟨q, k⟩/scale}. None
         means d, the paper's choice; models use √d. (`dpx.attention.dot_product_attention` multiplies.)
+      value_domain: "box" for values within ±value_bound elementwise, or "ball" for ‖v‖₂ ≤ value_bound, which
+        has √d_v times less noise: one-hot labels and unit vectors have length 1.
       clip: Clips rows into the bounds, each for itself, instead of raising for a row outside.
       **options: What one mechanism takes alone.
         Of the sketch: features ("taylor" or "random"), degree, relative_error, num_features and directions,
@@ -115,6 +118,7 @@ def build(
         query_bound=query_bound,
         domain=domain,
         scale=scale,
+        value_domain=value_domain,
     )
     module: Any = {"sketch": sketch, "tree": tree}[mechanism]
     chosen = {name: value for name, value in options.items() if name in of_features}

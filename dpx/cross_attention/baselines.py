@@ -32,18 +32,24 @@ class Answers:
 
 
 def mean_of_values(
-    key: jax.Array, V, *, value_bound: float, epsilon: float, delta: float
+    key: jax.Array,
+    V,
+    *,
+    value_bound: float,
+    epsilon: float,
+    delta: float,
+    value_domain: str = "box",
 ) -> Answers:
     """The noisy mean of V, which ignores keys and queries: (n, d_v) -> values (1, d_v).
 
-    Neighbours replace one row, which moves the mean by at most 2·√d_v·R_w/n in l2. Values are clipped to
-    ±value_bound.
+    Neighbours replace one row, which moves the mean by at most 2·sup‖v‖₂/n in l2: 2·√d_v·R_w/n, or 2·R_w/n
+    with `value_domain="ball"`. Values are clipped into their domain.
 
     Raises:
       ValueError: for a bound, ε or δ out of range.
     """
     n, _, value_dim = check_memory(V, V)
-    domain = Domain("box", 1, value_dim, 1.0, 1.0, value_bound, 1.0)
+    domain = Domain("box", 1, value_dim, 1.0, 1.0, value_bound, 1.0, value_domain)
     multiplier = gaussian_noise_multiplier(epsilon, delta)
     dtype = jnp.result_type(float)
     with wide_sums(key, V):
@@ -55,7 +61,7 @@ def mean_of_values(
             noise_multiplier=multiplier,
             label="mean of V",
         )
-        values = jnp.clip(values, -value_bound, value_bound).astype(dtype)
+        values = domain.nearest_values(values).astype(dtype)
     return Answers(
         values,
         _guarantee(epsilon, delta, "Gaussian mechanism on the mean of V", multiplier),
@@ -76,6 +82,7 @@ def fresh_noise(
     query_bound: float | None = None,
     domain: str = "box",
     scale: float | None = None,
+    value_domain: str = "box",
     clip: bool = False,
 ) -> Answers:
     """Exact attention plus Gaussian noise of its own for each of m queries, one budget for all of them.
@@ -83,8 +90,8 @@ def fresh_noise(
     Sensitivity of one answer to replacing one row: the row's weight is at most
     p = e^z/(e^z + (n − 1)e^{−z}), where z bounds the query's logits about the keys' centre. Let ā be the
     answer without the row; with the row (k, v) it is ā + p₁(v − ā), p₁ ≤ p. For p₁ ≥ p₂ the two answers
-    differ by p₁v − p₂v' − (p₁ − p₂)ā, of length at most 2·p·√d_v·R_w. Noise is scaled to each query's
-    bound and to m-fold composition.
+    differ by p₁v − p₂v' − (p₁ − p₂)ā, of length at most 2·p·sup‖v‖₂. Noise is scaled to each
+    query's bound and to m-fold composition.
 
     Args: as `dpx.cross_attention.build`, with queries Q (m, d), and `num_queries`, the number of queries that
     the budget must last for (m if None; the guarantee is that of so many answers).
@@ -104,6 +111,7 @@ def fresh_noise(
         query_bound=query_bound,
         domain=domain,
         scale=scale,
+        value_domain=value_domain,
     )
     Q = bounds.check_queries(Q)
     count = len(Q) if num_queries is None else check_integer(num_queries, "num_queries")
@@ -127,7 +135,7 @@ def fresh_noise(
             noise_multiplier=multiplier,
             label="attention with fresh noise",
         )
-        values = jnp.clip(values, -value_bound, value_bound).astype(dtype)
+        values = bounds.nearest_values(values).astype(dtype)
     what = f"exact attention with fresh Gaussian noise for each of {count} queries"
     guarantee = _guarantee(epsilon, delta, what, multiplier)
     if not clip:

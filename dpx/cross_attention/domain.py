@@ -35,8 +35,10 @@ class Domain:
       value_dim: d_v.
       key_bound: R.
       query_bound: The queries' bound. It decides accuracy only: queries are public.
-      value_bound: R_w, |v_j| ≤ R_w elementwise.
+      value_bound: R_w, |v_j| ≤ R_w elementwise, or ‖v‖₂ ≤ R_w.
       scale: What logits are divided by.
+      value_domain: "box": values within ±value_bound elementwise, as in the paper; "ball": ‖v‖₂ ≤
+        value_bound, as for one-hot labels and embeddings, with noise less by √d_v.
 
     Raises:
       ValueError: for an unknown kind, a bound or scale that is not positive and finite, or a dimension
@@ -50,11 +52,17 @@ class Domain:
     query_bound: float
     value_bound: float
     scale: float
+    value_domain: str = "box"
 
     def __post_init__(self):
         if self.kind not in ("box", "ball"):
             raise ValueError(
                 f'domain={self.kind!r} is not known: use "box" for keys in [0, R]^d or "ball" for ‖k‖ ≤ R'
+            )
+        if self.value_domain not in ("box", "ball"):
+            raise ValueError(
+                f'value_domain={self.value_domain!r} is not known: use "box" for values within ±R_w or '
+                '"ball" for ‖v‖ ≤ R_w'
             )
         for name in ("key_bound", "query_bound", "value_bound", "scale"):
             object.__setattr__(self, name, check_positive(getattr(self, name), name))
@@ -72,6 +80,7 @@ class Domain:
         query_bound: float | None = None,
         domain: str = "box",
         scale: float | None = None,
+        value_domain: str = "box",
     ) -> "Domain":
         """The domain of a memory K (..., n, d), V (..., n, d_v), with the defaults of `dpx.cross_attention`.
 
@@ -81,6 +90,7 @@ class Domain:
           query_bound: As the attribute; `key_bound` if None.
           domain: "box" or "ball".
           scale: What logits are divided by; d if None.
+          value_domain: "box" or "ball".
 
         Raises:
           ValueError: as the class, or for arrays that do not fit together.
@@ -94,12 +104,13 @@ class Domain:
             query_bound=key_bound if query_bound is None else query_bound,
             value_bound=value_bound,
             scale=dim if scale is None else scale,
+            value_domain=value_domain,
         )
 
     @property
     def value_norm(self) -> float:
-        """sup ‖v‖₂ = √d_v·R_w."""
-        return math.sqrt(self.value_dim) * self.value_bound
+        """sup ‖v‖₂: √d_v·R_w for the box, R_w for the ball."""
+        return self.value_bound * (math.sqrt(self.value_dim) if self.value_domain == "box" else 1)
 
     @property
     def key_radius(self) -> float:
@@ -143,14 +154,21 @@ class Domain:
                     "clip is False, but under jit or vmap values cannot be checked: pass clip=True"
                 )
             self._check_rows("K", np.asarray(k), self.kind, self.key_bound, "key_bound")
-            self._check_rows("V", np.asarray(v), "interval", self.value_bound, "value_bound")
+            kind = "interval" if self.value_domain == "box" else "ball"
+            self._check_rows("V", np.asarray(v), kind, self.value_bound, "value_bound")
         dtype = jnp.result_type(float)
         k, v = jnp.asarray(k, dtype), jnp.asarray(v, dtype)
         k = jnp.where(jnp.isfinite(k).all(-1, keepdims=True), k, 0)
         v = jnp.where(jnp.isfinite(v).all(-1, keepdims=True), v, 0)
         box = self.kind == "box"
         k = jnp.clip(k, 0, self.key_bound) if box else into_ball(k, self.key_bound)
-        return k, jnp.clip(v, -self.value_bound, self.value_bound)
+        return k, self.nearest_values(v)
+
+    def nearest_values(self, v: jax.Array) -> jax.Array:
+        """The point of the values' domain next to each vector (..., d_v)."""
+        if self.value_domain == "ball":
+            return into_ball(v, self.value_bound)
+        return jnp.clip(v, -self.value_bound, self.value_bound)
 
     def check_queries(self, q) -> jax.Array:
         """The queries as an array.
@@ -166,13 +184,13 @@ class Domain:
         return jnp.asarray(q, jnp.result_type(float))
 
     def ratio(self, sums: jax.Array, low: jax.Array, high: jax.Array) -> jax.Array:
-        """Attention from its noisy sums (..., 1 + d_v), the first being the mass times √d_v·R_w.
+        """Attention from its noisy sums (..., 1 + d_v), the first being the mass times `value_norm`.
 
-        The mass is cut to its public range and answers to ±R_w: post-processing, without which a mass near
-        zero, or below it, would ruin them.
+        The mass is cut to its public range and answers to the values' domain, in which every mean of values
+        lies: post-processing, without which a mass near zero, or below it, would ruin them.
         """
         mass = jnp.clip(sums[..., 0] / self.value_norm, low, high)
-        return jnp.clip(sums[..., 1:] / mass[..., None], -self.value_bound, self.value_bound)
+        return self.nearest_values(sums[..., 1:] / mass[..., None])
 
     @staticmethod
     def _check_rows(name: str, rows: np.ndarray, kind: str, bound: float, argument: str):

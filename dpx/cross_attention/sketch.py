@@ -17,8 +17,8 @@ Sensitivity. A row contributes u = φ ⊗ w, w = [V, v], and ‖u − u'‖² = 
 Taylor features of even degree s: ⟨φ(x), φ(x')⟩ = T_s(⟨x, x'⟩/scale) > 0 (an even truncation of the
 exponential has no real zero; an odd one does, hence is refused), F = T_s(λ²ρ²/scale) = T_s(Z). Δ is
 attained by a row at the domain's edge whose value flips sign, v' = −v. For the paper's box and scale d
-this is Δ = 2·R_w·√(d_v·T_s(R²/2)). Random features are positive, and the contribution is rescaled to ‖u‖ ≤
-B, so that Δ = √2·B.
+this is Δ = 2·R_w·√(d_v·T_s(R²/2)); where values lie in a ball of radius R_w, V = R_w and √d_v is gone.
+Random features are positive, and the contribution is rescaled to ‖u‖ ≤ B, so that Δ = √2·B.
 
 Error. The answer's numerator has noise of std σ‖φ(q/λ)‖ ≤ m(ε, δ)·2V·T_s(Z), whatever n, r, s and the number
 of queries: λ is what makes the factors for keys and queries equal.
@@ -99,7 +99,7 @@ class Sketch:
     guarantee: PrivacyGuarantee
 
     def query(self, Q) -> jax.Array:
-        """Private attention for queries Q (..., m, d): answers (..., m, d_v), within ±value_bound.
+        """Private attention for queries Q (..., m, d): answers (..., m, d_v), within the values' bound.
 
         Raises:
           ValueError: for queries of the wrong shape or, outside `jit`, beyond the declared bound.
@@ -108,7 +108,7 @@ class Sketch:
         return attend(self.moments / self.num_records, Q, self.domain, self.features)
 
     def sums(self, Q: jax.Array) -> jax.Array:
-        """The noisy sums behind the answers: Σ_i [√d_v·R_w, v_i]·e^{⟨q, k_i − centre⟩/scale}.
+        """The noisy sums behind the answers: Σ_i [V, v_i]·e^{⟨q, k_i − centre⟩/scale}.
 
         Args:
           Q: (..., m, d).
@@ -147,7 +147,7 @@ def build(
     Args:
       key: Secret randomness of the noise; None with `secure`.
       K: Private keys (..., n, d), leading axes for heads; within the domain.
-      V: Private values (..., n, d_v), ±value_bound elementwise.
+      V: Private values (..., n, d_v); within the domain.
       domain: The declared bounds.
       features: Of even degree, or random; see `choose_features`.
       epsilon: ε in (0, 1e8], for all heads together (their squared sensitivities add up).

@@ -16,9 +16,9 @@ for the denominator that is n, which is public. These errors of the paper are me
   enough, and its one range Γ for all features, the largest.
 - The noisy denominator is cut to its public range [n, n·e^{R‖q‖₁/scale}] and answers to ±R_w.
 
-With Gaussian nodes all columns of a node are noised together, and the constant column is √d_v·R_w. One row
-then moves a level of all columns by at most 2·√d_v·R_w·(range)^t in l2: if its two places share a node,
-the value flips sign; if they do not, each node moves by √2·√d_v·R_w.
+With Gaussian nodes all columns of a node are noised together, and the constant column is V = sup‖v‖₂. One
+row then moves a level of all columns by at most 2·V·(range)^t in l2: if its two places share a node,
+the value flips sign; if they do not, each node moves by √2·V.
 
 Privacy against adaptive queries needs no copies, since nothing is drawn after `build`. `copies` > 1
 answers by the median, as Algorithm 7 does, and splits the budget.
@@ -71,7 +71,7 @@ class Trees:
     guarantee: PrivacyGuarantee
 
     def query(self, Q) -> jax.Array:
-        """Private attention for queries Q (m, d): answers (m, d_v), within ±value_bound.
+        """Private attention for queries Q (m, d): answers (m, d_v), within the values' bound.
 
         Raises:
           ValueError: for queries of the wrong shape or, outside `jit`, beyond the declared bound.
@@ -82,7 +82,7 @@ class Trees:
         return self.domain.ratio(self.sums(Q), n * jnp.ones_like(bound), n * jnp.exp(bound))
 
     def sums(self, Q: jax.Array) -> jax.Array:
-        """The noisy sums behind the answers, Σ_i [√d_v·R_w, v_i]·e^{⟨q, k_i⟩/scale}: (m, 1 + d_v)."""
+        """The noisy sums behind the answers, Σ_i [V, v_i]·e^{⟨q, k_i⟩/scale}: (m, 1 + d_v)."""
         return _sums(self, jnp.asarray(Q, self.tables.dtype))
 
 
@@ -127,7 +127,7 @@ def build(
     Args:
       key: Secret randomness of the noise.
       K: Private keys (n, d) in [0, key_bound].
-      V: Private values (n, d_v), ±value_bound elementwise.
+      V: Private values (n, d_v); within the domain.
       domain: The declared bounds, a box, since features must not be negative. One bound holds for keys and
         queries.
       features: See `choose_features`.

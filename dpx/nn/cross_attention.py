@@ -38,7 +38,8 @@ class PrivateCrossAttention(nnx.Module):
       out_dim: Width of the answers; `query_dim` if None.
       key_bound: Keys are rescaled to ‖k‖₂ ≤ key_bound in each head.
       query_bound: Queries likewise; `key_bound` if None. Noise grows as e^{key_bound·query_bound/√D}.
-      value_bound: Values are clipped to ±value_bound elementwise.
+      value_bound: Values are clipped to ±value_bound elementwise, or rescaled to ‖v‖₂ ≤ value_bound in each
+        head with `value_domain="ball"`.
       features: "random", or "taylor" for small D.
       degree: The degree of Taylor features; by default the smallest that is accurate to 1e-4.
       num_features: The number of random features.
@@ -54,6 +55,7 @@ class PrivateCrossAttention(nnx.Module):
         head_dim: int,
         key_bound: float,
         value_bound: float,
+        value_domain: str = "box",
         query_bound: float | None = None,
         out_dim: int | None = None,
         features: str = "random",
@@ -77,6 +79,7 @@ class PrivateCrossAttention(nnx.Module):
             query_bound=float(key_bound if query_bound is None else query_bound),
             value_bound=float(value_bound),
             scale=math.sqrt(head_dim),
+            value_domain=value_domain,
         )
         self.taylor: PolynomialFeatures | None = None
         directions = None

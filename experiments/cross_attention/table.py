@@ -41,7 +41,8 @@ def validate(config) -> None:
     for name in ("key_bound", "value_bound", "query_bound", "temperature"):
         if config[name] is not None:
             check_positive(config[name], f"config.{name}")
-    check_choice(config.domain, "config.domain", ("box", "ball"))
+    for name in ("domain", "value_domain"):
+        check_choice(config[name], f"config.{name}", ("box", "ball"))
     check_choice(config.features, "config.features", ("taylor", "random"))
     if config.features == "taylor" and config.num_features is not None:
         raise ValueError(
@@ -143,6 +144,7 @@ def _domain(config, K, V) -> Domain:
         query_bound=config.query_bound,
         domain=config.domain,
         scale=config.temperature,
+        value_domain=config.value_domain,
     )
 
 

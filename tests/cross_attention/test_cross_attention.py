@@ -223,6 +223,37 @@ def test_gradients_reach_the_queries():
     np.testing.assert_allclose(got, want, atol=1e-3)
 
 
+def test_values_of_bounded_length_have_less_noise_and_answers_within_it():
+    """One-hot labels have length 1, whatever their number."""
+    K, _, Q = memory(500, 2)
+    V = np.eye(9, dtype=np.float32)[np.arange(500) % 9]
+    box, unit = (
+        cross_attention.build(KEY, K, V, degree=2, value_domain=domain, **BOX, **BUDGET)
+        for domain in ("box", "ball")
+    )
+    assert box.noise_std == pytest.approx(3 * unit.noise_std)
+    assert (np.linalg.norm(unit.query(Q), axis=1) <= 1 + 1e-6).all()
+    loud = cross_attention.build(
+        KEY, K, V, degree=2, value_domain="ball", **BOX, epsilon=1e-3, delta=1e-6
+    )
+    np.testing.assert_allclose(np.linalg.norm(loud.query(Q), axis=1), 1, rtol=1e-5)
+
+
+@pytest.mark.slow
+def test_values_of_bounded_length_are_answered_by_every_mechanism():
+    K, _, Q = memory(500, 2)
+    V = np.eye(9, dtype=np.float32)[np.arange(500) % 9]
+    options = {"value_domain": "ball", **BOX}
+    exact = dpx.attention.dot_product_attention(Q, K, V, scale=0.5)
+    for mechanism in ("sketch", "tree"):
+        built = cross_attention.build(KEY, K, V, mechanism=mechanism, **options, **EXACT)
+        np.testing.assert_allclose(built.query(Q), exact, atol=4e-3)
+    fresh = baselines.fresh_noise(KEY, Q, K, V, **options, **EXACT)
+    np.testing.assert_allclose(fresh.values, exact, atol=1e-4)
+    mean = baselines.mean_of_values(KEY, V, value_bound=1.0, value_domain="ball", **EXACT)
+    np.testing.assert_allclose(mean.values[0], V.mean(0), atol=1e-5)
+
+
 @pytest.mark.slow
 def test_baselines():
     K, V, Q = memory(500, 2)
@@ -253,6 +284,8 @@ def test_baselines():
         ({"delta": 0.7, "mechanism": "tree", "noise": "truncated_laplace"}, "delta"),
         ({"mechanism": "forest"}, "mechanism='forest'"),
         ({"domain": "sphere"}, "domain='sphere'"),
+        ({"value_domain": "sphere"}, "value_domain='sphere'"),
+        ({"value_domain": "ball"}, r"V row \d+ is outside the ball of radius 1"),
         ({"domain": "ball", "mechanism": "tree"}, "K row|trees need features"),
         ({"features": "fourier"}, "features='fourier'"),
         ({"degree": 5}, "even"),

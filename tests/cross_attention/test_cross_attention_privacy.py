@@ -42,7 +42,7 @@ def search(domain, features, trials=128, steps=60, **random):
     def change(pair):
         keys, values = pair
         keys = jax.vmap(functools.partial(clip_key, domain))(keys)
-        values = jnp.clip(values, -domain.value_bound, domain.value_bound)
+        values = domain.nearest_values(values)
         here, there = (
             contribution(domain, features, k, v, **random)
             for k, v in zip(keys, values, strict=True)
@@ -53,7 +53,7 @@ def search(domain, features, trials=128, steps=60, **random):
         gradient = jax.grad(change)(pair)
         moved = jax.tree.map(lambda p, g: p + 0.1 * jnp.sign(g), pair, gradient)
         keys = jax.vmap(functools.partial(clip_key, domain))(moved[0])
-        values = jnp.clip(moved[1], -domain.value_bound, domain.value_bound)
+        values = domain.nearest_values(moved[1])
         return (keys, values), change(pair)
 
     def climb(pair):
@@ -63,17 +63,43 @@ def search(domain, features, trials=128, steps=60, **random):
     return float(jax.jit(jax.vmap(climb))(pairs).max())
 
 
-@pytest.mark.parametrize("kind", ["box", "ball"])
-@pytest.mark.parametrize(("dim", "value_dim", "scale", "degree"), [(1, 1, 1.0, 2), (3, 2, 1.7, 4)])
-def test_taylor_sensitivity_is_never_exceeded_and_attained(kind, dim, value_dim, scale, degree):
-    domain = Domain(kind, dim, value_dim, 1.3, 1.3, 0.7, scale)
+@pytest.mark.parametrize(
+    ("kind", "value_domain", "dim", "value_dim", "scale", "degree"),
+    [
+        ("box", "box", 1, 1, 1.0, 2),
+        ("ball", "box", 1, 1, 1.0, 2),
+        ("box", "box", 3, 2, 1.7, 4),
+        ("ball", "box", 3, 2, 1.7, 4),
+        ("ball", "ball", 3, 4, 1.7, 4),
+    ],
+)
+def test_taylor_sensitivity_is_never_exceeded_and_attained(
+    kind, value_domain, dim, value_dim, scale, degree
+):
+    domain = Domain(kind, dim, value_dim, 1.3, 1.3, 0.7, scale, value_domain)
     features = taylor(domain, degree)
     bound = sketch.sensitivity(domain, features)
     assert 0.99 * bound <= search(domain, features) <= bound * (1 + 1e-5)
     corner = jnp.full(dim, 1.3 if kind == "box" else 1.3 / np.sqrt(dim))
-    value = jnp.full(value_dim, 0.7)
+    value = jnp.full(value_dim, 0.7 if value_domain == "box" else 0.7 / np.sqrt(value_dim))
     here, there = (contribution(domain, features, corner, v) for v in (value, -value))
     assert jnp.linalg.norm(here - there) == pytest.approx(bound, rel=1e-4)
+
+
+@pytest.mark.parametrize("value_domain", ["box", "ball"])
+def test_a_release_moves_by_no_more_than_the_sensitivity_whatever_a_row_holds(value_domain):
+    K, _, _ = memory(20, 2)
+    bounds = {"clip": True, "value_domain": value_domain, "degree": 4}
+    domain = Domain("box", 2, 3, 1.0, 1.0, 1.0, 2.0, value_domain)
+    released = []
+    for sign in (1, -1):
+        V = np.zeros((20, 3), np.float32)
+        V[0] = 50 * sign
+        K[0] = 50
+        released.append(cross_attention.build(KEY, K, V, **bounds, **BOX, **EXACT).moments)
+    change = float(jnp.linalg.norm(released[0] - released[1]))
+    bound = sketch.sensitivity(domain, taylor(domain, 4))
+    assert change == pytest.approx(bound, rel=1e-4)
 
 
 def test_the_papers_box_has_the_closed_form():

@@ -602,6 +602,14 @@ FAULTS = (
     # -----------------------------------------------------------------------------------------------------
     # Cross-attention
     Fault(
+        "values in a ball are clipped entry by entry",
+        "dpx/cross_attention/domain.py",
+        "return into_ball(v, self.value_bound)",
+        "return jnp.clip(v, -self.value_bound, self.value_bound)",
+        "tests/cross_attention/test_cross_attention_privacy.py"
+        "::test_a_release_moves_by_no_more_than_the_sensitivity_whatever_a_row_holds",
+    ),
+    Fault(
         "the sketch has noise for a row that comes or goes, not one that is replaced",
         "dpx/cross_attention/moments.py",
         "return math.sqrt(heads) * (math.sqrt(2) * steps**2",
