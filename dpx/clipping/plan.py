@@ -16,6 +16,10 @@ FAVOR_GRADIENT = 1.5
 # are the smaller ones.
 FAVOR_TABLE = 1.0
 
+# The factors of all iterations of a loop that uses a parameter are kept while they are no larger than its
+# gradient by this much.
+MOST_FACTORS = 128
+
 
 class Rule(NamedTuple):
     """The uses of a parameter, all of which have a rule and share a layout.
@@ -90,7 +94,7 @@ def choose(captured: Capture, weights: Weights | None = None) -> list[Choice]:
             # A scan that shares the parameter would stack a gradient for every iteration.
             uses = [u if u.is_shared_by_loop else u.without_factors() for u in uses]
         rule = Rule(tuple(uses), layout, by_gram)
-        taps = by_gram or any(map(_prefers_product, uses))
+        taps = by_gram or any(_prefers_product(use, math.prod(shape)) for use in uses)
         choices.append(Factors(rule) if taps else Direct(rule))
     return choices
 
@@ -117,11 +121,15 @@ def unruled(captured: Capture, k: int, choice: Choice) -> list[str]:
     return [use.primitive for use in captured.uses[k]] if choice.rule is None else []
 
 
-def _prefers_product(use: Use) -> bool:
-    # Differentiation would add up one outer product per iteration of a scan, and turn a batch of
-    # convolutions into one with a group for every example.
+def _prefers_product(use: Use, size: int) -> bool:
+    """Whether the gradient of a parameter of `size` elements is better made here than by differentiation."""
+    # Differentiation would add up one outer product per iteration of a scan. That is slow, but factors of all
+    # iterations of a long one would take far more memory than the gradient.
+    in_loop = use.is_shared_by_loop and factor_elements(use) <= MOST_FACTORS * size
+    # It would turn a batch of convolutions into one with a group for every example.
+    is_convolution = use.primitive == "conv_general_dilated"
     scaled = use.scale is not None  # Of which differentiation of the parameter knows nothing.
-    return scaled or use.is_shared_by_loop or use.primitive == "conv_general_dilated"
+    return scaled or in_loop or is_convolution
 
 
 def factor_elements(use: Use) -> int:
