@@ -225,8 +225,8 @@ def _stored(
 def _not_begun(workdir: Path) -> None:
     if any((workdir / name).exists() for name in _BEGUN):
         raise CannotResumeError(
-            f"{workdir / FOLDER / _KEYS} is missing, and {workdir} holds a run whose noise keys are gone: with "
-            "new ones it would release twice and pay once, so use a new --workdir"
+            f"{workdir / FOLDER / _KEYS} is missing, and {workdir} holds a run whose noise keys are gone: "
+            "with new ones it would release twice and pay once, so use a new --workdir"
         )
 
 

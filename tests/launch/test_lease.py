@@ -97,10 +97,15 @@ def test_who_slept_is_told_and_frees_nothing(tmp_path, hosts):
 
 def test_who_slept_is_interrupted(tmp_path, hosts, monkeypatch):
     monkeypatch.setattr(_lease, "BEAT", 0.02)
-    with pytest.raises(storage.BusyError, match="taken over"), storage.lock(tmp_path):
-        claim_of_another(tmp_path, "elsewhere")
-        for _ in range(1000):
-            time.sleep(0.01)
+
+    def sleep():
+        with storage.lock(tmp_path):
+            claim_of_another(tmp_path, "elsewhere")
+            for _ in range(1000):
+                time.sleep(0.01)
+
+    with pytest.raises(storage.BusyError, match="taken over"):
+        sleep()
 
 
 def test_a_claim_is_renewed_while_it_is_held(tmp_path, monkeypatch):
