@@ -28,11 +28,12 @@ class Progress:
         self._failed: dict[str, str] = {}
         self._seconds: list[float] = []
         self._values: dict[str, float] = {}
-        self._metric, self._done, self._drawn, self._last = "", 0, 0, 0.0
+        self._metric, self._done, self._lost, self._drawn, self._last = "", 0, 0, 0, 0.0
 
     def begins(self, number: int, name: str) -> None:
         """A worker is given a point."""
         self._running[name] = time.monotonic()
+        self._failed.pop(name, None)
         self._say(f"[{number}/{self._count}] {name}")
 
     def held(self, number: int, name: str, *, first: bool) -> None:
@@ -46,7 +47,6 @@ class Progress:
         began = self._running.pop(name, None)
         if began is not None:
             self._seconds.append(time.monotonic() - began)
-        self._failed.pop(name, None)
         self._done += 1
         if record is not None and (headline := _headline(record)):
             self._metric, self._values[name] = headline
@@ -56,8 +56,9 @@ class Progress:
         """An attempt has failed."""
         self._running.pop(name, None)
         self._failed[name] = error
-        after = "; it is tried once more" if again else ""
-        self._say(f"[{number}/{self._count}] failed: {error}{after}")
+        self._lost += not again
+        after = "it is tried once more" if again else self.summary()
+        self._say(f"[{number}/{self._count}] failed: {error}; {after}")
 
     def summary(self) -> str:
         """All in one line."""
@@ -103,7 +104,7 @@ class Progress:
         return [f"{self._metric} {low}" + (f" to {high}" if len(self._values) > 1 else "")]
 
     def _left(self) -> list[str]:
-        left = self._count - self._done
+        left = self._count - self._done - self._lost
         if not self._seconds or not left:
             return []
         seconds = sum(self._seconds) / len(self._seconds) * left / self._size

@@ -11,10 +11,10 @@ import os
 import shutil
 import subprocess
 import sys
+import threading
 from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
-from queue import SimpleQueue
 from types import ModuleType
 from typing import Any, Protocol
 
@@ -59,16 +59,17 @@ class Processes:
 
     def __init__(self, size: int):
         self.size = size
-        self._idle: SimpleQueue[_Process] = SimpleQueue()
-        self._threads = ThreadPoolExecutor(size)
+        self._threads = ThreadPoolExecutor(size)  # each waits for one process
+        self._idle: list[_Process] = []
         self._all: list[_Process] = []
+        self._lock, self._ended = threading.Lock(), False
 
     def __enter__(self) -> "Processes":
-        for _ in range(self.size):
-            self._start()
         return self
 
     def __exit__(self, *error: object) -> None:
+        with self._lock:
+            self._ended = True
         for process in self._all:
             process.kill()
         self._threads.shutdown()
@@ -76,18 +77,17 @@ class Processes:
     def submit(self, task: Task) -> Job:
         return self._threads.submit(self._run, task)
 
-    def _start(self) -> None:
-        self._all.append(_Process())
-        self._idle.put(self._all[-1])
-
     def _run(self, task: Task) -> Ended:
-        process = self._idle.get()
-        try:
-            ended = process.run(task)
-        except WorkerDiedError:
-            self._start()
-            raise
-        self._idle.put(process)
+        with self._lock:
+            if self._ended:
+                raise WorkerDiedError("the sweep has ended")
+            if not self._idle:
+                self._all.append(_Process())
+                self._idle.append(self._all[-1])
+            process = self._idle.pop()
+        ended = process.run(task)
+        with self._lock:
+            self._idle.append(process)
         return ended
 
 
