@@ -131,8 +131,7 @@ def run_points(
                 elif number in held and _busy(task.workdir):
                     ended[number] = Ended("busy")
                 else:
-                    if number not in held:
-                        progress.begins(number, task.name)
+                    progress.begins(number, task.name)
                     running[number] = pool.submit(task)
             ended |= {n: _result(job) for n, job in running.items() if job.done()}
             for number, (state, error) in ended.items():
@@ -213,8 +212,8 @@ def main(argv: list[str]) -> None:
     unfinished = sum(not (folder / point_name(p) / "result.json").exists() for p in whole)
     if unfinished:
         print(
-            f"{unfinished} of the {len(whole)} points of the whole grid have not finished: totals over runs on "
-            "the same data count the finished ones, and grow with the others."
+            f"{unfinished} of the {len(whole)} points of the whole grid have not finished: totals over runs "
+            "on the same data count the finished ones, and grow with the others."
         )
     if failed:
         sys.stderr.write(f"{len(failed)} of {len(mine)} points failed:\n")

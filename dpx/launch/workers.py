@@ -60,8 +60,8 @@ class Processes:
     def __init__(self, size: int):
         self.size = size
         self._threads = ThreadPoolExecutor(size)  # each waits for one process
-        self._idle: list[_Process] = []
         self._all: list[_Process] = []
+        self._idle: list[_Process] = []
         self._lock, self._ended = threading.Lock(), False
 
     def __enter__(self) -> "Processes":
