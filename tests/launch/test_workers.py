@@ -28,6 +28,7 @@ def get_config(arg=""):
 """
 # It notes the secret keys that it would use on private data, and draws from the public seed.
 EXPERIMENT = """
+import os
 import time
 import jax
 import dpx
@@ -42,6 +43,7 @@ def run(config, workdir):
     opened = keys.open_keys(config, workdir)
     with (workdir / "keys_used").open("a") as file:
         file.write(f"{opened.sampling.entropy}\\n")
+    os.write(2, b"as compilers print")
     time.sleep(config.seconds)
     if len((workdir / "keys_used").read_text().splitlines()) <= config.fails:
         raise RuntimeError("planted")
@@ -137,6 +139,7 @@ def test_a_quiet_attempt_prints_into_the_log_of_its_point(tmp_path, source, capf
     assert capfd.readouterr() == ("", "")
     log = (tmp_path / "fails=1" / points.LOG).read_text()
     assert re.match(r"host \S+, process \d+\n\S+draw\.py: started", log)
+    assert "as compilers print" in log
     os.write(2, b"still here")
     assert capfd.readouterr().err == "still here"
 
