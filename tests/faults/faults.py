@@ -929,7 +929,7 @@ FAULTS = (
         "two processes on one folder draw two keys",
         "dpx/_lease.py",
         "os.link(partial, path)",
-        "os.replace(partial, path)\n            open(partial, 'w').close()",
+        "os.replace(partial, path)\n        open(partial, 'w').close()",
         "tests/launch/test_world_faults.py::test_of_two_runs_on_one_fresh_folder_both_have_one_key",
     ),
     Fault(
