@@ -633,9 +633,9 @@ FAULTS = (
     Fault(
         "values are not clipped on entering",
         "dpx/cross_attention/domain.py",
-        "return k, jnp.clip(v, -self.value_bound, self.value_bound)",
+        "return k, self.nearest_values(v)",
         "return k, v",
-        REPLACED.format("sketch"),
+        REPLACED.format("trees"),
     ),
     Fault(
         "contributions of random features are not rescaled",
