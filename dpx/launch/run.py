@@ -70,7 +70,7 @@ def execute(config: ml_collections.ConfigDict, workdir: Path) -> records.Record:
       storage.BusyError: if another process runs it.
       storage.StorageError: if a file that it needs is damaged.
     """
-    with storage.lock(workdir):
+    with storage.lock(workdir) as still_mine:
         record = records.read(workdir)
         if record is None:
             began = time.monotonic()
@@ -81,6 +81,7 @@ def execute(config: ml_collections.ConfigDict, workdir: Path) -> records.Record:
                     f"config.experiment={config.experiment!r}: run returned {type(outcome).__name__}: let it "
                     "return a dpx.launch.experiment.Outcome"
                 )
+            still_mine()
             _write(outcome, config, workdir, time.monotonic() - began)
             record = records.read(workdir)
             assert record is not None

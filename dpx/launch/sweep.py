@@ -1,27 +1,31 @@
 """Runs a grid of configurations, each in a folder of its own under --workdir.
 
 dpx sweep --config=NAME[:arg] --workdir=DIR [--set=key=v1,v2 ...]
+    [--executor=local|ray|slurm] [--workers=N] [--shard=I/N] [--slurm=key=value ...]
 
 The default grid is the config's sweep(). Finished points are skipped, an unfinished one resumes, and a point
-that fails does not stop the others. Several sweeps may share one folder: each takes points that nobody runs.
+that fails is tried once more and does not stop the others. Several sweeps, on several hosts, may share one
+folder: each takes points that nobody runs.
 """
 
-import hashlib
 import itertools
+import re
 import sys
 import time
-import traceback
+from collections import deque
 from pathlib import Path
 
-import ml_collections
 import yaml
 from absl import flags
 
 from dpx import _storage as storage
-from dpx.launch import cli, records, report, run, sources
+from dpx.launch import cli, points, records, report, run, sources, workers
+from dpx.launch.points import Ended, Task, point_config, point_name
+from dpx.launch.progress import Progress
 
-_LONGEST_NAME = 200
 _PATIENCE = 1.0  # seconds between looks at points that other processes run
+_TICK = 0.05  # seconds between looks at the workers
+_ATTEMPTS = 2
 
 
 def grid(source: str, axes: list[str]) -> list[dict]:
@@ -76,72 +80,109 @@ def _parse(value: str, axis: str):
         ) from None
 
 
-def point_config(source: str, overrides: dict) -> ml_collections.ConfigDict:
-    """The configuration of one point.
+def shard(found: list[dict], text: str) -> list[dict]:
+    """Every N-th point, from the I-th on, where `text` is I/N; all of them where it is empty.
 
     Raises:
-      ValueError: for a value of the wrong type.
+      ValueError: for anything else.
     """
-    config = records.load_config(source)
-    for name, value in overrides.items():
-        default = records.flatten(config)[name]
-        try:
-            config.update_from_flattened_dict(
-                {name: float(value) if isinstance(default, float) else value}
-            )
-        except (TypeError, ValueError) as error:
-            raise ValueError(f"--set={name}={value}: {error}") from None
-    return config
+    if not text:
+        return found
+    parts = re.fullmatch(r"([0-9]+)/([0-9]+)", text)
+    if not parts or not 1 <= int(parts[1]) <= int(parts[2]):
+        raise ValueError(
+            f"--shard={text} must be I/N with I from 1 to N: write 1/4, …, 4/4 for four shards"
+        )
+    return found[int(parts[1]) - 1 :: int(parts[2])]
 
 
-def point_name(overrides: dict) -> str:
-    """The folder of a point: its overrides, in the order of the grid.
-
-    File systems allow names of 255 bytes: what is longer is cut, and ends in a digest of the whole.
-    """
-    name = ",".join(f"{key}={value}" for key, value in overrides.items()).replace("/", "_") or "all"
-    if len(name.encode()) <= _LONGEST_NAME:
-        return name
-    start = name.encode()[: _LONGEST_NAME - 17].decode(errors="ignore")
-    return f"{start},{hashlib.sha256(name.encode()).hexdigest()[:16]}"
-
-
-def run_points(source: str, points: list[dict], folder: Path) -> list[tuple[str, Exception]]:
+def run_points(
+    source: str, found: list[dict], folder: Path, pool: workers.Pool | None = None
+) -> list[tuple[str, str]]:
     """Runs the points that are not finished, and that were checked before.
 
     Several processes may share the points of one folder.
     A point that another process runs is left to it, and looked at again when all others are done: by then
-    it has finished, or its process was killed and it can go on here.
+    it has finished, or its process was killed and it can go on here. One that fails, or whose worker dies,
+    is tried once more, under the keys that it began with.
+
+    Args:
+      source: The config file, with its argument.
+      found: The points, as `grid` has them.
+      folder: Of the sweep.
+      pool: Who runs them; this process where there is none.
 
     Returns:
       The names of those that failed, with their errors, which are also printed.
     """
-    failed, left, said = [], list(enumerate(points, start=1)), set()
-    while left:
-        held = []
-        for number, overrides in left:
-            name = point_name(overrides)
-            if number not in said:
-                sys.stderr.write(f"[{number}/{len(points)}] {name}\n")
-            try:
-                config = point_config(source, overrides)
-                records.begin(config, source, folder / name)
-                run.execute(config, folder / name)
-            except storage.BusyError:
-                if number not in said:
-                    sys.stderr.write(f"[{number}/{len(points)}] runs in another process: later\n")
-                held.append((number, overrides))
-            except cli.EXPECTED as error:
-                sys.stderr.write(f"error: {cli.in_one_line(error)}\n")
-                failed.append((name, error))
-            except Exception as error:
-                traceback.print_exc()
-                failed.append((name, error))
-            said.add(number)
-        if len(held) == len(left):
-            time.sleep(_PATIENCE)
-        left = held
+    pool = workers.Here() if pool is None else pool
+    live = sys.stderr.isatty() and not isinstance(pool, workers.Here)
+    tasks = {n: Task(source, point, str(folder)) for n, point in enumerate(found, start=1)}
+    progress = Progress(len(tasks), pool.size, live=live)
+    waiting, due = deque(tasks), dict.fromkeys(tasks, 0.0)
+    attempts, failed, held, running = dict.fromkeys(tasks, 0), [], set(), {}
+    with pool:
+        while waiting or running:
+            ended = {}
+            while len(running) < pool.size and (number := _next(waiting, due)):
+                task = tasks[number]
+                if (task.workdir / "result.json").exists():
+                    ended[number] = points.attempt(task)  # which deletes keys that a kill has left
+                elif number in held and _busy(task.workdir):
+                    ended[number] = Ended("busy")
+                else:
+                    progress.begins(number, task.name)
+                    running[number] = pool.submit(task)
+            ended |= {n: _result(job) for n, job in running.items() if job.done()}
+            for number, (state, error) in ended.items():
+                running.pop(number, None)
+                name = tasks[number].name
+                if state == "done":
+                    progress.done(name, records.read(tasks[number].workdir))
+                elif state == "busy":
+                    progress.held(number, name, first=number not in held)
+                    held.add(number)
+                    due[number] = time.monotonic() + _PATIENCE
+                    waiting.append(number)
+                else:
+                    attempts[number] += 1
+                    again = attempts[number] < _ATTEMPTS
+                    progress.failed(number, name, error, again=again)
+                    if again:
+                        waiting.append(number)
+                    else:
+                        failed.append((name, error))
+            progress.show()
+            if not ended:
+                time.sleep(_TICK)
+        progress.show(last=True)
     return failed
+
+
+def _next(waiting: deque[int], due: dict[int, float]) -> int | None:
+    """Takes the first point out of those that wait and are due."""
+    now = time.monotonic()
+    for number in waiting:
+        if due[number] <= now:
+            waiting.remove(number)
+            return number
+    return None
+
+
+def _busy(workdir: Path) -> bool:
+    """Whether another process has a point: a look costs less than a job of a cluster."""
+    try:
+        with storage.lock(workdir):
+            return False
+    except storage.BusyError:
+        return True
+
+
+def _result(job: workers.Job) -> Ended:
+    try:
+        return Ended(*job.result())
+    except Exception as error:  # whatever an executor raises for a worker that died
+        return Ended("failed", f"{type(error).__name__}: {cli.in_one_line(error)}")
 
 
 def main(argv: list[str]) -> None:
@@ -151,8 +192,10 @@ def main(argv: list[str]) -> None:
         if flag.config is None or flag.workdir is None:
             raise ValueError("--config=NAME and --workdir=DIR are both needed")
         source, folder = flag.config, Path(flag.workdir)
-        points = grid(source, flag.set)
-        configs = {point_name(overrides): point_config(source, overrides) for overrides in points}
+        whole = grid(source, flag.set)
+        mine = shard(whole, flag.shard)
+        pool = workers.choose(flag.executor, flag.workers, folder, flag.slurm)
+        configs = {point_name(overrides): point_config(source, overrides) for overrides in mine}
         for config in configs.values():
             run.check(config)
         # Every folder is claimed before anything is computed: what one refuses, all may refuse.
@@ -160,22 +203,32 @@ def main(argv: list[str]) -> None:
             records.begin(config, source, folder / name)
     except (ValueError, OSError) as error:
         cli.stop(error)
-    failed = run_points(source, points, folder)
+    failed = run_points(source, mine, folder, pool)
     try:
         if records.read_all(folder):
             print(report.write(folder))
     except cli.EXPECTED as error:
         cli.stop(error)
+    unfinished = sum(not (folder / point_name(p) / "result.json").exists() for p in whole)
+    if unfinished:
+        print(
+            f"{unfinished} of the {len(whole)} points of the whole grid have not finished: totals over runs "
+            "on the same data count the finished ones, and grow with the others."
+        )
     if failed:
-        sys.stderr.write(f"{len(failed)} of {len(points)} points failed:\n")
+        sys.stderr.write(f"{len(failed)} of {len(mine)} points failed:\n")
         for name, error in failed:
-            sys.stderr.write(f"  {name}: {type(error).__name__}: {cli.in_one_line(error)}\n")
+            sys.stderr.write(f"  {name}: {error} (log: {folder / name / points.LOG})\n")
         sys.exit(1)
 
 
 def start() -> None:
     """The command line."""
     flags.DEFINE_string("config", None, "name or file of the config, with :arg if any")
-    flags.DEFINE_string("workdir", None, "folder of the sweep")
+    flags.DEFINE_string("workdir", None, "folder of the sweep, which all workers share")
     flags.DEFINE_multi_string("set", [], "key=v1,v2: an axis of the grid, instead of sweep()")
+    flags.DEFINE_string("executor", "local", "who runs the points: local, ray or slurm")
+    flags.DEFINE_integer("workers", 1, "how many points run at a time")
+    flags.DEFINE_string("shard", "", "I/N: run every N-th point only, from the I-th on")
+    flags.DEFINE_multi_string("slurm", [], "key=value: a job's option, such as timeout_min=60")
     cli.start(main)

@@ -209,15 +209,25 @@ def _stored(
     """What lies in the run's file of keys, which is made from `draw` for a run that begins."""
     path, found = workdir / FOLDER / _KEYS, _digest(data)
     if not os.path.lexists(path):
-        if any((workdir / name).exists() for name in _BEGUN):
-            raise CannotResumeError(
-                f"{path} is missing, and {workdir} holds a run whose noise keys are gone: with new ones it "
-                "would release twice and pay once, so use a new --workdir"
-            )
-        storage.create_private(path, {**draw(), "data": found, "settings": settings})
+        _not_begun(workdir)
+        if storage.create_private(path, {**draw(), "data": found, "settings": settings}):
+            try:
+                # Between the two looks this process may have slept while another one ran, and finished.
+                _not_begun(workdir)
+            except CannotResumeError:
+                path.unlink()
+                raise
     stored = storage.read_private(path)
     _unchanged(stored, workdir, found, settings)
     return stored
+
+
+def _not_begun(workdir: Path) -> None:
+    if any((workdir / name).exists() for name in _BEGUN):
+        raise CannotResumeError(
+            f"{workdir / FOLDER / _KEYS} is missing, and {workdir} holds a run whose noise keys are gone: "
+            "with new ones it would release twice and pay once, so use a new --workdir"
+        )
 
 
 def _unchanged(stored: dict, workdir: Path, data: str, settings: dict | None) -> None:

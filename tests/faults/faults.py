@@ -633,9 +633,9 @@ FAULTS = (
     Fault(
         "values are not clipped on entering",
         "dpx/cross_attention/domain.py",
-        "return k, jnp.clip(v, -self.value_bound, self.value_bound)",
+        "return k, self.nearest_values(v)",
         "return k, v",
-        REPLACED.format("sketch"),
+        REPLACED.format("trees"),
     ),
     Fault(
         "contributions of random features are not rescaled",
@@ -927,16 +927,16 @@ FAULTS = (
     ),
     Fault(
         "two processes on one folder draw two keys",
-        "dpx/_storage.py",
+        "dpx/_lease.py",
         "os.link(partial, path)",
-        "os.replace(partial, path)\n            open(partial, 'w').close()",
+        "os.replace(partial, path)\n        open(partial, 'w').close()",
         "tests/launch/test_world_faults.py::test_of_two_runs_on_one_fresh_folder_both_have_one_key",
     ),
     Fault(
         "a run is not locked",
         "dpx/launch/run.py",
-        "    with storage.lock(workdir):\n        record = records.read(workdir)",
-        "    if True:\n        record = records.read(workdir)",
+        "    with storage.lock(workdir) as still_mine:\n        record = records.read(workdir)",
+        "    if still_mine := lambda: None:\n        record = records.read(workdir)",
         "tests/launch/test_experiments.py::test_a_folder_that_is_in_use_is_not_run_in",
     ),
     Fault(

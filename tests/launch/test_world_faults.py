@@ -592,11 +592,11 @@ def test_two_sweeps_share_the_points_of_a_folder(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr("experiments.noisy_head.excess_risk.run", lambda config, workdir: outcome)
 
     def watching(config, workdir):
+        record = execute(config, workdir)
+        ran.append(config.seed)
         # The other process lets go of its point when all others are done.
         if len(ran) == 2:
             other.__exit__(None, None, None)
-        record = execute(config, workdir)
-        ran.append(config.seed)
         return record
 
     for point in points:

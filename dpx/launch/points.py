@@ -1,0 +1,134 @@
+"""One point of a sweep: its configuration, its folder, and an attempt to run it in any process."""
+
+import contextlib
+import hashlib
+import os
+import platform
+import sys
+import traceback
+from collections.abc import Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+import ml_collections
+
+from dpx import _storage as storage
+from dpx.launch import cli, records, run
+
+LOG = "log.txt"
+_LONGEST_NAME = 200
+
+
+class Task(NamedTuple):
+    """What a worker has to know of a point, so that it goes through a pipe: strings and plain values.
+
+    Attributes:
+      source: The config file, with its argument.
+      overrides: What differs from it, by dotted name.
+      folder: Of the sweep.
+    """
+
+    source: str
+    overrides: dict
+    folder: str
+
+    @property
+    def name(self) -> str:
+        return point_name(self.overrides)
+
+    @property
+    def workdir(self) -> Path:
+        return Path(self.folder) / self.name
+
+
+class Ended(NamedTuple):
+    """How an attempt ended: `done`, `busy` (another process has the point) or `failed`, with the error."""
+
+    state: str
+    error: str = ""
+
+
+def point_config(source: str, overrides: dict) -> ml_collections.ConfigDict:
+    """The configuration of one point.
+
+    Raises:
+      ValueError: for a value of the wrong type.
+    """
+    config = records.load_config(source)
+    for name, value in overrides.items():
+        default = records.flatten(config)[name]
+        try:
+            config.update_from_flattened_dict(
+                {name: float(value) if isinstance(default, float) else value}
+            )
+        except (TypeError, ValueError) as error:
+            raise ValueError(f"--set={name}={value}: {error}") from None
+    return config
+
+
+def point_name(overrides: dict) -> str:
+    """The folder of a point: its overrides, in the order of the grid.
+
+    File systems allow names of 255 bytes: what is longer is cut, and ends in a digest of the whole.
+    """
+    name = ",".join(f"{key}={value}" for key, value in overrides.items()).replace("/", "_") or "all"
+    if len(name.encode()) <= _LONGEST_NAME:
+        return name
+    start = name.encode()[: _LONGEST_NAME - 17].decode(errors="ignore")
+    return f"{start},{hashlib.sha256(name.encode()).hexdigest()[:16]}"
+
+
+def attempt(task: Task, *, quiet: bool = False) -> Ended:
+    """Runs a point, goes on with one that was killed, or leaves it to the process that has it.
+
+    The folder's lock keeps others out, and the keys that lie in the folder are those of every attempt: a
+    point that fails and is tried again draws the same noise, and is paid for once.
+
+    Args:
+      task: The point.
+      quiet: All that is printed goes to log.txt in the point's folder, as errors always do.
+    """
+    task = Task(*task)
+    try:
+        config = point_config(task.source, task.overrides)
+        records.begin(config, task.source, task.workdir)
+        with _logged(task.workdir / LOG) if quiet else contextlib.nullcontext():
+            run.execute(config, task.workdir)
+        return Ended("done")
+    except storage.BusyError:
+        return Ended("busy")
+    except cli.EXPECTED as found:
+        error, text = found, f"error: {cli.in_one_line(found)}\n"
+    except Exception as found:
+        error, text = found, traceback.format_exc()
+    if not quiet:
+        sys.stderr.write(text)
+    with contextlib.suppress(OSError), _appending(task.workdir / LOG) as log:
+        log.write(text)
+    return Ended("failed", f"{type(error).__name__}: {cli.in_one_line(error)}")
+
+
+@contextlib.contextmanager
+def _logged(path: Path) -> Iterator[None]:
+    """Sends what this process prints to a file, what compilers print below Python too."""
+    with _appending(path) as log:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        kept = [(number, os.dup(number)) for number in (1, 2)]
+        try:
+            for number, _ in kept:
+                os.dup2(log.fileno(), number)
+            with contextlib.redirect_stdout(log), contextlib.redirect_stderr(log):
+                print(f"host {platform.node()}, process {os.getpid()}")
+                yield
+        finally:
+            for number, copy in kept:
+                os.dup2(copy, number)
+                os.close(copy)
+
+
+def _appending(path: Path):
+    """The log of a point, for its owner alone: training losses and errors may show private data."""
+    with storage.naming(path):
+        flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW
+        return os.fdopen(os.open(path, flags, 0o600), "a", buffering=1, encoding="utf-8")

@@ -1,0 +1,126 @@
+"""The live table of a sweep: done, running, failed, the best so far, and the time that is left."""
+
+import shutil
+import sys
+import time
+from typing import TextIO
+
+from dpx.launch.records import Record
+
+_MOST_LINES = 12  # of points that run or failed
+_REDRAW = 0.5  # seconds
+
+
+class Progress:
+    """Counts the points of a sweep, and shows them on a terminal or as lines of a log.
+
+    Args:
+      count: Points of the sweep.
+      size: Workers that run them.
+      live: Redraw a table in place, on a terminal that nothing else is printed to.
+      out: Where to.
+    """
+
+    def __init__(self, count: int, size: int, *, live: bool = False, out: TextIO | None = None):
+        self._count, self._size, self._live = count, size, live
+        self._out = sys.stderr if out is None else out
+        self._running: dict[str, float] = {}
+        self._failed: dict[str, str] = {}
+        self._seconds: list[float] = []
+        self._values: dict[str, float] = {}
+        self._metric, self._done, self._lost, self._drawn, self._last = "", 0, 0, 0, 0.0
+
+    def begins(self, number: int, name: str) -> None:
+        """A worker is given a point."""
+        self._running[name] = time.monotonic()
+        self._failed.pop(name, None)
+        self._say(f"[{number}/{self._count}] {name}")
+
+    def held(self, number: int, name: str, *, first: bool) -> None:
+        """Another process has the point."""
+        self._running.pop(name, None)
+        if first:
+            self._say(f"[{number}/{self._count}] runs in another process: later")
+
+    def done(self, name: str, record: Record | None) -> None:
+        """A point has finished; one that had finished before tells nothing about the time that is left."""
+        began = self._running.pop(name, None)
+        if began is not None:
+            self._seconds.append(time.monotonic() - began)
+        self._done += 1
+        if record is not None and (headline := _headline(record)):
+            self._metric, self._values[name] = headline
+        self._say(self.summary())
+
+    def failed(self, number: int, name: str, error: str, *, again: bool) -> None:
+        """An attempt has failed."""
+        self._running.pop(name, None)
+        self._failed[name] = error
+        self._lost += not again
+        after = "it is tried once more" if again else self.summary()
+        self._say(f"[{number}/{self._count}] failed: {error}; {after}")
+
+    def summary(self) -> str:
+        """All in one line."""
+        parts = [f"{self._done} of {self._count} done"]
+        parts += [f"{len(self._running)} running"] if self._running else []
+        parts += [f"{len(self._failed)} failed"] if self._failed else []
+        return "; ".join([", ".join(parts), *self._best(), *self._left()])
+
+    def table(self) -> list[str]:
+        """All, with a line for each point that runs or failed."""
+        now = time.monotonic()
+        points = [f"  running  {name}  {_time(now - t)}" for name, t in self._running.items()]
+        points += [f"  failed   {name}  {error}" for name, error in self._failed.items()]
+        more = [f"  and {len(points) - _MOST_LINES} more"] * (len(points) > _MOST_LINES)
+        return [self.summary(), *points[:_MOST_LINES], *more]
+
+    def show(self, *, last: bool = False) -> None:
+        """Redraws the table, where it is live; the last one stays."""
+        if not self._live or (not last and time.monotonic() - self._last < _REDRAW):
+            return
+        self._last = time.monotonic()
+        width = shutil.get_terminal_size().columns - 1
+        lines = [line[:width] for line in self.table()]
+        up = f"\x1b[{self._drawn}A" if self._drawn else ""
+        self._out.write(up + "\x1b[J" + "\n".join(lines) + "\n")
+        self._out.flush()
+        self._drawn = len(lines)
+
+    def _say(self, line: str) -> None:
+        if not self._live:
+            self._out.write(line + "\n")
+            self._out.flush()
+
+    def _best(self) -> list[str]:
+        """Both ends of the headline's metric: which of them is the best one is known to who reads it."""
+        if not self._values:
+            return []
+        ends = (
+            min(self._values, key=self._values.__getitem__),
+            max(self._values, key=self._values.__getitem__),
+        )
+        low, high = (f"{self._values[name]:.4g} ({name})" for name in ends)
+        return [f"{self._metric} {low}" + (f" to {high}" if len(self._values) > 1 else "")]
+
+    def _left(self) -> list[str]:
+        left = self._count - self._done - self._lost
+        if not self._seconds or not left:
+            return []
+        seconds = sum(self._seconds) / len(self._seconds) * left / self._size
+        return [f"about {_time(seconds)} left"]
+
+
+def _headline(record: Record) -> tuple[str, float] | None:
+    """The first number of the row that the run is about."""
+    for measure in record.measures:
+        if measure.row == record.headline_row or not record.headline_row:
+            return measure.name, measure.value
+    return None
+
+
+def _time(seconds: float) -> str:
+    minutes = round(seconds / 60)
+    if minutes < 2:
+        return f"{seconds:.0f} s"
+    return f"{minutes} min" if minutes < 120 else f"{minutes / 60:.1f} h"
