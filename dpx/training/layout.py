@@ -78,7 +78,7 @@ class Layout:
             x = np.asarray(x)
             x = x.astype(jax.dtypes.canonicalize_dtype(x.dtype), copy=False)
 
-            def block(index: tuple) -> np.ndarray:
+            def block(index: Any) -> np.ndarray:
                 shard = (index[0].start or 0) // self.block
                 rows = x[self._bounds[shard] : self._bounds[shard + 1]]
                 return np.pad(rows, [(0, self.block - len(rows)), *[(0, 0)] * (x.ndim - 1)])
