@@ -15,6 +15,7 @@ from dpx.privacy import PrivacyGuarantee
 from dpx.training import calibration, loop
 from dpx.training import keys as secrets
 from dpx.training.examples import as_examples
+from dpx.training.layout import Layout, as_mesh
 from dpx.training.log import Record
 
 
@@ -58,6 +59,7 @@ def fit(
     unit: str = "record",
     assumptions: tuple[str, ...] = (),
     accountant: str = "pld",
+    mesh: jax.sharding.Mesh | Mapping[str, int] | None = None,
     workdir: str | Path | None = None,
     label: str = "training",
     evaluate: Callable[[Any], Mapping[str, float]] | None = None,
@@ -102,6 +104,11 @@ def fit(
       unit: What a record is, in the guarantee.
       assumptions: What else the guarantee rests on.
       accountant: "pld", which is tight, or "rdp".
+      mesh: Devices to train on, as a mesh or as the sizes of its axes; None for one device. Along `data` each
+        holds a share of the records, and clips and adds up their gradients: {"data": 8}. Along `model` they
+        share every large array of the parameters and of the optimizer's state, and its noise, where one
+        device has no room for all of it: {"data": 4, "model": 2}. Sample, noise and guarantee are the same
+        on any mesh, and a call that is repeated may go on on another one. The result lies on the mesh.
       workdir: A folder for checkpoints and metrics.jsonl. A killed call is repeated, on the same data and
         with the same arguments, and goes on bitwise where it was, under the key that it began with: until it
         has finished, that lies in the folder, which only its owner can read. After that, a repeated call
@@ -118,6 +125,7 @@ def fit(
     selection.check(wrt)
     trained = parameters_of.flatten(params, wrt)
     examples, rows = as_examples(data)
+    layout = Layout(as_mesh(mesh), rows)
     _validate.check_epsilon(epsilon)
     _validate.check_delta(delta)
     calibration.warn_about_delta(delta, rows)
@@ -196,6 +204,7 @@ def fit(
             microbatch_size=microbatch_size,
             record_key=record_key,
             frozen=frozen,
+            layout=layout,
             strict=strict,
             workdir=folder,
             evaluate=None if evaluate is None else lambda tree: evaluate(rebuilt(tree)),

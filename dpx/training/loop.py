@@ -14,7 +14,6 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 import optax
 
 from dpx import _watch
@@ -23,6 +22,7 @@ from dpx.training import sampling
 from dpx.training.calibration import Privacy, public_size
 from dpx.training.checkpoints import Checkpoints
 from dpx.training.keys import Keys
+from dpx.training.layout import Layout
 from dpx.training.log import MetricLog, Progress, Record
 from dpx.training.transformation import privatize
 
@@ -43,6 +43,7 @@ def train(
     strict: bool = False,
     weight_fn: Callable[..., jax.Array] | None = None,
     frozen: Any = None,
+    layout: Layout | None = None,
     workdir: Path | None = None,
     evaluate: Callable[[Any], Mapping[str, float]] | None = None,
     evaluate_every: int = 1,
@@ -75,24 +76,30 @@ def train(
         None for equal weights.
       frozen: A tree of arrays that stay as they are: the loss is then of (params, frozen, *example). Those
         that a loss closes over would be compiled into the program.
+      layout: Of these records on a mesh of devices; None for one device.
       workdir: Holds metrics.jsonl and the checkpoints; None for neither.
       evaluate: Of the parameters, logged every `evaluate_every` steps; not covered by the guarantee.
       evaluate_every, log_every, checkpoint_every: In steps.
     """
-    rows = len(jax.tree.leaves(data)[0])
-    num_examples = public_size(rows)
+    layout = layout or Layout(None, len(jax.tree.leaves(data)[0]))
+    num_examples = public_size(layout.rows)
     probability = batch_size / num_examples
     # Pieces beyond those of a batch are never run, so room for the largest batch to expect costs nothing.
-    room = _largest_batch(num_examples, probability)
-    piece = min(microbatch_size or room, num_examples)
+    block = math.ceil(num_examples / layout.shards)
+    room = _largest_batch(block, probability)
+    piece = min(math.ceil(microbatch_size / layout.shards) if microbatch_size else room, block)
     noise_key, dropout_key = jax.random.split(keys.noise)
     noisy = optax.chain(_mean(privacy, batch_size, noise_key, label), optimizer)
-    step_fn = jax.jit(
-        functools.partial(_step, loss_fn, noisy, privacy, piece, record_key, strict, weight_fn),
-        donate_argnums=0,
-    )
     # Steps reuse the memory of the state they are given, which the caller's arrays must survive.
-    state = jax.tree.map(jnp.array, (params, noisy.init(_wide(params))))
+    params, frozen, dropout_key = layout.put((jax.tree.map(jnp.array, params), frozen, dropout_key))
+    state = params, layout.put(jax.tree.map(jnp.array, noisy.init(_wide(params))))
+    step_fn = jax.jit(
+        functools.partial(
+            _step, loss_fn, noisy, privacy, layout, piece, record_key, strict, weight_fn
+        ),
+        donate_argnums=0,
+        out_shardings=(jax.tree.map(layout.sharding, state), layout.sharding(jnp.zeros(()))),
+    )
     # Checkpoints are written and deleted in the background, which has to end with the run, killed or not.
     with contextlib.ExitStack() as stack:
         stack.enter_context(reports.records(data))
@@ -103,24 +110,19 @@ def train(
             start, state = checkpoints.restore(state)
         log = MetricLog(None if workdir is None else workdir / "metrics.jsonl", label, start)
         progress = Progress(label, steps, start)
-        data_on_device = jax.tree.map(jnp.asarray, data)
-        names = jnp.asarray(_watch.record_ids(rows))
+        records = layout.records((data, _watch.record_ids(layout.rows)))
         batches = sampling.poisson_batches(
-            rows,
+            layout.rows,
             sampling_probability=probability,
             steps=steps,
             seed=keys.sampling,
-            multiple_of=piece,
             start=start,
         )
         for step, (indices, mask) in enumerate(batches, start=start):
-            pieces = len(indices) // piece
-            indices, mask = _pad_to(indices, room, piece), _pad_to(mask, room, piece)
             dropout = dropout_key, step
             _watch.key_used(randomness.step_key(*dropout), "dropout")
-            state, loss = step_fn(
-                state, (data_on_device, names), indices, mask, pieces, dropout, frozen
-            )
+            batch = layout.batch(indices[mask], piece, room)
+            state, loss = step_fn(state, records, *batch, dropout, frozen)
             done = step + 1
             if done % log_every == 0 or done == steps:
                 spent = privacy.spent(done) if privacy is not None else None
@@ -152,6 +154,7 @@ def _step(
     loss_fn,
     optimizer,
     privacy,
+    layout,
     piece,
     record_key,
     strict,
@@ -166,28 +169,36 @@ def _step(
 ):
     """One step on a padded batch; returns the state and the mean loss of the real records in the batch."""
     params, opt_state = state
-    dropout_key, number = dropout
     of_both = loss_fn if frozen is not None else lambda params, _, *row: loss_fn(params, *row)
     if privacy is None:
         gradient = functools.partial(_plain_gradient, of_both)
     else:
         gradient = functools.partial(_clipped_gradient, of_both, privacy, strict)
 
-    def add_piece(index, totals):
-        rows = jax.lax.dynamic_slice_in_dim(indices, index * piece, piece)
-        real = jax.lax.dynamic_slice_in_dim(mask, index * piece, piece)
-        batch, names = jax.tree.map(lambda array: array[rows], data)
-        # A mask belongs to a record: were it that of a slot, each record would change those after it.
-        keys = randomness.record_keys(dropout_key, number, names)
-        result = gradient(params, frozen, *batch, *([keys] if record_key else []), mask=real)
-        weights = real if weight_fn is None else jnp.where(real, jax.vmap(weight_fn)(*batch), 0)
-        grads, loss, weight = totals
-        return sums.add(grads, result.grads), loss + result.losses.sum(), weight + weights.sum()
+    def sum_pieces(kept, held):
+        params, frozen, pieces, (dropout_key, number) = kept
+        data, indices, mask = held
 
-    # A plain running sum rounds by more than one record's gradient once it is long.
-    totals = (sums.start(_wide(params)), jnp.zeros(()), jnp.zeros(()))
-    totals, loss, weight = jax.lax.fori_loop(0, pieces, add_piece, totals)
-    grads = sums.result(totals)
+        def add_piece(index, totals):
+            rows = jax.lax.dynamic_slice_in_dim(indices, index * piece, piece)
+            real = jax.lax.dynamic_slice_in_dim(mask, index * piece, piece)
+            batch, names = jax.tree.map(lambda array: array[rows], data)
+            # A mask belongs to a record: were it that of a slot, each record would change those after it.
+            keys = randomness.record_keys(dropout_key, number, names)
+            result = gradient(params, frozen, *batch, *([keys] if record_key else []), mask=real)
+            weights = real if weight_fn is None else jnp.where(real, jax.vmap(weight_fn)(*batch), 0)
+            grads, loss, weight = totals
+            return sums.add(grads, result.grads), loss + result.losses.sum(), weight + weights.sum()
+
+        # A plain running sum rounds by more than one record's gradient once it is long.
+        totals = (sums.start(_wide(params)), jnp.zeros(()), jnp.zeros(()))
+        totals, loss, weight = jax.lax.fori_loop(0, pieces, add_piece, totals)
+        return sums.result(totals), loss, weight
+
+    grads, loss, weight = layout.sum_over_blocks(sum_pieces)(
+        (params, frozen, pieces, dropout), (data, indices, mask)
+    )
+    grads = layout.constrain(grads)
     updates, opt_state = optimizer.update(grads, opt_state, params)
     loss = loss / jnp.where(weight > 0, weight, 1)
     return (optax.apply_updates(params, updates), opt_state), loss
@@ -223,8 +234,3 @@ def _wide(params):
 def _largest_batch(num_examples: int, probability: float) -> int:
     spread = math.sqrt(num_examples * probability * (1 - probability))
     return min(num_examples, math.ceil(num_examples * probability + 6 * spread) + 1)
-
-
-def _pad_to(array: np.ndarray, size: int, multiple: int) -> np.ndarray:
-    size = max(len(array), math.ceil(size / multiple) * multiple)
-    return np.pad(array, (0, size - len(array)))

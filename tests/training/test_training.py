@@ -11,6 +11,7 @@ import dpx
 from dpx.training import checkpoints, loop
 from dpx.training.calibration import Privacy
 from dpx.training.keys import Keys
+from dpx.training.layout import Layout
 from dpx.training.log import Progress
 from experiments.dp_transformer import training
 
@@ -74,6 +75,7 @@ def step(piece, real, noise_multiplier, loss=loss_fn):
         loss,
         optimizer,
         privacy,
+        Layout(None, len(X)),
         piece,
         True,
         False,

@@ -1,0 +1,156 @@
+"""Private training on meshes of eight devices: prints, for each mesh, how far it is from that on one.
+
+A program of its own, because JAX counts the devices of a process once. `tests/training/test_meshes.py` runs
+it and says what must hold.
+"""
+
+import json
+import math
+import sys
+import tempfile
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+from jax.sharding import AxisType
+from mesh_cases import exchanged
+
+import dpx
+from dpx.training import loop
+from dpx.training.log import Progress
+
+RECORDS = 101  # which no mesh divides
+STEPS = 4
+MESHES = {
+    "data 2": {"data": 2},
+    "data 8": {"data": 8},
+    "data 4, model 2": {"data": 4, "model": 2},
+    "model 2": {"model": 2},
+}
+
+
+def loss(params, tokens, target, key):
+    """An embedding, dropout, a scan whose carry begins as a constant, and a bias that no axis divides."""
+    x = params["embed"][tokens] * jax.random.bernoulli(key, 0.8, (6, 16))
+    step = lambda carry, row: (jnp.tanh(carry + row @ params["mix"]), ())  # noqa: E731
+    last, _ = jax.lax.scan(step, jnp.zeros(16), x)
+    scores = last @ params["embed"].T + params["bias"]
+    return optax.softmax_cross_entropy_with_integer_labels(scores, target)
+
+
+def nothing(params, tokens, target):
+    """A loss without gradient: what is learned is the noise."""
+    return 0 * params["embed"][tokens].sum() + 0 * params["mix"].sum() + 0 * params["bias"].sum()
+
+
+def inputs():
+    rng = np.random.default_rng(0)
+    shapes = {"embed": (48, 16), "mix": (16, 16), "bias": (48,)}
+    params = {name: 0.3 * rng.normal(size=shape).astype("f4") for name, shape in shapes.items()}
+    data = rng.integers(0, 48, (RECORDS, 6)), rng.integers(0, 48, RECORDS)
+    return params | {"odd": np.ones(3, "f4")}, data
+
+
+def fit(loss_fn=loss, optimizer=optax.sgd(0.1, momentum=0.9), **changes):  # noqa: B008
+    params, data = inputs()
+    settings = {
+        "epsilon": 4.0,
+        "delta": 1e-3,
+        "batch_size": 30,
+        "steps": STEPS,
+        "l2_clip_norm": 0.5,
+        "optimizer": optimizer,
+        "key": jax.random.key(3),
+        "record_key": loss_fn is loss,
+    }
+    return dpx.training.fit(loss_fn, params, data, **settings | changes)
+
+
+def seen(**changes):
+    """A training, its compiled step, and among how many devices each array of its state is shared."""
+    jit, found = jax.jit, {}
+
+    def recording(function, **settings):
+        jitted = jit(function, **settings)
+        if getattr(function, "func", None) is not loop._step:
+            return jitted
+
+        def run(*arguments):
+            if not found:
+                found["program"] = jitted.lower(*arguments).compile()
+                leaves = [x for x in jax.tree.leaves(arguments[0]) if x.size > 3]
+                shards = [x.sharding.shard_shape(x.shape) for x in leaves]
+                found["shares"] = [
+                    x.size // math.prod(s) for x, s in zip(leaves, shards, strict=True)
+                ]
+            return found["program"](*arguments)
+
+        return run
+
+    jax.jit = recording
+    try:
+        return fit(**changes), found
+    finally:
+        jax.jit = jit
+
+
+def farthest(a, b):
+    pairs = zip(jax.tree.leaves(a), jax.tree.leaves(b), strict=True)
+    return max(float(np.abs(np.asarray(x) - np.asarray(y)).max()) for x, y in pairs)
+
+
+def compare(found, one):
+    return {
+        "apart": farthest(found.params, one.params),
+        "losses apart": max(
+            abs(a.loss - b.loss) for a, b in zip(found.history, one.history, strict=True)
+        ),
+        "same guarantee": found.guarantee == one.guarantee,
+    }
+
+
+def killed_at(step, **changes):
+    line = Progress.line
+
+    def stop(self, done, *rest):
+        if done == step:
+            raise KeyboardInterrupt
+        line(self, done, *rest)
+
+    Progress.line = stop
+    try:
+        fit(**changes)
+    except KeyboardInterrupt:
+        pass
+    finally:
+        Progress.line = line
+
+
+def moved(begun, resumed):
+    """A training that is killed on one mesh and goes on on another, under another key."""
+    with tempfile.TemporaryDirectory() as folder:
+        settings = {"workdir": folder, "log_every": 1, "checkpoint_every": 1}
+        killed_at(3, mesh=begun, **settings)
+        return fit(mesh=resumed, **settings | {"key": jax.random.key(4)})
+
+
+def main():
+    one = fit(log_every=1)
+    found = {"moved": farthest(one.params, inputs()[0])}
+    for name, mesh in MESHES.items():
+        on_mesh, step = seen(mesh=mesh, log_every=1)
+        about = {"exchanged": exchanged(step["program"].as_text()), "shares": step["shares"]}
+        found[name] = compare(on_mesh, one) | about
+    explicit = jax.make_mesh((4,), ("data",), axis_types=(AxisType.Explicit,))
+    found["explicit, data 4"] = compare(fit(mesh=explicit, microbatch_size=6, log_every=1), one)
+    found["resumed"] = compare(moved({"data": 4}, {"data": 2, "model": 2}), one)
+    alone = fit(nothing, optax.sgd(1.0))
+    spread = fit(nothing, optax.sgd(1.0), mesh={"data": 4, "model": 2})
+    found["noise apart"] = farthest(spread.params, alone.params)
+    found["noise"] = farthest(alone.params, inputs()[0])
+    json.dump(found, sys.stdout)
+
+
+if __name__ == "__main__":
+    main()

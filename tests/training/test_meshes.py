@@ -1,0 +1,96 @@
+"""Private training on meshes: the same result on any of them, from one reduction of the sum."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import jax
+import numpy as np
+import pytest
+
+from dpx.training.layout import Layout, as_mesh
+
+CASES = Path(__file__).parents[1] / "fit_cases.py"
+PARAMETERS = 48 * 16 + 16 * 16 + 48 + 3
+CHEAP = "--xla_backend_optimization_level=0 --xla_llvm_disable_expensive_passes=true"
+
+
+@pytest.fixture(scope="module")
+def found():
+    """What `fit_cases.py` prints: one process for all cases, because starting takes the time."""
+    devices = {
+        "XLA_FLAGS": f"--xla_force_host_platform_device_count=8 {CHEAP}",
+        "JAX_PLATFORMS": "cpu",
+    }
+    done = subprocess.run(
+        [sys.executable, CASES],
+        env=os.environ | devices | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
+    assert done.returncode == 0, done.stderr[-4000:]
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+@pytest.mark.parametrize(
+    "case", ["data 2", "data 8", "data 4, model 2", "model 2", "explicit, data 4", "resumed"]
+)
+def test_training_is_that_on_one_device(found, case):
+    assert found[case]["apart"] < 1e-6 < 0.01 < found["moved"]
+    assert found[case]["losses apart"] < 1e-6
+    assert found[case]["same guarantee"]
+
+
+@pytest.mark.parametrize("case", ["data 2", "data 8"])
+def test_devices_exchange_nothing_but_the_sum_once_a_step(found, case):
+    exchanged = found[case]["exchanged"]
+    assert list(exchanged) == ["all-reduce"]
+    # With the loss, and how many records it is the mean of.
+    assert sum(exchanged["all-reduce"]) == PARAMETERS + 2
+
+
+def test_devices_share_parameters_and_state(found):
+    assert found["data 8"]["shares"] == [1] * 6
+    assert found["data 4, model 2"]["shares"] == found["model 2"]["shares"] == [2] * 6
+
+
+def test_noise_is_the_same_to_the_last_bit(found):
+    assert found["noise apart"] == 0
+    assert found["noise"] > 0.01
+
+
+def test_each_block_takes_its_own_members_of_the_sample():
+    layout = Layout(None, 11)
+    layout.shards, layout._bounds = 4, np.array([0, 2, 5, 8, 11])
+    chosen = np.array([0, 1, 2, 4, 10])
+    places, mask, pieces = layout.batch(chosen, 1, 3)
+    assert pieces == 2
+    assert mask.reshape(4, 3).sum(1).tolist() == [2, 2, 0, 1]
+    names = places.reshape(4, 3) + layout._bounds[:-1, None]
+    assert names.reshape(-1)[mask].tolist() == chosen.tolist()
+    assert layout.batch(chosen[:0], 2, 3)[2] == 1  # an empty sample is a step as well
+    assert layout.batch(chosen, 1, 1)[0].size == 8  # what exceeds the room is not cut off
+
+
+@pytest.mark.parametrize(
+    ("mesh", "named"),
+    [
+        ({"data": 64}, r"mesh={'data': 64} must have at most \d+ device.* use smaller axes"),
+        ({"data": 0}, r"mesh\['data'\]=0 must"),
+        ({"batch": 2}, "mesh={'batch': 2} must have the axes 'data' and 'model'"),
+        ({}, "mesh={} must have the axes"),
+        (4, "mesh=4 must have the axes"),
+    ],
+)
+def test_meshes_that_cannot_be(mesh, named):
+    with pytest.raises(ValueError, match=named):
+        as_mesh(mesh)
+
+
+def test_a_mesh_without_one_of_the_axes_has_it_with_one_device():
+    mesh = as_mesh(jax.make_mesh((1,), ("model",)))
+    assert dict(mesh.shape) == {"data": 1, "model": 1}
+    assert set(mesh.axis_types) == {jax.sharding.AxisType.Auto}
