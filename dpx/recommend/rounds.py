@@ -1,5 +1,9 @@
 """The rounds of `dpx.recommend.transitions`: what one of them sums, and how one leads to the next."""
 
+import dataclasses
+import functools
+import itertools
+from collections.abc import Iterator
 from typing import NamedTuple
 
 import jax
@@ -8,9 +12,10 @@ from scipy import sparse
 
 from dpx import noise
 from dpx.data.histories import Histories
-from dpx.partial import Partial, Passes
+from dpx.partial import Partial, Passes, merge
 
 _LAST_CUT = 2.5  # standard errors that a pair must reach to be counted in the last round
+_PIECE_EVENTS = 2**17  # whose pairs are in memory together: 120 MiB at 20 gaps
 
 
 class Round(NamedTuple):
@@ -30,12 +35,17 @@ class Round(NamedTuple):
     backward: float
 
     def __call__(self, histories: Histories) -> Partial:
-        return self.of_pairs(self.pairs(histories))
+        # A few users after the others: pairs take 40 times the memory of their events.
+        parts = (
+            self.of_pairs(self.pairs(histories, users)).as_block(f"from user {users.start}")
+            for users in _pieces(histories)
+        )
+        return dataclasses.replace(functools.reduce(merge, parts), blocks=frozenset())
 
-    def pairs(self, histories: Histories) -> sparse.csr_array:
+    def pairs(self, histories: Histories, users: slice = slice(None)) -> sparse.csr_array:
         """(N, K²) weights of each user's ordered pairs of different kept items, before any norm is taken."""
         _, _, *weighting = self
-        return _pairs(histories, self.items, *weighting)
+        return _pairs(histories.items[users], histories.num_items, self.items, *weighting)
 
     def of_pairs(self, pairs: sparse.csr_array) -> Partial:
         """The sum over users, given their `pairs`."""
@@ -81,9 +91,17 @@ def release_rounds(
     return total / counted, std / np.sqrt(counted)
 
 
-def _pairs(histories, items, gap_decay, max_gap, age_decay, backward) -> sparse.csr_array:
-    users, tokens, after = flat(histories.items)
-    place = places(items, histories.num_items)[tokens]
+def _pieces(histories: Histories) -> Iterator[slice]:
+    """Users in pieces of about so many events; a user is in one piece."""
+    lengths = np.array([len(items) for items in histories.items], np.int64)
+    before = np.cumsum(lengths) - lengths
+    cuts = np.flatnonzero(np.diff(before // _PIECE_EVENTS)) + 1
+    return itertools.starmap(slice, itertools.pairwise([0, *cuts.tolist(), len(lengths)]))
+
+
+def _pairs(walks, num_items, items, gap_decay, max_gap, age_decay, backward) -> sparse.csr_array:
+    users, tokens, after = flat(walks)
+    place = places(items, num_items)[tokens]
     rows, entries, weights = [], [], []
     for gap in range(1, min(max_gap, len(tokens) - 1) + 1):
         first, second = place[:-gap], place[gap:]
@@ -95,7 +113,7 @@ def _pairs(histories, items, gap_decay, max_gap, age_decay, backward) -> sparse.
             entries.append(source * len(items) + target)
             weights.append(factor * weight)
     coordinates = (_joined(rows, np.int64), _joined(entries, np.int64))
-    shape = (len(histories.items), len(items) ** 2)
+    shape = (len(walks), len(items) ** 2)
     # Conversion from coordinates adds up what a history reaches more than once.
     return sparse.csr_array((_joined(weights, np.float64), coordinates), shape=shape)
 

@@ -120,6 +120,19 @@ def test_later_rounds_have_the_same_sensitivity(monkeypatch, histories):
     assert left[0] > left[1] > left[2]
 
 
+def test_a_block_is_summed_in_pieces_of_users_to_the_last_bit(monkeypatch, histories):
+    whole = first_round(NUM_ITEMS)(histories)
+    monkeypatch.setattr(rounds, "_PIECE_EVENTS", 37)
+    cut = list(rounds._pieces(histories))
+    assert len(cut) > 10
+    assert [walk for users in cut for walk in histories.items[users]] == list(histories.items)
+    found = first_round(NUM_ITEMS)(histories)
+    np.testing.assert_array_equal(found.sums[0], whole.sums[0])
+    assert (found.num_records, found.largest) == (whole.num_records, whole.largest)
+    assert not found.blocks
+    assert first_round(NUM_ITEMS)(Histories((), NUM_ITEMS)).num_records == 0
+
+
 def test_noise_has_the_standard_error_it_states():
     empty = Histories(tuple(np.zeros(0, np.int32) for _ in range(50)), 60)
     made = transitions.fit(KEY, empty, epsilon=1.0, delta=1e-5, num_kept=60, rounds=1)
