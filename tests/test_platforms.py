@@ -5,9 +5,8 @@ run on the host.
 """
 
 import functools
-import importlib
 import inspect
-import pkgutil
+import types
 
 import jax
 import jax.numpy as jnp
@@ -18,6 +17,7 @@ from flax import nnx
 
 import dpx
 from dpx import attention, clipping, cross_attention, gram, noise, noisy_head, reattention
+from dpx.cross_attention import baselines
 from dpx.nn import cross_attention as nn_cross_attention
 from dpx.nn import gram_attention, linear_attention, recurrent, transformer
 from dpx.recommend import metrics
@@ -60,9 +60,9 @@ TOKENS = np.zeros((5, 6), np.int32)
 
 def clipped(method, dtype=jnp.float32):
     gradient = clipping.clipped_grad(token_loss, l2_clip_norm=1.0, method=method)
-    return lambda params, tokens: gradient(
-        jax.tree.map(lambda x: x.astype(dtype), params), tokens
-    ).grads
+    return lambda params, tokens: (
+        gradient(jax.tree.map(lambda x: x.astype(dtype), params), tokens).grads
+    )
 
 
 def privatized(key, params):
@@ -72,15 +72,7 @@ def privatized(key, params):
 
 def training_step(params, tokens, key):
     """The program of `training.fit`, with its optimizer."""
-    privacy = Privacy(
-        l2_clip_norm=1.0,
-        noise_multiplier=1.0,
-        batch_size=4,
-        num_examples=5,
-        steps=3,
-        delta=1e-5,
-        unit="record",
-    )
+    privacy = Privacy(1.0, False, 1.0, spent=lambda steps: 1.0)
     optimizer = optax.chain(loop._mean(privacy, 4, key, "training"), optax.adam(0.1))
     state = params, optimizer.init(params)
     names = jnp.arange(len(tokens), dtype=jnp.uint32)
@@ -112,13 +104,6 @@ def released(key, keys, values, **options):
     return cross_attention.build(key, keys, values, **MEMORY, **options).query(keys)
 
 
-def tree_of(structure):
-    def build(key, x, w):
-        return structure.build(key, x, w, **BUDGET)
-
-    return build
-
-
 # For every function, the function and its arguments.
 CASES = {
     "attention.attention_weights": lambda: (attention.attention_weights, ones(4, 3), ones(5, 3)),
@@ -126,18 +111,30 @@ CASES = {
     "attention.dot_product_attention": lambda: (
         attention.dot_product_attention, ones(4, 3), ones(5, 3), ones(5, 2)
     ),
-    "clipping.clipped_grad": lambda: (clipped("auto"), PARAMS, TOKENS),
-    "clipping.clipped_grad in two passes": lambda: (clipped("two_pass"), PARAMS, TOKENS),
-    "clipping.clipped_grad by vmap": lambda: (clipped("vmap"), PARAMS, TOKENS),
-    "clipping.clipped_grad in bfloat16": lambda: (clipped("auto", jnp.bfloat16), PARAMS, TOKENS),
+    "clipped_grad": lambda: (clipped("auto"), PARAMS, TOKENS),
+    "clipped_grad in two passes": lambda: (clipped("two_pass"), PARAMS, TOKENS),
+    "clipped_grad by vmap": lambda: (clipped("vmap"), PARAMS, TOKENS),
+    "clipped_grad in bfloat16": lambda: (clipped("auto", jnp.bfloat16), PARAMS, TOKENS),
     "clipping.record_keys": lambda: (clipping.record_keys, KEY, 0, jnp.arange(3)),
     "cross_attention.build": lambda: (released, KEY, ones(5, 2), ones(5, 2)),
-    "cross_attention.build of random features": lambda: (
+    "cross_attention.sketch.build of random features": lambda: (
         functools.partial(released, features="random", num_features=8, value_domain="ball"),
         KEY, ones(5, 2), ones(5, 2),
     ),
-    "cross_attention.build of trees": lambda: (
+    "cross_attention.tree.build": lambda: (
         functools.partial(released, mechanism="tree", degree=2, bins=8), KEY, ones(5, 2), ones(5, 2)
+    ),
+    "cross_attention.baselines.fresh_noise": lambda: (
+        lambda key, q, k, v: baselines.fresh_noise(key, q, k, v, **MEMORY).values,
+        KEY,
+        ones(4, 2),
+        ones(5, 2),
+        ones(5, 2),
+    ),
+    "cross_attention.baselines.mean_of_values": lambda: (
+        lambda key, v: baselines.mean_of_values(key, v, value_bound=1.0, **BUDGET).values,
+        KEY,
+        ones(5, 2),
     ),
     "cross_attention.sketch.attend": lambda: (
         lambda m, q: cross_attention.sketch.attend(
@@ -177,7 +174,7 @@ CASES = {
         KEY, ones(5),
     ),
     "noisy_head.corrupt": lambda: (
-        lambda p: noisy_head.corrupt(p, 1, alpha=0.1, mu=1.0), noisy_head.Prompts(ones(6, 3), ones(6))
+        lambda p: noisy_head.corrupt(p, 1, alpha=0.1, mu=1.0), prompts()
     ),
     "noisy_head.empirical_risk": lambda: (noisy_head.empirical_risk, ones(3, 3), features()),
     "noisy_head.enforce": lambda: (lambda f: noisy_head.enforce(f, HYPER), features()),
@@ -220,11 +217,11 @@ CASES = {
     ),
     "reattention.add": lambda: (reattention.add, moments(4), moments(4)),
     "reattention.attend": lambda: (
-        reattention.attend, ones(4, 3), ones(5, 3), moments(5, 2), ones(5)
+        reattention.attend, ones(4, 3), ones(5, 3), moments(5, 2), ones(5, 3)
     ),
     "reattention.attention": lambda: (reattention.attention, ones(4, 5), moments(5, 2)),
     "reattention.attention_weights": lambda: (
-        reattention.attention_weights, ones(4, 3), ones(5, 3), ones(5)
+        reattention.attention_weights, ones(4, 3), ones(5, 3), ones(5, 3)
     ),
     "reattention.dense": lambda: (reattention.dense, moments(4, 3), moments(3, 2), moments(2)),
     "reattention.gelu": lambda: (reattention.gelu, moments(4)),
@@ -241,5 +238,68 @@ CASES = {
         metrics.target_ranks, ones(4, 9), jnp.arange(4)
     ),
     "training.fit": lambda: (training_step, PARAMS, TOKENS, KEY),
-    "training.privatize": lambda: (privatized, KEY, PARAMS),
+    "privatize": lambda: (privatized, KEY, PARAMS),
 }  # fmt: skip
+
+# These compute in 64 bits, whatever the platform: their problems are small, and their references exact.
+WIDE = [name for name in CASES if name.startswith("noisy_head.") and name != "noisy_head.enforce"]
+
+# What runs on the host: it accounts, audits, reads files, counts, or sums integers over blocks of records.
+HOST_MODULES = (
+    "audit.", "data.", "distributed.", "ngram.", "noise.secure.", "partial.", "privacy.",
+    "recommend.item_gram.", "recommend.popularity.", "recommend.transitions.",
+)  # fmt: skip
+ON_HOST = {
+    "calibrate_dpsgd", "dpsgd_epsilon", "explain_clipping", "gaussian_epsilon",
+    "gaussian_noise_multiplier", "load", "poisson_batches", "save", "secret_key",
+    "cross_attention.as_printed", "cross_attention.sketch.choose_features",
+    "cross_attention.sketch.passes", "cross_attention.sketch.release",
+    "cross_attention.sketch.sensitivity", "cross_attention.sketch.statistic",
+    "cross_attention.tree.choose_features",
+    "gram.as_printed", "gram.frobenius_sensitivity", "gram.gaussian_entry_error", "gram.max_samples",
+    "gram.passes", "gram.rounded_sensitivity", "gram.sampling_entry_error", "gram.sampling_epsilon",
+    "gram.statistic", "gram.utility_bounds",
+    "noise.check_finite", "noise.check_size", "noise.release_integers", "noise.sum_sparse",
+    "noisy_head.as_printed", "noisy_head.calibrate_one_shot", "noisy_head.gradient_sensitivity",
+    "noisy_head.hyperparameters",
+    "reattention.effective_noise_std", "reattention.token_probabilities",
+    "reattention.uniform_probabilities",
+}  # fmt: skip
+
+
+def public_functions():
+    """The names of all public functions and layers, without `dpx.`."""
+    found = {}
+
+    def walk(module, prefix):
+        own = [
+            n for n, x in vars(module).items() if getattr(x, "__module__", "") == module.__name__
+        ]
+        for name in getattr(module, "__all__", own):
+            value = getattr(module, name)
+            if isinstance(value, types.ModuleType):
+                walk(value, f"{prefix}{name}.")
+            elif inspect.isclass(value) and not issubclass(value, nnx.Module):
+                continue
+            elif callable(value) and not name.startswith("_"):
+                found.setdefault(id(value), prefix + name)
+
+    walk(dpx, "")
+    walk(clipping, "clipping.")
+    return {name for name in found.values() if not name.startswith(HOST_MODULES)}
+
+
+def test_every_public_function_is_lowered_or_runs_on_the_host():
+    lowered = {name.split(" ")[0] for name in CASES}
+    assert public_functions() == lowered | ON_HOST
+    assert not lowered & ON_HOST
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_it_is_lowered_for_gpus_and_tpus(name):
+    with jax.enable_x64(name in WIDE):
+        function, *arguments = CASES[name]()
+        exported = jax.export.export(jax.jit(function), platforms=PLATFORMS)(*arguments)
+    assert exported.platforms == PLATFORMS
+    # TPUs compute in 64 bits only in software, if at all.
+    assert ("f64" in exported.mlir_module()) == (name in WIDE)
