@@ -628,14 +628,14 @@ FAULTS = (
         "dpx/cross_attention/domain.py",
         "k = jnp.clip(k, 0, self.key_bound) if box else into_ball(k, self.key_bound)",
         "k = jnp.asarray(k)",
-        REPLACED.format("sketch"),
+        REPLACED.format("sketch, traced"),
     ),
     Fault(
         "values are not clipped on entering",
         "dpx/cross_attention/domain.py",
         "return k, self.nearest_values(v)",
         "return k, v",
-        REPLACED.format("trees"),
+        REPLACED.format("sketch, traced"),
     ),
     Fault(
         "contributions of random features are not rescaled",
