@@ -348,8 +348,8 @@ FAULTS = (
     Fault(
         "the sampling probability is that of a private count",
         "dpx/training/loop.py",
-        "num_examples = public_size(rows)",
-        "num_examples = rows",
+        "num_examples = public_size(layout.rows)",
+        "num_examples = layout.rows",
         MOVED,
     ),
     Fault(
