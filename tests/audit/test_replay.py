@@ -2,7 +2,7 @@
 
 import functools
 import sys
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -177,7 +177,7 @@ def attention(**options):
 
 
 class Remembered(NamedTuple):
-    state: nnx.State
+    state: Any
     guarantee: PrivacyGuarantee
 
 
@@ -188,6 +188,18 @@ def remember(data):
     )  # fmt: skip
     layer.remember(KEY, np.concatenate(data, axis=1), **BUDGET)
     return Remembered(nnx.state(layer), layer.guarantee)
+
+
+def traced_gram(data):
+    """Under a transformation of X, where floats are summed."""
+    stated = []
+
+    def program(X):
+        made = gram.release(KEY, X, column_bound=1.0, **BUDGET)
+        stated.append(made.guarantee)
+        return made.matrix
+
+    return Remembered(jax.jit(program)(data[1].T), stated[0])
 
 
 def head_features(data):
@@ -216,6 +228,7 @@ def distance_tree(kind, **options):
 
 REPLACED = {
     "sketch": attention(),
+    "sketch, traced": lambda data: jax.jit(lambda K, V: attention()((K, V)))(*data),
     "sketch, ball": attention(domain="ball", scale=1.0, degree=2),
     "sketch, random features": attention(features="random", num_features=20),
     "trees": attention(mechanism="tree", degree=2, bins=8),
@@ -241,6 +254,7 @@ REPLACED = {
         KEY, head_features(data), HYPER, regularization=0.1, **BUDGET
     ),
     "Gram, replace": lambda data: gram.release(KEY, data[1].T, column_bound=1.0, **BUDGET),
+    "Gram, traced": traced_gram,
     "Gram, moved": lambda data: gram.release(
         KEY, data[1].T, column_bound=1.0, max_column_change=2.0, psd=True, **BUDGET
     ),
@@ -261,10 +275,11 @@ def replacements(data):
         yield other
 
 
-# Each is another one with other noise, domains or numbers of copies.
+# Each is another one with other noise, domains or numbers of copies, or under jit.
 VARIANTS = (
     "sketch, ball",
     "sketch, random features",
+    "sketch, traced",
     "trees, paper's budget",
     "trees, truncated Laplace",
     "trees, two copies",
@@ -332,8 +347,10 @@ def test_the_noise_that_is_drawn_costs_what_is_stated(name, monkeypatch):
     assert by_event == pytest.approx(spent.epsilon, rel=1e-6)
     assert found.epsilon(spent.delta, spent.neighboring) == pytest.approx(spent.epsilon, rel=1e-6)
     for seen in found.releases:
-        # In 32 bits a sum over many records moves by more than one of them does.
-        assert {leaf.dtype for leaf in seen.exact} == {np.dtype(np.float64)}
+        # In 32 bits a sum over many records moves by more than one of them does. What is traced is as wide
+        # as its input.
+        wide = np.float32 if "traced" in name else np.float64
+        assert {leaf.dtype for leaf in seen.exact} == {np.dtype(wide)}
         stds = seen.scale[0] if seen.about["parts"] > 1 else seen.scale * seen.unit[0]
         multipliers = stds / seen.unit[0]
         np.testing.assert_allclose(multipliers, np.ravel(multipliers)[0], rtol=1e-6)

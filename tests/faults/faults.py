@@ -348,8 +348,8 @@ FAULTS = (
     Fault(
         "the sampling probability is that of a private count",
         "dpx/training/loop.py",
-        "num_examples = public_size(rows)",
-        "num_examples = rows",
+        "num_examples = public_size(layout.rows)",
+        "num_examples = layout.rows",
         MOVED,
     ),
     Fault(
@@ -628,14 +628,14 @@ FAULTS = (
         "dpx/cross_attention/domain.py",
         "k = jnp.clip(k, 0, self.key_bound) if box else into_ball(k, self.key_bound)",
         "k = jnp.asarray(k)",
-        REPLACED.format("sketch"),
+        REPLACED.format("sketch, traced"),
     ),
     Fault(
         "values are not clipped on entering",
         "dpx/cross_attention/domain.py",
         "return k, self.nearest_values(v)",
         "return k, v",
-        REPLACED.format("trees"),
+        REPLACED.format("sketch, traced"),
     ),
     Fault(
         "contributions of random features are not rescaled",
