@@ -1,6 +1,12 @@
 """Privacy as a value: guarantees, the ledger that composes them, and exact accounting."""
 
-from dpx.privacy.dpsgd import calibrate_dpsgd, dpsgd_epsilon, dpsgd_event, dpsgd_guarantee
+from dpx.privacy.dpsgd import (
+    calibrate_dpsgd,
+    dpsgd_epsilon,
+    dpsgd_event,
+    dpsgd_guarantee,
+    truncation_probability,
+)
 from dpx.privacy.gaussian import (
     gaussian_budget,
     gaussian_epsilon,
@@ -20,4 +26,5 @@ __all__ = [
     "gaussian_budget",
     "gaussian_epsilon",
     "gaussian_noise_multiplier",
+    "truncation_probability",
 ]

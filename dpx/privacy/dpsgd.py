@@ -6,11 +6,12 @@ Neighbours differ by adding or removing one record.
 import functools
 import math
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import dp_accounting
 from dp_accounting import DpEvent
 from dp_accounting.rdp import RdpAccountant
-from scipy import optimize
+from scipy import optimize, stats
 
 from dpx._validate import check_delta, check_epsilon, check_integer, check_number
 from dpx.privacy import _cache
@@ -24,8 +25,20 @@ from dpx.privacy.ledger import ADD_OR_REMOVE_ONE, PrivacyGuarantee
 _SMALLEST_PLD_DELTA = 1e-12
 
 
-def dpsgd_event(noise_multiplier: float, *, sampling_probability: float, steps: int) -> DpEvent:
-    """`steps` Gaussian mechanisms, each on a Poisson sample with that probability."""
+def dpsgd_event(
+    noise_multiplier: float,
+    *,
+    sampling_probability: float,
+    steps: int,
+    num_examples: int | None = None,
+    max_batch_size: int | None = None,
+) -> DpEvent:
+    """`steps` Gaussian mechanisms, each on a Poisson sample with that probability.
+
+    With `max_batch_size`, of a sample that is larger a uniformly random part of that size is kept. A record
+    that joins such a sample may take the place of another one and change the sum by twice the clipping norm
+    (Ganesh et al., arXiv:2508.15089). How often depends on `num_examples`, to which a neighbour may add one.
+    """
     if not check_number(noise_multiplier, "noise_multiplier") >= 0:
         raise ValueError(f"noise_multiplier={noise_multiplier} must be at least 0")
     if not 0 < check_number(sampling_probability, "sampling_probability") <= 1:
@@ -34,10 +47,30 @@ def dpsgd_event(noise_multiplier: float, *, sampling_probability: float, steps: 
             "expected batch size / number of records"
         )
     steps = check_integer(steps, "steps")
+    if (num_examples is None) != (max_batch_size is None):
+        raise ValueError(
+            f"max_batch_size={max_batch_size} must come with num_examples, which is {num_examples}: "
+            "give both, or neither"
+        )
+    if max_batch_size is not None and num_examples is not None:
+        event = dp_accounting.TruncatedSubsampledGaussianDpEvent(
+            dataset_size=check_integer(num_examples, "num_examples") + 1,
+            sampling_probability=sampling_probability,
+            truncated_batch_size=check_integer(max_batch_size, "max_batch_size"),
+            noise_multiplier=noise_multiplier,
+        )
+        return dp_accounting.SelfComposedDpEvent(event, steps)
     event = dp_accounting.GaussianDpEvent(noise_multiplier)
     if sampling_probability < 1:
         event = dp_accounting.PoissonSampledDpEvent(sampling_probability, event)
     return dp_accounting.SelfComposedDpEvent(event, steps)
+
+
+def truncation_probability(
+    num_examples: int, *, sampling_probability: float, max_batch_size: int
+) -> float:
+    """How likely it is that a Poisson sample of N records has more than `max_batch_size` of them."""
+    return float(stats.binom.sf(max_batch_size, num_examples, sampling_probability))
 
 
 def dpsgd_epsilon(
@@ -46,6 +79,8 @@ def dpsgd_epsilon(
     *,
     sampling_probability: float,
     steps: int,
+    num_examples: int | None = None,
+    max_batch_size: int | None = None,
     accountant: str = "pld",
 ) -> float:
     """ε of DP-SGD under adding or removing one record.
@@ -55,14 +90,22 @@ def dpsgd_epsilon(
       delta: δ in (0, 1); with "pld" and sampling at least 1e-12.
       sampling_probability: Each record joins a batch with this probability, independently (Poisson).
       steps: Number of noisy steps.
+      num_examples, max_batch_size: Of samples that are cut off at a size; see `dpsgd_event`.
       accountant: "pld" (privacy loss distributions: an upper bound, tight to about 1e-4 relative unless
-        ε < 1e-3 at δ > 1e-3) or "rdp".
+        ε < 1e-3 at δ > 1e-3) or "rdp", which knows no samples that are cut off.
 
     Raises:
       ValueError: for an argument out of range.
     """
-    event = dpsgd_event(noise_multiplier, sampling_probability=sampling_probability, steps=steps)
+    event = dpsgd_event(
+        noise_multiplier,
+        sampling_probability=sampling_probability,
+        steps=steps,
+        num_examples=num_examples,
+        max_batch_size=max_batch_size,
+    )
     check_delta(delta)
+    _check_accountant(accountant, max_batch_size)
     if noise_multiplier == 0:
         return math.inf
     if accountant == "pld" and delta > 1e-3:
@@ -72,6 +115,14 @@ def dpsgd_epsilon(
         if bound < 1e-3:
             return bound
     return _accounted(event, delta, accountant)
+
+
+def _check_accountant(accountant: str, max_batch_size: int | None) -> None:
+    if accountant == "rdp" and max_batch_size is not None:
+        raise ValueError(
+            f"accountant='rdp' must be 'pld' with max_batch_size={max_batch_size}: no Rényi bound is known "
+            "for samples that are cut off"
+        )
 
 
 def _accounted(
@@ -101,18 +152,31 @@ def dpsgd_guarantee(
     sampling_probability: float,
     steps: int,
     unit: str,
+    num_examples: int | None = None,
+    max_batch_size: int | None = None,
     accountant: str = "pld",
     assumptions: Sequence[str] = (),
 ) -> PrivacyGuarantee:
     """The guarantee of a DP-SGD run: `dpsgd_epsilon` with its event, so that a ledger composes it tightly."""
-    settings = {"sampling_probability": sampling_probability, "steps": steps}
+    settings: dict[str, Any] = {
+        "sampling_probability": sampling_probability,
+        "steps": steps,
+        "num_examples": num_examples,
+        "max_batch_size": max_batch_size,
+    }
+    cut = ""
+    if max_batch_size is not None and num_examples is not None:
+        chance = truncation_probability(
+            num_examples, sampling_probability=sampling_probability, max_batch_size=max_batch_size
+        )
+        cut = f" cut off at {max_batch_size} records (with probability {chance:.2g} a step)"
     return PrivacyGuarantee(
         epsilon=dpsgd_epsilon(noise_multiplier, delta, accountant=accountant, **settings),
         delta=delta,
         neighboring=ADD_OR_REMOVE_ONE,
         unit=unit,
         mechanism=f"DP-SGD, {steps} steps, noise multiplier {noise_multiplier:.6g}, Poisson sampling with "
-        f"probability {sampling_probability:.6g}, {accountant.upper()} accounting",
+        f"probability {sampling_probability:.6g}{cut}, {accountant.upper()} accounting",
         assumptions=(
             "the number of records is public, and with it the sampling probability",
             "which records are sampled stays as secret as the noise",
@@ -128,6 +192,8 @@ def calibrate_dpsgd(
     *,
     sampling_probability: float,
     steps: int,
+    num_examples: int | None = None,
+    max_batch_size: int | None = None,
     accountant: str = "pld",
     beside: DpEvent | None = None,
 ) -> float:
@@ -145,10 +211,17 @@ def calibrate_dpsgd(
     check_epsilon(epsilon)
 
     def event(multiplier: float) -> DpEvent:
-        run = dpsgd_event(multiplier, sampling_probability=sampling_probability, steps=steps)
+        run = dpsgd_event(
+            multiplier,
+            sampling_probability=sampling_probability,
+            steps=steps,
+            num_examples=num_examples,
+            max_batch_size=max_batch_size,
+        )
         return run if beside is None else dp_accounting.ComposedDpEvent([beside, run])
 
     event(1.0)  # checks the arguments
+    _check_accountant(accountant, max_batch_size)
     if beside is not None:
         check_event(beside, "beside")
     sampled = (
@@ -163,7 +236,8 @@ def calibrate_dpsgd(
         raise ValueError(
             f"epsilon={epsilon}: the other release alone costs {already:.4g}; spend less on it"
         )
-    key = {
+    cut = {} if max_batch_size is None else {"cut": [num_examples, max_batch_size]}
+    key = cut | {
         "calibrate_dpsgd": 1,
         "epsilon": float(epsilon),
         "delta": float(delta),
@@ -174,7 +248,7 @@ def calibrate_dpsgd(
     }
     # Sampling only adds privacy, so this is enough noise for the run by itself, if the accountant is exact.
     enough = gaussian_noise_multiplier(epsilon, delta, compositions=steps)
-    if sampling_probability == 1 and beside is None and accountant == "pld":
+    if sampling_probability == 1 and beside is None and accountant == "pld" and not cut:
         return enough
     # ε matters near its target only, so that one interval will do: that of `event_epsilon` there.
     interval = min(max(epsilon, 1e-3) / (200 * math.sqrt(steps)), 300.0)

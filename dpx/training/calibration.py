@@ -45,6 +45,7 @@ def calibrate(
     accountant: str,
     unit: str,
     assumptions: tuple[str, ...],
+    max_batch_size: int | None = None,
     beside: PrivacyGuarantee | None = None,
     beside_label: str = "prior release",
 ) -> tuple[Privacy, PrivacyGuarantee]:
@@ -59,6 +60,7 @@ def calibrate(
       accountant: "pld" or "rdp".
       unit: What a record is.
       assumptions: What the guarantee rests on.
+      max_batch_size: Where samples are cut off, if anywhere.
       beside: A Gaussian release that is paid from the same budget.
       beside_label: What that release is.
 
@@ -66,7 +68,9 @@ def calibrate(
       What `dpx.training.loop.train` needs, and the guarantee of the run and that release together.
     """
     probability = batch_size / public_size(num_examples)
-    settings = {"sampling_probability": probability, "accountant": accountant}
+    settings: dict[str, Any] = {"sampling_probability": probability, "accountant": accountant}
+    if max_batch_size is not None:
+        settings |= {"num_examples": public_size(num_examples), "max_batch_size": max_batch_size}
     event = None if beside is None else beside.event
     assumptions = (*assumptions, _ROUNDED)
     multiplier = privacy.calibrate_dpsgd(epsilon, delta, steps=steps, beside=event, **settings)

@@ -53,6 +53,7 @@ def fit(
     key: jax.Array | secrets.Keys,
     normalize: bool = False,
     microbatch_size: int | None = None,
+    max_batch_size: int | None = None,
     record_key: bool = False,
     wrt: Any = None,
     strict: bool = False,
@@ -96,6 +97,9 @@ def fit(
         run's `dpx.training.Keys`. Nobody who sees the result may know it, and no second training may use it.
       normalize: Scale every gradient to the clipping norm, and not only those above it.
       microbatch_size: Number of examples whose gradients are clipped at a time, to bound memory.
+      max_batch_size: Where samples are cut off, at random, so that every step has one shape, whatever is
+        sampled. It costs noise, and the guarantee says how likely a cut is. None cuts nothing off: a sample
+        beyond any to expect (by six standard deviations) is then compiled for once more.
       record_key: The loss takes a key after the example, for dropout. It follows from `key`, the step and
         the index of the record (`dpx.clipping.record_keys`), so that no record changes the mask of another.
       wrt: Which parameters are trained, as `dpx.clipped_grad` takes it: a type such as `nnx.LoRAParam`, a
@@ -137,6 +141,13 @@ def fit(
         )
     if microbatch_size is not None:
         microbatch_size = _validate.check_integer(microbatch_size, "microbatch_size")
+    if max_batch_size is not None:
+        max_batch_size = _validate.check_integer(max_batch_size, "max_batch_size")
+        if max_batch_size < batch_size:
+            raise ValueError(
+                f"max_batch_size={max_batch_size} must be at least {batch_size:g}, the expected size: raise "
+                "it, or most samples are cut off"
+            )
     tenth = max(1, steps // 10)
     every: dict[str, Any] = {
         name: _validate.check_integer(tenth if value is None else value, name)
@@ -176,6 +187,8 @@ def fit(
         "record_key": record_key,
         "label": label,
     }
+    if max_batch_size is not None:
+        settings["max_batch_size"] = max_batch_size
     folder = None if workdir is None else Path(workdir)
     fixed = map(np.asarray, (*trained.leaves, *frozen.values(), *jax.tree.leaves(examples)))
     with secrets.of_training(key, folder, data=fixed, settings=settings) as keys:
@@ -190,6 +203,7 @@ def fit(
             accountant=accountant,
             unit=unit,
             assumptions=assumptions,
+            max_batch_size=max_batch_size,
         )
         tree, history = loop.train(
             lambda tree, frozen, *example: loss_fn(rebuilt(tree, frozen), *example),
@@ -205,6 +219,7 @@ def fit(
             record_key=record_key,
             frozen=frozen,
             layout=layout,
+            max_batch_size=max_batch_size,
             strict=strict,
             workdir=folder,
             evaluate=None if evaluate is None else lambda tree: evaluate(rebuilt(tree)),

@@ -44,6 +44,7 @@ def train(
     weight_fn: Callable[..., jax.Array] | None = None,
     frozen: Any = None,
     layout: Layout | None = None,
+    max_batch_size: int | None = None,
     workdir: Path | None = None,
     evaluate: Callable[[Any], Mapping[str, float]] | None = None,
     evaluate_every: int = 1,
@@ -77,6 +78,7 @@ def train(
       frozen: A tree of arrays that stay as they are: the loss is then of (params, frozen, *example). Those
         that a loss closes over would be compiled into the program.
       layout: Of these records on a mesh of devices; None for one device.
+      max_batch_size: Where samples are cut off, if anywhere.
       workdir: Holds metrics.jsonl and the checkpoints; None for neither.
       evaluate: Of the parameters, logged every `evaluate_every` steps; not covered by the guarantee.
       evaluate_every, log_every, checkpoint_every: In steps.
@@ -86,7 +88,7 @@ def train(
     probability = batch_size / num_examples
     # Pieces beyond those of a batch are never run, so room for the largest batch to expect costs nothing.
     block = math.ceil(num_examples / layout.shards)
-    room = _largest_batch(block, probability)
+    room = _largest_batch(block, probability) if max_batch_size is None else max_batch_size
     piece = min(math.ceil(microbatch_size / layout.shards) if microbatch_size else room, block)
     noise_key, dropout_key = jax.random.split(keys.noise)
     noisy = optax.chain(_mean(privacy, batch_size, noise_key, label), optimizer)
@@ -116,6 +118,7 @@ def train(
             sampling_probability=probability,
             steps=steps,
             seed=keys.sampling,
+            max_batch_size=max_batch_size,
             start=start,
         )
         for step, (indices, mask) in enumerate(batches, start=start):

@@ -16,13 +16,14 @@ def poisson_batches(
     steps: int,
     seed: int | np.random.SeedSequence,
     multiple_of: int = 1,
+    max_batch_size: int | None = None,
     start: int = 0,
 ) -> Iterator[tuple[np.ndarray, np.ndarray]]:
     """Yields one Poisson sample of the examples per step.
 
     Each example is in each batch with the given probability, independently of everything else: exactly the
     sampling that `dpx.dpsgd_epsilon` accounts. The batch of step t depends on (seed, t) alone, so that a run
-    can be resumed at any step. Nothing is cut off: a large sample yields a longer batch.
+    can be resumed at any step. A large sample yields a longer batch, unless `max_batch_size` is given.
 
     Privacy amplification holds only while `seed` is as secret as the noise.
 
@@ -32,6 +33,8 @@ def poisson_batches(
       steps: Number of batches in all.
       seed: An int or a NumPy SeedSequence.
       multiple_of: Batches are padded to a multiple of this, at least one, so that jit sees few shapes.
+      max_batch_size: Of a larger sample a uniformly random part of this size is kept, and all batches are
+        padded to it: jit sees one shape. It costs privacy (`dpx.dpsgd_epsilon` with the same argument).
       start: The first step to yield.
 
     Yields:
@@ -42,6 +45,8 @@ def poisson_batches(
     """
     num_examples = check_integer(num_examples, "num_examples")
     multiple_of = check_integer(multiple_of, "multiple_of")
+    if max_batch_size is not None:
+        max_batch_size = check_integer(max_batch_size, "max_batch_size")
     steps, start = check_integer(steps, "steps", 0), check_integer(start, "start", 0)
     if not 0 < check_number(sampling_probability, "sampling_probability") <= 1:
         raise ValueError(
@@ -53,10 +58,12 @@ def poisson_batches(
     root = seed if isinstance(seed, np.random.SeedSequence) else np.random.SeedSequence(seed)
     _watch.sampled(sampling_probability)
     _watch.key_used(root.generate_state(_watch.KEY_WORDS), "sampling")
-    return _batches(num_examples, sampling_probability, range(start, steps), root, multiple_of)
+    return _batches(
+        num_examples, sampling_probability, range(start, steps), root, multiple_of, max_batch_size
+    )
 
 
-def _batches(num_examples, sampling_probability, steps, root, multiple_of):
+def _batches(num_examples, sampling_probability, steps, root, multiple_of, most):
     ids = _watch.record_ids(num_examples)
     for step in steps:
         child = np.random.SeedSequence(
@@ -64,7 +71,11 @@ def _batches(num_examples, sampling_probability, steps, root, multiple_of):
         )
         draws = np.random.default_rng(child).random(ids.max() + 1)[ids]
         chosen = np.flatnonzero(draws < sampling_probability)
-        size = max(1, math.ceil(len(chosen) / multiple_of)) * multiple_of
+        if most is not None and len(chosen) > most:
+            # Draws below the probability are uniform there, so that those of the smallest are a random part.
+            chosen = np.sort(chosen[np.argpartition(draws[chosen], most)[:most]])
+        wanted = len(chosen) if most is None else most
+        size = max(1, math.ceil(wanted / multiple_of)) * multiple_of
         indices = np.zeros(size, np.int32)
         indices[: len(chosen)] = chosen
         yield indices, np.arange(size) < len(chosen)

@@ -247,6 +247,20 @@ FAULTS = (
     # -----------------------------------------------------------------------------------------------------
     # Steps and samples
     Fault(
+        "samples that are cut off are accounted as whole ones",
+        "dpx/training/calibration.py",
+        "if max_batch_size is not None:",
+        "if False:",
+        "tests/training/test_fit.py::test_samples_that_are_cut_off_are_those_that_are_accounted",
+    ),
+    Fault(
+        "the records with the lowest numbers are kept of a sample that is cut off",
+        "dpx/training/sampling.py",
+        "chosen = np.sort(chosen[np.argpartition(draws[chosen], most)[:most]])",
+        "chosen = chosen[:most]",
+        "tests/training/test_sampling.py::test_samples_are_cut_off_at_random_and_have_one_shape",
+    ),
+    Fault(
         "noise is divided by the batch size, as the sum is",
         "dpx/training/transformation.py",
         "noise_multiplier=noise_multiplier,\n            label=label,",

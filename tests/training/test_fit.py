@@ -193,6 +193,8 @@ def test_a_folder_goes_on_with_nothing_else(changes, named, tmp_path, monkeypatc
         ({"batch_size": 0}, "batch_size=0 must"),
         ({"steps": 2.5}, "steps=2.5 must be a whole number"),
         ({"microbatch_size": 0}, "microbatch_size=0 must"),
+        ({"max_batch_size": 19}, "max_batch_size=19 must be at least 20, the expected size"),
+        ({"max_batch_size": 30, "accountant": "rdp"}, "accountant='rdp' must be 'pld'"),
         ({"log_every": 0}, "log_every=0 must"),
         ({"accountant": "moments"}, "accountant='moments' is not known"),
         ({"l2_clip_norm": -1.0}, "l2_clip_norm=-1.0 must"),
@@ -215,6 +217,27 @@ def test_bad_arguments_are_named_before_anything_is_drawn(changes, named, monkey
     monkeypatch.setattr(loop, "train", lambda *args, **rest: pytest.fail("training began"))
     with pytest.raises(ValueError, match=named):
         fit(**changes)
+
+
+def test_samples_that_are_cut_off_are_those_that_are_accounted(monkeypatch):
+    """All steps have one shape, and the noise is what the cut takes."""
+    seen = []
+    step = loop._step
+
+    def watched(*arguments):
+        seen.append(arguments[-5].shape)  # traced once for each shape
+        return step(*arguments)
+
+    monkeypatch.setattr(loop, "_step", watched)
+    settings = {"steps": 30, "microbatch_size": 4}
+    plain, cut = fit(**settings), fit(max_batch_size=24, **settings)
+    assert seen[-1] == (24,)
+    assert len(seen) == 2
+    event = cut.guarantee.event.event
+    assert (event.dataset_size, event.truncated_batch_size) == (101, 24)
+    assert event.noise_multiplier > 1.1 * plain.guarantee.event.event.event.noise_multiplier
+    assert cut.guarantee.epsilon == pytest.approx(2.0, rel=2e-3)
+    assert "cut off at 24 records" in cut.guarantee.mechanism
 
 
 def test_batch_norm_in_training_mode_is_refused():

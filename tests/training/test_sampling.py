@@ -83,3 +83,38 @@ def test_bad_arguments_are_named(changes, name):
 def test_bad_number_of_examples_is_named(count):
     with pytest.raises(ValueError, match="num_examples"):
         poisson_batches(count, sampling_probability=0.1, steps=1, seed=0)
+
+
+def test_samples_are_cut_off_at_random_and_have_one_shape():
+    """Each of the sampled records is kept with the same probability, and so is each pair of them."""
+    whole = batches(steps=3000)
+    cut = batches(steps=3000, max_batch_size=105, multiple_of=8)
+    kept = np.zeros(1000)
+    for (indices, mask), (few, real) in zip(whole, cut, strict=True):
+        assert few.shape == real.shape == (112,)
+        assert real.sum() == min(mask.sum(), 105)
+        assert set(few[real]) <= set(indices[mask])
+        assert (np.diff(few[real]) > 0).all()
+        if mask.sum() > 105:
+            kept[few[real]] += 1
+            kept[indices[mask]] -= real.sum() / mask.sum()
+    spread = kept.std() / np.sqrt(sum(m.sum() > 105 for _, m in whole) * 0.1)
+    assert 0.05 < spread < 0.5  # the standard deviation of a draw that keeps nine of ten
+    assert abs(kept[:500].sum() - kept[500:].sum()) < 300
+
+
+def test_without_one_record_at_most_one_other_is_kept_instead(monkeypatch):
+    """Replays of neighbours couple their samples by record."""
+    from dpx import _watch
+
+    whole = batches(max_batch_size=100)
+    monkeypatch.setattr(_watch, "record_ids", lambda count: np.delete(np.arange(1000), 7))
+    less = [
+        np.delete(np.arange(1000), 7)[indices[mask]]
+        for indices, mask in poisson_batches(
+            999, sampling_probability=0.1, steps=400, seed=0, max_batch_size=100
+        )
+    ]
+    for (indices, mask), other in zip(whole, less, strict=True):
+        changed = set(indices[mask]) ^ set(other)
+        assert changed <= {7} or (7 in changed and len(changed) == 2)
