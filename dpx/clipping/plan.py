@@ -104,6 +104,8 @@ def in_place(choice: Choice, kept: bool) -> Choice:
     rule = choice.rule
     if rule is None:
         return choice
+    if isinstance(choice, Direct) and any(use.is_shared_by_loop for use in rule.uses):
+        return choice  # The factors of so many iterations are not kept here either.
     alone = len(rule.uses) == 1 and rule.uses[0].scale is None and not kept
     return InPlace(rule) if alone and not rule.uses[0].is_shared_by_loop else Factors(rule)
 

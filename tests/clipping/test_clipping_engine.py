@@ -366,7 +366,7 @@ def test_a_long_loop_around_a_small_parameter_keeps_no_factors():
     w = jnp.asarray(rng.normal(size=(16, 16)) / 4, "f4")
     x = jnp.asarray(rng.normal(size=(3, 16)), "f4")
     memory = {}
-    for method in ("one_pass", "vmap"):
+    for method in ("one_pass", "two_pass", "vmap"):
         clipped = jax.jit(clipping.clipped_grad(loss, l2_clip_norm=1.0, method=method))
         memory[method] = clipped.lower(w, x).compile().memory_analysis().temp_size_in_bytes
-    assert memory["one_pass"] < 1.2 * memory["vmap"]
+    assert max(memory["one_pass"], memory["two_pass"]) < 1.5 * memory["vmap"]
