@@ -1,13 +1,16 @@
 """Language models of Hugging Face."""
+# pyright: reportMissingImports=false
 
-from experiments.bench.models.building import classify, integers, next_token, normal
+from typing import Any
+
+from experiments.bench.models.building import integers, next_token, normal
 from experiments.bench.models.measure import Case
 
 VOCABULARY, LENGTH, WIDTH = 256, 24, 64
 SMALL = {"vocab_size": VOCABULARY}
 
 
-def hugging_face(name: str, config: str, method: str = "next token", **settings) -> Case:
+def hugging_face(name: str, config: str, **settings: Any) -> Case:
     """A Flax model of transformers with random weights, without dropout."""
     import transformers
 
@@ -16,10 +19,7 @@ def hugging_face(name: str, config: str, method: str = "next token", **settings)
     tokens = integers(VOCABULARY, LENGTH)
 
     def loss(params, ids):
-        logits = model(ids[None], params=params, train=False).logits[0]
-        if method == "next token":
-            return next_token(logits, ids)
-        return classify(logits, ids % logits.shape[-1]).mean()
+        return next_token(model(ids[None], params=params, train=False).logits[0], ids)
 
     return Case(loss, model.params, (tokens,))
 

@@ -1,4 +1,5 @@
 """Language models of Tunix with adapters of Qwix, and of smaller packages."""
+# pyright: reportMissingImports=false
 
 import functools
 import importlib
@@ -62,8 +63,8 @@ def lora(wrt: bool) -> Case:
 
     provider = qwix.LoraProvider(module_path=".*(proj|einsum).*", rank=4, alpha=2.0)
     example = tunix_inputs(integers(VOCABULARY, LENGTH)[0])
-    model = qwix.apply_lora_to_model(llama(), provider, *example)
-    return tunix_case(model, **({"wrt": nnx.LoRAParam} if wrt else {}))
+    model = qwix.apply_lora_to_model(llama(), provider, *example, rngs=nnx.Rngs(0))
+    return tunix_case(model, wrt=nnx.LoRAParam) if wrt else tunix_case(model)
 
 
 def quantised() -> Case:
@@ -72,7 +73,8 @@ def quantised() -> Case:
 
     rule = qwix.QtRule(module_path=".*", weight_qtype="int8", act_qtype="int8")
     example = tunix_inputs(integers(VOCABULARY, LENGTH)[0])
-    return tunix_case(qwix.quantize_model(llama(), qwix.QtProvider([rule]), *example))
+    model = qwix.quantize_model(llama(), qwix.QtProvider([rule]), *example)
+    return tunix_case(model, narrow=True)
 
 
 def mamba(package: str, **settings) -> Case:

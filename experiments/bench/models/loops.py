@@ -111,7 +111,7 @@ def scanned(wrap):
     """Blocks of stacked parameters, in a scan whose body is wrapped."""
 
     def apply(p, x):
-        body = wrap(lambda x, pair: (block(*pair, x), None))
+        body = wrap(lambda x, pair: (block(pair[0], pair[1], x), None))
         return lax.scan(body, x, (p["w"], p["v"]))[0]
 
     return plain(apply, weights(**STACKED), sequences())

@@ -1,4 +1,5 @@
 """Flows, differential equations, graphs, operators, and other packages for science."""
+# pyright: reportMissingImports=false
 
 from functools import partial
 

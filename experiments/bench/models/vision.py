@@ -1,4 +1,7 @@
 """Vision models of Hugging Face and Equimo."""
+# pyright: reportMissingImports=false
+
+from typing import Any
 
 import jax
 
@@ -8,13 +11,12 @@ from experiments.bench.models.measure import Case
 CLASSES, SIDE = 8, 32
 
 
-def images(channels_first: bool) -> tuple[jax.Array, jax.Array]:
+def images() -> tuple[jax.Array, jax.Array]:
     """Pictures and labels."""
-    shape = (3, SIDE, SIDE) if channels_first else (SIDE, SIDE, 3)
-    return normal(*shape), integers(CLASSES)
+    return normal(3, SIDE, SIDE), integers(CLASSES)
 
 
-def hugging_face(name: str, config: str, channels_first: bool = True, **settings) -> Case:
+def hugging_face(name: str, config: str, **settings: Any) -> Case:
     """A Flax model of transformers with random weights."""
     import transformers
 
@@ -29,7 +31,7 @@ def hugging_face(name: str, config: str, channels_first: bool = True, **settings
         given = {"params": params, **rest} if rest else params
         return classify(model(image[None], params=given, train=False).logits[0], label)
 
-    return Case(loss, params, images(channels_first))
+    return Case(loss, params, images())
 
 
 def equimo_model(name: str, **settings) -> Case:
@@ -43,7 +45,7 @@ def equimo_model(name: str, **settings) -> Case:
     def loss(model, image, label):
         return classify(model(image, key=jax.random.key(0), inference=True), label)
 
-    return Case(loss, model, images(True))
+    return Case(loss, model, images())
 
 
 def pde_network(name: str, **settings) -> Case:
