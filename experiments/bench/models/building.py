@@ -27,7 +27,7 @@ def weights(**shapes: tuple[int, ...]) -> dict[str, jax.Array]:
     """Random parameters of a plain model, scaled as usual."""
     rng = np.random.default_rng(0)
     return {
-        name: jnp.asarray(rng.normal(size=shape) / max(shape[0], 1) ** 0.5, jnp.float32)
+        name: jnp.asarray(rng.normal(size=shape) / max(shape[:1], default=1) ** 0.5, jnp.float32)
         for name, shape in shapes.items()
     }
 

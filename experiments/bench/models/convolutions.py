@@ -62,9 +62,10 @@ CASES = {
     "nnx ConvTranspose": lambda: of_nnx(
         nnx.ConvTranspose(8, 8, (3, 3), strides=2, rngs=nnx.Rngs(0)), normal(8, 8, 8)),
     "haiku Conv2D": lambda: haiku(lambda x: hk.Conv2D(16, 3, stride=2)(x), normal(16, 16, 8)),
-    "haiku DepthwiseConv2D": lambda: haiku(lambda x: hk.DepthwiseConv2D(2, 3)(x), normal(12, 12, 8)),
+    "haiku DepthwiseConv2D": lambda: haiku(lambda x: hk.DepthwiseConv2D(2, 3)(x[None])[0], normal(12, 12, 8)),
     "haiku SeparableDepthwiseConv2D": lambda: haiku(
-        lambda x: hk.SeparableDepthwiseConv2D(2, 3)(x), normal(12, 12, 8)),
+        lambda x: hk.SeparableDepthwiseConv2D(2, 3)(x[None])[0],  # pyright: ignore
+        normal(12, 12, 8)),
     "haiku Conv2DTranspose": lambda: haiku(lambda x: hk.Conv2DTranspose(8, 3, 2)(x), normal(8, 8, 8)),
     "equinox Conv2d": lambda: equinox(eqx.nn.Conv2d(8, 16, 3, key=KEY), normal(8, 16, 16)),
     "equinox Conv2d, depthwise": lambda: equinox(

@@ -184,6 +184,7 @@ CASES = {
         eqx.nn.MultiheadAttention(4, WIDTH, key=KEY), normal(LENGTH, WIDTH),
         call=lambda m, x: m(x, x, x, mask=np.tril(np.ones((LENGTH, LENGTH), bool)))),
     "equinox PReLU, GroupNorm": lambda: equinox(
-        eqx.nn.Sequential([eqx.nn.Conv2d(3, 8, 3, key=KEY), eqx.nn.GroupNorm(4, 8), eqx.nn.PReLU(),
+        eqx.nn.Sequential([eqx.nn.Conv2d(3, 8, 3, key=KEY), eqx.nn.GroupNorm(4, 8),
+                           eqx.nn.Lambda(eqx.nn.PReLU()),
                            eqx.nn.Conv2d(8, 8, 3, key=KEY)]), normal(3, 12, 12)),
 }  # fmt: skip
