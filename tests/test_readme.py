@@ -91,7 +91,8 @@ def check_command(line: str) -> str | None:
     launched = verb or module.removeprefix("experiments.")
     source = ROOT / ("dpx/launch" if "." not in launched else "experiments")
     file = {"sample": "query", "recommend": "query"}.get(launched, launched.replace(".", "/"))
-    source = source / f"{file}.py"
+    source = source / file
+    source = source / "__main__.py" if source.is_dir() else source.with_suffix(".py")
     assert source.exists(), f"{launched} is no command"
     texts = [source.read_text(encoding="utf-8")]
     if launched == "run":
