@@ -36,7 +36,9 @@ from dpx.clipping.weights import Weights
 def auto(loss: Loss, leaves: Sequence[jax.Array], batch: Any) -> Pass:
     """One pass; two where the model recomputes activations to save memory."""
     program = engine.trace(loss, leaves, batch)
-    if program.captured.checkpointed:
+    # Without a parameter of which norms are enough, the first pass already has all gradients.
+    saves = any(not isinstance(_plan.in_place(c, False), Direct) for c in program.choices)
+    if program.captured.checkpointed and saves:
         with jax.default_matmul_precision("highest"):
             precise = engine.trace(loss, leaves, batch)
             if not _rounds(precise, leaves):

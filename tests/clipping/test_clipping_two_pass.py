@@ -296,3 +296,27 @@ def test_memory_is_that_of_an_ordinary_step():
         return compiled.memory_analysis().temp_size_in_bytes
 
     assert temp(lambda *arguments: clipped(*arguments).grads) <= 1.2 * temp(ordinary)
+
+
+def test_nothing_is_passed_twice_where_all_gradients_are_held():
+    """A model that recomputes, but of which no parameter has a norm without its gradient."""
+
+    def loss(params, x):
+        def step(state, _):
+            return jnp.tanh(state * params["scale"] + params["shift"]), None
+
+        return jnp.sum(jax.lax.scan(jax.checkpoint(step), x, length=5)[0] ** 2)
+
+    params = {"scale": jnp.ones(4), "shift": jnp.zeros(4)}
+    x = jnp.asarray(np.random.default_rng(0).normal(size=(3, 4)), "f4")
+    steps = {
+        method: str(
+            jax.make_jaxpr(clipping.clipped_grad(loss, l2_clip_norm=1.0, method=method))(params, x)
+        )
+        for method in ("auto", "one_pass", "two_pass")
+    }
+    assert (
+        steps["auto"].count("tanh")
+        == steps["one_pass"].count("tanh")
+        < steps["two_pass"].count("tanh")
+    )
