@@ -18,7 +18,7 @@ def join(coordinator: str | None, count: int | None, number: int | None) -> None
       number: Which of them this is. All three are None where the cluster's environment says it.
 
     Raises:
-      ValueError: where something is missing, or the others are not found.
+      ValueError: where something is missing.
     """
     try:
         jax.distributed.initialize(coordinator, count, number)

@@ -160,11 +160,13 @@ def main(argv: list[str]) -> None:
             raise ValueError(f"--config is missing: use --config=FILE, or one of {known}")
         config = flag.config
         if flag.distributed:
-            _processes.join(flag.coordinator, flag.processes, flag.process)
             if "mesh" not in config:
                 raise ValueError(
                     f"--distributed: {config.experiment} trains no model on several processes: leave it out"
                 )
+            _processes.join(flag.coordinator, flag.processes, flag.process)
+        elif (flag.coordinator, flag.processes, flag.process) != (None, None, None):
+            raise ValueError("--coordinator, --processes and --process need --distributed: add it")
         if flag.dry_run:
             check(config)
             for name, value in records.experiment(config).plan(config).items():
