@@ -175,12 +175,13 @@ class Layout:
         return jax.tree.map(self._put, tree)
 
     def _put(self, x: Any) -> jax.Array:
-        if _processes.several() and isinstance(x, jax.Array):
-            if jnp.issubdtype(x.dtype, jax.dtypes.prng_key):
-                data = self._put(jax.random.key_data(x))
-                return jax.random.wrap_key_data(data, impl=jax.random.key_impl(x))
+        if _processes.several() and isinstance(x, jax.Array) and x.is_fully_addressable:
             # JAX spreads over processes what is on the host, after making sure that all have the same.
-            x = np.asarray(x) if x.is_fully_addressable else x
+            if jnp.issubdtype(x.dtype, jax.dtypes.prng_key):
+                words = np.asarray(jax.random.key_data(x))
+                words = jax.device_put(words, NamedSharding(self.mesh, P()))  # pyright: ignore
+                return jax.random.wrap_key_data(words, impl=jax.random.key_impl(x))
+            x = np.asarray(x)
         return jax.device_put(x, self.sharding(x))
 
     def sharding(self, x: Any) -> NamedSharding | None:
