@@ -101,8 +101,7 @@ def of_training(
         found = _digest_of_all(data)
         with storage.lock(workdir):
             yield _of_first(lambda: derive(_kept(key, workdir, found, settings)))
-            if _processes.is_first():
-                _finish(workdir)
+            _finish(workdir)
 
 
 def _of_first(make: Callable[[], Keys]) -> Keys:
@@ -135,7 +134,7 @@ def _kept(key: jax.Array, workdir: Path, data: str, settings: dict) -> jax.Array
 
 def _finish(workdir: Path) -> None:
     path = workdir / FOLDER / _KEYS
-    if path.exists():
+    if _processes.is_first() and path.exists():
         stored = storage.read_private(path)
         about = {name: stored[name] for name in ("data", "settings")}
         storage.create_private(workdir / FOLDER / _FINISHED, about)
@@ -219,10 +218,7 @@ def fingerprint(noise_seed: int, workdir: Path, *, new: bool = False) -> str:
 
 
 def _stored(
-    workdir: Path,
-    data: str,
-    draw: Callable[[], dict],
-    settings: dict | None = None,
+    workdir: Path, data: str, draw: Callable[[], dict], settings: dict | None = None
 ) -> dict:
     """What lies in the run's file of keys, which is made from `draw` for a run that begins."""
     path = workdir / FOLDER / _KEYS
