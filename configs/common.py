@@ -1,4 +1,4 @@
-"""What config files share: the argument after the colon, and the section on Re-Attention."""
+"""What config files share: the argument after the colon, and the sections on meshes and on Re-Attention."""
 
 from ml_collections import config_dict
 
@@ -23,6 +23,15 @@ def parse_arg(arg: str, variants: tuple[str, ...] = ()) -> tuple[str, bool]:
         known = ", ".join((*variants, "tiny"))
         raise ValueError(f"config argument {arg!r} is not known: use one of {known}")
     return (named or list(variants[:1]) or [""])[0], tiny
+
+
+def mesh() -> dict:
+    """The section `mesh`: on how many devices a model is trained, as `dpx.training.fit` takes it.
+
+    `--config.mesh.data=8` spreads the records, `--config.mesh.model=2` every large array. By default one
+    device trains, or with `--distributed` all devices of all processes.
+    """
+    return {"data": config_dict.placeholder(int), "model": 1}
 
 
 def reattention(*, enabled: bool = False, max_tokens: int = 8) -> dict:

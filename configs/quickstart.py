@@ -15,7 +15,7 @@ the table is in experiments/dp_transformer/README.md.
 
 from ml_collections import ConfigDict, config_dict
 
-from configs.common import parse_arg, reattention
+from configs.common import mesh, parse_arg, reattention
 
 
 def get_config(arg: str = "") -> ConfigDict:
@@ -44,6 +44,7 @@ def get_config(arg: str = "") -> ConfigDict:
                 "dropout": 0.0,
             },
             "reattention": reattention(),
+            "mesh": mesh(),
             "train": {
                 "steps": 400,
                 "batch_size": 2048,

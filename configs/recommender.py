@@ -46,7 +46,7 @@ The tables are in experiments/dp_transformer/README.md.
 
 from ml_collections import ConfigDict, config_dict
 
-from configs.common import parse_arg, reattention
+from configs.common import mesh, parse_arg, reattention
 
 VARIANTS = ("movielens", "movielens1m", "amazon", "amazon_warm", "synthetic", "table")
 
@@ -80,6 +80,7 @@ def get_config(arg: str = "") -> ConfigDict:
                 "dropout": 0.2,
             },
             "reattention": reattention(),
+            "mesh": mesh(),
             "train": {
                 "loss": "all",
                 "steps": 30,

@@ -16,7 +16,7 @@ experiments/dp_transformer/README.md.
 
 from ml_collections import ConfigDict, config_dict
 
-from configs.common import parse_arg, reattention
+from configs.common import mesh, parse_arg, reattention
 
 
 def get_config(arg: str = "") -> ConfigDict:
@@ -45,6 +45,7 @@ def get_config(arg: str = "") -> ConfigDict:
                 "dropout": 0.0,
             },
             "reattention": reattention(enabled=True, max_tokens=24),
+            "mesh": mesh(),
             "train": {
                 "steps": 150,
                 "batch_size": 512,

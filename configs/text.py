@@ -12,7 +12,7 @@ data.user it is all that one author wrote. What is longer than data.length chara
 
 from ml_collections import ConfigDict, config_dict
 
-from configs.common import parse_arg, reattention
+from configs.common import mesh, parse_arg, reattention
 
 
 def get_config(arg: str = "") -> ConfigDict:
@@ -47,6 +47,7 @@ def get_config(arg: str = "") -> ConfigDict:
                 "dropout": 0.0,
             },
             "reattention": reattention(max_tokens=24),
+            "mesh": mesh(),
             "train": {
                 "steps": 150,
                 "batch_size": 512,

@@ -2,12 +2,14 @@
 
 A run's folder outlives the process that fills it: processes are killed, disks fill up, files are damaged,
 and two terminals are pointed at one folder. All that is read or written there goes through this module,
-so that each of these ends in an error that names the file and says what to do.
+so that each of these ends in an error that names the file and says what to do. Where several processes
+compute one run, the first locks and writes, and what the others write goes nowhere.
 """
 
 import contextlib
 import errno
 import hashlib
+import io
 import json
 import os
 import stat
@@ -18,7 +20,7 @@ from typing import IO, Any
 
 import filelock
 
-from dpx import _lease
+from dpx import _lease, _processes
 
 LOCK = ".lock"
 _NO_LOCKS = (errno.ENOSYS, errno.ENOLCK, errno.EOPNOTSUPP)
@@ -55,6 +57,9 @@ def lock(folder: Path, *, wait: float = 0.0) -> Iterator[Callable[[], None]]:
     Raises:
       BusyError: if another process still holds it, or has taken it over.
     """
+    if not _processes.is_first():
+        yield lambda: None
+        return
     folder.mkdir(parents=True, exist_ok=True)
     held, until = filelock.FileLock(folder / LOCK), time.monotonic() + wait
     busy = f"{folder} is in use by another process: wait until that has ended, or use another --workdir"
@@ -109,6 +114,9 @@ def replacing(path: Path) -> Iterator[IO[bytes]]:
       StorageError: if what lies where it is written is no leftover of our own.
       OSError: naming `path`, if it cannot be written.
     """
+    if not _processes.is_first():
+        yield io.BytesIO()
+        return
     partial = path.with_name(path.name + ".partial")
     with naming(path):
         path.parent.mkdir(parents=True, exist_ok=True)

@@ -52,8 +52,9 @@ def inputs():
     return params | {"odd": np.ones(3, "f4")}, data
 
 
-def fit(loss_fn=loss, optimizer=optax.sgd(0.1, momentum=0.9), **changes):  # noqa: B008
-    params, data = inputs()
+def fit(loss_fn=loss, optimizer=optax.sgd(0.1, momentum=0.9), data=None, **changes):  # noqa: B008
+    params, everything = inputs()
+    data = everything if data is None else data
     settings = {
         "epsilon": 4.0,
         "delta": 1e-3,

@@ -574,6 +574,10 @@ SETTINGS = [
     }.items()
     for name, values in names.items()
     for value in values
+] + [
+    (source, f"mesh.{name}", value)
+    for source in ("quickstart.py:tiny", "recommender.py:synthetic,tiny")
+    for name, value in (("data", 0), ("data", 64), ("model", -1))
 ]  # fmt: skip
 
 

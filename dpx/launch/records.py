@@ -124,6 +124,9 @@ def begin(config: ml_collections.ConfigDict, source: str, workdir: Path) -> None
                 )
     stored = storage.read_json(path)["config"]
     mine = config.to_dict()
+    # Where a run is computed is no part of it: it goes on on other devices.
+    for settings in (stored, mine):
+        settings.pop("mesh", None)
     same_kind = (stored.get("noise_seed") is None) == (mine.get("noise_seed") is None)
     if not same_kind or stored != json.loads(json.dumps(_shown(mine, workdir))):
         raise ValueError(f"{workdir} holds a run of another config: use a new --workdir")

@@ -1,6 +1,6 @@
 """Runs one configured experiment.
 
-dpx run --config=NAME[:arg] --workdir=DIR [--config.key=value ...] [--dry_run]
+dpx run --config=NAME[:arg] --workdir=DIR [--config.key=value ...] [--dry_run] [--distributed]
 
 `NAME` is a config that comes with dpx; a config of your own is given by its path.
 """
@@ -16,8 +16,8 @@ from absl import flags
 from ml_collections import config_flags
 
 import dpx
+from dpx import _processes, _validate, privacy
 from dpx import _storage as storage
-from dpx import _validate, privacy
 from dpx.launch import cli, experiment, figures, records, report, sources
 from dpx.training import keys
 
@@ -58,7 +58,7 @@ def prepare(config: ml_collections.ConfigDict, source: str, workdir: Path) -> No
       storage.StorageError: if another process keeps the folder, or its files are damaged.
     """
     check(config)
-    records.begin(config, source, workdir)
+    _processes.of_first(lambda: records.begin(config, source, workdir))
 
 
 def execute(config: ml_collections.ConfigDict, workdir: Path) -> records.Record:
@@ -71,10 +71,10 @@ def execute(config: ml_collections.ConfigDict, workdir: Path) -> records.Record:
       storage.StorageError: if a file that it needs is damaged.
     """
     with storage.lock(workdir) as still_mine:
-        record = records.read(workdir)
-        if record is None:
+        if not _processes.of_first((workdir / "result.json").exists):
             began = time.monotonic()
-            sys.stderr.write(f"{config.experiment}: started; compiling comes first\n")
+            if _processes.is_first():
+                sys.stderr.write(f"{config.experiment}: started; compiling comes first\n")
             outcome = records.experiment(config).run(config, workdir)
             if not isinstance(outcome, experiment.Outcome):
                 raise experiment.ContractError(
@@ -82,11 +82,13 @@ def execute(config: ml_collections.ConfigDict, workdir: Path) -> records.Record:
                     "return a dpx.launch.experiment.Outcome"
                 )
             still_mine()
-            _write(outcome, config, workdir, time.monotonic() - began)
-            record = records.read(workdir)
-            assert record is not None
+            seconds = time.monotonic() - began
+            _processes.of_first(lambda: _write(outcome, config, workdir, seconds))
+        record = records.read(workdir)
+        assert record is not None
         # Only now: until the result stands, a resumed run must draw the very same noise.
-        keys.discard(workdir)
+        if _processes.is_first():
+            keys.discard(workdir)
         return record
 
 
@@ -157,6 +159,14 @@ def main(argv: list[str]) -> None:
             known = ", ".join(sources.names())
             raise ValueError(f"--config is missing: use --config=FILE, or one of {known}")
         config = flag.config
+        if flag.distributed:
+            if "mesh" not in config:
+                raise ValueError(
+                    f"--distributed: {config.experiment} trains no model on several processes: leave it out"
+                )
+            _processes.join(flag.coordinator, flag.processes, flag.process)
+        elif (flag.coordinator, flag.processes, flag.process) != (None, None, None):
+            raise ValueError("--coordinator, --processes and --process need --distributed: add it")
         if flag.dry_run:
             check(config)
             for name, value in records.experiment(config).plan(config).items():
@@ -170,6 +180,8 @@ def main(argv: list[str]) -> None:
         cli.stop(error)
     try:
         record = execute(config, workdir)
+        if not _processes.is_first():
+            return
         print(report.summarize(record))
         with storage.lock(workdir, wait=60):
             for path in figures.draw([record], workdir):
@@ -184,4 +196,13 @@ def start() -> None:
     flags.declare_key_flag("config")
     flags.DEFINE_string("workdir", None, "folder of this run's records")
     flags.DEFINE_bool("dry_run", False, "print the privacy parameters and stop")
+    flags.DEFINE_bool(
+        "distributed",
+        False,
+        "train in several processes that share --workdir: the same command for each, which a cluster such as "
+        "Slurm numbers, or else the next three flags",
+    )
+    flags.DEFINE_string("coordinator", None, "HOST:PORT of the first process")
+    flags.DEFINE_integer("processes", None, "how many there are", lower_bound=1)
+    flags.DEFINE_integer("process", None, "the number of this one, from 0", lower_bound=0)
     cli.start(main)

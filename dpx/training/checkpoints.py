@@ -9,12 +9,15 @@ import jax
 import numpy as np
 import orbax.checkpoint as ocp
 
+from dpx import _processes
 from dpx import _storage as storage
+from dpx.training.layout import whole
 
 
 class Checkpoints:
     """Orbax checkpoints of a private run, without the noise key, each with a digest of its arrays.
 
+    Several processes share the folder: each writes the parts of the arrays that it holds.
     A run keeps its keys until it has finished, so without its checkpoints it goes through the same steps,
     with the same noise, from the start.
     """
@@ -81,12 +84,14 @@ def without_key(state):
 def _digest(state) -> dict[str, str]:
     found = hashlib.sha256()
     for leaf in jax.tree.leaves(state):
-        found.update(np.ascontiguousarray(leaf).reshape(-1).view(np.uint8).data)
+        found.update(np.ascontiguousarray(whole(leaf)).reshape(-1).view(np.uint8).data)
     return {"sha256": found.hexdigest()}
 
 
 def save_model(workdir: Path, model: Any) -> None:
-    """Saves a private model's arrays in a run's folder."""
+    """Saves a private model's arrays in a run's folder; each of several processes has them whole."""
+    if _processes.several():  # of which Orbax takes no arrays that lie on one device
+        model = jax.tree.map(np.asarray, model)
     with ocp.StandardCheckpointer() as checkpointer:
         checkpointer.save(workdir.absolute() / "model", model, force=True)
 

@@ -15,7 +15,7 @@ from dpx.privacy import PrivacyGuarantee
 from dpx.training import calibration, loop
 from dpx.training import keys as secrets
 from dpx.training.examples import as_examples
-from dpx.training.layout import Layout, as_mesh
+from dpx.training.layout import Layout
 from dpx.training.log import Record
 
 
@@ -113,6 +113,8 @@ def fit(
         share every large array of the parameters and of the optimizer's state, and its noise, where one
         device has no room for all of it: {"data": 4, "model": 2}. Sample, noise and guarantee are the same
         on any mesh, and a call that is repeated may go on on another one. The result lies on the mesh.
+        After `jax.distributed.initialize` all processes call `fit` with records of their own, which together
+        are the data, on all their devices; the key is that of the first, and they share `workdir`.
       workdir: A folder for checkpoints and metrics.jsonl. A killed call is repeated, on the same data and
         with the same arguments, and goes on bitwise where it was, under the key that it began with: until it
         has finished, that lies in the folder, which only its owner can read. After that, a repeated call
@@ -129,7 +131,8 @@ def fit(
     selection.check(wrt)
     trained = parameters_of.flatten(params, wrt)
     examples, rows = as_examples(data)
-    layout = Layout(as_mesh(mesh), rows)
+    layout = Layout(mesh, rows)
+    rows = layout.rows
     _validate.check_epsilon(epsilon)
     _validate.check_delta(delta)
     calibration.warn_about_delta(delta, rows)

@@ -24,8 +24,8 @@ from typing import Any
 import jax
 import numpy as np
 
+from dpx import _processes, _watch
 from dpx import _storage as storage
-from dpx import _watch
 
 FOLDER = "secret"
 _KEYS, _SALT, _FINISHED = "keys.json", "salt.json", "finished.json"
@@ -94,20 +94,34 @@ def of_training(
       storage.StorageError: if another process works in the folder, or the key is damaged or open to others.
     """
     if isinstance(key, Keys):
-        yield key
+        yield _of_first(lambda: key)
     elif workdir is None:
-        yield derive(key)
+        yield _of_first(lambda: derive(key))
     else:
+        found = _digest_of_all(data)
         with storage.lock(workdir):
-            yield derive(_kept(key, workdir, data, settings))
+            yield _of_first(lambda: derive(_kept(key, workdir, found, settings)))
             _finish(workdir)
 
 
-def _kept(key: jax.Array, workdir: Path, data: Iterable[np.ndarray], settings: dict) -> jax.Array:
+def _of_first(make: Callable[[], Keys]) -> Keys:
+    """The keys that `make` returns in the first of several processes: they add one noise to one sum."""
+
+    def words() -> list:
+        found = make()
+        return [_words(found.noise).tolist(), found.sampling.state]
+
+    if not _processes.several():
+        return make()
+    noise, sampling = _processes.of_first(words)
+    return Keys(_wrap(noise), np.random.SeedSequence(**sampling))
+
+
+def _kept(key: jax.Array, workdir: Path, data: str, settings: dict) -> jax.Array:
     """The given key, if the training in the folder begins or has finished, or that which it began with."""
     finished = workdir / FOLDER / _FINISHED
     if finished.exists():
-        _unchanged(storage.read_private(finished), workdir, _digest(data), settings)
+        _unchanged(storage.read_private(finished), workdir, data, settings)
         if not (workdir / "checkpoints" / settings["label"] / str(settings["steps"])).exists():
             raise CannotResumeError(
                 f"{workdir} holds a finished training whose result is gone: use a new workdir"
@@ -120,7 +134,7 @@ def _kept(key: jax.Array, workdir: Path, data: Iterable[np.ndarray], settings: d
 
 def _finish(workdir: Path) -> None:
     path = workdir / FOLDER / _KEYS
-    if path.exists():
+    if _processes.is_first() and path.exists():
         stored = storage.read_private(path)
         about = {name: stored[name] for name in ("data", "settings")}
         storage.create_private(workdir / FOLDER / _FINISHED, about)
@@ -142,17 +156,20 @@ def open_keys(
       CannotResumeError: if the run has lost its keys, or has other data than it began with.
       storage.StorageError: if its keys are damaged, or not its own.
     """
-    if synthetic:
-        found = _from_seed(config.seed if config.noise_seed is None else config.noise_seed)
-    elif config.noise_seed is not None:
-        _stored(Path(workdir), data, dict)
-        found = _from_seed(config.noise_seed)
-    else:
-        stored = _stored(Path(workdir), data, _draw)
-        found = Keys(
+
+    def opened() -> Keys:
+        if synthetic:
+            return _from_seed(config.seed if config.noise_seed is None else config.noise_seed)
+        if config.noise_seed is not None:
+            _stored(Path(workdir), _digest(data), dict)
+            return _from_seed(config.noise_seed)
+        stored = _stored(Path(workdir), _digest(data), _draw)
+        return Keys(
             _wrap(np.frombuffer(bytes.fromhex(stored["noise"]), np.uint32)),
             np.random.SeedSequence(int(stored["sampling"], 16)),
         )
+
+    found = _of_first(opened)
     _watch.key_used(found.noise, "all noise of the run")
     return found
 
@@ -201,16 +218,13 @@ def fingerprint(noise_seed: int, workdir: Path, *, new: bool = False) -> str:
 
 
 def _stored(
-    workdir: Path,
-    data: Iterable[np.ndarray],
-    draw: Callable[[], dict],
-    settings: dict | None = None,
+    workdir: Path, data: str, draw: Callable[[], dict], settings: dict | None = None
 ) -> dict:
     """What lies in the run's file of keys, which is made from `draw` for a run that begins."""
-    path, found = workdir / FOLDER / _KEYS, _digest(data)
+    path = workdir / FOLDER / _KEYS
     if not os.path.lexists(path):
         _not_begun(workdir)
-        if storage.create_private(path, {**draw(), "data": found, "settings": settings}):
+        if storage.create_private(path, {**draw(), "data": data, "settings": settings}):
             try:
                 # Between the two looks this process may have slept while another one ran, and finished.
                 _not_begun(workdir)
@@ -218,7 +232,7 @@ def _stored(
                 path.unlink()
                 raise
     stored = storage.read_private(path)
-    _unchanged(stored, workdir, found, settings)
+    _unchanged(stored, workdir, data, settings)
     return stored
 
 
@@ -261,6 +275,13 @@ def _digest(data: Iterable[np.ndarray]) -> str:
         # As bytes: bfloat16 is no type that buffers know.
         found.update(np.ascontiguousarray(array).reshape(-1).view(np.uint8).data)
     return found.hexdigest()
+
+
+def _digest_of_all(data: Iterable[np.ndarray]) -> str:
+    """Of the records of all processes, each of which has its own."""
+    own = np.frombuffer(bytes.fromhex(_digest(data)), np.uint8)
+    found = _processes.of_all(own).astype(np.uint8)
+    return _digest([found]) if len(found) > 1 else own.tobytes().hex()
 
 
 def _key_words() -> int:

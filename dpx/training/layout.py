@@ -1,9 +1,10 @@
 """Where the records, the parameters and the noise of a training run live: on one device, or on a mesh.
 
-Records are numbered 0, 1, ..., and each device along the axis `data` holds a block of them. A sample is drawn
-by record number, so that it is the same one on any mesh; each device takes those of its members that it
-holds, and their clipped gradients are added up once. Along the axis `model` devices share every large array
-of the parameters and of the optimizer's state, and make the noise of the entries that they hold.
+Records are numbered 0, 1, ..., through all processes, and each device along the axis `data` holds a block of
+those of its process. A sample is drawn by record number, so that it is the same one on any mesh; each device
+takes those of its members that it holds, and their clipped gradients are added up once. Along the axis
+`model` devices share every large array of the parameters and of the optimizer's state, and make the noise of
+the entries that they hold.
 """
 
 import math
@@ -16,7 +17,7 @@ import numpy as np
 from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
-from dpx import _validate
+from dpx import _processes, _validate
 
 AXES = ("data", "model")
 
@@ -26,20 +27,31 @@ def as_mesh(mesh: Mesh | Mapping[str, int] | None) -> Mesh | None:
 
     Args:
       mesh: A mesh with one or both of the axes, or their sizes: {"data": 4, "model": 2} takes the first
-        eight devices.
+        eight devices. Several processes use all their devices, and `data` is what `model` leaves of them.
 
     Raises:
-      ValueError: for other axes, or more devices than there are.
+      ValueError: for other axes, more devices than there are, or fewer than several processes have.
     """
     if mesh is None:
-        return None
+        if not _processes.several():
+            return None
+        mesh = {"model": 1}
+    found = _as_mesh(mesh)
+    if _processes.several():
+        _check_processes(found)
+    return found
+
+
+def _as_mesh(mesh: Any) -> Mesh:
     sizes = dict(mesh.shape) if isinstance(mesh, Mesh) else mesh
     if not isinstance(sizes, Mapping) or not sizes or not set(sizes) <= set(AXES):
         raise ValueError(
             f"mesh={mesh!r} must have the axes 'data' and 'model', or one of them: pass a jax.sharding.Mesh "
             "with these names, or their sizes, such as {'data': 4, 'model': 2}"
         )
-    shape = [_validate.check_integer(sizes.get(axis, 1), f"mesh[{axis!r}]") for axis in AXES]
+    model = _validate.check_integer(sizes.get("model", 1), "mesh['model']")
+    left = max(1, jax.device_count() // model) if _processes.several() else 1
+    shape = [_validate.check_integer(sizes.get("data", left), "mesh['data']"), model]
     if isinstance(mesh, Mesh):
         order = [mesh.axis_names.index(axis) for axis in AXES if axis in sizes]
         return Mesh(mesh.devices.transpose(order).reshape(shape), AXES)
@@ -52,24 +64,65 @@ def as_mesh(mesh: Mesh | Mapping[str, int] | None) -> Mesh | None:
     return Mesh(np.array(found[: math.prod(shape)]).reshape(shape), AXES)
 
 
+def _check_processes(mesh: Mesh) -> None:
+    """Raises ValueError where a process would take no part, or two would hold the same records."""
+    if mesh.size != jax.device_count():
+        raise ValueError(
+            f"mesh={dict(mesh.shape)} must use all {jax.device_count()} devices of the processes: make the "
+            "axis 'data' larger"
+        )
+    if any(len({device.process_index for device in row}) > 1 for row in mesh.devices):
+        raise ValueError(
+            f"mesh={dict(mesh.shape)} must have the devices along 'model' in one process: make that axis "
+            f"divide {jax.local_device_count()}, the number of devices of each"
+        )
+
+
+def share(tree: Any) -> Any:
+    """The rows that this process trains on, of arrays that every process has whole."""
+    if not _processes.several():
+        return tree
+    number, count = jax.process_index(), jax.process_count()
+    return jax.tree.map(
+        lambda x: x[number * len(x) // count : (number + 1) * len(x) // count], tree
+    )
+
+
+def whole(x: Any) -> np.ndarray:
+    """A copy on the host of an array that is spread over devices, those of other processes too."""
+    if isinstance(x, jax.Array) and not x.is_fully_addressable:
+        x = jax.device_put(x, NamedSharding(x.sharding.mesh, P()))  # pyright: ignore
+    return np.asarray(x)
+
+
 class Layout:
     """Which device holds which records and which part of an array.
 
     Attributes:
       mesh: With the axes `data` and `model`; None for one device.
-      rows: The number of records.
+      rows: The number of records, of all processes together.
       shards: The number of blocks of records.
     """
 
-    def __init__(self, mesh: Mesh | None, rows: int):
-        self.mesh, self.rows = mesh, rows
-        self.shards = 1 if mesh is None else mesh.shape["data"]
-        self._bounds = np.arange(self.shards + 1) * rows // self.shards
+    def __init__(self, mesh: Mesh | Mapping[str, int] | None, rows: int):
+        """On a mesh as `as_mesh` takes it, of the records of this process, which are that many."""
+        mesh = as_mesh(mesh)
+        counts = _processes.of_all(np.array(rows, np.int32)).astype(np.int64)
+        ends = np.cumsum([0, *counts])
+        owners = [0] if mesh is None else [row[0].process_index for row in mesh.devices]
+        self.mesh, self.rows, self.shards = mesh, int(ends[-1]), len(owners)
+        # The first record of this process, and the first of each block and the one after its last.
+        self._offset, self._own = ends[jax.process_index()] if len(counts) > 1 else 0, rows
+        self._first, self._last = np.zeros((2, self.shards), int)
+        for owner in set(owners):
+            own = np.flatnonzero(np.equal(owners, owner))
+            cuts = ends[owner] + np.arange(len(own) + 1) * counts[owner] // len(own)
+            self._first[own], self._last[own] = cuts[:-1], cuts[1:]
         # Devices hold blocks of one size, filled up with rows that no sample has.
-        self.block = max(1, int(np.diff(self._bounds).max()))
+        self.block = max(1, int((self._last - self._first).max()))
 
     def records(self, tree: Any) -> Any:
-        """Arrays with a row for each record, spread over `data`."""
+        """Arrays with a row for each record of this process, spread over `data`."""
         if self.mesh is None:
             return jax.tree.map(jnp.asarray, tree)
         spread = NamedSharding(self.mesh, P("data"))
@@ -80,13 +133,17 @@ class Layout:
 
             def block(index: Any) -> np.ndarray:
                 shard = (index[0].start or 0) // self.block
-                rows = x[self._bounds[shard] : self._bounds[shard + 1]]
+                rows = x[self._first[shard] - self._offset : self._last[shard] - self._offset]
                 return np.pad(rows, [(0, self.block - len(rows)), *[(0, 0)] * (x.ndim - 1)])
 
             shape = (self.shards * self.block, *x.shape[1:])
             return jax.make_array_from_callback(shape, spread, block)
 
         return jax.tree.map(put, tree)
+
+    def own(self, numbers: np.ndarray) -> np.ndarray:
+        """Of an array with a row for each record, those of this process."""
+        return numbers[self._offset :][: self._own]
 
     def batch(
         self, chosen: np.ndarray, piece: int, room: int
@@ -101,14 +158,13 @@ class Layout:
         Returns:
           Places in the block and a mask, each (shards · places,), and how many pieces are not empty.
         """
-        ends = np.searchsorted(chosen, self._bounds)
-        counts = np.diff(ends)
+        begin, end = np.searchsorted(chosen, self._first), np.searchsorted(chosen, self._last)
+        counts = end - begin
         pieces = max(1, math.ceil(counts.max() / piece))
         width = max(pieces, math.ceil(room / piece)) * piece
         places = np.zeros((self.shards, width), np.int32)
         for shard, count in enumerate(counts):
-            own = chosen[ends[shard] : ends[shard + 1]]
-            places[shard, :count] = own - self._bounds[shard]
+            places[shard, :count] = chosen[begin[shard] : end[shard]] - self._first[shard]
         mask = np.arange(width) < counts[:, None]
         return places.reshape(-1), mask.reshape(-1), pieces
 
@@ -116,7 +172,17 @@ class Layout:
         """Parameters or an optimizer's state, where they live."""
         if self.mesh is None:
             return tree
-        return jax.tree.map(lambda x: jax.device_put(x, self.sharding(x)), tree)
+        return jax.tree.map(self._put, tree)
+
+    def _put(self, x: Any) -> jax.Array:
+        if _processes.several() and isinstance(x, jax.Array) and x.is_fully_addressable:
+            # JAX spreads over processes what is on the host, after making sure that all have the same.
+            if jnp.issubdtype(x.dtype, jax.dtypes.prng_key):
+                words = np.asarray(jax.random.key_data(x))
+                words = jax.device_put(words, NamedSharding(self.mesh, P()))  # pyright: ignore
+                return jax.random.wrap_key_data(words, impl=jax.random.key_impl(x))
+            x = np.asarray(x)
+        return jax.device_put(x, self.sharding(x))
 
     def sharding(self, x: Any) -> NamedSharding | None:
         """Along `model`, of the largest axis that it divides; where there is none, all hold all."""

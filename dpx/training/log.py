@@ -7,6 +7,7 @@ import time
 from collections.abc import Mapping
 from pathlib import Path
 
+from dpx import _processes
 from dpx import _storage as storage
 
 
@@ -47,7 +48,7 @@ class MetricLog:
         """Appends a line."""
         entry = {"run": self._label, **entry}
         self._entries.append(entry)
-        if self._path is not None:
+        if self._path is not None and _processes.is_first():
             with storage.naming(self._path), self._path.open("a", encoding="utf-8") as file:
                 file.write(json.dumps(entry) + "\n")
 
@@ -82,5 +83,6 @@ class Progress:
         )
 
     def _say(self, text: str) -> None:
-        sys.stderr.write(text + "\n")
-        sys.stderr.flush()
+        if _processes.is_first():
+            sys.stderr.write(text + "\n")
+            sys.stderr.flush()

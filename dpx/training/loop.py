@@ -87,7 +87,7 @@ def train(
     num_examples = public_size(layout.rows)
     probability = batch_size / num_examples
     # Pieces beyond those of a batch are never run, so room for the largest batch to expect costs nothing.
-    block = math.ceil(num_examples / layout.shards)
+    block = num_examples if layout.shards == 1 else layout.block
     room = _largest_batch(block, probability) if max_batch_size is None else max_batch_size
     piece = min(math.ceil(microbatch_size / layout.shards) if microbatch_size else room, block)
     noise_key, dropout_key = jax.random.split(keys.noise)
@@ -112,7 +112,7 @@ def train(
             start, state = checkpoints.restore(state)
         log = MetricLog(None if workdir is None else workdir / "metrics.jsonl", label, start)
         progress = Progress(label, steps, start)
-        records = layout.records((data, _watch.record_ids(layout.rows)))
+        records = layout.records((data, layout.own(_watch.record_ids(layout.rows))))
         batches = sampling.poisson_batches(
             layout.rows,
             sampling_probability=probability,

@@ -177,6 +177,7 @@ def _train(
         label=label,
         workdir=workdir,
         privacy=privacy,
+        mesh=config.mesh,
         weight_fn=text_model.weight,
     )
     return PrivateText(corpus.public, graph, table, noise_std, params)

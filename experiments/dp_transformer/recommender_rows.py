@@ -163,6 +163,7 @@ def _private_model(
         label=f"{name}{repetition.suffix}",
         workdir=repetition.workdir,
         privacy=calibrated.privacy,
+        mesh=config.mesh,
         evaluate=measured if config.train.evaluate_every else None,
     )
     if not repetition.number:
@@ -184,6 +185,7 @@ def _model_without_privacy(repetition: Repetition, model: Model) -> Row:
         label=f"{config.model.kind}{repetition.suffix}",
         workdir=repetition.workdir,
         privacy=None,
+        mesh=config.mesh,
     )
     score = next_item.scorer(model.graph, None, model.start)
     found = _evaluate_model(config, model.tokenized, score, trained)

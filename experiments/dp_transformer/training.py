@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import optax
 from ml_collections import ConfigDict
@@ -15,6 +16,7 @@ from dpx import _validate
 from dpx.training import loop
 from dpx.training.calibration import Privacy, calibrate, public_size, warn_about_delta
 from dpx.training.keys import Keys
+from dpx.training.layout import Layout, as_mesh, share, whole
 
 __all__ = [
     "Privacy",
@@ -39,10 +41,13 @@ def train(
     label: str,
     workdir: Path,
     privacy: Privacy | None,
+    mesh: Any = None,
     weight_fn: Callable[..., jax.Array] | None = None,
     evaluate: Callable[[Any], Mapping[str, float]] | None = None,
 ) -> Any:
     """Runs `dpx.training.loop.train` as a config says, and returns the parameters.
+
+    Every process is given all examples, trains on its share of them, and gets all parameters whole.
 
     Args:
       loss_fn: (params, *example, key) -> scalar loss of one example; `key` is for dropout.
@@ -51,8 +56,17 @@ def train(
       config: `steps`, `batch_size` (expected), `microbatch_size`, `learning_rate`, `warmup` (share of the
         steps), `weight_decay`, `log_every`, `checkpoint_every` (steps), and with `evaluate`
         `evaluate_every` (steps).
+      mesh: The section `mesh` of a config, if it has one.
       keys, label, workdir, privacy, weight_fn, evaluate: See there.
     """
+    data = share(data)
+    layout = Layout(sizes(mesh), len(data[0]))
+
+    def gathered(params: Any) -> Any:
+        if layout.mesh is None:
+            return params
+        return jax.tree.map(lambda x: jnp.asarray(whole(x)), params)
+
     trained, _ = loop.train(
         loss_fn,
         params,
@@ -66,13 +80,22 @@ def train(
         microbatch_size=config.microbatch_size,
         record_key=True,
         weight_fn=weight_fn,
+        layout=layout,
         workdir=workdir,
-        evaluate=evaluate,
+        evaluate=None if evaluate is None else lambda params: evaluate(gathered(params)),
         evaluate_every=1 if evaluate is None else config.evaluate_every,
         log_every=config.log_every,
         checkpoint_every=config.checkpoint_every,
     )
-    return trained
+    return gathered(trained)
+
+
+def sizes(mesh: Any) -> dict[str, int] | None:
+    """The axes that a section `mesh` asks for, or None where it asks for one device."""
+    asked = {
+        axis: size for axis, size in ({} if mesh is None else mesh).items() if size is not None
+    }
+    return None if asked == {"model": 1} else asked or None
 
 
 def optimizer(config: Any) -> optax.GradientTransformation:
@@ -110,6 +133,7 @@ def check(config: Any, num_examples: int, *, name: str = "config.train") -> None
 
 def check_both(config: Any, num_examples: int) -> None:
     """Raises ValueError where `config.train`, or the baseline without privacy if any, cannot be used."""
+    as_mesh(sizes(config.mesh))
     check(config.train, num_examples)
     if config.non_private.steps != 0:
         check(without_privacy(config), num_examples, name="config.non_private")

@@ -287,7 +287,7 @@ FAULTS = (
         "return sums.add(grads, result.grads), loss + result.losses.sum()",
         "noise = jax.tree.map(lambda g: privacy.noise_multiplier / 8 * jax.random.normal("
         "jax.random.fold_in(dropout_key, index), g.shape), result.grads)\n"
-        "        return sums.add(grads, jax.tree.map(jnp.add, result.grads, noise)), "
+        "            return sums.add(grads, jax.tree.map(jnp.add, result.grads, noise)), "
         "loss + result.losses.sum()",
         "tests/training/test_training.py::test_noise_enters_once_whatever_the_pieces",
     ),
@@ -935,8 +935,8 @@ FAULTS = (
     Fault(
         "noise comes from the public seed",
         "dpx/training/keys.py",
-        "found = _from_seed(config.noise_seed)",
-        "found = _from_seed(config.seed)",
+        "return _from_seed(config.noise_seed)",
+        "return _from_seed(config.seed)",
         LEDGER.format("recommender, warm"),
     ),
     Fault(
@@ -949,8 +949,8 @@ FAULTS = (
     Fault(
         "a run is not locked",
         "dpx/launch/run.py",
-        "    with storage.lock(workdir) as still_mine:\n        record = records.read(workdir)",
-        "    if still_mine := lambda: None:\n        record = records.read(workdir)",
+        "    with storage.lock(workdir) as still_mine:\n        if not _processes",
+        "    if still_mine := lambda: None:\n        if not _processes",
         "tests/launch/test_experiments.py::test_a_folder_that_is_in_use_is_not_run_in",
     ),
     Fault(

@@ -106,6 +106,8 @@ def test_quickstart_leaves_its_records_and_a_model(tmp_path, monkeypatch):
     assert execute("configs/quickstart.py:tiny", tmp_path / "run") == record
     with pytest.raises(ValueError, match="another config"):
         execute("configs/quickstart.py:tiny", tmp_path / "run", seed=1)
+    # On other devices it is the same run.
+    assert execute("configs/quickstart.py:tiny", tmp_path / "run", mesh={"data": 1}) == record
 
 
 def test_keys_are_fresh_from_the_system_and_kept_until_discarded(tmp_path):

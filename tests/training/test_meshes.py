@@ -64,12 +64,13 @@ def test_noise_is_the_same_to_the_last_bit(found):
 
 def test_each_block_takes_its_own_members_of_the_sample():
     layout = Layout(None, 11)
-    layout.shards, layout._bounds = 4, np.array([0, 2, 5, 8, 11])
+    layout.shards, bounds = 4, np.array([0, 2, 5, 8, 11])
+    layout._first, layout._last = bounds[:-1], bounds[1:]
     chosen = np.array([0, 1, 2, 4, 10])
     places, mask, pieces = layout.batch(chosen, 1, 3)
     assert pieces == 2
     assert mask.reshape(4, 3).sum(1).tolist() == [2, 2, 0, 1]
-    names = places.reshape(4, 3) + layout._bounds[:-1, None]
+    names = places.reshape(4, 3) + bounds[:-1, None]
     assert names.reshape(-1)[mask].tolist() == chosen.tolist()
     assert layout.batch(chosen[:0], 2, 3)[2] == 1  # an empty sample is a step as well
     assert layout.batch(chosen, 1, 1)[0].size == 8  # what exceeds the room is not cut off

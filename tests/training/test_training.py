@@ -44,9 +44,8 @@ def keys(seed=0):
     return Keys(jax.random.key(seed), np.random.SeedSequence(seed))
 
 
-def fit(workdir, private=True, **changes):
-    config = CONFIG.copy_and_resolve_references()
-    config.update(changes)
+def fit(workdir, private=True, mesh=None, evaluate=None, **changes):
+    config = ml_collections.ConfigDict({**CONFIG.to_dict(), **changes})
     privacy = Privacy(0.5, False, 1.0, lambda steps: float(steps))
     return training.train(
         loss_fn,
@@ -57,6 +56,8 @@ def fit(workdir, private=True, **changes):
         label="run",
         workdir=workdir,
         privacy=privacy if private else None,
+        mesh=mesh,
+        evaluate=evaluate,
     )
 
 
@@ -147,6 +148,17 @@ def test_a_killed_run_resumes_bitwise(tmp_path, monkeypatch):
     logs = [(tmp_path / name / "metrics.jsonl").read_text() for name in "ab"]
     assert logs[0] == logs[1]
     assert [json.loads(line)["step"] for line in logs[0].splitlines()] == [1, 2, 3, 4, 5, 6]
+
+
+def test_a_section_on_meshes_spreads_the_training_and_brings_it_back(tmp_path):
+    assert training.sizes({"data": None, "model": 1}) is None
+    assert training.sizes({"data": None, "model": 2}) == {"model": 2}
+    seen = []
+    evaluate = {"evaluate": lambda params: seen.append(params) or {}, "evaluate_every": 6}
+    found = fit(tmp_path / "mesh", mesh={"data": 1, "model": 1}, **evaluate)
+    for params in (found, seen[0]):
+        assert isinstance(params["w"].sharding, jax.sharding.SingleDeviceSharding)
+        jax.tree.map(np.testing.assert_array_equal, params, fit(tmp_path / "one"))
 
 
 def test_checkpoints_hold_no_key():

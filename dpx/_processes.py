@@ -1,0 +1,71 @@
+"""One run in several processes, as `jax.distributed` starts them: the first reads and writes for all."""
+
+import json
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import numpy as np
+from jax.experimental import multihost_utils
+
+
+def join(coordinator: str | None, count: int | None, number: int | None) -> None:
+    """Makes this process one of several, before it has used a device.
+
+    Args:
+      coordinator: HOST:PORT of the first process.
+      count: How many processes there are.
+      number: Which of them this is. All three are None where the cluster's environment says it.
+
+    Raises:
+      ValueError: where something is missing.
+    """
+    try:
+        jax.distributed.initialize(coordinator, count, number)
+    except (ValueError, RuntimeError) as error:
+        raise ValueError(
+            f"coordinator={coordinator}, processes={count}, process={number} must say how to find the other "
+            f"processes: give all three, or none on a cluster that JAX knows ({error})"
+        ) from None
+
+
+def several() -> bool:
+    """Whether other processes compute the same run."""
+    # Asking for their number would start the devices of a process that may not need any.
+    return jax.distributed.is_initialized() and jax.process_count() > 1
+
+
+def is_first() -> bool:
+    """Whether this process is the one that writes records and logs, and says how far the run is."""
+    return not several() or jax.process_index() == 0
+
+
+def of_first(compute: Callable[[], Any]) -> Any:
+    """What `compute` returns in the first process, in all of them; no other calls it, and all wait for it.
+
+    Args:
+      compute: Returns what JSON holds.
+
+    Raises:
+      ValueError, OSError: in all processes, where `compute` raises one.
+    """
+    if not several():
+        return compute()
+    error, sent = None, np.zeros(0, np.uint8)
+    if is_first():
+        try:
+            found = {"found": compute()}
+        except (ValueError, OSError) as raised:
+            error, found = raised, {"error": str(raised)}
+        sent = np.frombuffer(json.dumps(found).encode(), np.uint8)
+    size = int(multihost_utils.broadcast_one_to_all(np.int32(len(sent))))
+    sent = multihost_utils.broadcast_one_to_all(sent if is_first() else np.zeros(size, np.uint8))
+    found = json.loads(np.asarray(sent, np.uint8).tobytes())
+    if "error" in found:
+        raise error or ValueError(found["error"])
+    return found["found"]
+
+
+def of_all(x: np.ndarray) -> np.ndarray:
+    """Arrays of one shape (of numbers below 2³¹), one from each process, stacked in their order."""
+    return np.asarray(multihost_utils.process_allgather(x)) if several() else x[None]

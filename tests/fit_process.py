@@ -1,0 +1,49 @@
+"""One of several processes of a private training: ADDRESS COUNT NUMBER FOLDER [STEP at which it is killed].
+
+`tests/training/test_processes.py` starts them all, and says what must hold.
+"""
+
+import os
+import signal
+import sys
+from pathlib import Path
+
+import jax
+import numpy as np
+
+import dpx
+from dpx.training.layout import share, whole
+from dpx.training.log import Progress
+
+
+def main(address, count, number, folder, step=0):
+    jax.distributed.initialize(address, int(count), int(number))
+    line = Progress.line
+
+    def killed(self, done, *rest):
+        if done == int(step):
+            os.kill(os.getpid(), signal.SIGKILL)
+        line(self, done, *rest)
+
+    Progress.line = killed
+    import fit_cases
+
+    folder = Path(folder)
+    # Each has a key of its own: that of the first counts.
+    trained = fit_cases.fit(
+        data=share(fit_cases.inputs()[1]),
+        key=jax.random.key(3)
+        if number == "0" and not (folder / "secret").exists()
+        else dpx.secret_key(),
+        workdir=folder,
+        log_every=1,
+        checkpoint_every=1,
+        mesh={"model": 2} if jax.local_device_count() == 2 else None,
+    )
+    found = {name: whole(x) for name, x in trained.params.items()}
+    losses = [record.loss for record in trained.history]
+    np.savez(folder / f"{number}.npz", losses=losses, epsilon=trained.guarantee.epsilon, **found)
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

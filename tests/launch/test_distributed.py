@@ -1,0 +1,82 @@
+"""`--distributed`: one run in several processes on one machine."""
+
+import os
+import socket
+import subprocess
+
+import jax
+import numpy as np
+import pytest
+from command_line import ROOT, call, command
+
+from dpx import _storage as storage
+from dpx.launch import records
+
+CONFIG = (
+    "--config=configs/text.py:tiny",
+    "--config.data.generated=0",
+    "--config.ngrams=(1,)",
+    "--config.noise_seed=7",
+    "--config.train.batch_size=8",
+)
+# Compiles fast.
+CHEAP = "--xla_backend_optimization_level=0 --xla_llvm_disable_expensive_passes=true"
+
+
+def start(count, *flags):
+    with socket.socket() as free:
+        free.bind(("localhost", 0))
+        address = f"localhost:{free.getsockname()[1]}"
+    flags = (*flags, "--distributed", f"--coordinator={address}")
+    return [
+        subprocess.Popen(
+            command("run", *flags, f"--processes={count}", f"--process={number}"),
+            cwd=ROOT,
+            env=os.environ | {"JAX_PLATFORMS": "cpu", "XLA_FLAGS": CHEAP},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        for number in range(count)
+    ]
+
+
+@pytest.mark.slow
+def test_two_processes_leave_the_records_of_one(tmp_path):
+    (tmp_path / "lines.txt").write_text((ROOT / "README.md").read_text().replace("|", "\n"))
+    config = (*CONFIG, f"--config.data.path={tmp_path / 'lines.txt'}")
+    processes = start(2, *config, f"--workdir={tmp_path / 'two'}")
+    said = [process.communicate(timeout=240) for process in processes]
+    assert [process.returncode for process in processes] == [0, 0], said[0][1][-3000:]
+    assert "DP transformer" in said[0][0]
+    assert "transformer" not in said[1][0]
+    assert "step" not in said[1][1]
+    assert call("run", *config, f"--workdir={tmp_path / 'one'}").returncode == 0
+    two, one = (records.read(tmp_path / name) for name in ("two", "one"))
+    assert two.private == one.private
+    for name, value in one.metrics.items():
+        np.testing.assert_allclose(two.metrics[name], value, rtol=1e-5)
+    samples = [
+        records.load(tmp_path / name).sample(jax.random.key(0), 3) for name in ("two", "one")
+    ]
+    assert samples[0] == samples[1]
+    steps = [storage.read_lines(tmp_path / name / "metrics.jsonl") for name in ("two", "one")]
+    assert [entry["step"] for entry in steps[0]] == [entry["step"] for entry in steps[1]]
+    # Finished: a process alone reads back what two have left.
+    assert call("run", *config, f"--workdir={tmp_path / 'two'}").returncode == 0
+
+
+@pytest.mark.parametrize(
+    ("flags", "words"),
+    [
+        (["--config=text:tiny", "--distributed"], "must say how to find the other processes"),
+        (["--config=gram:tiny", "--distributed"], "trains no model on several processes"),
+        (["--config=text:tiny", "--process=1"], "need --distributed: add it"),
+    ],
+)
+def test_wrong_flags_end_in_one_line(tmp_path, flags, words):
+    done = call("run", *flags, f"--workdir={tmp_path / 'run'}")
+    assert done.returncode == 2
+    assert words in done.stderr
+    assert len(done.stderr.splitlines()) == 1
+    assert not (tmp_path / "run").exists()

@@ -1,0 +1,109 @@
+"""Training in several processes on one machine: the result of one, also after one of them was killed."""
+
+import os
+import socket
+import subprocess
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+
+import fit_cases
+import jax
+import numpy as np
+import pytest
+
+from dpx import _processes
+from dpx.training import layout
+
+PROGRAM = Path(fit_cases.__file__).with_name("fit_process.py")
+CHEAP = "--xla_backend_optimization_level=0 --xla_llvm_disable_expensive_passes=true"
+
+
+def start(folder, count, devices=1, killed=None):
+    """Starts all processes; number `killed` is killed at step 3."""
+    with socket.socket() as free:
+        free.bind(("localhost", 0))
+        address = f"localhost:{free.getsockname()[1]}"
+    settings = {
+        "XLA_FLAGS": f"--xla_force_host_platform_device_count={devices} {CHEAP}",
+        "JAX_PLATFORMS": "cpu",
+        "JAX_CPU_COLLECTIVES_IMPLEMENTATION": "gloo",
+        "PYTHONPATH": os.pathsep.join(filter(None, sys.path)),
+    }
+    folder.mkdir(exist_ok=True)
+    return [
+        subprocess.Popen(
+            [sys.executable, PROGRAM, address, str(count), str(number), folder]
+            + ["3"] * (number == killed),
+            env=os.environ | settings,
+            stdout=subprocess.DEVNULL,
+            stderr=(folder / f"{number}.log").open("w"),
+        )
+        for number in range(count)
+    ]
+
+
+def finish(processes, folder):
+    """What each has found, and what it has said."""
+    codes = [process.wait(timeout=240) for process in processes]
+    said = [(folder / f"{number}.log").read_text() for number in range(len(codes))]
+    assert codes == [0] * len(codes), said[0][-3000:]
+    return [dict(np.load(folder / f"{number}.npz")) for number in range(len(codes))], said
+
+
+def check(found):
+    """All have what a process alone finds, bit by bit the same."""
+    one = fit_cases.fit(log_every=1)
+    for each in found:
+        for name, want in one.params.items():
+            np.testing.assert_allclose(each[name], want, rtol=0, atol=1e-6)
+            np.testing.assert_array_equal(each[name], found[0][name])
+        np.testing.assert_allclose(each["losses"], [r.loss for r in one.history], atol=1e-6)
+        assert each["epsilon"] == one.guarantee.epsilon
+
+
+def test_two_processes_find_what_one_does_and_the_first_writes(tmp_path):
+    found, said = finish(start(tmp_path / "run", 2), tmp_path / "run")
+    check(found)
+    lines = (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()
+    assert len(lines) == fit_cases.STEPS
+    assert "step 4/4" in said[0]
+    assert "step" not in said[1]
+    assert not (tmp_path / "run" / "secret" / "keys.json").exists()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("killed", [0, 1])
+def test_after_one_was_killed_the_same_command_goes_on(tmp_path, killed):
+    folder = tmp_path / "run"
+    processes = start(folder, 2, killed=killed)
+    assert processes[killed].wait(timeout=240) == -9
+    survivor = processes[1 - killed]
+    survivor.kill()  # it would notice within two minutes, and end
+    survivor.wait()
+    found, said = finish(start(folder, 2), folder)
+    assert "step 1/4" not in said[0]
+    check(found)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("count", "devices"), [(4, 1), (2, 2)])
+def test_more_processes_and_parameters_that_devices_share(tmp_path, count, devices):
+    check(finish(start(tmp_path / "run", count, devices), tmp_path / "run")[0])
+
+
+def test_a_mesh_takes_all_devices_and_shares_parameters_within_a_process(monkeypatch):
+    monkeypatch.setattr(jax, "device_count", lambda: 2)
+    devices = np.array([[SimpleNamespace(process_index=0), SimpleNamespace(process_index=1)]])
+    mesh = SimpleNamespace(size=2, devices=devices, shape={"data": 1, "model": 2})
+    with pytest.raises(ValueError, match="'model' in one process: make that axis divide 1"):
+        layout._check_processes(mesh)
+    with pytest.raises(ValueError, match="must use all 2 devices of the processes"):
+        layout._check_processes(SimpleNamespace(size=1, shape={"data": 1, "model": 1}))
+    layout._check_processes(SimpleNamespace(size=2, devices=devices.T, shape={}))
+
+
+def test_a_process_alone_is_the_first_and_has_all_records():
+    assert _processes.is_first()
+    assert _processes.of_first(lambda: {"a": 1}) == {"a": 1}
+    assert layout.share({"x": np.arange(5)})["x"].tolist() == [0, 1, 2, 3, 4]
