@@ -72,6 +72,7 @@ _EVENTS = {
         "NoOpDpEvent",
         "PoissonSampledDpEvent",
         "SelfComposedDpEvent",
+        "TruncatedSubsampledGaussianDpEvent",
         "ZCDpEvent",
     )
 }

@@ -65,9 +65,14 @@ def record_ids(count: int) -> np.ndarray:
     return np.arange(count, dtype=np.int32) if _watcher is None else _watcher.record_ids(count)
 
 
-def sampled(probability: float) -> None:
+def sampled(probability: float, max_batch_size: int | None = None) -> None:
     """Notes that Poisson samples are taken from here on, until the next sampling."""
     if _watcher is not None:
+        if max_batch_size is not None:
+            raise ValueError(
+                f"max_batch_size={max_batch_size} must be None in a replay, which prices whole Poisson "
+                "samples only: replay the program without it"
+            )
         _watcher.sampled(probability)
 
 

@@ -56,7 +56,7 @@ def poisson_batches(
     if not isinstance(seed, np.random.SeedSequence):
         check_integer(seed, "seed", 0)
     root = seed if isinstance(seed, np.random.SeedSequence) else np.random.SeedSequence(seed)
-    _watch.sampled(sampling_probability)
+    _watch.sampled(sampling_probability, max_batch_size)
     _watch.key_used(root.generate_state(_watch.KEY_WORDS), "sampling")
     return _batches(
         num_examples, sampling_probability, range(start, steps), root, multiple_of, max_batch_size
