@@ -27,7 +27,7 @@ def main(argv: list[str]) -> None:
         spread = math.sqrt(size * (1 - size / records))
         for deviations in (6, 5, 4, 3, 2):
             most = math.ceil(size + deviations * spread)
-            cut = {"num_examples": records, "max_batch_size": most}
+            cut: dict[str, Any] = {"num_examples": records, "max_batch_size": most}
             chance = truncation_probability(
                 records, sampling_probability=size / records, max_batch_size=most
             )

@@ -64,3 +64,14 @@ def test_a_replay_refuses_what_it_cannot_price(monkeypatch):
     monkeypatch.setattr(_watch, "_watcher", object())
     with pytest.raises(ValueError, match="max_batch_size=4 must be None in a replay"):
         poisson_batches(RECORDS, sampling_probability=Q, steps=1, seed=0, max_batch_size=4)
+
+
+@pytest.mark.parametrize(("records", "limit"), [(5, 2), (12, 4), (50, 17), (1000, 310)])
+def test_a_cut_costs_more_among_more_records(records, limit):
+    """So that the price of N + 1 records covers those who leave as well as those who join."""
+    settings = {"sampling_probability": 0.3, "steps": 3, "max_batch_size": limit}
+    costs = [
+        privacy.dpsgd_epsilon(NOISE, DELTA, num_examples=count, **settings)
+        for count in (records - 1, records, records + 1)
+    ]
+    assert costs == sorted(costs)
