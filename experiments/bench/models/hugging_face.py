@@ -1,6 +1,7 @@
 """Language models of Hugging Face."""
 # pyright: reportMissingImports=false
 
+import inspect
 from typing import Any
 
 from experiments.bench.models.building import integers, next_token, normal
@@ -17,9 +18,12 @@ def hugging_face(name: str, config: str, **settings: Any) -> Case:
     made = getattr(transformers, config)(**settings)
     model = getattr(transformers, name)(made, seed=0, input_shape=(1, LENGTH))
     tokens = integers(VOCABULARY, LENGTH)
+    options = (
+        {"train": False} if "train" in inspect.signature(type(model).__call__).parameters else {}
+    )
 
     def loss(params, ids):
-        return next_token(model(ids[None], params=params, train=False).logits[0], ids)
+        return next_token(model(ids[None], params=params, **options).logits[0], ids)
 
     return Case(loss, model.params, (tokens,))
 
