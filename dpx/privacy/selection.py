@@ -124,10 +124,8 @@ def selected_guarantee(
         mechanism=f"best of a random number of trials, {trials.law} with mean {trials.mean:g}, over "
         f"{len(candidates)} candidate{plural}, and its score with noise multiplier "
         f"{score_noise_multiplier:.6g}, RDP accounting",
-        assumptions=tuple(
-            dict.fromkeys(words for spent in candidates for words in spent.assumptions)
-        )
-        + (
+        assumptions=(
+            *dict.fromkeys(words for spent in candidates for words in spent.assumptions),
             "the candidates and the law of the number of trials were fixed without a look at the data",
             "all but the selected trial stays secret: the other trials, how many there were, scores without "
             "noise, and how long it took",

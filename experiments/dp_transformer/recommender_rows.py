@@ -206,6 +206,22 @@ def prior(
     return noisy.log_probabilities(), None, noisy.guarantee
 
 
+def planned(config, train: Histories, assumptions: tuple[str, ...]) -> privacy.PrivacyGuarantee:
+    """What the model that a run saves will cost, with the prior that it starts from. Nothing is released."""
+    key = jax.random.key(0)
+    _, start, spent = prior(config, train, key)
+    tokenized = recommender_data.prepare(config, start)
+    return models.calibrate(
+        config,
+        tokenized.records,
+        config.data.max_length,
+        UNIT,
+        assumptions,
+        prior=spent,
+        correction_key=key if config.reattention.enabled else None,
+    ).guarantee
+
+
 def _model(repetition: Repetition, bias, start: warm_start.Start | None) -> Model:
     """A new model, with an output bias or a start where there is one."""
     config, tokenized = repetition.config, repetition.prepared
