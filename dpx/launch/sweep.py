@@ -23,7 +23,17 @@ import yaml
 from absl import flags
 
 from dpx import _storage as storage
-from dpx.launch import cli, points, records, report, run, selection, sources, workers
+from dpx.launch import (
+    cli,
+    points,
+    records,
+    report,
+    run,
+    selection,
+    selection_plan,
+    sources,
+    workers,
+)
 from dpx.launch.points import Ended, Task, point_config, point_name
 from dpx.launch.progress import Progress
 
@@ -204,7 +214,7 @@ def _select(source: str, folder: Path) -> None:
                 "grid: several sweeps share the folder without it"
             )
         asked = (flag.select, flag.trials, flag.score_noise)
-        planned = selection.plan(source, grid(source, flag.set), *asked)
+        planned = selection_plan.plan(source, grid(source, flag.set), *asked)
         selection.begin(planned, folder)
         private = folder / records.PRIVATE
         pool = workers.choose(flag.executor, flag.workers, private, flag.slurm, quiet=True)

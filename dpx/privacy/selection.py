@@ -113,7 +113,7 @@ def selected_guarantee(
         event = dp_event.RepeatAndSelectDpEvent(dearest[0], trials.mean, trials.shape)
 
     def epsilon(rdp: np.ndarray) -> float:
-        return float(compute_epsilon(orders, rdp, first.delta)[0])
+        return float(compute_epsilon(orders.tolist(), rdp.tolist(), first.delta)[0])
 
     plural = "s" * (len(candidates) > 1)
     guarantee = PrivacyGuarantee(
@@ -157,7 +157,8 @@ def selected_rdp(orders: np.ndarray, rdp: np.ndarray, trials: Trials) -> np.ndar
     if trials.law == "geometric":
         found = rdp + least + 2 * np.min((1 - 1 / orders) * rdp + math.log(trials.mean) / orders)
     else:
-        deltas = [compute_delta(orders, rdp, math.log1p(1 / (o - 1)))[0] for o in orders]
+        listed = orders.tolist()
+        deltas = [compute_delta(listed, rdp.tolist(), math.log1p(1 / (o - 1)))[0] for o in listed]
         found = rdp + least + trials.mean * np.array(deltas)
     # Rényi divergences grow with their order, so that those of higher orders bound those of lower ones.
     return np.minimum.accumulate(found[::-1])[::-1]

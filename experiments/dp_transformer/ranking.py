@@ -28,7 +28,7 @@ def check(config) -> None:
 
 
 def evaluate(
-    config, seen: np.ndarray, next_items: np.ndarray, score: Callable[[slice], jax.Array]
+    config, seen: np.ndarray, next_items: np.ndarray, score: Callable[[np.ndarray], jax.Array]
 ) -> dict[str, float]:
     """NDCG@k and HIT@k over all evaluated users.
 
@@ -39,20 +39,22 @@ def evaluate(
       config: With the section `evaluate`.
       seen: (U, S) the items that each user has, -1 where padded.
       next_items: (U,) the item that came next.
-      score: Of a slice of the users, (B, M); or (1, M) where the scores are the same for all.
+      score: Of users by number, (B,), their (B, M); or (1, M) where the scores are the same for all.
     """
-    k, ranks = config.evaluate.k, []
-    for start in range(0, len(next_items), _USERS_AT_ONCE):
-        rows = slice(start, start + _USERS_AT_ONCE)
+    k, ranks, count = config.evaluate.k, [], len(next_items)
+    # Always as many rows: in products of another shape a user's scores would be rounded in another way.
+    size = min(_USERS_AT_ONCE, _watch.public(count, ASSUMPTION))
+    for start in range(0, count, size):
+        rows = np.arange(start, start + size) % count
         exclude = jnp.asarray(seen[rows]) if config.evaluate.exclude_seen else None
         ranks.append(_ranks(jnp.asarray(score(rows)), jnp.asarray(next_items[rows]), exclude))
-    own = jnp.concatenate(ranks)[:, None]
+    own = jnp.concatenate(ranks)[:count, None]
     by_user = {
         "ndcg": jax.vmap(metrics.ndcg, (0, None)),
         "hit": jax.vmap(metrics.hit_rate, (0, None)),
     }
     return {
-        f"{name}@{k}": math.fsum(np.asarray(values(own, k)).tolist()) / len(own)
+        f"{name}@{k}": math.fsum(np.asarray(values(own, k)).tolist()) / count
         for name, values in by_user.items()
     }
 

@@ -125,8 +125,8 @@ def candidate(config) -> Candidate:
     """The private model that a run saves, and how far a user's held-out item changes its metrics."""
     if config.num_seeds != 1:
         raise ValueError(
-            f"config.num_seeds={config.num_seeds} must be 1 in a selection, whose score is that of one model: "
-            "add --set=num_seeds=1"
+            f"config.num_seeds={config.num_seeds} must be 1 in a selection, which scores one model at a "
+            "time: add --set=num_seeds=1"
         )
     prepared = recommender_data.prepare(config)
     config = recommender_data.with_batch_size(config, prepared.train)

@@ -236,7 +236,7 @@ def _model(repetition: Repetition, bias, start: warm_start.Start | None) -> Mode
 def evaluate(config, prepared: recommender_data.Prepared, score) -> dict[str, float]:
     """NDCG@k and HIT@k of the scores that histories and their mask get."""
 
-    def of_users(rows: slice):
+    def of_users(rows: np.ndarray):
         own = jnp.asarray(score(prepared.histories[rows], prepared.history_mask[rows]))
         return jnp.atleast_2d(own)
 
