@@ -31,8 +31,8 @@ class Trials:
 
     Attributes:
       law: "geometric" (at least one trial) or "poisson" (there may be none, with probability e^(-mean), and
-        then nothing is selected). Geometric is cheaper where one trial is cheap; Poisson varies less, so
-        that few trials are rare where the mean is large.
+        then nothing is selected). Poisson varies less, so that few trials are rare where many are
+        expected; which of them costs less depends on the candidates and the mean.
       mean: Of the number of trials, at least 1.
     """
 
