@@ -8,6 +8,7 @@ import math
 import dp_accounting
 from dp_accounting import DpEvent, NeighboringRelation, dp_event
 from dp_accounting.pld import PLDAccountant
+from dp_accounting.privacy_accountant import UnsupportedEventError
 from dp_accounting.rdp import RdpAccountant
 
 from dpx._validate import check_number
@@ -59,7 +60,13 @@ def event_epsilon(
             "spend its PrivacyGuarantee without the event"
         )
     if _selects(event):
-        return float(RdpAccountant().compose(event).get_epsilon(delta)), "Rényi divergences"
+        try:
+            return float(RdpAccountant().compose(event).get_epsilon(delta)), "Rényi divergences"
+        except UnsupportedEventError as error:
+            raise ValueError(
+                f"{event} cannot be composed with a selection ({error}): spend the PrivacyGuarantee of "
+                "either without its event"
+            ) from None
     return _pld_epsilon(event, delta), "privacy loss distributions"
 
 

@@ -125,7 +125,7 @@ def test_the_largest_divergence_counts_at_every_order():
     assert more.guarantee.event == alone[1].guarantee.event
 
 
-def test_the_ledger_composes_a_selection_with_other_releases(tmp_path):
+def test_the_ledger_composes_a_selection_with_other_releases():
     one = dpsgd(1.1, 0.01, 500)
     spent = selected_guarantee([one], LAWS[1], score_noise_multiplier=3.0).guarantee
     alone = dpx.Ledger().spend(spent, "selected").guarantee(1e-6)
@@ -135,6 +135,9 @@ def test_the_ledger_composes_a_selection_with_other_releases(tmp_path):
     expected = RdpAccountant().compose(spent.event).compose(one.event).get_epsilon(1e-6)
     assert both.epsilon == pytest.approx(expected)
     assert spent.epsilon < both.epsilon < spent.epsilon + one.epsilon
+    ledger = dpx.Ledger().spend(spent, "selected").spend(dp_accounting.UnsupportedDpEvent(), "more")
+    with pytest.raises(ValueError, match="without its event"):
+        ledger.guarantee(1e-6)
 
 
 @pytest.mark.parametrize("trials", LAWS, ids=lambda t: f"{t.law} {t.mean:g}")
