@@ -3,6 +3,7 @@
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from command_line import call
 from ml_collections import ConfigDict
 
 from dpx.launch import records, run
@@ -84,3 +85,24 @@ def test_a_score_that_is_not_a_number_ranks_last():
     ranks = metrics.target_ranks(jnp.array([[jnp.nan, 1.0], [2.0, jnp.nan]]), jnp.array([0, 0]))
     assert ranks.tolist() == [np.inf, 1.0]
     assert float(metrics.ndcg(ranks[:1], 10)) == 0
+
+
+@pytest.mark.slow
+def test_the_recommender_that_is_selected_recommends(tmp_path):
+    axes = ("num_seeds=1", "non_private.steps=0", "train.learning_rate=1e-3,1e-2")
+    ended = call(
+        "sweep",
+        f"--config={SOURCE}",
+        f"--workdir={tmp_path}",
+        *(f"--set={axis}" for axis in axes),
+        "--select=hit@10",
+        "--trials=geometric:2",
+        "--workers=2",
+    )
+    assert ended.returncode == 0, ended.stderr
+    (record,) = records.read_all(tmp_path)
+    assert record.workdir.name == "selected"
+    assert set(record.metrics) == {"dp_transformer/hit@10"}
+    trained = [records.load(path.parent) for path in tmp_path.rglob("private_trials/*/result.json")]
+    chosen = records.load(tmp_path / "selected").recommend([1, 2], k=20, exclude_seen=False)
+    assert chosen in [one.recommend([1, 2], k=20, exclude_seen=False) for one in trained]
