@@ -16,11 +16,10 @@ from collections import namedtuple
 from pathlib import Path
 from typing import Any
 
-import dp_accounting
 import jax
 import jax.numpy as jnp
 import numpy as np
-from dp_accounting import NeighboringRelation
+from dp_accounting import NeighboringRelation, dp_event
 from flax import nnx
 from jax.core import Tracer
 
@@ -64,13 +63,14 @@ _PRIVATE = {
 _LEFT_OUT = {("Trained", "history"): []}
 _VARIABLES = {"BatchStat": nnx.BatchStat, "Param": nnx.Param, "Variable": nnx.Variable}
 _EVENTS = {
-    name: getattr(dp_accounting, name)
+    name: getattr(dp_event, name)
     for name in (
         "ComposedDpEvent",
         "GaussianDpEvent",
         "LaplaceDpEvent",
         "NoOpDpEvent",
         "PoissonSampledDpEvent",
+        "RepeatAndSelectDpEvent",
         "SelfComposedDpEvent",
         "TruncatedSubsampledGaussianDpEvent",
         "ZCDpEvent",

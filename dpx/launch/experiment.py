@@ -5,6 +5,7 @@ plan(config)              the privacy parameters of a run (noise multipliers, ε
 run(config, workdir)      an `Outcome`
 figures(records, folder)  draws finished runs (`launch.records.Record`), returns the paths; optional
 load(config, workdir)     the private model that a finished run left; optional
+candidate(config)         what a selection among runs has to know of one, without running it; optional
 """
 
 import dataclasses
@@ -87,12 +88,32 @@ class Outcome:
         return found
 
 
+@dataclasses.dataclass(frozen=True)
+class Candidate:
+    """What a run leaves for itself, which may be selected among those of other runs.
+
+    Attributes:
+      row: The row of the table that holds the model.
+      guarantee: Of all that the row rests on, with the event that `Outcome.releases` states for it.
+      sensitivities: By metric of the row, of which more is better: how far the metric of a fixed model
+        changes where one record is added or removed (or replaced, under that relation).
+      files: Of the run, which belong to its model and hold nothing that is private.
+      synthetic: As of `Outcome`.
+    """
+
+    row: str
+    guarantee: dpx.PrivacyGuarantee
+    sensitivities: Mapping[str, float]
+    files: Sequence[str] = ()
+    synthetic: bool = False
+
+
 class ContractError(Exception):
     """An experiment does not keep to what this module says."""
 
 
 class Experiment(Protocol):
-    """The functions of an experiment's module; `figures` and `load` may be missing."""
+    """The functions of an experiment's module; `figures`, `load` and `candidate` may be missing."""
 
     def validate(self, config: ConfigDict) -> None: ...
 
@@ -103,3 +124,5 @@ class Experiment(Protocol):
     def figures(self, records: Sequence[Any], folder: Path) -> list[Path]: ...
 
     def load(self, config: ConfigDict, workdir: Path) -> Any: ...
+
+    def candidate(self, config: ConfigDict) -> Candidate: ...

@@ -26,15 +26,17 @@ class Task(NamedTuple):
       source: The config file, with its argument.
       overrides: What differs from it, by dotted name.
       folder: Of the sweep.
+      label: The name of its folder, where that is not what differs.
     """
 
     source: str
     overrides: dict
     folder: str
+    label: str = ""
 
     @property
     def name(self) -> str:
-        return point_name(self.overrides)
+        return self.label or point_name(self.overrides)
 
     @property
     def workdir(self) -> Path:
@@ -103,7 +105,7 @@ def attempt(task: Task, *, quiet: bool = False) -> Ended:
         error, text = found, traceback.format_exc()
     if not quiet:
         sys.stderr.write(text)
-    with contextlib.suppress(OSError), _appending(task.workdir / LOG) as log:
+    with contextlib.suppress(OSError), appending(task.workdir / LOG) as log:
         log.write(text)
     return Ended("failed", f"{type(error).__name__}: {cli.in_one_line(error)}")
 
@@ -111,7 +113,7 @@ def attempt(task: Task, *, quiet: bool = False) -> Ended:
 @contextlib.contextmanager
 def _logged(path: Path) -> Iterator[None]:
     """Sends what this process prints to a file, what compilers print below Python too."""
-    with _appending(path) as log:
+    with appending(path) as log:
         sys.stdout.flush()
         sys.stderr.flush()
         kept = [(number, os.dup(number)) for number in (1, 2)]
@@ -127,7 +129,7 @@ def _logged(path: Path) -> Iterator[None]:
                 os.close(copy)
 
 
-def _appending(path: Path):
+def appending(path: Path):
     """The log of a point, for its owner alone: training losses and errors may show private data."""
     with storage.naming(path):
         flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW

@@ -29,6 +29,8 @@ from dpx.launch.experiment import Measure
 from dpx.launch.sources import config_module, experiment, load_config
 from dpx.training import keys
 
+PRIVATE = "private_trials"  # what a selection keeps to itself
+
 
 @dataclasses.dataclass(frozen=True)
 class Record:
@@ -40,7 +42,7 @@ class Record:
     overrides: dict
     metrics: dict
     privacy: dict
-    wall_seconds: float
+    wall_seconds: float | None
     measures: tuple[Measure, ...] = ()
     titles: dict = dataclasses.field(default_factory=dict)
     headline_row: str = ""
@@ -164,10 +166,15 @@ def read(workdir: str | Path) -> Record | None:
     return Record(workdir=workdir, **storage.read_json(workdir / "config.json"), **result)
 
 
+def finished(folder: str | Path) -> list[Path]:
+    """The folders of all finished runs in a folder, but for the private trials of selections in it."""
+    found = (path.parent for path in Path(folder).rglob("result.json"))
+    return sorted(path for path in found if PRIVATE not in path.relative_to(folder).parts)
+
+
 def read_all(folder: str | Path) -> list[Record]:
     """Every finished run in a folder, by path."""
-    found = sorted(path.parent for path in Path(folder).rglob("result.json"))
-    return [record for workdir in found if (record := read(workdir)) is not None]
+    return [record for workdir in finished(folder) if (record := read(workdir)) is not None]
 
 
 def load(workdir: str | Path) -> Any:

@@ -37,7 +37,7 @@ def write(folder: Path) -> str:
     Raises:
       ValueError: if there is none.
     """
-    if not any(folder.rglob("result.json")):
+    if not records.finished(folder):
         raise ValueError(f"{folder} holds no finished run")
     with storage.lock(folder, wait=60):
         # Only now: of several sweeps that share the folder, the last one to write has read all.

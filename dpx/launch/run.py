@@ -83,7 +83,7 @@ def execute(config: ml_collections.ConfigDict, workdir: Path) -> records.Record:
                 )
             still_mine()
             seconds = time.monotonic() - began
-            _processes.of_first(lambda: _write(outcome, config, workdir, seconds))
+            _processes.of_first(lambda: write(outcome, config, workdir, seconds))
         record = records.read(workdir)
         assert record is not None
         # Only now: until the result stands, a resumed run must draw the very same noise.
@@ -92,7 +92,8 @@ def execute(config: ml_collections.ConfigDict, workdir: Path) -> records.Record:
         return record
 
 
-def _write(outcome: experiment.Outcome, config, workdir: Path, seconds: float) -> None:
+def write(outcome: experiment.Outcome, config, workdir: Path, seconds: float | None) -> None:
+    """Writes privacy.json and result.json; `seconds` is None where nobody may know how long a run took."""
     synthetic = outcome.synthetic
 
     def state(spent: dpx.PrivacyGuarantee) -> dpx.PrivacyGuarantee:
@@ -117,7 +118,7 @@ def _write(outcome: experiment.Outcome, config, workdir: Path, seconds: float) -
         "headline_row": outcome.headline_row,
         "baseline_row": outcome.baseline_row,
         "privacy": summary,
-        "wall_seconds": round(seconds, 2),
+        "wall_seconds": None if seconds is None else round(seconds, 2),
         "notes": outcome.notes.rstrip(),
     }
     storage.write_json(workdir / "result.json", result)

@@ -2,10 +2,14 @@
 
 dpx sweep --config=NAME[:arg] --workdir=DIR [--set=key=v1,v2 ...]
     [--executor=local|ray|slurm] [--workers=N] [--shard=I/N] [--slurm=key=value ...]
+    [--select=METRIC --trials=geometric:MEAN|poisson:MEAN [--score_noise=MULTIPLIER]]
 
 The default grid is the config's sweep(). Finished points are skipped, an unfinished one resumes, and a point
 that fails is tried once more and does not stop the others. Several sweeps, on several hosts, may share one
 folder: each takes points that nobody runs.
+
+With --select the points are candidates: a random number of trials is drawn from them, and only the best one
+by a noisy score is given away, in selected/, with one guarantee for the whole.
 """
 
 import itertools
@@ -19,7 +23,17 @@ import yaml
 from absl import flags
 
 from dpx import _storage as storage
-from dpx.launch import cli, points, records, report, run, sources, workers
+from dpx.launch import (
+    cli,
+    points,
+    records,
+    report,
+    run,
+    selection,
+    selection_plan,
+    sources,
+    workers,
+)
 from dpx.launch.points import Ended, Task, point_config, point_name
 from dpx.launch.progress import Progress
 
@@ -117,8 +131,13 @@ def run_points(
     """
     pool = workers.Here() if pool is None else pool
     live = sys.stderr.isatty() and not isinstance(pool, workers.Here)
-    tasks = {n: Task(source, point, str(folder)) for n, point in enumerate(found, start=1)}
-    progress = Progress(len(tasks), pool.size, live=live)
+    tasks = [Task(source, point, str(folder)) for point in found]
+    return run_tasks(tasks, pool, Progress(len(tasks), pool.size, live=live))
+
+
+def run_tasks(listed: list[Task], pool: workers.Pool, progress: Progress) -> list[tuple[str, str]]:
+    """Runs points or trials as `run_points` says, and shows how far they are."""
+    tasks = dict(enumerate(listed, start=1))
     waiting, due = deque(tasks), dict.fromkeys(tasks, 0.0)
     attempts, failed, held, running = dict.fromkeys(tasks, 0), [], set(), {}
     with pool:
@@ -185,6 +204,38 @@ def _result(job: workers.Job) -> Ended:
         return Ended("failed", f"{type(error).__name__}: {cli.in_one_line(error)}")
 
 
+def _select(source: str, folder: Path) -> None:
+    """Selects among the points of the grid in place of running them all."""
+    flag = flags.FLAGS
+    try:
+        if flag.shard:
+            raise ValueError(
+                f"--shard={flag.shard} must be left out with --select, whose trials are drawn from the whole "
+                "grid: several sweeps share the folder without it"
+            )
+        asked = (flag.select, flag.trials, flag.score_noise)
+        planned = selection_plan.plan(source, grid(source, flag.set), *asked)
+        selection.begin(planned, folder)
+        private = folder / records.PRIVATE
+        pool = workers.choose(flag.executor, flag.workers, private, flag.slurm, quiet=True)
+    except (ValueError, OSError) as error:
+        cli.stop(error)
+    print(f"{planned.words}\nHow far it is: {private / points.LOG}, for the data holder alone.")
+    try:
+        with points.appending(private / points.LOG) as log:
+
+            def run_trials(tasks: list[Task]) -> list[tuple[str, str]]:
+                return run_tasks(tasks, pool, Progress(len(tasks), pool.size, out=log))
+
+            selection.finish(planned, folder, run_trials)
+        print(report.write(folder))
+    except selection.TrialsFailedError as error:
+        sys.stderr.write(f"error: {error}\n")
+        sys.exit(1)
+    except cli.EXPECTED as error:
+        cli.stop(error)
+
+
 def main(argv: list[str]) -> None:
     del argv
     flag = flags.FLAGS
@@ -192,6 +243,9 @@ def main(argv: list[str]) -> None:
         if flag.config is None or flag.workdir is None:
             raise ValueError("--config=NAME and --workdir=DIR are both needed")
         source, folder = flag.config, Path(flag.workdir)
+        if flag.select is not None or flag.trials is not None:
+            _select(source, folder)
+            return
         whole = grid(source, flag.set)
         mine = shard(whole, flag.shard)
         pool = workers.choose(flag.executor, flag.workers, folder, flag.slurm)
@@ -231,4 +285,9 @@ def start() -> None:
     flags.DEFINE_integer("workers", 1, "how many points run at a time")
     flags.DEFINE_string("shard", "", "I/N: run every N-th point only, from the I-th on")
     flags.DEFINE_multi_string("slurm", [], "key=value: a job's option, such as timeout_min=60")
+    flags.DEFINE_string(
+        "select", None, "metric of which the best model is given away, and it alone"
+    )
+    flags.DEFINE_string("trials", None, "geometric:MEAN or poisson:MEAN, the law of their number")
+    flags.DEFINE_float("score_noise", 5.0, "noise of the metric, in units of what a record changes")
     cli.start(main)

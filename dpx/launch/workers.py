@@ -38,9 +38,12 @@ class Job(Protocol):
 
 
 class Here:
-    """This process, which runs a point while it is handed in."""
+    """This process, which runs a point while it is handed in; `quiet` as `points.attempt` has it."""
 
     size = 1
+
+    def __init__(self, *, quiet: bool = False):
+        self._quiet = quiet
 
     def __enter__(self) -> "Here":
         return self
@@ -50,7 +53,7 @@ class Here:
 
     def submit(self, task: Task) -> Job:
         ended = Future()
-        ended.set_result(points.attempt(task))
+        ended.set_result(points.attempt(task, quiet=self._quiet))
         return ended
 
 
@@ -211,8 +214,10 @@ def _import(name: str) -> ModuleType:
         ) from None
 
 
-def choose(executor: str, size: int, folder: Path, options: Sequence[str] = ()) -> "Pool":
-    """The workers that a command line asks for.
+def choose(
+    executor: str, size: int, folder: Path, options: Sequence[str] = (), *, quiet: bool = False
+) -> "Pool":
+    """The workers that a command line asks for; `quiet` ones print into the folders of their points alone.
 
     Raises:
       ValueError: for what does not exist, or is not installed here.
@@ -230,7 +235,7 @@ def choose(executor: str, size: int, folder: Path, options: Sequence[str] = ()) 
     if executor == "ray":
         _import("ray")
         return Ray(size)
-    return Here() if size == 1 else Processes(size)
+    return Here(quiet=quiet) if size == 1 else Processes(size)
 
 
 Pool = Here | Processes | Ray | Slurm

@@ -13,12 +13,15 @@ from dpx.privacy.gaussian import (
     gaussian_noise_multiplier,
 )
 from dpx.privacy.ledger import ADD_OR_REMOVE_ONE, REPLACE_ONE, Ledger, PrivacyGuarantee
+from dpx.privacy.selection import Price, Trials, selected_guarantee, selected_rdp
 
 __all__ = [
     "ADD_OR_REMOVE_ONE",
     "REPLACE_ONE",
     "Ledger",
+    "Price",
     "PrivacyGuarantee",
+    "Trials",
     "calibrate_dpsgd",
     "dpsgd_epsilon",
     "dpsgd_event",
@@ -26,5 +29,7 @@ __all__ = [
     "gaussian_budget",
     "gaussian_epsilon",
     "gaussian_noise_multiplier",
+    "selected_guarantee",
+    "selected_rdp",
     "truncation_probability",
 ]

@@ -1,10 +1,15 @@
-"""ε of a DpEvent: exactly where it is Gaussian throughout, otherwise by privacy loss distributions."""
+"""ε of a DpEvent: exactly where it is Gaussian throughout, otherwise by privacy loss distributions.
+
+What is selected among private trials has neither: it is accounted by Rényi divergences.
+"""
 
 import math
 
 import dp_accounting
-from dp_accounting import DpEvent, NeighboringRelation
+from dp_accounting import DpEvent, NeighboringRelation, dp_event
 from dp_accounting.pld import PLDAccountant
+from dp_accounting.privacy_accountant import UnsupportedEventError
+from dp_accounting.rdp import RdpAccountant
 
 from dpx._validate import check_number
 from dpx.privacy.gaussian import (
@@ -54,7 +59,23 @@ def event_epsilon(
             f"{event} can be composed under add_or_remove_one only, not {neighboring.name.lower()}: "
             "spend its PrivacyGuarantee without the event"
         )
+    if _selects(event):
+        try:
+            return float(RdpAccountant().compose(event).get_epsilon(delta)), "Rényi divergences"
+        except UnsupportedEventError as error:
+            raise ValueError(
+                f"{event} cannot be composed with a selection ({error}): spend the PrivacyGuarantee of "
+                "either without its event"
+            ) from None
     return _pld_epsilon(event, delta), "privacy loss distributions"
+
+
+def _selects(event: DpEvent) -> bool:
+    """Whether a selection among trials is part of an event."""
+    parts = (*getattr(event, "events", ()), getattr(event, "event", None))
+    return isinstance(event, dp_event.RepeatAndSelectDpEvent) or any(
+        _selects(part) for part in parts if part is not None
+    )
 
 
 def _pld_epsilon(event: DpEvent, delta: float) -> float:

@@ -18,7 +18,7 @@ def target_ranks(
         [0, M) are padding. The target itself is never left out.
 
     Returns:
-      (B,) float ranks.
+      (B,) float ranks, infinite where the target's score is not a number.
     """
     own = jnp.take_along_axis(scores, target[:, None], axis=1)
     counts = (scores > own) + 0.5 * (scores == own)
@@ -28,7 +28,7 @@ def target_ranks(
         keep = jnp.ones((scores.shape[0], num_items + 1), bool)
         keep = keep.at[jnp.arange(scores.shape[0])[:, None], padded].set(False)[:, :num_items]
         counts = jnp.where(keep.at[jnp.arange(scores.shape[0]), target].set(True), counts, 0)
-    return 0.5 + counts.sum(axis=1)
+    return jnp.where(jnp.isnan(own[:, 0]), jnp.inf, 0.5 + counts.sum(axis=1))
 
 
 def hit_rate(ranks: jax.Array, k: int) -> jax.Array:

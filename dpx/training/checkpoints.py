@@ -96,6 +96,17 @@ def save_model(workdir: Path, model: Any) -> None:
         checkpointer.save(workdir.absolute() / "model", model, force=True)
 
 
+def copy_model(source: Path, target: Path) -> None:
+    """Saves the model of one run's folder anew in another one: Orbax notes when a model was saved first."""
+    folder = source.absolute() / "model"
+    try:
+        with ocp.StandardCheckpointer() as checkpointer:
+            model = checkpointer.restore(folder)
+    except Exception as error:
+        raise storage.damaged(folder) from error
+    save_model(target, model)
+
+
 def load_model(workdir: Path, template: Any) -> Any:
     """What `save_model` saved, in the shapes and structure of `template`."""
     shapes = jax.tree.map(ocp.utils.to_shape_dtype_struct, template)

@@ -1,5 +1,6 @@
 """How recommenders are measured: every item is ranked for each user whose next item is held out."""
 
+import math
 from collections.abc import Callable, Iterable
 
 import jax
@@ -7,9 +8,11 @@ import jax.numpy as jnp
 import numpy as np
 from scipy import stats
 
+from dpx import _watch
 from dpx.launch.experiment import Measure
 from dpx.recommend import metrics
 
+ASSUMPTION = "the number of users whose item is held out is public"
 _USERS_AT_ONCE = 512
 
 
@@ -25,26 +28,49 @@ def check(config) -> None:
 
 
 def evaluate(
-    config, seen: np.ndarray, next_items: np.ndarray, score: Callable[[slice], jax.Array]
+    config, seen: np.ndarray, next_items: np.ndarray, score: Callable[[np.ndarray], jax.Array]
 ) -> dict[str, float]:
     """NDCG@k and HIT@k over all evaluated users.
+
+    Each user's value lies in [0, 1] and depends on that user and the scores alone. The mean is taken of
+    exact sums, so that a user moves it by no more than `sensitivities` says.
 
     Args:
       config: With the section `evaluate`.
       seen: (U, S) the items that each user has, -1 where padded.
       next_items: (U,) the item that came next.
-      score: Of a slice of the users, (B, M); or (1, M) where the scores are the same for all.
+      score: Of users by number, (B,), their (B, M); or (1, M) where the scores are the same for all.
     """
-    k, ranks = config.evaluate.k, []
-    for start in range(0, len(next_items), _USERS_AT_ONCE):
-        rows = slice(start, start + _USERS_AT_ONCE)
+    k, ranks, count = config.evaluate.k, [], len(next_items)
+    # Always as many rows: in products of another shape a user's scores would be rounded in another way.
+    size = min(_USERS_AT_ONCE, _watch.public(count, ASSUMPTION))
+    for start in range(0, count, size):
+        rows = np.arange(start, start + size) % count
         exclude = jnp.asarray(seen[rows]) if config.evaluate.exclude_seen else None
         ranks.append(_ranks(jnp.asarray(score(rows)), jnp.asarray(next_items[rows]), exclude))
-    ranks = jnp.concatenate(ranks)
-    return {
-        f"ndcg@{k}": float(metrics.ndcg(ranks, k)),
-        f"hit@{k}": float(metrics.hit_rate(ranks, k)),
+    own = jnp.concatenate(ranks)[:count, None]
+    by_user = {
+        "ndcg": jax.vmap(metrics.ndcg, (0, None)),
+        "hit": jax.vmap(metrics.hit_rate, (0, None)),
     }
+    return {
+        f"{name}@{k}": math.fsum(np.asarray(values(own, k)).tolist()) / count
+        for name, values in by_user.items()
+    }
+
+
+def sensitivities(config, num_users: int) -> dict[str, float]:
+    """How far one user moves the metrics of `evaluate`, for scores that do not change.
+
+    The mean of U values in [0, 1] is the sum over users, of sensitivity 1, divided by U, which is public.
+    Beyond that is what 32 bits round a value to.
+
+    Args:
+      config: With the section `evaluate`.
+      num_users: U.
+    """
+    most = (1 + 2**-20) / _watch.public(num_users, ASSUMPTION)
+    return {f"{name}@{config.evaluate.k}": most for name in ("ndcg", "hit")}
 
 
 def measures(results: Iterable[tuple[str, dict[str, float]]]) -> list[Measure]:

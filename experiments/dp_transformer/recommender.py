@@ -7,7 +7,7 @@ import numpy as np
 
 from dpx import _validate
 from dpx.data import Histories
-from dpx.launch.experiment import Outcome
+from dpx.launch.experiment import Candidate, Outcome
 from dpx.recommend import popularity
 from dpx.training import keys as secrets
 from experiments.dp_transformer import histories as recommender_data
@@ -118,6 +118,26 @@ def run(config, workdir: Path) -> Outcome:
         titles=recommender_figures.LABELS,
         headline_row=models.private_rows(config)[0],
         baseline_row="dp_popularity",
+    )
+
+
+def candidate(config) -> Candidate:
+    """The private model that a run saves, and how far a user's held-out item changes its metrics."""
+    if config.num_seeds != 1:
+        raise ValueError(
+            f"config.num_seeds={config.num_seeds} must be 1 in a selection, which scores one model at a "
+            "time: add --set=num_seeds=1"
+        )
+    prepared = recommender_data.prepare(config)
+    config = recommender_data.with_batch_size(config, prepared.train)
+    public = ranking.ASSUMPTION, *ASSUMPTIONS, *recommender_data.assumptions(config)
+    guarantee = recommender_rows.planned(config, prepared.train, public)
+    return Candidate(
+        row=models.private_rows(config)[-1],
+        guarantee=guarantee,
+        sensitivities=ranking.sensitivities(config, len(prepared.next_items)),
+        files=(next_item.CATALOGUE,),
+        synthetic=config.data.kind == "synthetic",
     )
 
 

@@ -206,6 +206,22 @@ def prior(
     return noisy.log_probabilities(), None, noisy.guarantee
 
 
+def planned(config, train: Histories, assumptions: tuple[str, ...]) -> privacy.PrivacyGuarantee:
+    """What the model that a run saves will cost, with the prior that it starts from. Nothing is released."""
+    key = jax.random.key(0)
+    _, start, spent = prior(config, train, key)
+    tokenized = recommender_data.prepare(config, start)
+    return models.calibrate(
+        config,
+        tokenized.records,
+        config.data.max_length,
+        UNIT,
+        assumptions,
+        prior=spent,
+        correction_key=key if config.reattention.enabled else None,
+    ).guarantee
+
+
 def _model(repetition: Repetition, bias, start: warm_start.Start | None) -> Model:
     """A new model, with an output bias or a start where there is one."""
     config, tokenized = repetition.config, repetition.prepared
@@ -220,7 +236,7 @@ def _model(repetition: Repetition, bias, start: warm_start.Start | None) -> Mode
 def evaluate(config, prepared: recommender_data.Prepared, score) -> dict[str, float]:
     """NDCG@k and HIT@k of the scores that histories and their mask get."""
 
-    def of_users(rows: slice):
+    def of_users(rows: np.ndarray):
         own = jnp.asarray(score(prepared.histories[rows], prepared.history_mask[rows]))
         return jnp.atleast_2d(own)
 

@@ -224,7 +224,7 @@ def _evaluated(config) -> Evaluated:
 def _rank(config, evaluated: Evaluated, score) -> dict[str, float]:
     """NDCG@k and HIT@k of the scores that histories get."""
 
-    def of_users(rows: slice):
+    def of_users(rows: np.ndarray):
         items = tuple(evaluated.known.items[user] for user in evaluated.users[rows])
         return jnp.asarray(score(Histories(items, evaluated.known.num_items)), jnp.float32)
 

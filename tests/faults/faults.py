@@ -988,6 +988,80 @@ FAULTS = (
         "return values",
         LEDGER.format("recommender, warm"),
     ),
+    # -----------------------------------------------------------------------------------------------------
+    # Selections
+    Fault(
+        "a selection costs what its first candidate does",
+        "dpx/privacy/selection.py",
+        "worst = np.max(list(curves.values()), axis=0)",
+        "worst = next(iter(curves.values()))",
+        "tests/privacy/test_selection.py::test_the_largest_divergence_counts_at_every_order "
+        "tests/launch/test_sweep_selection.py::test_every_candidate_is_in_the_price_drawn_or_not",
+    ),
+    Fault(
+        "of two candidates the largest ε counts, not the largest divergences",
+        "dpx/privacy/selection.py",
+        "epsilon=epsilon(whole),",
+        "epsilon=max(epsilon(selected_rdp(orders, c, trials)) for c in curves.values()),",
+        "tests/privacy/test_selection.py::test_the_largest_divergence_counts_at_every_order",
+    ),
+    Fault(
+        "a selection is priced for a law of fewer trials",
+        "dpx/privacy/selection.py",
+        "found = rdp + least + 2 * np.min(",
+        "found = rdp + least + np.min(",
+        "tests/privacy/test_selection.py::test_agrees_with_dp_accounting",
+    ),
+    Fault(
+        "the number of trials is its mean",
+        "dpx/privacy/selection.py",
+        "return int(generator.poisson(self.mean))",
+        "return round(self.mean)",
+        "tests/privacy/test_selection.py::test_numbers_of_trials_follow_their_law",
+    ),
+    Fault(
+        "the scores of trials have no noise",
+        "dpx/launch/selection.py",
+        "noise_multiplier=asked.score_noise,",
+        "noise_multiplier=0.0,",
+        "tests/launch/test_sweep_selection.py::test_a_score_has_the_noise_that_is_paid_for",
+    ),
+    Fault(
+        "the scores of all trials have the same noise",
+        "dpx/launch/selection.py",
+        "jax.random.fold_in(key, trial)",
+        "key",
+        "tests/launch/test_sweep_selection.py::test_every_score_has_noise_of_its_own",
+    ),
+    Fault(
+        "a selection runs its grid from end to end",
+        "dpx/launch/selection.py",
+        "generator.integers(len(asked.grid), size=count)",
+        "generator.permutation(np.resize(np.arange(len(asked.grid)), count))",
+        "tests/launch/test_sweep_selection.py::test_points_are_drawn_uniformly_and_with_replacement",
+    ),
+    Fault(
+        "a selection that was killed draws its trials again",
+        "dpx/launch/selection.py",
+        "if not path.exists():",
+        "if drawn.unlink(missing_ok=True) is None:",
+        "tests/launch/test_sweep_selection.py::test_private_draws_are_made_once",
+    ),
+    Fault(
+        "a run that costs more than was planned is selected",
+        "dpx/launch/selection.py",
+        "if spent != str(candidate.guarantee.event):",
+        "if False:",
+        "tests/launch/test_sweep_selection.py"
+        "::test_a_run_that_costs_something_else_than_was_planned_is_not_selected",
+    ),
+    Fault(
+        "a score that is not a number counts for more than the first rank",
+        "dpx/recommend/metrics.py",
+        "jnp.where(jnp.isnan(own[:, 0]), jnp.inf, 0.5 + counts.sum(axis=1))",
+        "0.5 + counts.sum(axis=1)",
+        "tests/experiments/test_candidates.py::test_no_user_moves_a_metric_by_more_than_is_declared",
+    ),
 )
 
 

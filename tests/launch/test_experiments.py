@@ -49,7 +49,7 @@ def execute(source, workdir, **changes):
 
 def test_quickstart_leaves_its_records_and_a_model(tmp_path, monkeypatch):
     """A private run: table, figure, guarantee, and no trace of the key."""
-    seen, write = {}, run._write
+    seen, write = {}, run.write
 
     def spying_write(*arguments):
         folder = tmp_path / "run" / "secret"
@@ -57,7 +57,7 @@ def test_quickstart_leaves_its_records_and_a_model(tmp_path, monkeypatch):
         seen["keys"] = json.loads((folder / "keys.json").read_text())
         write(*arguments)
 
-    monkeypatch.setattr(run, "_write", spying_write)
+    monkeypatch.setattr(run, "write", spying_write)
     record = execute("configs/quickstart.py:tiny", tmp_path / "run")
     assert seen["modes"] == [0o700, 0o600]
     secret = bytes.fromhex(seen["keys"]["noise"])

@@ -1,0 +1,178 @@
+"""Selects one of a sweep's points for a price that is stated: `sweep --select=METRIC --trials=LAW:MEAN`.
+
+Trials draw their points from the grid at random, with replacement, and their number is random too
+(`dpx.privacy.selection`). Each is a run with noise of its own, and its metric gets noise as well. Only the
+trial of the highest noisy score is given away:
+
+selection.json    what was asked for, and its price: public
+selected/         a run's folder, with the model and its noisy score: public
+private_trials/   everything else, for its owner alone: no guarantee covers it
+"""
+
+import os
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import jax
+import numpy as np
+
+from dpx import _storage as storage
+from dpx import noise
+from dpx.launch import points, records, run
+from dpx.launch.experiment import Candidate, ContractError, Measure, Outcome
+from dpx.launch.points import Task
+from dpx.launch.selection_plan import Plan
+from dpx.training import checkpoints, keys
+
+SELECTED = "selected"
+_ASKED, _DRAWN = "selection.json", "drawn.json"
+_NONE = (
+    "No trial was drawn, which is part of the Poisson law: nothing is selected, at the same price."
+)
+
+
+class TrialsFailedError(OSError):
+    """A trial failed, so that nothing can be selected yet."""
+
+
+def begin(asked: Plan, folder: Path) -> None:
+    """Claims a folder for a selection, and draws how many trials it has and at which points.
+
+    Raises:
+      ValueError: if the folder holds another selection.
+      keys.CannotResumeError: if what was drawn is lost.
+    """
+    with storage.lock(folder, wait=60):
+        path, drawn = folder / _ASKED, folder / records.PRIVATE / _DRAWN
+        if not path.exists():
+            storage.create_private(drawn, _draw(asked))
+            storage.write_json(path, asked.to_json())
+        if storage.read_json(path) != asked.to_json():
+            raise ValueError(f"{folder} holds another selection: use a new --workdir")
+        if not drawn.exists() and not (folder / SELECTED / "result.json").exists():
+            raise keys.CannotResumeError(
+                f"{drawn} is missing: with another number of trials the selection would be paid for twice, "
+                "so use a new --workdir"
+            )
+
+
+def _draw(asked: Plan) -> dict:
+    """What makes the result, so that a selection that was killed has the same trials when it goes on."""
+    opened = keys.Keys(
+        keys.secret_key(), np.random.SeedSequence(int.from_bytes(os.urandom(32), "big"))
+    )
+    if asked.synthetic:
+        config = points.point_config(asked.source, asked.grid[0])
+        opened = keys.open_keys(config, Path(), synthetic=True)
+    generator = np.random.default_rng(opened.sampling)
+    count = asked.trials.draw(generator)
+    return {
+        "points": generator.integers(len(asked.grid), size=count).tolist(),
+        # On synthetic data the noise follows from the config, which would be the same in two trials.
+        "noise_seeds": generator.integers(2**62, size=count).tolist() if asked.synthetic else None,
+        "scores": np.asarray(jax.random.key_data(opened.noise)).tobytes().hex(),
+    }
+
+
+def finish(
+    asked: Plan, folder: Path, run_tasks: Callable[[list[Task]], list[tuple[str, str]]]
+) -> records.Record:
+    """Runs the trials that have not finished, and gives away the best one.
+
+    Args:
+      asked: The plan for which the folder was begun.
+      folder: Of the selection.
+      run_tasks: Runs trials, and returns those that failed.
+
+    Raises:
+      TrialsFailedError: where one did, twice.
+      ContractError: where a run released something else than its plan said.
+    """
+    if (found := records.read(folder / SELECTED)) is not None:
+        return found
+    private = folder / records.PRIVATE
+    drawn = storage.read_private(private / _DRAWN)
+    tasks = [
+        Task(asked.source, _overrides(asked, drawn, trial), str(private), f"trial{trial}")
+        for trial in range(len(drawn["points"]))
+    ]
+    if run_tasks(tasks):
+        raise TrialsFailedError(
+            f"a trial failed, so that nothing is selected: read {private / points.LOG}, and repeat the "
+            "command"
+        )
+    words = np.frombuffer(bytes.fromhex(drawn["scores"]), np.uint32)
+    key = jax.random.wrap_key_data(jax.numpy.asarray(words))
+    scores = [
+        _score(asked, asked.candidates[point], jax.random.fold_in(key, trial), tasks[trial])
+        for trial, point in enumerate(drawn["points"])
+    ]
+    best = int(np.argmax(scores)) if scores else None
+    with storage.lock(folder, wait=60):
+        if not (folder / SELECTED / "result.json").exists():
+            if best is None:
+                _give_away(asked, folder, {}, asked.candidates[0], None, None)
+            else:
+                point = drawn["points"][best]
+                chosen = (asked.grid[point], asked.candidates[point])
+                _give_away(asked, folder, *chosen, scores[best], tasks[best].workdir)
+    found = records.read(folder / SELECTED)
+    assert found is not None
+    return found
+
+
+def _overrides(asked: Plan, drawn: dict, trial: int) -> dict:
+    point = asked.grid[drawn["points"][trial]]
+    return point | ({"noise_seed": drawn["noise_seeds"][trial]} if asked.synthetic else {})
+
+
+def _score(asked: Plan, candidate: Candidate, key: jax.Array, task: Task) -> float:
+    """The metric of a trial with noise, once it is certain that the trial costs what was planned."""
+    record = records.read(task.workdir)
+    assert record is not None
+    spent = record.releases.get(candidate.row, {}).get("event")
+    if spent != str(candidate.guarantee.event):
+        raise ContractError(
+            f"{record.config['experiment']}: candidate(config) planned {candidate.guarantee.event} for the "
+            f"row {candidate.row}, whose run released {spent}: let both be the same"
+        )
+    exact = np.float64(record.metrics[f"{candidate.row}/{asked.metric}"])
+    return float(
+        noise.release(
+            key,
+            exact,
+            sensitivity=asked.sensitivity,
+            noise_multiplier=asked.score_noise,
+            label="score of a trial",
+        )
+    )
+
+
+def _give_away(
+    asked: Plan,
+    folder: Path,
+    overrides: dict,
+    candidate: Candidate,
+    score: float | None,
+    trial: Path | None,
+) -> None:
+    """Writes the folder of what was selected: nothing of the trial but its model, not even when it ran."""
+    target, spent = folder / SELECTED, asked.price.guarantee
+    shutil.rmtree(target, ignore_errors=True)
+    config = points.point_config(asked.source, overrides)
+    records.begin(config, asked.source, target)
+    if trial is not None:
+        checkpoints.copy_model(trial, target)
+        for name in candidate.files:
+            shutil.copyfile(trial / name, target / name)
+    outcome = Outcome(
+        measures=[] if score is None else [Measure(candidate.row, asked.metric, score)],
+        headline=spent,
+        releases={candidate.row: spent},
+        synthetic=asked.synthetic,
+        not_covered=[f"everything in {records.PRIVATE}, which is not to be given away"],
+        notes=asked.words + (f" {_NONE}" if score is None else ""),
+        headline_row=candidate.row,
+    )
+    run.write(outcome, config, target, seconds=None)

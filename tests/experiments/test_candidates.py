@@ -1,0 +1,108 @@
+"""What recommenders tell a selection: the price of the model that a run saves, and what a user changes."""
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from command_line import call
+from ml_collections import ConfigDict
+
+from dpx.launch import records, run
+from dpx.recommend import metrics
+from experiments.dp_transformer import ranking, recommender, training
+
+SOURCE = "configs/recommender.py:synthetic,tiny"
+
+
+def tiny(**changes):
+    config = records.load_config(SOURCE)
+    config.update_from_flattened_dict({"num_seeds": 1, "non_private.steps": 0} | changes)
+    return config
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {},
+        {"reattention.enabled": True},
+        {"start.budget_fraction": 0.5, "popularity_budget_fraction": 0.0},
+    ],
+    ids=["popularity", "reattention", "start"],
+)
+def test_a_run_costs_what_its_candidate_says(tmp_path, monkeypatch, changes):
+    monkeypatch.setattr(training, "train", lambda loss, params, **rest: params)
+    config = tiny(**changes)
+    planned = recommender.candidate(config)
+    run.prepare(config, SOURCE, tmp_path / "run")
+    record = run.execute(config, tmp_path / "run")
+    stated = record.releases[planned.row]
+    assert stated["event"] == str(planned.guarantee.event)
+    assert stated["epsilon"] == planned.guarantee.epsilon
+    assert set(stated["assumptions"]) <= {
+        *planned.guarantee.assumptions,
+        *record.total["assumptions"],
+    }
+    assert all(f"{planned.row}/{metric}" in record.metrics for metric in planned.sensitivities)
+    assert all((tmp_path / "run" / name).is_file() for name in planned.files)
+    assert planned.synthetic == record.private["synthetic"]
+    assert ranking.ASSUMPTION in planned.guarantee.assumptions
+
+
+def test_a_candidate_has_one_model():
+    with pytest.raises(ValueError, match="--set=num_seeds=1"):
+        recommender.candidate(tiny(num_seeds=2))
+
+
+def test_no_user_moves_a_metric_by_more_than_is_declared():
+    """Takes each of 700 users away, and with each the sum over users, divided by their public number."""
+    rng = np.random.default_rng(0)
+    count, items = 700, 30
+    config = ConfigDict({"evaluate": {"k": 10, "exclude_seen": True}})
+    model, seen = rng.normal(size=(count, items)), rng.integers(0, items, (count, 4))
+    held_out = rng.integers(0, items, count)
+    model[5] = np.nan  # the worst that a model can say of a user
+    model[6, held_out[6]] = 1e9
+
+    def measured(users):
+        def score(rows):
+            return jnp.asarray(model[users][rows])
+
+        found = ranking.evaluate(config, seen[users], held_out[users], score)
+        return {name: value * len(users) / count for name, value in found.items()}
+
+    everybody = np.arange(count)
+    whole, most = measured(everybody), ranking.sensitivities(config, count)
+    moved = {name: [] for name in whole}
+    for user in (0, 5, 6, *rng.integers(0, count, 20)):
+        for name, value in measured(np.delete(everybody, user)).items():
+            moved[name].append(whole[name] - value)
+    for name, changes in moved.items():
+        assert min(changes) >= -1e-12
+        assert 0.9 / count < max(changes) <= most[name]
+        assert changes[1] == pytest.approx(0, abs=1e-12)
+
+
+def test_a_score_that_is_not_a_number_ranks_last():
+    ranks = metrics.target_ranks(jnp.array([[jnp.nan, 1.0], [2.0, jnp.nan]]), jnp.array([0, 0]))
+    assert ranks.tolist() == [np.inf, 1.0]
+    assert float(metrics.ndcg(ranks[:1], 10)) == 0
+
+
+@pytest.mark.slow
+def test_the_recommender_that_is_selected_recommends(tmp_path):
+    axes = ("num_seeds=1", "non_private.steps=0", "train.learning_rate=1e-3,1e-2")
+    ended = call(
+        "sweep",
+        f"--config={SOURCE}",
+        f"--workdir={tmp_path}",
+        *(f"--set={axis}" for axis in axes),
+        "--select=hit@10",
+        "--trials=geometric:2",
+        "--workers=2",
+    )
+    assert ended.returncode == 0, ended.stderr
+    (record,) = records.read_all(tmp_path)
+    assert record.workdir.name == "selected"
+    assert set(record.metrics) == {"dp_transformer/hit@10"}
+    trained = [records.load(path.parent) for path in tmp_path.rglob("private_trials/*/result.json")]
+    chosen = records.load(tmp_path / "selected").recommend([1, 2], k=20, exclude_seen=False)
+    assert chosen in [one.recommend([1, 2], k=20, exclude_seen=False) for one in trained]

@@ -1,0 +1,338 @@
+"""Selections: what is given away, what stays private, and that they go on where they were killed."""
+
+import json
+import stat
+from types import SimpleNamespace
+
+import jax
+import numpy as np
+import pytest
+from command_line import call
+
+from dpx import privacy
+from dpx.launch import experiment, points, records, selection, selection_plan, sweep
+from dpx.training import checkpoints, keys
+
+CONFIG = """
+from ml_collections import ConfigDict, config_dict
+
+def get_config(arg=""):
+    return ConfigDict({"experiment": "trial.py", "epsilon": 1.0, "delta": 1e-6, "seed": 0,
+                       "noise_seed": config_dict.placeholder(int), "rate": 1.0, "steps": 4,
+                       "synthetic": arg == "synthetic", "users": 100, "lies": False, "fails": 0,
+                       "data": {"path": "a"}})
+"""
+# Its model is noise, and its metric how large the rate is.
+EXPERIMENT = """
+import jax
+import numpy as np
+import dpx
+from dpx.launch.experiment import Candidate, Measure, Outcome
+from dpx.training import checkpoints, keys
+
+def validate(config): pass
+
+def plan(config): return {}
+
+def spent(config):
+    return dpx.privacy.dpsgd_guarantee(1.0, config.delta, sampling_probability=0.01, steps=config.steps,
+                                       unit="user", accountant="rdp", assumptions=["users are counted"])
+
+def candidate(config):
+    found = spent(config)
+    return Candidate("model", found, {"hit": 1 / config.users}, ("names.txt",), config.synthetic)
+
+def run(config, workdir):
+    opened = keys.open_keys(config, workdir, synthetic=config.synthetic)
+    with (workdir / "attempts").open("a") as file:
+        file.write(f"{jax.random.key_data(opened.noise).tolist()} {opened.sampling.entropy}\\n")
+    if len((workdir / "attempts").read_text().splitlines()) <= config.fails:
+        raise RuntimeError("planted")
+    print("exact metric: see here")
+    checkpoints.save_model(workdir, {"w": {"x": jax.random.normal(opened.noise, (3,))}})
+    (workdir / "names.txt").write_text("public names")
+    (workdir / "metrics.jsonl").write_text("")
+    if config.lies:
+        config.steps += 1
+    exact = config.rate + 1 / 3
+    return Outcome([Measure("model", "hit", exact), Measure("model", "other", exact)], spent(config),
+                   {"model": spent(config)}, synthetic=config.synthetic, headline_row="model")
+"""
+AXES = ("rate=0.25,0.5,0.75",)
+EXACT = [f"{rate + 1 / 3:.6f}"[:7] for rate in (0.25, 0.5, 0.75)]
+
+
+@pytest.fixture(scope="module")
+def source(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("own")
+    (folder / "own.py").write_text(CONFIG)
+    (folder / "trial.py").write_text(EXPERIMENT)
+    return str(folder / "own.py")
+
+
+def plan(source, *axes, select="hit", trials="geometric:4", score_noise=2.0):
+    grid = sweep.grid(source, list(axes or AXES))
+    return selection_plan.plan(source, grid, select, trials, score_noise)
+
+
+def here(tasks):
+    ended = [points.attempt(task, quiet=True) for task in tasks]
+    return [(task.name, e.error) for task, e in zip(tasks, ended, strict=True) if e.state != "done"]
+
+
+def drawn(folder):
+    return json.loads((folder / records.PRIVATE / "drawn.json").read_text())
+
+
+def fixed(monkeypatch, count):
+    monkeypatch.setattr(privacy.Trials, "draw", lambda self, generator: count)
+
+
+def command(monkeypatch, source, folder, **more):
+    flag = SimpleNamespace(config=source, workdir=str(folder), set=list(AXES), slurm=[], shard="")
+    flag.executor, flag.workers = "local", 1
+    flag.select, flag.trials, flag.score_noise = "hit", "geometric:4", 2.0
+    for name, value in more.items():
+        setattr(flag, name, value)
+    monkeypatch.setattr(sweep.flags, "FLAGS", flag)
+    sweep.main([])
+
+
+def test_only_the_selected_model_and_its_noisy_score_are_given_away(
+    source, tmp_path, monkeypatch, capfd
+):
+    fixed(monkeypatch, 7)
+    command(monkeypatch, source, tmp_path)
+    told = "".join(capfd.readouterr())
+    selected, private = tmp_path / "selected", tmp_path / records.PRIVATE
+    names = {path.name for path in selected.iterdir() if not path.name.startswith(".lock")}
+    files = {"config.json", "environment.json", "privacy.json", "result.json"}
+    assert names == files | {"model", "names.txt"}
+    assert stat.S_IMODE(private.stat().st_mode) == 0o700
+    assert len(list(private.glob("trial*"))) == 7
+    # Exact metrics and the number of trials are nowhere else.
+    public = [p for p in tmp_path.rglob("*") if p.is_file() and private not in p.parents]
+    for text in (told, *(path.read_bytes().decode(errors="ignore") for path in public)):
+        assert not any(value in text for value in EXACT)
+        assert "trial6" not in text
+        assert "of 7" not in text
+        assert "planted" not in text
+    record = records.read(selected)
+    price = plan(source).price
+    assert record.wall_seconds is None
+    assert record.total["epsilon"] == record.releases["model"]["epsilon"]
+    assert record.releases["model"] == json.loads(json.dumps(price.guarantee.to_json()))
+    assert "users are counted" in record.total["assumptions"]
+    assert f"this selection ε = {price.guarantee.epsilon:.4g}" in told
+    # The model is that of the trial whose score is the highest.
+    best = [
+        path
+        for path in private.glob("trial*")
+        if json.loads((path / "config.json").read_text())["overrides"].items()
+        <= record.overrides.items()
+    ]
+    template = {"w": {"x": np.zeros(3, np.float32)}}
+    given = checkpoints.load_model(selected, template)["w"]["x"]
+    kept = [checkpoints.load_model(path, template)["w"]["x"] for path in best]
+    assert sum(np.array_equal(given, one) for one in kept) == 1
+    assert abs(record.metrics["model/hit"] - record.config["rate"] - 1 / 3) < 8 * 2.0 / 100
+    # The report counts the selection, and not its trials.
+    assert [found.workdir for found in records.read_all(tmp_path)] == [selected]
+
+
+def test_a_score_has_the_noise_that_is_paid_for(source, tmp_path):
+    asked = plan(source)
+    selection.begin(asked, tmp_path)
+    task = points.Task(source, asked.grid[1], str(tmp_path / records.PRIVATE), "trial0")
+    assert here([task]) == []
+    each = [
+        selection._score(asked, asked.candidates[1], key, task)
+        for key in jax.random.split(jax.random.key(0), 300)
+    ]
+    assert np.mean(each) == pytest.approx(0.5 + 1 / 3, abs=4 * 0.02 / np.sqrt(300))
+    assert np.std(each) == pytest.approx(2.0 / 100, rel=0.15)
+
+
+def test_every_score_has_noise_of_its_own(source, tmp_path, monkeypatch):
+    fixed(monkeypatch, 3)
+    asked = plan(source, "rate=0.5")
+    noisy, real = [], selection._score
+    monkeypatch.setattr(selection, "_score", lambda *args: noisy.append(real(*args)) or noisy[-1])
+    selection.begin(asked, tmp_path)
+    found = selection.finish(asked, tmp_path, here)
+    assert len(set(noisy)) == 3
+    assert found.metrics == {"model/hit": max(noisy)}
+
+
+def test_points_are_drawn_uniformly_and_with_replacement(source, monkeypatch):
+    fixed(monkeypatch, 60)
+    asked = plan(source)
+    counts = np.bincount(np.concatenate([selection._draw(asked)["points"] for _ in range(50)]))
+    assert len(counts) == 3
+    assert (np.abs(counts - 1000) < 5 * np.sqrt(3000 * 2 / 9)).all()
+    fixed(monkeypatch, 3)
+    threes = [selection._draw(asked)["points"] for _ in range(200)]
+    assert 130 < sum(len(set(three)) < 3 for three in threes) < 180  # 7/9 of them
+
+
+def test_no_two_trials_share_noise(source, tmp_path, monkeypatch):
+    fixed(monkeypatch, 4)
+    for variant in (source, f"{source}:synthetic"):
+        folder = tmp_path / variant[-9:].strip("/.")
+        asked = plan(variant, "rate=0.5")
+        selection.begin(asked, folder)
+        selection.finish(asked, folder, here)
+        used = [p.read_text() for p in folder.rglob("attempts")]
+        assert len(set(used)) == 4
+        assert not list(folder.rglob("keys.json"))
+
+
+def test_a_selection_that_was_killed_goes_on_as_it_would_have(source, tmp_path, monkeypatch):
+    fixed(monkeypatch, 5)
+    asked = plan(f"{source}:synthetic")
+    left, killed = tmp_path / "left", tmp_path / "killed"
+    selection.begin(asked, left)
+    whole = selection.finish(asked, left, here)
+    monkeypatch.undo()
+
+    def dies(tasks):
+        here(tasks[:2])
+        raise KeyboardInterrupt
+
+    fixed(monkeypatch, 5)
+    selection.begin(asked, killed)
+    with pytest.raises(KeyboardInterrupt):
+        selection.finish(asked, killed, dies)
+    assert not (killed / "selected").exists()
+    fixed(monkeypatch, 9)  # what would be drawn now is not asked for
+    selection.begin(asked, killed)
+    again = selection.finish(asked, killed, here)
+    assert (again.metrics, again.config) == (whole.metrics, whole.config)
+    attempts = [path.read_text().splitlines() for path in killed.rglob("attempts")]
+    assert [len(lines) for lines in attempts] == [1] * 5
+
+
+def test_private_draws_are_made_once(source, tmp_path, monkeypatch):
+    asked = plan(source)
+    selection.begin(asked, tmp_path)
+    before = drawn(tmp_path)
+    selection.begin(asked, tmp_path)
+    assert drawn(tmp_path) == before
+    assert stat.S_IMODE((tmp_path / records.PRIVATE / "drawn.json").stat().st_mode) == 0o600
+    for other in (
+        {"trials": "geometric:5"},
+        {"score_noise": 3.0},
+        {"select": "hit", "trials": "poisson:4"},
+    ):
+        with pytest.raises(ValueError, match="holds another selection"):
+            selection.begin(plan(source, **other), tmp_path)
+    with pytest.raises(ValueError, match="holds another selection"):
+        selection.begin(plan(source, "rate=0.25,0.5"), tmp_path)
+    (tmp_path / records.PRIVATE / "drawn.json").unlink()
+    with pytest.raises(keys.CannotResumeError, match="paid for twice"):
+        selection.begin(asked, tmp_path)
+
+
+def test_what_was_selected_stands_when_the_trials_are_deleted(source, tmp_path, monkeypatch):
+    asked = plan(source)
+    selection.begin(asked, tmp_path)
+    found = selection.finish(asked, tmp_path, here)
+    (tmp_path / records.PRIVATE / "drawn.json").unlink()
+    selection.begin(asked, tmp_path)
+    assert selection.finish(asked, tmp_path, None).metrics == found.metrics
+
+
+def test_no_trial_selects_nothing_at_the_same_price(source, tmp_path, monkeypatch, capsys):
+    fixed(monkeypatch, 0)
+    command(monkeypatch, source, tmp_path, trials="poisson:2")
+    record = records.read(tmp_path / "selected")
+    assert record.metrics == {}
+    assert record.total["epsilon"] == plan(source, trials="poisson:2").price.guarantee.epsilon
+    assert not (tmp_path / "selected" / "model").exists()
+    assert "No trial was drawn" in capsys.readouterr().out
+
+
+def test_every_candidate_is_in_the_price_drawn_or_not(source, tmp_path, monkeypatch):
+    dear = plan(source, "steps=4,4000").price.guarantee.epsilon
+    assert dear > plan(source, "steps=4").price.guarantee.epsilon
+    assert plan(source, "steps=4000,4").price.guarantee.epsilon == dear
+    assert plan(source, "steps=4000").price.guarantee.epsilon == dear
+
+
+def test_a_failed_trial_selects_nothing(source, tmp_path, monkeypatch, capsys):
+    fixed(monkeypatch, 2)
+    axes = {"set": ["fails=3"]}
+    with pytest.raises(SystemExit) as ended:
+        command(monkeypatch, source, tmp_path, **axes)
+    assert ended.value.code == 1
+    told = capsys.readouterr().err
+    assert "a trial failed" in told
+    assert "planted" not in told
+    assert not (tmp_path / "selected").exists()
+    command(monkeypatch, source, tmp_path, **axes)
+    assert records.read(tmp_path / "selected").metrics
+    # Every attempt of a trial had the keys that it began with.
+    for path in tmp_path.rglob("attempts"):
+        assert len(set(path.read_text().splitlines())) == 1
+
+
+def test_a_run_that_costs_something_else_than_was_planned_is_not_selected(source, tmp_path):
+    asked = plan(source, "lies=true", "rate=0.5")
+    selection.begin(asked, tmp_path)
+    with pytest.raises(experiment.ContractError, match="let both be the same"):
+        selection.finish(asked, tmp_path, here)
+    assert not (tmp_path / "selected").exists()
+
+
+@pytest.mark.parametrize(
+    ("axes", "change", "words"),
+    [
+        (AXES, {"trials": "fixed:4"}, "must be geometric:MEAN or poisson:MEAN"),
+        (AXES, {"trials": "geometric"}, "as in geometric:10"),
+        (AXES, {"trials": "poisson:0.5"}, "mean=0.5 must be finite and at least 1"),
+        (AXES, {"trials": None}, "--trials=None must be"),
+        (AXES, {"select": None}, "--select is missing"),
+        (AXES, {"select": "other"}, "use one of hit"),
+        (AXES, {"score_noise": 0.0}, "--score_noise=0.0 must be finite and positive"),
+        (("data.path=a,b",), {}, "have one data set"),
+        (("users=100,200",), {}, "measured on the same records"),
+        (("delta=1e-6,1e-5",), {}, "delta=1e-05"),
+    ],
+)
+def test_what_has_no_guarantee_is_named(source, axes, change, words):
+    with pytest.raises(ValueError, match=words):
+        plan(source, *axes, **change)
+
+
+def test_selections_that_experiments_and_seeds_do_not_allow_are_named(source, tmp_path):
+    with pytest.raises(ValueError, match=r"--set=seed=… must have one value"):
+        plan(f"{source}:synthetic", "seed=0,1")
+    assert plan(source, "seed=0,1").price.guarantee.epsilon > 0
+    with pytest.raises(ValueError, match="must say how far one record can change"):
+        plan("configs/noisy_head.py:low_dim,tiny", "seed=0,1")
+
+
+@pytest.mark.parametrize("change", [{"shard": "1/2"}, {"trials": None}, {"select": None}])
+def test_wrong_commands_end_in_one_line(source, tmp_path, monkeypatch, capsys, change):
+    with pytest.raises(SystemExit) as ended:
+        command(monkeypatch, source, tmp_path, **change)
+    assert ended.value.code == 2
+    assert len(capsys.readouterr().err.splitlines()) == 1
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.slow
+def test_processes_run_trials(source, tmp_path):
+    about = [
+        f"--config={source}:synthetic",
+        f"--set={AXES[0]}",
+        "--select=hit",
+        "--trials=poisson:6",
+    ]
+    results = []
+    for workers in (1, 2):
+        folder = tmp_path / str(workers)
+        ended = call("sweep", *about, f"--workdir={folder}", f"--workers={workers}")
+        assert ended.returncode == 0, ended.stderr
+        results.append(records.read(folder / "selected").metrics)
+    assert results[0] == results[1]
