@@ -1,0 +1,136 @@
+"""Floating-point operations and bytes of a private training step beside an ordinary one, from shapes alone.
+
+    python -m experiments.bench.costs
+    python -m experiments.bench.costs --shapes=gpt2-small --compile
+
+Both steps (gradients of a batch, Adam) are lowered from abstract arrays and counted by XLA's cost analysis.
+Nothing is allocated, and no accelerator is needed. The program that is counted is not fused: its bytes count
+every operand of every operation. With --compile the steps are compiled for this machine as well: bytes are
+then those of the compiled program, and temporary ones stand beside them.
+
+The estimate for NVIDIA H100s is a roofline: operations at the dense bfloat16 rate, or parameters, gradients
+and both moments of Adam read and written once at the memory's rate, whichever takes longer; on eight, with
+the sum of gradients reduced over NVLink. Real steps take two to three times as long.
+"""
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import optax
+from absl import app, flags
+from flax import nnx
+
+import dpx
+from dpx.nn.transformer import Transformer
+
+FLOPS, BANDWIDTH, NVLINK = 989e12, 3.35e12, 450e9  # an H100 SXM, in operations and bytes a second
+
+_SHAPES = flags.DEFINE_list("shapes", None, "Which shapes; all by default.")
+_COMPILE = flags.DEFINE_boolean("compile", False, "Compile as well, for temporary bytes.")
+
+
+@dataclasses.dataclass(frozen=True)
+class Shape:
+    """A tied transformer of these dimensions, and a batch."""
+
+    vocabulary: int
+    length: int
+    dim: int
+    heads: int
+    blocks: int
+    mlp: int
+    batch: int
+    last: bool = False
+
+
+SHAPES = {
+    "recommender": Shape(23_715, 50, 64, 1, 2, 256, 64, last=True),
+    "gpt2-small": Shape(50_257, 512, 768, 12, 12, 3072, 8),
+    "135M": Shape(49_152, 512, 576, 9, 30, 2304, 8),
+    "1B": Shape(32_000, 1024, 2048, 16, 20, 8192, 8),
+}
+
+
+def steps(shape: Shape) -> tuple[dict[str, Callable], tuple]:
+    """An ordinary and a private training step, and the shapes of their arguments."""
+    model = nnx.eval_shape(
+        lambda: Transformer(
+            shape.vocabulary, shape.length, dim=shape.dim, num_heads=shape.heads,
+            num_blocks=shape.blocks, mlp_dim=shape.mlp, rngs=nnx.Rngs(0),
+        )
+    )  # fmt: skip
+    graph, params = nnx.split(model)
+    tokens = jax.ShapeDtypeStruct((shape.batch, shape.length), jnp.int32)
+    targets = jax.ShapeDtypeStruct(
+        (shape.batch, *(() if shape.last else (shape.length,))), jnp.int32
+    )
+    adam = optax.adam(1e-3)
+    state = jax.eval_shape(adam.init, params)
+    key = jax.eval_shape(lambda: jax.random.key(0))
+
+    def loss(params: Any, tokens: jax.Array, target: jax.Array) -> jax.Array:
+        logits = nnx.merge(graph, params)(tokens, last_only=shape.last)
+        logits = logits[0] if shape.last else logits
+        return optax.softmax_cross_entropy_with_integer_labels(logits, target).mean()
+
+    def ordinary(params: Any, state: Any, tokens: jax.Array, targets: jax.Array, key: Any) -> Any:
+        del key
+
+        def mean(params: Any) -> jax.Array:
+            return jax.vmap(loss, (None, 0, 0))(params, tokens, targets).mean()
+
+        updates, state = adam.update(jax.grad(mean)(params), state, params)
+        return optax.apply_updates(params, updates), state
+
+    def private(params: Any, state: Any, tokens: jax.Array, targets: jax.Array, key: Any) -> Any:
+        noise = dpx.privatize(
+            l2_clip_norm=1.0, noise_multiplier=1.0, expected_batch_size=shape.batch, key=key
+        )
+        sums = dpx.clipped_grad(loss, l2_clip_norm=1.0)(params, tokens, targets).grads
+        gradient, _ = noise.update(sums, noise.init(params), params)
+        updates, state = adam.update(gradient, state, params)
+        return optax.apply_updates(params, updates), state
+
+    return {"ordinary": ordinary, "private": private}, (params, state, tokens, targets, key)
+
+
+def main(argv: list[str]) -> None:
+    del argv
+    columns = "shape, parameters, step, TFLOP, ratio, GB, ratio, H100 ms, 8 × H100 ms"
+    columns += ", temporary GiB, ratio" if _COMPILE.value else ""
+    print("| " + columns.replace(", ", " | ") + " |")
+    print("|---" * len(columns.split(", ")) + "|")
+    for name in _SHAPES.value or SHAPES:
+        functions, arguments = steps(SHAPES[name])
+        count = sum(leaf.size for leaf in jax.tree.leaves(arguments[0]))
+        counted: dict[str, dict] = {}
+        for step, function in functions.items():
+            lowered = jax.jit(function, donate_argnums=(0, 1)).lower(*arguments)
+            found: Any = lowered.cost_analysis()
+            counted[step] = {"flops": found["flops"], "bytes": found["bytes accessed"]}
+            if _COMPILE.value:
+                compiled: Any = lowered.compile()
+                counted[step]["bytes"] = compiled.cost_analysis()["bytes accessed"]
+                counted[step]["memory"] = compiled.memory_analysis().temp_size_in_bytes
+        first = counted["ordinary"]
+        for step, found in counted.items():
+            ratio = {key: found[key] / first[key] for key in found}
+            # Parameters and two moments are read and written, the gradient written and read, in float32.
+            least = max(found["flops"] / FLOPS, 8 * 4 * count / BANDWIDTH)
+            shared = max(found["flops"] / 8 / FLOPS, 8 * 4 * count / BANDWIDTH)
+            shared += 2 * 7 / 8 * 4 * count / NVLINK
+            cells = [
+                name, f"{count / 1e6:.1f} M", step, f"{found['flops'] / 1e12:.3g}", f"{ratio['flops']:.2f}",
+                f"{found['bytes'] / 1e9:.3g}", f"{ratio['bytes']:.2f}", f"{1e3 * least:.2g}",
+                f"{1e3 * shared:.2g}",
+            ]  # fmt: skip
+            if _COMPILE.value:
+                cells += [f"{found['memory'] / 2**30:.2g}", f"{ratio['memory']:.2f}"]
+            print("| " + " | ".join(cells) + " |", flush=True)
+
+
+if __name__ == "__main__":
+    app.run(main)

@@ -1,0 +1,157 @@
+"""How the time of a private step grows with its shape, and what it is spent on.
+
+    python -m experiments.bench.scaling
+
+A tied transformer with logits at all positions, 2 blocks. First, one of batch size B, length L, width D and
+number of items M is doubled three times while the others stay. The ordinary and the private step are timed in
+turn, and a power of the size is fitted through the last three times. Beside it stands the power of the number
+of operations, from XLA's cost analysis. Second, at the recommender's shape, the parts of a step are timed by
+themselves: the forward pass, the backward pass, clipping, noise, the optimizer, and the sampling of records.
+"""
+
+import statistics
+import time
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+from absl import app, flags
+from flax import nnx
+
+import dpx
+from dpx.nn.transformer import Transformer
+from dpx.training.layout import Layout
+
+BASE = {"B": 8, "L": 32, "D": 64, "M": 2048}
+_REPEATS = flags.DEFINE_integer("repeats", 7, "Timed calls of every step.", lower_bound=3)
+
+
+def build(size: dict[str, int]) -> tuple[Callable, Any, tuple]:
+    """The loss of one example, parameters and a batch."""
+    model = Transformer(
+        size["M"], size["L"], dim=size["D"], num_heads=max(1, size["D"] // 64), rngs=nnx.Rngs(0)
+    )
+    graph, params = nnx.split(model)
+    rng = np.random.default_rng(0)
+    batch = tuple(jnp.asarray(rng.integers(0, size["M"], (size["B"], size["L"]))) for _ in range(2))
+
+    def loss(params: Any, tokens: jax.Array, targets: jax.Array) -> jax.Array:
+        logits = nnx.merge(graph, params)(tokens)
+        return optax.softmax_cross_entropy_with_integer_labels(logits, targets).mean()
+
+    return loss, params, batch
+
+
+def forward(loss: Callable) -> Callable:
+    return lambda params, *batch: jax.vmap(loss, (None, 0, 0))(params, *batch).mean()
+
+
+def private(loss: Callable) -> Callable:
+    clipped = dpx.clipped_grad(loss, l2_clip_norm=1.0)
+    return lambda params, *batch: clipped(params, *batch).grads
+
+
+def timed(compiled: dict[str, tuple[Callable, tuple]], repeats: int) -> dict[str, float]:
+    """Median seconds of each function, called in turn."""
+    seconds: dict[str, list[float]] = {name: [] for name in compiled}
+    for repeat in range(repeats + 1):
+        for name, (function, arguments) in compiled.items():
+            start = time.perf_counter()
+            jax.block_until_ready(function(*arguments))
+            if repeat:
+                seconds[name].append(time.perf_counter() - start)
+    return {name: statistics.median(values) for name, values in seconds.items()}
+
+
+def power(values: list[float]) -> float:
+    """The exponent with which values grow as a size doubles, from the last three of them."""
+    return float(np.polyfit(np.arange(3), np.log2(values[-3:]), 1)[0])
+
+
+def growth() -> None:
+    """Times against each size, and their exponents."""
+    print(f"base: {BASE}")
+    print("| size | private ms | private over ordinary | exponent | ordinary's | of operations |")
+    print("|---|---|---|---|---|---|")
+    for axis, start in BASE.items():
+        sizes = [start * 2**i for i in range(4)]
+        spent: dict[str, list[float]] = {"ordinary": [], "private": []}
+        operations = []
+        for size in sizes:
+            loss, params, batch = build(BASE | {axis: size})
+            lowered = {
+                "ordinary": jax.jit(jax.grad(forward(loss))).lower(params, *batch),
+                "private": jax.jit(private(loss)).lower(params, *batch),
+            }
+            counted: Any = lowered["private"].cost_analysis()
+            operations.append(counted["flops"])
+            steps = {name: (each.compile(), (params, *batch)) for name, each in lowered.items()}
+            for name, seconds in timed(steps, _REPEATS.value).items():
+                spent[name].append(seconds)
+        pairs = zip(spent["private"], spent["ordinary"], strict=True)
+        print(
+            f"| {axis} = {', '.join(map(str, sizes))} "
+            f"| {', '.join(f'{1e3 * t:.1f}' for t in spent['private'])} "
+            f"| {', '.join(f'{a / b:.2f}' for a, b in pairs)} "
+            f"| {power(spent['private']):.2f} | {power(spent['ordinary']):.2f} | {power(operations):.2f} |",
+            flush=True,
+        )
+
+
+def parts() -> None:
+    """Where the time of one step goes."""
+    loss, params, batch = build({"B": 64, "L": 50, "D": 64, "M": 3416})
+    clipped, adam = private(loss), optax.adam(1e-3)
+    noisy = dpx.privatize(
+        l2_clip_norm=1.0, noise_multiplier=1.0, expected_batch_size=64, key=jax.random.key(0)
+    )
+    state, opt_state = noisy.init(params), adam.init(params)
+    users = 30_000
+    layout = Layout(None, users)
+    samples = dpx.poisson_batches(
+        users, sampling_probability=64 / users, steps=10**6, seed=0, multiple_of=1
+    )
+    data = tuple(jnp.tile(array[:1], (users, 1)) for array in batch)
+    take = jax.jit(lambda data, places: [array[places] for array in data])
+
+    def sample() -> Any:
+        indices, mask = next(samples)
+        places, _, _ = layout.batch(indices[mask], 128, 128)
+        return take(data, places)
+
+    seconds = timed(
+        {
+            "forward": (jax.jit(forward(loss)), (params, *batch)),
+            "gradient": (jax.jit(jax.grad(forward(loss))), (params, *batch)),
+            "clipped": (jax.jit(clipped), (params, *batch)),
+            "noise": (jax.jit(noisy.update), (params, state)),
+            "optimizer": (jax.jit(adam.update), (params, opt_state, params)),
+            "input": (sample, ()),
+        },
+        3 * _REPEATS.value,
+    )
+    spent = {
+        "forward pass": seconds["forward"],
+        "backward pass": seconds["gradient"] - seconds["forward"],
+        "clipping": seconds["clipped"] - seconds["gradient"],
+        "noise": seconds["noise"],
+        "optimizer": seconds["optimizer"],
+        "input": seconds["input"],
+    }
+    total = sum(spent.values())
+    print("\n| part of a step, M = 3,416, all positions | ms | share |\n|---|---|---|")
+    for name, each in spent.items():
+        print(f"| {name} | {1e3 * each:.2f} | {100 * each / total:.1f} % |")
+
+
+def main(argv: list[str]) -> None:
+    del argv
+    growth()
+    parts()
+
+
+if __name__ == "__main__":
+    app.run(main)
