@@ -483,6 +483,7 @@ def test_there_are_many_cases():
     assert len(SETTINGS) > 100
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", CALLS)
 def test_the_calls_that_the_cases_change_are_right(name):
     CALLS[name]()

@@ -76,6 +76,7 @@ def test_without_noise_the_auditor_sees_who_was_sampled(regression):
     assert abs((scores[others.included] > 0).mean() - (1 - 0.5**4)) < 0.1
 
 
+@pytest.mark.slow
 def test_an_input_canary_is_seen_at_every_step_beside_other_records(regression):
     params, data = regression
     canary = (np.array([1.0, -1.0, 2.0], np.float32), np.float32(50.0))
@@ -113,6 +114,7 @@ def test_an_honest_training_is_not_accused(config, monkeypatch):
     assert 0.8 * config.epsilon < bound < config.epsilon
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "fault",
     [

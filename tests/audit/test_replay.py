@@ -405,6 +405,7 @@ def test_the_ratio_is_the_distance_over_the_sensitivity(jitted):
         found.check()
 
 
+@pytest.mark.slow
 def test_vmapped_and_scanned_releases_are_seen_one_by_one():
     def program(x):
         keys = jax.random.split(KEY, 3)

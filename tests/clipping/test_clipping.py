@@ -171,6 +171,7 @@ def test_bfloat16_sums_are_float32(method):
     np.testing.assert_allclose(np.linalg.norm(out.grads["w"]), 5.0, rtol=1e-5)
 
 
+@pytest.mark.slow
 def test_nnx_module_state_and_prefix(method):
     model = nnx.Sequential(nnx.Linear(3, 4, rngs=nnx.Rngs(0)), nnx.Linear(4, 2, rngs=nnx.Rngs(1)))
 

@@ -28,6 +28,7 @@ def loss(params, x):
     return jnp.sum(logits**2), aux
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("microbatch_size", [None, 1, 3])
 @pytest.mark.parametrize("method", METHODS)
 def test_is_stacked_per_example_and_changes_no_gradient(method, microbatch_size):

@@ -185,6 +185,7 @@ def crafted_order(size, microbatch, width=4):
     return x
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("size", "microbatch"),
     [(4096, 1), pytest.param(16384, 1, marks=pytest.mark.slow), (65536, 8)],

@@ -31,7 +31,9 @@ def equation_of(convolve, *operands):
     return found
 
 
-@pytest.mark.parametrize("ndim", [1, 2, pytest.param(3, marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    "ndim", [pytest.param(1, marks=pytest.mark.slow), 2, pytest.param(3, marks=pytest.mark.slow)]
+)
 @pytest.mark.parametrize("groups", [1, 2, 4])
 @pytest.mark.parametrize(
     ("stride", "padding", "input_dilation", "kernel_dilation"),
@@ -197,7 +199,7 @@ def clipped_by_hand(params, loss, batch, clip):
 
 # The others only take longer.
 QUICK = {
-    "one_pass": ["linen", "nnx.scan", "nnx.scan over nnx.remat", "shared by a scan", "tied"],
+    "one_pass": ["nnx.scan over nnx.remat", "shared by a scan", "tied"],
     "two_pass": ["shared by a scan", "tied"],
 }
 CASES = [
@@ -223,6 +225,7 @@ def test_models_with_convolutions_are_clipped_exactly(name, method):
         np.testing.assert_allclose(got, want, atol=3e-5 * scale)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", MODELS)
 def test_no_kernel_needs_gradients_of_its_own_for_want_of_a_rule(name):
     params, loss = MODELS[name]()

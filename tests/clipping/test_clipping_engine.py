@@ -265,6 +265,7 @@ def test_bfloat16_norms_match_the_factors_in_float64():
         clipping.clipped_grad(loss, l2_clip_norm=2.0, method="two_pass")(params, x)
 
 
+@pytest.mark.slow
 def test_scanned_layers_compile_once_per_shape():
     loss, params, batch = clipping_models.linen(scan=12)
     traced = []

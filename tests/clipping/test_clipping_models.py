@@ -60,6 +60,7 @@ def compare(name, methods):
 SLOW = {"linen scan of remat", "linen untied, RMSNorm, gated", "nnx untied", "linen LSTM, tied"}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "name",
     [pytest.param(n, marks=pytest.mark.slow if n in SLOW else ()) for n in clipping_models.MODELS],

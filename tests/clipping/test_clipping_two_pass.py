@@ -140,6 +140,7 @@ def nnx_scan_of_remat():
     return loss, Scanned(nnx.Rngs(0)), (TOKENS,)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "case",
     [nnx_scan_of_remat, pytest.param(clipping_models.MODELS["linen scan of remat"], marks=pytest.mark.slow)],

@@ -48,6 +48,7 @@ BATCH = (
 )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("method", METHODS)
 @pytest.mark.parametrize("name", LOSSES)
 def test_run_one_example_at_a_time(name, method):

@@ -232,6 +232,7 @@ def wide(normed):
     return loss, [normal(512, 512, seed=n) for n in range(2)], (normal(32, 512),)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("normed", [True, False], ids=["weight norm", "L2 penalty"])
 def test_costs_are_those_of_an_ordinary_step(monkeypatch, normed):
     monkeypatch.setattr(_weights, "LEAST", 4096)

@@ -93,6 +93,7 @@ def test_groups_of_adapters(method):
     assert fn.sensitivity("add_or_remove_one") == pytest.approx(np.hypot(0.2, 0.3))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "wrt",
     [
@@ -131,6 +132,7 @@ def test_a_filter_sees_the_params_of_a_module_and_a_type_names_any_variable():
     assert set(fn(module, X).grads["norm"]) == {"mean", "var"}
 
 
+@pytest.mark.slow
 def test_equinox_modules():
     model = eqx.nn.MLP(8, 1, 6, 2, key=jax.random.key(0))
     mask = jax.tree.map(lambda _: False, model)
@@ -159,6 +161,7 @@ def test_equinox_modules():
     np.testing.assert_array_equal(new.layers[1].weight, model.layers[1].weight)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("method", METHODS)
 def test_what_is_frozen_costs_nothing(method):
     """As many operations, and as much memory, as a loss that knows the frozen weights as constants."""

@@ -36,6 +36,7 @@ def test_without_noise_the_answer_is_attention(mechanism, d):
     np.testing.assert_allclose(built.query(Q), exact, atol=5e-4)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("budget", ["exact", "paper"])
 def test_without_noise_the_papers_tree_is_attention(budget):
     K, V, Q = memory(500, 1)
@@ -88,6 +89,7 @@ def test_random_features_approach_attention_in_many_dimensions():
     assert errors[1] < 2e-3
 
 
+@pytest.mark.slow
 def test_streaming_sums_every_row_once():
     n = 10_007  # a prime: the last chunk is padded
     K, V, _ = memory(n, 2)
@@ -99,6 +101,7 @@ def test_streaming_sums_every_row_once():
     assert built.moments[0, 0] == np.float32(n * np.sqrt(2))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("wide", [False, True])
 def test_building_never_makes_an_array_of_rows_by_features(wide):
     n, d = 10**6, 4
@@ -116,6 +119,7 @@ def test_building_never_makes_an_array_of_rows_by_features(wide):
 # Behaviour
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("mechanism", ["sketch", "tree"])
 def test_releases_are_pytrees_that_hold_no_data(mechanism):
     K, V, Q = memory(200, 2)
@@ -164,6 +168,7 @@ def test_clipping_bounds_every_row_by_itself(domain):
         np.testing.assert_allclose(k[3], np.array([1, 1, 0]) / np.sqrt(2), rtol=1e-5)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dtype", [jnp.bfloat16, jnp.float32, jnp.float64])
 def test_into_ball_takes_every_float(dtype):
     with jax.enable_x64(True):
@@ -215,6 +220,7 @@ def test_huge_rows_are_clipped_into_the_release(features):
     np.testing.assert_allclose(built[0].moments, built[1].moments, rtol=1e-4, atol=1e-4)
 
 
+@pytest.mark.slow
 def test_gradients_reach_the_queries():
     K, V, Q = memory(200, 2)
     built = cross_attention.build(KEY, K, V, **BOX, **EXACT)
@@ -330,6 +336,7 @@ def test_features_of_another_scale_are_refused():
                 mechanism.build(KEY, K, V, domain=domain, features=features, **BUDGET)
 
 
+@pytest.mark.slow
 def test_as_printed_is_the_papers_structure():
     """34, 90 and 339 copies are what the O(·) of Theorem 4.1 gives for a constant of 1."""
     for dim, copies in ((1, 34), (2, 90), (4, 339)):

@@ -16,6 +16,7 @@ def draw(*shape, seed=0):
     return np.random.default_rng(seed).uniform(-1, 1, shape).astype(np.float32)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("dim", "degree"), [(1, 0), (1, 5), (2, 4), (4, 3), (3, 8)])
 @pytest.mark.parametrize("scale", [None, 0.7])
 def test_inner_products_are_the_truncated_exponential(dim, degree, scale):
@@ -87,6 +88,7 @@ def test_random_features_are_unbiased_and_positive():
     assert smallest.min() > 0
 
 
+@pytest.mark.slow
 def test_random_directions_are_orthogonal_blocks_of_gaussians():
     directions = np.asarray(RandomFeatures.draw(jax.random.key(1), 40, 16).directions)
     assert directions.shape == (40, 16)

@@ -62,6 +62,7 @@ def test_distances_without_noise_are_brute_force(noise, power):
     np.testing.assert_allclose(one.query(y[:, 1]), want, **noiseless)
 
 
+@pytest.mark.slow
 def test_sums_without_noise_are_brute_force():
     values = np.random.default_rng(0).uniform(-1, 1, 11)  # padded to 16
     tree = trees.DPTree.build(jax.random.key(0), values, sensitivity=2.0, bound=3.0, **EXACT)
@@ -146,6 +147,7 @@ def audited_epsilon(law, shift, levels, delta, trials=100_000):
     return audit.epsilon_lower_bound(ones, others, delta, confidence=0.99).epsilon
 
 
+@pytest.mark.slow
 def test_audit_accepts_the_tree_and_catches_a_released_root():
     """Two leaves, so one level below the root. A record flips its weight: every node above it moves by 2."""
     delta = 1e-2
@@ -191,6 +193,7 @@ def test_audit_of_a_whole_distance_structure(noise):
     assert 0.3 < bound <= epsilon
 
 
+@pytest.mark.slow
 def test_structures_are_pytrees_and_build_under_jit():
     x, w, y, bounds = records()
     options = {"bound": bounds, "weight_bound": 2.0, "bins": 16, **EXACT}
@@ -262,6 +265,7 @@ def test_misuse_raises():
             build(**bad)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("value", [np.nan, np.inf])
 @pytest.mark.parametrize("where", ["x", "weights"])
 def test_record_that_is_not_finite_counts_as_zero_under_jit_and_is_named_without(value, where):
@@ -294,6 +298,7 @@ def test_sum_that_is_not_finite_counts_as_zero_under_jit_and_is_named_without():
     np.testing.assert_allclose(got.left, build(np.array([1.0, 0.0, 2.0])).left, atol=1e-3)
 
 
+@pytest.mark.slow
 def test_queries_out_of_bounds_raise_and_are_clipped_under_jit():
     x, w, y, bounds = records()
     options = {"weight_bound": 2.0, "bins": 16, **EXACT}

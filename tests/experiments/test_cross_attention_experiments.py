@@ -121,6 +121,7 @@ def own_config(path, **changes):
     return config
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("domain", ["box", "ball"])
 def test_own_memory_is_released_saved_and_loaded_without_its_file(domain, tmp_path):
     found = []

@@ -18,6 +18,7 @@ from experiments.gram import one_release as item_recommender
 from experiments.gram import own_matrix
 
 
+@pytest.mark.slow
 def test_no_two_draws_of_the_error_experiment_share_a_key(tmp_path, monkeypatch):
     config = configs.get_config("tiny")
     config.epsilon, config.trials = 30.0, 4  # enough for the paper's number of samples
@@ -121,6 +122,7 @@ def table(tmp_path):
     return X
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("file", "changed"),
     [

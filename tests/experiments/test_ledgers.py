@@ -178,6 +178,7 @@ def program(name, monkeypatch, begun, noise_seed=987654321):
     return whole
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "name",
     [pytest.param(name, marks=() if name == "recommender" else pytest.mark.slow) for name in RUNS],

@@ -12,6 +12,8 @@ from dpx.launch import records, run
 from experiments.dp_transformer import histories as recommender_data
 from experiments.dp_transformer import recommender
 
+pytestmark = pytest.mark.slow
+
 SOURCE = "configs/recommender.py:table,tiny"
 
 

@@ -5,6 +5,8 @@ import pytest
 
 from dpx.launch import records, run
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.mark.parametrize("record", ["line", pytest.param("window", marks=pytest.mark.slow)])
 def test_a_saved_model_needs_no_private_text(tmp_path, record):

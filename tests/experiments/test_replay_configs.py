@@ -241,6 +241,7 @@ def test_reattention(monkeypatch, saved):
 # One-shot releases, and NoisyHead
 
 
+@pytest.mark.slow
 def test_gram_errors(monkeypatch):
     source = "configs/gram.py:tiny"
     config = configured(source, {"columns": 40, "trials": 2, "noise_seed": 5})

@@ -51,6 +51,7 @@ def start(histories):
     return warm_start.fit(jax.random.key(0), histories, config, budget_fraction=0.5)[0]
 
 
+@pytest.mark.slow
 def test_logits_are_those_of_the_release_item_by_item(start, histories):
     tokens = np.array([[0, 0, 3, 5], [2, 1, 2, 0]])
     mask = np.array([[False, False, True, True], [True] * 4])

@@ -45,6 +45,7 @@ def project(X, bound):
 # The limiting case
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kernel", ["exp", "cosh"])
 @pytest.mark.parametrize("neighboring", ["replace_one", "add_or_remove_one"])
 def test_huge_epsilon_gives_the_exact_matrix(X, kernel, neighboring):
@@ -173,6 +174,7 @@ def test_clipping_is_the_projection_for_every_input():
         np.testing.assert_allclose(clipped_gram(form(X), 1.0)[0], columns @ columns.T, rtol=1e-12)
 
 
+@pytest.mark.slow
 def test_a_release_runs_under_jit_and_is_differentiable(X):
     X = jnp.asarray(X, jnp.float32)
     made = jax.jit(lambda key, X: gram.release(key, X, **BUDGET))(KEY, X)

@@ -77,6 +77,7 @@ def test_sweeps_change_keys_that_the_config_has(name):
         assert max(len(values) for values in axes.values()) > 1, source
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", sources.names())
 def test_every_experiment_has_a_plan(name):
     planned = 0
@@ -136,6 +137,7 @@ def test_names_of_points_fit_into_file_systems_and_stay_apart():
     assert sweep.point_name({"epsilon": 1.0, "seed": 0}) == "epsilon=1.0,seed=0"
 
 
+@pytest.mark.slow
 def test_a_sweep_without_a_usable_folder_ends_in_one_line(tmp_path):
     blocked = tmp_path / "file"
     blocked.write_text("not a folder")
@@ -261,6 +263,7 @@ def test_dry_run_prints_the_privacy_parameters_and_writes_nothing(tmp_path):
     assert not (tmp_path / "run").exists()
 
 
+@pytest.mark.slow
 def test_an_interrupt_before_anything_has_begun_ends_in_one_line():
     code = (
         "import os, signal, sys\n"

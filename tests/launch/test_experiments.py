@@ -47,6 +47,7 @@ def execute(source, workdir, **changes):
     return run.execute(config, workdir)
 
 
+@pytest.mark.slow
 def test_quickstart_leaves_its_records_and_a_model(tmp_path, monkeypatch):
     """A private run: table, figure, guarantee, and no trace of the key."""
     seen, write = {}, run.write
@@ -262,6 +263,7 @@ def test_guarantees_assume_a_public_filter_wherever_one_ran(kind, name, min_coun
     assert assumed == ((recommender_data.K_CORE,) if filtered else ())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("min_count", [None, 0, 5])
 @pytest.mark.parametrize(
     "source", ["configs/recommender.py:amazon,tiny", "configs/gram.py:recommender,tiny"]
@@ -412,6 +414,7 @@ def test_a_sweep_killed_in_the_middle_gives_the_same_results(tmp_path, values):
     }
 
 
+@pytest.mark.slow
 def test_a_failing_point_does_not_stop_the_others(tmp_path, monkeypatch, capsys):
     execute_point, done = run.execute, []
 

@@ -139,6 +139,7 @@ def test_experiments_without_training_know_their_data(tmp_path, monkeypatch, exp
         assert np.array_equal(found, array)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("source", "changes"),
     [
@@ -155,6 +156,7 @@ def test_synthetic_runs_say_where_their_noise_comes_from(tmp_path, untrained, so
     assert "follows from the public seed" in report.summarize(record)
 
 
+@pytest.mark.slow
 def test_a_limit_is_an_assumption_where_records_come_and_go(tmp_path, untrained):
     changes = {"ngrams": (1,), "non_private.steps": 0}
     for limit in (500, 0):
@@ -218,6 +220,7 @@ def _charged(monkeypatch):
     return charged
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("source", "changes", "shared"),
     [

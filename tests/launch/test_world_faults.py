@@ -186,6 +186,7 @@ def _without_log(found):
     return (*found[:4], *found[5:])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("damage", DAMAGES)
 @pytest.mark.parametrize("name", ["config.json", "secret/keys.json"])
 def test_a_damaged_record_of_an_unfinished_run_is_named(config, killed, tmp_path, name, damage):
@@ -198,6 +199,7 @@ def test_a_damaged_record_of_an_unfinished_run_is_named(config, killed, tmp_path
     assert not (folder / "result.json").exists()
 
 
+@pytest.mark.slow
 def test_a_damaged_checkpoint_is_named_and_can_be_deleted(config, killed, whole, tmp_path):
     data = [path for path in _files(killed / "checkpoints") if "d" in path.parts]
     largest = max(data, key=lambda path: (killed / "checkpoints" / path).stat().st_size)
@@ -401,6 +403,7 @@ def _kill_and_go_on(zygote, begun, whole, module, given, folder, moments, compar
     return hit
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "count", [2, pytest.param(20, marks=pytest.mark.slow)], ids=lambda count: f"{count}_kills"
 )
@@ -483,6 +486,7 @@ def test_a_sweep_killed_at_any_moment_goes_on_to_the_same_result(
     assert hit >= 18
 
 
+@pytest.mark.slow
 def test_an_interrupt_ends_in_one_line_and_the_run_goes_on(begun, whole, names, tmp_path, zygote):
     folder = tmp_path / "run"
     shutil.copytree(begun, folder)
@@ -613,6 +617,7 @@ def _plain():
     return dpx.PrivacyGuarantee(1.0, 1e-5, dpx.privacy.ADD_OR_REMOVE_ONE, "name", "test")
 
 
+@pytest.mark.slow
 def test_a_log_cut_off_in_its_last_line_is_read_and_another_is_not(tmp_path):
     path = tmp_path / "metrics.jsonl"
     path.write_text('{"step": 1}\n{"step": 2}\n{"st')

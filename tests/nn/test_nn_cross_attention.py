@@ -36,6 +36,7 @@ def by_hand(module, memory, x):
     return module.out(jnp.moveaxis(answers, -3, -2).reshape(*x.shape[:-1], 6))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("features", "tolerance"), [("taylor", 1e-3), ("random", 0.05)])
 def test_without_noise_it_is_multi_head_attention(features, tolerance):
     memory, x = data()
@@ -90,6 +91,7 @@ def test_saves_and_restores_with_orbax_and_never_holds_the_memory(tmp_path):
     assert restored.guarantee == module.guarantee
 
 
+@pytest.mark.slow
 def test_jit_and_gradients_of_the_query_side():
     memory, x = data()
     module = layer()

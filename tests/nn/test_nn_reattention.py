@@ -148,6 +148,7 @@ def test_key_variance_is_that_of_noisy_parameters():
     np.testing.assert_allclose(found, expected, rtol=0.1)
 
 
+@pytest.mark.slow
 def test_no_noise_no_correction():
     model = build()
     none = ParameterNoise(jnp.zeros(VOCAB), 0.0)
@@ -157,6 +158,7 @@ def test_no_noise_no_correction():
     assert np.abs(model(TOKENS, noise_std=noise_of()) - model(TOKENS)).max() > 1e-4
 
 
+@pytest.mark.slow
 def test_causal_last_only_and_padding_hold_with_noise():
     model = build()
     out = model(TOKENS, noise_std=noise_of())
@@ -176,6 +178,7 @@ def test_causal_last_only_and_padding_hold_with_noise():
     assert np.isfinite(dropped).all()
 
 
+@pytest.mark.slow
 def test_unseen_tokens_are_safe():
     huge = ParameterNoise(jnp.full(VOCAB, 1e15).at[:5].set(1e-3), 1e-3)
 
@@ -214,6 +217,7 @@ def test_clipping_is_exact_and_treats_the_variance_as_a_constant(last_only, caps
     assert tables[0] == tables[1]
 
 
+@pytest.mark.slow
 def test_gradients_take_the_path_of_the_means():
     """The gradient is that of a model whose attention gets the same correction as a constant."""
     model = build(num_blocks=2)

@@ -50,6 +50,7 @@ def test_layers_are_the_textbook_cells(cell):
     np.testing.assert_allclose(found, by_hand(layer, x), atol=1e-5)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("cell", CELLS)
 def test_causal_last_only_and_padding(cell):
     model = build(cell)

@@ -15,6 +15,7 @@ def build(**changes):
 TOKENS = jnp.array([[3, 1, 4, 1, 5, 9], [2, 6, 5, 3, 5, 8]])
 
 
+@pytest.mark.slow
 def test_causality():
     model = build()
     changed = TOKENS.at[:, 4].set(7)

@@ -100,6 +100,7 @@ BITS = [(2**31, 5, 0), (2**20, 3, 0), (2**9, 2**31, 0), (2, 1, 0), (0, 2**31, 0)
 BITS += [(0, 2**31, 1), (0, 1, 1), (0, 2**31, 2), (0, 1, 40), (0, 1, 10**6)]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("width", [32, 64])
 def test_draws_are_quantiles_of_the_probabilities_that_their_bits_stand_for(width):
     dtype, accuracy = (np.float32, 2e-6) if width == 32 else (np.float64, 1e-9)

@@ -144,6 +144,7 @@ def test_a_record_moves_the_integer_sums_by_the_sensitivity_at_most(monkeypatch,
         assert (largest > 0.9).all()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", MECHANISMS)
 def test_where_the_noise_is_small_the_answer_is_the_default_one(name):
     run, records, _ = MECHANISMS[name]

@@ -103,6 +103,7 @@ def test_second_moments():
     np.testing.assert_allclose(h.reshape(-1), A.T @ features.target / 300, atol=1e-15)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("method", ["auto", "gram", "cg", "qr"])
 @pytest.mark.parametrize(("dim", "regularization"), [(2, 1e-4), (5, 5.0), (10, 0.01)])
 def test_ridge(method, dim, regularization):
@@ -166,6 +167,7 @@ def test_gradient_descent_converges_to_ridge():
     assert path.shape == (300, 4, 4)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dim", [4, 10])
 def test_gradient_descent_follows_autodiff(dim):
     features = featurize(sample(50, 5, dim))
@@ -182,6 +184,7 @@ def test_gradient_descent_follows_autodiff(dim):
     np.testing.assert_allclose(found, gamma, atol=1e-14)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("noise_std", [0.0, 0.7])
 def test_population_risk_agrees_with_test_prompts(noise_std):
     gamma = np.random.default_rng(0).normal(size=(4, 4))

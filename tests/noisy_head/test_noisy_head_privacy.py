@@ -114,6 +114,7 @@ def test_excess_risks_of_the_paper_and_of_the_release():
     np.testing.assert_allclose(zero, 2.8e-6, rtol=0.1)
 
 
+@pytest.mark.slow
 def test_sphere_start_has_norm_R_and_is_no_function_of_the_data():
     bounds = noisy_head.HyperParameters(1.0, 1.0, 3.0)
     descent = noisy_head.Descent(bounds, regularization=1.0, step_size=1e-12, steps=1)

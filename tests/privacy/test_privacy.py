@@ -144,6 +144,7 @@ def test_calibration_beside_another_release_fits_one_budget():
         dpx.calibrate_dpsgd(1.0, 1e-5, beside=prior, **settings)
 
 
+@pytest.mark.slow
 def test_cache_is_fast_and_optional(tmp_path, monkeypatch):
     settings = {"sampling_probability": 0.02, "steps": 50, "accountant": "rdp"}
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
@@ -171,6 +172,7 @@ def forget(monkeypatch):
     monkeypatch.setattr(_cache, "_known", {})
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("accountant", ["pld", "rdp"])
 @pytest.mark.parametrize("beside", [None, GaussianDpEvent(4.0)])
 def test_a_cached_multiplier_is_checked_before_it_is_used(

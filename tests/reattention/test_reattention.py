@@ -110,6 +110,7 @@ def test_gelu_series_never_says_too_much_and_little_too_little(std):
     np.testing.assert_allclose(reattention.gelu_series(x).mean, reattention.gelu(x).mean, rtol=1e-5)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("std", [1e-3, 1e-2, 1e-1])
 def test_layer_norm_of_little_noise(std):
     """The delta method is exact in the limit; the spread of the mean is 1 here, the noise up to a tenth."""
@@ -132,6 +133,7 @@ def test_layer_norm_of_much_noise(std):
     np.testing.assert_allclose(found.mean, normed.mean(0), atol=0.03)
 
 
+@pytest.mark.slow
 def test_layer_norm_with_noisy_parameters():
     x, scale, bias = moments(draw(16), 1e-6), moments(np.ones(16), 0.2), moments(np.zeros(16), 0.1)
     drawn = sample(Moments(x.mean, jnp.full(16, x.var)), 1)
@@ -141,6 +143,7 @@ def test_layer_norm_with_noisy_parameters():
     assert_has_moments(reattention.layer_norm(x, scale, bias), expected)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("std", SCALES)
 def test_residual_rows_and_attention(std):
     table = moments(draw(5, 2), std**2 * np.arange(1.0, 6.0)[:, None])
@@ -362,6 +365,7 @@ def test_activations_of_half_precision_keep_it(layer):
         np.testing.assert_allclose(a.astype(jnp.float32), b, rtol=2e-2)
 
 
+@pytest.mark.slow
 def test_gradient_of_gelus_variance_at_zero_is_its_limit():
     def variance(var):
         return reattention.gelu(Moments(jnp.array([-0.4, 0.0, 0.9]), var)).var.sum()

@@ -50,6 +50,7 @@ def fit_all(users, **options):
 WEIGHTS = {"gap_decay": 0.8, "max_gap": 3, "age_decay": 0.9, "backward": 0.4}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("rounds", [1, 4])
 def test_huge_epsilon_is_the_sum_of_normalized_matrices(histories, rounds):
     rng = np.random.default_rng(0)

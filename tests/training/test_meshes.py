@@ -35,6 +35,7 @@ def found():
     return json.loads(done.stdout.splitlines()[-1])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "case", ["data 2", "data 8", "data 4, model 2", "model 2", "explicit, data 4", "resumed"]
 )
@@ -44,6 +45,7 @@ def test_training_is_that_on_one_device(found, case):
     assert found[case]["same guarantee"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("case", ["data 2", "data 8"])
 def test_devices_exchange_nothing_but_the_sum_once_a_step(found, case):
     exchanged = found[case]["exchanged"]
@@ -52,11 +54,13 @@ def test_devices_exchange_nothing_but_the_sum_once_a_step(found, case):
     assert sum(exchanged["all-reduce"]) == PARAMETERS + 2
 
 
+@pytest.mark.slow
 def test_devices_share_parameters_and_state(found):
     assert found["data 8"]["shares"] == [1] * 6
     assert found["data 4, model 2"]["shares"] == found["model 2"]["shares"] == [2] * 6
 
 
+@pytest.mark.slow
 def test_noise_is_the_same_to_the_last_bit(found):
     assert found["noise apart"] == 0
     assert found["noise"] > 0.01
