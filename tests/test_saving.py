@@ -135,6 +135,7 @@ def test_another_process_loads_and_queries_every_release(releases, tmp_path, req
     )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", RELEASES)
 def test_what_is_loaded_is_what_was_saved(name, releases, tmp_path):
     path = tmp_path / "folder" / "release.any"

@@ -64,6 +64,7 @@ def module_loss(module, x):
     return jnp.sum(module(x) ** 2)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("microbatch_size", [None, 4])
 @pytest.mark.parametrize("method", METHODS)
 @pytest.mark.parametrize(

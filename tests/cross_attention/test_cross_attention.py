@@ -203,6 +203,7 @@ def test_norms_neither_overflow_nor_underflow(dtype):
         assert not np.isfinite(norm(jnp.asarray([np.inf, 1], dtype)))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("features", ["taylor", "random"])
 def test_huge_rows_are_clipped_into_the_release(features):
     """A row of 1e38 counts like the same direction at the ball's edge."""
@@ -386,7 +387,7 @@ def test_error_of_the_sketch(d, want):
 
 
 @pytest.mark.slow
-def test_noise_of_the_papers_structure_is_300_000_times_the_sketchs():
+def test_noise_of_the_papers_structure_is_some_300_000_times_the_sketchs():
     """n = 1e5, d = 1, ε = 1, the paper's 34 copies: root mean square error of the sums of w·e^{⟨q, k⟩}."""
     K, V, Q = memory(100_000, 1)
     options = cross_attention.as_printed(1)
@@ -400,7 +401,7 @@ def test_noise_of_the_papers_structure_is_300_000_times_the_sketchs():
     norms = np.exp(np.square(Q).sum(-1) / 2) ** 0.5
     ours = built.noise_std * np.sqrt(np.square(norms).mean())
     print(f"paper {paper:.3g}, sketch {ours:.3g}, ratio {paper / ours:.3g}")
-    assert paper > 3e5 * ours
+    assert paper == pytest.approx(3e5 * ours, rel=0.05)
 
 
 @pytest.mark.slow

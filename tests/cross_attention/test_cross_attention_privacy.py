@@ -174,6 +174,7 @@ def test_fresh_noise_sensitivity_is_never_exceeded():
 # Noise
 
 
+@pytest.mark.slow
 def test_noise_of_an_answer_has_the_stated_size():
     K, V, Q = memory(300, 2, m=6)
     exact = cross_attention.build(KEY, K, V, degree=4, **BOX, **EXACT).sums(Q)

@@ -42,6 +42,7 @@ def records(n=40, dim=3, seed=0):
     )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("noise", "power"),
     [

@@ -23,6 +23,7 @@ def test_causality():
     assert np.abs(model(TOKENS) - model(changed))[:, 4:].max() > 1e-5
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("tied", [True, False])
 def test_last_only_is_the_last_position(tied):
     model = build(tied=tied)

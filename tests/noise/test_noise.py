@@ -159,6 +159,7 @@ def test_narrow_laws_fill_their_support_in_32_bits():
     assert stats.kstest(draws.astype(float), "uniform", args=(-1, 2)).pvalue > 1e-3
 
 
+@pytest.mark.slow
 def test_tails_reach_beyond_float32_uniforms():
     """A float32 uniform ends at 2^-23, 16 scales out; in 2^24 draws some must lie farther."""
     law = Laplace(1.0)
@@ -173,6 +174,7 @@ def lattice_score(released, candidate):
     return (residue == residue.astype(np.float32)).mean()
 
 
+@pytest.mark.slow
 def test_low_bits_do_not_tell_neighbours_apart():
     rng = np.random.default_rng(0)
     here = rng.uniform(0, 2, 4000)

@@ -66,6 +66,7 @@ def test_shared_variances_are_the_elementwise_ones():
     np.testing.assert_allclose(np.tile(one.var, 3), other.var, rtol=1e-5)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("std", SCALES)
 @pytest.mark.parametrize("offset", [-1.5, 0.0, 0.7, 3.0])
 def test_activations_and_maximum(std, offset):
