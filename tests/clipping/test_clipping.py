@@ -97,7 +97,7 @@ def test_sensitivity_is_attained_and_never_exceeded(method, problem):
         assert moved == pytest.approx(1.5, rel=1e-4)
 
 
-@pytest.mark.parametrize("bad", [np.nan, np.inf, 1e38])
+@pytest.mark.parametrize("bad", [np.nan, pytest.param(np.inf, marks=pytest.mark.slow), 1e38])
 @pytest.mark.parametrize("microbatch_size", [None, 2])
 def test_non_finite_examples_add_nothing(method, problem, bad, microbatch_size):
     params, x, y, _ = problem

@@ -69,7 +69,7 @@ def test_model(name):
     compare(name, ["one_pass"])
 
 
-SMALL = ("one layer twice", "tied autoencoder", "haiku MLP", "mixed uses", "CNN")
+SMALL = ("one layer twice", "tied autoencoder", "haiku MLP")
 LARGE = [name for name in clipping_models.MODELS if name not in SMALL]
 
 

@@ -22,7 +22,7 @@ def tiny(**changes):
 @pytest.mark.parametrize(
     "changes",
     [
-        {},
+        pytest.param({}, marks=pytest.mark.slow),
         {"reattention.enabled": True},
         {"start.budget_fraction": 0.5, "popularity_budget_fraction": 0.0},
     ],

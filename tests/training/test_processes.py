@@ -62,6 +62,7 @@ def check(found):
         assert each["epsilon"] == one.guarantee.epsilon
 
 
+@pytest.mark.slow
 def test_two_processes_find_what_one_does_and_the_first_writes(tmp_path):
     found, said = finish(start(tmp_path / "run", 2), tmp_path / "run")
     check(found)
