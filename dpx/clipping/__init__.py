@@ -4,10 +4,11 @@ The front door is `clipped_grad`. It takes the loss of one example, as any frame
 and returns a function of a batch that sums the clipped gradients of its examples.
 """
 
-from dpx.clipping.clipped import METHODS, ClippedGrad, ClippedGrads, clipped_grad
+from dpx.clipping.clipped import METHODS, ClippedGrad, clipped_grad
 from dpx.clipping.explain import Explanation, explain_clipping
 from dpx.clipping.randomness import record_keys
 from dpx.clipping.reports import ClippingWarning
+from dpx.clipping.result import ClippedGrads
 
 __all__ = [
     "METHODS",

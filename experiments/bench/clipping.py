@@ -14,8 +14,6 @@ Writes clipping.csv, clipping.md and clipping.png; shapes measured earlier into 
 """
 
 import csv
-import dataclasses
-import itertools
 import statistics
 import sys
 import time
@@ -26,14 +24,12 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-import optax
 from absl import app, flags
-from flax import nnx
 from jax_privacy import clipping as jax_privacy
 
 import dpx
 from dpx.launch import cli, plotting
-from dpx.nn.transformer import Transformer
+from experiments.bench.shapes import SHAPES, Shape, build
 
 CLIP = 1.0
 MANY = 10**6  # beyond which memory does not grow with the batch, as with microbatches
@@ -53,71 +49,6 @@ _BATCH = flags.DEFINE_integer(
 )
 _LARGEST = flags.DEFINE_boolean("largest", True, "Compile at twice the batch to extend memory.")
 _LIMIT = flags.DEFINE_float("limit_gib", 8.0, "Memory limit of the largest batch.", lower_bound=0.1)
-
-
-@dataclasses.dataclass(frozen=True)
-class Shape:
-    """A transformer of these dimensions, or, without a vocabulary, an MLP of width `dim`."""
-
-    batch: int
-    dim: int
-    vocabulary: int = 0
-    length: int = 0
-    blocks: int = 2
-    heads: int = 1
-    last: bool = False
-
-
-SHAPES = {
-    "recommender M=3416 last": Shape(128, 64, 3416, 50, last=True),
-    "recommender M=3416 all": Shape(64, 64, 3416, 50),
-    "recommender M=23715 last": Shape(64, 64, 23715, 50, last=True),
-    "recommender M=23715 all": Shape(16, 64, 23715, 50),
-    "gpt2-small 2 blocks": Shape(4, 768, 50257, 256, heads=12),
-    "mlp": Shape(128, 1024),
-}
-
-
-def build(shape: Shape) -> tuple[Callable, Any, Callable[[int], tuple]]:
-    """The loss of one example, parameters, and a function from a batch size to a batch."""
-    rng = np.random.default_rng(0)
-    if not shape.vocabulary:
-        widths = [784, shape.dim, shape.dim, 10]
-        sizes = itertools.pairwise(widths)
-        layers = [nnx.Linear(n, m, rngs=nnx.Rngs(i)) for i, (n, m) in enumerate(sizes)]
-        graph, params = nnx.split(nnx.List(layers))
-
-        def mlp_loss(params, x, y):
-            *hidden, last = nnx.merge(graph, params)
-            for layer in hidden:
-                x = jax.nn.relu(layer(x))
-            return optax.softmax_cross_entropy_with_integer_labels(last(x), y)
-
-        def images(size):
-            x = rng.normal(size=(size, 784)).astype(np.float32)
-            return jnp.asarray(x), jnp.asarray(rng.integers(0, 10, size))
-
-        return mlp_loss, params, images
-
-    model = Transformer(
-        shape.vocabulary,
-        shape.length,
-        dim=shape.dim,
-        num_heads=shape.heads,
-        num_blocks=shape.blocks,
-        rngs=nnx.Rngs(0),
-    )
-    graph, params = nnx.split(model)
-
-    def loss(params, tokens):
-        logits = nnx.merge(graph, params)(tokens[:-1], last_only=shape.last)
-        targets = tokens[-1:] if shape.last else tokens[1:]
-        return optax.softmax_cross_entropy_with_integer_labels(logits, targets).mean()
-
-    def sequences(size):
-        return (jnp.asarray(rng.integers(0, shape.vocabulary, (size, shape.length + 1))),)
-
-    return loss, params, sequences
 
 
 def methods(loss: Callable) -> dict[str, Callable]:
