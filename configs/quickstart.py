@@ -49,6 +49,7 @@ def get_config(arg: str = "") -> ConfigDict:
                 "steps": 400,
                 "batch_size": 2048,
                 "microbatch_size": 128,
+                "compute_dtype": "float32",  # or "bfloat16": activations only
                 "learning_rate": 3e-3,
                 "warmup": 0.1,
                 "weight_decay": 1e-5,

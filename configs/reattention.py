@@ -51,6 +51,7 @@ def get_config(arg: str = "") -> ConfigDict:
                 "steps": 100,
                 "batch_size": 512,
                 "microbatch_size": 128,
+                "compute_dtype": "float32",  # or "bfloat16": activations only
                 "learning_rate": 3e-3,
                 "warmup": 0.1,
                 "weight_decay": 1e-5,

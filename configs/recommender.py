@@ -87,6 +87,7 @@ def get_config(arg: str = "") -> ConfigDict:
                 # Of a table by a rule, which looks at the number of users.
                 "batch_size": config_dict.placeholder(int) if kind == "table" else 256,
                 "microbatch_size": 32,
+                "compute_dtype": "float32",  # or "bfloat16": activations only
                 "learning_rate": 1e-3,
                 "warmup": 0.2,
                 "weight_decay": 1e-5,

@@ -52,6 +52,7 @@ def get_config(arg: str = "") -> ConfigDict:
                 "steps": 150,
                 "batch_size": 512,
                 "microbatch_size": 64,
+                "compute_dtype": "float32",  # or "bfloat16": activations only
                 "learning_rate": 3e-3,
                 "warmup": 0.1,
                 "weight_decay": 1e-5,

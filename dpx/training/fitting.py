@@ -12,7 +12,7 @@ from dpx import _validate
 from dpx.clipping import groups, selection
 from dpx.clipping import params as parameters_of
 from dpx.privacy import PrivacyGuarantee
-from dpx.training import calibration, loop
+from dpx.training import calibration, loop, precision
 from dpx.training import keys as secrets
 from dpx.training.examples import as_examples
 from dpx.training.layout import Layout
@@ -52,6 +52,7 @@ def fit(
     l2_clip_norm: Any,
     key: jax.Array | secrets.Keys,
     normalize: bool = False,
+    compute_dtype: Any = None,
     microbatch_size: int | None = None,
     max_batch_size: int | None = None,
     record_key: bool = False,
@@ -96,6 +97,9 @@ def fit(
       key: A JAX key, such as `dpx.secret_key()`, from which noise, dropout and sampling are derived, or a
         run's `dpx.training.Keys`. Nobody who sees the result may know it, and no second training may use it.
       normalize: Scale every gradient to the clipping norm, and not only those above it.
+      compute_dtype: What the loss computes in, such as "bfloat16", whatever parameters are kept in: it gets
+        parameters and examples cast to it. Their gradients, norms, sums and noise, and the optimizer, are in
+        float32. Inside the loss, cast what needs more, such as logits before a softmax. None casts nothing.
       microbatch_size: Number of examples whose gradients are clipped at a time, to bound memory.
       max_batch_size: Where samples are cut off, at random, so that every step has one shape, whatever is
         sampled. It costs noise, and the guarantee says how likely a cut is. None cuts nothing off: a sample
@@ -142,6 +146,7 @@ def fit(
             f"batch_size={batch_size} must be positive and at most {rows}, the number of records: it is the "
             "expected size of a batch"
         )
+    compute_dtype = precision.check(compute_dtype)
     if microbatch_size is not None:
         microbatch_size = _validate.check_integer(microbatch_size, "microbatch_size")
     if max_batch_size is not None:
@@ -192,6 +197,8 @@ def fit(
     }
     if max_batch_size is not None:
         settings["max_batch_size"] = max_batch_size
+    if compute_dtype is not None:
+        settings["compute_dtype"] = compute_dtype.name
     folder = None if workdir is None else Path(workdir)
     fixed = map(np.asarray, (*trained.leaves, *frozen.values(), *jax.tree.leaves(examples)))
     with secrets.of_training(key, folder, data=fixed, settings=settings) as keys:
@@ -218,6 +225,7 @@ def fit(
             keys=keys,
             privacy=privacy,
             label=label,
+            compute_dtype=compute_dtype,
             microbatch_size=microbatch_size,
             record_key=record_key,
             frozen=frozen,

@@ -18,7 +18,7 @@ import optax
 
 from dpx import _watch
 from dpx.clipping import ClippedGrads, clipped_grad, randomness, reports, sums
-from dpx.training import sampling
+from dpx.training import precision, sampling
 from dpx.training.calibration import Privacy, public_size
 from dpx.training.checkpoints import Checkpoints
 from dpx.training.keys import Keys
@@ -38,6 +38,7 @@ def train(
     keys: Keys,
     privacy: Privacy | None,
     label: str,
+    compute_dtype: Any = None,
     microbatch_size: int | None = None,
     record_key: bool = False,
     strict: bool = False,
@@ -69,6 +70,7 @@ def train(
         known, the record that is removed is not the only one whose gradient changes.
       privacy: None for ordinary training on the same batches.
       label: Names the run in metrics.jsonl and on the progress line.
+      compute_dtype: What parameters, examples and `frozen` are cast to for the loss; None for no cast.
       microbatch_size: Examples whose gradients are clipped at a time, to bound memory; None for all.
       record_key: Whether the loss takes a key, for dropout. It depends on the step and on the record's own
         index, not on its place in the sample.
@@ -83,6 +85,7 @@ def train(
       evaluate: Of the parameters, logged every `evaluate_every` steps; not covered by the guarantee.
       evaluate_every, log_every, checkpoint_every: In steps.
     """
+    loss_fn = precision.computed_in(compute_dtype, loss_fn)
     layout = layout or Layout(None, len(jax.tree.leaves(data)[0]))
     num_examples = public_size(layout.rows)
     probability = batch_size / num_examples
