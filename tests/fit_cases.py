@@ -146,6 +146,19 @@ def main():
     explicit = jax.make_mesh((4,), ("data",), axis_types=(AxisType.Explicit,))
     found["explicit, data 4"] = compare(fit(mesh=explicit, microbatch_size=6, log_every=1), one)
     found["resumed"] = compare(moved({"data": 4}, {"data": 2, "model": 2}), one)
+    # Half of the samples are cut off. One compiled step takes them all, or it raises.
+    cut = {"max_batch_size": 30, "log_every": 1}
+    on_mesh, step = seen(mesh={"data": 8}, **cut)
+    about = {"exchanged": exchanged(step["program"].as_text()), "shares": step["shares"]}
+    found["cut, data 8"] = compare(on_mesh, fit(**cut)) | about
+    sharing = {"mesh": {"data": 4, "model": 2}, "microbatch_size": 6, **cut}
+    found["cut, data 4, model 2"] = compare(fit(**sharing), fit(**cut))
+    narrow = {"compute_dtype": "bfloat16", "log_every": 1}
+    for name in ("data 8", "data 4, model 2"):
+        on_mesh = fit(mesh=MESHES[name], **narrow)
+        found[f"bfloat16, {name}"] = compare(on_mesh, fit(**narrow)) | {
+            "from float32": farthest(on_mesh.params, one.params)
+        }
     alone = fit(nothing, optax.sgd(1.0))
     spread = fit(nothing, optax.sgd(1.0), mesh={"data": 4, "model": 2})
     found["noise apart"] = farthest(spread.params, alone.params)

@@ -12,6 +12,7 @@ from typing import Any
 
 import jax
 import numpy as np
+import optax
 import pytest
 from dp_accounting import (
     ComposedDpEvent,
@@ -31,7 +32,6 @@ from dpx import (
     reattention,
 )
 from dpx.cross_attention import baselines
-from dpx.cross_attention import tree_sums as trees
 from dpx.cross_attention.features import PolynomialFeatures
 from dpx.data import Histories, synthetic_histories
 from dpx.launch import records, run
@@ -77,6 +77,8 @@ K, V, Q = np.full((5, 2), 0.5), np.zeros((5, 1)), np.full((2, 2), 0.5)
 TOKENS = np.array([[0, 1, 1], [1, 0, 1]])
 WITHIN = {"epsilon": 1.0, "delta": 1e-5}
 SAMPLED = {"sampling_probability": 0.5, "steps": 2}
+CUT = {"num_examples": 8, "max_batch_size": 5}  # of samples that are cut off
+REFUSED_CUT = dict.fromkeys(CUT, COUNT)  # None too, which the other one does not go with
 DESCENT = {"regularization": POSITIVE, "step_size": POSITIVE, "steps": COUNT}
 DESCENDING = {"regularization": 0.1, "step_size": 0.1, "steps": 2}
 GRAM_BOUNDS = {"column_bound": (0, -1, float("inf"), 1e200), "eta": POSITIVE, "n": COUNT}
@@ -112,32 +114,44 @@ CALLS = {
     ),
     "calibrate_dpsgd": Call(
         dpx.calibrate_dpsgd,
-        {**WITHIN, **SAMPLED},
-        BUDGET | {"sampling_probability": PROBABILITY, "steps": COUNT},
+        {**WITHIN, **SAMPLED, **CUT},
+        BUDGET | {"sampling_probability": PROBABILITY, "steps": COUNT} | REFUSED_CUT,
     ),
     "dpsgd_epsilon": Call(
         dpx.dpsgd_epsilon,
-        {"noise_multiplier": 1.0, "delta": 1e-5, **SAMPLED},
+        {"noise_multiplier": 1.0, "delta": 1e-5, **SAMPLED, **CUT},
         {
             "noise_multiplier": NOISE,
             "delta": DELTA,
             "sampling_probability": PROBABILITY,
             "steps": COUNT,
+            **REFUSED_CUT,
         },
     ),
     "dpsgd_event": Call(
         privacy.dpsgd_event,
-        {"noise_multiplier": 1.0, **SAMPLED},
-        {"noise_multiplier": NOISE, "sampling_probability": PROBABILITY, "steps": COUNT},
+        {"noise_multiplier": 1.0, **SAMPLED, **CUT},
+        {
+            "noise_multiplier": NOISE,
+            "sampling_probability": PROBABILITY,
+            "steps": COUNT,
+            **REFUSED_CUT,
+        },
+    ),
+    "truncation_probability": Call(
+        privacy.truncation_probability,
+        {"sampling_probability": 0.5, **CUT},
+        {"sampling_probability": PROBABILITY, **REFUSED_CUT},
     ),
     "dpsgd_guarantee": Call(
         functools.partial(privacy.dpsgd_guarantee, unit="user"),
-        {"noise_multiplier": 1.0, "delta": 1e-5, **SAMPLED},
+        {"noise_multiplier": 1.0, "delta": 1e-5, **SAMPLED, **CUT},
         {
             "noise_multiplier": NOISE,
             "delta": DELTA,
             "sampling_probability": PROBABILITY,
             "steps": COUNT,
+            **REFUSED_CUT,
         },
     ),
     "PrivacyGuarantee": Call(
@@ -150,14 +164,16 @@ CALLS = {
     ),
     "poisson_batches": Call(
         lambda **given: list(dpx.poisson_batches(**given, seed=0)),
-        {"num_examples": 3, "multiple_of": 1, "start": 0, **SAMPLED},
+        {"num_examples": 3, "multiple_of": 1, "start": 0, "max_batch_size": None, **SAMPLED},
         {
             "num_examples": COUNT,
             "sampling_probability": PROBABILITY,
             "steps": INDEX,
             "multiple_of": COUNT,
             "start": INDEX,
+            "max_batch_size": COUNT,
         },
+        optional=("max_batch_size",),
     ),
     "poisson_batches, seed": Call(
         lambda seed: list(dpx.poisson_batches(3, **SAMPLED, seed=seed)),
@@ -179,6 +195,35 @@ CALLS = {
         {"l2_clip_norm": 1.0, "microbatch_size": None},
         {"l2_clip_norm": POSITIVE, "microbatch_size": COUNT},
         optional=("microbatch_size",),
+        trees=("l2_clip_norm",),
+    ),
+    "training.fit": Call(
+        functools.partial(
+            dpx.training.fit,
+            lambda params, x: (params * x).sum(),
+            np.ones(2, "f4"),
+            np.ones((8, 2)),
+            optimizer=optax.sgd(0.1),
+            key=KEY,
+        ),
+        {
+            "epsilon": 1.0,
+            "delta": 1e-3,
+            "batch_size": 4,
+            "steps": 2,
+            "l2_clip_norm": 1.0,
+            "microbatch_size": None,
+            "max_batch_size": None,
+        },
+        BUDGET
+        | {
+            "batch_size": (*POSITIVE, 9),
+            "steps": COUNT,
+            "l2_clip_norm": POSITIVE,
+            "microbatch_size": COUNT,
+            "max_batch_size": (*COUNT, 3),
+        },
+        optional=("microbatch_size", "max_batch_size"),
         trees=("l2_clip_norm",),
     ),
     "Gaussian": Call(
@@ -379,13 +424,13 @@ CALLS = {
         optional=("num_queries", "query_bound", "scale"),
     ),
     "DPTree.build": Call(
-        functools.partial(trees.DPTree.build, KEY, np.ones(4)),
+        functools.partial(cross_attention.DPTree.build, KEY, np.ones(4)),
         {"sensitivity": 1.0, "bound": 1.0, **WITHIN},
         BUDGET | {"sensitivity": POSITIVE, "bound": POSITIVE},
         trees=("sensitivity", "bound"),
     ),
     "DPTreeHighDim.build": Call(
-        functools.partial(trees.DPTreeHighDim.build, KEY, K, np.ones(5)),
+        functools.partial(cross_attention.DPTreeHighDim.build, KEY, K, np.ones(5)),
         {"bound": 1.0, "weight_bound": 1.0, "power": 2, "bins": None, **WITHIN},
         BUDGET | {"bound": POSITIVE, "weight_bound": POSITIVE, "power": COUNT, "bins": COUNT},
         optional=("bins",),
@@ -570,6 +615,7 @@ SETTINGS = [
             "learning_rate": (*POSITIVE, NOT_A_NUMBER), "l2_clip_norm": (*POSITIVE, NOT_A_NUMBER),
             "warmup": (-0.1, 1.1, NOT_A_NUMBER), "weight_decay": (*NOT_NEGATIVE, NOT_A_NUMBER),
             "log_every": (0,), "checkpoint_every": (0,), "accountant": ("none",),
+            "compute_dtype": ("float16", "half"),
         },
         "model": {"dim": (0, -1), "num_blocks": (0,), "dropout": (-0.1, 1.0, NOT_A_NUMBER)},
     }.items()

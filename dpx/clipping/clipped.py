@@ -153,13 +153,23 @@ class ClippedGrad:
         parameters = _params.flatten(params, self.wrt)
         _params.check_finite(parameters)
         groups = _groups.assign(self.l2_clip_norm, parameters.tree)
-        loss = _params.example_loss(self.loss_fn, parameters, self.has_aux)
-        aux = _params.example_aux(self.loss_fn, parameters) if self.has_aux else lambda *_: None
+        frozen = _params.on_mesh(parameters.constants)
+
+        def loss_of(frozen: dict[int, jax.Array]) -> Callable[..., jax.Array]:
+            return _params.example_loss(self.loss_fn, parameters.holding(frozen), self.has_aux)
+
+        def aux_of(frozen: dict[int, jax.Array]) -> Callable[..., Any]:
+            if not self.has_aux:
+                return lambda *_: None
+            return _params.example_aux(self.loss_fn, parameters.holding(frozen))
+
         mask = jnp.ones(size, bool) if mask is None else mask
         report = _reports.of(self.strict, batch, size, parameters)
         batch = jax.tree.map(lambda x: x if isinstance(x, jax.Array) else jnp.asarray(x), batch)
 
-        def run(leaves: list, batch: tuple, mask: jax.Array) -> tuple[list, list, Any]:
+        def run(leaves: list, frozen: Any, batch: tuple, mask: jax.Array) -> tuple[list, list, Any]:
+            loss, aux = loss_of(frozen), aux_of(frozen)
+
             @jax.jit  # traced once, though it is asked for its shapes first
             def once(batch: Any, keep: jax.Array) -> tuple[list, list, Any]:
                 done = METHODS[self.method](loss, leaves, batch)
@@ -180,9 +190,10 @@ class ClippedGrad:
 
         with report:  # on what is traced here
             if size == 0:
-                sums, norms, found = _batches.nothing(parameters, groups, aux, batch)
+                sums, norms, found = _batches.nothing(parameters, groups, aux_of({}), batch)
             else:
-                sums, norms, found = _meshes.run(run, loss, parameters.leaves, batch, mask)
+                leaves = parameters.leaves
+                sums, norms, found = _meshes.run(run, loss_of, leaves, frozen, batch, mask)
         norms = jax.tree.unflatten(groups.structure, norms)
         losses, aux = found
         return ClippedGrads(parameters.gradient_tree(sums), norms, losses, groups.clips, aux)

@@ -17,8 +17,8 @@ from jax.sharding import PartitionSpec as P
 
 from dpx._meshes import explicit_axes, mesh_of, varying
 
-# (leaves, batch, mask) -> sums, norms, and what else there is of each example
-Run = Callable[[list, tuple, jax.Array], tuple[list, list, Any]]
+# (leaves, frozen, batch, mask) -> sums, norms, and what else there is of each example
+Run = Callable[[list, Any, tuple, jax.Array], tuple[list, list, Any]]
 
 
 def vary(tree: Any, axes: frozenset[str]) -> Any:
@@ -52,38 +52,47 @@ def one_example(batch: Any) -> Any:
     return jax.tree.map(shape, batch)
 
 
-def run(body: Run, loss: Callable, leaves: list, batch: tuple, mask: jax.Array):
-    """Runs `body` on whatever mesh its arguments live on; `loss` is that of (leaves, one example)."""
-    mesh = mesh_of((leaves, batch, mask))
+def run(body: Run, loss_of: Callable, leaves: list, frozen: Any, batch: tuple, mask: jax.Array):
+    """Runs `body` on whatever mesh its arguments live on.
+
+    `frozen` are the arrays of the parameters that are not differentiated, which a function on explicit axes
+    must not close over; `loss_of(frozen)` is the loss of (leaves, one example).
+    """
+    mesh = mesh_of((leaves, frozen, batch, mask))
     if not (explicit := explicit_axes(mesh)):
-        return _on_device(body, loss, leaves, batch, mask)
+        return _on_device(body, loss_of, leaves, frozen, batch, mask)
     shards = _batch_axes((batch, mask))
     layouts = [jax.typeof(leaf).sharding.spec for leaf in leaves], P(shards), P(shards)
 
-    def by_shard(leaves: list, batch: tuple, mask: jax.Array):
-        sums, *found = _on_device(body, loss, leaves, batch, mask)
+    def by_shard(*arguments: Any):
+        sums, *found = _on_device(body, loss_of, *arguments)
         return jax.lax.psum(sums, shards), *found
 
     def automatic(*arguments: Any):
         if not shards:
-            return _on_device(body, loss, *arguments)
+            return _on_device(body, loss_of, *arguments)
         specs = P(), P(shards), P(shards)
         # Unchecked, because models that run on explicit axes need not name what differs between devices.
         settings = {"axis_names": set(shards), "check_vma": False}
-        return jax.shard_map(by_shard, in_specs=specs, out_specs=specs, **settings)(*arguments)
+        return jax.shard_map(by_shard, in_specs=(P(), *specs), out_specs=specs, **settings)(
+            *arguments
+        )
 
     with jax.sharding.use_abstract_mesh(mesh):
         laid_out: Any = jax.sharding.auto_axes(automatic, axes=explicit, out_sharding=layouts)
-        return laid_out(leaves, batch, mask)
+        return laid_out(leaves, frozen, batch, mask)
 
 
-def _on_device(body: Run, loss: Callable, leaves: list, batch: tuple, mask: jax.Array):
+def _on_device(
+    body: Run, loss_of: Callable, leaves: list, frozen: Any, batch: tuple, mask: jax.Array
+):
     """`body` on the examples of one device inside `shard_map`, on all of them elsewhere."""
     axes = varying(leaves, batch, mask)
     if jax.sharding.get_abstract_mesh().manual_axes:
         # What the loss closes over may differ between devices as well.
-        axes |= varying(jax.eval_shape(loss, leaves, one_example(batch)))
-    return body(*vary((leaves, batch, mask), axes))
+        axes |= varying(jax.eval_shape(loss_of(frozen), leaves, one_example(batch)))
+    leaves, batch, mask = vary((leaves, batch, mask), axes)
+    return body(leaves, frozen, batch, mask)
 
 
 def _batch_axes(tree: Any) -> tuple[str, ...]:

@@ -35,6 +35,13 @@ class Parameters(NamedTuple):
         """A tree of gradients from their flat list."""
         return jax.tree.unflatten(jax.tree.structure(self.tree), leaves)
 
+    def holding(self, given: dict[int, jax.Array]) -> "Parameters":
+        """The same with other values for some of the constants, by their number."""
+        constants = [given.get(i, leaf) for i, leaf in enumerate(self.constants)]
+        return self._replace(
+            constants=constants, rebuild=lambda leaves: self.rebuild(leaves, constants)
+        )
+
 
 def flatten(params: Any, wrt: Any = None) -> Parameters:
     """Splits `params` into arrays to differentiate and everything else, which stays constant.
@@ -103,6 +110,15 @@ def flatten(params: Any, wrt: Any = None) -> Parameters:
         return structure.unflatten(next(remaining if keep else others) for keep in trained)
 
     return Parameters(leaves, paths, tree, rebuild, constants)
+
+
+def on_mesh(constants: Sequence[Any]) -> dict[int, jax.Array]:
+    """Those of the constants, by their number, whose layout on a mesh is a part of their type."""
+    return {
+        i: leaf
+        for i, leaf in enumerate(constants)
+        if isinstance(leaf, jax.Array) and not jax.typeof(leaf).sharding.mesh.empty
+    }
 
 
 def is_weight(leaf: Any) -> bool:

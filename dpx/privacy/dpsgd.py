@@ -41,11 +41,7 @@ def dpsgd_event(
     """
     if not check_number(noise_multiplier, "noise_multiplier") >= 0:
         raise ValueError(f"noise_multiplier={noise_multiplier} must be at least 0")
-    if not 0 < check_number(sampling_probability, "sampling_probability") <= 1:
-        raise ValueError(
-            f"sampling_probability={sampling_probability} must be in (0, 1]: "
-            "expected batch size / number of records"
-        )
+    _check_probability(sampling_probability)
     steps = check_integer(steps, "steps")
     if (num_examples is None) != (max_batch_size is None):
         raise ValueError(
@@ -69,7 +65,14 @@ def dpsgd_event(
 def truncation_probability(
     num_examples: int, *, sampling_probability: float, max_batch_size: int
 ) -> float:
-    """How likely it is that a Poisson sample of N records has more than `max_batch_size` of them."""
+    """How likely it is that a Poisson sample of N records has more than `max_batch_size` of them.
+
+    Raises:
+      ValueError: for an argument out of range.
+    """
+    check_integer(num_examples, "num_examples")
+    check_integer(max_batch_size, "max_batch_size")
+    _check_probability(sampling_probability)
     return float(stats.binom.sf(max_batch_size, num_examples, sampling_probability))
 
 
@@ -115,6 +118,14 @@ def dpsgd_epsilon(
         if bound < 1e-3:
             return bound
     return _accounted(event, delta, accountant)
+
+
+def _check_probability(sampling_probability: float) -> None:
+    if not 0 < check_number(sampling_probability, "sampling_probability") <= 1:
+        raise ValueError(
+            f"sampling_probability={sampling_probability} must be in (0, 1]: "
+            "expected batch size / number of records"
+        )
 
 
 def _check_accountant(accountant: str, max_batch_size: int | None) -> None:

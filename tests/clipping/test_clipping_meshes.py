@@ -34,7 +34,21 @@ def test_sums_are_those_of_one_device_and_of_per_example_gradients(found, kind, 
     if (case := f"{kind}, {layout}") not in found:
         assert layout in ("FSDP", "microbatches")  # run together with another layout there
         return
-    case = found[case]
+    check(found[case])
+
+
+@pytest.mark.parametrize("layout", ["data", "tensor parallel"])
+def test_sums_of_some_parameters_on_explicit_axes(found, layout):
+    case = found[f"explicit, {layout}, some trained"]
+    check(case)
+    assert set(case["exchanged"]) == {"all-reduce"}
+    if layout == "data":
+        assert (
+            sum(case["exchanged"]["all-reduce"]) == 3 * 3 * 3 * 32 + 32 * 64
+        )  # none for what is frozen
+
+
+def check(case):
     assert case["error"] < 1e-5
     assert case["from one device"] < 1e-5
     assert case["losses from one device"] < 1e-5
