@@ -1,6 +1,7 @@
 """Partial sums: exact under any cut and any order of merging, private, and the release of the one call."""
 
 import functools
+import inspect
 import itertools
 import pickle
 
@@ -10,8 +11,8 @@ import pytest
 from scipy import sparse
 
 import dpx
-from dpx import cross_attention, gram, ngram
-from dpx.cross_attention import sketch
+from dpx import cross_attention, gram, ngram, noisy_head
+from dpx.cross_attention import sketch, tree
 from dpx.data import Histories
 from dpx.noise import secure
 from dpx.partial import Partial, drive, in_memory, merge
@@ -56,6 +57,31 @@ def sketch_of(**options):
     )
 
 
+def trees_of(**options):
+    about = {"domain": DOMAIN, "features": tree.choose_features(DOMAIN, degree=2), "bins": 8}
+    return (
+        functools.partial(tree.passes, **about, **options),
+        lambda key, block, **budget: tree.build(key, *block, **about, **options, **budget),
+        memory,
+    )
+
+
+def distances_of(kind, block, **options):
+    return (
+        functools.partial(kind.passes, **options),
+        lambda key, block, **budget: kind.build(key, *block, **options, **budget),
+        block,
+    )
+
+
+PROMPTS = noisy_head.Features(*RNG.normal(size=(2, 23, 3)), 9 * RNG.normal(size=23))
+HYPER = noisy_head.HyperParameters(1.5, 0.8, 2.0)
+
+
+def prompts(chosen):
+    return noisy_head.Features(*(part[chosen] for part in PROMPTS))
+
+
 TABLE = {"order": 2, "vocab_size": 4, "start": 0, "unit": "row"}
 # For each release its passes, its one call, and the block of some of the records.
 RELEASES = {
@@ -91,7 +117,38 @@ RELEASES = {
     ),
     "sketch": sketch_of(degree=4),
     "sketch, random features": sketch_of(features="random", num_features=8),
+    "trees": trees_of(),
+    "trees, as the paper": trees_of(noise="truncated_laplace", budget="paper", copies=2),
+    "distances": distances_of(
+        cross_attention.DPTreeHighDim,
+        lambda chosen: (KEYS[chosen] * [1, 3], VALUES[chosen, 0]),
+        bound=[1.0, 3.0],
+        weight_bound=1.0,
+        power=3,
+        bins=16,
+    ),
+    "distances on a line": distances_of(
+        cross_attention.DPTreeDistance,
+        lambda chosen: (KEYS[chosen, 0], VALUES[chosen, 1]),
+        bound=1.0,
+        weight_bound=1.0,
+        bins=8,
+        noise="truncated_laplace",
+    ),
+    "NoisyHead": (
+        functools.partial(noisy_head.moment_sums.passes, hyper=HYPER, regularization=0.1),
+        lambda key, block, **budget: noisy_head.fit_one_shot(
+            key, block, HYPER, regularization=0.1, **budget
+        ),
+        prompts,
+    ),
 }
+# Those that OpenDP has noise for.
+SECURE = [
+    name
+    for name, (passes, *_) in RELEASES.items()
+    if "secure" in inspect.signature(passes).parameters
+]
 CUTS = [
     [range(23)],
     [range(11), range(11, 23)],
@@ -102,8 +159,9 @@ CUTS = [
 
 def blocks_of(name, cut):
     block = RELEASES[name][2]
-    # A memory of no rows has no attention.
-    return [block(list(chosen)) for chosen in cut if chosen or block is not memory]
+    # A memory of no rows has no attention, and no prompts teach nothing.
+    empty = name in ("popularity", "n-grams", "Gram", "sparse Gram", "item Gram", "transitions")
+    return [block(list(chosen)) for chosen in cut if chosen or empty]
 
 
 def merged(parts, rng):
@@ -164,10 +222,11 @@ def test_a_record_adds_no_more_than_is_stated_whatever_block_it_is_in(name):
             assert size <= total.largest
             reached = max(reached, size / total.largest)
             assert total.num_records == 1
-    assert reached > (0.3 if name == "sketch, random features" else 0.99)
+    # The paper's trees assume one range for all features.
+    assert reached > {"sketch, random features": 0.3, "trees, as the paper": 0.7}.get(name, 0.99)
 
 
-@pytest.mark.parametrize("name", RELEASES)
+@pytest.mark.parametrize("name", SECURE)
 def test_the_same_sums_are_released_with_discrete_noise(name):
     pytest.importorskip("opendp")
     passes, one_call, block = RELEASES[name]
@@ -220,6 +279,10 @@ def test_partials_are_private(tmp_path):
     assert "private" in repr(total)
     assert not any(digit in repr(total).replace("1 blocks", "") for digit in "0123456789")
     assert not hasattr(total, "guarantee")
+    for name in ("trees", "distances", "NoisyHead"):
+        (other,) = totals(RELEASES[name][0](KEY, **BUDGET), RELEASES[name][2]([4]))
+        said = f"Partial({other.statistic!r}, 1 blocks: private data, no guarantee)"
+        assert repr(other.as_block("a")) == said
     with pytest.raises(ValueError, match="private records"):
         dpx.save(total, tmp_path / "total")
     assert pickle.loads(pickle.dumps(total)).blocks == total.blocks  # it travels between workers
@@ -240,6 +303,20 @@ def test_a_release_takes_its_own_statistic_and_nothing_else():
         gram.release(KEY, matrix, mechanism="sampling", eta=100.0, **options)
     with pytest.raises(ValueError, match="must be of the Gram matrix"):
         gram.release(KEY, counts, **options)
+    for release, named in (
+        (tree.release, "trees of a memory"),
+        (cross_attention.DPTreeDistance.release, "trees of distances"),
+        (functools.partial(noisy_head.moment_sums.release, regularization=0.1), "second moments"),
+    ):
+        with pytest.raises(ValueError, match=f"must be of the {named}"):
+            release(KEY, counts, **BUDGET)
+
+
+@pytest.mark.parametrize("name", ["trees", "distances"])
+def test_blocks_of_trees_need_a_number_of_bins(name):
+    passes = RELEASES[name][0](KEY, **BUDGET | {"bins": None})
+    with pytest.raises(ValueError, match="bins=None must be"):
+        drive(passes, lambda statistic: pytest.fail("data were read"))
 
 
 @pytest.mark.parametrize("name", RELEASES)
@@ -248,6 +325,10 @@ def test_a_release_takes_its_own_statistic_and_nothing_else():
     [({"epsilon": 0.0}, "epsilon"), ({"delta": 1.0}, "delta"), ({"secure": True}, "key must be")],
 )
 def test_wrong_arguments_raise_before_anything_is_read(name, wrong, said):
+    if "secure" in wrong and name not in SECURE:
+        with pytest.raises(TypeError, match="secure"):
+            RELEASES[name][0](KEY, **BUDGET | wrong)
+        return
     passes = RELEASES[name][0](KEY, **BUDGET | wrong)
     with pytest.raises(ValueError, match=said):
         drive(passes, lambda statistic: pytest.fail("data were read"))

@@ -247,7 +247,8 @@ WIDE = [name for name in CASES if name.startswith("noisy_head.") and name != "no
 # What runs on the host: it accounts, audits, reads files, counts, or sums integers over blocks of records.
 HOST_MODULES = (
     "audit.", "data.", "distributed.", "ngram.", "noise.secure.", "partial.", "privacy.",
-    "recommend.item_gram.", "recommend.popularity.", "recommend.transitions.",
+    "noisy_head.moment_sums.", "recommend.item_gram.", "recommend.popularity.",
+    "recommend.transitions.",
 )  # fmt: skip
 ON_HOST = {
     "calibrate_dpsgd", "dpsgd_epsilon", "explain_clipping", "gaussian_epsilon",
@@ -255,7 +256,8 @@ ON_HOST = {
     "cross_attention.as_printed", "cross_attention.sketch.choose_features",
     "cross_attention.sketch.passes", "cross_attention.sketch.release",
     "cross_attention.sketch.sensitivity", "cross_attention.sketch.statistic",
-    "cross_attention.tree.choose_features",
+    "cross_attention.tree.choose_features", "cross_attention.tree.passes",
+    "cross_attention.tree.release", "cross_attention.tree.statistic",
     "gram.as_printed", "gram.frobenius_sensitivity", "gram.gaussian_entry_error", "gram.max_samples",
     "gram.passes", "gram.rounded_sensitivity", "gram.sampling_entry_error", "gram.sampling_epsilon",
     "gram.statistic", "gram.utility_bounds",

@@ -14,6 +14,7 @@ import jax
 
 from dpx._validate import check_choice, check_integer, check_positive
 from dpx.cross_attention import baselines, sketch, tree
+from dpx.cross_attention.distance_trees import DPTreeDistance, DPTreeHighDim
 from dpx.cross_attention.domain import Domain
 from dpx.cross_attention.features import (
     PolynomialFeatures,
@@ -22,7 +23,7 @@ from dpx.cross_attention.features import (
 )
 from dpx.cross_attention.sketch import Sketch
 from dpx.cross_attention.tree import Trees
-from dpx.cross_attention.tree_sums import DPTree, DPTreeDistance, DPTreeHighDim
+from dpx.cross_attention.tree_sums import DPTree
 
 __all__ = [
     "DPTree",

@@ -40,7 +40,7 @@ def leaf_index(x: jax.Array, bins: int) -> jax.Array:
 
 
 def tabulate(
-    key: jax.Array, leaves: jax.Array, nodes: NodeNoise, parts: int = 1
+    key: jax.Array, leaves: jax.Array, nodes: NodeNoise, parts: int = 1, unit: float = 1.0
 ) -> tuple[jax.Array, jax.Array]:
     """Noisy sums of the leaves to the left and to the right of every leaf.
 
@@ -49,6 +49,7 @@ def tabulate(
       leaves: Sums of the bins, (2^L, ...).
       nodes: The noise; its arrays broadcast to (...).
       parts: How many such trees make one release together.
+      unit: What one of the leaves' numbers is worth. Integers in floats are summed exactly up to 2⁵³.
 
     Returns:
       Two arrays like `leaves`. For each leaf they hold the sum of the noisy siblings to the left of its path
@@ -62,7 +63,7 @@ def tabulate(
     gaussian = isinstance(nodes.law, Gaussian)
     released = release(
         key,
-        jnp.concatenate(levels[::-1]),
+        jnp.concatenate(levels[::-1]) * unit,
         law=nodes.law,
         sensitivity=nodes.sensitivity,
         label="tree nodes",
@@ -78,39 +79,37 @@ def tabulate(
     return left, right
 
 
+def leaf_moments(x: jax.Array, weights: jax.Array, *, power: int, bins: int) -> jax.Array:
+    """Σ w·x^t over the records of each leaf, for moments t ≤ p: (n,), (n, c) -> (bins, p + 1, c).
+
+    In the default float type, for what is traced; `dpx.cross_attention.leaf_sums` makes exact integers.
+    """
+    moments = jnp.arange(power + 1)
+    contributions = (x[:, None] ** moments)[:, :, None] * weights[:, None, :]
+    contributions = contributions.astype(jnp.result_type(float))
+    return jax.ops.segment_sum(contributions, leaf_index(x, bins), bins)
+
+
 def distance_table(
-    key: jax.Array,
-    x: jax.Array,
-    weights: jax.Array,
-    *,
-    power: int,
-    bins: int,
-    nodes: NodeNoise,
-    parts: int,
+    key: jax.Array, leaves: jax.Array, nodes: NodeNoise, *, parts: int, unit: float
 ) -> jax.Array:
     """A table, leaf by leaf, of all that distances in one coordinate need.
 
     Args:
       key: Secret randomness of the noise.
-      x: (n,) in [0, 1].
-      weights: (n, c), c sets of weights.
-      power: p.
-      bins: A power of two.
-      nodes: The noise, arrays of shape (power + 1, 1).
+      leaves: The moments of each leaf, (bins, p + 1, c), for c sets of weights; bins is a power of two.
+      nodes: The noise, arrays of shape (p + 1, 1).
       parts: How many such coordinates make one release together.
+      unit: What one of the leaves' numbers is worth.
 
     Returns:
-      (bins, power + 1, c): in row t the coefficients of C(p, t)·y^{p−t} in Σ_i w_i |x_i − y|^p, namely
-      (−1)^t·left + (−1)^{p−t}·right for the trees of Σ w_i x_i^t (Lemma C.1). Sums and noise have the
-      default float type (see `wide_sums`), the result that of x.
+      (bins, p + 1, c): in row t the coefficients of C(p, t)·y^{p−t} in Σ_i w_i |x_i − y|^p, namely
+      (−1)^t·left + (−1)^{p−t}·right for the trees of Σ w_i x_i^t (Lemma C.1).
     """
-    moments = jnp.arange(power + 1)
-    contributions = (x[:, None] ** moments)[:, :, None] * weights[:, None, :]
-    contributions = contributions.astype(jnp.result_type(float))
-    leaves = jax.ops.segment_sum(contributions, leaf_index(x, bins), bins)
-    left, right = tabulate(key, leaves, nodes, parts)
-    signs = (-1.0) ** moments[:, None]
-    return (signs * left + (-1.0) ** power * signs * right).astype(x.dtype)
+    power = leaves.shape[1] - 1
+    left, right = tabulate(key, leaves, nodes, parts, unit)
+    signs = (-1.0) ** jnp.arange(power + 1)[:, None]
+    return signs * left + (-1.0) ** power * signs * right
 
 
 def distances(table: jax.Array, y: jax.Array) -> jax.Array:

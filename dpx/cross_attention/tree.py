@@ -26,22 +26,22 @@ answers by the median, as Algorithm 7 does, and splits the budget.
 
 import dataclasses
 import functools
-import math
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.core import Tracer
 
 from dpx import _validate
 from dpx._numerics import wide_sums
-from dpx.cross_attention import node_noise
+from dpx.cross_attention import leaf_sums, node_noise, structures
 from dpx.cross_attention.domain import Domain, check_memory
-from dpx.cross_attention.features import PolynomialFeatures, check_features, smallest_degree
-from dpx.cross_attention.node_sums import distance_table, distances, num_bins
-from dpx.noise import TruncatedLaplace, check_finite, check_size
+from dpx.cross_attention.features import PolynomialFeatures, smallest_degree
+from dpx.cross_attention.node_sums import num_bins
+from dpx.noise import check_finite, check_size, secure
+from dpx.partial import Partial, Passes, in_memory
 from dpx.privacy import REPLACE_ONE, PrivacyGuarantee
 
-_MOMENTS = 3  # of each feature: p + 1 for p = 2
 _MAX_BYTES = 4 * 2**30
 
 
@@ -83,7 +83,8 @@ class Trees:
 
     def sums(self, Q: jax.Array) -> jax.Array:
         """The noisy sums behind the answers, Σ_i [V, v_i]·e^{⟨q, k_i⟩/scale}: (m, 1 + d_v)."""
-        return _sums(self, jnp.asarray(Q, self.tables.dtype))
+        about = self.domain, self.features, self.budget, self.num_records
+        return structures.read(self.tables, jnp.asarray(Q, self.tables.dtype), *about)
 
 
 def choose_features(
@@ -143,31 +144,117 @@ def build(
         relative error of at most e^{R²}/(2·bins²).
 
     Returns:
-      The trees, in JAX's default float type. Sums over rows and levels and the noise have 64 bits until then,
-      except under a JAX transformation of the key or the data (`dpx._numerics.wide_sums`).
+      The trees, in JAX's default float type. Sums over rows and levels are of integers and the noise has 64
+      bits until then, except under a JAX transformation of the data, where sums are of floats of the default
+      type, or of the key, where the noise has it (`dpx._numerics.wide_sums`).
 
     Raises:
       ValueError: for ε or δ out of range, rows outside the bounds (the first is named), options that are not
         known or not affordable, or arrays that do not fit together.
     """
-    n, _, _ = check_memory(K, V)
-    if np.ndim(K) != 2:
-        raise ValueError(f"K has shape {np.shape(K)}: trees take (n, d), use the sketch for heads")
-    if domain.kind != "box" or domain.query_bound != domain.key_bound:
-        raise ValueError(
-            f'domain={domain.kind!r} with query_bound={domain.query_bound} must be "box" with the bound of '
-            "the keys, since trees need features ≥ 0 in one range: use the sketch for any other"
-        )
-    check_features(features, domain)
-    _validate.check_choice(budget, "budget", ("exact", "paper"))
-    _validate.check_epsilon(epsilon)
-    node_noise.check_noise(noise, _validate.check_delta(delta))
-    copies = _validate.check_integer(copies, "copies")
+    n = _check_rows(K, V)
     if bins is None and not (noise == "truncated_laplace" and budget == "paper"):
         bins = min(n, 1024)
     bins = num_bins(bins, n)
-    _, _, ranges = _structures(domain, features, budget)
-    size = 4 * copies * len(ranges) * bins * _MOMENTS * (1 + domain.value_dim)
+    about = {"domain": domain, "features": features, "noise": noise, "budget": budget}
+    shares = {"epsilon": epsilon, "delta": delta, "copies": copies}
+    if not any(isinstance(leaf, Tracer) for leaf in (K, V)):
+        return in_memory(passes(key, bins=bins, clip=clip, **about, **shares), (K, V))
+    nodes, guarantee = _planned(**about, **shares, bins=bins, clip=clip)
+    K, V = domain.enter(K, V, clip=clip)
+    dtype = jnp.result_type(float)
+    with wide_sums(key, K, V):
+        leaves = structures.traced_leaves(K, V, domain, features, noise, budget, bins)
+        tables = structures.tables(key, leaves, nodes, copies, 1.0)
+        return _released(tables, n, guarantee, dtype, **about)
+
+
+def passes(
+    key: jax.Array,
+    *,
+    domain: Domain,
+    features: PolynomialFeatures,
+    bins: int,
+    epsilon: float,
+    delta: float,
+    clip: bool = False,
+    noise: str = "gaussian",
+    budget: str = "exact",
+    copies: int = 1,
+) -> Passes[Trees]:
+    """`build` as its one pass over blocks (K, V) of rows (`dpx.partial`).
+
+    Blocks do not tell how many rows there are, so `bins` has to be given.
+    """
+    secure.check(key, False)
+    bins = num_bins(_validate.check_integer(bins, "bins"), 1)
+    about = {"domain": domain, "features": features, "noise": noise, "budget": budget}
+    _planned(**about, epsilon=epsilon, delta=delta, copies=copies, bins=bins, clip=clip)
+    total = yield functools.partial(statistic, bins=bins, clip=clip, **about)
+    return release(key, total, epsilon=epsilon, delta=delta, copies=copies)
+
+
+def statistic(
+    block,
+    *,
+    domain: Domain,
+    features: PolynomialFeatures,
+    bins: int,
+    clip: bool = False,
+    noise: str = "gaussian",
+    budget: str = "exact",
+) -> Partial:
+    """The exact sums of the leaves of all trees over the rows (K, V) of a block: private data.
+
+    Args:
+      block: K (n, d) and V (n, d_v); blocks may have different n.
+      domain, features, bins, clip, noise, budget: As in `build`.
+    """
+    K, V = block
+    n, bins = _check_rows(K, V), num_bins(_validate.check_integer(bins, "bins"), 1)
+    structures.check(domain, features, noise, budget)
+    K, V = domain.enter(K, V, clip=clip)
+    sums = structures.whole_leaves(K, V, domain, features, noise, budget, bins)
+    largest = leaf_sums.largest(len(sums), structures.MOMENTS - 1, 1 + domain.value_dim)
+    options = {"domain": domain, "features": features, "bins": bins, "clip": clip}
+    return Partial(
+        "trees of a memory", options | {"noise": noise, "budget": budget}, (sums,), n, largest
+    )
+
+
+def release(
+    key: jax.Array, total: Partial, *, epsilon: float, delta: float, copies: int = 1
+) -> Trees:
+    """Releases a total of `statistic`; arguments, guarantee and errors are those of `build`."""
+    (leaves,) = total.check("trees of a memory").sums
+    options = dict(total.options)
+    nodes, guarantee = _planned(**options, epsilon=epsilon, delta=delta, copies=copies)
+    domain, noise = options["domain"], options["noise"]
+    unit = leaf_sums.unit(structures.longest_weights(domain, noise))
+    dtype = jnp.result_type(float)
+    with wide_sums(key):
+        tables = structures.tables(key, leaves.astype(np.float64), nodes, copies, unit)
+        about = {name: options[name] for name in ("domain", "features", "noise", "budget")}
+        return _released(tables, total.num_records, guarantee, dtype, **about)
+
+
+def _check_rows(K, V) -> int:
+    n, _, _ = check_memory(K, V)
+    if np.ndim(K) != 2:
+        raise ValueError(f"K has shape {np.shape(K)}: trees take (n, d), use the sketch for heads")
+    return n
+
+
+def _planned(
+    *, domain: Domain, features, noise, budget, bins, clip, copies, epsilon, delta
+) -> tuple[node_noise.NodeNoise, PrivacyGuarantee]:
+    """The noise of the nodes and the guarantee; raises ValueError for what is out of range or too large."""
+    structures.check(domain, features, noise, budget)
+    _validate.check_epsilon(epsilon)
+    node_noise.check_noise(noise, _validate.check_delta(delta))
+    copies = _validate.check_integer(copies, "copies")
+    _, _, ranges = structures.of_features(domain, features, budget)
+    size = 4 * copies * len(ranges) * bins * structures.MOMENTS * (1 + domain.value_dim)
     if size > _MAX_BYTES:
         raise ValueError(
             f"degree={features.degree} makes r = {features.num_features} features: trees of "
@@ -175,117 +262,23 @@ def build(
             "lower degree"
         )
     depth = bins.bit_length() - 1
-    nodes, event = _node_noise(noise, budget, ranges, domain, depth, copies, epsilon, delta)
+    nodes, event = structures.noise_of(noise, budget, ranges, domain, depth, copies, epsilon, delta)
     check_size("tree nodes", [domain.key_bound, domain.value_norm, *jax.tree.leaves(nodes)])
-    K, V = domain.enter(K, V, clip=clip)
-    guarantee = PrivacyGuarantee(
+    return nodes, PrivacyGuarantee(
         epsilon=float(epsilon),
         delta=float(delta),
         neighboring=REPLACE_ONE,
         unit="row of (K, V)",
-        mechanism=f"{copies}×{len(ranges)}×{_MOMENTS}×{1 + domain.value_dim} trees of {bins} bins with "
-        f"{noise.replace('_', ' ')} noise in every node but the root, any number of queries",
+        mechanism=f"{copies}×{len(ranges)}×{structures.MOMENTS}×{1 + domain.value_dim} trees of {bins} bins "
+        f"with {noise.replace('_', ' ')} noise in every node but the root, any number of queries",
         assumptions=("the number of rows is public",)
         + (() if clip else ("data within the declared bounds",)),
         event=event,
     )
-    with wide_sums(key, K, V):
-        tables = _release(key, K, V, nodes, domain, features, budget, bins, copies, noise)
-    tables = check_finite(tables, "a table of trees")
+
+
+def _released(tables, n, guarantee, dtype, *, domain: Domain, features, noise, budget) -> Trees:
+    # In the trees the constant column is what the noise was made for.
+    tables = tables.at[..., 0].multiply(domain.value_norm / structures.constant(domain, noise))
+    tables = check_finite(tables.astype(dtype), "a table of trees")
     return Trees(tables, domain, features, budget, n, guarantee)
-
-
-def _structures(
-    domain: Domain, features: PolynomialFeatures, budget: str
-) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """The feature behind each structure, its range, and the range that bins and noise assume: (S,) each.
-
-    The first is the constant feature, which tells Σ w. The paper builds another for it, like any
-    feature's, and assumes one range for all.
-    """
-    index, own = np.arange(features.num_features), features.ranges(domain.key_bound)
-    if budget == "exact":
-        return index, own, own
-    index = np.insert(index, 0, 0)
-    return index, own[index], np.full(len(index), own.max())
-
-
-def _node_noise(noise, budget, ranges, domain: Domain, depth, copies, epsilon, delta):
-    """Each feature's noise, arrays (r, 3), and the DpEvent if there is one."""
-    count, columns = len(ranges), 1 + domain.value_dim
-    if noise == "gaussian":
-        change = 2 * domain.value_norm * math.sqrt(copies)
-        return node_noise.gaussian_nodes(ranges, _MOMENTS - 1, depth, change, epsilon, delta)
-    levels = depth * _MOMENTS
-    if budget == "exact":
-        shares = [
-            node_noise.split_budget(epsilon, delta, levels * count * columns * copies)
-        ] * count
-    else:
-        first, others = node_noise.paper_budget(epsilon, delta, count - 1, columns * copies)
-        shares = [(e / levels, d / levels) for e, d in [first] + [others] * (count - 1)]
-    laws = [TruncatedLaplace.calibrate(2 * domain.value_bound, e, d) for e, d in shares]
-    return node_noise.laplace_nodes(laws, _MOMENTS - 1, depth * 2 * domain.value_bound), None
-
-
-@functools.partial(
-    jax.jit, static_argnames=("domain", "features", "budget", "bins", "copies", "noise")
-)
-def _release(key, K, V, nodes, domain: Domain, features, budget, bins, copies, noise) -> jax.Array:
-    constant = domain.value_norm if noise == "gaussian" else domain.value_bound
-    weights = jnp.concatenate([jnp.full((len(V), 1), constant, V.dtype), V], axis=1)
-    unit = K / domain.key_bound
-    index, own, assumed = _structures(domain, features, budget)
-
-    def structure(args):
-        feature_key, exponents, share, own = args
-        x = share * jnp.prod(unit**exponents, axis=-1)
-        own = jax.tree.map(lambda a: a[:, None], own)
-        return distance_table(
-            feature_key,
-            x,
-            weights,
-            power=_MOMENTS - 1,
-            bins=bins,
-            nodes=own,
-            parts=copies * len(index),
-        )
-
-    def copy(copy_key):
-        keys = jax.random.split(copy_key, len(index))
-        shares = jnp.asarray(own / assumed, K.dtype)
-        return jax.lax.map(structure, (keys, jnp.asarray(features.exponents[index]), shares, nodes))
-
-    tables = jax.lax.map(copy, jax.random.split(key, copies))
-    return tables.at[..., 0].multiply(domain.value_norm / constant)
-
-
-@jax.jit
-def _sums(released: Trees, Q: jax.Array) -> jax.Array:
-    domain, features, tables = released.domain, released.features, released.tables
-    index, _, ranges = _structures(domain, features, released.budget)
-    ranges = jnp.asarray(ranges, tables.dtype)
-    n = released.num_records
-
-    def one_copy(table):
-        total = (
-            (ranges[0] ** 2 * table[0, 0, -1]).at[0].set(n * domain.value_norm)
-        )  # Σ w: the distance of all ones to 0
-        # The paper's own structure for the constant feature stands for it, noisier.
-        known = jnp.zeros_like(total) if released.budget == "paper" else total
-
-        def chunk(q):
-            y = jnp.clip(features(q)[index] / ranges, 0, 1)[1:]
-            distance = distances(table[1:], y)
-            squares = table[1:, 0, -1]  # the distance to 0
-            cosines = squares + jnp.square(y)[:, None] * total - distance
-            return known + 0.5 * jnp.einsum(
-                "a,ac->c",
-                jnp.square(ranges[1:]),
-                cosines,
-                precision=jax.lax.Precision.HIGHEST,
-            )
-
-        return jax.lax.map(chunk, Q, batch_size=256)
-
-    return jnp.median(jax.lax.map(one_copy, tables), axis=0)

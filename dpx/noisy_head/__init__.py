@@ -5,16 +5,19 @@ equations the docstrings cite. Symbols: N prompts of L labelled tokens and a que
 Γ (D, D) is the head's matrix, Z a prompt's feature matrix, λ the regularization, η the step size, T the
 number of steps; C, G and R bound |y|, ‖Z‖_F and ‖Γ‖_F.
 
-Private fits: `fit` (Algorithm 1, as printed or repaired) and `fit_one_shot` (second moments released once).
+Private fits: `fit` (Algorithm 1, as printed or repaired) and `fit_one_shot` (second moments released once;
+`moment_sums` makes it from blocks of prompts).
 `Descent` describes what `fit` does, and `as_printed()` gives the options of the paper's own form.
 Everything computes in float64 under a scope of its own and returns float64 arrays.
 """
 
+from dpx.noisy_head import moment_sums
 from dpx.noisy_head.accounting import Descent, as_printed
 from dpx.noisy_head.bounds import HyperParameters, enforce, gradient_sensitivity, hyperparameters
 from dpx.noisy_head.descent import Fit, fit, gradient_descent, noisy_descent
+from dpx.noisy_head.moment_sums import fit_one_shot
 from dpx.noisy_head.moments import ridge
-from dpx.noisy_head.one_shot import calibrate_one_shot, fit_one_shot, one_shot
+from dpx.noisy_head.one_shot import calibrate_one_shot, one_shot
 from dpx.noisy_head.prompts import (
     Features,
     Prompts,
@@ -44,6 +47,7 @@ __all__ = [
     "gradient_descent",
     "gradient_sensitivity",
     "hyperparameters",
+    "moment_sums",
     "noisy_descent",
     "one_shot",
     "population_risk",

@@ -21,7 +21,6 @@ from dpx import (
     reattention,
 )
 from dpx.cross_attention import baselines
-from dpx.cross_attention import tree_sums as trees
 from dpx.data import Histories
 from dpx.nn.cross_attention import PrivateCrossAttention
 from dpx.privacy import REPLACE_ONE, PrivacyGuarantee, gaussian_epsilon
@@ -220,7 +219,7 @@ def distance_tree(kind, **options):
 
     def program(data):
         x = np.clip(TREES["x"](data), 0, 1)
-        x = x[:, 0] if kind is trees.DPTreeDistance else x
+        x = x[:, 0] if kind is cross_attention.DPTreeDistance else x
         return kind.build(KEY, x, TREES["weights"](data), **options)
 
     return program
@@ -239,11 +238,11 @@ REPLACED = {
     "trees, paper's budget": attention(
         mechanism="tree", degree=1, bins=8, noise="truncated_laplace", budget="paper"
     ),
-    "DPTreeHighDim": distance_tree(trees.DPTreeHighDim),
+    "DPTreeHighDim": distance_tree(cross_attention.DPTreeHighDim),
     "DPTreeHighDim, truncated Laplace": distance_tree(
-        trees.DPTreeHighDim, noise="truncated_laplace"
+        cross_attention.DPTreeHighDim, noise="truncated_laplace"
     ),
-    "DPTreeDistance": distance_tree(trees.DPTreeDistance, power=1),
+    "DPTreeDistance": distance_tree(cross_attention.DPTreeDistance, power=1),
     "mean of V": lambda data: baselines.mean_of_values(KEY, data[1], value_bound=1.0, **BUDGET),
     "fresh noise": lambda data: baselines.fresh_noise(
         KEY, np.full((2, 2), 0.5), *data, key_bound=1.0, value_bound=1.0, clip=True, **BUDGET

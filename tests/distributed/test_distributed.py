@@ -8,7 +8,7 @@ import jax
 import numpy as np
 import pytest
 
-from dpx import distributed, ngram
+from dpx import cross_attention, distributed, ngram, noisy_head
 from dpx.data import Histories
 from dpx.distributed.executors import Here
 from dpx.recommend import popularity, transitions
@@ -166,3 +166,40 @@ def test_parquet_is_read_by_column(tmp_path):
     table.to_parquet(tmp_path / "a.parquet")
     read = distributed.read_histories(tmp_path / "a.parquet", num_items=4, time="time")
     assert [walk.tolist() for walk in read.items] == [[3], [1, 2]]
+
+
+def rows_of(path, names, features):
+    columns = distributed.read_arrays(path, names)
+    return noisy_head.Features(*columns) if features else columns
+
+
+@pytest.mark.parametrize("mechanism", ["trees", "NoisyHead"])
+@pytest.mark.parametrize("workers", [1, pytest.param(2, marks=pytest.mark.slow)])
+def test_trees_and_the_one_shot_head_from_shards_are_those_of_the_one_call(
+    tmp_path, mechanism, workers
+):
+    rng, paths = np.random.default_rng(1), []
+    keys, values = rng.uniform(0, 1, (29, 2)), rng.uniform(-1, 1, (29, 2))
+    labels = rng.normal(size=29)
+    for shard, chosen in enumerate(np.array_split(rng.permutation(29), 4)):
+        paths.append(tmp_path / f"{shard}.npz")
+        np.savez(paths[-1], K=keys[chosen], V=values[chosen], labels=labels[chosen])
+    if mechanism == "trees":
+        domain = cross_attention.Domain("box", 2, 2, 1.0, 1.0, 1.0, 2.0)
+        about = {"domain": domain, "features": cross_attention.tree.choose_features(domain, 2)}
+        about |= {"bins": 8, **BUDGET}
+        expected = cross_attention.tree.build(KEY, keys, values, **about)
+        spec = cross_attention.tree.passes(KEY, **about)
+    else:
+        hyper = noisy_head.HyperParameters(1.5, 0.8, 2.0)
+        about = {"regularization": 0.1, **BUDGET}
+        prompts = noisy_head.Features(keys, values, labels)
+        expected = noisy_head.fit_one_shot(KEY, prompts, hyper, **about)
+        spec = noisy_head.moment_sums.passes(KEY, hyper=hyper, **about)
+    names = ("K", "V") if mechanism == "trees" else ("K", "V", "labels")
+    read = functools.partial(rows_of, names=names, features=mechanism == "NoisyHead")
+    found = distributed.release(paths, spec, read=read, workers=workers)
+    assert found.guarantee == expected.guarantee
+    array = "tables" if mechanism == "trees" else "gamma"
+    ours, theirs = (np.asarray(getattr(made, array)) for made in (found, expected))
+    assert ours.tobytes() == theirs.tobytes()

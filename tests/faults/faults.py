@@ -168,7 +168,7 @@ FAULTS = (
         "dpx/_numerics.py",
         "with jax.ensure_compile_time_eval(), jax.enable_x64(True):",
         "with jax.ensure_compile_time_eval():",
-        "tests/cross_attention/test_tree_sums.py::test_one_record_never_moves_a_long_sum_by_more_than_the_sensitivity",
+        PRICE.format("transitions"),
     ),
     # -----------------------------------------------------------------------------------------------------
     # Clipping
@@ -693,9 +693,9 @@ FAULTS = (
     ),
     Fault(
         "a tree's noise is that of a record that comes or goes",
-        "dpx/cross_attention/tree_sums.py",
-        "nodes, event = distance_noise(noise, bounds, power, depth, 2 * weight_bound, epsilon, delta)",
-        "nodes, event = distance_noise(noise, bounds, power, depth, weight_bound, epsilon, delta)",
+        "dpx/cross_attention/distance_trees.py",
+        "change = 2 * weight_bound + ",
+        "change = weight_bound + ",
         REPLACED.format("DPTreeDistance"),
     ),
     Fault(
@@ -714,16 +714,16 @@ FAULTS = (
     ),
     Fault(
         "every column of a truncated Laplace tree has the whole budget",
-        "dpx/cross_attention/tree.py",
+        "dpx/cross_attention/structures.py",
         "levels * count * columns * copies)",
         "levels * count * copies)",
         PRICE.format("trees, truncated Laplace"),
     ),
     Fault(
         "every copy of a tree has the whole budget",
-        "dpx/cross_attention/tree.py",
-        "change = 2 * domain.value_norm * math.sqrt(copies)",
-        "change = 2 * domain.value_norm",
+        "dpx/cross_attention/structures.py",
+        "change *= math.sqrt(copies)",
+        "change *= 1",
         REPLACED.format("trees, two copies"),
     ),
     Fault(
@@ -735,9 +735,9 @@ FAULTS = (
     ),
     Fault(
         "all trees have the same noise",
-        "dpx/cross_attention/tree_sums.py",
-        "return jax.lax.map(one, (jax.random.split(key, len(unit)), unit, nodes))",
-        "return jax.lax.map(one, (jnp.stack([key] * len(unit)), unit, nodes))",
+        "dpx/cross_attention/distance_trees.py",
+        "return jax.lax.map(one, (jax.random.split(key, count), leaves, nodes))",
+        "return jax.lax.map(one, (jnp.stack([key] * count), leaves, nodes))",
         REPLACED.format("DPTreeHighDim"),
     ),
     # -----------------------------------------------------------------------------------------------------

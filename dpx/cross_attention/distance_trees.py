@@ -1,0 +1,243 @@
+"""Weighted ℓ_p^p distances from private trees, Algorithms 4 to 6 of Ke et al. (arXiv 2407.14717).
+
+Neighbours replace one record (x_i, w_i); the number of records is public. Noise is drawn once, in `build`,
+and answers are post-processing: adaptive queries cost nothing, and need neither copies nor medians.
+
+The leaves are exact sums of integers (`dpx.cross_attention.leaf_sums`), so that they can be summed over
+blocks of records: `statistic`, `dpx.partial.merge` and `release` are `build` in three steps. Noise has 64
+bits, and what is kept is rounded to JAX's default float type afterwards. Under `jit` or `vmap` sums are of
+floats, and both have the default type (`dpx._numerics.wide_sums`).
+"""
+
+import dataclasses
+import functools
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.core import Tracer
+
+from dpx._numerics import wide_sums
+from dpx._validate import check_delta, check_epsilon, check_integer
+from dpx.cross_attention import leaf_sums
+from dpx.cross_attention.node_noise import NodeNoise, distance_noise
+from dpx.cross_attention.node_sums import distance_table, distances, leaf_moments, num_bins
+from dpx.cross_attention.tree_sums import check_bounds, check_inside, tree_guarantee
+from dpx.noise import check_finite, check_size, secure
+from dpx.partial import Partial, Passes, in_memory
+from dpx.privacy import PrivacyGuarantee
+
+
+@functools.partial(
+    jax.tree_util.register_dataclass, data_fields=["table", "bounds"], meta_fields=["guarantee"]
+)
+@dataclasses.dataclass(frozen=True)
+class DPTreeHighDim:
+    """Σ_i w_i ‖x_i − y‖_p^p for any query y, coordinate by coordinate (Algorithm 6).
+
+    Attributes:
+      table: `distance_table` of each coordinate, (d, bins, p + 1, 1), for x scaled to [0, 1].
+      bounds: R of each coordinate, (d,).
+      guarantee: What building released.
+    """
+
+    table: jax.Array
+    bounds: jax.Array
+    guarantee: PrivacyGuarantee
+
+    @classmethod
+    def build(
+        cls,
+        key: jax.Array,
+        x,
+        weights,
+        *,
+        bound,
+        weight_bound: float,
+        epsilon: float,
+        delta: float,
+        power: int = 2,
+        noise: str = "gaussian",
+        bins: int | None = None,
+    ) -> "DPTreeHighDim":
+        """Releases d·(p + 1) trees, (ε, δ)-DP together.
+
+        Args:
+          key: Secret randomness of the noise.
+          x: Records (n, d), in [0, bound].
+          weights: (n,), in ±weight_bound.
+          bound: R, one number or one for each coordinate.
+          weight_bound: R_w.
+          epsilon, delta: The budget of all trees.
+          power: p ≥ 1.
+          noise: "gaussian" or "truncated_laplace".
+          bins: Leaves of a tree, rounded up to a power of two; the number of records if None. A query errs by
+            the records of its own leaf, each of which adds at most (R/bins)^p.
+
+        Raises:
+          ValueError: for arguments out of range, arrays that do not fit, or records out of bounds (the first
+            is named); under `jit` such records are clipped, those with NaN or infinity count as zero.
+        """
+        about: dict[str, Any] = {"weight_bound": weight_bound, "power": power, "noise": noise}
+        budget: dict[str, Any] = {"epsilon": epsilon, "delta": delta}
+        bins = num_bins(bins, max([1, *np.shape(x)[:1]]))
+        if not any(isinstance(a, Tracer) for a in (x, weights)):
+            return in_memory(
+                cls.passes(key, bound=bound, bins=bins, **about, **budget), (x, weights)
+            )
+        unit, weights, bounds = _entered(cls._rows(x), weights, bound, weight_bound)
+        nodes, guarantee = _planned(bounds, bins, weight_bound, power, noise, **budget)
+        dtype = jnp.result_type(float)
+        with wide_sums(key, unit, weights):
+            sums = functools.partial(leaf_moments, weights=weights, power=power, bins=bins)
+            table = _tables(key, jax.lax.map(sums, unit.T), nodes, 1.0)
+            return cls._released(table.astype(dtype), bounds, guarantee)
+
+    @classmethod
+    def passes(
+        cls,
+        key: jax.Array,
+        *,
+        bound,
+        weight_bound: float,
+        epsilon: float,
+        delta: float,
+        bins: int,
+        power: int = 2,
+        noise: str = "gaussian",
+    ) -> Passes["DPTreeHighDim"]:
+        """`build` as its one pass over blocks (x, weights) (`dpx.partial`), which need a number of `bins`."""
+        secure.check(key, False)
+        bins = num_bins(check_integer(bins, "bins"), 1)
+        about = {"weight_bound": weight_bound, "power": power, "noise": noise}
+        _planned(np.ravel(bound), bins, **about, epsilon=epsilon, delta=delta)
+        total = yield functools.partial(cls.statistic, bound=bound, bins=bins, **about)
+        return cls.release(key, total, epsilon=epsilon, delta=delta)
+
+    @classmethod
+    def statistic(
+        cls,
+        block,
+        *,
+        bound,
+        weight_bound: float,
+        bins: int,
+        power: int = 2,
+        noise: str = "gaussian",
+    ) -> Partial:
+        """The exact sums of the leaves of all trees over the records (x, weights) of a block: private data.
+
+        Args:
+          block: x and weights, as in `build`.
+          bound, weight_bound, bins, power, noise: As in `build`.
+        """
+        x, weights = block
+        bins, power = num_bins(check_integer(bins, "bins"), 1), check_integer(power, "power")
+        unit, weights, bounds = _entered(cls._rows(x), weights, bound, weight_bound)
+        rows = np.clip(np.asarray(weights, np.float64), -weight_bound, weight_bound)
+        sums = [
+            leaf_sums.leaf_sums(np.asarray(column, np.float64), rows, weight_bound, power, bins)
+            for column in unit.T
+        ]
+        options = {"bounds": bounds, "weight_bound": weight_bound, "bins": bins}
+        options |= {"power": power, "noise": noise}
+        largest = leaf_sums.largest(len(sums), power, 1)
+        return Partial("trees of distances", options, (np.stack(sums),), len(rows), largest)
+
+    @classmethod
+    def release(cls, key: jax.Array, total: Partial, *, epsilon: float, delta: float):
+        """Releases a total of `statistic`; arguments, guarantee and errors are those of `build`."""
+        (leaves,) = total.check("trees of distances").sums
+        options = dict(total.options)
+        nodes, guarantee = _planned(**options, epsilon=epsilon, delta=delta)
+        unit = leaf_sums.unit(options["weight_bound"])
+        dtype = jnp.result_type(float)
+        with wide_sums(key):
+            table = _tables(key, leaves.astype(np.float64), nodes, unit)
+            return cls._released(table.astype(dtype), options["bounds"], guarantee)
+
+    @classmethod
+    def _released(cls, table, bounds, guarantee):
+        table = check_finite(table, "a table of trees")
+        return cls(table, jnp.asarray(bounds, table.dtype), guarantee)
+
+    @classmethod
+    def _rows(cls, x):
+        return x
+
+    def query(self, y) -> jax.Array:
+        """Noisy Σ_i w_i ‖x_i − y‖_p^p for queries y (m, d) in [0, R]: (m,).
+
+        Raises:
+          ValueError: for a wrong last axis, or a query out of bounds; under `jit` it is clipped.
+        """
+        if np.shape(y)[-1:] != self.bounds.shape:
+            raise ValueError(f"y has shape {np.shape(y)}: pass (m, {len(self.bounds)})")
+        if not isinstance(self.bounds, Tracer):
+            check_inside("y", y, 0, np.asarray(self.bounds), "clip the queries")
+        unit = jnp.clip(jnp.asarray(y, self.bounds.dtype) / self.bounds, 0, 1)
+        power = self.table.shape[-2] - 1
+        return (distances(self.table, unit)[..., 0] * self.bounds**power).sum(-1)
+
+
+class DPTreeDistance(DPTreeHighDim):
+    """Σ_i w_i |x_i − y|^p in one dimension (Algorithms 4 and 5): x (n,), queries (m,)."""
+
+    @classmethod
+    def _rows(cls, x):
+        if np.ndim(x) != 1:
+            raise ValueError(f"x has shape {np.shape(x)}: pass (n,), or use DPTreeHighDim")
+        return x[:, None]
+
+    def query(self, y) -> jax.Array:
+        """Noisy Σ_i w_i |x_i − y|^p for queries y (m,) in [0, R]: (m,)."""
+        return super().query(jnp.asarray(y)[..., None])
+
+
+jax.tree_util.register_dataclass(
+    DPTreeDistance, data_fields=["table", "bounds"], meta_fields=["guarantee"]
+)
+
+
+@jax.jit
+def _tables(key, leaves, nodes: NodeNoise, unit: float) -> jax.Array:
+    """The noisy tables of all coordinates: leaves (d, bins, p + 1, 1) -> the same shape."""
+
+    def one(args):
+        coordinate_key, leaves, own = args
+        own = jax.tree.map(lambda a: a[:, None], own)
+        return distance_table(coordinate_key, leaves, own, parts=count, unit=unit)
+
+    count = len(leaves)
+    return jax.lax.map(one, (jax.random.split(key, count), leaves, nodes))
+
+
+def _planned(bounds, bins, weight_bound, power, noise, epsilon, delta):
+    """The noise of the nodes, and the guarantee; raises ValueError for an argument out of range."""
+    check_integer(power, "power")
+    check_bounds(weight_bound=weight_bound, bound=bounds)
+    check_epsilon(epsilon)
+    check_delta(delta)
+    bounds = np.asarray(bounds, np.float64)
+    change = 2 * weight_bound + leaf_sums.rounding(weight_bound, 1)
+    depth = bins.bit_length() - 1
+    nodes, event = distance_noise(noise, bounds, power, depth, change, epsilon, delta)
+    check_size("tree nodes", [bounds**power, *jax.tree.leaves(nodes)])
+    return nodes, tree_guarantee(epsilon, delta, noise, f"{len(bounds)}·{power + 1} trees", event)
+
+
+def _entered(x, weights, bound, weight_bound):
+    """x scaled to [0, 1], weights (n, 1) and the bounds (d,), all within their bounds."""
+    x, weights = (jnp.asarray(a, jnp.result_type(float)) for a in (x, weights))
+    if x.ndim != 2 or weights.shape != x.shape[:1] or not len(x):
+        raise ValueError(f"x has shape {x.shape} and weights {weights.shape}: pass (n, d) and (n,)")
+    check_bounds(weight_bound=weight_bound, bound=bound)
+    bounds = np.broadcast_to(np.asarray(bound, np.float64), x.shape[1:])
+    check_inside("x", x, 0, bounds)
+    check_inside("weights", weights, -weight_bound, weight_bound)
+    # Clipping passes NaN on, and one such record would spoil every answer.
+    usable = jnp.isfinite(x).all(1) & jnp.isfinite(weights)
+    x, weights = jnp.where(usable[:, None], x, 0), jnp.where(usable, weights, 0)
+    unit = jnp.clip(x / bounds, 0, 1)
+    return unit, jnp.clip(weights, -weight_bound, weight_bound)[:, None], bounds

@@ -1,0 +1,143 @@
+"""Private ridge from second moments that are released once, in one call or over blocks of prompts.
+
+`fit_one_shot` is the one call. Over blocks, as `dpx.partial` has it:
+
+    part = moment_sums.statistic(block, hyper=hyper).as_block("shard-3")
+    total = dpx.partial.merge(part, other)
+    fit = moment_sums.release(key, total, regularization=0.1, epsilon=1.0, delta=1e-6)
+"""
+
+import functools
+import math
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.core import Tracer
+
+from dpx._numerics import in_float64
+from dpx._validate import check_positive
+from dpx.noise import secure
+from dpx.noisy_head.bounds import HyperParameters, check_hyper, enforce
+from dpx.noisy_head.descent import Fit
+from dpx.noisy_head.one_shot import calibrate_one_shot, joint_noise, one_shot, ridge_of, rounded
+from dpx.noisy_head.prompts import Features, check_features
+from dpx.partial import Partial, Passes, in_memory
+
+_MOST_ROWS = 2**16  # at a time
+
+
+def fit_one_shot(
+    key: jax.Array,
+    features: Features,
+    hyper: HyperParameters,
+    *,
+    regularization: float,
+    epsilon: float,
+    delta: float,
+) -> Fit:
+    """Ridge (2.7) from one Gaussian release of H = N⁻¹ Σ vec(Z)vec(Z)ᵀ and h = N⁻¹ Σ tZ.
+
+    Guarantee: (ε, δ)-DP for replacing one prompt by any other; N is public, the bounds of `hyper` are
+    enforced here, and all that follows the release is post-processing. The same noise serves any λ.
+
+    Sensitivity. H and b·h, b = √2 G/C, are released together. For neighbours, with p = ⟨Z, Z'⟩,
+    N²‖ΔH‖² = ‖Z‖⁴ + ‖Z'‖⁴ − 2p² and N²‖Δh‖² = ‖tZ − t'Z'‖² ≤ C²(‖Z‖² + ‖Z'‖² + 2|p|). The first plus b² times
+    the second increases in both norms, so they are G, and becomes 2G⁴ − 2p² + 4G²(G² + |p|), which
+    increases up to |p| = G². Hence the joint sensitivity is 2√2 G²/N, that is 2CG/N in h's units: what
+    h alone would cost. H comes free, with noise of std 2√2 G²/N times the multiplier.
+
+    H is symmetric in each of its two pairs of indices, and the noise is projected onto that subspace. Its
+    operator norm is then about D times its std, and eigenvalues of H below that are noise: they are
+    raised to it, which keeps their inverses from exploding and vanishes as N or ε grows. The solution
+    is projected onto the ball of radius R.
+
+    What is summed are integers: the entries of Z and t are rounded in units of 2⁻¹⁸·G and 2⁻¹⁸·C. Rounded
+    features are features of a slightly larger G, for which the noise is made. Under `jit` or `vmap` nothing
+    is rounded, and the noise is the same.
+
+    It beat `fit` in every setting measured with D ≤ 8. `fit` needs O(ND) memory and no D²×D² eigenvectors,
+    so it is the one for high dimension.
+
+    Args:
+      key: A JAX key that nobody learns who sees Γ.
+      features: query (N, D), context (N, D), target (N,). Memory is O(D⁴), time O(ND⁴ + D⁶).
+      hyper: The bounds C, G and R, chosen without looking at the prompts.
+      regularization: λ > 0.
+      epsilon: ε in (0, 1e8].
+      delta: δ in (0, 1).
+
+    Returns:
+      Fit(gamma (D, D), guarantee, noise_multiplier), the last in units of the joint sensitivity.
+
+    Raises:
+      ValueError: for λ, ε, δ or a bound out of range, shapes that do not fit or values that are not finite.
+    """
+    budget = {"regularization": regularization, "epsilon": epsilon, "delta": delta}
+    if any(isinstance(leaf, Tracer) for leaf in jax.tree.leaves((key, features))):
+        multiplier, guarantee = calibrate_one_shot(epsilon, delta)
+        made = one_shot(
+            key, features, hyper, regularization=regularization, noise_multiplier=multiplier
+        )
+        return Fit(made, guarantee, multiplier)
+    return in_memory(passes(key, hyper=hyper, **budget), features)
+
+
+def passes(
+    key: jax.Array,
+    *,
+    hyper: HyperParameters,
+    regularization: float,
+    epsilon: float,
+    delta: float,
+) -> Passes[Fit]:
+    """`fit_one_shot` as its one pass over blocks of features (`dpx.partial`)."""
+    secure.check(key, False)
+    check_positive(regularization, "regularization")
+    hyper = check_hyper(hyper)
+    calibrate_one_shot(epsilon, delta)
+    total = yield functools.partial(statistic, hyper=hyper)
+    return release(key, total, regularization=regularization, epsilon=epsilon, delta=delta)
+
+
+@in_float64
+def statistic(block: Features, *, hyper: HyperParameters) -> Partial:
+    """The exact second moments of the prompts of a block: private data.
+
+    Args:
+      block: query (n, D), context (n, D), target (n,); blocks may have different n.
+      hyper: The bounds, as in `fit_one_shot`.
+    """
+    hyper = check_hyper(hyper)
+    block = check_features(block)
+    query, context, target = (np.asarray(part) for part in enforce(block, hyper))
+    steps, dim = secure.FACTOR_STEPS, query.shape[1]
+    H, h = np.zeros((dim**2, dim**2), np.int64), np.zeros((1, dim**2), np.int64)
+    for start in range(0, len(target), _MOST_ROWS):
+        q, s, t = (part[start : start + _MOST_ROWS] for part in (query, context, target))
+        outer = (q[:, :, None] * s[:, None, :]).reshape(-1, dim**2)
+        rows = secure.whole_rows(outer / hyper.feature_radius, steps)
+        labels = np.rint(np.clip(t / hyper.response_clip, -1, 1) * steps)
+        H += secure.product(rows, rows)
+        h += secure.product(labels[:, None], rows)
+    longest = secure.norm_bound(steps, dim**2)
+    largest = math.ceil(math.hypot(longest**2, steps * longest))
+    options = {"hyper": tuple(hyper), "dim": dim}
+    return Partial("second moments of prompts", options, (H, h), len(target), largest)
+
+
+@in_float64
+def release(
+    key: jax.Array, total: Partial, *, regularization: float, epsilon: float, delta: float
+) -> Fit:
+    """Releases a total of `statistic`; arguments, guarantee and errors are those of `fit_one_shot`."""
+    H, h = total.check("second moments of prompts").sums
+    check_positive(regularization, "regularization")
+    multiplier, guarantee = calibrate_one_shot(epsilon, delta)
+    hyper, dim = HyperParameters(*total.options["hyper"]), total.options["dim"]
+    C, G, _ = hyper
+    worth = secure.FACTOR_STEPS**2 * total.num_records
+    exact = jnp.asarray(H * (G**2 / worth)), jnp.asarray(h.reshape(dim, dim) * (C * G / worth))
+    stds = joint_noise(rounded(hyper, dim))
+    gamma = ridge_of(key, exact, total.num_records, hyper, regularization, multiplier, stds)
+    return Fit(gamma, guarantee, multiplier)
