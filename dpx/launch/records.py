@@ -5,8 +5,8 @@ Each .json carries a checksum of its content, so that a damaged one is noticed.
 config.json       the configuration, its file and what was overridden: written before anything runs
 environment.json  versions and devices
 metrics.jsonl     progress, a line each
-privacy.json      every release with its guarantee, their total, and what no guarantee covers
-result.json       metrics, the headline guarantee, wall time, notes: written last, atomically
+privacy.json      every release with its guarantee, their total, the risk, and what no guarantee covers
+result.json       metrics, the headline guarantee and its risk, wall time, notes: written last, atomically
 """
 
 import dataclasses
@@ -43,6 +43,7 @@ class Record:
     metrics: dict
     privacy: dict
     wall_seconds: float | None
+    risk: dict = dataclasses.field(default_factory=dict)
     measures: tuple[Measure, ...] = ()
     titles: dict = dataclasses.field(default_factory=dict)
     headline_row: str = ""

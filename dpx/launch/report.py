@@ -122,6 +122,8 @@ def _section(group: list[Record], title: str) -> str:
             f"- The config's ε = {group[0].config['epsilon']:g} is what a row may cost on its own; whoever "
             "sees all rows has to count the total."
         )
+    if group[0].risk:
+        lines.append(f"- {_risk_in_words(group[0])}")
     for assumption in total["assumptions"]:
         lines.append(f"- assuming that {assumption}")
     if not_covered := group[0].private["not_covered"]:
@@ -135,6 +137,19 @@ def _in_words(spent: dict) -> str:
     relation = spent["neighboring"].replace("_", " ")
     cost = f"ε = {_epsilon(spent)}, δ = {spent['delta']:.3g}"
     return f"{cost}, {relation} {spent['unit']}; {spent['mechanism']}"
+
+
+def _risk_in_words(record: Record) -> str:
+    """The headline's ε as what an attacker can do."""
+    found = []
+    for relation, risk in record.risk.items():
+        mu = "∞" if risk["mu"] is None else f"{risk['mu']:.3g}"
+        share = f"{risk['tpr_at_1_percent']:.3g}"
+        found.append(f"at most {share} (μ = {mu}) to {relation.replace('_', ' ')}")
+    return (
+        f"risk of {record.headline_row or 'the result'}, as the true-positive rate of any attack at 1 % "
+        f"false positives: {', '.join(found)} {record.privacy['unit']}"
+    )
 
 
 def _epsilon(spent: dict) -> str:

@@ -6,6 +6,7 @@ dpx run --config=NAME[:arg] --workdir=DIR [--config.key=value ...] [--dry_run] [
 """
 
 import dataclasses
+import math
 import sys
 import time
 from pathlib import Path
@@ -102,15 +103,17 @@ def write(outcome: experiment.Outcome, config, workdir: Path, seconds: float | N
     releases = {label: state(spent) for label, spent in outcome.releases.items()}
     composed = outcome.releases if outcome.composed is None else outcome.composed
     composed = {label: state(spent) for label, spent in composed.items()}
-    headline = state(outcome.headline).to_json()
+    headline, total = state(outcome.headline), compose(composed)
     written = {
         "releases": {label: spent.to_json() for label, spent in releases.items()},
-        "total": compose(composed).to_json(),
+        "total": total.to_json(),
+        "risk": {"headline": _risk(headline), "total": _risk(total)},
         "not_covered": list(outcome.not_covered),
         "synthetic": synthetic,
     }
     storage.write_json(workdir / "privacy.json", written)
-    summary = {name: headline[name] for name in ("epsilon", "delta", "neighboring", "unit")}
+    about = headline.to_json()
+    summary = {name: about[name] for name in ("epsilon", "delta", "neighboring", "unit")}
     result = {
         "metrics": outcome.metrics,
         "measures": [dataclasses.asdict(measure) for measure in outcome.measures],
@@ -118,10 +121,22 @@ def write(outcome: experiment.Outcome, config, workdir: Path, seconds: float | N
         "headline_row": outcome.headline_row,
         "baseline_row": outcome.baseline_row,
         "privacy": summary,
+        "risk": written["risk"]["headline"],
         "wall_seconds": None if seconds is None else round(seconds, 2),
         "notes": outcome.notes.rstrip(),
     }
     storage.write_json(workdir / "result.json", result)
+
+
+def _risk(spent: dpx.PrivacyGuarantee) -> dict[str, dict[str, float | None]]:
+    """`PrivacyGuarantee.risks` for JSON, which has no infinity."""
+    return {
+        relation: {
+            "mu": risk.mu if math.isfinite(risk.mu) else None,
+            "tpr_at_1_percent": risk.tpr_at_1_percent,
+        }
+        for relation, risk in spent.risks().items()
+    }
 
 
 def _assumptions(config, synthetic: bool, spent: dpx.PrivacyGuarantee) -> list[str]:

@@ -13,6 +13,7 @@ from dpx.privacy.gaussian import (
     gaussian_noise_multiplier,
 )
 from dpx.privacy.ledger import ADD_OR_REMOVE_ONE, REPLACE_ONE, Ledger, PrivacyGuarantee
+from dpx.privacy.risk import Risk
 from dpx.privacy.selection import Price, Trials, selected_guarantee, selected_rdp
 
 __all__ = [
@@ -21,6 +22,7 @@ __all__ = [
     "Ledger",
     "Price",
     "PrivacyGuarantee",
+    "Risk",
     "Trials",
     "calibrate_dpsgd",
     "dpsgd_epsilon",

@@ -85,16 +85,21 @@ def _pld_epsilon(event: DpEvent, delta: float) -> float:
     deviation of one step's loss, for which ε/(4√steps) stands in: h = ε/(200√steps) wastes under 1e-4. An ε
     below 1e-3 gets the interval of 1e-3, since one that tends to zero would need endless memory.
     """
-    steps, noise = _count_steps(event)
+    steps, noise = count_steps(event)
     if noise == 0 or math.isinf(noise):
         return 0.0 if noise else math.inf
     interval = min(1e-2 * max(1.0, noise**-2), _LARGEST_INTERVAL)
     while True:
         epsilon = pld_bound(event, delta, interval)
-        finest = min(max(epsilon, 1e-3) / (200 * math.sqrt(steps)), _LARGEST_INTERVAL)
+        finest = pld_interval(epsilon, steps)
         if interval <= 1.01 * finest or not math.isfinite(epsilon):
             return epsilon
         interval = finest
+
+
+def pld_interval(epsilon: float, steps: int) -> float:
+    """The interval of privacy losses that is fine enough for so many steps of that ε together."""
+    return min(max(epsilon, 1e-3) / (200 * math.sqrt(steps)), _LARGEST_INTERVAL)
 
 
 def pld_bound(event: DpEvent, delta: float, interval: float) -> float:
@@ -103,14 +108,14 @@ def pld_bound(event: DpEvent, delta: float, interval: float) -> float:
     return float(accountant.compose(event).get_epsilon(delta))
 
 
-def _count_steps(event: DpEvent) -> tuple[int, float]:
+def count_steps(event: DpEvent) -> tuple[int, float]:
     """How many mechanisms an event composes, and its smallest noise multiplier."""
     if isinstance(event, dp_accounting.SelfComposedDpEvent):
-        count, noise = _count_steps(event.event)
+        count, noise = count_steps(event.event)
         return event.count * count, noise
     if isinstance(event, dp_accounting.ComposedDpEvent):
-        parts = [_count_steps(part) for part in event.events]
+        parts = [count_steps(part) for part in event.events]
         return sum(count for count, _ in parts), min(noise for _, noise in parts)
     if isinstance(event, dp_accounting.PoissonSampledDpEvent):
-        return _count_steps(event.event)
+        return count_steps(event.event)
     return 1, getattr(event, "noise_multiplier", 1.0)

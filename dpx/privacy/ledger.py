@@ -8,6 +8,7 @@ from dp_accounting import DpEvent, NeighboringRelation
 
 from dpx._validate import check_delta, check_number, check_relation
 from dpx.privacy.events import check_event, event_epsilon, gaussian_mu
+from dpx.privacy.risk import Risk, of_guarantee
 
 ADD_OR_REMOVE_ONE = NeighboringRelation.ADD_OR_REMOVE_ONE
 REPLACE_ONE = NeighboringRelation.REPLACE_ONE
@@ -56,6 +57,28 @@ class PrivacyGuarantee:
         return dataclasses.replace(
             self, assumptions=tuple(dict.fromkeys((*self.assumptions, *sentences)))
         )
+
+    def risk(self, neighboring: NeighboringRelation | str | None = None) -> Risk:
+        """What an attacker can do at most: μ, and the true positives at 1 % false positives.
+
+        They come from the event where there is one that can be accounted, from (ε, δ) alone otherwise.
+
+        Args:
+          neighboring: The guarantee's own relation if None. Of a guarantee for adding or removing a record
+            also "replace_one", where one takes the place of another.
+
+        Raises:
+          ValueError: for any other relation.
+        """
+        asked = self.neighboring
+        if neighboring is not None:
+            asked = check_relation(neighboring, "neighboring")
+        return of_guarantee(self.epsilon, self.delta, self.neighboring, self.event, asked)
+
+    def risks(self) -> dict[str, Risk]:
+        """`risk` for every relation of which the guarantee speaks, by its lower-case name."""
+        other = [REPLACE_ONE] if self.neighboring == ADD_OR_REMOVE_ONE else []
+        return {each.name.lower(): self.risk(each) for each in (self.neighboring, *other)}
 
     def to_json(self) -> dict:
         """A JSON-ready dict; the neighbouring relation by its lower-case name."""

@@ -80,6 +80,21 @@ def test_a_noise_seed_stands_in_no_file_and_no_report(tmp_path, untrained, capsy
         go(NAME, folder, **changes)
 
 
+def test_a_run_says_what_an_attacker_can_do(tmp_path, untrained):
+    record = go(NAME, tmp_path / "run", ngrams=(1,), **{"non_private.steps": 0})
+    spent = record.private["releases"][record.headline_row]
+    assert record.risk == record.private["risk"]["headline"]
+    total = record.private["risk"]["total"]
+    for relation in ("add_or_remove_one", "replace_one"):
+        one, all_of_them = record.risk[relation], total[relation]
+        assert 0 < one["mu"] < all_of_them["mu"]
+        assert 0.01 < one["tpr_at_1_percent"] < all_of_them["tpr_at_1_percent"] < 1
+    # No less than the Gaussian mechanism of that ε and δ has.
+    least = 1 / dpx.gaussian_noise_multiplier(spent["epsilon"], spent["delta"])
+    assert record.risk["add_or_remove_one"]["mu"] >= least * (1 - 1e-3)
+    assert f"risk of {record.headline_row}, as the true-positive rate" in report.summarize(record)
+
+
 def test_a_noise_seed_is_no_axis_of_a_sweep():
     with pytest.raises(ValueError, match=r"--set=noise_seed=… would write a secret"):
         sweep.grid(NAME, ["noise_seed=1,2"])

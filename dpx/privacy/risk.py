@@ -1,0 +1,162 @@
+"""What an attacker can do at most: two figures beside ε and δ, from the whole privacy profile.
+
+An attacker who sees the release, knows all other records and everything but the noise, and has to tell
+whether a record took part, trades false positives against false negatives. The trade-off function f(α) is the
+least false-negative rate at a false-positive rate α (Dong, Roth and Su, arXiv:1905.02383). From a privacy
+profile, δ(ε) for ε ≥ 0,
+
+    f(α) = sup over ε of max(1 − δ(ε) − e^ε·α, e^(−ε)·(1 − δ(ε) − α)).
+
+For the Gaussian mechanism with μ = sensitivity / std it is Φ(Φ⁻¹(1 − α) − μ), and μ says all of it.
+"""
+
+import functools
+import math
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import numpy as np
+from dp_accounting import DpEvent, NeighboringRelation
+from dp_accounting.pld import PLDAccountant
+from scipy import optimize, special
+
+from dpx.privacy.events import count_steps, gaussian_mu, pld_interval
+from dpx.privacy.gaussian import gaussian_noise_multiplier
+
+FALSE_POSITIVES = 0.01
+_ADD_OR_REMOVE, _REPLACE = NeighboringRelation.ADD_OR_REMOVE_ONE, NeighboringRelation.REPLACE_ONE
+_GRID = 65
+
+Profile = Callable[[float], float]
+
+
+class Risk(NamedTuple):
+    """What a release risks, for one neighbouring relation.
+
+    Attributes:
+      mu: The smallest μ such that a Gaussian mechanism with it risks no less: it needs δ(ε) or more at every
+        ε from 0 up to the ε of the guarantee, that is for every δ from that of the guarantee upwards. For
+        Gaussian mechanisms it is their own, and holds for all δ. Below the δ of the guarantee no finite μ
+        need hold for any other mechanism, sampled ones included.
+      tpr_at_1_percent: No attack finds a larger share of those who took part, while it is wrong about 1 % of
+        those who did not (or the other way round).
+    """
+
+    mu: float
+    tpr_at_1_percent: float
+
+    def __str__(self) -> str:
+        return f"μ = {self.mu:.3g}, true positives at 1 % false positives ≤ {self.tpr_at_1_percent:.1%}"
+
+
+def of_guarantee(
+    epsilon: float,
+    delta: float,
+    stated: NeighboringRelation,
+    event: DpEvent | None,
+    asked: NeighboringRelation,
+) -> Risk:
+    """The risk of a guarantee that is stated for one relation, for the relation that is asked for.
+
+    Raises:
+      ValueError: for another relation than those two, or one of which the guarantee says nothing.
+    """
+    if asked != stated and (stated, asked) != (_ADD_OR_REMOVE, _REPLACE):
+        raise ValueError(
+            f"neighboring={asked.name.lower()!r} must be {stated.name.lower()!r}, of which the guarantee "
+            "speaks: leave it out"
+        )
+    if math.isinf(epsilon):
+        return Risk(math.inf, 1.0)
+    mu = None if event is None else gaussian_mu(event)
+    if mu is not None:
+        # Replacing a record is removing one and adding another, in the opposite direction at worst.
+        mu *= 1 if asked == stated else 2
+        return Risk(mu, float(special.ndtr(special.ndtri(FALSE_POSITIVES) + mu)))
+    if event is not None and stated == _ADD_OR_REMOVE:
+        key = repr(event), epsilon, delta, asked
+        if key not in _known:
+            _known[key] = _by_losses(event, epsilon, delta, asked)
+        if (found := _known[key]) is not None:
+            return found
+    if asked != stated:
+        epsilon, delta = 2 * epsilon, min(1.0, delta * (1 + math.exp(min(epsilon, 700))))
+    return _from(functools.partial(_plain_profile, epsilon, delta), epsilon)
+
+
+# What this process has computed, None where an accountant knows no such event.
+_known: dict[tuple, Risk | None] = {}
+
+
+def _by_losses(
+    event: DpEvent, epsilon: float, delta: float, asked: NeighboringRelation
+) -> Risk | None:
+    """From privacy loss distributions, which are pessimistic, if they are known for the event."""
+    steps, noise = count_steps(event)
+    if noise == 0:
+        return Risk(math.inf, 1.0)
+    interval = pld_interval(epsilon, steps)
+    accountant = PLDAccountant(asked, value_discretization_interval=interval)
+    if not accountant.supports(event):
+        return None
+    accountant.compose(event)
+    last = epsilon if asked == _ADD_OR_REMOVE else float(accountant.get_epsilon(delta))
+    if math.isinf(last):
+        return Risk(math.inf, 1.0)
+    return _from(functools.lru_cache(lambda e: float(accountant.get_delta(e))), last)
+
+
+def _from(profile: Profile, last: float) -> Risk:
+    """From a privacy profile, and the ε up to which it has to be that of a Gaussian mechanism."""
+    return Risk(_largest_mu(profile, last), _true_positives(profile, last))
+
+
+def _plain_profile(epsilon: float, delta: float, at: float) -> float:
+    """δ(at) of the least private mechanism that is (ε, δ)-DP: randomised response that fails with δ."""
+    if at >= epsilon:
+        return delta
+    return delta + (1 - delta) * -math.expm1(at - epsilon) / (1 + math.exp(-epsilon))
+
+
+def _largest_mu(profile: Profile, last: float) -> float:
+    """The largest of the μ whose Gaussian mechanism has the profile's δ at some ε in [0, last]."""
+
+    def mu(epsilon: float) -> float:
+        delta = profile(epsilon)
+        if delta >= 1:
+            return math.inf
+        if delta <= 0:
+            return 0.0
+        if epsilon < 1e-9:
+            return 2 * float(special.ndtri((1 + delta) / 2))
+        return 1 / gaussian_noise_multiplier(epsilon, delta)
+
+    return -_least(lambda epsilon: -mu(epsilon), last)
+
+
+def _true_positives(profile: Profile, last: float) -> float:
+    """1 − f(α) at α = 1 %: the least of bounds that hold at every ε."""
+
+    def outright(epsilon: float) -> float:
+        return profile(epsilon) + math.exp(epsilon) * FALSE_POSITIVES
+
+    def missed(epsilon: float) -> float:
+        return 1 - math.exp(-epsilon) * (1 - profile(epsilon) - FALSE_POSITIVES)
+
+    # Beyond log(1 / α) the first is more than 1.
+    most = -math.log(FALSE_POSITIVES)
+    return min(_least(outright, most, min(last, most)), _least(missed, last), 1.0)
+
+
+def _least(function: Callable[[float], float], last: float, *also: float) -> float:
+    """The least value on [0, last]: of a grid and some other points, and near the best of these."""
+    points = np.union1d(np.linspace(0.0, last, _GRID), also)
+    found = [function(float(point)) for point in points]
+    best = int(np.argmin(found))
+    ends = points[max(best - 1, 0)], points[min(best + 1, len(points) - 1)]
+    if last == 0 or math.isinf(found[best]):
+        return found[best]
+    near: Any = optimize.minimize_scalar(
+        lambda epsilon: function(float(epsilon)), bounds=ends, method="bounded"
+    )
+    return min(found[best], float(near.fun))
