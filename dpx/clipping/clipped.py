@@ -153,22 +153,15 @@ class ClippedGrad:
         parameters = _params.flatten(params, self.wrt)
         _params.check_finite(parameters)
         groups = _groups.assign(self.l2_clip_norm, parameters.tree)
-        frozen = _params.on_mesh(parameters.constants)
-
-        def loss_of(frozen: dict[int, jax.Array]) -> Callable[..., jax.Array]:
-            return _params.example_loss(self.loss_fn, parameters.holding(frozen), self.has_aux)
-
-        def aux_of(frozen: dict[int, jax.Array]) -> Callable[..., Any]:
-            if not self.has_aux:
-                return lambda *_: None
-            return _params.example_aux(self.loss_fn, parameters.holding(frozen))
-
+        functions_of = functools.partial(
+            _params.example_functions, self.loss_fn, self.has_aux, parameters
+        )
         mask = jnp.ones(size, bool) if mask is None else mask
         report = _reports.of(self.strict, batch, size, parameters)
         batch = jax.tree.map(lambda x: x if isinstance(x, jax.Array) else jnp.asarray(x), batch)
 
         def run(leaves: list, frozen: Any, batch: tuple, mask: jax.Array) -> tuple[list, list, Any]:
-            loss, aux = loss_of(frozen), aux_of(frozen)
+            loss, aux = functions_of(frozen)
 
             @jax.jit  # traced once, though it is asked for its shapes first
             def once(batch: Any, keep: jax.Array) -> tuple[list, list, Any]:
@@ -190,10 +183,12 @@ class ClippedGrad:
 
         with report:  # on what is traced here
             if size == 0:
-                sums, norms, found = _batches.nothing(parameters, groups, aux_of({}), batch)
+                sums, norms, found = _batches.nothing(
+                    parameters, groups, functions_of({})[1], batch
+                )
             else:
-                leaves = parameters.leaves
-                sums, norms, found = _meshes.run(run, loss_of, leaves, frozen, batch, mask)
+                given = parameters.leaves, _params.on_mesh(parameters.constants), batch, mask
+                sums, norms, found = _meshes.run(run, functions_of, *given)
         norms = jax.tree.unflatten(groups.structure, norms)
         losses, aux = found
         return ClippedGrads(parameters.gradient_tree(sums), norms, losses, groups.clips, aux)

@@ -52,25 +52,27 @@ def one_example(batch: Any) -> Any:
     return jax.tree.map(shape, batch)
 
 
-def run(body: Run, loss_of: Callable, leaves: list, frozen: Any, batch: tuple, mask: jax.Array):
+def run(
+    body: Run, functions_of: Callable, leaves: list, frozen: Any, batch: tuple, mask: jax.Array
+):
     """Runs `body` on whatever mesh its arguments live on.
 
     `frozen` are the arrays of the parameters that are not differentiated, which a function on explicit axes
-    must not close over; `loss_of(frozen)` is the loss of (leaves, one example).
+    must not close over; `functions_of(frozen)` is the loss of (leaves, one example), and another function.
     """
     mesh = mesh_of((leaves, frozen, batch, mask))
     if not (explicit := explicit_axes(mesh)):
-        return _on_device(body, loss_of, leaves, frozen, batch, mask)
+        return _on_device(body, functions_of, leaves, frozen, batch, mask)
     shards = _batch_axes((batch, mask))
     layouts = [jax.typeof(leaf).sharding.spec for leaf in leaves], P(shards), P(shards)
 
     def by_shard(*arguments: Any):
-        sums, *found = _on_device(body, loss_of, *arguments)
+        sums, *found = _on_device(body, functions_of, *arguments)
         return jax.lax.psum(sums, shards), *found
 
     def automatic(*arguments: Any):
         if not shards:
-            return _on_device(body, loss_of, *arguments)
+            return _on_device(body, functions_of, *arguments)
         specs = P(), P(shards), P(shards)
         # Unchecked, because models that run on explicit axes need not name what differs between devices.
         settings = {"axis_names": set(shards), "check_vma": False}
@@ -84,13 +86,14 @@ def run(body: Run, loss_of: Callable, leaves: list, frozen: Any, batch: tuple, m
 
 
 def _on_device(
-    body: Run, loss_of: Callable, leaves: list, frozen: Any, batch: tuple, mask: jax.Array
+    body: Run, functions_of: Callable, leaves: list, frozen: Any, batch: tuple, mask: jax.Array
 ):
     """`body` on the examples of one device inside `shard_map`, on all of them elsewhere."""
     axes = varying(leaves, batch, mask)
     if jax.sharding.get_abstract_mesh().manual_axes:
         # What the loss closes over may differ between devices as well.
-        axes |= varying(jax.eval_shape(loss_of(frozen), leaves, one_example(batch)))
+        loss, _ = functions_of(frozen)
+        axes |= varying(jax.eval_shape(loss, leaves, one_example(batch)))
     leaves, batch, mask = vary((leaves, batch, mask), axes)
     return body(leaves, frozen, batch, mask)
 

@@ -146,6 +146,15 @@ def check_finite(parameters: Parameters) -> None:
             )
 
 
+def example_functions(
+    loss_fn: Callable, has_aux: bool, parameters: Parameters, given: dict[int, jax.Array]
+) -> tuple[Callable[..., jax.Array], Callable[..., Any]]:
+    """`example_loss`, and `example_aux` or a function that returns None, with constants as `given`."""
+    parameters = parameters.holding(given)
+    loss = example_loss(loss_fn, parameters, has_aux)
+    return loss, example_aux(loss_fn, parameters) if has_aux else lambda *_: None
+
+
 def example_loss(
     loss_fn: Callable, parameters: Parameters, has_aux: bool = False
 ) -> Callable[..., jax.Array]:
