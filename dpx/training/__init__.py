@@ -1,5 +1,6 @@
 """Private training of any JAX model: `fit`, and the parts that it is made of."""
 
+from dpx.training.adaptive import AdaptiveClipNorm
 from dpx.training.fitting import Trained, fit
 from dpx.training.keys import Keys, secret_key
 from dpx.training.log import Record
@@ -7,6 +8,7 @@ from dpx.training.sampling import poisson_batches
 from dpx.training.transformation import PrivatizeState, privatize
 
 __all__ = [
+    "AdaptiveClipNorm",
     "Keys",
     "PrivatizeState",
     "Record",

@@ -7,6 +7,7 @@ from typing import Any
 
 from dpx import _watch, privacy
 from dpx.privacy import Ledger, PrivacyGuarantee
+from dpx.training import adaptive
 
 _ROUNDED = (
     "sums of clipped gradients count as exact: in 32-bit floats a record moves them by a share more, which "
@@ -19,11 +20,13 @@ class Privacy:
     """What makes a training run private; absent from a run that is not.
 
     Attributes:
-      l2_clip_norm: The clipping norm, or a tree of them.
+      l2_clip_norm: The clipping norm, a tree of them, or an `AdaptiveClipNorm`.
       normalize: Whether gradients are scaled to the clipping norm, and not only those above it.
-      noise_multiplier: Standard deviation of the noise over the clipping norm.
+      noise_multiplier: Standard deviation of the noise over the clipping norm; with an adaptive norm over the
+        joint sensitivity of gradients and count.
       spent: ε after that many steps, what is paid for beside them included.
       alone: The guarantee of all steps, without what is paid for beside them.
+      count_ratio: What a count is multiplied by beside the gradients; None without an adaptive norm.
     """
 
     l2_clip_norm: Any
@@ -31,6 +34,7 @@ class Privacy:
     noise_multiplier: float
     spent: Callable[[int], float]
     alone: PrivacyGuarantee | None = None
+    count_ratio: float | None = None
 
 
 def calibrate(
@@ -75,10 +79,16 @@ def calibrate(
     assumptions = (*assumptions, _ROUNDED)
     multiplier = privacy.calibrate_dpsgd(epsilon, delta, steps=steps, beside=event, **settings)
 
+    counts, ratio = "", None
+    if isinstance(l2_clip_norm, adaptive.AdaptiveClipNorm):
+        ratio = adaptive.ratio(l2_clip_norm, multiplier, batch_size)
+        counts = adaptive.described(l2_clip_norm, multiplier, batch_size)
+
     def alone(steps: int) -> PrivacyGuarantee:
-        return privacy.dpsgd_guarantee(
+        found = privacy.dpsgd_guarantee(
             multiplier, delta, steps=steps, unit=unit, assumptions=assumptions, **settings
         )
+        return dataclasses.replace(found, mechanism=found.mechanism + counts)
 
     def guarantee(steps: int) -> PrivacyGuarantee:
         if beside is None:
@@ -92,6 +102,7 @@ def calibrate(
         noise_multiplier=multiplier,
         spent=lambda steps: guarantee(steps).epsilon,
         alone=alone(steps),
+        count_ratio=ratio,
     )
     return found, guarantee(steps)
 

@@ -12,7 +12,7 @@ from dpx import _validate
 from dpx.clipping import groups, selection
 from dpx.clipping import params as parameters_of
 from dpx.privacy import PrivacyGuarantee
-from dpx.training import calibration, loop, precision
+from dpx.training import adaptive, calibration, loop, precision
 from dpx.training import keys as secrets
 from dpx.training.examples import as_examples
 from dpx.training.layout import Layout
@@ -93,7 +93,8 @@ def fit(
       batch_size: The expected batch size, at most N.
       steps: Number of steps.
       optimizer: An Optax optimizer, which sees the noisy mean gradients.
-      l2_clip_norm: The clipping norm, or a tree of them, as `dpx.clipped_grad` takes it.
+      l2_clip_norm: The clipping norm, or a tree of them, as `dpx.clipped_grad` takes it; or a
+        `dpx.training.AdaptiveClipNorm`, which follows a quantile of the norms at a small part of the budget.
       key: A JAX key, such as `dpx.secret_key()`, from which noise, dropout and sampling are derived, or a
         run's `dpx.training.Keys`. Nobody who sees the result may know it, and no second training may use it.
       normalize: Scale every gradient to the clipping norm, and not only those above it.
@@ -166,7 +167,8 @@ def fit(
         )
     }
     _validate.check_choice(accountant, "accountant", ("pld", "rdp"))
-    groups.assign(l2_clip_norm, trained.tree)
+    if not isinstance(l2_clip_norm, adaptive.AdaptiveClipNorm):
+        groups.assign(l2_clip_norm, trained.tree)
     if not isinstance(optimizer, optax.GradientTransformation):
         raise ValueError(
             f"optimizer={optimizer!r} must be an Optax optimizer: use one such as optax.adam(1e-3)"
@@ -189,7 +191,7 @@ def fit(
         "delta": float(delta),
         "batch_size": float(batch_size),
         "steps": steps,
-        "l2_clip_norm": [float(clip) for clip in jax.tree.leaves(l2_clip_norm)],
+        "l2_clip_norm": adaptive.norms(l2_clip_norm),
         "normalize": normalize,
         "microbatch_size": microbatch_size,
         "record_key": record_key,

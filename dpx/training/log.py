@@ -13,19 +13,21 @@ from dpx import _storage as storage
 
 @dataclasses.dataclass(frozen=True)
 class Record:
-    """One entry of a history. None of it is covered by a guarantee, apart from ε.
+    """One entry of a history. None of it is covered by a guarantee, apart from ε and the clipping norm.
 
     Attributes:
       step: Number of steps done.
       loss: Mean loss of the records in that step's batch, in the units of the loss.
       epsilon: ε spent by then; None without privacy.
       evaluation: What `evaluate` returned after that step, if it was called.
+      l2_clip_norm: What an adaptive clipping norm became in that step, which is covered.
     """
 
     step: int
     loss: float | None = None
     epsilon: float | None = None
     evaluation: Mapping[str, float] | None = None
+    l2_clip_norm: float | None = None
 
 
 class MetricLog:

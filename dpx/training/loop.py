@@ -18,7 +18,7 @@ import optax
 
 from dpx import _watch
 from dpx.clipping import ClippedGrads, clipped_grad, randomness, reports, sums
-from dpx.training import precision, sampling
+from dpx.training import adaptive, precision, sampling
 from dpx.training.calibration import Privacy, public_size
 from dpx.training.checkpoints import Checkpoints
 from dpx.training.keys import Keys
@@ -94,7 +94,11 @@ def train(
     room = _largest_batch(block, probability) if max_batch_size is None else max_batch_size
     piece = min(math.ceil(microbatch_size / layout.shards) if microbatch_size else room, block)
     noise_key, dropout_key = jax.random.split(keys.noise)
-    noisy = optax.chain(_mean(privacy, batch_size, noise_key, label), optimizer)
+    ratio = None if privacy is None else privacy.count_ratio
+    follow = []
+    if privacy is not None and ratio is not None:
+        follow = [adaptive.follow(privacy.l2_clip_norm, ratio)]
+    noisy = optax.chain(_mean(privacy, batch_size, noise_key, label), *follow, optimizer)
     # Steps reuse the memory of the state they are given, which the caller's arrays must survive.
     params, frozen, dropout_key = layout.put((jax.tree.map(jnp.array, params), frozen, dropout_key))
     state = params, layout.put(jax.tree.map(jnp.array, noisy.init(_wide(params))))
@@ -132,7 +136,8 @@ def train(
             done = step + 1
             if done % log_every == 0 or done == steps:
                 spent = privacy.spent(done) if privacy is not None else None
-                log.write({"step": done, "loss": float(loss), "epsilon": spent})
+                clip = {"l2_clip_norm": float(_clip(state))} if follow else {}
+                log.write({"step": done, "loss": float(loss), "epsilon": spent} | clip)
                 progress.line(done, float(loss), spent)
             if evaluate is not None and done % evaluate_every == 0:
                 log.write({"step": done} | {k: float(v) for k, v in evaluate(state[0]).items()})
@@ -147,8 +152,9 @@ def _mean(
     """From the sum of a batch's gradients to their mean, noisy where the run is private."""
     if privacy is None:
         return optax.scale(1 / batch_size)
+    ratio = privacy.count_ratio
     return privatize(
-        l2_clip_norm=privacy.l2_clip_norm,
+        l2_clip_norm=privacy.l2_clip_norm if ratio is None else adaptive.clips(ratio),
         noise_multiplier=privacy.noise_multiplier,
         expected_batch_size=batch_size,
         key=noise_key,
@@ -175,6 +181,7 @@ def _step(
 ):
     """One step on a padded batch; returns the state and the mean loss of the real records in the batch."""
     params, opt_state = state
+    clip = _clip(state) if privacy is not None and privacy.count_ratio is not None else None
     of_both = loss_fn if frozen is not None else lambda params, _, *row: loss_fn(params, *row)
     if privacy is None:
         gradient = functools.partial(_plain_gradient, of_both)
@@ -182,7 +189,7 @@ def _step(
         gradient = functools.partial(_clipped_gradient, of_both, privacy, strict)
 
     def sum_pieces(kept, held):
-        params, frozen, pieces, (dropout_key, number) = kept
+        params, frozen, clip, pieces, (dropout_key, number) = kept
         data, indices, mask = held
 
         def add_piece(index, totals):
@@ -191,18 +198,20 @@ def _step(
             batch, names = jax.tree.map(lambda array: array[rows], data)
             # A mask belongs to a record: were it that of a slot, each record would change those after it.
             keys = randomness.record_keys(dropout_key, number, names)
-            result = gradient(params, frozen, *batch, *([keys] if record_key else []), mask=real)
+            key = [keys] if record_key else []
+            result = gradient(params, (frozen, clip), *batch, *key, mask=real)
             weights = real if weight_fn is None else jnp.where(real, jax.vmap(weight_fn)(*batch), 0)
             grads, loss, weight = totals
             return sums.add(grads, result.grads), loss + result.losses.sum(), weight + weights.sum()
 
         # A plain running sum rounds by more than one record's gradient once it is long.
-        totals = (sums.start(_wide(params)), jnp.zeros(()), jnp.zeros(()))
+        like = _wide(params if clip is None else (params, clip))
+        totals = (sums.start(like), jnp.zeros(()), jnp.zeros(()))
         totals, loss, weight = jax.lax.fori_loop(0, pieces, add_piece, totals)
         return sums.result(totals), loss, weight
 
     grads, loss, weight = layout.sum_over_blocks(sum_pieces)(
-        (params, frozen, pieces, dropout), (data, indices, mask)
+        (params, frozen, clip, pieces, dropout), (data, indices, mask)
     )
     grads = layout.constrain(grads)
     updates, opt_state = optimizer.update(grads, opt_state, params)
@@ -210,19 +219,39 @@ def _step(
     return (optax.apply_updates(params, updates), opt_state), loss
 
 
-def _clipped_gradient(loss_fn, privacy, strict, params, frozen, *batch, mask):
+def _clip(state):
+    """The adaptive clipping norm, which lies behind the noise."""
+    _, (_, follow, *_) = state
+    return follow.clip
+
+
+def _clipped_gradient(loss_fn, privacy, strict, params, held, *batch, mask):
+    """The sum of clipped gradients; with an adaptive norm in units of it, and beside it the count."""
+    frozen, clip = held
+
+    def loss(both, *example):
+        params, (frozen, clip) = both
+        found = loss_fn(params, frozen, *example)
+        return found if clip is None else found / clip
+
     gradient = clipped_grad(
-        lambda both, *example: loss_fn(*both, *example),
-        l2_clip_norm=(privacy.l2_clip_norm, None),
+        loss,
+        l2_clip_norm=(privacy.l2_clip_norm if clip is None else 1.0, None),
         normalize=privacy.normalize,
         strict=strict,
         wrt=(True, False),
     )
-    result = gradient((params, frozen), *batch, mask=mask)
-    return dataclasses.replace(result, grads=result.grads[0])
+    result = gradient((params, (frozen, clip)), *batch, mask=mask)
+    grads, losses = result.grads[0], result.losses
+    if clip is not None:
+        grads = grads, adaptive.counted(result.norms[0], mask, privacy.count_ratio)
+        losses = losses * clip
+    return dataclasses.replace(result, grads=grads, losses=losses)
 
 
-def _plain_gradient(loss_fn, params, frozen, *batch, mask):
+def _plain_gradient(loss_fn, params, held, *batch, mask):
+    frozen, _ = held
+
     def total(params):
         losses = jax.vmap(loss_fn, (None, None, *(0 for _ in batch)))(params, frozen, *batch)
         losses = jnp.where(mask, losses, 0)

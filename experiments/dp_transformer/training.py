@@ -53,9 +53,9 @@ def train(
       loss_fn: (params, *example, key) -> scalar loss of one example; `key` is for dropout.
       params: Initial parameters, any tree of arrays.
       data: Arrays with one row per example.
-      config: `steps`, `batch_size` (expected), `microbatch_size`, `compute_dtype`, `learning_rate`, `warmup`
-        (share of the steps), `weight_decay`, `log_every`, `checkpoint_every` (steps), and with `evaluate`
-        `evaluate_every` (steps).
+      config: `steps`, `batch_size` (expected), `microbatch_size`, `learning_rate`, `warmup` (share of the
+        steps), `weight_decay`, `log_every`, `checkpoint_every` (steps), `compute_dtype` if it is not that of
+        the parameters, and with `evaluate` `evaluate_every` (steps).
       mesh: The section `mesh` of a config, if it has one.
       keys, label, workdir, privacy, weight_fn, evaluate: See there.
     """
@@ -77,7 +77,7 @@ def train(
         keys=keys,
         privacy=privacy,
         label=label,
-        compute_dtype=config.compute_dtype,
+        compute_dtype=config.get("compute_dtype"),
         microbatch_size=config.microbatch_size,
         record_key=True,
         weight_fn=weight_fn,
@@ -119,7 +119,7 @@ def check(config: Any, num_examples: int, *, name: str = "config.train") -> None
             f"{name}.batch_size={config.batch_size} gives a sampling probability outside (0, 1] "
             f"for {num_examples} records: use at most that many"
         )
-    precision.check(config.compute_dtype, f"{name}.compute_dtype")
+    precision.check(config.get("compute_dtype"), f"{name}.compute_dtype")
     for key in ("steps", "microbatch_size", "log_every", "checkpoint_every"):
         if config[key] < 1:
             raise ValueError(f"{name}.{key}={config[key]} must be at least 1")

@@ -1,0 +1,131 @@
+"""A clipping norm that follows a quantile of the gradients' norms, and pays for it (arXiv:1905.03871).
+
+At each step the released sum has one more entry: how many records of the batch have a gradient within the
+clipping norm C. The noisy share s of them moves C for the next step, C·exp(−η·(s − γ)), to where a share γ of
+the gradients is within it (Andrew, Thakkar, McMahan and Ramaswamy, 2021). What C becomes follows from what
+was released, and costs nothing more.
+
+Noise. A record counts as ½ or −½, so that it moves the count by ½ when it comes or goes. Gradients in units
+of C with noise z_Δ and the count with noise σ_b are one Gaussian mechanism of noise multiplier z, for
+
+    1/z² = 1/z_Δ² + 1/(2σ_b)²,       z_Δ = (1/z² − 1/(2σ_b)²)^(−½).
+
+With σ_b = B/20, the paper's choice for batches of B records, the noise of the gradients grows by 1 % at
+B = 64 and z = 1.
+"""
+
+import dataclasses
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import optax
+
+from dpx._validate import check_number, check_positive
+from dpx.clipping.groups import BOUNDS
+
+
+@dataclasses.dataclass(frozen=True)
+class AdaptiveClipNorm:
+    """What `dpx.training.fit` takes for `l2_clip_norm` so that it follows the gradients.
+
+    Attributes:
+      start: The clipping norm of the first step.
+      quantile: γ, the share of the gradients that are to be within it.
+      learning_rate: η, how far the logarithm of the norm moves in a step at most.
+      count_noise: σ_b, the noise of the count; None for a twentieth of the expected batch size.
+    """
+
+    start: float = 1.0
+    quantile: float = 0.5
+    learning_rate: float = 0.2
+    count_noise: float | None = None
+
+    def __post_init__(self):
+        for name in ("start", "learning_rate"):
+            check_positive(getattr(self, name), name)
+        if not 0 <= check_number(self.quantile, "quantile") <= 1:
+            raise ValueError(
+                f"quantile={self.quantile} must be in [0, 1]: it is a share of the records"
+            )
+        if self.count_noise is not None:
+            check_positive(self.count_noise, "count_noise")
+        if not BOUNDS[0] <= self.start <= BOUNDS[1]:
+            raise ValueError(
+                f"start={self.start} must be between {BOUNDS[0]:g} and {BOUNDS[1]:g}: scale the loss"
+            )
+
+    def noise(self, noise_multiplier: float, batch_size: float) -> tuple[float, float]:
+        """(z_Δ, σ_b) of a step that costs what a Gaussian mechanism with that multiplier costs.
+
+        Raises:
+          ValueError: where the count alone would cost more.
+        """
+        count = batch_size / 20 if self.count_noise is None else self.count_noise
+        left = noise_multiplier**-2 - (2 * count) ** -2
+        if left <= 0:
+            raise ValueError(
+                f"count_noise={count:g} must be more than {noise_multiplier / 2:.4g}, half the noise "
+                "multiplier, or the count costs more than the budget: raise it, or batch_size"
+            )
+        return left**-0.5, count
+
+
+class AdaptiveClipState(NamedTuple):
+    """The clipping norm of the next step, which follows from what was released."""
+
+    clip: jax.Array
+
+
+def ratio(clip: AdaptiveClipNorm, noise_multiplier: float, batch_size: float) -> float:
+    """z_Δ / σ_b, by which the count is multiplied, so that one isotropic noise serves both."""
+    gradients, count = clip.noise(noise_multiplier, batch_size)
+    return gradients / count
+
+
+def clips(ratio: float) -> tuple[float, float]:
+    """How far a record moves the gradients, in units of the clipping norm, and the multiplied count.
+
+    Together it is √(1 + ratio²/4), and the noise z times that: z_Δ.
+    """
+    return 1.0, ratio / 2
+
+
+def counted(norms: jax.Array, real: jax.Array, ratio: float) -> jax.Array:
+    """The count of a batch whose norms are in units of the clipping norm, as it enters the sum."""
+    return ratio * jnp.where(real, jnp.where(norms <= 1, 0.5, -0.5), 0).sum()
+
+
+def follow(clip: AdaptiveClipNorm, ratio: float) -> optax.GradientTransformation:
+    """Takes (gradients in units of the clipping norm, count), noisy means both, and moves the norm."""
+    limits = (max(BOUNDS[0], 1e-6 * clip.start), min(BOUNDS[1], 1e6 * clip.start))
+
+    def init(params: Any) -> AdaptiveClipState:
+        del params
+        return AdaptiveClipState(jnp.float32(clip.start))
+
+    def update(updates: Any, state: Any, params: Any = None):
+        del params
+        gradients, count = updates
+        share = count / ratio + 0.5
+        step = jnp.exp(-clip.learning_rate * (share - clip.quantile))
+        moved = AdaptiveClipState(jnp.clip(state.clip * step, *limits).astype(state.clip.dtype))
+        return jax.tree.map(lambda x: x * state.clip.astype(x.dtype), gradients), moved
+
+    return optax.GradientTransformation(init, update)
+
+
+def described(clip: AdaptiveClipNorm, noise_multiplier: float, batch_size: float) -> str:
+    """For the guarantee."""
+    gradients, count = clip.noise(noise_multiplier, batch_size)
+    return (
+        f", of which a count of the records within the clipping norm takes a part (noise {count:.4g}; the "
+        f"gradients have {gradients:.6g})"
+    )
+
+
+def norms(l2_clip_norm: Any) -> list[float | None]:
+    """What a training that goes on has to find unchanged."""
+    if isinstance(l2_clip_norm, AdaptiveClipNorm):
+        return [None if x is None else float(x) for x in dataclasses.astuple(l2_clip_norm)]
+    return [float(clip) for clip in jax.tree.leaves(l2_clip_norm)]

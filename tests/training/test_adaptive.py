@@ -1,0 +1,183 @@
+"""Clipping norms that follow a quantile: the noise is one mechanism's, and the norm goes by what is released."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+import dpx
+from dpx import audit, privacy
+from dpx.training import AdaptiveClipNorm, adaptive, calibration, loop
+from dpx.training import keys as secrets
+from dpx.training.log import Progress
+
+RNG = np.random.default_rng(0)
+SIZES = np.exp(RNG.normal(size=400))  # the norms of gradients: log-normal, with median 1
+X = (SIZES[:, None] * np.array([[0.6, 0.8]])).astype("f4")
+
+
+def loss_fn(params, x):
+    """Its gradient is x, whatever the parameters."""
+    return params @ x
+
+
+def fit(data=X, loss=loss_fn, **changes):
+    settings = {
+        "epsilon": 1e4,
+        "delta": 1e-4,
+        "batch_size": 100,
+        "steps": 60,
+        "optimizer": optax.sgd(1e-3),
+        "l2_clip_norm": AdaptiveClipNorm(start=30.0, learning_rate=0.3),
+        "key": jax.random.key(1),
+        "log_every": 1,
+    }
+    return dpx.training.fit(loss, jnp.zeros(2), data, **settings | changes)
+
+
+def norms(trained):
+    return np.array([record.l2_clip_norm for record in trained.history])
+
+
+@pytest.mark.parametrize("quantile", [0.2, pytest.param(0.8, marks=pytest.mark.slow)])
+def test_the_norm_settles_at_the_quantile(quantile):
+    clip = AdaptiveClipNorm(start=9.0, quantile=quantile, learning_rate=0.5)
+    found = norms(fit(l2_clip_norm=clip))
+    assert found[0] == pytest.approx(9 * np.exp(-0.5 * (1 - quantile)), rel=0.1)
+    assert np.median(found[-20:]) == pytest.approx(np.quantile(SIZES, quantile), rel=0.15)
+
+
+@pytest.mark.parametrize(("z", "batch_size"), [(0.5, 40), (1.3, 256), (4.0, 2000)])
+def test_gradients_and_count_cost_what_one_mechanism_costs(z, batch_size):
+    clip = AdaptiveClipNorm()
+    gradients, count = clip.noise(z, batch_size)
+    assert count == batch_size / 20
+    assert gradients > z
+    assert z**-2 == pytest.approx(gradients**-2 + (2 * count) ** -2)
+    together = np.hypot(1 / gradients, 0.5 / count)
+    assert privacy.gaussian_epsilon(1 / together, 1e-5) == pytest.approx(
+        privacy.gaussian_epsilon(z, 1e-5)
+    )
+    # One isotropic noise, of z times the joint sensitivity, is that of either.
+    ratio = adaptive.ratio(clip, z, batch_size)
+    std = z * np.hypot(*adaptive.clips(ratio))
+    assert std == pytest.approx(gradients)
+    assert std / ratio == pytest.approx(count)
+
+
+def test_it_is_the_algorithm_by_hand():
+    """The same steps with NumPy: clip, add the noise that was drawn, divide, move the norm."""
+    clip = AdaptiveClipNorm(start=2.0, quantile=0.6, learning_rate=0.5, count_noise=7.0)
+    settings = {"epsilon": 3.0, "steps": 4, "l2_clip_norm": clip, "optimizer": optax.sgd(0.1)}
+    trained = fit(**settings)
+    keys = secrets.derive(jax.random.key(1))
+    z = dpx.calibrate_dpsgd(3.0, 1e-4, sampling_probability=0.25, steps=4)
+    ratio = adaptive.ratio(clip, z, 100)
+    noise_key, _ = jax.random.split(keys.noise)
+    private = dpx.privatize(
+        l2_clip_norm=adaptive.clips(ratio), noise_multiplier=z, expected_batch_size=100, key=noise_key
+    )
+    state, params, norm = private.init(None), np.zeros(2), 2.0
+    batches = dpx.poisson_batches(400, sampling_probability=0.25, steps=4, seed=keys.sampling)
+    for step, (indices, mask) in enumerate(batches):
+        x, sizes = X[indices[mask]], SIZES[indices[mask]]
+        clipped = x / norm * np.minimum(1, norm / sizes)[:, None]
+        count = ratio * np.where(sizes <= norm, 0.5, -0.5).sum()
+        sums = jnp.asarray(clipped.sum(0), jnp.float32), jnp.float32(count)
+        (mean, share), state = private.update(sums, state)
+        params = params - 0.1 * norm * np.asarray(mean)
+        norm = norm * np.exp(-0.5 * (float(share) / ratio + 0.5 - 0.6))
+        assert trained.history[step].l2_clip_norm == pytest.approx(norm, rel=1e-4)
+    np.testing.assert_allclose(trained.params, params, rtol=1e-3)
+    assert trained.guarantee.epsilon == pytest.approx(3.0, rel=1e-2)
+    assert trained.guarantee.event.event.event.noise_multiplier == pytest.approx(z)
+    assert "a count of the records within the clipping norm" in trained.guarantee.mechanism
+
+
+def mean_loss(params, x):
+    return jnp.square(params - x).sum()
+
+
+def fitted(rows, workdir):
+    clip = AdaptiveClipNorm(count_noise=2.0)
+    settings = {"epsilon": 2.0, "steps": 4, "batch_size": 30, "l2_clip_norm": clip}
+    trained = fit(rows, mean_loss, workdir=workdir, **settings)
+    return {"params": trained.params, "norms": norms(trained)}
+
+
+def test_a_record_moves_gradients_and_count_by_what_is_declared():
+    rows = X[:40]
+    ignore = ["stderr", "file/metrics.jsonl", "file/checkpoints/*", "file/secret/*"]
+    first = audit.record(fitted, rows, ignore=ignore)
+    assert len(first.releases) == 4
+    ids = np.delete(np.arange(40), 7)
+    found = audit.replay(fitted, rows, rows[ids], ids=ids, first=first, ignore=ignore).check()
+    assert 0.5 < found.largest_ratio <= 1 + 1e-6
+
+
+@pytest.mark.slow
+def test_a_killed_call_goes_on_bitwise_with_its_norm(tmp_path, monkeypatch):
+    settings = {"loss": mean_loss, "steps": 6, "epsilon": 2.0, "checkpoint_every": 1}
+    whole, line = fit(workdir=tmp_path / "whole", **settings), Progress.line
+
+    def killed(self, done, *rest):
+        if done == 4:
+            raise KeyboardInterrupt
+        line(self, done, *rest)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Progress, "line", killed)
+        with pytest.raises(KeyboardInterrupt):
+            fit(workdir=tmp_path / "killed", **settings)
+    other = settings | {"l2_clip_norm": AdaptiveClipNorm(start=30.0, learning_rate=0.2)}
+    with pytest.raises(secrets.CannotResumeError, match="l2_clip_norm changed"):
+        fit(workdir=tmp_path / "killed", **other)
+    resumed = fit(workdir=tmp_path / "killed", **settings)
+    np.testing.assert_array_equal(resumed.params, whole.params)
+    np.testing.assert_array_equal(norms(resumed), norms(whole))
+
+
+@pytest.mark.slow
+def test_microbatches_and_other_units_of_the_loss_change_nothing():
+    one = fit(loss=mean_loss, steps=3)
+    pieces = fit(loss=mean_loss, steps=3, microbatch_size=7)
+    np.testing.assert_allclose(pieces.params, one.params, atol=1e-6)
+    np.testing.assert_allclose(norms(pieces), norms(one), rtol=1e-6)
+    np.testing.assert_allclose(
+        [r.loss for r in pieces.history], [r.loss for r in one.history], rtol=1e-5
+    )
+    # In the units of the loss, although gradients were divided by the norm.
+    assert one.history[0].loss == pytest.approx(np.square(X).sum(1).mean(), rel=0.3)
+
+
+def test_what_is_not_finite_counts_as_beyond():
+    real = jnp.array([True, True, False, True])
+    found = adaptive.counted(jnp.array([0.5, jnp.inf, 0.1, 2.0]), real, 3.0)
+    assert found == pytest.approx(3.0 * (0.5 - 0.5 - 0.5))
+
+
+@pytest.mark.parametrize(
+    ("changes", "named"),
+    [
+        ({"start": 0.0}, "start=0.0 must"),
+        ({"start": 1e13}, "start=10000000000000.0 must be between"),
+        ({"quantile": 1.5}, "quantile=1.5 must be in"),
+        ({"learning_rate": -1.0}, "learning_rate=-1.0 must"),
+        ({"count_noise": 0.0}, "count_noise=0.0 must"),
+        ({"count_noise": 0.01}, "count_noise=0.01 must be more than"),
+    ],
+)
+def test_wrong_settings_are_named(changes, named):
+    with pytest.raises(ValueError, match=named):
+        fit(l2_clip_norm=AdaptiveClipNorm(**changes), epsilon=1.0)
+
+
+def test_an_ordinary_norm_has_no_count():
+    settings = {"epsilon": 1.0, "delta": 1e-4, "num_examples": 400, "batch_size": 10, "steps": 2}
+    found, _ = calibration.calibrate(
+        **settings, l2_clip_norm=0.5, normalize=False, accountant="pld", unit="row", assumptions=()
+    )
+    assert found.count_ratio is None
+    assert loop._mean(None, 10, jax.random.key(0), "x") is not None
+    assert fit(l2_clip_norm=0.5, steps=1).history[0].l2_clip_norm is None
