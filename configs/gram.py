@@ -102,6 +102,7 @@ def get_config(arg: str = "") -> ConfigDict:
                 "max_gap": 20,
                 "age_decay": 0.95,
                 "backward": 0.3,
+                "ordered": config_dict.placeholder(bool),  # by default what pays at this ε and N
             },
             "num_kept": config_dict.placeholder(int),
             "regularization": config_dict.placeholder(float),

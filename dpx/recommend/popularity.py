@@ -2,6 +2,7 @@
 
 import functools
 import math
+from collections.abc import Callable
 from typing import NamedTuple
 
 import dp_accounting
@@ -145,11 +146,13 @@ class Leading(NamedTuple):
       items: (K,) numbers of the items, the most popular ones first.
       log_popularity: (M,) log of a noisy distribution over the catalogue.
       noise_multiplier: Of a Gaussian mechanism that spends the rest of the budget.
+      num_users: N, which counts as public.
     """
 
     items: np.ndarray
     log_popularity: np.ndarray
     noise_multiplier: float
+    num_users: int
 
 
 def leading_passes(
@@ -158,6 +161,7 @@ def leading_passes(
     noise_multiplier: float,
     budget_fraction: float,
     num_kept: int | None = None,
+    rule: Callable[[float, int, int], int] | None = None,
     secure: bool = False,
 ) -> Passes[Leading]:
     """Spends a share of a budget on the popularity, from which a recommender's items are chosen.
@@ -170,7 +174,8 @@ def leading_passes(
       key: The JAX key of the noise.
       noise_multiplier: m, of the whole budget.
       budget_fraction: s of μ², in (0, 1).
-      num_kept: K, by default `default_num_kept`, which looks at the noise and at N alone.
+      num_kept: K, by default what `rule` says.
+      rule: K from the noise of the rest, N and M; by default `default_num_kept`.
       secure: As in `fit`.
 
     Returns:
@@ -192,12 +197,12 @@ def leading_passes(
     num_users = _watch.public(total.num_records, "the number of users")
     num_items = total.options["num_items"]
     if num_kept is None:
-        num_kept = default_num_kept(of_rest, num_users, num_items)
+        num_kept = (rule or default_num_kept)(of_rest, num_users, num_items)
     if num_kept > num_items:
         raise ValueError(f"num_kept={num_kept} must be in [1, {num_items}], the number of items")
     counts = _noisy_counts(key, total, of_popularity)
     items = np.argsort(-counts, kind="stable")[:num_kept]
-    return Leading(items, _log_probabilities(counts, of_popularity), of_rest)
+    return Leading(items, _log_probabilities(counts, of_popularity), of_rest, num_users)
 
 
 def guarantee(

@@ -67,7 +67,11 @@ class Round(NamedTuple):
 def release_rounds(
     key: jax.Array | None, first: Round, std: float, rounds: int
 ) -> Passes[tuple[np.ndarray, np.ndarray]]:
-    """Noisy sums over users of matrices of norm 1, the pairs thinned out from round to round."""
+    """Noisy sums over users of matrices of norm 1, the pairs thinned out from round to round.
+
+    Returns:
+      Estimates (K, K) and their standard errors; zero, with the error of one round, where none has summed.
+    """
     total = np.zeros(first.alive.shape, np.float32)
     counted = np.zeros(first.alive.shape, np.float32)  # in how many rounds
     alive = first.alive
@@ -88,7 +92,8 @@ def release_rounds(
         # The cut rises, and what is left out keeps its value: once out, always out.
         cut = _LAST_CUT * number / max(rounds - 2, 1)
         alive = alive & (total > cut * std * np.sqrt(counted))
-    return total / counted, std / np.sqrt(counted)
+    rounds_of = np.maximum(counted, 1)
+    return total / rounds_of, std / np.sqrt(rounds_of)
 
 
 def _pieces(histories: Histories) -> Iterator[slice]:

@@ -63,7 +63,26 @@ def test_huge_epsilon_is_the_sum_of_normalized_matrices(histories, rounds):
     np.testing.assert_allclose(made, expected, atol=5e-3)
 
 
-@pytest.mark.parametrize("backward", [0.0, 0.3, 1.0])
+def test_either_order_is_the_sum_of_normalized_triangles(histories):
+    users = [*histories.items[:30], [4, 5, 4, 5, 4], [7], []]
+    made = fit_all(users, rounds=1, ordered=False)
+    # Which of two items counts as the first one is a matter of their popularity, and does not matter.
+    expected = np.zeros((NUM_ITEMS, NUM_ITEMS))
+    for items in users:
+        matrix = user_matrix(items, gap_decay=0.9, max_gap=20, age_decay=0.95, backward=1.0)
+        expected += matrix / max(np.linalg.norm(np.triu(matrix)), 1e-30)
+    np.testing.assert_allclose(made, expected, atol=5e-3)
+
+
+def test_order_counts_where_there_are_users_enough():
+    assert transitions.default_ordered(1.0, 20_000)
+    assert not transitions.default_ordered(1.0, 19_999)
+    assert transitions.default_num_kept(1.0, 30_000, 10**6) == 1000
+    assert transitions.default_num_kept(2.0, 30_000, 10**6) == 1000
+    assert transitions.default_num_kept(2.0, 30_000, 10**6, ordered=True) == 500
+
+
+@pytest.mark.parametrize("backward", [0.0, 0.3, 1.0, "either order"])
 @pytest.mark.parametrize(
     "worst",
     [
@@ -80,8 +99,10 @@ def test_huge_epsilon_is_the_sum_of_normalized_matrices(histories, rounds):
 )
 def test_a_user_changes_the_sum_by_norm_one_or_nothing(histories, worst, backward):
     before = list(histories.items[:40])
-    options = {"rounds": 1, "backward": backward, "max_gap": 50}
+    either = {"ordered": False} if isinstance(backward, str) else {"backward": backward}
+    options = {"rounds": 1, "max_gap": 50, **either}
     change = fit_all([*before, worst], **options) - fit_all(before, **options)
+    change = np.triu(change) if isinstance(backward, str) else change  # what was released
     expected = 1.0 if len(set(np.asarray(worst).tolist())) > 1 else 0.0
     assert np.linalg.norm(change) == pytest.approx(expected, abs=5e-3)
 
@@ -136,7 +157,8 @@ def test_a_block_is_summed_in_pieces_of_users_to_the_last_bit(monkeypatch, histo
 
 def test_noise_has_the_standard_error_it_states():
     empty = Histories(tuple(np.zeros(0, np.int32) for _ in range(50)), 60)
-    made = transitions.fit(KEY, empty, epsilon=1.0, delta=1e-5, num_kept=60, rounds=1)
+    options = {"num_kept": 60, "rounds": 1, "ordered": True}
+    made = transitions.fit(KEY, empty, epsilon=1.0, delta=1e-5, **options)
     multiplier = dpx.gaussian_noise_multiplier(1.0, 1e-5) / np.sqrt(0.95)
     np.testing.assert_allclose(made.standard_error, multiplier, rtol=1e-5)
     assert np.std(made.estimate) == pytest.approx(multiplier, rel=0.05)  # 3600 entries: 1.2 % each
@@ -145,7 +167,8 @@ def test_noise_has_the_standard_error_it_states():
 
 def test_the_rounds_keep_the_pairs_that_are_there(histories):
     many = synthetic_histories(20_000, 6, NUM_ITEMS, predictability=0.7, seed=1)
-    made = transitions.fit(KEY, many, epsilon=5.0, delta=1e-5, num_kept=NUM_ITEMS)
+    options = {"num_kept": NUM_ITEMS, "ordered": True}
+    made = transitions.fit(KEY, many, epsilon=5.0, delta=1e-5, **options)
     follows = np.zeros((NUM_ITEMS, NUM_ITEMS))
     for items in many.items:
         np.add.at(follows, (items[:-1], items[1:]), 1)
@@ -191,7 +214,7 @@ def test_attention_weights_cut_noise_off_and_take_a_second_step():
 
 
 def test_scores_are_one_linear_head_over_the_history(histories):
-    made = transitions.fit(KEY, histories, epsilon=5.0, delta=1e-4, num_kept=8)
+    made = transitions.fit(KEY, histories, epsilon=5.0, delta=1e-4, num_kept=8, ordered=True)
     users = [[0, 3, 5, 3], [11], [], list(range(NUM_ITEMS))]
     scored = made.scores([np.asarray(items, np.int32) for items in users], recency=0.6)
     place = {item: k for k, item in enumerate(made.items.tolist())}
@@ -222,6 +245,7 @@ def test_any_budget_works(histories, epsilon):
         ({"gap_decay": 1.5}, "gap_decay=1.5"),
         ({"age_decay": 0.0}, "age_decay=0.0"),
         ({"backward": -0.1}, "backward=-0.1"),
+        ({"ordered": "no"}, "ordered='no'"),
         ({"backward": float("nan")}, "backward=nan"),
         ({"backward": float("inf")}, "backward=inf"),
     ],
