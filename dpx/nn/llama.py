@@ -47,6 +47,7 @@ class Llama(nnx.Module):
       frozen: Matrices are constants: they have no gradient, whoever asks for it, and adapters are what is
         trained. With bfloat16 the gradient of activations is then multiplied in bfloat16 too, with sums in
         float32, which on processors with units for that takes a third of the time.
+      unroll: Compiles every layer on its own instead of a loop: slower to compile, and faster on CPUs.
       rngs: Random keys for the initial parameters.
     """
 
@@ -68,6 +69,7 @@ class Llama(nnx.Module):
         param_dtype: DTypeLike = jnp.float32,
         remat: bool = False,
         frozen: bool = False,
+        unroll: bool = False,
         rngs: nnx.Rngs,
     ):
         sizes = {"vocab_size": vocab_size, "dim": dim, "num_layers": num_layers}
@@ -94,7 +96,7 @@ class Llama(nnx.Module):
         self.vocab_size, self.num_heads, self.num_kv_heads = vocab_size, num_heads, kv_heads
         self.rope_theta, self.rope_factors = rope_theta, rope_factors
         self.norm_epsilon, self.dtype, self.remat = norm_epsilon, jnp.dtype(dtype), remat
-        self.frozen = frozen
+        self.frozen, self.unroll = frozen, unroll
 
         def normal(*shape: int) -> nnx.Param:
             drawn = jax.random.normal(rngs.params(), shape, jnp.float32)
@@ -124,6 +126,8 @@ class Llama(nnx.Module):
         # By projection, the two factors (K, in, r) and (K, r, out) of adapters on the last K layers.
         self.adapters = nnx.Dict()
         self.adapter_scale = 1.0
+        # (d,), added to what enters the head: a bias of the logits of low rank.
+        self.shift: nnx.LoRAParam | None = nnx.data(None)
 
     @property
     def num_layers(self) -> int:
@@ -134,7 +138,9 @@ class Llama(nnx.Module):
     def first_adapted(self) -> int:
         """The first layer with adapters; 0 where there are none, as all parameters may be trained then."""
         counts = [pair["first"].shape[0] for pair in self.adapters.values()]
-        return self.num_layers - counts[0] if counts else 0
+        if counts:
+            return self.num_layers - counts[0]
+        return 0 if self.shift is None else self.num_layers
 
     def __call__(self, tokens: jax.Array) -> jax.Array:
         """Logits of the next token.
@@ -159,6 +165,7 @@ class Llama(nnx.Module):
         """The rest of the model after `trunk`: (..., L, d) -> (..., L, M) float32."""
         x = self._run(x, self.first_adapted, self.num_layers)
         x = self._normed(x, self.norm[...])
+        x = x if self.shift is None else x + self.shift[...].astype(x.dtype)
         head = self.embed[...].T if self.head is None else self.head[...]
         return self._product(x, head, jnp.dtype(jnp.float32))
 
@@ -180,7 +187,8 @@ class Llama(nnx.Module):
             return self._layer(x, *weights, rotation, causal), None
 
         layer = jax.checkpoint(layer, prevent_cse=False) if self.remat else layer
-        return lax.scan(layer, x, (part(self.layers), pairs if adapted else {}))[0]
+        weights = part(self.layers), pairs if adapted else {}
+        return lax.scan(layer, x, weights, unroll=self.unroll)[0]
 
     def _layer(self, x, weights, adapters, rotation, causal):
         """x + Attention(RMSNorm(x)), then x + MLP(RMSNorm(x))."""

@@ -86,12 +86,13 @@ def load_llama(
     param_dtype: DTypeLike = jnp.float32,
     remat: bool = False,
     frozen: bool = False,
+    unroll: bool = False,
 ) -> Llama:
     """The model in a GGUF file.
 
     Args:
       file: The file.
-      dtype, param_dtype, remat, frozen: See `Llama`.
+      dtype, param_dtype, remat, frozen, unroll: See `Llama`.
 
     Raises:
       ValueError: for another architecture, or an array that is missing or of another shape.
@@ -99,7 +100,7 @@ def load_llama(
     arguments = settings(file)
     heads = {"query": arguments["num_heads"], "key": arguments["num_kv_heads"]}
     options = {"dtype": dtype, "param_dtype": param_dtype, "remat": remat}
-    options["frozen"] = frozen
+    options |= {"frozen": frozen, "unroll": unroll}
     # Only shapes: nothing is drawn that the file's arrays replace.
     model = nnx.eval_shape(lambda: Llama(**arguments, **options, rngs=nnx.Rngs(0)))
 

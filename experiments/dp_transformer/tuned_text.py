@@ -112,8 +112,8 @@ def weight(before, targets, mask):
 
 
 def _nats(logits, targets, mask):
-    picked = jnp.take_along_axis(jax.nn.log_softmax(logits), targets[..., None], axis=-1)[..., 0]
-    return jnp.where(mask, -picked, 0)
+    picked = jnp.take_along_axis(logits, targets[..., None], axis=-1)[..., 0]
+    return jnp.where(mask, jax.nn.logsumexp(logits, axis=-1) - picked, 0)
 
 
 def _pieces(rows):
