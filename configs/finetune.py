@@ -35,36 +35,38 @@ def get_config(arg: str = "") -> ConfigDict:
                 "user": config_dict.placeholder(str),  # of a table: the author
                 "record": "document",  # or "line" or "window"
                 "lower": True,
-                "length": 64,  # tokens
+                "length": 48,  # tokens
                 "held_out": 0.1,
                 "split_seed": 0,
                 "limit": 0,  # training records
-                "test_limit": 400,  # records to measure on, drawn with split_seed; 0 for all
+                "test_limit": 200,  # records to measure on, drawn with split_seed; 0 for all
                 "generated": 0,  # characters of a text that nobody wrote, instead of a file
             },
             "model": {
                 "kind": "gguf",  # or "random": a small one with the vocabulary of bytes
                 "path": config_dict.placeholder(str),
-                "dtype": "float32",  # of activations
-                "param_dtype": "float32",  # of parameters that stay as they are
+                "dtype": "bfloat16",  # of activations, or float32
+                "param_dtype": "bfloat16",  # of parameters that stay as they are
                 "remat": False,
+                "unroll": True,  # compiles longer, and runs faster on CPUs
             },
             "tune": {
                 "mode": "lora",  # or "full"
-                "projections": ("query", "value"),
+                "projections": ("query", "key", "value", "out", "gate", "up", "down"),
                 "rank": 8,
                 "alpha": 8.0,
-                "layers": 0,  # the last ones, of which the parts before are computed once; 0 for all
+                "layers": 6,  # the last ones; 0 for all
                 "train_first": False,
+                "shift": True,
                 "adapter_seed": 0,
             },
             "mesh": mesh(),
             "train": {
                 "steps": 12,
                 "batch_size": 512,
-                "microbatch_size": 16,
+                "microbatch_size": 32,
                 "learning_rate": 1e-2,
-                "warmup": 0.1,
+                "warmup": 0.17,
                 "weight_decay": 0.0,
                 "l2_clip_norm": 1.0,
                 "normalize": True,
@@ -81,8 +83,8 @@ def get_config(arg: str = "") -> ConfigDict:
         config.update(
             {
                 "data": {"length": 12, "generated": 12000, "test_limit": 20},
-                "model": {"kind": "random"},
-                "tune": {"rank": 2},
+                "model": {"kind": "random", "dtype": "float32", "param_dtype": "float32"},
+                "tune": {"projections": ("query", "value"), "rank": 2, "layers": 0},
                 "train": {"steps": 4, "batch_size": 32, "checkpoint_every": 2},
                 "non_private": {"steps": 4},
                 "ngrams": (1, 2),

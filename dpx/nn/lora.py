@@ -17,6 +17,7 @@ def attach(
     alpha: float = 8.0,
     layers: int | None = None,
     train_first: bool = True,
+    shift: bool = False,
     seed: int = 0,
 ) -> None:
     """Puts adapters on projections of a model, which changes nothing until they are trained.
@@ -39,14 +40,18 @@ def attach(
       layers: How many layers get adapters, the last ones; all by default. Those before are then constant, and
         what they make of a text (`Llama.trunk`) may be computed once.
       train_first: Whether A is trained too.
+      shift: Adds a vector (d,) to what enters the head, zero at first. It is a bias of the logits with few
+        parameters, and moves the odds of single tokens, in which texts of another kind differ most.
       seed: Of A, public.
 
     Raises:
       ValueError: for projections that do not exist, or numbers out of range.
     """
     unknown = [name for name in projections if name not in PROJECTIONS]
-    if unknown or not projections:
-        raise ValueError(f"projections={tuple(projections)} must be some of {', '.join(PROJECTIONS)}")
+    if unknown or not (projections or shift):
+        raise ValueError(
+            f"projections={tuple(projections)} must be some of {', '.join(PROJECTIONS)}: or ask for a shift"
+        )
     count = model.num_layers if layers is None else layers
     if not 1 <= count <= model.num_layers:
         raise ValueError(f"layers={layers} must be from 1 to {model.num_layers}: the model has no more")
@@ -55,9 +60,11 @@ def attach(
     if not 0 < alpha < float("inf"):
         raise ValueError(f"alpha={alpha} must be positive and finite")
     model.adapter_scale = alpha / rank
+    if shift:
+        model.shift = nnx.LoRAParam(jnp.zeros(model.norm.shape))
     first = nnx.LoRAParam if train_first else nnx.Param
-    keys = jax.random.split(jax.random.key(seed), len(projections))
-    for key, name in zip(keys, projections, strict=True):
+    for name in projections:
+        key = jax.random.fold_in(jax.random.key(seed), PROJECTIONS.index(name))
         _, inputs, outputs = model.layers[name].shape
         drawn = jax.random.normal(key, (count, inputs, rank)) * inputs**-0.5
         model.adapters[name] = nnx.Dict(

@@ -73,10 +73,10 @@ def run(config, workdir: Path) -> Outcome:
         releases[row] = model.guarantee
         measures.append(Measure(row, "nats_per_character", nats / characters))
 
-    if language.model().first_adapted:
-        start = tuned_text.trunk(language, train)
-    else:
-        start = tuned_text.inputs(language.tokenizer, train.tokens)
+    start = tuned_text.inputs(language.tokenizer, train.tokens)
+    planned = [config.train, training.without_privacy(config)]
+    if language.model().first_adapted and len(train) < sum(s.steps * s.batch_size for s in planned):
+        start = tuned_text.trunk(language, train)  # once for each record, not each time it is drawn
     tune = functools.partial(_tune, config, workdir, language, (start, *train))
     private = tune("dp_tuned", config.train, Keys(private_key, keys.sampling), privacy)
     private.save(workdir)

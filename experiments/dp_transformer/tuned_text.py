@@ -56,7 +56,10 @@ def build(config) -> Language:
       ValueError, FileNotFoundError: for a file that cannot be used, or adapters that the model cannot have.
       ModuleNotFoundError: where a package that the file needs, or the default model, is not installed.
     """
-    options = {name: config.model[name] for name in ("dtype", "param_dtype", "remat")}
+    options = {name: config.model[name] for name in ("dtype", "param_dtype", "remat", "unroll")}
+    options["frozen"] = config.tune.mode == "lora"
+    if config.tune.mode == "full":  # steps are too small for what bfloat16 can tell apart
+        options["param_dtype"] = "float32"
     if config.model.kind == "random":
         tokenizer, rngs = Bytes(), nnx.Rngs(config.seed)
         shape = {"dim": 16, "num_layers": 3, "num_heads": 4, "num_kv_heads": 2}
@@ -66,7 +69,7 @@ def build(config) -> Language:
         tokenizer, model = gguf.tokenizer(file), pretrained.load_llama(file, **options)
     trained: Any = nnx.Param
     if config.tune.mode == "lora":
-        names = ("projections", "rank", "alpha", "train_first")
+        names = ("projections", "rank", "alpha", "train_first", "shift")
         try:
             lora.attach(
                 model,

@@ -57,7 +57,7 @@ def as_numpy(model):
 )  # fmt: skip
 def test_it_is_the_slow_one(changes):
     model = randomized(build(**changes))
-    lora.attach(model, projections=("key", "down"), rank=2, alpha=3.0, layers=2, seed=1)
+    lora.attach(model, projections=("key", "down"), rank=2, alpha=3.0, layers=2, shift=True, seed=1)
     model = randomized(model, 2)
     found = jax.jit(lambda tokens: model(tokens))(TOKENS)
     for row, tokens in zip(found, TOKENS, strict=True):
@@ -71,7 +71,8 @@ def test_it_is_the_slow_one(changes):
             factors=model.rope_factors,
             layout="halves",
         )
-        np.testing.assert_allclose(row, expected, rtol=2e-4, atol=2e-4 * np.abs(expected).max())
+        expected = expected + np.asarray(model.shift[...]) @ as_numpy(model)["head"]
+        np.testing.assert_allclose(row, expected, atol=2e-4 * np.abs(expected).max())
 
 
 def test_the_trunk_is_what_no_adapter_touches():
@@ -87,6 +88,16 @@ def test_the_trunk_is_what_no_adapter_touches():
     np.testing.assert_array_equal(model.trunk(TOKENS), trunk)
     assert np.abs(model(TOKENS) - before).max() > 1e-3
     np.testing.assert_array_equal(model.logits(trunk), model(TOKENS))
+
+
+def test_a_shift_alone_leaves_all_layers_to_the_trunk():
+    model = build()
+    lora.attach(model, projections=(), shift=True)
+    assert model.first_adapted == model.num_layers
+    before = model(TOKENS)
+    model.shift = nnx.LoRAParam(jnp.ones(12))
+    expected = before + model.embed[...].sum(axis=1)
+    np.testing.assert_allclose(model(TOKENS), expected, atol=1e-5)
 
 
 @pytest.mark.parametrize("remat", [False, True])
@@ -129,7 +140,10 @@ CASES = {
     "full, untied, remat": ({"tied": False, "remat": True}, None),
     "adapters": ({}, {"projections": ("query", "value", "down"), "rank": 2}),
     "second factors of one layer": ({}, {"rank": 2, "layers": 1, "train_first": False}),
-    "adapters on constants": ({"frozen": True, "unroll": True}, {"rank": 2, "layers": 2}),
+    "adapters on constants": (
+        {"frozen": True, "unroll": True},
+        {"rank": 2, "layers": 2, "shift": True},
+    ),
     "adapters, remat": ({"remat": True}, {"rank": 2, "layers": 2}),
 }
 FAST = ("full", "adapters on constants")
