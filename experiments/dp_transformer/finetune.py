@@ -94,7 +94,8 @@ def run(config, workdir: Path) -> Outcome:
         not_covered=NOT_COVERED,
         synthetic=synthetic,
         notes=_samples(config, {"before tuning": before, "tuned privately": private}),
-        titles=TITLES | {f"dp_{order}gram": f"DP {order}-gram of characters" for order in config.ngrams},
+        titles=TITLES
+        | {f"dp_{order}gram": f"DP {order}-gram of characters" for order in config.ngrams},
         headline_row="dp_tuned",
         baseline_row="pretrained",
     )
@@ -153,7 +154,7 @@ def _share(measures: list[Measure]) -> float:
 
 
 def _ngram(key, config, language: Language, train: Documents, test: Documents, order: int):
-    """A DP n-gram model of the characters that the tokens stand for, and the nats that the test texts cost."""
+    """A DP n-gram model of the characters that the tokens stand for, and the nats that test texts cost."""
     known = own.alphabet("ascii", "replace")
     longest = 6 * config.data.length  # more characters of a training text are not counted
     table = {"order": order, "vocab_size": known.size + 1, "start": known.size}
@@ -187,7 +188,9 @@ def _samples(config, models: dict[str, TunedText]) -> str:
     key, found = jax.random.key(config.seed), []
     for when, model in models.items():
         drawn = model.sample(key, config.sample.count)
-        found.append(f"Samples {when}:\n\n" + "\n".join(f"- {' '.join(text.split())}" for text in drawn))
+        found.append(
+            f"Samples {when}:\n\n" + "\n".join(f"- {' '.join(text.split())}" for text in drawn)
+        )
     return "\n\n".join(found)
 
 

@@ -3,8 +3,8 @@
     python -m experiments.dp_transformer.finetune_steps
     python -m experiments.dp_transformer.finetune_steps --model=random --batch=4 --length=16 --repeats=3
 
-Both steps are gradients of the same batch of random tokens: the mean one, and the sum of clipped ones. They are
-timed one call each in turn, by CPU time of the process; what is printed is the median of the ratios of
+Both steps are gradients of the same batch of random tokens: the mean one, and the sum of clipped ones. They
+are timed one call each in turn, by CPU time of the process; what is printed is the median of the ratios of
 neighbours. Memory is XLA's count of the compiled step: what it is given, returns and needs in between. The
 largest batch is the largest power of two whose step needs at most --gib, beside that of per-example gradients
 by `vmap` and of jax-privacy.
@@ -34,8 +34,8 @@ _LARGEST = 1024
 
 def steps(mode: str, kind: str) -> tuple[dict[str, Callable], tuple[Any, Any], int]:
     """Functions (trained, frozen, tokens) -> gradient by name, what they are given, and the vocabulary."""
-    config = records.load_config("finetune")
-    config.update({"model": {"kind": kind}, "tune": {"mode": mode}})
+    config = records.load_config("finetune" if kind == "gguf" else "finetune:tiny")
+    config.update({"tune": {"mode": mode}})
     language = tuned_text.build(config)
 
     def loss(trained: Any, frozen: Any, tokens: jax.Array) -> jax.Array:
@@ -69,7 +69,9 @@ def steps(mode: str, kind: str) -> tuple[dict[str, Callable], tuple[Any, Any], i
             def batched(trained: Any, tokens: jax.Array) -> jax.Array:
                 return loss(trained, frozen, tokens[0])
 
-            return clipping.clipped_grad(batched, l2_clip_norm=1.0, batch_argnums=1)(trained, tokens)
+            return clipping.clipped_grad(batched, l2_clip_norm=1.0, batch_argnums=1)(
+                trained, tokens
+            )
 
         found["jax-privacy"] = other
     return found, (language.trained, language.frozen), language.tokenizer.vocab_size

@@ -1,4 +1,4 @@
-"""A pretrained language model with what was tuned: how a config builds it, its loss, and what a run leaves."""
+"""A pretrained language model with what was tuned: how a config builds it, its loss, what a run leaves."""
 
 import functools
 from pathlib import Path
@@ -41,7 +41,9 @@ def check(config) -> None:
         raise ValueError(f"config.model.kind={config.model.kind!r} must be 'gguf' or 'random'")
     for name in ("dtype", "param_dtype"):
         if config.model[name] not in ("float32", "bfloat16"):
-            raise ValueError(f"config.model.{name}={config.model[name]!r} must be float32 or bfloat16")
+            raise ValueError(
+                f"config.model.{name}={config.model[name]!r} must be float32 or bfloat16"
+            )
     if config.tune.mode not in MODES:
         raise ValueError(f"config.tune.mode={config.tune.mode!r} must be one of {MODES}")
     for name in ("count", "length"):
@@ -100,8 +102,8 @@ def trunk(language: Language, documents: Documents) -> np.ndarray:
 def loss(language: Language, trained, frozen, before, targets, mask, key):
     """Nats of one record over the width, not its length, so that a token counts the same in all.
 
-    `before` are the tokens before the targets, (L,), or what `trunk` makes of them, (L, d). Nothing is random,
-    so the `key` is not used.
+    `before` are the tokens before the targets, (L,), or what `trunk` makes of them, (L, d). Nothing is
+    random, so the `key` is not used.
     """
     del key
     model = language.model(trained, frozen)
@@ -135,7 +137,9 @@ class TunedText:
 
         @jax.jit
         def nats(trained, frozen, tokens, mask):
-            before = jnp.pad(tokens[:, :-1], [(0, 0), (1, 0)], constant_values=language.tokenizer.start)
+            before = jnp.pad(
+                tokens[:, :-1], [(0, 0), (1, 0)], constant_values=language.tokenizer.start
+            )
             return _nats(language.model(trained, frozen)(before), tokens, mask).sum(axis=1)
 
         self._logits = functools.partial(logits, trained, language.frozen)
@@ -147,7 +151,7 @@ class TunedText:
         return np.concatenate([np.asarray(self._nats(*pair)) for pair in pairs])
 
     def log_prob(self, texts: list[str]) -> np.ndarray:
-        """(n,) log-probability of each text, in nats, as it is: lower its case where the model was tuned so."""
+        """(n,) log-probability of each text in nats; lower its case if the model was tuned on lower case."""
         found = self._language.tokenizer.encode(texts)
         length = max(1, *map(len, found))
         mask = np.arange(length) < np.array([len(ids) for ids in found])[:, None]
@@ -158,9 +162,7 @@ class TunedText:
     def sample(self, key: jax.Array, count: int) -> list[str]:
         """`count` texts drawn from the model, of config.sample.length tokens each."""
         language = self._language
-        drawn = generate(
-            self._logits, key, count, language.length, start=language.tokenizer.start
-        )
+        drawn = generate(self._logits, key, count, language.length, start=language.tokenizer.start)
         return [language.tokenizer.decode(row) for row in np.asarray(drawn)]
 
     def save(self, workdir: Path) -> None:
@@ -169,7 +171,7 @@ class TunedText:
 
 
 def load(config, workdir: Path) -> TunedText:
-    """The private model that a run left, on the pretrained one that its config names. Reads no private data."""
+    """The private model that a run left, on the pretrained one of its config. Reads no private data."""
     language = build(config)
     saved = checkpoints.load_model(workdir, {"trained": language.trained})
     return TunedText(language, saved["trained"])

@@ -31,10 +31,15 @@ def arrays(seed=0):
         "ffn_down": (DIM, HIDDEN), "attn_norm": (DIM,), "ffn_norm": (DIM,),
     }  # fmt: skip
     shapes |= {f"blk.{i}.{name}": shape for i in range(LAYERS) for name, shape in layer.items()}
-    return {f"{name}.weight": rng.normal(size=shape, scale=0.3).astype("f4") for name, shape in shapes.items()}
+    return {
+        f"{name}.weight": rng.normal(size=shape, scale=0.3).astype("f4")
+        for name, shape in shapes.items()
+    }
 
 
-def write(path, *, family="llama", changes=(), left_out=(), quantised=None, more=(), tokenizer=True):
+def write(
+    path, *, family="llama", changes=(), left_out=(), quantised=None, more=(), tokenizer=True
+):
     writer = gguf_package.GGUFWriter(path, family)
     writer.add_vocab_size(len(VOCABULARY))
     writer.add_embedding_length(DIM)
@@ -72,7 +77,9 @@ def write(path, *, family="llama", changes=(), left_out=(), quantised=None, more
     [
         {},
         {
-            "output.weight": np.random.default_rng(1).normal(size=(len(VOCABULARY), DIM)).astype("f4"),
+            "output.weight": np.random.default_rng(1)
+            .normal(size=(len(VOCABULARY), DIM))
+            .astype("f4"),
             "rope_freqs.weight": np.array([1, 2, 4, 8], "f4"),
         },
     ],
@@ -82,20 +89,25 @@ def test_the_model_is_the_slow_one_with_interleaved_positions(tmp_path, more):
     """The order of pairs differs between the file and the module, and it shows nowhere."""
     model = pretrained.load_llama(gguf.GGUF(write(tmp_path / "model.gguf", more=more)))
     found = arrays() | more
-    ours = {name: place for name, place in pretrained._LAYER.items()}
+    ours = dict(pretrained._LAYER)
     weights = {
         "embed": found["token_embd.weight"],
         "norm": found["output_norm.weight"],
         "head": found.get("output.weight", found["token_embd.weight"]).T,
         "layers": [
-            {name: found[f"blk.{i}.{place}.weight"].T for name, place in ours.items()} for i in range(LAYERS)
+            {name: found[f"blk.{i}.{place}.weight"].T for name, place in ours.items()}
+            for i in range(LAYERS)
         ],
     }
     tokens = np.random.default_rng(0).integers(0, len(VOCABULARY), 6)
     shape = {"heads": HEADS, "kv_heads": KV_HEADS, "theta": 500.0, "epsilon": 1e-5}
     factors = more.get("rope_freqs.weight")
-    expected = llama_reference.logits(tokens, weights, layout="interleaved", factors=factors, **shape)
-    np.testing.assert_allclose(model(jnp.asarray(tokens)), expected, atol=1e-4 * np.abs(expected).max())
+    expected = llama_reference.logits(
+        tokens, weights, layout="interleaved", factors=factors, **shape
+    )
+    np.testing.assert_allclose(
+        model(jnp.asarray(tokens)), expected, atol=1e-4 * np.abs(expected).max()
+    )
 
 
 @pytest.mark.parametrize(("kind", "tolerance"), [("F16", 1e-3), ("Q8_0", 0.02), ("Q4_0", 0.2)])
@@ -146,7 +158,7 @@ def one_line(raised):
 
 
 def test_wrong_files_are_named_in_one_line(tmp_path):
-    with pytest.raises(FileNotFoundError, match="absent.gguf: no such file"):
+    with pytest.raises(FileNotFoundError, match=r"absent\.gguf: no such file"):
         gguf.GGUF(tmp_path / "absent.gguf")
     (tmp_path / "other").write_text("no model at all")
     with pytest.raises(ValueError, match="must be a GGUF file") as raised:
@@ -166,7 +178,10 @@ def test_wrong_files_are_named_in_one_line(tmp_path):
     [
         ({"family": "qwen2"}, "architecture 'llama', and is 'qwen2'"),
         ({"left_out": ["blk.1.ffn_up.weight"]}, "the array 'blk.1.ffn_up.weight'"),
-        ({"more": {"output_norm.weight": np.ones(5, "f4")}}, r"shape \(5,\), which must be \(32,\)"),
+        (
+            {"more": {"output_norm.weight": np.ones(5, "f4")}},
+            r"shape \(5,\), which must be \(32,\)",
+        ),
         ({"more": {"blk.0.ffn_gate_inp.weight": np.ones((2, DIM), "f4")}}, "a mixture of experts"),
     ],
 )

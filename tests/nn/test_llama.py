@@ -19,7 +19,14 @@ TOKENS = np.random.default_rng(0).integers(0, 13, (3, 7))
 
 
 def build(**changes):
-    settings = {"dim": 12, "num_layers": 3, "num_heads": 6, "num_kv_heads": 2, "mlp_dim": 20, "head_dim": 4}
+    settings = {
+        "dim": 12,
+        "num_layers": 3,
+        "num_heads": 6,
+        "num_kv_heads": 2,
+        "mlp_dim": 20,
+        "head_dim": 4,
+    }
     return Llama(13, **(settings | {"rngs": nnx.Rngs(0)} | changes))
 
 
@@ -43,7 +50,9 @@ def as_numpy(model):
         "embed": embed,
         "norm": np.asarray(model.norm[...]),
         "head": embed.T if model.head is None else np.asarray(model.head[...]),
-        "layers": [{name: array[i] for name, array in layers.items()} for i in range(model.num_layers)],
+        "layers": [
+            {name: array[i] for name, array in layers.items()} for i in range(model.num_layers)
+        ],
     }
 
 
@@ -51,7 +60,7 @@ def as_numpy(model):
     "changes",
     [
         {},
-        {"tied": False, "num_kv_heads": 6, "head_dim": None, "rope_theta": 100.0, "num_heads": 3, "num_kv_heads": 1},
+        {"tied": False, "head_dim": None, "rope_theta": 100.0, "num_heads": 3, "num_kv_heads": 1},
         {"rope_factors": (1.0, 4.0), "norm_epsilon": 0.1},
     ],
 )  # fmt: skip
@@ -111,6 +120,7 @@ def test_bfloat16_is_near_and_remat_changes_nothing(remat):
     np.testing.assert_allclose(build(remat=remat)(TOKENS), model(TOKENS), atol=1e-5)
 
 
+@pytest.mark.slow
 def test_constants_have_no_gradient_and_adapters_have_the_same():
     gradients = {}
     for frozen in (False, True):
@@ -166,9 +176,11 @@ def test_clipped_sums_are_those_of_per_example_gradients(case):
         warnings.simplefilter("error")  # every parameter has a rule
         mine = jax.jit(dpx.clipped_grad(loss, strict=True, **settings))(params, TOKENS)
     oracle = jax.jit(dpx.clipped_grad(loss, method="vmap", **settings))(params, TOKENS)
-    assert 0 < (np.asarray(oracle.norms) > 5).sum()
+    assert (np.asarray(oracle.norms) > 5).any()
     np.testing.assert_allclose(mine.norms, oracle.norms, rtol=1e-5)
-    ours, theirs = (np.concatenate([np.ravel(x) for x in jax.tree.leaves(y.grads)]) for y in (mine, oracle))
+    ours, theirs = (
+        np.concatenate([np.ravel(x) for x in jax.tree.leaves(y.grads)]) for y in (mine, oracle)
+    )
     assert np.linalg.norm(ours - theirs) < 1e-5 * np.linalg.norm(theirs)
 
 
@@ -227,6 +239,7 @@ def test_bad_adapters_are_named(changes, words):
         lora.attach(build(), **changes)
 
 
+@pytest.mark.slow
 def test_fit_trains_adapters_alone():
     model = build()
     lora.attach(model, rank=2)
@@ -238,6 +251,10 @@ def test_fit_trains_adapters_alone():
     trained = fit(epsilon=100.0).params
     changed = {
         "/".join(map(str, path)): bool((np.asarray(v[...]) != np.asarray(old[...])).any())
-        for (path, v), (_, old) in zip(nnx.to_flat_state(trained), nnx.to_flat_state(params), strict=True)
+        for (path, v), (_, old) in zip(
+            nnx.to_flat_state(trained), nnx.to_flat_state(params), strict=True
+        )
     }
-    assert {name for name, moved in changed.items() if moved} == {n for n in changed if "adapters" in n}
+    assert {name for name, moved in changed.items() if moved} == {
+        n for n in changed if "adapters" in n
+    }
