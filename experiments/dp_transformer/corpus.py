@@ -177,7 +177,9 @@ def load(config) -> Corpus:
 def _own_texts(config, known: Public) -> Texts:
     data = config.data
     if data.path is None:
-        texts = [(f"line {n}", t) for n, t in enumerate(_lines(data.generated, config.seed))]
+        texts = [
+            (f"line {n}", t) for n, t in enumerate(generated_lines(data.generated, config.seed))
+        ]
     else:
         texts = own.load_texts(data.path, record=data.record, column=data.column, user=data.user)
     if known.end is None:
@@ -185,7 +187,7 @@ def _own_texts(config, known: Public) -> Texts:
     return own.encode(texts, known.alphabet, data.length)
 
 
-def _lines(length: int, seed: int) -> list[str]:
+def generated_lines(length: int, seed: int) -> list[str]:
     return _generated(length, seed).splitlines()
 
 

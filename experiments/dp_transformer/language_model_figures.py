@@ -1,4 +1,4 @@
-"""The figure of a character model: what every row reaches, and how training got there."""
+"""The figure of a language model: what every row reaches, and how training got there."""
 
 from collections import defaultdict
 from pathlib import Path
@@ -6,13 +6,11 @@ from pathlib import Path
 from dpx import _storage as storage
 from dpx.launch import plotting
 
-_METRIC = "nats_per_character"
 
-
-def draw(records, folder: Path) -> list[Path]:
-    """The rows of the last run as bars, and its training losses beside them, both in nats per character."""
+def draw(records, folder: Path, *, unit: str = "character") -> list[Path]:
+    """The rows of the last run as bars, and its training losses beside them, both in nats per `unit`."""
     record = records[-1]
-    bars = [measure for measure in record.measures if measure.metric == _METRIC]
+    bars = [measure for measure in record.measures if measure.metric == f"nats_per_{unit}"]
     if not bars:
         return []
     figure, (left, right) = plotting.pyplot().subplots(1, 2, figsize=(11, 4), layout="constrained")
@@ -26,12 +24,12 @@ def draw(records, folder: Path) -> list[Path]:
     lowest = min(measure.value for measure in bars)
     highest = max(measure.value for measure in bars)
     left.set_xlim(max(0.0, lowest - 0.5 * (highest - lowest) - 0.1), highest * 1.05)
-    left.set_xlabel("nats per character, held-out records (grey: not private)")
+    left.set_xlabel(f"nats per {unit}, held-out records (grey: not private)")
     curves = _curves(record)
     for row, points in curves.items():
         steps, losses = zip(*points, strict=True)
         right.plot(steps, losses, marker=".", label=record.titles.get(row, row))
-    right.set(xlabel="step", ylabel="nats per character, training batch")
+    right.set(xlabel="step", ylabel=f"nats per {unit}, training batch")
     right.xaxis.get_major_locator().set_params(integer=True)
     if curves:
         right.legend(fontsize=8, frameon=False)

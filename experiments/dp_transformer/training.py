@@ -43,6 +43,7 @@ def train(
     privacy: Privacy | None,
     mesh: Any = None,
     weight_fn: Callable[..., jax.Array] | None = None,
+    frozen: Any = None,
     evaluate: Callable[[Any], Mapping[str, float]] | None = None,
 ) -> Any:
     """Runs `dpx.training.loop.train` as a config says, and returns the parameters.
@@ -57,7 +58,7 @@ def train(
         steps), `weight_decay`, `log_every`, `checkpoint_every` (steps), `compute_dtype` if it is not that of
         the parameters, and with `evaluate` `evaluate_every` (steps).
       mesh: The section `mesh` of a config, if it has one.
-      keys, label, workdir, privacy, weight_fn, evaluate: See there.
+      keys, label, workdir, privacy, weight_fn, frozen, evaluate: See there.
     """
     data = share(data)
     layout = Layout(sizes(mesh), len(data[0]))
@@ -81,6 +82,7 @@ def train(
         microbatch_size=config.microbatch_size,
         record_key=True,
         weight_fn=weight_fn,
+        frozen=frozen,
         layout=layout,
         workdir=workdir,
         evaluate=None if evaluate is None else lambda params: evaluate(gathered(params)),

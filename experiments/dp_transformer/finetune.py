@@ -1,0 +1,198 @@
+"""A pretrained language model, tuned with differential privacy on documents."""
+
+import functools
+import math
+from pathlib import Path
+
+import jax
+import numpy as np
+
+from dpx import ngram, partial
+from dpx.data import text as own
+from dpx.launch.experiment import Measure, Outcome
+from dpx.training.keys import Keys, open_keys
+from experiments.dp_transformer import documents as docs
+from experiments.dp_transformer import language_model_figures, training, tuned_text
+from experiments.dp_transformer.documents import Documents
+from experiments.dp_transformer.tuned_text import Language, TunedText
+
+NOT_COVERED = (
+    "training loss and realised batch sizes (metrics.jsonl, the progress line)",
+    "the row of the model tuned without privacy, and the share of its gain",
+    "the test metrics, which are computed on held-out records",
+    "choices of hyper-parameters made on training records",
+    "whatever of these records the pretraining of the model has seen",
+)
+TITLES = {
+    "pretrained": "before tuning",
+    "dp_tuned": "tuned privately",
+    "tuned": "tuned without privacy, equal steps",
+}
+
+
+def validate(config) -> None:
+    """Raises ValueError, FileNotFoundError or ModuleNotFoundError for what cannot be used."""
+    docs.check(config.data)
+    tuned_text.check(config)
+    for order in config.ngrams:
+        if order not in (1, 2, 3):
+            raise ValueError(f"config.ngrams must be from 1 to 3, not {order}")
+    language = tuned_text.build(config)
+    train, _ = docs.load(config, language.tokenizer)
+    training.check_both(config, len(train))
+    training.warn_about_delta(config.delta, len(train))
+
+
+def plan(config) -> dict:
+    """The privacy parameters of a run, without training."""
+    language = tuned_text.build(config)
+    train, _ = docs.load(config, language.tokenizer)
+    counts = {name: _size(getattr(language, name)) for name in ("trained", "frozen")}
+    planned = training.plan(config.train, config.epsilon, config.delta, len(train))
+    return planned | {f"{name}_parameters": count for name, count in counts.items()}
+
+
+def run(config, workdir: Path) -> Outcome:
+    """Tunes the model privately and without privacy, and measures what held-out records cost."""
+    language = tuned_text.build(config)
+    train, test = docs.load(config, language.tokenizer)
+    synthetic = config.data.path is None and bool(config.data.generated)
+    keys = open_keys(config, workdir, synthetic=synthetic, data=tuple(train))
+    private_key, plain_key, *ngram_keys = jax.random.split(keys.noise, 2 + len(config.ngrams))
+    unit = docs.unit(config)
+    privacy, guarantee = training.make_private(
+        config.train, config.epsilon, config.delta, len(train), unit, _assumptions(config)
+    )
+    characters = sum(map(len, test.texts(language.tokenizer)))
+    before = TunedText(language, language.trained)
+    measures = _measures("pretrained", before.nats(test), test, characters)
+    releases = {}
+    for order, key in zip(config.ngrams, ngram_keys, strict=True):
+        row = f"dp_{order}gram"
+        model, nats = _ngram(key, config, language, train, test, order)
+        releases[row] = model.guarantee
+        measures.append(Measure(row, "nats_per_character", nats / characters))
+
+    start = tuned_text.inputs(language.tokenizer, train.tokens)
+    planned = [config.train, training.without_privacy(config)]
+    if language.model().first_adapted and len(train) < sum(s.steps * s.batch_size for s in planned):
+        start = tuned_text.trunk(language, train)  # once for each record, not each time it is drawn
+    tune = functools.partial(_tune, config, workdir, language, (start, *train))
+    private = tune("dp_tuned", config.train, Keys(private_key, keys.sampling), privacy)
+    private.save(workdir)
+    releases["dp_tuned"] = guarantee
+    measures += _measures("dp_tuned", private.nats(test), test, characters)
+    if config.non_private.steps:
+        section = training.without_privacy(config)
+        tuned = tune("tuned", section, Keys(plain_key, keys.sampling.spawn(1)[0]), None)
+        measures += _measures("tuned", tuned.nats(test), test, characters)
+        measures.append(Measure("dp_tuned", "share_of_gain", _share(measures)))
+    return Outcome(
+        measures=measures,
+        headline=guarantee,
+        releases=releases,
+        not_covered=NOT_COVERED,
+        synthetic=synthetic,
+        notes=_samples(config, {"before tuning": before, "tuned privately": private}),
+        titles=TITLES
+        | {f"dp_{order}gram": f"DP {order}-gram of characters" for order in config.ngrams},
+        headline_row="dp_tuned",
+        baseline_row="pretrained",
+    )
+
+
+def load(config, workdir: Path) -> TunedText:
+    """The private model that a run left."""
+    return tuned_text.load(config, workdir)
+
+
+def figures(records, folder: Path) -> list[Path]:
+    """The rows as bars, and the learning curves beside them."""
+    return language_model_figures.draw(records, folder, unit="token")
+
+
+def _assumptions(config) -> tuple[str, ...]:
+    unit = docs.unit(config)
+    return (
+        f"the number of {unit}s, which sets the split, the sampling probability, the batch size and δ, is "
+        "public",
+        "the pretrained model and its tokenizer are public, and depend on none of the records",
+    )
+
+
+def _tune(
+    config, workdir, language: Language, data, label: str, section, keys: Keys, privacy
+) -> TunedText:
+    trained = training.train(
+        functools.partial(tuned_text.loss, language),
+        language.trained,
+        data=data,
+        config=section,
+        keys=keys,
+        label=label,
+        workdir=workdir,
+        privacy=privacy,
+        mesh=config.mesh,
+        weight_fn=tuned_text.weight,
+        frozen=language.frozen,
+    )
+    return TunedText(language, trained)
+
+
+def _measures(row: str, nats: np.ndarray, test: Documents, characters: int) -> list[Measure]:
+    return [
+        Measure(row, "nats_per_token", float(nats.sum() / test.mask.sum())),
+        Measure(row, "nats_per_character", float(nats.sum() / characters)),
+    ]
+
+
+def _share(measures: list[Measure]) -> float:
+    """What part of the nats that equal steps without privacy save, private tuning saves."""
+    found = {m.row: m.value for m in measures if m.metric == "nats_per_token"}
+    gain = found["pretrained"] - found["tuned"]
+    return (found["pretrained"] - found["dp_tuned"]) / gain if gain else math.nan
+
+
+def _ngram(key, config, language: Language, train: Documents, test: Documents, order: int):
+    """A DP n-gram model of the characters that the tokens stand for, and the nats that test texts cost."""
+    known = own.alphabet("ascii", "replace")
+    longest = 6 * config.data.length  # more characters of a training text are not counted
+    table = {"order": order, "vocab_size": known.size + 1, "start": known.size}
+    options = {"l2_clip_norm": math.sqrt(longest)}
+    parts = [
+        ngram.statistic(_encode(known, part.texts(language.tokenizer), longest), **table, **options)
+        for part in (train.take(slice(i, i + 500)) for i in range(0, len(train), 500))
+    ]
+    named = [part.as_block(str(i)) for i, part in enumerate(parts)]
+    model = ngram.release(
+        key,
+        functools.reduce(partial.merge, named),
+        epsilon=config.epsilon,
+        delta=config.delta,
+        unit=docs.unit(config),
+    )
+    tokens, mask = _encode(known, test.texts(language.tokenizer))
+    return model, -float(model.log_prob(tokens)[mask].sum())
+
+
+def _encode(known: own.Alphabet, texts: list[str], longest: int | None = None):
+    """Characters as tokens and their mask, (n, L)."""
+    rows = [known.encode(text)[:longest] for text in texts]
+    mask = np.arange(max(map(len, rows))) < np.array([len(row) for row in rows])[:, None]
+    tokens = np.full(mask.shape, known.size, np.int32)
+    tokens[mask] = np.concatenate(rows)
+    return tokens, mask
+
+
+def _samples(config, models: dict[str, TunedText]) -> str:
+    key, found = jax.random.key(config.seed), []
+    for when, model in models.items():
+        drawn = model.sample(key, config.sample.count)
+        found.append(
+            f"Samples {when}:\n\n" + "\n".join(f"- {' '.join(text.split())}" for text in drawn)
+        )
+    return "\n\n".join(found)
+
+
+def _size(state) -> int:
+    return sum(leaf.size for leaf in jax.tree.leaves(state))

@@ -1,0 +1,177 @@
+"""A pretrained language model with what was tuned: how a config builds it, its loss, what a run leaves."""
+
+import functools
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax import nnx
+
+from dpx.data import gguf
+from dpx.nn import lora, pretrained
+from dpx.nn.llama import Llama
+from dpx.nn.transformer import generate
+from dpx.training import checkpoints
+from experiments.dp_transformer.documents import Bytes, Documents
+
+MODES = ("lora", "full")
+_PIECE = 16  # texts that are scored at a time, whose logits take memory
+
+
+class Language(NamedTuple):
+    """A model in parts, and its tokenizer: `trained` is what tuning changes, `frozen` what it does not."""
+
+    graph: Any
+    trained: nnx.State
+    frozen: nnx.State
+    tokenizer: Any
+    length: int
+
+    def model(self, trained: Any = None, frozen: Any = None) -> Llama:
+        """The model, by default with the parameters that it began with."""
+        trained = self.trained if trained is None else trained
+        return nnx.merge(self.graph, trained, self.frozen if frozen is None else frozen)
+
+
+def check(config) -> None:
+    """Raises ValueError for sections `model`, `tune` and `sample` that cannot be used."""
+    if config.model.kind not in ("gguf", "random"):
+        raise ValueError(f"config.model.kind={config.model.kind!r} must be 'gguf' or 'random'")
+    for name in ("dtype", "param_dtype"):
+        if config.model[name] not in ("float32", "bfloat16"):
+            raise ValueError(
+                f"config.model.{name}={config.model[name]!r} must be float32 or bfloat16"
+            )
+    if config.tune.mode not in MODES:
+        raise ValueError(f"config.tune.mode={config.tune.mode!r} must be one of {MODES}")
+    for name in ("count", "length"):
+        if config.sample[name] < 1:
+            raise ValueError(f"config.sample.{name}={config.sample[name]} must be at least 1")
+
+
+def build(config) -> Language:
+    """The model that a config describes, with new adapters where it asks for them.
+
+    Raises:
+      ValueError, FileNotFoundError: for a file that cannot be used, or adapters that the model cannot have.
+      ModuleNotFoundError: where a package that the file needs, or the default model, is not installed.
+    """
+    options = {name: config.model[name] for name in ("dtype", "param_dtype", "remat", "unroll")}
+    options["frozen"] = config.tune.mode == "lora"
+    if config.tune.mode == "full":  # steps are too small for what bfloat16 can tell apart
+        options["param_dtype"] = "float32"
+    if config.model.kind == "random":
+        tokenizer, rngs = Bytes(), nnx.Rngs(config.seed)
+        shape = {"dim": 16, "num_layers": 3, "num_heads": 4, "num_kv_heads": 2}
+        model = Llama(tokenizer.vocab_size, **shape, **options, rngs=rngs)
+    else:
+        file = gguf.GGUF(config.model.path or pretrained.default_path())
+        tokenizer, model = gguf.tokenizer(file), pretrained.load_llama(file, **options)
+    trained: Any = nnx.Param
+    if config.tune.mode == "lora":
+        names = ("projections", "rank", "alpha", "train_first", "shift")
+        try:
+            lora.attach(
+                model,
+                **{name: config.tune[name] for name in names},
+                layers=config.tune.layers or None,
+                seed=config.tune.adapter_seed,
+            )
+        except ValueError as error:
+            raise ValueError(f"config.tune.{error}") from None
+        trained = nnx.LoRAParam
+    graph, own, frozen = nnx.split(model, trained, ...)
+    return Language(graph, own, frozen, tokenizer, config.sample.length)
+
+
+def inputs(tokenizer, tokens: np.ndarray) -> np.ndarray:
+    """Each token's predecessor."""
+    first = np.full((len(tokens), 1), tokenizer.start, np.int32)
+    return np.concatenate([first, tokens[:, :-1]], axis=1)
+
+
+def trunk(language: Language, documents: Documents) -> np.ndarray:
+    """What enters the first layer that is tuned, (n, L, d), of each document alone."""
+    run = jax.jit(lambda frozen, tokens: language.model(frozen=frozen).trunk(tokens))
+    before = inputs(language.tokenizer, documents.tokens)
+    return np.concatenate([np.asarray(run(language.frozen, part)) for part in _pieces(before)])
+
+
+def loss(language: Language, trained, frozen, before, targets, mask, key):
+    """Nats of one record over the width, not its length, so that a token counts the same in all.
+
+    `before` are the tokens before the targets, (L,), or what `trunk` makes of them, (L, d). Nothing is
+    random, so the `key` is not used.
+    """
+    del key
+    model = language.model(trained, frozen)
+    x = before if before.ndim == 2 else model.trunk(before)
+    return _nats(model.logits(x), targets, mask).sum() / len(targets)
+
+
+def weight(before, targets, mask):
+    """The part of the width that one record fills."""
+    return mask.sum() / len(targets)
+
+
+def _nats(logits, targets, mask):
+    picked = jnp.take_along_axis(logits, targets[..., None], axis=-1)[..., 0]
+    return jnp.where(mask, jax.nn.logsumexp(logits, axis=-1) - picked, 0)
+
+
+def _pieces(rows):
+    return [rows[start : start + _PIECE] for start in range(0, len(rows), _PIECE)]
+
+
+class TunedText:
+    """A language model: scores and samples texts."""
+
+    def __init__(self, language: Language, trained: Any):
+        self._language, self._trained = language, trained
+
+        @jax.jit
+        def logits(trained, frozen, tokens):
+            return language.model(trained, frozen)(tokens)
+
+        @jax.jit
+        def nats(trained, frozen, tokens, mask):
+            before = jnp.pad(
+                tokens[:, :-1], [(0, 0), (1, 0)], constant_values=language.tokenizer.start
+            )
+            return _nats(language.model(trained, frozen)(before), tokens, mask).sum(axis=1)
+
+        self._logits = functools.partial(logits, trained, language.frozen)
+        self._nats = functools.partial(nats, trained, language.frozen)
+
+    def nats(self, documents: Documents) -> np.ndarray:
+        """(n,) nats that each document costs: −log of its probability."""
+        pairs = zip(_pieces(documents.tokens), _pieces(documents.mask), strict=True)
+        return np.concatenate([np.asarray(self._nats(*pair)) for pair in pairs])
+
+    def log_prob(self, texts: list[str]) -> np.ndarray:
+        """(n,) log-probability of each text in nats; lower its case if the model was tuned on lower case."""
+        found = self._language.tokenizer.encode(texts)
+        length = max(1, *map(len, found))
+        mask = np.arange(length) < np.array([len(ids) for ids in found])[:, None]
+        tokens = np.zeros(mask.shape, np.int32)
+        tokens[mask] = np.concatenate(found)
+        return -self.nats(Documents(tokens, mask))
+
+    def sample(self, key: jax.Array, count: int) -> list[str]:
+        """`count` texts drawn from the model, of config.sample.length tokens each."""
+        language = self._language
+        drawn = generate(self._logits, key, count, language.length, start=language.tokenizer.start)
+        return [language.tokenizer.decode(row) for row in np.asarray(drawn)]
+
+    def save(self, workdir: Path) -> None:
+        """Saves what was tuned, and nothing else."""
+        checkpoints.save_model(workdir, {"trained": self._trained})
+
+
+def load(config, workdir: Path) -> TunedText:
+    """The private model that a run left, on the pretrained one of its config. Reads no private data."""
+    language = build(config)
+    saved = checkpoints.load_model(workdir, {"trained": language.trained})
+    return TunedText(language, saved["trained"])

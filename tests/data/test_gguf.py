@@ -1,0 +1,215 @@
+"""GGUF files: what is written is read, models are what they were, and wrong files are named in one line."""
+
+import sys
+
+import jax
+import jax.numpy as jnp
+import llama_reference
+import numpy as np
+import pytest
+from flax import nnx
+
+from dpx.data import gguf
+from dpx.nn import pretrained
+
+gguf_package = pytest.importorskip("gguf")
+
+HEADS, KV_HEADS, DIM, HIDDEN, LAYERS, SIZE = 4, 2, 32, 64, 2, 8
+# Bytes as byte-level BPE writes them, of which some are merged.
+LETTERS = ["Ġ", "Ċ", "'", ",", *"abcdefghijklmnopqrstuvwxyz0123456789é", "Ã", "©"]
+MERGES = ["Ġ t", "h e", "Ġt he", "1 2"]
+VOCABULARY = ["<|endoftext|>", *LETTERS, *(merge.replace(" ", "") for merge in MERGES)]
+
+
+def arrays(seed=0):
+    """Matrices (out, in), as GGUF files have them."""
+    rng = np.random.default_rng(seed)
+    shapes = {"token_embd": (len(VOCABULARY), DIM), "output_norm": (DIM,)}
+    layer = {
+        "attn_q": (HEADS * SIZE, DIM), "attn_k": (KV_HEADS * SIZE, DIM), "attn_v": (KV_HEADS * SIZE, DIM),
+        "attn_output": (DIM, HEADS * SIZE), "ffn_gate": (HIDDEN, DIM), "ffn_up": (HIDDEN, DIM),
+        "ffn_down": (DIM, HIDDEN), "attn_norm": (DIM,), "ffn_norm": (DIM,),
+    }  # fmt: skip
+    shapes |= {f"blk.{i}.{name}": shape for i in range(LAYERS) for name, shape in layer.items()}
+    return {
+        f"{name}.weight": rng.normal(size=shape, scale=0.3).astype("f4")
+        for name, shape in shapes.items()
+    }
+
+
+def write(
+    path, *, family="llama", changes=(), left_out=(), quantised=None, more=(), tokenizer=True
+):
+    writer = gguf_package.GGUFWriter(path, family)
+    writer.add_vocab_size(len(VOCABULARY))
+    writer.add_embedding_length(DIM)
+    writer.add_block_count(LAYERS)
+    writer.add_head_count(HEADS)
+    writer.add_head_count_kv(KV_HEADS)
+    writer.add_feed_forward_length(HIDDEN)
+    writer.add_rope_freq_base(500.0)
+    writer.add_layer_norm_rms_eps(1e-5)
+    if tokenizer:
+        writer.add_tokenizer_model("gpt2")
+        writer.add_tokenizer_pre("smollm")
+        writer.add_token_list(VOCABULARY)
+        writer.add_token_merges(MERGES)
+        writer.add_bos_token_id(1)
+    for name, value in dict(changes).items():
+        getattr(writer, name)(value)
+    kind = None if quantised is None else gguf_package.GGMLQuantizationType[quantised]
+    for name, array in (arrays() | dict(more)).items():
+        if name in left_out:
+            continue
+        if kind is None or array.ndim == 1:
+            writer.add_tensor(name, array)
+        else:
+            writer.add_tensor(name, gguf_package.quants.quantize(array, kind), raw_dtype=kind)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    return path
+
+
+@pytest.mark.parametrize(
+    "more",
+    [
+        {},
+        {
+            "output.weight": np.random.default_rng(1)
+            .normal(size=(len(VOCABULARY), DIM))
+            .astype("f4"),
+            "rope_freqs.weight": np.array([1, 2, 4, 8], "f4"),
+        },
+    ],
+    ids=["tied", "untied, stretched"],
+)
+def test_the_model_is_the_slow_one_with_interleaved_positions(tmp_path, more):
+    """The order of pairs differs between the file and the module, and it shows nowhere."""
+    model = pretrained.load_llama(gguf.GGUF(write(tmp_path / "model.gguf", more=more)))
+    found = arrays() | more
+    ours = dict(pretrained._LAYER)
+    weights = {
+        "embed": found["token_embd.weight"],
+        "norm": found["output_norm.weight"],
+        "head": found.get("output.weight", found["token_embd.weight"]).T,
+        "layers": [
+            {name: found[f"blk.{i}.{place}.weight"].T for name, place in ours.items()}
+            for i in range(LAYERS)
+        ],
+    }
+    tokens = np.random.default_rng(0).integers(0, len(VOCABULARY), 6)
+    shape = {"heads": HEADS, "kv_heads": KV_HEADS, "theta": 500.0, "epsilon": 1e-5}
+    factors = more.get("rope_freqs.weight")
+    expected = llama_reference.logits(
+        tokens, weights, layout="interleaved", factors=factors, **shape
+    )
+    np.testing.assert_allclose(
+        model(jnp.asarray(tokens)), expected, atol=1e-4 * np.abs(expected).max()
+    )
+
+
+@pytest.mark.parametrize(("kind", "tolerance"), [("F16", 1e-3), ("Q8_0", 0.02), ("Q4_0", 0.2)])
+def test_quantised_arrays_are_near(tmp_path, kind, tolerance):
+    file = gguf.GGUF(write(tmp_path / "model.gguf", quantised=kind))
+    exact = arrays()["blk.1.ffn_up.weight"]
+    found = file.array("blk.1.ffn_up.weight")
+    assert found.dtype == np.float32
+    assert 0 < np.abs(found - exact).max() < tolerance * np.abs(exact).max()
+
+
+def test_parameters_take_the_asked_dtype_and_no_others(tmp_path):
+    file = gguf.GGUF(write(tmp_path / "model.gguf"))
+    half = pretrained.load_llama(file, param_dtype="bfloat16", dtype="bfloat16")
+    assert {leaf.dtype for leaf in jax.tree.leaves(nnx.state(half))} == {jnp.dtype("bfloat16")}
+    np.testing.assert_allclose(half.norm[...], arrays()["output_norm.weight"], rtol=0.01)
+
+
+def test_the_tokenizer_cuts_digits_and_merges_within_words(tmp_path):
+    tokenizer = gguf.tokenizer(gguf.GGUF(write(tmp_path / "model.gguf")))
+    assert tokenizer.vocab_size == len(VOCABULARY)
+    assert tokenizer.start == 0
+    (ids,) = tokenizer.encode(["the the 12\n"])
+    assert ids.dtype == np.int32
+    # "12" is a merge, but digits stand alone; a blank before a digit is a word of its own.
+    assert [VOCABULARY[i] for i in ids] == ["t", "he", "Ġthe", "Ġ", "1", "2", "Ċ"]
+    assert tokenizer.decode(ids) == "the the 12\n"
+    (ids,) = tokenizer.encode(["é"])
+    assert [VOCABULARY[i] for i in ids] == ["Ã", "©"]
+    assert tokenizer.decode(ids) == "é"
+    assert tokenizer.decode(ids[:1]) == "\ufffd"
+
+
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [("gpt-2", ["Ġthe", "Ġ", "12", "Ċ"]), ("llama-bpe", ["Ġthe", "Ġ", "12", "Ċ"])],
+)
+def test_other_cuts_keep_digits_together(tmp_path, name, words):
+    path = write(tmp_path / "model.gguf", changes={"add_tokenizer_pre": name})
+    tokenizer = gguf.tokenizer(gguf.GGUF(path))
+    (ids,) = tokenizer.encode([" the 12\n"])
+    assert [VOCABULARY[i] for i in ids] == words
+
+
+def one_line(raised):
+    assert len(str(raised.value).splitlines()) == 1
+    return str(raised.value)
+
+
+def test_wrong_files_are_named_in_one_line(tmp_path):
+    with pytest.raises(FileNotFoundError, match=r"absent\.gguf: no such file"):
+        gguf.GGUF(tmp_path / "absent.gguf")
+    (tmp_path / "other").write_text("no model at all")
+    with pytest.raises(ValueError, match="must be a GGUF file") as raised:
+        gguf.GGUF(tmp_path / "other")
+    one_line(raised)
+    whole = write(tmp_path / "whole.gguf").read_bytes()
+    assert len(whole) > 20000
+    for size in (4, 10, 60, 700, 1500, len(whole) // 2, len(whole) - 40):
+        (tmp_path / "cut.gguf").write_bytes(whole[:size])
+        with pytest.raises(ValueError, match="cut off") as raised:
+            gguf.GGUF(tmp_path / "cut.gguf")
+        assert "cut.gguf" in one_line(raised)
+
+
+@pytest.mark.parametrize(
+    ("settings", "words"),
+    [
+        ({"family": "qwen2"}, "architecture 'llama', and is 'qwen2'"),
+        ({"left_out": ["blk.1.ffn_up.weight"]}, "the array 'blk.1.ffn_up.weight'"),
+        (
+            {"more": {"output_norm.weight": np.ones(5, "f4")}},
+            r"shape \(5,\), which must be \(32,\)",
+        ),
+        ({"more": {"blk.0.ffn_gate_inp.weight": np.ones((2, DIM), "f4")}}, "a mixture of experts"),
+    ],
+)
+def test_models_that_cannot_be_used_are_named(tmp_path, settings, words):
+    path = write(tmp_path / "model.gguf", **settings)
+    with pytest.raises(ValueError, match=words) as raised:
+        pretrained.load_llama(gguf.GGUF(path))
+    one_line(raised)
+
+
+@pytest.mark.parametrize(
+    ("settings", "words"),
+    [
+        ({"tokenizer": False}, "byte-level BPE tokenizer .* has None"),
+        ({"changes": {"add_tokenizer_model": "llama"}}, "has 'llama'"),
+        ({"changes": {"add_tokenizer_pre": "deepseek-llm"}}, "words as 'deepseek-llm' does"),
+    ],
+)
+def test_tokenizers_that_cannot_be_used_are_named(tmp_path, settings, words):
+    with pytest.raises(ValueError, match=words) as raised:
+        gguf.tokenizer(gguf.GGUF(write(tmp_path / "model.gguf", **settings)))
+    one_line(raised)
+
+
+@pytest.mark.parametrize("name", ["gguf", "tokenizers"])
+def test_a_missing_package_is_named_with_its_extra(tmp_path, monkeypatch, name):
+    path = write(tmp_path / "model.gguf")
+    monkeypatch.setitem(sys.modules, name, None)
+    with pytest.raises(ModuleNotFoundError, match=r"pip install dpx-attention\[lm\]") as raised:
+        gguf.tokenizer(gguf.GGUF(path))
+    one_line(raised)

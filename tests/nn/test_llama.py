@@ -1,0 +1,260 @@
+"""The Llama against slow NumPy, and its clipped gradients against per-example ones."""
+
+import functools
+import warnings
+
+import jax
+import jax.numpy as jnp
+import llama_reference
+import numpy as np
+import optax
+import pytest
+from flax import nnx
+
+import dpx
+from dpx.nn import lora
+from dpx.nn.llama import Llama
+
+TOKENS = np.random.default_rng(0).integers(0, 13, (3, 7))
+
+
+def build(**changes):
+    settings = {
+        "dim": 12,
+        "num_layers": 3,
+        "num_heads": 6,
+        "num_kv_heads": 2,
+        "mlp_dim": 20,
+        "head_dim": 4,
+    }
+    return Llama(13, **(settings | {"rngs": nnx.Rngs(0)} | changes))
+
+
+def randomized(model, seed=0):
+    """The same model with every parameter random, scales and zeros too."""
+    graph, params = nnx.split(model)
+    rng = np.random.default_rng(seed)
+    params = jax.tree.map(lambda x: x + 0.3 * rng.normal(size=x.shape).astype("f4"), params)
+    return nnx.merge(graph, params)
+
+
+def as_numpy(model):
+    layers = {name: np.asarray(array[...]) for name, array in model.layers.items()}
+    for name, pair in model.adapters.items():
+        count = pair["first"].shape[0]
+        product = np.einsum("kir,kro->kio", pair["first"][...], pair["second"][...])
+        layers[name] = layers[name].copy()
+        layers[name][-count:] += model.adapter_scale * product
+    embed = np.asarray(model.embed[...])
+    return {
+        "embed": embed,
+        "norm": np.asarray(model.norm[...]),
+        "head": embed.T if model.head is None else np.asarray(model.head[...]),
+        "layers": [
+            {name: array[i] for name, array in layers.items()} for i in range(model.num_layers)
+        ],
+    }
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {},
+        {"tied": False, "head_dim": None, "rope_theta": 100.0, "num_heads": 3, "num_kv_heads": 1},
+        {"rope_factors": (1.0, 4.0), "norm_epsilon": 0.1},
+    ],
+)  # fmt: skip
+def test_it_is_the_slow_one(changes):
+    model = randomized(build(**changes))
+    lora.attach(model, projections=("key", "down"), rank=2, alpha=3.0, layers=2, shift=True, seed=1)
+    model = randomized(model, 2)
+    found = jax.jit(lambda tokens: model(tokens))(TOKENS)
+    for row, tokens in zip(found, TOKENS, strict=True):
+        expected = llama_reference.logits(
+            tokens,
+            as_numpy(model),
+            heads=model.num_heads,
+            kv_heads=model.num_kv_heads,
+            theta=model.rope_theta,
+            epsilon=model.norm_epsilon,
+            factors=model.rope_factors,
+            layout="halves",
+        )
+        expected = expected + np.asarray(model.shift[...]) @ as_numpy(model)["head"]
+        np.testing.assert_allclose(row, expected, atol=2e-4 * np.abs(expected).max())
+
+
+def test_the_trunk_is_what_no_adapter_touches():
+    model = build()
+    before = model(TOKENS)
+    assert model.first_adapted == 0
+    np.testing.assert_array_equal(model.trunk(TOKENS), model.embed[...][TOKENS])
+    lora.attach(model, layers=1)
+    assert model.first_adapted == 2
+    np.testing.assert_allclose(model(TOKENS), before, atol=1e-5)  # new adapters change nothing
+    trunk = model.trunk(TOKENS)
+    model.adapters["query"]["second"] = nnx.LoRAParam(jnp.ones((1, 8, 24)))
+    np.testing.assert_array_equal(model.trunk(TOKENS), trunk)
+    assert np.abs(model(TOKENS) - before).max() > 1e-3
+    np.testing.assert_array_equal(model.logits(trunk), model(TOKENS))
+
+
+def test_a_shift_alone_leaves_all_layers_to_the_trunk():
+    model = build()
+    lora.attach(model, projections=(), shift=True)
+    assert model.first_adapted == model.num_layers
+    before = model(TOKENS)
+    model.shift = nnx.LoRAParam(jnp.ones(12))
+    expected = before + model.embed[...].sum(axis=1)
+    np.testing.assert_allclose(model(TOKENS), expected, atol=1e-5)
+
+
+@pytest.mark.parametrize("remat", [False, True])
+def test_bfloat16_is_near_and_remat_changes_nothing(remat):
+    model = build()
+    half = build(dtype=jnp.bfloat16, param_dtype=jnp.bfloat16, remat=remat)
+    assert {leaf.dtype for leaf in jax.tree.leaves(nnx.state(half))} == {jnp.dtype("bfloat16")}
+    assert half(TOKENS).dtype == jnp.float32
+    assert half.trunk(TOKENS).dtype == jnp.bfloat16
+    np.testing.assert_allclose(half(TOKENS), model(TOKENS), atol=0.05)
+    np.testing.assert_allclose(build(remat=remat)(TOKENS), model(TOKENS), atol=1e-5)
+
+
+@pytest.mark.slow
+def test_constants_have_no_gradient_and_adapters_have_the_same():
+    gradients = {}
+    for frozen in (False, True):
+        model = build(frozen=frozen)
+        lora.attach(model, projections=("query", "up"), rank=2, train_first=False)
+        graph, params = nnx.split(randomized(model))
+        found = jax.jit(jax.grad(loss_of(graph)))(params, TOKENS[0])
+        gradients[frozen] = {"/".join(map(str, p)): v[...] for p, v in nnx.to_flat_state(found)}
+    free, held = gradients[False], gradients[True]
+    for name in ("adapters/query/second", "adapters/up/second", "norm", "layers/mlp_norm"):
+        np.testing.assert_allclose(held[name], free[name], rtol=1e-4, atol=1e-5)
+    for name in ("layers/query", "layers/down"):
+        assert np.abs(free[name]).max() > 0
+        assert not np.abs(held[name]).any()
+
+
+def loss_of(graph):
+    def loss(params, tokens):
+        logits = nnx.merge(graph, params)(tokens[:-1])
+        return optax.softmax_cross_entropy_with_integer_labels(logits, tokens[1:]).sum()
+
+    return loss
+
+
+CASES = {
+    "full": ({"num_layers": 2}, None),
+    "full, untied, remat": ({"tied": False, "remat": True}, None),
+    "adapters": ({}, {"projections": ("query", "value", "down"), "rank": 2}),
+    "second factors of one layer": ({}, {"rank": 2, "layers": 1, "train_first": False}),
+    "adapters on constants": (
+        {"frozen": True, "unroll": True},
+        {"rank": 2, "layers": 2, "shift": True},
+    ),
+    "adapters, remat": ({"remat": True}, {"rank": 2, "layers": 2}),
+}
+FAST = ("full", "adapters on constants")
+
+
+@pytest.mark.parametrize(
+    "case", [name if name in FAST else pytest.param(name, marks=pytest.mark.slow) for name in CASES]
+)
+def test_clipped_sums_are_those_of_per_example_gradients(case):
+    changes, adapters = CASES[case]
+    model = build(**changes)
+    wrt = None
+    if adapters is not None:
+        lora.attach(model, **adapters)
+        wrt = nnx.LoRAParam
+    graph, params = nnx.split(randomized(model))
+    loss = loss_of(graph)
+    settings = {"l2_clip_norm": 5.0, "wrt": wrt}
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")  # every parameter has a rule
+        mine = jax.jit(dpx.clipped_grad(loss, strict=True, **settings))(params, TOKENS)
+    oracle = jax.jit(dpx.clipped_grad(loss, method="vmap", **settings))(params, TOKENS)
+    assert (np.asarray(oracle.norms) > 5).any()
+    np.testing.assert_allclose(mine.norms, oracle.norms, rtol=1e-5)
+    ours, theirs = (
+        np.concatenate([np.ravel(x) for x in jax.tree.leaves(y.grads)]) for y in (mine, oracle)
+    )
+    assert np.linalg.norm(ours - theirs) < 1e-5 * np.linalg.norm(theirs)
+
+
+def test_only_what_is_named_is_trained():
+    model = build()
+    lora.attach(model, projections=("query", "up"), rank=3, layers=2, train_first=False)
+    trained = nnx.state(model, nnx.LoRAParam)
+    shapes = {"/".join(map(str, path)): v.shape for path, v in nnx.to_flat_state(trained)}
+    assert shapes == {"adapters/query/second": (2, 3, 24), "adapters/up/second": (2, 3, 20)}
+    same = build()
+    lora.attach(same, projections=("query", "up"), rank=3, layers=2, train_first=False)
+    pairs = zip(*(jax.tree.leaves(nnx.state(m)) for m in (model, same)), strict=True)
+    assert all((a == b).all() for a, b in pairs)
+
+
+def test_every_matrix_has_a_rule():
+    """Scales of norms are small enough to be held for each example."""
+    graph, params = nnx.split(build(tied=False))
+    rows = dpx.explain_clipping(loss_of(graph), params, TOKENS).rows
+    assert {row.path.split("/value")[0] for row in rows if not row.has_rule} == {
+        "norm", "layers/attention_norm", "layers/mlp_norm",
+    }  # fmt: skip
+    assert len(rows) == 12
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"dim": 0}, "dim=0"),
+        ({"num_layers": 0}, "num_layers=0"),
+        ({"num_kv_heads": 4}, "num_kv_heads=4"),
+        ({"head_dim": 3}, "head_dim=3"),
+        ({"head_dim": None, "num_heads": 5, "num_kv_heads": 1}, "num_heads=5 must divide dim=12"),
+        ({"rope_factors": (1.0,)}, "rope_factors has 1"),
+        ({"mlp_dim": 0}, "mlp_dim=0"),
+    ],
+)
+def test_bad_sizes_are_named(changes, words):
+    with pytest.raises(ValueError, match=words):
+        build(**changes)
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"projections": ("query", "head")}, "projections="),
+        ({"projections": ()}, "projections="),
+        ({"layers": 4}, "layers=4"),
+        ({"layers": 0}, "layers=0"),
+        ({"rank": 0}, "rank=0"),
+        ({"alpha": 0.0}, "alpha=0"),
+    ],
+)
+def test_bad_adapters_are_named(changes, words):
+    with pytest.raises(ValueError, match=words):
+        lora.attach(build(), **changes)
+
+
+@pytest.mark.slow
+def test_fit_trains_adapters_alone():
+    model = build()
+    lora.attach(model, rank=2)
+    graph, params = nnx.split(model)
+    fit = functools.partial(
+        dpx.training.fit, loss_of(graph), params, np.repeat(TOKENS, 10, axis=0), delta=1e-3, batch_size=10,
+        steps=3, optimizer=optax.adam(0.05), l2_clip_norm=1.0, key=jax.random.key(0), wrt=nnx.LoRAParam,
+    )  # fmt: skip
+    trained = fit(epsilon=100.0).params
+    changed = {
+        "/".join(map(str, path)): bool((np.asarray(v[...]) != np.asarray(old[...])).any())
+        for (path, v), (_, old) in zip(
+            nnx.to_flat_state(trained), nnx.to_flat_state(params), strict=True
+        )
+    }
+    assert {name for name, moved in changed.items() if moved} == {
+        n for n in changed if "adapters" in n
+    }
