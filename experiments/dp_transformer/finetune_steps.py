@@ -49,7 +49,7 @@ def steps(mode: str, kind: str) -> tuple[dict[str, Callable], tuple[Any, Any], i
     def clipped(method: str) -> Callable:
         def step(trained: Any, frozen: Any, tokens: jax.Array) -> Any:
             gradient = dpx.clipped_grad(
-                lambda both, tokens: loss(*both, tokens),
+                lambda both, tokens: loss(both[0], both[1], tokens),
                 l2_clip_norm=(1.0, None),
                 wrt=(True, False),
                 method=method,
