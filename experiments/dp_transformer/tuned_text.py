@@ -92,11 +92,11 @@ def inputs(tokenizer, tokens: np.ndarray) -> np.ndarray:
     return np.concatenate([first, tokens[:, :-1]], axis=1)
 
 
-def trunk(language: Language, documents: Documents) -> np.ndarray:
+def trunk(language: Language, documents: Documents) -> jax.Array:
     """What enters the first layer that is tuned, (n, L, d), of each document alone."""
     run = jax.jit(lambda frozen, tokens: language.model(frozen=frozen).trunk(tokens))
     before = inputs(language.tokenizer, documents.tokens)
-    return np.concatenate([np.asarray(run(language.frozen, part)) for part in _pieces(before)])
+    return jnp.concatenate([run(language.frozen, part) for part in _pieces(before)])
 
 
 def loss(language: Language, trained, frozen, before, targets, mask, key):
