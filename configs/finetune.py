@@ -65,7 +65,7 @@ def get_config(arg: str = "") -> ConfigDict:
             "train": {
                 "steps": 12,
                 "batch_size": 512,
-                "microbatch_size": 32,
+                "microbatch_size": 16,
                 "learning_rate": 1e-2,
                 "warmup": 0.17,
                 "weight_decay": 0.0,

@@ -188,7 +188,8 @@ class Llama(nnx.Module):
         causal = jnp.tril(jnp.ones((x.shape[-2], x.shape[-2]), bool))
 
         def layer(x: jax.Array, weights: Any) -> tuple[jax.Array, None]:
-            return self._layer(x, *weights, rotation, causal), None
+            matrices, adapters = weights
+            return self._layer(x, matrices, adapters, rotation, causal), None
 
         layer = jax.checkpoint(layer, prevent_cse=False) if self.remat else layer
         weights = part(self.layers), pairs if adapted else {}

@@ -158,9 +158,9 @@ def _ngram(key, config, language: Language, train: Documents, test: Documents, o
     known = own.alphabet("ascii", "replace")
     longest = 6 * config.data.length  # more characters of a training text are not counted
     table = {"order": order, "vocab_size": known.size + 1, "start": known.size}
-    options = {"l2_clip_norm": math.sqrt(longest)}
+    count = functools.partial(ngram.statistic, **table, l2_clip_norm=math.sqrt(longest))
     parts = [
-        ngram.statistic(_encode(known, part.texts(language.tokenizer), longest), **table, **options)
+        count(_encode(known, part.texts(language.tokenizer), longest))
         for part in (train.take(slice(i, i + 500)) for i in range(0, len(train), 500))
     ]
     named = [part.as_block(str(i)) for i, part in enumerate(parts)]

@@ -6,8 +6,8 @@
 Both steps are gradients of the same batch of random tokens: the mean one, and the sum of clipped ones. They
 are timed one call each in turn, by CPU time of the process; what is printed is the median of the ratios of
 neighbours. Memory is XLA's count of the compiled step: what it is given, returns and needs in between. The
-largest batch is the largest power of two whose step needs at most --gib, beside that of per-example gradients
-by `vmap` and of jax-privacy.
+largest batch is what --gib have room for, beside that of per-example gradients by `vmap` and of jax-privacy:
+from the bytes of --batch and of twice as many examples, of which nothing is run.
 """
 
 import statistics
@@ -29,7 +29,6 @@ _BATCH = flags.DEFINE_integer("batch", 8, "Examples of a step.", lower_bound=1)
 _LENGTH = flags.DEFINE_integer("length", 64, "Tokens of an example.", lower_bound=2)
 _REPEATS = flags.DEFINE_integer("repeats", 5, "Timed calls of every step.", lower_bound=1)
 _GIB = flags.DEFINE_float("gib", 8.0, "The room for the largest batch; 0 leaves it out.")
-_LARGEST = 1024
 
 
 def steps(mode: str, kind: str) -> tuple[dict[str, Callable], tuple[Any, Any], int]:
@@ -49,7 +48,7 @@ def steps(mode: str, kind: str) -> tuple[dict[str, Callable], tuple[Any, Any], i
     def clipped(method: str) -> Callable:
         def step(trained: Any, frozen: Any, tokens: jax.Array) -> Any:
             gradient = dpx.clipped_grad(
-                lambda both, tokens: loss(*both, tokens),
+                lambda both, tokens: loss(both[0], both[1], tokens),
                 l2_clip_norm=(1.0, None),
                 wrt=(True, False),
                 method=method,
@@ -95,13 +94,12 @@ def seconds(step: Callable, *arguments: Any) -> float:
 
 
 def largest(step: Callable, given: tuple, vocabulary: int) -> int:
-    """The largest power of two of examples that fits."""
-    batch = 1
-    while batch < _LARGEST:
-        if compiled(step, given, vocabulary, 2 * batch, _LENGTH.value)[2] > _GIB.value * 2**30:
-            break
-        batch *= 2
-    return batch
+    """How many examples fit, on a straight line through the bytes of two sizes of batches."""
+    batch = _BATCH.value
+    one, two = (
+        compiled(step, given, vocabulary, size, _LENGTH.value)[2] for size in (batch, 2 * batch)
+    )
+    return max(0, int(batch + (_GIB.value * 2**30 - one) * batch / (two - one)))
 
 
 def main(argv: list[str]) -> None:

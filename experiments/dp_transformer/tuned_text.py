@@ -92,11 +92,11 @@ def inputs(tokenizer, tokens: np.ndarray) -> np.ndarray:
     return np.concatenate([first, tokens[:, :-1]], axis=1)
 
 
-def trunk(language: Language, documents: Documents) -> np.ndarray:
+def trunk(language: Language, documents: Documents) -> jax.Array:
     """What enters the first layer that is tuned, (n, L, d), of each document alone."""
     run = jax.jit(lambda frozen, tokens: language.model(frozen=frozen).trunk(tokens))
     before = inputs(language.tokenizer, documents.tokens)
-    return np.concatenate([np.asarray(run(language.frozen, part)) for part in _pieces(before)])
+    return jnp.concatenate([run(language.frozen, part) for part in _pieces(before)])
 
 
 def loss(language: Language, trained, frozen, before, targets, mask, key):
@@ -125,30 +125,31 @@ def _pieces(rows):
     return [rows[start : start + _PIECE] for start in range(0, len(rows), _PIECE)]
 
 
+@functools.partial(jax.jit, static_argnums=0)
+def _logits(graph, trained, frozen, tokens):
+    return nnx.merge(graph, trained, frozen)(tokens)
+
+
+@functools.partial(jax.jit, static_argnums=0)
+def _score(graph, trained, frozen, before, tokens, mask):
+    return _nats(nnx.merge(graph, trained, frozen)(before), tokens, mask).sum(axis=1)
+
+
 class TunedText:
     """A language model: scores and samples texts."""
 
     def __init__(self, language: Language, trained: Any):
         self._language, self._trained = language, trained
-
-        @jax.jit
-        def logits(trained, frozen, tokens):
-            return language.model(trained, frozen)(tokens)
-
-        @jax.jit
-        def nats(trained, frozen, tokens, mask):
-            before = jnp.pad(
-                tokens[:, :-1], [(0, 0), (1, 0)], constant_values=language.tokenizer.start
-            )
-            return _nats(language.model(trained, frozen)(before), tokens, mask).sum(axis=1)
-
-        self._logits = functools.partial(logits, trained, language.frozen)
-        self._nats = functools.partial(nats, trained, language.frozen)
+        self._logits = functools.partial(_logits, language.graph, trained, language.frozen)
 
     def nats(self, documents: Documents) -> np.ndarray:
         """(n,) nats that each document costs: −log of its probability."""
-        pairs = zip(_pieces(documents.tokens), _pieces(documents.mask), strict=True)
-        return np.concatenate([np.asarray(self._nats(*pair)) for pair in pairs])
+        language, found = self._language, []
+        before = inputs(language.tokenizer, documents.tokens)
+        for part in zip(*map(_pieces, (before, *documents)), strict=True):
+            nats = _score(language.graph, self._trained, language.frozen, *part)
+            found.append(np.asarray(nats))
+        return np.concatenate(found)
 
     def log_prob(self, texts: list[str]) -> np.ndarray:
         """(n,) log-probability of each text in nats; lower its case if the model was tuned on lower case."""

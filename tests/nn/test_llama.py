@@ -156,7 +156,7 @@ CASES = {
     ),
     "adapters, remat": ({"remat": True}, {"rank": 2, "layers": 2}),
 }
-FAST = ("full", "adapters on constants")
+FAST = ("adapters on constants",)
 
 
 @pytest.mark.parametrize(
