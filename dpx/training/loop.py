@@ -157,23 +157,19 @@ def _mean(
     """From the sum of a batch's gradients to their mean, noisy where the run is private."""
     if privacy is None:
         return optax.scale(1 / batch_size)
+    about: dict[str, Any] = {
+        "noise_multiplier": privacy.noise_multiplier,
+        "expected_batch_size": batch_size,
+        "key": noise_key,
+        "label": f"gradients of {label}",
+    }
+    clips, ratio = privacy.l2_clip_norm, privacy.count_ratio
     if len(privacy.coefficients) > 1:
+        sensitivity = math.hypot(*jax.tree.leaves(clips))
         return correlated.banded(
-            coefficients=privacy.coefficients,
-            sensitivity=math.hypot(*jax.tree.leaves(privacy.l2_clip_norm)),
-            noise_multiplier=privacy.noise_multiplier,
-            expected_batch_size=batch_size,
-            key=noise_key,
-            label=f"gradients of {label}",
+            coefficients=privacy.coefficients, sensitivity=sensitivity, **about
         )
-    ratio = privacy.count_ratio
-    return privatize(
-        l2_clip_norm=privacy.l2_clip_norm if ratio is None else adaptive.clips(ratio),
-        noise_multiplier=privacy.noise_multiplier,
-        expected_batch_size=batch_size,
-        key=noise_key,
-        label=f"gradients of {label}",
-    )
+    return privatize(l2_clip_norm=clips if ratio is None else adaptive.clips(ratio), **about)
 
 
 def _step(

@@ -84,7 +84,8 @@ def _batches(num_examples, sampling_probability, steps, root, multiple_of, most,
     group = generator(0, 1).integers(groups, size=ids.max() + 1)[ids]
     for step in steps:
         draws = generator(step).random(ids.max() + 1)[ids]
-        chosen = np.flatnonzero((draws < sampling_probability) & (group == step % groups))
+        chosen = np.flatnonzero(draws < sampling_probability)
+        chosen = chosen[group[chosen] == step % groups]
         if most is not None and len(chosen) > most:
             # Draws below the probability are uniform there, so that those of the smallest are a random part.
             chosen = np.sort(chosen[np.argpartition(draws[chosen], most)[:most]])
