@@ -66,6 +66,7 @@ setup(
         "scipy>=1.11",
     ],
     extras_require={
+        "correlated": ["jax-privacy>=2.0"],
         "cuda": ["jax[cuda12]>=0.10"],
         "data": DATA,
         "lm": LM,

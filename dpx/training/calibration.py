@@ -1,13 +1,14 @@
 """The noise of a training run, calibrated to its budget, and the guarantee of what ran."""
 
 import dataclasses
+import math
 import warnings
 from collections.abc import Callable
 from typing import Any
 
 from dpx import _watch, privacy
 from dpx.privacy import Ledger, PrivacyGuarantee
-from dpx.training import adaptive
+from dpx.training import adaptive, correlated
 
 _ROUNDED = (
     "sums of clipped gradients count as exact: in 32-bit floats a record moves them by a share more, which "
@@ -27,6 +28,7 @@ class Privacy:
       spent: ε after that many steps, what is paid for beside them included.
       alone: The guarantee of all steps, without what is paid for beside them.
       count_ratio: What a count is multiplied by beside the gradients; None without an adaptive norm.
+      coefficients: Of banded noise; one for independent noise.
     """
 
     l2_clip_norm: Any
@@ -35,6 +37,7 @@ class Privacy:
     spent: Callable[[int], float]
     alone: PrivacyGuarantee | None = None
     count_ratio: float | None = None
+    coefficients: tuple[float, ...] = (1.0,)
 
 
 def calibrate(
@@ -50,6 +53,7 @@ def calibrate(
     unit: str,
     assumptions: tuple[str, ...],
     max_batch_size: int | None = None,
+    bands: int = 1,
     beside: PrivacyGuarantee | None = None,
     beside_label: str = "prior release",
 ) -> tuple[Privacy, PrivacyGuarantee]:
@@ -65,28 +69,39 @@ def calibrate(
       unit: What a record is.
       assumptions: What the guarantee rests on.
       max_batch_size: Where samples are cut off, if anywhere.
+      bands: b of banded noise; one for independent noise.
       beside: A Gaussian release that is paid from the same budget.
       beside_label: What that release is.
 
     Returns:
       What `dpx.training.loop.train` needs, and the guarantee of the run and that release together.
     """
-    probability = batch_size / public_size(num_examples)
+    # A block of b steps is one mechanism, on a sample of one of b groups.
+    probability = bands * batch_size / public_size(num_examples)
     settings: dict[str, Any] = {"sampling_probability": probability, "accountant": accountant}
     if max_batch_size is not None:
         settings |= {"num_examples": public_size(num_examples), "max_batch_size": max_batch_size}
     event = None if beside is None else beside.event
     assumptions = (*assumptions, _ROUNDED)
-    multiplier = privacy.calibrate_dpsgd(epsilon, delta, steps=steps, beside=event, **settings)
+    blocks = math.ceil(steps / bands)
+    multiplier = privacy.calibrate_dpsgd(epsilon, delta, steps=blocks, beside=event, **settings)
 
     counts, ratio = "", None
     if isinstance(l2_clip_norm, adaptive.AdaptiveClipNorm):
         ratio = adaptive.ratio(l2_clip_norm, multiplier, batch_size)
         counts = adaptive.described(l2_clip_norm, multiplier, batch_size)
 
+    if bands > 1:
+        counts = f", for each {bands} of {steps} steps together, whose noise is banded"
+
     def alone(steps: int) -> PrivacyGuarantee:
         found = privacy.dpsgd_guarantee(
-            multiplier, delta, steps=steps, unit=unit, assumptions=assumptions, **settings
+            multiplier,
+            delta,
+            steps=math.ceil(steps / bands),
+            unit=unit,
+            assumptions=assumptions,
+            **settings,
         )
         return dataclasses.replace(found, mechanism=found.mechanism + counts)
 
@@ -103,6 +118,7 @@ def calibrate(
         spent=lambda steps: guarantee(steps).epsilon,
         alone=alone(steps),
         count_ratio=ratio,
+        coefficients=correlated.coefficients(steps, bands),
     )
     return found, guarantee(steps)
 

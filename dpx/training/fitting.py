@@ -1,5 +1,6 @@
 """Private training of anyone's model in one call."""
 
+import math
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -55,6 +56,8 @@ def fit(
     compute_dtype: Any = None,
     microbatch_size: int | None = None,
     max_batch_size: int | None = None,
+    noise: str = "independent",
+    bands: int | None = None,
     record_key: bool = False,
     wrt: Any = None,
     strict: bool = False,
@@ -105,6 +108,10 @@ def fit(
       max_batch_size: Where samples are cut off, at random, so that every step has one shape, whatever is
         sampled. It costs noise, and the guarantee says how likely a cut is. None cuts nothing off: a sample
         beyond any to expect (by six standard deviations) is then compiled for once more.
+      noise: "independent" from step to step, or "banded": each step takes back a part of the noise of the
+        `bands` − 1 steps before it (`dpx.training.correlated`, extra [correlated]). Then records are in
+        `bands` groups at random, of which each step samples one, and a killed call starts from the beginning.
+      bands: b of banded noise, from 2 to N / batch_size. More correlate more, and sampling protects less.
       record_key: The loss takes a key after the example, for dropout. It follows from `key`, the step and
         the index of the record (`dpx.clipping.record_keys`), so that no record changes the mask of another.
       wrt: Which parameters are trained, as `dpx.clipped_grad` takes it: a type such as `nnx.LoRAParam`, a
@@ -157,6 +164,7 @@ def fit(
                 f"max_batch_size={max_batch_size} must be at least {batch_size:g}, the expected size: raise "
                 "it, or most samples are cut off"
             )
+    bands = _checked_bands(noise, bands, steps, rows / batch_size, l2_clip_norm, max_batch_size)
     tenth = max(1, steps // 10)
     every: dict[str, Any] = {
         name: _validate.check_integer(tenth if value is None else value, name)
@@ -201,6 +209,8 @@ def fit(
         settings["max_batch_size"] = max_batch_size
     if compute_dtype is not None:
         settings["compute_dtype"] = compute_dtype.name
+    if bands > 1:
+        settings["bands"] = bands
     folder = None if workdir is None else Path(workdir)
     fixed = map(np.asarray, (*trained.leaves, *frozen.values(), *jax.tree.leaves(examples)))
     with secrets.of_training(key, folder, data=fixed, settings=settings) as keys:
@@ -216,6 +226,7 @@ def fit(
             unit=unit,
             assumptions=assumptions,
             max_batch_size=max_batch_size,
+            bands=bands,
         )
         tree, history = loop.train(
             lambda tree, frozen, *example: loss_fn(rebuilt(tree, frozen), *example),
@@ -239,3 +250,26 @@ def fit(
             **every,
         )
     return Trained(rebuilt(tree), guarantee, history)
+
+
+def _checked_bands(noise, bands, steps: int, most: float, l2_clip_norm, max_batch_size) -> int:
+    """b, 1 for independent noise; raises ValueError for what banded noise cannot be combined with."""
+    _validate.check_choice(noise, "noise", ("independent", "banded"))
+    if noise == "independent":
+        if bands is not None:
+            raise ValueError(f"bands={bands} must come with noise='banded': leave it out")
+        return 1
+    bands = _validate.check_integer(bands, "bands", 2)
+    if bands > min(steps, most):
+        raise ValueError(
+            f"bands={bands} must be at most {math.floor(min(steps, most))}, the number of steps and that of "
+            "batches in the data: a step samples from one of so many groups"
+        )
+    if isinstance(l2_clip_norm, adaptive.AdaptiveClipNorm):
+        raise ValueError(
+            "noise='banded' must be 'independent' with an AdaptiveClipNorm: noise of another unit would not "
+            "cancel"
+        )
+    if max_batch_size is not None:
+        raise ValueError(f"max_batch_size={max_batch_size} must be None with noise='banded'")
+    return bands

@@ -18,7 +18,7 @@ import optax
 
 from dpx import _watch
 from dpx.clipping import ClippedGrads, clipped_grad, randomness, reports, sums
-from dpx.training import adaptive, precision, sampling
+from dpx.training import adaptive, correlated, precision, sampling
 from dpx.training.calibration import Privacy, public_size
 from dpx.training.checkpoints import Checkpoints
 from dpx.training.keys import Keys
@@ -88,10 +88,12 @@ def train(
     loss_fn = precision.computed_in(compute_dtype, loss_fn)
     layout = layout or Layout(None, len(jax.tree.leaves(data)[0]))
     num_examples = public_size(layout.rows)
-    probability = batch_size / num_examples
+    bands = 1 if privacy is None else len(privacy.coefficients)
+    probability = bands * batch_size / num_examples
     # Pieces beyond those of a batch are never run, so room for the largest batch to expect costs nothing.
     block = num_examples if layout.shards == 1 else layout.block
-    room = _largest_batch(block, probability) if max_batch_size is None else max_batch_size
+    members = _largest_batch(block, 1 / bands)  # of the group that a step samples from
+    room = _largest_batch(members, probability) if max_batch_size is None else max_batch_size
     piece = min(math.ceil(microbatch_size / layout.shards) if microbatch_size else room, block)
     noise_key, dropout_key = jax.random.split(keys.noise)
     ratio = None if privacy is None else privacy.count_ratio
@@ -126,6 +128,7 @@ def train(
             steps=steps,
             seed=keys.sampling,
             max_batch_size=max_batch_size,
+            groups=bands,
             start=start,
         )
         for step, (indices, mask) in enumerate(batches, start=start):
@@ -141,7 +144,9 @@ def train(
                 progress.line(done, float(loss), spent)
             if evaluate is not None and done % evaluate_every == 0:
                 log.write({"step": done} | {k: float(v) for k, v in evaluate(state[0]).items()})
-            if checkpoints is not None and (done % checkpoint_every == 0 or done == steps):
+            # Correlated noise is in the state, which is never written before it is of no use.
+            writes = done == steps or (bands == 1 and done % checkpoint_every == 0)
+            if checkpoints is not None and writes:
                 checkpoints.save(done, state)
     return state[0], log.history
 
@@ -152,14 +157,19 @@ def _mean(
     """From the sum of a batch's gradients to their mean, noisy where the run is private."""
     if privacy is None:
         return optax.scale(1 / batch_size)
-    ratio = privacy.count_ratio
-    return privatize(
-        l2_clip_norm=privacy.l2_clip_norm if ratio is None else adaptive.clips(ratio),
-        noise_multiplier=privacy.noise_multiplier,
-        expected_batch_size=batch_size,
-        key=noise_key,
-        label=f"gradients of {label}",
-    )
+    about: dict[str, Any] = {
+        "noise_multiplier": privacy.noise_multiplier,
+        "expected_batch_size": batch_size,
+        "key": noise_key,
+        "label": f"gradients of {label}",
+    }
+    clips, ratio = privacy.l2_clip_norm, privacy.count_ratio
+    if len(privacy.coefficients) > 1:
+        sensitivity = math.hypot(*jax.tree.leaves(clips))
+        return correlated.banded(
+            coefficients=privacy.coefficients, sensitivity=sensitivity, **about
+        )
+    return privatize(l2_clip_norm=clips if ratio is None else adaptive.clips(ratio), **about)
 
 
 def _step(

@@ -17,6 +17,7 @@ def poisson_batches(
     seed: int | np.random.SeedSequence,
     multiple_of: int = 1,
     max_batch_size: int | None = None,
+    groups: int = 1,
     start: int = 0,
 ) -> Iterator[tuple[np.ndarray, np.ndarray]]:
     """Yields one Poisson sample of the examples per step.
@@ -35,6 +36,8 @@ def poisson_batches(
       multiple_of: Batches are padded to a multiple of this, at least one, so that jit sees few shapes.
       max_batch_size: Of a larger sample a uniformly random part of this size is kept, and all batches are
         padded to it: jit sees one shape. It costs privacy (`dpx.dpsgd_epsilon` with the same argument).
+      groups: Each record is in one of so many groups, drawn for itself from `seed`, and step t samples from
+        group t mod `groups` alone: a record is in batches that are so far apart (`dpx.training.correlated`).
       start: The first step to yield.
 
     Yields:
@@ -47,6 +50,7 @@ def poisson_batches(
     multiple_of = check_integer(multiple_of, "multiple_of")
     if max_batch_size is not None:
         max_batch_size = check_integer(max_batch_size, "max_batch_size")
+    groups = check_integer(groups, "groups")
     steps, start = check_integer(steps, "steps", 0), check_integer(start, "start", 0)
     if not 0 < check_number(sampling_probability, "sampling_probability") <= 1:
         raise ValueError(
@@ -59,18 +63,29 @@ def poisson_batches(
     _watch.sampled(sampling_probability, max_batch_size)
     _watch.key_used(root.generate_state(_watch.KEY_WORDS), "sampling")
     return _batches(
-        num_examples, sampling_probability, range(start, steps), root, multiple_of, max_batch_size
+        num_examples,
+        sampling_probability,
+        range(start, steps),
+        root,
+        multiple_of,
+        max_batch_size,
+        groups,
     )
 
 
-def _batches(num_examples, sampling_probability, steps, root, multiple_of, most):
+def _batches(num_examples, sampling_probability, steps, root, multiple_of, most, groups):
     ids = _watch.record_ids(num_examples)
+
+    def generator(*purpose: int) -> np.random.Generator:
+        spawned = (*root.spawn_key, *purpose)
+        child = np.random.SeedSequence(root.entropy, spawn_key=spawned, pool_size=root.pool_size)
+        return np.random.default_rng(child)
+
+    group = generator(0, 1).integers(groups, size=ids.max() + 1)[ids]
     for step in steps:
-        child = np.random.SeedSequence(
-            root.entropy, spawn_key=(*root.spawn_key, step), pool_size=root.pool_size
-        )
-        draws = np.random.default_rng(child).random(ids.max() + 1)[ids]
+        draws = generator(step).random(ids.max() + 1)[ids]
         chosen = np.flatnonzero(draws < sampling_probability)
+        chosen = chosen[group[chosen] == step % groups]
         if most is not None and len(chosen) > most:
             # Draws below the probability are uniform there, so that those of the smallest are a random part.
             chosen = np.sort(chosen[np.argpartition(draws[chosen], most)[:most]])

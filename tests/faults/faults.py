@@ -254,6 +254,42 @@ FAULTS = (
         "tests/training/test_fit.py::test_samples_that_are_cut_off_are_those_that_are_accounted",
     ),
     Fault(
+        "the count beside the gradients has no sensitivity",
+        "dpx/training/adaptive.py",
+        "return 1.0, ratio / 2",
+        "return 1.0, 0.0",
+        "tests/training/test_adaptive.py::test_gradients_and_count_cost_what_one_mechanism_costs",
+    ),
+    Fault(
+        "a record counts ten times beside its gradient",
+        "dpx/training/loop.py",
+        "adaptive.counted(result.norms[0], mask, privacy.count_ratio)",
+        "10 * adaptive.counted(result.norms[0], mask, privacy.count_ratio)",
+        "tests/training/test_adaptive.py::test_a_record_moves_gradients_and_count_by_what_is_declared",
+    ),
+    Fault(
+        "steps with banded noise sample from all groups",
+        "dpx/training/sampling.py",
+        "chosen = chosen[group[chosen] == step % groups]",
+        "",
+        "tests/training/test_correlated.py::test_each_step_samples_from_one_group",
+    ),
+    Fault(
+        "blocks of banded noise are longer than its bands",
+        "dpx/training/calibration.py",
+        "    blocks = math.ceil(steps / bands)",
+        "    blocks = math.ceil(steps / bands / 2)",
+        "tests/training/test_correlated.py::test_it_costs_what_blocks_of_steps_cost",
+    ),
+    Fault(
+        "columns of the banded matrix are longer than one",
+        "dpx/training/correlated.py",
+        "return tuple((found / np.linalg.norm(found)).tolist())",
+        "return tuple((found / found[0]).tolist())",
+        "tests/training/test_correlated.py"
+        "::test_the_matrix_has_columns_of_norm_one_that_overlap_within_a_block_only",
+    ),
+    Fault(
         "the records with the lowest numbers are kept of a sample that is cut off",
         "dpx/training/sampling.py",
         "chosen = np.sort(chosen[np.argpartition(draws[chosen], most)[:most]])",
@@ -316,8 +352,8 @@ FAULTS = (
     Fault(
         "the noise of training has a fixed key",
         "dpx/training/loop.py",
-        "key=noise_key,",
-        "key=jax.random.key(0),",
+        '"key": noise_key,',
+        '"key": jax.random.key(0),',
         SECRET,
     ),
     Fault(
@@ -811,8 +847,8 @@ FAULTS = (
     Fault(
         "training is calibrated as if nothing were released before it",
         "dpx/training/calibration.py",
-        "steps=steps, beside=event, **settings)",
-        "steps=steps, **settings)",
+        "steps=blocks, beside=event, **settings)",
+        "steps=blocks, **settings)",
         "tests/training/test_training.py::test_budget_includes_what_was_released_before",
     ),
     Fault(
@@ -919,8 +955,8 @@ FAULTS = (
     Fault(
         "the headline states the ε of the config",
         "dpx/launch/run.py",
-        "headline = state(outcome.headline).to_json()",
-        'headline = {**state(outcome.headline).to_json(), "epsilon": config["epsilon"]}',
+        "about = headline.to_json()",
+        'about = {**headline.to_json(), "epsilon": config["epsilon"]}',
         LEDGER.format("text"),
     ),
     # -----------------------------------------------------------------------------------------------------

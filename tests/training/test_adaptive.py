@@ -1,4 +1,4 @@
-"""Clipping norms that follow a quantile: the noise is one mechanism's, and the norm goes by what is released."""
+"""Clipping norms that follow a quantile: the noise of one mechanism, and norms by what is released."""
 
 import jax
 import jax.numpy as jnp

@@ -8,6 +8,7 @@ import numpy as np
 import optax
 import pandas as pd
 import pytest
+from dp_accounting import TruncatedSubsampledGaussianDpEvent
 from flax import nnx
 from sklearn.datasets import load_digits
 from sklearn.model_selection import train_test_split
@@ -234,6 +235,7 @@ def test_samples_that_are_cut_off_are_those_that_are_accounted(monkeypatch):
     assert seen[-1] == (24,)
     assert len(seen) == 2
     event = cut.guarantee.event.event
+    assert isinstance(event, TruncatedSubsampledGaussianDpEvent)
     assert (event.dataset_size, event.truncated_batch_size) == (101, 24)
     assert event.noise_multiplier > 1.1 * plain.guarantee.event.event.event.noise_multiplier
     assert cut.guarantee.epsilon == pytest.approx(2.0, rel=2e-3)
