@@ -11,6 +11,7 @@ import math
 from typing import Any
 
 import jax
+from dp_accounting import NeighboringRelation
 
 from dpx._validate import check_choice, check_integer, check_positive
 from dpx.cross_attention import baselines, sketch, tree
@@ -24,6 +25,7 @@ from dpx.cross_attention.features import (
 from dpx.cross_attention.sketch import Sketch
 from dpx.cross_attention.tree import Trees
 from dpx.cross_attention.tree_sums import DPTree
+from dpx.privacy import REPLACE_ONE
 
 __all__ = [
     "DPTree",
@@ -65,12 +67,13 @@ def build(
     domain: str = "box",
     scale: float | None = None,
     value_domain: str = "box",
+    neighboring: NeighboringRelation | str = REPLACE_ONE,
     clip: bool = False,
     **options,
 ) -> Sketch | Trees:
     """Releases a private memory, to be queried without limit.
 
-    One row of (K, V) is the record; neighbours replace one. The number of rows is public.
+    One row of (K, V) is the record.
 
     Args:
       key: Secret randomness of the noise; None with `secure=True`.
@@ -85,7 +88,10 @@ def build(
       scale: What logits are DIVIDED by, as in the paper: weights are proportional to e^{⟨q, k⟩/scale}. None
         means d, the paper's choice; models use √d. (`dpx.attention.dot_product_attention` multiplies.)
       value_domain: "box" for values within ±value_bound elementwise, or "ball" for ‖v‖₂ ≤ value_bound, which
-        has √d_v times less noise: one-hot labels and unit vectors have length 1.
+        has √d_v times less noise: unit vectors have length 1; or "simplex" for v ≥ 0 that add up to
+        `value_bound`, which has √2 times less again: one-hot labels and probabilities add up to 1.
+      neighboring: "replace_one", where the number of rows is public, or, for the sketch,
+        "add_or_remove_one", where it is private and the noise up to 2 times less.
       clip: Clips rows into the bounds, each for itself, instead of raising for a row outside.
       **options: What one mechanism takes alone.
         Of the sketch: features ("taylor" or "random"), degree, relative_error, num_features and directions,
@@ -120,6 +126,7 @@ def build(
         domain=domain,
         scale=scale,
         value_domain=value_domain,
+        neighboring=neighboring,
     )
     module: Any = {"sketch": sketch, "tree": tree}[mechanism]
     chosen = {name: value for name, value in options.items() if name in of_features}
