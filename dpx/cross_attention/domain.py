@@ -248,7 +248,9 @@ class Domain:
             )
 
 
-def check_memory(k, v, neighboring=REPLACE_ONE) -> tuple[int, int, int]:
+def check_memory(
+    k, v, neighboring: NeighboringRelation | str = REPLACE_ONE
+) -> tuple[int, int, int]:
     """(n, d, d_v) of K (..., n, d) and V (..., n, d_v); raises ValueError where they do not fit.
 
     No rows at all are a memory where rows come and go, since it must not be told from one with a row.

@@ -75,7 +75,7 @@ def whole_sums(K, V, features: Features, domain: Domain, largest) -> np.ndarray:
     count = features.num_features
     noise.secure.check_sum(n, largest_whole(features, domain))
     total = np.zeros((len(K), count, 1 + domain.value_dim), np.int64)
-    chunk = 1 << min(2**16, max(128, _WHOLE_ELEMENTS // count)).bit_length() - 1
+    chunk = _whole_rows_at_once(count)
     for head, start in itertools.product(range(len(K)), range(0, n, chunk)):
         rows = [a[head, start : start + chunk] for a in (K, V)]
         size = len(rows[0])
@@ -83,6 +83,16 @@ def whole_sums(K, V, features: Features, domain: Domain, largest) -> np.ndarray:
         rows = (np.pad(a, padding) for a in rows)
         total[head] += np.asarray(_whole_chunk(*rows, size, features, domain, largest=largest))
     return total.reshape(*heads, count, -1)
+
+
+def _whole_rows_at_once(num_features: int) -> int:
+    return 1 << min(2**16, max(16, _WHOLE_ELEMENTS // num_features)).bit_length() - 1
+
+
+def needed_bytes(features: Features, domain: Domain, heads: int = 1) -> int:
+    """The memory that releasing many rows takes beside them: rows of features, and 64-bit sums with noise."""
+    arrays = 5 * _whole_rows_at_once(features.num_features) + 4 * heads * (1 + domain.value_dim)
+    return 8 * features.num_features * arrays
 
 
 @functools.partial(jax.jit, static_argnames=("domain", "largest"))
@@ -147,10 +157,10 @@ def release_whole_moments(
         noise_multiplier=multiplier,
         label="attention sketch",
     )
-    return _with_mass(jnp.asarray(noisy), num_records, features, domain)
+    return with_mass(jnp.asarray(noisy), num_records, features, domain)
 
 
-def _with_mass(moments: jax.Array, n: int, features: Features, domain: Domain) -> jax.Array:
+def with_mass(moments: jax.Array, n: int, features: Features, domain: Domain) -> jax.Array:
     """Released moments whose first column is the mass times V = sup‖v‖₂, whatever a₀ was."""
     mass = moments[..., 1:].sum(-1) / domain.value_bound
     if domain.mass_weight:
@@ -170,7 +180,7 @@ def release_moments(key, K, V, features: Features, domain: Domain, largest, chan
     moments = noise.release(
         key, moments, sensitivity=change, noise_multiplier=multiplier, label="attention sketch"
     )
-    return _with_mass(moments, n, features, domain).astype(K.dtype)
+    return with_mass(moments, n, features, domain).astype(K.dtype)
 
 
 @functools.partial(jax.jit, static_argnames="domain")

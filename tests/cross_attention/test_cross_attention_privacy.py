@@ -141,6 +141,8 @@ def test_a_private_count_is_told_by_the_noisy_mass_alone():
         assert len({tuple(leaf.shape for leaf in jax.tree.leaves(b)) for b in builds}) == 1
         assert builds[0].num_records is None
         assert all(np.isfinite(built.query(Q)).all() for built in builds)
+    with pytest.raises(ValueError, match="must be 'replace_one' for trees"):
+        cross_attention.build(KEY, K, V, mechanism="tree", clip=True, **BOX, **BUDGET, **relation)
     with pytest.raises(ValueError, match="no rows"):
         cross_attention.build(KEY, K[:0], V[:0], **BOX, **BUDGET)
 
