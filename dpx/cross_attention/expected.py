@@ -1,7 +1,7 @@
 """How well a private memory will answer, before anything is spent, and the features that answer best.
 
-Everything follows from public numbers: shapes, bounds and the budget. `dpx.cross_attention.simulated` says what
-keys and values are taken to be, and simulates an answer's error under that model.
+Everything follows from public numbers: shapes, bounds and the budget. `dpx.cross_attention.simulated` says
+what keys and values are taken to be, and simulates an answer's error under that model.
 """
 
 import dataclasses
