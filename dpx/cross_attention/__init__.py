@@ -19,8 +19,6 @@ from dpx.cross_attention import baselines, expected, sketch, tree
 from dpx.cross_attention.distance_trees import DPTreeDistance, DPTreeHighDim
 from dpx.cross_attention.domain import Domain
 from dpx.cross_attention.expected import ExpectedError, MemoryWarning, expected_error
-from dpx.cross_attention.domain import Domain
-from dpx.cross_attention.expected import ExpectedError, MemoryWarning, expected_error
 from dpx.cross_attention.features import (
     PolynomialFeatures,
     RandomFeatures,

@@ -76,7 +76,10 @@ def test_it_is_the_algorithm_by_hand():
     ratio = adaptive.ratio(clip, z, 100)
     noise_key, _ = jax.random.split(keys.noise)
     private = dpx.privatize(
-        l2_clip_norm=adaptive.clips(ratio), noise_multiplier=z, expected_batch_size=100, key=noise_key
+        l2_clip_norm=adaptive.clips(ratio),
+        noise_multiplier=z,
+        expected_batch_size=100,
+        key=noise_key,
     )
     state, params, norm = private.init(None), np.zeros(2), 2.0
     batches = dpx.poisson_batches(400, sampling_probability=0.25, steps=4, seed=keys.sampling)
