@@ -3,7 +3,7 @@
 import contextlib
 import functools
 from collections.abc import Callable
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -68,6 +68,21 @@ def into_ball(vectors: jax.Array, radius: jax.typing.ArrayLike, axis: int = -1) 
     scaled, scale = _scaled(vectors, axis)
     length = jnp.linalg.norm(scaled, axis=axis, keepdims=True)
     return jnp.where(length * scale > radius, scaled / length * radius, vectors)
+
+
+def into_simplex(vectors: Any, total: float, xp: Any = jnp) -> Any:
+    """The nearest vectors along the last axis with entries ≥ 0 that add up to `total`.
+
+    The nearest point is max(x − t, 0) with one t for all entries (Duchi et al., ICML 2008). Entries far below
+    the largest end at zero wherever they are, so they are cut before, and nothing overflows. All entries
+    must be finite. `xp` is the module that computes, jax.numpy or numpy.
+    """
+    shifted = xp.maximum(vectors - vectors.max(-1, keepdims=True), -total)
+    ordered = -xp.sort(-shifted, axis=-1)
+    counts = xp.arange(1, vectors.shape[-1] + 1)
+    shifts = (xp.cumsum(ordered, axis=-1) - total) / counts
+    kept = (ordered > shifts).sum(-1, keepdims=True)
+    return xp.maximum(shifted - xp.take_along_axis(shifts, kept - 1, axis=-1), 0)
 
 
 def _scaled(vectors: jax.Array, axis: int) -> tuple[jax.Array, jax.Array]:

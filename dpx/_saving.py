@@ -26,6 +26,8 @@ from jax.core import Tracer
 from dpx import _storage as storage
 
 _FORMAT, _VERSION, _HEADER = "dpx release", 1, "dpx.json"
+# What reading bytes that were changed may raise.
+_DAMAGED = (KeyError, TypeError, ValueError, AttributeError, EOFError, NotImplementedError)
 _REMEDY = "restore it from a copy, or save the release again"
 
 # Where each type that can be saved is found. The first group are releases, the others parts of releases.
@@ -146,7 +148,7 @@ def load(path: str | Path) -> Any:
             raise storage.damaged(path, _REMEDY)
     except storage.StorageError:
         raise
-    except (zipfile.BadZipFile, KeyError, TypeError, ValueError, AttributeError, EOFError):
+    except (zipfile.BadZipFile, *_DAMAGED):
         raise storage.damaged(path, _REMEDY) from None
     try:
         return _decode(header["release"], arrays)

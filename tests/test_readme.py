@@ -11,7 +11,11 @@ from dpx.launch import records, sweep
 
 ROOT = Path(__file__).parents[1]
 PAGES = [ROOT / "README.md", *sorted(ROOT.glob("experiments/*/README.md"))]
-DOCUMENTS = [*PAGES, *sorted(ROOT.glob("experiments/*.md")), *sorted(set(ROOT.glob("*.md")) - set(PAGES))]
+DOCUMENTS = [
+    *PAGES,
+    *sorted(ROOT.glob("experiments/*.md")),
+    *sorted(set(ROOT.glob("*.md")) - set(PAGES)),
+]
 MODULES = [*sorted(ROOT.glob("configs/*.py")), *sorted(ROOT.glob("experiments/bench/*.py"))]
 
 _FENCE = re.compile(r"^```(\w*)\n(.*?)^```", re.MULTILINE | re.DOTALL)

@@ -11,11 +11,14 @@ import math
 from typing import Any
 
 import jax
+import numpy as np
+from dp_accounting import NeighboringRelation
 
 from dpx._validate import check_choice, check_integer, check_positive
-from dpx.cross_attention import baselines, sketch, tree
+from dpx.cross_attention import baselines, expected, sketch, tree
 from dpx.cross_attention.distance_trees import DPTreeDistance, DPTreeHighDim
 from dpx.cross_attention.domain import Domain
+from dpx.cross_attention.expected import ExpectedError, MemoryWarning, expected_error
 from dpx.cross_attention.features import (
     PolynomialFeatures,
     RandomFeatures,
@@ -24,12 +27,15 @@ from dpx.cross_attention.features import (
 from dpx.cross_attention.sketch import Sketch
 from dpx.cross_attention.tree import Trees
 from dpx.cross_attention.tree_sums import DPTree
+from dpx.privacy import REPLACE_ONE, gaussian_noise_multiplier
 
 __all__ = [
     "DPTree",
     "DPTreeDistance",
     "DPTreeHighDim",
     "Domain",
+    "ExpectedError",
+    "MemoryWarning",
     "PolynomialFeatures",
     "RandomFeatures",
     "Sketch",
@@ -37,6 +43,7 @@ __all__ = [
     "as_printed",
     "baselines",
     "build",
+    "expected_error",
     "sketch",
     "tree",
 ]
@@ -65,12 +72,14 @@ def build(
     domain: str = "box",
     scale: float | None = None,
     value_domain: str = "box",
+    neighboring: NeighboringRelation | str = REPLACE_ONE,
     clip: bool = False,
+    expected_records: int | None = None,
     **options,
 ) -> Sketch | Trees:
     """Releases a private memory, to be queried without limit.
 
-    One row of (K, V) is the record; neighbours replace one. The number of rows is public.
+    One row of (K, V) is the record.
 
     Args:
       key: Secret randomness of the noise; None with `secure=True`.
@@ -85,16 +94,26 @@ def build(
       scale: What logits are DIVIDED by, as in the paper: weights are proportional to e^{⟨q, k⟩/scale}. None
         means d, the paper's choice; models use √d. (`dpx.attention.dot_product_attention` multiplies.)
       value_domain: "box" for values within ±value_bound elementwise, or "ball" for ‖v‖₂ ≤ value_bound, which
-        has √d_v times less noise: one-hot labels and unit vectors have length 1.
+        has √d_v times less noise: unit vectors have length 1; or "simplex" for v ≥ 0 that add up to
+        `value_bound`, which has √2 times less again: one-hot labels and probabilities add up to 1.
+      neighboring: "replace_one", where the number of rows is public, or, for the sketch,
+        "add_or_remove_one", where it is private and the noise up to 2 times less.
       clip: Clips rows into the bounds, each for itself, instead of raising for a row outside.
+      expected_records: A public guess of the number of rows, where that is private: `features="auto"` chooses
+        by it, and warnings are about it.
       **options: What one mechanism takes alone.
-        Of the sketch: features ("taylor" or "random"), degree, relative_error, num_features and directions,
-        as `sketch.choose_features`; contribution_bound and secure, as `sketch.build`.
+        Of the sketch: features ("taylor", "random" or "auto"), degree, relative_error, num_features and
+        directions, as `sketch.choose_features`; contribution_bound and secure, as `sketch.build`.
+        "auto" takes those with the least `expected_error`, and the temperature too where `scale` is None.
         Of the tree: degree and relative_error, as `tree.choose_features`; noise, budget, copies and bins, as
         `tree.build`.
 
     Returns:
       A pytree with `query(Q)`, (m, d) -> (m, d_v), and `guarantee`. Its leaves hold the release only.
+
+    Warns:
+      MemoryWarning: before a sketch is built which the private mean of V is expected to beat, or whose sums
+        take gigabytes.
 
     Raises:
       ValueError: for an unknown mechanism, an option of another mechanism, bounds, ε or δ out of range, rows
@@ -120,20 +139,50 @@ def build(
         domain=domain,
         scale=scale,
         value_domain=value_domain,
+        neighboring=neighboring,
     )
     module: Any = {"sketch": sketch, "tree": tree}[mechanism]
     chosen = {name: value for name, value in options.items() if name in of_features}
+    if mechanism == "sketch":
+        n = np.shape(K)[-2] if declared.public_count else expected_records
+        heads = math.prod(np.shape(K)[:-2])
+        multiplier = math.sqrt(heads) * gaussian_noise_multiplier(epsilon, delta)
+        if chosen.get("features") == "auto":
+            declared, features = _best(declared, n, multiplier, scale is None, chosen)
+        else:
+            features = sketch.choose_features(declared, **chosen)
+        bound = options.get("contribution_bound")
+        expected.warn_before(declared, features, n, multiplier, heads, bound)
+    else:
+        features = tree.choose_features(declared, **chosen)
     return module.build(
         key,
         K,
         V,
         domain=declared,
-        features=module.choose_features(declared, **chosen),
+        features=features,
         epsilon=epsilon,
         delta=delta,
         clip=clip,
         **{name: value for name, value in options.items() if name in of_release},
     )
+
+
+def _best(declared: Domain, n: int | None, multiplier: float, any_scale: bool, chosen: dict):
+    """The domain and the features of `features="auto"`."""
+    for name in chosen:
+        if name != "features":
+            raise ValueError(
+                f"{name}={chosen[name]!r} must be left out with features='auto', which chooses it: leave it "
+                "out, or name the features"
+            )
+    if n is None:
+        raise ValueError(
+            "expected_records=None must be a public guess of the number of rows, which is private with "
+            "neighboring='add_or_remove_one': features='auto' chooses by it"
+        )
+    best, features, _ = expected.choose(declared, n, multiplier, any_scale=any_scale)
+    return best, features
 
 
 def as_printed(

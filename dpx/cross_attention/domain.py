@@ -1,4 +1,4 @@
-"""The declared bounds of a private memory, and what follows from them for every mechanism.
+"""What is declared about a private memory, and what follows from it for every mechanism.
 
 Logits are ⟨q, k⟩/scale. Softmax does not notice a common shift of the keys, so that only keys about
 their domain's centre matter: ±R/2 for the box [0, R]^d, the ball itself otherwise.
@@ -10,11 +10,13 @@ import math
 import jax
 import jax.numpy as jnp
 import numpy as np
+from dp_accounting import NeighboringRelation
 from jax.core import Tracer
 from jax.typing import ArrayLike
 
-from dpx._numerics import into_ball
-from dpx._validate import check_positive
+from dpx._numerics import into_ball, into_simplex
+from dpx._validate import check_positive, check_relation
+from dpx.privacy import ADD_OR_REMOVE_ONE, REPLACE_ONE
 
 _ROUNDING = 1e-6  # float32 bounds may exceed their float64 declarations by this much
 
@@ -38,11 +40,14 @@ class Domain:
       value_bound: R_w, |v_j| ≤ R_w elementwise, or ‖v‖₂ ≤ R_w.
       scale: What logits are divided by.
       value_domain: "box": values within ±value_bound elementwise, as in the paper; "ball": ‖v‖₂ ≤
-        value_bound, as for one-hot labels and embeddings, with noise less by √d_v.
+        value_bound, as for embeddings, with noise less by √d_v; "simplex": v ≥ 0 with Σ v = value_bound, as
+        for one-hot labels and probabilities, with noise less by another √2.
+      neighboring: REPLACE_ONE row, the number of rows being public, or ADD_OR_REMOVE_ONE row, which has less
+        noise and keeps that number private.
 
     Raises:
-      ValueError: for an unknown kind, a bound or scale that is not positive and finite, or a dimension
-        less than 1.
+      ValueError: for an unknown kind or relation, a bound or scale that is not positive and finite, or a
+        dimension less than 1.
     """
 
     kind: str
@@ -53,17 +58,25 @@ class Domain:
     value_bound: float
     scale: float
     value_domain: str = "box"
+    neighboring: NeighboringRelation = REPLACE_ONE
 
     def __post_init__(self):
         if self.kind not in ("box", "ball"):
             raise ValueError(
                 f'domain={self.kind!r} is not known: use "box" for keys in [0, R]^d or "ball" for ‖k‖ ≤ R'
             )
-        if self.value_domain not in ("box", "ball"):
+        if self.value_domain not in ("box", "ball", "simplex"):
             raise ValueError(
-                f'value_domain={self.value_domain!r} is not known: use "box" for values within ±R_w or '
-                '"ball" for ‖v‖ ≤ R_w'
+                f'value_domain={self.value_domain!r} is not known: use "box" for values within ±R_w, '
+                '"ball" for ‖v‖ ≤ R_w or "simplex" for v ≥ 0 that add up to R_w'
             )
+        relation = check_relation(self.neighboring, "neighboring")
+        if relation not in (REPLACE_ONE, ADD_OR_REMOVE_ONE):
+            raise ValueError(
+                f"neighboring={relation.name.lower()!r} must be 'replace_one' or "
+                "'add_or_remove_one': use one of them"
+            )
+        object.__setattr__(self, "neighboring", relation)
         for name in ("key_bound", "query_bound", "value_bound", "scale"):
             object.__setattr__(self, name, check_positive(getattr(self, name), name))
         if min(self.dim, self.value_dim) < 1:
@@ -81,6 +94,7 @@ class Domain:
         domain: str = "box",
         scale: float | None = None,
         value_domain: str = "box",
+        neighboring: NeighboringRelation | str = REPLACE_ONE,
     ) -> "Domain":
         """The domain of a memory K (..., n, d), V (..., n, d_v), with the defaults of `dpx.cross_attention`.
 
@@ -90,12 +104,13 @@ class Domain:
           query_bound: As the attribute; `key_bound` if None.
           domain: "box" or "ball".
           scale: What logits are divided by; d if None.
-          value_domain: "box" or "ball".
+          value_domain: "box", "ball" or "simplex".
+          neighboring: As the attribute, or its lower-case name.
 
         Raises:
           ValueError: as the class, or for arrays that do not fit together.
         """
-        _, dim, value_dim = check_memory(k, v)
+        _, dim, value_dim = check_memory(k, v, neighboring)
         return cls(
             kind=domain,
             dim=dim,
@@ -105,12 +120,25 @@ class Domain:
             value_bound=value_bound,
             scale=dim if scale is None else scale,
             value_domain=value_domain,
+            neighboring=check_relation(neighboring, "neighboring"),
         )
 
     @property
+    def public_count(self) -> bool:
+        """Whether the number of rows is public."""
+        return self.neighboring is REPLACE_ONE
+
+    @property
     def value_norm(self) -> float:
-        """sup ‖v‖₂: √d_v·R_w for the box, R_w for the ball."""
+        """sup ‖v‖₂: √d_v·R_w for the box, R_w for the ball and the simplex."""
         return self.value_bound * (math.sqrt(self.value_dim) if self.value_domain == "box" else 1)
+
+    @property
+    def mass_weight(self) -> float:
+        """a₀, the constant beside a row's values that the denominator sums (`dpx.cross_attention.sketch`)."""
+        if self.value_domain == "simplex":
+            return 0.0  # the values add up to it
+        return self.value_norm / (1 if self.public_count else self.value_dim**0.25)
 
     @property
     def key_radius(self) -> float:
@@ -154,7 +182,7 @@ class Domain:
                     "clip is False, but under jit or vmap values cannot be checked: pass clip=True"
                 )
             self._check_rows("K", np.asarray(k), self.kind, self.key_bound, "key_bound")
-            kind = "interval" if self.value_domain == "box" else "ball"
+            kind = "interval" if self.value_domain == "box" else self.value_domain
             self._check_rows("V", np.asarray(v), kind, self.value_bound, "value_bound")
         dtype = jnp.result_type(float)
         k, v = jnp.asarray(k, dtype), jnp.asarray(v, dtype)
@@ -166,6 +194,8 @@ class Domain:
 
     def nearest_values(self, v: jax.Array) -> jax.Array:
         """The point of the values' domain next to each vector (..., d_v)."""
+        if self.value_domain == "simplex":
+            return into_simplex(v, self.value_bound)
         if self.value_domain == "ball":
             return into_ball(v, self.value_bound)
         return jnp.clip(v, -self.value_bound, self.value_bound)
@@ -198,6 +228,12 @@ class Domain:
         if kind == "ball":
             inside = np.linalg.norm(rows.astype(np.float64), axis=-1) <= limit
             where = f"the ball of radius {bound}"
+        elif kind == "simplex":
+            off = np.abs(rows.sum(-1, dtype=np.float64) - bound)
+            inside = (rows >= -bound * _ROUNDING).all(-1) & (
+                off <= bound * _ROUNDING * rows.shape[-1]
+            )
+            where = f"the vectors of numbers ≥ 0 that add up to {bound}"
         else:
             low = 0.0 if kind == "box" else -bound
             inside = ((rows >= low - bound * _ROUNDING) & (rows <= limit)).all(-1)
@@ -208,18 +244,23 @@ class Domain:
             remedy = "" if name == "Q" else " or pass clip=True"
             raise ValueError(
                 f"{name} row {row} is outside {where}, as are {int((~inside).sum())} rows in all: "
-                f"raise {argument}{remedy}"
+                f"{'change' if kind == 'simplex' else 'raise'} {argument}{remedy}"
             )
 
 
-def check_memory(k, v) -> tuple[int, int, int]:
-    """(n, d, d_v) of K (..., n, d) and V (..., n, d_v); raises ValueError where they do not fit."""
+def check_memory(
+    k, v, neighboring: NeighboringRelation | str = REPLACE_ONE
+) -> tuple[int, int, int]:
+    """(n, d, d_v) of K (..., n, d) and V (..., n, d_v); raises ValueError where they do not fit.
+
+    No rows at all are a memory where rows come and go, since it must not be told from one with a row.
+    """
     k_shape, v_shape = np.shape(k), np.shape(v)
     if len(k_shape) < 2 or len(k_shape) != len(v_shape) or k_shape[:-1] != v_shape[:-1]:
         raise ValueError(
             f"K has shape {k_shape} and V has shape {v_shape}: pass K (n, d) and V (n, d_v), "
             "with the same leading axes for heads"
         )
-    if k_shape[-2] < 1:
+    if k_shape[-2] < 1 and check_relation(neighboring, "neighboring") is REPLACE_ONE:
         raise ValueError("K has no rows: an empty memory has no attention")
     return k_shape[-2], k_shape[-1], v_shape[-1]

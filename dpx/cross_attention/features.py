@@ -12,6 +12,7 @@ features (Choromanski et al. 2021, arXiv 2009.14794), drawn without looking at a
 import dataclasses
 import functools
 import math
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -24,12 +25,12 @@ from dpx.cross_attention.domain import Domain
 MAX_FEATURES = 2**22
 
 
-def truncated_exponential(z: float, degree: int) -> float:
-    """T_s(z) = Σ_{t ≤ s} z^t/t!, s the degree."""
-    term = total = 1.0
+def truncated_exponential(z: Any, degree: int) -> Any:
+    """T_s(z) = Σ_{t ≤ s} z^t/t!, s the degree, of a number or of each entry of an array."""
+    term = total = 1.0 if np.ndim(z) == 0 else np.ones_like(z)
     for t in range(1, degree + 1):
-        term *= z / t
-        total += term
+        term = term * z / t
+        total = total + term
     return total
 
 

@@ -1,6 +1,6 @@
 """The moments of a memory's sketch: streamed sums of what its rows contribute, with noise, and their readout.
 
-A row contributes φ(λ(k − centre)) ⊗ [V, v] to M, which `dpx.cross_attention.sketch` defines and bounds.
+A row contributes φ(λ(k − centre)) ⊗ [a₀, v] to M, which `dpx.cross_attention.sketch` defines and bounds.
 """
 
 import functools
@@ -31,7 +31,7 @@ def contribution_sums(K, V, features: Features, domain: Domain, largest) -> jax.
     """
     n = len(K)
     count = features.num_features
-    chunk = min(n, max(128, _CHUNK_ELEMENTS // count))
+    chunk = min(max(n, 1), max(128, _CHUNK_ELEMENTS // count))
     K, V = (jnp.pad(a, ((0, -n % chunk), (0, 0))) for a in (K, V))
     real = jnp.arange(len(K)) < n
 
@@ -49,7 +49,7 @@ def contribution_sums(K, V, features: Features, domain: Domain, largest) -> jax.
 @functools.partial(jax.jit, static_argnames=("domain", "largest", "dtype"))
 def _factors(K, V, features: Features, domain: Domain, *, largest, dtype):
     """φ (r, n) and w (n, 1 + d_v) of n rows, which contribute φ ⊗ w, of norm at most `largest`."""
-    mass = jnp.full((len(K), 1), domain.value_norm, V.dtype)
+    mass = jnp.full((len(K), 1), domain.mass_weight, V.dtype)
     weights = jnp.concatenate([mass, V], axis=1).astype(dtype)
     keys = _stretch(domain) * (K - domain.centre)
     phi = features.rows(keys.T).astype(dtype)
@@ -71,11 +71,11 @@ def whole_sums(K, V, features: Features, domain: Domain, largest) -> np.ndarray:
     in about 1e11.
     """
     heads, n = K.shape[:-2], K.shape[-2]
-    K, V = (np.asarray(a, np.float64).reshape(-1, *a.shape[-2:]) for a in (K, V))
+    K, V = (np.asarray(a, np.float64).reshape(math.prod(heads), *a.shape[-2:]) for a in (K, V))
     count = features.num_features
     noise.secure.check_sum(n, largest_whole(features, domain))
     total = np.zeros((len(K), count, 1 + domain.value_dim), np.int64)
-    chunk = 1 << min(2**16, max(128, _WHOLE_ELEMENTS // count)).bit_length() - 1
+    chunk = _whole_rows_at_once(count)
     for head, start in itertools.product(range(len(K)), range(0, n, chunk)):
         rows = [a[head, start : start + chunk] for a in (K, V)]
         size = len(rows[0])
@@ -83,6 +83,16 @@ def whole_sums(K, V, features: Features, domain: Domain, largest) -> np.ndarray:
         rows = (np.pad(a, padding) for a in rows)
         total[head] += np.asarray(_whole_chunk(*rows, size, features, domain, largest=largest))
     return total.reshape(*heads, count, -1)
+
+
+def _whole_rows_at_once(num_features: int) -> int:
+    return 1 << min(2**16, max(16, _WHOLE_ELEMENTS // num_features)).bit_length() - 1
+
+
+def needed_bytes(features: Features, domain: Domain, heads: int = 1) -> int:
+    """The memory that releasing many rows takes beside them: rows of features, and 64-bit sums with noise."""
+    arrays = 5 * _whole_rows_at_once(features.num_features) + 4 * heads * (1 + domain.value_dim)
+    return 8 * features.num_features * arrays
 
 
 @functools.partial(jax.jit, static_argnames=("domain", "largest"))
@@ -111,11 +121,14 @@ def largest_whole(features: Features, domain: Domain) -> int:
 
 
 def whole_change(features: Features, domain: Domain, heads: int) -> float:
-    """How far apart the integers of two rows are, over all heads.
+    """How far neighbours move the integers, over all heads.
 
     With S = 2¹⁸ and B, B' the norms of the two factors after rounding, a product errs by
-    e ≤ (B − S)·B' + S·(B' − S), so that two of them are at most √2·S² + 2e apart in each head.
+    e ≤ (B − S)·B' + S·(B' − S), so that two of them are at most √2·S² + 2e apart in each head. A row that
+    comes or goes moves them by its own product.
     """
+    if not domain.public_count:
+        return math.sqrt(heads) * largest_whole(features, domain)
     steps, bounds = noise.secure.FACTOR_STEPS, _whole_norms(features, domain)
     error = (bounds[0] - steps) * bounds[1] + steps * (bounds[1] - steps)
     return math.sqrt(heads) * (math.sqrt(2) * steps**2 + 2 * error)
@@ -144,25 +157,30 @@ def release_whole_moments(
         noise_multiplier=multiplier,
         label="attention sketch",
     )
-    moments = jnp.asarray(noisy)
-    if isinstance(features, PolynomialFeatures):  # the constant feature sums to n, which is public
-        moments = moments.at[..., 0, 0].set(num_records * domain.value_norm)
-    return moments
+    return with_mass(jnp.asarray(noisy), num_records, features, domain)
+
+
+def with_mass(moments: jax.Array, n: int, features: Features, domain: Domain) -> jax.Array:
+    """Released moments whose first column is the mass times V = sup‖v‖₂, whatever a₀ was."""
+    mass = moments[..., 1:].sum(-1) / domain.value_bound
+    if domain.mass_weight:
+        mass = moments[..., 0] / domain.mass_weight
+    if domain.public_count and isinstance(features, PolynomialFeatures):
+        mass = mass.at[..., 0].set(n)  # the sum of the constant feature
+    return moments.at[..., 0].set(mass * domain.value_norm)
 
 
 @functools.partial(jax.jit, static_argnames=("domain", "largest"))
 def release_moments(key, K, V, features: Features, domain: Domain, largest, change, multiplier):
     sums = functools.partial(contribution_sums, features=features, domain=domain, largest=largest)
     heads, (n, _) = K.shape[:-2], K.shape[-2:]
-    flat = [a.reshape(-1, *a.shape[-2:]) for a in (K, V)]
+    flat = [a.reshape(math.prod(heads), *a.shape[-2:]) for a in (K, V)]
     moments = jax.lax.map(lambda head: sums(*head), tuple(flat))
     moments = moments.reshape(*heads, *moments.shape[1:])
     moments = noise.release(
         key, moments, sensitivity=change, noise_multiplier=multiplier, label="attention sketch"
     )
-    if isinstance(features, PolynomialFeatures):  # the constant feature sums to n, which is public
-        moments = moments.at[..., 0, 0].set(n * domain.value_norm)
-    return moments.astype(K.dtype)
+    return with_mass(moments, n, features, domain).astype(K.dtype)
 
 
 @functools.partial(jax.jit, static_argnames="domain")

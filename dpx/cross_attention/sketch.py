@@ -5,23 +5,15 @@ attention are linear in one matrix that depends on the memory alone:
 
     M = Σ_i φ(λ(k_i − centre)) ⊗ [a₀, v_i],     attention(q) ≈ φ(q/λ)ᵀM[:, 1:] / (φ(q/λ)ᵀM[:, 0] / a₀).
 
-Release M + σ·Gaussian once and every query, adaptive or not, is post-processing. Neighbours: one row of
-(K, V) replaced, n public. Let Z be the largest logit about the centre (`Domain.largest_logit`) and
-V = sup‖v‖₂, and set a₀ = V and λ² = sup‖q‖/ρ with ρ = sup‖k − centre‖.
+Release M + σ·Gaussian once and every query, adaptive or not, is post-processing. How far neighbours move M is
+proven in `dpx.cross_attention.contribution`. λ² = sup‖q‖/ρ, with ρ = sup‖k − centre‖, and Z is the largest
+logit about the centre.
 
-Sensitivity. A row contributes u = φ ⊗ w, w = [V, v], and ‖u − u'‖² = ‖φ‖²‖w‖² + ‖φ'‖²‖w'‖² − 2⟨φ, φ'⟩⟨w, w'⟩.
-⟨w, w'⟩ = V² + ⟨v, v'⟩ ≥ 0 and ‖w‖² ≤ 2V². So, where ⟨φ, φ'⟩ ≥ 0 and ‖φ‖² ≤ F, the l2 sensitivity is at most
+What a private n leaves behind. Nothing but noise: M is the only thing released, the noisy mass of the zero
+query, whose weights are all 1, stands for n in answers, and an empty memory is a memory like any other.
 
-    Δ = 2·V·√F.
-
-Taylor features of even degree s: ⟨φ(x), φ(x')⟩ = T_s(⟨x, x'⟩/scale) > 0 (an even truncation of the
-exponential has no real zero; an odd one does, hence is refused), F = T_s(λ²ρ²/scale) = T_s(Z). Δ is
-attained by a row at the domain's edge whose value flips sign, v' = −v. For the paper's box and scale d
-this is Δ = 2·R_w·√(d_v·T_s(R²/2)); where values lie in a ball of radius R_w, V = R_w and √d_v is gone.
-Random features are positive, and the contribution is rescaled to ‖u‖ ≤ B, so that Δ = √2·B.
-
-Error. The answer's numerator has noise of std σ‖φ(q/λ)‖ ≤ m(ε, δ)·2V·T_s(Z), whatever n, r, s and the number
-of queries: λ is what makes the factors for keys and queries equal.
+Error. The answer's numerator has noise of std σ‖φ(q/λ)‖ ≤ m(ε, δ)·(Δ/√F)·T_s(Z), whatever n, r, s and the
+number of queries: λ is what makes the factors for keys and queries equal.
 """
 
 import dataclasses
@@ -35,14 +27,10 @@ from jax.core import Tracer
 
 from dpx import noise
 from dpx._numerics import wide_sums
-from dpx._validate import check_positive
 from dpx.cross_attention.chosen import choose_features, even_degree
+from dpx.cross_attention.contribution import largest_contribution, sensitivity
 from dpx.cross_attention.domain import Domain, check_memory
-from dpx.cross_attention.features import (
-    Features,
-    PolynomialFeatures,
-    check_features,
-)
+from dpx.cross_attention.features import Features, PolynomialFeatures, check_features
 from dpx.cross_attention.moments import (
     largest_whole,
     read,
@@ -53,24 +41,19 @@ from dpx.cross_attention.moments import (
     whole_unit,
 )
 from dpx.partial import Partial, Passes, in_memory
-from dpx.privacy import (
-    REPLACE_ONE,
-    PrivacyGuarantee,
-    gaussian_noise_multiplier,
-)
+from dpx.privacy import PrivacyGuarantee, gaussian_noise_multiplier
 
 __all__ = [
     "Sketch",
     "attend",
     "build",
     "choose_features",
+    "even_degree",
     "passes",
     "release",
     "sensitivity",
     "statistic",
 ]
-
-_LARGEST_CONTRIBUTION = 1e30  # of which 1e8 fit into a 32-bit float
 
 
 @functools.partial(
@@ -86,7 +69,7 @@ class Sketch:
       moments: The noisy M, (..., r, 1 + d_v), leading axes for heads.
       features: The feature map φ, which is public.
       domain: The declared bounds.
-      num_records: n, public.
+      num_records: n where it is public, otherwise None.
       noise_std: σ.
       guarantee: What the release guarantees, for all heads and queries together.
     """
@@ -94,9 +77,18 @@ class Sketch:
     moments: jax.Array
     features: Features
     domain: Domain
-    num_records: int
+    num_records: int | None
     noise_std: float
     guarantee: PrivacyGuarantee
+
+    @property
+    def means(self) -> jax.Array:
+        """M/n, with the noisy mass of the zero query for n where that is private, at least 1."""
+        if self.num_records is not None:
+            return self.moments / self.num_records
+        centre = jnp.zeros((*self.moments.shape[:-2], 1, self.domain.dim))
+        count = self.sums(centre)[..., :1] / self.domain.value_norm
+        return self.moments / jnp.maximum(count, 1)
 
     def query(self, Q) -> jax.Array:
         """Private attention for queries Q (..., m, d): answers (..., m, d_v), within the values' bound.
@@ -105,7 +97,7 @@ class Sketch:
           ValueError: for queries of the wrong shape or, outside `jit`, beyond the declared bound.
         """
         Q = self.domain.check_queries(Q)
-        return attend(self.moments / self.num_records, Q, self.domain, self.features)
+        return attend(self.means, Q, self.domain, self.features)
 
     def sums(self, Q: jax.Array) -> jax.Array:
         """The noisy sums behind the answers: Σ_i [V, v_i]·e^{⟨q, k_i − centre⟩/scale}.
@@ -141,8 +133,8 @@ def build(
 ) -> Sketch:
     """Releases the sketch of a private memory with (ε, δ)-differential privacy.
 
-    One row of (K, V), across all heads, is the record; neighbours replace one. See the module's
-    docstring for the sensitivity. Rows are streamed: beside K and V the memory is O(r·(1 + d_v)).
+    One row of (K, V), across all heads, is the record; the domain says what neighbours are. See the
+    module's docstring for the sensitivity. Rows are streamed: beside K and V the memory is O(r·(1 + d_v)).
 
     Args:
       key: Secret randomness of the noise; None with `secure`.
@@ -154,8 +146,8 @@ def build(
       delta: δ in (0, 1).
       clip: Clips rows into the bounds instead of raising.
       contribution_bound: B, to which the contributions of random features are rescaled. None means
-        √2·V·e^{Z/2}, the root mean square norm of the largest contribution. Taylor features do not use it,
-        since their contributions are bounded.
+        √(a₀² + V²)·e^{Z/2}, the root mean square norm of the largest contribution. Taylor features do not
+        use it, since their contributions are bounded.
       secure: Sums integers and draws discrete noise (`dpx.cross_attention.moments`).
 
     Returns:
@@ -177,8 +169,8 @@ def build(
     if secure:
         raise ValueError("secure=True cannot be traced: call it outside jit and vmap")
     multiplier = _check(key, domain, features, epsilon, delta, secure)
-    largest = _largest(domain, features, contribution_bound)
-    n, _, _ = check_memory(K, V)
+    largest = largest_contribution(domain, features, contribution_bound)
+    n, _, _ = check_memory(K, V, domain.neighboring)
     K, V = domain.enter(K, V, clip=clip)
     heads = math.prod(K.shape[:-2])
     # The noise of integers: what is traced and what is not say the same of themselves.
@@ -201,7 +193,7 @@ def passes(
     """`build` as its one pass over blocks (K, V) of rows (`dpx.partial`)."""
     _check(key, domain, features, epsilon, delta, secure)
     options = {"clip": clip, "contribution_bound": contribution_bound}
-    _largest(domain, features, contribution_bound)
+    largest_contribution(domain, features, contribution_bound)
     total = yield functools.partial(statistic, domain=domain, features=features, **options)
     return release(key, total, epsilon=epsilon, delta=delta, secure=secure)
 
@@ -221,9 +213,9 @@ def statistic(
       domain, features, clip, contribution_bound: As in `build`.
     """
     K, V = block
-    n, _, _ = check_memory(K, V)
+    n, _, _ = check_memory(K, V, domain.neighboring)
     check_features(features, domain)
-    largest = _largest(domain, features, contribution_bound)
+    largest = largest_contribution(domain, features, contribution_bound)
     K, V = domain.enter(K, V, clip=clip)
     with wide_sums(K, V, features):
         sums = whole_sums(K, V, features, domain, largest)
@@ -257,21 +249,6 @@ def _check(key, domain: Domain, features: Features, epsilon, delta, secure: bool
     return multiplier
 
 
-def _largest(domain: Domain, features: Features, contribution_bound: float | None) -> float:
-    """The largest norm of a row's contribution."""
-    largest = math.sqrt(2) * domain.value_norm * features.norm(domain.largest_logit)
-    if isinstance(features, PolynomialFeatures):
-        even_degree(features.degree, domain)
-    elif contribution_bound is not None:
-        largest = check_positive(contribution_bound, "contribution_bound")
-    if largest > _LARGEST_CONTRIBUTION:
-        raise ValueError(
-            f"a row may contribute {largest:.3g} or more, too much for 32-bit floats: use smaller bounds or "
-            "a larger scale"
-        )
-    return largest
-
-
 def _released(moments, n, heads, options, epsilon, delta, multiplier, change) -> Sketch:
     domain, features, clip = (options[name] for name in ("domain", "features", "clip"))
     kind = "taylor" if isinstance(features, PolynomialFeatures) else "random"
@@ -279,18 +256,14 @@ def _released(moments, n, heads, options, epsilon, delta, multiplier, change) ->
     guarantee = PrivacyGuarantee(
         epsilon=float(epsilon),
         delta=float(delta),
-        neighboring=REPLACE_ONE,
+        neighboring=domain.neighboring,
         unit="row of (K, V)",
         mechanism=f"Gaussian sketch of {features.num_features} {kind} features{split}, "
         "any number of queries",
-        assumptions=("the number of rows is public",)
+        assumptions=(("the number of rows is public",) if domain.public_count else ())
         + (() if clip else ("data within the declared bounds",)),
         event=dp_accounting.GaussianDpEvent(multiplier),
     )
     moments = noise.check_finite(moments.astype(jnp.result_type(float)), "the attention sketch")
-    return Sketch(moments, features, domain, n, multiplier * change, guarantee)
-
-
-def sensitivity(domain: Domain, features: PolynomialFeatures) -> float:
-    """Δ = 2·V·√T_s(Z): the l2 sensitivity of the Taylor sketch of even degree s (module docstring)."""
-    return 2 * domain.value_norm * features.norm(domain.largest_logit)
+    count = n if domain.public_count else None
+    return Sketch(moments, features, domain, count, multiplier * change, guarantee)

@@ -24,6 +24,11 @@ def check(domain: Domain, features: PolynomialFeatures, noise: str, budget: str)
             f'domain={domain.kind!r} with query_bound={domain.query_bound} must be "box" with the bound of '
             "the keys, since trees need features ≥ 0 in one range: use the sketch for any other"
         )
+    if not domain.public_count:
+        raise ValueError(
+            "neighboring='add_or_remove_one' must be 'replace_one' for trees, whose bins and denominators "
+            "use the number of rows: use mechanism='sketch'"
+        )
     check_features(features, domain)
     _validate.check_choice(budget, "budget", ("exact", "paper"))
     _validate.check_choice(noise, "noise", node_noise.NOISES)

@@ -132,7 +132,7 @@ class PrivateCrossAttention(nnx.Module):
             delta=delta,
             clip=True,
         )
-        self.moments[...] = released.moments / released.num_records
+        self.moments[...] = released.means
         exact = np.array(self._composed(epsilon, delta))
         stored = exact.astype(np.float32)
         self.budget[...] = jnp.asarray(

@@ -92,6 +92,20 @@ def columns(users):
     return np.stack([np.bincount(items, minlength=NUM_ITEMS) for items in users], 1).astype(float)
 
 
+def of_rows(**options):
+    """A memory with a row for each user who has items: counts of two items, and of three others."""
+    options = {"key_bound": 1.0, "value_bound": 1.0, "clip": True, **BUDGET, **options}
+
+    def program(users):
+        counts = [np.bincount(items, minlength=NUM_ITEMS) for items in users if len(items)]
+        rows = np.reshape(counts, (-1, NUM_ITEMS)).astype(float)
+        return cross_attention.build(
+            KEY, rows[:, :2] / 2, rows[:, 2:5] - 1, neighboring="add_or_remove_one", **options
+        )
+
+    return program
+
+
 def over_blocks(passes):
     """A release over three blocks, one of them empty, as workers would sum them."""
 
@@ -123,6 +137,9 @@ UNBOUNDED = {
     "item Gram, over blocks": over_blocks(functools.partial(item_gram.passes, num_kept=5)),
     "1-grams": counted(1),
     "3-grams": counted(3),
+    "sketch, add or remove": of_rows(),
+    "sketch, add or remove, simplex": of_rows(value_domain="simplex", domain="ball"),
+    "sketch, add or remove, random features": of_rows(features="random", num_features=20),
     "Gram, add or remove": lambda users: gram.release(
         KEY,
         columns(users),
@@ -234,6 +251,7 @@ REPLACED = {
     "sketch": attention(),
     "sketch, traced": lambda data: jax.jit(lambda K, V: attention()((K, V)))(*data),
     "sketch, ball": attention(domain="ball", scale=1.0, degree=2),
+    "sketch, simplex": attention(value_domain="simplex"),
     "sketch, random features": attention(features="random", num_features=20),
     "trees": attention(mechanism="tree", degree=2, bins=8),
     "trees, two copies": attention(mechanism="tree", degree=1, bins=4, copies=2),

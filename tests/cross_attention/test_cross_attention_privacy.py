@@ -1,5 +1,6 @@
 """Private cross-attention: sensitivity under attack, the size of the noise, audits."""
 
+import dataclasses
 import functools
 import math
 
@@ -84,6 +85,66 @@ def test_taylor_sensitivity_is_never_exceeded_and_attained(
     value = jnp.full(value_dim, 0.7 if value_domain == "box" else 0.7 / np.sqrt(value_dim))
     here, there = (contribution(domain, features, corner, v) for v in (value, -value))
     assert jnp.linalg.norm(here - there) == pytest.approx(bound, rel=1e-4)
+
+
+@pytest.mark.parametrize("value_domain", ["box", "ball", "simplex"])
+@pytest.mark.parametrize("degree", [2, 4])
+def test_a_row_that_comes_or_goes_moves_a_release_by_the_sensitivity(value_domain, degree):
+    """A row at the corner of the domain attains it, wherever its value lies on the edge."""
+    domain = Domain("box", 2, 3, 1.0, 1.0, 0.7, 2.0, value_domain, "add_or_remove_one")
+    features = taylor(domain, degree)
+    bound = sketch.sensitivity(domain, features)
+    ball = Domain("box", 2, 3, 1.0, 1.0, 0.7, 2.0, "ball")
+    by_hand = {"box": math.sqrt(3 + 3**0.5), "ball": math.sqrt(1 + 3**-0.5), "simplex": 1.0}
+    assert bound == pytest.approx(
+        by_hand[value_domain] / 2 * sketch.sensitivity(ball, features), rel=1e-12
+    )
+    value = jnp.full(3, 0.7) if value_domain == "box" else 0.7 * jnp.eye(3)[1]
+    features_and_weights = moments.contribution_sums(
+        jnp.ones((1, 2)), value[None], features, domain, 1.0
+    )
+    assert jnp.linalg.norm(features_and_weights) == pytest.approx(bound, rel=1e-5)
+    inside = domain.enter(jnp.full((200, 2), 9.0), 9 * jax.random.normal(KEY, (200, 3)), clip=True)
+    sums = jax.vmap(
+        lambda k, v: moments.contribution_sums(k[None], v[None], features, domain, 1.0)
+    )(*inside)
+    norms = jnp.linalg.norm(sums, axis=(1, 2))
+    assert norms.max() <= bound * (1 + 1e-5)
+
+
+def test_labels_are_replaced_for_less():
+    """Two labels at keys whose features are orthogonal or not: √2 of a contribution, never 2."""
+    domain = Domain("ball", 3, 4, 1.3, 1.3, 0.7, 1.7, "simplex")
+    features = taylor(domain, 4)
+    bound = sketch.sensitivity(domain, features)
+    of_any_sign = sketch.sensitivity(dataclasses.replace(domain, value_domain="ball"), features)
+    assert bound == pytest.approx(of_any_sign / math.sqrt(2))
+    assert 0.99 * bound <= search(domain, features) <= bound * (1 + 1e-5)
+
+
+def test_a_private_count_is_told_by_the_noisy_mass_alone():
+    """Nothing static depends on n, answers are those of a public n without noise, no rows are a memory."""
+    K, V, Q = memory(50, 2)
+    V = np.abs(V) / np.abs(V).sum(1, keepdims=True)
+    relation = {"neighboring": "add_or_remove_one"}
+    for options in ({}, {"value_domain": "simplex"}, {"features": "random", "num_features": 64}):
+        options = {"clip": True, **BOX, **options}
+        public, private = (
+            cross_attention.build(KEY, K, V, **options, **EXACT, **more) for more in ({}, relation)
+        )
+        np.testing.assert_allclose(private.query(Q), public.query(Q), atol=2e-3)
+        builds = [
+            cross_attention.build(KEY, K[:n], V[:n], **options, **BUDGET, **relation)
+            for n in (50, 7, 0)
+        ]
+        assert len({jax.tree.structure(built) for built in builds}) == 1
+        assert len({tuple(leaf.shape for leaf in jax.tree.leaves(b)) for b in builds}) == 1
+        assert builds[0].num_records is None
+        assert all(np.isfinite(built.query(Q)).all() for built in builds)
+    with pytest.raises(ValueError, match="must be 'replace_one' for trees"):
+        cross_attention.build(KEY, K, V, mechanism="tree", clip=True, **BOX, **BUDGET, **relation)
+    with pytest.raises(ValueError, match="no rows"):
+        cross_attention.build(KEY, K[:0], V[:0], **BOX, **BUDGET)
 
 
 @pytest.mark.parametrize("value_domain", ["box", "ball"])

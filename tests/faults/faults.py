@@ -667,6 +667,35 @@ FAULTS = (
         REPLACED.format("sketch"),
     ),
     Fault(
+        "a row of the sketch that comes or goes has the noise of half a row",
+        "dpx/cross_attention/moments.py",
+        "        return math.sqrt(heads) * largest_whole(features, domain)",
+        "        return math.sqrt(heads) * largest_whole(features, domain) / 2",
+        REMOVED.format("sketch, add or remove"),
+    ),
+    Fault(
+        "the sketch tells a private number of rows",
+        "dpx/cross_attention/sketch.py",
+        "count = n if domain.public_count else None",
+        "count = n",
+        "tests/cross_attention/test_cross_attention_privacy.py"
+        "::test_a_private_count_is_told_by_the_noisy_mass_alone",
+    ),
+    Fault(
+        "the mass of the zero query is exact where the number of rows is private",
+        "dpx/cross_attention/moments.py",
+        "if domain.public_count and isinstance(features, PolynomialFeatures):",
+        "if isinstance(features, PolynomialFeatures):",
+        REMOVED.format("sketch, add or remove"),
+    ),
+    Fault(
+        "values outside the simplex have the noise of labels",
+        "dpx/cross_attention/domain.py",
+        "            return into_simplex(v, self.value_bound)\n",
+        "            return v\n",
+        REMOVED.format("sketch, add or remove, simplex"),
+    ),
+    Fault(
         "every head of the sketch has the whole budget",
         "dpx/cross_attention/moments.py",
         "return math.sqrt(heads) * (math.sqrt(2) * steps**2",

@@ -1,0 +1,224 @@
+"""How well a private memory will answer, before anything is spent, and the features that answer best.
+
+Everything follows from public numbers: shapes, bounds and the budget. `dpx.cross_attention.simulated` says
+what keys and values are taken to be, and simulates an answer's error under that model.
+"""
+
+import dataclasses
+import math
+import warnings
+from typing import Any, NamedTuple
+
+from dpx._validate import check_integer
+from dpx.cross_attention.chosen import choose_features
+from dpx.cross_attention.domain import Domain
+from dpx.cross_attention.features import (
+    Features,
+    PolynomialFeatures,
+    truncated_exponential,
+)
+from dpx.cross_attention.moments import needed_bytes
+from dpx.cross_attention.simulated import errors
+from dpx.privacy import gaussian_noise_multiplier
+
+_LARGEST_LOGITS = (0.25, 0.5, 1.0, 2.0, 4.0, 8.0)  # of the temperatures that are tried
+_NUM_FEATURES = (256, 1024)  # of random features that are tried
+_MAX_BYTES = 4 * 2**30
+_LARGE_BYTES = 2**30
+
+
+class MemoryWarning(UserWarning):
+    """A private memory is about to be released that the private mean would beat, or that takes gigabytes."""
+
+
+class ExpectedError(NamedTuple):
+    """What to expect of a release under the model of `dpx.cross_attention.simulated`.
+
+    Attributes:
+      error: Mean |answer − exact attention| of an entry.
+      bias: The same without noise: what the features miss.
+      mean_error: The same for the private mean of V, from the same budget.
+      features: "taylor" or "random".
+      degree: Of Taylor features, otherwise None.
+      num_features: r.
+      scale: What logits are divided by.
+      num_bytes: The memory that building takes, beside the rows.
+    """
+
+    error: float
+    bias: float
+    mean_error: float
+    features: str
+    degree: int | None
+    num_features: int
+    scale: float
+    num_bytes: int
+
+
+def expected_error(
+    n: int,
+    dim: int,
+    value_dim: int,
+    *,
+    key_bound: float,
+    value_bound: float,
+    epsilon: float,
+    delta: float,
+    query_bound: float | None = None,
+    domain: str = "box",
+    scale: float | None = None,
+    value_domain: str = "box",
+    neighboring: Any = "replace_one",
+    num_heads: int = 1,
+    contribution_bound: float | None = None,
+    **features,
+) -> ExpectedError:
+    """The error to expect of `build` for K (n, dim) and V (n, value_dim), from public numbers alone.
+
+        cross_attention.expected_error(11_000, 64, 20, key_bound=1.0, value_bound=1.0, domain="ball",
+                                       value_domain="simplex", epsilon=1.0, delta=1e-5, features="auto")
+
+    Args:
+      n: The number of rows; a public guess of it where rows come and go.
+      dim, value_dim: d and d_v.
+      key_bound, value_bound, epsilon, delta, query_bound, domain, scale, value_domain, neighboring: See
+        `build`.
+      num_heads: Heads that share the budget.
+      contribution_bound: Of random features, as in `build`.
+      **features: features, degree, relative_error and num_features, as in `build`.
+
+    Raises:
+      ValueError: as `build`.
+    """
+    n, dim, value_dim = (
+        check_integer(size, name)
+        for name, size in (("n", n), ("dim", dim), ("value_dim", value_dim))
+    )
+    declared = Domain(
+        kind=domain,
+        dim=dim,
+        value_dim=value_dim,
+        key_bound=key_bound,
+        query_bound=key_bound if query_bound is None else query_bound,
+        value_bound=value_bound,
+        scale=dim if scale is None else scale,
+        value_domain=value_domain,
+        neighboring=neighboring,
+    )
+    multiplier = math.sqrt(num_heads) * gaussian_noise_multiplier(epsilon, delta)
+    if features.get("features") == "auto":
+        return choose(declared, n, multiplier, any_scale=scale is None)[2]
+    chosen = choose_features(declared, **features)
+    return simulated(declared, chosen, n, multiplier, contribution_bound)
+
+
+def choose(
+    domain: Domain, n: int, multiplier: float, *, any_scale: bool
+) -> tuple[Domain, Features, ExpectedError]:
+    """The features with the least expected error, and the domain with the temperature that goes with them.
+
+    Candidates are Taylor features of even degree and random ones, as many as fit into memory, and the mean of
+    V, which is the degree 0. The temperature is the lowest of those tried at which at most half of the mean's
+    error is left, so that attention is as sharp as it can be and still stand out from the noise; if there is
+    none, the one with the smallest share left.
+
+    Args:
+      domain: The declared bounds.
+      n: The number of rows, or a public guess of it.
+      multiplier: The noise multiplier of a head.
+      any_scale: Whether the temperature is chosen too.
+    """
+    radii = domain.key_radius * domain.query_radius
+    scales = [radii / logit for logit in _LARGEST_LOGITS] if any_scale else [domain.scale]
+    found = []
+    for scale in scales:
+        tried = dataclasses.replace(domain, scale=scale)
+        found += [(tried, f, simulated(tried, f, n, multiplier)) for f in _candidates(tried)]
+
+    def preferred(one):
+        share = one[2].error / one[2].mean_error
+        return (one[0].scale, share) if share <= 0.5 and any_scale else (math.inf, share)
+
+    return min(found, key=preferred)
+
+
+def simulated(
+    domain: Domain,
+    features: Features,
+    n: int,
+    multiplier: float,
+    contribution_bound: float | None = None,
+) -> ExpectedError:
+    """`expected_error` of one release with these features and a noise multiplier for each head."""
+    if isinstance(features, PolynomialFeatures):
+        error, bias = errors(domain, n, multiplier, degree=features.degree)
+    else:
+        options = {"num_features": features.num_features, "contribution_bound": contribution_bound}
+        error, bias = errors(domain, n, multiplier, **options)
+    mean_error, _ = errors(domain, n, multiplier, degree=0)
+    return ExpectedError(
+        error=error,
+        bias=bias,
+        mean_error=mean_error,
+        features="taylor" if isinstance(features, PolynomialFeatures) else "random",
+        degree=getattr(features, "degree", None),
+        num_features=features.num_features,
+        scale=domain.scale,
+        num_bytes=needed_bytes(features, domain),
+    )
+
+
+def warn_before(
+    domain: Domain,
+    features: Features,
+    n: int | None,
+    multiplier: float,
+    heads: int,
+    contribution_bound: float | None,
+) -> None:
+    """Says what is about to be built where the private mean would beat it, or where it takes gigabytes.
+
+    Args:
+      domain, features, multiplier, heads, contribution_bound: Of the release; the multiplier is a head's.
+      n: The number of rows; None where it is private, and no expected error may depend on it.
+
+    Raises:
+      ValueError: for more memory than 4 GiB.
+    """
+    size = needed_bytes(features, domain, heads)
+    takes = f"{features.num_features} features of {1 + domain.value_dim} sums take {size / 2**30:.2g} GiB"
+    if size > _MAX_BYTES:
+        raise ValueError(
+            f"{takes}, more than {_MAX_BYTES / 2**30:.0f} GiB: use a lower degree, features='auto' or "
+            "'random', smaller bounds or a larger scale"
+        )
+    if size > _LARGE_BYTES:
+        warnings.warn(f"{takes} while they are built", MemoryWarning, stacklevel=3)
+    if n is None:
+        return
+    found = simulated(domain, features, n, multiplier, contribution_bound)
+    if found.error > 1.1 * found.mean_error:
+        warnings.warn(
+            f"{takes} and will err by {found.error:.3g} for an entry of uniform keys, of which "
+            f"{found.bias:.3g} is bias, where the private mean of V errs by {found.mean_error:.3g}: see "
+            "dpx.cross_attention.expected_error, and use features='auto', a larger scale or more rows",
+            MemoryWarning,
+            stacklevel=3,
+        )
+
+
+def _candidates(domain: Domain):
+    """Features that fit into memory; of Taylor features those up to the first whose bias is negligible."""
+    for degree in range(0, 42, 2):
+        if math.comb(degree + domain.dim, domain.dim) > 2**20:
+            break
+        features = PolynomialFeatures(domain.dim, degree, domain.scale)
+        if needed_bytes(features, domain) > _LARGE_BYTES:
+            break
+        yield features
+        if degree and truncated_exponential(-domain.largest_logit, degree) < 1.01 * math.exp(
+            -domain.largest_logit
+        ):
+            break
+    for count in _NUM_FEATURES:
+        yield choose_features(domain, "random", num_features=count)
