@@ -13,7 +13,7 @@ import dpx
 from dpx import audit
 from dpx.data import gguf
 from dpx.launch import records, report, run
-from dpx.nn import lora, pretrained
+from dpx.nn import llama, lora, pretrained
 from experiments.dp_transformer import documents, finetune, finetune_steps, tuned_text
 
 SOURCE = "configs/finetune.py:tiny"
@@ -112,6 +112,21 @@ def test_a_trunk_that_is_computed_once_changes_nothing(tmp_path, monkeypatch):
     for name, array in once.items():
         assert array.shape[0] == (16 if name == "shift" else 1)
         np.testing.assert_allclose(array, each[name], atol=2e-4)
+
+
+def test_a_document_that_leaves_changes_the_trunk_of_no_other_one(monkeypatch):
+    config = configured({"tune.layers": 1, "data.limit": 37})
+    language = tuned_text.build(config)
+    train, _ = documents.load(config, language.tokenizer)
+    shapes = []
+    trunk = llama.Llama.trunk
+    monkeypatch.setattr(
+        llama.Llama, "trunk", lambda self, x: (shapes.append(x.shape), trunk(self, x))[1]
+    )
+    whole = tuned_text.trunk(language, train)
+    without = tuned_text.trunk(language, train.take(np.delete(np.arange(len(train)), 3)))
+    np.testing.assert_array_equal(np.delete(whole, 3, axis=0), without)
+    assert len(set(shapes)) == 1
 
 
 @pytest.mark.slow
