@@ -82,10 +82,10 @@ def get_config(arg: str = "") -> ConfigDict:
                 "neighboring": "add_or_remove_one",  # or "replace_one", for memories alone
                 "query_counts": (100,) if tiny else (1000, 1_000_000),
                 "regression": {
-                    "steps": 5 if tiny else 200,
-                    "batch_size": 30 if tiny else 1000,
-                    "learning_rate": 0.5,
-                    "l2_clip_norm": 1.0,
+                    "steps": 5 if tiny else 100,
+                    "batch_size": 30 if tiny else 4000,
+                    "learning_rate": 0.3,
+                    "l2_clip_norm": 0.5,
                 },
             }
         )
