@@ -62,7 +62,7 @@ def validate(config) -> None:
     check_epsilon(config.epsilon, "config.epsilon")
     check_delta(config.delta, "config.delta")
     check_choice(config.neighboring, "config.neighboring", ("add_or_remove_one", "replace_one"))
-    for name in ("dim", "expected_records"):
+    for name in ("dim", "num_groups", "expected_records"):
         check_integer(config[name], f"config.{name}")
     if any(count < 1 for count in config.query_counts):
         raise ValueError(f"config.query_counts={config.query_counts} must be positive")
@@ -84,7 +84,7 @@ def validate(config) -> None:
 
 def plan(config) -> dict:
     """What the expected error chooses, from public numbers."""
-    found = _expected(config, num_groups=20)
+    found = _expected(config)
     return {
         "noise_multiplier": gaussian_noise_multiplier(config.epsilon, config.delta),
         "degree": found.degree,
@@ -101,7 +101,7 @@ def run(config, workdir: Path) -> Outcome:
     own = dict(zip(names, jax.random.split(keys.noise, len(names)), strict=True))
     budget = {"epsilon": config.epsilon, "delta": config.delta}
     values = np.eye(data.num_groups, dtype=np.float32)[data.labels]
-    found = _expected(config, num_groups=data.num_groups)
+    found = _expected(config)
     print(
         f"documents are embedded; degree {found.degree}, logits up to {1 / found.scale:g}",
         flush=True,
@@ -271,13 +271,13 @@ def _logits(params, x):
     return x @ params["weights"] + params["bias"]
 
 
-def _expected(config, num_groups: int) -> cross_attention.ExpectedError:
+def _expected(config) -> cross_attention.ExpectedError:
     logit = config.largest_logit
     bounds = {name: bound for name, bound in BOUNDS.items() if name != "clip"}
     return cross_attention.expected_error(
         config.expected_records,
         config.dim,
-        num_groups,
+        config.num_groups,
         value_domain="simplex",
         neighboring=config.neighboring,
         epsilon=config.epsilon,
@@ -306,12 +306,16 @@ def _load(config) -> Documents:
     order = np.random.default_rng(config.seed).permutation(len(later[0]))
     public, asking = np.array_split(order, 2)
     embedding = fit_embedding([later[0][i] for i in public], config.dim)
-    names = sorted(set(private[1]))  # the groups, which are public
+    names = sorted(set(later[1]))  # of public documents
+    if len(names) != config.num_groups:
+        raise ValueError(
+            f"config.num_groups={config.num_groups} must be the {len(names)} groups of the public documents"
+        )
     number = {name: i for i, name in enumerate(names)}
-    asking = [i for i in asking if later[1][i] in number]
+    kept = [i for i, group in enumerate(private[1]) if group in number]
     return Documents(
-        embedding(private[0]),
-        np.array([number[group] for group in private[1]]),
+        embedding([private[0][i] for i in kept]),
+        np.array([number[private[1][i]] for i in kept]),
         embedding([later[0][i] for i in asking]),
         np.array([number[later[1][i]] for i in asking]),
         len(names),
