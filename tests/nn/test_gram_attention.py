@@ -85,6 +85,24 @@ def test_exponential_kernel_is_softmax_attention_with_equal_queries_and_keys(sca
     np.testing.assert_allclose(actual, expected, atol=1e-4 * max(1, scale))
 
 
+@pytest.mark.parametrize("kernel", ["exp", "cosh"])
+def test_a_temperature_makes_attention_of_many_columns_more_than_the_identity(kernel):
+    X = np.random.default_rng(0).normal(size=(6, 5000)) / 6**0.5
+    by_itself, tempered = (
+        gram.attention(X @ X.T, kernel=kernel, temperature=t) for t in (1.0, 5000.0)
+    )
+    np.testing.assert_array_equal(by_itself, np.eye(6))
+    want = gram.attention(X @ X.T / 5000.0, kernel=kernel)
+    np.testing.assert_allclose(tempered, want, rtol=1e-5)
+    assert tempered.max() < 0.25
+    release = gram.release(KEY, X, epsilon=1.0, delta=1e-6, column_bound=2.0)
+    layer = GramAttention(release, dpx.Ledger(), kernel=kernel, temperature=5000.0)
+    np.testing.assert_allclose(layer(), tempered, atol=0.01)
+    for wrong in (0.0, -1.0, math.inf):
+        with pytest.raises(ValueError, match=f"temperature={wrong}"):
+            gram.attention(X @ X.T, kernel=kernel, temperature=wrong)
+
+
 def test_cosh_kernel_agrees_with_its_definition_and_does_not_overflow():
     A = np.random.default_rng(0).normal(size=(5, 5))
     expected = np.cosh(A) / np.cosh(A).sum(axis=1, keepdims=True)

@@ -1,0 +1,96 @@
+"""Public embeddings of documents: unit vectors from words, fitted on a corpus that is no secret.
+
+Latent semantic analysis: TF-IDF weights, then the leading singular vectors of the public corpus (Deerwester
+et al., 1990). A private document is embedded by itself, so that its vector depends on no other private
+document, and costs no privacy. What documents of the corpus have in common, their mean, is taken away, and
+directions in which they vary much are shrunk, since both say little about what tells documents apart.
+"""
+
+from collections import Counter
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+from scipy import sparse
+from scipy.sparse import linalg
+
+from dpx._validate import check_integer
+from dpx.data.newsgroups import DocumentFrequencies, document_frequencies, tokenize
+
+
+class Embedding(NamedTuple):
+    """A map from texts to unit vectors, all of which is public.
+
+    Attributes:
+      frequencies: The words that count, and in how many public documents they occur.
+      directions: (words, dim), the leading singular vectors, in the order of `frequencies`.
+      centre: (dim,), the mean of the public documents' unit vectors.
+      whitening: (dim, dim), which shrinks the directions in which those vary.
+    """
+
+    frequencies: DocumentFrequencies
+    directions: np.ndarray
+    centre: np.ndarray
+    whitening: np.ndarray
+
+    def __call__(self, texts: Sequence[str]) -> np.ndarray:
+        """(n, dim) float32, of length 1, or 0 for a text without a known word."""
+        projected = _unit(_weights(texts, self.frequencies) @ self.directions)
+        known = np.linalg.norm(projected, axis=1, keepdims=True) > 0
+        return (_unit((projected - self.centre) @ self.whitening) * known).astype(np.float32)
+
+
+def fit_embedding(
+    public_texts: Sequence[str], dim: int, *, min_documents: int = 3, max_share: float = 0.1
+) -> Embedding:
+    """The embedding of a public corpus.
+
+    Args:
+      public_texts: Documents that are no secret; nothing here is private.
+      dim: The number of singular vectors.
+      min_documents: Words in fewer documents are left out, and
+      max_share: words in more than this share of them.
+
+    Raises:
+      ValueError: for a corpus with fewer than dim + 1 documents or words.
+    """
+    dim = check_integer(dim, "dim")
+    found = document_frequencies(public_texts, min_documents=min_documents)
+    most = max_share * found.num_documents
+    kept = {word: count for word, count in found.counts.items() if count <= most}
+    frequencies = DocumentFrequencies(kept, found.num_documents)
+    if min(len(kept), len(public_texts)) <= dim:
+        raise ValueError(
+            f"dim={dim} must be less than the {len(public_texts)} documents and the {len(kept)} words of the "
+            "public corpus: use fewer dimensions or a larger corpus"
+        )
+    weights = _weights(public_texts, frequencies)
+    start = np.random.default_rng(0).normal(size=min(weights.shape))
+    _, _, directions = linalg.svds(weights, k=dim, v0=start)
+    projected = _unit(weights @ directions.T)
+    centre = projected.mean(0)
+    variances, axes = np.linalg.eigh(np.cov((projected - centre).T).reshape(dim, dim))
+    # Half of a whitening: it divides by the fourth root of variances, not by their square root.
+    whitening = axes * np.maximum(variances, 1e-12) ** -0.25
+    return Embedding(frequencies, directions.T, centre, whitening)
+
+
+def _weights(texts: Sequence[str], frequencies: DocumentFrequencies) -> sparse.csr_matrix:
+    """TF-IDF of each text, (n, words), in unit rows; a word that occurs k times counts 1 + log k."""
+    column = {word: number for number, word in enumerate(frequencies.counts)}
+    rows, columns, values = [], [], []
+    for row, text in enumerate(texts):
+        for word, count in Counter(tokenize(text)).items():
+            if word in column:
+                rows.append(row)
+                columns.append(column[word])
+                values.append((1 + np.log(count)) * frequencies.idf(word))
+    shape = len(texts), len(column)
+    found = sparse.csr_matrix((values, (rows, columns)), shape=shape, dtype=np.float64)
+    lengths = np.sqrt(np.asarray(found.multiply(found).sum(1)).ravel())
+    return sparse.diags(1 / np.where(lengths > 0, lengths, 1)) @ found
+
+
+def _unit(rows: np.ndarray) -> np.ndarray:
+    lengths = np.linalg.norm(rows, axis=1, keepdims=True)
+    return rows / np.where(lengths > 0, lengths, 1)

@@ -1,0 +1,335 @@
+"""A private retrieval classifier: what newsgroup a document is from, by attention over private documents.
+
+A document's key is a unit vector that a public corpus defines (`dpx.data.embedding`), its value the one-hot
+vector of its group. Attention of a held-out document gives each group a score. Scores are divided by those of
+the zero query, which are the groups' shares, so that all groups weigh the same: post-processing.
+"""
+
+from pathlib import Path
+from typing import NamedTuple
+
+import dp_accounting
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+
+import dpx
+from dpx import cross_attention
+from dpx._validate import check_choice, check_delta, check_epsilon, check_integer, check_positive
+from dpx.data.embedding import fit_embedding
+from dpx.data.newsgroups import load_labelled
+from dpx.launch.experiment import Measure, Outcome
+from dpx.noise import release
+from dpx.privacy import ADD_OR_REMOVE_ONE, PrivacyGuarantee, gaussian_noise_multiplier
+from dpx.training import keys as secrets
+from experiments.dp_transformer.documents import newsgroups_table
+
+RELEASE = "memory.dpx"
+UNIT = "row of (K, V)"  # a document
+BOUNDS = {"key_bound": 1.0, "value_bound": 1.0, "domain": "ball", "clip": True}
+LOGITS = (1.0, 2.0, 4.0, 8.0, 12.0, 16.0, 24.0)  # of exact attention, of which the best is shown
+TITLES = {
+    "sketch": "private memory",
+    "sketch_ball": "private memory, values in a ball",
+    "sketch_box": "private memory, values in a box",
+    "fresh_noise": "exact attention with fresh noise for each query",
+    "class_means": "private class means",
+    "logistic_regression": "private logistic regression",
+    "attention": "exact attention at that temperature, not private",
+    "best_attention": "exact attention at its best temperature, not private",
+    "majority": "largest group, not private",
+}
+NOT_COVERED = [
+    "the rows attention, best_attention and majority, which are not private",
+    "accuracies, which are computed on held-out documents",
+    "settings of the embedding and of the regression, which were chosen on this public data set",
+]
+
+
+class Documents(NamedTuple):
+    """Private keys (n, dim) and labels (n,), and those of held-out documents."""
+
+    keys: np.ndarray
+    labels: np.ndarray
+    queries: np.ndarray
+    truth: np.ndarray
+    num_groups: int
+
+
+def validate(config) -> None:
+    """Raises ValueError for a value that cannot be used."""
+    check_epsilon(config.epsilon, "config.epsilon")
+    check_delta(config.delta, "config.delta")
+    check_choice(config.neighboring, "config.neighboring", ("add_or_remove_one", "replace_one"))
+    for name in ("dim", "num_groups", "expected_records"):
+        check_integer(config[name], f"config.{name}")
+    if any(count < 1 for count in config.query_counts):
+        raise ValueError(f"config.query_counts={config.query_counts} must be positive")
+    if config.largest_logit is not None:
+        check_positive(config.largest_logit, "config.largest_logit")
+    check_integer(config.data.generated, "config.data.generated", 0)
+    for name in ("steps", "batch_size"):
+        check_integer(config.regression[name], f"config.regression.{name}")
+    for name in ("learning_rate", "l2_clip_norm"):
+        check_positive(config.regression[name], f"config.regression.{name}")
+    if (config.data.path is None) != (config.data.public_path is None):
+        raise ValueError(
+            "config.data.path and config.data.public_path belong together: give the private documents and "
+            "those of which one half is the public corpus and the other asks"
+        )
+    if not config.data.generated:
+        _paths(config)
+
+
+def plan(config) -> dict:
+    """What the expected error chooses, from public numbers."""
+    found = _expected(config)
+    return {
+        "noise_multiplier": gaussian_noise_multiplier(config.epsilon, config.delta),
+        "degree": found.degree,
+        "features": found.num_features,
+        "largest_logit": 1 / found.scale,
+    }
+
+
+def run(config, workdir: Path) -> Outcome:
+    """The accuracy of each classifier on held-out documents."""
+    data = _load(config)
+    keys = secrets.open_keys(config, workdir, data=(data.keys, data.labels))
+    names = ("sketch", "sketch_ball", "sketch_box", "fresh_noise", "class_means", "regression")
+    own = dict(zip(names, jax.random.split(keys.noise, len(names)), strict=True))
+    budget = {"epsilon": config.epsilon, "delta": config.delta}
+    values = np.eye(data.num_groups, dtype=np.float32)[data.labels]
+    found = _expected(config)
+    print(
+        f"documents are embedded; degree {found.degree}, logits up to {1 / found.scale:g}",
+        flush=True,
+    )
+    rows = {"sketch": "simplex", "sketch_ball": "ball", "sketch_box": "box"}
+    memories = {
+        name: cross_attention.build(
+            own[name],
+            data.keys,
+            values,
+            degree=found.degree,
+            scale=found.scale,
+            value_domain=value_domain,
+            neighboring=config.neighboring,
+            expected_records=config.expected_records,
+            **BOUNDS,
+            **budget,
+        )
+        for name, value_domain in rows.items()
+    }
+    dpx.save(memories["sketch"], Path(workdir) / RELEASE)
+    releases = {name: memory.guarantee for name, memory in memories.items()}
+    measures = [
+        Measure(name, "accuracy", accuracy(memory_scores(memory, data.queries), data.truth))
+        for name, memory in memories.items()
+    ]
+    shares = values.mean(0)
+    exact = exact_scores(data, values, 1 / found.scale)
+    scores = {"attention": exact / shares}
+    if config.neighboring == "add_or_remove_one":  # what is not built for the other relation
+        means, releases["class_means"] = class_means(
+            own["class_means"], data.keys, values, **budget
+        )
+        trained = private_regression(config, own["regression"], data)
+        releases["logistic_regression"] = trained.guarantee
+        scores["class_means"] = data.queries @ means.T
+        scores["logistic_regression"] = _logits(trained.params, data.queries)
+        for number, count in enumerate(config.query_counts):
+            key = jax.random.fold_in(own["fresh_noise"], number)
+            noisy, spent = fresh_noise(key, exact, count, **budget)
+            score = accuracy(noisy / shares, data.truth[: len(noisy)])
+            measure = Measure("fresh_noise", "accuracy", score, settings={"queries": count})
+            measures.append(measure)
+            releases[measure.place] = spent
+    measures += [Measure(name, "accuracy", accuracy(s, data.truth)) for name, s in scores.items()]
+    best = max(accuracy(exact_scores(data, values, logit), data.truth) for logit in LOGITS)
+    majority = float((data.truth == shares.argmax()).mean())
+    measures += [
+        Measure("best_attention", "accuracy", best),
+        Measure("majority", "accuracy", majority),
+    ]
+    return Outcome(
+        measures=measures,
+        headline=releases["sketch"],
+        releases=releases,
+        not_covered=NOT_COVERED,
+        titles=TITLES,
+        headline_row="sketch",
+        baseline_row="class_means" if "class_means" in releases else "",
+        synthetic=bool(config.data.generated),
+        notes=f"Degree {found.degree}, logits up to {1 / found.scale:g}, chosen by the expected error.",
+    )
+
+
+def load(config, workdir: Path) -> cross_attention.Sketch:
+    """The released memory of a finished run; the private file is not read."""
+    del config
+    return dpx.load(Path(workdir) / RELEASE)
+
+
+def accuracy(scores, truth: np.ndarray) -> float:
+    """The share of rows whose largest score is that of the true group."""
+    return float((np.asarray(scores).argmax(1) == truth).mean())
+
+
+def memory_scores(memory: cross_attention.Sketch, queries) -> np.ndarray:
+    """What a memory gives each group, per document of the group: (m, groups)."""
+    masses = np.asarray(memory.sums(jnp.asarray(queries)))[:, 1:]
+    sizes = np.asarray(memory.sums(jnp.zeros((1, queries.shape[1]))))[:, 1:]
+    return masses / np.maximum(sizes, 1)
+
+
+def exact_scores(data: Documents, values: np.ndarray, logit: float) -> np.ndarray:
+    """Votes of the private documents, each at most 1, without privacy: (m, groups)."""
+    logits = logit * (data.queries @ data.keys.T - 1)
+    return np.exp(logits) @ values
+
+
+def fresh_noise(
+    key: jax.Array, votes: np.ndarray, num_queries: int, *, epsilon: float, delta: float
+) -> tuple[np.ndarray, PrivacyGuarantee]:
+    """Votes with noise of their own for each query, where the budget must last for so many queries.
+
+    A document that comes or goes moves the votes of each query by one vote of at most 1, and those of all
+    queries by at most √num_queries. Only the first so many queries are within the guarantee.
+    """
+    multiplier = gaussian_noise_multiplier(epsilon, delta)
+    noisy = release(
+        key,
+        votes[:num_queries].astype(np.float64),
+        sensitivity=np.sqrt(num_queries),
+        noise_multiplier=multiplier,
+        label="votes",
+    )
+    about = "Gaussian mechanism on the votes of each query"
+    return np.asarray(noisy), _guarantee(epsilon, delta, multiplier, about)
+
+
+def class_means(
+    key: jax.Array, keys: np.ndarray, values: np.ndarray, *, epsilon: float, delta: float
+) -> tuple[np.ndarray, PrivacyGuarantee]:
+    """Noisy mean keys of each class, from noisy sums of (1/2, k) over its documents: (groups, dim).
+
+    Adding or removing a document moves the sums by (1/2, k) in one class, of norm at most √5/2.
+    """
+    multiplier = gaussian_noise_multiplier(epsilon, delta)
+    rows = np.concatenate([np.full((len(keys), 1), 0.5), keys], axis=1)
+    sums = np.asarray(
+        release(
+            key,
+            values.astype(np.float64).T @ rows,
+            sensitivity=np.sqrt(5) / 2 * (1 + 1e-6),
+            noise_multiplier=multiplier,
+            label="class means",
+        )
+    )
+    guarantee = _guarantee(epsilon, delta, multiplier, "Gaussian mechanism on sums over classes")
+    return sums[:, 1:] / np.maximum(2 * sums[:, :1], 1), guarantee
+
+
+def _guarantee(epsilon, delta, multiplier: float, mechanism: str) -> PrivacyGuarantee:
+    return PrivacyGuarantee(
+        epsilon=float(epsilon),
+        delta=float(delta),
+        neighboring=ADD_OR_REMOVE_ONE,
+        unit=UNIT,
+        mechanism=mechanism,
+        event=dp_accounting.GaussianDpEvent(multiplier),
+    )
+
+
+def private_regression(config, key: jax.Array, data: Documents) -> dpx.training.Trained:
+    """Multinomial logistic regression by DP-SGD."""
+    about = config.regression
+    shape = data.keys.shape[1], data.num_groups
+    params = {"weights": jnp.zeros(shape), "bias": jnp.zeros(shape[1])}
+
+    def loss(params, x, label):
+        return optax.softmax_cross_entropy_with_integer_labels(_logits(params, x), label)
+
+    return dpx.training.fit(
+        loss,
+        params,
+        (data.keys, data.labels),
+        epsilon=config.epsilon,
+        delta=config.delta,
+        batch_size=about.batch_size,
+        steps=about.steps,
+        optimizer=optax.adam(optax.cosine_decay_schedule(about.learning_rate, about.steps)),
+        l2_clip_norm=about.l2_clip_norm,
+        key=key,
+        unit=UNIT,
+    )
+
+
+def _logits(params, x):
+    return x @ params["weights"] + params["bias"]
+
+
+def _expected(config) -> cross_attention.ExpectedError:
+    logit = config.largest_logit
+    bounds = {name: bound for name, bound in BOUNDS.items() if name != "clip"}
+    return cross_attention.expected_error(
+        config.expected_records,
+        config.dim,
+        config.num_groups,
+        value_domain="simplex",
+        neighboring=config.neighboring,
+        epsilon=config.epsilon,
+        delta=config.delta,
+        scale=None if logit is None else 1 / logit,
+        **bounds,
+        **({"features": "auto"} if logit is None else {"degree": config.degree}),
+    )
+
+
+def _paths(config) -> tuple[str, str]:
+    if config.data.path is not None:
+        return config.data.path, config.data.public_path
+    private, public = (str(newsgroups_table(half)) for half in ("train", "test"))
+    return private, public
+
+
+def _load(config) -> Documents:
+    """Of the later documents one half, without labels, is the public corpus, and the other one asks."""
+    if config.data.generated:
+        texts, groups = _generated(2 * config.data.generated, np.random.default_rng(config.seed))
+        half = config.data.generated
+        private, later = (texts[:half], groups[:half]), (texts[half:], groups[half:])
+    else:
+        private, later = (load_labelled(path) for path in _paths(config))
+    order = np.random.default_rng(config.seed).permutation(len(later[0]))
+    public, asking = np.array_split(order, 2)
+    embedding = fit_embedding([later[0][i] for i in public], config.dim)
+    names = sorted(set(later[1]))  # of public documents
+    if len(names) != config.num_groups:
+        raise ValueError(
+            f"config.num_groups={config.num_groups} must be the {len(names)} groups of the public documents"
+        )
+    number = {name: i for i, name in enumerate(names)}
+    kept = [i for i, group in enumerate(private[1]) if group in number]
+    return Documents(
+        embedding([private[0][i] for i in kept]),
+        np.array([number[private[1][i]] for i in kept]),
+        embedding([later[0][i] for i in asking]),
+        np.array([number[later[1][i]] for i in asking]),
+        len(names),
+    )
+
+
+def _generated(count: int, rng) -> tuple[list[str], list[str]]:
+    """Documents of four groups, each with words of its own among common ones."""
+    letters = "abcdefghijklmnopqrstuvwxyz"
+    words = [a + b for a in letters for b in letters]
+    texts, groups = [], []
+    for group in rng.integers(4, size=count):
+        own = rng.integers(60, size=12) + 60 * group
+        common = 240 + rng.integers(400, size=12)
+        texts.append(" ".join(words[i] for i in np.concatenate([own, common])))
+        groups.append("abcd"[group])
+    return texts, groups

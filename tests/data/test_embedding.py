@@ -1,0 +1,61 @@
+"""Public embeddings: unit vectors that depend on the public corpus and on their own text alone."""
+
+import numpy as np
+import pytest
+from sklearn.decomposition import TruncatedSVD
+from sklearn.feature_extraction.text import TfidfVectorizer
+
+from dpx.data.embedding import fit_embedding
+from dpx.data.newsgroups import load_labelled
+
+WORDS = [a + b for a in "abcdefgh" for b in "klmnopqr"]
+
+
+def corpus(count, seed=0):
+    rng = np.random.default_rng(seed)
+    halves = rng.integers(2, size=count)
+    pieces = [rng.choice(WORDS[32 * half : 32 * half + 40], 15) for half in halves]
+    return [" ".join(piece) for piece in pieces], halves
+
+
+def test_directions_are_those_of_an_independent_implementation():
+    texts, _ = corpus(200)
+    ours = fit_embedding(texts, 5, min_documents=1, max_share=1.0)
+    theirs = TfidfVectorizer(sublinear_tf=True)
+    weights = theirs.fit_transform(texts)
+    assert set(theirs.vocabulary_) == set(ours.frequencies.counts)
+    svd = TruncatedSVD(5, algorithm="arpack").fit(weights)
+    order = [theirs.vocabulary_[word] for word in ours.frequencies.counts]
+    projections = [rows.T @ rows for rows in (svd.components_[:, order], ours.directions.T)]
+    np.testing.assert_allclose(*projections, atol=1e-6)
+
+
+def test_vectors_are_unit_vectors_of_their_own_text_alone():
+    texts, halves = corpus(300)
+    embed = fit_embedding(texts[:200], 4, min_documents=1, max_share=1.0)
+    private = [*texts[200:], "", "zzz yyy"]
+    vectors = embed(private)
+    np.testing.assert_allclose(np.linalg.norm(vectors, axis=1), [1.0] * 100 + [0.0] * 2, atol=1e-5)
+    for row in (0, 57, 99):
+        np.testing.assert_allclose(embed([private[row]])[0], vectors[row], atol=1e-6)
+    means = [vectors[:100][halves[200:] == half].mean(0) for half in (0, 1)]
+    right = (vectors[:100] @ np.stack(means).T).argmax(1) == halves[200:]
+    assert right.mean() > 0.9
+    public = embed(texts[:200])
+    assert np.linalg.norm(public.mean(0)) < 0.2  # what they have in common is gone
+
+
+def test_a_small_corpus_is_refused():
+    texts, _ = corpus(10)
+    with pytest.raises(ValueError, match="dim=10 must be less than the 10 documents"):
+        fit_embedding(texts, 10, min_documents=1)
+
+
+def test_labels_stay_with_their_documents(tmp_path):
+    path = tmp_path / "table.csv"
+    path.write_text("Category,Text\nspace,one two\ncars,\ncars,three\n", encoding="utf-8")
+    assert load_labelled(path) == (["one two", "three"], ["space", "cars"])
+    with pytest.raises(ValueError, match="no column 'Group'"):
+        load_labelled(path, label="Group")
+    with pytest.raises(FileNotFoundError):
+        load_labelled(tmp_path / "missing.csv")
