@@ -95,8 +95,8 @@ def inputs(tokenizer, tokens: np.ndarray) -> np.ndarray:
 def trunk(language: Language, documents: Documents) -> jax.Array:
     """What enters the first layer that is tuned, (n, L, d), of each document alone.
 
-    All pieces have one shape: another would be another program, which rounds otherwise, and the size of the last
-    one changes when a document leaves.
+    All pieces have one shape: another would be another program, which rounds otherwise, and the size of the
+    last one changes when a document leaves.
     """
     run = jax.jit(lambda frozen, tokens: language.model(frozen=frozen).trunk(tokens))
     before = inputs(language.tokenizer, documents.tokens)
