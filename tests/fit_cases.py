@@ -8,6 +8,7 @@ import json
 import math
 import sys
 import tempfile
+from importlib.util import find_spec
 
 import jax
 import jax.numpy as jnp
@@ -17,7 +18,7 @@ from jax.sharding import AxisType
 from mesh_cases import exchanged
 
 import dpx
-from dpx.training import loop
+from dpx.training import AdaptiveClipNorm, loop
 from dpx.training.log import Progress
 
 RECORDS = 101  # which no mesh divides
@@ -159,6 +160,12 @@ def main():
         found[f"bfloat16, {name}"] = compare(on_mesh, fit(**narrow)) | {
             "from float32": farthest(on_mesh.params, one.params)
         }
+    for name, more in {
+        "adaptive": {"l2_clip_norm": AdaptiveClipNorm(count_noise=20.0), "log_every": 1},
+        "banded": {"noise": "banded", "bands": 2, "log_every": 1},
+    }.items():
+        if name == "adaptive" or find_spec("jax_privacy"):
+            found[name] = compare(fit(mesh=MESHES["data 4, model 2"], **more), fit(**more))
     alone = fit(nothing, optax.sgd(1.0))
     spread = fit(nothing, optax.sgd(1.0), mesh={"data": 4, "model": 2})
     found["noise apart"] = farthest(spread.params, alone.params)

@@ -103,7 +103,8 @@ def fit(
       normalize: Scale every gradient to the clipping norm, and not only those above it.
       compute_dtype: What the loss computes in, such as "bfloat16", whatever parameters are kept in: it gets
         parameters and examples cast to it. Their gradients, norms, sums and noise, and the optimizer, are in
-        float32. Inside the loss, cast what needs more, such as logits before a softmax. None casts nothing.
+        float32. Inside the loss, cast what needs more, such as logits before a softmax. A model that uses
+        `jax.checkpoint` is then clipped in one pass, which holds more. None casts nothing.
       microbatch_size: Number of examples whose gradients are clipped at a time, to bound memory.
       max_batch_size: Where samples are cut off, at random, so that every step has one shape, whatever is
         sampled. It costs noise, and the guarantee says how likely a cut is. None cuts nothing off: a sample
