@@ -19,7 +19,7 @@ import dpx
 from dpx import attention, clipping, cross_attention, gram, noise, noisy_head, reattention
 from dpx.cross_attention import baselines
 from dpx.nn import cross_attention as nn_cross_attention
-from dpx.nn import gram_attention, linear_attention, recurrent, transformer
+from dpx.nn import gram_attention, linear_attention, llama, recurrent, transformer
 from dpx.recommend import metrics
 from dpx.training import loop
 from dpx.training.calibration import Privacy
@@ -157,6 +157,9 @@ CASES = {
     "nn.linear_attention.LinearAttentionHead": lambda: model(
         lambda rngs: linear_attention.LinearAttentionHead(ones(3, 3)), ones(6, 3), ones(6)
     ),
+    "nn.llama.Llama": lambda: model(
+        functools.partial(llama.Llama, 9, dim=8, num_heads=2), jnp.zeros(6, jnp.int32)
+    ),
     "nn.recurrent.Recurrent": lambda: model(
         functools.partial(recurrent.Recurrent, 9, 6, cell="gru", dim=8), jnp.zeros(6, jnp.int32)
     ),
@@ -246,14 +249,15 @@ WIDE = [name for name in CASES if name.startswith("noisy_head.") and name != "no
 
 # What runs on the host: it accounts, audits, reads files, counts, or sums integers over blocks of records.
 HOST_MODULES = (
-    "audit.", "data.", "distributed.", "ngram.", "noise.secure.", "partial.", "privacy.",
+    "audit.", "data.", "distributed.", "ngram.", "nn.pretrained.", "noise.secure.", "partial.", "privacy.",
     "noisy_head.moment_sums.", "recommend.item_gram.", "recommend.popularity.",
     "recommend.transitions.",
 )  # fmt: skip
 ON_HOST = {
     "calibrate_dpsgd", "dpsgd_epsilon", "explain_clipping", "gaussian_epsilon",
     "gaussian_noise_multiplier", "load", "poisson_batches", "save", "secret_key",
-    "cross_attention.as_printed", "cross_attention.sketch.choose_features",
+    "cross_attention.as_printed", "cross_attention.expected_error",
+    "cross_attention.sketch.choose_features", "cross_attention.sketch.even_degree",
     "cross_attention.sketch.passes", "cross_attention.sketch.release",
     "cross_attention.sketch.sensitivity", "cross_attention.sketch.statistic",
     "cross_attention.tree.choose_features", "cross_attention.tree.passes",
@@ -263,7 +267,7 @@ ON_HOST = {
     "gram.statistic", "gram.utility_bounds",
     "noise.check_finite", "noise.check_size", "noise.release_integers", "noise.sum_sparse",
     "noisy_head.as_printed", "noisy_head.calibrate_one_shot", "noisy_head.gradient_sensitivity",
-    "noisy_head.hyperparameters",
+    "noisy_head.hyperparameters", "nn.lora.attach",
     "reattention.effective_noise_std", "reattention.token_probabilities",
     "reattention.uniform_probabilities",
 }  # fmt: skip

@@ -187,10 +187,11 @@ def warn_before(
       ValueError: for more memory than 4 GiB.
     """
     size = needed_bytes(features, domain, heads)
-    takes = f"{features.num_features} features of {1 + domain.value_dim} sums take {size / 2**30:.2g} GiB"
+    space = f"{size / 2**30:.2g} GiB" if size >= 2**30 else f"{size / 2**20:.2g} MiB"
+    takes = f"{features.num_features} features of {1 + domain.value_dim} sums take {space}"
     if size > _MAX_BYTES:
         raise ValueError(
-            f"{takes}, more than {_MAX_BYTES / 2**30:.0f} GiB: use a lower degree, features='auto' or "
+            f"{takes}, more than {_MAX_BYTES / 2**30:.2g} GiB: use a lower degree, features='auto' or "
             "'random', smaller bounds or a larger scale"
         )
     if size > _LARGE_BYTES:

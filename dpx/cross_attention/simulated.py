@@ -15,6 +15,8 @@ import functools
 import math
 from typing import Any
 
+import jax
+import jax.numpy as jnp
 import numpy as np
 
 from dpx._numerics import into_simplex
@@ -116,7 +118,8 @@ def _answers(domain: Domain, queries, sums, known_count: bool) -> np.ndarray:
         mass = sums[..., 0] / domain.mass_weight
     if known_count:
         mass = np.concatenate([np.ones_like(mass[:, :1]), mass[:, 1:]], axis=1)
-    bound = np.asarray(domain.logit_bounds(queries))
+    with jax.ensure_compile_time_eval():  # a memory may be built under jit
+        bound = np.asarray(domain.logit_bounds(jnp.asarray(queries)))
     answers = sums[..., 1:].sum(1) / np.clip(mass.sum(1), np.exp(-bound), np.exp(bound))[:, None]
     limit = domain.value_bound
     if domain.value_domain == "simplex":

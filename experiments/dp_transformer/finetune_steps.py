@@ -27,7 +27,7 @@ from experiments.dp_transformer import tuned_text
 _MODEL = flags.DEFINE_enum("model", "gguf", ["gguf", "random"], "As config.model.kind.")
 _BATCH = flags.DEFINE_integer("batch", 8, "Examples of a step.", lower_bound=1)
 _LENGTH = flags.DEFINE_integer("length", 64, "Tokens of an example.", lower_bound=2)
-_REPEATS = flags.DEFINE_integer("repeats", 5, "Timed calls of every step.", lower_bound=1)
+_REPEATS = flags.DEFINE_integer("timed_calls", 5, "Timed calls of every step.", lower_bound=1)
 _GIB = flags.DEFINE_float("gib", 8.0, "The room for the largest batch; 0 leaves it out.")
 
 

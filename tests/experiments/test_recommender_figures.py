@@ -24,7 +24,7 @@ def record(workdir, curves=False, **changed):
                     entry = {"run": f"dp_transformer{seed}", "step": step}
                     file.write(json.dumps(entry | {"loss": 1.0}) + "\n")
                     file.write(json.dumps(entry | {"ndcg@10": 0.02, "hit@10": step / 100}) + "\n")
-    return Record(workdir, "", config.to_dict(), changed, {}, {}, 1.0, tuple(measures))
+    return Record(workdir, "", config.to_dict(), changed, {}, {}, 1.0, measures=tuple(measures))
 
 
 def test_runs_of_one_setting_are_averaged_and_one_run_has_its_own_error(tmp_path):
