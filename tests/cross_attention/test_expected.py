@@ -52,6 +52,7 @@ CASES = {
 MORE = ("ball", "a bias that is larger than the noise", "more noise than attention")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "name", [pytest.param(name, marks=pytest.mark.slow if name in MORE else ()) for name in CASES]
 )
@@ -113,6 +114,7 @@ def test_features_are_chosen_by_the_expected_error():
     assert temperatures[0] > temperatures[1]  # more rows bear more detail
 
 
+@pytest.mark.slow
 def test_build_takes_what_is_chosen():
     K, V, _ = model(2000, 3, 3, 0, domain="ball", value_domain="simplex")
     about = {**UNIT, **BUDGET, "domain": "ball", "value_domain": "simplex", "features": "auto"}

@@ -97,6 +97,7 @@ def test_a_record_adds_no_more_than_the_threshold(method, normalize):
         assert lengths.max() > CLIP * 0.9
 
 
+@pytest.mark.slow
 def test_only_the_loss_is_narrow():
     seen = {}
 
