@@ -64,7 +64,7 @@ def get_config(arg: str = "") -> ConfigDict:
             "mesh": mesh(),
             "train": {
                 "steps": 12,
-                "batch_size": 512,
+                "batch_size": 1024,
                 "microbatch_size": 16,
                 "learning_rate": 1e-2,
                 "warmup": 0.17,

@@ -65,8 +65,8 @@ def fit_embedding(
             "public corpus: use fewer dimensions or a larger corpus"
         )
     weights = _weights(public_texts, frequencies)
-    start = np.random.default_rng(0).normal(size=min(weights.shape))
-    _, _, directions = linalg.svds(weights, k=dim, v0=start)
+    start = np.random.default_rng(0).normal(size=min(len(public_texts), len(kept)))
+    directions = np.asarray(linalg.svds(weights, k=dim, v0=start)[2])
     projected = _unit(weights @ directions.T)
     centre = projected.mean(0)
     variances, axes = np.linalg.eigh(np.cov((projected - centre).T).reshape(dim, dim))

@@ -6,13 +6,10 @@ the zero query, which are the groups' shares, so that all groups weigh the same:
 """
 
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any
 
-import dp_accounting
 import jax
-import jax.numpy as jnp
 import numpy as np
-import optax
 
 import dpx
 from dpx import cross_attention
@@ -20,14 +17,22 @@ from dpx._validate import check_choice, check_delta, check_epsilon, check_intege
 from dpx.data.embedding import fit_embedding
 from dpx.data.newsgroups import load_labelled
 from dpx.launch.experiment import Measure, Outcome
-from dpx.noise import release
-from dpx.privacy import ADD_OR_REMOVE_ONE, PrivacyGuarantee, gaussian_noise_multiplier
+from dpx.privacy import gaussian_noise_multiplier
 from dpx.training import keys as secrets
+from experiments.cross_attention.classifiers import (
+    Documents,
+    accuracy,
+    class_means,
+    exact_scores,
+    fresh_noise,
+    logits,
+    memory_scores,
+    private_regression,
+)
 from experiments.dp_transformer.documents import newsgroups_table
 
 RELEASE = "memory.dpx"
-UNIT = "row of (K, V)"  # a document
-BOUNDS = {"key_bound": 1.0, "value_bound": 1.0, "domain": "ball", "clip": True}
+BOUNDS: dict[str, Any] = {"key_bound": 1.0, "value_bound": 1.0, "domain": "ball", "clip": True}
 LOGITS = (1.0, 2.0, 4.0, 8.0, 12.0, 16.0, 24.0)  # of exact attention, of which the best is shown
 TITLES = {
     "sketch": "private memory",
@@ -45,16 +50,6 @@ NOT_COVERED = [
     "accuracies, which are computed on held-out documents",
     "settings of the embedding and of the regression, which were chosen on this public data set",
 ]
-
-
-class Documents(NamedTuple):
-    """Private keys (n, dim) and labels (n,), and those of held-out documents."""
-
-    keys: np.ndarray
-    labels: np.ndarray
-    queries: np.ndarray
-    truth: np.ndarray
-    num_groups: int
 
 
 def validate(config) -> None:
@@ -98,7 +93,9 @@ def run(config, workdir: Path) -> Outcome:
     data = _load(config)
     keys = secrets.open_keys(config, workdir, data=(data.keys, data.labels))
     names = ("sketch", "sketch_ball", "sketch_box", "fresh_noise", "class_means", "regression")
-    own = dict(zip(names, jax.random.split(keys.noise, len(names)), strict=True))
+    own: dict[str, jax.Array] = dict(
+        zip(names, jax.random.split(keys.noise, len(names)), strict=True)
+    )
     budget = {"epsilon": config.epsilon, "delta": config.delta}
     values = np.eye(data.num_groups, dtype=np.float32)[data.labels]
     found = _expected(config)
@@ -107,7 +104,7 @@ def run(config, workdir: Path) -> Outcome:
         flush=True,
     )
     rows = {"sketch": "simplex", "sketch_ball": "ball", "sketch_box": "box"}
-    memories = {
+    memories: dict[str, Any] = {
         name: cross_attention.build(
             own[name],
             data.keys,
@@ -138,7 +135,7 @@ def run(config, workdir: Path) -> Outcome:
         trained = private_regression(config, own["regression"], data)
         releases["logistic_regression"] = trained.guarantee
         scores["class_means"] = data.queries @ means.T
-        scores["logistic_regression"] = _logits(trained.params, data.queries)
+        scores["logistic_regression"] = logits(trained.params, data.queries)
         for number, count in enumerate(config.query_counts):
             key = jax.random.fold_in(own["fresh_noise"], number)
             noisy, spent = fresh_noise(key, exact, count, **budget)
@@ -173,108 +170,10 @@ def load(config, workdir: Path) -> cross_attention.Sketch:
     return dpx.load(Path(workdir) / RELEASE)
 
 
-def accuracy(scores, truth: np.ndarray) -> float:
-    """The share of rows whose largest score is that of the true group."""
-    return float((np.asarray(scores).argmax(1) == truth).mean())
-
-
-def memory_scores(memory: cross_attention.Sketch, queries) -> np.ndarray:
-    """What a memory gives each group, per document of the group: (m, groups)."""
-    masses = np.asarray(memory.sums(jnp.asarray(queries)))[:, 1:]
-    sizes = np.asarray(memory.sums(jnp.zeros((1, queries.shape[1]))))[:, 1:]
-    return masses / np.maximum(sizes, 1)
-
-
-def exact_scores(data: Documents, values: np.ndarray, logit: float) -> np.ndarray:
-    """Votes of the private documents, each at most 1, without privacy: (m, groups)."""
-    logits = logit * (data.queries @ data.keys.T - 1)
-    return np.exp(logits) @ values
-
-
-def fresh_noise(
-    key: jax.Array, votes: np.ndarray, num_queries: int, *, epsilon: float, delta: float
-) -> tuple[np.ndarray, PrivacyGuarantee]:
-    """Votes with noise of their own for each query, where the budget must last for so many queries.
-
-    A document that comes or goes moves the votes of each query by one vote of at most 1, and those of all
-    queries by at most √num_queries. Only the first so many queries are within the guarantee.
-    """
-    multiplier = gaussian_noise_multiplier(epsilon, delta)
-    noisy = release(
-        key,
-        votes[:num_queries].astype(np.float64),
-        sensitivity=np.sqrt(num_queries),
-        noise_multiplier=multiplier,
-        label="votes",
-    )
-    about = "Gaussian mechanism on the votes of each query"
-    return np.asarray(noisy), _guarantee(epsilon, delta, multiplier, about)
-
-
-def class_means(
-    key: jax.Array, keys: np.ndarray, values: np.ndarray, *, epsilon: float, delta: float
-) -> tuple[np.ndarray, PrivacyGuarantee]:
-    """Noisy mean keys of each class, from noisy sums of (1/2, k) over its documents: (groups, dim).
-
-    Adding or removing a document moves the sums by (1/2, k) in one class, of norm at most √5/2.
-    """
-    multiplier = gaussian_noise_multiplier(epsilon, delta)
-    rows = np.concatenate([np.full((len(keys), 1), 0.5), keys], axis=1)
-    sums = np.asarray(
-        release(
-            key,
-            values.astype(np.float64).T @ rows,
-            sensitivity=np.sqrt(5) / 2 * (1 + 1e-6),
-            noise_multiplier=multiplier,
-            label="class means",
-        )
-    )
-    guarantee = _guarantee(epsilon, delta, multiplier, "Gaussian mechanism on sums over classes")
-    return sums[:, 1:] / np.maximum(2 * sums[:, :1], 1), guarantee
-
-
-def _guarantee(epsilon, delta, multiplier: float, mechanism: str) -> PrivacyGuarantee:
-    return PrivacyGuarantee(
-        epsilon=float(epsilon),
-        delta=float(delta),
-        neighboring=ADD_OR_REMOVE_ONE,
-        unit=UNIT,
-        mechanism=mechanism,
-        event=dp_accounting.GaussianDpEvent(multiplier),
-    )
-
-
-def private_regression(config, key: jax.Array, data: Documents) -> dpx.training.Trained:
-    """Multinomial logistic regression by DP-SGD."""
-    about = config.regression
-    shape = data.keys.shape[1], data.num_groups
-    params = {"weights": jnp.zeros(shape), "bias": jnp.zeros(shape[1])}
-
-    def loss(params, x, label):
-        return optax.softmax_cross_entropy_with_integer_labels(_logits(params, x), label)
-
-    return dpx.training.fit(
-        loss,
-        params,
-        (data.keys, data.labels),
-        epsilon=config.epsilon,
-        delta=config.delta,
-        batch_size=about.batch_size,
-        steps=about.steps,
-        optimizer=optax.adam(optax.cosine_decay_schedule(about.learning_rate, about.steps)),
-        l2_clip_norm=about.l2_clip_norm,
-        key=key,
-        unit=UNIT,
-    )
-
-
-def _logits(params, x):
-    return x @ params["weights"] + params["bias"]
-
-
 def _expected(config) -> cross_attention.ExpectedError:
     logit = config.largest_logit
-    bounds = {name: bound for name, bound in BOUNDS.items() if name != "clip"}
+    chosen: dict[str, Any] = {"features": "auto"} if logit is None else {"degree": config.degree}
+    bounds: dict[str, Any] = {name: bound for name, bound in BOUNDS.items() if name != "clip"}
     return cross_attention.expected_error(
         config.expected_records,
         config.dim,
@@ -285,7 +184,7 @@ def _expected(config) -> cross_attention.ExpectedError:
         delta=config.delta,
         scale=None if logit is None else 1 / logit,
         **bounds,
-        **({"features": "auto"} if logit is None else {"degree": config.degree}),
+        **chosen,
     )
 
 

@@ -7,7 +7,13 @@ import numpy as np
 import pytest
 
 from configs import cross_attention as config_file
-from experiments.cross_attention import kernel_regression, query_error, retrieval, table
+from experiments.cross_attention import (
+    classifiers,
+    kernel_regression,
+    query_error,
+    retrieval,
+    table,
+)
 
 MODULES = {
     "cross_attention.query_error": query_error,
@@ -229,9 +235,9 @@ def test_retrieval_classifies_and_pays_for_each_row(tmp_path):
 def test_votes_with_fresh_noise_pay_for_every_query():
     votes = np.zeros((4000, 5))
     budget = {"epsilon": 1.0, "delta": 1e-5}
-    noisy, spent = retrieval.fresh_noise(jax.random.key(0), votes, 10_000, **budget)
+    noisy, spent = classifiers.fresh_noise(jax.random.key(0), votes, 10_000, **budget)
     assert noisy.std() == pytest.approx(100 * spent.event.noise_multiplier, rel=0.02)
-    few, _ = retrieval.fresh_noise(jax.random.key(0), votes, 7, **budget)
+    few, _ = classifiers.fresh_noise(jax.random.key(0), votes, 7, **budget)
     assert few.shape == (7, 5)
 
 
@@ -240,6 +246,6 @@ def test_class_means_without_noise_are_means():
     keys, labels = rng.normal(size=(200, 3)), rng.integers(4, size=200)
     keys /= np.linalg.norm(keys, axis=1, keepdims=True)
     exact = {"epsilon": 1e8, "delta": 1e-5}
-    means, _ = retrieval.class_means(jax.random.key(0), keys, np.eye(4)[labels], **exact)
+    means, _ = classifiers.class_means(jax.random.key(0), keys, np.eye(4)[labels], **exact)
     want = [keys[labels == label].mean(0) for label in range(4)]
     np.testing.assert_allclose(means, want, atol=1e-4)

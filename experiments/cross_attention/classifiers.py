@@ -1,0 +1,124 @@
+"""Classifiers of documents by their keys: a private memory's, and what stands beside it in the table."""
+
+from typing import NamedTuple
+
+import dp_accounting
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+
+import dpx
+from dpx import cross_attention
+from dpx.noise import release
+from dpx.privacy import ADD_OR_REMOVE_ONE, PrivacyGuarantee, gaussian_noise_multiplier
+
+UNIT = "row of (K, V)"  # a document
+
+
+class Documents(NamedTuple):
+    """Private keys (n, dim) and labels (n,), and those of held-out documents."""
+
+    keys: np.ndarray
+    labels: np.ndarray
+    queries: np.ndarray
+    truth: np.ndarray
+    num_groups: int
+
+
+def accuracy(scores, truth: np.ndarray) -> float:
+    """The share of rows whose largest score is that of the true group."""
+    return float((np.asarray(scores).argmax(1) == truth).mean())
+
+
+def memory_scores(memory: cross_attention.Sketch, queries) -> np.ndarray:
+    """What a memory gives each group, per document of the group: (m, groups)."""
+    masses = np.asarray(memory.sums(jnp.asarray(queries)))[:, 1:]
+    sizes = np.asarray(memory.sums(jnp.zeros((1, queries.shape[1]))))[:, 1:]
+    return masses / np.maximum(sizes, 1)
+
+
+def exact_scores(data: Documents, values: np.ndarray, logit: float) -> np.ndarray:
+    """Votes of the private documents, each at most 1, without privacy: (m, groups)."""
+    return np.exp(logit * (data.queries @ data.keys.T - 1)) @ values
+
+
+def fresh_noise(
+    key: jax.Array, votes: np.ndarray, num_queries: int, *, epsilon: float, delta: float
+) -> tuple[np.ndarray, PrivacyGuarantee]:
+    """Votes with noise of their own for each query, where the budget must last for so many queries.
+
+    A document that comes or goes moves the votes of each query by one vote of at most 1, and those of all
+    queries by at most √num_queries. Only the first so many queries are within the guarantee.
+    """
+    multiplier = gaussian_noise_multiplier(epsilon, delta)
+    noisy = release(
+        key,
+        votes[:num_queries].astype(np.float64),
+        sensitivity=np.sqrt(num_queries) * (1 + 1e-6),
+        noise_multiplier=multiplier,
+        label="votes",
+    )
+    about = "Gaussian mechanism on the votes of each query"
+    return np.asarray(noisy), _guarantee(epsilon, delta, multiplier, about)
+
+
+def class_means(
+    key: jax.Array, keys: np.ndarray, values: np.ndarray, *, epsilon: float, delta: float
+) -> tuple[np.ndarray, PrivacyGuarantee]:
+    """Noisy mean keys of each class, from noisy sums of (1/2, k) over its documents: (groups, dim).
+
+    Adding or removing a document moves the sums by (1/2, k) in one class, of norm at most √5/2.
+    """
+    multiplier = gaussian_noise_multiplier(epsilon, delta)
+    rows = np.concatenate([np.full((len(keys), 1), 0.5), keys], axis=1)
+    sums = np.asarray(
+        release(
+            key,
+            values.astype(np.float64).T @ rows,
+            sensitivity=np.sqrt(5) / 2 * (1 + 1e-6),
+            noise_multiplier=multiplier,
+            label="class means",
+        )
+    )
+    guarantee = _guarantee(epsilon, delta, multiplier, "Gaussian mechanism on sums over classes")
+    return sums[:, 1:] / np.maximum(2 * sums[:, :1], 1), guarantee
+
+
+def _guarantee(epsilon, delta, multiplier: float, mechanism: str) -> PrivacyGuarantee:
+    return PrivacyGuarantee(
+        epsilon=float(epsilon),
+        delta=float(delta),
+        neighboring=ADD_OR_REMOVE_ONE,
+        unit=UNIT,
+        mechanism=mechanism,
+        event=dp_accounting.GaussianDpEvent(multiplier),
+    )
+
+
+def private_regression(config, key: jax.Array, data: Documents) -> dpx.training.Trained:
+    """Multinomial logistic regression by DP-SGD."""
+    about = config.regression
+    shape = data.keys.shape[1], data.num_groups
+    params = {"weights": jnp.zeros(shape), "bias": jnp.zeros(shape[1])}
+
+    def loss(params, x, label):
+        return optax.softmax_cross_entropy_with_integer_labels(logits(params, x), label)
+
+    return dpx.training.fit(
+        loss,
+        params,
+        (data.keys, data.labels),
+        epsilon=config.epsilon,
+        delta=config.delta,
+        batch_size=about.batch_size,
+        steps=about.steps,
+        optimizer=optax.adam(optax.cosine_decay_schedule(about.learning_rate, about.steps)),
+        l2_clip_norm=about.l2_clip_norm,
+        key=key,
+        unit=UNIT,
+    )
+
+
+def logits(params, x):
+    return x @ params["weights"] + params["bias"]
