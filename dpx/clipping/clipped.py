@@ -231,13 +231,7 @@ def clipped_grad(
         )
         updates, state = optimizer.update(clipped, state, params)
 
-    Or its sum, `clipped.grads`, goes to correlated noise, for instance that of jax-privacy:
-
-        privatizer = jax_privacy.noise_addition.matrix_factorization_privatizer(
-            noising_matrix, stddev=noise_multiplier * l2_clip_norm, prng_key=key
-        )
-        optimizer = optax.chain(privatizer, optax.sgd(0.1))
-        updates, state = optimizer.update(clipped.grads, state)
+    Or its sum, `clipped.grads`, goes to other noise, such as that of `dpx.training.correlated.banded`.
 
     On several devices the sum, its norms and its losses are those of one device. A batch that is sharded over
     its first axis stays where it is, and the sum has the layout of the parameters, sharded or not:

@@ -136,7 +136,7 @@ def _candidate(config: ml_collections.ConfigDict, metric: str) -> Candidate:
     if not hasattr(module, "candidate"):
         raise ValueError(
             f"--select={metric}: the experiment {config.experiment} must say how far one record can change "
-            "its metrics: give it a function candidate(config), or select among runs of recommender"
+            "its metrics: give it a function candidate(config), or select recommenders or models of text"
         )
     found = module.candidate(config)
     if metric not in found.sensitivities:

@@ -8,7 +8,7 @@ import jax
 import numpy as np
 
 from dpx import ngram
-from dpx.launch.experiment import Measure, Outcome
+from dpx.launch.experiment import Candidate, Measure, Outcome
 from dpx.training.keys import Keys, open_keys
 from experiments.dp_transformer import corpus as corpora
 from experiments.dp_transformer import language_model_figures, models, text_model, training
@@ -21,6 +21,7 @@ NOT_COVERED = (
     "the test metrics, which are computed on held-out records, and train metrics where there are any",
     "choices of hyper-parameters, the prior's share and order among them, made on training records",
 )
+SCORE = "record_probability"
 TITLES = {
     "dp_transformer": "DP transformer",
     "dp_reattention": "DP transformer with Re-Attention",
@@ -119,6 +120,28 @@ def run(config, workdir: Path) -> Outcome:
     )
 
 
+def candidate(config) -> Candidate:
+    """The private model that a run saves, and how far a held-out record changes its score."""
+    corpus = corpora.load(config)
+    key = jax.random.key(0)
+    prior = _prior(config, corpus, key)
+    calibrated = models.calibrate(
+        config,
+        corpus.histories,
+        corpus.length,
+        corpus.unit,
+        (*corpus.assumptions, text_model.ASSUMPTION),
+        prior=None if prior is None else prior.guarantee,
+        correction_key=key if config.reattention.enabled else None,
+    )
+    return Candidate(
+        row=models.private_rows(config)[-1],
+        guarantee=calibrated.guarantee,
+        sensitivities={SCORE: text_model.record_sensitivity(len(corpus.test))},
+        synthetic=corpora.is_generated(config),
+    )
+
+
 def load(config, workdir: Path) -> PrivateText:
     """The private model that a run left, with Re-Attention if the config has it. Reads no private data."""
     return text_model.load(config, workdir)
@@ -191,7 +214,11 @@ def _measures_of_ngram(config, corpus: Corpus, row: str, model: ngram.NGram) -> 
 
 
 def _measures_of_model(config, corpus: Corpus, row: str, model: PrivateText) -> list[Measure]:
-    return [Measure(row, name, model.evaluate(found)) for name, found in _measured(config, corpus)]
+    """Nats per character, and the probability of held-out records, by which a selection scores."""
+    (name, test), *train = _measured(config, corpus)
+    nats, probability = model.evaluate(test)
+    more = [Measure(row, label, model.evaluate(records)[0]) for label, records in train]
+    return [Measure(row, name, nats), *more, Measure(row, SCORE, probability)]
 
 
 def _measured(config, corpus: Corpus):

@@ -1,5 +1,6 @@
 """A character model whose logits start from an n-gram model: its loss, and what a run leaves of it."""
 
+import math
 from pathlib import Path
 
 import jax
@@ -7,11 +8,15 @@ import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
+from dpx import _watch
 from dpx.nn.transformer import generate
 from dpx.reattention import ParameterNoise
 from experiments.dp_transformer import corpus as corpora
 from experiments.dp_transformer import models
 from experiments.dp_transformer.corpus import Public
+
+ASSUMPTION = "the number of held-out records is public"
+_RECORDS_AT_ONCE = 500
 
 
 def build(config, public: Public):
@@ -54,20 +59,42 @@ class PrivateText:
           ValueError: for a text that is too long, a window that is not as long as those the model was
             trained on, or a character outside a strict alphabet.
         """
-        records = self._public.encode(texts)
-        picked = self._picked(records)
-        return np.asarray(jnp.where(records.mask, picked, 0).sum(axis=1))
+        return self._log_probs(self._public.encode(texts))
 
-    def evaluate(self, records) -> float:
-        """Nats per character, ends of names included."""
-        pieces = range(0, len(records), 500)
-        parts = [records.of(records.tokens[start : start + 500]) for start in pieces]
-        nats = [jnp.where(part.mask, self._picked(part), 0).sum() for part in parts]
-        return -float(np.sum(nats) / records.mask.sum())
+    def evaluate(self, records) -> tuple[float, float]:
+        """Nats per character, ends of names included, and the mean probability of a record.
 
-    def _picked(self, records) -> jax.Array:
-        logits = self._logits(jnp.asarray(inputs(self._public, records.tokens)))
-        return _picked_log_probs(logits, records.tokens)
+        The latter is the geometric mean of the probabilities of a record's characters, averaged over records.
+        Each record's own lies in [0, 1] and depends on that record and the model alone, and their sum is
+        exact, so that a record moves the average by no more than `record_sensitivity` says.
+        """
+        found, lengths = self._log_probs(records), records.mask.sum(axis=1)
+        own = np.where(np.isnan(found), -np.inf, found) / lengths
+        total = math.fsum(np.minimum(np.exp(own), 1).tolist())
+        nats = -math.fsum(found.tolist()) / int(lengths.sum())
+        return nats, total / _watch.public(len(records), ASSUMPTION)
+
+    def _log_probs(self, records) -> np.ndarray:
+        """(n,) log-probability of each record."""
+        found, count = [], len(records)
+        # Always as many rows: in products of another shape a record would be rounded in another way.
+        size = min(_RECORDS_AT_ONCE, _watch.public(count, ASSUMPTION))
+        for start in range(0, count, size):
+            rows = np.arange(start, start + size) % count
+            tokens = records.tokens[rows]
+            logits = self._logits(jnp.asarray(inputs(self._public, tokens)))
+            picked = _picked_log_probs(logits, tokens)
+            found.append(jnp.where(records.mask[rows], picked, 0).sum(axis=1))
+        return np.concatenate(found)[:count].astype(np.float64)
+
+
+def record_sensitivity(count: int) -> float:
+    """How far one record moves the mean probability of so many, for a model that does not change.
+
+    The mean of values in [0, 1] is their sum, of sensitivity 1, over their public number. Beyond that is
+    what 32 bits round a value to.
+    """
+    return (1 + 2**-20) / _watch.public(count, ASSUMPTION)
 
 
 def inputs(public: Public, tokens: np.ndarray) -> np.ndarray:

@@ -1,4 +1,4 @@
-"""What recommenders tell a selection: the price of the model that a run saves, and what a user changes."""
+"""What experiments tell a selection: the price of the model that a run saves, and what a record changes."""
 
 import jax.numpy as jnp
 import numpy as np
@@ -6,9 +6,11 @@ import pytest
 from command_line import call
 from ml_collections import ConfigDict
 
+from dpx.data import Texts
 from dpx.launch import records, run
 from dpx.recommend import metrics
-from experiments.dp_transformer import ranking, recommender, training
+from experiments.dp_transformer import corpus as corpora
+from experiments.dp_transformer import language_model, ranking, recommender, text_model, training
 
 SOURCE = "configs/recommender.py:synthetic,tiny"
 
@@ -85,6 +87,55 @@ def test_a_score_that_is_not_a_number_ranks_last():
     ranks = metrics.target_ranks(jnp.array([[jnp.nan, 1.0], [2.0, jnp.nan]]), jnp.array([0, 0]))
     assert ranks.tolist() == [np.inf, 1.0]
     assert float(metrics.ndcg(ranks[:1], 10)) == 0
+
+
+def text(**changes):
+    config = records.load_config("configs/quickstart.py:tiny")
+    config.update_from_flattened_dict({"non_private.steps": 0, "ngrams": ()} | changes)
+    return config
+
+
+@pytest.mark.parametrize(
+    "changes", [{}, {"reattention.enabled": True}], ids=["plain", "reattention"]
+)
+def test_a_language_model_costs_what_its_candidate_says(tmp_path, monkeypatch, changes):
+    monkeypatch.setattr(training, "train", lambda loss, params, **rest: params)
+    config = text(**changes)
+    planned = language_model.candidate(config)
+    run.prepare(config, "configs/quickstart.py:tiny", tmp_path / "run")
+    record = run.execute(config, tmp_path / "run")
+    stated = record.releases[planned.row]
+    assert stated["event"] == str(planned.guarantee.event)
+    assert stated["epsilon"] == planned.guarantee.epsilon
+    assert f"{planned.row}/{language_model.SCORE}" in record.metrics
+    assert set(planned.sensitivities) == {language_model.SCORE}
+    assert text_model.ASSUMPTION in planned.guarantee.assumptions
+
+
+def test_no_held_out_record_moves_the_score_by_more_than_is_declared(monkeypatch):
+    """Takes each of 120 names away, and with each the sum over names, divided by their public number."""
+    monkeypatch.setattr(text_model, "_RECORDS_AT_ONCE", 50)
+    config, rng = text(), np.random.default_rng(0)
+    known = corpora.public(config)
+    graph, params = text_model.build(config, known)
+    table = np.log(rng.dirichlet(np.ones(known.vocab_size), known.vocab_size)).astype(np.float32)
+    table[known.start, 0], table[0, known.end] = 1e4, 1e4  # the name "a" is certain
+    table[1] = np.nan  # the worst that a model can say of a name with a "b" in it
+    model = text_model.PrivateText(known, graph, table, None, params)
+    tokens = np.full((120, known.length), known.end)
+    tokens[:, :4] = rng.integers(2, known.end, (120, 4))
+    tokens[0, :4], tokens[1, :4] = (0, known.end, known.end, known.end), (1, 2, 3, 4)
+    most = text_model.record_sensitivity(120)
+
+    def score(rows):
+        own = Texts(tokens[rows], known.end)
+        return model.evaluate(own)[1] * len(own) / 120
+
+    everybody = np.arange(120)
+    moved = [score(everybody) - score(np.delete(everybody, row)) for row in range(12)]
+    assert 0.99 / 120 < moved[0] <= most
+    assert moved[1] == 0
+    assert all(0 <= change <= most for change in moved)
 
 
 @pytest.mark.slow
