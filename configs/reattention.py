@@ -14,7 +14,7 @@ The three ε of the sweep took 83 s on one core. The tables are in experiments/d
 
 from ml_collections import ConfigDict, config_dict
 
-from configs.common import parse_arg, reattention
+from configs.common import mesh, parse_arg, reattention
 
 
 def get_config(arg: str = "") -> ConfigDict:
@@ -47,6 +47,7 @@ def get_config(arg: str = "") -> ConfigDict:
                 "dropout": 0.0,
             },
             "reattention": reattention(enabled=True),
+            "mesh": mesh(),
             "train": {
                 "steps": 100,
                 "batch_size": 512,

@@ -14,6 +14,7 @@ from dpx.launch.experiment import Measure, Outcome
 from dpx.launch.records import flatten
 from dpx.reattention import Moments, ParameterNoise
 from dpx.training import keys as secrets
+from dpx.training.layout import as_mesh
 from experiments.dp_transformer import models, training
 
 UNIT = "user"
@@ -50,6 +51,7 @@ def validate(config) -> None:
         if not all(value >= 0 for value in flat[name]):
             raise ValueError(f"config.{name}={flat[name]} must be at least 0 throughout")
     models.check(config, config.data.num_items)
+    as_mesh(training.sizes(config.mesh))
     training.check(config.train, config.data.num_users)
     if not config.reattention.enabled:
         raise ValueError("config.reattention.enabled=False leaves nothing to measure: switch it on")
@@ -108,6 +110,7 @@ def run(config, workdir: Path) -> Outcome:
         label="dp_reattention",
         workdir=workdir,
         privacy=calibrated.privacy,
+        mesh=config.mesh,
     )
     models.save(workdir, trained, calibrated.noise)
     shown = jnp.asarray(tokens[: config.sequences])

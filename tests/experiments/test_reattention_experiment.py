@@ -86,11 +86,19 @@ def test_distraction_is_measured_and_drawn(tmp_path):
     assert metrics[f"{at}/plain"] > 1.2 * metrics[f"{at}/reattention"]
     drawn = {path.name for path in figures.draw([record], tmp_path / "run")}
     assert drawn >= {"distraction.png", "attention_maps.png"}
+    # On other devices it is the same run.
+    assert execute("configs/reattention.py:tiny", tmp_path / "run", mesh={"data": 1}) == record
 
 
 @pytest.mark.parametrize(
     ("key", "value"),
-    [("data.num_items", 0), ("data.length", 1), ("one_key.samples", 0), ("table.stds", (-1.0,))],
+    [
+        ("data.num_items", 0),
+        ("data.length", 1),
+        ("one_key.samples", 0),
+        ("table.stds", (-1.0,)),
+        ("mesh.data", 4096),
+    ],
 )
 def test_sizes_of_the_distraction_experiment_are_checked(key, value):
     config = config_of("configs/reattention.py:tiny")
