@@ -97,7 +97,6 @@ def test_distraction_is_measured_and_drawn(tmp_path):
         ("data.length", 1),
         ("one_key.samples", 0),
         ("table.stds", (-1.0,)),
-        ("mesh.data", 4096),
     ],
 )
 def test_sizes_of_the_distraction_experiment_are_checked(key, value):
@@ -106,6 +105,11 @@ def test_sizes_of_the_distraction_experiment_are_checked(key, value):
     config.update_from_flattened_dict({key: value})
     with pytest.raises(ValueError, match=key):
         run.check(config)
+
+
+def test_a_mesh_of_more_devices_than_there_are_is_refused():
+    with pytest.raises(ValueError, match="must have at most 1 devices"):
+        run.check(config_of("configs/reattention.py:tiny", mesh={"data": 4096}))
 
 
 def test_budget_is_shared_with_the_token_probabilities():
