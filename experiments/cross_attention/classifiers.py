@@ -1,7 +1,5 @@
 """Classifiers of documents by their keys: a private memory's, and what stands beside it in the table."""
 
-from typing import NamedTuple
-
 import dp_accounting
 import jax
 import jax.numpy as jnp
@@ -12,18 +10,9 @@ import dpx
 from dpx import cross_attention
 from dpx.noise import release
 from dpx.privacy import ADD_OR_REMOVE_ONE, PrivacyGuarantee, gaussian_noise_multiplier
+from experiments.cross_attention.labelled import Documents
 
 UNIT = "row of (K, V)"  # a document
-
-
-class Documents(NamedTuple):
-    """Private keys (n, dim) and labels (n,), and those of held-out documents."""
-
-    keys: np.ndarray
-    labels: np.ndarray
-    queries: np.ndarray
-    truth: np.ndarray
-    num_groups: int
 
 
 def accuracy(scores, truth: np.ndarray) -> float:
@@ -64,7 +53,13 @@ def fresh_noise(
 
 
 def class_means(
-    key: jax.Array, keys: np.ndarray, values: np.ndarray, *, epsilon: float, delta: float
+    key: jax.Array,
+    keys: np.ndarray,
+    values: np.ndarray,
+    *,
+    epsilon: float,
+    delta: float,
+    unit: str = UNIT,
 ) -> tuple[np.ndarray, PrivacyGuarantee]:
     """Noisy mean keys of each class, from noisy sums of (1/2, k) over its documents: (groups, dim).
 
@@ -81,22 +76,27 @@ def class_means(
             label="class means",
         )
     )
-    guarantee = _guarantee(epsilon, delta, multiplier, "Gaussian mechanism on sums over classes")
+    about = "Gaussian mechanism on sums over classes"
+    guarantee = _guarantee(epsilon, delta, multiplier, about, unit)
     return sums[:, 1:] / np.maximum(2 * sums[:, :1], 1), guarantee
 
 
-def _guarantee(epsilon, delta, multiplier: float, mechanism: str) -> PrivacyGuarantee:
+def _guarantee(
+    epsilon, delta, multiplier: float, mechanism: str, unit: str = UNIT
+) -> PrivacyGuarantee:
     return PrivacyGuarantee(
         epsilon=float(epsilon),
         delta=float(delta),
         neighboring=ADD_OR_REMOVE_ONE,
-        unit=UNIT,
+        unit=unit,
         mechanism=mechanism,
         event=dp_accounting.GaussianDpEvent(multiplier),
     )
 
 
-def private_regression(config, key: jax.Array, data: Documents) -> dpx.training.Trained:
+def private_regression(
+    config, key: jax.Array, data: Documents, unit: str = UNIT
+) -> dpx.training.Trained:
     """Multinomial logistic regression by DP-SGD."""
     about = config.regression
     shape = data.keys.shape[1], data.num_groups
@@ -116,7 +116,7 @@ def private_regression(config, key: jax.Array, data: Documents) -> dpx.training.
         optimizer=optax.adam(optax.cosine_decay_schedule(about.learning_rate, about.steps)),
         l2_clip_norm=about.l2_clip_norm,
         key=key,
-        unit=UNIT,
+        unit=unit,
     )
 
 

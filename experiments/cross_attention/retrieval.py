@@ -14,13 +14,11 @@ import numpy as np
 import dpx
 from dpx import cross_attention
 from dpx._validate import check_choice, check_delta, check_epsilon, check_integer, check_positive
-from dpx.data.embedding import fit_embedding
-from dpx.data.newsgroups import load_labelled
 from dpx.launch.experiment import Measure, Outcome
 from dpx.privacy import gaussian_noise_multiplier
 from dpx.training import keys as secrets
+from experiments.cross_attention import labelled
 from experiments.cross_attention.classifiers import (
-    Documents,
     accuracy,
     class_means,
     exact_scores,
@@ -29,7 +27,6 @@ from experiments.cross_attention.classifiers import (
     memory_scores,
     private_regression,
 )
-from experiments.dp_transformer.documents import newsgroups_table
 
 RELEASE = "memory.dpx"
 BOUNDS: dict[str, Any] = {"key_bound": 1.0, "value_bound": 1.0, "domain": "ball", "clip": True}
@@ -57,24 +54,16 @@ def validate(config) -> None:
     check_epsilon(config.epsilon, "config.epsilon")
     check_delta(config.delta, "config.delta")
     check_choice(config.neighboring, "config.neighboring", ("add_or_remove_one", "replace_one"))
-    for name in ("dim", "num_groups", "expected_records"):
-        check_integer(config[name], f"config.{name}")
+    check_integer(config.expected_records, "config.expected_records")
     if any(count < 1 for count in config.query_counts):
         raise ValueError(f"config.query_counts={config.query_counts} must be positive")
     if config.largest_logit is not None:
         check_positive(config.largest_logit, "config.largest_logit")
-    check_integer(config.data.generated, "config.data.generated", 0)
     for name in ("steps", "batch_size"):
         check_integer(config.regression[name], f"config.regression.{name}")
     for name in ("learning_rate", "l2_clip_norm"):
         check_positive(config.regression[name], f"config.regression.{name}")
-    if (config.data.path is None) != (config.data.public_path is None):
-        raise ValueError(
-            "config.data.path and config.data.public_path belong together: give the private documents and "
-            "those of which one half is the public corpus and the other asks"
-        )
-    if not config.data.generated:
-        _paths(config)
+    labelled.check(config)
 
 
 def plan(config) -> dict:
@@ -90,7 +79,7 @@ def plan(config) -> dict:
 
 def run(config, workdir: Path) -> Outcome:
     """The accuracy of each classifier on held-out documents."""
-    data = _load(config)
+    data = labelled.load(config)
     keys = secrets.open_keys(config, workdir, data=(data.keys, data.labels))
     names = ("sketch", "sketch_ball", "sketch_box", "fresh_noise", "class_means", "regression")
     own: dict[str, jax.Array] = dict(
@@ -186,50 +175,3 @@ def _expected(config) -> cross_attention.ExpectedError:
         **bounds,
         **chosen,
     )
-
-
-def _paths(config) -> tuple[str, str]:
-    if config.data.path is not None:
-        return config.data.path, config.data.public_path
-    private, public = (str(newsgroups_table(half)) for half in ("train", "test"))
-    return private, public
-
-
-def _load(config) -> Documents:
-    """Of the later documents one half, without labels, is the public corpus, and the other one asks."""
-    if config.data.generated:
-        texts, groups = _generated(2 * config.data.generated, np.random.default_rng(config.seed))
-        half = config.data.generated
-        private, later = (texts[:half], groups[:half]), (texts[half:], groups[half:])
-    else:
-        private, later = (load_labelled(path) for path in _paths(config))
-    order = np.random.default_rng(config.seed).permutation(len(later[0]))
-    public, asking = np.array_split(order, 2)
-    embedding = fit_embedding([later[0][i] for i in public], config.dim)
-    names = sorted(set(later[1]))  # of public documents
-    if len(names) != config.num_groups:
-        raise ValueError(
-            f"config.num_groups={config.num_groups} must be the {len(names)} groups of the public documents"
-        )
-    number = {name: i for i, name in enumerate(names)}
-    kept = [i for i, group in enumerate(private[1]) if group in number]
-    return Documents(
-        embedding([private[0][i] for i in kept]),
-        np.array([number[private[1][i]] for i in kept]),
-        embedding([later[0][i] for i in asking]),
-        np.array([number[later[1][i]] for i in asking]),
-        len(names),
-    )
-
-
-def _generated(count: int, rng) -> tuple[list[str], list[str]]:
-    """Documents of four groups, each with words of its own among common ones."""
-    letters = "abcdefghijklmnopqrstuvwxyz"
-    words = [a + b for a in letters for b in letters]
-    texts, groups = [], []
-    for group in rng.integers(4, size=count):
-        own = rng.integers(60, size=12) + 60 * group
-        common = 240 + rng.integers(400, size=12)
-        texts.append(" ".join(words[i] for i in np.concatenate([own, common])))
-        groups.append("abcd"[group])
-    return texts, groups

@@ -1,0 +1,197 @@
+"""What one private Gram matrix of features is good for: principal components, and a regression.
+
+A record is a document: 64 features of length 1 that a public corpus defines, and the one-hot vector of its
+group. One release of the Gram matrix of both, with 84 rows, has all that linear regression needs, and the
+principal components of the features. Beside it stand mechanisms that are made for one of these each, out of a
+whole budget of their own.
+"""
+
+from pathlib import Path
+from typing import Any
+
+import dp_accounting
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from dpx import gram
+from dpx._validate import check_delta, check_epsilon, check_integer, check_positive
+from dpx.launch.experiment import Measure, Outcome
+from dpx.noise import release
+from dpx.privacy import ADD_OR_REMOVE_ONE, PrivacyGuarantee, gaussian_noise_multiplier
+from dpx.training import keys as secrets
+from experiments.cross_attention import classifiers, labelled
+
+UNIT = "column of X"  # a document
+BOUND = np.sqrt(2)  # of a column: its features and its label have length 1 each
+TITLES = {
+    "gram": "one release of features and labels",
+    "gram_features": "a release of the features alone",
+    "power_method": "private power method",
+    "public": "components of the public corpus",
+    "exact": "exact, not private",
+    "class_means": "private class means",
+    "logistic_regression": "private logistic regression",
+}
+NOT_COVERED = [
+    "the row exact, which is not private",
+    "accuracies on held-out documents, and captured shares of the private documents' variance",
+    "settings of the embedding and of the regression, which were chosen on this public data set",
+]
+
+
+def validate(config) -> None:
+    """Raises ValueError for a value that cannot be used."""
+    check_epsilon(config.epsilon, "config.epsilon")
+    check_delta(config.delta, "config.delta")
+    labelled.check(config)
+    check_integer(config.power_steps, "config.power_steps")
+    for name in ("steps", "batch_size"):
+        check_integer(config.regression[name], f"config.regression.{name}")
+    for name in ("learning_rate", "l2_clip_norm"):
+        check_positive(config.regression[name], f"config.regression.{name}")
+    for count in config.components:
+        if not 1 <= count < config.dim:
+            raise ValueError(
+                f"config.components={tuple(config.components)} must be from 1 to {config.dim - 1}, less than "
+                "config.dim"
+            )
+
+
+def plan(config) -> dict:
+    """The noise of an entry of the Gram matrix, with labels and without."""
+    multiplier = gaussian_noise_multiplier(config.epsilon, config.delta)
+    return {
+        "noise_multiplier": multiplier,
+        "noise_std_with_labels": multiplier * BOUND**2,
+        "noise_std_of_features": multiplier,
+    }
+
+
+def run(config, workdir: Path) -> Outcome:
+    """Shares of the variance that components capture, and accuracies of regressions."""
+    data = labelled.load(config)
+    keys = secrets.open_keys(config, workdir, data=(data.keys, data.labels))
+    names = ("gram", "gram_features", "power_method", "class_means", "logistic_regression")
+    own: dict[str, jax.Array] = dict(
+        zip(names, jax.random.split(keys.noise, len(names)), strict=True)
+    )
+    budget: dict[str, Any] = {"epsilon": config.epsilon, "delta": config.delta}
+    about: dict[str, Any] = budget | {"neighboring": "add_or_remove_one"}
+    labels = np.eye(data.num_groups, dtype=np.float32)[data.labels]
+    both = gram.release(
+        own["gram"], np.concatenate([data.keys, labels], axis=1).T, column_bound=BOUND, **about
+    )
+    alone = gram.release(own["gram_features"], data.keys.T, column_bound=1.0, **about)
+    releases = {"gram": both.guarantee, "gram_features": alone.guarantee}
+    exact = data.keys.T.astype(np.float64) @ data.keys
+    matrices = {
+        "gram": both.matrix[: config.dim, : config.dim],
+        "gram_features": alone.matrix,
+        "public": data.public.T @ data.public,
+        "exact": exact,
+    }
+    measures = []
+    for number, count in enumerate(config.components):
+        bases = {name: leading(matrix, count) for name, matrix in matrices.items()}
+        key = jax.random.fold_in(own["power_method"], number)
+        start = leading(matrices["public"], count)
+        bases["power_method"], spent = power_method(key, exact, start, config.power_steps, **budget)
+        measures += [
+            Measure(name, "captured", captured(exact, basis), settings={"components": count})
+            for name, basis in bases.items()
+        ]
+        releases[f"components={count}/power_method"] = spent
+    means, releases["class_means"] = classifiers.class_means(
+        own["class_means"], data.keys, labels, unit=UNIT, **budget
+    )
+    trained = classifiers.private_regression(config, own["logistic_regression"], data, unit=UNIT)
+    releases["logistic_regression"] = trained.guarantee
+    scores = {
+        "gram": data.queries @ ridge(both.matrix, config.dim, float(both.noise_std or 0)),
+        "class_means": data.queries @ means.T,
+        "logistic_regression": classifiers.logits(trained.params, data.queries),
+        "exact": data.queries @ np.linalg.solve(exact + np.eye(config.dim), data.keys.T @ labels),
+    }
+    measures += [
+        Measure(name, "accuracy", classifiers.accuracy(score, data.truth))
+        for name, score in scores.items()
+    ]
+    return Outcome(
+        measures=measures,
+        headline=releases["gram"],
+        releases=releases,
+        not_covered=NOT_COVERED,
+        titles=TITLES,
+        headline_row="gram",
+        baseline_row="public",
+        synthetic=bool(config.data.generated),
+        notes="Captured is the share of the features' variance in the span of the components. The release "
+        "with labels serves the regression and all components together.",
+    )
+
+
+def leading(matrix, count: int) -> np.ndarray:
+    """Eigenvectors of the largest eigenvalues, (dim, count)."""
+    return np.linalg.eigh(np.asarray(matrix, np.float64))[1][:, -count:]
+
+
+def captured(exact: np.ndarray, basis: np.ndarray) -> float:
+    """The share of the trace of X Xᵀ that lies in the span of an orthonormal basis."""
+    return float(np.trace(basis.T @ exact @ basis) / np.trace(exact))
+
+
+def ridge(matrix, dim: int, noise_std: float) -> np.ndarray:
+    """Regression of the labels on the features, from the Gram matrix of both: (dim, labels).
+
+    The ridge is σ·√(2·dim), about the largest eigenvalue of the noise, so that no direction of noise alone
+    counts; at least 1.
+    """
+    matrix = np.asarray(matrix, np.float64)
+    penalty = max(1.0, noise_std * np.sqrt(2 * dim))
+    values, vectors = np.linalg.eigh(matrix[:dim, :dim])
+    values = np.maximum(values, 0) + penalty
+    return vectors @ ((vectors.T @ matrix[:dim, dim:]) / values[:, None])
+
+
+def power_method(
+    key: jax.Array,
+    exact: np.ndarray,
+    start: np.ndarray,
+    steps: int,
+    *,
+    epsilon: float,
+    delta: float,
+) -> tuple[np.ndarray, PrivacyGuarantee]:
+    """Components by subspace iteration with noise in each step (Hardt and Price, arXiv:1311.2495).
+
+    A document x with ‖x‖ ≤ 1 that comes or goes moves X Xᵀ U by x (Uᵀ x)ᵀ, of norm at most 1 where U is
+    orthonormal. All steps together are one Gaussian mechanism.
+
+    Args:
+      key: Of the noise.
+      exact: X Xᵀ, (dim, dim).
+      start: A public orthonormal basis, (dim, count).
+      steps: How often the matrix is applied.
+      epsilon, delta: The budget of all steps.
+    """
+    multiplier = gaussian_noise_multiplier(epsilon, delta)
+    basis = start
+    for step in range(steps):
+        noisy = release(
+            jax.random.fold_in(key, step),
+            jnp.asarray(exact @ basis, jnp.float32),
+            sensitivity=1 + 1e-5,
+            noise_multiplier=multiplier * float(np.sqrt(steps)),
+            label="step of the power method",
+        )
+        basis, _ = np.linalg.qr(np.asarray(noisy, np.float64))
+    guarantee = PrivacyGuarantee(
+        epsilon=float(epsilon),
+        delta=float(delta),
+        neighboring=ADD_OR_REMOVE_ONE,
+        unit=UNIT,
+        mechanism=f"Gaussian mechanism on {steps} steps of the power method",
+        event=dp_accounting.GaussianDpEvent(multiplier),
+    )
+    return basis, guarantee
