@@ -7,6 +7,7 @@ and queries are uniform. Errors are mean |error| of whole answers.
     epsilon         error against ε
     bound           error against R
     diamonds        kernel regression on the prices of 49,940 diamonds; one run takes 15 s of one core
+    reader          the same diamonds in the memory of a small transformer with public weights
     retrieval       which newsgroup a document is from, by attention over 11,293 private documents
     table           a memory (K, V) of your own
 
@@ -39,7 +40,7 @@ from ml_collections import ConfigDict, config_dict
 
 from configs.common import parse_arg
 
-VARIANTS = ("size", "epsilon", "bound", "diamonds", "retrieval", "table")
+VARIANTS = ("size", "epsilon", "bound", "diamonds", "reader", "retrieval", "table")
 
 
 def get_config(arg: str = "") -> ConfigDict:
@@ -62,6 +63,21 @@ def get_config(arg: str = "") -> ConfigDict:
                     "side_weight": 0.1,
                 },
                 "regularization": 1.0,
+            }
+        )
+    if variant == "reader":
+        return ConfigDict(
+            {
+                "experiment": "cross_attention.reader",
+                **common,
+                "data": {"limit": 500 if tiny else 49_940, "held_out": 50 if tiny else 4000},
+                "model": {"dim": 8 if tiny else 32, "num_blocks": 2},
+                "public_training": {
+                    "steps": 3 if tiny else 2000,
+                    "tasks": 2 if tiny else 16,
+                    "rows": 20 if tiny else 256,  # half of them are the memory, and the others ask
+                    "learning_rate": 3e-3,
+                },
             }
         )
     if variant == "retrieval":
@@ -128,6 +144,7 @@ def sweep(arg: str = "") -> dict[str, list]:
         "epsilon": {"epsilon": [0.1, 0.3, 1.0, 3.0, 10.0], "data.n": [10_000]},
         "bound": {"data.key_bound": [0.5, 1.0, 1.5, 2.0], "data.n": [10_000]},
         "diamonds": {"epsilon": [0.1, 1.0, 8.0]},
+        "reader": {"epsilon": [0.1, 1.0, 8.0]},
         "retrieval": {"epsilon": [1.0, 3.0, 8.0], "seed": [0, 1, 2]},
         "table": {"epsilon": [0.1, 1.0, 8.0]},
     }

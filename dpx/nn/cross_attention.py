@@ -9,6 +9,7 @@ import numpy as np
 from flax import nnx
 
 from dpx._numerics import into_ball
+from dpx.attention import dot_product_attention
 from dpx.cross_attention import sketch
 from dpx.cross_attention.domain import Domain, is_concrete
 from dpx.cross_attention.features import Features, PolynomialFeatures, RandomFeatures
@@ -187,6 +188,18 @@ class PrivateCrossAttention(nnx.Module):
         q = into_ball(self._heads(self.query(x.reshape(-1, x.shape[-1]))), self.domain.query_bound)
         answers = sketch.attend(self.moments[...], q, self.domain, self._features)
         return self.out(jnp.moveaxis(answers, 0, 1).reshape(*lead, -1))
+
+    def over_public(self, x: jax.Array, memory: jax.Array) -> jax.Array:
+        """The same layer over a memory (n, memory_dim) that is no secret, without sketch and noise.
+
+        It is what `__call__` comes to with many features and little noise, and is differentiable: train the
+        projections with it, on public memories, before the private one is remembered. Nothing is kept.
+        """
+        q = into_ball(self._heads(self.query(x.reshape(-1, x.shape[-1]))), self.domain.query_bound)
+        heads = self._heads(self.key(memory)), self._heads(self.value(memory))
+        k, v = self.domain.enter(*heads, clip=True)
+        answers = dot_product_attention(q, k, v)
+        return self.out(jnp.moveaxis(answers, 0, 1).reshape(*x.shape[:-1], -1))
 
     @property
     def _features(self) -> Features:

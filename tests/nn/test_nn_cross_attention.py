@@ -47,6 +47,16 @@ def test_without_noise_it_is_multi_head_attention(features, tolerance):
     np.testing.assert_allclose(got, by_hand(module, memory, x), atol=tolerance)
 
 
+def test_over_a_public_memory_it_is_multi_head_attention():
+    memory, x = data(50)
+    module = layer()
+    np.testing.assert_allclose(module.over_public(x, memory), by_hand(module, memory, x), atol=1e-6)
+    slope = jax.grad(lambda m: jnp.square(module.over_public(x, m)).sum())(jnp.asarray(memory))
+    assert float(jnp.abs(slope).min(1).max()) > 0
+    with pytest.raises(ValueError, match="nothing is remembered"):
+        module(x)
+
+
 def test_guarantee_and_noise_cover_all_heads():
     memory, _ = data()
     module = layer()
