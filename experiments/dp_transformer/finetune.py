@@ -9,10 +9,15 @@ import numpy as np
 
 from dpx import ngram, partial
 from dpx.data import text as own
-from dpx.launch.experiment import Measure, Outcome
+from dpx.launch.experiment import Candidate, Measure, Outcome
 from dpx.training.keys import Keys, open_keys
 from experiments.dp_transformer import documents as docs
-from experiments.dp_transformer import language_model_figures, training, tuned_text
+from experiments.dp_transformer import (
+    language_model_figures,
+    record_probability,
+    training,
+    tuned_text,
+)
 from experiments.dp_transformer.documents import Documents
 from experiments.dp_transformer.tuned_text import Language, TunedText
 
@@ -56,7 +61,7 @@ def run(config, workdir: Path) -> Outcome:
     """Tunes the model privately and without privacy, and measures what held-out records cost."""
     language = tuned_text.build(config)
     train, test = docs.load(config, language.tokenizer)
-    synthetic = config.data.path is None and bool(config.data.generated)
+    synthetic = _is_synthetic(config)
     keys = open_keys(config, workdir, synthetic=synthetic, data=tuple(train))
     private_key, plain_key, *ngram_keys = jax.random.split(keys.noise, 2 + len(config.ngrams))
     unit = docs.unit(config)
@@ -101,6 +106,25 @@ def run(config, workdir: Path) -> Outcome:
     )
 
 
+def candidate(config) -> Candidate:
+    """The private model that a run saves, and how far a held-out document changes its score."""
+    train, test = docs.load(config, tuned_text.build(config).tokenizer)
+    _, guarantee = training.make_private(
+        config.train,
+        config.epsilon,
+        config.delta,
+        len(train),
+        docs.unit(config),
+        (*_assumptions(config), record_probability.ASSUMPTION),
+    )
+    return Candidate(
+        row="dp_tuned",
+        guarantee=guarantee,
+        sensitivities={record_probability.SCORE: record_probability.sensitivity(len(test))},
+        synthetic=_is_synthetic(config),
+    )
+
+
 def load(config, workdir: Path) -> TunedText:
     """The private model that a run left."""
     return tuned_text.load(config, workdir)
@@ -109,6 +133,10 @@ def load(config, workdir: Path) -> TunedText:
 def figures(records, folder: Path) -> list[Path]:
     """The rows as bars, and the learning curves beside them."""
     return language_model_figures.draw(records, folder, unit="token")
+
+
+def _is_synthetic(config) -> bool:
+    return config.data.path is None and bool(config.data.generated)
 
 
 def _assumptions(config) -> tuple[str, ...]:
@@ -140,9 +168,11 @@ def _tune(
 
 
 def _measures(row: str, nats: np.ndarray, test: Documents, characters: int) -> list[Measure]:
+    lengths = test.mask.sum(axis=1)
     return [
-        Measure(row, "nats_per_token", float(nats.sum() / test.mask.sum())),
+        Measure(row, "nats_per_token", float(nats.sum() / lengths.sum())),
         Measure(row, "nats_per_character", float(nats.sum() / characters)),
+        Measure(row, record_probability.SCORE, record_probability.score(-nats, lengths)),
     ]
 
 

@@ -11,7 +11,13 @@ from dpx import ngram
 from dpx.launch.experiment import Candidate, Measure, Outcome
 from dpx.training.keys import Keys, open_keys
 from experiments.dp_transformer import corpus as corpora
-from experiments.dp_transformer import language_model_figures, models, text_model, training
+from experiments.dp_transformer import (
+    language_model_figures,
+    models,
+    record_probability,
+    text_model,
+    training,
+)
 from experiments.dp_transformer.corpus import Corpus
 from experiments.dp_transformer.text_model import PrivateText
 
@@ -21,7 +27,6 @@ NOT_COVERED = (
     "the test metrics, which are computed on held-out records, and train metrics where there are any",
     "choices of hyper-parameters, the prior's share and order among them, made on training records",
 )
-SCORE = "record_probability"
 TITLES = {
     "dp_transformer": "DP transformer",
     "dp_reattention": "DP transformer with Re-Attention",
@@ -130,14 +135,14 @@ def candidate(config) -> Candidate:
         corpus.histories,
         corpus.length,
         corpus.unit,
-        (*corpus.assumptions, text_model.ASSUMPTION),
+        (*corpus.assumptions, record_probability.ASSUMPTION),
         prior=None if prior is None else prior.guarantee,
         correction_key=key if config.reattention.enabled else None,
     )
     return Candidate(
         row=models.private_rows(config)[-1],
         guarantee=calibrated.guarantee,
-        sensitivities={SCORE: text_model.record_sensitivity(len(corpus.test))},
+        sensitivities={record_probability.SCORE: record_probability.sensitivity(len(corpus.test))},
         synthetic=corpora.is_generated(config),
     )
 
@@ -214,11 +219,11 @@ def _measures_of_ngram(config, corpus: Corpus, row: str, model: ngram.NGram) -> 
 
 
 def _measures_of_model(config, corpus: Corpus, row: str, model: PrivateText) -> list[Measure]:
-    """Nats per character, and the probability of held-out records, by which a selection scores."""
+    """Nats per character, and how probable held-out records are, by which a selection scores."""
     (name, test), *train = _measured(config, corpus)
     nats, probability = model.evaluate(test)
     more = [Measure(row, label, model.evaluate(records)[0]) for label, records in train]
-    return [Measure(row, name, nats), *more, Measure(row, SCORE, probability)]
+    return [Measure(row, name, nats), *more, Measure(row, record_probability.SCORE, probability)]
 
 
 def _measured(config, corpus: Corpus):

@@ -8,14 +8,12 @@ import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
-from dpx import _watch
 from dpx.nn.transformer import generate
 from dpx.reattention import ParameterNoise
 from experiments.dp_transformer import corpus as corpora
-from experiments.dp_transformer import models
+from experiments.dp_transformer import models, record_probability
 from experiments.dp_transformer.corpus import Public
 
-ASSUMPTION = "the number of held-out records is public"
 _RECORDS_AT_ONCE = 500
 
 
@@ -62,23 +60,16 @@ class PrivateText:
         return self._log_probs(self._public.encode(texts))
 
     def evaluate(self, records) -> tuple[float, float]:
-        """Nats per character, ends of names included, and the mean probability of a record.
-
-        The latter is the geometric mean of the probabilities of a record's characters, averaged over records.
-        Each record's own lies in [0, 1] and depends on that record and the model alone, and their sum is
-        exact, so that a record moves the average by no more than `record_sensitivity` says.
-        """
+        """Nats per character, ends of names included, and how probable a record is (`record_probability`)."""
         found, lengths = self._log_probs(records), records.mask.sum(axis=1)
-        own = np.where(np.isnan(found), -np.inf, found) / lengths
-        total = math.fsum(np.minimum(np.exp(own), 1).tolist())
         nats = -math.fsum(found.tolist()) / int(lengths.sum())
-        return nats, total / _watch.public(len(records), ASSUMPTION)
+        return nats, record_probability.score(found, lengths)
 
     def _log_probs(self, records) -> np.ndarray:
         """(n,) log-probability of each record."""
         found, count = [], len(records)
         # Always as many rows: in products of another shape a record would be rounded in another way.
-        size = min(_RECORDS_AT_ONCE, _watch.public(count, ASSUMPTION))
+        size = min(_RECORDS_AT_ONCE, record_probability.public(count))
         for start in range(0, count, size):
             rows = np.arange(start, start + size) % count
             tokens = records.tokens[rows]
@@ -86,15 +77,6 @@ class PrivateText:
             picked = _picked_log_probs(logits, tokens)
             found.append(jnp.where(records.mask[rows], picked, 0).sum(axis=1))
         return np.concatenate(found)[:count].astype(np.float64)
-
-
-def record_sensitivity(count: int) -> float:
-    """How far one record moves the mean probability of so many, for a model that does not change.
-
-    The mean of values in [0, 1] is their sum, of sensitivity 1, over their public number. Beyond that is
-    what 32 bits round a value to.
-    """
-    return (1 + 2**-20) / _watch.public(count, ASSUMPTION)
 
 
 def inputs(public: Public, tokens: np.ndarray) -> np.ndarray:

@@ -14,6 +14,7 @@ from dpx.nn import lora, pretrained
 from dpx.nn.llama import Llama
 from dpx.nn.transformer import generate
 from dpx.training import checkpoints
+from experiments.dp_transformer import record_probability
 from experiments.dp_transformer.documents import Bytes, Documents
 
 MODES = ("lora", "full")
@@ -149,12 +150,16 @@ class TunedText:
 
     def nats(self, documents: Documents) -> np.ndarray:
         """(n,) nats that each document costs: −log of its probability."""
-        language, found = self._language, []
+        language, found, count = self._language, [], len(documents)
         before = inputs(language.tokenizer, documents.tokens)
-        for part in zip(*map(_pieces, (before, *documents)), strict=True):
+        # Always as many rows: in products of another shape a document would be rounded in another way.
+        size = min(_PIECE, record_probability.public(count))
+        for start in range(0, count, size):
+            rows = np.arange(start, start + size) % count
+            part = (before[rows], *documents.take(rows))
             nats = _score(language.graph, self._trained, language.frozen, *part)
             found.append(np.asarray(nats))
-        return np.concatenate(found)
+        return np.concatenate(found)[:count]
 
     def log_prob(self, texts: list[str]) -> np.ndarray:
         """(n,) log-probability of each text in nats; lower its case if the model was tuned on lower case."""

@@ -10,7 +10,17 @@ from dpx.data import Texts
 from dpx.launch import records, run
 from dpx.recommend import metrics
 from experiments.dp_transformer import corpus as corpora
-from experiments.dp_transformer import language_model, ranking, recommender, text_model, training
+from experiments.dp_transformer import (
+    documents,
+    finetune,
+    language_model,
+    ranking,
+    recommender,
+    record_probability,
+    text_model,
+    training,
+    tuned_text,
+)
 
 SOURCE = "configs/recommender.py:synthetic,tiny"
 
@@ -107,9 +117,9 @@ def test_a_language_model_costs_what_its_candidate_says(tmp_path, monkeypatch, c
     stated = record.releases[planned.row]
     assert stated["event"] == str(planned.guarantee.event)
     assert stated["epsilon"] == planned.guarantee.epsilon
-    assert f"{planned.row}/{language_model.SCORE}" in record.metrics
-    assert set(planned.sensitivities) == {language_model.SCORE}
-    assert text_model.ASSUMPTION in planned.guarantee.assumptions
+    assert f"{planned.row}/{record_probability.SCORE}" in record.metrics
+    assert set(planned.sensitivities) == {record_probability.SCORE}
+    assert record_probability.ASSUMPTION in planned.guarantee.assumptions
 
 
 def test_no_held_out_record_moves_the_score_by_more_than_is_declared(monkeypatch):
@@ -125,7 +135,7 @@ def test_no_held_out_record_moves_the_score_by_more_than_is_declared(monkeypatch
     tokens = np.full((120, known.length), known.end)
     tokens[:, :4] = rng.integers(2, known.end, (120, 4))
     tokens[0, :4], tokens[1, :4] = (0, known.end, known.end, known.end), (1, 2, 3, 4)
-    most = text_model.record_sensitivity(120)
+    most = record_probability.sensitivity(120)
 
     def score(rows):
         own = Texts(tokens[rows], known.end)
@@ -136,6 +146,75 @@ def test_no_held_out_record_moves_the_score_by_more_than_is_declared(monkeypatch
     assert 0.99 / 120 < moved[0] <= most
     assert moved[1] == 0
     assert all(0 <= change <= most for change in moved)
+
+
+def documents_config(**changes):
+    config = records.load_config("configs/finetune.py:tiny")
+    none = {"non_private.steps": 0, "ngrams": (), "sample.count": 1, "sample.length": 1}
+    config.update_from_flattened_dict(none | changes)
+    return config
+
+
+def test_a_tuned_model_costs_what_its_candidate_says(tmp_path, monkeypatch):
+    monkeypatch.setattr(training, "train", lambda loss, params, **rest: params)
+    config = documents_config(**{"data.record": "line"})
+    planned = finetune.candidate(config)
+    run.prepare(config, "configs/finetune.py:tiny", tmp_path / "run")
+    record = run.execute(config, tmp_path / "run")
+    stated = record.releases[planned.row]
+    assert stated["event"] == str(planned.guarantee.event)
+    assert stated["epsilon"] == planned.guarantee.epsilon
+    assert stated["unit"] == planned.guarantee.unit == "line"
+    score = record.metrics[f"{planned.row}/{record_probability.SCORE}"]
+    assert 1 / 500 < score < 1 / 100  # new weights give each of 257 bytes about even odds
+    assert planned.sensitivities == {record_probability.SCORE: record_probability.sensitivity(20)}
+    assert record_probability.ASSUMPTION in planned.guarantee.assumptions
+
+
+def test_no_held_out_document_moves_the_score_by_more_than_is_declared(monkeypatch):
+    """Takes some of 120 documents away, and with each the sum over documents, divided by their number."""
+    config, rng = documents_config(), np.random.default_rng(0)
+    language = tuned_text.build(config)
+    vocabulary = language.tokenizer.vocab_size
+    table = np.log(rng.dirichlet(np.ones(vocabulary), vocabulary)).astype(np.float32)
+    table[language.tokenizer.start, 0], table[0, 0] = 1e4, 1e4  # zeros are certain
+    table[1] = np.nan  # the worst that a model can say of a document with a one in it
+    monkeypatch.setattr(
+        tuned_text,
+        "_score",
+        lambda graph, trained, frozen, before, tokens, mask: np.asarray(
+            tuned_text._nats(jnp.asarray(table)[before], tokens, mask).sum(axis=1)
+        ),
+    )
+    model, (count, length) = tuned_text.TunedText(language, language.trained), (120, 4)
+    tokens = rng.integers(2, vocabulary, (count, length)).astype(np.int32)
+    tokens[0], tokens[1] = 0, (1, 2, 3, 4)
+    held_out = documents.Documents(tokens, np.arange(length) <= rng.integers(0, 4, (count, 1)))
+    held_out.mask[1] = True
+
+    def score(rows):
+        own = held_out.take(rows)
+        (*_, found) = finetune._measures("dp_tuned", model.nats(own), own, 1)
+        return found.value * len(rows) / count
+
+    everybody, most = np.arange(count), record_probability.sensitivity(count)
+    moved = [score(everybody) - score(np.delete(everybody, row)) for row in range(12)]
+    assert 0.99 / count < moved[0] <= most
+    assert moved[1] == 0
+    assert all(0 <= change <= most for change in moved)
+
+
+def test_a_document_that_leaves_changes_the_nats_of_no_other_one(monkeypatch):
+    config, shapes, score = documents_config(**{"data.test_limit": 37}), [], tuned_text._score
+    monkeypatch.setattr(
+        tuned_text, "_score", lambda *given: (shapes.append(given[-1].shape), score(*given))[1]
+    )
+    language = tuned_text.build(config)
+    _, test = documents.load(config, language.tokenizer)
+    model = tuned_text.TunedText(language, language.trained)
+    without = model.nats(test.take(np.delete(np.arange(len(test)), 3)))
+    np.testing.assert_array_equal(np.delete(model.nats(test), 3), without)
+    assert len(set(shapes)) == 1  # a program of another shape may round in another way
 
 
 @pytest.mark.slow
