@@ -258,18 +258,19 @@ class Llama(nnx.Module):
 
 
 def _contracted(x: jax.Array, weights: jax.Array, dtype: DTypeLike, axis: int) -> jax.Array:
-    """x @ weights, or x @ weights.T for axis 1.
-
-    No matrix is transposed: in a loop, such as that over microbatches, the compiler would take the transpose
-    for a constant of the loop and hold a second copy of the model.
-    """
+    """x @ weights, or x @ weights.T for axis 1."""
     dims = (((x.ndim - 1,), (axis,)), ((), ()))
     return lax.dot_general(x, weights, dims, preferred_element_type=dtype)
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(2, 3))
 def _constant_product(x: jax.Array, weights: jax.Array, dtype: jnp.dtype, axis: int) -> jax.Array:
-    """`_contracted`, of which `weights` are a constant; sums are float32, both ways."""
+    """`_contracted`, of which `weights` are a constant; sums are float32, both ways.
+
+    The barriers tie weights to what they are multiplied with. Without them the compiler finds copies of the
+    weights, reordered, to be constants of the loops around this, and holds them all at once.
+    """
+    x, weights = lax.optimization_barrier((x, weights))
     return _contracted(x, weights, jnp.float32, axis).astype(dtype)
 
 
@@ -279,7 +280,8 @@ def _forward(x, weights, dtype, axis):
 
 def _backward(dtype, axis, weights, cotangent):
     del dtype
-    back = _contracted(cotangent.astype(weights.dtype), weights, jnp.float32, 1 - axis)
+    cotangent, weights = lax.optimization_barrier((cotangent.astype(weights.dtype), weights))
+    back = _contracted(cotangent, weights, jnp.float32, 1 - axis)
     return back.astype(weights.dtype), None
 
 
