@@ -13,15 +13,41 @@ record is all that one author wrote.
 
 `--config.tune.mode=full` trains all parameters instead of adapters. Measured is what held-out documents cost,
 before tuning, after it, and after as many steps without privacy, beside n-gram models of characters.
+
+`configs/finetune.py:scratch` trains the character transformer of configs/text.py on the same documents, and
+measures it on the same characters.
 """
 
 from ml_collections import ConfigDict, config_dict
 
+from configs import text
 from configs.common import mesh, parse_arg
+
+VARIANTS = ("pretrained", "scratch")
 
 
 def get_config(arg: str = "") -> ConfigDict:
-    _, tiny = parse_arg(arg)
+    variant, tiny = parse_arg(arg, VARIANTS)
+    config = _pretrained(tiny)
+    return config if variant == "pretrained" else _scratch(config.data, tiny)
+
+
+def _scratch(data: ConfigDict, tiny: bool) -> ConfigDict:
+    config = text.get_config("tiny" if tiny else "")
+    known = {name: config.data[name] for name in ("kind", "alphabet", "outside")}
+    config.experiment = "dp_transformer.from_scratch"
+    # Of each document's first tokens, the characters: at most `length` of them.
+    lengths = {"tokens": data.length, "length": 24 if tiny else 300}
+    config.data = data
+    config.data.update(known | lengths)
+    config.tokenizer = {"kind": "bytes" if tiny else "gguf", "path": config_dict.placeholder(str)}
+    config.ngrams = ()
+    if not tiny:
+        config.train.update({"steps": 100, "batch_size": 512})
+    return config
+
+
+def _pretrained(tiny: bool) -> ConfigDict:
     config = ConfigDict(
         {
             "experiment": "dp_transformer.finetune",
@@ -96,5 +122,5 @@ def get_config(arg: str = "") -> ConfigDict:
 
 
 def sweep(arg: str = "") -> dict[str, list]:
-    parse_arg(arg)
+    parse_arg(arg, VARIANTS)
     return {"epsilon": [1.0, 3.0, 8.0]}

@@ -23,24 +23,30 @@ _REPLACEMENT = "\ufffd"
 
 @dataclasses.dataclass(frozen=True)
 class Texts:
-    """Records as tokens: (n, L) int32, each followed by `end` up to the width; windows have no end."""
+    """Records as tokens: (n, L) int32, each followed by `end` up to the width; windows have no end.
+
+    With `ends=False` the end only fills the width, and no model has to predict it.
+    """
 
     tokens: np.ndarray
     end: int | None
+    ends: bool = True
 
     def __len__(self) -> int:
         return len(self.tokens)
 
     def of(self, tokens: np.ndarray) -> "Texts":
         """Other records over the same alphabet."""
-        return Texts(tokens, self.end)
+        return dataclasses.replace(self, tokens=tokens)
 
     @property
     def mask(self) -> np.ndarray:
-        """(n, L) bool: what a model predicts, which is a record's characters and the first end."""
+        """(n, L) bool: what a model predicts, which is a record's characters and, with `ends`, the first end."""
         if self.end is None:
             return np.ones(self.tokens.shape, bool)
         is_end = self.tokens == self.end
+        if not self.ends:
+            return ~is_end
         return np.cumsum(is_end, axis=1) - is_end == 0
 
 

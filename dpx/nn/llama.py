@@ -160,16 +160,24 @@ class Llama(nnx.Module):
 
         Where only adapters are trained it never changes, so it can be computed once for each text.
         """
-        x = self.embed[...][tokens].astype(self.dtype)
-        return self._run(x, 0, self.first_adapted)
+        table = self.embed[...]
+        if self.frozen and table.dtype == jnp.bfloat16:
+            # As integers: of bfloat16 numbers XLA makes a float32 copy before it takes rows, on CPUs.
+            bits = lax.bitcast_convert_type(table, jnp.uint16)[tokens]
+            x = lax.bitcast_convert_type(bits, jnp.bfloat16)
+        else:
+            x = table[tokens]
+        return self._run(x.astype(self.dtype), 0, self.first_adapted)
 
     def logits(self, x: jax.Array) -> jax.Array:
         """The rest of the model after `trunk`: (..., L, d) -> (..., L, M) float32."""
         x = self._run(x, self.first_adapted, self.num_layers)
         x = self._normed(x, self.norm[...])
         x = x if self.shift is None else x + self.shift[...].astype(x.dtype)
-        head = self.embed[...].T if self.head is None else self.head[...]
-        return self._product(x, head, jnp.dtype(jnp.float32))
+        wide = jnp.dtype(jnp.float32)
+        if self.head is None:
+            return self._product(x, self.embed[...], wide, axis=1)
+        return self._product(x, self.head[...], wide)
 
     def _run(self, x: jax.Array, start: int, stop: int) -> jax.Array:
         """Layers `start` to `stop`, with their adapters if these are the layers that have any."""
@@ -224,12 +232,14 @@ class Llama(nnx.Module):
         hidden = jax.nn.silu(project("gate", normed)) * project("up", normed)
         return x + project("down", hidden)
 
-    def _product(self, x: jax.Array, weights: jax.Array, dtype: jnp.dtype) -> jax.Array:
-        """x @ weights in the dtype of `x`, returned in `dtype`."""
+    def _product(
+        self, x: jax.Array, weights: jax.Array, dtype: jnp.dtype, axis: int = 0
+    ) -> jax.Array:
+        """Products of `x` with `weights` along that axis of theirs, in the dtype of `x`, returned in `dtype`."""
         weights = weights.astype(x.dtype)
         if self.frozen:
-            return _constant_product(x, weights, dtype)
-        return jnp.matmul(x, weights, preferred_element_type=dtype)
+            return _constant_product(x, weights, dtype, axis)
+        return _contracted(x, weights, dtype, axis)
 
     def _normed(self, x: jax.Array, scale: jax.Array) -> jax.Array:
         """RMSNorm in float32, returned in the dtype of `x`."""
@@ -247,21 +257,31 @@ class Llama(nnx.Module):
         return jnp.cos(angles), jnp.sin(angles)
 
 
-@functools.partial(jax.custom_vjp, nondiff_argnums=(2,))
-def _constant_product(x: jax.Array, weights: jax.Array, dtype: jnp.dtype) -> jax.Array:
-    """x @ weights, of which `weights` are a constant; sums are float32, both ways."""
-    return jnp.matmul(x, weights, preferred_element_type=jnp.float32).astype(dtype)
+def _contracted(x: jax.Array, weights: jax.Array, dtype: DTypeLike, axis: int) -> jax.Array:
+    """x @ weights, or x @ weights.T for axis 1."""
+    dims = (((x.ndim - 1,), (axis,)), ((), ()))
+    return lax.dot_general(x, weights, dims, preferred_element_type=dtype)
 
 
-def _forward(x, weights, dtype):
-    return _constant_product(x, weights, dtype), weights
+@functools.partial(jax.custom_vjp, nondiff_argnums=(2, 3))
+def _constant_product(x: jax.Array, weights: jax.Array, dtype: jnp.dtype, axis: int) -> jax.Array:
+    """`_contracted`, of which `weights` are a constant; sums are float32, both ways.
+
+    The barriers tie weights to what they are multiplied with. Without them the compiler finds copies of the
+    weights, reordered, to be constants of the loops around this, and holds them all at once.
+    """
+    x, weights = lax.optimization_barrier((x, weights))
+    return _contracted(x, weights, jnp.float32, axis).astype(dtype)
 
 
-def _backward(dtype, weights, cotangent):
+def _forward(x, weights, dtype, axis):
+    return _constant_product(x, weights, dtype, axis), weights
+
+
+def _backward(dtype, axis, weights, cotangent):
     del dtype
-    back = jnp.matmul(
-        cotangent.astype(weights.dtype), weights.T, preferred_element_type=jnp.float32
-    )
+    cotangent, weights = lax.optimization_barrier((cotangent.astype(weights.dtype), weights))
+    back = _contracted(cotangent, weights, jnp.float32, 1 - axis)
     return back.astype(weights.dtype), None
 
 

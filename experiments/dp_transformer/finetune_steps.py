@@ -1,7 +1,8 @@
 """What a private step of fine-tuning costs beside an ordinary one: time, memory, and the largest batch.
 
     python -m experiments.dp_transformer.finetune_steps
-    python -m experiments.dp_transformer.finetune_steps --model=random --batch=4 --length=16 --repeats=3
+    python -m experiments.dp_transformer.finetune_steps --tuned=full --activations=float32
+    python -m experiments.dp_transformer.finetune_steps --model=random --batch=4 --length=16 --timed_calls=3
 
 Both steps are gradients of the same batch of random tokens: the mean one, and the sum of clipped ones. They
 are timed one call each in turn, by CPU time of the process; what is printed is the median of the ratios of
@@ -25,16 +26,22 @@ from dpx.launch import cli, records
 from experiments.dp_transformer import tuned_text
 
 _MODEL = flags.DEFINE_enum("model", "gguf", ["gguf", "random"], "As config.model.kind.")
+_TUNED = flags.DEFINE_multi_enum("tuned", tuned_text.MODES, tuned_text.MODES, "As tune.mode.")
+_ACTIVATIONS = flags.DEFINE_enum(
+    "activations", "bfloat16", ["bfloat16", "float32"], "As config.model.dtype."
+)
 _BATCH = flags.DEFINE_integer("batch", 8, "Examples of a step.", lower_bound=1)
 _LENGTH = flags.DEFINE_integer("length", 64, "Tokens of an example.", lower_bound=2)
 _REPEATS = flags.DEFINE_integer("timed_calls", 5, "Timed calls of every step.", lower_bound=1)
 _GIB = flags.DEFINE_float("gib", 8.0, "The room for the largest batch; 0 leaves it out.")
 
 
-def steps(mode: str, kind: str) -> tuple[dict[str, Callable], tuple[Any, Any], int]:
+def steps(
+    mode: str, kind: str, activations: str
+) -> tuple[dict[str, Callable], tuple[Any, Any], int]:
     """Functions (trained, frozen, tokens) -> gradient by name, what they are given, and the vocabulary."""
     config = records.load_config("finetune" if kind == "gguf" else "finetune:tiny")
-    config.update({"tune": {"mode": mode}})
+    config.update({"tune": {"mode": mode}, "model": {"dtype": activations}})
     language = tuned_text.build(config)
 
     def loss(trained: Any, frozen: Any, tokens: jax.Array) -> jax.Array:
@@ -103,10 +110,10 @@ def largest(step: Callable, given: tuple, vocabulary: int) -> int:
 
 
 def main(argv: list[str]) -> None:
-    """Measures both modes and prints a table."""
+    """Measures and prints a few lines."""
     del argv
-    for mode in tuned_text.MODES:
-        all_steps, given, vocabulary = steps(mode, _MODEL.value)
+    for mode in _TUNED.value:
+        all_steps, given, vocabulary = steps(mode, _MODEL.value, _ACTIVATIONS.value)
         both = {
             name: compiled(all_steps[name], given, vocabulary, _BATCH.value, _LENGTH.value)
             for name in ("ordinary", "dpx")

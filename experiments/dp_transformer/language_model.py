@@ -52,7 +52,11 @@ class NoiseKeys(NamedTuple):
 def validate(config) -> None:
     """Raises ValueError or FileNotFoundError for a value or a file that cannot be used."""
     corpora.check(config.data)
-    corpus = corpora.load(config)
+    check(config, corpora.load(config))
+
+
+def check(config, corpus: Corpus) -> None:
+    """Raises ValueError for a config that these records cannot be used with."""
     training.check_both(config, len(corpus.train))
     models.check(config, corpus.vocab_size)
     for order in (*config.ngrams, config.prior.order):
@@ -67,9 +71,9 @@ def validate(config) -> None:
     training.warn_about_delta(config.delta, len(corpus.train))
 
 
-def plan(config) -> dict:
+def plan(config, corpus: Corpus | None = None) -> dict:
     """The privacy parameters of a run, without training."""
-    corpus = corpora.load(config)
+    corpus = corpora.load(config) if corpus is None else corpus
     prior = _prior(config, corpus, jax.random.key(0))
     beside = None if prior is None else prior.guarantee
     planned = training.plan(
@@ -79,9 +83,12 @@ def plan(config) -> dict:
     return planned | models.plan(config, *about, prior=beside)
 
 
-def run(config, workdir: Path) -> Outcome:
-    """Trains the private models and their baselines, and measures nats per character."""
-    corpus = corpora.load(config)
+def run(config, workdir: Path, corpus: Corpus | None = None) -> Outcome:
+    """Trains the private models and their baselines, and measures nats per character.
+
+    The records are those that the config names, if no corpus is given.
+    """
+    corpus = corpora.load(config) if corpus is None else corpus
     synthetic = corpora.is_generated(config)
     keys = open_keys(config, workdir, synthetic=synthetic, data=(corpus.train.tokens,))
     noise = _noise_keys(keys.noise, len(config.ngrams))

@@ -8,6 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from flax import nnx
+from jax import lax
 
 from dpx.data import gguf
 from dpx.nn import lora, pretrained
@@ -93,16 +94,23 @@ def inputs(tokenizer, tokens: np.ndarray) -> np.ndarray:
     return np.concatenate([first, tokens[:, :-1]], axis=1)
 
 
-def trunk(language: Language, documents: Documents) -> jax.Array:
+def trunk(language: Language, documents: Documents) -> np.ndarray:
     """What enters the first layer that is tuned, (n, L, d), of each document alone.
 
     All pieces have one shape: another would be another program, which rounds otherwise, and the size of the
-    last one changes when a document leaves.
+    last one changes when a document leaves. Numbers of bfloat16 are kept as integers of their bits: before
+    XLA takes rows of such numbers on a CPU, it makes a float32 copy of all of them.
     """
-    run = jax.jit(lambda frozen, tokens: language.model(frozen=frozen).trunk(tokens))
+
+    @jax.jit
+    def run(frozen: Any, tokens: jax.Array) -> jax.Array:
+        x = language.model(frozen=frozen).trunk(tokens)
+        return lax.bitcast_convert_type(x, jnp.uint16) if x.dtype == jnp.bfloat16 else x
+
     before = inputs(language.tokenizer, documents.tokens)
     filled = np.pad(before, [(0, -len(before) % _PIECE), (0, 0)])
-    return jnp.concatenate([run(language.frozen, part) for part in _pieces(filled)])[: len(before)]
+    found = [np.asarray(run(language.frozen, part)) for part in _pieces(filled)]
+    return np.concatenate(found)[: len(before)]
 
 
 def loss(language: Language, trained, frozen, before, targets, mask, key):
@@ -113,7 +121,11 @@ def loss(language: Language, trained, frozen, before, targets, mask, key):
     """
     del key
     model = language.model(trained, frozen)
-    x = before if before.ndim == 2 else model.trunk(before)
+    if before.ndim == 1:
+        x = model.trunk(before)
+    else:
+        bits = before.dtype == jnp.uint16
+        x = lax.bitcast_convert_type(before, jnp.bfloat16) if bits else before
     return _nats(model.logits(x), targets, mask).sum() / len(targets)
 
 

@@ -14,7 +14,13 @@ from dpx import audit
 from dpx.data import gguf
 from dpx.launch import records, report, run
 from dpx.nn import llama, lora, pretrained
-from experiments.dp_transformer import documents, finetune, finetune_steps, tuned_text
+from experiments.dp_transformer import (
+    documents,
+    finetune,
+    finetune_steps,
+    from_scratch,
+    tuned_text,
+)
 
 SOURCE = "configs/finetune.py:tiny"
 SMALL = {
@@ -44,6 +50,21 @@ def tuned(folder):
     """What a run saved, as one flat dict."""
     state = records.load(folder)._trained
     return {"/".join(map(str, path)): np.asarray(v[...]) for path, v in nnx.to_flat_state(state)}
+
+
+def test_a_model_from_scratch_sees_the_same_characters():
+    """A byte is a token in both: the first ones of each document, whose end is no character of it."""
+    config = records.load_config("configs/finetune.py:scratch,tiny")
+    config.data.limit, config.data.test_limit = 5, 3
+    tuned = configured({"data.limit": 5, "data.test_limit": 3})
+    corpus, both = from_scratch._corpus(config), documents.load(tuned, documents.Bytes())
+    for part, expected in zip((corpus.train, corpus.test), both, strict=True):
+        shown = ["".join(corpus.public.decode(row[None])) for row in part.tokens]
+        assert shown == expected.texts(documents.Bytes())
+        assert [row.sum() for row in part.mask] == [len(text) for text in shown]
+    config.data.length = 11
+    with pytest.raises(ValueError, match="data.length=11 must be at least 12"):
+        from_scratch.validate(config)
 
 
 def test_a_run_leaves_its_table_and_adapters_alone(tmp_path):
@@ -278,7 +299,7 @@ def test_doors_of_data(tmp_path):
 @pytest.mark.slow
 def test_the_steps_that_are_timed_are_gradients_of_one_loss():
     for mode in tuned_text.MODES:
-        all_steps, given, vocabulary = finetune_steps.steps(mode, "random")
+        all_steps, given, vocabulary = finetune_steps.steps(mode, "random", "float32")
         results = {}
         for name, step in all_steps.items():
             found, tokens, memory = finetune_steps.compiled(step, given, vocabulary, 3, 5)

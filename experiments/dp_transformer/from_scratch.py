@@ -1,0 +1,63 @@
+"""A character model that starts from nothing, on the documents on which `finetune` tunes a pretrained one."""
+
+import dataclasses
+from pathlib import Path
+
+from ml_collections import ConfigDict
+
+from dpx.data import Texts, gguf
+from dpx.data import text as own
+from dpx.launch.experiment import Outcome
+from dpx.nn import pretrained
+from experiments.dp_transformer import corpus as corpora
+from experiments.dp_transformer import documents as docs
+from experiments.dp_transformer import language_model
+from experiments.dp_transformer.corpus import Corpus
+
+figures = language_model.figures
+load = language_model.load
+
+
+def validate(config) -> None:
+    """Raises ValueError, FileNotFoundError or ModuleNotFoundError for what cannot be used."""
+    if config.tokenizer.kind not in ("gguf", "bytes"):
+        raise ValueError(
+            f"config.tokenizer.kind={config.tokenizer.kind!r} must be 'gguf' or 'bytes'"
+        )
+    if config.data.tokens < 1:
+        raise ValueError(f"config.data.tokens={config.data.tokens} must be at least 1")
+    docs.check(config.data)
+    language_model.check(config, _corpus(config))
+
+
+def plan(config) -> dict:
+    """The privacy parameters of a run, without training."""
+    return language_model.plan(config, _corpus(config))
+
+
+def run(config, workdir: Path) -> Outcome:
+    """Trains the model and measures nats per character, over the characters that `finetune` counts."""
+    return language_model.run(config, workdir, _corpus(config))
+
+
+def _corpus(config) -> Corpus:
+    """The characters of each document's first tokens. Where it was cut is no end, and is not predicted."""
+    tokenizer = docs.Bytes()
+    if config.tokenizer.kind == "gguf":
+        tokenizer = gguf.tokenizer(gguf.GGUF(config.tokenizer.path or pretrained.default_path()))
+    in_tokens = ConfigDict(config.to_dict())
+    in_tokens.data.length = config.data.tokens
+    known = corpora.public(config)
+
+    def records(texts: list[str]) -> Texts:
+        found = own.encode([("", text) for text in texts], known.alphabet, config.data.length)
+        return dataclasses.replace(found, ends=False)
+
+    train, test = (part.texts(tokenizer) for part in docs.load(in_tokens, tokenizer))
+    longest = max(map(len, test))
+    if longest > config.data.length:
+        raise ValueError(
+            f"config.data.length={config.data.length} must be at least {longest}: a test document has that "
+            "many characters, and all of them are measured"
+        )
+    return Corpus(records(train), records(test), known)
