@@ -18,6 +18,8 @@ before tuning, after it, and after as many steps without privacy, beside n-gram 
 measures it on the same characters.
 """
 
+from typing import Any
+
 from ml_collections import ConfigDict, config_dict
 
 from configs import text
@@ -29,17 +31,17 @@ VARIANTS = ("pretrained", "scratch")
 def get_config(arg: str = "") -> ConfigDict:
     variant, tiny = parse_arg(arg, VARIANTS)
     config = _pretrained(tiny)
-    return config if variant == "pretrained" else _scratch(config.data, tiny)
+    return config if variant == "pretrained" else _scratch(config, tiny)
 
 
-def _scratch(data: ConfigDict, tiny: bool) -> ConfigDict:
-    config = text.get_config("tiny" if tiny else "")
-    known = {name: config.data[name] for name in ("kind", "alphabet", "outside")}
-    config.experiment = "dp_transformer.from_scratch"
+def _scratch(pretrained: Any, tiny: bool) -> ConfigDict:
+    """The model of configs/text.py, and the data of `pretrained`."""
+    config: Any = text.get_config("tiny" if tiny else "")
+    data, known = pretrained.data, config.data
+    data.update({name: known[name] for name in ("kind", "alphabet", "outside")})
     # Of each document's first tokens, the characters: at most `length` of them.
-    lengths = {"tokens": data.length, "length": 24 if tiny else 300}
-    config.data = data
-    config.data.update(known | lengths)
+    data.tokens, data.length = data.length, 24 if tiny else 300
+    config.data, config.experiment = data, "dp_transformer.from_scratch"
     config.tokenizer = {"kind": "bytes" if tiny else "gguf", "path": config_dict.placeholder(str)}
     config.ngrams = ()
     if not tiny:

@@ -41,7 +41,7 @@ class Texts:
 
     @property
     def mask(self) -> np.ndarray:
-        """(n, L) bool: what a model predicts, which is a record's characters and, with `ends`, the first end."""
+        """(n, L) bool: what a model predicts: a record's characters and, with `ends`, the first end."""
         if self.end is None:
             return np.ones(self.tokens.shape, bool)
         is_end = self.tokens == self.end

@@ -235,7 +235,7 @@ class Llama(nnx.Module):
     def _product(
         self, x: jax.Array, weights: jax.Array, dtype: jnp.dtype, axis: int = 0
     ) -> jax.Array:
-        """Products of `x` with `weights` along that axis of theirs, in the dtype of `x`, returned in `dtype`."""
+        """`x` times `weights` along that axis of theirs, in the dtype of `x`, returned in `dtype`."""
         weights = weights.astype(x.dtype)
         if self.frozen:
             return _constant_product(x, weights, dtype, axis)

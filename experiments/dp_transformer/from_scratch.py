@@ -45,8 +45,8 @@ def _corpus(config) -> Corpus:
     tokenizer = docs.Bytes()
     if config.tokenizer.kind == "gguf":
         tokenizer = gguf.tokenizer(gguf.GGUF(config.tokenizer.path or pretrained.default_path()))
-    in_tokens = ConfigDict(config.to_dict())
-    in_tokens.data.length = config.data.tokens
+    shorter = {**config.data.to_dict(), "length": config.data.tokens}
+    in_tokens = ConfigDict({**config.to_dict(), "data": shorter})
     known = corpora.public(config)
 
     def records(texts: list[str]) -> Texts:

@@ -63,7 +63,7 @@ def test_a_model_from_scratch_sees_the_same_characters():
         assert shown == expected.texts(documents.Bytes())
         assert [row.sum() for row in part.mask] == [len(text) for text in shown]
     config.data.length = 11
-    with pytest.raises(ValueError, match="data.length=11 must be at least 12"):
+    with pytest.raises(ValueError, match=r"data\.length=11 must be at least 12"):
         from_scratch.validate(config)
 
 
