@@ -30,7 +30,9 @@ def test_a_run_with_a_random_model(tmp_path):
     assert nats["attention"] < nats["memory_no_noise"] < nats["frequencies"] < nats["pretrained"]
     assert nats["memory"] == pytest.approx(nats["memory_no_noise"], abs=0.1)
     assert set(outcome.releases) == {"memory", "memory_draw1", "frequencies", "frequencies_draw1"}
-    assert {(spent.epsilon, spent.unit) for spent in outcome.releases.values()} == {(8.0, "line")}
+    assert {(spent.epsilon, spent.unit) for spent in outcome.releases.values()} == {
+        (8.0, "document")
+    }
     memory = next_tokens.load(config, tmp_path)
     assert memory.guarantee.mechanism == outcome.headline.mechanism
     assert memory.moments.shape == (15, 10)
