@@ -42,6 +42,8 @@ TITLES = {
     "frequencies": "with private frequencies, a memory of degree 0",
     "memory_no_noise": "with the memory, clipped and without noise",
     "frequencies_no_noise": "with frequencies, clipped and without noise",
+    "public_attention": "with exact attention to the public documents alone",
+    "both": "with both, the public documents and the private memory",
     "attention": "with exact attention, neither clipped nor private",
 }
 NOT_COVERED = [
@@ -122,7 +124,8 @@ def run(config, workdir: Path) -> Outcome:
     )
     print("public documents are read", flush=True)
     rows = reader(np.asarray(tuned_text.trunk(language, private), np.float32), private)
-    releases, costs = {}, {}
+    joined = with_public(config, public, asking)
+    releases, costs = {}, {"both": []}
     for number, (name, degree) in enumerate((("memory", config.degree), ("frequencies", 0))):
         total = clipped_sum(config, rows, public.positions, degree)
         costs[f"{name}_no_noise"] = [cost(public, asking, as_sketch(config, total).query)]
@@ -132,12 +135,17 @@ def run(config, workdir: Path) -> Outcome:
             memory = release_memory(config, own, total)
             costs[name].append(cost(public, asking, memory.query))
             releases[f"{name}_draw{draw}" if draw else name] = memory.guarantee
+            if name == "memory":
+                costs["both"].append(cost(*joined, memory.query))
             if name == "memory" and not draw:
                 dpx.save(memory, Path(workdir) / RELEASE)
     costs["attention"] = [
         cost(public, asking, exact_attention(rows, config.num_classes + 1, config.exact_logit))
     ]
-    measures = [Measure("pretrained", "nats_per_token", float(-asking.log_next.mean()))]
+    measures = [
+        Measure(name, "nats_per_token", float(-asked.log_next.mean()))
+        for name, asked in (("pretrained", asking), ("public_attention", joined[1]))
+    ]
     for name, found in costs.items():
         nats = [one.nats for one in found]
         measures.append(Measure(name, "nats_per_token", float(np.mean(nats))))
@@ -148,7 +156,8 @@ def run(config, workdir: Path) -> Outcome:
     return Outcome(
         measures=measures,
         headline=releases["memory"],
-        releases=releases,
+        releases=releases | {"both": releases["memory"]},
+        composed=releases,  # the row both reads the release of the row memory
         not_covered=NOT_COVERED,
         titles=TITLES,
         headline_row="memory",
@@ -182,11 +191,39 @@ def expect(language: Language, states: np.ndarray, documents: Documents, frequen
 
 def cost(public: Asked, asking: Asked, answer) -> Cost:
     """What asking documents cost with the share of the memory that is best on public ones."""
-    given = np.asarray(answer(public.positions.asked))
-    nats = [mixed(public, given, share).mean() for share in SHARES]
-    share = float(SHARES[int(np.argmin(nats))])
+    share = best_share(public, answer)
     given = np.asarray(answer(asking.positions.asked))
     return Cost(float(mixed(asking, given, share).mean()), share)
+
+
+def with_public(config, public: Asked, asking: Asked) -> tuple[Asked, Asked]:
+    """The model mixed with exact attention to public documents, as if that were the model.
+
+    The first half of the public documents stands for all of them where the second half chooses a share: no
+    document is asked about itself.
+    """
+    rows, half = public.positions, len(public.positions.mask) // 2
+    first, second = (
+        Positions(*(x[part] for x in rows)) for part in (slice(half), slice(half, None))
+    )
+    count = first.mask.sum()
+    others = Asked(second, public.log_next[count:], public.rest[count:])
+    about = config.num_classes + 1, config.exact_logit
+    share = best_share(others, exact_attention(first, *about))
+
+    def join(asked: Asked, memory: Positions) -> Asked:
+        given = exact_attention(memory, *about)(asked.positions.asked)
+        rest = (1 - share) * asked.rest + share * given[:, -1]
+        return Asked(asked.positions, -mixed(asked, given, share), rest)
+
+    return join(others, first), join(asking, rows)
+
+
+def best_share(asked: Asked, answer) -> float:
+    """Of the memory in the mixture, where these cost least."""
+    given = np.asarray(answer(asked.positions.asked))
+    nats = [mixed(asked, given, share).mean() for share in SHARES]
+    return float(SHARES[int(np.argmin(nats))])
 
 
 def mixed(asked: Asked, answers: np.ndarray, share: float) -> np.ndarray:

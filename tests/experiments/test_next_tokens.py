@@ -28,8 +28,11 @@ def test_a_run_with_a_random_model(tmp_path):
     outcome = next_tokens.run(config, tmp_path)
     nats = {m.row: m.value for m in outcome.measures if m.metric == "nats_per_token"}
     assert nats["attention"] < nats["memory_no_noise"] < nats["frequencies"] < nats["pretrained"]
+    assert nats["attention"] < nats["public_attention"] < nats["pretrained"]
     assert nats["memory"] == pytest.approx(nats["memory_no_noise"], abs=0.1)
-    assert set(outcome.releases) == {"memory", "memory_draw1", "frequencies", "frequencies_draw1"}
+    assert nats["both"] < nats["memory"]
+    paid = {"memory", "memory_draw1", "frequencies", "frequencies_draw1"}
+    assert set(outcome.releases) - {"both"} == set(outcome.composed) == paid
     assert {(spent.epsilon, spent.unit) for spent in outcome.releases.values()} == {
         (8.0, "document")
     }
