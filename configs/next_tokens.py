@@ -17,7 +17,9 @@ from configs.common import parse_arg
 def get_config(arg: str = "") -> ConfigDict:
     _, tiny = parse_arg(arg)
     tuned = finetune.get_config(arg)
-    config = ConfigDict(
+    tuned.data.update({"limit": 0 if tiny else 3000, "test_limit": 20 if tiny else 500})
+    tuned.tune.update({"projections": (), "shift": True, "layers": 0})
+    return ConfigDict(
         {
             "experiment": "cross_attention.next_tokens",
             "epsilon": 8.0,
@@ -38,9 +40,6 @@ def get_config(arg: str = "") -> ConfigDict:
             "draws": 2 if tiny else 5,
         }
     )
-    config.data.update({"limit": 0 if tiny else 3000, "test_limit": 20 if tiny else 500})
-    config.tune.update({"projections": (), "shift": True, "layers": 0})
-    return config
 
 
 def sweep(arg: str = "") -> dict[str, list]:

@@ -14,7 +14,6 @@ from dpx.launch.experiment import Measure, Outcome
 from dpx.launch.records import flatten
 from dpx.reattention import Moments, ParameterNoise
 from dpx.training import keys as secrets
-from dpx.training.layout import as_mesh
 from experiments.dp_transformer import models, training
 
 UNIT = "user"
@@ -44,15 +43,12 @@ def validate(config) -> None:
         if flat[name] < 1:
             raise ValueError(f"config.{name}={flat[name]} must be at least 1")
     if config.data.length < 2:
-        raise ValueError(
-            f"config.data.length={config.data.length} must be at least 2: one to predict"
-        )
+        raise ValueError(f"config.data.length={config.data.length} must be 2 or more")
     for name in ("table.stds", "one_key.logit_variances"):
         if not all(value >= 0 for value in flat[name]):
             raise ValueError(f"config.{name}={flat[name]} must be at least 0 throughout")
     models.check(config, config.data.num_items)
-    as_mesh(training.sizes(config.mesh))
-    training.check(config.train, config.data.num_users)
+    training.check_both(config, config.data.num_users)
     if not config.reattention.enabled:
         raise ValueError("config.reattention.enabled=False leaves nothing to measure: switch it on")
     if config.sequences > config.data.num_users or not config.noise_scale >= 0:

@@ -139,7 +139,7 @@ def check_both(config: Any, num_examples: int) -> None:
     """Raises ValueError where `config.train`, or the baseline without privacy if any, cannot be used."""
     as_mesh(sizes(config.mesh))
     check(config.train, num_examples)
-    if config.non_private.steps != 0:
+    if "non_private" in config and config.non_private.steps != 0:
         check(without_privacy(config), num_examples, name="config.non_private")
 
 
