@@ -17,8 +17,8 @@ from configs.common import parse_arg
 def get_config(arg: str = "") -> ConfigDict:
     _, tiny = parse_arg(arg)
     tuned = finetune.get_config(arg)
-    tuned.data.update({"limit": 0 if tiny else 3000, "test_limit": 20 if tiny else 500})
-    tuned.tune.update({"projections": (), "shift": True, "layers": 0})
+    tuned.update({"data": {"limit": 0 if tiny else 3000, "test_limit": 20 if tiny else 500}})
+    tuned.update({"tune": {"projections": (), "shift": True, "layers": 0}})
     return ConfigDict(
         {
             "experiment": "cross_attention.next_tokens",
