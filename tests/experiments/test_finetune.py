@@ -1,5 +1,6 @@
 """Fine-tuning from a config to a saved model: a small random one, and a real one where it is installed."""
 
+import functools
 import json
 
 import jax
@@ -133,6 +134,22 @@ def test_a_trunk_that_is_computed_once_changes_nothing(tmp_path, monkeypatch):
     for name, array in once.items():
         assert array.shape[0] == (16 if name == "shift" else 1)
         np.testing.assert_allclose(array, each[name], atol=2e-4)
+
+
+@pytest.mark.slow
+def test_a_trunk_of_bfloat16_is_kept_as_its_bits():
+    types = {"model.dtype": "bfloat16", "model.param_dtype": "bfloat16"}
+    language = tuned_text.build(configured(types | {"tune.layers": 1}))
+    train = documents.Documents(np.arange(24).reshape(2, 12) % 7, np.ones((2, 12), bool))
+    kept = tuned_text.trunk(language, train)
+    assert kept.dtype == np.uint16
+    assert len(np.unique(kept)) > 100
+    before = tuned_text.inputs(language.tokenizer, train.tokens)
+    loss = functools.partial(tuned_text.loss, language, language.trained, language.frozen)
+    batched = jax.jit(jax.vmap(lambda *row: loss(*row, None)))
+    each, once = (batched(x, *train) for x in (before, kept))
+    np.testing.assert_allclose(once, each, rtol=1e-3)
+    assert not np.allclose(each[0], each[1], rtol=1e-3)
 
 
 def test_a_document_that_leaves_changes_the_trunk_of_no_other_one(monkeypatch):
