@@ -199,7 +199,7 @@ def clipped_by_hand(params, loss, batch, clip):
 
 # The others only take longer.
 QUICK = {
-    "one_pass": ["nnx.scan over nnx.remat", "shared by a scan", "tied"],
+    "one_pass": ["shared by a scan", "tied"],
     "two_pass": ["shared by a scan", "tied"],
 }
 CASES = [

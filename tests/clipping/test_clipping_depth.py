@@ -52,6 +52,7 @@ def equations(function, *arguments):
     return count(jax.make_jaxpr(function)(*arguments).jaxpr)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("groups", [False, True], ids=["one group", "a group for each block"])
 def test_norms_that_are_taken_together_are_those_of_each(monkeypatch, groups):
     loss, params, x = model(3)

@@ -230,6 +230,7 @@ def test_gradients_reach_the_queries():
     np.testing.assert_allclose(got, want, atol=1e-3)
 
 
+@pytest.mark.slow
 def test_values_of_bounded_length_have_less_noise_and_answers_within_it():
     """One-hot labels have length 1, whatever their number."""
     K, _, Q = memory(500, 2)

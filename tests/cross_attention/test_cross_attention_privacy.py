@@ -122,6 +122,7 @@ def test_labels_are_replaced_for_less():
     assert 0.99 * bound <= search(domain, features) <= bound * (1 + 1e-5)
 
 
+@pytest.mark.slow
 def test_a_private_count_is_told_by_the_noisy_mass_alone():
     """Nothing static depends on n, answers are those of a public n without noise, no rows are a memory."""
     K, V, Q = memory(50, 2)
@@ -197,6 +198,7 @@ def test_random_features_that_overflow_stay_within_the_sensitivity(logit):
         assert np.linalg.norm(change) <= math.sqrt(2) * largest * (1 + 1e-5)
 
 
+@pytest.mark.slow
 def test_one_row_never_moves_a_long_sum_by_more_than_the_sensitivity(monkeypatch):
     """In 32 bits chunks of −0.35 ulp would move a sum below 2¹⁷ by half an ulp each, one above by none."""
     n, head, chunk = 200_000, 2**17, 128

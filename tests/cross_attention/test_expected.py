@@ -85,6 +85,7 @@ def test_the_bias_is_the_error_without_noise():
     assert noisy.bias == found.bias
 
 
+@pytest.mark.slow
 def test_features_are_chosen_by_the_expected_error():
     """Higher degrees for larger budgets, the mean for none, and never a worse choice than by hand."""
     about = {**UNIT, "domain": "ball", "value_domain": "simplex", "delta": 1e-6}
@@ -135,6 +136,7 @@ def test_build_takes_what_is_chosen():
         cross_attention.build(KEY, K, V, clip=True, degree=2, **about)
 
 
+@pytest.mark.slow
 def test_a_memory_that_the_mean_beats_is_said_before_it_is_built():
     K, V, _ = model(30, 4, 4, 0)
     with pytest.warns(MemoryWarning, match="where the private mean of V errs by"):

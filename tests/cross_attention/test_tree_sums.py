@@ -208,6 +208,7 @@ def test_structures_are_pytrees_and_build_under_jit():
     np.testing.assert_allclose(query(eager, y), eager.query(y), rtol=1e-4, atol=1e-2)
 
 
+@pytest.mark.slow
 def test_one_record_never_moves_a_long_sum_by_more_than_the_sensitivity():
     """In 32 bits weights of −0.35 ulp would move a sum below 2¹³ by half an ulp each, one above by none."""
     n, head = 20_000, 2**13

@@ -31,6 +31,7 @@ def tiny(**changes):
     return config
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "changes",
     [

@@ -150,6 +150,7 @@ def test_own_memory_is_released_saved_and_loaded_without_its_file(domain, tmp_pa
     np.testing.assert_array_equal(found[0], found[2])
 
 
+@pytest.mark.slow
 def test_own_memory_under_secret_keys(tmp_path):
     config = own_config(own_memory(tmp_path, "npz"), noise_seed=None)
     outcomes = [table.run(config, tmp_path / name) for name in ("first", "second")]

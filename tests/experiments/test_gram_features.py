@@ -16,6 +16,7 @@ def unit_rows(count, dim, seed=0):
     return rows / np.linalg.norm(rows, axis=1, keepdims=True)
 
 
+@pytest.mark.slow
 def test_a_run_pays_for_each_row(tmp_path):
     config = configs.get_config("features,tiny")
     features.validate(config)

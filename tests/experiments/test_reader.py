@@ -24,6 +24,7 @@ def rows():
     return np.column_stack([x, y]).astype(np.float32)
 
 
+@pytest.mark.slow
 def test_without_noise_it_reads_the_exact_memory(small, rows):
     small.remember(KEY, jnp.asarray(rows), epsilon=1e8, delta=1e-6)
     x = jnp.asarray(rows[:40, :3])
@@ -52,6 +53,7 @@ def test_a_row_enters_for_itself_alone(small, rows):
     np.testing.assert_array_equal(np.delete(whole, 7, 0), np.delete(other, 7, 0))
 
 
+@pytest.mark.slow
 def test_made_up_rows_are_within_their_bounds():
     x, y = jax.vmap(reader.made_up, (0, None))(jax.random.split(KEY, 50), 64)
     assert float(jnp.abs(x).max()) <= 1

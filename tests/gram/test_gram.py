@@ -61,6 +61,7 @@ def test_huge_epsilon_gives_the_exact_matrix(X, kernel, neighboring):
     )
 
 
+@pytest.mark.slow
 def test_paper_calibration_approaches_the_exact_matrix_as_its_shift_allows(X):
     exact = project(X, 1.0) @ project(X, 1.0).T
     made = gram.release(KEY, X, mechanism="sampling", eta=1e7, calibration="paper", **BUDGET)

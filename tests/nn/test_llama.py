@@ -84,6 +84,7 @@ def test_it_is_the_slow_one(changes):
         np.testing.assert_allclose(row, expected, atol=2e-4 * np.abs(expected).max())
 
 
+@pytest.mark.slow
 def test_the_trunk_is_what_no_adapter_touches():
     model = build()
     before = model(TOKENS)

@@ -60,6 +60,7 @@ def test_huge_budget_is_ridge():
     np.testing.assert_allclose(one_shot.gamma, exact, atol=3e-5)  # std 7e-6
 
 
+@pytest.mark.slow
 def test_noise_has_the_stated_size():
     """One step from zero: Γ¹ = −η(gradient + noise), noise std = multiplier × sensitivity / N per entry."""
     features, hyper = features_of(50, 6, 3), noisy_head.HyperParameters(1.0, 0.5, 1e6)

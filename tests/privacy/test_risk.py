@@ -79,6 +79,7 @@ def test_plain_guarantees_are_those_of_the_least_private_mechanism():
     assert other == stated(2 * epsilon, delta * (1 + math.e)).risk()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("relation", [ADD_OR_REMOVE_ONE, REPLACE_ONE])
 @pytest.mark.parametrize(("noise", "probability", "steps"), [(1.0, 0.01, 500), (0.8, 0.2, 20)])
 def test_sampled_mechanisms_have_the_smallest_mu_that_covers_their_profile(

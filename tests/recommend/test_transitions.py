@@ -63,6 +63,7 @@ def test_huge_epsilon_is_the_sum_of_normalized_matrices(histories, rounds):
     np.testing.assert_allclose(made, expected, atol=5e-3)
 
 
+@pytest.mark.slow
 def test_either_order_is_the_sum_of_normalized_triangles(histories):
     users = [*histories.items[:30], [4, 5, 4, 5, 4], [7], []]
     made = fit_all(users, rounds=1, ordered=False)

@@ -176,6 +176,7 @@ def test_wrong_settings_are_named(changes, named):
         fit(l2_clip_norm=AdaptiveClipNorm(**changes), epsilon=1.0)
 
 
+@pytest.mark.slow
 def test_an_ordinary_norm_has_no_count():
     settings = {"epsilon": 1.0, "delta": 1e-4, "num_examples": 400, "batch_size": 10, "steps": 2}
     found, _ = calibration.calibrate(

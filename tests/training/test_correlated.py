@@ -116,6 +116,7 @@ def test_each_step_samples_from_one_group():
     np.testing.assert_array_equal(one[0], plain[0])
 
 
+@pytest.mark.slow
 def test_it_costs_what_blocks_of_steps_cost():
     trained = fit()
     event = trained.guarantee.event

@@ -220,6 +220,7 @@ def test_bad_arguments_are_named_before_anything_is_drawn(changes, named, monkey
         fit(**changes)
 
 
+@pytest.mark.slow
 def test_samples_that_are_cut_off_are_those_that_are_accounted(monkeypatch):
     """All steps have one shape, and the noise is what the cut takes."""
     seen = []
