@@ -37,7 +37,9 @@ class Embedding(NamedTuple):
         """(n, dim) float32, of length 1, or 0 for a text without a known word."""
         projected = _unit(_weights(texts, self.frequencies) @ self.directions)
         known = np.linalg.norm(projected, axis=1, keepdims=True) > 0
-        return (_unit((projected - self.centre) @ self.whitening) * known).astype(np.float32)
+        # Sums of one text at a time: in a product of another shape a text would be rounded in another way.
+        shrunk = np.einsum("nd,de->ne", projected - self.centre, self.whitening)
+        return (_unit(shrunk) * known).astype(np.float32)
 
 
 def fit_embedding(

@@ -43,7 +43,8 @@ class Reader(NamedTuple):
     frequent: np.ndarray
 
     def __call__(self, states: np.ndarray, documents: Documents) -> Positions:
-        projected = (_unit(states) - self.centre) @ self.projection
+        # Each document by itself: in products of another shape its keys would be rounded in another way.
+        projected = np.stack([(_unit(own) - self.centre) @ self.projection for own in states])
         keys = np.asarray(into_ball(jnp.asarray(_unit(projected), jnp.float32), 1.0))
         number = {token: i for i, token in enumerate(self.frequent)}
         other = len(self.frequent)

@@ -81,7 +81,8 @@ def run(config, workdir: Path) -> Outcome:
     start = tuned_text.inputs(language.tokenizer, train.tokens)
     planned = [config.train, training.without_privacy(config)]
     if language.model().first_adapted and len(train) < sum(s.steps * s.batch_size for s in planned):
-        start = tuned_text.trunk(language, train)  # once for each record, not each time it is drawn
+        # Once for each record, not each time it is drawn.
+        start = tuned_text.as_bits(tuned_text.trunk(language, train))
     tune = functools.partial(_tune, config, workdir, language, (start, *train))
     private = tune("dp_tuned", config.train, Keys(private_key, keys.sampling), privacy)
     private.save(workdir)

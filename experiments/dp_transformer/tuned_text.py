@@ -98,19 +98,21 @@ def trunk(language: Language, documents: Documents) -> np.ndarray:
     """What enters the first layer that is tuned, (n, L, d), of each document alone.
 
     All pieces have one shape: another would be another program, which rounds otherwise, and the size of the
-    last one changes when a document leaves. Numbers of bfloat16 are kept as integers of their bits: before
-    XLA takes rows of such numbers on a CPU, it makes a float32 copy of all of them.
+    last one changes when a document leaves.
     """
-
-    @jax.jit
-    def run(frozen: Any, tokens: jax.Array) -> jax.Array:
-        x = language.model(frozen=frozen).trunk(tokens)
-        return lax.bitcast_convert_type(x, jnp.uint16) if x.dtype == jnp.bfloat16 else x
-
+    run = jax.jit(lambda frozen, tokens: language.model(frozen=frozen).trunk(tokens))
     before = inputs(language.tokenizer, documents.tokens)
     filled = np.pad(before, [(0, -len(before) % _PIECE), (0, 0)])
     found = [np.asarray(run(language.frozen, part)) for part in _pieces(filled)]
     return np.concatenate(found)[: len(before)]
+
+
+def as_bits(x: np.ndarray) -> np.ndarray:
+    """Numbers of bfloat16 as integers of their bits, others as they are: what `loss` may be given.
+
+    Before XLA takes rows of such numbers on a CPU, it makes a float32 copy of all of them.
+    """
+    return x.view(np.uint16) if x.dtype == jnp.bfloat16 else x
 
 
 def loss(language: Language, trained, frozen, before, targets, mask, key):

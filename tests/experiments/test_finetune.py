@@ -141,7 +141,10 @@ def test_a_trunk_of_bfloat16_is_kept_as_its_bits():
     types = {"model.dtype": "bfloat16", "model.param_dtype": "bfloat16"}
     language = tuned_text.build(configured(types | {"tune.layers": 1}))
     train = documents.Documents(np.arange(24).reshape(2, 12) % 7, np.ones((2, 12), bool))
-    kept = tuned_text.trunk(language, train)
+    numbers = tuned_text.trunk(language, train)
+    exact = tuned_text.trunk(tuned_text.build(configured({"tune.layers": 1})), train)
+    np.testing.assert_allclose(numbers.astype(np.float32), exact, atol=0.05)
+    kept = tuned_text.as_bits(numbers)
     assert kept.dtype == np.uint16
     assert len(np.unique(kept)) > 100
     before = tuned_text.inputs(language.tokenizer, train.tokens)
