@@ -571,6 +571,7 @@ LARGE = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("size", [1e10, 1e30, 1e100, 1e200, 1e308])
 @pytest.mark.parametrize(("name", "argument"), LARGE)
 def test_bounds_too_large_to_compute_with_are_named_or_released_finite(name, argument, size):

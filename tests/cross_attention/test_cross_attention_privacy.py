@@ -172,6 +172,7 @@ def test_the_papers_box_has_the_closed_form():
         )
 
 
+@pytest.mark.slow
 def test_random_feature_sensitivity_is_never_exceeded():
     domain = Domain("ball", 5, 2, 1.5, 1.5, 1.0, 5**0.5)
     features = RandomFeatures.draw(jax.random.key(3), 16, 5, domain.scale)

@@ -87,6 +87,7 @@ def test_noise_has_the_stated_covariance():
     assert stats.kstest(np.einsum("kij,ij->k", draws, direction), "norm").pvalue > 1e-3
 
 
+@pytest.mark.slow
 def test_noise_is_calibrated_to_the_sensitivity(X):
     made = gram.release(KEY, X, max_column_change=0.4, **BUDGET)
     multiplier = dpx.gaussian_noise_multiplier(1.0, 1e-6)

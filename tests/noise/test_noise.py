@@ -314,6 +314,7 @@ def test_every_entry_that_is_released_has_noise_of_its_own_of_the_stated_std(dty
     assert np.abs(np.corrcoef(entries) - np.eye(6)).max() < 0.025
 
 
+@pytest.mark.slow
 def test_draws_lie_beyond_those_of_jax():
     """The largest of `jax.random.normal` in float32 is 5.42, which a small δ tells from a longer tail."""
     largest = jax.jit(lambda key: abs(noise.normal(key, (2**22,))).max())

@@ -16,6 +16,7 @@ def histories():
     return synthetic_histories(400, 6, 30, predictability=0.7, seed=1)
 
 
+@pytest.mark.slow
 def test_huge_epsilon_is_the_exact_gram_matrix_of_the_most_popular_items(histories):
     made = item_gram.fit(KEY, histories, epsilon=1e8, delta=1e-5, num_kept=8)
     weights = np.zeros(30)

@@ -50,6 +50,7 @@ def fit(data=X, **changes):
     return dpx.training.fit(mean_loss, jnp.zeros(2), data, **settings | changes)
 
 
+@pytest.mark.slow
 def test_what_the_optimizer_sees_is_the_slow_construction(coefficients):
     """x + z·C⁻¹Z with a dense inverse, from the draws of independent noise under the same key."""
     sums = np.random.default_rng(1).normal(size=(STEPS, 5)).astype("f4")

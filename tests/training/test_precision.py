@@ -80,6 +80,7 @@ def test_sums_are_those_of_per_example_gradients_in_the_same_precision(method):
     assert apart(wide.grads, expected) / length(expected) > 3e-3
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("method", ["auto", "vmap"])
 @pytest.mark.parametrize("normalize", [False, True])
 def test_a_record_adds_no_more_than_the_threshold(method, normalize):
