@@ -245,9 +245,13 @@ class Batch:
                 found[j] = mine if found[j] is None else found[j] + mine
         return found
 
-    def weighted_sum(self, coefficients: dict[str, jax.Array], weights: jax.Array) -> Any:
-        """The sum over examples of fixed arrays times coefficients."""
-        total: Any = 0
+    def finished(
+        self, rule: Any, total: jax.Array, coefficients: dict[str, jax.Array], weights: jax.Array
+    ) -> jax.Array:
+        """A weighted sum of products of factors, with the fixed arrays of its gradient."""
+        if rule.is_masked:
+            use = rule.uses[0]
+            total = total * self.constants.scales[use.scale.derived, use.param]
         for key, y in coefficients.items():
             flat = y.reshape(len(y), -1)
             summed = jnp.matmul(weights.astype(flat.dtype), flat, precision=rules.HIGHEST)

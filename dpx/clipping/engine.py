@@ -15,7 +15,7 @@ import jax.numpy as jnp
 from jax.extend import core
 from jax.interpreters.partial_eval import dce_jaxpr
 
-from dpx.clipping import alike, common, fixed_terms, grams, meshes, mixing, reports, rules
+from dpx.clipping import alike, common, fixed_terms, grams, masked, meshes, mixing, reports, rules
 from dpx.clipping import plan as _plan
 from dpx.clipping.capture import Capture, capture
 from dpx.clipping.materialize import Loss, Pass, accumulator, over_examples
@@ -104,7 +104,7 @@ def run(program: Program, leaves: Sequence[jax.Array], batch: Any) -> Pass:
             held.append(kept)
             if (rule := _plan.gram(choice)) is None:
                 seen.append(kept)
-            elif found[k].terms:
+            elif found[k].terms or rule.is_masked:
                 seen.append(squared_norm(choice, kept, found[k]))
             else:
                 seen.append(grams.products(rule.layout, kept))
@@ -120,12 +120,12 @@ def run(program: Program, leaves: Sequence[jax.Array], batch: Any) -> Pass:
         sums = []
         for k, (choice, kept) in enumerate(zip(choices, held, strict=True)):
             if (rule := _plan.gram(choice)) is None:
-                total = _held_sum(kept, rows[id(weights[k])])
+                total = _held_sum(kept, rows[id(weights[k])]).reshape(leaves[k].shape)
             else:
-                total = rules.weighted_sum(rule.layout, kept, weights[k])
+                total = rules.weighted_sum(rule.layout, kept, weights[k]).reshape(leaves[k].shape)
                 if common_ is not None:
-                    total = total + common_.weighted_sum(coefficients[k], weights[k])
-            sums.append(total.reshape(leaves[k].shape))
+                    total = common_.finished(rule, total, coefficients[k], weights[k])
+            sums.append(total)
         return sums
 
     return Pass(losses, alike.squared_norms(choices, seen), weighted_sum)
@@ -139,7 +139,7 @@ class Found(NamedTuple):
       coefficients: what fixed arrays are multiplied by in its gradient.
       terms: (such an array, its coefficient, whether it is the parameter itself), as
         `fixed_terms.squared_norm` takes them, or to be added up.
-      scale: for a use, what its product is multiplied by, or None.
+      scale: for a use, what its product is multiplied by, arranged for the parameter, or None.
     """
 
     given: Any
@@ -216,11 +216,15 @@ def assemble(choice: Choice, found: Found) -> Any:
             gradients.append(_to_parameter(each, use, layout.shape))
             continue
         pair, scale = rules.pair(use, layout, *each[:2]), found.scale(use)
-        pairs.append(pair if scale is None else fixed_terms.scaled(pair, scale))
+        if scale is not None and not choice.rule.is_masked:
+            pair = fixed_terms.scaled(pair, scale)
+        pairs.append(pair)
     if choice.rule.by_gram:
         return pairs
     if pairs:
-        gradients.append(layout.restore(rules.product(layout, pairs)))
+        product, array = rules.product(layout, pairs), found.scale(choice.tapped[0])
+        masked_by = array if choice.rule.is_masked else None
+        gradients.append(layout.restore(product if masked_by is None else product * masked_by))
     return _with_terms(functools.reduce(jnp.add, gradients), found)
 
 
@@ -248,6 +252,10 @@ def _with_terms(gradient: jax.Array, found: Found) -> jax.Array:
 def squared_norm(choice: Choice, held: Any, found: Found) -> jax.Array:
     if (rule := _plan.gram(choice)) is None:
         return sum_of_squares(held)
+    if rule.is_masked:
+        array = found.scale(rule.uses[0])
+        assert array is not None
+        return masked.squared_norm(rule.layout, held, array)
     if found.terms:
         given = zip(choice.tapped, found.given, strict=True)
         dots = [fixed_terms.arranged_dots(use, rule.layout, *each[2:]) for use, each in given]

@@ -22,7 +22,7 @@ class ParameterClipping(NamedTuple):
       path: its name, e.g. `params/Dense_0/kernel`.
       shape: its shape.
       uses: the primitives that use it, each time they do.
-      rule: "Gram", "gradient", or "gradient (no rule for ...)"; see `explain_clipping`.
+      rule: "Gram", "product", "gradient", or "gradient (no rule for ...)"; see `explain_clipping`.
       extra_flops: operations for its norm and sum, for one example.
       extra_bytes: what is held for it from the backward pass to the sum, for one example.
     """
@@ -37,7 +37,7 @@ class ParameterClipping(NamedTuple):
     @property
     def has_rule(self) -> bool:
         """Whether every use has a rule, so that no per-example gradient has to be held."""
-        return self.rule in ("Gram", "gradient")
+        return self.rule in ("Gram", "product", "gradient")
 
 
 @dataclasses.dataclass(frozen=True, repr=False)
@@ -78,7 +78,8 @@ def explain_clipping(
 ) -> Explanation:
     """Prints, and returns, for every parameter its uses, the rule for its norm, and what that costs.
 
-    The rule is "Gram" where norms come from Gram matrices of the factors; "gradient" where the
+    The rule is "Gram" where norms come from Gram matrices of the factors; "product" where they come from the
+    product of the factors with an array, such as a mask, and only the factors are held; "gradient" where the
     per-example gradient of that parameter is held, because it is smaller than its factors; and
     "gradient (no rule for ...)" where a use has no rule. All are exact. Costs are for one example and
     `method="one_pass"`, beyond an ordinary step: operations for the norm and the sum, and bytes of what
@@ -132,8 +133,8 @@ def _bytes(array: Any) -> int:
 
 
 def _rule(choice: Choice, captured: Capture, k: int) -> str:
-    if plan.gram(choice) is not None:
-        return "Gram"
+    if (found := plan.gram(choice)) is not None:
+        return "product" if found.is_masked else "Gram"
     if captured.opaque[k]:
         return f"gradient (no rule for {', '.join(sorted(set(captured.opaque[k])))})"
     if captured.uses[k] and choice.rule is None:

@@ -80,13 +80,13 @@ def scaled(pair: Pair, scale: jax.Array) -> Pair:
     if scale.shape[1] == 1:
         columns = _rounding.settled(columns * scale)
     elif rows.ndim == 2:
-        columns = _rounding.settled(columns * _taken(scale, rows))
+        columns = _rounding.settled(columns * taken(scale, rows))
     else:
         rows = _rounding.settled(rows * jnp.swapaxes(scale, 1, 2))
     return Pair(rows, columns)
 
 
-def _taken(array: jax.Array, index: jax.Array) -> jax.Array:
+def taken(array: jax.Array, index: jax.Array) -> jax.Array:
     """The rows of (K or 1, R, C) at indices (K, P); zero beyond the last row."""
     array = jnp.broadcast_to(array, (index.shape[0], *array.shape[1:]))
     return jnp.take_along_axis(array, index[:, :, None], axis=1, mode="fill", fill_value=0)
@@ -97,20 +97,20 @@ def contract(pair: Pair, array: jax.Array, by_rows: bool) -> jax.Array:
     rows, columns = pair
     columns = columns.astype(accumulator(columns.dtype))
     if rows.ndim == 2:
-        terms = _taken(array, rows) * columns
+        terms = taken(array, rows) * columns
         if not by_rows:
             return jnp.sum(terms, axis=1, keepdims=True)
         sums = jnp.zeros(array.shape[:2], terms.dtype)
         block = jnp.arange(len(rows))[:, None]
         return sums.at[block, rows].add(jnp.sum(terms, axis=2), mode="drop")[:, :, None]
     if by_rows:
-        return jnp.sum(rows * _multiplied(columns, array, 2), axis=1)[:, :, None]
-    return jnp.sum(columns * _multiplied(rows, array, 1), axis=1)[:, None, :]
+        return jnp.sum(rows * multiplied(columns, array, 2), axis=1)[:, :, None]
+    return jnp.sum(columns * multiplied(rows, array, 1), axis=1)[:, None, :]
 
 
-def _multiplied(factor: jax.Array, array: jax.Array, axis: int) -> jax.Array:
+def multiplied(factor: jax.Array, array: jax.Array, axis: int) -> jax.Array:
     """A factor times a fixed array (K, R, C) along its rows or columns, in a few chunks that are added up."""
-    size = _chunk(array.shape[axis])
+    size = chunk(array.shape[axis])
     form = "kpr,krc->kpc" if axis == 1 else "kpc,krc->kpr"
     parts = [
         jnp.einsum(
@@ -125,7 +125,7 @@ def _multiplied(factor: jax.Array, array: jax.Array, axis: int) -> jax.Array:
     return functools.reduce(jnp.add, parts)
 
 
-def _chunk(size: int) -> int:
+def chunk(size: int) -> int:
     return max(_rounding.CHUNK, -(-size // grams.UNROLLED))
 
 
@@ -161,7 +161,7 @@ def squared_norm(
             sum_, m = _rounding.added_up(found * y)
             total += 2 * sum_
             inner = array.shape[2 if by_rows else 1]
-            n = max(array.shape[1:]) if known else min(inner, _chunk(inner))
+            n = max(array.shape[1:]) if known else min(inner, chunk(inner))
             n += grams.UNROLLED + each.columns.shape[1]
             n += array.shape[2] if each.rows.ndim == 2 else 0
             roundings = max(roundings, 17 + len(commons) ** 2 + n + m)

@@ -27,12 +27,20 @@ class Rule(NamedTuple):
     Attributes:
       uses: the uses.
       layout: that layout.
-      by_gram: whether the norm comes from Gram matrices of the factors, not from their product.
+      by_gram: whether factors are kept, and the norm comes from their Gram matrices.
     """
 
     uses: tuple[Use, ...]
     layout: rules.Layout
     by_gram: bool
+
+    @property
+    def is_masked(self) -> bool:
+        """Whether an array multiplies the gradient that neither factor can be multiplied by.
+
+        Then the norm comes from the product of the factors (`dpx.clipping.masked`), also where they are kept.
+        """
+        return any(use.is_masked for use in self.uses)
 
 
 class Direct(NamedTuple):
@@ -89,6 +97,7 @@ def choose(captured: Capture, weights: Weights | None = None) -> list[Choice]:
         if weights is not None:
             kept += sum(weights.smalls[j].var.aval.size for j, *_ in leads)
             closed &= common.has_closed_form(weights, k, layout, captured.splits[k])
+            closed &= not (leads and any(use.is_masked for use in uses))
         by_gram = closed and math.prod(shape) > favor * kept
         if not by_gram:
             # A scan that shares the parameter would stack a gradient for every iteration.
@@ -143,6 +152,9 @@ def factor_elements(use: Use) -> int:
 def gram_flops(rule: Rule) -> int:
     """Floating-point operations of the Gram matrices of one example."""
     blocks, rows, columns = rule.layout.sizes()
+    if rule.is_masked:
+        count = sum(positions(use, rule.layout) for use in rule.uses)
+        return 2 * (1 + (count > 1)) * count * blocks * rows * columns
     total, seen = 0, []
     for use in rule.uses:
         seen.append((positions(use, rule.layout), use.indexed is not None))

@@ -60,7 +60,12 @@ def _split(use: Use) -> tuple[frozenset[int], frozenset[int], frozenset[int]]:
 
 
 def layout(uses: Sequence[Use], shape: tuple[int, ...]) -> Layout | None:
-    """The layout that all uses of a parameter share, or None. Look-ups index its rows."""
+    """The layout that all uses of a parameter share, or None. Look-ups index its rows.
+
+    Where an array multiplies the gradient that varies over both factors, it is that of all uses.
+    """
+    if any(use.is_masked for use in uses) and len({use.scale for use in uses}) > 1:
+        return None
     splits = [_split(use) for use in uses]
     first = next((i for i, use in enumerate(uses) if use.indexed is not None), 0)
     blocks, rows, columns = splits[first]

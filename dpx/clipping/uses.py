@@ -90,6 +90,15 @@ class Use(NamedTuple):
         return self._replace(param=0, path=(), left=_same, right=_same, gradient=None)
 
     @property
+    def is_masked(self) -> bool:
+        """Whether the array of its scale varies over axes of both factors, and is not looked up itself."""
+        if self.scale is None or self.indexed is not None:
+            return False
+        loops = {atom for loop in self.loops for atom in loop.axes}
+        factors = self.left_axes, self.right_axes
+        return not any(self.scale.atoms <= loops.union(*map(set, axes)) for axes in factors)
+
+    @property
     def lengths(self) -> tuple[int, ...]:
         return tuple(loop.length for loop in self.loops)
 
@@ -131,21 +140,10 @@ def find(eqn: Any, which: int, view: View, path: tuple[int, ...], sizes: Any) ->
     right_aval = _evaluated(right, jax.ShapeDtypeStruct(out.shape, out.dtype))
     if not all(jnp.issubdtype(a.dtype, jnp.floating) for a in (left_aval, right_aval)):
         return None
-    if view.scale is not None and not _can_scale(view, left_axes, right_axes, indexed):
-        return None
     return Use(
         view.param, eqn.primitive.name, path, view.loops, left, right, left_axes, right_axes,
         left_aval, right_aval, indexed, view.scale, gradient,
     )  # fmt: skip
-
-
-def _can_scale(view: View, left_axes: Axes, right_axes: Axes, indexed: int | None) -> bool:
-    """Whether the array of a scale varies over the axes of one factor only, or is looked up itself."""
-    assert view.scale is not None
-    loops = {atom for loop in view.loops for atom in loop.axes}
-    left = loops | {atom for axis in left_axes for atom in axis}
-    right = loops | {atom for axis in right_axes for atom in axis}
-    return indexed is not None or view.scale.atoms <= left or view.scale.atoms <= right
 
 
 class _Operand(NamedTuple):

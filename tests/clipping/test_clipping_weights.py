@@ -37,6 +37,16 @@ def penalty():
     return loss, {"w": normal(IN, OUT), "b": normal(OUT)}, (X,)
 
 
+def penalty_on_heads():
+    """A weight whose columns are split into heads, and a penalty on all of it."""
+
+    def loss(p, x):
+        h = jnp.einsum("ld,dhe->lhe", x, p["w"].reshape(IN, 3, OUT // 3))
+        return jnp.sum(jnp.sin(h) * jnp.cos(h[:, ::-1])) + x[0, 0] * jnp.sum(p["w"] ** 2)
+
+    return loss, {"w": normal(IN, OUT)}, (X,)
+
+
 def penalty_through_a_scan():
     def loss(p, x):
         h, _ = jax.lax.scan(lambda h, x: (jnp.tanh(h @ p["w"] + x), None), jnp.zeros(IN), x)
@@ -121,8 +131,9 @@ def function_of_an_embedding():
 
 
 CASES = (
-    penalty, penalty_through_a_scan, linen_weight_norm, equinox_weight_norm, nnx_scaled, spectral_norm,
-    weight_standardisation, straight_through, tied_rows_of_length_one, function_of_an_embedding,
+    penalty, penalty_on_heads, penalty_through_a_scan, linen_weight_norm, equinox_weight_norm, nnx_scaled,
+    spectral_norm, weight_standardisation, straight_through, tied_rows_of_length_one,
+    function_of_an_embedding,
 )  # fmt: skip
 
 
@@ -169,7 +180,7 @@ def test_groups_and_masks(monkeypatch, method):
 
 
 def falls_back():
-    """Derivatives that are not linear, mix entries, or stand beside a use without a rule."""
+    """Derivatives that are not linear, mix entries, differ, or stand beside a use without a rule."""
 
     @jax.custom_vjp
     def clipped_backwards(w):
@@ -184,6 +195,7 @@ def falls_back():
         return (
             value
             + jnp.sum((x @ jnp.exp(p["d"])) ** 2)
+            + jnp.sum((x @ jnp.tanh(p["d"])) ** 2)
             + jnp.sum(clipped_backwards(p["a"]) ** 2) * x[0, 0]
         )
 
