@@ -99,6 +99,13 @@ def narrow(dtype) -> Case:
     )
 
 
+def masked(p, x):
+    """Masked layers, as in autoregressive flows."""
+    for w in p.values():
+        x = jnp.tanh(x @ jnp.tril(w))
+    return x
+
+
 def scale_and_shift(p, x):
     """Biases and scales alone."""
     return jnp.tanh(x * p["scale"] + p["bias"]) * p["gate"]
@@ -136,6 +143,10 @@ CASES = {
     "weight symmetrised": lambda: one(lambda p, x: x @ (p["w"] + p["w"].T)),
     "weight times a constant": lambda: one(lambda p, x: x @ (p["w"] * 0.125)),
     "weight times a mask": lambda: one(lambda p, x: x @ jnp.tril(p["w"])),
+    "masked layers, one position": lambda: plain(
+        masked, weights(a=(512, 512), b=(512, 512), c=(512, 512)), normal(512)),
+    "masked layers, a sequence": lambda: plain(
+        masked, weights(a=(512, 512), b=(512, 512), c=(512, 512)), normal(32, 512)),
     "weight through tanh": lambda: one(lambda p, x: x @ jnp.tanh(p["w"])),
     "weight rounded, straight through": lambda: one(lambda p, x: x @ _straight(p["w"])),
     "custom_jvp": lambda: one(lambda p, x: _scaled(p["w"], x)),
