@@ -111,7 +111,7 @@ def choose(captured: Capture, weights: Weights | None = None) -> list[Choice]:
 def in_place(choice: Choice, kept: bool) -> Choice:
     """The same for a pass that keeps norms only, unless a parameter is `kept`: one use hands out no more."""
     rule = choice.rule
-    if rule is None:
+    if rule is None or not rule.uses:
         return choice
     if isinstance(choice, Direct) and any(use.is_shared_by_loop for use in rule.uses):
         return choice  # The factors of so many iterations are not kept here either.

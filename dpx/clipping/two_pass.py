@@ -20,7 +20,7 @@ import jax.numpy as jnp
 from jax.extend import core
 from jax.interpreters.partial_eval import dce_jaxpr
 
-from dpx.clipping import common, engine, grams, meshes, rules
+from dpx.clipping import common, engine, grams, meshes, mixing, rules
 from dpx.clipping import plan as _plan
 from dpx.clipping import tail as _tail
 from dpx.clipping.engine import Found, Program
@@ -53,25 +53,36 @@ def two_pass(loss: Loss, leaves: Sequence[jax.Array], batch: Any) -> Pass:
     what the norms bound.
 
     Raises:
-      ValueError: parameters are narrower than float32, or are cast to less inside the loss, or multiplied
-        at a precision that the loss itself chose below the highest: the sum over examples would be rounded.
+      ValueError: parameters are narrower than float32, or the loss rounds anything to less, or multiplies
+        them at a precision below the highest that it chose itself: the sum over examples would be rounded.
     """
     with jax.default_matmul_precision("highest"):
         program = engine.trace(loss, leaves, batch)
         if _rounds(program, leaves):
             raise ValueError(
-                "method='two_pass' needs parameters in float32, not cast to lower precision nor multiplied "
-                "at a `precision` below 'highest', because it would round the sum before noise is added; "
-                "use 'one_pass'."
+                "method='two_pass' needs parameters in float32, a loss that casts nothing to lower "
+                "precision, and no products of parameters at a `precision` below 'highest', because it would "
+                "round the sum before noise is added; use 'one_pass'."
             )
         return _run(program, leaves, batch)
 
 
 def _rounds(program: Program, leaves: Sequence[jax.Array]) -> bool:
     """Whether differentiation would sum over the batch in less than float32."""
-    found = program.captured
     narrow = any(accumulator(p.dtype) != p.dtype for p in leaves)
-    return found.narrowed or found.imprecise or narrow
+    return narrow or program.captured.imprecise or _narrows(program.closed.jaxpr)
+
+
+def _narrows(jaxpr: Any) -> bool:
+    """Whether anything in a jaxpr is rounded to less than float32: cotangents are then rounded there too."""
+    for eqn in jaxpr.eqns:
+        types = [v.aval.dtype for v in eqn.outvars if hasattr(v.aval, "dtype")]
+        floats = (t for t in types if jnp.issubdtype(t, jnp.floating))
+        if eqn.primitive.name == "reduce_precision" or any(accumulator(t) != t for t in floats):
+            return True
+        if any(_narrows(getattr(inner, "jaxpr", inner)) for inner in mixing.jaxprs_of(eqn)):
+            return True
+    return False
 
 
 def _run(program: Program, leaves: Sequence[jax.Array], batch: Any) -> Pass:

@@ -315,3 +315,43 @@ def test_nothing_is_passed_twice_where_all_gradients_are_held():
         clipped = clipping.clipped_grad(loss, l2_clip_norm=1.0, method=method)
         programs[method] = len(str(jax.make_jaxpr(clipped)(params, x)).split("\n"))
     assert programs["auto"] == programs["one_pass"] != programs["two_pass"]
+
+
+@pytest.mark.parametrize(
+    "narrow",
+    [
+        lambda w: w.astype(jnp.bfloat16).astype(w.dtype),
+        lambda w: jax.lax.reduce_precision(w, 8, 7),
+        lambda w: (w / jnp.linalg.norm(w, axis=0)).astype(jnp.float16).astype(w.dtype),
+    ],
+    ids=["cast", "reduce_precision", "cast of a function"],
+)
+def test_what_is_rounded_on_the_way_back_takes_one_pass(narrow):
+    """A second pass would round cotangents that are scaled, and sums of them, to what the loss rounds to."""
+
+    def loss(w, x):
+        return jnp.sum(jax.checkpoint(lambda x, w: jnp.sin(jnp.sin(x @ w) @ w))(x, narrow(w)))
+
+    w, x = np.eye(70, dtype="f4"), np.ones((2, 3, 70), "f4")
+    with pytest.raises(ValueError, match="use 'one_pass'"):
+        clipping.clipped_grad(loss, l2_clip_norm=1.0, method="two_pass")(w, x)
+    auto, one = (
+        clipping.clipped_grad(loss, l2_clip_norm=1.0, method=method)(w, x)
+        for method in ("auto", "one_pass")
+    )
+    np.testing.assert_array_equal(auto.grads, one.grads)
+
+
+def test_a_weight_that_only_a_penalty_uses():
+    def loss(p, x):
+        h = jax.checkpoint(lambda x, w: jnp.sin(jnp.sin(x @ w) @ w))(x, p["w"])
+        return jnp.sum(h) + x[0, 0] * jnp.sum(p["unused"] ** 2)
+
+    p = {name: np.eye(70, dtype="f4") for name in ("w", "unused")}
+    x = np.linspace(0, 1, 2 * 3 * 70, dtype="f4").reshape(2, 3, 70)
+    two, one = (
+        clipping.clipped_grad(loss, l2_clip_norm=1.0, method=method)(p, x)
+        for method in ("two_pass", "vmap")
+    )
+    for name in p:
+        np.testing.assert_allclose(two.grads[name], one.grads[name], rtol=1e-4, atol=1e-6)
