@@ -74,9 +74,12 @@ def _rounds(program: Program, leaves: Sequence[jax.Array]) -> bool:
 
 
 def _narrows(jaxpr: Any) -> bool:
-    """Whether anything in a jaxpr is rounded to less than float32: cotangents are then rounded there too."""
+    """Whether any array in a jaxpr is rounded to less than float32: cotangents are then rounded there too.
+
+    A loss may be: what is pulled back from it, a clip factor, is rounded down before.
+    """
     for eqn in jaxpr.eqns:
-        types = [v.aval.dtype for v in eqn.outvars if hasattr(v.aval, "dtype")]
+        types = [v.aval.dtype for v in eqn.outvars if getattr(v.aval, "ndim", 0)]
         floats = (t for t in types if jnp.issubdtype(t, jnp.floating))
         if eqn.primitive.name == "reduce_precision" or any(accumulator(t) != t for t in floats):
             return True
