@@ -60,7 +60,9 @@ def grid(source: str, axes: list[str]) -> list[dict]:
                 raise ValueError(f"--set={axis} must be key=v1,v2")
             if name in chosen:
                 raise ValueError(f"--set={name}=… is given twice: put all values in one --set")
-            chosen[name] = [_parse(value, axis) for value in values.split(",")]
+            # A comma inside brackets is part of a tuple: ngrams=[1,2],[]
+            parts = re.split(r",(?![^\[]*\])", values)
+            chosen[name] = [_parse(value, axis) for value in parts]
     else:
         module = records.config_module(source)
         if not callable(getattr(module, "sweep", None)):
@@ -87,7 +89,8 @@ def _parse(value: str, axis: str):
     if not value:
         raise ValueError(f"empty value in --set={axis}")
     try:
-        return yaml.safe_load(value)
+        found = yaml.safe_load(value)
+        return tuple(found) if isinstance(found, list) else found
     except yaml.YAMLError:
         raise ValueError(
             f"--set={axis}: {value!r} is not a value; commas separate values"
@@ -280,7 +283,9 @@ def start() -> None:
     """The command line."""
     flags.DEFINE_string("config", None, "name or file of the config, with :arg if any")
     flags.DEFINE_string("workdir", None, "folder of the sweep, which all workers share")
-    flags.DEFINE_multi_string("set", [], "key=v1,v2: an axis of the grid, instead of sweep()")
+    flags.DEFINE_multi_string(
+        "set", [], "key=v1,v2: an axis, instead of sweep(); tuples as [a,b]"
+    )
     flags.DEFINE_string("executor", "local", "who runs the points: local, ray or slurm")
     flags.DEFINE_integer("workers", 1, "how many points run at a time")
     flags.DEFINE_string("shard", "", "I/N: run every N-th point only, from the I-th on")

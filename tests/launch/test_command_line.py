@@ -129,6 +129,14 @@ def test_bad_axes_are_named(axis, words):
         sweep.grid("configs/quickstart.py:tiny", [axis])
 
 
+def test_tuples_are_values_of_an_axis():
+    found = sweep.grid("configs/finetune.py:tiny", ["ngrams=[1,2],[],[3]", "seed=0,1"])
+    assert [point["ngrams"] for point in found[::2]] == [(1, 2), (), (3,)]
+    chosen = [sweep.point_config("configs/finetune.py:tiny", point) for point in found]
+    assert [config.ngrams for config in chosen[::2]] == [(1, 2), (), (3,)]
+    assert len({sweep.point_name(point) for point in found}) == 6
+
+
 def test_names_of_points_fit_into_file_systems_and_stay_apart():
     overrides = {f"section.name{number}": "ε" * 9 for number in range(20)}
     names = {sweep.point_name(overrides | {"seed": seed}) for seed in range(3)}
