@@ -151,6 +151,9 @@ class _Walk:
             return inputs
         if inputs[0] and (moved := _all(self.moved(eqn, view) for view in inputs[0])):
             return [moved]
+        if (gain := jaxprs.gain(eqn)) is not None:
+            (views,) = filter(None, inputs)
+            return [tuple(view._replace(gain=gain * view.gain) for view in views)]
         if parts := self.parts(eqn, inputs, consumers):
             return parts
         for which, views in enumerate(inputs):

@@ -21,6 +21,7 @@ from jax import lax
 from jax.extend import core
 
 from dpx.clipping.materialize import accumulator
+from dpx.clipping.views import View
 
 
 class Convolution(NamedTuple):
@@ -129,6 +130,15 @@ def _grouped(
     at = axes.index(feature)
     shape = (*x.shape[:at], groups, x.shape[at] // groups, *x.shape[at + 1 :])
     return x.reshape(shape), [*axes[:at], group, *axes[at:]]
+
+
+def use(eqn: Any, which: int, view: View, sizes: Any) -> tuple | None:
+    """What `dpx.clipping.uses.RULES` wants of a convolution; None where it has no rule."""
+    if (forms := rule(eqn, which)) is None:
+        return None
+    by_patches, gradient = forms
+    left_axes, right_axes = patch_axes(eqn, view.axes)
+    return by_patches, left_axes, right_axes, None, (gradient, view.axes)
 
 
 def rule(eqn: Any, which: int) -> tuple[Callable | None, Callable] | None:

@@ -20,6 +20,7 @@ import jax.numpy as jnp
 from jax import lax
 
 from dpx.clipping import convolutions
+from dpx.clipping.rounding import settled
 from dpx.clipping.views import Axes, Loop, Scale, View
 
 # Indices travel as float32 cotangents, exact up to this many rows.
@@ -96,7 +97,7 @@ class Use(NamedTuple):
             return False
         loops = {atom for loop in self.loops for atom in loop.axes}
         factors = self.left_axes, self.right_axes
-        return not any(self.scale.atoms <= loops.union(*map(set, axes)) for axes in factors)
+        return not any(self.scale.atoms <= loops.union(*axes) for axes in factors)
 
     @property
     def lengths(self) -> tuple[int, ...]:
@@ -126,6 +127,9 @@ def find(eqn: Any, which: int, view: View, path: tuple[int, ...], sizes: Any) ->
         left = functools.partial(_pad_left, left, padded[0])
         right = functools.partial(_pad, padded[1])
     operands = [jax.ShapeDtypeStruct(v.aval.shape, v.aval.dtype) for v in eqn.invars]
+    if view.gain != 1:
+        right = functools.partial(_times, view.gain, right)
+        gradient = gradient and (functools.partial(_times, view.gain, gradient[0]), gradient[1])
     if gradient is not None:
         product, axes = gradient
         gradient = Gradient(product, axes, _Operand(1 - which), operands[1 - which])
@@ -164,6 +168,10 @@ def _evaluated(function: Callable, arguments: Any) -> Any:
 
 def _same(cotangent: jax.Array) -> jax.Array:
     return cotangent
+
+
+def _times(gain: float, function: Callable, *arguments: jax.Array) -> jax.Array:
+    return function(*arguments[:-1], settled(arguments[-1] * gain))
 
 
 def is_whole(use: Use) -> bool:
@@ -279,18 +287,10 @@ def _slice(eqn, which, view, sizes):
     return left, ((-1,),), right_axes, indexed, None
 
 
-def _conv(eqn, which, view, sizes):
-    if (forms := convolutions.rule(eqn, which)) is None:
-        return None
-    by_patches, gradient = forms
-    left_axes, right_axes = convolutions.patch_axes(eqn, view.axes)
-    return by_patches, left_axes, right_axes, None, (gradient, view.axes)
-
-
 RULES: dict[str, Callable[..., Any]] = {
     "dot_general": _dot_general,
     "gather": _gather,
     "dynamic_slice": _slice,
     "slice": _slice,
-    "conv_general_dilated": _conv,
+    "conv_general_dilated": convolutions.use,
 }

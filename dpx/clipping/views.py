@@ -41,6 +41,7 @@ class View(NamedTuple):
       pads: for some axes of the value, how much longer the parameter is on either side: positive where the
         value is a part of the parameter, negative where the parameter is a part of the value.
       scale: what the gradient is multiplied by, entry by entry, where the value is a derived weight.
+      gain: the number that the parameter was multiplied by.
     """
 
     param: int
@@ -48,6 +49,7 @@ class View(NamedTuple):
     loops: tuple[Loop, ...] = ()
     pads: tuple[tuple[int, int, int], ...] = ()
     scale: Scale | None = None
+    gain: float = 1.0
 
 
 def padded(view: View, axis: int, low: int, high: int) -> View | None:

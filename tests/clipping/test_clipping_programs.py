@@ -29,6 +29,7 @@ def straight_through(w):
 CHANGES = {
     "transposed": lambda w, g: w.T,
     "scaled": lambda w, g: 2.5 * w,
+    "divided": lambda w, g: -w / 2.5,
     "rows scaled": lambda w, g: w * jnp.linspace(0.5, 2, WIDTH)[:, None],
     "scale learned": lambda w, g: w * g,
     "masked": lambda w, g: w * LOWER,
@@ -60,7 +61,10 @@ def indices(h):
 
 
 def blocks(h, w):
-    return jax.lax.scan(lambda c, v: (jnp.sin(c @ v), None), h, jnp.stack([w, w / 2]))[0]
+    def body(c, v):
+        return jnp.sin(c @ (v * 0.75) - c @ (-v / 3).T), None
+
+    return jax.lax.scan(body, h, jnp.stack([w, w / 2]))[0]
 
 
 def loops_in_loops(h, w):

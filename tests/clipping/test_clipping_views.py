@@ -146,3 +146,26 @@ def test_a_slice_that_is_added_is_looked_up():
     params = {"w": normal(20, WIDTH)}
     found = rules_of(lambda p, x: jnp.sum((p["w"][:LENGTH] + x) ** 2), params, SEQUENCES)
     assert found["w"][2:] == (["slice"], [])
+
+
+def test_weights_times_a_number_inside_loops_have_rules():
+    """Equalised learning rates: the weight is divided by a number wherever it is used."""
+
+    def loss(p, x):
+        def body(h, v):
+            return jnp.sin(h @ (0.5 * v) + h @ (-(v / 3.0)).T), None
+
+        h, _ = jax.lax.scan(jax.checkpoint(body), x, p["blocks"])
+        image = jax.lax.conv_general_dilated(
+            h[None], p["kernel"] * 2.0, (1,), "SAME", dimension_numbers=("NHC", "HIO", "NHC")
+        )
+        return jnp.sum(jnp.cos(image)) + jnp.sum((p["table"] * 4.0)[jnp.array([1, 0, 1])] ** 2)
+
+    rng = np.random.default_rng(0)
+    shapes = {"blocks": (3, 8, 8), "kernel": (3, 8, 4), "table": (5, 2)}
+    params = {n: jnp.asarray(rng.normal(size=s) / 2, jnp.float32) for n, s in shapes.items()}
+    x = rng.normal(size=(4, 6, 8)).astype("f4")
+    assert all(row.has_rule for row in clipping.explain_clipping(loss, params, x).rows)
+    for method in ("one_pass", "two_pass"):
+        fn = jit(clipping.clipped_grad(loss, l2_clip_norm=0.5, method=method))
+        check(fn(params, x), per_example(loss, params, (x,)), 0.5)
