@@ -47,7 +47,7 @@ def squared_norm(shared: Layout, pairs: Sequence[Pair], array: jax.Array) -> jax
 def _squared_lengths(pair: Pair, squares: jax.Array) -> jax.Array:
     """‖m ⊙ rows[p] ⊗ columns[p]‖² for all positions, rounded up: (K, P)."""
     dtype = accumulator(pair.columns.dtype)
-    _, r, c = squares.shape
+    k, r, c = squares.shape
     tiny = _rounding.tiny(dtype)
     # Whatever is flushed, of squares, of their products and of sums, is below `tiny`.
     squares, columns = squares + tiny, jnp.square(pair.columns.astype(dtype)) + tiny
@@ -57,7 +57,7 @@ def _squared_lengths(pair: Pair, squares: jax.Array) -> jax.Array:
         rows = jnp.square(pair.rows.astype(dtype)) + tiny
         found = fixed_terms.multiplied(rows, squares, 1) + 2 * r * tiny
     products = jnp.sum(found * columns, axis=2) + 2 * c * tiny
-    terms = fixed_terms.chunk(r) + grams.UNROLLED + c + 16
+    terms = fixed_terms.chunk(r) + grams.UNROLLED + c + k + 16
     return products * (1 + 1.01 * _rounding.gamma(terms, dtype))
 
 
