@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
 from jax.extend import core
-from jax.numpy import floating, issubdtype
+from jax.numpy import complexfloating, floating, issubdtype
 
 from dpx.clipping import jaxprs
 from dpx.clipping import uses as _uses
@@ -15,6 +15,9 @@ from dpx.clipping.uses import Use
 from dpx.clipping.views import Loop, View
 
 Views = tuple[View, ...]
+
+# Sums of two values, and by what the second one is multiplied.
+SUMS: dict[str, complex] = {"add": 1.0, "add_any": 1.0, "sub": -1.0, "complex": 1j}
 
 
 class Capture(NamedTuple):
@@ -153,7 +156,9 @@ class _Walk:
             return [moved]
         if (gain := jaxprs.gain(eqn)) is not None:
             (views,) = filter(None, inputs)
-            return [tuple(view._replace(gain=gain * view.gain) for view in views)]
+            return [_times(gain, views)]
+        if name in SUMS and all(inputs):
+            return [(*inputs[0], *_times(SUMS[name], inputs[1]))]
         if parts := self.parts(eqn, inputs, consumers):
             return parts
         for which, views in enumerate(inputs):
@@ -176,7 +181,7 @@ class _Walk:
             return view._replace(axes=tuple(view.axes[i] for i in order), pads=pads)
         if name == "convert_element_type":
             old, new = eqn.invars[0].aval.dtype, eqn.outvars[0].aval.dtype
-            if not issubdtype(new, floating):
+            if not issubdtype(new, floating) and not issubdtype(new, complexfloating):
                 return None
             self.narrowed |= new.itemsize < old.itemsize
             return view
@@ -246,6 +251,10 @@ class _Walk:
             if not kept[i]:
                 self.give_up(views, "scan")
         return kept
+
+
+def _times(gain: complex, views: Views) -> Views:
+    return tuple(view._replace(gain=gain * view.gain) for view in views)
 
 
 def _all(views: Iterable[View | None]) -> Views:

@@ -5,8 +5,8 @@ Where a loss computes something from a weight alone (`dpx.clipping.weights`), th
     g = m ⊙ sum_p rows[p] ⊗ columns[p] + sum_j T_j ⊙ y_j,
 
 with arrays m and T_j that are the same for all examples, and are made once for a batch, and y_j that are
-small (numbers, or one for each row or column). The algebra of these terms is in `dpx.clipping.fixed_terms`, and
-what follows for an m that varies over rows and columns at once in `dpx.clipping.masked`.
+small (numbers, or one for each row or column). The algebra of these terms is in `dpx.clipping.fixed_terms`;
+what follows for an m that varies over rows and columns at once, in `dpx.clipping.masked`.
 """
 
 import functools

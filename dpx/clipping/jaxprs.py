@@ -101,14 +101,15 @@ def is_exact(params: dict[str, Any]) -> bool:
     return all(each in (Precision.HIGHEST, DotAlgorithmPreset.F32_F32_F32) for each in both)
 
 
-def gain(eqn: Any) -> float | None:
+def gain(eqn: Any) -> complex | None:
     """The number by which an equation multiplies the one array that it takes; None where it does not."""
     name = eqn.primitive.name
     if name == "neg":
         return -1.0
     if name not in ("mul", "div") or len(variables(eqn)) != 1:
         return None
-    (number,) = (float(v.val) for v in eqn.invars if isinstance(v, core.Literal))
+    (number,) = (complex(v.val) for v in eqn.invars if isinstance(v, core.Literal))
+    number = number if number.imag else number.real
     if name == "mul":
         return number
     return 1 / number if number and isinstance(eqn.invars[1], core.Literal) else None

@@ -19,7 +19,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from dpx.clipping import convolutions
+from dpx.clipping import complex_weights, convolutions, views
 from dpx.clipping.rounding import settled
 from dpx.clipping.views import Axes, Loop, Scale, View
 
@@ -121,13 +121,20 @@ def find(eqn: Any, which: int, view: View, path: tuple[int, ...], sizes: Any) ->
     if not (left or gradient):
         return None
     if view.pads:
-        padded = _padded(view, left_axes), _padded(view, right_axes)
+        padded = views.pads_of(view, left_axes), views.pads_of(view, right_axes)
         if len(padded[0]) + len(padded[1]) < len(view.pads):
             return None  # The axis of a look-up, which is in neither factor.
         left = functools.partial(_pad_left, left, padded[0])
-        right = functools.partial(_pad, padded[1])
+        right = functools.partial(views.pad, padded[1])
     operands = [jax.ShapeDtypeStruct(v.aval.shape, v.aval.dtype) for v in eqn.invars]
-    if view.gain != 1:
+    if jnp.issubdtype(operands[which].dtype, jnp.complexfloating):
+        if left is None:
+            return None
+        gradient = None
+        left, right, left_axes, right_axes = complex_weights.real_factors(
+            left, right, view.gain, (left_axes, right_axes), indexed
+        )
+    elif view.gain != 1:
         right = functools.partial(_times, view.gain, right)
         gradient = gradient and (functools.partial(_times, view.gain, gradient[0]), gradient[1])
     if gradient is not None:
@@ -170,7 +177,7 @@ def _same(cotangent: jax.Array) -> jax.Array:
     return cotangent
 
 
-def _times(gain: float, function: Callable, *arguments: jax.Array) -> jax.Array:
+def _times(gain: complex, function: Callable, *arguments: jax.Array) -> jax.Array:
     return function(*arguments[:-1], settled(arguments[-1] * gain))
 
 
@@ -179,22 +186,8 @@ def is_whole(use: Use) -> bool:
     return use.right is _same
 
 
-def _padded(view: View, axes: Axes) -> tuple[tuple[int, int, int], ...]:
-    """The pads of a view that fall on the axes of a factor."""
-    found = ((view.axes[axis], low, high) for axis, low, high in view.pads)
-    return tuple((axes.index(a), low, high) for a, low, high in found if a and a in axes)
-
-
-def _pad(pads: tuple[tuple[int, int, int], ...], x: jax.Array) -> jax.Array:
-    """Adds zeros to axes, or takes a part of them where the numbers are negative."""
-    widths = [(0, 0, 0)] * x.ndim
-    for axis, low, high in pads:
-        widths[axis] = (low, high, 0)
-    return lax.pad(x, jnp.zeros((), x.dtype), widths)
-
-
 def _pad_left(left: Callable, pads: tuple, operands: Sequence[jax.Array]) -> jax.Array:
-    return _pad(pads, left(operands))
+    return views.pad(pads, left(operands))
 
 
 def _dot_general(eqn, which, view, sizes):

@@ -6,6 +6,8 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 import jax
+import jax.numpy as jnp
+from jax import lax
 
 # The parameter axes that one axis of an array merges, major first; () for an axis of size one.
 # In factors, (-1,), (-2,), ... are axes of positions.
@@ -41,7 +43,7 @@ class View(NamedTuple):
       pads: for some axes of the value, how much longer the parameter is on either side: positive where the
         value is a part of the parameter, negative where the parameter is a part of the value.
       scale: what the gradient is multiplied by, entry by entry, where the value is a derived weight.
-      gain: the number that the parameter was multiplied by.
+      gain: the number that the parameter was multiplied by; complex where the value is.
     """
 
     param: int
@@ -49,7 +51,7 @@ class View(NamedTuple):
     loops: tuple[Loop, ...] = ()
     pads: tuple[tuple[int, int, int], ...] = ()
     scale: Scale | None = None
-    gain: float = 1.0
+    gain: complex = 1.0
 
 
 def padded(view: View, axis: int, low: int, high: int) -> View | None:
@@ -60,6 +62,20 @@ def padded(view: View, axis: int, low: int, high: int) -> View | None:
         return None  # Part of a whole, then whole of a part: no single padding.
     pads[axis] = (before[0] + low, before[1] + high)
     return view._replace(pads=tuple((a, i, j) for a, (i, j) in sorted(pads.items())))
+
+
+def pads_of(view: View, axes: Axes) -> tuple[tuple[int, int, int], ...]:
+    """The pads of a view that fall on the axes of a factor."""
+    found = ((view.axes[axis], low, high) for axis, low, high in view.pads)
+    return tuple((axes.index(a), low, high) for a, low, high in found if a and a in axes)
+
+
+def pad(pads: tuple[tuple[int, int, int], ...], x: jax.Array) -> jax.Array:
+    """Adds zeros to axes, or takes a part of them where the numbers are negative."""
+    widths = [(0, 0, 0)] * x.ndim
+    for axis, low, high in pads:
+        widths[axis] = (low, high, 0)
+    return lax.pad(x, jnp.zeros((), x.dtype), widths)
 
 
 def to_split(axes: Axes, new_shape: Sequence[int], sizes: Sequence[int]) -> tuple[int, int] | None:

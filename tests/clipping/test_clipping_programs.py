@@ -82,6 +82,15 @@ def convolution(h, kernel, channels):
     )[0]  # fmt: skip
 
 
+def fourier(h, w):
+    """A complex weight for each frequency, its parts from one real array."""
+    parts = w.reshape(2, 4, 4, 2)
+    weight = parts[0] + 1j * parts[1]
+    spectrum = jnp.fft.rfft(h, axis=1)[:, :4]
+    found = jnp.einsum("li,iof->of", spectrum, weight)
+    return h + jnp.fft.irfft(found, 8, axis=0).sum(1)
+
+
 # Positions (L, D), weight (D, D) -> positions.
 USES = {
     "product": lambda h, w: h @ w,
@@ -124,6 +133,7 @@ USES = {
     "derivative by hand": by_hand,
     "convolution": lambda h, w: h + convolution(h, w.reshape(4, 2, 8)[:3], 2),
     "convolution in groups": lambda h, w: h + convolution(h, w.reshape(4, 2, 8)[:2], 8),
+    "fourier": fourier,
     "one row": lambda h, w: h + w[1],
     "gate": lambda h, w: h * jax.nn.sigmoid(h @ w),
     "diagonal": lambda h, w: h * jnp.diag(w),

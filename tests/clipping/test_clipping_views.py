@@ -169,3 +169,52 @@ def test_weights_times_a_number_inside_loops_have_rules():
     for method in ("one_pass", "two_pass"):
         fn = jit(clipping.clipped_grad(loss, l2_clip_norm=0.5, method=method))
         check(fn(params, x), per_example(loss, params, (x,)), 0.5)
+
+
+def complex_weights(kind):
+    """Complex weights of two real arrays."""
+    rng = np.random.default_rng(0)
+    p = {n: jnp.asarray(rng.normal(size=(8, 6, 5)) / 2, jnp.float32) for n in ("re", "im")}
+
+    def weight(p):
+        if kind == "complex":
+            return jax.lax.complex(p["re"], p["im"]) / 2.0
+        return p["re"] - (1j * p["im"])
+
+    def loss(p, x):
+        spectrum = jnp.fft.rfft(x, axis=0)[:5]
+        if kind == "looked up":
+            found = weight(p)[jnp.argmax(x, 1)]
+        else:
+            found = jnp.einsum("mi,iom->mo", spectrum, weight(p))
+        return jnp.sum(jnp.sin(jnp.real(found))) + jnp.sum(jnp.abs(found) ** 2)
+
+    return loss, p, (rng.normal(size=(4, 9, 8)).astype("f4"),)
+
+
+@pytest.mark.parametrize("kind", ["complex", "sum", "looked up"])
+@pytest.mark.parametrize("favor", [0.0, 1e9], ids=["Gram", "held"])
+def test_complex_weights_of_real_parameters(monkeypatch, kind, favor):
+    """Fourier operators."""
+    monkeypatch.setattr(plan, "FAVOR_GRADIENT", favor)
+    monkeypatch.setattr(plan, "FAVOR_TABLE", favor)
+    loss, params, batch = complex_weights(kind)
+    expected = "Gram" if favor == 0 else "gradient"
+    assert {r.rule for r in clipping.explain_clipping(loss, params, *batch).rows} == {expected}
+    for method in ("one_pass", "two_pass"):
+        fn = jit(clipping.clipped_grad(loss, l2_clip_norm=0.5, method=method))
+        check(fn(params, *batch), per_example(loss, params, batch), 0.5)
+
+
+def test_sums_of_weights_have_rules():
+    def loss(p, x):
+        def body(h, _):
+            return jnp.sin(h @ (p["a"] + p["a"].T) - h @ (p["b"] - 2 * p["a"])), None
+
+        return jnp.sum(jax.lax.scan(body, x, length=2)[0])
+
+    params = {name: normal(WIDTH, WIDTH, seed=i) for i, name in enumerate("ab")}
+    rows = clipping.explain_clipping(loss, params, SEQUENCES).rows
+    assert all(row.has_rule for row in rows)
+    fn = jit(clipping.clipped_grad(loss, l2_clip_norm=0.5))
+    check(fn(params, SEQUENCES), per_example(loss, params, (SEQUENCES,)), 0.5)
