@@ -102,8 +102,13 @@ def bfloat16():
 
 
 CASES = (
-    autoregressive, several_positions, used_twice, looked_up_and_tied, blocks, heads, convolution, scan,
-)  # fmt: skip
+    autoregressive,
+    several_positions,
+    *(
+        pytest.param(case, marks=pytest.mark.slow)
+        for case in (used_twice, looked_up_and_tied, blocks, heads, convolution, scan)
+    ),
+)
 
 
 @pytest.fixture(autouse=True)
@@ -123,7 +128,11 @@ def rule(loss, params, batch):
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.__name__)
 @pytest.mark.parametrize(
-    ("favor", "name"), [(0.0, "product"), (1e9, "gradient")], ids=["factors", "held"]
+    ("favor", "name"),
+    [
+        pytest.param(0.0, "product", id="factors"),
+        pytest.param(1e9, "gradient", id="held", marks=pytest.mark.slow),
+    ],
 )
 def test_norms_and_sums_are_exact(monkeypatch, case, favor, name):
     keep_factors(monkeypatch, favor)
@@ -133,6 +142,7 @@ def test_norms_and_sums_are_exact(monkeypatch, case, favor, name):
     check(jit(fn)(params, *batch), per_example(loss, params, batch), 0.5)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("case", [autoregressive, several_positions], ids=lambda c: c.__name__)
 @pytest.mark.parametrize(
     "options", [{"method": "two_pass"}, {"microbatch_size": 3}, {"microbatch_size": 1}], ids=str
@@ -144,6 +154,7 @@ def test_other_ways_give_the_same(monkeypatch, case, options):
     check(jit(fn)(params, *batch), per_example(loss, params, batch), 0.5)
 
 
+@pytest.mark.slow
 def test_a_penalty_beside_it(monkeypatch):
     keep_factors(monkeypatch)
     masked, params, batch = several_positions()
@@ -167,6 +178,7 @@ def test_two_functions_of_one_weight_fall_back(monkeypatch):
     check(jit(fn)(W, X), per_example(loss, W, (X,)), 0.5)
 
 
+@pytest.mark.slow
 def test_several_vmapped_calls(monkeypatch):
     """Parameters may have an axis of their own, as models with different seeds have."""
     keep_factors(monkeypatch)
@@ -189,6 +201,7 @@ def test_an_example_that_is_not_finite_adds_nothing(monkeypatch, case):
     np.testing.assert_allclose(out.grads["w"], rest.grads["w"], rtol=1e-6, atol=1e-7)
 
 
+@pytest.mark.slow
 def test_narrow_factors(monkeypatch):
     keep_factors(monkeypatch)
     loss, params, batch = bfloat16()

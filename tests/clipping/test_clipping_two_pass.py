@@ -320,7 +320,7 @@ def test_nothing_is_passed_twice_where_all_gradients_are_held():
 @pytest.mark.parametrize(
     "narrow",
     [
-        lambda w: w.astype(jnp.bfloat16).astype(w.dtype),
+        pytest.param(lambda w: w.astype(jnp.bfloat16).astype(w.dtype), marks=pytest.mark.slow),
         lambda w: jax.lax.reduce_precision(w, 8, 7),
         lambda w: (w / jnp.linalg.norm(w, axis=0)).astype(jnp.float16).astype(w.dtype),
     ],
@@ -342,6 +342,7 @@ def test_what_is_rounded_on_the_way_back_takes_one_pass(narrow):
     np.testing.assert_array_equal(auto.grads, one.grads)
 
 
+@pytest.mark.slow
 def test_a_weight_that_only_a_penalty_uses():
     def loss(p, x):
         h = jax.checkpoint(lambda x, w: jnp.sin(jnp.sin(x @ w) @ w))(x, p["w"])

@@ -193,7 +193,9 @@ def complex_weights(kind):
 
 
 @pytest.mark.parametrize("kind", ["complex", "sum", "looked up"])
-@pytest.mark.parametrize("favor", [0.0, 1e9], ids=["Gram", "held"])
+@pytest.mark.parametrize(
+    "favor", [0.0, pytest.param(1e9, marks=pytest.mark.slow)], ids=["Gram", "held"]
+)
 def test_complex_weights_of_real_parameters(monkeypatch, kind, favor):
     """Fourier operators."""
     monkeypatch.setattr(plan, "FAVOR_GRADIENT", favor)

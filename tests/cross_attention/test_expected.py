@@ -152,6 +152,7 @@ def test_a_memory_that_the_mean_beats_is_said_before_it_is_built():
         cross_attention.build(KEY, K[:5], V[:5], expected_records=30, **UNIT, **BUDGET, **private)
 
 
+@pytest.mark.slow
 def test_the_memory_that_it_takes_is_said_or_refused(monkeypatch):
     K, V, _ = model(30, 16, 2, 0, domain="ball")
     about = {**UNIT, "domain": "ball", "epsilon": 1e8, "delta": 1e-6}

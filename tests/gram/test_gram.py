@@ -102,7 +102,7 @@ def test_noise_is_calibrated_to_the_sensitivity(X):
     assert errors[:, 0, 1].std() == pytest.approx(made.noise_std / math.sqrt(2), rel=0.06)
 
 
-@pytest.mark.parametrize("k", [3, pytest.param(7, marks=pytest.mark.slow), 100])
+@pytest.mark.parametrize("k", [3, *(pytest.param(k, marks=pytest.mark.slow) for k in (7, 100))])
 def test_bartlett_agrees_with_summing_outer_products(k):
     covariance = np.array([[2.0, 0.5, 0.1], [0.5, 1.0, -0.3], [0.1, -0.3, 0.5]])
     with jax.enable_x64(True):

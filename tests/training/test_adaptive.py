@@ -40,7 +40,8 @@ def norms(trained):
     return np.array([record.l2_clip_norm for record in trained.history])
 
 
-@pytest.mark.parametrize("quantile", [0.2, pytest.param(0.8, marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("quantile", [0.2, 0.8])
 def test_the_norm_settles_at_the_quantile(quantile):
     clip = AdaptiveClipNorm(start=9.0, quantile=quantile, learning_rate=0.5)
     found = norms(fit(l2_clip_norm=clip))
