@@ -187,7 +187,13 @@ def leaves(released):
     return [leaf for leaf in found if leaf.dtype != object]
 
 
-@pytest.mark.parametrize("name", RELEASES)
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param(name, marks=pytest.mark.slow) if name in ("sketch", "distances") else name
+        for name in RELEASES
+    ],
+)
 def test_blocks_in_any_order_make_the_release_of_the_one_call_to_the_last_bit(name):
     passes, one_call, block = RELEASES[name]
     expected = one_call(KEY, block(list(range(23))), **BUDGET)

@@ -101,7 +101,15 @@ def median_norm(gradients):
     return float(np.median(np.sqrt(sum((g.reshape(len(g), -1) ** 2).sum(1) for g in gradients))))
 
 
-@pytest.mark.parametrize("name", STACKS)
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param(name, marks=pytest.mark.slow)
+        if name in ("nested", "scan without remat", "save_only_these_names")
+        else name
+        for name in STACKS
+    ],
+)
 def test_sums_and_norms_are_exact(name):
     loss = loss_of(STACKS[name])
     gradients = per_example(loss, params(), (TOKENS,))
@@ -197,7 +205,7 @@ def test_an_example_that_is_not_finite_adds_nothing():
     check(out, gradients, 1.0, finite)
 
 
-@pytest.mark.parametrize("size", [1, 3])
+@pytest.mark.parametrize("size", [pytest.param(1, marks=pytest.mark.slow), 3])
 def test_microbatches_and_a_batch_of_one_are_exact(size):
     loss = loss_of(scan)
     gradients = per_example(loss, params(), (TOKENS,))

@@ -120,7 +120,9 @@ CASES = (joined_gates, split_heads, wrapped, passed_through, dead_code, embeddin
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.__name__)
-@pytest.mark.parametrize("favor", [0.0, 1e9], ids=["Gram", "held"])
+@pytest.mark.parametrize(
+    "favor", [0.0, pytest.param(1e9, marks=pytest.mark.slow)], ids=["Gram", "held"]
+)
 def test_norms_and_sums_are_exact(monkeypatch, case, favor):
     monkeypatch.setattr(plan, "FAVOR_GRADIENT", favor)
     monkeypatch.setattr(plan, "FAVOR_TABLE", favor)

@@ -301,7 +301,11 @@ def test_noise_seed_weakens_the_wording_and_reproduces(tmp_path):
 
 
 @pytest.mark.parametrize(
-    "source", ["configs/quickstart.py:tiny", "configs/recommender.py:synthetic,tiny"]
+    "source",
+    [
+        "configs/quickstart.py:tiny",
+        pytest.param("configs/recommender.py:synthetic,tiny", marks=pytest.mark.slow),
+    ],
 )
 def test_no_two_releases_share_their_noise(tmp_path, monkeypatch, source):
     """The keys of every release, and of every training step, are all different."""

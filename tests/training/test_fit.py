@@ -149,6 +149,7 @@ def killed_at(step, monkeypatch, folder, **changes):
             fit(workdir=folder, **changes)
 
 
+@pytest.mark.slow
 def test_a_killed_call_goes_on_bitwise_under_the_key_that_it_began_with(tmp_path, monkeypatch):
     whole = fit(workdir=tmp_path / "whole")
     folder = tmp_path / "killed"
