@@ -131,8 +131,8 @@ def get_config(arg: str = "") -> ConfigDict:
                 "gap_decay": 0.9,
                 "max_gap": 20,
                 "age_decay": 0.95,
-                "backward": 0.3,
-                "ordered": config_dict.placeholder(bool),  # by default what pays at this ε and N
+                "order_weight": 0.4,  # 0: which of two items came first does not count
+                "popularity_age_decay": 0.8,
             },
             "num_kept": config_dict.placeholder(int),
             "regularization": config_dict.placeholder(float),

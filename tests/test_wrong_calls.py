@@ -53,6 +53,7 @@ EPSILON = (0, -1, float("inf"), 1e9)
 DELTA = (0, -1, 1, float("inf"))
 SHARE = (0, -0.1, 1, float("inf"))
 PROBABILITY = (0, -0.1, 1.1, float("inf"))
+WEIGHT = (-0.1, 1.1, float("inf"))
 BUDGET = {"epsilon": EPSILON, "delta": DELTA}
 
 
@@ -238,8 +239,8 @@ CALLS = {
     "Laplace": Call(noise.Laplace, {"scale": 1.0}, {"scale": POSITIVE}, trees=("scale",)),
     "popularity.fit": Call(
         functools.partial(popularity.fit, KEY, HISTORIES),
-        {**WITHIN, "l2_clip_norm": 1.0},
-        BUDGET | {"l2_clip_norm": POSITIVE},
+        {**WITHIN, "l2_clip_norm": 1.0, "age_decay": 0.9},
+        BUDGET | {"l2_clip_norm": POSITIVE, "age_decay": PROBABILITY},
     ),
     "ngram.fit": Call(
         functools.partial(ngram.fit, KEY, TOKENS, np.ones((2, 3), bool), unit="name"),
@@ -261,7 +262,8 @@ CALLS = {
             "gap_decay": 0.9,
             "max_gap": 2,
             "age_decay": 0.9,
-            "backward": 0.3,
+            "popularity_age_decay": 0.9,
+            "order_weight": 0.3,
             **WITHIN,
         },
         BUDGET
@@ -272,7 +274,8 @@ CALLS = {
             "max_gap": COUNT,
             "gap_decay": PROBABILITY,
             "age_decay": PROBABILITY,
-            "backward": NOT_NEGATIVE,
+            "popularity_age_decay": PROBABILITY,
+            "order_weight": WEIGHT,
         },
         optional=("num_kept",),
     ),

@@ -38,20 +38,23 @@ def fit(
     epsilon: float,
     delta: float,
     l2_clip_norm: float = 1.0,
+    age_decay: float = 1.0,
     unit: str = "user",
     secure: bool = False,
 ) -> Popularity:
     """Counts, privately, in how many histories each item occurs.
 
-    Guarantee: (ε, δ)-DP for adding or removing one user. A user's 0/1 vector of the distinct items of the
-    history is rescaled to l2 norm at most `l2_clip_norm`, which is therefore the exact sensitivity of
-    the sum; the sum is released once with Gaussian noise.
+    Guarantee: (ε, δ)-DP for adding or removing one user. A user's vector, of 1 or less for each item of the
+    history and 0 elsewhere, is rescaled to l2 norm at most `l2_clip_norm`, which is therefore the exact
+    sensitivity of the sum; the sum is released once with Gaussian noise.
 
     Args:
       key: The JAX key of the noise.
       histories: Of N users over M items; the catalogue counts as public.
       epsilon, delta: The budget.
       l2_clip_norm: A user with n distinct items counts min(1, l2_clip_norm/√n) at each.
+      age_decay: In (0, 1]. Below 1 an item counts age_decay^a, with a the number of items after its last
+        occurrence, before the norm is taken: what users come to late says more about what comes next.
       unit: What one history is.
       secure: Sums integers and draws discrete noise (`dpx.noise.secure`); `key` must then be None.
 
@@ -59,7 +62,8 @@ def fit(
       ValueError: for an argument out of range.
     """
     options = {"epsilon": epsilon, "delta": delta, "unit": unit, "secure": secure}
-    return in_memory(passes(key, l2_clip_norm=l2_clip_norm, **options), histories)
+    weighting = {"l2_clip_norm": l2_clip_norm, "age_decay": age_decay}
+    return in_memory(passes(key, **weighting, **options), histories)
 
 
 def passes(
@@ -68,6 +72,7 @@ def passes(
     epsilon: float,
     delta: float,
     l2_clip_norm: float = 1.0,
+    age_decay: float = 1.0,
     unit: str = "user",
     secure: bool = False,
 ) -> Passes[Popularity]:
@@ -76,26 +81,48 @@ def passes(
         raise ValueError(
             f"l2_clip_norm={l2_clip_norm} must be at most {_LARGEST_CLIP:g}: count in other units"
         )
+    check_decay(age_decay, "age_decay")
     privacy.gaussian_noise_multiplier(epsilon, delta)
     exact_arithmetic.check(key, secure)
-    total = yield functools.partial(statistic, l2_clip_norm=l2_clip_norm)
+    total = yield functools.partial(statistic, l2_clip_norm=l2_clip_norm, age_decay=age_decay)
     return release(key, total, epsilon=epsilon, delta=delta, unit=unit, secure=secure)
 
 
-def statistic(histories: Histories, *, l2_clip_norm: float = 1.0) -> Partial:
-    """The exact sum of users' 0/1 vectors, each rescaled to norm at most `l2_clip_norm`: private data."""
-    distinct = [np.unique(items) for items in histories.items]
-    lengths = np.array([len(items) for items in distinct], np.int64)
-    weights = np.minimum(1.0, l2_clip_norm / np.sqrt(np.maximum(lengths, 1)))
+def statistic(
+    histories: Histories, *, l2_clip_norm: float = 1.0, age_decay: float = 1.0
+) -> Partial:
+    """The exact sum of users' vectors, each rescaled to norm at most `l2_clip_norm`: private data."""
+    kept = [_last_occurrences(items) for items in histories.items]
+    lengths = np.array([len(items) for items, _ in kept], np.int64)
+    users = np.repeat(np.arange(len(kept)), lengths)
+    ages = np.concatenate([np.zeros(0, np.int64), *(after for _, after in kept)])
+    weights = age_decay**ages
+    norms = np.sqrt(np.bincount(users, weights**2, minlength=len(kept)))
+    weights *= np.minimum(1.0, l2_clip_norm / np.maximum(norms, 1))[users]
     counts, largest = sum_sparse(
-        np.repeat(weights, lengths),
-        np.repeat(np.arange(len(lengths)), lengths),
-        np.concatenate([np.zeros(0, np.int64), *distinct]),
+        weights,
+        users,
+        np.concatenate([np.zeros(0, np.int64), *(items for items, _ in kept)]),
         histories.num_items,
         l2_clip_norm=l2_clip_norm,
     )
-    options = {"l2_clip_norm": l2_clip_norm, "num_items": histories.num_items}
+    options = {
+        "l2_clip_norm": l2_clip_norm,
+        "age_decay": age_decay,
+        "num_items": histories.num_items,
+    }
     return Partial("item popularity", options, (counts,), len(lengths), largest)
+
+
+def check_decay(value, name: str) -> None:
+    """Raises ValueError unless the value is a number in (0, 1]."""
+    if not 0 < _validate.check_number(value, name) <= 1:
+        raise ValueError(f"{name}={value} must be in (0, 1]")
+
+
+def _last_occurrences(items: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """The distinct items of a history, and how many items follow the last occurrence of each."""
+    return np.unique(items[::-1], return_index=True)
 
 
 def release(
@@ -162,6 +189,7 @@ def leading_passes(
     budget_fraction: float,
     num_kept: int | None = None,
     rule: Callable[[float, int, int], int] | None = None,
+    age_decay: float = 1.0,
     secure: bool = False,
 ) -> Passes[Leading]:
     """Spends a share of a budget on the popularity, from which a recommender's items are chosen.
@@ -176,7 +204,7 @@ def leading_passes(
       budget_fraction: s of μ², in (0, 1).
       num_kept: K, by default what `rule` says.
       rule: K from the noise of the rest, N and M; by default `default_num_kept`.
-      secure: As in `fit`.
+      age_decay, secure: As in `fit`.
 
     Returns:
       The one pass (`dpx.partial`) over histories of N users and M items; N and the catalogue count as public.
@@ -188,12 +216,13 @@ def leading_passes(
         raise ValueError(
             f"popularity_budget_fraction={budget_fraction} must be strictly between 0 and 1"
         )
+    check_decay(age_decay, "age_decay")
     exact_arithmetic.check(key, secure)
     if num_kept is not None:
         _validate.check_integer(num_kept, "num_kept")
     of_popularity = noise_multiplier / math.sqrt(budget_fraction)
     of_rest = noise_multiplier / math.sqrt(1 - budget_fraction)
-    total = yield statistic
+    total = yield functools.partial(statistic, age_decay=age_decay)
     num_users = _watch.public(total.num_records, "the number of users")
     num_items = total.options["num_items"]
     if num_kept is None:

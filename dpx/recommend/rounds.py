@@ -21,10 +21,13 @@ _PIECE_EVENTS = 2**17  # whose pairs are in memory together: 120 MiB at 20 gaps
 class Round(NamedTuple):
     """The statistic of one round, called on histories: the sum of users' matrices of norm 1, private data.
 
+    A user's entry (i, j) is, above the diagonal, how much i and j occur together, in either order. Below it,
+    (j, i) is `order_weight` times by how much more i comes before j than after it.
+
     Attributes:
       items: (K,) the kept items.
-      alive: (K, K) bool, the pairs that are summed.
-      gap_decay, max_gap, age_decay, backward: As in `fit`.
+      alive: (K, K) bool, the entries that are summed.
+      gap_decay, max_gap, age_decay, order_weight: As in `fit`.
     """
 
     items: np.ndarray
@@ -32,7 +35,7 @@ class Round(NamedTuple):
     gap_decay: float
     max_gap: int
     age_decay: float
-    backward: float
+    order_weight: float
 
     def __call__(self, histories: Histories) -> Partial:
         # A few users after the others: pairs take 40 times the memory of their events.
@@ -43,7 +46,7 @@ class Round(NamedTuple):
         return dataclasses.replace(functools.reduce(merge, parts), blocks=frozenset())
 
     def pairs(self, histories: Histories, users: slice = slice(None)) -> sparse.csr_array:
-        """(N, K²) weights of each user's ordered pairs of different kept items, before any norm is taken."""
+        """(N, K²) entries of each user's pairs of different kept items, before any norm is taken."""
         _, _, *weighting = self
         return _pairs(histories.items[users], histories.num_items, self.items, *weighting)
 
@@ -54,7 +57,7 @@ class Round(NamedTuple):
         weights = pairs.data * self.alive.ravel()[pairs.indices]
         # A user's largest weight becomes 1 first: squares of tiny ones would vanish from the norm.
         largest = np.zeros(num_users)
-        np.maximum.at(largest, users, weights)
+        np.maximum.at(largest, users, np.abs(weights))
         weights /= np.where(largest > 0, largest, 1)[users]
         squares = np.bincount(users, weights**2, minlength=num_users)
         weights /= np.sqrt(np.where(squares > 0, squares, 1))[users]
@@ -89,9 +92,10 @@ def release_rounds(
         # Noise first: a sum over users that is rounded to 32 bits may move by more than 1.
         total += np.where(alive, np.asarray(noisy, np.float32).reshape(total.shape), 0)
         counted += alive
-        # The cut rises, and what is left out keeps its value: once out, always out.
+        # The cut rises, and what is left out keeps its value: once out, always out, the order with the pair.
         cut = _LAST_CUT * number / max(rounds - 2, 1)
-        alive = alive & (total > cut * std * np.sqrt(counted))
+        found = np.triu(total > cut * std * np.sqrt(counted))
+        alive = alive & (found | found.T)
     rounds_of = np.maximum(counted, 1)
     return total / rounds_of, std / np.sqrt(rounds_of)
 
@@ -104,7 +108,7 @@ def _pieces(histories: Histories) -> Iterator[slice]:
     return itertools.starmap(slice, itertools.pairwise([0, *cuts.tolist(), len(lengths)]))
 
 
-def _pairs(walks, num_items, items, gap_decay, max_gap, age_decay, backward) -> sparse.csr_array:
+def _pairs(walks, num_items, items, gap_decay, max_gap, age_decay, order_weight):
     users, tokens, after = flat(walks)
     place = places(items, num_items)[tokens]
     rows, entries, weights = [], [], []
@@ -112,11 +116,15 @@ def _pairs(walks, num_items, items, gap_decay, max_gap, age_decay, backward) -> 
         first, second = place[:-gap], place[gap:]
         real = (users[:-gap] == users[gap:]) & (first >= 0) & (second >= 0) & (first != second)
         first, second = first[real], second[real]
+        low, high = np.minimum(first, second), np.maximum(first, second)
         weight = gap_decay ** (gap - 1) * age_decay ** after[gap:][real]
-        for factor, source, target in ((1.0, first, second), (backward, second, first)):
-            rows.append(users[gap:][real])
-            entries.append(source * len(items) + target)
-            weights.append(factor * weight)
+        rows.append(users[gap:][real])
+        entries.append(low * len(items) + high)
+        weights.append(weight)
+        if order_weight:
+            rows.append(rows[-1])
+            entries.append(high * len(items) + low)
+            weights.append(np.where(first < second, order_weight, -order_weight) * weight)
     coordinates = (_joined(rows, np.int64), _joined(entries, np.int64))
     shape = (len(walks), len(items) ** 2)
     # Conversion from coordinates adds up what a history reaches more than once.

@@ -1,13 +1,14 @@
 """A private next-item recommender: which item follows which, released in a few rounds.
 
 One linear attention head over the history, S_j = Σ_k ρ^k W[i_k, j] with i_k the k-th last item, whose weights
-W come from noisy counts of transitions instead of noisy gradient steps. The counts are released in rounds.
-A user adds a matrix of Frobenius norm 1 to each, so that whoever has many pairs of items says little
-about each of them; therefore a round leaves out the pairs that the rounds before it have not found, and every
-user's norm goes to those that remain.
+W come from noisy counts of transitions instead of noisy gradient steps. Of two items it is counted how much
+they occur together and, with less weight, how much more one of them comes before the other than after it:
+the former has more signal, since both orders add to it. The counts are released in rounds. A user adds a
+matrix of Frobenius norm 1 to each, so that whoever has many pairs of items says little about each of them;
+therefore a round leaves out the pairs that the rounds before it have not found, and every user's norm goes to
+those that remain.
 """
 
-import functools
 import math
 from collections.abc import Sequence
 from typing import NamedTuple
@@ -29,7 +30,7 @@ class Transitions(NamedTuple):
     Attributes:
       items: (K,) numbers of the kept items, the most popular ones first.
       estimate: (K, K) float32; row i, column j: how strongly j follows i, in users of one pair each.
-      standard_error: (K, K) float32, of the noise in `estimate`.
+      standard_error: (K, K) float32, of the noise in `estimate`, with which of two items comes first given.
       weights: (K, K) float32, what `scores` uses: `attention_weights` of the two.
       log_popularity: (M,) log of a noisy distribution over the catalogue.
       guarantee: Of the popularity and all rounds together.
@@ -42,7 +43,7 @@ class Transitions(NamedTuple):
     weights: np.ndarray
     log_popularity: np.ndarray
     guarantee: privacy.PrivacyGuarantee
-    prior_weight: float = 0.03
+    prior_weight: float = 0.1
 
     def scores(
         self,
@@ -76,13 +77,13 @@ def fit(
     epsilon: float,
     delta: float,
     num_kept: int | None = None,
-    popularity_budget_fraction: float = 0.05,
+    popularity_budget_fraction: float = 0.1,
+    popularity_age_decay: float = 0.8,
     rounds: int = 6,
     gap_decay: float = 0.9,
     max_gap: int = 20,
     age_decay: float = 0.95,
-    backward: float = 0.3,
-    ordered: bool | None = None,
+    order_weight: float = 0.4,
     secure: bool = False,
 ) -> Transitions:
     """Releases the popularity of all items and the transitions between those that lead it.
@@ -105,13 +106,12 @@ def fit(
       epsilon, delta: The budget.
       num_kept: K, by default `default_num_kept`, which looks at ε, δ and N alone.
       popularity_budget_fraction: s in (0, 1).
+      popularity_age_decay: As `age_decay` of `dpx.recommend.popularity.fit`.
       rounds: R. One is a single noisy matrix, with no pair left out.
       gap_decay, max_gap: Two items of a history at a distance of g ≤ max_gap positions weigh gap_decay^(g−1).
       age_decay: ... times age_decay^a, where a items follow the later one of the two.
-      backward: Weight of the pair in the opposite order: 0 counts order only, 1 makes it symmetric.
-      ordered: Whether it counts which of two items came first. If not, a pair is summed once for both orders,
-        with more signal for the same noise, and `backward` plays no part. By default what pays for this
-        noise and N (`default_ordered`).
+      order_weight: By which it counts which of two items comes first, beside how much they occur together.
+        0 counts the latter alone, and 1 is as good as counting both orders apart.
       secure: Sums integers and draws discrete noise (`dpx.noise.secure`); `key` must then be None.
 
     Raises:
@@ -127,9 +127,9 @@ def fit(
         return statistic.of_pairs(pairs)
 
     budget = {"epsilon": epsilon, "delta": delta, "secure": secure, "num_kept": num_kept}
-    weights = {"gap_decay": gap_decay, "max_gap": max_gap, "age_decay": age_decay}
     options = {"popularity_budget_fraction": popularity_budget_fraction, "rounds": rounds}
-    weights |= {"backward": backward, "ordered": ordered}
+    options |= {"popularity_age_decay": popularity_age_decay, "order_weight": order_weight}
+    weights = {"gap_decay": gap_decay, "max_gap": max_gap, "age_decay": age_decay}
     return drive(passes(key, **budget, **options, **weights), sum_up)
 
 
@@ -139,13 +139,13 @@ def passes(
     epsilon: float,
     delta: float,
     num_kept: int | None = None,
-    popularity_budget_fraction: float = 0.05,
+    popularity_budget_fraction: float = 0.1,
+    popularity_age_decay: float = 0.8,
     rounds: int = 6,
     gap_decay: float = 0.9,
     max_gap: int = 20,
     age_decay: float = 0.95,
-    backward: float = 0.3,
-    ordered: bool | None = None,
+    order_weight: float = 0.4,
     secure: bool = False,
 ) -> Passes[Transitions]:
     """`fit` as its 1 + R passes over the data (`dpx.partial`): the popularity, and one for each round.
@@ -153,7 +153,7 @@ def passes(
     What a round sums depends on what the rounds before it released, hence the passes. `rounds=1` takes two
     passes in all and leaves out no pair: it costs accuracy, not privacy.
     """
-    check_options(rounds, gap_decay, max_gap, age_decay, backward, ordered)
+    check_options(rounds, gap_decay, max_gap, age_decay, order_weight, popularity_age_decay)
     multiplier = privacy.gaussian_noise_multiplier(epsilon, delta)
     popularity_key, rounds_key = noise.secure.split(key, secure)
     leading = yield from popularity.leading_passes(
@@ -161,22 +161,19 @@ def passes(
         noise_multiplier=multiplier,
         budget_fraction=popularity_budget_fraction,
         num_kept=num_kept,
-        rule=functools.partial(default_num_kept, ordered=ordered),
+        rule=default_num_kept,
+        age_decay=popularity_age_decay,
         secure=secure,
     )
-    if ordered is None:
-        ordered = default_ordered(leading.noise_multiplier, leading.num_users)
     std = leading.noise_multiplier * math.sqrt(rounds)
-    pairs = np.ones((len(leading.items), len(leading.items)), bool)
-    if not ordered:
-        pairs, backward = (
-            np.triu(pairs, 1),
-            1.0,
-        )  # either order counts for the pair above the diagonal
-    first = Round(leading.items, pairs, gap_decay, max_gap, age_decay, backward)
-    estimate, error = yield from release_rounds(rounds_key, first, std, rounds)
-    if not ordered:
-        estimate, error = estimate + estimate.T, np.minimum(error, error.T)
+    pairs = ~np.eye(len(leading.items), dtype=bool)
+    if not order_weight:
+        pairs = np.triu(pairs)
+    first = Round(leading.items, pairs, gap_decay, max_gap, age_decay, order_weight)
+    found, error = yield from release_rounds(rounds_key, first, std, rounds)
+    share = order_shares(found, error, order_weight)
+    together, error = np.triu(found, 1), np.triu(error, 1)
+    estimate, error = (share * (half + half.T) for half in (together, error))
     return Transitions(
         items=leading.items,
         estimate=estimate,
@@ -187,33 +184,20 @@ def passes(
             epsilon,
             delta,
             multiplier,
-            f"noisy popularity, and transitions between {len(leading.items)} items "
-            f"{'in order' if ordered else 'in either order'} in {rounds} round(s) with noise multiplier "
-            f"{std:.6g} each",
+            f"noisy popularity, and transitions between {len(leading.items)} items in {rounds} round(s) "
+            f"with noise multiplier {std:.6g} each",
         ),
-        prior_weight=0.03 if ordered else 0.3 * leading.noise_multiplier,
+        prior_weight=0.2 * leading.noise_multiplier,
     )
 
 
-def default_ordered(noise_std: float, num_users: int) -> bool:
-    """Whether the order of items pays: with at least 20,000 users for each unit of noise.
+def default_num_kept(noise_std: float, num_users: int, num_items: int) -> int:
+    """K = N/(20σ) within the bounds of `dpx.recommend.popularity.default_num_kept`.
 
-    The number was chosen on Amazon Games' next-to-last items.
+    It is more than there, because rounds thin the pairs out. The 20 was chosen on Amazon Games' next-to-last
+    items.
     """
-    return num_users >= 20_000 * noise_std
-
-
-def default_num_kept(
-    noise_std: float, num_users: int, num_items: int, *, ordered: bool | None = None
-) -> int:
-    """K by `dpx.recommend.popularity.default_num_kept`, and twice as many where order does not count.
-
-    A pair then has more signal, and rounds have half as many pairs to thin out.
-    """
-    if ordered is None:
-        ordered = default_ordered(noise_std, num_users)
-    wide = noise_std if ordered else noise_std / 2
-    return popularity.default_num_kept(wide, num_users, num_items)
+    return popularity.default_num_kept(noise_std * 2 / 3, num_users, num_items)
 
 
 def check_options(
@@ -221,21 +205,37 @@ def check_options(
     gap_decay: float,
     max_gap: int,
     age_decay: float,
-    backward: float,
-    ordered: bool | None = None,
+    order_weight: float,
+    popularity_age_decay: float = 1.0,
 ) -> None:
     """Raises ValueError for an option of `fit` that is out of range."""
-    if ordered not in (None, True, False):
-        raise ValueError(f"ordered={ordered!r} must be True, False, or None for the rule")
     _validate.check_integer(rounds, "rounds")
     _validate.check_integer(max_gap, "max_gap")
-    for name, value in (("gap_decay", gap_decay), ("age_decay", age_decay)):
-        if not 0 < _validate.check_number(value, name) <= 1:
-            raise ValueError(f"{name}={value} must be in (0, 1]")
-    if _validate.check_positive(backward, "backward", zero=True) > 1e100:
-        raise ValueError(
-            f"backward={backward} must be at most 1e100: beyond it weights are not finite"
-        )
+    popularity.check_decay(gap_decay, "gap_decay")
+    popularity.check_decay(age_decay, "age_decay")
+    popularity.check_decay(popularity_age_decay, "popularity_age_decay")
+    if not 0 <= _validate.check_number(order_weight, "order_weight") <= 1:
+        raise ValueError(f"order_weight={order_weight} must be in [0, 1]")
+
+
+def order_shares(found: np.ndarray, standard_error: np.ndarray, order_weight: float) -> np.ndarray:
+    """(K, K) in [0, 1]: of how much i and j occur together, the share of i before j.
+
+    With t what was found of the two together and a of the one before minus after the other, of standard
+    error e, it is (1 + a/t · t²/(t² + e²))/2: the less the noise lets see of the order, the nearer to 1/2.
+
+    Args:
+      found, standard_error: (K, K), what `Round` sums, with its noise.
+      order_weight: By which what is below the diagonal was multiplied.
+    """
+    if not order_weight:
+        return np.full_like(found, 0.5)
+    together = np.maximum(np.triu(found, 1), 0)
+    before = np.tril(found, -1).T / order_weight
+    error = np.tril(standard_error, -1).T / order_weight
+    spread = together**2 + error**2
+    lead = np.clip(before * together / np.where(spread > 0, spread, 1), -1, 1)
+    return (1 + lead - lead.T) / 2
 
 
 def attention_weights(

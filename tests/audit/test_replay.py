@@ -122,17 +122,15 @@ UNBOUNDED = {
     "token probabilities": of_histories(
         lambda h: reattention.token_probabilities(KEY, h, max_tokens=3, **BUDGET)
     ),
-    "transitions": of_histories(
-        lambda h: transitions.fit(KEY, h, num_kept=6, rounds=3, ordered=True, **BUDGET)
-    ),
+    "transitions": of_histories(lambda h: transitions.fit(KEY, h, num_kept=6, rounds=3, **BUDGET)),
     "transitions, K by rule": of_histories(lambda h: transitions.fit(KEY, h, **BUDGET)),
     "transitions, either order": of_histories(
-        lambda h: transitions.fit(KEY, h, num_kept=6, rounds=2, ordered=False, **BUDGET)
+        lambda h: transitions.fit(KEY, h, num_kept=6, rounds=2, order_weight=0.0, **BUDGET)
     ),
     "item Gram": of_histories(lambda h: item_gram.fit(KEY, h, num_kept=5, **BUDGET)),
     "popularity, over blocks": over_blocks(popularity.passes),
     "transitions, over blocks": over_blocks(
-        functools.partial(transitions.passes, num_kept=6, rounds=2, ordered=True)
+        functools.partial(transitions.passes, num_kept=6, rounds=2)
     ),
     "item Gram, over blocks": over_blocks(functools.partial(item_gram.passes, num_kept=5)),
     "1-grams": counted(1),

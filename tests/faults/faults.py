@@ -487,8 +487,8 @@ FAULTS = (
     Fault(
         "long histories are not rescaled in the popularity",
         "dpx/recommend/popularity.py",
-        "weights = np.minimum(1.0, l2_clip_norm / np.sqrt(np.maximum(lengths, 1)))",
-        "weights = np.ones(len(lengths))",
+        "weights *= np.minimum(1.0, l2_clip_norm / np.maximum(norms, 1))[users]",
+        "weights *= 1.0",
         REMOVED.format("popularity"),
     ),
     Fault(
@@ -536,8 +536,8 @@ FAULTS = (
     Fault(
         "pairs that the exact counts find remain",
         "dpx/recommend/rounds.py",
-        "alive = alive & (total > cut * std * np.sqrt(counted))",
-        "alive = alive & (counts.reshape(total.shape) > 0)",
+        "found = np.triu(total > cut * std * np.sqrt(counted))",
+        "found = np.triu(counts.reshape(total.shape) > 0)",
         REMOVED.format("transitions"),
     ),
     Fault(

@@ -4,6 +4,7 @@ import contextlib
 import errno
 import json
 import os
+import signal
 import threading
 import time
 
@@ -97,6 +98,8 @@ def test_who_slept_is_told_and_frees_nothing(tmp_path, hosts):
 
 def test_who_slept_is_interrupted(tmp_path, hosts, monkeypatch):
     monkeypatch.setattr(_lease, "BEAT", 0.02)
+    # Tests that a script starts in the background ignore interrupts.
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
 
     def sleep():
         with storage.lock(tmp_path):
@@ -104,8 +107,11 @@ def test_who_slept_is_interrupted(tmp_path, hosts, monkeypatch):
             for _ in range(1000):
                 time.sleep(0.01)
 
-    with pytest.raises(storage.BusyError, match="taken over"):
-        sleep()
+    try:
+        with pytest.raises(storage.BusyError, match="taken over"):
+            sleep()
+    finally:
+        signal.signal(signal.SIGINT, before)
 
 
 def test_a_claim_is_renewed_while_it_is_held(tmp_path, monkeypatch):

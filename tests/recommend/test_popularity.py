@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 
 from dpx.data import Histories, leave_last_out, left_pad, load_movielens_small
+from dpx.noise import secure
 from dpx.partial import in_memory
 from dpx.recommend import metrics, popularity
 
@@ -26,6 +27,18 @@ def test_one_user_moves_the_histogram_by_at_most_the_clip():
     for extra in ([4], [0, 1, 2, 3, 4], [0] * 50, [3, 4]):
         more = Histories((*HISTORIES.items, np.array(extra)), 5)
         assert np.linalg.norm(noiseless(more) - base) == pytest.approx(1.0, abs=1e-3)
+
+
+@pytest.mark.parametrize("l2_clip_norm", [1.0, 10.0])
+def test_what_users_come_to_late_counts_more(l2_clip_norm):
+    found = popularity.statistic(HISTORIES, l2_clip_norm=l2_clip_norm, age_decay=0.5)
+    expected = np.zeros(5)
+    # [0, 0, 1], [2], [0, 3, 1, 2] and []: what follows the last occurrence of an item counts.
+    for vector in ([0.5, 1, 0, 0, 0], [0, 0, 1, 0, 0], [0.125, 0.5, 1, 0.25, 0]):
+        expected += np.array(vector) * min(1, l2_clip_norm / np.linalg.norm(vector))
+    np.testing.assert_allclose(found.sums[0] / secure.STEPS * l2_clip_norm, expected, atol=1e-6)
+    with pytest.raises(ValueError, match=r"age_decay=1\.5"):
+        popularity.fit(jax.random.key(0), HISTORIES, epsilon=1.0, delta=1e-5, age_decay=1.5)
 
 
 def leading(**options):
