@@ -1,6 +1,7 @@
 """Users' histories of items: filtering, splitting, padding."""
 
 import dataclasses
+from collections.abc import Sequence
 
 import numpy as np
 
@@ -126,6 +127,14 @@ def leave_last_out(histories: Histories) -> Split:
         validation=np.array([histories.items[u][-2] for u in users], np.int32),
         test=np.array([histories.items[u][-1] for u in users], np.int32),
     )
+
+
+def flatten(walks: Sequence[np.ndarray]) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Each (T,): the user of an event, its item, and the number of the user's items after it, in order."""
+    lengths = np.array([len(items) for items in walks], np.int64)
+    users = np.repeat(np.arange(len(lengths)), lengths)
+    after = np.cumsum(lengths)[users] - 1 - np.arange(len(users))
+    return users, np.concatenate([np.zeros(0, np.int64), *walks]).astype(np.int64), after
 
 
 def left_pad(sequences, length: int) -> tuple[np.ndarray, np.ndarray]:

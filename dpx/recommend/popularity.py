@@ -10,7 +10,7 @@ import jax
 import numpy as np
 
 from dpx import _validate, _watch, privacy
-from dpx.data.histories import Histories
+from dpx.data.histories import Histories, flatten
 from dpx.noise import release_integers, sum_sparse
 from dpx.noise import secure as exact_arithmetic
 from dpx.partial import Partial, Passes, in_memory
@@ -92,37 +92,23 @@ def statistic(
     histories: Histories, *, l2_clip_norm: float = 1.0, age_decay: float = 1.0
 ) -> Partial:
     """The exact sum of users' vectors, each rescaled to norm at most `l2_clip_norm`: private data."""
-    kept = [_last_occurrences(items) for items in histories.items]
-    lengths = np.array([len(items) for items, _ in kept], np.int64)
-    users = np.repeat(np.arange(len(kept)), lengths)
-    ages = np.concatenate([np.zeros(0, np.int64), *(after for _, after in kept)])
-    weights = age_decay**ages
-    norms = np.sqrt(np.bincount(users, weights**2, minlength=len(kept)))
+    num_users, num_items = len(histories.items), histories.num_items
+    users, items, after = flatten(histories.items)
+    # Each item of a user once, the last time that it occurs.
+    found, place = np.unique((users * num_items + items)[::-1], return_index=True)
+    users, items = found // num_items, found % num_items
+    weights = np.float64(age_decay) ** after[::-1][place]
+    norms = np.sqrt(np.bincount(users, weights**2, minlength=num_users))
     weights *= np.minimum(1.0, l2_clip_norm / np.maximum(norms, 1))[users]
-    counts, largest = sum_sparse(
-        weights,
-        users,
-        np.concatenate([np.zeros(0, np.int64), *(items for items, _ in kept)]),
-        histories.num_items,
-        l2_clip_norm=l2_clip_norm,
-    )
-    options = {
-        "l2_clip_norm": l2_clip_norm,
-        "age_decay": age_decay,
-        "num_items": histories.num_items,
-    }
-    return Partial("item popularity", options, (counts,), len(lengths), largest)
+    counts, largest = sum_sparse(weights, users, items, num_items, l2_clip_norm=l2_clip_norm)
+    options = {"l2_clip_norm": l2_clip_norm, "age_decay": age_decay, "num_items": num_items}
+    return Partial("item popularity", options, (counts,), num_users, largest)
 
 
 def check_decay(value, name: str) -> None:
     """Raises ValueError unless the value is a number in (0, 1]."""
     if not 0 < _validate.check_number(value, name) <= 1:
         raise ValueError(f"{name}={value} must be in (0, 1]")
-
-
-def _last_occurrences(items: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """The distinct items of a history, and how many items follow the last occurrence of each."""
-    return np.unique(items[::-1], return_index=True)
 
 
 def release(

@@ -11,7 +11,7 @@ import numpy as np
 from scipy import sparse
 
 from dpx import noise
-from dpx.data.histories import Histories
+from dpx.data.histories import Histories, flatten
 from dpx.partial import Partial, Passes, merge
 
 _LAST_CUT = 2.5  # standard errors that a pair must reach to be counted in the last round
@@ -109,7 +109,7 @@ def _pieces(histories: Histories) -> Iterator[slice]:
 
 
 def _pairs(walks, num_items, items, gap_decay, max_gap, age_decay, order_weight):
-    users, tokens, after = flat(walks)
+    users, tokens, after = flatten(walks)
     place = places(items, num_items)[tokens]
     rows, entries, weights = [], [], []
     for gap in range(1, min(max_gap, len(tokens) - 1) + 1):
@@ -129,14 +129,6 @@ def _pairs(walks, num_items, items, gap_decay, max_gap, age_decay, order_weight)
     shape = (len(walks), len(items) ** 2)
     # Conversion from coordinates adds up what a history reaches more than once.
     return sparse.csr_array((_joined(weights, np.float64), coordinates), shape=shape)
-
-
-def flat(histories):
-    """(T,) user, item and number of items after it, of all events in order."""
-    lengths = np.array([len(items) for items in histories], np.int64)
-    users = np.repeat(np.arange(len(lengths)), lengths)
-    after = np.cumsum(lengths)[users] - 1 - np.arange(len(users))
-    return users, _joined(histories, np.int64), after
 
 
 def places(items: np.ndarray, num_items: int) -> np.ndarray:

@@ -18,10 +18,10 @@ import numpy as np
 from scipy import sparse
 
 from dpx import _validate, noise, privacy
-from dpx.data.histories import Histories
+from dpx.data.histories import Histories, flatten
 from dpx.partial import Partial, Passes, Statistic, drive
 from dpx.recommend import popularity
-from dpx.recommend.rounds import Round, flat, places, release_rounds
+from dpx.recommend.rounds import Round, places, release_rounds
 
 
 class Transitions(NamedTuple):
@@ -275,7 +275,7 @@ def recency_vectors(
     histories: Sequence[np.ndarray], items: np.ndarray, num_items: int, recency: float
 ) -> sparse.csr_array:
     """(U, K) float32: Σ recency^k over the places of an item, k the number of items after it."""
-    users, tokens, after = flat(histories)
+    users, tokens, after = flatten(histories)
     place = places(items, num_items)[tokens]
     real = place >= 0
     weights = (recency ** after[real]).astype(np.float32)
