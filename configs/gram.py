@@ -126,6 +126,7 @@ def get_config(arg: str = "") -> ConfigDict:
             "delta": 1 / 31_013,
             "num_seeds": 1,
             "popularity_budget_fraction": 0.1,
+            "popularity_age_decay": 0.2,  # of the row dp_popularity: later items count more
             "transitions": {
                 "rounds": 6,
                 "gap_decay": 0.9,

@@ -63,6 +63,7 @@ def get_config(arg: str = "") -> ConfigDict:
             "noise_seed": config_dict.placeholder(int),
             "num_seeds": 3,
             "popularity_budget_fraction": 0.5,
+            "popularity_age_decay": 1.0,  # below 1, later items of a history count more
             "data": {
                 "kind": kind,
                 **_data(kind),

@@ -112,7 +112,11 @@ def dp_popularity(repetition: Repetition) -> Row:
     """The whole budget on one histogram."""
     config, prepared = repetition.config, repetition.prepared
     noisy = popularity.fit(
-        repetition.noise.popularity, prepared.train, epsilon=config.epsilon, delta=config.delta
+        repetition.noise.popularity,
+        prepared.train,
+        epsilon=config.epsilon,
+        delta=config.delta,
+        age_decay=config.popularity_age_decay,
     )
     scores = noisy.log_probabilities()
     found = evaluate(config, prepared, lambda *_: scores)
@@ -200,9 +204,9 @@ def prior(
         return None, *warm_start.fit(key, train, config, config.start.budget_fraction)
     if config.popularity_budget_fraction == 0:
         return None, None, None
-    noisy = popularity.fit(
-        key, train, epsilon=config.popularity_budget_fraction * config.epsilon, delta=config.delta
-    )
+    spent = config.popularity_budget_fraction * config.epsilon
+    decay = config.popularity_age_decay
+    noisy = popularity.fit(key, train, epsilon=spent, delta=config.delta, age_decay=decay)
     return noisy.log_probabilities(), None, noisy.guarantee
 
 

@@ -166,7 +166,9 @@ def _rows(config, evaluated: Evaluated, keys: NoiseKeys) -> Iterator[Row]:
 
 
 def _dp_popularity(config, evaluated: Evaluated, key: jax.Array) -> Row:
-    noisy = popularity.fit(key, evaluated.known, epsilon=config.epsilon, delta=config.delta)
+    budget = {"epsilon": config.epsilon, "delta": config.delta}
+    decay = config.popularity_age_decay
+    noisy = popularity.fit(key, evaluated.known, age_decay=decay, **budget)
     scores = noisy.log_probabilities()[None]
     return Row("dp_popularity", _rank(config, evaluated, lambda _: scores), noisy.guarantee)
 
