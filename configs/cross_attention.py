@@ -91,7 +91,7 @@ def get_config(arg: str = "") -> ConfigDict:
                     "public_path": config_dict.placeholder(str),
                     "generated": 300 if tiny else 0,  # documents of no use but to try the code
                 },
-                "dim": 8 if tiny else 64,
+                "dim": 8 if tiny else 128,
                 "num_groups": 4 if tiny else 20,
                 "expected_records": 300 if tiny else 11_000,  # a public guess
                 "largest_logit": config_dict.placeholder(float),

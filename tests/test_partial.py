@@ -187,12 +187,18 @@ def leaves(released):
     return [leaf for leaf in found if leaf.dtype != object]
 
 
+VARIANTS = (
+    "sketch",
+    "distances",
+    "sketch, random features",
+    "distances on a line",
+    "trees, as the paper",
+)
+
+
 @pytest.mark.parametrize(
     "name",
-    [
-        pytest.param(name, marks=pytest.mark.slow) if name in ("sketch", "distances") else name
-        for name in RELEASES
-    ],
+    [pytest.param(name, marks=pytest.mark.slow if name in VARIANTS else ()) for name in RELEASES],
 )
 def test_blocks_in_any_order_make_the_release_of_the_one_call_to_the_last_bit(name):
     passes, one_call, block = RELEASES[name]

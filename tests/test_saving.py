@@ -107,9 +107,17 @@ np.savez(f"{sys.argv[1]}/answers.npz", **answers)
 """
 
 
+class _Made(dict):
+    """Each release, made when it is asked for."""
+
+    def __missing__(self, name):
+        self[name] = RELEASES[name][0]()
+        return self[name]
+
+
 @pytest.fixture(scope="module")
 def releases():
-    return {name: make() for name, (make, _) in RELEASES.items()}
+    return _Made()
 
 
 @pytest.fixture
@@ -120,8 +128,8 @@ def saved(tmp_path, releases):
 
 @pytest.mark.slow
 def test_another_process_loads_and_queries_every_release(releases, tmp_path, request):
-    for number, release in enumerate(releases.values()):
-        dpx.save(release, tmp_path / str(number))
+    for number, name in enumerate(RELEASES):
+        dpx.save(releases[name], tmp_path / str(number))
     where = [str(tmp_path), str(request.path.parent)]
     subprocess.run([sys.executable, "-c", ANOTHER_PROCESS, *where], check=True)
     answers = np.load(tmp_path / "answers.npz")

@@ -167,7 +167,21 @@ def removals(users):
     yield [*users, extreme], np.arange(len(users) + 1)
 
 
-@pytest.mark.parametrize("name", UNBOUNDED)
+# Near others that are fast.
+SELDOM = (
+    "transitions, K by rule",
+    "sketch, add or remove, simplex",
+    "sketch, add or remove, random features",
+    "sampled Gram, add or remove",
+)
+
+
+def rare(names, slow):
+    """Parameters, of which these are slow."""
+    return [pytest.param(x, marks=pytest.mark.slow if x in slow else ()) for x in names]
+
+
+@pytest.mark.parametrize("name", rare(UNBOUNDED, SELDOM))
 def test_adding_or_removing_a_record_moves_each_release_by_what_it_declares(name):
     program, users = UNBOUNDED[name], histories()
     first = audit.record(program, users)
@@ -304,12 +318,13 @@ VARIANTS = (
     "trees, truncated Laplace",
     "trees, two copies",
     "NoisyHead, one shot",
+    "Gram, traced",
 )
 
 
 @pytest.mark.parametrize(
     "name",
-    [pytest.param(name, marks=pytest.mark.slow if name in VARIANTS else ()) for name in REPLACED],
+    rare(REPLACED, VARIANTS),
 )
 def test_replacing_a_record_moves_each_release_by_what_it_declares(name):
     program, data = REPLACED[name], memory()
@@ -330,7 +345,7 @@ def test_replacing_a_record_moves_each_release_by_what_it_declares(name):
 # Noise and its price
 
 
-@pytest.mark.parametrize("name", {**UNBOUNDED, **REPLACED})
+@pytest.mark.parametrize("name", rare({**UNBOUNDED, **REPLACED}, (*SELDOM, *VARIANTS)))
 def test_the_noise_that_is_drawn_costs_what_is_stated(name, monkeypatch):
     """Of every mechanism, and no noise is drawn from a key that does not follow from the caller's."""
     program = {**UNBOUNDED, **REPLACED}[name]

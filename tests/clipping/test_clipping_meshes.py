@@ -7,18 +7,25 @@ import sys
 from pathlib import Path
 
 import pytest
+from mesh_cases import OTHER_CASES, QUICK_CASES
 
-CASES = Path(__file__).parents[1] / "mesh_cases.py"
+PROGRAM = Path(__file__).parents[1] / "mesh_cases.py"
 PARAMETERS = 3 * 3 * 3 * 32 + 96 * 32 + 32 * 64 + 64 + 64 * 32
 EXAMPLE = 12 * 12 * 3 + 6 + 2  # an image, tokens, a key
 
 
-@pytest.fixture(scope="module")
-def found():
-    """What `mesh_cases.py` prints: one process for all cases, because starting takes the time."""
+class Found(dict):
+    """What `mesh_cases.py` prints of a case: one process for many cases, because starting takes the time."""
+
+    def __missing__(self, case):
+        self.update(run("quick" if case in QUICK_CASES else "other"))
+        return self[case]
+
+
+def run(cases):
     devices = {"XLA_FLAGS": "--xla_force_host_platform_device_count=8", "JAX_PLATFORMS": "cpu"}
     done = subprocess.run(
-        [sys.executable, CASES],
+        [sys.executable, PROGRAM, cases],
         env=os.environ | devices | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
         capture_output=True,
         text=True,
@@ -28,24 +35,29 @@ def found():
     return json.loads(done.stdout.splitlines()[-1])
 
 
-@pytest.mark.parametrize("layout", ["data", "tensor parallel", "FSDP", "microbatches"])
-@pytest.mark.parametrize("kind", ["automatic", "explicit", "shard_map"])
-def test_sums_are_those_of_one_device_and_of_per_example_gradients(found, kind, layout):
-    if (case := f"{kind}, {layout}") not in found:
-        assert layout in ("FSDP", "microbatches")  # run together with another layout there
-        return
+@pytest.fixture(scope="module")
+def found():
+    return Found()
+
+
+def cases(*names):
+    """Parameters, of which those are slow whose case is not a quick one."""
+    slow = pytest.mark.slow
+    return [pytest.param(x, marks=[] if x in QUICK_CASES else slow, id=x) for x in names]
+
+
+@pytest.mark.parametrize("case", cases(*(x for x in {**QUICK_CASES, **OTHER_CASES} if ", " in x)))
+def test_sums_are_those_of_one_device_and_of_per_example_gradients(found, case):
     check(found[case])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("layout", ["data", "tensor parallel"])
 def test_sums_of_some_parameters_on_explicit_axes(found, layout):
-    case = found[f"explicit, {layout}, some trained"]
-    check(case)
-    assert set(case["exchanged"]) == {"all-reduce"}
-    if layout == "data":
-        assert (
-            sum(case["exchanged"]["all-reduce"]) == 3 * 3 * 3 * 32 + 32 * 64
-        )  # none for what is frozen
+    exchanged = found[f"explicit, {layout}, some trained"]["exchanged"]
+    assert set(exchanged) == {"all-reduce"}
+    if layout == "data":  # none for what is frozen
+        assert sum(exchanged["all-reduce"]) == 3 * 3 * 3 * 32 + 32 * 64
 
 
 def check(case):
@@ -60,34 +72,37 @@ def check(case):
     assert case["laid out"]
 
 
+@pytest.mark.slow
 def test_sums_under_pmap(found):
     assert found["pmap"]["error"] < 1e-5
 
 
-@pytest.mark.parametrize("kind", ["explicit", "shard_map"])
-def test_devices_exchange_nothing_but_the_sum(found, kind):
-    exchanged = found[f"{kind}, data"]["exchanged"]
+@pytest.mark.parametrize("case", cases("explicit, data", "shard_map, data"))
+def test_devices_exchange_nothing_but_the_sum(found, case):
+    exchanged = found[case]["exchanged"]
     assert list(exchanged) == ["all-reduce"]
     assert sum(exchanged["all-reduce"]) == PARAMETERS
 
 
-@pytest.mark.parametrize("case", ["data", "microbatches"])
+@pytest.mark.parametrize("case", cases("automatic, data", "automatic, microbatches"))
 def test_on_automatic_axes_devices_exchange_what_training_does_and_one_example(found, case):
-    exchanged = found[f"automatic, {case}"]["exchanged"]
+    exchanged = found[case]["exchanged"]
     assert set(exchanged) == {"all-reduce"}
     ordinary = sum(found["ordinary"]["all-reduce"])
     assert ordinary >= PARAMETERS
     assert sum(exchanged["all-reduce"]) <= ordinary + EXAMPLE + 16
 
 
-@pytest.mark.parametrize("kind", ["automatic", "explicit", "shard_map"])
-def test_tensor_parallel_sums_gather_nothing(found, kind):
-    assert set(found[f"{kind}, tensor parallel"]["exchanged"]) == {"all-reduce"}
+@pytest.mark.parametrize(
+    "case", cases(*(f"{kind}, tensor parallel" for kind in ("automatic", "explicit", "shard_map")))
+)
+def test_tensor_parallel_sums_gather_nothing(found, case):
+    assert set(found[case]["exchanged"]) == {"all-reduce"}
 
 
-@pytest.mark.parametrize("kind", ["automatic", "explicit"])
-def test_noise_is_drawn_where_it_is_added_and_the_same_on_any_number_of_devices(found, kind):
-    case = found[f"{kind} noise"]
+@pytest.mark.parametrize("name", cases("automatic noise", "explicit noise"))
+def test_noise_is_drawn_where_it_is_added_and_the_same_on_any_number_of_devices(found, name):
+    case = found[name]
     assert case["equal"]
     assert case["laid out"]
     assert case["noise"] == pytest.approx(0.5 * 1.3, rel=0.05)

@@ -105,7 +105,8 @@ def median_norm(gradients):
     "name",
     [
         pytest.param(name, marks=pytest.mark.slow)
-        if name in ("nested", "scan without remat", "save_only_these_names")
+        if name
+        in ("nested", "scan without remat", "save_only_these_names", "loop", "shared in scan")
         else name
         for name in STACKS
     ],

@@ -69,8 +69,8 @@ def search(domain, features, trials=128, steps=60, **random):
     [
         ("box", "box", 1, 1, 1.0, 2),
         ("ball", "box", 1, 1, 1.0, 2),
-        ("box", "box", 3, 2, 1.7, 4),
-        ("ball", "box", 3, 2, 1.7, 4),
+        pytest.param("box", "box", 3, 2, 1.7, 4, marks=pytest.mark.slow),
+        pytest.param("ball", "box", 3, 2, 1.7, 4, marks=pytest.mark.slow),
         ("ball", "ball", 3, 4, 1.7, 4),
     ],
 )

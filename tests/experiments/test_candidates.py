@@ -107,7 +107,9 @@ def text(**changes):
 
 
 @pytest.mark.parametrize(
-    "changes", [{}, {"reattention.enabled": True}], ids=["plain", "reattention"]
+    "changes",
+    [{}, pytest.param({"reattention.enabled": True}, marks=pytest.mark.slow)],
+    ids=["plain", "reattention"],
 )
 def test_a_language_model_costs_what_its_candidate_says(tmp_path, monkeypatch, changes):
     monkeypatch.setattr(training, "train", lambda loss, params, **rest: params)

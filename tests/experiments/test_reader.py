@@ -31,6 +31,7 @@ def test_without_noise_it_reads_the_exact_memory(small, rows):
     np.testing.assert_allclose(small(x), small(x, jnp.asarray(rows)), atol=2e-3)
 
 
+@pytest.mark.slow
 def test_all_blocks_cost_the_budget_together(rows):
     own = reader.Reader(8, 2, rngs=nnx.Rngs(1))
     own.remember(KEY, jnp.asarray(rows), epsilon=1.0, delta=1e-6)

@@ -102,7 +102,8 @@ def test_noise_is_calibrated_to_the_sensitivity(X):
     assert errors[:, 0, 1].std() == pytest.approx(made.noise_std / math.sqrt(2), rel=0.06)
 
 
-@pytest.mark.parametrize("k", [3, *(pytest.param(k, marks=pytest.mark.slow) for k in (7, 100))])
+@pytest.mark.slow
+@pytest.mark.parametrize("k", [3, 7, 100])
 def test_bartlett_agrees_with_summing_outer_products(k):
     covariance = np.array([[2.0, 0.5, 0.1], [0.5, 1.0, -0.3], [0.1, -0.3, 0.5]])
     with jax.enable_x64(True):
@@ -116,6 +117,7 @@ def test_bartlett_agrees_with_summing_outer_products(k):
     assert stats.ks_2samp(np.linalg.det(fast), np.linalg.det(slow)).pvalue > 1e-3
 
 
+@pytest.mark.slow
 def test_number_of_samples_beyond_32_bits_costs_nothing(X):
     made = gram.release(
         KEY, X, epsilon=100.0, delta=1e-6, column_bound=1.0, mechanism="sampling", eta=1e6

@@ -175,7 +175,9 @@ def test_keys_belong_to_the_data_that_they_were_made_for(tmp_path):
     [
         ("configs/quickstart.py:tiny", (ngram, "fit")),
         ("configs/recommender.py:amazon,tiny", (popularity, "fit")),
-        ("configs/gram.py:recommender,tiny", (item_gram, "fit")),
+        pytest.param(
+            "configs/gram.py:recommender,tiny", (item_gram, "fit"), marks=pytest.mark.slow
+        ),
     ],
 )
 def test_a_killed_run_does_not_resume_on_other_data(tmp_path, monkeypatch, source, broken):

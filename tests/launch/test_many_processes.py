@@ -70,8 +70,16 @@ def test_two_processes_leave_the_records_of_one(tmp_path):
     ("flags", "words"),
     [
         (["--config=text:tiny", "--distributed"], "must say how to find the other processes"),
-        (["--config=gram:tiny", "--distributed"], "trains no model on several processes"),
-        (["--config=text:tiny", "--process=1"], "need --distributed: add it"),
+        pytest.param(
+            ["--config=gram:tiny", "--distributed"],
+            "trains no model on several processes",
+            marks=pytest.mark.slow,
+        ),
+        pytest.param(
+            ["--config=text:tiny", "--process=1"],
+            "need --distributed: add it",
+            marks=pytest.mark.slow,
+        ),
     ],
 )
 def test_wrong_flags_end_in_one_line(tmp_path, flags, words):

@@ -59,7 +59,7 @@ def as_numpy(model):
 @pytest.mark.parametrize(
     "changes",
     [
-        {},
+        pytest.param({}, marks=pytest.mark.slow),
         {"tied": False, "head_dim": None, "rope_theta": 100.0, "num_heads": 3, "num_kv_heads": 1},
         {"rope_factors": (1.0, 4.0), "norm_epsilon": 0.1},
     ],
@@ -157,7 +157,7 @@ CASES = {
     ),
     "adapters, remat": ({"remat": True}, {"rank": 2, "layers": 2}),
 }
-FAST = ("adapters on constants",)
+FAST = ("second factors of one layer",)
 
 
 @pytest.mark.parametrize(

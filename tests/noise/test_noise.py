@@ -287,7 +287,7 @@ def test_misuse_raises():
         law.guarantee(1.5, **WHERE)
 
 
-@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+@pytest.mark.parametrize("dtype", [np.float32, pytest.param(np.float64, marks=pytest.mark.slow)])
 def test_every_entry_that_is_released_has_noise_of_its_own_of_the_stated_std(dtype):
     """One tree of two leaves, one with a sensitivity for each column."""
     columns = np.linspace(0.5, 2, 40)

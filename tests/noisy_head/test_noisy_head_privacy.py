@@ -12,7 +12,7 @@ from dpx import noisy_head
 from dpx.privacy import gaussian_noise_multiplier
 
 
-@pytest.mark.parametrize("dim", [4, 10])
+@pytest.mark.parametrize("dim", [4, pytest.param(10, marks=pytest.mark.slow)])
 def test_zero_noise_is_projected_gradient_descent(dim):
     """Algorithm 1 as printed, in NumPy, on prompts that its bounds bite."""
     features = features_of(60, 6, dim)

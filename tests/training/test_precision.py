@@ -62,7 +62,7 @@ def batch():
     return params, jnp.asarray(tokens), jnp.asarray(weight, jnp.float32), keys
 
 
-@pytest.mark.parametrize("method", ["auto", "vmap"])
+@pytest.mark.parametrize("method", ["auto", pytest.param("vmap", marks=pytest.mark.slow)])
 def test_sums_are_those_of_per_example_gradients_in_the_same_precision(method):
     params, *rows = batch()
     narrow = precision.computed_in(jnp.bfloat16, loss_fn)
