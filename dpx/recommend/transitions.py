@@ -214,8 +214,10 @@ def check_options(
     popularity.check_decay(gap_decay, "gap_decay")
     popularity.check_decay(age_decay, "age_decay")
     popularity.check_decay(popularity_age_decay, "popularity_age_decay")
-    if not 0 <= _validate.check_number(order_weight, "order_weight") <= 1:
-        raise ValueError(f"order_weight={order_weight} must be in [0, 1]")
+    if _validate.check_number(order_weight, "order_weight") and not 1e-3 <= order_weight <= 1:
+        raise ValueError(
+            f"order_weight={order_weight} must be in [0.001, 1], or 0 without the order"
+        )
 
 
 def order_shares(found: np.ndarray, standard_error: np.ndarray, order_weight: float) -> np.ndarray:

@@ -273,6 +273,7 @@ def test_any_budget_works(histories, epsilon):
         ({"age_decay": 0.0}, "age_decay=0.0"),
         ({"popularity_age_decay": 0.0}, "popularity_age_decay=0.0"),
         ({"order_weight": -0.1}, "order_weight=-0.1"),
+        ({"order_weight": 1e-300}, "order_weight=1e-300"),
         ({"order_weight": "no"}, "order_weight='no'"),
         ({"order_weight": float("nan")}, "order_weight=nan"),
     ],
