@@ -2,9 +2,12 @@
 
 python -m experiments.dp_transformer.noise_choices --task=digits --epsilon=3 --seeds=5
 python -m experiments.dp_transformer.noise_choices --task=surnames --epsilon=8 --choice=noise
+python -m experiments.dp_transformer.noise_choices --task=shakespeare --path=input.txt --choice=noise
 
 Tasks: `digits`, a network of one hidden layer on scikit-learn's 1,797 images (accuracy in %, 450 held out),
-and `surnames`, a transformer of one block on 80,799 names of the census (nats a character, 8,000 held out).
+and a transformer of one block on 80,799 `surnames` of the census (8,000 held out), on TinyShakespeare in
+windows of 32 characters (the last tenth held out) or on synthetic `histories` of 12 items (20,000 users,
+4,000 held out), in nats a character or an item.
 """
 
 import math
@@ -20,10 +23,15 @@ from absl import app, flags
 from flax import nnx
 
 import dpx
+from dpx.data import Texts, shakespeare, synthetic_histories
+from dpx.data import surnames as names
+from dpx.data.text import split
 from dpx.nn.transformer import Transformer
 from dpx.training import AdaptiveClipNorm
 
-TASK = flags.DEFINE_enum("task", "digits", ("digits", "surnames"), "what is learned")
+TASKS = ("digits", "surnames", "shakespeare", "histories")
+TASK = flags.DEFINE_enum("task", "digits", TASKS, "what is learned")
+PATH = flags.DEFINE_string("path", None, "TinyShakespeare as a file; it is downloaded without")
 EPSILON = flags.DEFINE_float("epsilon", 3.0, "ε of every training")
 SEEDS = flags.DEFINE_integer("seeds", 3, "trainings of each kind")
 CHOICE = flags.DEFINE_enum("choice", "clip", ("clip", "noise"), "what is varied")
@@ -37,7 +45,7 @@ ADAPTIVE = {
     for start, quantile in ((0.1, 0.5), (10.0, 0.5), (10.0, 0.2))
 }
 NORMALIZED = {"normalized": {"l2_clip_norm": 1.0, "normalize": True}}
-BANDS = {"digits": (2, 4, 8), "surnames": (4, 16)}
+BANDS = {"digits": (2, 4, 8)} | dict.fromkeys(TASKS[1:], (4, 16))
 
 
 class Task(NamedTuple):
@@ -83,27 +91,39 @@ def digits() -> Task:
 
 
 def surnames() -> Task:
-    from dpx.data import surnames as names
-
     texts = names.encode(names.load_surnames())
-    order = np.random.default_rng(0).permutation(len(texts.tokens))
-    test, train = order[:8000], order[8000:]
+    return _next_token(*split(texts, 8000, seed=0), names.VOCAB_SIZE, names.END)
+
+
+def windows() -> Task:
+    texts = shakespeare.encode(shakespeare.load_shakespeare(PATH.value), 32)
+    train, test = shakespeare.split_windows(texts, len(texts) // 10)
+    return _next_token(train, test, shakespeare.VOCAB_SIZE, shakespeare.START)
+
+
+def histories() -> Task:
+    walks = synthetic_histories(24_000, 12, 100)
+    return _next_token(*split(Texts(np.stack(walks.items), None), 4000, seed=0), 101, 100)
+
+
+def _next_token(train: Texts, test: Texts, vocab_size: int, start: int) -> Task:
+    """A transformer that predicts each token of a record; `start` stands before the first."""
 
     def model(seed: int) -> Transformer:
-        size = texts.tokens.shape[1]
+        size = train.tokens.shape[1]
         rngs = nnx.Rngs(seed)
-        return Transformer(names.VOCAB_SIZE, size, dim=32, num_heads=2, num_blocks=1, rngs=rngs)
+        return Transformer(vocab_size, size, dim=32, num_heads=2, num_blocks=1, rngs=rngs)
 
     def losses(model, tokens, mask):
         before = jnp.pad(tokens[..., :-1], [(0, 0)] * (tokens.ndim - 1) + [(1, 0)])
-        before = before.at[..., 0].set(names.END)
+        before = before.at[..., 0].set(start)
         found = optax.softmax_cross_entropy_with_integer_labels(model(before), tokens)
         return jnp.where(mask, found, 0)
 
     def loss(model, tokens, mask):
         return losses(model, tokens, mask).sum() / tokens.shape[-1]
 
-    held_out = jnp.asarray(texts.tokens[test]), jnp.asarray(texts.mask[test])
+    held_out = jnp.asarray(test.tokens), jnp.asarray(test.mask)
 
     @nnx.jit
     def metric(model):
@@ -111,7 +131,7 @@ def surnames() -> Task:
 
     settings: dict[str, Any] = {"batch_size": 1024, "steps": 200, "microbatch_size": 128}
     settings["optimizer"] = optax.adam(optax.cosine_decay_schedule(5e-3, 200))
-    return Task(loss, model, (texts.tokens[train], texts.mask[train]), settings, metric)
+    return Task(loss, model, (train.tokens, train.mask), settings, metric)
 
 
 def trained(task: Task, seed: int, **choice: Any) -> dpx.training.Trained:
@@ -138,7 +158,7 @@ def table(task: Task, choices: dict[str, dict[str, Any]]) -> None:
 
 def main(argv: list[str]) -> None:
     del argv
-    make = {"digits": digits, "surnames": surnames}[TASK.value]
+    make = dict(zip(TASKS, (digits, surnames, windows, histories), strict=True))[TASK.value]
     print(f"{TASK.value}, ε = {EPSILON.value:g}, δ = {DELTA:g}, {SEEDS.value} seeds")
     choices: dict[str, dict[str, Any]] = CLIPS | ADAPTIVE | NORMALIZED
     if CHOICE.value == "noise":

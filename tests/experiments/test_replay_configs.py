@@ -302,7 +302,7 @@ def test_diamonds(monkeypatch):
     test = rng.uniform(low, [5, 75, 80, 19_000], (10, 4))
 
     def inject(train):
-        monkeypatch.setattr(kernel_regression, "_load", lambda config: (train, test))
+        monkeypatch.setattr(kernel_regression, "load_diamonds", lambda config: (train, test))
 
     extreme, other = rows.copy(), rows.copy()
     extreme[0], other[59] = [1e6, -1e6, 1e6, 1e9], rows[0]
