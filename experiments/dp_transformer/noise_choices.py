@@ -45,7 +45,7 @@ ADAPTIVE = {
     for start, quantile in ((0.1, 0.5), (10.0, 0.5), (10.0, 0.2))
 }
 NORMALIZED = {"normalized": {"l2_clip_norm": 1.0, "normalize": True}}
-BANDS = {"digits": (2, 4, 8)} | dict.fromkeys(TASKS[1:], (4, 16))
+BANDS = {"digits": (2, 4, 8), "surnames": (4, 16), "shakespeare": (4, 16), "histories": (4, 16)}
 
 
 class Task(NamedTuple):
@@ -158,7 +158,8 @@ def table(task: Task, choices: dict[str, dict[str, Any]]) -> None:
 
 def main(argv: list[str]) -> None:
     del argv
-    make = dict(zip(TASKS, (digits, surnames, windows, histories), strict=True))[TASK.value]
+    tasks = (digits, surnames, windows, histories)
+    make: dict[str, Callable[[], Task]] = dict(zip(TASKS, tasks, strict=True))
     print(f"{TASK.value}, ε = {EPSILON.value:g}, δ = {DELTA:g}, {SEEDS.value} seeds")
     choices: dict[str, dict[str, Any]] = CLIPS | ADAPTIVE | NORMALIZED
     if CHOICE.value == "noise":
@@ -167,7 +168,7 @@ def main(argv: list[str]) -> None:
             choices[f"banded, b = {bands}"] = {"noise": "banded", "bands": bands} | NORMALIZED[
                 "normalized"
             ]
-    table(make(), choices)
+    table(make[TASK.value](), choices)
 
 
 if __name__ == "__main__":
