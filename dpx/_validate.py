@@ -42,6 +42,12 @@ def check_integer(value, name: str, least: int = 1) -> int:
     return int(value)
 
 
+def check_decay(value, name: str) -> None:
+    """Raises ValueError unless the value is a number in (0, 1]."""
+    if not 0 < check_number(value, name) <= 1:
+        raise ValueError(f"{name}={value} must be in (0, 1]")
+
+
 def check_epsilon(epsilon: float, name: str = "epsilon") -> float:
     """Returns ε as a float; raises ValueError unless 0 < ε ≤ 1e8."""
     if not 0 < check_number(epsilon, name) <= _MAX_EPSILON:

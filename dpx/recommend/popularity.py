@@ -81,7 +81,7 @@ def passes(
         raise ValueError(
             f"l2_clip_norm={l2_clip_norm} must be at most {_LARGEST_CLIP:g}: count in other units"
         )
-    check_decay(age_decay, "age_decay")
+    _validate.check_decay(age_decay, "age_decay")
     privacy.gaussian_noise_multiplier(epsilon, delta)
     exact_arithmetic.check(key, secure)
     total = yield functools.partial(statistic, l2_clip_norm=l2_clip_norm, age_decay=age_decay)
@@ -103,12 +103,6 @@ def statistic(
     counts, largest = sum_sparse(weights, users, items, num_items, l2_clip_norm=l2_clip_norm)
     options = {"l2_clip_norm": l2_clip_norm, "age_decay": age_decay, "num_items": num_items}
     return Partial("item popularity", options, (counts,), num_users, largest)
-
-
-def check_decay(value, name: str) -> None:
-    """Raises ValueError unless the value is a number in (0, 1]."""
-    if not 0 < _validate.check_number(value, name) <= 1:
-        raise ValueError(f"{name}={value} must be in (0, 1]")
 
 
 def release(
@@ -202,7 +196,7 @@ def leading_passes(
         raise ValueError(
             f"popularity_budget_fraction={budget_fraction} must be strictly between 0 and 1"
         )
-    check_decay(age_decay, "age_decay")
+    _validate.check_decay(age_decay, "age_decay")
     exact_arithmetic.check(key, secure)
     if num_kept is not None:
         _validate.check_integer(num_kept, "num_kept")

@@ -108,7 +108,9 @@ def _pieces(histories: Histories) -> Iterator[slice]:
     return itertools.starmap(slice, itertools.pairwise([0, *cuts.tolist(), len(lengths)]))
 
 
-def _pairs(walks, num_items, items, gap_decay, max_gap, age_decay, order_weight):
+def _pairs(
+    walks, num_items, items, gap_decay, max_gap, age_decay, order_weight
+) -> sparse.csr_array:
     users, tokens, after = flatten(walks)
     place = places(items, num_items)[tokens]
     rows, entries, weights = [], [], []

@@ -211,9 +211,9 @@ def check_options(
     """Raises ValueError for an option of `fit` that is out of range."""
     _validate.check_integer(rounds, "rounds")
     _validate.check_integer(max_gap, "max_gap")
-    popularity.check_decay(gap_decay, "gap_decay")
-    popularity.check_decay(age_decay, "age_decay")
-    popularity.check_decay(popularity_age_decay, "popularity_age_decay")
+    _validate.check_decay(gap_decay, "gap_decay")
+    _validate.check_decay(age_decay, "age_decay")
+    _validate.check_decay(popularity_age_decay, "popularity_age_decay")
     if _validate.check_number(order_weight, "order_weight") and not 1e-3 <= order_weight <= 1:
         raise ValueError(
             f"order_weight={order_weight} must be in [0.001, 1], or 0 without the order"

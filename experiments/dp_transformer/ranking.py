@@ -9,8 +9,9 @@ import numpy as np
 from scipy import stats
 
 from dpx import _watch
+from dpx._validate import check_decay
 from dpx.launch.experiment import Measure
-from dpx.recommend import metrics, popularity
+from dpx.recommend import metrics
 
 ASSUMPTION = "the number of users whose item is held out is public"
 _USERS_AT_ONCE = 512
@@ -25,7 +26,7 @@ def check(config) -> None:
     for name, value in (("num_seeds", config.num_seeds), ("evaluate.k", config.evaluate.k)):
         if value < 1:
             raise ValueError(f"config.{name}={value} must be at least 1")
-    popularity.check_decay(config.popularity_age_decay, "config.popularity_age_decay")
+    check_decay(config.popularity_age_decay, "config.popularity_age_decay")
 
 
 def evaluate(
