@@ -132,7 +132,8 @@ def get_config(arg: str = "") -> ConfigDict:
                 "gap_decay": 0.9,
                 "max_gap": 20,
                 "age_decay": 0.95,
-                "order_weight": 0.4,  # 0: which of two items came first does not count
+                "order_weight": 1.0,  # 0: which of two items came first does not count
+                "position_weight": 0.1,  # 0: nor does where in a history an item stands
                 "popularity_age_decay": 0.8,
             },
             "num_kept": config_dict.placeholder(int),

@@ -250,7 +250,7 @@ WIDE = [name for name in CASES if name.startswith("noisy_head.") and name != "no
 # What runs on the host: it accounts, audits, reads files, counts, or sums integers over blocks of records.
 HOST_MODULES = (
     "audit.", "data.", "distributed.", "ngram.", "nn.pretrained.", "noise.secure.", "partial.", "privacy.",
-    "noisy_head.moment_sums.", "recommend.item_gram.", "recommend.popularity.",
+    "noisy_head.moment_sums.", "recommend.item_gram.", "recommend.order.", "recommend.popularity.",
     "recommend.transitions.",
 )  # fmt: skip
 ON_HOST = {

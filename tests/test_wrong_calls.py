@@ -264,6 +264,7 @@ CALLS = {
             "age_decay": 0.9,
             "popularity_age_decay": 0.9,
             "order_weight": 0.3,
+            "position_weight": 0.3,
             **WITHIN,
         },
         BUDGET
@@ -276,6 +277,7 @@ CALLS = {
             "age_decay": PROBABILITY,
             "popularity_age_decay": PROBABILITY,
             "order_weight": WEIGHT,
+            "position_weight": WEIGHT,
         },
         optional=("num_kept",),
     ),

@@ -137,6 +137,13 @@ def flatten(walks: Sequence[np.ndarray]) -> tuple[np.ndarray, np.ndarray, np.nda
     return users, np.concatenate([np.zeros(0, np.int64), *walks]).astype(np.int64), after
 
 
+def last_occurrences(histories: Histories) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Each (T,): as `flatten`, but an item of a user stands once, for the last time that it occurs."""
+    users, items, after = flatten(histories.items)
+    found, place = np.unique((users * histories.num_items + items)[::-1], return_index=True)
+    return found // histories.num_items, found % histories.num_items, after[::-1][place]
+
+
 def left_pad(sequences, length: int) -> tuple[np.ndarray, np.ndarray]:
     """The last `length` tokens of each sequence, right-aligned.
 

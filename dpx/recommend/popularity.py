@@ -10,7 +10,7 @@ import jax
 import numpy as np
 
 from dpx import _validate, _watch, privacy
-from dpx.data.histories import Histories, flatten
+from dpx.data.histories import Histories, last_occurrences
 from dpx.noise import release_integers, sum_sparse
 from dpx.noise import secure as exact_arithmetic
 from dpx.partial import Partial, Passes, in_memory
@@ -93,11 +93,8 @@ def statistic(
 ) -> Partial:
     """The exact sum of users' vectors, each rescaled to norm at most `l2_clip_norm`: private data."""
     num_users, num_items = len(histories.items), histories.num_items
-    users, items, after = flatten(histories.items)
-    # Each item of a user once, the last time that it occurs.
-    found, place = np.unique((users * num_items + items)[::-1], return_index=True)
-    users, items = found // num_items, found % num_items
-    weights = np.float64(age_decay) ** after[::-1][place]
+    users, items, after = last_occurrences(histories)
+    weights = np.float64(age_decay) ** after
     norms = np.sqrt(np.bincount(users, weights**2, minlength=num_users))
     weights *= np.minimum(1.0, l2_clip_norm / np.maximum(norms, 1))[users]
     counts, largest = sum_sparse(weights, users, items, num_items, l2_clip_norm=l2_clip_norm)
@@ -151,12 +148,14 @@ class Leading(NamedTuple):
 
     Attributes:
       items: (K,) numbers of the items, the most popular ones first.
+      counts: (K,) noisy number of users at each of them, and at least the noise.
       log_popularity: (M,) log of a noisy distribution over the catalogue.
       noise_multiplier: Of a Gaussian mechanism that spends the rest of the budget.
       num_users: N, which counts as public.
     """
 
     items: np.ndarray
+    counts: np.ndarray
     log_popularity: np.ndarray
     noise_multiplier: float
     num_users: int
@@ -211,7 +210,13 @@ def leading_passes(
         raise ValueError(f"num_kept={num_kept} must be in [1, {num_items}], the number of items")
     counts = _noisy_counts(key, total, of_popularity)
     items = np.argsort(-counts, kind="stable")[:num_kept]
-    return Leading(items, _log_probabilities(counts, of_popularity), of_rest, num_users)
+    return Leading(
+        items=items,
+        counts=np.maximum(counts[items], of_popularity),
+        log_popularity=_log_probabilities(counts, of_popularity),
+        noise_multiplier=of_rest,
+        num_users=num_users,
+    )
 
 
 def guarantee(

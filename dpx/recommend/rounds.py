@@ -11,7 +11,7 @@ import numpy as np
 from scipy import sparse
 
 from dpx import noise
-from dpx.data.histories import Histories, flatten
+from dpx.data.histories import Histories, flatten, last_occurrences
 from dpx.partial import Partial, Passes, merge
 
 _LAST_CUT = 2.5  # standard errors that a pair must reach to be counted in the last round
@@ -22,12 +22,13 @@ class Round(NamedTuple):
     """The statistic of one round, called on histories: the sum of users' matrices of norm 1, private data.
 
     A user's entry (i, j) is, above the diagonal, how much i and j occur together, in either order. Below it,
-    (j, i) is `order_weight` times by how much more i comes before j than after it.
+    (j, i) is `order_weight` times by how much more i comes before j than after it. On it, (i, i) is
+    `position_weight` times where i stands in the history, from −1 for its first item to 1 for its last one.
 
     Attributes:
       items: (K,) the kept items.
       alive: (K, K) bool, the entries that are summed.
-      gap_decay, max_gap, age_decay, order_weight: As in `fit`.
+      gap_decay, max_gap, age_decay, order_weight, position_weight: As in `fit`.
     """
 
     items: np.ndarray
@@ -36,6 +37,7 @@ class Round(NamedTuple):
     max_gap: int
     age_decay: float
     order_weight: float
+    position_weight: float
 
     def __call__(self, histories: Histories) -> Partial:
         # A few users after the others: pairs take 40 times the memory of their events.
@@ -46,9 +48,10 @@ class Round(NamedTuple):
         return dataclasses.replace(functools.reduce(merge, parts), blocks=frozenset())
 
     def pairs(self, histories: Histories, users: slice = slice(None)) -> sparse.csr_array:
-        """(N, K²) entries of each user's pairs of different kept items, before any norm is taken."""
+        """(N, K²) entries of each user's kept items and their pairs, before any norm is taken."""
         _, _, *weighting = self
-        return _pairs(histories.items[users], histories.num_items, self.items, *weighting)
+        part = Histories(histories.items[users], histories.num_items)
+        return _pairs(part, self.items, *weighting)
 
     def of_pairs(self, pairs: sparse.csr_array) -> Partial:
         """The sum over users, given their `pairs`."""
@@ -72,13 +75,23 @@ def release_rounds(
 ) -> Passes[tuple[np.ndarray, np.ndarray]]:
     """Noisy sums over users of matrices of norm 1, the pairs thinned out from round to round.
 
+    Only the last round has entries on and below the diagonal: before it they would take of the norm of pairs
+    that are still to be found.
+
+    Args:
+      first: Its `alive` are the entries that would be summed if no pair were left out.
+      std: Of the noise of a round.
+
     Returns:
-      Estimates (K, K) and their standard errors; zero, with the error of one round, where none has summed.
+      Estimates (K, K) and their standard errors, zero and infinity where no round has summed.
     """
     total = np.zeros(first.alive.shape, np.float32)
     counted = np.zeros(first.alive.shape, np.float32)  # in how many rounds
-    alive = first.alive
+    found = np.triu(first.alive, 1)
     for number in range(rounds):
+        alive = found
+        if number == rounds - 1:
+            alive = first.alive & (found | found.T | np.eye(len(found), dtype=bool))
         summed = yield first._replace(alive=alive)
         (counts,) = summed.check("transitions").sums
         noisy = noise.release_integers(
@@ -92,12 +105,11 @@ def release_rounds(
         # Noise first: a sum over users that is rounded to 32 bits may move by more than 1.
         total += np.where(alive, np.asarray(noisy, np.float32).reshape(total.shape), 0)
         counted += alive
-        # The cut rises, and what is left out keeps its value: once out, always out, the order with the pair.
+        # The cut rises, and what is left out keeps its value: once out, always out.
         cut = _LAST_CUT * number / max(rounds - 2, 1)
-        found = np.triu(total > cut * std * np.sqrt(counted))
-        alive = alive & (found | found.T)
+        found = found & (total > cut * std * np.sqrt(counted))
     rounds_of = np.maximum(counted, 1)
-    return total / rounds_of, std / np.sqrt(rounds_of)
+    return total / rounds_of, np.where(counted > 0, std / np.sqrt(rounds_of), np.inf)
 
 
 def _pieces(histories: Histories) -> Iterator[slice]:
@@ -109,10 +121,10 @@ def _pieces(histories: Histories) -> Iterator[slice]:
 
 
 def _pairs(
-    walks, num_items, items, gap_decay, max_gap, age_decay, order_weight
+    histories, items, gap_decay, max_gap, age_decay, order_weight, position_weight
 ) -> sparse.csr_array:
-    users, tokens, after = flatten(walks)
-    place = places(items, num_items)[tokens]
+    users, tokens, after = flatten(histories.items)
+    place = places(items, histories.num_items)[tokens]
     rows, entries, weights = [], [], []
     for gap in range(1, min(max_gap, len(tokens) - 1) + 1):
         first, second = place[:-gap], place[gap:]
@@ -127,8 +139,16 @@ def _pairs(
             rows.append(rows[-1])
             entries.append(high * len(items) + low)
             weights.append(np.where(first < second, order_weight, -order_weight) * weight)
+    if position_weight:
+        users, tokens, after = last_occurrences(histories)
+        place = places(items, histories.num_items)[tokens]
+        others = np.array([len(walk) - 1 for walk in histories.items], np.int64)[users]
+        real = (place >= 0) & (others > 0)  # an only item stands nowhere
+        rows.append(users[real])
+        entries.append(place[real] * (len(items) + 1))
+        weights.append(position_weight * (1 - 2 * after[real] / others[real]))
     coordinates = (_joined(rows, np.int64), _joined(entries, np.int64))
-    shape = (len(walks), len(items) ** 2)
+    shape = (len(histories.items), len(items) ** 2)
     # Conversion from coordinates adds up what a history reaches more than once.
     return sparse.csr_array((_joined(weights, np.float64), coordinates), shape=shape)
 

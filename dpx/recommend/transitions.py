@@ -6,7 +6,8 @@ they occur together and, with less weight, how much more one of them comes befor
 the former has more signal, since both orders add to it. The counts are released in rounds. A user adds a
 matrix of Frobenius norm 1 to each, so that whoever has many pairs of items says little about each of them;
 therefore a round leaves out the pairs that the rounds before it have not found, and every user's norm goes to
-those that remain.
+those that remain. Which of two items comes first counts in the last round alone, and so does where in a
+history an item stands: most users have none of the pairs that remain, and give all their norm to the latter.
 """
 
 import math
@@ -20,7 +21,7 @@ from scipy import sparse
 from dpx import _validate, noise, privacy
 from dpx.data.histories import Histories, flatten
 from dpx.partial import Partial, Passes, Statistic, drive
-from dpx.recommend import popularity
+from dpx.recommend import order, popularity
 from dpx.recommend.rounds import Round, places, release_rounds
 
 
@@ -31,8 +32,10 @@ class Transitions(NamedTuple):
       items: (K,) numbers of the kept items, the most popular ones first.
       estimate: (K, K) float32; row i, column j: how strongly j follows i, in users of one pair each.
       standard_error: (K, K) float32, of the noise in `estimate`, with which of two items comes first given.
-      weights: (K, K) float32, what `scores` uses: `attention_weights` of the two.
-      log_popularity: (M,) log of a noisy distribution over the catalogue.
+      weights: (K, K) float32, what `scores` uses: `attention_weights` of the two, with a higher threshold for
+        items that come at different times.
+      log_popularity: (M,) log of a noisy distribution over the catalogue, late items raised
+        (`dpx.recommend.order.raise_late`).
       guarantee: Of the popularity and all rounds together.
       prior_weight: What `scores` multiplies the log popularity by.
     """
@@ -83,7 +86,8 @@ def fit(
     gap_decay: float = 0.9,
     max_gap: int = 20,
     age_decay: float = 0.95,
-    order_weight: float = 0.4,
+    order_weight: float = 1.0,
+    position_weight: float = 0.1,
     secure: bool = False,
 ) -> Transitions:
     """Releases the popularity of all items and the transitions between those that lead it.
@@ -110,8 +114,9 @@ def fit(
       rounds: R. One is a single noisy matrix, with no pair left out.
       gap_decay, max_gap: Two items of a history at a distance of g ≤ max_gap positions weigh gap_decay^(g−1).
       age_decay: ... times age_decay^a, where a items follow the later one of the two.
-      order_weight: By which it counts which of two items comes first, beside how much they occur together.
-        0 counts the latter alone, and 1 is as good as counting both orders apart.
+      order_weight: By which it counts in the last round which of two items comes first, beside how much they
+        occur together. 0 counts the latter alone, and 1 is as good as counting both orders apart.
+      position_weight: By which it counts in the last round where in a history an item stands, from −1 to 1.
       secure: Sums integers and draws discrete noise (`dpx.noise.secure`); `key` must then be None.
 
     Raises:
@@ -130,6 +135,7 @@ def fit(
     options = {"popularity_budget_fraction": popularity_budget_fraction, "rounds": rounds}
     options |= {"popularity_age_decay": popularity_age_decay, "order_weight": order_weight}
     weights = {"gap_decay": gap_decay, "max_gap": max_gap, "age_decay": age_decay}
+    weights |= {"position_weight": position_weight}
     return drive(passes(key, **budget, **options, **weights), sum_up)
 
 
@@ -145,7 +151,8 @@ def passes(
     gap_decay: float = 0.9,
     max_gap: int = 20,
     age_decay: float = 0.95,
-    order_weight: float = 0.4,
+    order_weight: float = 1.0,
+    position_weight: float = 0.1,
     secure: bool = False,
 ) -> Passes[Transitions]:
     """`fit` as its 1 + R passes over the data (`dpx.partial`): the popularity, and one for each round.
@@ -153,7 +160,9 @@ def passes(
     What a round sums depends on what the rounds before it released, hence the passes. `rounds=1` takes two
     passes in all and leaves out no pair: it costs accuracy, not privacy.
     """
-    check_options(rounds, gap_decay, max_gap, age_decay, order_weight, popularity_age_decay)
+    weights = {"gap_decay": gap_decay, "max_gap": max_gap, "age_decay": age_decay}
+    weights |= {"order_weight": order_weight, "position_weight": position_weight}
+    check_options(rounds, **weights, popularity_age_decay=popularity_age_decay)
     multiplier = privacy.gaussian_noise_multiplier(epsilon, delta)
     popularity_key, rounds_key = noise.secure.split(key, secure)
     leading = yield from popularity.leading_passes(
@@ -166,20 +175,23 @@ def passes(
         secure=secure,
     )
     std = leading.noise_multiplier * math.sqrt(rounds)
-    pairs = ~np.eye(len(leading.items), dtype=bool)
+    entries = np.ones((len(leading.items),) * 2, bool)
     if not order_weight:
-        pairs = np.triu(pairs)
-    first = Round(leading.items, pairs, gap_decay, max_gap, age_decay, order_weight)
+        entries = np.triu(entries)
+    if not position_weight:
+        np.fill_diagonal(entries, False)
+    first = Round(leading.items, entries, **weights)
     found, error = yield from release_rounds(rounds_key, first, std, rounds)
-    share = order_shares(found, error, order_weight)
+    lateness = order.lateness(np.diag(found), np.diag(error), leading.counts)
+    share = order.shares(found, error, order_weight, lateness)
     together, error = np.triu(found, 1), np.triu(error, 1)
     estimate, error = (share * (half + half.T) for half in (together, error))
     return Transitions(
         items=leading.items,
         estimate=estimate,
         standard_error=error,
-        weights=attention_weights(estimate, error),
-        log_popularity=leading.log_popularity,
+        weights=attention_weights(estimate, error, threshold=order.thresholds(lateness)),
+        log_popularity=order.raise_late(leading.log_popularity, leading.items, lateness),
         guarantee=popularity.guarantee(
             epsilon,
             delta,
@@ -206,6 +218,7 @@ def check_options(
     max_gap: int,
     age_decay: float,
     order_weight: float,
+    position_weight: float,
     popularity_age_decay: float = 1.0,
 ) -> None:
     """Raises ValueError for an option of `fit` that is out of range."""
@@ -214,37 +227,16 @@ def check_options(
     _validate.check_decay(gap_decay, "gap_decay")
     _validate.check_decay(age_decay, "age_decay")
     _validate.check_decay(popularity_age_decay, "popularity_age_decay")
-    if _validate.check_number(order_weight, "order_weight") and not 1e-3 <= order_weight <= 1:
-        raise ValueError(
-            f"order_weight={order_weight} must be in [0.001, 1], or 0 without the order"
-        )
-
-
-def order_shares(found: np.ndarray, standard_error: np.ndarray, order_weight: float) -> np.ndarray:
-    """(K, K) in [0, 1]: of how much i and j occur together, the share of i before j.
-
-    With t what was found of the two together and a of the one before minus after the other, of standard
-    error e, it is (1 + a/t · t²/(t² + e²))/2: the less the noise lets see of the order, the nearer to 1/2.
-
-    Args:
-      found, standard_error: (K, K), what `Round` sums, with its noise.
-      order_weight: By which what is below the diagonal was multiplied.
-    """
-    if not order_weight:
-        return np.full_like(found, 0.5)
-    together = np.maximum(np.triu(found, 1), 0)
-    before = np.tril(found, -1).T / order_weight
-    error = np.tril(standard_error, -1).T / order_weight
-    spread = together**2 + error**2
-    lead = np.clip(before * together / np.where(spread > 0, spread, 1), -1, 1)
-    return (1 + lead - lead.T) / 2
+    for name, weight in (("order_weight", order_weight), ("position_weight", position_weight)):
+        if _validate.check_number(weight, name) and not 1e-3 <= weight <= 1:
+            raise ValueError(f"{name}={weight} must be in [0.001, 1], or 0 to count nothing")
 
 
 def attention_weights(
     estimate: np.ndarray,
     standard_error: np.ndarray,
     *,
-    threshold: float = 2.0,
+    threshold: float | np.ndarray = 2.0,
     second_step: float = 1.0,
 ) -> np.ndarray:
     """W = S + second_step · D⁻¹S S: noise is cut off, and what lies two transitions away is filled in.
@@ -254,7 +246,7 @@ def attention_weights(
 
     Args:
       estimate, standard_error: (K, K), of `Transitions`.
-      threshold: In standard errors.
+      threshold: In standard errors, (K, K) or one for all.
       second_step: Weight of the second term.
 
     Returns:

@@ -157,9 +157,10 @@ def run(config, workdir: Path) -> Outcome:
 def _rows(config, evaluated: Evaluated, keys: NoiseKeys) -> Iterator[Row]:
     """The rows of a repetition in their order."""
     yield _dp_popularity(config, evaluated, keys.popularity)
-    rounds = config.transitions.rounds
-    yield _transitions(config, evaluated, keys.transitions, "transitions", rounds)
-    yield _transitions(config, evaluated, keys.one_round, "transitions_one_round", 1)
+    yield _transitions(config, evaluated, keys.transitions, "transitions")
+    # Here the order takes of the norm of all pairs, and not only of those that are left.
+    alone = {"rounds": 1, "order_weight": min(0.4, config.transitions.order_weight)}
+    yield _transitions(config, evaluated, keys.one_round, "transitions_one_round", **alone)
     yield from _ease_and_attention(config, evaluated, keys.item_gram)
     if config.fixed.num_kept is not None:
         yield _ease_fixed(config, evaluated, keys.fixed)
@@ -173,8 +174,8 @@ def _dp_popularity(config, evaluated: Evaluated, key: jax.Array) -> Row:
     return Row("dp_popularity", _rank(config, evaluated, lambda _: scores), noisy.guarantee)
 
 
-def _transitions(config, evaluated: Evaluated, key: jax.Array, name: str, rounds: int) -> Row:
-    options = {**config.transitions.to_dict(), "rounds": rounds, "num_kept": config.num_kept}
+def _transitions(config, evaluated: Evaluated, key: jax.Array, name: str, **changed) -> Row:
+    options = {**config.transitions.to_dict(), "num_kept": config.num_kept, **changed}
     release = transitions.fit(
         key, evaluated.known, **options, epsilon=config.epsilon, delta=config.delta
     )

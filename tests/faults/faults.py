@@ -536,8 +536,8 @@ FAULTS = (
     Fault(
         "pairs that the exact counts find remain",
         "dpx/recommend/rounds.py",
-        "found = np.triu(total > cut * std * np.sqrt(counted))",
-        "found = np.triu(counts.reshape(total.shape) > 0)",
+        "found = found & (total > cut * std * np.sqrt(counted))",
+        "found = found & (counts.reshape(total.shape) > 0)",
         REMOVED.format("transitions"),
     ),
     Fault(

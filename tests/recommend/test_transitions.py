@@ -30,10 +30,19 @@ def user_matrix(items, gap_decay=0.9, max_gap=20, age_decay=0.95):
     return matrix
 
 
-def norm(before, order_weight):
-    """Of what a user adds: pairs in either order, and the order of the two."""
+def positions(items):
+    """(M,) of one user: where the last occurrence of each item stands, from -1 to 1."""
+    stands = np.zeros(NUM_ITEMS)
+    for place, item in enumerate(items):
+        stands[item] = 2 * place / (len(items) - 1) - 1 if len(items) > 1 else 0
+    return stands
+
+
+def norm(items, before, order_weight, position_weight=0.1):
+    """Of what a user adds: pairs in either order, the order of the two, and where each item stands."""
     together, lead = np.triu(before + before.T), np.triu(before - before.T)
-    return max(np.hypot(np.linalg.norm(together), order_weight * np.linalg.norm(lead)), 1e-30)
+    parts = (together, order_weight * lead, position_weight * positions(items))
+    return max(np.sqrt(sum(np.linalg.norm(part) ** 2 for part in parts)), 1e-30)
 
 
 def in_catalogue_order(made, array):
@@ -59,42 +68,30 @@ WEIGHTS = {"gap_decay": 0.8, "max_gap": 3, "age_decay": 0.9}
 @pytest.mark.parametrize("rounds", [1, pytest.param(4, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("order_weight", [0.4, pytest.param(1.0, marks=pytest.mark.slow)])
 def test_huge_epsilon_is_the_sum_of_normalized_matrices(histories, order_weight, rounds):
+    """Of the two orders together the mean over rounds, of their difference what the last round has."""
     rng = np.random.default_rng(0)
     users = [*histories.items, rng.integers(0, NUM_ITEMS, 30), [4, 4, 4], [4, 5, 4, 5], [7], []]
-    expected = np.zeros((NUM_ITEMS, NUM_ITEMS))
+    early, last = np.zeros((2, NUM_ITEMS, NUM_ITEMS))
     for items in users:
         matrix = user_matrix(items, **WEIGHTS)
-        expected += matrix / norm(matrix, order_weight)
+        early += matrix / norm(items, matrix, 0.0, 0.0)
+        last += matrix / norm(items, matrix, order_weight)
+    together = ((rounds - 1) * (early + early.T) + last + last.T) / rounds
+    lead = np.clip(last - last.T, -together, together)
     made = fit_all(users, rounds=rounds, order_weight=order_weight, **WEIGHTS)
-    np.testing.assert_allclose(made, expected, atol=5e-3)
+    np.testing.assert_allclose(made, (together + lead) / 2, atol=5e-3)
 
 
 @pytest.mark.slow
 def test_without_order_it_is_the_sum_of_normalized_triangles(histories):
     users = [*histories.items[:30], [4, 5, 4, 5, 4], [7], []]
-    made = fit_all(users, rounds=1, order_weight=0.0)
+    made = fit_all(users, rounds=1, order_weight=0.0, position_weight=0.0)
     # Which of two items counts as the first one is a matter of their popularity, and does not matter.
     expected = np.zeros((NUM_ITEMS, NUM_ITEMS))
     for items in users:
         matrix = user_matrix(items)
-        expected += (matrix + matrix.T) / 2 / norm(matrix, 0.0)
+        expected += (matrix + matrix.T) / 2 / norm(items, matrix, 0.0, 0.0)
     np.testing.assert_allclose(made, expected, atol=5e-3)
-
-
-def test_the_order_shows_as_far_as_the_noise_lets_it():
-    found = np.array([[0, 6.0, 8, -1], [3, 0, 0, 2], [-2, 0, 0, 1], [1, -9, 0, 0]], np.float32)
-    error = np.full((4, 4), 2.0, np.float32)
-    made = transitions.order_shares(found, error, 0.5)
-    for i in range(4):
-        for j in range(i):
-            together, lead = max(found[j, i], 0), found[i, j] / 0.5
-            believed = lead * together / (together**2 + (2.0 / 0.5) ** 2)
-            expected = (1 + np.clip(believed, -1, 1)) / 2
-            assert made[j, i] == pytest.approx(expected, rel=1e-6)
-            assert made[i, j] == pytest.approx(1 - expected, rel=1e-6)
-    assert (transitions.order_shares(found, error, 0.0) == 0.5).all()
-    certain = transitions.order_shares(found, 0 * error, 0.5)
-    np.testing.assert_allclose(certain[0, :3] * found[0, :3], [0, 6, 2])  # (6 + 6)/2, (8 - 4)/2
 
 
 def test_the_number_of_items_follows_from_noise_and_users():
@@ -119,19 +116,19 @@ def test_the_number_of_items_follows_from_noise_and_users():
     ids=lambda worst: f"{len(worst)} items",
 )
 def test_a_user_changes_the_sum_by_norm_one_or_nothing(histories, worst, order_weight):
-    everything = ~np.eye(NUM_ITEMS, dtype=bool)
+    everything = np.ones((NUM_ITEMS, NUM_ITEMS), bool)
     everything = everything if order_weight else np.triu(everything)
-    of = rounds.Round(np.arange(NUM_ITEMS), everything, 0.9, 50, 0.95, order_weight)
+    of = rounds.Round(np.arange(NUM_ITEMS), everything, 0.9, 50, 0.95, order_weight, 0.1)
     before = list(histories.items[:40])
     users = ([*before, np.asarray(worst, np.int32)], before)
     more, less = (of(Histories(tuple(walks), NUM_ITEMS)).sums[0] / secure.STEPS for walks in users)
-    expected = 1.0 if len(set(np.asarray(worst).tolist())) > 1 else 0.0
+    expected = 1.0 if len(worst) > 1 else 0.0  # whoever has two items has a last one
     assert np.linalg.norm(more - less) == pytest.approx(expected, abs=1e-8)
 
 
 def first_round(num_items):
     everything = np.ones((num_items, num_items), bool)
-    return rounds.Round(np.arange(num_items), everything, 0.9, 20, 0.95, 0.4)
+    return rounds.Round(np.arange(num_items), everything, 0.9, 20, 0.95, 0.4, 0.1)
 
 
 def test_squares_of_tiny_weights_do_not_vanish_from_the_norm():
@@ -160,8 +157,26 @@ def test_later_rounds_have_the_same_sensitivity(monkeypatch, histories):
         in_memory(rounds.release_rounds(KEY, first_round(NUM_ITEMS), 1.0, 3), records)
     for without, with_worst in zip(released[:3], released[3:], strict=True):
         assert np.linalg.norm(with_worst - without) == pytest.approx(1.0, abs=1e-8)
-    left = [np.count_nonzero(sums) for sums in released[:3]]
-    assert left[0] > left[1] > left[2]
+    left = [sums.reshape(NUM_ITEMS, NUM_ITEMS) for sums in released[:3]]
+    pairs = [np.count_nonzero(np.triu(sums, 1)) for sums in left]
+    assert pairs[0] > pairs[1] > pairs[2] > 0
+    # The order of the pairs that remain, and where the items stand, in the last round alone.
+    assert not np.tril(left[0]).any()
+    assert not np.tril(left[1]).any()
+    assert (np.tril(left[2], -1).T[np.triu(left[2], 1) == 0] == 0).all()
+    assert np.tril(left[2], -1).any()
+    assert np.diag(left[2]).all()
+
+
+def test_the_last_round_sums_where_the_items_stand(histories):
+    users = [*histories.items[:30], [4, 4, 4], [4, 5, 4, 5], [7], []]
+    everything = np.eye(NUM_ITEMS, dtype=bool)
+    of = rounds.Round(np.arange(NUM_ITEMS), everything, 0.9, 20, 0.95, 1.0, 0.1)
+    summed = of(Histories(tuple(np.asarray(items, np.int32) for items in users), NUM_ITEMS))
+    stand = np.array([positions(items) for items in users])
+    expected = (stand / np.maximum(np.linalg.norm(stand, axis=1), 1e-30)[:, None]).sum(axis=0)
+    found = summed.sums[0].reshape(NUM_ITEMS, NUM_ITEMS) / secure.STEPS
+    np.testing.assert_allclose(found, np.diag(expected), atol=1e-8)
 
 
 def test_a_block_is_summed_in_pieces_of_users_to_the_last_bit(monkeypatch, histories):
@@ -179,7 +194,7 @@ def test_a_block_is_summed_in_pieces_of_users_to_the_last_bit(monkeypatch, histo
 
 def test_noise_has_the_standard_error_it_states():
     empty = Histories(tuple(np.zeros(0, np.int32) for _ in range(50)), 60)
-    options = {"num_kept": 60, "rounds": 1, "order_weight": 0.0}
+    options = {"num_kept": 60, "rounds": 1, "order_weight": 0.0, "position_weight": 0.0}
     made = transitions.fit(KEY, empty, epsilon=1.0, delta=1e-5, **options)
     # Of pairs in either order, half of which stands for each.
     multiplier = dpx.gaussian_noise_multiplier(1.0, 1e-5) / np.sqrt(0.9)
@@ -273,6 +288,8 @@ def test_any_budget_works(histories, epsilon):
         ({"age_decay": 0.0}, "age_decay=0.0"),
         ({"popularity_age_decay": 0.0}, "popularity_age_decay=0.0"),
         ({"order_weight": -0.1}, "order_weight=-0.1"),
+        ({"position_weight": 1.1}, "position_weight=1.1"),
+        ({"position_weight": 1e-300}, "position_weight=1e-300"),
         ({"order_weight": 1e-300}, "order_weight=1e-300"),
         ({"order_weight": "no"}, "order_weight='no'"),
         ({"order_weight": float("nan")}, "order_weight=nan"),
