@@ -251,7 +251,7 @@ WIDE = [name for name in CASES if name.startswith("noisy_head.") and name != "no
 HOST_MODULES = (
     "audit.", "data.", "distributed.", "ngram.", "nn.pretrained.", "noise.secure.", "partial.", "privacy.",
     "noisy_head.moment_sums.", "recommend.item_gram.", "recommend.order.", "recommend.popularity.",
-    "recommend.transitions.",
+    "recommend.evidence.", "recommend.transitions.",
 )  # fmt: skip
 ON_HOST = {
     "calibrate_dpsgd", "dpsgd_epsilon", "explain_clipping", "gaussian_epsilon",

@@ -10,7 +10,6 @@ _SMALLEST_SPREAD = 0.01  # variance of positions below which items count as of o
 _LEAD = 0.7  # of an item over one that is later by one standard deviation, before the tanh
 _OPEN = 0.4  # variance of a pair's lead about what the times of its items say
 _RAISE = 0.15  # of the log popularity, for a standard deviation later
-_FURTHER = 0.2  # standard errors that a pair must reach more, for a standard deviation of distance
 
 
 def lateness(positions: np.ndarray, standard_error: np.ndarray, counts: np.ndarray) -> np.ndarray:
@@ -58,12 +57,6 @@ def shares(
         seen = before / np.where(together > 0, together, 1)
         lead = np.clip(expected + trust * (seen - expected), -1, 1)
     return (1 + lead - lead.T) / 2
-
-
-def thresholds(lateness: np.ndarray) -> np.ndarray:
-    """(K, K) standard errors to cut off: 2 on average, more for items that come at different times."""
-    distance = np.abs(lateness - lateness[:, None])
-    return np.float32(2) + np.float32(_FURTHER) * (distance - distance.mean())
 
 
 def raise_late(log_popularity: np.ndarray, items: np.ndarray, lateness: np.ndarray) -> np.ndarray:

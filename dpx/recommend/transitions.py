@@ -21,7 +21,7 @@ from scipy import sparse
 from dpx import _validate, noise, privacy
 from dpx.data.histories import Histories, flatten
 from dpx.partial import Partial, Passes, Statistic, drive
-from dpx.recommend import order, popularity
+from dpx.recommend import evidence, order, popularity
 from dpx.recommend.rounds import Round, places, release_rounds
 
 
@@ -32,8 +32,8 @@ class Transitions(NamedTuple):
       items: (K,) numbers of the kept items, the most popular ones first.
       estimate: (K, K) float32; row i, column j: how strongly j follows i, in users of one pair each.
       standard_error: (K, K) float32, of the noise in `estimate`, with which of two items comes first given.
-      weights: (K, K) float32, what `scores` uses: `attention_weights` of the two, with a higher threshold for
-        items that come at different times.
+      weights: (K, K) float32, what `scores` uses: `attention_weights` of the two, with the thresholds of
+        `dpx.recommend.evidence`.
       log_popularity: (M,) log of a noisy distribution over the catalogue, late items raised
         (`dpx.recommend.order.raise_late`).
       guarantee: Of the popularity and all rounds together.
@@ -184,13 +184,14 @@ def passes(
     found, error = yield from release_rounds(rounds_key, first, std, rounds)
     lateness = order.lateness(np.diag(found), np.diag(error), leading.counts)
     share = order.shares(found, error, order_weight, lateness)
+    thresholds = evidence.thresholds(found, error, lateness)
     together, error = np.triu(found, 1), np.triu(error, 1)
     estimate, error = (share * (half + half.T) for half in (together, error))
     return Transitions(
         items=leading.items,
         estimate=estimate,
         standard_error=error,
-        weights=attention_weights(estimate, error, threshold=order.thresholds(lateness)),
+        weights=attention_weights(estimate, error, threshold=thresholds),
         log_popularity=order.raise_late(leading.log_popularity, leading.items, lateness),
         guarantee=popularity.guarantee(
             epsilon,

@@ -69,13 +69,6 @@ def test_the_order_where_it_is_known_and_where_it_is_not():
         np.testing.assert_allclose(by_time[1], [0, 0.5, 0, 0], atol=1e-5)
 
 
-def test_items_of_different_times_have_to_be_further_from_the_noise():
-    assert (order.thresholds(np.zeros(4, np.float32)) == 2).all()
-    made = order.thresholds(np.array([0, 0, 3], np.float32))
-    assert made.mean() == pytest.approx(2, abs=1e-6)
-    assert made[0, 2] - made[0, 1] == pytest.approx(0.6, abs=1e-6)
-
-
 def test_late_items_are_raised_in_a_distribution():
     log = np.log([0.4, 0.3, 0.2, 0.1])
     np.testing.assert_allclose(order.raise_late(log, np.array([2, 0]), np.zeros(2)), log)
