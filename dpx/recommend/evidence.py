@@ -1,7 +1,7 @@
 """How far above the noise a pair must be to be believed: less where other pairs speak for it.
 
-Of the pairs that the last round still counts, most are noise. It costs nothing to ask whether two items come at
-about the same time, and whether pairs that are sure lead from one to the other over a third item.
+Of the pairs that the last round still counts, most are noise. It costs nothing to ask whether two items come
+at about the same time, and whether pairs that are sure lead from one to the other over a third item.
 """
 
 import numpy as np
