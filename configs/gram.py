@@ -43,7 +43,7 @@ for: principal components and a regression. The data are those of configs/cross_
     python -m experiments.sweep --config=configs/gram.py:features --workdir=runs/gram_features
 
 A run of `recommender` with one seed takes about 50 s of one core, of which a release of transitions takes
-two. Expect NDCG@10 / HIT@10 of 4.5 / 7.9 % for transitions at ε = 8. The tables are in
+two. Expect NDCG@10 / HIT@10 of 4.7 / 8.2 % for transitions at ε = 8. The tables are in
 experiments/gram/README.md.
 """
 
