@@ -20,7 +20,7 @@ import jax.numpy as jnp
 from jax.extend import core
 from jax.interpreters.partial_eval import dce_jaxpr
 
-from dpx.clipping import common, engine, grams, meshes, mixing, rules
+from dpx.clipping import common, engine, grams, meshes, mixing, rewriting, rules
 from dpx.clipping import plan as _plan
 from dpx.clipping import tail as _tail
 from dpx.clipping.engine import Found, Program
@@ -121,7 +121,7 @@ def _run(program: Program, leaves: Sequence[jax.Array], batch: Any) -> Pass:
 
         return over_examples(loss, (flat, own))
 
-    losses, pull = jax.vjp(losses_of, *meshes.vary((own, shared), over))
+    losses, pull = rewriting.vjp(losses_of, *meshes.vary((own, shared), over))
     pull = _only(pull, losses)
 
     def crossing(own: Any, shared: Any) -> list:
@@ -214,6 +214,7 @@ def _only(pull: Callable[[jax.Array], Any], like: jax.Array) -> Callable[..., An
     It can be told cotangents on the way that are `known`: then nothing is computed that only leads to them.
     """
     closed, shapes = jax.make_jaxpr(pull, return_shape=True)(like)
+    closed = rewriting.rewritten(closed)
     leaves, tree = jax.tree.flatten(shapes)
     numbers = tree.unflatten(range(len(leaves)))
 
