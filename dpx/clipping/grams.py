@@ -203,7 +203,7 @@ def _side(gram: jax.Array, gamma: Any, flushed: Any) -> _Side:
         return _Side(jnp.ones(gram.shape[:2]), None)
     # The diagonal, as every (P + 1)th entry: XLA would look it up entry by entry.
     count = gram.shape[1]
-    squares = lax.slice_in_dim(gram.reshape(len(gram), -1), 0, None, count + 1, axis=1)
+    squares = lax.slice_in_dim(gram.reshape(len(gram), count**2), 0, None, count + 1, axis=1)
     # What may be flushed in a product is spread over share[p]·share[q]; the terms between it and the rows are
     # those of flushed operands.
     share = jnp.sqrt(SLACK * gamma * squares) + flushed

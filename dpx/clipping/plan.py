@@ -16,10 +16,8 @@ FAVOR_GRADIENT = 1.5
 # are the smaller ones.
 FAVOR_TABLE = 1.0
 
-# What an entry of a Gram matrix (bounds for its rounding), and one of a gradient (its square), costs
-# beside its own sum of products, in multiplications that take as long. Measured on CPUs.
-PER_INNER_PRODUCT = 190
-PER_ENTRY = 35
+# What bounds for an inner product of factors cost, in multiplications that take as long. Measured on CPUs.
+PER_INNER_PRODUCT = 100
 
 # The factors of all iterations of a loop that uses a parameter are kept while they are no larger than its
 # gradient by this much.
@@ -186,8 +184,8 @@ def _is_quicker_by_gram(rule: Rule) -> bool:
     if not use.by_factors or use.indexed is not None:
         return False
     count, (_, rows, columns) = positions(use, rule.layout), rule.layout.sizes()
-    gram = count**2 * (rows + columns + PER_INNER_PRODUCT)
-    return gram < rows * columns * (count + PER_ENTRY)
+    # Multiplications for each position.
+    return count * (rows + columns + PER_INNER_PRODUCT) < rows * columns
 
 
 def describe(use: Use) -> str:
