@@ -17,7 +17,7 @@ import jax
 import jax.numpy as jnp
 from jax.extend import core
 
-from dpx.clipping import fixed_terms, jaxprs, meshes, rules
+from dpx.clipping import fixed_terms, hoisting, jaxprs, meshes, rules
 from dpx.clipping import rounding as _rounding
 from dpx.clipping import weights as _weights
 from dpx.clipping.capture import Capture, capture
@@ -138,7 +138,7 @@ def separate(
     large = [k for k, (aval, names) in enumerate(opaque) if names and aval.size >= _weights.LEAST]
     if not large:
         return None
-    flat, refused = jaxprs.flat(closed), set()
+    flat, refused = hoisting.hoisted(jaxprs.flat(closed), count), set()
     while (found := find(flat, count, large, refused)) is not None:
         inner = capture(found.inner, count, found.scaled)
         bad = set()
