@@ -8,7 +8,8 @@ examples' own part, from which norms follow, and the clip factors give the sum.
 
 What is not asked of a pull is dead code, which is taken out here, from loops and recomputed blocks too: the
 first pass multiplies no gradients of parameters, and the second computes no norms. What follows the last
-rematerialised block is part of the first alone (`dpx.clipping.tail`).
+rematerialised block is part of the first alone (`dpx.clipping.tail`). Some of the rest is written otherwise
+(`dpx.clipping.rewriting`).
 """
 
 import functools
