@@ -257,8 +257,8 @@ def clipped_grad(
       method: how norms and sums are computed; all are exact. "one_pass" keeps from one backward
         pass, for each parameter, its per-example gradients or the factors they are made of,
         whichever is less, and sums them with the clip factors. "two_pass" keeps only norms, and
-        goes back through the model a second time with the clip factors, at about 1.6 times an ordinary
-        step's time, and at its memory for models that use `jax.checkpoint`. "auto" is "two_pass" for
+        goes back through the model a second time with the clip factors, at 1.1 to 1.6 times an ordinary
+        step's time on a CPU, and at its memory for models that use `jax.checkpoint`. "auto" is "two_pass" for
         those, and otherwise "one_pass". "vmap" holds every per-example gradient. See `explain_clipping`.
       normalize: scale every gradient to norm (almost) C instead of only those above it.
       microbatch_size: process this many examples at a time, to bound memory. At 1 nothing is vectorised over

@@ -17,7 +17,7 @@ import jax
 import jax.numpy as jnp
 from jax.extend import core
 
-from dpx.clipping import fixed_terms, jaxprs, meshes, rules
+from dpx.clipping import fixed_terms, hoisting, jaxprs, meshes, rules
 from dpx.clipping import rounding as _rounding
 from dpx.clipping import weights as _weights
 from dpx.clipping.capture import Capture, capture
@@ -60,13 +60,10 @@ def evaluate(weights: Weights, leaves: Sequence[jax.Array]) -> Constants:
     def term(small: int, axes: Any, multiple: Multiple, array: jax.Array) -> Term:
         array = array.astype(accumulator(array.dtype))
         rest = tuple(a for a in range(array.ndim) if a not in multiple.ratio)
-        if multiple.base is not None:
+        if multiple.base is not None:  # Of which the array is the multiple.
             key = f"parameter {multiple.base}"
             arrays[key] = leaves[multiple.base].astype(array.dtype)
-            # By least squares, which rounds less than any one quotient.
-            squares = jnp.sum(jnp.square(arrays[key]), rest, keepdims=True)
-            ratio = jnp.sum(array * arrays[key], rest, keepdims=True)
-            ratio = ratio / jnp.where(squares > 0, squares, 1)
+            ratio = _first(array, rest)
         elif rest:
             key = f"ones {array.shape}"
             arrays[key] = jnp.ones(array.shape, array.dtype)
@@ -80,7 +77,9 @@ def evaluate(weights: Weights, leaves: Sequence[jax.Array]) -> Constants:
         wide = [
             jax.lax.broadcast_in_dim(smalls[j], value.shape, axes) for j, axes, _ in each.smalls
         ]
-        cotangents = each.pull([*(leaves[k] for k in each.inputs), *wide], _ones(value))
+        over = [i for i, (*_, m) in enumerate(each.smalls, len(each.inputs)) if m.base is not None]
+        given = [*(leaves[k] for k in each.inputs), *wide, meshes.ones_like(value)]
+        cotangents = each.pull(given, over)
         for k, varies in each.scales.items():
             m = cotangents[each.inputs.index(k)]
             m = m.astype(accumulator(m.dtype))
@@ -92,15 +91,17 @@ def evaluate(weights: Weights, leaves: Sequence[jax.Array]) -> Constants:
             terms.append(term(j, axes, multiple, cotangents[place]))
         inside.append(terms)
     for j, (small, value) in enumerate(zip(weights.smalls, smalls, strict=True)):
-        cotangents = small.pull([leaves[k] for k in small.inputs], _ones(value))
+        over = [
+            i
+            for i, k in enumerate(small.inputs)
+            if k in small.leads and small.leads[k][1].base == k
+        ]
+        given = [*(leaves[k] for k in small.inputs), meshes.ones_like(value)]
+        cotangents = small.pull(given, over)
         for k, (axes, multiple) in small.leads.items():
             leads[k].append(term(j, axes, multiple, cotangents[small.inputs.index(k)]))
     arrays, scales = _rounding.settled((arrays, scales))
     return Constants([*inputs, *derived], arrays, scales, inside, leads)
-
-
-def _ones(value: jax.Array) -> jax.Array:
-    return meshes.vary(jnp.ones_like(value), meshes.varying(value))
 
 
 def _first(x: jax.Array, axes: Sequence[int]) -> jax.Array:
@@ -137,7 +138,7 @@ def separate(
     large = [k for k, (aval, names) in enumerate(opaque) if names and aval.size >= _weights.LEAST]
     if not large:
         return None
-    flat, refused = jaxprs.flat(closed), set()
+    flat, refused = hoisting.hoisted(jaxprs.flat(closed), count), set()
     while (found := find(flat, count, large, refused)) is not None:
         inner = capture(found.inner, count, found.scaled)
         bad = set()

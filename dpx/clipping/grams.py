@@ -201,8 +201,9 @@ def _side(gram: jax.Array, gamma: Any, flushed: Any) -> _Side:
     """The bounds of a side from its Gram matrix (K, P, P), that of one-hot rows being of bools."""
     if gram.dtype == bool:
         return _Side(jnp.ones(gram.shape[:2]), None)
-    # The diagonal, which XLA would look up entry by entry.
-    squares = jnp.sum(jnp.where(jnp.eye(gram.shape[1], dtype=bool), gram, 0), axis=2)
+    # The diagonal, as every (P + 1)th entry: XLA would look it up entry by entry.
+    count = gram.shape[1]
+    squares = lax.slice_in_dim(gram.reshape(len(gram), count**2), 0, None, count + 1, axis=1)
     # What may be flushed in a product is spread over share[p]·share[q]; the terms between it and the rows are
     # those of flushed operands.
     share = jnp.sqrt(SLACK * gamma * squares) + flushed

@@ -36,6 +36,11 @@ def zeros(like: Any) -> Any:
     return jax.tree.map(lambda s: vary(jnp.zeros(s.shape, s.dtype), varying(s)), like)
 
 
+def ones_like(x: jax.Array) -> jax.Array:
+    """Ones of the shape, and of the axes of variation, of an array."""
+    return vary(jnp.ones_like(x), varying(x))
+
+
 def one_example(batch: Any) -> Any:
     """The shapes and types of one example."""
 

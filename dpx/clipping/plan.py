@@ -16,6 +16,9 @@ FAVOR_GRADIENT = 1.5
 # are the smaller ones.
 FAVOR_TABLE = 1.0
 
+# What bounds for an inner product of factors cost, in multiplications that take as long. Measured on CPUs.
+PER_INNER_PRODUCT = 100
+
 # The factors of all iterations of a loop that uses a parameter are kept while they are no larger than its
 # gradient by this much.
 MOST_FACTORS = 128
@@ -116,7 +119,10 @@ def in_place(choice: Choice, kept: bool) -> Choice:
     if isinstance(choice, Direct) and any(use.is_shared_by_loop for use in rule.uses):
         return choice  # The factors of so many iterations are not kept here either.
     alone = len(rule.uses) == 1 and rule.uses[0].scale is None and not kept
-    return InPlace(rule) if alone and not rule.uses[0].is_shared_by_loop else Factors(rule)
+    if not alone or rule.uses[0].is_shared_by_loop:
+        return Factors(rule)
+    # Nothing is held here, so that time alone decides.
+    return InPlace(rule._replace(by_gram=rule.by_gram or _is_quicker_by_gram(rule)))
 
 
 def gram(choice: Choice) -> Rule | None:
@@ -170,6 +176,16 @@ def positions(use: Use, layout: rules.Layout) -> int:
     right = math.prod(use.lengths) * math.prod(use.right_aval.shape)
     blocks, rows, columns = layout.sizes()
     return right // (blocks * (columns if rules.is_left_rows(use, layout) else rows))
+
+
+def _is_quicker_by_gram(rule: Rule) -> bool:
+    """Whether the norm of the gradient of one use takes less time by Gram matrices than by the gradient."""
+    (use,) = rule.uses
+    if not use.by_factors or use.indexed is not None:
+        return False
+    count, (_, rows, columns) = positions(use, rule.layout), rule.layout.sizes()
+    # Multiplications for each position.
+    return count * (rows + columns + PER_INNER_PRODUCT) < rows * columns
 
 
 def describe(use: Use) -> str:

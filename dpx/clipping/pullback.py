@@ -8,13 +8,15 @@ which it was multiplied.
 """
 
 import dataclasses
-from collections.abc import Iterable, Sequence
-from typing import Any
+from collections.abc import Collection, Sequence
+from typing import Any, NamedTuple
 
+import jax
 import jax.numpy as jnp
 from jax.extend import core
 
-from dpx.clipping.jaxprs import CALLS, PLAIN
+from dpx.clipping import jaxprs, meshes
+from dpx.clipping.jaxprs import PLAIN
 
 # Entry by entry, in all operands at once.
 ELEMENTWISE = frozenset((
@@ -55,13 +57,59 @@ class Value:
         return self.axes == tuple(i if n > 1 else None for i, n in enumerate(shape))
 
 
+class Derivative(NamedTuple):
+    """A derivative, and what is known of it.
+
+    Attributes:
+      closed: its jaxpr, without calls.
+      known: what is known of its variables.
+    """
+
+    closed: core.ClosedJaxpr
+    known: dict[Any, Value]
+
+    @property
+    def results(self) -> list[Value]:
+        """What is known of the results."""
+        return [_look(self.known, atom) for atom in self.closed.jaxpr.outvars]
+
+    def __call__(self, arguments: Sequence[Any], over: Collection[int] = ()) -> list[jax.Array]:
+        """The results; those numbered `over` without the input that they are a multiple of.
+
+        What multiplies that input is computed with ones in its place, so that a compiler that is asked for
+        one entry of it reads no other, whereas a quotient would take sums over the whole input.
+        """
+        jaxpr = self.closed.jaxpr
+        arrays = dict(zip(jaxpr.constvars, self.closed.consts, strict=True))
+        arrays |= dict(zip(jaxpr.invars, arguments, strict=True))
+        multiples = {
+            v: meshes.ones_like(arrays[v]) for v in jaxpr.invars if self.known[v].base is not None
+        }
+        for eqn in jaxpr.eqns:
+            jaxprs.run([eqn], arrays, ())
+            if eqn.primitive.name == "optimization_barrier":
+                pairs = zip(eqn.outvars, eqn.invars, strict=True)
+                multiples |= {out: multiples[v] for out, v in pairs if v in multiples}
+            elif (base := self.known[eqn.outvars[0]].base) is not None:
+                # A divisor that is a multiple of the same input stays as it is.
+                replaced = eqn.invars[:1] if eqn.primitive.name == "div" else eqn.invars
+                mine = {v for v in replaced if _look(self.known, v).base == base}
+                env = arrays | {v: multiples[v] for v in mine}
+                multiples[eqn.outvars[0]] = jaxprs.run([eqn], env, eqn.outvars)[0]
+        outs = jaxprs.run((), arrays, jaxpr.outvars)
+        return [
+            multiples[v] if i in over else x
+            for i, (v, x) in enumerate(zip(jaxpr.outvars, outs, strict=True))
+        ]
+
+
 def read(
     closed: core.ClosedJaxpr,
     source: int,
     trusted: bool,
     wide: dict[int, frozenset[int]] | None = None,
-) -> list[Value]:
-    """What is known of the results, input number `source` being the cotangent.
+) -> Derivative:
+    """What is known of a derivative, input number `source` being the cotangent.
 
     Args:
       closed: the jaxpr of a derivative.
@@ -72,38 +120,32 @@ def read(
     Raises:
       UnclearError: it may not be linear in the cotangent.
     """
-    values = []
+    closed = jaxprs.flat(closed)
+    known: dict[Any, Value] = {}
     for i, var in enumerate(closed.jaxpr.invars):
         long, ndim = _long(var), len(getattr(var.aval, "shape", ()))
         if i == source:
-            axes = tuple(a if a in long else None for a in range(ndim))
-            values.append(Value(frozenset(), axes=axes))
+            known[var] = Value(
+                frozenset(), axes=tuple(a if a in long else None for a in range(ndim))
+            )
         elif wide and i in wide:
-            values.append(Value(wide[i]))
+            known[var] = Value(wide[i])
         else:
-            values.append(Value(long, base=i))
-    return _read(closed.jaxpr, values, trusted)
-
-
-def _read(jaxpr: Any, values: Iterable[Value], trusted: bool) -> list[Value]:
-    env = dict(zip(jaxpr.invars, values, strict=True))
-
-    def look(atom: Any) -> Value:
-        if isinstance(atom, core.Literal):
-            return Value(_long(atom), zero=jnp.ndim(atom.val) == 0 and bool(atom.val == 0))
-        return env.get(atom) or Value(_long(atom))
-
-    for eqn in jaxpr.eqns:
-        operands = [look(atom) for atom in eqn.invars]
-        if eqn.primitive.name in CALLS:
-            inner = eqn.params[CALLS[eqn.primitive.name]]
-            results = _read(getattr(inner, "jaxpr", inner), operands, trusted)
-        elif eqn.primitive.name == "optimization_barrier":
+            known[var] = Value(long, base=i)
+    for eqn in closed.jaxpr.eqns:
+        operands = [_look(known, atom) for atom in eqn.invars]
+        if eqn.primitive.name == "optimization_barrier":
             results = operands
         else:
             results = [_apply(eqn, operands, out, trusted) for out in eqn.outvars]
-        env.update(zip(eqn.outvars, results, strict=True))
-    return [look(atom) for atom in jaxpr.outvars]
+        known.update(zip(eqn.outvars, results, strict=True))
+    return Derivative(closed, known)
+
+
+def _look(known: dict[Any, Value], atom: Any) -> Value:
+    if isinstance(atom, core.Literal):
+        return Value(_long(atom), zero=jnp.ndim(atom.val) == 0 and bool(atom.val == 0))
+    return known.get(atom) or Value(_long(atom))
 
 
 def _long(atom: Any) -> frozenset[int]:

@@ -8,7 +8,8 @@ examples' own part, from which norms follow, and the clip factors give the sum.
 
 What is not asked of a pull is dead code, which is taken out here, from loops and recomputed blocks too: the
 first pass multiplies no gradients of parameters, and the second computes no norms. What follows the last
-rematerialised block is part of the first alone (`dpx.clipping.tail`).
+rematerialised block is part of the first alone (`dpx.clipping.tail`). Some of the rest is written otherwise
+(`dpx.clipping.rewriting`).
 """
 
 import functools
@@ -20,7 +21,7 @@ import jax.numpy as jnp
 from jax.extend import core
 from jax.interpreters.partial_eval import dce_jaxpr
 
-from dpx.clipping import common, engine, grams, meshes, mixing, rules
+from dpx.clipping import common, engine, grams, meshes, mixing, rewriting, rules
 from dpx.clipping import plan as _plan
 from dpx.clipping import tail as _tail
 from dpx.clipping.engine import Found, Program
@@ -121,7 +122,7 @@ def _run(program: Program, leaves: Sequence[jax.Array], batch: Any) -> Pass:
 
         return over_examples(loss, (flat, own))
 
-    losses, pull = jax.vjp(losses_of, *meshes.vary((own, shared), over))
+    losses, pull = rewriting.vjp(losses_of, *meshes.vary((own, shared), over))
     pull = _only(pull, losses)
 
     def crossing(own: Any, shared: Any) -> list:
@@ -214,6 +215,7 @@ def _only(pull: Callable[[jax.Array], Any], like: jax.Array) -> Callable[..., An
     It can be told cotangents on the way that are `known`: then nothing is computed that only leads to them.
     """
     closed, shapes = jax.make_jaxpr(pull, return_shape=True)(like)
+    closed = rewriting.rewritten(closed)
     leaves, tree = jax.tree.flatten(shapes)
     numbers = tree.unflatten(range(len(leaves)))
 

@@ -46,14 +46,14 @@ class Small(NamedTuple):
       is_input: whether the loss uses it directly.
       leads: for each parameter that it depends on, the axes of the value that those of the parameter follow
         (None: no axis), and the array.
-      pull: (parameters in the order of `inputs`), cotangent -> their cotangents.
+      pull: parameters in the order of `inputs`, cotangent -> their cotangents.
       inputs: indices of the parameters that `pull` takes.
     """
 
     var: Any
     is_input: bool
     leads: dict[int, tuple[tuple[int | None, ...], Multiple]]
-    pull: Callable[..., Any]
+    pull: pullback.Derivative
     inputs: tuple[int, ...]
 
 
@@ -64,7 +64,7 @@ class Derived(NamedTuple):
       var: the variable.
       scales: for each parameter, the axes over which the derivative varies.
       smalls: for each small value inside, its index, the axes that its own stand for, and the derivative.
-      pull: (parameters in the order of `inputs`, small values in that of `smalls`, at full size), cotangent
+      pull: parameters in the order of `inputs`, small values in that of `smalls`, at full size, cotangent
         -> their cotangents.
       inputs: indices of the parameters that `pull` takes.
     """
@@ -72,7 +72,7 @@ class Derived(NamedTuple):
     var: Any
     scales: dict[int, frozenset[int]]
     smalls: list[tuple[int, tuple[int, ...], Multiple]]
-    pull: Callable[..., Any]
+    pull: pullback.Derivative
     inputs: tuple[int, ...]
 
 
@@ -177,16 +177,16 @@ def _lead(graph: Graph, var: Any, is_input: bool) -> Small:
     leaves = [graph.leaves[k] for k in inputs]
     pull = _pull(graph, var, leaves)
     traced = jax.make_jaxpr(pull)(_avals(leaves), _avals([var])[0])
-    found = pullback.read(traced, len(inputs), graph.is_trusted([var]))
+    derivative = pullback.read(traced, len(inputs), graph.is_trusted([var]))
     long = [i for i, n in enumerate(var.aval.shape) if n > 1]
     leads = {}
-    for i, (k, value) in enumerate(zip(inputs, found, strict=True)):
+    for i, (k, value) in enumerate(zip(inputs, derivative.results, strict=True)):
         if value.axes is None:
             continue  # Zero, as it is linear.
         if sorted(a for a in value.axes if a is not None) != long:
             raise pullback.UnclearError
         leads[k] = (value.axes, _multiple(value, {i: k}))
-    return Small(var, is_input, leads, pull, inputs)
+    return Small(var, is_input, leads, derivative, inputs)
 
 
 def _multiple(value: pullback.Value, bases: dict[int, int]) -> Multiple:
@@ -217,10 +217,10 @@ def _derive(graph: Graph, var: Any, small: Callable[[Any, bool], int]) -> Derive
         len(leaves) + i: frozenset(a for a, n in zip(axes, t.aval.shape, strict=True) if n > 1)
         for i, (t, axes) in enumerate(cuts.values())
     }
-    found = pullback.read(traced, len(traced.in_avals) - 1, trusted, varies)
+    derivative = pullback.read(traced, len(traced.in_avals) - 1, trusted, varies)
     bases = {i: k for i, k in enumerate(depends) if graph.leaves[k].aval.shape == shape}
     scales, smalls = {}, []
-    for i, value in enumerate(found):
+    for i, value in enumerate(derivative.results):
         # What does not follow the cotangent at all is zero, as all of this is linear.
         if value.axes is not None and not value.follows(shape):
             raise pullback.UnclearError
@@ -233,7 +233,7 @@ def _derive(graph: Graph, var: Any, small: Callable[[Any, bool], int]) -> Derive
             scales[depends[i]] = value.varies
     if not scales:
         raise pullback.UnclearError
-    return Derived(var, scales, smalls, pull, tuple(depends))
+    return Derived(var, scales, smalls, derivative, tuple(depends))
 
 
 def _cuts(graph: Graph, var: Any) -> dict[Any, tuple[Any, tuple[int, ...]]]:

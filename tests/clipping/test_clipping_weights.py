@@ -250,7 +250,8 @@ def test_costs_are_those_of_an_ordinary_step(monkeypatch, normed):
     monkeypatch.setattr(_weights, "LEAST", 4096)
     problem = wide(normed)
     (flops, _), (ours, held), (_, everything) = (costs(*problem, m) for m in (None, "auto", "vmap"))
-    assert ours < 1.55 * flops
+    # A penalty takes one sum over each weight, for its part of the norms.
+    assert ours < (1.55 if normed else 1.04) * flops
     assert 20 * held < everything
 
 

@@ -20,6 +20,12 @@ def sequences() -> jax.Array:
     return normal(LENGTH, WIDTH)
 
 
+def masked(p, x):
+    """Layers in a scan that mask their weights."""
+    x, _ = lax.scan(lambda x, w: (jnp.tanh(x @ jnp.tril(w)), None), x, p["w"])
+    return x
+
+
 class Block(nn.Module):
     """A small residual block."""
 
@@ -176,6 +182,7 @@ CASES = {
     "nnx scan": lambda: nnx_stack(False),
     "nnx scan of remat": lambda: nnx_stack(True),
     "scan of stacked weights": lambda: scanned(lambda body: body),
+    "scan of masked weights": lambda: plain(masked, weights(w=(4, 256, 256)), normal(32, 256)),
     "scan of remat": lambda: scanned(jax.checkpoint),
     "scan of remat that saves products": lambda: scanned(
         lambda body: jax.checkpoint(body, policy=jax.checkpoint_policies.dots_saveable)),

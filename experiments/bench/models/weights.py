@@ -24,6 +24,13 @@ def penalised(p, x):
     return toward(x @ p["w"]) + 0.01 * sum(jnp.sum(w**2) for w in jax.tree.leaves(p))
 
 
+def penalised_layers(p, x):
+    """Two layers with an L2 penalty on both."""
+    for w in p.values():
+        x = jnp.tanh(x @ w)
+    return toward(x) + 0.01 * sum(jnp.sum(w**2) for w in p.values())
+
+
 def scale_of_rows(p, x):
     """Weight norm by hand: a direction and a length for every column."""
     w = p["w"]
@@ -129,6 +136,8 @@ CASES = {
     "weight standardisation": lambda: one(standardised),
     "L2 penalty": lambda: Case(
         penalised, weights(w=(256, 256)), (normal(LENGTH, 256),)),
+    "L2 penalty, one position": lambda: Case(
+        penalised_layers, weights(a=(512, 512), b=(512, 512)), (normal(512, batch=32),)),
     "low-rank weight": lambda: one(low_rank, a=(WIDTH, 8), b=(8, WIDTH)),
     "LoRA beside": lambda: one(adapters, w=(WIDTH, WIDTH), a=(WIDTH, 4), b=(4, WIDTH)),
     "LoRA merged": lambda: one(merged, w=(WIDTH, WIDTH), a=(WIDTH, 4), b=(4, WIDTH)),

@@ -1,0 +1,116 @@
+"""Functions of weights inside scans: exact, and no per-example gradient of a weight."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from test_clipping_engine import rules_of
+from test_clipping_models import check, jit, per_example
+
+from dpx import clipping
+from dpx.clipping import plan
+from dpx.clipping import weights as _weights
+
+DEPTH, WIDTH, LENGTH, BATCH = 3, 6, 5, 4
+
+
+def normal(*shape, seed=0):
+    return jnp.asarray(np.random.default_rng((seed, *shape)).normal(size=shape) / 2, jnp.float32)
+
+
+X = normal(BATCH, LENGTH, WIDTH, seed=1)
+STACKED = {"w": normal(DEPTH, WIDTH, WIDTH)}
+
+
+def stack(function, **options):
+    """Layers that use a function of their weight."""
+
+    def loss(p, x):
+        x, _ = jax.lax.scan(lambda x, w: (jnp.sin(x @ function(w)), None), x, p["w"], **options)
+        return jnp.sum(x**2)
+
+    return loss, STACKED, (X,)
+
+
+def masked():
+    return stack(jnp.tril)
+
+
+def through_tanh_backwards():
+    return stack(jnp.tanh, reverse=True, unroll=2)
+
+
+def columns_of_length_one():
+    return stack(lambda w: w / jnp.linalg.norm(w, axis=0))
+
+
+def shared():
+    """A recurrent cell with a mask that the loop shares, and states that come out."""
+
+    def loss(p, x):
+        def step(h, x):
+            h = jnp.sin(h @ jnp.tril(p["w"]) + x)
+            return h, jnp.sum(h)
+
+        h, sums = jax.lax.scan(step, jnp.zeros(WIDTH), x)
+        return jnp.sum(h**2) + jnp.sum(sums**2)
+
+    return loss, {"w": normal(WIDTH, WIDTH)}, (X,)
+
+
+def scaled_by_what_is_shared():
+    """A function of a slice and of a weight that the loop shares."""
+
+    def loss(p, x):
+        x, _ = jax.lax.scan(lambda x, w: (jnp.sin(x @ (w * jnp.exp(p["scale"]))), None), x, p["w"])
+        return jnp.sum(x**2)
+
+    return loss, STACKED | {"scale": normal(WIDTH)}, (X,)
+
+
+CASES = (masked, through_tanh_backwards, columns_of_length_one, shared, scaled_by_what_is_shared)
+
+
+@pytest.fixture(autouse=True)
+def small_weights_too(monkeypatch):
+    monkeypatch.setattr(_weights, "LEAST", 1)
+    monkeypatch.setattr(_weights, "SMALL", 2)
+    monkeypatch.setattr(plan, "FAVOR_GRADIENT", 0.0)
+
+
+def is_exact(loss, params, batch, **options):
+    gradients = per_example(loss, params, batch)
+    norms = np.sqrt(sum((g.reshape(BATCH, -1) ** 2).sum(1) for g in gradients))
+    clip = float(np.median(norms))
+    fn = clipping.clipped_grad(loss, l2_clip_norm=clip, **options)
+    check(jit(fn)(params, *batch), gradients, clip)
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case.__name__)
+@pytest.mark.parametrize("method", ["one_pass", "two_pass"])
+def test_norms_and_sums_are_exact(case, method):
+    loss, params, batch = case()
+    _, found, _, opaque = rules_of(loss, params, *batch)["w"]
+    assert found
+    assert not opaque
+    is_exact(loss, params, batch, method=method)
+
+
+def test_what_has_no_rule_is_exact_too():
+    """Several results of one equation, some of which leave the loop; a carry; what is recomputed."""
+
+    @jax.checkpoint
+    def recomputed(x, w):
+        return jnp.sin(x @ jnp.tanh(w))
+
+    def loss(p, x):
+        def step(carry, w):
+            x, total = carry
+            left, right = jnp.split(jnp.tanh(w), 2, axis=1)
+            x = jnp.concatenate([jnp.sin(x @ left), x @ jnp.cos(right)], 1)
+            return (recomputed(x, w), total + jnp.sum(left)), (right[0, 0], jnp.exp(left[0]))
+
+        (x, total), (corners, rows) = jax.lax.scan(step, (x, 0.0), p["w"])
+        return jnp.sum(x**2) + total * jnp.sum(corners) * jnp.sum(rows * x[:3, :3])
+
+    is_exact(loss, STACKED, (X,))
