@@ -1,26 +1,34 @@
 """The norms of parameters that are alike, such as those of blocks that nobody scanned, taken together.
 
 The norm of one gradient is many small steps, all of them the same for a gradient of the same form. So small
-gradients of one shape are stacked, and so are small matrices of inner products of factors of one form: a deep
-model has no more to trace and to compile for its norms than one of its blocks.
+gradients are stacked, and so are small matrices of inner products of factors: a deep model has no more to
+trace and to compile for its norms than one of its blocks, and an embedding that is looked up and multiplied
+has no more than a matrix that is multiplied.
 
 A compiler writes equal kernels only once, and so what differs from parameter to parameter takes it long: what
 is stacked is not taken apart again, and sums over examples are computed for each parameter by itself.
 """
 
+import functools
+import math
 from collections.abc import Sequence
 from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from dpx.clipping import grams, plan
 from dpx.clipping.materialize import Norms
 from dpx.clipping.plan import Choice
-from dpx.clipping.rounding import sum_of_squares
+from dpx.clipping.rounding import gamma, sum_of_squares
+from dpx.clipping.rules import Layout
 
 # Elements for one example of what is stacked, at most: a copy of larger arrays would take time and memory.
 SMALL = 2**12
+
+# Gradients are cut into pieces of one length, but none shorter than this.
+SHORTEST = 64
 
 
 def squared_norms(choices: Sequence[Choice], seen: Sequence[Any]) -> list[Norms]:
@@ -31,36 +39,142 @@ def squared_norms(choices: Sequence[Choice], seen: Sequence[Any]) -> list[Norms]
       seen: for each parameter and all examples, its gradients; or the inner products of its factors; or its
         squared norms.
     """
-    classes: dict[Any, list[int]] = {}
-    for k, (choice, each) in enumerate(zip(choices, seen, strict=True)):
-        shapes = [(x.shape, x.dtype) for x in jax.tree.leaves(each)]
-        by_gram = plan.gram(choice) is not None
-        limit = SMALL if by_gram else SMALL // 4
-        small = all(x[0].size < limit for x in jax.tree.leaves(each))
-        classes.setdefault((by_gram, *shapes) if small else k, []).append(k)
-    return [
-        Norms(tuple(members), _together([choices[k] for k in members], [seen[k] for k in members]))
-        for members in classes.values()
+    is_held = [plan.gram(choice) is None for choice in choices]
+    small = [
+        all(_size(x) < (SMALL // 4 if held else SMALL) for x in jax.tree.leaves(each))
+        for held, each in zip(is_held, seen, strict=True)
     ]
+    held_sizes = {_size(x) for x, *which in zip(seen, is_held, small, strict=True) if all(which)}
+    classes: dict[Any, list[int]] = {}
+    for k, each in enumerate(seen):
+        shapes = [(x.shape, x.dtype) for x in jax.tree.leaves(each)]
+        key: Any = k
+        if small[k] and is_held[k]:
+            key = "gradients", _piece(_size(each), held_sizes), each.dtype
+        elif small[k]:
+            is_square = _is_square(each)
+            key = ("products", shapes[-1]) if is_square else ("norms or products", *shapes)
+        classes.setdefault(key, []).append(k)
+    norms = []
+    for members in classes.values():
+        mine = [seen[k] for k in members]
+        layouts = [rule.layout for k in members if (rule := plan.gram(choices[k])) is not None]
+        if not layouts:
+            norms.append(_held(members, mine, held_sizes))
+        elif _is_square(mine[0]):
+            norms.append(Norms(tuple(members), _bounded(layouts, mine)))
+        else:
+            norms.append(Norms(tuple(members), _of_several_shapes(layouts, mine)))
+    return norms
 
 
-def _together(choices: Sequence[Choice], seen: Sequence[Any]) -> jax.Array:
+def _size(x: jax.Array) -> int:
+    """Elements for one example."""
+    return math.prod(x.shape[1:])
+
+
+def _piece(size: int, sizes: set[int]) -> int:
+    """The length of the pieces that a gradient of `size` entries is cut into."""
+    return min((n for n in sizes if n >= SHORTEST and size % n == 0), default=size)
+
+
+def _held(members: Sequence[int], gradients: Sequence[jax.Array], sizes: set[int]) -> Norms:
+    """The norms of gradients, those of long ones in pieces that are added up like those of several."""
+    if len(gradients) == 1:
+        return Norms(tuple(members), jax.vmap(sum_of_squares)(gradients[0])[None])
+    piece = _piece(_size(gradients[0]), sizes)
+    joined = jnp.concatenate([x.reshape(len(x), -1) for x in gradients], 1)
+    counts = [_size(x) // piece for x in gradients]
+    squared = jax.vmap(jax.vmap(sum_of_squares))(joined.reshape(len(joined), -1, piece)).T
+    return Norms(tuple(np.repeat(members, counts).tolist()), squared)
+
+
+def _is_square(each: Any) -> bool:
+    """Whether these are inner products, all of one number of positions with each other."""
+    if not isinstance(each, grams.Products):
+        return False
+    return len({x.shape for x in jax.tree.leaves(each)} | {each.rows[0].mT.shape}) == 1
+
+
+def _of_several_shapes(layouts: Sequence[Layout], seen: Sequence[Any]) -> jax.Array:
     """Squared norms (n, B) for n parameters that are alike."""
     stacked = jax.tree.map(_stack, *seen)
-    if plan.gram(choices[0]) is None:
-        return jax.vmap(jax.vmap(sum_of_squares))(stacked)
     if not isinstance(stacked, grams.Products):
-        return stacked
+        return stacked.T
     # Parameters of different shapes differ in a few numbers only.
-    each = [
-        grams.Errors.of(rule.layout, stacked) for choice in choices if (rule := plan.gram(choice))
+    dtype = grams.dtype(stacked)
+    each = [grams.Errors.of(layout, dtype) for layout in layouts]
+    errors = jax.tree.map(lambda *found: jnp.array(found, dtype), *each)
+    return jax.vmap(jax.vmap(grams.bounded), (None, 0))(errors, stacked).T
+
+
+def _bounded(layouts: Sequence[Layout], seen: Sequence[grams.Products]) -> jax.Array:
+    """`grams.bounded` (n, B) of n parameters whose inner products all have one shape, whatever their uses.
+
+    The terms of all pairs of uses are bounded at once. One-hot rows differ from others in that their inner
+    products are exact: their errors are zero.
+    """
+    dtype, size = grams.dtype(seen[0]), seen[0].columns[0].shape[-1]
+    errors: list[grams.Errors] = []  # of each pair
+    pairs: list[tuple[int, int]] = []  # for each, where its two uses are paired with themselves
+    terms_of: list[
+        list[tuple[int, float]]
+    ] = []  # for each parameter, its pairs, and how often they count
+    uses_of: list[list[tuple[int, float]]] = []  # ... and its uses, paired with themselves
+    for layout, each in zip(layouts, seen, strict=True):
+        first, mine = len(pairs), grams.Errors.of(layout, dtype)
+        alone: list[int] = []
+        while len(pairs) - first < len(each.rows):
+            alone.append(len(pairs) + len(alone))
+            pairs += [(alone[-1], other) for other in alone]
+            one_hot = each.rows[alone[-1] - first].dtype == bool
+            exact = mine._replace(rows=0.0, flushed_rows=0.0)
+            errors += [exact if one_hot else mine] * len(alone)
+        uses_of.append([(use, 1.0) for use in alone])
+        terms_of.append([(i, 1.0 if i in alone else 2.0) for i in range(first, len(pairs))])
+
+    left = _stack(*(x.astype(dtype) for each in seen for x in each.rows))
+    right = _stack(*(x for each in seen for x in each.columns))
+    error = grams.Errors(*(np.array(x, dtype) for x in zip(*errors, strict=True)))
+    of_all = jax.vmap(jax.vmap(grams.lengths), (0, None))
+    rows, columns = of_all(left, error.flushed_rows), of_all(right, error.flushed_columns)
+    shares = [
+        lengths * root[:, None, None]
+        for lengths, root in ((rows, error.rows), (columns, error.columns))
     ]
-    errors = jax.tree.map(lambda *found: jnp.array(found, stacked.columns[0].dtype), *each)
-    return jax.vmap(jax.vmap(grams.bounded, (None, 0)))(errors, stacked)
+    s, t = ([_taken(x, side) for x in shares] for side in zip(*pairs, strict=True))
+    bound = functools.partial(grams.terms, pairs=max(map(len, terms_of)))
+    bounds = jax.vmap(jax.vmap(bound))(left, right, s, t)
+    totals = _combined(jax.vmap(jax.vmap(grams.added_up))(bounds), terms_of)
+    length = _combined(jnp.sum(rows * columns, -1), uses_of)
+    length = jnp.sqrt(jnp.sum(jnp.square(length), -1))
+    roundings = [gamma(4 + len(uses) * (size + 1), dtype) for uses in uses_of]
+    return grams.raised(totals, grams.SLACK * length, jnp.array(roundings, dtype)).T
+
+
+def _taken(x: jax.Array, indices: Sequence[int]) -> jax.Array:
+    """What is at these places along the second axis."""
+    return x if list(indices) == list(range(x.shape[1])) else _at(x, np.array(indices))
+
+
+def _at(x: jax.Array, places: np.ndarray) -> jax.Array:
+    return x.at[:, places].get(mode="promise_in_bounds")
+
+
+def _combined(x: jax.Array, parts: Sequence[Sequence[tuple[int, float]]]) -> jax.Array:
+    """Sums along the second axis of what is at some places, times weights: one for each list of both."""
+    most = max(map(len, parts))
+    if most == 1:
+        return x  # in order
+    # A place that is not there counts zero times; it is one of the parameter's own.
+    padded = np.array([[*part, *[(part[0][0], 0.0)] * (most - len(part))] for part in parts])
+    weights = padded[..., 1].reshape(*padded.shape[:2], *[1] * (x.ndim - 2))
+    return jnp.sum(_at(x, padded[..., 0].astype(int)) * jnp.asarray(weights, x.dtype), 2)
 
 
 def _stack(*arrays: jax.Array) -> jax.Array:
-    # Axes of length one may lie in any order in memory, and would be put in order before they are stacked.
-    shape = [n for n in arrays[0].shape[1:] if n > 1]
-    stacked = jnp.concatenate([x.reshape(1, len(x), *shape) for x in arrays])
-    return stacked.reshape(-1, *arrays[0].shape)
+    """Arrays (B, ...) as (B, n, ...), joined as they lie: to reshape each of them takes long to compile."""
+    first, *shape = arrays[0].shape
+    last = shape[-1] if len(shape) > 1 else 1
+    joined = jnp.concatenate([x.reshape(first, -1, last) for x in arrays], 1)
+    return joined.reshape(first, len(arrays), *shape)

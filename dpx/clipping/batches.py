@@ -7,6 +7,8 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.experimental.xla_metadata import set_xla_metadata
+from jax.extend import core
 
 from dpx.clipping import groups as _groups
 from dpx.clipping import materialize as _materialize
@@ -82,7 +84,8 @@ def finite_only(once: Callable, batch: tuple, mask: jax.Array) -> tuple[list, li
     Weight zero alone does not silence an example, since zero times infinity is not zero. Masked ones are
     replaced at once; the others, whose norms must be seen first, in a second run.
     """
-    sums, *found = _meshes.zeros(jax.eval_shape(once, batch, mask))
+    once, like = _outlined(once, batch, mask)
+    zeros, *found = _meshes.zeros(like)
 
     def run(state: tuple) -> tuple:
         keep, _, (_, *before) = state
@@ -92,12 +95,41 @@ def finite_only(once: Callable, batch: tuple, mask: jax.Array) -> tuple[list, li
         finite = keep & jnp.isfinite(jnp.stack(found[0])).all(0)
         return finite, finite.any() & (keep & ~finite).any(), (sums, *found)
 
+    # XLA tries to run loops with simpler conditions than these, which takes it long.
     again = _meshes.vary(jnp.array(True), _meshes.varying(found[0]))
-    state = (mask, again, (sums, *found))
+    state = (mask, again, (zeros, *found))
     keep, _, (sums, norms, found) = jax.lax.while_loop(
         lambda state: state[1] & state[0].any(), run, state
     )
-    return [jnp.where(keep.any(), total, 0) for total in sums], norms, found
+    # Where no gradient was finite, the sums are not either.
+    _, sums, _ = jax.lax.while_loop(
+        lambda state: ~state[0].any(),
+        lambda state: (jnp.ones_like(keep), state[2], state[2]),
+        (keep, sums, zeros),
+    )
+    return sums, norms, found
+
+
+def _outlined(function: Callable, *arguments: Any) -> tuple[Callable, Any]:
+    """A function that takes longer to compile inside a loop, and the shapes that it returns.
+
+    On one CPU it is compiled as a computation of its own. XLA would else go through all of it again whenever
+    it simplifies the loop, and hoist what it can into the state of the loop.
+    """
+    closed, like = jax.make_jaxpr(function, return_shape=True)(*arguments)
+    if not _meshes.on_one_cpu():
+        return function, like
+
+    @jax.jit
+    def outlined(leaves: list) -> list:
+        return core.jaxpr_as_fun(closed)(*leaves)
+
+    def call(*arguments: Any) -> Any:
+        with set_xla_metadata(inlineable="false"):
+            found = outlined(jax.tree.leaves(arguments))
+        return jax.tree.unflatten(jax.tree.structure(like), found)
+
+    return call, like
 
 
 def _where(keep: jax.Array, x: jax.Array, other: jax.Array) -> jax.Array:

@@ -84,7 +84,8 @@ class ClippedGrad:
         kept as factors, every inner product of two rows is off by at most γ_n times their lengths, so the
         products that ‖g‖² consists of are replaced by upper bounds (`dpx.clipping.grams`), and
         what the sum over an example's own positions rounds is added to the norm. The rounding of N, w
-        and w·g themselves is covered by a factor 1 + (G + 24)u, G the number of parameter arrays.
+        and w·g themselves is covered by a factor 1 + (G + 24)u, G the number of squared norms that N² is
+        the sum of.
 
         The model: IEEE arithmetic rounded to nearest, u = 2⁻²⁴ (2⁻⁵³ for float64 parameters); quotients and
         roots within 4u; sums in any order, fused or not; γ_n = n·u/(1 − n·u). Numbers below the smallest

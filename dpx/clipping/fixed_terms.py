@@ -142,7 +142,7 @@ def squared_norm(
     Where T is the parameter itself, `dots` has what `contract` would be, for those uses that know it.
     """
     found = grams.products(shared, pairs)
-    total, length, places = grams.estimate(grams.Errors.of(shared, found), found)
+    total, length, places = grams.estimate(grams.Errors.of(shared, grams.dtype(found)), found)
     # What roundings are outside sums: of y, of squares, and of adding up these few numbers.
     roundings, shared_length = 16 + len(commons) ** 2, length
     tiny, squares = _rounding.tiny(total.dtype), []
@@ -171,7 +171,8 @@ def squared_norm(
         square = square * jnp.square(y) + (1 + jnp.square(y)) * 4 * array.size * tiny / gamma
         length += grams.SLACK * jnp.sqrt(_rounding.added_up(square)[0])
     error = grams.SLACK * gamma * (jnp.square(length) - jnp.square(shared_length))
-    return grams.raised(total + error, length, places + 2 * len(commons) + 4)
+    gamma = _rounding.gamma(places + 2 * len(commons) + 4, total.dtype)
+    return grams.raised(total + error, length, gamma)
 
 
 def _fits(dot: jax.Array, y: jax.Array) -> bool:

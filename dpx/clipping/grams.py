@@ -20,6 +20,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
+from dpx.clipping import meshes
 from dpx.clipping import rounding as _rounding
 from dpx.clipping.materialize import accumulator
 from dpx.clipping.rounding import CHUNK
@@ -54,7 +55,7 @@ class Products(NamedTuple):
 def squared_norm(shared: Layout, pairs: Sequence[Pair]) -> jax.Array:
     """An upper bound on ‖g‖² of one example, rounding included."""
     found = products(shared, pairs)
-    return bounded(Errors.of(shared, found), found)
+    return bounded(Errors.of(shared, dtype(found)), found)
 
 
 @functools.partial(jax.jit, static_argnums=0)
@@ -73,8 +74,10 @@ class Errors(NamedTuple):
     """How far inner products of rows and of columns are off, at most.
 
     Attributes:
-      rows, columns: γ_n for n roundings on the way to a product.
-      flushed_rows, flushed_columns: the root of what may be flushed to zero.
+      rows, columns: the root of γ_n for n roundings on the way to a product. An inner product of rows p and q
+        errs by at most γ times their lengths.
+      flushed_rows, flushed_columns: how much longer rows may be than their inner products with themselves
+        say, for what is flushed to zero.
     """
 
     rows: Any
@@ -83,21 +86,24 @@ class Errors(NamedTuple):
     flushed_columns: Any
 
     @classmethod
-    def of(cls, shared: Layout, found: Products) -> "Errors":
+    def of(cls, shared: Layout, dtype: Any) -> "Errors":
         """Those of a layout."""
         sizes = shared.sizes()[1:]
-        dtype = found.columns[0].dtype if found.columns else jnp.float32
+        roots = [math.sqrt(_rounding.gamma(_rounding.chunked(n), dtype)) for n in sizes]
         # Of n products and sums that are flushed, each is off by no more than 4·tiny.
-        return cls(
-            *(_rounding.gamma(_rounding.chunked(n), dtype) for n in sizes),
-            *(math.sqrt(4 * n * _rounding.tiny(dtype)) for n in sizes),
-        )
+        flushed = [math.sqrt(4 * n * _rounding.tiny(dtype)) for n in sizes]
+        return cls(*roots, *(x / root for x, root in zip(flushed, roots, strict=True)))
 
 
 def bounded(errors: Errors, found: Products) -> jax.Array:
     """An upper bound on ‖g‖², rounding of its products, and of what is added up of g, included."""
     total, length, roundings = estimate(errors, found)
-    return raised(total, length, roundings)
+    return raised(total, length, _rounding.gamma(roundings, total.dtype))
+
+
+def dtype(found: Products) -> Any:
+    """That of inner products."""
+    return found.columns[0].dtype if found.columns else jnp.float32
 
 
 def estimate(errors: Errors, found: Products) -> tuple[jax.Array, jax.Array, int]:
@@ -113,25 +119,27 @@ def estimate(errors: Errors, found: Products) -> tuple[jax.Array, jax.Array, int
     have exact inner products, and cost nothing. Squares that are flushed to zero are part of the lengths.
     Λ = sum_k (sum_p ‖rows[k, p]‖·‖columns[k, p]‖)² is what ‖g‖² would be if no terms cancelled.
     """
-    total, lengths, roundings = jnp.float32(0), jnp.float32(0), 4
+    total, all_lengths, roundings = jnp.float32(0), jnp.float32(0), 4
     each = iter(zip(*found, strict=True))
-    uses: list[tuple[_Side, _Side]] = []
+    uses: list[tuple[jax.Array | None, jax.Array]] = []
     while crossed := list(itertools.islice(each, len(uses) + 1)):
         *others, (left, right) = crossed
-        sides = (
-            _side(left, errors.rows, errors.flushed_rows),
-            _side(right, errors.columns, errors.flushed_columns),
+        rows, columns = (
+            lengths(left, errors.flushed_rows),
+            lengths(right, errors.flushed_columns),
         )
-        total += _added_up(_terms(left, right, sides, sides))
+        # Inner products with one-hot rows are exact.
+        shares = None if left.dtype == bool else errors.rows * rows, errors.columns * columns
+        total += added_up(terms(left, right, shares, shares, len(found.rows)))
         for (left, right), before in zip(others, uses, strict=True):
-            total += 2 * _added_up(_terms(left, right, sides, before))
-        lengths += jnp.sum(sides[0].lengths * sides[1].lengths, axis=1)
-        roundings += sides[1].lengths.shape[1] + 1
-        uses.append(sides)
-    return total, SLACK * jnp.sqrt(jnp.sum(jnp.square(lengths))), roundings
+            total += 2 * added_up(terms(left, right, shares, before, len(found.rows)))
+        all_lengths += jnp.sum(rows * columns, axis=1)
+        roundings += columns.shape[1] + 1
+        uses.append(shares)
+    return total, SLACK * jnp.sqrt(jnp.sum(jnp.square(all_lengths))), roundings
 
 
-def raised(total: jax.Array, length: jax.Array, roundings: int) -> jax.Array:
+def raised(total: jax.Array, length: jax.Array, gamma: Any) -> jax.Array:
     """The squared norm: `total` with what the sum that is released rounds, at least `FLOOR`·`length` long.
 
     With P positions and a clip factor w, what is added to the sum is off from w·g by at most w·γ_{P+4}·√Λ. So
@@ -140,15 +148,15 @@ def raised(total: jax.Array, length: jax.Array, roundings: int) -> jax.Array:
     """
     # `maximum` passes NaN on.
     norm = jnp.sqrt(jnp.maximum(total, jnp.square(FLOOR * length)))
-    return jnp.square(norm + _rounding.gamma(roundings, total.dtype) * length)
+    return jnp.square(norm + gamma * length)
 
 
 def _inner(a: jax.Array, b: jax.Array, size: int) -> jax.Array:
     """⟨a[k, p], b[k, q]⟩ for all positions: (K, P, Q). Indices (2-D) are one-hot rows."""
     if a.ndim == b.ndim == 3:
         # In turn, examples on several devices would have to be gathered first.
-        one_cpu = jax.default_backend() == "cpu" and jax.device_count() == 1
-        return _gram_in_turn(a) if a is b and a.size >= LARGE and one_cpu else _gram(a, b)
+        in_turn = a is b and a.size >= LARGE and meshes.on_one_cpu()
+        return _gram_in_turn(a) if in_turn else _gram(a, b)
     if a.ndim == b.ndim == 2:
         return (a[:, :, None] == b[:, None, :]) & (a < size)[:, :, None]
     if a.ndim == 3:
@@ -175,7 +183,11 @@ def _gram(a: jax.Array, b: jax.Array) -> jax.Array:
 
 def _dot(a: jax.Array, b: jax.Array) -> jax.Array:
     dtype = accumulator(jnp.promote_types(a.dtype, b.dtype))
-    return jnp.einsum("kpr,kqr->kpq", a, b, preferred_element_type=dtype, precision=HIGHEST)
+    product = functools.partial(jnp.einsum, preferred_element_type=dtype, precision=HIGHEST)
+    if a.shape[0] > 1:
+        return product("kpr,kqr->kpq", a, b)
+    # XLA's compiler for CPUs copies a factor to move an axis of length one.
+    return product("pr,qr->pq", a[0], b[0])[None]
 
 
 @jax.custom_batching.sequential_vmap
@@ -184,51 +196,39 @@ def _gram_in_turn(a: jax.Array) -> jax.Array:
     return _gram(a, a)
 
 
-class _Side(NamedTuple):
-    """One side of a use: bounds for its rows and for the rounding of their inner products.
-
-    Attributes:
-      lengths: (K, P) upper bounds of the norms of its rows.
-      share: (K, P); an inner product of rows p and q errs by at most share[p]·share[q]. None where
-        inner products are exact.
-    """
-
-    lengths: jax.Array
-    share: jax.Array | None
-
-
-def _side(gram: jax.Array, gamma: Any, flushed: Any) -> _Side:
-    """The bounds of a side from its Gram matrix (K, P, P), that of one-hot rows being of bools."""
+def lengths(gram: jax.Array, flushed: Any) -> jax.Array:
+    """Upper bounds of the lengths of rows (K, P), from their Gram matrix (K, P, P); of bools if one-hot."""
     if gram.dtype == bool:
-        return _Side(jnp.ones(gram.shape[:2]), None)
+        return jnp.ones(gram.shape[:2])
     # The diagonal, as every (P + 1)th entry: XLA would look it up entry by entry.
     count = gram.shape[1]
     squares = lax.slice_in_dim(gram.reshape(len(gram), count**2), 0, None, count + 1, axis=1)
-    # What may be flushed in a product is spread over share[p]·share[q]; the terms between it and the rows are
-    # those of flushed operands.
-    share = jnp.sqrt(SLACK * gamma * squares) + flushed
-    return _Side(share / jnp.sqrt(gamma), share)
+    # What may be flushed in a product is spread over the lengths of its rows; the terms between it and the
+    # rows are those of flushed operands.
+    return jnp.sqrt(SLACK * squares) + flushed
 
 
-def _terms(
-    left: jax.Array, right: jax.Array, s: tuple[_Side, _Side], t: tuple[_Side, _Side]
+def terms(
+    left: jax.Array, right: jax.Array, s: Sequence[Any], t: Sequence[Any], pairs: int
 ) -> jax.Array:
-    """Upper bounds of the exact left[k, p, q]·right[k, p, q], from computed inner products."""
+    """Upper bounds of the exact left[k, p, q]·right[k, p, q], from computed inner products.
+
+    Those of rows err by at most s[0][k, p]·t[0][k, q], not at all if either is None, and those of columns by
+    s[1][k, p]·t[1][k, q]. The terms of a parameter may be added up over all `pairs` of its uses.
+    """
     left = left.astype(right.dtype)
-    terms = left * right
+    products = left * right
     # Adding up the terms rounds too: over q, over p, over k, then over the pairs of uses.
-    roundings = sum(terms.shape) + 32
-    bounds = terms + _rounding.gamma(roundings, terms.dtype) * jnp.abs(terms)
-    assert s[1].share is not None
-    assert t[1].share is not None
-    columns = s[1].share[:, :, None] * t[1].share[:, None, :]
-    if s[0].share is not None and t[0].share is not None:
-        rows = s[0].share[:, :, None] * t[0].share[:, None, :]
+    roundings = sum(products.shape) + pairs + 32
+    bounds = products + _rounding.gamma(roundings, products.dtype) * jnp.abs(products)
+    columns = s[1][:, :, None] * t[1][:, None, :]
+    if s[0] is not None and t[0] is not None:
+        rows = s[0][:, :, None] * t[0][:, None, :]
         bounds += rows * (jnp.abs(right) + columns)
-    return bounds + jnp.abs(left) * columns + 8 * _rounding.tiny(terms.dtype)
+    return bounds + jnp.abs(left) * columns + 8 * _rounding.tiny(products.dtype)
 
 
-def _added_up(terms: jax.Array) -> jax.Array:
+def added_up(terms: jax.Array) -> jax.Array:
     """The sum over (K, P, Q), one axis after the other: merged into one it would round more."""
     while terms.ndim:
         terms = lax.optimization_barrier(jnp.sum(terms, axis=-1))

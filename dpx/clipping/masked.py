@@ -41,7 +41,7 @@ def squared_norm(shared: Layout, pairs: Sequence[Pair], array: jax.Array) -> jax
     length += grams.SLACK * (count * size + math.sqrt(array.size)) * tiny / gamma
     if count > 1:
         total = _of_product(shared, pairs, array)
-    return grams.raised(total, length, 2 * count + 16)
+    return grams.raised(total, length, gamma)
 
 
 def _squared_lengths(pair: Pair, squares: jax.Array) -> jax.Array:

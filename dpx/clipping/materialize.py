@@ -14,10 +14,10 @@ Loss = Callable[[Sequence[jax.Array], Any], jax.Array]
 
 
 class Norms(NamedTuple):
-    """Squared l2 norms of the gradients of some parameter arrays.
+    """Squared l2 norms of the gradients of some parameter arrays, or of pieces of them.
 
     Attributes:
-      members: indices of n parameter arrays.
+      members: n indices of parameter arrays; what stands at the same index adds up to the gradient's.
       squared: (n, B), rounded up so far that no contribution is longer: float32 (float64 for float64
         parameters). Not finite where a gradient is not.
     """
@@ -31,7 +31,7 @@ class Pass(NamedTuple):
 
     Attributes:
       losses: (B,) per-example losses.
-      squared_norms: those of per-example gradients, every parameter array once.
+      squared_norms: those of per-example gradients, every parameter array in one of them.
       weighted_sum: takes (B,) weights for each parameter array; returns sum_b weights[b]·gradient[b].
     """
 

@@ -31,6 +31,11 @@ def vary(tree: Any, axes: frozenset[str]) -> Any:
     return jax.tree.map(cast, tree) if axes else tree
 
 
+def on_one_cpu() -> bool:
+    """Whether there is one device, and it is a CPU."""
+    return jax.default_backend() == "cpu" and jax.device_count() == 1
+
+
 def zeros(like: Any) -> Any:
     """Zeros of the shapes, and of the axes of variation, that `jax.eval_shape` found."""
     return jax.tree.map(lambda s: vary(jnp.zeros(s.shape, s.dtype), varying(s)), like)

@@ -7,6 +7,7 @@ import jax
 import jax.numpy as jnp
 from jax.extend import core
 
+from dpx.clipping import meshes
 from dpx.clipping.jaxprs import CALLS, REMAT, bind, run
 
 # Equations with bodies that may be replaced by others that compute the same.
@@ -74,8 +75,7 @@ def _sums_over_leading_axes(eqn: Any) -> bool:
         return False
     (left, right), batch = eqn.params["dimension_numbers"]
     leading = tuple(left) == tuple(right) == tuple(range(len(left)))
-    one_cpu = jax.default_backend() == "cpu" and jax.device_count() == 1
-    return one_cpu and leading and len(left) > 1 and not any(batch)
+    return meshes.on_one_cpu() and leading and len(left) > 1 and not any(batch)
 
 
 def _over_one_axis(eqn: Any, factors: Sequence[Any]) -> list[Any]:

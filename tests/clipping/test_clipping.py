@@ -118,6 +118,20 @@ def test_non_finite_examples_add_nothing(method, problem, bad, microbatch_size):
         np.testing.assert_allclose(out.grads[name], expected.grads[name], rtol=1e-5, atol=1e-6)
 
 
+def test_where_no_gradient_is_finite_the_sums_are_zero(method, problem):
+    params, x, y, _ = problem
+    fn = jax.jit(clipping.clipped_grad(linear_loss, l2_clip_norm=1.0, method=method))
+    for bad, mask in (
+        (np.inf, np.arange(7) < 7),
+        (np.nan, np.arange(7) < 3),
+        (1.0, np.zeros(7, bool)),
+    ):
+        out = fn(params, x * bad, y, mask=mask)
+        for total in out.grads.values():
+            np.testing.assert_array_equal(total, 0.0)
+        np.testing.assert_array_equal(out.norms, np.where(mask, np.inf, 0.0))
+
+
 def test_non_finite_examples_do_not_stand_in_for_masked_ones(method, problem):
     params, x, y, _ = problem
     fn = clipping.clipped_grad(linear_loss, l2_clip_norm=1.0, method=method)

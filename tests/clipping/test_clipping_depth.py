@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from dpx import clipping
-from dpx.clipping import alike
+from dpx.clipping import alike, plan
 
 DIM, LENGTH, BATCH = 32, 6, 3
 
@@ -66,6 +66,48 @@ def test_norms_that_are_taken_together_are_those_of_each(monkeypatch, groups):
             np.testing.assert_allclose(a, b, rtol=tolerance)
     for a, b in zip(jax.tree.leaves(together.grads), jax.tree.leaves(alone.grads), strict=True):
         np.testing.assert_allclose(a, b, atol=1e-6)
+
+
+@pytest.mark.parametrize("last_only", [False, True], ids=["all positions", "the last position"])
+def test_an_embedding_that_is_looked_up_and_multiplied_is_normed_with_the_rest(
+    monkeypatch, last_only
+):
+    """With one number of positions for both its uses, or with two, whose matrices have different shapes."""
+    monkeypatch.setattr(plan, "FAVOR_TABLE", 0.0)
+    monkeypatch.setattr(plan, "FAVOR_GRADIENT", 0.0)  # Gram matrices for all.
+    draw = np.random.default_rng(0)
+    params = {"table": draw.normal(size=(40, 16)), "mix": draw.normal(size=(16, 16)) / 4}
+    params = jax.tree.map(lambda x: jnp.asarray(x, jnp.float32), params)
+    ids = draw.integers(0, 5, (BATCH, LENGTH))  # Tokens are repeated.
+
+    def loss(params, ids):
+        x = jnp.tanh(params["table"][ids] @ params["mix"])
+        x = x[-1:] if last_only else x
+        return jnp.sum(jax.nn.logsumexp(x @ params["table"].T, axis=-1))
+
+    for name in params:
+        clip = {"table": 1e6, "mix": 1e6} | {name: 0.1}
+        found = clipping.clipped_grad(loss, l2_clip_norm=clip)(params, ids)
+        oracle = clipping.clipped_grad(loss, l2_clip_norm=clip, method="vmap")(params, ids)
+        for a, b in zip(jax.tree.leaves(found.norms), jax.tree.leaves(oracle.norms), strict=True):
+            assert np.all(a >= b * (1 - 1e-6))
+            np.testing.assert_allclose(a, b, rtol=1e-3)
+
+
+def test_gradients_of_different_lengths_are_cut_into_pieces():
+    sizes = (64, 192, 640, 100, 3)
+    params = [jnp.ones(n) for n in sizes]
+    x = np.random.default_rng(0).normal(size=(BATCH, sum(sizes))).astype(np.float32)
+    splits = np.cumsum(sizes)[:-1]
+
+    def loss(params, x):
+        parts = jnp.split(x, splits)
+        return sum(jnp.sum(p * part) for p, part in zip(params, parts, strict=True))
+
+    clip = [1e6] * len(sizes)
+    found = clipping.clipped_grad(loss, l2_clip_norm=clip)(params, x).norms
+    for norms, part in zip(found, np.split(x, splits, axis=1), strict=True):
+        np.testing.assert_allclose(norms, np.linalg.norm(part, axis=1), rtol=1e-4)
 
 
 def test_a_block_more_adds_little_to_the_program(monkeypatch):
