@@ -19,6 +19,8 @@ from dpx.clipping.parameter_graph import JOINS, VIEWS
 def hoisted(closed: core.ClosedJaxpr, count: int) -> core.ClosedJaxpr:
     """The same flat jaxpr, its first `count` inputs being parameters."""
     jaxpr = closed.jaxpr
+    if not any(eqn.primitive.name == "scan" for eqn in jaxpr.eqns):
+        return closed
 
     def evaluate(*arguments: Any) -> list[Any]:
         env = dict(zip(jaxpr.constvars, closed.consts, strict=True))

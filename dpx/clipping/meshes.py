@@ -7,6 +7,7 @@ before they are clipped. Axes with explicit sharding types are handed to `jax.sh
 batch, which leaves one reduction of the sums, and to the compiler where they shard parameters.
 """
 
+import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -38,7 +39,12 @@ def on_one_cpu() -> bool:
 
 def zeros(like: Any) -> Any:
     """Zeros of the shapes, and of the axes of variation, that `jax.eval_shape` found."""
-    return jax.tree.map(lambda s: vary(jnp.zeros(s.shape, s.dtype), varying(s)), like)
+
+    @functools.cache  # Of a deep model many are alike, and each takes time to trace.
+    def made(shape: tuple[int, ...], dtype: Any, over: frozenset[str]) -> jax.Array:
+        return vary(jnp.zeros(shape, dtype), over)
+
+    return jax.tree.map(lambda s: made(s.shape, s.dtype, varying(s)), like)
 
 
 def ones_like(x: jax.Array) -> jax.Array:

@@ -64,12 +64,12 @@ class Tapped:
             out = jax.eval_shape(
                 self.exports[index], *avals[: 3 if index in self.with_result else 2]
             )
-            return jax.tree.map(lambda s: jnp.zeros((*use.lengths, *s.shape), s.dtype), out)
+            return jax.tree.map(
+                lambda s: jax.ShapeDtypeStruct((*use.lengths, *s.shape), s.dtype), out
+            )
 
-        watched = {
-            -1 - i: jnp.zeros(v.aval.shape, v.aval.dtype) for i, v in enumerate(self.watched)
-        }
-        return watched | {index: shape(index) for index in range(len(self.uses))}
+        watched = {-1 - i: v.aval for i, v in enumerate(self.watched)}
+        return meshes.zeros(watched | {index: shape(index) for index in range(len(self.uses))})
 
     def __call__(self, arguments: Sequence[Any], slots: dict[int, Any]) -> list[Any]:
         return self._run(self.closed.jaxpr, self.closed.consts, arguments, slots, ())

@@ -10,6 +10,7 @@ Writes depth.csv (medians of the repeats), depth.md and depth.png.
 """
 
 import csv
+import gc
 import statistics
 import subprocess
 import sys
@@ -42,7 +43,6 @@ COLUMNS: tuple[str, ...] = (
 _WORKDIR = flags.DEFINE_string("workdir", None, "Where the table and the figure go.")
 _BLOCKS = flags.DEFINE_list("blocks", ["4", "12", "24", "48"], "Numbers of blocks.")
 _REPEATS = flags.DEFINE_integer("repeats", 3, "Processes for every point.", lower_bound=1)
-_ONE = flags.DEFINE_enum("one", None, STEPS, "Print the times of one point, and stop.")
 
 
 def build(step: str, blocks: int) -> tuple[Callable, tuple]:
@@ -65,10 +65,15 @@ def build(step: str, blocks: int) -> tuple[Callable, tuple]:
 
 
 def measure(step: str, blocks: int) -> tuple[float, float]:
-    """CPU seconds of tracing, and of lowering and compilation."""
+    """CPU seconds of tracing, and of lowering and compilation.
+
+    Python's garbage collector is off meanwhile: it takes up to a fifth of the time, at moments of its own.
+    """
     function, arguments = build(step, 1)
     jax.jit(function).lower(*arguments).compile()  # What every process does once.
     function, arguments = build(step, blocks)
+    gc.collect()
+    gc.disable()
     start = time.process_time()
     traced = jax.jit(function).trace(*arguments)
     middle = time.process_time()
@@ -78,12 +83,9 @@ def measure(step: str, blocks: int) -> tuple[float, float]:
 
 def point(step: str, blocks: int) -> tuple[float, float]:
     """The same, in a process of its own."""
-    command = [sys.executable, "-m", "experiments.bench.depth"]
+    program = f"from experiments.bench import depth; print(*depth.measure({step!r}, {blocks}))"
     done = subprocess.run(
-        [*command, f"--one={step}", f"--blocks={blocks}"],
-        capture_output=True,
-        check=True,
-        text=True,
+        [sys.executable, "-c", program], capture_output=True, check=True, text=True
     )
     trace, compilation = map(float, done.stdout.split()[-2:])
     return trace, compilation
@@ -117,9 +119,6 @@ def draw(rows: list[dict[str, Any]], path: Path) -> None:
 def main(argv: list[str]) -> None:
     del argv
     depths = [int(n) for n in _BLOCKS.value]
-    if _ONE.value:
-        print(*measure(_ONE.value, depths[0]))
-        return
     if not _WORKDIR.value:
         cli.stop(ValueError("--workdir is missing: name a folder for the table and the figure"))
     rows: list[dict[str, Any]] = []
