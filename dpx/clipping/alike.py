@@ -61,10 +61,10 @@ def squared_norms(choices: Sequence[Choice], seen: Sequence[Any]) -> list[Norms]
         layouts = [rule.layout for k in members if (rule := plan.gram(choices[k])) is not None]
         if not layouts:
             norms.append(_held(members, mine, held_sizes))
-        elif _is_square(mine[0]):
-            norms.append(Norms(tuple(members), _bounded(layouts, mine)))
         else:
-            norms.append(Norms(tuple(members), _of_several_shapes(layouts, mine)))
+            together = small[members[0]] and _is_square(mine[0])
+            bounded = _bounded if together else _of_several_shapes
+            norms.append(Norms(tuple(members), bounded(layouts, mine)))
     return norms
 
 
@@ -117,10 +117,9 @@ def _bounded(layouts: Sequence[Layout], seen: Sequence[grams.Products]) -> jax.A
     dtype, size = grams.dtype(seen[0]), seen[0].columns[0].shape[-1]
     errors: list[grams.Errors] = []  # of each pair
     pairs: list[tuple[int, int]] = []  # for each, where its two uses are paired with themselves
-    terms_of: list[
-        list[tuple[int, float]]
-    ] = []  # for each parameter, its pairs, and how often they count
-    uses_of: list[list[tuple[int, float]]] = []  # ... and its uses, paired with themselves
+    # For each parameter its pairs, or its uses paired with themselves, and how often they count.
+    terms_of: list[list[tuple[int, float]]] = []
+    uses_of: list[list[tuple[int, float]]] = []
     for layout, each in zip(layouts, seen, strict=True):
         first, mine = len(pairs), grams.Errors.of(layout, dtype)
         alone: list[int] = []
