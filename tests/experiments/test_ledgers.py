@@ -152,7 +152,8 @@ def program(name, monkeypatch, begun, noise_seed=987654321):
             test = corpus.test.of(np.roll(corpus.test.tokens, shift, axis=0)[: 50 + shift])
             changed = corpus._replace(train=train, test=test)
             monkeypatch.setattr(corpora, "load", lambda config: changed)
-            monkeypatch.setattr(language_model, "_measured", lambda config, corpus: [])
+            for measures in ("_measures_of_ngram", "_measures_of_model"):
+                monkeypatch.setattr(language_model, measures, lambda *_: [])
             return
         items = [np.append(own[:-1], (own[-1] + shift) % 12) for own in users()[gone:]]
         loaded = Histories(tuple(items), 12)
