@@ -9,7 +9,7 @@ import pytest
 from test_clipping_models import check, jit, per_example
 
 from dpx import clipping
-from dpx.clipping import engine, plan, rewriting
+from dpx.clipping import engine, meshes, plan, rewriting
 
 DEPTH, WIDTH, LENGTH, BATCH = 3, 8, 6, 4
 SHAPES = {"up": (WIDTH, 3 * WIDTH), "down": (3 * WIDTH, WIDTH)}
@@ -84,7 +84,7 @@ def test_the_quicker_norm_is_taken():
     assert not by_gram(256, 256)
 
 
-@pytest.mark.skipif(jax.default_backend() != "cpu" or jax.device_count() > 1, reason="only there")
+@pytest.mark.skipif(not meshes.on_one_cpu(), reason="only on one CPU")
 @pytest.mark.parametrize("scanned", [True, False])
 def test_sums_over_examples_and_positions_run_over_one_axis(scanned):
     fn = clipping.clipped_grad(functools.partial(loss, scanned=scanned), l2_clip_norm=1.0)
