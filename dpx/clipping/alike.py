@@ -6,7 +6,7 @@ trace and to compile for its norms than one of its blocks, and an embedding that
 has no more than a matrix that is multiplied.
 
 A compiler writes equal kernels only once, and so what differs from parameter to parameter takes it long: what
-is stacked is not taken apart again, and sums over examples are computed for each parameter by itself.
+is stacked is not cut apart again, and sums over examples of factors are computed for each parameter by itself.
 """
 
 import functools
@@ -18,7 +18,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from dpx.clipping import grams, plan
+from dpx.clipping import grams, joint, plan
+from dpx.clipping.joint import Joint
 from dpx.clipping.materialize import Norms
 from dpx.clipping.plan import Choice
 from dpx.clipping.rounding import gamma, sum_of_squares
@@ -31,8 +32,10 @@ SMALL = 2**12
 SHORTEST = 64
 
 
-def squared_norms(choices: Sequence[Choice], seen: Sequence[Any]) -> list[Norms]:
-    """The squared norms of the gradients of all parameters.
+def squared_norms(
+    choices: Sequence[Choice], seen: Sequence[Any]
+) -> tuple[list[Norms], list[tuple[Joint, jax.Array]]]:
+    """The squared norms of the gradients of all parameters, and the gradients that were joined for them.
 
     Args:
       choices: how each parameter is treated.
@@ -55,17 +58,20 @@ def squared_norms(choices: Sequence[Choice], seen: Sequence[Any]) -> list[Norms]
             is_square = _is_square(each)
             key = ("products", shapes[-1]) if is_square else ("norms or products", *shapes)
         classes.setdefault(key, []).append(k)
-    norms = []
+    norms, joined = [], []
     for members in classes.values():
         mine = [seen[k] for k in members]
         layouts = [rule.layout for k in members if (rule := plan.gram(choices[k])) is not None]
-        if not layouts:
-            norms.append(_held(members, mine, held_sizes))
+        if not layouts and len(members) == 1:
+            norms.append(Norms(tuple(members), jax.vmap(sum_of_squares)(mine[0])[None]))
+        elif not layouts:
+            joined.append(joint.join(dict(zip(members, mine, strict=True))))
+            norms.append(_held(*joined[-1], held_sizes))
         else:
             together = small[members[0]] and _is_square(mine[0])
             bounded = _bounded if together else _of_several_shapes
             norms.append(Norms(tuple(members), bounded(layouts, mine)))
-    return norms
+    return norms, joined
 
 
 def _size(x: jax.Array) -> int:
@@ -78,15 +84,13 @@ def _piece(size: int, sizes: set[int]) -> int:
     return min((n for n in sizes if n >= SHORTEST and size % n == 0), default=size)
 
 
-def _held(members: Sequence[int], gradients: Sequence[jax.Array], sizes: set[int]) -> Norms:
-    """The norms of gradients, those of long ones in pieces that are added up like those of several."""
-    if len(gradients) == 1:
-        return Norms(tuple(members), jax.vmap(sum_of_squares)(gradients[0])[None])
-    piece = _piece(_size(gradients[0]), sizes)
-    joined = jnp.concatenate([x.reshape(len(x), -1) for x in gradients], 1)
-    counts = [_size(x) // piece for x in gradients]
-    squared = jax.vmap(jax.vmap(sum_of_squares))(joined.reshape(len(joined), -1, piece)).T
-    return Norms(tuple(np.repeat(members, counts).tolist()), squared)
+def _held(which: Joint, gradients: jax.Array, sizes: set[int]) -> Norms:
+    """The norms of gradients (B, total), those of long ones in pieces that are added up like several."""
+    piece = _piece(which.sizes[0], sizes)
+    pieces = gradients.reshape(len(gradients), -1, piece)
+    counts = [size // piece for size in which.sizes]
+    squared = jax.vmap(jax.vmap(sum_of_squares))(pieces).T
+    return Norms(tuple(np.repeat(which.members, counts).tolist()), squared)
 
 
 def _is_square(each: Any) -> bool:
@@ -157,7 +161,7 @@ def _taken(x: jax.Array, indices: Sequence[int]) -> jax.Array:
 
 
 def _at(x: jax.Array, places: np.ndarray) -> jax.Array:
-    return x.at[:, places].get(mode="promise_in_bounds")
+    return x.at[:, places].get(mode="promise_in_bounds", wrap_negative_indices=False)
 
 
 def _combined(x: jax.Array, parts: Sequence[Sequence[tuple[int, float]]]) -> jax.Array:

@@ -78,7 +78,7 @@ def nothing(
     return sums, [jnp.zeros(0) for _ in groups.clips], (jnp.zeros(0), rest)
 
 
-def finite_only(once: Callable, batch: tuple, mask: jax.Array) -> tuple[list, list, Any]:
+def finite_only(once: Callable, batch: tuple, mask: jax.Array) -> tuple[Any, list, Any]:
     """Runs `once` with another example standing in, at weight zero, where no finite gradient is to be had.
 
     Weight zero alone does not silence an example, since zero times infinity is not zero. Masked ones are
@@ -120,13 +120,9 @@ def _outlined(function: Callable, *arguments: Any) -> tuple[Callable, Any]:
     if not _meshes.on_one_cpu():
         return function, like
 
-    @jax.jit
-    def outlined(leaves: list) -> list:
-        return core.jaxpr_as_fun(closed)(*leaves)
-
     def call(*arguments: Any) -> Any:
         with set_xla_metadata(inlineable="false"):
-            found = outlined(jax.tree.leaves(arguments))
+            found = core.jaxpr_as_fun(closed)(*jax.tree.leaves(arguments))
         return jax.tree.unflatten(jax.tree.structure(like), found)
 
     return call, like

@@ -14,6 +14,7 @@ from dpx._validate import check_relation as _check_relation
 from dpx.clipping import batches as _batches
 from dpx.clipping import engine as _engine
 from dpx.clipping import groups as _groups
+from dpx.clipping import joint as _joint
 from dpx.clipping import materialize as _materialize
 from dpx.clipping import meshes as _meshes
 from dpx.clipping import params as _params
@@ -165,7 +166,7 @@ class ClippedGrad:
             loss, aux = functions_of(frozen)
 
             @jax.jit  # traced once, though it is asked for its shapes first
-            def once(batch: Any, keep: jax.Array) -> tuple[list, list, Any]:
+            def once(batch: Any, keep: jax.Array) -> tuple[Any, list, Any]:
                 done = METHODS[self.method](loss, leaves, batch)
                 norms = _groups.group_norms(groups, done.squared_norms)
                 factors = _groups.clip_factors(groups, norms, self.normalize)
@@ -177,10 +178,12 @@ class ClippedGrad:
 
             whole = functools.partial(_batches.finite_only, once)
             if self.microbatch_size is None or self.microbatch_size >= size:
-                return whole(batch, mask)
-            # Of explicit axes, `run` sees the examples of one device.
-            step = max(1, self.microbatch_size * len(mask) // size)
-            return _batches.by_microbatches(whole, step, batch, mask)
+                sums, *found = whole(batch, mask)
+            else:
+                # Of explicit axes, `run` sees the examples of one device.
+                step = max(1, self.microbatch_size * len(mask) // size)
+                sums, *found = _batches.by_microbatches(whole, step, batch, mask)
+            return _joint.apart(sums, [leaf.shape for leaf in leaves]), *found
 
         with report:  # on what is traced here
             if size == 0:

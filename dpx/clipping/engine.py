@@ -18,6 +18,7 @@ from jax.interpreters.partial_eval import dce_jaxpr
 from dpx.clipping import alike, common, fixed_terms, grams, masked, meshes, mixing, reports, rules
 from dpx.clipping import plan as _plan
 from dpx.clipping.capture import Capture, capture
+from dpx.clipping.joint import Sums
 from dpx.clipping.materialize import Loss, Pass, accumulator, over_examples
 from dpx.clipping.plan import Choice, Direct
 from dpx.clipping.rounding import gamma, settled, sum_of_squares
@@ -112,23 +113,33 @@ def run(program: Program, leaves: Sequence[jax.Array], batch: Any) -> Pass:
 
     losses, (held, seen, coefficients), common_ = backward(program, choices, leaves, batch, hold)
 
-    def weighted_sum(weights: Sequence[jax.Array]) -> list[jax.Array]:
+    norms, joined = alike.squared_norms(choices, seen)
+
+    def weighted_sum(weights: Sequence[jax.Array]) -> Sums:
         # Two equal rows: XLA's CPU compiler leaves a product of matrices to a library, but writes a kernel of
         # its own for a vector times each shape of matrix, which is no faster and takes long to compile.
-        # Several devices would add up both.
-        rows = {id(w): jnp.stack([w] * (1 if jax.device_count() > 1 else 2)) for w in weights}
-        sums = []
+        # Several devices would add up both; and they keep each sum by itself, laid out like its parameter.
+        one_device = jax.device_count() == 1
+        rows = {id(w): jnp.stack([w] * (2 if one_device else 1)) for w in weights}
+        alone, joints, together = {}, [], []
+        for joint, gradients in joined if one_device else []:
+            if len({id(weights[k]) for k in joint.members}) == 1:
+                joints.append(joint)
+                together.append(_held_sum(gradients, rows[id(weights[joint.members[0]])]))
+        is_joint = {k for joint in joints for k in joint.members}
         for k, (choice, kept) in enumerate(zip(choices, held, strict=True)):
+            if k in is_joint:
+                continue
             if (rule := _plan.gram(choice)) is None:
                 total = _held_sum(kept, rows[id(weights[k])]).reshape(leaves[k].shape)
             else:
                 total = rules.weighted_sum(rule.layout, kept, weights[k]).reshape(leaves[k].shape)
                 if common_ is not None:
                     total = common_.finished(rule, total, coefficients[k], weights[k])
-            sums.append(total)
-        return sums
+            alone[k] = total
+        return Sums(alone, together, tuple(joints))
 
-    return Pass(losses, alike.squared_norms(choices, seen), weighted_sum)
+    return Pass(losses, norms, weighted_sum)
 
 
 class Found(NamedTuple):

@@ -8,6 +8,7 @@ import jax
 import jax.numpy as jnp
 
 from dpx.clipping import meshes, mixing
+from dpx.clipping.joint import Sums
 from dpx.clipping.rounding import settled, sum_of_squares
 
 Loss = Callable[[Sequence[jax.Array], Any], jax.Array]
@@ -32,12 +33,13 @@ class Pass(NamedTuple):
     Attributes:
       losses: (B,) per-example losses.
       squared_norms: those of per-example gradients, every parameter array in one of them.
-      weighted_sum: takes (B,) weights for each parameter array; returns sum_b weights[b]·gradient[b].
+      weighted_sum: takes (B,) weights for each parameter array; returns sum_b weights[b]·gradient[b], small
+        ones together (`dpx.clipping.joint.apart`).
     """
 
     losses: jax.Array
     squared_norms: list[Norms]
-    weighted_sum: Callable[[Sequence[jax.Array]], list[jax.Array]]
+    weighted_sum: Callable[[Sequence[jax.Array]], list[jax.Array] | Sums]
 
 
 def accumulator(dtype: Any) -> Any:
