@@ -178,6 +178,6 @@ def _combined(x: jax.Array, parts: Sequence[Sequence[tuple[int, float]]]) -> jax
 def _stack(*arrays: jax.Array) -> jax.Array:
     """Arrays (B, ...) as (B, n, ...), joined as they lie: to reshape each of them takes long to compile."""
     first, *shape = arrays[0].shape
-    last = shape[-1] if len(shape) > 1 else 1
-    joined = jnp.concatenate([x.reshape(first, -1, last) for x in arrays], 1)
-    return joined.reshape(first, len(arrays), *shape)
+    if not shape:
+        return jnp.stack(arrays, 1)
+    return jnp.concatenate(arrays, 1).reshape(first, len(arrays), *shape)

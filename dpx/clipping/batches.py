@@ -93,19 +93,18 @@ def finite_only(once: Callable, batch: tuple, mask: jax.Array) -> tuple[Any, lis
         sums, *found = once(jax.tree.map(functools.partial(_where, keep), batch, stand_in), keep)
         found = jax.tree.map(functools.partial(_where, keep), found, before)
         finite = keep & jnp.isfinite(jnp.stack(found[0])).all(0)
-        return finite, finite.any() & (keep & ~finite).any(), (sums, *found)
+        return finite, keep, (sums, *found)
 
     # XLA tries to run loops with simpler conditions than these, which takes it long.
-    again = _meshes.vary(jnp.array(True), _meshes.varying(found[0]))
-    state = (mask, again, (zeros, *found))
+    state = (mask, ~mask, (zeros, *found))
     keep, _, (sums, norms, found) = jax.lax.while_loop(
-        lambda state: state[1] & state[0].any(), run, state
+        lambda state: state[0].any() & (state[0] != state[1]).any(), run, state
     )
     # Where no gradient was finite, the sums are not either.
-    _, sums, _ = jax.lax.while_loop(
+    _, sums = jax.lax.while_loop(
         lambda state: ~state[0].any(),
-        lambda state: (jnp.ones_like(keep), state[2], state[2]),
-        (keep, sums, zeros),
+        lambda _: (_meshes.ones_like(keep), _meshes.zeros(like[0])),
+        (keep, sums),
     )
     return sums, norms, found
 

@@ -120,18 +120,19 @@ def run(program: Program, leaves: Sequence[jax.Array], batch: Any) -> Pass:
         # its own for a vector times each shape of matrix, which is no faster and takes long to compile.
         # Several devices would add up both; and they keep each sum by itself, laid out like its parameter.
         one_device = jax.device_count() == 1
-        rows = {id(w): jnp.stack([w] * (2 if one_device else 1)) for w in weights}
+        distinct = {id(w): w for w in weights}
+        rows = {k: jnp.stack([w] * (2 if one_device else 1)) for k, w in distinct.items()}
         alone, joints, together = {}, [], []
         for joint, gradients in joined if one_device else []:
             if len({id(weights[k]) for k in joint.members}) == 1:
                 joints.append(joint)
-                together.append(_held_sum(gradients, rows[id(weights[joint.members[0]])]))
+                together.append(_held_sums(gradients, rows[id(weights[joint.members[0]])]))
         is_joint = {k for joint in joints for k in joint.members}
         for k, (choice, kept) in enumerate(zip(choices, held, strict=True)):
             if k in is_joint:
                 continue
             if (rule := _plan.gram(choice)) is None:
-                total = _held_sum(kept, rows[id(weights[k])]).reshape(leaves[k].shape)
+                total = _held_sums(kept, rows[id(weights[k])])[0].reshape(leaves[k].shape)
             else:
                 total = rules.weighted_sum(rule.layout, kept, weights[k]).reshape(leaves[k].shape)
                 if common_ is not None:
@@ -275,8 +276,8 @@ def squared_norm(choice: Choice, held: Any, found: Found) -> jax.Array:
 
 
 @jax.jit  # Traced once for all gradients of one shape.
-def _held_sum(held: jax.Array, rows: jax.Array) -> jax.Array:
-    """The sum over examples of held gradients times weights, which every one of the rows holds."""
+def _held_sums(held: jax.Array, rows: jax.Array) -> jax.Array:
+    """The sums over examples of held gradients times weights: one, flat, for each row of weights."""
     dtype = accumulator(held.dtype)
     flat = held.astype(dtype).reshape(len(held), -1)
-    return jnp.matmul(rows.astype(dtype), flat, precision=rules.HIGHEST)[0]
+    return jnp.matmul(rows.astype(dtype), flat, precision=rules.HIGHEST)

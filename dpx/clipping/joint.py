@@ -42,7 +42,7 @@ class Sums:
 
     Attributes:
       alone: by the index of the parameter.
-      together: (total,) for each of the joints.
+      together: (n, total) for each of the joints, n times the same.
       joints: whose sums these are.
     """
 
@@ -62,7 +62,7 @@ def apart(sums: Any, shapes: Sequence[tuple[int, ...]]) -> list[jax.Array]:
 
 
 def _apart(joint: Joint, total: jax.Array) -> dict[int, jax.Array]:
-    """The sum is cut into pieces of one length, and those of each parameter are looked up.
+    """The sum, n times the same, is cut into pieces of one length, and those of each parameter looked up.
 
     All look-ups of one size are one kernel to a compiler, whereas slices from different places are not.
     Neither is a look-up of one piece, whose index becomes a number in the kernel: hence two pieces or more.
