@@ -6,7 +6,7 @@ trace and to compile for its norms than one of its blocks, and an embedding that
 has no more than a matrix that is multiplied.
 
 A compiler writes equal kernels only once, and so what differs from parameter to parameter takes it long: what
-is stacked is not cut apart again, and sums over examples of factors are computed for each parameter by itself.
+is stacked is not cut apart again, and sums of products of factors are computed for each parameter by itself.
 """
 
 import functools

@@ -28,7 +28,7 @@ class Joint(NamedTuple):
 
 
 def join(gradients: Mapping[int, jax.Array]) -> tuple[Joint, jax.Array]:
-    """The gradients (B, *shape) of B examples for some parameters, given by index, as one array (B, total)."""
+    """The gradients (B, *shape) of some parameters, given by index, as one array (B, total)."""
     flat = [x.reshape(len(x), -1) for x in gradients.values()]
     return Joint(tuple(gradients), tuple(x.shape[1] for x in flat)), jnp.concatenate(flat, 1)
 

@@ -196,9 +196,23 @@ FAULTS = (
     Fault(
         "only the first piece of a long gradient is normed",
         "dpx/clipping/alike.py",
-        "np.repeat(members, counts)",
-        "np.repeat(members, np.minimum(counts, 1))",
+        "np.repeat(which.members, counts)",
+        "np.repeat(which.members, np.minimum(counts, 1))",
         "tests/clipping/test_clipping_depth.py::test_gradients_of_different_lengths_are_cut_into_pieces",
+    ),
+    Fault(
+        "parameters whose sums are taken together all get the first ones",
+        "dpx/clipping/joint.py",
+        "np.arange(e - n // length, e)",
+        "np.arange(0, n // length)",
+        "tests/clipping/test_clipping_depth.py::test_small_gradients_in_two_types_and_several_groups",
+    ),
+    Fault(
+        "small gradients are summed with the clip factors of another group",
+        "dpx/clipping/engine.py",
+        "if len({id(weights[k]) for k in joint.members}) == 1:",
+        "if joint.members:",
+        "tests/clipping/test_clipping_depth.py::test_small_gradients_in_two_types_and_several_groups",
     ),
     Fault(
         "masked examples add their gradients",
