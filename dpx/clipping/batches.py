@@ -20,6 +20,9 @@ from dpx.clipping import sums as _sums
 # Microbatches between two compensated additions.
 BLOCK = 8
 
+# Equations of a step that is compiled as a computation of its own: four blocks of a transformer.
+LONG = 1500
+
 
 def batch_size(batch: tuple, mask: Any, strict: bool = False) -> int:
     """The common leading axis of everything in `batch`, and of the mask."""
@@ -110,21 +113,23 @@ def finite_only(once: Callable, batch: tuple, mask: jax.Array) -> tuple[Any, lis
 
 
 def _outlined(function: Callable, *arguments: Any) -> tuple[Callable, Any]:
-    """A function that takes longer to compile inside a loop, and the shapes that it returns.
+    """A function under `jax.jit` that takes longer to compile inside a loop, and the shapes that it returns.
 
-    On one CPU it is compiled as a computation of its own. XLA would else go through all of it again whenever
-    it simplifies the loop, and hoist what it can into the state of the loop.
+    A long one is compiled as a computation of its own on one CPU. XLA would else go through all of it again
+    whenever it simplifies the loop, and hoist what it can into the state of the loop. Short functions are
+    compiled as quickly in place, and need less memory there.
     """
     closed, like = jax.make_jaxpr(function, return_shape=True)(*arguments)
-    if not _meshes.on_one_cpu():
+    (call,) = closed.eqns
+    if not _meshes.on_one_cpu() or len(call.params["jaxpr"].eqns) < LONG:
         return function, like
 
-    def call(*arguments: Any) -> Any:
+    def outlined(*arguments: Any) -> Any:
         with set_xla_metadata(inlineable="false"):
             found = core.jaxpr_as_fun(closed)(*jax.tree.leaves(arguments))
         return jax.tree.unflatten(jax.tree.structure(like), found)
 
-    return call, like
+    return outlined, like
 
 
 def _where(keep: jax.Array, x: jax.Array, other: jax.Array) -> jax.Array:

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from dpx import clipping
-from dpx.clipping import alike, joint, plan
+from dpx.clipping import alike, batches, joint, plan
 
 DIM, LENGTH, BATCH = 32, 6, 3
 
@@ -143,6 +143,23 @@ def test_the_loop_carries_the_sums_of_small_gradients_in_one_array():
     if jax.device_count() > 1:
         pytest.skip("several devices keep each sum where its parameter is")
     assert carried(8) - carried(4) == 2 * 4
+
+
+@pytest.mark.parametrize("longest_in_place", [0, 100000])
+def test_long_steps_are_computations_of_their_own(monkeypatch, longest_in_place):
+    """XLA goes through what is in the loop again and again; short steps are left there."""
+    if jax.device_count() > 1 or jax.default_backend() != "cpu":
+        pytest.skip("on one CPU only")
+    monkeypatch.setattr(batches, "LONG", longest_in_place)
+    loss, params, x = model(2)
+    gradient = jax.jit(clipping.clipped_grad(loss, l2_clip_norm=0.1))
+    assert ("inlineable" in gradient.lower(params, x).as_text()) == (longest_in_place == 0)
+    expected = clipping.clipped_grad(loss, l2_clip_norm=0.1, method="vmap")(params, x)
+    found = gradient(params, x.at[1, 0, 0].set(jnp.nan))
+    without = clipping.clipped_grad(loss, l2_clip_norm=0.1)(params, x[jnp.array([0, 2])])
+    np.testing.assert_allclose(found.norms[0], expected.norms[0], rtol=1e-3)
+    for a, b in zip(jax.tree.leaves(found.grads), jax.tree.leaves(without.grads), strict=True):
+        np.testing.assert_allclose(a, b, atol=1e-6)
 
 
 @pytest.mark.parametrize(
