@@ -65,8 +65,9 @@ def squared_norms(
         if not layouts and len(members) == 1:
             norms.append(Norms(tuple(members), jax.vmap(sum_of_squares)(mine[0])[None]))
         elif not layouts:
-            joined.append(joint.join(dict(zip(members, mine, strict=True))))
-            norms.append(_held(*joined[-1], held_sizes))
+            which, gradients = joint.join(dict(zip(members, mine, strict=True)))
+            joined.append((which, gradients))
+            norms.append(_held(which, gradients, held_sizes))
         else:
             together = small[members[0]] and _is_square(mine[0])
             bounded = _bounded if together else _of_several_shapes

@@ -178,12 +178,12 @@ class ClippedGrad:
 
             whole = functools.partial(_batches.finite_only, once)
             if self.microbatch_size is None or self.microbatch_size >= size:
-                sums, *found = whole(batch, mask)
+                sums, norms, found = whole(batch, mask)
             else:
                 # Of explicit axes, `run` sees the examples of one device.
                 step = max(1, self.microbatch_size * len(mask) // size)
-                sums, *found = _batches.by_microbatches(whole, step, batch, mask)
-            return _joint.apart(sums, [leaf.shape for leaf in leaves]), *found
+                sums, norms, found = _batches.by_microbatches(whole, step, batch, mask)
+            return _joint.apart(sums, [leaf.shape for leaf in leaves]), norms, found
 
         with report:  # on what is traced here
             if size == 0:
