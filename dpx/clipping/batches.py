@@ -120,8 +120,8 @@ def _outlined(function: Callable, *arguments: Any) -> tuple[Callable, Any]:
     compiled as quickly in place, and need less memory there.
     """
     closed, like = jax.make_jaxpr(function, return_shape=True)(*arguments)
-    (call,) = closed.eqns
-    if not _meshes.on_one_cpu() or len(call.params["jaxpr"].eqns) < LONG:
+    length = sum(len(eqn.params["jaxpr"].eqns) for eqn in closed.eqns if "jaxpr" in eqn.params)
+    if not _meshes.on_one_cpu() or length < LONG:
         return function, like
 
     def outlined(*arguments: Any) -> Any:

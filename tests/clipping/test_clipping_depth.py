@@ -215,3 +215,16 @@ def test_one_gradient_that_is_not_finite_among_those_taken_together():
     assert np.isinf(found.norms[1])
     for a, b in zip(jax.tree.leaves(found.grads), jax.tree.leaves(expected.grads), strict=True):
         np.testing.assert_allclose(a, b, atol=1e-6)
+
+
+@pytest.mark.parametrize("longest_in_place", [0, 100000])
+def test_a_step_runs_without_jit(monkeypatch, longest_in_place):
+    """As one does to look for an error."""
+    monkeypatch.setattr(batches, "LONG", longest_in_place)
+    loss, params, x = model(1)
+    gradient = clipping.clipped_grad(loss, l2_clip_norm=0.1)
+    expected = gradient(params, x)
+    with jax.disable_jit():
+        found = gradient(params, x)
+    for a, b in zip(jax.tree.leaves(found.grads), jax.tree.leaves(expected.grads), strict=True):
+        np.testing.assert_allclose(a, b, atol=1e-6)
