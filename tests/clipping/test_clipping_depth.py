@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from dpx import clipping
-from dpx.clipping import alike, batches, joint, plan
+from dpx.clipping import alike, batches, joint, meshes, plan
 
 DIM, LENGTH, BATCH = 32, 6, 3
 
@@ -148,8 +148,8 @@ def test_the_loop_carries_the_sums_of_small_gradients_in_one_array():
 @pytest.mark.parametrize("longest_in_place", [0, 100000])
 def test_long_steps_are_computations_of_their_own(monkeypatch, longest_in_place):
     """XLA goes through what is in the loop again and again; short steps are left there."""
-    if jax.device_count() > 1 or jax.default_backend() != "cpu":
-        pytest.skip("on one CPU only")
+    if not meshes.on_one_cpu():
+        pytest.skip("only on one CPU")
     monkeypatch.setattr(batches, "LONG", longest_in_place)
     loss, params, x = model(2)
     gradient = jax.jit(clipping.clipped_grad(loss, l2_clip_norm=0.1))
