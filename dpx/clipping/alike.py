@@ -181,4 +181,6 @@ def _stack(*arrays: jax.Array) -> jax.Array:
     first, *shape = arrays[0].shape
     if not shape:
         return jnp.stack(arrays, 1)
+    if shape[0] == 1 and len(shape) > 1:
+        arrays = tuple(x.reshape(first, *shape[1:]) for x in arrays)
     return jnp.concatenate(arrays, 1).reshape(first, len(arrays), *shape)

@@ -88,28 +88,26 @@ def finite_only(once: Callable, batch: tuple, mask: jax.Array) -> tuple[Any, lis
     replaced at once; the others, whose norms must be seen first, in a second run.
     """
     once, like = _outlined(once, batch, mask)
-    zeros, *found = _meshes.zeros(like)
+
+    def zero(batch: tuple, keep: jax.Array) -> tuple:
+        del batch, keep
+        return tuple(_meshes.zeros(like))  # The sums, the norms and what else is found.
 
     def run(state: tuple) -> tuple:
         keep, _, (_, *before) = state
         stand_in = jax.tree.map(lambda x: _first(x, keep), batch)
-        sums, *found = once(jax.tree.map(functools.partial(_where, keep), batch, stand_in), keep)
+        filled = jax.tree.map(functools.partial(_where, keep), batch, stand_in)
+        # Where no gradient is finite, none can stand in.
+        sums, *found = jax.lax.cond(keep.any(), once, zero, filled, keep)
         found = jax.tree.map(functools.partial(_where, keep), found, before)
         finite = keep & jnp.isfinite(jnp.stack(found[0])).all(0)
         return finite, keep, (sums, *found)
 
-    # XLA tries to run loops with simpler conditions than these, which takes it long.
-    state = (mask, ~mask, (zeros, *found))
-    keep, _, (sums, norms, found) = jax.lax.while_loop(
-        lambda state: state[0].any() & (state[0] != state[1]).any(), run, state
+    # XLA tries to run loops with a simpler condition than this, which takes it long.
+    *_, done = jax.lax.while_loop(
+        lambda state: (state[0] != state[1]).any(), run, (mask, ~mask, zero(batch, mask))
     )
-    # Where no gradient was finite, the sums are not either.
-    _, sums = jax.lax.while_loop(
-        lambda state: ~state[0].any(),
-        lambda _: (_meshes.ones_like(keep), _meshes.zeros(like[0])),
-        (keep, sums),
-    )
-    return sums, norms, found
+    return done
 
 
 def _outlined(function: Callable, *arguments: Any) -> tuple[Callable, Any]:

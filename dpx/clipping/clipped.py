@@ -169,8 +169,7 @@ class ClippedGrad:
             def once(batch: Any, keep: jax.Array) -> tuple[Any, list, Any]:
                 done = METHODS[self.method](loss, leaves, batch)
                 norms = _groups.group_norms(groups, done.squared_norms)
-                factors = _groups.clip_factors(groups, norms, self.normalize)
-                factors = [jnp.where(keep, factor, 0.0) for factor in factors]
+                factors = _groups.clip_factors(groups, norms, keep, self.normalize)
                 sums = done.weighted_sum([factors[group] for group in groups.members])
                 # The compiler shares the forward pass.
                 rest = _materialize.over_examples(functools.partial(aux, leaves), batch)

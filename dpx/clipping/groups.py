@@ -116,17 +116,19 @@ def group_norms(groups: Groups, squared_norms: Sequence[Norms]) -> list[jax.Arra
     return norms
 
 
-def clip_factors(groups: Groups, norms: Sequence[jax.Array], normalize: bool) -> list[jax.Array]:
-    """What multiplies each example's gradient, by group: min(1, C/‖g‖), or C/(‖g‖ + γ).
+def clip_factors(
+    groups: Groups, norms: Sequence[jax.Array], keep: jax.Array, normalize: bool
+) -> list[jax.Array]:
+    """What multiplies each example's gradient, by group: min(1, C/‖g‖), or C/(‖g‖ + γ); 0 unless in `keep`.
 
     A factor below `SMALLEST` is zero: smaller ones could scale entries to where they are flushed to zero,
     which is an error that no multiple of the gradient's length bounds.
+
+    The quotient comes last, because what is cheaper is computed again by XLA in the sum of every parameter.
     """
     factors = []
     for clip, norm in zip(groups.clips, norms, strict=True):
-        if normalize:
-            factor = clip / (norm + NORMALIZE_GAMMA)
-        else:
-            factor = jnp.minimum(1.0, clip / jnp.maximum(norm, jnp.finfo(norm.dtype).tiny))
-        factors.append(jnp.where(factor < SMALLEST, 0.0, factor))
+        length = norm + NORMALIZE_GAMMA if normalize else jnp.maximum(norm, clip)
+        counts = keep & (length <= clip / SMALLEST)
+        factors.append(jnp.where(counts, clip, 0.0).astype(norm.dtype) / length)
     return factors

@@ -121,12 +121,14 @@ def test_non_finite_examples_add_nothing(method, problem, bad, microbatch_size):
 def test_where_no_gradient_is_finite_the_sums_are_zero(method, problem):
     params, x, y, _ = problem
     fn = jax.jit(clipping.clipped_grad(linear_loss, l2_clip_norm=1.0, method=method))
-    for bad, mask in (
-        (np.inf, np.arange(7) < 7),
-        (np.nan, np.arange(7) < 3),
-        (1.0, np.zeros(7, bool)),
+    for scale, bad, mask in (
+        (1.0, np.inf, np.arange(7) < 7),
+        (1.0, np.nan, np.arange(7) < 3),
+        (1.0, 1.0, np.zeros(7, bool)),
+        (np.nan, 1.0, np.arange(7) < 7),  # Whatever stands in, its gradient is not finite.
+        (np.nan, 1.0, np.zeros(7, bool)),
     ):
-        out = fn(params, x * bad, y, mask=mask)
+        out = fn(jax.tree.map(lambda p, scale=scale: scale * p, params), x * bad, y, mask=mask)
         for total in out.grads.values():
             np.testing.assert_array_equal(total, 0.0)
         np.testing.assert_array_equal(out.norms, np.where(mask, np.inf, 0.0))

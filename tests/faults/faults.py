@@ -189,8 +189,8 @@ FAULTS = (
     Fault(
         "the sums of a batch without a finite gradient are not zero",
         "dpx/clipping/batches.py",
-        "lambda state: ~state[0].any(),",
-        "lambda state: ~state[0].any() & False,",
+        "jax.lax.cond(keep.any(), once, zero, filled, keep)",
+        "jax.lax.cond(keep.any(), once, once, filled, keep)",
         "tests/clipping/test_clipping.py::test_where_no_gradient_is_finite_the_sums_are_zero",
     ),
     Fault(
@@ -217,8 +217,8 @@ FAULTS = (
     Fault(
         "masked examples add their gradients",
         "dpx/clipping/clipped.py",
-        "factors = [jnp.where(keep, factor, 0.0) for factor in factors]",
-        "factors = [jnp.where(jnp.isfinite(factor), factor, 0.0) for factor in factors]",
+        "_groups.clip_factors(groups, norms, keep, self.normalize)",
+        "_groups.clip_factors(groups, norms, ~keep | keep, self.normalize)",
         "tests/training/test_training.py::test_pieces_sum_to_the_clipped_gradients_over_the_expected_size",
     ),
     Fault(
@@ -238,8 +238,8 @@ FAULTS = (
     Fault(
         "gradients far above the threshold are clipped half",
         "dpx/clipping/groups.py",
-        "factor = jnp.minimum(1.0, clip / jnp.maximum(norm, jnp.finfo(norm.dtype).tiny))",
-        "factor = jnp.minimum(1.0, jnp.sqrt(clip / jnp.maximum(norm, 1e-30)))",
+        "else jnp.maximum(norm, clip)",
+        "else jnp.maximum(jnp.sqrt(norm * clip), clip)",
         MOVED,
     ),
     Fault(
