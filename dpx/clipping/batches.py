@@ -81,33 +81,40 @@ def nothing(
     return sums, [jnp.zeros(0) for _ in groups.clips], (jnp.zeros(0), rest)
 
 
-def finite_only(once: Callable, batch: tuple, mask: jax.Array) -> tuple[Any, list, Any]:
+def finite_only(once: Callable) -> Callable:
     """Runs `once` with another example standing in, at weight zero, where no finite gradient is to be had.
 
     Weight zero alone does not silence an example, since zero times infinity is not zero. Masked ones are
     replaced at once; the others, whose norms must be seen first, in a second run.
     """
-    once, like = _outlined(once, batch, mask)
 
-    def zero(batch: tuple, keep: jax.Array) -> tuple:
-        del batch, keep
-        return tuple(_meshes.zeros(like))  # The sums, the norms and what else is found.
-
-    def run(state: tuple) -> tuple:
-        keep, _, (_, *before) = state
+    @jax.jit  # Traced once, though it is asked for its shapes first.
+    def filled(batch: tuple, keep: jax.Array) -> tuple:
         stand_in = jax.tree.map(lambda x: _first(x, keep), batch)
-        filled = jax.tree.map(functools.partial(_where, keep), batch, stand_in)
-        # Where no gradient is finite, none can stand in.
-        sums, *found = jax.lax.cond(keep.any(), once, zero, filled, keep)
-        found = jax.tree.map(functools.partial(_where, keep), found, before)
-        finite = keep & jnp.isfinite(jnp.stack(found[0])).all(0)
-        return finite, keep, (sums, *found)
+        return once(jax.tree.map(functools.partial(_where, keep), batch, stand_in), keep)
 
-    # XLA tries to run loops with a simpler condition than this, which takes it long.
-    *_, done = jax.lax.while_loop(
-        lambda state: (state[0] != state[1]).any(), run, (mask, ~mask, zero(batch, mask))
-    )
-    return done
+    def whole(batch: tuple, mask: jax.Array) -> tuple[Any, list, Any]:
+        some, like = _outlined(filled, batch, mask)
+
+        def none(batch: tuple, keep: jax.Array) -> tuple:
+            """Zeros: there is no finite gradient whose example could stand in."""
+            del batch, keep
+            return tuple(_meshes.zeros(like))
+
+        def run(state: tuple) -> tuple:
+            keep, _, (_, *before) = state
+            sums, *found = jax.lax.cond(keep.any(), some, none, batch, keep)
+            found = jax.tree.map(functools.partial(_where, keep), found, before)
+            finite = keep & jnp.isfinite(jnp.stack(found[0])).all(0)
+            return finite, keep, (sums, *found)
+
+        # XLA tries to run loops with a simpler condition than this, which takes it long.
+        *_, done = jax.lax.while_loop(
+            lambda state: (state[0] != state[1]).any(), run, (mask, ~mask, none(batch, mask))
+        )
+        return done
+
+    return whole
 
 
 def _outlined(function: Callable, *arguments: Any) -> tuple[Callable, Any]:

@@ -165,7 +165,6 @@ class ClippedGrad:
         def run(leaves: list, frozen: Any, batch: tuple, mask: jax.Array) -> tuple[list, list, Any]:
             loss, aux = functions_of(frozen)
 
-            @jax.jit  # traced once, though it is asked for its shapes first
             def once(batch: Any, keep: jax.Array) -> tuple[Any, list, Any]:
                 done = METHODS[self.method](loss, leaves, batch)
                 norms = _groups.group_norms(groups, done.squared_norms)
@@ -175,7 +174,7 @@ class ClippedGrad:
                 rest = _materialize.over_examples(functools.partial(aux, leaves), batch)
                 return sums, norms, (done.losses, rest)
 
-            whole = functools.partial(_batches.finite_only, once)
+            whole = _batches.finite_only(once)
             if self.microbatch_size is None or self.microbatch_size >= size:
                 sums, norms, found = whole(batch, mask)
             else:
