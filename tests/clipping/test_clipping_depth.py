@@ -228,3 +228,16 @@ def test_a_step_runs_without_jit(monkeypatch, longest_in_place):
         found = gradient(params, x)
     for a, b in zip(jax.tree.leaves(found.grads), jax.tree.leaves(expected.grads), strict=True):
         np.testing.assert_allclose(a, b, atol=1e-6)
+
+
+@pytest.mark.skipif(not meshes.on_one_cpu(), reason="compilers for other devices fuse otherwise")
+def test_clip_factors_are_computed_once_and_inner_products_stacked_as_they_lie():
+    """XLA would compute a factor again in every sum, and copy every matrix of inner products."""
+
+    def operations(blocks):
+        loss, params, x = model(blocks)
+        clipped = clipping.clipped_grad(loss, l2_clip_norm=0.1)
+        program = jax.jit(clipped).lower(params, x).compile().as_text()
+        return program.count(" minimum("), program.count(" select("), program.count("f32[3,1,6,6]")
+
+    assert operations(2) == operations(4)
