@@ -177,10 +177,11 @@ def _combined(x: jax.Array, parts: Sequence[Sequence[tuple[int, float]]]) -> jax
 
 
 def _stack(*arrays: jax.Array) -> jax.Array:
-    """Arrays (B, ...) as (B, n, ...), joined as they lie: to reshape each of them takes long to compile."""
+    """Arrays (B, ...) as (B, n, ...), joined along an axis that they have: new ones take long to compile."""
     first, *shape = arrays[0].shape
     if not shape:
         return jnp.stack(arrays, 1)
+    # XLA's compiler for CPUs would copy each of them to join axes of length one.
     if shape[0] == 1 and len(shape) > 1:
         arrays = tuple(x.reshape(first, *shape[1:]) for x in arrays)
     return jnp.concatenate(arrays, 1).reshape(first, len(arrays), *shape)

@@ -10,6 +10,8 @@ from dpx.clipping import alike, batches, joint, meshes, plan
 
 DIM, LENGTH, BATCH = 32, 6, 3
 
+on_one_cpu = pytest.mark.skipif(not meshes.on_one_cpu(), reason="only on one CPU")
+
 
 def model(blocks):
     """Blocks that are written one after the other, and a batch."""
@@ -145,11 +147,10 @@ def test_the_loop_carries_the_sums_of_small_gradients_in_one_array():
     assert carried(8) - carried(4) == 2 * 4
 
 
+@on_one_cpu
 @pytest.mark.parametrize("longest_in_place", [0, 100000])
 def test_long_steps_are_computations_of_their_own(monkeypatch, longest_in_place):
     """XLA goes through what is in the loop again and again; short steps are left there."""
-    if not meshes.on_one_cpu():
-        pytest.skip("only on one CPU")
     monkeypatch.setattr(batches, "LONG", longest_in_place)
     loss, params, x = model(2)
     gradient = jax.jit(clipping.clipped_grad(loss, l2_clip_norm=0.1))
@@ -230,7 +231,7 @@ def test_a_step_runs_without_jit(monkeypatch, longest_in_place):
         np.testing.assert_allclose(a, b, atol=1e-6)
 
 
-@pytest.mark.skipif(not meshes.on_one_cpu(), reason="compilers for other devices fuse otherwise")
+@on_one_cpu
 def test_clip_factors_are_computed_once_and_inner_products_stacked_as_they_lie():
     """XLA would compute a factor again in every sum, and copy every matrix of inner products."""
 
