@@ -87,14 +87,10 @@ def finite_only(once: Callable) -> Callable:
     Weight zero alone does not silence an example, since zero times infinity is not zero. Masked ones are
     replaced at once; the others, whose norms must be seen first, in a second run.
     """
-
-    @jax.jit  # Traced once, though it is asked for its shapes first.
-    def filled(batch: tuple, keep: jax.Array) -> tuple:
-        stand_in = jax.tree.map(lambda x: _first(x, keep), batch)
-        return once(jax.tree.map(functools.partial(_where, keep), batch, stand_in), keep)
+    once = jax.jit(once)  # Traced once, though it is asked for its shapes first.
 
     def whole(batch: tuple, mask: jax.Array) -> tuple[Any, list, Any]:
-        some, like = _outlined(filled, batch, mask)
+        some, like = _outlined(once, batch, mask)
 
         def none(batch: tuple, keep: jax.Array) -> tuple:
             """Zeros: there is no finite gradient whose example could stand in."""
@@ -103,7 +99,11 @@ def finite_only(once: Callable) -> Callable:
 
         def run(state: tuple) -> tuple:
             keep, _, (_, *before) = state
-            sums, *found = jax.lax.cond(keep.any(), some, none, batch, keep)
+            # What stands in is filled in outside of the branch: inside, XLA would do it again in every kernel
+            # that reads the batch.
+            stand_in = jax.tree.map(lambda x: _first(x, keep), batch)
+            filled = jax.tree.map(functools.partial(_where, keep), batch, stand_in)
+            sums, *found = jax.lax.cond(keep.any(), some, none, filled, keep)
             found = jax.tree.map(functools.partial(_where, keep), found, before)
             finite = keep & jnp.isfinite(jnp.stack(found[0])).all(0)
             return finite, keep, (sums, *found)

@@ -103,8 +103,11 @@ def trunk(language: Language, documents: Documents) -> np.ndarray:
     run = jax.jit(lambda frozen, tokens: language.model(frozen=frozen).trunk(tokens))
     before = inputs(language.tokenizer, documents.tokens)
     filled = np.pad(before, [(0, -len(before) % _PIECE), (0, 0)])
-    found = [np.asarray(run(language.frozen, part)) for part in _pieces(filled)]
-    return np.concatenate(found)[: len(before)]
+    piece = jax.eval_shape(run, language.frozen, filled[:_PIECE])
+    found = np.empty((len(filled), *piece.shape[1:]), piece.dtype)  # one array: it can be large
+    for start in range(0, len(filled), _PIECE):
+        found[start : start + _PIECE] = run(language.frozen, filled[start : start + _PIECE])
+    return found[: len(before)]
 
 
 def as_bits(x: np.ndarray) -> np.ndarray:
