@@ -1,6 +1,7 @@
 """Batches that are empty, padded, not finite, or taken a slice at a time."""
 
 import functools
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -19,6 +20,9 @@ from dpx.clipping import sums as _sums
 
 # Microbatches between two compensated additions.
 BLOCK = 8
+
+# Numbers of an example up to which a batch is copied when examples in it are replaced.
+SHORT = 2**10
 
 # Equations of a step that is compiled as a computation of its own: four blocks of a transformer.
 LONG = 1500
@@ -87,10 +91,13 @@ def finite_only(once: Callable) -> Callable:
     Weight zero alone does not silence an example, since zero times infinity is not zero. Masked ones are
     replaced at once; the others, whose norms must be seen first, in a second run.
     """
-    once = jax.jit(once)  # Traced once, though it is asked for its shapes first.
+
+    @jax.jit  # Traced once, though it is asked for its shapes first.
+    def filled(batch: tuple, keep: jax.Array) -> tuple:
+        return once(_filled(batch, keep, short=False), keep)
 
     def whole(batch: tuple, mask: jax.Array) -> tuple[Any, list, Any]:
-        some, like = _outlined(once, batch, mask)
+        some, like = _outlined(filled, batch, mask)
 
         def none(batch: tuple, keep: jax.Array) -> tuple:
             """Zeros: there is no finite gradient whose example could stand in."""
@@ -99,11 +106,8 @@ def finite_only(once: Callable) -> Callable:
 
         def run(state: tuple) -> tuple:
             keep, _, (_, *before) = state
-            # What stands in is filled in outside of the branch: inside, XLA would do it again in every kernel
-            # that reads the batch.
-            stand_in = jax.tree.map(lambda x: _first(x, keep), batch)
-            filled = jax.tree.map(functools.partial(_where, keep), batch, stand_in)
-            sums, *found = jax.lax.cond(keep.any(), some, none, filled, keep)
+            ready = _filled(batch, keep, short=True)
+            sums, *found = jax.lax.cond(keep.any(), some, none, ready, keep)
             found = jax.tree.map(functools.partial(_where, keep), found, before)
             finite = keep & jnp.isfinite(jnp.stack(found[0])).all(0)
             return finite, keep, (sums, *found)
@@ -139,6 +143,20 @@ def _outlined(function: Callable, *arguments: Any) -> tuple[Callable, Any]:
 
 def _where(keep: jax.Array, x: jax.Array, other: jax.Array) -> jax.Array:
     return jnp.where(keep.reshape(-1, *(1 for _ in x.shape[1:])), x, other)
+
+
+def _filled(batch: tuple, keep: jax.Array, short: bool) -> tuple:
+    """The first example that is kept takes the place of those that are not, in short arrays or in long ones.
+
+    Short ones, such as tokens, are filled before the branch that uses them: XLA would otherwise fill them in
+    every kernel that reads them. A copy of long ones, such as images, would take memory for the whole step.
+    """
+
+    def fill(x: jax.Array) -> jax.Array:
+        is_short = math.prod(x.shape[1:]) <= SHORT
+        return _where(keep, x, _first(x, keep)) if is_short == short else x
+
+    return jax.tree.map(fill, batch)
 
 
 def _first(x: jax.Array, keep: jax.Array) -> jax.Array:

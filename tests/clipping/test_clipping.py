@@ -118,6 +118,18 @@ def test_non_finite_examples_add_nothing(method, problem, bad, microbatch_size):
         np.testing.assert_allclose(out.grads[name], expected.grads[name], rtol=1e-5, atol=1e-6)
 
 
+def test_long_examples_that_are_not_finite_add_nothing(method):
+    x = np.random.default_rng(0).normal(size=(3, 1025)).astype(np.float32)
+    fn = clipping.clipped_grad(lambda w, x: jnp.tanh(x @ w), l2_clip_norm=1.0, method=method)
+    w = np.full(1025, 0.01, np.float32)
+    expected = fn(w, x[::2])
+    x[1, 7] = np.nan
+    for mask in (np.array([True, True, True]), np.array([True, False, True])):
+        out = jax.jit(fn)(w, x, mask=mask)
+        np.testing.assert_allclose(out.norms[::2], expected.norms, rtol=1e-5)
+        np.testing.assert_allclose(out.grads, expected.grads, rtol=1e-5, atol=1e-6)
+
+
 def test_where_no_gradient_is_finite_the_sums_are_zero(method, problem):
     params, x, y, _ = problem
     fn = jax.jit(clipping.clipped_grad(linear_loss, l2_clip_norm=1.0, method=method))

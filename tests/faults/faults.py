@@ -189,16 +189,23 @@ FAULTS = (
     Fault(
         "the sums of a batch without a finite gradient are not zero",
         "dpx/clipping/batches.py",
-        "jax.lax.cond(keep.any(), some, none, filled, keep)",
-        "jax.lax.cond(keep.any(), some, some, filled, keep)",
+        "jax.lax.cond(keep.any(), some, none, ready, keep)",
+        "jax.lax.cond(keep.any(), some, some, ready, keep)",
         "tests/clipping/test_clipping.py::test_where_no_gradient_is_finite_the_sums_are_zero",
     ),
     Fault(
-        "no other example stands in for one without a finite gradient",
+        "no other example stands in for a short one without a finite gradient",
         "dpx/clipping/batches.py",
-        "filled = jax.tree.map(functools.partial(_where, keep), batch, stand_in)",
-        "filled = batch",
+        "ready = _filled(batch, keep, short=True)",
+        "ready = batch",
         "tests/clipping/test_clipping.py::test_non_finite_examples_add_nothing",
+    ),
+    Fault(
+        "no other example stands in for a long one without a finite gradient",
+        "dpx/clipping/batches.py",
+        "once(_filled(batch, keep, short=False), keep)",
+        "once(batch, keep)",
+        "tests/clipping/test_clipping.py::test_long_examples_that_are_not_finite_add_nothing",
     ),
     Fault(
         "only the first piece of a long gradient is normed",
