@@ -97,7 +97,10 @@ def finite_only(once: Callable) -> Callable:
         return once(_filled(batch, keep, short=False), keep)
 
     def whole(batch: tuple, mask: jax.Array) -> tuple[Any, list, Any]:
-        some, like = _outlined(filled, batch, mask)
+        step, like = _outlined(filled, batch, mask)
+
+        def some(batch: tuple, keep: jax.Array) -> tuple:
+            return step(_filled(batch, keep, short=True), keep)
 
         def none(batch: tuple, keep: jax.Array) -> tuple:
             """Zeros: there is no finite gradient whose example could stand in."""
@@ -106,8 +109,7 @@ def finite_only(once: Callable) -> Callable:
 
         def run(state: tuple) -> tuple:
             keep, _, (_, *before) = state
-            ready = _filled(batch, keep, short=True)
-            sums, *found = jax.lax.cond(keep.any(), some, none, ready, keep)
+            sums, *found = jax.lax.cond(keep.any(), some, none, batch, keep)
             found = jax.tree.map(functools.partial(_where, keep), found, before)
             finite = keep & jnp.isfinite(jnp.stack(found[0])).all(0)
             return finite, keep, (sums, *found)
@@ -148,7 +150,7 @@ def _where(keep: jax.Array, x: jax.Array, other: jax.Array) -> jax.Array:
 def _filled(batch: tuple, keep: jax.Array, short: bool) -> tuple:
     """The first example that is kept takes the place of those that are not, in short arrays or in long ones.
 
-    Short ones, such as tokens, are filled before the branch that uses them: XLA would otherwise fill them in
+    Short ones, such as tokens, are filled before a long step that uses them: XLA would otherwise fill them in
     every kernel that reads them. A copy of long ones, such as images, would take memory for the whole step.
     """
 

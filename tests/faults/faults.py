@@ -189,15 +189,15 @@ FAULTS = (
     Fault(
         "the sums of a batch without a finite gradient are not zero",
         "dpx/clipping/batches.py",
-        "jax.lax.cond(keep.any(), some, none, ready, keep)",
-        "jax.lax.cond(keep.any(), some, some, ready, keep)",
+        "jax.lax.cond(keep.any(), some, none, batch, keep)",
+        "jax.lax.cond(keep.any(), some, some, batch, keep)",
         "tests/clipping/test_clipping.py::test_where_no_gradient_is_finite_the_sums_are_zero",
     ),
     Fault(
         "no other example stands in for a short one without a finite gradient",
         "dpx/clipping/batches.py",
-        "ready = _filled(batch, keep, short=True)",
-        "ready = batch",
+        "step(_filled(batch, keep, short=True), keep)",
+        "step(batch, keep)",
         "tests/clipping/test_clipping.py::test_non_finite_examples_add_nothing",
     ),
     Fault(
