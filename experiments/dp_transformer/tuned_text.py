@@ -105,8 +105,8 @@ def trunk(language: Language, documents: Documents) -> np.ndarray:
     filled = np.pad(before, [(0, -len(before) % _PIECE), (0, 0)])
     piece = jax.eval_shape(run, language.frozen, filled[:_PIECE])
     found = np.empty((len(filled), *piece.shape[1:]), piece.dtype)  # one array: it can be large
-    for start in range(0, len(filled), _PIECE):
-        found[start : start + _PIECE] = run(language.frozen, filled[start : start + _PIECE])
+    for part, place in zip(_pieces(filled), _pieces(found), strict=True):
+        place[...] = run(language.frozen, part)
     return found[: len(before)]
 
 

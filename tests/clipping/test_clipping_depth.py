@@ -242,3 +242,14 @@ def test_clip_factors_are_computed_once_and_inner_products_stacked_as_they_lie()
         return program.count(" minimum("), program.count(" select("), program.count("f32[3,1,6,6]")
 
     assert operations(2) == operations(4)
+
+
+@on_one_cpu
+def test_what_stands_in_is_filled_in_once_and_not_in_every_kernel(monkeypatch):
+    monkeypatch.setattr(batches, "LONG", 0)
+    loss, params, x = model(2)
+    clipped = jax.jit(clipping.clipped_grad(loss, l2_clip_norm=0.1))
+    program = clipped.lower(params, x).compile().as_text()
+    batch = f"f32[{BATCH},{LENGTH},{DIM}]"
+    selections = [line for line in program.splitlines() if batch in line and " select(" in line]
+    assert len(selections) == 2  # the row that stands in, and where it does
