@@ -5,7 +5,6 @@ import sys
 from typing import Any, NamedTuple
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 import pytest
 from flax import nnx
@@ -23,7 +22,7 @@ from dpx import (
 from dpx.cross_attention import baselines
 from dpx.data import Histories
 from dpx.nn.cross_attention import PrivateCrossAttention
-from dpx.privacy import REPLACE_ONE, PrivacyGuarantee, gaussian_epsilon
+from dpx.privacy import REPLACE_ONE, PrivacyGuarantee
 from dpx.privacy.events import event_epsilon
 from dpx.recommend import (
     item_gram,
@@ -414,80 +413,3 @@ def price_of_laplace_trees(found, delta):
         square = np.sqrt(2 * np.log(1 / slack) * np.sum(epsilons**2))
         advanced = np.sum(epsilons * np.expm1(epsilons)) + square
     return min(epsilons.sum(), advanced)
-
-
-# ---------------------------------------------------------------------------------------------------------
-# The instrument itself
-
-
-def released(x, *, sensitivity=1.0, label="sum", key=KEY, multiplier=2.0):
-    return noise.release(
-        key, x.sum(0), sensitivity=sensitivity, noise_multiplier=multiplier, label=label
-    )
-
-
-DATA = np.eye(4)
-
-
-@pytest.mark.parametrize("jitted", [False, True])
-def test_the_ratio_is_the_distance_over_the_sensitivity(jitted):
-    program = lambda x: (jax.jit(released) if jitted else released)(x, sensitivity=0.5)  # noqa: E731
-    found = audit.replay(program, DATA, DATA[1:])
-    assert [each.label for each in found.compared] == ["sum"]
-    assert found.largest_ratio == pytest.approx(2.0)
-    assert not found.differences  # the output of the second run is that of the first
-    with pytest.raises(AssertionError, match="sum moved by 2 times"):
-        found.check()
-
-
-@pytest.mark.slow
-def test_vmapped_and_scanned_releases_are_seen_one_by_one():
-    def program(x):
-        keys = jax.random.split(KEY, 3)
-        first = jax.vmap(lambda key: released(x, key=key))(keys)
-        _, more = jax.lax.scan(
-            lambda carry, key: (carry, released(x, key=key)), 0, jax.random.split(keys[0], 2)
-        )
-        return first, more
-
-    found = audit.replay(program, jnp.asarray(DATA), jnp.asarray(2 * DATA)).check(tolerance=1.1)
-    assert len(found.compared) == 5
-
-
-@pytest.mark.parametrize(
-    ("program", "said"),
-    [
-        (lambda x: (released(x), x.sum()), "result/1 differs"),
-        (lambda x: print(len(x)), "stdout differs"),
-        (lambda x: [released(x, label=f"row {i}") for i in range(len(x))], "the releases differ"),
-        (lambda x: released(x, multiplier=float(len(x))), "another sensitivity or noise"),
-        (lambda x: released(x[:, : len(x)]), "another shape or type"),
-        (lambda x: (released(x), released(x)), "one key serves noise of sum"),
-        (lambda x: released(x, key=jax.random.key(len(x))), "another key"),
-    ],
-)
-def test_every_other_difference_is_named(program, said):
-    with pytest.raises(AssertionError, match=said):
-        audit.replay(program, DATA, DATA[1:]).check()
-
-
-def test_files_differ_by_name_and_what_is_not_covered_may(tmp_path):
-    def program(x, workdir):
-        workdir.mkdir()
-        (workdir / "loss.txt").write_text(str(x.sum()))
-        return released(x)
-
-    with pytest.raises(AssertionError, match=r"file/loss\.txt differs"):
-        audit.replay(program, DATA, DATA[1:]).check()
-    audit.replay(program, DATA, DATA[1:], ignore=["file/loss.txt"]).check()
-
-
-def test_epsilon_follows_from_the_noise_that_was_drawn():
-    keys = jax.random.split(KEY, 2)
-    found = audit.record(lambda x: [released(x, key=key, multiplier=3.0) for key in keys], DATA)
-    assert found.epsilon(1e-5) == pytest.approx(gaussian_epsilon(3.0, 1e-5, compositions=2))
-
-
-def test_a_watched_program_gives_what_it_gives_unwatched():
-    watched = audit.record(lambda x: released(x), DATA).left["result"]
-    np.testing.assert_array_equal(watched, np.asarray(released(DATA)))
