@@ -28,6 +28,7 @@ TENSOR_PARALLEL = {
     "up": P(None, "model"),
     "bias": P("model"),
     "down": P("model", None),
+    "stack": P(None, None, "model"),
 }
 FSDP = {name: P("model") if name != "kernel" else P() for name in TENSOR_PARALLEL}
 REPLICATED = dict.fromkeys(TENSOR_PARALLEL, P())
@@ -37,7 +38,7 @@ jit = functools.partial(jax.jit, compiler_options=QUICK)
 
 
 def loss(params, image, tokens, key):
-    """A convolution, a tied embedding whose gradient is kept as factors, two layers, and dropout."""
+    """A convolution, a tied embedding whose gradient is kept as factors, layers, a stack of them, dropout."""
     numbers = ("NHWC", "HWIO", "NHWC")
     x = jax.lax.conv_general_dilated(
         image[None], params["kernel"], (2, 2), "SAME", dimension_numbers=numbers
@@ -45,6 +46,8 @@ def loss(params, image, tokens, key):
     x = jax.nn.relu(x[0]).mean((0, 1)) + params["embed"][tokens]
     x = x * jax.random.bernoulli(key, 0.8, x.shape)
     x = x + jnp.tanh(x @ params["up"] + params["bias"]) @ params["down"]
+    for i in range(2):
+        x = x + jnp.tanh(x @ params["stack"][i]) @ params["stack"][i].T / 8
     scores = jax.nn.log_softmax(x @ params["embed"].T)
     return -jnp.take_along_axis(scores[:-1], tokens[1:, None], 1).mean()
 
@@ -52,6 +55,7 @@ def loss(params, image, tokens, key):
 def inputs():
     rng = np.random.default_rng(0)
     shapes = {"kernel": (3, 3, 3, 32), "embed": (96, 32), "up": (32, 64), "down": (64, 32)}
+    shapes["stack"] = 2, 32, 64
     params = {name: rng.normal(size=s) / math.sqrt(s[-2]) for name, s in shapes.items()}
     params = jax.tree.map(lambda x: jnp.asarray(x, jnp.float32), params | {"bias": np.zeros(64)})
     images = rng.normal(size=(BATCH, 12, 12, 3)).astype("f4")
@@ -63,7 +67,7 @@ def inputs():
 
 
 @functools.cache
-def expected(trained=("bias", "down", "embed", "kernel", "up")):
+def expected(trained=("bias", "down", "embed", "kernel", "stack", "up")):
     """The sum and the norms from per-example gradients, who counts, and what one device makes of it.
 
     Of the parameters with these names.
@@ -246,7 +250,7 @@ QUICK_CASES = {
     "explicit, tensor parallel": lambda: compare("explicit", TENSOR_PARALLEL, microbatch_size=8),
     "automatic noise": lambda: noise_on("automatic"),
 }
-SOME = {"kernel": True, "embed": False, "up": True, "bias": False, "down": False}
+SOME = dict.fromkeys(TENSOR_PARALLEL, False) | {"kernel": True, "up": True}
 OTHER_CASES = {
     "pmap": by_pmap,
     "explicit, data": lambda: compare("explicit", REPLICATED),

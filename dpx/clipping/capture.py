@@ -16,9 +16,6 @@ from dpx.clipping.views import Loop, View
 
 Views = tuple[View, ...]
 
-# Sums of two values, and by what the second one is multiplied.
-SUMS: dict[str, complex] = {"add": 1.0, "add_any": 1.0, "sub": -1.0, "complex": 1j}
-
 
 class Capture(NamedTuple):
     """The uses of each parameter.
@@ -30,6 +27,7 @@ class Capture(NamedTuple):
       narrowed: whether a parameter is cast to a type of lower precision.
       imprecise: whether a parameter is multiplied at less than the highest precision.
       checkpointed: whether a parameter is used under `jax.checkpoint`.
+      sliced: parameters of which slices that are looked up go into products.
     """
 
     splits: list[list[tuple[int, ...]]]
@@ -38,6 +36,7 @@ class Capture(NamedTuple):
     narrowed: bool
     imprecise: bool
     checkpointed: bool
+    sliced: frozenset[int]
 
     @property
     def shapes(self) -> list[tuple[int, ...]]:
@@ -80,6 +79,7 @@ def capture(
                 walk.narrowed,
                 walk.imprecise,
                 walk.checkpointed,
+                frozenset(walk.sliced),
             )
 
 
@@ -107,6 +107,7 @@ class _Walk:
         self.shapes = shapes
         self.uses: list[list[Use]] = [[] for _ in shapes]
         self.opaque: list[list[str]] = [[] for _ in shapes]
+        self.sliced: set[int] = set()
         self.narrowed = self.imprecise = self.checkpointed = False
 
     def give_up(self, views: Views, name: str) -> None:
@@ -157,8 +158,8 @@ class _Walk:
         if (gain := jaxprs.gain(eqn)) is not None:
             (views,) = filter(None, inputs)
             return [_times(gain, views)]
-        if name in SUMS and all(inputs):
-            return [(*inputs[0], *_times(SUMS[name], inputs[1]))]
+        if name in jaxprs.SUMS and all(inputs):
+            return [(*inputs[0], *_times(jaxprs.SUMS[name], inputs[1]))]
         if parts := self.parts(eqn, inputs, consumers):
             return parts
         for which, views in enumerate(inputs):
@@ -226,6 +227,8 @@ class _Walk:
                     cut = [view and _views.padded(view, axis, low, n - high) for view in cut]
             # A part that goes anywhere but into a product of matrices is better looked up, row by row.
             found = [cut] if jaxprs.is_only_multiplied(consumers, eqn.outvars[0]) else []
+            if not found and jaxprs.is_multiplied(consumers, eqn.outvars[0]):
+                self.sliced.update(view.param for view in inputs[0])
         results = [_all(views) for views in found]
         return results if all(results) else None
 

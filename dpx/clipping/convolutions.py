@@ -54,29 +54,63 @@ class Convolution(NamedTuple):
             widths[axis] = (low, high, dilation - 1)
         return lax.pad(x, jnp.zeros((), x.dtype), widths)
 
+    @property
+    def positions(self) -> list[int]:
+        """The lengths of the result along its spatial axes."""
+        return [self.result[i] for i in self.params["dimension_numbers"].out_spec[2:]]
+
     def part(self, padded: jax.Array, offset: Sequence[Any]) -> jax.Array:
-        """The entries of the padded input that the kernel's entry at an offset is multiplied by."""
-        numbers = self.params["dimension_numbers"]
+        """The entries of the padded input that the kernel's entries at an offset are multiplied by.
+
+        The offset is that along the first spatial axes; all of the input is taken along the others.
+        """
         starts: list[Any] = [0] * padded.ndim
         spans, strides = list(padded.shape), [1] * padded.ndim
-        spatial = zip(numbers.lhs_spec[2:], numbers.out_spec[2:], strict=True)
-        for i, (axis, out) in enumerate(spatial):
-            starts[axis] = offset[i] * self.params["rhs_dilation"][i]
+        for i, first in enumerate(offset):
+            axis = self.params["dimension_numbers"].lhs_spec[2 + i]
+            starts[axis] = first * self.params["rhs_dilation"][i]
             strides[axis] = self.params["window_strides"][i]
-            spans[axis] = (self.result[out] - 1) * strides[axis] + 1
+            spans[axis] = (self.positions[i] - 1) * strides[axis] + 1
         found = lax.dynamic_slice(padded, starts, spans)
         return lax.slice(found, [0] * padded.ndim, spans, strides)
+
+    def windows(self, x: jax.Array, axes: Sequence[int]) -> jax.Array:
+        """What the kernel's entries along its last spatial axes are multiplied by: (*window, *x).
+
+        One axis is taken after the other: a window takes no more slices than its sides are long together.
+
+        Args:
+          x: the padded input, its axes in any order.
+          axes: which of them these spatial axes are; the result has positions there.
+        """
+        first, ndim = len(self.window) - len(axes), x.ndim
+        for i, axis in reversed([*enumerate(axes, first)]):
+            stride, dilation = (self.params[key][i] for key in ("window_strides", "rhs_dilation"))
+            shape = self.window[i], stride, dilation, self.positions[i]
+            x = _windows(x, axis + x.ndim - ndim, *shape)
+        return x
+
+
+def _windows(
+    x: jax.Array, axis: int, window: int, stride: int, dilation: int, positions: int
+) -> jax.Array:
+    """(window, *x), with positions along the axis."""
+    if window == 1 or window > stride or dilation > 1:
+        span = (positions - 1) * stride + 1
+        starts = range(0, window * dilation, dilation)
+        return jnp.stack([lax.slice_in_dim(x, o, o + span, stride, axis) for o in starts])
+    # Windows that do not overlap are pieces of the input, of which no more is left than a part of one.
+    widths = [(0, 0, 0)] * x.ndim
+    widths[axis] = (0, positions * stride - x.shape[axis], 0)
+    x = lax.pad(x, jnp.zeros((), x.dtype), widths)
+    x = x.reshape(*x.shape[:axis], positions, stride, *x.shape[axis + 1 :])
+    return jnp.moveaxis(lax.slice_in_dim(x, 0, window, axis=axis + 1), axis + 1, 0)
 
 
 def patches(conv: Convolution, operands: Sequence[jax.Array]) -> jax.Array:
     """The left factor: (*window, batch, input feature, *positions)."""
-    numbers = conv.params["dimension_numbers"]
-    x = conv.padded(operands[0])
-    found = [
-        jnp.transpose(conv.part(x, offset), numbers.lhs_spec)
-        for offset in itertools.product(*map(range, conv.window))
-    ]
-    return jnp.stack(found).reshape(*conv.window, *found[0].shape)
+    x = conv.padded(operands[0]).transpose(conv.params["dimension_numbers"].lhs_spec)
+    return conv.windows(x, range(2, x.ndim))
 
 
 def gradient(conv: Convolution, x: jax.Array, cotangent: jax.Array) -> jax.Array:
@@ -103,8 +137,7 @@ def gradient(conv: Convolution, x: jax.Array, cotangent: jax.Array) -> jax.Array
     order = [*range(offsets, offsets + len(inner)), group, feature_in, feature_out]
 
     def product(first: Sequence[Any]) -> jax.Array:
-        each = [conv.part(padded, (*first, *o)) for o in itertools.product(*map(range, inner))]
-        taken = jnp.stack(each).reshape(*inner, *each[0].shape) if inner else each[0]
+        taken = conv.windows(conv.part(padded, first), numbers.lhs_spec[2 + outer :])
         axes = [*range(offsets, offsets + len(inner)), *x_axes]
         taken, axes = _grouped(taken, axes, feature_in, group, groups)
         return jnp.einsum(

@@ -6,6 +6,7 @@ import math
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
+import jax
 import jax.numpy as jnp
 
 from dpx.clipping import batches, engine, params, plan
@@ -83,7 +84,8 @@ def explain_clipping(
     per-example gradient of that parameter is held, because it is smaller than its factors; and
     "gradient (no rule for ...)" where a use has no rule. All are exact. Costs are for one example and
     `method="one_pass"`, beyond an ordinary step: operations for the norm and the sum, and bytes of what
-    is held from the backward pass to the sum (of which an ordinary step holds a part as well).
+    is held from the backward pass to the sum (of which an ordinary step holds a part as well). A parameter of
+    which the loss takes only parts, such as `w[0]` and `w[1]`, may have a row for each of them.
 
         slow = [row for row in dpx.explain_clipping(loss_fn, params, *batch).rows if not row.has_rule]
 
@@ -97,8 +99,10 @@ def explain_clipping(
     loss = params.example_loss(loss_fn, parameters, has_aux)
     batch = batches.as_jax(batch)
     program = engine.trace(loss, parameters.leaves, batch)
-    rows = []
-    for k, (path, leaf) in enumerate(zip(parameters.paths, parameters.leaves, strict=True)):
+    rows, paths, leaves = [], parameters.paths, parameters.leaves
+    if (parts := program.parts) is not None:
+        paths, leaves = parts.names(paths), jax.eval_shape(parts.of, leaves)
+    for k, (path, leaf) in enumerate(zip(paths, leaves, strict=True)):
         choice = program.choices[k]
         uses = (*map(plan.describe, program.captured.uses[k]), *program.captured.opaque[k])
         rule = _rule(choice, program.captured, k)

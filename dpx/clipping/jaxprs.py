@@ -24,6 +24,12 @@ PLAIN = ("copy", "copy_p", "name", "sharding_constraint", "optimization_barrier"
 # What a part of a parameter may meet on its way into a product.
 MOVES = ("concatenate", "split", "slice", "transpose", "convert_element_type", *PLAIN)
 
+RESHAPES = ("squeeze", "reshape", "expand_dims", "broadcast_in_dim")
+PRODUCTS = ("dot_general", "conv_general_dilated")
+
+# Sums of two values, and by what the second one is multiplied.
+SUMS: dict[str, complex] = {"add": 1.0, "add_any": 1.0, "sub": -1.0, "complex": 1j}
+
 Consumers = Callable[[], dict[Any, list[Any]]]
 
 
@@ -157,6 +163,20 @@ def is_only_multiplied(consumers: Consumers, var: Any) -> bool:
         if name in MOVES:
             if not all(is_only_multiplied(consumers, out) for out in eqn.outvars):
                 return False
-        elif name not in ("dot_general", "conv_general_dilated"):
+        elif name not in PRODUCTS:
             return False
     return True
+
+
+def is_multiplied(consumers: Consumers, var: Any) -> bool:
+    """Whether a value, perhaps rearranged and reshaped, goes into a product, or a call that may have one."""
+    for eqn in consumers().get(var, ()):
+        if eqn is None:
+            continue
+        name = eqn.primitive.name
+        if name in (*PRODUCTS, *CALLS, *REMAT):
+            return True
+        moves = name in MOVES or name in RESHAPES
+        if moves and any(is_multiplied(consumers, out) for out in eqn.outvars):
+            return True
+    return False

@@ -14,6 +14,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from dpx.clipping.parts import Parts
+
 
 class Joint(NamedTuple):
     """Parameters whose gradients stand in one array, flat and one after the other.
@@ -34,7 +36,9 @@ def join(gradients: Mapping[int, jax.Array]) -> tuple[Joint, jax.Array]:
 
 
 @functools.partial(
-    jax.tree_util.register_dataclass, data_fields=["alone", "together"], meta_fields=["joints"]
+    jax.tree_util.register_dataclass,
+    data_fields=["alone", "together"],
+    meta_fields=["joints", "parts"],
 )
 @dataclasses.dataclass(frozen=True)
 class Sums:
@@ -44,11 +48,13 @@ class Sums:
       alone: by the index of the parameter.
       together: (n, total) for each of the joints, n times the same.
       joints: whose sums these are.
+      parts: where parameters are cut, if any are; then the sums are those of parts.
     """
 
     alone: dict[int, jax.Array]
     together: list[jax.Array]
     joints: tuple[Joint, ...]
+    parts: Parts | None = None
 
 
 def apart(sums: Any, shapes: Sequence[tuple[int, ...]]) -> list[jax.Array]:
@@ -58,6 +64,8 @@ def apart(sums: Any, shapes: Sequence[tuple[int, ...]]) -> list[jax.Array]:
     flat = dict(sums.alone)
     for joint, total in zip(sums.joints, sums.together, strict=True):
         flat |= _apart(joint, total)
+    if sums.parts is not None:
+        return sums.parts.whole([flat[k] for k in range(len(flat))])
     return [flat[k].reshape(shape) for k, shape in enumerate(shapes)]
 
 

@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 import jax
 
 from dpx.clipping.params import Parameters
+from dpx.clipping.parts import Parts
 
 # Fallbacks to per-example gradients of fewer elements than this are no matter.
 LARGE = 2**16
@@ -74,18 +75,20 @@ def report(message: str, strict: bool | None = None) -> None:
     warnings.warn(message, ClippingWarning, stacklevel=2)
 
 
-def check_fallbacks(unruled: Sequence[Sequence[str]]) -> None:
+def check_fallbacks(unruled: Sequence[Sequence[str]], parts: Parts | None) -> None:
     """Raises ValueError where a strict call holds the per-example gradients of a large parameter.
 
     Args:
-      unruled: for each parameter, the primitives because of which it has no rule.
+      unruled: for each parameter or part of one, the primitives because of which it has no rule.
+      parts: where parameters are cut, if any are.
     """
     found = _CALL.get()
     if found is None or not found.strict:
         return
-    for path, leaf, names in zip(
-        found.parameters.paths, found.parameters.leaves, unruled, strict=True
-    ):
+    paths, leaves = found.parameters.paths, found.parameters.leaves
+    if parts is not None:
+        paths, leaves = parts.names(paths), jax.eval_shape(parts.of, leaves)
+    for path, leaf, names in zip(paths, leaves, unruled, strict=True):
         if names and leaf.size >= LARGE:
             raise ValueError(
                 f"strict=True: params[{path}] of {leaf.size} elements has no rule for "

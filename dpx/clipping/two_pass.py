@@ -90,6 +90,10 @@ def _narrows(jaxpr: Any) -> bool:
 
 
 def _run(program: Program, leaves: Sequence[jax.Array], batch: Any) -> Pass:
+    return program.of_parts(functools.partial(_in_two_passes, program, batch), leaves)
+
+
+def _in_two_passes(program: Program, batch: Any, leaves: Sequence[jax.Array]) -> Pass:
     weights, flat = program.weights, jax.tree.leaves(batch)
     tail = _tail.find(program)
     led = {k for k in range(len(leaves)) if weights is not None and weights.leads(k)}

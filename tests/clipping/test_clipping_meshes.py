@@ -10,7 +10,7 @@ import pytest
 from mesh_cases import OTHER_CASES, QUICK_CASES
 
 PROGRAM = Path(__file__).parents[1] / "mesh_cases.py"
-PARAMETERS = 3 * 3 * 3 * 32 + 96 * 32 + 32 * 64 + 64 + 64 * 32
+PARAMETERS = 3 * 3 * 3 * 32 + 96 * 32 + 32 * 64 + 64 + 64 * 32 + 2 * 32 * 64
 EXAMPLE = 12 * 12 * 3 + 6 + 2  # an image, tokens, a key
 
 

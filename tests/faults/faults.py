@@ -215,6 +215,13 @@ FAULTS = (
         "tests/clipping/test_clipping_depth.py::test_gradients_of_different_lengths_are_cut_into_pieces",
     ),
     Fault(
+        "parts of a parameter are summed with the clip factors of the first group",
+        "dpx/clipping/engine.py",
+        "sums = done.weighted_sum([weights[k] for k in owners])",
+        "sums = done.weighted_sum([weights[0] for k in owners])",
+        "tests/clipping/test_clipping_parts.py::test_parts_have_the_threshold_of_their_parameter",
+    ),
+    Fault(
         "parameters whose sums are taken together all get the first ones",
         "dpx/clipping/joint.py",
         "np.arange(e - n // length, e)",

@@ -1,0 +1,195 @@
+"""Parameters of which a loss takes parts: each has a rule of its own, and sums are those of the whole."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from test_clipping_models import check, jit, per_example
+
+import dpx
+from dpx import clipping
+from dpx.clipping import engine, parts
+
+WIDTH, LENGTH, BATCH = 32, 4, 5
+
+
+def normal(*shape, seed=0):
+    return np.random.default_rng(seed).normal(size=shape).astype("f4") / np.sqrt(shape[-1])
+
+
+SEQUENCES = normal(BATCH, LENGTH, WIDTH, seed=9) * np.arange(1, BATCH + 1)[:, None, None]
+
+
+def blocks(remat=lambda body: body):
+    """Two stacks of weights, gone through one block after the other; the second block is left out."""
+
+    def body(up, down, x):
+        return x + jnp.tanh(x @ up) @ down
+
+    def loss(p, x):
+        for i in (0, 2, 3):
+            x = remat(body)(p["up"][i], p["down"][i], x)
+        return jnp.sum((x + p["bias"]) ** 2)
+
+    params = {"up": normal(4, WIDTH, 2 * WIDTH), "down": normal(4, 2 * WIDTH, WIDTH, seed=1)}
+    return loss, params | {"bias": normal(WIDTH, seed=2)}, (SEQUENCES,)
+
+
+def rematerialised():
+    return blocks(jax.checkpoint)
+
+
+def used_twice():
+    """Parts along the last axis, of two lengths, one of them used again, under `jax.jit`."""
+
+    @jax.jit
+    def model(w, x):
+        up = w[:, : 2 * WIDTH].reshape(WIDTH, 2, WIDTH)
+        h = jnp.tanh(jnp.einsum("ld,dhe->lhe", x, up))
+        return jnp.einsum("lhe,dhe->ld", h, up) @ w[:, 2 * WIDTH :]
+
+    params = {"w": normal(WIDTH, 5 * WIDTH)}
+    return lambda p, x: jnp.sum(model(p["w"], x) ** 2), params, (SEQUENCES,)
+
+
+def scaled_first(dtype=jnp.float32):
+    """The whole stack is cast and multiplied by a number before it is taken apart."""
+
+    def loss(p, x):
+        stack = -(2 * p["w"].astype(dtype)) / 3
+        for i in range(5):
+            x = jnp.tanh(x @ stack[i].astype(jnp.float32))
+        return jnp.sum(x**2)
+
+    return loss, {"w": normal(5, WIDTH, WIDTH), "v": normal(3)}, (SEQUENCES,)
+
+
+def in_bfloat16():
+    return scaled_first(jnp.bfloat16)
+
+
+def fourier():
+    """A complex weight from two stacks of real ones, for low and for high frequencies."""
+
+    def loss(p, x):
+        weights = p["re"] + 1j * p["im"]
+        found = jnp.fft.rfft(x, axis=0)
+        low = jnp.einsum("fi,iof->fo", found[:2], weights[0])
+        high = jnp.einsum("fi,iof->fo", found[-2:], weights[1])
+        return jnp.sum(jnp.abs(low) ** 2) + jnp.sum(jnp.sin(high.real))
+
+    params = {"re": normal(2, WIDTH, WIDTH, 2), "im": normal(2, WIDTH, WIDTH, 2, seed=1)}
+    return loss, params, (SEQUENCES,)
+
+
+CUT = {
+    blocks: ["up[0]", "up[2]", "up[3]", "down[0]", "down[2]", "down[3]"],
+    rematerialised: ["up[0]", "up[2]", "up[3]", "down[0]", "down[2]", "down[3]"],
+    used_twice: ["w[:, 0:64]", "w[:, 64:160]"],
+    scaled_first: ["w[0]", "w[1]", "w[2]", "w[3]", "w[4]"],
+    in_bfloat16: ["w[0]", "w[1]", "w[2]", "w[3]", "w[4]"],
+    fourier: ["re[0]", "re[1]", "im[0]", "im[1]"],
+}
+
+
+@pytest.mark.parametrize("case", CUT, ids=lambda case: case.__name__)
+def test_every_part_has_a_rule(case):
+    loss, params, batch = case()
+    rows = dpx.explain_clipping(loss, params, *batch).rows
+    by_gram = {row.path for row in rows if row.rule == "Gram"}
+    assert by_gram == set(CUT[case])
+    clipping.clipped_grad(loss, l2_clip_norm=1.0, strict=True)(params, *batch)
+
+
+@pytest.mark.parametrize(
+    ("case", "method"),
+    [
+        *((case, "one_pass") for case in CUT if case is not in_bfloat16),
+        (rematerialised, "auto"),
+        *(pytest.param(case, "two_pass", marks=pytest.mark.slow) for case in (used_twice, fourier)),
+    ],
+)
+def test_norms_and_sums_are_exact(case, method):
+    loss, params, batch = case()
+    gradients = per_example(loss, params, batch)
+    fn = jit(clipping.clipped_grad(loss, l2_clip_norm=0.5, method=method))
+    found = fn(params, *batch)
+    check(found, gradients, 0.5)
+    if case is blocks:
+        assert not np.asarray(found.grads["up"][1]).any()  # Nothing is taken of it.
+    mask = np.arange(BATCH) != 2
+    check(fn(params, *batch, mask=mask), gradients, 0.5, mask)
+
+
+def test_parts_have_the_threshold_of_their_parameter():
+    loss, params, batch = blocks()
+    clips = {"up": 0.3, "down": 0.1, "bias": 0.2}
+    gradients = dict(zip(sorted(params), per_example(loss, params, batch), strict=True))
+    found = jit(clipping.clipped_grad(loss, l2_clip_norm=clips, microbatch_size=2))(params, *batch)
+    for name, clip in clips.items():
+        norms = np.sqrt((gradients[name].reshape(BATCH, -1) ** 2).sum(1))
+        np.testing.assert_allclose(found.norms[name], norms, rtol=1e-4)
+        expected = np.tensordot(np.minimum(1, clip / norms), gradients[name], 1)
+        np.testing.assert_allclose(found.grads[name], expected, atol=2e-4 * np.abs(expected).max())
+
+
+def whole(p, x):
+    """The stack is used as a whole too."""
+    return jnp.sum(jnp.tanh(x @ p["w"][0]) @ p["w"][1]) + jnp.sum(
+        jnp.einsum("ld,ndc->nlc", x, p["w"])
+    )
+
+
+def overlapping(p, x):
+    both = [p["v"][i : i + 2].reshape(2, 3 * WIDTH, WIDTH) for i in (0, 1)]
+    return sum(jnp.sum(jnp.tanh(jnp.einsum("ld,ncd->nlc", x, w))) for w in both)
+
+
+def on_two_axes(p, x):
+    return jnp.sum(jnp.tanh(x @ p["v"][0, 0]) @ p["v"][1, 2])
+
+
+def added(p, x):
+    """A part that no product uses: its gradient is held, and better by its rows."""
+    return jnp.sum((x @ p["w"][0] + p["w"][1, :LENGTH]) ** 2)
+
+
+@pytest.mark.parametrize("loss", [whole, overlapping, on_two_axes, added])
+def test_what_cannot_be_cut_is_as_exact(loss):
+    params = {"w": normal(2, WIDTH, WIDTH) * 2, "v": normal(4, 3, WIDTH, WIDTH, seed=1)}
+    gradients = per_example(loss, params, (SEQUENCES,))
+    check(jit(clipping.clipped_grad(loss, l2_clip_norm=0.5))(params, SEQUENCES), gradients, 0.5)
+
+
+def test_a_stack_takes_no_per_example_gradients():
+    def loss(p, x):
+        for i in range(4):
+            x = jnp.tanh(x @ p["w"][i])
+        return jnp.sum(x**2)
+
+    shapes = [jax.ShapeDtypeStruct(s, "f4") for s in ((4, 256, 256), (16, LENGTH, 256))]
+
+    def temp(method):
+        fn = clipping.clipped_grad(loss, l2_clip_norm=1.0, method=method)
+        lowered = jit(fn).lower({"w": shapes[0]}, shapes[1])
+        return lowered.compile().memory_analysis().temp_size_in_bytes
+
+    assert temp("one_pass") < 3 * 4 * 256**2 * 4  # A few times the parameters.
+    assert temp("vmap") > 16 * 4 * 256**2 * 4
+
+
+def test_an_ordinary_model_is_read_once(monkeypatch):
+    """Only what looks like a stack of weights is worth a second look."""
+    monkeypatch.setattr(parts, "cut", lambda *_: pytest.fail("cut"))
+    params = {
+        "w": normal(2, WIDTH, 2 * WIDTH),
+        "few": normal(2, WIDTH),
+        "places": normal(128, WIDTH),
+    }
+    assert params["few"].size < engine.LEAST_CUT <= params["places"].size
+
+    def loss(p, x):
+        x = x + p["places"][:LENGTH] + (x @ p["few"][0])[:, None]
+        return jnp.sum(jnp.einsum("ld,ndk->nlk", x, p["w"]) ** 2)
+
+    clipping.clipped_grad(loss, l2_clip_norm=1.0)(params, SEQUENCES)
