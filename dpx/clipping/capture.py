@@ -27,7 +27,7 @@ class Capture(NamedTuple):
       narrowed: whether a parameter is cast to a type of lower precision.
       imprecise: whether a parameter is multiplied at less than the highest precision.
       checkpointed: whether a parameter is used under `jax.checkpoint`.
-      sliced: parameters of which slices that are looked up go into products.
+      sliced: parameters of which the loss takes parts that go, in another shape, into products.
     """
 
     splits: list[list[tuple[int, ...]]]
@@ -160,6 +160,12 @@ class _Walk:
             return [_times(gain, views)]
         if name in jaxprs.SUMS and all(inputs):
             return [(*inputs[0], *_times(jaxprs.SUMS[name], inputs[1]))]
+        if name in jaxprs.PARTS and any(
+            jaxprs.is_multiplied(consumers, out)
+            and (name == "unstack" or not jaxprs.is_only_multiplied(consumers, out))
+            for out in eqn.outvars
+        ):
+            self.sliced.update(view.param for view in inputs[0])
         if parts := self.parts(eqn, inputs, consumers):
             return parts
         for which, views in enumerate(inputs):
@@ -227,8 +233,6 @@ class _Walk:
                     cut = [view and _views.padded(view, axis, low, n - high) for view in cut]
             # A part that goes anywhere but into a product of matrices is better looked up, row by row.
             found = [cut] if jaxprs.is_only_multiplied(consumers, eqn.outvars[0]) else []
-            if not found and jaxprs.is_multiplied(consumers, eqn.outvars[0]):
-                self.sliced.update(view.param for view in inputs[0])
         results = [_all(views) for views in found]
         return results if all(results) else None
 

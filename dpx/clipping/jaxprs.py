@@ -27,6 +27,9 @@ MOVES = ("concatenate", "split", "slice", "transpose", "convert_element_type", *
 RESHAPES = ("squeeze", "reshape", "expand_dims", "broadcast_in_dim")
 PRODUCTS = ("dot_general", "conv_general_dilated")
 
+# Equations that take parts of an array.
+PARTS = ("slice", "split", "unstack")
+
 # Sums of two values, and by what the second one is multiplied.
 SUMS: dict[str, complex] = {"add": 1.0, "add_any": 1.0, "sub": -1.0, "complex": 1j}
 

@@ -118,12 +118,13 @@ def cut(
             if not mine:
                 jaxprs.run([eqn], env, ())
                 continue
-            (out,), first = eqn.outvars, next(iter(mine.values()))
-            if eqn.primitive.name == "slice":
-                found = _taken(eqn)
-                assert found is not None
-                env[out] = first[found[1]]
+            first = next(iter(mine.values()))
+            if (results := _taken(eqn)) is not None:
+                for out, (_, taken) in zip(eqn.outvars, results, strict=True):
+                    if taken in first:
+                        env[out] = first[taken].reshape(out.aval.shape)
                 continue
+            (out,) = eqn.outvars
             in_parts[out] = {}
             for taken in first:
                 operands = env | {v: each[taken] for v, each in mine.items()}
@@ -138,13 +139,16 @@ def _cuts(jaxpr: core.Jaxpr, count: int, wanted: Sequence[int]) -> tuple[Cut | N
     """Where parameters are cut: in the same places where they are combined before slices are taken."""
     made_of = {jaxpr.invars[k]: {k} for k in wanted}  # Values that are made of them entry by entry.
     slices: list[tuple[set[int], tuple[int, Range] | None]] = []  # None for any other use.
+    consumers = jaxprs.consumers(jaxpr)
     for eqn in jaxpr.eqns:
         used = [v for v in jaxprs.variables(eqn) if v in made_of]
         family = set[int]().union(*(made_of[v] for v in used))
         if used and eqn.primitive.name in ENTRYWISE and _is_uniform(eqn, used):
             made_of[eqn.outvars[0]] = family
         elif used:
-            slices.append((family, _taken(eqn) if eqn.primitive.name == "slice" else None))
+            results = _taken(eqn) or [None] * len(eqn.outvars)
+            each = zip(eqn.outvars, results, strict=True)
+            slices += [(family, taken) for out, taken in each if out in consumers]
     together: list[set[int]] = []
     for family, _ in slices:
         linked = [each for each in together if each & family]
@@ -174,10 +178,16 @@ def _cut(taken: Sequence[tuple[int, Range] | None]) -> Cut | None:
     return Cut(axes.pop(), tuple(ranges)) if apart else None
 
 
-def _taken(eqn: Any) -> tuple[int, Range] | None:
-    """Along which axis a slice takes which range; None unless it is one axis, and without steps."""
-    params, shape = eqn.params, eqn.invars[0].aval.shape
+def _taken(eqn: Any) -> list[tuple[int, Range]] | None:
+    """Along which axis each result takes which range of an operand; None if they are anything else."""
+    name, params, shape = eqn.primitive.name, eqn.params, eqn.invars[0].aval.shape
+    if name == "unstack":  # Without the axis, which reshaping takes away.
+        return [(params["axis"], (i, i + 1)) for i in range(len(eqn.outvars))]
+    if name == "split":
+        ends = [0, *itertools.accumulate(params["sizes"])]
+        return [(params["axis"], taken) for taken in itertools.pairwise(ends)]
+    if name != "slice" or set(params["strides"] or (1,)) != {1}:
+        return None
     ranges = zip(params["start_indices"], params["limit_indices"], strict=True)
     cut = [(i, r) for i, (r, n) in enumerate(zip(ranges, shape, strict=True)) if r != (0, n)]
-    steps = set(params["strides"] or (1,))
-    return cut[0] if len(cut) == 1 and steps == {1} else None
+    return cut if len(cut) == 1 else None

@@ -52,6 +52,18 @@ def used_twice():
     return lambda p, x: jnp.sum(model(p["w"], x) ** 2), params, (SEQUENCES,)
 
 
+def taken_apart():
+    """Split, of which one part is left out, and unstacked."""
+
+    def loss(p, x):
+        first, _, last = jnp.split(p["w"], [2, 3])
+        for w in (*jnp.unstack(p["v"], axis=1)[1:], first.reshape(2 * WIDTH, WIDTH).T, last[0].T):
+            x = jnp.tanh(x[:, : len(w)] @ w)
+        return jnp.sum(x**2)
+
+    return loss, {"w": normal(5, WIDTH, WIDTH), "v": normal(WIDTH, 4, WIDTH)}, (SEQUENCES,)
+
+
 def scaled_first(dtype=jnp.float32):
     """The whole stack is cast and multiplied by a number before it is taken apart."""
 
@@ -86,6 +98,7 @@ CUT = {
     blocks: ["up[0]", "up[2]", "up[3]", "down[0]", "down[2]", "down[3]"],
     rematerialised: ["up[0]", "up[2]", "up[3]", "down[0]", "down[2]", "down[3]"],
     used_twice: ["w[:, 0:64]", "w[:, 64:160]"],
+    taken_apart: ["w[0:2]", "w[3:5]", "v[:, 1]", "v[:, 2]", "v[:, 3]"],
     scaled_first: ["w[0]", "w[1]", "w[2]", "w[3]", "w[4]"],
     in_bfloat16: ["w[0]", "w[1]", "w[2]", "w[3]", "w[4]"],
     fourier: ["re[0]", "re[1]", "im[0]", "im[1]"],

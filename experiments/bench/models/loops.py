@@ -1,5 +1,7 @@
 """Recurrent cells, scans, rematerialisation, branches and loops."""
 
+from functools import partial
+
 import equinox as eqx
 import haiku as hk
 import jax
@@ -128,10 +130,10 @@ def shared(apply):
     return plain(apply, weights(**SHARED), sequences())
 
 
-def unrolled(p, x):
-    """Blocks one after the other, each under `jax.checkpoint`."""
-    for i in range(DEPTH):
-        x = jax.checkpoint(block)(p["w"][i], p["v"][i], x)
+def unrolled(p, x, wrap=jax.checkpoint):
+    """Blocks of stacked parameters, one after the other."""
+    for w, v in zip(p["w"], p["v"], strict=True):
+        x = wrap(block)(w, v, x)
     return x
 
 
@@ -187,6 +189,9 @@ CASES = {
     "scan of remat that saves products": lambda: scanned(
         lambda body: jax.checkpoint(body, policy=jax.checkpoint_policies.dots_saveable)),
     "remat, unrolled": lambda: plain(unrolled, weights(**STACKED), sequences()),
+    "stacked weights, unrolled": lambda: plain(
+        partial(unrolled, wrap=lambda block: block),
+        weights(w=(DEPTH, 256, 512), v=(DEPTH, 512, 256)), normal(32, 256)),
     "weights shared by a loop": lambda: shared(
         lambda p, x: lax.fori_loop(0, 3, lambda _, x: block(p["w"], p["v"], x), x)),
     "cond": lambda: shared(branches),
