@@ -51,14 +51,15 @@ def _scan(eqn: Any, values: Sequence[Any], known: Sequence[bool]) -> list[Any]:
     slices = dict(zip(invars[last:], values[last:], strict=True))
     flags = zip(invars, known, strict=True)
     inputs = [v for v, is_known in flags if is_known and v not in invars[first:last]]
-    eqns, shared, stacked = _ahead(body.jaxpr, inputs, slices)
+    of_shared, of_slices, shared, stacked = _ahead(body.jaxpr, inputs, slices)
+    before = {**consts}
+    once = jaxprs.run(of_shared, before, shared) if shared or stacked else []
+    mine = [v for v in slices if v in inputs]
 
-    def made(slices: dict[Any, Any], outs: Sequence[Any]) -> list[Any]:
-        return jaxprs.run(eqns, consts | slices, outs)
+    def of_one(*found: Any) -> list[Any]:
+        return jaxprs.run(of_slices, before | dict(zip(mine, found, strict=True)), stacked)
 
-    mine = {v: x for v, x in slices.items() if v in inputs}
-    once = made({}, shared) if shared else []
-    each = jax.vmap(lambda slices: made(slices, stacked))(mine) if stacked else []
+    each = jax.vmap(of_one)(*(slices[v] for v in mine)) if stacked else []
     rest = [e for e in body.jaxpr.eqns if not any(v in (*shared, *stacked) for v in e.outvars)]
 
     def step(carry: Any, inputs: Any) -> tuple[list, list]:
@@ -75,12 +76,12 @@ def _scan(eqn: Any, values: Sequence[Any], known: Sequence[bool]) -> list[Any]:
 
 def _ahead(
     jaxpr: core.Jaxpr, inputs: Sequence[Any], slices: Iterable[Any]
-) -> tuple[list[Any], list[Any], list[Any]]:
-    """What can be computed from `inputs` ahead of a scan.
+) -> tuple[list[Any], list[Any], list[Any], list[Any]]:
+    """What can be computed from `inputs` ahead of a scan: from what all iterations share, and from `slices`.
 
     Returns:
-      The equations, and of their results those that other equations take: functions of what all iterations
-      share, and of `slices`. Mere views of inputs stay where they are.
+      The equations of both kinds, and of their results those that other equations take. Mere views of inputs
+      stay where they are.
     """
     depends, plain, sliced = set(inputs), set(inputs), set(slices)
     ready = {*inputs, *jaxpr.constvars}
@@ -100,4 +101,11 @@ def _ahead(
             plain.update(eqn.outvars)
     # All results of an equation, or none.
     outs = list(dict.fromkeys(out for v in taken for out in maker[v].outvars))
-    return eqns, [v for v in outs if v not in sliced], [v for v in outs if v in sliced]
+    of_slices = [e for e in eqns if any(v in sliced for v in e.outvars)]
+    of_shared = [e for e in eqns if e not in of_slices]
+    return (
+        of_shared,
+        of_slices,
+        [v for v in outs if v not in sliced],
+        [v for v in outs if v in sliced],
+    )

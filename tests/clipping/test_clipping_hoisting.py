@@ -68,7 +68,43 @@ def scaled_by_what_is_shared():
     return loss, STACKED | {"scale": normal(WIDTH)}, (X,)
 
 
-CASES = (masked, through_tanh_backwards, columns_of_length_one, shared, scaled_by_what_is_shared)
+def of_two_stacks():
+    """Functions of two slices, and a third slice as it is."""
+
+    def loss(p, x):
+        def step(x, layer):
+            w, v, u = layer
+            return jnp.sin(x @ jnp.tril(w) @ u) @ jnp.tanh(v), None
+
+        x, _ = jax.lax.scan(step, x, (p["w"], p["v"], p["u"]))
+        return jnp.sum(x**2)
+
+    names = {name: normal(DEPTH, WIDTH, WIDTH, seed=n) for n, name in enumerate("uv", 2)}
+    return loss, STACKED | names, (X,)
+
+
+def of_a_slice_and_of_what_is_shared():
+    """Two functions, one of a slice and one of a weight that the loop shares, that meet in a product."""
+
+    def loss(p, x):
+        def step(x, w):
+            return jnp.sin(x @ jnp.tril(w) @ jnp.tril(p["v"])), None
+
+        x, _ = jax.lax.scan(step, x, p["w"])
+        return jnp.sum(x**2)
+
+    return loss, STACKED | {"v": normal(WIDTH, WIDTH, seed=2)}, (X,)
+
+
+CASES = (
+    masked,
+    through_tanh_backwards,
+    columns_of_length_one,
+    shared,
+    scaled_by_what_is_shared,
+    of_two_stacks,
+    of_a_slice_and_of_what_is_shared,
+)
 
 
 @pytest.fixture(autouse=True)
