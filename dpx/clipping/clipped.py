@@ -18,6 +18,7 @@ from dpx.clipping import joint as _joint
 from dpx.clipping import materialize as _materialize
 from dpx.clipping import meshes as _meshes
 from dpx.clipping import params as _params
+from dpx.clipping import program as _program
 from dpx.clipping import reports as _reports
 from dpx.clipping import selection as _selection
 from dpx.clipping import two_pass as _two_pass
@@ -141,8 +142,8 @@ class ClippedGrad:
             share = gamma(step + 4, dtype)
         else:
             loss = _params.example_loss(self.loss_fn, parameters, self.has_aux)
-            program = _engine.trace(loss, parameters.leaves, batch)
-            share = _engine.rounding(program, step, dtype)
+            program = _program.trace(loss, parameters.leaves, batch)
+            share = _program.rounding(program, step, dtype)
             if self.method == "two_pass" or (
                 self.method == "auto" and program.captured.checkpointed
             ):

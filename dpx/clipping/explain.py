@@ -6,12 +6,12 @@ import math
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-import jax
 import jax.numpy as jnp
 
-from dpx.clipping import batches, engine, params, plan
+from dpx.clipping import batches, params, plan
 from dpx.clipping.capture import Capture
 from dpx.clipping.plan import Choice
+from dpx.clipping.program import trace
 
 HEADER = ("parameter", "shape", "uses", "rule", "extra MFLOP", "extra KiB")
 
@@ -98,10 +98,10 @@ def explain_clipping(
     parameters = params.flatten(params_, wrt)
     loss = params.example_loss(loss_fn, parameters, has_aux)
     batch = batches.as_jax(batch)
-    program = engine.trace(loss, parameters.leaves, batch)
+    program = trace(loss, parameters.leaves, batch)
     rows, paths, leaves = [], parameters.paths, parameters.leaves
     if (parts := program.parts) is not None:
-        paths, leaves = parts.names(paths), jax.eval_shape(parts.of, leaves)
+        paths, leaves = parts.described(paths, leaves)
     for k, (path, leaf) in enumerate(zip(paths, leaves, strict=True)):
         choice = program.choices[k]
         uses = (*map(plan.describe, program.captured.uses[k]), *program.captured.opaque[k])

@@ -76,9 +76,9 @@ class Parts(NamedTuple):
         """The parts of all parameters."""
         return self._of(leaves, Cut.parts)
 
-    def names(self, paths: Sequence[str]) -> list[str]:
-        """The names of all parts."""
-        return self._of(paths, Cut.names)
+    def described(self, paths: Sequence[str], leaves: Sequence[jax.Array]) -> tuple[list, list]:
+        """The names of all parts, and their shapes and types, from those of the parameters."""
+        return self._of(paths, Cut.names), jax.eval_shape(self.of, leaves)
 
     def _of(self, each: Sequence[Any], function: Callable[[Cut, Any], list]) -> list:
         found = (function(cut, x) if cut else [x] for cut, x in zip(self.cuts, each, strict=True))

@@ -87,7 +87,7 @@ def check_fallbacks(unruled: Sequence[Sequence[str]], parts: Parts | None) -> No
         return
     paths, leaves = found.parameters.paths, found.parameters.leaves
     if parts is not None:
-        paths, leaves = parts.names(paths), jax.eval_shape(parts.of, leaves)
+        paths, leaves = parts.described(paths, leaves)
     for path, leaf, names in zip(paths, leaves, unruled, strict=True):
         if names and leaf.size >= LARGE:
             raise ValueError(

@@ -11,9 +11,9 @@ from typing import Any, NamedTuple
 import jax.numpy as jnp
 
 from dpx.clipping import mixing
-from dpx.clipping.engine import Program
 from dpx.clipping.jaxprs import REMAT, variables
 from dpx.clipping.materialize import accumulator
+from dpx.clipping.program import Program
 
 
 class Tail(NamedTuple):

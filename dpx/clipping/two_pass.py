@@ -24,10 +24,11 @@ from jax.interpreters.partial_eval import dce_jaxpr
 from dpx.clipping import common, engine, grams, meshes, mixing, rewriting, rules
 from dpx.clipping import plan as _plan
 from dpx.clipping import tail as _tail
-from dpx.clipping.engine import Found, Program
+from dpx.clipping.engine import Found
 from dpx.clipping.jaxprs import run, variables
 from dpx.clipping.materialize import Loss, Norms, Pass, accumulator, over_examples
 from dpx.clipping.plan import Choice, Direct, InPlace
+from dpx.clipping.program import Program, trace
 from dpx.clipping.rounding import gamma, settled, sum_of_squares
 from dpx.clipping.tap import Tapped
 from dpx.clipping.uses import Use
@@ -36,12 +37,12 @@ from dpx.clipping.weights import Weights
 
 def auto(loss: Loss, leaves: Sequence[jax.Array], batch: Any) -> Pass:
     """One pass; two where the model recomputes activations to save memory."""
-    program = engine.trace(loss, leaves, batch)
+    program = trace(loss, leaves, batch)
     # Without a parameter of which norms are enough, the first pass already has all gradients.
     saves = any(not isinstance(_plan.in_place(c, False), Direct) for c in program.choices)
     if program.captured.checkpointed and saves:
         with jax.default_matmul_precision("highest"):
-            precise = engine.trace(loss, leaves, batch)
+            precise = trace(loss, leaves, batch)
             if not _rounds(precise, leaves):
                 return _run(precise, leaves, batch)
     return engine.run(program, leaves, batch)
@@ -58,7 +59,7 @@ def two_pass(loss: Loss, leaves: Sequence[jax.Array], batch: Any) -> Pass:
         them at a precision below the highest that it chose itself: the sum over examples would be rounded.
     """
     with jax.default_matmul_precision("highest"):
-        program = engine.trace(loss, leaves, batch)
+        program = trace(loss, leaves, batch)
         if _rounds(program, leaves):
             raise ValueError(
                 "method='two_pass' needs parameters in float32, a loss that casts nothing to lower "

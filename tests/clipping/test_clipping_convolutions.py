@@ -12,7 +12,8 @@ import pytest
 from flax import nnx
 
 from dpx import clipping
-from dpx.clipping import convolutions, engine, plan
+from dpx.clipping import convolutions, plan
+from dpx.clipping.program import trace
 
 LAYOUTS = {
     1: ("NWC", "WIO", "NWC"),
@@ -234,7 +235,7 @@ def test_no_kernel_needs_gradients_of_its_own_for_want_of_a_rule(name):
     def of_leaves(leaves, example):
         return loss(tree.unflatten(leaves), example[0])
 
-    program = engine.trace(of_leaves, leaves, [drawn(2, 8, 8, 3)])
+    program = trace(of_leaves, leaves, [drawn(2, 8, 8, 3)])
     for k, choice in enumerate(program.choices):
         if leaves[k].ndim > 3:
             assert program.captured.uses[k]

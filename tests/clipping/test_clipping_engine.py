@@ -15,8 +15,9 @@ from test_clipping_models import check, jit, per_example
 
 import dpx
 from dpx import clipping
-from dpx.clipping import engine, plan
 from dpx.clipping import params as clipping_params
+from dpx.clipping import plan
+from dpx.clipping.program import trace
 
 METHODS = ("one_pass", "two_pass")
 
@@ -37,7 +38,7 @@ def tied_params(vocabulary=13, width=8, seed=0):
 def rules_of(loss, params, *batch):
     """Parameter path -> (form, Gram or not, primitives used, primitives without a rule)."""
     flat = clipping_params.flatten(params)
-    program = engine.trace(clipping_params.example_loss(loss, flat), flat.leaves, batch)
+    program = trace(clipping_params.example_loss(loss, flat), flat.leaves, batch)
     return {
         path: (type(c), plan.gram(c) is not None, [u.primitive for u in uses], opaque)
         for path, c, uses, opaque in zip(

@@ -8,7 +8,7 @@ from test_clipping_models import check, jit, per_example
 
 import dpx
 from dpx import clipping
-from dpx.clipping import engine, parts
+from dpx.clipping import parts, program
 
 WIDTH, LENGTH, BATCH = 32, 4, 5
 
@@ -199,7 +199,7 @@ def test_an_ordinary_model_is_read_once(monkeypatch):
         "few": normal(2, WIDTH),
         "places": normal(128, WIDTH),
     }
-    assert params["few"].size < engine.LEAST_CUT <= params["places"].size
+    assert params["few"].size < program.LEAST_CUT <= params["places"].size
 
     def loss(p, x):
         x = x + p["places"][:LENGTH] + (x @ p["few"][0])[:, None]

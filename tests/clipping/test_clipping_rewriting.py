@@ -9,7 +9,8 @@ import pytest
 from test_clipping_models import check, jit, per_example
 
 from dpx import clipping
-from dpx.clipping import engine, meshes, plan, rewriting
+from dpx.clipping import meshes, plan, rewriting
+from dpx.clipping.program import trace
 
 DEPTH, WIDTH, LENGTH, BATCH = 3, 8, 6, 4
 SHAPES = {"up": (WIDTH, 3 * WIDTH), "down": (3 * WIDTH, WIDTH)}
@@ -73,7 +74,7 @@ def test_the_quicker_norm_is_taken():
     def by_gram(length, width):
         p = {"w": jnp.zeros((width, width))}
         x = np.zeros((2, length, width), "f4")
-        program = engine.trace(lambda leaves, x: jnp.sum((x @ leaves[0]) ** 2), list(p.values()), x)
+        program = trace(lambda leaves, x: jnp.sum((x @ leaves[0]) ** 2), list(p.values()), x)
         rule = plan.in_place(program.choices[0], False).rule
         assert rule is not None
         return rule.by_gram

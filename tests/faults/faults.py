@@ -216,7 +216,7 @@ FAULTS = (
     ),
     Fault(
         "parts of a parameter are summed with the clip factors of the first group",
-        "dpx/clipping/engine.py",
+        "dpx/clipping/program.py",
         "sums = done.weighted_sum([weights[k] for k in owners])",
         "sums = done.weighted_sum([weights[0] for k in owners])",
         "tests/clipping/test_clipping_parts.py::test_parts_have_the_threshold_of_their_parameter",
@@ -289,8 +289,8 @@ FAULTS = (
     Fault(
         "two passes multiply at the default precision",
         "dpx/clipping/two_pass.py",
-        '    with jax.default_matmul_precision("highest"):\n        program = engine.trace(',
-        "    if True:\n        program = engine.trace(",
+        '    with jax.default_matmul_precision("highest"):\n        program = trace(',
+        "    if True:\n        program = trace(",
         "tests/clipping/test_clipping_bound.py::test_two_passes_multiply_at_the_highest_precision",
     ),
     # -----------------------------------------------------------------------------------------------------
