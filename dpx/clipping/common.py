@@ -120,8 +120,15 @@ def has_closed_form(weights: Weights, param: int, shared: Layout, split: Split) 
     return not any(fixed_terms.is_dense(shared, split, axes) for axes in varies.values())
 
 
-def can_contract(weights: Weights, derived: int, shared: Layout, split: Split) -> bool:
-    """Whether no small value inside a derived weight varies over both rows and columns."""
+def can_contract(
+    weights: Weights, derived: int, shared: Layout, split: Split, uses: Sequence[Use]
+) -> bool:
+    """Whether the gradients of the small values inside a derived weight follow from its factors.
+
+    They do, unless one varies over both rows and columns of a table that is looked up.
+    """
+    if all(use.indexed is None for use in uses):
+        return True
     for j, axes, _ in weights.derived[derived].smalls:
         shape = weights.smalls[j].var.aval.shape
         follows = {axis for axis, n in zip(axes, shape, strict=True) if n > 1}
@@ -148,7 +155,7 @@ def separate(
                 if (
                     inner.opaque[k]
                     or not shared
-                    or not can_contract(found, d, shared, inner.splits[k])
+                    or not can_contract(found, d, shared, inner.splits[k], inner.uses[k])
                 ):
                     bad.add(each.var)
         if not bad:

@@ -105,6 +105,8 @@ def explain_clipping(
     for k, (path, leaf) in enumerate(zip(paths, leaves, strict=True)):
         choice = program.choices[k]
         uses = (*map(plan.describe, program.captured.uses[k]), *program.captured.opaque[k])
+        if not uses and program.weights is not None and program.weights.leads(k):
+            uses = ("function of weights",)
         rule = _rule(choice, program.captured, k)
         rows.append(ParameterClipping(path, leaf.shape, uses, rule, *_costs(choice, leaf)))
     explanation = Explanation(tuple(rows))

@@ -65,9 +65,4 @@ def _of_product(shared: Layout, pairs: Sequence[Pair], array: jax.Array) -> jax.
     def of_one(pairs: Sequence[Pair], array: jax.Array) -> jax.Array:
         return _rounding.sum_of_squares(rules.product(shared, pairs) * array)
 
-    if jax.device_count() > 1:
-        return of_one(
-            pairs, array
-        )  # In turn, examples on several devices would have to be gathered.
-    # One example at a time: the products of all of them would take the memory of their gradients.
-    return jax.custom_batching.sequential_vmap(of_one)(pairs, array)
+    return fixed_terms.in_turn(of_one)(pairs, array)
