@@ -17,7 +17,7 @@ import jax
 import jax.numpy as jnp
 from jax.extend import core
 
-from dpx.clipping import fixed_terms, hoisting, jaxprs, meshes, rules
+from dpx.clipping import fixed_terms, hoisting, jaxprs, meshes, rules, small_values
 from dpx.clipping import rounding as _rounding
 from dpx.clipping import weights as _weights
 from dpx.clipping.capture import Capture, capture
@@ -248,7 +248,7 @@ class Batch:
             ]
             for term in inside if pairs else ():
                 array, j = self.constants.arrays[term.key], term.small
-                mine = fixed_terms.small_gradient(
+                mine = small_values.small_gradient(
                     term, array, rule.layout, self.captured.splits[k], pairs, self.shapes[j]
                 )
                 found[j] = mine if found[j] is None else found[j] + mine

@@ -10,8 +10,7 @@ one product of matrices as in the forward pass.
 """
 
 import functools
-import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import jax
@@ -231,86 +230,7 @@ def by_array(leads: Sequence[Term], smalls: Sequence[jax.Array | None]) -> dict[
     return found
 
 
-def small_gradient(
-    term: Term,
-    array: jax.Array,
-    shared: Layout,
-    split: Split,
-    pairs: Sequence[Pair],
-    shape: Sequence[int],
-) -> jax.Array:
-    """The gradient of a small value inside a derived weight, from the factors of that weight's gradient."""
-    follows = {a for a, axis in enumerate(term.axes) if axis is not None}
-    if is_dense(shared, split, follows):
-        table = arrange(shared, split, array * term.ratio)
-        atoms = sorted(_atoms(split, follows))
-        total = sum(_contract_both(shared, each, table, atoms) for each in pairs)
-    else:
-        total = _contract_one(term, array, shared, split, pairs, follows)
-    kept = sorted(follows)
-    total = total.reshape([math.prod(split[a]) for a in kept])
-    order = sorted(range(len(kept)), key=lambda i: term.axes[kept[i]] or 0)
-    return total.transpose(order).reshape(shape)
-
-
-def _contract_one(
-    term: Term,
-    array: jax.Array,
-    shared: Layout,
-    split: Split,
-    pairs: Sequence[Pair],
-    follows: set[int],
-) -> jax.Array:
-    """The same for one that follows rows or columns, not both: axes of the parameter, or of length one."""
-    ratio, varies = term.ratio, follows | {a for a, n in enumerate(term.ratio.shape) if n > 1}
-    if is_dense(shared, split, varies):
-        array, ratio, varies = array * ratio, jnp.ones((1,) * array.ndim, array.dtype), follows
-    by_rows = bool(_atoms(split, varies).intersection(shared.rows))
-    array = arrange(shared, split, array)
-    total = sum(contract(each, array, by_rows) for each in pairs) * arrange(shared, split, ratio)
-    # Back to the axes of the parameter, those summed over of length one.
-    gone = shared.columns if by_rows else shared.rows
-    order = [a for group in shared[1:] for a in group]
-    total = total.reshape([1 if a in gone else shared.shape[a] for a in order])
-    total = total.transpose([order.index(a) for a in sorted(order)])
-    full = [1 if a in gone or a not in order else n for a, n in enumerate(shared.shape)]
-    total = total.reshape(full)
-    rest = [a for a in range(total.ndim) if a not in _atoms(split, follows)]
-    return jnp.sum(total, rest, keepdims=True)
-
-
-def _contract_both(shared: Layout, pair: Pair, table: jax.Array, atoms: Sequence[int]) -> jax.Array:
-    """sum over positions of product ⊙ T, and over all axes but `atoms`, which are rows' and columns'.
-
-    Of the two products, that which takes fewer operations comes first: a factor and T for one position, both
-    factors for many.
-    """
-    blocks, rows, columns = (list(group) for group in shared[1:])
-    position, count = len(shared.shape), pair.columns.shape[1]
-
-    def of_one(*arrays: jax.Array) -> jax.Array:
-        labels = [*blocks, position, *rows], [*blocks, position, *columns], blocks + rows + columns
-        sizes = {a: shared.shape[a] for a in labels[2]} | {position: count}
-        operands = [
-            x.reshape([sizes[a] for a in axes]) for x, axes in zip(arrays, labels, strict=True)
-        ]
-        given = [each for both in zip(operands, labels, strict=True) for each in both]
-        kept = [a for a in atoms if a in sizes]
-        return jnp.einsum(*given, kept, precision=rules.HIGHEST, preferred_element_type=table.dtype)
-
-    table = jnp.broadcast_to(table, shared.sizes())
-    return (in_turn(of_one) if count > 1 else of_one)(*pair, table)
-
-
-def in_turn(function: Callable[..., jax.Array]) -> Callable[..., jax.Array]:
-    """The same, for one example at a time: for all at once, it would take the memory of their gradients.
-
-    Not on several devices, where examples would have to be gathered.
-    """
-    return function if jax.device_count() > 1 else jax.custom_batching.sequential_vmap(function)
-
-
-def _atoms(split: Split, axes: set[int] | frozenset[int]) -> set[int]:
+def atoms_of(split: Split, axes: set[int] | frozenset[int]) -> set[int]:
     """The parts of axes of a parameter."""
     found, number = set(), 0
     for axis, parts in enumerate(split):
@@ -321,5 +241,5 @@ def _atoms(split: Split, axes: set[int] | frozenset[int]) -> set[int]:
 
 
 def is_dense(shared: Layout, split: Split, axes: set[int] | frozenset[int]) -> bool:
-    atoms = {a for a in _atoms(split, axes) if shared.shape[a] > 1}
+    atoms = {a for a in atoms_of(split, axes) if shared.shape[a] > 1}
     return bool(atoms.intersection(shared.rows)) and bool(atoms.intersection(shared.columns))

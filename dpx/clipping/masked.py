@@ -18,7 +18,7 @@ import jax.numpy as jnp
 
 from dpx.clipping import fixed_terms, grams, rules
 from dpx.clipping import rounding as _rounding
-from dpx.clipping.materialize import accumulator
+from dpx.clipping.materialize import accumulator, in_turn
 from dpx.clipping.rules import Layout, Pair
 
 
@@ -65,4 +65,4 @@ def _of_product(shared: Layout, pairs: Sequence[Pair], array: jax.Array) -> jax.
     def of_one(pairs: Sequence[Pair], array: jax.Array) -> jax.Array:
         return _rounding.sum_of_squares(rules.product(shared, pairs) * array)
 
-    return fixed_terms.in_turn(of_one)(pairs, array)
+    return in_turn(of_one)(pairs, array)

@@ -82,3 +82,11 @@ def run(loss: Loss, leaves: Sequence[jax.Array], batch: Any) -> Pass:
 
     norms = [Norms((k,), jax.vmap(sum_of_squares)(g)[None]) for k, g in enumerate(gradients)]
     return Pass(losses, norms, weighted_sum)
+
+
+def in_turn(function: Callable[..., jax.Array]) -> Callable[..., jax.Array]:
+    """The same, for one example at a time: for all at once, it would take the memory of their gradients.
+
+    Not on several devices, where examples would have to be gathered.
+    """
+    return function if jax.device_count() > 1 else jax.custom_batching.sequential_vmap(function)
