@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 from jax.extend import core
 from jax.numpy import complexfloating, floating, issubdtype
 
-from dpx.clipping import jaxprs
+from dpx.clipping import custom, jaxprs
 from dpx.clipping import uses as _uses
 from dpx.clipping import views as _views
 from dpx.clipping.uses import Use
@@ -59,6 +59,15 @@ def capture(
 
     The inputs after them are derived weights: parameters times arrays that vary over the axes in `scaled`.
     """
+    try:
+        return _captured(closed, count, scaled)
+    finally:
+        custom.kept.cache_clear()
+
+
+def _captured(
+    closed: core.ClosedJaxpr, count: int, scaled: Sequence[dict[int, frozenset[int]]]
+) -> Capture:
     splits = [[(n,) for n in v.aval.shape] for v in closed.jaxpr.invars[:count]]
     rest: list[Views] = [()] * (len(closed.jaxpr.invars) - count - len(scaled))
     while True:
@@ -122,8 +131,11 @@ class _Walk:
             return () if isinstance(atom, core.Literal) else env.get(atom, ())
 
         consumers = functools.cache(lambda: jaxprs.consumers(jaxpr))
+        carrying = custom.carrying(jaxpr)
         for index, eqn in enumerate(jaxpr.eqns):
             inputs = [read(atom) for atom in eqn.invars]
+            if carrying is not None and carrying.isdisjoint(eqn.outvars):
+                continue  # What is made here has no gradient.
             if any(inputs):
                 results = self.visit(eqn, inputs, (*path, index), consumers)
                 for var, found in zip(eqn.outvars, results, strict=True):

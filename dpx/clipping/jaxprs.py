@@ -1,6 +1,6 @@
 """Reads jaxprs and evaluates their equations, whichever of JAX's releases they come from."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import jax
@@ -87,6 +87,14 @@ def flat(closed: core.ClosedJaxpr) -> core.ClosedJaxpr:
         return run((), env, jaxpr.outvars)
 
     return jax.make_jaxpr(lambda *a: enter(closed.jaxpr, closed.consts, a))(*closed.in_avals)
+
+
+def inside(eqn: Any) -> Iterator[Any]:
+    """The jaxprs in the parameters of an equation, with what they close over."""
+    for value in eqn.params.values():
+        for inner in value if isinstance(value, tuple | list) else (value,):
+            if hasattr(getattr(inner, "jaxpr", inner), "eqns"):
+                yield inner
 
 
 def has_custom_vjp(eqn: Any) -> bool:

@@ -13,7 +13,7 @@ import numpy as np
 from jax.core import Tracer
 from jax.extend import core
 
-from dpx.clipping import reports
+from dpx.clipping import jaxprs, reports
 
 # The method of Flax (NNX and Linen), Haiku and those who write their own; frozen statistics sum nothing.
 _BATCH_NORM = "BatchNorm.__call__"
@@ -49,7 +49,7 @@ def check(closed: core.ClosedJaxpr, count: int) -> None:
     for eqn, own_axes in _equations(closed.jaxpr):
         _refuse_batch_norm(eqn)
         _refuse_collective(eqn, own_axes)
-        for called in jaxprs_of(eqn):  # a compiled function keeps what it closes over to itself
+        for called in jaxprs.inside(eqn):  # a compiled function keeps what it closes over to itself
             constants |= {id(constant): constant for constant in getattr(called, "consts", ())}
     call = reports.call()
     if call is None:
@@ -147,18 +147,10 @@ def _equations(
         inside = own_axes
         if eqn.primitive.name == "shard_map":
             inside |= eqn.params.get("newly_manual_axes", eqn.params.get("manual_axes"))
-        for called in jaxprs_of(eqn):
+        for called in jaxprs.inside(eqn):
             inner = getattr(called, "jaxpr", called)
             if (id(inner), inside) not in seen:
                 yield from _equations(inner, inside, seen)
-
-
-def jaxprs_of(eqn: Any) -> Iterator[Any]:
-    """The jaxprs in the parameters of an equation, with what they close over."""
-    for value in eqn.params.values():
-        for inner in value if isinstance(value, tuple | list) else (value,):
-            if hasattr(getattr(inner, "jaxpr", inner), "eqns"):
-                yield inner
 
 
 def _draws_alike(
@@ -186,7 +178,7 @@ def _draws_alike(
         results = [any(given)] * len(eqn.outvars)
         if eqn.primitive.name in _DRAWS:
             alike |= not any(given)
-        inner = [getattr(called, "jaxpr", called) for called in jaxprs_of(eqn)]
+        inner = [getattr(called, "jaxpr", called) for called in jaxprs.inside(eqn)]
         for called in inner:
             # Control flow has its own inputs first: which branch, what the condition of a loop reads.
             count = len(called.invars)

@@ -21,11 +21,11 @@ import jax.numpy as jnp
 from jax.extend import core
 from jax.interpreters.partial_eval import dce_jaxpr
 
-from dpx.clipping import common, engine, grams, meshes, mixing, rewriting, rules
+from dpx.clipping import common, engine, grams, linear, meshes, rewriting, rules
 from dpx.clipping import plan as _plan
 from dpx.clipping import tail as _tail
 from dpx.clipping.engine import Found
-from dpx.clipping.jaxprs import run, variables
+from dpx.clipping.jaxprs import inside, run, variables
 from dpx.clipping.materialize import Loss, Norms, Pass, accumulator, over_examples
 from dpx.clipping.plan import Choice, Direct, InPlace
 from dpx.clipping.program import Program, trace
@@ -36,14 +36,14 @@ from dpx.clipping.weights import Weights
 
 
 def auto(loss: Loss, leaves: Sequence[jax.Array], batch: Any) -> Pass:
-    """One pass; two where the model recomputes activations to save memory."""
+    """One pass; two where the model recomputes activations to save memory, and its derivative is linear."""
     program = trace(loss, leaves, batch)
     # Without a parameter of which norms are enough, the first pass already has all gradients.
     saves = any(not isinstance(_plan.in_place(c, False), Direct) for c in program.choices)
     if program.captured.checkpointed and saves:
         with jax.default_matmul_precision("highest"):
             precise = trace(loss, leaves, batch)
-            if not _rounds(precise, leaves):
+            if not _rounds(precise, leaves) and linear.unclear(precise.closed.jaxpr) is None:
                 return _run(precise, leaves, batch)
     return engine.run(program, leaves, batch)
 
@@ -56,7 +56,8 @@ def two_pass(loss: Loss, leaves: Sequence[jax.Array], batch: Any) -> Pass:
 
     Raises:
       ValueError: parameters are narrower than float32, or the loss rounds anything to less, or multiplies
-        them at a precision below the highest that it chose itself: the sum over examples would be rounded.
+        them at a precision below the highest that it chose itself: the sum over examples would be rounded. Or
+        the loss has a backward pass of its own that is not known to be linear.
     """
     with jax.default_matmul_precision("highest"):
         program = trace(loss, leaves, batch)
@@ -65,6 +66,12 @@ def two_pass(loss: Loss, leaves: Sequence[jax.Array], batch: Any) -> Pass:
                 "method='two_pass' needs parameters in float32, a loss that casts nothing to lower "
                 "precision, and no products of parameters at a `precision` below 'highest', because it would "
                 "round the sum before noise is added; use 'one_pass'."
+            )
+        if (name := linear.unclear(program.closed.jaxpr)) is not None:
+            raise ValueError(
+                "method='two_pass' needs linear derivatives, and the backward pass of a jax.custom_vjp is "
+                f"not known to be, {name}: an example could add more than the threshold; use 'one_pass', "
+                "which scales the gradients themselves."
             )
         return _run(program, leaves, batch)
 
@@ -85,7 +92,7 @@ def _narrows(jaxpr: Any) -> bool:
         floats = (t for t in types if jnp.issubdtype(t, jnp.floating))
         if eqn.primitive.name == "reduce_precision" or any(accumulator(t) != t for t in floats):
             return True
-        if any(_narrows(getattr(inner, "jaxpr", inner)) for inner in mixing.jaxprs_of(eqn)):
+        if any(_narrows(getattr(inner, "jaxpr", inner)) for inner in inside(eqn)):
             return True
     return False
 

@@ -19,7 +19,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from dpx.clipping import complex_weights, convolutions, views
+from dpx.clipping import complex_weights, convolutions, custom, views
 from dpx.clipping.rounding import settled
 from dpx.clipping.views import Axes, Loop, Scale, View
 
@@ -114,10 +114,10 @@ def find(eqn: Any, which: int, view: View, path: tuple[int, ...], sizes: Any) ->
     found = rule(eqn, which, view, sizes) if rule else None
     if found is None or (view.pads and view.scale is not None):
         return None
-    left, left_axes, right_axes, indexed, gradient = found
+    left, left_axes, right_axes, indexed, gradient, *others = found
+    (right,) = others or (_same,)
     if view.pads or view.scale is not None:
         gradient = None
-    right = _same
     if not (left or gradient):
         return None
     if view.pads:
@@ -125,7 +125,7 @@ def find(eqn: Any, which: int, view: View, path: tuple[int, ...], sizes: Any) ->
         if len(padded[0]) + len(padded[1]) < len(view.pads):
             return None  # The axis of a look-up, which is in neither factor.
         left = functools.partial(_pad_left, left, padded[0])
-        right = functools.partial(views.pad, padded[1])
+        right = functools.partial(_pad_right, right, padded[1])
     operands = [jax.ShapeDtypeStruct(v.aval.shape, v.aval.dtype) for v in eqn.invars]
     if jnp.issubdtype(operands[which].dtype, jnp.complexfloating):
         if left is None:
@@ -188,6 +188,10 @@ def is_whole(use: Use) -> bool:
 
 def _pad_left(left: Callable, pads: tuple, operands: Sequence[jax.Array]) -> jax.Array:
     return views.pad(pads, left(operands))
+
+
+def _pad_right(right: Callable, pads: tuple, cotangent: jax.Array) -> jax.Array:
+    return views.pad(pads, right(cotangent))
 
 
 def _dot_general(eqn, which, view, sizes):
@@ -280,10 +284,13 @@ def _slice(eqn, which, view, sizes):
     return left, ((-1,),), right_axes, indexed, None
 
 
+# (equation, which operand, what its axes stand for, sizes) -> `left`, `left_axes`, `right_axes`, `indexed`, a
+# gradient without factors and its axes, and `right` where it is not the cotangent itself.
 RULES: dict[str, Callable[..., Any]] = {
     "dot_general": _dot_general,
     "gather": _gather,
     "dynamic_slice": _slice,
     "slice": _slice,
     "conv_general_dilated": convolutions.use,
+    **dict.fromkeys(custom.NAMES, custom.use),
 }

@@ -8,9 +8,9 @@ Every case is the loss of one example, written as its package wants it. `dpx.cli
 `vmap(grad)`, whose gradients are added up in float64: sums must agree to 1e-5 (5e-3 in bfloat16),
 and no norm may be too small. Then the ordinary step (mean gradient, not private), `clipped_grad`
 and its method "vmap" are called in turn. The table has, all over the ordinary step, the median of the ratios
-of CPU time (T), the ratio of CPU time for tracing and compilation (C), and that of XLA's temporary bytes (M);
-and the share of parameter elements without a rule, whose per-example gradients are held, with the primitives
-that cause it.
+of CPU time (T), that of CPU time for tracing and compilation, three times in turn (C), and the ratio of XLA's
+temporary bytes (M); and the share of parameter elements without a rule, whose per-example gradients are held,
+with the primitives that cause it.
 
 What does not run is a row too, with the exception in one line. Programs of a few milliseconds exaggerate T,
 and those with a few KiB of temporary memory M. Writes models.csv and models.md; a case that is in the CSV

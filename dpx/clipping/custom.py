@@ -1,0 +1,186 @@
+"""Products with a derivative of their own: quantised ones, and kernels with a backward pass written by hand.
+
+`jax.custom_vjp` hides what becomes of an operand in the backward pass. That is traced here. Where the
+cotangent of a weight is one product, of what follows from the operands with what follows from the cotangent
+of the result, these two are its factors, as for any product. And where the cotangent of an operand is zero,
+such as that of the largest entry by which a weight is scaled, what leads to this operand has no gradient.
+"""
+
+import functools
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.extend import core
+from jax.interpreters.partial_eval import dce_jaxpr
+
+from dpx.clipping import jaxprs
+from dpx.clipping.rounding import settled
+from dpx.clipping.views import View
+
+NAMES = ("custom_vjp_call", "custom_vjp_call_jaxpr")
+
+
+class Backward(NamedTuple):
+    """The backward pass of an equation.
+
+    Attributes:
+      closed: (operands, cotangents of results) -> cotangents of operands, of floats alone, without calls.
+      which: the indices of the operands that have one.
+    """
+
+    closed: core.ClosedJaxpr
+    which: tuple[int, ...]
+
+    def zeros(self) -> frozenset[int]:
+        """Operands whose cotangent is zero whatever their values are."""
+        jaxpr = self.closed.jaxpr
+        made = {v: eqn for eqn in jaxpr.eqns for v in eqn.outvars}
+
+        def is_zero(atom: Any) -> bool:
+            if isinstance(atom, core.Literal):
+                return bool(np.all(np.asarray(atom.val) == 0))
+            if (eqn := made.get(atom)) is None:
+                return False
+            name = eqn.primitive.name
+            return name == "broadcast_in_dim" and is_zero(eqn.invars[0])
+
+        outs = zip(self.which, jaxpr.outvars, strict=True)
+        return frozenset(i for i, out in outs if is_zero(out))
+
+
+def backward(eqn: Any) -> Backward:
+    """Traces the backward pass of an equation."""
+    avals = [v.aval for v in eqn.invars]
+    which = tuple(i for i, a in enumerate(avals) if jnp.issubdtype(a.dtype, jnp.inexact))
+    outs = [v.aval for v in eqn.outvars]
+    of = [i for i, a in enumerate(outs) if jnp.issubdtype(a.dtype, jnp.inexact)]
+
+    def pull(operands: Sequence[Any], cotangents: Any) -> Any:
+        def forward(*given: Any) -> Any:
+            values = list(operands)
+            for i, x in zip(which, given, strict=True):
+                values[i] = x
+            results = jaxprs.bind(eqn, values)
+            return [results[i] for i in of]
+
+        return jax.vjp(forward, *(operands[i] for i in which))[1](cotangents)
+
+    traced = jaxprs.flat(jax.make_jaxpr(pull)(avals, [outs[i] for i in of]))
+    return Backward(traced, which)
+
+
+@functools.cache
+def kept(eqn: Any) -> Backward:
+    """The same, traced once until `kept.cache_clear()`: what it closes over is kept alive."""
+    return backward(eqn)
+
+
+def name(eqn: Any) -> str:
+    """What its author calls the function, and where it is defined."""
+    inner = eqn.params.get("call_jaxpr", eqn.params.get("fun_jaxpr"))
+    return str(getattr(inner.jaxpr.debug_info, "func_src_info", None) or "a function")
+
+
+def carrying(jaxpr: core.Jaxpr) -> set[Any] | None:
+    """The variables on which results depend by a derivative that is not zero; None for all."""
+    if not any(eqn.primitive.name in NAMES for eqn in jaxpr.eqns):
+        return None
+    found = {v for v in jaxpr.outvars if not isinstance(v, core.Literal)}
+    for eqn in reversed(jaxpr.eqns):
+        if not found.intersection(eqn.outvars) or eqn.primitive.name == "stop_gradient":
+            continue
+        zeros = kept(eqn).zeros() if eqn.primitive.name in NAMES else frozenset()
+        operands = enumerate(eqn.invars)
+        found |= {v for i, v in operands if i not in zeros and not isinstance(v, core.Literal)}
+    return found
+
+
+def use(eqn: Any, which: int, view: View, sizes: Any) -> tuple | None:
+    """The rule for `dpx.clipping.uses`: factors of the cotangent of one operand, if it is a product."""
+    del sizes
+    traced = kept(eqn)
+    if len(eqn.outvars) != 1 or which not in traced.which:
+        return None
+    live, _ = dce_jaxpr(traced.closed.jaxpr, [i == which for i in traced.which], instantiate=True)
+    made: dict[Any, Any] = {v: e for e in live.eqns for v in e.outvars}
+    var, axes = live.outvars[0], list(view.axes)
+    while (found := made.get(var)) is not None and found.primitive.name != "dot_general":
+        name = found.primitive.name
+        if name == "transpose":
+            order = found.params["permutation"]
+            axes = [axes[order.index(i)] for i in range(len(order))]
+        elif name != "convert_element_type" and name not in jaxprs.PLAIN:
+            return None
+        (var,) = jaxprs.variables(found)
+        if not jnp.issubdtype(var.aval.dtype, jnp.floating):
+            return None
+    if found is None:
+        return None
+    operands, cotangent = live.invars[:-1], live.invars[-1:]
+    sources = [_sources(made, factor) for factor in found.invars]
+    right = next((s for s in (0, 1) if sources[s].isdisjoint(operands)), None)
+    if right is None or not sources[1 - right].isdisjoint(cotangent):
+        return None  # A factor is made of both.
+    closed = core.ClosedJaxpr(live, traced.closed.consts)
+    left_axes, right_axes = (_factor_axes(axes, found, side) for side in (1 - right, right))
+    return (
+        functools.partial(_evaluate, closed, found.invars[1 - right], operands),
+        left_axes,
+        right_axes,
+        None,
+        None,
+        functools.partial(_from_cotangent, closed, found.invars[right], cotangent),
+    )
+
+
+def _factor_axes(axes: Sequence[tuple[int, ...]], product: Any, side: int) -> tuple:
+    """What the axes of one factor of a product stand for, from those of the result."""
+    contract, batch = product.params["dimension_numbers"]
+    free = [
+        [i for i in range(v.aval.ndim) if i not in (*contract[s], *batch[s])]
+        for s, v in enumerate(product.invars)
+    ]
+    first = len(batch[0]) + (len(free[0]) if side else 0)
+    found = {axis: (-1 - n,) for n, axis in enumerate(contract[side])}
+    found |= {axis: axes[n] for n, axis in enumerate(batch[side])}
+    found |= {axis: axes[first + n] for n, axis in enumerate(free[side])}
+    return tuple(found[i] for i in range(len(found)))
+
+
+def _sources(made: dict[Any, Any], atom: Any) -> set[Any]:
+    """The inputs that a value depends on."""
+    found, seen, stack = set(), set(), [atom]
+    while stack:
+        v = stack.pop()
+        if isinstance(v, core.Literal) or v in seen:
+            continue
+        seen.add(v)
+        if v in made:
+            stack += made[v].invars
+        else:
+            found.add(v)
+    return found
+
+
+def _evaluate(
+    closed: core.ClosedJaxpr, atom: Any, inputs: Sequence[Any], values: Sequence[jax.Array]
+) -> jax.Array:
+    """A value of a jaxpr from those inputs that it depends on."""
+    env = dict(zip(closed.jaxpr.constvars, closed.consts, strict=True))
+    env |= dict(zip(inputs, values, strict=True))
+    wanted, eqns = {atom}, []
+    for eqn in reversed(closed.jaxpr.eqns):
+        if wanted.intersection(eqn.outvars):
+            wanted.update(jaxprs.variables(eqn))
+            eqns.insert(0, eqn)
+    (found,) = jaxprs.run(eqns, env, [atom])
+    return settled(found) if eqns else found
+
+
+def _from_cotangent(
+    closed: core.ClosedJaxpr, atom: Any, inputs: Sequence[Any], cotangent: jax.Array
+) -> jax.Array:
+    return _evaluate(closed, atom, inputs, [cotangent])

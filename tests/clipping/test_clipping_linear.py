@@ -1,0 +1,105 @@
+"""Two passes are taken only where the derivative is linear: else an example could add too much."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax import lax
+from test_clipping_models import check, jit, per_example
+
+from dpx import clipping
+
+WIDTH, LENGTH, BATCH = 66, 20, 3
+W = jnp.asarray(np.random.default_rng(0).normal(size=(WIDTH, WIDTH)) / 8, jnp.float32)
+X = np.random.default_rng(1).normal(size=(BATCH, LENGTH, WIDTH)).astype("f4")
+
+
+def loss_with(backward, inside=lambda block, x, w: jax.checkpoint(block)(x, w)):
+    """A recomputed block with a function in it that changes nothing but the cotangent."""
+
+    @jax.custom_vjp
+    def changed(x):
+        return x
+
+    changed.defvjp(lambda x: (x, x), lambda x, g: (backward(x, g),))
+
+    def loss(w, x):
+        return 9 * jnp.sum(inside(lambda x, w: changed(jnp.tanh(x @ w)), x, w) ** 2)
+
+    return loss
+
+
+def in_scan(block, x, w):
+    return lax.scan(jax.checkpoint(lambda x, _: (block(x, w), None)), x, None, length=2)[0]
+
+
+def in_cond(block, x, w):
+    return lax.cond(x[0, 0] > 0, jax.checkpoint(block), lambda x, w: x @ w, x, w)
+
+
+NONLINEAR = {
+    "sign": lambda x, g: jnp.sign(g),
+    "clipped": lambda x, g: jnp.clip(g, -0.1, 0.1),
+    "affine": lambda x, g: g + x,
+    "constant": lambda x, g: x,
+    "square": lambda x, g: g * g,
+    "quotient": lambda x, g: x / (2 + g * g),
+    "of its norm": lambda x, g: g / (1 + jnp.linalg.norm(g)),
+    "where it is positive": lambda x, g: jnp.where(g > 0, g, 0),
+    "or something else": lambda x, g: jnp.where(x > 0, g, x),
+    "beside something else": lambda x, g: lax.dynamic_update_slice(x, g[:1], (0, 0)),
+    "integer": lambda x, g: g.astype(jnp.int32).astype(jnp.float32),
+    "rounded": lambda x, g: g.astype(jnp.bfloat16).astype(jnp.float32),
+    "sorted": lambda x, g: jnp.sort(g, 0),
+    "square in a scan": lambda x, g: lax.scan(lambda c, _: (c * c, None), g, None, length=2)[0],
+    "added in a scan": lambda x, g: lax.scan(lambda c, y: (c + y, None), g[0], x)[0] + 0 * g,
+    "square in a branch": lambda x, g: lax.cond(x[0, 0] > 0, lambda g: g * g, lambda g: g, g),
+    "choice of a branch": lambda x, g: lax.cond(g[0, 0] > 0, lambda g: g, lambda g: 2 * g, g),
+    "until it is small": lambda x, g: lax.while_loop(lambda g: jnp.max(g) > 1, lambda g: g / 2, g),
+}
+
+LINEAR = {
+    "scaled": lambda x, g: -jnp.tanh(x) * g / 2,
+    "masked": lambda x, g: jnp.where(x > 0, g, 0.0),
+    "rearranged": lambda x, g: jnp.concatenate([g[::-1, 1:], jnp.zeros_like(g[:, :1])], 1),
+    "multiplied": lambda x, g: g @ (x.T @ x) / LENGTH,
+    "added up": lambda x, g: jnp.cumsum(g, 0) + g.sum(0) - g.mean(),
+    "looked up": lambda x, g: jnp.zeros_like(g).at[jnp.arange(LENGTH) // 2].add(g[::-1]),
+    "a derivative": lambda x, g: jax.vjp(jax.jit(jax.nn.softmax), x)[1](g)[0],
+    "a scan": lambda x, g: lax.scan(lambda c, y: (c + y[0] * y[1],) * 2, 0 * g[0], (x, g))[1],
+    "a branch": lambda x, g: lax.cond(x[0, 0] > 0, lambda g: g, lambda g: g * 2, g),
+    "zero in places": lambda x, g: jnp.where(jnp.abs(x) > 0.3, g, jnp.zeros_like(g)),
+}
+
+
+@pytest.mark.parametrize("name", NONLINEAR)
+def test_what_is_not_linear_takes_one_pass(name):
+    loss = loss_with(NONLINEAR[name])
+    with pytest.raises(ValueError, match="backward pass of a jax"):
+        jax.eval_shape(clipping.clipped_grad(loss, l2_clip_norm=0.5, method="two_pass"), W, X)
+    fn = clipping.clipped_grad(loss, l2_clip_norm=0.5)
+    check(jit(fn)(W, X), per_example(loss, W, (X,)), 0.5)
+
+
+@pytest.mark.parametrize("name", LINEAR)
+def test_what_is_linear_may_take_two(name):
+    loss = loss_with(LINEAR[name])
+    fn = clipping.clipped_grad(loss, l2_clip_norm=0.5, method="two_pass")
+    check(jit(fn)(W, X), per_example(loss, W, (X,)), 0.5)
+
+
+@pytest.mark.parametrize("inside", [in_scan, in_cond], ids=lambda f: f.__name__)
+def test_bodies_are_looked_into(inside):
+    loss = loss_with(NONLINEAR["sign"], inside)
+    with pytest.raises(ValueError, match="changed at"):
+        jax.eval_shape(clipping.clipped_grad(loss, l2_clip_norm=0.5, method="two_pass"), W, X)
+    fn = clipping.clipped_grad(loss, l2_clip_norm=0.5)
+    check(jit(fn)(W, X), per_example(loss, W, (X,)), 0.5)
+
+
+def test_no_example_adds_more_than_the_threshold():
+    """The sign of a cotangent is as long whatever the loss is scaled by."""
+    loss = loss_with(NONLINEAR["sign"])
+    out = jax.jit(clipping.clipped_grad(loss, l2_clip_norm=0.5))(W, X[:1])
+    assert out.norms[0] > 100
+    assert np.linalg.norm(out.grads) <= 0.5 * (1 + 1e-6)
