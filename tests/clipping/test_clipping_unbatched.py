@@ -25,7 +25,7 @@ def twice(x):
     return twice_p.bind(x)
 
 
-twice.defvjp(lambda x: (twice(x), None), lambda _, g: (twice_p.bind(g),))
+twice.defvjp(lambda x: (twice(x), None), lambda _, g: (2 * g,))
 
 
 def own_primitive(params, x, groups):
