@@ -37,6 +37,15 @@ QUICK = {"xla_backend_optimization_level": 0, "xla_llvm_disable_expensive_passes
 jit = functools.partial(jax.jit, compiler_options=QUICK)
 
 
+@jax.custom_vjp
+def product(x, w):
+    """As quantised products have it, its derivative is written by hand."""
+    return x @ w
+
+
+product.defvjp(lambda x, w: (x @ w, (x, w)), lambda kept, g: (g @ kept[1].T, (g.T @ kept[0]).T))
+
+
 def loss(params, image, tokens, key):
     """A convolution, a tied embedding whose gradient is kept as factors, layers, a stack of them, dropout."""
     numbers = ("NHWC", "HWIO", "NHWC")
@@ -45,7 +54,7 @@ def loss(params, image, tokens, key):
     )
     x = jax.nn.relu(x[0]).mean((0, 1)) + params["embed"][tokens]
     x = x * jax.random.bernoulli(key, 0.8, x.shape)
-    x = x + jnp.tanh(x @ params["up"] + params["bias"]) @ params["down"]
+    x = x + product(jnp.tanh(x @ params["up"] + params["bias"]), params["down"])
     for i in range(2):
         x = x + jnp.tanh(x @ params["stack"][i]) @ params["stack"][i].T / 8
     scores = jax.nn.log_softmax(x @ params["embed"].T)

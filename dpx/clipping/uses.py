@@ -19,6 +19,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
+from dpx._meshes import varying
 from dpx.clipping import complex_weights, convolutions, custom, views
 from dpx.clipping.rounding import settled
 from dpx.clipping.views import Axes, Loop, Scale, View
@@ -126,7 +127,7 @@ def find(eqn: Any, which: int, view: View, path: tuple[int, ...], sizes: Any) ->
             return None  # The axis of a look-up, which is in neither factor.
         left = functools.partial(_pad_left, left, padded[0])
         right = functools.partial(_pad_right, right, padded[1])
-    operands = [jax.ShapeDtypeStruct(v.aval.shape, v.aval.dtype) for v in eqn.invars]
+    operands = [_struct(v.aval) for v in eqn.invars]
     if jnp.issubdtype(operands[which].dtype, jnp.complexfloating):
         if left is None:
             return None
@@ -146,9 +147,8 @@ def find(eqn: Any, which: int, view: View, path: tuple[int, ...], sizes: Any) ->
             operands[1 - which], eqn.outvars[0].aval, gradient=gradient,
         )  # fmt: skip
         return use.without_factors()
-    left_aval = _evaluated(left, operands)
-    out = eqn.outvars[0].aval
-    right_aval = _evaluated(right, jax.ShapeDtypeStruct(out.shape, out.dtype))
+    left_aval = _evaluated(left, [v.aval for v in eqn.invars])
+    right_aval = _evaluated(right, eqn.outvars[0].aval)
     if not all(jnp.issubdtype(a.dtype, jnp.floating) for a in (left_aval, right_aval)):
         return None
     return Use(
@@ -169,8 +169,13 @@ class _Operand(NamedTuple):
 def _evaluated(function: Callable, arguments: Any) -> Any:
     """The shape and dtype of a function's result."""
     if function is _same or isinstance(function, _Operand):
-        return function(arguments)
-    return jax.eval_shape(function, arguments)
+        return _struct(function(arguments))
+    arguments = jax.tree.map(lambda aval: aval if varying(aval) else _struct(aval), arguments)
+    return _struct(jax.eval_shape(function, arguments))
+
+
+def _struct(aval: Any) -> jax.ShapeDtypeStruct:
+    return jax.ShapeDtypeStruct(aval.shape, aval.dtype)
 
 
 def _same(cotangent: jax.Array) -> jax.Array:
