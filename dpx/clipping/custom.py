@@ -81,7 +81,7 @@ def kept(eqn: Any) -> Backward:
 def name(eqn: Any) -> str:
     """What its author calls the function, and where it is defined."""
     inner = eqn.params.get("call_jaxpr", eqn.params.get("fun_jaxpr"))
-    return str(getattr(inner.jaxpr.debug_info, "func_src_info", None) or "a function")
+    return f"jax.custom_vjp {getattr(inner.jaxpr.debug_info, 'func_src_info', '')}".strip()
 
 
 def carrying(jaxpr: core.Jaxpr) -> set[Any] | None:

@@ -1,9 +1,10 @@
-"""Whether backward passes that are written by hand are linear in the cotangent of the result.
+"""Whether backward passes that are written by hand are linear in the cotangents of results.
 
 Two passes scale the losses by the clip factors and differentiate them together. That is the sum of the
 clipped gradients because differentiation is linear: w times a loss has w times its gradient. The backward
 pass of a `jax.custom_vjp` need not be: one that returns the sign of a cotangent gives the same gradient for
-every w, and an example would add more than the threshold. So each is traced, and must be known to be linear.
+every w, and an example would add more than the threshold. Nor need an iterative solver be, which stops when
+the error is small. So each is traced, and must be known to be linear.
 """
 
 from collections.abc import Sequence
@@ -33,6 +34,9 @@ TOGETHER = frozenset((
 # Linear in each operand.
 PRODUCTS = frozenset((*jaxprs.PRODUCTS, "mul", "ragged_dot", "ragged_dot_general"))
 
+# What is transposed by a function that somebody wrote.
+OWN = ("linear_call", "custom_transpose_call")
+
 # What holds the body of an equation that only evaluates it.
 BODIES = (
     jaxprs.CALLS
@@ -49,20 +53,31 @@ class _UnclearError(Exception):
 def unclear(jaxpr: Any) -> str | None:
     """The name of a backward pass that is not known to be linear; None where all are."""
     for eqn in jaxpr.eqns:
-        if eqn.primitive.name in custom.NAMES:
-            traced = custom.backward(eqn)
-            given = len(traced.closed.in_avals) - len(eqn.invars)
-            try:
-                kinds = _results(traced.closed, [FIXED] * len(eqn.invars) + [LINEAR] * given)
-            except _UnclearError:
+        name = eqn.primitive.name
+        if name in custom.NAMES:
+            closed, given = custom.backward(eqn).closed, len(eqn.invars)
+            if not _is_linear(closed.jaxpr, given):
                 return custom.name(eqn)
-            if FIXED in kinds:
-                return custom.name(eqn)
-        else:
-            for inner in jaxprs.inside(eqn):
-                if (found := unclear(getattr(inner, "jaxpr", inner))) is not None:
-                    return found
+        elif name == "custom_linear_solve" and eqn.params["jaxprs"].transpose_solve is not None:
+            # What solves it may do so until the error is small enough.
+            jaxpr = eqn.params["jaxprs"].transpose_solve.jaxpr
+            if not _is_linear(jaxpr, eqn.params["const_lengths"].transpose_solve):
+                return "the solver of jax.lax.custom_linear_solve"
+        elif name in OWN:
+            return f"the transpose of a {name}"
+        for inner in () if name in custom.NAMES else jaxprs.inside(eqn):
+            if (found := unclear(getattr(inner, "jaxpr", inner))) is not None:
+                return found
     return None
+
+
+def _is_linear(jaxpr: Any, given: int) -> bool:
+    """Whether all results are linear in the inputs after the first ones, which are given."""
+    count = len(jaxpr.invars) - given
+    try:
+        return FIXED not in _results(jaxpr, [FIXED] * given + [LINEAR] * count)
+    except _UnclearError:
+        return False
 
 
 def _results(closed: Any, kinds: Sequence[int]) -> list[int]:

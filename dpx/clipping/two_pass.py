@@ -69,9 +69,9 @@ def two_pass(loss: Loss, leaves: Sequence[jax.Array], batch: Any) -> Pass:
             )
         if (name := linear.unclear(program.closed.jaxpr)) is not None:
             raise ValueError(
-                "method='two_pass' needs linear derivatives, and the backward pass of a jax.custom_vjp is "
-                f"not known to be, {name}: an example could add more than the threshold; use 'one_pass', "
-                "which scales the gradients themselves."
+                f"method='two_pass' needs linear derivatives, and the backward pass of {name} is not known "
+                "to be: an example could add more than the threshold; use 'one_pass', which scales the "
+                "gradients themselves."
             )
         return _run(program, leaves, batch)
 

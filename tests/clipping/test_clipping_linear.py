@@ -75,7 +75,7 @@ LINEAR = {
 @pytest.mark.parametrize("name", NONLINEAR)
 def test_what_is_not_linear_takes_one_pass(name):
     loss = loss_with(NONLINEAR[name])
-    with pytest.raises(ValueError, match="backward pass of a jax"):
+    with pytest.raises(ValueError, match="backward pass of jax"):
         jax.eval_shape(clipping.clipped_grad(loss, l2_clip_norm=0.5, method="two_pass"), W, X)
     fn = clipping.clipped_grad(loss, l2_clip_norm=0.5)
     check(jit(fn)(W, X), per_example(loss, W, (X,)), 0.5)
@@ -86,6 +86,30 @@ def test_what_is_linear_may_take_two(name):
     loss = loss_with(LINEAR[name])
     fn = clipping.clipped_grad(loss, l2_clip_norm=0.5, method="two_pass")
     check(jit(fn)(W, X), per_example(loss, W, (X,)), 0.5)
+
+
+def solved(by):
+    """A block that ends in the solution of a system of equations."""
+
+    def block(w, x):
+        matrix = jnp.eye(LENGTH) + jnp.tanh(x @ w) @ jnp.tanh(x @ w).T / WIDTH
+        return jnp.sum(by(matrix, x @ w) ** 2)
+
+    return jax.checkpoint(block)
+
+
+def iterated(matrix, y):
+    return jax.scipy.sparse.linalg.cg(lambda z: matrix @ z, y, tol=1e-3)[0]
+
+
+@pytest.mark.parametrize("by", [jnp.linalg.solve, iterated], ids=["in one go", "iterated"])
+def test_solvers_that_stop_when_the_error_is_small_take_one_pass(by):
+    fn = clipping.clipped_grad(solved(by), l2_clip_norm=0.5, method="two_pass")
+    if by is iterated:
+        with pytest.raises(ValueError, match="solver"):
+            jax.eval_shape(fn, W, X)
+        fn = clipping.clipped_grad(solved(by), l2_clip_norm=0.5)
+    check(jit(fn)(W, X), per_example(solved(by), W, (X,)), 0.5)
 
 
 @pytest.mark.parametrize("inside", [in_scan, in_cond], ids=lambda f: f.__name__)
@@ -103,3 +127,18 @@ def test_no_example_adds_more_than_the_threshold():
     out = jax.jit(clipping.clipped_grad(loss, l2_clip_norm=0.5))(W, X[:1])
     assert out.norms[0] > 100
     assert np.linalg.norm(out.grads) <= 0.5 * (1 + 1e-6)
+
+
+def test_a_transpose_that_somebody_wrote_takes_one_pass():
+    def transposed(x):
+        return jax.custom_derivatives.linear_call(
+            lambda _, x: 2 * x, lambda _, g: jnp.sign(g), (), x
+        )
+
+    def loss(w, x):
+        return jnp.sum(jax.checkpoint(lambda x, w: transposed(jnp.tanh(x @ w)))(x, w) ** 2)
+
+    options = {"l2_clip_norm": 0.5, "microbatch_size": 1}  # JAX cannot vectorise it.
+    with pytest.raises(ValueError, match="linear_call"):
+        jax.eval_shape(clipping.clipped_grad(loss, method="two_pass", **options), W, X)
+    check(jit(clipping.clipped_grad(loss, **options))(W, X), per_example(loss, W, (X,)), 0.5)
