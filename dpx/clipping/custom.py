@@ -51,8 +51,8 @@ class Backward(NamedTuple):
         return frozenset(i for i, out in outs if is_zero(out))
 
 
-def backward(eqn: Any) -> Backward:
-    """Traces the backward pass of an equation."""
+def backward(eqn: Any) -> Backward | None:
+    """Traces the backward pass of an equation for all its operands; None if its author refuses that."""
     avals = [v.aval for v in eqn.invars]
     which = tuple(i for i, a in enumerate(avals) if jnp.issubdtype(a.dtype, jnp.inexact))
     outs = [v.aval for v in eqn.outvars]
@@ -68,12 +68,15 @@ def backward(eqn: Any) -> Backward:
 
         return jax.vjp(forward, *(operands[i] for i in which))[1](cotangents)
 
-    traced = jaxprs.flat(jax.make_jaxpr(pull)(avals, [outs[i] for i in of]))
-    return Backward(traced, which)
+    try:
+        traced = jax.make_jaxpr(pull)(avals, [outs[i] for i in of])
+    except Exception:  # Others' code, which may refuse derivatives that nobody takes of it.
+        return None
+    return Backward(jaxprs.flat(traced), which)
 
 
 @functools.cache
-def kept(eqn: Any) -> Backward:
+def kept(eqn: Any) -> Backward | None:
     """The same, traced once until `kept.cache_clear()`: what it closes over is kept alive."""
     return backward(eqn)
 
@@ -92,7 +95,8 @@ def carrying(jaxpr: core.Jaxpr) -> set[Any] | None:
     for eqn in reversed(jaxpr.eqns):
         if not found.intersection(eqn.outvars) or eqn.primitive.name == "stop_gradient":
             continue
-        zeros = kept(eqn).zeros() if eqn.primitive.name in NAMES else frozenset()
+        traced = kept(eqn) if eqn.primitive.name in NAMES else None
+        zeros = frozenset() if traced is None else traced.zeros()
         operands = enumerate(eqn.invars)
         found |= {v for i, v in operands if i not in zeros and not isinstance(v, core.Literal)}
     return found
@@ -102,7 +106,7 @@ def use(eqn: Any, which: int, view: View, sizes: Any) -> tuple | None:
     """The rule for `dpx.clipping.uses`: factors of the cotangent of one operand, if it is a product."""
     del sizes
     traced = kept(eqn)
-    if len(eqn.outvars) != 1 or which not in traced.which:
+    if traced is None or len(eqn.outvars) != 1 or which not in traced.which:
         return None
     live, _ = dce_jaxpr(traced.closed.jaxpr, [i == which for i in traced.which], instantiate=True)
     made: dict[Any, Any] = {v: e for e in live.eqns for v in e.outvars}

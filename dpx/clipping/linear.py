@@ -55,8 +55,8 @@ def unclear(jaxpr: Any) -> str | None:
     for eqn in jaxpr.eqns:
         name = eqn.primitive.name
         if name in custom.NAMES:
-            closed, given = custom.backward(eqn).closed, len(eqn.invars)
-            if not _is_linear(closed.jaxpr, given):
+            traced = custom.backward(eqn)
+            if traced is None or not _is_linear(traced.closed.jaxpr, len(eqn.invars)):
                 return custom.name(eqn)
         elif name == "custom_linear_solve" and eqn.params["jaxprs"].transpose_solve is not None:
             # What solves it may do so until the error is small enough.

@@ -160,6 +160,34 @@ def test_only_a_cotangent_of_zeros_counts_for_nothing(monkeypatch):
         check(jit(fn)(params, *batch), per_example(loss, params, batch), 0.5)
 
 
+@pytest.mark.parametrize("method", ["one_pass", "auto"])
+def test_derivatives_that_are_refused_are_not_asked_for(method):
+    """Equinox has functions that must not be differentiated with respect to some of their operands."""
+
+    @jax.custom_vjp
+    def product(x, w, fixed):
+        return x @ w * fixed
+
+    def forward(x, w, fixed):
+        assert not fixed.perturbed
+        return product(x.value, w.value, fixed.value), (x.value, w.value, fixed.value)
+
+    def backward(kept, g):
+        x, w, fixed = kept
+        return g @ w.T * fixed, x.T @ g * fixed, jnp.zeros(())
+
+    product.defvjp(forward, backward, symbolic_zeros=True)
+
+    def loss(p, x):
+        layer = jax.checkpoint(lambda x, w: product(x, w, jax.lax.stop_gradient(x[0, 0])))
+        return jnp.sum(jnp.sin(layer(x, p["w"])))
+
+    fn = clipping.clipped_grad(loss, l2_clip_norm=0.5, method=method)
+    check(jit(fn)(W, X), per_example(loss, W, (X,)), 0.5)
+    with pytest.raises(ValueError, match="not known to be"):
+        clipping.clipped_grad(loss, l2_clip_norm=0.5, method="two_pass")(W, X)
+
+
 def test_several_results_fall_back(monkeypatch):
     monkeypatch.setattr(plan, "FAVOR_GRADIENT", 0.0)
 
