@@ -59,9 +59,8 @@ def unclear(jaxpr: Any) -> str | None:
             if traced is None or not _is_linear(traced.closed.jaxpr, len(eqn.invars)):
                 return custom.name(eqn)
         elif name == "custom_linear_solve" and eqn.params["jaxprs"].transpose_solve is not None:
-            # What solves it may do so until the error is small enough.
-            jaxpr = eqn.params["jaxprs"].transpose_solve.jaxpr
-            if not _is_linear(jaxpr, eqn.params["const_lengths"].transpose_solve):
+            solver, given = (eqn.params[n].transpose_solve for n in ("jaxprs", "const_lengths"))
+            if not _is_linear(solver.jaxpr, given):
                 return "the solver of jax.lax.custom_linear_solve"
         elif name in OWN:
             return f"the transpose of a {name}"
@@ -102,6 +101,8 @@ def _of(eqn: Any, kinds: list[int]) -> Sequence[int]:
         return _results(eqn.params[BODIES[name]], kinds)
     if name == "scan":
         return _scan(eqn.params, kinds)
+    if name == "optimization_barrier":
+        return kinds
     if name == "cond" and kinds[0] != LINEAR:
         found = [_results(branch, kinds[1:]) for branch in eqn.params["branches"]]
         return [_together(each) for each in zip(*found, strict=True)]
