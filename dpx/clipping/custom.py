@@ -81,7 +81,7 @@ def kept(eqn: Any) -> Backward | None:
     return backward(eqn)
 
 
-def name(eqn: Any) -> str:
+def title(eqn: Any) -> str:
     """What its author calls the function, and where it is defined."""
     inner = eqn.params.get("call_jaxpr", eqn.params.get("fun_jaxpr"))
     return f"jax.custom_vjp {getattr(inner.jaxpr.debug_info, 'func_src_info', '')}".strip()
@@ -124,19 +124,19 @@ def use(eqn: Any, which: int, view: View, sizes: Any) -> tuple | None:
     if found is None:
         return None
     operands, cotangent = live.invars[:-1], live.invars[-1:]
-    sources = [_sources(made, factor) for factor in found.invars]
-    right = next((s for s in (0, 1) if sources[s].isdisjoint(operands)), None)
-    if right is None or not sources[1 - right].isdisjoint(cotangent):
+    behind = [_behind(live, factor) for factor in found.invars]
+    right = next((s for s in (0, 1) if behind[s].inputs.isdisjoint(operands)), None)
+    if right is None or not behind[1 - right].inputs.isdisjoint(cotangent):
         return None  # A factor is made of both.
-    closed = core.ClosedJaxpr(live, traced.closed.consts)
+    consts = dict(zip(live.constvars, traced.closed.consts, strict=True))
     left_axes, right_axes = (_factor_axes(axes, found, side) for side in (1 - right, right))
     return (
-        functools.partial(_evaluate, closed, found.invars[1 - right], operands),
+        functools.partial(_evaluate, behind[1 - right], consts, operands),
         left_axes,
         right_axes,
         None,
         None,
-        functools.partial(_from_cotangent, closed, found.invars[right], cotangent),
+        functools.partial(_from_cotangent, behind[right], consts, cotangent),
     )
 
 
@@ -154,37 +154,32 @@ def _factor_axes(axes: Sequence[tuple[int, ...]], product: Any, side: int) -> tu
     return tuple(found[i] for i in range(len(found)))
 
 
-def _sources(made: dict[Any, Any], atom: Any) -> set[Any]:
-    """The inputs that a value depends on."""
-    found, seen, stack = set(), set(), [atom]
-    while stack:
-        v = stack.pop()
-        if isinstance(v, core.Literal) or v in seen:
-            continue
-        seen.add(v)
-        if v in made:
-            stack += made[v].invars
-        else:
-            found.add(v)
-    return found
+class _Behind(NamedTuple):
+    """A value of a jaxpr: the equations that it takes, in order, and the inputs that it depends on."""
+
+    atom: Any
+    eqns: list[Any]
+    inputs: set[Any]
+
+
+def _behind(jaxpr: core.Jaxpr, atom: Any) -> _Behind:
+    wanted, eqns = {atom}, []
+    for eqn in reversed(jaxpr.eqns):
+        if wanted.intersection(eqn.outvars):
+            wanted.update(jaxprs.variables(eqn))
+            eqns.append(eqn)
+    return _Behind(atom, eqns[::-1], wanted.intersection(jaxpr.invars))
 
 
 def _evaluate(
-    closed: core.ClosedJaxpr, atom: Any, inputs: Sequence[Any], values: Sequence[jax.Array]
+    behind: _Behind, consts: dict[Any, Any], inputs: Sequence[Any], values: Sequence[jax.Array]
 ) -> jax.Array:
-    """A value of a jaxpr from those inputs that it depends on."""
-    env = dict(zip(closed.jaxpr.constvars, closed.consts, strict=True))
-    env |= dict(zip(inputs, values, strict=True))
-    wanted, eqns = {atom}, []
-    for eqn in reversed(closed.jaxpr.eqns):
-        if wanted.intersection(eqn.outvars):
-            wanted.update(jaxprs.variables(eqn))
-            eqns.insert(0, eqn)
-    (found,) = jaxprs.run(eqns, env, [atom])
-    return settled(found) if eqns else found
+    env = consts | dict(zip(inputs, values, strict=True))
+    (found,) = jaxprs.run(behind.eqns, env, [behind.atom])
+    return settled(found) if behind.eqns else found
 
 
 def _from_cotangent(
-    closed: core.ClosedJaxpr, atom: Any, inputs: Sequence[Any], cotangent: jax.Array
+    behind: _Behind, consts: dict[Any, Any], inputs: Sequence[Any], cotangent: jax.Array
 ) -> jax.Array:
-    return _evaluate(closed, atom, inputs, [cotangent])
+    return _evaluate(behind, consts, inputs, [cotangent])

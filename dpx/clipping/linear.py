@@ -57,7 +57,7 @@ def unclear(jaxpr: Any) -> str | None:
         if name in custom.NAMES:
             traced = custom.backward(eqn)
             if traced is None or not _is_linear(traced.closed.jaxpr, len(eqn.invars)):
-                return custom.name(eqn)
+                return custom.title(eqn)
         elif name == "custom_linear_solve" and eqn.params["jaxprs"].transpose_solve is not None:
             solver, given = (eqn.params[n].transpose_solve for n in ("jaxprs", "const_lengths"))
             if not _is_linear(solver.jaxpr, given):

@@ -130,49 +130,10 @@ def function_of_an_embedding():
     return lambda p, ids: jnp.sum(jnp.tanh(p["e"])[ids] ** 2), {"e": normal(IN, OUT)}, (IDS,)
 
 
-def scales_of_groups():
-    """A scale for each four inputs of a column: it varies over rows and columns at once."""
-
-    def loss(p, x):
-        w = p["w"] * jnp.exp(p["s"])[:, None]
-        return jnp.sum(jnp.sin(x @ w.reshape(IN, OUT)))
-
-    return loss, {"w": normal(3, 4, OUT), "s": normal(3, OUT)}, (X,)
-
-
-def scales_of_groups_at_one_position():
-    loss, params, _ = scales_of_groups()
-    return loss, params, (X[:, 0],)
-
-
-def scales_of_groups_used_twice():
-    """The scaled weight of each head, as it is and transposed."""
-
-    def loss(p, x):
-        w = p["s"][..., None] * p["w"] / 3
-        h = jnp.einsum("lhd,hdge->lhge", x, w)
-        return jnp.sum(jnp.sin(jnp.einsum("lhge,hdge->lhd", jnp.sin(h), w)))
-
-    params = {"w": normal(2, 6, 3, 4), "s": normal(2, 6, 3)}
-    return loss, params, (X.reshape(BATCH, LENGTH, 2, 6),)
-
-
-def scaled_basis():
-    """Coefficients of functions of each input, and a scale for each pair of input and output: a KAN."""
-
-    def loss(p, x):
-        basis = jnp.stack([jnp.sin(n * x) for n in range(1, 5)], -1)
-        w = (p["w"] * p["s"][..., None]).reshape(OUT, 4 * IN)
-        return jnp.sum(jnp.sin(basis.reshape(-1, 4 * IN) @ w.T))
-
-    return loss, {"w": normal(OUT, IN, 4), "s": normal(OUT, IN)}, (X[:, 0],)
-
-
 CASES = (
     penalty, penalty_on_heads, penalty_through_a_scan, linen_weight_norm, equinox_weight_norm, nnx_scaled,
     spectral_norm, weight_standardisation, straight_through, tied_rows_of_length_one,
-    function_of_an_embedding, scales_of_groups, scales_of_groups_at_one_position,
-    scales_of_groups_used_twice, scaled_basis,
+    function_of_an_embedding,
 )  # fmt: skip
 
 
@@ -281,19 +242,6 @@ def wide(normed):
         return jnp.sum(y**2) + 0.01 * sum(jnp.sum(w**2) for w in params)
 
     return loss, [normal(512, 512, seed=n) for n in range(2)], (normal(32, 512),)
-
-
-def test_a_scale_for_each_input_and_output_holds_no_gradient_of_the_weight(monkeypatch):
-    monkeypatch.setattr(_weights, "SMALL", 8)
-
-    def loss(p, x):
-        w = (p["w"] * p["s"][..., None]).reshape(64, 32 * 16)
-        return jnp.sum(jnp.sin(w @ x))
-
-    params = {"w": normal(64, 32, 16), "s": normal(64, 32)}
-    sizes = [costs(loss, params, (jnp.ones((n, 32 * 16)),), "one_pass")[1] for n in (8, 16)]
-    assert (sizes[1] - sizes[0]) / 8 < params["w"].size * 4 / 2
-    assert rules_of(loss, params, jnp.ones((8, 32 * 16)))["w"][1]
 
 
 @pytest.mark.slow

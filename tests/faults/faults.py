@@ -240,7 +240,7 @@ FAULTS = (
         "dpx/clipping/small_values.py",
         "table = fixed_terms.arrange(shared, split, array * term.ratio)",
         "table = fixed_terms.arrange(shared, split, array)",
-        "tests/clipping/test_clipping_weights.py::test_norms_and_sums_are_exact[Gram-scales_of_groups_used_twice]",
+        "tests/clipping/test_clipping_small_values.py::test_norms_and_sums_are_exact[Gram-scales_of_groups_used_twice]",
     ),
     Fault(
         "a backward pass that is not linear is taken for one that is",

@@ -1,0 +1,87 @@
+"""Scales inside weights that vary over rows and columns at once: exact, and no gradient is held."""
+
+import jax.numpy as jnp
+import pytest
+from test_clipping_engine import rules_of
+from test_clipping_models import check, jit, per_example
+from test_clipping_weights import BATCH, IN, LENGTH, OUT, X, by_gram, costs, normal
+
+from dpx import clipping
+from dpx.clipping import weights as _weights
+
+
+def scales_of_groups():
+    """A scale for each four inputs of a column: it varies over rows and columns at once."""
+
+    def loss(p, x):
+        w = p["w"] * jnp.exp(p["s"])[:, None]
+        return jnp.sum(jnp.sin(x @ w.reshape(IN, OUT)))
+
+    return loss, {"w": normal(3, 4, OUT), "s": normal(3, OUT)}, (X,)
+
+
+def scales_of_groups_at_one_position():
+    loss, params, _ = scales_of_groups()
+    return loss, params, (X[:, 0],)
+
+
+def scales_of_groups_used_twice():
+    """The scaled weight of each head, as it is and transposed."""
+
+    def loss(p, x):
+        w = p["s"][..., None] * p["w"] / 3
+        h = jnp.einsum("lhd,hdge->lhge", x, w)
+        return jnp.sum(jnp.sin(jnp.einsum("lhge,hdge->lhd", jnp.sin(h), w)))
+
+    params = {"w": normal(2, 6, 3, 4), "s": normal(2, 6, 3)}
+    return loss, params, (X.reshape(BATCH, LENGTH, 2, 6),)
+
+
+def scaled_basis():
+    """Coefficients of functions of each input, and a scale for each pair of input and output: a KAN."""
+
+    def loss(p, x):
+        basis = jnp.stack([jnp.sin(n * x) for n in range(1, 5)], -1)
+        w = (p["w"] * p["s"][..., None]).reshape(OUT, 4 * IN)
+        return jnp.sum(jnp.sin(basis.reshape(-1, 4 * IN) @ w.T))
+
+    return loss, {"w": normal(OUT, IN, 4), "s": normal(OUT, IN)}, (X[:, 0],)
+
+
+CASES = (
+    scales_of_groups,
+    scales_of_groups_at_one_position,
+    scales_of_groups_used_twice,
+    scaled_basis,
+)
+
+
+@pytest.fixture(autouse=True)
+def small_weights_too(monkeypatch):
+    monkeypatch.setattr(_weights, "LEAST", 1)
+    monkeypatch.setattr(_weights, "SMALL", 2)
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case.__name__)
+@pytest.mark.parametrize("favor", [0.0, 1e9], ids=["Gram", "held"])
+def test_norms_and_sums_are_exact(monkeypatch, case, favor):
+    by_gram(monkeypatch, favor)
+    loss, params, batch = case()
+    for path, (_, found, _, opaque) in rules_of(loss, params, *batch).items():
+        assert not opaque, path
+        assert found == (favor == 0), path
+    fn = clipping.clipped_grad(loss, l2_clip_norm=0.5, method="one_pass")
+    check(jit(fn)(params, *batch), per_example(loss, params, batch), 0.5)
+
+
+def test_a_scale_for_each_input_and_output_holds_no_gradient_of_the_weight(monkeypatch):
+    monkeypatch.setattr(_weights, "SMALL", 8)
+
+    def loss(p, x):
+        w = (p["w"] * p["s"][..., None]).reshape(64, 32 * 16)
+        return jnp.sum(jnp.sin(w @ x))
+
+    params = {"w": normal(64, 32, 16), "s": normal(64, 32)}
+    sizes = [costs(loss, params, (jnp.ones((n, 32 * 16)),), "one_pass")[1] for n in (8, 16)]
+    assert (sizes[1] - sizes[0]) / 8 < params["w"].size * 4 / 2
+    assert rules_of(loss, params, jnp.ones((8, 32 * 16)))["w"][1]
