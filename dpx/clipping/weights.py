@@ -10,6 +10,7 @@ the parameter, times the derivative. Inside it stand small values, which are bro
 What is not of this kind stays in the loss, and falls back to per-example gradients there.
 """
 
+import math
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
@@ -21,8 +22,9 @@ from jax.interpreters.partial_eval import dce_jaxpr
 from dpx.clipping import jaxprs, pullback
 from dpx.clipping.parameter_graph import Graph
 
-# Parameters with fewer elements are not worth it: their per-example gradients are held.
-LEAST = 4096
+# Parameters with fewer elements are not worth it: their per-example gradients are held. Of one axis, they are
+# biases and scales as a rule, of which the loss makes no weights.
+LEAST, LEAST_OF_ONE_AXIS = 256, 4096
 
 # A value is small if this many of it are as large as the parameter.
 SMALL = 8
@@ -100,6 +102,12 @@ class Weights(NamedTuple):
         return [
             (j, *small.leads[param]) for j, small in enumerate(self.smalls) if param in small.leads
         ]
+
+
+def is_large(shape: Sequence[int]) -> bool:
+    """Whether it is worth it to look for functions of a parameter of this shape."""
+    axes = sum(n > 1 for n in shape)
+    return math.prod(shape) >= (LEAST if axes > 1 else LEAST_OF_ONE_AXIS)
 
 
 def find(

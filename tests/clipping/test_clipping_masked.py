@@ -113,7 +113,7 @@ CASES = (
 
 @pytest.fixture(autouse=True)
 def small_weights_too(monkeypatch):
-    monkeypatch.setattr(_weights, "LEAST", 1)
+    monkeypatch.setattr(_weights, "is_large", lambda shape: True)
 
 
 def keep_factors(monkeypatch, favor=0.0):
@@ -264,3 +264,21 @@ def test_the_search_finds_norms_that_are_not_rounded_up(monkeypatch):
     monkeypatch.setattr(_rounding, "gamma", lambda roundings, dtype: 1e-30)
     monkeypatch.setattr("dpx.clipping.grams.FLOOR", 0.0)
     assert largest_contribution(64).max() > 1
+
+
+def test_a_mask_of_a_few_hundred_weights_is_worth_it(monkeypatch):
+    """A layer of 16 by 24 that is masked keeps its factors; one of 8 by 9, and a vector, are held."""
+    monkeypatch.undo()  # As it is for users.
+
+    def loss(p, x):
+        hidden = jnp.tanh(x @ (p["w"] * np.tri(16, 24, dtype="f4"))) * jnp.exp(p["scale"])
+        return jnp.sum(jnp.sin(hidden[:8] @ (p["few"] * np.tri(8, 9, dtype="f4"))))
+
+    params = {"few": normal(8, 9), "scale": normal(24), "w": normal(16, 24)}
+    batch = (normal(BATCH, 16, seed=1),)
+    few, scale, w = (row.rule for row in clipping.explain_clipping(loss, params, *batch).rows)
+    assert w == "product"
+    assert few.startswith("gradient (no rule")
+    assert scale.startswith("gradient (no rule")
+    fn = clipping.clipped_grad(loss, l2_clip_norm=0.5)
+    check(jit(fn)(params, *batch), per_example(loss, params, batch), 0.5)
