@@ -8,7 +8,7 @@ import jax.numpy as jnp
 from jax.extend import core
 
 from dpx.clipping import meshes
-from dpx.clipping.jaxprs import CALLS, REMAT, bind, run
+from dpx.clipping.jaxprs import CALLS, REMAT, bind, inside, run
 
 # Equations with bodies that may be replaced by others that compute the same.
 BODIES = (*CALLS, *REMAT, "cond", "scan", "while")
@@ -25,14 +25,16 @@ def vjp(function: Callable[..., Any], *arguments: Any) -> tuple[Any, Callable[..
 
 
 def rewritten(closed: core.ClosedJaxpr) -> core.ClosedJaxpr:
-    """A jaxpr with the same results, rounding in products aside."""
+    """A jaxpr with the same results, rounding in products aside; the same one if nothing changes."""
+    if not _changes(closed.jaxpr):
+        return closed
 
-    def inside(value: Any) -> Any:
+    def body(value: Any) -> Any:
         if isinstance(value, core.ClosedJaxpr):
             return rewritten(value)
         if isinstance(value, core.Jaxpr) and not value.constvars:
             return rewritten(core.ClosedJaxpr(value, ())).jaxpr
-        return tuple(map(inside, value)) if isinstance(value, tuple) else value
+        return tuple(map(body, value)) if isinstance(value, tuple) else value
 
     def evaluate(*arguments: Any) -> list[Any]:
         env = dict(zip(closed.jaxpr.constvars, closed.consts, strict=True))
@@ -45,12 +47,22 @@ def rewritten(closed: core.ClosedJaxpr) -> core.ClosedJaxpr:
                 found = _over_one_axis(eqn, operands)
             else:
                 if eqn.primitive.name in BODIES:
-                    eqn = eqn.replace(params={k: inside(v) for k, v in eqn.params.items()})
+                    eqn = eqn.replace(params={k: body(v) for k, v in eqn.params.items()})
                 found = bind(eqn, operands)
             env.update(zip(eqn.outvars, found, strict=True))
         return run((), env, closed.jaxpr.outvars)
 
     return jax.make_jaxpr(evaluate)(*closed.in_avals)
+
+
+def _changes(jaxpr: Any) -> bool:
+    """Whether any equation in a jaxpr is written otherwise here."""
+    return any(
+        _rounds_nothing(eqn)
+        or _sums_over_leading_axes(eqn)
+        or any(_changes(getattr(inner, "jaxpr", inner)) for inner in inside(eqn))
+        for eqn in jaxpr.eqns
+    )
 
 
 def _rounds_nothing(eqn: Any) -> bool:

@@ -278,13 +278,18 @@ def _export(choice: Choice, use: Use) -> Callable[..., Any]:
     use = use._replace(loops=())
 
     def squared_norm(left: jax.Array, right: jax.Array) -> jax.Array:
-        pair = rules.pair(use, layout, left, right)
-        if choice.rule.by_gram:
-            return grams.squared_norm(layout, [pair])
-        if pair.rows.ndim == 3 and pair.rows.size > pair.columns.size:
-            # The larger factor second, as a product wants it: no transposed copy of the gradient.
-            turned = layout._replace(rows=layout.columns, columns=layout.rows)
-            return sum_of_squares(rules.product(turned, [rules.Pair(pair.columns, pair.rows)]))
-        return sum_of_squares(rules.product(layout, [pair]))
+        return _squared_norm(layout, choice.rule.by_gram, rules.pair(use, layout, left, right))
 
     return squared_norm
+
+
+@functools.partial(jax.jit, static_argnums=(0, 1))  # Traced once for all uses alike.
+def _squared_norm(layout: rules.Layout, by_gram: bool, pair: rules.Pair) -> jax.Array:
+    """That of the gradient of one use, from its factors."""
+    if by_gram:
+        return grams.squared_norm(layout, [pair])
+    if pair.rows.ndim == 3 and pair.rows.size > pair.columns.size:
+        # The larger factor second, as a product wants it: no transposed copy of the gradient.
+        turned = layout._replace(rows=layout.columns, columns=layout.rows)
+        return sum_of_squares(rules.product(turned, [rules.Pair(pair.columns, pair.rows)]))
+    return sum_of_squares(rules.product(layout, [pair]))
