@@ -9,7 +9,7 @@ import pytest
 from test_clipping_models import check, jit, per_example
 
 from dpx import clipping
-from dpx.clipping import meshes, plan, rewriting
+from dpx.clipping import meshes, plan, rewriting, two_pass
 from dpx.clipping.program import trace
 
 DEPTH, WIDTH, LENGTH, BATCH = 3, 8, 6, 4
@@ -115,3 +115,24 @@ def test_roundings_that_round_something_stay():
     np.testing.assert_array_equal(pull(x)[0], jax.vjp(function, x)[1](x)[0])
     found = jax.make_jaxpr(lambda x: rewriting.vjp(function, x)[0])(x)
     assert [e.params["mantissa_bits"] for e in equations(found.jaxpr, "reduce_precision")] == [7]
+
+
+def test_norms_alike_are_traced_once(monkeypatch):
+    """Three blocks of two products each: two shapes of factors, whatever the number of blocks."""
+    calls = []
+    norm = two_pass.grams.squared_norm
+    monkeypatch.setattr(
+        two_pass.grams, "squared_norm", lambda *given: calls.append(given) or norm(*given)
+    )
+    monkeypatch.setattr(plan, "PER_INNER_PRODUCT", -1e9)
+    fn = clipping.clipped_grad(functools.partial(loss, scanned=False), l2_clip_norm=1.0)
+    # Of a width that no other test has, whose norms may be known by now.
+    shapes = {"up": (WIDTH, 29), "down": (29, WIDTH)}
+    blocks = [{k: jnp.zeros(s) for k, s in shapes.items()} for _ in range(DEPTH)]
+    jax.make_jaxpr(fn)(blocks, X)
+    assert len(calls) <= 4  # Of two shapes, and each once more to learn the shape of the norm itself.
+
+
+def test_a_program_without_anything_to_rewrite_stays_itself():
+    closed = jax.make_jaxpr(jax.jit(jnp.sin))(1.0)
+    assert rewriting.rewritten(closed) is closed
