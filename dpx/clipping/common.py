@@ -142,9 +142,7 @@ def separate(
 ) -> tuple[Weights, Capture] | None:
     """Takes functions of weights alone out of a loss, if large parameters have no rule for want of it."""
     opaque = zip(closed.in_avals, captured.opaque, strict=False)
-    large = [
-        k for k, (aval, names) in enumerate(opaque) if names and _weights.is_large(aval.shape)
-    ]
+    large = [k for k, (aval, names) in enumerate(opaque) if names and _weights.is_large(aval.shape)]
     if not large:
         return None
     flat, refused = hoisting.hoisted(jaxprs.flat(closed), count), set()
