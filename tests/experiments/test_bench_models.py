@@ -72,3 +72,9 @@ def test_options_of_a_case_are_those_of_clipped_grad():
     case = Case(lambda p, x: jnp.sum(p["a"] * p["b"] * x), {"a": jnp.ones(3), "b": jnp.ones(3)},
                 (jnp.ones((2, 3)),), {"wrt": {"a": True, "b": False}})  # fmt: skip
     assert measure(case, 1)["parameters"] == 3
+
+
+def test_a_batch_that_is_taken_several_times_holds_as_much_more():
+    once, often = (measure(small(), 1, copies=copies) for copies in (1, 64))
+    assert often["error"] < 1e-6
+    assert often["temp_mib"] > 8 * once["temp_mib"]

@@ -3,18 +3,19 @@
     pip install -r experiments/bench/models_requirements.txt   # in an environment of its own
     python -m experiments.bench.models --workdir=runs/bench_models
     python -m experiments.bench.models --workdir=runs/bench_models --only='tunix|LSTM' --repeats=15
+    python -m experiments.bench.models --workdir=runs/bench_models_128 --copies=8 --compilations=1
 
 Every case is the loss of one example, written as its package wants it. `dpx.clipped_grad` is compared with
 `vmap(grad)`, whose gradients are added up in float64: sums must agree to 1e-5 (5e-3 in bfloat16),
 and no norm may be too small. Then the ordinary step (mean gradient, not private), `clipped_grad`
 and its method "vmap" are called in turn. The table has, all over the ordinary step, the median of the ratios
-of CPU time (T), that of CPU time for tracing and compilation, three times in turn (C), and the ratio of XLA's
+of CPU time (T), that of CPU time for tracing and compilation in turn (C), and the ratio of XLA's
 temporary bytes (M); and the share of parameter elements without a rule, whose per-example gradients are held,
 with the primitives that cause it.
 
 What does not run is a row too, with the exception in one line. Programs of a few milliseconds exaggerate T,
-and those with a few KiB of temporary memory M. Writes models.csv and models.md; a case that is in the CSV
-already is not measured again, unless --only names it.
+and those with a few KiB of temporary memory M; --copies takes every batch several times. Writes models.csv
+and models.md; a case that is in the CSV already is not measured again, unless --only names it.
 """
 
 import csv
@@ -61,13 +62,17 @@ INSTALL = "pip install -r experiments/bench/models_requirements.txt"
 _WORKDIR = flags.DEFINE_string("workdir", None, "Where the tables go.", required=True)
 _ONLY = flags.DEFINE_string("only", None, "Regular expression of the cases to measure (again).")
 _REPEATS = flags.DEFINE_integer("repeats", 5, "Timed turns of every program.", lower_bound=1)
+_COMPILATIONS = flags.DEFINE_integer(
+    "compilations", 3, "Compilations of both steps.", lower_bound=1
+)
+_COPIES = flags.DEFINE_integer("copies", 1, "How often each batch is taken.", lower_bound=1)
 
 
-def row(name: str, build: Callable[[], Case], repeats: int) -> dict[str, Any]:
-    """The case measured, or why it was not."""
+def row(name: str, build: Callable[[], Case], *settings: int) -> dict[str, Any]:
+    """The case measured, with the `settings` of `measure`, or why it was not."""
     found: dict[str, Any] = {"case": name, "third_party": int(name in THIRD_PARTY)}
     try:
-        return found | {"status": "ran"} | measure(build(), repeats)
+        return found | {"status": "ran"} | measure(build(), *settings)
     except ModuleNotFoundError as error:
         return found | {"status": f"not installed ({error.name}): {INSTALL}"}
     except Exception as error:  # Whatever others' code raises is a result.
@@ -125,6 +130,7 @@ def main(argv: list[str]) -> None:
         )
     workdir = Path(_WORKDIR.value)
     workdir.mkdir(parents=True, exist_ok=True)
+    settings = _REPEATS.value, _COMPILATIONS.value, _COPIES.value
     rows: dict[str, dict[str, Any]] = {}
     if (workdir / "models.csv").exists():
         with (workdir / "models.csv").open(newline="") as file:
@@ -132,7 +138,7 @@ def main(argv: list[str]) -> None:
     for name in wanted:
         if _ONLY.value is None and name in rows:
             continue
-        rows[name] = row(name, cases[name], _REPEATS.value)
+        rows[name] = row(name, cases[name], *settings)
         print(name, rows[name]["status"], rows[name].get("time", ""), flush=True)
         write(workdir, [rows[name] for name in cases if name in rows])
     write(workdir, [rows[name] for name in cases if name in rows])

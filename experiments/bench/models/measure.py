@@ -22,7 +22,6 @@ from dpx.clipping import params as clipping_params
 TOLERANCE = 1e-5  # of sums, for a model that computes in float32
 NARROW_TOLERANCE = 5e-3  # for one that computes in bfloat16, float16 or int8
 LEAST_MS = 20.0  # Shorter programs are called until they have taken that long.
-COMPILATIONS = 3  # Of both steps in turn: the table has the median of the ratios.
 
 
 class Case(NamedTuple):
@@ -155,21 +154,27 @@ def cpu_ms(program: Callable, leaves: list, batch: tuple, calls: int) -> float:
     return 1e3 * (time.process_time() - start) / calls
 
 
-def measure(case: Case, repeats: int) -> dict[str, Any]:
+def measure(case: Case, repeats: int, compilations: int = 1, copies: int = 1) -> dict[str, Any]:
     """One row of the table, without the name.
+
+    Args:
+      case: the model; its batch is taken `copies` times.
+      repeats: timed turns of every program.
+      compilations: of both steps in turn.
+      copies: more of them make a step that is long enough to tell.
 
     Raises:
       Exception: whatever the framework, JAX or dpx raise; ArithmeticError for a wrong result.
     """
     every = steps(case)
-    leaves, batch = every.leaves, jax.tree.map(jnp.asarray, case.batch)
+    leaves, batch = every.leaves, jax.tree.map(lambda x: jnp.concatenate([x] * copies), case.batch)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", ClippingWarning)
         share, names = fallback(case)
         oracle = compiled(every.per_example, leaves, batch).program(leaves, *batch)
         clip = float(np.median(norms_of(oracle)))
         programs, slower = {}, []
-        for _ in range(COMPILATIONS):
+        for _ in range(compilations):
             programs["ordinary"] = compiled(every.ordinary, leaves, batch)
             programs["dpx"] = compiled(every.clipped("auto", clip), leaves, batch)
             slower.append(programs["dpx"].seconds / programs["ordinary"].seconds)
