@@ -166,8 +166,8 @@ def _results(eqn: Any, values: list) -> list[Any]:
 def _stretched(x: Any, shape: Sequence[int]) -> Any:
     """An operand with the shape of the result, where it is stretched along some axes of length one, not all.
 
-    Then its derivative sums over all of them, and not over some alone: XLA's compiler for CPUs takes thirty times
-    as long to sum the products of a batch if an axis of length one is left before the one that it sums over.
+    Then its derivative sums over all of them, and not over some alone: XLA's compiler for CPUs takes thirty
+    times as long to sum the products of a batch if an axis of length one is left before the one summed over.
     """
     ones = [i for i, n in enumerate(jnp.shape(x)) if n == 1]
     if len({shape[i] == 1 for i in ones}) < 2:
