@@ -97,16 +97,16 @@ def inside(eqn: Any) -> Iterator[Any]:
                 yield inner
 
 
+def nested(eqn: Any) -> Iterator[Any]:
+    """An equation, and all equations inside it."""
+    yield eqn
+    for inner in inside(eqn):
+        for each in getattr(inner, "jaxpr", inner).eqns:
+            yield from nested(each)
+
+
 def has_custom_vjp(eqn: Any) -> bool:
-    if eqn.primitive.name.startswith("custom_vjp"):
-        return True
-    held = (
-        v
-        for value in eqn.params.values()
-        for v in (value if isinstance(value, tuple | list) else (value,))
-    )
-    inner = (getattr(v, "jaxpr", v) for v in held)
-    return any(has_custom_vjp(e) for jaxpr in inner for e in getattr(jaxpr, "eqns", ()))
+    return any(each.primitive.name.startswith("custom_vjp") for each in nested(eqn))
 
 
 def is_exact(params: dict[str, Any]) -> bool:

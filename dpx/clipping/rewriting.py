@@ -5,13 +5,17 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+from jax import lax
 from jax.extend import core
 
 from dpx.clipping import meshes
-from dpx.clipping.jaxprs import CALLS, REMAT, bind, inside, run
+from dpx.clipping.jaxprs import CALLS, REMAT, bind, nested, run
 
 # Equations with bodies that may be replaced by others that compute the same.
 BODIES = (*CALLS, *REMAT, "cond", "scan", "while")
+
+# Equations that stretch operands of as many axes, along those of length one.
+STRETCHING = ("add", "div", "max", "min", "mul", "sub")
 
 
 def vjp(function: Callable[..., Any], *arguments: Any) -> tuple[Any, Callable[..., Any]]:
@@ -58,10 +62,9 @@ def rewritten(closed: core.ClosedJaxpr) -> core.ClosedJaxpr:
 def _changes(jaxpr: Any) -> bool:
     """Whether any equation in a jaxpr is written otherwise here."""
     return any(
-        _rounds_nothing(eqn)
-        or _sums_over_leading_axes(eqn)
-        or any(_changes(getattr(inner, "jaxpr", inner)) for inner in inside(eqn))
+        _rounds_nothing(each) or _sums_over_leading_axes(each)
         for eqn in jaxpr.eqns
+        for each in nested(eqn)
     )
 
 
@@ -96,3 +99,23 @@ def _over_one_axis(eqn: Any, factors: Sequence[Any]) -> list[Any]:
     numbers = ((0,), (0,)), ((), ())
     eqn = eqn.replace(params=eqn.params | {"dimension_numbers": numbers})
     return bind(eqn, [x.reshape(-1, *x.shape[count:]) for x in factors])
+
+
+def stretched(eqn: Any, values: list) -> list:
+    """The operands of an equation, on one CPU with its shape where they are stretched along some axes.
+
+    If these are not all their axes of length one, differentiation would sum over some of them alone: XLA's
+    compiler for CPUs takes thirty times as long to sum the products of a batch if an axis of length one is
+    left before the one summed over.
+    """
+    if eqn.primitive.name not in STRETCHING or not meshes.on_one_cpu():
+        return values
+    return [_stretched(x, eqn.outvars[0].aval.shape) for x in values]
+
+
+def _stretched(x: Any, shape: Sequence[int]) -> Any:
+    ones = [i for i, n in enumerate(jnp.shape(x)) if n == 1]
+    if len({shape[i] == 1 for i in ones}) < 2:
+        return x
+    kept = [i for i in range(len(shape)) if i not in ones]
+    return lax.broadcast_in_dim(lax.squeeze(x, ones), shape, kept)

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 import jax.numpy as jnp
 
-from dpx.clipping.jaxprs import REMAT, inside, variables
+from dpx.clipping.jaxprs import REMAT, nested, variables
 from dpx.clipping.materialize import accumulator
 from dpx.clipping.program import Program
 
@@ -56,5 +56,4 @@ def find(program: Program) -> Tail:
 
 
 def _recomputes(eqn: Any) -> bool:
-    inner = (getattr(called, "jaxpr", called) for called in inside(eqn))
-    return eqn.primitive.name in REMAT or any(_recomputes(e) for jaxpr in inner for e in jaxpr.eqns)
+    return any(each.primitive.name in REMAT for each in nested(eqn))

@@ -15,13 +15,10 @@ import jax.numpy as jnp
 from jax import lax
 from jax.extend import core
 
-from dpx.clipping import convolutions, meshes
+from dpx.clipping import convolutions, meshes, rewriting
 from dpx.clipping.jaxprs import CALLS, REMAT, bind, scan_parts
 from dpx.clipping.rounding import settled
 from dpx.clipping.uses import Use
-
-# Equations that stretch operands of as many axes, along those of length one.
-STRETCHING = ("add", "div", "max", "min", "mul", "sub")
 
 # What is handed out for a use: (left factor, right factor) -> arrays.
 Export = Callable[..., Any]
@@ -158,22 +155,7 @@ def _results(eqn: Any, values: list) -> list[Any]:
     if eqn.primitive.name == "conv_general_dilated":
         with eqn.ctx.manager:
             return [convolutions.evaluate(eqn, values)]
-    if eqn.primitive.name in STRETCHING and meshes.on_one_cpu():
-        values = [_stretched(x, eqn.outvars[0].aval.shape) for x in values]
-    return bind(eqn, values)
-
-
-def _stretched(x: Any, shape: Sequence[int]) -> Any:
-    """An operand with the shape of the result, where it is stretched along some axes of length one, not all.
-
-    Then its derivative sums over all of them, and not over some alone: XLA's compiler for CPUs takes thirty
-    times as long to sum the products of a batch if an axis of length one is left before the one summed over.
-    """
-    ones = [i for i, n in enumerate(jnp.shape(x)) if n == 1]
-    if len({shape[i] == 1 for i in ones}) < 2:
-        return x
-    kept = [i for i in range(len(shape)) if i not in ones]
-    return lax.broadcast_in_dim(lax.squeeze(x, ones), shape, kept)
+    return bind(eqn, rewriting.stretched(eqn, values))
 
 
 def _cotangent(operands: tuple, cotangent: jax.Array) -> jax.Array:

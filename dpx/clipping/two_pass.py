@@ -25,7 +25,7 @@ from dpx.clipping import common, engine, grams, linear, meshes, rewriting, rules
 from dpx.clipping import plan as _plan
 from dpx.clipping import tail as _tail
 from dpx.clipping.engine import Found
-from dpx.clipping.jaxprs import inside, run, variables
+from dpx.clipping.jaxprs import nested, run, variables
 from dpx.clipping.materialize import Loss, Norms, Pass, accumulator, over_examples
 from dpx.clipping.plan import Choice, Direct, InPlace
 from dpx.clipping.program import Program, trace
@@ -87,12 +87,10 @@ def _narrows(jaxpr: Any) -> bool:
 
     A loss may be: what is pulled back from it, a clip factor, is rounded down before.
     """
-    for eqn in jaxpr.eqns:
+    for eqn in (each for outer in jaxpr.eqns for each in nested(outer)):
         types = [v.aval.dtype for v in eqn.outvars if getattr(v.aval, "ndim", 0)]
         floats = (t for t in types if jnp.issubdtype(t, jnp.floating))
         if eqn.primitive.name == "reduce_precision" or any(accumulator(t) != t for t in floats):
-            return True
-        if any(_narrows(getattr(inner, "jaxpr", inner)) for inner in inside(eqn)):
             return True
     return False
 

@@ -130,9 +130,8 @@ def test_norms_alike_are_traced_once(monkeypatch):
     shapes = {"up": (WIDTH, 29), "down": (29, WIDTH)}
     blocks = [{k: jnp.zeros(s) for k, s in shapes.items()} for _ in range(DEPTH)]
     jax.make_jaxpr(fn)(blocks, X)
-    assert (
-        len(calls) <= 4
-    )  # Of two shapes, and each once more to learn the shape of the norm itself.
+    # Of two shapes, and each once more to learn the shape of the norm itself.
+    assert len(calls) <= 4
 
 
 def test_a_program_without_anything_to_rewrite_stays_itself():
