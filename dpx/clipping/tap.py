@@ -15,7 +15,7 @@ import jax.numpy as jnp
 from jax import lax
 from jax.extend import core
 
-from dpx.clipping import convolutions, meshes, rewriting
+from dpx.clipping import convolutions, meshes, repeats, rewriting
 from dpx.clipping.jaxprs import CALLS, REMAT, bind, scan_parts
 from dpx.clipping.rounding import settled
 from dpx.clipping.uses import Use
@@ -80,11 +80,23 @@ class Tapped:
         def read(atom: Any) -> Any:
             return atom.val if isinstance(atom, core.Literal) else env[atom]
 
-        for index, eqn in enumerate(jaxpr.eqns):
+        heres = [(*path, index) for index in range(len(jaxpr.eqns))]
+        alone = {i for i, here in enumerate(heres) if here in self.at or here in self.enclosing}
+        if not path:
+            alone.add(self.after - 1)
+        repeated = repeats.find(jaxpr, alone, _results)
+        done = 0
+        for index, (here, eqn) in enumerate(zip(heres, jaxpr.eqns, strict=True)):
             if not path and index == self.after:
                 for i, var in enumerate(self.watched):
                     env[var] = _tap(_cotangent, self.stacked, env[var], (), slots[-1 - i])
-            here = (*path, index)
+            if index < done:
+                continue
+            if (run := repeated.get(index)) is not None:
+                results = run.function(*map(read, run.operands))
+                env.update(zip(run.results, results, strict=True))
+                done = run.after
+                continue
             values = [read(atom) for atom in eqn.invars]
             if here in self.enclosing:
                 results = self._enter(eqn, values, slots, here)
