@@ -146,8 +146,16 @@ def gradient(conv: Convolution, x: jax.Array, cotangent: jax.Array) -> jax.Array
         )  # fmt: skip
 
     # One after the other, or all parts would be held at once, which are the patches.
-    firsts = np.array(list(itertools.product(*map(range, conv.window[:outer]))))
-    parts = lax.map(product, jnp.asarray(firsts)) if outer else product(())[None]
+    firsts = jnp.asarray(np.array(list(itertools.product(*map(range, conv.window[:outer])))))
+    if outer and cotangent.size:
+        # XLA makes zeros that loops start from when the program starts, and holds them. This it cannot.
+        one = jax.eval_shape(product, firsts[0])
+        parts = jnp.broadcast_to(cotangent.reshape(-1)[0].astype(dtype), (len(firsts), *one.shape))
+        parts = lax.fori_loop(
+            0, len(firsts), lambda i, parts: parts.at[i].set(product(firsts[i])), parts
+        )
+    else:
+        parts = lax.map(product, firsts) if outer else product(())[None]
     # (*window, group, input feature, output feature) -> the kernel's own order, groups leading in its output.
     total = parts.reshape(*conv.window, *parts.shape[1 + len(inner) :])
     total = jnp.moveaxis(total, spatial, spatial + 1)
