@@ -133,35 +133,60 @@ def gradient(conv: Convolution, x: jax.Array, cotangent: jax.Array) -> jax.Array
     outer = spatial
     while outer and conv.window[outer - 1] <= conv.params["window_strides"][outer - 1]:
         outer -= 1
-    inner = conv.window[outer:]
-    order = [*range(offsets, offsets + len(inner)), group, feature_in, feature_out]
+    # A product takes the cotangent as it lies, with features before its positions or after them.
+    made = [*range(offsets + 2 + outer, offsets + 2 + spatial), group, feature_in, feature_out]
+    if numbers.out_spec[1] < numbers.out_spec[-1]:
+        made[-2:] = feature_out, feature_in
+    # The order of the kernel's own axes; entries for one offset along the first ones have length one there.
+    order: list[int] = []
+    for which in np.argsort(numbers.rhs_spec).tolist():
+        taken_together = [offsets + which] if which >= 2 + outer else []
+        order += {0: [group, feature_out], 1: [feature_in]}.get(which, taken_together)
+    shape = list(conv.kernel)
+    for axis in numbers.rhs_spec[2 : 2 + outer]:
+        shape[axis] = 1
 
     def product(first: Sequence[Any]) -> jax.Array:
         taken = conv.windows(conv.part(padded, first), numbers.lhs_spec[2 + outer :])
-        axes = [*range(offsets, offsets + len(inner)), *x_axes]
+        axes = [*made[:-3], *x_axes]
         taken, axes = _grouped(taken, axes, feature_in, group, groups)
-        return jnp.einsum(
-            taken, axes, cotangent, cotangent_axes, order,
+        found = jnp.einsum(
+            taken, axes, cotangent, cotangent_axes, made,
             preferred_element_type=dtype, precision=lax.Precision.HIGHEST,
         )  # fmt: skip
+        return found.transpose([made.index(axis) for axis in order]).reshape(shape)
 
-    # One after the other, or all parts would be held at once, which are the patches.
+    if not outer:
+        return product(())
     firsts = jnp.asarray(np.array(list(itertools.product(*map(range, conv.window[:outer])))))
-    if outer and cotangent.size:
-        # XLA makes zeros that loops start from when the program starts, and holds them. This it cannot.
-        one = jax.eval_shape(product, firsts[0])
-        parts = jnp.broadcast_to(cotangent.reshape(-1)[0].astype(dtype), (len(firsts), *one.shape))
-        parts = lax.fori_loop(
-            0, len(firsts), lambda i, parts: parts.at[i].set(product(firsts[i])), parts
-        )
-    else:
-        parts = lax.map(product, firsts) if outer else product(())[None]
-    # (*window, group, input feature, output feature) -> the kernel's own order, groups leading in its output.
-    total = parts.reshape(*conv.window, *parts.shape[1 + len(inner) :])
-    total = jnp.moveaxis(total, spatial, spatial + 1)
-    total = total.reshape(*conv.window, total.shape[spatial], -1)
-    spec = numbers.rhs_spec
-    return jnp.moveaxis(total, range(spatial + 2), [*spec[2:], spec[1], spec[0]])
+
+    def step(i: jax.Array, total: jax.Array) -> jax.Array:
+        starts = [jnp.zeros_like(i)] * total.ndim
+        for j, axis in enumerate(numbers.rhs_spec[2 : 2 + outer]):
+            starts[axis] = firsts[i, j].astype(i.dtype)
+        return _update(total, product(firsts[i]), starts)
+
+    # One after the other, or all parts would be held at once, which are the patches. XLA makes the zeros that
+    # a loop starts from when the program starts, and holds them until then; anything else it makes in time.
+    first = cotangent.reshape(-1)[:1].astype(dtype).sum()
+    return lax.fori_loop(0, len(firsts), step, jnp.broadcast_to(first, conv.kernel))
+
+
+@jax.custom_batching.custom_vmap
+def _update(x: jax.Array, part: jax.Array, starts: Sequence[jax.Array]) -> jax.Array:
+    return lax.dynamic_update_slice(x, part, starts)
+
+
+@_update.def_vmap
+def _update_rule(
+    size: int, batched: Any, x: jax.Array, part: jax.Array, starts: Sequence[jax.Array]
+):
+    """The same of a batch, of which JAX would make a scatter: XLA writes twice as many kernels for one."""
+    x, part = (
+        a if is_batched else jnp.broadcast_to(a, (size, *a.shape))
+        for a, is_batched in zip((x, part), batched, strict=False)
+    )
+    return _update(x, part, [jnp.zeros_like(starts[0]), *starts]), True
 
 
 def _grouped(
@@ -179,7 +204,9 @@ def use(eqn: Any, which: int, view: View, sizes: Any) -> tuple | None:
         return None
     by_patches, gradient = forms
     left_axes, right_axes = patch_axes(eqn, view.axes)
-    return by_patches, left_axes, right_axes, None, (gradient, view.axes)
+    numbers = eqn.params["dimension_numbers"]
+    examples = numbers.lhs_spec[0], numbers.out_spec[0]
+    return by_patches, left_axes, right_axes, None, (gradient, view.axes, examples)
 
 
 def rule(eqn: Any, which: int) -> tuple[Callable | None, Callable] | None:

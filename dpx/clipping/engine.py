@@ -17,7 +17,7 @@ from dpx.clipping import alike, common, fixed_terms, grams, masked, meshes, rule
 from dpx.clipping import plan as _plan
 from dpx.clipping.joint import Sums
 from dpx.clipping.materialize import Loss, Pass, accumulator, over_examples
-from dpx.clipping.plan import Choice, Direct
+from dpx.clipping.plan import Choice, Direct, Repeated
 from dpx.clipping.program import Program, trace
 from dpx.clipping.rounding import settled, sum_of_squares
 from dpx.clipping.tap import Tapped
@@ -37,6 +37,10 @@ def run(program: Program, leaves: Sequence[jax.Array], batch: Any) -> Pass:
 
 def _run(program: Program, batch: Any, leaves: Sequence[jax.Array]) -> Pass:
     choices = program.choices
+    # Several devices would reduce every product that such a sum is made of, and would have to vary less.
+    one_device = jax.device_count() == 1
+    if one_device and program.weights is None:
+        choices = [_plan.unrepeated(choice) for choice in choices]
 
     def hold(found: Sequence[Found]) -> tuple[list, list, list]:
         gradients = {
@@ -48,7 +52,7 @@ def _run(program: Program, batch: Any, leaves: Sequence[jax.Array]) -> Pass:
         held, seen = [], []
         for k, choice in enumerate(choices):
             kept = gradients[k] if k in gradients else assemble(choice, found[k])
-            held.append(kept)
+            held.append(found[k].given[0] if isinstance(choice, Repeated) else kept)
             if (rule := _plan.gram(choice)) is None:
                 seen.append(kept)
             elif found[k].terms or rule.is_masked:
@@ -65,7 +69,6 @@ def _run(program: Program, batch: Any, leaves: Sequence[jax.Array]) -> Pass:
         # Two equal rows: XLA's CPU compiler leaves a product of matrices to a library, but writes a kernel of
         # its own for a vector times each shape of matrix, which is no faster and takes long to compile.
         # Several devices would add up both; and they keep each sum by itself, laid out like its parameter.
-        one_device = jax.device_count() == 1
         distinct = {id(w): w for w in weights}
         rows = {k: jnp.stack([w] * (2 if one_device else 1)) for k, w in distinct.items()}
         alone, joints, together = {}, [], []
@@ -79,6 +82,8 @@ def _run(program: Program, batch: Any, leaves: Sequence[jax.Array]) -> Pass:
                 continue
             if (rule := _plan.gram(choice)) is None:
                 total = _held_sums(kept, rows[id(weights[k])])[0].reshape(leaves[k].shape)
+            elif isinstance(choice, Repeated):
+                total = _sum_of_products(choice, *kept, weights[k])
             else:
                 total = rules.weighted_sum(rule.layout, kept, weights[k]).reshape(leaves[k].shape)
                 if common_ is not None:
@@ -117,7 +122,11 @@ def backward(
 
     All of it for every example, except for the last.
     """
-    taps = [(use, export(use)) for choice in choices for use in choice.tapped]
+    taps = [
+        (use, _both if isinstance(choice, Repeated) else export(use))
+        for choice in choices
+        for use in choice.tapped
+    ]
     weights = program.weights
     fixed = (
         common.Batch(weights, program.captured, choices, leaves) if weights is not None else None
@@ -163,11 +172,18 @@ def export(use: Use) -> Callable[..., Any]:
     return factors
 
 
+def _both(operand: jax.Array, cotangent: jax.Array) -> tuple[jax.Array, jax.Array]:
+    return operand, cotangent
+
+
 def assemble(choice: Choice, found: Found) -> Any:
-    """What is kept of one example: its gradient, or its factors as matrices."""
+    """One example's gradient, or its factors as matrices."""
     if isinstance(choice, Direct):
         return _with_terms(found.given, found)
     layout = choice.rule.layout
+    if isinstance(choice, Repeated):
+        (use,), ((operand, cotangent),) = choice.rule.uses, found.given
+        return [rules.pair(use, layout, use.left((operand,)), use.right(cotangent))]
     pairs, gradients = [], []
     for use, each in zip(choice.tapped, found.given, strict=True):
         if not use.by_factors:
@@ -219,6 +235,24 @@ def squared_norm(choice: Choice, held: Any, found: Found) -> jax.Array:
         dots = [fixed_terms.arranged_dots(use, rule.layout, *each[2:]) for use, each in given]
         return fixed_terms.squared_norm(rule.layout, held, found.terms, dots)
     return grams.squared_norm(rule.layout, held)
+
+
+def _sum_of_products(
+    choice: Repeated, operands: jax.Array, cotangents: jax.Array, weights: jax.Array
+) -> jax.Array:
+    """The sum over examples of gradients times weights, from what these are made of."""
+    (use,) = choice.rule.uses
+    assert use.gradient is not None
+    weights = weights.astype(accumulator(cotangents.dtype))
+    both = operands, cotangents * weights.reshape(-1, *[1] * (cotangents.ndim - 1))
+    total = use.gradient.product(*map(_joined, both, use.gradient.examples))
+    return _to_parameter(total, use, choice.rule.layout.shape)
+
+
+def _joined(x: jax.Array, axis: int) -> jax.Array:
+    """All examples as one, along an axis of each."""
+    x = jnp.moveaxis(x, 0, axis)
+    return x.reshape(*x.shape[:axis], x.shape[axis] * x.shape[axis + 1], *x.shape[axis + 2 :])
 
 
 @jax.jit  # Traced once for all gradients of one shape.

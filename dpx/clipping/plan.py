@@ -64,6 +64,20 @@ class Factors(NamedTuple):
         return self.rule.uses
 
 
+class Repeated(NamedTuple):
+    """The only use of this parameter hands out an operand and a cotangent, which make its factors.
+
+    These are not kept, because they repeat entries of the operand: the sum is made of it too.
+    """
+
+    rule: Rule
+
+    @property
+    def tapped(self) -> tuple[Use, ...]:
+        """The uses whose operands are asked for."""
+        return tuple(use.without_factors() for use in self.rule.uses)
+
+
 class InPlace(NamedTuple):
     """The only use of this parameter hands out no more than squared norms."""
 
@@ -75,7 +89,7 @@ class InPlace(NamedTuple):
         return self.rule.uses
 
 
-Choice = Direct | Factors | InPlace
+Choice = Direct | Factors | Repeated | InPlace
 
 
 def choose(captured: Capture, weights: Weights | None = None) -> list[Choice]:
@@ -109,6 +123,17 @@ def choose(captured: Capture, weights: Weights | None = None) -> list[Choice]:
         taps = by_gram or any(_prefers_product(use, math.prod(shape)) for use in uses)
         choices.append(Factors(rule) if taps else Direct(rule))
     return choices
+
+
+def unrepeated(choice: Choice) -> Choice:
+    """The same for a pass that sums over all examples at once, without factors that repeat an operand."""
+    if not isinstance(choice, Factors) or not choice.rule.by_gram or len(choice.rule.uses) > 1:
+        return choice
+    (use,) = choice.rule.uses
+    if use.gradient is None or use.loops or use.scale is not None:
+        return choice
+    repeats = math.prod(use.left_aval.shape) > math.prod(use.gradient.aval.shape)
+    return Repeated(choice.rule) if repeats else choice
 
 
 def in_place(choice: Choice, kept: bool) -> Choice:

@@ -1,8 +1,8 @@
 """Equations that a jaxpr repeats, such as those of blocks that nobody scanned, differentiated only once.
 
-JAX keeps the derivative of a function under `jax.jit`, and what it makes of it for a batch, for the next call.
-Equations that stand one after the other, and again elsewhere, are such a function; it is inlined, so that the
-compiler sees the same equations as without.
+JAX keeps the derivative of a function under `jax.jit`, and its form for a batch, for the next call. Equations
+that stand one after the other, and again elsewhere, are made such a function. It is inlined, so that the
+compiler sees the equations that it would see without.
 """
 
 import functools

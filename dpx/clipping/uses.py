@@ -36,12 +36,14 @@ class Gradient(NamedTuple):
       axes: what its axes stand for.
       operand: takes the other operand.
       aval: shape and dtype of that.
+      examples: the axes of the two along which they may hold several examples, whose gradients are added up.
     """
 
     product: Callable[[jax.Array, jax.Array], jax.Array]
     axes: Axes
     operand: Callable[[Sequence[jax.Array]], jax.Array]
     aval: jax.ShapeDtypeStruct
+    examples: tuple[int, int]
 
 
 class Use(NamedTuple):
@@ -137,10 +139,10 @@ def find(eqn: Any, which: int, view: View, path: tuple[int, ...], sizes: Any) ->
         )
     elif view.gain != 1:
         right = functools.partial(_times, view.gain, right)
-        gradient = gradient and (functools.partial(_times, view.gain, gradient[0]), gradient[1])
+        gradient = gradient and (functools.partial(_times, view.gain, gradient[0]), *gradient[1:])
     if gradient is not None:
-        product, axes = gradient
-        gradient = Gradient(product, axes, _Operand(1 - which), operands[1 - which])
+        product, axes, examples = gradient
+        gradient = Gradient(product, axes, _Operand(1 - which), operands[1 - which], examples)
     if left is None:
         use = Use(
             view.param, eqn.primitive.name, path, view.loops, _Operand(1 - which), right, (), (),
@@ -290,7 +292,7 @@ def _slice(eqn, which, view, sizes):
 
 
 # (equation, which operand, what its axes stand for, sizes) -> `left`, `left_axes`, `right_axes`, `indexed`, a
-# gradient without factors and its axes, and `right` where it is not the cotangent itself.
+# gradient without factors, its axes and those of examples; and `right` where it is not the cotangent itself.
 RULES: dict[str, Callable[..., Any]] = {
     "dot_general": _dot_general,
     "gather": _gather,
