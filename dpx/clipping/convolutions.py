@@ -146,7 +146,7 @@ def gradient(conv: Convolution, x: jax.Array, cotangent: jax.Array) -> jax.Array
     for axis in numbers.rhs_spec[2 : 2 + outer]:
         shape[axis] = 1
 
-    def product(first: Sequence[Any]) -> jax.Array:
+    def product(first: Any) -> jax.Array:
         taken = conv.windows(conv.part(padded, first), numbers.lhs_spec[2 + outer :])
         axes = [*made[:-3], *x_axes]
         taken, axes = _grouped(taken, axes, feature_in, group, groups)

@@ -83,7 +83,8 @@ def _run(program: Program, batch: Any, leaves: Sequence[jax.Array]) -> Pass:
             if (rule := _plan.gram(choice)) is None:
                 total = _held_sums(kept, rows[id(weights[k])])[0].reshape(leaves[k].shape)
             elif isinstance(choice, Repeated):
-                total = _sum_of_products(choice, *kept, weights[k])
+                operands, cotangents = kept
+                total = _sum_of_products(choice, operands, cotangents, weights[k])
             else:
                 total = rules.weighted_sum(rule.layout, kept, weights[k]).reshape(leaves[k].shape)
                 if common_ is not None:

@@ -127,13 +127,16 @@ def choose(captured: Capture, weights: Weights | None = None) -> list[Choice]:
 
 def unrepeated(choice: Choice) -> Choice:
     """The same for a pass that sums over all examples at once, without factors that repeat an operand."""
-    if not isinstance(choice, Factors) or not choice.rule.by_gram or len(choice.rule.uses) > 1:
+    if not isinstance(choice, Factors) or not choice.rule.by_gram:
         return choice
-    (use,) = choice.rule.uses
-    if use.gradient is None or use.loops or use.scale is not None:
-        return choice
-    repeats = math.prod(use.left_aval.shape) > math.prod(use.gradient.aval.shape)
-    return Repeated(choice.rule) if repeats else choice
+    repeats = [
+        use.gradient is not None
+        and not use.loops
+        and use.scale is None
+        and math.prod(use.left_aval.shape) > math.prod(use.gradient.aval.shape)
+        for use in choice.rule.uses
+    ]
+    return Repeated(choice.rule) if repeats == [True] else choice
 
 
 def in_place(choice: Choice, kept: bool) -> Choice:
