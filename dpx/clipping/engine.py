@@ -36,11 +36,8 @@ def run(program: Program, leaves: Sequence[jax.Array], batch: Any) -> Pass:
 
 
 def _run(program: Program, batch: Any, leaves: Sequence[jax.Array]) -> Pass:
-    choices = program.choices
-    # Several devices would reduce every product that such a sum is made of, and would have to vary less.
+    choices = program.one_pass
     one_device = jax.device_count() == 1
-    if one_device and program.weights is None:
-        choices = [_plan.unrepeated(choice) for choice in choices]
 
     def hold(found: Sequence[Found]) -> tuple[list, list, list]:
         gradients = {

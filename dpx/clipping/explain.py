@@ -103,7 +103,7 @@ def explain_clipping(
     if (parts := program.parts) is not None:
         paths, leaves = parts.described(paths, leaves)
     for k, (path, leaf) in enumerate(zip(paths, leaves, strict=True)):
-        choice = program.choices[k]
+        choice = program.one_pass[k]
         uses = (*map(plan.describe, program.captured.uses[k]), *program.captured.opaque[k])
         if not uses and program.weights is not None and program.weights.leads(k):
             uses = ("function of weights",)
@@ -128,8 +128,8 @@ def _numbers(of: ParameterClipping | Explanation) -> tuple[str, str]:
 def _costs(choice: Choice, leaf: Any) -> tuple[int, int]:
     """Extra operations, and bytes held, for one example."""
     if (rule := plan.gram(choice)) is not None:
-        factors = [(use.left_aval, use.right_aval, math.prod(use.lengths)) for use in rule.uses]
-        held = sum(n * (_bytes(left) + _bytes(right)) for left, right, n in factors)
+        kept = [(use.left_aval, use.right_aval, math.prod(use.lengths)) for use in choice.tapped]
+        held = sum(n * (_bytes(left) + _bytes(right)) for left, right, n in kept)
         return plan.gram_flops(rule), held
     return 4 * leaf.size, _bytes(leaf)
 

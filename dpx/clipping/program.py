@@ -40,6 +40,14 @@ class Program(NamedTuple):
     weights: Weights | None = None
     parts: Parts | None = None
 
+    @property
+    def one_pass(self) -> list[Choice]:
+        """How each parameter is treated in a pass that sums over all examples at once."""
+        # Several devices would reduce each product that such a sum is made of.
+        if jax.device_count() > 1 or self.weights is not None:
+            return self.choices
+        return [_plan.unrepeated(choice) for choice in self.choices]
+
     def of_parts(
         self, run: Callable[[Sequence[jax.Array]], Pass], leaves: Sequence[jax.Array]
     ) -> Pass:

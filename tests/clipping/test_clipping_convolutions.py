@@ -255,3 +255,46 @@ def test_patches_are_not_held_where_the_gradient_is():
     clipped = jax.jit(clipping.clipped_grad(loss, l2_clip_norm=1.0))
     memory = clipped.lower(kernel, x).compile().memory_analysis()
     assert memory.temp_size_in_bytes < 9 * x.nbytes
+
+
+@pytest.mark.parametrize(
+    ("numbers", "gain"),
+    [
+        (("NHWC", "HWIO", "NHWC"), 1),
+        pytest.param(("NCHW", "OIHW", "NCHW"), -2, marks=pytest.mark.slow),
+        pytest.param(("HCNW", "WOHI", "WHCN"), 0.5, marks=pytest.mark.slow),
+    ],
+    ids=str,
+)
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_sums_are_made_of_inputs_where_norms_are_of_patches(numbers, gain, dtype):
+    """An example of two images, whose kernel is larger than their patches."""
+    size = {"N": 2, "C": 16, "H": 3, "W": 2}
+    x = drawn(3, *(size[axis] for axis in numbers[0])).astype(dtype)
+    x *= jnp.arange(1, 4, dtype=dtype).reshape(-1, 1, 1, 1, 1)
+    size |= {"H": 3, "W": 2, "O": 32, "I": 16}
+    kernel = (drawn(*(size[axis] for axis in numbers[1])) / 8).astype(dtype)
+
+    def loss(params, x):
+        y = jax.lax.conv_general_dilated(
+            x, params["kernel"] * gain, (2, 1), "SAME", dimension_numbers=numbers
+        )
+        return jnp.sum(jnp.sin(y.astype("f4")))
+
+    params = {"kernel": kernel}
+    program = trace(lambda leaves, example: loss({"kernel": leaves[0]}, example[0]), [kernel], [x])
+    assert isinstance(plan.unrepeated(program.choices[0]), plan.Repeated)
+    norms = clipped_by_hand(params, loss, x, 1.0)[1]
+    clip = float(jnp.median(norms))
+    found = jax.jit(clipping.clipped_grad(loss, l2_clip_norm=clip))(params, x)
+    np.testing.assert_allclose(found.norms, norms, rtol=1e-4 if dtype == "float32" else 2e-2)
+    gradients = jax.vmap(jax.grad(loss), (None, 0))(params, x)["kernel"].astype("f4")
+    factors = np.minimum(1, clip / np.asarray(found.norms))
+    expected = np.tensordot(factors, np.asarray(gradients, "f8"), 1)
+    scale = np.abs(expected).max()
+    rounding = 3e-5 if dtype == "float32" else 1e-2
+    np.testing.assert_allclose(found.grads["kernel"], expected, atol=rounding * scale)
+    alone = jax.jit(clipping.clipped_grad(loss, l2_clip_norm=0.5))
+    for each in x:
+        added = np.asarray(alone(params, each[None]).grads["kernel"], "f8")
+        assert np.linalg.norm(added) <= 0.5 * (1 + 1e-6)

@@ -222,6 +222,13 @@ FAULTS = (
         "tests/clipping/test_clipping_parts.py::test_parts_have_the_threshold_of_their_parameter",
     ),
     Fault(
+        "the sums of gradients of convolutions are not clipped",
+        "dpx/clipping/engine.py",
+        "both = operands, cotangents * weights.reshape(-1, *[1] * (cotangents.ndim - 1))",
+        "both = operands, cotangents",
+        "tests/clipping/test_clipping_convolutions.py::test_sums_are_made_of_inputs_where_norms_are_of_patches",
+    ),
+    Fault(
         "parameters whose sums are taken together all get the first ones",
         "dpx/clipping/joint.py",
         "np.arange(e - n // length, e)",
