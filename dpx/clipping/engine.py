@@ -17,7 +17,7 @@ from dpx.clipping import alike, common, fixed_terms, grams, masked, meshes, rule
 from dpx.clipping import plan as _plan
 from dpx.clipping.joint import Sums
 from dpx.clipping.materialize import Loss, Pass, accumulator, over_examples
-from dpx.clipping.plan import Choice, Direct, Repeated
+from dpx.clipping.plan import Choice, Direct, FromInput
 from dpx.clipping.program import Program, trace
 from dpx.clipping.rounding import settled, sum_of_squares
 from dpx.clipping.tap import Tapped
@@ -49,7 +49,7 @@ def _run(program: Program, batch: Any, leaves: Sequence[jax.Array]) -> Pass:
         held, seen = [], []
         for k, choice in enumerate(choices):
             kept = gradients[k] if k in gradients else assemble(choice, found[k])
-            held.append(found[k].given[0] if isinstance(choice, Repeated) else kept)
+            held.append(found[k].given[0] if isinstance(choice, FromInput) else kept)
             if (rule := _plan.gram(choice)) is None:
                 seen.append(kept)
             elif found[k].terms or rule.is_masked:
@@ -79,7 +79,7 @@ def _run(program: Program, batch: Any, leaves: Sequence[jax.Array]) -> Pass:
                 continue
             if (rule := _plan.gram(choice)) is None:
                 total = _held_sums(kept, rows[id(weights[k])])[0].reshape(leaves[k].shape)
-            elif isinstance(choice, Repeated):
+            elif isinstance(choice, FromInput):
                 operands, cotangents = kept
                 total = _sum_of_products(choice, operands, cotangents, weights[k])
             else:
@@ -121,7 +121,7 @@ def backward(
     All of it for every example, except for the last.
     """
     taps = [
-        (use, _both if isinstance(choice, Repeated) else export(use))
+        (use, _both if isinstance(choice, FromInput) else export(use))
         for choice in choices
         for use in choice.tapped
     ]
@@ -179,7 +179,7 @@ def assemble(choice: Choice, found: Found) -> Any:
     if isinstance(choice, Direct):
         return _with_terms(found.given, found)
     layout = choice.rule.layout
-    if isinstance(choice, Repeated):
+    if isinstance(choice, FromInput):
         (use,), ((operand, cotangent),) = choice.rule.uses, found.given
         return [rules.pair(use, layout, use.left((operand,)), use.right(cotangent))]
     pairs, gradients = [], []
@@ -236,7 +236,7 @@ def squared_norm(choice: Choice, held: Any, found: Found) -> jax.Array:
 
 
 def _sum_of_products(
-    choice: Repeated, operands: jax.Array, cotangents: jax.Array, weights: jax.Array
+    choice: FromInput, operands: jax.Array, cotangents: jax.Array, weights: jax.Array
 ) -> jax.Array:
     """The sum over examples of gradients times weights, from what these are made of."""
     (use,) = choice.rule.uses

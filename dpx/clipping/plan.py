@@ -64,17 +64,18 @@ class Factors(NamedTuple):
         return self.rule.uses
 
 
-class Repeated(NamedTuple):
-    """The only use of this parameter hands out an operand and a cotangent, which make its factors.
+class FromInput(NamedTuple):
+    """The only use of this parameter hands out its input and the cotangent of its result.
 
-    These are not kept, because they repeat entries of the operand: the sum is made of it too.
+    The norm comes from the factors that these make. They are not kept, because they repeat entries of the
+    input, as patches do: the sum is made of input and cotangent.
     """
 
     rule: Rule
 
     @property
     def tapped(self) -> tuple[Use, ...]:
-        """The uses whose operands are asked for."""
+        """The use whose input is asked for."""
         return tuple(use.without_factors() for use in self.rule.uses)
 
 
@@ -89,7 +90,7 @@ class InPlace(NamedTuple):
         return self.rule.uses
 
 
-Choice = Direct | Factors | Repeated | InPlace
+Choice = Direct | Factors | FromInput | InPlace
 
 
 def choose(captured: Capture, weights: Weights | None = None) -> list[Choice]:
@@ -125,8 +126,8 @@ def choose(captured: Capture, weights: Weights | None = None) -> list[Choice]:
     return choices
 
 
-def unrepeated(choice: Choice) -> Choice:
-    """The same for a pass that sums over all examples at once, without factors that repeat an operand."""
+def from_input(choice: Choice) -> Choice:
+    """The same for a pass that sums over all examples at once: no factor is kept that repeats its input."""
     if not isinstance(choice, Factors) or not choice.rule.by_gram:
         return choice
     repeats = [
@@ -136,7 +137,7 @@ def unrepeated(choice: Choice) -> Choice:
         and math.prod(use.left_aval.shape) > math.prod(use.gradient.aval.shape)
         for use in choice.rule.uses
     ]
-    return Repeated(choice.rule) if repeats == [True] else choice
+    return FromInput(choice.rule) if repeats == [True] else choice
 
 
 def in_place(choice: Choice, kept: bool) -> Choice:

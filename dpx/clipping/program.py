@@ -46,7 +46,7 @@ class Program(NamedTuple):
         # Several devices would reduce each product that such a sum is made of.
         if jax.device_count() > 1 or self.weights is not None:
             return self.choices
-        return [_plan.unrepeated(choice) for choice in self.choices]
+        return [_plan.from_input(choice) for choice in self.choices]
 
     def of_parts(
         self, run: Callable[[Sequence[jax.Array]], Pass], leaves: Sequence[jax.Array]

@@ -80,13 +80,13 @@ class Tapped:
         def read(atom: Any) -> Any:
             return atom.val if isinstance(atom, core.Literal) else env[atom]
 
-        heres = [(*path, index) for index in range(len(jaxpr.eqns))]
-        alone = {i for i, here in enumerate(heres) if here in self.at or here in self.enclosing}
+        places = [(*path, index) for index in range(len(jaxpr.eqns))]
+        alone = {i for i, here in enumerate(places) if here in self.at or here in self.enclosing}
         if not path:
             alone.add(self.after - 1)
         repeated = repeats.find(jaxpr, alone, _results)
         done = 0
-        for index, (here, eqn) in enumerate(zip(heres, jaxpr.eqns, strict=True)):
+        for index, (here, eqn) in enumerate(zip(places, jaxpr.eqns, strict=True)):
             if not path and index == self.after:
                 for i, var in enumerate(self.watched):
                     env[var] = _tap(_cotangent, self.stacked, env[var], (), slots[-1 - i])

@@ -283,7 +283,7 @@ def test_sums_are_made_of_inputs_where_norms_are_of_patches(numbers, gain, dtype
 
     params = {"kernel": kernel}
     program = trace(lambda leaves, example: loss({"kernel": leaves[0]}, example[0]), [kernel], [x])
-    assert isinstance(plan.unrepeated(program.choices[0]), plan.Repeated)
+    assert isinstance(plan.from_input(program.choices[0]), plan.FromInput)
     norms = clipped_by_hand(params, loss, x, 1.0)[1]
     clip = float(jnp.median(norms))
     found = jax.jit(clipping.clipped_grad(loss, l2_clip_norm=clip))(params, x)

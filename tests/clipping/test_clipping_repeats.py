@@ -75,8 +75,8 @@ BETWEEN = [
 ]  # fmt: skip
 
 
-def exact(loss, params, batch):
-    out = jit(dpx.clipped_grad(loss, l2_clip_norm=1.0))(params, *batch)
+def exact(loss, params, batch, method="auto"):
+    out = jit(dpx.clipped_grad(loss, l2_clip_norm=1.0, method=method))(params, *batch)
     check(out, per_example(loss, params, batch), 1.0)
 
 
@@ -155,3 +155,15 @@ def test_equations_with_effects_stay_where_they_are():
     dpx.clipped_grad(loss, l2_clip_norm=1.0)(params, SEQUENCES)
     jax.effects_barrier()
     assert len(set(seen)) == 3 * BATCH
+
+
+def test_no_run_goes_on_where_the_last_recomputed_equation_ends():
+    """What is recomputed has no parameters here, and so is no block of its own."""
+    recomputed = jax.checkpoint(jax.jit(lambda x: jnp.sin(x) * 3))
+
+    def loss(params, x):
+        for w in params:
+            x = jnp.tanh(recomputed(jnp.cos(x))) @ w
+        return jnp.sum(x**2)
+
+    exact(loss, [normal(WIDTH, WIDTH, seed=i) for i in range(3)], (SEQUENCES,), "two_pass")
