@@ -168,8 +168,8 @@ def gradient(conv: Convolution, x: jax.Array, cotangent: jax.Array) -> jax.Array
 
     # One after the other, or all parts would be held at once, which are the patches. XLA makes the zeros that
     # a loop starts from when the program starts, and holds them until then; anything else it makes in time.
-    first = cotangent.reshape(-1)[:1].astype(dtype).sum()
-    return lax.fori_loop(0, len(firsts), step, jnp.broadcast_to(first, conv.kernel))
+    entry = cotangent.reshape(-1)[:1].astype(dtype).sum()
+    return lax.fori_loop(0, len(firsts), step, jnp.broadcast_to(entry, conv.kernel))
 
 
 @jax.custom_batching.custom_vmap

@@ -37,7 +37,6 @@ def run(program: Program, leaves: Sequence[jax.Array], batch: Any) -> Pass:
 
 def _run(program: Program, batch: Any, leaves: Sequence[jax.Array]) -> Pass:
     choices = program.one_pass
-    one_device = jax.device_count() == 1
 
     def hold(found: Sequence[Found]) -> tuple[list, list, list]:
         gradients = {
@@ -66,6 +65,7 @@ def _run(program: Program, batch: Any, leaves: Sequence[jax.Array]) -> Pass:
         # Two equal rows: XLA's CPU compiler leaves a product of matrices to a library, but writes a kernel of
         # its own for a vector times each shape of matrix, which is no faster and takes long to compile.
         # Several devices would add up both; and they keep each sum by itself, laid out like its parameter.
+        one_device = jax.device_count() == 1
         distinct = {id(w): w for w in weights}
         rows = {k: jnp.stack([w] * (2 if one_device else 1)) for k, w in distinct.items()}
         alone, joints, together = {}, [], []

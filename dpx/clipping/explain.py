@@ -102,8 +102,7 @@ def explain_clipping(
     rows, paths, leaves = [], parameters.paths, parameters.leaves
     if (parts := program.parts) is not None:
         paths, leaves = parts.described(paths, leaves)
-    for k, (path, leaf) in enumerate(zip(paths, leaves, strict=True)):
-        choice = program.one_pass[k]
+    for k, (path, leaf, choice) in enumerate(zip(paths, leaves, program.one_pass, strict=True)):
         uses = (*map(plan.describe, program.captured.uses[k]), *program.captured.opaque[k])
         if not uses and program.weights is not None and program.weights.leads(k):
             uses = ("function of weights",)

@@ -35,6 +35,9 @@ SUMS: dict[str, complex] = {"add": 1.0, "add_any": 1.0, "sub": -1.0, "complex": 
 
 Consumers = Callable[[], dict[Any, list[Any]]]
 
+# What evaluates one equation: (equation, its operands) -> its results.
+Evaluate = Callable[[Any, list], list]
+
 
 def variables(eqn: Any) -> list[Any]:
     """The variables that an equation takes."""
@@ -59,14 +62,17 @@ def bind(eqn: Any, values: list) -> list[Any]:
     return list(results) if eqn.primitive.multiple_results else [results]
 
 
-def run(eqns: Sequence[Any], env: dict[Any, Any], outs: Sequence[Any]) -> list[Any]:
+def run(
+    eqns: Sequence[Any], env: dict[Any, Any], outs: Sequence[Any], evaluate: Evaluate = bind
+) -> list[Any]:
     """Evaluates equations in an environment of variables."""
 
     def read(atom: Any) -> Any:
         return atom.val if isinstance(atom, core.Literal) else env[atom]
 
     for eqn in eqns:
-        env.update(zip(eqn.outvars, bind(eqn, [read(atom) for atom in eqn.invars]), strict=True))
+        operands = [read(atom) for atom in eqn.invars]
+        env.update(zip(eqn.outvars, evaluate(eqn, operands), strict=True))
     return [read(atom) for atom in outs]
 
 

@@ -13,10 +13,7 @@ import jax
 import numpy as np
 from jax.extend import core
 
-from dpx.clipping.jaxprs import variables
-
-# What evaluates one equation: (equation, its operands) -> its results.
-Evaluate = Callable[[Any, list], list]
+from dpx.clipping.jaxprs import Evaluate, run, variables
 
 
 class Repeat(NamedTuple):
@@ -101,10 +98,6 @@ def _hashable(value: Any) -> tuple[type, Any]:
 def _function(eqns: Sequence[Any], operands: tuple, results: tuple, evaluate: Evaluate) -> Callable:
     @functools.partial(jax.jit, inline=True)
     def repeated(*values: Any) -> list[Any]:
-        env = dict(zip(operands, values, strict=True))
-        for eqn in eqns:
-            taken = [v.val if isinstance(v, core.Literal) else env[v] for v in eqn.invars]
-            env.update(zip(eqn.outvars, evaluate(eqn, taken), strict=True))
-        return [env[v] for v in results]
+        return run(eqns, dict(zip(operands, values, strict=True)), results, evaluate)
 
     return repeated
