@@ -59,10 +59,9 @@ def capture(
 
     The inputs after them are derived weights: parameters times arrays that vary over the axes in `scaled`.
     """
-    try:
+    trained = [i < count + len(scaled) for i in range(len(closed.jaxpr.invars))]
+    with custom.reading(closed.jaxpr, trained):
         return _captured(closed, count, scaled)
-    finally:
-        custom.kept.cache_clear()
 
 
 def _captured(

@@ -6,8 +6,10 @@ of the result, these two are its factors, as for any product. And where the cota
 such as that of the largest entry by which a weight is scaled, what leads to this operand has no gradient.
 """
 
+import contextlib
+import contextvars
 import functools
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -21,6 +23,14 @@ from dpx.clipping.rounding import settled
 from dpx.clipping.views import View
 
 NAMES = ("custom_vjp_call", "custom_vjp_call_jaxpr")
+
+# What is transposed by a function that somebody wrote.
+TRANSPOSED = ("linear_call", "custom_transpose_call")
+
+_BY_HAND = (*NAMES, *TRANSPOSED, "custom_jvp_call")
+
+# Which operands are differentiated, of the equations of the jaxpr that is read.
+_TAKEN: contextvars.ContextVar[dict[Any, list[int]]] = contextvars.ContextVar("taken")
 
 
 class Backward(NamedTuple):
@@ -51,12 +61,33 @@ class Backward(NamedTuple):
         return frozenset(i for i, out in outs if is_zero(out))
 
 
-def backward(eqn: Any) -> Backward | None:
-    """Traces the backward pass of an equation for all its operands; None if its author refuses that."""
-    avals = [v.aval for v in eqn.invars]
-    which = tuple(i for i, a in enumerate(avals) if jnp.issubdtype(a.dtype, jnp.inexact))
-    outs = [v.aval for v in eqn.outvars]
-    of = [i for i, a in enumerate(outs) if jnp.issubdtype(a.dtype, jnp.inexact)]
+def taken(jaxpr: Any, trained: Sequence[bool]) -> dict[Any, list[int]]:
+    """Equations with a derivative by hand, and those of their operands by which it is taken.
+
+    These are those that depend on parameters: authors may refuse derivatives by others.
+    """
+    found: dict[Any, set[int]] = {}
+
+    def visit(eqn: Any, given: Sequence[bool]) -> bool:
+        if eqn.primitive.name not in _BY_HAND:
+            return False
+        found.setdefault(eqn, set()).update(i for i in _floats(eqn.invars) if given[i])
+        return True  # What is within is not differentiated.
+
+    jaxprs.follow(jaxpr, trained, visit)
+    return {eqn: sorted(which) for eqn, which in found.items() if which}
+
+
+def backward(eqn: Any, which: Sequence[int]) -> Backward | None:
+    """Traces the backward pass of an equation for some operands; None if its author refuses that."""
+    traced = derivative(eqn, which)
+    return None if traced is None else Backward(jaxprs.flat(traced), tuple(which))
+
+
+def derivative(eqn: Any, which: Sequence[int]) -> core.ClosedJaxpr | None:
+    """The same as it is traced: (operands, cotangents of results) -> cotangents of those operands."""
+    avals, outs = ([v.aval for v in atoms] for atoms in (eqn.invars, eqn.outvars))
+    of = _floats(eqn.outvars)
 
     def pull(operands: Sequence[Any], cotangents: Any) -> Any:
         def forward(*given: Any) -> Any:
@@ -69,16 +100,31 @@ def backward(eqn: Any) -> Backward | None:
         return jax.vjp(forward, *(operands[i] for i in which))[1](cotangents)
 
     try:
-        traced = jax.make_jaxpr(pull)(avals, [outs[i] for i in of])
+        return jax.make_jaxpr(pull)(avals, [outs[i] for i in of])
     except Exception:  # Others' code, which may refuse derivatives that nobody takes of it.
         return None
-    return Backward(jaxprs.flat(traced), which)
+
+
+def _floats(atoms: Sequence[Any]) -> list[int]:
+    """The indices of those that may have a derivative."""
+    return [i for i, v in enumerate(atoms) if jnp.issubdtype(v.aval.dtype, jnp.inexact)]
+
+
+@contextlib.contextmanager
+def reading(jaxpr: Any, trained: Sequence[bool]) -> Iterator[None]:
+    """Backward passes of a jaxpr are traced once within, by what depends on its `trained` inputs."""
+    token = _TAKEN.set(taken(jaxpr, trained))
+    try:
+        yield
+    finally:
+        _TAKEN.reset(token)
+        _kept.cache_clear()  # What they close over would be kept alive.
 
 
 @functools.cache
-def kept(eqn: Any) -> Backward | None:
-    """The same, traced once until `kept.cache_clear()`: what it closes over is kept alive."""
-    return backward(eqn)
+def _kept(eqn: Any) -> Backward | None:
+    which = _TAKEN.get().get(eqn)
+    return None if which is None else backward(eqn, which)
 
 
 def title(eqn: Any) -> str:
@@ -95,7 +141,7 @@ def carrying(jaxpr: core.Jaxpr) -> set[Any] | None:
     for eqn in reversed(jaxpr.eqns):
         if not found.intersection(eqn.outvars) or eqn.primitive.name == "stop_gradient":
             continue
-        traced = kept(eqn) if eqn.primitive.name in NAMES else None
+        traced = _kept(eqn) if eqn.primitive.name in NAMES else None
         zeros = frozenset() if traced is None else traced.zeros()
         operands = enumerate(eqn.invars)
         found |= {v for i, v in operands if i not in zeros and not isinstance(v, core.Literal)}
@@ -105,7 +151,7 @@ def carrying(jaxpr: core.Jaxpr) -> set[Any] | None:
 def use(eqn: Any, which: int, view: View, sizes: Any) -> tuple | None:
     """The rule for `dpx.clipping.uses`: factors of the cotangent of one operand, if it is a product."""
     del sizes
-    traced = kept(eqn)
+    traced = _kept(eqn)
     if traced is None or len(eqn.outvars) != 1 or which not in traced.which:
         return None
     live, _ = dce_jaxpr(traced.closed.jaxpr, [i == which for i in traced.which], instantiate=True)

@@ -35,6 +35,9 @@ SUMS: dict[str, complex] = {"add": 1.0, "add_any": 1.0, "sub": -1.0, "complex": 
 
 Consumers = Callable[[], dict[Any, list[Any]]]
 
+# Sees (equation, which of its operands are followed); returns whether what it calls is left out.
+Visit = Callable[[Any, Sequence[bool]], bool]
+
 # What evaluates one equation: (equation, its operands) -> its results.
 Evaluate = Callable[[Any, list], list]
 
@@ -197,3 +200,52 @@ def is_multiplied(consumers: Consumers, var: Any) -> bool:
         if moves and any(is_multiplied(consumers, out) for out in eqn.outvars):
             return True
     return False
+
+
+def follow(
+    jaxpr: Any,
+    own: Sequence[bool],
+    visit: Visit,
+    known: dict[Any, list[bool]] | None = None,
+) -> list[bool]:
+    """Which results of a jaxpr depend on those of its inputs that are `own`.
+
+    Args:
+      jaxpr: with its constants, which belong to nobody.
+      own: one flag for each input.
+      visit: is called with every equation and one flag for each of its operands; where it returns True, what
+        the equation calls is left out.
+      known: what has been found for jaxprs that are called from several places.
+    """
+    known = {} if known is None else known
+    key = id(jaxpr), *own
+    if key in known:
+        return known[key]
+    depends = dict(zip(jaxpr.invars, own, strict=True))
+
+    def is_own(atom: Any) -> bool:
+        return not isinstance(atom, core.Literal) and depends.get(atom, False)
+
+    for eqn in jaxpr.eqns:
+        given = [is_own(atom) for atom in eqn.invars]
+        results = [any(given)] * len(eqn.outvars)
+        inner = [] if visit(eqn, given) else [*inside(eqn)]
+        for called in (getattr(each, "jaxpr", each) for each in inner):
+            count, flags = len(called.invars), given
+            if eqn.primitive.name in ("cond", "while"):
+                # They have inputs of their own first: which branch, what the condition of a loop reads.
+                flags = given[-count:] if count else []
+            elif count != len(given):
+                flags = [any(given)] * count
+            ends = follow(called, flags, visit, known)
+            if eqn.primitive.name == "scan":
+                first, last = scan_parts(eqn.params)
+                flags = [*flags]
+                while (carry := [*map(max, flags[first:last], ends)]) != flags[first:last]:
+                    flags[first:last] = carry
+                    ends = follow(called, flags, visit, known)
+            if len(inner) == 1 and len(ends) == len(results):
+                results = ends
+        depends.update(zip(eqn.outvars, results, strict=True))
+    known[key] = [is_own(atom) for atom in jaxpr.outvars]
+    return known[key]

@@ -34,9 +34,6 @@ TOGETHER = frozenset((
 # Linear in each operand.
 PRODUCTS = frozenset((*jaxprs.PRODUCTS, "mul", "ragged_dot", "ragged_dot_general"))
 
-# What is transposed by a function that somebody wrote.
-OWN = ("linear_call", "custom_transpose_call")
-
 # What holds the body of an equation that only evaluates it.
 BODIES = (
     jaxprs.CALLS
@@ -50,22 +47,34 @@ class _UnclearError(Exception):
     """A value is not known to be linear in the cotangents."""
 
 
-def unclear(jaxpr: Any) -> str | None:
-    """The name of a backward pass that is not known to be linear; None where all are."""
+def unclear(jaxpr: Any, count: int) -> str | None:
+    """The name of a backward pass that is not known to be linear; None where all are.
+
+    The first `count` inputs are the parameters, by which the jaxpr is differentiated.
+    """
+    taken = custom.taken(jaxpr, [i < count for i in range(len(jaxpr.invars))])
+    return _unclear(jaxpr, taken, set())
+
+
+def _unclear(jaxpr: Any, taken: dict[Any, list[int]], seen: set[int]) -> str | None:
+    seen.add(id(jaxpr))
     for eqn in jaxpr.eqns:
         name = eqn.primitive.name
         if name in custom.NAMES:
-            traced = custom.backward(eqn)
-            if traced is None or not _is_linear(traced.closed.jaxpr, len(eqn.invars)):
-                return custom.title(eqn)
+            if (which := taken.get(eqn)) is not None:
+                traced = custom.backward(eqn, which)
+                if traced is None or not _is_linear(traced.closed.jaxpr, len(eqn.invars)):
+                    return custom.title(eqn)
+            continue
         elif name == "custom_linear_solve" and eqn.params["jaxprs"].transpose_solve is not None:
             solver, given = (eqn.params[n].transpose_solve for n in ("jaxprs", "const_lengths"))
             if not _is_linear(solver.jaxpr, given):
                 return "the solver of jax.lax.custom_linear_solve"
-        elif name in OWN:
+        elif name in custom.TRANSPOSED:
             return f"the transpose of a {name}"
-        for inner in () if name in custom.NAMES else jaxprs.inside(eqn):
-            if (found := unclear(getattr(inner, "jaxpr", inner))) is not None:
+        for inner in (getattr(each, "jaxpr", each) for each in jaxprs.inside(eqn)):
+            found = None if id(inner) in seen else _unclear(inner, taken, seen)
+            if found is not None:
                 return found
     return None
 

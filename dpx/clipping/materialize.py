@@ -47,12 +47,17 @@ def accumulator(dtype: Any) -> Any:
     return jnp.promote_types(dtype, jnp.float32)
 
 
+def is_vectorised(batch: Any) -> bool:
+    """Whether `over_examples` uses `jax.vmap`."""
+    return jax.tree.leaves(batch)[0].shape[0] > 1
+
+
 def over_examples(function: Callable[[Any], Any], batch: Any) -> Any:
     """`function` of every example, stacked.
 
     One example alone is not vectorised: some primitives have no rule for that.
     """
-    if jax.tree.leaves(batch)[0].shape[0] == 1:
+    if not is_vectorised(batch):
         found = function(jax.tree.map(lambda x: x[0], batch))
         return jax.tree.map(lambda x: jnp.asarray(x)[None], found)
     try:
@@ -67,7 +72,8 @@ def over_examples(function: Callable[[Any], Any], batch: Any) -> Any:
 
 def run(loss: Loss, leaves: Sequence[jax.Array], batch: Any) -> Pass:
     """The pass that holds every per-example gradient, B times the size of the parameters."""
-    mixing.check(jax.make_jaxpr(loss)(list(leaves), meshes.one_example(batch)), len(leaves))
+    closed = jax.make_jaxpr(loss)(list(leaves), meshes.one_example(batch))
+    mixing.check(closed, len(leaves), is_vectorised(batch))
     one = functools.partial(jax.value_and_grad(loss), list(leaves))
     losses, gradients = over_examples(one, batch)
     gradients = [g.astype(accumulator(g.dtype)) for g in settled(gradients)]

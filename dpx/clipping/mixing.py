@@ -1,10 +1,10 @@
 """Finds losses in which the examples of a batch influence each other, or share their randomness.
 
-The loss of one example must be a function of the parameters, of that example and of public constants. No
-clipping of its gradient covers whatever else it reads.
+The loss of one example must be a function of the parameters, of that example and of public constants, and so
+must its gradient, where somebody wrote the derivative by hand. No clipping covers whatever else they read.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import jax
@@ -13,7 +13,7 @@ import numpy as np
 from jax.core import Tracer
 from jax.extend import core
 
-from dpx.clipping import jaxprs, reports
+from dpx.clipping import custom, jaxprs, reports
 
 # The method of Flax (NNX and Linen), Haiku and those who write their own; frozen statistics sum nothing.
 _BATCH_NORM = "BatchNorm.__call__"
@@ -24,8 +24,14 @@ _DRAWS = ("random_bits", "threefry2x32", "rng_bit_generator")
 _LAYOUT = ("pvary", "pcast", "reshard", "mesh_cast", "sharding_constraint", "core_pvary")
 
 
-def check(closed: core.ClosedJaxpr, count: int) -> None:
-    """Checks a traced loss of (parameters, one example).
+# How a function on the host is given one example alone.
+_IN_TURN = ("sequential", "sequential_unrolled")
+
+Derivatives = dict[Any, core.ClosedJaxpr]
+
+
+def check(closed: core.ClosedJaxpr, count: int, is_vectorised: bool) -> None:
+    """Checks a traced loss of (parameters, one example), and derivatives in it that are written by hand.
 
     - A BatchNorm in training mode takes its statistics from the whole batch. The loss of one example has no
       batch: there the layer would normalise an example by itself alone, and what it keeps for later would be
@@ -34,29 +40,43 @@ def check(closed: core.ClosedJaxpr, count: int) -> None:
       `BatchNorm.__call__`. A layer of another name, or one that a compiled function hides, is not found.
     - A collective over a named axis, such as `lax.pmean`, reads what other examples or devices hold.
     - An array of the batch, or of as many rows as the batch, that the loss closes over holds other examples.
+    - A batching rule that is not JAX's own, and a function on the host that is not called for one example
+      after the other, are given all examples at once.
     - Random numbers from a key that does not depend on the example are the same for all of them, such as the
       masks of an `nnx.Dropout` with a state of its own.
 
     Args:
       closed: the loss.
       count: how many of its inputs are parameters.
+      is_vectorised: whether it will be, over more than one example.
 
     Raises:
       ValueError: for the first two, and for an array of the batch that is closed over; for the rest in a
         strict call, which else warns.
     """
+    trained = [number < count for number in range(len(closed.jaxpr.invars))]
+    taken = custom.taken(closed.jaxpr, trained).items()
+    traced = {eqn: custom.derivative(eqn, which) for eqn, which in taken}
+    derivatives = {eqn: each for eqn, each in traced.items() if each is not None}
     constants = {id(constant): constant for constant in closed.consts}
-    for eqn, own_axes in _equations(closed.jaxpr):
+    of_all = set()
+    for eqn, own_axes in _equations(closed.jaxpr, derivatives):
         _refuse_batch_norm(eqn)
         _refuse_collective(eqn, own_axes)
-        for called in jaxprs.inside(eqn):  # a compiled function keeps what it closes over to itself
+        of_all |= _given_all(eqn)
+        for called in _called(eqn, derivatives):
+            # A compiled function keeps what it closes over to itself.
             constants |= {id(constant): constant for constant in getattr(called, "consts", ())}
     call = reports.call()
     if call is None:
         return
     _check_constants(list(constants.values()), call)
-    inputs = [number >= count for number in range(len(closed.jaxpr.invars))]
-    if _draws_alike(closed.jaxpr, inputs)[0]:
+    for what in sorted(of_all) if is_vectorised else ():
+        reports.report(
+            f"loss_fn calls {what}, which is given all examples at once, so that what it makes of one may "
+            "depend on the others: use microbatch_size=1, which calls it for one example at a time"
+        )
+    if _draws_alike(closed.jaxpr, [not each for each in trained], derivatives):
         reports.report(
             "loss_fn draws random numbers from a key that is the same for all examples and steps, such as "
             "that of an nnx.Dropout(rngs=...) or one that it closes over: give every record a key of its own "
@@ -93,6 +113,20 @@ def _refuse_collective(eqn: Any, own_axes: frozenset) -> None:
             "hold, so that no clipping bounds what one example changes: sum the results of clipped_grad over "
             "that axis instead, and shard models by automatic or explicit axes"
         )
+
+
+def _given_all(eqn: Any) -> set[str]:
+    """What an equation calls that is given all examples at once, once the loss is vectorised."""
+    name = eqn.primitive.name
+    if name == "custom_vmap_call":
+        rule = vars(eqn.params["rule"])
+        if rule.get("__qualname__") != "sequential_vmap.<locals>.rule":
+            where = eqn.params["call"].jaxpr.debug_info.func_src_info
+            return {f"{where} with a batching rule of its own (jax.custom_batching.custom_vmap)"}
+    method = eqn.params.get("vmap_method")
+    if method is not None and method not in _IN_TURN:
+        return {f"the host ({name} with vmap_method={method!r})"}
+    return set()
 
 
 def _check_constants(constants: Sequence[Any], call: reports.Call) -> None:
@@ -133,8 +167,18 @@ def _is_common(rows: np.ndarray) -> bool:
     return np.array_equal(rows, np.arange(len(rows))) or bool((rows == rows[:1]).all())
 
 
+def _called(eqn: Any, derivatives: Derivatives) -> Iterator[Any]:
+    """The jaxprs that an equation evaluates, forwards and backwards."""
+    yield from jaxprs.inside(eqn)
+    if eqn in derivatives:
+        yield derivatives[eqn]
+
+
 def _equations(
-    jaxpr: Any, own_axes: frozenset = frozenset(), seen: set | None = None
+    jaxpr: Any,
+    derivatives: Derivatives,
+    own_axes: frozenset = frozenset(),
+    seen: set | None = None,
 ) -> Iterator[tuple[Any, frozenset]]:
     """The equations of a jaxpr and of all that it calls, each once, and the loss's own named axes there.
 
@@ -147,46 +191,24 @@ def _equations(
         inside = own_axes
         if eqn.primitive.name == "shard_map":
             inside |= eqn.params.get("newly_manual_axes", eqn.params.get("manual_axes"))
-        for called in jaxprs.inside(eqn):
+        for called in _called(eqn, derivatives):
             inner = getattr(called, "jaxpr", called)
             if (id(inner), inside) not in seen:
-                yield from _equations(inner, inside, seen)
+                yield from _equations(inner, derivatives, inside, seen)
 
 
-def _draws_alike(
-    jaxpr: Any, own: Sequence[bool], known: dict | None = None
-) -> tuple[bool, list[bool]]:
-    """Whether random bits come from nothing of the example's own, and which results do come from it.
-
-    Args:
-      jaxpr: with its constants, which belong to nobody.
-      own: for each input, whether it depends on the example.
-      known: what has been found for jaxprs that are called from several places.
-    """
-    known = {} if known is None else known
-    key = id(jaxpr), *own
-    if key in known:
-        return known[key]
-    depends = dict(zip(jaxpr.invars, own, strict=True))
-
-    def of_example(atom: Any) -> bool:
-        return not isinstance(atom, core.Literal) and depends.get(atom, False)
-
+def _draws_alike(jaxpr: Any, own: Sequence[bool], derivatives: Derivatives) -> bool:
+    """Whether random bits come from nothing of the example's own; `own` inputs do."""
     alike = False
-    for eqn in jaxpr.eqns:
-        given = [of_example(atom) for atom in eqn.invars]
-        results = [any(given)] * len(eqn.outvars)
+
+    def visit(eqn: Any, given: Sequence[bool]) -> bool:
+        nonlocal alike
         if eqn.primitive.name in _DRAWS:
             alike |= not any(given)
-        inner = [getattr(called, "jaxpr", called) for called in jaxprs.inside(eqn)]
-        for called in inner:
-            # Control flow has its own inputs first: which branch, what the condition of a loop reads.
-            count = len(called.invars)
-            flags = given[len(given) - count :] if count <= len(given) else [any(given)] * count
-            found, ends = _draws_alike(called, flags, known)
-            alike |= found
-            if len(inner) == 1 and len(ends) == len(results):
-                results = ends
-        depends.update(zip(eqn.outvars, results, strict=True))
-    known[key] = alike, [of_example(atom) for atom in jaxpr.outvars]
-    return known[key]
+        if (derivative := derivatives.get(eqn)) is not None:
+            cotangents = [True] * (len(derivative.jaxpr.invars) - len(given))
+            jaxprs.follow(derivative.jaxpr, [*given, *cotangents], visit)
+        return False
+
+    jaxprs.follow(jaxpr, own, visit)
+    return alike

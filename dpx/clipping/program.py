@@ -13,7 +13,7 @@ from dpx.clipping import parts as _parts
 from dpx.clipping import plan as _plan
 from dpx.clipping.capture import Capture, capture
 from dpx.clipping.joint import Sums
-from dpx.clipping.materialize import Loss, Pass
+from dpx.clipping.materialize import Loss, Pass, is_vectorised
 from dpx.clipping.parts import Parts
 from dpx.clipping.plan import Choice
 from dpx.clipping.rounding import gamma
@@ -76,7 +76,7 @@ def trace(loss: Loss, leaves: Sequence[jax.Array], batch: Any) -> Program:
       ValueError: for a loss that mixes examples, and, in a strict call, for what `reports` says.
     """
     closed = jax.make_jaxpr(loss)(list(leaves), meshes.one_example(batch))
-    mixing.check(closed, len(leaves))
+    mixing.check(closed, len(leaves), is_vectorised(batch))
     # What does not reach the loss would else count as a use.
     live, _ = dce_jaxpr(closed.jaxpr, [True], instantiate=True)
     closed = core.ClosedJaxpr(live, closed.consts)

@@ -43,7 +43,7 @@ def auto(loss: Loss, leaves: Sequence[jax.Array], batch: Any) -> Pass:
     if program.captured.checkpointed and saves:
         with jax.default_matmul_precision("highest"):
             precise = trace(loss, leaves, batch)
-            if not _rounds(precise, leaves) and linear.unclear(precise.closed.jaxpr) is None:
+            if not _rounds(precise, leaves) and linear.unclear(precise.closed.jaxpr, len(leaves)) is None:
                 return _run(precise, leaves, batch)
     return engine.run(program, leaves, batch)
 
@@ -67,7 +67,7 @@ def two_pass(loss: Loss, leaves: Sequence[jax.Array], batch: Any) -> Pass:
                 "precision, and no products of parameters at a `precision` below 'highest', because it would "
                 "round the sum before noise is added; use 'one_pass'."
             )
-        if (name := linear.unclear(program.closed.jaxpr)) is not None:
+        if (name := linear.unclear(program.closed.jaxpr, len(leaves))) is not None:
             raise ValueError(
                 f"method='two_pass' needs linear derivatives, and the backward pass of {name} is not known "
                 "to be: an example could add more than the threshold; use 'one_pass', which scales the "

@@ -160,7 +160,7 @@ def test_only_a_cotangent_of_zeros_counts_for_nothing(monkeypatch):
         check(jit(fn)(params, *batch), per_example(loss, params, batch), 0.5)
 
 
-@pytest.mark.parametrize("method", ["one_pass", "auto"])
+@pytest.mark.parametrize("method", ["one_pass", "auto", "two_pass"])
 def test_derivatives_that_are_refused_are_not_asked_for(method):
     """Equinox has functions that must not be differentiated with respect to some of their operands."""
 
@@ -184,8 +184,7 @@ def test_derivatives_that_are_refused_are_not_asked_for(method):
 
     fn = clipping.clipped_grad(loss, l2_clip_norm=0.5, method=method)
     check(jit(fn)(W, X), per_example(loss, W, (X,)), 0.5)
-    with pytest.raises(ValueError, match="not known to be"):
-        clipping.clipped_grad(loss, l2_clip_norm=0.5, method="two_pass")(W, X)
+    check(fn(W, X), per_example(loss, W, (X,)), 0.5)  # JAX remembers what was traced before.
 
 
 def test_several_results_fall_back(monkeypatch):
