@@ -269,8 +269,9 @@ def clipped_grad(
       microbatch_size: process this many examples at a time, to bound memory. At 1 nothing is vectorised over
         examples, so that losses run that `jax.vmap` refuses, such as those with `jax.lax.ragged_dot`.
       strict: make an error of everything that is otherwise a `dpx.clipping.ClippingWarning` (a loss that
-        closes over an array with as many rows as the batch, or that draws the same random numbers for all
-        examples), and of a parameter of 65,536 elements or more whose per-example gradients would be
+        closes over an array with as many rows as the batch, that draws the same random numbers for all
+        examples, or that calls what is given all examples at once: a `jax.custom_batching.custom_vmap`, or a
+        `jax.pure_callback` that is not sequential), and of a parameter of 65,536 elements or more whose per-example gradients would be
         held because a use of it has no rule.
       wrt: which parameters are trained, None for all. The others are constants: they have no gradient, count
         in no norm, get no noise, and cost nothing beyond the forward pass and what the gradient of the
@@ -294,8 +295,9 @@ def clipped_grad(
         parameters, batch axes that differ, a loss that is not a floating-point scalar, parameters that are
         not finite (where their values are known, outside `jax.jit`), and a loss whose examples influence
         each other: a BatchNorm in training mode, a collective over a named axis such as `jax.lax.pmean`,
-        an array of the batch that the loss closes over. What JAX does not see is not found, such as the
-        mean of the batch, computed before the loss is called, or random numbers of NumPy.
+        an array of the batch that the loss closes over; each in the loss, or in a derivative that somebody
+        wrote by hand (`jax.custom_vjp`). What JAX does not see is not found, such as the mean of the batch,
+        computed before the loss is called, random numbers of NumPy, or what a function on the host remembers.
     """
     return ClippedGrad(
         loss_fn, l2_clip_norm, method, normalize, microbatch_size, strict, wrt, has_aux

@@ -18,7 +18,7 @@ from dpx.clipping import custom, jaxprs, reports
 # The method of Flax (NNX and Linen), Haiku and those who write their own; frozen statistics sum nothing.
 _BATCH_NORM = "BatchNorm.__call__"
 
-_DRAWS = ("random_bits", "threefry2x32", "rng_bit_generator")
+_DRAWS = ("random_bits", "threefry2x32", "rng_bit_generator", "rng_uniform")
 
 # They say how values are laid out on devices, and exchange nothing.
 _LAYOUT = ("pvary", "pcast", "reshard", "mesh_cast", "sharding_constraint", "core_pvary")

@@ -91,8 +91,10 @@ PLACES = pytest.mark.parametrize("place", [in_backward, in_forward, in_tangent, 
         jax.jit,
         jax.checkpoint,
         lambda f: lambda x: jax.lax.scan(lambda c, _: (f(c), None), x, length=2)[0],
+        lambda f: lambda x: jax.lax.scan(lambda c, _: (f(c) + x, None), 0.0, length=2)[0],
+        lambda f: lambda x: jax.lax.cond(x > 0, f, jnp.sin, x),
     ],
-    ids=["plain", "jit", "remat", "scan"],
+    ids=["plain", "jit", "remat", "scan", "scan from a constant", "branch"],
 )
 def test_collectives_in_derivatives_are_refused(place, wrap, method):
     loss = loss_of(place(lambda x: jax.lax.psum(x, "rows")), wrap)

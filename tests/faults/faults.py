@@ -1218,6 +1218,44 @@ FAULTS = (
         "0.5 + counts.sum(axis=1)",
         "tests/experiments/test_candidates.py::test_no_user_moves_a_metric_by_more_than_is_declared",
     ),
+    Fault(
+        "a collective over other examples is not refused",
+        "dpx/clipping/mixing.py",
+        "    if named:\n",
+        "    if False:\n",
+        "tests/clipping/test_clipping_silent.py::test_collectives_over_other_examples_are_refused",
+    ),
+    Fault(
+        "a loss may close over its batch",
+        "dpx/clipping/mixing.py",
+        "any(_same(constant, leaf) for leaf in call.private)",
+        "False",
+        "tests/clipping/test_clipping_silent.py::test_a_loss_that_closes_over_the_batch_is_refused",
+    ),
+    Fault(
+        "derivatives that are written by hand are not read for what mixes examples",
+        "dpx/clipping/mixing.py",
+        "    if eqn in derivatives:\n",
+        "    if False:\n",
+        "tests/clipping/test_clipping_silent_derivatives.py"
+        "::test_collectives_in_derivatives_are_refused",
+    ),
+    Fault(
+        "what a loop carries is taken for independent of parameters",
+        "dpx/clipping/jaxprs.py",
+        "!= flags[first:last]:\n",
+        "!= carry:\n",
+        "tests/clipping/test_clipping_silent_derivatives.py"
+        "::test_collectives_in_derivatives_are_refused",
+    ),
+    Fault(
+        "a batching rule that is given all examples is not reported",
+        "dpx/clipping/mixing.py",
+        "        of_all |= _given_all(eqn)\n",
+        "",
+        "tests/clipping/test_clipping_silent_derivatives.py"
+        "::test_batching_rules_are_reported_where_they_are_used",
+    ),
 )
 
 
