@@ -21,6 +21,9 @@ from dpx.clipping import rounding as _rounding
 from dpx.clipping.materialize import accumulator, in_turn
 from dpx.clipping.rules import Layout, Pair
 
+# Columns of m that are taken together where its largest entry will do for all of them.
+WIDTH = 8
+
 
 def squared_norm(shared: Layout, pairs: Sequence[Pair], array: jax.Array) -> jax.Array:
     """An upper bound on ‖g‖² of one example, rounding included; m is (K or 1, R, C).
@@ -30,8 +33,10 @@ def squared_norm(shared: Layout, pairs: Sequence[Pair], array: jax.Array) -> jax
     """
     k, r, c = shared.sizes()
     array = jnp.broadcast_to(array, (k, r, c))
-    lengths = [_squared_lengths(pair, jnp.square(array)) for pair in pairs]
-    count = sum(each.shape[1] for each in lengths)
+    count = sum(pair.columns.shape[1] for pair in pairs)
+    # Of one position this is the norm itself; of several no more than what rounding is measured by.
+    width = WIDTH if count > 1 and c % WIDTH == 0 else 1
+    lengths = [squared_lengths(pair, array, width) for pair in pairs]
     dtype = lengths[0].dtype
     tiny, gamma = _rounding.tiny(dtype), _rounding.gamma(2 * count + 16, dtype)
     total, length = _rounding.added_up(lengths[0])[0], sum(jnp.sum(jnp.sqrt(x), 1) for x in lengths)
@@ -44,13 +49,18 @@ def squared_norm(shared: Layout, pairs: Sequence[Pair], array: jax.Array) -> jax
     return grams.raised(total, length, gamma)
 
 
-def _squared_lengths(pair: Pair, squares: jax.Array) -> jax.Array:
-    """‖m ⊙ rows[p] ⊗ columns[p]‖² for all positions, rounded up: (K, P)."""
+def squared_lengths(pair: Pair, array: jax.Array, width: int = 1) -> jax.Array:
+    """‖m ⊙ rows[p] ⊗ columns[p]‖² for all positions, rounded up: (K, P).
+
+    The largest m of every `width` columns stands for all of them, which divides the work by as much.
+    """
     dtype = accumulator(pair.columns.dtype)
-    k, r, c = squares.shape
+    k, r, c = array.shape
     tiny = _rounding.tiny(dtype)
     # Whatever is flushed, of squares, of their products and of sums, is below `tiny`.
-    squares, columns = squares + tiny, jnp.square(pair.columns.astype(dtype)) + tiny
+    squares, columns = jnp.square(array) + tiny, jnp.square(pair.columns.astype(dtype)) + tiny
+    squares = jnp.max(squares.reshape(k, r, c // width, width), axis=3)
+    columns = jnp.sum(columns.reshape(k, -1, c // width, width), axis=3)
     if pair.rows.ndim == 2:
         found = fixed_terms.taken(squares, pair.rows)
     else:

@@ -7,9 +7,10 @@ import pytest
 from test_clipping_models import check, jit, per_example
 
 from dpx import clipping
-from dpx.clipping import plan
+from dpx.clipping import masked, plan
 from dpx.clipping import rounding as _rounding
 from dpx.clipping import weights as _weights
+from dpx.clipping.rules import Pair
 
 IN, OUT, LENGTH, BATCH = 12, 9, 3, 4
 MASK = np.tril(np.ones((IN, OUT), np.float32), -1)
@@ -231,14 +232,28 @@ def test_no_gradient_of_the_batch_is_held(length):
     assert (held(16) - held(8)) / 8 < w.size * 4 / 2
 
 
-def largest_contribution(length):
+@pytest.mark.parametrize("looked_up", [False, True])
+def test_lengths_of_positions_are_bounds_however_many_columns_share_an_entry(looked_up):
+    rng = np.random.default_rng(0)
+    m, columns = rng.lognormal(size=(2, 24, 32)).astype("f4"), rng.normal(size=(2, 7, 32))
+    rows = rng.integers(24, size=(2, 7)) if looked_up else rng.normal(size=(2, 7, 24))
+    given = np.eye(24)[rows] if looked_up else rows
+    want = np.einsum("krc,kpr,kpc->kp", m.astype("f8") ** 2, given**2, columns**2)
+    pair = Pair(jnp.asarray(rows), jnp.asarray(columns, jnp.float32))
+    exact, bound = (masked.squared_lengths(pair, jnp.asarray(m), width) for width in (1, 8))
+    assert ((want <= exact) & (exact <= 1.001 * want)).all()
+    assert (want <= bound).all()
+    assert bound.sum() < 8 * want.sum()
+
+
+def largest_contribution(length, out=300):
     """Of examples whose positions nearly cancel, and whose gradients are long enough to be clipped."""
     rng, half = np.random.default_rng(0), length // 2
-    x, c = rng.normal(size=(64, length, 40)), rng.normal(size=(64, length, 300))
+    x, c = rng.normal(size=(64, length, 40)), rng.normal(size=(64, length, out))
     remainder = 10.0 ** -rng.uniform(0, 5, size=(64, 1, 1))
     x[:, half : 2 * half] = x[:, :half] * (1 + remainder * rng.normal(size=(64, half, 40)))
     c[:, half : 2 * half] = -c[:, :half]
-    params = {"w": normal(40, 300)}
+    params = {"w": normal(40, out)}
     batch = [a.astype("f4") for a in (x, 1e6 * c)]
 
     def loss(p, x, c):
@@ -251,10 +266,10 @@ def largest_contribution(length):
     return np.linalg.norm(np.asarray(alone(*batch), "f8").reshape(64, -1), axis=1)
 
 
-@pytest.mark.parametrize("length", [1, 64])
-def test_no_example_adds_more_than_the_threshold(monkeypatch, length):
+@pytest.mark.parametrize(("length", "out"), [(1, 300), (64, 300), (64, 304)])
+def test_no_example_adds_more_than_the_threshold(monkeypatch, length, out):
     keep_factors(monkeypatch)
-    found = largest_contribution(length)
+    found = largest_contribution(length, out)
     assert found.max() <= 1
     assert found.max() > 0.99
 
