@@ -271,8 +271,8 @@ def clipped_grad(
       strict: make an error of everything that is otherwise a `dpx.clipping.ClippingWarning` (a loss that
         closes over an array with as many rows as the batch, that draws the same random numbers for all
         examples, or that calls what is given all examples at once: a `jax.custom_batching.custom_vmap`, or a
-        `jax.pure_callback` that is not sequential), and of a parameter of 65,536 elements or more whose per-example gradients would be
-        held because a use of it has no rule.
+        `jax.pure_callback` that is not sequential), and of a parameter of 65,536 elements or more whose
+        per-example gradients would be held because a use of it has no rule.
       wrt: which parameters are trained, None for all. The others are constants: they have no gradient, count
         in no norm, get no noise, and cost nothing beyond the forward pass and what the gradient of the
         trained ones passes through. It is one of

@@ -4,7 +4,7 @@ The loss of one example must be a function of the parameters, of that example an
 must its gradient, where somebody wrote the derivative by hand. No clipping covers whatever else they read.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import jax

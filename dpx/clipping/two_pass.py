@@ -43,7 +43,10 @@ def auto(loss: Loss, leaves: Sequence[jax.Array], batch: Any) -> Pass:
     if program.captured.checkpointed and saves:
         with jax.default_matmul_precision("highest"):
             precise = trace(loss, leaves, batch)
-            if not _rounds(precise, leaves) and linear.unclear(precise.closed.jaxpr, len(leaves)) is None:
+            if (
+                not _rounds(precise, leaves)
+                and linear.unclear(precise.closed.jaxpr, len(leaves)) is None
+            ):
                 return _run(precise, leaves, batch)
     return engine.run(program, leaves, batch)
 

@@ -156,6 +156,7 @@ def test_derivatives_within_derivatives_are_not_taken():
 
 def centered():
     """What subtracts the mean of all examples where it is vectorised."""
+
     def less_the_mean(x):
         return x * 1.0
 
@@ -171,7 +172,7 @@ def centered():
     loss_of(in_forward(centered())),
 ], ids=["input", "backward", "forward"])  # fmt: skip
 def test_batching_rules_are_reported_where_they_are_used(loss, method):
-    with pytest.raises(ClippingWarning, match="less_the_mean.* with a batching rule of its own"):
+    with pytest.raises(ClippingWarning, match=r"less_the_mean.* with a batching rule of its own"):
         clipped(loss, method=method)
     with pytest.raises(ValueError, match="use microbatch_size=1"):
         clipped(loss, method=method, strict=True)
