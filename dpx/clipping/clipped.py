@@ -98,7 +98,8 @@ class ClippedGrad:
         Two passes (`method="two_pass"`, and "auto" for models that use `jax.checkpoint`) compute the gradient
         twice. There the bound holds for the gradient of the first pass; the second differs from it by
         the rounding of the model's own backward pass, which nothing bounds in general. They scale losses, and
-        so need derivatives that are linear: a `jax.custom_vjp` that is not known to be takes one pass.
+        so need derivatives that are linear: a `jax.custom_vjp` or `jax.custom_jvp` that is not known to be takes
+        one pass.
 
         The sum itself is rounded as well: see `rounding`.
 
@@ -263,7 +264,7 @@ def clipped_grad(
         whichever is less, and sums them with the clip factors. "two_pass" keeps only norms, and
         goes back through the model a second time with the clip factors, at 1.1 to 1.6 times an ordinary
         step's time on a CPU, and at its memory for models that use `jax.checkpoint`. "auto" is "two_pass" for
-        those, if each `jax.custom_vjp` in them is linear, and otherwise "one_pass". "vmap" holds every
+        those, if each derivative by hand in them is linear, and otherwise "one_pass". "vmap" holds every
         per-example gradient. See `explain_clipping`.
       normalize: scale every gradient to norm (almost) C instead of only those above it.
       microbatch_size: process this many examples at a time, to bound memory. At 1 nothing is vectorised over

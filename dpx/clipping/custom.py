@@ -27,7 +27,8 @@ NAMES = ("custom_vjp_call", "custom_vjp_call_jaxpr")
 # What is transposed by a function that somebody wrote.
 TRANSPOSED = ("linear_call", "custom_transpose_call")
 
-_BY_HAND = (*NAMES, *TRANSPOSED, "custom_jvp_call")
+JVP = "custom_jvp_call"
+_BY_HAND = (*NAMES, *TRANSPOSED, JVP)
 
 # Which operands are differentiated, of the equations of the jaxpr that is read.
 _TAKEN: contextvars.ContextVar[dict[Any, list[int]]] = contextvars.ContextVar("taken")
@@ -130,7 +131,8 @@ def _kept(eqn: Any) -> Backward | None:
 def title(eqn: Any) -> str:
     """What its author calls the function, and where it is defined."""
     inner = eqn.params.get("call_jaxpr", eqn.params.get("fun_jaxpr"))
-    return f"jax.custom_vjp {getattr(inner.jaxpr.debug_info, 'func_src_info', '')}".strip()
+    kind = "jax.custom_jvp" if eqn.primitive.name == JVP else "jax.custom_vjp"
+    return f"{kind} {getattr(inner.jaxpr.debug_info, 'func_src_info', '')}".strip()
 
 
 def carrying(jaxpr: core.Jaxpr) -> set[Any] | None:

@@ -1,10 +1,11 @@
-"""Whether backward passes that are written by hand are linear in the cotangents of results.
+"""Whether derivatives that are written by hand are linear in the cotangents of results.
 
 Two passes scale the losses by the clip factors and differentiate them together. That is the sum of the
 clipped gradients because differentiation is linear: w times a loss has w times its gradient. The backward
 pass of a `jax.custom_vjp` need not be: one that returns the sign of a cotangent gives the same gradient for
 every w, and an example would add more than the threshold. Nor need an iterative solver be, which stops when
-the error is small. So each is traced, and must be known to be linear.
+the error is small. A `jax.custom_jvp` is linear in tangents, which JAX transposes; but its rule may call such a
+solver, or a transpose that somebody wrote. So each is traced, and must be known to be linear.
 """
 
 from collections.abc import Sequence
@@ -60,7 +61,7 @@ def _unclear(jaxpr: Any, taken: dict[Any, list[int]], seen: set[int]) -> str | N
     seen.add(id(jaxpr))
     for eqn in jaxpr.eqns:
         name = eqn.primitive.name
-        if name in custom.NAMES:
+        if name in (*custom.NAMES, custom.JVP):
             if (which := taken.get(eqn)) is not None:
                 traced = custom.backward(eqn, which)
                 if traced is None or not _is_linear(traced.closed.jaxpr, len(eqn.invars)):

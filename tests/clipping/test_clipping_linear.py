@@ -145,3 +145,53 @@ def test_a_transpose_that_somebody_wrote_takes_one_pass():
     with pytest.raises(ValueError, match="linear_call"):
         jax.eval_shape(clipping.clipped_grad(loss, method="two_pass", **options), W, X)
     check(jit(clipping.clipped_grad(loss, **options))(W, X), per_example(loss, W, (X,)), 0.5)
+
+
+@jax.custom_jvp
+def with_tangent(x):
+    return jnp.tanh(x)
+
+
+@with_tangent.defjvp
+def _(given, tangents):
+    changed = jax.custom_derivatives.linear_call(
+        lambda _, x: x, lambda _, g: jnp.sign(g), (), tangents[0]
+    )
+    return jnp.tanh(given[0]), changed
+
+
+def root(x):
+    """An implicit layer, whose derivative is the solution of another equation."""
+
+    def solution(matvec, y):
+        return lax.custom_linear_solve(
+            matvec, y, lambda _, b: b / 2, transpose_solve=lambda _, b: jnp.sign(b)
+        )
+
+    return lax.custom_root(lambda y: 2 * y - x, x, lambda _, x: x / 2, solution)
+
+
+@pytest.mark.parametrize("layer", [with_tangent, root], ids=["tangent", "root"])
+def test_a_derivative_forwards_hides_no_transpose(layer):
+    """`jax.custom_jvp` is linear in tangents, but not always in cotangents."""
+
+    def loss(w, x):
+        return 9 * jnp.sum(jax.checkpoint(lambda x, w: layer(x @ w))(x, w) ** 2)
+
+    options = {"l2_clip_norm": 0.5, "microbatch_size": 1}  # JAX cannot vectorise a `linear_call`.
+    with pytest.raises(ValueError, match=r"backward pass of jax.custom_jvp"):
+        jax.eval_shape(clipping.clipped_grad(loss, method="two_pass", **options), W, X)
+    out = jax.jit(clipping.clipped_grad(loss, **options))(W, X[:1])
+    assert out.norms[0] > 100
+    assert np.linalg.norm(out.grads) <= 0.5 * (1 + 1e-6)
+
+
+@pytest.mark.parametrize("function", [
+    jax.nn.relu, jax.nn.softmax, jax.nn.softplus, jax.nn.silu, jax.nn.logsumexp,
+], ids=lambda f: f.__name__)  # fmt: skip
+def test_functions_of_jax_may_take_two(function):
+    def loss(w, x):
+        return jnp.sum(jax.checkpoint(lambda x, w: function(x @ w))(x, w) ** 2)
+
+    fn = clipping.clipped_grad(loss, l2_clip_norm=0.5, method="two_pass")
+    check(jit(fn)(W, X), per_example(loss, W, (X,)), 0.5)
