@@ -98,8 +98,8 @@ class ClippedGrad:
         Two passes (`method="two_pass"`, and "auto" for models that use `jax.checkpoint`) compute the gradient
         twice. There the bound holds for the gradient of the first pass; the second differs from it by
         the rounding of the model's own backward pass, which nothing bounds in general. They scale losses, and
-        so need derivatives that are linear: a `jax.custom_vjp` or `jax.custom_jvp` that is not known to be takes
-        one pass.
+        so need derivatives that are linear: a `jax.custom_vjp` or `jax.custom_jvp` that is not known to be
+        takes one pass.
 
         The sum itself is rounded as well: see `rounding`.
 

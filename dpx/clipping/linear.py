@@ -4,8 +4,8 @@ Two passes scale the losses by the clip factors and differentiate them together.
 clipped gradients because differentiation is linear: w times a loss has w times its gradient. The backward
 pass of a `jax.custom_vjp` need not be: one that returns the sign of a cotangent gives the same gradient for
 every w, and an example would add more than the threshold. Nor need an iterative solver be, which stops when
-the error is small. A `jax.custom_jvp` is linear in tangents, which JAX transposes; but its rule may call such a
-solver, or a transpose that somebody wrote. So each is traced, and must be known to be linear.
+the error is small. A `jax.custom_jvp` is linear in tangents, which JAX transposes; but its rule may call such
+a solver, or a transpose that somebody wrote. So each is traced, and must be known to be linear.
 """
 
 from collections.abc import Sequence
