@@ -120,6 +120,9 @@ def scale_and_shift(p, x):
 
 CASES = {
     "linen WeightNorm": lambda: linen(nn.WeightNorm(nn.Dense(WIDTH)), normal(LENGTH, WIDTH)),
+    "linen WeightNorm, one position": lambda: linen(
+        nn.Sequential([nn.WeightNorm(nn.Dense(256)), jnp.tanh, nn.WeightNorm(nn.Dense(256))]),
+        normal(256, batch=64)),
     "linen SpectralNorm": spectral,
     "nnx WeightNorm": lambda: of_nnx(
         nnx.WeightNorm(nnx.Linear(WIDTH, WIDTH, rngs=nnx.Rngs(0)),
