@@ -4,8 +4,8 @@ Weight norm multiplies each column of a weight by a number s that is made of par
 
     x @ (w · s) = (x @ w) · s,
 
-and what stands on the right has a plain product, whose result x @ w is also what the gradient by s is made of.
-On the left that takes one more product, of x with w.
+and what stands on the right is a plain product, whose result x @ w is also what the gradient by s is made
+of. On the left that takes one more product, of x with w.
 """
 
 from collections.abc import Iterator, Sequence
