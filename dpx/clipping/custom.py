@@ -166,8 +166,8 @@ def use(eqn: Any, which: int, view: View, sizes: Any) -> tuple | None:
             axes = [axes[order.index(i)] for i in range(len(order))]
         elif name != "convert_element_type" and name not in jaxprs.PLAIN:
             return None
-        (var,) = jaxprs.variables(found)
-        if not jnp.issubdtype(var.aval.dtype, jnp.floating):
+        var = found.invars[found.outvars.index(var)]  # The barrier may be one for several values.
+        if isinstance(var, core.Literal) or not jnp.issubdtype(var.aval.dtype, jnp.floating):
             return None
     if found is None:
         return None

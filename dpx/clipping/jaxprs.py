@@ -207,6 +207,8 @@ def follow(
     own: Sequence[bool],
     visit: Visit,
     known: dict[Any, list[bool]] | None = None,
+    *,
+    always: bool = False,
 ) -> list[bool]:
     """Which results of a jaxpr depend on those of its inputs that are `own`.
 
@@ -216,6 +218,7 @@ def follow(
       visit: is called with every equation and one flag for each of its operands; where it returns True, what
         the equation calls is left out.
       known: what has been found for jaxprs that are called from several places.
+      always: whether what a loop carries has to depend on them in every iteration, and not just in one.
     """
     known = {} if known is None else known
     key = id(jaxpr), *own
@@ -226,26 +229,39 @@ def follow(
     def is_own(atom: Any) -> bool:
         return not isinstance(atom, core.Literal) and depends.get(atom, False)
 
+    def inside_of(called: Any, flags: Sequence[bool]) -> list[bool]:
+        return follow(getattr(called, "jaxpr", called), flags, visit, known, always=always)
+
+    def carried(body: Any, before: list[bool], carry: list[bool], after: list[bool]) -> list[bool]:
+        """What a loop carries in all iterations, and its other results."""
+        while True:
+            ends = inside_of(body, [*before, *carry, *after])
+            merged = [*map(min if always else max, carry, ends)]
+            if merged == carry:
+                return [*carry, *ends[len(carry) :]]
+            carry = merged
+
     for eqn in jaxpr.eqns:
-        given = [is_own(atom) for atom in eqn.invars]
+        given, name, params = [is_own(atom) for atom in eqn.invars], eqn.primitive.name, eqn.params
         results = [any(given)] * len(eqn.outvars)
-        inner = [] if visit(eqn, given) else [*inside(eqn)]
-        for called in (getattr(each, "jaxpr", each) for each in inner):
-            count, flags = len(called.invars), given
-            if eqn.primitive.name in ("cond", "while"):
-                # They have inputs of their own first: which branch, what the condition of a loop reads.
-                flags = given[-count:] if count else []
-            elif count != len(given):
-                flags = [any(given)] * count
-            ends = follow(called, flags, visit, known)
-            if eqn.primitive.name == "scan":
-                first, last = scan_parts(eqn.params)
-                flags = [*flags]
-                while (carry := [*map(max, flags[first:last], ends)]) != flags[first:last]:
-                    flags[first:last] = carry
-                    ends = follow(called, flags, visit, known)
-            if len(inner) == 1 and len(ends) == len(results):
-                results = ends
+        if visit(eqn, given):
+            pass
+        elif name == "scan":
+            first, last = scan_parts(params)
+            results = carried(params["jaxpr"], given[:first], given[first:last], given[last:])
+        elif name == "while":
+            first = params["cond_nconsts"]
+            last = first + params["body_nconsts"]
+            results = carried(params["body_jaxpr"], given[first:last], given[last:], [])
+            inside_of(params["cond_jaxpr"], [*given[:first], *results])
+        else:
+            inner = [*inside(eqn)]
+            for called in inner:
+                count = len(getattr(called, "jaxpr", called).invars)
+                flags = given[1:] if name == "cond" else given
+                ends = inside_of(called, flags if count == len(flags) else [any(given)] * count)
+                if len(inner) == 1 and len(ends) == len(results):
+                    results = ends
         depends.update(zip(eqn.outvars, results, strict=True))
     known[key] = [is_own(atom) for atom in jaxpr.outvars]
     return known[key]

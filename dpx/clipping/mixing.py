@@ -18,7 +18,9 @@ from dpx.clipping import custom, jaxprs, reports
 # The method of Flax (NNX and Linen), Haiku and those who write their own; frozen statistics sum nothing.
 _BATCH_NORM = "BatchNorm.__call__"
 
-_DRAWS = ("random_bits", "threefry2x32", "rng_bit_generator", "rng_uniform")
+_DRAWS = (
+    "random_bits", "random_gamma", "random_unwrap", "threefry2x32", "rng_bit_generator", "rng_uniform",
+)  # fmt: skip
 
 # They say how values are laid out on devices, and exchange nothing.
 _LAYOUT = ("pvary", "pcast", "reshard", "mesh_cast", "sharding_constraint", "core_pvary")
@@ -39,6 +41,7 @@ def check(closed: core.ClosedJaxpr, count: int, is_vectorised: bool) -> None:
       equations of the loss, which JAX keeps for its error messages: a sum that was made within a method
       `BatchNorm.__call__`. A layer of another name, or one that a compiled function hides, is not found.
     - A collective over a named axis, such as `lax.pmean`, reads what other examples or devices hold.
+    - A mutable array (`jax.Ref`) that the loss closes over carries values from one example to the next.
     - An array of the batch, or of as many rows as the batch, that the loss closes over holds other examples.
     - A batching rule that is not JAX's own, and a function on the host that is not called for one example
       after the other, are given all examples at once.
@@ -51,7 +54,7 @@ def check(closed: core.ClosedJaxpr, count: int, is_vectorised: bool) -> None:
       is_vectorised: whether it will be, over more than one example.
 
     Raises:
-      ValueError: for the first two, and for an array of the batch that is closed over; for the rest in a
+      ValueError: for the first three, and for an array of the batch that is closed over; for the rest in a
         strict call, which else warns.
     """
     trained = [number < count for number in range(len(closed.jaxpr.invars))]
@@ -67,6 +70,12 @@ def check(closed: core.ClosedJaxpr, count: int, is_vectorised: bool) -> None:
         for called in _called(eqn, derivatives):
             # A compiled function keeps what it closes over to itself.
             constants |= {id(constant): constant for constant in getattr(called, "consts", ())}
+    if any(isinstance(constant, jax.Ref) for constant in constants.values()):
+        raise ValueError(
+            "loss_fn closes over a jax.Ref, in which one example can leave what the next one reads, so that "
+            "no clipping bounds what one example changes: make it within the loss, or pass what it holds in "
+            "the batch"
+        )
     call = reports.call()
     if call is None:
         return
@@ -207,8 +216,8 @@ def _draws_alike(jaxpr: Any, own: Sequence[bool], derivatives: Derivatives) -> b
             alike |= not any(given)
         if (derivative := derivatives.get(eqn)) is not None:
             cotangents = [True] * (len(derivative.jaxpr.invars) - len(given))
-            jaxprs.follow(derivative.jaxpr, [*given, *cotangents], visit)
+            jaxprs.follow(derivative.jaxpr, [*given, *cotangents], visit, always=True)
         return False
 
-    jaxprs.follow(jaxpr, own, visit)
+    jaxprs.follow(jaxpr, own, visit, always=True)
     return alike

@@ -105,7 +105,7 @@ def choose(captured: Capture, weights: Weights | None = None) -> list[Choice]:
             layout = rules.Layout(shape, (), (), tuple(i for i, n in enumerate(shape) if n > 1))
         if leads and not uses and not opaque:
             layout = rules.Layout(shape, (), (), tuple(i for i, n in enumerate(shape) if n > 1))
-        if layout is None:
+        if layout is None or 0 in shape:
             choices.append(Direct(None))
             continue
         is_table = any(use.indexed is not None for use in uses)

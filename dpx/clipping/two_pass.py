@@ -20,6 +20,7 @@ import jax
 import jax.numpy as jnp
 from jax.extend import core
 from jax.interpreters.partial_eval import dce_jaxpr
+from jax.ref import AbstractRef
 
 from dpx.clipping import common, engine, grams, linear, meshes, rewriting, rules
 from dpx.clipping import plan as _plan
@@ -43,10 +44,9 @@ def auto(loss: Loss, leaves: Sequence[jax.Array], batch: Any) -> Pass:
     if program.captured.checkpointed and saves:
         with jax.default_matmul_precision("highest"):
             precise = trace(loss, leaves, batch)
-            if (
-                not _rounds(precise, leaves)
-                and linear.unclear(precise.closed.jaxpr, len(leaves)) is None
-            ):
+            jaxpr = precise.closed.jaxpr
+            clear = not _rounds(precise, leaves) and not _writes(jaxpr)
+            if clear and linear.unclear(jaxpr, len(leaves)) is None:
                 return _run(precise, leaves, batch)
     return engine.run(program, leaves, batch)
 
@@ -60,7 +60,7 @@ def two_pass(loss: Loss, leaves: Sequence[jax.Array], batch: Any) -> Pass:
     Raises:
       ValueError: parameters are narrower than float32, or the loss rounds anything to less, or multiplies
         them at a precision below the highest that it chose itself: the sum over examples would be rounded. Or
-        the loss has a backward pass of its own that is not known to be linear.
+        the loss has a backward pass of its own that is not known to be linear, or writes to a `jax.Ref`.
     """
     with jax.default_matmul_precision("highest"):
         program = trace(loss, leaves, batch)
@@ -69,6 +69,11 @@ def two_pass(loss: Loss, leaves: Sequence[jax.Array], batch: Any) -> Pass:
                 "method='two_pass' needs parameters in float32, a loss that casts nothing to lower "
                 "precision, and no products of parameters at a `precision` below 'highest', because it would "
                 "round the sum before noise is added; use 'one_pass'."
+            )
+        if _writes(program.closed.jaxpr):
+            raise ValueError(
+                "method='two_pass' needs a loss that writes to no jax.Ref, because it goes through parts of "
+                "the loss twice; use 'one_pass'."
             )
         if (name := linear.unclear(program.closed.jaxpr, len(leaves))) is not None:
             raise ValueError(
@@ -80,18 +85,25 @@ def two_pass(loss: Loss, leaves: Sequence[jax.Array], batch: Any) -> Pass:
 
 
 def _rounds(program: Program, leaves: Sequence[jax.Array]) -> bool:
-    """Whether differentiation would sum over the batch in less than float32."""
+    """Whether differentiation would round to less than float32, or sum over the batch in less."""
     narrow = any(accumulator(p.dtype) != p.dtype for p in leaves)
     return narrow or program.captured.imprecise or _narrows(program.closed.jaxpr)
 
 
-def _narrows(jaxpr: Any) -> bool:
-    """Whether any array in a jaxpr is rounded to less than float32: cotangents are then rounded there too.
+def _writes(jaxpr: Any) -> bool:
+    """Whether a jaxpr has mutable arrays, whose equations depend on more than on their operands."""
+    return any(
+        isinstance(v.aval, AbstractRef)
+        for outer in jaxpr.eqns
+        for eqn in nested(outer)
+        for v in (*eqn.invars, *eqn.outvars)
+    )
 
-    A loss may be: what is pulled back from it, a clip factor, is rounded down before.
-    """
+
+def _narrows(jaxpr: Any) -> bool:
+    """Whether anything in a jaxpr is rounded to less than float32: cotangents are then rounded there too."""
     for eqn in (each for outer in jaxpr.eqns for each in nested(outer)):
-        types = [v.aval.dtype for v in eqn.outvars if getattr(v.aval, "ndim", 0)]
+        types = [v.aval.dtype for v in eqn.outvars if hasattr(v.aval, "dtype")]
         floats = (t for t in types if jnp.issubdtype(t, jnp.floating))
         if eqn.primitive.name == "reduce_precision" or any(accumulator(t) != t for t in floats):
             return True

@@ -224,6 +224,11 @@ def _rows(view: View, axis: int, sizes: Any) -> int | None:
     return atoms[0] if len(atoms) == 1 and sizes[view.param][atoms[0]] <= MAX_ROWS else None
 
 
+def _wide(index: Any) -> Any:
+    """An index in a type that the number of rows fits in: bytes may index a table of 256 rows."""
+    return index.astype(jnp.int32) if index.dtype.itemsize < 4 else index
+
+
 def _gather(eqn, which, view, sizes):
     numbers, mode = eqn.params["dimension_numbers"], eqn.params["mode"]
     table, indices = (v.aval for v in eqn.invars)
@@ -258,10 +263,11 @@ def _gather(eqn, which, view, sizes):
     rows = table.shape[axis]
 
     def left(operands):
-        index = operands[1][..., which_index]
+        indices = _wide(operands[1])
+        index = indices[..., which_index]
         inside = (index >= 0) & (index < rows)
         if len(numbers.start_index_map) > 1:
-            inside &= jnp.all(jnp.delete(operands[1], which_index, -1) == 0, axis=-1)
+            inside &= jnp.all(jnp.delete(indices, which_index, -1) == 0, axis=-1)
         # An index beyond the last row stands for a look-up that is dropped.
         index = jnp.where(inside, index, rows) if drops else jnp.clip(index, 0, rows - 1)
         return index.astype(jnp.float32)
@@ -284,7 +290,7 @@ def _slice(eqn, which, view, sizes):
         if eqn.primitive.name == "slice":
             start = eqn.params["start_indices"][axis]
         else:
-            start = jnp.clip(operands[1 + axis], 0, shape[axis] - taken[axis])
+            start = jnp.clip(_wide(operands[1 + axis]), 0, shape[axis] - taken[axis])
         return (start + step * jnp.arange(taken[axis])).astype(jnp.float32)
 
     right_axes = tuple((-1,) if i == axis else a for i, a in enumerate(view.axes))

@@ -148,6 +148,27 @@ def test_a_cotangent_that_is_no_product_of_both_sides_falls_back(monkeypatch):
         check(jit(fn)(params, *batch), per_example(loss, params, batch), 0.5)
 
 
+def test_a_barrier_for_several_cotangents_is_passed(monkeypatch):
+    monkeypatch.setattr(plan, "FAVOR_GRADIENT", 0.0)
+
+    @jax.custom_vjp
+    def product(x, w):
+        return x @ w
+
+    product.defvjp(
+        lambda x, w: (x @ w, (x, w)),
+        lambda kept, g: jax.lax.optimization_barrier((g @ kept[1].T, kept[0].T @ g)),
+    )
+
+    def loss(p, x):
+        return jnp.sum(jnp.sin(product(jnp.sin(x @ p["v"]), p["w"])))
+
+    params, x = {"v": normal(6, 6, seed=1), "w": normal(6, 6)}, normal(3, 2, 6)
+    assert not rules_of(loss, params, x)["w"][3]
+    fn = clipping.clipped_grad(loss, l2_clip_norm=0.5, method="one_pass")
+    check(jit(fn)(params, x), per_example(loss, params, (x,)), 0.5, slack=1e-3)
+
+
 def test_only_a_cotangent_of_zeros_counts_for_nothing(monkeypatch):
     """One that is the same for all entries is a gradient like any other."""
     monkeypatch.setattr(plan, "FAVOR_GRADIENT", 0.0)

@@ -218,7 +218,14 @@ def _drawn_in_a_loop(key, x):
     return jax.lax.while_loop(lambda state: state[0] < 3 + 0 * x[0], body, (0, x[1]))[1]
 
 
-@pytest.mark.parametrize("draw", [_drawn, _drawn_in_a_scan, _drawn_in_a_branch, _drawn_in_a_loop])
+def _drawn_by_rejection(key, x):
+    return jax.random.gamma(key, 2.0, x.shape)
+
+
+@pytest.mark.parametrize(
+    "draw",
+    [_drawn, _drawn_in_a_scan, _drawn_in_a_branch, _drawn_in_a_loop, _drawn_by_rejection],
+)
 def test_keys_that_all_examples_share_are_reported_and_their_own_are_not(draw):
     def loss(params, x, key):
         return plain(params, x * jax.lax.stop_gradient(draw(key, x)))
@@ -227,6 +234,22 @@ def test_keys_that_all_examples_share_are_reported_and_their_own_are_not(draw):
     clipped(loss, batch=(X, keys), strict=True)
     with pytest.raises(ValueError, match="the same for all"):
         clipped(functools.partial(loss, key=jax.random.key(0)), strict=True)
+
+
+@pytest.mark.parametrize("loop", ["scan", "while"])
+def test_a_key_that_a_loop_replaces_by_a_shared_one_is_reported(loop):
+    def loss(params, x, key):
+        def step(i, state):
+            key, total = state
+            return jax.random.key(5), total + jax.random.normal(key)
+
+        # JAX makes a scan of a loop over a number of iterations that it knows.
+        last = 3 if loop == "scan" else jnp.where(x[0] > 0, 3, 2)
+        return plain(params, x * jax.lax.fori_loop(0, last, step, (key, 0.0))[1])
+
+    keys = jax.random.split(jax.random.key(0), 4)
+    with pytest.raises(ValueError, match="the same for all examples"):
+        clipped(loss, batch=(X, keys), strict=True)
 
 
 def test_a_fallback_of_a_large_parameter_is_an_error_in_a_strict_call():

@@ -332,8 +332,9 @@ def test_nothing_is_passed_twice_where_all_gradients_are_held():
         pytest.param(lambda w: w.astype(jnp.bfloat16).astype(w.dtype), marks=pytest.mark.slow),
         lambda w: jax.lax.reduce_precision(w, 8, 7),
         lambda w: (w / jnp.linalg.norm(w, axis=0)).astype(jnp.float16).astype(w.dtype),
+        lambda w: w * jnp.sum(w).astype(jnp.bfloat16).astype(w.dtype),
     ],
-    ids=["cast", "reduce_precision", "cast of a function"],
+    ids=["cast", "reduce_precision", "cast of a function", "a number"],
 )
 def test_what_is_rounded_on_the_way_back_takes_one_pass(narrow):
     """A second pass would round cotangents that are scaled, and sums of them, to what the loss rounds to."""

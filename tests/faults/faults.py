@@ -1226,6 +1226,35 @@ FAULTS = (
         "tests/experiments/test_candidates.py::test_no_user_moves_a_metric_by_more_than_is_declared",
     ),
     Fault(
+        "bytes index a table in their own type",
+        "dpx/clipping/uses.py",
+        "return index.astype(jnp.int32) if index.dtype.itemsize < 4 else index",
+        "return index",
+        "tests/clipping/test_clipping_indices.py::test_the_first_byte_and_the_last_do_not_cancel",
+    ),
+    Fault(
+        "two passes drop what a loss writes to a mutable array",
+        "dpx/clipping/two_pass.py",
+        "clear = not _rounds(precise, leaves) and not _writes(jaxpr)",
+        "clear = not _rounds(precise, leaves)",
+        "tests/clipping/test_clipping_refs.py::test_a_loss_may_write_to_arrays_of_its_own",
+    ),
+    Fault(
+        "two passes round numbers of one entry",
+        "dpx/clipping/two_pass.py",
+        'if hasattr(v.aval, "dtype")]',
+        'if getattr(v.aval, "ndim", 0)]',
+        "tests/clipping/test_clipping_two_pass.py"
+        "::test_what_is_rounded_on_the_way_back_takes_one_pass",
+    ),
+    Fault(
+        "a mutable array carries values from one example to the next",
+        "dpx/clipping/mixing.py",
+        "if any(isinstance(constant, jax.Ref) for constant in constants.values()):",
+        "if False:",
+        "tests/clipping/test_clipping_refs.py::test_what_one_example_leaves_for_the_next_is_refused",
+    ),
+    Fault(
         "a collective over other examples is not refused",
         "dpx/clipping/mixing.py",
         "    if named:\n",

@@ -1,0 +1,63 @@
+"""Tables that are looked up by integers of every type: bytes index a table of 256 rows."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax import lax
+from test_clipping_models import check, jit, per_example
+
+from dpx import clipping
+from dpx.clipping import plan
+
+TYPES = pytest.mark.parametrize("dtype", ["uint8", "int8", "uint16", "int16", "uint32", "int32"])
+
+
+def taken(mode):
+    return lambda p, ids: jnp.take(p, ids, axis=0, mode=mode)
+
+
+def gathered(p, ids):
+    numbers = lax.GatherDimensionNumbers(
+        offset_dims=(1,), collapsed_slice_dims=(0,), start_index_map=(0,)
+    )
+    return lax.gather(p, ids[:, None], numbers, (1, p.shape[1]), mode="clip")
+
+
+def sliced(p, ids):
+    zero = jnp.zeros((), ids.dtype)
+    return jnp.concatenate([lax.dynamic_slice(p, (i, zero), (2, p.shape[1])) for i in ids])
+
+
+@TYPES
+@pytest.mark.parametrize("rows", [256, 300])
+@pytest.mark.parametrize("look_up", [taken("fill"), taken("clip"), gathered, sliced],
+                         ids=["fill", "clip", "gather", "slice"])  # fmt: skip
+def test_every_type_of_index(monkeypatch, look_up, rows, dtype):
+    monkeypatch.setattr(plan, "FAVOR_TABLE", 0.0)
+    most = min(rows - 1, np.iinfo(dtype).max)
+    ids = np.array([[0, most, 7], [most - 2, 100, 100], [most, most, 0]]).astype(dtype)
+    table = jnp.asarray(np.random.default_rng(0).normal(size=(rows, 3)), jnp.float32)
+
+    def loss(p, ids):
+        found = look_up(p, ids)
+        signs = jnp.where(jnp.arange(len(found)) % 2 == 0, 1.0, -1.01)[:, None]
+        return jnp.sum(signs * jnp.tanh(found))
+
+    for method in ("one_pass", "two_pass"):
+        fn = clipping.clipped_grad(loss, l2_clip_norm=0.1, method=method)
+        check(jit(fn)(table, ids), per_example(loss, table, (ids,)), 0.1)
+
+
+@pytest.mark.parametrize("method", ["one_pass", "two_pass"])
+def test_the_first_byte_and_the_last_do_not_cancel(method):
+    """Rows 0 and 255, with gradients that would cancel if they were one row."""
+
+    def loss(p, ids):
+        return jnp.sum(jnp.take(p, ids[0], axis=0) - 1.01 * jnp.take(p, ids[1], axis=0))
+
+    fn = clipping.clipped_grad(loss, l2_clip_norm=0.1, method=method)
+    out = jax.jit(fn)(jnp.zeros((256, 3)), np.array([[0, 255]], np.uint8))
+    np.testing.assert_allclose(out.norms, np.sqrt(3 * (1 + 1.01**2)), rtol=1e-4)
+    assert np.flatnonzero(np.asarray(out.grads)[:, 0]).tolist() == [0, 255]
+    assert np.linalg.norm(out.grads) <= 0.1
