@@ -57,6 +57,15 @@ NONLINEAR = {
     "added in a scan": lambda x, g: lax.scan(lambda c, y: (c + y, None), g[0], x)[0] + 0 * g,
     "square in a branch": lambda x, g: lax.cond(x[0, 0] > 0, lambda g: g * g, lambda g: g, g),
     "choice of a branch": lambda x, g: lax.cond(g[0, 0] > 0, lambda g: g, lambda g: 2 * g, g),
+    "quotient of cotangents": lambda x, g: g / g.sum(),
+    "solved by a cotangent": lambda x, g: lax.linalg.triangular_solve(
+        jnp.where(np.eye(LENGTH, dtype=bool), g.sum(), g[:, :LENGTH]), g, left_side=True, lower=True
+    ),
+    "squashed in a scan that starts from zero": lambda x, g: (
+        lax.scan(lambda c, y: (c / (1e-3 + jnp.abs(c)) + 1e-3 * y, None), jnp.zeros(WIDTH), g)[0]
+        + 0 * g
+    ),
+    "something else in a branch": lambda x, g: lax.cond(x[0, 0] > 0, lambda g: g, lambda g: x, g),
     "until it is small": lambda x, g: lax.while_loop(lambda g: jnp.max(g) > 1, lambda g: g / 2, g),
 }
 

@@ -252,6 +252,19 @@ def test_a_key_that_a_loop_replaces_by_a_shared_one_is_reported(loop):
         clipped(loss, batch=(X, keys), strict=True)
 
 
+def test_a_function_that_draws_for_the_example_and_then_for_all_is_reported():
+    @jax.jit
+    def draw(key):
+        return jax.random.normal(key, (3,))
+
+    def loss(params, x, key):
+        return jnp.square(x * draw(key) * draw(jax.random.key(1)) @ params["w"])
+
+    keys = jax.random.split(jax.random.key(0), 4)
+    with pytest.raises(ValueError, match="the same for all"):
+        clipped(loss, batch=(X, keys), strict=True)
+
+
 def test_a_fallback_of_a_large_parameter_is_an_error_in_a_strict_call():
     params = {"small": jnp.ones(3), "large": jnp.ones((256, 256)) / 256}
 

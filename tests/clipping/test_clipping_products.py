@@ -1,0 +1,159 @@
+"""Products and convolutions that only look like those with a rule, and where weights come from."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from test_clipping_models import check, jit, per_example
+
+from dpx import clipping
+from dpx.clipping import plan
+from dpx.clipping import weights as _weights
+
+
+def normal(*shape, seed=0):
+    return jnp.asarray(np.random.default_rng((seed, *shape)).normal(size=shape) / 2, jnp.float32)
+
+
+IN, LENGTH, BATCH = 12, 3, 4
+X = normal(BATCH, LENGTH, IN, seed=1)
+
+
+def median_norm(gradients):
+    return float(np.median(np.sqrt(sum((g.reshape(len(g), -1) ** 2).sum(1) for g in gradients))))
+
+
+@pytest.mark.parametrize("method", ["auto", "two_pass"])
+def test_penalties_before_and_behind_recomputed_blocks(monkeypatch, method):
+    """What leads on to a weight from a penalty is asked for in both passes, wherever blocks end."""
+    monkeypatch.setattr(_weights, "is_large", lambda shape: True)
+    monkeypatch.setattr(plan, "FAVOR_GRADIENT", 0.0)
+
+    def loss(p, x):
+        h = jax.checkpoint(lambda x, w: jnp.sin(jnp.sin(x @ w) @ w))(x, p["w"])
+        return jnp.sum((h @ p["v"]) ** 2) + x[0, 0] * (jnp.sum(p["w"] ** 2) + jnp.sum(p["v"] ** 2))
+
+    p = {"w": normal(IN, IN), "v": normal(IN, IN, seed=3)}
+    gradients = per_example(loss, p, (X,))
+    clip = median_norm(gradients)
+    fn = clipping.clipped_grad(loss, l2_clip_norm=clip, method=method)
+    check(jit(fn)(p, X), gradients, clip)
+
+
+def test_products_that_sum_over_axes_in_another_order():
+    """Sums over leading axes are written otherwise in two passes, where both factors have them in order."""
+
+    def loss(p, x):
+        h = jax.checkpoint(lambda x, w: jnp.sin(x @ w))(x, p["w"])
+        return jnp.sum(h**2) + x[0, 0] * jnp.sum(
+            jnp.tensordot(p["a"], p["b"], ((0, 1), (1, 0))) ** 2
+        )
+
+    p = {"w": normal(IN, IN), "a": normal(5, 5, 3), "b": normal(5, 5, 2)}
+    gradients = per_example(loss, p, (X,))
+    clip = median_norm(gradients)
+    fn = clipping.clipped_grad(loss, l2_clip_norm=clip, method="two_pass")
+    check(jit(fn)(p, X), gradients, clip)
+
+
+def test_a_part_that_is_joined_with_something_else(monkeypatch):
+    """No single padding makes a parameter of a whole of which a part of it is a part."""
+    monkeypatch.setattr(plan, "FAVOR_GRADIENT", 0.0)
+
+    def loss(p, x):
+        both = jnp.concatenate([p["v"], p["w"][:, 3:6], p["u"]], axis=1)
+        return jnp.sum(jnp.sin(x @ both) ** 2)
+
+    p = {"w": normal(IN, 7), "v": normal(IN, 2, seed=1), "u": normal(IN, 3, seed=2)}
+    gradients = per_example(loss, p, (X,))
+    for method in ("one_pass", "two_pass"):
+        fn = clipping.clipped_grad(loss, l2_clip_norm=0.5, method=method)
+        check(jit(fn)(p, X), gradients, 0.5)
+
+
+@pytest.mark.parametrize("method", ["one_pass", "two_pass"])
+def test_images_that_are_parameters(monkeypatch, method):
+    """A convolution of a parameter with a kernel of the example's own has no rule."""
+    monkeypatch.setattr(plan, "FAVOR_GRADIENT", 0.0)
+    numbers = ("NHC", "HIO", "NHC")
+
+    def loss(p, x):
+        y = jax.lax.conv_general_dilated(p["image"], x, (1,), "SAME", dimension_numbers=numbers)
+        return jnp.sum(jnp.sin(y))
+
+    p, x = {"image": normal(3, 3, 3)}, normal(BATCH, 3, 3, 3, seed=1)
+    gradients = per_example(loss, p, (x,))
+    fn = clipping.clipped_grad(loss, l2_clip_norm=0.5, method=method)
+    check(jit(fn)(p, x), gradients, 0.5)
+
+
+@pytest.mark.parametrize("method", ["one_pass", "two_pass"])
+def test_batch_groups(monkeypatch, method):
+    monkeypatch.setattr(plan, "FAVOR_GRADIENT", 0.0)
+
+    def loss(p, x):
+        y = jax.lax.conv_general_dilated(
+            x,
+            p["kernel"],
+            (1,),
+            "SAME",
+            dimension_numbers=("NHC", "HIO", "NHC"),
+            batch_group_count=2,
+        )
+        return jnp.sum(jnp.sin(y))
+
+    p, x = {"kernel": normal(3, 2, 4)}, normal(BATCH, 4, 6, 2, seed=1)
+    gradients = per_example(loss, p, (x,))
+    fn = clipping.clipped_grad(loss, l2_clip_norm=0.5, method=method)
+    check(jit(fn)(p, x), gradients, 0.5)
+
+
+def test_a_cotangent_that_is_negated_on_the_way_out(monkeypatch):
+    monkeypatch.setattr(plan, "FAVOR_GRADIENT", 0.0)
+    product = jax.custom_vjp(lambda x, w: -(x @ w))
+    product.defvjp(
+        lambda x, w: (-(x @ w), (x, w)), lambda kept, g: (-(g @ kept[1].T), -(kept[0].T @ g))
+    )
+
+    def loss(p, x):
+        return jnp.sum(jnp.sin(product(x, p["w"])))
+
+    p = {"w": normal(IN, IN)}
+    fn = clipping.clipped_grad(loss, l2_clip_norm=0.5, method="one_pass")
+    check(jit(fn)(p, X), per_example(loss, p, (X,)), 0.5)
+
+
+def test_a_number_over_a_weight_is_no_multiple_of_it(monkeypatch):
+    monkeypatch.setattr(plan, "FAVOR_GRADIENT", 0.0)
+
+    def loss(p, x):
+        return jnp.sum(jnp.sin(x @ (2.0 / p["w"])))
+
+    p = {"w": jnp.exp(normal(IN, IN))}
+    for method in ("one_pass", "two_pass"):
+        fn = jit(clipping.clipped_grad(loss, l2_clip_norm=0.5, method=method))
+        check(fn(p, X), per_example(loss, p, (X,)), 0.5)
+
+
+def test_products_below_the_highest_precision_in_one_factor_take_one_pass():
+    precision = (jax.lax.Precision.DEFAULT, jax.lax.Precision.HIGHEST)
+
+    def loss(w, x):
+        return jnp.sum(
+            jax.checkpoint(lambda x, w: jnp.sin(jnp.dot(x, w, precision=precision)))(x, w)
+        )
+
+    w, x = np.eye(IN, dtype="f4"), np.ones((BATCH, LENGTH, IN), "f4")
+    with pytest.raises(ValueError, match="use 'one_pass'"):
+        jax.eval_shape(clipping.clipped_grad(loss, l2_clip_norm=1.0, method="two_pass"), w, x)
+
+
+@pytest.mark.parametrize("method", clipping.METHODS)
+def test_complex_parameters_are_refused(method):
+    def loss(p, x):
+        return jnp.sum(jnp.abs(x @ p["w"]) ** 2)
+
+    x = np.ones((2, 3), "f4")
+    fn = clipping.clipped_grad(loss, l2_clip_norm=1.0, method=method)
+    with pytest.raises(ValueError, match=r"params\[w\] is complex"):
+        fn({"w": jnp.ones((3, 2), "complex64")}, x)
