@@ -297,8 +297,9 @@ def clipped_grad(
         not finite (where their values are known, outside `jax.jit`), and a loss whose examples influence
         each other: a BatchNorm in training mode, a collective over a named axis such as `jax.lax.pmean`,
         an array of the batch, or a `jax.Ref`, that the loss closes over; each in the loss, or in a derivative
-        that somebody wrote by hand (`jax.custom_vjp`). What JAX does not see is not found, such as the mean of the batch,
-        computed before the loss is called, random numbers of NumPy, or what a function on the host remembers.
+        that somebody wrote by hand (`jax.custom_vjp`). What JAX does not see is not found, such as the mean
+        of the batch, computed before the loss is called, random numbers of NumPy, or what a function on the
+        host remembers.
     """
     return ClippedGrad(
         loss_fn, l2_clip_norm, method, normalize, microbatch_size, strict, wrt, has_aux
