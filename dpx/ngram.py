@@ -125,8 +125,13 @@ def statistic(
     Args:
       block: Tokens and mask, (N, L) each; blocks may have different N and L.
       order, vocab_size, start, l2_clip_norm: As in `fit`.
+
+    Raises:
+      ValueError: tokens that the mask keeps are not integers in [0, vocab_size), or a mask is not bool.
     """
+    _validate.check_positive(l2_clip_norm, "l2_clip_norm")
     tokens, mask = map(np.asarray, block)
+    tokens = _checked(tokens, mask, vocab_size)
     cells = _cells(tokens, order, vocab_size, start)
     repeats = (cells[:, :, None] == cells[:, None, :]) & mask[:, :, None] & mask[:, None, :]
     norms = np.sqrt(repeats.sum(axis=(1, 2)))
@@ -191,6 +196,20 @@ def without_privacy(
     cells = _cells(np.asarray(tokens), order, vocab_size, start)[np.asarray(mask)]
     counts = np.bincount(cells, minlength=vocab_size**order).astype(float)
     return _smooth(counts, order, vocab_size, 0.0)
+
+
+def _checked(tokens: np.ndarray, mask: np.ndarray, vocab_size: int) -> np.ndarray:
+    """The tokens, with a token in place of whatever else stands where the mask is False.
+
+    Any other number would be the index of some other token's cell, and be counted beside it.
+    """
+    if mask.dtype != bool:
+        raise ValueError(f"mask of dtype {mask.dtype} must be bool, True for a token")
+    if not np.issubdtype(tokens.dtype, np.integer):
+        raise ValueError(f"tokens of dtype {tokens.dtype} must be integers in [0, {vocab_size})")
+    if np.any(mask & ((tokens < 0) | (tokens >= vocab_size))):
+        raise ValueError(f"tokens must be in [0, {vocab_size}): clip or leave out the others")
+    return np.where(mask, tokens, 0)
 
 
 def _cells(tokens: np.ndarray, order: int, vocab_size: int, start: int) -> np.ndarray:

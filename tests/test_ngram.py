@@ -80,3 +80,26 @@ def test_guarantee_and_errors():
     ):
         with pytest.raises(ValueError, match=name):
             fit(**changes)
+
+
+OPTIONS = {"order": 2, "vocab_size": 4, "start": 0, "l2_clip_norm": 1.0}
+
+
+@pytest.mark.parametrize("token", [-1, 4, 300])
+def test_tokens_outside_the_vocabulary_are_refused(token):
+    """Index -1 is that of the last cell too: both would be counted there, as two entries of one record."""
+    tokens, mask = np.array([[3, token]]), np.ones((1, 2), bool)
+    with pytest.raises(ValueError, match=r"tokens must be in \[0, 4\)"):
+        ngram.statistic((tokens, mask), **OPTIONS)
+    # Where the mask is False they are padding, whatever they are.
+    padded = ngram.statistic((tokens, np.array([[True, False]])), **OPTIONS)
+    alone = ngram.statistic((tokens[:, :1], mask[:, :1]), **OPTIONS)
+    np.testing.assert_array_equal(padded.sums[0], alone.sums[0])
+
+
+@pytest.mark.parametrize("given", [np.array([[0.5, 1.0]]), np.array([["a", "b"]])])
+def test_tokens_are_integers_and_masks_bools(given):
+    with pytest.raises(ValueError, match="must be integers"):
+        ngram.statistic((given, np.ones((1, 2), bool)), **OPTIONS)
+    with pytest.raises(ValueError, match="must be bool"):
+        ngram.statistic((np.ones((1, 2), int), np.ones((1, 2), int)), **OPTIONS)

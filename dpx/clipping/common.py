@@ -17,7 +17,7 @@ import jax
 import jax.numpy as jnp
 from jax.extend import core
 
-from dpx.clipping import column_scales, fixed_terms, hoisting, jaxprs, meshes, rules, small_values
+from dpx.clipping import fixed_terms, hoisting, jaxprs, meshes, rules, small_values
 from dpx.clipping import rounding as _rounding
 from dpx.clipping import weights as _weights
 from dpx.clipping.capture import Capture, capture
@@ -146,7 +146,6 @@ def separate(
     if not large:
         return None
     flat, refused = hoisting.hoisted(jaxprs.flat(closed), count), set()
-    flat = column_scales.behind_products(flat, count)
     while (found := find(flat, count, large, refused)) is not None:
         inner = capture(found.inner, count, found.scaled)
         bad = set()

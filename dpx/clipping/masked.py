@@ -10,6 +10,7 @@ position it is not even made: ‖g‖² = sum_rc rows[r]²·m[r, c]²·columns[c
 pass.
 """
 
+import functools
 import math
 from collections.abc import Sequence
 
@@ -32,7 +33,9 @@ def squared_norm(shared: Layout, pairs: Sequence[Pair], array: jax.Array) -> jax
     ‖m ⊙ rows[p] ⊗ columns[p]‖, and so is the product that is made here.
     """
     k, r, c = shared.sizes()
-    array = jnp.broadcast_to(array, (k, r, c))
+    types = (accumulator(pair.columns.dtype) for pair in pairs)
+    wide = functools.reduce(jnp.promote_types, types, array.dtype)
+    array = jnp.broadcast_to(array, (k, r, c)).astype(wide)
     count = sum(pair.columns.shape[1] for pair in pairs)
     # Of one position this is the norm itself; of several no more than what rounding is measured by.
     width = WIDTH if count > 1 and c % WIDTH == 0 else 1

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 
 from dpx.clipping import meshes, mixing
 from dpx.clipping.joint import Sums
-from dpx.clipping.rounding import settled, sum_of_squares
+from dpx.clipping.rounding import accumulator, settled, sum_of_squares
 
 Loss = Callable[[Sequence[jax.Array], Any], jax.Array]
 
@@ -40,11 +40,6 @@ class Pass(NamedTuple):
     losses: jax.Array
     squared_norms: list[Norms]
     weighted_sum: Callable[[Sequence[jax.Array]], list[jax.Array] | Sums]
-
-
-def accumulator(dtype: Any) -> Any:
-    """Sums of bfloat16 or float16 gradients are float32: rounding belongs after the noise."""
-    return jnp.promote_types(dtype, jnp.float32)
 
 
 def is_vectorised(batch: Any) -> bool:

@@ -41,13 +41,20 @@ def chunked(size: int) -> int:
     return 1 + min(size, CHUNK) + (chunks if chunks > 1 else 0)
 
 
+def accumulator(dtype: Any) -> Any:
+    """Sums of bfloat16 or float16 gradients are float32: rounding belongs after the noise."""
+    if jnp.issubdtype(dtype, jnp.floating) and jnp.finfo(dtype).bits < 32:
+        return jnp.dtype(jnp.float32)  # Of eight bits too, which JAX does not promote.
+    return jnp.promote_types(dtype, jnp.float32)
+
+
 def sum_of_squares(x: jax.Array) -> jax.Array:
     """An upper bound on the exact sum of squares of the entries of `x`, exact to γ_n with a small n.
 
     Each axis is added up on its own, long ones in chunks: the barriers keep a compiler from merging these
     sums into a single one with a long running total.
     """
-    dtype = jnp.promote_types(x.dtype, jnp.float32)
+    dtype = accumulator(x.dtype)
     total, roundings = added_up(jnp.square(x.astype(dtype)))
     # A square that is flushed, or of an operand that is, was below the smallest normal number.
     return (total + 4 * x.size * tiny(dtype)) * (1 + 1.01 * gamma(2 + roundings, dtype))
@@ -83,7 +90,7 @@ def settled(tree: Any) -> Any:
         if kind.minexp > jnp.finfo(jnp.float32).minexp:
             # That flushes the subnormal numbers of float16, which most small cotangents are.
             step = float(kind.smallest_subnormal)
-            kept = jnp.where(jnp.abs(wide) < kind.tiny, jnp.round(wide / step) * step, kept)
+            kept = jnp.where(jnp.abs(wide) < float(kind.tiny), jnp.round(wide / step) * step, kept)
         return kept.astype(x.dtype)
 
     return jax.tree.map(rounded, lax.optimization_barrier(tree))

@@ -98,6 +98,13 @@ def pair(use: Use, shared: Layout, left: jax.Array, right: jax.Array) -> Pair:
 def _pair(use: Use, shared: Layout, left: jax.Array, right: jax.Array) -> Pair:
     loops = loop_axes(use)
     left_axes, right_axes = loops + use.left_axes, loops + use.right_axes
+    if (
+        use.indexed is None
+        and left.dtype != right.dtype
+        and jnp.float64 in (left.dtype, right.dtype)
+    ):
+        # One type for both: bounds on rounding are those of one.
+        left, right = left.astype(jnp.float64), right.astype(jnp.float64)
     straight = is_left_rows(use, shared)
     axes = (left_axes, right_axes) if straight else (right_axes, left_axes)
     factors = (left, right) if straight else (right, left)

@@ -49,12 +49,16 @@ def read_histories(
         user are in the order of `time`, and where that is None in the order of the file.
 
     Raises:
-      ValueError: as `read_arrays`, and for items outside the catalogue.
+      ValueError: as `read_arrays`, for arrays of different lengths, and for items outside the catalogue.
     """
     names = [user, item] if time is None else [user, item, time]
     users, items, *times = read_arrays(path, names)
+    if {len(array) for array in (users, items, *times)} != {len(users)}:
+        raise ValueError(f"{path}: arrays {names} must have one length, that of the events")
     order = np.argsort(users, kind="stable") if time is None else np.lexsort((*times, users))
     users, items = users[order], items[order]
-    starts = np.flatnonzero(users[1:] != users[:-1]) + 1
+    # A number that is none, such as NaN, differs from itself: all events without a user are one user's.
+    missing = (users[1:] != users[1:]) & (users[:-1] != users[:-1])
+    starts = np.flatnonzero((users[1:] != users[:-1]) & ~missing) + 1
     rows = np.split(items, starts) if len(items) else []
     return Histories(tuple(rows), num_items)

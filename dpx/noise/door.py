@@ -66,7 +66,16 @@ def release(
       ValueError: outside `jit`, where exact value or noise are not finite: nothing would be guaranteed.
     """
     with wide_sums(key, exact):
+        if (law is None) == (noise_multiplier is None):
+            raise ValueError(
+                f"{label}: noise_multiplier={noise_multiplier} and law={law} must be one or the other"
+            )
         leaves, structure = jax.tree.flatten(exact)
+        if law is not None and len(leaves) != 1:
+            raise ValueError(
+                f"{label}: a law draws for one array, and not for {len(leaves)}: release each with a key "
+                "of its own"
+            )
         leaves = [jnp.asarray(leaf) for leaf in leaves]
         # Integers are the floats they stand for: an empty histogram of NumPy's holds integers.
         floats = (
@@ -78,13 +87,15 @@ def release(
         _check_drawn_once(label, key, leaves)
         unit = jax.tree.leaves(jax.tree.broadcast(sensitivity, structure.unflatten(leaves)))
         check_size(label, [noise_multiplier, *unit] if law is None else jax.tree.leaves(law))
+        for one in unit if law is None else [law.width]:
+            _check_shows(label, wide, *([noise_multiplier, one] if law is None else [one]))
         unit = [jnp.asarray(one, wide) for one in unit]
         if law is None:
             stds = [jnp.asarray(noise_multiplier, wide) * one for one in unit]
             draws = normal_like(key, leaves, wide)
             draws = [std * draw for std, draw in zip(stds, draws, strict=True)]
         else:
-            stds = [jnp.asarray(law.width, wide)] * len(leaves)
+            stds = [jnp.asarray(law.width, wide)]
             draws = [law.sample(key, leaf.shape).astype(wide) for leaf in leaves]
         noisy = [
             _on_grid(leaf + draw, std) for leaf, draw, std in zip(leaves, draws, stds, strict=True)
@@ -129,6 +140,22 @@ def check_size(label: str, sizes: list[Any]) -> None:
                 f"{label}: a size of {np.max(np.abs(size)):.3g} is more than floats hold with noise: use "
                 "smaller bounds"
             )
+
+
+def _check_shows(label: str, dtype: Any, *factors: Any) -> None:
+    """Raises ValueError for noise so small that floats have no grid for it, or flush it to zero."""
+    if any(isinstance(factor, Tracer) for factor in factors):
+        return
+    sizes = [np.asarray(factor, np.float64) for factor in factors]
+    std, least = sizes[0], float(jnp.finfo(dtype).tiny) / _GRIDS[jnp.dtype(dtype).itemsize]
+    for size in sizes[1:]:
+        std = std * size
+    meant = np.all([np.broadcast_to(size, std.shape) != 0 for size in sizes], axis=0)
+    if np.any(meant & (std < least)):
+        raise ValueError(
+            f"{label}: noise of size {np.min(std[meant]):.3g} is less than floats hold with what it is added "
+            "to: use larger bounds"
+        )
 
 
 def _on_grid(noisy: jax.Array, std: jax.Array) -> jax.Array:

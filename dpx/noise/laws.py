@@ -12,6 +12,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from dp_accounting import NeighboringRelation
+from jax.core import Tracer
 from jax.typing import ArrayLike
 
 from dpx._validate import check_delta, check_epsilon, check_positive
@@ -24,6 +25,10 @@ from dpx.privacy import (
 
 def _check_positive(name: str, value: ArrayLike) -> None:
     # Arrays broadcast, and while JAX flattens a law its parameters are anything.
+    if isinstance(value, (np.ndarray, jax.Array)) and not isinstance(value, Tracer):
+        numbers = np.asarray(value)
+        if not np.all((numbers > 0) & np.isfinite(numbers)):
+            raise ValueError(f"{name}={value} must be finite and positive")
     if value is None or isinstance(value, (int, float, complex, str, bytes, np.generic)):
         check_positive(value, name)
 

@@ -77,10 +77,16 @@ def whole(values: np.ndarray, owners: np.ndarray, steps: int, entries: int) -> n
     Returns:
       (T,) int64.
     """
-    rounded = np.rint(np.clip(values, -1, 1) * steps).astype(np.int64)
+    known = np.isfinite(values)
+    rounded = np.rint(np.clip(np.where(known, values, 0), -1, 1) * steps).astype(np.int64)
     squares = np.zeros(int(owners.max(initial=-1)) + 1, np.int64)
     np.add.at(squares, owners, rounded**2)
-    return np.where((squares <= norm_bound(steps, entries) ** 2)[owners], rounded, 0)
+    # Sums of squares that would leave 64 bits are found in floats, where they are about right.
+    rough = np.bincount(
+        owners, np.where(known, np.square(rounded, dtype=float), np.inf), len(squares)
+    )
+    right = (squares <= norm_bound(steps, entries) ** 2) & (rough < 2**62)
+    return np.where(right[owners], rounded, 0)
 
 
 def whole_rows(rows, steps: int, xp: Any = np):
@@ -91,8 +97,12 @@ def whole_rows(rows, steps: int, xp: Any = np):
     rounded = xp.rint(xp.clip(rows, -1, 1) * steps)
     # Sums of squares are exact in floats up to 2⁵³.
     few = rows.shape[1] * steps**2 <= 2**53
-    squares = xp.square(rounded if few else rounded.astype(np.int64)).sum(axis=1)
-    return xp.where((squares <= norm_bound(steps, rows.shape[1]) ** 2)[:, None], rounded, 0)
+    rough = squares = xp.square(rounded).sum(axis=1)
+    if not few:
+        whole = xp.where((rough < 2**62)[:, None], rounded, 0).astype(np.int64)
+        squares = xp.square(whole).sum(axis=1)
+    right = (squares <= norm_bound(steps, rows.shape[1]) ** 2) & (rough < 2**62)
+    return xp.where(right[:, None], rounded, 0)
 
 
 def check_sum(records: int, bound: int) -> None:

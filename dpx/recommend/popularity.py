@@ -91,7 +91,13 @@ def passes(
 def statistic(
     histories: Histories, *, l2_clip_norm: float = 1.0, age_decay: float = 1.0
 ) -> Partial:
-    """The exact sum of users' vectors, each rescaled to norm at most `l2_clip_norm`: private data."""
+    """The exact sum of users' vectors, each rescaled to norm at most `l2_clip_norm`: private data.
+
+    Raises:
+      ValueError: for arguments out of range.
+    """
+    _validate.check_positive(l2_clip_norm, "l2_clip_norm")
+    _validate.check_decay(age_decay, "age_decay")
     num_users, num_items = len(histories.items), histories.num_items
     users, items, after = last_occurrences(histories)
     weights = np.float64(age_decay) ** after

@@ -212,6 +212,14 @@ def fit(
         settings["compute_dtype"] = compute_dtype.name
     if bands > 1:
         settings["bands"] = bands
+    if accountant != "pld":
+        settings["accountant"] = accountant
+    if unit != "record":
+        settings["unit"] = unit
+    if assumptions:
+        settings["assumptions"] = list(assumptions)
+    if wrt is not None:
+        settings["wrt"] = list(trained.paths)
     folder = None if workdir is None else Path(workdir)
     fixed = map(np.asarray, (*trained.leaves, *frozen.values(), *jax.tree.leaves(examples)))
     with secrets.of_training(key, folder, data=fixed, settings=settings) as keys:

@@ -292,6 +292,8 @@ def _words(key: jax.Array) -> np.ndarray:
     """Of a typed key, or of one that is an array of words already."""
     if jax.numpy.issubdtype(jax.numpy.result_type(key), jax.dtypes.prng_key):
         key = jax.random.key_data(key)
+    elif jax.numpy.result_type(key) != np.uint32:
+        raise TypeError("a key is made of words of 32 bits")
     return np.asarray(key, np.uint32)
 
 

@@ -318,3 +318,20 @@ def test_every_float16_and_bfloat16_is_settled_as_it_is():
             big = jnp.abs(every.astype(jnp.float32)) >= jnp.finfo(jnp.float32).tiny
             every, got = jnp.where(big, every, 0), jnp.where(big, got, 0)
         np.testing.assert_array_equal(np.asarray(got, "f4"), np.asarray(every, "f4"))
+
+
+@pytest.mark.parametrize("method", ["one_pass", "two_pass"])
+def test_inputs_in_32_bits_and_parameters_in_64_are_bounded_in_64(method):
+    """Inner products of the inputs were rounded in 32 bits, under a bound for 64."""
+    with jax.enable_x64(True):
+        x = np.full((1, 2, 512), 0.999 * 2.0**-12.5, np.float32)
+        x[..., 0] = 1
+        w = jnp.asarray(np.random.default_rng(2).normal(size=(512, 64)))
+
+        def loss(w, x):
+            return 10 * jnp.sum(jnp.sin(x @ w))
+
+        out = jax.jit(clipping.clipped_grad(loss, l2_clip_norm=1.0, method=method))(w, x)
+        want = np.linalg.norm(jax.grad(loss)(w, jnp.asarray(x[0])))
+        assert want * (1 - 1e-14) <= out.norms[0] <= want * (1 + 1e-9)
+        assert np.linalg.norm(out.grads) <= 1 + 1e-14

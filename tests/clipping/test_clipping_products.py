@@ -157,3 +157,23 @@ def test_complex_parameters_are_refused(method):
     fn = clipping.clipped_grad(loss, l2_clip_norm=1.0, method=method)
     with pytest.raises(ValueError, match=r"params\[w\] is complex"):
         fn({"w": jnp.ones((3, 2), "complex64")}, x)
+
+
+@pytest.mark.parametrize("method", ["auto", "one_pass", "vmap"])
+def test_numbers_of_eight_bits(method):
+    """Which JAX does not promote by itself."""
+    eight = jnp.float8_e4m3fn
+
+    def loss(p, x):
+        block = jax.checkpoint(
+            lambda x, w: (
+                jnp.tanh(x.astype(eight).astype(jnp.float32) @ w) + p["b"].astype(jnp.float32)
+            )
+        )
+        return jnp.sum(block(x, p["w"]) ** 2)
+
+    p = {"w": normal(IN, IN), "b": jnp.zeros(IN, eight)}
+    out = jit(clipping.clipped_grad(loss, l2_clip_norm=1e3, method=method))(p, X)
+    want = jax.grad(lambda w: sum(loss(p | {"w": w}, x) for x in X))(p["w"])
+    np.testing.assert_allclose(out.grads["w"], want, rtol=1e-4, atol=1e-5)
+    assert out.grads["b"].dtype == jnp.float32

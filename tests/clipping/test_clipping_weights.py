@@ -149,12 +149,12 @@ def by_gram(monkeypatch, favor):
 
 
 def compare(monkeypatch, case, favor):
-    """Norms and sums with those of one gradient after another; all but vectors by factors, or held."""
+    """Norms and sums with those of one gradient after another; all but biases by factors, or held."""
     by_gram(monkeypatch, favor)
     loss, params, batch = case()
     for path, (_, found, _, opaque) in rules_of(loss, params, *batch).items():
-        is_vector = path.endswith(("b", "bias", "g", "scale"))
-        assert is_vector or (not opaque and found == (favor == 0)), path
+        is_bias = path.endswith(("b", "bias"))
+        assert is_bias or (not opaque and found == (favor == 0)), path
     fn = clipping.clipped_grad(loss, l2_clip_norm=0.5, method="one_pass")
     # Closed over: jit takes no functions, such as an Equinox module has among its leaves.
     check(jit(lambda *batch: fn(params, *batch))(*batch), per_example(loss, params, batch), 0.5)

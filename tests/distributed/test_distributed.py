@@ -203,3 +203,21 @@ def test_trees_and_the_one_shot_head_from_shards_are_those_of_the_one_call(
     array = "tables" if mechanism == "trees" else "gamma"
     ours, theirs = (np.asarray(getattr(made, array)) for made in (found, expected))
     assert ours.tobytes() == theirs.tobytes()
+
+
+@pytest.mark.parametrize(
+    "missing", [np.nan, np.datetime64("NaT"), complex(np.nan, 0)], ids=["number", "time", "complex"]
+)
+def test_events_without_a_user_are_one_users(tmp_path, missing):
+    """NaN differs from itself: each of its events counted as a user of its own."""
+    known = np.datetime64("2020-01-01") if isinstance(missing, np.datetime64) else 1.0
+    users = np.array([missing, known, missing, missing])
+    np.savez(tmp_path / "a.npz", user=users, item=np.array([1, 0, 1, 2]))
+    read = distributed.read_histories(tmp_path / "a.npz", num_items=3)
+    assert [list(items) for items in read.items] == [[0], [1, 1, 2]]
+
+
+def test_arrays_of_different_lengths_are_refused(tmp_path):
+    np.savez(tmp_path / "a.npz", user=np.array([1]), item=np.array([0, 1]))
+    with pytest.raises(ValueError, match="must have one length"):
+        distributed.read_histories(tmp_path / "a.npz", num_items=3)

@@ -320,3 +320,46 @@ def test_draws_lie_beyond_those_of_jax():
     largest = jax.jit(lambda key: abs(noise.normal(key, (2**22,))).max())
     keys = jax.random.split(jax.random.key(1), 64)
     assert any(largest(key) > 5.45 for key in keys)
+
+
+@pytest.mark.parametrize(
+    ("scale", "law"),
+    [(2e-38, None), (1e-45, None), (None, Laplace(1e-310)), (None, Gaussian(1e-38))],
+)
+def test_noise_that_floats_would_flush_is_refused(scale, law):
+    """Without this the exact value was released under a finite ε."""
+    size = {"law": law, "sensitivity": 1.0}
+    if scale is not None:
+        size = {"noise_multiplier": 0.5, "sensitivity": scale}
+    exact = np.full(3, 1e-37, np.float32)
+    with pytest.raises(ValueError, match="less than floats hold"):
+        noise.release(jax.random.key(0), exact, label="sums", **size)
+    with pytest.raises(ValueError, match="less than floats hold"):
+        jax.jit(lambda x: noise.release(jax.random.key(0), x, label="sums", **size))(exact)
+
+
+def test_no_noise_at_all_may_be_asked_for():
+    found = noise.release(
+        jax.random.key(0), np.ones(3), sensitivity=1.0, noise_multiplier=0.0, label="sums"
+    )
+    np.testing.assert_array_equal(found, 1)
+
+
+def test_a_law_draws_for_one_array():
+    """Two would get the same noise, and their difference be released exactly."""
+    both = {"a": np.zeros(3), "b": np.zeros(3)}
+    with pytest.raises(ValueError, match="one array, and not for 2"):
+        noise.release(jax.random.key(0), both, sensitivity=1.0, law=Laplace(1.0), label="sums")
+
+
+@pytest.mark.parametrize("given", [{}, {"noise_multiplier": 1.0, "law": Laplace(1.0)}])
+def test_noise_has_one_size(given):
+    with pytest.raises(ValueError, match="must be one or the other"):
+        noise.release(jax.random.key(0), np.zeros(3), sensitivity=1.0, label="sums", **given)
+
+
+@pytest.mark.parametrize("law", [Laplace, Gaussian])
+@pytest.mark.parametrize("scale", [np.array([1.0, 0.0]), np.array([-1.0]), jnp.zeros(())])
+def test_every_scale_of_a_law_is_positive(law, scale):
+    with pytest.raises(ValueError, match="must be finite and positive"):
+        law(scale)

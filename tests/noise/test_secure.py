@@ -262,3 +262,24 @@ def test_misuse_raises_before_anything_is_spent(monkeypatch):
         monkeypatch.setitem(sys.modules, name, None)
     with pytest.raises(ImportError, match=r'pip install "dpx\[secure\]"'):
         fit(None, secure=True, **BUDGET)
+
+
+@pytest.mark.parametrize(
+    "values",
+    [[np.nan], [np.inf, 0.0], [1.0] * 16, [1.0] * 8, [-1.0] * 32, [0.5] * 64],
+    ids=str,
+)
+def test_contributions_whose_squares_leave_64_bits_count_as_zero(values):
+    found = secure.whole(np.array(values), np.zeros(len(values), int), secure.STEPS, len(values))
+    assert not found.any()
+    fits = np.full(4, 0.5)
+    assert secure.whole(fits, np.zeros(4, int), secure.STEPS, 4).all()
+
+
+def test_rows_that_are_not_finite_count_as_zero():
+    rows = np.zeros((3, 2**9))
+    rows[0, 0], rows[1, 0], rows[2, 0] = np.nan, np.inf, 1.0
+    for steps in (2**10, 2**30):
+        found = secure.whole_rows(rows, steps)
+        assert not found[0].any()
+        assert found[2, 0] == steps

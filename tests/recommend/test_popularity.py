@@ -86,3 +86,11 @@ def test_popularity_on_movielens_ranks_as_an_independent_implementation_does(exc
     ranks = metrics.target_ranks(scores, jnp.asarray(split.test), exclude=seen)
     found = float(metrics.ndcg(ranks, 10)), float(metrics.hit_rate(ranks, 10))
     assert found == pytest.approx(expected, abs=1e-4)
+
+
+@pytest.mark.parametrize(
+    "options", [{"age_decay": float("nan")}, {"age_decay": 2.0}, {"l2_clip_norm": -1.0}]
+)
+def test_a_statistic_by_itself_checks_its_arguments(options):
+    with pytest.raises(ValueError, match="must be"):
+        popularity.statistic(Histories(([0], [1]), 3), **options)
