@@ -288,7 +288,8 @@ def clipped_grad(
       A callable (params, *batch, mask=None) -> `ClippedGrads`, to be called under `jax.jit`.
       Arrays in `batch` have a leading axis of B examples, B ≥ 0. `mask`, (B,) bool, is True for
       a real example and False for padding, which adds nothing, whatever it holds. An example with a
-      gradient that is not finite adds nothing either; its (micro)batch is then run once more.
+      gradient that is not finite, or whose squared norm is not (of norms above 1.8e19 in float32), adds
+      nothing either; its (micro)batch is then run once more.
       `.sensitivity(relation)` gives the l2 sensitivity of the sum.
 
     Raises:
