@@ -26,7 +26,7 @@ from dpx.clipping import common, engine, grams, linear, meshes, rewriting, rules
 from dpx.clipping import plan as _plan
 from dpx.clipping import tail as _tail
 from dpx.clipping.engine import Found
-from dpx.clipping.jaxprs import nested, run, variables
+from dpx.clipping.jaxprs import follow, nested, run, variables
 from dpx.clipping.materialize import Loss, Norms, Pass, accumulator, over_examples
 from dpx.clipping.plan import Choice, Direct, InPlace
 from dpx.clipping.program import Program, trace
@@ -87,7 +87,7 @@ def two_pass(loss: Loss, leaves: Sequence[jax.Array], batch: Any) -> Pass:
 def _rounds(program: Program, leaves: Sequence[jax.Array]) -> bool:
     """Whether differentiation would round to less than float32, or sum over the batch in less."""
     narrow = any(accumulator(p.dtype) != p.dtype for p in leaves)
-    return narrow or program.captured.imprecise or _narrows(program.closed.jaxpr)
+    return narrow or program.captured.imprecise or _narrows(program.closed.jaxpr, len(leaves))
 
 
 def _writes(jaxpr: Any) -> bool:
@@ -100,14 +100,23 @@ def _writes(jaxpr: Any) -> bool:
     )
 
 
-def _narrows(jaxpr: Any) -> bool:
-    """Whether anything in a jaxpr is rounded to less than float32: cotangents are then rounded there too."""
-    for eqn in (each for outer in jaxpr.eqns for each in nested(outer)):
+def _narrows(jaxpr: Any, count: int) -> bool:
+    """Whether anything made of the first `count` inputs is rounded to less than float32.
+
+    Cotangents are then rounded there too.
+    """
+    found = False
+
+    def visit(eqn: Any, given: Sequence[bool]) -> bool:
+        nonlocal found
         types = [v.aval.dtype for v in eqn.outvars if hasattr(v.aval, "dtype")]
         floats = (t for t in types if jnp.issubdtype(t, jnp.floating))
-        if eqn.primitive.name == "reduce_precision" or any(accumulator(t) != t for t in floats):
-            return True
-    return False
+        narrow = any(accumulator(t) != t for t in floats)
+        found |= any(given) and (eqn.primitive.name == "reduce_precision" or narrow)
+        return False
+
+    follow(jaxpr, [i < count for i in range(len(jaxpr.invars))], visit)
+    return found
 
 
 def _run(program: Program, leaves: Sequence[jax.Array], batch: Any) -> Pass:

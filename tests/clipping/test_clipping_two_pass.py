@@ -352,6 +352,22 @@ def test_what_is_rounded_on_the_way_back_takes_one_pass(narrow):
     np.testing.assert_array_equal(auto.grads, one.grads)
 
 
+def test_constants_may_be_narrow():
+    """Such as the square root of the width, by which some models scale embeddings, in bfloat16."""
+    root = jnp.sqrt(70.0).astype(jnp.bfloat16)
+
+    def loss(w, x):
+        scale = (root * jnp.bfloat16(0.5)).astype(jnp.float32) * x.astype(jnp.bfloat16).max()
+        return jnp.sum(jax.checkpoint(lambda x, w: jnp.sin(jnp.sin(x @ w) @ w))(x * scale, w))
+
+    w, x = np.eye(70, dtype="f4"), np.linspace(0, 1, 420, dtype="f4").reshape(2, 3, 70)
+    two, vmap = (
+        clipping.clipped_grad(loss, l2_clip_norm=1.0, method=method)(w, x)
+        for method in ("two_pass", "vmap")
+    )
+    np.testing.assert_allclose(two.grads, vmap.grads, rtol=1e-4, atol=1e-6)
+
+
 @pytest.mark.slow
 def test_a_weight_that_only_a_penalty_uses():
     def loss(p, x):

@@ -1358,8 +1358,8 @@ FAULTS = (
     Fault(
         "two passes round numbers of one entry",
         "dpx/clipping/two_pass.py",
-        'if hasattr(v.aval, "dtype")]',
-        'if getattr(v.aval, "ndim", 0)]',
+        'types = [v.aval.dtype for v in eqn.outvars if hasattr(v.aval, "dtype")]',
+        'types = [v.aval.dtype for v in eqn.outvars if getattr(v.aval, "ndim", 0)]',
         "tests/clipping/test_clipping_two_pass.py"
         "::test_what_is_rounded_on_the_way_back_takes_one_pass",
     ),
