@@ -27,8 +27,9 @@ NAMES = ("custom_vjp_call", "custom_vjp_call_jaxpr")
 # What is transposed by a function that somebody wrote.
 TRANSPOSED = ("linear_call", "custom_transpose_call")
 
-JVP = "custom_jvp_call"
-_BY_HAND = (*NAMES, *TRANSPOSED, JVP)
+# `jax.custom_jvp`, and what is a primitive of its own to newer JAX, such as `jax.lax.custom_root`.
+FORWARDS = ("custom_jvp_call", "call_hi_primitive")
+_BY_HAND = (*NAMES, *TRANSPOSED, *FORWARDS)
 
 # Which operands are differentiated, of the equations of the jaxpr that is read.
 _TAKEN: contextvars.ContextVar[dict[Any, list[int]]] = contextvars.ContextVar("taken")
@@ -131,7 +132,9 @@ def _kept(eqn: Any) -> Backward | None:
 def title(eqn: Any) -> str:
     """What its author calls the function, and where it is defined."""
     inner = eqn.params.get("call_jaxpr", eqn.params.get("fun_jaxpr"))
-    kind = "jax.custom_jvp" if eqn.primitive.name == JVP else "jax.custom_vjp"
+    if inner is None:
+        return type(eqn.params.get("_prim")).__name__
+    kind = "jax.custom_vjp" if eqn.primitive.name in NAMES else "jax.custom_jvp"
     return f"{kind} {getattr(inner.jaxpr.debug_info, 'func_src_info', '')}".strip()
 
 

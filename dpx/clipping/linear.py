@@ -61,7 +61,7 @@ def _unclear(jaxpr: Any, taken: dict[Any, list[int]], seen: set[int]) -> str | N
     seen.add(id(jaxpr))
     for eqn in jaxpr.eqns:
         name = eqn.primitive.name
-        if name in (*custom.NAMES, custom.JVP):
+        if name in (*custom.NAMES, *custom.FORWARDS):
             if (which := taken.get(eqn)) is not None:
                 traced = custom.backward(eqn, which)
                 if traced is None or not _is_linear(traced.closed.jaxpr, len(eqn.invars)):

@@ -188,7 +188,7 @@ def test_a_derivative_forwards_hides_no_transpose(layer):
         return 9 * jnp.sum(jax.checkpoint(lambda x, w: layer(x @ w))(x, w) ** 2)
 
     options = {"l2_clip_norm": 0.5, "microbatch_size": 1}  # JAX cannot vectorise a `linear_call`.
-    with pytest.raises(ValueError, match=r"backward pass of jax.custom_jvp"):
+    with pytest.raises(ValueError, match=r"backward pass of (jax.custom_jvp|CustomRoot)"):
         jax.eval_shape(clipping.clipped_grad(loss, method="two_pass", **options), W, X)
     out = jax.jit(clipping.clipped_grad(loss, **options))(W, X[:1])
     assert out.norms[0] > 100
