@@ -137,7 +137,7 @@ FAULTS = (
     Fault(
         "contributions beyond the bound enter exact sums",
         "dpx/noise/secure.py",
-        "return np.where((squares <= norm_bound(steps, entries) ** 2)[owners], rounded, 0)",
+        "return np.where(right[owners], rounded, 0)",
         "return rounded",
         "tests/noise/test_secure.py::test_a_contribution_beyond_the_bound_counts_as_zero",
     ),
@@ -252,8 +252,8 @@ FAULTS = (
     Fault(
         "a backward pass that is not linear is taken for one that is",
         "dpx/clipping/two_pass.py",
-        "and linear.unclear(precise.closed.jaxpr, len(leaves)) is None",
-        "",
+        "if clear and linear.unclear(jaxpr, len(leaves)) is None:",
+        "if clear:",
         "tests/clipping/test_clipping_linear.py::test_no_example_adds_more_than_the_threshold",
     ),
     Fault(
