@@ -10,7 +10,8 @@ from test_clipping_models import check, jit, per_example
 from dpx import clipping
 from dpx.clipping import plan
 
-TYPES = pytest.mark.parametrize("dtype", ["uint8", "int8", "uint16", "int16", "uint32", "int32"])
+WIDE = [pytest.param(t, marks=pytest.mark.slow) for t in ("uint16", "int16", "uint32", "int32")]
+TYPES = pytest.mark.parametrize("dtype", ["uint8", "int8", *WIDE])
 
 
 def taken(mode):

@@ -13,7 +13,7 @@ from dpx.clipping import ClippingWarning
 X = np.random.default_rng(0).normal(size=(4, 3)).astype(np.float32)
 BATCH = jnp.asarray(X)
 W = {"w": jnp.ones(3)}
-METHODS = pytest.mark.parametrize("method", ["auto", "vmap"])
+METHODS = pytest.mark.parametrize("method", ["auto", pytest.param("vmap", marks=pytest.mark.slow)])
 
 
 @pytest.fixture(autouse=True)
