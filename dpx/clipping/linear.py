@@ -24,6 +24,7 @@ FIRST = frozenset((
     "broadcast_in_dim", "conj", "copy", "cumsum", "dynamic_slice", "expand_dims", "fft", "gather", "imag",
     "neg", "real", "reduce_sum", "reduce_window_sum", "reshape", "rev", "slice", "split", "squeeze",
     "stop_gradient", "transpose", "unstack",
+    "pvary", "pcast", "core_pvary", "mesh_cast", "reshard",  # They move values between devices at most.
 ))  # fmt: skip
 
 # Linear in all operands together, apart from indices.
