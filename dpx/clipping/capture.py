@@ -59,8 +59,7 @@ def capture(
 
     The inputs after them are derived weights: parameters times arrays that vary over the axes in `scaled`.
     """
-    trained = [i < count + len(scaled) for i in range(len(closed.jaxpr.invars))]
-    with custom.reading(closed.jaxpr, trained):
+    with custom.reading(closed.jaxpr, count + len(scaled)):
         return _captured(closed, count, scaled)
 
 

@@ -63,10 +63,10 @@ class Backward(NamedTuple):
         return frozenset(i for i, out in outs if is_zero(out))
 
 
-def taken(jaxpr: Any, trained: Sequence[bool]) -> dict[Any, list[int]]:
+def taken(jaxpr: Any, count: int) -> dict[Any, list[int]]:
     """Equations with a derivative by hand, and those of their operands by which it is taken.
 
-    These are those that depend on parameters: authors may refuse derivatives by others.
+    These are those that depend on the first `count` inputs: authors may refuse derivatives by others.
     """
     found: dict[Any, set[int]] = {}
 
@@ -76,7 +76,7 @@ def taken(jaxpr: Any, trained: Sequence[bool]) -> dict[Any, list[int]]:
         found.setdefault(eqn, set()).update(i for i in _floats(eqn.invars) if given[i])
         return True  # What is within is not differentiated.
 
-    jaxprs.follow(jaxpr, trained, visit)
+    jaxprs.follow(jaxpr, jaxprs.first_inputs(jaxpr, count), visit)
     return {eqn: sorted(which) for eqn, which in found.items() if which}
 
 
@@ -113,9 +113,9 @@ def _floats(atoms: Sequence[Any]) -> list[int]:
 
 
 @contextlib.contextmanager
-def reading(jaxpr: Any, trained: Sequence[bool]) -> Iterator[None]:
-    """Backward passes of a jaxpr are traced once within, by what depends on its `trained` inputs."""
-    token = _TAKEN.set(taken(jaxpr, trained))
+def reading(jaxpr: Any, count: int) -> Iterator[None]:
+    """Backward passes of a jaxpr are traced once within, by what depends on its first `count` inputs."""
+    token = _TAKEN.set(taken(jaxpr, count))
     try:
         yield
     finally:

@@ -21,6 +21,9 @@ REMAT = ("checkpoint", "remat", "remat2")
 # Equations whose results are their operands, and whose cotangents pass unchanged.
 PLAIN = ("copy", "copy_p", "name", "sharding_constraint", "optimization_barrier")
 
+# They say how values are laid out on devices, and exchange nothing.
+LAYOUT = ("pvary", "pcast", "reshard", "mesh_cast", "sharding_constraint", "core_pvary")
+
 # What a part of a parameter may meet on its way into a product.
 MOVES = ("concatenate", "split", "slice", "transpose", "convert_element_type", *PLAIN)
 
@@ -45,6 +48,11 @@ Evaluate = Callable[[Any, list], list]
 def variables(eqn: Any) -> list[Any]:
     """The variables that an equation takes."""
     return [v for v in eqn.invars if not isinstance(v, core.Literal)]
+
+
+def first_inputs(jaxpr: Any, count: int) -> list[bool]:
+    """For each input, whether it is one of the first ones, which are the parameters of a loss."""
+    return [i < count for i in range(len(jaxpr.invars))]
 
 
 def scan_parts(params: dict[str, Any]) -> tuple[int, int]:

@@ -23,8 +23,7 @@ ZERO, FIXED, LINEAR = range(3)
 FIRST = frozenset((
     "broadcast_in_dim", "conj", "copy", "cumsum", "dynamic_slice", "expand_dims", "fft", "gather", "imag",
     "neg", "real", "reduce_sum", "reduce_window_sum", "reshape", "rev", "slice", "split", "squeeze",
-    "stop_gradient", "transpose", "unstack",
-    "pvary", "pcast", "core_pvary", "mesh_cast", "reshard",  # They move values between devices at most.
+    "stop_gradient", "transpose", "unstack", *jaxprs.LAYOUT,
 ))  # fmt: skip
 
 # Linear in all operands together, apart from indices.
@@ -54,8 +53,7 @@ def unclear(jaxpr: Any, count: int) -> str | None:
 
     The first `count` inputs are the parameters, by which the jaxpr is differentiated.
     """
-    taken = custom.taken(jaxpr, [i < count for i in range(len(jaxpr.invars))])
-    return _unclear(jaxpr, taken, set())
+    return _unclear(jaxpr, custom.taken(jaxpr, count), set())
 
 
 def _unclear(jaxpr: Any, taken: dict[Any, list[int]], seen: set[int]) -> str | None:

@@ -22,10 +22,6 @@ _DRAWS = (
     "random_bits", "random_gamma", "random_unwrap", "threefry2x32", "rng_bit_generator", "rng_uniform",
 )  # fmt: skip
 
-# They say how values are laid out on devices, and exchange nothing.
-_LAYOUT = ("pvary", "pcast", "reshard", "mesh_cast", "sharding_constraint", "core_pvary")
-
-
 # How a function on the host is given one example alone.
 _IN_TURN = ("sequential", "sequential_unrolled")
 
@@ -57,8 +53,7 @@ def check(closed: core.ClosedJaxpr, count: int, is_vectorised: bool) -> None:
       ValueError: for the first three, and for an array of the batch that is closed over; for the rest in a
         strict call, which else warns.
     """
-    trained = [number < count for number in range(len(closed.jaxpr.invars))]
-    taken = custom.taken(closed.jaxpr, trained).items()
+    taken = custom.taken(closed.jaxpr, count).items()
     traced = {eqn: custom.derivative(eqn, which) for eqn, which in taken}
     derivatives = {eqn: each for eqn, each in traced.items() if each is not None}
     constants = {id(constant): constant for constant in closed.consts}
@@ -85,7 +80,8 @@ def check(closed: core.ClosedJaxpr, count: int, is_vectorised: bool) -> None:
             f"loss_fn calls {what}, which is given all examples at once, so that what it makes of one may "
             "depend on the others: use microbatch_size=1, which calls it for one example at a time"
         )
-    if _draws_alike(closed.jaxpr, [not each for each in trained], derivatives):
+    own = [not trained for trained in jaxprs.first_inputs(closed.jaxpr, count)]
+    if _draws_alike(closed.jaxpr, own, derivatives):
         reports.report(
             "loss_fn draws random numbers from a key that is the same for all examples and steps, such as "
             "that of an nnx.Dropout(rngs=...) or one that it closes over: give every record a key of its own "
@@ -107,7 +103,7 @@ def _refuse_batch_norm(eqn: Any) -> None:
 
 def _refuse_collective(eqn: Any, own_axes: frozenset) -> None:
     name = eqn.primitive.name
-    if name in _LAYOUT:
+    if name in jaxprs.LAYOUT:
         return
     axes = [eqn.params.get("axis_name"), eqn.params.get("axes")]
     named = [

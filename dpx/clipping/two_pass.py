@@ -26,7 +26,7 @@ from dpx.clipping import common, engine, grams, linear, meshes, rewriting, rules
 from dpx.clipping import plan as _plan
 from dpx.clipping import tail as _tail
 from dpx.clipping.engine import Found
-from dpx.clipping.jaxprs import follow, nested, run, variables
+from dpx.clipping.jaxprs import first_inputs, follow, nested, run, variables
 from dpx.clipping.materialize import Loss, Norms, Pass, accumulator, over_examples
 from dpx.clipping.plan import Choice, Direct, InPlace
 from dpx.clipping.program import Program, trace
@@ -115,7 +115,7 @@ def _narrows(jaxpr: Any, count: int) -> bool:
         found |= any(given) and (eqn.primitive.name == "reduce_precision" or narrow)
         return False
 
-    follow(jaxpr, [i < count for i in range(len(jaxpr.invars))], visit)
+    follow(jaxpr, first_inputs(jaxpr, count), visit)
     return found
 
 

@@ -87,8 +87,8 @@ def release(
         _check_drawn_once(label, key, leaves)
         unit = jax.tree.leaves(jax.tree.broadcast(sensitivity, structure.unflatten(leaves)))
         check_size(label, [noise_multiplier, *unit] if law is None else jax.tree.leaves(law))
-        for one in unit if law is None else [law.width]:
-            _check_shows(label, wide, *([noise_multiplier, one] if law is None else [one]))
+        for size in unit if law is None else [law.width]:
+            _check_shows(label, wide, noise_multiplier if law is None else 1.0, size)
         unit = [jnp.asarray(one, wide) for one in unit]
         if law is None:
             stds = [jnp.asarray(noise_multiplier, wide) * one for one in unit]
@@ -142,19 +142,17 @@ def check_size(label: str, sizes: list[Any]) -> None:
             )
 
 
-def _check_shows(label: str, dtype: Any, *factors: Any) -> None:
+def _check_shows(label: str, dtype: Any, multiplier: Any, unit: Any) -> None:
     """Raises ValueError for noise so small that floats have no grid for it, or flush it to zero."""
-    if any(isinstance(factor, Tracer) for factor in factors):
+    if isinstance(multiplier, Tracer) or isinstance(unit, Tracer):
         return
-    sizes = [np.asarray(factor, np.float64) for factor in factors]
-    std, least = sizes[0], float(jnp.finfo(dtype).tiny) / _GRIDS[jnp.dtype(dtype).itemsize]
-    for size in sizes[1:]:
-        std = std * size
-    meant = np.all([np.broadcast_to(size, std.shape) != 0 for size in sizes], axis=0)
-    if np.any(meant & (std < least)):
+    multiplier, unit = np.asarray(multiplier, np.float64), np.asarray(unit, np.float64)
+    std, is_meant = multiplier * unit, (multiplier != 0) & (unit != 0)
+    least = float(jnp.finfo(dtype).tiny) / _GRIDS[jnp.dtype(dtype).itemsize]
+    if np.any(is_meant & (std < least)):
         raise ValueError(
-            f"{label}: noise of size {np.min(std[meant]):.3g} is less than floats hold with what it is added "
-            "to: use larger bounds"
+            f"{label}: noise of size {np.min(std[is_meant]):.3g} is less than floats hold with what it is "
+            "added to: use larger bounds"
         )
 
 

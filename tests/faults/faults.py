@@ -1301,7 +1301,7 @@ FAULTS = (
     Fault(
         "noise that floats flush to zero is released",
         "dpx/noise/door.py",
-        "if np.any(meant & (std < least)):",
+        "if np.any(is_meant & (std < least)):",
         "if False:",
         "tests/noise/test_noise.py::test_noise_that_floats_would_flush_is_refused",
     ),
