@@ -16,7 +16,7 @@ from test_clipping_models import check, jit, per_example
 import dpx
 from dpx import clipping
 from dpx.clipping import params as clipping_params
-from dpx.clipping import plan, two_pass
+from dpx.clipping import plan
 from dpx.clipping.program import trace
 
 METHODS = ("one_pass", "two_pass")
@@ -190,34 +190,6 @@ def test_a_plain_look_up_beyond_the_table_counts_as_its_derivative_does(method):
     fn = jit(clipping.clipped_grad(loss, l2_clip_norm=1.0, method=method))
     check(fn(params, ids, c), gradients, 1.0)
     assert np.linalg.norm(fn(params, ids[:1], c[:1]).grads["w"]) <= 1.001
-
-
-@pytest.mark.parametrize("dtype", [jnp.bfloat16, jnp.float16])
-def test_a_narrow_loss_takes_one_pass(dtype):
-    """Two passes would scale it by clip factors that are rounded to its type."""
-
-    def loss(params, x):
-        hidden = jax.checkpoint(lambda x, w: jnp.tanh(x @ w))(x, params["w"])
-        return jnp.sum(hidden**2).astype(dtype)
-
-    rng = np.random.default_rng(0)
-    params = {"w": rng.normal(size=(6, 3)).astype("f4")}
-    x = rng.normal(size=(4, 6)).astype("f4")
-    with pytest.raises(ValueError, match="use 'one_pass'"):
-        clipping.clipped_grad(loss, l2_clip_norm=0.1, method="two_pass")(params, x)
-    check(
-        jit(clipping.clipped_grad(loss, l2_clip_norm=0.1))(params, x),
-        per_example(loss, params, (x,)),
-        0.1,
-    )
-
-
-def test_clip_factors_in_another_type_are_rounded_down():
-    """Such as those of float64 parameters, in the type of a float32 loss."""
-    factors = jnp.asarray(np.random.default_rng(0).uniform(size=1000), jnp.float32)
-    found = two_pass._rounded_down(factors, jnp.bfloat16).astype(jnp.float32)
-    assert (found <= factors).all()
-    assert (found >= factors * (1 - 2.0**-7)).all()
 
 
 @pytest.mark.parametrize("returned", [None, "pair"])

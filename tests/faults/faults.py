@@ -1360,8 +1360,7 @@ FAULTS = (
         "dpx/clipping/two_pass.py",
         'types = [v.aval.dtype for v in eqn.outvars if hasattr(v.aval, "dtype")]',
         'types = [v.aval.dtype for v in eqn.outvars if getattr(v.aval, "ndim", 0)]',
-        "tests/clipping/test_clipping_two_pass.py"
-        "::test_what_is_rounded_on_the_way_back_takes_one_pass",
+        "tests/clipping/test_clipping_narrow.py::test_what_is_rounded_on_the_way_back_takes_one_pass",
     ),
     Fault(
         "a mutable array carries values from one example to the next",
