@@ -22,7 +22,7 @@ def load_amazon(path: str | Path, *, min_count: int | None = None) -> Histories:
       ValueError: for a malformed line, with its number.
     """
     path = files.existing(path)
-    lines = files.read_text(path).splitlines()
+    lines = files.read_text(path).split("\n")
     if path.suffix == ".csv":
         parse, expected = _parse_rating, "user,item,rating,timestamp"
     else:

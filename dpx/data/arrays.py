@@ -8,7 +8,7 @@ from pathlib import Path
 
 import numpy as np
 
-from dpx.data.files import existing, read_text
+from dpx.data.files import existing, read_text, table_lines
 
 _DELIMITERS = {".csv": ",", ".tsv": "\t"}
 
@@ -82,7 +82,7 @@ def load_columns(path: str | Path, names: Sequence[str]) -> np.ndarray:
         return array[:, _places(path, names, known)]
     if path.suffix.lower() not in _DELIMITERS:
         raise ValueError(f"{path}: must be a .csv, .tsv or .npy file: save it as one of these")
-    lines = read_text(path, "utf-8-sig").splitlines()
+    lines = table_lines(read_text(path, "utf-8-sig"))
     rows, places = [], None
     reader = csv.reader(lines, delimiter=_DELIMITERS[path.suffix.lower()])
     try:
@@ -133,7 +133,7 @@ def _read_npz(path: Path, name: str | None) -> np.ndarray:
 
 
 def _read_table(path: Path, delimiter: str) -> np.ndarray:
-    lines = read_text(path, "utf-8-sig").splitlines()
+    lines = table_lines(read_text(path, "utf-8-sig"))
     rows, width, reader = [], 0, csv.reader(lines, delimiter=delimiter)
     try:
         for cells in reader:

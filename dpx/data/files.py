@@ -1,5 +1,7 @@
 """Reading text files, with errors that name the file, and the line where there is one."""
 
+import csv
+import io
 import zipfile
 import zlib
 from collections.abc import Callable, Iterable, Iterator
@@ -7,6 +9,7 @@ from pathlib import Path
 from typing import TypeVar
 
 T = TypeVar("T")
+LONGEST_CELL = 2**24  # characters
 
 
 def existing(path: str | Path) -> Path:
@@ -25,6 +28,16 @@ def read_text(path: Path, encoding: str = "utf-8") -> str:
         raise ValueError(
             f"{path}: byte {error.start} is not {encoding.upper()}: save the file in that encoding"
         ) from None
+
+
+def table_lines(text: str) -> io.StringIO:
+    """The lines of a table, for `csv.reader`, which takes cells of up to `LONGEST_CELL` from then on.
+
+    `str.splitlines` would also cut at U+2028, U+0085, form feeds and the like, which may stand in a cell:
+    the rest of one person's row would become rows of others.
+    """
+    csv.field_size_limit(LONGEST_CELL)
+    return io.StringIO(text, newline="")
 
 
 def parse_lines(

@@ -39,7 +39,7 @@ def load_movielens_1m(path: str | Path | None = None, *, min_count: int = 5) -> 
     if path.suffix == ".zip":
         lines = files.zip_member(path, "ratings.dat")
     else:
-        lines = files.read_text(path, "latin-1").splitlines()
+        lines = files.read_text(path, "latin-1").split("\n")
 
     def parse(line):
         user, item, _, time = line.split("::")

@@ -16,6 +16,8 @@ from typing import NamedTuple
 
 import numpy as np
 
+from dpx.data.files import LONGEST_CELL
+
 _TOKEN = re.compile(r"[a-z]{2,}")
 _ORANGE_TYPES = {"d", "c", "s", "t", "discrete", "continuous", "string", "time", ""}
 _TEXT_COLUMNS = ("text", "content", "body", "article")
@@ -203,7 +205,7 @@ def fetch_newsgroups(subset: str = "train") -> list[str]:
 
 
 def _read_table(path: Path, column: str | None) -> list[str]:
-    csv.field_size_limit(2**24)
+    csv.field_size_limit(LONGEST_CELL)
     with path.open(encoding="utf-8", errors="replace", newline="") as file:
         delimiter = "," if path.suffix.lower() == ".csv" else "\t"
         reader = csv.DictReader(file, delimiter=delimiter)

@@ -38,7 +38,7 @@ def load_surnames(path: str | Path | None = None) -> list[str]:
             raise ValueError(name)
         return name
 
-    lines = files.read_text(source).splitlines()
+    lines = files.read_text(source).split("\n")
     names = list(files.parse_lines(source, lines, parse, "a name of 1 to 13 letters"))
     if not names:
         raise ValueError(f"{source} holds no names")

@@ -3,7 +3,6 @@
 import contextlib
 import csv
 import datetime
-import io
 import math
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -63,7 +62,7 @@ def load_table(
 def _text(path: Path, names: tuple[str, str, str | None], header: bool):
     """The columns (`[]` for a name that is None), and what names the line of a row."""
     text = files.read_text(path).removeprefix("\ufeff")
-    reader = csv.reader(io.StringIO(text, newline=""), delimiter=_DELIMITERS[path.suffix.lower()])
+    reader = csv.reader(files.table_lines(text), delimiter=_DELIMITERS[path.suffix.lower()])
     wanted = [name for name in names if name is not None]
     places: list[int] | None = None
     columns, lines = [[] for _ in wanted], []

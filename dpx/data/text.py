@@ -7,9 +7,11 @@ record are given. Records are read in the order of the file.
 import csv
 import dataclasses
 import json
+import re
 import string
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -81,6 +83,7 @@ class Alphabet:
     def encode(self, text: str, place: str = "text") -> np.ndarray:
         """(n,) int32 tokens; raises ValueError at `place` where `outside` is "refuse"."""
         if self.characters is None:
+            _check_whole(text, place)
             return np.frombuffer(text.encode(), np.uint8).astype(np.int32)
         index = {character: token for token, character in enumerate(self.characters)}
         if self.outside == "refuse":
@@ -124,9 +127,11 @@ def load_texts(
 
     Args:
       path: A .txt, .csv, .tsv or .jsonl file, or a folder of .txt files, which are read by name.
-      record: "line" for each line of a text, otherwise each document: a file, or a row of a table.
+      record: "line" for each line of a text, which a newline ends and no other character, otherwise each
+        document: a file, or a row of a table.
       column: The column that holds the text, of a table.
-      user: A column of authors, whose texts are joined by newlines into one.
+      user: A column of authors, text or whole numbers, whose texts are joined by newlines into one. Space
+        around a name is no part of it.
 
     Raises:
       FileNotFoundError: if there is no such file.
@@ -138,7 +143,7 @@ def load_texts(
         if author is not None:
             authors.setdefault(author, (place, []))[1].append(text)
             continue
-        parts = text.splitlines() if record == "line" else [text]
+        parts = re.split("\r?\n", text) if record == "line" else [text]
         for number, part in enumerate(parts, start=1):
             if part.strip():
                 found += 1
@@ -172,23 +177,61 @@ def _documents(path: Path, column: str | None, user: str | None):
         raise ValueError(f"{path}: say which column holds the text: --config.data.column=NAME")
     for number, row in _rows(path, kind, content):
         place = f"{path}: line {number}"
-        for name in (column, *([] if user is None else [user])):
-            if row.get(name) is None:
-                known = ", ".join(str(key) for key in row)
-                raise ValueError(f"{place} has no column {name!r}: it has {known}")
-        yield place, str(row[column]), None if user is None else str(row[user])
+        text = _cell(row, column, place)
+        if not isinstance(text, str):
+            raise ValueError(
+                f"{place}, column {column!r} holds {text!r:.60}: write it as text, in quotes"
+            )
+        _check_whole(text, f"{place}, column {column!r}")
+        yield place, text, None if user is None else _author(row, user, place)
+
+
+def _cell(row: dict, name: str, place: str) -> Any:
+    if name not in row:
+        raise ValueError(f"{place} has no column {name!r}: it has {', '.join(map(str, row))}")
+    if row[name] is None:
+        raise ValueError(f"{place}, column {name!r} is empty: fill it in, or remove the line")
+    return row[name]
+
+
+def _author(row: dict, name: str, place: str) -> str:
+    found = _cell(row, name, place)
+    if not isinstance(found, str | int) or isinstance(found, bool):
+        raise ValueError(
+            f"{place}, column {name!r} holds {found!r:.60}: authors must be text or whole numbers, so "
+            "convert it"
+        )
+    if not (author := str(found).strip()):
+        raise ValueError(f"{place}, column {name!r} is empty: fill it in, or remove the line")
+    return author
+
+
+def _check_whole(text: str, place: str) -> None:
+    """Raises ValueError for half of a pair of surrogates, which JSON can write and UTF-8 cannot."""
+    if half := re.search("[\ud800-\udfff]", text):
+        raise ValueError(
+            f"{place}, character {half.start() + 1} is {half[0]!r}, half of a character: mend the text"
+        )
 
 
 def _rows(path: Path, kind: str, content: str):
     if kind != ".jsonl":
         reader = csv.DictReader(
-            content.splitlines(keepends=True), delimiter="\t" if kind == ".tsv" else ","
+            files.table_lines(content), delimiter="\t" if kind == ".tsv" else ","
         )
         try:
             for row in reader:
+                # Cells beyond the header's: a text with a comma would move the author into another column.
+                if any(cell.strip() for cell in row.pop(None, ())):  # type: ignore[call-overload]
+                    raise ValueError(
+                        f"{path}: line {reader.line_num} has more cells than the header: quote cells that "
+                        "hold the separator"
+                    )
                 yield reader.line_num, row
         except csv.Error as error:
-            raise ValueError(f"{path}: line {reader.line_num} is malformed ({error})") from None
+            raise ValueError(
+                f"{path}: line {reader.line_num} is malformed ({error}): mend the table"
+            ) from None
         return
     for number, line in enumerate(content.split("\n"), start=1):
         if line.strip():
@@ -228,6 +271,10 @@ def encode_windows(texts, known: Alphabet, length: int) -> Texts:
 
 def split(texts: Texts, held_out: int, *, seed: int) -> tuple[Texts, Texts]:
     """A fixed random split, set by the number of records, into those to train on and `held_out` others."""
+    if len(texts) < 2:
+        raise ValueError(
+            f"the data hold {len(texts)} record: give at least two, to train on some and to hold others out"
+        )
     if not 0 < held_out < len(texts):
         raise ValueError(f"held_out={held_out} must be between 1 and {len(texts) - 1}")
     order = np.random.default_rng(seed).permutation(len(texts))

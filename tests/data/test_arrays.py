@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from dpx.data.arrays import load_array
+from dpx.data.arrays import load_array, load_columns
 
 MATRIX = np.array([[1.5, -2.0, 3e4], [0.0, 0.25, 1e-7]])
 
@@ -16,6 +16,16 @@ def test_tables_with_and_without_a_header(tmp_path, header, suffix, delimiter):
     path = tmp_path / f"table.{suffix}"
     path.write_text(text, encoding="utf-8-sig")
     np.testing.assert_array_equal(load_array(path), MATRIX)
+
+
+def test_one_row_of_a_table_is_one_record(tmp_path):
+    """What `str.splitlines` cuts at may stand in a cell: the rest would be rows of others."""
+    path = tmp_path / "table.csv"
+    path.write_text("a,b,said\n1,2,mine\u20288,8,x\x0c9,9,x\n3,4,y\n", encoding="utf-8")
+    np.testing.assert_array_equal(load_columns(path, ["a", "b"]), [[1, 2], [3, 4]])
+    path.write_text("1,2\u20288,8\n3,4\n", encoding="utf-8")
+    with pytest.raises(ValueError, match=r"line 1, column 2 is '2\\u20288'"):
+        load_array(path)
 
 
 def test_saved_arrays_keep_their_type(tmp_path):

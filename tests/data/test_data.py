@@ -174,6 +174,8 @@ def test_surnames_split_and_errors(tmp_path):
     path.write_text("SMITH 1.0\nO'NEIL 0.5\n")
     with pytest.raises(ValueError, match="line 2"):
         load_surnames(path)
+    path.write_text("smith 1.0\u2028jones 2.0\n", encoding="utf-8")
+    assert load_surnames(path) == ["smith"]
 
 
 def test_synthetic_histories_can_be_learned():
@@ -241,6 +243,9 @@ def _unknown_compression(path):
         (load_amazon, "a.csv", b'"u,x",i,5,3\n', "line 1 is malformed"),
         (load_amazon, "a.csv", b"user,item,rating,timestamp\n", "line 1 is malformed"),
         (load_amazon, "a.txt", b"1 2\n1 99999999999999999999\n", "line 2 is malformed"),
+        (load_amazon, "a.txt", "1 2\u20283 4\n".encode(), "line 1 is malformed"),
+        (load_amazon, "a.csv", b"u,i,5,3\x0cv,i,5,3\n", "line 1 is malformed"),
+        (load_movielens_1m, "a.dat", b"1::2::5::3\x851::2::5::3\n", "line 1 is malformed"),
         (load_amazon, "a.txt", b"\xff\xfe1\x00 \x002\x00", "is not UTF-8"),
         (load_movielens_1m, "a.dat", b"1::2::5::99999999999999999999\n", "line 1 is malformed"),
         (load_movielens_1m, "a.dat", b"\xff\xfe", "line 1 is malformed"),

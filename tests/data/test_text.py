@@ -27,6 +27,52 @@ def test_kinds_of_files_and_records(tmp_path):
     assert found == ["a1", "a2", "b1", "b2"]
 
 
+# What `str.splitlines` cuts at, and a newline is not.
+NO_ENDS = "\u2028 \u2029 \x85 \v \f \x1c \x1d \x1e"
+
+
+def test_one_row_is_one_record_and_a_newline_alone_ends_a_line(tmp_path):
+    """The rest of a document would be documents of their own, or other authors'."""
+    written = f"a {NO_ENDS} bob"
+    for kind, separator in (("csv", ","), ("tsv", "\t")):
+        path = tmp_path / f"t.{kind}"
+        path.write_text(f"who{separator}x\nann{separator}{written}\nbob{separator}b\n", "utf-8")
+        for options in ({"record": "document"}, {"record": "line"}, {"user": "who"}):
+            assert [t for _, t in text.load_texts(path, column="x", **options)] == [written, "b"]
+    path = tmp_path / "t.txt"
+    path.write_bytes(f"{written}\r\nb\n".encode())
+    assert [t for _, t in text.load_texts(path, record="line")] == [written, "b"]
+    path = tmp_path / "t.jsonl"
+    path.write_text(json.dumps({"x": f"{written}\r\nb"}, ensure_ascii=False), "utf-8")
+    assert [t for _, t in text.load_texts(path, record="line", column="x")] == [written, "b"]
+
+
+def test_authors_are_compared_without_the_space_around_them(tmp_path):
+    (tmp_path / "t.csv").write_text("who,x\nann,a\n ann\u00a0,b\nbob,c\n", "utf-8")
+    rows = [{"who": 7, "x": "a"}, {"who": "7 ", "x": "b"}, {"who": "bob", "x": "c"}]
+    (tmp_path / "t.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    for kind in ("csv", "jsonl"):
+        found = [t for _, t in text.load_texts(tmp_path / f"t.{kind}", column="x", user="who")]
+        assert found == ["a\nb", "c"]
+
+
+@pytest.mark.parametrize("author", ["", " ", None, float("nan"), 1.0, True, ["ann"]])
+def test_what_is_no_author_is_refused(tmp_path, author):
+    (tmp_path / "t.jsonl").write_text(json.dumps({"who": author, "x": "a"}))
+    with pytest.raises(ValueError, match=r"t\.jsonl: line 1, column 'who' (is empty|holds)"):
+        list(text.load_texts(tmp_path / "t.jsonl", column="x", user="who"))
+
+
+def test_cells_may_be_long(tmp_path):
+    (tmp_path / "t.csv").write_text("x\n" + "a" * 200_000 + "\n")
+    assert [len(t) for _, t in text.load_texts(tmp_path / "t.csv", column="x")] == [200_000]
+
+
+def test_one_record_cannot_be_split():
+    with pytest.raises(ValueError, match="the data hold 1 record: give at least two"):
+        text.split(text.encode([("1", "ab")], text.Alphabet("ab"), 3), 1, seed=0)
+
+
 def test_alphabets_and_cuts():
     assert text.Alphabet("ab", "drop").encode("a?b").tolist() == [0, 1]
     assert text.Alphabet("ab", "replace").encode("a?b").tolist() == [0, 2, 1]
@@ -48,6 +94,11 @@ def test_alphabets_and_cuts():
         ("t.txt", b"ab", {"user": "who"}, "has no columns"),
         ("t.doc", b"ab", {}, "must be a folder or one of"),
         ("t.jsonl", b'{"a": "b"}\n[1]\n', {"column": "a"}, "line 2 is no JSON object"),
+        ("t.jsonl", b'{"a": null}\n', {"column": "a"}, "line 1, column 'a' is empty"),
+        ("t.jsonl", b'{"a": 5}\n', {"column": "a"}, "line 1, column 'a' holds 5: write it as text"),
+        ("t.jsonl", b'{"a": "b\\ud800"}', {"column": "a"}, "line 1, column 'a', character 2 is"),
+        ("t.csv", b"a,b\nann,x\nbob\n", {"column": "b"}, "line 3, column 'b' is empty"),
+        ("t.csv", b"a,b\n1, no,ann\n", {"column": "a"}, "line 2 has more cells than the header"),
     ],
 )
 def test_errors_name_the_place(tmp_path, name, content, options, message):
@@ -59,3 +110,5 @@ def test_errors_name_the_place(tmp_path, name, content, options, message):
 def test_a_character_outside_a_strict_alphabet_is_named():
     with pytest.raises(ValueError, match=r"line 7, character 3 is 'c', outside the alphabet"):
         text.Alphabet("ab").encode("abc", "f.txt: line 7")
+    with pytest.raises(ValueError, match=r"line 7, character 2 is .*half of a character"):
+        text.alphabet("bytes").encode("a\ud800", "f.txt: line 7")
