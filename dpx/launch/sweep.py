@@ -50,7 +50,8 @@ def grid(source: str, axes: list[str]) -> list[dict]:
       axes: `key=v1,v2` each; none means the config's own `sweep(arg)`.
 
     Raises:
-      ValueError: for an axis without values, a value that is none, or a key that cannot be set.
+      ValueError: for an axis without values, a value that is none, a key that cannot be set, or several
+        points that would draw their noise from one noise_seed.
     """
     if axes:
         chosen = {}
@@ -70,7 +71,8 @@ def grid(source: str, axes: list[str]) -> list[dict]:
                 f"{source} has no function sweep: give the grid, as in --set=epsilon=1,2"
             )
         chosen = sources.call(module, "sweep", source)
-    known = records.flatten(records.load_config(source).to_dict())
+    config = records.load_config(source)
+    known = records.flatten(config.to_dict())
     for name in chosen:
         records.check_key(name, known, source)
         if name == "experiment":
@@ -80,9 +82,15 @@ def grid(source: str, axes: list[str]) -> list[dict]:
                 "--set=noise_seed=… would write a secret into the points' names: give it to dpx run, "
                 "for one run at a time, or leave it out"
             )
-    return [
+    found = [
         dict(zip(chosen, values, strict=True)) for values in itertools.product(*chosen.values())
     ]
+    if len(found) > 1 and config.noise_seed is not None:
+        raise ValueError(
+            f"{source} sets config.noise_seed, under which all {len(found)} points draw the same noise, "
+            "which cancels in their differences: leave it out"
+        )
+    return found
 
 
 def _parse(value: str, axis: str):

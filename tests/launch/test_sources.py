@@ -128,6 +128,17 @@ def test_an_outcome_that_is_none_is_named(own, tmp_path):
         run.execute(config, tmp_path / "run")
 
 
+def test_a_sweep_has_no_noise_seed(own):
+    """Two releases with the same noise would show the data by their difference."""
+    source = own("config.noise_seed = 12345678")
+    with pytest.raises(
+        ValueError, match=r"sets config.noise_seed, under which all 2 points"
+    ) as error:
+        sweep.grid(source, ["epsilon=1,4"])
+    assert "12345678" not in str(error.value)
+    assert sweep.grid(source, ["epsilon=4"]) == [{"epsilon": 4}]
+
+
 def test_a_sweep_checks_each_point_once(own, tmp_path, monkeypatch):
     source = own()
     checked = []
