@@ -5,6 +5,8 @@ import jax.numpy as jnp
 from flax import nnx
 from jax import lax
 
+from dpx.nn import embedding
+
 _GATES = {"gru": 3, "lstm": 4}
 
 
@@ -49,8 +51,7 @@ class Recurrent(nnx.Module):
             raise ValueError(f"dropout={dropout} must be in [0, 1)")
         self.max_length = max_length
         self.dropout = dropout
-        small = nnx.initializers.normal(embed_std)
-        self.embed = nnx.Embed(vocab_size, dim, embedding_init=small, rngs=rngs)
+        self.embed = embedding.Embed(vocab_size, dim, embed_std, rngs)
         self.layers = nnx.List([_Layer(cell, dim, rngs) for _ in range(num_blocks)])
         self.norm = nnx.LayerNorm(dim, rngs=rngs)
         self.output_bias = nnx.Param(jnp.zeros(vocab_size))
@@ -73,7 +74,7 @@ class Recurrent(nnx.Module):
           dropout_key: Switches dropout on; one key for the whole call, so pass one per example.
 
         Returns:
-          (..., L, M), or (..., 1, M) with `last_only`.
+          (..., L, M), or (..., 1, M) with `last_only`; float32 at least.
         """
         length = tokens.shape[-1]
         if length > self.max_length:
@@ -91,7 +92,7 @@ class Recurrent(nnx.Module):
             x = x + dropout(layer(x, mask), rngs=key)
         x = self.norm(x[..., -1:, :] if last_only else x)
         logits = self.embed.attend(x) if self.head is None else self.head(x)
-        return logits + self.output_bias[...]
+        return embedding.biased(logits, self.output_bias[...])
 
 
 class _Layer(nnx.Module):

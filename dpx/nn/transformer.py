@@ -10,6 +10,7 @@ from jax import lax
 
 from dpx import attention as dpx_attention
 from dpx import reattention
+from dpx.nn import embedding
 from dpx.reattention import Moments, ParameterNoise
 
 Attention = Callable[..., Any]
@@ -64,8 +65,7 @@ class Transformer(nnx.Module):
         init = nnx.initializers.normal(0.02)
         self.max_length = max_length
         self.dropout = dropout
-        small = nnx.initializers.normal(embed_std)
-        self.embed = nnx.Embed(vocab_size, dim, embedding_init=small, rngs=rngs)
+        self.embed = embedding.Embed(vocab_size, dim, embed_std, rngs)
         self.positions = nnx.Param(init(rngs.params(), (max_length, dim)))
         self.blocks = nnx.List(
             [
@@ -103,7 +103,7 @@ class Transformer(nnx.Module):
           noise_std: Standard deviations of the noise in the parameters, which switch Re-Attention on.
 
         Returns:
-          (..., L, M), or (..., 1, M) with `last_only`.
+          (..., L, M), or (..., 1, M) with `last_only`; float32 at least.
 
         Raises:
           ValueError: for too many tokens, or a `noise_std` for another vocabulary.
@@ -131,7 +131,7 @@ class Transformer(nnx.Module):
             x, noise = block(x, noise, attend, index == last, last_only and index == last, key)
         x = self.norm(x)
         logits = self.embed.attend(x) if self.head is None else self.head(x)
-        return logits + self.output_bias[...]
+        return embedding.biased(logits, self.output_bias[...])
 
 
 class _Block(nnx.Module):

@@ -1,0 +1,30 @@
+"""The table of token embeddings of `Transformer` and `Recurrent`."""
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+
+
+class Embed(nnx.Embed):
+    """An `nnx.Embed` that computes in whatever type its table is cast to, so that all that follows does too.
+
+    `nnx.Embed` itself goes back to the type of its first table: a model that is cast to bfloat16 for one call
+    (`compute_dtype` of `dpx.training.fit`) would then compute in float32 from the first look-up on.
+
+    Attributes (constructor arguments):
+      num_embeddings: M rows.
+      features: d columns.
+      std: Of the initial entries, which are normal.
+      rngs: Random keys for them.
+    """
+
+    def __init__(self, num_embeddings: int, features: int, std: float, rngs: nnx.Rngs):
+        init = nnx.initializers.normal(std)
+        super().__init__(num_embeddings, features, embedding_init=init, rngs=rngs)
+        self.dtype = None
+
+
+def biased(logits: jax.Array, bias: jax.Array) -> jax.Array:
+    """Logits with their bias, in float32 at least: losses are differences of large numbers."""
+    dtype = jnp.promote_types(logits.dtype, jnp.float32)
+    return logits.astype(dtype) + bias.astype(dtype)

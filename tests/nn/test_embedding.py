@@ -1,0 +1,43 @@
+"""`compute_dtype` reaches all of a model, and not its first look-up alone."""
+
+import re
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from flax import nnx
+
+from dpx.nn.recurrent import Recurrent
+from dpx.nn.transformer import Transformer
+from dpx.training import precision
+
+TOKENS = jnp.array([3, 1, 4, 1, 5, 9])
+MODELS = {
+    "transformer": lambda **given: Transformer(11, 6, dim=8, num_heads=2, **given),
+    "GRU": lambda **given: Recurrent(11, 6, cell="gru", dim=8, **given),
+    "LSTM": lambda **given: Recurrent(11, 6, cell="lstm", dim=8, **given),
+}
+# Attention weights are float32: two products in each of two blocks, and twice as many on the way back.
+WIDE = {"transformer": 12, "GRU": 0, "LSTM": 0}
+
+
+@pytest.mark.parametrize("tied", [True, False])
+@pytest.mark.parametrize("name", MODELS)
+def test_products_are_in_the_type_that_parameters_are_cast_to(name, tied):
+    graph, params = nnx.split(MODELS[name](tied=tied, embed_std=0.5, rngs=nnx.Rngs(0)))
+
+    def loss(params, tokens):
+        logits = nnx.merge(graph, params)(tokens)
+        assert logits.dtype == jnp.float32
+        return jnp.mean(jax.nn.log_softmax(logits)[:, 0])
+
+    narrow = precision.computed_in("bfloat16", loss)
+    program = str(jax.make_jaxpr(jax.grad(narrow))(params, TOKENS))
+    products = re.findall(r":(\w+)\[[\d,]+\] = dot_general", program)
+    assert products.count("f32") == WIDE[name]
+    assert products.count("bf16") == len(products) - WIDE[name] >= 6
+    gradients = [jax.jit(jax.grad(each))(params, TOKENS) for each in (loss, narrow)]
+    exact, found = (np.concatenate([x.ravel() for x in jax.tree.leaves(g)]) for g in gradients)
+    assert found.dtype == np.float32
+    assert 1e-4 < np.linalg.norm(found - exact) / np.linalg.norm(exact) < 3e-2
