@@ -17,12 +17,13 @@ import jax
 import jax.numpy as jnp
 from jax.extend import core
 
-from dpx.clipping import fixed_terms, hoisting, jaxprs, meshes, rules, small_values
+from dpx.clipping import fixed_terms, hoisting, jaxprs, meshes, own_products, rules, small_values
 from dpx.clipping import rounding as _rounding
 from dpx.clipping import weights as _weights
 from dpx.clipping.capture import Capture, capture
 from dpx.clipping.fixed_terms import Split, Term
 from dpx.clipping.materialize import accumulator
+from dpx.clipping.own_products import Own
 from dpx.clipping.rules import Layout, pair
 from dpx.clipping.uses import Use, is_whole
 from dpx.clipping.weights import Multiple, Weights, find
@@ -177,6 +178,20 @@ class Batch:
         self.weights, self.captured, self.choices = weights, captured, choices
         self.constants = evaluate(weights, leaves)
         self.shapes = [small.var.aval.shape for small in weights.smalls]
+        self.with_result = [
+            use
+            for k, choice in enumerate(choices)
+            if choice.tapped and choice.rule.by_gram
+            for use in choice.tapped
+            if self._gives_own(k, choice.rule.layout, use)
+        ]
+        scaled = {(use.scale.derived, use.param) for use in self.with_result if use.scale}
+        self.is_multiple = {
+            (d, k): own_products.is_multiple(
+                self.constants.inputs[d], leaves[k], self.constants.scales[d, k]
+            )
+            for d, k in sorted(scaled)
+        }
 
     @property
     def inputs(self) -> tuple[list[jax.Array], list[jax.Array]]:
@@ -184,28 +199,37 @@ class Batch:
         count = sum(small.is_input for small in self.weights.smalls)
         return self.constants.inputs[:count], self.constants.inputs[count:]
 
-    @property
-    def with_result(self) -> list[Use]:
-        """Products whose own results spare a product of a factor with the parameter itself.
+    def _gives_own(self, k: int, shared: Layout, use: Use) -> bool:
+        """Whether the result of a product spares one of a factor with the parameter itself.
 
-        Only where they are known to be as precise: a short sum in float32, at full precision.
+        Only where it is known to be as precise: a short sum in float32, at full precision.
         """
         found = self.captured
-        if found.narrowed or (found.imprecise and jax.default_backend() != "cpu"):
-            return []
-        uses = []
-        for k, choice in enumerate(self.choices):
-            own = any(multiple.base == k for *_, multiple in self.weights.leads(k))
-            for use in choice.tapped if own and choice.tapped and choice.rule.by_gram else ():
-                plain = use.primitive == "dot_general" and use.scale is None and is_whole(use)
-                types = {use.left_aval.dtype, use.right_aval.dtype}
-                if (
-                    plain
-                    and types == {jnp.dtype("float32")}
-                    and max(choice.rule.layout.sizes()) <= LONGEST
-                ):
-                    uses.append(use)
-        return uses
+        precise = not found.narrowed and (not found.imprecise or jax.default_backend() == "cpu")
+        types = {use.left_aval.dtype, use.right_aval.dtype}
+        return (
+            precise
+            and any(multiple.base == k for *_, multiple in self.weights.leads(k))
+            and use.primitive == "dot_general"
+            and is_whole(use)
+            and types == {jnp.dtype("float32")}
+            and max(shared.sizes()) <= LONGEST
+            and own_products.varies_with_result(use, shared)
+        )
+
+    def _own(self, k: int, use: Use, factors: Sequence[Any]) -> Own | None:
+        """The product of a use with the parameter itself, if its result gives it."""
+        if use not in self.with_result:
+            return None
+        shared, scale = self.choices[k].rule.layout, self.scale(use)
+        found = own_products.arranged(use, shared, factors[2])
+        if use.scale is None or scale is None:
+            return Own(found, found)
+        array = fixed_terms.arrange(
+            shared, self.captured.splits[k], self.constants.arrays[f"parameter {k}"]
+        )
+        is_good = self.is_multiple[use.scale.derived, k]
+        return own_products.of_derived(use, shared, factors[:2], found, array, scale, is_good)
 
     def scale(self, use: Use) -> jax.Array | None:
         """What the product of a use is multiplied by, arranged for its parameter."""
@@ -215,9 +239,17 @@ class Batch:
         m = self.constants.scales[use.scale.derived, k]
         return fixed_terms.arrange(self.choices[k].rule.layout, self.captured.splits[k], m)
 
-    def terms(self, given: Sequence[Any], direct: Sequence[jax.Array]) -> tuple[list, list, list]:
-        """For every parameter the coefficients of fixed arrays, these with the arrays, and `scale`."""
-        smalls = self._smalls(given, direct)
+    def terms(
+        self, given: Sequence[Any], direct: Sequence[jax.Array]
+    ) -> tuple[list, list, list, list]:
+        """For every parameter coefficients of fixed arrays, these with the arrays, `scale`, and `Own`s."""
+        owns = [
+            [self._own(k, *each) for each in zip(choice.tapped, given[k], strict=True)]
+            if choice.tapped
+            else []
+            for k, choice in enumerate(self.choices)
+        ]
+        smalls = self._smalls(given, direct, owns)
         coefficients, terms = [], []
         for k, choice in enumerate(self.choices):
             found = _rounding.settled(fixed_terms.by_array(self.constants.leads[k], smalls))
@@ -229,9 +261,11 @@ class Batch:
                 put = functools.partial(fixed_terms.arrange, shared, split)
                 pairs = [(put(t), put(y), is_own) for t, y, is_own in pairs]
             terms.append(pairs)
-        return coefficients, terms, [self.scale] * len(terms)
+        return coefficients, terms, [self.scale] * len(terms), owns
 
-    def _smalls(self, given: Sequence[Any], direct: Sequence[jax.Array]) -> list[jax.Array | None]:
+    def _smalls(
+        self, given: Sequence[Any], direct: Sequence[jax.Array], owns: Sequence[Any]
+    ) -> list[jax.Array | None]:
         """Gradients of small values: those that the inner loss takes, and those inside derived weights."""
         rest = iter(direct)
         found: list[Any] = [next(rest) if s.is_input else None for s in self.weights.smalls]
@@ -241,15 +275,19 @@ class Batch:
         ):
             k = next(iter(each.scales))
             rule = self.choices[k].rule
-            pairs = [
-                pair(use, rule.layout, *factors[:2])
-                for use, factors in zip(rule.uses, given[k], strict=True)
+            uses = [
+                (pair(use, rule.layout, *factors[:2]), own)
+                for use, factors, own in zip(rule.uses, given[k], owns[k], strict=True)
                 if use.scale is not None and use.scale.derived == d
             ]
-            for term in inside if pairs else ():
+            for term in inside if uses else ():
                 array, j = self.constants.arrays[term.key], term.small
+                known = [
+                    own.bare if own and term.key == f"parameter {k}" else None for _, own in uses
+                ]
+                each = [(pair, bare) for (pair, _), bare in zip(uses, known, strict=True)]
                 mine = small_values.small_gradient(
-                    term, array, rule.layout, self.captured.splits[k], pairs, self.shapes[j]
+                    term, array, rule.layout, self.captured.splits[k], each, self.shapes[j]
                 )
                 found[j] = mine if found[j] is None else found[j] + mine
         return found

@@ -13,10 +13,11 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from dpx.clipping import alike, common, fixed_terms, grams, masked, meshes, rules
+from dpx.clipping import alike, common, fixed_terms, grams, masked, meshes, own_products, rules
 from dpx.clipping import plan as _plan
 from dpx.clipping.joint import Sums
 from dpx.clipping.materialize import Loss, Pass, accumulator, over_examples
+from dpx.clipping.own_products import Own
 from dpx.clipping.plan import Choice, Direct, FromInput
 from dpx.clipping.program import Program, trace
 from dpx.clipping.rounding import settled, sum_of_squares
@@ -101,12 +102,14 @@ class Found(NamedTuple):
       terms: (such an array, its coefficient, whether it is the parameter itself), as
         `fixed_terms.squared_norm` takes them, or to be added up.
       scale: for a use, what its product is multiplied by, arranged for the parameter, or None.
+      owns: for each use its product with the parameter itself, if that is known.
     """
 
     given: Any
     coefficients: dict[str, jax.Array] | None = None
     terms: Sequence[tuple[jax.Array, jax.Array, bool]] = ()
     scale: Callable[[Use], jax.Array | None] = lambda use: None
+    owns: Sequence[Own | None] = ()
 
 
 def backward(
@@ -165,7 +168,7 @@ def export(use: Use) -> Callable[..., Any]:
         return use.gradient.product
 
     def factors(left: jax.Array, right: jax.Array, *result: jax.Array) -> tuple:
-        return left, right, *(fixed_terms.dots(use, right, each) for each in result)
+        return left, right, *(own_products.dots(use, right, each) for each in result)
 
     return factors
 
@@ -229,9 +232,10 @@ def squared_norm(choice: Choice, held: Any, found: Found) -> jax.Array:
         assert array is not None
         return masked.squared_norm(rule.layout, held, array)
     if found.terms:
-        given = zip(choice.tapped, found.given, strict=True)
-        dots = [fixed_terms.arranged_dots(use, rule.layout, *each[2:]) for use, each in given]
-        return fixed_terms.squared_norm(rule.layout, held, found.terms, dots)
+        scaled = any(own and use.scale for use, own in zip(choice.tapped, found.owns, strict=True))
+        least_scale = own_products.SMALLEST_SCALE if scaled else 1.0
+        dots = [own and own.scaled for own in found.owns]
+        return fixed_terms.squared_norm(rule.layout, held, found.terms, dots, least_scale)
     return grams.squared_norm(rule.layout, held)
 
 

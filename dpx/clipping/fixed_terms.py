@@ -10,6 +10,7 @@ one product of matrices as in the forward pass.
 """
 
 import functools
+import math
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -21,8 +22,6 @@ from dpx.clipping import grams, rules
 from dpx.clipping import rounding as _rounding
 from dpx.clipping.materialize import accumulator
 from dpx.clipping.rules import Layout, Pair
-from dpx.clipping.uses import Use
-from dpx.clipping.views import to_matrices
 
 Split = Sequence[tuple[int, ...]]
 
@@ -133,26 +132,35 @@ def squared_norm(
     pairs: Sequence[Pair],
     commons: Sequence[tuple[jax.Array, jax.Array, bool]],
     dots: Sequence[jax.Array | None],
+    least_scale: float = 1.0,
 ) -> jax.Array:
     """An upper bound on ‖g‖² of one example, `grams.squared_norm` with terms T ⊙ y, both arranged.
 
     Each such term is another position, of length ‖T ⊙ y‖: the sum of n products is off by γ_n times the
     product of lengths (Cauchy-Schwarz, over columns first), n the number of roundings on the way to any.
-    Where T is the parameter itself, `dots` has what `contract` would be, for those uses that know it.
+    Where T is the parameter itself, `dots` has what `contract` would be, for those uses that know it, from
+    products with the parameter times a scale of at least `least_scale`.
     """
     found = grams.products(shared, pairs)
     total, length, places = grams.estimate(grams.Errors.of(shared, grams.dtype(found)), found)
     # What roundings are outside sums: of y, of squares, and of adding up these few numbers.
     roundings, shared_length = 16 + len(commons) ** 2, length
     tiny, squares = _rounding.tiny(total.dtype), []
+    # Part of squared lengths, so that what is flushed is part of what is rounded, as in `grams`. Of a product
+    # with a scaled weight as much is flushed as of others, over the scale.
+    flushed = 4 * math.prod(shared.sizes()) * tiny / (_rounding.unit(total.dtype) * least_scale**2)
     for i, (array, y, is_parameter) in enumerate(commons):
         for other, z, _ in commons[: i + 1]:
             summed = [a == b == 1 for a, b in zip(y.shape, z.shape, strict=True)]
             products, n = _along(array * other, summed)
-            sum_, m = _rounding.added_up(products * y * z)
-            total += sum_ if other is array and z is y else 2 * sum_
+            if other is array and z is y:
+                sum_, m = _rounding.added_up((products + flushed) * jnp.square(y))
+                squares.append(sum_ + flushed)
+                total += sum_
+            else:
+                sum_, m = _rounding.added_up(products * y * z)
+                total += 2 * sum_
             roundings = max(roundings, 16 + len(commons) ** 2 + n + m)
-        squares.append(products)  # The last are those of the array with itself.
         for each, dot in zip(pairs, dots, strict=True):
             by_rows = y.shape[1] > 1
             known = dot is not None and is_parameter and _fits(dot, y)
@@ -160,15 +168,13 @@ def squared_norm(
             sum_, m = _rounding.added_up(found * y)
             total += 2 * sum_
             inner = array.shape[2 if by_rows else 1]
-            n = max(array.shape[1:]) if known else min(inner, chunk(inner))
+            n = max(array.shape[1:]) + 8 if known else min(inner, chunk(inner))
             n += grams.UNROLLED + each.columns.shape[1]
             n += array.shape[2] if each.rows.ndim == 2 else 0
             roundings = max(roundings, 17 + len(commons) ** 2 + n + m)
     gamma = _rounding.gamma(roundings, total.dtype)
-    for (array, y, _), square in zip(commons, squares, strict=True):
-        # Squares that are flushed are part of the length, spread as in `grams`.
-        square = square * jnp.square(y) + (1 + jnp.square(y)) * 4 * array.size * tiny / gamma
-        length += grams.SLACK * jnp.sqrt(_rounding.added_up(square)[0])
+    for square in squares:
+        length += grams.SLACK * jnp.sqrt(square)
     error = grams.SLACK * gamma * (jnp.square(length) - jnp.square(shared_length))
     gamma = _rounding.gamma(places + 2 * len(commons) + 4, total.dtype)
     return grams.raised(total + error, length, gamma)
@@ -194,29 +200,6 @@ def _along(x: jax.Array, summed: Sequence[bool]) -> tuple[jax.Array, int]:
 
     flat = jax.vmap(added)(flat)
     return flat.reshape([1 if a in axes else n for a, n in enumerate(x.shape)]), roundings + 1
-
-
-def dots(use: Use, cotangent: jax.Array, result: jax.Array) -> jax.Array:
-    """The result of a product with a parameter times its cotangent, summed over positions."""
-    places = [i for i, axis in enumerate(use.right_axes) if axis and axis[0] < 0]
-    return jnp.sum(cotangent * result, places)
-
-
-def arranged_dots(use: Use, shared: Layout, found: jax.Array | None = None) -> jax.Array | None:
-    """The same as (K, 1, C) or (K, R, 1), as `contract` has it with the parameter itself."""
-    if found is None:
-        return None
-    rest = tuple(axis for axis in use.right_axes if not (axis and axis[0] < 0))
-    bare = use._replace(
-        right_axes=rest, left_axes=tuple(a for a in use.left_axes if not (a and a[0] < 0))
-    )
-    straight = rules.is_left_rows(use, shared)
-    loops = rules.loop_axes(bare)
-    places = [axis[0] for axis in loops if axis and axis[0] < 0]
-    inner = shared.columns if straight else shared.rows
-    found = to_matrices(found, loops + rest, shared.shape, shared.blocks, places, inner)
-    found = jnp.sum(found, 1)
-    return found[:, None, :] if straight else found[:, :, None]
 
 
 def by_array(leads: Sequence[Term], smalls: Sequence[jax.Array | None]) -> dict[str, jax.Array]:

@@ -23,18 +23,21 @@ def small_gradient(
     array: jax.Array,
     shared: Layout,
     split: Split,
-    pairs: Sequence[Pair],
+    uses: Sequence[tuple[Pair, jax.Array | None]],
     shape: Sequence[int],
 ) -> jax.Array:
-    """The gradient of a small value inside a derived weight, from the factors of that weight's gradient."""
+    """The gradient of a small value inside a derived weight, from the factors of that weight's gradient.
+
+    With each pair of factors may come what `fixed_terms.contract` has of it and of the array.
+    """
     follows = {a for a, axis in enumerate(term.axes) if axis is not None}
     if fixed_terms.is_dense(shared, split, follows):
         table = fixed_terms.arrange(shared, split, array * term.ratio)
         atoms = sorted(fixed_terms.atoms_of(split, follows))
-        parts = [_contract_both(shared, each, table, atoms) for each in pairs]
+        parts = [_contract_both(shared, pair, table, atoms) for pair, _ in uses]
         total = functools.reduce(jnp.add, parts)
     else:
-        total = _contract_one(term, array, shared, split, pairs, follows)
+        total = _contract_one(term, array, shared, split, uses, follows)
     kept = sorted(follows)
     total = total.reshape([math.prod(split[a]) for a in kept])
     order = sorted(range(len(kept)), key=lambda i: term.axes[kept[i]] or 0)
@@ -46,16 +49,24 @@ def _contract_one(
     array: jax.Array,
     shared: Layout,
     split: Split,
-    pairs: Sequence[Pair],
+    uses: Sequence[tuple[Pair, jax.Array | None]],
     follows: set[int],
 ) -> jax.Array:
     """The same for one that follows rows or columns, not both: axes of the parameter, or of length one."""
     ratio, varies = term.ratio, follows | {a for a, n in enumerate(term.ratio.shape) if n > 1}
     if fixed_terms.is_dense(shared, split, varies):
         array, ratio, varies = array * ratio, jnp.ones((1,) * array.ndim, array.dtype), follows
+        uses = [(pair, None) for pair, _ in uses]  # Of another array.
     by_rows = bool(fixed_terms.atoms_of(split, varies).intersection(shared.rows))
     array = fixed_terms.arrange(shared, split, array)
-    total = sum(fixed_terms.contract(each, array, by_rows) for each in pairs)
+    k, r, c = shared.sizes()
+    shape = (k, r, 1) if by_rows else (k, 1, c)
+    total = sum(
+        found
+        if found is not None and found.shape == shape
+        else fixed_terms.contract(pair, array, by_rows)
+        for pair, found in uses
+    )
     total *= fixed_terms.arrange(shared, split, ratio)
     # Back to the axes of the parameter, those summed over of length one.
     gone = shared.columns if by_rows else shared.rows

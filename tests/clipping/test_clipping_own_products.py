@@ -1,0 +1,142 @@
+"""Products with a scaled weight serve for those with the weight itself, if that is exact enough."""
+
+import types
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from test_clipping_models import check, jit, per_example
+
+from dpx import clipping
+from dpx.clipping import fixed_terms, own_products, plan
+from dpx.clipping import weights as _weights
+
+IN, OUT, BATCH = 12, 9, 4
+
+
+@pytest.fixture(autouse=True)
+def small_weights_by_factors(monkeypatch):
+    monkeypatch.setattr(_weights, "is_large", lambda shape: True)
+    monkeypatch.setattr(_weights, "SMALL", 2)
+    monkeypatch.setattr(plan, "FAVOR_GRADIENT", 0.0)
+
+
+def normal(*shape, seed=0):
+    return np.random.default_rng((seed, *shape)).normal(size=shape).astype("f4") / 2
+
+
+def weight_norm(w, axis=0):
+    return w / jnp.linalg.norm(w, axis=axis, keepdims=True)
+
+
+def columns(p, x):
+    return jnp.sum(jnp.sin(x @ (weight_norm(p["w"]) * p["g"])))
+
+
+def turned(p, x):
+    return jnp.sum(jnp.sin((weight_norm(p["w"].T, 1) * p["g"][:, None]) @ x.T))
+
+
+def rows(p, x):
+    """A scale along the axis that the product sums over, which its result does not have."""
+    return jnp.sum(jnp.sin(x @ (weight_norm(p["w"], 1) * p["g"][:, None])))
+
+
+def number(p, x):
+    return jnp.sum(jnp.sin(x @ (p["w"] / jnp.linalg.norm(p["w"]) * p["g"][0])))
+
+
+def twice(p, x):
+    w = weight_norm(p["w"]) * p["g"]
+    return jnp.sum(jnp.sin(x @ w) * jnp.cos(x[:, ::-1] @ w)) + 0.1 * jnp.sum(p["w"] ** 2)
+
+
+def beside_itself(p, x):
+    """Not a multiple of the weight, though the derivative by the scale is one."""
+    return jnp.sum(jnp.sin(x @ (p["w"] * p["g"] + jnp.tanh(p["w"])))) + 0.1 * jnp.sum(p["w"] ** 2)
+
+
+CASES = {
+    "columns": (columns, OUT),
+    "turned": (turned, OUT),
+    "rows": (rows, IN),
+    "number": (number, 1),
+    "twice": (twice, OUT),
+    "beside itself": (beside_itself, OUT),
+}
+
+
+@pytest.mark.parametrize("length", [1, 3])
+@pytest.mark.parametrize("name", CASES)
+def test_norms_and_sums_are_exact(name, length):
+    loss, size = CASES[name]
+    p, x = {"w": normal(IN, OUT), "g": 1 + normal(size)}, normal(BATCH, length, IN)
+    for method in ("one_pass", "two_pass"):
+        fn = clipping.clipped_grad(loss, l2_clip_norm=0.5, method=method)
+        check(jit(fn)(p, x), per_example(loss, p, (x,)), 0.5)
+
+
+def scaled(p, x):
+    """A scale for each column, and a penalty, whose gradient is a multiple of the weights."""
+    return x[0] @ (p["w"] * p["g"]) @ jnp.cos(jnp.arange(OUT)) + x[0, 0] * jnp.sum(p["w"] ** 2)
+
+
+def one(array, value):
+    array[(2,) * array.ndim] = value
+
+
+UNUSUAL = {
+    "a weight of zero": (True, lambda w, g, x: one(w, 0)),
+    "a scale of zero": (False, lambda w, g, x: one(g, 0)),
+    "a tiny scale": (False, lambda w, g, x: one(g, 1e-12)),
+    "a huge scale": (False, lambda w, g, x: one(g, 1e12)),
+    "a tiny weight": (False, lambda w, g, x: one(w, 1e-35)),
+    "tiny weights, huge inputs": (
+        True,
+        lambda w, g, x: (np.multiply(w, 1e-10, w), np.multiply(x, 1e10, x)),
+    ),
+    "tiny weights, huge scales": (
+        False,
+        lambda w, g, x: (np.multiply(w, 1e-10, w), np.multiply(g, 1e10, g)),
+    ),
+    "huge weights, tiny scales": (
+        False,
+        lambda w, g, x: (np.multiply(w, 1e12, w), np.multiply(g, 1e-12, g)),
+    ),
+}
+
+
+@pytest.mark.parametrize("name", UNUSUAL)
+def test_it_is_checked_whether_the_product_serves(monkeypatch, name):
+    good, change = UNUSUAL[name]
+    seen, is_multiple = [], own_products.is_multiple
+
+    def watched(*arguments):
+        jax.debug.callback(lambda found: seen.append(bool(found)), is_multiple(*arguments))
+        return is_multiple(*arguments)
+
+    monkeypatch.setattr(own_products, "is_multiple", watched)
+    w, g, x = normal(IN, OUT), 1 + normal(OUT), normal(BATCH, 1, IN)
+    change(w, g, x)
+    p = {"w": w, "g": g}
+    fn = jit(clipping.clipped_grad(scaled, l2_clip_norm=0.5, method="one_pass"))
+    check(fn(p, x), per_example(scaled, p, (x,)), 0.5)
+    jax.effects_barrier()
+    assert set(seen) == {good}
+
+
+@pytest.mark.parametrize("name", ["columns", "turned", "number", "twice"])
+def test_no_product_with_the_weight_itself_is_taken(monkeypatch, name):
+    """But in a branch, which runs for unusual weights."""
+
+    def refused(*arguments):
+        raise AssertionError("another product is taken")
+
+    choice = types.SimpleNamespace(cond=lambda good, served, taken: served())
+    monkeypatch.setattr(own_products, "lax", choice)
+    monkeypatch.setattr(fixed_terms, "contract", refused)
+    loss, size = CASES[name]
+    p, x = {"w": normal(IN, OUT), "g": 1 + normal(size)}, normal(BATCH, 1, IN)
+    fn = clipping.clipped_grad(loss, l2_clip_norm=0.5, method="one_pass")
+    check(jit(fn)(p, x), per_example(loss, p, (x,)), 0.5)
