@@ -22,7 +22,7 @@ from dpx.clipping import grams, joint, plan
 from dpx.clipping.joint import Joint
 from dpx.clipping.materialize import Norms
 from dpx.clipping.plan import Choice
-from dpx.clipping.rounding import gamma, sum_of_squares
+from dpx.clipping.rounding import gamma, in_products, sum_of_squares
 from dpx.clipping.rules import Layout
 
 # Elements for one example of what is stacked, at most: a copy of larger arrays would take time and memory.
@@ -152,7 +152,7 @@ def _bounded(layouts: Sequence[Layout], seen: Sequence[grams.Products]) -> jax.A
     totals = _combined(jax.vmap(jax.vmap(grams.added_up))(bounds), terms_of)
     length = _combined(jnp.sum(rows * columns, -1), uses_of)
     length = jnp.sqrt(jnp.sum(jnp.square(length), -1))
-    roundings = [gamma(4 + len(uses) * (size + 1), dtype) for uses in uses_of]
+    roundings = [gamma(in_products(len(uses) * (size + 1)), dtype) for uses in uses_of]
     return grams.raised(totals, grams.SLACK * length, jnp.array(roundings, dtype)).T
 
 

@@ -89,9 +89,10 @@ class ClippedGrad:
         and w·g themselves is covered by a factor 1 + (G + 24)u, G the number of squared norms that N² is
         the sum of.
 
-        The model: IEEE arithmetic rounded to nearest, u = 2⁻²⁴ (2⁻⁵³ for float64 parameters); quotients and
-        roots within 4u; sums in any order, fused or not; γ_n = n·u/(1 − n·u). Numbers below the smallest
-        normal one may be flushed to zero, in operands and in results: lengths are raised by what that can
+        The model: IEEE arithmetic rounded to nearest, u = 2⁻²⁴ (2⁻⁵³ for float64 parameters), or truncated,
+        with twice that u, on anything but a CPU; quotients and roots within 4u; sums in any order, fused or
+        not; γ_n = n·u/(1 − n·u). Numbers below the smallest normal one may be flushed to zero, in operands
+        and in results: lengths are raised by what that can
         hide, and clip factors below 2⁻⁴⁸ are zero. `g` is the gradient that the backward pass computed,
         however far it is from the derivative of the loss.
 

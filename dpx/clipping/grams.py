@@ -119,7 +119,8 @@ def estimate(errors: Errors, found: Products) -> tuple[jax.Array, jax.Array, int
     have exact inner products, and cost nothing. Squares that are flushed to zero are part of the lengths.
     Λ = sum_k (sum_p ‖rows[k, p]‖·‖columns[k, p]‖)² is what ‖g‖² would be if no terms cancelled.
     """
-    total, all_lengths, roundings = jnp.float32(0), jnp.float32(0), 4
+    total, all_lengths = jnp.float32(0), jnp.float32(0)
+    roundings = _rounding.in_products(0)
     each = iter(zip(*found, strict=True))
     uses: list[tuple[jax.Array | None, jax.Array]] = []
     while crossed := list(itertools.islice(each, len(uses) + 1)):

@@ -41,7 +41,8 @@ def squared_norm(shared: Layout, pairs: Sequence[Pair], array: jax.Array) -> jax
     width = WIDTH if count > 1 and c % WIDTH == 0 else 1
     lengths = [squared_lengths(pair, array, width) for pair in pairs]
     dtype = lengths[0].dtype
-    tiny, gamma = _rounding.tiny(dtype), _rounding.gamma(2 * count + 16, dtype)
+    tiny = _rounding.tiny(dtype)
+    gamma = _rounding.gamma(2 * _rounding.in_products(count) + 8, dtype)
     total, length = _rounding.added_up(lengths[0])[0], sum(jnp.sum(jnp.sqrt(x), 1) for x in lengths)
     length = grams.SLACK * jnp.sqrt(jnp.sum(jnp.square(length)))
     # Products that are flushed to zero are off by `tiny`, times an entry of m.

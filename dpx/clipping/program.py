@@ -16,7 +16,7 @@ from dpx.clipping.joint import Sums
 from dpx.clipping.materialize import Loss, Pass, is_vectorised
 from dpx.clipping.parts import Parts
 from dpx.clipping.plan import Choice
-from dpx.clipping.rounding import gamma
+from dpx.clipping.rounding import gamma, in_products
 from dpx.clipping.weights import Weights
 
 # Parameters with fewer elements are not cut: their per-example gradients are held.
@@ -124,6 +124,6 @@ def rounding(program: Program, size: int, dtype: Any) -> float:
         if (rule := _plan.gram(choice)) is not None:
             places = sum(_plan.positions(use, rule.layout) for use in rule.uses)
             arrays = 0 if program.weights is None else len(program.weights.leads(k))
-            terms = size * (places + arrays) + len(rule.uses) + arrays + 8
+            terms = in_products(size * (places + arrays)) + len(rule.uses) + arrays + 4
             shares.append(gamma(terms, dtype) / grams.FLOOR)
     return max(shares)

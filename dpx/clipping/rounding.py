@@ -1,10 +1,12 @@
 """Rounding errors that hold in whatever order a compiler adds: the constants behind every bound here.
 
 The model: IEEE arithmetic that rounds to nearest, unit roundoff u (2⁻²⁴ for float32), sums and products
-of matrices in any order, fused or not. Then a sum of n terms, each of them the result of at most one
-rounding, errs by at most γ_n = n·u / (1 − n·u) times the sum of the absolute values of its terms (Higham,
-Accuracy and Stability of Numerical Algorithms, 2nd ed., §3.1). What is too small for a normal number may be
-flushed to zero, in operands and in results: that costs at most the smallest normal number.
+of matrices in any order, fused or not. On anything but a CPU u is taken twice as large, because the matrix
+units of GPUs truncate what they add up (Fasi et al. 2021, doi 10.7717/peerj-cs.330). Then a sum of n terms,
+each of them the result of at most one rounding, errs by at most γ_n = n·u / (1 − n·u) times the sum of the
+absolute values of its terms (Higham, Accuracy and Stability of Numerical Algorithms, 2nd ed., §3.1). What is
+too small for a normal number may be flushed to zero, in operands and in results: that costs at most the
+smallest normal number.
 """
 
 import math
@@ -21,7 +23,8 @@ CHUNK = 512
 
 def unit(dtype: Any) -> float:
     """The unit roundoff u."""
-    return float(jnp.finfo(dtype).eps) / 2
+    truncates = jax.default_backend() != "cpu"
+    return float(jnp.finfo(dtype).eps) / (1 if truncates else 2)
 
 
 def tiny(dtype: Any) -> float:
@@ -33,6 +36,14 @@ def gamma(roundings: int, dtype: Any) -> float:
     """γ_n for n roundings; infinite where there are too many for any bound."""
     share = roundings * unit(dtype)
     return share / (1 - share) if share < 1 else math.inf
+
+
+def in_products(places: int) -> int:
+    """The n of a weighted sum of products over so many places, in which a clip factor multiplies one factor.
+
+    On anything but a CPU that one may be replaced by the sum of two bfloat16 numbers, which is off by 2⁻¹⁸.
+    """
+    return places + 4 + (0 if jax.default_backend() == "cpu" else 32)
 
 
 def chunked(size: int) -> int:

@@ -1,5 +1,7 @@
 """What is rounded to less than float32 takes one pass: a second one would round what is scaled."""
 
+import re
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -70,6 +72,45 @@ def test_a_narrow_loss_takes_one_pass(dtype):
         per_example(loss, params, (x,)),
         0.1,
     )
+
+
+@pytest.fixture
+def as_on_a_gpu(monkeypatch):
+    """What is traced is what a GPU would run; the CPU runs it."""
+
+    def begin():
+        jax.clear_caches()
+        monkeypatch.setattr(jax, "default_backend", lambda: "gpu")
+
+    yield begin
+    jax.clear_caches()
+
+
+@pytest.mark.parametrize("positions", [1, 8])
+def test_matrix_units_multiply_bfloat16_numbers(as_on_a_gpu, positions):
+    """On GPUs what clip factors multiply is the sum of two such numbers."""
+
+    def loss(w, x):
+        wide = x.astype(jnp.bfloat16) @ w.astype(jnp.bfloat16)
+        return jnp.sum(wide.astype(jnp.float32) * jnp.cos(x[:, :80]))
+
+    rng = np.random.default_rng(0)
+    w = rng.normal(size=(90, 80)).astype("f4")
+    x = rng.normal(size=(4, positions, 90)).astype("f4")
+    fn = clipping.clipped_grad(loss, l2_clip_norm=0.3, method="one_pass")
+    cpu = jit(fn)(w, x)
+    clipped = np.stack([np.asarray(jit(fn)(w, one[None]).grads, "f8") for one in x])
+    as_on_a_gpu()
+    program = jit(fn).lower(w, x).as_text()
+    assert len(re.findall(r"bf16>, \S+bf16>\) -> tensor<(?:90x80|80x90)xf32>", program)) == 2
+    gpu = jit(fn)(w, x)
+    np.testing.assert_allclose(gpu.norms, cpu.norms, rtol=1e-3)
+    assert (gpu.norms > cpu.norms).all()
+    exact = np.tensordot(np.asarray(cpu.norms, "f8") / gpu.norms, clipped, 1)
+    assert np.linalg.norm(gpu.grads - exact) / np.linalg.norm(exact) < 1e-5
+    for one in x:
+        alone = np.asarray(jit(fn)(w, one[None]).grads, "f8")
+        assert 0.999 * 0.3 < np.linalg.norm(alone) <= 0.3
 
 
 def test_clip_factors_in_another_type_are_rounded_down():
