@@ -123,6 +123,9 @@ CASES = {
     "linen WeightNorm, one position": lambda: linen(
         nn.Sequential([nn.WeightNorm(nn.Dense(256)), jnp.tanh, nn.WeightNorm(nn.Dense(256))]),
         normal(256, batch=64)),
+    "linen WeightNorm, 1,024 wide": lambda: linen(
+        nn.Sequential([nn.WeightNorm(nn.Dense(1024)), jnp.tanh, nn.WeightNorm(nn.Dense(1024))]),
+        normal(1024, batch=192)),
     "linen SpectralNorm": spectral,
     "nnx WeightNorm": lambda: of_nnx(
         nnx.WeightNorm(nnx.Linear(WIDTH, WIDTH, rngs=nnx.Rngs(0)),
@@ -141,6 +144,8 @@ CASES = {
         penalised, weights(w=(256, 256)), (normal(LENGTH, 256),)),
     "L2 penalty, one position": lambda: Case(
         penalised_layers, weights(a=(512, 512), b=(512, 512)), (normal(512, batch=32),)),
+    "L2 penalty, 1,024 wide": lambda: Case(
+        penalised_layers, weights(a=(1024, 1024), b=(1024, 1024)), (normal(1024, batch=192),)),
     "low-rank weight": lambda: one(low_rank, a=(WIDTH, 8), b=(8, WIDTH)),
     "LoRA beside": lambda: one(adapters, w=(WIDTH, WIDTH), a=(WIDTH, 4), b=(4, WIDTH)),
     "LoRA merged": lambda: one(merged, w=(WIDTH, WIDTH), a=(WIDTH, 4), b=(4, WIDTH)),
