@@ -36,19 +36,19 @@ def _by_experiment(found: list[Record]) -> dict:
 def _draw_training(found: list[Record], folder: Path) -> list[Path]:
     """Loss and ε against steps, mean and standard error over runs that differ in nothing but the seed."""
     curves: dict = defaultdict(lambda: defaultdict(list))
-    for record in found:
-        log = record.workdir / "metrics.jsonl"
-        changed = [f"{k}={v}" for k, v in record.overrides.items() if k != "seed"]
-        for entry in storage.read_lines(log) if log.exists() else ():
-            if {"run", "step", "loss"} <= entry.keys():
-                row = re.sub(r"_seed\d+$", "", entry["run"])
-                name = " ".join([record.titles.get(row, row), *changed])
-                curves[name][entry["step"]].append((entry["loss"], entry["epsilon"]))
+    for title, group in records.by_seed(found).items():
+        for record in group:
+            log = record.workdir / "metrics.jsonl"
+            for entry in storage.read_lines(log) if log.exists() else ():
+                if {"run", "step", "loss"} <= entry.keys():
+                    row = re.sub(r"_seed\d+$", "", entry["run"])
+                    name = record.titles.get(row, row) + title.removeprefix(record.source)
+                    curves[title, name][entry["step"]].append((entry["loss"], entry["epsilon"]))
     if not curves:
         return []
     figure, axis = plotting.pyplot().subplots(figsize=(6.4, 4))
     right = axis.twinx()
-    for name, by_step in curves.items():
+    for (_, name), by_step in curves.items():
         steps = sorted(by_step)
         means, errors = zip(
             *(_mean_and_error([x for x, _ in by_step[k]]) for k in steps), strict=True

@@ -14,7 +14,8 @@ import functools
 import json
 import os
 import platform
-from collections.abc import Mapping
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Mapping
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -64,6 +65,11 @@ class Record:
     def total(self) -> dict:
         """The guarantee of all outputs together."""
         return self.private["total"]
+
+    def title(self, skip: str = "") -> str:
+        """Its source and what was changed there, but for the key `skip`."""
+        changed = [f"{name}={value}" for name, value in self.overrides.items() if name != skip]
+        return " ".join([self.source, *changed])
 
 
 def check_key(name: str, known: Mapping[str, Any], source: str) -> None:
@@ -176,6 +182,25 @@ def finished(folder: str | Path) -> list[Path]:
 def read_all(folder: str | Path) -> list[Record]:
     """Every finished run in a folder, by path."""
     return [record for workdir in finished(folder) if (record := read(workdir)) is not None]
+
+
+def by_seed(found: Iterable[Record]) -> dict[str, list[Record]]:
+    """Runs that differ in nothing but the seed, together, by their title, with the folder where two have one.
+
+    The whole config counts, since its file may have changed between two runs. Of two runs with the same seed
+    each is in a group of its own: they show what the noise does, and not what the seed does.
+    """
+    groups, times = defaultdict(list), Counter()
+    for record in found:
+        seed, others = record.config["seed"], {**record.config, "seed": None}
+        config = json.dumps([record.source, others], sort_keys=True)
+        times[config, seed] += 1
+        groups[config, times[config, seed]].append(record)
+    titles = [group[0].title(skip="seed") for group in groups.values()]
+    return {
+        title if titles.count(title) == 1 else f"{title} (in {group[0].workdir})": group
+        for title, group in zip(titles, groups.values(), strict=True)
+    }
 
 
 def load(workdir: str | Path) -> Any:

@@ -7,6 +7,7 @@ import csv
 import io
 import json
 import math
+import os
 from collections import defaultdict
 from collections.abc import Iterable
 from pathlib import Path
@@ -25,7 +26,7 @@ from dpx.launch.records import Record
 
 def summarize(record: Record) -> str:
     """One run as markdown: its table, what it costs, and its notes."""
-    return _section([record], _title(record))
+    return _section([record], record.title())
 
 
 def write(folder: Path) -> str:
@@ -42,9 +43,7 @@ def write(folder: Path) -> str:
     with storage.lock(folder, wait=60):
         # Only now: of several sweeps that share the folder, the last one to write has read all.
         found = records.read_all(folder)
-        sections = [
-            _section(group, _title(group[0], skip="seed")) for group in _by_seed(found).values()
-        ]
+        sections = [_section(group, title) for title, group in records.by_seed(found).items()]
         _write_csv(found, folder / "results.csv")
         pictures = [f"![{path.stem}]({path.name})" for path in figures.draw(found, folder)]
         text = "\n\n".join([*sections, *totals(found), *pictures]) + "\n"
@@ -52,33 +51,31 @@ def write(folder: Path) -> str:
     return text
 
 
-def _title(record: Record, skip: str = "") -> str:
-    changed = [f"{name}={value}" for name, value in record.overrides.items() if name != skip]
-    return " ".join([record.source, *changed])
-
-
-def _by_seed(found: Iterable[Record]) -> dict[str, list[Record]]:
-    """Runs that differ in nothing but the seed, together."""
-    groups = defaultdict(list)
-    for record in found:
-        groups[_title(record, skip="seed")].append(record)
-    return groups
-
-
 def totals(found: Iterable[Record]) -> list[str]:
     """For each data set that several runs have used, what these runs cost together, as markdown.
 
-    Runs use one data set where their sections `data` agree, of synthetic data also their seeds. Their totals
-    are added up, δ too: the guarantee holds whoever sees them all, and is not the tightest there is.
+    Their totals are added up, δ too: the guarantee holds whoever sees them all, and is not the tightest there
+    is. Only totals of one unit and one neighbouring relation can be added up.
     """
     groups = defaultdict(list)
     for record in found:
         total = record.total
-        data = record.config.get("data", {})
-        drawn = (record.config["seed"], record.config["experiment"]) * record.private["synthetic"]
-        key = (json.dumps(data, sort_keys=True), drawn, total["unit"], total["neighboring"])
-        groups[key].append(record)
+        groups[_data_set(record), total["unit"], total["neighboring"]].append(record)
     return [_together(group) for group in groups.values() if len(group) > 1]
+
+
+def _data_set(record: Record) -> tuple:
+    """What agrees between runs on the same people: the file that they read, or else the kind of data.
+
+    How much of a file a run reads, and how, makes no other people of it. Runs that name neither a file nor a
+    kind count as runs on one data set, and so do draws of synthetic data with the same settings and seed.
+    """
+    data = record.config.get("data", {})
+    if record.private["synthetic"]:
+        settings = json.dumps(data, sort_keys=True)
+        return settings, record.config["seed"], record.config["experiment"]
+    path = data.get("path")
+    return ("kind", data.get("kind")) if path is None else ("path", os.path.realpath(str(path)))
 
 
 def _together(group: list[Record]) -> str:

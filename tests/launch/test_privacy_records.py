@@ -18,7 +18,6 @@ from dpx.launch import (
     run,
     sweep,
 )
-from dpx.launch.experiment import Measure, Outcome
 from dpx.launch.run import compose
 from dpx.recommend import popularity
 from dpx.training import (
@@ -26,8 +25,6 @@ from dpx.training import (
 )
 from experiments.dp_transformer import corpus as corpora
 from experiments.dp_transformer import (
-    language_model,
-    recommender,
     training,
 )
 
@@ -266,44 +263,6 @@ def test_a_total_counts_each_release_once(tmp_path, monkeypatch, source, changes
     assert str(total["event"]).count("GaussianDpEvent") == len(charged)
     rows = [spent["event"] for spent in record.releases.values()]
     assert "".join(rows).count("GaussianDpEvent") == len(charged) + shared
-
-
-def _spending(synthetic):
-    """In place of a run: two plain releases that cost the config's budget each."""
-
-    def run(config, workdir):
-        spent = plain(config.epsilon, config.delta)
-        releases = {"a": spent, "b": spent}
-        return Outcome([Measure("a", "b", 1.0)], spent, releases, synthetic=synthetic)
-
-    return run
-
-
-def test_points_of_a_sweep_on_one_data_set_are_added_up(tmp_path, monkeypatch):
-    monkeypatch.setattr(language_model, "run", _spending(synthetic=False))
-    points = sweep.grid(NAME, ["epsilon=1,2", "seed=0,1"])
-    assert sweep.run_points(NAME, points, tmp_path) == []
-    found = records.read_all(tmp_path)
-    text = report.write(tmp_path)
-    assert "**Total over 4 runs on the same data**: ε = 12, δ = 8e-05" in text
-    assert text.count("**Total over") == 1
-    assert (tmp_path / "report.md").read_text() == text
-    # Runs on other data are not added to them.
-    others = sweep.grid(NAME, ["data.limit=500"])
-    sweep.run_points(NAME, others, tmp_path)
-    assert report.write(tmp_path).count("**Total over 4 runs") == 1
-    assert report.totals(found[:1]) == []
-
-
-def test_totals_of_synthetic_runs_are_of_one_draw(tmp_path, monkeypatch):
-    monkeypatch.setattr(recommender, "run", _spending(synthetic=True))
-    axes = ["epsilon=1,2", "seed=0,1"]
-    assert sweep.run_points(SYNTHETIC, sweep.grid(SYNTHETIC, axes), tmp_path) == []
-    told = report.totals(records.read_all(tmp_path))
-    assert len(told) == 2
-    for words in told:
-        assert "over 2 runs" in words
-        assert "synthetic" in words
 
 
 def test_json_carries_a_checksum_of_everything(tmp_path):

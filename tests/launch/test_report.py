@@ -1,0 +1,90 @@
+"""What a report puts together: runs that differ in the seed alone, and what runs on the same data cost."""
+
+from pathlib import Path
+
+import dpx
+from dpx.launch import records, report, run, sweep
+from dpx.launch.experiment import Measure, Outcome
+from experiments.dp_transformer import language_model, recommender
+
+NAME = "configs/quickstart.py:tiny"
+TEXT = "text:tiny"
+SYNTHETIC = "configs/recommender.py:synthetic,tiny"
+
+
+def _spending(synthetic):
+    """In place of a run: two plain releases that cost the config's budget each."""
+
+    def run(config, workdir):
+        relation = dpx.privacy.ADD_OR_REMOVE_ONE
+        spent = dpx.PrivacyGuarantee(config.epsilon, config.delta, relation, "user", "test")
+        releases = {"a": spent, "b": spent}
+        return Outcome([Measure("a", "b", 1.0)], spent, releases, synthetic=synthetic)
+
+    return run
+
+
+def test_points_of_a_sweep_on_one_data_set_are_added_up(tmp_path, monkeypatch):
+    monkeypatch.setattr(language_model, "run", _spending(synthetic=False))
+    points = sweep.grid(NAME, ["epsilon=1,2", "seed=0,1"])
+    assert sweep.run_points(NAME, points, tmp_path) == []
+    found = records.read_all(tmp_path)
+    text = report.write(tmp_path)
+    assert "**Total over 4 runs on the same data**: ε = 12, δ = 8e-05" in text
+    assert text.count("**Total over") == 1
+    assert (tmp_path / "report.md").read_text() == text
+    assert report.totals(found[:1]) == []
+
+
+def test_runs_on_one_file_are_added_up_however_they_read_it(tmp_path, monkeypatch):
+    monkeypatch.setattr(language_model, "run", _spending(synthetic=False))
+    monkeypatch.chdir(tmp_path)
+    for name in ("notes.txt", "others.txt"):
+        Path(name).write_text("to be or not\n" * 600)
+    Path("link.txt").symlink_to("notes.txt")
+    axes = ["data.path=notes.txt,./notes.txt,link.txt", "data.limit=300,400", "data.length=16,20"]
+    sweep.run_points(TEXT, sweep.grid(TEXT, axes), tmp_path / "runs")
+    (words,) = report.totals(records.read_all(tmp_path / "runs"))
+    assert "over 12 runs" in words
+    # Runs on other files are not added to them.
+    sweep.run_points(TEXT, sweep.grid(TEXT, ["data.path=others.txt"]), tmp_path / "runs")
+    assert report.totals(records.read_all(tmp_path / "runs")) == [words]
+
+
+def test_runs_that_differ_in_more_than_the_seed_are_no_seeds(tmp_path, monkeypatch):
+    """As when the config file changed between two runs: one ε would stand for both."""
+    monkeypatch.setattr(language_model, "run", _spending(synthetic=False))
+    load = records.load_config
+    for epsilon, seed in ((1.0, 0), (1.0, 1), (100.0, 0), (1.0, 1)):
+
+        def changed(source, epsilon=epsilon):
+            config = load(source)
+            config.epsilon = epsilon
+            return config
+
+        monkeypatch.setattr(records, "load_config", changed)
+        folder = tmp_path / str(len(list(tmp_path.iterdir())))
+        config = changed(NAME)
+        config.seed = seed
+        run.prepare(config, NAME, folder)
+        run.execute(config, folder)
+    found = records.read_all(tmp_path)
+    groups = [
+        [record.workdir.name for record in group] for group in records.by_seed(found).values()
+    ]
+    assert groups == [["0", "1"], ["2"], ["3"]]
+    text = report.write(tmp_path)
+    assert text.count("Mean ± standard error over 2 seeds") == 1
+    assert f"## {NAME} (in {tmp_path / '2'})" in text
+    assert "- a: ε = 100," in text
+
+
+def test_totals_of_synthetic_runs_are_of_one_draw(tmp_path, monkeypatch):
+    monkeypatch.setattr(recommender, "run", _spending(synthetic=True))
+    axes = ["epsilon=1,2", "seed=0,1"]
+    assert sweep.run_points(SYNTHETIC, sweep.grid(SYNTHETIC, axes), tmp_path) == []
+    told = report.totals(records.read_all(tmp_path))
+    assert len(told) == 2
+    for words in told:
+        assert "over 2 runs" in words
+        assert "synthetic" in words
