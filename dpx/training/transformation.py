@@ -9,6 +9,7 @@ import numpy as np
 import optax
 from jax.core import Tracer
 
+from dpx._numerics import norm
 from dpx._validate import check_positive
 from dpx.clipping import ClippedGrads
 from dpx.noise import release
@@ -70,7 +71,8 @@ def privatize(
 
     Raises:
       ValueError: in `update`, for clipped gradients whose threshold is another than `l2_clip_norm`.
-      ValueError: for a clip or batch size that is not positive, or a negative noise multiplier.
+      ValueError: for a clip or batch size that is not positive, a negative noise multiplier, or one of these
+        that is an array of more than a number.
     """
     clips = jax.tree.leaves(l2_clip_norm)
     if not clips:
@@ -86,8 +88,9 @@ def privatize(
     _check(noise_multiplier, "noise_multiplier", zero=True)
     _check(expected_batch_size, "expected_batch_size")
     traced = any(isinstance(clip, Tracer) for clip in clips)
-    # Squares of concrete clips must not leave the range of float32.
-    sensitivity = jnp.linalg.norm(jnp.stack(clips)) if traced else math.hypot(*clips)
+    # No square of a clip may leave the range of its floats: what underflows would have no noise.
+    wide = [jnp.asarray(clip, float) for clip in clips] if traced else []
+    sensitivity = norm(jnp.stack(wide)) if traced else math.hypot(*clips)
 
     def init(params):
         del params
@@ -145,6 +148,8 @@ def _check_leaves(leaves) -> None:
 
 
 def _check(value, name: str, *, zero: bool = False) -> None:
-    """`check_positive` of a concrete number; a traced one is not checked."""
+    """`check_positive` of a concrete number; of a traced one only that it is one number."""
     if not isinstance(value, Tracer):
         check_positive(value, name, zero=zero)
+    elif value.ndim:
+        raise ValueError(f"{name} has shape {value.shape}, which must be (): give one number")

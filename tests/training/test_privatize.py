@@ -142,3 +142,24 @@ def test_refuses_to_compare_a_traced_threshold():
 
     with pytest.raises(ValueError, match="l2_clip_norm is traced"):
         jax.jit(update)(2.0)
+
+
+@pytest.mark.parametrize(
+    ("clip", "dtype"), [(1e-4, jnp.float16), (1e-25, jnp.bfloat16), (1e-20, jnp.float32)]
+)
+def test_traced_clips_whose_squares_leave_their_floats_keep_their_noise(clip, dtype):
+    def noise(*clips):
+        transform = make(l2_clip_norm=clips, noise_multiplier=1.0, expected_batch_size=1.0)
+        zeros = jnp.zeros(1000)
+        return transform.update(zeros, transform.init(zeros))[0]
+
+    clip = jnp.asarray(clip, dtype)
+    found = np.asarray(jax.jit(noise)(clip, clip), np.float64)
+    assert np.std(found) == pytest.approx(2**0.5 * float(clip), rel=0.1)
+
+
+@pytest.mark.parametrize("name", ["l2_clip_norm", "noise_multiplier", "expected_batch_size"])
+def test_traced_settings_are_one_number_each(name):
+    """Entries of the gradient would have different noise, some of them none."""
+    with pytest.raises(ValueError, match=f"{name} has shape"):
+        jax.jit(lambda value: make(**{name: value}).init(GRADS).count)(jnp.array([1.0, 0.0]))
