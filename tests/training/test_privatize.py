@@ -97,7 +97,8 @@ def test_clips_whose_squares_leave_float32_keep_their_noise():
             key=jax.random.key(0),
         )
         update, _ = noisy.update(sums, noisy.init(sums))
-        assert np.std(np.asarray(update["b"], np.float64)) == pytest.approx(std, rel=0.1)
+        found = np.std(np.asarray(update["b"], np.float64))
+        assert found == pytest.approx(std, rel=0.1, abs=0)
         assert np.isfinite(update["a"]).all()
 
 
@@ -155,7 +156,7 @@ def test_traced_clips_whose_squares_leave_their_floats_keep_their_noise(clip, dt
 
     clip = jnp.asarray(clip, dtype)
     found = np.asarray(jax.jit(noise)(clip, clip), np.float64)
-    assert np.std(found) == pytest.approx(2**0.5 * float(clip), rel=0.1)
+    assert np.std(found) / float(clip) == pytest.approx(2**0.5, rel=0.1)
 
 
 @pytest.mark.parametrize("name", ["l2_clip_norm", "noise_multiplier", "expected_batch_size"])
