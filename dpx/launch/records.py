@@ -15,7 +15,7 @@ import json
 import os
 import platform
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -118,9 +118,9 @@ def begin(config: ml_collections.ConfigDict, source: str, workdir: Path) -> None
     """
     path = workdir / "config.json"
     if not path.exists():
-        _refuse_foreign(workdir)
+        refuse_foreign(path, "run", (keys.FOLDER, "environment.json"))
         with storage.lock(workdir, wait=10):
-            _refuse_foreign(workdir)
+            refuse_foreign(path, "run", (keys.FOLDER, "environment.json"))
             if not path.exists():
                 storage.write_json(workdir / "environment.json", _environment())
                 storage.write_json(
@@ -148,18 +148,24 @@ def _shown(values: dict, workdir: Path, *, new: bool = False) -> dict:
     return {**values, "noise_seed": keys.fingerprint(values["noise_seed"], workdir, new=new)}
 
 
-def _refuse_foreign(workdir: Path) -> None:
-    """Raises ValueError for a folder without config.json that holds more than a killed claim leaves."""
-    if (workdir / "config.json").exists() or not workdir.exists():
+def refuse_foreign(claim: Path, kind: str, ours: Collection[str]) -> None:
+    """Raises ValueError for a folder without its claim that holds more than `ours`, which a kill may leave.
+
+    Args:
+      claim: The file in the folder that says whose it is.
+      kind: What the folder is for, in a word.
+      ours: Names of what is written before the claim.
+    """
+    folder = claim.parent
+    if claim.exists() or not folder.exists():
         return
-    ours = (keys.FOLDER, "environment.json")
-    names = (path.name for path in workdir.iterdir())
+    names = (path.name for path in folder.iterdir())
     if any(
         not name.endswith(".partial") and not storage.of_lock(name) and name not in ours
         for name in names
     ):
         raise ValueError(
-            f"{workdir} is not empty and holds no run (no config.json): use a new --workdir"
+            f"{folder} is not empty and holds no {kind} (no {claim.name}): use a new --workdir"
         )
 
 

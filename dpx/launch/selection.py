@@ -9,6 +9,8 @@ selected/         a run's folder, with the model and its noisy score: public
 private_trials/   everything else, for its owner alone: no guarantee covers it
 """
 
+import hashlib
+import json
 import os
 import shutil
 from collections.abc import Callable
@@ -40,21 +42,36 @@ def begin(asked: Plan, folder: Path) -> None:
     """Claims a folder for a selection, and draws how many trials it has and at which points.
 
     Raises:
-      ValueError: if the folder holds another selection.
+      ValueError: if the folder holds another selection, or files of something else.
       keys.CannotResumeError: if what was drawn is lost.
     """
+    path, drawn = folder / _ASKED, folder / records.PRIVATE / _DRAWN
+    records.refuse_foreign(path, "selection", (records.PRIVATE,))
     with storage.lock(folder, wait=60):
-        path, drawn = folder / _ASKED, folder / records.PRIVATE / _DRAWN
+        records.refuse_foreign(path, "selection", (records.PRIVATE,))
+        another = f"{folder} holds another selection: use a new --workdir"
         if not path.exists():
             storage.create_private(drawn, _draw(asked))
+            # What a selection that was killed has drawn is paid for at its own price alone.
+            if storage.read_private(drawn).get("plan") != _digest(asked):
+                raise ValueError(another)
             storage.write_json(path, asked.to_json())
-        if storage.read_json(path) != asked.to_json():
-            raise ValueError(f"{folder} holds another selection: use a new --workdir")
+        if storage.read_json(path) != _as_read(asked):
+            raise ValueError(another)
         if not drawn.exists() and not (folder / SELECTED / "result.json").exists():
             raise keys.CannotResumeError(
                 f"{drawn} is missing: with another number of trials the selection would be paid for twice, "
                 "so use a new --workdir"
             )
+
+
+def _as_read(asked: Plan) -> dict:
+    """The plan as JSON gives it back, with lists for tuples."""
+    return json.loads(json.dumps(asked.to_json()))
+
+
+def _digest(asked: Plan) -> str:
+    return hashlib.sha256(json.dumps(asked.to_json(), sort_keys=True).encode()).hexdigest()
 
 
 def _draw(asked: Plan) -> dict:
@@ -68,6 +85,7 @@ def _draw(asked: Plan) -> dict:
     generator = np.random.default_rng(opened.sampling)
     count = asked.trials.draw(generator)
     return {
+        "plan": _digest(asked),
         "points": generator.integers(len(asked.grid), size=count).tolist(),
         # On synthetic data the noise follows from the config, which would be the same in two trials.
         "noise_seeds": generator.integers(2**62, size=count).tolist() if asked.synthetic else None,

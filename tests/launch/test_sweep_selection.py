@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from command_line import call
 
+from dpx import _storage as storage
 from dpx import privacy
 from dpx.launch import experiment, points, records, selection, selection_plan, sweep
 from dpx.training import checkpoints, keys
@@ -20,7 +21,7 @@ def get_config(arg=""):
     return ConfigDict({"experiment": "trial.py", "epsilon": 1.0, "delta": 1e-6, "seed": 0,
                        "noise_seed": config_dict.placeholder(int), "rate": 1.0, "steps": 4,
                        "synthetic": arg == "synthetic", "users": 100, "lies": False, "fails": 0,
-                       "data": {"path": "a"}})
+                       "sizes": (1,), "data": {"path": "a"}})
 """
 # Its model is noise, and its metric how large the rate is.
 EXPERIMENT = """
@@ -231,6 +232,38 @@ def test_private_draws_are_made_once(source, tmp_path, monkeypatch):
     (tmp_path / records.PRIVATE / "drawn.json").unlink()
     with pytest.raises(keys.CannotResumeError, match="paid for twice"):
         selection.begin(asked, tmp_path)
+
+
+def test_what_was_drawn_for_one_selection_serves_no_other(source, tmp_path, monkeypatch):
+    """A selection may be killed when its draws lie in the folder, and what it asked for does not yet."""
+    asked, other = plan(source), plan(source, trials="geometric:20")
+
+    def dies(path, content):
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as killed:
+        killed.setattr(storage, "write_json", dies)
+        with pytest.raises(KeyboardInterrupt):
+            selection.begin(asked, tmp_path)
+    before = drawn(tmp_path)
+    with pytest.raises(ValueError, match="holds another selection"):
+        selection.begin(other, tmp_path)
+    selection.begin(asked, tmp_path)
+    assert drawn(tmp_path) == before
+
+
+def test_a_folder_of_something_else_is_not_taken(source, tmp_path):
+    (tmp_path / "thesis.tex").write_text("")
+    with pytest.raises(ValueError, match=r"holds no selection \(no selection.json\)"):
+        selection.begin(plan(source), tmp_path)
+    assert [path.name for path in tmp_path.iterdir()] == ["thesis.tex"]
+
+
+def test_tuples_may_be_an_axis_of_a_selection(source, tmp_path):
+    asked = plan(source, "sizes=[1],[1,2]")
+    selection.begin(asked, tmp_path)
+    selection.begin(asked, tmp_path)
+    assert selection.finish(asked, tmp_path, here).config["sizes"] in ([1], [1, 2])
 
 
 def test_what_was_selected_stands_when_the_trials_are_deleted(source, tmp_path, monkeypatch):
