@@ -5,6 +5,8 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from dpx._validate import check_integer
+
 
 @dataclasses.dataclass(frozen=True)
 class Histories:
@@ -72,8 +74,9 @@ def from_events(
       min_count: The k of `k_core`; 0 keeps all.
 
     Raises:
-      ValueError: if no event is left.
+      ValueError: for a min_count that is no whole number, or if no event is left.
     """
+    check_integer(min_count, "min_count", 0)
     _, users = np.unique(users, return_inverse=True)
     labels, items = np.unique(items, return_inverse=True)
     keep = k_core(users, items, min_count)

@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from dpx._validate import check_integer
 from dpx.data import files
 from dpx.data.histories import Histories, from_events
 
@@ -41,6 +42,7 @@ def load_table(
       FileNotFoundError: if there is no such file.
       ValueError: for a column that is not there, or a cell that cannot be used, with its line.
     """
+    check_integer(min_count, "min_count", 0)
     path = files.existing(path)
     if path.suffix.lower() == ".parquet":
         columns, where = _parquet(path, (user, item, time), header)
@@ -124,14 +126,19 @@ def _parquet(path: Path, names: tuple[str, str, str | None], header: bool):
             f"{path}: not a parquet file that can be read ({type(error).__name__}): write it again"
         ) from None
     known = [str(name) for name in frame.columns]
-    columns = [frame.iloc[:, _place(path, name, known, True)].tolist() for name in names if name]
+    columns = []
+    for name in filter(None, names):
+        column = frame.iloc[:, _place(path, name, known, True)]
+        # NaN, NaT and NA alike: what is compared with NA is neither true nor false.
+        pairs = zip(column.tolist(), pandas.isna(column), strict=True)
+        columns.append([None if missing else value for value, missing in pairs])
     return [*columns, *([[]] * (len(names) - len(columns)))], lambda row: f"row {row + 1}"
 
 
 def _ids(values: Sequence[Any], name: str, place: Callable[[int, str], str]) -> np.ndarray:
     """(E,) the labels, all text or all whole numbers."""
     for row, value in enumerate(values):
-        if value is None or value == "" or value != value:
+        if value is None or value == "":
             raise ValueError(f"{place(row, name)} is empty: fill it in, or remove the line")
         if not isinstance(value, str | int) or isinstance(value, bool):
             raise ValueError(
@@ -140,6 +147,10 @@ def _ids(values: Sequence[Any], name: str, place: Callable[[int, str], str]) -> 
         if isinstance(value, str) != isinstance(values[0], str):
             raise ValueError(
                 f"{place(row, name)} holds {value!r:.60}, and other lines another type: use text throughout"
+            )
+        if isinstance(value, int) and not -(2**63) <= value < 2**63:
+            raise ValueError(
+                f"{place(row, name)} holds {value}, which does not fit into 64 bits: write ids as text"
             )
     if isinstance(values[0], str):
         if not all(value.isascii() and value.lstrip("-").isdigit() for value in values):
@@ -159,6 +170,8 @@ def _times(values: Sequence[Any], name: str, place: Callable[[int, str], str]) -
     read = _number if isinstance(values[0], int | float) or _is_number(values[0]) else _seconds
     found = []
     for row, value in enumerate(values):
+        if value is None:
+            raise ValueError(f"{place(row, name)} is empty: fill it in, or remove the line")
         try:
             found.append(read(value))
         except (ValueError, TypeError, AttributeError, OverflowError):

@@ -89,7 +89,11 @@ def test_parquet_through_pandas(tmp_path, monkeypatch):
         ("what", None, "row 2, column 'what' is empty"),
         ("what", 1.5, "row 2, column 'what' holds 1.5: ids must be text or whole numbers"),
         ("what", 3, "row 2, column 'what' holds 3, and other lines another type"),
-        ("when", pandas.NaT, "row 2, column 'when' holds 'NaT', which is no time"),
+        ("what", pandas.NA, "row 2, column 'what' is empty"),
+        ("what", float("nan"), "row 2, column 'what' is empty"),
+        ("who", 2**63, f"row 2, column 'who' holds {2**63}, which does not fit into 64 bits"),
+        ("when", pandas.NaT, "row 2, column 'when' is empty"),
+        ("when", pandas.NA, "row 2, column 'when' is empty"),
     ):
         changed = frame.astype({column: object})
         changed.loc[1, column] = value
@@ -140,6 +144,8 @@ def test_parquet_that_cannot_be_read_is_named(tmp_path, monkeypatch, error, word
         ("user,item,t\n1,2,nan\n", {"time": "t"}, "line 2, column 't'"),
         ("user,item,t\n1,2,\n", {"time": "t"}, "line 2, column 't'"),
         ("user,item\n1,2\n", {"min_count": 2}, "min_count=2"),
+        ("user,item\n1,2\n", {"min_count": "3"}, "min_count='3' must be a number"),
+        ("user,item\n1,2\n", {"min_count": -3}, "min_count=-3 must be a whole number, at least 0"),
     ],
 )
 def test_a_table_that_cannot_be_used_is_named(tmp_path, content, options, words):

@@ -217,6 +217,54 @@ def test_events_without_a_user_are_one_users(tmp_path, missing):
     assert [list(items) for items in read.items] == [[0], [1, 1, 2]]
 
 
+def _from_parquet(folder, monkeypatch, **columns):
+    """Its histories, where pandas has no engine for the format."""
+    import pandas
+
+    path = folder / "a.parquet"
+    path.touch()
+    table = pandas.DataFrame({"item": [0, 1, 2], **columns})
+    monkeypatch.setattr(pandas, "read_parquet", lambda _: table)
+    time = "time" if "time" in columns else None
+    return [list(x) for x in distributed.read_histories(path, num_items=3, time=time).items]
+
+
+def test_events_without_a_user_are_one_users_whatever_says_so(tmp_path, monkeypatch):
+    import pandas
+
+    for user in (
+        [None, "ann", None],
+        pandas.array([None, "ann", None], dtype="string"),
+        pandas.array([None, 7, None], dtype="Int64"),
+    ):
+        assert _from_parquet(tmp_path, monkeypatch, user=user) == [[1], [0, 2]]
+    with pytest.raises(ValueError, match=r"a\.parquet: user 'user' holds values of several types"):
+        _from_parquet(tmp_path, monkeypatch, user=[1, "ann", 2])
+
+
+def test_events_without_a_time_are_refused(tmp_path, monkeypatch):
+    import pandas
+
+    for time in ([3.0, np.nan, 1.0], pandas.array([3, None, 1], dtype="Int64"), [3, None, 1]):
+        with pytest.raises(ValueError, match=r"a\.parquet: time 'time' of event 1 is missing"):
+            _from_parquet(tmp_path, monkeypatch, user=[0, 0, 0], time=time)
+
+
+@pytest.mark.parametrize("content", [b"", b"PK\3\4xxx", b"text", "objects"])
+def test_files_that_cannot_be_read_are_named(tmp_path, content):
+    for name in ("a.npz", "a.parquet"):
+        path = tmp_path / name
+        if content == "objects":
+            np.savez(tmp_path / "a.npz", user=np.array([None, "a"]), item=np.arange(2))
+        else:
+            path.write_bytes(content)
+        with pytest.raises((ValueError, FileNotFoundError)) as error:
+            distributed.read_histories(path, num_items=2)
+        assert str(path) in str(error.value)
+    with pytest.raises(FileNotFoundError, match=r"absent\.npz"):
+        distributed.read_histories(tmp_path / "absent.npz", num_items=2)
+
+
 def test_arrays_of_different_lengths_are_refused(tmp_path):
     np.savez(tmp_path / "a.npz", user=np.array([1]), item=np.array([0, 1]))
     with pytest.raises(ValueError, match="must have one length"):
