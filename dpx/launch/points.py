@@ -8,7 +8,7 @@ import sys
 import traceback
 from collections.abc import Iterator
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import ml_collections
 
@@ -59,6 +59,8 @@ def point_config(source: str, overrides: dict) -> ml_collections.ConfigDict:
     config = records.load_config(source)
     for name, value in overrides.items():
         default = records.flatten(config)[name]
+        if isinstance(value, bool) and _type(config, name) in (int, float):
+            raise ValueError(f"--set={name}={value} must be a number: yes and true are none")
         try:
             config.update_from_flattened_dict(
                 {name: float(value) if isinstance(default, float) else value}
@@ -66,6 +68,14 @@ def point_config(source: str, overrides: dict) -> ml_collections.ConfigDict:
         except (TypeError, ValueError) as error:
             raise ValueError(f"--set={name}={value}: {error}") from None
     return config
+
+
+def _type(config: Any, name: str) -> type:
+    """What a key takes, also where it has no value yet."""
+    *sections, last = name.split(".")
+    for section in sections:
+        config = config[section]
+    return config.get_type(last)
 
 
 def point_name(overrides: dict) -> str:

@@ -122,11 +122,21 @@ def test_models_are_checked_before_anything_runs(changes, words):
         ("epsilon", "key=v1,v2"),
         ("experiment=foo", "fixed by the config file"),
         ("nope=1", "no key 'nope'"),
+        ("epsilon=yes", "--set=epsilon=True must be a number"),
+        ("train.steps=true", "--set=train.steps=True must be a number"),
+        ("noise_seed=no", "would write a secret"),
     ],
 )
 def test_bad_axes_are_named(axis, words):
+    source = "configs/quickstart.py:tiny"
     with pytest.raises(ValueError, match=words):
-        sweep.grid("configs/quickstart.py:tiny", [axis])
+        sweep.point_config(source, sweep.grid(source, [axis])[0])
+
+
+def test_a_key_without_a_value_takes_its_type():
+    with pytest.raises(ValueError, match="--set=column_bound=True must be a number"):
+        sweep.point_config("gram:table", {"column_bound": True})
+    assert sweep.point_config("gram:table", {"column_bound": 2}).column_bound == 2.0
 
 
 def test_tuples_are_values_of_an_axis():
