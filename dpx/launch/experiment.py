@@ -9,6 +9,8 @@ candidate(config)         what a selection among runs has to know of one, withou
 """
 
 import dataclasses
+import json
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol
@@ -16,6 +18,10 @@ from typing import Any, Protocol
 from ml_collections import ConfigDict
 
 import dpx
+
+
+class ContractError(Exception):
+    """An experiment does not keep to what this module says."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -64,6 +70,9 @@ class Outcome:
       titles: Words for rows, by row; a row without any is shown by its name.
       headline_row: The row that the run is about, which tables mark.
       baseline_row: The best trivial private answer among the rows, which tables mark too.
+
+    Raises:
+      ContractError: for what no record could state.
     """
 
     measures: Sequence[Measure]
@@ -77,6 +86,25 @@ class Outcome:
     headline_row: str = ""
     baseline_row: str = ""
 
+    def __post_init__(self):
+        _check_guarantees(self)
+        for measure in self.measures:
+            try:
+                json.dumps(dataclasses.asdict(measure))
+            except TypeError as error:
+                raise ContractError(
+                    f"measure {measure.name}: {error}: give Python's numbers, as float(x) and int(x) are"
+                ) from None
+        several = [name for name, n in Counter(m.name for m in self.measures).items() if n > 1]
+        if several:
+            raise ContractError(
+                f"several measures are called {several[0]}: tell them apart by row, metric or settings"
+            )
+        if isinstance(self.not_covered, str):
+            raise ContractError(
+                f"not_covered={self.not_covered!r} must be a list of words: put brackets around it"
+            )
+
     @property
     def metrics(self) -> dict[str, float]:
         """Every number by name; the standard error of `NAME` is `NAME_se`."""
@@ -86,6 +114,23 @@ class Outcome:
             if measure.error is not None:
                 found[f"{measure.name}_se"] = float(measure.error)
         return found
+
+
+def _check_guarantees(outcome: Outcome) -> None:
+    """Raises ContractError unless there is a release, and all guarantees are about the same neighbours."""
+    composed = outcome.releases if outcome.composed is None else outcome.composed
+    for name, found in (("releases", outcome.releases), ("composed", composed)):
+        if not found:
+            raise ContractError(
+                f"{name}={found!r} must hold a guarantee: name every output by its row"
+            )
+    about = outcome.headline
+    for label, spent in (*outcome.releases.items(), *composed.items()):
+        if (spent.unit, spent.neighboring) != (about.unit, about.neighboring):
+            raise ContractError(
+                f"release {label} is about {spent.neighboring.name} {spent.unit}, and the headline about "
+                f"{about.neighboring.name} {about.unit}: state all guarantees of a run for the same ones"
+            )
 
 
 @dataclasses.dataclass(frozen=True)
@@ -106,10 +151,6 @@ class Candidate:
     sensitivities: Mapping[str, float]
     files: Sequence[str] = ()
     synthetic: bool = False
-
-
-class ContractError(Exception):
-    """An experiment does not keep to what this module says."""
 
 
 class Experiment(Protocol):

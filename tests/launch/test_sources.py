@@ -1,12 +1,16 @@
 """Configs by name and by path, experiments beside a config of one's own, and what is wrong with them."""
 
+import dataclasses
 import sys
 from pathlib import Path
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
 
+import dpx
 from dpx.launch import experiment, records, report, run, sources, sweep
+from dpx.launch.experiment import Measure, Outcome
 
 CONFIG = """
 from ml_collections import ConfigDict, config_dict
@@ -126,6 +130,32 @@ def test_an_outcome_that_is_none_is_named(own, tmp_path):
     run.prepare(config, source, tmp_path / "run")
     with pytest.raises(experiment.ContractError, match=r"run returned NoneType: let it return"):
         run.execute(config, tmp_path / "run")
+
+
+ROW = dpx.PrivacyGuarantee(1.0, 1e-6, dpx.privacy.REPLACE_ONE, "row", "test")
+USER = dataclasses.replace(ROW, unit="user")
+ADDED = dataclasses.replace(ROW, neighboring=dpx.privacy.ADD_OR_REMOVE_ONE)
+MEASURES = [Measure("a", "error", 1.0)]
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"releases": {}}, "releases={} must hold a guarantee"),
+        ({"composed": {}}, "composed={} must hold a guarantee"),
+        ({"releases": {"a": ROW, "b": ADDED}}, "release b is about ADD_OR_REMOVE_ONE row"),
+        ({"composed": {"a": ROW, "b": USER}}, "release b is about REPLACE_ONE user"),
+        ({"headline": USER}, "the headline about REPLACE_ONE user"),
+        ({"measures": [Measure("a", "error", np.float32(1))]}, "measure a/error: .*float32"),
+        ({"measures": [Measure("a", "error", 1.0, np.float32(1))]}, "measure a/error: .*float32"),
+        ({"measures": [Measure("a", "e", 1.0, settings={"k": np.int64(3)})]}, "k=3/a/e: .*int64"),
+        ({"measures": MEASURES * 2}, "several measures are called a/error"),
+        ({"not_covered": "losses"}, "not_covered='losses' must be a list"),
+    ],
+)
+def test_an_outcome_that_no_record_could_state_is_named(changes, words):
+    with pytest.raises(experiment.ContractError, match=words):
+        Outcome(**{"measures": MEASURES, "headline": ROW, "releases": {"a": ROW}, **changes})
 
 
 def test_a_sweep_has_no_noise_seed(own):
