@@ -1,5 +1,6 @@
 """Where noise is added to what is private: `release`, and `release_integers` for exact sums."""
 
+import functools
 from typing import Any
 
 import jax
@@ -63,7 +64,10 @@ def release(
       computed in 64 bits if `exact` has them.
 
     Raises:
-      ValueError: outside `jit`, where exact value or noise are not finite: nothing would be guaranteed.
+      ValueError: for complex numbers, or for sizes of the noise that do not broadcast to the statistic.
+      ValueError: outside `jit`, where exact value or noise are not finite, or noise is too small for floats:
+        nothing would be guaranteed. Inside it what is released is not finite either then: noise of a traced
+        size that is too small makes NaN.
     """
     with wide_sums(key, exact):
         if (law is None) == (noise_multiplier is None):
@@ -77,6 +81,7 @@ def release(
                 "of its own"
             )
         leaves = [jnp.asarray(leaf) for leaf in leaves]
+        _check_real(label, leaves)
         # Integers are the floats they stand for: an empty histogram of NumPy's holds integers.
         floats = (
             leaf if jnp.issubdtype(leaf.dtype, jnp.floating) else jnp.result_type(float)
@@ -86,9 +91,13 @@ def release(
         leaves = [leaf.astype(wide) for leaf in leaves]
         _check_drawn_once(label, key, leaves)
         unit = jax.tree.leaves(jax.tree.broadcast(sensitivity, structure.unflatten(leaves)))
-        check_size(label, [noise_multiplier, *unit] if law is None else jax.tree.leaves(law))
-        for size in unit if law is None else [law.width]:
-            _check_shows(label, wide, noise_multiplier if law is None else 1.0, size)
+        scales = [noise_multiplier] if law is None else jax.tree.leaves(law)
+        check_size(label, [*scales, *unit] if law is None else scales)
+        for leaf, one in zip(leaves, unit, strict=True):
+            _check_shapes(label, leaf.shape, [*scales, one])
+        sizes = [(noise_multiplier, one) for one in unit] if law is None else [(law.width,)]
+        for size in sizes:
+            _check_shows(label, wide, *size)
         unit = [jnp.asarray(one, wide) for one in unit]
         if law is None:
             stds = [jnp.asarray(noise_multiplier, wide) * one for one in unit]
@@ -99,6 +108,10 @@ def release(
             draws = [law.sample(key, leaf.shape).astype(wide) for leaf in leaves]
         noisy = [
             _on_grid(leaf + draw, std) for leaf, draw, std in zip(leaves, draws, stds, strict=True)
+        ]
+        noisy = [
+            _unless_flushed(leaf, std, size, may_be_zero=law is None)
+            for leaf, std, size in zip(noisy, stds, sizes, strict=True)
         ]
         check_finite(noisy, label)
         about = {
@@ -118,6 +131,30 @@ def check_finite(released: Any, label: str) -> Any:
         if not isinstance(leaf, Tracer) and not np.isfinite(np.asarray(leaf)).all():
             raise ValueError(f"{label} is not finite: use smaller bounds, or rows that are finite")
     return released
+
+
+def _check_real(label: str, leaves: list[jax.Array]) -> None:
+    """Raises ValueError for complex numbers, of which real noise covers the real part alone."""
+    for leaf in leaves:
+        if jnp.issubdtype(leaf.dtype, jnp.complexfloating):
+            raise ValueError(
+                f"{label} has dtype {leaf.dtype}, which must be real: release real and imaginary parts as "
+                "two arrays"
+            )
+
+
+def _check_shapes(label: str, shape: tuple[int, ...], sizes: list[Any]) -> None:
+    """Raises ValueError for a size with entries beyond the statistic's, which would share its draws."""
+    for size in sizes:
+        try:
+            fits = np.broadcast_shapes(np.shape(size), shape) == shape
+        except ValueError:
+            fits = False
+        if not fits:
+            raise ValueError(
+                f"{label}: a size of the noise has shape {np.shape(size)}, which must broadcast to {shape}: "
+                "give one number, or one for each entry"
+            )
 
 
 def _check_drawn_once(label: str, key: Any, leaves: list[jax.Array]) -> None:
@@ -142,18 +179,47 @@ def check_size(label: str, sizes: list[Any]) -> None:
             )
 
 
-def _check_shows(label: str, dtype: Any, multiplier: Any, unit: Any) -> None:
-    """Raises ValueError for noise so small that floats have no grid for it, or flush it to zero."""
-    if isinstance(multiplier, Tracer) or isinstance(unit, Tracer):
+def _check_shows(label: str, dtype: Any, *sizes: Any) -> None:
+    """Raises ValueError for noise so small that floats have no grid for it, or flush it to zero.
+
+    The standard deviation is the product of the sizes. Traced ones pass, and `_unless_flushed` sees to them.
+    """
+    if any(isinstance(size, Tracer) for size in sizes):
         return
-    multiplier, unit = np.asarray(multiplier, np.float64), np.asarray(unit, np.float64)
-    std, is_meant = multiplier * unit, (multiplier != 0) & (unit != 0)
-    least = float(jnp.finfo(dtype).tiny) / _GRIDS[jnp.dtype(dtype).itemsize]
+    wide = [np.asarray(size, np.float64) for size in sizes]
+    std, least = functools.reduce(np.multiply, wide), _least(dtype)
+    is_meant = functools.reduce(np.logical_and, [size != 0 for size in wide])
     if np.any(is_meant & (std < least)):
         raise ValueError(
             f"{label}: noise of size {np.min(std[is_meant]):.3g} is less than floats hold with what it is "
             "added to: use larger bounds"
         )
+
+
+def _unless_flushed(
+    noisy: jax.Array, std: jax.Array, sizes: tuple, *, may_be_zero: bool
+) -> jax.Array:
+    """NaN in place of what has noise of a traced size that `_check_shows` would refuse."""
+    if not any(isinstance(size, Tracer) for size in sizes):
+        return noisy
+    lost = ~(std >= _least(noisy.dtype))
+    for size in sizes:
+        lost = (lost & (size != 0) if may_be_zero else lost) | _is_subnormal(size)
+    return jnp.where(lost, jnp.nan, noisy)
+
+
+def _least(dtype: Any) -> float:
+    """The smallest standard deviation that has a grid of normal numbers."""
+    return float(jnp.finfo(dtype).tiny) / _GRIDS[jnp.dtype(dtype).itemsize]
+
+
+def _is_subnormal(size: Any) -> Any:
+    """Whether a traced number is one that compiled code takes for zero, without being it."""
+    if not (isinstance(size, Tracer) and jnp.issubdtype(size.dtype, jnp.floating)):
+        return False
+    # Bits without the sign, in a comparison that compilers do not turn into one of floats with zero.
+    bits = jax.lax.bitcast_convert_type(size, f"uint{8 * size.dtype.itemsize}") << 1
+    return bits - 1 < 2 ** (jnp.finfo(size.dtype).nmant + 1) - 1
 
 
 def _on_grid(noisy: jax.Array, std: jax.Array) -> jax.Array:

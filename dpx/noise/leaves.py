@@ -28,6 +28,8 @@ Shapes = tuple[tuple[int, ...], ...]
 def normal_like(key: jax.Array, leaves: Sequence[jax.Array], dtype: DTypeLike) -> list[jax.Array]:
     """N(0, 1) draws of the shapes of `leaves`: `tails.normal` of all their entries, cut into pieces."""
     shapes = tuple(leaf.shape for leaf in leaves)
+    if not shapes:
+        return []
     draw = functools.partial(_by_index, shapes=shapes, dtype=jnp.dtype(dtype))
     if not (_may_be_sharded(leaves) and _has_counters(key)):
         # XLA compiles one generator, not one for each leaf, and entries share words.
