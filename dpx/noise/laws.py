@@ -190,6 +190,8 @@ class TruncatedLaplace(Law):
     def variance(self) -> float:
         """Exact; equal to Fact 3.5 of Ke et al. (Theorem 3 of Geng et al.) for a calibrated law."""
         ratio = self.bound / self.scale
+        if ratio < 0.01:  # where 2 cancels, and the next term of the series is below 1e-12
+            return self.bound**2 * (1 / 3 - ratio / 12 + ratio**2 / 360 + ratio**3 / 720)
         tail = (ratio**2 + 2 * ratio) * math.exp(-ratio) / -math.expm1(-ratio)
         return self.scale**2 * (2 - tail)
 

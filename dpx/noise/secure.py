@@ -29,6 +29,7 @@ import numpy as np
 
 from dpx import _watch
 from dpx._numerics import wide_sums
+from dpx._validate import check_positive
 
 _ROUNDING = 0.51  # of a unit, that an entry may move by
 _EXTRA_VARIANCE = 4.0
@@ -150,8 +151,11 @@ def release_whole(
       int64, like `exact`.
 
     Raises:
-      ValueError: for noise that 64 bits do not hold.
+      ValueError: for a sensitivity or a noise multiplier that is negative or not finite, or for noise that 64
+        bits do not hold.
     """
+    check_positive(sensitivity, f"{label}: sensitivity", zero=True)
+    check_positive(noise_multiplier, f"{label}: noise_multiplier", zero=True)
     if noise_multiplier * sensitivity > 2.0**57:
         raise ValueError(
             f"noise multiplier {noise_multiplier:.3g} is too large for secure=True: raise epsilon or delta"

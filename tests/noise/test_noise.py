@@ -62,6 +62,15 @@ def test_variance_is_that_of_the_paper():
         assert law.variance == pytest.approx(want, rel=1e-9)
 
 
+@pytest.mark.parametrize("ratio", [1e-12, 1e-6, 1e-3, 9.99e-3, 1.01e-2, 0.3])
+def test_variance_of_a_narrow_law_does_not_cancel(ratio):
+    """Towards a uniform law: at a support of 1e-9 scales the difference from 2 was negative."""
+    z, weights = np.polynomial.legendre.leggauss(20)
+    density = weights * np.exp(-ratio * (z + 1) / 2)
+    want = (density * ((z + 1) / 2) ** 2).sum() / density.sum()
+    assert TruncatedLaplace(scale=1 / ratio, bound=1.0).variance == pytest.approx(want, rel=1e-10)
+
+
 def test_normal_draws_follow_the_law_and_their_tail_is_long():
     z = np.asarray(noise.normal(jax.random.key(3), (1000, 1001)), np.float64)
     assert stats.kstest(z.ravel(), "norm").pvalue > 1e-3

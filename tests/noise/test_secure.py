@@ -264,6 +264,15 @@ def test_misuse_raises_before_anything_is_spent(monkeypatch):
         fit(None, secure=True, **BUDGET)
 
 
+@pytest.mark.parametrize("name", ["sensitivity", "noise_multiplier"])
+@pytest.mark.parametrize("wrong", [-1.0, np.nan, np.inf])
+def test_sizes_of_noise_are_finite_and_not_negative(name, wrong):
+    """The square of a negative size would pass for that of a positive one."""
+    about = {"sensitivity": 1.0, "noise_multiplier": 1.0, "label": "counts", name: wrong}
+    with pytest.raises(ValueError, match=f"counts: {name}="):
+        secure.release_whole(np.zeros(3, np.int64), **about)
+
+
 @pytest.mark.parametrize(
     "values",
     [[np.nan], [np.inf, 0.0], [1.0] * 16, [1.0] * 8, [-1.0] * 32, [0.5] * 64],
