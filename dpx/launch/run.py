@@ -43,6 +43,8 @@ def check(config: Any) -> None:
     for name in ("seed", "noise_seed"):
         if config[name] is not None and config[name] < 0:
             raise ValueError(f"config.{name}={config[name]} must be at least 0")
+    if config["seed"] is not None and config["seed"] >= 2**63:
+        raise ValueError(f"config.seed={config['seed']} must be below 2**63, as seeds of JAX are")
     records.experiment(config).validate(config)
 
 

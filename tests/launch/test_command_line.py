@@ -241,6 +241,7 @@ def test_bad_flags_end_in_one_line_and_status_2(zygote, tmp_path, arguments, wor
     [
         ({"noise_seed": -1}, "config.noise_seed=-1"),
         ({"seed": -1}, "config.seed=-1"),
+        ({"seed": 10**23}, f"config.seed={10**23} must be below 2**63"),
         ({"experiment": "absent"}, "config.experiment='absent'"),
         ({"experiment": "plotting"}, "config.experiment='plotting'"),
         ({"non_private.batch_size": 10_000}, "config.non_private.batch_size=10000"),
