@@ -146,6 +146,8 @@ class _Walk:
     ):
         """Records what one equation does with views; returns views for its outputs."""
         name, nothing = eqn.primitive.name, [()] * len(eqn.outvars)
+        if not eqn.outvars:  # Such as printing, of which nothing is differentiated.
+            return nothing
         if name in jaxprs.CALLS:
             inner = eqn.params[jaxprs.CALLS[name]]
             return self.run(getattr(inner, "jaxpr", inner), inputs, path)

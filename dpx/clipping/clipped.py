@@ -290,7 +290,8 @@ def clipped_grad(
       Arrays in `batch` have a leading axis of B examples, B ≥ 0. `mask`, (B,) bool, is True for
       a real example and False for padding, which adds nothing, whatever it holds. An example with a
       gradient that is not finite, or whose squared norm is not (of norms above 1.8e19 in float32), adds
-      nothing either; its (micro)batch is then run once more.
+      nothing either; its (micro)batch is then run once more. Of a gradient that is kept as factors, inputs
+      and cotangents, the squared norms of both must be finite.
       `.sensitivity(relation)` gives the l2 sensitivity of the sum.
 
     Raises:
@@ -298,6 +299,7 @@ def clipped_grad(
         parameters, batch axes that differ, a loss that is not a floating-point scalar, parameters that are
         not finite (where their values are known, outside `jax.jit`), and a loss whose examples influence
         each other: a BatchNorm in training mode, a collective over a named axis such as `jax.lax.pmean`,
+        keys of another implementation than `threefry2x32` (but at `microbatch_size=1`),
         an array of the batch, or a `jax.Ref`, that the loss closes over; each in the loss, or in a derivative
         that somebody wrote by hand (`jax.custom_vjp`). What JAX does not see is not found, such as the mean
         of the batch, computed before the loss is called, random numbers of NumPy, or what a function on the

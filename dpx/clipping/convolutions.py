@@ -161,6 +161,7 @@ def gradient(conv: Convolution, x: jax.Array, cotangent: jax.Array) -> jax.Array
     firsts = jnp.asarray(np.array(list(itertools.product(*map(range, conv.window[:outer])))))
 
     def step(i: jax.Array, total: jax.Array) -> jax.Array:
+        i = jnp.asarray(i)  # Without jit it is a number of Python's.
         starts = [jnp.zeros_like(i)] * total.ndim
         for j, axis in enumerate(numbers.rhs_spec[2 : 2 + outer]):
             starts[axis] = firsts[i, j].astype(i.dtype)

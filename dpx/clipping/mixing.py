@@ -4,6 +4,8 @@ The loss of one example must be a function of the parameters, of that example an
 must its gradient, where somebody wrote the derivative by hand. No clipping covers whatever else they read.
 """
 
+import functools
+import sys
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -13,7 +15,7 @@ import numpy as np
 from jax.core import Tracer
 from jax.extend import core
 
-from dpx.clipping import custom, jaxprs, reports
+from dpx.clipping import custom, jaxprs, randomness, reports
 
 # The method of Flax (NNX and Linen), Haiku and those who write their own; frozen statistics sum nothing.
 _BATCH_NORM = "BatchNorm.__call__"
@@ -21,6 +23,9 @@ _BATCH_NORM = "BatchNorm.__call__"
 _DRAWS = (
     "random_bits", "random_gamma", "random_unwrap", "threefry2x32", "rng_bit_generator", "rng_uniform",
 )  # fmt: skip
+
+# Primitives of which `jax.vmap` treats many keys at once.
+_BY_KEY = ("random_bits", "random_fold_in", "random_gamma", "random_split", "rng_bit_generator")
 
 # How a function on the host is given one example alone.
 _IN_TURN = ("sequential", "sequential_unrolled")
@@ -37,10 +42,11 @@ def check(closed: core.ClosedJaxpr, count: int, is_vectorised: bool) -> None:
       equations of the loss, which JAX keeps for its error messages: a sum that was made within a method
       `BatchNorm.__call__`. A layer of another name, or one that a compiled function hides, is not found.
     - A collective over a named axis, such as `lax.pmean`, reads what other examples or devices hold.
+    - Keys of the implementations `rbg` and `unsafe_rbg`, vectorised, draw by the places of examples.
     - A mutable array (`jax.Ref`) that the loss closes over carries values from one example to the next.
     - An array of the batch, or of as many rows as the batch, that the loss closes over holds other examples.
-    - A batching rule that is not JAX's own, and a function on the host that is not called for one example
-      after the other, are given all examples at once.
+    - A batching rule that is not JAX's own, of a primitive or of `custom_vmap`, and a function on the host
+      that is not called for one example after the other, are given all examples at once.
     - Random numbers from a key that does not depend on the example are the same for all of them, such as the
       masks of an `nnx.Dropout` with a state of its own.
 
@@ -50,18 +56,18 @@ def check(closed: core.ClosedJaxpr, count: int, is_vectorised: bool) -> None:
       is_vectorised: whether it will be, over more than one example.
 
     Raises:
-      ValueError: for the first three, and for an array of the batch that is closed over; for the rest in a
+      ValueError: for the first four, and for an array of the batch that is closed over; for the rest in a
         strict call, which else warns.
     """
     taken = custom.taken(closed.jaxpr, count).items()
     traced = {eqn: custom.derivative(eqn, which) for eqn, which in taken}
     derivatives = {eqn: each for eqn, each in traced.items() if each is not None}
     constants = {id(constant): constant for constant in closed.consts}
-    of_all = set()
+    of_all, known = set(), _primitives_of_jax(sum(name.startswith("jax") for name in sys.modules))
     for eqn, own_axes in _equations(closed.jaxpr, derivatives):
         _refuse_batch_norm(eqn)
         _refuse_collective(eqn, own_axes)
-        of_all |= _given_all(eqn)
+        of_all |= _given_all(eqn, known)
         for called in _called(eqn, derivatives):
             # A compiled function keeps what it closes over to itself.
             constants |= {id(constant): constant for constant in getattr(called, "consts", ())}
@@ -70,6 +76,13 @@ def check(closed: core.ClosedJaxpr, count: int, is_vectorised: bool) -> None:
             "loss_fn closes over a jax.Ref, in which one example can leave what the next one reads, so that "
             "no clipping bounds what one example changes: make it within the loss, or pass what it holds in "
             "the batch"
+        )
+    draws = _Draws(closed.jaxpr, count, derivatives)
+    if draws.by_place and is_vectorised:
+        raise ValueError(
+            f"loss_fn draws random numbers from keys of type {draws.by_place}, which JAX draws for all "
+            "examples at once and by their places, so that one changes the numbers of the others: use "
+            "keys of jax.random.key(seed, impl='threefry2x32'), or microbatch_size=1"
         )
     call = reports.call()
     if call is None:
@@ -80,8 +93,7 @@ def check(closed: core.ClosedJaxpr, count: int, is_vectorised: bool) -> None:
             f"loss_fn calls {what}, which is given all examples at once, so that what it makes of one may "
             "depend on the others: use microbatch_size=1, which calls it for one example at a time"
         )
-    own = [not trained for trained in jaxprs.first_inputs(closed.jaxpr, count)]
-    if _draws_alike(closed.jaxpr, own, derivatives):
+    if draws.alike:
         reports.report(
             "loss_fn draws random numbers from a key that is the same for all examples and steps, such as "
             "that of an nnx.Dropout(rngs=...) or one that it closes over: give every record a key of its own "
@@ -120,18 +132,31 @@ def _refuse_collective(eqn: Any, own_axes: frozenset) -> None:
         )
 
 
-def _given_all(eqn: Any) -> set[str]:
-    """What an equation calls that is given all examples at once, once the loss is vectorised."""
+def _given_all(eqn: Any, known: frozenset) -> set[str]:
+    """What an equation calls that is given all examples at once, once the loss is vectorised.
+
+    That are primitives that are not `known`, for which somebody wrote what `jax.vmap` does.
+    """
     name = eqn.primitive.name
     if name == "custom_vmap_call":
         rule = vars(eqn.params["rule"])
         if rule.get("__qualname__") != "sequential_vmap.<locals>.rule":
             where = eqn.params["call"].jaxpr.debug_info.func_src_info
             return {f"{where} with a batching rule of its own (jax.custom_batching.custom_vmap)"}
+    if eqn.primitive not in known:
+        return {f"{name}, a primitive that is not JAX's own"}
     method = eqn.params.get("vmap_method")
     if method is not None and method not in _IN_TURN:
         return {f"the host ({name} with vmap_method={method!r})"}
     return set()
+
+
+@functools.cache
+def _primitives_of_jax(modules: int) -> frozenset:
+    """The primitives that JAX defines, in as many modules as are loaded."""
+    names = [name for name in sys.modules if name.split(".")[0] in ("jax", "jaxlib")]
+    every = [value for name in names for value in list(vars(sys.modules[name]).values())]
+    return frozenset(value for value in every if isinstance(value, core.Primitive))
 
 
 def _check_constants(constants: Sequence[Any], call: reports.Call) -> None:
@@ -202,18 +227,29 @@ def _equations(
                 yield from _equations(inner, derivatives, inside, seen)
 
 
-def _draws_alike(jaxpr: Any, own: Sequence[bool], derivatives: Derivatives) -> bool:
-    """Whether random bits come from nothing of the example's own; `own` inputs do."""
-    alike = False
+class _Draws:
+    """How a loss draws random numbers.
 
-    def visit(eqn: Any, given: Sequence[bool]) -> bool:
-        nonlocal alike
-        if eqn.primitive.name in _DRAWS:
-            alike |= not any(given)
-        if (derivative := derivatives.get(eqn)) is not None:
+    Attributes:
+      alike: whether some come from nothing of the example's own.
+      by_place: the type of keys, if they are the example's own and drawn from by its place in the batch.
+    """
+
+    def __init__(self, jaxpr: Any, count: int, derivatives: Derivatives):
+        self.alike, self.by_place = False, ""
+        self._derivatives = derivatives
+        own = [not trained for trained in jaxprs.first_inputs(jaxpr, count)]
+        jaxprs.follow(jaxpr, own, self._visit, always=True)
+
+    def _visit(self, eqn: Any, given: Sequence[bool]) -> bool:
+        name = eqn.primitive.name
+        if name in _DRAWS:
+            self.alike |= not any(given)
+        if name in _BY_KEY and any(given):
+            kind = eqn.invars[0].aval.dtype
+            if name == "rng_bit_generator" or not randomness.is_by_record(kind):
+                self.by_place = str(kind)
+        if (derivative := self._derivatives.get(eqn)) is not None:
             cotangents = [True] * (len(derivative.jaxpr.invars) - len(given))
-            jaxprs.follow(derivative.jaxpr, [*given, *cotangents], visit, always=True)
+            jaxprs.follow(derivative.jaxpr, [*given, *cotangents], self._visit, always=True)
         return False
-
-    jaxprs.follow(jaxpr, own, visit, always=True)
-    return alike

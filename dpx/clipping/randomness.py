@@ -1,5 +1,6 @@
 """Randomness inside the loss, such as dropout, that belongs to a record and not to its place in a batch."""
 
+import functools
 from typing import Any
 
 import jax
@@ -34,9 +35,21 @@ def record_keys(key: jax.Array, step: Any, indices: Any) -> jax.Array:
             f"indices of shape {shape} and dtype {dtype} must be (B,) integers: give the row of each record "
             "in the data set"
         )
-    return jax.vmap(jax.random.fold_in, (None, 0))(step_key(key, step), jnp.asarray(indices))
+    key, indices = step_key(key, step), jnp.asarray(indices)
+    if not is_by_record(key.dtype):
+        return jax.lax.map(functools.partial(jax.random.fold_in, key), indices)
+    return jax.vmap(jax.random.fold_in, (None, 0))(key, indices)
 
 
 def step_key(key: jax.Array, step: Any) -> jax.Array:
     """The key that those of all records of a step are made from."""
     return jax.random.fold_in(key, step)
+
+
+def is_by_record(dtype: Any) -> bool:
+    """Whether `jax.vmap` draws from each of many keys of this type what it would draw from it alone.
+
+    Of the keys `rbg` and `unsafe_rbg` it takes the first, and draws for all at once, by their places.
+    """
+    by_record = jax.eval_shape(functools.partial(jax.random.key, impl="threefry2x32"), 0).dtype
+    return dtype == by_record or not jnp.issubdtype(dtype, jax.dtypes.prng_key)

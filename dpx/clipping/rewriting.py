@@ -1,5 +1,6 @@
 """The same computation written so that it takes less time and memory: what XLA does not see for itself."""
 
+import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -98,7 +99,7 @@ def _over_one_axis(eqn: Any, factors: Sequence[Any]) -> list[Any]:
     count = len(eqn.params["dimension_numbers"][0][0])
     numbers = ((0,), (0,)), ((), ())
     eqn = eqn.replace(params=eqn.params | {"dimension_numbers": numbers})
-    return bind(eqn, [x.reshape(-1, *x.shape[count:]) for x in factors])
+    return bind(eqn, [x.reshape(math.prod(x.shape[:count]), *x.shape[count:]) for x in factors])
 
 
 def stretched(eqn: Any, values: list) -> list:

@@ -160,13 +160,13 @@ def _summed(shared: Layout, pairs: Sequence[Pair], weights: jax.Array) -> jax.Ar
         if rows.ndim == 3:
             total = jnp.zeros((k, r, c), dtype) if total is None else total
             block = jnp.arange(k)[None, :, None]
-            total = total.at[block, rows].add(columns * scale, mode="drop")
+            total = total.at[block, rows].add(columns.astype(dtype) * scale, mode="drop")
         else:
             # Scale the smaller factor, and let it come first: the larger is then read as it lies,
             # without a transposed copy.
             flip = columns.size < rows.size
             small, large = (columns, rows) if flip else (rows, columns)
-            term = _products(small * scale, large)
+            term = _products(small.astype(dtype) * scale, large)
             term = jnp.swapaxes(term, 1, 2) if flip else term
             total = term if total is None else total + term
     return jnp.zeros((k, r, c), accumulator(weights.dtype)) if total is None else total

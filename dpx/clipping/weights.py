@@ -161,8 +161,13 @@ def find(
     def inner(*arguments: Any) -> Any:
         names = [*graph.leaves, *inputs, *rest]
         env = graph.env(dict(zip(names, arguments, strict=True)))
-        kept = [e for e in closed.jaxpr.eqns if not any(v in inputs for v in e.outvars)]
-        return jaxprs.run(kept, env, closed.jaxpr.outvars)
+        kept = [e for e in closed.jaxpr.eqns if not all(v in inputs for v in e.outvars)]
+
+        def evaluate(eqn: Any, operands: Sequence[Any]) -> list[Any]:
+            results = zip(eqn.outvars, jaxprs.bind(eqn, operands), strict=True)
+            return [env[v] if v in inputs else result for v, result in results]
+
+        return jaxprs.run(kept, env, closed.jaxpr.outvars, evaluate)
 
     def values(leaves: Sequence[jax.Array]) -> tuple[list, list]:
         outs = [s.var for s in smalls], [d.var for d in derived]

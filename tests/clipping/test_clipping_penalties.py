@@ -146,6 +146,19 @@ def test_a_penalty_on_a_weight_that_is_used_once(monkeypatch, method):
     check(jit(fn)(params, X), per_example(loss, params, (X,)), 0.5)
 
 
+@pytest.mark.parametrize("method", ["one_pass", "two_pass"])
+def test_functions_of_a_weight_with_several_results(monkeypatch, method):
+    """Such as its LU decomposition, of which one result is a small value and the loss takes others too."""
+
+    def loss(p, x):
+        gram = p["w"].T @ p["w"] + jnp.eye(OUT)
+        return jnp.sum(jnp.linalg.solve(gram, x[0, :OUT]) * x[1, :OUT]) + 0.1 * jnp.sum(p["w"] ** 2)
+
+    p = {"w": normal(IN, OUT)}
+    fn = clipping.clipped_grad(loss, l2_clip_norm=0.5, method=method)
+    check(jit(fn)(p, X), per_example(loss, p, (X,)), 0.5)
+
+
 def test_look_ups_that_are_dropped_count_for_nothing_beside_a_penalty(monkeypatch):
     by_gram(monkeypatch, 0.0)
 

@@ -159,6 +159,63 @@ def test_complex_parameters_are_refused(method):
         fn({"w": jnp.ones((3, 2), "complex64")}, x)
 
 
+@pytest.mark.parametrize("method", ["one_pass", "two_pass"])
+def test_products_of_nothing(method):
+    def loss(p, x):
+        return jnp.sum(x[:, :0] @ p["w"][:0]) + jnp.sum(jnp.tanh(x @ p["w"]))
+
+    p = {"w": normal(IN, IN)}
+    fn = clipping.clipped_grad(loss, l2_clip_norm=0.5, method=method)
+    check(jit(fn)(p, X), per_example(loss, p, (X,)), 0.5)
+
+
+def test_convolutions_without_jit():
+    def loss(kernel, x):
+        form = ("NWC", "WIO", "NWC")
+        return jnp.sum(
+            jnp.tanh(
+                jax.lax.conv_general_dilated(x[None], kernel, (1,), "SAME", dimension_numbers=form)
+            )
+        )
+
+    kernel = normal(3, IN, 8)
+    fn = clipping.clipped_grad(loss, l2_clip_norm=0.5, method="one_pass")
+    with jax.disable_jit():
+        out = fn(kernel, X)
+    check(out, per_example(loss, kernel, (X,)), 0.5)
+
+
+@pytest.mark.parametrize("method", ["one_pass", "two_pass"])
+def test_weights_may_be_printed(method, capfd):
+    def loss(p, x):
+        jax.debug.print("weights {w}", w=p["w"][0, 0])
+        return jnp.sum(jnp.tanh(x @ p["w"]))
+
+    def seen(p, x):
+        jax.debug.callback(lambda w: None, p["w"])
+        return jnp.sum(jnp.tanh(x @ p["w"]))
+
+    p = {"w": normal(IN, IN)}
+    for each in (loss, seen):
+        fn = clipping.clipped_grad(each, l2_clip_norm=0.5, method=method, strict=True)
+        check(fn(p, X), per_example(loss, p, (X,)), 0.5)
+    assert "weights" in capfd.readouterr().out
+
+
+@pytest.mark.parametrize("dtype", ["float8_e5m2", "float8_e4m3fn", "bfloat16"])
+def test_narrow_tables(dtype):
+    def loss(table, ids):
+        return jnp.sum(jnp.sin(table.astype(dtype)[ids].astype(jnp.float32)))
+
+    table, ids = normal(1000, 16), np.array([[3, 5, 3], [999, 0, 0]])
+    one, vmap = (
+        clipping.clipped_grad(loss, l2_clip_norm=0.5, method=method)(table, ids)
+        for method in ("one_pass", "vmap")
+    )
+    np.testing.assert_allclose(one.norms, vmap.norms, rtol=1e-4)
+    np.testing.assert_allclose(one.grads, vmap.grads, rtol=1e-4, atol=1e-6)
+
+
 @pytest.mark.parametrize("method", ["auto", "one_pass", "vmap"])
 def test_numbers_of_eight_bits(method):
     """Which JAX does not promote by itself."""

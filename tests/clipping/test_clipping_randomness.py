@@ -52,6 +52,16 @@ def test_gradients_of_records_do_not_depend_on_each_other():
     np.testing.assert_allclose(moved, one, atol=1e-6)
 
 
+@pytest.mark.parametrize("implementation", ["rbg", "unsafe_rbg"])
+def test_a_record_keeps_its_key_in_every_implementation(implementation):
+    key = jax.random.key(0, impl=implementation)
+    whole, rest = (
+        jax.random.key_data(clipping.record_keys(key, 1, jnp.arange(first, 4))) for first in (0, 1)
+    )
+    np.testing.assert_array_equal(whole[1:], rest)
+    assert len(np.unique(whole, axis=0)) == 4
+
+
 def test_wrong_arguments():
     key = jax.random.key(0)
     for indices in (3, [1.0, 2.0], np.zeros((2, 2), int)):

@@ -6,6 +6,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from jax.extend import core
+from jax.interpreters import batching, mlir
 
 import dpx
 from dpx.clipping import ClippingWarning
@@ -179,6 +181,28 @@ def test_batching_rules_are_reported_where_they_are_used(loss, method):
     alone = clipped(loss, method=method, strict=True, microbatch_size=1)
     want = clipped(loss_of(lambda x: x))
     np.testing.assert_allclose(alone.grads["w"], want.grads["w"], rtol=1e-5)
+
+
+def test_primitives_that_are_not_of_jax_are_reported():
+    """Somebody wrote how they are vectorised; here one example divides all by its own largest entry."""
+    primitive = core.Primitive("over_the_largest")
+    primitive.def_impl(lambda x: x / np.max(np.abs(x)))
+    primitive.def_abstract_eval(lambda x: x)
+    mlir.register_lowering(
+        primitive, mlir.lower_fun(lambda x: x / jnp.max(jnp.abs(x)), multiple_results=False)
+    )
+    batching.primitive_batchers[primitive] = lambda xs, axes: (primitive.bind(xs[0]), axes[0])
+
+    def loss(params, x):
+        return jnp.square(primitive.bind(x) @ params["w"])
+
+    with pytest.raises(
+        ClippingWarning, match="over_the_largest, a primitive that is not JAX's own"
+    ):
+        clipped(loss)
+    one = clipped(loss, batch=(X[:1],), strict=True)
+    many = clipped(loss, strict=True, microbatch_size=1)
+    np.testing.assert_allclose(many.norms[0], one.norms[0], rtol=1e-6)
 
 
 @pytest.mark.parametrize(

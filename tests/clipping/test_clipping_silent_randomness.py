@@ -9,7 +9,7 @@ import pytest
 from flax import nnx
 from test_clipping_silent import X, clipped, plain
 
-from dpx.clipping import ClippingWarning
+from dpx.clipping import ClippingWarning, record_keys
 
 
 @pytest.fixture(autouse=True)
@@ -101,3 +101,24 @@ def test_a_function_that_draws_for_the_example_and_then_for_all_is_reported():
     keys = jax.random.split(jax.random.key(0), 4)
     with pytest.raises(ValueError, match="the same for all"):
         clipped(loss, batch=(X, keys), strict=True)
+
+
+@pytest.mark.parametrize("implementation", ["rbg", "unsafe_rbg"])
+@pytest.mark.parametrize("method", ["auto", "vmap"])
+def test_keys_that_jax_draws_from_by_place_are_refused(implementation, method):
+    """A batch of them draws from the first: the record that has it would change the masks of all others."""
+
+    def loss(params, x, key):
+        return plain(params, x * jax.random.bernoulli(key, 0.5, x.shape))
+
+    keys = record_keys(jax.random.key(0, impl=implementation), 3, jnp.arange(4))
+    call = functools.partial(clipped, loss, method=method)
+    with pytest.raises(ValueError, match="threefry2x32"):
+        call(batch=(X, keys))
+    whole, rest = (
+        call(batch=(X[first:], keys[first:]), microbatch_size=1, strict=True) for first in (0, 1)
+    )
+    assert jnp.array_equal(whole.norms[1:], rest.norms)
+    shared = jax.random.key(0, impl=implementation)
+    with pytest.raises(ValueError, match="the same for all"):
+        clipped(lambda params, x: loss(params, x, shared), strict=True)
