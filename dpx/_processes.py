@@ -1,7 +1,7 @@
 """One run in several processes, as `jax.distributed` starts them: the first reads and writes for all."""
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import jax
@@ -69,3 +69,35 @@ def of_first(compute: Callable[[], Any]) -> Any:
 def of_all(x: np.ndarray) -> np.ndarray:
     """Arrays of one shape (of numbers below 2³¹), one from each process, stacked in their order."""
     return np.asarray(multihost_utils.process_allgather(x)) if several() else x[None]
+
+
+def of_each(found: Any) -> list:
+    """What JSON holds, one from each process, in their order."""
+    if not several():
+        return [found]
+    own = np.frombuffer(json.dumps(found).encode(), np.uint8)
+    sizes = of_all(np.array(len(own), np.int32))
+    rows = of_all(np.pad(own, (0, int(sizes.max()) - len(own)))).astype(np.uint8)
+    return [json.loads(row[:size].tobytes()) for row, size in zip(rows, sizes, strict=True)]
+
+
+def check_same(settings: Mapping[str, Any]) -> None:
+    """Raises ValueError, in all processes, where one was given other settings than the first.
+
+    Each process clips the gradients of its own records and states the guarantee of all.
+
+    Args:
+      settings: By name, what JSON holds.
+    """
+    first, *others = of_each(dict(settings))
+    different = {
+        name
+        for other in others
+        for name in first | other
+        if (name in first, first.get(name)) != (name in other, other.get(name))
+    }
+    if different:
+        raise ValueError(
+            f"{', '.join(sorted(different))} must be the same in all processes: start each of them with the "
+            "same arguments"
+        )

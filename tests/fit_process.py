@@ -1,4 +1,6 @@
-"""One of several processes of a private training: ADDRESS COUNT NUMBER FOLDER [STEP at which it is killed].
+"""One of several processes of a private training: ADDRESS COUNT NUMBER FOLDER [STEP [CLIP]].
+
+It is killed at the step, if that is not 0, and clips to the given norm.
 
 `tests/training/test_processes.py` starts them all, and says what must hold.
 """
@@ -16,7 +18,7 @@ from dpx.training.layout import share, whole
 from dpx.training.log import Progress
 
 
-def main(address, count, number, folder, step=0):
+def main(address, count, number, folder, step=0, clip=0.5):
     jax.distributed.initialize(address, int(count), int(number))
     line = Progress.line
 
@@ -38,6 +40,7 @@ def main(address, count, number, folder, step=0):
         workdir=folder,
         log_every=1,
         checkpoint_every=1,
+        l2_clip_norm=float(clip),
         mesh={"model": 2} if jax.local_device_count() == 2 else None,
     )
     found = {name: whole(x) for name, x in trained.params.items()}

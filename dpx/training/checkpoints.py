@@ -19,12 +19,18 @@ class Checkpoints:
 
     Several processes share the folder: each writes the parts of the arrays that it holds.
     A run keeps its keys until it has finished, so without its checkpoints it goes through the same steps,
-    with the same noise, from the start.
+    with the same noise, from the start. The last one of a training that has `finished` is all that it left.
     """
 
-    def __init__(self, folder: Path):
+    def __init__(self, folder: Path, finished: bool = False):
         self._folder = folder
-        with self._naming("be opened", "delete it, and the run starts again with the same noise"):
+        self._remedy = "delete it, and the run starts again with the same noise"
+        if finished:
+            self._remedy = (
+                "this training has finished, and its key is gone: give the optimizer that it was trained "
+                "with, restore the folder from a copy, or use a new workdir"
+            )
+        with self._naming("be opened", self._remedy):
             self._manager = ocp.CheckpointManager(
                 folder.absolute(), options=ocp.CheckpointManagerOptions(max_to_keep=1)
             )
@@ -51,7 +57,7 @@ class Checkpoints:
         arguments = ocp.args.Composite(
             state=ocp.args.StandardRestore(template), digest=ocp.args.JsonRestore()
         )
-        with self._naming("be read", "delete it, and the run starts again with the same noise"):
+        with self._naming("be read", self._remedy):
             found = self._manager.restore(step, args=arguments)
             if found["digest"] != _digest(found["state"]):
                 raise ValueError("its arrays are not those that were written")

@@ -1,6 +1,5 @@
 """Private training of anyone's model in one call."""
 
-import math
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -9,11 +8,11 @@ import jax
 import numpy as np
 import optax
 
-from dpx import _validate
+from dpx import _processes, _validate
 from dpx.clipping import groups, selection
 from dpx.clipping import params as parameters_of
 from dpx.privacy import PrivacyGuarantee
-from dpx.training import adaptive, calibration, loop, precision
+from dpx.training import adaptive, arguments, calibration, loop, precision
 from dpx.training import keys as secrets
 from dpx.training.examples import as_examples
 from dpx.training.layout import Layout
@@ -127,12 +126,14 @@ def fit(
         device has no room for all of it: {"data": 4, "model": 2}. Sample, noise and guarantee are the same
         on any mesh, and a call that is repeated may go on on another one. The result lies on the mesh.
         After `jax.distributed.initialize` all processes call `fit` with records of their own, which together
-        are the data, on all their devices; the key is that of the first, and they share `workdir`.
+        are the data, on all their devices; the key is that of the first, they share `workdir`, and all other
+        arguments are the same.
       workdir: A folder for checkpoints and metrics.jsonl. A killed call is repeated, on the same data and
         with the same arguments, and goes on bitwise where it was, under the key that it began with: until it
         has finished, that lies in the folder, which only its owner can read. After that, a repeated call
         returns the finished result. The optimizer and the loss are not compared: keep them as they were.
-      label: Names the training in metrics.jsonl and on the progress line.
+        Under a run's `Keys`, trainings of several labels may share the folder.
+      label: A plain name of the training, in metrics.jsonl, on the progress line and of its checkpoints.
       evaluate: Takes the parameters and returns numbers by name, for the history. The guarantee does not
         cover them: where they are computed on private data, keep them to yourself.
       evaluate_every, log_every, checkpoint_every: In steps; a tenth of all steps by default.
@@ -165,7 +166,9 @@ def fit(
                 f"max_batch_size={max_batch_size} must be at least {batch_size:g}, the expected size: raise "
                 "it, or most samples are cut off"
             )
-    bands = _checked_bands(noise, bands, steps, rows / batch_size, l2_clip_norm, max_batch_size)
+    bands = arguments.check_bands(
+        noise, bands, steps, rows / batch_size, l2_clip_norm, max_batch_size
+    )
     tenth = max(1, steps // 10)
     every: dict[str, Any] = {
         name: _validate.check_integer(tenth if value is None else value, name)
@@ -185,6 +188,16 @@ def fit(
     for name, value in (("loss_fn", loss_fn), ("evaluate", evaluate)):
         if not callable(value) and not (name == "evaluate" and value is None):
             raise ValueError(f"{name}={value!r} must be a function of the parameters: pass one")
+    normalize, record_key, strict = (
+        arguments.check_flag(value, name)
+        for name, value in (
+            ("normalize", normalize),
+            ("record_key", record_key),
+            ("strict", strict),
+        )
+    )
+    assumptions = arguments.check_assumptions(assumptions)
+    arguments.check_label(label)
     secrets.check(key)
 
     constants = trained.constants
@@ -193,6 +206,9 @@ def fit(
     def rebuilt(tree: Any, frozen: dict[int, Any] = frozen) -> Any:
         given = [frozen.get(i, leaf) for i, leaf in enumerate(constants)]
         return trained.rebuild(jax.tree.leaves(tree), given)
+
+    def loss(tree: Any, frozen: Any, *example: Any) -> jax.Array:
+        return loss_fn(rebuilt(tree, frozen), *example)
 
     # What a call that is repeated must find as it was; of the initial parameters, all of them.
     settings = {
@@ -220,31 +236,35 @@ def fit(
         settings["assumptions"] = list(assumptions)
     if wrt is not None:
         settings["wrt"] = list(trained.paths)
+    _processes.check_same(settings | every)
+    narrow = precision.computed_in(compute_dtype, loss)
+    arguments.check_loss(narrow, (trained.tree, frozen), examples, record_key)
+    privacy, guarantee = calibration.calibrate(
+        epsilon=epsilon,
+        delta=delta,
+        num_examples=rows,
+        batch_size=batch_size,
+        steps=steps,
+        l2_clip_norm=l2_clip_norm,
+        normalize=normalize,
+        accountant=accountant,
+        unit=unit,
+        assumptions=assumptions,
+        max_batch_size=max_batch_size,
+        bands=bands,
+    )
     folder = None if workdir is None else Path(workdir)
     fixed = map(np.asarray, (*trained.leaves, *frozen.values(), *jax.tree.leaves(examples)))
-    with secrets.of_training(key, folder, data=fixed, settings=settings) as keys:
-        privacy, guarantee = calibration.calibrate(
-            epsilon=epsilon,
-            delta=delta,
-            num_examples=rows,
-            batch_size=batch_size,
-            steps=steps,
-            l2_clip_norm=l2_clip_norm,
-            normalize=normalize,
-            accountant=accountant,
-            unit=unit,
-            assumptions=assumptions,
-            max_batch_size=max_batch_size,
-            bands=bands,
-        )
+    with secrets.of_training(key, folder, data=fixed, settings=settings) as opened:
         tree, history = loop.train(
-            lambda tree, frozen, *example: loss_fn(rebuilt(tree, frozen), *example),
+            loss,
             trained.tree,
             examples,
             optimizer=optimizer,
             batch_size=batch_size,
             steps=steps,
-            keys=keys,
+            keys=opened.keys,
+            finished=opened.finished,
             privacy=privacy,
             label=label,
             compute_dtype=compute_dtype,
@@ -259,26 +279,3 @@ def fit(
             **every,
         )
     return Trained(rebuilt(tree), guarantee, history)
-
-
-def _checked_bands(noise, bands, steps: int, most: float, l2_clip_norm, max_batch_size) -> int:
-    """b, 1 for independent noise; raises ValueError for what banded noise cannot be combined with."""
-    _validate.check_choice(noise, "noise", ("independent", "banded"))
-    if noise == "independent":
-        if bands is not None:
-            raise ValueError(f"bands={bands} must come with noise='banded': leave it out")
-        return 1
-    bands = _validate.check_integer(bands, "bands", 2)
-    if bands > min(steps, most):
-        raise ValueError(
-            f"bands={bands} must be at most {math.floor(min(steps, most))}, the number of steps and that of "
-            "batches in the data: a step samples from one of so many groups"
-        )
-    if isinstance(l2_clip_norm, adaptive.AdaptiveClipNorm):
-        raise ValueError(
-            "noise='banded' must be 'independent' with an AdaptiveClipNorm: noise of another unit would not "
-            "cancel"
-        )
-    if max_batch_size is not None:
-        raise ValueError(f"max_batch_size={max_batch_size} must be None with noise='banded'")
-    return bands

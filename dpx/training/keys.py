@@ -2,8 +2,8 @@
 
 On private data the key of the noise and the randomness of Poisson sampling come from the operating system's
 entropy. They lie in one file of their own (0600, in a 0700 folder) while the run is unfinished, so that a
-killed run draws the same noise when it resumes, and are deleted when it has finished. Beside them lies a
-digest of the training data: the same noise on other data would show the difference between the two.
+killed run draws the same noise when it resumes, and are deleted when it has finished. Beside them lies what
+the run began with (`dpx.training.resuming`).
 
 A `noise_seed` replaces them. It has to stay unknown, and to be used for one run on one data set: two runs
 with one seed draw the same noise, which cancels, whether or not anybody knows the seed. Records therefore
@@ -19,22 +19,31 @@ import shutil
 import warnings
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import numpy as np
 
 from dpx import _processes, _watch
 from dpx import _storage as storage
+from dpx.training import resuming
+from dpx.training.resuming import FINISHED, FOLDER, KEYS, CannotResumeError
 
-FOLDER = "secret"
-_KEYS, _SALT, _FINISHED = "keys.json", "salt.json", "finished.json"
-# What only a run that has had its keys leaves.
-_BEGUN = ("metrics.jsonl", "checkpoints", "model", "privacy.json")
+__all__ = [
+    "FOLDER",
+    "CannotResumeError",
+    "Keys",
+    "Opened",
+    "check",
+    "derive",
+    "discard",
+    "fingerprint",
+    "of_training",
+    "open_keys",
+    "secret_key",
+]
 
-
-class CannotResumeError(ValueError):
-    """An unfinished run cannot go on without spending more than it states."""
+_SALT = "salt.json"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -43,6 +52,13 @@ class Keys:
 
     noise: jax.Array
     sampling: np.random.SeedSequence
+
+
+class Opened(NamedTuple):
+    """The keys of a training, and whether it has finished: then nothing more may be drawn with them."""
+
+    keys: Keys
+    finished: bool
 
 
 def secret_key() -> jax.Array:
@@ -78,29 +94,34 @@ def check(key: Any) -> None:
 @contextlib.contextmanager
 def of_training(
     key: jax.Array | Keys, workdir: Path | None, *, data: Iterable[np.ndarray], settings: dict
-) -> Iterator[Keys]:
-    """The keys of a training, which lie in its folder while it runs.
+) -> Iterator[Opened]:
+    """The keys of a training; a JAX key lies in its folder while it runs.
 
     A training that was killed goes on under the key that it began with, whatever it is given then. One that
-    has finished leaves a digest of its data and its settings, but no key.
+    has finished leaves a digest of its data and its settings, but no key. A run's `Keys` are kept by whoever
+    opened them, who also keeps others out of the folder: one training of each label may work there.
 
     Args:
-      key: Of a training that begins; a run's `Keys` are kept by whoever opened them.
-      workdir: Of the training, where it has one. No other process may work there.
+      key: Of a training that begins, or `Keys`.
+      workdir: Of the training, where it has one.
       data, settings: What a training that goes on has to find unchanged; `settings` is JSON.
 
     Raises:
-      CannotResumeError: if they have changed, or if the key or the result of the training is lost.
+      CannotResumeError: if they have changed, or if the key of the training is lost.
       storage.StorageError: if another process works in the folder, or the key is damaged or open to others.
     """
+    if workdir is None:
+        yield Opened(_of_first(lambda: key if isinstance(key, Keys) else derive(key)), False)
+        return
+    found = resuming.digest_of_all(data)
     if isinstance(key, Keys):
-        yield _of_first(lambda: key)
-    elif workdir is None:
-        yield _of_first(lambda: derive(key))
+        with storage.lock(workdir / "checkpoints" / settings["label"]):
+            _processes.of_first(lambda: resuming.check_training(workdir, found, settings))
+            yield Opened(_of_first(lambda: key), False)
     else:
-        found = _digest_of_all(data)
         with storage.lock(workdir):
-            yield _of_first(lambda: derive(_kept(key, workdir, found, settings)))
+            finished = _processes.of_first((workdir / FOLDER / FINISHED).exists)
+            yield Opened(_of_first(lambda: derive(_kept(key, workdir, found, settings))), finished)
             _finish(workdir)
 
 
@@ -119,25 +140,21 @@ def _of_first(make: Callable[[], Keys]) -> Keys:
 
 def _kept(key: jax.Array, workdir: Path, data: str, settings: dict) -> jax.Array:
     """The given key, if the training in the folder begins or has finished, or that which it began with."""
-    finished = workdir / FOLDER / _FINISHED
+    finished = workdir / FOLDER / FINISHED
     if finished.exists():
-        _unchanged(storage.read_private(finished), workdir, data, settings)
-        if not (workdir / "checkpoints" / settings["label"] / str(settings["steps"])).exists():
-            raise CannotResumeError(
-                f"{workdir} holds a finished training whose result is gone: use a new workdir"
-            )
+        resuming.unchanged(storage.read_private(finished), workdir, data, settings)
         return key
     draw = functools.partial(dict, key=_words(key).tobytes().hex())
-    stored = _stored(workdir, data, draw, settings)
+    stored = resuming.stored(workdir, data, draw, settings)
     return _wrap(np.frombuffer(bytes.fromhex(stored["key"]), np.uint32))
 
 
 def _finish(workdir: Path) -> None:
-    path = workdir / FOLDER / _KEYS
+    path = workdir / FOLDER / KEYS
     if _processes.is_first() and path.exists():
         stored = storage.read_private(path)
         about = {name: stored[name] for name in ("data", "settings")}
-        storage.create_private(workdir / FOLDER / _FINISHED, about)
+        storage.create_private(workdir / FOLDER / FINISHED, about)
         path.unlink()
 
 
@@ -150,20 +167,24 @@ def open_keys(
       config: Has `seed` and `noise_seed`.
       workdir: Of the run.
       synthetic: Nobody's data are used; the keys follow from `seed`, and nothing is stored.
-      data: The training arrays, which a run that resumes has to find unchanged.
+      data: What the releases of the run are computed from, whole in every process: a run that resumes has to
+        find it unchanged.
 
     Raises:
-      CannotResumeError: if the run has lost its keys, or has other data than it began with.
+      CannotResumeError: if the run has lost its keys, or has other data than it began with, or than another
+        of its processes.
       storage.StorageError: if its keys are damaged, or not its own.
     """
+    workdir = Path(workdir)
+    same = "" if synthetic else resuming.digest_of_each(data)
 
     def opened() -> Keys:
         if synthetic:
             return _from_seed(config.seed if config.noise_seed is None else config.noise_seed)
         if config.noise_seed is not None:
-            _stored(Path(workdir), _digest(data), dict)
+            resuming.stored(workdir, same, dict)
             return _from_seed(config.noise_seed)
-        stored = _stored(Path(workdir), _digest(data), _draw)
+        stored = resuming.stored(workdir, same, _draw)
         return Keys(
             _wrap(np.frombuffer(bytes.fromhex(stored["noise"]), np.uint32)),
             np.random.SeedSequence(int(stored["sampling"], 16)),
@@ -181,7 +202,9 @@ def discard(workdir: Path) -> None:
         return
     try:
         if (folder / _SALT).exists():
-            (folder / _KEYS).unlink(missing_ok=True)
+            for path in folder.iterdir():
+                if path.name != _SALT:
+                    path.unlink()
         else:
             shutil.rmtree(folder)
     except OSError as error:
@@ -217,47 +240,6 @@ def fingerprint(noise_seed: int, workdir: Path, *, new: bool = False) -> str:
     return f"scrypt:{hashed.hex()}"
 
 
-def _stored(
-    workdir: Path, data: str, draw: Callable[[], dict], settings: dict | None = None
-) -> dict:
-    """What lies in the run's file of keys, which is made from `draw` for a run that begins."""
-    path = workdir / FOLDER / _KEYS
-    if not os.path.lexists(path):
-        _not_begun(workdir)
-        if storage.create_private(path, {**draw(), "data": data, "settings": settings}):
-            try:
-                # Between the two looks this process may have slept while another one ran, and finished.
-                _not_begun(workdir)
-            except CannotResumeError:
-                path.unlink()
-                raise
-    stored = storage.read_private(path)
-    _unchanged(stored, workdir, data, settings)
-    return stored
-
-
-def _not_begun(workdir: Path) -> None:
-    if any((workdir / name).exists() for name in _BEGUN):
-        raise CannotResumeError(
-            f"{workdir / FOLDER / _KEYS} is missing, and {workdir} holds a run whose noise keys are gone: "
-            "with new ones it would release twice and pay once, so use a new --workdir"
-        )
-
-
-def _unchanged(stored: dict, workdir: Path, data: str, settings: dict | None) -> None:
-    if stored.get("data") != data:
-        raise CannotResumeError(
-            f"the data changed since the run in {workdir} began: use a new --workdir, or the old data"
-        )
-    before, now = stored.get("settings") or {}, settings or {}
-    changed = sorted(name for name in before | now if before.get(name) != now.get(name))
-    if changed:
-        raise CannotResumeError(
-            f"{', '.join(changed)} changed since the training in {workdir} began: use a new workdir, or the "
-            "old arguments"
-        )
-
-
 def _draw() -> dict[str, str]:
     return {"noise": _words(secret_key()).tobytes().hex(), "sampling": os.urandom(32).hex()}
 
@@ -265,23 +247,6 @@ def _draw() -> dict[str, str]:
 def _from_seed(seed: int) -> Keys:
     noise, sampling = np.random.SeedSequence(seed).spawn(2)
     return Keys(_wrap(noise.generate_state(_key_words(), np.uint32)), sampling)
-
-
-def _digest(data: Iterable[np.ndarray]) -> str:
-    found = hashlib.sha256()
-    for array in data:
-        # Without shapes, arrays of one content cut in two places would look the same.
-        found.update(f"{array.dtype} {array.shape} ".encode())
-        # As bytes: bfloat16 is no type that buffers know.
-        found.update(np.ascontiguousarray(array).reshape(-1).view(np.uint8).data)
-    return found.hexdigest()
-
-
-def _digest_of_all(data: Iterable[np.ndarray]) -> str:
-    """Of the records of all processes, each of which has its own."""
-    own = np.frombuffer(bytes.fromhex(_digest(data)), np.uint8)
-    found = _processes.of_all(own).astype(np.uint8)
-    return _digest([found]) if len(found) > 1 else own.tobytes().hex()
 
 
 def _key_words() -> int:

@@ -21,7 +21,7 @@ from dpx.clipping import ClippedGrads, clipped_grad, randomness, reports, sums
 from dpx.training import adaptive, correlated, precision, sampling
 from dpx.training.calibration import Privacy, public_size
 from dpx.training.checkpoints import Checkpoints
-from dpx.training.keys import Keys
+from dpx.training.keys import CannotResumeError, Keys
 from dpx.training.layout import Layout
 from dpx.training.log import MetricLog, Progress, Record
 from dpx.training.transformation import privatize
@@ -47,6 +47,7 @@ def train(
     layout: Layout | None = None,
     max_batch_size: int | None = None,
     workdir: Path | None = None,
+    finished: bool = False,
     evaluate: Callable[[Any], Mapping[str, float]] | None = None,
     evaluate_every: int = 1,
     log_every: int = 1,
@@ -82,8 +83,12 @@ def train(
       layout: Of these records on a mesh of devices; None for one device.
       max_batch_size: Where samples are cut off, if anywhere.
       workdir: Holds metrics.jsonl and the checkpoints; None for neither.
+      finished: The training has finished there and its keys are gone: its result is read, and no step taken.
       evaluate: Of the parameters, logged every `evaluate_every` steps; not covered by the guarantee.
       evaluate_every, log_every, checkpoint_every: In steps.
+
+    Raises:
+      CannotResumeError: if the result of a finished training is gone.
     """
     loss_fn = precision.computed_in(compute_dtype, loss_fn)
     layout = layout or Layout(None, len(jax.tree.leaves(data)[0]))
@@ -117,8 +122,12 @@ def train(
         start, checkpoints = 0, None
         if privacy is not None and workdir is not None:
             folder = workdir / "checkpoints" / label
-            checkpoints = stack.enter_context(contextlib.closing(Checkpoints(folder)))
+            checkpoints = stack.enter_context(contextlib.closing(Checkpoints(folder, finished)))
             start, state = checkpoints.restore(state)
+            if finished and start != steps:
+                raise CannotResumeError(
+                    f"{workdir} holds a finished training whose result is gone: use a new workdir"
+                )
         log = MetricLog(None if workdir is None else workdir / "metrics.jsonl", label, start)
         progress = Progress(label, steps, start)
         records = layout.records((data, layout.own(_watch.record_ids(layout.rows))))

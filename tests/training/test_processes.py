@@ -19,8 +19,8 @@ PROGRAM = Path(fit_cases.__file__).with_name("fit_process.py")
 CHEAP = "--xla_backend_optimization_level=0 --xla_llvm_disable_expensive_passes=true"
 
 
-def start(folder, count, devices=1, killed=None):
-    """Starts all processes; number `killed` is killed at step 3."""
+def start(folder, count, devices=1, killed=None, other=None):
+    """Starts all processes; number `killed` is killed at step 3, and number `other` clips to another norm."""
     with socket.socket() as free:
         free.bind(("localhost", 0))
         address = f"localhost:{free.getsockname()[1]}"
@@ -34,7 +34,8 @@ def start(folder, count, devices=1, killed=None):
     return [
         subprocess.Popen(
             [sys.executable, PROGRAM, address, str(count), str(number), folder]
-            + ["3"] * (number == killed),
+            + ["3"] * (number == killed)
+            + ["0", "1000"] * (number == other),
             env=os.environ | settings,
             stdout=subprocess.DEVNULL,
             stderr=(folder / f"{number}.log").open("w"),
@@ -85,6 +86,16 @@ def test_after_one_was_killed_the_same_command_goes_on(tmp_path, killed):
     found, said = finish(start(folder, 2), folder)
     assert "step 1/4" not in said[0]
     check(found)
+
+
+@pytest.mark.slow
+def test_a_process_with_another_clipping_norm_ends_all(tmp_path):
+    folder = tmp_path / "run"
+    assert [process.wait(timeout=240) for process in start(folder, 2, other=1)] == [1, 1]
+    for number in range(2):
+        said = (folder / f"{number}.log").read_text()
+        assert "ValueError: l2_clip_norm must be the same in all processes" in said
+    assert not (folder / "secret").exists()
 
 
 @pytest.mark.slow

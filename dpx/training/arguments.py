@@ -1,0 +1,83 @@
+"""What `fit` may be given, checked before its folder is touched: a refused call leaves no trace there."""
+
+import math
+import re
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import numpy as np
+
+from dpx import _validate
+from dpx.training import adaptive
+
+_PLAIN = re.compile(r"\w[\w .+=-]*")  # no separator of paths, and neither "." nor ".."
+
+
+def check_flag(value: Any, name: str) -> bool:
+    """Returns the value as a bool; raises ValueError unless it is one, of Python or of NumPy."""
+    if not isinstance(value, (bool, np.bool_)):
+        raise ValueError(f"{name}={value!r} must be True or False")
+    return bool(value)
+
+
+def check_label(label: Any) -> None:
+    """Raises ValueError for what cannot name a folder in `checkpoints`."""
+    if not isinstance(label, str) or not _PLAIN.fullmatch(label):
+        raise ValueError(
+            f"label={label!r} must be a plain name, of which a folder is named: use letters, digits, spaces "
+            "and _ . + = -"
+        )
+
+
+def check_assumptions(assumptions: Any) -> tuple[str, ...]:
+    """Returns the sentences as a tuple; raises ValueError for a single string, or what is none."""
+    if not isinstance(assumptions, (tuple, list)) or not all(
+        isinstance(sentence, str) for sentence in assumptions
+    ):
+        raise ValueError(
+            f"assumptions={assumptions!r} must be a tuple of sentences: write one as (sentence,)"
+        )
+    return tuple(assumptions)
+
+
+def check_bands(noise, bands, steps: int, most: float, l2_clip_norm, max_batch_size) -> int:
+    """b, 1 for independent noise; raises ValueError for what banded noise cannot be combined with."""
+    _validate.check_choice(noise, "noise", ("independent", "banded"))
+    if noise == "independent":
+        if bands is not None:
+            raise ValueError(f"bands={bands} must come with noise='banded': leave it out")
+        return 1
+    bands = _validate.check_integer(bands, "bands", 2)
+    if bands > min(steps, most):
+        raise ValueError(
+            f"bands={bands} must be at most {math.floor(min(steps, most))}, the number of steps and that of "
+            "batches in the data: a step samples from one of so many groups"
+        )
+    if isinstance(l2_clip_norm, adaptive.AdaptiveClipNorm):
+        raise ValueError(
+            "noise='banded' must be 'independent' with an AdaptiveClipNorm: noise of another unit would not "
+            "cancel"
+        )
+    if max_batch_size is not None:
+        raise ValueError(f"max_batch_size={max_batch_size} must be None with noise='banded'")
+    return bands
+
+
+def check_loss(loss_fn: Callable[..., Any], params: Any, examples: tuple, record_key: bool) -> None:
+    """Traces the loss of one example, which raises what a loss of other parameters or examples raises.
+
+    Args:
+      loss_fn: (*params, *example), with `record_key` (*params, *example, key).
+      params: Trees of arrays.
+      examples: Trees of arrays with one row per example.
+      record_key: Whether the loss takes a key.
+    """
+
+    def abstract(x: Any, shape: tuple[int, ...]) -> jax.ShapeDtypeStruct:
+        return jax.ShapeDtypeStruct(shape, jax.dtypes.canonicalize_dtype(x.dtype))
+
+    params = jax.tree.map(lambda x: abstract(x, x.shape), params)
+    example = jax.tree.map(lambda x: abstract(x, x.shape[1:]), examples)
+    key = [jax.eval_shape(jax.random.key, 0)] if record_key else []
+    jax.eval_shape(loss_fn, *params, *example, *key)

@@ -1,0 +1,123 @@
+"""What a run or a training began with: where it goes on, its data and its settings have to be the same.
+
+The same noise on other data, or on another statistic of them, would show the difference between the two, and
+a checkpoint of other settings has another guarantee. A digest of the data and the settings therefore lie in
+the folder's `secret`, beside the keys.
+"""
+
+import hashlib
+import os
+from collections.abc import Callable, Iterable
+from pathlib import Path
+
+import numpy as np
+
+from dpx import _processes
+from dpx import _storage as storage
+
+FOLDER, KEYS, FINISHED = "secret", "keys.json", "finished.json"
+# What only a run that has had its keys leaves.
+_BEGUN = ("metrics.jsonl", "checkpoints", "model", "privacy.json")
+
+
+class CannotResumeError(ValueError):
+    """An unfinished run cannot go on without spending more than it states."""
+
+
+def stored(
+    workdir: Path, data: str, draw: Callable[[], dict], settings: dict | None = None
+) -> dict:
+    """What lies in the run's file of keys, which is made from `draw` for a run that begins."""
+    path = workdir / FOLDER / KEYS
+    if not os.path.lexists(path):
+        _not_begun(workdir)
+        if storage.create_private(path, {**draw(), "data": data, "settings": settings}):
+            try:
+                # Between the two looks this process may have slept while another one ran, and finished.
+                _not_begun(workdir)
+            except CannotResumeError:
+                path.unlink()
+                raise
+    found = storage.read_private(path)
+    unchanged(found, workdir, data, settings)
+    return found
+
+
+def check_training(workdir: Path, data: str, settings: dict) -> None:
+    """Notes what a training under a run's keys begins with, or finds that it goes on with the same.
+
+    Raises:
+      CannotResumeError: if it goes on with something else, or if others have trained where it would.
+    """
+    path = workdir / FOLDER / f"training_{settings['label']}.json"
+    if not os.path.lexists(path):
+        _no_other_training(workdir, workdir / "checkpoints" / settings["label"])
+        storage.create_private(path, {"data": data, "settings": settings})
+    unchanged(storage.read_private(path), workdir, data, settings)
+
+
+def _no_other_training(workdir: Path, checkpoints: Path) -> None:
+    """Raises for checkpoints that nothing is known of, and for a training that has a key of its own."""
+    keys, finished = (workdir / FOLDER / name for name in (KEYS, FINISHED))
+    others = any(not storage.of_lock(path.name) for path in checkpoints.iterdir())
+    if not others and os.path.lexists(keys):
+        others = storage.read_private(keys).get("settings") is not None
+    if others or os.path.lexists(finished):
+        raise CannotResumeError(
+            f"{workdir} holds a training that did not begin with these keys: use a new workdir"
+        )
+
+
+def _not_begun(workdir: Path) -> None:
+    if any((workdir / name).exists() for name in _BEGUN):
+        raise CannotResumeError(
+            f"{workdir / FOLDER / KEYS} is missing, and {workdir} holds a run whose noise keys are gone: "
+            "with new ones it would release twice and pay once, so use a new --workdir"
+        )
+
+
+def unchanged(stored: dict, workdir: Path, data: str, settings: dict | None) -> None:
+    """Raises CannotResumeError where data or settings are not those that were stored."""
+    if stored.get("data") != data:
+        raise CannotResumeError(
+            f"the data changed since the run in {workdir} began: use a new --workdir, or the old data"
+        )
+    before, now = stored.get("settings") or {}, settings or {}
+    changed = sorted(name for name in before | now if before.get(name) != now.get(name))
+    if changed:
+        raise CannotResumeError(
+            f"{', '.join(changed)} changed since the training in {workdir} began: use a new workdir, or the "
+            "old arguments"
+        )
+
+
+def digest(data: Iterable[np.ndarray]) -> str:
+    """Of arrays, in their order."""
+    found = hashlib.sha256()
+    for array in data:
+        # Without shapes, arrays of one content cut in two places would look the same.
+        found.update(f"{array.dtype} {array.shape} ".encode())
+        # As bytes: bfloat16 is no type that buffers know.
+        found.update(np.ascontiguousarray(array).reshape(-1).view(np.uint8).data)
+    return found.hexdigest()
+
+
+def digest_of_all(data: Iterable[np.ndarray]) -> str:
+    """Of the records of all processes, each of which has its own."""
+    own = np.frombuffer(bytes.fromhex(digest(data)), np.uint8)
+    found = _processes.of_all(own).astype(np.uint8)
+    return digest([found]) if len(found) > 1 else own.tobytes().hex()
+
+
+def digest_of_each(data: Iterable[np.ndarray]) -> str:
+    """Of data that every process has whole.
+
+    Raises:
+      CannotResumeError: in all processes, if they have not the same.
+    """
+    own = digest(data)
+    if any(other != own for other in _processes.of_each(own)):
+        raise CannotResumeError(
+            "the data are not the same in all processes: give each of them the same files"
+        )
+    return own

@@ -1,0 +1,148 @@
+"""What a training goes on with in its folder, and what it refuses before the folder is touched."""
+
+import shutil
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+import dpx
+from dpx import _processes
+from dpx import _storage as storage
+from dpx.training import keys as secrets
+from dpx.training import resuming
+
+X = np.random.default_rng(0).normal(size=(64, 3)).astype(np.float32)
+SETTINGS = {
+    "epsilon": 2.0,
+    "delta": 1e-3,
+    "batch_size": 16,
+    "steps": 3,
+    "optimizer": optax.sgd(0.1),
+    "l2_clip_norm": 1.0,
+}
+
+
+def loss_fn(params, x):
+    return jnp.sum((params["w"] - x) ** 2)
+
+
+def fit(folder=None, data=X, loss=loss_fn, **changes):
+    given = SETTINGS | {"key": jax.random.key(0)} | changes
+    return dpx.training.fit(loss, {"w": jnp.zeros(3)}, (data,), workdir=folder, **given)
+
+
+def own_keys():
+    return secrets.derive(jax.random.key(5))
+
+
+def test_under_a_runs_keys_a_result_is_that_of_its_own_arguments(tmp_path):
+    first = fit(tmp_path, key=own_keys())
+    again = fit(tmp_path, key=own_keys())
+    np.testing.assert_array_equal(again.params["w"], first.params["w"])
+    np.testing.assert_array_equal(fit(key=own_keys()).params["w"], first.params["w"])
+    for changes, named in (
+        ({"epsilon": 0.1}, "epsilon changed"),
+        ({"steps": 2}, "steps changed"),
+        ({"data": X + 1}, "the data changed"),
+    ):
+        with pytest.raises(secrets.CannotResumeError, match=named):
+            fit(tmp_path, key=own_keys(), **changes)
+    # Other labels are other trainings, and without its checkpoint one goes through the same steps.
+    fit(tmp_path, key=own_keys(), label="second row", epsilon=0.1)
+    shutil.rmtree(tmp_path / "checkpoints")
+    again = fit(tmp_path, key=own_keys())
+    np.testing.assert_array_equal(again.params["w"], first.params["w"])
+    kept = "".join(path.read_text() for path in (tmp_path / "secret").iterdir())
+    assert "key" not in kept.replace("record_key", "")
+
+
+def test_a_runs_keys_and_a_key_of_its_own_do_not_share_a_training(tmp_path):
+    fit(tmp_path / "own")
+    with pytest.raises(secrets.CannotResumeError, match="did not begin with these keys"):
+        fit(tmp_path / "own", key=own_keys(), epsilon=0.1)
+    fit(tmp_path / "run", key=own_keys())
+    with pytest.raises(secrets.CannotResumeError, match="noise keys are gone"):
+        fit(tmp_path / "run")
+
+
+def test_of_two_trainings_under_a_runs_keys_one_works_in_the_folder(tmp_path):
+    # The run itself has the folder, and its trainings theirs.
+    with storage.lock(tmp_path), storage.lock(tmp_path / "checkpoints" / "training"):
+        with pytest.raises(storage.BusyError):
+            fit(tmp_path, key=own_keys())
+        fit(tmp_path, key=own_keys(), label="other")
+
+
+def test_a_finished_run_keeps_nothing_of_its_trainings(tmp_path):
+    fit(tmp_path, key=own_keys())
+    storage.create_private(tmp_path / "secret" / "salt.json", {"salt": "00"})
+    secrets.discard(tmp_path)
+    assert [path.name for path in (tmp_path / "secret").iterdir()] == ["salt.json"]
+
+
+@pytest.mark.parametrize("left", ["nothing", "a file"])
+def test_a_finished_training_does_not_train_again(tmp_path, left):
+    fit(tmp_path)
+    last = tmp_path / "checkpoints" / "training" / "3"
+    shutil.rmtree(last)
+    if left == "a file":
+        last.write_text("")
+    with pytest.raises(secrets.CannotResumeError, match="whose result is gone: use a new workdir"):
+        fit(tmp_path, key=dpx.secret_key())
+
+
+def test_a_finished_training_is_not_said_to_start_again(tmp_path):
+    fit(tmp_path)
+    with pytest.raises(storage.StorageError, match="its key is gone: give the optimizer"):
+        fit(tmp_path, optimizer=optax.adam(0.1))
+
+
+@pytest.mark.parametrize(
+    ("changes", "error", "named"),
+    [
+        (
+            {"l2_clip_norm": dpx.training.AdaptiveClipNorm(count_noise=0.1)},
+            ValueError,
+            "count_noise=",
+        ),
+        ({"loss": lambda params, x: jnp.sum(params["v"])}, KeyError, "v"),
+        ({"label": "../up"}, ValueError, r"label='\.\./up' must be a plain name"),
+        ({"label": ".."}, ValueError, r"label='\.\.' must be a plain name"),
+        ({"label": 3}, ValueError, "label=3 must be a plain name"),
+        ({"assumptions": "nobody looks"}, ValueError, "must be a tuple of sentences"),
+        ({"assumptions": (3,)}, ValueError, "must be a tuple of sentences"),
+        ({"normalize": "yes"}, ValueError, "normalize='yes' must be True or False"),
+        ({"record_key": 1}, ValueError, "record_key=1 must be True or False"),
+    ],
+)
+def test_a_refused_call_leaves_no_trace(tmp_path, changes, error, named):
+    with pytest.raises(error, match=named):
+        fit(tmp_path / "run", **changes)
+    assert not list(tmp_path.iterdir())
+
+
+def test_bools_may_be_numpys(tmp_path):
+    fit(tmp_path, normalize=np.True_, record_key=np.False_)
+    fit(tmp_path, normalize=True)
+
+
+def test_processes_with_other_arguments_are_refused_before_anything_is_kept(tmp_path, monkeypatch):
+    """The other process clips to 1000: what it adds would have a thousandth of the noise."""
+
+    def of_each(own):
+        return [own, own | {"l2_clip_norm": [1000.0], "max_batch_size": None}]
+
+    monkeypatch.setattr(_processes, "of_each", of_each)
+    with pytest.raises(ValueError, match="l2_clip_norm, max_batch_size must be the same in all"):
+        fit(tmp_path / "run")
+    assert not list(tmp_path.iterdir())
+
+
+def test_data_that_another_process_has_otherwise_are_refused(monkeypatch):
+    assert resuming.digest_of_each([X]) == resuming.digest([X])
+    monkeypatch.setattr(_processes, "of_each", lambda own: [own, resuming.digest([X + 1])])
+    with pytest.raises(secrets.CannotResumeError, match="not the same in all processes"):
+        resuming.digest_of_each([X])
