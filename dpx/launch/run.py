@@ -60,6 +60,9 @@ def prepare(config: ml_collections.ConfigDict, source: str, workdir: Path) -> No
       ValueError, FileNotFoundError: before anything is written.
       storage.StorageError: if another process keeps the folder, or its files are damaged.
     """
+    # Where a run is computed is no part of it.
+    settings = {k: v for k, v in records.flatten(config).items() if k.split(".")[0] != "mesh"}
+    _processes.check_same({f"config.{name}": value for name, value in settings.items()})
     check(config)
     _processes.of_first(lambda: records.begin(config, source, workdir))
 

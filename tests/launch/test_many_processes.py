@@ -23,16 +23,20 @@ CONFIG = (
 CHEAP = "--xla_backend_optimization_level=0 --xla_llvm_disable_expensive_passes=true"
 
 
-def start(count, *flags):
+def start(count, *flags, second=(), folders=(ROOT, ROOT)):
+    """Starts all processes with the same flags, each in its folder; the second has more of them."""
     with socket.socket() as free:
         free.bind(("localhost", 0))
         address = f"localhost:{free.getsockname()[1]}"
     flags = (*flags, "--distributed", f"--coordinator={address}")
     return [
         subprocess.Popen(
-            command("run", *flags, f"--processes={count}", f"--process={number}"),
-            cwd=ROOT,
-            env=os.environ | {"JAX_PLATFORMS": "cpu", "XLA_FLAGS": CHEAP},
+            [
+                *command("run", *flags, f"--processes={count}", f"--process={number}"),
+                *(second if number == 1 else ()),
+            ],
+            cwd=folders[number],
+            env=os.environ | {"JAX_PLATFORMS": "cpu", "XLA_FLAGS": CHEAP, "PYTHONPATH": str(ROOT)},
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,
@@ -64,6 +68,33 @@ def test_two_processes_leave_the_records_of_one(tmp_path):
     assert [entry["step"] for entry in steps[0]] == [entry["step"] for entry in steps[1]]
     # Finished: a process alone reads back what two have left.
     assert call("run", *config, f"--workdir={tmp_path / 'two'}").returncode == 0
+
+
+@pytest.mark.slow
+def test_a_process_with_another_config_ends_all_in_one_line(tmp_path):
+    """It would clip to 1000 under a guarantee for less."""
+    flags = ("--config=text:tiny", "--config.data.generated=12000", f"--workdir={tmp_path / 'run'}")
+    second = ("--config.train.l2_clip_norm=1000.0", "--config.epsilon=1e6", "--config.mesh.data=2")
+    processes = start(2, *flags, second=second)
+    said = [process.communicate(timeout=240)[1] for process in processes]
+    assert [process.returncode for process in processes] == [2, 2], said[0][-3000:]
+    words = "error: config.epsilon, config.train.l2_clip_norm must be the same in all processes"
+    assert all(words in errors for errors in said)
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.slow
+def test_a_process_with_other_data_ends_all(tmp_path):
+    folders = [tmp_path / name for name in "ab"]
+    for folder in folders:
+        folder.mkdir()
+        (folder / "lines.txt").write_text(f"a line of {folder.name}\n" * 50)
+    flags = ("--config=text:tiny", *CONFIG[1:], "--config.data.path=lines.txt")
+    processes = start(2, *flags, f"--workdir={tmp_path / 'run'}", folders=folders)
+    said = [process.communicate(timeout=240)[1] for process in processes]
+    assert [process.returncode for process in processes] == [2, 2], said[0][-3000:]
+    assert all("the data are not the same in all processes" in errors for errors in said)
+    assert not (tmp_path / "run" / "secret" / "keys.json").exists()
 
 
 @pytest.mark.parametrize(
