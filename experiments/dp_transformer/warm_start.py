@@ -133,12 +133,17 @@ def _embeddings(release: transitions.Transitions, dim: int) -> np.ndarray:
     Rows and columns are divided by the roots of their sums, lest the most popular items fill all vectors.
     """
     found = transitions.attention_weights(release.estimate, release.standard_error, second_step=0)
+    rank = min(dim, len(found) - 1)
+    if rank < 1 or not found.any():  # ARPACK takes neither
+        return np.zeros((len(found), dim), np.float32)
     # Five users' worth of transitions keep items with next to none from large entries.
     out, into = (np.sqrt(found.sum(axis=axis) + 5) for axis in (1, 0))
-    rank = min(dim, len(found) - 1)
-    left, values, right = linalg.svds(found / np.outer(out, into), k=rank, v0=np.ones(len(found)))
+    scaled = (found / np.outer(out, into)).astype(np.float64)
+    left, values, right = linalg.svds(scaled, k=rank, v0=np.ones(len(found)))
     assert left is not None
     assert right is not None
+    # The vectors of the others are arbitrary, and differ from call to call: a run could not resume with them.
+    values = np.where(values > 1e-7 * values.max(), values, 0)
     vectors = (left + right.T) * np.sqrt(values)
     vectors /= max(float(vectors.std()), 1e-12)
     return np.pad(vectors, ((0, 0), (0, dim - rank))).astype(np.float32)

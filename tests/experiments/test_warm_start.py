@@ -148,24 +148,56 @@ def test_reattention_starts_from_the_release_too(config, tmp_path):
     assert len(recommender.load(config, tmp_path).recommend([1, 2], 3, exclude_seen=False)) == 3
 
 
+def embeddings(estimate, dim=4):
+    release = transitions.Transitions(
+        items=np.arange(len(estimate)),
+        estimate=estimate,
+        standard_error=np.full(estimate.shape, 0.1, np.float32),
+        weights=estimate,
+        log_popularity=np.zeros(len(estimate)),
+        guarantee=None,  # type: ignore[arg-type]
+    )
+    return warm_start._embeddings(release, dim)
+
+
 def test_embeddings_are_close_for_items_with_the_same_successors():
     # Items 0 and 1 lead to 2, and 3 and 4 to 5: the vectors of a pair point the same way.
     estimate = np.zeros((6, 6), np.float32)
     estimate[[0, 1], 2] = estimate[[3, 4], 5] = 100
-    release = transitions.Transitions(
-        items=np.arange(6),
-        estimate=estimate,
-        standard_error=np.full((6, 6), 0.1, np.float32),
-        weights=estimate,
-        log_popularity=np.zeros(6),
-        guarantee=None,  # type: ignore[arg-type]
-    )
-    vectors = warm_start._embeddings(release, 4)
+    vectors = embeddings(estimate)
     assert vectors.shape == (6, 4)
     unit = vectors / np.linalg.norm(vectors, axis=1, keepdims=True)
     cosines = unit @ unit.T
     assert min(cosines[0, 1], cosines[3, 4]) > 0.99
     assert abs(cosines[0, 3]) < 0.1
+
+
+def test_embeddings_are_zero_beyond_the_rank_of_the_release():
+    # As noise leaves it of few users: nothing, or a single transition.
+    for size in (1, 6, 20):
+        assert not embeddings(np.zeros((size, size), np.float32)).any()
+    estimate = np.zeros((60, 60), np.float32)
+    estimate[3, 7] = 9
+    vectors = embeddings(estimate, dim=32)
+    assert vectors.shape == (60, 32)
+    assert np.isfinite(vectors).all()
+    assert np.count_nonzero(vectors.any(axis=0)) == 1
+    np.testing.assert_allclose(embeddings(estimate, dim=32), vectors, atol=1e-9)
+
+
+@pytest.mark.slow
+def test_a_table_whose_release_is_noise_alone_is_run_and_planned(tmp_path):
+    rows = np.random.default_rng(1).integers(10, size=(20, 5))
+    lines = [f"{user},{item}\n" for user, items in enumerate(rows) for item in items]
+    (tmp_path / "table.csv").write_text("user,item\n" + "".join(lines))
+    config = get_config("table,tiny")
+    config.data.path, config.epsilon, config.noise_seed = str(tmp_path / "table.csv"), 0.01, 1
+    config.num_seeds, config.non_private.steps = 1, 0
+    recommender.validate(config)
+    recommender.plan(config)
+    assert recommender.candidate(config).row == "dp_transformer"
+    made = recommender.run(config, tmp_path)
+    assert made.releases["dp_transformer"].epsilon <= config.epsilon
 
 
 @pytest.mark.parametrize(
