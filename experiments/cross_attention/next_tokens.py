@@ -111,9 +111,11 @@ def run(config, workdir: Path) -> Outcome:
     language = tuned_text.build(config)
     private, later = docs.load(config, language.tokenizer)
     synthetic = config.data.path is None and bool(config.data.generated)
-    key = secrets.open_keys(config, workdir, synthetic=synthetic, data=tuple(private)).noise
-    states = np.asarray(tuned_text.trunk(language, later), np.float32)
     known, asks = slice(config.public), slice(config.public, None)
+    # Keys, classes and clipping norm follow from the public documents and the model.
+    begun = (*private, *later.take(known), tuned_text.model_file(config))
+    key = secrets.open_keys(config, workdir, synthetic=synthetic, data=begun).noise
+    states = np.asarray(tuned_text.trunk(language, later), np.float32)
     reader = fit_reader(states[known], later.take(known), config.dim, config.num_classes)
     public, asking = (
         Asked(
@@ -125,7 +127,7 @@ def run(config, workdir: Path) -> Outcome:
     print("public documents are read", flush=True)
     rows = reader(np.asarray(tuned_text.trunk(language, private), np.float32), private)
     joined = with_public(config, public, asking)
-    releases, costs = {}, {"both": []}
+    releases, costs, memories = {}, {"both": []}, []
     for number, (name, degree) in enumerate((("memory", config.degree), ("frequencies", 0))):
         total = clipped_sum(config, rows, public.positions, degree)
         costs[f"{name}_no_noise"] = [cost(public, asking, as_sketch(config, total).query)]
@@ -137,8 +139,7 @@ def run(config, workdir: Path) -> Outcome:
             releases[f"{name}_draw{draw}" if draw else name] = memory.guarantee
             if name == "memory":
                 costs["both"].append(cost(*joined, memory.query))
-            if name == "memory" and not draw:
-                dpx.save(memory, Path(workdir) / RELEASE)
+            memories.append(memory)
     costs["attention"] = [
         cost(public, asking, exact_attention(rows, config.num_classes + 1, config.exact_logit))
     ]
@@ -153,6 +154,7 @@ def run(config, workdir: Path) -> Outcome:
             error = float(np.std(nats, ddof=1) / np.sqrt(len(nats)))
             measures.append(Measure(name, "standard_error", error))
         measures.append(Measure(name, "share", float(np.mean([one.share for one in found]))))
+    dpx.save(memories[0], Path(workdir) / RELEASE)
     return Outcome(
         measures=measures,
         headline=releases["memory"],

@@ -80,7 +80,9 @@ def plan(config) -> dict:
 def run(config, workdir: Path) -> Outcome:
     """The accuracy of each classifier on held-out documents."""
     data = labelled.load(config)
-    keys = secrets.open_keys(config, workdir, data=(data.keys, data.labels))
+    # The votes for held-out documents are released too.
+    begun = (data.keys, data.labels, data.queries)
+    keys = secrets.open_keys(config, workdir, data=begun)
     names = ("sketch", "sketch_ball", "sketch_box", "fresh_noise", "class_means", "regression")
     own: dict[str, jax.Array] = dict(
         zip(names, jax.random.split(keys.noise, len(names)), strict=True)

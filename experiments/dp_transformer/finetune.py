@@ -62,7 +62,8 @@ def run(config, workdir: Path) -> Outcome:
     language = tuned_text.build(config)
     train, test = docs.load(config, language.tokenizer)
     synthetic = _is_synthetic(config)
-    keys = open_keys(config, workdir, synthetic=synthetic, data=tuple(train))
+    begun = (*train, tuned_text.model_file(config))
+    keys = open_keys(config, workdir, synthetic=synthetic, data=begun)
     private_key, plain_key, *ngram_keys = jax.random.split(keys.noise, 2 + len(config.ngrams))
     unit = docs.unit(config)
     privacy, guarantee = training.make_private(

@@ -82,7 +82,9 @@ def run(config, workdir: Path) -> Outcome:
     notes = _notes(config, prepared.train)
     config = recommender_data.with_batch_size(config, prepared.train)
     synthetic = config.data.kind == "synthetic"
-    keys = secrets.open_keys(config, workdir, synthetic=synthetic, data=prepared.train.items)
+    # How many items a start keeps follows from the size of the catalogue.
+    begun = (*prepared.train.items, np.array(prepared.train.num_items))
+    keys = secrets.open_keys(config, workdir, synthetic=synthetic, data=begun)
     assumptions = ASSUMPTIONS + recommender_data.assumptions(config)
     exact = np.log1p(popularity.count(prepared.train))
     results = [("popularity", recommender_rows.evaluate(config, prepared, lambda *_: exact))]

@@ -88,6 +88,16 @@ def build(config) -> Language:
     return Language(graph, own, frozen, tokenizer, config.sample.length)
 
 
+def model_file(config) -> np.ndarray:
+    """The bytes of the file that the model is read from; none of a random one, which the config describes.
+
+    What is released is computed with the model, so that a run that resumes has to find the same one.
+    """
+    if config.model.kind == "random":
+        return np.zeros(0, np.uint8)
+    return np.memmap(config.model.path or pretrained.default_path(), np.uint8, "r")
+
+
 def inputs(tokenizer, tokens: np.ndarray) -> np.ndarray:
     """Each token's predecessor."""
     first = np.full((len(tokens), 1), tokenizer.start, np.int32)

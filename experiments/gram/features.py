@@ -71,7 +71,9 @@ def plan(config) -> dict:
 def run(config, workdir: Path) -> Outcome:
     """Shares of the variance that components capture, and accuracies of regressions."""
     data = labelled.load(config)
-    keys = secrets.open_keys(config, workdir, data=(data.keys, data.labels))
+    # The power method starts from the public documents.
+    begun = (data.keys, data.labels, data.public)
+    keys = secrets.open_keys(config, workdir, data=begun)
     names = ("gram", "gram_features", "power_method", "class_means", "logistic_regression")
     own: dict[str, jax.Array] = dict(
         zip(names, jax.random.split(keys.noise, len(names)), strict=True)

@@ -118,7 +118,9 @@ class Row(NamedTuple):
 def run(config, workdir: Path) -> Outcome:
     """Releases, and ranks all items for each user whose next item is held out."""
     evaluated = _evaluated(config)
-    noise = secrets.open_keys(config, workdir, data=evaluated.known.items).noise
+    # How many items are kept follows from the size of the catalogue.
+    begun = (*evaluated.known.items, np.array(evaluated.known.num_items))
+    noise = secrets.open_keys(config, workdir, data=begun).noise
     filtered = recommender_data.assumptions(config)
     exact = np.log1p(popularity.count(evaluated.known))
     results = [("popularity", _rank(config, evaluated, lambda _: exact[None]))]

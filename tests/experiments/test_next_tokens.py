@@ -4,6 +4,7 @@ import jax
 import numpy as np
 import pytest
 
+import dpx
 from configs import next_tokens as configs
 from dpx.noise import release
 from experiments.cross_attention import next_tokens, token_memory
@@ -21,11 +22,23 @@ def drawn(count, config, seed=0):
 
 
 @pytest.mark.slow
-def test_a_run_with_a_random_model(tmp_path):
-    config = configs.get_config("tiny")
+def test_a_run_with_a_random_model(tmp_path, monkeypatch):
+    config, events, save = configs.get_config("tiny"), [], dpx.save
     next_tokens.validate(config)
     assert next_tokens.plan(config)["features"] == 15
+
+    def releasing(*arguments):
+        events.append("release")
+        return token_memory.release_memory(*arguments)
+
+    def saving(*arguments):
+        events.append("save")
+        save(*arguments)
+
+    monkeypatch.setattr(next_tokens, "release_memory", releasing)
+    monkeypatch.setattr(dpx, "save", saving)
     outcome = next_tokens.run(config, tmp_path)
+    assert events == 4 * ["release"] + ["save"]  # a run that is killed leaves no memory
     nats = {m.row: m.value for m in outcome.measures if m.metric == "nats_per_token"}
     assert nats["attention"] < nats["memory_no_noise"] < nats["frequencies"] < nats["pretrained"]
     assert nats["attention"] < nats["public_attention"] < nats["pretrained"]
