@@ -20,7 +20,7 @@ from dp_accounting import DpEvent, NeighboringRelation
 from dp_accounting.pld import PLDAccountant
 from scipy import optimize, special
 
-from dpx.privacy.events import count_steps, gaussian_mu, pld_interval
+from dpx.privacy.events import count_steps, gaussian_mu, pld_interval, pld_rounding
 from dpx.privacy.gaussian import gaussian_noise_multiplier
 
 FALSE_POSITIVES = 0.01
@@ -81,7 +81,8 @@ def of_guarantee(
             return found
     if asked != stated:
         epsilon, delta = 2 * epsilon, min(1.0, delta * (1 + math.exp(min(epsilon, 700))))
-    return _from(functools.partial(_plain_profile, epsilon, delta), epsilon)
+    profile = functools.partial(_plain_profile, epsilon, delta)
+    return Risk(_plain_mu(epsilon, delta), _true_positives(profile, epsilon))
 
 
 # What this process has computed, None where an accountant knows no such event.
@@ -103,12 +104,21 @@ def _by_losses(
     last = epsilon if asked == _ADD_OR_REMOVE else float(accountant.get_epsilon(delta))
     if math.isinf(last):
         return Risk(math.inf, 1.0)
-    return _from(functools.lru_cache(lambda e: float(accountant.get_delta(e))), last)
-
-
-def _from(profile: Profile, last: float) -> Risk:
-    """From a privacy profile, and the ε up to which it has to be that of a Gaussian mechanism."""
+    rounding = pld_rounding(steps)
+    profile = functools.lru_cache(lambda e: min(1.0, float(accountant.get_delta(e)) + rounding))
     return Risk(_largest_mu(profile, last), _true_positives(profile, last))
+
+
+def _plain_mu(epsilon: float, delta: float) -> float:
+    """The μ of the curve through f(v) = v, v = (1 − δ)/(1 + e^ε), which is the corner of the curve of (ε, δ).
+
+    The lines of slopes −e^(±ε) and between that support the latter all pass through the corner. So does, at
+    μ = −2·Φ⁻¹(v), the line of slope −1 that supports the Gaussian mechanism's.
+    """
+    if delta >= 1:
+        return math.inf
+    corner = math.log1p(-delta) - epsilon - math.log1p(math.exp(-epsilon))
+    return max(0.0, -2 * float(special.ndtri_exp(corner)))
 
 
 def _plain_profile(epsilon: float, delta: float, at: float) -> float:

@@ -55,6 +55,13 @@ def test_releases_compose():
         assert found.tpr_at_1_percent == pytest.approx(power(mu), rel=2e-3)
 
 
+@pytest.mark.parametrize("epsilon", [30.0, 37.0, 200.0, 1e6])
+def test_large_epsilon_has_a_finite_mu(epsilon):
+    """1 − δ(0) is about 2e^(−ε), which beside 1 is lost from 37 on; −Φ⁻¹(e^(−ε)) tends to √(2ε)."""
+    mu = stated(epsilon).risk().mu
+    assert stats.norm.logsf(mu / 2) == pytest.approx(-epsilon, rel=1e-9)
+
+
 @pytest.mark.parametrize("epsilon", [0.1, math.log(3), 6.0])
 def test_randomized_response(epsilon):
     """It says the truth with probability e^ε/(1 + e^ε): f(α) = max(1 − e^ε·α, e^(−ε)·(1 − α))."""
