@@ -15,14 +15,18 @@ from scipy import optimize, stats
 
 from dpx._validate import check_delta, check_epsilon, check_integer, check_number
 from dpx.privacy import _cache
-from dpx.privacy.events import check_event, event_epsilon, gaussian_mu, pld_bound
+from dpx.privacy.events import (
+    check_event,
+    coarse_interval,
+    event_epsilon,
+    gaussian_mu,
+    pld_bound,
+    pld_interval,
+)
 from dpx.privacy.gaussian import (
     gaussian_noise_multiplier,
 )
 from dpx.privacy.ledger import ADD_OR_REMOVE_ONE, PrivacyGuarantee
-
-# dp-accounting cuts off tails of privacy loss distributions that weigh 1e-15, and counts them as δ.
-_SMALLEST_PLD_DELTA = 1e-12
 
 
 def dpsgd_event(
@@ -90,15 +94,16 @@ def dpsgd_epsilon(
 
     Args:
       noise_multiplier: Noise std on the *sum* of clipped gradients, per unit of clipping norm.
-      delta: δ in (0, 1); with "pld" and sampling at least 1e-12.
+      delta: δ in (0, 1); with "pld" and sampling at least 1e-12, and at least 1e-15 · steps.
       sampling_probability: Each record joins a batch with this probability, independently (Poisson).
       steps: Number of noisy steps.
       num_examples, max_batch_size: Of samples that are cut off at a size; see `dpsgd_event`.
-      accountant: "pld" (privacy loss distributions: an upper bound, tight to about 1e-4 relative unless
-        ε < 1e-3 at δ > 1e-3) or "rdp", which knows no samples that are cut off.
+      accountant: "pld" (privacy loss distributions: an upper bound, for which 1e-16 · steps of δ are set
+        aside, since their composition rounds; tight to about 1e-4 relative where δ is a thousand times that,
+        unless ε < 1e-3 at δ > 1e-3) or "rdp", which knows no samples that are cut off.
 
     Raises:
-      ValueError: for an argument out of range.
+      ValueError: for an argument out of range, or, with "pld", so little noise that ε would pass 1e8.
     """
     event = dpsgd_event(
         noise_multiplier,
@@ -113,7 +118,7 @@ def dpsgd_epsilon(
         return math.inf
     if accountant == "pld" and delta > 1e-3:
         # Where δ alone almost suffices, ε tends to 0, and accuracy relative to ε would take minutes.
-        interval = sampling_probability / 10 * max(1.0, noise_multiplier**-2)
+        interval = coarse_interval(sampling_probability / 10, noise_multiplier)
         bound = _accounted(event, delta, accountant, interval)
         if bound < 1e-3:
             return bound
@@ -145,14 +150,8 @@ def _accounted(
         return float(RdpAccountant().compose(event).get_epsilon(delta))
     if accountant != "pld":
         raise ValueError(f"accountant={accountant!r} is not known: use 'pld' or 'rdp'")
-    if gaussian_mu(event) is None:
-        if delta < _SMALLEST_PLD_DELTA:
-            raise ValueError(
-                f"delta={delta} is below {_SMALLEST_PLD_DELTA}, too small for privacy loss distributions: "
-                "use accountant='rdp'"
-            )
-        if interval is not None:
-            return pld_bound(event, delta, interval)
+    if gaussian_mu(event) is None and interval is not None:
+        return pld_bound(event, delta, interval)
     return event_epsilon(event, delta, ADD_OR_REMOVE_ONE)[0]
 
 
@@ -169,6 +168,10 @@ def dpsgd_guarantee(
     assumptions: Sequence[str] = (),
 ) -> PrivacyGuarantee:
     """The guarantee of a DP-SGD run: `dpsgd_epsilon` with its event, so that a ledger composes it tightly."""
+    if isinstance(assumptions, str):
+        raise ValueError(
+            f"assumptions={assumptions!r} must be a tuple of sentences, not one string"
+        )
     settings: dict[str, Any] = {
         "sampling_probability": sampling_probability,
         "steps": steps,
@@ -247,7 +250,9 @@ def calibrate_dpsgd(
         raise ValueError(
             f"epsilon={epsilon}: the other release alone costs {already:.4g}; spend less on it"
         )
-    cut = {} if max_batch_size is None else {"cut": [num_examples, max_batch_size]}
+    cut = {}
+    if max_batch_size is not None and num_examples is not None:
+        cut = {"cut": [int(num_examples), int(max_batch_size)]}
     key = cut | {
         "calibrate_dpsgd": 1,
         "epsilon": float(epsilon),
@@ -262,7 +267,12 @@ def calibrate_dpsgd(
     if sampling_probability == 1 and beside is None and accountant == "pld" and not cut:
         return enough
     # ε matters near its target only, so that one interval will do: that of `event_epsilon` there.
-    interval = min(max(epsilon, 1e-3) / (200 * math.sqrt(steps)), 300.0)
+    interval = pld_interval(epsilon, steps)
+    if accountant == "pld" and 9 / enough > 1e5 * interval:
+        raise ValueError(
+            f"delta={delta} must be less than 20 times the larger of epsilon={epsilon} and 1e-3, or "
+            "calibration takes hours: use less than 1 / number of records"
+        )
 
     def spent(multiplier: float) -> float:
         return _accounted(event(multiplier), delta, accountant, interval)

@@ -16,18 +16,26 @@ from scipy import optimize, special
 
 from dpx._validate import check_delta, check_epsilon, check_integer, check_number, check_positive
 
+# Below it M(x − μ/2) − M(x + μ/2) is −μ·M'(x) within a share of μ²/12; above it, the difference has digits.
+_SMALL_MU = 1e-5
+
 
 def _mills(x: float) -> float:
     return math.sqrt(math.pi / 2) * float(special.erfcx(x / math.sqrt(2)))
 
 
-def _log_delta(a: float, a_minus_mu: float) -> float:
-    """log δ in terms of a = μ/2 − ε/μ and a − μ."""
-    if a > 0:
+def _log_delta(a: float, mu: float) -> float:
+    """log δ in terms of a = μ/2 − ε/μ and μ."""
+    if mu < _SMALL_MU:
+        # The difference of two Mills ratios would cancel, and 1 − x·M is minus the derivative of M.
+        x = mu / 2 - a
+        gap = mu * (1 - x * _mills(x))
+    elif a > 0:
         density = math.exp(-a * a / 2) / math.sqrt(2 * math.pi)
-        delta = float(special.ndtr(a)) - density * _mills(-a_minus_mu)
+        delta = float(special.ndtr(a)) - density * _mills(mu - a)
         return math.log(delta) if delta > 0 else -math.inf
-    gap = _mills(-a) - _mills(-a_minus_mu)
+    else:
+        gap = _mills(-a) - _mills(mu - a)
     return -a * a / 2 - math.log(2 * math.pi) / 2 + math.log(gap) if gap > 0 else -math.inf
 
 
@@ -38,8 +46,8 @@ def _solve(function, low: float, high: float) -> float:
 def gaussian_noise_multiplier(epsilon: float, delta: float, *, compositions: int = 1) -> float:
     """Smallest noise std, per unit of l2 sensitivity, for (ε, δ)-DP over all compositions: exact.
 
-    Solved in a = μ/2 − ε/μ, in which μ = a + √(a² + 2ε): relative accuracy in δ is 1e-9 or better for ε in
-    [1e-3, 1e8] and δ in [1e-12, 1/2].
+    Solved in a = μ/2 − ε/μ, in which μ = a + √(a² + 2ε), or in log μ where μ is small: relative accuracy in δ
+    is 1e-8 or better for all ε, down to δ = 1e-300, and 1e-9 for ε in [1e-3, 1e8] and δ in [1e-12, 1/2].
 
     Args:
       epsilon: ε in (0, 1e8].
@@ -57,13 +65,23 @@ def gaussian_noise_multiplier(epsilon: float, delta: float, *, compositions: int
     compositions = check_integer(compositions, "compositions")
     target = math.log(delta)
 
-    def excess(a):
-        return max(_log_delta(a, -math.sqrt(a * a + 2 * epsilon)), -1e4) - target
+    def mu_at(a):
+        root = math.sqrt(a * a + 2 * epsilon)
+        return a + root if a >= 0 else 2 * epsilon / (root - a)
 
-    a = _solve(excess, -40.0, 40.0)
-    root = math.sqrt(a * a + 2 * epsilon)
-    mu = a + root if a >= 0 else 2 * epsilon / (root - a)
-    return math.sqrt(compositions) / mu
+    def excess(a):
+        return max(_log_delta(a, mu_at(a)), -1e4) - target
+
+    def excess_in_small(log_mu):
+        mu = math.exp(log_mu)
+        return max(_log_delta(mu / 2 - math.exp(math.log(epsilon) - log_mu), mu), -1e4) - target
+
+    largest = math.log(_SMALL_MU) - 1e-9
+    if excess_in_small(largest) >= 0:
+        mu = math.exp(_solve(excess_in_small, math.log(epsilon) - math.log(40), largest))
+    else:
+        mu = mu_at(_solve(excess, -40.0, 40.0))
+    return math.sqrt(compositions) / mu if mu > 0 else math.inf
 
 
 def gaussian_epsilon(noise_multiplier: float, delta: float, *, compositions: int = 1) -> float:
@@ -83,11 +101,11 @@ def gaussian_epsilon(noise_multiplier: float, delta: float, *, compositions: int
         return math.inf
     mu = math.sqrt(compositions) / noise_multiplier
     target = math.log(delta)
-    if mu == 0 or _log_delta(mu / 2, -mu / 2) <= target:
+    if mu == 0 or _log_delta(mu / 2, mu) <= target:
         return 0.0
     # Beyond 40 every δ is 1, and a bracket as long as μ takes bisection too many steps.
     high = min(40.0, mu / 2)
-    a = _solve(lambda a: max(_log_delta(a, a - mu), -1e4) - target, -40.0, high)
+    a = _solve(lambda a: max(_log_delta(a, mu), -1e4) - target, -40.0, high)
     return max(0.0, mu * (mu / 2 - a))
 
 

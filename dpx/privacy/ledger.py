@@ -7,7 +7,7 @@ import dp_accounting
 from dp_accounting import DpEvent, NeighboringRelation
 
 from dpx._validate import check_delta, check_number, check_relation
-from dpx.privacy.events import check_event, event_epsilon, gaussian_mu
+from dpx.privacy.events import accountable, check_event, event_epsilon, gaussian_mu
 from dpx.privacy.risk import Risk, of_guarantee
 
 ADD_OR_REMOVE_ONE = NeighboringRelation.ADD_OR_REMOVE_ONE
@@ -103,8 +103,9 @@ class Ledger:
     """What has been spent on one private data set, composed as tightly as the events allow.
 
     Gaussian events compose exactly (their μ² add up). Gaussians beside Poisson-sampled steps under add or
-    remove compose through privacy loss distributions. A guarantee without an event counts as plain
-    (ε, δ) and its two numbers add. `guarantee(delta).mechanism` says which of these was used.
+    remove compose through privacy loss distributions. A guarantee without an event, or with one that no
+    accountant knows, counts as plain (ε, δ) and its two numbers add. `guarantee(delta).mechanism` says which
+    of these was used.
     """
 
     def __init__(self):
@@ -148,7 +149,8 @@ class Ledger:
         """The composed guarantee at δ.
 
         Raises:
-          ValueError: if plain (ε, δ) guarantees alone use up δ.
+          ValueError: if plain (ε, δ) guarantees alone use up δ, or leave less of it than privacy loss
+            distributions can tell from rounding (1e-15 for each step that they compose, at least 1e-12).
         """
         check_delta(delta)
         stated = [spent for _, spent in self._entries if isinstance(spent, PrivacyGuarantee)]
@@ -160,9 +162,12 @@ class Ledger:
                 events.append(spent)
                 continue
             assumptions += spent.assumptions
-            gaussian = spent.event is not None and gaussian_mu(spent.event) is not None
-            if spent.event is not None and (gaussian or neighboring == ADD_OR_REMOVE_ONE):
-                events.append(spent.event)
+            event = spent.event
+            if event is not None and (
+                gaussian_mu(event) is not None
+                or (neighboring == ADD_OR_REMOVE_ONE and accountable(event))
+            ):
+                events.append(event)
             else:
                 plain.append(spent)
         plain_delta = math.fsum(spent.delta for spent in plain)
