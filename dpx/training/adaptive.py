@@ -15,6 +15,7 @@ B = 64 and z = 1.
 """
 
 import dataclasses
+import math
 from typing import Any, NamedTuple
 
 import jax
@@ -62,13 +63,13 @@ class AdaptiveClipNorm:
           ValueError: where the count alone would cost more.
         """
         count = batch_size / 20 if self.count_noise is None else self.count_noise
-        left = noise_multiplier**-2 - (2 * count) ** -2
-        if left <= 0:
+        share = noise_multiplier / (2 * count)
+        if share >= 1:
             raise ValueError(
                 f"count_noise={count:g} must be more than {noise_multiplier / 2:.4g}, half the noise "
                 "multiplier, or the count costs more than the budget: raise it, or batch_size"
             )
-        return left**-0.5, count
+        return noise_multiplier / math.sqrt(1 - share**2), count
 
 
 class AdaptiveClipState(NamedTuple):
@@ -93,7 +94,8 @@ def clips(ratio: float) -> tuple[float, float]:
 
 def counted(norms: jax.Array, real: jax.Array, ratio: float) -> jax.Array:
     """The count of a batch whose norms are in units of the clipping norm, as it enters the sum."""
-    return ratio * jnp.where(real, jnp.where(norms <= 1, 0.5, -0.5), 0).sum()
+    counts = jnp.where(real, jnp.where(norms <= 1, 0.5, -0.5), 0)
+    return ratio * counts.sum(dtype=jnp.float32)  # the type of the norm, also where 64 bits are on
 
 
 def follow(clip: AdaptiveClipNorm, ratio: float) -> optax.GradientTransformation:

@@ -177,6 +177,19 @@ def test_wrong_settings_are_named(changes, named):
         fit(l2_clip_norm=AdaptiveClipNorm(**changes), epsilon=1.0)
 
 
+def test_a_count_without_noise_is_refused():
+    for little in (1e-200, 5e-324):
+        with pytest.raises(ValueError, match=r"count_noise=.* must be more than 0\.5"):
+            AdaptiveClipNorm(count_noise=little).noise(1.0, 100)
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+def test_it_runs_where_64_bits_are_on(dtype):
+    with jax.enable_x64(True):
+        found = fit(X.astype(dtype), steps=2)
+    assert (norms(found) < 30).all()
+
+
 @pytest.mark.slow
 def test_an_ordinary_norm_has_no_count():
     settings = {"epsilon": 1.0, "delta": 1e-4, "num_examples": 400, "batch_size": 10, "steps": 2}
