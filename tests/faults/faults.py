@@ -1181,6 +1181,42 @@ FAULTS = (
         "tests/launch/test_world_faults.py::test_links_and_open_folders_are_not_taken_for_secrets",
     ),
     Fault(
+        "all points of a sweep have the same noise",
+        "dpx/launch/sweep.py",
+        "if len(found) > 1 and config.noise_seed is not None:",
+        "if False:",
+        "tests/launch/test_sources.py::test_a_sweep_has_no_noise_seed",
+    ),
+    Fault(
+        "a run that reads less of a file is not in the total over it",
+        "dpx/launch/report.py",
+        "os.path.realpath(str(path))",
+        "json.dumps(data)",
+        "tests/launch/test_report.py::test_runs_on_one_file_are_added_up_however_they_read_it",
+    ),
+    Fault(
+        "runs of two ε count as seeds of one",
+        "dpx/launch/records.py",
+        "config = json.dumps([record.source, others], sort_keys=True)",
+        'config = record.title(skip="seed")',
+        "tests/launch/test_report.py::test_runs_that_differ_in_more_than_the_seed_are_no_seeds",
+    ),
+    Fault(
+        "a character that is no newline makes records of one person's line",
+        "dpx/data/text.py",
+        're.split("\\r?\\n", text)',
+        "text.splitlines()",
+        "tests/data/test_text.py::test_one_row_is_one_record_and_a_newline_alone_ends_a_line",
+    ),
+    Fault(
+        "a character that is no newline makes records of one person's row",
+        "dpx/data/files.py",
+        'return io.StringIO(text, newline="")',
+        "return text.splitlines(keepends=True)",
+        "tests/data/test_text.py::test_one_row_is_one_record_and_a_newline_alone_ends_a_line "
+        "tests/data/test_arrays.py::test_one_row_of_a_table_is_one_record",
+    ),
+    Fault(
         "config.json shows the noise seed",
         "dpx/launch/records.py",
         'return {**values, "noise_seed": keys.fingerprint(values["noise_seed"], workdir, new=new)}',
@@ -1245,6 +1281,14 @@ FAULTS = (
         "if not path.exists():",
         "if drawn.unlink(missing_ok=True) is None:",
         "tests/launch/test_sweep_selection.py::test_private_draws_are_made_once",
+    ),
+    Fault(
+        "what a dear selection has drawn is given away at the price of a cheap one",
+        "dpx/launch/selection.py",
+        'if storage.read_private(drawn).get("plan") != _digest(asked):',
+        "if False:",
+        "tests/launch/test_sweep_selection.py"
+        "::test_what_was_drawn_for_one_selection_serves_no_other",
     ),
     Fault(
         "a run that costs more than was planned is selected",
