@@ -65,14 +65,18 @@ def record_ids(count: int) -> np.ndarray:
     return np.arange(count, dtype=np.int32) if _watcher is None else _watcher.record_ids(count)
 
 
-def sampled(probability: float, max_batch_size: int | None = None) -> None:
-    """Notes that Poisson samples are taken from here on, until the next sampling."""
+def check_samples(max_batch_size: int | None) -> None:
+    """Raises ValueError in a replay for samples that are cut off."""
+    if _watcher is not None and max_batch_size is not None:
+        raise ValueError(
+            f"max_batch_size={max_batch_size} must be None in a replay, which prices whole Poisson "
+            "samples only: replay the program without it"
+        )
+
+
+def sampled(probability: float) -> None:
+    """Notes with which probability the batch that is handed out next was sampled."""
     if _watcher is not None:
-        if max_batch_size is not None:
-            raise ValueError(
-                f"max_batch_size={max_batch_size} must be None in a replay, which prices whole Poisson "
-                "samples only: replay the program without it"
-            )
         _watcher.sampled(probability)
 
 

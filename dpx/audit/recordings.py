@@ -21,7 +21,7 @@ class Seen(NamedTuple):
       key: The words of the key of its noise.
       exact, unit, noisy: The leaves before noise, their sensitivities, and the leaves after noise.
       scale: The noise multiplier, or the parameters of the law of the noise.
-      sampling_probability: That of the last Poisson sampling before the release, or None.
+      sampling_probability: That of the last Poisson sample before the release, or None.
     """
 
     label: str
@@ -34,14 +34,25 @@ class Seen(NamedTuple):
     sampling_probability: float | None
 
 
+def of_gradients(label: str) -> bool:
+    """Whether a release with this label is about the Poisson sample before it."""
+    return label.startswith("gradients")
+
+
 @dataclasses.dataclass
 class Recording:
-    """A run: its releases in order, the other keys it used, what it called public, and what it left."""
+    """A run: its releases in order, the other keys it used, what it called public, and what it left.
+
+    Attributes:
+      releases, keys, public, left: These four; what is neither an array nor a plain value is left as bytes.
+      mixed: Whether a batch was sampled with one probability while another's gradients were still to come.
+    """
 
     releases: list[Seen]
     keys: list[tuple[str, tuple[int, ...]]]
     public: dict[str, Any]
     left: dict[str, Any]
+    mixed: bool = False
 
     def shared_keys(self) -> list[str]:
         """A sentence for each two uses of randomness that share a key."""
@@ -56,12 +67,18 @@ class Recording:
     def epsilon(self, delta: float, neighboring=ADD_OR_REMOVE_ONE) -> float:
         """The ε of all Gaussian releases together, from the multipliers with which noise was in fact drawn.
 
-        A release that is labelled as gradients is taken to be about the samples of the Poisson sampling
-        before it, if there is one.
+        A release that is labelled as gradients is taken to be about the Poisson sample before it, if there
+        is one.
 
         Raises:
-          ValueError: where a release has another law.
+          ValueError: where a release has another law, or batches of different probabilities were sampled
+            before the gradients of either were released.
         """
+        if self.mixed:
+            raise ValueError(
+                "batches of different sampling probabilities were open at once, and which gradients are of "
+                "which is not known: release the gradients of one before the other is sampled"
+            )
         events = Counter()
         for seen in self.releases:
             if seen.about.get("norm") != 2:
@@ -69,7 +86,7 @@ class Recording:
             scale = np.ravel(seen.scale)[0]
             if seen.about["parts"] > 1 or np.ndim(seen.scale):
                 scale = np.ravel(np.asarray(seen.scale) / seen.unit[0])[0]
-            sampled = seen.sampling_probability if seen.label.startswith("gradients") else None
+            sampled = seen.sampling_probability if of_gradients(seen.label) else None
             events[(float(scale), sampled)] += 1 / seen.about["parts"]
         parts = []
         for (multiplier, sampled), count in events.items():

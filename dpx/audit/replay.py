@@ -15,6 +15,7 @@ has the law that it should have, nor a key that somebody knows.
 import contextlib
 import inspect
 import io
+import pickle
 import tempfile
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -27,7 +28,7 @@ import numpy as np
 
 from dpx import _watch
 from dpx.audit.comparison import Replay, compare, control_flow, equal, layout
-from dpx.audit.recordings import Recording, Seen
+from dpx.audit.recordings import Recording, Seen, of_gradients
 
 
 @contextlib.contextmanager
@@ -73,6 +74,9 @@ def replay(
 
     Returns:
       A `Replay`; its `check()` raises if anything is wrong.
+
+    Raises:
+      ValueError: for a result with a part that can be neither compared nor pickled.
     """
     if first is None:
         first = _run(program, data, None, None, ignore)
@@ -95,9 +99,12 @@ class _Watcher:
         for seen in first.releases if first else ():
             self._waiting[seen.label].append(seen)
         self._sampling: float | None = None
+        self._batches = 0  # whose gradients have not been released
 
     def released(self, about, key, exact, unit, noisy, scale):
         label = about["label"]
+        if of_gradients(label):
+            self._batches = max(0, self._batches - 1)
         earlier = self._waiting[label].pop(0) if self._waiting[label] else None
         if earlier is not None and layout(earlier.noisy) == layout(noisy):
             noisy = earlier.noisy
@@ -114,7 +121,12 @@ class _Watcher:
         self.found.keys.append((purpose, tuple(np.ravel(words).tolist())))
 
     def sampled(self, probability):
+        if probability != self._sampling:
+            jax.effects_barrier()  # releases that were started have been seen then
+            self.found.mixed |= self._batches > 0
+            self._batches = 0
         self._sampling = probability
+        self._batches += 1
 
     def public(self, value, what):
         if self._first is not None and what in self._first.public:
@@ -143,39 +155,58 @@ def _run(program, data, ids, first, ignore) -> Recording:
                 takes = len(inspect.signature(program).parameters)
                 result = program(data, workdir) if takes > 1 else program(data)
                 jax.effects_barrier()
-                left = {f"result{name}": leaf for name, leaf in _leaves(result)}
-                left |= {f"file/{name}": content for name, content in _files(workdir)}
+                left = _leaves(result) | _files(workdir)
         finally:
             _watch.watch(_Watcher(None, None))
         left |= {"stdout": printed.getvalue(), "stderr": complained.getvalue()}
         watcher.found.left = {
-            name: value
+            name: _content(name, value)
             for name, value in left.items()
             if not any(fnmatch(name, pattern) for pattern in ignore)
         }
         return watcher.found
 
 
-def _leaves(result: Any) -> list[tuple[str, Any]]:
-    """The leaves of a result with their paths. Objects that are no data stand as what they print."""
-    found = []
+def _leaves(result: Any) -> dict[str, Any]:
+    """The leaves of a result, by their paths."""
+    found = {}
     for path, leaf in jax.tree_util.tree_leaves_with_path(result):
-        if isinstance(leaf, jax.Array) and jax.numpy.issubdtype(leaf.dtype, jax.dtypes.prng_key):
-            leaf = jax.random.key_data(leaf)
-        if isinstance(leaf, jax.Array | np.ndarray | np.number):
-            leaf = np.array(leaf)
-        elif not isinstance(leaf, str | bytes | int | float | bool):
-            leaf = str(leaf)
         name = jax.tree_util.keystr(path, simple=True, separator="/")
-        found.append((f"/{name}" if name else "", leaf))
+        found[f"result/{name}" if name else "result"] = leaf
     return found
 
 
-def _files(folder: Path) -> list[tuple[str, bytes]]:
-    if not folder.exists():
-        return []
-    return [
-        (str(path.relative_to(folder)), path.read_bytes())
-        for path in sorted(folder.rglob("*"))
+def _files(folder: Path) -> dict[str, bytes]:
+    """What files hold, by their paths, and folders, whose names say something too."""
+    return {
+        f"file/{path.relative_to(folder)}{'/' * path.is_dir()}": path.read_bytes()
         if path.is_file()
-    ]
+        else b""
+        for path in sorted(folder.rglob("*"))
+    }
+
+
+def _content(name: str, leaf: Any) -> Any:
+    """What two runs are compared by: arrays and plain values as they are, all else pickled.
+
+    What an object prints would not do: a table leaves out its middle.
+    """
+    if isinstance(leaf, jax.Array) and jax.numpy.issubdtype(leaf.dtype, jax.dtypes.prng_key):
+        leaf = jax.random.key_data(leaf)
+    if isinstance(leaf, jax.Array | np.generic) or type(leaf) is np.ndarray:
+        leaf = np.array(leaf)
+        if not leaf.dtype.hasobject:
+            return leaf
+    if isinstance(leaf, str | bytes | int | float):
+        return leaf
+    pickled = io.BytesIO()
+    pickler = pickle.Pickler(pickled)
+    pickler.fast = True  # objects that are equal, and not one and the same, have the same bytes
+    try:
+        pickler.dump(leaf)
+    except Exception as error:
+        raise ValueError(
+            f"{name} is a {type(leaf).__name__}, which cannot be compared ({error}): return arrays or plain "
+            "values, or name it in `ignore`"
+        ) from error
+    return pickled.getvalue()

@@ -57,10 +57,10 @@ def poisson_batches(
             f"sampling_probability={sampling_probability} must be in (0, 1]: "
             "expected batch size / number of records"
         )
-    if not isinstance(seed, np.random.SeedSequence):
-        check_integer(seed, "seed", 0)
-    root = seed if isinstance(seed, np.random.SeedSequence) else np.random.SeedSequence(seed)
-    _watch.sampled(sampling_probability, max_batch_size)
+    root = seed
+    if not isinstance(root, np.random.SeedSequence):
+        root = np.random.SeedSequence(check_integer(seed, "seed", 0))
+    _watch.check_samples(max_batch_size)
     _watch.key_used(root.generate_state(_watch.KEY_WORDS), "sampling")
     return _batches(
         num_examples,
@@ -93,4 +93,5 @@ def _batches(num_examples, sampling_probability, steps, root, multiple_of, most,
         size = max(1, math.ceil(wanted / multiple_of)) * multiple_of
         indices = np.zeros(size, np.int32)
         indices[: len(chosen)] = chosen
+        _watch.sampled(sampling_probability)
         yield indices, np.arange(size) < len(chosen)

@@ -3,9 +3,12 @@
 import jax
 import jax.numpy as jnp
 import numpy as np
+import pandas as pd
 import pytest
+from scipy import sparse
 
-from dpx import audit, noise
+import dpx
+from dpx import audit, noise, privacy
 from dpx.privacy import gaussian_epsilon
 
 KEY = jax.random.key(3)
@@ -82,3 +85,65 @@ def test_epsilon_follows_from_the_noise_that_was_drawn():
 def test_a_watched_program_gives_what_it_gives_unwatched():
     watched = audit.record(lambda x: released(x), DATA).left["result"]
     np.testing.assert_array_equal(watched, np.asarray(released(DATA)))
+
+
+def test_what_is_returned_is_compared_by_its_content():
+    """A table of 1,000 rows prints ten of them, and an object prints where it lies."""
+    x = np.arange(1000.0)
+    kinds = [
+        lambda x: pd.DataFrame({"x": x}),
+        lambda x: pd.Series(x),
+        lambda x: sparse.csr_array(x[None]),
+        lambda x: np.array([f"{row}" for row in x], object),
+        lambda x: np.ma.masked_array(np.zeros(1000), x < 0),
+        lambda x: complex(x[500]),
+    ]
+    with audit.recording():
+        for kind in kinds:
+            audit.replay(kind, x, x.copy()).check()
+            with pytest.raises(AssertionError, match="result differs"):
+                audit.replay(kind, x, np.where(x == 500, -1, x)).check()
+        audit.replay(lambda x: (float("nan"), object(), -0.0), x, x).check()
+        for kind in (
+            lambda x: 0.0 if len(x) % 2 else -0.0,
+            lambda x: np.zeros(2, np.int32 if len(x) % 2 else np.float32),
+        ):
+            with pytest.raises(AssertionError, match="result differs"):
+                audit.replay(kind, x, x[1:]).check()
+
+
+def test_what_cannot_be_compared_is_named():
+    program = lambda x: {"scale": lambda y: x * y}  # noqa: E731
+    with pytest.raises(ValueError, match="result/scale is a function, which cannot be compared"):
+        audit.record(program, DATA)
+    assert "result/scale" not in audit.record(program, DATA, ignore=["result/scale"]).left
+
+
+def test_names_of_folders_are_compared(tmp_path):
+    def program(x, workdir):
+        (workdir / f"of {len(x)}").mkdir(parents=True)
+
+    with pytest.raises(AssertionError, match="file/of 3/ differs"):
+        audit.replay(program, DATA, DATA[1:]).check()
+
+
+def steps(x, probabilities, together):
+    """Two trainings of one step or more, one after the other or step by step."""
+    batches = [
+        dpx.poisson_batches(len(x), sampling_probability=q, steps=3, seed=seed)
+        for seed, q in enumerate(probabilities)
+    ]
+    for step, drawn in enumerate(zip(*batches, strict=True) if together else map(list, batches)):
+        for seed in range(len(drawn)):
+            released(x, key=jax.random.fold_in(KEY, 3 * step + seed), label=f"gradients {seed}")
+
+
+def test_each_gradient_is_priced_by_its_own_sample():
+    found = audit.record(lambda x: steps(x, (0.9, 0.1), together=False), DATA)
+    ledger = dpx.Ledger()
+    for q in (0.9, 0.1):
+        ledger.spend(privacy.dpsgd_event(2.0, sampling_probability=q, steps=3), f"at {q}")
+    assert found.epsilon(1e-5) == pytest.approx(ledger.guarantee(1e-5).epsilon, rel=1e-6)
+    found = audit.record(lambda x: steps(x, (0.9, 0.1), together=True), DATA)
+    with pytest.raises(ValueError, match="different sampling probabilities were open at once"):
+        found.epsilon(1e-5)

@@ -118,3 +118,9 @@ def test_without_one_record_at_most_one_other_is_kept_instead(monkeypatch):
     for (indices, mask), other in zip(whole, less, strict=True):
         changed = set(indices[mask]) ^ set(other)
         assert changed <= {7} or (7 in changed and len(changed) == 2)
+
+
+def test_a_seed_may_be_any_whole_number():
+    for seed in (4.0, np.int64(4)):
+        for found, want in zip(batches(steps=2, seed=seed), batches(steps=2, seed=4), strict=True):
+            np.testing.assert_array_equal(found[0], want[0])
