@@ -184,8 +184,11 @@ def curve_lower_bound(
         raise ValueError(f"delta={delta} must be in (0, 1): use the δ of the claim")
     check_shares(confidence=confidence, selection_fraction=selection_fraction)
     (choose_p, measure_p), (choose_q, measure_q) = (
-        split(name, values[:, None] if np.ndim(values) == 1 else values, selection_fraction, axes=2)
-        for name, values in (("statistic", statistic), ("other_statistic", other_statistic))
+        split(name, values[:, None] if values.ndim == 1 else values, selection_fraction, axes=2)
+        for name, values in (
+            ("statistic", np.asarray(statistic, np.float64)),
+            ("other_statistic", np.asarray(other_statistic, np.float64)),
+        )
     )
     if choose_p.shape[1] != choose_q.shape[1]:
         raise ValueError(

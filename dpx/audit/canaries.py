@@ -17,6 +17,7 @@ returns, and score each canary by its entry of the parameters.
 
 import dataclasses
 import functools
+import math
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -166,8 +167,16 @@ class Runs(NamedTuple):
         their covariance without the canary. Noise that two steps share leaves a direction without noise, in
         which the canary stands out. The covariance is learned from a tenth of the runs outside, which are
         left out of what is returned.
+
+        Raises:
+          ValueError: for too few runs, a tenth of which has no covariance of all steps.
         """
-        learned = int(_LEARNED * len(self.outside))
+        learned, steps = int(_LEARNED * len(self.outside)), self.outside.shape[1]
+        if learned <= steps:
+            raise ValueError(
+                f"outside has {len(self.outside)} runs, a tenth of which must be more than {steps} steps: "
+                f"use at least {math.ceil((steps + 1) / _LEARNED)}"
+            )
         covariance = np.atleast_2d(np.cov(self.outside[:learned], rowvar=False))
         values, vectors = np.linalg.eigh(covariance)
         metric = vectors / np.sqrt(np.maximum(values, 1e-12 * max(values.max(), 1e-12)))

@@ -194,6 +194,13 @@ def test_steps_that_depend_on_each_other_are_reported(shared):
     assert step_lower_bound(inside, sampled, 1e-3).independence < 1e-6
 
 
+def test_lists_count_like_arrays():
+    here, there = np.random.default_rng(0).normal([[1.0], [0.0]], 1.0, (2, 200))
+    model = SampledGaussian()
+    of_arrays = curve_lower_bound(here, there, 1e-3, model=model)
+    assert curve_lower_bound(list(here), list(there), 1e-3, model=model) == of_arrays
+
+
 def test_the_statistic_that_shows_most_is_chosen():
     rng = np.random.default_rng(0)
     statistics = rng.normal(size=(2, 5_000, 3))

@@ -100,6 +100,18 @@ def test_training_refuses_what_no_claim_has(regression):
         audit.many_runs(training_of(squared_error, 1.0), *regression, (), runs=3, seed=0)
 
 
+@pytest.mark.parametrize(("count", "enough"), [(10, False), (39, False), (40, True)])
+def test_a_covariance_of_all_steps_needs_more_runs_than_steps(count, enough):
+    """Of one run there is none, and of two it has directions without noise that are none."""
+    inside, outside = np.random.default_rng(0).normal(size=(2, count, 3))
+    runs = audit.Runs(inside, outside, inside > 0, inside[:, 0], outside[:, 0])
+    if enough:
+        assert runs.statistics(training_of(squared_error, 1.0))[0].shape == (40, 2)
+    else:
+        with pytest.raises(ValueError, match=f"outside has {count} runs.* use at least 40"):
+            runs.statistics(training_of(squared_error, 1.0))
+
+
 @pytest.fixture(scope="module")
 def config():
     config = records.load_config("configs/audit.py:tiny")
