@@ -15,6 +15,7 @@ from dp_accounting import (
 
 import dpx
 from dpx import privacy
+from dpx.privacy.events import pld_bound, pld_interval
 
 # All records but one in 1e12 are in every sample, so that the closed form of the Gaussian mechanism holds.
 NEARLY_ALL = 1 - 1e-12
@@ -41,14 +42,16 @@ def test_tiny_budgets_get_the_noise_that_they_need(epsilon, delta):
 
 
 @pytest.mark.parametrize(
-    ("steps", "multiplier", "delta"), [(100_000, 300.0, 1.1e-10), (100_000, 200.0, 1.2e-10)]
+    ("steps", "multiplier", "delta"), [(10_000, 200.0, 1.05e-11), (100_000, 300.0, 1.1e-10)]
 )
 def test_rounding_of_many_compositions_is_in_epsilon(steps, multiplier, delta):
+    """At these δ it is 1 % of them, and ε was up to 5e-4 too small where losses are discretised finely."""
     settings = {"sampling_probability": NEARLY_ALL, "steps": steps}
     exact = dpx.gaussian_epsilon(multiplier, delta, compositions=steps)
-    found = dpx.dpsgd_epsilon(multiplier, delta, **settings)
-    assert 1 <= found / exact < 1.02
     event = privacy.dpsgd_event(multiplier, **settings)
+    found = dpx.dpsgd_epsilon(multiplier, delta, **settings)
+    for bound in (found, pld_bound(event, delta, pld_interval(exact, steps) / 4)):
+        assert 1 <= bound / exact < 1.01
     assert dpx.Ledger().spend(event, "run").guarantee(delta).epsilon == found
 
 
