@@ -8,10 +8,10 @@
 Every case is the loss of one example, written as its package wants it. `dpx.clipped_grad` is compared with
 `vmap(grad)`, whose gradients are added up in float64: sums must agree to 1e-5 (5e-3 in bfloat16),
 and no norm may be too small. Then the ordinary step (mean gradient, not private) and `clipped_grad` are
-called in turn, and its method "vmap" once. The table has, all over the ordinary step, the median of the ratios
-of CPU time (T), that of CPU time for tracing and compilation in turn (C), and the ratio of XLA's
-temporary bytes (M); and the share of parameter elements without a rule, whose per-example gradients are held,
-with the primitives that cause it.
+called in turn, and its method "vmap" once. The table has, all over the ordinary step, the median of the
+ratios of CPU time (T), that of CPU time for tracing and compilation in turn (C), and the ratio of XLA's
+temporary bytes (M); and the share of parameter elements without a rule, whose per-example gradients are
+held, with the primitives that cause it.
 
 What does not run is a row too, with the exception in one line. Programs of a few milliseconds exaggerate T,
 and those with a few KiB of temporary memory M; --copies takes every batch several times. Writes models.csv
