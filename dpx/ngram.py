@@ -25,9 +25,14 @@ class NGram(NamedTuple):
     guarantee: privacy.PrivacyGuarantee
 
     def log_prob(self, tokens: np.ndarray) -> np.ndarray:
-        """Log-probability of each token given those before it: (N, L) int -> (N, L), in nats."""
-        vocab_size = self.probabilities.shape[1]
-        cells = _cells(np.asarray(tokens), self.order, vocab_size, self.start)
+        """Log-probability of each token given those before it: (N, L) int -> (N, L), in nats.
+
+        Raises:
+          ValueError: for anything but tokens of the vocabulary, padding included.
+        """
+        vocab_size, tokens = self.probabilities.shape[1], np.asarray(tokens)
+        tokens = _checked(tokens, np.ones(tokens.shape, bool), vocab_size)
+        cells = _cells(tokens, self.order, vocab_size, self.start)
         return np.log(self.probabilities.ravel()[cells])
 
 
@@ -86,25 +91,8 @@ def passes(
     secure: bool = False,
 ) -> Passes[NGram]:
     """`fit` as its one pass over the data (`dpx.partial`), blocks being pairs of tokens and mask."""
-    order, vocab_size, start = (
-        _validate.check_integer(value, name, least)
-        for name, value, least in (
-            ("order", order, 1),
-            ("vocab_size", vocab_size, 1),
-            ("start", start, 0),
-        )
-    )
-    if start >= vocab_size:
-        raise ValueError(f"start={start} must be a token, less than vocab_size={vocab_size}")
-    if order > 64 or vocab_size**order > _MAX_CELLS:
-        raise ValueError(
-            f"order={order} with vocab_size={vocab_size} must be at least 1 and give at most "
-            f"{_MAX_CELLS} cells: use a smaller order"
-        )
-    if _validate.check_positive(l2_clip_norm, "l2_clip_norm") > _LARGEST_CLIP:
-        raise ValueError(
-            f"l2_clip_norm={l2_clip_norm} must be at most {_LARGEST_CLIP:g}: count in other units"
-        )
+    order, vocab_size, start = _checked_table(order, vocab_size, start)
+    _check_clip(l2_clip_norm)
     privacy.gaussian_noise_multiplier(epsilon, delta)
     exact_arithmetic.check(key, secure)
     table = {"order": order, "vocab_size": vocab_size, "start": start, "l2_clip_norm": l2_clip_norm}
@@ -127,9 +115,11 @@ def statistic(
       order, vocab_size, start, l2_clip_norm: As in `fit`.
 
     Raises:
-      ValueError: tokens that the mask keeps are not integers in [0, vocab_size), or a mask is not bool.
+      ValueError: for arguments out of range; tokens that the mask keeps are not integers in [0, vocab_size),
+        a mask is not bool, or the two are not (N, L).
     """
-    _validate.check_positive(l2_clip_norm, "l2_clip_norm")
+    order, vocab_size, start = _checked_table(order, vocab_size, start)
+    _check_clip(l2_clip_norm)
     tokens, mask = map(np.asarray, block)
     tokens = _checked(tokens, mask, vocab_size)
     cells = _cells(tokens, order, vocab_size, start)
@@ -192,10 +182,46 @@ def release(
 def without_privacy(
     tokens: np.ndarray, mask: np.ndarray, *, order: int, vocab_size: int, start: int
 ) -> np.ndarray:
-    """(V^(n-1), V) probabilities from exact counts, under no guarantee: for comparison."""
-    cells = _cells(np.asarray(tokens), order, vocab_size, start)[np.asarray(mask)]
+    """(V^(n-1), V) probabilities from exact counts, under no guarantee: for comparison.
+
+    Raises:
+      ValueError: as `statistic`.
+    """
+    order, vocab_size, start = _checked_table(order, vocab_size, start)
+    tokens, mask = np.asarray(tokens), np.asarray(mask)
+    cells = _cells(_checked(tokens, mask, vocab_size), order, vocab_size, start)[mask]
     counts = np.bincount(cells, minlength=vocab_size**order).astype(float)
     return _smooth(counts, order, vocab_size, 0.0)
+
+
+def _checked_table(order, vocab_size, start) -> tuple[int, int, int]:
+    """The three as integers; raises ValueError where they make no table.
+
+    A start that is no token would be counted in the cells of some other token, as a second entry of a record.
+    """
+    order, vocab_size, start = (
+        _validate.check_integer(value, name, least)
+        for name, value, least in (
+            ("order", order, 1),
+            ("vocab_size", vocab_size, 1),
+            ("start", start, 0),
+        )
+    )
+    if start >= vocab_size:
+        raise ValueError(f"start={start} must be a token, less than vocab_size={vocab_size}")
+    if order > 64 or vocab_size**order > _MAX_CELLS:
+        raise ValueError(
+            f"order={order} with vocab_size={vocab_size} must be at least 1 and give at most "
+            f"{_MAX_CELLS} cells: use a smaller order"
+        )
+    return order, vocab_size, start
+
+
+def _check_clip(l2_clip_norm: float) -> None:
+    if _validate.check_positive(l2_clip_norm, "l2_clip_norm") > _LARGEST_CLIP:
+        raise ValueError(
+            f"l2_clip_norm={l2_clip_norm} must be at most {_LARGEST_CLIP:g}: count in other units"
+        )
 
 
 def _checked(tokens: np.ndarray, mask: np.ndarray, vocab_size: int) -> np.ndarray:
@@ -203,6 +229,11 @@ def _checked(tokens: np.ndarray, mask: np.ndarray, vocab_size: int) -> np.ndarra
 
     Any other number would be the index of some other token's cell, and be counted beside it.
     """
+    if tokens.ndim != 2 or mask.shape != tokens.shape or not tokens.shape[1]:
+        raise ValueError(
+            f"tokens and mask have shapes {tokens.shape} and {mask.shape}, which must be one shape (N, L) "
+            "with L ≥ 1: give a row for each sequence"
+        )
     if mask.dtype != bool:
         raise ValueError(f"mask of dtype {mask.dtype} must be bool, True for a token")
     if not np.issubdtype(tokens.dtype, np.integer):

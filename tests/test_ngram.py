@@ -103,3 +103,34 @@ def test_tokens_are_integers_and_masks_bools(given):
         ngram.statistic((given, np.ones((1, 2), bool)), **OPTIONS)
     with pytest.raises(ValueError, match="must be bool"):
         ngram.statistic((np.ones((1, 2), int), np.ones((1, 2), int)), **OPTIONS)
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [("start", -1), ("start", 4), ("order", 0), ("order", 1.5), ("order", 40), ("vocab_size", 0)],
+)
+def test_tables_that_are_none_are_refused_in_a_block_too(name, value):
+    """With the start -1 two cells of one record would be the same, which moves a count by two."""
+    block = np.array([[0, 3, 0]]), np.ones((1, 3), bool)
+    with pytest.raises(ValueError, match=name):
+        ngram.statistic(block, **(OPTIONS | {name: value}))
+    table = {key: OPTIONS[key] for key in ("order", "vocab_size", "start")}
+    with pytest.raises(ValueError, match=name):
+        ngram.without_privacy(*block, **(table | {name: value}))
+
+
+@pytest.mark.parametrize("token", [-1, 27])
+def test_probabilities_are_of_tokens_of_the_vocabulary(token):
+    with pytest.raises(ValueError, match=r"tokens must be in \[0, 27\)"):
+        fit().log_prob(np.array([[3, token]]))
+    table = {"order": 2, "vocab_size": 27, "start": 0}
+    with pytest.raises(ValueError, match=r"tokens must be in \[0, 27\)"):
+        ngram.without_privacy(np.array([[3, token]]), np.ones((1, 2), bool), **table)
+
+
+@pytest.mark.parametrize(
+    ("tokens", "mask"), [((2, 0), (2, 0)), ((4,), (4,)), ((2, 2, 2), (2, 2, 2)), ((2, 4), (4,))]
+)
+def test_tokens_and_mask_are_one_matrix_each(tokens, mask):
+    with pytest.raises(ValueError, match="tokens and mask have shapes"):
+        ngram.statistic((np.zeros(tokens, int), np.ones(mask, bool)), **OPTIONS)
