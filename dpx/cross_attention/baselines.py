@@ -7,12 +7,13 @@ import math
 import dp_accounting
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 import dpx.attention
 from dpx import noise
 from dpx._numerics import wide_sums
 from dpx._validate import check_integer
-from dpx.cross_attention.domain import Domain, check_memory
+from dpx.cross_attention.domain import Domain, check_memory, check_real
 from dpx.privacy import (
     REPLACE_ONE,
     PrivacyGuarantee,
@@ -46,8 +47,9 @@ def mean_of_values(
     with `value_domain="ball"`. Values are clipped into their domain.
 
     Raises:
-      ValueError: for a bound, ε or δ out of range.
+      ValueError: for a bound, ε or δ out of range, or a V that is not one matrix.
     """
+    _check_one(V=V)
     n, _, value_dim = check_memory(V, V)
     domain = Domain("box", 1, value_dim, 1.0, 1.0, value_bound, 1.0, value_domain)
     multiplier = gaussian_noise_multiplier(epsilon, delta)
@@ -100,8 +102,10 @@ def fresh_noise(
       Answers (m, d_v), and the guarantee of all of them together.
 
     Raises:
-      ValueError: as `dpx.cross_attention.build`.
+      ValueError: as `dpx.cross_attention.build`, and for leading axes, over which neither noise nor budget is
+        shared.
     """
+    _check_one(Q=Q, K=K, V=V)
     n, _, _ = check_memory(K, V)
     bounds = Domain.declare(
         K,
@@ -141,6 +145,17 @@ def fresh_noise(
     if not clip:
         guarantee = guarantee.assuming("data within the declared bounds")
     return Answers(values, guarantee)
+
+
+def _check_one(**arrays) -> None:
+    """Raises ValueError for anything but matrices of real numbers: leading axes would share no budget."""
+    for name, array in arrays.items():
+        if np.ndim(array) != 2:
+            raise ValueError(
+                f"{name} has shape {np.shape(array)}, which must be one matrix: call it for each head or "
+                "batch by itself, with a key and a share of the budget of its own"
+            )
+        check_real(name, array)
 
 
 def _guarantee(epsilon, delta, mechanism, multiplier) -> PrivacyGuarantee:

@@ -233,6 +233,11 @@ def _entered(x, weights, bound, weight_bound):
     if x.ndim != 2 or weights.shape != x.shape[:1] or not len(x):
         raise ValueError(f"x has shape {x.shape} and weights {weights.shape}: pass (n, d) and (n,)")
     check_bounds(weight_bound=weight_bound, bound=bound)
+    if np.shape(bound) not in ((), (1,), x.shape[1:]):
+        raise ValueError(
+            f"bound has shape {np.shape(bound)} for x of shape {x.shape}: give one number, or one for each "
+            "coordinate"
+        )
     bounds = np.broadcast_to(np.asarray(bound, np.float64), x.shape[1:])
     check_inside("x", x, 0, bounds)
     check_inside("weights", weights, -weight_bound, weight_bound)

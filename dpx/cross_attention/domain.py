@@ -200,15 +200,31 @@ class Domain:
             return into_ball(v, self.value_bound)
         return jnp.clip(v, -self.value_bound, self.value_bound)
 
+    def check_memory(self, k, v) -> int:
+        """The number of rows of K (..., n, d) and V (..., n, d_v).
+
+        Raises:
+          ValueError: where they do not fit together, or have other widths than were declared, for which
+            neither noise nor budget would be enough.
+        """
+        n, *widths = check_memory(k, v, self.neighboring)
+        if widths != [self.dim, self.value_dim]:
+            raise ValueError(
+                f"K and V have {widths[0]} and {widths[1]} columns, which must be the domain's "
+                f"dim={self.dim} and value_dim={self.value_dim}: declare the domain of this memory"
+            )
+        return n
+
     def check_queries(self, q) -> jax.Array:
         """The queries as an array.
 
         Raises:
-          ValueError: for a wrong last axis or, where values can be looked at, queries outside the
-            bound. Under `jit` such queries pass: their answers are private, but not accurate.
+          ValueError: for a wrong last axis, numbers that are not real or, where values can be looked at,
+            queries outside the bound. Under `jit` such queries pass: answers are private, but not accurate.
         """
         if np.ndim(q) < 2 or np.shape(q)[-1] != self.dim:
             raise ValueError(f"Q has shape {np.shape(q)}: pass (m, {self.dim})")
+        check_real("Q", q)
         if is_concrete(q):
             self._check_rows("Q", np.asarray(q), self.kind, self.query_bound, "query_bound")
         return jnp.asarray(q, jnp.result_type(float))
@@ -217,10 +233,14 @@ class Domain:
         """Attention from its noisy sums (..., 1 + d_v), the first being the mass times `value_norm`.
 
         The mass is cut to its public range and answers to the values' domain, in which every mean of values
-        lies: post-processing, without which a mass near zero, or below it, would ruin them.
+        lies: post-processing, without which a mass near zero, or below it, would ruin them. Where logits may
+        be large, sums or quotients are more than floats hold. They become the largest floats, with their
+        signs, and what is no number becomes zero.
         """
+        sums = jnp.nan_to_num(sums)
+        low = jnp.maximum(low, jnp.finfo(sums.dtype).tiny)
         mass = jnp.clip(sums[..., 0] / self.value_norm, low, high)
-        return self.nearest_values(sums[..., 1:] / mass[..., None])
+        return self.nearest_values(jnp.nan_to_num(sums[..., 1:] / mass[..., None]))
 
     @staticmethod
     def _check_rows(name: str, rows: np.ndarray, kind: str, bound: float, argument: str):
@@ -251,7 +271,9 @@ class Domain:
 def check_memory(
     k, v, neighboring: NeighboringRelation | str = REPLACE_ONE
 ) -> tuple[int, int, int]:
-    """(n, d, d_v) of K (..., n, d) and V (..., n, d_v); raises ValueError where they do not fit.
+    """(n, d, d_v) of K (..., n, d) and V (..., n, d_v).
+
+    Raises ValueError where they do not fit, or hold anything but real numbers.
 
     No rows at all are a memory where rows come and go, since it must not be told from one with a row.
     """
@@ -261,6 +283,17 @@ def check_memory(
             f"K has shape {k_shape} and V has shape {v_shape}: pass K (n, d) and V (n, d_v), "
             "with the same leading axes for heads"
         )
+    if 0 in k_shape[:-2]:
+        raise ValueError(f"K has shape {k_shape}, with no heads: pass at least one")
+    check_real("K", k)
+    check_real("V", v)
     if k_shape[-2] < 1 and check_relation(neighboring, "neighboring") is REPLACE_ONE:
         raise ValueError("K has no rows: an empty memory has no attention")
     return k_shape[-2], k_shape[-1], v_shape[-1]
+
+
+def check_real(name: str, array) -> None:
+    """Raises ValueError for anything but real numbers: of complex ones the imaginary part would be lost."""
+    dtype = array.dtype if hasattr(array, "dtype") else np.asarray(array).dtype
+    if not any(jnp.issubdtype(dtype, kind) for kind in (jnp.floating, jnp.integer, jnp.bool_)):
+        raise ValueError(f"{name} has dtype {dtype}, which must be real: pass real numbers")

@@ -29,7 +29,7 @@ from dpx import noise
 from dpx._numerics import wide_sums
 from dpx.cross_attention.chosen import choose_features, even_degree
 from dpx.cross_attention.contribution import largest_contribution, sensitivity
-from dpx.cross_attention.domain import Domain, check_memory
+from dpx.cross_attention.domain import Domain
 from dpx.cross_attention.features import Features, PolynomialFeatures, check_features
 from dpx.cross_attention.moments import (
     largest_whole,
@@ -170,7 +170,7 @@ def build(
         raise ValueError("secure=True cannot be traced: call it outside jit and vmap")
     multiplier = _check(key, domain, features, epsilon, delta, secure)
     largest = largest_contribution(domain, features, contribution_bound)
-    n, _, _ = check_memory(K, V, domain.neighboring)
+    n = domain.check_memory(K, V)
     K, V = domain.enter(K, V, clip=clip)
     heads = math.prod(K.shape[:-2])
     # The noise of integers: what is traced and what is not say the same of themselves.
@@ -213,7 +213,7 @@ def statistic(
       domain, features, clip, contribution_bound: As in `build`.
     """
     K, V = block
-    n, _, _ = check_memory(K, V, domain.neighboring)
+    n = domain.check_memory(K, V)
     check_features(features, domain)
     largest = largest_contribution(domain, features, contribution_bound)
     K, V = domain.enter(K, V, clip=clip)

@@ -35,7 +35,7 @@ from jax.core import Tracer
 from dpx import _validate
 from dpx._numerics import wide_sums
 from dpx.cross_attention import leaf_sums, node_noise, structures
-from dpx.cross_attention.domain import Domain, check_memory
+from dpx.cross_attention.domain import Domain
 from dpx.cross_attention.features import PolynomialFeatures, smallest_degree
 from dpx.cross_attention.node_sums import num_bins
 from dpx.noise import check_finite, check_size, secure
@@ -152,7 +152,7 @@ def build(
       ValueError: for ε or δ out of range, rows outside the bounds (the first is named), options that are not
         known or not affordable, or arrays that do not fit together.
     """
-    n = _check_rows(K, V)
+    n = _check_rows(K, V, domain)
     if bins is None and not (noise == "truncated_laplace" and budget == "paper"):
         bins = min(n, 1024)
     bins = num_bins(bins, n)
@@ -211,7 +211,7 @@ def statistic(
       domain, features, bins, clip, noise, budget: As in `build`.
     """
     K, V = block
-    n, bins = _check_rows(K, V), num_bins(_validate.check_integer(bins, "bins"), 1)
+    n, bins = _check_rows(K, V, domain), num_bins(_validate.check_integer(bins, "bins"), 1)
     structures.check(domain, features, noise, budget)
     K, V = domain.enter(K, V, clip=clip)
     sums = structures.whole_leaves(K, V, domain, features, noise, budget, bins)
@@ -238,8 +238,8 @@ def release(
         return _released(tables, total.num_records, guarantee, dtype, **about)
 
 
-def _check_rows(K, V) -> int:
-    n, _, _ = check_memory(K, V)
+def _check_rows(K, V, domain: Domain) -> int:
+    n = domain.check_memory(K, V)
     if np.ndim(K) != 2:
         raise ValueError(f"K has shape {np.shape(K)}: trees take (n, d), use the sketch for heads")
     return n

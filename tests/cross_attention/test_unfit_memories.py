@@ -1,0 +1,95 @@
+"""Memories that do not fit what was declared, and rows and logits at the edge of it."""
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from cross_attention_memory import BOX, BUDGET, KEY, memory
+
+from dpx import cross_attention
+from dpx.cross_attention import Domain, PolynomialFeatures, baselines, sketch, tree
+
+K, V, Q = memory(6, 2)
+
+
+@pytest.mark.parametrize("shape", [(1, 6, 2), (3, 2, 2)])
+def test_the_mean_of_values_has_one_matrix(shape):
+    """The mean over the heads of one head would be its rows, with the noise of a mean."""
+    with pytest.raises(ValueError, match=r"V has shape .* must be one matrix"):
+        baselines.mean_of_values(KEY, V.reshape(shape), value_bound=1.0, **BUDGET)
+
+
+@pytest.mark.parametrize("name", ["Q", "K", "V"])
+def test_fresh_noise_is_for_one_head_and_one_row_of_queries(name):
+    arrays = {"Q": Q, "K": K, "V": V}
+    with pytest.raises(ValueError, match=rf"{name} has shape .* must be one matrix"):
+        baselines.fresh_noise(KEY, **(arrays | {name: arrays[name][None]}), **BOX, **BUDGET)
+    heads = {"K": K[None], "V": V[None]}
+    with pytest.raises(ValueError, match=r"K has shape .* must be one matrix"):
+        baselines.fresh_noise(KEY, Q, **heads, **BOX, **BUDGET)
+
+
+@pytest.mark.parametrize("module", [sketch, tree])
+@pytest.mark.parametrize("columns", [(2, 1), (1, 2)])
+def test_a_domain_is_that_of_the_memory(module, columns):
+    """Noise and budget are those of as many columns as the domain has."""
+    domain = Domain("box", *columns, 1.0, 1.0, 1.0, 1.0)
+    about = {"domain": domain, "features": PolynomialFeatures(columns[0], 2, 1.0), "clip": True}
+    bins = {"bins": 2} if module is tree else {}
+    with pytest.raises(ValueError, match="which must be the domain's"):
+        module.build(KEY, K, V, **about, **BUDGET, **bins)
+    with pytest.raises(ValueError, match="which must be the domain's"):
+        module.statistic((K, V), **about, **bins)
+
+
+@pytest.mark.parametrize(
+    ("changed", "message"),
+    [
+        ({"K": K * (1 + 1j)}, "K has dtype complex"),
+        ({"V": V * (1 + 1j)}, "V has dtype complex"),
+        ({"K": np.full((6, 2), "a")}, "K has dtype <U1"),
+        ({"K": K[None][:0], "V": V[None][:0]}, "no heads"),
+    ],
+)
+def test_memories_are_real_numbers_of_one_head_or_more(changed, message):
+    with pytest.raises(ValueError, match=message):
+        cross_attention.build(KEY, **({"K": K, "V": V} | changed), **BOX, **BUDGET)
+
+
+def test_queries_are_real_numbers():
+    with pytest.raises(ValueError, match="Q has dtype complex"):
+        Domain.declare(K, V, **BOX).check_queries(Q * (1 + 1j))
+
+
+def test_trees_of_distances_have_a_bound_for_each_coordinate():
+    with pytest.raises(ValueError, match=r"bound has shape \(3,\)"):
+        cross_attention.DPTreeHighDim.build(
+            KEY, K, np.ones(6), bound=[1.0, 1.0, 1.0], weight_bound=1.0, **BUDGET
+        )
+
+
+@pytest.mark.parametrize("kind", ["box", "ball"])
+def test_a_row_at_the_edge_counts_however_large_its_logit_is(kind):
+    """0.3 is more in 32 bits than in 64, by enough for e^50 to take it for a row that is too long."""
+    bound = 0.3
+    scale = bound**2 / 100 * (0.5 if kind == "box" else 1)
+    corner, ones = np.full((2, 1), bound), np.ones((2, 1))
+    declared = Domain.declare(
+        corner, ones, key_bound=bound, value_bound=1.0, domain=kind, scale=scale
+    )
+    features = PolynomialFeatures(1, 200, scale)
+    edge, inside = (
+        sketch.statistic((key, ones), domain=declared, features=features).sums[0]
+        for key in (corner, corner * (1 - 1e-6))
+    )
+    assert np.abs(edge).max() == pytest.approx(np.abs(inside).max(), rel=1e-3) != 0
+
+
+@pytest.mark.parametrize("value_domain", ["box", "ball", "simplex"])
+def test_answers_are_in_the_values_domain_whatever_sums_and_masses_are(value_domain):
+    """With logits up to 100 weights lie between e⁻¹⁰⁰ and e¹⁰⁰, which 32 bits hold neither of."""
+    domain = Domain("ball", 1, 2, 1.0, 1.0, 1.0, 0.01, value_domain)
+    far = jnp.asarray([0.0, 1.0, -1e30, 3e38, jnp.inf, -jnp.inf, jnp.nan])
+    sums = jnp.stack(jnp.meshgrid(far, far, far), axis=-1).reshape(-1, 3)
+    answers = domain.ratio(sums, jnp.exp(-100.0), jnp.exp(100.0))
+    assert np.isfinite(answers).all()
+    np.testing.assert_allclose(domain.nearest_values(answers), answers, atol=1e-6)
