@@ -28,8 +28,15 @@ def memory_scores(memory: cross_attention.Sketch, queries) -> np.ndarray:
 
 
 def exact_scores(data: Documents, values: np.ndarray, logit: float) -> np.ndarray:
-    """Votes of the private documents, each at most 1, without privacy: (m, groups)."""
-    return np.exp(logit * (data.queries @ data.keys.T - 1)) @ values
+    """Votes of the private documents, each at most 1, without privacy: (m, groups).
+
+    In 64 bits: in 32 a sum over documents is rounded by more than is allowed for, and a vote may exceed 1.
+    """
+    keys, values = data.keys.astype(np.float64), values.astype(np.float64)
+    pieces = np.array_split(data.queries.astype(np.float64), 1 + len(data.queries) // 1000)
+    return np.concatenate(
+        [np.exp(logit * np.minimum(some @ keys.T - 1, 0)) @ values for some in pieces]
+    )
 
 
 def fresh_noise(

@@ -11,7 +11,6 @@ from typing import Any
 
 import dp_accounting
 import jax
-import jax.numpy as jnp
 import numpy as np
 
 from dpx import gram
@@ -168,7 +167,8 @@ def power_method(
     """Components by subspace iteration with noise in each step (Hardt and Price, arXiv:1311.2495).
 
     A document x with ‖x‖ ≤ 1 that comes or goes moves X Xᵀ U by x (Uᵀ x)ᵀ, of norm at most 1 where U is
-    orthonormal. All steps together are one Gaussian mechanism.
+    orthonormal. All steps together are one Gaussian mechanism. Products have 64 bits: rounded to 32 they
+    would move by more.
 
     Args:
       key: Of the noise.
@@ -182,7 +182,7 @@ def power_method(
     for step in range(steps):
         noisy = release(
             jax.random.fold_in(key, step),
-            jnp.asarray(exact @ basis, jnp.float32),
+            exact @ basis,
             sensitivity=1 + 1e-5,
             noise_multiplier=multiplier * float(np.sqrt(steps)),
             label="step of the power method",

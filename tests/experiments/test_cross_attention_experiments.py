@@ -242,6 +242,21 @@ def test_votes_with_fresh_noise_pay_for_every_query():
     assert few.shape == (7, 5)
 
 
+def test_a_document_has_a_vote_of_at_most_one_in_sums_of_any_size():
+    rng = np.random.default_rng(0)
+    keys = (rng.normal(size=(5000, 8)) + 2).astype(np.float32)
+    keys /= np.linalg.norm(keys, axis=1, keepdims=True)
+    values = np.ones((5000, 1), np.float32)
+    for place in range(8):
+        whole, less = (
+            classifiers.exact_scores(
+                types.SimpleNamespace(keys=keys[kept], queries=keys[[place]]), values[kept], 1.0
+            )
+            for kept in (slice(None), np.arange(5000) != place)
+        )
+        assert 1 - 1e-6 <= (whole - less).item() <= 1 + 1e-9
+
+
 def test_class_means_without_noise_are_means():
     rng = np.random.default_rng(0)
     keys, labels = rng.normal(size=(200, 3)), rng.integers(4, size=200)

@@ -60,7 +60,8 @@ def test_noise_of_the_power_method_covers_a_document(monkeypatch):
     rows[0], steps = start[:, 0], 3
     budget = {"epsilon": 1.0, "delta": 1e-5}
     for kept in (slice(None), slice(1, None)):
-        features.power_method(KEY, rows[kept].T @ rows[kept], start, steps, **budget)
+        others = 1e6 * np.eye(5)  # so many that 32 bits would round by 0.06
+        features.power_method(KEY, others + rows[kept].T @ rows[kept], start, steps, **budget)
     (whole, settings), (less, _) = drawn[0], drawn[steps]
     moved = np.linalg.norm(whole - less)
     assert moved == pytest.approx(1, abs=1e-5)
