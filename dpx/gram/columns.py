@@ -92,8 +92,8 @@ def leading_rows(X: Any) -> tuple[int, Any]:
 
     A DataFrame becomes the array of its values.
     """
-    X = X.to_numpy() if hasattr(X, "to_numpy") else X
-    if not hasattr(X, "shape") and isinstance(X, Iterable):
+    X = _values(X)
+    if _is_many(X):
         blocks = iter(X)
         first = next(blocks, None)
         return leading_rows(first)[0], itertools.chain([first], blocks)
@@ -101,7 +101,18 @@ def leading_rows(X: Any) -> tuple[int, Any]:
     return X.shape[0], X
 
 
+def _values(X: Any) -> Any:
+    return X.to_numpy() if hasattr(X, "to_numpy") else X
+
+
+def _is_many(X: Any) -> bool:
+    """Whether X is an iterable of blocks. A string is none: its letters are strings again."""
+    return not hasattr(X, "shape") and isinstance(X, Iterable) and not isinstance(X, str | bytes)
+
+
 def _check_shape(block) -> None:
+    if isinstance(block, np.ma.MaskedArray):
+        raise ValueError("X is a masked array, whose mask would count for nothing: fill it first")
     if getattr(block, "ndim", None) != 2 or block.shape[0] < 1:
         shape = getattr(block, "shape", type(block).__name__)
         raise ValueError(f"X (or a block of its columns) is {shape}: give a matrix of shape (n, d)")
@@ -113,8 +124,8 @@ def _check_shape(block) -> None:
 
 def _blocks(X: Any) -> Iterator[Any]:
     """X as blocks of columns: slices of an array, a sparse matrix whole, the blocks of an iterable."""
-    if not hasattr(X, "shape") and isinstance(X, Iterable):
-        for block in X:
+    if _is_many(X):
+        for block in map(_values, X):
             if not hasattr(block, "shape"):
                 _check_shape(block)
             yield from _blocks(block)
@@ -145,7 +156,7 @@ def _dense_gram(block, column_bound, *, dtype):
     columns = jnp.asarray(block).astype(dtype)
     finite = jnp.isfinite(columns).all(axis=0)
     columns = jnp.where(finite, columns, 0)
-    longest = jnp.max(jnp.where(finite, norm(columns, axis=0), jnp.inf))
+    longest = jnp.max(jnp.where(finite, norm(columns, axis=0), jnp.inf), initial=0)
     columns = into_ball(columns, column_bound, axis=0)
     gram = jnp.matmul(columns, columns.T, precision=jax.lax.Precision.HIGHEST)
     return gram, longest

@@ -149,8 +149,9 @@ def test_psd_projection_is_the_nearest_psd_matrix(X):
         lambda X: (X[:, i : i + 13] for i in range(0, X.shape[1], 13)),
         lambda X: iter([sparse.csc_array(X[:, :100]), X[:, 100:]]),
         pd.DataFrame,
+        lambda X: [pd.DataFrame(X[:, :50]), pd.DataFrame(X[:, 50:])],
     ],
-    ids=["numpy", "jax", "csr", "coo", "list", "generator", "mixed", "pandas"],
+    ids=["numpy", "jax", "csr", "coo", "list", "generator", "mixed", "pandas", "pandas blocks"],
 )
 @pytest.mark.parametrize("mechanism", [{}, SAMPLING], ids=["gaussian", "sampling"])
 def test_every_form_of_the_data_gives_the_same_release(X, form, mechanism):
@@ -329,12 +330,25 @@ def test_the_values_named_in_the_message_are_admissible(X, remedy):
         [],
         [np.zeros((2, 3)), np.zeros((3, 3))],
         [[1.0, 2.0], [3.0, 4.0]],
+        "abc",
+        [b"abc"],
+        np.ma.masked_array([[100.0, 0.0]], mask=[[True, False]]),
+        [np.zeros((1, 3)), np.ma.masked_array([[100.0, 0.0]], mask=[[True, False]])],
     ],
 )
 @pytest.mark.parametrize("mechanism", [{}, SAMPLING], ids=["gaussian", "sampling"])
 def test_malformed_data_raises(bad, mechanism):
     with pytest.raises(ValueError, match="X"):
         gram.release(KEY, bad, **BUDGET, **mechanism)
+
+
+def test_no_columns_are_released_under_jit_too():
+    def release(X):
+        return gram.release(KEY, X, neighboring="add_or_remove_one", **BUDGET).matrix
+
+    noise = jax.jit(release)(jnp.ones((3, 0)))
+    assert np.isfinite(noise).all()
+    assert np.linalg.norm(noise) > 0
 
 
 def test_wide_promise_raises():
