@@ -15,6 +15,10 @@ from dpx.noisy_head.prompts import Features
 DECAY = {"paper": 2.0, "ridge": 1.0}
 
 
+# Their products, of up to four, and the squares of these are floats with noise and in sums.
+_SMALLEST_BOUND, _LARGEST_BOUND = 1e-30, 1e30
+
+
 class HyperParameters(NamedTuple):
     """|y| ≤ response_clip (C), ‖Z‖_F ≤ feature_radius (G) and ‖Γ‖_F ≤ parameter_radius (R)."""
 
@@ -135,10 +139,14 @@ def enforce(features: Features, hyper: HyperParameters) -> Features:
 
 
 def check_hyper(hyper: HyperParameters) -> HyperParameters:
-    """Returns the bounds as `HyperParameters`; raises ValueError unless all three are positive and finite."""
+    """Returns the bounds as `HyperParameters`; raises ValueError unless all three are from 1e-30 to 1e30."""
     if not isinstance(hyper, tuple | list) or len(hyper) != 3:
         raise ValueError(f"hyper={hyper} must be HyperParameters(C, G, R)")
     hyper = HyperParameters(*hyper)
     for name, bound in hyper._asdict().items():
-        check_positive(bound, f"hyper.{name}")
+        if not _SMALLEST_BOUND <= check_positive(bound, f"hyper.{name}") <= _LARGEST_BOUND:
+            raise ValueError(
+                f"hyper.{name}={bound} must be from {_SMALLEST_BOUND} to {_LARGEST_BOUND}: measure in other "
+                "units"
+            )
     return hyper

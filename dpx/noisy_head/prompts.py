@@ -122,6 +122,7 @@ def featurize(
         )
     _check_bounds(response_clip, feature_radius)
     for name, array in (("prompts.x", x), ("prompts.y", y)):
+        _check_real(array, name)
         check_finite(array, name, "drop or repair those prompts")
     return _reduce(as_float64(x), as_float64(y), response_clip, feature_radius)
 
@@ -140,8 +141,10 @@ def corrupt(
       where: Which responses move: "context" (y_1..y_L, the paper's text), "all" (y_{L+1} too), or "query".
 
     Raises:
-      ValueError: for an unknown `where`.
+      ValueError: for an unknown `where`, or an index that is none of a prompt.
     """
+    if not isinstance(index, Tracer) and check_integer(index, "index", 0) >= len(prompts.x):
+        raise ValueError(f"index={index} must be one of the {len(prompts.x)} prompts, from 0")
     x, y = as_float64(prompts.x), as_float64(prompts.y)
     moved = {"context": slice(None, -1), "all": slice(None), "query": slice(-1, None)}
     if where not in moved:
@@ -161,7 +164,7 @@ def check_features(features: Features) -> Features:
     """The features in float64, after the checks that every estimator makes of them.
 
     Raises:
-      ValueError: for shapes other than (N, D), (N, D), (N,), and for values that are not finite.
+      ValueError: for shapes other than (N, D), (N, D), (N,), and for values that are not real or not finite.
     """
     query, context, target = features
     shape = jnp.shape(query)
@@ -173,6 +176,7 @@ def check_features(features: Features) -> Features:
     if 0 in shape:
         raise ValueError(f"features of shape {shape} are empty: N and D must be at least 1")
     for name, array in zip(Features._fields, features, strict=True):
+        _check_real(array, f"features.{name}")
         check_finite(array, f"features.{name}", "drop or repair those prompts")
     return Features(as_float64(query), as_float64(context), as_float64(target))
 
@@ -226,6 +230,12 @@ def _reduce(x, y, response_clip, feature_radius) -> Features:
         size = norm(query) * norm(context)
         context = context * jnp.minimum(1, feature_radius / jnp.where(size > 0, size, 1))[..., None]
     return Features(query, context, target)
+
+
+def _check_real(array, name: str) -> None:
+    """Raises ValueError for complex numbers, of which the imaginary parts would be lost."""
+    if jnp.iscomplexobj(array):
+        raise ValueError(f"{name} holds complex numbers: pass real ones")
 
 
 def _check_sizes(num_prompts, length, dim, noise_std):

@@ -223,6 +223,9 @@ def test_corrupt_moves_what_it_says():
         np.testing.assert_array_equal(np.array(bad.x)[others], prompts.x[others])
     with pytest.raises(ValueError, match="where='labels'"):
         noisy_head.corrupt(prompts, 3, alpha=1.0, mu=1.0, where="labels")
+    for index in (-1, 5, 0.5):
+        with pytest.raises(ValueError, match=f"index={index}"):
+            noisy_head.corrupt(prompts, index, alpha=1.0, mu=1.0)
 
 
 def test_head_computes_equation_2_2():
@@ -268,6 +271,14 @@ def test_global_precision_is_left_alone():
         (
             lambda p, f: noisy_head.featurize(noisy_head.Prompts(p.x * np.nan, p.y)),
             "prompts.x .*not finite",
+        ),
+        (
+            lambda p, f: noisy_head.featurize(noisy_head.Prompts(p.x * 1j, p.y)),
+            "prompts.x holds complex",
+        ),
+        (
+            lambda p, f: noisy_head.ridge(f._replace(query=f.query * (1 + 1j)), 1.0),
+            "features.query holds complex",
         ),
         (lambda p, f: noisy_head.featurize(p, response_clip=0.0), "response_clip=0"),
         (lambda p, f: noisy_head.featurize(p, feature_radius=-1.0), "feature_radius=-1"),

@@ -180,6 +180,26 @@ def test_misuse(changed, message):
         noisy_head.fit(jax.random.key(0), features, hyper, **arguments)
 
 
+@pytest.mark.parametrize("size", [1e-200, 1e-31, 1e31, 1e200])
+@pytest.mark.parametrize("name", noisy_head.HyperParameters._fields)
+def test_bounds_whose_products_are_no_floats_are_refused(name, size):
+    """With them noise would be zero or infinite, and a guarantee of it wrong."""
+    hyper = noisy_head.HyperParameters(1.0, 1.0, 1.0)._replace(**{name: size})
+    budget = {"regularization": 1.0, "epsilon": 1.0, "delta": 1e-5}
+    with pytest.raises(ValueError, match=f"hyper.{name}"):
+        noisy_head.fit_one_shot(jax.random.key(0), features_of(5), hyper, **budget)
+    with pytest.raises(ValueError, match=f"hyper.{name}"):
+        noisy_head.fit(jax.random.key(0), features_of(5), hyper, step_size=0.1, steps=2, **budget)
+
+
+@pytest.mark.parametrize("size", [1e-30, 1e-20, 1e10])
+def test_bounds_in_range_are_released_finite(size):
+    hyper = noisy_head.HyperParameters(size, size, size)
+    budget = {"regularization": 1.0, "epsilon": 1.0, "delta": 1e-5}
+    made = noisy_head.fit_one_shot(jax.random.key(0), features_of(5), hyper, **budget)
+    assert 0 < np.linalg.norm(made.gamma) <= size * (1 + 1e-9)
+
+
 def test_one_shot_misuse():
     features = features_of(5)
     good = {"regularization": 1.0, "epsilon": 1.0, "delta": 1e-5}
