@@ -125,6 +125,7 @@ def passes(
 
 def statistic(histories: Histories, *, items: np.ndarray) -> Partial:
     """The exact Gram matrix of those items, users being its columns: private data."""
+    popularity.check_histories(histories)
     columns = user_vectors(histories)[:, items].T
     lengths = np.sqrt(columns.sum(axis=0))  # the norm of a 0/1 vector
     columns = columns @ sparse.diags_array(1 / np.maximum(lengths, 1))

@@ -94,8 +94,9 @@ def statistic(
     """The exact sum of users' vectors, each rescaled to norm at most `l2_clip_norm`: private data.
 
     Raises:
-      ValueError: for arguments out of range.
+      ValueError: for arguments out of range, or histories that are none.
     """
+    check_histories(histories)
     _validate.check_positive(l2_clip_norm, "l2_clip_norm")
     _validate.check_decay(age_decay, "age_decay")
     num_users, num_items = len(histories.items), histories.num_items
@@ -268,6 +269,15 @@ def count(histories: Histories) -> np.ndarray:
     for items in histories.items:
         counts[np.unique(items)] += 1
     return counts
+
+
+def check_histories(histories: Histories) -> None:
+    """Raises ValueError for anything but histories."""
+    if not isinstance(histories, Histories):
+        raise ValueError(
+            f"histories of type {type(histories).__name__} must be dpx.data.Histories, which knows the size "
+            "of the catalogue: make one of the lists of items"
+        )
 
 
 def _log_probabilities(counts: np.ndarray, noise_std: float) -> np.ndarray:

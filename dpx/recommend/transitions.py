@@ -65,6 +65,9 @@ class Transitions(NamedTuple):
 
         Returns:
           (U, M) float32: a row of M scores for each user, so pass large sets in pieces.
+
+        Raises:
+          ValueError: for a recency outside [0, 1], or an item outside [0, M).
         """
         if not 0 <= recency <= 1:
             raise ValueError(f"recency={recency} must be in [0, 1]")
@@ -271,6 +274,12 @@ def recency_vectors(
 ) -> sparse.csr_array:
     """(U, K) float32: Σ recency^k over the places of an item, k the number of items after it."""
     users, tokens, after = flatten(histories)
+    outside = (tokens < 0) | (tokens >= num_items)
+    if outside.any():
+        raise ValueError(
+            f"user {users[outside][0]} has item {tokens[outside][0]}, which must be in [0, {num_items}): "
+            "number items as in the histories that were fitted"
+        )
     place = places(items, num_items)[tokens]
     real = place >= 0
     weights = (recency ** after[real]).astype(np.float32)

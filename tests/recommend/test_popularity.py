@@ -6,7 +6,7 @@ import pytest
 from dpx.data import Histories, leave_last_out, left_pad, load_movielens_small
 from dpx.noise import secure
 from dpx.partial import in_memory
-from dpx.recommend import metrics, popularity
+from dpx.recommend import item_gram, metrics, popularity, transitions
 
 HISTORIES = Histories(tuple(np.array(h, int) for h in ([0, 0, 1], [2], [0, 3, 1, 2], [])), 5)
 
@@ -94,3 +94,9 @@ def test_popularity_on_movielens_ranks_as_an_independent_implementation_does(exc
 def test_a_statistic_by_itself_checks_its_arguments(options):
     with pytest.raises(ValueError, match="must be"):
         popularity.statistic(Histories(([0], [1]), 3), **options)
+
+
+@pytest.mark.parametrize("module", [popularity, item_gram, transitions])
+def test_lists_are_no_histories(module):
+    with pytest.raises(ValueError, match="histories of type list must be"):
+        module.fit(jax.random.key(0), [[0, 1]], epsilon=1.0, delta=1e-5)

@@ -305,3 +305,11 @@ def test_a_recency_out_of_range_raises(histories):
     made = transitions.fit(KEY, histories, epsilon=1.0, delta=1e-5)
     with pytest.raises(ValueError, match=r"recency=1\.2"):
         made.scores(histories.items[:2], recency=1.2)
+
+
+@pytest.mark.parametrize("item", [-1, NUM_ITEMS])
+def test_an_item_outside_the_catalogue_has_no_scores(histories, item):
+    """−1 would be the last item."""
+    made = transitions.fit(KEY, histories, epsilon=1.0, delta=1e-5)
+    with pytest.raises(ValueError, match=f"user 1 has item {item}, which must be in"):
+        made.scores([np.array([0]), np.array([1, item])])
