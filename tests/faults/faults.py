@@ -825,6 +825,20 @@ FAULTS = (
         "::test_random_features_that_overflow_stay_within_the_sensitivity",
     ),
     Fault(
+        "a memory with leading axes has the noise of a matrix",
+        "dpx/cross_attention/baselines.py",
+        "if np.ndim(array) != 2:",
+        "if False:",
+        "tests/cross_attention/test_unfit_memories.py::test_the_mean_of_values_has_one_matrix",
+    ),
+    Fault(
+        "a memory is wider than the domain that its noise is for",
+        "dpx/cross_attention/domain.py",
+        "if widths != [self.dim, self.value_dim]:",
+        "if False:",
+        "tests/cross_attention/test_unfit_memories.py::test_a_domain_is_that_of_the_memory",
+    ),
+    Fault(
         "the mean of V has half its sensitivity",
         "dpx/cross_attention/baselines.py",
         "sensitivity=2 * domain.value_norm / n,",
@@ -1377,6 +1391,21 @@ FAULTS = (
         "if np.any(mask & ((tokens < 0) | (tokens >= vocab_size))):",
         "if False:",
         "tests/test_ngram.py::test_tokens_outside_the_vocabulary_are_refused",
+    ),
+    Fault(
+        "a block of n-grams starts with what is no token",
+        "dpx/ngram.py",
+        "    order, vocab_size, start = _checked_table(order, vocab_size, start)\n"
+        "    _check_clip(l2_clip_norm)\n    tokens",
+        "    _check_clip(l2_clip_norm)\n    tokens",
+        "tests/test_ngram.py::test_tables_that_are_none_are_refused_in_a_block_too",
+    ),
+    Fault(
+        "products of the power method are rounded to 32 bits before their noise",
+        "experiments/gram/features.py",
+        "            exact @ basis,\n",
+        "            np.asarray(exact @ basis, np.float32),\n",
+        "tests/experiments/test_gram_features.py::test_noise_of_the_power_method_covers_a_document",
     ),
     Fault(
         "noise that floats flush to zero is released",
