@@ -67,7 +67,7 @@ CASES = {
 }
 
 
-@pytest.mark.parametrize("length", [1, 3])
+@pytest.mark.parametrize("length", [1, pytest.param(3, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("name", CASES)
 def test_norms_and_sums_are_exact(name, length):
     loss, size = CASES[name]
@@ -107,7 +107,13 @@ UNUSUAL = {
 }
 
 
-@pytest.mark.parametrize("name", UNUSUAL)
+QUICK = ("a weight of zero", "a scale of zero", "a tiny weight")
+
+
+@pytest.mark.parametrize(
+    "name",
+    [name if name in QUICK else pytest.param(name, marks=pytest.mark.slow) for name in UNUSUAL],
+)
 def test_it_is_checked_whether_the_product_serves(monkeypatch, name):
     good, change = UNUSUAL[name]
     seen, is_multiple = [], own_products.is_multiple
@@ -126,7 +132,10 @@ def test_it_is_checked_whether_the_product_serves(monkeypatch, name):
     assert set(seen) == {good}
 
 
-@pytest.mark.parametrize("name", ["columns", "turned", "number", "twice"])
+@pytest.mark.parametrize(
+    "name",
+    ["columns", *(pytest.param(n, marks=pytest.mark.slow) for n in ("turned", "number", "twice"))],
+)
 def test_no_product_with_the_weight_itself_is_taken(monkeypatch, name):
     """But in a branch, which runs for unusual weights."""
 
