@@ -164,7 +164,7 @@ def find(
         kept = [e for e in closed.jaxpr.eqns if not all(v in inputs for v in e.outvars)]
 
         def evaluate(eqn: Any, operands: Sequence[Any]) -> list[Any]:
-            results = zip(eqn.outvars, jaxprs.bind(eqn, operands), strict=True)
+            results = zip(eqn.outvars, jaxprs.bind(eqn, list(operands)), strict=True)
             return [env[v] if v in inputs else result for v, result in results]
 
         return jaxprs.run(kept, env, closed.jaxpr.outvars, evaluate)

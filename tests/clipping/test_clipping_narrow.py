@@ -86,7 +86,7 @@ def as_on_a_gpu(monkeypatch):
     jax.clear_caches()
 
 
-@pytest.mark.parametrize("positions", [1, 8])
+@pytest.mark.parametrize("positions", [pytest.param(1, marks=pytest.mark.slow), 8])
 def test_matrix_units_multiply_bfloat16_numbers(as_on_a_gpu, positions):
     """On GPUs what clip factors multiply is the sum of two such numbers."""
 

@@ -104,7 +104,7 @@ def test_a_function_that_draws_for_the_example_and_then_for_all_is_reported():
 
 
 @pytest.mark.parametrize("implementation", ["rbg", "unsafe_rbg"])
-@pytest.mark.parametrize("method", ["auto", "vmap"])
+@pytest.mark.parametrize("method", ["auto", pytest.param("vmap", marks=pytest.mark.slow)])
 def test_keys_that_jax_draws_from_by_place_are_refused(implementation, method):
     """A batch of them draws from the first: the record that has it would change the masks of all others."""
 

@@ -22,7 +22,7 @@ MODELS = {
 WIDE = {"transformer": 12, "GRU": 0, "LSTM": 0}
 
 
-@pytest.mark.parametrize("tied", [True, False])
+@pytest.mark.parametrize("tied", [True, pytest.param(False, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("name", MODELS)
 def test_products_are_in_the_type_that_parameters_are_cast_to(name, tied):
     graph, params = nnx.split(MODELS[name](tied=tied, embed_std=0.5, rngs=nnx.Rngs(0)))
