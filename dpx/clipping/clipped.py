@@ -92,9 +92,8 @@ class ClippedGrad:
         The model: IEEE arithmetic rounded to nearest, u = 2⁻²⁴ (2⁻⁵³ for float64 parameters), or truncated,
         with twice that u, on anything but a CPU; quotients and roots within 4u; sums in any order, fused or
         not; γ_n = n·u/(1 − n·u). Numbers below the smallest normal one may be flushed to zero, in operands
-        and in results: lengths are raised by what that can
-        hide, and clip factors below 2⁻⁴⁸ are zero. `g` is the gradient that the backward pass computed,
-        however far it is from the derivative of the loss.
+        and in results: lengths are raised by what that can hide, and clip factors below 2⁻⁴⁸ are zero. `g` is
+        the gradient that the backward pass computed, however far it is from the derivative of the loss.
 
         Two passes (`method="two_pass"`, and "auto" for models that use `jax.checkpoint`) compute the gradient
         twice. There the bound holds for the gradient of the first pass; the second differs from it by

@@ -282,10 +282,8 @@ class Batch:
             ]
             for term in inside if uses else ():
                 array, j = self.constants.arrays[term.key], term.small
-                known = [
-                    own.bare if own and term.key == f"parameter {k}" else None for _, own in uses
-                ]
-                each = [(pair, bare) for (pair, _), bare in zip(uses, known, strict=True)]
+                is_own = term.key == f"parameter {k}"
+                each = [(pair, own.bare if own and is_own else None) for pair, own in uses]
                 mine = small_values.small_gradient(
                     term, array, rule.layout, self.captured.splits[k], each, self.shapes[j]
                 )

@@ -7,6 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
+from test_clipping_models import WIDER
 
 from dpx import clipping
 from dpx.clipping import plan
@@ -231,7 +232,7 @@ def test_the_bound_on_a_sum_grows_with_its_terms():
     loss_fn = functools.partial(clipping.clipped_grad, lambda w, x: w @ x, l2_clip_norm=1.0)
     small = loss_fn(microbatch_size=1).rounding(256, params, x)
     whole = loss_fn().rounding(256, params, x)
-    assert 2 * 256 * 2.0**-24 < small < whole < 0.3  # Factors, by the fixture above.
+    assert 2 * 256 * 2.0**-24 < small < whole < 0.2 * WIDER  # Factors, by the fixture above.
     assert loss_fn(method="two_pass").rounding(256, params, x) == np.inf
 
 

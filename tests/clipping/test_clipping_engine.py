@@ -11,7 +11,7 @@ import numpy as np
 import optax
 import pytest
 from hypothesis import strategies as st
-from test_clipping_models import check, jit, per_example
+from test_clipping_models import WIDER, check, jit, per_example
 
 import dpx
 from dpx import clipping
@@ -126,7 +126,7 @@ def test_groups_and_non_finite_examples_by_gram(monkeypatch, method):
     gradients = per_example(loss, params, (ids[good], scale[good]))
     for name, g in zip(("embed", "mix"), gradients, strict=True):
         norms = np.linalg.norm(g.reshape(3, -1), axis=1)
-        np.testing.assert_allclose(out.norms[name][good], norms, rtol=2e-5)
+        np.testing.assert_allclose(out.norms[name][good], norms, rtol=1e-5 * WIDER)
         expected = np.tensordot(np.minimum(1, clips[name] / norms), g, 1)
         np.testing.assert_allclose(out.grads[name], expected, rtol=1e-4, atol=1e-6)
     nothing = fn(params, ids, scale * np.nan).grads

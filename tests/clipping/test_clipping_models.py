@@ -20,6 +20,9 @@ from dpx.clipping import plan, rounding
 QUICK = {"xla_backend_optimization_level": 0, "xla_llvm_disable_expensive_passes": True}
 jit = functools.partial(jax.jit, compiler_options=QUICK)
 
+# How much wider bounds on rounding are than on a CPU, where this is 1.
+WIDER = rounding.unit("float32") * 2**24
+
 
 def per_example(loss, params, batch):
     """One gradient after another, as jax.grad gives them."""
@@ -31,7 +34,7 @@ def per_example(loss, params, batch):
 
 def check(out, gradients, l2_clip_norm, mask=None, slack=1e-4):
     """Norms, which are rounded up, to `slack` on a CPU; sums as a whole and leaf by leaf to 1e-5 relative."""
-    slack *= rounding.unit("float32") * 2**24
+    slack *= WIDER
     mask = np.ones(len(out.norms)) if mask is None else mask
     norms = np.sqrt(sum((g.reshape(len(g), -1) ** 2).sum(1) for g in gradients)) * mask
     found = np.asarray(out.norms, "f8")
