@@ -5,7 +5,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax import lax
-from test_clipping_models import check, jit, per_example
+from test_clipping_models import check, per_example
+from xla_flags import USUAL_KERNELS
 
 from dpx import clipping
 from dpx.clipping import plan
@@ -47,7 +48,9 @@ def test_every_type_of_index(monkeypatch, look_up, rows, dtype):
 
     for method in ("one_pass", "two_pass"):
         fn = clipping.clipped_grad(loss, l2_clip_norm=0.1, method=method)
-        check(jit(fn)(table, ids), per_example(loss, table, (ids,)), 0.1)
+        # XLA's older kernels scatter by bytes to rows that do not exist.
+        out = jax.jit(fn, compiler_options=USUAL_KERNELS)(table, ids)
+        check(out, per_example(loss, table, (ids.astype(np.int32),)), 0.1)
 
 
 @pytest.mark.parametrize("method", ["one_pass", "two_pass"])

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 from mesh_cases import OTHER_CASES, QUICK_CASES
+from xla_flags import on_devices
 
 PROGRAM = Path(__file__).parents[1] / "mesh_cases.py"
 PARAMETERS = 3 * 3 * 3 * 32 + 96 * 32 + 32 * 64 + 64 + 64 * 32 + 2 * 32 * 64
@@ -23,10 +24,9 @@ class Found(dict):
 
 
 def run(cases):
-    devices = {"XLA_FLAGS": "--xla_force_host_platform_device_count=8", "JAX_PLATFORMS": "cpu"}
     done = subprocess.run(
         [sys.executable, PROGRAM, cases],
-        env=os.environ | devices | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
+        env=os.environ | on_devices(8) | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
         capture_output=True,
         text=True,
         timeout=300,

@@ -8,6 +8,7 @@ import jax
 import numpy as np
 import pytest
 from command_line import ROOT, call, command
+from xla_flags import CHEAP, on_devices
 
 from dpx import _storage as storage
 from dpx.launch import records
@@ -19,8 +20,6 @@ CONFIG = (
     "--config.noise_seed=7",
     "--config.train.batch_size=8",
 )
-# Compiles fast.
-CHEAP = "--xla_backend_optimization_level=0 --xla_llvm_disable_expensive_passes=true"
 
 
 def start(count, *flags, second=(), folders=(ROOT, ROOT)):
@@ -36,7 +35,7 @@ def start(count, *flags, second=(), folders=(ROOT, ROOT)):
                 *(second if number == 1 else ()),
             ],
             cwd=folders[number],
-            env=os.environ | {"JAX_PLATFORMS": "cpu", "XLA_FLAGS": CHEAP, "PYTHONPATH": str(ROOT)},
+            env=os.environ | on_devices(1, CHEAP) | {"PYTHONPATH": str(ROOT)},
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,

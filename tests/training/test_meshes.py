@@ -9,24 +9,22 @@ from pathlib import Path
 import jax
 import numpy as np
 import pytest
+from xla_flags import CHEAP, on_devices
 
 from dpx.training.layout import Layout, as_mesh
 
 CASES = Path(__file__).parents[1] / "fit_cases.py"
 PARAMETERS = 48 * 16 + 16 * 16 + 48 + 3
-CHEAP = "--xla_backend_optimization_level=0 --xla_llvm_disable_expensive_passes=true"
 
 
 @pytest.fixture(scope="module")
 def found():
     """What `fit_cases.py` prints: one process for all cases, because starting takes the time."""
-    devices = {
-        "XLA_FLAGS": f"--xla_force_host_platform_device_count=8 {CHEAP}",
-        "JAX_PLATFORMS": "cpu",
-    }
     done = subprocess.run(
         [sys.executable, CASES],
-        env=os.environ | devices | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
+        env=os.environ
+        | on_devices(8, CHEAP)
+        | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
         capture_output=True,
         text=True,
         timeout=600,

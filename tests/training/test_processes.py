@@ -11,12 +11,12 @@ import fit_cases
 import jax
 import numpy as np
 import pytest
+from xla_flags import CHEAP, on_devices
 
 from dpx import _processes
 from dpx.training import layout
 
 PROGRAM = Path(fit_cases.__file__).with_name("fit_process.py")
-CHEAP = "--xla_backend_optimization_level=0 --xla_llvm_disable_expensive_passes=true"
 
 
 def start(folder, count, devices=1, killed=None, other=None):
@@ -25,8 +25,6 @@ def start(folder, count, devices=1, killed=None, other=None):
         free.bind(("localhost", 0))
         address = f"localhost:{free.getsockname()[1]}"
     settings = {
-        "XLA_FLAGS": f"--xla_force_host_platform_device_count={devices} {CHEAP}",
-        "JAX_PLATFORMS": "cpu",
         "JAX_CPU_COLLECTIVES_IMPLEMENTATION": "gloo",
         "PYTHONPATH": os.pathsep.join(filter(None, sys.path)),
     }
@@ -36,7 +34,7 @@ def start(folder, count, devices=1, killed=None, other=None):
             [sys.executable, PROGRAM, address, str(count), str(number), folder]
             + ["3"] * (number == killed)
             + ["0", "1000"] * (number == other),
-            env=os.environ | settings,
+            env=os.environ | on_devices(devices, CHEAP) | settings,
             stdout=subprocess.DEVNULL,
             stderr=(folder / f"{number}.log").open("w"),
         )
