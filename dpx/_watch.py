@@ -112,7 +112,7 @@ def at_release(
         )
         found = _dispatch("released", about, np.asarray(words), *seen)
         return [
-            np.asarray(leaf).view(np.uint32).reshape(s.shape) if s.dtype == np.uint32 else leaf
+            np.ravel(leaf).view(np.uint32).reshape(s.shape) if s.dtype == np.uint32 else leaf
             for leaf, s in zip(seen[2] if found is None else found, shapes, strict=True)
         ]
 
