@@ -70,7 +70,8 @@ def test_probabilities_are_probabilities_and_learn():
 
 
 def test_guarantee_and_errors():
-    guarantee = fit(epsilon=2.0).guarantee
+    guarantee = fit(epsilon=2.0, unit="word").guarantee
+    assert guarantee.unit == "word"
     multiplier = dpx.gaussian_noise_multiplier(2.0, 1e-5)
     assert (guarantee.epsilon, guarantee.event.noise_multiplier) == (2.0, multiplier)
     for changes, name in (
@@ -80,6 +81,23 @@ def test_guarantee_and_errors():
     ):
         with pytest.raises(ValueError, match=name):
             fit(**changes)
+
+
+@pytest.mark.parametrize("order", [1, 2])
+def test_what_fills_a_row_does_not_count(order):
+    """Also where the clip takes a part of the counts: padding must not make a record longer."""
+    table = {"order": order, "vocab_size": 27, "start": surnames.END, "l2_clip_norm": 1.5}
+    wide = [np.pad(part, ((0, 0), (0, 7))) for part in (NAMES.tokens, NAMES.mask)]
+    found = ngram.statistic((NAMES.tokens, NAMES.mask), **table), ngram.statistic(wide, **table)
+    np.testing.assert_array_equal(found[0].sums[0], found[1].sums[0])
+
+
+def test_noise_of_shorter_contexts_is_that_of_a_sum():
+    """Four cells of 3/8 of a standard deviation count for nothing one by one, and half of one together."""
+    table = np.zeros((4, 4))
+    table[:, 0] = 3 / 8
+    found = ngram._smooth(table.ravel(), 2, 4, 1.0)
+    np.testing.assert_allclose(found[:, 0], (0.5 + 40 / 4) / (0.5 + 40))
 
 
 OPTIONS = {"order": 2, "vocab_size": 4, "start": 0, "l2_clip_norm": 1.0}

@@ -266,6 +266,29 @@ def refused(path, message):
     assert len(str(error.value).splitlines()) == 1
 
 
+def test_arrays_of_another_release_are_noticed(saved):
+    """What an archive says of its own members does not tell: a member may have been replaced with it."""
+    with zipfile.ZipFile(saved) as archive:
+        members = {name: archive.read(name) for name in archive.namelist()}
+    array = np.load(saved)["0"]
+    with zipfile.ZipFile(saved, "w") as archive:
+        for name, content in members.items():
+            if name != "0.npy":
+                archive.writestr(name, content)
+        with archive.open("0.npy", "w") as file:
+            np.save(file, array + 1)
+    refused(saved, "is damaged")
+
+
+def test_arrays_in_64_bits_come_back_in_64_bits():
+    with jax.enable_x64(True):
+        wide = jnp.arange(3.0) / 3
+    arrays = []
+    back = _saving._decode(_saving._encode(wide, "params", arrays), arrays)
+    assert back.dtype == jnp.float64
+    np.testing.assert_array_equal(np.asarray(back), np.asarray(wide))
+
+
 def test_damaged_files_are_refused(saved):
     whole = saved.read_bytes()
     for place in range(40, len(whole), 97):

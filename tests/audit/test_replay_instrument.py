@@ -1,5 +1,7 @@
 """Replaying programs on neighbours: what the instrument measures, and every difference that it names."""
 
+import sys
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -8,7 +10,7 @@ import pytest
 from scipy import sparse
 
 import dpx
-from dpx import audit, noise, privacy
+from dpx import _watch, audit, noise, privacy
 from dpx.privacy import gaussian_epsilon
 
 KEY = jax.random.key(3)
@@ -53,16 +55,29 @@ def test_vmapped_and_scanned_releases_are_seen_one_by_one():
     [
         (lambda x: (released(x), x.sum()), "result/1 differs"),
         (lambda x: print(len(x)), "stdout differs"),
+        (lambda x: print(len(x), file=sys.stderr), "stderr differs"),
         (lambda x: [released(x, label=f"row {i}") for i in range(len(x))], "the releases differ"),
         (lambda x: released(x, multiplier=float(len(x))), "another sensitivity or noise"),
         (lambda x: released(x[:, : len(x)]), "another shape or type"),
         (lambda x: (released(x), released(x)), "one key serves noise of sum"),
         (lambda x: released(x, key=jax.random.key(len(x))), "another key"),
+        (lambda x: (released(x), _watch.key_used(KEY, "dropout")), "noise of sum and dropout"),
     ],
 )
 def test_every_other_difference_is_named(program, said):
     with pytest.raises(AssertionError, match=said):
         audit.replay(program, DATA, DATA[1:]).check()
+
+
+def test_all_leaves_of_a_release_count():
+    def program(x):
+        exact = [np.zeros(2), x.sum(0), x[:, 0].sum()]
+        return noise.release(
+            KEY, exact, sensitivity=[1.0, 0.5, 1.0], noise_multiplier=1.0, label=""
+        )
+
+    found = audit.replay(program, DATA, DATA[1:])
+    assert found.largest_ratio == pytest.approx(np.hypot(2, 1))
 
 
 def test_files_differ_by_name_and_what_is_not_covered_may(tmp_path):

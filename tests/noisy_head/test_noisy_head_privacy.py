@@ -1,6 +1,7 @@
 """The private fits of dpx.noisy_head: what they compute, their noise, misuse."""
 
 import math
+import sys
 
 import jax
 import jax.numpy as jnp
@@ -9,6 +10,7 @@ import pytest
 from noisy_head_models import HYPER, PAPER, SETTINGS, features_of
 
 from dpx import noisy_head
+from dpx.noisy_head import descent, moment_sums
 from dpx.privacy import gaussian_noise_multiplier
 
 
@@ -167,6 +169,7 @@ def test_same_key_same_fit_under_vmap_and_jit():
         ({"init": "ones"}, "init='ones'"),
         ({"init": np.ones((4, 4))}, "init has shape"),
         ({"init": np.full((5, 5), 1e3)}, "outside the ball"),
+        ({"init": 0.9 * HYPER.parameter_radius * np.eye(5)}, "outside the ball"),
         ({"init": np.full((5, 5), np.nan)}, "init holds values"),
         ({"hyper": noisy_head.HyperParameters(1.0, 0.0, 1.0)}, "hyper.feature_radius=0"),
         ({"features": features_of(5)._replace(target=np.ones(3))}, "features have shapes"),
@@ -198,6 +201,45 @@ def test_bounds_in_range_are_released_finite(size):
     budget = {"regularization": 1.0, "epsilon": 1.0, "delta": 1e-5}
     made = noisy_head.fit_one_shot(jax.random.key(0), features_of(5), hyper, **budget)
     assert 0 < np.linalg.norm(made.gamma) <= size * (1 + 1e-9)
+
+
+def test_a_guarantee_says_what_its_user_must_see_to(monkeypatch):
+    monkeypatch.setattr(
+        descent, "noisy_descent", lambda *_, **__: None
+    )  # what is released does not matter
+    arguments = {**SETTINGS, "epsilon": 1.0}
+    made = [
+        noisy_head.fit(jax.random.key(0), features_of(5), HYPER, **arguments, **options)
+        for options in ({}, {"accounting": "last_iterate", "init": np.zeros((5, 5))})
+    ]
+    words = ("the number of prompts is public",)
+    assert made[0].guarantee.assumptions == words
+    assert made[1].guarantee.assumptions == (
+        *words,
+        "only the last iterate is released: no other iterate, no loss, nothing else of any step",
+        "the number of steps, the step size and the noise were fixed without looking at the prompts",
+        "the initial Γ does not depend on the prompts",
+    )
+
+
+@pytest.mark.parametrize("traced", [False, True])
+def test_noise_of_one_release_covers_the_rounding_of_features(traced, monkeypatch):
+    """Sums of integers, and of floats under `jit`, whose noise is the same."""
+    given = []
+    module = sys.modules["dpx.noisy_head.one_shot"]  # a function has its name
+    monkeypatch.setattr(module, "_one_shot", lambda *args: given.append(args[-1]))
+    monkeypatch.setattr(moment_sums, "ridge_of", lambda *args: given.append(args[-1]))
+    hyper, features = noisy_head.HyperParameters(1.5, 0.8, 1.0), features_of(5, dim=3)
+    options = {"regularization": 1.0, "noise_multiplier": 1.0}
+    if traced:
+        noisy_head.one_shot(jax.random.key(0), features, hyper, **options)
+    else:
+        budget = {"regularization": 1.0, "epsilon": 1.0, "delta": 1e-5}
+        noisy_head.fit_one_shot(jax.random.key(0), features, hyper, **budget)
+    # Rounding in units of 2⁻¹⁸ makes a feature of nine entries longer by up to ⌈0.51·3⌉ of them.
+    longest = 0.8 * (1 + 2 * 2.0**-18)
+    expected = 2 * math.sqrt(2) * longest**2, 2 * 1.5 * longest
+    np.testing.assert_allclose(given, [expected], rtol=1e-12)
 
 
 def test_one_shot_misuse():

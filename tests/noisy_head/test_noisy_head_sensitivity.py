@@ -90,6 +90,8 @@ def test_pair_symmetric_is_the_projection():
         np.testing.assert_allclose(
             pair_symmetric(jnp.array(projected)).reshape(-1), projected.reshape(-1)
         )
+    for pair in ((2, 1, 0, 3), (0, 3, 2, 1)):
+        np.testing.assert_allclose(projected, projected.transpose(pair), atol=1e-15)
     q, s = np.random.default_rng(1).normal(size=(2, 3))
     member = np.einsum("i,k,j,l->ikjl", q, s, q, s)
     np.testing.assert_allclose(np.sum((noise - projected) * member), 0, atol=1e-13)
@@ -174,6 +176,13 @@ def test_valid_radius_is_attained(regularization):
     )
     found = np.linalg.norm(noisy_head.ridge(features, regularization))
     np.testing.assert_allclose(found, R, rtol=1e-9)
+
+
+def test_the_radius_of_the_papers_objective_is_that_of_twice_the_penalty():
+    sizes = 100, 20, 3
+    found = noisy_head.hyperparameters(*sizes, regularization=0.1, objective="paper")
+    assert found == noisy_head.hyperparameters(*sizes, regularization=0.2)
+    assert found != noisy_head.hyperparameters(*sizes, regularization=0.1)
 
 
 def test_paper_rule_is_4_1():

@@ -8,7 +8,7 @@ import pytest
 
 import dpx
 from dpx import audit
-from dpx.training import AdaptiveClipNorm, correlated
+from dpx.training import AdaptiveClipNorm, calibration, correlated, loop
 from dpx.training.log import Progress
 
 toeplitz = pytest.importorskip("jax_privacy.matrix_factorization.toeplitz")
@@ -175,6 +175,30 @@ def test_a_killed_call_starts_again_with_the_same_noise(tmp_path, monkeypatch):
     assert [record.step for record in resumed.history] == list(range(1, 8))
     again = fit(**settings)
     np.testing.assert_array_equal(again.params, resumed.params)
+
+
+def test_no_checkpoint_is_written_before_the_end(tmp_path, monkeypatch):
+    """Its state holds noise that later steps take back."""
+    saved = []
+
+    class Checkpoints:
+        def __init__(self, *_):
+            self.restore = lambda state: (0, state)
+            self.save = lambda step, _: saved.append(step)
+            self.close = lambda: None
+
+    monkeypatch.setattr(loop, "Checkpoints", Checkpoints)
+    fit(workdir=tmp_path, checkpoint_every=1, steps=3, bands=2)
+    assert saved == [3]
+
+
+def test_all_groups_of_parameters_are_in_the_sensitivity(monkeypatch):
+    given = {}
+    monkeypatch.setattr(correlated, "banded", lambda **options: given.update(options))
+    clips = {"a": 3.0, "b": 4.0}
+    run = calibration.Privacy(clips, False, 1.5, lambda _: 1.0, coefficients=(0.8, 0.6))
+    loop._mean(run, 8.0, jax.random.key(0), "training")
+    assert (given["sensitivity"], given["noise_multiplier"]) == (5.0, 1.5)
 
 
 @pytest.mark.parametrize(

@@ -41,6 +41,27 @@ def test_padding_and_shapes():
     assert all(np.array_equal(a, b[m]) for a, (b, m) in zip(sampled, batches(), strict=True))
 
 
+def test_children_of_one_seed_have_samples_of_their_own():
+    one, other = (batches(seed=child, steps=3) for child in np.random.SeedSequence(5).spawn(2))
+    for (a, m), (b, n) in zip(one, other, strict=True):
+        assert set(a[m]) != set(b[n])
+
+
+def test_groups_are_drawn_and_each_record_is_in_one():
+    def members(seed):
+        every = batches(sampling_probability=1.0, groups=2, steps=4, seed=seed)
+        return [set(indices[mask].tolist()) for indices, mask in every]
+
+    first, second, third, fourth = members(0)
+    assert (third, fourth) == (first, second)
+    assert not first & second
+    assert first | second == set(range(1000))
+    # Five standard deviations of the number of members among all records, and among every other one.
+    assert abs(len(first) - 500) < 5 * np.sqrt(250)
+    assert abs(len(first & set(range(0, 1000, 2))) - 250) < 5 * np.sqrt(125)
+    assert members(1)[0] != first
+
+
 def test_empty_batches_still_come():
     empty = list(poisson_batches(10, sampling_probability=1e-6, steps=3, seed=0, multiple_of=4))
     assert [mask.sum() for _, mask in empty] == [0, 0, 0]
