@@ -2,6 +2,8 @@
 
 import math
 
+import jax
+import jax.numpy as jnp
 import numpy as np
 from dp_accounting import NeighboringRelation
 from jax.core import Tracer
@@ -79,6 +81,30 @@ def check_relation(value: NeighboringRelation | str, name: str) -> NeighboringRe
             f"use one of {', '.join(known)}"
         )
     return known[value]
+
+
+def check_real(array, name: str) -> None:
+    """Raises ValueError for anything but an array of real numbers, or what NumPy makes one of.
+
+    Of a masked array, or a list of them, the numbers under the mask would count. Of complex numbers the
+    imaginary parts would be lost.
+    """
+    parts = (array, *array) if isinstance(array, list | tuple) else (array,)
+    if any(isinstance(part, np.ma.MaskedArray) for part in parts):
+        raise ValueError(
+            f"{name} is a masked array, which must have no mask, since what is under it would count: fill "
+            "it, or leave out its rows"
+        )
+    try:
+        known = array if isinstance(array, np.ndarray | jax.Array) else np.asarray(array)
+    except ValueError as error:
+        raise ValueError(f"{name} must be an array, with rows of one length: {error}") from None
+    dtype = known.dtype
+    kinds = (jnp.floating, jnp.integer, jnp.bool_)
+    if not any(jnp.issubdtype(dtype, kind) for kind in kinds) or dtype.kind == "m":
+        raise ValueError(
+            f"{name} has dtype {dtype}, which must be real: pass real numbers, as of np.asarray(x, float)"
+        )
 
 
 def check_finite(array, name: str, remedy: str) -> None:

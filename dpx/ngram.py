@@ -30,6 +30,7 @@ class NGram(NamedTuple):
         Raises:
           ValueError: for anything but tokens of the vocabulary, padding included.
         """
+        _validate.check_real(tokens, "tokens")
         vocab_size, tokens = self.probabilities.shape[1], np.asarray(tokens)
         tokens = _checked(tokens, np.ones(tokens.shape, bool), vocab_size)
         cells = _cells(tokens, self.order, vocab_size, self.start)
@@ -120,7 +121,7 @@ def statistic(
     """
     order, vocab_size, start = _checked_table(order, vocab_size, start)
     _check_clip(l2_clip_norm)
-    tokens, mask = map(np.asarray, block)
+    tokens, mask = _arrays(*block)
     tokens = _checked(tokens, mask, vocab_size)
     cells = _cells(tokens, order, vocab_size, start)
     repeats = (cells[:, :, None] == cells[:, None, :]) & mask[:, :, None] & mask[:, None, :]
@@ -188,7 +189,7 @@ def without_privacy(
       ValueError: as `statistic`.
     """
     order, vocab_size, start = _checked_table(order, vocab_size, start)
-    tokens, mask = np.asarray(tokens), np.asarray(mask)
+    tokens, mask = _arrays(tokens, mask)
     cells = _cells(_checked(tokens, mask, vocab_size), order, vocab_size, start)[mask]
     counts = np.bincount(cells, minlength=vocab_size**order).astype(float)
     return _smooth(counts, order, vocab_size, 0.0)
@@ -215,6 +216,12 @@ def _checked_table(order, vocab_size, start) -> tuple[int, int, int]:
             f"{_MAX_CELLS} cells: use a smaller order"
         )
     return order, vocab_size, start
+
+
+def _arrays(tokens, mask) -> tuple[np.ndarray, np.ndarray]:
+    _validate.check_real(tokens, "tokens")
+    _validate.check_real(mask, "mask")
+    return np.asarray(tokens), np.asarray(mask)
 
 
 def _check_clip(l2_clip_norm: float) -> None:

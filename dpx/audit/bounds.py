@@ -32,6 +32,7 @@ import numpy as np
 
 from dpx.audit.curves import SampledGaussian
 from dpx.audit.intervals import (
+    as_floats,
     candidates,
     check_shares,
     clopper_pearson,
@@ -186,8 +187,8 @@ def curve_lower_bound(
     (choose_p, measure_p), (choose_q, measure_q) = (
         split(name, values[:, None] if values.ndim == 1 else values, selection_fraction, axes=2)
         for name, values in (
-            ("statistic", np.asarray(statistic, np.float64)),
-            ("other_statistic", np.asarray(other_statistic, np.float64)),
+            ("statistic", as_floats(statistic, "statistic")),
+            ("other_statistic", as_floats(other_statistic, "other_statistic")),
         )
     )
     if choose_p.shape[1] != choose_q.shape[1]:

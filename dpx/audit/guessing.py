@@ -14,9 +14,9 @@ from typing import NamedTuple
 import numpy as np
 from scipy import optimize, special, stats
 
-from dpx._validate import check_integer
+from dpx._validate import check_integer, check_real
 from dpx.audit.curves import SampledGaussian
-from dpx.audit.intervals import check_shares, smallest_refuted
+from dpx.audit.intervals import as_floats, check_shares, smallest_refuted
 
 
 class OneRunAudit(NamedTuple):
@@ -62,7 +62,9 @@ def one_run_lower_bound(
     Raises:
       ValueError: for arrays that do not fit, NaN, or a parameter out of range.
     """
-    scores, included = np.asarray(scores, np.float64), np.asarray(included)
+    scores = as_floats(scores, "scores")
+    check_real(included, "included")
+    included = np.asarray(included)
     if scores.ndim != 1 or scores.shape != included.shape or included.dtype != bool:
         raise ValueError(
             f"scores has shape {scores.shape} and included {included.shape}, {included.dtype}: "

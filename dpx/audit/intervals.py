@@ -6,6 +6,8 @@ from collections.abc import Callable
 import numpy as np
 from scipy import special
 
+from dpx._validate import check_real
+
 _CANDIDATES = 512
 _RATIO = 1.005  # between the noise multipliers that are tried
 SMALLEST, LARGEST = math.log(0.05), math.log(1e3)  # logarithms of the first and the last
@@ -34,13 +36,19 @@ def check_shares(**shares: float) -> None:
             raise ValueError(f"{name}={value} must be strictly between 0 and 1")
 
 
+def as_floats(values, name: str) -> np.ndarray:
+    """The samples as float64; raises ValueError for what is no array of real numbers."""
+    check_real(values, name)
+    return np.asarray(values, np.float64)
+
+
 def split(name: str, values, fraction: float, *, axes: int) -> tuple[np.ndarray, np.ndarray]:
     """The part of the samples that chooses, and the rest, as float64.
 
     Raises:
       ValueError: for samples of another number of axes, too few, or NaN.
     """
-    values = np.asarray(values, np.float64)
+    values = as_floats(values, name)
     cut = int(fraction * len(values)) if values.ndim else 0
     if values.ndim != axes or min(cut, len(values) - cut) < 2:
         wanted = "a one-dimensional array" if axes == 1 else f"an array of {axes} dimensions"

@@ -6,7 +6,8 @@ from typing import NamedTuple
 import numpy as np
 from scipy import stats
 
-from dpx.audit.intervals import LARGEST, SMALLEST, check_shares, clopper_pearson
+from dpx._validate import check_real
+from dpx.audit.intervals import LARGEST, SMALLEST, as_floats, check_shares, clopper_pearson
 from dpx.privacy.dpsgd import dpsgd_epsilon
 
 
@@ -54,7 +55,9 @@ def step_lower_bound(
     if not 0.0 < delta < 1.0:
         raise ValueError(f"delta={delta} must be in (0, 1): use the δ of the claim")
     check_shares(confidence=confidence)
-    x, b = np.asarray(projections, np.float64), np.asarray(sampled, bool)
+    x = as_floats(projections, "projections")
+    check_real(sampled, "sampled")
+    b = np.asarray(sampled, bool)
     if x.ndim != 2 or x.shape != b.shape or not np.isfinite(x).all():
         raise ValueError(
             f"projections has shape {x.shape} and sampled {b.shape}: both must be (runs, steps), and finite"

@@ -15,7 +15,7 @@ from jax.core import Tracer
 from jax.typing import ArrayLike
 
 from dpx._numerics import into_ball, into_simplex
-from dpx._validate import check_positive, check_relation
+from dpx._validate import check_positive, check_real, check_relation
 from dpx.privacy import ADD_OR_REMOVE_ONE, REPLACE_ONE
 
 _ROUNDING = 1e-6  # float32 bounds may exceed their float64 declarations by this much
@@ -222,9 +222,9 @@ class Domain:
           ValueError: for a wrong last axis, numbers that are not real or, where values can be looked at,
             queries outside the bound. Under `jit` such queries pass: answers are private, but not accurate.
         """
+        check_real(q, "Q")
         if np.ndim(q) < 2 or np.shape(q)[-1] != self.dim:
             raise ValueError(f"Q has shape {np.shape(q)}: pass (m, {self.dim})")
-        check_real("Q", q)
         if is_concrete(q):
             self._check_rows("Q", np.asarray(q), self.kind, self.query_bound, "query_bound")
         return jnp.asarray(q, jnp.result_type(float))
@@ -277,6 +277,8 @@ def check_memory(
 
     No rows at all are a memory where rows come and go, since it must not be told from one with a row.
     """
+    check_real(k, "K")
+    check_real(v, "V")
     k_shape, v_shape = np.shape(k), np.shape(v)
     if len(k_shape) < 2 or len(k_shape) != len(v_shape) or k_shape[:-1] != v_shape[:-1]:
         raise ValueError(
@@ -285,15 +287,6 @@ def check_memory(
         )
     if 0 in k_shape[:-2]:
         raise ValueError(f"K has shape {k_shape}, with no heads: pass at least one")
-    check_real("K", k)
-    check_real("V", v)
     if k_shape[-2] < 1 and check_relation(neighboring, "neighboring") is REPLACE_ONE:
         raise ValueError("K has no rows: an empty memory has no attention")
     return k_shape[-2], k_shape[-1], v_shape[-1]
-
-
-def check_real(name: str, array) -> None:
-    """Raises ValueError for anything but real numbers: of complex ones the imaginary part would be lost."""
-    dtype = array.dtype if hasattr(array, "dtype") else np.asarray(array).dtype
-    if not any(jnp.issubdtype(dtype, kind) for kind in (jnp.floating, jnp.integer, jnp.bool_)):
-        raise ValueError(f"{name} has dtype {dtype}, which must be real: pass real numbers")

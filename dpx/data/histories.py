@@ -5,7 +5,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from dpx._validate import check_integer
+from dpx._validate import check_integer, check_real
 
 
 @dataclasses.dataclass(frozen=True)
@@ -163,6 +163,7 @@ def left_pad(sequences, length: int) -> tuple[np.ndarray, np.ndarray]:
 
 
 def _item_numbers(items) -> np.ndarray:
+    check_real(items, "a user's items")
     array = np.asarray(items)
     if not array.size and array.ndim == 1:
         return array if array.dtype.kind in "iu" else array.astype(np.int32)

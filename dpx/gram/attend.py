@@ -4,7 +4,7 @@ import jax
 import jax.numpy as jnp
 from jax.typing import ArrayLike
 
-from dpx._validate import check_choice, check_positive
+from dpx._validate import check_choice, check_positive, check_real
 
 KERNELS = ("exp", "cosh")
 
@@ -28,6 +28,7 @@ def attention(matrix: ArrayLike, *, kernel: str = "exp", temperature: float = 1.
     Raises:
       ValueError: for an unknown kernel, a temperature that is not positive, or a matrix that is not square.
     """
+    check_real(matrix, "matrix")
     matrix = jnp.asarray(matrix)
     check_choice(kernel, "kernel", KERNELS)
     if matrix.ndim < 2 or matrix.shape[-1] != matrix.shape[-2]:

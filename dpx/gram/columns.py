@@ -16,6 +16,7 @@ from jax.core import Tracer
 from scipy import sparse
 
 from dpx._numerics import into_ball, norm, wide_sums
+from dpx._validate import check_real
 from dpx.noise import secure
 
 _BLOCK_ENTRIES = 2**22  # 32 MiB in 64-bit floats
@@ -111,15 +112,10 @@ def _is_many(X: Any) -> bool:
 
 
 def _check_shape(block) -> None:
-    if isinstance(block, np.ma.MaskedArray):
-        raise ValueError("X is a masked array, whose mask would count for nothing: fill it first")
     if getattr(block, "ndim", None) != 2 or block.shape[0] < 1:
         shape = getattr(block, "shape", type(block).__name__)
         raise ValueError(f"X (or a block of its columns) is {shape}: give a matrix of shape (n, d)")
-    if not any(
-        jnp.issubdtype(block.dtype, kind) for kind in (jnp.floating, jnp.integer, jnp.bool_)
-    ):
-        raise ValueError(f"X has dtype {block.dtype}: give real numbers")
+    check_real(block.data if sparse.issparse(block) else block, "X")
 
 
 def _blocks(X: Any) -> Iterator[Any]:
@@ -141,6 +137,8 @@ def _blocks(X: Any) -> Iterator[Any]:
 
 def _padded_gram(block, column_bound: float):
     """The Gram of a dense block, padded with zero columns so that few widths are ever compiled."""
+    if not isinstance(block, jax.Array):
+        block = np.asarray(block, np.float64)  # of one byte order, and no wider
     width = block.shape[1]
     padded = 1 << max(width - 1, 0).bit_length()
     if padded != width:

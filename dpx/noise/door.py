@@ -12,6 +12,7 @@ from jax.typing import ArrayLike
 from dpx import _watch
 from dpx._meshes import varying
 from dpx._numerics import wide_sums
+from dpx._validate import check_real
 from dpx.noise import secure as exact_arithmetic
 from dpx.noise.laws import Law
 from dpx.noise.leaves import normal_like
@@ -75,13 +76,14 @@ def release(
                 f"{label}: noise_multiplier={noise_multiplier} and law={law} must be one or the other"
             )
         leaves, structure = jax.tree.flatten(exact)
+        for leaf in leaves:
+            check_real(leaf, label)
         if law is not None and len(leaves) != 1:
             raise ValueError(
                 f"{label}: a law draws for one array, and not for {len(leaves)}: release each with a key "
                 "of its own"
             )
         leaves = [jnp.asarray(leaf) for leaf in leaves]
-        _check_real(label, leaves)
         # Integers are the floats they stand for: an empty histogram of NumPy's holds integers.
         floats = (
             leaf if jnp.issubdtype(leaf.dtype, jnp.floating) else jnp.result_type(float)
@@ -131,16 +133,6 @@ def check_finite(released: Any, label: str) -> Any:
         if not isinstance(leaf, Tracer) and not np.isfinite(np.asarray(leaf)).all():
             raise ValueError(f"{label} is not finite: use smaller bounds, or rows that are finite")
     return released
-
-
-def _check_real(label: str, leaves: list[jax.Array]) -> None:
-    """Raises ValueError for complex numbers, of which real noise covers the real part alone."""
-    for leaf in leaves:
-        if jnp.issubdtype(leaf.dtype, jnp.complexfloating):
-            raise ValueError(
-                f"{label} has dtype {leaf.dtype}, which must be real: release real and imaginary parts as "
-                "two arrays"
-            )
 
 
 def _check_shapes(label: str, shape: tuple[int, ...], sizes: list[Any]) -> None:

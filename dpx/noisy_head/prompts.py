@@ -17,7 +17,7 @@ import jax.numpy as jnp
 from jax.core import Tracer
 
 from dpx._numerics import as_float64, in_float64, norm
-from dpx._validate import check_finite, check_integer, check_number
+from dpx._validate import check_finite, check_integer, check_number, check_real
 
 _DRAWS_PER_CHUNK = 2**15  # normals drawn at a time: enough to vectorise, few enough for the cache
 
@@ -122,7 +122,7 @@ def featurize(
         )
     _check_bounds(response_clip, feature_radius)
     for name, array in (("prompts.x", x), ("prompts.y", y)):
-        _check_real(array, name)
+        check_real(array, name)
         check_finite(array, name, "drop or repair those prompts")
     return _reduce(as_float64(x), as_float64(y), response_clip, feature_radius)
 
@@ -145,6 +145,8 @@ def corrupt(
     """
     if not isinstance(index, Tracer) and check_integer(index, "index", 0) >= len(prompts.x):
         raise ValueError(f"index={index} must be one of the {len(prompts.x)} prompts, from 0")
+    check_real(prompts.x, "prompts.x")
+    check_real(prompts.y, "prompts.y")
     x, y = as_float64(prompts.x), as_float64(prompts.y)
     moved = {"context": slice(None, -1), "all": slice(None), "query": slice(-1, None)}
     if where not in moved:
@@ -156,6 +158,8 @@ def corrupt(
 @in_float64
 def predict(gamma: jax.Array, features: Features) -> jax.Array:
     """ŷ_k = ⟨Γ, Z_k⟩ for gamma (..., D, D): shape (..., N)."""
+    for name, array in (("gamma", gamma), ("query", features.query), ("context", features.context)):
+        check_real(array, name)
     query, context = as_float64(features.query), as_float64(features.context)
     return jnp.sum((query @ as_float64(gamma)) * context, axis=-1)
 
@@ -176,7 +180,7 @@ def check_features(features: Features) -> Features:
     if 0 in shape:
         raise ValueError(f"features of shape {shape} are empty: N and D must be at least 1")
     for name, array in zip(Features._fields, features, strict=True):
-        _check_real(array, f"features.{name}")
+        check_real(array, f"features.{name}")
         check_finite(array, f"features.{name}", "drop or repair those prompts")
     return Features(as_float64(query), as_float64(context), as_float64(target))
 
@@ -230,12 +234,6 @@ def _reduce(x, y, response_clip, feature_radius) -> Features:
         size = norm(query) * norm(context)
         context = context * jnp.minimum(1, feature_radius / jnp.where(size > 0, size, 1))[..., None]
     return Features(query, context, target)
-
-
-def _check_real(array, name: str) -> None:
-    """Raises ValueError for complex numbers, of which the imaginary parts would be lost."""
-    if jnp.iscomplexobj(array):
-        raise ValueError(f"{name} holds complex numbers: pass real ones")
 
 
 def _check_sizes(num_prompts, length, dim, noise_std):

@@ -5,7 +5,7 @@ import jax.numpy as jnp
 from jax.core import Tracer
 
 from dpx._numerics import as_float64, in_float64
-from dpx._validate import check_integer, check_positive
+from dpx._validate import check_integer, check_positive, check_real
 from dpx.noisy_head.prompts import Features, predict
 
 
@@ -40,6 +40,7 @@ def population_risk(
     check_integer(length, "length")
     if not isinstance(noise_std, Tracer):
         check_positive(noise_std, "noise_std", zero=True)
+    check_real(gamma, "gamma")
     gamma = as_float64(gamma)
     if gamma.ndim < 2 or gamma.shape[-1] != gamma.shape[-2]:
         raise ValueError(f"gamma has shape {gamma.shape}: it must be (..., D, D)")

@@ -16,7 +16,7 @@ import numpy as np
 from scipy import sparse
 
 from dpx import gram, noise
-from dpx._validate import check_positive
+from dpx._validate import check_positive, check_real
 from dpx.data.histories import Histories
 from dpx.partial import Partial, Passes, in_memory
 from dpx.privacy import PrivacyGuarantee, gaussian_budget, gaussian_noise_multiplier
@@ -214,5 +214,6 @@ def user_vectors(histories: Histories) -> Any:
 
 
 def _check_square(matrix: np.ndarray) -> None:
+    check_real(matrix, "matrix")
     if np.ndim(matrix) != 2 or np.shape(matrix)[0] != np.shape(matrix)[1]:
         raise ValueError(f"matrix has shape {np.shape(matrix)}: give a square one, (K, K)")

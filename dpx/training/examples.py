@@ -5,6 +5,8 @@ from typing import Any
 import jax
 import numpy as np
 
+from dpx._validate import check_real
+
 
 def as_examples(data: Any) -> tuple[tuple, int]:
     """The arguments of the loss as trees of arrays with a row for each record, and the number of records.
@@ -41,15 +43,9 @@ def as_examples(data: Any) -> tuple[tuple, int]:
 def _array(leaf: Any, name: str) -> Any:
     if hasattr(leaf, "toarray"):
         leaf = leaf.toarray()
+    check_real(leaf, name)
     if not isinstance(leaf, jax.Array):
-        try:
-            leaf = np.asarray(leaf)
-        except ValueError as error:
-            raise ValueError(f"{name} must be an array, with rows of one length: {error}") from None
-        if leaf.dtype.kind not in "biuf":
-            raise ValueError(
-                f"{name} has dtype {leaf.dtype}, which must be numbers: encode what is none"
-            )
+        leaf = np.asarray(leaf)
     if not leaf.ndim:
         raise ValueError(f"{name}={leaf} must be an array with one row a record")
     return leaf

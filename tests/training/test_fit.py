@@ -217,7 +217,7 @@ def test_a_folder_goes_on_with_nothing_else(changes, named, tmp_path, monkeypatc
         ({"data": (X, Y[:50])}, r"data has .*'data\[1\]': 50.* rows"),
         ({"data": (X, 3.0)}, r"data\[1\]=3.0 must be an array"),
         ({"data": ([[1.0], [2.0, 3.0]],)}, r"data\[0\] must be an array, with rows of one length"),
-        ({"data": {"x": X, "y": ["a"] * 100}}, r"data\['y'\] has dtype <U1, which must be numbers"),
+        ({"data": {"x": X, "y": ["a"] * 100}}, r"data\['y'\] has dtype <U1, which must be real"),
         ({"data": (X[:0], Y[:0])}, "data has no rows"),
     ],
 )
