@@ -7,9 +7,26 @@ from typing import Any, TypeVar
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax.core import Tracer
 
 _Function = TypeVar("_Function", bound=Callable)
+
+
+_ROUNDED = (
+    "sums over records count as exact: under a JAX transformation they have 32 bits, in which a record may "
+    "move a long sum by more than the noise is made for"
+)
+
+
+def is_traced(*data) -> bool:
+    """Whether some array of `data` is under a JAX transformation."""
+    return any(isinstance(leaf, Tracer) for leaf in jax.tree.leaves(data))
+
+
+def rounded(*data) -> tuple[str, ...]:
+    """What a guarantee assumes of sums that are released in `wide_sums(*data)`: a sentence, or nothing."""
+    return (_ROUNDED,) if is_traced(*data) and jnp.result_type(float) != np.float64 else ()
 
 
 @contextlib.contextmanager
@@ -18,9 +35,10 @@ def wide_sums(*data):
 
     How a sum over n records rounds depends on all of them. In 32 bits one record of weight 1 may move a sum
     of 1e5 by 136, in 64 bits by at most 1 + n²·2⁻⁵². Under a JAX transformation this scope changes nothing:
-    the default float type holds there, and if that has 32 bits, the guarantee is one for exact sums.
+    the default float type holds there, and if that has 32 bits, the guarantee is one for exact sums, and says
+    so by `rounded`.
     """
-    if any(isinstance(leaf, Tracer) for leaf in jax.tree.leaves(data)):
+    if is_traced(*data):
         yield
     else:
         with jax.ensure_compile_time_eval(), jax.enable_x64(True):

@@ -122,8 +122,16 @@ def merge(one: Partial, other: Partial) -> Partial:
 
 
 def in_memory(passes: Passes[Result], records: Any) -> Result:
-    """Runs the passes of a release over records that this machine holds as one block."""
-    return drive(passes, lambda statistic: statistic(records))
+    """Runs the passes of a release over records that this machine holds as one block.
+
+    Sums are of what is known: where a key is traced, they are made at once all the same.
+    """
+
+    def sum_up(statistic: Statistic) -> Partial:
+        with jax.ensure_compile_time_eval():
+            return statistic(records)
+
+    return drive(passes, sum_up)
 
 
 def drive(passes: Passes[Result], sum_up: Callable[[Statistic], Partial]) -> Result:

@@ -11,9 +11,9 @@ import numpy as np
 
 import dpx.attention
 from dpx import noise
-from dpx._numerics import wide_sums
-from dpx._validate import check_integer
-from dpx.cross_attention.domain import Domain, check_memory, check_real
+from dpx._numerics import rounded, wide_sums
+from dpx._validate import check_integer, check_real
+from dpx.cross_attention.domain import Domain, check_memory
 from dpx.privacy import (
     REPLACE_ONE,
     PrivacyGuarantee,
@@ -64,10 +64,8 @@ def mean_of_values(
             label="mean of V",
         )
         values = domain.nearest_values(values).astype(dtype)
-    return Answers(
-        values,
-        _guarantee(epsilon, delta, "Gaussian mechanism on the mean of V", multiplier),
-    )
+    guarantee = _guarantee(epsilon, delta, "Gaussian mechanism on the mean of V", multiplier)
+    return Answers(values, guarantee.assuming(*rounded(key, V)))
 
 
 def fresh_noise(
@@ -144,7 +142,7 @@ def fresh_noise(
     guarantee = _guarantee(epsilon, delta, what, multiplier)
     if not clip:
         guarantee = guarantee.assuming("data within the declared bounds")
-    return Answers(values, guarantee)
+    return Answers(values, guarantee.assuming(*rounded(key, Q, K, V)))
 
 
 def _check_one(**arrays) -> None:
@@ -155,7 +153,7 @@ def _check_one(**arrays) -> None:
                 f"{name} has shape {np.shape(array)}, which must be one matrix: call it for each head or "
                 "batch by itself, with a key and a share of the budget of its own"
             )
-        check_real(name, array)
+        check_real(array, name)
 
 
 def _guarantee(epsilon, delta, mechanism, multiplier) -> PrivacyGuarantee:

@@ -18,8 +18,8 @@ import jax.numpy as jnp
 import numpy as np
 from jax.core import Tracer
 
-from dpx._numerics import wide_sums
-from dpx._validate import check_delta, check_epsilon, check_integer
+from dpx._numerics import rounded, wide_sums
+from dpx._validate import check_delta, check_epsilon, check_integer, check_real
 from dpx.cross_attention import leaf_sums
 from dpx.cross_attention.node_noise import NodeNoise, distance_noise
 from dpx.cross_attention.node_sums import distance_table, distances, leaf_moments, num_bins
@@ -92,6 +92,7 @@ class DPTreeHighDim:
         with wide_sums(key, unit, weights):
             sums = functools.partial(leaf_moments, weights=weights, power=power, bins=bins)
             table = _tables(key, jax.lax.map(sums, unit.T), nodes, 1.0)
+            guarantee = guarantee.assuming(*rounded(key, unit, weights))
             return cls._released(table.astype(dtype), bounds, guarantee)
 
     @classmethod
@@ -155,6 +156,7 @@ class DPTreeHighDim:
         dtype = jnp.result_type(float)
         with wide_sums(key):
             table = _tables(key, leaves.astype(np.float64), nodes, unit)
+            guarantee = guarantee.assuming(*rounded(key))
             return cls._released(table.astype(dtype), options["bounds"], guarantee)
 
     @classmethod
@@ -174,6 +176,7 @@ class DPTreeHighDim:
         """
         if np.shape(y)[-1:] != self.bounds.shape:
             raise ValueError(f"y has shape {np.shape(y)}: pass (m, {len(self.bounds)})")
+        check_real(y, "y")
         if not isinstance(self.bounds, Tracer):
             check_inside("y", y, 0, np.asarray(self.bounds), "clip the queries")
         unit = jnp.clip(jnp.asarray(y, self.bounds.dtype) / self.bounds, 0, 1)
@@ -188,10 +191,12 @@ class DPTreeDistance(DPTreeHighDim):
     def _rows(cls, x):
         if np.ndim(x) != 1:
             raise ValueError(f"x has shape {np.shape(x)}: pass (n,), or use DPTreeHighDim")
-        return x[:, None]
+        check_real(x, "x")
+        return np.asarray(x)[:, None] if not isinstance(x, jax.Array) else x[:, None]
 
     def query(self, y) -> jax.Array:
         """Noisy Σ_i w_i |x_i − y|^p for queries y (m,) in [0, R]: (m,)."""
+        check_real(y, "y")
         return super().query(jnp.asarray(y)[..., None])
 
 
@@ -229,9 +234,13 @@ def _planned(bounds, bins, weight_bound, power, noise, epsilon, delta):
 
 def _entered(x, weights, bound, weight_bound):
     """x scaled to [0, 1], weights (n, 1) and the bounds (d,), all within their bounds."""
+    if np.ndim(x) != 2 or np.shape(weights) != np.shape(x)[:1] or not np.shape(x)[0]:
+        raise ValueError(
+            f"x has shape {np.shape(x)} and weights {np.shape(weights)}: pass (n, d) and (n,)"
+        )
+    check_real(x, "x")
+    check_real(weights, "weights")
     x, weights = (jnp.asarray(a, jnp.result_type(float)) for a in (x, weights))
-    if x.ndim != 2 or weights.shape != x.shape[:1] or not len(x):
-        raise ValueError(f"x has shape {x.shape} and weights {weights.shape}: pass (n, d) and (n,)")
     check_bounds(weight_bound=weight_bound, bound=bound)
     if np.shape(bound) not in ((), (1,), x.shape[1:]):
         raise ValueError(

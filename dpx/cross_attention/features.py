@@ -156,7 +156,11 @@ class PolynomialFeatures:
             exponents = self.exponents[stop : stop + len(parents)]
             last = exponents[np.arange(len(parents)), variables]
             factor = jnp.asarray(1 / np.sqrt(last), x.dtype).reshape(-1, *[1] * (x.ndim - 1))
-            previous = previous[parents - start] * (x[variables] * factor)
+            # Compilers may take the product of all factors by itself, which is zero at high degrees, and
+            # that of the coordinates, which is infinite.
+            previous = jax.lax.optimization_barrier(
+                previous[parents - start] * (x[variables] * factor)
+            )
             blocks.append(previous)
             start = stop
         return jnp.concatenate(blocks)

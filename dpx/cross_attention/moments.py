@@ -197,11 +197,18 @@ def release_moments(key, K, V, features: Features, domain: Domain, largest, chan
 
 
 @functools.partial(jax.jit, static_argnames="domain")
-def read(moments, Q, domain: Domain, features: Features) -> jax.Array:
+def read(moments, Q, domain: Domain, features: Features) -> tuple[jax.Array, jax.Array]:
+    """What φ(q/λ) reads from moments, in units of its largest entry: (..., m, 1 + d_v), and these, (..., m).
+
+    Where logits are large, so are features and moments, and their product may be more than floats hold.
+    """
+
     def sums(Q):
-        y = jnp.moveaxis(Q, -1, 0) / _stretch(domain)
-        phi = features.rows(y)
-        return jnp.einsum("r...m,...rv->...mv", phi, moments, precision=jax.lax.Precision.HIGHEST)
+        phi = features.rows(jnp.moveaxis(Q, -1, 0) / _stretch(domain))
+        largest = jnp.maximum(jnp.abs(phi).max(0), jnp.finfo(phi.dtype).tiny)
+        phi = phi / largest
+        found = jnp.einsum("r...m,...rv->...mv", phi, moments, precision=jax.lax.Precision.HIGHEST)
+        return found, largest
 
     m = Q.shape[-2]
     chunk = max(128, _CHUNK_ELEMENTS // moments.shape[-2])
@@ -209,5 +216,11 @@ def read(moments, Q, domain: Domain, features: Features) -> jax.Array:
         return sums(Q)
     padding = [(0, 0)] * (Q.ndim - 2) + [(0, -m % chunk), (0, 0)]
     chunks = jnp.pad(Q, padding).reshape(*Q.shape[:-2], -1, chunk, Q.shape[-1])
-    answers = jnp.moveaxis(jax.lax.map(sums, jnp.moveaxis(chunks, -3, 0)), 0, -3)
-    return answers.reshape(*answers.shape[:-3], -1, answers.shape[-1])[..., :m, :]
+    found, largest = jax.lax.map(sums, jnp.moveaxis(chunks, -3, 0))
+
+    def joined(chunks, axis):
+        parts = jnp.moveaxis(chunks, 0, axis - 1)
+        shape = (*parts.shape[: axis - 1], -1, *parts.shape[parts.ndim + axis + 1 :])
+        return jax.lax.slice_in_dim(parts.reshape(shape), 0, m, axis=axis)
+
+    return joined(found, -2), joined(largest, -1)

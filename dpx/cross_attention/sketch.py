@@ -26,7 +26,8 @@ import jax.numpy as jnp
 from jax.core import Tracer
 
 from dpx import noise
-from dpx._numerics import wide_sums
+from dpx._numerics import rounded, wide_sums
+from dpx._validate import check_finite, check_real
 from dpx.cross_attention.chosen import choose_features, even_degree
 from dpx.cross_attention.contribution import largest_contribution, sensitivity
 from dpx.cross_attention.domain import Domain
@@ -107,15 +108,26 @@ class Sketch:
 
         Returns:
           (..., m, 1 + d_v).
+
+        Raises:
+          ValueError: for queries that are not real or, outside `jit`, for sums that are more than floats
+            hold, as e^{logit} is in 32 bits beyond a logit of 88. `query` answers such queries. It follows
+            from the release and the queries alone.
         """
-        return read(self.moments, jnp.asarray(Q, self.moments.dtype), self.domain, self.features)
+        check_real(Q, "Q")
+        Q = jnp.asarray(Q, self.moments.dtype)
+        found, largest = read(self.moments, Q, self.domain, self.features)
+        found = found * largest[..., None]
+        check_finite(found, "sums", "use query, or smaller queries")
+        return found
 
 
 def attend(moments: jax.Array, Q: jax.Array, domain: Domain, features: Features) -> jax.Array:
     """Answers from released moments for each record, M/n: (..., r, 1 + d_v), (..., m, d) -> (..., m, d_v)."""
     bound = domain.logit_bounds(Q)  # every true weight lies in e^{±bound}, and so does their mean
-    sums = read(moments, Q, domain, features)
-    return domain.ratio(sums, jnp.exp(-bound), jnp.exp(bound))
+    sums, largest = read(moments, Q, domain, features)
+    unit = jnp.log(largest)
+    return domain.ratio(sums, jnp.exp(-bound - unit), jnp.exp(bound - unit))
 
 
 def build(
@@ -153,7 +165,8 @@ def build(
     Returns:
       The sketch, in JAX's default float type. Sums over rows and noise have 64 bits until then, except under
       a JAX transformation of the key or the data (`jit`, `vmap`), where they have the default type. There a
-      long 32-bit sum may be rounded so that neighbours differ by more than Δ, which no noise here covers.
+      long 32-bit sum may be rounded so that neighbours differ by more than Δ, which no noise here covers; the
+      guarantee then assumes that sums are exact.
       What else floating point leaves of a guarantee is said in `dpx.noise`; with `secure` it takes nothing.
 
     Raises:
@@ -176,7 +189,8 @@ def build(
     # The noise of integers: what is traced and what is not say the same of themselves.
     change = whole_change(features, domain, heads) * whole_unit(largest)
     moments = release_moments(key, K, V, features, domain, largest, change, multiplier)
-    return _released(moments, n, heads, about, epsilon, delta, multiplier, change)
+    spent = epsilon, delta, multiplier, change, rounded(key, K, V, features)
+    return _released(moments, n, heads, about, *spent)
 
 
 def passes(
@@ -238,7 +252,8 @@ def release(
     n = total.num_records
     with wide_sums(key, sums):
         moments = release_whole_moments(key, sums, n, features, domain, largest, multiplier)
-    return _released(moments, n, heads, options, epsilon, delta, multiplier, change)
+    spent = epsilon, delta, multiplier, change, rounded(key, sums)
+    return _released(moments, n, heads, options, *spent)
 
 
 def _check(key, domain: Domain, features: Features, epsilon, delta, secure: bool) -> float:
@@ -249,7 +264,7 @@ def _check(key, domain: Domain, features: Features, epsilon, delta, secure: bool
     return multiplier
 
 
-def _released(moments, n, heads, options, epsilon, delta, multiplier, change) -> Sketch:
+def _released(moments, n, heads, options, epsilon, delta, multiplier, change, assumed) -> Sketch:
     domain, features, clip = (options[name] for name in ("domain", "features", "clip"))
     kind = "taylor" if isinstance(features, PolynomialFeatures) else "random"
     split = f", budget split evenly over {heads} heads" if heads > 1 else ""
@@ -261,7 +276,8 @@ def _released(moments, n, heads, options, epsilon, delta, multiplier, change) ->
         mechanism=f"Gaussian sketch of {features.num_features} {kind} features{split}, "
         "any number of queries",
         assumptions=(("the number of rows is public",) if domain.public_count else ())
-        + (() if clip else ("data within the declared bounds",)),
+        + (() if clip else ("data within the declared bounds",))
+        + assumed,
         event=dp_accounting.GaussianDpEvent(multiplier),
     )
     moments = noise.check_finite(moments.astype(jnp.result_type(float)), "the attention sketch")

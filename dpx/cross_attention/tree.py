@@ -33,7 +33,7 @@ import numpy as np
 from jax.core import Tracer
 
 from dpx import _validate
-from dpx._numerics import wide_sums
+from dpx._numerics import rounded, wide_sums
 from dpx.cross_attention import leaf_sums, node_noise, structures
 from dpx.cross_attention.domain import Domain
 from dpx.cross_attention.features import PolynomialFeatures, smallest_degree
@@ -83,6 +83,7 @@ class Trees:
 
     def sums(self, Q: jax.Array) -> jax.Array:
         """The noisy sums behind the answers, Σ_i [V, v_i]·e^{⟨q, k_i⟩/scale}: (m, 1 + d_v)."""
+        _validate.check_real(Q, "Q")
         about = self.domain, self.features, self.budget, self.num_records
         return structures.read(self.tables, jnp.asarray(Q, self.tables.dtype), *about)
 
@@ -166,6 +167,7 @@ def build(
     with wide_sums(key, K, V):
         leaves = structures.traced_leaves(K, V, domain, features, noise, budget, bins)
         tables = structures.tables(key, leaves, nodes, copies, 1.0)
+        guarantee = guarantee.assuming(*rounded(key, K, V))
         return _released(tables, n, guarantee, dtype, **about)
 
 
@@ -235,6 +237,7 @@ def release(
     with wide_sums(key):
         tables = structures.tables(key, leaves.astype(np.float64), nodes, copies, unit)
         about = {name: options[name] for name in ("domain", "features", "noise", "budget")}
+        guarantee = guarantee.assuming(*rounded(key))
         return _released(tables, total.num_records, guarantee, dtype, **about)
 
 

@@ -21,8 +21,8 @@ import jax.numpy as jnp
 import numpy as np
 from jax.core import Tracer
 
-from dpx._numerics import wide_sums
-from dpx._validate import check_delta, check_epsilon, check_number
+from dpx._numerics import rounded, wide_sums
+from dpx._validate import check_delta, check_epsilon, check_number, check_real
 from dpx.cross_attention.node_noise import distance_noise
 from dpx.cross_attention.node_sums import leaf_index, num_bins, tabulate
 from dpx.noise import check_finite
@@ -81,6 +81,7 @@ class DPTree:
         check_delta(delta)
         if np.ndim(values) != 1 or not len(values):
             raise ValueError(f"values has shape {np.shape(values)}: pass the bins' sums, (n,)")
+        check_real(values, "values")
         if not isinstance(values, Tracer) and not (known := np.isfinite(np.asarray(values))).all():
             raise ValueError(f"values[{int(np.argmin(known))}] is not finite: pass finite sums")
         bins = num_bins(None, len(values))
@@ -93,9 +94,8 @@ class DPTree:
             leaves = jnp.where(jnp.isfinite(leaves), leaves, 0)
             left, right = tabulate(key, jnp.pad(leaves, (0, bins - len(leaves))), nodes)
             left, right = check_finite((left.astype(dtype), right.astype(dtype)), "the tree")
-        return cls(
-            left, right, float(bound), tree_guarantee(epsilon, delta, noise, "tree of sums", event)
-        )
+        guarantee = tree_guarantee(epsilon, delta, noise, "tree of sums", event)
+        return cls(left, right, float(bound), guarantee.assuming(*rounded(key, values)))
 
     def query(self, y) -> tuple[jax.Array, jax.Array]:
         """(left, right): noisy sums of the bins before and after that of y ∈ [0, R], each like y.
@@ -128,7 +128,11 @@ def check_bounds(**bounds) -> None:
 
 
 def check_inside(name: str, rows, low, high, remedy: str = "raise the bound or clip") -> None:
-    """Raises for a known entry outside [low, high] or NaN, by the place of the first along the last axis."""
+    """Raises for what is not real, and for a known entry outside [low, high] or NaN.
+
+    It is named by the place of the first along the last axis.
+    """
+    check_real(rows, name)
     if isinstance(rows, Tracer):
         return
     rows, slack = np.asarray(rows), 1e-6 * np.asarray(high)

@@ -15,8 +15,8 @@ from dp_accounting import NeighboringRelation
 from jax.core import Tracer
 
 from dpx import noise
-from dpx._numerics import wide_sums
-from dpx._validate import check_choice, check_delta, check_epsilon, check_relation
+from dpx._numerics import is_traced, rounded, wide_sums
+from dpx._validate import check_choice, check_delta, check_epsilon, check_real, check_relation
 from dpx.gram import mechanisms
 from dpx.gram.accounting import sensitivity
 from dpx.gram.columns import clipped_gram, leading_rows
@@ -85,7 +85,8 @@ def release(
     left of that in floating point is said in `dpx.noise`), with `secure` also for what runs
     (`dpx.noise.secure`). Additive noise is for a sum that is exact: columns are rounded to integers, and F is
     the same function of the bounds that rounded columns have. Under a JAX transformation of X nothing is
-    rounded, the sum is one of floats, and the noise is the same.
+    rounded, the sum is one of floats, and the noise is the same. Under one of X or of the key, in 32 bits,
+    the guarantee assumes that sums are exact, and says so.
 
     Args:
       key: A JAX key for this release alone.
@@ -142,14 +143,13 @@ def release(
                 f"X is {n}×{columns}: with n > d no XXᵀ is ⪰ eta·I, so assume_good=True cannot hold; leave "
                 "it out"
             )
-    traced = isinstance(key, Tracer) or isinstance(gram, Tracer)
     with wide_sums(key, gram):
         if not isinstance(gram, Tracer) and not whole:
             gram = jnp.asarray(np.asarray(gram), float)
         matrix = planned.draw(key, gram)
         if psd:
             matrix = project_psd(matrix)
-    if not traced:
+    if not is_traced(key, gram):
         matrix = noise.check_finite(jnp.asarray(np.asarray(matrix), float), "the Gram matrix")
     return GramRelease(
         matrix=matrix,
@@ -163,7 +163,7 @@ def release(
                 column_bound, eta, clip, assume_good, bounds["neighboring"] is ADD_OR_REMOVE_ONE
             ),
             event=planned.event,
-        ),
+        ).assuming(*rounded(key, gram)),
         num_samples=planned.num_samples,
         noise_std=planned.noise_std,
     )
@@ -225,7 +225,8 @@ def as_printed() -> dict[str, Any]:
 
 def project_psd(matrix: jax.Array) -> jax.Array:
     """The positive semidefinite matrix nearest to a symmetric one, (..., n, n), in Frobenius norm."""
-    values, vectors = jnp.linalg.eigh(matrix)
+    check_real(matrix, "matrix")
+    values, vectors = jnp.linalg.eigh(jnp.asarray(matrix))
     scaled = vectors * jnp.maximum(values, 0)[..., None, :]
     return jnp.matmul(scaled, jnp.swapaxes(vectors, -1, -2), precision=jax.lax.Precision.HIGHEST)
 

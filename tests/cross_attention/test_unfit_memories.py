@@ -1,9 +1,13 @@
 """Memories that do not fit what was declared, and rows and logits at the edge of it."""
 
+import warnings
+
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 from cross_attention_memory import BOX, BUDGET, KEY, memory
+from scipy import special
 
 from dpx import cross_attention
 from dpx.cross_attention import Domain, PolynomialFeatures, baselines, sketch, tree
@@ -93,3 +97,29 @@ def test_answers_are_in_the_values_domain_whatever_sums_and_masses_are(value_dom
     answers = domain.ratio(sums, jnp.exp(-100.0), jnp.exp(100.0))
     assert np.isfinite(answers).all()
     np.testing.assert_allclose(domain.nearest_values(answers), answers, atol=1e-6)
+
+
+def test_a_feature_of_high_degree_is_a_number_for_one_query():
+    """Compiled for one query, a product of 112 coordinates became ∞·0, and the answer 0."""
+    features = PolynomialFeatures(1, 112, 60.0)
+    x = jnp.full((1, 1), 21.0)
+    found = jax.jit(features.rows)(x)[:, 0]
+    degrees = np.arange(113)
+    logs = degrees * np.log(21 / np.sqrt(60)) - special.gammaln(degrees + 1) / 2
+    # 112 products of 32 bits, each rounded by 6e-8; the smallest feature is 1e-42.
+    np.testing.assert_allclose(found, np.exp(logs), rtol=2e-5, atol=1e-30)
+
+
+def test_logits_beyond_what_floats_hold_are_answered_and_their_sums_refused():
+    bound = 2e5  # T_4 of the logits about the centre is 7e39, which is more than 32 bits hold
+    K, V = np.full((1000, 1), bound), np.full((1000, 1), 0.7)
+    options = {"degree": 4, "scale": 1.0, "epsilon": 1e8, "delta": 1e-5}
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", cross_attention.MemoryWarning)
+        built = cross_attention.build(KEY, K, V, key_bound=bound, value_bound=1.0, **options)
+    Q = np.array([[bound]])
+    np.testing.assert_allclose(built.query(Q), 0.7, atol=1e-3)
+    assert np.isfinite(built.sums(Q / 100)).all()
+    with pytest.raises(ValueError, match="sums holds values that are not finite: use query"):
+        built.sums(Q)
+    assert not np.isfinite(jax.jit(built.sums)(Q)).all()
