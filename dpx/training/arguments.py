@@ -2,7 +2,6 @@
 
 import math
 import re
-from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -64,14 +63,13 @@ def check_bands(noise, bands, steps: int, most: float, l2_clip_norm, max_batch_s
     return bands
 
 
-def check_loss(loss_fn: Callable[..., Any], params: Any, examples: tuple, record_key: bool) -> None:
-    """Traces the loss of one example, which raises what a loss of other parameters or examples raises.
+def of_one_example(params: tuple, examples: tuple, record_key: bool) -> list[Any]:
+    """The shapes and types of what the loss of one example is called with.
 
     Args:
-      loss_fn: (*params, *example), with `record_key` (*params, *example, key).
-      params: Trees of arrays.
+      params: Trees of arrays, which the loss takes first.
       examples: Trees of arrays with one row per example.
-      record_key: Whether the loss takes a key.
+      record_key: Whether the loss takes a key, last.
     """
 
     def abstract(x: Any, shape: tuple[int, ...]) -> jax.ShapeDtypeStruct:
@@ -80,4 +78,4 @@ def check_loss(loss_fn: Callable[..., Any], params: Any, examples: tuple, record
     params = jax.tree.map(lambda x: abstract(x, x.shape), params)
     example = jax.tree.map(lambda x: abstract(x, x.shape[1:]), examples)
     key = [jax.eval_shape(jax.random.key, 0)] if record_key else []
-    jax.eval_shape(loss_fn, *params, *example, *key)
+    return [*params, *example, *key]

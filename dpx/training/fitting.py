@@ -12,7 +12,7 @@ from dpx import _processes, _validate
 from dpx.clipping import groups, selection
 from dpx.clipping import params as parameters_of
 from dpx.privacy import PrivacyGuarantee
-from dpx.training import adaptive, arguments, calibration, loop, precision
+from dpx.training import adaptive, arguments, calibration, loop, precision, programs
 from dpx.training import keys as secrets
 from dpx.training.examples import as_examples
 from dpx.training.layout import Layout
@@ -131,7 +131,8 @@ def fit(
       workdir: A folder for checkpoints and metrics.jsonl. A killed call is repeated, on the same data and
         with the same arguments, and goes on bitwise where it was, under the key that it began with: until it
         has finished, that lies in the folder, which only its owner can read. After that, a repeated call
-        returns the finished result. The optimizer and the loss are not compared: keep them as they were.
+        returns the finished result. Loss and optimizer are compared by the programs that JAX makes of them
+        (`dpx.training.programs`), which another version of JAX may change: keep that too.
         Under a run's `Keys`, trainings of several labels may share the folder.
       label: A plain name of the training, in metrics.jsonl, on the progress line and of its checkpoints.
       evaluate: Takes the parameters and returns numbers by name, for the history. The guarantee does not
@@ -238,7 +239,15 @@ def fit(
         settings["wrt"] = list(trained.paths)
     _processes.check_same(settings | every)
     narrow = precision.computed_in(compute_dtype, loss)
-    arguments.check_loss(narrow, (trained.tree, frozen), examples, record_key)
+    given = arguments.of_one_example((trained.tree, frozen), examples, record_key)
+    jax.eval_shape(narrow, *given)  # raises what a loss of other parameters or examples raises
+    if workdir is not None or _processes.several():
+        computed = {
+            "loss_fn": programs.of_loss(narrow, *given),
+            "optimizer": programs.of_optimizer(optimizer, jax.eval_shape(loop.wide, trained.tree)),
+        }
+        _processes.check_same(computed)
+        settings |= computed
     privacy, guarantee = calibration.calibrate(
         epsilon=epsilon,
         delta=delta,

@@ -108,7 +108,7 @@ def train(
     noisy = optax.chain(_mean(privacy, batch_size, noise_key, label), *follow, optimizer)
     # Steps reuse the memory of the state they are given, which the caller's arrays must survive.
     params, frozen, dropout_key = layout.put((jax.tree.map(jnp.array, params), frozen, dropout_key))
-    state = params, layout.put(jax.tree.map(jnp.array, noisy.init(_wide(params))))
+    state = params, layout.put(jax.tree.map(jnp.array, noisy.init(wide(params))))
     step_fn = jax.jit(
         functools.partial(
             _step, loss_fn, noisy, privacy, layout, piece, record_key, strict, weight_fn
@@ -224,7 +224,7 @@ def _step(
             return sums.add(grads, result.grads), loss + result.losses.sum(), weight + weights.sum()
 
         # A plain running sum rounds by more than one record's gradient once it is long.
-        like = _wide(params if clip is None else (params, clip))
+        like = wide(params if clip is None else (params, clip))
         totals = (sums.start(like), jnp.zeros(()), jnp.zeros(()))
         totals, loss, weight = jax.lax.fori_loop(0, pieces, add_piece, totals)
         return sums.result(totals), loss, weight
@@ -277,10 +277,10 @@ def _plain_gradient(loss_fn, params, held, *batch, mask):
         return losses.sum(), losses
 
     (_, losses), grads = jax.value_and_grad(total, has_aux=True)(params)
-    return ClippedGrads(_wide(grads), jnp.zeros_like(losses), losses, ())
+    return ClippedGrads(wide(grads), jnp.zeros_like(losses), losses, ())
 
 
-def _wide(params):
+def wide(params):
     """The tree in float32 at least: sums and noise are no less than that."""
     return jax.tree.map(lambda x: x.astype(jnp.promote_types(x.dtype, jnp.float32)), params)
 

@@ -87,7 +87,7 @@ def unchanged(stored: dict, workdir: Path, data: str, settings: dict | None) -> 
     if changed:
         raise CannotResumeError(
             f"{', '.join(changed)} changed since the training in {workdir} began: use a new workdir, or the "
-            "old arguments"
+            "old arguments, and for an old loss_fn and optimizer the version of JAX that traced them"
         )
 
 

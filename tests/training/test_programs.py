@@ -1,0 +1,145 @@
+"""A training goes on with the loss and the optimizer that it began with, and with no others."""
+
+import functools
+import os
+import subprocess
+import sys
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+import dpx
+from dpx.training import keys as secrets
+from dpx.training import programs
+
+X = np.random.default_rng(0).normal(size=(32, 3)).astype(np.float32)
+W = {"w": jnp.zeros(3)}
+SCHEDULE = optax.cosine_decay_schedule(0.1, 4)
+
+
+def loss_fn(params, x):
+    return jnp.sum(jax.nn.relu(params["w"] - x) ** 2)
+
+
+def fit(folder, loss=loss_fn, optimizer=None, **changes):
+    options = {"epsilon": 2.0, "delta": 1e-3, "batch_size": 16, "steps": 2, "l2_clip_norm": 1.0}
+    given = options | {"optimizer": optimizer or optax.adam(0.1), "key": jax.random.key(0)}
+    return dpx.training.fit(loss, W, (X,), workdir=folder, **given | changes)
+
+
+class Killed(Exception):
+    """What ends a training here between two steps."""
+
+
+def killed(folder):
+    def evaluate(params):
+        raise Killed
+
+    with pytest.raises(Killed):
+        fit(folder, evaluate=evaluate, evaluate_every=1)
+
+
+@pytest.mark.parametrize("end", ["killed", "finished"])
+def test_another_loss_or_optimizer_does_not_go_on(tmp_path, end):
+    """The noise that was drawn for one sum must not be added to another one."""
+    killed(tmp_path) if end == "killed" else fit(tmp_path)
+    for changes, named in (
+        ({"optimizer": optax.adam(0.2)}, "optimizer changed"),
+        ({"optimizer": optax.sgd(0.1)}, "optimizer changed"),
+        ({"loss": lambda params, x: 2 * loss_fn(params, x)}, "loss_fn changed"),
+    ):
+        with pytest.raises(secrets.CannotResumeError, match=named):
+            fit(tmp_path, **changes)
+    # The same made anew is the same.
+    again = fit(tmp_path, loss=lambda params, x: loss_fn(params, x))
+    np.testing.assert_array_equal(again.params["w"], fit(None).params["w"])
+
+
+@jax.custom_vjp
+def identity(x):
+    return x
+
+
+identity.defvjp(lambda x: (x, None), lambda _, g: (g,))
+
+
+@jax.custom_vjp
+def scaled(x):
+    return x
+
+
+scaled.defvjp(lambda x: (x, None), lambda _, g: (3 * g,))
+
+
+def closed_over(numbers):
+    held = jnp.asarray(numbers, jnp.float32)
+    return lambda params, x: jnp.sum(params["w"] * x * held)
+
+
+def held_inside(numbers):
+    held = jnp.asarray(numbers, jnp.float32)
+    inner = jax.jit(lambda y: jnp.sum(y * held))
+    return lambda params, x: inner(params["w"] * x)
+
+
+LOSSES = {
+    "a number": [lambda p, x, c=c: jnp.sum(p["w"] * x) * c for c in (0.1, 0.1 + 1e-8)],
+    "an array": [closed_over([1, 2, c]) for c in (3, 4)],
+    "an array of an inner function": [held_inside([1, 2, c]) for c in (3, 4)],
+    "a gradient of its own": [lambda p, x, f=f: jnp.sum(f(p["w"]) * x) for f in (identity, scaled)],
+    "a key": [
+        lambda p, x, s=s: jnp.sum(p["w"] * x * jax.random.normal(jax.random.key(s), (3,)))
+        for s in (0, 1)
+    ],
+}
+OPTIMIZERS = {
+    "a rate": [optax.adam(0.1), optax.adam(0.1 + 1e-8)],
+    "a schedule": [optax.adam(SCHEDULE), optax.adam(optax.cosine_decay_schedule(0.1, 5))],
+    "a decay": [optax.adamw(0.1, weight_decay=d) for d in (1e-4, 1e-5)],
+    "a mask": [optax.masked(optax.adam(0.1), {"w": kept}) for kept in (True, False)],
+    "a first state": [optax.adagrad(0.1, initial_accumulator_value=v) for v in (0.1, 0.2)],
+}
+
+
+@pytest.mark.parametrize("name", LOSSES)
+def test_a_loss_is_told_from_one_that_differs_in(name):
+    first, second = (programs.of_loss(loss, W, X[0]) for loss in LOSSES[name])
+    assert first != second
+
+
+@pytest.mark.parametrize("name", OPTIMIZERS)
+def test_an_optimizer_is_told_from_one_that_differs_in(name):
+    first, second = (programs.of_optimizer(each, W) for each in OPTIMIZERS[name])
+    assert first != second
+
+
+@pytest.mark.slow
+def test_a_program_is_the_same_in_another_process():
+    """Addresses and the order of sets differ between processes, and count for nothing."""
+    code = "import test_programs as t; print(t.both())"
+    settings = {"PYTHONHASHSEED": "7", "JAX_PLATFORMS": "cpu"}
+    folder = os.path.dirname(__file__)
+    paths = os.pathsep.join([folder, *sys.path])
+    ran = subprocess.run(
+        [sys.executable, "-c", code],
+        env=os.environ | settings | {"PYTHONPATH": paths},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert ran.stdout.split() == both().split()
+
+
+def both() -> str:
+    @functools.partial(jax.checkpoint, policy=jax.checkpoint_policies.dots_saveable)
+    def block(params, x):
+        return scaled(jax.nn.gelu(jax.nn.relu(params["w"] * x)))
+
+    def loss(params, x):
+        seen = jax.pure_callback(lambda y: y, jax.ShapeDtypeStruct((3,), jnp.float32), x)
+        return jax.lax.cond(x[0] > 0, jnp.sum, jnp.max, block(params, x) + seen)
+
+    return f"{programs.of_loss(loss, W, X[0])} {programs.of_optimizer(optax.adamw(SCHEDULE), W)}"
