@@ -10,7 +10,9 @@ from scipy import stats
 
 import dpx
 from dpx.audit import (
+    Runs,
     SampledGaussian,
+    Training,
     curve_lower_bound,
     epsilon_lower_bound,
     one_run_lower_bound,
@@ -274,3 +276,33 @@ def test_one_run_bounds_hold_at_the_stated_rate_and_show_half():
 def test_misuse_of_the_other_bounds_raises(call, named):
     with pytest.raises(ValueError, match=named):
         call()
+
+
+def test_each_of_several_bounds_has_its_share_of_the_failures():
+    """Of samples that a threshold tells apart: 40 of 50 measure it."""
+    p, q = np.linspace(1, 2, 50), np.linspace(-2, -1, 50)
+    least = 0.025 ** (1 / 40)  # 40 of 40, by Clopper and Pearson
+    found = epsilon_lower_bound(p, q, 1e-3)
+    assert found.true_positive_rate == pytest.approx(least)
+    assert found.false_positive_rate == pytest.approx(1 - least)
+    curve = curve_lower_bound(p, q, 1e-3, model=SampledGaussian())
+    assert (curve.type_one, curve.type_two) == pytest.approx((1 - least, 1 - least))
+    sampled = np.arange(40).reshape(20, 2) % 3 == 0
+    steps = step_lower_bound(sampled + np.sin(np.arange(40)).reshape(20, 2), sampled, 1e-3)
+    assert steps.sampling_probability == float(clopper_pearson(14, 40, 0.05 / 3)[0])
+
+
+def test_ties_between_scores_are_broken_by_what_coins_do_not_know():
+    included = np.arange(64) >= 32
+    for coins, correct in ((included, 0), (~included, 32)):
+        assert one_run_lower_bound(np.zeros(64), coins, 1e-3, guesses=32).correct == correct
+
+
+def test_runs_that_a_statistic_is_learned_from_are_left_out():
+    """They would look more alike than they are."""
+    training = Training(lambda *_: 0.0, 1.0, 1.0, 1.0, 2, 1.0)  # type: ignore[arg-type]
+    draws = np.random.default_rng(0).normal(size=(2, 100, 2))
+    runs = Runs(*draws, np.ones((100, 2), bool), np.zeros(100), np.zeros(100))
+    inside, outside = runs.statistics(training)
+    assert (len(inside), len(outside)) == (100, 90)
+    np.testing.assert_allclose(outside[:, 0], (draws[1, 10:] - 0.5).sum(1))

@@ -1,5 +1,6 @@
 """What a training goes on with in its folder, and what it refuses before the folder is touched."""
 
+import contextlib
 import shutil
 
 import jax
@@ -11,8 +12,9 @@ import pytest
 import dpx
 from dpx import _processes
 from dpx import _storage as storage
+from dpx.training import checkpoints, resuming
 from dpx.training import keys as secrets
-from dpx.training import resuming
+from dpx.training.log import MetricLog
 
 X = np.random.default_rng(0).normal(size=(64, 3)).astype(np.float32)
 SETTINGS = {
@@ -146,3 +148,58 @@ def test_data_that_another_process_has_otherwise_are_refused(monkeypatch):
     monkeypatch.setattr(_processes, "of_each", lambda own: [own, resuming.digest([X + 1])])
     with pytest.raises(secrets.CannotResumeError, match="not the same in all processes"):
         resuming.digest_of_each([X])
+
+
+def test_digests_tell_shapes_types_and_places_apart():
+    x = np.arange(6, dtype=np.int32)
+    kinds = (
+        [x],
+        [x.reshape(2, 3)],
+        [x.reshape(3, 2)],
+        [x.astype(np.uint32)],
+        [x[:3], x[3:]],
+        [x[:2], x[2:]],
+    )
+    assert len({resuming.digest(data) for data in kinds}) == len(kinds)
+
+
+def test_keys_have_all_bits_of_their_entropy():
+    """A seed of 32 bits can be searched."""
+    drawn = secrets._draw()
+    assert len(bytes.fromhex(drawn["noise"])) == 8
+    assert len(bytes.fromhex(drawn["sampling"])) == 32
+    keys = np.array([jax.random.key_data(dpx.secret_key()) for _ in range(4)])
+    assert len(np.unique(keys[:, 0])) == len(np.unique(keys[:, 1])) == 4
+    with pytest.raises(ValueError, match="must be a JAX key"):
+        secrets.check(jax.random.split(jax.random.key(0), 2))
+
+
+def test_a_log_goes_on_after_the_last_checkpoint(tmp_path):
+    path = tmp_path / "metrics.jsonl"
+    first = MetricLog(path, "training", 0)
+    for step in (1, 2, 3):
+        first.write({"step": step, "loss": 1.0, "epsilon": 0.1 * step})
+    found = MetricLog(path, "training", 1)
+    assert [record.step for record in found.history] == [1]
+    assert [entry["step"] for entry in storage.read_lines(path)] == [1]
+
+
+def test_a_checkpoint_with_other_arrays_is_damaged(tmp_path, monkeypatch):
+    state = (
+        jnp.zeros(3),
+        (
+            dpx.privatize(
+                l2_clip_norm=1.0,
+                noise_multiplier=1.0,
+                expected_batch_size=1.0,
+                key=jax.random.key(0),
+            ).init(None),
+        ),
+    )
+    with contextlib.closing(checkpoints.Checkpoints(tmp_path / "kept")) as kept:
+        kept.save(4, state)
+    with contextlib.closing(checkpoints.Checkpoints(tmp_path / "kept")) as kept:
+        assert kept.restore(state)[0] == 4
+        monkeypatch.setattr(checkpoints, "_digest", lambda _: {"sha256": "of others"})
+        with pytest.raises(storage.StorageError, match="cannot be read"):
+            kept.restore(state)

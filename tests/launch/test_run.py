@@ -1,0 +1,106 @@
+"""What a run writes of its outcome and a report says of it: every assumption, and all that is not covered."""
+
+import json
+
+import dp_accounting
+import ml_collections
+import numpy as np
+import pytest
+
+import dpx
+from dpx.launch import records, report, run
+from dpx.launch.experiment import Measure, Outcome
+from dpx.privacy import ADD_OR_REMOVE_ONE, REPLACE_ONE
+
+CONFIG = {"epsilon": 1.0, "delta": 1e-5, "seed": 0, "noise_seed": None}
+
+
+def spent(multiplier=None, delta=1e-5, relation=ADD_OR_REMOVE_ONE, unit="user"):
+    event = None if multiplier is None else dp_accounting.GaussianDpEvent(multiplier)
+    epsilon = 0.5 if multiplier is None else dpx.gaussian_epsilon(multiplier, delta)
+    return dpx.PrivacyGuarantee(epsilon, delta, relation, unit, "test", ("it is a test",), event)
+
+
+def written(folder, outcome, **changes):
+    """The record of a run with that outcome."""
+    folder.mkdir(exist_ok=True)
+    config = ml_collections.ConfigDict(CONFIG | changes)
+    run.write(outcome, config, folder, 1.0)
+    records.storage.write_json(
+        folder / "config.json", {"source": "test", "config": config.to_dict(), "overrides": {}}
+    )
+    found = records.read(folder)
+    assert found is not None
+    return found
+
+
+def outcome_of(releases, **options):
+    measures = [Measure(name, "error", 1.0) for name in releases]
+    return Outcome(measures, next(iter(releases.values())), releases, **options)
+
+
+def test_what_is_not_covered_is_in_the_record_and_the_report(tmp_path):
+    outcome = outcome_of({"a": spent(2.0)}, not_covered=["the losses", "the row b"])
+    record = written(tmp_path, outcome)
+    assert record.private["not_covered"] == ["the losses", "the row b"]
+    text = report.summarize(record)
+    assert "- not covered by any guarantee: the losses; the row b" in text
+    assert "- assuming that it is a test" in text
+
+
+@pytest.mark.parametrize(
+    ("changes", "synthetic", "relation", "said"),
+    [
+        ({}, False, ADD_OR_REMOVE_ONE, None),
+        ({"noise_seed": 3}, False, ADD_OR_REMOVE_ONE, "while noise_seed stays unknown"),
+        ({}, True, ADD_OR_REMOVE_ONE, "the data are synthetic"),
+        ({"data": {"limit": 7}}, False, ADD_OR_REMOVE_ONE, "from the 7 that data.limit leaves"),
+        ({"data": {"limit": 7}}, False, REPLACE_ONE, None),
+    ],
+)
+def test_how_it_was_run_is_an_assumption(tmp_path, changes, synthetic, relation, said):
+    record = written(
+        tmp_path, outcome_of({"a": spent(2.0, relation=relation)}, synthetic=synthetic), **changes
+    )
+    for guarantee in (*record.releases.values(), record.total):
+        assert guarantee["assumptions"][0] == "it is a test"
+        more = guarantee["assumptions"][1:]
+        assert len(more) == (said is not None)
+        assert said is None or said in more[0]
+
+
+def test_the_total_is_at_the_largest_delta_beside_the_sum_of_plain_ones():
+    noise = {"a": spent(2.0, 1e-6), "b": spent(3.0, 1e-5)}
+    total = run.compose(noise)
+    assert total.delta == 1e-5
+    assert total.epsilon == pytest.approx(dpx.gaussian_epsilon(1 / np.hypot(1 / 2, 1 / 3), 1e-5))
+    with_plain = run.compose(noise | {"c": spent(None, 2e-6), "d": spent(None, 3e-6)})
+    assert with_plain.delta == pytest.approx(1.5e-5, rel=1e-12)
+    assert with_plain.epsilon == pytest.approx(1.0 + total.epsilon, rel=1e-6)
+
+
+def test_the_risk_of_the_total_is_its_own(tmp_path):
+    record = written(tmp_path, outcome_of({"a": spent(2.0), "b": spent(2.0)}))
+    risk = record.private["risk"]
+    assert risk["headline"]["add_or_remove_one"]["mu"] == pytest.approx(1 / 2)
+    assert risk["total"]["add_or_remove_one"]["mu"] == pytest.approx(1 / np.sqrt(2))
+    assert json.loads((tmp_path / "result.json").read_text())["risk"] == risk["headline"]
+
+
+def test_totals_are_of_one_unit(tmp_path):
+    found = [
+        written(tmp_path / str(number), outcome_of({"a": spent(2.0, unit=unit)}))
+        for number, unit in enumerate(("user", "name", "user"))
+    ]
+    (words,) = report.totals(found)
+    assert "over 2 runs" in words
+    assert "add or remove one user" in words
+
+
+def test_errors_over_seeds_are_those_of_the_mean(tmp_path):
+    found = []
+    for seed, value in enumerate((1.0, 2.0, 4.0)):
+        outcome = Outcome([Measure("a", "error", value)], spent(2.0), {"a": spent(2.0)})
+        found.append(written(tmp_path / str(seed), outcome, seed=seed))
+    # The standard deviation with n − 1, over √n.
+    assert report._cell(found[0].measures[0], found) == "2.333 ± 0.88"
