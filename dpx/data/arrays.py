@@ -1,6 +1,5 @@
 """Reading an array of numbers from a .csv, .tsv, .npy or .npz file, with errors that name the place."""
 
-import csv
 import zipfile
 import zlib
 from collections.abc import Sequence
@@ -8,7 +7,7 @@ from pathlib import Path
 
 import numpy as np
 
-from dpx.data.files import existing, read_text, table_lines
+from dpx.data.files import check_once, existing, read_text, table_rows
 
 _DELIMITERS = {".csv": ",", ".tsv": "\t"}
 
@@ -82,34 +81,25 @@ def load_columns(path: str | Path, names: Sequence[str]) -> np.ndarray:
         return array[:, _places(path, names, known)]
     if path.suffix.lower() not in _DELIMITERS:
         raise ValueError(f"{path}: must be a .csv, .tsv or .npy file: save it as one of these")
-    lines = table_lines(read_text(path, "utf-8-sig"))
-    rows, places = [], None
-    reader = csv.reader(lines, delimiter=_DELIMITERS[path.suffix.lower()])
-    try:
-        for cells in reader:
-            if not any(cell.strip() for cell in cells):
+    rows, places, text = [], None, read_text(path, "utf-8-sig")
+    for line, cells in table_rows(path, text, _DELIMITERS[path.suffix.lower()]):
+        if places is None:
+            header = any(_number(cell) is None for cell in cells)
+            numbers = [str(number + 1) for number in range(len(cells))]
+            places = _places(path, names, [c.strip() for c in cells] if header else numbers)
+            if header:
                 continue
-            if places is None:
-                header = any(_number(cell) is None for cell in cells)
-                numbers = [str(number + 1) for number in range(len(cells))]
-                places = _places(path, names, [c.strip() for c in cells] if header else numbers)
-                if header:
-                    continue
-            place = f"{path}: line {reader.line_num}"
-            if len(cells) <= max(places):
-                raise ValueError(f"{place} has only {len(cells)} columns: complete the line")
-            found = [_number(cells[column]) for column in places]
-            if None in found:
-                column = found.index(None)
-                raise ValueError(
-                    f"{place}, column {names[column]!r} is {cells[places[column]]!r}: write a number in "
-                    "every cell"
-                )
-            rows.append(np.array(found, np.float64))
-    except csv.Error as error:
-        raise ValueError(
-            f"{path}: line {reader.line_num} is malformed ({error}): mend the table"
-        ) from None
+        place = f"{path}: line {line}"
+        if len(cells) <= max(places):
+            raise ValueError(f"{place} has only {len(cells)} columns: complete the line")
+        found = [_number(cells[column]) for column in places]
+        if None in found:
+            column = found.index(None)
+            raise ValueError(
+                f"{place}, column {names[column]!r} is {cells[places[column]]!r}: write a number in every "
+                "cell"
+            )
+        rows.append(np.array(found, np.float64))
     if not rows:
         raise ValueError(f"{path}: holds no row of numbers: write one line for each row")
     return np.stack(rows)
@@ -119,6 +109,7 @@ def _places(path: Path, names: Sequence[str], known: Sequence[str]) -> list[int]
     for name in names:
         if name not in known:
             raise ValueError(f"{path}: has no column {name!r}: use {', '.join(known)}")
+    check_once(path, names, known)
     return [known.index(name) for name in names]
 
 
@@ -133,32 +124,24 @@ def _read_npz(path: Path, name: str | None) -> np.ndarray:
 
 
 def _read_table(path: Path, delimiter: str) -> np.ndarray:
-    lines = table_lines(read_text(path, "utf-8-sig"))
-    rows, width, reader = [], 0, csv.reader(lines, delimiter=delimiter)
-    try:
-        for cells in reader:
-            if not any(cell.strip() for cell in cells):
-                continue
-            numbers = [_number(cell) for cell in cells]
-            place = f"{path}: line {reader.line_num}"
-            if not width:
-                width = len(cells)
-                if all(number is None for number in numbers):
-                    continue  # the header
-            if len(cells) != width:
-                raise ValueError(
-                    f"{place} has {len(cells)} columns where the first has {width}: give every line the same"
-                )
-            if None in numbers:
-                column = numbers.index(None)
-                raise ValueError(
-                    f"{place}, column {column + 1} is {cells[column]!r}: write a number in every cell"
-                )
-            rows.append(np.array(numbers, np.float64))
-    except csv.Error as error:
-        raise ValueError(
-            f"{path}: line {reader.line_num} is malformed ({error}): mend the table"
-        ) from None
+    rows, width = [], 0
+    for line, cells in table_rows(path, read_text(path, "utf-8-sig"), delimiter):
+        numbers = [_number(cell) for cell in cells]
+        place = f"{path}: line {line}"
+        if not width:
+            width = len(cells)
+            if all(number is None for number in numbers):
+                continue  # the header
+        if len(cells) != width:
+            raise ValueError(
+                f"{place} has {len(cells)} columns where the first has {width}: give every line the same"
+            )
+        if None in numbers:
+            column = numbers.index(None)
+            raise ValueError(
+                f"{place}, column {column + 1} is {cells[column]!r}: write a number in every cell"
+            )
+        rows.append(np.array(numbers, np.float64))
     if not rows:
         raise ValueError(f"{path}: holds no row of numbers: write one line for each row")
     return np.stack(rows)

@@ -4,7 +4,7 @@ import csv
 import io
 import zipfile
 import zlib
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import TypeVar
 
@@ -30,14 +30,43 @@ def read_text(path: Path, encoding: str = "utf-8") -> str:
         ) from None
 
 
-def table_lines(text: str) -> io.StringIO:
-    """The lines of a table, for `csv.reader`, which takes cells of up to `LONGEST_CELL` from then on.
+def table_rows(path: Path, text: str, delimiter: str) -> Iterator[tuple[int, list[str]]]:
+    """The cells of each row of a table that is not blank, with the number of the line where it ends.
 
-    `str.splitlines` would also cut at U+2028, U+0085, form feeds and the like, which may stand in a cell:
-    the rest of one person's row would become rows of others.
+    What would mix up the rows of two people, or their columns, is refused. A quote that is not closed takes
+    in the rows of others, and an unquoted separator moves a user's name into another column. Lines end where
+    `csv` ends them: `str.splitlines` would also cut at U+2028, U+0085, form feeds and the like, which may
+    stand in a cell.
+
+    Raises:
+      ValueError: naming the line, for quotes that are not those of a table, a cell of more than
+        `LONGEST_CELL` characters, or a row with more cells than the first one.
     """
     csv.field_size_limit(LONGEST_CELL)
-    return io.StringIO(text, newline="")
+    reader = csv.reader(io.StringIO(text, newline=""), delimiter=delimiter, strict=True)
+    begins, width = 1, 0
+    try:
+        for cells in reader:
+            if any(cell.strip() for cell in cells):
+                width = width or len(cells)
+                if any(cell.strip() for cell in cells[width:]):
+                    raise ValueError(
+                        f"{path}: line {reader.line_num} has more cells than the first line: quote cells "
+                        "that hold the separator"
+                    )
+                yield reader.line_num, cells
+            begins = reader.line_num + 1
+    except csv.Error as error:
+        raise ValueError(f"{path}: line {begins} is malformed ({error}): mend the table") from None
+
+
+def check_once(path: Path, names: Iterable[str], known: Sequence[str]) -> None:
+    """Raises ValueError for a name that several columns of a table have: either could be meant."""
+    for name in names:
+        if known.count(name) > 1:
+            raise ValueError(
+                f"{path}: has {known.count(name)} columns {name!r}: give each a name of its own"
+            )
 
 
 def parse_lines(

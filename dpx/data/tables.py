@@ -1,7 +1,6 @@
 """A table of interactions, one a line: who took which item, and when if that is known."""
 
 import contextlib
-import csv
 import datetime
 import math
 from collections.abc import Callable, Sequence
@@ -64,30 +63,22 @@ def load_table(
 def _text(path: Path, names: tuple[str, str, str | None], header: bool):
     """The columns (`[]` for a name that is None), and what names the line of a row."""
     text = files.read_text(path).removeprefix("\ufeff")
-    reader = csv.reader(files.table_lines(text), delimiter=_DELIMITERS[path.suffix.lower()])
     wanted = [name for name in names if name is not None]
     places: list[int] | None = None
     columns, lines = [[] for _ in wanted], []
-    try:
-        for cells in reader:
-            if not any(cell.strip() for cell in cells):
+    for line, cells in files.table_rows(path, text, _DELIMITERS[path.suffix.lower()]):
+        if places is None:
+            places = [_place(path, name, cells, header) for name in wanted]
+            if header:
                 continue
-            if places is None:
-                places = [_place(path, name, cells, header) for name in wanted]
-                if header:
-                    continue
-            for name, column, place in zip(wanted, columns, places, strict=True):
-                if place >= len(cells):
-                    raise ValueError(
-                        f"{path}: line {reader.line_num} has {len(cells)} cells and column {name!r} is "
-                        f"number {place + 1}: complete the line, or quote cells that hold the separator"
-                    )
-                column.append(cells[place].strip())
-            lines.append(reader.line_num)
-    except csv.Error as error:
-        raise ValueError(
-            f"{path}: line {reader.line_num} is malformed ({error}): mend the table"
-        ) from None
+        for name, column, place in zip(wanted, columns, places, strict=True):
+            if place >= len(cells):
+                raise ValueError(
+                    f"{path}: line {line} has {len(cells)} cells and column {name!r} is number {place + 1}: "
+                    "complete the line, or quote cells that hold the separator"
+                )
+            column.append(cells[place].strip())
+        lines.append(line)
     return [*columns, *([[]] * (len(names) - len(columns)))], lambda row: f"line {lines[row]}"
 
 
@@ -100,6 +91,7 @@ def _place(path: Path, name: str, cells: list[str], header: bool) -> int:
                 f"{path}: has no column {name!r}: set config.data.user, item and time to some of "
                 f"{', '.join(cells)}, or use --config.data.header=False and numbers from 1"
             )
+        files.check_once(path, [name], cells)
         return cells.index(name)
     if not (name.isdecimal() and 1 <= int(name) <= len(cells)):
         raise ValueError(

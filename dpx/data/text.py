@@ -4,12 +4,12 @@ Nothing here is learned from the texts: the alphabet, what becomes of characters
 record are given. Records are read in the order of the file.
 """
 
-import csv
 import dataclasses
+import itertools
 import json
 import re
 import string
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -175,7 +175,7 @@ def _documents(path: Path, column: str | None, user: str | None):
         return
     if column is None:
         raise ValueError(f"{path}: say which column holds the text: --config.data.column=NAME")
-    for number, row in _rows(path, kind, content):
+    for number, row in _rows(path, kind, content, [column, *([] if user is None else [user])]):
         place = f"{path}: line {number}"
         text = _cell(row, column, place)
         if not isinstance(text, str):
@@ -214,24 +214,14 @@ def _check_whole(text: str, place: str) -> None:
         )
 
 
-def _rows(path: Path, kind: str, content: str):
+def _rows(path: Path, kind: str, content: str, names: Sequence[str]):
     if kind != ".jsonl":
-        reader = csv.DictReader(
-            files.table_lines(content), delimiter="\t" if kind == ".tsv" else ","
-        )
-        try:
-            for row in reader:
-                # Cells beyond the header's: a text with a comma would move the author into another column.
-                if any(cell.strip() for cell in row.pop(None, ())):  # type: ignore[call-overload]
-                    raise ValueError(
-                        f"{path}: line {reader.line_num} has more cells than the header: quote cells that "
-                        "hold the separator"
-                    )
-                yield reader.line_num, row
-        except csv.Error as error:
-            raise ValueError(
-                f"{path}: line {reader.line_num} is malformed ({error}): mend the table"
-            ) from None
+        lines = files.table_rows(path, content, "\t" if kind == ".tsv" else ",")
+        _, header = next(lines, (0, []))
+        header = [name.strip() for name in header]
+        files.check_once(path, names, header)
+        for number, cells in lines:
+            yield number, dict(itertools.zip_longest(header, cells[: len(header)]))
         return
     for number, line in enumerate(content.split("\n"), start=1):
         if line.strip():

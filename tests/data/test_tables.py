@@ -143,6 +143,11 @@ def test_parquet_that_cannot_be_read_is_named(tmp_path, monkeypatch, error, word
         ("user,item,t\n1,2,2024-01-01\n1,3,7\n", {"time": "t"}, "line 3, column 't'"),
         ("user,item,t\n1,2,nan\n", {"time": "t"}, "line 2, column 't'"),
         ("user,item,t\n1,2,\n", {"time": "t"}, "line 2, column 't'"),
+        # Each would otherwise give one user's row to another, or hide it in another's.
+        ("item,user\ntea,ann\nred, big,ann\n", {}, "line 3 has more cells than the first line"),
+        ('user,item\nann,"tea\nbob,milk\n', {}, "line 2 is malformed"),
+        ('user,item\nann,"tea\nbob,"milk\n', {}, "line 2 is malformed"),
+        ("user,user,item\nann,bob,tea\n", {}, "has 2 columns 'user'"),
         ("user,item\n1,2\n", {"min_count": 2}, "min_count=2"),
         ("user,item\n1,2\n", {"min_count": "3"}, "min_count='3' must be a number"),
         ("user,item\n1,2\n", {"min_count": -3}, "min_count=-3 must be a whole number, at least 0"),

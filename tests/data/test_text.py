@@ -98,7 +98,14 @@ def test_alphabets_and_cuts():
         ("t.jsonl", b'{"a": 5}\n', {"column": "a"}, "line 1, column 'a' holds 5: write it as text"),
         ("t.jsonl", b'{"a": "b\\ud800"}', {"column": "a"}, "line 1, column 'a', character 2 is"),
         ("t.csv", b"a,b\nann,x\nbob\n", {"column": "b"}, "line 3, column 'b' is empty"),
-        ("t.csv", b"a,b\n1, no,ann\n", {"column": "a"}, "line 2 has more cells than the header"),
+        (
+            "t.csv",
+            b"a,b\n1, no,ann\n",
+            {"column": "a"},
+            "line 2 has more cells than the first line",
+        ),
+        ("t.csv", b'a,b\n"hi,ann\nho,bob\n', {"column": "a"}, "line 2 is malformed"),
+        ("t.csv", b"a,b,b\n1,ann,bob\n", {"column": "a", "user": "b"}, "has 2 columns 'b'"),
     ],
 )
 def test_errors_name_the_place(tmp_path, name, content, options, message):
