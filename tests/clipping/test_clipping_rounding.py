@@ -1,0 +1,79 @@
+"""The constants of rounding: how many roundings are counted, and that nothing is left out of a bound."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import dpx
+from dpx.clipping import groups, rounding
+from dpx.clipping.materialize import Norms
+
+U = 2.0**-24
+
+
+def gamma(roundings):
+    return roundings * U / (1 - roundings * U)
+
+
+@pytest.mark.parametrize(
+    ("shape", "roundings"),
+    [
+        ((), 0),
+        ((7,), 7),
+        ((3, 5), 8),
+        ((1024,), 1024),
+        ((3, 2000), 512 + 4 + 3),
+        ((1025,), 512 + 3),
+    ],
+)
+def test_every_axis_that_is_added_up_rounds(shape, roundings):
+    total, found = rounding.added_up(jnp.ones(shape))
+    assert (float(total), found) == (np.prod(shape), roundings)
+    # In 64 bits, in which neither the sum nor the factor is rounded visibly.
+    raised = float(rounding.sum_of_squares(jnp.ones(shape)))
+    assert raised >= np.prod(shape) * (1 + gamma(roundings + 2)) * (1 - 2 * U)
+
+
+def test_squares_that_are_flushed_are_counted():
+    tiny = float(np.finfo(np.float32).tiny)
+    assert float(rounding.sum_of_squares(jnp.zeros(100))) >= 400 * tiny
+
+
+def test_matrix_units_that_truncate_round_twice_as_much(monkeypatch):
+    assert rounding.unit(jnp.float32) == U
+    assert rounding.in_products(7) == 11
+    monkeypatch.setattr(jax, "default_backend", lambda: "gpu")
+    assert rounding.unit(jnp.float32) == 2 * U
+    assert rounding.in_products(7) == 43
+
+
+def test_norms_of_groups_are_above_the_root_of_their_sum():
+    found = groups.assign({"a": 1.0, "b": 2.0}, {"a": jnp.ones(1), "b": {"c": jnp.ones(1)}})
+    squares = [Norms((0, 1), jnp.array([[9.0], [16.0]]))]
+    (one,), (other,) = (np.asarray(norm) for norm in groups.group_norms(found, squares))
+    for norm, root in ((one, 3.0), (other, 4.0)):
+        assert root * (1 + gamma(25)) * (1 - 2 * U) <= norm <= root * (1 + 2 * gamma(25))
+
+
+def test_clip_factors_too_small_to_scale_by_are_zero():
+    found = groups.assign(1e-3, jnp.ones(1))
+    norms = [jnp.array([1e-4, 1.0, 1e11, 1e12, jnp.inf], jnp.float32)]
+    for normalize in (False, True):
+        (factors,) = groups.clip_factors(found, norms, jnp.ones(5, bool), normalize)
+        kept = 1 / (norms[0] + 0.01) if normalize else 1 / jnp.maximum(norms[0], 1e-3)
+        expected = jnp.where(jnp.arange(5) < 3, 1e-3 * kept, 0)
+        np.testing.assert_allclose(factors, expected, rtol=1e-6)
+    (masked,) = groups.clip_factors(found, norms, jnp.arange(5) == 1, False)
+    assert (masked != 0).tolist() == [False, True, False, False, False]
+
+
+def test_the_sum_of_a_batch_rounds_as_often_as_it_has_examples():
+    """The whole sum may be made by several calls, of which `batch` is one."""
+    gradient = dpx.clipped_grad(
+        lambda w, x: jnp.sum(w * x), l2_clip_norm=1.0, method="vmap", microbatch_size=4
+    )
+    params, batch = jnp.ones(3), jnp.ones((8, 3))
+    for size in (8, 80):
+        expected = 2 * size * (gamma(4 + 4) + gamma(9) + 3 * U)
+        assert gradient.rounding(size, params, batch) == pytest.approx(expected, rel=1e-12)
