@@ -76,14 +76,18 @@ class Trees:
         Raises:
           ValueError: for queries of the wrong shape or, outside `jit`, beyond the declared bound.
         """
-        Q = self.domain.check_queries(Q)
+        Q = self.domain.check_queries(_one_matrix(Q))
         bound = 2 * self.domain.logit_bounds(Q)
         n = self.num_records
         return self.domain.ratio(self.sums(Q), n * jnp.ones_like(bound), n * jnp.exp(bound))
 
     def sums(self, Q: jax.Array) -> jax.Array:
-        """The noisy sums behind the answers, Σ_i [V, v_i]·e^{⟨q, k_i⟩/scale}: (m, 1 + d_v)."""
-        _validate.check_real(Q, "Q")
+        """The noisy sums behind the answers, Σ_i [V, v_i]·e^{⟨q, k_i⟩/scale}: (m, 1 + d_v).
+
+        Raises:
+          ValueError: for queries that are not one matrix of real numbers.
+        """
+        Q = _one_matrix(Q)
         about = self.domain, self.features, self.budget, self.num_records
         return structures.read(self.tables, jnp.asarray(Q, self.tables.dtype), *about)
 
@@ -246,6 +250,13 @@ def _check_rows(K, V, domain: Domain) -> int:
     if np.ndim(K) != 2:
         raise ValueError(f"K has shape {np.shape(K)}: trees take (n, d), use the sketch for heads")
     return n
+
+
+def _one_matrix(Q):
+    _validate.check_real(Q, "Q")
+    if np.ndim(Q) != 2:
+        raise ValueError(f"Q has shape {np.shape(Q)}: trees answer (m, d), so pass one matrix")
+    return Q
 
 
 def _planned(

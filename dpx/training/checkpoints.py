@@ -27,8 +27,8 @@ class Checkpoints:
         self._remedy = "delete it, and the run starts again with the same noise"
         if finished:
             self._remedy = (
-                "this training has finished, and its key is gone: give the optimizer that it was trained "
-                "with, restore the folder from a copy, or use a new workdir"
+                "this training has finished, and its key is gone: restore the folder from a copy, or use a "
+                "new workdir"
             )
         with self._naming("be opened", self._remedy):
             self._manager = ocp.CheckpointManager(

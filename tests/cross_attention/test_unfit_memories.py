@@ -123,3 +123,10 @@ def test_logits_beyond_what_floats_hold_are_answered_and_their_sums_refused():
     with pytest.raises(ValueError, match="sums holds values that are not finite: use query"):
         built.sums(Q)
     assert not np.isfinite(jax.jit(built.sums)(Q)).all()
+
+
+def test_trees_answer_one_matrix_of_queries():
+    built = cross_attention.build(KEY, K, V, mechanism="tree", degree=1, **BOX, **BUDGET)
+    for ask in (built.query, built.sums):
+        with pytest.raises(ValueError, match=r"Q has shape \(2, 3, 2\): trees answer"):
+            ask(np.zeros((2, 3, 2)))

@@ -98,8 +98,9 @@ def test_a_finished_training_does_not_train_again(tmp_path, left):
 
 def test_a_finished_training_is_not_said_to_start_again(tmp_path):
     fit(tmp_path)
-    with pytest.raises(storage.StorageError, match="its key is gone: give the optimizer"):
-        fit(tmp_path, optimizer=optax.adam(0.1))
+    shutil.rmtree(tmp_path / "checkpoints" / "training" / "3" / "state")
+    with pytest.raises(storage.StorageError, match="its key is gone: restore the folder"):
+        fit(tmp_path)
 
 
 @pytest.mark.parametrize(
