@@ -1,0 +1,158 @@
+"""Noise of private memories and what they assume, from public numbers alone, without a release."""
+
+import math
+import warnings
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from cross_attention_memory import BUDGET, KEY
+
+import dpx
+from dpx.cross_attention import (
+    Domain,
+    MemoryWarning,
+    Sketch,
+    chosen,
+    distance_trees,
+    expected,
+    leaf_sums,
+    moments,
+    node_noise,
+    sketch,
+    structures,
+    tree,
+)
+from dpx.privacy import ADD_OR_REMOVE_ONE, REPLACE_ONE
+
+MULTIPLIER = dpx.gaussian_noise_multiplier(**BUDGET)
+S = 2**18  # the norm of a factor, in units of the grid of sketches
+LEAF = 2**24  # and that of a record's weights in trees
+
+
+def domain(kind="box", relation=REPLACE_ONE, values="box", dim=2, value_dim=3):
+    return Domain(kind, dim, value_dim, 1.0, 1.0, 2.0, 1.0, values, relation)
+
+
+@pytest.mark.parametrize("heads", [1, 4])
+def test_a_sketch_covers_the_rounding_of_both_factors(heads):
+    features = chosen.choose_features(domain(), degree=4)
+    longest = [S + math.ceil(0.51 * math.sqrt(size)) for size in (features.num_features, 1 + 3)]
+    # Two products of norm S² are √2·S² apart, and rounding moves each by no more than it makes it longer.
+    replaced = math.sqrt(2) * S**2 + 2 * (math.prod(longest) - S**2)
+    for relation, apart in ((REPLACE_ONE, replaced), (ADD_OR_REMOVE_ONE, math.prod(longest))):
+        found = moments.whole_change(features, domain(relation=relation), heads)
+        assert found == pytest.approx(math.sqrt(heads) * apart, rel=1e-14)
+
+
+def test_a_sketch_has_the_same_noise_under_jit():
+    """The squares of what a row moves in each head add up, also where sums are of floats."""
+    known = domain()
+    features = chosen.choose_features(known, degree=2)
+    shapes = (
+        jax.ShapeDtypeStruct((4, 7, 2), jnp.float32),
+        jax.ShapeDtypeStruct((4, 7, 3), jnp.float32),
+    )
+
+    def build(K, V):
+        return sketch.build(KEY, K, V, domain=known, features=features, clip=True, **BUDGET)
+
+    made = jax.eval_shape(build, *shapes)
+    largest = math.sqrt(2) * known.value_norm * features.norm(known.largest_logit)
+    change = moments.whole_change(features, known, 4) * largest / S**2
+    assert made.noise_std == pytest.approx(MULTIPLIER * change, rel=1e-12)
+
+
+def moved(nodes, depth):
+    """How far a level of every tree may move, of Gaussian nodes whose squares add up to 1."""
+    return 1 / math.sqrt(depth * np.sum(1 / np.square(nodes.sensitivity)))
+
+
+@pytest.mark.parametrize("copies", [1, 3])
+def test_gaussian_trees_of_a_memory_cover_the_rounding_of_a_row(copies):
+    known = domain()
+    nodes, _ = structures.noise_of(
+        "gaussian", "exact", np.array([1.0, 0.5]), known, 5, copies, *BUDGET.values()
+    )
+    norm = 2 * math.sqrt(3)
+    rounding = 2 * 0.51 * math.sqrt(4) * math.hypot(norm, norm) / LEAF
+    assert moved(nodes, 5) == pytest.approx(math.sqrt(copies) * (2 * norm + rounding), rel=1e-14)
+    assert np.all(nodes.law.std == MULTIPLIER * nodes.sensitivity)
+
+
+def test_truncated_laplace_trees_of_a_memory_cover_the_rounding_of_a_row():
+    nodes, _ = structures.noise_of(
+        "truncated_laplace", "exact", np.array([1.0, 0.5]), domain(), 5, 1, *BUDGET.values()
+    )
+    rounding = 2 * 0.51 * math.hypot(2, 2 * math.sqrt(3)) / LEAF
+    np.testing.assert_allclose(nodes.sensitivity, 5 * (2 * 2.0 + rounding), rtol=1e-14)
+    epsilon, _ = node_noise.split_budget(*BUDGET.values(), 5 * 3 * 2 * 4)
+    np.testing.assert_allclose(nodes.law.scale, (2 * 2.0 + rounding) / epsilon, rtol=1e-14)
+
+
+def test_trees_of_distances_cover_the_rounding_of_a_record():
+    nodes, guarantee = distance_trees._planned(np.ones(2), 16, 3.0, 2, "gaussian", *BUDGET.values())
+    assert moved(nodes, 4) == pytest.approx(2 * 3.0 + 2 * 0.51 * 3.0 / LEAF, rel=1e-14)
+    assert guarantee.assumptions == (
+        "the number of records is public",
+        "data within the declared bounds",
+    )
+
+
+def test_weights_beyond_their_bound_count_as_zero():
+    found = leaf_sums.leaf_sums(np.full(2, 0.3), np.array([[1.0], [1.001]]), 1.0, 1, 2)
+    assert found[:, :, 0].tolist() == [[LEAF, np.rint(0.3 * LEAF)], [0, 0]]
+
+
+@pytest.mark.parametrize("epsilon", [0.1, 1.0, 100.0])
+@pytest.mark.parametrize(("features", "copies"), [(1, 1), (4, 3), (60, 7)])
+def test_parts_of_the_papers_budget_compose_to_it(epsilon, features, copies):
+    first, others = node_noise.paper_budget(epsilon, 1e-5, features, copies)
+    slack = 1e-5 / copies / 2
+    advanced = node_noise.advanced_composition(others[0], features, slack)
+    together = first[0] + min(advanced, features * others[0])
+    assert copies * together <= epsilon * (1 + 1e-12)
+    assert copies * (first[1] + features * others[1] + slack) <= 1e-5 * (1 + 1e-12)
+
+
+@pytest.mark.parametrize("clip", [False, True])
+@pytest.mark.parametrize("relation", [REPLACE_ONE, ADD_OR_REMOVE_ONE])
+def test_a_memory_says_what_it_assumes(clip, relation):
+    known = domain(relation=relation)
+    features = chosen.choose_features(known, degree=2)
+    words = ("the number of rows is public",) * (relation is REPLACE_ONE)
+    words += ("data within the declared bounds",) * (not clip)
+    about = {"domain": known, "features": features, "clip": clip}
+    made = sketch._released(jnp.ones((6, 4)), 9, 1, about, *BUDGET.values(), 1.0, 1.0, ("more",))
+    assert made.guarantee.assumptions == (*words, "more")
+    assert made.num_records == (9 if relation is REPLACE_ONE else None)
+    if relation is REPLACE_ONE:
+        options = {"noise": "gaussian", "budget": "exact", "bins": 8, "copies": 1}
+        _, guarantee = tree._planned(**about, **options, **BUDGET)
+        assert guarantee.assumptions == words
+
+
+def test_values_that_add_up_are_no_simplex_by_that():
+    known = domain(values="simplex", value_dim=2)
+    with pytest.raises(ValueError, match="V row 1 is outside the vectors of numbers ≥ 0"):
+        known.enter(np.zeros((2, 2)), np.array([[0.5, 1.5], [3.0, -1.0]]), clip=False)
+
+
+def test_means_of_a_private_number_of_rows_are_over_one_at_least():
+    known = domain(relation=ADD_OR_REMOVE_ONE)
+    features = chosen.choose_features(known, degree=0)
+    empty = jnp.array([[0.0, 1.0, 2.0, 3.0]])
+    made = Sketch(empty, features, known, None, 1.0, None)  # type: ignore[arg-type]
+    np.testing.assert_array_equal(made.means, empty)
+
+
+@pytest.mark.parametrize(("error", "warns"), [(1.05, False), (1.2, True)])
+def test_a_memory_that_the_mean_would_beat_is_announced(error, warns, monkeypatch):
+    found = expected.ExpectedError(error, 0.0, 1.0, "taylor", 2, 6, 1.0, 8)
+    monkeypatch.setattr(expected, "simulated", lambda *_: found)
+    features = chosen.choose_features(domain(), degree=2)
+    with warnings.catch_warnings(record=True) as seen:
+        warnings.simplefilter("always")
+        expected.warn_before(domain(), features, 100, 1.0, 1, None)
+    assert [each.category for each in seen] == [MemoryWarning] * warns
