@@ -16,8 +16,10 @@ from dpx import _processes
 from dpx import _storage as storage
 
 FOLDER, KEYS, FINISHED = "secret", "keys.json", "finished.json"
-# What only a run that has had its keys leaves.
-_BEGUN = ("metrics.jsonl", "checkpoints", "model", "privacy.json")
+# What lies in a run's folder before it has keys. All else may follow from keys that are gone.
+_BEFORE = (FOLDER, "config.json", "environment.json", "log.txt")
+# What a training leaves in a folder that may hold anything else of its caller.
+_TRAINED = ("metrics.jsonl", "checkpoints", "model", "privacy.json")
 
 
 class CannotResumeError(ValueError):
@@ -30,11 +32,11 @@ def stored(
     """What lies in the run's file of keys, which is made from `draw` for a run that begins."""
     path = workdir / FOLDER / KEYS
     if not os.path.lexists(path):
-        _not_begun(workdir)
+        _not_begun(workdir, settings)
         if storage.create_private(path, {**draw(), "data": data, "settings": settings}):
             try:
                 # Between the two looks this process may have slept while another one ran, and finished.
-                _not_begun(workdir)
+                _not_begun(workdir, settings)
             except CannotResumeError:
                 path.unlink()
                 raise
@@ -68,8 +70,11 @@ def _no_other_training(workdir: Path, checkpoints: Path) -> None:
         )
 
 
-def _not_begun(workdir: Path) -> None:
-    if any((workdir / name).exists() for name in _BEGUN):
+def _not_begun(workdir: Path, settings: dict | None) -> None:
+    """Raises for what a run, or with settings a training, has left in its folder."""
+    names = {path.name for path in workdir.iterdir()} if workdir.exists() else set()
+    names = {n for n in names if not (storage.of_lock(n) or n.endswith(".partial"))}
+    if names.difference(_BEFORE) if settings is None else names.intersection(_TRAINED):
         raise CannotResumeError(
             f"{workdir / FOLDER / KEYS} is missing, and {workdir} holds a run whose noise keys are gone: "
             "with new ones it would release twice and pay once, so use a new --workdir"

@@ -21,7 +21,7 @@ def test_tables_with_and_without_a_header(tmp_path, header, suffix, delimiter):
 def test_one_row_of_a_table_is_one_record(tmp_path):
     """What `str.splitlines` cuts at may stand in a cell: the rest would be rows of others."""
     path = tmp_path / "table.csv"
-    path.write_text('a,b,said\n1,2,"mine\u20288,8,x\x0c9,9,x"\n3,4,y\n', encoding="utf-8")
+    path.write_text("a,b,said\n1,2,mine\u20288;8;x\x0c9;9;x\n3,4,y\n", encoding="utf-8")
     np.testing.assert_array_equal(load_columns(path, ["a", "b"]), [[1, 2], [3, 4]])
     path.write_text("1,2\u20288,8\n3,4\n", encoding="utf-8")
     with pytest.raises(ValueError, match=r"line 1, column 2 is '2\\u20288'"):

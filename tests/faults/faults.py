@@ -1167,6 +1167,34 @@ FAULTS = (
         "tests/training/test_resuming.py::test_a_finished_training_does_not_train_again",
     ),
     Fault(
+        "a training goes on with another loss or optimizer, and the same noise",
+        "dpx/training/fitting.py",
+        "        settings |= computed\n",
+        "",
+        "tests/training/test_programs.py::test_another_loss_or_optimizer_does_not_go_on",
+    ),
+    Fault(
+        "arrays that a loss closes over are no part of it when a training goes on",
+        "dpx/training/programs.py",
+        "[np.frombuffer(text.encode(), np.uint8), *arrays]",
+        "[np.frombuffer(text.encode(), np.uint8)]",
+        "tests/training/test_programs.py::test_a_loss_is_told_from_one_that_differs_in",
+    ),
+    Fault(
+        "a guarantee does not say that sums have 32 bits",
+        "dpx/_numerics.py",
+        "return (_ROUNDED,) if",
+        "return () if",
+        "tests/test_rounded_sums.py::test_sums_of_32_bits_are_an_assumption[sketch]",
+    ),
+    Fault(
+        "what lies under a mask is summed",
+        "dpx/_validate.py",
+        "    if any(isinstance(part, np.ma.MaskedArray) for part in parts):\n",
+        "    if False:\n",
+        "tests/test_real_arrays.py::test_an_array_of_anything_but_real_numbers_is_named[K-masked]",
+    ),
+    Fault(
         "a memory resumes on other public documents with the same noise",
         "experiments/cross_attention/next_tokens.py",
         "begun = (*private, *later.take(known), tuned_text.model_file(config))",
@@ -1176,8 +1204,15 @@ FAULTS = (
     Fault(
         "a run that lost its keys draws new ones",
         "dpx/training/resuming.py",
-        "if any((workdir / name).exists() for name in _BEGUN):",
+        "if names.difference(_BEFORE) if settings is None else names.intersection(_TRAINED):",
         "if False:",
+        "tests/launch/test_experiments.py::test_new_keys_are_not_made_for_a_run_that_has_begun",
+    ),
+    Fault(
+        "a run that lost its keys releases once more what is no model",
+        "dpx/training/resuming.py",
+        "if names.difference(_BEFORE) if settings is None else names.intersection(_TRAINED):",
+        "if names.intersection(_TRAINED):",
         "tests/launch/test_experiments.py::test_new_keys_are_not_made_for_a_run_that_has_begun",
     ),
     Fault(
@@ -1225,10 +1260,24 @@ FAULTS = (
     Fault(
         "a character that is no newline makes records of one person's row",
         "dpx/data/files.py",
-        'return io.StringIO(text, newline="")',
-        "return text.splitlines(keepends=True)",
+        'io.StringIO(text, newline="")',
+        "text.splitlines(keepends=True)",
         "tests/data/test_text.py::test_one_row_is_one_record_and_a_newline_alone_ends_a_line "
         "tests/data/test_arrays.py::test_one_row_of_a_table_is_one_record",
+    ),
+    Fault(
+        "a separator in an item moves a row to another user",
+        "dpx/data/files.py",
+        "if any(cell.strip() for cell in cells[width:]):",
+        "if False:",
+        "tests/data/test_tables.py::test_a_table_that_cannot_be_used_is_named",
+    ),
+    Fault(
+        "a quote that is not closed takes in the rows of others",
+        "dpx/data/files.py",
+        "delimiter=delimiter, strict=True",
+        "delimiter=delimiter",
+        "tests/data/test_tables.py::test_a_table_that_cannot_be_used_is_named",
     ),
     Fault(
         "config.json shows the noise seed",
