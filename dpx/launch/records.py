@@ -2,7 +2,8 @@
 
 Each .json carries a checksum of its content, so that a damaged one is noticed.
 
-config.json       the configuration, its file and what was overridden: written before anything runs
+config.json       the configuration, its file, what was overridden, and the folder in which the command was
+                  given, from which relative paths lead: written before anything runs
 environment.json  versions and devices
 metrics.jsonl     progress, a line each
 privacy.json      every release with its guarantee, their total, the risk, and what no guarantee covers
@@ -44,6 +45,7 @@ class Record:
     metrics: dict
     privacy: dict
     wall_seconds: float | None
+    folder: str = ""
     risk: dict = dataclasses.field(default_factory=dict)
     measures: tuple[Measure, ...] = ()
     titles: dict = dataclasses.field(default_factory=dict)
@@ -129,6 +131,7 @@ def begin(config: ml_collections.ConfigDict, source: str, workdir: Path) -> None
                         "source": source,
                         "config": _shown(config.to_dict(), workdir, new=True),
                         "overrides": _shown(overrides(config, source), workdir),
+                        "folder": os.getcwd(),
                     },
                 )
     stored = storage.read_json(path)["config"]

@@ -75,7 +75,9 @@ def _data_set(record: Record) -> tuple:
         settings = json.dumps(data, sort_keys=True)
         return settings, record.config["seed"], record.config["experiment"]
     path = data.get("path")
-    return ("kind", data.get("kind")) if path is None else ("path", os.path.realpath(str(path)))
+    if path is None:
+        return "kind", data.get("kind")
+    return "path", os.path.realpath(os.path.join(record.folder, str(path)))
 
 
 def _together(group: list[Record]) -> str:

@@ -1216,6 +1216,13 @@ FAULTS = (
         "tests/launch/test_experiments.py::test_new_keys_are_not_made_for_a_run_that_has_begun",
     ),
     Fault(
+        "runs that name one file from two folders are not added up",
+        "dpx/launch/report.py",
+        "os.path.join(record.folder, str(path))",
+        "str(path)",
+        "tests/launch/test_report.py::test_runs_on_one_file_are_added_up_however_they_read_it",
+    ),
+    Fault(
         "the keys of a finished run are kept",
         "dpx/training/keys.py",
         "            shutil.rmtree(folder)\n",

@@ -46,6 +46,13 @@ def test_runs_on_one_file_are_added_up_however_they_read_it(tmp_path, monkeypatc
     sweep.run_points(TEXT, sweep.grid(TEXT, axes), tmp_path / "runs")
     (words,) = report.totals(records.read_all(tmp_path / "runs"))
     assert "over 12 runs" in words
+    # A path that is relative leads from the folder in which the command was given.
+    (tmp_path / "elsewhere").mkdir()
+    monkeypatch.chdir(tmp_path / "elsewhere")
+    sweep.run_points(TEXT, sweep.grid(TEXT, ["data.path=../notes.txt"]), tmp_path / "runs")
+    (words,) = report.totals(records.read_all(tmp_path / "runs"))
+    assert "over 13 runs" in words
+    monkeypatch.chdir(tmp_path)
     # Runs on other files are not added to them.
     sweep.run_points(TEXT, sweep.grid(TEXT, ["data.path=others.txt"]), tmp_path / "runs")
     assert report.totals(records.read_all(tmp_path / "runs")) == [words]
