@@ -213,6 +213,7 @@ def test_guarantee_says_what_it_covers(X):
     ).guarantee
     assert any("norm at most 1" in words for words in promised.assumptions)
     assert any("⪰" in words for words in promised.assumptions)
+    assert promised.assumptions[0] == "the shape of X is public"
 
 
 @pytest.mark.parametrize("relation", ["REPLACE_ONE", "ADD_OR_REMOVE_ONE"])
@@ -354,6 +355,19 @@ def test_no_columns_are_released_under_jit_too():
 def test_wide_promise_raises():
     with pytest.raises(ValueError, match="n > d"):
         gram.release(KEY, np.eye(5)[:, :3], assume_good=True, **BUDGET, **SAMPLING)
+
+
+def test_a_column_just_beyond_the_bound_is_not_taken_for_rounding():
+    with pytest.raises(ValueError, match=r"a column of norm 1\.00001, above column_bound=1"):
+        gram.release(KEY, np.array([[1.00001]]), clip=False, **BUDGET)
+
+
+def test_a_sum_is_released_with_the_clipping_that_it_was_made_with():
+    """A guarantee without `clip` assumes bounds that a sum with it does not need, and the reverse."""
+    for clip in (False, True):
+        total = gram.statistic(np.eye(2), column_bound=1.0, clip=clip)
+        with pytest.raises(ValueError, match=f"clip={not clip} must be {clip}"):
+            gram.release(KEY, total, clip=not clip, **BUDGET)
 
 
 def test_unchecked_clipping_under_jit_raises(X):

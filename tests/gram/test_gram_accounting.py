@@ -3,6 +3,8 @@
 import math
 
 import dp_accounting
+import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 from dp_accounting import rdp
@@ -11,7 +13,14 @@ from hypothesis import strategies as st
 from scipy import optimize, stats
 
 from dpx import gaussian_noise_multiplier
-from dpx.gram import accounting, frobenius_sensitivity, max_samples, sampling_epsilon
+from dpx.gram import (
+    accounting,
+    frobenius_sensitivity,
+    max_samples,
+    rounded_sensitivity,
+    sampling_epsilon,
+    wishart_mean,
+)
 
 CASES = [0.05, 0.5, 2 / 3, 0.67, 1.0, 1.3, math.sqrt(2), 1.5, 2.0]
 
@@ -217,3 +226,26 @@ def test_misuse_raises(changed, named):
 def test_budget_out_of_range_raises(epsilon, delta):
     with pytest.raises(ValueError, match=r"epsilon|delta"):
         max_samples(epsilon, delta, **GOOD)
+
+
+@pytest.mark.parametrize("n", [1, 4, 100])
+@pytest.mark.parametrize("column_bound", [0.5, 3.0])
+def test_columns_that_are_rounded_are_longer_and_farther_apart(n, column_bound):
+    """By up to 0.51 of a unit for each entry, in units of α/2¹⁸."""
+    moved = 0.51 * math.sqrt(n)
+    longest, unit = 2**18 + math.ceil(moved), column_bound / 2**18
+    found = rounded_sensitivity(n, column_bound, 0.1 * column_bound, "replace_one")
+    expected = frobenius_sensitivity(longest, 0.1 * 2**18 + 2 * moved) * unit**2
+    assert found == pytest.approx(expected, rel=1e-12)
+    whole = rounded_sensitivity(n, column_bound, None, "replace_one")
+    assert whole == pytest.approx(math.sqrt(2) * (longest * unit) ** 2, rel=1e-12)
+    gone = rounded_sensitivity(n, column_bound, None, "add_or_remove_one")
+    assert gone == pytest.approx((longest * unit) ** 2, rel=1e-12)
+
+
+def test_more_samples_than_32_bits_resolve_are_refused():
+    covariance = jnp.eye(2, dtype=jnp.float32)
+    with pytest.raises(
+        ValueError, match=r"num_samples=4194305 must be .* at most 2\^22 in float32"
+    ):
+        wishart_mean(jax.random.key(0), covariance, 2**22 + 1)

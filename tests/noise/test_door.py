@@ -46,3 +46,37 @@ def test_complex_numbers_are_refused_and_nothing_is_released_as_nothing():
     with pytest.raises(ValueError, match="sums has dtype complex128, which must be real"):
         noise.release(jax.random.key(0), np.array([1 + 1j]), **about)
     assert noise.release(jax.random.key(0), {}, **about) == {}
+
+
+def test_every_leaf_of_a_release_has_to_be_finite():
+    for leaves in ([np.zeros(2), np.array([0.0, np.nan])], [np.array([np.inf]), np.zeros(1)]):
+        with pytest.raises(ValueError, match="sums is not finite"):
+            noise.check_finite(leaves, "sums")
+    with pytest.raises(ValueError, match="sums has dtype complex"):
+        noise.release(
+            jax.random.key(0),
+            [np.zeros(1), np.ones(1) * 1j],
+            sensitivity=1.0,
+            noise_multiplier=1.0,
+            label="sums",
+        )
+
+
+def test_the_grid_of_truncated_noise_follows_the_narrower_of_its_sizes():
+    """Noise that is cut off far below its scale is uniform, and lies within its bound."""
+    for scale, bound, width in ((1.0, 0.1, 0.1), (0.1, 1.0, 0.1)):
+        assert float(TruncatedLaplace(scale, bound).width) == pytest.approx(width, rel=1e-6)
+    assert (Laplace(3.0).width, noise.Gaussian(2.0).width) == (3.0, 2.0)
+
+
+def test_two_entries_of_one_cell_are_added():
+    found, largest = noise.sum_sparse(
+        np.array([1.0, 0.5, 0.25]), np.arange(3), np.array([1, 1, 0]), 2, l2_clip_norm=1.0
+    )
+    assert (found / noise.secure.STEPS).tolist() == [0.25, 1.5]
+    assert largest == noise.secure.STEPS + 1
+
+
+@pytest.mark.parametrize(("entries", "moved"), [(1, 1), (4, 2), (100, 6), (10**6, 510)])
+def test_rounding_makes_a_record_longer_by_half_a_unit_for_each_entry(entries, moved):
+    assert noise.secure.norm_bound(2**18, entries) == 2**18 + moved

@@ -69,6 +69,30 @@ def test_noise_and_probabilities():
     assert np.argmax(log_probabilities) == np.argmax(fitted.counts)
     with pytest.raises(ValueError, match="l2_clip_norm"):
         popularity.fit(jax.random.key(1), many, epsilon=1.0, delta=1e-5, l2_clip_norm=0)
+    longer = popularity.fit(jax.random.key(1), many, epsilon=1.0, delta=1e-5, l2_clip_norm=3.0)
+    assert longer.noise_std == 3 * fitted.noise_std
+    assert np.std(longer.counts) == pytest.approx(longer.noise_std, rel=0.03)
+
+
+def test_what_is_public_is_an_assumption():
+    fitted = popularity.fit(jax.random.key(1), HISTORIES, epsilon=1.0, delta=1e-5)
+    assert fitted.guarantee.assumptions == ("the catalogue of items is public",)
+    assert popularity.guarantee(1.0, 1e-5, 2.0, "test").assumptions == (
+        "the catalogue of items is public",
+        "the number of users is public",
+    )
+
+
+def test_items_that_lead_have_the_noise_at_least():
+    """What is divided by a count of noise alone would be anything."""
+    for seed in range(4):
+        found = in_memory(
+            popularity.leading_passes(
+                jax.random.key(seed), noise_multiplier=8.0, budget_fraction=0.25, num_kept=5
+            ),
+            HISTORIES,
+        )
+        assert found.counts.min() >= 16.0
 
 
 @pytest.mark.parametrize(
