@@ -117,7 +117,7 @@ def statistic(
 
     Raises:
       ValueError: for arguments out of range; tokens that the mask keeps are not integers in [0, vocab_size),
-        a mask is not bool, or the two are not (N, L).
+        a mask is not bool or keeps no prefix of each row, or the two are not (N, L).
     """
     order, vocab_size, start = _checked_table(order, vocab_size, start)
     _check_clip(l2_clip_norm)
@@ -243,6 +243,11 @@ def _checked(tokens: np.ndarray, mask: np.ndarray, vocab_size: int) -> np.ndarra
         )
     if mask.dtype != bool:
         raise ValueError(f"mask of dtype {mask.dtype} must be bool, True for a token")
+    if np.any(mask[:, 1:] & ~mask[:, :-1]):
+        raise ValueError(
+            "mask must be True at a prefix of each row, since padding would count as what comes before: move "
+            "the tokens to the left"
+        )
     if not np.issubdtype(tokens.dtype, np.integer):
         raise ValueError(f"tokens of dtype {tokens.dtype} must be integers in [0, {vocab_size})")
     if np.any(mask & ((tokens < 0) | (tokens >= vocab_size))):

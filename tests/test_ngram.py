@@ -117,7 +117,7 @@ def test_tokens_outside_the_vocabulary_are_refused(token):
 
 @pytest.mark.parametrize("given", [np.array([[0.5, 1.0]]), np.array([["a", "b"]])])
 def test_tokens_are_integers_and_masks_bools(given):
-    with pytest.raises(ValueError, match="must be integers"):
+    with pytest.raises(ValueError, match="tokens (of|has) dtype"):
         ngram.statistic((given, np.ones((1, 2), bool)), **OPTIONS)
     with pytest.raises(ValueError, match="must be bool"):
         ngram.statistic((np.ones((1, 2), int), np.ones((1, 2), int)), **OPTIONS)
@@ -152,3 +152,11 @@ def test_probabilities_are_of_tokens_of_the_vocabulary(token):
 def test_tokens_and_mask_are_one_matrix_each(tokens, mask):
     with pytest.raises(ValueError, match="tokens and mask have shapes"):
         ngram.statistic((np.zeros(tokens, int), np.ones(mask, bool)), **OPTIONS)
+
+
+@pytest.mark.parametrize("kept", [[False, True], [True, False, True]])
+def test_what_is_masked_does_not_stand_before_a_token(kept):
+    """Padding has the number of some token, which would be the context of the next one."""
+    mask = np.array([kept])
+    with pytest.raises(ValueError, match="mask must be True at a prefix of each row"):
+        ngram.statistic((np.ones(mask.shape, int), mask), **OPTIONS)

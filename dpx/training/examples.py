@@ -46,6 +46,21 @@ def _array(leaf: Any, name: str) -> Any:
     check_real(leaf, name)
     if not isinstance(leaf, jax.Array):
         leaf = np.asarray(leaf)
+        _check_held(leaf, name)
     if not leaf.ndim:
         raise ValueError(f"{name}={leaf} must be an array with one row a record")
     return leaf
+
+
+def _check_held(array: np.ndarray, name: str) -> None:
+    """Raises ValueError for integers that JAX's types do not hold: of these it would keep the low bits."""
+    held = np.dtype(jax.dtypes.canonicalize_dtype(array.dtype))
+    if array.dtype.kind not in "iu" or held == array.dtype or not array.size:
+        return
+    limits = np.iinfo(held)
+    for value in (array.min(), array.max()):
+        if not limits.min <= int(value) <= limits.max:
+            raise ValueError(
+                f"{name} holds {value}, which {held} does not: number what it stands for from 0, or turn on "
+                "jax_enable_x64"
+            )

@@ -218,6 +218,9 @@ def test_a_folder_goes_on_with_nothing_else(changes, named, tmp_path, monkeypatc
         ({"data": (X, 3.0)}, r"data\[1\]=3.0 must be an array"),
         ({"data": ([[1.0], [2.0, 3.0]],)}, r"data\[0\] must be an array, with rows of one length"),
         ({"data": {"x": X, "y": ["a"] * 100}}, r"data\['y'\] has dtype <U1, which must be real"),
+        ({"data": (X, np.full(100, 2**31))}, r"data\[1\] holds 2147483648, which int32 does not"),
+        ({"data": (X, np.full(100, -(2**40)))}, r"data\[1\] holds -1099511627776, which int32"),
+        ({"data": (X, np.full(100, 2**32, np.uint64))}, r"holds 4294967296, which uint32 does not"),
         ({"data": (X[:0], Y[:0])}, "data has no rows"),
     ],
 )
