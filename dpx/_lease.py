@@ -94,8 +94,14 @@ def take(folder: Path, *, lock: Path, locked: bool | None) -> Lease | None:
     return Lease(folder, number + 1)
 
 
-def create(path: Path, text: str) -> bool:
-    """Makes a whole file, for its owner alone, unless there is one: of several that try, one does."""
+def create(path: Path, text: str, *, alone: bool = False) -> bool:
+    """Makes a whole file, for its owner alone, unless there is one: of several that try, one does.
+
+    Args:
+      path: The file.
+      text: What it holds.
+      alone: Nobody else tries, since the caller keeps others out: a file system without links will do.
+    """
     descriptor, partial = tempfile.mkstemp(suffix=".partial", dir=path.parent)
     try:
         with os.fdopen(descriptor, "w") as file:
@@ -107,8 +113,16 @@ def create(path: Path, text: str) -> bool:
         return True
     except FileExistsError:
         return False
+    except OSError as error:
+        if not (alone and error.errno in _NO_LINKS):
+            raise
+        if os.path.lexists(path):
+            return False
+        os.rename(partial, path)
+        return True
     finally:
-        os.unlink(partial)
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(partial)
 
 
 def _free(path: Path, now: float, locked: bool | None) -> bool:

@@ -240,7 +240,8 @@ def create_private(path: Path, content: dict[str, Any]) -> bool:
     """Creates a file for its owner alone in a folder for its owner alone, unless there is one.
 
     Returns:
-      Whether this call made it, complete: of several processes that try, one does.
+      Whether this call made it, complete: of several processes that try, one does. On a file system without
+      links that rests on the lock of the run's folder, which the caller has.
 
     Raises:
       StorageError: if the folder is a link, another user's, or open to others.
@@ -252,7 +253,7 @@ def create_private(path: Path, content: dict[str, Any]) -> bool:
         with contextlib.suppress(FileExistsError):
             os.mkdir(folder, 0o700)
         _check_private(folder, os.lstat(folder), stat.S_ISDIR)
-        return _lease.create(path, _with_checksum(content))
+        return _lease.create(path, _with_checksum(content), alone=True)
 
 
 def read_private(path: Path) -> dict[str, Any]:

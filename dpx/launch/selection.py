@@ -107,7 +107,7 @@ def finish(
       TrialsFailedError: where one did, twice.
       ContractError: where a run released something else than its plan said.
     """
-    if (found := records.read(folder / SELECTED)) is not None:
+    if (found := _finished(folder)) is not None:
         return found
     private = folder / records.PRIVATE
     drawn = storage.read_private(private / _DRAWN)
@@ -135,8 +135,16 @@ def finish(
                 point = drawn["points"][best]
                 chosen = (asked.grid[point], asked.candidates[point])
                 _give_away(asked, folder, *chosen, scores[best], tasks[best].workdir)
-    found = records.read(folder / SELECTED)
+    found = _finished(folder)
     assert found is not None
+    return found
+
+
+def _finished(folder: Path) -> records.Record | None:
+    """What was selected, if it was: the key of the scores is deleted then, as those of finished runs are."""
+    found = records.read(folder / SELECTED)
+    if found is not None:
+        (folder / records.PRIVATE / _DRAWN).unlink(missing_ok=True)
     return found
 
 

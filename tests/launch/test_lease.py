@@ -166,8 +166,11 @@ def test_a_file_system_without_links_or_locks_has_the_other(tmp_path, monkeypatc
         with pytest.raises(storage.BusyError), storage.lock(tmp_path):
             pass
     with storage.lock(tmp_path):
-        pass
-    assert not list(tmp_path.glob("*.partial"))
+        secret = tmp_path / "secret" / "keys.json"
+        assert storage.create_private(secret, {"key": 1})
+        assert not storage.create_private(secret, {"key": 2})
+        assert storage.read_private(secret) == {"key": 1}
+    assert not list(tmp_path.rglob("*.partial"))
 
 
 def test_a_run_that_finished_while_this_process_slept_gets_no_second_key(tmp_path, monkeypatch):
