@@ -83,18 +83,22 @@ def check_relation(value: NeighboringRelation | str, name: str) -> NeighboringRe
     return known[value]
 
 
-def check_real(array, name: str) -> None:
-    """Raises ValueError for anything but an array of real numbers, or what NumPy makes one of.
-
-    Of a masked array, or a list of them, the numbers under the mask would count. Of complex numbers the
-    imaginary parts would be lost.
-    """
+def check_unmasked(array, name: str) -> None:
+    """Raises ValueError for a masked array, or a list of them, where what is under the mask would count."""
     parts = (array, *array) if isinstance(array, list | tuple) else (array,)
     if any(isinstance(part, np.ma.MaskedArray) for part in parts):
         raise ValueError(
             f"{name} is a masked array, which must have no mask, since what is under it would count: fill "
             "it, or leave out its rows"
         )
+
+
+def check_real(array, name: str) -> None:
+    """Raises ValueError for anything but an array of real numbers, or what NumPy makes one of.
+
+    Of complex numbers the imaginary parts would be lost.
+    """
+    check_unmasked(array, name)
     try:
         known = array if isinstance(array, np.ndarray | jax.Array) else np.asarray(array)
     except ValueError as error:

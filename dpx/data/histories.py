@@ -5,7 +5,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from dpx._validate import check_integer, check_real
+from dpx._validate import check_integer, check_unmasked
 
 
 @dataclasses.dataclass(frozen=True)
@@ -74,9 +74,15 @@ def from_events(
       min_count: The k of `k_core`; 0 keeps all.
 
     Raises:
-      ValueError: for a min_count that is no whole number, or if no event is left.
+      ValueError: for a min_count that is no whole number, arrays of other lengths, labels or times that are
+        missing (events of unknown users would be those of one user), or if no event is left.
     """
     check_integer(min_count, "min_count", 0)
+    users, items = _known(users, "users"), _known(items, "items")
+    times = None if times is None else _known(times, "times")
+    lengths = [len(array) for array in (users, items, times) if array is not None]
+    if len(set(lengths)) > 1:
+        raise ValueError(f"users, items and times have {lengths} entries: give one for each event")
     _, users = np.unique(users, return_inverse=True)
     labels, items = np.unique(items, return_inverse=True)
     keep = k_core(users, items, min_count)
@@ -87,7 +93,7 @@ def from_events(
         )
     order = np.argsort(users, kind="stable")
     if times is not None:
-        order = np.lexsort((np.asarray(times)[keep], users))
+        order = np.lexsort((times[keep], users))
     kept, items = np.unique(items, return_inverse=True)
     _, starts = np.unique(users[order], return_index=True)
     rows = np.split(items[order].astype(np.int32), starts[1:])
@@ -162,8 +168,25 @@ def left_pad(sequences, length: int) -> tuple[np.ndarray, np.ndarray]:
     return tokens, mask
 
 
+def _known(values, name: str) -> np.ndarray:
+    """(E,) labels or times; raises ValueError where one of them is missing."""
+    check_unmasked(values, name)
+    array = np.asarray(values)
+    if array.ndim != 1:
+        raise ValueError(f"{name} has shape {array.shape}, which must be (E,): give one an event")
+    missing = values.isna() if hasattr(values, "isna") else array != array
+    if array.dtype == object:
+        missing = missing | np.equal(array, None)
+    if np.any(missing):
+        raise ValueError(
+            f"{name} has nothing at event {int(np.argmax(missing))}, as at {int(np.sum(missing))} in all: "
+            "leave these out"
+        )
+    return array
+
+
 def _item_numbers(items) -> np.ndarray:
-    check_real(items, "a user's items")
+    check_unmasked(items, "a user's items")
     array = np.asarray(items)
     if not array.size and array.ndim == 1:
         return array if array.dtype.kind in "iu" else array.astype(np.int32)

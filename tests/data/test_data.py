@@ -274,3 +274,26 @@ def test_cells_beyond_the_header_are_no_texts(tmp_path):
     path = tmp_path / "a.csv"
     path.write_text("id,text\n1,some words,more,cells\n2,other words\n")
     assert load_texts(path) == ["some words", "other words"]
+
+
+@pytest.mark.parametrize("name", ["users", "items", "times"])
+@pytest.mark.parametrize(
+    "given",
+    [
+        np.array([1, np.nan, np.nan, 2]),
+        np.array(["a", None, "b", None], object),
+        pandas.array([1, None, 2, 2], dtype="Int64"),
+        np.array(["2020-01-01", "NaT", "NaT", "2020-01-02"], "datetime64[D]"),
+    ],
+)
+def test_events_of_nobody_are_not_those_of_one_user(name, given):
+    events = {"users": [1, 1, 2, 2], "items": [5, 6, 5, 6], "times": [0, 1, 2, 3]}
+    with pytest.raises(ValueError, match=f"{name} has nothing at event 1"):
+        from_events(**(events | {name: given}), min_count=0)
+
+
+def test_events_have_a_user_and_an_item_each():
+    with pytest.raises(ValueError, match=r"\[4, 3\] entries"):
+        from_events([1, 1, 2, 2], [5, 6, 5], min_count=0)
+    with pytest.raises(ValueError, match="items is a masked array"):
+        from_events([1, 1], np.ma.array([5, 6], mask=[True, False]), min_count=0)
