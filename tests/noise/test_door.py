@@ -4,9 +4,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from jax.sharding import PartitionSpec as P
 
 from dpx import noise
-from dpx.noise import Laplace, TruncatedLaplace
+from dpx.noise import Laplace, TruncatedLaplace, tails
 
 
 @pytest.mark.parametrize(
@@ -80,3 +81,32 @@ def test_two_entries_of_one_cell_are_added():
 @pytest.mark.parametrize(("entries", "moved"), [(1, 1), (4, 2), (100, 6), (10**6, 510)])
 def test_rounding_makes_a_record_longer_by_half_a_unit_for_each_entry(entries, moved):
     assert noise.secure.norm_bound(2**18, entries) == 2**18 + moved
+
+
+def test_noise_that_devices_would_share_is_refused():
+    """On a mesh of one device, whose types say what several would have in common."""
+    mesh = jax.make_mesh((1,), ("data",), axis_types=(jax.sharding.AxisType.Auto,))
+
+    def release(sums):
+        return noise.release(
+            jax.random.key(0), sums, sensitivity=1.0, noise_multiplier=1.0, label="sums"
+        )
+
+    each = jax.shard_map(release, mesh=mesh, in_specs=P("data"), out_specs=P("data"))
+    with pytest.raises(ValueError, match="sums differ between devices along the mesh axes"):
+        each(jnp.zeros(4))
+    whole = jax.shard_map(
+        lambda sums: release(jax.lax.psum(sums, "data")),
+        mesh=mesh,
+        in_specs=P("data"),
+        out_specs=P(),
+    )
+    jax.eval_shape(whole, jnp.zeros(4))
+
+
+@pytest.mark.parametrize(("dtype", "columns"), [(jnp.float32, 3), (jnp.float64, 40)])
+def test_bits_of_64_are_shared_by_no_two_draws(dtype, columns):
+    """Their grid shows 20 bits below the noise, of which 31 bits of a word leave ten to the last one."""
+    words, last, _ = tails._bits(jax.random.key(0), (40,), dtype)
+    assert last.shape == (1, columns)
+    assert words.shape == (16 if dtype == jnp.float32 else 1, columns)

@@ -210,3 +210,19 @@ def test_a_saved_guarantee_keeps_its_event(tmp_path):
     gram = dpx.gram.GramRelease(np.eye(2), spent, None, 1.0)
     dpx.save(gram, tmp_path / "release")
     assert dpx.load(tmp_path / "release").guarantee == spent
+
+
+def test_a_selection_assumes_what_its_candidates_do_and_that_the_rest_stays_secret():
+    event = dp_accounting.GaussianDpEvent(4.0)
+    candidates = [
+        PrivacyGuarantee(1.0, 1e-6, ADD_OR_REMOVE_ONE, "user", "test", words, event)
+        for words in (("a",), ("b", "a"))
+    ]
+    found = selected_guarantee(candidates, LAWS[1], score_noise_multiplier=3.0).guarantee
+    *theirs, fixed, secret = found.assumptions
+    assert theirs == ["a", "b"]
+    assert fixed.endswith("were fixed without a look at the data")
+    assert secret == (
+        "all but the selected trial stays secret: the other trials, how many there were, scores without "
+        "noise, and how long it took"
+    )

@@ -180,6 +180,8 @@ def test_a_log_goes_on_after_the_last_checkpoint(tmp_path):
     first = MetricLog(path, "training", 0)
     for step in (1, 2, 3):
         first.write({"step": step, "loss": 1.0, "epsilon": 0.1 * step})
+    with path.open("a") as file:  # by a process that was killed while it wrote
+        file.write('{"run": "training", "st')
     found = MetricLog(path, "training", 1)
     assert [record.step for record in found.history] == [1]
     assert [entry["step"] for entry in storage.read_lines(path)] == [1]
