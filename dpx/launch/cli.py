@@ -3,10 +3,12 @@
 import difflib
 import errno
 import functools
+import io
 import re
 import sys
 import warnings
 from collections.abc import Callable
+from pathlib import Path
 from typing import NoReturn
 
 from absl import app, flags, logging
@@ -38,6 +40,10 @@ _REMEDIES = {
 def start(main: Callable[[list[str]], None]) -> None:
     """`absl.app.run`, which an interrupt from the keyboard ends in one line with exit status 130."""
     sys.unraisablehook = _show_unraisable
+    for stream in (sys.stdout, sys.stderr):
+        # A locale without ε would otherwise end a run in a traceback, when all is computed.
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")
     try:
         app.run(main, flags_parser=functools.partial(parse_flags, module=main.__module__))
     except KeyboardInterrupt:
@@ -106,6 +112,20 @@ def _check_config(argv: list[str]) -> None:
         key = re.match(r"--?(?:no)?config\.([\w.]+)", argument)
         if key:
             records.check_key(key[1], known, early.config)
+            if key[1] == "experiment":
+                raise ValueError(f"{argument} is fixed by the config file: use another --config")
+
+
+def workdir(needed: str) -> Path:
+    """The folder that --workdir names; shells leave the ~ of `--workdir=~/runs` to the program.
+
+    Raises:
+      ValueError: where there is none; `needed` says what it has to be.
+    """
+    given = flags.FLAGS.workdir
+    if not given:
+        raise ValueError(f"--workdir is missing: use --workdir={needed}")
+    return Path(given).expanduser()
 
 
 def stop(error: Exception) -> NoReturn:

@@ -58,12 +58,17 @@ def point_config(source: str, overrides: dict) -> ml_collections.ConfigDict:
     """
     config = records.load_config(source)
     for name, value in overrides.items():
-        default = records.flatten(config)[name]
-        if isinstance(value, bool) and _type(config, name) in (int, float):
+        kind, default = _type(config, name), records.flatten(config)[name]
+        if isinstance(value, bool) and kind in (int, float):
             raise ValueError(f"--set={name}={value} must be a number: yes and true are none")
         try:
             config.update_from_flattened_dict(
-                {name: float(value) if isinstance(default, float) else value}
+                # YAML reads 1e-3 as text. Where a key has no value, it may stay so.
+                {
+                    name: float(value)
+                    if kind is float and (default, value) != (None, None)
+                    else value
+                }
             )
         except (TypeError, ValueError) as error:
             raise ValueError(f"--set={name}={value}: {error}") from None

@@ -39,9 +39,7 @@ def _recommend(argv: list[str]) -> None:
 
 
 def _model(verb: str) -> Any:
-    workdir = flags.FLAGS.workdir
-    if workdir is None:
-        raise ValueError("--workdir is missing: use --workdir=RUN, the folder of a finished run")
+    workdir = cli.workdir("RUN, the folder of a finished run")
     model = records.load(workdir)
     if not hasattr(model, verb):
         can = [name for name in ("sample", "recommend") if hasattr(model, name)]

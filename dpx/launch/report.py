@@ -227,10 +227,7 @@ def _write_csv(found: list[Record], path: Path) -> None:
 def main(argv: list[str]) -> None:
     del argv
     try:
-        workdir = flags.FLAGS.workdir
-        if workdir is None:
-            raise ValueError("--workdir is missing: use --workdir=DIR, a run's folder or a sweep's")
-        print(write(Path(workdir)))
+        print(write(cli.workdir("DIR, a run's folder or a sweep's")))
     except (ValueError, OSError) as error:
         cli.stop(error)
 

@@ -193,9 +193,7 @@ def main(argv: list[str]) -> None:
             for name, value in records.experiment(config).plan(config).items():
                 print(f"{name}: {value}")
             return
-        if flag.workdir is None:
-            raise ValueError("--workdir is missing: use --workdir=DIR, a new folder")
-        workdir = Path(flag.workdir)
+        workdir = cli.workdir("DIR, a new folder")
         prepare(config, config_flags.get_config_filename(flag["config"]), workdir)
     except (ValueError, OSError, ModuleNotFoundError) as error:
         cli.stop(error)

@@ -251,9 +251,9 @@ def main(argv: list[str]) -> None:
     del argv
     flag = flags.FLAGS
     try:
-        if flag.config is None or flag.workdir is None:
+        if flag.config is None or not flag.workdir:
             raise ValueError("--config=NAME and --workdir=DIR are both needed")
-        source, folder = flag.config, Path(flag.workdir)
+        source, folder = flag.config, cli.workdir("DIR")
         if flag.select is not None or flag.trials is not None:
             _select(source, folder)
             return

@@ -1,5 +1,6 @@
 """What a user can get wrong on a command line ends in one line, status 2, before anything is written."""
 
+import os
 import re
 import subprocess
 import sys
@@ -7,11 +8,13 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
-from command_line import call
+from command_line import DPX, ROOT, call
 from zygote import Zygote
 
+import dpx
 from dpx.data import surnames
 from dpx.launch import records, report, run, sources, sweep
+from dpx.launch.experiment import Measure, Outcome
 
 NEED_A_FILE = ("amazon", "movielens", "movielens1m", "newsgroups", "table")
 
@@ -136,7 +139,11 @@ def test_bad_axes_are_named(axis, words):
 def test_a_key_without_a_value_takes_its_type():
     with pytest.raises(ValueError, match="--set=column_bound=True must be a number"):
         sweep.point_config("gram:table", {"column_bound": True})
-    assert sweep.point_config("gram:table", {"column_bound": 2}).column_bound == 2.0
+    points = sweep.grid("gram:table", ["column_bound=2,5e-1,null"])
+    found = [sweep.point_config("gram:table", point).column_bound for point in points]
+    assert found == [2.0, 0.5, None]
+    with pytest.raises(ValueError, match="--set=epsilon=None"):
+        sweep.point_config("gram:table", {"epsilon": None})
 
 
 def test_tuples_are_values_of_an_axis():
@@ -217,6 +224,8 @@ def test_names_that_cannot_be_encoded_are_named(name):
         (("--config.data.path=BROKEN",), "line 3"),
         (("extra",), "extra"),
         (("--config.data.user=a",), "use configs/recommender.py:table,tiny"),
+        (("--config.experiment=gram.own_matrix",), "fixed by the config file"),
+        (("--workdir=",), "--workdir is missing"),
     ],
 )
 def test_bad_flags_end_in_one_line_and_status_2(zygote, tmp_path, arguments, words):
@@ -270,6 +279,35 @@ def test_histories_too_short_to_hold_an_item_out_are_named(tmp_path, source):
     config.data.path = str(path)
     with pytest.raises(ValueError, match="no user of three items"):
         run.check(config)
+
+
+def test_a_home_folder_is_found_and_output_fits_any_locale(tmp_path):
+    """Shells leave the ~ of `--workdir=~/run` to the program, and who then cleans up types `rm -r ~`."""
+    home, where = tmp_path / "home", tmp_path / "where"
+    folder = home / "run"
+    folder.mkdir(parents=True)
+    where.mkdir()
+    relation = dpx.privacy.REPLACE_ONE
+    spent = dpx.PrivacyGuarantee(1.0, 1e-6, relation, "row", "test")
+    config = records.load_config("gram:tiny")
+    run.prepare(config, "gram:tiny", folder)
+    outcome = Outcome([Measure("a", "b", 1.0)], spent, {"a": spent})
+    run.write(outcome, config, folder, 1.0)
+    ended = subprocess.run(
+        [sys.executable, "-c", DPX, "report", "--workdir=~/run"],
+        cwd=where,
+        env={
+            **os.environ,
+            "HOME": str(home),
+            "PYTHONPATH": str(ROOT),
+            "PYTHONIOENCODING": "latin-1",
+        },
+        capture_output=True,
+        check=False,
+    )
+    assert (ended.returncode, ended.stderr) == (0, b"")
+    assert b"\\u03b5 = 1" in ended.stdout
+    assert not list(where.iterdir())
 
 
 def test_dry_run_prints_the_privacy_parameters_and_writes_nothing(tmp_path):
