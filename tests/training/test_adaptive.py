@@ -199,3 +199,10 @@ def test_an_ordinary_norm_has_no_count():
     assert found.count_ratio is None
     assert loop._mean(None, 10, jax.random.key(0), "x") is not None
     assert fit(l2_clip_norm=0.5, steps=1).history[0].l2_clip_norm is None
+
+
+def test_a_record_counts_half_and_padding_nothing():
+    norms, real = jnp.array([0.5, 1.0, 2.0, 0.3, 9.0]), jnp.array([True, True, True, False, False])
+    assert float(adaptive.counted(norms, real, 4.0)) == 4.0 * (0.5 + 0.5 - 0.5)
+    assert float(adaptive.counted(norms, ~real, 4.0)) == 0.0
+    assert float(adaptive.counted(norms, real & False, 4.0)) == 0.0

@@ -206,3 +206,45 @@ def test_a_checkpoint_with_other_arrays_is_damaged(tmp_path, monkeypatch):
         monkeypatch.setattr(checkpoints, "_digest", lambda _: {"sha256": "of others"})
         with pytest.raises(storage.StorageError, match="cannot be read"):
             kept.restore(state)
+
+
+@pytest.mark.parametrize(
+    "now", [{"a": 1}, {"a": 1, "bands": 3}, {"a": 1, "bands": 2, "wrt": ["w"]}]
+)
+def test_settings_that_come_go_or_change_are_named(tmp_path, now):
+    stored = {"data": "digest", "settings": {"a": 1, "bands": 2}}
+    resuming.unchanged(stored, tmp_path, "digest", {"bands": 2, "a": 1})
+    name = "wrt" if "wrt" in now else "bands"
+    with pytest.raises(resuming.CannotResumeError, match=f"{name} changed since the training"):
+        resuming.unchanged(stored, tmp_path, "digest", now)
+
+
+def test_a_finished_training_keeps_a_digest_and_no_key(tmp_path):
+    settings = {"label": "training", "steps": 3}
+    for finished in (False, True):
+        with secrets.of_training(
+            jax.random.key(4), tmp_path, data=[X], settings=settings
+        ) as opened:
+            assert opened.finished == finished
+            assert (tmp_path / "secret" / "keys.json").exists() != finished
+        found = [path.name for path in (tmp_path / "secret").iterdir()]
+        assert found == ["finished.json"]
+        assert set(storage.read_private(tmp_path / "secret" / "finished.json")) == {
+            "data",
+            "settings",
+        }
+
+
+def test_noise_and_samples_have_keys_of_their_own():
+    made = secrets.derive(jax.random.key(4))
+    words = jax.random.key_data(made.noise).tolist()
+    given = jax.random.key_data(jax.random.key(4)).tolist()
+    assert len({tuple(words), tuple(made.sampling.entropy), tuple(given)}) == 3
+
+
+def test_a_fingerprint_says_nothing_of_a_seed_in_another_folder(tmp_path):
+    """Without the bytes of its folder, whoever reads it could try all small seeds."""
+    shown = [secrets.fingerprint(7, tmp_path / name, new=True) for name in ("one", "other")]
+    assert shown[0] != shown[1]
+    assert shown[0] == secrets.fingerprint(7, tmp_path / "one")
+    assert shown[0] != secrets.fingerprint(8, tmp_path / "one")
