@@ -274,11 +274,11 @@ def test_global_precision_is_left_alone():
         ),
         (
             lambda p, f: noisy_head.featurize(noisy_head.Prompts(p.x * 1j, p.y)),
-            "prompts.x holds complex",
+            "prompts.x has dtype complex",
         ),
         (
             lambda p, f: noisy_head.ridge(f._replace(query=f.query * (1 + 1j)), 1.0),
-            "features.query holds complex",
+            "features.query has dtype complex",
         ),
         (lambda p, f: noisy_head.featurize(p, response_clip=0.0), "response_clip=0"),
         (lambda p, f: noisy_head.featurize(p, feature_radius=-1.0), "feature_radius=-1"),
