@@ -176,7 +176,7 @@ def _known(values, name: str) -> np.ndarray:
         raise ValueError(f"{name} has shape {array.shape}, which must be (E,): give one an event")
     missing = values.isna() if hasattr(values, "isna") else array != array
     if array.dtype == object:
-        missing = missing | np.equal(array, None)
+        missing = missing | np.array([label is None for label in array])
     if np.any(missing):
         raise ValueError(
             f"{name} has nothing at event {int(np.argmax(missing))}, as at {int(np.sum(missing))} in all: "
