@@ -117,7 +117,7 @@ def test_tokens_outside_the_vocabulary_are_refused(token):
 
 @pytest.mark.parametrize("given", [np.array([[0.5, 1.0]]), np.array([["a", "b"]])])
 def test_tokens_are_integers_and_masks_bools(given):
-    with pytest.raises(ValueError, match="tokens (of|has) dtype"):
+    with pytest.raises(ValueError, match=r"tokens (of|has) dtype"):
         ngram.statistic((given, np.ones((1, 2), bool)), **OPTIONS)
     with pytest.raises(ValueError, match="must be bool"):
         ngram.statistic((np.ones((1, 2), int), np.ones((1, 2), int)), **OPTIONS)
