@@ -159,7 +159,7 @@ class ClippedGrad:
         _params.check_finite(parameters)
         groups = _groups.assign(self.l2_clip_norm, parameters.tree)
         functions_of = functools.partial(
-            _params.example_functions, self.loss_fn, self.has_aux, parameters
+            _params.example_functions, _params.configured(self.loss_fn), self.has_aux, parameters
         )
         mask = jnp.ones(size, bool) if mask is None else mask
         report = _reports.of(self.strict, batch, size, parameters)
@@ -186,7 +186,8 @@ class ClippedGrad:
                 sums, norms, found = _batches.by_microbatches(whole, step, batch, mask)
             return _joint.apart(sums, [leaf.shape for leaf in leaves]), norms, found
 
-        with report:  # on what is traced here
+        # The report is on what is traced here. What is computed here promotes ranks.
+        with report, jax.numpy_rank_promotion("allow"):
             if size == 0:
                 sums, norms, found = _batches.nothing(
                     parameters, groups, functions_of({})[1], batch

@@ -146,6 +146,17 @@ def check_finite(parameters: Parameters) -> None:
             )
 
 
+def configured(loss_fn: Callable) -> Callable:
+    """The loss under the setting of `jax.numpy_rank_promotion` that holds now, wherever it is called."""
+    setting = jax.numpy_rank_promotion.value
+
+    def loss(*arguments: Any) -> Any:
+        with jax.numpy_rank_promotion(setting):
+            return loss_fn(*arguments)
+
+    return loss
+
+
 def example_functions(
     loss_fn: Callable, has_aux: bool, parameters: Parameters, given: dict[int, jax.Array]
 ) -> tuple[Callable[..., jax.Array], Callable[..., Any]]:

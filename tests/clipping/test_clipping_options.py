@@ -139,3 +139,23 @@ def test_all_options_at_once(make, method):
         np.testing.assert_allclose(found.losses[row], value * MASK[row], rtol=1e-5)
         if MASK[row]:
             np.testing.assert_allclose(found.aux["out"][row], aux["out"], rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("method", ["one_pass", "two_pass", "vmap"])
+def test_a_loss_is_clipped_where_ranks_must_not_be_promoted(method):
+    """The setting is for mistakes in the loss, which are still found."""
+
+    def loss(params, x, shift):
+        h = jnp.tanh(jnp.dot(params["table"][x], params["w"])) + shift
+        return jnp.square(jnp.dot(h, params["table"].T)).mean()
+
+    rng = np.random.default_rng(0)
+    params = {name: rng.normal(size=(n, 8)).astype("f4") for name, n in (("table", 70), ("w", 8))}
+    gradient = clipping.clipped_grad(loss, l2_clip_norm=0.1, method=method)
+    tokens = rng.integers(0, 70, (3, 4))
+    expected = gradient(params, tokens, np.ones((3, 1, 8), "f4"))
+    with jax.numpy_rank_promotion("raise"):
+        found = gradient(params, tokens, np.ones((3, 1, 8), "f4"))
+        with pytest.raises(ValueError, match="rank_promotion"):
+            gradient(params, tokens, np.ones((3, 8), "f4"))
+    jax.tree.map(np.testing.assert_array_equal, found, expected)
