@@ -184,7 +184,11 @@ class ClippedGrad:
                 # Of explicit axes, `run` sees the examples of one device.
                 step = max(1, self.microbatch_size * len(mask) // size)
                 sums, norms, found = _batches.by_microbatches(whole, step, batch, mask)
-            return _joint.apart(sums, [leaf.shape for leaf in leaves]), norms, found
+            sums = _joint.apart(sums, [leaf.shape for leaf in leaves])
+            if self.normalize:
+                units = [_groups.unit_of(clip) for clip in groups.clips]
+                sums = [x * units[i] for x, i in zip(sums, groups.members, strict=True)]
+            return sums, norms, found
 
         # The report is on what is traced here. What is computed here promotes ranks.
         with report, jax.numpy_rank_promotion("allow"):

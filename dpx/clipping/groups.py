@@ -1,5 +1,6 @@
 """Clipping thresholds: one for all parameters, or one for each group of them."""
 
+import math
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
@@ -124,11 +125,25 @@ def clip_factors(
     A factor below `SMALLEST` is zero: smaller ones could scale entries to where they are flushed to zero,
     which is an error that no multiple of the gradient's length bounds.
 
+    With `normalize` they are in units of `unit_of`, and so are the sums: no factor is above 1.
+
     The quotient comes last, because what is cheaper is computed again by XLA in the sum of every parameter.
     """
     factors = []
     for clip, norm in zip(groups.clips, norms, strict=True):
-        length = norm + NORMALIZE_GAMMA if normalize else jnp.maximum(norm, clip)
+        if normalize:
+            length, clip = norm + NORMALIZE_GAMMA, clip / unit_of(clip)
+        else:
+            length = jnp.maximum(norm, clip)
         counts = keep & (length <= clip / SMALLEST)
         factors.append(jnp.where(counts, clip, 0.0).astype(norm.dtype) / length)
     return factors
+
+
+def unit_of(clip: float) -> float:
+    """A power of two of at least C/γ, in which normalized sums are made: dividing by it rounds nothing.
+
+    A factor of C/γ = 100 C could make an infinite number of a finite cotangent in a second backward pass, and
+    one example's infinity times zero would be the sum of all.
+    """
+    return 2.0 ** math.ceil(math.log2(max(clip / NORMALIZE_GAMMA, 1.0)))

@@ -159,3 +159,19 @@ def test_a_loss_is_clipped_where_ranks_must_not_be_promoted(method):
         with pytest.raises(ValueError, match="rank_promotion"):
             gradient(params, tokens, np.ones((3, 8), "f4"))
     jax.tree.map(np.testing.assert_array_equal, found, expected)
+
+
+@pytest.mark.parametrize("method", ["one_pass", "two_pass", "auto"])
+def test_a_normalized_example_cannot_make_the_sum_infinite(method):
+    """Its gradient is zero, because its inputs are; the cotangent is close to the largest float."""
+
+    def loss(w, x, scale):
+        return scale * jnp.sum(jax.checkpoint(lambda x: x @ w)(x))
+
+    x = np.random.default_rng(0).normal(size=(3, 40, 4)).astype("f4")
+    x[0] = 0.0
+    gradient = jax.jit(clipping.clipped_grad(loss, l2_clip_norm=1.0, method=method, normalize=True))
+    sums = [
+        gradient(np.ones((4, 4), "f4"), x, np.array([s, 1, 1], "f4")).grads for s in (1.0, 1e37)
+    ]
+    np.testing.assert_allclose(sums[1], sums[0], rtol=1e-5)
