@@ -308,8 +308,8 @@ FAULTS = (
     Fault(
         "gradients far above the threshold are clipped half",
         "dpx/clipping/groups.py",
-        "else jnp.maximum(norm, clip)",
-        "else jnp.maximum(jnp.sqrt(norm * clip), clip)",
+        "length = jnp.maximum(norm, clip)",
+        "length = jnp.maximum(jnp.sqrt(norm * clip), clip)",
         MOVED,
     ),
     Fault(
@@ -1856,6 +1856,13 @@ FAULTS = (
         "for seen in self.releases] + self.keys",
         "for seen in self.releases]",
         "tests/audit/test_replay_instrument.py::test_every_other_difference_is_named",
+    ),
+    Fault(
+        "normalizing factors above 1 make a cotangent infinite",
+        "dpx/clipping/groups.py",
+        "max(clip / NORMALIZE_GAMMA, 1.0)",
+        "1.0",
+        "tests/clipping/test_clipping_options.py::test_a_normalized_example_cannot_make_the_sum_infinite",
     ),
     Fault(
         "clip factors that flush a gradient are used",
