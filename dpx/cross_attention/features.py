@@ -23,6 +23,9 @@ from dpx._validate import check_integer, check_positive
 from dpx.cross_attention.domain import Domain
 
 MAX_FEATURES = 2**22
+# Products that compilers may order as they like. Of a hundred of them, that of all factors alone is zero, and
+# that of the coordinates infinite.
+_PRODUCTS = 16
 
 
 def truncated_exponential(z: Any, degree: int) -> Any:
@@ -156,11 +159,9 @@ class PolynomialFeatures:
             exponents = self.exponents[stop : stop + len(parents)]
             last = exponents[np.arange(len(parents)), variables]
             factor = jnp.asarray(1 / np.sqrt(last), x.dtype).reshape(-1, *[1] * (x.ndim - 1))
-            # Compilers may take the product of all factors by itself, which is zero at high degrees, and
-            # that of the coordinates, which is infinite.
-            previous = jax.lax.optimization_barrier(
-                previous[parents - start] * (x[variables] * factor)
-            )
+            previous = previous[parents - start] * (x[variables] * factor)
+            if len(blocks) % _PRODUCTS == 0:
+                previous = jax.lax.optimization_barrier(previous)
             blocks.append(previous)
             start = stop
         return jnp.concatenate(blocks)

@@ -15,6 +15,7 @@ from dpx import noise
 from dpx.cross_attention.domain import Domain
 from dpx.cross_attention.features import Features, PolynomialFeatures, RandomFeatures
 
+_LARGE_LOGIT = 40.0  # features and moments are below e^20, and 32 bits hold e^88
 _CHUNK_ELEMENTS = 2**21  # features in flight: 8 MiB, so that they stay in the cache
 _WHOLE_ELEMENTS = 2**18  # with several arrays of 64 bits
 
@@ -198,29 +199,28 @@ def release_moments(key, K, V, features: Features, domain: Domain, largest, chan
 
 @functools.partial(jax.jit, static_argnames="domain")
 def read(moments, Q, domain: Domain, features: Features) -> tuple[jax.Array, jax.Array]:
-    """What φ(q/λ) reads from moments, in units of its largest entry: (..., m, 1 + d_v), and these, (..., m).
+    """What φ(q/λ) reads from moments, in units of (..., m): (..., m, 1 + d_v), and these units.
 
-    Where logits are large, so are features and moments, and their product may be more than floats hold.
+    Where logits may be large, so are features and moments, and their product may be more than floats hold.
+    There the units are the largest features, and elsewhere they are 1.
     """
 
     def sums(Q):
         phi = features.rows(jnp.moveaxis(Q, -1, 0) / _stretch(domain))
-        largest = jnp.maximum(jnp.abs(phi).max(0), jnp.finfo(phi.dtype).tiny)
-        phi = phi / largest
+        unit = jnp.ones(phi.shape[1:], phi.dtype)
+        if domain.largest_logit > _LARGE_LOGIT:
+            unit = jnp.maximum(jnp.abs(phi).max(0), jnp.finfo(phi.dtype).tiny)
+            phi = phi / unit
         found = jnp.einsum("r...m,...rv->...mv", phi, moments, precision=jax.lax.Precision.HIGHEST)
-        return found, largest
+        return jnp.concatenate([found, unit[..., None]], -1)
 
     m = Q.shape[-2]
     chunk = max(128, _CHUNK_ELEMENTS // moments.shape[-2])
     if m <= chunk:
-        return sums(Q)
-    padding = [(0, 0)] * (Q.ndim - 2) + [(0, -m % chunk), (0, 0)]
-    chunks = jnp.pad(Q, padding).reshape(*Q.shape[:-2], -1, chunk, Q.shape[-1])
-    found, largest = jax.lax.map(sums, jnp.moveaxis(chunks, -3, 0))
-
-    def joined(chunks, axis):
-        parts = jnp.moveaxis(chunks, 0, axis - 1)
-        shape = (*parts.shape[: axis - 1], -1, *parts.shape[parts.ndim + axis + 1 :])
-        return jax.lax.slice_in_dim(parts.reshape(shape), 0, m, axis=axis)
-
-    return joined(found, -2), joined(largest, -1)
+        answers = sums(Q)
+    else:
+        padding = [(0, 0)] * (Q.ndim - 2) + [(0, -m % chunk), (0, 0)]
+        chunks = jnp.pad(Q, padding).reshape(*Q.shape[:-2], -1, chunk, Q.shape[-1])
+        answers = jnp.moveaxis(jax.lax.map(sums, jnp.moveaxis(chunks, -3, 0)), 0, -3)
+        answers = answers.reshape(*answers.shape[:-3], -1, answers.shape[-1])[..., :m, :]
+    return answers[..., :-1], answers[..., -1]

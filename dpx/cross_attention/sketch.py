@@ -116,8 +116,8 @@ class Sketch:
         """
         check_real(Q, "Q")
         Q = jnp.asarray(Q, self.moments.dtype)
-        found, largest = read(self.moments, Q, self.domain, self.features)
-        found = found * largest[..., None]
+        found, unit = read(self.moments, Q, self.domain, self.features)
+        found = found * unit[..., None]
         check_finite(found, "sums", "use query, or smaller queries")
         return found
 
@@ -125,8 +125,8 @@ class Sketch:
 def attend(moments: jax.Array, Q: jax.Array, domain: Domain, features: Features) -> jax.Array:
     """Answers from released moments for each record, M/n: (..., r, 1 + d_v), (..., m, d) -> (..., m, d_v)."""
     bound = domain.logit_bounds(Q)  # every true weight lies in e^{±bound}, and so does their mean
-    sums, largest = read(moments, Q, domain, features)
-    unit = jnp.log(largest)
+    sums, unit = read(moments, Q, domain, features)
+    unit = jnp.log(unit)
     return domain.ratio(sums, jnp.exp(-bound - unit), jnp.exp(bound - unit))
 
 
