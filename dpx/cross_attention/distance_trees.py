@@ -18,7 +18,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.core import Tracer
 
-from dpx._numerics import rounded, wide_sums
+from dpx._numerics import is_traced, rounded, wide_sums
 from dpx._validate import check_delta, check_epsilon, check_integer, check_real
 from dpx.cross_attention import leaf_sums
 from dpx.cross_attention.node_noise import NodeNoise, distance_noise
@@ -82,7 +82,7 @@ class DPTreeHighDim:
         about: dict[str, Any] = {"weight_bound": weight_bound, "power": power, "noise": noise}
         budget: dict[str, Any] = {"epsilon": epsilon, "delta": delta}
         bins = num_bins(bins, max([1, *np.shape(x)[:1]]))
-        if not any(isinstance(a, Tracer) for a in (x, weights)):
+        if not is_traced(x, weights):
             return in_memory(
                 cls.passes(key, bound=bound, bins=bins, **about, **budget), (x, weights)
             )

@@ -23,10 +23,9 @@ import math
 import dp_accounting
 import jax
 import jax.numpy as jnp
-from jax.core import Tracer
 
 from dpx import noise
-from dpx._numerics import rounded, wide_sums
+from dpx._numerics import is_traced, rounded, wide_sums
 from dpx._validate import check_finite, check_real
 from dpx.cross_attention.chosen import choose_features, even_degree
 from dpx.cross_attention.contribution import largest_contribution, sensitivity
@@ -174,7 +173,7 @@ def build(
         contributions that are too large.
     """
     about = {"domain": domain, "features": features, "clip": clip}
-    if not any(isinstance(leaf, Tracer) for leaf in jax.tree.leaves((K, V, features))):
+    if not is_traced(K, V, features):
         budget = {"epsilon": epsilon, "delta": delta, "secure": secure}
         return in_memory(
             passes(key, **about, **budget, contribution_bound=contribution_bound), (K, V)

@@ -30,10 +30,9 @@ import functools
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.core import Tracer
 
 from dpx import _validate
-from dpx._numerics import rounded, wide_sums
+from dpx._numerics import is_traced, rounded, wide_sums
 from dpx.cross_attention import leaf_sums, node_noise, structures
 from dpx.cross_attention.domain import Domain
 from dpx.cross_attention.features import PolynomialFeatures, smallest_degree
@@ -76,7 +75,7 @@ class Trees:
         Raises:
           ValueError: for queries of the wrong shape or, outside `jit`, beyond the declared bound.
         """
-        Q = self.domain.check_queries(_one_matrix(Q))
+        Q = self.domain.check_queries(Q)
         bound = 2 * self.domain.logit_bounds(Q)
         n = self.num_records
         return self.domain.ratio(self.sums(Q), n * jnp.ones_like(bound), n * jnp.exp(bound))
@@ -87,7 +86,9 @@ class Trees:
         Raises:
           ValueError: for queries that are not one matrix of real numbers.
         """
-        Q = _one_matrix(Q)
+        _validate.check_real(Q, "Q")
+        if np.ndim(Q) != 2:
+            raise ValueError(f"Q has shape {np.shape(Q)}: trees answer (m, d), so pass one matrix")
         about = self.domain, self.features, self.budget, self.num_records
         return structures.read(self.tables, jnp.asarray(Q, self.tables.dtype), *about)
 
@@ -163,7 +164,7 @@ def build(
     bins = num_bins(bins, n)
     about = {"domain": domain, "features": features, "noise": noise, "budget": budget}
     shares = {"epsilon": epsilon, "delta": delta, "copies": copies}
-    if not any(isinstance(leaf, Tracer) for leaf in (K, V)):
+    if not is_traced(K, V):
         return in_memory(passes(key, bins=bins, clip=clip, **about, **shares), (K, V))
     nodes, guarantee = _planned(**about, **shares, bins=bins, clip=clip)
     K, V = domain.enter(K, V, clip=clip)
@@ -250,13 +251,6 @@ def _check_rows(K, V, domain: Domain) -> int:
     if np.ndim(K) != 2:
         raise ValueError(f"K has shape {np.shape(K)}: trees take (n, d), use the sketch for heads")
     return n
-
-
-def _one_matrix(Q):
-    _validate.check_real(Q, "Q")
-    if np.ndim(Q) != 2:
-        raise ValueError(f"Q has shape {np.shape(Q)}: trees answer (m, d), so pass one matrix")
-    return Q
 
 
 def _planned(

@@ -13,9 +13,8 @@ import math
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.core import Tracer
 
-from dpx._numerics import in_float64
+from dpx._numerics import in_float64, is_traced
 from dpx._validate import check_positive
 from dpx.noise import secure
 from dpx.noisy_head.bounds import HyperParameters, check_hyper, enforce
@@ -74,7 +73,7 @@ def fit_one_shot(
       ValueError: for λ, ε, δ or a bound out of range, shapes that do not fit or values that are not finite.
     """
     budget = {"regularization": regularization, "epsilon": epsilon, "delta": delta}
-    if any(isinstance(leaf, Tracer) for leaf in jax.tree.leaves((key, features))):
+    if is_traced(key, features):
         multiplier, guarantee = calibrate_one_shot(epsilon, delta)
         made = one_shot(
             key, features, hyper, regularization=regularization, noise_multiplier=multiplier
