@@ -1,0 +1,56 @@
+"""Norms of parameters that are taken together: as far above the exact ones as those of each alone."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from dpx.clipping import alike, grams
+from dpx.clipping.rules import Layout, Pair
+
+BATCH, POSITIONS = 2, 16
+ONCE, TIED = ("multiplied",), ("looked up", "multiplied")
+
+# Sums over short rows and columns, and over long ones, round differently.
+LONG_ROWS, SHORT, LONG_COLUMNS = (600, 3), (5, 7), (3, 600)
+
+
+def pairs_of(shape, uses, size, seed):
+    """The layout of a parameter, and the factors of its gradients."""
+    draw = np.random.default_rng(seed)
+
+    def normal(n):
+        return jnp.asarray(draw.normal(size=(BATCH, 1, POSITIONS, n)), jnp.float32)
+
+    def rows(use):
+        indices = draw.integers(0, shape[0], (BATCH, 1, POSITIONS))
+        return jnp.asarray(indices, jnp.int32) if use == "looked up" else normal(shape[0])
+
+    pairs = [Pair(rows(use), normal(shape[1]) * size) for use in uses]
+    return Layout(shape, (), (0,), (1,)), pairs
+
+
+@pytest.mark.parametrize(
+    ("bounded", "parameters"),
+    [
+        (alike._bounded, [(SHORT, ONCE), (LONG_ROWS, TIED), (LONG_COLUMNS, ONCE * 3)]),
+        (alike._of_several_shapes, [(LONG_ROWS, ONCE), (SHORT, ONCE), (LONG_COLUMNS, ONCE)]),
+    ],
+    ids=["uses apart", "parameters stacked"],
+)
+@pytest.mark.parametrize("size", [1.0, 1e-19], ids=["rounded", "flushed"])
+def test_bounds_of_several_are_those_of_each(bounded, parameters, size):
+    made = [pairs_of(*each, size, seed) for seed, each in enumerate(parameters)]
+
+    @jax.jit
+    def both():
+        of_each = [jax.vmap(lambda *p, a=a: grams.products(a, p))(*pairs) for a, pairs in made]
+        alone = [jax.vmap(lambda *p, a=a: grams.squared_norm(a, p))(*pairs) for a, pairs in made]
+        return bounded([a for a, _ in made], of_each), jnp.stack(alone)
+
+    together, alone = both()
+    # What they are raised by is 1e-6 of them or more, as there are so many positions: adding up in another
+    # order moves them less. Where squares are flushed, what is raised is all there is.
+    assert np.all(together >= alone * (1 - 4e-7))
+    # All are taken to have as many uses as any, and the lengths of one-hot rows are rounded up by 1 %.
+    assert np.all(together <= alone * (1 + (2e-6 if size == 1.0 else 0.02)))
