@@ -8,7 +8,7 @@ import pytest
 from dpx.clipping import alike, grams
 from dpx.clipping.rules import Layout, Pair
 
-BATCH, POSITIONS = 2, 16
+BATCH, BLOCKS, POSITIONS = 2, 2, 16
 ONCE, TIED = ("multiplied",), ("looked up", "multiplied")
 
 # Sums over short rows and columns, and over long ones, round differently.
@@ -20,20 +20,20 @@ def pairs_of(shape, uses, size, seed):
     draw = np.random.default_rng(seed)
 
     def normal(n):
-        return jnp.asarray(draw.normal(size=(BATCH, 1, POSITIONS, n)), jnp.float32)
+        return jnp.asarray(draw.normal(size=(BATCH, BLOCKS, POSITIONS, n)), jnp.float32)
 
     def rows(use):
-        indices = draw.integers(0, shape[0], (BATCH, 1, POSITIONS))
+        indices = draw.integers(0, shape[0], (BATCH, BLOCKS, POSITIONS))
         return jnp.asarray(indices, jnp.int32) if use == "looked up" else normal(shape[0])
 
     pairs = [Pair(rows(use), normal(shape[1]) * size) for use in uses]
-    return Layout(shape, (), (0,), (1,)), pairs
+    return Layout((BLOCKS, *shape), (0,), (1,), (2,)), pairs
 
 
 @pytest.mark.parametrize(
     ("bounded", "parameters"),
     [
-        (alike._bounded, [(SHORT, ONCE), (LONG_ROWS, TIED), (LONG_COLUMNS, ONCE * 3)]),
+        (alike._bounded, [(SHORT, ONCE), (LONG_ROWS, TIED), (LONG_COLUMNS, ONCE * 5)]),
         (alike._of_several_shapes, [(LONG_ROWS, ONCE), (SHORT, ONCE), (LONG_COLUMNS, ONCE)]),
     ],
     ids=["uses apart", "parameters stacked"],

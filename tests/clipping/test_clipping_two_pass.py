@@ -284,6 +284,24 @@ def test_the_head_and_the_loss_are_part_of_the_first_pass_alone():
     check(jit(fn)(p, x), gradients, median_norm(gradients))
 
 
+def test_norms_that_a_scan_adds_up_are_rounded_up_for_each_of_its_iterations():
+    """In whatever order a compiler adds them; the exact norm is known, and so is that of each iteration."""
+    length, size = 512, 16
+
+    @jax.checkpoint
+    def body(x, w):
+        return x, jnp.sum(x @ w)
+
+    def loss(weights, x):
+        return jnp.sum(jax.lax.scan(body, x, weights)[1])
+
+    fn = clipping.clipped_grad(loss, l2_clip_norm=1.0, method="two_pass")
+    found = fn(jnp.zeros((length, size, 2 * size)), jnp.ones((2, 3, size)))
+    # Every entry of the gradient is 3. γ_512 is 3e-5.
+    raised = np.square(np.asarray(found.norms, np.float64)) / (length * size * 2 * size * 3**2) - 1
+    assert (raised >= length * 2.0**-24).all()
+
+
 def test_memory_is_that_of_an_ordinary_step():
     """Though the compiler for CPUs drops barriers, activations are not recomputed for both passes at once."""
 
