@@ -10,6 +10,7 @@ from jax import lax
 from test_clipping_models import check, jit, per_example
 
 from dpx import clipping
+from dpx.clipping import custom, linear
 
 WIDTH, LENGTH, BATCH = 66, 20, 3
 W = jnp.asarray(np.random.default_rng(0).normal(size=(WIDTH, WIDTH)) / 8, jnp.float32)
@@ -91,6 +92,37 @@ def test_what_is_not_linear_takes_one_pass(name):
         jax.eval_shape(clipping.clipped_grad(loss, l2_clip_norm=0.5, method="two_pass"), W, X)
     fn = clipping.clipped_grad(loss, l2_clip_norm=0.5)
     check(jit(fn)(W, X), per_example(loss, W, (X,)), 0.5)
+
+
+FIRST_ROW = lax.ScatterDimensionNumbers((1,), (0,), (0,))
+CURVED = (
+    jnp.abs, jnp.sign, jnp.floor, jnp.ceil, jnp.round, jnp.exp, jnp.exp2, jnp.expm1, jnp.log, jnp.log1p,
+    jnp.sqrt, jnp.cbrt, jnp.square, jnp.sin, jnp.cos, jnp.tan, jnp.tanh, jnp.sinh, jnp.arctan, lax.rsqrt,
+    lax.logistic, lax.erf, lax.lgamma, jnp.reciprocal, lax.cummax, lax.cummin, lax.cumprod, lax.cumlogsumexp,
+    jnp.sort, jnp.max, jnp.min, jnp.prod, jnp.linalg.inv, jnp.linalg.qr, jnp.ones_like,
+    lambda g: lax.top_k(g, 2)[0], lambda g: g[jnp.argmax(g)], lambda g: jnp.where(g > 0, g, 0.0),
+    lambda g: lax.reduce_precision(g, 8, 7), lambda g: g.astype(jnp.float16).astype(g.dtype),
+    lambda g: lax.clamp(-1.0, g, 1.0), lambda g: jnp.maximum(g, 0.0), lambda g: jnp.minimum(g, 0.0),
+    lambda g: lax.rem(g, 2.0), lambda g: lax.nextafter(g, 1.0), lambda g: jnp.arctan2(g, 2.0),
+    lambda g: lax.pow(g, 1.5), lambda g: g**3, lambda g: 1.0 / g, lambda g: g * g[0], lambda g: g @ g,
+    lambda g: g + 1.0, lambda g: 1.0 - g,
+    lambda g: lax.reduce_window(g, -jnp.inf, lax.max, (2, 2), (1, 1), "SAME"),
+    lambda g: lax.scatter_max(g, jnp.zeros((1, 1), int), g[:1], FIRST_ROW),
+    lambda g: lax.scatter_mul(g, jnp.zeros((1, 1), int), g[:1], FIRST_ROW),
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("curved", CURVED, ids=range(len(CURVED)))
+def test_no_function_that_is_not_linear_is_taken_for_one(curved):
+    jaxpr = jax.make_jaxpr(curved)(jnp.ones((4, 4)))
+    assert not linear._is_linear(jaxpr.jaxpr, 0), jaxpr
+
+
+def test_a_backward_pass_that_cannot_be_traced_is_not_known_to_be_linear(monkeypatch):
+    monkeypatch.setattr(custom, "derivative", lambda eqn, which: None)
+    loss = loss_with(LINEAR["scaled"])
+    with pytest.raises(ValueError, match="backward pass of jax"):
+        jax.eval_shape(clipping.clipped_grad(loss, l2_clip_norm=0.5, method="two_pass"), W, X)
 
 
 @pytest.mark.parametrize("name", LINEAR)
