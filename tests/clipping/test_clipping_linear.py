@@ -165,6 +165,18 @@ def test_bodies_are_looked_into(inside):
     check(jit(fn)(W, X), per_example(loss, W, (X,)), 0.5)
 
 
+@pytest.mark.parametrize("names", [("scaled", "sign"), ("sign", "scaled")], ids=" ".join)
+def test_every_backward_pass_of_a_loss_is_looked_at(names):
+    first, second = ((LINEAR | NONLINEAR)[name] for name in names)
+
+    def inside(block, x, w):
+        return jax.checkpoint(lambda x, w: loss_with(second)(w, block(x, w)))(x, w)
+
+    fn = clipping.clipped_grad(loss_with(first, inside), l2_clip_norm=0.5, method="two_pass")
+    with pytest.raises(ValueError, match="backward pass of jax"):
+        jax.eval_shape(fn, W, X)
+
+
 def test_no_example_adds_more_than_the_threshold():
     """The sign of a cotangent is as long whatever the loss is scaled by."""
     loss = loss_with(NONLINEAR["sign"])

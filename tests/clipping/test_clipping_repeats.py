@@ -52,6 +52,10 @@ def by_a_number(i, x):
     return jnp.tanh(x) * (0.5 + i)
 
 
+def by_an_equation(i, x):
+    return (jnp.sin if i % 2 else jnp.tanh)(x) * 0.5 + 1
+
+
 def by_a_parameter_of_an_equation(i, x):
     return jnp.tanh(x) + jax.lax.cumsum(x, axis=i % 2, reverse=i > 1)
 
@@ -70,8 +74,8 @@ def by_an_inner_function(i, x):
 
 
 BETWEEN = [
-    alike, by_a_number, by_a_parameter_of_an_equation, by_the_order_of_operands, by_a_constant,
-    by_an_inner_function,
+    alike, by_a_number, by_an_equation, by_a_parameter_of_an_equation, by_the_order_of_operands,
+    by_a_constant, by_an_inner_function,
 ]  # fmt: skip
 
 
