@@ -126,6 +126,23 @@ def test_equal_runs_share_one_function():
     assert not runs(*blocks(by_a_number))
 
 
+def test_what_a_run_makes_may_be_a_result_of_the_whole():
+    def both(x):
+        return jnp.tanh(jnp.sin(jnp.sort(jnp.tanh(jnp.sin(x)))))
+
+    jaxpr = jax.make_jaxpr(both)(jnp.ones(3)).jaxpr
+    between = [i for i, eqn in enumerate(jaxpr.eqns) if eqn.primitive.name not in ("sin", "tanh")]
+    found = repeats.find(jaxpr, between, tap._results)
+    assert len(found) == 2
+    assert list(found[max(found)].results) == jaxpr.outvars
+
+
+def test_arrays_among_the_parameters_of_equations_are_equal_to_themselves_alone():
+    one, other = np.zeros(2), np.ones(2)
+    assert repeats._hashable(one) == repeats._hashable(one)
+    assert repeats._hashable(one) != repeats._hashable(other)
+
+
 def test_a_number_that_is_not_one_is_equal_to_itself_alone():
     """NaN equals NaN here, and -0.0 differs from 0.0."""
 
