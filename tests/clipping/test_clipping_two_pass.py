@@ -178,6 +178,7 @@ def test_groups_masks_frozen_parameters_and_aux_at_once():
     fn = clipping.clipped_grad(
         lambda p, tokens: (loss(p, tokens), tokens[0]),
         l2_clip_norm=clips,
+        method="two_pass",
         wrt={"embed": True, "places": True, "blocks": {k: k not in frozen for k in params()["blocks"]}},
         has_aux=True,
     )  # fmt: skip
