@@ -248,6 +248,14 @@ def test_two_passes_multiply_at_the_highest_precision():
     assert products >= 9
     assert program.count("precision = [HIGHEST, HIGHEST]") == products
 
+    # Where a model that recomputes takes two passes by itself.
+    large = {name: jnp.ones((90, 90)) for name in params}
+    recomputing = jax.checkpoint(lambda p, x: jnp.sum(jnp.tanh(jnp.tanh(x @ p["a"]) @ p["b"]) ** 2))
+    fn = clipping.clipped_grad(recomputing, l2_clip_norm=1.0)
+    program = jax.jit(fn).lower(large, jnp.ones((5, 6, 90))).as_text()
+    products = program.count("stablehlo.dot_general ")
+    assert program.count("precision = [HIGHEST, HIGHEST]") == products
+
     def at_will(params, x):
         return jnp.sum(jnp.dot(x, params["a"], precision="default"))
 

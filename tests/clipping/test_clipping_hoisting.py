@@ -132,6 +132,14 @@ def test_norms_and_sums_are_exact(case, method):
     is_exact(loss, params, batch, method=method)
 
 
+def test_what_is_made_of_a_carry_that_starts_as_a_weight_stays_in_the_loop():
+    def loss(p, x):
+        h, _ = jax.lax.scan(lambda h, x: (jnp.tanh(jnp.sin(h)) @ p["w"] + x, None), p["start"], x)
+        return jnp.sum(h**2)
+
+    is_exact(loss, {"start": normal(WIDTH), "w": normal(WIDTH, WIDTH)}, (X,))
+
+
 def test_what_has_no_rule_is_exact_too():
     """Several results of one equation, some of which leave the loop; a carry; what is recomputed."""
 

@@ -19,8 +19,11 @@ from dpx.clipping import two_pass
         lambda w: jax.lax.reduce_precision(w, 8, 7),
         lambda w: (w / jnp.linalg.norm(w, axis=0)).astype(jnp.float16).astype(w.dtype),
         lambda w: w * jnp.sum(w).astype(jnp.bfloat16).astype(w.dtype),
+        lambda w: jax.lax.dot(
+            np.eye(70, dtype="f4"), w, preferred_element_type=jnp.bfloat16
+        ).astype("f4"),
     ],
-    ids=["cast", "reduce_precision", "cast of a function", "a number"],
+    ids=["cast", "reduce_precision", "cast of a function", "a number", "a product"],
 )
 def test_what_is_rounded_on_the_way_back_takes_one_pass(narrow):
     """A second pass would round cotangents that are scaled, and sums of them, to what the loss rounds to."""
@@ -36,6 +39,17 @@ def test_what_is_rounded_on_the_way_back_takes_one_pass(narrow):
         for method in ("auto", "one_pass")
     )
     np.testing.assert_array_equal(auto.grads, one.grads)
+
+
+def test_narrow_parameters_take_one_pass():
+    """Also those that are made wider before anything else: their gradients are as narrow as they are."""
+
+    def loss(w, x):
+        return jnp.sum(jnp.tanh(x @ w.astype(jnp.float32)))
+
+    fn = clipping.clipped_grad(loss, l2_clip_norm=1.0, method="two_pass")
+    with pytest.raises(ValueError, match="use 'one_pass'"):
+        jax.eval_shape(fn, jnp.ones((4, 3), jnp.bfloat16), jnp.ones((2, 4)))
 
 
 def test_constants_may_be_narrow():
