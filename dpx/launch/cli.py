@@ -4,6 +4,7 @@ import difflib
 import errno
 import functools
 import io
+import os
 import re
 import sys
 import warnings
@@ -125,7 +126,7 @@ def workdir(needed: str) -> Path:
     given = flags.FLAGS.workdir
     if not given:
         raise ValueError(f"--workdir is missing: use --workdir={needed}")
-    return Path(given).expanduser()
+    return Path(os.path.expanduser(given))
 
 
 def stop(error: Exception) -> NoReturn:

@@ -179,7 +179,7 @@ def main(argv: list[str]) -> None:
         if flag.config is None:
             known = ", ".join(sources.names())
             raise ValueError(f"--config is missing: use --config=FILE, or one of {known}")
-        config = flag.config
+        config = sources.find_home(flag.config)
         if flag.distributed:
             if "mesh" not in config:
                 raise ValueError(

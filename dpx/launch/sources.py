@@ -10,6 +10,7 @@ import functools
 import importlib
 import importlib.util
 import inspect
+import os
 import sys
 from collections.abc import Iterable
 from pathlib import Path
@@ -83,6 +84,20 @@ def load_config(source: str) -> ConfigDict:
             raise ValueError(f"{path}: the config has no key {key!r}: add it at the top level")
     if str(config.experiment).endswith(".py"):
         config.experiment = str((path.parent / str(config.experiment)).resolve())
+    return find_home(config)
+
+
+def find_home(config: ConfigDict) -> ConfigDict:
+    """The same configuration, changed in place: the ~ at the start of a path becomes the home folder.
+
+    Paths are the values of keys that end in `path`. Shells leave the ~ of `--config.data.path=~/x` to the
+    program.
+    """
+    for name, value in config.items():
+        if isinstance(value, ConfigDict):
+            find_home(value)
+        elif name.endswith("path") and isinstance(value, str):
+            config[name] = os.path.expanduser(value)
     return config
 
 

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import dpx
-from dpx.launch import experiment, records, report, run, sources, sweep
+from dpx.launch import cli, experiment, points, records, report, run, sources, sweep
 from dpx.launch.experiment import Measure, Outcome
 
 CONFIG = """
@@ -181,3 +181,32 @@ def test_a_sweep_checks_each_point_once(own, tmp_path, monkeypatch):
     sweep.main([])
     assert checked == [1, 2]
     assert len(records.read_all(tmp_path / "sweep")) == 2
+
+
+def test_paths_may_begin_at_the_home_folder(tmp_path, monkeypatch, capsys):
+    """Shells leave the ~ of `--config.data.path=~/notes.txt` to the program."""
+    monkeypatch.setenv("HOME", str(tmp_path))
+    given, found = "~/notes.txt", str(tmp_path / "notes.txt")
+    assert points.point_config("text:tiny", {"data.path": given}).data.path == found
+    own = tmp_path / "own.py"
+    shipped = "from configs.text import get_config as text"
+    changed = f"config = text(arg)\n    config.data.path = {given!r}\n    return config"
+    own.write_text(f"{shipped}\n\n\ndef get_config(arg=''):\n    {changed}\n")
+    assert sources.load_config(str(own)).data.path == found
+    flag = dict.fromkeys(("distributed", "coordinator", "processes", "process"))
+    config = sources.load_config("text:tiny")
+    config.data.path = given
+    monkeypatch.setattr(run.flags, "FLAGS", SimpleNamespace(config=config, dry_run=True, **flag))
+
+    def refuse(config):
+        raise ValueError(config.data.path)
+
+    monkeypatch.setattr(run, "check", refuse)
+    with pytest.raises(SystemExit):
+        run.main([])
+    assert capsys.readouterr().err == f"error: {found}\n"
+
+
+def test_a_workdir_of_an_unknown_user_is_a_folder(monkeypatch):
+    monkeypatch.setattr(cli.flags, "FLAGS", SimpleNamespace(workdir="~nobody.such/run"))
+    assert cli.workdir("DIR") == Path("~nobody.such/run")
