@@ -23,6 +23,7 @@ import filelock
 from dpx import _lease, _processes
 
 LOCK = ".lock"
+PRIVATE = 0o600  # the mode of a file for its owner alone
 _NO_LOCKS = (errno.ENOSYS, errno.ENOLCK, errno.EOPNOTSUPP)
 _RESTORE = "restore it from a copy, or use a new --workdir"
 
@@ -107,8 +108,12 @@ def _claim(folder: Path, held: filelock.BaseFileLock) -> _lease.Lease | None:
 
 
 @contextlib.contextmanager
-def replacing(path: Path) -> Iterator[IO[bytes]]:
+def replacing(path: Path, *, mode: int = 0o666) -> Iterator[IO[bytes]]:
     """A file that takes the place of `path` once it is complete, and is removed if that never happens.
+
+    Args:
+      path: The file.
+      mode: Who may read and write it, as far as the user's umask lets them.
 
     Raises:
       StorageError: if what lies where it is written is no leftover of our own.
@@ -122,7 +127,7 @@ def replacing(path: Path) -> Iterator[IO[bytes]]:
         path.parent.mkdir(parents=True, exist_ok=True)
         _remove_leftover(partial)
         flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW
-        descriptor = os.open(partial, flags, 0o666)
+        descriptor = os.open(partial, flags, mode)
         try:
             with os.fdopen(descriptor, "wb") as file:
                 yield file
@@ -134,10 +139,17 @@ def replacing(path: Path) -> Iterator[IO[bytes]]:
             raise
 
 
-def write_text(path: Path, text: str) -> None:
+def write_text(path: Path, text: str, *, mode: int = 0o666) -> None:
     """Writes a whole file, or none."""
-    with replacing(path) as file:
+    with replacing(path, mode=mode) as file:
         file.write(text.encode())
+
+
+def appending(path: Path) -> IO[str]:
+    """A log, for its owner alone: training losses and errors may show private data."""
+    with naming(path):
+        flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW
+        return os.fdopen(os.open(path, flags, PRIVATE), "a", buffering=1, encoding="utf-8")
 
 
 def read_text(path: Path) -> str:

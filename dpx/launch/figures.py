@@ -1,5 +1,6 @@
 """The figures of finished runs: what every experiment has in common, and then its own."""
 
+import os
 import re
 from collections import defaultdict
 from collections.abc import Sequence
@@ -34,12 +35,15 @@ def _by_experiment(found: list[Record]) -> dict:
 
 
 def _draw_training(found: list[Record], folder: Path) -> list[Path]:
-    """Loss and ε against steps, mean and standard error over runs that differ in nothing but the seed."""
+    """Loss and ε against steps, mean and standard error over runs that differ in nothing but the seed.
+
+    Only the owner of a run can read its losses: a report by somebody else goes without them.
+    """
     curves: dict = defaultdict(lambda: defaultdict(list))
     for title, group in records.by_seed(found).items():
         for record in group:
             log = record.workdir / "metrics.jsonl"
-            for entry in storage.read_lines(log) if log.exists() else ():
+            for entry in storage.read_lines(log) if os.access(log, os.R_OK) else ():
                 if {"run", "step", "loss"} <= entry.keys():
                     row = re.sub(r"_seed\d+$", "", entry["run"])
                     name = record.titles.get(row, row) + title.removeprefix(record.source)

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import ml_collections
 
 from dpx import _storage as storage
-from dpx.launch import cli, records, run
+from dpx.launch import cli, records, run, sources
 
 LOG = "log.txt"
 _LONGEST_NAME = 200
@@ -72,7 +72,7 @@ def point_config(source: str, overrides: dict) -> ml_collections.ConfigDict:
             )
         except (TypeError, ValueError) as error:
             raise ValueError(f"--set={name}={value}: {error}") from None
-    return config
+    return sources.find_home(config)
 
 
 def _type(config: Any, name: str) -> type:
@@ -120,7 +120,7 @@ def attempt(task: Task, *, quiet: bool = False) -> Ended:
         error, text = found, traceback.format_exc()
     if not quiet:
         sys.stderr.write(text)
-    with contextlib.suppress(OSError), appending(task.workdir / LOG) as log:
+    with contextlib.suppress(OSError), storage.appending(task.workdir / LOG) as log:
         log.write(text)
     return Ended("failed", f"{type(error).__name__}: {cli.in_one_line(error)}")
 
@@ -128,7 +128,7 @@ def attempt(task: Task, *, quiet: bool = False) -> Ended:
 @contextlib.contextmanager
 def _logged(path: Path) -> Iterator[None]:
     """Sends what this process prints to a file, what compilers print below Python too."""
-    with appending(path) as log:
+    with storage.appending(path) as log:
         sys.stdout.flush()
         sys.stderr.flush()
         kept = [(number, os.dup(number)) for number in (1, 2)]
@@ -142,10 +142,3 @@ def _logged(path: Path) -> Iterator[None]:
             for number, copy in kept:
                 os.dup2(copy, number)
                 os.close(copy)
-
-
-def appending(path: Path):
-    """The log of a point, for its owner alone: training losses and errors may show private data."""
-    with storage.naming(path):
-        flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW
-        return os.fdopen(os.open(path, flags, 0o600), "a", buffering=1, encoding="utf-8")

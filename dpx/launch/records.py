@@ -5,7 +5,7 @@ Each .json carries a checksum of its content, so that a damaged one is noticed.
 config.json       the configuration, its file, what was overridden, and the folder in which the command was
                   given, from which relative paths lead: written before anything runs
 environment.json  versions and devices
-metrics.jsonl     progress, a line each
+metrics.jsonl     progress, a line each, for its owner alone: no guarantee covers the losses
 privacy.json      every release with its guarantee, their total, the risk, and what no guarantee covers
 result.json       metrics, the headline guarantee and its risk, wall time, notes: written last, atomically
 """

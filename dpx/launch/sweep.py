@@ -233,7 +233,7 @@ def _select(source: str, folder: Path) -> None:
         cli.stop(error)
     print(f"{planned.words}\nHow far it is: {private / points.LOG}, for the data holder alone.")
     try:
-        with points.appending(private / points.LOG) as log:
+        with storage.appending(private / points.LOG) as log:
 
             def run_trials(tasks: list[Task]) -> list[tuple[str, str]]:
                 return run_tasks(tasks, pool, Progress(len(tasks), pool.size, out=log))

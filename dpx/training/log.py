@@ -31,7 +31,7 @@ class Record:
 
 
 class MetricLog:
-    """The lines of metrics.jsonl, or only the history where there is no folder.
+    """The lines of metrics.jsonl, for its owner alone, or only the history where there is no folder.
 
     What a killed run wrote after its last checkpoint is dropped.
     """
@@ -40,7 +40,8 @@ class MetricLog:
         self._path, self._label, self._entries = path, label, []
         if path is not None and path.exists():
             kept = [e for e in storage.read_lines(path) if not self._stale(e, start)]
-            storage.write_text(path, "".join(json.dumps(entry) + "\n" for entry in kept))
+            text = "".join(json.dumps(entry) + "\n" for entry in kept)
+            storage.write_text(path, text, mode=storage.PRIVATE)
             self._entries = [e for e in kept if e.get("run") == label]
 
     def _stale(self, entry: dict, start: int) -> bool:
@@ -51,7 +52,7 @@ class MetricLog:
         entry = {"run": self._label, **entry}
         self._entries.append(entry)
         if self._path is not None and _processes.is_first():
-            with storage.naming(self._path), self._path.open("a", encoding="utf-8") as file:
+            with storage.naming(self._path), storage.appending(self._path) as file:
                 file.write(json.dumps(entry) + "\n")
 
     @property

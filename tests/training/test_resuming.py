@@ -187,6 +187,16 @@ def test_a_log_goes_on_after_the_last_checkpoint(tmp_path):
     assert [entry["step"] for entry in storage.read_lines(path)] == [1]
 
 
+def test_only_the_owner_reads_the_losses(tmp_path):
+    """No guarantee covers them; log.txt, to which they go too, has the same mode."""
+    path = tmp_path / "metrics.jsonl"
+    MetricLog(path, "training", 0).write({"step": 1, "loss": 1.0, "epsilon": 0.1})
+    assert path.stat().st_mode & 0o777 == 0o600
+    path.chmod(0o644)
+    MetricLog(path, "training", 1)  # one that goes on writes it anew
+    assert path.stat().st_mode & 0o777 == 0o600
+
+
 def test_a_checkpoint_with_other_arrays_is_damaged(tmp_path, monkeypatch):
     state = (
         jnp.zeros(3),
