@@ -185,3 +185,54 @@ def test_a_run_that_finished_while_this_process_slept_gets_no_second_key(tmp_pat
     with pytest.raises(keys.CannotResumeError, match="pay once"):
         keys.open_keys(config, tmp_path)
     assert not (tmp_path / keys.FOLDER / "keys.json").exists()
+
+
+@pytest.mark.parametrize(
+    ("content", "age", "locked", "free"),
+    [
+        ("", 0, True, True),  # released
+        ("", 0, None, True),
+        ("", 0, False, False),  # whoever holds the system's lock is about to take the next number
+        ("this host", 0, True, True),  # its holder would still have the system's lock, so it died
+        ("this host", 0, None, False),  # where there are no such locks, that says nothing
+        ("this host", 0, False, False),
+        ("elsewhere", 0, True, False),
+        ("elsewhere", 0.9, True, False),
+        ("elsewhere", 1.1, True, True),
+        ("elsewhere", 1.1, False, True),
+        ("elsewhere", 1.1, None, True),
+    ],
+)
+def test_a_claim_is_free_once_it_is_released_or_its_holder_is_dead(
+    tmp_path, monkeypatch, content, age, locked, free
+):
+    host = _lease._host() if content == "this host" else content
+    path = claim_of_another(tmp_path, host, age * _lease.LEASE)
+    if not content:
+        path.write_text("")
+    assert _lease._free(path, time.time(), locked) is free
+
+    def refuse(*arguments, **options):
+        raise PermissionError
+
+    # A claim of another user cannot be read: its age alone says whether that user's process is dead.
+    monkeypatch.setattr(type(path), "open", refuse)
+    assert _lease._free(path, time.time(), locked) is (age > 1)
+
+
+def test_a_claim_that_has_just_been_followed_is_not_free(tmp_path):
+    assert not _lease._free(tmp_path / ".lock.1", time.time(), True)
+
+
+def test_a_number_that_was_given_out_before_is_given_back(tmp_path, monkeypatch):
+    """Between the look and the link, two others took the next two numbers, and the first of them is gone."""
+    lock, create = tmp_path / ".lock", _lease.create
+    lock.touch()
+
+    def late(path, text):
+        (tmp_path / ".lock.2").write_text("claimed")
+        return create(path, text)
+
+    monkeypatch.setattr(_lease, "create", late)
+    assert _lease.take(tmp_path, lock=lock, locked=True) is None
+    assert claims(tmp_path) == [".lock.2"]
