@@ -184,6 +184,19 @@ def test_groups_and_masks(monkeypatch, method):
         )
 
 
+def test_a_scaled_weight_behind_what_is_recomputed(monkeypatch):
+    """Its scale needs cotangents from all of the loss, also where only one pass goes through its end."""
+    by_gram(monkeypatch, 0.0)
+
+    def loss(p, x):
+        h = jax.checkpoint(lambda x, w: jnp.tanh(x @ w))(x, p["a"])
+        return jnp.sum(jnp.sin(h @ (p["w"] * jnp.exp(p["scale"]))) ** 2)
+
+    params = {"a": normal(IN, IN), "w": normal(IN, OUT), "scale": normal(OUT)}
+    fn = clipping.clipped_grad(loss, l2_clip_norm=0.5, method="two_pass")
+    check(jit(fn)(params, X), per_example(loss, params, (X,)), 0.5)
+
+
 def falls_back():
     """Derivatives that are not linear, mix entries, differ, or stand beside a use without a rule."""
 
