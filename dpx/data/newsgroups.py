@@ -6,7 +6,6 @@ document frequencies come from a *public* corpus, never from the private one, an
 public constants, never by the corpus's own mean and deviation. A record is a prompt of non-empty documents.
 """
 
-import csv
 import math
 import re
 from collections import Counter
@@ -16,7 +15,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from dpx.data.files import LONGEST_CELL
+from dpx.data import files
 
 _TOKEN = re.compile(r"[a-z]{2,}")
 _ORANGE_TYPES = {"d", "c", "s", "t", "discrete", "continuous", "string", "time", ""}
@@ -141,21 +140,23 @@ def load_texts(path: str | Path, *, column: str | None = None) -> list[str]:
     """Documents from a folder of text files, or from a table.
 
     Args:
-      path: A folder, every file below which is a document; or a .csv, .tsv or .tab table with a header.
-      column: The table's column; None takes the first called text, content, body or article, otherwise the
-        column with the longest values in the first row.
+      path: A folder, every file below which is a document; or a .csv or .tsv table with a header, or a .tab
+        table of Orange, whose second and third line hold types and roles.
+      column: The table's column; None takes the first called text, content, body or article, or the only
+        one. No row is looked at: a document must not decide what is read of others.
 
     Returns:
       The documents, in order of file name or row; empty ones are dropped, so they are no records.
 
     Raises:
       FileNotFoundError: if there is no such path.
-      ValueError: for another kind of file, an unknown column, or no document.
+      ValueError: for another kind of file, a table that is not in UTF-8 or whose rows are mixed up by open
+        quotes or unquoted separators, an unknown column or none that is meant, or no document.
     """
     path = Path(path)
     if path.is_dir():
-        files = sorted(file for file in path.rglob("*") if file.is_file())
-        texts = [file.read_text(encoding="utf-8", errors="replace") for file in files]
+        found = sorted(file for file in path.rglob("*") if file.is_file())
+        texts = [file.read_text(encoding="utf-8", errors="replace") for file in found]
     elif not path.is_file():
         raise FileNotFoundError(f"{path}: no such file or folder; check --config.data.path")
     elif path.suffix.lower() in (".csv", ".tsv", ".tab"):
@@ -174,7 +175,7 @@ def load_labelled(
     """Documents of a table and the label of each; empty documents are dropped.
 
     Args:
-      path: A .csv, .tsv or .tab table with a header, such as Orange's tables of 20 Newsgroups.
+      path: A table as in `load_texts`, such as Orange's tables of 20 Newsgroups.
       text: The column of documents; None as in `load_texts`.
       label: The column of labels.
 
@@ -205,28 +206,28 @@ def fetch_newsgroups(subset: str = "train") -> list[str]:
 
 
 def _read_table(path: Path, column: str | None) -> list[str]:
-    csv.field_size_limit(LONGEST_CELL)
-    with path.open(encoding="utf-8", errors="replace", newline="") as file:
-        delimiter = "," if path.suffix.lower() == ".csv" else "\t"
-        reader = csv.DictReader(file, delimiter=delimiter)
-        try:
-            rows = list(reader)
-        except csv.Error as error:
+    text, kind = files.read_text(path, "utf-8-sig"), path.suffix.lower()
+    lines = files.table_rows(path, text, "," if kind == ".csv" else "\t")
+    names = [name.strip() for name in next(lines, (0, []))[1]]
+    rows = list(lines)
+    if kind == ".tab":
+        if not rows or not {cell.strip() for cell in rows[0][1]} <= _ORANGE_TYPES:
             raise ValueError(
-                f"{path}: line {reader.line_num} is malformed ({error}): mend the table"
-            ) from None
-    for row in rows:
-        row.pop(None, None)  # type: ignore[call-overload]  # cells beyond the header's
-    if len(rows) > 1 and {value or "" for value in rows[0].values()} <= _ORANGE_TYPES:
-        rows = rows[2:]  # Orange's .tab has two more lines of header: types and roles
+                f"{path}: a .tab table must be Orange's, with types in its second line and roles in its "
+                "third: save another one as .tsv"
+            )
+        rows = [(line, cells) for line, cells in rows if line > 3]
     if not rows:
         raise ValueError(f"{path}: the table has no row")
-    names = list(rows[0])
     if column is None:
-        known = [name for name in names if name and name.lower() in _TEXT_COLUMNS]
-        column = known[0] if known else max(names, key=lambda name: len(str(rows[0][name] or "")))
+        known = [name for name in names if name.lower() in _TEXT_COLUMNS] or names
+        if len(known) > 1 and known is names:
+            raise ValueError(
+                f"{path}: say which column holds the text: name one of {', '.join(names)}"
+            )
+        column = known[0]
     if column not in names:
-        raise ValueError(
-            f"{path}: has no column {column!r}: use one of {', '.join(map(str, names))}"
-        )
-    return [row[column] or "" for row in rows]
+        raise ValueError(f"{path}: has no column {column!r}: use one of {', '.join(names)}")
+    files.check_once(path, [column], names)
+    place = names.index(column)
+    return [cells[place] if place < len(cells) else "" for _, cells in rows]

@@ -270,12 +270,6 @@ def test_a_file_that_cannot_be_read_is_named(tmp_path, load, name, content, word
     assert len(str(error.value).splitlines()) == 1
 
 
-def test_cells_beyond_the_header_are_no_texts(tmp_path):
-    path = tmp_path / "a.csv"
-    path.write_text("id,text\n1,some words,more,cells\n2,other words\n")
-    assert load_texts(path) == ["some words", "other words"]
-
-
 @pytest.mark.parametrize("name", ["users", "items", "times"])
 @pytest.mark.parametrize(
     "given",

@@ -65,6 +65,36 @@ def test_loads_folders_and_tables(tmp_path):
     assert newsgroups.load_texts(orange) == ["cars are fast"]
 
 
+def read(tmp_path, name, text, **settings):
+    (tmp_path / name).write_text(text)
+    return newsgroups.load_texts(tmp_path / name, **settings)
+
+
+def test_no_document_decides_what_is_read_of_others(tmp_path):
+    """Neither which column is read, nor how many lines are header."""
+    for first in ("a short title,a long body of text", "a title that is much longer than it,short"):
+        with pytest.raises(ValueError, match="name one of title, words"):
+            read(tmp_path, "t.csv", f"title,words\n{first}\none,first\ntwo,second\n")
+    for first in ('""', "c", "string"):
+        rest = read(tmp_path, "t.csv", f"text\n{first}\nhello world\nbye now\n")[-2:]
+        assert rest == ["hello world", "bye now"]
+    with pytest.raises(ValueError, match=r"must be Orange's.*save another one as \.tsv"):
+        read(tmp_path, "t.tab", "text\nhello world\nbye now\n")
+    orange = "text\tgroup\nstring\td\nmeta\tclass\n{}\tx\nhello\ty\n"
+    for first in ("d", "meta", "words"):
+        assert read(tmp_path, "t.tab", orange.format(first)) == [first, "hello"]
+    assert read(tmp_path, "t.csv", "words\nonly column\n") == ["only column"]
+
+
+def test_rows_of_two_people_are_not_mixed_up(tmp_path):
+    with pytest.raises(ValueError, match="line 2 is malformed"):
+        read(tmp_path, "t.csv", 'user,text\nann,"open\nbob,second\ncat,"third" text\n')
+    with pytest.raises(ValueError, match="line 2 has more cells than the first line"):
+        read(tmp_path, "t.csv", "user,text\nann,hello, world\nbob,second\n")
+    with pytest.raises(ValueError, match="has 2 columns 'text'"):
+        read(tmp_path, "t.csv", "text,text\nhello,second\n")
+
+
 def test_misuse(tmp_path):
     with pytest.raises(FileNotFoundError, match="no such file"):
         newsgroups.load_texts(tmp_path / "absent")
