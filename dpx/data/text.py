@@ -127,8 +127,8 @@ def load_texts(
 
     Args:
       path: A .txt, .csv, .tsv or .jsonl file, or a folder of .txt files, which are read by name.
-      record: "line" for each line of a text, which a newline ends and no other character, otherwise each
-        document: a file, or a row of a table.
+      record: "line" for each line of a text, which a newline, a carriage return or both end and no other
+        character, otherwise each document: a file, or a row of a table.
       column: The column that holds the text, of a table.
       user: A column of authors, text or whole numbers, whose texts are joined by newlines into one. Space
         around a name is no part of it.
@@ -143,7 +143,7 @@ def load_texts(
         if author is not None:
             authors.setdefault(author, (place, []))[1].append(text)
             continue
-        parts = re.split("\r?\n", text) if record == "line" else [text]
+        parts = re.split("\r\n?|\n", text) if record == "line" else [text]
         for number, part in enumerate(parts, start=1):
             if part.strip():
                 found += 1
@@ -159,7 +159,9 @@ def load_texts(
 def _documents(path: Path, column: str | None, user: str | None):
     """(place, text, author or None) of each document."""
     if path.is_dir():
-        for file in sorted(path.glob("**/*.txt")):
+        # Files alone: what lies in a folder whose name ends in .txt would be read twice.
+        inside = (file for file in path.rglob("*") if file.is_file())
+        for file in sorted(file for file in inside if file.suffix.lower() == ".txt"):
             yield from _documents(file, column, user)
         return
     path, kind = files.existing(path), path.suffix.lower()

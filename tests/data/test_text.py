@@ -119,3 +119,21 @@ def test_a_character_outside_a_strict_alphabet_is_named():
         text.Alphabet("ab").encode("abc", "f.txt: line 7")
     with pytest.raises(ValueError, match=r"line 7, character 2 is .*half of a character"):
         text.alphabet("bytes").encode("a\ud800", "f.txt: line 7")
+
+
+def test_each_file_of_a_folder_is_read_once_whatever_its_folders_are_called(tmp_path):
+    (tmp_path / "old.txt").mkdir()
+    (tmp_path / "old.txt" / "a.txt").write_text("first")
+    (tmp_path / "B.TXT").write_text("second")
+    found = [document for _, document in text.load_texts(tmp_path)]
+    assert sorted(found) == ["first", "second"]
+
+
+def test_a_carriage_return_ends_a_line_in_every_kind_of_file(tmp_path):
+    lines = ["one", "two", "three", "four\x0cfive"]
+    written = "one\rtwo\nthree\r\nfour\x0cfive"
+    (tmp_path / "a.txt").write_bytes(written.encode())
+    (tmp_path / "a.jsonl").write_text(json.dumps({"t": written}))
+    for name, column in (("a.txt", None), ("a.jsonl", "t")):
+        found = text.load_texts(tmp_path / name, record="line", column=column)
+        assert [line for _, line in found] == lines
