@@ -26,7 +26,7 @@ class GGUF:
     Raises:
       ModuleNotFoundError: without the package gguf.
       FileNotFoundError: if there is no such file.
-      ValueError: for a file that is no GGUF, or is cut off.
+      ValueError: for a file that is no GGUF, is cut off, or has its bytes in the order of another machine.
     """
 
     def __init__(self, path: str | Path):
@@ -44,6 +44,13 @@ class GGUF:
             raise ValueError(
                 f"{path} must be a whole GGUF file, and is damaged or cut off ({reason}): fetch it again"
             ) from None
+        if (
+            reader.byte_order == "S"
+        ):  # gguf swaps the numbers of the header, and not those of arrays
+            raise ValueError(
+                f"{path} must have its bytes in the order of this machine: convert it with "
+                "gguf-convert-endian"
+            )
         self._fields = reader.fields
         self._tensors = {tensor.name: tensor for tensor in reader.tensors}
 
@@ -113,7 +120,8 @@ def tokenizer(file: GGUF) -> Tokenizer:
 
     Raises:
       ModuleNotFoundError: without the package tokenizers.
-      ValueError: for a file without a tokenizer, or one of another kind than byte-level BPE.
+      ValueError: for a file without a tokenizer, one of another kind than byte-level BPE, or merges or a
+        first token that are not in its vocabulary.
     """
     package = _needed("tokenizers")
     kind = file.get("tokenizer.ggml.model", None)
@@ -128,9 +136,16 @@ def tokenizer(file: GGUF) -> Tokenizer:
         )
     vocabulary = {token: index for index, token in enumerate(file["tokenizer.ggml.tokens"])}
     merges = [tuple(merge.split(" ", 1)) for merge in file["tokenizer.ggml.merges"]]
-    built = package.Tokenizer(
-        package.models.BPE(vocab=vocabulary, merges=merges, ignore_merges=name == "llama-bpe")
-    )
+    try:
+        model = package.models.BPE(
+            vocab=vocabulary, merges=merges, ignore_merges=name == "llama-bpe"
+        )
+    except Exception as error:  # tokenizers raises no class of its own
+        raise ValueError(
+            f"{file.path} holds merges that do not fit its vocabulary "
+            f"({str(error).splitlines()[0]}): fetch it again"
+        ) from None
+    built = package.Tokenizer(model)
     parts = package.pre_tokenizers
     built.pre_tokenizer = parts.Sequence(
         [
@@ -140,7 +155,13 @@ def tokenizer(file: GGUF) -> Tokenizer:
     )
     built.decoder = package.decoders.ByteLevel()
     start = vocabulary.get(_SEPARATOR)
-    return Tokenizer(built, file["tokenizer.ggml.bos_token_id"] if start is None else start)
+    if start is None:
+        start = file["tokenizer.ggml.bos_token_id"]
+    if start >= (count := len(file["tokenizer.ggml.tokens"])):
+        raise ValueError(
+            f"{file.path} begins texts with token {start} of {count}, which it has not: fetch it again"
+        )
+    return Tokenizer(built, start)
 
 
 def _needed(name: str) -> Any:

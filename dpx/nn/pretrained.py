@@ -48,7 +48,8 @@ def settings(file: GGUF) -> dict[str, Any]:
     """The arguments of `Llama` that a file stands for.
 
     Raises:
-      ValueError: for another architecture, or settings of the family that `Llama` does not have.
+      ValueError: for another architecture, sizes that are no numbers of at least 1, or settings and arrays
+        of the family that `Llama` does not have, such as biases: without them it would be another model.
     """
     family = file["general.architecture"]
     if family != "llama":
@@ -60,16 +61,53 @@ def settings(file: GGUF) -> dict[str, Any]:
     if scaling != "none" or any(name.startswith("blk.0.ffn_gate_inp") for name in names):
         what = "a mixture of experts" if scaling == "none" else f"rope scaling {scaling!r}"
         raise ValueError(f"{file.path} has {what}, which is not supported: use another model")
-    heads = file["llama.attention.head_count"]
-    dim = file["llama.embedding_length"]
+
+    def size(key: str, default: int | None = None) -> int:
+        found = file[f"llama.{key}"] if default is None else file.get(f"llama.{key}", default)
+        if not isinstance(found, int) or found < 1:
+            raise ValueError(
+                f"{file.path} has llama.{key}={found}, which must be one number of at least 1: use another "
+                "model"
+            )
+        return found
+
+    heads, dim, layers = (
+        size(key) for key in ("attention.head_count", "embedding_length", "block_count")
+    )
+    width = size("attention.key_length", max(dim // heads, 1))
+    tokens = len(file.get("tokenizer.ggml.tokens", ()))
+    vocab_size = size("vocab_size", tokens)
+    if tokens > vocab_size:
+        raise ValueError(
+            f"{file.path} has {tokens} tokens and llama.vocab_size={vocab_size}, which must be at least as "
+            "many: fetch it again"
+        )
+    plain = {
+        "rope.dimension_count": width,
+        "rope.scaling.factor": 1,
+        "rope.scale_linear": 1,
+        "attention.causal": True,
+    }
+    for key, value in plain.items():
+        if (given := file.get(f"llama.{key}", value)) != value:
+            raise ValueError(
+                f"{file.path} has llama.{key}={given}, and only {value} is supported: use another model"
+            )
+    own = {f"blk.{i}.{name}.weight" for i in range(layers) for name in _LAYER.values()}
+    more = {"token_embd.weight", "output_norm.weight", "output.weight", "rope_freqs.weight"}
+    if unknown := sorted(names - own - more):
+        raise ValueError(
+            f"{file.path} has {len(unknown)} arrays that are not supported, {unknown[0]} among them: use "
+            "another model"
+        )
     found = {
-        "vocab_size": file.get("llama.vocab_size", 0) or len(file["tokenizer.ggml.tokens"]),
+        "vocab_size": vocab_size,
         "dim": dim,
-        "num_layers": file["llama.block_count"],
+        "num_layers": layers,
         "num_heads": heads,
-        "num_kv_heads": file.get("llama.attention.head_count_kv", heads),
-        "head_dim": file.get("llama.attention.key_length", dim // heads),
-        "mlp_dim": file["llama.feed_forward_length"],
+        "num_kv_heads": size("attention.head_count_kv", heads),
+        "head_dim": width,
+        "mlp_dim": size("feed_forward_length"),
         "rope_theta": file.get("llama.rope.freq_base", 10000.0),
         "norm_epsilon": file["llama.attention.layer_norm_rms_epsilon"],
         "tied": "output.weight" not in names,
@@ -95,7 +133,7 @@ def load_llama(
       dtype, param_dtype, remat, frozen, unroll: See `Llama`.
 
     Raises:
-      ValueError: for another architecture, or an array that is missing or of another shape.
+      ValueError: for what `settings` refuses, or an array that is missing, of another shape or not finite.
     """
     arguments = settings(file)
     heads = {"query": arguments["num_heads"], "key": arguments["num_kv_heads"]}
@@ -104,25 +142,33 @@ def load_llama(
     # Only shapes: nothing is drawn that the file's arrays replace.
     model = nnx.eval_shape(lambda: Llama(**arguments, **options, rngs=nnx.Rngs(0)))
 
-    def put(variable: nnx.Param, array: np.ndarray, name: str) -> nnx.Param:
-        if array.shape != variable.shape:
+    def read(name: str, shape: tuple[int, ...]) -> np.ndarray:
+        array = file.array(name)
+        if array.shape != shape:
             raise ValueError(
-                f"{file.path} holds {name} of shape {array.shape}, which must be {variable.shape} by its "
-                "settings: fetch it again"
+                f"{file.path} holds {name} of shape {array.shape}, which must be {shape} by its settings: "
+                "fetch it again"
             )
-        return nnx.Param(jnp.asarray(array, param_dtype))
+        if not np.isfinite(array).all():
+            raise ValueError(
+                f"{file.path} holds {name} with numbers that are not finite: fetch it again"
+            )
+        return array
 
     def of_layer(name: str, number: int) -> np.ndarray:
-        array = file.array(f"blk.{number}.{_LAYER[name]}.weight")
+        array = read(f"blk.{number}.{_LAYER[name]}.weight", model.layers[name].shape[:0:-1])
         return _halves(array, heads[name]).T if name in heads else array.T
 
+    def parameter(array: np.ndarray) -> nnx.Param:
+        return nnx.Param(jnp.asarray(array, param_dtype))
+
+    head = None if model.head is None else read("output.weight", model.head.shape[::-1])
     for name in _LAYER:
         parts = [of_layer(name, number) for number in range(arguments["num_layers"])]
-        model.layers[name] = put(model.layers[name], np.stack(parts), _LAYER[name])
-    model.embed = put(model.embed, file.array("token_embd.weight"), "token_embd.weight")
-    model.norm = put(model.norm, file.array("output_norm.weight"), "output_norm.weight")
-    if model.head is not None:
-        model.head = put(model.head, file.array("output.weight").T, "output.weight")
+        model.layers[name] = parameter(np.stack(parts))
+    model.embed = parameter(read("token_embd.weight", model.embed.shape))
+    model.norm = parameter(read("output_norm.weight", model.norm.shape))
+    model.head = None if head is None else parameter(head.T)
     return model
 
 

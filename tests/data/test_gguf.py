@@ -1,5 +1,6 @@
 """GGUF files: what is written is read, models are what they were, and wrong files are named in one line."""
 
+import functools
 import sys
 
 import jax
@@ -183,6 +184,22 @@ def test_wrong_files_are_named_in_one_line(tmp_path):
             r"shape \(5,\), which must be \(32,\)",
         ),
         ({"more": {"blk.0.ffn_gate_inp.weight": np.ones((2, DIM), "f4")}}, "a mixture of experts"),
+        (
+            {"more": {"blk.0.attn_q.bias": np.ones(DIM, "f4")}},
+            r"has 1 arrays .* blk\.0\.attn_q\.bias",
+        ),
+        ({"changes": {"add_block_count": 1}}, "has 9 arrays that are not supported"),
+        ({"changes": {"add_rope_dimension_count": 4}}, "dimension_count=4, and only 8"),
+        ({"changes": {"add_rope_scaling_factor": 4.0}}, r"scaling\.factor=4\.0, and only 1"),
+        ({"changes": {"add_causal_attention": False}}, "causal=False, and only True"),
+        ({"changes": {"add_head_count": 0}}, "head_count=0, which must be one number"),
+        ({"changes": {"add_head_count_kv": [2, 1]}}, r"head_count_kv=\[2, 1\], which must be one"),
+        ({"changes": {"add_vocab_size": 9}}, "has 48 tokens and llama.vocab_size=9"),
+        ({"more": {"blk.0.attn_q.weight": np.ones((33, DIM), "f4")}}, r"\(33, 32\), which must be"),
+        (
+            {"more": {"output_norm.weight": np.full(DIM, np.nan, "f4")}},
+            "numbers that are not finite",
+        ),
     ],
 )
 def test_models_that_cannot_be_used_are_named(tmp_path, settings, words):
@@ -198,12 +215,29 @@ def test_models_that_cannot_be_used_are_named(tmp_path, settings, words):
         ({"tokenizer": False}, "byte-level BPE tokenizer .* has None"),
         ({"changes": {"add_tokenizer_model": "llama"}}, "has 'llama'"),
         ({"changes": {"add_tokenizer_pre": "deepseek-llm"}}, "words as 'deepseek-llm' does"),
+        (
+            {"changes": {"add_token_merges": ["q z"]}},
+            "merges that do not fit its vocabulary .*`qz`",
+        ),
+        ({"changes": {"add_token_merges": ["qz"]}}, "merges that do not fit its vocabulary"),
+        (
+            {"changes": {"add_token_list": ["<s>", *VOCABULARY[1:]], "add_bos_token_id": 9999}},
+            "begins texts with token 9999 of 48",
+        ),
     ],
 )
 def test_tokenizers_that_cannot_be_used_are_named(tmp_path, settings, words):
     with pytest.raises(ValueError, match=words) as raised:
         gguf.tokenizer(gguf.GGUF(write(tmp_path / "model.gguf", **settings)))
     one_line(raised)
+
+
+def test_the_bytes_of_another_machine_are_refused(tmp_path, monkeypatch):
+    big = functools.partial(gguf_package.GGUFWriter, endianess=gguf_package.GGUFEndian.BIG)
+    monkeypatch.setattr(gguf_package, "GGUFWriter", big)
+    path = write(tmp_path / "model.gguf")
+    with pytest.raises(ValueError, match="bytes in the order of this machine"):
+        gguf.GGUF(path)
 
 
 @pytest.mark.parametrize("name", ["gguf", "tokenizers"])
