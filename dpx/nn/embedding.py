@@ -1,8 +1,10 @@
-"""The table of token embeddings of `Transformer` and `Recurrent`."""
+"""The table of token embeddings of `Transformer` and `Recurrent`, and what tokens may be."""
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from flax import nnx
+from jax.core import Tracer
 
 
 class Embed(nnx.Embed):
@@ -22,6 +24,23 @@ class Embed(nnx.Embed):
         init = nnx.initializers.normal(std)
         super().__init__(num_embeddings, features, embedding_init=init, rngs=rngs)
         self.dtype = None
+
+
+def check_tokens(tokens: jax.Array, vocab_size: int) -> None:
+    """Raises ValueError for no token at all and, where they are known, for tokens outside the vocabulary.
+
+    A look-up would take another row for some of these, and no row for others.
+    """
+    if not tokens.shape or not tokens.shape[-1]:
+        raise ValueError(f"tokens have shape {tokens.shape}: pass (..., L) with at least one token")
+    if isinstance(tokens, Tracer) or not tokens.size:
+        return
+    least, most = np.min(tokens), np.max(tokens)
+    if least < 0 or most >= vocab_size:
+        wrong = least if least < 0 else most
+        raise ValueError(
+            f"tokens hold {wrong}, which must be from 0 to {vocab_size - 1}: mask what is padding"
+        )
 
 
 def biased(logits: jax.Array, bias: jax.Array) -> jax.Array:

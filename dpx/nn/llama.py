@@ -15,6 +15,8 @@ from jax import lax
 from jax.typing import DTypeLike
 
 from dpx import attention
+from dpx._validate import check_positive
+from dpx.nn.embedding import check_tokens
 
 PROJECTIONS = ("query", "key", "value", "out", "gate", "up", "down")
 
@@ -92,6 +94,10 @@ class Llama(nnx.Module):
             raise ValueError(
                 f"rope_factors has {len(rope_factors)} numbers: it must have {width // 2}, one a pair"
             )
+        check_positive(rope_theta, "rope_theta")
+        check_positive(norm_epsilon, "norm_epsilon", zero=True)
+        for factor in rope_factors or ():
+            check_positive(factor, "rope_factors")
         hidden = 3 * dim if mlp_dim is None else mlp_dim
         if hidden < 1:
             raise ValueError(f"mlp_dim={hidden} must be at least 1")
@@ -159,8 +165,14 @@ class Llama(nnx.Module):
         """What enters the first layer with adapters: tokens (..., L) -> (..., L, d) in `dtype`.
 
         Where only adapters are trained it never changes, so it can be computed once for each text.
+
+        Raises:
+          ValueError: outside `jit` for tokens that are not in the vocabulary, or no token at all.
         """
+        check_tokens(tokens, self.vocab_size)
         table = self.embed[...]
+        if self.frozen:
+            table = lax.stop_gradient(table)
         if self.frozen and table.dtype == jnp.bfloat16:
             # As integers: of bfloat16 numbers XLA makes a float32 copy before it takes rows, on CPUs.
             bits = lax.bitcast_convert_type(table, jnp.uint16)[tokens]

@@ -45,8 +45,13 @@ def attach(
       seed: Of A, public.
 
     Raises:
-      ValueError: for projections that do not exist, or numbers out of range.
+      ValueError: for projections that do not exist, numbers out of range, or a model that has adapters: the
+        factor alpha/rank is one for all, so that new ones would change what the others add.
     """
+    if model.adapters or model.shift is not None:
+        raise ValueError(
+            "model has adapters, and must have none: attach all of them in one call, to a new model"
+        )
     unknown = [name for name in projections if name not in PROJECTIONS]
     if unknown or not (projections or shift):
         raise ValueError(

@@ -75,10 +75,14 @@ class Recurrent(nnx.Module):
 
         Returns:
           (..., L, M), or (..., 1, M) with `last_only`; float32 at least.
+
+        Raises:
+          ValueError: for too many tokens or none, or outside `jit` tokens that are not in the vocabulary.
         """
         length = tokens.shape[-1]
         if length > self.max_length:
             raise ValueError(f"tokens of length {length} exceed max_length={self.max_length}")
+        embedding.check_tokens(tokens, self.embed.num_embeddings)
         mask = (
             jnp.ones(tokens.shape, bool) if mask is None else jnp.broadcast_to(mask, tokens.shape)
         )

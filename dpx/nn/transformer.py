@@ -106,11 +106,13 @@ class Transformer(nnx.Module):
           (..., L, M), or (..., 1, M) with `last_only`; float32 at least.
 
         Raises:
-          ValueError: for too many tokens, or a `noise_std` for another vocabulary.
+          ValueError: for too many tokens or none, a `noise_std` for another vocabulary, or outside `jit`
+            tokens that are not in the vocabulary.
         """
         length = tokens.shape[-1]
         if length > self.max_length:
             raise ValueError(f"tokens of length {length} exceed max_length={self.max_length}")
+        embedding.check_tokens(tokens, self.embed.num_embeddings)
         keys = _split_or_none(dropout_key, len(self.blocks) + 1)
         x = self.embed(tokens) + self.positions[...][:length]
         x = _dropout(x, self.dropout, keys[0])

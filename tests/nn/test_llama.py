@@ -133,7 +133,7 @@ def test_constants_have_no_gradient_and_adapters_have_the_same():
     free, held = gradients[False], gradients[True]
     for name in ("adapters/query/second", "adapters/up/second", "norm", "layers/mlp_norm"):
         np.testing.assert_allclose(held[name], free[name], rtol=1e-4, atol=1e-5)
-    for name in ("layers/query", "layers/down"):
+    for name in ("layers/query", "layers/down", "embed"):
         assert np.abs(free[name]).max() > 0
         assert not np.abs(held[name]).any()
 
@@ -217,6 +217,9 @@ def test_every_matrix_has_a_rule():
         ({"head_dim": None, "num_heads": 5, "num_kv_heads": 1}, "num_heads=5 must divide dim=12"),
         ({"rope_factors": (1.0,)}, "rope_factors has 1"),
         ({"mlp_dim": 0}, "mlp_dim=0"),
+        ({"rope_theta": 0.0}, "rope_theta=0"),
+        ({"norm_epsilon": -1.0}, "norm_epsilon=-1"),
+        ({"rope_factors": (1.0, 0.0)}, "rope_factors=0"),
     ],
 )
 def test_bad_sizes_are_named(changes, words):
@@ -238,6 +241,15 @@ def test_bad_sizes_are_named(changes, words):
 def test_bad_adapters_are_named(changes, words):
     with pytest.raises(ValueError, match=words):
         lora.attach(build(), **changes)
+
+
+@pytest.mark.parametrize("first", [{"projections": ("query",)}, {"projections": (), "shift": True}])
+def test_adapters_are_attached_once(first):
+    """Others would change the factor, by which those that are there count."""
+    model = build()
+    lora.attach(model, **first)
+    with pytest.raises(ValueError, match="model has adapters"):
+        lora.attach(model, projections=("value",), rank=2)
 
 
 @pytest.mark.slow

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from flax import nnx
 
+from dpx.nn.llama import Llama
 from dpx.nn.recurrent import Recurrent
 from dpx.nn.transformer import Transformer
 from dpx.training import precision
@@ -41,3 +42,15 @@ def test_products_are_in_the_type_that_parameters_are_cast_to(name, tied):
     exact, found = (np.concatenate([x.ravel() for x in jax.tree.leaves(g)]) for g in gradients)
     assert found.dtype == np.float32
     assert 1e-4 < np.linalg.norm(found - exact) / np.linalg.norm(exact) < 3e-2
+
+
+@pytest.mark.parametrize("name", [*MODELS, "Llama"])
+def test_tokens_that_no_row_stands_for_are_named(name):
+    """A look-up would wrap some of them around, clamp others and make others NaN."""
+    model = Llama(11, rngs=nnx.Rngs(0)) if name == "Llama" else MODELS[name](rngs=nnx.Rngs(0))
+    for wrong in (11, -1):
+        with pytest.raises(ValueError, match=f"tokens hold {wrong}, which must be from 0 to 10"):
+            model(jnp.array([[0, 1], [2, wrong]]))
+    with pytest.raises(ValueError, match="at least one token"):
+        model(jnp.zeros((2, 0), int))
+    assert model(jnp.array([0, 10])).shape == (2, 11)
