@@ -1967,7 +1967,8 @@ FAULTS = (
         "dpx/clipping/alike.py",
         "each = [grams.Errors.of(layout, dtype) for layout in layouts]",
         "each = [grams.Errors.of(layouts[0], dtype) for _ in layouts]",
-        "tests/clipping/test_clipping_alike.py::test_bounds_of_several_are_those_of_each[rounded-parameters stacked]",
+        "tests/clipping/test_clipping_alike.py::test_bounds_of_several_are_those_of_each"
+        "[rounded-parameters stacked]",
     ),
     Fault(
         "norms that a scan adds up are not rounded up",
