@@ -21,9 +21,10 @@ def score(log_probs: np.ndarray, lengths: np.ndarray) -> float:
 
     Args:
       log_probs: (n,) log-probability of each record; one that is not a number counts as certain absence.
-      lengths: (n,) number of its tokens.
+      lengths: (n,) number of its tokens; a record of none is certain.
     """
-    own = np.where(np.isnan(log_probs), -np.inf, log_probs).astype(np.float64) / lengths
+    own = np.where(np.isnan(log_probs), -np.inf, log_probs).astype(np.float64)
+    own = own / np.maximum(lengths, 1)
     return math.fsum(np.minimum(np.exp(own), 1).tolist()) / public(len(lengths))
 
 

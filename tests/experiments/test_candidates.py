@@ -239,3 +239,8 @@ def test_the_recommender_that_is_selected_recommends(tmp_path):
     trained = [records.load(path.parent) for path in tmp_path.rglob("private_trials/*/result.json")]
     chosen = records.load(tmp_path / "selected").recommend([1, 2], k=20, exclude_seen=False)
     assert chosen in [one.recommend([1, 2], k=20, exclude_seen=False) for one in trained]
+
+
+def test_a_record_of_no_token_leaves_the_score_a_number():
+    found = record_probability.score(np.array([0.0, -2.0]), np.array([0, 2]))
+    np.testing.assert_allclose(found, (1 + np.exp(-1)) / 2)
