@@ -2040,6 +2040,37 @@ FAULTS = (
         "form.append((eqn.ctx,",
         "tests/clipping/test_clipping_repeats.py::test_blocks_that_differ_in_one_thing_are_not_taken_for_each_other[by_an_equation]",
     ),
+    Fault(
+        "the first document decides which column is read",
+        "dpx/data/newsgroups.py",
+        """        if len(known) > 1 and known is names:
+            raise ValueError(
+                f"{path}: say which column holds the text: name one of {', '.join(names)}"
+            )
+""",
+        """        if known is names:
+            longest = max(zip(rows[0][1], names), key=lambda pair: len(pair[0]))
+            known = [longest[1]]
+""",
+        "tests/data/test_newsgroups.py::test_no_document_decides_what_is_read_of_others",
+    ),
+    Fault(
+        "the first document decides how many lines are header",
+        "dpx/data/newsgroups.py",
+        """    if kind == ".tab":
+        if not rows""",
+        """    if kind == ".tab" or {cell.strip() for cell in rows[0][1]} <= _ORANGE_TYPES:
+        if not rows""",
+        "tests/data/test_newsgroups.py::test_no_document_decides_what_is_read_of_others",
+    ),
+    Fault(
+        "a document in a folder that is called like a file is two records",
+        "dpx/data/text.py",
+        'inside = (file for file in path.rglob("*") if file.is_file())',
+        'inside = path.rglob("*")',
+        "tests/data/test_text.py"
+        "::test_each_file_of_a_folder_is_read_once_whatever_its_folders_are_called",
+    ),
 )
 
 
