@@ -10,7 +10,9 @@ import pytest
 
 from dpx import cross_attention, distributed, ngram, noisy_head
 from dpx.data import Histories
+from dpx.distributed import executors
 from dpx.distributed.executors import Here
+from dpx.partial import Partial
 from dpx.recommend import popularity, transitions
 
 KEY = jax.random.key(7)
@@ -78,6 +80,24 @@ def test_a_worker_that_dies_costs_time_only(shards, tmp_path, monkeypatch):
     same(found, transitions.fit(KEY, everything, num_kept=5, rounds=2, **BUDGET))
     with pytest.raises(RuntimeError, match="workers died 1 times over the blocks"):
         distributed.release(paths, SPEC(), read=die_always, workers=2, retries=0)
+
+
+@pytest.mark.parametrize(
+    ("progress", "retries", "names"),
+    [((0, 0, 0), 2, "'a', 'b'"), ((0, 1, 0, 0), 1, "'b'"), ((0,), 0, "'a', 'b'")],
+)
+def test_workers_that_die_without_progress_are_given_up(monkeypatch, progress, retries, names):
+    """Each round sums as many groups as `progress` says; a round that sums some does not count."""
+    rounds = list(progress)
+
+    def die(self, statistic, read, groups):
+        yield from [(index, Partial("s", {}, (), 1, 1)) for index in groups][: rounds.pop(0)]
+
+    monkeypatch.setattr(executors.Processes, "_finished", die)
+    died = f"died {retries + 1} times over the blocks \\[{names}\\]"
+    with pytest.raises(RuntimeError, match=died):
+        executors.Processes(2, retries).sum_up(None, None, [[("a", 1)], [("b", 2)]])
+    assert not rounds
 
 
 @pytest.mark.slow

@@ -215,3 +215,22 @@ def test_budget_includes_what_was_released_before():
     assert privacy.noise_multiplier > alone.noise_multiplier
     assert 0.999 * 3 < total.epsilon <= 3
     assert privacy.spent(1) < privacy.spent(6) == total.epsilon
+
+
+def test_a_weighted_mean_counts_no_padding():
+    """Ten records in pieces of four leave two slots, which are filled with the first record."""
+    x, weights = np.arange(1, 11, dtype=np.float32), np.array([50] + [1] * 9, np.float32)
+    _, (record,) = loop.train(
+        lambda params, x, weight: x + 0 * params["b"],
+        PARAMS,
+        (x, weights),
+        optimizer=optax.sgd(0.0),
+        batch_size=10,
+        steps=1,
+        keys=keys(),
+        privacy=None,
+        label="run",
+        microbatch_size=4,
+        weight_fn=lambda x, weight: weight,
+    )
+    np.testing.assert_allclose(record.loss, x.sum() / weights.sum(), rtol=1e-6)  # 32-bit floats
