@@ -18,11 +18,17 @@ os.environ |= xla_flags(*QUICK_KERNELS)
 
 
 @pytest.fixture(autouse=True, scope="module")
-def _forget_compiled_programs():
-    """Files share no programs in memory, which would fill some gigabytes with them."""
-    yield
+def _programs(request):
+    """Compiles programs of a file, and forgets them: those of all files would fill some gigabytes.
+
+    Machine code that is not optimized is made in a quarter less time. Files whose tests are about rounding
+    are marked `optimized`. On a newer JAX all is compiled as users compile.
+    """
     import jax
 
+    quick = bool(QUICK_KERNELS) and request.node.get_closest_marker("optimized") is None
+    jax.config.update("jax_disable_most_optimizations", quick)
+    yield
     jax.clear_caches()
 
 

@@ -7,6 +7,8 @@ import pytest
 from dpx import cross_attention, gram
 from dpx.cross_attention import baselines
 
+pytestmark = pytest.mark.optimized
+
 KEY = jax.random.key(0)
 BUDGET = {"epsilon": 1.0, "delta": 1e-5}
 MEMORY = {"key_bound": 1.0, "value_bound": 1.0, "clip": True, **BUDGET}

@@ -10,6 +10,8 @@ from test_clipping_models import WIDER
 
 from dpx import clipping
 
+pytestmark = pytest.mark.optimized
+
 METHODS = [name for name in clipping.METHODS if name != "auto"]  # One of the others.
 RELATION = dp_accounting.NeighboringRelation
 

@@ -14,6 +14,8 @@ from dpx.clipping import plan
 from dpx.clipping import rounding as _rounding
 from dpx.clipping import sums as _sums
 
+pytestmark = pytest.mark.optimized
+
 # P positions, R rows, C columns of factors, and positions that look rows up.
 SHAPES = {
     "short": (2, 40, 30, 0),

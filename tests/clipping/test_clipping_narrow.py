@@ -11,6 +11,8 @@ from test_clipping_models import check, jit, per_example
 from dpx import clipping
 from dpx.clipping import two_pass
 
+pytestmark = pytest.mark.optimized
+
 
 @pytest.mark.parametrize(
     "narrow",

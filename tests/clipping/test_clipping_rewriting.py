@@ -12,6 +12,8 @@ from dpx import clipping
 from dpx.clipping import meshes, plan, rewriting, two_pass
 from dpx.clipping.program import trace
 
+pytestmark = pytest.mark.optimized
+
 DEPTH, WIDTH, LENGTH, BATCH = 3, 8, 6, 4
 SHAPES = {"up": (WIDTH, 3 * WIDTH), "down": (3 * WIDTH, WIDTH)}
 X = np.random.default_rng(0).normal(size=(BATCH, LENGTH, WIDTH)).astype("f4")

@@ -9,6 +9,8 @@ import dpx
 from dpx.clipping import groups, rounding
 from dpx.clipping.materialize import Norms
 
+pytestmark = pytest.mark.optimized
+
 U = 2.0**-24
 
 

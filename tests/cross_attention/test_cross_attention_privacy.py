@@ -16,6 +16,8 @@ from dpx.cross_attention.domain import Domain
 from dpx.cross_attention.features import PolynomialFeatures, RandomFeatures
 from dpx.privacy import gaussian_noise_multiplier
 
+pytestmark = pytest.mark.optimized
+
 # ---------------------------------------------------------------------------------------------------------
 # Sensitivity: attacked by random and by gradient-ascent search
 

@@ -11,6 +11,8 @@ import pytest
 from dpx.cross_attention import features as polynomial
 from dpx.cross_attention.features import PolynomialFeatures, RandomFeatures
 
+pytestmark = pytest.mark.optimized
+
 
 def draw(*shape, seed=0):
     return np.random.default_rng(seed).uniform(-1, 1, shape).astype(np.float32)

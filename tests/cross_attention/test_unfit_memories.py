@@ -12,6 +12,8 @@ from scipy import special
 from dpx import cross_attention
 from dpx.cross_attention import Domain, PolynomialFeatures, baselines, sketch, tree
 
+pytestmark = pytest.mark.optimized
+
 K, V, Q = memory(6, 2)
 
 

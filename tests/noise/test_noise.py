@@ -15,6 +15,8 @@ from dpx import noise
 from dpx.noise import Gaussian, Laplace, TruncatedLaplace, tails
 from dpx.privacy import REPLACE_ONE
 
+pytestmark = pytest.mark.optimized
+
 LAWS = [
     Gaussian(1.7),
     Laplace(0.6),

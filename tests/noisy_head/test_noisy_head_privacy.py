@@ -13,6 +13,8 @@ from dpx import noisy_head
 from dpx.noisy_head import descent, moment_sums
 from dpx.privacy import gaussian_noise_multiplier
 
+pytestmark = pytest.mark.optimized
+
 
 @pytest.mark.parametrize("dim", [4, pytest.param(10, marks=pytest.mark.slow)])
 def test_zero_noise_is_projected_gradient_descent(dim):
