@@ -103,7 +103,8 @@ def dpsgd_epsilon(
         unless ε < 1e-3 at δ > 1e-3) or "rdp", which knows no samples that are cut off.
 
     Raises:
-      ValueError: for an argument out of range, or, with "pld", so little noise that ε would pass 1e8.
+      ValueError: for an argument out of range, or, with "pld", so little noise that ε would pass 1e8, or so
+        many losses that they do not fit into memory.
     """
     event = dpsgd_event(
         noise_multiplier,

@@ -125,7 +125,7 @@ def pld_bound(event: DpEvent, delta: float, interval: float) -> float:
     """An upper bound on ε, with privacy losses rounded up to multiples of an interval, or of a larger one.
 
     Raises:
-      ValueError: for a δ that rounding could hide, or a noise multiplier whose losses do not fit into memory.
+      ValueError: for a δ that rounding could hide, or where the losses do not fit into memory.
     """
     event = _audible(event)
     steps, noise = count_steps(event)
@@ -144,7 +144,13 @@ def pld_bound(event: DpEvent, delta: float, interval: float) -> float:
             "epsilon beyond 1e8: use more noise, or accountant='rdp'"
         )
     accountant = PLDAccountant(value_discretization_interval=interval)
-    return float(accountant.compose(event).get_epsilon(delta - pld_rounding(steps)))
+    try:
+        return float(accountant.compose(event).get_epsilon(delta - pld_rounding(steps)))
+    except MemoryError:
+        raise ValueError(
+            f"{event} is composed of too many privacy losses for the memory of this machine, as where "
+            "records are hardly ever sampled: use accountant='rdp'"
+        ) from None
 
 
 def accountable(event: DpEvent) -> bool:

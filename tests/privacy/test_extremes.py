@@ -15,6 +15,7 @@ from dp_accounting import (
 
 import dpx
 from dpx import privacy
+from dpx.privacy import events
 from dpx.privacy.events import pld_bound, pld_interval
 
 # All records but one in 1e12 are in every sample, so that the closed form of the Gaussian mechanism holds.
@@ -123,3 +124,15 @@ def test_assumptions_are_sentences():
         privacy.dpsgd_guarantee(
             1.0, 1e-5, sampling_probability=0.1, steps=1, unit="record", assumptions="abc"
         )
+
+
+def test_losses_that_do_not_fit_into_memory_are_refused(monkeypatch):
+    """Of records that are hardly ever sampled, there are more of them than most machines hold."""
+
+    class Full(events.PLDAccountant):
+        def compose(self, *arguments):
+            raise MemoryError
+
+    monkeypatch.setattr(events, "PLDAccountant", Full)
+    with pytest.raises(ValueError, match=r"too many privacy losses .* use accountant='rdp'"):
+        dpx.dpsgd_epsilon(1.0, 1e-6, sampling_probability=1e-6, steps=10**5)
