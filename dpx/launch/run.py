@@ -31,8 +31,8 @@ _SYNTHETIC = (
     "guarantee on private data, with noise from a secret key"
 )
 _LIMITED = (
-    "records are added to or removed from the {} that data.limit leaves to train on, and no other takes the "
-    "place of one: which records those are is public"
+    "records are added to or removed from the at most {} that data.limit leaves to train on, and no other "
+    "takes the place of one: which records those are is public"
 )
 
 

@@ -44,7 +44,7 @@ def test_a_table_gives_the_rows_and_guarantees_of_the_other_variants(finished):
     assert finished.releases["start"]["epsilon"] < finished.releases["dp_transformer"]["epsilon"]
     for spent in finished.releases.values():
         assert any("their ids" in words for words in spent["assumptions"])
-        assert any("300 that data.limit leaves" in words for words in spent["assumptions"])
+        assert any("at most 300 that data.limit leaves" in words for words in spent["assumptions"])
         assert recommender_data.K_CORE not in spent["assumptions"]
     assert "follows from the number of users: 10." in finished.notes
     # The start counts once in the total: the popularity, and a start and a release of transitions.

@@ -176,7 +176,9 @@ def test_a_limit_is_an_assumption_where_records_come_and_go(tmp_path, untrained)
         record = go(NAME, tmp_path / str(limit), **changes, **{"data.limit": limit})
         for spent in (*record.releases.values(), record.total):
             stated = [words for words in spent["assumptions"] if "data.limit leaves" in words]
-            assert [f"the {limit} that" in words for words in stated] == [True] * bool(limit)
+            assert [f"the at most {limit} that" in words for words in stated] == [True] * bool(
+                limit
+            )
         assert record.private["synthetic"] is False
 
 
