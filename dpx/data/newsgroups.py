@@ -223,7 +223,7 @@ def _read_table(path: Path, column: str | None) -> list[str]:
         known = [name for name in names if name.lower() in _TEXT_COLUMNS] or names
         if len(known) > 1 and known is names:
             raise ValueError(
-                f"{path}: say which column holds the text: name one of {', '.join(names)}"
+                f"{path}: say which column holds the text: call it text, or name one of {', '.join(names)}"
             )
         column = known[0]
     if column not in names:

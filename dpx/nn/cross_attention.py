@@ -118,9 +118,10 @@ class PrivateCrossAttention(nnx.Module):
         Raises:
           ValueError: for a memory of the wrong shape, or ε or δ out of range.
         """
-        if np.ndim(memory) != 2 or np.shape(memory)[1] != self.key.in_features:
+        shape = np.shape(memory)
+        if len(shape) != 2 or not shape[0] or shape[1] != self.key.in_features:
             raise ValueError(
-                f"memory has shape {np.shape(memory)}: pass (n, {self.key.in_features})"
+                f"memory has shape {shape}: pass (n, {self.key.in_features}) with at least one row"
             )
         memory = jnp.asarray(memory)
         released = sketch.build(

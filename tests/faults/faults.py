@@ -2045,7 +2045,7 @@ FAULTS = (
         "dpx/data/newsgroups.py",
         """        if len(known) > 1 and known is names:
             raise ValueError(
-                f"{path}: say which column holds the text: name one of {', '.join(names)}"
+                f"{path}: say which column holds the text: call it text, or name one of {', '.join(names)}"
             )
 """,
         """        if known is names:

@@ -118,8 +118,9 @@ def test_misuse_raises():
         module(x)
     with pytest.raises(ValueError, match="nothing is remembered"):
         _ = module.guarantee
-    with pytest.raises(ValueError, match="memory has shape"):
-        module.remember(KEY, memory[:, :2], epsilon=1.0, delta=1e-6)
+    for wrong in (memory[:, :2], memory[:0]):
+        with pytest.raises(ValueError, match="memory has shape"):
+            module.remember(KEY, wrong, epsilon=1.0, delta=1e-6)
     with pytest.raises(ValueError, match="epsilon=0"):
         module.remember(KEY, memory, epsilon=0.0, delta=1e-6)
     with pytest.raises(ValueError, match="features is"):
