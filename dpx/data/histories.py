@@ -18,7 +18,7 @@ class Histories:
       item_ids: (M,) what the data call each item, by its number; None where they use the numbers.
 
     Raises:
-      ValueError: for an item outside the catalogue, or one that is no whole number.
+      ValueError: for an item outside the catalogue, or one that is no whole number, or a size that is none.
     """
 
     items: tuple[np.ndarray, ...]
@@ -26,7 +26,8 @@ class Histories:
     item_ids: np.ndarray | None = None
 
     def __post_init__(self):
-        object.__setattr__(self, "items", tuple(map(_item_numbers, self.items)))
+        object.__setattr__(self, "items", tuple(map(item_numbers, self.items)))
+        object.__setattr__(self, "num_items", check_integer(self.num_items, "num_items", 0))
         for user, items in enumerate(self.items):
             if len(items) and not (items.min() >= 0 and items.max() < self.num_items):
                 raise ValueError(
@@ -185,7 +186,8 @@ def _known(values, name: str) -> np.ndarray:
     return array
 
 
-def _item_numbers(items) -> np.ndarray:
+def item_numbers(items) -> np.ndarray:
+    """A user's items as an array; raises ValueError for anything but whole numbers."""
     check_unmasked(items, "a user's items")
     array = np.asarray(items)
     if not array.size and array.ndim == 1:

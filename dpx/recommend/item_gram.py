@@ -195,9 +195,23 @@ def scores(
 
     Returns:
       (U, M) float32.
+
+    Raises:
+      ValueError: for weights or vectors of another shape.
     """
-    kept = sparse.csr_array(vectors)[:, release.items].astype(np.float32)
-    kept = kept @ np.asarray(weights, np.float32)
+    num_kept, num_items = len(release.items), len(release.log_popularity)
+    if np.shape(weights) != (num_kept, num_kept):
+        raise ValueError(
+            f"weights has shape {np.shape(weights)}, which must be {(num_kept, num_kept)}: make them of "
+            "release.matrix"
+        )
+    vectors = sparse.csr_array(vectors)
+    if vectors.shape[1:] != (num_items,):
+        raise ValueError(
+            f"vectors has shape {vectors.shape}, which must be (U, {num_items}): number items as in the "
+            "histories that were fitted"
+        )
+    kept = vectors[:, release.items].astype(np.float32) @ np.asarray(weights, np.float32)
     return popularity.add_to_prior(prior_weight * release.log_popularity, release.items, kept)
 
 

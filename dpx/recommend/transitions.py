@@ -19,7 +19,7 @@ import numpy as np
 from scipy import sparse
 
 from dpx import _validate, noise, privacy
-from dpx.data.histories import Histories, flatten
+from dpx.data.histories import Histories, flatten, item_numbers
 from dpx.partial import Partial, Passes, Statistic, drive
 from dpx.recommend import evidence, order, popularity
 from dpx.recommend.rounds import Round, places, release_rounds
@@ -67,7 +67,7 @@ class Transitions(NamedTuple):
           (U, M) float32: a row of M scores for each user, so pass large sets in pieces.
 
         Raises:
-          ValueError: for a recency outside [0, 1], or an item outside [0, M).
+          ValueError: for a recency outside [0, 1], or an item that is no whole number in [0, M).
         """
         if not 0 <= recency <= 1:
             raise ValueError(f"recency={recency} must be in [0, 1]")
@@ -273,7 +273,7 @@ def recency_vectors(
     histories: Sequence[np.ndarray], items: np.ndarray, num_items: int, recency: float
 ) -> sparse.csr_array:
     """(U, K) float32: Σ recency^k over the places of an item, k the number of items after it."""
-    users, tokens, after = flatten(histories)
+    users, tokens, after = flatten(tuple(map(item_numbers, histories)))
     outside = (tokens < 0) | (tokens >= num_items)
     if outside.any():
         raise ValueError(

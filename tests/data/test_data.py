@@ -70,6 +70,9 @@ def test_histories_may_be_lists_and_keep_the_ids_of_their_items():
     for wrong in ([[0.5]], [["a"]], [[[0]]], [[True]]):
         with pytest.raises(ValueError, match="whole numbers"):
             Histories(wrong, 3)
+    for size in (2.5, float("nan"), -1):
+        with pytest.raises(ValueError, match=f"num_items={size} must be a whole number"):
+            Histories([[]], size)
     with pytest.raises(ValueError, match="item_ids has 1 entries and num_items=3"):
         Histories([[0]], 3, np.array(["a"]))
     frame = pandas.DataFrame({"who": ["x", "y", "x"], "what": ["tea", "milk", "milk"]})

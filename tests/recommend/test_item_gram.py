@@ -102,6 +102,17 @@ def test_scores_add_the_history_and_the_popularity(histories):
     np.testing.assert_array_equal(dense, scored)
 
 
+@pytest.mark.parametrize(
+    ("kept", "width", "named"),
+    [(10, 29, r"vectors has shape \(2, 29\)"), (10, 31, "vectors"), (9, 30, "weights has shape")],
+)
+def test_scores_are_of_the_items_that_were_fitted(histories, kept, width, named):
+    """More columns than the catalogue has would be left out, as if nobody had had these items."""
+    made = item_gram.fit(KEY, histories, epsilon=5.0, delta=1e-4, num_kept=10)
+    with pytest.raises(ValueError, match=named):
+        item_gram.scores(made, np.eye(kept), np.ones((2, width)), prior_weight=0.1)
+
+
 def test_the_rule_keeps_more_items_with_more_users_and_less_noise():
     kept = [popularity.default_num_kept(std, 31_013, 23_715) for std in (7.0, 2.0, 0.6, 1e-6)]
     assert kept == sorted(kept)

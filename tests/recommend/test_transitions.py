@@ -313,3 +313,10 @@ def test_an_item_outside_the_catalogue_has_no_scores(histories, item):
     made = transitions.fit(KEY, histories, epsilon=1.0, delta=1e-5)
     with pytest.raises(ValueError, match=f"user 1 has item {item}, which must be in"):
         made.scores([np.array([0]), np.array([1, item])])
+
+
+def test_an_item_that_is_no_whole_number_has_no_scores(histories):
+    """Rounded it would be another item."""
+    made = transitions.fit(KEY, histories, epsilon=1.0, delta=1e-5)
+    with pytest.raises(ValueError, match=r"items=\[1.9\] must be a list of whole numbers"):
+        made.scores([[1.9]])
