@@ -9,6 +9,10 @@ import numpy as np
 from jax.experimental import multihost_utils
 
 
+class FirstProcessError(ValueError):
+    """What ended the first process, in another one."""
+
+
 def join(coordinator: str | None, count: int | None, number: int | None) -> None:
     """Makes this process one of several, before it has used a device.
 
@@ -47,7 +51,8 @@ def of_first(compute: Callable[[], Any]) -> Any:
       compute: Returns what JSON holds.
 
     Raises:
-      ValueError, OSError: in all processes, where `compute` raises one.
+      ValueError, OSError: in the first process, where `compute` raises one.
+      FirstProcessError: in the others, with its text.
     """
     if not several():
         return compute()
@@ -62,7 +67,7 @@ def of_first(compute: Callable[[], Any]) -> Any:
     sent = multihost_utils.broadcast_one_to_all(sent if is_first() else np.zeros(size, np.uint8))
     found = json.loads(np.asarray(sent, np.uint8).tobytes())
     if "error" in found:
-        raise error or ValueError(found["error"])
+        raise error or FirstProcessError(found["error"])
     return found["found"]
 
 

@@ -15,6 +15,7 @@ from typing import NoReturn
 from absl import app, flags, logging
 from ml_collections import config_flags
 
+from dpx import _processes
 from dpx import _storage as storage
 from dpx.launch import records
 from dpx.launch.experiment import ContractError
@@ -25,6 +26,7 @@ EXPECTED = (
     ContractError,
     keys.CannotResumeError,
     storage.StorageError,
+    _processes.FirstProcessError,
     OSError,
     ModuleNotFoundError,
 )

@@ -1,5 +1,6 @@
 """`--distributed`: one run in several processes on one machine."""
 
+import json
 import os
 import socket
 import subprocess
@@ -10,8 +11,9 @@ import pytest
 from command_line import ROOT, call, command
 from xla_flags import CHEAP, on_devices
 
+from dpx import _processes
 from dpx import _storage as storage
-from dpx.launch import records
+from dpx.launch import cli, records
 
 CONFIG = (
     "--config=configs/text.py:tiny",
@@ -118,3 +120,15 @@ def test_wrong_flags_end_in_one_line(tmp_path, flags, words):
     assert words in done.stderr
     assert len(done.stderr.splitlines()) == 1
     assert not (tmp_path / "run").exists()
+
+
+def test_what_ends_the_first_process_ends_the_others_in_one_line(monkeypatch):
+    """As when the keys of a run are gone, for which the first one alone looks."""
+    text = json.dumps({"error": "keys are missing: use a new --workdir"}).encode()
+    sent = [np.int32(len(text)), np.frombuffer(text, np.uint8)]
+    monkeypatch.setattr(_processes, "several", lambda: True)
+    monkeypatch.setattr(_processes, "is_first", lambda: False)
+    broadcast = "jax.experimental.multihost_utils.broadcast_one_to_all"
+    monkeypatch.setattr(broadcast, lambda _: sent.pop(0))
+    with pytest.raises(cli.EXPECTED, match="keys are missing"):
+        _processes.of_first(lambda: None)
