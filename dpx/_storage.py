@@ -16,7 +16,7 @@ import stat
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, Any, TextIO
 
 import filelock
 
@@ -145,7 +145,7 @@ def write_text(path: Path, text: str, *, mode: int = 0o666) -> None:
         file.write(text.encode())
 
 
-def appending(path: Path) -> IO[str]:
+def appending(path: Path) -> TextIO:
     """A log, for its owner alone: training losses and errors may show private data."""
     with naming(path):
         flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW

@@ -54,7 +54,12 @@ def test_what_is_not_covered_is_in_the_record_and_the_report(tmp_path):
         ({}, False, ADD_OR_REMOVE_ONE, None),
         ({"noise_seed": 3}, False, ADD_OR_REMOVE_ONE, "while noise_seed stays unknown"),
         ({}, True, ADD_OR_REMOVE_ONE, "the data are synthetic"),
-        ({"data": {"limit": 7}}, False, ADD_OR_REMOVE_ONE, "from the 7 that data.limit leaves"),
+        (
+            {"data": {"limit": 7}},
+            False,
+            ADD_OR_REMOVE_ONE,
+            "from the at most 7 that data.limit leaves",
+        ),
         ({"data": {"limit": 7}}, False, REPLACE_ONE, None),
     ],
 )
