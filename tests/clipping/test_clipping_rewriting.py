@@ -107,6 +107,21 @@ def test_what_a_policy_saves_is_held_once():
     assert not list(equations(program, "reduce_precision"))
 
 
+@pytest.mark.parametrize(
+    "numbers",
+    [(((0, 1), (1, 0)), ((), ())), (((1, 0), (0, 1)), ((), ())), (((0, 1), (0, 1)), ((2,), (2,)))],
+    ids=["crossed", "crossed back", "batched"],
+)
+def test_products_over_other_axes_are_what_they_were(numbers):
+    draw = np.random.default_rng(0)
+    x, y = (jnp.asarray(draw.normal(size=(3, 3, 3)), jnp.float32) for _ in range(2))
+
+    def product(x):
+        return jax.lax.dot_general(x, y, numbers)
+
+    np.testing.assert_allclose(rewriting.vjp(product, x)[0], product(x), rtol=1e-5, atol=1e-6)
+
+
 def test_roundings_that_round_something_stay():
     def function(x):
         return jax.lax.reduce_precision(jnp.sin(x), 8, 7) + jax.lax.reduce_precision(x, 8, 23)

@@ -37,6 +37,15 @@ def test_every_axis_that_is_added_up_rounds(shape, roundings):
     assert raised >= np.prod(shape) * (1 + gamma(roundings + 2)) * (1 - 2 * U)
 
 
+def test_a_product_rounds_and_so_does_every_sum_of_chunks():
+    assert [rounding.chunked(n) for n in (1, 512, 513, 1100)] == [2, 513, 1 + 512 + 2, 1 + 512 + 3]
+
+
+def test_narrow_numbers_are_squared_in_32_bits():
+    x = jnp.asarray([1 + 2.0**-7] * 3, jnp.bfloat16)
+    assert float(rounding.sum_of_squares(x)) >= 3 * (1 + 2.0**-7) ** 2
+
+
 def test_squares_that_are_flushed_are_counted():
     tiny = float(np.finfo(np.float32).tiny)
     assert float(rounding.sum_of_squares(jnp.zeros(100))) >= 400 * tiny
