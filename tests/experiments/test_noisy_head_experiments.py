@@ -154,7 +154,7 @@ def test_tables_that_are_no_prompts_are_named(tmp_path):
     config.data.path, config.data.column = str(path), "1"
     with pytest.raises(ValueError, match=r"holds no word: .* --config.data.source=arrays"):
         noisy_head_text.read(config)
-    config.data.source = "arrays"
+    config.data.source, config.data.column = "arrays", None
     with pytest.raises(ValueError, match=r"6 lines are no whole number of prompts of 4 tokens"):
         noisy_head_text.validate(config)
 
