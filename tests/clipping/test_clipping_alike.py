@@ -1,5 +1,7 @@
 """Norms of parameters that are taken together: as far above the exact ones as those of each alone."""
 
+import functools
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -7,6 +9,8 @@ import pytest
 
 from dpx.clipping import alike, grams
 from dpx.clipping.rules import Layout, Pair
+
+pytestmark = pytest.mark.optimized
 
 BATCH, BLOCKS, POSITIONS = 2, 2, 16
 ONCE, TIED = ("multiplied",), ("looked up", "multiplied")
@@ -40,12 +44,17 @@ def pairs_of(shape, uses, size, seed):
 )
 @pytest.mark.parametrize("size", [1.0, 1e-19], ids=["rounded", "flushed"])
 def test_bounds_of_several_are_those_of_each(bounded, parameters, size):
-    made = [pairs_of(*each, size, seed) for seed, each in enumerate(parameters)]
+    made = [pairs_of(shape, uses, size, k) for k, (shape, uses) in enumerate(parameters)]
+
+    def of(function, layout, *pairs):
+        return function(layout, pairs)
 
     @jax.jit
     def both():
-        of_each = [jax.vmap(lambda *p, a=a: grams.products(a, p))(*pairs) for a, pairs in made]
-        alone = [jax.vmap(lambda *p, a=a: grams.squared_norm(a, p))(*pairs) for a, pairs in made]
+        of_each = [jax.vmap(functools.partial(of, grams.products, a))(*pairs) for a, pairs in made]
+        alone = [
+            jax.vmap(functools.partial(of, grams.squared_norm, a))(*pairs) for a, pairs in made
+        ]
         return bounded([a for a, _ in made], of_each), jnp.stack(alone)
 
     together, alone = both()
