@@ -4,7 +4,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from flax import nnx
-from jax.core import Tracer
+
+from dpx._numerics import is_traced
 
 
 class Embed(nnx.Embed):
@@ -26,20 +27,26 @@ class Embed(nnx.Embed):
         self.dtype = None
 
 
-def check_tokens(tokens: jax.Array, vocab_size: int) -> None:
+def check_tokens(tokens: jax.Array, vocab_size: int, mask: jax.Array | None = None) -> None:
     """Raises ValueError for no token at all and, where they are known, for tokens outside the vocabulary.
 
-    A look-up would take another row for some of these, and no row for others.
+    A look-up would take another row for some of these, and no row for others. Where `mask` (..., L) is False
+    there is padding, for which -1 will do: the row that it takes has no influence.
     """
     if not tokens.shape or not tokens.shape[-1]:
         raise ValueError(f"tokens have shape {tokens.shape}: pass (..., L) with at least one token")
-    if isinstance(tokens, Tracer) or not tokens.size:
+    if is_traced(tokens, mask) or not tokens.size:
         return
-    least, most = np.min(tokens), np.max(tokens)
+    if not getattr(tokens, "is_fully_addressable", True):  # Other processes hold the rest of them.
+        return
+    padding = False if mask is None else ~np.asarray(mask) & (np.asarray(tokens) == -1)
+    numbers = np.where(padding, 0, tokens)
+    least, most = np.min(numbers), np.max(numbers)
     if least < 0 or most >= vocab_size:
         wrong = least if least < 0 else most
         raise ValueError(
-            f"tokens hold {wrong}, which must be from 0 to {vocab_size - 1}: mask what is padding"
+            f"tokens hold {wrong}, which must be from 0 to {vocab_size - 1}: give padding one of these, or "
+            "-1 where a mask leaves it out"
         )
 
 

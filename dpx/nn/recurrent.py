@@ -82,7 +82,7 @@ class Recurrent(nnx.Module):
         length = tokens.shape[-1]
         if length > self.max_length:
             raise ValueError(f"tokens of length {length} exceed max_length={self.max_length}")
-        embedding.check_tokens(tokens, self.embed.num_embeddings)
+        embedding.check_tokens(tokens, self.embed.num_embeddings, mask)
         mask = (
             jnp.ones(tokens.shape, bool) if mask is None else jnp.broadcast_to(mask, tokens.shape)
         )

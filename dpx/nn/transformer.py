@@ -112,7 +112,7 @@ class Transformer(nnx.Module):
         length = tokens.shape[-1]
         if length > self.max_length:
             raise ValueError(f"tokens of length {length} exceed max_length={self.max_length}")
-        embedding.check_tokens(tokens, self.embed.num_embeddings)
+        embedding.check_tokens(tokens, self.embed.num_embeddings, mask)
         keys = _split_or_none(dropout_key, len(self.blocks) + 1)
         x = self.embed(tokens) + self.positions[...][:length]
         x = _dropout(x, self.dropout, keys[0])

@@ -1268,7 +1268,7 @@ FAULTS = (
     Fault(
         "a character that is no newline makes records of one person's line",
         "dpx/data/text.py",
-        're.split("\\r?\\n", text)',
+        're.split("\\r\\n?|\\n", text)',
         "text.splitlines()",
         "tests/data/test_text.py::test_one_row_is_one_record_and_a_newline_alone_ends_a_line",
     ),

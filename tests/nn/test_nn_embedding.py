@@ -54,3 +54,15 @@ def test_tokens_that_no_row_stands_for_are_named(name):
     with pytest.raises(ValueError, match="at least one token"):
         model(jnp.zeros((2, 0), int))
     assert model(jnp.array([0, 10])).shape == (2, 11)
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_padding_may_be_minus_one_where_the_mask_leaves_it_out(name):
+    model = MODELS[name](rngs=nnx.Rngs(0))
+    tokens, mask = jnp.array([3, 1, -1]), jnp.array([True, True, False])
+    own = model(tokens, mask=mask)
+    np.testing.assert_array_equal(own[:2], model(tokens.at[2].set(4), mask=mask)[:2])
+    assert np.isfinite(own).all()
+    for wrong in (-2, 11):
+        with pytest.raises(ValueError, match=f"tokens hold {wrong}"):
+            model(tokens.at[2].set(wrong), mask=mask)
