@@ -1,5 +1,7 @@
 """What is no array of real numbers is refused by name wherever records, queries or samples come in."""
 
+import functools
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -23,15 +25,20 @@ COLUMN = ROWS[:, 0]
 TOKENS, MASK = np.ones((2, 3), int), np.ones((2, 3), bool)
 HYPER = noisy_head.HyperParameters(2.0, 2.0, 2.0)
 PROMPTS = np.full((2, 3, 2), 0.5)
-SKETCH = cross_attention.build(
-    KEY, ROWS, ROWS, degree=2, clip=True, **MEMORY, epsilon=1e6, delta=0.1
-)
-TREES = cross_attention.build(
-    KEY, ROWS, ROWS, mechanism="tree", degree=1, clip=True, **MEMORY, **BUDGET
-)
-DISTANCES = cross_attention.DPTreeHighDim.build(KEY, ROWS, COLUMN, **WEIGHED, **BUDGET)
-LINE = cross_attention.DPTree.build(KEY, COLUMN, sensitivity=1.0, **BUDGET)
-MODEL = ngram.fit(KEY, TOKENS, MASK, **COUNTS, **BUDGET)
+
+
+@functools.cache
+def memory(name):
+    """A release to query, made when a test first asks for it."""
+    of_points = cross_attention.DPTreeHighDim.build
+    of_pairs = functools.partial(cross_attention.build, KEY, ROWS, ROWS, clip=True, **MEMORY)
+    return {
+        "sketch": lambda: of_pairs(degree=2, epsilon=1e6, delta=0.1),
+        "trees": lambda: of_pairs(mechanism="tree", degree=1, **BUDGET),
+        "distances": lambda: of_points(KEY, ROWS, COLUMN, **WEIGHED, **BUDGET),
+        "line": lambda: cross_attention.DPTree.build(KEY, COLUMN, sensitivity=1.0, **BUDGET),
+        "counts": lambda: ngram.fit(KEY, TOKENS, MASK, **COUNTS, **BUDGET),
+    }[name]()
 
 
 def features(**changed):
@@ -54,10 +61,10 @@ ENTRIES = {
     "matrix ease": (ROWS[:2], lambda a: item_gram.ease(a, 1.0)),
     "K": (ROWS, lambda a: cross_attention.build(KEY, a, ROWS, **MEMORY, **BUDGET)),
     "V": (ROWS, lambda a: cross_attention.build(KEY, ROWS, a, **MEMORY, **BUDGET)),
-    "Q": (ROWS, SKETCH.query),
-    "Q sums": (ROWS, SKETCH.sums),
-    "Q trees": (ROWS, TREES.query),
-    "Q sums of trees": (ROWS, TREES.sums),
+    "Q": (ROWS, lambda a: memory("sketch").query(a)),
+    "Q sums": (ROWS, lambda a: memory("sketch").sums(a)),
+    "Q trees": (ROWS, lambda a: memory("trees").query(a)),
+    "Q sums of trees": (ROWS, lambda a: memory("trees").sums(a)),
     "x": (ROWS, lambda a: cross_attention.DPTreeHighDim.build(KEY, a, COLUMN, **WEIGHED, **BUDGET)),
     "weights": (
         COLUMN,
@@ -67,8 +74,8 @@ ENTRIES = {
         COLUMN,
         lambda a: cross_attention.DPTreeDistance.build(KEY, a, COLUMN, **WEIGHED, **BUDGET),
     ),
-    "y": (ROWS, DISTANCES.query),
-    "y line": (COLUMN, LINE.query),
+    "y": (ROWS, lambda a: memory("distances").query(a)),
+    "y line": (COLUMN, lambda a: memory("line").query(a)),
     "values": (
         COLUMN,
         lambda a: cross_attention.DPTree.build(KEY, a, sensitivity=1.0, **BUDGET),
@@ -90,7 +97,7 @@ ENTRIES = {
     "context": (ROWS, lambda a: noisy_head.predict(ROWS[:2], features(context=a))),
     "tokens": (TOKENS, lambda a: ngram.fit(KEY, a, MASK, **COUNTS, **BUDGET)),
     "mask": (MASK, lambda a: ngram.fit(KEY, TOKENS, a, **COUNTS, **BUDGET)),
-    "tokens asked": (TOKENS, MODEL.log_prob),
+    "tokens asked": (TOKENS, lambda a: memory("counts").log_prob(a)),
     "a user's items": (TOKENS[0], lambda a: Histories([a], 3)),
     "data": (ROWS, fit),
     "count": (
