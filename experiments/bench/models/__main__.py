@@ -3,7 +3,7 @@
     pip install -r experiments/bench/models_requirements.txt   # in an environment of its own
     python -m experiments.bench.models --workdir=runs/bench_models
     python -m experiments.bench.models --workdir=runs/bench_models --only='tunix|LSTM' --repeats=15
-    python -m experiments.bench.models --workdir=runs/bench_models_128 --copies=8 --compilations=1
+    MALLOC_MMAP_THRESHOLD_=1000000000 python -m experiments.bench.models --workdir=runs/models_128 --copies=8
 
 Every case is the loss of one example, written as its package wants it. `dpx.clipped_grad` is compared with
 `vmap(grad)`, whose gradients are added up in float64: sums must agree to 1e-5 (5e-3 in bfloat16),
