@@ -62,4 +62,4 @@ def test_bounds_of_several_are_those_of_each(bounded, parameters, size):
     # order moves them less. Where squares are flushed, what is raised is all there is.
     assert np.all(together >= alone * (1 - 4e-7))
     # All are taken to have as many uses as any, and the lengths of one-hot rows are rounded up by 1 %.
-    assert np.all(together <= alone * (1 + (2e-6 if size == 1.0 else 0.02)))
+    assert np.all(together <= alone * (1 + (4e-6 if size == 1.0 else 0.02)))
