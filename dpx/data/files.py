@@ -20,6 +20,11 @@ def existing(path: str | Path) -> Path:
     return path
 
 
+def below(folder: Path) -> list[Path]:
+    """All files below a folder, by name; a folder is none, whatever its name ends in."""
+    return sorted(path for path in folder.rglob("*") if path.is_file())
+
+
 def read_text(path: Path, encoding: str = "utf-8") -> str:
     """The text of a file; ValueError where it is not in that encoding."""
     try:

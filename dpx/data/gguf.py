@@ -44,9 +44,8 @@ class GGUF:
             raise ValueError(
                 f"{path} must be a whole GGUF file, and is damaged or cut off ({reason}): fetch it again"
             ) from None
-        if (
-            reader.byte_order == "S"
-        ):  # gguf swaps the numbers of the header, and not those of arrays
+        # Of such a file gguf swaps the numbers of the header, and not those of arrays.
+        if reader.byte_order == "S":
             raise ValueError(
                 f"{path} must have its bytes in the order of this machine: convert it with "
                 "gguf-convert-endian"
@@ -134,7 +133,8 @@ def tokenizer(file: GGUF) -> Tokenizer:
         raise ValueError(
             f"{file.path} cuts texts into words as {name!r} does: use a file of {', '.join(_WORDS)}"
         )
-    vocabulary = {token: index for index, token in enumerate(file["tokenizer.ggml.tokens"])}
+    tokens = file["tokenizer.ggml.tokens"]
+    vocabulary = {token: index for index, token in enumerate(tokens)}
     merges = [tuple(merge.split(" ", 1)) for merge in file["tokenizer.ggml.merges"]]
     try:
         model = package.models.BPE(
@@ -157,9 +157,9 @@ def tokenizer(file: GGUF) -> Tokenizer:
     start = vocabulary.get(_SEPARATOR)
     if start is None:
         start = file["tokenizer.ggml.bos_token_id"]
-    if start >= (count := len(file["tokenizer.ggml.tokens"])):
+    if start >= len(tokens):
         raise ValueError(
-            f"{file.path} begins texts with token {start} of {count}, which it has not: fetch it again"
+            f"{file.path} begins texts with token {start} of {len(tokens)}, which it has not: fetch it again"
         )
     return Tokenizer(built, start)
 

@@ -155,12 +155,11 @@ def load_texts(path: str | Path, *, column: str | None = None) -> list[str]:
     """
     path = Path(path)
     if path.is_dir():
-        found = sorted(file for file in path.rglob("*") if file.is_file())
-        texts = [file.read_text(encoding="utf-8", errors="replace") for file in found]
+        texts = [file.read_text(encoding="utf-8", errors="replace") for file in files.below(path)]
     elif not path.is_file():
         raise FileNotFoundError(f"{path}: no such file or folder; check --config.data.path")
     elif path.suffix.lower() in (".csv", ".tsv", ".tab"):
-        texts = _read_table(path, column)
+        (texts,) = _read_table(path, column)
     else:
         raise ValueError(f"{path}: give a folder of texts, or a .csv, .tsv or .tab table")
     texts = [text for text in texts if text.strip()]
@@ -186,7 +185,7 @@ def load_labelled(
     path = Path(path)
     if not path.is_file():
         raise FileNotFoundError(f"{path}: no such file; check --config.data.path")
-    pairs = zip(_read_table(path, text), _read_table(path, label), strict=True)
+    pairs = zip(*_read_table(path, text, label), strict=True)
     found = [(document, group) for document, group in pairs if document.strip()]
     if not found:
         raise ValueError(f"{path}: holds no text")
@@ -205,7 +204,8 @@ def fetch_newsgroups(subset: str = "train") -> list[str]:
     return [text for text in fetched.data if text.strip()]  # type: ignore[union-attr]
 
 
-def _read_table(path: Path, column: str | None) -> list[str]:
+def _read_table(path: Path, *columns: str | None) -> list[list[str]]:
+    """The cells of each of these columns, of which None stands for that of the texts."""
     text, kind = files.read_text(path, "utf-8-sig"), path.suffix.lower()
     lines = files.table_rows(path, text, "," if kind == ".csv" else "\t")
     names = [name.strip() for name in next(lines, (0, []))[1]]
@@ -219,15 +219,20 @@ def _read_table(path: Path, column: str | None) -> list[str]:
         rows = [(line, cells) for line, cells in rows if line > 3]
     if not rows:
         raise ValueError(f"{path}: the table has no row")
-    if column is None:
-        known = [name for name in names if name.lower() in _TEXT_COLUMNS] or names
-        if len(known) > 1 and known is names:
-            raise ValueError(
-                f"{path}: say which column holds the text: call it text, or name one of {', '.join(names)}"
-            )
-        column = known[0]
-    if column not in names:
-        raise ValueError(f"{path}: has no column {column!r}: use one of {', '.join(names)}")
-    files.check_once(path, [column], names)
-    place = names.index(column)
-    return [cells[place] if place < len(cells) else "" for _, cells in rows]
+
+    def place(column: str | None) -> int:
+        if column is None:
+            known = [name for name in names if name.lower() in _TEXT_COLUMNS] or names
+            if len(known) > 1 and known is names:
+                raise ValueError(
+                    f"{path}: say which column holds the text: call it text, or name one of "
+                    f"{', '.join(names)}"
+                )
+            column = known[0]
+        if column not in names:
+            raise ValueError(f"{path}: has no column {column!r}: use one of {', '.join(names)}")
+        files.check_once(path, [column], names)
+        return names.index(column)
+
+    places = [place(column) for column in columns]
+    return [[cells[at] if at < len(cells) else "" for _, cells in rows] for at in places]

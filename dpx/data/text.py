@@ -159,10 +159,9 @@ def load_texts(
 def _documents(path: Path, column: str | None, user: str | None):
     """(place, text, author or None) of each document."""
     if path.is_dir():
-        # Files alone: what lies in a folder whose name ends in .txt would be read twice.
-        inside = (file for file in path.rglob("*") if file.is_file())
-        for file in sorted(file for file in inside if file.suffix.lower() == ".txt"):
-            yield from _documents(file, column, user)
+        for file in files.below(path):
+            if file.suffix.lower() == ".txt":
+                yield from _documents(file, column, user)
         return
     path, kind = files.existing(path), path.suffix.lower()
     if kind not in _SUFFIXES:

@@ -162,13 +162,13 @@ def load_llama(
     def parameter(array: np.ndarray) -> nnx.Param:
         return nnx.Param(jnp.asarray(array, param_dtype))
 
-    head = None if model.head is None else read("output.weight", model.head.shape[::-1])
     for name in _LAYER:
         parts = [of_layer(name, number) for number in range(arguments["num_layers"])]
         model.layers[name] = parameter(np.stack(parts))
     model.embed = parameter(read("token_embd.weight", model.embed.shape))
     model.norm = parameter(read("output_norm.weight", model.norm.shape))
-    model.head = None if head is None else parameter(head.T)
+    if model.head is not None:
+        model.head = parameter(read("output.weight", model.head.shape[::-1]).T)
     return model
 
 

@@ -2043,14 +2043,15 @@ FAULTS = (
     Fault(
         "the first document decides which column is read",
         "dpx/data/newsgroups.py",
-        """        if len(known) > 1 and known is names:
-            raise ValueError(
-                f"{path}: say which column holds the text: call it text, or name one of {', '.join(names)}"
-            )
+        """            if len(known) > 1 and known is names:
+                raise ValueError(
+                    f"{path}: say which column holds the text: call it text, or name one of "
+                    f"{', '.join(names)}"
+                )
 """,
-        """        if known is names:
-            longest = max(zip(rows[0][1], names), key=lambda pair: len(pair[0]))
-            known = [longest[1]]
+        """            if known is names:
+                longest = max(zip(rows[0][1], names), key=lambda pair: len(pair[0]))
+                known = [longest[1]]
 """,
         "tests/data/test_newsgroups.py::test_no_document_decides_what_is_read_of_others",
     ),
@@ -2065,9 +2066,9 @@ FAULTS = (
     ),
     Fault(
         "a document in a folder that is called like a file is two records",
-        "dpx/data/text.py",
-        'inside = (file for file in path.rglob("*") if file.is_file())',
-        'inside = path.rglob("*")',
+        "dpx/data/files.py",
+        'path for path in folder.rglob("*") if path.is_file()',
+        'folder.rglob("*")',
         "tests/data/test_text.py"
         "::test_each_file_of_a_folder_is_read_once_whatever_its_folders_are_called",
     ),
