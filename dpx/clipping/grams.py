@@ -124,7 +124,7 @@ def estimate(errors: Errors, found: Products) -> tuple[jax.Array, jax.Array, int
     each = iter(zip(*found, strict=True))
     uses: list[tuple[jax.Array | None, jax.Array]] = []
     while crossed := list(itertools.islice(each, len(uses) + 1)):
-        *others, (left, right) = crossed
+        *others, (left, right) = [(_squeezed(a), _squeezed(b)) for a, b in crossed]
         rows, columns = (
             lengths(left, errors.flushed_rows),
             lengths(right, errors.flushed_columns),
@@ -134,8 +134,8 @@ def estimate(errors: Errors, found: Products) -> tuple[jax.Array, jax.Array, int
         total += added_up(terms(left, right, shares, shares, len(found.rows)))
         for (left, right), before in zip(others, uses, strict=True):
             total += 2 * added_up(terms(left, right, shares, before, len(found.rows)))
-        all_lengths += jnp.sum(rows * columns, axis=1)
-        roundings += columns.shape[1] + 1
+        all_lengths += jnp.sum(rows * columns, axis=-1)
+        roundings += columns.shape[-1] + 1
         uses.append(shares)
     return total, SLACK * jnp.sqrt(jnp.sum(jnp.square(all_lengths))), roundings
 
@@ -197,13 +197,18 @@ def _gram_in_turn(a: jax.Array) -> jax.Array:
     return _gram(a, a)
 
 
+def _squeezed(products: jax.Array) -> jax.Array:
+    """The same without K if that is one: XLA's compiler for CPUs copies an array to move such an axis."""
+    return products[0] if len(products) == 1 else products
+
+
 def lengths(gram: jax.Array, flushed: Any) -> jax.Array:
-    """Upper bounds of the lengths of rows (K, P), from their Gram matrix (K, P, P); of bools if one-hot."""
+    """Upper bounds of the lengths of rows (..., P), from their Gram matrix (..., P, P); of bools if one-hot."""
     if gram.dtype == bool:
-        return jnp.ones(gram.shape[:2])
+        return jnp.ones(gram.shape[:-1])
     # The diagonal, as every (P + 1)th entry: XLA would look it up entry by entry.
-    count = gram.shape[1]
-    squares = lax.slice_in_dim(gram.reshape(len(gram), count**2), 0, None, count + 1, axis=1)
+    *leading, count, _ = gram.shape
+    squares = lax.slice_in_dim(gram.reshape(*leading, count**2), 0, None, count + 1, axis=-1)
     # What may be flushed in a product is spread over the lengths of its rows; the terms between it and the
     # rows are those of flushed operands.
     return jnp.sqrt(SLACK * squares) + flushed
@@ -212,25 +217,25 @@ def lengths(gram: jax.Array, flushed: Any) -> jax.Array:
 def terms(
     left: jax.Array, right: jax.Array, s: Sequence[Any], t: Sequence[Any], pairs: int
 ) -> jax.Array:
-    """Upper bounds of the exact left[k, p, q]·right[k, p, q], from computed inner products.
+    """Upper bounds of the exact left[..., p, q]·right[..., p, q], from computed inner products.
 
-    Those of rows err by at most s[0][k, p]·t[0][k, q], not at all if either is None, and those of columns by
-    s[1][k, p]·t[1][k, q]. The terms of a parameter may be added up over all `pairs` of its uses.
+    Those of rows err by at most s[0][..., p]·t[0][..., q], not at all if either is None, and those of columns
+    by s[1][..., p]·t[1][..., q]. The terms of a parameter may be added up over all `pairs` of its uses.
     """
     left = left.astype(right.dtype)
     products = left * right
     # Adding up the terms rounds too: over q, over p, over k, then over the pairs of uses.
     roundings = sum(products.shape) + pairs + 32
     bounds = products + _rounding.gamma(roundings, products.dtype) * jnp.abs(products)
-    columns = s[1][:, :, None] * t[1][:, None, :]
+    columns = s[1][..., None] * t[1][..., None, :]
     if s[0] is not None and t[0] is not None:
-        rows = s[0][:, :, None] * t[0][:, None, :]
+        rows = s[0][..., None] * t[0][..., None, :]
         bounds += rows * (jnp.abs(right) + columns)
     return bounds + jnp.abs(left) * columns + 8 * _rounding.tiny(products.dtype)
 
 
 def added_up(terms: jax.Array) -> jax.Array:
-    """The sum over (K, P, Q), one axis after the other: merged into one it would round more."""
+    """The sum of all, one axis after the other: merged into one it would round more."""
     while terms.ndim:
         terms = lax.optimization_barrier(jnp.sum(terms, axis=-1))
     return terms

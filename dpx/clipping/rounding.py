@@ -74,6 +74,8 @@ def sum_of_squares(x: jax.Array) -> jax.Array:
 def added_up(total: jax.Array) -> tuple[jax.Array, int]:
     """The sum of all entries, one axis after the other, and the number of roundings on the way to a term."""
     roundings = 0
+    # XLA's compiler for CPUs copies an array to move an axis of length one.
+    total = total.reshape([n for n in total.shape if n != 1])
     while total.ndim:
         last = total.shape[-1]
         if last > 2 * CHUNK:
