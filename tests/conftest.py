@@ -1,6 +1,7 @@
 """What all tests share: compiled programs, and the option `--parts`."""
 
 import datetime
+import gc
 import os
 import tempfile
 import zlib
@@ -32,6 +33,13 @@ def _programs(request):
     jax.config.update("jax_disable_most_optimizations", quick)
     yield
     jax.clear_caches()
+
+
+def pytest_collection_finish():
+    """Spares the collector what stays: it would go through all modules again and again while JAX traces."""
+    gc.collect()
+    gc.freeze()
+    gc.set_threshold(100_000, 50, 100)
 
 
 def pytest_addoption(parser):

@@ -203,7 +203,7 @@ def _squeezed(products: jax.Array) -> jax.Array:
 
 
 def lengths(gram: jax.Array, flushed: Any) -> jax.Array:
-    """Upper bounds of the lengths of rows (..., P), from their Gram matrix (..., P, P); of bools if one-hot."""
+    """Upper bounds of lengths of rows (..., P), from their Gram matrix (..., P, P); of bools if one-hot."""
     if gram.dtype == bool:
         return jnp.ones(gram.shape[:-1])
     # The diagonal, as every (P + 1)th entry: XLA would look it up entry by entry.

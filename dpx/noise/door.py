@@ -214,6 +214,7 @@ def _is_subnormal(size: Any) -> Any:
     return bits - 1 < 2 ** (jnp.finfo(size.dtype).nmant + 1) - 1
 
 
+@jax.jit
 def _on_grid(noisy: jax.Array, std: jax.Array) -> jax.Array:
     """Rounds to multiples of the largest power of two up to 2⁻²⁰·std, in 32 bits 2⁻¹²·std."""
     _, exponent = jnp.frexp(std * _GRIDS[noisy.dtype.itemsize])

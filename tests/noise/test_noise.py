@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from scipy import integrate, stats
 
-from dpx import noise
+from dpx import audit, noise
 from dpx.noise import Gaussian, Laplace, TruncatedLaplace, tails
 from dpx.privacy import REPLACE_ONE
 
@@ -374,3 +374,14 @@ def test_noise_has_one_size(given):
 def test_every_scale_of_a_law_is_positive(law, scale):
     with pytest.raises(ValueError, match="must be finite and positive"):
         law(scale)
+
+
+def test_a_recorded_release_is_the_same():
+    def release(x):
+        return noise.release(
+            jax.random.key(3), x.sum(0), sensitivity=1.0, noise_multiplier=2.0, label="sum"
+        )
+
+    recorded = audit.record(release, np.eye(4))
+    assert [each.label for each in recorded.releases] == ["sum"]
+    np.testing.assert_array_equal(recorded.left["result"], np.asarray(release(np.eye(4))))
