@@ -119,7 +119,8 @@ def norm_excess(
 
 def tolerance() -> float:
     """How far sums may be apart: GPUs round what they multiply to 11 bits, unless losses ask for more."""
-    asked = jax.config.read("jax_default_matmul_precision")
+    settings: Any = jax.config
+    asked = settings.jax_default_matmul_precision
     precise = jax.default_backend() == "cpu" or asked == "highest"
     return 1e-4 if precise and _DTYPE.value == "float32" else 3e-2
 

@@ -1,0 +1,44 @@
+"""Every benchmark runs, at sizes that take seconds: what they print is on the pages with their commands."""
+
+import pytest
+from command_line import ROOT, call
+
+# Of each its flags here; those with a working folder are told one.
+COMMANDS = {
+    "blocks": ["--workdir", "--events=1000", "--shards=2", "--items=50", "--workers=1"],
+    "clipping": [
+        "--workdir", "--shapes=mlp", "--batch=2", "--methods=dpx auto,vmap(grad)", "--repeats=5",
+    ],
+    "costs": ["--shapes=recommender"],
+    "cross_attention": ["--rows=1000", "--queries=100", "--repeats=1"],
+    "depth": ["--workdir", "--blocks=1,2", "--repeats=1"],
+    "gram": ["--columns=1000"],
+    "noisy_head": ["--trials=2", "--num_prompts=50"],
+    "reattention": ["--items=50", "--batch=4", "--repeats=3"],
+    "remat": [
+        "--workdir", "--models=nnx.remat", "--blocks=1", "--batch=2", "--length=4", "--dim=32",
+        "--vocabulary=16", "--repeats=3",
+    ],
+    "scaling": ["--repeats=3"],
+    "truncation": [],
+}  # fmt: skip
+
+MODULES = {path.stem for path in (ROOT / "experiments/bench").glob("[!_]*.py")} - {"shapes"}
+
+
+def test_no_benchmark_is_left_out():
+    assert COMMANDS.keys() == MODULES
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param(name, marks=[] if name == "clipping" else pytest.mark.slow)
+        for name in sorted(COMMANDS)
+    ],
+)
+def test_a_benchmark_runs(name, tmp_path):
+    flags = [f"--workdir={tmp_path}" if flag == "--workdir" else flag for flag in COMMANDS[name]]
+    ended = call(f"bench.{name}", *flags)
+    assert ended.returncode == 0, ended.stderr[-3000:]
+    assert len(ended.stdout.splitlines()) > 1
