@@ -13,8 +13,10 @@ from dpx.privacy import _cache, dpsgd, risk
 from dpx.privacy.events import event_epsilon
 
 
-def guarantee(epsilon=1.0, delta=1e-6, *, unit="user", assumptions=("a",), event=None):
-    relation = privacy.ADD_OR_REMOVE_ONE
+def guarantee(
+    epsilon=1.0, delta=1e-6, *, relation=privacy.ADD_OR_REMOVE_ONE, unit="user", assumptions=("a",),
+    event=None,
+):  # fmt: skip
     return dpx.PrivacyGuarantee(epsilon, delta, relation, unit, "test", assumptions, event)
 
 
@@ -35,15 +37,40 @@ def test_a_total_assumes_what_each_of_its_parts_does():
 
 
 def test_units_are_compared_with_all_that_was_spent_before():
-    ledger = dpx.Ledger().spend(guarantee(), "users").spend(GaussianDpEvent(1.0), "bare")
-    with pytest.raises(ValueError, match="unit='name' differs from the ledger's 'user'"):
-        ledger.spend(guarantee(unit="name"), "names")
+    spent = [guarantee(), GaussianDpEvent(1.0)]
+    for order in (spent, spent[::-1]):
+        ledger = dpx.Ledger()
+        for one in order:
+            ledger.spend(one, "before")
+        with pytest.raises(ValueError, match="unit='name' differs from the ledger's 'user'"):
+            ledger.spend(guarantee(unit="name"), "names")
+
+
+def test_a_total_speaks_of_the_relation_of_its_parts():
+    """Amplification by sampling is accounted for adding or removing a record, and for nothing else."""
+    sampled = privacy.dpsgd_event(1.0, sampling_probability=0.01, steps=5)
+    one = guarantee(0.5, relation=privacy.REPLACE_ONE, event=sampled)
+    total = dpx.Ledger().spend(one, "first").spend(one, "second").guarantee(1e-5)
+    assert total.neighboring == privacy.REPLACE_ONE
+    assert total.epsilon == 1.0
+    assert "2 plain" in total.mechanism
+    removed = guarantee(0.5, event=sampled)
+    total = dpx.Ledger().spend(removed, "first").spend(removed, "second").guarantee(1e-5)
+    assert total.neighboring == privacy.ADD_OR_REMOVE_ONE
+    ten_steps = dpx.dpsgd_epsilon(1.0, 1e-5, sampling_probability=0.01, steps=10)
+    assert total.epsilon == pytest.approx(ten_steps, rel=1e-3)
+    assert "plain" not in total.mechanism
 
 
 def test_noise_needs_a_part_of_delta():
     ledger = dpx.Ledger().spend(guarantee(), "plain").spend(GaussianDpEvent(1.0), "noise")
     with pytest.raises(ValueError, match="delta=1e-06 is used up by the plain guarantees"):
         ledger.guarantee(1e-6)
+
+
+def test_assumptions_are_sentences():
+    with pytest.raises(ValueError, match="a tuple of sentences, not one string"):
+        guarantee(assumptions="one string")
 
 
 def test_a_guarantee_says_its_relation_and_what_is_infinite():

@@ -50,7 +50,6 @@ def fit(data=X, **changes):
     return dpx.training.fit(mean_loss, jnp.zeros(2), data, **settings | changes)
 
 
-@pytest.mark.slow
 def test_what_the_optimizer_sees_is_the_slow_construction(coefficients):
     """x + z·C⁻¹Z with a dense inverse, from the draws of independent noise under the same key."""
     sums = np.random.default_rng(1).normal(size=(STEPS, 5)).astype("f4")
@@ -117,7 +116,6 @@ def test_each_step_samples_from_one_group():
     np.testing.assert_array_equal(one[0], plain[0])
 
 
-@pytest.mark.slow
 def test_it_costs_what_blocks_of_steps_cost():
     trained = fit()
     event = trained.guarantee.event
@@ -138,7 +136,6 @@ def fitted(rows, workdir):
     return {"params": trained.params}
 
 
-@pytest.mark.slow
 def test_a_record_moves_the_releases_of_a_block_by_the_sensitivity():
     """Through the residues too: what it adds at one step is in the next ones' releases."""
     ignore = ["stderr", "file/metrics.jsonl", "file/checkpoints/*", "file/secret/*"]
