@@ -56,6 +56,10 @@ def test_vmapped_and_scanned_releases_are_seen_one_by_one():
     assert len(found.compared) == 5
 
 
+def whole_sample(**options):
+    return dpx.poisson_batches(4, sampling_probability=1.0, steps=1, **options)
+
+
 @pytest.mark.parametrize(
     ("program", "said"),
     [
@@ -68,6 +72,7 @@ def test_vmapped_and_scanned_releases_are_seen_one_by_one():
         (lambda x: (released(x), released(x)), "one key serves noise of sum"),
         (lambda x: released(x, key=jax.random.key(len(x))), "another key"),
         (lambda x: (released(x), _watch.key_used(KEY, "dropout")), "noise of sum and dropout"),
+        (lambda x: [whole_sample(seed=2) is None for _ in range(2)], "one key serves sampling"),
     ],
 )
 def test_every_other_difference_is_named(program, said):
@@ -151,6 +156,11 @@ def steps(x, probabilities, together):
     for step, drawn in enumerate(zip(*batches, strict=True) if together else map(list, batches)):
         for seed in range(len(drawn)):
             released(x, key=jax.random.fold_in(KEY, 3 * step + seed), label=f"gradients {seed}")
+
+
+def test_samples_that_are_cut_off_cannot_be_priced():
+    with pytest.raises(ValueError, match="max_batch_size=3 must be None in a replay"):
+        audit.record(lambda x: list(whole_sample(seed=2, max_batch_size=3)), DATA)
 
 
 def test_each_gradient_is_priced_by_its_own_sample():

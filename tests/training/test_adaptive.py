@@ -178,7 +178,7 @@ def test_wrong_settings_are_named(changes, named):
 
 
 def test_a_count_without_noise_is_refused():
-    for little in (1e-200, 5e-324):
+    for little in (0.5, 1e-200, 5e-324):
         with pytest.raises(ValueError, match=r"count_noise=.* must be more than 0\.5"):
             AdaptiveClipNorm(count_noise=little).noise(1.0, 100)
 
@@ -206,3 +206,10 @@ def test_a_record_counts_half_and_padding_nothing():
     assert float(adaptive.counted(norms, real, 4.0)) == 4.0 * (0.5 + 0.5 - 0.5)
     assert float(adaptive.counted(norms, ~real, 4.0)) == 0.0
     assert float(adaptive.counted(norms, real & False, 4.0)) == 0.0
+
+
+def test_the_norm_stays_within_a_millionth_and_a_million_times_its_start():
+    follow = adaptive.follow(AdaptiveClipNorm(start=2.0, learning_rate=100.0), 1.0)
+    for count, limit in ((-0.5, 2e6), (0.5, 2e-6)):
+        _, state = follow.update((jnp.zeros(2), jnp.float32(count)), follow.init(None))
+        assert state.clip == pytest.approx(limit)

@@ -117,3 +117,45 @@ def test_a_process_alone_is_the_first_and_has_all_records():
     assert _processes.is_first()
     assert _processes.of_first(lambda: {"a": 1}) == {"a": 1}
     assert layout.share({"x": np.arange(5)})["x"].tolist() == [0, 1, 2, 3, 4]
+
+
+def test_settings_of_all_processes_are_compared(monkeypatch):
+    mine = {"l2_clip_norm": 1.0, "workdir": None}
+
+    def check(*others):
+        monkeypatch.setattr(_processes, "of_each", lambda own: [own, *others])
+        _processes.check_same(mine)
+
+    check(mine, mine)
+    for other, named in (
+        ({**mine, "l2_clip_norm": 2.0}, "l2_clip_norm"),
+        ({"l2_clip_norm": 1.0}, "workdir"),  # what is missing is not None
+        ({**mine, "unit": None}, "unit"),
+    ):
+        with pytest.raises(ValueError, match=f"^{named} must be the same in all processes"):
+            check(mine, other)
+
+
+@pytest.mark.parametrize("number", [0, 1])
+def test_the_first_of_several_computes_and_ends_the_others(number, monkeypatch):
+    monkeypatch.setattr(_processes, "several", lambda: True)
+    monkeypatch.setattr(jax, "process_index", lambda: number)
+    assert _processes.is_first() == (number == 0)
+
+    def ask(compute, told):
+        """`of_first`, where another process is told this text."""
+        told = np.frombuffer(told.encode(), np.uint8)
+        each = iter([np.int32(len(told)), told])
+        monkeypatch.setattr(
+            _processes.multihost_utils,
+            "broadcast_one_to_all",
+            lambda x: x if number == 0 else next(each),
+        )
+        return _processes.of_first(compute)
+
+    def fail():
+        raise OSError("no space left")
+
+    with pytest.raises(OSError if number == 0 else _processes.FirstProcessError, match="no space"):
+        ask(fail, '{"error": "no space left"}')
+    assert ask(lambda: 3, '{"found": 3}') == 3

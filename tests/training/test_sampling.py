@@ -145,3 +145,10 @@ def test_a_seed_may_be_any_whole_number():
     for seed in (4.0, np.int64(4)):
         for found, want in zip(batches(steps=2, seed=seed), batches(steps=2, seed=4), strict=True):
             np.testing.assert_array_equal(found[0], want[0])
+
+
+def test_groups_are_drawn_apart_from_samples():
+    settings = {"sampling_probability": 0.5, "steps": 1, "groups": 2}
+    masks = [next(poisson_batches(2, seed=seed, **settings))[1] for seed in range(2000)]
+    # Each of two records is in the first batch with a probability of a quarter: 125 pairs, give or take 11.
+    assert abs(sum(mask.sum() == 2 for mask in masks) - 125) < 50
