@@ -203,7 +203,10 @@ def test_structures_are_pytrees_and_build_under_jit():
     np.testing.assert_allclose(
         traced(jax.random.key(0), x, w).query(y), eager.query(y), rtol=2e-4, atol=0.8
     )
-    assert traced(jax.random.key(0), x, w).guarantee == eager.guarantee
+    found = traced(jax.random.key(0), x, w).guarantee
+    (rounded,) = set(found.assumptions) - set(eager.guarantee.assumptions)
+    assert "they have 32 bits" in rounded
+    assert found == eager.guarantee.assuming(rounded)
     query = jax.jit(lambda tree, y: tree.query(y))
     np.testing.assert_allclose(query(eager, y), eager.query(y), rtol=1e-4, atol=1e-2)
 

@@ -157,7 +157,7 @@ def test_a_killed_call_goes_on_bitwise_in_the_same_precision(tmp_path, monkeypat
         patch.setattr(Progress, "line", killed)
         with pytest.raises(KeyboardInterrupt):
             fit(workdir=tmp_path / "killed")
-    with pytest.raises(secrets.CannotResumeError, match="compute_dtype changed"):
+    with pytest.raises(secrets.CannotResumeError, match="compute_dtype, loss_fn changed"):
         fit(workdir=tmp_path / "killed", compute_dtype=None)
     resumed = fit(workdir=tmp_path / "killed")
     jax.tree.map(np.testing.assert_array_equal, resumed.params, whole.params)
