@@ -9,6 +9,8 @@ from dpx import noisy_head
 from dpx.nn.linear_attention import LinearAttentionHead
 from dpx.noisy_head.moments import second_moments
 
+pytestmark = pytest.mark.optimized
+
 
 def sample(num_prompts=200, length=12, dim=4, seed=0, noise_std=0.0):
     prompts = noisy_head.sample_prompts(
