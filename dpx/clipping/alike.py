@@ -44,7 +44,7 @@ def squared_norms(
     """
     is_held = [plan.gram(choice) is None for choice in choices]
     small = [
-        all(0 < _size(x) < (SMALL // 4 if held else SMALL) for x in jax.tree.leaves(each))
+        all(0 < _size(x) <= (SMALL // 4 if held else SMALL) for x in jax.tree.leaves(each))
         for held, each in zip(is_held, seen, strict=True)
     ]
     held_sizes = {_size(x) for x, *which in zip(seen, is_held, small, strict=True) if all(which)}
