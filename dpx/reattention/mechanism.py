@@ -4,9 +4,7 @@ import jax
 import jax.numpy as jnp
 
 from dpx import attention as dpx_attention
-from dpx.reattention.moments import Moments, attention, check_sign
-
-_LARGEST = 1e30  # of a variance: products of two stay finite where they are cut again
+from dpx.reattention.moments import LARGEST, Moments, attention, check_sign
 
 
 def attend(
@@ -69,18 +67,16 @@ def attention_weights(
         )
     check_sign(key_variance, "key_variance")
     mask = None if mask is None else dpx_attention.boolean(mask)
-    key_variance = jnp.clip(key_variance.astype(jnp.result_type(q, k, jnp.float32)), 0, _LARGEST)
+    key_variance = jnp.clip(key_variance.astype(jnp.result_type(q, k, jnp.float32)), 0, LARGEST)
     if not renormalize:
         variance = _logit_variance(q, key_variance)
         weights = dpx_attention.attention_weights(q, k, mask=mask)
         return weights * jax.lax.stop_gradient(jnp.exp(-variance / 2))
     # What all keys share cancels, but in floating point only if it never enters.
-    variance = _logit_variance(q, key_variance - key_variance.min(-2, keepdims=True))
-    if mask is None:
-        variance = variance - variance.min(-1, keepdims=True)
-    else:
-        least = variance.min(-1, keepdims=True, where=mask, initial=_LARGEST)
-        variance = jnp.where(mask, variance - least, 0)
+    variance = _logit_variance(q, _excess(key_variance, key_variance.min(-2, keepdims=True), 64))
+    allowed = jnp.ones((), bool) if mask is None else mask
+    least = variance.min(-1, keepdims=True, where=allowed, initial=LARGEST)
+    variance = jnp.where(allowed, _excess(variance, least, 64 + q.shape[-1]), 0)
     bias = jax.lax.stop_gradient(-variance / 2)
     return dpx_attention.attention_weights(q, k, mask=mask, bias=bias)
 
@@ -91,4 +87,14 @@ def _logit_variance(q: jax.Array, key_variance: jax.Array) -> jax.Array:
     if key_variance.shape[-1] == 1:
         squares = squares.sum(-1, keepdims=True)
     variance = jnp.einsum("...qd,...kd->...qk", squares, key_variance)
-    return jnp.minimum(variance, _LARGEST)
+    return jnp.minimum(variance, LARGEST)
+
+
+def _excess(variance: jax.Array, least: jax.Array, roundings: int) -> jax.Array:
+    """By how much a variance is above the least; nothing where so many roundings may be all that is between them.
+
+    A compiler may compute a variance twice, rounded otherwise. Where variances are large, a logit would be so far
+    above the largest of them that its exponential is infinite.
+    """
+    doubt = roundings * float(jnp.finfo(variance.dtype).eps) * least
+    return jnp.maximum(variance - least - jnp.where(doubt > 1e-3, doubt, 0), 0)

@@ -14,6 +14,9 @@ import numpy as np
 from jax.core import Tracer
 from jax.scipy.stats import norm
 
+# No variance has to be larger: the square of a larger one is infinite, and what is divided by it then is NaN.
+LARGEST = 1e30
+
 
 class Moments(NamedTuple):
     """Mean (..., d) and variance (..., d), (..., 1) or scalar, of independent Gaussian coordinates."""

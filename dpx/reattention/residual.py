@@ -8,7 +8,7 @@ import numpy as np
 from jax import lax
 
 from dpx.reattention import moments
-from dpx.reattention.moments import Moments
+from dpx.reattention.moments import LARGEST, Moments
 from dpx.reattention.noise_std import ParameterNoise
 
 
@@ -16,7 +16,8 @@ class ResidualNoise(NamedTuple):
     """Variances of each token in the residual stream (..., L, 1) and of the parameters.
 
     What the layers do to them is a constant to differentiation. After LayerNorm and residual branches the
-    average over a token's coordinates stands for the variance of each.
+    average over a token's coordinates stands for the variance of each. Variances are cut at `LARGEST`, so that
+    all stay finite, whatever the noise.
     """
 
     stream: jax.Array
@@ -25,9 +26,9 @@ class ResidualNoise(NamedTuple):
     @classmethod
     def start(cls, noise_std: ParameterNoise, tokens: jax.Array, dropout_rate: float):
         """The noise of embedded tokens (..., L) plus their positions, after dropout at `dropout_rate`."""
-        parameters = jnp.square(jnp.asarray(noise_std.rest))
+        parameters = _cut(jnp.square(jnp.asarray(noise_std.rest)))
         variance = jnp.square(jnp.asarray(noise_std.embedding))[tokens][..., None] + parameters
-        return cls(variance / (1 - dropout_rate), parameters)
+        return cls(_cut(variance / (1 - dropout_rate)), parameters)
 
     def normed(self, layer, x):
         """(..., L, 1) after the LayerNorm of the stream x: the average of `dpx.reattention.layer_norm`."""
@@ -38,7 +39,7 @@ class ResidualNoise(NamedTuple):
         signal = spread / divisor
         variance = self.stream / divisor * (1 - (1 + 2 * signal - signal**2) / width)
         scale = jnp.square(lax.stop_gradient(layer.scale[...])).mean() + self.parameters
-        return scale * variance + self.parameters * (signal + 1)
+        return _cut(scale * variance + self.parameters * (signal + 1))
 
     def dense(self, layer, x, variance):
         """(..., 1) after a dense layer with input x of `variance` (..., 1).
@@ -49,7 +50,8 @@ class ResidualNoise(NamedTuple):
         kernel, bias = self._of(layer.kernel), self._of(layer.bias)
         one = jnp.sqrt(jnp.square(kernel.mean).mean(1, keepdims=True))
         x = Moments(lax.stop_gradient(x), variance)
-        return moments.dense(x, kernel._replace(mean=one), bias._replace(mean=jnp.zeros(1))).var
+        bias = bias._replace(mean=jnp.zeros(1))
+        return _cut(moments.dense(x, kernel._replace(mean=one), bias).var)
 
     def gelu(self, hidden, variance):
         """(..., 1), the average over the units of one token, taken as a sample of a Gaussian.
@@ -69,4 +71,8 @@ class ResidualNoise(NamedTuple):
 
     def plus(self, branch, dropout_rate):
         """The noise after a residual branch of variance `branch` was dropped out and added to the stream."""
-        return self._replace(stream=self.stream + branch / (1 - dropout_rate))
+        return self._replace(stream=_cut(self.stream + branch / (1 - dropout_rate)))
+
+
+def _cut(variance):
+    return jnp.minimum(variance, LARGEST)

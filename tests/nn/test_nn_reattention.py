@@ -192,6 +192,13 @@ def test_unseen_tokens_are_safe():
     assert all(np.isfinite(g).all() for g in jax.tree.leaves(gradients))
 
 
+@pytest.mark.parametrize("std", [1e6, 1e12, np.inf])
+def test_no_noise_of_parameters_is_too_large(std):
+    graph, params = nnx.split(build(num_blocks=2, dim=8))
+    noise = ParameterNoise(jnp.full(VOCAB, 1.0), std)
+    assert np.isfinite(jax.jit(nnx.merge(graph, params))(TOKENS, noise_std=noise)).all()
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("last_only", [False, True])
 def test_clipping_is_exact_and_treats_the_variance_as_a_constant(last_only, capsys):
