@@ -74,10 +74,12 @@ def _not_begun(workdir: Path, settings: dict | None) -> None:
     """Raises for what a run, or with settings a training, has left in its folder."""
     names = {path.name for path in workdir.iterdir()} if workdir.exists() else set()
     names = {n for n in names if not (storage.of_lock(n) or n.endswith(".partial"))}
-    if names.difference(_BEFORE) if settings is None else names.intersection(_TRAINED):
+    left = sorted(names.difference(_BEFORE) if settings is None else names.intersection(_TRAINED))
+    if left:
         raise CannotResumeError(
-            f"{workdir / FOLDER / KEYS} is missing, and {workdir} holds a run whose noise keys are gone: "
-            "with new ones it would release twice and pay once, so use a new --workdir"
+            f"{workdir / FOLDER / KEYS} is missing, but not {', '.join(left[:3])}, which a run may have left whose "
+            "noise keys are gone: with new ones it would release twice and pay once, so use a new --workdir, and "
+            "keep other files out of it"
         )
 
 

@@ -10,6 +10,7 @@ from configs import cross_attention as config_file
 from experiments.cross_attention import (
     classifiers,
     kernel_regression,
+    labelled,
     query_error,
     retrieval,
     table,
@@ -225,7 +226,7 @@ def test_retrieval_classifies_and_pays_for_each_row(tmp_path):
     assert relations == {"ADD_OR_REMOVE_ONE"}
     assert all(spent.epsilon <= 1 + 1e-9 for spent in outcome.releases.values())
     memory = module.load(config, tmp_path)
-    data = module._load(config)
+    data = labelled.load(config)
     again = module.accuracy(module.memory_scores(memory, data.queries), data.truth)
     assert again == accuracies["sketch"]
     config.neighboring = "replace_one"

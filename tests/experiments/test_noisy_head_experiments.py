@@ -75,7 +75,7 @@ def test_text(tmp_path):
         noisy_head_text.validate(config)
     config.data.path = str(texts)
     config.noise_seed = 3
-    outcome = run(config, tmp_path)
+    outcome = run(config, tmp_path / "run")
     assert "16 prompts to train on, 4 to test on" in outcome.notes
     assert any("documents" in words for words in outcome.headline.assumptions)
     assert set(outcome.releases) == RELEASED

@@ -31,8 +31,7 @@ def config():
 
 @pytest.fixture(scope="module")
 def finished(tmp_path_factory):
-    workdir = tmp_path_factory.mktemp("run")
-    path = workdir / "ratings.txt"
+    workdir, path = tmp_path_factory.mktemp("run"), tmp_path_factory.mktemp("data") / "ratings.txt"
     with path.open("w") as file:
         for user, items in enumerate(synthetic_histories(80, 6, 40, seed=2).items):
             file.writelines(f"{user + 1} {item + 1}\n" for item in items)
@@ -196,7 +195,7 @@ def test_a_table_whose_release_is_noise_alone_is_run_and_planned(tmp_path):
     recommender.validate(config)
     recommender.plan(config)
     assert recommender.candidate(config).row == "dp_transformer"
-    made = recommender.run(config, tmp_path)
+    made = recommender.run(config, tmp_path / "run")
     assert made.releases["dp_transformer"].epsilon <= config.epsilon
 
 
