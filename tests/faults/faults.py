@@ -1204,15 +1204,15 @@ FAULTS = (
     Fault(
         "a run that lost its keys draws new ones",
         "dpx/training/resuming.py",
-        "if names.difference(_BEFORE) if settings is None else names.intersection(_TRAINED):",
-        "if False:",
+        "    if left:",
+        "    if False:",
         "tests/launch/test_experiments.py::test_new_keys_are_not_made_for_a_run_that_has_begun",
     ),
     Fault(
         "a run that lost its keys releases once more what is no model",
         "dpx/training/resuming.py",
-        "if names.difference(_BEFORE) if settings is None else names.intersection(_TRAINED):",
-        "if names.intersection(_TRAINED):",
+        "names.difference(_BEFORE) if settings is None else names.intersection(_TRAINED)",
+        "names.intersection(_TRAINED)",
         "tests/launch/test_experiments.py::test_new_keys_are_not_made_for_a_run_that_has_begun",
     ),
     Fault(
