@@ -20,6 +20,7 @@ from dpx.privacy.events import (
     coarse_interval,
     event_epsilon,
     gaussian_mu,
+    of_floats,
     pld_bound,
     pld_interval,
 )
@@ -43,9 +44,10 @@ def dpsgd_event(
     that joins such a sample may take the place of another one and change the sum by twice the clipping norm
     (Ganesh et al., arXiv:2508.15089). How often depends on `num_examples`, to which a neighbour may add one.
     """
-    if not check_number(noise_multiplier, "noise_multiplier") >= 0:
+    noise_multiplier = check_number(noise_multiplier, "noise_multiplier")
+    if not noise_multiplier >= 0:
         raise ValueError(f"noise_multiplier={noise_multiplier} must be at least 0")
-    _check_probability(sampling_probability)
+    sampling_probability = _check_probability(sampling_probability)
     steps = check_integer(steps, "steps")
     if (num_examples is None) != (max_batch_size is None):
         raise ValueError(
@@ -113,7 +115,9 @@ def dpsgd_epsilon(
         num_examples=num_examples,
         max_batch_size=max_batch_size,
     )
-    check_delta(delta)
+    # Accountants compute in the types that they are given.
+    noise_multiplier, delta = float(noise_multiplier), check_delta(delta)
+    sampling_probability = float(sampling_probability)
     _check_accountant(accountant, max_batch_size)
     if noise_multiplier == 0:
         return math.inf
@@ -126,12 +130,14 @@ def dpsgd_epsilon(
     return _accounted(event, delta, accountant)
 
 
-def _check_probability(sampling_probability: float) -> None:
-    if not 0 < check_number(sampling_probability, "sampling_probability") <= 1:
+def _check_probability(sampling_probability: float) -> float:
+    number = check_number(sampling_probability, "sampling_probability")
+    if not 0 < number <= 1:
         raise ValueError(
             f"sampling_probability={sampling_probability} must be in (0, 1]: "
             "expected batch size / number of records"
         )
+    return number
 
 
 def _check_accountant(accountant: str, max_batch_size: int | None) -> None:
@@ -146,7 +152,7 @@ def _accounted(
     event: DpEvent, delta: float, accountant: str, interval: float | None = None
 ) -> float:
     """ε of an event under add or remove one, with losses that are multiples of an interval, if given."""
-    check_delta(delta)
+    delta, event = check_delta(delta), of_floats(event)
     if accountant == "rdp":
         return float(RdpAccountant().compose(event).get_epsilon(delta))
     if accountant != "pld":
@@ -223,7 +229,7 @@ def calibrate_dpsgd(
     Raises:
       ValueError: for an argument out of range, or where `beside` alone costs ε or more.
     """
-    check_epsilon(epsilon)
+    epsilon = check_epsilon(epsilon)
 
     def event(multiplier: float) -> DpEvent:
         run = dpsgd_event(
@@ -236,13 +242,15 @@ def calibrate_dpsgd(
         return run if beside is None else dp_accounting.ComposedDpEvent([beside, run])
 
     event(1.0)  # checks the arguments
+    sampling_probability = float(sampling_probability)
     _check_accountant(accountant, max_batch_size)
     if beside is not None:
         check_event(beside, "beside")
     sampled = (
         -math.expm1(steps * math.log1p(-sampling_probability)) if sampling_probability < 1 else 1
     )
-    if check_delta(delta) >= sampled:
+    delta = check_delta(delta)
+    if delta >= sampled:
         raise ValueError(
             f"delta={delta} covers all that a run can cost: a record is sampled at all with probability "
             f"{sampled:.4g}: use less than 1 / number of records"

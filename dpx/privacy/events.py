@@ -4,7 +4,9 @@ What is selected among private trials has neither: it is accounted by Rényi div
 """
 
 import math
+from typing import Any
 
+import attr
 import dp_accounting
 from dp_accounting import DpEvent, NeighboringRelation, dp_event
 from dp_accounting.pld import PLDAccountant
@@ -32,12 +34,29 @@ def check_event(event: DpEvent, name: str) -> None:
             raise ValueError(f"{name} has {field}={value}, which must be in [0, {most:g}]")
 
 
+def of_floats(event: DpEvent) -> DpEvent:
+    """The event with its numbers as Python floats: accountants compute in the types that they are given.
+
+    Of a noise multiplier and a sampling probability in 16 bits, Rényi accounting makes an ε of zero.
+    """
+    changes: dict[str, Any] = {
+        field: float(value)
+        for field in ("noise_multiplier", "sampling_probability")
+        if (value := getattr(event, field, None)) is not None
+    }
+    if (inner := getattr(event, "event", None)) is not None:
+        changes["event"] = of_floats(inner)
+    if (parts := getattr(event, "events", None)) is not None:
+        changes["events"] = [of_floats(part) for part in parts]
+    return attr.evolve(event, **changes) if changes else event
+
+
 def gaussian_mu(event: DpEvent) -> float | None:
     """μ of an event that is made of full-batch Gaussian mechanisms only, otherwise None."""
     if isinstance(event, dp_accounting.NoOpDpEvent):
         return 0.0
     if isinstance(event, dp_accounting.GaussianDpEvent):
-        return 1 / event.noise_multiplier if event.noise_multiplier > 0 else math.inf
+        return 1 / float(event.noise_multiplier) if event.noise_multiplier > 0 else math.inf
     if isinstance(event, dp_accounting.SelfComposedDpEvent):
         mu = gaussian_mu(event.event)
         return None if mu is None else mu * math.sqrt(event.count)
@@ -51,6 +70,7 @@ def event_epsilon(
     event: DpEvent, delta: float, neighboring: NeighboringRelation
 ) -> tuple[float, str]:
     """The smallest known ε at δ, and in words how it was found."""
+    event = of_floats(event)
     mu = gaussian_mu(event)
     if mu is not None:
         epsilon = gaussian_epsilon(1 / mu, delta) if mu > 0 else 0.0

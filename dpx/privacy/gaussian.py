@@ -60,8 +60,8 @@ def gaussian_noise_multiplier(epsilon: float, delta: float, *, compositions: int
     Raises:
       ValueError: for ε, δ or k out of range.
     """
-    check_epsilon(epsilon)
-    check_delta(delta)
+    # A NumPy scalar of 16 bits would keep all that follows in 16 bits.
+    epsilon, delta = check_epsilon(epsilon), check_delta(delta)
     compositions = check_integer(compositions, "compositions")
     target = math.log(delta)
 
@@ -93,9 +93,10 @@ def gaussian_epsilon(noise_multiplier: float, delta: float, *, compositions: int
     Raises:
       ValueError: for a negative noise multiplier, or δ or k out of range.
     """
-    if not check_number(noise_multiplier, "noise_multiplier") >= 0:
+    noise_multiplier = check_number(noise_multiplier, "noise_multiplier")
+    if not noise_multiplier >= 0:
         raise ValueError(f"noise_multiplier={noise_multiplier} must be at least 0")
-    check_delta(delta)
+    delta = check_delta(delta)
     compositions = check_integer(compositions, "compositions")
     if noise_multiplier == 0:
         return math.inf
@@ -111,8 +112,8 @@ def gaussian_epsilon(noise_multiplier: float, delta: float, *, compositions: int
 
 def gaussian_budget(noise_multiplier: float, delta: float) -> tuple[float, float]:
     """An (ε, δ) whose exact Gaussian mechanism has this noise multiplier; its δ is at most the one given."""
-    check_positive(noise_multiplier, "noise_multiplier")
-    check_delta(delta)
+    noise_multiplier = check_positive(noise_multiplier, "noise_multiplier")
+    delta = check_delta(delta)
     # A large multiplier is (0, δ)-DP at a moderate δ; at a small enough one every multiplier has an ε > 0.
     small = min(delta, 0.1 / noise_multiplier)
     return gaussian_epsilon(noise_multiplier, small), small

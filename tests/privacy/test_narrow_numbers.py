@@ -1,0 +1,39 @@
+"""Accounting of numbers in 16 bits is that of the same numbers in 64."""
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from dp_accounting import GaussianDpEvent, PoissonSampledDpEvent, SelfComposedDpEvent
+
+import dpx
+
+NARROW = pytest.mark.parametrize("narrow", [np.float16, jnp.bfloat16, np.float32, jnp.float32])
+
+
+@NARROW
+def test_gaussian_noise_is_as_much_as_its_epsilon_needs(narrow):
+    for epsilon in (narrow(0.7), narrow(5.0)):
+        multiplier = dpx.gaussian_noise_multiplier(epsilon, narrow(1e-3))
+        assert multiplier == dpx.gaussian_noise_multiplier(float(epsilon), float(narrow(1e-3)))
+        assert dpx.gaussian_epsilon(epsilon, 1e-5) == dpx.gaussian_epsilon(float(epsilon), 1e-5)
+
+
+@NARROW
+@pytest.mark.parametrize("accountant", ["pld", "rdp"])
+def test_sampled_noise_does_not_cost_less(narrow, accountant):
+    noise, share = narrow(1.3), narrow(0.01)
+    found, wide = (
+        dpx.dpsgd_epsilon(m, 1e-5, sampling_probability=q, steps=10, accountant=accountant)
+        for m, q in ((noise, share), (float(noise), float(share)))
+    )
+    assert found == wide > 0
+
+
+@NARROW
+def test_a_ledger_of_narrow_events_is_one_of_wide_events(narrow):
+    found = []
+    for number in (narrow, lambda x: float(narrow(x))):
+        sampled = PoissonSampledDpEvent(number(0.01), GaussianDpEvent(number(1.3)))
+        for event in (GaussianDpEvent(number(0.7)), SelfComposedDpEvent(sampled, 10)):
+            found.append(dpx.Ledger().spend(event, "a release").guarantee(1e-5).epsilon)
+    assert found[:2] == found[2:]
