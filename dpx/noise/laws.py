@@ -90,8 +90,9 @@ class Gaussian(Law):
 
         ε is exact (Balle & Wang 2018, arXiv 1805.06530, Theorem 8).
         """
-        _check_positive("sensitivity", sensitivity)
-        multiplier = self.std / sensitivity
+        # One number each, in 64 bits: a guarantee is about one, and 16 bits would round it.
+        std, sensitivity = check_positive(self.std, "std"), check_positive(sensitivity, "sensitivity")
+        multiplier = std / sensitivity
         return PrivacyGuarantee(
             epsilon=gaussian_epsilon(multiplier, delta),
             delta=delta,
@@ -134,13 +135,14 @@ class Laplace(Law):
 
         Source: Dwork et al. 2006, Calibrating noise to sensitivity in private data analysis.
         """
-        _check_positive("sensitivity", sensitivity)
+        scale = check_positive(self.scale, "scale")
+        sensitivity = check_positive(sensitivity, "sensitivity")
         return PrivacyGuarantee(
-            epsilon=sensitivity / self.scale,
+            epsilon=sensitivity / scale,
             delta=0.0,
             neighboring=neighboring,
             unit=unit,
-            mechanism=f"Laplace mechanism, scale {self.scale / sensitivity:.6g} per unit of sensitivity",
+            mechanism=f"Laplace mechanism, scale {scale / sensitivity:.6g} per unit of sensitivity",
         )
 
 
@@ -220,14 +222,15 @@ class TruncatedLaplace(Law):
         Raises:
           ValueError: for a sensitivity ≤ 0 or beyond the support's half width, where δ would pass 1/2.
         """
-        _check_positive("sensitivity", sensitivity)
-        if sensitivity > self.bound * (1 + 1e-12):
+        scale, bound = check_positive(self.scale, "scale"), check_positive(self.bound, "bound")
+        sensitivity = check_positive(sensitivity, "sensitivity")
+        if sensitivity > bound * (1 + 1e-12):
             raise ValueError(
-                f"sensitivity={sensitivity} must be at most {self.bound}, as far as the noise reaches, or it "
+                f"sensitivity={sensitivity} must be at most {bound}, as far as the noise reaches, or it "
                 "would tell neighbours apart: calibrate the noise to the sensitivity"
             )
-        ratio = self.bound / self.scale
-        epsilon = sensitivity / self.scale
+        ratio = bound / scale
+        epsilon = sensitivity / scale
         delta = math.exp(epsilon - ratio) * math.expm1(-epsilon) / (2 * math.expm1(-ratio))
         return PrivacyGuarantee(
             epsilon=epsilon,
@@ -235,5 +238,5 @@ class TruncatedLaplace(Law):
             neighboring=neighboring,
             unit=unit,
             mechanism="truncated Laplace mechanism, "
-            f"scale {self.scale / sensitivity:.6g} per unit of sensitivity",
+            f"scale {scale / sensitivity:.6g} per unit of sensitivity",
         )

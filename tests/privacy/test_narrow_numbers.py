@@ -37,3 +37,15 @@ def test_a_ledger_of_narrow_events_is_one_of_wide_events(narrow):
         for event in (GaussianDpEvent(number(0.7)), SelfComposedDpEvent(sampled, 10)):
             found.append(dpx.Ledger().spend(event, "a release").guarantee(1e-5).epsilon)
     assert found[:2] == found[2:]
+
+
+@pytest.mark.parametrize("law", [dpx.noise.Laplace, dpx.noise.Gaussian])
+@pytest.mark.parametrize("size", [np.float16(0.3), np.float32(0.3)])
+def test_a_law_of_narrow_size_claims_what_a_wide_one_claims(law, size):
+    about = {"neighboring": "replace_one", "unit": "row"}
+    about |= {"delta": 1e-5} if law is dpx.noise.Gaussian else {}
+    sensitivity = type(size)(0.7)
+    narrow = law(size).guarantee(sensitivity, **about)
+    assert narrow.epsilon == law(float(size)).guarantee(float(sensitivity), **about).epsilon
+    with pytest.raises(ValueError, match="must be a number"):
+        law(np.array([1.0, 0.1])).guarantee(1.0, **about)
