@@ -54,6 +54,7 @@ setup(
     entry_points={"console_scripts": ["dpx = _dpx_command:main"]},
     install_requires=[
         "absl-py>=2.1",
+        "attrs>=22",
         "dp-accounting>=0.5",
         "filelock>=3.12",
         "flax>=0.12",

@@ -61,6 +61,11 @@ def _check_leaf(name: str, leaf: Any, strict: bool) -> None:
             f"{name}={leaf!r} has no batch axis: every array in the batch needs one. Bind what is the same "
             "for all examples, such as a flag or a scalar, to the loss: functools.partial(loss_fn, flag=...)"
         )
+    if not is_key and dtype.kind in "OSTUMm":
+        raise ValueError(
+            f"{name} has dtype {dtype}, which JAX does not compute with: pass numbers, such as the tokens of "
+            "a text"
+        )
     if dtype == jnp.uint32 and leaf.shape == (2,):
         reports.report(
             f"{name} of shape (2,) and dtype uint32 looks like one raw PRNGKey, and is taken for one number "

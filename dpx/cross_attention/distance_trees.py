@@ -222,8 +222,7 @@ def _planned(bounds, bins, weight_bound, power, noise, epsilon, delta):
     """The noise of the nodes, and the guarantee; raises ValueError for an argument out of range."""
     check_integer(power, "power")
     check_bounds(weight_bound=weight_bound, bound=bounds)
-    check_epsilon(epsilon)
-    check_delta(delta)
+    epsilon, delta = check_epsilon(epsilon), check_delta(delta)
     bounds = np.asarray(bounds, np.float64)
     change = 2 * weight_bound + leaf_sums.rounding(weight_bound, 1)
     depth = bins.bit_length() - 1

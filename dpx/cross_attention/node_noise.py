@@ -25,8 +25,7 @@ def split_budget(epsilon: float, delta: float, count: int) -> tuple[float, float
     The better of basic composition, (ε/k, δ/k), and advanced composition (Dwork & Roth 2014, Theorem 3.20)
     with half of δ for its slack δ': ε₀ solves kε₀(e^{ε₀} − 1) + ε₀√(2k log(1/δ')) = ε.
     """
-    check_epsilon(epsilon)
-    check_delta(delta)
+    epsilon, delta = check_epsilon(epsilon), check_delta(delta)
     basic = epsilon / count
 
     def excess(e):

@@ -258,8 +258,8 @@ def _planned(
 ) -> tuple[node_noise.NodeNoise, PrivacyGuarantee]:
     """The noise of the nodes and the guarantee; raises ValueError for what is out of range or too large."""
     structures.check(domain, features, noise, budget)
-    _validate.check_epsilon(epsilon)
-    node_noise.check_noise(noise, _validate.check_delta(delta))
+    epsilon, delta = _validate.check_epsilon(epsilon), _validate.check_delta(delta)
+    node_noise.check_noise(noise, delta)
     copies = _validate.check_integer(copies, "copies")
     _, _, ranges = structures.of_features(domain, features, budget)
     size = 4 * copies * len(ranges) * bins * structures.MOMENTS * (1 + domain.value_dim)
@@ -273,8 +273,8 @@ def _planned(
     nodes, event = structures.noise_of(noise, budget, ranges, domain, depth, copies, epsilon, delta)
     check_size("tree nodes", [domain.key_bound, domain.value_norm, *jax.tree.leaves(nodes)])
     return nodes, PrivacyGuarantee(
-        epsilon=float(epsilon),
-        delta=float(delta),
+        epsilon=epsilon,
+        delta=delta,
         neighboring=REPLACE_ONE,
         unit="row of (K, V)",
         mechanism=f"{copies}×{len(ranges)}×{structures.MOMENTS}×{1 + domain.value_dim} trees of {bins} bins "

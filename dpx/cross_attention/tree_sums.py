@@ -77,8 +77,7 @@ class DPTree:
             truncated Laplace noise, or a sum that is not finite; under `jit` such a sum counts as zero.
         """
         check_bounds(sensitivity=sensitivity, bound=bound)
-        check_epsilon(epsilon)
-        check_delta(delta)
+        epsilon, delta = check_epsilon(epsilon), check_delta(delta)
         if np.ndim(values) != 1 or not len(values):
             raise ValueError(f"values has shape {np.shape(values)}: pass the bins' sums, (n,)")
         check_real(values, "values")

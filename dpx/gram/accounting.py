@@ -65,8 +65,7 @@ def frobenius_sensitivity(column_bound: float, max_column_change: float) -> floa
     Raises:
       ValueError: for a bound out of range.
     """
-    _check_bounds(column_bound, max_column_change)
-    alpha, beta = column_bound, max_column_change
+    alpha, beta = _check_bounds(column_bound, max_column_change)
     if beta <= 2 * alpha / 3:
         return beta * (2 * alpha - beta)
     # Beyond √2 α the farthest pair is no longer the worst one, an orthogonal pair is.
@@ -98,8 +97,7 @@ def sensitivity(
             f"max_column_change={max_column_change} has no meaning for neighboring='add_or_remove_one', "
             "where a whole column comes or goes: leave it out"
         )
-    _check_bounds(column_bound, 2 * column_bound)
-    return column_bound**2
+    return _check_bounds(column_bound, 2 * column_bound)[0] ** 2
 
 
 def max_samples(
@@ -132,8 +130,7 @@ def max_samples(
     Raises:
       ValueError: for an argument out of range.
     """
-    check_epsilon(epsilon)
-    check_delta(delta)
+    epsilon, delta = check_epsilon(epsilon), check_delta(delta)
     ratio = _relative_change(column_bound, max_column_change, eta, n, calibration, neighboring)
     if ratio >= 1:
         return 0
@@ -165,7 +162,7 @@ def sampling_epsilon(
 
     The inverse of `max_samples`, with the same arguments and errors.
     """
-    check_delta(delta)
+    delta = check_delta(delta)
     num_samples = check_integer(num_samples, "num_samples")
     ratio = _relative_change(column_bound, max_column_change, eta, n, calibration, neighboring)
     if ratio >= 1:
@@ -182,16 +179,20 @@ def sampling_epsilon(
     return max(0.0, -_maximum(negative_epsilon))
 
 
-def _check_bounds(column_bound: float, max_column_change: float) -> None:
-    if not 0 < check_number(column_bound, "column_bound") <= _LARGEST_BOUND:
+def _check_bounds(column_bound: float, max_column_change: float) -> tuple[float, float]:
+    """Both as floats: what follows from numbers of 16 bits would be rounded to 16."""
+    column_bound = check_number(column_bound, "column_bound")
+    max_column_change = check_number(max_column_change, "max_column_change")
+    if not 0 < column_bound <= _LARGEST_BOUND:
         raise ValueError(
             f"column_bound={column_bound} must be positive and finite, at most {_LARGEST_BOUND}"
         )
-    if not 0 < check_number(max_column_change, "max_column_change") <= 2 * column_bound:
+    if not 0 < max_column_change <= 2 * column_bound:
         raise ValueError(
             f"max_column_change={max_column_change} must be in (0, {2 * column_bound}]: two columns of norm "
             f"at most column_bound={column_bound} are never farther apart than twice that"
         )
+    return column_bound, max_column_change
 
 
 def _relative_change(column_bound, max_column_change, eta, n, calibration, neighboring) -> float:

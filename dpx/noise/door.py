@@ -12,7 +12,7 @@ from jax.typing import ArrayLike
 from dpx import _watch
 from dpx._meshes import varying
 from dpx._numerics import wide_sums
-from dpx._validate import check_real
+from dpx._validate import check_key, check_real
 from dpx.noise import secure as exact_arithmetic
 from dpx.noise.laws import Law
 from dpx.noise.leaves import normal_like
@@ -65,11 +65,13 @@ def release(
       computed in 64 bits if `exact` has them.
 
     Raises:
-      ValueError: for complex numbers, or for sizes of the noise that do not broadcast to the statistic.
+      ValueError: for what is not one key, complex numbers, or sizes of the noise that do not broadcast to the
+        statistic.
       ValueError: outside `jit`, where exact value or noise are not finite, or noise is too small for floats:
         nothing would be guaranteed. Inside it what is released is not finite either then: noise of a traced
         size that is too small makes NaN.
     """
+    check_key(key)
     with wide_sums(key, exact):
         if (law is None) == (noise_multiplier is None):
             raise ValueError(

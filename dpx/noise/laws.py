@@ -91,7 +91,10 @@ class Gaussian(Law):
         ε is exact (Balle & Wang 2018, arXiv 1805.06530, Theorem 8).
         """
         # One number each, in 64 bits: a guarantee is about one, and 16 bits would round it.
-        std, sensitivity = check_positive(self.std, "std"), check_positive(sensitivity, "sensitivity")
+        std, sensitivity = (
+            check_positive(self.std, "std"),
+            check_positive(sensitivity, "sensitivity"),
+        )
         multiplier = std / sensitivity
         return PrivacyGuarantee(
             epsilon=gaussian_epsilon(multiplier, delta),
@@ -174,9 +177,8 @@ class TruncatedLaplace(Law):
         Raises:
           ValueError: for Δ ≤ 0, ε out of (0, 1e8] or δ out of (0, 1/2].
         """
-        _check_positive("sensitivity", sensitivity)
-        check_epsilon(epsilon)
-        check_delta(delta)
+        sensitivity = check_positive(sensitivity, "sensitivity")
+        epsilon, delta = check_epsilon(epsilon), check_delta(delta)
         if delta > 0.5:
             raise ValueError(
                 f"delta={delta} must be at most 1/2 for the truncated Laplace mechanism: use a smaller one"

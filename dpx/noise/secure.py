@@ -29,7 +29,7 @@ import numpy as np
 
 from dpx import _watch
 from dpx._numerics import wide_sums
-from dpx._validate import check_positive
+from dpx._validate import check_key, check_positive
 
 _ROUNDING = 0.51  # of a unit, that an entry may move by
 _EXTRA_VARIANCE = 4.0
@@ -48,6 +48,8 @@ def check(key, secure: bool) -> None:
             )
     elif key is None:
         raise ValueError("key is None: pass a secret JAX key, or secure=True for OpenDP's noise")
+    else:
+        check_key(key)
 
 
 def split(key: jax.Array | None, secure: bool, count: int = 2) -> list[Any]:
@@ -154,8 +156,8 @@ def release_whole(
       ValueError: for a sensitivity or a noise multiplier that is negative or not finite, or for noise that 64
         bits do not hold.
     """
-    check_positive(sensitivity, f"{label}: sensitivity", zero=True)
-    check_positive(noise_multiplier, f"{label}: noise_multiplier", zero=True)
+    sensitivity = check_positive(sensitivity, f"{label}: sensitivity", zero=True)
+    noise_multiplier = check_positive(noise_multiplier, f"{label}: noise_multiplier", zero=True)
     if noise_multiplier * sensitivity > 2.0**57:
         raise ValueError(
             f"noise multiplier {noise_multiplier:.3g} is too large for secure=True: raise epsilon or delta"

@@ -51,8 +51,8 @@ class Descent:
         object.__setattr__(self, "hyper", check_hyper(self.hyper))
         check_choice(self.accounting, "accounting", tuple(_METHODS))
         check_choice(self.objective, "objective", tuple(DECAY))
-        check_positive(self.regularization, "regularization")
-        check_positive(self.step_size, "step_size")
+        for name in ("regularization", "step_size"):
+            object.__setattr__(self, name, check_positive(getattr(self, name), name))
         object.__setattr__(self, "steps", check_integer(self.steps, "steps"))
         gradient_sensitivity(self.hyper, self.sensitivity)
         if self.step_size >= self._limit:
@@ -109,8 +109,7 @@ class Descent:
         Raises:
           ValueError: for ε or δ out of range, or ε/T ≥ 1 under "basic".
         """
-        check_epsilon(epsilon)
-        check_delta(delta)
+        epsilon, delta = check_epsilon(epsilon), check_delta(delta)
         steps, event = self.steps, None
         if self.accounting == "basic":
             if epsilon >= steps:

@@ -142,9 +142,11 @@ def check_hyper(hyper: HyperParameters) -> HyperParameters:
     """Returns the bounds as `HyperParameters`; raises ValueError unless all three are from 1e-30 to 1e30."""
     if not isinstance(hyper, tuple | list) or len(hyper) != 3:
         raise ValueError(f"hyper={hyper} must be HyperParameters(C, G, R)")
-    hyper = HyperParameters(*hyper)
+    names = HyperParameters._fields
+    named = zip(hyper, names, strict=True)
+    hyper = HyperParameters(*(check_positive(bound, f"hyper.{name}") for bound, name in named))
     for name, bound in hyper._asdict().items():
-        if not _SMALLEST_BOUND <= check_positive(bound, f"hyper.{name}") <= _LARGEST_BOUND:
+        if not _SMALLEST_BOUND <= bound <= _LARGEST_BOUND:
             raise ValueError(
                 f"hyper.{name}={bound} must be from {_SMALLEST_BOUND} to {_LARGEST_BOUND}: measure in other "
                 "units"

@@ -25,12 +25,11 @@ def calibrate_one_shot(epsilon: float, delta: float) -> tuple[float, PrivacyGuar
     Raises:
       ValueError: for ε or δ out of range.
     """
-    check_epsilon(epsilon)
-    check_delta(delta)
+    epsilon, delta = check_epsilon(epsilon), check_delta(delta)
     multiplier = gaussian_noise_multiplier(epsilon, delta)
     return multiplier, PrivacyGuarantee(
-        epsilon=float(epsilon),
-        delta=float(delta),
+        epsilon=epsilon,
+        delta=delta,
         neighboring=REPLACE_ONE,
         unit="prompt",
         mechanism=f"second moments released once, noise multiplier {multiplier:.6g} on their joint "

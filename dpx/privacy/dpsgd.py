@@ -20,7 +20,6 @@ from dpx.privacy.events import (
     coarse_interval,
     event_epsilon,
     gaussian_mu,
-    of_floats,
     pld_bound,
     pld_interval,
 )
@@ -115,9 +114,8 @@ def dpsgd_epsilon(
         num_examples=num_examples,
         max_batch_size=max_batch_size,
     )
-    # Accountants compute in the types that they are given.
-    noise_multiplier, delta = float(noise_multiplier), check_delta(delta)
-    sampling_probability = float(sampling_probability)
+    delta = check_delta(delta)
+    noise_multiplier, sampling_probability = float(noise_multiplier), float(sampling_probability)
     _check_accountant(accountant, max_batch_size)
     if noise_multiplier == 0:
         return math.inf
@@ -152,7 +150,7 @@ def _accounted(
     event: DpEvent, delta: float, accountant: str, interval: float | None = None
 ) -> float:
     """ε of an event under add or remove one, with losses that are multiples of an interval, if given."""
-    delta, event = check_delta(delta), of_floats(event)
+    delta = check_delta(delta)
     if accountant == "rdp":
         return float(RdpAccountant().compose(event).get_epsilon(delta))
     if accountant != "pld":
@@ -245,7 +243,7 @@ def calibrate_dpsgd(
     sampling_probability = float(sampling_probability)
     _check_accountant(accountant, max_batch_size)
     if beside is not None:
-        check_event(beside, "beside")
+        beside = check_event(beside, "beside")
     sampled = (
         -math.expm1(steps * math.log1p(-sampling_probability)) if sampling_probability < 1 else 1
     )

@@ -22,32 +22,29 @@ _LARGEST_INTERVAL = 300.0  # e^interval must stay a float
 _MOST_LOSSES = 2**21  # of one mechanism, in intervals: more of them take minutes and gigabytes
 
 
-def check_event(event: DpEvent, name: str) -> None:
-    """Raises ValueError for an event with a number that no mechanism has: accountants may never end on it."""
-    inner = getattr(event, "event", None)
-    for part in (*getattr(event, "events", ()), *(() if inner is None else (inner,))):
-        check_event(part, name)
+def check_event(event: DpEvent, name: str) -> DpEvent:
+    """Returns the event with its numbers as floats; raises ValueError for one that no mechanism has.
+
+    Accountants compute in the types that they are given: of a noise multiplier and a sampling probability in
+    16 bits, Rényi accounting makes an ε of zero. And they may never end on a number out of range.
+    """
+    if not isinstance(event, DpEvent):
+        raise ValueError(f"{name}={event!r} must be a DpEvent: make one with dp_accounting")
     limits = {"noise_multiplier": math.inf, "sampling_probability": 1.0, "count": math.inf}
+    changes: dict[str, Any] = {}
     for field, most in limits.items():
         value = getattr(event, field, None)
-        if value is not None and not 0 <= check_number(value, f"{name}: {field}") <= most:
+        if value is None:
+            continue
+        number = check_number(value, f"{name}: {field}")
+        if not 0 <= number <= most:
             raise ValueError(f"{name} has {field}={value}, which must be in [0, {most:g}]")
-
-
-def of_floats(event: DpEvent) -> DpEvent:
-    """The event with its numbers as Python floats: accountants compute in the types that they are given.
-
-    Of a noise multiplier and a sampling probability in 16 bits, Rényi accounting makes an ε of zero.
-    """
-    changes: dict[str, Any] = {
-        field: float(value)
-        for field in ("noise_multiplier", "sampling_probability")
-        if (value := getattr(event, field, None)) is not None
-    }
+        if field != "count":
+            changes[field] = number
     if (inner := getattr(event, "event", None)) is not None:
-        changes["event"] = of_floats(inner)
+        changes["event"] = check_event(inner, name)
     if (parts := getattr(event, "events", None)) is not None:
-        changes["events"] = [of_floats(part) for part in parts]
+        changes["events"] = [check_event(part, name) for part in parts]
     return attr.evolve(event, **changes) if changes else event
 
 
@@ -56,7 +53,7 @@ def gaussian_mu(event: DpEvent) -> float | None:
     if isinstance(event, dp_accounting.NoOpDpEvent):
         return 0.0
     if isinstance(event, dp_accounting.GaussianDpEvent):
-        return 1 / float(event.noise_multiplier) if event.noise_multiplier > 0 else math.inf
+        return 1 / event.noise_multiplier if event.noise_multiplier > 0 else math.inf
     if isinstance(event, dp_accounting.SelfComposedDpEvent):
         mu = gaussian_mu(event.event)
         return None if mu is None else mu * math.sqrt(event.count)
@@ -70,7 +67,6 @@ def event_epsilon(
     event: DpEvent, delta: float, neighboring: NeighboringRelation
 ) -> tuple[float, str]:
     """The smallest known ε at δ, and in words how it was found."""
-    event = of_floats(event)
     mu = gaussian_mu(event)
     if mu is not None:
         epsilon = gaussian_epsilon(1 / mu, delta) if mu > 0 else 0.0

@@ -50,7 +50,7 @@ class PrivacyGuarantee:
             raise ValueError("assumptions must be a tuple of sentences, not one string")
         object.__setattr__(self, "assumptions", tuple(self.assumptions))
         if self.event is not None:
-            check_event(self.event, "event")
+            object.__setattr__(self, "event", check_event(self.event, "event"))
 
     def assuming(self, *sentences: str) -> "PrivacyGuarantee":
         """The same guarantee with further assumptions (each stated once)."""
@@ -136,7 +136,7 @@ class Ledger:
         elif not isinstance(spent, DpEvent):
             raise ValueError(f"{label}: spend a PrivacyGuarantee or a DpEvent, not {spent!r}")
         else:
-            check_event(spent, label)
+            spent = check_event(spent, label)
         self._entries.append((label, spent))
         return self
 
@@ -152,7 +152,7 @@ class Ledger:
           ValueError: if plain (ε, δ) guarantees alone use up δ, or leave less of it than privacy loss
             distributions can tell from rounding (1e-15 for each step that they compose, at least 1e-12).
         """
-        check_delta(delta)
+        delta = check_delta(delta)
         stated = [spent for _, spent in self._entries if isinstance(spent, PrivacyGuarantee)]
         neighboring = stated[0].neighboring if stated else ADD_OR_REMOVE_ONE
         unit = stated[0].unit if stated else "record"

@@ -98,7 +98,7 @@ def selected_guarantee(
     Raises:
       ValueError: for candidates without events, or that differ in more than those.
     """
-    check_positive(score_noise_multiplier, "score_noise_multiplier")
+    score_noise_multiplier = check_positive(score_noise_multiplier, "score_noise_multiplier")
     first = _alike(candidates)
     score = dp_accounting.GaussianDpEvent(score_noise_multiplier)
     scored = [dp_accounting.ComposedDpEvent([_event(c, first), score]) for c in candidates]

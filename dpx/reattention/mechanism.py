@@ -91,10 +91,10 @@ def _logit_variance(q: jax.Array, key_variance: jax.Array) -> jax.Array:
 
 
 def _excess(variance: jax.Array, least: jax.Array, roundings: int) -> jax.Array:
-    """By how much a variance is above the least; nothing where so many roundings may be all that is between them.
+    """By how much a variance is above the least: nothing where so many roundings may be all of it.
 
-    A compiler may compute a variance twice, rounded otherwise. Where variances are large, a logit would be so far
-    above the largest of them that its exponential is infinite.
+    A compiler may compute a variance twice, rounded otherwise. Where variances are large, a logit would be so
+    far above the largest of them that its exponential is infinite.
     """
     doubt = roundings * float(jnp.finfo(variance.dtype).eps) * least
     return jnp.maximum(variance - least - jnp.where(doubt > 1e-3, doubt, 0), 0)

@@ -16,8 +16,8 @@ class ResidualNoise(NamedTuple):
     """Variances of each token in the residual stream (..., L, 1) and of the parameters.
 
     What the layers do to them is a constant to differentiation. After LayerNorm and residual branches the
-    average over a token's coordinates stands for the variance of each. Variances are cut at `LARGEST`, so that
-    all stay finite, whatever the noise.
+    average over a token's coordinates stands for the variance of each. Variances are cut at `LARGEST`, so
+    that all stay finite, whatever the noise.
     """
 
     stream: jax.Array

@@ -198,7 +198,8 @@ def leading_passes(
     Raises:
       ValueError: for an argument out of range.
     """
-    if not 0 < _validate.check_number(budget_fraction, "popularity_budget_fraction") < 1:
+    budget_fraction = _validate.check_number(budget_fraction, "popularity_budget_fraction")
+    if not 0 < budget_fraction < 1:
         raise ValueError(
             f"popularity_budget_fraction={budget_fraction} must be strictly between 0 and 1"
         )

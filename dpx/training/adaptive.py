@@ -43,14 +43,13 @@ class AdaptiveClipNorm:
     count_noise: float | None = None
 
     def __post_init__(self):
-        for name in ("start", "learning_rate"):
-            check_positive(getattr(self, name), name)
+        for name in ("start", "learning_rate", "count_noise"):
+            if (value := getattr(self, name)) is not None or name != "count_noise":
+                object.__setattr__(self, name, check_positive(value, name))
         if not 0 <= check_number(self.quantile, "quantile") <= 1:
             raise ValueError(
                 f"quantile={self.quantile} must be in [0, 1]: it is a share of the records"
             )
-        if self.count_noise is not None:
-            check_positive(self.count_noise, "count_noise")
         if not BOUNDS[0] <= self.start <= BOUNDS[1]:
             raise ValueError(
                 f"start={self.start} must be between {BOUNDS[0]:g} and {BOUNDS[1]:g}: scale the loss"

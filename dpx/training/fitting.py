@@ -148,14 +148,14 @@ def fit(
     examples, rows = as_examples(data)
     layout = Layout(mesh, rows)
     rows = layout.rows
-    _validate.check_epsilon(epsilon)
-    _validate.check_delta(delta)
+    epsilon, delta = _validate.check_epsilon(epsilon), _validate.check_delta(delta)
     calibration.warn_about_delta(delta, rows)
     steps = _validate.check_integer(steps, "steps")
-    if not 0 < _validate.check_number(batch_size, "batch_size") <= rows:
+    batch_size = _validate.check_number(batch_size, "batch_size")
+    if not 0 < batch_size <= rows:
         raise ValueError(
-            f"batch_size={batch_size} must be positive and at most {rows}, the number of records: it is the "
-            "expected size of a batch"
+            f"batch_size={batch_size:g} must be positive and at most {rows}, the number of records: it is "
+            "the expected size of a batch"
         )
     compute_dtype = precision.check(compute_dtype)
     if microbatch_size is not None:
@@ -213,9 +213,9 @@ def fit(
 
     # What a call that is repeated must find as it was; of the initial parameters, all of them.
     settings = {
-        "epsilon": float(epsilon),
-        "delta": float(delta),
-        "batch_size": float(batch_size),
+        "epsilon": epsilon,
+        "delta": delta,
+        "batch_size": batch_size,
         "steps": steps,
         "l2_clip_norm": adaptive.norms(l2_clip_norm),
         "normalize": normalize,

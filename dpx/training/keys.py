@@ -26,6 +26,7 @@ import numpy as np
 
 from dpx import _processes, _watch
 from dpx import _storage as storage
+from dpx._validate import check_key
 from dpx.training import resuming
 from dpx.training.resuming import FINISHED, FOLDER, KEYS, CannotResumeError
 
@@ -80,15 +81,7 @@ def check(key: Any) -> None:
     """Raises ValueError for what is neither one JAX key nor `Keys`."""
     if isinstance(key, Keys):
         return
-    try:
-        right = _words(key).shape == (_key_words(),)
-    except TypeError:
-        right = False
-    if not right:
-        raise ValueError(
-            f"key={key!r} must be a JAX key: use dpx.secret_key(), or jax.random.key(0) for a trial on data "
-            "that are nobody's"
-        )
+    check_key(key)
 
 
 @contextlib.contextmanager

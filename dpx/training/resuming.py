@@ -77,9 +77,9 @@ def _not_begun(workdir: Path, settings: dict | None) -> None:
     left = sorted(names.difference(_BEFORE) if settings is None else names.intersection(_TRAINED))
     if left:
         raise CannotResumeError(
-            f"{workdir / FOLDER / KEYS} is missing, but not {', '.join(left[:3])}, which a run may have left whose "
-            "noise keys are gone: with new ones it would release twice and pay once, so use a new --workdir, and "
-            "keep other files out of it"
+            f"{workdir / FOLDER / KEYS} is missing, but not {', '.join(left[:3])}, which a run may have left "
+            "whose noise keys are gone: with new ones it would release twice and pay once, so use a new "
+            "--workdir, and keep other files out of it"
         )
 
 

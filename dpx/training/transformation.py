@@ -10,7 +10,7 @@ import optax
 from jax.core import Tracer
 
 from dpx._numerics import norm
-from dpx._validate import check_positive
+from dpx._validate import check_key, check_positive
 from dpx.clipping import ClippedGrads
 from dpx.noise import release
 
@@ -71,8 +71,8 @@ def privatize(
 
     Raises:
       ValueError: in `update`, for clipped gradients whose threshold is another than `l2_clip_norm`.
-      ValueError: for a clip or batch size that is not positive, a negative noise multiplier, or one of these
-        that is an array of more than a number.
+      ValueError: for what is not one key, a clip or batch size that is not positive, a negative noise
+        multiplier, or one of these that is an array of more than a number.
     """
     clips = jax.tree.leaves(l2_clip_norm)
     if not clips:
@@ -85,6 +85,7 @@ def privatize(
             raise ValueError(
                 f"l2_clip_norm={clip} must be within the range of float32: scale the loss"
             )
+    check_key(key)
     _check(noise_multiplier, "noise_multiplier", zero=True)
     _check(expected_batch_size, "expected_batch_size")
     traced = any(isinstance(clip, Tracer) for clip in clips)

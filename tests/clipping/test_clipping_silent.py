@@ -246,9 +246,10 @@ def test_examples_that_are_not_finite_are_counted(l2_clip_norm):
         ("train", r"batch\[1\]='train' has no batch axis.*functools.partial"),
         (jnp.ones(()), r"batch\[1\]=.* has no batch axis"),
         (jax.random.key(0), r"batch\[1\] is a single key.*one key for each"),
+        (np.array(["a"] * len(X)), r"batch\[1\] has dtype <U1.*pass numbers"),
     ],
 )
-def test_what_has_no_batch_axis_is_named_with_the_remedy(given, words):
+def test_what_is_no_batch_is_named_with_the_remedy(given, words):
     with pytest.raises(ValueError, match=words):
         clipped(lambda params, x, other: plain(params, x), batch=(X, given))
 

@@ -1,4 +1,4 @@
-"""Accounting of numbers in 16 bits is that of the same numbers in 64."""
+"""Numbers in 16 bits cost, and need, what the same numbers cost and need in 64."""
 
 import jax.numpy as jnp
 import numpy as np
@@ -6,6 +6,9 @@ import pytest
 from dp_accounting import GaussianDpEvent, PoissonSampledDpEvent, SelfComposedDpEvent
 
 import dpx
+from dpx import noisy_head
+from dpx.cross_attention.node_noise import split_budget
+from dpx.gram.accounting import sensitivity
 
 NARROW = pytest.mark.parametrize("narrow", [np.float16, jnp.bfloat16, np.float32, jnp.float32])
 
@@ -14,8 +17,11 @@ NARROW = pytest.mark.parametrize("narrow", [np.float16, jnp.bfloat16, np.float32
 def test_gaussian_noise_is_as_much_as_its_epsilon_needs(narrow):
     for epsilon in (narrow(0.7), narrow(5.0)):
         multiplier = dpx.gaussian_noise_multiplier(epsilon, narrow(1e-3))
-        assert multiplier == dpx.gaussian_noise_multiplier(float(epsilon), float(narrow(1e-3)))
-        assert dpx.gaussian_epsilon(epsilon, 1e-5) == dpx.gaussian_epsilon(float(epsilon), 1e-5)
+        assert float(multiplier) == dpx.gaussian_noise_multiplier(
+            float(epsilon), float(narrow(1e-3))
+        )
+        found = float(dpx.gaussian_epsilon(epsilon, 1e-5))
+        assert found == dpx.gaussian_epsilon(float(epsilon), 1e-5)
 
 
 @NARROW
@@ -23,7 +29,7 @@ def test_gaussian_noise_is_as_much_as_its_epsilon_needs(narrow):
 def test_sampled_noise_does_not_cost_less(narrow, accountant):
     noise, share = narrow(1.3), narrow(0.01)
     found, wide = (
-        dpx.dpsgd_epsilon(m, 1e-5, sampling_probability=q, steps=10, accountant=accountant)
+        float(dpx.dpsgd_epsilon(m, 1e-5, sampling_probability=q, steps=10, accountant=accountant))
         for m, q in ((noise, share), (float(noise), float(share)))
     )
     assert found == wide > 0
@@ -46,6 +52,34 @@ def test_a_law_of_narrow_size_claims_what_a_wide_one_claims(law, size):
     about |= {"delta": 1e-5} if law is dpx.noise.Gaussian else {}
     sensitivity = type(size)(0.7)
     narrow = law(size).guarantee(sensitivity, **about)
-    assert narrow.epsilon == law(float(size)).guarantee(float(sensitivity), **about).epsilon
+    assert float(narrow.epsilon) == law(float(size)).guarantee(float(sensitivity), **about).epsilon
     with pytest.raises(ValueError, match="must be a number"):
         law(np.array([1.0, 0.1])).guarantee(1.0, **about)
+
+
+@NARROW
+def test_sensitivities_and_budgets_of_narrow_bounds_are_those_of_wide_ones(narrow):
+    def found(number):
+        hyper = noisy_head.HyperParameters(number(1.1), number(0.7), number(2.3))
+        descent = noisy_head.Descent(
+            hyper, regularization=number(0.3), step_size=number(0.1), steps=3, accounting="zcdp"
+        )
+        law = dpx.noise.TruncatedLaplace.calibrate(number(0.7), number(0.3), number(1e-3))
+        numbers = [
+            sensitivity(number(1.1), number(0.7), "replace_one"),
+            sensitivity(number(1.1), None, "add_or_remove_one"),
+            descent.change,
+            descent.calibrate(number(0.7), number(1e-3))[0],
+            law.scale,
+            law.bound,
+            *split_budget(number(0.7), number(1e-3), 7),
+        ]
+        return [float(number) for number in numbers]  # NumPy compares in 16 bits
+
+    assert found(narrow) == found(lambda x: float(narrow(x)))
+
+
+def test_what_is_no_event_is_refused():
+    about = {"neighboring": "replace_one", "unit": "row", "mechanism": "none"}
+    with pytest.raises(ValueError, match="event=3 must be a DpEvent"):
+        dpx.PrivacyGuarantee(1.0, 1e-5, event=3, **about)
