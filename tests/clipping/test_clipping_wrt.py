@@ -16,6 +16,7 @@ from test_clipping_models import check, jit, per_example
 import dpx
 from dpx import clipping
 from dpx.clipping import params as clipping_params
+from dpx.clipping import selection
 from dpx.training import loop
 
 METHODS = [name for name in clipping.METHODS if name != "auto"]  # One of the others.
@@ -211,7 +212,7 @@ def test_explain_lists_what_is_trained(capsys):
 
 def test_wrong_choices():
     params = plain_params()
-    for wrong in (3, "lora", {"base": 1}):
+    for wrong in (3, "lora", {"base": 1}, {}, {"base": True, "lora": 1}):
         with pytest.raises(ValueError, match="wrt="):
             clipping.clipped_grad(plain_loss, l2_clip_norm=1.0, wrt=wrong)
     for wrt, l2_clip_norm, match in (
@@ -249,3 +250,37 @@ def test_constants_are_what_is_frozen():
     flat = clipping_params.flatten(plain_params(), lora_of)
     assert flat.paths == ["lora/a", "lora/b"]
     assert [x.shape for x in flat.constants] == [(8,), (8, 8)]
+
+
+@pytest.mark.parametrize(
+    "wrt",
+    [lora_of, {"base": False, "lora": True}, {"base": {"w": False, "b": False}, "lora": np.True_}],
+    ids=["function", "prefix", "mask"],
+)
+def test_leaves_of_a_tree_are_chosen(wrt):
+    assert selection.select(wrt, plain_params()) == [False, False, True, True]
+
+
+def test_leaves_of_a_state_are_chosen():
+    """By a mask with the names of the module, and by one that is a state itself."""
+    _, state, _ = nnx.split(Adapted(), nnx.Param, ...)
+    wanted = [leaf in ("lora_a", "lora_b") for *_, leaf in (path for path, _ in nnx.to_flat_state(state))]
+    assert sum(wanted) == 2
+    mask = {"layers": {0: {"base_module": False, "lora_a": True, "lora_b": True}}}
+    mask |= {"head": False, "norm": False}
+    whole = jax.tree.map(lambda _: False, state)
+    whole["layers"][0]["lora_a"], whole["layers"][0]["lora_b"] = True, True
+    for wrt in (nnx.LoRAParam, lambda path, leaf: path[-1] in ("lora_a", "lora_b"), mask, whole):
+        assert selection.select(wrt, state) == wanted
+
+
+def test_leaves_of_an_equinox_module_are_chosen():
+    """By a mask, which is a module that can be called, and by names and numbers in paths."""
+    model = eqx.filter(eqx.nn.MLP(3, 1, 2, 1, key=jax.random.key(0)), eqx.is_array)
+    mask = jax.tree.map(lambda _: False, model)
+    mask = eqx.tree_at(lambda m: m.layers[1].weight, mask, True)
+    assert callable(mask)
+    for wrt in (mask, lambda path, leaf: path == ("layers", 1, "weight")):
+        chosen = selection.select(wrt, model)
+        leaves = jax.tree.leaves(model)
+        assert [x.shape for x, c in zip(leaves, chosen, strict=True) if c] == [(1, 2)]
