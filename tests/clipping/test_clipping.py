@@ -9,6 +9,7 @@ from flax import nnx
 from test_clipping_models import WIDER
 
 from dpx import clipping
+from dpx.clipping import batches
 
 pytestmark = pytest.mark.optimized
 
@@ -59,6 +60,25 @@ def test_matches_the_closed_form(method, problem, normalize, microbatch_size):
     np.testing.assert_allclose(out.grads["w"], factors @ gradients["w"], rtol=1e-5, atol=atol)
     np.testing.assert_allclose(out.grads["b"], factors @ gradients["b"], rtol=1e-5, atol=atol)
     np.testing.assert_allclose(out.losses, 0.5 * gradients["b"] ** 2 * mask, rtol=1e-5)
+
+
+@pytest.mark.parametrize("size", [20, 16, 17])
+def test_more_microbatches_than_are_added_up_plainly(size):
+    """Sums of blocks of eight microbatches, the last one of fewer, and of one that is filled up."""
+    rng = np.random.default_rng(1)
+    params = {"w": rng.normal(size=5).astype("f4"), "b": np.zeros((), "f4")}
+    x, y = rng.normal(size=(size, 5)).astype("f4"), rng.normal(size=size).astype("f4")
+    mask = np.arange(size) % 5 != 3
+    whole, parts = (
+        jax.jit(clipping.clipped_grad(linear_loss, l2_clip_norm=1.3, microbatch_size=n))(
+            params, x, y, mask=mask
+        )
+        for n in (None, 2 if size == 17 else 1)
+    )
+    np.testing.assert_allclose(parts.norms, whole.norms, rtol=1e-6)
+    np.testing.assert_allclose(parts.losses, whole.losses, rtol=1e-6)
+    for name in params:
+        np.testing.assert_allclose(parts.grads[name], whole.grads[name], rtol=1e-5, atol=1e-6)
 
 
 def test_huge_threshold_gives_the_ordinary_gradient(method, problem):
@@ -164,6 +184,24 @@ def test_non_finite_examples_do_not_stand_in_for_masked_ones(method, problem):
         np.testing.assert_allclose(out.grads[name], expected.grads[name], rtol=1e-5, atol=1e-6)
 
 
+@pytest.mark.parametrize("short", [True, False])
+def test_another_example_stands_in_whole(short):
+    """In arrays of every type, where a mask of tokens that is False throughout has no finite gradient."""
+    length = 3 if short else batches.SHORT + 1
+    draw = np.random.default_rng(0).integers(0, 2, (4, length))
+    draw[:, 0], draw[2, 1] = [0, 0, 1, 1], 0
+    types = (bool, "uint8", "int16", "int32", "bfloat16", "float32", "complex64")
+    batch = *(jnp.asarray(draw, dtype) for dtype in types), jax.random.split(jax.random.key(0), 4)
+    keep = jnp.array([False, False, True, True])
+    filled = batches._filled(batch[:-1], keep, short=short)
+    filled += batches._filled(batch[-1:], keep, short=True)
+    for before, after in zip(batch, filled, strict=True):
+        assert after.dtype == before.dtype
+        assert (after == before[np.array([2, 2, 2, 3])]).all()
+    others = batches._filled(batch[:-1], keep, short=not short)
+    assert all(after is before for before, after in zip(batch, others, strict=False))
+
+
 def test_one_non_finite_group_silences_the_whole_example(method):
     def loss(params, x):
         return x * params["a"] + jnp.where(x > 0, jnp.inf, 1.0) * params["b"]
@@ -181,6 +219,8 @@ def test_batches_of_none_and_of_one(method, problem):
     empty = fn(params, x[:0], y[:0])
     assert empty.norms.shape == empty.losses.shape == (0,)
     assert all(not np.any(g) for g in jax.tree.leaves(empty.grads))
+    groups = clipping.clipped_grad(linear_loss, l2_clip_norm={"w": 1.0, "b": 2.0}, method=method)
+    assert jax.tree.map(jnp.shape, groups(params, x[:0], y[:0]).norms) == {"w": (0,), "b": (0,)}
     masked = fn(params, x, y, mask=np.zeros(7, bool))
     assert all(not np.any(g) for g in jax.tree.leaves(masked))
     one = fn(params, x[:1], y[:1])
@@ -201,6 +241,10 @@ def test_bfloat16_sums_are_float32(method):
     assert out.grads["w"].dtype == jnp.float32
     assert out.norms.dtype == jnp.float32
     np.testing.assert_allclose(np.linalg.norm(out.grads["w"]), 5.0, rtol=1e-5)
+    empty = clipping.clipped_grad(loss, l2_clip_norm=1.0, method=method)(
+        params, jnp.ones((0, 4), jnp.bfloat16)
+    )
+    assert empty.grads["w"].dtype == jnp.float32
 
 
 @pytest.mark.slow
@@ -268,8 +312,9 @@ def test_bad_arguments(problem):
     fn = clipping.clipped_grad(linear_loss, l2_clip_norm=1.0)
     with pytest.raises(ValueError, match="batch axes differ"):
         fn(params, x, y[:3])
-    with pytest.raises(ValueError, match="mask of shape"):
-        fn(params, x, y, mask=np.ones(7))
+    for mask in (np.ones(7), np.ones(1, bool), np.ones((7, 1), bool), np.ones((), bool)):
+        with pytest.raises(ValueError, match="mask of shape"):
+            fn(params, x, y, mask=mask)
     with pytest.raises(ValueError, match="no batch axis"):
         fn(params, x, 1.0)
     with pytest.raises(ValueError, match="nothing to differentiate"):

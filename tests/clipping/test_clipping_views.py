@@ -97,6 +97,16 @@ def dead_code():
     return loss, {"w": normal(WIDTH, WIDTH)}, (SEQUENCES,)
 
 
+def parts_of_parts():
+    """Parts along both axes of a weight, each taken of a part."""
+
+    def loss(p, x):
+        part = p["w"][1:][:-2][:, 2:][:, 1:]
+        return jnp.sum(jnp.sin(x[:, :4] @ part.T) ** 2) + jnp.sum((x @ p["w"][:, :WIDTH].T) ** 2)
+
+    return loss, {"w": normal(9, 7)}, (SEQUENCES,)
+
+
 def embedding(vocabulary=7, width=WIDTH, length=LENGTH):
     """Equinox's embedding, mapped over tokens with repeats, and tied to the read-out."""
     layer = eqx.nn.Embedding(vocabulary, width, key=jax.random.key(0))
@@ -116,7 +126,10 @@ def linen_lstm():
     return lambda p, x: jnp.sum(model.apply(p, x) ** 2), params, (SEQUENCES,)
 
 
-CASES = (joined_gates, split_heads, wrapped, passed_through, dead_code, embedding, linen_lstm)
+CASES = (
+    joined_gates, split_heads, wrapped, passed_through, dead_code, parts_of_parts, embedding,
+    linen_lstm,
+)  # fmt: skip
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.__name__)
