@@ -10,7 +10,7 @@ import pytest
 from test_clipping_models import WIDER
 
 from dpx import clipping
-from dpx.clipping import plan
+from dpx.clipping import batches, plan
 from dpx.clipping import rounding as _rounding
 from dpx.clipping import sums as _sums
 
@@ -227,6 +227,17 @@ def test_a_running_sum_keeps_what_is_rounded_off(jitted):
 
     found = (jax.jit(total) if jitted else total)(jnp.asarray(terms))
     np.testing.assert_allclose(found, terms.astype("f8").sum(0), rtol=1.2e-7)
+
+
+def test_microbatches_keep_what_is_rounded_off():
+    x = np.full(512, 2.0**-28, "f4")
+    x[0] = 1  # No block of eight others moves it by half a spacing.
+
+    def whole(x, keep):
+        return [jnp.sum(x * keep)], [x], x
+
+    ((total,), *_) = jax.jit(lambda x: batches.by_microbatches(whole, 1, x, x > 0))(x)
+    np.testing.assert_allclose(total, x.astype("f8").sum(), rtol=1.2e-7)
 
 
 def test_the_bound_on_a_sum_grows_with_its_terms():

@@ -29,6 +29,11 @@ READ = [
     (lambda g, w, v: g * w * w, BOTH),
     (lambda g, w, v: g * (w + v), BOTH),
     (lambda g, w, v: g * jnp.exp(w), BOTH),
+    (lambda g, w, v: g * w + g * w * jnp.exp(v), BOTH),
+    (lambda g, w, v: g * (w - jnp.exp(v)), BOTH),
+    (lambda g, w, v: g * (2.0 + w), BOTH),
+    (lambda g, w, v: g * w * jnp.exp(v) * 2.0, BOTH),
+    (lambda g, w, v: g * (jnp.exp(v) * w * 2.0), BOTH),
     (lambda g, w, v: jnp.where(v > 1.5, g * w, 0.0), BOTH),
     (lambda g, w, v: jnp.where(v > 1.5, g * w, g * v), BOTH),
     (lambda g, w, v: jnp.where(v[:1] > 1.5, g, 0.0) * w, BOTH),
@@ -45,6 +50,11 @@ READ = [
     (lambda g, w, v: jnp.cumsum(g * w, 0), NONE),
     (lambda g, w, v: lax.reshape(g * w, (N, N), (1, 0)), NONE),
     (lambda g, w, v: (g * w).reshape(1, N, N).reshape(N, N), BOTH),
+    (lambda g, w, v: (g * w).reshape(-1), (None,)),
+    (
+        lambda g, w, v: jnp.broadcast_to((g * w)[..., None], (N, N, 2)).reshape(N, 2, N).sum(2),
+        NONE,
+    ),
     (lambda g, w, v: g @ w, NONE),
 ]
 
@@ -78,7 +88,8 @@ def test_what_is_known_of_a_derivative_is_true(function, axes):
     lambda g, w: g + w, lambda g, w: w / g, lambda g, w: g * g, lambda g, w: jnp.abs(g), lambda g, w: g + 1.0,
     lambda g, w: g.astype(int).astype(g.dtype), lambda g, w: jnp.where(w > 1, g, w), lambda g, w: jnp.sort(g),
     lambda g, w: jnp.where(g > 1, g, 0.0), lambda g, w: jnp.max(g, 0), lambda g, w: jnp.maximum(g, 0.0),
-], ids=range(11))  # fmt: skip
+    lambda g, w: g + w.T, lambda g, w: g - w.sum(0), lambda g, w: jnp.where(w > 1, g, jnp.ones(N)),
+], ids=range(14))  # fmt: skip
 def test_what_is_not_linear_is_unclear_unless_it_is_trusted(function):
     closed = jax.make_jaxpr(function)(*GIVEN[:2])
     with pytest.raises(pullback.UnclearError):
