@@ -94,6 +94,18 @@ def fourier():
     return loss, params, (SEQUENCES,)
 
 
+def chained():
+    """Sums of four stacks, two at a time: all are cut where any of them is."""
+
+    def loss(p, x):
+        stacks = p["a"] + p["b"], p["b"] + p["c"], p["c"] + p["d"], p["a"]
+        for w in (stacks[0][1], stacks[1][0], stacks[2][2], stacks[3][3]):
+            x = jnp.tanh(x @ w)
+        return jnp.sum(x**2)
+
+    return loss, {n: normal(5, WIDTH, WIDTH, seed=i) for i, n in enumerate("abcd")}, (SEQUENCES,)
+
+
 CUT = {
     blocks: ["up[0]", "up[2]", "up[3]", "down[0]", "down[2]", "down[3]"],
     rematerialised: ["up[0]", "up[2]", "up[3]", "down[0]", "down[2]", "down[3]"],
@@ -102,6 +114,7 @@ CUT = {
     scaled_first: ["w[0]", "w[1]", "w[2]", "w[3]", "w[4]"],
     in_bfloat16: ["w[0]", "w[1]", "w[2]", "w[3]", "w[4]"],
     fourier: ["re[0]", "re[1]", "im[0]", "im[1]"],
+    chained: ["a[1]", "a[3]", "b[0]", "b[1]", "c[0]", "c[2]", "d[2]"],
 }
 
 
@@ -146,6 +159,19 @@ def test_parts_have_the_threshold_of_their_parameter():
         np.testing.assert_allclose(found.grads[name], expected, atol=2e-4 * np.abs(expected).max())
 
 
+@pytest.mark.parametrize("ranges", [((0, 2), (2, 7)), ((1, 2), (3, 6)), ((0, 1),), ((6, 7),)], ids=str)
+@pytest.mark.parametrize("axis", [0, 1, 2])
+def test_parts_are_put_back_where_they_were(ranges, axis):
+    """Between zeros, before the first part and behind the last one too."""
+    x = jnp.moveaxis(jnp.arange(1.0, 43.0).reshape(7, 2, 3), 0, axis)
+    expected = np.zeros((7, 2, 3))
+    for low, high in ranges:
+        expected[low:high] = jnp.moveaxis(x, axis, 0)[low:high]
+    cut = parts.Cut(axis, ranges)
+    found = cut.whole([part.reshape(-1) for part in cut.parts(x)], x.shape)
+    np.testing.assert_array_equal(found, np.moveaxis(expected, 0, axis))
+
+
 def whole(p, x):
     """The stack is used as a whole too."""
     return jnp.sum(jnp.tanh(x @ p["w"][0]) @ p["w"][1]) + jnp.sum(
@@ -167,9 +193,28 @@ def added(p, x):
     return jnp.sum((x @ p["w"][0] + p["w"][1, :LENGTH]) ** 2)
 
 
-@pytest.mark.parametrize("loss", [whole, overlapping, on_two_axes, added])
+def along_either_axis(p, x):
+    """Parts of one size, which do not overlap as numbers of rows and of columns."""
+    rows, columns = p["u"][0], p["u"][:, 1]
+    return sum(jnp.sum(jnp.tanh(jnp.einsum("ld,ndc->nlc", x, w))) for w in (rows, columns))
+
+
+def times_an_array(p, x):
+    stack = p["w"] * jnp.arange(4.0 * WIDTH * WIDTH).reshape(4, WIDTH, WIDTH) / WIDTH**2
+    return jnp.sum(jnp.tanh(x @ p["w"][0]) @ stack[1])
+
+
+def every_other(p, x):
+    return jnp.sum(jnp.tanh(x @ p["w"][0, ::2].T) @ p["w"][1, ::2])
+
+
+@pytest.mark.parametrize(
+    "loss",
+    [whole, overlapping, on_two_axes, along_either_axis, times_an_array, every_other, added],
+)
 def test_what_cannot_be_cut_is_as_exact(loss):
-    params = {"w": normal(2, WIDTH, WIDTH) * 2, "v": normal(4, 3, WIDTH, WIDTH, seed=1)}
+    params = {"w": normal(4, WIDTH, WIDTH) * 2, "v": normal(4, 3, WIDTH, WIDTH, seed=1)}
+    params["u"] = normal(3, 3, WIDTH, WIDTH, seed=2)
     gradients = per_example(loss, params, (SEQUENCES,))
     check(jit(clipping.clipped_grad(loss, l2_clip_norm=0.5))(params, SEQUENCES), gradients, 0.5)
 

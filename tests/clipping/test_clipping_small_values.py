@@ -84,13 +84,16 @@ def test_a_scale_for_each_input_and_output_holds_no_gradient_of_the_weight(monke
     [(None, None, 0), (None, 0, None), (0, None, 1), (1, None, 0), (None, 1, 0), (2, 0, 1)],
     ids=str,
 )
-def test_a_gradient_is_that_of_the_product_times_the_array(axes, ratio):
-    """With three blocks of a weight that is used twice, and with what else is known of its first use."""
+@pytest.mark.parametrize("order", [(0, 1, 2), (1, 2, 0), (2, 0, 1)], ids=str)
+def test_a_gradient_is_that_of_the_product_times_the_array(axes, ratio, order):
+    """With blocks of a weight that is used twice, and with what else is known of its first use."""
     draw = np.random.default_rng(0)
     array, ratio = draw.normal(size=(3, 4, 6)), draw.normal(size=ratio)
-    layout, split = rules.Layout((3, 4, 6), (0,), (1,), (2,)), [(3,), (4,), (6,)]
-    rows, columns = draw.normal(size=(2, 3, 5, 4)), draw.normal(size=(2, 3, 5, 6))
-    gradient = np.einsum("ukpr,ukpc->krc", rows, columns) * array * ratio
+    layout, split = rules.Layout((3, 4, 6), *((a,) for a in order)), [(3,), (4,), (6,)]
+    k, r, c = layout.sizes()
+    rows, columns = draw.normal(size=(2, k, 5, r)), draw.normal(size=(2, k, 5, c))
+    product = np.einsum("ukpr,ukpc->krc", rows, columns)
+    gradient = product.transpose(np.argsort(order)) * array * ratio
     summed = tuple(a for a, axis in enumerate(axes) if axis is None)
     kept = [axis for axis in axes if axis is not None]
     expected = np.sum(gradient, summed).transpose(np.argsort(kept))
@@ -103,7 +106,7 @@ def test_a_gradient_is_that_of_the_product_times_the_array(axes, ratio):
     for by_rows in (None, False, True):
         found = None
         if by_rows is not None:
-            found = fixed_terms.contract(pairs[0], narrow(array), by_rows)
+            found = fixed_terms.contract(pairs[0], narrow(array.transpose(order)), by_rows)
         uses = list(zip(pairs, (found, None), strict=True))
         result = small_values.small_gradient(
             term, narrow(array), layout, split, uses, expected.shape
