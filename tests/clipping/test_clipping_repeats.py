@@ -100,6 +100,18 @@ def test_blocks_of_which_more_is_taken_later_are_not_taken_for_others():
     exact(loss, params, batch)
 
 
+def test_blocks_of_which_other_values_are_taken_later_are_not_taken_for_others():
+    def loss(params, x):
+        for i, w in enumerate(params):
+            y = jnp.sin(x @ w["in"])
+            z = jnp.cos(y)
+            x = (y * z) @ w["out"] + (y if i % 2 else z)[..., :WIDTH]
+        return jnp.sum(x**2)
+
+    _, params, batch = blocks(alike)
+    exact(loss, params, batch)
+
+
 @pytest.mark.parametrize("remat", [(0,), (3,), (0, 1, 2)], ids=str)
 def test_what_follows_the_last_recomputed_block_may_repeat(remat):
     exact(*blocks(alike, remat=remat))
@@ -141,6 +153,12 @@ def test_arrays_among_the_parameters_of_equations_are_equal_to_themselves_alone(
     one, other = np.zeros(2), np.ones(2)
     assert repeats._hashable(one) == repeats._hashable(one)
     assert repeats._hashable(one) != repeats._hashable(other)
+
+
+def test_parameters_of_equations_that_are_equal_numbers_may_differ():
+    given = [0, 0.0, -0.0, False, np.float32(0)]
+    assert len({repeats._hashable(x) for x in given}) == len(given)
+    assert repeats._hashable(float("nan")) == repeats._hashable(float("nan"))
 
 
 def test_a_number_that_is_not_one_is_equal_to_itself_alone():
