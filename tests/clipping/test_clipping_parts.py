@@ -159,7 +159,9 @@ def test_parts_have_the_threshold_of_their_parameter():
         np.testing.assert_allclose(found.grads[name], expected, atol=2e-4 * np.abs(expected).max())
 
 
-@pytest.mark.parametrize("ranges", [((0, 2), (2, 7)), ((1, 2), (3, 6)), ((0, 1),), ((6, 7),)], ids=str)
+@pytest.mark.parametrize(
+    "ranges", [((0, 2), (2, 7)), ((1, 2), (3, 6)), ((0, 1),), ((6, 7),)], ids=str
+)
 @pytest.mark.parametrize("axis", [0, 1, 2])
 def test_parts_are_put_back_where_they_were(ranges, axis):
     """Between zeros, before the first part and behind the last one too."""

@@ -264,7 +264,9 @@ def test_leaves_of_a_tree_are_chosen(wrt):
 def test_leaves_of_a_state_are_chosen():
     """By a mask with the names of the module, and by one that is a state itself."""
     _, state, _ = nnx.split(Adapted(), nnx.Param, ...)
-    wanted = [leaf in ("lora_a", "lora_b") for *_, leaf in (path for path, _ in nnx.to_flat_state(state))]
+    wanted = [
+        leaf in ("lora_a", "lora_b") for *_, leaf in (path for path, _ in nnx.to_flat_state(state))
+    ]
     assert sum(wanted) == 2
     mask = {"layers": {0: {"base_module": False, "lora_a": True, "lora_b": True}}}
     mask |= {"head": False, "norm": False}

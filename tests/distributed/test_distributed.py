@@ -289,3 +289,11 @@ def test_arrays_of_different_lengths_are_refused(tmp_path):
     np.savez(tmp_path / "a.npz", user=np.array([1]), item=np.array([0, 1]))
     with pytest.raises(ValueError, match="must have one length"):
         distributed.read_histories(tmp_path / "a.npz", num_items=3)
+    np.savez(tmp_path / "a.npz", user=np.zeros((2, 2), int), item=np.zeros((2, 2), int))
+    with pytest.raises(ValueError, match="must have one length and one dimension"):
+        distributed.read_histories(tmp_path / "a.npz", num_items=3)
+
+
+def test_a_file_without_events_has_no_users(tmp_path):
+    np.savez(tmp_path / "a.npz", user=np.zeros(0, int), item=np.zeros(0, int))
+    assert distributed.read_histories(tmp_path / "a.npz", num_items=3).items == ()
