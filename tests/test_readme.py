@@ -3,9 +3,13 @@
 import ast
 import re
 import shlex
+import sys
 from pathlib import Path
+from unittest import mock
 
 import pytest
+from absl import flags
+from ml_collections import config_flags
 
 from dpx.launch import records, sweep
 
@@ -49,7 +53,8 @@ def text_of(path: Path) -> str:
     """A page, or the docstring of a module."""
     text = path.read_text(encoding="utf-8")
     text = (ast.get_docstring(ast.parse(text)) or "") if path.suffix == ".py" else text
-    return text.replace("\\\n", " ")
+    # Where a command goes on in the next line, that line's indentation is no gap before an explanation.
+    return re.sub(r" *\\\n *", " ", text)
 
 
 def spans_of(path: Path) -> list[str]:
@@ -117,12 +122,18 @@ def check_command(line: str) -> str | None:
 
 
 def check_options(config: str, options: list[str]) -> None:
-    """Raises for a key that a config does not have, or a value of `--set` that it cannot take."""
+    """Raises for a key that a config does not have, or a value that it cannot take."""
     known = records.flatten(records.load_config(config).to_dict())
     for option in options:
         if option.startswith("--config."):
             key = option.removeprefix("--config.").partition("=")[0]
             assert key in known, f"{config} has no key {key}"
+    given = [option for option in options if option.startswith("--config.") and "=" in option]
+    parsed = flags.FlagValues()
+    config_flags.DEFINE_config_file("config", flag_values=parsed)
+    arguments = ["run", f"--config={config}", *given]
+    with mock.patch.object(sys, "argv", arguments):  # where a config looks for what overrides it
+        parsed(arguments)
     axes = [option.removeprefix("--set=") for option in options if option.startswith("--set=")]
     for point in sweep.grid(config, axes) if axes else ():
         sweep.point_config(config, point)
@@ -131,7 +142,7 @@ def check_options(config: str, options: list[str]) -> None:
 def problem(check, *arguments) -> str | None:
     try:
         check(*arguments)
-    except (AssertionError, ValueError, FileNotFoundError) as error:
+    except (AssertionError, ValueError, FileNotFoundError, flags.Error) as error:
         return f"{arguments[-1]}: {str(error).splitlines()[0]}"
     return None
 
@@ -183,6 +194,7 @@ def test_options_are_of_a_config_of_the_page(page):
         ("python -m experiments.run --config=configs/grams.py --workdir=runs/x", "no such config"),
         ("python -m experiments.run --config=configs/gram.py:columns --workdir=runs/x", "columns"),
         ("python -m experiments.run --config=configs/gram.py --wokdir=runs/x", "wokdir"),
+        ("python -m experiments.run --config=configs/gram.py --config.rows=two", "rows"),
         ("python -m experiments.sweep --config=configs/gram.py --set=rows=two", "rows"),
         ("python -m experiments.sweep --config=configs/gram.py --set=row=2", "row"),
         ("python -m experiments.bench.speed", "no command"),

@@ -111,10 +111,10 @@ def _load(config) -> tuple[np.ndarray, np.ndarray]:
         raise ValueError(
             "config.data.path is missing: use --config.data.path=FILE, a .csv, .tsv, .npy or .npz file"
         )
-    K, V = (_part(path, name, config.data[name]) for name in ("keys", "values"))
+    K, V = (_part(path, name, config.data[name]) for name in ("key", "value"))
     if len(K) != len(V):
         raise ValueError(
-            f"{path}: {config.data['keys']} has {len(K)} rows and {config.data['values']} has {len(V)}: "
+            f"{path}: {config.data['key']} has {len(K)} rows and {config.data['value']} has {len(V)}: "
             "give each key one value"
         )
     return K, V

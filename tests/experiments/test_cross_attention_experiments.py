@@ -124,7 +124,7 @@ def own_config(path, **changes):
     config = config_file.get_config("table,tiny")
     names = {".csv": ("a, b", "c"), ".npy": ("1,2", "3"), ".npz": ("K", "V")}[path.suffix]
     values = {"data.path": str(path), "key_bound": 1.0, "value_bound": 1.0, "noise_seed": 3}
-    values |= {"data.keys": names[0], "data.values": names[1], "epsilon": 1e6}
+    values |= {"data.key": names[0], "data.value": names[1], "epsilon": 1e6}
     config.update_from_flattened_dict({**values, **changes})
     return config
 
@@ -164,9 +164,9 @@ def test_own_memory_under_secret_keys(tmp_path):
     ("changes", "message"),
     [
         ({"data.path": None}, r"config\.data\.path is missing"),
-        ({"data.keys": ""}, r"config\.data\.keys is missing"),
-        ({"data.keys": "a,z"}, r"memory\.csv: has no column 'z': use name, a, c, b"),
-        ({"data.keys": "name"}, r"memory\.csv: line 2, column 'name' is 'diamond'"),
+        ({"data.key": ""}, r"config\.data\.key is missing"),
+        ({"data.key": "a,z"}, r"memory\.csv: has no column 'z': use name, a, c, b"),
+        ({"data.key": "name"}, r"memory\.csv: line 2, column 'name' is 'diamond'"),
         ({"key_bound": None}, r"config\.key_bound is missing"),
         ({"value_bound": -1.0}, r"config\.value_bound=-1"),
         ({"domain": "sphere"}, r"config\.domain='sphere'"),
@@ -191,8 +191,8 @@ def test_own_files_that_do_not_fit_are_named(tmp_path):
     np.savez(tmp_path / "x.npz", K=np.ones((3, 2)), V=np.ones(4), W=np.ones((2, 2, 2)))
     for changes, message in (
         ({}, r"x\.npz: K has 3 rows and V has 4"),
-        ({"data.keys": "Z"}, r"x\.npz: has no array 'Z'"),
-        ({"data.keys": "W"}, r"x\.npz: array 'W' has shape \(2, 2, 2\)"),
+        ({"data.key": "Z"}, r"x\.npz: has no array 'Z'"),
+        ({"data.key": "W"}, r"x\.npz: array 'W' has shape \(2, 2, 2\)"),
     ):
         with pytest.raises(ValueError, match=message):
             table.validate(own_config(tmp_path / "x.npz", **changes))

@@ -9,6 +9,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 from command_line import DPX, ROOT, call
+from ml_collections import ConfigDict
 from zygote import Zygote
 
 import dpx
@@ -69,6 +70,15 @@ def test_help_is_no_failure():
 def variants_of(name):
     variants = getattr(records.config_module(name), "VARIANTS", ())
     return [f"{name}:{variant},tiny" for variant in variants] or [f"{name}:tiny"]
+
+
+@pytest.mark.parametrize("name", sources.names())
+def test_no_key_is_hidden_by_a_method_of_configs(name):
+    """A key called `keys` would be a method where a flag looks for it, so that no command could set it."""
+    methods = set(dir(ConfigDict))
+    for source in variants_of(name):
+        for key in records.flatten(records.load_config(source)):
+            assert not methods & set(key.split(".")), f"{source}: {key}"
 
 
 @pytest.mark.parametrize("name", sources.names())
