@@ -64,6 +64,27 @@ def check_delta(delta: float, name: str = "delta") -> float:
     return float(delta)
 
 
+def check_key(key) -> None:
+    """Raises ValueError for anything but one JAX key: it says of what type that is, and no secret words."""
+    try:
+        dtype = jnp.result_type(key)
+        typed = jnp.issubdtype(dtype, jax.dtypes.prng_key)
+        right = np.ndim(key) == 0 if typed else dtype == np.uint32 and np.ndim(key) == 1
+    except TypeError:
+        right = False
+    if not right:
+        raise wrong_key(key)
+
+
+def wrong_key(key) -> ValueError:
+    """What is raised for it."""
+    shape = f" and shape {key.shape}" if hasattr(key, "shape") else ""
+    return ValueError(
+        f"key of type {type(key).__name__}{shape} must be one JAX key: use dpx.secret_key(), or "
+        "jax.random.key(0) for a trial on data that are nobody's"
+    )
+
+
 def check_choice(value: str, name: str, known: tuple[str, ...]) -> None:
     """Raises ValueError unless the word is a known one."""
     if value not in known:

@@ -6,7 +6,10 @@ import jax
 import numpy as np
 import pytest
 
+import dpx
 from dpx import cross_attention, gram, noisy_head, privacy
+from dpx.data import Histories
+from dpx.recommend import popularity, transitions
 
 
 @pytest.mark.parametrize("value", [None, "1", np.nan, 0])
@@ -39,11 +42,18 @@ def test_guarantee_holds_plain_floats():
             privacy.PrivacyGuarantee(**bad, **words)
 
 
+BUDGET = {"epsilon": 1.0, "delta": 1e-5}
+HISTORIES = Histories(([0, 1], [1, 2]), 3)
+BOUNDS = noisy_head.HyperParameters(1.0, 1.0, 1.0)
+
+
 def memory(**changes):
-    options = {"key_bound": 1.0, "value_bound": 1.0, "epsilon": 1.0, "delta": 1e-5}
-    return cross_attention.build(
-        jax.random.key(0), np.zeros((5, 2)), np.zeros((5, 1)), **(options | changes)
-    )
+    return memory_under(jax.random.key(0), **changes)
+
+
+def memory_under(key, **changes):
+    options = {"key_bound": 1.0, "value_bound": 1.0} | BUDGET
+    return cross_attention.build(key, np.zeros((5, 2)), np.zeros((5, 1)), **(options | changes))
 
 
 @pytest.mark.parametrize(
@@ -73,6 +83,47 @@ def test_logits_beyond_all_floats_raise_value_errors_with_a_remedy(features):
         memory(**far)
     bounded = memory(**far | {"features": "random"}, contribution_bound=10.0)
     assert np.isfinite(bounded.moments).all()
+
+
+RELEASES = {
+    "sketch": lambda key: memory_under(key),
+    "trees": lambda key: memory_under(key, mechanism="tree"),
+    "gram": lambda key: gram.release(key, np.ones((2, 3)), column_bound=1.0, **BUDGET),
+    "sampled gram": lambda key: gram.release(
+        key, np.ones((2, 3)), column_bound=1.0, mechanism="sampling", eta=99.0, **BUDGET
+    ),
+    "popularity": lambda key: popularity.fit(key, HISTORIES, **BUDGET),
+    "transitions": lambda key: transitions.fit(key, HISTORIES, **BUDGET),
+    "noisy head": lambda key: noisy_head.fit(key, PROMPTS, BOUNDS, **DESCENT),
+    "one shot": lambda key: noisy_head.fit_one_shot(
+        key, PROMPTS, BOUNDS, regularization=0.1, **BUDGET
+    ),
+    "tree of sums": lambda key: cross_attention.DPTree.build(
+        key, np.ones(4), sensitivity=1.0, **BUDGET
+    ),
+    "privatize": lambda key: dpx.privatize(
+        l2_clip_norm=1.0, noise_multiplier=1.0, expected_batch_size=1.0, key=key
+    ),
+    "any release": lambda key: dpx.noise.release(
+        key, np.ones(2), sensitivity=1.0, noise_multiplier=1.0, label="x"
+    ),
+}
+SECRET = jax.random.wrap_key_data(np.array([[1234567890, 987654321]] * 2, np.uint32))
+
+
+@pytest.mark.parametrize("key", [0, "0", np.random.default_rng(0), np.ones(2), SECRET], ids=type)
+@pytest.mark.parametrize("release", RELEASES.values(), ids=RELEASES)
+def test_what_is_no_key_is_named_and_no_word_of_it_is_shown(release, key):
+    with pytest.raises(ValueError, match="must be one JAX key: use") as raised:
+        release(key)
+    assert "1234567890" not in str(raised.value)
+
+
+@pytest.mark.parametrize("seed", [SECRET[0], SECRET, np.array([1234567890, 1])])
+def test_a_key_that_is_given_as_a_seed_is_not_shown(seed):
+    with pytest.raises(ValueError, match="must be an int or a NumPy SeedSequence") as raised:
+        dpx.poisson_batches(10, sampling_probability=0.5, steps=1, seed=seed)
+    assert "1234567890" not in str(raised.value)
 
 
 PROMPTS = noisy_head.Features(np.ones((4, 2)), np.ones((4, 2)), np.ones(4))

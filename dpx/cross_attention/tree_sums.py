@@ -22,7 +22,7 @@ import numpy as np
 from jax.core import Tracer
 
 from dpx._numerics import rounded, wide_sums
-from dpx._validate import check_delta, check_epsilon, check_number, check_real
+from dpx._validate import check_delta, check_epsilon, check_key, check_number, check_real
 from dpx.cross_attention.node_noise import distance_noise
 from dpx.cross_attention.node_sums import leaf_index, num_bins, tabulate
 from dpx.noise import check_finite
@@ -76,6 +76,7 @@ class DPTree:
           ValueError: for a budget, bound or sensitivity out of range, an unknown noise, δ > 1/2 with
             truncated Laplace noise, or a sum that is not finite; under `jit` such a sum counts as zero.
         """
+        check_key(key)
         check_bounds(sensitivity=sensitivity, bound=bound)
         epsilon, delta = check_epsilon(epsilon), check_delta(delta)
         if np.ndim(values) != 1 or not len(values):

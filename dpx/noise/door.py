@@ -65,8 +65,8 @@ def release(
       computed in 64 bits if `exact` has them.
 
     Raises:
-      ValueError: for what is not one key, complex numbers, or sizes of the noise that do not broadcast to the
-        statistic.
+      ValueError: for a key that is none, for complex numbers, or for sizes of the noise that do not broadcast
+        to the statistic.
       ValueError: outside `jit`, where exact value or noise are not finite, or noise is too small for floats:
         nothing would be guaranteed. Inside it what is released is not finite either then: noise of a traced
         size that is too small makes NaN.

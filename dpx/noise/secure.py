@@ -39,7 +39,7 @@ _CHUNK = 2**16  # draws in about a second, between which Ctrl-C is heard
 
 
 def check(key, secure: bool) -> None:
-    """Raises ValueError for a key where OpenDP draws or none where JAX does; ImportError without OpenDP."""
+    """Raises ValueError for a key where OpenDP draws, or none where JAX does; ImportError without OpenDP."""
     if secure:
         _opendp()
         if key is not None:

@@ -11,7 +11,7 @@ from jax.core import Tracer
 from optax import projections
 
 from dpx._numerics import as_float64, in_float64
-from dpx._validate import check_choice, check_finite, check_integer, check_positive
+from dpx._validate import check_choice, check_finite, check_integer, check_key, check_positive
 from dpx.noisy_head.accounting import Descent
 from dpx.noisy_head.bounds import DECAY, HyperParameters, enforce
 from dpx.noisy_head.moments import gradient_sum
@@ -112,6 +112,7 @@ def noisy_descent(
     Returns:
       Γ^T (D, D), or Γ¹..Γ^T (T, D, D) with `trajectory`.
     """
+    check_key(key)
     features, hyper = check_features(features), descent.hyper
     return _noisy_descent(
         key,

@@ -11,7 +11,7 @@ import jax.numpy as jnp
 from optax import projections
 
 from dpx._numerics import in_float64
-from dpx._validate import check_delta, check_epsilon, check_positive
+from dpx._validate import check_delta, check_epsilon, check_key, check_positive
 from dpx.noise import release, secure
 from dpx.noisy_head.bounds import HyperParameters, check_hyper, enforce
 from dpx.noisy_head.moments import one_at_a_time, second_moments
@@ -52,6 +52,7 @@ def one_shot(
 
     Sums are of floats, in 64 bits.
     """
+    check_key(key)
     check_positive(regularization, "regularization")
     hyper = check_hyper(hyper)
     features = check_features(features)

@@ -24,7 +24,7 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
-from dpx import _processes, _watch
+from dpx import _processes, _validate, _watch
 from dpx import _storage as storage
 from dpx._validate import check_key
 from dpx.training import resuming
@@ -81,7 +81,12 @@ def check(key: Any) -> None:
     """Raises ValueError for what is neither one JAX key nor `Keys`."""
     if isinstance(key, Keys):
         return
-    check_key(key)
+    try:
+        right = _words(key).shape == (_key_words(),)
+    except TypeError:
+        right = False
+    if not right:
+        raise _validate.wrong_key(key)
 
 
 @contextlib.contextmanager

@@ -3,6 +3,8 @@
 import math
 from collections.abc import Iterator
 
+import jax
+import jax.numpy as jnp
 import numpy as np
 
 from dpx import _watch
@@ -59,6 +61,12 @@ def poisson_batches(
         )
     root = seed
     if not isinstance(root, np.random.SeedSequence):
+        if np.ndim(seed) or jnp.issubdtype(getattr(seed, "dtype", int), jax.dtypes.prng_key):
+            # A key may be secret: it is not shown.
+            raise ValueError(
+                f"seed of type {type(seed).__name__} must be an int or a NumPy SeedSequence: use "
+                "np.random.SeedSequence(), which the operating system's entropy fills"
+            )
         root = np.random.SeedSequence(check_integer(seed, "seed", 0))
     _watch.check_samples(max_batch_size)
     _watch.key_used(root.generate_state(_watch.KEY_WORDS), "sampling")

@@ -71,8 +71,8 @@ def privatize(
 
     Raises:
       ValueError: in `update`, for clipped gradients whose threshold is another than `l2_clip_norm`.
-      ValueError: for what is not one key, a clip or batch size that is not positive, a negative noise
-        multiplier, or one of these that is an array of more than a number.
+      ValueError: for a clip or batch size that is not positive, a negative noise multiplier, or one of these
+        that is an array of more than a number; for a key that is no JAX key.
     """
     clips = jax.tree.leaves(l2_clip_norm)
     if not clips:

@@ -171,7 +171,7 @@ def test_keys_have_all_bits_of_their_entropy():
     assert len(bytes.fromhex(drawn["sampling"])) == 32
     keys = np.array([jax.random.key_data(dpx.secret_key()) for _ in range(4)])
     assert len(np.unique(keys[:, 0])) == len(np.unique(keys[:, 1])) == 4
-    with pytest.raises(ValueError, match="must be a JAX key"):
+    with pytest.raises(ValueError, match="must be one JAX key"):
         secrets.check(jax.random.split(jax.random.key(0), 2))
 
 
