@@ -119,9 +119,9 @@ def choose(
     """The features with the least expected error, and the domain with the temperature that goes with them.
 
     Candidates are Taylor features of even degree and random ones, as many as fit into memory, and the mean of
-    V, which is the degree 0. The temperature is the lowest of those tried at which at most half of the mean's
-    error is left, so that attention is as sharp as it can be and still stand out from the noise; if there is
-    none, the one with the smallest share left.
+    V, which is the degree 0. The temperature is the lowest of those tried at which the expected error is at
+    most half of the private mean's, so that attention is as sharp as the noise allows; if there is none, the one
+    whose error is the smallest share of the mean's.
 
     Args:
       domain: The declared bounds.
