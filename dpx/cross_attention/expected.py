@@ -120,8 +120,8 @@ def choose(
 
     Candidates are Taylor features of even degree and random ones, as many as fit into memory, and the mean of
     V, which is the degree 0. The temperature is the lowest of those tried at which the expected error is at
-    most half of the private mean's, so that attention is as sharp as the noise allows; if there is none, the one
-    whose error is the smallest share of the mean's.
+    most half of the private mean's, so that attention is as sharp as the noise allows; if there is none, the
+    one whose error is the smallest share of the mean's.
 
     Args:
       domain: The declared bounds.

@@ -47,6 +47,8 @@ def check_bands(noise, bands, steps: int, most: float, l2_clip_norm, max_batch_s
         if bands is not None:
             raise ValueError(f"bands={bands} must come with noise='banded': leave it out")
         return 1
+    if bands is None:
+        raise ValueError("bands=None must be a number with noise='banded': use one from 2 on")
     bands = _validate.check_integer(bands, "bands", 2)
     if bands > min(steps, most):
         raise ValueError(

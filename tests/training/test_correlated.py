@@ -203,7 +203,7 @@ def test_all_groups_of_parameters_are_in_the_sensitivity(monkeypatch):
     [
         ({"noise": "pink"}, "noise='pink'"),
         ({"noise": "independent"}, "bands=3 must come with noise='banded'"),
-        ({"bands": None}, "bands=None must be"),
+        ({"bands": None}, "bands=None must be a number with noise='banded'"),
         ({"bands": 1}, "bands=1 must be"),
         ({"bands": 8}, "bands=8 must be at most 7"),
         ({"batch_size": 30}, "bands=3 must be at most 2"),
