@@ -55,13 +55,17 @@ def totals(found: Iterable[Record]) -> list[str]:
     """For each data set that several runs have used, what these runs cost together, as markdown.
 
     Their totals are added up, δ too: the guarantee holds whoever sees them all, and is not the tightest there
-    is. Only totals of one unit and one neighbouring relation can be added up.
+    is. Only totals of one unit and one neighbouring relation can be added up; where there are others, that is
+    said too.
     """
-    groups = defaultdict(list)
+    groups, kinds = defaultdict(list), defaultdict(dict)
     for record in found:
         total = record.total
-        groups[_data_set(record), total["unit"], total["neighboring"]].append(record)
-    return [_together(group) for group in groups.values() if len(group) > 1]
+        kind = total["neighboring"].replace("_", " ") + " " + total["unit"]
+        groups[_data_set(record), kind].append(record)
+        kinds[_data_set(record)][kind] = None
+    added_up = [_together(group) for group in groups.values() if len(group) > 1]
+    return added_up + [_apart(list(found)) for found in kinds.values() if len(found) > 1]
 
 
 def _data_set(record: Record) -> tuple:
@@ -100,6 +104,13 @@ def _together(group: list[Record]) -> str:
     return (
         f"{words}. This is what whoever sees all of them, or chooses among them, has to count. Runs that did "
         "not finish and runs in other folders are not in it."
+    )
+
+
+def _apart(kinds: list[str]) -> str:
+    return (
+        f"**Runs on the same data that cannot be added up**: their guarantees are to {', to '.join(kinds)}. "
+        "Whoever sees all of them has seen more than any of these totals counts."
     )
 
 

@@ -12,12 +12,12 @@ TEXT = "text:tiny"
 SYNTHETIC = "configs/recommender.py:synthetic,tiny"
 
 
-def _spending(synthetic):
+def _spending(synthetic, unit="user"):
     """In place of a run: two plain releases that cost the config's budget each."""
 
     def run(config, workdir):
         relation = dpx.privacy.ADD_OR_REMOVE_ONE
-        spent = dpx.PrivacyGuarantee(config.epsilon, config.delta, relation, "user", "test")
+        spent = dpx.PrivacyGuarantee(config.epsilon, config.delta, relation, unit, "test")
         releases = {"a": spent, "b": spent}
         return Outcome([Measure("a", "b", 1.0)], spent, releases, synthetic=synthetic)
 
@@ -56,6 +56,15 @@ def test_runs_on_one_file_are_added_up_however_they_read_it(tmp_path, monkeypatc
     # Runs on other files are not added to them.
     sweep.run_points(TEXT, sweep.grid(TEXT, ["data.path=others.txt"]), tmp_path / "runs")
     assert report.totals(records.read_all(tmp_path / "runs")) == [words]
+
+
+def test_runs_on_one_data_set_that_cannot_be_added_up_are_named(tmp_path, monkeypatch):
+    for unit, axes in (("line", ["epsilon=1,2"]), ("window", ["epsilon=3"])):
+        monkeypatch.setattr(language_model, "run", _spending(False, unit))
+        assert sweep.run_points(NAME, sweep.grid(NAME, axes), tmp_path) == []
+    added_up, apart = report.totals(records.read_all(tmp_path))
+    assert "over 2 runs" in added_up
+    assert "add or remove one line, to add or remove one window" in apart
 
 
 def test_runs_that_differ_in_more_than_the_seed_are_no_seeds(tmp_path, monkeypatch):

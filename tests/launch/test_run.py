@@ -97,9 +97,10 @@ def test_totals_are_of_one_unit(tmp_path):
         written(tmp_path / str(number), outcome_of({"a": spent(2.0, unit=unit)}))
         for number, unit in enumerate(("user", "name", "user"))
     ]
-    (words,) = report.totals(found)
+    words, apart = report.totals(found)
     assert "over 2 runs" in words
     assert "add or remove one user" in words
+    assert "add or remove one user, to add or remove one name" in apart
 
 
 def test_errors_over_seeds_are_those_of_the_mean(tmp_path):
