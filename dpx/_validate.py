@@ -104,19 +104,6 @@ def check_relation(value: NeighboringRelation | str, name: str) -> NeighboringRe
     return known[value]
 
 
-def check_key(key, name: str = "key") -> None:
-    """Raises ValueError for what is not one JAX key: a typed one, or an array of its words."""
-    dtype = getattr(key, "dtype", None)
-    is_typed = dtype is not None and jnp.issubdtype(dtype, jax.dtypes.prng_key)
-    if not (is_typed or dtype == np.uint32) or key.ndim != (0 if is_typed else 1):
-        # What an array of keys holds is secret.
-        value = f"={key!r}" if dtype is None else f" of shape {np.shape(key)} and dtype {dtype}"
-        raise ValueError(
-            f"{name}{value} must be a JAX key: use dpx.secret_key(), or jax.random.key(0) for a trial on "
-            "data that are nobody's"
-        )
-
-
 def check_unmasked(array, name: str) -> None:
     """Raises ValueError for a masked array, or a list of them, where what is under the mask would count."""
     parts = (array, *array) if isinstance(array, list | tuple) else (array,)

@@ -24,9 +24,9 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
-from dpx import _processes, _validate, _watch
+from dpx import _processes, _watch
 from dpx import _storage as storage
-from dpx._validate import check_key
+from dpx._validate import wrong_key
 from dpx.training import resuming
 from dpx.training.resuming import FINISHED, FOLDER, KEYS, CannotResumeError
 
@@ -86,7 +86,7 @@ def check(key: Any) -> None:
     except TypeError:
         right = False
     if not right:
-        raise _validate.wrong_key(key)
+        raise wrong_key(key)
 
 
 @contextlib.contextmanager
