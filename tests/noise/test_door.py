@@ -6,7 +6,6 @@ import numpy as np
 import pytest
 from jax.sharding import PartitionSpec as P
 
-import dpx
 from dpx import noise
 from dpx.noise import Laplace, TruncatedLaplace, tails
 
@@ -28,24 +27,6 @@ def test_noise_of_a_traced_size_that_floats_would_flush_makes_nan(size):
     for small in (1e-36, 1e-40, 1e-45):
         assert np.isnan(jax.jit(released)(np.float32(small))).all()
     assert np.isfinite(jax.jit(released)(np.float32(1e-15))).all()
-
-
-@pytest.mark.parametrize(
-    "key", [0, None, "secret", np.array([1, 2]), np.array([[7, 7]], np.uint32)]
-)
-def test_what_is_no_key_is_refused_and_not_shown(key):
-    for release in (
-        lambda: noise.release(
-            key, jnp.ones(3), sensitivity=1.0, label="sums", noise_multiplier=1.0
-        ),
-        lambda: dpx.privatize(
-            l2_clip_norm=1.0, noise_multiplier=1.0, expected_batch_size=2.0, key=key
-        ),
-        lambda: dpx.gram.release(key, np.ones((2, 3)), epsilon=1.0, delta=1e-5, column_bound=2.0),
-    ):
-        with pytest.raises(ValueError, match="key") as error:
-            release()
-        assert "7" not in str(error.value)
 
 
 def test_entries_of_a_release_have_no_draws_in_common():
