@@ -57,6 +57,12 @@ def beside_itself(p, x):
     return jnp.sum(jnp.sin(x @ (p["w"] * p["g"] + jnp.tanh(p["w"])))) + 0.1 * jnp.sum(p["w"] ** 2)
 
 
+def moved(p, x):
+    """Not a multiple of the weight either, and its derivative is that of one throughout."""
+    w = p["w"] * p["g"] + 0.3
+    return jnp.sum(jnp.sin(x @ w)) + 0.1 * jnp.sum(p["w"] ** 2)
+
+
 CASES = {
     "columns": (columns, OUT),
     "turned": (turned, OUT),
@@ -64,6 +70,7 @@ CASES = {
     "number": (number, 1),
     "twice": (twice, OUT),
     "beside itself": (beside_itself, OUT),
+    "moved": (moved, OUT),
 }
 
 

@@ -342,6 +342,58 @@ FAULTS = (
         "    if True:\n        program = trace(",
         "tests/clipping/test_clipping_bound.py::test_two_passes_multiply_at_the_highest_precision",
     ),
+    Fault(
+        "the last microbatch of each block is not added up",
+        "dpx/clipping/batches.py",
+        "last = jnp.minimum(first + BLOCK, count)",
+        "last = jnp.minimum(first + BLOCK - 1, count)",
+        "tests/clipping/test_clipping.py::test_more_microbatches_than_are_added_up_plainly",
+    ),
+    Fault(
+        "sums over microbatches forget what they rounded off",
+        "dpx/clipping/batches.py",
+        "return _sums.result(total), *found",
+        "return total.high, *found",
+        "tests/clipping/test_clipping_bound.py::test_microbatches_keep_what_is_rounded_off",
+    ),
+    Fault(
+        "equal blocks of which other values are taken later are one",
+        "dpx/clipping/repeats.py",
+        "return (tuple(form), avals, tuple(number[v] for v in results)),",
+        "return (tuple(form), avals, len(results)),",
+        "tests/clipping/test_clipping_repeats.py"
+        "::test_blocks_of_which_other_values_are_taken_later_are_not_taken_for_others",
+    ),
+    Fault(
+        "of a sum of multiples of a weight the first alone counts",
+        "dpx/clipping/pullback.py",
+        "frozenset().union(*(x.ratio for x in linear)), axes)",
+        "linear[0].ratio, axes)",
+        "tests/clipping/test_clipping_pullback.py::test_what_is_known_of_a_derivative_is_true",
+    ),
+    Fault(
+        "what is added to a cotangent is taken for zero when it is moved",
+        "dpx/clipping/pullback.py",
+        "return Value(varies, axes=axes, zero=x.zero)",
+        "return Value(varies, axes=axes, zero=True)",
+        "tests/clipping/test_clipping_pullback.py"
+        "::test_what_is_not_linear_is_unclear_unless_it_is_trusted",
+    ),
+    Fault(
+        "a sum with a scale is put back in the wrong order of axes",
+        "dpx/clipping/small_values.py",
+        "total = total.transpose([order.index(a) for a in sorted(order)])",
+        "total = total.transpose(order)",
+        "tests/clipping/test_clipping_small_values.py"
+        "::test_a_gradient_is_that_of_the_product_times_the_array",
+    ),
+    Fault(
+        "a parameter that is cut along two axes is cut along one",
+        "dpx/clipping/parts.py",
+        "if len(slices) < len(taken) or len(axes) > 1:",
+        "if len(slices) < len(taken):",
+        "tests/clipping/test_clipping_parts.py::test_what_cannot_be_cut_is_as_exact",
+    ),
     # -----------------------------------------------------------------------------------------------------
     # Steps and samples
     Fault(
@@ -580,6 +632,20 @@ FAULTS = (
         "return run",
         "tests/privacy/test_privacy.py::test_calibration_beside_another_release_fits_one_budget",
     ),
+    Fault(
+        "an event of 16 bits is accounted in 16 bits",
+        "dpx/privacy/events.py",
+        "            changes[field] = number\n",
+        "            changes[field] = value\n",
+        "tests/privacy/test_narrow_numbers.py::test_a_ledger_of_narrow_events_is_one_of_wide_events",
+    ),
+    Fault(
+        "the noise of an epsilon of 16 bits is computed in 16 bits",
+        "dpx/privacy/gaussian.py",
+        "    epsilon, delta = check_epsilon(epsilon), check_delta(delta)\n",
+        "    check_epsilon(epsilon), check_delta(delta)\n",
+        "tests/privacy/test_narrow_numbers.py::test_gaussian_noise_is_as_much_as_its_epsilon_needs",
+    ),
     # -----------------------------------------------------------------------------------------------------
     # Releases of counts
     Fault(
@@ -643,7 +709,7 @@ FAULTS = (
         "dpx/ngram.py",
         "weights = np.minimum(1, l2_clip_norm / np.maximum(norms, 1))",
         "weights = np.ones_like(norms)",
-        REMOVED.format("3-grams"),
+        REMOVED.format("1-grams"),
     ),
     Fault(
         "n-grams are smoothed by the exact counts of shorter contexts",
@@ -1300,6 +1366,27 @@ FAULTS = (
         'return {**values, "noise_seed": keys.fingerprint(values["noise_seed"], workdir, new=new)}',
         "return values",
         LEDGER.format("recommender, warm"),
+    ),
+    Fault(
+        "an error shows the words of a key",
+        "dpx/_validate.py",
+        'f"key of type {type(key).__name__}{shape} must be',
+        'f"key={key} must be',
+        "tests/test_contracts.py::test_what_is_no_key_is_named_and_no_word_of_it_is_shown",
+    ),
+    Fault(
+        "a key that is given as a seed is shown",
+        "dpx/training/sampling.py",
+        'if np.ndim(seed) or jnp.issubdtype(getattr(seed, "dtype", int), jax.dtypes.prng_key):',
+        "if False:",
+        "tests/test_contracts.py::test_a_key_that_is_given_as_a_seed_is_not_shown",
+    ),
+    Fault(
+        "a report is silent on guarantees that do not add up",
+        "dpx/launch/report.py",
+        "return added_up + [_apart(list(found)) for found in kinds.values() if len(found) > 1]",
+        "return added_up",
+        "tests/launch/test_run.py::test_totals_are_of_one_unit",
     ),
     # -----------------------------------------------------------------------------------------------------
     # Selections

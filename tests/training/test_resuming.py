@@ -136,7 +136,8 @@ def test_processes_with_other_arguments_are_refused_before_anything_is_kept(tmp_
     """The other process clips to 1000: what it adds would have a thousandth of the noise."""
 
     def of_each(own):
-        return [own, own | {"l2_clip_norm": [1000.0], "max_batch_size": None}]
+        others = {"l2_clip_norm": [1000.0], "max_batch_size": None} if "l2_clip_norm" in own else {}
+        return [own, own | others]  # nor is any program that is compared another one
 
     monkeypatch.setattr(_processes, "of_each", of_each)
     with pytest.raises(ValueError, match="l2_clip_norm, max_batch_size must be the same in all"):
