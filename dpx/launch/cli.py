@@ -145,7 +145,7 @@ def in_one_line(error: Exception) -> str:
         remedy = _REMEDIES.get(error.errno or 0, "check the path")
         text = f"{error.filename}: {error.strerror}: {remedy}"
     if isinstance(error, ModuleNotFoundError):
-        text = f'{text}: install the extras, pip install "dpx-attention[data,plots]"'
+        text = f'{text}: in the clone of dpx, pip install -e ".[data,plots]"'
     lines = [line.strip() for line in str(text).splitlines() if line.strip()]
     return lines[0] if lines else type(error).__name__
 

@@ -209,8 +209,8 @@ def _import(name: str) -> ModuleType:
         return importlib.import_module(name)
     except ModuleNotFoundError:
         raise ValueError(
-            f"--executor={'ray' if name == 'ray' else 'slurm'} must have the package {name}: pip install "
-            '"dpx-attention[sweep]", or use --executor=local'
+            f"--executor={'ray' if name == 'ray' else 'slurm'} must have the package {name}: in the "
+            'clone of dpx, pip install -e ".[sweep]", or use --executor=local'
         ) from None
 
 

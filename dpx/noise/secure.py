@@ -184,7 +184,7 @@ def _opendp() -> Any:
         import opendp.prelude as prelude
     except ImportError:
         raise ImportError(
-            'secure=True needs OpenDP: install the extra, pip install "dpx[secure]"'
+            'secure=True needs OpenDP: in the clone of dpx, pip install -e ".[secure]"'
         ) from None
     dp: Any = prelude
     dp.enable_features("contrib")

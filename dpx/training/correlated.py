@@ -57,7 +57,7 @@ def coefficients(steps: int, bands: int) -> tuple[float, ...]:
         from jax_privacy.matrix_factorization import toeplitz
     except ImportError:
         raise ImportError(
-            'noise="banded" needs jax-privacy: pip install "dpx-attention[correlated]"'
+            'noise="banded" needs jax-privacy: in the clone of dpx, pip install -e ".[correlated]"'
         ) from None
     found = np.asarray(toeplitz.optimize_banded_toeplitz(steps, bands), np.float64)
     return tuple((found / np.linalg.norm(found)).tolist())

@@ -129,8 +129,8 @@ def fit(
         are the data, on all their devices; the key is that of the first, they share `workdir`, and all other
         arguments are the same.
       workdir: A folder for checkpoints and metrics.jsonl. A killed call is repeated, on the same data and
-        with the same arguments, and goes on bitwise where it was, under the key that it began with: until it
-        has finished, that lies in the folder, which only its owner can read. After that, a repeated call
+        with the same arguments, and goes on bitwise where it was, under the key that it began with. Until
+        it has finished, that key lies in the folder, readable by its owner only. After that, a repeated call
         returns the finished result. Loss and optimizer are compared by the programs that JAX makes of them
         (`dpx.training.programs`), which another version of JAX may change: keep that too.
         Under a run's `Keys`, trainings of several labels may share the folder.

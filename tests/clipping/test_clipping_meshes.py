@@ -110,5 +110,9 @@ def test_noise_is_drawn_where_it_is_added_and_the_same_on_any_number_of_devices(
     assert set(case["exchanged"]) <= {"all-reduce"}
 
 
+def test_what_a_loss_closes_over_may_differ_between_devices(found):
+    assert found["closed over"]["error"] < 1e-5
+
+
 def test_values_that_differ_between_devices_are_not_released_with_one_noise(found):
     assert "add them up first" in found["unsummed"]

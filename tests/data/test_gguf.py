@@ -244,6 +244,6 @@ def test_the_bytes_of_another_machine_are_refused(tmp_path, monkeypatch):
 def test_a_missing_package_is_named_with_its_extra(tmp_path, monkeypatch, name):
     path = write(tmp_path / "model.gguf")
     monkeypatch.setitem(sys.modules, name, None)
-    with pytest.raises(ModuleNotFoundError, match=r"pip install dpx-attention\[lm\]") as raised:
+    with pytest.raises(ModuleNotFoundError, match=r"pip install -e \"\.\[lm\]") as raised:
         gguf.tokenizer(gguf.GGUF(path))
     one_line(raised)

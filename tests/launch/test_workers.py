@@ -194,7 +194,10 @@ def test_a_report_reads_after_it_has_the_folder(source, tmp_path, monkeypatch):
         (("dask", 1), "--executor=dask must be one of local, ray, slurm"),
         (("local", 0), "--workers=0 must be at least 1"),
         (("local", 1, ["a=b"]), "must come with --executor=slurm"),
-        (("ray", 2), r"must have the package ray: pip install \"dpx-attention\[sweep\]\""),
+        (
+            ("ray", 2),
+            r"must have the package ray: in the clone of dpx, pip install -e \"\.\[sweep\]\"",
+        ),
         (("slurm", 2), r"must have the package submitit: pip install"),
     ],
 )
