@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Iterator
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -61,7 +62,8 @@ def poisson_batches(
         )
     root = seed
     if not isinstance(root, np.random.SeedSequence):
-        if np.ndim(seed) or jnp.issubdtype(getattr(seed, "dtype", int), jax.dtypes.prng_key):
+        given: Any = seed
+        if np.ndim(given) or jnp.issubdtype(getattr(given, "dtype", int), jax.dtypes.prng_key):
             # A key may be secret: it is not shown.
             raise ValueError(
                 f"seed of type {type(seed).__name__} must be an int or a NumPy SeedSequence: use "

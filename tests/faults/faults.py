@@ -1377,7 +1377,7 @@ FAULTS = (
     Fault(
         "a key that is given as a seed is shown",
         "dpx/training/sampling.py",
-        'if np.ndim(seed) or jnp.issubdtype(getattr(seed, "dtype", int), jax.dtypes.prng_key):',
+        'if np.ndim(given) or jnp.issubdtype(getattr(given, "dtype", int), jax.dtypes.prng_key):',
         "if False:",
         "tests/test_contracts.py::test_a_key_that_is_given_as_a_seed_is_not_shown",
     ),
