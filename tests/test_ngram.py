@@ -7,6 +7,7 @@ import pytest
 import dpx
 from dpx import ngram
 from dpx.data import surnames
+from dpx.privacy import ADD_OR_REMOVE_ONE
 
 NAMES = surnames.encode(["anna", "anton", "bo", "aaaaaaaaaaaaa", "zoe"])
 
@@ -72,6 +73,7 @@ def test_probabilities_are_probabilities_and_learn():
 def test_guarantee_and_errors():
     guarantee = fit(epsilon=2.0, unit="word").guarantee
     assert guarantee.unit == "word"
+    assert guarantee.neighboring is ADD_OR_REMOVE_ONE
     multiplier = dpx.gaussian_noise_multiplier(2.0, 1e-5)
     assert (guarantee.epsilon, guarantee.event.noise_multiplier) == (2.0, multiplier)
     for changes, name in (
@@ -90,6 +92,12 @@ def test_what_fills_a_row_does_not_count(order):
     wide = [np.pad(part, ((0, 0), (0, 7))) for part in (NAMES.tokens, NAMES.mask)]
     found = ngram.statistic((NAMES.tokens, NAMES.mask), **table), ngram.statistic(wide, **table)
     np.testing.assert_array_equal(found[0].sums[0], found[1].sums[0])
+
+
+def test_smoothing_is_told_the_noise_of_a_cell(monkeypatch):
+    monkeypatch.setattr(ngram, "_smooth", lambda noisy, order, vocab_size, std: std)
+    multiplier = dpx.gaussian_noise_multiplier(2.0, 1e-5)
+    assert fit(epsilon=2.0, l2_clip_norm=3.0).probabilities == pytest.approx(3 * multiplier)
 
 
 def test_noise_of_shorter_contexts_is_that_of_a_sum():

@@ -305,6 +305,10 @@ def test_baselines():
         ({"copies": 2}, "copies=2 must be left out"),
         ({"mechanism": "tree", "secure": True}, "secure=True must be left out"),
         ({"mechanism": "tree", "query_bound": 2.0}, "trees need features"),
+        (
+            {"mechanism": "tree", "neighboring": "add_or_remove_one"},
+            "must be 'replace_one' for trees",
+        ),
         ({"features": "random", "directions": np.ones((4, 3))}, "directions of shape"),
         ({"scale": 1e-3, "features": "random"}, "a row may contribute"),
     ],

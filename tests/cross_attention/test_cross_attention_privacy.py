@@ -236,6 +236,31 @@ def test_fresh_noise_sensitivity_is_never_exceeded():
     assert 0.8 * bound < worst <= bound * (1 + 1e-12)
 
 
+@pytest.mark.parametrize("domain", ["box", "ball"])
+def test_fresh_noise_is_for_the_row_that_moves_each_answer_most(domain, monkeypatch):
+    """One row at one end of the queries and all others at the other move answers by what is declared."""
+    seen = []
+
+    def record(_, exact, *, sensitivity, **about):
+        seen.append((np.asarray(exact), np.asarray(sensitivity)))
+        return exact
+
+    monkeypatch.setattr(baselines.noise, "release", record)
+    length = 1 if domain == "box" else math.sqrt(2)
+    Q = np.array([[1.0, 1.0], [0.3, 0.3]]) / length
+    K = np.full((5, 2), 0.0 if domain == "box" else -1 / length)
+    K[0] = 1 / length
+    V = np.ones((5, 2))
+    for first in (1.0, -1.0):
+        V[0] = first
+        options = {"domain": domain, "scale": 0.7, "clip": True}
+        baselines.fresh_noise(KEY, Q, K, V, **options, **BOX, **BUDGET)
+    (here, declared), (there, _) = seen
+    # Each of the two answers has half of the squares.
+    moved = np.linalg.norm((here - there) / declared, axis=1)
+    np.testing.assert_allclose(moved, math.sqrt(0.5), rtol=1e-5)
+
+
 # ---------------------------------------------------------------------------------------------------------
 # Noise
 

@@ -24,6 +24,7 @@ from dpx.cross_attention import (
     structures,
     tree,
 )
+from dpx.noise import TruncatedLaplace
 from dpx.privacy import ADD_OR_REMOVE_ONE, REPLACE_ONE
 
 MULTIPLIER = dpx.gaussian_noise_multiplier(**BUDGET)
@@ -91,6 +92,20 @@ def test_truncated_laplace_trees_of_a_memory_cover_the_rounding_of_a_row():
     np.testing.assert_allclose(nodes.law.scale, (2 * 2.0 + rounding) / epsilon, rtol=1e-14)
 
 
+def test_the_papers_trees_of_a_memory_have_their_parts_of_the_budget():
+    """Four columns in two copies, structures of Σ w and three features, five levels and three moments."""
+    nodes, _ = structures.noise_of(
+        "truncated_laplace", "paper", np.ones(4), domain(), 5, 2, *BUDGET.values()
+    )
+    first, others = node_noise.paper_budget(*BUDGET.values(), 3, 4 * 2)
+    change = 2 * 2.0 + 2 * 0.51 * math.hypot(2, 2 * math.sqrt(3)) / LEAF
+    for feature, (epsilon, delta) in enumerate([first, others, others, others]):
+        law = TruncatedLaplace.calibrate(change, epsilon / 15, delta / 15)
+        np.testing.assert_allclose(nodes.law.scale[feature], law.scale, rtol=1e-12)
+        np.testing.assert_allclose(nodes.law.bound[feature], law.bound, rtol=1e-12)
+    np.testing.assert_allclose(nodes.sensitivity, 5 * change, rtol=1e-14)
+
+
 def test_trees_of_distances_cover_the_rounding_of_a_record():
     nodes, guarantee = distance_trees._planned(np.ones(2), 16, 3.0, 2, "gaussian", *BUDGET.values())
     assert moved(nodes, 4) == pytest.approx(2 * 3.0 + 2 * 0.51 * 3.0 / LEAF, rel=1e-14)
@@ -105,8 +120,17 @@ def test_weights_beyond_their_bound_count_as_zero():
     assert found[:, :, 0].tolist() == [[LEAF, np.rint(0.3 * LEAF)], [0, 0]]
 
 
-@pytest.mark.parametrize("epsilon", [0.1, 1.0, 100.0])
-@pytest.mark.parametrize(("features", "copies"), [(1, 1), (4, 3), (60, 7)])
+@pytest.mark.parametrize(
+    ("epsilon", "features", "copies"),
+    [
+        *(
+            (epsilon, *counts)
+            for epsilon in (0.1, 1.0, 100.0)
+            for counts in ((1, 1), (4, 3), (60, 7))
+        ),
+        (6000.0, 10_000, 1),  # where advanced composition brings features to more than 2ε/3
+    ],
+)
 def test_parts_of_the_papers_budget_compose_to_it(epsilon, features, copies):
     first, others = node_noise.paper_budget(epsilon, 1e-5, features, copies)
     slack = 1e-5 / copies / 2

@@ -365,12 +365,35 @@ def test_a_column_just_beyond_the_bound_is_not_taken_for_rounding():
         gram.release(KEY, np.array([[1.00001]]), clip=False, **BUDGET)
 
 
+def test_a_column_beyond_the_bound_is_named_whichever_block_holds_it():
+    for longest in ([[3.0]], [[np.inf]]):
+        blocks = [np.array(longest), np.array([[0.5]])]
+        with pytest.raises(ValueError, match="a column of norm"):
+            gram.release(KEY, iter(blocks), clip=False, **BUDGET)
+
+
 def test_a_sum_is_released_with_the_clipping_that_it_was_made_with():
     """A guarantee without `clip` assumes bounds that a sum with it does not need, and the reverse."""
     for clip in (False, True):
         total = gram.statistic(np.eye(2), column_bound=1.0, clip=clip)
         with pytest.raises(ValueError, match=f"clip={not clip} must be {clip}"):
             gram.release(KEY, total, clip=not clip, **BUDGET)
+
+
+def test_a_sum_is_released_with_the_bound_that_it_was_made_with():
+    """Its integers are in units of that bound, and would stand for another matrix."""
+    total = gram.statistic(np.eye(2), column_bound=2.0)
+    with pytest.raises(ValueError, match=r"column_bound=1\.0 must be 2\.0"):
+        gram.release(KEY, total, **(BUDGET | {"column_bound": 1.0}))
+
+
+@pytest.mark.parametrize("form", [np.asarray, sparse.csr_matrix])
+def test_a_column_that_is_longer_by_rounding_is_kept(form):
+    """Rounding makes each of its 1,011 equal entries longer by half a unit of the grid."""
+    column = np.full((1011, 1), 1 / math.sqrt(1011))
+    total = gram.statistic(form(column), column_bound=1.0)
+    assert np.unique(total.sums[0]).tolist() == [math.ceil(2**18 / math.sqrt(1011)) ** 2]
+    assert total.largest == (2**18 + math.ceil(0.51 * math.sqrt(1011))) ** 2
 
 
 def test_unchecked_clipping_under_jit_raises(X):

@@ -143,6 +143,15 @@ def test_bounds_of_large_logits_are_those_of_probabilities(logit_bound, relative
         assert np.abs(exact - 1 / 3).max() <= known.uniform + 1e-6
 
 
+def test_entry_error_bounds_are_those_of_their_tails():
+    """Of 15 entries, and of 25 squares with two tails each."""
+    found = gram.gaussian_entry_error(2.0, 5, failure_probability=0.1)
+    assert found == pytest.approx(2 * math.sqrt(2 * math.log(15 / 0.1)))
+    found = gram.sampling_entry_error(500, 5, diagonal_bound=1.05, failure_probability=0.1)
+    x = math.log(50 / 0.1)
+    assert found == pytest.approx(1.05 * (2 * math.sqrt(x / 500) + 2 * x / 500))
+
+
 @pytest.mark.slow
 def test_entry_error_bounds_hold_at_their_probability():
     n, failure = 6, 0.05

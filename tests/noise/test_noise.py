@@ -274,6 +274,12 @@ def test_guarantees():
     assert less.delta < 1e-4
 
 
+@pytest.mark.parametrize("epsilon", [1e-3, 29.9, 30.1, 300.0])
+def test_truncated_laplace_has_the_guarantee_that_it_was_calibrated_to(epsilon):
+    found = TruncatedLaplace.calibrate(2.0, epsilon, 1e-9).guarantee(2.0, **WHERE)
+    assert (found.epsilon, found.delta) == (pytest.approx(epsilon), pytest.approx(1e-9, rel=1e-6))
+
+
 def test_any_epsilon_up_to_1e8_works_and_the_noise_vanishes():
     for epsilon in (1e-6, 1.0, 29.9, 30.1, 1e3, 1e8):
         law = TruncatedLaplace.calibrate(1.0, epsilon, 1e-9)

@@ -144,6 +144,14 @@ def test_a_record_moves_the_integer_sums_by_the_sensitivity_at_most(monkeypatch,
         assert (largest > 0.9).all()
 
 
+@pytest.mark.parametrize("name", ["popularity", "token probabilities", "n-grams", "transitions"])
+def test_noise_covers_the_rounding_of_every_cell(monkeypatch, name):
+    run, records, _ = MECHANISMS[name]
+    seen, _ = exact_sums(monkeypatch, run, records)
+    for exact, bound, _ in seen:
+        assert bound == secure.STEPS + math.ceil(0.51 * math.sqrt(exact.size))
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("name", MECHANISMS)
 def test_where_the_noise_is_small_the_answer_is_the_default_one(name):

@@ -43,6 +43,9 @@ def test_last_iterate_multipliers():
         )
         np.testing.assert_allclose(multiplier, expected, rtol=2e-4)
         assert any("only the last iterate" in sentence for sentence in guarantee.assumptions)
+        # It composes with others as the one release that it costs, not as one with the noise of a step.
+        spent = Ledger().spend(guarantee, "fit").guarantee(guarantee.delta)
+        assert spent.epsilon == pytest.approx(1.0, rel=1e-6)
 
 
 @pytest.mark.parametrize("steps", [1, 2, 7, 400])

@@ -48,6 +48,21 @@ def test_every_iterate_lies_in_the_ball_that_the_sensitivity_assumes():
     np.testing.assert_allclose(np.linalg.norm(fitted.gamma, axis=(1, 2)), 0.3, rtol=1e-12)
 
 
+def test_a_traced_start_outside_the_ball_starts_on_it():
+    """Nothing can be raised there, and the first gradient would move by more than the sensitivity."""
+    features = features_of(20, 6, 3)
+    hyper = noisy_head.HyperParameters(0.8, 0.5, 0.3)
+    described = noisy_head.Descent(hyper, regularization=0.2, step_size=2.0, steps=1)
+
+    def run(start):
+        options = {"noise_multiplier": 0.0, "init": start}
+        return noisy_head.noisy_descent(jax.random.key(0), features, described, **options)
+
+    edge = np.full((3, 3), 0.1)
+    with jax.enable_x64(True):
+        np.testing.assert_allclose(jax.jit(run)(100 * edge), run(edge), rtol=1e-12)
+
+
 @pytest.mark.slow
 def test_huge_budget_is_ridge():
     features = features_of()

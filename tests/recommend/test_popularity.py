@@ -6,6 +6,7 @@ import pytest
 from dpx.data import Histories, leave_last_out, left_pad, load_movielens_small
 from dpx.noise import secure
 from dpx.partial import in_memory
+from dpx.privacy import ADD_OR_REMOVE_ONE
 from dpx.recommend import item_gram, metrics, popularity, transitions
 
 HISTORIES = Histories(tuple(np.array(h, int) for h in ([0, 0, 1], [2], [0, 3, 1, 2], [])), 5)
@@ -59,6 +60,25 @@ def test_the_items_that_lead_and_the_rest_share_a_noise_multiplier():
             leading(noise_multiplier=1.0, budget_fraction=wrong)
 
 
+def test_the_number_of_items_follows_from_noise_and_sizes_alone():
+    """Not from what is summed: users without an item count as those with many."""
+    asked = []
+
+    def rule(*sizes):
+        asked.append(sizes)
+        return 2
+
+    for histories in (HISTORIES, Histories((np.zeros(0, int),) * 4, 5)):
+        made = in_memory(
+            popularity.leading_passes(
+                jax.random.key(0), noise_multiplier=1.0, budget_fraction=0.19, rule=rule
+            ),
+            histories,
+        )
+        assert len(made.items) == 2
+    assert asked == [(pytest.approx(1 / 0.9), 4, 5)] * 2
+
+
 def test_noise_and_probabilities():
     many = Histories(HISTORIES.items, 20_000)
     fitted = popularity.fit(jax.random.key(1), many, epsilon=1.0, delta=1e-5)
@@ -77,10 +97,12 @@ def test_noise_and_probabilities():
 def test_what_is_public_is_an_assumption():
     fitted = popularity.fit(jax.random.key(1), HISTORIES, epsilon=1.0, delta=1e-5)
     assert fitted.guarantee.assumptions == ("the catalogue of items is public",)
-    assert popularity.guarantee(1.0, 1e-5, 2.0, "test").assumptions == (
+    both = popularity.guarantee(1.0, 1e-5, 2.0, "test")
+    assert both.assumptions == (
         "the catalogue of items is public",
         "the number of users is public",
     )
+    assert both.neighboring is fitted.guarantee.neighboring is ADD_OR_REMOVE_ONE
 
 
 def test_items_that_lead_have_the_noise_at_least():
