@@ -236,6 +236,16 @@ def test_fresh_noise_sensitivity_is_never_exceeded():
     assert 0.8 * bound < worst <= bound * (1 + 1e-12)
 
 
+def test_what_fills_the_last_chunk_of_rows_is_not_summed(monkeypatch):
+    """Zeros are keys too, away from the centre, and would count as rows."""
+    K, V, _ = memory(200, 2)
+    domain = Domain.declare(K, V, **BOX)
+    whole = moments.contribution_sums(K, V, taylor(domain, 2), domain, 1.0)
+    monkeypatch.setattr(moments, "_CHUNK_ELEMENTS", 128)
+    pieces = moments.contribution_sums(K, V, taylor(domain, 2), domain, 1.0)
+    np.testing.assert_allclose(pieces, whole, rtol=1e-4, atol=1e-3)
+
+
 @pytest.mark.parametrize("domain", ["box", "ball"])
 def test_fresh_noise_is_for_the_row_that_moves_each_answer_most(domain, monkeypatch):
     """One row at one end of the queries and all others at the other move answers by what is declared."""
@@ -253,8 +263,10 @@ def test_fresh_noise_is_for_the_row_that_moves_each_answer_most(domain, monkeypa
     V = np.ones((5, 2))
     for first in (1.0, -1.0):
         V[0] = first
-        options = {"domain": domain, "scale": 0.7, "clip": True}
-        baselines.fresh_noise(KEY, Q, K, V, **options, **BOX, **BUDGET)
+        options = {"domain": domain, "scale": 0.7, "clip": first > 0}
+        made = baselines.fresh_noise(KEY, Q, K, V, **options, **BOX, **BUDGET)
+        assumed = "data within the declared bounds" in made.guarantee.assumptions
+        assert assumed is not options["clip"]
     (here, declared), (there, _) = seen
     # Each of the two answers has half of the squares.
     moved = np.linalg.norm((here - there) / declared, axis=1)
