@@ -44,10 +44,11 @@ def check_integer(value, name: str, least: int = 1) -> int:
     return int(value)
 
 
-def check_decay(value, name: str) -> None:
-    """Raises ValueError unless the value is a number in (0, 1]."""
+def check_decay(value, name: str) -> float:
+    """Returns the value as a float; raises ValueError unless it is a number in (0, 1]."""
     if not 0 < check_number(value, name) <= 1:
         raise ValueError(f"{name}={value} must be in (0, 1]")
+    return float(value)
 
 
 def check_epsilon(epsilon: float, name: str = "epsilon") -> float:

@@ -93,7 +93,7 @@ def passes(
 ) -> Passes[NGram]:
     """`fit` as its one pass over the data (`dpx.partial`), blocks being pairs of tokens and mask."""
     order, vocab_size, start = _checked_table(order, vocab_size, start)
-    _check_clip(l2_clip_norm)
+    l2_clip_norm = _check_clip(l2_clip_norm)
     privacy.gaussian_noise_multiplier(epsilon, delta)
     exact_arithmetic.check(key, secure)
     table = {"order": order, "vocab_size": vocab_size, "start": start, "l2_clip_norm": l2_clip_norm}
@@ -120,7 +120,7 @@ def statistic(
         a mask is not bool or keeps no prefix of each row, or the two are not (N, L).
     """
     order, vocab_size, start = _checked_table(order, vocab_size, start)
-    _check_clip(l2_clip_norm)
+    l2_clip_norm = _check_clip(l2_clip_norm)
     tokens, mask = _arrays(*block)
     tokens = _checked(tokens, mask, vocab_size)
     cells = _cells(tokens, order, vocab_size, start)
@@ -224,11 +224,13 @@ def _arrays(tokens, mask) -> tuple[np.ndarray, np.ndarray]:
     return np.asarray(tokens), np.asarray(mask)
 
 
-def _check_clip(l2_clip_norm: float) -> None:
-    if _validate.check_positive(l2_clip_norm, "l2_clip_norm") > _LARGEST_CLIP:
+def _check_clip(l2_clip_norm: float) -> float:
+    l2_clip_norm = _validate.check_positive(l2_clip_norm, "l2_clip_norm")
+    if l2_clip_norm > _LARGEST_CLIP:
         raise ValueError(
             f"l2_clip_norm={l2_clip_norm} must be at most {_LARGEST_CLIP:g}: count in other units"
         )
+    return l2_clip_norm
 
 
 def _checked(tokens: np.ndarray, mask: np.ndarray, vocab_size: int) -> np.ndarray:

@@ -134,6 +134,8 @@ class DPTreeHighDim:
           bound, weight_bound, bins, power, noise: As in `build`.
         """
         x, weights = block
+        check_bounds(weight_bound=weight_bound)
+        weight_bound = float(weight_bound)
         bins, power = num_bins(check_integer(bins, "bins"), 1), check_integer(power, "power")
         unit, weights, bounds = _entered(cls._rows(x), weights, bound, weight_bound)
         rows = np.clip(np.asarray(weights, np.float64), -weight_bound, weight_bound)
@@ -220,8 +222,9 @@ def _tables(key, leaves, nodes: NodeNoise, unit: float) -> jax.Array:
 
 def _planned(bounds, bins, weight_bound, power, noise, epsilon, delta):
     """The noise of the nodes, and the guarantee; raises ValueError for an argument out of range."""
-    check_integer(power, "power")
+    power = check_integer(power, "power")
     check_bounds(weight_bound=weight_bound, bound=bounds)
+    weight_bound = float(weight_bound)
     epsilon, delta = check_epsilon(epsilon), check_delta(delta)
     bounds = np.asarray(bounds, np.float64)
     change = 2 * weight_bound + leaf_sums.rounding(weight_bound, 1)

@@ -78,6 +78,7 @@ class DPTree:
         """
         check_key(key)
         check_bounds(sensitivity=sensitivity, bound=bound)
+        sensitivity, bound = float(sensitivity), float(bound)
         epsilon, delta = check_epsilon(epsilon), check_delta(delta)
         if np.ndim(values) != 1 or not len(values):
             raise ValueError(f"values has shape {np.shape(values)}: pass the bins' sums, (n,)")
@@ -95,7 +96,7 @@ class DPTree:
             left, right = tabulate(key, jnp.pad(leaves, (0, bins - len(leaves))), nodes)
             left, right = check_finite((left.astype(dtype), right.astype(dtype)), "the tree")
         guarantee = tree_guarantee(epsilon, delta, noise, "tree of sums", event)
-        return cls(left, right, float(bound), guarantee.assuming(*rounded(key, values)))
+        return cls(left, right, bound, guarantee.assuming(*rounded(key, values)))
 
     def query(self, y) -> tuple[jax.Array, jax.Array]:
         """(left, right): noisy sums of the bins before and after that of y ∈ [0, R], each like y.

@@ -199,7 +199,8 @@ def _relative_change(column_bound, max_column_change, eta, n, calibration, neigh
     """The bound on ‖Σ'^(−1/2) Σ Σ'^(−1/2) − I‖_F that a calibration works with."""
     change = sensitivity(column_bound, max_column_change, neighboring)
     check_choice(calibration, "calibration", CALIBRATIONS)
-    if not 0 < check_number(eta, "eta") < math.inf:
+    eta = check_number(eta, "eta")
+    if not 0 < eta < math.inf:
         raise ValueError(f"eta={eta} must be positive: sampling needs a covariance of full rank")
     check_integer(n, "n")
     if change / eta < _SMALLEST_CHANGE:
@@ -214,7 +215,8 @@ def _relative_change(column_bound, max_column_change, eta, n, calibration, neigh
         raise ValueError(
             f"calibration='paper' is for neighboring='replace_one', not {neighboring}: use 'exact'"
         )
-    beta = 2 * column_bound if max_column_change is None else max_column_change
+    column_bound = float(column_bound)
+    beta = 2 * column_bound if max_column_change is None else float(max_column_change)
     return 2 * column_bound * beta * math.sqrt(n) / eta
 
 

@@ -17,7 +17,7 @@ from dp_accounting import DpEvent, NeighboringRelation
 from jax.core import Tracer
 
 from dpx import _watch, noise
-from dpx._validate import check_relation
+from dpx._validate import check_number, check_relation
 from dpx.gram import accounting
 from dpx.privacy import REPLACE_ONE, gaussian_noise_multiplier
 
@@ -108,6 +108,9 @@ def rounded_sensitivity(
     neighboring: NeighboringRelation | str,
 ) -> float:
     """F of columns of n entries that were rounded: what the noise is for; F·m is its standard deviation."""
+    column_bound = check_number(column_bound, "column_bound")
+    if max_column_change is not None:
+        max_column_change = check_number(max_column_change, "max_column_change")
     bounds = column_bound, max_column_change, check_relation(neighboring, "neighboring")
     grid = (column_bound / noise.secure.FACTOR_STEPS) ** 2
     return _whole_sensitivity(n, *bounds) * grid

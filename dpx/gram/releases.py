@@ -16,7 +16,14 @@ from jax.core import Tracer
 
 from dpx import noise
 from dpx._numerics import is_traced, rounded, wide_sums
-from dpx._validate import check_choice, check_delta, check_epsilon, check_real, check_relation
+from dpx._validate import (
+    check_choice,
+    check_delta,
+    check_epsilon,
+    check_number,
+    check_real,
+    check_relation,
+)
 from dpx.gram import mechanisms
 from dpx.gram.accounting import sensitivity
 from dpx.gram.columns import clipped_gram, leading_rows
@@ -118,7 +125,9 @@ def release(
     """
     check_choice(mechanism, "mechanism", mechanisms.MECHANISMS)
     bounds = _checked_bounds(epsilon, delta, column_bound, max_column_change, neighboring)
+    column_bound, max_column_change = bounds["column_bound"], bounds["max_column_change"]
     mechanisms.check_options(mechanism, eta, calibration, assume_good, secure, **bounds)
+    eta = None if eta is None else check_number(eta, "eta")
     noise.secure.check(key, secure)
     if summed := isinstance(X, Partial):
         if mechanism != "gaussian":
@@ -176,6 +185,7 @@ def statistic(X: Any, *, column_bound: float, clip: bool = True) -> Partial:
       X, column_bound, clip: As in `release`. Columns are rounded to multiples of α/2¹⁸, entry by entry, and
         the noise covers that (`dpx.gram.mechanisms`).
     """
+    column_bound = check_number(column_bound, "column_bound")
     n, X = leading_rows(X)
     matrix, columns = clipped_gram(X, column_bound, clip=clip, whole=True)
     options = {"column_bound": column_bound, "clip": clip, "n": n}
@@ -206,13 +216,14 @@ def passes(
 def _checked_bounds(epsilon, delta, column_bound, max_column_change, neighboring) -> dict[str, Any]:
     check_epsilon(epsilon)
     check_delta(delta)
-    bounds = {
-        "column_bound": column_bound,
-        "max_column_change": max_column_change,
+    sensitivity(column_bound, max_column_change, neighboring)
+    # In 64 bits: what follows from numbers of 16 bits would be rounded to 16, and with it the noise.
+    change = max_column_change
+    return {
+        "column_bound": float(column_bound),
+        "max_column_change": None if change is None else float(change),
         "neighboring": check_relation(neighboring, "neighboring"),
     }
-    sensitivity(**bounds)
-    return bounds
 
 
 def as_printed() -> dict[str, Any]:

@@ -12,7 +12,7 @@ from jax.typing import ArrayLike
 from dpx import _watch
 from dpx._meshes import varying
 from dpx._numerics import wide_sums
-from dpx._validate import check_key, check_real
+from dpx._validate import check_key, check_positive, check_real
 from dpx.noise import secure as exact_arithmetic
 from dpx.noise.laws import Law
 from dpx.noise.leaves import normal_like
@@ -244,7 +244,7 @@ def sum_sparse(
     Returns:
       (size,) int64, and the largest norm of a record's integers, which is the sum's sensitivity.
     """
-    steps = exact_arithmetic.STEPS
+    l2_clip_norm, steps = check_positive(l2_clip_norm, "l2_clip_norm"), exact_arithmetic.STEPS
     whole = exact_arithmetic.whole(values / l2_clip_norm, owners, steps, size)
     total = np.zeros(size, np.int64)
     np.add.at(total, cells, whole)
@@ -282,6 +282,9 @@ def release_integers(
       ImportError: without a key and without OpenDP.
     """
     about: dict[str, Any] = {"noise_multiplier": noise_multiplier, "label": label}
+    # In 64 bits: their product in 16 could be less than the two of them.
+    sensitivity = check_positive(sensitivity, f"{label}: sensitivity", zero=True)
+    unit = check_positive(unit, f"{label}: unit")
     if key is None:
         return exact_arithmetic.release_whole(exact, sensitivity=sensitivity, **about) * unit
     return release(key, exact * unit, sensitivity=sensitivity * unit, **about)

@@ -208,9 +208,11 @@ class TruncatedLaplace(Law):
         )
 
     def sample(self, key: jax.Array, shape: tuple[int, ...] = ()) -> jax.Array:
-        ratio = jnp.asarray(self.bound) / self.scale
-        draw = signed_exponential(key, shape, jnp.result_type(float), -ratio)
-        return jnp.clip(self.scale * draw, -self.bound, self.bound)
+        dtype = jnp.result_type(float)
+        # Of parameters in 16 bits the quotient would cut off tails that the guarantee counts on.
+        scale, bound = jnp.asarray(self.scale, dtype), jnp.asarray(self.bound, dtype)
+        draw = signed_exponential(key, shape, dtype, -bound / scale)
+        return jnp.clip(scale * draw, -bound, bound)
 
     @property
     def width(self) -> ArrayLike:

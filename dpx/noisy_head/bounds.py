@@ -108,7 +108,7 @@ def gradient_sensitivity(hyper: HyperParameters, sensitivity: str = "tight") -> 
     "paper": the triangle inequality on all four terms, 2G(C + RG) (Theorem 3.2).
     """
     check_choice(sensitivity, "sensitivity", ("tight", "paper"))
-    C, G, R = hyper
+    C, G, R = map(float, hyper)
     return G * (2 * C + R * G) if sensitivity == "tight" else 2 * G * (C + R * G)
 
 

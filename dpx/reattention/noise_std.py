@@ -51,13 +51,15 @@ def effective_noise_std(
     Raises:
       ValueError: for an argument out of range.
     """
-    _validate.check_positive(noise_multiplier, "noise_multiplier", zero=True)
-    for name, value in (
-        ("batch_size", batch_size),
-        ("l2_clip_norm", l2_clip_norm),
-        ("floor", floor),
-    ):
+    noise_multiplier = _validate.check_positive(noise_multiplier, "noise_multiplier", zero=True)
+    batch_size, l2_clip_norm, floor = (
         _validate.check_positive(value, name)
+        for name, value in (
+            ("batch_size", batch_size),
+            ("l2_clip_norm", l2_clip_norm),
+            ("floor", floor),
+        )
+    )
     p = np.asarray(1.0 if token_probability is None else token_probability, np.float64)
     if not ((p >= 0) & (p <= 1)).all():
         wrong = p[~((p >= 0) & (p <= 1))].flat[0]
@@ -96,7 +98,7 @@ def token_probabilities(
     Raises:
       ValueError: for an argument out of range.
     """
-    _validate.check_integer(max_tokens, "max_tokens")
+    max_tokens = _validate.check_integer(max_tokens, "max_tokens")
     if not histories.items:
         raise ValueError("histories holds no records: there is nothing to estimate")
     noisy = popularity.fit(
@@ -115,6 +117,6 @@ def token_probabilities(
 
 def uniform_probabilities(num_tokens: int, length: int) -> np.ndarray:
     """(M,) probability that a record of `length` tokens drawn uniformly holds a token: looks at no data."""
-    _validate.check_integer(num_tokens, "num_tokens")
-    _validate.check_integer(length, "length")
+    num_tokens = _validate.check_integer(num_tokens, "num_tokens")
+    length = _validate.check_integer(length, "length")
     return np.full(num_tokens, -np.expm1(length * np.log1p(-1 / num_tokens)))

@@ -77,11 +77,12 @@ def passes(
     secure: bool = False,
 ) -> Passes[Popularity]:
     """`fit` as its one pass over the data (`dpx.partial`)."""
-    if _validate.check_positive(l2_clip_norm, "l2_clip_norm") > _LARGEST_CLIP:
+    l2_clip_norm = _validate.check_positive(l2_clip_norm, "l2_clip_norm")
+    if l2_clip_norm > _LARGEST_CLIP:
         raise ValueError(
             f"l2_clip_norm={l2_clip_norm} must be at most {_LARGEST_CLIP:g}: count in other units"
         )
-    _validate.check_decay(age_decay, "age_decay")
+    age_decay = _validate.check_decay(age_decay, "age_decay")
     privacy.gaussian_noise_multiplier(epsilon, delta)
     exact_arithmetic.check(key, secure)
     total = yield functools.partial(statistic, l2_clip_norm=l2_clip_norm, age_decay=age_decay)
@@ -97,8 +98,8 @@ def statistic(
       ValueError: for arguments out of range, or histories that are none.
     """
     check_histories(histories)
-    _validate.check_positive(l2_clip_norm, "l2_clip_norm")
-    _validate.check_decay(age_decay, "age_decay")
+    l2_clip_norm = _validate.check_positive(l2_clip_norm, "l2_clip_norm")
+    age_decay = _validate.check_decay(age_decay, "age_decay")
     num_users, num_items = len(histories.items), histories.num_items
     users, items, after = last_occurrences(histories)
     weights = np.float64(age_decay) ** after
@@ -203,10 +204,10 @@ def leading_passes(
         raise ValueError(
             f"popularity_budget_fraction={budget_fraction} must be strictly between 0 and 1"
         )
-    _validate.check_decay(age_decay, "age_decay")
+    age_decay = _validate.check_decay(age_decay, "age_decay")
     exact_arithmetic.check(key, secure)
     if num_kept is not None:
-        _validate.check_integer(num_kept, "num_kept")
+        num_kept = _validate.check_integer(num_kept, "num_kept")
     of_popularity = noise_multiplier / math.sqrt(budget_fraction)
     of_rest = noise_multiplier / math.sqrt(1 - budget_fraction)
     total = yield functools.partial(statistic, age_decay=age_decay)

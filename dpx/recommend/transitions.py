@@ -12,7 +12,7 @@ history an item stands: most users have none of the pairs that remain, and give 
 
 import math
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import numpy as np
@@ -163,9 +163,11 @@ def passes(
     What a round sums depends on what the rounds before it released, hence the passes. `rounds=1` takes two
     passes in all and leaves out no pair: it costs accuracy, not privacy.
     """
-    weights = {"gap_decay": gap_decay, "max_gap": max_gap, "age_decay": age_decay}
+    weights: dict[str, Any] = {"gap_decay": gap_decay, "max_gap": max_gap, "age_decay": age_decay}
     weights |= {"order_weight": order_weight, "position_weight": position_weight}
     check_options(rounds, **weights, popularity_age_decay=popularity_age_decay)
+    rounds, order_weight, position_weight = int(rounds), float(order_weight), float(position_weight)
+    weights = {name: float(value) for name, value in weights.items()} | {"max_gap": int(max_gap)}
     multiplier = privacy.gaussian_noise_multiplier(epsilon, delta)
     popularity_key, rounds_key = noise.secure.split(key, secure)
     leading = yield from popularity.leading_passes(
