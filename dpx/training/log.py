@@ -6,9 +6,11 @@ import sys
 import time
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 from dpx import _processes
 from dpx import _storage as storage
+from dpx._validate import check_number
 
 
 @dataclasses.dataclass(frozen=True)
@@ -28,6 +30,30 @@ class Record:
     epsilon: float | None = None
     evaluation: Mapping[str, float] | None = None
     l2_clip_norm: float | None = None
+
+
+# What an entry of the log says itself, so that an evaluation cannot.
+_RESERVED = ("run", "step", "epsilon")
+
+
+def evaluated(found: Any) -> dict[str, float]:
+    """What `evaluate` returned, as an entry of the log.
+
+    Raises:
+      ValueError: for anything but numbers by name, and for a name that stands for something else: an
+        evaluation called `epsilon` would be read as what the training has spent.
+    """
+    if not isinstance(found, Mapping):
+        raise ValueError(
+            f"evaluate returned a {type(found).__name__}, which must be a dict of numbers by name: return "
+            'one such as {"accuracy": 0.9}'
+        )
+    if wrong := [name for name in found if not isinstance(name, str) or name in _RESERVED]:
+        raise ValueError(
+            f"evaluate returned a number named {wrong[0]!r}, which must be another word than "
+            f"{', '.join(_RESERVED)}: rename it"
+        )
+    return {name: check_number(value, f"evaluate: {name}") for name, value in found.items()}
 
 
 class MetricLog:

@@ -23,7 +23,7 @@ from dpx.training.calibration import Privacy, public_size
 from dpx.training.checkpoints import Checkpoints
 from dpx.training.keys import CannotResumeError, Keys
 from dpx.training.layout import Layout
-from dpx.training.log import MetricLog, Progress, Record
+from dpx.training.log import MetricLog, Progress, Record, evaluated
 from dpx.training.transformation import privatize
 
 
@@ -152,7 +152,7 @@ def train(
                 log.write({"step": done, "loss": float(loss), "epsilon": spent} | clip)
                 progress.line(done, float(loss), spent)
             if evaluate is not None and done % evaluate_every == 0:
-                log.write({"step": done} | {k: float(v) for k, v in evaluate(state[0]).items()})
+                log.write({"step": done} | evaluated(evaluate(state[0])))
             # Correlated noise is in the state, which is never written before it is of no use.
             writes = done == steps or (bands == 1 and done % checkpoint_every == 0)
             if checkpoints is not None and writes:

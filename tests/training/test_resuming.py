@@ -14,7 +14,7 @@ from dpx import _processes
 from dpx import _storage as storage
 from dpx.training import checkpoints, resuming
 from dpx.training import keys as secrets
-from dpx.training.log import MetricLog
+from dpx.training.log import MetricLog, evaluated
 
 X = np.random.default_rng(0).normal(size=(64, 3)).astype(np.float32)
 SETTINGS = {
@@ -259,3 +259,27 @@ def test_a_fingerprint_says_nothing_of_a_seed_in_another_folder(tmp_path):
     assert shown[0] != shown[1]
     assert shown[0] == secrets.fingerprint(7, tmp_path / "one")
     assert shown[0] != secrets.fingerprint(8, tmp_path / "one")
+
+
+@pytest.mark.parametrize(
+    "found, named",
+    [
+        (None, "returned a NoneType"),
+        (3.0, "returned a float"),
+        ({"epsilon": 0.1}, "'epsilon'"),
+        ({"step": 1.0}, "'step'"),
+        ({"run": 1.0}, "'run'"),
+        ({3: 1.0}, "named 3"),
+        ({"accuracy": np.ones(2)}, "evaluate: accuracy"),
+    ],
+)
+def test_an_evaluation_is_numbers_by_names_that_mean_nothing_else(found, named):
+    """A number called `epsilon` was read as what the training had spent, and one called `step` as its step."""
+    with pytest.raises(ValueError, match=named):
+        evaluated(found)
+
+
+def test_numbers_of_an_evaluation_are_floats():
+    found = evaluated({"a": np.float16(0.5), "b": jnp.ones(()), "c": 2})
+    assert found == {"a": 0.5, "b": 1.0, "c": 2.0}
+    assert all(type(value) is float for value in found.values())
