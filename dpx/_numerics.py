@@ -67,6 +67,14 @@ def in_float64(function: _Function) -> _Function:
     return wrapped  # type: ignore[return-value]
 
 
+def native(leaf: Any) -> Any:
+    """NumPy's numbers in the byte order of the machine and of at most 64 bits: JAX knows no others."""
+    if isinstance(leaf, np.ndarray) and leaf.dtype.kind in "iuf":
+        wide = np.float64 if leaf.dtype == np.longdouble else leaf.dtype.newbyteorder("=")
+        return leaf.astype(wide, copy=False)
+    return leaf
+
+
 def as_float64(array) -> jax.Array:
     """The array in float64; to be called inside one of the scopes only."""
     return jnp.asarray(array, jnp.float64)

@@ -6,6 +6,7 @@ and loading never imports or calls what a file names.
 """
 
 import dataclasses
+import errno
 import hashlib
 import importlib
 import io
@@ -26,8 +27,6 @@ from jax.core import Tracer
 from dpx import _storage as storage
 
 _FORMAT, _VERSION, _HEADER = "dpx release", 1, "dpx.json"
-# What reading bytes that were changed may raise.
-_DAMAGED = (KeyError, TypeError, ValueError, AttributeError, EOFError, NotImplementedError)
 _REMEDY = "restore it from a copy, or save the release again"
 
 # Where each type that can be saved is found. The first group are releases, the others parts of releases.
@@ -148,11 +147,14 @@ def load(path: str | Path) -> Any:
             raise storage.damaged(path, _REMEDY)
     except storage.StorageError:
         raise
-    except (zipfile.BadZipFile, *_DAMAGED):
+    except Exception as error:  # zipfile raises many types for bytes that were changed
+        # Where bytes are missing, it looks for others before the file's first.
+        if isinstance(error, OSError) and error.errno not in (None, errno.EINVAL):
+            raise
         raise storage.damaged(path, _REMEDY) from None
     try:
         return _decode(header["release"], arrays)
-    except (KeyError, IndexError, TypeError, ValueError, AttributeError) as error:
+    except (LookupError, TypeError, ValueError, AttributeError, RecursionError) as error:
         raise storage.StorageError(
             f"{path} was written by dpx {header['dpx']} and holds what this one ({_dpx_version()}) cannot "
             f"build ({error}): load it with the version that wrote it"

@@ -1,5 +1,6 @@
 """Every release is saved with its guarantee, and queried by another process; other files are refused."""
 
+import errno
 import json
 import subprocess
 import sys
@@ -305,6 +306,27 @@ def test_damaged_files_are_refused(saved):
     for kept in (60, len(whole) // 2, len(whole) - 1):
         saved.write_bytes(whole[:kept])
         refused(saved, "is damaged: restore it from a copy")
+
+
+def test_files_without_some_of_their_bytes_are_damaged(saved):
+    """The archive's directory then points to before the start of the file, which made an OSError of it."""
+    whole = saved.read_bytes()
+    for place in range(60, len(whole) - 40, 211):
+        saved.write_bytes(whole[:place] + whole[place + 37 :])
+        refused(saved, "is damaged: restore it from a copy")
+    encrypted = bytearray(whole)
+    encrypted[whole.index(b"PK\x01\x02") + 8] |= 1  # in the directory, the flags of the first file
+    saved.write_bytes(encrypted)
+    refused(saved, "is damaged: restore it from a copy")
+
+
+def test_an_error_of_the_disk_is_not_damage(saved, monkeypatch):
+    def fail(self, name):
+        raise OSError(errno.EIO, "Input/output error")
+
+    monkeypatch.setattr(zipfile.ZipFile, "read", fail)
+    with pytest.raises(OSError, match="Input/output error"):
+        dpx.load(saved)
 
 
 def test_foreign_and_newer_files_are_refused(saved, tmp_path):

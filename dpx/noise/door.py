@@ -11,7 +11,7 @@ from jax.typing import ArrayLike
 
 from dpx import _watch
 from dpx._meshes import varying
-from dpx._numerics import wide_sums
+from dpx._numerics import native, wide_sums
 from dpx._validate import check_key, check_positive, check_real
 from dpx.noise import secure as exact_arithmetic
 from dpx.noise.laws import Law
@@ -85,7 +85,7 @@ def release(
                 f"{label}: a law draws for one array, and not for {len(leaves)}: release each with a key "
                 "of its own"
             )
-        leaves = [jnp.asarray(leaf) for leaf in leaves]
+        leaves = [jnp.asarray(native(leaf)) for leaf in leaves]
         # Integers are the floats they stand for: an empty histogram of NumPy's holds integers.
         floats = (
             leaf if jnp.issubdtype(leaf.dtype, jnp.floating) else jnp.result_type(float)

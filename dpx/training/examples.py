@@ -5,6 +5,7 @@ from typing import Any
 import jax
 import numpy as np
 
+from dpx._numerics import native
 from dpx._validate import check_real
 
 
@@ -45,7 +46,7 @@ def _array(leaf: Any, name: str) -> Any:
         leaf = leaf.toarray()
     check_real(leaf, name)
     if not isinstance(leaf, jax.Array):
-        leaf = np.asarray(leaf)
+        leaf = native(np.asarray(leaf))
         _check_held(leaf, name)
     if not leaf.ndim:
         raise ValueError(f"{name}={leaf} must be an array with one row a record")

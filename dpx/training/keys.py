@@ -82,11 +82,17 @@ def check(key: Any) -> None:
     if isinstance(key, Keys):
         return
     try:
-        right = _words(key).shape == (_key_words(),)
+        shape = _words(key).shape
     except TypeError:
-        right = False
-    if not right:
-        raise wrong_key(key)
+        shape = None
+    if shape == (_key_words(),):
+        return
+    if jax.dtypes.issubdtype(getattr(key, "dtype", int), jax.dtypes.prng_key) and not key.ndim:
+        raise ValueError(
+            f"key of the generator {jax.random.key_impl(key)} must be one of the default generator: set "
+            "jax_default_prng_impl to that, or use dpx.secret_key()"
+        )
+    raise wrong_key(key)
 
 
 @contextlib.contextmanager

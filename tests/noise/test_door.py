@@ -110,3 +110,14 @@ def test_bits_of_64_are_shared_by_no_two_draws(dtype, columns):
     words, last, _ = tails._bits(jax.random.key(0), (40,), dtype)
     assert last.shape == (1, columns)
     assert words.shape == (16 if dtype == jnp.float32 else 1, columns)
+
+
+@pytest.mark.parametrize("dtype", [">f4", ">f8", ">i4", np.longdouble, np.uint8])
+def test_numbers_of_numpys_are_released_as_what_they_are(dtype):
+    exact = np.arange(6.0).astype(dtype)
+    about = {"sensitivity": 1.0, "noise_multiplier": 1.0, "label": "x"}
+    native = float if dtype is np.longdouble else exact.dtype.newbyteorder("=")
+    expected = noise.release(jax.random.key(0), exact.astype(native), **about)
+    found = noise.release(jax.random.key(0), exact, **about)
+    assert found.dtype == expected.dtype
+    np.testing.assert_array_equal(found, expected)

@@ -93,8 +93,9 @@ def test_it_is_the_loop_with_the_calibrated_noise():
         (X.tolist(), Y.tolist()),
         (pd.DataFrame(X), pd.Series(Y)),
         (jnp.asarray(X), Y.astype(np.float64)),
+        (X.astype(np.longdouble), Y.astype(">f8")),
     ],
-    ids=["lists", "pandas", "jax and float64"],
+    ids=["lists", "pandas", "jax and float64", "long and of another byte order"],
 )
 def test_takes_what_users_have(data):
     expected = fit(steps=2).params["w"]
@@ -209,6 +210,7 @@ def test_a_folder_goes_on_with_nothing_else(tmp_path, monkeypatch):
         ({"evaluate": 3}, "evaluate=3 must be a function"),
         ({"key": 0}, r"key of type int must be one JAX key: use dpx.secret_key\(\)"),
         ({"key": None}, "key of type NoneType must be one JAX key"),
+        ({"key": jax.random.key(0, impl="rbg")}, "key of the generator rbg must be one of the default"),
         ({"key": np.array([0.3, 0.9])}, "must be one JAX key"),
         ({"key": np.array([1, 2])}, "must be one JAX key"),
         ({"params": {}}, "params has no floating-point array"),
