@@ -1547,8 +1547,8 @@ FAULTS = (
         "a block of n-grams starts with what is no token",
         "dpx/ngram.py",
         "    order, vocab_size, start = _checked_table(order, vocab_size, start)\n"
-        "    _check_clip(l2_clip_norm)\n    tokens",
-        "    _check_clip(l2_clip_norm)\n    tokens",
+        "    l2_clip_norm = _check_clip(l2_clip_norm)\n    tokens",
+        "    l2_clip_norm = _check_clip(l2_clip_norm)\n    tokens",
         "tests/test_ngram.py::test_tables_that_are_none_are_refused_in_a_block_too",
     ),
     Fault(
