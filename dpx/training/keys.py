@@ -87,7 +87,7 @@ def check(key: Any) -> None:
         shape = None
     if shape == (_key_words(),):
         return
-    if jax.dtypes.issubdtype(getattr(key, "dtype", int), jax.dtypes.prng_key) and not key.ndim:
+    if jax.numpy.issubdtype(getattr(key, "dtype", int), jax.dtypes.prng_key) and not key.ndim:
         raise ValueError(
             f"key of the generator {jax.random.key_impl(key)} must be one of the default generator: set "
             "jax_default_prng_impl to that, or use dpx.secret_key()"

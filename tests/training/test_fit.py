@@ -210,7 +210,10 @@ def test_a_folder_goes_on_with_nothing_else(tmp_path, monkeypatch):
         ({"evaluate": 3}, "evaluate=3 must be a function"),
         ({"key": 0}, r"key of type int must be one JAX key: use dpx.secret_key\(\)"),
         ({"key": None}, "key of type NoneType must be one JAX key"),
-        ({"key": jax.random.key(0, impl="rbg")}, "key of the generator rbg must be one of the default"),
+        (
+            {"key": jax.random.key(0, impl="rbg")},
+            "key of the generator rbg must be one of the default",
+        ),
         ({"key": np.array([0.3, 0.9])}, "must be one JAX key"),
         ({"key": np.array([1, 2])}, "must be one JAX key"),
         ({"params": {}}, "params has no floating-point array"),

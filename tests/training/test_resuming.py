@@ -262,7 +262,7 @@ def test_a_fingerprint_says_nothing_of_a_seed_in_another_folder(tmp_path):
 
 
 @pytest.mark.parametrize(
-    "found, named",
+    ("found", "named"),
     [
         (None, "returned a NoneType"),
         (3.0, "returned a float"),
@@ -274,7 +274,7 @@ def test_a_fingerprint_says_nothing_of_a_seed_in_another_folder(tmp_path):
     ],
 )
 def test_an_evaluation_is_numbers_by_names_that_mean_nothing_else(found, named):
-    """A number called `epsilon` was read as what the training had spent, and one called `step` as its step."""
+    """A number called `epsilon` was read as what the training had spent, one called `step` as its step."""
     with pytest.raises(ValueError, match=named):
         evaluated(found)
 
