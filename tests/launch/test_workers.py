@@ -198,7 +198,7 @@ def test_a_report_reads_after_it_has_the_folder(source, tmp_path, monkeypatch):
             ("ray", 2),
             r"must have the package ray: in the clone of dpx, pip install -e \"\.\[sweep\]\"",
         ),
-        (("slurm", 2), r"must have the package submitit: pip install"),
+        (("slurm", 2), r"must have the package submitit: in the clone of dpx, pip install"),
     ],
 )
 def test_executors_that_are_not_there_end_in_one_line(tmp_path, monkeypatch, arguments, words):
