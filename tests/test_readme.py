@@ -13,6 +13,9 @@ from ml_collections import config_flags
 
 from dpx.launch import records, sweep
 
+# ml_collections loads each config that way.
+pytestmark = pytest.mark.filterwarnings("ignore:the load_module:DeprecationWarning")
+
 ROOT = Path(__file__).parents[1]
 PAGES = [ROOT / "README.md", *sorted(ROOT.glob("experiments/*/README.md"))]
 DOCUMENTS = [
