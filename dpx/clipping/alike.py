@@ -44,8 +44,8 @@ def squared_norms(
     """
     is_held = [plan.gram(choice) is None for choice in choices]
     small = [
-        all(0 < _size(x) <= (SMALL // 4 if held else SMALL) for x in jax.tree.leaves(each))
-        for held, each in zip(is_held, seen, strict=True)
+        all(0 < _size(x) < _limit(choice) for x in jax.tree.leaves(each))
+        for choice, each in zip(choices, seen, strict=True)
     ]
     held_sizes = {_size(x) for x, *which in zip(seen, is_held, small, strict=True) if all(which)}
     classes: dict[Any, list[int]] = {}
@@ -73,6 +73,14 @@ def squared_norms(
             bounded = _bounded if together else _of_several_shapes
             norms.append(Norms(tuple(members), bounded(layouts, mine)))
     return norms, joined
+
+
+def _limit(choice: Choice) -> int:
+    """What is stacked of a parameter has fewer elements than this for one example."""
+    if plan.gram(choice) is not None:
+        return SMALL
+    # The gradient of a bias may be a cotangent that is there anyway: a copy of it is twice the memory.
+    return SMALL // 4 + 1 if choice.tapped else SMALL // 4
 
 
 def _size(x: jax.Array) -> int:
