@@ -58,14 +58,15 @@ def totals(found: Iterable[Record]) -> list[str]:
     is. Only totals of one unit and one neighbouring relation can be added up; where there are others, that is
     said too.
     """
-    groups, kinds = defaultdict(list), defaultdict(dict)
+    groups, kinds = defaultdict(list), defaultdict(list)
     for record in found:
         total = record.total
         kind = total["neighboring"].replace("_", " ") + " " + total["unit"]
         groups[_data_set(record), kind].append(record)
-        kinds[_data_set(record)][kind] = None
+    for data_set, kind in groups:
+        kinds[data_set].append(kind)
     added_up = [_together(group) for group in groups.values() if len(group) > 1]
-    return added_up + [_apart(list(found)) for found in kinds.values() if len(found) > 1]
+    return added_up + [_apart(found) for found in kinds.values() if len(found) > 1]
 
 
 def _data_set(record: Record) -> tuple:

@@ -166,8 +166,9 @@ def passes(
     weights: dict[str, Any] = {"gap_decay": gap_decay, "max_gap": max_gap, "age_decay": age_decay}
     weights |= {"order_weight": order_weight, "position_weight": position_weight}
     check_options(rounds, **weights, popularity_age_decay=popularity_age_decay)
-    rounds, order_weight, position_weight = int(rounds), float(order_weight), float(position_weight)
+    rounds = int(rounds)
     weights = {name: float(value) for name, value in weights.items()} | {"max_gap": int(max_gap)}
+    order_weight, position_weight = weights["order_weight"], weights["position_weight"]
     multiplier = privacy.gaussian_noise_multiplier(epsilon, delta)
     popularity_key, rounds_key = noise.secure.split(key, secure)
     leading = yield from popularity.leading_passes(

@@ -44,8 +44,10 @@ class AdaptiveClipNorm:
 
     def __post_init__(self):
         for name in ("start", "learning_rate", "count_noise"):
-            if (value := getattr(self, name)) is not None or name != "count_noise":
-                object.__setattr__(self, name, check_positive(value, name))
+            value = getattr(self, name)
+            if name == "count_noise" and value is None:
+                continue  # a share of the batch size
+            object.__setattr__(self, name, check_positive(value, name))
         if not 0 <= check_number(self.quantile, "quantile") <= 1:
             raise ValueError(
                 f"quantile={self.quantile} must be in [0, 1]: it is a share of the records"

@@ -1384,7 +1384,7 @@ FAULTS = (
     Fault(
         "a report is silent on guarantees that do not add up",
         "dpx/launch/report.py",
-        "return added_up + [_apart(list(found)) for found in kinds.values() if len(found) > 1]",
+        "return added_up + [_apart(found) for found in kinds.values() if len(found) > 1]",
         "return added_up",
         "tests/launch/test_run.py::test_totals_are_of_one_unit",
     ),
