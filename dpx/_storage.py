@@ -25,7 +25,7 @@ from dpx import _lease, _processes
 LOCK = ".lock"
 PRIVATE = 0o600  # the mode of a file for its owner alone
 _NO_LOCKS = (errno.ENOSYS, errno.ENOLCK, errno.EOPNOTSUPP)
-_RESTORE = "restore it from a copy, or use a new --workdir"
+_RESTORE = "restore it from a copy, or use a new workdir"
 
 
 def of_lock(name: str) -> bool:
@@ -63,7 +63,9 @@ def lock(folder: Path, *, wait: float = 0.0) -> Iterator[Callable[[], None]]:
         return
     folder.mkdir(parents=True, exist_ok=True)
     held, until = filelock.FileLock(folder / LOCK), time.monotonic() + wait
-    busy = f"{folder} is in use by another process: wait until that has ended, or use another --workdir"
+    busy = (
+        f"{folder} is in use by another process: wait until that has ended, or use another workdir"
+    )
     while (lease := _claim(folder, held)) is None:
         if time.monotonic() >= until:
             raise BusyError(busy)
@@ -296,5 +298,5 @@ def _check_private(path: Path, found: os.stat_result, is_right_kind) -> None:
 def _not_private(path: Path) -> StorageError:
     return StorageError(
         f"{path} is a link, or others own it or can read it, so that it keeps no secret: remove it, and use "
-        "a new --workdir"
+        "a new workdir"
     )

@@ -118,5 +118,5 @@ def distances(table: jax.Array, y: jax.Array) -> jax.Array:
     lead = jnp.ogrid[tuple(slice(size) for size in table.shape[:-3])]
     rows = table[(*lead, leaf_index(y, table.shape[-3]))]
     binomials = jnp.asarray([math.comb(power, t) for t in range(power + 1)], table.dtype)
-    terms = binomials * y[..., None] ** jnp.arange(power, -1, -1)
+    terms = binomials * y[..., None] ** jnp.arange(power, -1, -1, dtype=y.dtype)
     return jnp.einsum("...t,...tc->...c", terms, rows, precision=jax.lax.Precision.HIGHEST)

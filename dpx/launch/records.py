@@ -140,8 +140,24 @@ def begin(config: ml_collections.ConfigDict, source: str, workdir: Path) -> None
     for settings in (stored, mine):
         settings.pop("mesh", None)
     same_kind = (stored.get("noise_seed") is None) == (mine.get("noise_seed") is None)
-    if not same_kind or stored != json.loads(json.dumps(_shown(mine, workdir))):
-        raise ValueError(f"{workdir} holds a run of another config: use a new --workdir")
+    shown = json.loads(json.dumps(_shown(mine, workdir) if same_kind else mine))
+    if stored != shown:
+        raise ValueError(
+            f"{workdir} holds a run of another config, with other values of {_changed(stored, shown)}: use a "
+            "new --workdir, or the old values"
+        )
+
+
+def _changed(before: dict, now: dict, most: int = 5) -> str:
+    """The dotted names of what is not the same in two configs, the first few of many."""
+    one, other = flatten(before), flatten(now)
+    names = [
+        name
+        for name in one | other
+        if name not in one or name not in other or one[name] != other[name]
+    ]
+    more = f" and {len(names) - most} more" if len(names) > most else ""
+    return ", ".join(names[:most]) + more
 
 
 def _shown(values: dict, workdir: Path, *, new: bool = False) -> dict:

@@ -64,6 +64,11 @@ def grid(source: str, axes: list[str]) -> list[dict]:
             # A comma inside brackets is part of a tuple: ngrams=[1,2],[]
             parts = re.split(r",(?![^\[]*\])", values)
             chosen[name] = [_parse(value, axis) for value in parts]
+            if any(chosen[name].count(value) > 1 for value in chosen[name]):
+                raise ValueError(
+                    f"--set={axis} must not hold one value twice, which would be paid for twice: vary "
+                    "seed to repeat a run"
+                )
     else:
         module = records.config_module(source)
         if not callable(getattr(module, "sweep", None)):

@@ -15,11 +15,14 @@ import jax
 import jax.numpy as jnp
 from jax.typing import ArrayLike, DTypeLike
 
+from dpx._numerics import promoting
+
 _SHARING = {4: 16, 8: 1}  # by bytes of a number, the draws that share the last word
 _LOG_WORD = 32 * math.log(2)
 
 
 @functools.partial(jax.jit, static_argnames=("shape", "dtype"))
+@promoting
 def normal(
     key: jax.Array, shape: tuple[int, ...] = (), dtype: DTypeLike = jnp.float32
 ) -> jax.Array:
@@ -35,6 +38,7 @@ def normal(
 
 
 @functools.partial(jax.jit, static_argnames=("shape", "dtype"))
+@promoting
 def signed_exponential(
     key: jax.Array, shape: tuple[int, ...], dtype: DTypeLike, log_smallest: ArrayLike
 ) -> jax.Array:

@@ -9,6 +9,7 @@ import numpy as np
 import optax
 
 from dpx import _processes, _validate
+from dpx._numerics import promoting
 from dpx.clipping import groups, selection
 from dpx.clipping import params as parameters_of
 from dpx.privacy import PrivacyGuarantee
@@ -39,6 +40,7 @@ class Trained(NamedTuple):
         return ("training loss and evaluation (history, metrics.jsonl, the progress line)",)
 
 
+@promoting
 def fit(
     loss_fn: Callable[..., jax.Array],
     params: Any,

@@ -79,7 +79,7 @@ def _not_begun(workdir: Path, settings: dict | None) -> None:
         raise CannotResumeError(
             f"{workdir / FOLDER / KEYS} is missing, but not {', '.join(left[:3])}, which a run may have left "
             "whose noise keys are gone: with new ones it would release twice and pay once, so use a new "
-            "--workdir, and keep other files out of it"
+            "workdir, and keep other files out of it"
         )
 
 
@@ -87,7 +87,7 @@ def unchanged(stored: dict, workdir: Path, data: str, settings: dict | None) -> 
     """Raises CannotResumeError where data or settings are not those that were stored."""
     if stored.get("data") != data:
         raise CannotResumeError(
-            f"the data changed since the run in {workdir} began: use a new --workdir, or the old data"
+            f"the data changed since the run in {workdir} began: use a new workdir, or the old data"
         )
     before, now = stored.get("settings") or {}, settings or {}
     changed = sorted(name for name in before | now if before.get(name) != now.get(name))

@@ -9,7 +9,7 @@ import numpy as np
 import optax
 from jax.core import Tracer
 
-from dpx._numerics import norm
+from dpx._numerics import norm, promoting
 from dpx._validate import check_key, check_positive
 from dpx.clipping import ClippedGrads
 from dpx.noise import release
@@ -97,6 +97,7 @@ def privatize(
         del params
         return PrivatizeState(key, jnp.zeros([], jnp.int32))
 
+    @promoting
     def update(updates, state, params=None):
         del params
         if isinstance(updates, ClippedGrads):

@@ -40,6 +40,7 @@ def zygote():
         ("run", ["--config=quickstrat"], "gram, next_tokens, noisy_head, quickstart"),
         ("run", ["--workdir=NEW"], "or one of audit, "),
         ("sweep", ["--config=gram:tiny", "--set=delta=0", "--set=delta=1", "--workdir=NEW"], "given twice"),
+        ("sweep", ["--config=gram:tiny", "--set=epsilon=1,2,1.0", "--workdir=NEW"], "one value twice"),
         ("sweep", ["--config=configs/quickstart.py:tiny", "--set=no=1", "--workdir=NEW"], "no key 'no'"),
         ("recommend", ["--workdir=absent"], "--history is missing"),
         ("sample", ["--workdir=absent"], "absent holds no finished run"),

@@ -68,7 +68,7 @@ def test_a_noise_seed_stands_in_no_file_and_no_report(tmp_path, untrained, capsy
     # The same command reprints; another seed, or none, is another config; another folder shows another hash.
     assert go(NAME, folder, **changes) == record
     for other in (SEED + 1, None):
-        with pytest.raises(ValueError, match="another config"):
+        with pytest.raises(ValueError, match="another config, with other values of noise_seed: "):
             go(NAME, folder, **{**changes, "noise_seed": other})
     other = tmp_path / "other"
     other.mkdir()
