@@ -185,7 +185,10 @@ def _in_two_passes(program: Program, batch: Any, leaves: Sequence[jax.Array]) ->
             norms.append(engine.squared_norm(choice, held, each))
         return norms, kept
 
-    ones = meshes.vary(jnp.ones_like(losses), meshes.varying(losses))
+    # One for each example, and no constant: where something constant is spread over examples before a barrier,
+    # and over a parameter after it, XLA's compiler for CPUs (0.10.2) reads beyond it in sums (__ynn_fusion).
+    positive = (losses > 0).astype(losses.dtype)
+    ones = positive + (1 - positive)
     own, known = pull(ones, lambda own, shared: (own, crossing(own, shared)))
     norms, kept = over_examples(norms_of, own)
 

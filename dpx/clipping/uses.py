@@ -138,7 +138,7 @@ def find(eqn: Any, which: int, view: View, path: tuple[int, ...], sizes: Any) ->
             left, right, view.gain, (left_axes, right_axes), indexed
         )
     elif view.gain != 1:
-        right = functools.partial(_times, view.gain, right)
+        right = functools.partial(_multiplied, view.gain, right)
         gradient = gradient and (functools.partial(_times, view.gain, gradient[0]), *gradient[1:])
     if gradient is not None:
         product, axes, examples = gradient
@@ -186,6 +186,11 @@ def _same(cotangent: jax.Array) -> jax.Array:
 
 def _times(gain: complex, function: Callable, *arguments: jax.Array) -> jax.Array:
     return function(*arguments[:-1], settled(arguments[-1] * gain))
+
+
+def _multiplied(gain: complex, right: Callable, cotangent: jax.Array) -> jax.Array:
+    # After a backward pass by hand, which need not be linear in the cotangent.
+    return settled(right(cotangent) * gain)
 
 
 def is_whole(use: Use) -> bool:

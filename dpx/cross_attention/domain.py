@@ -185,7 +185,9 @@ class Domain:
             kind = "interval" if self.value_domain == "box" else self.value_domain
             self._check_rows("V", np.asarray(v), kind, self.value_bound, "value_bound")
         dtype = jnp.result_type(float)
-        k, v = jnp.asarray(k, dtype), jnp.asarray(v, dtype)
+        # Without a warning of numbers beyond 32 bits, which would tell of a row.
+        with np.errstate(over="ignore"):
+            k, v = jnp.asarray(k, dtype), jnp.asarray(v, dtype)
         k = jnp.where(jnp.isfinite(k).all(-1, keepdims=True), k, 0)
         v = jnp.where(jnp.isfinite(v).all(-1, keepdims=True), v, 0)
         box = self.kind == "box"

@@ -90,7 +90,7 @@ def whole_leaves(K, V, domain: Domain, features, noise: str, budget: str, bins: 
     # Bounds of 32-bit floats, as rows entered them, are not quite those of 64 bits.
     if domain.value_domain == "ball":
         length = np.sqrt(np.square(V).sum(axis=1, keepdims=True))
-        V = V * np.minimum(1, domain.value_bound / np.maximum(length, np.finfo(float).tiny))
+        V = V * (domain.value_bound / np.maximum(length, domain.value_bound))
     V = np.clip(V, -domain.value_bound, domain.value_bound)
     weights = np.concatenate([np.full((len(V), 1), constant(domain, noise)), V], axis=1)
     index, own, assumed = of_features(domain, features, budget)

@@ -177,7 +177,7 @@ def _clipped_sparse(block, column_bound: float):
     columns.data = np.where(finite[owner], columns.data / scale[owner], 0)
     norm = np.sqrt(np.bincount(owner, columns.data**2, columns.shape[1]))
     columns.data *= np.minimum(scale, column_bound / np.maximum(norm, 1e-30))[owner]
-    longest = float(np.max(np.where(finite, scale * norm, np.inf), initial=0.0))
+    longest = _longest(scale, norm, finite)
     return columns, owner, longest
 
 
@@ -197,7 +197,7 @@ def _whole_gram(block, column_bound: float):
     norm = np.sqrt(np.square(rows).sum(axis=1))
     rows *= np.minimum(scale / column_bound, 1 / np.maximum(norm, 1e-30))[:, None]
     whole = secure.whole_rows(rows, secure.FACTOR_STEPS)
-    longest = float(np.max(np.where(finite, scale * norm, np.inf), initial=0.0))
+    longest = _longest(scale, norm, finite)
     return secure.product(whole, whole), longest
 
 
@@ -205,3 +205,9 @@ def _safe_scale(peak):
     """Each column's largest entry, 1 where that is zero or not finite; and where it is finite."""
     finite = np.isfinite(peak)
     return np.where(finite & (peak > 0), peak, 1), finite
+
+
+def _longest(scale, norm, finite) -> float:
+    """The largest norm, infinite where floats hold none: without a warning, which would tell of a column."""
+    with np.errstate(over="ignore"):
+        return float(np.max(np.where(finite, scale * norm, np.inf), initial=0.0))

@@ -8,6 +8,21 @@ import numpy as np
 from dpx._numerics import native
 from dpx._validate import check_real
 
+_INFERRED = (
+    "the types of the data are public: those of lists and of pandas follow from all records, and what the loss "
+    "makes of every record may depend on them"
+)
+
+
+def inferred_types(data: Any) -> tuple[str, ...]:
+    """What a guarantee assumes where one record may change the type of all: a sentence, or nothing.
+
+    One missing value makes a column of integers one of floats, which are rounded to 32 bits.
+    """
+    leaves = jax.tree.leaves(data, is_leaf=lambda x: isinstance(x, list))
+    given = all(isinstance(x, np.ndarray | jax.Array) or hasattr(x, "toarray") for x in leaves)
+    return () if given else (_INFERRED,)
+
 
 def as_examples(data: Any) -> tuple[tuple, int]:
     """The arguments of the loss as trees of arrays with a row for each record, and the number of records.

@@ -15,7 +15,7 @@ from dpx.clipping import params as parameters_of
 from dpx.privacy import PrivacyGuarantee
 from dpx.training import adaptive, arguments, calibration, loop, precision, programs
 from dpx.training import keys as secrets
-from dpx.training.examples import as_examples
+from dpx.training.examples import as_examples, inferred_types
 from dpx.training.layout import Layout
 from dpx.training.log import Record
 
@@ -92,7 +92,9 @@ def fit(
       params: Initial parameters: a dict, a Linen or Haiku tree, an NNX state or module, an Equinox module,
         any pytree. They are not changed. Of an NNX module the `nnx.Param`s are trained.
       data: A tree of arrays with a leading axis of N records: NumPy, JAX or pandas, or (nested) lists of
-        numbers. A tuple is passed to the loss as several arguments, anything else as one.
+        numbers. A tuple is passed to the loss as several arguments, anything else as one. The types of lists
+        and of pandas follow from all records, which the guarantee then lists as an assumption: give arrays
+        of a type that you chose.
       epsilon, delta: The budget, which is spent whole.
       batch_size: The expected batch size, at most N.
       steps: Number of steps.
@@ -260,7 +262,7 @@ def fit(
         normalize=normalize,
         accountant=accountant,
         unit=unit,
-        assumptions=assumptions,
+        assumptions=(*assumptions, *inferred_types(data)),
         max_batch_size=max_batch_size,
         bands=bands,
     )

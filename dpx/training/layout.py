@@ -129,7 +129,9 @@ class Layout:
 
         def put(x: Any) -> jax.Array:
             x = np.asarray(x)
-            x = x.astype(jax.dtypes.canonicalize_dtype(x.dtype), copy=False)
+            # Without a warning, which would tell of a record.
+            with np.errstate(over="ignore"):
+                x = x.astype(jax.dtypes.canonicalize_dtype(x.dtype), copy=False)
 
             def block(index: Any) -> np.ndarray:
                 shard = (index[0].start or 0) // self.block

@@ -241,3 +241,32 @@ def test_quantised_weights_hold_no_gradient_for_each_example():
         return compiled.memory_analysis().temp_size_in_bytes
 
     assert (held(16) - held(8)) / 8 < w.size * 4 / 2
+
+
+@jax.custom_vjp
+def limited(x, w):
+    """A product with a backward pass that is not linear."""
+    return x @ w
+
+
+def limited_backward(kept, g):
+    x, w = kept
+    return g @ w.T, x.T @ jnp.clip(g, -0.1, 0.1)
+
+
+limited.defvjp(lambda x, w: (x @ w, (x, w)), limited_backward)
+
+
+@pytest.mark.parametrize("gain", [-1.0, 0.25, 3.0])
+def test_a_limit_in_the_backward_pass_holds_before_the_gain_of_the_weight(gain):
+    w, x = {"w": normal(32, 32)}, normal(BATCH, LENGTH, 32, seed=1)
+
+    def loss(p, x):
+        return jnp.sum((limited(x, gain * p["w"]) - 1) ** 2)
+
+    with jax.default_matmul_precision("highest"):
+        gradients = jax.vmap(jax.grad(loss), (None, 0))(w, x)["w"]
+    norms = jnp.linalg.norm(gradients.reshape(BATCH, -1), axis=1)
+    found = clipping.clipped_grad(loss, l2_clip_norm=1e9, method="one_pass")(w, x)
+    np.testing.assert_allclose(found.norms, norms, rtol=1e-3)
+    np.testing.assert_allclose(found.grads["w"], gradients.sum(0), rtol=1e-4, atol=1e-4)

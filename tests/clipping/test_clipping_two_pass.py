@@ -252,3 +252,22 @@ def test_a_weight_that_only_a_penalty_uses():
     )
     for name in p:
         np.testing.assert_allclose(two.grads[name], one.grads[name], rtol=1e-4, atol=1e-6)
+
+
+def test_a_penalty_on_a_parameter_without_a_rule_is_in_its_norms():
+    """XLA's compiler for CPUs (0.10.2) gets a fused sum of squares wrong whose terms a constant multiplies."""
+    rng = np.random.default_rng(0)
+    v, x, scales = (
+        jnp.asarray(rng.normal(size=shape), jnp.float32)
+        for shape in [(32, 32), (BATCH, 5, 32), (BATCH, 32, 32)]
+    )
+
+    def loss(p, x, scale):
+        return jnp.sum(jnp.tanh(x @ (p * scale))) + 10 * jnp.sum(p**2)
+
+    gradients = jax.vmap(jax.grad(loss), (None, 0, 0))(v, x, scales)
+    norms = jnp.linalg.norm(gradients.reshape(BATCH, -1), axis=1)
+    gradient = clipping.clipped_grad(loss, l2_clip_norm=1.0, method="two_pass")
+    found = jax.jit(gradient)(v, x, scales)
+    np.testing.assert_allclose(found.norms, norms, rtol=1e-3)
+    assert jnp.linalg.norm(found.grads) <= BATCH

@@ -132,3 +132,15 @@ def test_trees_answer_one_matrix_of_queries():
     for ask in (built.query, built.sums):
         with pytest.raises(ValueError, match=r"Q has shape \(2, 3, 2\): trees answer"):
             ask(np.zeros((2, 3, 2)))
+
+
+@pytest.mark.filterwarnings("error")
+@pytest.mark.parametrize("row", [0.0, 1e300])
+def test_a_row_of_zeros_or_beyond_32_bits_enters_a_ball_without_a_warning(row):
+    """Which would tell of the row."""
+    own = V.copy()
+    own[1] = row
+    ball = {"value_bound": 5.0, "value_domain": "ball", "clip": True}
+    about = {"mechanism": "tree", "degree": 2, "bins": 4}
+    found = cross_attention.build(KEY, K, own, **about, **BOX | ball, **BUDGET).tables
+    assert np.isfinite(found).all()

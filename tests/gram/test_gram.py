@@ -410,3 +410,13 @@ def test_a_column_of_nearly_the_largest_number_is_projected_not_lost(dtype, entr
     np.testing.assert_allclose(found, np.full((2, 2), 2.0), rtol=1e-6)
     under_jit = jax.jit(lambda X: clipped_gram(X, 2.0)[0])(X.clip(max=3e38).astype(np.float32))
     np.testing.assert_allclose(under_jit, np.full((2, 2), 2.0), rtol=1e-5)
+
+
+@pytest.mark.filterwarnings("error")
+@pytest.mark.parametrize("form", [np.asarray, sparse.coo_array])
+def test_a_column_beyond_floats_is_clipped_without_a_warning(X, form):
+    """Which would tell of the column."""
+    X[:, 1] = 1.7e308
+    found = gram.release(KEY, form(X), **BUDGET)
+    X[:, 1] = 5**-0.5
+    np.testing.assert_allclose(found.matrix, gram.release(KEY, X, **BUDGET).matrix, atol=1e-5)

@@ -10,6 +10,7 @@ import pandas as pd
 import pytest
 from dp_accounting import TruncatedSubsampledGaussianDpEvent
 from flax import nnx
+from scipy import sparse
 from sklearn.datasets import load_digits
 from sklearn.model_selection import train_test_split
 
@@ -88,18 +89,23 @@ def test_it_is_the_loop_with_the_calibrated_noise():
 
 
 @pytest.mark.parametrize(
-    "data",
+    ("data", "inferred"),
     [
-        (X.tolist(), Y.tolist()),
-        (pd.DataFrame(X), pd.Series(Y)),
-        (jnp.asarray(X), Y.astype(np.float64)),
-        (X.astype(np.longdouble), Y.astype(">f8")),
+        ((X.tolist(), Y.tolist()), True),
+        ((pd.DataFrame(X), pd.Series(Y)), True),
+        ((X, Y.tolist()), True),
+        ((jnp.asarray(X), Y.astype(np.float64)), False),
+        ((X.astype(np.longdouble), Y.astype(">f8")), False),
+        ((sparse.csr_array(X), Y), False),
     ],
-    ids=["lists", "pandas", "jax and float64", "long and of another byte order"],
+    ids=["lists", "pandas", "one list", "jax and float64", "of another byte order", "sparse"],
 )
-def test_takes_what_users_have(data):
+def test_takes_what_users_have_and_says_whether_types_follow_from_it(data, inferred):
     expected = fit(steps=2).params["w"]
-    np.testing.assert_allclose(fit(data, steps=2).params["w"], expected, atol=1e-6)
+    trained = fit(data, steps=2)
+    np.testing.assert_allclose(trained.params["w"], expected, atol=1e-6)
+    said = [text for text in trained.guarantee.assumptions if "follow from all records" in text]
+    assert len(said) == inferred
 
 
 def test_what_is_no_tuple_is_one_argument():
@@ -271,3 +277,11 @@ def test_secret_keys_come_from_the_system_word_by_word(monkeypatch):
     monkeypatch.undo()
     drawn = {np.asarray(jax.random.key_data(dpx.secret_key())).tobytes() for _ in range(5)}
     assert len(drawn) == 5
+
+
+@pytest.mark.filterwarnings("error")
+def test_a_record_beyond_32_bits_is_read_without_a_warning():
+    """Which would tell of the record, whose gradient is not finite and counts as zero."""
+    beyond, zeros = X.astype(np.float64), Y.astype(np.float64)
+    beyond[3] = 1e300
+    assert np.isfinite(fit((beyond, zeros), steps=2).params["w"]).all()
