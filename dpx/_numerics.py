@@ -29,12 +29,19 @@ def rounded(*data) -> tuple[str, ...]:
     return (_ROUNDED,) if is_traced(*data) and jnp.result_type(float) != np.float64 else ()
 
 
+@contextlib.contextmanager
+def _standard_promotion():
+    """Types and ranks promote as they do by default, whatever the program has set."""
+    with jax.numpy_dtype_promotion("standard"), jax.numpy_rank_promotion("allow"):
+        yield
+
+
 def promoting(function: _Function) -> _Function:
-    """Runs `function` under JAX's standard type promotion, also where a program has set it to "strict"."""
+    """Runs `function` with the promotion of types and ranks that JAX has by default."""
 
     @functools.wraps(function)
     def wrapped(*args, **kwargs):
-        with jax.numpy_dtype_promotion("standard"):
+        with _standard_promotion():
             return function(*args, **kwargs)
 
     return wrapped  # type: ignore[return-value]
@@ -47,9 +54,9 @@ def wide_sums(*data):
     How a sum over n records rounds depends on all of them. In 32 bits one record of weight 1 may move a sum
     of 1e5 by 136, in 64 bits by at most 1 + n²·2⁻⁵². Under a JAX transformation this scope changes nothing:
     the default float type holds there, and if that has 32 bits, the guarantee is one for exact sums, and says
-    so by `rounded`. Types promote as they do by default.
+    so by `rounded`. Types and ranks promote as they do by default.
     """
-    with jax.numpy_dtype_promotion("standard"):
+    with _standard_promotion():
         if is_traced(*data):
             yield
         else:
@@ -62,8 +69,8 @@ def in_float64(function: _Function) -> _Function:
 
     Excess risks of 1e-7 beside a unit risk leave no room for float32. The scope works eagerly and in `vmap`.
     A surrounding `jit` is lowered after the scope has closed, so the caller of a jitted function must open
-    the scope: the wrapper raises ValueError rather than let 64 bits be truncated. Types promote as they do
-    by default.
+    the scope: the wrapper raises ValueError rather than let 64 bits be truncated. Types and ranks
+    promote as they do by default.
     """
 
     @functools.wraps(function)
@@ -74,7 +81,7 @@ def in_float64(function: _Function) -> _Function:
                 f"{function.__name__} computes in 64 bits and is being traced with 64-bit types off: "
                 "call the jitted function under `with jax.enable_x64(True):`"
             )
-        with jax.enable_x64(True), jax.numpy_dtype_promotion("standard"):
+        with jax.enable_x64(True), _standard_promotion():
             return function(*args, **kwargs)
 
     return wrapped  # type: ignore[return-value]

@@ -191,7 +191,7 @@ def test_a_trained_model_keeps_its_arrays_and_guarantee_and_not_its_losses(tmp_p
 def test_trees_of_parameters_keep_their_shape_and_types():
     params = {
         "layers": [Layer(jnp.ones((2, 3), jnp.bfloat16), np.zeros(3, np.float16))],
-        "pair": (np.int64(3), 0.1, float("inf"), None, True, "text"),
+        "pair": (np.int64(3), 0.1, float("inf"), float("-inf"), None, True, "text"),
         1: jnp.arange(3),
     }
     arrays = []
@@ -214,6 +214,15 @@ def test_trees_of_parameters_keep_their_shape_and_types():
     model = nnx.Linear(2, 3, rngs=nnx.Rngs(1))
     nnx.update(model, loaded)
     np.testing.assert_array_equal(model.kernel[...], state["kernel"][...])
+
+
+class Popularity(NamedTuple):
+    guarantee: str
+
+
+def test_what_has_the_name_of_a_release_is_none(tmp_path):
+    with pytest.raises(ValueError, match=r"Popularity is no release and has no guarantee"):
+        dpx.save(Popularity("none"), tmp_path / "x")
 
 
 def test_private_data_and_other_things_are_refused(releases, tmp_path):

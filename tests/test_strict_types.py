@@ -1,4 +1,4 @@
-"""Programs that forbid implicit promotion of types get the same releases as all others."""
+"""Programs that forbid implicit promotion of types and ranks get the same releases as all others."""
 
 import jax
 import jax.numpy as jnp
@@ -101,5 +101,5 @@ PROGRAMS = {
 @pytest.mark.parametrize("program", PROGRAMS.values(), ids=list(PROGRAMS))
 def test_a_release_does_not_need_implicit_promotion(program):
     expected = program()
-    with jax.numpy_dtype_promotion("strict"):
+    with jax.numpy_dtype_promotion("strict"), jax.numpy_rank_promotion("raise"):
         jax.tree.map(np.testing.assert_array_equal, program(), expected)

@@ -61,6 +61,9 @@ def replay(
 ) -> Replay:
     """Runs a program on data and on a neighbour with the same randomness and the first run's outputs.
 
+    Nothing else in the process may release or train meanwhile: it would be recorded too, and be given what
+    the first run released.
+
     Args:
       program: A function that is called as program(data), or as program(data, workdir) with a folder of its
         own if it takes two arguments. It has to be deterministic: its keys are fixed in it.

@@ -29,6 +29,8 @@ _BY_KEY = ("random_bits", "random_fold_in", "random_gamma", "random_split", "rng
 
 # How a function on the host is given one example alone.
 _IN_TURN = ("sequential", "sequential_unrolled")
+# Fewer numbers in another shape may be the same by chance.
+_FEW = 32
 
 Derivatives = dict[Any, core.ClosedJaxpr]
 
@@ -179,17 +181,25 @@ def _check_constants(constants: Sequence[Any], call: reports.Call) -> None:
 
 
 def _same(a: Any, b: Any) -> bool:
-    """Whether two arrays are one, or hold the same rows where their values are known, and not by chance."""
+    """Whether two arrays are one, or hold the same rows where their values are known, and not by chance.
+
+    They may be transposed or of another shape, if they are so many that this cannot be chance.
+    """
     if a is b:
         return True
     traced = isinstance(a, Tracer) or isinstance(b, Tracer)
-    if traced or jnp.shape(a) != jnp.shape(b) or not jnp.ndim(a):
+    if traced or jnp.size(a) != jnp.size(b) or not jnp.ndim(a):
+        return False
+    if jnp.shape(a) != jnp.shape(b) and jnp.size(a) < _FEW:
         return False
     a, b = (
         np.asarray(jax.random.key_data(x) if jnp.issubdtype(x.dtype, jax.dtypes.prng_key) else x)
         for x in (a, b)
     )
-    return np.array_equal(a, b) and not _is_common(a)
+    if a.shape == b.shape:
+        return np.array_equal(a, b) and not _is_common(a)
+    alike = any(np.array_equal(x.reshape(-1), b.reshape(-1)) for x in (a, a.T))
+    return alike and not (_is_common(a.reshape(-1)) or _is_common(b))
 
 
 def _is_common(rows: np.ndarray) -> bool:

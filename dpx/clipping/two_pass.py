@@ -185,8 +185,8 @@ def _in_two_passes(program: Program, batch: Any, leaves: Sequence[jax.Array]) ->
             norms.append(engine.squared_norm(choice, held, each))
         return norms, kept
 
-    # One for each example, and no constant: where something constant is spread over examples before a barrier,
-    # and over a parameter after it, XLA's compiler for CPUs (0.10.2) reads beyond it in sums (__ynn_fusion).
+    # One for each example, and no constant: what is constant is spread over examples before a barrier, and
+    # over a parameter after it, which XLA's compiler for CPUs gets wrong in sums (0.10.2, __ynn_fusion).
     positive = (losses > 0).astype(losses.dtype)
     ones = positive + (1 - positive)
     own, known = pull(ones, lambda own, shared: (own, crossing(own, shared)))

@@ -18,7 +18,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.core import Tracer
 
-from dpx._numerics import is_traced, rounded, wide_sums
+from dpx._numerics import is_traced, promoting, rounded, wide_sums
 from dpx._validate import check_delta, check_epsilon, check_integer, check_real
 from dpx.cross_attention import leaf_sums
 from dpx.cross_attention.node_noise import NodeNoise, distance_noise
@@ -170,6 +170,7 @@ class DPTreeHighDim:
     def _rows(cls, x):
         return x
 
+    @promoting
     def query(self, y) -> jax.Array:
         """Noisy Σ_i w_i ‖x_i − y‖_p^p for queries y (m, d) in [0, R]: (m,).
 
@@ -196,6 +197,7 @@ class DPTreeDistance(DPTreeHighDim):
         check_real(x, "x")
         return np.asarray(x)[:, None] if not isinstance(x, jax.Array) else x[:, None]
 
+    @promoting
     def query(self, y) -> jax.Array:
         """Noisy Σ_i w_i |x_i − y|^p for queries y (m,) in [0, R]: (m,)."""
         check_real(y, "y")
@@ -234,6 +236,7 @@ def _planned(bounds, bins, weight_bound, power, noise, epsilon, delta):
     return nodes, tree_guarantee(epsilon, delta, noise, f"{len(bounds)}·{power + 1} trees", event)
 
 
+@promoting
 def _entered(x, weights, bound, weight_bound):
     """x scaled to [0, 1], weights (n, 1) and the bounds (d,), all within their bounds."""
     if np.ndim(x) != 2 or np.shape(weights) != np.shape(x)[:1] or not np.shape(x)[0]:

@@ -25,7 +25,7 @@ import jax
 import jax.numpy as jnp
 
 from dpx import noise
-from dpx._numerics import is_traced, rounded, wide_sums
+from dpx._numerics import is_traced, promoting, rounded, wide_sums
 from dpx._validate import check_finite, check_real
 from dpx.cross_attention.chosen import choose_features, even_degree
 from dpx.cross_attention.contribution import largest_contribution, sensitivity
@@ -121,6 +121,7 @@ class Sketch:
         return found
 
 
+@promoting
 def attend(moments: jax.Array, Q: jax.Array, domain: Domain, features: Features) -> jax.Array:
     """Answers from released moments for each record, M/n: (..., r, 1 + d_v), (..., m, d) -> (..., m, d_v)."""
     bound = domain.logit_bounds(Q)  # every true weight lies in e^{±bound}, and so does their mean

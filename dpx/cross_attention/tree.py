@@ -32,7 +32,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from dpx import _validate
-from dpx._numerics import is_traced, rounded, wide_sums
+from dpx._numerics import is_traced, promoting, rounded, wide_sums
 from dpx.cross_attention import leaf_sums, node_noise, structures
 from dpx.cross_attention.domain import Domain
 from dpx.cross_attention.features import PolynomialFeatures, smallest_degree
@@ -69,6 +69,7 @@ class Trees:
     num_records: int
     guarantee: PrivacyGuarantee
 
+    @promoting
     def query(self, Q) -> jax.Array:
         """Private attention for queries Q (m, d): answers (m, d_v), within the values' bound.
 
@@ -80,6 +81,7 @@ class Trees:
         n = self.num_records
         return self.domain.ratio(self.sums(Q), n * jnp.ones_like(bound), n * jnp.exp(bound))
 
+    @promoting
     def sums(self, Q: jax.Array) -> jax.Array:
         """The noisy sums behind the answers, Σ_i [V, v_i]·e^{⟨q, k_i⟩/scale}: (m, 1 + d_v).
 

@@ -221,8 +221,9 @@ def _bartlett(key, covariance, num_samples):
     freedom = num_samples - jnp.arange(n, dtype=dtype)
     diagonal = jnp.sqrt(jax.random.chisquare(chi_key, freedom, dtype=dtype))
     triangle = jnp.tril(noise.normal(normal_key, (n, n), dtype), -1) + jnp.diag(diagonal)
-    factor = jnp.linalg.cholesky(covariance) @ (triangle / jnp.sqrt(num_samples))
-    return jnp.matmul(factor, factor.T, precision=jax.lax.Precision.HIGHEST)
+    product = partial(jnp.matmul, precision=jax.lax.Precision.HIGHEST)
+    factor = product(jnp.linalg.cholesky(covariance), triangle / jnp.sqrt(num_samples))
+    return product(factor, factor.T)
 
 
 def _admissible_samples(epsilon: float, delta: float, **terms) -> int:

@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
-from dpx._numerics import is_traced
+from dpx._numerics import is_traced, promoting
 
 
 class Embed(nnx.Embed):
@@ -50,6 +50,7 @@ def check_tokens(tokens: jax.Array, vocab_size: int, mask: jax.Array | None = No
         )
 
 
+@promoting
 def biased(logits: jax.Array, bias: jax.Array) -> jax.Array:
     """Logits with their bias, in float32 at least: losses are differences of large numbers."""
     dtype = jnp.promote_types(logits.dtype, jnp.float32)

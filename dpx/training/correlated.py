@@ -95,7 +95,11 @@ def banded(
         del params
 
         def exact(x: jax.Array, left: jax.Array) -> jax.Array:
-            before = jnp.tensordot(jnp.asarray(rest, x.dtype), left, 1) if rest else 0
+            if not rest:
+                return first * x
+            # At a lower precision, one record would move what is left by more than itself.
+            highest = jax.lax.Precision.HIGHEST
+            before = jnp.tensordot(jnp.asarray(rest, x.dtype), left, 1, precision=highest)
             return first * x + before
 
         noisy = release(

@@ -9,8 +9,8 @@ from dpx._numerics import native
 from dpx._validate import check_real
 
 _INFERRED = (
-    "the types of the data are public: those of lists and of pandas follow from all records, and what the loss "
-    "makes of every record may depend on them"
+    "the types of the data are public: those of lists and of pandas follow from all records, and what the "
+    "loss makes of every record may depend on them"
 )
 
 

@@ -241,6 +241,8 @@ def fit(
         settings["assumptions"] = list(assumptions)
     if wrt is not None:
         settings["wrt"] = list(trained.paths)
+    if (generator := secrets.generator()) != "threefry2x32":
+        settings["generator"] = generator
     _processes.check_same(settings | every)
     narrow = precision.computed_in(compute_dtype, loss)
     given = arguments.of_one_example((trained.tree, frozen), examples, record_key)

@@ -39,6 +39,7 @@ __all__ = [
     "derive",
     "discard",
     "fingerprint",
+    "generator",
     "of_training",
     "open_keys",
     "secret_key",
@@ -251,6 +252,14 @@ def _draw() -> dict[str, str]:
 def _from_seed(seed: int) -> Keys:
     noise, sampling = np.random.SeedSequence(seed).spawn(2)
     return Keys(_wrap(noise.generate_state(_key_words(), np.uint32)), sampling)
+
+
+def generator() -> str:
+    """How JAX makes random numbers of a key: with another generator the same key gives other noise."""
+    name = str(jax.random.key_impl(jax.random.key(0)))
+    config: Any = jax.config
+    whole = name == "threefry2x32" and not config.jax_threefry_partitionable
+    return f"{name}, not partitionable" if whole else name
 
 
 def _key_words() -> int:

@@ -121,6 +121,7 @@ class Layout:
         # Devices hold blocks of one size, filled up with rows that no sample has.
         self.block = max(1, int((self._last - self._first).max()))
 
+    @np.errstate(over="ignore")  # A warning of numbers beyond 32 bits would tell of a record.
     def records(self, tree: Any) -> Any:
         """Arrays with a row for each record of this process, spread over `data`."""
         if self.mesh is None:
@@ -129,9 +130,7 @@ class Layout:
 
         def put(x: Any) -> jax.Array:
             x = np.asarray(x)
-            # Without a warning, which would tell of a record.
-            with np.errstate(over="ignore"):
-                x = x.astype(jax.dtypes.canonicalize_dtype(x.dtype), copy=False)
+            x = x.astype(jax.dtypes.canonicalize_dtype(x.dtype), copy=False)
 
             def block(index: Any) -> np.ndarray:
                 shard = (index[0].start or 0) // self.block

@@ -261,7 +261,9 @@ def _clipped_gradient(loss_fn, privacy, strict, params, held, *batch, mask):
         wrt=(True, False),
     )
     result = gradient((params, (frozen, clip)), *batch, mask=mask)
-    grads, losses = result.grads[0], result.losses
+    # Of parameters of several types the sums may be wider than some of them.
+    grads = jax.tree.map(lambda g, p: g.astype(p.dtype), result.grads[0], wide(params))
+    losses = result.losses
     if clip is not None:
         grads = grads, adaptive.counted(result.norms[0], mask, privacy.count_ratio)
         losses = losses * clip

@@ -288,8 +288,13 @@ def test_each_of_several_bounds_has_its_share_of_the_failures():
     curve = curve_lower_bound(p, q, 1e-3, model=SampledGaussian())
     assert (curve.type_one, curve.type_two) == pytest.approx((1 - least, 1 - least))
     sampled = np.arange(40).reshape(20, 2) % 3 == 0
-    steps = step_lower_bound(sampled + np.sin(np.arange(40)).reshape(20, 2), sampled, 1e-3)
+    x = sampled + np.sin(np.arange(40)).reshape(20, 2)
+    steps = step_lower_bound(x, sampled, 1e-3)
     assert steps.sampling_probability == float(clopper_pearson(14, 40, 0.05 / 3)[0])
+    shift = stats.ttest_ind(x[sampled], x[~sampled]).confidence_interval(1 - 2 * 0.05 / 3).low
+    squares = 13 * x[sampled].var(ddof=1) + 25 * x[~sampled].var(ddof=1)
+    std = np.sqrt(squares / stats.chi2.ppf(0.05 / 3, 38))
+    assert steps.noise_multiplier == pytest.approx(std / shift)
 
 
 def test_ties_between_scores_are_broken_by_what_coins_do_not_know():

@@ -11,15 +11,16 @@ from scipy import sparse
 
 import dpx
 from dpx import _watch, audit, noise, privacy
+from dpx.audit.comparison import compare
+from dpx.audit.recordings import Seen
 from dpx.privacy import gaussian_epsilon
 
 KEY = jax.random.key(3)
 
 
-def released(x, *, sensitivity=1.0, label="sum", key=KEY, multiplier=2.0):
-    return noise.release(
-        key, x.sum(0), sensitivity=sensitivity, noise_multiplier=multiplier, label=label
-    )
+def released(x, *, sensitivity=1.0, label="sum", key=KEY, multiplier=2.0, axis=None):
+    about = {"noise_multiplier": multiplier, "label": label, "axis": axis}
+    return noise.release(key, x.sum(0), sensitivity=sensitivity, **about)
 
 
 DATA = np.eye(4)
@@ -56,6 +57,12 @@ def test_vmapped_and_scanned_releases_are_seen_one_by_one():
     assert len(found.compared) == 5
 
 
+def from_a_sample(x, probability):
+    """Releases gradients of a sample, which is not looked at."""
+    next(dpx.poisson_batches(4, sampling_probability=probability, steps=1, seed=2))
+    return released(x, label="gradients")
+
+
 def whole_sample(**options):
     return dpx.poisson_batches(4, sampling_probability=1.0, steps=1, **options)
 
@@ -68,9 +75,12 @@ def whole_sample(**options):
         (lambda x: print(len(x), file=sys.stderr), "stderr differs"),
         (lambda x: [released(x, label=f"row {i}") for i in range(len(x))], "the releases differ"),
         (lambda x: released(x, multiplier=float(len(x))), "another sensitivity or noise"),
+        (lambda x: released(x, sensitivity=float(len(x))), "another sensitivity or noise"),
+        (lambda x: released(x, axis=None if len(x) % 2 else 0), "another claim"),
         (lambda x: released(x[:, : len(x)]), "another shape or type"),
         (lambda x: (released(x), released(x)), "one key serves noise of sum"),
         (lambda x: released(x, key=jax.random.key(len(x))), "another key"),
+        (lambda x: from_a_sample(x, 1 / len(x)), "sampled with another probability"),
         (lambda x: (released(x), _watch.key_used(KEY, "dropout")), "noise of sum and dropout"),
         (lambda x: [whole_sample(seed=2) is None for _ in range(2)], "one key serves sampling"),
     ],
@@ -89,6 +99,23 @@ def test_all_leaves_of_a_release_count():
 
     found = audit.replay(program, DATA, DATA[1:])
     assert found.largest_ratio == pytest.approx(np.hypot(2, 1))
+
+
+def seen(exact, **about):
+    return Seen("sum", about, (), [np.asarray(exact)], [np.ones(())], [], 1.0, None)
+
+
+def test_the_parts_of_a_release_move_it_together():
+    about = {"norm": 2, "axis": None, "parts": 2}
+    first = [seen([0.0], **about), seen([0.0], **about)]
+    (found,) = compare(first, [seen([0.6], **about), seen([-0.8], **about)])
+    assert found.ratio == pytest.approx(1.0)
+
+
+def test_of_two_covariances_either_may_be_the_neighbour():
+    pair = [seen(np.diag([scale, 1.0]), change=1.0) for scale in (1.0, 0.5)]
+    for one, other in (pair, pair[::-1]):
+        assert compare([one], [other])[0].ratio == pytest.approx(1.0)
 
 
 def test_files_differ_by_name_and_what_is_not_covered_may(tmp_path):
@@ -141,9 +168,10 @@ def test_what_cannot_be_compared_is_named():
 
 def test_names_of_folders_are_compared(tmp_path):
     def program(x, workdir):
-        (workdir / f"of {len(x)}").mkdir(parents=True)
+        (workdir / "in" / f"of {len(x)}").mkdir(parents=True)
 
-    with pytest.raises(AssertionError, match="file/of 3/ differs"):
+    # Each is in one run alone.
+    with pytest.raises(AssertionError, match="file/in/of 3/ differs; file/in/of 4/ differs"):
         audit.replay(program, DATA, DATA[1:]).check()
 
 

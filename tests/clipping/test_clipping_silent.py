@@ -152,6 +152,20 @@ def test_fit_refuses_a_loss_that_closes_over_its_data(kind):
     fit(plain, strict=True)
 
 
+@pytest.mark.parametrize("form", [lambda x: x.T, lambda x: x[None], lambda x: x.reshape(-1)])
+def test_a_loss_that_closes_over_the_batch_in_another_form_is_refused(form):
+    x = np.random.default_rng(0).normal(size=(12, 3)).astype(np.float32)
+    other = form(x)  # Before JAX sees it.
+
+    def run(loss):
+        return clipped(loss, batch=(x,))
+
+    with pytest.raises(ValueError, match="that is also in the batch"):
+        run(lambda params, row: plain(params, row - jnp.sum(other)))
+    few = np.zeros((3, 4)), np.arange(36.0).reshape(6, 6), x[:, :2].T
+    run(lambda params, row: plain(params, row - sum(map(jnp.sum, few))))
+
+
 def test_a_closed_over_array_with_as_many_rows_is_reported():
     table = jnp.asarray(X + 1)
 

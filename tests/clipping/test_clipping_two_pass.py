@@ -255,7 +255,7 @@ def test_a_weight_that_only_a_penalty_uses():
 
 
 def test_a_penalty_on_a_parameter_without_a_rule_is_in_its_norms():
-    """XLA's compiler for CPUs (0.10.2) gets a fused sum of squares wrong whose terms a constant multiplies."""
+    """XLA's compiler for CPUs (0.10.2) gets a sum of squares wrong whose terms a constant multiplies."""
     rng = np.random.default_rng(0)
     v, x, scales = (
         jnp.asarray(rng.normal(size=shape), jnp.float32)

@@ -115,6 +115,19 @@ def test_trees_of_distances_cover_the_rounding_of_a_record():
     )
 
 
+def test_sums_of_trees_say_how_long_a_record_is():
+    """So many of them as would pass 64 bits are refused."""
+    known = domain()
+    features = chosen.choose_features(known, degree=2)
+    block = np.ones((1, 2)), np.full((1, 3), 2.0)
+    memory = tree.statistic(block, domain=known, features=features, bins=4)
+    about = {"bound": 1.0, "weight_bound": 2.0, "bins": 4}
+    distances = distance_trees.DPTreeHighDim.statistic((block[0], np.full(1, 2.0)), **about)
+    for total in (memory, distances):
+        longest = np.linalg.norm(total.sums[0].astype(float))
+        assert 0.2 * total.largest < longest <= total.largest
+
+
 def test_weights_beyond_their_bound_count_as_zero():
     found = leaf_sums.leaf_sums(np.full(2, 0.3), np.array([[1.0], [1.001]]), 1.0, 1, 2)
     assert found[:, :, 0].tolist() == [[LEAF, np.rint(0.3 * LEAF)], [0, 0]]

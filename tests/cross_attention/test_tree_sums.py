@@ -293,6 +293,17 @@ def test_record_that_is_not_finite_counts_as_zero_under_jit_and_is_named_without
     np.testing.assert_allclose(got.query(y[:, 1]), want.query(y[:, 1]), rtol=1e-3, atol=0.8)
 
 
+def test_records_beyond_the_bounds_are_clipped_under_jit():
+    @jax.jit
+    def build(x, w):
+        options = {"bound": [1.0, 0.5], "weight_bound": 2.0, "bins": 4, **BUDGET}
+        return trees.DPTreeHighDim.build(jax.random.key(0), x, w, **options).table
+
+    beyond = build(jnp.array([[-3.0, 0.9], [7.0, 0.2]]), jnp.array([5.0, -9.0]))
+    clipped = build(jnp.array([[0.0, 0.5], [1.0, 0.2]]), jnp.array([2.0, -2.0]))
+    np.testing.assert_array_equal(beyond, clipped)
+
+
 def test_sum_that_is_not_finite_counts_as_zero_under_jit_and_is_named_without():
     build = lambda values: trees.DPTree.build(  # noqa: E731
         jax.random.key(0), values, sensitivity=2.0, **EXACT

@@ -138,9 +138,19 @@ def test_trees_answer_one_matrix_of_queries():
 @pytest.mark.parametrize("row", [0.0, 1e300])
 def test_a_row_of_zeros_or_beyond_32_bits_enters_a_ball_without_a_warning(row):
     """Which would tell of the row."""
-    own = V.copy()
+    own = V.astype(np.float64)
     own[1] = row
     ball = {"value_bound": 5.0, "value_domain": "ball", "clip": True}
     about = {"mechanism": "tree", "degree": 2, "bins": 4}
     found = cross_attention.build(KEY, K, own, **about, **BOX | ball, **BUDGET).tables
     assert np.isfinite(found).all()
+
+
+def test_trees_clip_rows_under_jit():
+    @jax.jit
+    def build(K, V):
+        options = {"mechanism": "tree", "degree": 2, "bins": 4, "clip": True}
+        return cross_attention.build(KEY, K, V, **options, **BOX, **BUDGET).tables
+
+    beyond = build(9 * K - 4, 9 * V)
+    np.testing.assert_array_equal(beyond, build(np.clip(9 * K - 4, 0, 1), np.clip(9 * V, -1, 1)))

@@ -88,6 +88,9 @@ def test_numbers_inside_an_event_are_checked():
     ):
         with pytest.raises(ValueError, match="noise_multiplier=nan"):
             guarantee(event=event)
+    sampled = dp_accounting.PoissonSampledDpEvent(-0.1, GaussianDpEvent(1.0))
+    with pytest.raises(ValueError, match=r"sampling_probability=-0\.1, which must be in \[0, 1\]"):
+        guarantee(event=sampled)
 
 
 def test_training_says_what_it_rests_on():

@@ -41,8 +41,12 @@ def test_a_ledger_of_narrow_events_is_one_of_wide_events(narrow):
     for number in (narrow, lambda x: float(narrow(x))):
         sampled = PoissonSampledDpEvent(number(0.01), GaussianDpEvent(number(1.3)))
         for event in (GaussianDpEvent(number(0.7)), SelfComposedDpEvent(sampled, 10)):
-            found.append(dpx.Ledger().spend(event, "a release").guarantee(1e-5).epsilon)
-    assert found[:2] == found[2:]
+            stated = dpx.PrivacyGuarantee(
+                1.0, 1e-5, "add_or_remove_one", "record", "noise", event=event
+            )
+            for spent in (event, stated):
+                found.append(dpx.Ledger().spend(spent, "a release").guarantee(1e-5).epsilon)
+    assert found[:4] == found[4:]
 
 
 @pytest.mark.parametrize("law", [dpx.noise.Laplace, dpx.noise.Gaussian])

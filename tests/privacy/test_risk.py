@@ -55,6 +55,12 @@ def test_releases_compose():
         assert found.tpr_at_1_percent == pytest.approx(power(mu), rel=2e-3)
 
 
+def test_of_two_releases_at_one_epsilon_each_has_its_own_risk():
+    few, many = (privacy.dpsgd_event(1.0, sampling_probability=0.1, steps=n) for n in (1, 50))
+    risks = [stated(2.0, 1e-5, event=event).risk() for event in (few, many)]
+    assert risks[0].mu < risks[1].mu
+
+
 @pytest.mark.parametrize("epsilon", [30.0, 37.0, 200.0, 1e6])
 def test_large_epsilon_has_a_finite_mu(epsilon):
     """1 − δ(0) is about 2e^(−ε), which beside 1 is lost from 37 on; −Φ⁻¹(e^(−ε)) tends to √(2ε)."""

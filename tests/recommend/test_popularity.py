@@ -30,6 +30,19 @@ def test_one_user_moves_the_histogram_by_at_most_the_clip():
         assert np.linalg.norm(noiseless(more) - base) == pytest.approx(1.0, abs=1e-3)
 
 
+def test_noise_is_for_the_largest_norm_after_rounding(monkeypatch):
+    declared = []
+
+    def recording(key, counts, *, sensitivity, **about):
+        declared.append(sensitivity)
+        return counts
+
+    monkeypatch.setattr(popularity, "release_integers", recording)
+    noiseless(HISTORIES, 10.0)
+    assert declared == [secure.norm_bound(secure.STEPS, 5)]
+    assert declared[0] > secure.STEPS
+
+
 @pytest.mark.parametrize("l2_clip_norm", [1.0, 10.0])
 def test_what_users_come_to_late_counts_more(l2_clip_norm):
     found = popularity.statistic(HISTORIES, l2_clip_norm=l2_clip_norm, age_decay=0.5)

@@ -147,7 +147,8 @@ def test_later_rounds_have_the_same_sensitivity(monkeypatch, histories):
     noise = np.random.default_rng(2).normal(size=(3, NUM_ITEMS**2)) * 1e4
     calls = iter([*noise, *noise])
 
-    def recording(key, exact, *, unit, **_):
+    def recording(key, exact, *, sensitivity, unit, **_):
+        assert sensitivity == secure.norm_bound(secure.STEPS, NUM_ITEMS**2)  # after rounding
         released.append(exact * unit)
         return released[-1] + next(calls)
 

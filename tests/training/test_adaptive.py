@@ -213,3 +213,7 @@ def test_the_norm_stays_within_a_millionth_and_a_million_times_its_start():
     for count, limit in ((-0.5, 2e6), (0.5, 2e-6)):
         _, state = follow.update((jnp.zeros(2), jnp.float32(count)), follow.init(None))
         assert state.clip == pytest.approx(limit)
+
+
+def test_a_training_goes_on_with_the_norm_of_every_part():
+    assert adaptive.norms({"first": 1.0, "second": 2.0}) == [1.0, 2.0]

@@ -70,6 +70,20 @@ def test_a_runs_keys_and_a_key_of_its_own_do_not_share_a_training(tmp_path):
         fit(tmp_path / "run")
 
 
+@pytest.mark.parametrize("name", ["keys.json", "finished.json"])
+def test_a_training_with_a_key_of_its_own_is_known_without_checkpoints(tmp_path, name):
+    storage.create_private(tmp_path / "secret" / name, {"data": "", "settings": {}})
+    with pytest.raises(secrets.CannotResumeError, match="did not begin with these keys"):
+        fit(tmp_path, key=own_keys())
+
+
+@pytest.mark.parametrize("left", ["metrics.jsonl", "checkpoints", "model", "privacy.json"])
+def test_what_a_training_left_does_not_go_on_without_its_key(tmp_path, left):
+    (tmp_path / left).mkdir()
+    with pytest.raises(secrets.CannotResumeError, match=rf"keys\.json is missing, but not {left}"):
+        fit(tmp_path)
+
+
 def test_of_two_trainings_under_a_runs_keys_one_works_in_the_folder(tmp_path):
     # The run itself has the folder, and its trainings theirs.
     with storage.lock(tmp_path), storage.lock(tmp_path / "checkpoints" / "training"):
@@ -259,6 +273,8 @@ def test_a_fingerprint_says_nothing_of_a_seed_in_another_folder(tmp_path):
     assert shown[0] != shown[1]
     assert shown[0] == secrets.fingerprint(7, tmp_path / "one")
     assert shown[0] != secrets.fingerprint(8, tmp_path / "one")
+    kept = storage.read_private(tmp_path / "one" / "secret" / "salt.json")
+    assert len(bytes.fromhex(kept["salt"])) == 32
 
 
 @pytest.mark.parametrize(
