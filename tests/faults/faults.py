@@ -2215,6 +2215,57 @@ FAULTS = (
         "tests/data/test_text.py"
         "::test_each_file_of_a_folder_is_read_once_whatever_its_folders_are_called",
     ),
+    Fault(
+        "two passes begin with a constant, which a compiler spreads over what is beyond it",
+        "dpx/clipping/two_pass.py",
+        "    ones = positive + (1 - positive)\n",
+        "    ones = jnp.ones_like(positive)\n",
+        "tests/clipping/test_clipping_two_pass.py::test_a_penalty_on_a_parameter_without_a_rule_is_in_its_norms",
+    ),
+    Fault(
+        "a backward pass by hand is given what a factor of its weight has multiplied",
+        "dpx/clipping/uses.py",
+        "functools.partial(_multiplied, view.gain, right)",
+        "functools.partial(_times, view.gain, right)",
+        "tests/clipping/test_clipping_custom.py"
+        "::test_a_limit_in_the_backward_pass_holds_before_the_gain_of_the_weight[0.25]",
+    ),
+    Fault(
+        "types that follow from the records count as public without a word",
+        "dpx/training/fitting.py",
+        "assumptions=(*assumptions, *inferred_types(data))",
+        "assumptions=assumptions",
+        "tests/training/test_fit.py"
+        "::test_takes_what_users_have_and_says_whether_types_follow_from_it[pandas]",
+    ),
+    Fault(
+        "a training goes on with another generator of random numbers",
+        "dpx/training/fitting.py",
+        'settings["generator"] = generator',
+        "pass",
+        "tests/training/test_fit_configs.py::test_a_training_does_not_go_on_with_another_generator[rbg-unsafe_rbg]",
+    ),
+    Fault(
+        "banded noise is weighted at a device's own precision",
+        "dpx/training/correlated.py",
+        "left, 1, precision=highest)",
+        "left, 1)",
+        "tests/test_matmul_precision.py::test_products_are_at_the_highest_precision[banded]",
+    ),
+    Fault(
+        "rows of trees are not clipped under jit",
+        "dpx/cross_attention/tree.py",
+        "    K, V = domain.enter(K, V, clip=clip)\n    dtype",
+        "    dtype",
+        "tests/cross_attention/test_unfit_memories.py::test_trees_clip_rows_under_jit",
+    ),
+    Fault(
+        "an audit of steps takes the spread that it saw for the largest that there may be",
+        "dpx/audit/steps.py",
+        "std * math.sqrt(degrees / stats.chi2.ppf(failure, degrees))",
+        "std",
+        "tests/audit/test_audit.py::test_each_of_several_bounds_has_its_share_of_the_failures",
+    ),
 )
 
 
