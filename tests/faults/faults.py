@@ -2218,8 +2218,8 @@ FAULTS = (
     Fault(
         "two passes begin with a constant, which a compiler spreads over what is beyond it",
         "dpx/clipping/two_pass.py",
-        "    ones = positive + (1 - positive)\n",
-        "    ones = jnp.ones_like(positive)\n",
+        "        ones = positive + (1 - positive)\n",
+        "        ones = jnp.ones_like(positive)\n",
         "tests/clipping/test_clipping_two_pass.py::test_a_penalty_on_a_parameter_without_a_rule_is_in_its_norms",
     ),
     Fault(
