@@ -187,8 +187,8 @@ def _in_two_passes(program: Program, batch: Any, leaves: Sequence[jax.Array]) ->
 
     ones = meshes.vary(jnp.ones_like(losses), meshes.varying(losses))
     if fixed is not None:
-        # No constant: the coefficient of a penalty would be one that is spread over examples before a barrier,
-        # and over a parameter after it, which XLA's compiler for CPUs gets wrong in sums (0.10.2, __ynn_fusion).
+        # No constant: the coefficient of a penalty would be one that is spread over examples before a barrier
+        # and over a parameter after it, which XLA's compiler for CPUs (0.10.2, __ynn_fusion) gets wrong.
         positive = (losses > 0).astype(losses.dtype)
         ones = positive + (1 - positive)
     own, known = pull(ones, lambda own, shared: (own, crossing(own, shared)))
