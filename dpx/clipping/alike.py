@@ -147,11 +147,14 @@ def _bounded(layouts: Sequence[Layout], seen: Sequence[grams.Products]) -> jax.A
 
     left = _stack(*(x.astype(dtype) for each in seen for x in each.rows))
     right = _stack(*(x for each in seen for x in each.columns))
+    if left.shape[2] == 1:
+        # XLA's compiler for CPUs copies arrays to move an axis of length one.
+        left, right = left.squeeze(2), right.squeeze(2)
     error = grams.Errors(*(np.array(x, dtype) for x in zip(*errors, strict=True)))
     of_all = jax.vmap(jax.vmap(grams.lengths), (0, None))
     rows, columns = of_all(left, error.flushed_rows), of_all(right, error.flushed_columns)
     shares = [
-        lengths * root[:, None, None]
+        lengths * root.reshape(-1, *[1] * (lengths.ndim - 2))
         for lengths, root in ((rows, error.rows), (columns, error.columns))
     ]
     s, t = ([_taken(x, side) for x in shares] for side in zip(*pairs, strict=True))
@@ -159,7 +162,10 @@ def _bounded(layouts: Sequence[Layout], seen: Sequence[grams.Products]) -> jax.A
     bounds = jax.vmap(jax.vmap(bound))(left, right, s, t)
     totals = _combined(jax.vmap(jax.vmap(grams.added_up))(bounds), terms_of)
     length = _combined(jnp.sum(rows * columns, -1), uses_of)
-    length = jnp.sqrt(jnp.sum(jnp.square(length), -1))
+    if length.ndim > 2:
+        length = jnp.sqrt(jnp.sum(jnp.square(length), -1))
+    # Otherwise XLA moves a reshape through what follows, one operation in every pass over the whole step.
+    totals, length = jax.lax.optimization_barrier((totals, length))
     roundings = [gamma(in_products(len(uses) * (size + 1)), dtype) for uses in uses_of]
     return grams.raised(totals, grams.SLACK * length, jnp.array(roundings, dtype)).T
 

@@ -109,7 +109,8 @@ def group_norms(groups: Groups, squared_norms: Sequence[Norms]) -> list[jax.Arra
         for members, squared in squared_norms:
             rows = [i for i, k in enumerate(members) if groups.members[k] == index]
             mine.append(squared if len(rows) == len(members) else squared[jnp.array(rows, int)])
-        squares = jnp.concatenate(mine)
+        # One sum: XLA would take that of several arrays apart, which are as many kernels to compile.
+        squares = jax.lax.optimization_barrier(jnp.concatenate(mine))
         total = jnp.sum(squares, 0)
         # Above the exact root of the exact sum, the clip factor and its product with a gradient included.
         norm = jnp.sqrt(total) * (1 + gamma(len(squares) + 24, total.dtype))

@@ -74,12 +74,13 @@ def _apart(joint: Joint, total: jax.Array) -> dict[int, jax.Array]:
 
     All look-ups of one size are one kernel to a compiler, whereas slices from different places are not.
     Neither is a look-up of one piece, whose index becomes a number in the kernel: hence two pieces or more.
+    Nor is one of the very first pieces: hence the last of the equal rows.
     """
     length = math.gcd(*joint.sizes)
     if length in joint.sizes:
         length = max((n for n in range(1, length) if length % n == 0), default=1)
     pieces = total.reshape(-1, length)
-    ends = np.cumsum(joint.sizes, dtype=np.int32) // length
+    ends = (np.cumsum(joint.sizes, dtype=np.int32) + total[:-1].size) // length
     rows = [np.arange(e - n // length, e) for n, e in zip(joint.sizes, ends, strict=True)]
     return {k: _rows(pieces, mine) for k, mine in zip(joint.members, rows, strict=True)}
 
