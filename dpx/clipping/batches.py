@@ -102,7 +102,7 @@ def finite_only(once: Callable) -> Callable:
         return once(_filled(batch, keep, short=False), keep)
 
     def whole(batch: tuple, mask: jax.Array) -> tuple[Any, list, Any]:
-        step, like = _outlined(filled, batch, mask)
+        step, like, is_long = _outlined(filled, batch, mask)
 
         def some(batch: tuple, keep: jax.Array) -> tuple:
             return step(_filled(batch, keep, short=True), keep)
@@ -114,22 +114,32 @@ def finite_only(once: Callable) -> Callable:
 
         def run(state: tuple) -> tuple:
             keep, _, (_, *before) = state
-            sums, *found = jax.lax.cond(keep.any(), some, none, batch, keep)
+            # A branch passes on all arguments of a step once more, which takes long to compile.
+            sums, *found = (
+                some(batch, keep) if is_long else jax.lax.cond(keep.any(), some, none, batch, keep)
+            )
             found = jax.tree.map(functools.partial(_where, keep), found, before)
             finite = keep & jnp.isfinite(jnp.stack(found[0])).all(0)
             return finite, keep, (sums, *found)
 
         # XLA tries to run loops with a simpler condition than this, which takes it long.
-        *_, done = jax.lax.while_loop(
+        keep, _, (sums, *found) = jax.lax.while_loop(
             lambda state: (state[0] != state[1]).any(), run, (mask, ~mask, none(batch, mask))
         )
-        return done
+        if is_long:
+            # The same zeros where nobody is left, by a loop that otherwise hands the sums on as they lie.
+            _, sums = jax.lax.while_loop(
+                lambda state: state[0],
+                lambda _: (jnp.zeros((), bool), none(batch, mask)[0]),
+                (~keep.any(), sums),
+            )
+        return sums, *found
 
     return whole
 
 
-def _outlined(function: Callable, *arguments: Any) -> tuple[Callable, Any]:
-    """A function under `jax.jit` that takes longer to compile inside a loop, and the shapes that it returns.
+def _outlined(function: Callable, *arguments: Any) -> tuple[Callable, Any, bool]:
+    """A function that takes longer to compile inside a loop, the shapes that it returns, and if it is long.
 
     A long one is compiled as a computation of its own on one CPU. XLA would else go through all of it again
     whenever it simplifies the loop, and hoist what it can into the state of the loop. Short functions are
@@ -138,14 +148,14 @@ def _outlined(function: Callable, *arguments: Any) -> tuple[Callable, Any]:
     closed, like = jax.make_jaxpr(function, return_shape=True)(*arguments)
     length = sum(len(eqn.params["jaxpr"].eqns) for eqn in closed.eqns if "jaxpr" in eqn.params)
     if not _meshes.on_one_cpu() or length < LONG:
-        return function, like
+        return function, like, False
 
     def outlined(*arguments: Any) -> Any:
         with set_xla_metadata(inlineable="false"):
             found = core.jaxpr_as_fun(closed)(*jax.tree.leaves(arguments))
         return jax.tree.unflatten(jax.tree.structure(like), found)
 
-    return outlined, like
+    return outlined, like, True
 
 
 def _where(keep: jax.Array, x: jax.Array, other: jax.Array) -> jax.Array:

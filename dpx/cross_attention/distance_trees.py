@@ -197,7 +197,6 @@ class DPTreeDistance(DPTreeHighDim):
         check_real(x, "x")
         return np.asarray(x)[:, None] if not isinstance(x, jax.Array) else x[:, None]
 
-    @promoting
     def query(self, y) -> jax.Array:
         """Noisy Σ_i w_i |x_i − y|^p for queries y (m,) in [0, R]: (m,)."""
         check_real(y, "y")

@@ -163,6 +163,26 @@ def test_long_steps_are_computations_of_their_own(monkeypatch, longest_in_place)
         np.testing.assert_allclose(a, b, atol=1e-6)
 
 
+@pytest.mark.parametrize("microbatch_size", [None, 2])
+@pytest.mark.parametrize("mask", [[True] * 3, [False] * 3, [False, True, False]], ids=str)
+@pytest.mark.parametrize("longest_in_place", [0, 100000])
+def test_sums_are_zero_where_no_example_is_left(
+    monkeypatch, longest_in_place, mask, microbatch_size
+):
+    """Nor does the example of zeros that stands in then have a finite gradient."""
+    monkeypatch.setattr(batches, "LONG", longest_in_place)
+
+    def loss(params, x):
+        return jnp.sum(jnp.log(x) @ params["w"]) + jnp.sum(params["b"] / x)
+
+    params = {"w": jnp.ones((5, 7)), "b": jnp.ones(5)}
+    gradient = clipping.clipped_grad(loss, l2_clip_norm=0.1, microbatch_size=microbatch_size)
+    found = jax.jit(gradient)(params, jnp.full((3, 5), jnp.nan), mask=jnp.array(mask))
+    for each in jax.tree.leaves(found.grads):
+        np.testing.assert_array_equal(each, 0)
+    np.testing.assert_array_equal(found.norms, np.where(mask, np.inf, 0))
+
+
 @pytest.mark.parametrize(
     "sizes", [(6, 6), (4, 4, 12), (1, 3), (7, 7), (1, 1), (0, 5), (64, 192, 640)], ids=str
 )

@@ -117,6 +117,24 @@ def test_bartlett_agrees_with_summing_outer_products(k):
     assert stats.ks_2samp(np.linalg.det(fast), np.linalg.det(slow)).pvalue > 1e-3
 
 
+def test_the_draws_of_bartlett_have_keys_of_their_own(monkeypatch):
+    keys = []
+
+    def spied(draw):
+        def drawn(key, *args, **kwargs):
+            keys.append(tuple(np.asarray(jax.random.key_data(key)).tolist()))
+            return draw(key, *args, **kwargs)
+
+        return drawn
+
+    monkeypatch.setattr(gram.mechanisms.noise, "normal", spied(gram.mechanisms.noise.normal))
+    monkeypatch.setattr(jax.random, "chisquare", spied(jax.random.chisquare))
+    with jax.disable_jit():
+        gram.mechanisms.wishart_mean(KEY, jnp.eye(3), 10)
+    own = tuple(np.asarray(jax.random.key_data(KEY)).tolist())
+    assert len({*keys, own}) == 3
+
+
 @pytest.mark.slow
 def test_number_of_samples_beyond_32_bits_costs_nothing(X):
     made = gram.release(
