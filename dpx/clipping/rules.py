@@ -159,12 +159,8 @@ def _summed(shared: Layout, pairs: Sequence[Pair], weights: jax.Array) -> jax.Ar
         scale = weights.astype(dtype)[:, None, None, None]
         if rows.ndim == 3:
             total = jnp.zeros((k, r, c), dtype) if total is None else total
-            added = columns.astype(dtype) * scale
-            if k == 1:  # An index less to make for XLA.
-                total = total[0].at[rows[:, 0]].add(added[:, 0], mode="drop")[None]
-            else:
-                block = jnp.arange(k)[None, :, None]
-                total = total.at[block, rows].add(added, mode="drop")
+            block = jnp.arange(k)[None, :, None]
+            total = total.at[block, rows].add(columns.astype(dtype) * scale, mode="drop")
         else:
             # Scale the smaller factor, and let it come first: the larger is then read as it lies,
             # without a transposed copy.
