@@ -102,44 +102,31 @@ def finite_only(once: Callable) -> Callable:
         return once(_filled(batch, keep, short=False), keep)
 
     def whole(batch: tuple, mask: jax.Array) -> tuple[Any, list, Any]:
-        step, like, is_long = _outlined(filled, batch, mask)
-
-        def some(batch: tuple, keep: jax.Array) -> tuple:
-            return step(_filled(batch, keep, short=True), keep)
-
-        def none(batch: tuple, keep: jax.Array) -> tuple:
-            """Zeros: there is no finite gradient whose example could stand in."""
-            del batch, keep
-            return tuple(_meshes.zeros(like))
+        step, like = _outlined(filled, batch, mask)
 
         def run(state: tuple) -> tuple:
             keep, _, (_, *before) = state
-            # A branch passes on all arguments of a step once more, which takes long to compile.
-            sums, *found = (
-                some(batch, keep) if is_long else jax.lax.cond(keep.any(), some, none, batch, keep)
-            )
+            sums, *found = step(_filled(batch, keep, short=True), keep)
             found = jax.tree.map(functools.partial(_where, keep), found, before)
             finite = keep & jnp.isfinite(jnp.stack(found[0])).all(0)
             return finite, keep, (sums, *found)
 
-        # XLA tries to run loops with a simpler condition than this, which takes it long.
+        # Not once for a batch without examples. XLA tries to run loops with a simpler condition than this,
+        # which takes it long.
+        start = mask, ~mask & mask.any(), tuple(_meshes.zeros(like))
         keep, _, (sums, *found) = jax.lax.while_loop(
-            lambda state: (state[0] != state[1]).any(), run, (mask, ~mask, none(batch, mask))
+            lambda state: (state[0] != state[1]).any(), run, start
         )
-        if is_long:
-            # The same zeros where nobody is left, by a loop that otherwise hands the sums on as they lie.
-            _, sums = jax.lax.while_loop(
-                lambda state: state[0],
-                lambda _: (jnp.zeros((), bool), none(batch, mask)[0]),
-                (~keep.any(), sums),
-            )
+        # Zeros if no example is left that could stand in, made by a loop, which else hands the sums on as
+        # they lie. A branch around the step would pass all its arguments on, which takes long to compile.
+        _, sums = jax.lax.while_loop(lambda state: state[0], _meshes.zeros, (~keep.any(), sums))
         return sums, *found
 
     return whole
 
 
-def _outlined(function: Callable, *arguments: Any) -> tuple[Callable, Any, bool]:
-    """A function that takes longer to compile inside a loop, the shapes that it returns, and if it is long.
+def _outlined(function: Callable, *arguments: Any) -> tuple[Callable, Any]:
+    """A function that takes longer to compile inside a loop, and the shapes that it returns.
 
     A long one is compiled as a computation of its own on one CPU. XLA would else go through all of it again
     whenever it simplifies the loop, and hoist what it can into the state of the loop. Short functions are
@@ -148,14 +135,14 @@ def _outlined(function: Callable, *arguments: Any) -> tuple[Callable, Any, bool]
     closed, like = jax.make_jaxpr(function, return_shape=True)(*arguments)
     length = sum(len(eqn.params["jaxpr"].eqns) for eqn in closed.eqns if "jaxpr" in eqn.params)
     if not _meshes.on_one_cpu() or length < LONG:
-        return function, like, False
+        return function, like
 
     def outlined(*arguments: Any) -> Any:
         with set_xla_metadata(inlineable="false"):
             found = core.jaxpr_as_fun(closed)(*jax.tree.leaves(arguments))
         return jax.tree.unflatten(jax.tree.structure(like), found)
 
-    return outlined, like, True
+    return outlined, like
 
 
 def _where(keep: jax.Array, x: jax.Array, other: jax.Array) -> jax.Array:

@@ -25,6 +25,9 @@ from dpx.clipping.tap import Tapped
 from dpx.clipping.uses import Use
 from dpx.clipping.views import to_matrices
 
+# Numbers of a factor, of all examples, from which on a copy of it takes time and memory.
+LARGE = 2**18
+
 
 def one_pass(loss: Loss, leaves: Sequence[jax.Array], batch: Any) -> Pass:
     """Keeps what the norms are computed from, and sums it with the clip factors."""
@@ -45,11 +48,19 @@ def _run(program: Program, batch: Any, leaves: Sequence[jax.Array]) -> Pass:
             for k, choice in enumerate(choices)
             if _plan.gram(choice) is None
         }
-        gradients = settled(gradients)  # Factors are where they are tapped.
+        gradients = settled(gradients)
         held, seen = [], []
         for k, choice in enumerate(choices):
-            kept = gradients[k] if k in gradients else assemble(choice, found[k])
-            held.append(found[k].given[0] if isinstance(choice, FromInput) else kept)
+            if k in gradients:
+                kept = summed = gradients[k]
+            else:
+                kept = assemble(choice, found[k])
+                is_settled = [
+                    not settles_later(program, choice, use, batch) for use in choice.tapped
+                ]
+                both = list(map(rules.in_both_forms, kept, is_settled))
+                kept, summed = [normed for normed, _ in both], [summed for _, summed in both]
+            held.append(found[k].given[0] if isinstance(choice, FromInput) else summed)
             if (rule := _plan.gram(choice)) is None:
                 seen.append(kept)
             elif found[k].terms or rule.is_masked:
@@ -133,7 +144,10 @@ def backward(
         common.Batch(weights, program.captured, choices, leaves) if weights is not None else None
     )
     with_result = [] if fixed is None else fixed.with_result
-    tapped = Tapped(program.closed if weights is None else weights.inner, taps, with_result)
+    uses = [(choice, use) for choice in choices for use in choice.tapped]
+    later = [i for i, each in enumerate(uses) if settles_later(program, *each, batch)]
+    inner = program.closed if weights is None else weights.inner
+    tapped = Tapped(inner, taps, with_result, settled_later=later)
     direct = {k: leaves[k] for k, choice in enumerate(choices) if not choice.tapped}
     over = meshes.varying(leaves, batch)
     slots = meshes.vary(tapped.slots(), over)
@@ -158,6 +172,16 @@ def backward(
         return loss, hold(list(found))
 
     return (*over_examples(one, jax.tree.leaves(batch)), fixed)
+
+
+def settles_later(program: Program, choice: Choice, use: Use, batch: Any) -> bool:
+    """Whether the factors of a use are settled in the forms that norms and sums read, not where it is tapped.
+
+    What is small is copied sooner than compiled twice, and functions of weights read factors where they are.
+    """
+    size = len(jax.tree.leaves(batch)[0]) * max(use.left_aval.size, use.right_aval.size)
+    is_read_alone = program.weights is None and _plan.gram(choice) is not None
+    return use.is_product and is_read_alone and size >= LARGE
 
 
 def export(use: Use) -> Callable[..., Any]:

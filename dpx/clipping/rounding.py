@@ -94,8 +94,13 @@ def settled(tree: Any) -> Any:
     A compiler may drop a cast to less than float32 and back, in one kernel and not in another, and it may
     drop barriers. So what is narrower than float32 is rounded by an operation of its own, which stays.
     """
+    return rounded(lax.optimization_barrier(tree))
 
-    def rounded(x: jax.Array) -> jax.Array:
+
+def rounded(tree: Any) -> Any:
+    """The same values, those that are narrower than float32 rounded by an operation that stays."""
+
+    def each(x: jax.Array) -> jax.Array:
         if not jnp.issubdtype(x.dtype, jnp.floating) or jnp.finfo(x.dtype).bits >= 32:
             return x
         kind, wide = jnp.finfo(x.dtype), x.astype(jnp.float32)
@@ -106,4 +111,4 @@ def settled(tree: Any) -> Any:
             kept = jnp.where(jnp.abs(wide) < float(kind.tiny), jnp.round(wide / step) * step, kept)
         return kept.astype(x.dtype)
 
-    return jax.tree.map(rounded, lax.optimization_barrier(tree))
+    return jax.tree.map(each, tree)

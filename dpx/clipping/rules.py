@@ -15,6 +15,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
+from dpx.clipping import meshes
 from dpx.clipping.materialize import accumulator
 from dpx.clipping.uses import Use
 from dpx.clipping.views import to_matrices
@@ -116,6 +117,47 @@ def _pair(use: Use, shared: Layout, left: jax.Array, right: jax.Array) -> Pair:
     return Pair(rows.astype(jnp.int32) if inner is None else rows, columns)
 
 
+def in_both_forms(pair: Pair, is_settled: bool) -> tuple[Pair, Pair]:
+    """The factors of one example as norms read them and as sums do, settled if they are not yet."""
+    return (pair, pair) if is_settled else _settled(pair)
+
+
+@functools.partial(jax.jit, inline=True)  # Traced once for all uses that are alike.
+def _settled(pair: Pair) -> tuple[Pair, Pair]:
+    if len(pair.rows) > 1 or not meshes.on_one_cpu():
+        return (lax.optimization_barrier(pair),) * 2
+    if _flips(*pair):
+        columns, rows, all_rows = _larger_twice(pair.columns, pair.rows)
+        return Pair(rows, columns), Pair(all_rows, columns)
+    rows, columns, all_columns = _larger_twice(*pair)
+    return Pair(rows, columns), Pair(rows, all_columns)
+
+
+@jax.custom_batching.custom_vmap
+def _larger_twice(small: jax.Array, large: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:
+    """Two factors (1, P, R) and (1, P, C), and the larger once more, settled.
+
+    Norms take a matrix of each example. Sums take one matrix of all, and the larger factor as it lies. XLA's
+    compiler for CPUs copies an array whose form changes on both sides of a barrier.
+    """
+    return lax.optimization_barrier((small, large, large))
+
+
+@_larger_twice.def_vmap
+def _larger_twice_of_all(size: int, batched: Any, small: jax.Array, large: jax.Array):
+    if not all(batched):
+        return lax.optimization_barrier((small, large, large)), (*batched, batched[1])
+    each = [x.reshape(size, *x.shape[2:]) for x in (small, large)]
+    forms = lax.optimization_barrier((*each, large.reshape(-1, large.shape[-1])))
+    shaped = zip(forms, (small, large, large), strict=True)
+    return tuple(x.reshape(like.shape) for x, like in shaped), (True,) * 3
+
+
+def _flips(rows: jax.Array, columns: jax.Array) -> bool:
+    """Whether columns are the smaller factor, which clip factors multiply."""
+    return columns.size < rows.size
+
+
 def _products(a: jax.Array, b: jax.Array) -> jax.Array:
     """Sums outer products over examples and positions: (B, K, P, R), (B, K, P, C) -> (K, R, C).
 
@@ -164,7 +206,7 @@ def _summed(shared: Layout, pairs: Sequence[Pair], weights: jax.Array) -> jax.Ar
         else:
             # Scale the smaller factor, and let it come first: the larger is then read as it lies,
             # without a transposed copy.
-            flip = columns.size < rows.size
+            flip = _flips(rows, columns)
             small, large = (columns, rows) if flip else (rows, columns)
             term = _products(small.astype(dtype) * scale, large)
             term = jnp.swapaxes(term, 1, 2) if flip else term

@@ -17,7 +17,7 @@ from jax.extend import core
 
 from dpx.clipping import convolutions, meshes, repeats, rewriting
 from dpx.clipping.jaxprs import CALLS, REMAT, bind, scan_parts
-from dpx.clipping.rounding import settled
+from dpx.clipping.rounding import rounded, settled
 from dpx.clipping.uses import Use
 
 # What is handed out for a use: (left factor, right factor) -> arrays.
@@ -35,6 +35,7 @@ class Tapped:
         with_result: Sequence[Use] = (),
         watched: tuple[int, Sequence[Any]] = (0, ()),
         stacked: bool = False,
+        settled_later: Sequence[int] = (),
     ):
         self.closed = closed
         # How many equations run before the cotangents of some variables are handed out too, and these.
@@ -43,6 +44,8 @@ class Tapped:
         self.stacked = stacked
         self.uses = [use for use, _ in taps]
         self.exports = [export for _, export in taps]
+        # Uses, by their order, whose factors the caller settles in the forms in which they are read.
+        self.later = set(settled_later)
         # Exports that take the result of the equation too.
         self.with_result = {i for i, use in enumerate(self.uses) if use in with_result}
         self.at: dict[Path, list[int]] = {}
@@ -89,7 +92,7 @@ class Tapped:
         for index, (here, eqn) in enumerate(zip(places, jaxpr.eqns, strict=True)):
             if not path and index == self.after:
                 for i, var in enumerate(self.watched):
-                    env[var] = _tap(_cotangent, self.stacked, env[var], (), slots[-1 - i])
+                    env[var] = _tap(_cotangent, self.stacked, settled, env[var], (), slots[-1 - i])
             if index < done:
                 continue
             if (run := repeated.get(index)) is not None:
@@ -105,7 +108,8 @@ class Tapped:
                 for use in self.at.get(here, ()):
                     export = functools.partial(self._export, use)
                     kept = (*values, results[0]) if use in self.with_result else tuple(values)
-                    results = [_tap(export, self.stacked, results[0], kept, slots[use])]
+                    settle = rounded if use in self.later else settled
+                    results = [_tap(export, self.stacked, settle, results[0], kept, slots[use])]
             env.update(zip(eqn.outvars, results, strict=True))
         return [read(atom) for atom in jaxpr.outvars]
 
@@ -174,9 +178,14 @@ def _cotangent(operands: tuple, cotangent: jax.Array) -> jax.Array:
     return cotangent
 
 
-@functools.partial(jax.custom_vjp, nondiff_argnums=(0, 1))
+@functools.partial(jax.custom_vjp, nondiff_argnums=(0, 1, 2))
 def _tap(
-    export: Callable, stacked: bool, result: jax.Array, operands: tuple, slots: Any
+    export: Callable,
+    stacked: bool,
+    settle: Callable,
+    result: jax.Array,
+    operands: tuple,
+    slots: Any,
 ) -> jax.Array:
     return _of_each(result, slots) if stacked else result
 
@@ -192,13 +201,22 @@ def _of_each_rule(size: int, batched: Any, result: jax.Array, slots: Any):
     return (result if batched[0] else jnp.broadcast_to(result, (size, *result.shape))), True
 
 
-def _tap_forward(export: Callable, stacked: bool, result: jax.Array, operands: tuple, slots: Any):
+def _tap_forward(
+    export: Callable,
+    stacked: bool,
+    settle: Callable,
+    result: jax.Array,
+    operands: tuple,
+    slots: Any,
+):
     return (_of_each(result, slots) if stacked else result), operands
 
 
-def _tap_backward(export: Callable, stacked: bool, operands: tuple, cotangent: jax.Array):
+def _tap_backward(
+    export: Callable, stacked: bool, settle: Callable, operands: tuple, cotangent: jax.Array
+):
     # What is settled goes on through the backward pass too, so that no copy is needed.
-    operands, cotangent = settled((operands, cotangent))
+    operands, cotangent = settle((operands, cotangent))
     # What follows from the model alone, such as the rows that a slice takes, is the same on every device.
     return cotangent, None, meshes.vary(export(operands, cotangent), meshes.varying(cotangent))
 

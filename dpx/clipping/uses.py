@@ -103,6 +103,11 @@ class Use(NamedTuple):
         return not any(self.scale.atoms <= loops.union(*axes) for axes in factors)
 
     @property
+    def is_product(self) -> bool:
+        """Whether it is a product, outside scans, whose left factor is the other operand as it is."""
+        return isinstance(self.left, _Operand) and self.by_factors and not self.loops
+
+    @property
     def lengths(self) -> tuple[int, ...]:
         return tuple(loop.length for loop in self.loops)
 

@@ -184,6 +184,34 @@ def test_sums_are_zero_where_no_example_is_left(
 
 
 @pytest.mark.parametrize(
+    ("finite", "mask", "runs"),
+    [
+        ([True, True, True], [True, True, False], 1),
+        ([True, True, True], [False, False, False], 0),
+        ([True, False, True], [True, True, True], 2),
+        ([False, False, True], [True, True, False], 2),
+    ],
+    ids=["finite", "masked", "one is not finite", "none is finite"],
+)
+def test_a_step_runs_as_often_as_examples_have_to_be_left_out(finite, mask, runs):
+    """Nor do slices of a batch take time that hold no example."""
+    seen = []
+
+    def once(batch, keep):
+        jax.debug.callback(seen.append, keep)
+        (x,) = batch
+        return [jnp.sum(jnp.where(keep, x, 0))], [x], x
+
+    step = jax.jit(batches.finite_only(once))
+    (total,), (norms,), _ = step((jnp.where(jnp.array(finite), 2.0, jnp.nan),), jnp.array(mask))
+    jax.effects_barrier()
+    assert len(seen) == runs
+    kept = np.array(finite) & np.array(mask)
+    assert total == 2 * kept.sum()
+    np.testing.assert_array_equal(np.isnan(norms), np.array(mask) & ~np.array(finite))
+
+
+@pytest.mark.parametrize(
     "sizes", [(6, 6), (4, 4, 12), (1, 3), (7, 7), (1, 1), (0, 5), (64, 192, 640)], ids=str
 )
 def test_sums_that_are_taken_apart_are_those_of_each(sizes):

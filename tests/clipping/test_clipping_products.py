@@ -1,5 +1,7 @@
 """Products and convolutions that only look like those with a rule, and where weights come from."""
 
+import re
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -7,7 +9,7 @@ import pytest
 from test_clipping_models import check, jit, per_example
 
 from dpx import clipping
-from dpx.clipping import plan
+from dpx.clipping import meshes, plan
 from dpx.clipping import weights as _weights
 
 
@@ -234,3 +236,19 @@ def test_numbers_of_eight_bits(method):
     want = jit(jax.grad(lambda w: sum(loss(p | {"w": w}, x) for x in X)))(p["w"])
     np.testing.assert_allclose(out.grads["w"], want, rtol=1e-4, atol=1e-5)
     assert out.grads["b"].dtype == jnp.float32
+
+
+@pytest.mark.skipif(not meshes.on_one_cpu(), reason="only on one CPU")
+def test_norms_and_sums_read_factors_as_they_lie():
+    """XLA copied an array of all examples as one matrix for sums, because norms want a matrix of each."""
+
+    def loss(p, x):
+        return jnp.sum((jnp.tanh(x @ p["w"]) @ p["v"]) ** 2)
+
+    p = {"w": normal(128, 512), "v": normal(512, 128, seed=3)}
+    step = jit(clipping.clipped_grad(loss, l2_clip_norm=1.0))
+    program = step.lower(p, normal(16, 32, 128)).compile().as_text()
+    bodies = re.findall(r"^%\S+ \(.*?\) -> .*? \{\n(.*?)^\}", program, re.MULTILINE | re.DOTALL)
+    made_of = [set(re.findall(r"= \S+ ([\w-]+)\(", body)) - {"parameter"} for body in bodies]
+    assert {"dot"} in made_of
+    assert {"bitcast"} not in made_of

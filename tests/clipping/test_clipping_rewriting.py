@@ -103,7 +103,7 @@ def test_what_a_policy_saves_is_held_once():
     each = functools.partial(loss, scanned=False, policy=policy)
     fn = clipping.clipped_grad(each, l2_clip_norm=1.0)
     program = jax.make_jaxpr(lambda p, x: fn(p, x).grads)(apart(params()), X).jaxpr
-    assert len(list(equations(program, "cond"))) == 2  # Two passes, in the loop's own.
+    assert len(list(equations(program, "cond"))) == 1  # Of two passes.
     assert not list(equations(program, "reduce_precision"))
 
 
