@@ -6,6 +6,7 @@ from command_line import ROOT, call
 # Of each its flags here; those with a working folder are told one.
 COMMANDS = {
     "blocks": ["--workdir", "--events=1000", "--shards=2", "--items=50", "--workers=1"],
+    "by_hand": ["--repeats=1"],
     "clipping": [
         "--workdir", "--shapes=mlp", "--batch=2", "--methods=dpx auto,vmap(grad)", "--repeats=5",
     ],

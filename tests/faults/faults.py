@@ -782,7 +782,7 @@ FAULTS = (
         "dpx/gram/columns.py",
         "columns.data *= np.minimum(scale, column_bound / np.maximum(norm, 1e-30))[owner]",
         "columns.data *= scale[owner]",
-        "tests/gram/test_gram.py::test_clipping_is_the_projection_for_every_input",
+        "tests/gram/test_gram_columns.py::test_clipping_is_the_projection_for_every_input",
     ),
     Fault(
         "replacing a column costs what removing one does",
@@ -2082,7 +2082,7 @@ FAULTS = (
         "dpx/gram/releases.py",
         'options = {"column_bound": column_bound, "clip": clip, "n": n}',
         'options = {"column_bound": column_bound, "clip": True, "n": n}',
-        "tests/gram/test_gram.py::test_a_sum_is_released_with_the_clipping_that_it_was_made_with",
+        "tests/gram/test_gram_columns.py::test_a_sum_is_released_with_the_clipping_that_it_was_made_with",
     ),
     Fault(
         "only the first leaf of a release has to be finite",
