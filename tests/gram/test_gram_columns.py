@@ -9,27 +9,15 @@ import numpy as np
 import pandas as pd
 import pytest
 from scipy import sparse
+from test_gram import BUDGET, KEY, SAMPLING, project
 
 from dpx import gram
 from dpx.gram.columns import clipped_gram
-
-KEY = jax.random.key(6)
-BUDGET = {"epsilon": 1.0, "delta": 1e-6, "column_bound": 1.0}
-SAMPLING = {"mechanism": "sampling", "eta": 200.0}
 
 
 @pytest.fixture
 def X():
     return np.random.default_rng(0).normal(size=(5, 300)) / 5
-
-
-def project(X, bound):
-    """Columns projected one by one."""
-    columns = []
-    for u in np.asarray(X, np.float64).T:
-        norm = np.linalg.norm(u)
-        columns.append(u * min(1, bound / norm) if norm > 0 else u)
-    return np.array(columns).T
 
 
 # ---------------------------------------------------------------------------------------------------------
