@@ -7,6 +7,7 @@ backward pass. `dpx.clipping.two_pass` forgets both and makes a second backward 
 """
 
 import functools
+import itertools
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
@@ -41,6 +42,9 @@ def run(program: Program, leaves: Sequence[jax.Array], batch: Any) -> Pass:
 
 def _run(program: Program, batch: Any, leaves: Sequence[jax.Array]) -> Pass:
     choices = program.one_pass
+    later = [
+        [settles_later(program, choice, use, batch) for use in choice.tapped] for choice in choices
+    ]
 
     def hold(found: Sequence[Found]) -> tuple[list, list, list]:
         gradients = {
@@ -55,10 +59,7 @@ def _run(program: Program, batch: Any, leaves: Sequence[jax.Array]) -> Pass:
                 kept = summed = gradients[k]
             else:
                 kept = assemble(choice, found[k])
-                is_settled = [
-                    not settles_later(program, choice, use, batch) for use in choice.tapped
-                ]
-                both = list(map(rules.in_both_forms, kept, is_settled))
+                both = list(map(rules.in_both_forms, kept, later[k]))
                 kept, summed = [normed for normed, _ in both], [summed for _, summed in both]
             held.append(found[k].given[0] if isinstance(choice, FromInput) else summed)
             if (rule := _plan.gram(choice)) is None:
@@ -69,7 +70,9 @@ def _run(program: Program, batch: Any, leaves: Sequence[jax.Array]) -> Pass:
                 seen.append(grams.products(rule.layout, kept))
         return held, seen, [each.coefficients for each in found]
 
-    losses, (held, seen, coefficients), common_ = backward(program, choices, leaves, batch, hold)
+    losses, (held, seen, coefficients), common_ = backward(
+        program, choices, leaves, batch, hold, later
+    )
 
     norms, joined = alike.squared_norms(choices, seen)
 
@@ -129,10 +132,11 @@ def backward(
     leaves: Sequence[jax.Array],
     batch: Any,
     hold: Callable[[Sequence[Found]], Any],
+    later: Sequence[Sequence[bool]],
 ) -> tuple[jax.Array, Any, common.Batch | None]:
     """Losses, what `hold` makes of what is found for all parameters, and what parameters alone give.
 
-    All of it for every example, except for the last.
+    All of it for every example, except for the last. `hold` settles what is `later`, by choice and by use.
     """
     taps = [
         (use, _both if isinstance(choice, FromInput) else export(use))
@@ -144,10 +148,8 @@ def backward(
         common.Batch(weights, program.captured, choices, leaves) if weights is not None else None
     )
     with_result = [] if fixed is None else fixed.with_result
-    uses = [(choice, use) for choice in choices for use in choice.tapped]
-    later = [i for i, each in enumerate(uses) if settles_later(program, *each, batch)]
     inner = program.closed if weights is None else weights.inner
-    tapped = Tapped(inner, taps, with_result, settled_later=later)
+    tapped = Tapped(inner, taps, with_result, settled_later=list(itertools.chain(*later)))
     direct = {k: leaves[k] for k, choice in enumerate(choices) if not choice.tapped}
     over = meshes.varying(leaves, batch)
     slots = meshes.vary(tapped.slots(), over)

@@ -117,9 +117,9 @@ def _pair(use: Use, shared: Layout, left: jax.Array, right: jax.Array) -> Pair:
     return Pair(rows.astype(jnp.int32) if inner is None else rows, columns)
 
 
-def in_both_forms(pair: Pair, is_settled: bool) -> tuple[Pair, Pair]:
-    """The factors of one example as norms read them and as sums do, settled if they are not yet."""
-    return (pair, pair) if is_settled else _settled(pair)
+def in_both_forms(pair: Pair, later: bool) -> tuple[Pair, Pair]:
+    """The factors of one example as norms read them and as sums do, settled if that was left for later."""
+    return _settled(pair) if later else (pair, pair)
 
 
 @functools.partial(jax.jit, inline=True)  # Traced once for all uses that are alike.

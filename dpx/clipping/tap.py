@@ -8,7 +8,7 @@ under remat, zero from the branch of a cond that is not taken.
 
 import functools
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -35,7 +35,7 @@ class Tapped:
         with_result: Sequence[Use] = (),
         watched: tuple[int, Sequence[Any]] = (0, ()),
         stacked: bool = False,
-        settled_later: Sequence[int] = (),
+        settled_later: Sequence[bool] = (),
     ):
         self.closed = closed
         # How many equations run before the cotangents of some variables are handed out too, and these.
@@ -44,8 +44,8 @@ class Tapped:
         self.stacked = stacked
         self.uses = [use for use, _ in taps]
         self.exports = [export for _, export in taps]
-        # Uses, by their order, whose factors the caller settles in the forms in which they are read.
-        self.later = set(settled_later)
+        # Uses whose factors the caller settles, in the forms in which they are read.
+        self.later = {i for i, is_later in enumerate(settled_later) if is_later}
         # Exports that take the result of the equation too.
         self.with_result = {i for i, use in enumerate(self.uses) if use in with_result}
         self.at: dict[Path, list[int]] = {}
@@ -92,7 +92,9 @@ class Tapped:
         for index, (here, eqn) in enumerate(zip(places, jaxpr.eqns, strict=True)):
             if not path and index == self.after:
                 for i, var in enumerate(self.watched):
-                    env[var] = _tap(_cotangent, self.stacked, settled, env[var], (), slots[-1 - i])
+                    env[var] = _tap(
+                        How(_cotangent, self.stacked, settled), env[var], (), slots[-1 - i]
+                    )
             if index < done:
                 continue
             if (run := repeated.get(index)) is not None:
@@ -108,8 +110,8 @@ class Tapped:
                 for use in self.at.get(here, ()):
                     export = functools.partial(self._export, use)
                     kept = (*values, results[0]) if use in self.with_result else tuple(values)
-                    settle = rounded if use in self.later else settled
-                    results = [_tap(export, self.stacked, settle, results[0], kept, slots[use])]
+                    how = How(export, self.stacked, rounded if use in self.later else settled)
+                    results = [_tap(how, results[0], kept, slots[use])]
             env.update(zip(eqn.outvars, results, strict=True))
         return [read(atom) for atom in jaxpr.outvars]
 
@@ -178,16 +180,23 @@ def _cotangent(operands: tuple, cotangent: jax.Array) -> jax.Array:
     return cotangent
 
 
-@functools.partial(jax.custom_vjp, nondiff_argnums=(0, 1, 2))
-def _tap(
-    export: Callable,
-    stacked: bool,
-    settle: Callable,
-    result: jax.Array,
-    operands: tuple,
-    slots: Any,
-) -> jax.Array:
-    return _of_each(result, slots) if stacked else result
+class How(NamedTuple):
+    """How a value is tapped.
+
+    Attributes:
+      export: (operands, cotangent) -> what is handed out.
+      stacked: whether every example has slots of its own, though the value may be that of all.
+      settle: is applied to operands and cotangent before.
+    """
+
+    export: Callable
+    stacked: bool
+    settle: Callable
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
+def _tap(how: How, result: jax.Array, operands: tuple, slots: Any) -> jax.Array:
+    return _of_each(result, slots) if how.stacked else result
 
 
 @jax.custom_batching.custom_vmap
@@ -201,24 +210,15 @@ def _of_each_rule(size: int, batched: Any, result: jax.Array, slots: Any):
     return (result if batched[0] else jnp.broadcast_to(result, (size, *result.shape))), True
 
 
-def _tap_forward(
-    export: Callable,
-    stacked: bool,
-    settle: Callable,
-    result: jax.Array,
-    operands: tuple,
-    slots: Any,
-):
-    return (_of_each(result, slots) if stacked else result), operands
+def _tap_forward(how: How, result: jax.Array, operands: tuple, slots: Any):
+    return (_of_each(result, slots) if how.stacked else result), operands
 
 
-def _tap_backward(
-    export: Callable, stacked: bool, settle: Callable, operands: tuple, cotangent: jax.Array
-):
+def _tap_backward(how: How, operands: tuple, cotangent: jax.Array):
     # What is settled goes on through the backward pass too, so that no copy is needed.
-    operands, cotangent = settle((operands, cotangent))
+    operands, cotangent = how.settle((operands, cotangent))
     # What follows from the model alone, such as the rows that a slice takes, is the same on every device.
-    return cotangent, None, meshes.vary(export(operands, cotangent), meshes.varying(cotangent))
+    return cotangent, None, meshes.vary(how.export(operands, cotangent), meshes.varying(cotangent))
 
 
 _tap.defvjp(_tap_forward, _tap_backward)

@@ -7,10 +7,7 @@ factors and nothing else: no bound on rounding, no example left out whose gradie
 tracing and compilation with nothing cached (C, CPU time), and temporary memory (M), over the ordinary step.
 """
 
-import gc
 import statistics
-import time
-from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -19,6 +16,7 @@ from absl import app, flags
 
 import dpx
 from dpx.launch import cli
+from experiments.bench.models.measure import compiled
 
 BATCH, IN, HIDDEN, OUT = 16, 32, 64, 8
 CLIP = 1.0
@@ -69,15 +67,6 @@ def engine(params: dict[str, jax.Array], x: jax.Array) -> Any:
     return found.grads, found.norms
 
 
-def compiled(step: Callable, *arguments: Any) -> tuple[float, int]:
-    """CPU seconds of tracing and compilation, and temporary bytes."""
-    jax.clear_caches()
-    gc.collect()
-    start = time.process_time()
-    program: Any = jax.jit(step).lower(*arguments).compile()
-    return time.process_time() - start, program.memory_analysis().temp_size_in_bytes
-
-
 def main(argv: list[str]) -> None:
     del argv
     keys = jax.random.split(jax.random.key(0), 3)
@@ -102,7 +91,7 @@ def main(argv: list[str]) -> None:
     memory: dict[str, int] = {}
     for _ in range(_REPEATS.value):  # In turn.
         for name, step in steps.items():
-            took, memory[name] = compiled(step, params, x)
+            _, took, memory[name] = compiled(step, params, (x,))
             seconds[name].append(took)
     least = statistics.median(seconds["ordinary"])
     print(f"ordinary: {1e3 * least:.0f} ms, {memory['ordinary'] / 1024:.1f} KiB")

@@ -4,13 +4,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from test_clipping_models import on_one_cpu
 
 from dpx import clipping
-from dpx.clipping import alike, batches, joint, meshes, plan
+from dpx.clipping import alike, batches, joint, plan
 
 DIM, LENGTH, BATCH = 32, 6, 3
-
-on_one_cpu = pytest.mark.skipif(not meshes.on_one_cpu(), reason="only on one CPU")
 
 
 def model(blocks):

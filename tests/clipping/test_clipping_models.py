@@ -13,12 +13,14 @@ from flax import nnx
 
 import dpx
 from dpx import clipping
+from dpx.clipping import meshes, plan, rounding
 from dpx.clipping import params as clipping_params
-from dpx.clipping import plan, rounding
 
 # Compiling is most of the time here, and these arrays are tiny.
 QUICK = {"xla_backend_optimization_level": 0, "xla_llvm_disable_expensive_passes": True}
 jit = functools.partial(jax.jit, compiler_options=QUICK)
+
+on_one_cpu = pytest.mark.skipif(not meshes.on_one_cpu(), reason="only on one CPU")
 
 # How much wider bounds on rounding are than on a CPU, where this is 1.
 WIDER = rounding.unit("float32") * 2**24

@@ -6,10 +6,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from test_clipping_models import check, jit, per_example
+from test_clipping_models import check, jit, on_one_cpu, per_example
 
 from dpx import clipping
-from dpx.clipping import meshes, plan
+from dpx.clipping import engine, plan
 from dpx.clipping import weights as _weights
 
 
@@ -238,7 +238,7 @@ def test_numbers_of_eight_bits(method):
     assert out.grads["b"].dtype == jnp.float32
 
 
-@pytest.mark.skipif(not meshes.on_one_cpu(), reason="only on one CPU")
+@on_one_cpu
 def test_norms_and_sums_read_factors_as_they_lie():
     """XLA copied an array of all examples as one matrix for sums, because norms want a matrix of each."""
 
@@ -252,3 +252,30 @@ def test_norms_and_sums_read_factors_as_they_lie():
     made_of = [set(re.findall(r"= \S+ ([\w-]+)\(", body)) - {"parameter"} for body in bodies]
     assert {"dot"} in made_of
     assert {"bitcast"} not in made_of
+
+
+def biased(p, x):
+    hidden = jnp.tanh(x @ p["w"]) @ p["v"] + x @ p["w"] @ p["w"].T
+    return jnp.sum(hidden**2)
+
+
+def of_a_batch_of_one(p, x):
+    return jnp.sum(jnp.tanh(x[None] @ p["w"]) @ p["v"])
+
+
+COMMON = normal(LENGTH, IN, seed=9)
+
+
+def beside_what_all_examples_share(p, x):
+    return jnp.sum(jnp.sin(x @ p["v"].T) * (COMMON @ p["w"]))
+
+
+@pytest.mark.parametrize("loss", [biased, of_a_batch_of_one, beside_what_all_examples_share])
+@pytest.mark.parametrize("large", [0, 2**40], ids=["in both forms", "as they are tapped"])
+def test_factors_in_both_forms_are_the_same(monkeypatch, large, loss):
+    monkeypatch.setattr(engine, "LARGE", large)
+    monkeypatch.setattr(plan, "FAVOR_GRADIENT", 0.0)  # Gram matrices for all.
+    p = {"w": normal(IN, 2 * IN), "v": normal(2 * IN, IN, seed=3)}
+    gradients = per_example(loss, p, (X,))
+    clip = median_norm(gradients)
+    check(jit(clipping.clipped_grad(loss, l2_clip_norm=clip))(p, X), gradients, clip)

@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from test_clipping_models import check, jit, per_example
+from test_clipping_models import check, jit, on_one_cpu, per_example
 
 from dpx import clipping
 from dpx.clipping import meshes, plan, rewriting, two_pass
@@ -87,7 +87,7 @@ def test_the_quicker_norm_is_taken():
     assert not by_gram(256, 256)
 
 
-@pytest.mark.skipif(not meshes.on_one_cpu(), reason="only on one CPU")
+@on_one_cpu
 @pytest.mark.parametrize("scanned", [True, False])
 def test_sums_over_examples_and_positions_run_over_one_axis(scanned):
     fn = clipping.clipped_grad(functools.partial(loss, scanned=scanned), l2_clip_norm=1.0)

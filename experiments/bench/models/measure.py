@@ -97,7 +97,7 @@ class Compiled(NamedTuple):
     temp_bytes: int
 
 
-def compiled(step: Callable, leaves: list, batch: tuple) -> Compiled:
+def compiled(step: Callable, leaves: Any, batch: tuple) -> Compiled:
     """Traces and compiles, with nothing traced before."""
     jax.clear_caches()
     gc.collect()
