@@ -12,6 +12,7 @@ from jax.experimental.xla_metadata import set_xla_metadata
 from jax.extend import core
 
 from dpx.clipping import groups as _groups
+from dpx.clipping import jaxprs as _jaxprs
 from dpx.clipping import materialize as _materialize
 from dpx.clipping import meshes as _meshes
 from dpx.clipping import params as _params
@@ -24,8 +25,9 @@ BLOCK = 8
 # Numbers of an example up to which a batch is copied when examples in it are replaced.
 SHORT = 2**10
 
-# Equations of a step that is compiled as a computation of its own: four blocks of a transformer.
-LONG = 1500
+# Equations of a step that is compiled as a computation of its own, those inside of others included: three
+# blocks of a transformer, or one long body of a scan.
+LONG = 1750
 
 
 def batch_size(batch: tuple, mask: Any, strict: bool = False) -> int:
@@ -133,7 +135,7 @@ def _outlined(function: Callable, *arguments: Any) -> tuple[Callable, Any]:
     compiled as quickly in place, and need less memory there.
     """
     closed, like = jax.make_jaxpr(function, return_shape=True)(*arguments)
-    length = sum(len(eqn.params["jaxpr"].eqns) for eqn in closed.eqns if "jaxpr" in eqn.params)
+    length = sum(1 for eqn in closed.eqns for _ in _jaxprs.nested(eqn))
     if not _meshes.on_one_cpu() or length < LONG:
         return function, like
 

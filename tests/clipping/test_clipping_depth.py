@@ -162,6 +162,27 @@ def test_long_steps_are_computations_of_their_own(monkeypatch, longest_in_place)
         np.testing.assert_allclose(a, b, atol=1e-6)
 
 
+@on_one_cpu
+def test_a_step_is_as_long_as_all_that_its_scans_hold(monkeypatch):
+    """A recurrent model has few equations outside of the scan, which XLA goes through as often."""
+    monkeypatch.setattr(batches, "LONG", 200)
+
+    def is_outlined(layers):
+        def body(carry, x):
+            for _ in range(layers):
+                carry = jnp.sin(carry)
+            return carry + x, None
+
+        def loss(params, x):
+            return jnp.sum(jax.lax.scan(body, jnp.zeros(DIM), x @ params["w"])[0])
+
+        gradient = jax.jit(clipping.clipped_grad(loss, l2_clip_norm=0.1))
+        lowered = gradient.lower({"w": jnp.ones((DIM, DIM))}, jnp.ones((BATCH, LENGTH, DIM)))
+        return "inlineable" in lowered.as_text()
+
+    assert [is_outlined(layers) for layers in (1, 100)] == [False, True]
+
+
 @pytest.mark.parametrize("microbatch_size", [None, 2])
 @pytest.mark.parametrize("mask", [[True] * 3, [False] * 3, [False, True, False]], ids=str)
 @pytest.mark.parametrize("longest_in_place", [0, 100000])
