@@ -3,9 +3,10 @@
 Where a loss multiplies x by W = sum over parameters p of c·p, with numbers c such as 1 and i, and y is the
 cotangent of the product, the gradient of one of them is
 
-    Re(c · x ⊗ y) = Re(x) ⊗ Re(c·y) − Im(x) ⊗ Im(c·y):
+    Re(c · x ⊗ y) = Re(c·x) ⊗ Re(y) − Im(c·x) ⊗ Im(y):
 
-real factors with twice as many positions.
+real factors with twice as many positions, of which the second is the same for all parameters of a weight. It
+is the longer one to compute: a cotangent may come out of transforms, which would be compiled once for each c.
 """
 
 import functools
@@ -35,8 +36,8 @@ def real_factors(
     if indexed is not None:
         return left, functools.partial(_real, right, gain), *axes
     return (
-        functools.partial(_both, left, 1.0, 1.0),
-        functools.partial(_both, right, gain, -1.0),
+        functools.partial(_both, left, gain, 1.0),
+        functools.partial(_both, right, 1.0, -1.0),
         (PARTS, *axes[0]),
         (PARTS, *axes[1]),
     )
