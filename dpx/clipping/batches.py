@@ -1,6 +1,7 @@
 """Batches that are empty, padded, not finite, or taken a slice at a time."""
 
 import functools
+import itertools
 import math
 from collections.abc import Callable
 from typing import Any
@@ -135,8 +136,8 @@ def _outlined(function: Callable, *arguments: Any) -> tuple[Callable, Any]:
     compiled as quickly in place, and need less memory there.
     """
     closed, like = jax.make_jaxpr(function, return_shape=True)(*arguments)
-    length = sum(1 for eqn in closed.eqns for _ in _jaxprs.nested(eqn))
-    if not _meshes.on_one_cpu() or length < LONG:
+    equations = itertools.chain.from_iterable(map(_jaxprs.nested, closed.eqns))
+    if not _meshes.on_one_cpu() or sum(1 for _ in equations) < LONG:
         return function, like
 
     def outlined(*arguments: Any) -> Any:

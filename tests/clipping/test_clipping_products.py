@@ -254,7 +254,7 @@ def test_norms_and_sums_read_factors_as_they_lie():
     assert {"bitcast"} not in made_of
 
 
-def biased(p, x):
+def with_a_weight_used_twice(p, x):
     hidden = jnp.tanh(x @ p["w"]) @ p["v"] + x @ p["w"] @ p["w"].T
     return jnp.sum(hidden**2)
 
@@ -270,7 +270,9 @@ def beside_what_all_examples_share(p, x):
     return jnp.sum(jnp.sin(x @ p["v"].T) * (COMMON @ p["w"]))
 
 
-@pytest.mark.parametrize("loss", [biased, of_a_batch_of_one, beside_what_all_examples_share])
+@pytest.mark.parametrize(
+    "loss", [with_a_weight_used_twice, of_a_batch_of_one, beside_what_all_examples_share]
+)
 @pytest.mark.parametrize("large", [0, 2**40], ids=["in both forms", "as they are tapped"])
 def test_factors_in_both_forms_are_the_same(monkeypatch, large, loss):
     monkeypatch.setattr(engine, "LARGE", large)
