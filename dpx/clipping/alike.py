@@ -1,9 +1,9 @@
 """The norms of parameters that are alike, such as those of blocks that nobody scanned, taken together.
 
 The norm of one gradient is many small steps, all of them the same for a gradient of the same form. So small
-gradients are stacked, and so are small matrices of inner products of factors: a deep model has no more to
-trace and to compile for its norms than one of its blocks, and an embedding that is looked up and multiplied
-has no more than a matrix that is multiplied.
+gradients that share a threshold are joined, and small matrices of inner products of factors are stacked: a
+deep model has no more to trace and to compile for its norms than one of its blocks, and an embedding that is
+looked up and multiplied has no more than a matrix that is multiplied.
 
 A compiler writes equal kernels only once, and so what differs from parameter to parameter takes it long: what
 is stacked is not cut apart again, and sums of products of factors are computed for each parameter by itself.
@@ -28,32 +28,35 @@ from dpx.clipping.rules import Layout
 # Elements for one example of what is stacked, at most: a copy of larger arrays would take time and memory.
 SMALL = 2**12
 
-# Gradients are cut into pieces of one length, but none shorter than this.
-SHORTEST = 64
+# Gradients that are joined are no fewer than this: a few are compiled as quickly one by one.
+SEVERAL = 4
 
 
 def squared_norms(
-    choices: Sequence[Choice], seen: Sequence[Any]
+    choices: Sequence[Choice], seen: Sequence[Any], groups: Sequence[int]
 ) -> tuple[list[Norms], list[tuple[Joint, jax.Array]]]:
     """The squared norms of the gradients of all parameters, and the gradients that were joined for them.
+
+    Those are of one group, and so their sums over examples are made with the same clip factors.
 
     Args:
       choices: how each parameter is treated.
       seen: for each parameter and all examples, its gradients; or the inner products of its factors; or its
         squared norms.
+      groups: for each parameter the group that it shares a threshold with.
     """
     is_held = [plan.gram(choice) is None for choice in choices]
     small = [
         all(0 < _size(x) < _limit(choice) for x in jax.tree.leaves(each))
         for choice, each in zip(choices, seen, strict=True)
     ]
-    held_sizes = {_size(x) for x, *which in zip(seen, is_held, small, strict=True) if all(which)}
     classes: dict[Any, list[int]] = {}
     for k, each in enumerate(seen):
         shapes = [(x.shape, x.dtype) for x in jax.tree.leaves(each)]
         key: Any = k
         if small[k] and is_held[k]:
-            key = "gradients", _piece(_size(each), held_sizes), each.dtype
+            # Several devices keep each gradient by itself, laid out like its parameter.
+            key = ("gradients", groups[k], each.dtype) if jax.device_count() == 1 else k
         elif small[k]:
             is_square = _is_square(each)
             key = ("products", shapes[-1]) if is_square else ("norms or products", *shapes)
@@ -61,18 +64,24 @@ def squared_norms(
     norms, joined = [], []
     for members in classes.values():
         mine = [seen[k] for k in members]
+        owners = tuple(groups[k] for k in members)
         layouts = [rule.layout for k in members if (rule := plan.gram(choices[k])) is not None]
-        if not layouts and len(members) == 1:
-            norms.append(Norms(tuple(members), jax.vmap(sum_of_squares)(mine[0])[None]))
+        if not layouts and len(members) < SEVERAL:
+            norms += [_held(owners, x) for x in mine]
         elif not layouts:
             which, gradients = joint.join(dict(zip(members, mine, strict=True)))
             joined.append((which, gradients))
-            norms.append(_held(which, gradients, held_sizes))
+            norms.append(_held(owners, gradients))
         else:
             together = small[members[0]] and _is_square(mine[0])
             bounded = _bounded if together else _of_several_shapes
-            norms.append(Norms(tuple(members), bounded(layouts, mine)))
+            norms.append(Norms(owners, bounded(layouts, mine)))
     return norms, joined
+
+
+def _held(groups: Sequence[int], gradients: jax.Array) -> Norms:
+    """The norms of gradients (B, ...) of one parameter, or of several, all of them of one group."""
+    return Norms(tuple(groups[:1]), jax.vmap(sum_of_squares)(gradients)[None])
 
 
 def _limit(choice: Choice) -> int:
@@ -86,20 +95,6 @@ def _limit(choice: Choice) -> int:
 def _size(x: jax.Array) -> int:
     """Elements for one example."""
     return math.prod(x.shape[1:])
-
-
-def _piece(size: int, sizes: set[int]) -> int:
-    """The length of the pieces that a gradient of `size` entries is cut into."""
-    return min((n for n in sizes if n >= SHORTEST and size % n == 0), default=size)
-
-
-def _held(which: Joint, gradients: jax.Array, sizes: set[int]) -> Norms:
-    """The norms of gradients (B, total), those of long ones in pieces that are added up like several."""
-    piece = _piece(which.sizes[0], sizes)
-    pieces = gradients.reshape(len(gradients), -1, piece)
-    counts = [size // piece for size in which.sizes]
-    squared = jax.vmap(jax.vmap(sum_of_squares))(pieces).T
-    return Norms(tuple(np.repeat(which.members, counts).tolist()), squared)
 
 
 def _is_square(each: Any) -> bool:

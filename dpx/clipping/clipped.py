@@ -169,7 +169,7 @@ class ClippedGrad:
             loss, aux = functions_of(frozen)
 
             def once(batch: Any, keep: jax.Array) -> tuple[Any, list, Any]:
-                done = METHODS[self.method](loss, leaves, batch)
+                done = METHODS[self.method](loss, leaves, batch, groups.members)
                 norms = _groups.group_norms(groups, done.squared_norms)
                 factors = _groups.clip_factors(groups, norms, keep, self.normalize)
                 sums = done.weighted_sum([factors[group] for group in groups.members])

@@ -30,17 +30,17 @@ from dpx.clipping.views import to_matrices
 LARGE = 2**18
 
 
-def one_pass(loss: Loss, leaves: Sequence[jax.Array], batch: Any) -> Pass:
+def one_pass(loss: Loss, leaves: Sequence[jax.Array], batch: Any, groups: Sequence[int]) -> Pass:
     """Keeps what the norms are computed from, and sums it with the clip factors."""
-    return run(trace(loss, leaves, batch), leaves, batch)
+    return run(trace(loss, leaves, batch), leaves, batch, groups)
 
 
-def run(program: Program, leaves: Sequence[jax.Array], batch: Any) -> Pass:
+def run(program: Program, leaves: Sequence[jax.Array], batch: Any, groups: Sequence[int]) -> Pass:
     """The pass that keeps what the norms are computed from."""
-    return program.of_parts(functools.partial(_run, program, batch), leaves)
+    return program.of_parts(functools.partial(_run, program, batch), leaves, groups)
 
 
-def _run(program: Program, batch: Any, leaves: Sequence[jax.Array]) -> Pass:
+def _run(program: Program, batch: Any, leaves: Sequence[jax.Array], groups: Sequence[int]) -> Pass:
     choices = program.one_pass
     later = [
         [settles_later(program, choice, use, batch) for use in choice.tapped] for choice in choices
@@ -74,21 +74,18 @@ def _run(program: Program, batch: Any, leaves: Sequence[jax.Array]) -> Pass:
         program, choices, leaves, batch, hold, later
     )
 
-    norms, joined = alike.squared_norms(choices, seen)
+    norms, joined = alike.squared_norms(choices, seen, groups)
 
     def weighted_sum(weights: Sequence[jax.Array]) -> Sums:
         # Two equal rows: XLA's CPU compiler leaves a product of matrices to a library, but writes a kernel of
         # its own for a vector times each shape of matrix, which is no faster and takes long to compile.
-        # Several devices would add up both; and they keep each sum by itself, laid out like its parameter.
-        one_device = jax.device_count() == 1
+        # Several devices would add up both.
+        copies = 2 if jax.device_count() == 1 else 1
         distinct = {id(w): w for w in weights}
-        rows = {k: jnp.stack([w] * (2 if one_device else 1)) for k, w in distinct.items()}
-        alone, joints, together = {}, [], []
-        for joint, gradients in joined if one_device else []:
-            if len({id(weights[k]) for k in joint.members}) == 1:
-                joints.append(joint)
-                together.append(_held_sums(gradients, rows[id(weights[joint.members[0]])]))
-        is_joint = {k for joint in joints for k in joint.members}
+        rows = {k: jnp.stack([w] * copies) for k, w in distinct.items()}
+        together = [_held_sums(x, rows[id(weights[joint.members[0]])]) for joint, x in joined]
+        is_joint = {k for joint, _ in joined for k in joint.members}
+        alone = {}
         for k, (choice, kept) in enumerate(zip(choices, held, strict=True)):
             if k in is_joint:
                 continue
@@ -102,7 +99,7 @@ def _run(program: Program, batch: Any, leaves: Sequence[jax.Array]) -> Pass:
                 if common_ is not None:
                     total = common_.finished(rule, total, coefficients[k], weights[k])
             alone[k] = total
-        return Sums(alone, together, tuple(joints))
+        return Sums(alone, together, tuple(joint for joint, _ in joined))
 
     return Pass(losses, norms, weighted_sum)
 

@@ -106,9 +106,10 @@ def group_norms(groups: Groups, squared_norms: Sequence[Norms]) -> list[jax.Arra
     norms = []
     for index in range(len(groups.clips)):
         mine = []
-        for members, squared in squared_norms:
-            rows = [i for i, k in enumerate(members) if groups.members[k] == index]
-            mine.append(squared if len(rows) == len(members) else squared[jnp.array(rows, int)])
+        for found, squared in squared_norms:
+            rows = [i for i, group in enumerate(found) if group == index]
+            if rows:
+                mine.append(squared if len(rows) == len(found) else squared[jnp.array(rows, int)])
         # One sum: XLA would take that of several arrays apart, which are as many kernels to compile.
         squares = jax.lax.optimization_barrier(jnp.concatenate(mine))
         total = jnp.sum(squares, 0)

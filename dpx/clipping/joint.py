@@ -6,7 +6,6 @@ the loops that the step is in carry one array for all of them, which is quicker 
 
 import dataclasses
 import functools
-import math
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -18,7 +17,7 @@ from dpx.clipping.parts import Parts
 
 
 class Joint(NamedTuple):
-    """Parameters whose gradients stand in one array, flat and one after the other.
+    """Parameters whose gradients stand in one array, flat and one after the other, filled up with zeros.
 
     Attributes:
       members: their indices.
@@ -30,9 +29,16 @@ class Joint(NamedTuple):
 
 
 def join(gradients: Mapping[int, jax.Array]) -> tuple[Joint, jax.Array]:
-    """The gradients (B, *shape) of some parameters, given by index, as one array (B, total)."""
-    flat = [x.reshape(len(x), -1) for x in gradients.values()]
-    return Joint(tuple(gradients), tuple(x.shape[1] for x in flat)), jnp.concatenate(flat, 1)
+    """The gradients (B, *shape) of some parameters, given by index, as one array (B, total).
+
+    Those that are looked up in long pieces come first, so that each starts where one of its pieces does.
+    """
+    flat = [(k, x.reshape(len(x), -1)) for k, x in gradients.items()]
+    members, arrays = zip(*sorted(flat, key=lambda each: -_piece(each[1].shape[1])), strict=True)
+    sizes = tuple(x.shape[1] for x in arrays)
+    rest = -sum(sizes) % _piece(sizes[0])
+    zeros = [jnp.zeros((len(arrays[0]), rest), arrays[0].dtype)] if rest else []
+    return Joint(members, sizes), jnp.concatenate([*arrays, *zeros], 1)
 
 
 @functools.partial(
@@ -70,19 +76,24 @@ def apart(sums: Any, shapes: Sequence[tuple[int, ...]]) -> list[jax.Array]:
 
 
 def _apart(joint: Joint, total: jax.Array) -> dict[int, jax.Array]:
-    """The sum, n times the same, is cut into pieces of one length, and those of each parameter looked up.
+    """The sum, n times the same, is cut into pieces of one length, and those of a parameter are looked up.
 
     All look-ups of one size are one kernel to a compiler, whereas slices from different places are not.
     Neither is a look-up of one piece, whose index becomes a number in the kernel: hence two pieces or more.
     Nor is one of the very first pieces: hence the last of the equal rows.
     """
-    length = math.gcd(*joint.sizes)
-    if length in joint.sizes:
-        length = max((n for n in range(1, length) if length % n == 0), default=1)
-    pieces = total.reshape(-1, length)
-    ends = (np.cumsum(joint.sizes, dtype=np.int32) + total[:-1].size) // length
-    rows = [np.arange(e - n // length, e) for n, e in zip(joint.sizes, ends, strict=True)]
-    return {k: _rows(pieces, mine) for k, mine in zip(joint.members, rows, strict=True)}
+    ends = np.cumsum(joint.sizes, dtype=np.int32) + total[:-1].size
+    found = {}
+    for k, size, end in zip(joint.members, joint.sizes, ends, strict=True):
+        length = _piece(size)
+        rows = np.arange((end - size) // length, end // length)
+        found[k] = _rows(total.reshape(-1, length), rows)
+    return found
+
+
+def _piece(size: int) -> int:
+    """The length of a gradient's pieces: the largest power of two below its own that divides it, or one."""
+    return max(1, size & -size if size & (size - 1) else size // 2)
 
 
 @jax.jit  # Traced once for all parameters of one size.

@@ -15,15 +15,15 @@ Loss = Callable[[Sequence[jax.Array], Any], jax.Array]
 
 
 class Norms(NamedTuple):
-    """Squared l2 norms of the gradients of some parameter arrays, or of pieces of them.
+    """Squared l2 norms of gradients of one parameter array or of several.
 
     Attributes:
-      members: n indices of parameter arrays; what stands at the same index adds up to the gradient's.
+      groups: n indices of groups of parameter arrays; what stands at the same index adds up to its norm.
       squared: (n, B), rounded up so far that no contribution is longer: float32 (float64 for float64
         parameters). Not finite where a gradient is not.
     """
 
-    members: tuple[int, ...]
+    groups: tuple[int, ...]
     squared: jax.Array
 
 
@@ -32,7 +32,7 @@ class Pass(NamedTuple):
 
     Attributes:
       losses: (B,) per-example losses.
-      squared_norms: those of per-example gradients, every parameter array in one of them.
+      squared_norms: those of per-example gradients, every parameter array once in one of them.
       weighted_sum: takes (B,) weights for each parameter array; returns sum_b weights[b]·gradient[b], small
         ones together (`dpx.clipping.joint.apart`).
     """
@@ -65,8 +65,11 @@ def over_examples(function: Callable[[Any], Any], batch: Any) -> Any:
         raise
 
 
-def run(loss: Loss, leaves: Sequence[jax.Array], batch: Any) -> Pass:
-    """The pass that holds every per-example gradient, B times the size of the parameters."""
+def run(loss: Loss, leaves: Sequence[jax.Array], batch: Any, groups: Sequence[int]) -> Pass:
+    """The pass that holds every per-example gradient, B times the size of the parameters.
+
+    `groups` has the group of every parameter array.
+    """
     closed = jax.make_jaxpr(loss)(list(leaves), meshes.one_example(batch))
     mixing.check(closed, len(leaves), is_vectorised(batch))
     one = functools.partial(jax.value_and_grad(loss), list(leaves))
@@ -81,7 +84,8 @@ def run(loss: Loss, leaves: Sequence[jax.Array], batch: Any) -> Pass:
             for w, g in zip(weights, gradients, strict=True)
         ]
 
-    norms = [Norms((k,), jax.vmap(sum_of_squares)(g)[None]) for k, g in enumerate(gradients)]
+    each = zip(groups, gradients, strict=True)
+    norms = [Norms((group,), jax.vmap(sum_of_squares)(g)[None]) for group, g in each]
     return Pass(losses, norms, weighted_sum)
 
 

@@ -49,12 +49,16 @@ class Program(NamedTuple):
         return [_plan.from_input(choice) for choice in self.choices]
 
     def of_parts(
-        self, run: Callable[[Sequence[jax.Array]], Pass], leaves: Sequence[jax.Array]
+        self,
+        run: Callable[[Sequence[jax.Array], Sequence[int]], Pass],
+        leaves: Sequence[jax.Array],
+        groups: Sequence[int],
     ) -> Pass:
         """What `run` finds for the parts of parameters, as what is found for the parameters."""
         if (parts := self.parts) is None:
-            return run(leaves)
-        done, owners = run(parts.of(leaves)), parts.owners
+            return run(leaves, groups)
+        owners = parts.owners
+        done = run(parts.of(leaves), [groups[k] for k in owners])
 
         def weighted_sum(weights: Sequence[jax.Array]) -> list[jax.Array] | Sums:
             sums = done.weighted_sum([weights[k] for k in owners])
@@ -62,11 +66,7 @@ class Program(NamedTuple):
                 return dataclasses.replace(sums, parts=parts)
             return parts.whole(sums)
 
-        norms = [
-            each._replace(members=tuple(owners[k] for k in each.members))
-            for each in done.squared_norms
-        ]
-        return Pass(done.losses, norms, weighted_sum)
+        return done._replace(weighted_sum=weighted_sum)
 
 
 def trace(loss: Loss, leaves: Sequence[jax.Array], batch: Any) -> Program:

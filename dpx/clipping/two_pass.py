@@ -36,7 +36,7 @@ from dpx.clipping.uses import Use
 from dpx.clipping.weights import Weights
 
 
-def auto(loss: Loss, leaves: Sequence[jax.Array], batch: Any) -> Pass:
+def auto(loss: Loss, leaves: Sequence[jax.Array], batch: Any, groups: Sequence[int]) -> Pass:
     """One pass; two where the model recomputes activations to save memory, and its derivative is linear."""
     program = trace(loss, leaves, batch)
     # Without a parameter of which norms are enough, the first pass already has all gradients.
@@ -47,11 +47,11 @@ def auto(loss: Loss, leaves: Sequence[jax.Array], batch: Any) -> Pass:
             jaxpr = precise.closed.jaxpr
             clear = not _rounds(precise, leaves) and not _writes(jaxpr)
             if clear and linear.unclear(jaxpr, len(leaves)) is None:
-                return _run(precise, leaves, batch)
-    return engine.run(program, leaves, batch)
+                return _run(precise, leaves, batch, groups)
+    return engine.run(program, leaves, batch, groups)
 
 
-def two_pass(loss: Loss, leaves: Sequence[jax.Array], batch: Any) -> Pass:
+def two_pass(loss: Loss, leaves: Sequence[jax.Array], batch: Any, groups: Sequence[int]) -> Pass:
     """Keeps norms only; the sum is the gradient of the losses weighted by the clip factors.
 
     Both passes take the products inside the loss at the highest precision: sums at a lower one would not be
@@ -81,7 +81,7 @@ def two_pass(loss: Loss, leaves: Sequence[jax.Array], batch: Any) -> Pass:
                 "to be: an example could add more than the threshold; use 'one_pass', which scales the "
                 "gradients themselves."
             )
-        return _run(program, leaves, batch)
+        return _run(program, leaves, batch, groups)
 
 
 def _rounds(program: Program, leaves: Sequence[jax.Array]) -> bool:
@@ -119,11 +119,13 @@ def _narrows(jaxpr: Any, count: int) -> bool:
     return found
 
 
-def _run(program: Program, leaves: Sequence[jax.Array], batch: Any) -> Pass:
-    return program.of_parts(functools.partial(_in_two_passes, program, batch), leaves)
+def _run(program: Program, leaves: Sequence[jax.Array], batch: Any, groups: Sequence[int]) -> Pass:
+    return program.of_parts(functools.partial(_in_two_passes, program, batch), leaves, groups)
 
 
-def _in_two_passes(program: Program, batch: Any, leaves: Sequence[jax.Array]) -> Pass:
+def _in_two_passes(
+    program: Program, batch: Any, leaves: Sequence[jax.Array], groups: Sequence[int]
+) -> Pass:
     weights, flat = program.weights, jax.tree.leaves(batch)
     tail = _tail.find(program)
     led = {k for k in range(len(leaves)) if weights is not None and weights.leads(k)}
@@ -210,12 +212,12 @@ def _in_two_passes(program: Program, batch: Any, leaves: Sequence[jax.Array]) ->
         return [total + by_inputs[k] for k, total in zip(members, sums, strict=True)]
 
     def weighted_sum(weights: Sequence[jax.Array]) -> list[jax.Array]:
-        groups: dict[int, list[int]] = {}
+        together: dict[int, list[int]] = {}
         for k, each in enumerate(weights):
             if k not in kept:
-                groups.setdefault(id(each), []).append(k)
+                together.setdefault(id(each), []).append(k)
         sums = {k: _sum(choices[k], held, weights[k]) for k, held in kept.items()}
-        for members in groups.values():
+        for members in together.values():
             factors = weights[members[0]]
             zeros = meshes.vary([jnp.zeros_like(leaves[k]) for k in members], over)
             # A branch begins when its condition is known. A compiler that drops barriers, such as that for
@@ -229,7 +231,7 @@ def _in_two_passes(program: Program, batch: Any, leaves: Sequence[jax.Array]) ->
             sums |= dict(zip(members, found, strict=True))
         return [sums[k] for k in range(len(leaves))]
 
-    squared = [Norms((k,), norm[None]) for k, norm in enumerate(norms)]
+    squared = [Norms((group,), norm[None]) for group, norm in zip(groups, norms, strict=True)]
     return Pass(losses, squared, weighted_sum)
 
 

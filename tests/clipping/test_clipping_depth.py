@@ -95,20 +95,32 @@ def test_an_embedding_that_is_looked_up_and_multiplied_is_normed_with_the_rest(
             np.testing.assert_allclose(a, b, rtol=1e-3)
 
 
-def test_gradients_of_different_lengths_are_cut_into_pieces():
-    sizes = (64, 192, 640, 100, 3)
-    params = [jnp.ones(n) for n in sizes]
-    x = np.random.default_rng(0).normal(size=(BATCH, sum(sizes))).astype(np.float32)
-    splits = np.cumsum(sizes)[:-1]
+@pytest.mark.parametrize("clip", [1.0, [0.5, 2.0]], ids=["one group", "two groups"])
+def test_gradients_of_different_lengths_are_normed_together(clip):
+    sizes = [64, 192, 640, 100, 3], [640, 1, 2, 36]
+    params = [[jnp.ones(n) for n in each] for each in sizes]
+    lengths = [n for each in sizes for n in each]
+    x = np.random.default_rng(0).normal(size=(BATCH, sum(lengths))).astype(np.float32)
+    splits = np.cumsum(lengths)[:-1]
 
     def loss(params, x):
         parts = jnp.split(x, splits)
-        return sum(jnp.sum(p * part) for p, part in zip(params, parts, strict=True))
+        flat = jax.tree.leaves(params)
+        return sum(jnp.sum(p * part) for p, part in zip(flat, parts, strict=True))
 
-    clip = [1e6] * len(sizes)
-    found = clipping.clipped_grad(loss, l2_clip_norm=clip)(params, x).norms
-    for norms, part in zip(found, np.split(x, splits, axis=1), strict=True):
-        np.testing.assert_allclose(norms, np.linalg.norm(part, axis=1), rtol=1e-4)
+    found = jax.jit(clipping.clipped_grad(loss, l2_clip_norm=clip))(params, x)
+    groups = np.split(x, [sum(sizes[0])], axis=1) if isinstance(clip, list) else [x]
+    norms = [np.linalg.norm(each, axis=1) for each in groups]
+    for a, b in zip(jax.tree.leaves(found.norms), norms, strict=True):
+        assert np.all(a >= b * (1 - 1e-6))
+        np.testing.assert_allclose(a, b, rtol=1e-4)
+    thresholds = jax.tree.leaves(clip)
+    sums = [
+        np.minimum(1, c / n) @ each for c, n, each in zip(thresholds, norms, groups, strict=True)
+    ]
+    expected = np.split(np.concatenate(sums), splits)
+    for a, b in zip(jax.tree.leaves(found.grads), expected, strict=True):
+        np.testing.assert_allclose(a, b, rtol=1e-3, atol=1e-4)
 
 
 def test_a_block_more_adds_little_to_the_program(monkeypatch):
@@ -253,15 +265,15 @@ def test_sums_that_are_taken_apart_are_those_of_each(sizes):
 @pytest.mark.parametrize("microbatch_size", [None, 2])
 @pytest.mark.parametrize("clip", [0.5, [0.1, 0.2, 0.3]], ids=["one group", "a group for each"])
 def test_small_gradients_in_two_types_and_several_groups(clip, microbatch_size):
-    """Those of one type are joined, and summed together where their clip factors are the same."""
+    """Those of one type are joined where they share a threshold."""
     draw = np.random.default_rng(0)
 
-    sizes = {"a": 6, "b": 9, "c": 9, "d": 6}
-    types = {"a": "f4", "b": "f4", "c": jnp.bfloat16, "d": jnp.bfloat16}
+    sizes = {"a": 6, "b": 9, "c": 9, "d": 6, "e": 1, "f": 4, "g": 8, "h": 8}
+    types = {k: jnp.bfloat16 if k in "cdfh" else "f4" for k in sizes}
     params = [
         {k: jnp.asarray(draw.normal(size=n), types[k]) for k, n in sizes.items()} for _ in range(3)
     ]
-    x = jnp.asarray(draw.normal(size=(5, 30)), "f4")
+    x = jnp.asarray(draw.normal(size=(5, 51)), "f4")
 
     def loss(params, x):
         flat = jnp.concatenate([block[k].astype("f4") for block in params for k in block])

@@ -208,11 +208,18 @@ FAULTS = (
         "tests/clipping/test_clipping.py::test_long_examples_that_are_not_finite_add_nothing",
     ),
     Fault(
-        "only the first piece of a long gradient is normed",
+        "only the first of the gradients that are joined is normed",
         "dpx/clipping/alike.py",
-        "np.repeat(which.members, counts)",
-        "np.repeat(which.members, np.minimum(counts, 1))",
-        "tests/clipping/test_clipping_depth.py::test_gradients_of_different_lengths_are_cut_into_pieces",
+        "norms.append(_held(owners, gradients))",
+        "norms.append(_held(owners, gradients[:, : which.sizes[0]]))",
+        "tests/clipping/test_clipping_depth.py::test_gradients_of_different_lengths_are_normed_together",
+    ),
+    Fault(
+        "what fills joined gradients up counts in their norm",
+        "dpx/clipping/joint.py",
+        "jnp.zeros((len(arrays[0]), rest)",
+        "jnp.ones((len(arrays[0]), rest)",
+        "tests/clipping/test_clipping_depth.py::test_gradients_of_different_lengths_are_normed_together",
     ),
     Fault(
         "parts of a parameter are summed with the clip factors of the first group",
@@ -231,15 +238,15 @@ FAULTS = (
     Fault(
         "parameters whose sums are taken together all get the first ones",
         "dpx/clipping/joint.py",
-        "np.arange(e - n // length, e)",
-        "np.arange(0, n // length)",
+        "np.arange((end - size) // length, end // length)",
+        "np.arange(0, size // length)",
         "tests/clipping/test_clipping_depth.py::test_small_gradients_in_two_types_and_several_groups",
     ),
     Fault(
         "small gradients are summed with the clip factors of another group",
         "dpx/clipping/engine.py",
-        "if len({id(weights[k]) for k in joint.members}) == 1:",
-        "if joint.members:",
+        "rows[id(weights[joint.members[0]])]",
+        "rows[id(weights[0])]",
         "tests/clipping/test_clipping_depth.py::test_small_gradients_in_two_types_and_several_groups",
     ),
     Fault(
@@ -2123,8 +2130,8 @@ FAULTS = (
     Fault(
         "two passes scale all groups by the clip factors of one",
         "dpx/clipping/two_pass.py",
-        "groups.setdefault(id(each), [])",
-        "groups.setdefault(0, [])",
+        "together.setdefault(id(each), [])",
+        "together.setdefault(0, [])",
         "tests/clipping/test_clipping_two_pass.py::test_groups_masks_frozen_parameters_and_aux_at_once",
     ),
     Fault(
