@@ -15,10 +15,11 @@ Loss = Callable[[Sequence[jax.Array], Any], jax.Array]
 
 
 class Norms(NamedTuple):
-    """Squared l2 norms of gradients of one parameter array or of several.
+    """Squared l2 norms of the gradients of some parameter arrays.
 
     Attributes:
-      groups: n indices of groups of parameter arrays; what stands at the same index adds up to its norm.
+      groups: n indices of groups of parameter arrays; a group's squared norm is the sum of what stands at its
+        index.
       squared: (n, B), rounded up so far that no contribution is longer: float32 (float64 for float64
         parameters). Not finite where a gradient is not.
     """
@@ -32,7 +33,7 @@ class Pass(NamedTuple):
 
     Attributes:
       losses: (B,) per-example losses.
-      squared_norms: those of per-example gradients, every parameter array once in one of them.
+      squared_norms: those of per-example gradients, those of each parameter array once.
       weighted_sum: takes (B,) weights for each parameter array; returns sum_b weights[b]·gradient[b], small
         ones together (`dpx.clipping.joint.apart`).
     """
