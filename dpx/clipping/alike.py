@@ -22,7 +22,7 @@ from dpx.clipping import grams, joint, plan
 from dpx.clipping.joint import Joint
 from dpx.clipping.materialize import Norms
 from dpx.clipping.plan import Choice
-from dpx.clipping.rounding import gamma, in_products, sum_of_squares
+from dpx.clipping.rounding import gamma, in_products
 from dpx.clipping.rules import Layout
 
 # Elements for one example of what is stacked, at most: a copy of larger arrays would take time and memory.
@@ -67,21 +67,16 @@ def squared_norms(
         owners = tuple(groups[k] for k in members)
         layouts = [rule.layout for k in members if (rule := plan.gram(choices[k])) is not None]
         if not layouts and len(members) < SEVERAL:
-            norms += [_held(owners, x) for x in mine]
+            norms += map(Norms.of, owners, mine)
         elif not layouts:
             which, gradients = joint.join(dict(zip(members, mine, strict=True)))
             joined.append((which, gradients))
-            norms.append(_held(owners, gradients))
+            norms.append(Norms.of(owners[0], gradients))
         else:
             together = small[members[0]] and _is_square(mine[0])
             bounded = _bounded if together else _of_several_shapes
             norms.append(Norms(owners, bounded(layouts, mine)))
     return norms, joined
-
-
-def _held(groups: Sequence[int], gradients: jax.Array) -> Norms:
-    """The norms of gradients (B, ...) of one parameter, or of several, all of them of one group."""
-    return Norms(tuple(groups[:1]), jax.vmap(sum_of_squares)(gradients)[None])
 
 
 def _limit(choice: Choice) -> int:

@@ -172,7 +172,7 @@ class ClippedGrad:
                 done = METHODS[self.method](loss, leaves, batch, groups.members)
                 norms = _groups.group_norms(groups, done.squared_norms)
                 factors = _groups.clip_factors(groups, norms, keep, self.normalize)
-                sums = done.weighted_sum([factors[group] for group in groups.members])
+                sums = done.weighted_sum(factors)
                 # The compiler shares the forward pass.
                 rest = _materialize.over_examples(functools.partial(aux, leaves), batch)
                 return sums, norms, (done.losses, rest)

@@ -81,23 +81,23 @@ def _run(program: Program, batch: Any, leaves: Sequence[jax.Array], groups: Sequ
         # its own for a vector times each shape of matrix, which is no faster and takes long to compile.
         # Several devices would add up both.
         copies = 2 if jax.device_count() == 1 else 1
-        distinct = {id(w): w for w in weights}
-        rows = {k: jnp.stack([w] * copies) for k, w in distinct.items()}
-        together = [_held_sums(x, rows[id(weights[joint.members[0]])]) for joint, x in joined]
+        rows = [jnp.stack([w] * copies) for w in weights]
+        together = [_held_sums(x, rows[groups[joint.members[0]]]) for joint, x in joined]
         is_joint = {k for joint, _ in joined for k in joint.members}
         alone = {}
         for k, (choice, kept) in enumerate(zip(choices, held, strict=True)):
             if k in is_joint:
                 continue
+            mine = weights[groups[k]]
             if (rule := _plan.gram(choice)) is None:
-                total = _held_sums(kept, rows[id(weights[k])])[0].reshape(leaves[k].shape)
+                total = _held_sums(kept, rows[groups[k]])[0].reshape(leaves[k].shape)
             elif isinstance(choice, FromInput):
                 operands, cotangents = kept
-                total = _sum_of_products(choice, operands, cotangents, weights[k])
+                total = _sum_of_products(choice, operands, cotangents, mine)
             else:
-                total = rules.weighted_sum(rule.layout, kept, weights[k]).reshape(leaves[k].shape)
+                total = rules.weighted_sum(rule.layout, kept, mine).reshape(leaves[k].shape)
                 if common_ is not None:
-                    total = common_.finished(rule, total, coefficients[k], weights[k])
+                    total = common_.finished(rule, total, coefficients[k], mine)
             alone[k] = total
         return Sums(alone, together, tuple(joint for joint, _ in joined))
 

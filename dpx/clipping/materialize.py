@@ -27,6 +27,11 @@ class Norms(NamedTuple):
     groups: tuple[int, ...]
     squared: jax.Array
 
+    @classmethod
+    def of(cls, group: int, gradients: jax.Array) -> "Norms":
+        """Those of gradients (B, ...) of one parameter array, or of several of one group in one array."""
+        return cls((group,), jax.vmap(sum_of_squares)(gradients)[None])
+
 
 class Pass(NamedTuple):
     """One batch after its backward pass, before its clip factors are known.
@@ -34,8 +39,8 @@ class Pass(NamedTuple):
     Attributes:
       losses: (B,) per-example losses.
       squared_norms: those of per-example gradients, those of each parameter array once.
-      weighted_sum: takes (B,) weights for each parameter array; returns sum_b weights[b]·gradient[b], small
-        ones together (`dpx.clipping.joint.apart`).
+      weighted_sum: takes (B,) weights for each group of parameter arrays; returns for each array
+        sum_b weights[b]·gradient[b], small ones together (`dpx.clipping.joint.apart`).
     """
 
     losses: jax.Array
@@ -81,13 +86,11 @@ def run(loss: Loss, leaves: Sequence[jax.Array], batch: Any, groups: Sequence[in
         # Factors must fit the gradients that they multiply: no TensorFloat-32.
         highest = jax.lax.Precision.HIGHEST
         return [
-            jnp.tensordot(w, g, 1, precision=highest)
-            for w, g in zip(weights, gradients, strict=True)
+            jnp.tensordot(weights[group], g, 1, precision=highest)
+            for group, g in zip(groups, gradients, strict=True)
         ]
 
-    each = zip(groups, gradients, strict=True)
-    norms = [Norms((group,), jax.vmap(sum_of_squares)(g)[None]) for group, g in each]
-    return Pass(losses, norms, weighted_sum)
+    return Pass(losses, list(map(Norms.of, groups, gradients)), weighted_sum)
 
 
 def in_turn(function: Callable[..., jax.Array]) -> Callable[..., jax.Array]:

@@ -57,11 +57,10 @@ class Program(NamedTuple):
         """What `run` finds for the parts of parameters, as what is found for the parameters."""
         if (parts := self.parts) is None:
             return run(leaves, groups)
-        owners = parts.owners
-        done = run(parts.of(leaves), [groups[k] for k in owners])
+        done = run(parts.of(leaves), [groups[k] for k in parts.owners])
 
         def weighted_sum(weights: Sequence[jax.Array]) -> list[jax.Array] | Sums:
-            sums = done.weighted_sum([weights[k] for k in owners])
+            sums = done.weighted_sum(weights)
             if isinstance(sums, Sums):
                 return dataclasses.replace(sums, parts=parts)
             return parts.whole(sums)

@@ -213,12 +213,12 @@ def _in_two_passes(
 
     def weighted_sum(weights: Sequence[jax.Array]) -> list[jax.Array]:
         together: dict[int, list[int]] = {}
-        for k, each in enumerate(weights):
+        for k, group in enumerate(groups):
             if k not in kept:
-                together.setdefault(id(each), []).append(k)
-        sums = {k: _sum(choices[k], held, weights[k]) for k, held in kept.items()}
-        for members in together.values():
-            factors = weights[members[0]]
+                together.setdefault(group, []).append(k)
+        sums = {k: _sum(choices[k], held, weights[groups[k]]) for k, held in kept.items()}
+        for group, members in together.items():
+            factors = weights[group]
             zeros = meshes.vary([jnp.zeros_like(leaves[k]) for k in members], over)
             # A branch begins when its condition is known. A compiler that drops barriers, such as that for
             # CPUs, would else recompute activations for both passes at once, and hold them.

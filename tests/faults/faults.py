@@ -210,8 +210,8 @@ FAULTS = (
     Fault(
         "only the first of the gradients that are joined is normed",
         "dpx/clipping/alike.py",
-        "norms.append(_held(owners, gradients))",
-        "norms.append(_held(owners, gradients[:, : which.sizes[0]]))",
+        "norms.append(Norms.of(owners[0], gradients))",
+        "norms.append(Norms.of(owners[0], gradients[:, : which.sizes[0]]))",
         "tests/clipping/test_clipping_depth.py::test_gradients_of_different_lengths_are_normed_together",
     ),
     Fault(
@@ -222,10 +222,10 @@ FAULTS = (
         "tests/clipping/test_clipping_depth.py::test_gradients_of_different_lengths_are_normed_together",
     ),
     Fault(
-        "parts of a parameter are summed with the clip factors of the first group",
+        "parts are grouped as if they were the parameters",
         "dpx/clipping/program.py",
-        "sums = done.weighted_sum([weights[k] for k in owners])",
-        "sums = done.weighted_sum([weights[0] for k in owners])",
+        "[groups[k] for k in parts.owners]",
+        "(list(groups) * len(parts.owners))[: len(parts.owners)]",
         "tests/clipping/test_clipping_parts.py::test_parts_have_the_threshold_of_their_parameter",
     ),
     Fault(
@@ -245,8 +245,8 @@ FAULTS = (
     Fault(
         "small gradients are summed with the clip factors of another group",
         "dpx/clipping/engine.py",
-        "rows[id(weights[joint.members[0]])]",
-        "rows[id(weights[0])]",
+        "rows[groups[joint.members[0]]]",
+        "rows[0]",
         "tests/clipping/test_clipping_depth.py::test_small_gradients_in_two_types_and_several_groups",
     ),
     Fault(
@@ -2130,14 +2130,14 @@ FAULTS = (
     Fault(
         "two passes scale all groups by the clip factors of one",
         "dpx/clipping/two_pass.py",
-        "together.setdefault(id(each), [])",
+        "together.setdefault(group, [])",
         "together.setdefault(0, [])",
         "tests/clipping/test_clipping_two_pass.py::test_groups_masks_frozen_parameters_and_aux_at_once",
     ),
     Fault(
         "gradients held in two passes are scaled by the clip factors of another group",
         "dpx/clipping/two_pass.py",
-        "_sum(choices[k], held, weights[k])",
+        "_sum(choices[k], held, weights[groups[k]])",
         "_sum(choices[k], held, weights[0])",
         "tests/clipping/test_clipping_two_pass.py::test_groups_masks_frozen_parameters_and_aux_at_once",
     ),
