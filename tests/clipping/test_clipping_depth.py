@@ -7,7 +7,7 @@ import pytest
 from test_clipping_models import on_one_cpu
 
 from dpx import clipping
-from dpx.clipping import alike, batches, joint, plan
+from dpx.clipping import alike, joint, plan
 
 DIM, LENGTH, BATCH = 32, 6, 3
 
@@ -161,91 +161,6 @@ def test_the_loop_carries_the_sums_of_small_gradients_in_one_array():
         assert [shape for shape in shapes if DIM not in shape] == [(2, 3 * DIM * blocks)]
 
 
-@on_one_cpu
-@pytest.mark.parametrize("longest_in_place", [0, 100000])
-def test_long_steps_are_computations_of_their_own(monkeypatch, longest_in_place):
-    """XLA goes through what is in the loop again and again; short steps are left there."""
-    monkeypatch.setattr(batches, "LONG", longest_in_place)
-    loss, params, x = model(2)
-    gradient = jax.jit(clipping.clipped_grad(loss, l2_clip_norm=0.1))
-    assert ("inlineable" in gradient.lower(params, x).as_text()) == (longest_in_place == 0)
-    expected = clipping.clipped_grad(loss, l2_clip_norm=0.1, method="vmap")(params, x)
-    found = gradient(params, x.at[1, 0, 0].set(jnp.nan))
-    without = clipping.clipped_grad(loss, l2_clip_norm=0.1)(params, x[jnp.array([0, 2])])
-    np.testing.assert_allclose(found.norms[0], expected.norms[0], rtol=1e-3)
-    for a, b in zip(jax.tree.leaves(found.grads), jax.tree.leaves(without.grads), strict=True):
-        np.testing.assert_allclose(a, b, atol=1e-6)
-
-
-@on_one_cpu
-def test_a_step_is_as_long_as_all_that_its_scans_hold(monkeypatch):
-    """A recurrent model has few equations outside of the scan, which XLA goes through as often."""
-    monkeypatch.setattr(batches, "LONG", 200)
-
-    def is_outlined(layers):
-        def body(carry, x):
-            for _ in range(layers):
-                carry = jnp.sin(carry)
-            return carry + x, None
-
-        def loss(params, x):
-            return jnp.sum(jax.lax.scan(body, jnp.zeros(DIM), x @ params["w"])[0])
-
-        gradient = jax.jit(clipping.clipped_grad(loss, l2_clip_norm=0.1))
-        lowered = gradient.lower({"w": jnp.ones((DIM, DIM))}, jnp.ones((BATCH, LENGTH, DIM)))
-        return "inlineable" in lowered.as_text()
-
-    assert [is_outlined(layers) for layers in (1, 100)] == [False, True]
-
-
-@pytest.mark.parametrize("microbatch_size", [None, 2])
-@pytest.mark.parametrize("mask", [[True] * 3, [False] * 3, [False, True, False]], ids=str)
-@pytest.mark.parametrize("longest_in_place", [0, 100000])
-def test_sums_are_zero_where_no_example_is_left(
-    monkeypatch, longest_in_place, mask, microbatch_size
-):
-    """Nor does the example of zeros that stands in then have a finite gradient."""
-    monkeypatch.setattr(batches, "LONG", longest_in_place)
-
-    def loss(params, x):
-        return jnp.sum(jnp.log(x) @ params["w"]) + jnp.sum(params["b"] / x)
-
-    params = {"w": jnp.ones((5, 7)), "b": jnp.ones(5)}
-    gradient = clipping.clipped_grad(loss, l2_clip_norm=0.1, microbatch_size=microbatch_size)
-    found = jax.jit(gradient)(params, jnp.full((3, 5), jnp.nan), mask=jnp.array(mask))
-    for each in jax.tree.leaves(found.grads):
-        np.testing.assert_array_equal(each, 0)
-    np.testing.assert_array_equal(found.norms, np.where(mask, np.inf, 0))
-
-
-@pytest.mark.parametrize(
-    ("finite", "mask", "runs"),
-    [
-        ([True, True, True], [True, True, False], 1),
-        ([True, True, True], [False, False, False], 0),
-        ([True, False, True], [True, True, True], 2),
-        ([False, False, True], [True, True, False], 2),
-    ],
-    ids=["finite", "masked", "one is not finite", "none is finite"],
-)
-def test_a_step_runs_as_often_as_examples_have_to_be_left_out(finite, mask, runs):
-    """Nor do slices of a batch take time that hold no example."""
-    seen = []
-
-    def once(batch, keep):
-        jax.debug.callback(seen.append, keep)
-        (x,) = batch
-        return [jnp.sum(jnp.where(keep, x, 0))], [x], x
-
-    step = jax.jit(batches.finite_only(once))
-    (total,), (norms,), _ = step((jnp.where(jnp.array(finite), 2.0, jnp.nan),), jnp.array(mask))
-    jax.effects_barrier()
-    assert len(seen) == runs
-    kept = np.array(finite) & np.array(mask)
-    assert total == 2 * kept.sum()
-    np.testing.assert_array_equal(np.isnan(norms), np.array(mask) & ~np.array(finite))
-
-
 @pytest.mark.parametrize(
     "sizes", [(6, 6), (4, 4, 12), (1, 3), (7, 7), (1, 1), (0, 5), (64, 192, 640)], ids=str
 )
@@ -301,19 +216,6 @@ def test_one_gradient_that_is_not_finite_among_those_taken_together():
         np.testing.assert_allclose(a, b, atol=1e-6)
 
 
-@pytest.mark.parametrize("longest_in_place", [0, 100000])
-def test_a_step_runs_without_jit(monkeypatch, longest_in_place):
-    """As one does to look for an error."""
-    monkeypatch.setattr(batches, "LONG", longest_in_place)
-    loss, params, x = model(1)
-    gradient = clipping.clipped_grad(loss, l2_clip_norm=0.1)
-    expected = gradient(params, x)
-    with jax.disable_jit():
-        found = gradient(params, x)
-    for a, b in zip(jax.tree.leaves(found.grads), jax.tree.leaves(expected.grads), strict=True):
-        np.testing.assert_allclose(a, b, atol=1e-6)
-
-
 @on_one_cpu
 def test_clip_factors_are_computed_once_and_inner_products_stacked_as_they_lie():
     """XLA would compute a factor again in every sum, and copy every matrix of inner products."""
@@ -325,14 +227,3 @@ def test_clip_factors_are_computed_once_and_inner_products_stacked_as_they_lie()
         return program.count(" minimum("), program.count(" select("), program.count("f32[3,1,6,6]")
 
     assert operations(2) == operations(4)
-
-
-@on_one_cpu
-def test_what_stands_in_is_filled_in_once_and_not_in_every_kernel(monkeypatch):
-    monkeypatch.setattr(batches, "LONG", 0)
-    loss, params, x = model(2)
-    clipped = jax.jit(clipping.clipped_grad(loss, l2_clip_norm=0.1))
-    program = clipped.lower(params, x).compile().as_text()
-    batch = f"f32[{BATCH},{LENGTH},{DIM}]"
-    selections = [line for line in program.splitlines() if batch in line and " select(" in line]
-    assert len(selections) == 2  # the row that stands in, and where it does
