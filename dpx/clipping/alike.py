@@ -71,7 +71,9 @@ def squared_norms(
         elif not layouts:
             which, gradients = joint.join(dict(zip(members, mine, strict=True)))
             joined.append((which, gradients))
-            norms.append(Norms.of(owners[0], gradients))
+            # Added up along one axis after the other, the sum of all rounds little.
+            pieces = gradients.reshape(len(gradients), -1, joint.piece(which.sizes[0]))
+            norms.append(Norms.of(owners[0], pieces))
         else:
             together = small[members[0]] and _is_square(mine[0])
             bounded = _bounded if together else _of_several_shapes

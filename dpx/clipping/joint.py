@@ -34,9 +34,9 @@ def join(gradients: Mapping[int, jax.Array]) -> tuple[Joint, jax.Array]:
     Those that are looked up in long pieces come first, so that each starts where one of its pieces does.
     """
     flat = [(k, x.reshape(len(x), -1)) for k, x in gradients.items()]
-    members, arrays = zip(*sorted(flat, key=lambda each: -_piece(each[1].shape[1])), strict=True)
+    members, arrays = zip(*sorted(flat, key=lambda each: -piece(each[1].shape[1])), strict=True)
     sizes = tuple(x.shape[1] for x in arrays)
-    rest = -sum(sizes) % _piece(sizes[0])
+    rest = -sum(sizes) % piece(sizes[0])
     zeros = [jnp.zeros((len(arrays[0]), rest), arrays[0].dtype)] if rest else []
     return Joint(members, sizes), jnp.concatenate([*arrays, *zeros], 1)
 
@@ -85,13 +85,13 @@ def _apart(joint: Joint, total: jax.Array) -> dict[int, jax.Array]:
     ends = np.cumsum(joint.sizes, dtype=np.int32) + total[:-1].size
     found = {}
     for k, size, end in zip(joint.members, joint.sizes, ends, strict=True):
-        length = _piece(size)
+        length = piece(size)
         rows = np.arange((end - size) // length, end // length)
         found[k] = _rows(total.reshape(-1, length), rows)
     return found
 
 
-def _piece(size: int) -> int:
+def piece(size: int) -> int:
     """The length of a gradient's pieces: the largest power of two below its own that divides it, or one."""
     return max(1, size & -size if size & (size - 1) else size // 2)
 
