@@ -208,7 +208,7 @@ def _summed(shared: Layout, pairs: Sequence[Pair], weights: jax.Array) -> jax.Ar
             # without a transposed copy.
             flip = _flips(rows, columns)
             small, large = (columns, rows) if flip else (rows, columns)
-            term = _products(small.astype(dtype) * scale, large)
+            term = _products(scale * small.astype(dtype), large)
             term = jnp.swapaxes(term, 1, 2) if flip else term
             total = term if total is None else total + term
     return jnp.zeros((k, r, c), accumulator(weights.dtype)) if total is None else total
