@@ -1,4 +1,4 @@
-"""What exact clipping costs at least where the ordinary program is small: two layers, clipped by hand.
+"""What exact clipping costs at least where the ordinary program is small: models clipped by hand.
 
     python -m experiments.bench.by_hand
 
@@ -8,7 +8,8 @@ tracing and compilation with nothing cached (C, CPU time), and temporary memory 
 """
 
 import statistics
-from typing import Any
+from collections.abc import Callable
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -18,24 +19,22 @@ import dpx
 from dpx.launch import cli
 from experiments.bench.models.measure import compiled
 
-BATCH, IN, HIDDEN, OUT = 16, 32, 64, 8
+BATCH = 16
 CLIP = 1.0
+
+Params = dict[str, jax.Array]
+Sums = tuple[Any, jax.Array]
 
 _REPEATS = flags.DEFINE_integer("repeats", 9, "Compilations of every program.", lower_bound=1)
 
 
-def loss(params: dict[str, jax.Array], x: jax.Array) -> jax.Array:
-    """Of one example."""
+def layers_loss(params: Params, x: jax.Array) -> jax.Array:
+    """Of one vector, with one hidden layer."""
     hidden = jax.nn.relu(x @ params["w"] + params["b"])
     return jnp.sum((hidden @ params["v"] + params["c"]) ** 2)
 
 
-def ordinary(params: dict[str, jax.Array], x: jax.Array) -> Any:
-    """The mean gradient, which is not private."""
-    return jax.grad(lambda p: jnp.mean(jax.vmap(loss, (None, 0))(p, x)))(params)
-
-
-def by_hand(params: dict[str, jax.Array], x: jax.Array) -> Any:
+def clipped_layers(params: Params, x: jax.Array) -> Sums:
     """The sum of clipped gradients, and norms, with the derivatives written out."""
     before = x @ params["w"] + params["b"]
     hidden = jax.nn.relu(before)
@@ -52,52 +51,95 @@ def by_hand(params: dict[str, jax.Array], x: jax.Array) -> Any:
     return sums, norms
 
 
-def per_example(params: dict[str, jax.Array], x: jax.Array) -> Any:
-    """The same from `vmap(grad)`."""
-    gradients = jax.vmap(jax.grad(loss), (None, 0))(params, x)
-    flat = [g.reshape(len(x), -1) for g in jax.tree.leaves(gradients)]
-    norms = jnp.sqrt(sum(jnp.sum(g**2, 1) for g in flat))
-    factors = jnp.minimum(1, CLIP / norms)
-    return jax.tree.map(lambda g: jnp.tensordot(factors, g, 1), gradients), norms
+def sequence_loss(params: Params, x: jax.Array) -> jax.Array:
+    """Of one sequence of vectors, with one linear layer."""
+    return jnp.sum((x @ params["w"] + params["b"]) ** 2)
 
 
-def engine(params: dict[str, jax.Array], x: jax.Array) -> Any:
-    """The same from `dpx.clipped_grad`."""
-    found = dpx.clipped_grad(loss, l2_clip_norm=CLIP)(params, x)
-    return found.grads, found.norms
+def clipped_sequences(params: Params, x: jax.Array) -> Sums:
+    """The same of one layer, whose squared norm is a sum of products of inner products."""
+    by_out = 2 * (x @ params["w"] + params["b"])
+    lefts = jnp.einsum("bti,bsi->bts", x, x)
+    rights = jnp.einsum("bto,bso->bts", by_out, by_out)
+    norms = jnp.sqrt(jnp.sum((1 + lefts) * rights, (1, 2)))  # Of a weight and its bias.
+    by_out = jnp.minimum(1, CLIP / norms)[:, None, None] * by_out
+    return {"w": jnp.einsum("bti,bto->io", x, by_out), "b": by_out.sum((0, 1))}, norms
+
+
+class Case(NamedTuple):
+    """A loss of (params, one example), its clipping by hand of (params, examples), and shapes."""
+
+    loss: Callable[[Params, jax.Array], jax.Array]
+    by_hand: Callable[[Params, jax.Array], Sums]
+    params: dict[str, tuple[int, ...]]
+    example: tuple[int, ...]
+
+
+CASES = {
+    "one hidden layer": Case(
+        layers_loss, clipped_layers, {"w": (32, 64), "b": (64,), "v": (64, 8), "c": (8,)}, (32,)
+    ),
+    "one layer, a sequence": Case(
+        sequence_loss, clipped_sequences, {"w": (64, 64), "b": (64,)}, (24, 64)
+    ),
+}
+
+
+def steps(case: Case) -> dict[str, Callable]:
+    """What is compared, by name: functions of (params, examples)."""
+
+    def ordinary(params: Params, x: jax.Array) -> Any:
+        return jax.grad(lambda p: jnp.mean(jax.vmap(case.loss, (None, 0))(p, x)))(params)
+
+    def engine(params: Params, x: jax.Array) -> Sums:
+        found = dpx.clipped_grad(case.loss, l2_clip_norm=CLIP)(params, x)
+        return found.grads, found.norms
+
+    def per_example(params: Params, x: jax.Array) -> Sums:
+        gradients = jax.vmap(jax.grad(case.loss), (None, 0))(params, x)
+        flat = [g.reshape(len(x), -1) for g in jax.tree.leaves(gradients)]
+        norms = jnp.sqrt(sum(jnp.sum(g**2, 1) for g in flat))
+        factors = jnp.minimum(1, CLIP / norms)
+        return jax.tree.map(lambda g: jnp.tensordot(factors, g, 1), gradients), norms
+
+    return {
+        "ordinary": ordinary,
+        "by hand": case.by_hand,
+        "dpx": engine,
+        "vmap(grad)": per_example,
+    }
+
+
+def measure(name: str, case: Case) -> None:
+    """Compares and prints."""
+    keys = iter(jax.random.split(jax.random.key(0), 1 + len(case.params)))
+    x = jax.random.normal(next(keys), (BATCH, *case.example))
+    params = {
+        k: jax.random.normal(next(keys), shape) / shape[0] ** 0.5
+        for k, shape in case.params.items()
+    }
+    every = steps(case)
+    expected = every["vmap(grad)"](params, x)
+    for step in ("by hand", "dpx"):
+        for a, b in zip(*map(jax.tree.leaves, (every[step](params, x), expected)), strict=True):
+            assert jnp.allclose(a, b, rtol=1e-3, atol=1e-5), step
+    seconds: dict[str, list[float]] = {step: [] for step in every}
+    memory: dict[str, int] = {}
+    for _ in range(_REPEATS.value):  # In turn.
+        for step, function in every.items():
+            _, took, memory[step] = compiled(function, params, (x,))
+            seconds[step].append(took)
+    least = statistics.median(seconds["ordinary"])
+    print(f"{name}, the ordinary step: {1e3 * least:.0f} ms, {memory['ordinary'] / 1024:.1f} KiB")
+    for step in list(every)[1:]:
+        ratio = statistics.median(seconds[step]) / least
+        print(f"  {step}: C {ratio:.2f}, M {memory[step] / memory['ordinary']:.2f}")
 
 
 def main(argv: list[str]) -> None:
     del argv
-    keys = jax.random.split(jax.random.key(0), 3)
-    params = {
-        "w": jax.random.normal(keys[0], (IN, HIDDEN)) / IN**0.5,
-        "b": jnp.zeros(HIDDEN),
-        "v": jax.random.normal(keys[1], (HIDDEN, OUT)) / HIDDEN**0.5,
-        "c": jnp.zeros(OUT),
-    }
-    x = jax.random.normal(keys[2], (BATCH, IN))
-    expected = per_example(params, x)
-    for step in (by_hand, engine):
-        for a, b in zip(*map(jax.tree.leaves, (step(params, x), expected)), strict=True):
-            assert jnp.allclose(a, b, rtol=1e-3, atol=1e-5), step.__name__
-    steps = {
-        "ordinary": ordinary,
-        "by hand": by_hand,
-        "dpx": engine,
-        "vmap(grad)": per_example,
-    }
-    seconds: dict[str, list[float]] = {name: [] for name in steps}
-    memory: dict[str, int] = {}
-    for _ in range(_REPEATS.value):  # In turn.
-        for name, step in steps.items():
-            _, took, memory[name] = compiled(step, params, (x,))
-            seconds[name].append(took)
-    least = statistics.median(seconds["ordinary"])
-    print(f"ordinary: {1e3 * least:.0f} ms, {memory['ordinary'] / 1024:.1f} KiB")
-    for name in list(steps)[1:]:
-        ratio = statistics.median(seconds[name]) / least
-        print(f"{name}: C {ratio:.2f}, M {memory[name] / memory['ordinary']:.2f}")
+    for name, case in CASES.items():
+        measure(name, case)
 
 
 if __name__ == "__main__":
