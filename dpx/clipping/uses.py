@@ -245,8 +245,11 @@ def _gather(eqn, which, view, sizes):
     modes = lax.GatherScatterMode
     # A derivative drops what lies out of bounds, unless the look-up was clipped.
     drops = mode != modes.CLIP
-    if which != 0 or numbers.operand_batching_dims:
+    if which != 0:
         return None
+    # Axes of a table for each index, such as those of `jax.vmap` over tables, by axis of the indices.
+    pairs = zip(numbers.start_indices_batching_dims, numbers.operand_batching_dims, strict=True)
+    tables = dict(pairs)
     taken = eqn.params["slice_sizes"]
     # Axes that are taken whole may have an index too, which can only be zero.
     cut = [i for i in numbers.start_index_map if taken[i] != table.shape[i]]
@@ -258,16 +261,22 @@ def _gather(eqn, which, view, sizes):
         or not set(numbers.collapsed_slice_dims) <= set(cut)
         or taken[cut[0]] != 1
         or any(
-            s != n for i, (s, n) in enumerate(zip(taken, table.shape, strict=True)) if i not in cut
+            s != n
+            for i, (s, n) in enumerate(zip(taken, table.shape, strict=True))
+            if i not in cut and i not in tables.values()
         )
         or (indexed := _rows(view, cut[0], sizes)) is None
     ):
         return None
     (axis,) = cut
     which_index = numbers.start_index_map.index(axis)
-    kept = [i for i in range(table.ndim) if i not in numbers.collapsed_slice_dims]
+    dropped = {*numbers.collapsed_slice_dims, *tables.values()}
+    kept = [i for i in range(table.ndim) if i not in dropped]
     rest = iter([() if i == axis else view.axes[i] for i in kept])
-    positions = iter([(-1 - i,) for i in range(indices.ndim - 1)])
+    left_axes = tuple(
+        view.axes[tables[i]] if i in tables else (-1 - i,) for i in range(indices.ndim - 1)
+    )
+    positions = iter(left_axes)
     ndim = eqn.outvars[0].aval.ndim
     right_axes = tuple(next(rest if i in numbers.offset_dims else positions) for i in range(ndim))
     rows = table.shape[axis]
@@ -282,7 +291,7 @@ def _gather(eqn, which, view, sizes):
         index = jnp.where(inside, index, rows) if drops else jnp.clip(index, 0, rows - 1)
         return index.astype(jnp.float32)
 
-    return left, tuple((-1 - i,) for i in range(indices.ndim - 1)), right_axes, indexed, None
+    return left, left_axes, right_axes, indexed, None
 
 
 def _slice(eqn, which, view, sizes):

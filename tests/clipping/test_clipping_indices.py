@@ -1,4 +1,4 @@
-"""Tables that are looked up by integers of every type: bytes index a table of 256 rows."""
+"""Tables that are looked up: by integers of every type (bytes index 256 rows), and several tables at once."""
 
 import jax
 import jax.numpy as jnp
@@ -8,6 +8,7 @@ from jax import lax
 from test_clipping_models import check, per_example
 from xla_flags import USUAL_KERNELS
 
+import dpx
 from dpx import clipping
 from dpx.clipping import plan
 
@@ -65,3 +66,47 @@ def test_the_first_byte_and_the_last_do_not_cancel(method):
     np.testing.assert_allclose(out.norms, np.sqrt(3 * (1 + 1.01**2)), rtol=1e-4)
     assert np.flatnonzero(np.asarray(out.grads)[:, 0]).tolist() == [0, 255]
     assert np.linalg.norm(out.grads) <= 0.1
+
+
+def of_each_table(p, ids):
+    return jax.vmap(lambda table, i: table[i])(p, ids)
+
+
+def of_tables_in_the_middle(p, ids):
+    return jax.vmap(lambda table, i: table[i], (1, 1), 1)(p.swapaxes(0, 1), ids.T)
+
+
+def scanned(p, ids):
+    return jax.lax.scan(lambda carry, x: (carry, x[0][x[1]]), 0, (p, ids))[1]
+
+
+def tied(p, ids):
+    found = of_each_table(p, ids)
+    return jnp.einsum("ktc,kvc->kvt", found, p)
+
+
+def of_each_column(p, ids):
+    return jnp.take_along_axis(p[0], ids.T, axis=0)
+
+
+@pytest.mark.parametrize("method", ["one_pass", "two_pass"])
+@pytest.mark.parametrize(
+    "look_up", [of_each_table, of_tables_in_the_middle, scanned, tied, of_each_column]
+)
+def test_each_of_several_tables_has_its_own_rows(monkeypatch, look_up, method):
+    """Look-ups of `jax.vmap` over tables, and of a scan: repeated ones, and one beyond the last row."""
+    monkeypatch.setattr(plan, "FAVOR_TABLE", 0.0)
+    draw = np.random.default_rng(0)
+    tables = jnp.asarray(draw.normal(size=(3, 20, 3)), jnp.float32)
+    ids = draw.integers(0, 20, (4, 3, 5))
+    ids[:, :, 1] = ids[:, :, 0]
+    ids[1, 2, 3] = 20
+
+    def loss(p, ids):
+        found = jnp.nan_to_num(look_up(p, ids))
+        return jnp.sum(jnp.tanh(found) * (1 + jnp.arange(found.size).reshape(found.shape)))
+
+    (row,) = dpx.explain_clipping(loss, tables, ids).rows
+    assert row.has_rule, row.rule
+    out = jax.jit(clipping.clipped_grad(loss, l2_clip_norm=0.1, method=method))(tables, ids)
+    check(out, per_example(loss, tables, (ids,)), 0.1)
