@@ -69,6 +69,25 @@ def test_norms_that_are_taken_together_are_those_of_each(monkeypatch, groups):
         np.testing.assert_allclose(a, b, atol=1e-6)
 
 
+def test_sequences_of_two_lengths_are_normed_apart():
+    """As in an encoder and a decoder: inner products of one length are stacked, of two they cannot be."""
+    _, params, x = model(4)
+
+    def run(blocks, x):
+        for block in blocks:
+            x = jnp.tanh(x @ block["in"]) @ block["out"]
+        return jnp.sum(x**2)
+
+    def loss(params, x):
+        return run(params[:2], x) + run(params[2:], x[2:])
+
+    found = clipping.clipped_grad(loss, l2_clip_norm=0.1)(params, x)
+    oracle = clipping.clipped_grad(loss, l2_clip_norm=0.1, method="vmap")(params, x)
+    np.testing.assert_allclose(found.norms, oracle.norms, rtol=1e-3)
+    for a, b in zip(jax.tree.leaves(found.grads), jax.tree.leaves(oracle.grads), strict=True):
+        np.testing.assert_allclose(a, b, rtol=1e-3, atol=1e-6)
+
+
 @pytest.mark.parametrize("last_only", [False, True], ids=["all positions", "the last position"])
 def test_an_embedding_that_is_looked_up_and_multiplied_is_normed_with_the_rest(
     monkeypatch, last_only

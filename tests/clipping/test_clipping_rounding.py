@@ -61,10 +61,11 @@ def test_matrix_units_that_truncate_round_twice_as_much(monkeypatch):
 
 def test_norms_of_groups_are_above_the_root_of_their_sum():
     found = groups.assign({"a": 1.0, "b": 2.0}, {"a": jnp.ones(1), "b": {"c": jnp.ones(1)}})
-    squares = [Norms((0, 1), jnp.array([[9.0], [16.0]]))]
+    squares = [Norms((0, 1), jnp.array([[9.0], [16.0]])), Norms((1,) * 200, jnp.zeros((200, 1)))]
     (one,), (other,) = (np.asarray(norm) for norm in groups.group_norms(found, squares))
-    for norm, root in ((one, 3.0), (other, 4.0)):
-        assert root * (1 + gamma(25)) * (1 - 2 * U) <= norm <= root * (1 + 2 * gamma(25))
+    for norm, root, count in ((one, 3.0, 1), (other, 4.0, 201)):  # Every square may be rounded.
+        bound = gamma(count + 24)
+        assert root * (1 + bound) * (1 - 2 * U) <= norm <= root * (1 + 2 * bound)
 
 
 def test_clip_factors_too_small_to_scale_by_are_zero():
@@ -77,6 +78,16 @@ def test_clip_factors_too_small_to_scale_by_are_zero():
         np.testing.assert_allclose(factors, expected, rtol=1e-6)
     (masked,) = groups.clip_factors(found, norms, jnp.arange(5) == 1, False)
     assert (masked != 0).tolist() == [False, True, False, False, False]
+
+
+@pytest.mark.parametrize("clip", [1e-3, 1.0, 3.0, 100.0])
+def test_normalized_factors_are_at_most_one(clip):
+    found = groups.assign(clip, jnp.ones(1))
+    (factors,) = groups.clip_factors(found, [jnp.array([0.0, 1.0])], jnp.ones(2, bool), True)
+    assert np.all(factors <= 1)
+    np.testing.assert_allclose(
+        factors * groups.unit_of(clip), [clip / 0.01, clip / 1.01], rtol=1e-6
+    )
 
 
 def test_the_sum_of_a_batch_rounds_as_often_as_it_has_examples():

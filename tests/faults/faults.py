@@ -187,6 +187,27 @@ FAULTS = (
         "tests/clipping/test_clipping_engine.py::test_tied_embedding_with_repeats_masks_and_one_example",
     ),
     Fault(
+        "the rows of several tables are added to the first",
+        "dpx/clipping/rules.py",
+        "block = jnp.arange(k)[None, :, None]",
+        "block = jnp.zeros(k, int)[None, :, None]",
+        "tests/clipping/test_clipping_indices.py::test_each_of_several_tables_has_its_own_rows",
+    ),
+    Fault(
+        "what is looked up has an exact norm",
+        "dpx/clipping/alike.py",
+        "exact = mine._replace(rows=0.0, flushed_rows=0.0)",
+        "exact = mine._replace(rows=0.0, flushed_rows=0.0, columns=0.0)",
+        "tests/clipping/test_clipping_alike.py::test_bounds_of_several_are_those_of_each",
+    ),
+    Fault(
+        "the sum of squares of many parameters is taken for exact",
+        "dpx/clipping/groups.py",
+        "gamma(len(squares) + 24, total.dtype)",
+        "gamma(24, total.dtype)",
+        "tests/clipping/test_clipping_rounding.py::test_norms_of_groups_are_above_the_root_of_their_sum",
+    ),
+    Fault(
         "the sums of a batch without a finite gradient are not zero",
         "dpx/clipping/batches.py",
         "(~keep.any(), sums)",
