@@ -23,7 +23,11 @@ PARTS = (-500,)
 
 
 def real_factors(
-    left: Callable, right: Callable, gain: complex, axes: tuple[Axes, Axes], indexed: int | None
+    left: Callable,
+    right: Callable,
+    gain: complex,
+    axes: tuple[Axes, Axes],
+    indexed: tuple[int, ...] | None,
 ) -> tuple[Callable, Callable, Axes, Axes]:
     """The real factors of a use of a complex weight, and what their axes stand for.
 

@@ -57,7 +57,7 @@ def _split(use: Use) -> tuple[frozenset[int], frozenset[int], frozenset[int]]:
     left = loops | {a for axis in use.left_axes for a in axis if a >= 0}
     right = loops | {a for axis in use.right_axes for a in axis if a >= 0}
     if use.indexed is not None:
-        left.add(use.indexed)
+        left.update(use.indexed)
     return frozenset(left & right), frozenset(left - right), frozenset(right - left)
 
 

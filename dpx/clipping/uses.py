@@ -12,11 +12,13 @@ factors are found and which parameter axes their axes stand for.
 """
 
 import functools
+import math
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import lax
 
 from dpx._meshes import varying
@@ -59,7 +61,7 @@ class Use(NamedTuple):
       right: the cotangent of the equation's result -> the right factor.
       left_axes, right_axes: what the axes of the factors stand for, loops excluded.
       left_aval, right_aval: shapes and dtypes of the factors of one iteration.
-      indexed: the parameter axis that a left factor of row indices stands for, else None.
+      indexed: the parameter axes that a left factor of row indices stands for, in their order, else None.
       scale: what the product of the factors is multiplied by, if anything.
       gradient: how the gradient follows without factors, where there is a way.
       by_factors: whether `left` and `right` are factors. If not, they are what `gradient` is made of.
@@ -75,7 +77,7 @@ class Use(NamedTuple):
     right_axes: Axes
     left_aval: jax.ShapeDtypeStruct
     right_aval: jax.ShapeDtypeStruct
-    indexed: int | None = None
+    indexed: tuple[int, ...] | None = None
     scale: Scale | None = None
     gradient: Gradient | None = None
     by_factors: bool = True
@@ -228,10 +230,11 @@ def _dot_general(eqn, which, view, sizes):
     return _Operand(other), left_axes, right_axes, None, None
 
 
-def _rows(view: View, axis: int, sizes: Any) -> int | None:
-    """The one parameter axis that a table is looked up along, or None."""
-    atoms = view.axes[axis]
-    return atoms[0] if len(atoms) == 1 and sizes[view.param][atoms[0]] <= MAX_ROWS else None
+def _rows(view: View, axes: Sequence[int], sizes: Any) -> tuple[int, ...] | None:
+    """The parameter axes that a table is looked up along, whose entries are counted as one; or None."""
+    atoms = tuple(atom for axis in axes for atom in view.axes[axis])
+    count = math.prod(sizes[view.param][atom] for atom in atoms)
+    return atoms if atoms and list(atoms) == sorted(atoms) and count <= MAX_ROWS else None
 
 
 def _wide(index: Any) -> Any:
@@ -255,41 +258,42 @@ def _gather(eqn, which, view, sizes):
     cut = [i for i in numbers.start_index_map if taken[i] != table.shape[i]]
     if not cut and len(numbers.start_index_map) == 1:
         cut = list(numbers.start_index_map)
+    cut.sort(key=lambda axis: view.axes[axis])
     if (
         mode not in (modes.CLIP, modes.PROMISE_IN_BOUNDS, modes.FILL_OR_DROP)
-        or len(cut) != 1
         or not set(numbers.collapsed_slice_dims) <= set(cut)
-        or taken[cut[0]] != 1
+        or any(taken[axis] != 1 for axis in cut)
         or any(
             s != n
             for i, (s, n) in enumerate(zip(taken, table.shape, strict=True))
             if i not in cut and i not in tables.values()
         )
-        or (indexed := _rows(view, cut[0], sizes)) is None
+        or (indexed := _rows(view, cut, sizes)) is None
     ):
         return None
-    (axis,) = cut
-    which_index = numbers.start_index_map.index(axis)
     dropped = {*numbers.collapsed_slice_dims, *tables.values()}
     kept = [i for i in range(table.ndim) if i not in dropped]
-    rest = iter([() if i == axis else view.axes[i] for i in kept])
+    rest = iter([() if i in cut else view.axes[i] for i in kept])
     left_axes = tuple(
         view.axes[tables[i]] if i in tables else (-1 - i,) for i in range(indices.ndim - 1)
     )
     positions = iter(left_axes)
     ndim = eqn.outvars[0].aval.ndim
     right_axes = tuple(next(rest if i in numbers.offset_dims else positions) for i in range(ndim))
-    rows = table.shape[axis]
+    lengths = [table.shape[axis] for axis in cut]
+    columns = [numbers.start_index_map.index(axis) for axis in cut]
 
     def left(operands):
         indices = _wide(operands[1])
-        index = indices[..., which_index]
-        inside = (index >= 0) & (index < rows)
-        if len(numbers.start_index_map) > 1:
-            inside &= jnp.all(jnp.delete(indices, which_index, -1) == 0, axis=-1)
+        inside = jnp.all(jnp.delete(indices, np.array(columns, int), -1) == 0, axis=-1)
+        row: Any = 0
+        for column, length in zip(columns, lengths, strict=True):
+            index = indices[..., column]
+            inside &= (index >= 0) & (index < length)
+            row = row * length + jnp.clip(index, 0, length - 1)
         # An index beyond the last row stands for a look-up that is dropped.
-        index = jnp.where(inside, index, rows) if drops else jnp.clip(index, 0, rows - 1)
-        return index.astype(jnp.float32)
+        row = jnp.where(inside, row, math.prod(lengths)) if drops else row
+        return row.astype(jnp.float32)
 
     return left, left_axes, right_axes, indexed, None
 
@@ -298,7 +302,7 @@ def _slice(eqn, which, view, sizes):
     """A slice along one axis, static or dynamic, is a look-up of consecutive rows."""
     shape, taken = eqn.invars[0].aval.shape, eqn.outvars[0].aval.shape
     cut = [i for i, (n, m) in enumerate(zip(shape, taken, strict=True)) if n != m]
-    if which != 0 or len(cut) != 1 or (indexed := _rows(view, cut[0], sizes)) is None:
+    if which != 0 or len(cut) != 1 or (indexed := _rows(view, cut, sizes)) is None:
         return None
     (axis,) = cut
     step = 1

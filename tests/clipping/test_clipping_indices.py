@@ -85,16 +85,36 @@ def tied(p, ids):
     return jnp.einsum("ktc,kvc->kvt", found, p)
 
 
+def by_two_indices(p, ids):
+    return p[jnp.arange(3)[:, None], ids]
+
+
+def by_two_indices_in_turn(p, ids):
+    return p.transpose(2, 1, 0)[:, ids, jnp.arange(3)[:, None]]
+
+
+def of_all_rows(p, ids):
+    return p.reshape(60, 3)[jnp.where(ids < 20, ids + jnp.array([[0], [20], [40]]), 60)]
+
+
+def a_number_at_a_place(p, ids):
+    return p[0][ids, jnp.arange(5) % 3]
+
+
 def of_each_column(p, ids):
     return jnp.take_along_axis(p[0], ids.T, axis=0)
 
 
 @pytest.mark.parametrize("method", ["one_pass", "two_pass"])
 @pytest.mark.parametrize(
-    "look_up", [of_each_table, of_tables_in_the_middle, scanned, tied, of_each_column]
-)
+    "look_up",
+    [
+        of_each_table, of_tables_in_the_middle, scanned, tied, by_two_indices, by_two_indices_in_turn,
+        of_all_rows, a_number_at_a_place, of_each_column,
+    ],
+)  # fmt: skip
 def test_each_of_several_tables_has_its_own_rows(monkeypatch, look_up, method):
-    """Look-ups of `jax.vmap` over tables, and of a scan: repeated ones, and one beyond the last row."""
+    """Look-ups of `jax.vmap`, of a scan and of two indices: repeated ones, and one beyond the last row."""
     monkeypatch.setattr(plan, "FAVOR_TABLE", 0.0)
     draw = np.random.default_rng(0)
     tables = jnp.asarray(draw.normal(size=(3, 20, 3)), jnp.float32)
