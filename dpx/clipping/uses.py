@@ -285,8 +285,10 @@ def _gather(eqn, which, view, sizes):
 
     def left(operands):
         indices = _wide(operands[1])
-        inside = jnp.all(jnp.delete(indices, np.array(columns, int), -1) == 0, axis=-1)
         row: Any = 0
+        inside: Any = True
+        if len(columns) < len(numbers.start_index_map):
+            inside = jnp.all(jnp.delete(indices, np.array(columns), -1) == 0, axis=-1)
         for column, length in zip(columns, lengths, strict=True):
             index = indices[..., column]
             inside &= (index >= 0) & (index < length)
