@@ -204,8 +204,8 @@ def _summed(shared: Layout, pairs: Sequence[Pair], weights: jax.Array) -> jax.Ar
             block = jnp.arange(k)[None, :, None]
             total = total.at[block, rows].add(columns.astype(dtype) * scale, mode="drop")
         else:
-            # Scale the smaller factor, and let it come first: the larger is then read as it lies,
-            # without a transposed copy.
+            # Scale the smaller factor, and let it come first: the larger is then read as it lies, without a
+            # transposed copy. Its scale comes first too, or XLA compiles two orders of operands.
             flip = _flips(rows, columns)
             small, large = (columns, rows) if flip else (rows, columns)
             term = _products(scale * small.astype(dtype), large)

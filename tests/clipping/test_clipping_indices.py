@@ -10,7 +10,7 @@ from xla_flags import USUAL_KERNELS
 
 import dpx
 from dpx import clipping
-from dpx.clipping import plan
+from dpx.clipping import look_ups, plan
 
 WIDE = [pytest.param(t, marks=pytest.mark.slow) for t in ("uint16", "int16", "uint32", "int32")]
 TYPES = pytest.mark.parametrize("dtype", ["uint8", "int8", *WIDE])
@@ -93,16 +93,27 @@ def by_two_indices_in_turn(p, ids):
     return p.transpose(2, 1, 0)[:, ids, jnp.arange(3)[:, None]]
 
 
+def by_two_indices_of_which_one_is_no_table(p, ids):
+    return p[jnp.where(ids[:, :1] < 10, jnp.arange(3)[:, None], 3), ids]
+
+
+def with_an_index_of_an_axis_that_is_taken_whole(p, ids):
+    """Only zero lies inside."""
+    numbers = lax.GatherDimensionNumbers((1,), (0,), (0, 1))
+    both = jnp.stack([ids.ravel(), ids.ravel() // 10], -1)
+    return lax.gather(p.reshape(60, 3), both, numbers, (1, 3), mode="fill", fill_value=0.0)
+
+
 def of_all_rows(p, ids):
     return p.reshape(60, 3)[jnp.where(ids < 20, ids + jnp.array([[0], [20], [40]]), 60)]
 
 
 def a_number_at_a_place(p, ids):
-    return p[0][ids, jnp.arange(5) % 3]
+    return p.reshape(60, 3)[ids, jnp.arange(5) % 3]
 
 
 def of_each_column(p, ids):
-    return jnp.take_along_axis(p[0], ids.T, axis=0)
+    return jnp.take_along_axis(p.reshape(60, 3), ids.T, axis=0)
 
 
 @pytest.mark.parametrize("method", ["one_pass", "two_pass"])
@@ -110,7 +121,8 @@ def of_each_column(p, ids):
     "look_up",
     [
         of_each_table, of_tables_in_the_middle, scanned, tied, by_two_indices, by_two_indices_in_turn,
-        of_all_rows, a_number_at_a_place, of_each_column,
+        by_two_indices_of_which_one_is_no_table, with_an_index_of_an_axis_that_is_taken_whole, of_all_rows,
+        a_number_at_a_place, of_each_column,
     ],
 )  # fmt: skip
 def test_each_of_several_tables_has_its_own_rows(monkeypatch, look_up, method):
@@ -130,3 +142,27 @@ def test_each_of_several_tables_has_its_own_rows(monkeypatch, look_up, method):
     assert row.has_rule, row.rule
     out = jax.jit(clipping.clipped_grad(loss, l2_clip_norm=0.1, method=method))(tables, ids)
     check(out, per_example(loss, tables, (ids,)), 0.1)
+
+
+@pytest.mark.parametrize("method", ["one_pass", "two_pass"])
+def test_rows_of_tables_that_take_turns_are_those_of_each(monkeypatch, method):
+    """A row's number is then no number of the parameter's own order."""
+    monkeypatch.setattr(plan, "FAVOR_TABLE", 0.0)
+    tables = jnp.asarray(np.random.default_rng(0).normal(size=(3, 20, 3)), jnp.float32)
+    ids = np.random.default_rng(1).integers(0, 60, (4, 9))
+
+    def loss(p, ids):
+        return jnp.sum(jnp.tanh(p.transpose(1, 0, 2).reshape(60, 3)[ids]) * jnp.arange(3))
+
+    out = jax.jit(clipping.clipped_grad(loss, l2_clip_norm=0.1, method=method))(tables, ids)
+    check(out, per_example(loss, tables, (ids,)), 0.1)
+
+
+def test_rows_that_float32_cannot_count_have_no_rule(monkeypatch):
+    """Indices of several axes are one number, which may be as large as all of them together."""
+    tables, ids = jnp.ones((3, 20, 3)), np.zeros((2, 3, 5), int)
+    for most, with_rule in ((60, [True, True]), (59, [True, False]), (19, [False, False])):
+        monkeypatch.setattr(look_ups, "MAX_ROWS", most)
+        losses = [lambda p, i, f=f: jnp.sum(f(p, i)) for f in (of_each_table, by_two_indices)]
+        rows = [dpx.explain_clipping(loss, tables, ids).rows[0] for loss in losses]
+        assert [row.has_rule for row in rows] == with_rule

@@ -1681,7 +1681,7 @@ FAULTS = (
     ),
     Fault(
         "bytes index a table in their own type",
-        "dpx/clipping/uses.py",
+        "dpx/clipping/look_ups.py",
         "return index.astype(jnp.int32) if index.dtype.itemsize < 4 else index",
         "return index",
         "tests/clipping/test_clipping_indices.py::test_the_first_byte_and_the_last_do_not_cancel",
