@@ -14,10 +14,11 @@ from dpx._meshes import varying
 from dpx._numerics import native, wide_sums
 from dpx._validate import check_key, check_positive, check_real
 from dpx.noise import secure as exact_arithmetic
-from dpx.noise.laws import Law
-from dpx.noise.leaves import normal_like
+from dpx.noise.laws import Gaussian, Law
+from dpx.noise.lattice import RESOLUTION, add, step_of
+from dpx.noise.leaves import draws_like
 
-_GRIDS = {4: 2.0**-12, 8: 2.0**-20}  # by bytes of a number, of the noise's standard deviation
+_GRID = 2.0**-20  # of the scale of a Laplace law
 
 
 def release(
@@ -38,11 +39,12 @@ def release(
     N(0, (noise_multiplier·sensitivity)²) on each entry: a Gaussian mechanism with that noise multiplier. A
     `law` says how large the noise is itself; for the Laplace laws the promise is ‖Δ/sensitivity‖₁ ≤ 1.
 
-    What is released lies on a public grid. Its step is a power of two that follows from sensitivity and
-    multiplier alone, and is at most 2⁻²⁰ of the noise's standard deviation (2⁻¹² in 32 bits, where numbers
-    would leave most points of a finer grid empty). In floating point the low bits of f + noise depend on
-    those of f, and tell which of two neighbours f came from (Mironov, CCS 2012). Rounding to the grid, which
-    is post-processing, removes them. Without noise nothing is rounded.
+    What is released lies on a public grid, which follows from the size of the noise alone, so that low bits
+    say nothing about the exact value (Mironov, CCS 2012). For Gaussian noise its step is 1/128 of the standard
+    deviation, which is up to 2⁻¹² larger than stated, and noise and value never meet in floating point: see
+    `dpx.noise.lattice` for the law of what is released, in 32 bits as in 64, and its proof. Laplace noise is added
+    in 64 bits, and the sum rounded to a power of two of at most 2⁻²⁰ of the noise's scale. Without noise
+    nothing is rounded.
 
     A symmetric matrix is released entry by entry and made symmetric afterwards: an orthogonal projection that
     leaves the exact value alone is post-processing, and removes the noise in the directions it projects out.
@@ -103,16 +105,12 @@ def release(
         for size in sizes:
             _check_shows(label, wide, *size)
         unit = [jnp.asarray(one, wide) for one in unit]
-        if law is None:
-            stds = [jnp.asarray(noise_multiplier, wide) * one for one in unit]
-            draws = normal_like(key, leaves, wide)
-            draws = [std * draw for std, draw in zip(stds, draws, strict=True)]
+        if law is None or isinstance(law, Gaussian):
+            stds = [_std(size, wide) for size in sizes]
+            noisy = _with_normal_noise(key, leaves, stds, unit)
         else:
             stds = [jnp.asarray(law.width, wide)]
-            draws = [law.sample(key, leaf.shape).astype(wide) for leaf in leaves]
-        noisy = [
-            _on_grid(leaf + draw, std) for leaf, draw, std in zip(leaves, draws, stds, strict=True)
-        ]
+            noisy = [_with_noise_of(law, key, leaves[0])]
         noisy = [
             _unless_flushed(leaf, std, size, may_be_zero=law is None)
             for leaf, std, size in zip(noisy, stds, sizes, strict=True)
@@ -203,8 +201,8 @@ def _unless_flushed(
 
 
 def _least(dtype: Any) -> float:
-    """The smallest standard deviation that has a grid of normal numbers."""
-    return float(jnp.finfo(dtype).tiny) / _GRIDS[jnp.dtype(dtype).itemsize]
+    """The smallest standard deviation that has a grid of normal numbers, and remainders of its step."""
+    return float(jnp.finfo(dtype).tiny) * RESOLUTION * 2.0 ** (jnp.finfo(dtype).nmant + 1)
 
 
 def _is_subnormal(size: Any) -> Any:
@@ -216,14 +214,41 @@ def _is_subnormal(size: Any) -> Any:
     return bits - 1 < 2 ** (jnp.finfo(size.dtype).nmant + 1) - 1
 
 
-@jax.jit
-def _on_grid(noisy: jax.Array, std: jax.Array) -> jax.Array:
-    """Rounds to multiples of the largest power of two up to 2⁻²⁰·std, in 32 bits 2⁻¹²·std."""
-    _, exponent = jnp.frexp(std * _GRIDS[noisy.dtype.itemsize])
-    step = jnp.ldexp(jnp.ones_like(std), exponent - 1)
+def _std(size: tuple, dtype: Any) -> jax.Array:
+    return functools.reduce(jnp.multiply, [jnp.asarray(number, dtype) for number in size])
+
+
+def _with_normal_noise(
+    key: jax.Array, leaves: list[jax.Array], stds: list[jax.Array], unit: list[jax.Array]
+) -> list[jax.Array]:
+    """The leaves with normal noise, each on its grid (`dpx.noise.lattice`)."""
+    # Noise per unit of sensitivity, as a norm over all entries: that of each entry, whatever its unit is.
+    squares = [
+        leaf.size * jnp.square(jnp.where(one > 0, std / one, 0)).mean()
+        for leaf, std, one in zip(leaves, stds, unit, strict=True)
+        if leaf.size
+    ]
+    norm = jnp.sqrt(sum(squares)) if squares else 0.0
+    return [
+        add(leaf, step_of(std, leaf.dtype, multiplier_norm=norm), *draw)
+        for leaf, std, draw in zip(leaves, stds, draws_like(key, leaves), strict=True)
+    ]
+
+
+def _with_noise_of(law: Law, key: jax.Array, exact: jax.Array) -> jax.Array:
+    """The value with noise of a law, computed in 64 bits: in 32 too few draws would share a point of the grid."""
+    with jax.enable_x64(True):
+        noisy = exact.astype(jnp.float64) + law.sample(key, exact.shape)
+        return _on_grid(noisy, jnp.asarray(law.width, jnp.float64)).astype(exact.dtype)
+
+
+def _on_grid(noisy: jax.Array, scale: jax.Array) -> jax.Array:
+    """Rounds to multiples of the largest power of two up to 2⁻²⁰ of a scale."""
+    _, exponent = jnp.frexp(scale * _GRID)
+    step = jnp.ldexp(jnp.ones_like(scale), exponent - 1)
     steps = noisy / step
-    # Where there is no noise, or none that shows in the value, there is nothing to round.
-    return jnp.where((std > 0) & jnp.isfinite(steps), jnp.round(steps) * step, noisy)
+    # Where noise does not show in the value, there is nothing to round.
+    return jnp.where(jnp.isfinite(steps), jnp.round(steps) * step, noisy)
 
 
 def sum_sparse(

@@ -1,4 +1,4 @@
-"""One draw of normal noise for all arrays of a tree, made where each entry of them lives.
+"""One draw of noise for all arrays of a tree, made where each entry of them lives.
 
 Entry i of the draw is a function of the key and of i alone. So every device makes the noise of the entries
 that it holds, without a word to the others, and it is the same noise on any number of devices.
@@ -6,17 +6,16 @@ that it holds, without a word to the others, and it is the same noise on any num
 
 import functools
 import math
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.extend.random import threefry2x32_p
-from jax.typing import DTypeLike
 
 from dpx._meshes import explicit_axes, mesh_of
-from dpx.noise import tails
+from dpx.noise import lattice
 
 # Entries of an array up to which those of one shape are drawn as one, for fewer programs to compile: it costs
 # little if they are sharded in different ways.
@@ -25,28 +24,88 @@ SMALL = 2**14
 Shapes = tuple[tuple[int, ...], ...]
 
 
-def normal_like(key: jax.Array, leaves: Sequence[jax.Array], dtype: DTypeLike) -> list[jax.Array]:
-    """N(0, 1) draws of the shapes of `leaves`: `tails.normal` of all their entries, cut into pieces."""
+class Draw(NamedTuple):
+    """What `lattice.add` takes for each entry: the noise, and the numbers that decide how it is rounded."""
+
+    normal: jax.Array
+    uniform: jax.Array
+
+
+def draws_like(key: jax.Array, leaves: Sequence[jax.Array]) -> list[Draw]:
+    """A draw for each entry of `leaves`: those of one array of all their entries, cut into pieces."""
     shapes = tuple(leaf.shape for leaf in leaves)
     if not shapes:
         return []
-    draw = functools.partial(_by_index, shapes=shapes, dtype=jnp.dtype(dtype))
     if not (_may_be_sharded(leaves) and _has_counters(key)):
         # XLA compiles one generator, not one for each leaf, and entries share words.
-        return _cut(key, shapes, dtype)
+        return _cut(key, shapes)
+    draw = functools.partial(_by_index, shapes=shapes)
     mesh = mesh_of((key, leaves))
     if not (axes := explicit_axes(mesh)):
         return draw(key)
-    layout = [jax.typeof(leaf).sharding.spec for leaf in leaves]
+    layout = [Draw(*[jax.typeof(leaf).sharding.spec] * 2) for leaf in leaves]
     with jax.sharding.use_abstract_mesh(mesh):
         laid_out: Any = jax.sharding.auto_axes(draw, axes=axes, out_sharding=layout)
         return laid_out(key)
 
 
-def _cut(key: jax.Array, shapes: Shapes, dtype: DTypeLike) -> list[jax.Array]:
+@functools.partial(jax.jit, static_argnames="shapes")
+def _cut(key: jax.Array, shapes: Shapes) -> list[Draw]:
     sizes = list(map(math.prod, shapes))
-    pieces = jnp.split(tails.normal(key, (sum(sizes),), dtype), np.cumsum(sizes)[:-1])
-    return [piece.reshape(shape) for piece, shape in zip(pieces, shapes, strict=True)]
+    columns = max(count_columns(sum(sizes)), 1)
+    own_key, shared_key, more = jax.random.split(key, 3)
+
+    def words() -> list[lattice.Words]:
+        # Flat words: XLA compiles a generator much longer for an array with axes.
+        own = [word.reshape(-1, columns) for word in _pair(own_key, lattice.SHARING * columns)]
+        return [lattice.Words(*own, *[word[None] for word in _pair(shared_key, columns)])]
+
+    def fresh(key: jax.Array) -> list[jax.Array]:
+        return [_pair(key, columns)[0][None]]
+
+    (draw,) = _drawn(words, fresh, more)
+    cuts = np.cumsum(sizes)[:-1]
+    pieces = zip(*(jnp.split(x.ravel()[: sum(sizes)], cuts) for x in draw), strict=True)
+    return [
+        Draw(*(x.reshape(shape) for x in piece))
+        for piece, shape in zip(pieces, shapes, strict=True)
+    ]
+
+
+def count_columns(draws: int) -> int:
+    """The number of columns, each with words that its draws share, that so many draws fill row by row."""
+    return -(-draws // lattice.SHARING)
+
+
+def _drawn(
+    words: Callable[[], list[lattice.Words]],
+    fresh: Callable[[jax.Array], list[jax.Array]],
+    key: jax.Array,
+) -> list[Draw]:
+    """Draws from words; `fresh` gives further ones, one for each column, for what is far out."""
+    near = [lattice.whole_normal(each) for each in words()]
+
+    def far(near: list[jax.Array]) -> list[jax.Array]:
+        def refill(state: tuple) -> tuple:
+            key, last, empty = state
+            key, own = jax.random.split(key)
+            filled = [jnp.where(x == 0, y, x) for x, y in zip(last, fresh(own), strict=True)]
+            return key, filled, [n + (x == 0) for n, x in zip(empty, filled, strict=True)]
+
+        again = words()  # hashed again, because else they would be kept for this
+        zeros = [jnp.zeros_like(each.low_size) for each in again]
+        state = key, zeros, [x.astype(jnp.int32) for x in zeros]
+        _, last, empty = jax.lax.while_loop(
+            lambda state: _any([x == 0 for x in state[1]]), refill, state
+        )
+        return [
+            lattice.whole_normal(each, lattice.far_size(each, *more))
+            for each, more in zip(again, zip(last, empty, strict=True), strict=True)
+        ]
+
+    is_far = _any([lattice.may_be_far(x) for x in near])
+    whole = jax.lax.cond(is_far, far, lambda near: near, near)
+    return [Draw(x, lattice.uniforms(each)) for x, each in zip(whole, words(), strict=True)]
 
 
 def _may_be_sharded(leaves: Sequence[jax.Array]) -> bool:
@@ -58,54 +117,38 @@ def _may_be_sharded(leaves: Sequence[jax.Array]) -> bool:
 
 
 def _has_counters(key: jax.Array) -> bool:
-    """Whether JAX draws the bits of entry i by hashing i, as it does by default."""
-    hashed = str(jax.random.key_impl(key)) == "threefry2x32"
-    settings: Any = jax.config
-    return hashed and bool(settings.jax_threefry_partitionable)
+    """Whether the bits of entry i may be had by hashing i, as with JAX's default generator."""
+    return str(jax.random.key_impl(key)) == "threefry2x32"
 
 
-@functools.partial(jax.jit, static_argnames=("shapes", "dtype"))
-def _by_index(key: jax.Array, *, shapes: Shapes, dtype: DTypeLike) -> list[jax.Array]:
+@functools.partial(jax.jit, static_argnames="shapes")
+def _by_index(key: jax.Array, *, shapes: Shapes) -> list[Draw]:
     sizes = list(map(math.prod, shapes))
-    columns = max(tails.count_columns(sum(sizes), dtype), 1)
+    columns = max(count_columns(sum(sizes)), 1)
     groups: dict[Any, list[int]] = {}
     for k, (shape, size) in enumerate(zip(shapes, sizes, strict=True)):
         groups.setdefault(shape if size <= SMALL else k, []).append(k)
-    word_key, last_key, more = jax.random.split(key, 3)
-    words, column = [], []
-    for members in groups.values():
-        with jax.enable_x64(True):
-            index = _index(shapes[members[0]], [sum(sizes[:k]) for k in members])
-            words.append(_bits(word_key, *_halves(index)))
-            column.append(_halves(index % np.uint64(columns)))
+    own_key, shared_key, more = jax.random.split(key, 3)
+    with jax.enable_x64(True):
+        indices = [
+            _index(shapes[members[0]], [sum(sizes[:k]) for k in members])
+            for members in groups.values()
+        ]
+        places = [_halves(index) for index in indices]
+        column = [_halves(index % np.uint64(columns)) for index in indices]
 
-    def refill(state: tuple) -> tuple:
-        own, more, last, empty = state
-        fresh = [jnp.where(x == 0, _bits(own, *i), x) for x, i in zip(last, column, strict=True)]
-        empty = [n + (x == 0) for n, x in zip(empty, last, strict=True)]
-        more, own = jax.random.split(more)
-        return own, more, fresh, empty
+    def words() -> list[lattice.Words]:
+        return [
+            lattice.Words(*_hashed(own_key, *place), *_hashed(shared_key, *shared))
+            for place, shared in zip(places, column, strict=True)
+        ]
 
-    # As `tails.fill`, but the first words come out of the loop too: what is compiled for each leaf counts.
-    last = [0 * word for word in words]
-    state = last_key, more, last, [x.astype(jnp.int32) - 1 for x in last]
-    *_, last, empty = jax.lax.while_loop(
-        lambda state: _any([x == 0 for x in state[2]]), refill, state
-    )
-    bits = list(zip(words, last, empty, strict=True))
-    near = [tails.near(*each, dtype=dtype) for each in bits]
-    draws = jax.lax.cond(
-        _any([x > 0 for x in empty]),
-        lambda near, bits: [
-            tails.far(x, *each, dtype=dtype) for x, each in zip(near, bits, strict=True)
-        ],
-        lambda near, bits: near,
-        near,
-        bits,
-    )
+    def fresh(key: jax.Array) -> list[jax.Array]:
+        return [_hashed(key, *place)[0] for place in column]
+
     found = {
-        k: x[i]
-        for x, group in zip(draws, groups.values(), strict=True)
+        k: Draw(draw.normal[i], draw.uniform[i])
+        for draw, group in zip(_drawn(words, fresh, more), groups.values(), strict=True)
         for i, k in enumerate(group)
     }
     return [found[k] for k in range(len(shapes))]
@@ -130,8 +173,24 @@ def _halves(index: jax.Array) -> tuple[jax.Array, jax.Array]:
     return (index >> np.uint64(32)).astype(jnp.uint32), index.astype(jnp.uint32)
 
 
-def _bits(key: jax.Array, high: jax.Array, low: jax.Array) -> jax.Array:
-    """The words that `jax.random.bits(key, (n,))` has at these places, for any n beyond them."""
+def _pair(key: jax.Array, count: int) -> tuple[jax.Array, jax.Array]:
+    """Two words for each of so many places, (count,) uint32 each."""
+    if not _has_counters(key):
+        first, second = jax.random.split(key)
+        return (
+            jax.random.bits(first, (count,), jnp.uint32),
+            jax.random.bits(second, (count,), jnp.uint32),
+        )
+    if count <= 2**32:
+        low = jax.lax.iota(jnp.uint32, count)
+        return _hashed(key, jnp.zeros_like(low), low)
+    with jax.enable_x64(True):
+        high, low = _halves(jax.lax.iota(jnp.uint64, count))
+    return _hashed(key, high, low)
+
+
+def _hashed(key: jax.Array, high: jax.Array, low: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """The block of two words that JAX's default generator makes of a key and a place."""
     data = jax.random.key_data(key) if jnp.issubdtype(key.dtype, jax.dtypes.prng_key) else key
     first, second = threefry2x32_p.bind(data[0], data[1], high, low)
-    return first ^ second
+    return first, second

