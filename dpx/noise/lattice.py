@@ -38,13 +38,13 @@ stated, never smaller; products of g and integers of 11 bits (40 in 64-bit float
 added to them, and the sum rounded. (b) r is divided by g in floats and rounded to 28 bits, an error of at most
 2⁻²³ (2⁻²⁸). It moves the value, and g pays for it: d such moves of both neighbours have an l2 norm of at most
 2⁻²²·g·√d (2⁻²⁷), and g is larger by that share of the sensitivity (`step_of`). (c) Thresholds of the table have
-63 bits and are right to 4e-14 of themselves: 4e-12 of the probability of a point within five standard deviations, the same for all values. (d) Beyond 9
-standard deviations, once in 10¹⁷ draws, the quantile is a 32-bit float, right to 2e-6 of itself: so is ε, where
-it rests on such draws (above 40).
+63 bits and are right to 4e-14 of themselves, which is 4e-12 of the probability of a point within five standard
+deviations, and the same for all values. (d) Beyond 8.4 standard deviations, once in 10¹⁶ draws, the quantile
+is a 32-bit float, right to 2e-6 of itself: so is ε, where it rests on such draws (above 30).
 
 **Random bits.** A draw has 64 bits of its own, one block of the generator: a sign, 31 bits for |n|, 12 + 15 + 5
 for U₁, U₂ and U₃. Sixteen draws share 16 low bits of U₁ and 32 low bits of |n|, which decide once in 2¹² and 2²² draws: two draws of
-one column depend on each other by less than 1e-13 of a probability, which is 1e-26 of KL divergence. Beyond 2⁻⁵⁷
+one column depend on each other by less than 1e-13 of a probability, which is 1e-26 of KL divergence. Beyond 2⁻⁵⁵
 further words are drawn for as long as all before them are zero, so that no tail is cut off at any ε.
 Bits are those of JAX's generator, and are taken for random.
 """
@@ -67,7 +67,7 @@ SHARING = 16  # draws that share words
 _STEP_BITS = 13  # of g
 _POINTS = 28  # bits of U₁ and of r
 _CELLS = 7  # bits after the first one that choose a cell of the table
-_FAR = 64  # cells of fewer numbers may hold several thresholds
+_FAR = 256  # where the table ends: cells of fewer numbers may hold several thresholds
 
 
 class Words(NamedTuple):
@@ -185,7 +185,7 @@ def whole_normal(words: Words, far: jax.Array | None = None) -> jax.Array:
 
 
 def is_far(words: Words) -> jax.Array:
-    """Whether V < 64, once in 2⁵⁷ draws: the table ends there, at 9.1 standard deviations."""
+    """Whether V < 256, once in 2⁵⁵ draws: the table ends there, at 8.4 standard deviations."""
     return (words.size >> 1 == 0) & (words.low_size < _FAR)
 
 

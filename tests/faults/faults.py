@@ -45,8 +45,8 @@ FAULTS = (
     Fault(
         "every leaf of a release has the same draw",
         "dpx/noise/leaves.py",
-        "pieces = jnp.split(tails.normal(key, (sum(sizes),), dtype), np.cumsum(sizes)[:-1])",
-        "pieces = [jnp.resize(tails.normal(key, (sum(sizes),), dtype), size) for size in sizes]",
+        "pieces = zip(*(jnp.split(x.ravel()[: sum(sizes)], cuts) for x in draw), strict=True)",
+        "pieces = zip(*([jnp.resize(x, n) for n in sizes] for x in draw), strict=True)",
         DOOR,
     ),
     Fault(
@@ -59,8 +59,8 @@ FAULTS = (
     Fault(
         "all columns of a release share a draw",
         "dpx/noise/door.py",
-        "[std * draw for",
-        "[std * (draw[..., :1] if draw.ndim > 1 else draw) for",
+        "step_of(std, leaf.dtype, multiplier_norm=norm), *draw)",
+        "step_of(std, leaf.dtype, multiplier_norm=norm), *(x[..., :1] if x.ndim > 1 else x for x in draw))",
         DOOR,
     ),
     Fault(
@@ -73,8 +73,8 @@ FAULTS = (
     Fault(
         "a std is divided by √2",
         "dpx/noise/door.py",
-        "[std * draw for",
-        "[std * draw * 0.5**0.5 for",
+        "step_of(std, leaf.dtype",
+        "step_of(std * 0.5**0.5, leaf.dtype",
         DOOR,
     ),
     Fault(
@@ -87,8 +87,8 @@ FAULTS = (
     Fault(
         "the noise is drawn from a fixed key",
         "dpx/noise/door.py",
-        "draws = normal_like(key, leaves, wide)",
-        "draws = normal_like(jax.random.key(0), leaves, wide)",
+        "draws_like(key, leaves), strict=True)",
+        "draws_like(jax.random.key(0), leaves), strict=True)",
         DOOR,
     ),
     Fault(
@@ -109,15 +109,73 @@ FAULTS = (
     Fault(
         "releases keep the low bits of the exact value",
         "dpx/noise/door.py",
-        "_on_grid(leaf + draw, std) for leaf, draw, std in",
-        "leaf + draw for leaf, draw, std in",
+        "return _on_grid(noisy, jnp.asarray(law.width, jnp.float64)).astype(exact.dtype)",
+        "return noisy.astype(exact.dtype)",
         "tests/noise/test_noise.py::test_releases_lie_on_the_grid_of_their_noise",
     ),
     Fault(
         "the grid follows the exact value",
         "dpx/noise/door.py",
-        "_, exponent = jnp.frexp(std * _GRIDS[noisy.dtype.itemsize])",
-        "_, exponent = jnp.frexp(noisy * _GRIDS[noisy.dtype.itemsize])",
+        "_, exponent = jnp.frexp(scale * _GRID)",
+        "_, exponent = jnp.frexp(noisy * _GRID)",
+        "tests/noise/test_noise.py::test_releases_lie_on_the_grid_of_their_noise",
+    ),
+    Fault(
+        "a value is rounded to the grid to its nearest point, as its low bits say",
+        "dpx/noise/lattice.py",
+        "whole = (fixed + uniform >> _POINTS) - 1 + normal",
+        "whole = jnp.round(rest).astype(jnp.int32) + normal",
+        "tests/noise/test_lattice.py::test_remainders_are_rounded_by_three_uniform_numbers",
+    ),
+    Fault(
+        "a value and its noise meet in floating point",
+        "dpx/noise/lattice.py",
+        "noisy = (coarse + (fine + whole.astype(exact.dtype))) * step",
+        "noisy = exact + (uniform * 2.0**-_POINTS - 1.5 + normal) * step",
+        "tests/noise/test_noise.py::test_releases_lie_on_the_grid_of_their_noise",
+    ),
+    Fault(
+        "a remainder is rounded by two uniform numbers",
+        "dpx/noise/lattice.py",
+        "    third = (words.rounding & 31) << 23",
+        "    third = jnp.uint32(2**27 - 2**22)",
+        "tests/noise/test_lattice.py::test_remainders_are_rounded_by_three_uniform_numbers",
+    ),
+    Fault(
+        "the last bits of a draw are not looked at, so that the law ends in steps",
+        "dpx/noise/lattice.py",
+        "above = (size < high) | ((size == high) & (low < rest))",
+        "above = size < high",
+        "tests/noise/test_lattice.py"
+        "::test_a_whole_number_is_the_count_of_thresholds_above_its_bits",
+    ),
+    Fault(
+        "the table ends the tail of normal noise",
+        "dpx/noise/lattice.py",
+        "found = jnp.where(is_far(words), far, found)",
+        "found = found",
+        "tests/noise/test_leaves.py::test_words_that_are_zero_are_drawn_again",
+    ),
+    Fault(
+        "the grid of normal noise is rounded to the nearest step, not up",
+        "dpx/noise/lattice.py",
+        "(bits + mask) & ~mask",
+        "(bits + mask // 2) & ~mask",
+        "tests/noise/test_lattice.py::test_values_are_cut_without_rounding",
+    ),
+    Fault(
+        "what remainders are rounded by is not paid for",
+        "dpx/noise/lattice.py",
+        "paid = RESOLUTION - moved * jnp.asarray(multiplier_norm, dtype)",
+        "paid = RESOLUTION + 0 * jnp.asarray(multiplier_norm, dtype)",
+        "tests/noise/test_lattice.py"
+        "::test_noise_is_as_large_as_the_roundings_of_many_remainders_ask_for",
+    ),
+    Fault(
+        "Laplace noise of traced values is drawn in 32 bits",
+        "dpx/noise/door.py",
+        "    with jax.enable_x64(True):\n        noisy = exact.astype",
+        "    with jax.enable_x64(False):\n        noisy = exact.astype",
         "tests/noise/test_noise.py::test_releases_lie_on_the_grid_of_their_noise",
     ),
     Fault(

@@ -1,0 +1,159 @@
+"""Noise: how fast it is, what its exact law costs, and what an adversary who knows that law gains.
+
+python -m experiments.bench.noise [--size=4194304] [--runs=60] [--repeats=9]
+"""
+
+import time
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from absl import app, flags
+from scipy import special, stats
+
+import dpx
+from dpx.audit import epsilon_lower_bound
+from dpx.noise import lattice
+from dpx.privacy import gaussian_epsilon
+
+SIZE = flags.DEFINE_integer("size", 2**22, "coordinates that are released at once")
+RUNS = flags.DEFINE_integer("runs", 60, "releases of either neighbour for the attack")
+REPEATS = flags.DEFINE_integer("repeats", 9, "timed calls, of which the median counts")
+
+R = lattice.RESOLUTION
+DELTA, MULTIPLIER, WITHOUT = 1e-5, 7.6, 1.4848
+
+
+def _medians(functions: dict[str, Any], repeats: int) -> dict[str, float]:
+    """Seconds of each function, called in turn."""
+    seen: dict[str, list[float]] = {name: [] for name in functions}
+    for turn in range(repeats + 1):
+        for name, function in functions.items():
+            began = time.perf_counter()
+            jax.block_until_ready(function(jax.random.key(turn)))
+            seen[name].append(time.perf_counter() - began)
+    return {name: float(np.median(times[1:])) for name, times in seen.items()}
+
+
+def speed() -> None:
+    """One release by `dpx.privatize`, over a plain sum with draws of `jax.random.normal`."""
+    total = jnp.full(SIZE.value, WITHOUT, jnp.float32)
+
+    @jax.jit
+    def released(key):
+        about = {"l2_clip_norm": 1.0, "noise_multiplier": MULTIPLIER, "expected_batch_size": 1.0}
+        optimizer = dpx.privatize(key=key, **about)
+        return optimizer.update(total, optimizer.init(total))[0]
+
+    @jax.jit
+    def plain(key):
+        return total + MULTIPLIER * jax.random.normal(key, total.shape)
+
+    times = _medians({"dpx": released, "plain": plain}, REPEATS.value)
+    print(
+        f"{SIZE.value:,} coordinates on {jax.devices()[0].device_kind}: dpx.privatize "
+        f"{1e3 * times['dpx']:.2f} ms, sum + σ·jax.random.normal {1e3 * times['plain']:.2f} ms: "
+        f"{times['dpx'] / times['plain']:.2f} times"
+    )
+
+
+def rounding(rest: np.ndarray | float) -> np.ndarray:
+    """P(J = −1), ..., P(J = 3) for a remainder in [0, 1), from the bits of all numbers."""
+    second = np.arange(2**15) / 2**15
+    third = np.arange(2**5)[:, None] / 2**5
+    total = rest + second + third + 2.0**-16 + 2.0**-6 - 1
+    whole = np.floor(total)
+    up = total - whole
+    found = np.zeros(5)
+    for place in range(-1, 3):
+        found[place + 1] += ((1 - up) * (whole == place)).mean()
+        found[place + 2] += (up * (whole == place)).mean()
+    return found
+
+
+def law(index: np.ndarray, value: float) -> np.ndarray:
+    """The probability of each point of the grid, for an exact value of so many steps."""
+    whole = np.floor(value)
+
+    def cell(n):
+        tails = [special.erfc((np.abs(n) + side) / R / 2**0.5) for side in (-0.5, 0.5)]
+        return (tails[0] - tails[1]) / 2
+
+    return sum(
+        p * cell(index - whole - j)
+        for j, p in zip(range(-1, 4), rounding(value - whole), strict=True)
+    )
+
+
+def ideal(index: np.ndarray, value: float) -> np.ndarray:
+    """The same for the real Gaussian mechanism, rounded at random by four uniform numbers."""
+    nodes, weights = np.polynomial.legendre.leggauss(4)
+    at = np.stack(np.meshgrid(*[nodes / 2] * 4)).reshape(4, -1).sum(axis=0)
+    weight = np.prod(np.stack(np.meshgrid(*[weights / 2] * 4)).reshape(4, -1), axis=0)
+    third = (np.arange(32) + 0.5) / 32 - 0.5
+    shift, weight = (at[:, None] + third).ravel(), np.repeat(weight, 32) / 32
+    density = stats.norm.pdf((index[:, None] - value - shift) / R) / R
+    return density @ weight
+
+
+def cost() -> None:
+    """What a coordinate and step adds to the KL divergence, beyond the Gaussian mechanism."""
+    index = np.arange(-6 * R, 6 * R + 1, 3).astype(float)
+    for std in (0.01, MULTIPLIER, 1e4):
+        step = float(lattice.step_of(std, np.float32, multiplier_norm=std))
+        worst = 0.0
+        values = (std * 0.1953) / step % 1 + np.array([0.0, 0.13, 0.25, 0.5])
+        errors = [law(index, value) / ideal(index, value) - 1 for value in values]
+        weight = ideal(index, 0.0) * 3
+        for one in errors:
+            for other in errors:
+                worst = max(worst, float(weight @ np.square(one - other)) / 2)
+        print(f"noise of {std:g}: {worst:.1e} a coordinate and step")
+
+
+def attack() -> None:
+    """An adversary who knows the exact law of each coordinate, and both neighbours."""
+    size, step = SIZE.value, 0.0
+    step = float(lattice.step_of(MULTIPLIER, np.float32, multiplier_norm=MULTIPLIER * size**0.5))
+    values = [np.float32(WITHOUT), np.float32(WITHOUT + np.float32(size**-0.5))]
+    low = int(np.floor(float(values[0]) / step)) - 5 * R
+    index = np.arange(10 * R) + low
+    table = jnp.asarray(np.log(law(index, values[1] / step) / law(index, values[0] / step)))
+    optimizer = dpx.privatize(
+        l2_clip_norm=1.0,
+        noise_multiplier=MULTIPLIER,
+        expected_batch_size=1.0,
+        key=dpx.secret_key(),
+    )
+
+    @jax.jit
+    def ratio(total, state):
+        noisy, state = optimizer.update(jnp.full(size, total), state)
+        place = jnp.clip(jnp.round(noisy / step).astype(jnp.int32) - low, 0, 10 * R - 1)
+        return table[place].reshape(2**11, -1).sum(1).sum(), state
+
+    state, seen = optimizer.init(jnp.zeros(size)), ([], [])
+    for _ in range(RUNS.value):
+        for scores, value in zip(seen, values, strict=True):
+            score, state = ratio(value, state)
+            scores.append(float(score))
+    one, other = map(np.array, seen)
+    distance = (other.mean() - one.mean()) / np.sqrt((one.var() + other.var()) / 2)
+    proven = epsilon_lower_bound(other, one, DELTA).epsilon
+    print(
+        f"{size:,} coordinates, {RUNS.value} + {RUNS.value} releases: d′ = {distance:.3f} where "
+        f"1/multiplier = {1 / MULTIPLIER:.3f}; proven ε ≥ {proven:.3f}, stated "
+        f"{gaussian_epsilon(MULTIPLIER, DELTA):.3f}"
+    )
+
+
+def main(argv: list[str]) -> None:
+    del argv
+    speed()
+    cost()
+    attack()
+
+
+if __name__ == "__main__":
+    app.run(main)
