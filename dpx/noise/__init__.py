@@ -5,19 +5,19 @@ Nothing else in this project adds noise. Both are told the exact value, how far 
 the noise per unit of that distance. `dpx.audit.replay` watches them, and compares two runs on neighbouring
 data with what was declared here.
 
-Samples are drawn in finite precision, whereas the guarantees are those of the real-valued laws; no floating
-point sampler escapes that (Mironov, CCS 2012). Two things keep small what an attack could use:
+The guarantees are those of real-valued laws. What the machine draws has a law of its own (Mironov, CCS 2012):
 
+- Normal noise is a whole number that is added to a value which was rounded at random to a public grid. Its
+  law is that of the real Gaussian mechanism to within 1e-20 of KL divergence a coordinate, in 32 bits as in
+  64; `dpx.noise.lattice` has the proof, which names every random bit and every rounding.
+- Laplace noise is drawn and added in 64 bits, and the sum is rounded to a grid of 2⁻²⁰ of the noise's scale.
+  The probability of a grid point is that of the law within a factor of 1 ± 2e-8.
 - No tail is cut off (`dpx.noise.tails`). Every draw has as many random bits as its tail needs, so that
   nothing has to be added to δ, whatever ε is.
-- Statistics in 64 bits get noise in 64 bits, and every release is rounded to a public grid, so that low bits
-  say nothing about the exact value.
 
-Three gaps remain. Rounding changes the probability of a grid point by a factor of up to 1 ± 2e-8, in 32 bits
-of up to 1 ± 2e-2 (within 8 standard deviations). Sums over records round, unless they are sums of integers
-(`sum_sparse`, `dpx.partial`). Bits come from JAX's generator. None of these gaps is left with `secure=True`,
-which releases that are made at once take: it sums exact integers and draws discrete noise
-(`dpx.noise.secure`).
+Two gaps remain. Sums over records round, unless they are sums of integers (`sum_sparse`, `dpx.partial`). Bits
+come from JAX's generator. None of them is left with `secure=True`, which releases that are made at once take:
+it sums exact integers and draws discrete noise (`dpx.noise.secure`).
 """
 
 from dpx.noise import secure

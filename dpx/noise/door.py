@@ -14,8 +14,8 @@ from dpx._meshes import varying
 from dpx._numerics import native, wide_sums
 from dpx._validate import check_key, check_positive, check_real
 from dpx.noise import secure as exact_arithmetic
-from dpx.noise.laws import Gaussian, Law
 from dpx.noise.lattice import RESOLUTION, add, step_of
+from dpx.noise.laws import Gaussian, Law
 from dpx.noise.leaves import draws_like
 
 _GRID = 2.0**-20  # of the scale of a Laplace law
@@ -40,11 +40,11 @@ def release(
     `law` says how large the noise is itself; for the Laplace laws the promise is ‖Δ/sensitivity‖₁ ≤ 1.
 
     What is released lies on a public grid, which follows from the size of the noise alone, so that low bits
-    say nothing about the exact value (Mironov, CCS 2012). For Gaussian noise its step is 1/128 of the standard
-    deviation, which is up to 2⁻¹² larger than stated, and noise and value never meet in floating point: see
-    `dpx.noise.lattice` for the law of what is released, in 32 bits as in 64, and its proof. Laplace noise is added
-    in 64 bits, and the sum rounded to a power of two of at most 2⁻²⁰ of the noise's scale. Without noise
-    nothing is rounded.
+    say nothing about the exact value (Mironov, CCS 2012). For Gaussian noise its step is 1/128 of the
+    standard deviation, which is up to 2⁻¹² larger than stated, and noise and value never meet in floating
+    point: `dpx.noise.lattice` has the law of what is released, in 32 bits as in 64, and its proof. Laplace
+    noise is added in 64 bits, and the sum rounded to a power of two of at most 2⁻²⁰ of the noise's scale.
+    Without noise nothing is rounded.
 
     A symmetric matrix is released entry by entry and made symmetric afterwards: an orthogonal projection that
     leaves the exact value alone is post-processing, and removes the noise in the directions it projects out.
@@ -236,7 +236,7 @@ def _with_normal_noise(
 
 
 def _with_noise_of(law: Law, key: jax.Array, exact: jax.Array) -> jax.Array:
-    """The value with noise of a law, computed in 64 bits: in 32 too few draws would share a point of the grid."""
+    """The value with noise of a law, in 64 bits: with 32 too few draws would fall on a point of the grid."""
     with jax.enable_x64(True):
         noisy = exact.astype(jnp.float64) + law.sample(key, exact.shape)
         return _on_grid(noisy, jnp.asarray(law.width, jnp.float64)).astype(exact.dtype)

@@ -1,56 +1,62 @@
 """Gaussian noise on a public grid: whole numbers that are added to a value which was rounded at random.
 
-A draw of floating-point numbers that is added to a value and rounded has a law that depends on the low bits
-of the value. An adversary who knows that law gains a little from every coordinate of every step, and a
-training has 10¹² of them. Here noise and value never meet in floating point. With g the step of the grid:
+A float that is drawn, added to a value and rounded has a law that depends on the low bits of the value. An
+adversary who knows that law gains a little from every coordinate of every step, and a training has 10¹² of
+them. Here noise and value never meet in floating point. With g the step of the grid:
 
-1. The value is cut into whole steps and a remainder, f = (k + r)·g with |r| ≤ ½, without rounding (`cut`).
-2. The remainder is rounded at random, J = ⌊r + U₁ + U₂ + U₃⌋ − 1, which is r on average (`round_up`).
-3. A whole number n = round(R·Z), Z from N(0, 1) and R = 128, is drawn by comparing the bits of an integer with
-   a table of its distribution function (`whole_normal`). Its law is one for all values and on all platforms.
-4. (k + J + n)·g is released. It is a function of the integer k + J + n, whatever floats make of it.
+1. The value is cut into whole steps and a remainder, f = (k + r)·g with |r| ≤ 0.51, without rounding (`cut`).
+2. The remainder is rounded at random: J = ⌊r + U₁ + U₂ + U₃⌋ − 1, which is r on average (`uniforms`, `add`).
+3. A whole number n = round(R·Z), Z from N(0, 1) and R = 128, is drawn: the bits of an integer are compared with
+   a table of its distribution function (`whole_normal`). Its law is one for all values, on all platforms.
+4. (k + J + n)·g is released. It is a function of the whole number k + J + n, whatever floats make of it.
 
-**Guarantee.** Release f + R·g·Z, Z a real normal vector: the Gaussian mechanism. Afterwards round y/g to
-⌊y/g + U₀ + U₁ + U₂ + U₃⌋ with uniform numbers, and multiply by g: post-processing. What steps 1 to 4 release
-has that law, but for a factor 1 + e at each point, where x is the noise there in standard deviations and
+**Guarantee.** Consider the Gaussian mechanism, f + R·g·Z with a real normal vector Z, and round what it
+releases at random, y/g to ⌊y/g + U₁ + U₂ + U₃ + U₄⌋: post-processing. Steps 1 to 4 release a point of the grid
+with the probability that it has there, times a factor 1 + e. With x the noise in standard deviations,
 
     |e| ≤ 6e-12·(3 + 2x² + x⁴).
 
-Proof. Let c be the law of n, which is the density of R·Z averaged over a unit interval, and b that of U₁ + U₂
-+ U₃ averaged likewise. The program gives m the probability Σ_n c(n)·b(m − f − n), and the mechanism ∫ c(t)·
-b(m − f − t) dt. By Poisson summation they differ by Σ_{k≠0} ∫ c(m − f − u)·b(u)·exp(2πik(m − f − u)) du. c is a
-mixture of densities φ of N(v, R²), |v| ≤ ½, for which φ(x·R − u) = φ(x·R)·e^{uy}·E[e^{iuξ}], y = x/R and ξ from
-N(0, R⁻²). So the k-th term is at most φ·E|M(y + iξ − 2πik)|, with M(s) = ∫ b(u)·e^{su} du. As e^{−2πik} = 1, M is
-(e^s − 1)/s times (e^s − 1)/(N·(e^{s/N} − 1)) for each uniform number on N points, and each of these four factors is
-|s + 2πik|/(2πk) at most, if N does not divide k. Hence the term is at most E[(y² + ξ²)²]/(2πk)⁴ of the whole, and the
-expectation is (x⁴ + 2x² + 3)/R⁴ (ζ(4) = 1.09; a tenth is left for v). The numbers have N = 2²⁸, 2¹⁵ and 2⁵ points,
-and the terms of k that they divide have a factor less and 32 or more times the frequency: together less than a hundredth.
+Proof. Let c(t) be the density of R·Z averaged over t ± ½, which is the law of n at whole numbers, and let b be
+the density of U₁ + U₂ + U₃ − 1 averaged likewise. The program gives the point m the probability
+Σ_n c(n)·b(m − f − n), and the mechanism ∫ c(t)·b(m − f − t) dt. By Poisson summation they differ by the sum over
+k ≠ 0 of ∫ c(m − f − u)·b(u)·e^{2πik(m − f − u)} du. Now c is a mixture of normal densities φ, shifted by at most
+½, and φ(t − u) = φ(t)·e^{uy}·E[e^{iuξ}] with t = R·x, y = x/R and ξ from N(0, R⁻²). So the k-th integral is at most
+φ(t)·E|M(y + iξ − 2πik)|, with M(s) = ∫ b(u)·e^{su} du. Up to a phase, M(s) is (e^s − 1)/s times one factor
+(e^s − 1)/(N·(e^{s/N} − 1)) for each uniform number, which has N points. As e^{2πik} = 1, each of these four
+factors is at most |y + iξ|/(2πk) of what it is without k, if N does not divide k. So the integral is at
+most E[(y² + ξ²)²]/(2πk)⁴ = (x⁴ + 2x² + 3)/(2πkR)⁴ of the whole. The sum of 2/(2πkR)⁴ over k is 5.2e-12; the rest
+of the 6e-12 covers the shifts, and those k that 2⁵ or 2¹⁵, the points of U₃ and U₂, divide: there factors are
+missing, but k is large.
 
-**What it costs.** For d·T coordinates and steps the logarithm of a likelihood ratio is that of the Gaussian
-mechanism and a sum of independent terms log(1 + e) − log(1 + e′). Each has a variance of at most 2·E[e²] =
-2·216·(6e-12)² < 2e-20, and adds less than 1e-20 to the KL divergence, *whatever* is released. With
-d·T = 10¹² that is κ·d·T < 2e-8; the sum has a standard deviation of 1.4e-4 and, by Bernstein's inequality, passes 1.1e-3
-with probability 1e-13. That is far below the digits in which ε is stated, so nothing is added to it.
+**What it costs.** For d coordinates and T steps, the logarithm of a likelihood ratio is that of the Gaussian
+mechanism and d·T independent terms log(1 + e) − log(1 + e′), *whatever* the values are. E[e²] is at most
+216·(6e-12)² < 1e-20, which bounds the KL divergence of a coordinate, κ. For d·T = 10¹² the terms together have a
+standard deviation of 1.3e-4, and by Bernstein's inequality pass 1e-3 with probability 1e-13. ε is stated with
+fewer digits, so nothing is added to it.
 
-**Every rounding on the way.** (a) g is σ/R rounded up to 13 bits, so that the noise is up to 2⁻¹² larger than
-stated, never smaller; products of g and integers of 11 bits (40 in 64-bit floats) are then exact, and so is
-`cut`, for values up to 2³³ steps (2⁸⁰). Floats above that are four and more standard deviations apart; n·g is
-added to them, and the sum rounded. (b) r is divided by g in floats and rounded to 28 bits, an error of at most
-2⁻²³ (2⁻²⁸). It moves the value, and g pays for it: d such moves of both neighbours have an l2 norm of at most
-2⁻²²·g·√d (2⁻²⁷), and g is larger by that share of the sensitivity (`step_of`). (c) Thresholds of the table have
-63 bits and are right to 4e-14 of themselves, which is 4e-12 of the probability of a point within five standard
-deviations, and the same for all values. (d) Beyond 8.4 standard deviations, once in 10¹⁶ draws, the quantile
-is a 32-bit float, right to 2e-6 of itself: so is ε, where it rests on such draws (above 30).
+**Every rounding on the way.**
 
-**Random bits.** A draw has 64 bits of its own, one block of the generator: a sign, 31 bits for |n|, 12 + 15 + 5
-for U₁, U₂ and U₃. Sixteen draws share 16 low bits of U₁ and 32 low bits of |n|, which decide once in 2¹² and 2²² draws: two draws of
-one column depend on each other by less than 1e-13 of a probability, which is 1e-26 of KL divergence. Beyond 2⁻⁵⁵
-further words are drawn for as long as all before them are zero, so that no tail is cut off at any ε.
-Bits are those of JAX's generator, and are taken for random.
+a. g is σ/R rounded up to 13 bits, so the noise is up to 2⁻¹² larger than stated, and never smaller. Products
+   of g and integers of 11 bits (40 in 64-bit floats) are then exact, and so is `cut`, up to 2³³ steps (2⁸⁰).
+   Floats above that are four and more standard deviations apart; n·g is added to them, and the sum rounded.
+b. r is divided by g in floats and rounded to 28 bits, an error of at most 2⁻²³ (2⁻²⁸), which moves the value. g
+   pays for it: over d entries the moves of both neighbours have an l2 norm of at most 2⁻²²·g·√d (2⁻²⁷), and g is
+   larger by that share of the sensitivity (`step_of`).
+c. Thresholds of the table have 63 bits and are right to 4e-14 of themselves: to 4e-12 of the probability of a
+   point within five standard deviations, the same for all values.
+d. Beyond 8.4 standard deviations, where one draw in 10¹⁶ is, the quantile is a 32-bit float. Such a draw may
+   add 4e-3 to the logarithm of the ratio; where ε rests on them, above 30, it is right to 4e-6 of itself.
+
+**Random bits.** A draw has 64 bits of its own, one block of the generator: a sign, 31 bits for |n|, and 12, 15
+and 5 for U₁, U₂ and U₃. Sixteen draws share 16 lower bits of U₁ and 32 lower bits of |n|, which decide once in 2¹²
+and 2²² draws: two draws of a column depend on each other by less than 1e-13 of a probability. Beyond 2⁻⁵⁵
+further words are drawn for as long as all before them are zero, so that no tail is cut off at any ε. Bits are
+those of JAX's generator, and are taken for random.
 """
 
 import bisect
 import functools
+import itertools
 import math
 from typing import NamedTuple
 
@@ -111,7 +117,7 @@ def add(exact: jax.Array, step: jax.Array, normal: jax.Array, uniform: jax.Array
     coarse, fine, rest = cut(exact, step)
     fixed = jnp.round(rest * 2.0**_POINTS).astype(jnp.int32)
     whole = (fixed + uniform >> _POINTS) - 1 + normal
-    # The sum of two whole numbers is rounded once if at all: a function of the whole number that it stands for.
+    # The sum of two whole numbers is rounded at most once: a function of the whole number that it is.
     noisy = (coarse + (fine + whole.astype(exact.dtype))) * step
     # Of larger values floats hold none that is nearer than four standard deviations.
     room, turns = _room(exact.dtype)
@@ -123,9 +129,9 @@ def add(exact: jax.Array, step: jax.Array, normal: jax.Array, uniform: jax.Array
 def cut(exact: jax.Array, step: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:
     """Splits values into whole steps and a remainder: exact = (coarse + fine + rest)·step, |rest| ≤ 0.51.
 
-    coarse and fine are whole numbers, and rest alone is rounded. A product of the step and a number that has
-    the other bits of a float is exact; so is the difference of two floats of which none is more than twice the
-    other (Sterbenz). That a value is subtracted from something less than half of it, the factor prevents.
+    coarse and fine are whole numbers, and only rest is rounded. A product of the step and an integer of the
+    other bits of a float is exact. So is a difference of two floats of which neither is more than twice the
+    other (Sterbenz). Quotients are taken a little too small, so that this always holds.
     """
     less = 1 - 2.0 ** (4 - jnp.finfo(exact.dtype).nmant)
     inverse, coarse = less / step, jnp.zeros_like(exact)
@@ -198,9 +204,7 @@ def far_size(words: Words, fresh: jax.Array, empty: jax.Array) -> jax.Array:
     """|n| where `is_far`, from V and further bits: `empty` words of zeros, and the word `fresh`."""
     more = (fresh.astype(jnp.float32) + 0.5) * 2.0**-32
     known = words.low_size.astype(jnp.float32)
-    log = jnp.where(
-        known > 0, jnp.log(known + more), jnp.log(more) - empty * (32 * math.log(2))
-    )
+    log = jnp.where(known > 0, jnp.log(known + more), jnp.log(more) - empty * (32 * math.log(2)))
     quantile = far_quantile((63 + 1) * math.log(2) - log)  # of Z: half the probability of |Z|
     return jnp.floor(RESOLUTION * quantile + 0.5).astype(jnp.int32)
 
@@ -214,10 +218,7 @@ def _table() -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     starts = [m << e >> _CELLS for e in range(int(math.log2(_FAR)), 63) for m in range(128, 256)]
     places = [bisect.bisect_right(thresholds, start) for start in [*starts, 2**63]]
     count = len(thresholds) - np.array(places[1:])
-    inside = [
-        thresholds[place] if place < end else 0
-        for place, end in zip(places[:-1], places[1:], strict=True)
-    ]
+    inside = [thresholds[place] if place < end else 0 for place, end in itertools.pairwise(places)]
     assert np.diff(places).max() == 1, "a cell holds two thresholds"
     inside = np.array(inside, np.uint64)
     high, low = inside >> np.uint64(32), inside & np.uint64(2**32 - 1)

@@ -58,13 +58,12 @@ def speed() -> None:
     )
 
 
-def rounding(rest: np.ndarray | float) -> np.ndarray:
-    """P(J = −1), ..., P(J = 3) for a remainder in [0, 1), from the bits of all numbers."""
-    second = np.arange(2**15) / 2**15
-    third = np.arange(2**5)[:, None] / 2**5
-    total = rest + second + third + 2.0**-16 + 2.0**-6 - 1
+def rounding(rest: float, second: int = 2**15, third: int = 2**5) -> np.ndarray:
+    """P(J = −1), ..., P(J = 3) for a remainder in [0, 1): U₁ takes all values, U₂ and U₃ so many."""
+    offset = (0.5 / second + 0.5 / third) + np.arange(third)[:, None] / third
+    total = rest + np.arange(second) / second + offset - 1
     whole = np.floor(total)
-    up = total - whole
+    up = total - whole  # the probability that U₁ carries
     found = np.zeros(5)
     for place in range(-1, 3):
         found[place + 1] += ((1 - up) * (whole == place)).mean()
@@ -72,29 +71,27 @@ def rounding(rest: np.ndarray | float) -> np.ndarray:
     return found
 
 
-def law(index: np.ndarray, value: float) -> np.ndarray:
-    """The probability of each point of the grid, for an exact value of so many steps."""
+def law(index: np.ndarray, value: float, **points: int) -> np.ndarray:
+    """The probability of each point of the grid, for an exact value of so many steps: that of `dpx.noise`."""
     whole = np.floor(value)
 
     def cell(n):
         tails = [special.erfc((np.abs(n) + side) / R / 2**0.5) for side in (-0.5, 0.5)]
         return (tails[0] - tails[1]) / 2
 
-    return sum(
-        p * cell(index - whole - j)
-        for j, p in zip(range(-1, 4), rounding(value - whole), strict=True)
-    )
+    places = zip(range(-1, 4), rounding(value - whole, **points), strict=True)
+    return sum(p * cell(index - whole - j) for j, p in places)
 
 
 def ideal(index: np.ndarray, value: float) -> np.ndarray:
-    """The same for the real Gaussian mechanism, rounded at random by four uniform numbers."""
+    """The same for the real Gaussian mechanism, whose output is rounded at random by four uniform numbers."""
     nodes, weights = np.polynomial.legendre.leggauss(4)
-    at = np.stack(np.meshgrid(*[nodes / 2] * 4)).reshape(4, -1).sum(axis=0)
+    # n is R·Z and a uniform number in ±½; rounding down takes one away, and U₁ + U₂ + U₃ − 1 is ½ on average.
+    shift = np.stack(np.meshgrid(*[nodes / 2] * 4)).reshape(4, -1).sum(axis=0)
     weight = np.prod(np.stack(np.meshgrid(*[weights / 2] * 4)).reshape(4, -1), axis=0)
     third = (np.arange(32) + 0.5) / 32 - 0.5
-    shift, weight = (at[:, None] + third).ravel(), np.repeat(weight, 32) / 32
-    density = stats.norm.pdf((index[:, None] - value - shift) / R) / R
-    return density @ weight
+    shift, weight = (shift[:, None] + third).ravel(), np.repeat(weight, 32) / 32
+    return stats.norm.pdf((index[:, None] - value - shift) / R) @ weight / R
 
 
 def cost() -> None:
@@ -114,7 +111,7 @@ def cost() -> None:
 
 def attack() -> None:
     """An adversary who knows the exact law of each coordinate, and both neighbours."""
-    size, step = SIZE.value, 0.0
+    size = SIZE.value
     step = float(lattice.step_of(MULTIPLIER, np.float32, multiplier_norm=MULTIPLIER * size**0.5))
     values = [np.float32(WITHOUT), np.float32(WITHOUT + np.float32(size**-0.5))]
     low = int(np.floor(float(values[0]) / step)) - 5 * R

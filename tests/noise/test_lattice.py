@@ -1,6 +1,5 @@
-"""The law of normal noise on a grid, against slow arithmetic: integers, fractions, and sums over all draws."""
+"""The law of normal noise on a grid, against slow arithmetic: integers, fractions and sums over draws."""
 
-import itertools
 import math
 from fractions import Fraction
 
@@ -9,12 +8,13 @@ import jax.numpy as jnp
 import mpmath
 import numpy as np
 import pytest
-from scipy import special, stats
+from scipy import stats
 
 import dpx
 from dpx import audit, noise
-from dpx.noise import lattice, leaves
+from dpx.noise import lattice
 from dpx.privacy import gaussian_epsilon
+from experiments.bench.noise import ideal, law
 
 R = lattice.RESOLUTION
 pytestmark = pytest.mark.optimized
@@ -60,7 +60,14 @@ def test_a_whole_number_is_the_count_of_thresholds_above_its_bits():
 
 def test_beyond_the_table_further_bits_decide():
     """Down to probabilities that no float holds; the table's end and what comes after it agree."""
-    for low, fresh, empty in [(63, 5, 0), (1, 2**31, 0), (0, 2**31, 0), (0, 1, 0), (0, 7, 3), (0, 1, 10**6)]:
+    for low, fresh, empty in [
+        (63, 5, 0),
+        (1, 2**31, 0),
+        (0, 2**31, 0),
+        (0, 1, 0),
+        (0, 7, 3),
+        (0, 1, 10**6),
+    ]:
         known = words([low])
         assert lattice.is_far(known).all()
         more = np.array([fresh], np.uint32), np.array([empty], np.int32)
@@ -71,7 +78,7 @@ def test_beyond_the_table_further_bits_decide():
             log -= 63 * mpmath.log(2)
 
             def survival(a):
-                return float(mpmath.log(mpmath.erfc((a - mpmath.mpf(0.5)) / (R * mpmath.sqrt(2)))))  # noqa: B023
+                return float(mpmath.log(mpmath.erfc((a - mpmath.mpf(0.5)) / (R * mpmath.sqrt(2)))))
 
             slack = 1 + found // 500_000  # a float32 has 24 bits
             assert survival(found - slack + 1) > log > survival(found + slack), (low, fresh, empty)
@@ -89,7 +96,9 @@ def test_values_are_cut_without_rounding(dtype):
     rng = np.random.default_rng(0)
     top = 33 if dtype == np.float32 else 80
     with jax.enable_x64(dtype == np.float64):
-        stds = np.concatenate([2.0 ** rng.uniform(-20, 20, 60), [1, 2 - 2**-11, 2 - 2**-12, 1 + 2**-12]])
+        stds = np.concatenate(
+            [2.0 ** rng.uniform(-20, 20, 60), [1, 2 - 2**-11, 2 - 2**-12, 1 + 2**-12]]
+        )
         steps = np.asarray(lattice.step_of(stds, dtype, multiplier_norm=1.0), dtype)
         for step, std in zip(steps, stds, strict=True):
             exact = fraction(std) / R
@@ -100,11 +109,16 @@ def test_values_are_cut_without_rounding(dtype):
         halves = rng.integers(0, 2**10, (64, 100)) + 0.5
         values = np.concatenate([sizes, halves, halves * 2**11, halves * 2**12, halves * 2**22], 1)
         values = (values * rng.choice([-1, 1], values.shape) * steps[:, None]).astype(dtype)
-        values = np.concatenate([values, np.nextafter(values, dtype(0)), np.zeros((64, 1), dtype)], 1)
+        values = np.concatenate(
+            [values, np.nextafter(values, dtype(0)), np.zeros((64, 1), dtype)], 1
+        )
         values = values[:, np.abs(values / steps[:, None]).max(0) < 2.0**top * 0.99]
         parts = jax.jit(lattice.cut)(values, steps[:, None])
     for value, step, *cut in zip(
-        values.ravel(), np.repeat(steps, values.shape[1]), *(np.ravel(x) for x in parts), strict=True
+        values.ravel(),
+        np.repeat(steps, values.shape[1]),
+        *(np.ravel(x) for x in parts),
+        strict=True,
     ):
         coarse, fine, rest = map(fraction, cut)
         assert coarse.denominator == fine.denominator == 1
@@ -124,50 +138,16 @@ def test_remainders_are_rounded_by_three_uniform_numbers():
         second = Fraction((word >> 5) % 2**15, 2**15)
         third = Fraction(word % 32, 32)
         # On average 3/2, but for half of 2⁻²⁸.
-        assert Fraction(total, 2**28) == first + second + third + Fraction(1, 64) + Fraction(1, 2**16)
+        assert Fraction(total, 2**28) == first + second + third + Fraction(1, 64) + Fraction(
+            1, 2**16
+        )
     step = jnp.float32(2.0)
     for value in (0.0, 0.3, -0.9, 1.7):
-        noisy = lattice.add(jnp.full(4000, value, jnp.float32), step, jnp.zeros(4000, jnp.int32), found)
+        noisy = lattice.add(
+            jnp.full(4000, value, jnp.float32), step, jnp.zeros(4000, jnp.int32), found
+        )
         assert set(np.asarray(noisy / step).tolist()) <= {-2.0, -1.0, 0.0, 1.0, 2.0}
         assert float(noisy.mean()) == pytest.approx(value, abs=4 * 2 * 0.5 / 4000**0.5)
-
-
-def probability_of_rounding(rest, second=2**15, third=2**5):
-    """P(J = −1), ..., P(J = 2) for a remainder in [0, 1), over all numbers of the last two generators."""
-    shift = (0.5 / second + 0.5 / third) + np.arange(third)[:, None] / third
-    total = rest + np.arange(second) / second + shift - 1  # and U₁, uniform, is to be added
-    whole = np.floor(total)
-    up = total - whole  # the probability that U₁ carries
-    found = np.zeros(5)
-    for place in range(-1, 3):
-        found[place + 1] += ((1 - up) * (whole == place)).sum()
-        found[place + 2] += (up * (whole == place)).sum()
-    return found / (second * third)
-
-
-def cell(n):
-    """The law of round(R·Z), with relative errors of 1e-13."""
-    n = np.abs(n)
-    return 0.5 * (special.erfc((n - 0.5) / R / 2**0.5) - special.erfc((n + 0.5) / R / 2**0.5))
-
-
-def program(m, rest, **points):
-    """P(m | f = rest) of steps 1 to 4 of `lattice`, a sum over J."""
-    rounding = probability_of_rounding(rest, **points)
-    return sum(p * cell(m - j) for j, p in zip(range(-1, 4), rounding, strict=True))
-
-
-def mechanism(m, rest):
-    """The law of the real Gaussian mechanism whose output is rounded at random by four uniform numbers."""
-    nodes, weights = np.polynomial.legendre.leggauss(4)
-    found = 0.0
-    # n is R·Z plus a uniform number in ±½; rounding down takes one away, and U₁ + U₂ + U₃ − 1 is on average ½.
-    third = (np.arange(32) + 0.5) / 32 - 0.5
-    for at in itertools.product(range(4), repeat=4):
-        shift = sum(nodes[i] for i in at) / 2 + third[:, None]
-        weight = math.prod(weights[i] for i in at) / 2**4
-        found = found + weight * stats.norm.pdf((m - rest - shift) / R).mean(axis=0) / R
-    return found
 
 
 def bound(x):
@@ -178,18 +158,17 @@ def test_what_is_released_is_the_rounded_gaussian_mechanism():
     """The theorem of `lattice`, at all distances up to eight standard deviations."""
     m = np.arange(-8 * R, 8 * R, 37).astype(float)
     for rest in (0.0, 0.25, 0.3, 0.5, 0.77):
-        ideal = mechanism(m, rest)
-        error = np.abs(program(m, rest) / ideal - 1)
+        error = np.abs(law(m, rest) / ideal(m, rest) - 1)
         assert (error <= bound((m - rest) / R) + 1e-12).all()  # and what doubles round
     # The bound is no wider than it has to be: at one place it is reached to a quarter.
     far = np.arange(7 * R, 8 * R).astype(float)
-    assert np.abs(program(far, 0.0) / mechanism(far, 0.0) - 1).max() > bound(7.5) / 4
+    assert np.abs(law(far, 0.0) / ideal(far, 0.0) - 1).max() > bound(7.5) / 4
 
 
 @pytest.mark.parametrize("points", [{"third": 1}, {"second": 1}])
 def test_with_one_uniform_number_less_it_would_not_be(points):
     m = np.arange(5 * R, 6 * R).astype(float)
-    assert np.abs(program(m, 0.0, **points) / mechanism(m, 0.0) - 1).max() > 30 * bound(6.0)
+    assert np.abs(law(m, 0.0, **points) / ideal(m, 0.0) - 1).max() > 30 * bound(6.0)
 
 
 def test_noise_is_as_large_as_the_roundings_of_many_remainders_ask_for():
@@ -199,8 +178,8 @@ def test_noise_is_as_large_as_the_roundings_of_many_remainders_ask_for():
         moved = 2.0**-22 * step * norm
         assert R * step >= 1 + moved > R * step * (1 - 2.0**-11)
     assert np.isnan(lattice.step_of(1.0, np.float32, multiplier_norm=1e10))
+    about = {"sensitivity": 1.0, "noise_multiplier": 1e9, "label": "sums"}
     with pytest.raises(ValueError, match="sums is not finite"):
-        about = {"sensitivity": 1.0, "noise_multiplier": 1e9, "label": "sums"}
         noise.release(jax.random.key(0), np.zeros(1000, np.float32), **about)
 
 
@@ -216,7 +195,12 @@ def test_large_values_have_their_noise(size, dtype):
     moved = np.asarray(released, np.float64) - size
     spacing = float(np.spacing(dtype(size)))
     if spacing < 0.1:
-        assert stats.kstest(moved + np.random.default_rng(0).uniform(-1, 1, 20_000) / 256, "norm").pvalue > 1e-3
+        assert (
+            stats.kstest(
+                moved + np.random.default_rng(0).uniform(-1, 1, 20_000) / 256, "norm"
+            ).pvalue
+            > 1e-3
+        )
     else:
         expected = (2 * stats.norm.sf(spacing / 2)) if spacing < 8 else 0
         assert (moved != 0).mean() == pytest.approx(expected, abs=0.02)
@@ -247,7 +231,7 @@ def test_outputs_of_privatize_are_spread_as_the_law_says():
         counts += np.asarray(found, np.int64)
     value = float(np.float32(WITHOUT)) / step
     index = np.arange(12 * R) + low
-    expected = 2**29 * mechanism(index - math.floor(value), value % 1)
+    expected = 2**29 * ideal(index, value)
     kept = (expected > 50) & (index > low) & (index < low + 12 * R - 1)
     chi = ((counts[kept] - expected[kept]) ** 2 / expected[kept]).sum()
     assert stats.chi2.sf(chi, kept.sum()) > 1e-3
@@ -256,13 +240,13 @@ def test_outputs_of_privatize_are_spread_as_the_law_says():
 
 @pytest.mark.slow
 def test_the_exact_law_proves_no_more_than_is_claimed():
-    """The audit that refuted noise in 32 bits: 2²² coordinates, each moved a little, and the exact law of each."""
+    """An adversary who knows the law of each of 2²² coordinates, all moved a little: floats lose to it."""
     size, runs, delta = 2**22, 60, 1e-5
     step = float(lattice.step_of(STD, np.float32, multiplier_norm=STD * size**0.5))
     values = [np.float32(WITHOUT), np.float32(WITHOUT + np.float32(size**-0.5))]
     low = math.floor(float(values[0]) / step) - 5 * R
     index = np.arange(10 * R) + low
-    laws = [program_at(index, float(value) / step) for value in values]
+    laws = [law(index, float(value) / step) for value in values]
     table = jnp.asarray(np.log(laws[1] / laws[0]).astype(np.float32))
     optimizer = dpx.privatize(
         l2_clip_norm=1.0, noise_multiplier=STD, expected_batch_size=1.0, key=jax.random.key(3)
@@ -281,11 +265,7 @@ def test_the_exact_law_proves_no_more_than_is_claimed():
             scores.append(float(score))
     claimed = gaussian_epsilon(STD, delta)
     assert audit.epsilon_lower_bound(np.array(seen[1]), np.array(seen[0]), delta).epsilon <= claimed
-    distance = (np.mean(seen[1]) - np.mean(seen[0])) / np.sqrt(np.var(seen[0]) / 2 + np.var(seen[1]) / 2)
+    distance = (np.mean(seen[1]) - np.mean(seen[0])) / np.sqrt(
+        np.var(seen[0]) / 2 + np.var(seen[1]) / 2
+    )
     assert abs(distance - 1 / STD) < 4 * math.sqrt(2 / runs)
-
-
-def program_at(index, value):
-    """P(m | f) of a value of so many steps, with remainders in [−½, ½)."""
-    whole = math.floor(value)
-    return program((index - whole).astype(float), value - whole)
