@@ -1,57 +1,65 @@
 """Gaussian noise on a public grid: whole numbers that are added to a value which was rounded at random.
 
-A float that is drawn, added to a value and rounded has a law that depends on the low bits of the value. An
-adversary who knows that law gains a little from every coordinate of every step, and a training has 10¹² of
-them. Here noise and value never meet in floating point. With g the step of the grid:
+A float that is drawn, added to a value and rounded has a law that depends on the low bits of the value.
+An adversary who knows that law gains a little from every coordinate of every step, and a training has
+10¹² of them. Here noise and value never meet in floating point. With g the step of the grid:
 
-1. The value is cut into whole steps and a remainder, f = (k + r)·g with |r| ≤ 0.51, without rounding (`cut`).
-2. The remainder is rounded at random: J = ⌊r + U₁ + U₂ + U₃⌋ − 1, which is r on average (`uniforms`, `add`).
-3. A whole number n = round(R·Z), Z from N(0, 1) and R = 128, is drawn: the bits of an integer are compared with
-   a table of its distribution function (`whole_normal`). Its law is one for all values, on all platforms.
-4. (k + J + n)·g is released. It is a function of the whole number k + J + n, whatever floats make of it.
+1. The value is cut into whole steps and a remainder, f = (k + r)·g with |r| ≤ 0.51, without rounding
+   (`cut`).
+2. The remainder is rounded at random: J = ⌊r + U₁ + U₂ + U₃⌋ − 1, which is r on average (`uniforms`,
+   `add`).
+3. A whole number n = round(R·Z), Z from N(0, 1) and R = 128, is drawn: the bits of an integer are
+   compared with a table of its distribution function (`whole_normal`). Its law is one for all values,
+   on all platforms.
+4. (k + J + n)·g is released. It is a function of the whole number k + J + n, whatever floats make of
+   it.
 
 **Guarantee.** Consider the Gaussian mechanism, f + R·g·Z with a real normal vector Z, and round what it
-releases at random, y/g to ⌊y/g + U₁ + U₂ + U₃ + U₄⌋: post-processing. Steps 1 to 4 release a point of the grid
-with the probability that it has there, times a factor 1 + e. With x the noise in standard deviations,
+releases at random, y/g to ⌊y/g + U₁ + U₂ + U₃ + U₄⌋: post-processing. Steps 1 to 4 release a point of
+the grid with the probability that it has there, times a factor 1 + e. With x the noise in standard
+deviations,
 
     |e| ≤ 6e-12·(3 + 2x² + x⁴).
 
-Proof. Let c(t) be the density of R·Z averaged over t ± ½, which is the law of n at whole numbers, and let b be
-the density of U₁ + U₂ + U₃ − 1 averaged likewise. The program gives the point m the probability
-Σ_n c(n)·b(m − f − n), and the mechanism ∫ c(t)·b(m − f − t) dt. By Poisson summation they differ by the sum over
-k ≠ 0 of ∫ c(m − f − u)·b(u)·e^{2πik(m − f − u)} du. Now c is a mixture of normal densities φ, shifted by at most
-½, and φ(t − u) = φ(t)·e^{uy}·E[e^{iuξ}] with t = R·x, y = x/R and ξ from N(0, R⁻²). So the k-th integral is at most
-φ(t)·E|M(y + iξ − 2πik)|, with M(s) = ∫ b(u)·e^{su} du. Up to a phase, M(s) is (e^s − 1)/s times one factor
-(e^s − 1)/(N·(e^{s/N} − 1)) for each uniform number, which has N points. As e^{2πik} = 1, each of these four
-factors is at most |y + iξ|/(2πk) of what it is without k, if N does not divide k. So the integral is at
-most E[(y² + ξ²)²]/(2πk)⁴ = (x⁴ + 2x² + 3)/(2πkR)⁴ of the whole. The sum of 2/(2πkR)⁴ over k is 5.2e-12; the rest
-of the 6e-12 covers the shifts, and those k that 2⁵ or 2¹⁵, the points of U₃ and U₂, divide: there factors are
-missing, but k is large.
+Proof. Let c(t) be the density of R·Z averaged over t ± ½, which is the law of n at whole numbers, and
+let b be the density of U₁ + U₂ + U₃ − 1 averaged likewise. The program gives the point m the
+probability Σ_n c(n)·b(m − f − n), and the mechanism ∫ c(t)·b(m − f − t) dt. By Poisson summation they
+differ by the sum over k ≠ 0 of ∫ c(m − f − u)·b(u)·e^{2πik(m − f − u)} du. Now c is a mixture of normal
+densities φ, shifted by at most ½, and φ(t − u) = φ(t)·e^{uy}·E[e^{iuξ}] with t = R·x, y = x/R and ξ
+from N(0, R⁻²). So the k-th integral is at most φ(t)·E|M(y + iξ − 2πik)|, with M(s) = ∫ b(u)·e^{su} du.
+Up to a phase, M(s) is (e^s − 1)/s times one factor (e^s − 1)/(N·(e^{s/N} − 1)) for each uniform number,
+which has N points. As e^{2πik} = 1, each of these four factors is at most |y + iξ|/(2πk) of what it is
+without k, if N does not divide k. So the integral is at most E[(y² + ξ²)²]/(2πk)⁴ = (x⁴ + 2x² +
+3)/(2πkR)⁴ of the whole. The sum of 2/(2πkR)⁴ over k is 5.2e-12; the rest of the 6e-12 covers the
+shifts, and those k that 2⁵ or 2¹⁵, the points of U₃ and U₂, divide: there factors are missing, but k is
+large.
 
-**What it costs.** For d coordinates and T steps, the logarithm of a likelihood ratio is that of the Gaussian
-mechanism and d·T independent terms log(1 + e) − log(1 + e′), *whatever* the values are. E[e²] is at most
-216·(6e-12)² < 1e-20, which bounds the KL divergence of a coordinate, κ. For d·T = 10¹² the terms together have a
-standard deviation of 1.3e-4, and by Bernstein's inequality pass 1e-3 with probability 1e-13. ε is stated with
-fewer digits, so nothing is added to it.
+**What it costs.** For d coordinates and T steps, the logarithm of a likelihood ratio is that of the
+Gaussian mechanism and d·T independent terms log(1 + e) − log(1 + e′), *whatever* the values are. E[e²]
+is at most 216·(6e-12)² < 1e-20, which bounds the KL divergence of a coordinate, κ. For d·T = 10¹² the
+terms together have a standard deviation of 1.3e-4, and by Bernstein's inequality pass 1e-3 with
+probability 1e-13. ε is stated with fewer digits, so nothing is added to it.
 
 **Every rounding on the way.**
 
-a. g is σ/R rounded up to 13 bits, so the noise is up to 2⁻¹² larger than stated, and never smaller. Products
-   of g and integers of 11 bits (40 in 64-bit floats) are then exact, and so is `cut`, up to 2³³ steps (2⁸⁰).
-   Floats above that are four and more standard deviations apart; n·g is added to them, and the sum rounded.
-b. r is divided by g in floats and rounded to 28 bits, an error of at most 2⁻²³ (2⁻²⁸), which moves the value. g
-   pays for it: over d entries the moves of both neighbours have an l2 norm of at most 2⁻²²·g·√d (2⁻²⁷), and g is
-   larger by that share of the sensitivity (`step_of`).
-c. Thresholds of the table have 63 bits and are right to 4e-14 of themselves: to 4e-12 of the probability of a
-   point within five standard deviations, the same for all values.
-d. Beyond 8.4 standard deviations, where one draw in 10¹⁶ is, the quantile is a 32-bit float. Such a draw may
-   add 4e-3 to the logarithm of the ratio; where ε rests on them, above 30, it is right to 4e-6 of itself.
+a. g is σ/R rounded up to 13 bits, so the noise is up to 2⁻¹² larger than stated, and never smaller.
+   Products of g and integers of 11 bits (40 in 64-bit floats) are then exact, and so is `cut`, up to
+   2³³ steps (2⁸⁰). Floats above that are four and more standard deviations apart; n·g is added to them,
+   and the sum rounded.
+b. r is divided by g in floats and rounded to 28 bits, an error of at most 2⁻²³ (2⁻²⁸), which moves the
+   value. g pays for it: over d entries the moves of both neighbours have an l2 norm of at most
+   2⁻²²·g·√d (2⁻²⁷), and g is larger by that share of the sensitivity (`step_of`).
+c. Thresholds of the table have 63 bits and are right to 4e-14 of themselves: to 4e-12 of the
+   probability of a point within five standard deviations, the same for all values.
+d. Beyond 8.4 standard deviations, where one draw in 10¹⁶ is, the quantile is a 32-bit float. Such a
+   draw may add 4e-3 to the logarithm of the ratio; where ε rests on them, above 30, it is right to 4e-6
+   of itself.
 
-**Random bits.** A draw has 64 bits of its own, one block of the generator: a sign, 31 bits for |n|, and 12, 15
-and 5 for U₁, U₂ and U₃. Sixteen draws share 16 lower bits of U₁ and 32 lower bits of |n|, which decide once in 2¹²
-and 2²² draws: two draws of a column depend on each other by less than 1e-13 of a probability. Beyond 2⁻⁵⁵
-further words are drawn for as long as all before them are zero, so that no tail is cut off at any ε. Bits are
-those of JAX's generator, and are taken for random.
+**Random bits.** A draw has 64 bits of its own, one block of the generator: a sign, 31 bits for |n|, and
+12, 15 and 5 for U₁, U₂ and U₃. Sixteen draws share 16 lower bits of U₁ and 32 lower bits of |n|, which
+decide once in 2¹² and 2²² draws: two draws of a column depend on each other by less than 1e-13 of a
+probability. Beyond 2⁻⁵⁵ further words are drawn for as long as all before them are zero, so that no
+tail is cut off at any ε. Bits are those of JAX's generator, and are taken for random.
 """
 
 import bisect

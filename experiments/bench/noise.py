@@ -97,7 +97,7 @@ def ideal(index: np.ndarray, value: float) -> np.ndarray:
 def cost() -> None:
     """What a coordinate and step adds to the KL divergence, beyond the Gaussian mechanism."""
     index = np.arange(-6 * R, 6 * R + 1, 3).astype(float)
-    for std in (0.01, MULTIPLIER, 1e4):
+    for std in (0.01, 1.9, 300.0):
         step = float(lattice.step_of(std, np.float32, multiplier_norm=std))
         worst = 0.0
         values = (std * 0.1953) / step % 1 + np.array([0.0, 0.13, 0.25, 0.5])
@@ -145,11 +145,33 @@ def attack() -> None:
     )
 
 
+def floats() -> None:
+    """What the low bits of one coordinate say where σ·`jax.random.normal` is added in 32 bits."""
+    try:
+        from jax_privacy import noise_addition
+    except ImportError:
+        return print("jax-privacy is not installed")
+    std, size = np.float32(1.9), 2**20
+    values = [np.float32(0.3712), np.float32(0.3712) + np.float32(2**-11)]
+    # All that `jax.random.normal` makes of its 23 bits.
+    bits, least = jnp.arange(2**23, dtype=jnp.uint32), jnp.nextafter(jnp.float32(-1), 0)
+    unit = jax.lax.bitcast_convert_type(bits | jnp.uint32(0x3F800000), jnp.float32) - 1
+    draws = np.asarray(np.float32(2**0.5) * jax.lax.erf_inv(unit * (1 - least) + least))
+    other = noise_addition.gaussian_privatizer(stddev=float(std), prng_key=dpx.secret_key())
+    noisy = np.asarray(other.update(jnp.full(size, values[0]), other.init(jnp.zeros(size)))[0])
+    can = [np.isin(noisy, value + std * draws).mean() for value in values]
+    print(
+        f"jax-privacy: {can[0]:.0%} of what is released for {values[0]:g} can be made from it, and "
+        f"{can[1]:.0%} from {values[1]:g}, which is {2**-11 / std:.1e} standard deviations away"
+    )
+
+
 def main(argv: list[str]) -> None:
     del argv
     speed()
     cost()
     attack()
+    floats()
 
 
 if __name__ == "__main__":
