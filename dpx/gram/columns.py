@@ -213,9 +213,9 @@ def exact_gram(X, column_bound: float):
         return jnp.matmul(block.T, block, precision=jax.lax.Precision.HIGHEST).astype(jnp.int64)
 
     blocks = jnp.pad(whole, ((0, -len(rows) % 2**16 if len(rows) > 2**16 else 0), (0, 0)))
-    return jax.lax.map(
-        product, blocks.reshape(-1, min(len(blocks), 2**16), rows.shape[1])
-    ).sum(axis=0)
+    return jax.lax.map(product, blocks.reshape(-1, min(len(blocks), 2**16), rows.shape[1])).sum(
+        axis=0
+    )
 
 
 def _safe_scale(peak):

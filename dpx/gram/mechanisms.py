@@ -1,7 +1,7 @@
-"""What the two mechanisms that release a Gram matrix share, and additive noise; `dpx.gram.sampling` is the other.
+"""What the two mechanisms that release a Gram matrix share, and the one of additive noise.
 
 Each is planned from public numbers alone and then draws. In mathematics X is n×d, α is `column_bound`, β is
-`max_column_change` and F is the Frobenius sensitivity of XXᵀ.
+`max_column_change` and F is the Frobenius sensitivity of XXᵀ. `dpx.gram.sampling` is the other mechanism.
 """
 
 from collections.abc import Callable
@@ -24,9 +24,8 @@ MECHANISMS = ("gaussian", "sampling")
 class Planned(NamedTuple):
     """A mechanism that is ready to draw.
 
-    `draw` maps a key and the Gram matrix of projected columns to the release; that of sampling takes the sum of
-    whole columns alone. The other fields are those of
-    `GramRelease` and of its guarantee; `described` is the mechanism in words.
+    `draw` maps a key and the Gram matrix of projected columns, for sampling of whole ones, to the release.
+    The other fields are those of `GramRelease` and of its guarantee; `described` is the mechanism in words.
     """
 
     draw: Callable[[Any, Any], jax.Array]

@@ -1,41 +1,42 @@
 """Gaussian sampling of a Gram matrix: what is drawn, and how many samples the budget admits on a computer.
 
-Notation is that of `dpx.gram.accounting`, which is about real numbers: k samples of N(0, Σ), where Σ = XXᵀ + ηI
-for neighbours differs by at most F in Frobenius norm and is ⪰ ηI. Here is what a computer makes of it, all in
-64 bits, u = 2⁻⁵³.
+Notation is that of `dpx.gram.accounting`, which is about real numbers: k samples of N(0, Σ), where Σ = XXᵀ +
+ηI for neighbours differs by at most F in Frobenius norm and is ⪰ ηI. Here is what a computer makes of it, all
+in 64 bits, u = 2⁻⁵³.
 
-**The covariance.** Columns are rounded to whole numbers of α/2¹⁸ and XXᵀ is a sum of integers, exact, with a trace
-of at most 2²⁶α². F is that of rounded columns. Cholesky's L has LLᵀ = Σ + Δ, ‖Δ‖_F ≤ D = 2u(n + 8)·tr Σ (Higham,
-Accuracy and Stability of Numerical Algorithms, Theorem 10.3, twice over, with the rounding of ηI). LLᵀ takes the
-place of Σ from here on: neighbours differ by at most F + 2D, and LLᵀ ⪰ (η − D)I.
+**The covariance.** Columns are rounded to whole numbers of α/2¹⁸ and XXᵀ is a sum of integers, exact, with a
+trace of at most 2²⁶α². F is that of rounded columns. Cholesky's L has LLᵀ = Σ + Δ, ‖Δ‖_F ≤ D = 2u(n + 8)·tr Σ
+(Higham, Accuracy and Stability of Numerical Algorithms, Theorem 10.3, twice over, with the rounding of ηI).
+LLᵀ takes the place of Σ from here on: neighbours differ by at most F + 2D, and LLᵀ ⪰ (η − D)I.
 
 **The factor.** By Bartlett's decomposition the mean of k outer products is FFᵀ, F = LT/√k, T lower triangular
-and independent, T_ii ~ chi(k − i) for i = 0…n−1 and T_ij ~ N(0, 1) below the diagonal. F is lower triangular with
-a positive diagonal and so the Cholesky factor of FFᵀ: releasing one is as private as releasing the other.
-Hence F is put on a public grid of 2⁻⁶·√(η/k) at random by `dpx.noise.grid`, and FFᵀ − ηI is post-processing, as
-are its roundings. The grid adds at most 4.25·2⁻¹² = 0.1 % to the variance η/k that an entry has at least.
+and independent, T_ii ~ chi(k − i) for i = 0…n−1 and T_ij ~ N(0, 1) below the diagonal. F is lower triangular
+with a positive diagonal and so the Cholesky factor of FFᵀ: releasing one is as private as releasing the
+other. Hence F is put on a public grid of 2⁻⁶·√(η/k) at random by `dpx.noise.grid`, and FFᵀ − ηI is
+post-processing, as are its roundings. The grid adds at most 4.25·2⁻¹² = 0.1 % to the variance η/k that an
+entry has at least.
 
-**The price.** What is put on the grid is F̃, computed from draws of `dpx.noise.coupled`; let s bound
-‖F̃ − F‖₁ in steps of the grid, and let a bound |log of the factor| by which the probability of keeping a draw is off.
+**The price.** What is put on the grid is F̃, computed from draws of `dpx.noise.coupled`; let s bound ‖F̃ −
+F‖₁ in steps of the grid, and let e^(±a) bound the factor by which the probability of keeping a draw is off.
 Then program and exact mechanism have all probabilities within e^(±c), c = s + 2na, but for an event E whose
 probability is at most e^(−x) in both. So for neighbours, if k samples are (ε₀, δ₀)-DP in real numbers, what
-is released is (ε₀ + 2c, e^c·δ₀ + (1 + e^(ε₀ + c))·e^(−x))-DP. `admissible_samples` chooses x = ε + log 1/δ + 30, and
-ε₀ = ε − 2c, δ₀ = e^(−c)(1 − 1e-12)δ, so that what is stated covers all of it.
+is released is (ε₀ + 2c, e^c·δ₀ + (1 + e^(ε₀ + c))·e^(−x))-DP. `admissible_samples` chooses x = ε + log 1/δ +
+30, and ε₀ = ε − 2c, δ₀ = e^(−c)(1 − 1e-12)δ, so that what is stated covers all of it.
 
-E is that one of the draws is larger than x' = x + log(n² + 32n) allows: an exponential draw or a 3dR(y) above x',
-or a chi draw or the norm of a row of T farther than w = √(2x') above the root of its degrees of freedom (which has
-probability e^(−x'), because a norm is 1-Lipschitz in normal draws). Outside of E
+E is that one of the draws is larger than x' = x + log(n² + 32n) allows: an exponential draw or a 3dR(y) above
+x', or a chi draw or the norm of a row of T farther than w = √(2x') above the root of its degrees of freedom
+(which has probability e^(−x'), because a norm is 1-Lipschitz in normal draws). Outside of E
 
-- a row of |T̃ − T| adds up to at most 32u(2n + (1.5√n + 4)w + w²/16), and one of |T| to √k + n + (1 + √n)w. The
-  product LT rounds by at most (n + 6)u|L||T|. With Σ_ij |L_ij| ≤ n·√tr Σ together
+- a row of |T̃ − T| adds up to at most 32u(2n + (1.5√n + 4)w + w²/16), and one of |T| to √k + n + (1 + √n)w.
+  The product LT rounds by at most (n + 6)u|L||T|. With Σ_ij |L_ij| ≤ n·√tr Σ together
 
       s ≤ n·√(tr Σ/η)·64·(n + 64)u·(√k + 2n + (√n + 4)w + w²/16) + 2un².
 
-- a ≤ 2⁻⁴⁰x' + 2⁻⁴⁷·4x'²·e^(x'/3d + 2)/27d, d = (m − ⅔)/2 of the fewest degrees of freedom m > 16: the first for
-  computing R, the second because 3dR(y) has a slope of at most 3d|y|³/(1 + y), where 1/(1 + y) ≤ e^(x'/3d + 2), in
-  the z that is off by 2⁻⁴⁷·√(2x').
+- a ≤ 2⁻⁴⁰x' + 2⁻⁴⁷·4x'²·e^(x'/3d + 2)/27d, d = (m − ⅔)/2 of the fewest degrees of freedom m > 16: the first
+  for computing R, the second because 3dR(y) has a slope of at most 3d|y|³/(1 + y), where 1/(1 + y) ≤ e^(x'/3d
+  + 2), in the z that is off by 2⁻⁴⁷·√(2x').
 
-At (1, 1e-6), η = 200α² and n = 16 this is c = 2e-6.
+At (1, 1e-6), η = 200α² and n = 16 this is c = 9e-7.
 """
 
 import math
@@ -55,7 +56,7 @@ from dpx.privacy import REPLACE_ONE
 
 _GRID = 2.0**-6  # of √(η/k)
 _ULP = 2.0**-53
-_SHARES = [2.0**-(exponent / 2) for exponent in range(40, 11, -1)]
+_SHARES = [2.0 ** -(exponent / 2) for exponent in range(40, 11, -1)]
 _TRACE = 2.0**62  # of a sum of whole columns: `dpx.noise.secure.check_sum`
 
 
@@ -98,7 +99,9 @@ def plan(
 
 
 @in_float64
-def sampled_gram(key, gram, *, num_samples: int, unit: float, eta: float, shift: float, change: float):
+def sampled_gram(
+    key, gram, *, num_samples: int, unit: float, eta: float, shift: float, change: float
+):
     """The release of integers that stand for so many times `unit`."""
     floor = shift * jnp.eye(len(gram))
     covariance = gram.astype(floor.dtype) * unit + floor
@@ -130,7 +133,7 @@ def wishart_mean(key: jax.Array, covariance: jax.Array, num_samples: int) -> jax
     n = covariance.shape[0]
     if not isinstance(num_samples, Tracer) and not n <= num_samples <= 2**53:
         raise ValueError(
-            f"num_samples={num_samples} must be at least n={n}, and at most 2^53, which is what 64-bit floats "
+            f"num_samples={num_samples} must be at least n={n}, and at most 2^53, which is what floats "
             "count to: use fewer"
         )
     wide = jnp.asarray(covariance).astype(jnp.float64), jnp.asarray(num_samples).astype(jnp.float64)
@@ -154,8 +157,9 @@ def _factor(key, covariance, num_samples):
     """LT/√k."""
     n = len(covariance)
     normal_key, chi_key = jax.random.split(key)
-    diagonal = coupled.chi(chi_key, num_samples - jnp.arange(n))
-    triangle = jnp.tril(coupled.normal(normal_key, (n, n)), -1) + jnp.diag(diagonal)
+    normals = coupled.normal(normal_key, (n, n + coupled.SUMMED))
+    diagonal = coupled.chi(chi_key, num_samples - jnp.arange(n), normals[:, n:])
+    triangle = jnp.tril(normals[:, :n], -1) + jnp.diag(diagonal)
     return _product(jnp.linalg.cholesky(covariance), triangle / jnp.sqrt(num_samples))
 
 
@@ -174,7 +178,7 @@ def _product(left, right):
 def admissible_samples(epsilon: float, delta: float, **terms) -> int:
     """The largest k, nearly, for which what is released is (ε, δ)-DP; the terms are those of `max_samples`.
 
-    No more than `max_samples`, which counts for real numbers, and is the paper's number where that is asked for.
+    Never more than `max_samples`, which counts for real numbers, and has the paper's number where it is wanted.
     """
     real, change = accounting.max_samples(epsilon, delta, **terms), _change(**terms)
     real, x = min(real, 2**53), epsilon + math.log(1 / delta) + 30

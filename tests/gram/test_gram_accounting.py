@@ -3,8 +3,6 @@
 import math
 
 import dp_accounting
-import jax
-import jax.numpy as jnp
 import numpy as np
 import pytest
 from dp_accounting import rdp

@@ -40,6 +40,13 @@ def ends(high, low):
     return mpmath.mpf(number) / 2**53, mpmath.mpf(number + 1) / 2**53
 
 
+@jax.jit
+def chi(key, freedom):
+    normal_key, chi_key = jax.random.split(key)
+    normals = coupled.normal(normal_key, (len(freedom), coupled.SUMMED))
+    return coupled.chi(chi_key, freedom, normals)
+
+
 def test_exponential_draws_are_exact_to_2_to_the_minus_50_whatever_bits_follow():
     bits = words(1200)
     found = np.asarray(jax.jit(coupled.exponential_from_bits)(*bits))
@@ -118,7 +125,7 @@ FAST = [5, 17, 2**33]
 def test_chi_draws_follow_their_law_and_its_tails(freedom):
     count = 100_000
     key = jax.random.fold_in(KEY, MANY.index(freedom))
-    squares = np.asarray(jax.jit(coupled.chi)(key, jnp.full(count, float(freedom)))) ** 2
+    squares = np.asarray(chi(key, jnp.full(count, float(freedom)))) ** 2
     assert stats.kstest(squares, stats.chi2(freedom).cdf).pvalue > 1e-3
     for tail in (1e-3, 1e-4):
         for beyond in (
@@ -130,8 +137,7 @@ def test_chi_draws_follow_their_law_and_its_tails(freedom):
 
 def test_many_degrees_of_freedom_may_be_mixed():
     freedom = jnp.array([3.0, 500.0, 16.0, 17.0])
-    draw = jax.vmap(coupled.chi, (0, None))
-    draws = np.asarray(jax.jit(draw)(jax.random.split(KEY, 20_000), freedom))
+    draws = np.asarray(jax.vmap(chi, (0, None))(jax.random.split(KEY, 20_000), freedom))
     for column, k in zip(draws.T, freedom, strict=True):
         assert stats.kstest(column**2, stats.chi2(k).cdf).pvalue > 1e-3
     assert abs(np.corrcoef(draws.T) - np.eye(4)).max() < 0.03
@@ -149,7 +155,7 @@ def test_normal_draws_are_normal_and_independent():
 
 
 def test_the_largest_draws_have_no_end(monkeypatch):
-    """Where all words are zero that are drawn first: normal draws of 64 bits end at 8.3, those of 32 at 5.4."""
+    """Where the first words are all zero: normal draws of 64 bits would end at 8.3, those of 32 at 5.4."""
     monkeypatch.setattr(
         coupled.tails, "fill", lambda _, last: (jnp.ones_like(last), jnp.full(last.shape, 9, int))
     )

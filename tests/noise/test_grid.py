@@ -52,8 +52,6 @@ def test_entries_have_draws_of_their_own_and_tails_have_no_end(monkeypatch):
     monkeypatch.setattr(
         grid.tails, "fill", lambda _, last: (jnp.ones_like(last), jnp.zeros_like(last, int) + 10)
     )
-    monkeypatch.setattr(
-        jax.lax, "clz", lambda last: jnp.arange(last.size).reshape(last.shape) % 31
-    )
+    monkeypatch.setattr(jax.lax, "clz", lambda last: jnp.arange(last.size).reshape(last.shape) % 31)
     far = np.asarray(grid.onto(KEY, x[:1, :3]))
     np.testing.assert_array_equal(far, [[-3, -3, -3]])
