@@ -178,7 +178,7 @@ def _product(left, right):
 def admissible_samples(epsilon: float, delta: float, **terms) -> int:
     """The largest k, nearly, for which what is released is (ε, δ)-DP; the terms are those of `max_samples`.
 
-    Never more than `max_samples`, which counts for real numbers, and has the paper's number where it is wanted.
+    Never more than `max_samples`, which counts for real numbers, and is the paper's number if that is wanted.
     """
     real, change = accounting.max_samples(epsilon, delta, **terms), _change(**terms)
     real, x = min(real, 2**53), epsilon + math.log(1 / delta) + 30

@@ -1,5 +1,7 @@
 """Draws that lie close to exact ones: against numbers of 200 bits, at all that their bits can stand for."""
 
+import math
+
 import jax
 import jax.numpy as jnp
 import mpmath
@@ -133,6 +135,20 @@ def test_chi_draws_follow_their_law_and_its_tails(freedom):
             squares < stats.chi2.ppf(tail, freedom),
         ):
             assert stats.binomtest(int(beyond.sum()), count, tail).pvalue > 1e-4
+
+
+def test_draws_are_kept_with_their_probability():
+    """Without that the fourth Hermite moment of the normal draw behind 17 degrees of freedom is 0."""
+    depth, count = 17 / 2 - 1 / 3, 2_000_000
+
+    def hermite(squares):
+        z = (np.cbrt(squares / (2 * depth)) - 1) * np.sqrt(9 * depth)
+        return z**4 - 6 * z**2 + 3
+
+    found = hermite(np.asarray(chi(KEY, jnp.full(count, 17.0))) ** 2)
+    expected = stats.chi2(17).expect(hermite)
+    assert abs(expected) > 0.02
+    assert abs(found.mean() - expected) < 4 * found.std() / math.sqrt(count) < 0.015
 
 
 def test_many_degrees_of_freedom_may_be_mixed():

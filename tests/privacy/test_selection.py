@@ -162,7 +162,7 @@ class Fixed:
         self.number = number
 
     def bytes(self, count):
-        return self.number.to_bytes(count, "big")
+        return self.number.to_bytes(32, "big")[:count]
 
 
 def test_numbers_of_trials_do_not_end_where_those_of_numpy_do():
