@@ -181,7 +181,7 @@ def admissible_samples(epsilon: float, delta: float, **terms) -> int:
     Never more than `max_samples`, which counts for real numbers, and is the paper's number if that is wanted.
     """
     real, change = accounting.max_samples(epsilon, delta, **terms), _change(**terms)
-    real, x = min(real, 2**53), epsilon + math.log(1 / delta) + 30
+    real, x = min(real, 2**53), epsilon - math.log(delta) + 30
     samples, cost = real, 0.0
     for share in _SHARES:  # of ε, that the program may be away from the exact mechanism
         cost = share * epsilon

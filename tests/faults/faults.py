@@ -1543,8 +1543,8 @@ FAULTS = (
     Fault(
         "the number of trials is its mean",
         "dpx/privacy/selection.py",
-        "return int(generator.poisson(self.mean))",
-        "return round(self.mean)",
+        "            return count",
+        "            return round(self.mean)",
         "tests/privacy/test_selection.py::test_numbers_of_trials_follow_their_law",
     ),
     Fault(
