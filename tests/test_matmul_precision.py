@@ -5,14 +5,14 @@ import jax.numpy as jnp
 import pytest
 from jax.extend import core as extend
 
-from dpx.gram import mechanisms
+from dpx.gram import sampling
 from dpx.training import correlated
 
 KEY = jax.random.key(0)
 
 
 def wishart(covariance):
-    return mechanisms.wishart_mean(KEY, covariance, 9)
+    return sampling.wishart_mean(KEY, covariance, 9)
 
 
 def banded(x):
@@ -31,6 +31,7 @@ def products(jaxpr):
 
 @pytest.mark.parametrize("program", [wishart, banded])
 def test_products_are_at_the_highest_precision(program):
-    found = list(products(jax.make_jaxpr(program)(jnp.eye(3)).jaxpr))
+    with jax.enable_x64(True):
+        found = list(products(jax.make_jaxpr(program)(jnp.eye(3)).jaxpr))
     assert found
     assert all(each == (jax.lax.Precision.HIGHEST,) * 2 for each in found)

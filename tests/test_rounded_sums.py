@@ -18,9 +18,6 @@ COLUMN = ROWS[:, 0]
 
 RELEASES = {
     "Gram": lambda key, rows: gram.release(key, rows, column_bound=1.0, **BUDGET),
-    "sampled Gram": lambda key, rows: gram.release(
-        key, rows[:2], column_bound=0.1, mechanism="sampling", eta=9.0, **BUDGET
-    ),
     "sketch": lambda key, rows: cross_attention.build(key, rows, rows, degree=2, **MEMORY),
     "trees": lambda key, rows: cross_attention.build(
         key, rows, rows, mechanism="tree", degree=1, **MEMORY

@@ -8,8 +8,9 @@ from dpx.gram.bounds import (
     sampling_entry_error,
     utility_bounds,
 )
-from dpx.gram.mechanisms import rounded_sensitivity, symmetric_gaussian, wishart_mean
+from dpx.gram.mechanisms import rounded_sensitivity, symmetric_gaussian
 from dpx.gram.releases import GramRelease, as_printed, passes, project_psd, release, statistic
+from dpx.gram.sampling import wishart_mean
 
 __all__ = [
     "GramRelease",

@@ -111,7 +111,9 @@ def max_samples(
     calibration: str = "exact",
     neighboring: NeighboringRelation | str = "replace_one",
 ) -> int:
-    """The largest number k of Gaussian samples for which sampling is (epsilon, delta)-DP.
+    """The largest number k of Gaussian samples for which sampling is (epsilon, delta)-DP in real numbers.
+
+    `dpx.gram.release` draws a few less, for what a computer makes of them (`dpx.gram.sampling`).
 
     Args:
       epsilon, delta: The budget.
@@ -138,6 +140,13 @@ def max_samples(
         spread = 8 * math.log(1 / delta)
         epsilon = min(epsilon, spread)
         return math.floor(epsilon**2 / (spread * ratio**2)) if ratio <= epsilon / spread else 0
+    return samples_at(epsilon, delta, ratio)
+
+
+def samples_at(epsilon: float, delta: float, ratio: float) -> int:
+    """The largest k by the Rényi bound where Σ changes by at most ‖Σ'^(−1/2) Σ Σ'^(−1/2) − I‖_F = `ratio`."""
+    if ratio >= 1:
+        return 0
 
     def samples(exponent):
         """k at λ = 1 + t^(−exponent), which runs through the admissible orders over [0, 1)."""

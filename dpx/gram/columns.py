@@ -15,7 +15,7 @@ import numpy as np
 from jax.core import Tracer
 from scipy import sparse
 
-from dpx._numerics import into_ball, norm, wide_sums
+from dpx._numerics import in_float64, into_ball, norm, wide_sums
 from dpx._validate import check_real
 from dpx.noise import secure
 
@@ -38,7 +38,7 @@ def clipped_gram(
       clip: False raises where a column is longer than α. The projection is applied all the same, so
         that a column within rounding of α cannot break the bound.
       whole: Columns are divided by α/2¹⁸ and rounded to integers as in `dpx.noise.secure`, and the sum is
-        exact, int64.
+        exact, int64, with a trace below 2⁶².
 
     Returns:
       The matrix, (n, n), and d. The matrix is 64-bit, except under a JAX transformation, where it has
@@ -46,17 +46,17 @@ def clipped_gram(
 
     Raises:
       ValueError: for an X that is none of these; for columns beyond the bound without `clip` (for the
-        holder of the data alone, since it tells a norm); for `clip=False` or `whole` under a
-        transformation; for too many columns for a `whole` sum.
+        holder of the data alone, since it tells a norm); for `clip=False` under a transformation, and for
+        `whole` under `jit` with 64-bit types off; for too many columns for a `whole` sum.
     """
     if isinstance(X, Tracer):
         _check_shape(X)
-        if whole:
-            raise ValueError("secure=True cannot be traced: call it outside jit and vmap")
         if not clip:
             raise ValueError(
                 "clip=False cannot be checked under a JAX transformation: use clip=True"
             )
+        if whole:
+            return exact_gram(X, column_bound), X.shape[1]
         return _dense_gram(X, column_bound, dtype=X.dtype)[0], X.shape[1]
     total, columns, longest = None, 0, 0.0
     with wide_sums():
@@ -199,6 +199,23 @@ def _whole_gram(block, column_bound: float):
     whole = secure.whole_rows(rows, secure.FACTOR_STEPS)
     longest = _longest(scale, norm, finite)
     return secure.product(whole, whole), longest
+
+
+@in_float64
+def exact_gram(X, column_bound: float):
+    columns = jnp.asarray(X).astype(jnp.float64)
+    columns = jnp.where(jnp.isfinite(columns).all(axis=0), columns, 0)
+    rows = into_ball(columns, column_bound, axis=0).T / column_bound
+    whole = secure.whole_rows(rows, secure.FACTOR_STEPS, jnp)
+    secure.check_sum(len(rows), secure.norm_bound(secure.FACTOR_STEPS, rows.shape[1]) ** 2)
+
+    def product(block):  # of at most 2¹⁶ rows, as in `secure.product`
+        return jnp.matmul(block.T, block, precision=jax.lax.Precision.HIGHEST).astype(jnp.int64)
+
+    blocks = jnp.pad(whole, ((0, -len(rows) % 2**16 if len(rows) > 2**16 else 0), (0, 0)))
+    return jax.lax.map(product, blocks.reshape(-1, min(len(blocks), 2**16), rows.shape[1])).sum(
+        axis=0
+    )
 
 
 def _safe_scale(peak):

@@ -24,7 +24,7 @@ from dpx._validate import (
     check_real,
     check_relation,
 )
-from dpx.gram import mechanisms
+from dpx.gram import mechanisms, sampling
 from dpx.gram.accounting import sensitivity
 from dpx.gram.columns import clipped_gram, leading_rows
 from dpx.partial import Partial, Passes
@@ -81,19 +81,20 @@ def release(
     *sampling*: Algorithms 1 and 2 of Gao, Song, Yang, Zhou (arXiv:2305.04701): the mean of k outer
     products of N(0, XXᵀ + ηI) samples, minus ηI. The shift makes every X, not just a "good" one, a
     covariance above ηI, which is what the guarantee rests on; checking XXᵀ ⪰ ηI on the data instead
-    would leak. The mean is a Wishart matrix, drawn in O(n³) whatever k is. The relative error is about
-    1/√k, on matrices shifted by η, so at equal (ε, δ) additive noise is the more accurate one. The paper's
-    own form is `**as_printed()`.
+    would leak. The mean is a Wishart matrix, drawn in O(n³) whatever k is, and its Cholesky factor lies on a
+    public grid. The relative error is about 1/√k, on matrices shifted by η, so at equal (ε, δ) additive noise
+    is the more accurate one. The paper's own form is `**as_printed()`.
 
     Formal guarantee: replace_one changes one column, of norm at most α (longer ones are projected onto that
     ball), by at most β; add_or_remove_one adds or removes a column. n is public, and so is d under
     replace_one. Sensitivity and accounting are proven in `dpx.gram.accounting`. The projection, `psd` and all
-    that is computed from the matrix later are post-processing. The guarantee is for real arithmetic (what is
-    left of that in floating point is said in `dpx.noise`), with `secure` also for what runs
-    (`dpx.noise.secure`). Additive noise is for a sum that is exact: columns are rounded to integers, and F is
-    the same function of the bounds that rounded columns have. Under a JAX transformation of X nothing is
-    rounded, the sum is one of floats, and the noise is the same. Under one of X or of the key, in 32 bits,
-    the guarantee assumes that sums are exact, and says so.
+    that is computed from the matrix later are post-processing. Both mechanisms are for a sum that is exact:
+    columns are rounded to integers, and F is the same function of the bounds that rounded columns have. For
+    sampling the guarantee is of what runs, in 64 bits: k pays for all rounding (`dpx.gram.sampling`). For
+    additive noise it is for real arithmetic (what is left of that in floating point is said in `dpx.noise`),
+    with `secure` also for what runs (`dpx.noise.secure`). Under a JAX transformation of X additive noise is
+    for a sum of floats, and is the same. Under one of X or of the key, in 32 bits, its guarantee assumes that
+    sums are exact, and says so.
 
     Args:
       key: A JAX key for this release alone.
@@ -110,18 +111,19 @@ def release(
       neighboring: REPLACE_ONE or ADD_OR_REMOVE_ONE, or its lower-case name.
       clip: False raises where a column exceeds the bound, an error for the holder of the data alone.
       assume_good: Sampling only: take XXᵀ ⪰ ηI as a promise (the paper's) instead of shifting. The
-        guarantee then holds only where the promise does, and says so.
+        guarantee then holds only where the promise does, for columns that are rounded, and says so.
       psd: Project the release onto the positive semidefinite matrices (nearest in Frobenius norm).
       secure: Gaussian only: sums integers and draws discrete noise; `key` must then be None.
 
     Returns:
       A `GramRelease`. It is computed in 64-bit floats, since entries of XXᵀ can exceed the noise by more
-      than 32 bits resolve, and returned in JAX's default ones; under a JAX transformation the
-      ambient precision is used throughout.
+      than 32 bits resolve, and returned in JAX's default ones; under a JAX transformation
+      additive noise is in the ambient precision throughout. Gradients of what lies on a grid are zero.
 
     Raises:
       ValueError: for an argument out of range; where no k ≥ n is admissible, naming the ε, η or β that
-        would admit one; where n > d without the shift; for columns over the bound with `clip=False`.
+        would admit one; where n > d without the shift; for columns over the bound with `clip=False`; for
+        sampling under `jit` with 64-bit types off.
     """
     check_choice(mechanism, "mechanism", mechanisms.MECHANISMS)
     bounds = _checked_bounds(epsilon, delta, column_bound, max_column_change, neighboring)
@@ -135,27 +137,25 @@ def release(
         n = X.check("Gram matrix").options["n"]
     else:
         n, X = leading_rows(X)
-    whole = mechanism == "gaussian" and (secure or not isinstance(X, Tracer))
-    if mechanism == "gaussian":
-        planned = mechanisms.gaussian(epsilon, delta, n=n, **bounds)
-    else:
+    planned: mechanisms.Planned
+    if mechanism == "sampling":
         options = {"eta": eta, "calibration": calibration, "shifted": not assume_good}
-        planned = mechanisms.sampling(epsilon, delta, n=n, **options, **bounds)
-
-    if whole:
-        total = X if summed else statistic(X, column_bound=column_bound, clip=clip)
-        (gram,) = total.check("Gram matrix", column_bound=column_bound, clip=clip).sums
-    else:
-        gram, columns = clipped_gram(X, column_bound, clip=clip)
+        planned = sampling.plan(epsilon, delta, n=n, **options, **bounds)
+        gram, columns = clipped_gram(X, column_bound, clip=clip, whole=True)
         if assume_good and n > columns:
             raise ValueError(
                 f"X is {n}×{columns}: with n > d no XXᵀ is ⪰ eta·I, so assume_good=True cannot hold; leave "
                 "it out"
             )
+    else:
+        planned = mechanisms.gaussian(epsilon, delta, n=n, **bounds)
+        if isinstance(X, Tracer) and not secure:
+            gram, _ = clipped_gram(X, column_bound, clip=clip)
+        else:
+            total = X if summed else statistic(X, column_bound=column_bound, clip=clip)
+            (gram,) = total.check("Gram matrix", column_bound=column_bound, clip=clip).sums
     with wide_sums(key, gram):
-        if not isinstance(gram, Tracer) and not whole:
-            gram = jnp.asarray(np.asarray(gram), float)
-        matrix = planned.draw(key, gram)
+        matrix = jnp.asarray(planned.draw(key, gram), float)
         if psd:
             matrix = project_psd(matrix)
     if not is_traced(key, gram):
@@ -172,7 +172,7 @@ def release(
                 column_bound, eta, clip, assume_good, bounds["neighboring"] is ADD_OR_REMOVE_ONE
             ),
             event=planned.event,
-        ).assuming(*rounded(key, gram)),
+        ).assuming(*(rounded(key, gram) if mechanism == "gaussian" else ())),
         num_samples=planned.num_samples,
         noise_std=planned.noise_std,
     )
@@ -187,6 +187,8 @@ def statistic(X: Any, *, column_bound: float, clip: bool = True) -> Partial:
     """
     column_bound = check_number(column_bound, "column_bound")
     n, X = leading_rows(X)
+    if isinstance(X, Tracer):
+        raise ValueError("a sum of integers cannot be traced: call it outside jit and vmap")
     matrix, columns = clipped_gram(X, column_bound, clip=clip, whole=True)
     options = {"column_bound": column_bound, "clip": clip, "n": n}
     longest = noise.secure.norm_bound(noise.secure.FACTOR_STEPS, n)
@@ -257,6 +259,7 @@ def _assumptions(
         stated.append(f"data within the declared bounds: columns of norm at most {column_bound:g}")
     if assume_good:
         stated.append(
-            f"XXᵀ ⪰ eta·I with eta={eta:g}, for X and for its neighbours; this is not checked"
+            f"XXᵀ ⪰ eta·I with eta={eta:g}, for X and for its neighbours once columns are rounded; this is "
+            "not checked"
         )
     return tuple(stated)

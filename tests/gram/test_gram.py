@@ -12,6 +12,7 @@ from scipy import stats
 import dpx
 from dpx import gram
 from dpx.audit import epsilon_lower_bound
+from dpx.gram import sampling
 from experiments.bench import gram as bench_gram
 
 KEY = jax.random.key(6)
@@ -114,22 +115,18 @@ def test_bartlett_agrees_with_summing_outer_products(k):
     assert stats.ks_2samp(np.linalg.det(fast), np.linalg.det(slow)).pvalue > 1e-3
 
 
-def test_the_draws_of_bartlett_have_keys_of_their_own(monkeypatch):
-    keys = []
+def test_all_draws_of_a_sampled_matrix_have_keys_of_their_own(monkeypatch):
+    keys, bits = [], jax.random.bits
 
-    def spied(draw):
-        def drawn(key, *args, **kwargs):
-            keys.append(tuple(np.asarray(jax.random.key_data(key)).tolist()))
-            return draw(key, *args, **kwargs)
+    def spied(key, *args):
+        keys.append(tuple(np.asarray(jax.random.key_data(key)).tolist()))
+        return bits(key, *args)
 
-        return drawn
-
-    monkeypatch.setattr(gram.mechanisms.noise, "normal", spied(gram.mechanisms.noise.normal))
-    monkeypatch.setattr(jax.random, "chisquare", spied(jax.random.chisquare))
-    with jax.disable_jit():
-        gram.mechanisms.wishart_mean(KEY, jnp.eye(3), 10)
+    monkeypatch.setattr(jax.random, "bits", spied)
+    with jax.disable_jit(), jax.enable_x64(True):
+        sampling._draw(KEY, jnp.eye(3), 18.0, 0.01)
     own = tuple(np.asarray(jax.random.key_data(KEY)).tolist())
-    assert len({*keys, own}) == 3
+    assert len({*keys, own}) == len(keys) + 1 > 3
 
 
 @pytest.mark.slow

@@ -155,6 +155,28 @@ def test_numbers_of_trials_follow_their_law(trials):
     assert (np.abs(counts - len(drawn) * expected) < 5 * errors).all()
 
 
+class Fixed:
+    """A generator of which the next bytes are known."""
+
+    def __init__(self, number):
+        self.number = number
+
+    def bytes(self, count):
+        return self.number.to_bytes(32, "big")[:count]
+
+
+def test_numbers_of_trials_do_not_end_where_those_of_numpy_do():
+    """At 2⁻²⁵⁶ of the law: NumPy's geometric ends at e^(−44), or 2⁻⁵³ where the mean is below 3."""
+    last = Fixed(2**256 - 1)
+    assert Trials("geometric", 2).draw(last) in (256, 257)  # beyond k there is 2^(−k)
+    assert Trials("geometric", 100).draw(last) == pytest.approx(256 * math.log(2) * 100, rel=0.01)
+    many = Trials("poisson", 9).draw(last)
+    assert stats.poisson(9).logsf(many - 2) > -256 * math.log(2) > stats.poisson(9).logsf(many)
+    assert Trials("poisson", 9).draw(Fixed(0)) == 0
+    assert Trials("geometric", 9).draw(Fixed(0)) == 1
+    assert Trials("geometric", 1).draw(last) == 1
+
+
 @pytest.mark.parametrize(
     ("change", "words"),
     [

@@ -1,0 +1,262 @@
+"""Gaussian sampling of a Gram matrix: what is drawn, and how many samples the budget admits on a computer.
+
+Notation is that of `dpx.gram.accounting`, which is about real numbers: k samples of N(0, Σ), where Σ = XXᵀ +
+ηI for neighbours differs by at most F in Frobenius norm and is ⪰ ηI. Here is what a computer makes of it, all
+in 64 bits, u = 2⁻⁵³.
+
+**The covariance.** Columns are rounded to whole numbers of α/2¹⁸ and XXᵀ is a sum of integers, exact, with a
+trace of at most 2²⁶α². F is that of rounded columns. Cholesky's L has LLᵀ = Σ + Δ, ‖Δ‖_F ≤ D = 2u(n + 8)·tr Σ
+(Higham, Accuracy and Stability of Numerical Algorithms, Theorem 10.3, twice over, with the rounding of ηI).
+LLᵀ takes the place of Σ from here on: neighbours differ by at most F + 2D, and LLᵀ ⪰ (η − D)I.
+
+**The factor.** By Bartlett's decomposition the mean of k outer products is FFᵀ, F = LT/√k, T lower triangular
+and independent, T_ii ~ chi(k − i) for i = 0…n−1 and T_ij ~ N(0, 1) below the diagonal. F is lower triangular
+with a positive diagonal and so the Cholesky factor of FFᵀ: releasing one is as private as releasing the
+other. Hence F is put on a public grid of 2⁻⁶·√(η/k) at random by `dpx.noise.grid`, and FFᵀ − ηI is
+post-processing, as are its roundings. The grid adds at most 4.25·2⁻¹² = 0.1 % to the variance η/k that an
+entry has at least.
+
+**The price.** What is put on the grid is F̃, computed from draws of `dpx.noise.coupled`; let s bound ‖F̃ −
+F‖₁ in steps of the grid, and let e^(±a) bound the factor by which the probability of keeping a draw is off.
+Then program and exact mechanism have all probabilities within e^(±c), c = s + 2na, but for an event E whose
+probability is at most e^(−x) in both. So for neighbours, if k samples are (ε₀, δ₀)-DP in real numbers, what
+is released is (ε₀ + 2c, e^c·δ₀ + (1 + e^(ε₀ + c))·e^(−x))-DP. `admissible_samples` chooses x = ε + log 1/δ +
+30, and ε₀ = ε − 2c, δ₀ = e^(−c)(1 − 1e-12)δ, so that what is stated covers all of it.
+
+E is that one of the draws is larger than x' = x + log(n² + 32n) allows: an exponential draw or a 3dR(y) above
+x', or a chi draw or the norm of a row of T farther than w = √(2x') above the root of its degrees of freedom
+(which has probability e^(−x'), because a norm is 1-Lipschitz in normal draws). Outside of E
+
+- a row of |T̃ − T| adds up to at most 32u(2n + (1.5√n + 4)w + w²/16), and one of |T| to √k + n + (1 + √n)w.
+  The product LT rounds by at most (n + 6)u|L||T|. With Σ_ij |L_ij| ≤ n·√tr Σ together
+
+      s ≤ n·√(tr Σ/η)·64·(n + 64)u·(√k + 2n + (√n + 4)w + w²/16) + 2un².
+
+- a ≤ 2⁻⁴⁰x' + 2⁻⁴⁷·4x'²·e^(x'/3d + 2)/27d, d = (m − ⅔)/2 of the fewest degrees of freedom m > 16: the first
+  for computing R, the second because 3dR(y) has a slope of at most 3d|y|³/(1 + y), where 1/(1 + y) ≤ e^(x'/3d
+  + 2), in the z that is off by 2⁻⁴⁷·√(2x').
+
+At (1, 1e-6), η = 200α² and n = 16 this is c = 9e-7.
+"""
+
+import math
+from functools import partial
+
+import jax
+import jax.numpy as jnp
+from dp_accounting import NeighboringRelation
+from jax.core import Tracer
+
+from dpx import _watch
+from dpx._numerics import in_float64
+from dpx.gram import accounting
+from dpx.gram.mechanisms import Planned, whole_sensitivity
+from dpx.noise import coupled, grid, secure
+from dpx.privacy import REPLACE_ONE
+
+_GRID = 2.0**-6  # of √(η/k)
+_ULP = 2.0**-53
+_SHARES = [2.0 ** -(exponent / 2) for exponent in range(40, 11, -1)]
+_TRACE = 2.0**62  # of a sum of whole columns: `dpx.noise.secure.check_sum`
+
+
+def plan(
+    epsilon: float,
+    delta: float,
+    *,
+    n: int,
+    column_bound: float,
+    max_column_change: float | None,
+    neighboring: NeighboringRelation,
+    eta: float,
+    calibration: str,
+    shifted: bool,
+) -> Planned:
+    """The mean of k outer products of N(0, XXᵀ + ηI) samples, minus ηI; see `dpx.gram.release`.
+
+    Raises:
+      ValueError: where no k ≥ n is admissible.
+    """
+    terms = {
+        "column_bound": column_bound,
+        "max_column_change": max_column_change,
+        "eta": eta,
+        "n": n,
+        "calibration": calibration,
+        "neighboring": neighboring,
+    }
+    num_samples = _at_least_n(epsilon, delta, **terms)
+    draw = partial(
+        sampled_gram,
+        num_samples=num_samples,
+        unit=_unit(column_bound),
+        eta=eta,
+        shift=eta if shifted else 0.0,
+        change=_change(**terms),
+    )
+    described = f"mean of {num_samples} Gaussian outer products, {calibration} calibration"
+    return Planned(draw, described, event=None, num_samples=num_samples, noise_std=None)
+
+
+@in_float64
+def sampled_gram(
+    key, gram, *, num_samples: int, unit: float, eta: float, shift: float, change: float
+):
+    """The release of integers that stand for so many times `unit`."""
+    floor = shift * jnp.eye(len(gram))
+    covariance = gram.astype(floor.dtype) * unit + floor
+    step = _GRID * math.sqrt(eta / num_samples)
+    sampled = _draw(key, covariance, jnp.asarray(float(num_samples)), step)
+    # The second door: what a record may move is the covariance of the samples, relative to itself.
+    about = {"label": "Gram matrix, sampled", "change": change}
+    (sampled,) = _watch.at_release(about, key, [covariance], [], [sampled], float(num_samples))
+    return sampled - floor
+
+
+@in_float64
+def wishart_mean(key: jax.Array, covariance: jax.Array, num_samples: int) -> jax.Array:
+    """The mean of `num_samples` outer products of N(0, covariance) samples, in O(n³) for any number.
+
+    By itself it is no release: `dpx.gram.release` puts it on a grid.
+
+    Args:
+      key: A JAX key.
+      covariance: (n, n), positive definite.
+      num_samples: k, from n to 2⁵³. A traced k is not checked.
+
+    Returns:
+      (n, n) float64.
+
+    Raises:
+      ValueError: for a number of samples out of this range; under `jit` with 64-bit types off.
+    """
+    n = covariance.shape[0]
+    if not isinstance(num_samples, Tracer) and not n <= num_samples <= 2**53:
+        raise ValueError(
+            f"num_samples={num_samples} must be at least n={n}, and at most 2^53, which is what floats "
+            "count to: use fewer"
+        )
+    wide = jnp.asarray(covariance).astype(jnp.float64), jnp.asarray(num_samples).astype(jnp.float64)
+    return _mean(key, *wide)
+
+
+@jax.jit
+def _mean(key, covariance, num_samples):
+    return _square(_factor(key, covariance, num_samples))
+
+
+@jax.jit
+def _draw(key, covariance, num_samples, step):
+    """FFᵀ, F on the grid."""
+    factor_key, grid_key = jax.random.split(key)
+    factor = _factor(factor_key, covariance, num_samples)
+    return _square(jnp.tril(grid.onto(grid_key, factor / step)) * step)
+
+
+def _factor(key, covariance, num_samples):
+    """LT/√k."""
+    n = len(covariance)
+    normal_key, chi_key = jax.random.split(key)
+    normals = coupled.normal(normal_key, (n, n + coupled.SUMMED))
+    diagonal = coupled.chi(chi_key, num_samples - jnp.arange(n), normals[:, n:])
+    triangle = jnp.tril(normals[:, :n], -1) + jnp.diag(diagonal)
+    return _product(jnp.linalg.cholesky(covariance), triangle / jnp.sqrt(num_samples))
+
+
+def _square(factor):
+    return _product(factor, factor.T)
+
+
+def _product(left, right):
+    return jnp.matmul(left, right, precision=jax.lax.Precision.HIGHEST)
+
+
+# ---------------------------------------------------------------------------------------------------------
+# How many samples
+
+
+def admissible_samples(epsilon: float, delta: float, **terms) -> int:
+    """The largest k, nearly, for which what is released is (ε, δ)-DP; the terms are those of `max_samples`.
+
+    Never more than `max_samples`, which counts for real numbers, and is the paper's number if that is wanted.
+    """
+    real, change = accounting.max_samples(epsilon, delta, **terms), _change(**terms)
+    real, x = min(real, 2**53), epsilon - math.log(delta) + 30
+    samples, cost = real, 0.0
+    for share in _SHARES:  # of ε, that the program may be away from the exact mechanism
+        cost = share * epsilon
+        left = epsilon - 2 * cost, delta * math.exp(-cost) * (1 - 1e-12)
+        samples = min(real, accounting.samples_at(*left, change)) if left[1] > 0 else 0
+        if samples < terms["n"] or price(samples, x, **terms) <= cost:
+            return samples
+    # Of more samples than 64-bit floats resolve, as many as they do.
+    while samples >= terms["n"] and price(samples, x, **terms) > cost:
+        samples = samples * 15 // 16
+    return samples
+
+
+def price(num_samples: int, x: float, *, column_bound: float, eta: float, n: int, **_) -> float:
+    """c of the module's docstring: how far the program is from the exact mechanism, but for e^(−x)."""
+    x += math.log(n**2 + 32 * n)
+    w = math.sqrt(2 * x)
+    rows = math.sqrt(num_samples) + 2 * n + (math.sqrt(n) + 4) * w + w**2 / 16
+    spread = n * math.sqrt(_trace(column_bound, eta, n) / eta) / _GRID * (n + 64) * _ULP * rows
+    depth = (max(num_samples - n + 1, coupled.SUMMED + 1) - 2 / 3) / 2
+    if x / (3 * depth) > 600:
+        return math.inf
+    slope = 4 * x**2 * math.exp(x / (3 * depth) + 2) / (27 * depth)
+    return spread + n**2 * grid.SHARE + 2 * n * (2.0**-40 * x + 2.0**-47 * slope)
+
+
+def _trace(column_bound: float, eta: float, n: int) -> float:
+    """The largest trace of a covariance, and a little more for what rounding adds to it."""
+    return (_TRACE * _unit(column_bound) + n * eta) * (1 + 2.0**-20)
+
+
+def _unit(column_bound: float) -> float:
+    return (column_bound / secure.FACTOR_STEPS) ** 2
+
+
+def _change(*, column_bound, max_column_change, eta, n, neighboring, **_) -> float:
+    """The bound on how far LLᵀ moves relative to itself, infinite where η − D is not positive."""
+    bounds = column_bound, max_column_change, neighboring
+    off = 2 * _ULP * (n + 8) * _trace(column_bound, eta, n)
+    if off >= eta:
+        return math.inf
+    return (whole_sensitivity(n, *bounds) * _unit(column_bound) + 2 * off) / (eta - off)
+
+
+def _at_least_n(epsilon: float, delta: float, **terms) -> int:
+    """`admissible_samples`, or an error that names the ε, η and β at which n become admissible."""
+    samples = admissible_samples(epsilon, delta, **terms)
+    n, eta, max_column_change = terms["n"], terms["eta"], terms["max_column_change"]
+    if samples >= n:
+        return samples
+
+    def admits(spent=epsilon, **changed) -> bool:
+        return admissible_samples(spent, delta, **(terms | changed)) >= n
+
+    remedies = [f"eta ≥ {_boundary(lambda value: admits(eta=value), eta):.4g}"]
+    if admits(1e8):
+        remedies.append(f"epsilon ≥ {_boundary(admits, epsilon):.4g}")
+    if terms["neighboring"] is REPLACE_ONE:
+        start = 2 * terms["column_bound"] if max_column_change is None else max_column_change
+        smallest = _boundary(lambda value: admits(max_column_change=start**2 / value), start)
+        remedies.append(f"max_column_change ≤ {start**2 / smallest:.4g}")
+    raise ValueError(
+        f"no admissible number of samples: epsilon={epsilon}, delta={delta}, eta={eta}, "
+        f"max_column_change={max_column_change}, "
+        f"column_bound={terms['column_bound']} allow {samples}, and n={n} are needed for a matrix of full "
+        f"rank; use {' or '.join(remedies)}, or mechanism='gaussian'"
+    )
+
+
+def _boundary(admits, start: float) -> float:
+    """The least value ≥ start (to 1e-4, rounded to the safe side) at which a monotone test passes."""
+    low, high = start, 2 * start
+    while not admits(high):
+        low, high = high, 2 * high
+    while high / low > 1 + 1e-4:
+        middle = math.sqrt(low * high)
+        low, high = (low, middle) if admits(middle) else (middle, high)
+    return high * (1 + 1e-3)  # survives being printed with four digits
