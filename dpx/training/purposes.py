@@ -28,9 +28,9 @@ class Keys:
     """The secrets of a run, from which a key for each purpose follows by the purpose's name.
 
     A key is a keyed hash (BLAKE2b) of the name, of as many bits as keys have. So it depends neither on the
-    order of the releases nor on how many there are, and two names do not share one. A name is given out
-    once, because noise that two releases share cancels. A run that resumes has the same secrets in another
-    `Keys`, and so the same key under every name.
+    order of the releases nor on how many there are, and two names share one with probability 2⁻⁶⁴. A name
+    serves once, because noise that two releases share cancels. A run that resumes has the same secrets in
+    another `Keys`, and so the same key under every name.
     """
 
     def __init__(self, key: jax.Array, seed: np.random.SeedSequence):
@@ -46,7 +46,7 @@ class Keys:
           ValueError: if it has been given out.
         """
         self._give("release", release)
-        return of_words(_hashed(self._of_noise, "release", release))
+        return self._key("release", release)
 
     def seed(self, draw: str) -> np.random.SeedSequence:
         """The seed of the draw with this name, which NumPy makes.
@@ -55,7 +55,7 @@ class Keys:
           ValueError: if it has been given out.
         """
         self._give("draw", draw)
-        return np.random.SeedSequence(_hashed(self._of_samples, "draw", draw, 8).tolist())
+        return self._seed("draw", draw)
 
     def training(self, label: str, begun: Any = None) -> TrainingKeys:
         """The keys of the training with this label.
@@ -68,12 +68,11 @@ class Keys:
           ValueError: if they have been given out to another training.
         """
         self._give("label", label, begun)
-        noise, dropout = (
-            of_words(_hashed(self._of_noise, f"{kind} of training", label))
-            for kind in ("noise", "dropout")
+        return TrainingKeys(
+            noise=self._key("noise of training", label),
+            dropout=self._key("dropout of training", label),
+            sampling=self._seed("samples of training", label),
         )
-        samples = _hashed(self._of_samples, "samples of training", label, 8)
-        return TrainingKeys(noise, dropout, np.random.SeedSequence(samples.tolist()))
 
     def _give(self, kind: str, name: str, begun: Any = None) -> None:
         if not isinstance(name, str) or not name:
@@ -86,6 +85,15 @@ class Keys:
                 "same data, arguments and workdir"
             )
         self._given[kind, name] = begun
+
+    def _key(self, kind: str, name: str) -> jax.Array:
+        found = _hashed(self._of_noise, kind, name, 4 * _key_words())
+        return of_words(np.frombuffer(found, np.uint32))
+
+    def _seed(self, kind: str, name: str) -> np.random.SeedSequence:
+        return np.random.SeedSequence(
+            int.from_bytes(_hashed(self._of_samples, kind, name, 32), "little")
+        )
 
 
 def secret_key() -> jax.Array:
@@ -127,11 +135,9 @@ def from_seed(seed: int) -> Keys:
     return Keys(of_words(secret.generate_state(_key_words())), secret)
 
 
-def _hashed(secret: bytes, kind: str, name: str, words: int | None = None) -> np.ndarray:
-    """So many words, those of a JAX key by default, that tell nothing of those for another kind or name."""
-    size = 4 * (words or _key_words())
-    found = hashlib.blake2b(f"{kind}: {name}".encode(), key=secret, digest_size=size)
-    return np.frombuffer(found.digest(), np.uint32)
+def _hashed(secret: bytes, kind: str, name: str, size: int) -> bytes:
+    """So many bytes, which tell nothing of those for another kind or name."""
+    return hashlib.blake2b(f"{kind}: {name}".encode(), key=secret, digest_size=size).digest()
 
 
 def generator() -> str:

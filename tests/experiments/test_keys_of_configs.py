@@ -109,7 +109,8 @@ def configured(source, folder, monkeypatch):
         changes["data.path"] = str(folder / "x.npy")
     if name == "cross_attention:table":
         np.savez(folder / "x.npz", K=rng.random((30, 2)), V=rng.random((30, 1)))
-        changes["data.path"] = str(folder / "x.npz")
+        changes |= {"data.path": str(folder / "x.npz"), "data.key": "K", "data.value": "V"}
+        changes |= {"key_bound": 1.0, "value_bound": 1.0}
     if name == "text":
         (folder / "lines.txt").write_text("".join(f"line {i} of many\n" for i in range(300)))
         changes["data.path"] = str(folder / "lines.txt")

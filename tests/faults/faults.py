@@ -541,8 +541,8 @@ FAULTS = (
     Fault(
         "noise and dropout share a key",
         "dpx/training/purposes.py",
-        'f"{kind} of training", label',
-        '"training", label',
+        'self._key("dropout of training", label)',
+        'self._key("noise of training", label)',
         MOVED,
     ),
     Fault(
@@ -1268,15 +1268,15 @@ FAULTS = (
     Fault(
         "the label is no part of the key of a training's noise",
         "dpx/training/purposes.py",
-        'f"{kind} of training", label',
-        'f"{kind} of training", "training"',
+        'self._key("noise of training", label)',
+        'self._key("noise of training", "")',
         PURPOSES + "test_trainings_of_two_labels_share_neither_noise_nor_samples_nor_masks",
     ),
     Fault(
         "trainings of two labels share their samples",
         "dpx/training/purposes.py",
-        '"samples of training", label, 8',
-        '"samples of training", "", 8',
+        'self._seed("samples of training", label)',
+        'self._seed("samples of training", "")',
         PURPOSES + "test_trainings_of_two_labels_share_neither_noise_nor_samples_nor_masks",
     ),
     Fault(

@@ -55,7 +55,7 @@ def all_randomness(keys, name):
         words(noise),
         words(dropout),
         words(keys.noise(name)),
-        *(tuple(s.entropy) for s in seeds),
+        *(s.entropy for s in seeds),
     ]
 
 
@@ -78,8 +78,7 @@ def test_keys_that_follow_from_one_secret_share_nothing():
 
 def test_seeds_have_all_bits_of_their_secret():
     for seed in (opened().seed("a"), opened().training("a").sampling):
-        assert len(seed.entropy) == 8
-        assert len(set(seed.entropy)) == 8
+        assert 230 < seed.entropy.bit_length() <= 256
 
 
 @pytest.mark.parametrize("draw", ["noise", "seed", "training"])
