@@ -137,9 +137,6 @@ def sources_at_tiny():
                 yield f"{name}:{variant},tiny" if variant else f"{name}:tiny"
 
 
-FAST = ("gram:table,tiny", "cross_attention:table,tiny")
-
-
 @pytest.fixture(scope="module")
 def recording():
     with audit.recording():
@@ -149,7 +146,7 @@ def recording():
 @pytest.mark.parametrize(
     "source",
     [
-        pytest.param(source, marks=() if source in FAST else pytest.mark.slow)
+        pytest.param(source, marks=() if source == "gram:table,tiny" else pytest.mark.slow)
         for source in sources_at_tiny()
     ],
 )

@@ -1201,8 +1201,8 @@ FAULTS = (
     Fault(
         "the model without privacy gives a private row its output bias",
         "experiments/dp_transformer/recommender.py",
-        "bias, start, prior = recommender_rows.prior(config, prepared.train, noise.prior)\n",
-        "_, start, prior = recommender_rows.prior(config, prepared.train, noise.prior)\n"
+        "bias, start, prior = recommender_rows.prior(config, prepared.train, key)\n",
+        "_, start, prior = recommender_rows.prior(config, prepared.train, key)\n"
         "        bias = exact\n",
         LEDGER.format("recommender"),
     ),
@@ -1224,8 +1224,8 @@ FAULTS = (
     Fault(
         "the warm start and the release of transitions have one key",
         "experiments/dp_transformer/recommender_rows.py",
-        "config, key = repetition.config, repetition.noise.transitions",
-        "config, key = repetition.config, repetition.noise.prior",
+        'config, key = repetition.config, repetition.noise("transitions")',
+        'config, key = repetition.config, repetition.noise("prior")',
         LEDGER.format("recommender, warm"),
     ),
     Fault(
