@@ -11,7 +11,6 @@ private_trials/   everything else, for its owner alone: no guarantee covers it
 
 import hashlib
 import json
-import os
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -76,20 +75,18 @@ def _digest(asked: Plan) -> str:
 
 def _draw(asked: Plan) -> dict:
     """What makes the result, so that a selection that was killed has the same trials when it goes on."""
-    opened = keys.Keys(
-        keys.secret_key(), np.random.SeedSequence(int.from_bytes(os.urandom(32), "big"))
-    )
+    opened = keys.Keys(keys.secret_key(), np.random.SeedSequence())
     if asked.synthetic:
         config = points.point_config(asked.source, asked.grid[0])
         opened = keys.open_keys(config, Path(), synthetic=True)
-    generator = np.random.default_rng(opened.sampling)
+    generator = np.random.default_rng(opened.seed("trials"))
     count = asked.trials.draw(generator)
     return {
         "plan": _digest(asked),
         "points": generator.integers(len(asked.grid), size=count).tolist(),
         # On synthetic data the noise follows from the config, which would be the same in two trials.
         "noise_seeds": generator.integers(2**62, size=count).tolist() if asked.synthetic else None,
-        "scores": np.asarray(jax.random.key_data(opened.noise)).tobytes().hex(),
+        "scores": np.asarray(jax.random.key_data(opened.noise("scores"))).tobytes().hex(),
     }
 
 
@@ -121,9 +118,9 @@ def finish(
             "command"
         )
     words = np.frombuffer(bytes.fromhex(drawn["scores"]), np.uint32)
-    key = jax.random.wrap_key_data(jax.numpy.asarray(words))
+    noise_of = keys.derive(jax.random.wrap_key_data(jax.numpy.asarray(words))).noise
     scores = [
-        _score(asked, asked.candidates[point], jax.random.fold_in(key, trial), tasks[trial])
+        _score(asked, asked.candidates[point], noise_of(f"score of trial {trial}"), tasks[trial])
         for trial, point in enumerate(drawn["points"])
     ]
     best = int(np.argmax(scores)) if scores else None

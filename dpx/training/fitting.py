@@ -101,8 +101,10 @@ def fit(
       optimizer: An Optax optimizer, which sees the noisy mean gradients.
       l2_clip_norm: The clipping norm, or a tree of them, as `dpx.clipped_grad` takes it; or a
         `dpx.training.AdaptiveClipNorm`, which follows a quantile of the norms at a small part of the budget.
-      key: A JAX key, such as `dpx.secret_key()`, from which noise, dropout and sampling are derived, or a
-        run's `dpx.training.Keys`. Nobody who sees the result may know it, and no second training may use it.
+      key: A JAX key, such as `dpx.secret_key()`, or a run's `dpx.training.Keys`. Nobody who sees the result
+        may know it. Noise, dropout and sampling follow from it and from `label`, so that trainings may share
+        it whose labels differ. Two of one label would draw the same noise, which cancels: `Keys` refuse the
+        second, unless it repeats the first in a `workdir`; a JAX key does not remember what it served for.
       normalize: Scale every gradient to the clipping norm, and not only those above it.
       compute_dtype: What the loss computes in, such as "bfloat16", whatever parameters are kept in: it gets
         parameters and examples cast to it. Their gradients, norms, sums and noise, and the optimizer, are in
@@ -137,14 +139,16 @@ def fit(
         it has finished, that key lies in the folder, readable by its owner only. After that, a repeated call
         returns the finished result. Loss and optimizer are compared by the programs that JAX makes of them
         (`dpx.training.programs`), which another version of JAX may change: keep that too.
-        Under a run's `Keys`, trainings of several labels may share the folder.
-      label: A plain name of the training, in metrics.jsonl, on the progress line and of its checkpoints.
+        With a JAX key a folder is for one training; with `Keys`, for one of each label.
+      label: A plain name of the training, in metrics.jsonl, on the progress line and of its checkpoints. Of
+        the trainings under one key each needs a label of its own.
       evaluate: Takes the parameters and returns numbers by name, for the history. The guarantee does not
         cover them: where they are computed on private data, keep them to yourself.
       evaluate_every, log_every, checkpoint_every: In steps; a tenth of all steps by default.
 
     Raises:
-      ValueError: for an argument that cannot be used, before any noise is drawn.
+      ValueError: for an argument that cannot be used, before any noise is drawn; for `Keys` that another
+        training of this label was given.
       dpx.training.keys.CannotResumeError: for a `workdir` that holds a training of other data or arguments.
     """
     selection.check(wrt)

@@ -1,9 +1,10 @@
 """Noise keys are secrets: whoever knows one can subtract the noise.
 
-On private data the key of the noise and the randomness of Poisson sampling come from the operating system's
-entropy. They lie in one file of their own (0600, in a 0700 folder) while the run is unfinished, so that a
-killed run draws the same noise when it resumes, and are deleted when it has finished. Beside them lies what
-the run began with (`dpx.training.resuming`).
+On private data a run has two secrets from the operating system's entropy, one for noise and one for samples.
+All its randomness follows from them and from the names of what it is for (`Keys`): two releases share a key
+only where they share a name, which is refused. The secrets lie in one file of their own (0600, in a 0700
+folder) while the run is unfinished, so that a killed run draws the same noise when it resumes, and are
+deleted when it has finished. Beside them lies what the run began with (`dpx.training.resuming`).
 
 A `noise_seed` replaces them. It has to stay unknown, and to be used for one run on one data set: two runs
 with one seed draw the same noise, which cancels, whether or not anybody knows the seed. Records therefore
@@ -11,7 +12,6 @@ show only a fingerprint of it (`fingerprint`), which recognises the seed in the 
 """
 
 import contextlib
-import dataclasses
 import functools
 import hashlib
 import os
@@ -24,10 +24,20 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
-from dpx import _processes, _watch
+from dpx import _processes
 from dpx import _storage as storage
-from dpx._validate import wrong_key
 from dpx.training import resuming
+from dpx.training.purposes import (
+    Keys,
+    TrainingKeys,
+    check,
+    derive,
+    from_seed,
+    generator,
+    of_words,
+    secret_key,
+    words_of,
+)
 from dpx.training.resuming import FINISHED, FOLDER, KEYS, CannotResumeError
 
 __all__ = [
@@ -35,6 +45,7 @@ __all__ = [
     "CannotResumeError",
     "Keys",
     "Opened",
+    "TrainingKeys",
     "check",
     "derive",
     "discard",
@@ -48,59 +59,18 @@ __all__ = [
 _SALT = "salt.json"
 
 
-@dataclasses.dataclass(frozen=True)
-class Keys:
-    """The randomness that privacy rests on: a JAX key for noise, a SeedSequence for Poisson sampling."""
-
-    noise: jax.Array
-    sampling: np.random.SeedSequence
-
-
 class Opened(NamedTuple):
     """The keys of a training, and whether it has finished: then nothing more may be drawn with them."""
 
-    keys: Keys
+    keys: TrainingKeys
     finished: bool
-
-
-def secret_key() -> jax.Array:
-    """A JAX key from the operating system's entropy, which fills every word of it.
-
-    `jax.random.key(seed)` keeps 32 bits of its seed, which can be searched. Whoever knows a key can subtract
-    the noise that was drawn with it: keep it out of logs and files.
-    """
-    return _wrap(np.frombuffer(os.urandom(4 * _key_words()), np.uint32))
-
-
-def derive(key: jax.Array) -> Keys:
-    """The keys of a training that is given one JAX key, one for each purpose."""
-    noise, sampling = jax.random.split(_wrap(_words(key)))
-    return Keys(noise, np.random.SeedSequence(_words(sampling).tolist()))
-
-
-def check(key: Any) -> None:
-    """Raises ValueError for what is neither one JAX key nor `Keys`."""
-    if isinstance(key, Keys):
-        return
-    try:
-        shape = _words(key).shape
-    except TypeError:
-        shape = None
-    if shape == (_key_words(),):
-        return
-    if jax.numpy.issubdtype(getattr(key, "dtype", int), jax.dtypes.prng_key) and not key.ndim:
-        raise ValueError(
-            f"key of the generator {jax.random.key_impl(key)} must be one of the default generator: set "
-            "jax_default_prng_impl to that, or use dpx.secret_key()"
-        )
-    raise wrong_key(key)
 
 
 @contextlib.contextmanager
 def of_training(
     key: jax.Array | Keys, workdir: Path | None, *, data: Iterable[np.ndarray], settings: dict
 ) -> Iterator[Opened]:
-    """The keys of a training; a JAX key lies in its folder while it runs.
+    """The keys of a training, which follow from its label; a JAX key lies in its folder while it runs.
 
     A training that was killed goes on under the key that it began with, whatever it is given then. One that
     has finished leaves a digest of its data and its settings, but no key. A run's `Keys` are kept by whoever
@@ -113,34 +83,42 @@ def of_training(
 
     Raises:
       CannotResumeError: if they have changed, or if the key of the training is lost.
+      ValueError: for `Keys` that another training of this label was given.
       storage.StorageError: if another process works in the folder, or the key is damaged or open to others.
     """
+    label = settings["label"]
+
+    def of_label(found: jax.Array | Keys, begun: Any = None) -> TrainingKeys:
+        return (found if isinstance(found, Keys) else derive(found)).training(label, begun)
+
     if workdir is None:
-        yield Opened(_of_first(lambda: key if isinstance(key, Keys) else derive(key)), False)
+        yield Opened(_of_first(lambda: of_label(key)), False)
         return
     found = resuming.digest_of_all(data)
     if isinstance(key, Keys):
-        with storage.lock(workdir / "checkpoints" / settings["label"]):
+        with storage.lock(workdir / "checkpoints" / label):
             _processes.of_first(lambda: resuming.check_training(workdir, found, settings))
-            yield Opened(_of_first(lambda: key), False)
+            yield Opened(_of_first(lambda: of_label(key, (found, settings))), False)
     else:
         with storage.lock(workdir):
             finished = _processes.of_first((workdir / FOLDER / FINISHED).exists)
-            yield Opened(_of_first(lambda: derive(_kept(key, workdir, found, settings))), finished)
+            yield Opened(
+                _of_first(lambda: of_label(_kept(key, workdir, found, settings))), finished
+            )
             _finish(workdir)
 
 
-def _of_first(make: Callable[[], Keys]) -> Keys:
+def _of_first(make: Callable[[], TrainingKeys]) -> TrainingKeys:
     """The keys that `make` returns in the first of several processes: they add one noise to one sum."""
 
     def words() -> list:
-        found = make()
-        return [_words(found.noise).tolist(), found.sampling.state]
+        noise, dropout, sampling = make()
+        return [words_of(noise).tolist(), words_of(dropout).tolist(), sampling.state]
 
     if not _processes.several():
         return make()
-    noise, sampling = _processes.of_first(words)
-    return Keys(_wrap(noise), np.random.SeedSequence(**sampling))
+    noise, dropout, sampling = _processes.of_first(words)
+    return TrainingKeys(of_words(noise), of_words(dropout), np.random.SeedSequence(**sampling))
 
 
 def _kept(key: jax.Array, workdir: Path, data: str, settings: dict) -> jax.Array:
@@ -149,9 +127,9 @@ def _kept(key: jax.Array, workdir: Path, data: str, settings: dict) -> jax.Array
     if finished.exists():
         resuming.unchanged(storage.read_private(finished), workdir, data, settings)
         return key
-    draw = functools.partial(dict, key=_words(key).tobytes().hex())
+    draw = functools.partial(dict, key=words_of(key).tobytes().hex())
     stored = resuming.stored(workdir, data, draw, settings)
-    return _wrap(np.frombuffer(bytes.fromhex(stored["key"]), np.uint32))
+    return of_words(np.frombuffer(bytes.fromhex(stored["key"]), np.uint32))
 
 
 def _finish(workdir: Path) -> None:
@@ -180,24 +158,17 @@ def open_keys(
         of its processes.
       storage.StorageError: if its keys are damaged, or not its own.
     """
-    workdir = Path(workdir)
-    same = "" if synthetic else resuming.digest_of_each(data)
-
-    def opened() -> Keys:
-        if synthetic:
-            return _from_seed(config.seed if config.noise_seed is None else config.noise_seed)
-        if config.noise_seed is not None:
-            resuming.stored(workdir, same, dict)
-            return _from_seed(config.noise_seed)
-        stored = resuming.stored(workdir, same, _draw)
-        return Keys(
-            _wrap(np.frombuffer(bytes.fromhex(stored["noise"]), np.uint32)),
-            np.random.SeedSequence(int(stored["sampling"], 16)),
-        )
-
-    found = _of_first(opened)
-    _watch.key_used(found.noise, "all noise of the run")
-    return found
+    if synthetic:
+        return from_seed(config.seed if config.noise_seed is None else config.noise_seed)
+    workdir, same = Path(workdir), resuming.digest_of_each(data)
+    draw = _draw if config.noise_seed is None else dict
+    stored = _processes.of_first(lambda: resuming.stored(workdir, same, draw))
+    if config.noise_seed is not None:
+        return from_seed(config.noise_seed)
+    return Keys(
+        of_words(np.frombuffer(bytes.fromhex(stored["noise"]), np.uint32)),
+        np.random.SeedSequence(int(stored["sampling"], 16)),
+    )
 
 
 def discard(workdir: Path) -> None:
@@ -246,34 +217,4 @@ def fingerprint(noise_seed: int, workdir: Path, *, new: bool = False) -> str:
 
 
 def _draw() -> dict[str, str]:
-    return {"noise": _words(secret_key()).tobytes().hex(), "sampling": os.urandom(32).hex()}
-
-
-def _from_seed(seed: int) -> Keys:
-    noise, sampling = np.random.SeedSequence(seed).spawn(2)
-    return Keys(_wrap(noise.generate_state(_key_words(), np.uint32)), sampling)
-
-
-def generator() -> str:
-    """How JAX makes random numbers of a key: with another generator the same key gives other noise."""
-    name = str(jax.random.key_impl(jax.random.key(0)))
-    config: Any = jax.config
-    whole = name == "threefry2x32" and not config.jax_threefry_partitionable
-    return f"{name}, not partitionable" if whole else name
-
-
-def _key_words() -> int:
-    return jax.random.key_data(jax.random.key(0)).size
-
-
-def _words(key: jax.Array) -> np.ndarray:
-    """Of a typed key, or of one that is an array of words already."""
-    if jax.numpy.issubdtype(jax.numpy.result_type(key), jax.dtypes.prng_key):
-        key = jax.random.key_data(key)
-    elif jax.numpy.result_type(key) != np.uint32:
-        raise TypeError("a key is made of words of 32 bits")
-    return np.asarray(key, np.uint32)
-
-
-def _wrap(words: np.ndarray) -> jax.Array:
-    return jax.random.wrap_key_data(jax.numpy.asarray(words, jax.numpy.uint32))
+    return {"noise": words_of(secret_key()).tobytes().hex(), "sampling": os.urandom(32).hex()}

@@ -21,7 +21,7 @@ from dpx.clipping import ClippedGrads, clipped_grad, randomness, reports, sums
 from dpx.training import adaptive, correlated, precision, sampling
 from dpx.training.calibration import Privacy, public_size
 from dpx.training.checkpoints import Checkpoints
-from dpx.training.keys import CannotResumeError, Keys
+from dpx.training.keys import CannotResumeError, TrainingKeys
 from dpx.training.layout import Layout
 from dpx.training.log import MetricLog, Progress, Record, evaluated
 from dpx.training.transformation import privatize
@@ -35,7 +35,7 @@ def train(
     optimizer: optax.GradientTransformation,
     batch_size: float,
     steps: int,
-    keys: Keys,
+    keys: TrainingKeys,
     privacy: Privacy | None,
     label: str,
     compute_dtype: Any = None,
@@ -67,8 +67,8 @@ def train(
       optimizer: Of the noisy mean gradients.
       batch_size: The expected batch size.
       steps: Number of steps.
-      keys: Of noise and dropout masks, and of Poisson sampling. All three are secret: under masks that are
-        known, the record that is removed is not the only one whose gradient changes.
+      keys: Of this training alone. All three are secret: under dropout masks that are known, the record that
+        is removed is not the only one whose gradient changes.
       privacy: None for ordinary training on the same batches.
       label: Names the run in metrics.jsonl and on the progress line.
       compute_dtype: What parameters, examples and `frozen` are cast to for the loss; None for no cast.
@@ -100,14 +100,15 @@ def train(
     members = _largest_batch(block, 1 / bands)  # of the group that a step samples from
     room = _largest_batch(members, probability) if max_batch_size is None else max_batch_size
     piece = min(math.ceil(microbatch_size / layout.shards) if microbatch_size else room, block)
-    noise_key, dropout_key = jax.random.split(keys.noise)
     ratio = None if privacy is None else privacy.count_ratio
     follow = []
     if privacy is not None and ratio is not None:
         follow = [adaptive.follow(privacy.l2_clip_norm, ratio)]
-    noisy = optax.chain(_mean(privacy, batch_size, noise_key, label), *follow, optimizer)
+    noisy = optax.chain(_mean(privacy, batch_size, keys.noise, label), *follow, optimizer)
     # Steps reuse the memory of the state they are given, which the caller's arrays must survive.
-    params, frozen, dropout_key = layout.put((jax.tree.map(jnp.array, params), frozen, dropout_key))
+    params, frozen, dropout_key = layout.put(
+        (jax.tree.map(jnp.array, params), frozen, keys.dropout)
+    )
     state = params, layout.put(jax.tree.map(jnp.array, noisy.init(wide(params))))
     step_fn = jax.jit(
         functools.partial(

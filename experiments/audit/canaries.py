@@ -75,8 +75,7 @@ def plan(config) -> dict:
 def run(config, workdir: Path) -> Outcome:
     """Audits the target; bounds are at `config.delta` and hold with probability `config.confidence` each."""
     keys = secrets.open_keys(config, workdir, synthetic=True)
-    seed = int(keys.sampling.generate_state(1)[0])
-    guarantee, bounds = _TARGETS[config.target](config, seed, workdir)
+    guarantee, bounds = _TARGETS[config.target](config, keys, workdir)
     claim = guarantee.epsilon
     return Outcome(
         measures=[
@@ -109,17 +108,19 @@ def _notes(bounds: dict[str, float], claim: float) -> str:
 # A small regression, the recommender, and the n-grams that a language model starts from
 
 
-def _train(config, seed: int, workdir: Path):
+def _train(config, keys: secrets.Keys, workdir: Path):
     del workdir
-    return regression.audited(config, seed)
+    return regression.audited(config, keys)
 
 
-def _recommender(config, seed: int, workdir: Path):
+def _recommender(config, keys: secrets.Keys, workdir: Path):
+    seed_of = functools.partial(regression.seed, keys)
     prepared = recommender_data.prepare(config)
     model = models.build(config, prepared.records.num_items, config.data.max_length, config.seed)
     graph, params = nnx.split(model)
     loss_fn = functools.partial(next_item.loss, graph, None, None, config.train.loss == "last")
-    dirac = audit.dirac(loss_fn, params, prepared[2:6], canaries=config.canaries, seed=seed)
+    coins = {"canaries": config.canaries, "seed": seed_of("canaries of one run")}
+    dirac = audit.dirac(loss_fn, params, prepared[2:6], **coins)
     records = len(dirac.data[0])
     settings = config.train.copy_and_resolve_references()
     settings.batch_size = round(config.sampling_probability * records)
@@ -129,7 +130,7 @@ def _recommender(config, seed: int, workdir: Path):
     shared = {"delta": config.delta, "confidence": config.confidence}
     bounds = {}
     # The loss takes a key for dropout, of which a white box has no use.
-    key = jax.random.key(seed)
+    key = keys.noise("dropout of one run")
     one = audit.Training(
         lambda params, *example: dirac.loss_fn(params, *example, key),
         l2_clip_norm=private.l2_clip_norm,
@@ -139,17 +140,16 @@ def _recommender(config, seed: int, workdir: Path):
         expected_batch_size=settings.batch_size,
         microbatch_size=settings.microbatch_size,
     )
-    scores = audit.one_run(one, dirac, seed=seed + 1)
+    scores = audit.one_run(one, dirac, seed=seed_of("one run"))
     bounds["one_run"] = audit.one_run_lower_bound(
         scores, dirac.included, model=one.model, **shared
     ).epsilon
-    sampling, noise = np.random.SeedSequence(seed + 2).spawn(2)
     trained = training.train(
         dirac.loss_fn,
         dirac.params,
         dirac.data,
         settings,
-        keys=secrets.Keys(jax.random.key(noise.generate_state(1)[0]), sampling),
+        keys=keys,
         label="audit",
         workdir=workdir,
         privacy=private,
@@ -160,7 +160,7 @@ def _recommender(config, seed: int, workdir: Path):
     return guarantee, bounds
 
 
-def _ngram(config, seed: int, workdir: Path):
+def _ngram(config, keys: secrets.Keys, workdir: Path):
     """Unigrams of two tokens: many of the second, so that the first's share shows its noisy count."""
     del workdir
     tokens = np.array([[0, 0]] * 100 + [[1, 1]] * 2000)
@@ -175,8 +175,8 @@ def _ngram(config, seed: int, workdir: Path):
         unit=regression.UNIT,
     )
     scores = []
-    for stream, records in enumerate((np.concatenate([tokens, canary]), tokens)):
-        found = jax.random.split(jax.random.fold_in(jax.random.key(seed), stream), config.runs)
+    for side, records in (("with", np.concatenate([tokens, canary])), ("without", tokens)):
+        found = jax.random.split(keys.noise(f"runs {side} the canary"), config.runs)
         mask = np.ones(records.shape, bool)
         scores.append([release(key, records, mask).probabilities[0, 0] for key in found])
     bound = audit.curve_lower_bound(
@@ -187,7 +187,7 @@ def _ngram(config, seed: int, workdir: Path):
         confidence=config.confidence,
         selection_fraction=regression.SELECTION,
     )
-    guarantee = release(jax.random.key(seed), tokens, np.ones(tokens.shape, bool)).guarantee
+    guarantee = release(keys.noise("one run"), tokens, np.ones(tokens.shape, bool)).guarantee
     return guarantee, {"ngram": bound.epsilon}
 
 

@@ -9,6 +9,7 @@ import numpy as np
 import dpx
 from dpx import audit, privacy
 from dpx.privacy import PrivacyGuarantee
+from dpx.training import Keys
 from experiments.audit.training_faults import FAULTS
 
 UNIT = "record"
@@ -24,12 +25,18 @@ class Problem(NamedTuple):
     canary: tuple
 
 
-def audited(config, seed: int) -> tuple[PrivacyGuarantee, dict[str, float]]:
+def seed(keys: Keys, name: str) -> int:
+    """The seed of the audit with this name."""
+    return int(keys.seed(name).generate_state(1)[0])
+
+
+def audited(config, keys: Keys) -> tuple[PrivacyGuarantee, dict[str, float]]:
     """The guarantee that is claimed, and a bound on ε for each adversary and each planted fault."""
+    seed_of = functools.partial(seed, keys)
     noise = multiplier(config, config.steps)
     bounds = {}
     many, problem = _gradient_canary(config, noise)
-    runs = audit.many_runs(many, *problem, runs=config.runs, seed=seed)
+    runs = audit.many_runs(many, *problem, runs=config.runs, seed=seed_of("white box"))
     shared = {"confidence": config.confidence, "selection_fraction": SELECTION}
     curve = functools.partial(
         audit.curve_lower_bound, delta=config.delta, model=many.model, **shared
@@ -44,27 +51,33 @@ def audited(config, seed: int) -> tuple[PrivacyGuarantee, dict[str, float]]:
     ).epsilon
     bounds["final_model"] = curve(runs.final_inside, runs.final_outside).epsilon
 
-    runs = audit.many_runs(many, *_crowd(problem), runs=config.input_runs, seed=seed + 1)
+    runs = audit.many_runs(
+        many, *_crowd(problem), runs=config.input_runs, seed=seed_of("white box, crowd")
+    )
     bounds["white_box_crowd"] = curve(*runs.statistics(many)).epsilon
     plain, problem = _input_canary(config, noise)
-    runs = audit.many_runs(plain, *problem, runs=config.input_runs, seed=seed + 2)
+    runs = audit.many_runs(plain, *problem, runs=config.input_runs, seed=seed_of("input canary"))
     bounds["input_canary"] = curve(*runs.statistics(plain)).epsilon
     bounds["input_canary_final"] = curve(runs.final_inside, runs.final_outside).epsilon
 
     start = _regression()
     dirac = audit.dirac(
-        _squared_error, start.params, start.data, canaries=config.canaries, seed=seed
+        _squared_error,
+        start.params,
+        start.data,
+        canaries=config.canaries,
+        seed=seed_of("canaries of one run"),
     )
     one = _training(
         config, noise, dirac.loss_fn, dirac.included.sum() + OTHERS, microbatch_size=250
     )
-    scored = audit.one_run(one, dirac, seed=seed + 3), dirac.included, config.delta
+    scored = audit.one_run(one, dirac, seed=seed_of("one run")), dirac.included, config.delta
     for row, model in (("one_run", one.model), ("one_run_any_mechanism", None)):
         bounds[row] = audit.one_run_lower_bound(
             *scored, model=model, confidence=config.confidence
         ).epsilon
-    for number, name in enumerate(config.faults):
-        bounds[f"fault_{name}"] = fault_bound(name, config, seed + 4 + number)
+    for name in config.faults:
+        bounds[f"fault_{name}"] = fault_bound(name, config, seed_of(f"fault {name}"))
     guarantee = privacy.dpsgd_guarantee(
         noise,
         config.delta,

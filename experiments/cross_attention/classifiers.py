@@ -10,6 +10,7 @@ import dpx
 from dpx import cross_attention
 from dpx.noise import release
 from dpx.privacy import ADD_OR_REMOVE_ONE, PrivacyGuarantee, gaussian_noise_multiplier
+from dpx.training import Keys
 from experiments.cross_attention.labelled import Documents
 
 UNIT = "row of (K, V)"  # a document
@@ -102,7 +103,7 @@ def _guarantee(
 
 
 def private_regression(
-    config, key: jax.Array, data: Documents, unit: str = UNIT
+    config, keys: Keys, data: Documents, unit: str = UNIT
 ) -> dpx.training.Trained:
     """Multinomial logistic regression by DP-SGD."""
     about = config.regression
@@ -122,7 +123,8 @@ def private_regression(
         steps=about.steps,
         optimizer=optax.adam(optax.cosine_decay_schedule(about.learning_rate, about.steps)),
         l2_clip_norm=about.l2_clip_norm,
-        key=key,
+        key=keys,
+        label="logistic_regression",
         unit=unit,
     )
 

@@ -78,13 +78,12 @@ def run(config, workdir: Path) -> Outcome:
     """Prices of held-out diamonds, privately and not."""
     train, test = load_diamonds(config)
     keys = secrets.open_keys(config, workdir, data=(train,))
-    sketch_key, mean_key, regression_key = jax.random.split(keys.noise, 3)
     budget = {"epsilon": config.epsilon, "delta": config.delta}
     K, Q = (_on_sphere(rows, config.kernel.side_weight) for rows in (train, test))
     V = 2 * train[:, -1:] / MAX_PRICE - 1
     scale = 1 / config.kernel.largest_logit
     sketch = cross_attention.build(
-        sketch_key,
+        keys.noise("sketch"),
         K,
         V,
         key_bound=1.0,
@@ -95,9 +94,13 @@ def run(config, workdir: Path) -> Outcome:
         degree=config.kernel.degree,
         **budget,
     )
-    mean = baselines.mean_of_values(mean_key, V, value_bound=1.0, **budget)
+    mean = baselines.mean_of_values(keys.noise("dp_mean"), V, value_bound=1.0, **budget)
     weights, regression = private_regression(
-        regression_key, _design(train), V[:, 0], regularization=config.regularization, **budget
+        keys.noise("dp_linear_regression"),
+        _design(train),
+        V[:, 0],
+        regularization=config.regularization,
+        **budget,
     )
     memory = jnp.asarray(K), jnp.asarray(V)
     exact = jax.lax.map(

@@ -114,7 +114,7 @@ def run(config, workdir: Path) -> Outcome:
     known, asks = slice(config.public), slice(config.public, None)
     # Keys, classes and clipping norm follow from the public documents and the model.
     begun = (*private, *later.take(known), tuned_text.model_file(config))
-    key = secrets.open_keys(config, workdir, synthetic=synthetic, data=begun).noise
+    keys = secrets.open_keys(config, workdir, synthetic=synthetic, data=begun)
     states = np.asarray(tuned_text.trunk(language, later), np.float32)
     reader = fit_reader(states[known], later.take(known), config.dim, config.num_classes)
     public, asking = (
@@ -128,15 +128,15 @@ def run(config, workdir: Path) -> Outcome:
     rows = reader(np.asarray(tuned_text.trunk(language, private), np.float32), private)
     joined = with_public(config, public, asking)
     releases, costs, memories = {}, {"both": []}, []
-    for number, (name, degree) in enumerate((("memory", config.degree), ("frequencies", 0))):
+    for name, degree in (("memory", config.degree), ("frequencies", 0)):
         total = clipped_sum(config, rows, public.positions, degree)
         costs[f"{name}_no_noise"] = [cost(public, asking, as_sketch(config, total).query)]
         costs[name] = []
         for draw in range(config.draws):
-            own = jax.random.fold_in(jax.random.fold_in(key, number), draw)
-            memory = release_memory(config, own, total)
+            label = f"{name}_draw{draw}" if draw else name
+            memory = release_memory(config, keys.noise(label), total)
             costs[name].append(cost(public, asking, memory.query))
-            releases[f"{name}_draw{draw}" if draw else name] = memory.guarantee
+            releases[label] = memory.guarantee
             if name == "memory":
                 costs["both"].append(cost(*joined, memory.query))
             memories.append(memory)

@@ -41,6 +41,11 @@ class Cell(NamedTuple):
     setting: str = ""
     value: int = 0
 
+    @property
+    def place(self) -> str:
+        """Its name among the metrics and the releases of a run."""
+        return self.measure([0.0]).place
+
     def measure(self, errors: list[float]) -> Measure:
         """The mean error over memories, and its standard error."""
         settings = {self.setting: self.value} if self.setting else {}
@@ -110,30 +115,35 @@ def run(config, workdir: Path) -> Outcome:
         print(f"memory {trial + 1} of {config.trials}: building and asking", flush=True)
         K, V, Q = _draw(config, trial)
         exact = _exact(Q, K, V)
-        key = jax.random.fold_in(keys.noise, trial)
-        for number, (cell, build) in enumerate(_mechanisms(config).items()):
-            own = jax.random.fold_in(key, number)
-            built, build_seconds = _timed(functools.partial(build, own, K, V, **options))
+
+        def noise(cell, trial=trial):
+            return keys.noise(f"{cell.place} of memory {trial}")
+
+        for cell, build in _mechanisms(config).items():
+            built, build_seconds = _timed(functools.partial(build, noise(cell), K, V, **options))
             answers, query_seconds = _timed(functools.partial(built.query, Q))
             record(cell, answers, exact, built.guarantee)
             if not cell.setting:
                 seconds[cell.row] = (build_seconds, query_seconds / len(Q))
         mean = baselines.mean_of_values(
-            key, V, value_bound=1.0, epsilon=config.epsilon, delta=config.delta
+            noise(Cell("dp_mean")),
+            V,
+            value_bound=1.0,
+            epsilon=config.epsilon,
+            delta=config.delta,
         )
         record(Cell("dp_mean"), mean.values, exact, mean.guarantee)
         record(Cell("mean"), jnp.asarray(V.mean(0)), exact)
         for count in config.query_counts:
-            own = jax.random.fold_in(key, 1000 + count)
             asked = Q[:count]  # the error of the first few stands for that of all
-            fresh = baselines.fresh_noise(own, asked, K, V, num_queries=count, **options)
             cell = Cell("fresh_noise", "queries", count)
+            fresh = baselines.fresh_noise(noise(cell), asked, K, V, num_queries=count, **options)
             record(cell, fresh.values, exact[:count], fresh.guarantee)
     _write_seconds(workdir, config, seconds)
     return Outcome(
         measures=[cell.measure(found) for cell, found in errors.items()],
         headline=guarantees[Cell("sketch")],
-        releases={cell.measure([0.0]).place: spent for cell, spent in guarantees.items()},
+        releases={cell.place: spent for cell, spent in guarantees.items()},
         titles=TITLES,
         headline_row="sketch",
         baseline_row="dp_mean",

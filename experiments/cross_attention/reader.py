@@ -70,13 +70,15 @@ class Reader(nnx.Module):
         first, second = self.row
         return second(jax.nn.gelu(first(rows)))
 
-    def remember(self, key: jax.Array, rows: jax.Array, *, epsilon: float, delta: float) -> None:
+    def remember(
+        self, keys: secrets.Keys, rows: jax.Array, *, epsilon: float, delta: float
+    ) -> None:
         """Releases the memory once for each block, out of one budget: μ² is split evenly."""
         multiplier = gaussian_noise_multiplier(epsilon, delta) * len(self.attention) ** 0.5
         own = gaussian_epsilon(multiplier, delta)
-        keys = jax.random.split(key, len(self.attention))
-        for own_key, layer in zip(keys, self.attention, strict=True):
-            layer.remember(own_key, self.encode(rows), epsilon=own, delta=delta)
+        for number, layer in enumerate(self.attention):
+            key = keys.noise(f"memory of block {number}")
+            layer.remember(key, self.encode(rows), epsilon=own, delta=delta)
 
     def guarantee(self, delta: float) -> dpx.PrivacyGuarantee:
         """Of all blocks together."""
@@ -120,13 +122,12 @@ def run(config, workdir: Path) -> Outcome:
     """Prices of held-out diamonds, read from the private memory and from the exact one."""
     train, test = load_diamonds(config)
     keys = secrets.open_keys(config, workdir, data=(train,))
-    memory_key, mean_key = jax.random.split(keys.noise)
     budget: dict[str, Any] = {"epsilon": config.epsilon, "delta": config.delta}
     reader = trained(config)
     print("the transformer is trained on made-up memories", flush=True)
     rows = _rows(train)
-    reader.remember(memory_key, jnp.asarray(rows), **budget)
-    mean = baselines.mean_of_values(mean_key, rows[:, 3:], value_bound=1.0, **budget)
+    reader.remember(keys, jnp.asarray(rows), **budget)
+    mean = baselines.mean_of_values(keys.noise("dp_mean"), rows[:, 3:], value_bound=1.0, **budget)
     x = jnp.asarray(_rows(test)[:, :3])
     predictions = {
         "reader": reader(x),

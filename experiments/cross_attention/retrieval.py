@@ -8,7 +8,6 @@ the zero query, which are the groups' shares, so that all groups weigh the same:
 from pathlib import Path
 from typing import Any
 
-import jax
 import numpy as np
 
 import dpx
@@ -83,10 +82,6 @@ def run(config, workdir: Path) -> Outcome:
     # The votes for held-out documents are released too.
     begun = (data.keys, data.labels, data.queries)
     keys = secrets.open_keys(config, workdir, data=begun)
-    names = ("sketch", "sketch_ball", "sketch_box", "fresh_noise", "class_means", "regression")
-    own: dict[str, jax.Array] = dict(
-        zip(names, jax.random.split(keys.noise, len(names)), strict=True)
-    )
     budget = {"epsilon": config.epsilon, "delta": config.delta}
     values = np.eye(data.num_groups, dtype=np.float32)[data.labels]
     found = _expected(config)
@@ -97,7 +92,7 @@ def run(config, workdir: Path) -> Outcome:
     rows = {"sketch": "simplex", "sketch_ball": "ball", "sketch_box": "box"}
     memories: dict[str, Any] = {
         name: cross_attention.build(
-            own[name],
+            keys.noise(name),
             data.keys,
             values,
             degree=found.degree,
@@ -121,14 +116,14 @@ def run(config, workdir: Path) -> Outcome:
     scores = {"attention": exact / shares}
     if config.neighboring == "add_or_remove_one":  # what is not built for the other relation
         means, releases["class_means"] = class_means(
-            own["class_means"], data.keys, values, **budget
+            keys.noise("class_means"), data.keys, values, **budget
         )
-        trained = private_regression(config, own["regression"], data)
+        trained = private_regression(config, keys, data)
         releases["logistic_regression"] = trained.guarantee
         scores["class_means"] = data.queries @ means.T
         scores["logistic_regression"] = logits(trained.params, data.queries)
-        for number, count in enumerate(config.query_counts):
-            key = jax.random.fold_in(own["fresh_noise"], number)
+        for count in config.query_counts:
+            key = keys.noise(f"queries={count}/fresh_noise")
             noisy, spent = fresh_noise(key, exact, count, **budget)
             # Without the groups' exact shares, which are private.
             score = accuracy(noisy, data.truth[: len(noisy)])

@@ -69,7 +69,7 @@ def run(config, workdir: Path) -> Outcome:
     domain = _domain(config, K, V)
     print(f"releasing a memory of {domain.dim} + {domain.value_dim} columns", flush=True)
     memory = sketch.build(
-        keys.noise,
+        keys.noise("sketch"),
         K,
         V,
         domain=domain,

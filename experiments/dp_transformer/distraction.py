@@ -77,7 +77,6 @@ def run(config, workdir: Path) -> Outcome:
     keys = secrets.open_keys(config, workdir, synthetic=True)
     histories = _histories(config)
     tokens = np.stack(histories.items).astype(np.int32)
-    training_key, presence_key = jax.random.split(keys.noise)
     calibrated = models.calibrate(
         config,
         histories,
@@ -85,7 +84,7 @@ def run(config, workdir: Path) -> Outcome:
         UNIT,
         ASSUMPTIONS,
         prior=None,
-        correction_key=presence_key,
+        correction_key=keys.noise("token probabilities"),
     )
     assert calibrated.noise is not None
     graph, params = nnx.split(
@@ -102,7 +101,7 @@ def run(config, workdir: Path) -> Outcome:
         params,
         (tokens,),
         config.train,
-        keys=secrets.Keys(training_key, keys.sampling),
+        keys=keys,
         label="dp_reattention",
         workdir=workdir,
         privacy=calibrated.privacy,

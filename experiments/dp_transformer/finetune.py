@@ -64,7 +64,6 @@ def run(config, workdir: Path) -> Outcome:
     synthetic = _is_synthetic(config)
     begun = (*train, tuned_text.model_file(config))
     keys = open_keys(config, workdir, synthetic=synthetic, data=begun)
-    private_key, plain_key, *ngram_keys = jax.random.split(keys.noise, 2 + len(config.ngrams))
     unit = docs.unit(config)
     privacy, guarantee = training.make_private(
         config.train, config.epsilon, config.delta, len(train), unit, _assumptions(config)
@@ -73,9 +72,9 @@ def run(config, workdir: Path) -> Outcome:
     before = TunedText(language, language.trained)
     measures = _measures("pretrained", before.nats(test), test, characters)
     releases = {}
-    for order, key in zip(config.ngrams, ngram_keys, strict=True):
+    for order in config.ngrams:
         row = f"dp_{order}gram"
-        model, nats = _ngram(key, config, language, train, test, order)
+        model, nats = _ngram(keys.noise(row), config, language, train, test, order)
         releases[row] = model.guarantee
         measures.append(Measure(row, "nats_per_character", nats / characters))
 
@@ -84,14 +83,13 @@ def run(config, workdir: Path) -> Outcome:
     if language.model().first_adapted and len(train) < sum(s.steps * s.batch_size for s in planned):
         # Once for each record, not each time it is drawn.
         start = tuned_text.as_bits(tuned_text.trunk(language, train))
-    tune = functools.partial(_tune, config, workdir, language, (start, *train))
-    private = tune("dp_tuned", config.train, Keys(private_key, keys.sampling), privacy)
+    tune = functools.partial(_tune, config, workdir, language, (start, *train), keys)
+    private = tune("dp_tuned", config.train, privacy)
     private.save(workdir)
     releases["dp_tuned"] = guarantee
     measures += _measures("dp_tuned", private.nats(test), test, characters)
     if config.non_private.steps:
-        section = training.without_privacy(config)
-        tuned = tune("tuned", section, Keys(plain_key, keys.sampling.spawn(1)[0]), None)
+        tuned = tune("tuned", training.without_privacy(config), None)
         measures += _measures("tuned", tuned.nats(test), test, characters)
         measures.append(Measure("dp_tuned", "share_of_gain", _share(measures)))
     return Outcome(
@@ -151,7 +149,7 @@ def _assumptions(config) -> tuple[str, ...]:
 
 
 def _tune(
-    config, workdir, language: Language, data, label: str, section, keys: Keys, privacy
+    config, workdir, language: Language, data, keys: Keys, label: str, section, privacy
 ) -> TunedText:
     trained = training.train(
         functools.partial(tuned_text.loss, language),

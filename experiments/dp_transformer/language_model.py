@@ -2,7 +2,6 @@
 
 import functools
 from pathlib import Path
-from typing import NamedTuple
 
 import jax
 import numpy as np
@@ -36,17 +35,6 @@ TITLES = {
     "gru": "GRU, not private",
     "lstm": "LSTM, not private",
 }
-
-
-class NoiseKeys(NamedTuple):
-    """One key for each release: noise that two of them share would cancel."""
-
-    first_row: jax.Array
-    prior: jax.Array
-    token_probabilities: jax.Array
-    second_row: jax.Array
-    not_private: jax.Array
-    ngrams: tuple[jax.Array, ...]
 
 
 def validate(config) -> None:
@@ -91,31 +79,26 @@ def run(config, workdir: Path, corpus: Corpus | None = None) -> Outcome:
     corpus = corpora.load(config) if corpus is None else corpus
     synthetic = corpora.is_generated(config)
     keys = open_keys(config, workdir, synthetic=synthetic, data=(corpus.train.tokens,))
-    noise = _noise_keys(keys.noise, len(config.ngrams))
     measures, releases, trained = [], {}, {}
-    for order, key in zip(config.ngrams, noise.ngrams, strict=True):
-        model = _fit_ngram(key, corpus, order, config.epsilon, config.delta)
-        releases[f"dp_{order}gram"] = model.guarantee
-        measures += _measures_of_ngram(config, corpus, f"dp_{order}gram", model)
+    for order in config.ngrams:
+        row = f"dp_{order}gram"
+        model = _fit_ngram(keys.noise(row), corpus, order, config.epsilon, config.delta)
+        releases[row] = model.guarantee
+        measures += _measures_of_ngram(config, corpus, row, model)
 
-    prior = _prior(config, corpus, noise.prior)
+    prior = _prior(config, corpus, keys.noise("prior"))
     once = {} if prior is None else {"prior": prior.guarantee}
     rows = models.private_rows(config)
-    # Rows that are all released share neither noise nor samples.
-    *samplings, plain_sampling = (keys.sampling, *keys.sampling.spawn(2))
-    own_keys = (noise.first_row, noise.second_row)
-    for row, key, sampling in zip(rows, own_keys, samplings, strict=False):
-        correction = noise.token_probabilities if row == "dp_reattention" else None
+    for row in rows:
+        correction = keys.noise("token probabilities") if row == "dp_reattention" else None
         trained[row], calibrated = _private_row(
-            config, workdir, corpus, prior, row, Keys(key, sampling), correction
+            config, workdir, corpus, prior, row, keys, correction
         )
         releases[row], once[row] = calibrated.guarantee, calibrated.alone
         measures += _measures_of_model(config, corpus, row, trained[row])
     if config.non_private.steps:
-        row, own = config.model.kind, Keys(noise.not_private, plain_sampling)
-        measures += _measures_of_model(
-            config, corpus, row, _row_without_privacy(config, workdir, corpus, own)
-        )
+        plain = _row_without_privacy(config, workdir, corpus, keys)
+        measures += _measures_of_model(config, corpus, config.model.kind, plain)
     words, count = ("Three", 3) if corpus.public.end is None else ("Ten", 10)  # windows are long
     samples = trained[rows[-1]].sample(jax.random.key(config.seed), count)
     return Outcome(
@@ -157,11 +140,6 @@ def candidate(config) -> Candidate:
 def load(config, workdir: Path) -> PrivateText:
     """The private model that a run left, with Re-Attention if the config has it. Reads no private data."""
     return text_model.load(config, workdir)
-
-
-def _noise_keys(key: jax.Array, ngrams: int) -> NoiseKeys:
-    first, prior, probabilities, second, plain, *own = jax.random.split(key, 5 + ngrams)
-    return NoiseKeys(first, prior, probabilities, second, plain, tuple(own))
 
 
 def _private_row(config, workdir, corpus: Corpus, prior, row: str, keys: Keys, correction_key):

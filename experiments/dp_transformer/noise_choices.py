@@ -134,8 +134,9 @@ def _next_token(train: Texts, test: Texts, vocab_size: int, start: int) -> Task:
     return Task(loss, model, (train.tokens, train.mask), settings, metric)
 
 
-def trained(task: Task, seed: int, **choice: Any) -> dpx.training.Trained:
+def trained(task: Task, name: str, seed: int, **choice: Any) -> dpx.training.Trained:
     settings = {"epsilon": EPSILON.value, "delta": DELTA, "key": jax.random.key(1000 + seed)}
+    settings["label"] = name.replace(",", "")  # rows do not share their noise
     return dpx.training.fit(
         task.loss, task.model(seed), task.data, **settings | task.settings | choice
     )
@@ -145,7 +146,7 @@ def table(task: Task, choices: dict[str, dict[str, Any]]) -> None:
     print("|  | held out | last clipping norm | seconds of CPU |\n|---|---|---|---|")
     for name, choice in choices.items():
         began = time.process_time()
-        found = [trained(task, seed, **choice) for seed in range(SEEDS.value)]
+        found = [trained(task, name, seed, **choice) for seed in range(SEEDS.value)]
         seconds = (time.process_time() - began) / SEEDS.value
         values = np.array([float(task.metric(each.params)) for each in found])
         error = values.std(ddof=1) / math.sqrt(len(values)) if len(values) > 1 else math.nan

@@ -90,17 +90,12 @@ def run(config, workdir: Path) -> Outcome:
     results = [("popularity", recommender_rows.evaluate(config, prepared, lambda *_: exact))]
     releases, composed = {}, {}
     for number in range(config.num_seeds):
-        noise = recommender_rows.NoiseKeys(
-            *jax.random.split(jax.random.fold_in(keys.noise, number), 7)
+        repetition = recommender_rows.Repetition(
+            config, workdir, prepared, assumptions, number, keys
         )
-        own = np.random.SeedSequence(
-            keys.sampling.entropy, spawn_key=(*keys.sampling.spawn_key, number)
-        )
-        samplings = recommender_rows.Samplings(own, *own.spawn(2))
-        drawn = (number, noise, samplings)
-        repetition = recommender_rows.Repetition(config, workdir, prepared, assumptions, *drawn)
         popular = recommender_rows.dp_popularity(repetition)
-        bias, start, prior = recommender_rows.prior(config, prepared.train, noise.prior)
+        key = repetition.noise("prior")
+        bias, start, prior = recommender_rows.prior(config, prepared.train, key)
         if prior is not None and start is None:  # a start is a row of its own
             composed[f"prior{repetition.suffix}"] = prior.assuming(*assumptions)
         for row in (popular, *recommender_rows.rows(repetition, bias, start, prior, exact)):

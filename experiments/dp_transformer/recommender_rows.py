@@ -21,26 +21,6 @@ from experiments.dp_transformer import models, next_item, ranking, training, war
 UNIT = "user"
 
 
-class NoiseKeys(NamedTuple):
-    """A key for each release of a repetition: noise that two releases share would cancel."""
-
-    popularity: jax.Array
-    prior: jax.Array
-    model: jax.Array
-    token_probabilities: jax.Array
-    reattention: jax.Array
-    transitions: jax.Array
-    without_privacy: jax.Array  # of dropout alone
-
-
-class Samplings(NamedTuple):
-    """The Poisson samples of each trained row of a repetition: rows that are all released share none."""
-
-    model: np.random.SeedSequence
-    reattention: np.random.SeedSequence
-    without_privacy: np.random.SeedSequence
-
-
 @dataclasses.dataclass(frozen=True)
 class Repetition:
     """One of `config.num_seeds` repetitions of all rows that are random, each with releases of its own."""
@@ -50,8 +30,7 @@ class Repetition:
     prepared: recommender_data.Prepared
     assumptions: tuple[str, ...]
     number: int
-    noise: NoiseKeys
-    samplings: Samplings
+    keys: secrets.Keys  # of the run
 
     @property
     def seed(self) -> int:
@@ -61,6 +40,10 @@ class Repetition:
     def suffix(self) -> str:
         """What tells the releases of this repetition from those of the first."""
         return f"_seed{self.seed}" if self.number else ""
+
+    def noise(self, release: str) -> jax.Array:
+        """The key of a release of this repetition."""
+        return self.keys.noise(f"{release}{self.suffix}")
 
 
 class Model(NamedTuple):
@@ -95,14 +78,8 @@ def rows(repetition: Repetition, bias, start, prior, exact: np.ndarray) -> Itera
     model = _model(repetition, bias, start)
     if start is not None:
         yield _start(repetition, model, prior)
-    trained = zip(
-        models.private_rows(repetition.config),
-        (repetition.noise.model, repetition.noise.reattention),
-        (repetition.samplings.model, repetition.samplings.reattention),
-        strict=False,
-    )
-    for name, key, sampling in trained:
-        yield _private_model(repetition, model, name, secrets.Keys(key, sampling), prior)
+    for name in models.private_rows(repetition.config):
+        yield _private_model(repetition, model, name, prior)
     if repetition.config.non_private.steps:
         known = exact if start is None else None
         yield _model_without_privacy(repetition, _model(repetition, known, start))
@@ -112,7 +89,7 @@ def dp_popularity(repetition: Repetition) -> Row:
     """The whole budget on one histogram."""
     config, prepared = repetition.config, repetition.prepared
     noisy = popularity.fit(
-        repetition.noise.popularity,
+        repetition.noise("dp_popularity"),
         prepared.train,
         epsilon=config.epsilon,
         delta=config.delta,
@@ -125,7 +102,7 @@ def dp_popularity(repetition: Repetition) -> Row:
 
 def _transitions(repetition: Repetition) -> Row:
     """The whole budget on what the model would start from."""
-    config, key = repetition.config, repetition.noise.transitions
+    config, key = repetition.config, repetition.noise("transitions")
     whole, guarantee = warm_start.fit(key, repetition.prepared.train, config, budget_fraction=1.0)
     # Each release keeps items of its own, which are its tokens.
     tokenized = recommender_data.prepare(config, whole)
@@ -140,9 +117,7 @@ def _start(repetition: Repetition, model: Model, prior: privacy.PrivacyGuarantee
     return Row("start", found, prior.assuming(*repetition.assumptions))
 
 
-def _private_model(
-    repetition: Repetition, model: Model, name: str, keys: secrets.Keys, prior
-) -> Row:
+def _private_model(repetition: Repetition, model: Model, name: str, prior) -> Row:
     """The model trained with DP-SGD on what the prior leaves of the budget; saves the first repetition's."""
     config, tokenized = repetition.config, model.tokenized
     corrected = name == "dp_reattention"
@@ -153,7 +128,7 @@ def _private_model(
         UNIT,
         repetition.assumptions,
         prior=prior,
-        correction_key=repetition.noise.token_probabilities if corrected else None,
+        correction_key=repetition.noise("token probabilities") if corrected else None,
     )
     score = next_item.scorer(model.graph, calibrated.noise, model.start)
     measured = functools.partial(_evaluate_model, config, tokenized, score)
@@ -163,7 +138,7 @@ def _private_model(
         model.params,
         data=tokenized[2:6],
         config=config.train,
-        keys=keys,
+        keys=repetition.keys,
         label=f"{name}{repetition.suffix}",
         workdir=repetition.workdir,
         privacy=calibrated.privacy,
@@ -185,7 +160,7 @@ def _model_without_privacy(repetition: Repetition, model: Model) -> Row:
         model.params,
         data=model.tokenized[2:6],
         config=training.without_privacy(config),
-        keys=secrets.Keys(repetition.noise.without_privacy, repetition.samplings.without_privacy),
+        keys=repetition.keys,
         label=f"{config.model.kind}{repetition.suffix}",
         workdir=repetition.workdir,
         privacy=None,

@@ -57,8 +57,9 @@ def train(
       config: `steps`, `batch_size` (expected), `microbatch_size`, `learning_rate`, `warmup` (share of the
         steps), `weight_decay`, `log_every`, `checkpoint_every` (steps), `compute_dtype` if it is not that of
         the parameters, and with `evaluate` `evaluate_every` (steps).
+      keys: Of the run; those of the training follow from its label.
       mesh: The section `mesh` of a config, if it has one.
-      keys, label, workdir, privacy, weight_fn, frozen, evaluate: See there.
+      label, workdir, privacy, weight_fn, frozen, evaluate: See there.
     """
     data = share(data)
     layout = Layout(sizes(mesh), len(data[0]))
@@ -75,7 +76,7 @@ def train(
         optimizer=optimizer(config),
         batch_size=config.batch_size,
         steps=config.steps,
-        keys=keys,
+        keys=keys.training(label),
         privacy=privacy,
         label=label,
         compute_dtype=config.get("compute_dtype"),

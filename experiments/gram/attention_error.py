@@ -84,7 +84,6 @@ def run(config, workdir: Path) -> Outcome:
         if planned[f"{row}/num_samples"] >= n
     }
     noise = secrets.open_keys(config, workdir, synthetic=True).noise
-    noise_key, sampling_key, paper_key, trials_key = jax.random.split(noise, 4)
     _progress("releasing XXᵀ")
     release = partial(
         gram.release,
@@ -94,12 +93,12 @@ def run(config, workdir: Path) -> Outcome:
         column_bound=planned["column_bound"],
         max_column_change=planned["max_column_change"],
     )
-    guarantees = {"gaussian": release(noise_key).guarantee}
+    guarantees = {"gaussian": release(noise("gaussian")).guarantee}
     if "sampling" in counts:
-        sampled = release(sampling_key, mechanism="sampling", eta=eta)
+        sampled = release(noise("sampling"), mechanism="sampling", eta=eta)
         guarantees["sampling"] = sampled.guarantee
     if "sampling_paper" in counts:
-        printed = release(paper_key, eta=eta, **gram.as_printed())
+        printed = release(noise("sampling_paper"), eta=eta, **gram.as_printed())
         guarantees["sampling_paper"] = printed.guarantee
     composed = dict(guarantees)
     if (
@@ -113,7 +112,7 @@ def run(config, workdir: Path) -> Outcome:
     _progress(f"{config.trials} draws of each row's noise")
     measures = []
     with jax.enable_x64(True):
-        keys = jax.random.split(trials_key, config.trials)
+        keys = jax.random.split(noise("draws of the errors"), config.trials)
         measures += _errors_of(
             "gaussian", _noise_errors(keys, exact, noise_std, kernel=config.kernel)
         )

@@ -73,17 +73,16 @@ def run(config, workdir: Path) -> Outcome:
     # The power method starts from the public documents.
     begun = (data.keys, data.labels, data.public)
     keys = secrets.open_keys(config, workdir, data=begun)
-    names = ("gram", "gram_features", "power_method", "class_means", "logistic_regression")
-    own: dict[str, jax.Array] = dict(
-        zip(names, jax.random.split(keys.noise, len(names)), strict=True)
-    )
     budget: dict[str, Any] = {"epsilon": config.epsilon, "delta": config.delta}
     about: dict[str, Any] = budget | {"neighboring": "add_or_remove_one"}
     labels = np.eye(data.num_groups, dtype=np.float32)[data.labels]
     both = gram.release(
-        own["gram"], np.concatenate([data.keys, labels], axis=1).T, column_bound=BOUND, **about
+        keys.noise("gram"),
+        np.concatenate([data.keys, labels], axis=1).T,
+        column_bound=BOUND,
+        **about,
     )
-    alone = gram.release(own["gram_features"], data.keys.T, column_bound=1.0, **about)
+    alone = gram.release(keys.noise("gram_features"), data.keys.T, column_bound=1.0, **about)
     releases = {"gram": both.guarantee, "gram_features": alone.guarantee}
     exact = data.keys.T.astype(np.float64) @ data.keys
     matrices = {
@@ -93,20 +92,20 @@ def run(config, workdir: Path) -> Outcome:
         "exact": exact,
     }
     measures = []
-    for number, count in enumerate(config.components):
+    for count in config.components:
         bases = {name: leading(matrix, count) for name, matrix in matrices.items()}
-        key = jax.random.fold_in(own["power_method"], number)
-        start = leading(matrices["public"], count)
-        bases["power_method"], spent = power_method(key, exact, start, config.power_steps, **budget)
+        start, row = leading(matrices["public"], count), f"components={count}/power_method"
+        bases["power_method"], releases[row] = power_method(
+            keys.noise(row), exact, start, config.power_steps, **budget
+        )
         measures += [
             Measure(name, "captured", captured(exact, basis), settings={"components": count})
             for name, basis in bases.items()
         ]
-        releases[f"components={count}/power_method"] = spent
     means, releases["class_means"] = classifiers.class_means(
-        own["class_means"], data.keys, labels, unit=UNIT, **budget
+        keys.noise("class_means"), data.keys, labels, unit=UNIT, **budget
     )
-    trained = classifiers.private_regression(config, own["logistic_regression"], data, unit=UNIT)
+    trained = classifiers.private_regression(config, keys, data, unit=UNIT)
     releases["logistic_regression"] = trained.guarantee
     scores = {
         "gram": data.queries @ ridge(both.matrix, config.dim, float(both.noise_std or 0)),

@@ -1,6 +1,6 @@
 """Recommending from one private release, without training: transitions, item Gram to EASE or attention."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, NamedTuple
@@ -87,16 +87,6 @@ def fixed_budget(config) -> dict[str, Any]:
     }
 
 
-class NoiseKeys(NamedTuple):
-    """A key for each release of a repetition: noise that two releases share would cancel."""
-
-    popularity: jax.Array
-    item_gram: jax.Array
-    fixed: jax.Array
-    transitions: jax.Array
-    one_round: jax.Array
-
-
 class Evaluated(NamedTuple):
     """What is known of the users, and what came next."""
 
@@ -120,16 +110,16 @@ def run(config, workdir: Path) -> Outcome:
     evaluated = _evaluated(config)
     # How many items are kept follows from the size of the catalogue.
     begun = (*evaluated.known.items, np.array(evaluated.known.num_items))
-    noise = secrets.open_keys(config, workdir, data=begun).noise
+    keys = secrets.open_keys(config, workdir, data=begun)
     filtered = recommender_data.assumptions(config)
     exact = np.log1p(popularity.count(evaluated.known))
     results = [("popularity", _rank(config, evaluated, lambda _: exact[None]))]
     releases, chosen = {}, []
     for number in range(config.num_seeds):
-        keys = NoiseKeys(*jax.random.split(jax.random.fold_in(noise, number), 5))
-        rows = list(_rows(config, evaluated, keys))
-        results += [(row.name, row.metrics) for row in rows]
         suffix = f"_seed{number}" if number else ""
+        noise = lambda row, suffix=suffix: keys.noise(f"{row}{suffix}")  # noqa: E731
+        rows = list(_rows(config, evaluated, noise))
+        results += [(row.name, row.metrics) for row in rows]
         for row in rows:
             releases[row.name + suffix] = row.guarantee.assuming(*filtered)
         chosen = [Measure(row.name, name, x) for row in rows for name, x in row.chosen.items()]
@@ -156,16 +146,17 @@ def run(config, workdir: Path) -> Outcome:
     )
 
 
-def _rows(config, evaluated: Evaluated, keys: NoiseKeys) -> Iterator[Row]:
-    """The rows of a repetition in their order."""
-    yield _dp_popularity(config, evaluated, keys.popularity)
-    yield _transitions(config, evaluated, keys.transitions, "transitions")
+def _rows(config, evaluated: Evaluated, noise: Callable[[str], jax.Array]) -> Iterator[Row]:
+    """The rows of a repetition in their order; `noise` returns the key of a release by its name."""
+    yield _dp_popularity(config, evaluated, noise("dp_popularity"))
+    yield _transitions(config, evaluated, noise("transitions"), "transitions")
     # Here the order takes of the norm of all pairs, and not only of those that are left.
     alone = {"rounds": 1, "order_weight": min(0.4, config.transitions.order_weight)}
-    yield _transitions(config, evaluated, keys.one_round, "transitions_one_round", **alone)
-    yield from _ease_and_attention(config, evaluated, keys.item_gram)
+    one_round = "transitions_one_round"
+    yield _transitions(config, evaluated, noise(one_round), one_round, **alone)
+    yield from _ease_and_attention(config, evaluated, noise("ease"))
     if config.fixed.num_kept is not None:
-        yield _ease_fixed(config, evaluated, keys.fixed)
+        yield _ease_fixed(config, evaluated, noise("ease_fixed"))
 
 
 def _dp_popularity(config, evaluated: Evaluated, key: jax.Array) -> Row:

@@ -3,7 +3,6 @@
 import json
 from pathlib import Path
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 
@@ -79,9 +78,9 @@ def plan(config) -> dict:
 def run(config, workdir: Path) -> Outcome:
     """Releases XXᵀ, saves it, and bounds its error without another look at X."""
     X = read(config)
-    key = jax.random.fold_in(open_keys(config, workdir, data=[X]).noise, 0)
+    keys = open_keys(config, workdir, data=[X])
     made = gram.release(
-        key,
+        keys.noise("gaussian"),
         X,
         epsilon=config.epsilon,
         delta=config.delta,

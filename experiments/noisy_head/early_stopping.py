@@ -1,6 +1,7 @@
 """Risk of NoisyHead against the number of steps T (Section 6.2 of arXiv 2504.16000)."""
 
 from collections.abc import Iterator, Sequence
+from functools import partial
 from pathlib import Path
 
 import jax
@@ -121,8 +122,11 @@ def _simulate(config) -> Iterator[Measure]:
 
     yield from summarize("zero", np.asarray(risks(jnp.zeros_like(references), references)), {})
     yield from summarize("ridge", np.asarray(risks(references, references)), {})
+    of_noise = jax.vmap(jax.random.fold_in, (0, None))(keys, 1)
     for name in methods(config):
         grid = descents(name, config)
+        # Prompts are simulated, and the rows are paired.
+        own = jax.vmap(partial(jax.random.split, num=len(grid)))(of_noise)
         for init in config.inits:
             for row, descend in (
                 (f"{name}_without_noise", free_of_noise(grid, init)),
@@ -131,10 +135,10 @@ def _simulate(config) -> Iterator[Measure]:
                 progress(f"{row} from {init}, {len(grid)} values of T")
                 every = jax.jit(
                     lambda *inputs, f=descend: jax.lax.map(
-                        lambda one: risks(f(jax.random.fold_in(one[0], 1), one[1]), one[2]), inputs
+                        lambda one: risks(f(one[0], one[1]), one[2]), inputs
                     )
                 )
-                found = np.asarray(every(keys, features, references))
+                found = np.asarray(every(own, features, references))
                 for index, descent in enumerate(grid):
                     yield from summarize(
                         row, found[:, index], {"init": init, "steps": descent.steps}
@@ -142,10 +146,11 @@ def _simulate(config) -> Iterator[Measure]:
 
 
 def stopped(grid: Sequence[noisy_head.Descent], init, epsilon: float, delta: float):
-    """A function (key, features) -> Γ^T of every descent, (len(grid), D, D), where they differ in T alone.
+    """A function (keys, features) -> Γ^T of every descent, (len(grid), D, D), where they differ in T alone.
 
     Each T is a run of its own, with its own noise multiplier. They are run together to the largest T, and
     what a run does after its own T is thrown away: that costs one compilation and not one for each T.
+    So `keys` are a key for each.
     """
     multipliers = jnp.array([descent.calibrate(epsilon, delta)[0] for descent in grid])
     steps = jnp.array([descent.steps for descent in grid])
@@ -153,17 +158,16 @@ def stopped(grid: Sequence[noisy_head.Descent], init, epsilon: float, delta: flo
     def descend(key, features, steps, multiplier):
         return _longest(grid, key, features, init, multiplier)[steps - 1]
 
-    def all_steps(key, features):
-        keys = jax.random.split(key, len(grid))
+    def all_steps(keys, features):
         return jax.vmap(descend, in_axes=(0, None, 0, 0))(keys, features, steps, multipliers)
 
     return all_steps
 
 
 def free_of_noise(grid: Sequence[noisy_head.Descent], init):
-    """A function (key, features) -> Γ^T of every descent without noise, where one path serves every T."""
+    """The same without noise, where one path serves every T."""
     steps = np.array([descent.steps for descent in grid])
-    return lambda key, features: _longest(grid, key, features, init, 0.0)[steps - 1]
+    return lambda keys, features: _longest(grid, keys[0], features, init, 0.0)[steps - 1]
 
 
 def _longest(grid, key, features, init, multiplier):

@@ -171,7 +171,6 @@ def run(config, workdir: Path) -> Outcome:
     """Test risks against T, private and not, and the one-shot release."""
     train, test = read(config)
     noise = open_keys(config, workdir, data=map(np.asarray, train)).noise
-    keys = jax.random.split(noise, len(FITS) + 1)
     hyper, measures, releases = bounds(config), [], {}
     progress(f"{len(train.x)} prompts to train on, {len(test.x)} to test on")
     with jax.enable_x64(True):
@@ -189,12 +188,13 @@ def run(config, workdir: Path) -> Outcome:
 
         measure("zero", jnp.zeros_like(reference))
         measure("ridge", reference)
-        for key, name in zip(keys, FITS, strict=False):
+        for name in FITS:
             grid = descents(name, config)
             if not grid:
                 continue
             progress(f"{name}, {len(grid)} values of T")
-            gammas = jax.jit(stopped(grid, None, config.epsilon, config.delta))(key, features)
+            keys = jnp.stack([noise(f"steps={descent.steps}/{name}") for descent in grid])
+            gammas = jax.jit(stopped(grid, None, config.epsilon, config.delta))(keys, features)
             for descent, gamma in zip(grid, gammas, strict=True):
                 _, spent = descent.calibrate(config.epsilon, config.delta)
                 measure(name, gamma, spent, steps=descent.steps)
@@ -210,7 +210,7 @@ def run(config, workdir: Path) -> Outcome:
         for steps in config.steps_grid:
             measure("not_private", iterates[steps - 1], steps=int(steps))
         once = noisy_head.fit_one_shot(
-            keys[-1],
+            noise("one_shot"),
             features,
             hyper,
             regularization=config.regularization,

@@ -8,6 +8,7 @@ from flax import nnx
 
 from configs import cross_attention as configs
 from dpx.privacy import gaussian_epsilon
+from dpx.training.keys import derive
 from experiments.cross_attention import reader
 
 KEY = jax.random.key(0)
@@ -26,7 +27,7 @@ def rows():
 
 @pytest.mark.slow
 def test_without_noise_it_reads_the_exact_memory(small, rows):
-    small.remember(KEY, jnp.asarray(rows), epsilon=1e8, delta=1e-6)
+    small.remember(derive(KEY), jnp.asarray(rows), epsilon=1e8, delta=1e-6)
     x = jnp.asarray(rows[:40, :3])
     np.testing.assert_allclose(small(x), small(x, jnp.asarray(rows)), atol=2e-3)
 
@@ -34,7 +35,7 @@ def test_without_noise_it_reads_the_exact_memory(small, rows):
 @pytest.mark.slow
 def test_all_blocks_cost_the_budget_together(rows):
     own = reader.Reader(8, 2, rngs=nnx.Rngs(1))
-    own.remember(KEY, jnp.asarray(rows), epsilon=1.0, delta=1e-6)
+    own.remember(derive(KEY), jnp.asarray(rows), epsilon=1.0, delta=1e-6)
     spent = own.guarantee(1e-6)
     assert spent.epsilon == pytest.approx(1.0, rel=1e-3)
     first, second = (layer.guarantee.event.noise_multiplier for layer in own.attention)

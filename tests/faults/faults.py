@@ -37,6 +37,10 @@ LEDGER = (
     "tests/experiments/test_ledgers.py"
     "::test_rows_and_total_cost_what_is_stated_and_held_out_data_nothing[{}]"
 )
+PURPOSES = "tests/training/test_purposes.py::"
+SHARED = (
+    "tests/experiments/test_keys_of_configs.py::test_no_two_releases_of_a_config_share_a_key[{}]"
+)
 DOOR = "tests/noise/test_noise.py::test_every_entry_that_is_released_has_noise_of_its_own_of_the_stated_std"
 
 FAULTS = (
@@ -594,9 +598,9 @@ FAULTS = (
     ),
     Fault(
         "noise and dropout share a key",
-        "dpx/training/loop.py",
-        "noise_key, dropout_key = jax.random.split(keys.noise)",
-        "noise_key = dropout_key = keys.noise",
+        "dpx/training/purposes.py",
+        'self._key("dropout of training", label)',
+        'self._key("noise of training", label)',
         MOVED,
     ),
     Fault(
@@ -1252,25 +1256,30 @@ FAULTS = (
         LEDGER.format("text"),
     ),
     Fault(
-        "two rows of a text run share their noise",
-        "experiments/dp_transformer/language_model.py",
-        "own_keys = (noise.first_row, noise.second_row)",
-        "own_keys = (noise.first_row, noise.first_row)",
+        "two rows of a run share noise and samples",
+        "experiments/dp_transformer/training.py",
+        "keys=keys.training(label),",
+        'keys=keys.training("row", begun=0),',
         LEDGER.format("text"),
     ),
     Fault(
-        "two rows of a text run share their samples",
+        "the token probabilities of a text run have the name of its prior",
         "experiments/dp_transformer/language_model.py",
-        "*samplings, plain_sampling = (keys.sampling, *keys.sampling.spawn(2))",
-        "*samplings, plain_sampling = (keys.sampling,) * 3",
+        'keys.noise("token probabilities")',
+        'keys.noise("prior")',
         LEDGER.format("text"),
     ),
     Fault(
         "all n-grams have the same noise",
         "experiments/dp_transformer/language_model.py",
-        "for order, key in zip(config.ngrams, noise.ngrams, strict=True):",
-        "for order, key in zip(config.ngrams, [noise.prior] * len(noise.ngrams), strict=True):",
-        LEDGER.format("text"),
+        """for order in config.ngrams:
+        row = f"dp_{order}gram"
+        model = _fit_ngram(keys.noise(row),""",
+        """key = keys.noise("n-grams")
+    for order in config.ngrams:
+        row = f"dp_{order}gram"
+        model = _fit_ngram(key,""",
+        SHARED.format("quickstart:tiny"),
     ),
     Fault(
         "test records are trained on",
@@ -1302,17 +1311,56 @@ FAULTS = (
         LEDGER.format("recommender"),
     ),
     Fault(
-        "the plain baseline shares samples with a private row",
-        "experiments/dp_transformer/recommender.py",
-        "samplings = recommender_rows.Samplings(own, *own.spawn(2))",
-        "samplings = recommender_rows.Samplings(own, *own.spawn(1), own)",
-        LEDGER.format("recommender"),
+        "two repetitions of a recommender have one name",
+        "experiments/dp_transformer/recommender_rows.py",
+        'return self.keys.noise(f"{release}{self.suffix}")',
+        "return self.keys.noise(release)",
+        SHARED.format("recommender:synthetic,tiny"),
+    ),
+    Fault(
+        "two repetitions of one-shot recommenders have one name",
+        "experiments/gram/one_release.py",
+        'noise = lambda row, suffix=suffix: keys.noise(f"{row}{suffix}")',
+        "noise = lambda row: keys.noise(row)",
+        SHARED.format("gram:recommender,tiny"),
+    ),
+    Fault(
+        "all blocks of a reader have the same noise",
+        "experiments/cross_attention/reader.py",
+        """for number, layer in enumerate(self.attention):
+            key = keys.noise(f"memory of block {number}")
+""",
+        """key = keys.noise("memory")
+        for layer in self.attention:
+""",
+        SHARED.format("cross_attention:reader,tiny"),
+    ),
+    Fault(
+        "the memories of two trials have one name",
+        "experiments/cross_attention/query_error.py",
+        'return keys.noise(f"{cell.place} of memory {trial}")',
+        "return keys.noise(cell.place)",
+        SHARED.format("cross_attention:size,tiny"),
+    ),
+    Fault(
+        "draws of a memory of tokens have the same noise",
+        "experiments/cross_attention/next_tokens.py",
+        """        for draw in range(config.draws):
+            label = f"{name}_draw{draw}" if draw else name
+            memory = release_memory(config, keys.noise(label), total)
+""",
+        """        key = keys.noise(name)
+        for draw in range(config.draws):
+            label = f"{name}_draw{draw}" if draw else name
+            memory = release_memory(config, key, total)
+""",
+        SHARED.format("next_tokens:tiny"),
     ),
     Fault(
         "the model without privacy gives a private row its output bias",
         "experiments/dp_transformer/recommender.py",
-        "bias, start, prior = recommender_rows.prior(config, prepared.train, noise.prior)\n",
-        "_, start, prior = recommender_rows.prior(config, prepared.train, noise.prior)\n"
+        "bias, start, prior = recommender_rows.prior(config, prepared.train, key)\n",
+        "_, start, prior = recommender_rows.prior(config, prepared.train, key)\n"
         "        bias = exact\n",
         LEDGER.format("recommender"),
     ),
@@ -1334,8 +1382,8 @@ FAULTS = (
     Fault(
         "the warm start and the release of transitions have one key",
         "experiments/dp_transformer/recommender_rows.py",
-        "config, key = repetition.config, repetition.noise.transitions",
-        "config, key = repetition.config, repetition.noise.prior",
+        'config, key = repetition.config, repetition.noise("transitions")',
+        'config, key = repetition.config, repetition.noise("prior")',
         LEDGER.format("recommender, warm"),
     ),
     Fault(
@@ -1355,17 +1403,82 @@ FAULTS = (
     # -----------------------------------------------------------------------------------------------------
     # Keys and folders
     Fault(
-        "noise and sampling come from one key",
+        "samples follow from the secret of the noise",
+        "dpx/training/purposes.py",
+        "self._of_samples = seed.generate_state(8).tobytes()",
+        "self._of_samples = self._of_noise",
+        PURPOSES + "test_what_is_for_different_purposes_shares_nothing",
+    ),
+    Fault(
+        "keys follow from their names alone",
+        "dpx/training/purposes.py",
+        "key=secret, digest_size=size",
+        "digest_size=size",
+        PURPOSES + "test_what_is_for_different_purposes_shares_nothing",
+    ),
+    Fault(
+        "a release and a training of one name share a key",
+        "dpx/training/purposes.py",
+        'f"{kind}: {name}".encode()',
+        "name.encode()",
+        PURPOSES + "test_what_is_for_different_purposes_shares_nothing",
+    ),
+    Fault(
+        "the label is no part of the key of a training's noise",
+        "dpx/training/purposes.py",
+        'self._key("noise of training", label)',
+        'self._key("noise of training", "")',
+        PURPOSES + "test_trainings_of_two_labels_share_neither_noise_nor_samples_nor_masks",
+    ),
+    Fault(
+        "trainings of two labels share their samples",
+        "dpx/training/purposes.py",
+        'self._seed("samples of training", label)',
+        'self._seed("samples of training", "")',
+        PURPOSES + "test_trainings_of_two_labels_share_neither_noise_nor_samples_nor_masks",
+    ),
+    Fault(
+        "a name is given its key twice",
+        "dpx/training/purposes.py",
+        "if given and (begun is None or begun != repeated):",
+        "if False:",
+        PURPOSES + "test_a_name_serves_once[noise]",
+    ),
+    Fault(
+        "a training of other data has the keys of the first",
+        "dpx/training/purposes.py",
+        "(begun is None or begun != repeated)",
+        "begun is None",
+        PURPOSES + "test_a_training_under_keys_is_not_repeated_with_other_data_or_arguments",
+    ),
+    Fault(
+        "what a training begins with is not remembered",
         "dpx/training/keys.py",
-        "return Keys(_wrap(noise.generate_state(_key_words(), np.uint32)), sampling)",
-        "return Keys(_wrap(noise.generate_state(_key_words(), np.uint32)), noise)",
-        LEDGER.format("text"),
+        "of_label(key, (found, settings))",
+        'of_label(key, (found, ""))',
+        PURPOSES + "test_a_training_under_keys_is_not_repeated_with_other_data_or_arguments",
+    ),
+    Fault(
+        "the fingerprint of a noise seed is one that can be looked up",
+        "dpx/training/keys.py",
+        "salt=salt, n=2**14",
+        'salt=b"", n=2**14',
+        "tests/training/test_resuming.py"
+        "::test_a_fingerprint_says_nothing_of_a_seed_in_another_folder",
+    ),
+    Fault(
+        "the random bytes of a fingerprint are of the seed",
+        "dpx/training/keys.py",
+        '{"salt": os.urandom(32).hex()}',
+        '{"salt": hashlib.sha256(str(noise_seed).encode()).hexdigest()}',
+        "tests/training/test_resuming.py"
+        "::test_a_fingerprint_says_nothing_of_a_seed_in_another_folder",
     ),
     Fault(
         "noise comes from the public seed",
         "dpx/training/keys.py",
-        "return _from_seed(config.noise_seed)",
-        "return _from_seed(config.seed)",
+        "return from_seed(config.noise_seed)",
+        "return from_seed(config.seed)",
         LEDGER.format("recommender, warm"),
     ),
     Fault(
@@ -1615,8 +1728,8 @@ FAULTS = (
     Fault(
         "the scores of all trials have the same noise",
         "dpx/launch/selection.py",
-        "jax.random.fold_in(key, trial)",
-        "key",
+        "noise_of = keys.derive(jax.random.wrap_key_data(jax.numpy.asarray(words))).noise",
+        "noise_of = lambda name: jax.random.wrap_key_data(jax.numpy.asarray(words))",
         "tests/launch/test_sweep_selection.py::test_every_score_has_noise_of_its_own",
     ),
     Fault(
@@ -2104,8 +2217,8 @@ FAULTS = (
     ),
     Fault(
         "a secret key has 32 bits",
-        "dpx/training/keys.py",
-        "return _wrap(np.frombuffer(os.urandom(4 * _key_words()), np.uint32))",
+        "dpx/training/purposes.py",
+        "return of_words(np.frombuffer(os.urandom(4 * _key_words()), np.uint32))",
         "return jax.random.key(int.from_bytes(os.urandom(4)))",
         "tests/training/test_resuming.py::test_keys_have_all_bits_of_their_entropy",
     ),

@@ -111,19 +111,21 @@ def test_quickstart_leaves_its_records_and_a_model(tmp_path, monkeypatch):
     assert execute("configs/quickstart.py:tiny", tmp_path / "run", mesh={"data": 1}) == record
 
 
+def drawn(config, workdir, **about):
+    """The words of a release's key, and those of a seed."""
+    opened = keys.open_keys(config, workdir, **about)
+    return str(jax.random.key_data(opened.noise("release"))), str(opened.seed("draw").entropy)
+
+
 def test_keys_are_fresh_from_the_system_and_kept_until_discarded(tmp_path):
     config = records.load_config("configs/quickstart.py:tiny")
-    first = keys.open_keys(config, tmp_path / "a")
-    again = keys.open_keys(config, tmp_path / "a")
-    other = keys.open_keys(config, tmp_path / "b")
-    assert (first.noise == again.noise).all()
-    assert first.sampling.entropy == again.sampling.entropy
-    assert not (first.noise == other.noise).all()
+    first, again = drawn(config, tmp_path / "a"), drawn(config, tmp_path / "a")
+    assert first == again
+    assert not set(first) & set(drawn(config, tmp_path / "b"))
     keys.discard(tmp_path / "a")
-    assert not (keys.open_keys(config, tmp_path / "a").noise == first.noise).all()
+    assert not set(first) & set(drawn(config, tmp_path / "a"))
     config.noise_seed = 4
-    same = [keys.open_keys(config, tmp_path / name).noise for name in "cd"]
-    assert (same[0] == same[1]).all()
+    assert drawn(config, tmp_path / "c") == drawn(config, tmp_path / "d")
     kept = (tmp_path / "c" / "secret" / "keys.json").read_text()
     assert "noise" not in kept
     assert "sampling" not in kept
@@ -159,9 +161,8 @@ def test_a_run_without_its_keys_ends_in_one_line_and_status_2(tmp_path):
 def test_keys_belong_to_the_data_that_they_were_made_for(tmp_path):
     config = records.load_config("configs/quickstart.py:tiny")
     data = (np.arange(4), np.arange(2))
-    first = keys.open_keys(config, tmp_path, data=data)
-    again = keys.open_keys(config, tmp_path, data=(array.copy() for array in data))
-    assert (first.noise == again.noise).all()
+    copies = (array.copy() for array in data)
+    assert drawn(config, tmp_path, data=data) == drawn(config, tmp_path, data=copies)
     for other in (
         (),
         (np.arange(4), np.arange(1, 3)),
@@ -318,10 +319,12 @@ def test_no_two_releases_share_their_noise(tmp_path, monkeypatch, source):
     def spend(key):
         used.append(tuple(jax.random.key_data(key).tolist()))
 
-    def train(loss_fn, params, *, keys, config, privacy, **rest):
+    def train(loss_fn, params, *, keys, label, config, privacy, **rest):
         if privacy is not None:
+            own = keys.training(label)
             for step in range(config.steps):
-                spend(jax.random.fold_in(keys.noise, step))
+                spend(jax.random.fold_in(own.noise, step))
+            spend(own.dropout)
         return params
 
     for module in (ngram, popularity):

@@ -46,12 +46,13 @@ def candidate(config):
 
 def run(config, workdir):
     opened = keys.open_keys(config, workdir, synthetic=config.synthetic)
+    noise, draw = opened.noise("model"), opened.seed("draw").entropy
     with (workdir / "attempts").open("a") as file:
-        file.write(f"{jax.random.key_data(opened.noise).tolist()} {opened.sampling.entropy}\\n")
+        file.write(f"{jax.random.key_data(noise).tolist()} {draw}\\n")
     if len((workdir / "attempts").read_text().splitlines()) <= config.fails:
         raise RuntimeError("planted")
     print("exact metric: see here")
-    checkpoints.save_model(workdir, {"w": {"x": jax.random.normal(opened.noise, (3,))}})
+    checkpoints.save_model(workdir, {"w": {"x": jax.random.normal(noise, (3,))}})
     (workdir / "names.txt").write_text("public names")
     (workdir / "metrics.jsonl").write_text("")
     if config.lies:

@@ -42,12 +42,12 @@ def plan(config): return {}
 def run(config, workdir):
     opened = keys.open_keys(config, workdir)
     with (workdir / "keys_used").open("a") as file:
-        file.write(f"{opened.sampling.entropy}\\n")
+        file.write(f"{opened.seed('draw').entropy}\\n")
     os.write(2, b"as compilers print")
     time.sleep(config.seconds)
     if len((workdir / "keys_used").read_text().splitlines()) <= config.fails:
         raise RuntimeError("planted")
-    noise = keys.open_keys(config, workdir, synthetic=True).noise
+    noise = keys.open_keys(config, workdir, synthetic=True).noise("a")
     spent = dpx.PrivacyGuarantee(config.epsilon, 1e-6, dpx.privacy.ADD_OR_REMOVE_ONE, "row", "test")
     value = float(jax.random.normal(noise))
     return Outcome([Measure("a", "error", value)], spent, {"a": spent}, synthetic=True, headline_row="a")

@@ -517,7 +517,8 @@ def test_of_two_runs_on_one_fresh_folder_both_have_one_key(config, tmp_path, rac
         def draw(folder=folder, found=found, barrier=barrier):
             barrier.wait()
             opened = keys.open_keys(config, folder)
-            found.append((jax.random.key_data(opened.noise).tolist(), opened.sampling.entropy))
+            words = jax.random.key_data(opened.noise("release")).tolist()
+            found.append((words, opened.seed("draw").entropy))
 
         threads = [threading.Thread(target=draw) for _ in range(4)]
         [thread.start() for thread in threads]
@@ -536,7 +537,7 @@ def test_of_two_processes_on_one_fresh_folder_one_runs(names, tmp_path):
         "class Experiment:\n"
         "    validate = staticmethod(lambda config: None)\n"
         "    def run(config, workdir):\n"
-        "        words = keys.open_keys(config, workdir).sampling.entropy\n"
+        "        words = keys.open_keys(config, workdir).seed('draw').entropy\n"
         "        with (workdir / 'drawn').open('a') as file: file.write(f'{words}\\n')\n"
         "        time.sleep(0.02)\n"
         "        raise storage.StorageError('as if killed')\n"

@@ -72,15 +72,14 @@ def test_it_is_the_algorithm_by_hand():
     clip = AdaptiveClipNorm(start=2.0, quantile=0.6, learning_rate=0.5, count_noise=7.0)
     settings = {"epsilon": 3.0, "steps": 4, "l2_clip_norm": clip, "optimizer": optax.sgd(0.1)}
     trained = fit(**settings)
-    keys = secrets.derive(jax.random.key(1))
+    keys = secrets.derive(jax.random.key(1)).training("training")
     z = dpx.calibrate_dpsgd(3.0, 1e-4, sampling_probability=0.25, steps=4)
     ratio = adaptive.ratio(clip, z, 100)
-    noise_key, _ = jax.random.split(keys.noise)
     private = dpx.privatize(
         l2_clip_norm=adaptive.clips(ratio),
         noise_multiplier=z,
         expected_batch_size=100,
-        key=noise_key,
+        key=keys.noise,
     )
     state, params, norm = private.init(None), np.zeros(2), 2.0
     batches = dpx.poisson_batches(400, sampling_probability=0.25, steps=4, seed=keys.sampling)

@@ -65,12 +65,11 @@ def test_digits():
 def test_it_is_the_loop_with_the_calibrated_noise():
     """The same steps by hand: the door adds nothing to the loop but its calibration."""
     trained = fit(microbatch_size=8)
-    keys = secrets.derive(jax.random.key(0))
+    keys = secrets.derive(jax.random.key(0)).training("training")
     multiplier = dpx.calibrate_dpsgd(2.0, 1e-3, sampling_probability=0.2, steps=6)
-    noise_key, _ = jax.random.split(keys.noise)
     gradient = dpx.clipped_grad(loss_fn, l2_clip_norm=0.5)
     private = dpx.privatize(
-        l2_clip_norm=0.5, noise_multiplier=multiplier, expected_batch_size=20, key=noise_key
+        l2_clip_norm=0.5, noise_multiplier=multiplier, expected_batch_size=20, key=keys.noise
     )
     optimizer = optax.chain(private, optax.sgd(0.1))
     params, state, losses = PARAMS, optimizer.init(PARAMS), []

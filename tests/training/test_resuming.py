@@ -260,13 +260,6 @@ def test_a_finished_training_keeps_a_digest_and_no_key(tmp_path):
         }
 
 
-def test_noise_and_samples_have_keys_of_their_own():
-    made = secrets.derive(jax.random.key(4))
-    words = jax.random.key_data(made.noise).tolist()
-    given = jax.random.key_data(jax.random.key(4)).tolist()
-    assert len({tuple(words), tuple(made.sampling.entropy), tuple(given)}) == 3
-
-
 def test_a_fingerprint_says_nothing_of_a_seed_in_another_folder(tmp_path):
     """Without the bytes of its folder, whoever reads it could try all small seeds."""
     shown = [secrets.fingerprint(7, tmp_path / name, new=True) for name in ("one", "other")]

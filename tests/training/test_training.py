@@ -227,7 +227,7 @@ def test_a_weighted_mean_counts_no_padding():
         optimizer=optax.sgd(0.0),
         batch_size=10,
         steps=1,
-        keys=keys(),
+        keys=keys().training("run"),
         privacy=None,
         label="run",
         microbatch_size=4,
