@@ -9,11 +9,11 @@ from dpx._validate import check_integer
 from dpx.data import files, tables
 from dpx.data.histories import Histories, from_events
 
-# The columns of users, items and times in the files of each year, and whether they have a header.
+# The columns of users, items, times and ratings in the files of each year, and whether they have a header.
 _COLUMNS = {
-    2014: (("1", "2", "4"), False),  # user,item,rating,timestamp
-    2018: (("2", "1", "4"), False),  # item,user,rating,timestamp
-    2023: (("user_id", "parent_asin", "timestamp"), True),
+    2014: (("1", "2", "4", "3"), False),  # user,item,rating,timestamp
+    2018: (("2", "1", "4", "3"), False),  # item,user,rating,timestamp
+    2023: (("user_id", "parent_asin", "timestamp", "rating"), True),
 }
 _PRODUCT = re.compile("[0-9B][0-9A-Z]{9}")
 _USER = re.compile("A[0-9A-Z]{11,27}")
@@ -51,14 +51,17 @@ def load_amazon(path: str | Path, *, year: int = 2014, min_count: int | None = N
         table = tables.read(path, names, header=header, separator=None)
     except ValueError as error:
         raise ValueError(f"{error}; config.data.year={year} is read") from None
-    _check_year(path, table, year)
-    return tables.histories(table, 5 if min_count is None else min_count)
+    _check(table, year)
+    *events, _ = table.columns
+    core = 5 if min_count is None else min_count
+    return from_events(*events, min_count=core, place=table.place)
 
 
-def _check_year(path: Path, table: tables.Table, year: int) -> None:
-    users, items, _ = table.columns
+def _check(table: tables.Table, year: int) -> None:
+    """Raises ValueError for a line of another year's form, or one in which cells have moved."""
+    users, items, _, ratings = table.columns
     other = {2014: 2018}.get(year, 2014)
-    for row, (user, item) in enumerate(zip(users, items, strict=True)):
+    for row, (user, item, rating) in enumerate(zip(users, items, ratings, strict=True)):
         if user.strip() in ("user_id", "parent_asin"):
             raise ValueError(
                 f"{table.place(row, 0)} holds {user!r}: that is the header of 2023: set --config.data.year=2023"
@@ -67,6 +70,10 @@ def _check_year(path: Path, table: tables.Table, year: int) -> None:
             raise ValueError(
                 f"{table.place(row, 0)} holds {user!r}, a product, where users of year {year} stand, and {item!r} "
                 f"where its items do: set --config.data.year={other}"
+            )
+        if files.number(rating) is None:
+            raise ValueError(
+                f"{table.place(row, 3)} holds {rating!r:.60}, which is no rating: mend the line"
             )
 
 

@@ -40,7 +40,8 @@ def load_table(
     """
     check_integer(min_count, "min_count", 0)
     names = (user, item) if time is None else (user, item, time)
-    return histories(read(path, names, header=header, separator=separator), min_count)
+    table = read(path, names, header=header, separator=separator)
+    return from_events(*table.columns, min_count=min_count, place=table.place)
 
 
 class Table(NamedTuple):
@@ -72,11 +73,6 @@ def read(
     if not len(columns[0]):
         raise ValueError(f"{path}: the table holds no interaction: check --config.data.path")
     return Table(columns, lambda row, column: f"{path}: {where(row)}, column {names[column]!r}")
-
-
-def histories(table: Table, min_count: int) -> Histories:
-    """The histories of a table of users, items and, where it has a third column, times."""
-    return from_events(*table.columns, min_count=min_count, place=table.place)
 
 
 def _text(path: Path, names: Sequence[str], header: bool | None, separator: str):
