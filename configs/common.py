@@ -37,8 +37,8 @@ def mesh() -> dict:
 def table() -> dict:
     """How a table of one's own is written, in the section `data`.
 
-    `header` says whether the first line names the columns: it has to be given where that line can be both, and
-    `separator` where cells are not separated as the file's name says.
+    `header` says whether the first line names the columns: it has to be given where that line can be both.
+    `separator` has to be given where cells are not separated as the file's name says.
     """
     return {"header": config_dict.placeholder(bool), "separator": config_dict.placeholder(str)}
 

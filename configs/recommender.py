@@ -27,9 +27,10 @@ of the model.
 
 Without `data.time` the lines of a user in `table` are in order. A file without a header has numbers for
 columns (`--config.data.header=False --config.data.user=1 --config.data.item=2`), and cells may be separated
-by something else (`--config.data.separator=::`). Training starts as in `amazon_warm`, and a batch is an eighth of the users, at most 8192, unless `train.batch_size` says otherwise.
-Which items there are counts as public, and so does the number of users. The model that is left recommends by
-the table's own ids, and does not need the table any more:
+by something else (`--config.data.separator=::`). Training starts as in `amazon_warm`, and a batch is an
+eighth of the users, at most 8192, unless `train.batch_size` says otherwise. Which items there are counts as
+public, and so does the number of users. The model that is left recommends by the table's own ids, and does
+not need the table any more:
 
     from dpx.launch import records
     records.load("runs/table").recommend(["tea", "milk"], k=3, exclude_seen=True)

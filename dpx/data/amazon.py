@@ -23,16 +23,16 @@ def load_amazon(path: str | Path, *, year: int = 2014, min_count: int | None = N
     """Amazon ratings from either of the two forms in which they are passed around.
 
     Args:
-      path: A `.csv` or `.csv.gz` table of ratings, or a text file of `user item` lines, numbered from 1 and in
-        time order within a user (the form that SASRec's authors publish).
+      path: A `.csv` or `.csv.gz` table of ratings, or a text file of `user item` lines, numbered from 1 and
+        in time order within a user (the form that SASRec's authors publish).
       year: Of the table, as published by McAuley's group: the columns of 2014 are user, item, rating and
         timestamp, in those of 2018 the item comes first, and those of 2023 have names.
       min_count: The k of the k-core filter; by default 5 for the table and 0 for the text, which is filtered.
 
     Raises:
       FileNotFoundError: if there is no such file.
-      ValueError: for a malformed line, with its number, or for a line that is of another year's form: products
-        would be protected in place of people.
+      ValueError: for a malformed line, with its number, or for a line of another year's form, in which
+        products would be protected in place of people.
     """
     if check_integer(year, "year") not in _COLUMNS:
         raise ValueError(
@@ -64,12 +64,13 @@ def _check(table: tables.Table, year: int) -> None:
     for row, (user, item, rating) in enumerate(zip(users, items, ratings, strict=True)):
         if user.strip() in ("user_id", "parent_asin"):
             raise ValueError(
-                f"{table.place(row, 0)} holds {user!r}: that is the header of 2023: set --config.data.year=2023"
+                f"{table.place(row, 0)} holds {user!r}, as in the header of 2023: set "
+                "--config.data.year=2023"
             )
         if _PRODUCT.fullmatch(user.strip()) and _USER.fullmatch(item.strip()):
             raise ValueError(
-                f"{table.place(row, 0)} holds {user!r}, a product, where users of year {year} stand, and {item!r} "
-                f"where its items do: set --config.data.year={other}"
+                f"{table.place(row, 0)} holds {user!r}, a product, where year={year} has users, and {item!r} "
+                f"where it has items: set --config.data.year={other}"
             )
         if files.number(rating) is None:
             raise ValueError(

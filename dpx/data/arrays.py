@@ -21,8 +21,8 @@ def load_array(
 ) -> np.ndarray:
     """The array of real numbers that a file holds.
 
-    A .csv or .tsv table, which may end in .gz, becomes a matrix, one line a row. An .npy file is memory-mapped,
-    so it may be larger than the memory.
+    A .csv or .tsv table, which may end in .gz, becomes a matrix, one line a row. An .npy file is
+    memory-mapped, so it may be larger than the memory.
 
     Args:
       path: A .csv, .tsv, .npy or .npz file. Pickled objects are refused.
@@ -181,4 +181,3 @@ def _read_table(path: Path, header: bool | None, separator: str) -> np.ndarray:
     if not rows:
         raise ValueError(f"{path}: holds no row of numbers: write one line for each row")
     return np.stack(rows)
-

@@ -1,8 +1,8 @@
 """What a cell of a record stands for: an identifier or a time. Each cell is read by itself.
 
 NumPy and pandas choose one type for a whole column, so that a single record can change how all others are
-read: one missing user makes floats of 64-bit numbers, which then are the users of others. Here no cell changes
-what another one is read as. A cell that cannot be read is an error that names its row.
+read: one missing user makes floats of 64-bit numbers, which then are the users of others. Here no cell
+changes what another one is read as. A cell that cannot be read is an error that names its row.
 
 The same cell is the same identifier in every format: 7, "7" and " 7 " are one user, and "007" is another.
 """
@@ -22,10 +22,22 @@ Identifier = int | str
 Place = Callable[[int], str]  # names a row in errors
 
 # What pandas reads as missing in a table, and writes for it: nobody is called so.
-_MISSING = frozenset(
-    "|#N/A|#N/A N/A|#NA|-1.#IND|-1.#QNAN|-NaN|-nan|1.#IND|1.#QNAN|<NA>|N/A|NA|NULL|NaN|NaT|None|n/a|nan|null"
-    "|\\N".split("|")
-)
+_MISSING = {
+    "",
+    "NA",
+    "#NA",
+    "<NA>",
+    "N/A",
+    "n/a",
+    "#N/A",
+    "#N/A N/A",
+    "NULL",
+    "null",
+    "\\N",
+    "None",
+    "NaT",
+}
+_MISSING |= {"NaN", "nan", "-NaN", "-nan", "1.#IND", "-1.#IND", "1.#QNAN", "-1.#QNAN"}
 _WHOLE = re.compile(r"0|-?[1-9][0-9]*")
 _NUMBER = re.compile(r"[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)(e[+-]?[0-9]{1,3})?", re.IGNORECASE)
 _FRACTION = re.compile(r"(.*:[0-9]{2})[.,]([0-9]{1,9})(?![0-9])(.*)")
@@ -37,8 +49,8 @@ _EPOCH = datetime.datetime(1970, 1, 1, tzinfo=datetime.UTC)
 def identifier(value: Any) -> Identifier:
     """Whom or what a cell names: a whole number of 64 bits, or any other text.
 
-    Space around text is no part of it, and Unicode is brought to its normal form C. Text that is a whole number
-    in its usual form is that number (7, but not 007), and a number of more than 64 bits is its text.
+    Space around text is no part of it, and Unicode is brought to its normal form C. Text that is a whole
+    number in its usual form is that number (7, but not 007), and a number of more than 64 bits is its text.
 
     Raises:
       ValueError: for a cell that is empty or holds a word for a missing value, a fraction, or another type.
@@ -59,8 +71,8 @@ def identifier(value: Any) -> Identifier:
         text = str(value)
     else:
         raise ValueError(
-            f"holds {value!r:.60}: ids must be text or whole numbers, so convert it (a column that pandas has "
-            'made floats of is read again with dtype="Int64")'
+            f"holds {value!r:.60}: ids must be text or whole numbers, so convert it (where pandas has made "
+            'floats of whole numbers, read the column again with dtype="Int64")'
         )
     number = int(text)
     return number if -(2**63) <= number < 2**63 else text
@@ -107,8 +119,8 @@ def identifiers(values: Any, name: str, place: Place) -> tuple[np.ndarray, np.nd
 def times(values: Any, name: str, place: Place) -> tuple[np.ndarray, np.ndarray]:
     """The times of a column as exact whole numbers of one fixed unit, a billionth.
 
-    A number counts in the unit of its column, whatever that is, and to its nearest billionth. A date counts in
-    seconds since 1970, and one without a time zone is in UTC. A column has numbers or dates throughout.
+    A number counts in the unit of its column, whatever that is, and to its nearest billionth. A date counts
+    in seconds since 1970, and one without a time zone is in UTC. A column has numbers or dates throughout.
 
     Args:
       values: (E,) cells, in a list, an array or a column of a DataFrame: numbers, dates of Python, NumPy or
@@ -121,8 +133,8 @@ def times(values: Any, name: str, place: Place) -> tuple[np.ndarray, np.ndarray]
       billionths: (E,) int64 in [0, 10⁹), which stand for whole + billionths/10⁹.
 
     Raises:
-      ValueError: for a column that is none or has both kinds, a cell that is missing or is no time, or a float
-        so large that whole numbers are rounded to it.
+      ValueError: for a column that is none or has both kinds, a cell that is missing or is no time, or a
+        float so large that whole numbers are rounded to it.
     """
     cells = _cells(values, name)
     if isinstance(cells, np.ndarray) and cells.dtype.kind == "M":
@@ -136,8 +148,8 @@ def times(values: Any, name: str, place: Place) -> tuple[np.ndarray, np.ndarray]
         first = is_date if first is None else first
         if is_date is not first:
             raise ValueError(
-                f"{place(row)} holds {str(cell)!r:.60}, and {place(0)} {'a date' if first else 'a number'}, which "
-                "have no order: give numbers throughout, or dates"
+                f"{place(row)} holds {str(cell)!r:.60}, and {place(0)} a {'date' if first else 'number'}: "
+                "give numbers throughout, or dates"
             )
         whole[row], billionths[row] = divmod(count, _BILLION)
     return whole, billionths
@@ -172,7 +184,9 @@ def _cells(values: Any, name: str) -> np.ndarray | list:
     if isinstance(dtype, np.dtype):
         values = np.asarray(values)
         if values.ndim != 1:
-            raise ValueError(f"{name} has shape {values.shape}, which must be (E,): give one an event")
+            raise ValueError(
+                f"{name} has shape {values.shape}, which must be (E,): give one an event"
+            )
         return values if dtype.kind in "iuM" else values.tolist()
     # An extension type of pandas: as an array of NumPy, integers of which one is missing would be floats.
     return values.tolist() if hasattr(values, "tolist") else list(values)
@@ -233,6 +247,8 @@ def _date(value: Any) -> int:
 def _moments(dates: np.ndarray, place: Place) -> tuple[np.ndarray, np.ndarray]:
     """Whole seconds since 1970, and billionths of one, of NumPy's dates (E,)."""
     if np.any(missing := np.isnat(dates)):
-        raise ValueError(f"{place(int(np.argmax(missing)))} is missing: fill it in, or remove the row")
+        raise ValueError(
+            f"{place(int(np.argmax(missing)))} is missing: fill it in, or remove the row"
+        )
     seconds = dates.astype("datetime64[s]")
     return seconds.astype(np.int64), (dates - seconds).astype("timedelta64[ns]").astype(np.int64)

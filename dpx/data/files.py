@@ -51,9 +51,10 @@ def read_text(path: Path, encoding: str = "utf-8", errors: str = "strict") -> st
     with path.open("rb") as raw:
         compressed = raw.read(2) == b"\x1f\x8b"  # which begins no UTF-8
     try:
-        opened = gzip.open(path) if compressed else path.open("rb")
-        with io.TextIOWrapper(opened, encoding=encoding, errors=errors) as file:
-            return file.read()
+        with (gzip.open if compressed else open)(
+            path, "rt", encoding=encoding, errors=errors
+        ) as file:
+            return str(file.read())
     except UnicodeDecodeError as error:
         raise ValueError(
             f"{path}: byte {error.start} is not {encoding.upper()}: save the file in that encoding"
@@ -127,9 +128,7 @@ def other_separator(cells: Sequence[str], *, option: bool = True) -> str:
     return f"; its cells may be separated by {found!r}: {remedy}"
 
 
-def has_header(
-    path: Path, cells: Sequence[str], header: bool | None, guess: bool | None
-) -> bool:
+def has_header(path: Path, cells: Sequence[str], header: bool | None, guess: bool | None) -> bool:
     """Whether the first line of a table names its columns: what the caller says, or else the guess.
 
     Raises:
@@ -137,8 +136,8 @@ def has_header(
     """
     if header is None and guess is None:
         raise ValueError(
-            f"{path}: the first line, {', '.join(cells)[:40]}, can be the names of columns or a row: say which "
-            "by --config.data.header=True or False"
+            f"{path}: the first line, {', '.join(cells)[:40]}, can be the names of columns or a row: say "
+            "which by --config.data.header=True or False"
         )
     return bool(guess if header is None else header)
 

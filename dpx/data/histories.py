@@ -80,10 +80,10 @@ def from_events(
     """Histories from (user, item, time) events.
 
     Args:
-      users: (E,) `dpx.data.cells.identifier`s, in a list, an array or a column of a DataFrame. Each is read by
-        itself: no event changes whose another one is.
+      users: (E,) `dpx.data.cells.identifier`s, in a list, an array or a column of a DataFrame. Each is read
+        by itself: no event changes whose another one is.
       items: (E,) likewise, which become the `item_ids` of the result.
-      times: (E,) as in `dpx.data.cells.times`; ties, and everything where None, stay in the order of the file.
+      times: (E,) as in `dpx.data.cells.times`; ties, and everything where None, stay in their order.
       min_count: The k of `k_core`; 0 keeps all.
       place: Names an event in errors, given its number and that of the column, from 0.
 
@@ -92,16 +92,16 @@ def from_events(
         for an event whose user, item or time is missing or cannot be read.
     """
     check_integer(min_count, "min_count", 0)
+    columns = [users, items, *([] if times is None else [times])]
     names = ("users", "items", "times")
+    place = place or (lambda event, column: f"{names[column]}: event {event}")
 
-    def placed(column: int) -> tuple[str, cells.Place]:
-        if place is None:
-            return names[column], lambda event: f"{names[column]}: event {event}"
-        return names[column], lambda event: place(event, column)
+    def of(column: int) -> tuple[Any, str, cells.Place]:
+        return columns[column], names[column], lambda event: place(event, column)
 
-    users, _ = cells.identifiers(users, *placed(0))
-    items, labels = cells.identifiers(items, *placed(1))
-    clock = () if times is None else cells.times(times, *placed(2))
+    users, _ = cells.identifiers(*of(0))
+    items, labels = cells.identifiers(*of(1))
+    clock = () if times is None else cells.times(*of(2))
     lengths = [len(column) for column in (users, items, *clock[:1])]
     if len(set(lengths)) > 1:
         raise ValueError(f"users, items and times have {lengths} entries: give one for each event")

@@ -21,15 +21,15 @@ def load_table(
 ) -> Histories:
     """Histories from a .csv, .tsv or .parquet table with a column of users and one of items.
 
-    Users and items are `dpx.data.cells.identifier`s, and times are read by `dpx.data.cells.times`: each cell by
-    itself, and in the same way from every kind of file.
+    Users and items are `dpx.data.cells.identifier`s, and times are read by `dpx.data.cells.times`: each cell
+    by itself, and in the same way from every kind of file.
 
     Args:
       path: The table, in UTF-8 where it is text; that may be compressed, as in .csv.gz.
       user, item: The names of the columns, or their numbers from 1 where there is no header.
       time: The column of the times, all numbers or all ISO dates; None keeps the order of the lines.
-      header: Whether the first line names the columns. None takes it for names, and refuses a line of numbers,
-        which can be both.
+      header: Whether the first line names the columns. None takes it for names, and refuses a line of
+        numbers, which can be both.
       separator: What separates cells, such as ";" or "::"; None is a comma, or a tab in a .tsv or .tab file.
         With one of its own, text may have any name.
       min_count: The k of `dpx.data.k_core`; 0 keeps every event.
@@ -60,7 +60,7 @@ def read(
     if kind == ".parquet":
         if header is not None or separator is not None:
             raise ValueError(
-                f"{path}: parquet names its columns: leave out --config.data.header and --config.data.separator"
+                f"{path}: parquet names its columns: leave out config.data.header and config.data.separator"
             )
         columns, where = parquet.read_columns(path, names), lambda row: f"row {row + 1}"
     elif kind in files.SEPARATORS or separator:

@@ -131,7 +131,7 @@ def load_texts(
       record: "line" for each line of a text, which a newline, a carriage return or both end and no other
         character, otherwise each document: a file, or a row of a table.
       column: The column that holds the text, of a table.
-      user: A column of authors, each a `dpx.data.cells.identifier`, whose texts are joined by newlines into one.
+      user: A column of authors, each a `dpx.data.cells.identifier`. The texts of one are joined by newlines.
 
     Raises:
       FileNotFoundError: if there is no such file.

@@ -26,8 +26,8 @@ def read_arrays(path: str | Path, names: Sequence[str]) -> tuple[np.ndarray, ...
         if isinstance(column, list):
             if None in column:
                 raise ValueError(
-                    f"{path}: row {column.index(None) + 1}, column {name!r} is missing: fill it in, or remove "
-                    "the row"
+                    f"{path}: row {column.index(None) + 1}, column {name!r} is missing: fill it in, or "
+                    "remove the row"
                 )
             column = np.array(column, object)
         arrays.append(column)
@@ -86,8 +86,8 @@ def read_histories(
 
     Raises:
       FileNotFoundError: as `read_arrays`.
-      ValueError: as `read_arrays`, for arrays of different lengths, for items outside the catalogue, or for an
-        event whose user, item or time is missing or cannot be read.
+      ValueError: as `read_arrays`, for arrays of different lengths, for items outside the catalogue, or for
+        an event whose user, item or time is missing or cannot be read.
     """
     names = [user, item] if time is None else [user, item, time]
     columns = _columns(path, names)

@@ -75,8 +75,8 @@ def execute(config: ml_collections.ConfigDict, workdir: Path) -> records.Record:
       keys.CannotResumeError: if the run was killed and its keys are lost, or its data have changed.
       storage.BusyError: if another process runs it.
       storage.StorageError: if a file that it needs is damaged.
-      MemoryError: if there is too little memory, of the machine or of a device. A run that has left nothing but
-        its keys leaves these neither, and can begin again.
+      MemoryError: if there is too little memory, of the machine or of a device. A run that has left nothing
+        but its keys leaves these neither, and can begin again.
     """
     with storage.lock(workdir) as still_mine:
         if not _processes.of_first((workdir / "result.json").exists):

@@ -298,7 +298,9 @@ def start() -> None:
     """The command line."""
     flags.DEFINE_string("config", None, "name or file of the config, with :arg if any")
     flags.DEFINE_string("workdir", None, "folder of the sweep, which all workers share")
-    flags.DEFINE_multi_string("set", [], "key=v1,v2: an axis, instead of sweep(); tuples as [a,b] or (a,b)")
+    flags.DEFINE_multi_string(
+        "set", [], "key=v1,v2: an axis, instead of sweep(); tuples as [a,b] or (a,b)"
+    )
     flags.DEFINE_string("executor", "local", "who runs the points: local, ray or slurm")
     flags.DEFINE_integer("workers", 1, "how many points run at a time")
     flags.DEFINE_string("shard", "", "I/N: run every N-th point only, from the I-th on")

@@ -54,7 +54,7 @@ def evaluate(
         scores, exclude = jnp.asarray(score(rows)), None
         if config.evaluate.exclude_seen:
             exclude = np.zeros((size, scores.shape[-1]), bool)
-            for place, row in enumerate(rows):
+            for place, row in enumerate(rows.tolist()):
                 exclude[place, seen[row]] = True
         ranks.append(_ranks(scores, jnp.asarray(next_items[rows]), exclude))
     own = jnp.concatenate(ranks)[:count, None]

@@ -50,8 +50,8 @@ def validate(config) -> None:
     for name in ("public_path", "column") if of_arrays else ("header", "separator"):
         if config.data[name] is not None:
             raise ValueError(
-                f"config.data.{name}={config.data[name]!r} is for {one}, and {config.data.path} holds {other}: "
-                "leave it out"
+                f"config.data.{name}={config.data[name]!r} is for {one}, and {config.data.path} holds "
+                f"{other}: leave it out"
             )
     if of_arrays:
         read(config)

@@ -1,7 +1,7 @@
-"""Every reader, replayed with one odd record more or less: it is refused, or it moves nothing but its own part.
+"""Every reader, replayed with one odd record more or less: it is refused, or it moves its own part alone.
 
-NumPy and pandas choose the type of a column over all of its rows. Each odd row here is one that makes them choose
-another type, and thereby merge the users of others, or turn their histories over.
+NumPy and pandas choose the type of a column over all of its rows. Each odd row here is one that makes them
+choose another type, and thereby merge the users of others, or turn their histories over.
 """
 
 import csv
@@ -34,12 +34,24 @@ ROWS = [(BASE + user, item, BASE + 60 - 30 * item) for user in range(12) for ite
 NOBODY = (7, 3, 5)  # a plain row of one more user
 ODD = [
     NOBODY,
-    *((user, *NOBODY[1:]) for user in (None, float("nan"), 0.5, 2**63, -1, "x", "nan", "", True, b"x")),
+    *(
+        (user, *NOBODY[1:])
+        for user in (None, float("nan"), 0.5, 2**63, -1, "x", "nan", "", True, b"x")
+    ),
     *((user, *NOBODY[1:]) for user in (1e300, decimal.Decimal("0.5"), pandas.NA, pandas.NaT, "é")),
     *((NOBODY[0], item, NOBODY[2]) for item in (None, 0.5, 2**63, "x", "2", pandas.NA)),
-    *((*NOBODY[:2], time) for time in (None, 1.5, 2**63, "1.5", "2020-01-01", "x", -1, 1e18, 1e300)),
-    *((*NOBODY[:2], time) for time in (float("inf"), pandas.NA, pandas.NaT, decimal.Decimal("1.5"))),
-    *((*NOBODY[:2], time) for time in (pandas.Timestamp("2020-01-01"), np.datetime64("2020-01-01"))),
+    *(
+        (*NOBODY[:2], time)
+        for time in (None, 1.5, 2**63, "1.5", "2020-01-01", "x", -1, 1e18, 1e300)
+    ),
+    *(
+        (*NOBODY[:2], time)
+        for time in (float("inf"), pandas.NA, pandas.NaT, decimal.Decimal("1.5"))
+    ),
+    *(
+        (*NOBODY[:2], time)
+        for time in (pandas.Timestamp("2020-01-01"), np.datetime64("2020-01-01"))
+    ),
 ]
 
 
@@ -119,8 +131,8 @@ def authors(rows, folder):
 
 def from_authors(path):
     found = load_texts(path, column="text", user="who")
-    kept = [[list("0123x").index(c) for c in text if c in "0123x"] for _, text in found]
-    return Histories(kept, 5, np.array([0, 1, 2, 3, "x"], object))
+    kept = [np.array(["0123x".index(c) for c in text if c in "0123x"], int) for _, text in found]
+    return Histories(tuple(kept), 5, np.array([0, 1, 2, 3, "x"], object))
 
 
 def from_block(path):
@@ -128,8 +140,8 @@ def from_block(path):
     return Histories(found.items, 99, np.arange(99).astype(object))
 
 
-def of_table(**options):
-    return lambda path: load_table(path, **{"time": "time"} | options)
+def of_table(time="time", **options):
+    return lambda path: load_table(path, time=time, **options)
 
 
 def of_events(write):
@@ -163,6 +175,10 @@ READERS = {
 CATALOGUE = {label: n for n, label in enumerate([0, 1, 2, 3, "x", str(2**63), "0.5"])}
 
 
+# The odd row, or the first one, where whoever wrote the column has changed all of it.
+NAMED = r"event (17|0)\b|row (18|1)\b|line 1[89]\b|Object arrays"
+
+
 @pytest.mark.parametrize("reader", READERS)
 def test_an_odd_record_moves_nothing_but_its_own_part(reader, tmp_path):
     write, read = READERS[reader]
@@ -174,8 +190,8 @@ def test_an_odd_record_moves_nothing_but_its_own_part(reader, tmp_path):
 
     def program(given):
         found = read(given)
-        known = [[CATALOGUE[found.item_ids[n]] for n in items] for items in found.items]
-        users = Histories(known, len(CATALOGUE))
+        known = (np.array([CATALOGUE[found.item_ids[n]] for n in items]) for items in found.items)
+        users = Histories(tuple(known), len(CATALOGUE))
         return popularity.fit(KEY, users, epsilon=1.0, delta=1e-5, age_decay=0.5)
 
     plain = written(ROWS, "plain")
@@ -189,7 +205,8 @@ def test_an_odd_record_moves_nothing_but_its_own_part(reader, tmp_path):
         try:
             added = audit.replay(program, plain, other, first=first)
         except ValueError as error:
-            assert re.search(r"event 17|row 18|line 1[89]|row 1,|event 0|Object arrays", str(error)), error
+            if not re.search(NAMED, str(error)):
+                raise
             continue
         ratios.append(added.check().largest_ratio)
         removed = audit.replay(program, other, plain).check()
@@ -197,7 +214,9 @@ def test_an_odd_record_moves_nothing_but_its_own_part(reader, tmp_path):
     assert ratios[0] == pytest.approx(1)
 
 
-@pytest.mark.parametrize("cell", ["nan", "inf", "1e400", "9007199254740993", "", "x", "1e-400", "-0"])
+@pytest.mark.parametrize(
+    "cell", ["nan", "inf", "1e400", "9007199254740993", "", "x", "1e-400", "-0"]
+)
 @pytest.mark.parametrize("place", [0, 1, 3])
 def test_an_odd_cell_changes_no_other_row_of_numbers(tmp_path, cell, place):
     rows = [["0.1", "0.30000000000000004"], ["9007199254740991", "5"], ["7", "8"], ["1", "2"]]

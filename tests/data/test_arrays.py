@@ -51,7 +51,9 @@ def test_a_first_line_that_counts_is_names_or_a_row_and_the_caller_says_which(tm
     path.write_text(f"{first}\n.1,.3,.5\n.2,.4,.6\n")  # as pandas writes a frame without names
     numbers, rows = [float(x) for x in first.split(",")], [[0.1, 0.3, 0.5], [0.2, 0.4, 0.6]]
     for read in (load_array, lambda path: load_columns(path, ["2"])):
-        with pytest.raises(ValueError, match=r"can be the names of columns or a row: .*header=True or"):
+        with pytest.raises(
+            ValueError, match=r"can be the names of columns or a row: .*header=True or"
+        ):
             read(path)
     assert load_array(path, header=True).tolist() == rows
     assert load_array(path, header=False).tolist() == [numbers, *rows]
@@ -80,7 +82,7 @@ def test_cells_may_be_separated_otherwise_and_files_compressed(tmp_path):
     np.save(tmp_path / "a.npy", MATRIX)
     for options in ({"header": True}, {"separator": ";"}):
         for read in (load_array, lambda path, **o: load_columns(path, ["1"], **o)):
-            with pytest.raises(ValueError, match="leave out --config.data.header"):
+            with pytest.raises(ValueError, match=r"leave out --config\.data\.header"):
                 read(tmp_path / "a.npy", **options)
 
 

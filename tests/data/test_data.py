@@ -1,4 +1,5 @@
 import ast
+import decimal
 import gzip
 import zipfile
 from pathlib import Path
@@ -246,7 +247,7 @@ def _unknown_compression(path):
         (load_amazon, "a.csv", b"u,i,5,3\n,i,5,3\n", "line 2, column '1' is missing"),
         (load_amazon, "a.csv", b"u,x,i,5,3\n", "line 1, column '3' holds 'i', which is no rating"),
         (load_amazon, "a.csv", b"u,i\n", "column '4' must be a number from 1 to 2.*year=2014 is read"),
-        (load_amazon, "a.csv", b"user,item,rating,timestamp\n", "line 1, column '4' holds 'timestamp'"),
+        (load_amazon, "a.csv", b"user,item,rating,timestamp\n", "line 1.* holds 'rating', which is no"),
         (load_amazon, "a.csv", b"\x1f\x8bdamaged", "cannot be unpacked by gzip"),
         (load_amazon, "a.txt", b"1 2\n1 99999999999999999999\n", "line 2 is malformed"),
         (load_amazon, "a.txt", "1 2\u20283 4\n".encode(), "line 1 is malformed"),
@@ -318,10 +319,32 @@ def test_amazon_of_another_year_is_refused_and_can_be_read(tmp_path):
                 assert as_lists(made) == [[0, 1], [1]]
                 assert made.item_ids.tolist() == ["0439893577", "B0000000A1"]
             else:
-                with pytest.raises(ValueError, match="year=" + ("" if read == 2023 else str(written))):
+                with pytest.raises(
+                    ValueError, match="year=" + ("" if read == 2023 else str(written))
+                ):
                     load_amazon(path, year=read, min_count=0)
     with pytest.raises(ValueError, match="year=2016 must be 2014, 2018 or 2023"):
         load_amazon(path, year=2016)
+
+
+@pytest.mark.parametrize("value", [True, 1.0, decimal.Decimal(1), np.float64(1)])
+def test_what_equals_a_number_is_none(value):
+    with pytest.raises(
+        ValueError, match=r"users: event 1 holds .*: ids must be text or whole numbers"
+    ):
+        from_events([1, value], [5, 6], min_count=0)
+    with pytest.raises(
+        ValueError, match=r"items: event 2 holds .*: ids must be text or whole numbers"
+    ):
+        from_events([1, 2, 3], np.array([1, "a", value], object), min_count=0)
+
+
+@pytest.mark.parametrize("kind", [np.uint64, np.int8, np.int64, np.uint32])
+def test_items_have_the_type_of_the_catalogue_whatever_users_have(kind):
+    """NumPy joins int64 and uint64 as floats."""
+    for size, expected in ((3, np.int32), (2**40, np.int64)):
+        histories = Histories([np.array([0, 1], kind), [2], np.zeros(0, np.int16)], size)
+        assert {items.dtype for items in histories.items} == {np.dtype(expected)}
 
 
 def test_events_have_a_user_and_an_item_each():

@@ -100,7 +100,11 @@ def test_parquet_names_what_it_cannot_read(tmp_path):
     assert read(frame.astype({"what": "category"})) == [["milk", "tea"], ["milk", "tea"]]
     for column, values, words in (
         ("what", ["a", None, "b", "c"], "row 2, column 'what' is missing"),
-        ("what", [1.0, 1.5, 2.0, 3.0], "row 1, column 'what' holds 1.0: ids must be text or whole numbers"),
+        (
+            "what",
+            [1.0, 1.5, 2.0, 3.0],
+            "row 1, column 'what' holds 1.0: ids must be text or whole numbers",
+        ),
         ("what", [True] * 4, "row 1, column 'what' holds True: ids must be"),
         ("who", pandas.array([1, None, 2, 2], "Int64"), "row 2, column 'who' is missing"),
         ("when", [when[0], None, when[1], when[2]], "row 2, column 'when' is missing"),
@@ -174,7 +178,11 @@ def test_one_row_never_decides_how_wide_the_ids_of_all_are(tmp_path):
         ("user,item\n1,2\n3\n", {}, "line 3 has 1 cells and column 'item' is number 2"),
         ("user,item\n1,2\n\n3, \n", {}, "line 4, column 'item' is missing"),
         ("user,item\n,2\n", {}, "line 2, column 'user' is missing"),
-        ("user,item\nann,2\nnan,3\nnan,4\n", {}, "line 3, column 'user' holds 'nan', which stands for"),
+        (
+            "user,item\nann,2\nnan,3\nnan,4\n",
+            {},
+            "line 3, column 'user' holds 'nan', which stands for",
+        ),
         ("user,item,t\n1,2,3\n1,3,x\n", {"time": "t"}, "line 3, column 't' holds 'x'.*no time"),
         ("user,item,t\n1,2,3\n1,3,2024-01-01\n", {"time": "t"}, "line 3, column 't'"),
         ("user,item,t\n1,2,2024-01-01\n1,3,7\n", {"time": "t"}, "line 3, column 't'"),

@@ -59,7 +59,9 @@ def test_authors_are_compared_without_the_space_around_them(tmp_path):
 @pytest.mark.parametrize("author", ["", " ", None, float("nan"), 1.0, True, ["ann"]])
 def test_what_is_no_author_is_refused(tmp_path, author):
     (tmp_path / "t.jsonl").write_text(json.dumps({"who": author, "x": "a"}))
-    with pytest.raises(ValueError, match=r"t\.jsonl: line 1, column 'who' (is empty|is missing|holds)"):
+    with pytest.raises(
+        ValueError, match=r"t\.jsonl: line 1, column 'who' (is empty|is missing|holds)"
+    ):
         list(text.load_texts(tmp_path / "t.jsonl", column="x", user="who"))
 
 

@@ -229,7 +229,11 @@ def test_trees_and_the_one_shot_head_from_shards_are_those_of_the_one_call(
         ("user", [1, None, 2], "row 2, 'user' is missing"),
         ("user", ["a", None, "b"], "row 2, 'user' is missing"),
         ("user", [1.0, 2.0, 2.5], "row 1, 'user' holds 1.0: ids must be text or whole numbers"),
-        ("user", ["ann", "nan", "bob"], "row 2, 'user' holds 'nan', which stands for a missing value"),
+        (
+            "user",
+            ["ann", "nan", "bob"],
+            "row 2, 'user' holds 'nan', which stands for a missing value",
+        ),
         ("item", [0, None, 1], "row 2, 'item' is missing"),
         ("item", ["0", "x", "1"], "row 2, 'item' holds 'x': items must be numbers"),
         ("time", [1, None, 3], "row 2, 'time' is missing"),

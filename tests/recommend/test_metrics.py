@@ -22,7 +22,9 @@ def test_ranks_against_a_loop():
     )
     for row in range(40):
         assert plain[row] == slow_rank(scores[row], target[row])
-        assert excluded[row] == slow_rank(scores[row], target[row], set(np.flatnonzero(exclude[row])))
+        assert excluded[row] == slow_rank(
+            scores[row], target[row], set(np.flatnonzero(exclude[row]))
+        )
 
 
 def test_hit_rate_and_ndcg():

@@ -143,7 +143,9 @@ def test_popularity_on_movielens_ranks_as_an_independent_implementation_does(exc
     scores = jnp.broadcast_to(counts, (len(split.users), known.num_items))
     # The published numbers let the target win its ties; `target_ranks` breaks them at random.
     scores = scores.at[jnp.arange(len(split.test)), split.test].add(0.5)
-    ranks = metrics.target_ranks(scores, jnp.asarray(split.test), exclude=jnp.asarray(seen) if exclude else None)
+    ranks = metrics.target_ranks(
+        scores, jnp.asarray(split.test), exclude=jnp.asarray(seen) if exclude else None
+    )
     found = float(metrics.ndcg(ranks, 10)), float(metrics.hit_rate(ranks, 10))
     assert found == pytest.approx(expected, abs=1e-4)
 
