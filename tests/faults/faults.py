@@ -2342,6 +2342,13 @@ FAULTS = (
         "::test_a_limit_in_the_backward_pass_holds_before_the_gain_of_the_weight[0.25]",
     ),
     Fault(
+        "one record of a list changes the type of all",
+        "dpx/training/examples.py",
+        "if isinstance(leaf, list) and len(types := _types(leaf)) > 1:",
+        "if (types := []):",
+        "tests/training/test_fit.py::test_bad_arguments_are_named_before_anything_is_drawn",
+    ),
+    Fault(
         "types that follow from the records count as public without a word",
         "dpx/training/fitting.py",
         "assumptions=(*assumptions, *inferred_types(data))",
