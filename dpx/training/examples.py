@@ -64,8 +64,8 @@ def _array(leaf: Any, name: str) -> Any:
     check_real(leaf, name)
     if isinstance(leaf, list) and len(types := _types(leaf)) > 1:
         raise ValueError(
-            f"{name} is a list that holds {' and '.join(sorted(map(str, types)))}, which must be of one type, "
-            f"lest one record changes that of all: give np.asarray({name}, np.float32), or another type"
+            f"{name} is a list that holds {' and '.join(sorted(map(str, types)))}, which must be of one "
+            f"type, lest one record changes that of all: give np.asarray({name}, np.float32), or another type"
         )
     if not isinstance(leaf, jax.Array):
         leaf = native(np.asarray(leaf))
