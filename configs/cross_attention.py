@@ -38,7 +38,7 @@ experiments/cross_attention/README.md.
 
 from ml_collections import ConfigDict, config_dict
 
-from configs.common import parse_arg
+from configs.common import parse_arg, table
 
 VARIANTS = ("size", "epsilon", "bound", "diamonds", "reader", "retrieval", "table")
 
@@ -111,7 +111,12 @@ def get_config(arg: str = "") -> ConfigDict:
             {
                 "experiment": "cross_attention.table",
                 **common,
-                "data": {"path": config_dict.placeholder(str), "key": "K", "value": "V"},
+                "data": {
+                    "path": config_dict.placeholder(str),
+                    "key": "K",
+                    "value": "V",
+                    **table(),
+                },
                 "domain": "box",  # of keys; or "ball"
                 "value_domain": "box",  # or "ball"
                 "key_bound": config_dict.placeholder(float),

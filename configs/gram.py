@@ -49,7 +49,7 @@ experiments/gram/README.md.
 
 from ml_collections import ConfigDict, config_dict
 
-from configs.common import parse_arg
+from configs.common import parse_arg, table
 
 VARIANTS = ("error", "recommender", "features", "table")
 
@@ -86,6 +86,7 @@ def get_config(arg: str = "") -> ConfigDict:
                 "data": {
                     "path": config_dict.placeholder(str),
                     "array": config_dict.placeholder(str),
+                    **table(),
                     "transpose": False,
                 },
                 "column_bound": config_dict.placeholder(float),
@@ -148,6 +149,7 @@ def get_config(arg: str = "") -> ConfigDict:
             "data": {
                 "kind": "amazon",  # or movielens, movielens1m
                 "path": config_dict.placeholder(str),
+                "year": 2014,  # of Amazon ratings in a csv; or 2018, 2023
                 "min_count": config_dict.placeholder(int),
                 "limit": 0,  # if positive, only the first users, over the items that these have
             },

@@ -27,7 +27,7 @@ each variant takes.
 
 from ml_collections import config_dict
 
-from configs.common import parse_arg
+from configs.common import parse_arg, table
 
 VARIANTS = ("low_dim", "high_dim", "useful", "rates", "early_stopping", "robustness", "text")
 
@@ -173,6 +173,7 @@ def _text(config):
     # Texts alone: public ones for document frequencies (none without it), and the column of a table.
     config.data.public_path = config_dict.placeholder(str)
     config.data.column = config_dict.placeholder(str)
+    config.data.update(table())  # of prompts
     config.dim = 30  # of texts
     config.length = 30  # of texts and of tables of prompts
     config.test_fraction = 0.2

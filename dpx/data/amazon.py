@@ -1,50 +1,85 @@
 """Amazon ratings as histories."""
 
-import math
+import re
 from pathlib import Path
 
 import numpy as np
 
-from dpx.data import files
+from dpx._validate import check_integer
+from dpx.data import files, tables
 from dpx.data.histories import Histories, from_events
 
+# The columns of users, items, times and ratings in the files of each year, and whether they have a header.
+_COLUMNS = {
+    2014: (("1", "2", "4", "3"), False),  # user,item,rating,timestamp
+    2018: (("2", "1", "4", "3"), False),  # item,user,rating,timestamp
+    2023: (("user_id", "parent_asin", "timestamp", "rating"), True),
+}
+_PRODUCT = re.compile("[0-9B][0-9A-Z]{9}")
+_USER = re.compile("A[0-9A-Z]{11,27}")
 
-def load_amazon(path: str | Path, *, min_count: int | None = None) -> Histories:
+
+def load_amazon(path: str | Path, *, year: int = 2014, min_count: int | None = None) -> Histories:
     """Amazon ratings from either of the two forms in which they are passed around.
 
     Args:
-      path: A `.csv` of `user,item,rating,timestamp` lines, or a text file of `user item` lines, numbered
-        from 1 and in time order within a user (the form that SASRec's authors publish).
-      min_count: The k of the k-core filter; by default 5 for the csv and 0 for the text, which is filtered.
+      path: A `.csv` or `.csv.gz` table of ratings, or a text file of `user item` lines, numbered from 1 and
+        in time order within a user (the form that SASRec's authors publish).
+      year: Of the table, as published by McAuley's group: the columns of 2014 are user, item, rating and
+        timestamp, in those of 2018 the item comes first, and those of 2023 have names.
+      min_count: The k of the k-core filter; by default 5 for the table and 0 for the text, which is filtered.
 
     Raises:
       FileNotFoundError: if there is no such file.
-      ValueError: for a malformed line, with its number.
+      ValueError: for a malformed line, with its number, or for a line of another year's form, in which
+        products would be protected in place of people.
     """
+    if check_integer(year, "year") not in _COLUMNS:
+        raise ValueError(
+            f"year={year} must be 2014, 2018 or 2023: use that in which the ratings appeared"
+        )
     path = files.existing(path)
-    lines = files.read_text(path).split("\n")
-    if path.suffix == ".csv":
-        parse, expected = _parse_rating, "user,item,rating,timestamp"
-    else:
+    if files.kind(path) != ".csv":
         parse, expected = _parse_pair, "two ids from 1, `user item`"
-    events = list(files.parse_lines(path, lines, parse, expected))
-    if not events:
-        raise ValueError(f"{path} holds no ratings")
-    users, items, times = (np.array(column) for column in zip(*events, strict=True))
-    if min_count is None:
-        min_count = 5 if path.suffix == ".csv" else 0
-    return from_events(users, items, times, min_count=min_count)
+        lines = files.read_text(path).split("\n")
+        events = np.array(list(files.parse_lines(path, lines, parse, expected)), np.int64)
+        if not len(events):
+            raise ValueError(f"{path} holds no ratings")
+        return from_events(*events.T, min_count=0 if min_count is None else min_count)
+    names, header = _COLUMNS[year]
+    try:
+        table = tables.read(path, names, header=header, separator=None)
+    except ValueError as error:
+        raise ValueError(f"{error}; config.data.year={year} is read") from None
+    _check(table, year)
+    *events, _ = table.columns
+    core = 5 if min_count is None else min_count
+    return from_events(*events, min_count=core, place=table.place)
 
 
-def _parse_rating(line: str) -> tuple[str, str, float]:
-    user, item, _, time = line.split(",")
-    if not (user and item and math.isfinite(float(time))):
-        raise ValueError("a user, an item and a time")
-    return user, item, float(time)
+def _check(table: tables.Table, year: int) -> None:
+    """Raises ValueError for a line of another year's form, or one in which cells have moved."""
+    users, items, _, ratings = table.columns
+    other = {2014: 2018}.get(year, 2014)
+    for row, (user, item, rating) in enumerate(zip(users, items, ratings, strict=True)):
+        if user.strip() in ("user_id", "parent_asin"):
+            raise ValueError(
+                f"{table.place(row, 0)} holds {user!r}, as in the header of 2023: set "
+                "--config.data.year=2023"
+            )
+        if _PRODUCT.fullmatch(user.strip()) and _USER.fullmatch(item.strip()):
+            raise ValueError(
+                f"{table.place(row, 0)} holds {user!r}, a product, where year={year} has users, and {item!r} "
+                f"where it has items: set --config.data.year={other}"
+            )
+        if files.number(rating) is None:
+            raise ValueError(
+                f"{table.place(row, 3)} holds {rating!r:.60}, which is no rating: mend the line"
+            )
 
 
-def _parse_pair(line: str) -> tuple[int, int, float]:
+def _parse_pair(line: str) -> tuple[int, int]:
     user, item = (files.whole_number(word) for word in line.split())
     if min(user, item) < 1:
         raise ValueError("ids start at 1")
-    return user, item, 0.0
+    return user, item

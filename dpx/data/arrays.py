@@ -7,20 +7,29 @@ from pathlib import Path
 
 import numpy as np
 
-from dpx.data.files import check_once, existing, read_text, table_rows
+from dpx.data import files
 
-_DELIMITERS = {".csv": ",", ".tsv": "\t"}
+_TABLES = (".csv", ".tsv")
 
 
-def load_array(path: str | Path, name: str | None = None) -> np.ndarray:
+def load_array(
+    path: str | Path,
+    name: str | None = None,
+    *,
+    header: bool | None = None,
+    separator: str | None = None,
+) -> np.ndarray:
     """The array of real numbers that a file holds.
 
-    A .csv or .tsv table becomes a matrix, one line a row. Its first line is skipped as a header if no cell of
-    it is a number. An .npy file is memory-mapped, so it may be larger than the memory.
+    A .csv or .tsv table, which may end in .gz, becomes a matrix, one line a row. An .npy file is
+    memory-mapped, so it may be larger than the memory.
 
     Args:
       path: A .csv, .tsv, .npy or .npz file. Pickled objects are refused.
       name: Which array of an .npz file; it may be left out where there is only one.
+      header: Whether the first line of a table names its columns, and is skipped. None skips a line without a
+        number, and refuses one that counts from 0 or 1, which can be both.
+      separator: What separates the cells of a table; None is a comma, or a tab in a .tsv file.
 
     Returns:
       The array: float64 of shape (rows, columns) from a table, otherwise as it was saved.
@@ -31,18 +40,18 @@ def load_array(path: str | Path, name: str | None = None) -> np.ndarray:
         of file, a damaged one, a cell that is no number, rows of different lengths, or an array that does
         not hold real numbers.
     """
-    path = existing(path)
-    kind = path.suffix.lower()
-    if kind not in (*_DELIMITERS, ".npy", ".npz"):
+    path = files.existing(path)
+    kind = files.kind(path)
+    if kind not in (*_TABLES, ".npy", ".npz"):
         raise ValueError(
             f"{path}: must be a .csv, .tsv, .npy or .npz file: save it as one of these"
         )
-    if name is not None and kind != ".npz":
-        raise ValueError(
-            f"{path}: holds one array without a name: leave out the name {name!r}, which is for .npz files"
-        )
-    if kind in _DELIMITERS:
-        return _read_table(path, _DELIMITERS[kind])
+    if kind in _TABLES:
+        _check_unnamed(path, name)
+        return _read_table(path, header, separator or files.SEPARATORS[kind])
+    _check_no_table(path, header, separator)
+    if kind == ".npy":
+        _check_unnamed(path, name)
     try:
         array = _read_npz(path, name) if kind == ".npz" else np.load(path, mmap_mode="r")
     except (ValueError, OSError, EOFError, zipfile.BadZipFile, zlib.error) as error:
@@ -56,13 +65,22 @@ def load_array(path: str | Path, name: str | None = None) -> np.ndarray:
     return array
 
 
-def load_columns(path: str | Path, names: Sequence[str]) -> np.ndarray:
+def load_columns(
+    path: str | Path,
+    names: Sequence[str],
+    *,
+    header: bool | None = None,
+    separator: str | None = None,
+) -> np.ndarray:
     """Columns of a table of numbers, in the order of `names`; other columns may hold anything.
 
     Args:
-      path: A .csv or .tsv table in UTF-8, or an .npy file with a matrix.
-      names: Names in the first line of the table. Where that line holds numbers only, and in an .npy file,
-        columns are counted from 1: "1", "2", ….
+      path: A .csv or .tsv table in UTF-8, which may end in .gz, or an .npy file with a matrix.
+      names: Names in the first line of the table. Without a header, and in an .npy file, columns are counted
+        from 1: "1", "2", ….
+      header: Whether the first line of a table names its columns. None takes numbers alone for a row, and
+        refuses a line that counts from 0 or 1, which can be both.
+      separator: What separates the cells of a table; None is a comma, or a tab in a .tsv file.
 
     Returns:
       (rows, len(names)): float64 from a table, otherwise as it was saved.
@@ -72,27 +90,29 @@ def load_columns(path: str | Path, names: Sequence[str]) -> np.ndarray:
       ValueError: naming the file, and the column or the line, for another kind of file, a column that is not
         there, or a cell that is no number.
     """
-    path = existing(path)
-    if path.suffix.lower() == ".npy":
+    path, kind = files.existing(path), files.kind(Path(path))
+    if kind == ".npy":
+        _check_no_table(path, header, separator)
         array = load_array(path)
         if array.ndim != 2:
             raise ValueError(f"{path}: has shape {array.shape}: save a matrix, (rows, columns)")
         known = [str(number + 1) for number in range(array.shape[1])]
         return array[:, _places(path, names, known)]
-    if path.suffix.lower() not in _DELIMITERS:
+    if kind not in _TABLES:
         raise ValueError(f"{path}: must be a .csv, .tsv or .npy file: save it as one of these")
-    rows, places, text = [], None, read_text(path, "utf-8-sig")
-    for line, cells in table_rows(path, text, _DELIMITERS[path.suffix.lower()]):
+    rows, places, text = [], None, files.read_text(path, "utf-8-sig")
+    for line, cells in files.table_rows(path, text, separator or files.SEPARATORS[kind]):
         if places is None:
-            header = any(_number(cell) is None for cell in cells)
+            guess = None if files.counts(cells) else None in map(files.number, cells)
+            named = files.has_header(path, cells, header, guess)
             numbers = [str(number + 1) for number in range(len(cells))]
-            places = _places(path, names, [c.strip() for c in cells] if header else numbers)
-            if header:
+            places = _places(path, names, [c.strip() for c in cells] if named else numbers)
+            if named:
                 continue
         place = f"{path}: line {line}"
         if len(cells) <= max(places):
             raise ValueError(f"{place} has only {len(cells)} columns: complete the line")
-        found = [_number(cells[column]) for column in places]
+        found = [files.number(cells[column]) for column in places]
         if None in found:
             column = found.index(None)
             raise ValueError(
@@ -108,9 +128,24 @@ def load_columns(path: str | Path, names: Sequence[str]) -> np.ndarray:
 def _places(path: Path, names: Sequence[str], known: Sequence[str]) -> list[int]:
     for name in names:
         if name not in known:
-            raise ValueError(f"{path}: has no column {name!r}: use {', '.join(known)}")
-    check_once(path, names, known)
+            other = files.other_separator(known)
+            raise ValueError(f"{path}: has no column {name!r}: use {', '.join(known)}{other}")
+    files.check_once(path, names, known)
     return [known.index(name) for name in names]
+
+
+def _check_unnamed(path: Path, name: str | None) -> None:
+    if name is not None:
+        raise ValueError(
+            f"{path}: holds one array without a name: leave out the name {name!r}, which is for .npz files"
+        )
+
+
+def _check_no_table(path: Path, header: bool | None, separator: str | None) -> None:
+    if header is not None or separator is not None:
+        raise ValueError(
+            f"{path}: is no table with lines: leave out --config.data.header and --config.data.separator"
+        )
 
 
 def _read_npz(path: Path, name: str | None) -> np.ndarray:
@@ -123,15 +158,16 @@ def _read_npz(path: Path, name: str | None) -> np.ndarray:
         return arrays[arrays.files[0] if name is None else name]
 
 
-def _read_table(path: Path, delimiter: str) -> np.ndarray:
+def _read_table(path: Path, header: bool | None, separator: str) -> np.ndarray:
     rows, width = [], 0
-    for line, cells in table_rows(path, read_text(path, "utf-8-sig"), delimiter):
-        numbers = [_number(cell) for cell in cells]
+    for line, cells in files.table_rows(path, files.read_text(path, "utf-8-sig"), separator):
+        numbers = [files.number(cell) for cell in cells]
         place = f"{path}: line {line}"
         if not width:
-            width = len(cells)
-            if all(number is None for number in numbers):
-                continue  # the header
+            width, other = len(cells), files.other_separator(cells)
+            guess = None if files.counts(cells) else not any(n is not None for n in numbers)
+            if files.has_header(path, cells, header, guess and not other):
+                continue
         if len(cells) != width:
             raise ValueError(
                 f"{place} has {len(cells)} columns where the first has {width}: give every line the same"
@@ -139,16 +175,9 @@ def _read_table(path: Path, delimiter: str) -> np.ndarray:
         if None in numbers:
             column = numbers.index(None)
             raise ValueError(
-                f"{place}, column {column + 1} is {cells[column]!r}: write a number in every cell"
+                f"{place}, column {column + 1} is {cells[column]!r}: write a number in every cell{other}"
             )
         rows.append(np.array(numbers, np.float64))
     if not rows:
         raise ValueError(f"{path}: holds no row of numbers: write one line for each row")
     return np.stack(rows)
-
-
-def _number(cell: str) -> float | None:
-    try:
-        return float(cell)
-    except ValueError:
-        return None

@@ -1,7 +1,9 @@
 """Reading text files, with errors that name the file, and the line where there is one."""
 
 import csv
+import gzip
 import io
+import shlex
 import zipfile
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -10,6 +12,9 @@ from typing import TypeVar
 
 T = TypeVar("T")
 LONGEST_CELL = 2**24  # characters
+SEPARATORS = {".csv": ",", ".tsv": "\t", ".tab": "\t"}  # by the kind of a table
+_OTHERS = ("::", ";", "|", "\t", ",")  # that people use
+_PACKED = (*SEPARATORS, ".txt", ".dat", ".jsonl")  # what may be compressed
 
 
 def existing(path: str | Path) -> Path:
@@ -25,18 +30,44 @@ def below(folder: Path) -> list[Path]:
     return sorted(path for path in folder.rglob("*") if path.is_file())
 
 
-def read_text(path: Path, encoding: str = "utf-8") -> str:
-    """The text of a file; ValueError where it is not in that encoding."""
+def kind(path: Path) -> str:
+    """What a file is by the end of its name, in lower case: ".csv" for a.CSV and for a.csv.gz."""
+    suffixes = [suffix.lower() for suffix in path.suffixes[-2:]]
+    if len(suffixes) == 2 and suffixes[1] == ".gz" and suffixes[0] in _PACKED:
+        return suffixes[0]
+    return path.suffix.lower()
+
+
+def read_text(path: Path, encoding: str = "utf-8", errors: str = "strict") -> str:
+    """The text of a file, which gzip may have compressed, whatever the file is called.
+
+    Args:
+      path: Of the file.
+      encoding, errors: As `open` takes them.
+
+    Raises:
+      ValueError: where it is not in that encoding, or is compressed and damaged.
+    """
+    with path.open("rb") as raw:
+        compressed = raw.read(2) == b"\x1f\x8b"  # which begins no UTF-8
     try:
-        return path.read_text(encoding=encoding)
+        with (gzip.open if compressed else open)(
+            path, "rt", encoding=encoding, errors=errors
+        ) as file:
+            return str(file.read())
     except UnicodeDecodeError as error:
         raise ValueError(
             f"{path}: byte {error.start} is not {encoding.upper()}: save the file in that encoding"
         ) from None
+    except (gzip.BadGzipFile, zlib.error, EOFError) as error:
+        raise ValueError(f"{path}: cannot be unpacked by gzip ({error}): fetch it again") from None
 
 
-def table_rows(path: Path, text: str, delimiter: str) -> Iterator[tuple[int, list[str]]]:
+def table_rows(path: Path, text: str, separator: str) -> Iterator[tuple[int, list[str]]]:
     """The cells of each row of a table that is not blank, with the number of the line where it ends.
+
+    A separator of several characters, such as the :: of MovieLens, is one wherever it stands: quotes then are
+    characters like others.
 
     What would mix up the rows of two people, or their columns, is refused. A quote that is not closed takes
     in the rows of others, and an unquoted separator moves a user's name into another column. Lines end where
@@ -47,22 +78,82 @@ def table_rows(path: Path, text: str, delimiter: str) -> Iterator[tuple[int, lis
       ValueError: naming the line, for quotes that are not those of a table, a cell of more than
         `LONGEST_CELL` characters, or a row with more cells than the first one.
     """
+    width = 0
+    for line, cells in (_split if len(separator) > 1 else _parsed)(path, text, separator):
+        if any(cell.strip() for cell in cells):
+            width = width or len(cells)
+            if any(cell.strip() for cell in cells[width:]):
+                raise ValueError(
+                    f"{path}: line {line} has more cells than the first line: quote cells that hold the "
+                    "separator"
+                )
+            yield line, cells
+
+
+def _split(path: Path, text: str, separator: str) -> Iterator[tuple[int, list[str]]]:
+    del path
+    for line, row in enumerate(text.split("\n"), start=1):
+        yield line, row.removesuffix("\r").split(separator)
+
+
+def _parsed(path: Path, text: str, separator: str) -> Iterator[tuple[int, list[str]]]:
     csv.field_size_limit(LONGEST_CELL)
-    reader = csv.reader(io.StringIO(text, newline=""), delimiter=delimiter, strict=True)
-    begins, width = 1, 0
+    try:
+        reader = csv.reader(io.StringIO(text, newline=""), delimiter=separator, strict=True)
+    except (TypeError, ValueError):
+        raise ValueError(
+            f"separator={separator!r} must be a character that separates cells, or several: use ',' or '::'"
+        ) from None
+    begins = 1
     try:
         for cells in reader:
-            if any(cell.strip() for cell in cells):
-                width = width or len(cells)
-                if any(cell.strip() for cell in cells[width:]):
-                    raise ValueError(
-                        f"{path}: line {reader.line_num} has more cells than the first line: quote cells "
-                        "that hold the separator"
-                    )
-                yield reader.line_num, cells
+            yield reader.line_num, cells
             begins = reader.line_num + 1
     except csv.Error as error:
         raise ValueError(f"{path}: line {begins} is malformed ({error}): mend the table") from None
+
+
+def other_separator(cells: Sequence[str], *, option: bool = True) -> str:
+    """What to try where a first line has one cell: words to append to an error, or nothing.
+
+    Args:
+      cells: Of the line.
+      option: Whether the reader takes a separator.
+    """
+    found = next((s for s in _OTHERS if len(cells) == 1 and s in cells[0]), None)
+    if found is None:
+        return ""
+    typed = "$'\\t'" if found == "\t" else shlex.quote(found)
+    remedy = f"--config.data.separator={typed}" if option else "save the table with commas"
+    return f"; its cells may be separated by {found!r}: {remedy}"
+
+
+def has_header(path: Path, cells: Sequence[str], header: bool | None, guess: bool | None) -> bool:
+    """Whether the first line of a table names its columns: what the caller says, or else the guess.
+
+    Raises:
+      ValueError: where neither is there, since the line can be both names and a row.
+    """
+    if header is None and guess is None:
+        raise ValueError(
+            f"{path}: the first line, {', '.join(cells)[:40]}, can be the names of columns or a row: say "
+            "which by --config.data.header=True or False"
+        )
+    return bool(guess if header is None else header)
+
+
+def counts(cells: Sequence[str]) -> bool:
+    """Whether a line counts from 0 or 1, as pandas and R call columns that have no names."""
+    cells = [cell.strip() for cell in cells]
+    return any(cells == [str(n + first) for n in range(len(cells))] for first in (0, 1))
+
+
+def number(cell: str) -> float | None:
+    """The number that a cell holds, NaN and infinity among them, or None."""
+    try:
+        return float(cell)
+    except ValueError:
+        return None
 
 
 def check_once(path: Path, names: Iterable[str], known: Sequence[str]) -> None:

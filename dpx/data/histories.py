@@ -1,11 +1,13 @@
 """Users' histories of items: filtering, splitting, padding."""
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import numpy as np
 
 from dpx._validate import check_integer, check_unmasked
+from dpx.data import cells
 
 
 @dataclasses.dataclass(frozen=True)
@@ -26,14 +28,18 @@ class Histories:
     item_ids: np.ndarray | None = None
 
     def __post_init__(self):
-        object.__setattr__(self, "items", tuple(map(item_numbers, self.items)))
         object.__setattr__(self, "num_items", check_integer(self.num_items, "num_items", 0))
-        for user, items in enumerate(self.items):
+        # Of one type, which follows from the catalogue: NumPy would join int64 and uint64 as floats.
+        kind = np.int32 if self.num_items < 2**31 else np.int64
+        kept = []
+        for user, items in enumerate(map(item_numbers, self.items)):
             if len(items) and not (items.min() >= 0 and items.max() < self.num_items):
                 raise ValueError(
                     f"user {user} has item {items.max() if items.min() >= 0 else items.min()} outside "
                     f"the vocabulary [0, {self.num_items}): give the catalogue's true size"
                 )
+            kept.append(items.astype(kind, copy=False))
+        object.__setattr__(self, "items", tuple(kept))
         if self.item_ids is not None and len(self.item_ids) != self.num_items:
             raise ValueError(
                 f"item_ids has {len(self.item_ids)} entries and num_items={self.num_items}: give one "
@@ -64,41 +70,65 @@ class Split:
 
 
 def from_events(
-    users: np.ndarray, items: np.ndarray, times: np.ndarray | None = None, *, min_count: int = 5
+    users: Any,
+    items: Any,
+    times: Any = None,
+    *,
+    min_count: int = 5,
+    place: Callable[[int, int], str] | None = None,
 ) -> Histories:
     """Histories from (user, item, time) events.
 
     Args:
-      users: (E,) user labels that can be sorted, in a list, an array or a column of a DataFrame.
-      items: (E,) item labels, which become the `item_ids` of the result.
-      times: (E,) timestamps; ties, and everything where None, stay in the order of the file.
+      users: (E,) `dpx.data.cells.identifier`s, in a list, an array or a column of a DataFrame. Each is read
+        by itself: no event changes whose another one is.
+      items: (E,) likewise, which become the `item_ids` of the result.
+      times: (E,) as in `dpx.data.cells.times`; ties, and everything where None, stay in their order.
       min_count: The k of `k_core`; 0 keeps all.
+      place: Names an event in errors, given its number and that of the column, from 0.
 
     Raises:
-      ValueError: for a min_count that is no whole number, arrays of other lengths, labels or times that are
-        missing (events of unknown users would be those of one user), or if no event is left.
+      ValueError: for a min_count that is no whole number, columns of other lengths, if no event is left, or
+        for an event whose user, item or time is missing or cannot be read.
     """
     check_integer(min_count, "min_count", 0)
-    users, items = _known(users, "users"), _known(items, "items")
-    times = None if times is None else _known(times, "times")
-    lengths = [len(array) for array in (users, items, times) if array is not None]
+    columns = [users, items, *([] if times is None else [times])]
+    names = ("users", "items", "times")
+    place = place or (lambda event, column: f"{names[column]}: event {event}")
+
+    def of(column: int) -> tuple[Any, str, cells.Place]:
+        return columns[column], names[column], lambda event: place(event, column)
+
+    users, _ = cells.identifiers(*of(0))
+    items, labels = cells.identifiers(*of(1))
+    clock = () if times is None else cells.times(*of(2))
+    lengths = [len(column) for column in (users, items, *clock[:1])]
     if len(set(lengths)) > 1:
         raise ValueError(f"users, items and times have {lengths} entries: give one for each event")
-    _, users = np.unique(users, return_inverse=True)
-    labels, items = np.unique(items, return_inverse=True)
     keep = k_core(users, items, min_count)
     users, items = users[keep], items[keep]
     if not len(users):
         raise ValueError(
             f"no events are left with min_count={min_count}: use a smaller one or more data"
         )
-    order = np.argsort(users, kind="stable")
-    if times is not None:
-        order = np.lexsort((times[keep], users))
     kept, items = np.unique(items, return_inverse=True)
-    _, starts = np.unique(users[order], return_index=True)
-    rows = np.split(items[order].astype(np.int32), starts[1:])
-    return Histories(tuple(rows), len(kept), labels[kept])
+    rows = by_user(users, items, tuple(part[keep] for part in clock))
+    return Histories(rows, len(kept), labels[kept])
+
+
+def by_user(
+    users: np.ndarray, items: np.ndarray, clock: Sequence[np.ndarray] = ()
+) -> tuple[np.ndarray, ...]:
+    """Each user's items in time order, users in order.
+
+    Args:
+      users: (E,) int, of every event.
+      items: (E,) int.
+      clock: What `dpx.data.cells.times` returns; without it, events stay in their order.
+    """
+    order = np.lexsort((*reversed(clock), users))
+    ends = np.flatnonzero(np.diff(users[order])) + 1
+    return tuple(np.split(items[order], ends)) if len(users) else ()
 
 
 def first_users(histories: Histories, count: int) -> Histories:
@@ -167,23 +197,6 @@ def left_pad(sequences, length: int) -> tuple[np.ndarray, np.ndarray]:
             tokens[row, -tail:] = sequence[-length:]
             mask[row, -tail:] = True
     return tokens, mask
-
-
-def _known(values, name: str) -> np.ndarray:
-    """(E,) labels or times; raises ValueError where one of them is missing."""
-    check_unmasked(values, name)
-    array = np.asarray(values)
-    if array.ndim != 1:
-        raise ValueError(f"{name} has shape {array.shape}, which must be (E,): give one an event")
-    missing = values.isna() if hasattr(values, "isna") else array != array
-    if array.dtype == object:
-        missing = missing | np.array([label is None for label in array])
-    if np.any(missing):
-        raise ValueError(
-            f"{name} has nothing at event {int(np.argmax(missing))}, as at {int(np.sum(missing))} in all: "
-            "leave these out"
-        )
-    return array
 
 
 def item_numbers(items) -> np.ndarray:

@@ -141,9 +141,9 @@ def load_texts(path: str | Path, *, column: str | None = None) -> list[str]:
 
     Args:
       path: A folder, every file below which is a document; or a .csv or .tsv table with a header, or a .tab
-        table of Orange, whose second and third line hold types and roles.
-      column: The table's column; None takes the first called text, content, body or article, or the only
-        one. No row is looked at: a document must not decide what is read of others.
+        table of Orange, whose second and third line hold types and roles. A table may end in .gz.
+      column: The table's column; None takes the first called text, content, body or article. No row is looked
+        at: a document must not decide what is read of others, nor be taken for the header.
 
     Returns:
       The documents, in order of file name or row; empty ones are dropped, so they are no records.
@@ -155,10 +155,10 @@ def load_texts(path: str | Path, *, column: str | None = None) -> list[str]:
     """
     path = Path(path)
     if path.is_dir():
-        texts = [file.read_text(encoding="utf-8", errors="replace") for file in files.below(path)]
+        texts = [files.read_text(file, errors="replace") for file in files.below(path)]
     elif not path.is_file():
         raise FileNotFoundError(f"{path}: no such file or folder; check --config.data.path")
-    elif path.suffix.lower() in (".csv", ".tsv", ".tab"):
+    elif files.kind(path) in files.SEPARATORS:
         (texts,) = _read_table(path, column)
     else:
         raise ValueError(f"{path}: give a folder of texts, or a .csv, .tsv or .tab table")
@@ -206,8 +206,8 @@ def fetch_newsgroups(subset: str = "train") -> list[str]:
 
 def _read_table(path: Path, *columns: str | None) -> list[list[str]]:
     """The cells of each of these columns, of which None stands for that of the texts."""
-    text, kind = files.read_text(path, "utf-8-sig"), path.suffix.lower()
-    lines = files.table_rows(path, text, "," if kind == ".csv" else "\t")
+    text, kind = files.read_text(path, "utf-8-sig"), files.kind(path)
+    lines = files.table_rows(path, text, files.SEPARATORS[kind])
     names = [name.strip() for name in next(lines, (0, []))[1]]
     rows = list(lines)
     if kind == ".tab":
@@ -222,15 +222,18 @@ def _read_table(path: Path, *columns: str | None) -> list[list[str]]:
 
     def place(column: str | None) -> int:
         if column is None:
-            known = [name for name in names if name.lower() in _TEXT_COLUMNS] or names
-            if len(known) > 1 and known is names:
+            known = [name for name in names if name.lower() in _TEXT_COLUMNS]
+            if not known:
                 raise ValueError(
                     f"{path}: say which column holds the text: call it text, or name one of "
-                    f"{', '.join(names)}"
+                    f"{', '.join(names):.200}"
                 )
             column = known[0]
         if column not in names:
-            raise ValueError(f"{path}: has no column {column!r}: use one of {', '.join(names)}")
+            other = files.other_separator(names, option=False)
+            raise ValueError(
+                f"{path}: has no column {column!r}: use one of {', '.join(names):.200}{other}"
+            )
         files.check_once(path, [column], names)
         return names.index(column)
 

@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from dpx.data import files
+from dpx.data import cells, files
 
 RECORDS = ("line", "document", "window")
 OUTSIDE = ("refuse", "replace", "drop")
@@ -126,12 +126,12 @@ def load_texts(
     """The texts of a file or folder, each with its place for errors.
 
     Args:
-      path: A .txt, .csv, .tsv or .jsonl file, or a folder of .txt files, which are read by name.
+      path: A .txt, .csv, .tsv or .jsonl file, which may end in .gz, or a folder of .txt files, which are read
+        by name. The first line of a table names its columns.
       record: "line" for each line of a text, which a newline, a carriage return or both end and no other
         character, otherwise each document: a file, or a row of a table.
       column: The column that holds the text, of a table.
-      user: A column of authors, text or whole numbers, whose texts are joined by newlines into one. Space
-        around a name is no part of it.
+      user: A column of authors, each a `dpx.data.cells.identifier`. The texts of one are joined by newlines.
 
     Raises:
       FileNotFoundError: if there is no such file.
@@ -160,12 +160,14 @@ def _documents(path: Path, column: str | None, user: str | None):
     """(place, text, author or None) of each document."""
     if path.is_dir():
         for file in files.below(path):
-            if file.suffix.lower() == ".txt":
+            if files.kind(file) == ".txt":
                 yield from _documents(file, column, user)
         return
-    path, kind = files.existing(path), path.suffix.lower()
+    path, kind = files.existing(path), files.kind(path)
     if kind not in _SUFFIXES:
-        raise ValueError(f"{path}: must be a folder or one of {', '.join(_SUFFIXES)}: rename it")
+        raise ValueError(
+            f"{path}: must be a folder or one of {', '.join(_SUFFIXES)}, or these with .gz: rename it"
+        )
     content = files.read_text(path, "utf-8-sig")
     if kind == ".txt":
         if column is not None or user is not None:
@@ -189,22 +191,19 @@ def _documents(path: Path, column: str | None, user: str | None):
 
 def _cell(row: dict, name: str, place: str) -> Any:
     if name not in row:
-        raise ValueError(f"{place} has no column {name!r}: it has {', '.join(map(str, row))}")
+        other = files.other_separator(list(row), option=False)
+        raise ValueError(f"{place} has no column {name!r}: it has {', '.join(row)}{other}")
     if row[name] is None:
         raise ValueError(f"{place}, column {name!r} is empty: fill it in, or remove the line")
     return row[name]
 
 
-def _author(row: dict, name: str, place: str) -> str:
+def _author(row: dict, name: str, place: str) -> cells.Identifier:
     found = _cell(row, name, place)
-    if not isinstance(found, str | int) or isinstance(found, bool):
-        raise ValueError(
-            f"{place}, column {name!r} holds {found!r:.60}: authors must be text or whole numbers, so "
-            "convert it"
-        )
-    if not (author := str(found).strip()):
-        raise ValueError(f"{place}, column {name!r} is empty: fill it in, or remove the line")
-    return author
+    try:
+        return cells.identifier(found)
+    except ValueError as error:
+        raise ValueError(f"{place}, column {name!r} {error}") from None
 
 
 def _check_whole(text: str, place: str) -> None:
@@ -221,8 +220,8 @@ def _rows(path: Path, kind: str, content: str, names: Sequence[str]):
         _, header = next(lines, (0, []))
         header = [name.strip() for name in header]
         files.check_once(path, names, header)
-        for number, cells in lines:
-            yield number, dict(itertools.zip_longest(header, cells[: len(header)]))
+        for number, row in lines:
+            yield number, dict(itertools.zip_longest(header, row[: len(header)]))
         return
     for number, line in enumerate(content.split("\n"), start=1):
         if line.strip():

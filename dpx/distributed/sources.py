@@ -1,4 +1,4 @@
-"""Blocks from files: NumPy's .npz archives, and .parquet by pandas where that is installed."""
+"""Blocks from files: NumPy's .npz archives, and .parquet where pyarrow is installed."""
 
 import zipfile
 import zlib
@@ -7,22 +7,42 @@ from pathlib import Path
 
 import numpy as np
 
-from dpx.data.histories import Histories
+from dpx.data import cells, parquet
+from dpx.data.histories import Histories, by_user
 
 
 def read_arrays(path: str | Path, names: Sequence[str]) -> tuple[np.ndarray, ...]:
     """Arrays of a file by their names, in an .npz archive, or columns, in a .parquet file.
 
+    Their types are those that the file states, whatever its rows hold.
+
     Raises:
       FileNotFoundError: if there is no such file.
-      ValueError: naming the file, for another kind of file, a damaged one, or a name that is not in it.
+      ValueError: naming the file, for another kind of file, a damaged one, a name that is not in it, or a
+        column with a row that is missing.
     """
+    arrays = []
+    for name, column in zip(names, _columns(path, names), strict=True):
+        if isinstance(column, list):
+            if None in column:
+                raise ValueError(
+                    f"{path}: row {column.index(None) + 1}, column {name!r} is missing: fill it in, or "
+                    "remove the row"
+                )
+            column = np.array(column, object)
+        arrays.append(column)
+    return tuple(arrays)
+
+
+def _columns(path: str | Path, names: Sequence[str]) -> Sequence[np.ndarray | list]:
     path = Path(path)
     if path.suffix not in (".npz", ".parquet"):
         raise ValueError(f"path={path} must end in .npz or .parquet: give a function that reads it")
     if not path.is_file():
         raise FileNotFoundError(f"path={path}: no such file")
-    return _archive(path, names) if path.suffix == ".npz" else _table(path, names)
+    if path.suffix == ".npz":
+        return _archive(path, names)
+    return parquet.read_columns(path, names)
 
 
 def _archive(path: Path, names: Sequence[str]) -> tuple[np.ndarray, ...]:
@@ -36,23 +56,6 @@ def _archive(path: Path, names: Sequence[str]) -> tuple[np.ndarray, ...]:
         if str(path) in str(error):
             raise
         raise ValueError(f"path={path} cannot be read as .npz ({error}): save it again") from None
-
-
-def _table(path: Path, names: Sequence[str]) -> tuple[np.ndarray, ...]:
-    try:
-        import pandas
-
-        table = pandas.read_parquet(path)
-    except ImportError:
-        raise ValueError(
-            f"path={path}: reading parquet needs pandas and pyarrow: pip install pandas pyarrow"
-        ) from None
-    except Exception as error:  # the engines raise many types for files they cannot use
-        raise ValueError(
-            f"path={path} cannot be read as .parquet ({type(error).__name__}): write it again"
-        ) from None
-    _check_names(path, list(table), names)
-    return tuple(np.asarray(table[name]) for name in names)
 
 
 def _check_names(path: Path, known: list[str], names: Sequence[str]) -> None:
@@ -73,49 +76,37 @@ def read_histories(
 ) -> Histories:
     """The histories of the users of one file of events; all events of a user have to be in that file.
 
+    Each event is read by itself (`dpx.data.cells`): none changes whose another one is.
+
     Args:
       path: As `read_arrays`.
       num_items: Size of the catalogue, M, the same for all files: it is public.
-      user, item, time: The names of arrays or columns, (E,) each. Items are numbers in [0, M). Events of a
-        user are in the order of `time`, and where that is None in the order of the file.
+      user, item, time: The names of arrays or columns, (E,) each. Users are identifiers, and items numbers in
+        [0, M). Events of a user are in the order of `time`, and where that is None in the order of the file.
 
     Raises:
       FileNotFoundError: as `read_arrays`.
-      ValueError: as `read_arrays`, for arrays of different lengths, for users or times that cannot be sorted,
-        for events without a time, and for items outside the catalogue.
+      ValueError: as `read_arrays`, for arrays of different lengths, for items outside the catalogue, or for
+        an event whose user, item or time is missing or cannot be read.
     """
     names = [user, item] if time is None else [user, item, time]
-    users, items, *times = read_arrays(path, names)
-    if {array.shape for array in (users, items, *times)} != {(users.size,)}:
+    columns = _columns(path, names)
+    shapes = {getattr(column, "shape", (len(column),)) for column in columns}
+    if shapes != {(len(columns[0]),)}:
         raise ValueError(
             f"{path}: arrays {names} must have one length and one dimension: a value for each event"
         )
-    users = _ranks(users, f"{path}: user {user!r}")
-    if time is not None:
-        times = [_ranks(times[0], f"{path}: time {time!r}")]
-        if (gone := times[0] == len(users)).any():
-            raise ValueError(
-                f"{path}: time {time!r} of event {np.argmax(gone)} is missing: fill it in, or remove that"
-            )
-    order = np.lexsort((*times, users))
-    users, items = users[order], items[order]
-    rows = np.split(items, np.flatnonzero(np.diff(users)) + 1) if len(items) else []
-    return Histories(tuple(rows), num_items)
 
+    def of(column: int):
+        place = lambda row: f"{path}: row {row + 1}, {names[column]!r}"  # noqa: E731
+        return columns[column], names[column], place
 
-def _ranks(values: np.ndarray, place: str) -> np.ndarray:
-    """(E,) numbers in the order of the values, E where one is missing: all without a user are one's."""
-    if values.dtype == object:  # as pandas has text and what is missing
-        import pandas
-
-        missing = pandas.isna(values)
-    else:
-        missing = values != values  # of a number that is none, such as NaN
-    ranks = np.full(len(values), len(values))
-    try:
-        ranks[~missing] = np.unique(values[~missing], return_inverse=True)[1]
-    except TypeError:
+    users, _ = cells.identifiers(*of(0))
+    codes, labels = cells.identifiers(*of(1))
+    if len(labels) and isinstance(labels[-1], str):  # text comes last
+        row = int(np.argmax(codes == len(labels) - 1))
         raise ValueError(
-            f"{place} holds values of several types: use numbers or text throughout"
-        ) from None
-    return ranks
+            f"{of(1)[2](row)} holds {labels[-1]!r}: items must be numbers in [0, {num_items})"
+        )
+    clock = () if time is None else cells.times(*of(2))
+    return Histories(by_user(users, labels.astype(np.int64)[codes], clock), num_items)

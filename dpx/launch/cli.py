@@ -12,6 +12,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import NoReturn
 
+import jax
 from absl import app, flags, logging
 from ml_collections import config_flags
 
@@ -28,6 +29,7 @@ EXPECTED = (
     storage.StorageError,
     _processes.FirstProcessError,
     OSError,
+    MemoryError,
     ModuleNotFoundError,
 )
 _REMEDIES = {
@@ -144,10 +146,22 @@ def in_one_line(error: Exception) -> str:
     if isinstance(error, OSError) and error.filename is not None and error.strerror:
         remedy = _REMEDIES.get(error.errno or 0, "check the path")
         text = f"{error.filename}: {error.strerror}: {remedy}"
+    if isinstance(error, MemoryError):
+        text = f"not enough memory: use less data, a smaller model or more memory ({_first_line(text)})"
     if isinstance(error, ModuleNotFoundError):
         text = f'{text}: in the clone of dpx, pip install -e ".[data,plots]"'
-    lines = [line.strip() for line in str(text).splitlines() if line.strip()]
-    return lines[0] if lines else type(error).__name__
+    return _first_line(text) or type(error).__name__
+
+
+def _first_line(text: object) -> str:
+    """The first line of a text that is not blank, or nothing."""
+    return next((line.strip() for line in str(text).splitlines() if line.strip()), "")
+
+
+def is_out_of_memory(error: Exception) -> bool:
+    """Whether there was too little memory, of the machine or of a device."""
+    of_device = isinstance(error, jax.errors.JaxRuntimeError) and "RESOURCE_EXHAUSTED" in str(error)
+    return of_device or isinstance(error, MemoryError)
 
 
 def _show_unraisable(unraisable) -> None:

@@ -31,8 +31,7 @@ def _recommend(argv: list[str]) -> None:
             raise ValueError("--history is missing: use --history=ITEM,ITEM,..., in time order")
         model = _model("recommend")
         words = next(csv.reader([flag.history]), [])
-        history = [_item(word, model) for word in words]
-        for item in model.recommend(history, k=flag.k, exclude_seen=flag.exclude_seen):
+        for item in model.recommend(words, k=flag.k, exclude_seen=flag.exclude_seen):
             print(item)
     except (ValueError, *cli.EXPECTED) as error:
         cli.stop(error)
@@ -46,17 +45,6 @@ def _model(verb: str) -> Any:
         instead = f"use dpx {can[0]}" if can else "use another --workdir"
         raise ValueError(f"--workdir={workdir} holds a model that does not {verb}: {instead}")
     return model
-
-
-def _item(word: str, model: Any) -> Any:
-    """An item as the data call it: text, or a number."""
-    kind = type(next(iter(getattr(model, "item_ids", (0,))), 0))
-    try:
-        return kind(word)
-    except ValueError:
-        raise ValueError(
-            f"--history holds {word!r}: the items of this model are numbers, so give such"
-        ) from None
 
 
 def start_sample() -> None:

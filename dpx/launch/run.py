@@ -75,13 +75,22 @@ def execute(config: ml_collections.ConfigDict, workdir: Path) -> records.Record:
       keys.CannotResumeError: if the run was killed and its keys are lost, or its data have changed.
       storage.BusyError: if another process runs it.
       storage.StorageError: if a file that it needs is damaged.
+      MemoryError: if there is too little memory, of the machine or of a device. A run that has left nothing
+        but its keys leaves these neither, and can begin again.
     """
     with storage.lock(workdir) as still_mine:
         if not _processes.of_first((workdir / "result.json").exists):
             began = time.monotonic()
             if _processes.is_first():
                 sys.stderr.write(f"{config.experiment}: started; compiling comes first\n")
-            outcome = records.experiment(config).run(config, workdir)
+            try:
+                outcome = records.experiment(config).run(config, workdir)
+            except Exception as error:
+                if not cli.is_out_of_memory(error):
+                    raise
+                if _processes.is_first():
+                    keys.discard_unused(workdir)
+                raise MemoryError(str(error)) from error
             if not isinstance(outcome, experiment.Outcome):
                 raise experiment.ContractError(
                     f"config.experiment={config.experiment!r}: run returned {type(outcome).__name__}: let it "
@@ -195,7 +204,7 @@ def main(argv: list[str]) -> None:
             return
         workdir = cli.workdir("DIR, a new folder")
         prepare(config, config_flags.get_config_filename(flag["config"]), workdir)
-    except (ValueError, OSError, ModuleNotFoundError) as error:
+    except (ValueError, OSError, ModuleNotFoundError, MemoryError) as error:
         cli.stop(error)
     try:
         record = execute(config, workdir)

@@ -61,8 +61,8 @@ def grid(source: str, axes: list[str]) -> list[dict]:
                 raise ValueError(f"--set={axis} must be key=v1,v2")
             if name in chosen:
                 raise ValueError(f"--set={name}=… is given twice: put all values in one --set")
-            # A comma inside brackets is part of a tuple: ngrams=[1,2],[]
-            parts = re.split(r",(?![^\[]*\])", values)
+            # A comma inside brackets is part of a tuple: ngrams=[1,2],[] or ngrams=(1,2),()
+            parts = re.split(r",(?![^\[]*\])(?![^(]*\))", values)
             chosen[name] = [_parse(value, axis) for value in parts]
             if any(chosen[name].count(value) > 1 for value in chosen[name]):
                 raise ValueError(
@@ -102,6 +102,8 @@ def _parse(value: str, axis: str):
     if not value:
         raise ValueError(f"empty value in --set={axis}")
     try:
+        if tuple_ := re.fullmatch(r"\((.*)\)", value):
+            value = f"[{tuple_[1]}]"
         found = yaml.safe_load(value)
         return tuple(found) if isinstance(found, list) else found
     except yaml.YAMLError:
@@ -234,7 +236,7 @@ def _select(source: str, folder: Path) -> None:
         selection.begin(planned, folder)
         private = folder / records.PRIVATE
         pool = workers.choose(flag.executor, flag.workers, private, flag.slurm, quiet=True)
-    except (ValueError, OSError) as error:
+    except (ValueError, OSError, MemoryError) as error:
         cli.stop(error)
     print(f"{planned.words}\nHow far it is: {private / points.LOG}, for the data holder alone.")
     try:
@@ -271,7 +273,7 @@ def main(argv: list[str]) -> None:
         # Every folder is claimed before anything is computed: what one refuses, all may refuse.
         for name, config in configs.items():
             records.begin(config, source, folder / name)
-    except (ValueError, OSError) as error:
+    except (ValueError, OSError, MemoryError) as error:
         cli.stop(error)
     failed = run_points(source, mine, folder, pool)
     try:
@@ -296,7 +298,9 @@ def start() -> None:
     """The command line."""
     flags.DEFINE_string("config", None, "name or file of the config, with :arg if any")
     flags.DEFINE_string("workdir", None, "folder of the sweep, which all workers share")
-    flags.DEFINE_multi_string("set", [], "key=v1,v2: an axis, instead of sweep(); tuples as [a,b]")
+    flags.DEFINE_multi_string(
+        "set", [], "key=v1,v2: an axis, instead of sweep(); tuples as [a,b] or (a,b)"
+    )
     flags.DEFINE_string("executor", "local", "who runs the points: local, ray or slurm")
     flags.DEFINE_integer("workers", 1, "how many points run at a time")
     flags.DEFINE_string("shard", "", "I/N: run every N-th point only, from the I-th on")

@@ -14,8 +14,8 @@ def target_ranks(
     Args:
       scores: (B, M) score of each item.
       target: (B,) the item that came next.
-      exclude: (B, H) items left out of the ranking, such as those the user has seen; entries outside
-        [0, M) are padding. The target itself is never left out.
+      exclude: (B, M) bool, True at items left out of the ranking, such as those that the user has seen. The
+        target itself is never left out.
 
     Returns:
       (B,) float ranks, infinite where the target's score is not a number.
@@ -23,11 +23,8 @@ def target_ranks(
     own = jnp.take_along_axis(scores, target[:, None], axis=1)
     counts = (scores > own) + 0.5 * (scores == own)
     if exclude is not None:
-        num_items = scores.shape[1]
-        padded = jnp.where((exclude >= 0) & (exclude < num_items), exclude, num_items)
-        keep = jnp.ones((scores.shape[0], num_items + 1), bool)
-        keep = keep.at[jnp.arange(scores.shape[0])[:, None], padded].set(False)[:, :num_items]
-        counts = jnp.where(keep.at[jnp.arange(scores.shape[0]), target].set(True), counts, 0)
+        target_itself = jnp.arange(scores.shape[1]) == target[:, None]
+        counts = jnp.where(exclude & ~target_itself, 0, counts)
     return jnp.where(jnp.isnan(own[:, 0]), jnp.inf, 0.5 + counts.sum(axis=1))
 
 

@@ -9,8 +9,8 @@ from dpx._numerics import native
 from dpx._validate import check_real
 
 _INFERRED = (
-    "the types of the data are public: those of lists and of pandas follow from all records, and what the "
-    "loss makes of every record may depend on them"
+    "the types of the data are public: those of pandas follow from all records, and what the loss makes of "
+    "every record may depend on them"
 )
 
 
@@ -20,7 +20,8 @@ def inferred_types(data: Any) -> tuple[str, ...]:
     One missing value makes a column of integers one of floats, which are rounded to 32 bits.
     """
     leaves = jax.tree.leaves(data, is_leaf=lambda x: isinstance(x, list))
-    given = all(isinstance(x, np.ndarray | jax.Array) or hasattr(x, "toarray") for x in leaves)
+    known = np.ndarray | jax.Array | list  # a list holds numbers of one type
+    given = all(isinstance(x, known) or hasattr(x, "toarray") for x in leaves)
     return () if given else (_INFERRED,)
 
 
@@ -32,7 +33,8 @@ def as_examples(data: Any) -> tuple[tuple, int]:
         several arguments, anything else is one.
 
     Raises:
-      ValueError: naming the leaf that holds no numbers, or whose number of records differs.
+      ValueError: naming the leaf that holds no numbers, or numbers of several types in one list, or whose
+        number of records differs.
     """
     arguments = data if isinstance(data, tuple) and not hasattr(data, "_fields") else (data,)
     leaves, structure = jax.tree_util.tree_flatten_with_path(
@@ -60,12 +62,24 @@ def _array(leaf: Any, name: str) -> Any:
     if hasattr(leaf, "toarray"):
         leaf = leaf.toarray()
     check_real(leaf, name)
+    if isinstance(leaf, list) and len(types := _types(leaf)) > 1:
+        raise ValueError(
+            f"{name} is a list that holds {' and '.join(sorted(map(str, types)))}, which must be of one "
+            f"type, lest one record changes that of all: give np.asarray({name}, np.float32), or another type"
+        )
     if not isinstance(leaf, jax.Array):
         leaf = native(np.asarray(leaf))
         _check_held(leaf, name)
     if not leaf.ndim:
         raise ValueError(f"{name}={leaf} must be an array with one row a record")
     return leaf
+
+
+def _types(value: Any) -> set[np.dtype]:
+    """Those of the numbers in a list, and in lists and arrays within it."""
+    if isinstance(value, list | tuple):
+        return set().union(*map(_types, value))
+    return {np.dtype(getattr(value, "dtype", type(value)))}
 
 
 def _check_held(array: np.ndarray, name: str) -> None:

@@ -92,9 +92,9 @@ def fit(
       params: Initial parameters: a dict, a Linen or Haiku tree, an NNX state or module, an Equinox module,
         any pytree. They are not changed. Of an NNX module the `nnx.Param`s are trained.
       data: A tree of arrays with a leading axis of N records: NumPy, JAX or pandas, or (nested) lists of
-        numbers. A tuple is passed to the loss as several arguments, anything else as one. The types of lists
-        and of pandas follow from all records, which the guarantee then lists as an assumption: give arrays
-        of a type that you chose.
+        numbers, all of one type. A tuple is passed to the loss as several arguments, anything else as one.
+        The types of pandas follow from all records, which the guarantee then lists as an assumption: give
+        arrays of a type that you chose.
       epsilon, delta: The budget, which is spent whole.
       batch_size: The expected batch size, at most N.
       steps: Number of steps.

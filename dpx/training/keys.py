@@ -49,6 +49,7 @@ __all__ = [
     "check",
     "derive",
     "discard",
+    "discard_unused",
     "fingerprint",
     "generator",
     "of_training",
@@ -189,6 +190,13 @@ def discard(workdir: Path) -> None:
             "them can subtract the noise",
             stacklevel=2,
         )
+
+
+def discard_unused(workdir: Path) -> None:
+    """Deletes the keys of a run that ends without anything that may follow from them."""
+    with contextlib.suppress(CannotResumeError):
+        resuming.not_begun(Path(workdir), None)
+        discard(workdir)
 
 
 def fingerprint(noise_seed: int, workdir: Path, *, new: bool = False) -> str:

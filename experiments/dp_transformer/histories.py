@@ -1,6 +1,7 @@
 """The histories of a recommender's run as arrays to train on and to rank with."""
 
 import functools
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -17,6 +18,7 @@ from dpx.data import (
     load_table,
     synthetic_histories,
 )
+from dpx.data.files import kind as kind_of
 from experiments.dp_transformer import training
 from experiments.dp_transformer.warm_start import Start
 
@@ -41,7 +43,7 @@ class Prepared(NamedTuple):
     target_mask: np.ndarray  # (N, L) targets that count in the loss
     histories: np.ndarray  # (U, L) what is known of an evaluated user
     history_mask: np.ndarray
-    seen: np.ndarray  # (U, S) all items of that user, -1 where padded
+    seen: Sequence[np.ndarray]  # U arrays, all items of that user
     next_items: np.ndarray  # (U,)
 
 
@@ -62,8 +64,9 @@ def load(config) -> Histories:
             predictability=data.predictability,
             seed=config.seed,
         )
-    columns = tuple(data.get(name) for name in ("user", "item", "time", "header"))
-    histories = _loaded(data.kind, data.get("path"), data.min_count, columns)
+    names = ("user", "item", "time", "header", "separator", "year")
+    own = tuple((name, data[name]) for name in names if name in data)
+    histories = _loaded(data.kind, data.get("path"), data.min_count, own)
     if data.limit < 0:
         raise ValueError(f"config.data.limit={data.limit} must be at least 0, which is all users")
     if data.limit:
@@ -77,7 +80,7 @@ def load(config) -> Histories:
 
 
 @functools.lru_cache(maxsize=2)
-def _loaded(kind: str, path: str | None, min_count: int | None, columns: tuple) -> Histories:
+def _loaded(kind: str, path: str | None, min_count: int | None, own: tuple) -> Histories:
     core: dict[str, Any] = {} if min_count is None else {"min_count": min_count}
     if kind == "movielens":
         if path is not None:
@@ -94,9 +97,8 @@ def _loaded(kind: str, path: str | None, min_count: int | None, columns: tuple) 
         what = "Amazon ratings" if kind == "amazon" else "interactions, .csv, .tsv or .parquet"
         raise ValueError(f"config.data.path is missing: give the file of {what}")
     if kind == "amazon":
-        return load_amazon(path, **core)
-    user, item, time, header = columns
-    return load_table(path, user=user, item=item, time=time, header=header, **core)
+        return load_amazon(path, **dict(own), **core)
+    return load_table(path, **dict(own), **core)
 
 
 def with_batch_size(config, histories: Histories) -> Any:
@@ -115,7 +117,7 @@ def assumptions(config) -> tuple[str, ...]:
     if data.kind == "synthetic":
         return ()
     # The text form of Amazon ratings is published with its 5-core filter applied.
-    published_filtered = data.kind == "amazon" and Path(data.path).suffix != ".csv"
+    published_filtered = data.kind == "amazon" and kind_of(Path(data.path)) != ".csv"
     # Without a min_count the loaders filter by their own.
     filtered = published_filtered or data.min_count is None or data.min_count > 0
     return (K_CORE,) if filtered else ()
@@ -136,8 +138,6 @@ def prepare(config, start: Start | None = None) -> Prepared:
     if config.train.loss == "last":
         target_mask &= np.arange(length) == length - 1
     histories, history_mask = left_pad([tokens_known.items[user] for user in split.users], length)
-    evaluated = [known.items[user] for user in split.users]
-    seen, real = left_pad(evaluated, max((len(items) for items in evaluated), default=1))
     return Prepared(
         train=train,
         records=records,
@@ -147,6 +147,6 @@ def prepare(config, start: Start | None = None) -> Prepared:
         target_mask=target_mask,
         histories=histories,
         history_mask=history_mask,
-        seen=np.where(real, seen, -1),
+        seen=[known.items[user] for user in split.users],
         next_items=split.test if testing else split.validation,
     )

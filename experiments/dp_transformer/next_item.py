@@ -12,6 +12,7 @@ from flax import nnx
 from dpx import _storage as storage
 from dpx import _validate
 from dpx.data import Histories, left_pad
+from dpx.data.cells import identifier
 from dpx.reattention import ParameterNoise
 from experiments.dp_transformer import models
 from experiments.dp_transformer.warm_start import Start, template
@@ -99,7 +100,7 @@ class PrivateRecommender:
     """The private model: recommends items to follow a history.
 
     Attributes:
-      item_ids: What the data call the items that can be recommended, all text or all numbers.
+      item_ids: What the data call the items that can be recommended: `dpx.data.cells.identifier`s.
     """
 
     def __init__(
@@ -142,12 +143,13 @@ class PrivateRecommender:
         return [self.item_ids[number] for number in order[:k]]
 
     def _number(self, item) -> int:
-        if item not in self._numbers:
+        try:
+            return self._numbers[identifier(item)]
+        except (ValueError, KeyError):
             raise ValueError(
                 f"history holds {item!r}, which the catalogue does not have: leave it out, or write it as in "
                 f"item_ids, such as {self.item_ids[0]!r}"
-            )
-        return self._numbers[item]
+            ) from None
 
 
 def _saved(start: Start | None) -> dict:

@@ -1,7 +1,7 @@
 """How recommenders are measured: every item is ranked for each user whose next item is held out."""
 
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 
 import jax
 import jax.numpy as jnp
@@ -30,7 +30,10 @@ def check(config) -> None:
 
 
 def evaluate(
-    config, seen: np.ndarray, next_items: np.ndarray, score: Callable[[np.ndarray], jax.Array]
+    config,
+    seen: Sequence[np.ndarray],
+    next_items: np.ndarray,
+    score: Callable[[np.ndarray], jax.Array],
 ) -> dict[str, float]:
     """NDCG@k and HIT@k over all evaluated users.
 
@@ -39,7 +42,7 @@ def evaluate(
 
     Args:
       config: With the section `evaluate`.
-      seen: (U, S) the items that each user has, -1 where padded.
+      seen: The items of each of U users.
       next_items: (U,) the item that came next.
       score: Of users by number, (B,), their (B, M); or (1, M) where the scores are the same for all.
     """
@@ -48,8 +51,12 @@ def evaluate(
     size = min(_USERS_AT_ONCE, _watch.public(count, ASSUMPTION))
     for start in range(0, count, size):
         rows = np.arange(start, start + size) % count
-        exclude = jnp.asarray(seen[rows]) if config.evaluate.exclude_seen else None
-        ranks.append(_ranks(jnp.asarray(score(rows)), jnp.asarray(next_items[rows]), exclude))
+        scores, exclude = jnp.asarray(score(rows)), None
+        if config.evaluate.exclude_seen:
+            exclude = np.zeros((size, scores.shape[-1]), bool)
+            for place, row in enumerate(rows.tolist()):
+                exclude[place, seen[row]] = True
+        ranks.append(_ranks(scores, jnp.asarray(next_items[rows]), exclude))
     own = jnp.concatenate(ranks)[:count, None]
     by_user = {
         "ndcg": jax.vmap(metrics.ndcg, (0, None)),

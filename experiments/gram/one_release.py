@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from dpx import privacy
-from dpx.data import Histories, leave_last_out, left_pad
+from dpx.data import Histories, leave_last_out
 from dpx.launch.experiment import Measure, Outcome
 from dpx.recommend import item_gram, popularity, transitions
 from dpx.training import keys as secrets
@@ -93,7 +93,6 @@ class Evaluated(NamedTuple):
     known: Histories
     users: np.ndarray  # (U,) those that are evaluated
     next_items: np.ndarray  # (U,)
-    seen: np.ndarray  # (U, S) their items, -1 where padded
 
 
 class Row(NamedTuple):
@@ -209,12 +208,7 @@ def _evaluated(config) -> Evaluated:
     split = leave_last_out(recommender_data.load(config))
     testing = config.evaluate.split == "test"
     known = split.train_and_validation if testing else split.train
-    seen = np.zeros((len(split.users), 0), np.int32)
-    if config.evaluate.exclude_seen:
-        of_users = [known.items[user] for user in split.users]
-        seen, real = left_pad(of_users, max(map(len, of_users), default=1))
-        seen = np.where(real, seen, -1)
-    return Evaluated(known, split.users, split.test if testing else split.validation, seen)
+    return Evaluated(known, split.users, split.test if testing else split.validation)
 
 
 def _rank(config, evaluated: Evaluated, score) -> dict[str, float]:
@@ -224,7 +218,8 @@ def _rank(config, evaluated: Evaluated, score) -> dict[str, float]:
         items = tuple(evaluated.known.items[user] for user in evaluated.users[rows])
         return jnp.asarray(score(Histories(items, evaluated.known.num_items)), jnp.float32)
 
-    return ranking.evaluate(config, evaluated.seen, evaluated.next_items, of_users)
+    seen = [evaluated.known.items[user] for user in evaluated.users]
+    return ranking.evaluate(config, seen, evaluated.next_items, of_users)
 
 
 def _scorer(release, weights, prior_weight: float):

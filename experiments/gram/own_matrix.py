@@ -49,7 +49,8 @@ def read(config) -> np.ndarray:
         raise FileNotFoundError(
             "config.data.path is missing: set --config.data.path to a .csv, .tsv, .npy or .npz file"
         )
-    X = load_array(path, config.data.array)
+    written = {"header": config.data.header, "separator": config.data.separator}
+    X = load_array(path, config.data.array, **written)
     if X.ndim != 2 or not X.size:
         raise ValueError(f"{path}: the array has shape {X.shape}: give a matrix (n, d)")
     X = X.T if config.data.transpose else X

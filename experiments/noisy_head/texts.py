@@ -45,13 +45,15 @@ def validate(config) -> None:
     for name in FITS:
         for descent in descents(name, config):
             descent.calibrate(config.epsilon, config.delta)
-    if _of_arrays(config):
-        for name in ("public_path", "column"):
-            if config.data[name] is not None:
-                raise ValueError(
-                    f"config.data.{name}={config.data[name]!r} is for texts, and {config.data.path} holds "
-                    "prompts: leave it out"
-                )
+    of_arrays = _of_arrays(config)
+    one, other = ("texts", "prompts") if of_arrays else ("tables of prompts", "texts")
+    for name in ("public_path", "column") if of_arrays else ("header", "separator"):
+        if config.data[name] is not None:
+            raise ValueError(
+                f"config.data.{name}={config.data[name]!r} is for {one}, and {config.data.path} holds "
+                f"{other}: leave it out"
+            )
+    if of_arrays:
         read(config)
 
 
@@ -110,10 +112,11 @@ def _of_arrays(config) -> bool:
 def _own_prompts(config) -> tuple[np.ndarray, np.ndarray]:
     """x (N, L+1, D) and y (N, L+1), in an order that the seed shuffles."""
     path = config.data.path
+    written = {"header": config.data.header, "separator": config.data.separator}
     if Path(path).suffix.lower() == ".npz":
-        x, y = load_array(path, "x"), load_array(path, "y")
+        x, y = load_array(path, "x", **written), load_array(path, "y", **written)
     else:
-        table = load_array(path)
+        table = load_array(path, **written)
         if table.ndim == 2:  # a line a token
             tokens = config.length + 1
             if len(table) % tokens:

@@ -1,5 +1,7 @@
 """Arrays from files: what is read back is what was saved, and every error names the place."""
 
+import gzip
+
 import numpy as np
 import pytest
 
@@ -43,6 +45,47 @@ def test_columns_that_could_be_mixed_up_are_refused(tmp_path, content, named):
         load_columns(path, ["a"])
 
 
+@pytest.mark.parametrize("first", ["0,1,2", "1,2,3"])
+def test_a_first_line_that_counts_is_names_or_a_row_and_the_caller_says_which(tmp_path, first):
+    path = tmp_path / "table.csv"
+    path.write_text(f"{first}\n.1,.3,.5\n.2,.4,.6\n")  # as pandas writes a frame without names
+    numbers, rows = [float(x) for x in first.split(",")], [[0.1, 0.3, 0.5], [0.2, 0.4, 0.6]]
+    for read in (load_array, lambda path: load_columns(path, ["2"])):
+        with pytest.raises(
+            ValueError, match=r"can be the names of columns or a row: .*header=True or"
+        ):
+            read(path)
+    assert load_array(path, header=True).tolist() == rows
+    assert load_array(path, header=False).tolist() == [numbers, *rows]
+    place = first.split(",").index("2")
+    assert load_columns(path, ["2"], header=True).ravel().tolist() == [row[place] for row in rows]
+    second = [row[1] for row in [numbers, *rows]]
+    assert load_columns(path, ["2"], header=False).ravel().tolist() == second
+
+
+def test_a_header_that_no_guess_would_find_is_skipped_where_the_caller_says_so(tmp_path):
+    path = tmp_path / "table.csv"
+    path.write_text("1990,1995\n5,6\n")
+    assert load_array(path).tolist() == [[1990, 1995], [5, 6]]
+    assert load_array(path, header=True).tolist() == [[5, 6]]
+    assert load_columns(path, ["1995"], header=True).tolist() == [[6]]
+
+
+def test_cells_may_be_separated_otherwise_and_files_compressed(tmp_path):
+    path = tmp_path / "table.csv.gz"
+    with gzip.open(path, "wt") as file:
+        file.write("a::b\n.1::.2\n.3::.4\n")
+    assert load_array(path, separator="::").tolist() == [[0.1, 0.2], [0.3, 0.4]]
+    assert load_columns(path, ["b"], separator="::").tolist() == [[0.2], [0.4]]
+    with pytest.raises(ValueError, match=r"no column 'b'.*separated by '::': --config"):
+        load_columns(path, ["b"])
+    np.save(tmp_path / "a.npy", MATRIX)
+    for options in ({"header": True}, {"separator": ";"}):
+        for read in (load_array, lambda path, **o: load_columns(path, ["1"], **o)):
+            with pytest.raises(ValueError, match=r"leave out --config\.data\.header"):
+                read(tmp_path / "a.npy", **options)
+
+
 def test_saved_arrays_keep_their_type(tmp_path):
     np.save(tmp_path / "x.npy", MATRIX.astype(np.float32))
     found = load_array(tmp_path / "x.npy")
@@ -58,8 +101,9 @@ def test_saved_arrays_keep_their_type(tmp_path):
 @pytest.mark.parametrize(
     ("file", "content", "named"),
     [
-        ("a.csv", "1,2\n3,x\n", "line 2, column 2 is 'x'"),
-        ("a.csv", "1,2\n3,\n", "line 2, column 2 is ''"),
+        ("a.csv", "5,2\n3,x\n", "line 2, column 2 is 'x'"),
+        ("a.csv", "5,2\n3,\n", "line 2, column 2 is ''"),
+        ("a.csv", "a;b\n3;4\n", "separated by ';': --config.data.separator=';'"),
         ("a.csv", "1,b\n3,4\n", "line 1, column 2 is 'b'"),
         ("a.csv", "a,b\n1,2\n3\n", "line 3 has 1 columns where the first has 2"),
         ("a.csv", "a,b\n", "holds no row of numbers"),

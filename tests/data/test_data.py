@@ -1,4 +1,6 @@
 import ast
+import decimal
+import gzip
 import zipfile
 from pathlib import Path
 
@@ -240,14 +242,16 @@ def _unknown_compression(path):
         (load_surnames, "a.txt", b"", "holds no names"),
         (load_shakespeare, "a.txt", b"to be \xff", "byte 6 is not UTF-8"),
         (load_amazon, "a.csv", b"u,i,5,3\nu\xe9,i,5,3\n", "is not UTF-8"),
-        (load_amazon, "a.csv", b"u,i,5,nan\n", "line 1 is malformed"),
-        (load_amazon, "a.csv", b"u,i,5,3\nu,i,5,inf\n", "line 2 is malformed"),
-        (load_amazon, "a.csv", b"u,i,5,3\n,i,5,3\n", "line 2 is malformed"),
-        (load_amazon, "a.csv", b'"u,x",i,5,3\n', "line 1 is malformed"),
-        (load_amazon, "a.csv", b"user,item,rating,timestamp\n", "line 1 is malformed"),
+        (load_amazon, "a.csv", b"u,i,5,nan\n", "line 1, column '4' holds 'nan', which stands for"),
+        (load_amazon, "a.csv", b"u,i,5,3\nu,i,5,inf\n", "line 2, column '4' holds 'inf', which is no time"),
+        (load_amazon, "a.csv", b"u,i,5,3\n,i,5,3\n", "line 2, column '1' is missing"),
+        (load_amazon, "a.csv", b"u,x,i,5,3\n", "line 1, column '3' holds 'i', which is no rating"),
+        (load_amazon, "a.csv", b"u,i\n", "column '4' must be a number from 1 to 2.*year=2014 is read"),
+        (load_amazon, "a.csv", b"user,item,rating,timestamp\n", "line 1.* holds 'rating', which is no"),
+        (load_amazon, "a.csv", b"\x1f\x8bdamaged", "cannot be unpacked by gzip"),
         (load_amazon, "a.txt", b"1 2\n1 99999999999999999999\n", "line 2 is malformed"),
         (load_amazon, "a.txt", "1 2\u20283 4\n".encode(), "line 1 is malformed"),
-        (load_amazon, "a.csv", b"u,i,5,3\x0cv,i,5,3\n", "line 1 is malformed"),
+        (load_amazon, "a.csv", b"u,i,5,3\x0cv,i,5,3\n", "line 1, column '4'.*is no time"),
         (load_movielens_1m, "a.dat", b"1::2::5::3\x851::2::5::3\n", "line 1 is malformed"),
         (load_amazon, "a.txt", b"\xff\xfe1\x00 \x002\x00", "is not UTF-8"),
         (load_movielens_1m, "a.dat", b"1::2::5::99999999999999999999\n", "line 1 is malformed"),
@@ -277,16 +281,70 @@ def test_a_file_that_cannot_be_read_is_named(tmp_path, load, name, content, word
 @pytest.mark.parametrize(
     "given",
     [
-        np.array([1, np.nan, np.nan, 2]),
-        np.array(["a", None, "b", None], object),
+        [1, float("nan"), float("nan"), 2],
+        ["3", None, "4", None],
+        np.array(["3", np.nan, np.nan, "4"]),  # NumPy writes 'nan' for what is missing
+        [1, pandas.NA, 2, 2],
+        [1, pandas.NaT, 2, 2],
+        [1, " ", 2, 2],
+        [1, "NULL", 2, 2],
+        np.array([3, None, 4, None], object),
         pandas.array([1, None, 2, 2], dtype="Int64"),
-        np.array(["2020-01-01", "NaT", "NaT", "2020-01-02"], "datetime64[D]"),
+        pandas.Series([1, None, 2, 2], dtype="Int64"),
+        pandas.Series(["3", None, "4", "5"]),
+        pandas.Series(["3", None, "4", "5"], dtype="category"),
     ],
 )
 def test_events_of_nobody_are_not_those_of_one_user(name, given):
     events = {"users": [1, 1, 2, 2], "items": [5, 6, 5, 6], "times": [0, 1, 2, 3]}
-    with pytest.raises(ValueError, match=f"{name} has nothing at event 1"):
+    with pytest.raises(ValueError, match=f"{name}: event 1 .*missing"):
         from_events(**(events | {name: given}), min_count=0)
+
+
+def test_amazon_of_another_year_is_refused_and_can_be_read(tmp_path):
+    rows = [("A1USERUSERUS1", "B0000000A1", 20), ("A1USERUSERUS1", "0439893577", 10)]
+    rows.append(("A2USERUSERUS2", "B0000000A1", 5))
+    forms = {
+        2014: "".join(f"{user},{item},5.0,{time}\n" for user, item, time in rows),
+        2018: "".join(f"{item},{user},5.0,{time}\n" for user, item, time in rows),
+        2023: "user_id,parent_asin,rating,timestamp\n"
+        + "".join(f"{user},{item},5.0,{time}\n" for user, item, time in rows),
+    }
+    for written, content in forms.items():
+        path = tmp_path / f"{written}.csv.gz"
+        path.write_bytes(gzip.compress(content.encode()))
+        for read in forms:
+            if read == written:
+                made = load_amazon(path, year=read, min_count=0)
+                assert as_lists(made) == [[0, 1], [1]]
+                assert made.item_ids.tolist() == ["0439893577", "B0000000A1"]
+            else:
+                with pytest.raises(
+                    ValueError, match="year=" + ("" if read == 2023 else str(written))
+                ):
+                    load_amazon(path, year=read, min_count=0)
+    with pytest.raises(ValueError, match="year=2016 must be 2014, 2018 or 2023"):
+        load_amazon(path, year=2016)
+
+
+@pytest.mark.parametrize("value", [True, 1.0, decimal.Decimal(1), np.float64(1)])
+def test_what_equals_a_number_is_none(value):
+    with pytest.raises(
+        ValueError, match=r"users: event 1 holds .*: ids must be text or whole numbers"
+    ):
+        from_events([1, value], [5, 6], min_count=0)
+    with pytest.raises(
+        ValueError, match=r"items: event 2 holds .*: ids must be text or whole numbers"
+    ):
+        from_events([1, 2, 3], np.array([1, "a", value], object), min_count=0)
+
+
+@pytest.mark.parametrize("kind", [np.uint64, np.int8, np.int64, np.uint32])
+def test_items_have_the_type_of_the_catalogue_whatever_users_have(kind):
+    """NumPy joins int64 and uint64 as floats."""
+    for size, expected in ((3, np.int32), (2**40, np.int64)):
+        histories = Histories([np.array([0, 1], kind), [2], np.zeros(0, np.int16)], size)
+        assert {items.dtype for items in histories.items} == {np.dtype(expected)}
 
 
 def test_events_have_a_user_and_an_item_each():

@@ -83,7 +83,9 @@ def test_no_document_decides_what_is_read_of_others(tmp_path):
     orange = "text\tgroup\nstring\td\nmeta\tclass\n{}\tx\nhello\ty\n"
     for first in ("d", "meta", "words"):
         assert read(tmp_path, "t.tab", orange.format(first)) == [first, "hello"]
-    assert read(tmp_path, "t.csv", "words\nonly column\n") == ["only column"]
+    with pytest.raises(ValueError, match="name one of words"):  # which could be the first document
+        read(tmp_path, "t.csv", "words\nonly column\n")
+    assert read(tmp_path, "t.csv", "words\nonly column\n", column="words") == ["only column"]
 
 
 def test_rows_of_two_people_are_not_mixed_up(tmp_path):

@@ -1,5 +1,6 @@
 """Own texts: each kind of file and record, what lies outside the alphabet, and errors that name the place."""
 
+import gzip
 import json
 
 import numpy as np
@@ -14,6 +15,9 @@ def test_kinds_of_files_and_records(tmp_path):
     (tmp_path / "t.csv").write_text("who,x\n" + "\n".join(f'{w},"{t}"' for w, t in rows))
     (tmp_path / "t.tsv").write_text("who\tx\n" + "\n".join(f'{w}\t"{t}"' for w, t in rows))
     for kind in ("jsonl", "csv", "tsv"):
+        packed = gzip.compress((tmp_path / f"t.{kind}").read_bytes())
+        (tmp_path / f"t.{kind}.gz").write_bytes(packed)
+    for kind in ("jsonl", "csv", "tsv", "jsonl.gz", "csv.gz", "tsv.gz"):
         load = lambda kind=kind, **more: [  # noqa: E731
             t for _, t in text.load_texts(tmp_path / f"t.{kind}", column="x", **more)
         ]
@@ -21,8 +25,8 @@ def test_kinds_of_files_and_records(tmp_path):
         assert load(record="line") == ["a b", "c", "d, e", "f"]
         assert load(user="who") == ["a b\nc\nf", "d, e"]
     (tmp_path / "folder").mkdir()
-    for name in ("b", "a"):
-        (tmp_path / "folder" / f"{name}.txt").write_text(f"{name}1\n\n{name}2\n")
+    (tmp_path / "folder" / "b.txt").write_text("b1\n\nb2\n")
+    (tmp_path / "folder" / "a.txt.gz").write_bytes(gzip.compress(b"a1\n\na2\n"))
     found = [t for _, t in text.load_texts(tmp_path / "folder", record="line")]
     assert found == ["a1", "a2", "b1", "b2"]
 
@@ -59,7 +63,9 @@ def test_authors_are_compared_without_the_space_around_them(tmp_path):
 @pytest.mark.parametrize("author", ["", " ", None, float("nan"), 1.0, True, ["ann"]])
 def test_what_is_no_author_is_refused(tmp_path, author):
     (tmp_path / "t.jsonl").write_text(json.dumps({"who": author, "x": "a"}))
-    with pytest.raises(ValueError, match=r"t\.jsonl: line 1, column 'who' (is empty|holds)"):
+    with pytest.raises(
+        ValueError, match=r"t\.jsonl: line 1, column 'who' (is empty|is missing|holds)"
+    ):
         list(text.load_texts(tmp_path / "t.jsonl", column="x", user="who"))
 
 
@@ -89,6 +95,8 @@ def test_alphabets_and_cuts():
     [
         ("t.csv", b"a,b\n1,2\n", {"column": "c"}, "line 2 has no column 'c': it has a, b"),
         ("t.csv", b"a,b\n1,2\n", {}, "data.column"),
+        ("t.csv", b"a;b\n1;2\n", {"column": "b"}, "separated by ';': save the table with commas"),
+        ("t.csv", b"a,b\n1,nan\n", {"column": "a", "user": "b"}, "line 2, column 'b' holds 'nan'"),
         ("t.txt", b"\n \n", {"record": "line"}, "holds no text"),
         ("t.txt", b"ab\xff", {}, "byte 2 is not UTF-8"),
         ("t.txt", b"ab", {"user": "who"}, "has no columns"),

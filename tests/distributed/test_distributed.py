@@ -177,9 +177,7 @@ def test_arrays_and_tables_are_read_by_name(tmp_path):
 
 
 def test_parquet_is_read_by_column(tmp_path):
-    pytest.importorskip(
-        "pyarrow", reason="pandas reads parquet with pyarrow, which is not installed"
-    )
+    pytest.importorskip("pyarrow")
     import pandas
 
     table = pandas.DataFrame({"user": [1, 0, 1], "item": [2, 3, 1], "time": [5, 1, 2]})
@@ -226,48 +224,44 @@ def test_trees_and_the_one_shot_head_from_shards_are_those_of_the_one_call(
 
 
 @pytest.mark.parametrize(
-    "missing", [np.nan, np.datetime64("NaT"), complex(np.nan, 0)], ids=["number", "time", "complex"]
+    ("column", "values", "words"),
+    [
+        ("user", [1, None, 2], "row 2, 'user' is missing"),
+        ("user", ["a", None, "b"], "row 2, 'user' is missing"),
+        ("user", [1.0, 2.0, 2.5], "row 1, 'user' holds 1.0: ids must be text or whole numbers"),
+        (
+            "user",
+            ["ann", "nan", "bob"],
+            "row 2, 'user' holds 'nan', which stands for a missing value",
+        ),
+        ("item", [0, None, 1], "row 2, 'item' is missing"),
+        ("item", ["0", "x", "1"], "row 2, 'item' holds 'x': items must be numbers"),
+        ("time", [1, None, 3], "row 2, 'time' is missing"),
+        ("time", ["1", "2020-01-01", "2"], "row 2, 'time' holds '2020-01-01', and .* a number"),
+    ],
 )
-def test_events_without_a_user_are_one_users(tmp_path, missing):
-    """NaN differs from itself: each of its events counted as a user of its own."""
-    known = np.datetime64("2020-01-01") if isinstance(missing, np.datetime64) else 1.0
-    users = np.array([missing, known, missing, missing])
-    np.savez(tmp_path / "a.npz", user=users, item=np.array([1, 0, 1, 2]))
-    read = distributed.read_histories(tmp_path / "a.npz", num_items=3)
-    assert [list(items) for items in read.items] == [[0], [1, 1, 2]]
+def test_an_event_that_cannot_be_read_is_named(tmp_path, column, values, words):
+    pa = pytest.importorskip("pyarrow")
+    from pyarrow import parquet
+
+    table = {"user": [0, 0, 0], "item": [0, 1, 2], "time": [1, 2, 3]} | {column: values}
+    parquet.write_table(pa.table(table), tmp_path / "a.parquet")
+    with pytest.raises(ValueError, match=rf"a\.parquet: {words}"):
+        distributed.read_histories(tmp_path / "a.parquet", num_items=3, time="time")
 
 
-def _from_parquet(folder, monkeypatch, **columns):
-    """Its histories, where pandas has no engine for the format."""
-    import pandas
+def test_arrays_keep_the_type_of_the_file_and_have_no_gaps(tmp_path):
+    pa = pytest.importorskip("pyarrow")
+    from pyarrow import parquet
 
-    path = folder / "a.parquet"
-    path.touch()
-    table = pandas.DataFrame({"item": [0, 1, 2], **columns})
-    monkeypatch.setattr(pandas, "read_parquet", lambda _: table)
-    time = "time" if "time" in columns else None
-    return [list(x) for x in distributed.read_histories(path, num_items=3, time=time).items]
-
-
-def test_events_without_a_user_are_one_users_whatever_says_so(tmp_path, monkeypatch):
-    import pandas
-
-    for user in (
-        [None, "ann", None],
-        pandas.array([None, "ann", None], dtype="string"),
-        pandas.array([None, 7, None], dtype="Int64"),
-    ):
-        assert _from_parquet(tmp_path, monkeypatch, user=user) == [[1], [0, 2]]
-    with pytest.raises(ValueError, match=r"a\.parquet: user 'user' holds values of several types"):
-        _from_parquet(tmp_path, monkeypatch, user=[1, "ann", 2])
-
-
-def test_events_without_a_time_are_refused(tmp_path, monkeypatch):
-    import pandas
-
-    for time in ([3.0, np.nan, 1.0], pandas.array([3, None, 1], dtype="Int64"), [3, None, 1]):
-        with pytest.raises(ValueError, match=r"a\.parquet: time 'time' of event 1 is missing"):
-            _from_parquet(tmp_path, monkeypatch, user=[0, 0, 0], time=time)
+    table = {"n": [2**60 + 1, 5], "x": [0.5, 1.0], "b": [True, False], "t": ["a", "b"]}
+    parquet.write_table(pa.table(table), tmp_path / "a.parquet")
+    found = distributed.read_arrays(tmp_path / "a.parquet", list(table))
+    assert [column.dtype.kind for column in found] == ["i", "f", "b", "O"]
+    assert [column.tolist() for column in found] == list(table.values())
+    parquet.write_table(pa.table({"n": [2**60 + 1, None]}), tmp_path / "a.parquet")
+    with pytest.raises(ValueError, match="row 2, column 'n' is missing"):
+        distributed.read_arrays(tmp_path / "a.parquet", ["n"])
 
 
 @pytest.mark.parametrize("content", [b"", b"PK\3\4xxx", b"text", "objects"])

@@ -60,6 +60,7 @@ def test_the_model_recommends_by_the_tables_ids_without_the_table(finished):
     assert len(set(found)) == 4
     assert set(found) <= set(model.item_ids) - set(history)
     assert found == model.recommend(np.array(history), 4, exclude_seen=True)
+    assert found == model.recommend([" item 3", "item 1 "], 4, exclude_seen=True)
     assert set(model.recommend([], 99, exclude_seen=False)) == set(model.item_ids)
     with pytest.raises(ValueError, match="history holds 'item 99', which the catalogue does not"):
         model.recommend(["item 99"], exclude_seen=True)

@@ -157,8 +157,9 @@ def test_a_key_without_a_value_takes_its_type():
         sweep.point_config("gram:table", {"epsilon": None})
 
 
-def test_tuples_are_values_of_an_axis():
-    found = sweep.grid("configs/finetune.py:tiny", ["ngrams=[1,2],[],[3]", "seed=0,1"])
+@pytest.mark.parametrize("axis", ["ngrams=[1,2],[],[3]", "ngrams=(1,2),(),(3,)"])
+def test_tuples_are_values_of_an_axis(axis):
+    found = sweep.grid("configs/finetune.py:tiny", [axis, "seed=0,1"])
     assert [point["ngrams"] for point in found[::2]] == [(1, 2), (), (3,)]
     chosen = [sweep.point_config("configs/finetune.py:tiny", point) for point in found]
     assert [config.ngrams for config in chosen[::2]] == [(1, 2), (), (3,)]

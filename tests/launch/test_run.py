@@ -1,14 +1,16 @@
 """What a run writes of its outcome and a report says of it: every assumption, and all that is not covered."""
 
 import json
+import re
 
 import dp_accounting
 import ml_collections
 import numpy as np
 import pytest
+from command_line import call
 
 import dpx
-from dpx.launch import records, report, run
+from dpx.launch import cli, records, report, run
 from dpx.launch.experiment import Measure, Outcome
 from dpx.privacy import ADD_OR_REMOVE_ONE, REPLACE_ONE
 
@@ -110,3 +112,75 @@ def test_errors_over_seeds_are_those_of_the_mean(tmp_path):
         found.append(written(tmp_path / str(seed), outcome, seed=seed))
     # The standard deviation with n − 1, over √n.
     assert report._cell(found[0].measures[0], found) == "2.333 ± 0.88"
+
+
+OWN = """
+from ml_collections import ConfigDict, config_dict
+
+def get_config(arg=""):
+    return ConfigDict({"experiment": "large.py", "epsilon": 1.0, "delta": 1e-6, "seed": 0,
+                       "noise_seed": config_dict.placeholder(int), "of": "machine", "steps": 0})
+"""
+LARGE = """
+import jax.numpy as jnp
+import numpy as np
+from dpx.training import keys
+
+def validate(config):
+    if config.of == "check":
+        np.zeros(2**50)
+
+def plan(config): return {}
+
+def run(config, workdir):
+    keys.open_keys(config, workdir, data=[np.arange(3)])
+    if config.steps:
+        (workdir / "metrics.jsonl").write_text("{}")
+    np.zeros(2**50) if config.of == "machine" else jnp.zeros(2**46).block_until_ready()
+"""
+
+
+@pytest.fixture
+def large(tmp_path):
+    (tmp_path / "own.py").write_text(OWN)
+    (tmp_path / "large.py").write_text(LARGE)
+    return str(tmp_path / "own.py")
+
+
+@pytest.mark.parametrize("of", ["machine", "device"])
+def test_too_little_memory_is_one_line_and_leaves_no_keys(tmp_path, large, of):
+    config = records.load_config(large)
+    config.of = of
+    kept = []
+    for _ in range(2):  # the second begins again
+        run.prepare(config, large, tmp_path / "run")
+        with pytest.raises(MemoryError) as error:
+            run.execute(config, tmp_path / "run")
+        assert not list((tmp_path / "run").glob("secret/*"))
+        assert re.fullmatch(r"not enough memory: use less data.*\(.*[Aa]llocat.*\)", line(error))
+    # What was trained can go on, and needs them.
+    config.steps = 1
+    run.prepare(config, large, tmp_path / "later")
+    for _ in range(2):
+        with pytest.raises(MemoryError):
+            run.execute(config, tmp_path / "later")
+        kept.append((tmp_path / "later/secret/keys.json").read_text())
+    assert kept[0] == kept[1]
+
+
+def line(error):
+    (found,) = cli.in_one_line(error.value).splitlines()
+    return found
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("of", ["check", "machine", "device"])
+def test_too_little_memory_ends_a_command_with_one_line(tmp_path, large, of):
+    done = call("run", f"--config={large}", f"--workdir={tmp_path / 'run'}", f"--config.of={of}")
+    assert done.returncode == 2
+    assert "Traceback" not in done.stderr
+    assert done.stderr.splitlines()[-1].startswith("error: not enough memory: use less data")
+    done = call("sweep", f"--config={large}", f"--workdir={tmp_path / 's'}", f"--set=of={of}")
+    assert done.returncode in (1, 2)
+    assert "Traceback" not in done.stderr
+    assert "not enough memory" in done.stderr

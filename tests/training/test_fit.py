@@ -90,9 +90,9 @@ def test_it_is_the_loop_with_the_calibrated_noise():
 @pytest.mark.parametrize(
     ("data", "inferred"),
     [
-        ((X.tolist(), Y.tolist()), True),
+        ((X.tolist(), Y.tolist()), False),
         ((pd.DataFrame(X), pd.Series(Y)), True),
-        ((X, Y.tolist()), True),
+        ((X, Y.tolist()), False),
         ((jnp.asarray(X), Y.astype(np.float64)), False),
         ((X.astype(np.longdouble), Y.astype(">f8")), False),
         ((sparse.csr_array(X), Y), False),
@@ -231,6 +231,9 @@ def test_a_folder_goes_on_with_nothing_else(tmp_path, monkeypatch):
         ({"data": (X, np.full(100, -(2**40)))}, r"data\[1\] holds -1099511627776, which int32"),
         ({"data": (X, np.full(100, 2**32, np.uint64))}, r"holds 4294967296, which uint32 does not"),
         ({"data": (X[:0], Y[:0])}, "data has no rows"),
+        ({"data": (X, [1] * 99 + [0.5])}, r"data\[1\] is a list that holds float64 and int64"),
+        ({"data": (X, [1] * 99 + [True])}, r"data\[1\] is a list that holds bool and int64"),
+        ({"data": [*X, np.zeros(3, np.float64)]}, "data is a list that holds float32 and float64"),
     ],
 )
 def test_bad_arguments_are_named_before_anything_is_drawn(changes, named, monkeypatch):

@@ -1,0 +1,254 @@
+"""What a cell of a record stands for: an identifier or a time. Each cell is read by itself.
+
+NumPy and pandas choose one type for a whole column, so that a single record can change how all others are
+read: one missing user makes floats of 64-bit numbers, which then are the users of others. Here no cell
+changes what another one is read as. A cell that cannot be read is an error that names its row.
+
+The same cell is the same identifier in every format: 7, "7" and " 7 " are one user, and "007" is another.
+"""
+
+import datetime
+import decimal
+import re
+import unicodedata
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from dpx._validate import check_unmasked
+
+Identifier = int | str
+Place = Callable[[int], str]  # names a row in errors
+
+# What pandas reads as missing in a table, and writes for it: nobody is called so.
+_MISSING = {
+    "",
+    "NA",
+    "#NA",
+    "<NA>",
+    "N/A",
+    "n/a",
+    "#N/A",
+    "#N/A N/A",
+    "NULL",
+    "null",
+    "\\N",
+    "None",
+    "NaT",
+}
+_MISSING |= {"NaN", "nan", "-NaN", "-nan", "1.#IND", "-1.#IND", "1.#QNAN", "-1.#QNAN"}
+_WHOLE = re.compile(r"0|-?[1-9][0-9]*")
+_NUMBER = re.compile(r"[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)(e[+-]?[0-9]{1,3})?", re.IGNORECASE)
+_FRACTION = re.compile(r"(.*:[0-9]{2})[.,]([0-9]{1,9})(?![0-9])(.*)")
+_BILLION = 10**9
+_EXACT = decimal.Context(prec=40)
+_EPOCH = datetime.datetime(1970, 1, 1, tzinfo=datetime.UTC)
+
+
+def identifier(value: Any) -> Identifier:
+    """Whom or what a cell names: a whole number of 64 bits, or any other text.
+
+    Space around text is no part of it, and Unicode is brought to its normal form C. Text that is a whole
+    number in its usual form is that number (7, but not 007), and a number of more than 64 bits is its text.
+
+    Raises:
+      ValueError: for a cell that is empty or holds a word for a missing value, a fraction, or another type.
+        The message says what is wrong, and leaves it to the caller to name the place.
+    """
+    if is_missing(value):
+        raise ValueError(f"{_shown(value)}: fill it in, or remove the row")
+    if isinstance(value, bytes):
+        try:
+            value = value.decode()
+        except UnicodeDecodeError:
+            raise ValueError(f"holds {value!r:.60}, which is no UTF-8: write it as text") from None
+    if isinstance(value, str):
+        text = unicodedata.normalize("NFC", value.strip())
+        if not _WHOLE.fullmatch(text) or len(text) > 20:
+            return text
+    elif isinstance(value, int | np.integer) and not isinstance(value, bool):
+        text = str(value)
+    else:
+        raise ValueError(
+            f"holds {value!r:.60}: ids must be text or whole numbers, so convert it (where pandas has made "
+            'floats of whole numbers, read the column again with dtype="Int64")'
+        )
+    number = int(text)
+    return number if -(2**63) <= number < 2**63 else text
+
+
+def identifiers(values: Any, name: str, place: Place) -> tuple[np.ndarray, np.ndarray]:
+    """The identifiers of a column as numbers, and what those stand for.
+
+    Args:
+      values: (E,) cells, in a list, an array or a column of a DataFrame.
+      name: Of the column, for errors about the whole of it.
+      place: What names a row, for errors about a cell.
+
+    Returns:
+      codes: (E,) int64 in [0, M).
+      labels: (M,) of Python's int and str, in order: first the numbers, then the text.
+
+    Raises:
+      ValueError: for a column that is none, or a cell that is no `identifier`.
+    """
+    cells = _cells(values, name)
+    if isinstance(cells, np.ndarray) and cells.dtype.kind in "iu":
+        labels, codes = np.unique(cells, return_inverse=True)
+        found = [identifier(label) for label in labels]
+    else:
+        known: dict[Any, int] = {}  # a cell's place in `found`
+        found, codes = [], np.empty(len(cells), np.int64)
+        for row, cell in enumerate(cells):
+            # Of other types there may be equal values, such as 1.0, that are no identifiers.
+            seen = known.get(cell) if type(cell) in (int, str) else None
+            if seen is None:
+                found.append(_at(identifier, cell, row, place))
+                seen = len(found) - 1
+                if type(cell) in (int, str):
+                    known[cell] = seen
+            codes[row] = seen
+    labels = sorted(set(found), key=lambda label: (isinstance(label, str), label))
+    number = {label: code for code, label in enumerate(labels)}
+    renumbered = np.array([number[label] for label in found], np.int64)
+    # Of objects: in an array of text the longest label would set the width of all.
+    return renumbered[codes], np.array(labels, object)
+
+
+def times(values: Any, name: str, place: Place) -> tuple[np.ndarray, np.ndarray]:
+    """The times of a column as exact whole numbers of one fixed unit, a billionth.
+
+    A number counts in the unit of its column, whatever that is, and to its nearest billionth. A date counts
+    in seconds since 1970, and one without a time zone is in UTC. A column has numbers or dates throughout.
+
+    Args:
+      values: (E,) cells, in a list, an array or a column of a DataFrame: numbers, dates of Python, NumPy or
+        pandas, or text that is a number or an ISO date.
+      name: Of the column, for errors about the whole of it.
+      place: What names a row, for errors about a cell.
+
+    Returns:
+      whole: (E,) int64, and
+      billionths: (E,) int64 in [0, 10⁹), which stand for whole + billionths/10⁹.
+
+    Raises:
+      ValueError: for a column that is none or has both kinds, a cell that is missing or is no time, or a
+        float so large that whole numbers are rounded to it.
+    """
+    cells = _cells(values, name)
+    if isinstance(cells, np.ndarray) and cells.dtype.kind == "M":
+        return _moments(cells, place)
+    if isinstance(cells, np.ndarray) and np.can_cast(cells.dtype, np.int64):
+        return cells.astype(np.int64), np.zeros(len(cells), np.int64)
+    whole, billionths = np.empty((2, len(cells)), np.int64)
+    first = None
+    for row, cell in enumerate(cells):
+        is_date, count = _at(_time, cell, row, place)
+        first = is_date if first is None else first
+        if is_date is not first:
+            raise ValueError(
+                f"{place(row)} holds {str(cell)!r:.60}, and {place(0)} a {'date' if first else 'number'}: "
+                "give numbers throughout, or dates"
+            )
+        whole[row], billionths[row] = divmod(count, _BILLION)
+    return whole, billionths
+
+
+def is_missing(value: Any) -> bool:
+    """Whether a cell has no value: None, NaN, NaT, NA, or text that stands for one of them or is blank."""
+    if value is None or isinstance(value, str):
+        return value is None or value.strip() in _MISSING
+    try:
+        return bool(value != value)
+    except (TypeError, ValueError):
+        return type(value).__name__ == "NAType"  # of pandas, which says neither yes nor no
+
+
+def _shown(value: Any) -> str:
+    blank = not isinstance(value, str) or not value.strip()
+    return "is missing" if blank else f"holds {value!r}, which stands for a missing value"
+
+
+def _at(read: Callable, cell: Any, row: int, place: Place) -> Any:
+    try:
+        return read(cell)
+    except ValueError as error:
+        raise ValueError(f"{place(row)} {error}") from None
+
+
+def _cells(values: Any, name: str) -> np.ndarray | list:
+    """A column's cells: an array of integers or of NumPy's dates, or else a list of Python's values."""
+    check_unmasked(values, name)
+    dtype = getattr(values, "dtype", None)
+    if isinstance(dtype, np.dtype):
+        values = np.asarray(values)
+        if values.ndim != 1:
+            raise ValueError(
+                f"{name} has shape {values.shape}, which must be (E,): give one an event"
+            )
+        return values if dtype.kind in "iuM" else values.tolist()
+    # An extension type of pandas: as an array of NumPy, integers of which one is missing would be floats.
+    return values.tolist() if hasattr(values, "tolist") else list(values)
+
+
+def _time(value: Any) -> tuple[bool, int]:
+    """Whether a cell is a date, and its time in billionths."""
+    if is_missing(value):
+        raise ValueError(f"{_shown(value)}: fill it in, or remove the row")
+    wrong = ValueError(
+        f"holds {str(value)!r:.60}, which is no time: give numbers throughout, or ISO dates such as "
+        "2024-05-31 12:00"
+    )
+    if isinstance(value, np.datetime64):
+        whole, billionths = _moments(np.array([value]), lambda row: "")
+        return True, int(whole[0]) * _BILLION + int(billionths[0])
+    if isinstance(value, bytes):
+        value = value.decode("ascii", "replace")
+    text = value.strip() if isinstance(value, str) else ""
+    number = None
+    if isinstance(value, float | np.floating):
+        number = decimal.Decimal(repr(float(value)))
+        if 2.0**53 <= abs(value) < np.inf:
+            raise ValueError(
+                f"holds {value!r}, a float to which other numbers are rounded: give whole numbers or text"
+            )
+    elif isinstance(value, int | np.integer) and not isinstance(value, bool):
+        number = decimal.Decimal(int(value))
+    elif isinstance(value, decimal.Decimal):
+        number = value
+    elif _NUMBER.fullmatch(text):
+        number = decimal.Decimal(text)
+    if number is not None:
+        if not number.copy_abs() < 2**63:
+            raise wrong
+        return False, int(number.scaleb(9, _EXACT).to_integral_value(context=_EXACT))
+    try:
+        return True, _date(text or value)
+    except (ValueError, TypeError, AttributeError, OverflowError):
+        raise wrong from None
+
+
+def _date(value: Any) -> int:
+    """Billionths of a second since 1970 of an ISO date or a date of Python or pandas."""
+    more = 0
+    if isinstance(value, str):
+        if fraction := _FRACTION.fullmatch(value):
+            value, more = fraction[1] + fraction[3], int(fraction[2].ljust(9, "0"))
+        value = datetime.datetime.fromisoformat(value)
+    elif not isinstance(value, datetime.datetime):
+        value = datetime.datetime(value.year, value.month, value.day)
+    since = (value if value.tzinfo else value.replace(tzinfo=datetime.UTC)) - _EPOCH
+    seconds = 86_400 * since.days + since.seconds
+    nanoseconds = 1000 * since.microseconds + getattr(since, "nanoseconds", 0)
+    return seconds * _BILLION + nanoseconds + more
+
+
+def _moments(dates: np.ndarray, place: Place) -> tuple[np.ndarray, np.ndarray]:
+    """Whole seconds since 1970, and billionths of one, of NumPy's dates (E,)."""
+    if np.any(missing := np.isnat(dates)):
+        raise ValueError(
+            f"{place(int(np.argmax(missing)))} is missing: fill it in, or remove the row"
+        )
+    seconds = dates.astype("datetime64[s]")
+    return seconds.astype(np.int64), (dates - seconds).astype("timedelta64[ns]").astype(np.int64)

@@ -1,0 +1,55 @@
+"""Columns of a .parquet file, each of the type that the file says, whatever its rows hold."""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+
+from dpx.data.files import check_once
+
+
+def read_columns(path: Path, names: Sequence[str]) -> list[np.ndarray | list]:
+    """The columns of these names, an index that pandas has saved among them.
+
+    The file's own types are kept: pandas would make floats of a column of integers of which one is missing.
+
+    Returns:
+      For each name its (E,) cells: an array of numbers or dates where none is missing (or NaT, of
+      dates), else a list of Python's values, with None for what is missing.
+
+    Raises:
+      ValueError: naming the file, where it or pyarrow cannot be read, or for a column that is not there, or
+        that holds lists or structures.
+    """
+    try:
+        from pyarrow import parquet, types
+    except ImportError:
+        raise ValueError(
+            f"{path}: reading parquet needs pyarrow: pip install pyarrow, or save the table as .csv"
+        ) from None
+    try:
+        file = parquet.ParquetFile(path)
+        known = file.schema_arrow.names
+        table = file.read(columns=[name for name in names if known.count(name) == 1])
+    except Exception as error:  # pyarrow raises many types for files that it cannot use
+        raise ValueError(
+            f"{path}: not a parquet file that can be read ({type(error).__name__}): write it again"
+        ) from None
+    for name in names:
+        if name not in known:
+            raise ValueError(f"{path}: has no column {name!r}: it has {', '.join(known)}")
+    check_once(path, names, known)
+    found = []
+    for name in names:
+        column = table[name]
+        if types.is_nested(column.type):
+            raise ValueError(
+                f"{path}: column {name!r} holds {column.type}, and must hold one value a row: make a row of "
+                "each element, as DataFrame.explode does"
+            )
+        dates = types.is_timestamp(column.type) or types.is_date(column.type)
+        plain = (types.is_integer, types.is_floating, types.is_boolean)
+        numbers = any(is_one(column.type) for is_one in plain)
+        whole = dates or (numbers and not column.null_count)
+        found.append(column.to_numpy() if whole else column.to_pylist())
+    return found
