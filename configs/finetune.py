@@ -57,6 +57,9 @@ def _pretrained(tiny: bool) -> ConfigDict:
             "delta": 1e-5,
             "seed": 0,
             "noise_seed": config_dict.placeholder(int),
+            "comparisons": config_dict.placeholder(
+                bool
+            ),  # what else to release, each for the whole budget again
             "data": {
                 "path": config_dict.placeholder(str),
                 "test_path": config_dict.placeholder(str),  # otherwise a share held_out of the path

@@ -26,6 +26,9 @@ def get_config(arg: str = "") -> ConfigDict:
             "delta": 1e-5,
             "seed": 0,
             "noise_seed": config_dict.placeholder(int),
+            "comparisons": config_dict.placeholder(
+                bool
+            ),  # what else to release, each for the whole budget again
             "data": tuned.data,
             "model": tuned.model,
             "tune": tuned.tune,  # nothing is tuned; a shift of 0 makes the trunk the whole model

@@ -167,6 +167,7 @@ def _robustness(config):
 
 def _text(config):
     config.experiment = "noisy_head.texts"
+    config.comparisons = config_dict.placeholder(bool)  # rows that cost the budget again
     config.data = config_dict.ConfigDict()
     config.data.source = "path"  # or "arrays", or "sklearn", which fetches 20 Newsgroups
     config.data.path = config_dict.placeholder(str)

@@ -61,7 +61,8 @@ def get_config(arg: str = "") -> ConfigDict:
             "delta": 1e-3,
             "seed": 0,
             "noise_seed": config_dict.placeholder(int),
-            "num_seeds": 3,
+            "comparisons": variant != "table",  # rows that cost the budget again
+            "num_seeds": 1 if variant == "table" else 3,
             "popularity_budget_fraction": 0.5,
             "popularity_age_decay": 1.0,  # below 1, later items of a history count more
             "data": {
@@ -138,7 +139,7 @@ def get_config(arg: str = "") -> ConfigDict:
     if tiny:
         config.update(
             {
-                "num_seeds": 2,
+                "num_seeds": min(2, config.num_seeds),
                 "data": {"max_length": 8},
                 "model": {"dim": 8, "num_blocks": 1},
                 "train": {
