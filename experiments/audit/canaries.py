@@ -66,7 +66,9 @@ def plan(config) -> Plan:
         budget = config.epsilon, config.delta
         about = {"neighboring": privacy.ADD_OR_REMOVE_ONE, "unit": regression.UNIT}
         spent = privacy.gaussian_guarantee(*budget, mechanism="n-gram counts", **about)
-        return Plan({RELEASE: spent}, {"noise_multiplier": spent.event.noise_multiplier})
+        return Plan(
+            {RELEASE: spent}, {"noise_multiplier": privacy.gaussian_noise_multiplier(*budget)}
+        )
     if config.target == "recommender":
         problem = _recommender_problem(config, _seed(config))
         about = problem.settings, len(problem.dirac.data[0]), problem.private

@@ -8,7 +8,12 @@ import optax
 import dpx
 from dpx import cross_attention
 from dpx.noise import release
-from dpx.privacy import ADD_OR_REMOVE_ONE, PrivacyGuarantee, gaussian_guarantee
+from dpx.privacy import (
+    ADD_OR_REMOVE_ONE,
+    PrivacyGuarantee,
+    gaussian_guarantee,
+    gaussian_noise_multiplier,
+)
 from dpx.training.calibration import calibrate
 from experiments.cross_attention.labelled import Documents
 
@@ -52,7 +57,7 @@ def fresh_noise(
         key,
         votes[:num_queries].astype(np.float64),
         sensitivity=np.sqrt(num_queries) * (1 + 1e-6),
-        noise_multiplier=spent.event.noise_multiplier,
+        noise_multiplier=gaussian_noise_multiplier(epsilon, delta),
         label="votes",
     )
     return np.asarray(noisy), spent
@@ -78,7 +83,7 @@ def class_means(
             key,
             values.astype(np.float64).T @ rows,
             sensitivity=np.sqrt(5) / 2 * (1 + 1e-6),
-            noise_multiplier=spent.event.noise_multiplier,
+            noise_multiplier=gaussian_noise_multiplier(epsilon, delta),
             label="class means",
         )
     )

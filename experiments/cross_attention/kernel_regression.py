@@ -161,7 +161,7 @@ def private_regression(
             key,
             u.T @ u,
             sensitivity=math.sqrt(2) * p,
-            noise_multiplier=guarantee.event.noise_multiplier,
+            noise_multiplier=gaussian_noise_multiplier(epsilon, delta),
             label="second moments of the regression",
         )
     )

@@ -81,6 +81,11 @@ def validate(config) -> None:
     check_epsilon(config.epsilon, "config.epsilon")
     check_delta(config.delta, "config.delta")
     docs.check(config.data)
+    if config.data.path is not None and config.data.test_path is None:
+        raise ValueError(
+            "config.data.test_path is missing: give later documents, of which the first config.public are no "
+            "secret; those of config.data.path are private"
+        )
     tuned_text.check(config)
     for name in ("dim", "num_classes", "public", "draws"):
         check_integer(config[name], f"config.{name}")
@@ -183,8 +188,8 @@ def run(config, workdir: Path) -> Outcome:
         headline_row="memory",
         baseline_row="pretrained",
         synthetic=synthetic,
-        notes=f"{len(private)} private documents; means over {_draws(config)} release(s), each of which "
-        "costs the whole budget. The share is the memory's part of the mixture, chosen on public documents.",
+        notes=f"Means over {_draws(config)} release(s), each of which costs the whole budget. The share is "
+        "the memory's part of the mixture, chosen on public documents.",
     )
 
 

@@ -134,7 +134,7 @@ def as_sketch(config, total: Total) -> Sketch:
     spent = guarantee(config, words)
     sums = jnp.pad(jnp.asarray(total.sums, jnp.float32), ((0, 0), (1, 0)))
     moments = with_mass(sums, 0, total.features, domain)
-    std = spent.event.noise_multiplier * total.l2_clip_norm
+    std = gaussian_noise_multiplier(config.epsilon, config.delta) * total.l2_clip_norm
     return Sketch(moments, total.features, domain, None, std, spent)
 
 

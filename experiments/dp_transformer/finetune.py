@@ -216,6 +216,7 @@ def _ngram(key, config, language: Language, train: Documents, test: Documents, o
         delta=config.delta,
         unit=docs.unit(config),
     )
+    model = model._replace(guarantee=model.guarantee.assuming(*_assumptions(config)))
     tokens, mask = _encode(known, test.texts(language.tokenizer))
     return model, -float(model.log_prob(tokens)[mask].sum())
 

@@ -271,7 +271,7 @@ def _fit_ngram(key, corpus: Corpus, order: int, epsilon: float, delta: float) ->
         delta=delta,
         unit=corpus.unit,
     )
-    return model._replace(guarantee=model.guarantee.assuming(corpus.assumptions[1]))
+    return model._replace(guarantee=model.guarantee.assuming(*corpus.assumptions))
 
 
 def _prior(config, corpus: Corpus, key) -> ngram.NGram | None:

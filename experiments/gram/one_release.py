@@ -77,8 +77,9 @@ def plan(config) -> Plan:
         return privacy.gaussian_guarantee(epsilon, delta, **about)
 
     whole = ("dp_popularity", "transitions", "transitions_one_round", "ease")
-    once = dict.fromkeys(whole, spent(config.epsilon, config.delta))
-    once["ease_fixed"] = spent(**fixed_budget(config))
+    once: dict[str, Any] = dict.fromkeys(whole, spent(config.epsilon, config.delta))
+    if config.fixed.num_kept is not None:
+        once["ease_fixed"] = spent(**fixed_budget(config))
     suffixes = ["", *(f"_seed{number}" for number in range(1, config.num_seeds))]
     releases = {f"{row}{suffix}": x for suffix in suffixes for row, x in once.items()}
     return Plan(releases, parameters)

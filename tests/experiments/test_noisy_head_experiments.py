@@ -15,7 +15,7 @@ from experiments.noisy_head.methods import make_cell, make_descent
 def run(config, workdir):
     module = importlib.import_module(f"experiments.{config.experiment}")
     module.validate(config)
-    assert module.plan(config)
+    assert module.plan(config).parameters
     outcome = module.run(config, workdir)
     assert all(np.isfinite(value) for value in outcome.metrics.values())
     assert outcome.headline.epsilon == config.epsilon

@@ -29,12 +29,12 @@ EXPERIMENT = """
 import jax
 import numpy as np
 import dpx
-from dpx.launch.experiment import Candidate, Measure, Outcome
+from dpx.launch.experiment import Candidate, Measure, Outcome, Plan
 from dpx.training import checkpoints, keys
 
 def validate(config): pass
 
-def plan(config): return {}
+def plan(config): return Plan({"model": spent(config)}, {})
 
 def spent(config):
     return dpx.privacy.dpsgd_guarantee(1.0, config.delta, sampling_probability=0.01, steps=config.steps,
