@@ -77,7 +77,7 @@ def run(config, workdir: Path) -> Outcome:
     domain = _domain(config, K, V)
     print(f"releasing a memory of {domain.dim} + {domain.value_dim} columns", flush=True)
     memory = sketch.build(
-        keys.noise,
+        jax.random.fold_in(keys.noise, 0),
         K,
         V,
         domain=domain,
