@@ -263,14 +263,22 @@ def _own_memory(config, patch):
     )
 
 
-def _sales(config, patch, where=kernel_regression):
+def _sales(config, patch):
+    exact = ("attention", "mean", "linear_regression")
+    return _diamonds(kernel_regression, exact, patch)
+
+
+def _read_sales(config, patch):
+    return _diamonds(reader, ("exact_reader",), patch)
+
+
+def _diamonds(where, exact, patch):
     rng = np.random.default_rng(0)
     low = [0.2, 50, 50, 300]
     rows = rng.uniform(low, [5, 75, 80, 19_000], (60, 4))
     test = rng.uniform(low, [5, 75, 80, 19_000], (10, 4))
     extreme, other = rows.copy(), rows.copy()
     extreme[0], other[59] = [1e6, -1e6, 1e6, 1e9], rows[0]
-    exact = ("attention", "mean", "exact_reader", "linear_regression")
     return Case(
         lambda train: patch.setattr(where, "load_diamonds", lambda config: (train, test)),
         rows,
@@ -278,10 +286,6 @@ def _sales(config, patch, where=kernel_regression):
         {f"result/metrics/{row}/*": row for row in exact},
         0.3,
     )
-
-
-def _read_sales(config, patch):
-    return _sales(config, patch, reader)
 
 
 def _labelled(config, patch):
