@@ -21,7 +21,10 @@ ASSUMPTIONS = (
     "the catalogue of items is public",
     "the number of users, which set the sampling probability, the batch size and δ, is public",
 )
-NOT_COVERED = ["training loss and realised batch sizes (metrics.jsonl, the progress line)"]
+NOT_COVERED = [
+    "training loss and realised batch sizes (metrics.jsonl, the progress line)",
+    "the ratios, distances and maps of attention, which are computed on training sequences",
+]
 ATTENTIONS = ("plain", "reattention", "literal")
 TITLES = {
     "one_key": "one noisy synthetic key",
