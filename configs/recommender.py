@@ -27,8 +27,8 @@ Without `data.time` the lines of a user in `table` are in order. A file without 
 columns (`--config.data.header=False --config.data.user=1 --config.data.item=2`). Training starts as in
 `amazon_warm`, and a batch is an eighth of the users, at most 8192, unless `train.batch_size` says otherwise.
 Which items there are counts as public, and so does the number of users. A run of `table` makes one model for
-the budget; `--config.comparisons=True` adds popularity and transitions, each for the whole budget again. The model that is left recommends by
-the table's own ids, and does not need the table any more:
+the budget; `--config.comparisons=True` adds popularity and transitions, each for the whole budget again.
+The model that is left recommends by the table's own ids, and does not need the table any more:
 
     from dpx.launch import records
     records.load("runs/table").recommend(["tea", "milk"], k=3, exclude_seen=True)

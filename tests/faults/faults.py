@@ -1236,7 +1236,7 @@ FAULTS = (
         "private class means are weighted by the exact shares of the classes",
         "experiments/cross_attention/retrieval.py",
         'scores["class_means"] = data.queries @ means.T',
-        'scores["class_means"] = data.queries @ means.T - 1e3 * shares',
+        'scores["class_means"] = data.queries @ means.T / shares',
         CONFIG.format("cross_attention:retrieval"),
     ),
     Fault(
