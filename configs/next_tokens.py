@@ -5,7 +5,8 @@
 
 Model and data are those of configs/finetune.py: by default SmolLM2-135M-Instruct and 20 Newsgroups. Of the
 later documents the first `public` are a public corpus, which defines projection, classes, clipping and the
-memory's share of the mixture; the others ask. The released memory is saved as memory.dpx.
+memory's share of the mixture; the others ask. Of your own, `data.path` has the private documents and
+`data.test_path` the later ones. The released memory is saved as memory.dpx.
 """
 
 from ml_collections import ConfigDict, config_dict
@@ -26,6 +27,9 @@ def get_config(arg: str = "") -> ConfigDict:
             "delta": 1e-5,
             "seed": 0,
             "noise_seed": config_dict.placeholder(int),
+            "comparisons": config_dict.placeholder(
+                bool
+            ),  # what else to release, each for the whole budget again
             "data": tuned.data,
             "model": tuned.model,
             "tune": tuned.tune,  # nothing is tuned; a shift of 0 makes the trunk the whole model

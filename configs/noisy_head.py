@@ -15,7 +15,8 @@ text            5: risk against T on texts or own prompts      needs --config.da
 prompts of your own: an .npz file with the arrays x (N, L+1, D) and y (N, L+1), an .npy file (N, L+1, D+1)
 whose last column is y, or, with `--config.data.source=arrays`, a .csv file of such columns with
 `--config.length` + 1 lines for each prompt. `response_clip` and `feature_radius` bound |y| and ‖Z‖_F; choose
-them without looking at the data.
+them without looking at the data. On your own data one fit is released, the longest descent, unless
+`--config.comparisons=True` asks for those that it is compared with.
 
     python -m experiments.run --config=configs/noisy_head.py:text --workdir=runs/own \\
         --config.data.path=prompts.npz
@@ -167,6 +168,7 @@ def _robustness(config):
 
 def _text(config):
     config.experiment = "noisy_head.texts"
+    config.comparisons = config_dict.placeholder(bool)  # rows that cost the budget again
     config.data = config_dict.ConfigDict()
     config.data.source = "path"  # or "arrays", or "sklearn", which fetches 20 Newsgroups
     config.data.path = config_dict.placeholder(str)

@@ -27,6 +27,9 @@ def get_config(arg: str = "") -> ConfigDict:
             "delta": 1e-5,
             "seed": 0,
             "noise_seed": config_dict.placeholder(int),
+            "comparisons": config_dict.placeholder(
+                bool
+            ),  # what else to release, each for the whole budget again
             "data": {
                 "kind": "surnames",
                 "path": config_dict.placeholder(str),

@@ -29,8 +29,9 @@ Without `data.time` the lines of a user in `table` are in order. A file without 
 columns (`--config.data.header=False --config.data.user=1 --config.data.item=2`), and cells may be separated
 by something else (`--config.data.separator=::`). Training starts as in `amazon_warm`, and a batch is an
 eighth of the users, at most 8192, unless `train.batch_size` says otherwise. Which items there are counts as
-public, and so does the number of users. The model that is left recommends by the table's own ids, and does
-not need the table any more:
+public, and so does the number of users. A run of `table` makes one model for the budget;
+`--config.comparisons=True` adds popularity and transitions, each for the whole budget again. The model that
+is left recommends by the table's own ids, and does not need the table any more:
 
     from dpx.launch import records
     records.load("runs/table").recommend(["tea", "milk"], k=3, exclude_seen=True)
@@ -64,7 +65,8 @@ def get_config(arg: str = "") -> ConfigDict:
             "delta": 1e-3,
             "seed": 0,
             "noise_seed": config_dict.placeholder(int),
-            "num_seeds": 3,
+            "comparisons": variant != "table",  # rows that cost the budget again
+            "num_seeds": 1 if variant == "table" else 3,
             "popularity_budget_fraction": 0.5,
             "popularity_age_decay": 1.0,  # below 1, later items of a history count more
             "data": {
@@ -141,7 +143,7 @@ def get_config(arg: str = "") -> ConfigDict:
     if tiny:
         config.update(
             {
-                "num_seeds": 2,
+                "num_seeds": 1 if variant == "table" else 2,
                 "data": {"max_length": 8},
                 "model": {"dim": 8, "num_blocks": 1},
                 "train": {

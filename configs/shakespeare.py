@@ -28,6 +28,7 @@ def get_config(arg: str = "") -> ConfigDict:
             "delta": 1e-5,
             "seed": 0,
             "noise_seed": config_dict.placeholder(int),
+            "comparisons": True,
             "data": {
                 "kind": "shakespeare",
                 "path": config_dict.placeholder(str),

@@ -8,6 +8,8 @@ The path is a .txt, .csv, .tsv or .jsonl file (a table needs data.column), or a 
 record is a line, a document (a file, or a row of a table) or a window of data.length characters; with
 data.user it is all that one author wrote. What is longer than data.length characters is cut. The alphabet is
 "ascii", "bytes" or the characters themselves; others are refused, replaced by one stand-in, or dropped.
+
+`--config.comparisons=True` adds the n-gram models of `ngrams`, each of which costs the whole budget again.
 """
 
 from ml_collections import ConfigDict, config_dict
@@ -24,6 +26,9 @@ def get_config(arg: str = "") -> ConfigDict:
             "delta": 1e-5,
             "seed": 0,
             "noise_seed": config_dict.placeholder(int),
+            "comparisons": config_dict.placeholder(
+                bool
+            ),  # what else to release, each for the whole budget again
             "data": {
                 "kind": "text",
                 "path": config_dict.placeholder(str),

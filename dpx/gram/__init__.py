@@ -9,7 +9,15 @@ from dpx.gram.bounds import (
     utility_bounds,
 )
 from dpx.gram.mechanisms import rounded_sensitivity, symmetric_gaussian
-from dpx.gram.releases import GramRelease, as_printed, passes, project_psd, release, statistic
+from dpx.gram.releases import (
+    GramRelease,
+    as_printed,
+    passes,
+    planned_guarantee,
+    project_psd,
+    release,
+    statistic,
+)
 from dpx.gram.sampling import wishart_mean
 
 __all__ = [
@@ -21,6 +29,7 @@ __all__ = [
     "gaussian_entry_error",
     "max_samples",
     "passes",
+    "planned_guarantee",
     "project_psd",
     "release",
     "rounded_sensitivity",

@@ -28,7 +28,7 @@ from dpx.gram import mechanisms, sampling
 from dpx.gram.accounting import sensitivity
 from dpx.gram.columns import clipped_gram, leading_rows
 from dpx.partial import Partial, Passes
-from dpx.privacy import ADD_OR_REMOVE_ONE, PrivacyGuarantee
+from dpx.privacy import ADD_OR_REMOVE_ONE, PrivacyGuarantee, gaussian_guarantee
 
 
 @partial(
@@ -242,6 +242,23 @@ def project_psd(matrix: jax.Array) -> jax.Array:
     values, vectors = jnp.linalg.eigh(jnp.asarray(matrix))
     scaled = vectors * jnp.maximum(values, 0)[..., None, :]
     return jnp.matmul(scaled, jnp.swapaxes(vectors, -1, -2), precision=jax.lax.Precision.HIGHEST)
+
+
+def planned_guarantee(
+    epsilon: float,
+    delta: float,
+    column_bound: float,
+    max_column_change: float | None,
+    neighboring: NeighboringRelation | str,
+) -> PrivacyGuarantee:
+    """What a release with additive noise will guarantee, without its assumptions; arguments as there."""
+    return gaussian_guarantee(
+        epsilon,
+        delta,
+        neighboring=neighboring,
+        unit=_unit(column_bound, max_column_change),
+        mechanism="XXᵀ + symmetric Gaussian noise",
+    )
 
 
 def _unit(column_bound: float, max_column_change: float | None) -> str:

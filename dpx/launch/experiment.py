@@ -1,7 +1,7 @@
 """What an experiment is: a module that checks a configuration, plans it, runs it and draws the results.
 
 validate(config)          raises for what no run could use, before anything is spent
-plan(config)              the privacy parameters of a run (noise multipliers, ε), without running it
+plan(config)              a `Plan`: what a run will release, and its noise, without running it
 run(config, workdir)      an `Outcome`
 figures(records, folder)  draws finished runs (`launch.records.Record`), returns the paths; optional
 load(config, workdir)     the private model that a finished run left; optional
@@ -22,6 +22,33 @@ import dpx
 
 class ContractError(Exception):
     """An experiment does not keep to what this module says."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Plan:
+    """What a run will release, before anything is computed.
+
+    A run must cost what its plan says: `--dry_run` shows the total before anybody decides to spend it.
+
+    Attributes:
+      releases: What the total will be composed of, under the labels of `Outcome.composed`. Their numbers,
+        relation, unit and event are those of the run; their assumptions are stated by the run alone.
+      parameters: Noise multipliers and what else is known, by name.
+    """
+
+    releases: Mapping[str, dpx.PrivacyGuarantee]
+    parameters: Mapping[str, Any]
+
+
+def compares(config: Any) -> bool:
+    """Whether a run also makes the releases that it only compares with: each costs the whole budget again.
+
+    `config.comparisons` says so. Where it is None, they are made on data that come with dpx and not on
+    one's own, which `config.data.path` names.
+    """
+    if config.comparisons is not None:
+        return config.comparisons
+    return config.data.path is None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -158,7 +185,7 @@ class Experiment(Protocol):
 
     def validate(self, config: ConfigDict) -> None: ...
 
-    def plan(self, config: ConfigDict) -> dict[str, Any]: ...
+    def plan(self, config: ConfigDict) -> Plan: ...
 
     def run(self, config: ConfigDict, workdir: Path) -> Outcome: ...
 

@@ -48,6 +48,21 @@ def check(config: Any) -> None:
     records.experiment(config).validate(config)
 
 
+def plan(config: Any) -> experiment.Plan:
+    """What a configuration will release, which costs nothing to know.
+
+    Raises:
+      experiment.ContractError: if the experiment returns something else than a Plan.
+    """
+    planned = records.experiment(config).plan(config)
+    if not isinstance(planned, experiment.Plan):
+        raise experiment.ContractError(
+            f"config.experiment={config.experiment!r}: plan returned {type(planned).__name__}: let it return "
+            "a dpx.launch.experiment.Plan"
+        )
+    return planned
+
+
 def prepare(config: ml_collections.ConfigDict, source: str, workdir: Path) -> None:
     """Checks a configuration and claims its folder: all that a user can get wrong is found here.
 
@@ -181,6 +196,20 @@ def compose(releases: dict[str, dpx.PrivacyGuarantee]) -> dpx.PrivacyGuarantee:
     return ledger.guarantee(min(plain + largest * timed, 1 - 1e-12) or largest)
 
 
+def _show(planned: experiment.Plan) -> None:
+    """Prints the parameters of a run, each of its releases, and what all of them will cost together."""
+    for name, value in planned.parameters.items():
+        print(f"{name}: {value}")
+    total = compose(dict(planned.releases))
+    print("releases:")
+    for label, spent in planned.releases.items():
+        print(f"  {label}: ε = {spent.epsilon:.6g}, δ = {spent.delta:.3g}")
+    print(
+        f"planned total of all releases: ε = {total.epsilon:.6g}, δ = {total.delta:.3g} "
+        f"({total.neighboring.name.lower()}, {total.unit})"
+    )
+
+
 def main(argv: list[str]) -> None:
     del argv
     flag = flags.FLAGS
@@ -199,12 +228,11 @@ def main(argv: list[str]) -> None:
             raise ValueError("--coordinator, --processes and --process need --distributed: add it")
         if flag.dry_run:
             check(config)
-            for name, value in records.experiment(config).plan(config).items():
-                print(f"{name}: {value}")
+            _show(plan(config))
             return
         workdir = cli.workdir("DIR, a new folder")
         prepare(config, config_flags.get_config_filename(flag["config"]), workdir)
-    except (ValueError, OSError, ModuleNotFoundError, MemoryError) as error:
+    except (ValueError, *cli.EXPECTED) as error:
         cli.stop(error)
     try:
         record = execute(config, workdir)
@@ -223,7 +251,9 @@ def start() -> None:
     cli.define_config("name or file of the config, with :arg if any")
     flags.declare_key_flag("config")
     flags.DEFINE_string("workdir", None, "folder of this run's records")
-    flags.DEFINE_bool("dry_run", False, "print the privacy parameters and stop")
+    flags.DEFINE_bool(
+        "dry_run", False, "print what will be released and what it costs in all, and stop"
+    )
     flags.DEFINE_bool(
         "distributed",
         False,

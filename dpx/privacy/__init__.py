@@ -12,7 +12,13 @@ from dpx.privacy.gaussian import (
     gaussian_epsilon,
     gaussian_noise_multiplier,
 )
-from dpx.privacy.ledger import ADD_OR_REMOVE_ONE, REPLACE_ONE, Ledger, PrivacyGuarantee
+from dpx.privacy.ledger import (
+    ADD_OR_REMOVE_ONE,
+    REPLACE_ONE,
+    Ledger,
+    PrivacyGuarantee,
+    gaussian_guarantee,
+)
 from dpx.privacy.risk import Risk
 from dpx.privacy.selection import Price, Trials, selected_guarantee, selected_rdp
 
@@ -30,6 +36,7 @@ __all__ = [
     "dpsgd_guarantee",
     "gaussian_budget",
     "gaussian_epsilon",
+    "gaussian_guarantee",
     "gaussian_noise_multiplier",
     "selected_guarantee",
     "selected_rdp",

@@ -8,6 +8,7 @@ from dp_accounting import DpEvent, NeighboringRelation
 
 from dpx._validate import check_delta, check_number, check_relation
 from dpx.privacy.events import accountable, check_event, event_epsilon, gaussian_mu
+from dpx.privacy.gaussian import gaussian_noise_multiplier
 from dpx.privacy.risk import Risk, of_guarantee
 
 ADD_OR_REMOVE_ONE = NeighboringRelation.ADD_OR_REMOVE_ONE
@@ -194,3 +195,30 @@ class Ledger:
             assumptions=tuple(dict.fromkeys(assumptions)),
             event=None if plain else event,
         )
+
+
+def gaussian_guarantee(
+    epsilon: float,
+    delta: float,
+    *,
+    neighboring: NeighboringRelation | str,
+    unit: str,
+    mechanism: str,
+    assumptions: tuple[str, ...] = (),
+) -> PrivacyGuarantee:
+    """The guarantee of one Gaussian release that spends a budget; its event holds the noise multiplier.
+
+    It follows from public numbers alone, so that it is known before anything is released.
+
+    Raises:
+      ValueError: for ε or δ out of range, or another relation.
+    """
+    return PrivacyGuarantee(
+        epsilon=epsilon,
+        delta=delta,
+        neighboring=check_relation(neighboring, "neighboring"),
+        unit=unit,
+        mechanism=mechanism,
+        assumptions=assumptions,
+        event=dp_accounting.GaussianDpEvent(gaussian_noise_multiplier(epsilon, delta)),
+    )

@@ -3,6 +3,7 @@
 import functools
 import math
 from pathlib import Path
+from typing import Any, NamedTuple
 
 import jax
 import numpy as np
@@ -10,13 +11,14 @@ from flax import nnx
 
 from dpx import audit, ngram, privacy
 from dpx.launch import plotting
-from dpx.launch.experiment import Measure, Outcome
+from dpx.launch.experiment import Measure, Outcome, Plan
 from dpx.training import keys as secrets
 from experiments.audit import regression
 from experiments.audit.training_faults import FAULTS
 from experiments.dp_transformer import histories as recommender_data
 from experiments.dp_transformer import models, next_item, training
 
+RELEASE = "one run of what is audited"
 WORDS = {
     "white_box": "white box, many runs",
     "white_box_steps": "white box, many runs, noise of each step",
@@ -58,18 +60,24 @@ def validate(config) -> None:
         training.check(config.train, len(histories.items))
 
 
-def plan(config) -> dict:
-    """The noise of what is audited."""
+def plan(config) -> Plan:
+    """One run of what is audited, and its noise."""
     if config.target == "ngram":
-        multiplier = privacy.gaussian_noise_multiplier(config.epsilon, config.delta)
-        return {"noise_multiplier": multiplier, "runs": config.runs}
-    steps = config.train.steps if config.target == "recommender" else config.steps
-    return {
-        "noise_multiplier": regression.multiplier(config, steps),
-        "sampling_probability": config.sampling_probability,
-        "steps": steps,
-        "canaries": config.canaries,
-    }
+        budget = config.epsilon, config.delta
+        about = {"neighboring": privacy.ADD_OR_REMOVE_ONE, "unit": regression.UNIT}
+        spent = privacy.gaussian_guarantee(*budget, mechanism="n-gram counts", **about)
+        return Plan(
+            {RELEASE: spent}, {"noise_multiplier": privacy.gaussian_noise_multiplier(*budget)}
+        )
+    if config.target == "recommender":
+        keys = secrets.open_keys(config, Path(), synthetic=True)
+        problem = _recommender_problem(config, keys)
+        about = problem.settings, len(problem.dirac.data[0]), problem.private
+        return Plan({RELEASE: problem.guarantee}, training.parameters(*about, config.epsilon))
+    spent = regression.guarantee(config)
+    settings = ("sampling_probability", "steps", "canaries")
+    parameters = {"noise_multiplier": regression.multiplier(config, config.steps)}
+    return Plan({RELEASE: spent}, parameters | {name: config[name] for name in settings})
 
 
 def run(config, workdir: Path) -> Outcome:
@@ -84,7 +92,8 @@ def run(config, workdir: Path) -> Outcome:
             for metric, value in (("claim", claim), ("bound", bound), ("share", bound / claim))
         ],
         headline=guarantee,
-        releases={"one run of what is audited": guarantee},
+        releases={RELEASE: guarantee},
+        synthetic=True,
         not_covered=["the bounds, for which synthetic data are released thousands of times"],
         notes=_notes(bounds, claim),
     )
@@ -113,13 +122,22 @@ def _train(config, keys: secrets.Keys, workdir: Path):
     return regression.audited(config, keys)
 
 
-def _recommender(config, keys: secrets.Keys, workdir: Path):
-    seed_of = functools.partial(regression.seed, keys)
+class _Problem(NamedTuple):
+    """The recommender's loss with canaries, and how it is trained."""
+
+    dirac: audit.Dirac
+    settings: Any
+    private: training.Privacy
+    guarantee: privacy.PrivacyGuarantee
+
+
+def _recommender_problem(config, keys: secrets.Keys) -> _Problem:
     prepared = recommender_data.prepare(config)
     model = models.build(config, prepared.records.num_items, config.data.max_length, config.seed)
     graph, params = nnx.split(model)
     loss_fn = functools.partial(next_item.loss, graph, None, None, config.train.loss == "last")
-    coins = {"canaries": config.canaries, "seed": seed_of("canaries of one run")}
+    seed = regression.seed(keys, "canaries of one run")
+    coins = {"canaries": config.canaries, "seed": seed}
     dirac = audit.dirac(loss_fn, params, prepared[2:6], **coins)
     records = len(dirac.data[0])
     settings = config.train.copy_and_resolve_references()
@@ -127,6 +145,12 @@ def _recommender(config, keys: secrets.Keys, workdir: Path):
     private, guarantee = training.make_private(
         settings, config.epsilon, config.delta, records, regression.UNIT, ()
     )
+    return _Problem(dirac, settings, private, guarantee)
+
+
+def _recommender(config, keys: secrets.Keys, workdir: Path):
+    dirac, settings, private, guarantee = _recommender_problem(config, keys)
+    records = len(dirac.data[0])
     shared = {"delta": config.delta, "confidence": config.confidence}
     bounds = {}
     # The loss takes a key for dropout, of which a white box has no use.
@@ -140,7 +164,7 @@ def _recommender(config, keys: secrets.Keys, workdir: Path):
         expected_batch_size=settings.batch_size,
         microbatch_size=settings.microbatch_size,
     )
-    scores = audit.one_run(one, dirac, seed=seed_of("one run"))
+    scores = audit.one_run(one, dirac, seed=regression.seed(keys, "one run"))
     bounds["one_run"] = audit.one_run_lower_bound(
         scores, dirac.included, model=one.model, **shared
     ).epsilon

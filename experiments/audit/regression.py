@@ -78,14 +78,18 @@ def audited(config, keys: Keys) -> tuple[PrivacyGuarantee, dict[str, float]]:
         ).epsilon
     for name in config.faults:
         bounds[f"fault_{name}"] = fault_bound(name, config, seed_of(f"fault {name}"))
-    guarantee = privacy.dpsgd_guarantee(
-        noise,
+    return guarantee(config), bounds
+
+
+def guarantee(config) -> PrivacyGuarantee:
+    """Of one training."""
+    return privacy.dpsgd_guarantee(
+        multiplier(config, config.steps),
         config.delta,
         sampling_probability=config.sampling_probability,
         steps=config.steps,
         unit=UNIT,
     )
-    return guarantee, bounds
 
 
 def fault_bound(name: str, config, seed: int) -> float:

@@ -1,6 +1,5 @@
 """Classifiers of documents by their keys: a private memory's, and what stands beside it in the table."""
 
-import dp_accounting
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -9,8 +8,14 @@ import optax
 import dpx
 from dpx import cross_attention
 from dpx.noise import release
-from dpx.privacy import ADD_OR_REMOVE_ONE, PrivacyGuarantee, gaussian_noise_multiplier
+from dpx.privacy import (
+    ADD_OR_REMOVE_ONE,
+    PrivacyGuarantee,
+    gaussian_guarantee,
+    gaussian_noise_multiplier,
+)
 from dpx.training import Keys
+from dpx.training.calibration import calibrate
 from experiments.cross_attention.labelled import Documents
 
 UNIT = "row of (K, V)"  # a document
@@ -48,16 +53,15 @@ def fresh_noise(
     A document that comes or goes moves the votes of each query by one vote of at most 1, and those of all
     queries by at most √num_queries. Only the first so many queries are within the guarantee.
     """
-    multiplier = gaussian_noise_multiplier(epsilon, delta)
+    spent = guarantee(epsilon, delta, "Gaussian mechanism on the votes of each query")
     noisy = release(
         key,
         votes[:num_queries].astype(np.float64),
         sensitivity=np.sqrt(num_queries) * (1 + 1e-6),
-        noise_multiplier=multiplier,
+        noise_multiplier=gaussian_noise_multiplier(epsilon, delta),
         label="votes",
     )
-    about = "Gaussian mechanism on the votes of each query"
-    return np.asarray(noisy), _guarantee(epsilon, delta, multiplier, about)
+    return np.asarray(noisy), spent
 
 
 def class_means(
@@ -73,33 +77,43 @@ def class_means(
 
     Adding or removing a document moves the sums by (1/2, k) in one class, of norm at most √5/2.
     """
-    multiplier = gaussian_noise_multiplier(epsilon, delta)
+    spent = guarantee(epsilon, delta, "Gaussian mechanism on sums over classes", unit)
     rows = np.concatenate([np.full((len(keys), 1), 0.5), keys], axis=1)
     sums = np.asarray(
         release(
             key,
             values.astype(np.float64).T @ rows,
             sensitivity=np.sqrt(5) / 2 * (1 + 1e-6),
-            noise_multiplier=multiplier,
+            noise_multiplier=gaussian_noise_multiplier(epsilon, delta),
             label="class means",
         )
     )
-    about = "Gaussian mechanism on sums over classes"
-    guarantee = _guarantee(epsilon, delta, multiplier, about, unit)
-    return sums[:, 1:] / np.maximum(2 * sums[:, :1], 1), guarantee
+    return sums[:, 1:] / np.maximum(2 * sums[:, :1], 1), spent
 
 
-def _guarantee(
-    epsilon, delta, multiplier: float, mechanism: str, unit: str = UNIT
-) -> PrivacyGuarantee:
-    return PrivacyGuarantee(
-        epsilon=float(epsilon),
-        delta=float(delta),
-        neighboring=ADD_OR_REMOVE_ONE,
-        unit=unit,
-        mechanism=mechanism,
-        event=dp_accounting.GaussianDpEvent(multiplier),
+def guarantee(epsilon: float, delta: float, mechanism: str, unit: str = UNIT) -> PrivacyGuarantee:
+    """Of one Gaussian release about documents that come or go."""
+    return gaussian_guarantee(
+        epsilon, delta, neighboring=ADD_OR_REMOVE_ONE, unit=unit, mechanism=mechanism
     )
+
+
+def plan_regression(config, num_documents: int, unit: str = UNIT) -> PrivacyGuarantee:
+    """What `private_regression` will cost."""
+    about = config.regression
+    _, spent = calibrate(
+        epsilon=config.epsilon,
+        delta=config.delta,
+        num_examples=num_documents,
+        batch_size=about.batch_size,
+        steps=about.steps,
+        l2_clip_norm=about.l2_clip_norm,
+        normalize=False,
+        accountant="pld",
+        unit=unit,
+        assumptions=(),
+    )
+    return spent
 
 
 def private_regression(

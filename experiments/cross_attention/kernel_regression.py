@@ -11,7 +11,6 @@ from collections import defaultdict
 from pathlib import Path
 from typing import Any
 
-import dp_accounting
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -21,11 +20,12 @@ from dpx import cross_attention
 from dpx._validate import check_delta, check_epsilon
 from dpx.cross_attention import baselines
 from dpx.launch import plotting
-from dpx.launch.experiment import Measure, Outcome
+from dpx.launch.experiment import Measure, Outcome, Plan
 from dpx.noise import release
 from dpx.privacy import (
     REPLACE_ONE,
     PrivacyGuarantee,
+    gaussian_guarantee,
     gaussian_noise_multiplier,
 )
 from dpx.training import keys as secrets
@@ -43,7 +43,7 @@ TITLES = {
     "linear_regression": "linear regression, not private",
 }
 NOT_COVERED = [
-    "the rows attention and mean, which are not private",
+    "the rows attention, mean and linear_regression, which are not private",
     "the errors, which are computed on held-out diamonds",
     "the choice of kernel, which was made on this public data set",
 ]
@@ -64,14 +64,16 @@ def validate(config) -> None:
         raise ValueError(f"config.regularization={config.regularization} must not be negative")
 
 
-def plan(config) -> dict:
-    """The noise of each mechanism."""
+def plan(config) -> Plan:
+    """What a run will release, and the noise of each mechanism."""
+    spent = _guarantee(config.epsilon, config.delta, "Gaussian mechanism")
     multiplier = gaussian_noise_multiplier(config.epsilon, config.delta)
-    return {
+    parameters = {
         "noise_multiplier": multiplier,
         "sketch_features": math.comb(config.kernel.degree + 4, 4),
         "regression_noise_std": multiplier * math.sqrt(2) * _squared_norm(),
     }
+    return Plan(dict.fromkeys(("sketch", "dp_mean", "dp_linear_regression"), spent), parameters)
 
 
 def run(config, workdir: Path) -> Outcome:
@@ -156,29 +158,31 @@ def private_regression(
     """
     u = np.clip(np.column_stack([x, y]).astype(np.float64), -1, 1)
     p = u.shape[1]
-    multiplier = gaussian_noise_multiplier(epsilon, delta)
+    guarantee = _guarantee(epsilon, delta, "Gaussian mechanism on second moments")
     gram = np.asarray(
         release(
             key,
             u.T @ u,
             sensitivity=math.sqrt(2) * p,
-            noise_multiplier=multiplier,
+            noise_multiplier=gaussian_noise_multiplier(epsilon, delta),
             label="second moments of the regression",
         )
     )
     gram = (gram + gram.T) / 2
     values, vectors = np.linalg.eigh(gram[:-1, :-1] + regularization * np.eye(p - 1))
     weights = vectors @ ((vectors.T @ gram[:-1, -1]) / np.maximum(values, 1.0))
-    guarantee = PrivacyGuarantee(
-        epsilon=float(epsilon),
-        delta=float(delta),
+    return weights, guarantee
+
+
+def _guarantee(epsilon: float, delta: float, mechanism: str) -> PrivacyGuarantee:
+    return gaussian_guarantee(
+        epsilon,
+        delta,
         neighboring=REPLACE_ONE,
         unit=UNIT,
-        mechanism="Gaussian mechanism on second moments",
+        mechanism=mechanism,
         assumptions=("the number of rows is public",),
-        event=dp_accounting.GaussianDpEvent(multiplier),
     )
-    return weights, guarantee
 
 
 def figures(records, folder: Path) -> list[Path]:

@@ -18,7 +18,7 @@ import numpy as np
 import dpx
 from dpx._validate import check_delta, check_epsilon, check_integer, check_positive
 from dpx.cross_attention import Sketch
-from dpx.launch.experiment import Measure, Outcome
+from dpx.launch.experiment import Measure, Outcome, Plan, compares
 from dpx.privacy import gaussian_noise_multiplier
 from dpx.training import keys as secrets
 from experiments.cross_attention.token_memory import (
@@ -27,6 +27,7 @@ from experiments.cross_attention.token_memory import (
     clipped_sum,
     exact_attention,
     fit_reader,
+    guarantee,
     release_memory,
 )
 from experiments.dp_transformer import documents as docs
@@ -80,6 +81,11 @@ def validate(config) -> None:
     check_epsilon(config.epsilon, "config.epsilon")
     check_delta(config.delta, "config.delta")
     docs.check(config.data)
+    if config.data.path is not None and config.data.test_path is None:
+        raise ValueError(
+            "config.data.test_path is missing: give later documents, of which the first config.public are no "
+            "secret; those of config.data.path are private"
+        )
     tuned_text.check(config)
     for name in ("dim", "num_classes", "public", "draws"):
         check_integer(config[name], f"config.{name}")
@@ -98,12 +104,29 @@ def validate(config) -> None:
         )
 
 
-def plan(config) -> dict:
-    """The size of the memory, and its noise for each unit of a document's clipped norm."""
-    return {
+def plan(config) -> Plan:
+    """What a run will release, the size of the memory, and its noise for each unit of a clipped norm."""
+    spent = guarantee(config, "Gaussian sketch")
+    parameters = {
         "noise_multiplier": gaussian_noise_multiplier(config.epsilon, config.delta),
         "features": math.comb(config.degree + config.dim, config.dim),
     }
+    labels = [_label(name, draw) for name in _degrees(config) for draw in range(_draws(config))]
+    return Plan(dict.fromkeys(labels, spent), parameters)
+
+
+def _degrees(config) -> dict[str, int]:
+    """The released memories by row, with their degrees."""
+    return {"memory": config.degree} | ({"frequencies": 0} if compares(config) else {})
+
+
+def _draws(config) -> int:
+    """How often each memory is released: more than once only to measure the noise."""
+    return config.draws if compares(config) else 1
+
+
+def _label(name: str, draw: int) -> str:
+    return f"{name}_draw{draw}" if draw else name
 
 
 def run(config, workdir: Path) -> Outcome:
@@ -128,12 +151,12 @@ def run(config, workdir: Path) -> Outcome:
     rows = reader(np.asarray(tuned_text.trunk(language, private), np.float32), private)
     joined = with_public(config, public, asking)
     releases, costs, memories = {}, {"both": []}, []
-    for name, degree in (("memory", config.degree), ("frequencies", 0)):
+    for name, degree in _degrees(config).items():
         total = clipped_sum(config, rows, public.positions, degree)
         costs[f"{name}_no_noise"] = [cost(public, asking, as_sketch(config, total).query)]
         costs[name] = []
-        for draw in range(config.draws):
-            label = f"{name}_draw{draw}" if draw else name
+        for draw in range(_draws(config)):
+            label = _label(name, draw)
             memory = release_memory(config, keys.noise(label), total)
             costs[name].append(cost(public, asking, memory.query))
             releases[label] = memory.guarantee
@@ -165,8 +188,8 @@ def run(config, workdir: Path) -> Outcome:
         headline_row="memory",
         baseline_row="pretrained",
         synthetic=synthetic,
-        notes=f"{len(private)} private documents; means over {config.draws} release(s), each of which costs "
-        "the whole budget. The share is the memory's part of the mixture, chosen on public documents.",
+        notes=f"Means over {_draws(config)} release(s), each of which costs the whole budget. The share is "
+        "the memory's part of the mixture, chosen on public documents.",
     )
 
 

@@ -1,5 +1,6 @@
 """Private cross-attention on synthetic memories: the distance of answers from exact attention."""
 
+import dataclasses
 import functools
 import json
 import time
@@ -18,8 +19,8 @@ from dpx._validate import check_delta, check_epsilon
 from dpx.cross_attention import baselines, sketch
 from dpx.cross_attention.domain import Domain
 from dpx.cross_attention.features import PolynomialFeatures
-from dpx.launch.experiment import Measure, Outcome
-from dpx.privacy import PrivacyGuarantee, gaussian_noise_multiplier
+from dpx.launch.experiment import Measure, Outcome, Plan
+from dpx.privacy import PrivacyGuarantee, gaussian_guarantee, gaussian_noise_multiplier
 from dpx.training import keys as secrets
 from experiments.cross_attention import figures as drawing
 
@@ -77,20 +78,40 @@ def validate(config) -> None:
     PolynomialFeatures(config.data.dim, config.tree.degree)
 
 
-def plan(config) -> dict:
-    """Sensitivity and noise of the sketch."""
+def plan(config) -> Plan:
+    """What a run will release of each memory, and sensitivity and noise of the sketch."""
     domain = _domain(config)
     degree = sketch.even_degree(None, domain)
     features = PolynomialFeatures(domain.dim, degree, domain.scale)
     multiplier = gaussian_noise_multiplier(config.epsilon, config.delta)
     change = sketch.sensitivity(domain, features)
-    return {
+    parameters = {
         "noise_multiplier": multiplier,
         "sketch_degree": features.degree,
         "sketch_features": features.num_features,
         "sketch_sensitivity": change,
         "sketch_noise_std": multiplier * change,
     }
+    gaussian = gaussian_guarantee(
+        config.epsilon,
+        config.delta,
+        neighboring=domain.neighboring,
+        unit="row of (K, V)",
+        mechanism="Gaussian mechanism",
+    )
+    cells = [
+        *_mechanisms(config),
+        Cell("dp_mean"),
+        *(Cell("fresh_noise", "queries", count) for count in config.query_counts),
+    ]
+    plain = {Cell("tree_laplace"), Cell("tree_paper")}  # truncated noise has no event
+    releases = {
+        cell.measure([0.0]).place: dataclasses.replace(gaussian, event=None)
+        if cell in plain
+        else gaussian
+        for cell in cells
+    }
+    return Plan(releases, parameters)
 
 
 def run(config, workdir: Path) -> Outcome:

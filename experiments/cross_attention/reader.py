@@ -19,13 +19,19 @@ from flax import nnx
 import dpx
 from dpx._validate import check_delta, check_epsilon, check_integer, check_positive
 from dpx.cross_attention import baselines
-from dpx.launch.experiment import Measure, Outcome
+from dpx.launch.experiment import Measure, Outcome, Plan
 from dpx.nn.cross_attention import PrivateCrossAttention
-from dpx.privacy import gaussian_epsilon, gaussian_noise_multiplier
+from dpx.privacy import (
+    REPLACE_ONE,
+    gaussian_epsilon,
+    gaussian_guarantee,
+    gaussian_noise_multiplier,
+)
 from dpx.training import keys as secrets
 from experiments.cross_attention.kernel_regression import HIGH, LOW, MAX_PRICE, load_diamonds
 
 HEADS = 4
+UNIT = "row of the memory"
 TITLES = {
     "reader": "transformer with a private memory",
     "exact_reader": "the same with an exact memory, not private",
@@ -112,10 +118,14 @@ def validate(config) -> None:
     check_positive(config.public_training.learning_rate, "config.public_training.learning_rate")
 
 
-def plan(config) -> dict:
-    """The noise of each block's memory."""
+def plan(config) -> Plan:
+    """What a run will release: one budget for the memories of all blocks, and another for the mean."""
+    spent = gaussian_guarantee(
+        config.epsilon, config.delta, neighboring=REPLACE_ONE, unit=UNIT, mechanism="memories"
+    )
     multiplier = gaussian_noise_multiplier(config.epsilon, config.delta)
-    return {"noise_multiplier_of_a_block": multiplier * config.model.num_blocks**0.5}
+    parameters = {"noise_multiplier_of_a_block": multiplier * config.model.num_blocks**0.5}
+    return Plan({"reader": spent, "dp_mean": spent}, parameters)
 
 
 def run(config, workdir: Path) -> Outcome:

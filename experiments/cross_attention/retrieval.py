@@ -13,17 +13,20 @@ import numpy as np
 import dpx
 from dpx import cross_attention
 from dpx._validate import check_choice, check_delta, check_epsilon, check_integer, check_positive
-from dpx.launch.experiment import Measure, Outcome
-from dpx.privacy import gaussian_noise_multiplier
+from dpx.launch.experiment import Measure, Outcome, Plan, compares
+from dpx.privacy import gaussian_guarantee, gaussian_noise_multiplier
 from dpx.training import keys as secrets
 from experiments.cross_attention import labelled
 from experiments.cross_attention.classifiers import (
+    UNIT,
     accuracy,
     class_means,
     exact_scores,
     fresh_noise,
+    guarantee,
     logits,
     memory_scores,
+    plan_regression,
     private_regression,
 )
 
@@ -42,6 +45,7 @@ TITLES = {
     "majority": "largest group, not private",
 }
 NOT_COVERED = [
+    "losses of the logistic regression and its realised batch sizes (the progress line)",
     "the rows attention, best_attention and majority, which are not private",
     "accuracies, which are computed on held-out documents",
     "settings of the embedding and of the regression, which were chosen on this public data set",
@@ -65,15 +69,42 @@ def validate(config) -> None:
     labelled.check(config)
 
 
-def plan(config) -> dict:
-    """What the expected error chooses, from public numbers."""
+def plan(config) -> Plan:
+    """What a run will release, and what the expected error chooses from public numbers."""
     found = _expected(config)
-    return {
+    budget = {"epsilon": config.epsilon, "delta": config.delta}
+    memory = gaussian_guarantee(
+        **budget, neighboring=config.neighboring, unit=UNIT, mechanism="sketch"
+    )
+    releases = dict.fromkeys(_memories(config), memory)
+    if _all_rows(config):
+        num_documents = len(labelled.load(config).keys)
+        releases["class_means"] = guarantee(**budget, mechanism="class means")
+        releases["logistic_regression"] = plan_regression(config, num_documents)
+        votes = guarantee(**budget, mechanism="votes")
+        releases |= {_fresh(count, 0.0).place: votes for count in config.query_counts}
+    parameters = {
         "noise_multiplier": gaussian_noise_multiplier(config.epsilon, config.delta),
         "degree": found.degree,
         "features": found.num_features,
         "largest_logit": 1 / found.scale,
     }
+    return Plan(releases, parameters)
+
+
+def _memories(config) -> dict[str, str]:
+    """The memories by row, with the domains of their values: on one's own data the first alone."""
+    rows = {"sketch": "simplex", "sketch_ball": "ball", "sketch_box": "box"}
+    return rows if compares(config) else {"sketch": rows["sketch"]}
+
+
+def _all_rows(config) -> bool:
+    """Whether there are rows beside the memories: they are not built for the other relation."""
+    return config.neighboring == "add_or_remove_one" and compares(config)
+
+
+def _fresh(count: int, score: float) -> Measure:
+    return Measure("fresh_noise", "accuracy", score, settings={"queries": count})
 
 
 def run(config, workdir: Path) -> Outcome:
@@ -81,7 +112,8 @@ def run(config, workdir: Path) -> Outcome:
     data = labelled.load(config)
     # The votes for held-out documents are released too.
     begun = (data.keys, data.labels, data.queries)
-    keys = secrets.open_keys(config, workdir, data=begun)
+    synthetic = bool(config.data.generated)
+    keys = secrets.open_keys(config, workdir, synthetic=synthetic, data=begun)
     budget = {"epsilon": config.epsilon, "delta": config.delta}
     values = np.eye(data.num_groups, dtype=np.float32)[data.labels]
     found = _expected(config)
@@ -89,7 +121,6 @@ def run(config, workdir: Path) -> Outcome:
         f"documents are embedded; degree {found.degree}, logits up to {1 / found.scale:g}",
         flush=True,
     )
-    rows = {"sketch": "simplex", "sketch_ball": "ball", "sketch_box": "box"}
     memories: dict[str, Any] = {
         name: cross_attention.build(
             keys.noise(name),
@@ -103,7 +134,7 @@ def run(config, workdir: Path) -> Outcome:
             **BOUNDS,
             **budget,
         )
-        for name, value_domain in rows.items()
+        for name, value_domain in _memories(config).items()
     }
     dpx.save(memories["sketch"], Path(workdir) / RELEASE)
     releases = {name: memory.guarantee for name, memory in memories.items()}
@@ -114,7 +145,7 @@ def run(config, workdir: Path) -> Outcome:
     shares = values.mean(0)
     exact = exact_scores(data, values, 1 / found.scale)
     scores = {"attention": exact / shares}
-    if config.neighboring == "add_or_remove_one":  # what is not built for the other relation
+    if _all_rows(config):
         means, releases["class_means"] = class_means(
             keys.noise("class_means"), data.keys, values, **budget
         )
@@ -127,7 +158,7 @@ def run(config, workdir: Path) -> Outcome:
             noisy, spent = fresh_noise(key, exact, count, **budget)
             # Without the groups' exact shares, which are private.
             score = accuracy(noisy, data.truth[: len(noisy)])
-            measure = Measure("fresh_noise", "accuracy", score, settings={"queries": count})
+            measure = _fresh(count, score)
             measures.append(measure)
             releases[measure.place] = spent
     measures += [Measure(name, "accuracy", accuracy(s, data.truth)) for name, s in scores.items()]
@@ -145,7 +176,7 @@ def run(config, workdir: Path) -> Outcome:
         titles=TITLES,
         headline_row="sketch",
         baseline_row="class_means" if "class_means" in releases else "",
-        synthetic=bool(config.data.generated),
+        synthetic=synthetic,
         notes=f"Degree {found.degree}, logits up to {1 / found.scale:g}, chosen by the expected error.",
     )
 

@@ -12,8 +12,8 @@ from dpx._validate import check_choice, check_delta, check_epsilon, check_intege
 from dpx.cross_attention import Domain, sketch
 from dpx.cross_attention.features import Features
 from dpx.data.arrays import load_array, load_columns
-from dpx.launch.experiment import Measure, Outcome
-from dpx.privacy import gaussian_noise_multiplier
+from dpx.launch.experiment import Measure, Outcome, Plan
+from dpx.privacy import gaussian_guarantee, gaussian_noise_multiplier
 from dpx.training import keys as secrets
 
 RELEASE = "memory.dpx"
@@ -54,12 +54,20 @@ def validate(config) -> None:
     _features(config, _domain(config, *_load(config)))
 
 
-def plan(config) -> dict:
-    """The noise of the sketch, which follows from what is public."""
+def plan(config) -> Plan:
+    """The sketch, and its noise, which follow from what is public."""
     domain = _domain(config, *_load(config))
     features = _features(config, domain)
+    sketch = gaussian_guarantee(
+        config.epsilon,
+        config.delta,
+        neighboring=domain.neighboring,
+        unit="row of (K, V)",
+        mechanism="sketch",
+    )
     multiplier = gaussian_noise_multiplier(config.epsilon, config.delta)
-    return {"noise_multiplier": multiplier, "features": features.num_features}
+    parameters = {"noise_multiplier": multiplier, "features": features.num_features}
+    return Plan({"sketch": sketch}, parameters)
 
 
 def run(config, workdir: Path) -> Outcome:

@@ -2,7 +2,6 @@
 
 from typing import NamedTuple
 
-import dp_accounting
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -11,7 +10,12 @@ from dpx._numerics import into_ball
 from dpx.cross_attention import Domain, PolynomialFeatures, Sketch
 from dpx.cross_attention.moments import with_mass
 from dpx.noise import release
-from dpx.privacy import ADD_OR_REMOVE_ONE, PrivacyGuarantee, gaussian_noise_multiplier
+from dpx.privacy import (
+    ADD_OR_REMOVE_ONE,
+    PrivacyGuarantee,
+    gaussian_guarantee,
+    gaussian_noise_multiplier,
+)
 from experiments.dp_transformer import documents as docs
 from experiments.dp_transformer.documents import Documents
 
@@ -113,7 +117,6 @@ def release_memory(config, key: jax.Array, total: Total) -> Sketch:
 
 def as_sketch(config, total: Total) -> Sketch:
     """Sums as a memory that answers. They are private where no noise was added to them."""
-    multiplier = gaussian_noise_multiplier(config.epsilon, config.delta)
     domain = Domain(
         kind="ball",
         dim=config.dim,
@@ -125,19 +128,26 @@ def as_sketch(config, total: Total) -> Sketch:
         value_domain="simplex",
         neighboring=ADD_OR_REMOVE_ONE,
     )
-    guarantee = PrivacyGuarantee(
-        epsilon=float(config.epsilon),
-        delta=float(config.delta),
-        neighboring=ADD_OR_REMOVE_ONE,
-        unit=docs.unit(config),
-        mechanism=f"Gaussian sketch of {total.features.num_features} taylor features, any number of queries",
-        assumptions=("the pretrained model and the public documents do not depend on the data",),
-        event=dp_accounting.GaussianDpEvent(multiplier),
+    words = (
+        f"Gaussian sketch of {total.features.num_features} taylor features, any number of queries"
     )
+    spent = guarantee(config, words)
     sums = jnp.pad(jnp.asarray(total.sums, jnp.float32), ((0, 0), (1, 0)))
     moments = with_mass(sums, 0, total.features, domain)
-    std = multiplier * total.l2_clip_norm
-    return Sketch(moments, total.features, domain, None, std, guarantee)
+    std = gaussian_noise_multiplier(config.epsilon, config.delta) * total.l2_clip_norm
+    return Sketch(moments, total.features, domain, None, std, spent)
+
+
+def guarantee(config, mechanism: str) -> PrivacyGuarantee:
+    """Of one release of a memory."""
+    return gaussian_guarantee(
+        config.epsilon,
+        config.delta,
+        neighboring=ADD_OR_REMOVE_ONE,
+        unit=docs.unit(config),
+        mechanism=mechanism,
+        assumptions=("the pretrained model and the public documents do not depend on the data",),
+    )
 
 
 def exact_attention(rows: Positions, num_classes: int, logit: float):

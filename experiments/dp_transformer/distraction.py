@@ -10,7 +10,7 @@ from flax import nnx
 from dpx import attention, reattention
 from dpx.data import Histories, synthetic_histories
 from dpx.launch import plotting
-from dpx.launch.experiment import Measure, Outcome
+from dpx.launch.experiment import Measure, Outcome, Plan
 from dpx.launch.records import flatten
 from dpx.reattention import Moments, ParameterNoise
 from dpx.training import keys as secrets
@@ -21,7 +21,10 @@ ASSUMPTIONS = (
     "the catalogue of items is public",
     "the number of users, which set the sampling probability, the batch size and δ, is public",
 )
-NOT_COVERED = ["training loss and realised batch sizes (metrics.jsonl, the progress line)"]
+NOT_COVERED = [
+    "training loss and realised batch sizes (metrics.jsonl, the progress line)",
+    "the ratios, distances and maps of attention, which are computed on training sequences",
+]
 ATTENTIONS = ("plain", "reattention", "literal")
 TITLES = {
     "one_key": "one noisy synthetic key",
@@ -58,16 +61,10 @@ def validate(config) -> None:
     training.warn_about_delta(config.delta, config.data.num_users)
 
 
-def plan(config) -> dict:
-    """The privacy parameters of a run, without training."""
-    about = (_histories(config), config.data.length, UNIT, ASSUMPTIONS)
-    return {
-        **models.plan(config, *about, prior=None),
-        "sampling_probability": config.train.batch_size / config.data.num_users,
-        "steps": config.train.steps,
-        "epsilon": config.epsilon,
-        "delta": config.delta,
-    }
+def plan(config) -> Plan:
+    """What a run will release, without training."""
+    trained, parameters = models.plan(config, config.data.num_users, UNIT, prior=None)
+    return Plan({"dp_reattention": trained["dp_reattention"]}, parameters)
 
 
 def run(config, workdir: Path) -> Outcome:

@@ -9,7 +9,8 @@ import numpy as np
 
 from dpx import ngram, partial
 from dpx.data import text as own
-from dpx.launch.experiment import Candidate, Measure, Outcome
+from dpx.launch.experiment import Candidate, Measure, Outcome, Plan, compares
+from dpx.privacy import ADD_OR_REMOVE_ONE, gaussian_guarantee
 from dpx.training.keys import Keys, open_keys
 from experiments.dp_transformer import documents as docs
 from experiments.dp_transformer import (
@@ -48,13 +49,20 @@ def validate(config) -> None:
     training.warn_about_delta(config.delta, len(train))
 
 
-def plan(config) -> dict:
-    """The privacy parameters of a run, without training."""
-    language = tuned_text.build(config)
+def plan(config) -> Plan:
+    """What a run will release, without training."""
+    language, unit = tuned_text.build(config), docs.unit(config)
     train, _ = docs.load(config, language.tokenizer)
-    counts = {name: _size(getattr(language, name)) for name in ("trained", "frozen")}
-    planned = training.plan(config.train, config.epsilon, config.delta, len(train))
-    return planned | {f"{name}_parameters": count for name, count in counts.items()}
+    budget = config.epsilon, config.delta
+    found, guarantee = training.make_private(config.train, *budget, len(train), unit, ())
+    counts = gaussian_guarantee(
+        *budget, neighboring=ADD_OR_REMOVE_ONE, unit=unit, mechanism="n-gram counts"
+    )
+    sizes = {f"{x}_parameters": _size(getattr(language, x)) for x in ("trained", "frozen")}
+    return Plan(
+        {f"dp_{order}gram": counts for order in _compared(config)} | {"dp_tuned": guarantee},
+        training.parameters(config.train, len(train), found, guarantee.epsilon) | sizes,
+    )
 
 
 def run(config, workdir: Path) -> Outcome:
@@ -72,7 +80,7 @@ def run(config, workdir: Path) -> Outcome:
     before = TunedText(language, language.trained)
     measures = _measures("pretrained", before.nats(test), test, characters)
     releases = {}
-    for order in config.ngrams:
+    for order in _compared(config):
         row = f"dp_{order}gram"
         model, nats = _ngram(keys.noise(row), config, language, train, test, order)
         releases[row] = model.guarantee
@@ -133,6 +141,11 @@ def load(config, workdir: Path) -> TunedText:
 def figures(records, folder: Path) -> list[Path]:
     """The rows as bars, and the learning curves beside them."""
     return language_model_figures.draw(records, folder, unit="token")
+
+
+def _compared(config) -> tuple[int, ...]:
+    """The orders of the n-gram models that stand beside the others, each for the whole budget."""
+    return tuple(config.ngrams) if compares(config) else ()
 
 
 def _is_synthetic(config) -> bool:
@@ -201,6 +214,7 @@ def _ngram(key, config, language: Language, train: Documents, test: Documents, o
         delta=config.delta,
         unit=docs.unit(config),
     )
+    model = model._replace(guarantee=model.guarantee.assuming(*_assumptions(config)))
     tokens, mask = _encode(known, test.texts(language.tokenizer))
     return model, -float(model.log_prob(tokens)[mask].sum())
 

@@ -7,7 +7,7 @@ from ml_collections import ConfigDict
 
 from dpx.data import Texts, gguf
 from dpx.data import text as own
-from dpx.launch.experiment import Outcome
+from dpx.launch.experiment import Outcome, Plan
 from dpx.nn import pretrained
 from experiments.dp_transformer import corpus as corpora
 from experiments.dp_transformer import documents as docs
@@ -30,8 +30,8 @@ def validate(config) -> None:
     language_model.check(config, _corpus(config))
 
 
-def plan(config) -> dict:
-    """The privacy parameters of a run, without training."""
+def plan(config) -> Plan:
+    """What a run will release, without training."""
     return language_model.plan(config, _corpus(config))
 
 

@@ -7,7 +7,8 @@ import jax
 import numpy as np
 
 from dpx import ngram
-from dpx.launch.experiment import Candidate, Measure, Outcome
+from dpx.launch.experiment import Candidate, Measure, Outcome, Plan, compares
+from dpx.privacy import ADD_OR_REMOVE_ONE, gaussian_guarantee
 from dpx.training.keys import Keys, open_keys
 from experiments.dp_transformer import corpus as corpora
 from experiments.dp_transformer import (
@@ -59,16 +60,25 @@ def check(config, corpus: Corpus) -> None:
     training.warn_about_delta(config.delta, len(corpus.train))
 
 
-def plan(config, corpus: Corpus | None = None) -> dict:
-    """The privacy parameters of a run, without training."""
+def plan(config, corpus: Corpus | None = None) -> Plan:
+    """What a run will release, without training."""
     corpus = corpora.load(config) if corpus is None else corpus
-    prior = _prior(config, corpus, jax.random.key(0))
-    beside = None if prior is None else prior.guarantee
-    planned = training.plan(
-        config.train, config.epsilon, config.delta, len(corpus.train), beside=beside
-    )
-    about = (corpus.histories, corpus.length, corpus.unit, corpus.assumptions)
-    return planned | models.plan(config, *about, prior=beside)
+
+    def counts(epsilon: float):
+        return gaussian_guarantee(
+            epsilon,
+            config.delta,
+            neighboring=ADD_OR_REMOVE_ONE,
+            unit=corpus.unit,
+            mechanism="n-gram counts",
+        )
+
+    share = config.prior.budget_fraction
+    prior = counts(share * config.epsilon) if share else None
+    trained, parameters = models.plan(config, len(corpus.train), corpus.unit, prior=prior)
+    once = {} if prior is None else {"prior": prior}
+    ngrams = {f"dp_{order}gram": counts(config.epsilon) for order in _compared(config)}
+    return Plan(ngrams | trained | once, parameters)
 
 
 def run(config, workdir: Path, corpus: Corpus | None = None) -> Outcome:
@@ -80,7 +90,7 @@ def run(config, workdir: Path, corpus: Corpus | None = None) -> Outcome:
     synthetic = corpora.is_generated(config)
     keys = open_keys(config, workdir, synthetic=synthetic, data=(corpus.train.tokens,))
     measures, releases, trained = [], {}, {}
-    for order in config.ngrams:
+    for order in _compared(config):
         row = f"dp_{order}gram"
         model = _fit_ngram(keys.noise(row), corpus, order, config.epsilon, config.delta)
         releases[row] = model.guarantee
@@ -140,6 +150,11 @@ def candidate(config) -> Candidate:
 def load(config, workdir: Path) -> PrivateText:
     """The private model that a run left, with Re-Attention if the config has it. Reads no private data."""
     return text_model.load(config, workdir)
+
+
+def _compared(config) -> tuple[int, ...]:
+    """The orders of the n-gram models that stand beside the others, each for the whole budget."""
+    return tuple(config.ngrams) if compares(config) else ()
 
 
 def _private_row(config, workdir, corpus: Corpus, prior, row: str, keys: Keys, correction_key):
@@ -234,7 +249,7 @@ def _fit_ngram(key, corpus: Corpus, order: int, epsilon: float, delta: float) ->
         delta=delta,
         unit=corpus.unit,
     )
-    return model._replace(guarantee=model.guarantee.assuming(corpus.assumptions[1]))
+    return model._replace(guarantee=model.guarantee.assuming(*corpus.assumptions))
 
 
 def _prior(config, corpus: Corpus, key) -> ngram.NGram | None:

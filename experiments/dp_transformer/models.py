@@ -13,6 +13,7 @@ from dpx import attention, reattention
 from dpx.data import Histories
 from dpx.nn.recurrent import Recurrent
 from dpx.nn.transformer import Transformer
+from dpx.privacy import ADD_OR_REMOVE_ONE, gaussian_guarantee
 from dpx.training import checkpoints
 from experiments.dp_transformer import training
 
@@ -107,7 +108,7 @@ def calibrate(
       prior: A release that the model starts from.
       correction_key: Switches Re-Attention on; noise of the token probabilities, if those are released.
     """
-    released, beside, label = None, prior, "prior release"
+    released = None
     if correction_key is not None and config.reattention.probabilities == "public":
         assumptions = (
             *assumptions,
@@ -122,7 +123,27 @@ def calibrate(
             max_tokens=config.reattention.max_tokens,
             unit=unit,
         )
-        beside, label = released.guarantee, "token probabilities"
+    tokens = None if released is None else released.guarantee
+    found = _shared(config, len(histories.items), unit, assumptions, prior, tokens)
+    if correction_key is None:
+        return found
+    multiplier = found.privacy.noise_multiplier
+    noise = _parameter_noise(config, released, multiplier, histories.num_items, length)
+    return found._replace(noise=noise)
+
+
+def _shared(
+    config,
+    num_records: int,
+    unit: str,
+    assumptions: tuple[str, ...],
+    prior: dpx.PrivacyGuarantee | None,
+    tokens: dpx.PrivacyGuarantee | None,
+) -> Calibrated:
+    """The training run on what a prior and token probabilities, where there are any, leave of the budget."""
+    beside, label = prior, "prior release"
+    if tokens is not None:
+        beside, label = tokens, "token probabilities"
         if prior is not None:
             ledger = dpx.Ledger().spend(prior, "prior release").spend(beside, label)
             beside, label = ledger.guarantee(config.delta), "prior release, token probabilities"
@@ -130,7 +151,7 @@ def calibrate(
         config.train,
         config.epsilon,
         config.delta,
-        len(histories.items),
+        num_records,
         unit,
         assumptions,
         beside=beside,
@@ -139,25 +160,36 @@ def calibrate(
     alone = guarantee
     if prior is not None:
         ledger = dpx.Ledger()
-        if released is not None:
-            ledger.spend(released.guarantee, "token probabilities")
+        if tokens is not None:
+            ledger.spend(tokens, "token probabilities")
         assert privacy.alone is not None
         alone = ledger.spend(privacy.alone, "DP-SGD").guarantee(config.delta)
-    if correction_key is None:
-        return Calibrated(privacy, guarantee, alone, None)
-    found = _parameter_noise(
-        config, released, privacy.noise_multiplier, histories.num_items, length
-    )
-    return Calibrated(privacy, guarantee, alone, found)
+    return Calibrated(privacy, guarantee, alone, None)
 
 
-def plan(config, histories, length, unit, assumptions, *, prior) -> dict:
-    """What Re-Attention changes in the plan of a run: token probabilities leave less for training."""
-    if not config.reattention.enabled:
-        return {}
-    settings = {"prior": prior, "correction_key": jax.random.key(0)}
-    calibrated = calibrate(config, histories, length, unit, assumptions, **settings)
-    return {"reattention_noise_multiplier": calibrated.privacy.noise_multiplier}
+def plan(
+    config, num_records: int, unit: str, *, prior: dpx.PrivacyGuarantee | None
+) -> tuple[dict[str, dpx.PrivacyGuarantee], dict[str, Any]]:
+    """What the private rows will cost beside the prior, by row, and the parameters of their training."""
+    releases, parameters = {}, {}
+    for row in private_rows(config):
+        tokens = None
+        if row == "dp_reattention" and config.reattention.probabilities == "release":
+            tokens = gaussian_guarantee(
+                config.reattention.budget_fraction * config.epsilon,
+                config.delta,
+                neighboring=ADD_OR_REMOVE_ONE,
+                unit=unit,
+                mechanism="token probabilities",
+            )
+        found = _shared(config, num_records, unit, (), prior, tokens)
+        releases[row] = found.alone
+        if not parameters:
+            about = found.privacy, found.guarantee.epsilon
+            parameters = training.parameters(config.train, num_records, *about)
+        else:
+            parameters["reattention_noise_multiplier"] = found.privacy.noise_multiplier
+    return releases, parameters
 
 
 def _parameter_noise(

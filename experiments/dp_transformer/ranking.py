@@ -48,7 +48,8 @@ def evaluate(
     """
     k, ranks, count = config.evaluate.k, [], len(next_items)
     # Always as many rows: in products of another shape a user's scores would be rounded in another way.
-    size = min(_USERS_AT_ONCE, _watch.public(count, ASSUMPTION))
+    known = _watch.public(count, ASSUMPTION)
+    size = min(_USERS_AT_ONCE, known)
     for start in range(0, count, size):
         rows = np.arange(start, start + size) % count
         scores, exclude = jnp.asarray(score(rows)), None
@@ -63,7 +64,7 @@ def evaluate(
         "hit": jax.vmap(metrics.hit_rate, (0, None)),
     }
     return {
-        f"{name}@{k}": math.fsum(np.asarray(values(own, k)).tolist()) / count
+        f"{name}@{k}": math.fsum(np.asarray(values(own, k)).tolist()) / known
         for name, values in by_user.items()
     }
 

@@ -2,12 +2,11 @@
 
 from pathlib import Path
 
-import jax
 import numpy as np
 
 from dpx import _validate
 from dpx.data import Histories
-from dpx.launch.experiment import Candidate, Outcome
+from dpx.launch.experiment import Candidate, Outcome, Plan, compares
 from dpx.recommend import popularity
 from dpx.training import keys as secrets
 from experiments.dp_transformer import histories as recommender_data
@@ -55,25 +54,11 @@ def validate(config) -> None:
     training.warn_about_delta(config.delta, len(histories.items))
 
 
-def plan(config) -> dict:
-    """The privacy parameters of a run, without training."""
+def plan(config) -> Plan:
+    """What a run will release, without training."""
     train = recommender_data.prepare(config).train
     config = recommender_data.with_batch_size(config, train)
-    _, start, prior = recommender_rows.prior(config, train, jax.random.key(0))
-    prepared = recommender_data.prepare(config, start)
-    planned = training.plan(
-        config.train, config.epsilon, config.delta, len(prepared.inputs), beside=prior
-    )
-    about = (prepared.records, config.data.max_length, recommender_rows.UNIT, ASSUMPTIONS)
-    return (
-        planned
-        | models.plan(config, *about, prior=prior)
-        | {
-            "items": prepared.train.num_items,
-            "popularity_budget_fraction": config.popularity_budget_fraction,
-            "start_budget_fraction": config.start.budget_fraction,
-        }
-    )
+    return recommender_rows.plan(config, len(train.items))
 
 
 def run(config, workdir: Path) -> Outcome:
@@ -93,12 +78,12 @@ def run(config, workdir: Path) -> Outcome:
         repetition = recommender_rows.Repetition(
             config, workdir, prepared, assumptions, number, keys
         )
-        popular = recommender_rows.dp_popularity(repetition)
+        popular = [recommender_rows.dp_popularity(repetition)] if compares(config) else []
         key = repetition.noise("prior")
         bias, start, prior = recommender_rows.prior(config, prepared.train, key)
         if prior is not None and start is None:  # a start is a row of its own
             composed[f"prior{repetition.suffix}"] = prior.assuming(*assumptions)
-        for row in (popular, *recommender_rows.rows(repetition, bias, start, prior, exact)):
+        for row in (*popular, *recommender_rows.rows(repetition, bias, start, prior, exact)):
             results.append((row.name, row.metrics))
             if row.guarantee is not None:
                 label = f"{row.name}{repetition.suffix}"

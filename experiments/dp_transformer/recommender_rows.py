@@ -13,6 +13,7 @@ from flax import nnx
 
 from dpx import privacy
 from dpx.data import Histories
+from dpx.launch.experiment import Plan, compares
 from dpx.recommend import popularity
 from dpx.training import keys as secrets
 from experiments.dp_transformer import histories as recommender_data
@@ -73,7 +74,7 @@ class Row(NamedTuple):
 
 def rows(repetition: Repetition, bias, start, prior, exact: np.ndarray) -> Iterator[Row]:
     """The rows that a model makes, in order, for the output bias or the start that `prior` has bought."""
-    if start is not None:
+    if start is not None and compares(repetition.config):
         yield _transitions(repetition)
     model = _model(repetition, bias, start)
     if start is not None:
@@ -183,6 +184,41 @@ def prior(
     decay = config.popularity_age_decay
     noisy = popularity.fit(key, train, epsilon=spent, delta=config.delta, age_decay=decay)
     return noisy.log_probabilities(), None, noisy.guarantee
+
+
+def plan(config, num_users: int) -> Plan:
+    """What all repetitions will release: the labels are those of what `recommender.run` composes."""
+
+    def histogram(epsilon: float, delta: float = config.delta) -> privacy.PrivacyGuarantee:
+        return privacy.gaussian_guarantee(
+            epsilon,
+            delta,
+            neighboring=privacy.ADD_OR_REMOVE_ONE,
+            unit=UNIT,
+            mechanism="item popularity, or transitions",
+        )
+
+    once, prior, compared = {}, None, compares(config)
+    if compared:
+        once["dp_popularity"] = histogram(config.epsilon)
+    if config.start.budget_fraction:
+        prior = histogram(*warm_start.budget(config, config.start.budget_fraction))
+        once["start"] = prior
+        if compared:
+            once["transitions"] = histogram(*warm_start.budget(config, 1.0))
+    elif config.popularity_budget_fraction:
+        prior = histogram(config.popularity_budget_fraction * config.epsilon)
+        once["prior"] = prior
+    trained, parameters = models.plan(config, num_users, UNIT, prior=prior)
+    suffixes = ["", *(f"_seed{config.seed + number}" for number in range(1, config.num_seeds))]
+    releases = {
+        f"{x}{suffix}": spent for suffix in suffixes for x, spent in (once | trained).items()
+    }
+    shares = ("popularity_budget_fraction", "start_budget_fraction")
+    parameters |= dict(
+        zip(shares, (config.popularity_budget_fraction, config.start.budget_fraction), strict=True)
+    )
+    return Plan(releases, parameters | {"seeds": config.num_seeds})
 
 
 def planned(config, train: Histories, assumptions: tuple[str, ...]) -> privacy.PrivacyGuarantee:

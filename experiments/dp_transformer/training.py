@@ -23,7 +23,7 @@ __all__ = [
     "check",
     "check_both",
     "make_private",
-    "plan",
+    "parameters",
     "public_size",
     "train",
     "warn_about_delta",
@@ -177,23 +177,13 @@ def make_private(
     )
 
 
-def plan(
-    config: Any,
-    epsilon: float,
-    delta: float,
-    num_examples: int,
-    *,
-    beside: dpx.PrivacyGuarantee | None = None,
-) -> dict:
-    """The privacy parameters that `train` would use."""
-    unit = "record" if beside is None else beside.unit
-    privacy, guarantee = make_private(config, epsilon, delta, num_examples, unit, (), beside=beside)
+def parameters(config: Any, num_examples: int, privacy: Privacy, epsilon: float) -> dict[str, Any]:
+    """What a plan says about training: `epsilon` is that of the row, with what it starts from."""
     return {
         "noise_multiplier": privacy.noise_multiplier,
         "sampling_probability": config.batch_size / num_examples,
         "expected_batch_size": config.batch_size,
         "steps": config.steps,
-        "epsilon": guarantee.epsilon,
-        "delta": delta,
+        "epsilon": epsilon,
         "records": num_examples,
     }

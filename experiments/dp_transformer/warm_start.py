@@ -72,10 +72,8 @@ def fit(
       config: With `epsilon`, `delta`, `start` and `model.dim`.
       budget_fraction: In (0, 1].
     """
-    multiplier = dpx.gaussian_noise_multiplier(config.epsilon, config.delta) / math.sqrt(
-        budget_fraction
-    )
-    spent, at = privacy.gaussian_budget(multiplier, config.delta)
+    spent, at = budget(config, budget_fraction)
+    multiplier = dpx.gaussian_noise_multiplier(spent, at)
     num_users = training.public_size(len(histories.items))
     kept = popularity.default_num_kept(multiplier, num_users, histories.num_items)
     release = transitions.fit(key, histories, epsilon=spent, delta=at, num_kept=kept)
@@ -87,6 +85,12 @@ def fit(
         embeddings=_embeddings(release, config.model.dim),
     )
     return start, release.guarantee
+
+
+def budget(config, budget_fraction: float) -> tuple[float, float]:
+    """(ε, δ) of a share of μ² of the budget."""
+    whole = dpx.gaussian_noise_multiplier(config.epsilon, config.delta)
+    return privacy.gaussian_budget(whole / math.sqrt(budget_fraction), config.delta)
 
 
 def template(num_kept: int, num_items: int, dim: int) -> Start:

@@ -13,7 +13,7 @@ from scipy import stats
 from dpx import gram, privacy
 from dpx.gram.accounting import sensitivity
 from dpx.gram.columns import clipped_gram
-from dpx.launch.experiment import Measure, Outcome
+from dpx.launch.experiment import Measure, Outcome, Plan
 from dpx.training import keys as secrets
 from experiments.gram import error_figures
 from experiments.gram.error_figures import ERRORS, FAILURE
@@ -41,7 +41,24 @@ def validate(config) -> None:
         )
 
 
-def plan(config) -> dict:
+def plan(config) -> Plan:
+    """What a run will release, from the configuration alone."""
+    numbers = _numbers(config)
+    bounds = numbers["column_bound"], numbers["max_column_change"], "replace_one"
+    gaussian = gram.planned_guarantee(config.epsilon, config.delta, *bounds)
+    sampled = dataclasses.replace(gaussian, event=None)  # no accountant knows it
+    rows = [row for row in _counts(config, numbers) if row != "sampling_loose"]
+    return Plan({"gaussian": gaussian} | dict.fromkeys(rows, sampled), numbers)
+
+
+def _counts(config, numbers: dict) -> dict[str, int]:
+    """The numbers of samples by row, where the calibration admits n or more."""
+    rows = ("sampling", "sampling_loose", "sampling_paper")
+    found = {row: numbers[f"{row}/num_samples"] for row in rows}
+    return {row: count for row, count in found.items() if count >= config.rows}
+
+
+def _numbers(config) -> dict:
     """Sensitivity, noise and numbers of samples, from the configuration alone."""
     column_bound = config.slack * _column_length(config)
     max_column_change = 2 * column_bound * config.max_column_change_fraction
@@ -75,14 +92,10 @@ def plan(config) -> dict:
 
 def run(config, workdir: Path) -> Outcome:
     """Errors of both mechanisms, both calibrations and the uniform matrix; and their bounds."""
-    planned = plan(config)
+    planned = _numbers(config)
     _progress(f"drawing {config.columns} columns")
     X, n, eta = _columns(config), config.rows, planned["eta"]
-    counts = {
-        row: planned[f"{row}/num_samples"]
-        for row in ("sampling", "sampling_loose", "sampling_paper")
-        if planned[f"{row}/num_samples"] >= n
-    }
+    counts = _counts(config, planned)
     noise = secrets.open_keys(config, workdir, synthetic=True).noise
     _progress("releasing XXᵀ")
     release = partial(

@@ -9,15 +9,14 @@ whole budget of their own.
 from pathlib import Path
 from typing import Any
 
-import dp_accounting
 import jax
 import numpy as np
 
 from dpx import gram
 from dpx._validate import check_delta, check_epsilon, check_integer, check_positive
-from dpx.launch.experiment import Measure, Outcome
+from dpx.launch.experiment import Measure, Outcome, Plan
 from dpx.noise import release
-from dpx.privacy import ADD_OR_REMOVE_ONE, PrivacyGuarantee, gaussian_noise_multiplier
+from dpx.privacy import PrivacyGuarantee, gaussian_noise_multiplier
 from dpx.training import keys as secrets
 from experiments.cross_attention import classifiers, labelled
 
@@ -33,6 +32,7 @@ TITLES = {
     "logistic_regression": "private logistic regression",
 }
 NOT_COVERED = [
+    "losses of the logistic regression and its realised batch sizes (the progress line)",
     "the row exact, which is not private",
     "accuracies on held-out documents, and captured shares of the private documents' variance",
     "settings of the embedding and of the regression, which were chosen on this public data set",
@@ -57,14 +57,24 @@ def validate(config) -> None:
             )
 
 
-def plan(config) -> dict:
-    """The noise of an entry of the Gram matrix, with labels and without."""
+def plan(config) -> Plan:
+    """What a run will release, and the noise of an entry of the Gram matrix, with labels and without."""
     multiplier = gaussian_noise_multiplier(config.epsilon, config.delta)
-    return {
+    spent = _guarantee(config.epsilon, config.delta, "Gaussian mechanism")
+    releases = dict.fromkeys(("gram", "gram_features", "class_means"), spent)
+    releases |= {f"components={count}/power_method": spent for count in config.components}
+    documents = len(labelled.load(config).keys)
+    releases["logistic_regression"] = classifiers.plan_regression(config, documents, UNIT)
+    parameters = {
         "noise_multiplier": multiplier,
         "noise_std_with_labels": multiplier * BOUND**2,
         "noise_std_of_features": multiplier,
     }
+    return Plan(releases, parameters)
+
+
+def _guarantee(epsilon: float, delta: float, mechanism: str) -> PrivacyGuarantee:
+    return classifiers.guarantee(epsilon, delta, mechanism, UNIT)
 
 
 def run(config, workdir: Path) -> Outcome:
@@ -72,7 +82,8 @@ def run(config, workdir: Path) -> Outcome:
     data = labelled.load(config)
     # The power method starts from the public documents.
     begun = (data.keys, data.labels, data.public)
-    keys = secrets.open_keys(config, workdir, data=begun)
+    synthetic = bool(config.data.generated)
+    keys = secrets.open_keys(config, workdir, synthetic=synthetic, data=begun)
     budget: dict[str, Any] = {"epsilon": config.epsilon, "delta": config.delta}
     about: dict[str, Any] = budget | {"neighboring": "add_or_remove_one"}
     labels = np.eye(data.num_groups, dtype=np.float32)[data.labels]
@@ -125,7 +136,7 @@ def run(config, workdir: Path) -> Outcome:
         titles=TITLES,
         headline_row="gram",
         baseline_row="public",
-        synthetic=bool(config.data.generated),
+        synthetic=synthetic,
         notes="Captured is the share of the features' variance in the span of the components. The release "
         "with labels serves the regression and all components together.",
     )
@@ -187,12 +198,5 @@ def power_method(
             label="step of the power method",
         )
         basis, _ = np.linalg.qr(np.asarray(noisy, np.float64))
-    guarantee = PrivacyGuarantee(
-        epsilon=float(epsilon),
-        delta=float(delta),
-        neighboring=ADD_OR_REMOVE_ONE,
-        unit=UNIT,
-        mechanism=f"Gaussian mechanism on {steps} steps of the power method",
-        event=dp_accounting.GaussianDpEvent(multiplier),
-    )
-    return basis, guarantee
+    words = f"Gaussian mechanism on {steps} steps of the power method"
+    return basis, _guarantee(epsilon, delta, words)

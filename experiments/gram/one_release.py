@@ -11,7 +11,7 @@ import numpy as np
 
 from dpx import privacy
 from dpx.data import Histories, leave_last_out
-from dpx.launch.experiment import Measure, Outcome
+from dpx.launch.experiment import Measure, Outcome, Plan
 from dpx.recommend import item_gram, popularity, transitions
 from dpx.training import keys as secrets
 from experiments.dp_transformer import histories as recommender_data
@@ -50,15 +50,15 @@ def validate(config) -> None:
         raise ValueError(f"config.regularization={config.regularization} must be positive")
 
 
-def plan(config) -> dict:
-    """What the rules choose from ε and N alone."""
+def plan(config) -> Plan:
+    """What a run will release, and what the rules choose from ε and N alone."""
     histories = recommender_data.load(config)
     multiplier = privacy.gaussian_noise_multiplier(config.epsilon, config.delta)
     std = multiplier / np.sqrt(1 - config.popularity_budget_fraction)
     kept = config.num_kept or popularity.default_num_kept(
         std, len(histories.items), histories.num_items
     )
-    return {
+    parameters = {
         "users": len(histories.items),
         "items": histories.num_items,
         "noise_multiplier": multiplier,
@@ -67,6 +67,22 @@ def plan(config) -> dict:
         "regularization": config.regularization or item_gram.default_regularization(std, kept),
         "ease_fixed_epsilon": fixed_budget(config)["epsilon"],
     }
+
+    def spent(epsilon: float, delta: float, **_) -> privacy.PrivacyGuarantee:
+        about = {
+            "neighboring": privacy.ADD_OR_REMOVE_ONE,
+            "unit": "user",
+            "mechanism": "one release",
+        }
+        return privacy.gaussian_guarantee(epsilon, delta, **about)
+
+    whole = ("dp_popularity", "transitions", "transitions_one_round", "ease")
+    once: dict[str, Any] = dict.fromkeys(whole, spent(config.epsilon, config.delta))
+    if config.fixed.num_kept is not None:
+        once["ease_fixed"] = spent(**fixed_budget(config))
+    suffixes = ["", *(f"_seed{number}" for number in range(1, config.num_seeds))]
+    releases = {f"{row}{suffix}": x for suffix in suffixes for row, x in once.items()}
+    return Plan(releases, parameters)
 
 
 def fixed_budget(config) -> dict[str, Any]:

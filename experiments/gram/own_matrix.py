@@ -14,7 +14,7 @@ from dpx.data.arrays import load_array
 from dpx.gram.accounting import sensitivity
 from dpx.gram.attend import KERNELS
 from dpx.launch import plotting
-from dpx.launch.experiment import Measure, Outcome
+from dpx.launch.experiment import Measure, Outcome, Plan
 from dpx.training.keys import open_keys
 
 FAILURE = 0.05  # of the bounds, which hold with high probability
@@ -62,18 +62,20 @@ def read(config) -> np.ndarray:
     return X
 
 
-def plan(config) -> dict:
-    """Sensitivity, noise, and what error they leave on an entry of XXᵀ; the number of rows is public."""
+def plan(config) -> Plan:
+    """The release, and what error its noise leaves on an entry of XXᵀ; the number of rows is public."""
     n = len(read(config))
     bounds = config.column_bound, config.max_column_change, config.neighboring
     change = gram.rounded_sensitivity(n, *bounds)
+    spent = gram.planned_guarantee(config.epsilon, config.delta, *bounds)
     std = change * dpx.gaussian_noise_multiplier(config.epsilon, config.delta)
-    return {
+    parameters = {
         "rows": n,
         "frobenius_sensitivity": change,
         "noise_std": std,
         "entry_error_bound": gram.gaussian_entry_error(std, n, failure_probability=FAILURE),
     }
+    return Plan({"gaussian": spent}, parameters)
 
 
 def run(config, workdir: Path) -> Outcome:

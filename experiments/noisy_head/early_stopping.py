@@ -9,7 +9,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from dpx import noisy_head
-from dpx.launch.experiment import Measure, Outcome
+from dpx.launch.experiment import Measure, Outcome, Plan
+from dpx.privacy import PrivacyGuarantee
 from experiments.noisy_head import figures as noisy_head_figures
 from experiments.noisy_head.excess_risk import summarize
 from experiments.noisy_head.methods import (
@@ -57,15 +58,26 @@ def descents(name: str, config) -> list[noisy_head.Descent]:
     return [make_descent(name, config, cell, steps=steps) for steps in grid_of(name, config)]
 
 
-def plan(config) -> dict:
-    """Noise multipliers at every T."""
-    return {
+def plan(config) -> Plan:
+    """What the longest descent of each fit guarantees, and noise multipliers at every T."""
+    parameters = {
         f"{name}, T={descent.steps}: noise multiplier": descent.calibrate(
             config.epsilon, config.delta
         )[0]
         for name in methods(config)
         for descent in descents(name, config)
     }
+    return Plan(_releases(config), parameters)
+
+
+def _releases(config) -> dict[str, PrivacyGuarantee]:
+    """Of the largest T of each fit: each T is a run of its own."""
+    longest = {
+        name: max(descents(name, config), key=lambda descent: descent.steps)
+        for name in methods(config)
+    }
+    budget = config.epsilon, config.delta
+    return {name: descent.calibrate(*budget)[1] for name, descent in longest.items()}
 
 
 def run(config, workdir: Path) -> Outcome:
@@ -73,13 +85,7 @@ def run(config, workdir: Path) -> Outcome:
     del workdir
     with jax.enable_x64(True):
         measures = list(_simulate(config))
-    # Each T is a run of its own; the guarantee that is shown is the one of the largest.
-    releases = {
-        name: max(descents(name, config), key=lambda descent: descent.steps).calibrate(
-            config.epsilon, config.delta
-        )[1]
-        for name in methods(config)
-    }
+    releases = _releases(config)
     return Outcome(
         measures=measures,
         headline=releases[methods(config)[-1]],

@@ -15,7 +15,8 @@ from scipy import stats
 
 from dpx import noisy_head
 from dpx._validate import check_epsilon
-from dpx.launch.experiment import Measure, Outcome
+from dpx.launch.experiment import Measure, Outcome, Plan
+from dpx.privacy import PrivacyGuarantee
 from experiments.noisy_head import figures as noisy_head_figures
 from experiments.noisy_head.methods import (
     SIMULATED,
@@ -185,8 +186,8 @@ def validate(config) -> None:
                 make_descent(name, config, point.cell).calibrate(epsilon, config.delta)
 
 
-def plan(config) -> dict:
-    """Noise multipliers and sensitivities at the headline ε, for every cell."""
+def plan(config) -> Plan:
+    """What each fit guarantees in the last cell, and noise and sensitivities of every cell."""
     lines: dict[str, float | str] = {}
     for cell in dict.fromkeys(point.cell for point in points(config)):
         label = f"N{cell.num_prompts} L{cell.length} D{cell.dim}"
@@ -196,7 +197,15 @@ def plan(config) -> dict:
             lines[f"{label} {name}: steps"] = descent.steps
             lines[f"{label} {name}: noise multiplier"] = multiplier
             lines[f"{label} {name}: sensitivity / N"] = descent.change / cell.num_prompts
-    return lines
+    return Plan(_releases(config), lines)
+
+
+def _releases(config) -> dict[str, PrivacyGuarantee]:
+    """Of each fit at the headline ε."""
+    releases = guarantees(config, list(points(config))[-1].cell)
+    if config.one_shot:
+        _, releases["one_shot"] = noisy_head.calibrate_one_shot(config.epsilon, config.delta)
+    return releases
 
 
 def run(config, workdir: Path) -> Outcome:
@@ -213,9 +222,7 @@ def run(config, workdir: Path) -> Outcome:
                 measures += summarize(name, risks[name][:, index], settings)
     if "epsilon" in config.axes:
         measures += exponents(config, measures)
-    releases = guarantees(config, found[-1].cell)
-    if config.one_shot:
-        _, releases["one_shot"] = noisy_head.calibrate_one_shot(config.epsilon, config.delta)
+    releases = _releases(config)
     best = fits(config)[-1]
     return Outcome(
         measures=measures,

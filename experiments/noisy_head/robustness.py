@@ -9,7 +9,7 @@ import numpy as np
 from scipy import stats
 
 from dpx import noisy_head
-from dpx.launch.experiment import Measure, Outcome
+from dpx.launch.experiment import Measure, Outcome, Plan
 from experiments.noisy_head import figures as noisy_head_figures
 from experiments.noisy_head.methods import (
     SIMULATED,
@@ -32,15 +32,16 @@ def validate(config) -> None:
     guarantees(config, make_cell(config, num_prompts=config.num_prompts))
 
 
-def plan(config) -> dict:
-    """Noise multipliers."""
+def plan(config) -> Plan:
+    """What each fit guarantees, and its noise multiplier."""
     cell = make_cell(config, num_prompts=config.num_prompts)
-    return {
+    parameters = {
         f"{name}: noise multiplier": make_descent(name, config, cell).calibrate(
             config.epsilon, config.delta
         )[0]
         for name in config.methods
     }
+    return Plan(guarantees(config, cell), parameters)
 
 
 def run(config, workdir: Path) -> Outcome:

@@ -13,7 +13,7 @@ from dpx import noisy_head
 from dpx._validate import check_choice
 from dpx.data import newsgroups
 from dpx.data.arrays import load_array
-from dpx.launch.experiment import Measure, Outcome
+from dpx.launch.experiment import Measure, Outcome, Plan, compares
 from dpx.training.keys import open_keys
 from experiments.noisy_head import figures as noisy_head_figures
 from experiments.noisy_head.early_stopping import grid_of, stopped
@@ -21,9 +21,10 @@ from experiments.noisy_head.methods import TITLES, check_some, progress
 
 ASSUMPTION = "a record is a prompt of non-empty documents; which documents are empty is public"
 # The paper's R is meant for its model of the prompts; here both fits have the valid radius.
+HEADLINE = "noisy_head"
 FITS = {
     "paper": noisy_head.as_printed(),
-    "noisy_head": {"accounting": "last_iterate"},
+    HEADLINE: {"accounting": "last_iterate"},
 }
 
 
@@ -80,15 +81,24 @@ def descents(name: str, config) -> list[noisy_head.Descent]:
     ]
 
 
-def plan(config) -> dict:
-    """Noise multipliers at every T."""
-    return {
-        f"{name}, T={descent.steps}: noise multiplier": descent.calibrate(
-            config.epsilon, config.delta
-        )[0]
-        for name in FITS
-        for descent in descents(name, config)
-    }
+def plan(config) -> Plan:
+    """What a run will release, and noise multipliers at every T."""
+    releases, parameters = {}, {}
+    for name, grid in _released(config).items():
+        for descent in grid:
+            multiplier, spent = descent.calibrate(config.epsilon, config.delta)
+            releases[Measure(name, "", 0.0, settings={"steps": descent.steps}).place] = spent
+            parameters[f"{name}, T={descent.steps}: noise multiplier"] = multiplier
+    if compares(config):
+        _, releases["one_shot"] = noisy_head.calibrate_one_shot(config.epsilon, config.delta)
+    return Plan(releases, parameters)
+
+
+def _released(config) -> dict[str, list[noisy_head.Descent]]:
+    """The fits that a run releases: on one's own data the longest descent alone."""
+    if compares(config):
+        return {name: grid for name in FITS if (grid := descents(name, config))}
+    return {HEADLINE: [max(descents(HEADLINE, config), key=lambda descent: descent.steps)]}
 
 
 def read(config) -> tuple[noisy_head.Prompts, noisy_head.Prompts]:
@@ -191,17 +201,14 @@ def run(config, workdir: Path) -> Outcome:
 
         measure("zero", jnp.zeros_like(reference))
         measure("ridge", reference)
-        for name in FITS:
-            grid = descents(name, config)
-            if not grid:
-                continue
+        for name, grid in _released(config).items():
             progress(f"{name}, {len(grid)} values of T")
             keys = jnp.stack([noise(f"steps={descent.steps}/{name}") for descent in grid])
             gammas = jax.jit(stopped(grid, None, config.epsilon, config.delta))(keys, features)
             for descent, gamma in zip(grid, gammas, strict=True):
                 _, spent = descent.calibrate(config.epsilon, config.delta)
                 measure(name, gamma, spent, steps=descent.steps)
-        longest = max(descents("noisy_head", config), key=lambda descent: descent.steps)
+        longest = max(descents(HEADLINE, config), key=lambda descent: descent.steps)
         _, headline = longest.calibrate(config.epsilon, config.delta)
         iterates = noisy_head.gradient_descent(
             features,
@@ -212,15 +219,16 @@ def run(config, workdir: Path) -> Outcome:
         )
         for steps in config.steps_grid:
             measure("not_private", iterates[steps - 1], steps=int(steps))
-        once = noisy_head.fit_one_shot(
-            noise("one_shot"),
-            features,
-            hyper,
-            regularization=config.regularization,
-            epsilon=config.epsilon,
-            delta=config.delta,
-        )
-        measure("one_shot", once.gamma, once.guarantee)
+        if compares(config):
+            once = noisy_head.fit_one_shot(
+                noise("one_shot"),
+                features,
+                hyper,
+                regularization=config.regularization,
+                epsilon=config.epsilon,
+                delta=config.delta,
+            )
+            measure("one_shot", once.gamma, once.guarantee)
     assumed, records = ((), "prompts") if _of_arrays(config) else ((ASSUMPTION,), "documents")
     not_covered = [
         f"the number of {records}, and the test prompts that the risks are computed on",
@@ -234,7 +242,7 @@ def run(config, workdir: Path) -> Outcome:
         releases={place: spent.assuming(*assumed) for place, spent in releases.items()},
         not_covered=not_covered,
         titles=TITLES,
-        headline_row="noisy_head",
+        headline_row=HEADLINE,
         baseline_row="zero",
         notes=f"{len(train.x)} prompts to train on, {len(test.x)} to test on. ridge and not_private (descent "
         "without noise) are not private; zero predicts zero.",

@@ -31,7 +31,7 @@ def test_tiny_runs_report_errors_and_guarantees(variant, tmp_path):
     config.noise_seed = 0
     module = MODULES[config.experiment]
     module.validate(config)
-    assert module.plan(config)["noise_multiplier"] > 0
+    assert module.plan(config).parameters["noise_multiplier"] > 0
     outcome = module.run(config, tmp_path)
     assert all(np.isfinite(value) for value in outcome.metrics.values())
     assert outcome.headline.epsilon == config.epsilon
@@ -137,7 +137,7 @@ def test_own_memory_is_released_saved_and_loaded_without_its_file(domain, tmp_pa
         path, workdir = own_memory(tmp_path, kind), tmp_path / kind
         config = own_config(path, domain=domain)
         table.validate(config)
-        assert table.plan(config)["features"] > 1
+        assert table.plan(config).parameters["features"] > 1
         outcome = table.run(config, workdir)
         errors = {measure.row: measure.value for measure in outcome.measures}
         assert errors["sketch"] < 0.01 < errors["zero"]
@@ -215,7 +215,7 @@ def test_retrieval_classifies_and_pays_for_each_row(tmp_path):
     config = config_file.get_config("retrieval,tiny")
     module = retrieval
     module.validate(config)
-    assert module.plan(config)["degree"] == 2
+    assert module.plan(config).parameters["degree"] == 2
     outcome = module.run(config, tmp_path)
     accuracies = {measure.place: measure.value for measure in outcome.measures}
     assert accuracies["sketch"] > 0.9 > 0.4 > accuracies["majority"]

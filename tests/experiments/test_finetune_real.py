@@ -76,4 +76,4 @@ def test_a_real_model_is_tuned_from_a_config(tmp_path):
     files = [path for path in (tmp_path / "run").rglob("*") if path.is_file()]
     assert sum(path.stat().st_size for path in files) < 2**23  # adapters, and no model of 500 MB
     assert len(records.load(tmp_path / "run").sample(jax.random.key(0), 1)) == 1
-    assert isinstance(finetune.plan(config)["noise_multiplier"], float)
+    assert isinstance(finetune.plan(config).parameters["noise_multiplier"], float)

@@ -89,12 +89,14 @@ def test_the_columns_have_the_stated_law_and_none_is_clipped():
     np.testing.assert_allclose(np.abs(matrix).max(), 0.09, rtol=0.02)
     assert np.linalg.matrix_rank(matrix, tol=1e-6) == 3
     lengths = np.linalg.norm(X, axis=0)
-    np.testing.assert_allclose(1.5 * lengths, gram.plan(config)["column_bound"], rtol=1e-5)
+    np.testing.assert_allclose(
+        1.5 * lengths, gram.plan(config).parameters["column_bound"], rtol=1e-5
+    )
 
 
 def test_the_counts_of_samples_belong_to_their_bounds_on_the_change():
     config = configs.get_config()
-    planned, terms = gram.plan(config), {"n": 8}
+    planned, terms = gram.plan(config).parameters, {"n": 8}
     column_bound, eta = planned["column_bound"], planned["eta"]
     assert planned["max_column_change"] == 2 * column_bound
     for label, change in (
@@ -137,7 +139,7 @@ def test_an_own_matrix_is_released_saved_and_loaded(tmp_path, table, file, chang
     config.update_from_flattened_dict(changed)
     workdir = tmp_path / "run"
     own_matrix.validate(config)
-    planned = own_matrix.plan(config)
+    planned = own_matrix.plan(config).parameters
     outcome = own_matrix.run(config, workdir)
     # The noise comes from secret keys, which the launcher deletes when the result stands.
     assert not outcome.synthetic

@@ -25,7 +25,7 @@ def drawn(count, config, seed=0):
 def test_a_run_with_a_random_model(tmp_path, monkeypatch):
     config, events, save = configs.get_config("tiny"), [], dpx.save
     next_tokens.validate(config)
-    assert next_tokens.plan(config)["features"] == 15
+    assert next_tokens.plan(config).parameters["features"] == 15
 
     def releasing(*arguments):
         events.append("release")

@@ -27,7 +27,7 @@ def finished(tmp_path_factory):
             file.writelines(f"item {item}\t{time}\tu{user}\n" for time, item in enumerate(items))
     config = records.load_config(SOURCE)
     columns = {"user": "customer", "item": "product", "time": "when", "path": str(table)}
-    config.update({"data": columns, "num_seeds": 1, "noise_seed": 1})
+    config.update({"data": columns, "comparisons": True, "noise_seed": 1})
     run.prepare(config, SOURCE, folder / "run")
     record = run.execute(config, folder / "run")
     table.unlink()

@@ -101,7 +101,7 @@ def test_distraction_is_measured_and_drawn(tmp_path):
 )
 def test_sizes_of_the_distraction_experiment_are_checked(key, value):
     config = config_of("configs/reattention.py:tiny")
-    assert reattention.plan(config)["reattention_noise_multiplier"] > 0
+    assert reattention.plan(config).parameters["reattention_noise_multiplier"] > 0
     config.update_from_flattened_dict({key: value})
     with pytest.raises(ValueError, match=key):
         run.check(config)

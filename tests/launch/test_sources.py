@@ -26,18 +26,21 @@ def get_config():
 EXPERIMENT = """
 import beside_mine
 import dpx
-from dpx.launch.experiment import Measure, Outcome
+from dpx.launch.experiment import Measure, Outcome, Plan
 
 def validate(config):
     pass
 
+def spent(config):
+    return dpx.PrivacyGuarantee(
+        config.epsilon, config.delta, dpx.privacy.REPLACE_ONE, "row", "test")
+
 def plan(config):
-    return {"epsilon": config.epsilon}
+    return Plan({"row": spent(config)}, {"epsilon": config.epsilon})
 
 def run(config, workdir):
-    spent = dpx.PrivacyGuarantee(
-        config.epsilon, config.delta, dpx.privacy.REPLACE_ONE, "row", "test")
-    return Outcome([Measure("row", "answer", beside_mine.ANSWER)], spent, {"row": spent})
+    released = spent(config)
+    return Outcome([Measure("row", "answer", beside_mine.ANSWER)], released, {"row": released})
 """
 
 

@@ -1,6 +1,7 @@
 """Selections: what is given away, what stays private, and that they go on where they were killed."""
 
 import json
+import math
 import shutil
 import stat
 from types import SimpleNamespace
@@ -9,6 +10,8 @@ import jax
 import numpy as np
 import pytest
 from command_line import call
+from dp_accounting import ComposedDpEvent, GaussianDpEvent, dp_event
+from dp_accounting.rdp import RdpAccountant
 
 from dpx import _storage as storage
 from dpx import privacy
@@ -29,12 +32,12 @@ EXPERIMENT = """
 import jax
 import numpy as np
 import dpx
-from dpx.launch.experiment import Candidate, Measure, Outcome
+from dpx.launch.experiment import Candidate, Measure, Outcome, Plan
 from dpx.training import checkpoints, keys
 
 def validate(config): pass
 
-def plan(config): return {}
+def plan(config): return Plan({"model": spent(config)}, {})
 
 def spent(config):
     return dpx.privacy.dpsgd_guarantee(1.0, config.delta, sampling_probability=0.01, steps=config.steps,
@@ -292,6 +295,16 @@ def test_no_trial_selects_nothing_at_the_same_price(source, tmp_path, monkeypatc
     assert record.total["epsilon"] == plan(source, trials="poisson:2").price.guarantee.epsilon
     assert not (tmp_path / "selected" / "model").exists()
     assert "No trial was drawn" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(("law", "shape"), [("geometric", 1.0), ("poisson", math.inf)])
+def test_a_selection_costs_what_dp_accounting_says(source, law, shape):
+    asked = plan(source, "rate=0.5", trials=f"{law}:4", score_noise=3.0)
+    one = asked.candidates[0].guarantee
+    trial = ComposedDpEvent([one.event, GaussianDpEvent(3.0)])
+    event = dp_event.RepeatAndSelectDpEvent(trial, 4.0, shape)
+    expected = RdpAccountant().compose(event).get_epsilon(one.delta)
+    assert asked.price.guarantee.epsilon == pytest.approx(expected, rel=1e-9)
 
 
 def test_every_candidate_is_in_the_price_drawn_or_not(source, tmp_path, monkeypatch):

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from dp_accounting import GaussianDpEvent
 from dp_accounting.pld import PLDAccountant
+from dp_accounting.rdp import RdpAccountant
 from scipy import stats
 
 import dpx
@@ -128,7 +129,10 @@ def test_large_and_small_deltas_end_in_bounded_memory(tmp_path, monkeypatch):
 def test_rdp_on_request_is_an_upper_bound():
     settings = {"sampling_probability": 0.025, "steps": 500}
     multiplier = dpx.calibrate_dpsgd(3.0, 1e-5, accountant="rdp", **settings)
-    assert dpx.dpsgd_epsilon(multiplier, 1e-5, accountant="rdp", **settings) <= 3.0
+    found = dpx.dpsgd_epsilon(multiplier, 1e-5, accountant="rdp", **settings)
+    event = privacy.dpsgd_event(multiplier, **settings)
+    assert found == pytest.approx(RdpAccountant().compose(event).get_epsilon(1e-5), rel=1e-6)
+    assert 2.99 < found <= 3.0
     assert dpx.dpsgd_epsilon(multiplier, 1e-5, **settings) < 3.0
 
 

@@ -40,6 +40,20 @@ def test_gaussian_mechanisms_have_their_own_mu(noise, relation):
     assert risk.tpr_at_1_percent == pytest.approx(power(2 / noise), rel=1e-9)
 
 
+@pytest.mark.parametrize("noise", [0.3, 1.0, 4.0])
+def test_replacing_a_record_moves_a_gaussian_twice_as_far(noise):
+    """Where it is stated for adding or removing one: N(0, 1) against N(2/noise, 1) at worst."""
+    event = dp_accounting.GaussianDpEvent(noise)
+    replaced = stated(privacy.gaussian_epsilon(noise, 1e-5), 1e-5, event=event).risk("replace_one")
+    assert replaced.mu == pytest.approx(2 / noise, rel=1e-12)
+    assert replaced.tpr_at_1_percent == pytest.approx(power(2 / noise), rel=1e-9)
+    # A general accountant of that relation agrees: at no ε does the curve of that μ lie below its δ.
+    accountant = PLDAccountant(REPLACE_ONE, value_discretization_interval=1e-3).compose(event)
+    for epsilon in (0.5 / noise, 2 / noise):
+        delta = float(accountant.get_delta(epsilon))
+        assert gaussian_delta(replaced.mu, epsilon) == pytest.approx(delta, rel=2e-3)
+
+
 def test_releases_compose():
     ledger = Ledger()
     for noise in (2.0, 3.0):

@@ -1,0 +1,121 @@
+"""What `--dry_run` says that a run will cost is what the run then costs: every config and variant."""
+
+import numpy as np
+import pytest
+from all_configs import all_sources, configured
+
+from dpx.launch import records, run
+from dpx.privacy import gaussian_epsilon, gaussian_noise_multiplier
+from dpx.training import keys
+from experiments.cross_attention import labelled
+from experiments.dp_transformer import training
+
+# What every release of a run rests on, because of how the records are read.
+READING = {
+    "finetune": " the split, the sampling probability",
+    "quickstart": " the split, the sampling probability",
+    "recommender": "the number of users, which set",
+    "shakespeare": " the split, the sampling probability",
+    "text": " the split, the sampling probability",
+    "reattention": "the number of users, which set",
+}
+
+
+def labels(mechanism):
+    """Of what a ledger composed, as it says in words."""
+    return sorted(mechanism.partition(" (composed")[0].split(", "))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("source", list(all_sources()))
+def test_a_run_costs_what_its_plan_says(source, tmp_path, monkeypatch):
+    # Nothing is trained, which takes time and changes no guarantee.
+    monkeypatch.setattr(training, "train", lambda loss, params, *rest, **more: params)
+    drawn, draw = [], keys._draw
+    monkeypatch.setattr(keys, "_draw", lambda: (drawn.append(1), draw())[1])
+    config = configured(source, tmp_path)
+    run.prepare(config, source, tmp_path / "run")
+    total = run.compose(dict(run.plan(config).releases))
+    assert not drawn
+    record = run.execute(config, tmp_path / "run")
+    spent = record.total
+    assert spent["epsilon"] == pytest.approx(total.epsilon, rel=1e-6)
+    assert spent["delta"] == pytest.approx(total.delta, rel=1e-6)
+    assert (spent["neighboring"], spent["unit"]) == (total.neighboring.name.lower(), total.unit)
+    assert labels(spent["mechanism"]) == labels(total.mechanism)
+    if words := READING.get(source.partition(":")[0]):
+        for release in record.releases.values():
+            assert any(words in said for said in release["assumptions"])
+    # Only what is about nobody's data may have noise that everybody can repeat.
+    assert record.private["synthetic"] == (not drawn)
+
+
+# Files of data that are published: what a comparison with others costs on them is nobody's loss.
+PUBLISHED = {
+    "gram:features,tiny": "20 Newsgroups: the experiment is a comparison, and leaves nothing to use",
+    "gram:recommender,tiny": "Amazon's ratings: likewise",
+    "recommender:amazon,tiny": "Amazon's ratings",
+    "recommender:amazon_warm,tiny": "Amazon's ratings",
+    "recommender:movielens,tiny": "MovieLens, which a package carries",
+    "recommender:movielens1m,tiny": "MovieLens",
+    "shakespeare:tiny": "a play",
+}
+
+
+def own(source, folder):
+    """Changes by which a source reads data of one's own."""
+    text, words = folder / "own.txt", ("to", "be", "or", "not", "that", "is", "the", "question")
+    lines = [" ".join(words[(i // 8**k) % 8] for k in range(3)) for i in range(400)]
+    text.write_text("\n".join(lines))
+    if source == "quickstart:tiny":
+        letters = "abcdefghij"
+        text.write_text("\n".join(a + b + c for a in letters for b in letters for c in letters))
+        return {"data.path": str(text)}
+    if source == "cross_attention:retrieval,tiny":
+        made = labelled._generated(400, np.random.default_rng(0))
+        rows = [f"{document},{group}" for document, group in zip(*made, strict=True)]
+        (folder / "own.csv").write_text("\n".join(["text,Category", *rows]))
+        both = dict.fromkeys(("data.path", "data.public_path"), str(folder / "own.csv"))
+        return both | {"data.generated": 0}
+    if source in (
+        "text:tiny",
+        "finetune:pretrained,tiny",
+        "finetune:scratch,tiny",
+        "next_tokens:tiny",
+    ):
+        later = {"data.test_path": str(text)} if source == "next_tokens:tiny" else {}
+        return {"data.path": str(text), "data.record": "line"} | later
+    return {}
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        pytest.param(s, marks=pytest.mark.slow if "next_tokens" in s else ())
+        for s in all_sources()
+        if "path" in records.load_config(s).get("data", {}) and s not in PUBLISHED
+    ],
+)
+def test_on_ones_own_data_a_run_spends_what_it_is_given(source, tmp_path):
+    config = configured(source, tmp_path, **own(source, tmp_path))
+    run.check(config)
+    total = run.compose(dict(run.plan(config).releases))
+    assert total.epsilon == pytest.approx(config.epsilon, rel=5e-3)
+    assert total.epsilon <= config.epsilon * (1 + 1e-6)
+    if source not in ("gram:table,tiny", "cross_attention:table,tiny", "finetune:scratch,tiny"):
+        config.comparisons = True
+        more = run.compose(dict(run.plan(config).releases))
+        assert more.epsilon > 1.2 * config.epsilon
+
+
+def test_more_seeds_are_planned_for(tmp_path):
+    """Three seeds of four releases, each for the whole budget but for a start that is part of a row."""
+    config = configured("recommender:table,tiny", tmp_path, comparisons=True, num_seeds=3, seed=7)
+    planned = run.plan(config).releases
+    rows = {"dp_popularity", "start", "transitions", "dp_transformer"}
+    assert set(planned) == rows | {f"{row}_seed{seed}" for row in rows for seed in (8, 9)}
+    # Nine budgets, of which each is one Gaussian mechanism or close to one.
+    nine = 1 / gaussian_noise_multiplier(config.epsilon, config.delta) * 3
+    assert run.compose(dict(planned)).epsilon == pytest.approx(
+        gaussian_epsilon(1 / nine, config.delta), rel=0.05
+    )

@@ -1,0 +1,132 @@
+"""How far a held-out record moves the score of a selection, measured, beside what its `Candidate` declares.
+
+Every experiment that has candidates is run whole, but for training, on its held-out records, without some of
+them, and with the worst that one can build: on which a model is certain, and so has all of the score.
+"""
+
+import dataclasses
+
+import numpy as np
+import pytest
+from all_configs import all_sources, configured
+
+from dpx import audit
+from dpx.launch import records, run
+from experiments.dp_transformer import corpus as corpora
+from experiments.dp_transformer import documents as docs
+from experiments.dp_transformer import histories as recommender_data
+from experiments.dp_transformer import training
+
+SOURCES = [
+    s for s in all_sources() if hasattr(records.experiment(records.load_config(s)), "candidate")
+]
+ONE_MODEL = {"num_seeds": 1, "non_private.steps": 0, "train.batch_size": 16}
+TEXT = {"ngrams": (), "non_private.steps": 0, "train.batch_size": 16, "train_loss": False}
+TUNED = {"ngrams": (), "non_private.steps": 0, "train.batch_size": 16, "data.test_limit": 20}
+CHANGES = {
+    "finetune:pretrained,tiny": TUNED | {"data.record": "line"},
+    **dict.fromkeys(("quickstart:tiny", "shakespeare:tiny", "text:tiny"), TEXT),
+    **{s: ONE_MODEL for s in SOURCES if s.startswith("recommender")},
+}
+
+
+def _histories(config, patch):
+    """Users whose next item is held out; of the first one it is what every model of theirs ranks first."""
+    prepare = recommender_data.prepare
+    part = ("histories", "history_mask", "seen", "next_items")
+
+    def inject(kept):
+        def prepared(config, start=None):
+            found = prepare(config, start)
+            return found._replace(**{name: getattr(found, name)[kept] for name in part})
+
+        patch.setattr(recommender_data, "prepare", prepared)
+
+    count = len(prepare(config).next_items)
+    # With as many places as items, everybody has all of a hit.
+    config.evaluate.k = prepare(config).train.num_items
+    config.evaluate.exclude_seen = False
+    return inject, np.arange(count)
+
+
+def _texts(config, patch):
+    """Records, of which the first has no token: it is certain."""
+    corpus = corpora.load(config)
+
+    def inject(kept):
+        rows = np.arange(len(corpus.test))[:20]
+        mask = corpus.test.mask[rows].copy()
+        mask[0] = False
+        test = Masked(corpus.test.tokens[rows][kept], mask[kept])
+        patch.setattr(corpora, "load", lambda config: corpus._replace(test=test))
+
+    return inject, np.arange(20)
+
+
+@dataclasses.dataclass
+class Masked:
+    """Texts whose masks are their own."""
+
+    tokens: np.ndarray
+    mask: np.ndarray
+
+    def __len__(self):
+        return len(self.tokens)
+
+
+def _documents(config, patch):
+    load = docs.load
+
+    def inject(kept):
+        def loaded(config, tokenizer):
+            train, test = load(config, tokenizer)
+            mask = test.mask.copy()
+            mask[0] = False
+            return train, docs.Documents(test.tokens, mask).take(kept)
+
+        patch.setattr(docs, "load", loaded)
+
+    return inject, np.arange(20)
+
+
+def held_out(config):
+    for module, found in (
+        ("recommender", _histories),
+        ("language", _texts),
+        ("finetune", _documents),
+    ):
+        if module in config.experiment:
+            return found
+    raise AssertionError(f"{config.experiment} has candidates: say how a held-out record leaves it")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("source", SOURCES)
+def test_no_held_out_record_moves_a_score_by_more_than_its_candidate_says(
+    source, tmp_path, monkeypatch
+):
+    monkeypatch.setattr(training, "train", lambda loss, params, *rest, **more: params)
+    config = configured(source, tmp_path, noise_seed=5, **CHANGES[source])
+    inject, everybody = held_out(config)(config, monkeypatch)
+    inject(everybody)
+    # Nobody watches here, who would take what a candidate calls public for what the score does.
+    planned, seen = records.experiment(config).candidate(config), []
+
+    def whole(kept, workdir):
+        inject(kept)
+        run.prepare(config, source, workdir)
+        found = run.execute(config, workdir).metrics
+        seen.append({name: found[f"{planned.row}/{name}"] for name in planned.sensitivities})
+
+    with audit.recording():
+        first = audit.record(whole, everybody, ignore=["*"])
+        # The number of held-out records is public: a neighbour has an empty record in place of one.
+        for gone in (0, 1, len(everybody) - 1):
+            audit.replay(whole, everybody, np.delete(everybody, gone), ignore=["*"], first=first)
+    scores, *others = seen
+    assert planned.sensitivities
+    for name, most in planned.sensitivities.items():
+        changes = [scores[name] - without[name] for without in others]
+        assert all(abs(change) <= most for change in changes)
+        if not name.startswith("ndcg"):  # whose worst user is ranked first
+            assert changes[0] == pytest.approx(most, rel=1e-4)
