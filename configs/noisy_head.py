@@ -14,9 +14,10 @@ text            5: risk against T on texts or own prompts      needs --config.da
 `text` reads a folder of text files, or a .csv, .tsv or .tab table with a column of texts. It also takes
 prompts of your own: an .npz file with the arrays x (N, L+1, D) and y (N, L+1), an .npy file (N, L+1, D+1)
 whose last column is y, or, with `--config.data.source=arrays`, a .csv file of such columns with
-`--config.length` + 1 lines for each prompt. `response_clip` and `feature_radius` bound |y| and ‖Z‖_F; choose
-them without looking at the data. On your own data one fit is released, the longest descent, unless
-`--config.comparisons=True` asks for those that it is compared with.
+`--config.length` + 1 lines for each prompt (`data.header` and `data.separator` say how it is written, where
+that is not clear). `response_clip` and `feature_radius` bound |y| and ‖Z‖_F; choose them without looking at
+the data. On your own data one fit is released, the longest descent, unless `--config.comparisons=True` asks
+for those that it is compared with.
 
     python -m experiments.run --config=configs/noisy_head.py:text --workdir=runs/own \\
         --config.data.path=prompts.npz

@@ -149,7 +149,7 @@ def test_bad_prompts_are_named(tmp_path, prompts, arrays, changed, message):
 
 def test_tables_that_are_no_prompts_are_named(tmp_path):
     path = tmp_path / "numbers.csv"
-    path.write_text("1,2,3\n" * 6)
+    path.write_text("1,2,9\n" * 6)
     config = get_config("text,tiny")
     config.data.path, config.data.column = str(path), "1"
     with pytest.raises(ValueError, match=r"holds no word: .* --config.data.source=arrays"):
