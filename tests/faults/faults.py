@@ -740,6 +740,21 @@ FAULTS = (
         REMOVED.format("1-grams"),
     ),
     Fault(
+        "n-grams are clipped by the norm of all records of a block",
+        "dpx/ngram.py",
+        "norms = np.sqrt(np.bincount(owners, repeats**2, len(tokens)))",
+        "norms = np.full(len(tokens), np.sqrt(np.sum(repeats**2)))",
+        REMOVED.format("1-grams")
+        + " tests/test_ngram.py::test_counts_are_those_of_one_record_after_the_other",
+    ),
+    Fault(
+        "n-grams are clipped by the number of distinct ones",
+        "dpx/ngram.py",
+        "norms = np.sqrt(np.bincount(owners, repeats**2, len(tokens)))",
+        "norms = np.sqrt(np.bincount(owners, minlength=len(tokens)))",
+        "tests/test_ngram.py::test_counts_are_those_of_one_record_after_the_other",
+    ),
+    Fault(
         "n-grams are smoothed by the exact counts of shorter contexts",
         "dpx/ngram.py",
         "noisy = np.asarray(noisy)",
