@@ -41,7 +41,7 @@ class Prepared(NamedTuple):
     target_mask: np.ndarray  # (N, L) targets that count in the loss
     histories: np.ndarray  # (U, L) what is known of an evaluated user
     history_mask: np.ndarray
-    seen: np.ndarray  # (U, S) all items of that user, -1 where padded
+    seen: tuple[np.ndarray, ...]  # the different items of each of these users
     next_items: np.ndarray  # (U,)
 
 
@@ -136,8 +136,6 @@ def prepare(config, start: Start | None = None) -> Prepared:
     if config.train.loss == "last":
         target_mask &= np.arange(length) == length - 1
     histories, history_mask = left_pad([tokens_known.items[user] for user in split.users], length)
-    evaluated = [known.items[user] for user in split.users]
-    seen, real = left_pad(evaluated, max((len(items) for items in evaluated), default=1))
     return Prepared(
         train=train,
         records=records,
@@ -147,6 +145,6 @@ def prepare(config, start: Start | None = None) -> Prepared:
         target_mask=target_mask,
         histories=histories,
         history_mask=history_mask,
-        seen=np.where(real, seen, -1),
+        seen=tuple(np.unique(known.items[user]) for user in split.users),
         next_items=split.test if testing else split.validation,
     )

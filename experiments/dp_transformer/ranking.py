@@ -1,7 +1,7 @@
 """How recommenders are measured: every item is ranked for each user whose next item is held out."""
 
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 
 import jax
 import jax.numpy as jnp
@@ -10,6 +10,7 @@ from scipy import stats
 
 from dpx import _watch
 from dpx._validate import check_decay
+from dpx.data import left_pad
 from dpx.launch.experiment import Measure
 from dpx.recommend import metrics
 
@@ -30,7 +31,10 @@ def check(config) -> None:
 
 
 def evaluate(
-    config, seen: np.ndarray, next_items: np.ndarray, score: Callable[[np.ndarray], jax.Array]
+    config,
+    seen: Sequence[np.ndarray],
+    next_items: np.ndarray,
+    score: Callable[[np.ndarray], jax.Array],
 ) -> dict[str, float]:
     """NDCG@k and HIT@k over all evaluated users.
 
@@ -39,16 +43,21 @@ def evaluate(
 
     Args:
       config: With the section `evaluate`.
-      seen: (U, S) the items that each user has, -1 where padded.
+      seen: The items that each of the U users has; a number below 0 is none.
       next_items: (U,) the item that came next.
       score: Of users by number, (B,), their (B, M); or (1, M) where the scores are the same for all.
     """
     k, ranks, count = config.evaluate.k, [], len(next_items)
     # Always as many rows: in products of another shape a user's scores would be rounded in another way.
     size = min(_USERS_AT_ONCE, _watch.public(count, ASSUMPTION))
+    # Filled up for the users at hand alone: for all of them it would be as wide as the longest history.
+    width = max(map(len, seen), default=0)
     for start in range(0, count, size):
         rows = np.arange(start, start + size) % count
-        exclude = jnp.asarray(seen[rows]) if config.evaluate.exclude_seen else None
+        exclude = None
+        if config.evaluate.exclude_seen:
+            items, real = left_pad([seen[row] for row in rows], width)
+            exclude = jnp.asarray(np.where(real, items, -1))
         ranks.append(_ranks(jnp.asarray(score(rows)), jnp.asarray(next_items[rows]), exclude))
     own = jnp.concatenate(ranks)[:count, None]
     by_user = {

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from dpx import privacy
-from dpx.data import Histories, leave_last_out, left_pad
+from dpx.data import Histories, leave_last_out
 from dpx.launch.experiment import Measure, Outcome
 from dpx.recommend import item_gram, popularity, transitions
 from dpx.training import keys as secrets
@@ -103,7 +103,7 @@ class Evaluated(NamedTuple):
     known: Histories
     users: np.ndarray  # (U,) those that are evaluated
     next_items: np.ndarray  # (U,)
-    seen: np.ndarray  # (U, S) their items, -1 where padded
+    seen: tuple[np.ndarray, ...]  # the different items of each of them
 
 
 class Row(NamedTuple):
@@ -218,11 +218,7 @@ def _evaluated(config) -> Evaluated:
     split = leave_last_out(recommender_data.load(config))
     testing = config.evaluate.split == "test"
     known = split.train_and_validation if testing else split.train
-    seen = np.zeros((len(split.users), 0), np.int32)
-    if config.evaluate.exclude_seen:
-        of_users = [known.items[user] for user in split.users]
-        seen, real = left_pad(of_users, max(map(len, of_users), default=1))
-        seen = np.where(real, seen, -1)
+    seen = tuple(np.unique(known.items[user]) for user in split.users)
     return Evaluated(known, split.users, split.test if testing else split.validation, seen)
 
 
