@@ -230,23 +230,20 @@ def warn_before(
             _warn("degree=0 is a constant: every query gets the private mean of V")
         return
     found = simulated(domain, features, n, multiplier, contribution_bound)
-    ranks = (
-        f"in a memory of clusters they are more like the query's own value than like another one in "
-        f"{found.told_apart:.0%} of cases (by chance in 50 %)"
-    )
     if constant:
         _warn(
-            f"degree=0 is a constant: every query gets the private mean of V, which errs by {found.error:.3g} "
-            f"for an entry of uniform keys; features='auto' takes it where no features tell values apart in "
-            f"more than {_CHANCE:.0%} of cases from {n} rows with noise multiplier {multiplier:.3g}: use more "
-            "rows, a larger epsilon, a smaller scale or fewer dimensions"
+            "degree=0 is a constant: every query gets the private mean of V, which errs by "
+            f"{found.error:.3g} for an entry of uniform keys; features='auto' takes it where nothing tells "
+            f"values apart in more than {_CHANCE:.0%} of cases, here from {n} rows with noise multiplier "
+            f"{multiplier:.3g}: use more rows, a larger epsilon, a smaller scale or fewer dimensions"
         )
     elif found.error > 1.1 * found.mean_error:
         _warn(
             f"{takes} and will err by {found.error:.3g} for an entry of uniform keys, of which "
-            f"{found.bias:.3g} is bias, where the private mean of V errs by {found.mean_error:.3g}, while "
-            f"{ranks}: read the answers as ranks and not as values, or use more rows or a larger epsilon; see "
-            "dpx.cross_attention.expected_error"
+            f"{found.bias:.3g} is bias, where the private mean of V errs by {found.mean_error:.3g}. In a "
+            f"memory of clusters answers are more like their query's own value than like another one in "
+            f"{found.told_apart:.0%} of cases (by chance in 50 %): read them as ranks and not as values, or "
+            "use more rows or a larger epsilon; see dpx.cross_attention.expected_error"
         )
 
 
@@ -268,4 +265,5 @@ def _candidates(domain: Domain):
         ):
             break
     for count in _NUM_FEATURES:
-        yield RandomFeatures(blocks(count, domain.dim), domain.scale)
+        directions: Any = blocks(count, domain.dim)
+        yield RandomFeatures(directions, domain.scale)

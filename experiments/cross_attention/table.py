@@ -81,8 +81,8 @@ def run(config, workdir: Path) -> Outcome:
     keys = secrets.open_keys(config, workdir, data=(K, V))
     domain, features = _chosen(config, K, V)
     print(
-        f"releasing a memory of {domain.dim} + {domain.value_dim} columns by {features.num_features} features "
-        f"at temperature {domain.scale:.4g}",
+        f"releasing a memory of {domain.dim} + {domain.value_dim} columns: {features.num_features} features, "
+        f"temperature {domain.scale:.4g}",
         flush=True,
     )
     multiplier = gaussian_noise_multiplier(config.epsilon, config.delta)

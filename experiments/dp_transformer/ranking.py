@@ -56,7 +56,7 @@ def evaluate(
         rows = np.arange(start, start + size) % count
         exclude = None
         if config.evaluate.exclude_seen:
-            items, real = left_pad([seen[row] for row in rows], width)
+            items, real = left_pad([seen[row] for row in rows.tolist()], width)
             exclude = jnp.asarray(np.where(real, items, -1))
         ranks.append(_ranks(jnp.asarray(score(rows)), jnp.asarray(next_items[rows]), exclude))
     own = jnp.concatenate(ranks)[:count, None]

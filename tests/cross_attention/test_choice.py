@@ -15,7 +15,7 @@ BUDGET = {"epsilon": 1.0, "delta": 1e-5}
 
 
 def labelled(n, dim, labels, *, spread, queries=800, seed=0):
-    """Unit vectors around a centre for each label, which other directions blur: keys, values, queries, own."""
+    """Unit vectors around the centre of their label: keys, values, queries, and the queries' labels."""
     rng = np.random.default_rng(seed)
     centres = rng.normal(size=(labels, dim))
     centres /= np.linalg.norm(centres, axis=1, keepdims=True)
@@ -74,7 +74,7 @@ def test_what_is_told_apart_is_what_was_expected():
 )
 @pytest.mark.parametrize("value_dim", [1, 4])
 def test_values_are_told_apart_without_noise_and_by_a_constant_never(about, value_dim):
-    """Of two queries or two values, 4 columns and 20 clusters; one label alone cannot be told from another."""
+    """But for one label alone, which there is no other to tell from."""
 
     def told_apart(n, **options):
         sizes, options = (n, 4, value_dim), LABELS | about | {"scale": 0.5, "delta": 1e-5} | options
@@ -128,7 +128,9 @@ def test_a_constant_is_said_with_its_numbers():
     tiny = {"epsilon": 1e-3, "delta": 1e-5}
     found = cross_attention.expected_error(100, 4, 3, **LABELS, **tiny, features="auto")
     assert found.degree == 0
-    message = rf"degree=0 is a constant: .* errs by {found.error:.3g} .*55% of cases from 100 rows.*use more"
+    message = (
+        rf"degree=0 is a constant: .* errs by {found.error:.3g} .*55% of cases, here from 100 rows"
+    )
     for chosen in ({"features": "auto"}, {"degree": 0, "scale": found.scale}):
         with pytest.warns(MemoryWarning, match=message):
             cross_attention.build(KEY, K, V, clip=True, **LABELS, **tiny, **chosen)
@@ -139,9 +141,7 @@ def test_what_errs_more_than_the_mean_says_whether_it_ranks():
     found = cross_attention.expected_error(1000, 64, 20, **LABELS, **BUDGET, degree=2, scale=0.5)
     assert found.told_apart > 0.7
     assert found.error > found.mean_error
-    message = (
-        rf"in {found.told_apart:.0%} of cases \(by chance in 50 %\): read the answers as ranks"
-    )
+    message = rf"in {found.told_apart:.0%} of cases \(by chance in 50 %\): read them as ranks"
     with pytest.warns(MemoryWarning, match=message):
         cross_attention.build(KEY, K, V, clip=True, degree=2, scale=0.5, **LABELS, **BUDGET)
 

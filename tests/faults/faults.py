@@ -733,6 +733,23 @@ FAULTS = (
         REMOVED.format("transitions"),
     ),
     Fault(
+        "the choice of a memory's features looks at the keys",
+        "dpx/cross_attention/__init__.py",
+        "declared, features = _best(declared, n, multiplier, scale is None, chosen)",
+        "declared, features = _best(\n"
+        "                declared, max(1, int(np.any(K, axis=-1).sum())), multiplier, scale is None, chosen\n"
+        "            )",
+        "tests/cross_attention/test_choice.py::test_the_choice_looks_at_no_key_and_no_value",
+    ),
+    Fault(
+        "the choice of a memory's features looks at the private number of rows",
+        "dpx/cross_attention/__init__.py",
+        "n = np.shape(K)[-2] if declared.public_count else expected_records",
+        "n = max(1, np.shape(K)[-2])",
+        "tests/cross_attention/test_choice.py"
+        "::test_the_number_of_rows_decides_nothing_where_it_is_private",
+    ),
+    Fault(
         "n-grams of long records are not clipped",
         "dpx/ngram.py",
         "weights = np.minimum(1, l2_clip_norm / np.maximum(norms, 1))",
