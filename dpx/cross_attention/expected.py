@@ -28,7 +28,7 @@ _MAX_BYTES = 4 * 2**30
 _LARGE_BYTES = 2**30
 _CHOSEN_BYTES = 2**28  # of features that are chosen: seconds, not minutes
 _CHANCE = 0.55  # of what is told apart: less may be a draw of the simulation's noise
-_NEARLY = 0.9  # of what the best tells apart beyond one half
+_NEARLY = 0.9  # of what the best tells apart beyond one half, or of the error of the mean
 _EQUAL_LOGIT = 0.1  # below which weights differ by less than a factor of 1.25
 
 
@@ -128,9 +128,10 @@ def choose(
 
     Candidates are Taylor features of even degree and random ones, as many as fit into memory, and the mean of
     V, which is the degree 0. First come those that tell values apart nearly as well as the best
-    (`ExpectedError.told_apart`); where none does so better than chance might, all. Of these it is the lowest
-    temperature at which the expected error is at most half of the private mean's, so that attention is as
-    sharp as the noise allows; if there is none, the one whose error is the smallest share of the mean's.
+    (`ExpectedError.told_apart`); where none does so better than chance might, the mean and what errs clearly
+    less. Of these it is the lowest temperature at which the expected error is at most half of the private
+    mean's, so that attention is as sharp as the noise allows; if there is none, the one whose error is the
+    smallest share of the mean's.
 
     Args:
       domain: The declared bounds.
@@ -148,15 +149,22 @@ def choose(
     if best >= _CHANCE:
         least = 0.5 + _NEARLY * (best - 0.5)
         found = [one for one in found if one[2].told_apart >= least]
+    else:
+        found = [one for one in found if one[2].degree == 0 or _share(one[2]) < _NEARLY]
 
     def preferred(one):
-        share = one[2].error / one[2].mean_error
+        share = _share(one[2])
         return (one[0].scale, share) if share <= 0.5 and any_scale else (math.inf, share)
 
     domain, features, about = min(found, key=preferred)
     if isinstance(features, RandomFeatures):  # until now with the directions of the simulation
         features = choose_features(domain, "random", num_features=features.num_features)
     return domain, features, about
+
+
+def _share(found: ExpectedError) -> float:
+    """Of the private mean's error."""
+    return found.error / found.mean_error
 
 
 def simulated(

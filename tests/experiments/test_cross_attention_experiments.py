@@ -135,7 +135,7 @@ def test_own_memory_is_released_saved_and_loaded_without_its_file(domain, tmp_pa
     found = []
     for kind in ("csv", "npy", "npz"):
         path, workdir = own_memory(tmp_path, kind), tmp_path / kind
-        config = own_config(path, domain=domain)
+        config = own_config(path, domain=domain, features="taylor", temperature=2.0)
         table.validate(config)
         assert table.plan(config)["features"] > 1
         outcome = table.run(config, workdir)
@@ -209,8 +209,8 @@ def test_embeddings_of_384_columns_are_released_with_no_flag_but_the_bounds(tmp_
     planned = table.plan(config)
     assert planned["degree"] == 2
     assert planned["told_apart"] > 0.9
-    outcome = table.run(config, tmp_path)
-    memory = table.load(config, tmp_path)
+    outcome = table.run(config, tmp_path / "run")
+    memory = table.load(config, tmp_path / "run")
     assert memory.domain.kind == "ball"
     assert memory.domain.value_domain == "simplex"
     assert memory.domain.scale == planned["temperature"]
