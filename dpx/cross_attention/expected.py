@@ -6,6 +6,7 @@ what keys and values are taken to be, and simulates an answer's error under that
 
 import dataclasses
 import math
+import sys
 import warnings
 from typing import Any, NamedTuple
 
@@ -163,8 +164,8 @@ def choose(
 
 
 def _share(found: ExpectedError) -> float:
-    """Of the private mean's error."""
-    return found.error / found.mean_error
+    """Of the private mean's error, which is zero where there is one label alone."""
+    return found.error / max(found.mean_error, sys.float_info.min)
 
 
 def simulated(

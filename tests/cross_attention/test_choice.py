@@ -100,11 +100,11 @@ def test_the_choice_looks_at_no_key_and_no_value():
     spread = rng.normal(size=(60, 3))
     memories = [(spread, V), (np.zeros((60, 3)), V), (np.full((60, 3), np.nan), np.ones((60, 3)))]
     first, *others = [build(K, V) for K, V in memories]
-    traced = jax.eval_shape(build, spread, V)
-    for other in (*others, traced):
+    for other in others:
         assert other.domain == first.domain
         assert jax.tree.structure(other.features) == jax.tree.structure(first.features)
         assert other.moments.shape == first.moments.shape
+    assert jax.eval_shape(build, spread, V).domain == first.domain
     chosen = cross_attention.expected_error(60, 3, 3, features="auto", **LABELS, **BUDGET)
     assert (chosen.scale, chosen.degree) == (first.domain.scale, first.features.degree)
 
@@ -116,11 +116,16 @@ def test_the_number_of_rows_decides_nothing_where_it_is_private():
         with warnings.catch_warnings(record=True) as said:
             warnings.simplefilter("always")
             built = cross_attention.build(
-                KEY, np.zeros((n, 2)), np.ones((n, 1)), expected_records=500, **options, **BUDGET
+                KEY, np.zeros((n, 2)), np.eye(3)[[1] * n], expected_records=500, **options, **BUDGET
             )
         messages = [str(warning.message) for warning in said]
         found.append((built.domain, jax.tree.structure(built), built.moments.shape, messages))
     assert found[0] == found[1] == found[2]
+
+
+def test_one_label_alone_is_no_error():
+    found = cross_attention.expected_error(50, 2, 1, **LABELS, **BUDGET, features="auto")
+    assert (found.error, found.mean_error, found.told_apart) == pytest.approx((0, 0, 0.5))
 
 
 def test_a_constant_is_said_with_its_numbers():

@@ -761,8 +761,7 @@ FAULTS = (
         "dpx/ngram.py",
         "norms = np.sqrt(np.bincount(owners, repeats**2, len(tokens)))",
         "norms = np.full(len(tokens), np.sqrt(np.sum(repeats**2)))",
-        REMOVED.format("1-grams")
-        + " tests/test_ngram.py::test_counts_are_those_of_one_record_after_the_other",
+        "tests/test_ngram.py::test_counts_are_those_of_one_record_after_the_other",
     ),
     Fault(
         "n-grams are clipped by the number of distinct ones",
