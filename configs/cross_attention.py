@@ -27,10 +27,14 @@ and degree; `largest_logit` fixes the temperature, and then `degree` counts.
 `table` takes a .csv or .tsv table (`data.key` and `data.value` name its columns, with commas between), an
 .npy matrix (whose columns are counted from 1) or an .npz file (they name two arrays, K and V by default).
 `data.header` and `data.separator` say how a table is written, where that is not clear; without a header its
-columns are counted from 1 too. A row is the record. The bounds must be known without looking at the data. Each entry of a key lies in
-[0, key_bound] or, with `domain=ball`, a key has at most that length; each entry of a value lies within
-±value_bound or, with `value_domain=ball`, a value has at most that length. Rows beyond the bounds are
-clipped. The run saves the released memory as memory.dpx, which `dpx.load` reads without the data.
+columns are counted from 1 too. A row is the record. The bounds must be known without looking at the data. A
+key has at most the length key_bound or, with `domain=box`, its entries lie in [0, key_bound]. Each entry of a
+value lies within ±value_bound; with `value_domain=ball` a value has at most that length, and with
+`value_domain=simplex` its entries are ≥ 0 and add up to value_bound, as one-hot labels do. Rows beyond the
+bounds are clipped. What is not given follows from public numbers: features, degree and temperature are chosen
+by the expected error and by how well answers tell values apart (`dpx.cross_attention.expected_error`); with
+`features=taylor` or `random` the temperature is √d. The run saves the released memory as memory.dpx, which
+`dpx.load` reads without the data.
 
 At the defaults (n = 100,000, d = 1, ε = 1) expect an error of 1e-4 from the sketch, and at ε = 1 a mean
 absolute error of about 983 dollars for the diamonds. The tables are in
@@ -121,13 +125,14 @@ def get_config(arg: str = "") -> ConfigDict:
                     "value": "V",
                     **table(),
                 },
-                "domain": "box",  # of keys; or "ball"
-                "value_domain": "box",  # or "ball"
+                "domain": "ball",  # of keys; or "box"
+                "value_domain": "box",  # or "ball", or "simplex" for labels and shares
                 "key_bound": config_dict.placeholder(float),
                 "value_bound": config_dict.placeholder(float),
                 "query_bound": config_dict.placeholder(float),  # key_bound if none
-                "temperature": config_dict.placeholder(float),  # what ⟨q, k⟩ is divided by; d
-                "features": "taylor",  # or "random", for many columns
+                "temperature": config_dict.placeholder(float),  # what ⟨q, k⟩ is divided by
+                "features": "auto",  # or "taylor", or "random"
+                "degree": config_dict.placeholder(int),  # of Taylor features
                 "num_features": config_dict.placeholder(int),  # of random features
                 "num_queries": 20 if tiny else 500,
             }

@@ -123,19 +123,16 @@ def statistic(
     l2_clip_norm = _check_clip(l2_clip_norm)
     tokens, mask = _arrays(*block)
     tokens = _checked(tokens, mask, vocab_size)
-    cells = _cells(tokens, order, vocab_size, start)
-    repeats = (cells[:, :, None] == cells[:, None, :]) & mask[:, :, None] & mask[:, None, :]
-    norms = np.sqrt(repeats.sum(axis=(1, 2)))
+    size = vocab_size**order
+    owners, _ = np.nonzero(mask)
+    cells = _cells(tokens, order, vocab_size, start)[mask]
+    # One entry for each distinct cell of a sequence, and how often it occurs there.
+    places, repeats = np.unique(owners * size + cells, return_counts=True)
+    owners, cells = np.divmod(places, size)
+    norms = np.sqrt(np.bincount(owners, repeats**2, len(tokens)))
     weights = np.minimum(1, l2_clip_norm / np.maximum(norms, 1))
-    # One entry for each distinct cell of a sequence: its weight, as often as the cell occurs.
-    first = mask & (np.argmax(repeats, axis=2) == np.arange(cells.shape[1]))
-    values = repeats.sum(axis=2) * weights[:, None]
     counts, largest = sum_sparse(
-        values[first],
-        np.nonzero(first)[0],
-        cells[first],
-        vocab_size**order,
-        l2_clip_norm=l2_clip_norm,
+        repeats * weights[owners], owners, cells, size, l2_clip_norm=l2_clip_norm
     )
     table = {"order": order, "vocab_size": vocab_size, "start": start}
     options = table | {"l2_clip_norm": l2_clip_norm}

@@ -1,3 +1,5 @@
+import math
+import tracemalloc
 from collections import Counter
 
 import jax
@@ -7,6 +9,7 @@ import pytest
 import dpx
 from dpx import ngram
 from dpx.data import surnames
+from dpx.noise import secure
 from dpx.privacy import ADD_OR_REMOVE_ONE
 
 NAMES = surnames.encode(["anna", "anton", "bo", "aaaaaaaaaaaaa", "zoe"])
@@ -83,6 +86,40 @@ def test_guarantee_and_errors():
     ):
         with pytest.raises(ValueError, match=name):
             fit(**changes)
+
+
+@pytest.mark.parametrize("order", [1, 2, 3])
+@pytest.mark.parametrize("clip", [0.5, 3.0, 100.0])
+def test_counts_are_those_of_one_record_after_the_other(order, clip):
+    """The same integers as a dictionary for each record gives, whatever records stand beside it."""
+    rng = np.random.default_rng(order)
+    lengths = [0, 1, 40, 3, 40, 17, 1]
+    mask = np.arange(40) < np.array(lengths)[:, None]
+    # Few tokens in some records, so that cells occur often, and many in others.
+    tokens = np.stack([rng.integers(0, most, 40) for most in (5, 5, 1, 2, 5, 3, 5)])
+    expected = np.zeros(5**order, np.int64)
+    for row, length in zip(tokens.tolist(), lengths, strict=True):
+        padded = [4] * (order - 1) + row[:length]
+        own = Counter(tuple(padded[i : i + order]) for i in range(length))
+        norm = math.sqrt(sum(count**2 for count in own.values()))
+        weight = min(1, clip / max(norm, 1))
+        for gram, count in own.items():
+            cell = np.ravel_multi_index(gram, (5,) * order)
+            expected[cell] += round(min(1, count * weight / clip) * secure.STEPS)
+    table = {"order": order, "vocab_size": 5, "start": 4, "l2_clip_norm": clip}
+    found = ngram.statistic((tokens, mask), **table)
+    np.testing.assert_array_equal(found.sums[0], expected)
+
+
+def test_memory_grows_with_the_tokens_and_not_with_the_square_of_a_length():
+    """The table of which positions of a record are equal would be 400 MB here."""
+    tokens = np.random.default_rng(0).integers(0, 27, (100, 2000))
+    table = {"order": 2, "vocab_size": 28, "start": 27}
+    tracemalloc.start()
+    ngram.statistic((tokens, np.ones(tokens.shape, bool)), **table)
+    _, most = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert most < 150 * tokens.size
 
 
 @pytest.mark.parametrize("order", [1, 2])

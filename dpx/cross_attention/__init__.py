@@ -92,7 +92,8 @@ def build(
       query_bound: The bound of queries, which decides accuracy and not privacy; `key_bound` if None.
       domain: "box" or "ball"; trees take "box" only.
       scale: What logits are DIVIDED by, as in the paper: weights are proportional to e^{⟨q, k⟩/scale}. None
-        means d, the paper's choice; models use √d. (`dpx.attention.dot_product_attention` multiplies.)
+        means d, the paper's choice, or with `features="auto"` what that chooses; models use √d.
+        (`dpx.attention.dot_product_attention` multiplies.)
       value_domain: "box" for values within ±value_bound elementwise, or "ball" for ‖v‖₂ ≤ value_bound, which
         has √d_v times less noise: unit vectors have length 1; or "simplex" for v ≥ 0 that add up to
         `value_bound`, which has √2 times less again: one-hot labels and probabilities add up to 1.
@@ -104,7 +105,8 @@ def build(
       **options: What one mechanism takes alone.
         Of the sketch: features ("taylor", "random" or "auto"), degree, relative_error, num_features and
         directions, as `sketch.choose_features`; contribution_bound and secure, as `sketch.build`.
-        "auto" takes those with the least `expected_error`, and the temperature too where `scale` is None.
+        "auto" chooses by `expected_error`: of what tells values apart best the sharpest attention whose error
+        is small, and the temperature too where `scale` is None.
         Of the tree: degree and relative_error, as `tree.choose_features`; noise, budget, copies and bins, as
         `tree.build`.
 
@@ -112,8 +114,9 @@ def build(
       A pytree with `query(Q)`, (m, d) -> (m, d_v), and `guarantee`. Its leaves hold the release only.
 
     Warns:
-      MemoryWarning: before a sketch is built which the private mean of V is expected to beat, or whose sums
-        take gigabytes.
+      MemoryWarning: before a sketch is built which is a constant, which the private mean of V is expected to
+        beat, whose scale makes all weights nearly equal (as d does for keys in a ball of many dimensions), or
+        whose sums take gigabytes.
 
     Raises:
       ValueError: for an unknown mechanism, an option of another mechanism, bounds, ε or δ out of range, rows

@@ -6,6 +6,7 @@ what keys and values are taken to be, and simulates an answer's error under that
 
 import dataclasses
 import math
+import sys
 import warnings
 from typing import Any, NamedTuple
 
@@ -15,10 +16,11 @@ from dpx.cross_attention.domain import Domain
 from dpx.cross_attention.features import (
     Features,
     PolynomialFeatures,
+    RandomFeatures,
     truncated_exponential,
 )
 from dpx.cross_attention.moments import needed_bytes
-from dpx.cross_attention.simulated import errors
+from dpx.cross_attention.simulated import blocks, errors, told_apart
 from dpx.privacy import gaussian_noise_multiplier
 
 _LARGEST_LOGITS = (0.25, 0.5, 1.0, 2.0, 4.0, 8.0)  # of the temperatures that are tried
@@ -26,6 +28,9 @@ _NUM_FEATURES = (256, 1024)  # of random features that are tried
 _MAX_BYTES = 4 * 2**30
 _LARGE_BYTES = 2**30
 _CHOSEN_BYTES = 2**28  # of features that are chosen: seconds, not minutes
+_CHANCE = 0.55  # of what is told apart: less may be a draw of the simulation's noise
+_NEARLY = 0.9  # of what the best tells apart beyond one half, or of the error of the mean
+_EQUAL_LOGIT = 0.1  # below which weights differ by less than a factor of 1.25
 
 
 class MemoryWarning(UserWarning):
@@ -39,6 +44,9 @@ class ExpectedError(NamedTuple):
       error: Mean |answer − exact attention| of an entry.
       bias: The same without noise: what the features miss.
       mean_error: The same for the private mean of V, from the same budget.
+      told_apart: How often an answer is more like its query's own value than like another one, where keys lie
+        in clusters: 0.5 by chance, and at most 1. It is what ranking and classifying take, for which answers
+        may have the wrong size.
       features: "taylor" or "random".
       degree: Of Taylor features, otherwise None.
       num_features: r.
@@ -49,6 +57,7 @@ class ExpectedError(NamedTuple):
     error: float
     bias: float
     mean_error: float
+    told_apart: float
     features: str
     degree: int | None
     num_features: int
@@ -116,12 +125,14 @@ def expected_error(
 def choose(
     domain: Domain, n: int, multiplier: float, *, any_scale: bool
 ) -> tuple[Domain, Features, ExpectedError]:
-    """The features with the least expected error, and the domain with the temperature that goes with them.
+    """The features that serve best, and the domain with the temperature that goes with them.
 
     Candidates are Taylor features of even degree and random ones, as many as fit into memory, and the mean of
-    V, which is the degree 0. The temperature is the lowest of those tried at which the expected error is at
-    most half of the private mean's, so that attention is as sharp as the noise allows; if there is none, the
-    one whose error is the smallest share of the mean's.
+    V, which is the degree 0. First come those that tell values apart nearly as well as the best
+    (`ExpectedError.told_apart`); where none does so better than chance might, the mean and what errs clearly
+    less. Of these it is the lowest temperature at which the expected error is at most half of the private
+    mean's, so that attention is as sharp as the noise allows; if there is none, the one whose error is the
+    smallest share of the mean's.
 
     Args:
       domain: The declared bounds.
@@ -135,12 +146,26 @@ def choose(
     for scale in scales:
         tried = dataclasses.replace(domain, scale=scale)
         found += [(tried, f, simulated(tried, f, n, multiplier)) for f in _candidates(tried)]
+    best = max(about.told_apart for _, _, about in found)
+    if best >= _CHANCE:
+        least = 0.5 + _NEARLY * (best - 0.5)
+        found = [one for one in found if one[2].told_apart >= least]
+    else:
+        found = [one for one in found if one[2].degree == 0 or _share(one[2]) < _NEARLY]
 
     def preferred(one):
-        share = one[2].error / one[2].mean_error
+        share = _share(one[2])
         return (one[0].scale, share) if share <= 0.5 and any_scale else (math.inf, share)
 
-    return min(found, key=preferred)
+    domain, features, about = min(found, key=preferred)
+    if isinstance(features, RandomFeatures):  # until now with the directions of the simulation
+        features = choose_features(domain, "random", num_features=features.num_features)
+    return domain, features, about
+
+
+def _share(found: ExpectedError) -> float:
+    """Of the private mean's error, which is zero where there is one label alone."""
+    return found.error / max(found.mean_error, sys.float_info.min)
 
 
 def simulated(
@@ -151,22 +176,35 @@ def simulated(
     contribution_bound: float | None = None,
 ) -> ExpectedError:
     """`expected_error` of one release with these features and a noise multiplier for each head."""
-    if isinstance(features, PolynomialFeatures):
-        error, bias = errors(domain, n, multiplier, degree=features.degree)
-    else:
-        options = {"num_features": features.num_features, "contribution_bound": contribution_bound}
-        error, bias = errors(domain, n, multiplier, **options)
+    about: dict[str, Any] = {"degree": getattr(features, "degree", None)}
+    if about["degree"] is None:
+        about = {"num_features": features.num_features, "contribution_bound": contribution_bound}
+    error, bias = errors(domain, n, multiplier, **about)
     mean_error, _ = errors(domain, n, multiplier, degree=0)
     return ExpectedError(
         error=error,
         bias=bias,
         mean_error=mean_error,
+        told_apart=told_apart(domain, n, multiplier, **about),
         features="taylor" if isinstance(features, PolynomialFeatures) else "random",
         degree=getattr(features, "degree", None),
         num_features=features.num_features,
         scale=domain.scale,
         num_bytes=needed_bytes(features, domain),
     )
+
+
+def check_size(features: Features, domain: Domain, heads: int = 1) -> str:
+    """What building takes, in words; raises ValueError for more than 4 GiB."""
+    size = needed_bytes(features, domain, heads)
+    space = f"{size / 2**30:.2g} GiB" if size >= 2**30 else f"{size / 2**20:.2g} MiB"
+    takes = f"{features.num_features} features of {1 + domain.value_dim} sums take {space}"
+    if size > _MAX_BYTES:
+        raise ValueError(
+            f"{takes}, more than {_MAX_BYTES / 2**30:.2g} GiB: use a lower degree, features='auto' or "
+            "'random', smaller bounds or a larger scale"
+        )
+    return takes
 
 
 def warn_before(
@@ -177,7 +215,7 @@ def warn_before(
     heads: int,
     contribution_bound: float | None,
 ) -> None:
-    """Says what is about to be built where the private mean would beat it, or where it takes gigabytes.
+    """Says what is about to be built where it is a constant, the private mean would beat it, or it is large.
 
     Args:
       domain, features, multiplier, heads, contribution_bound: Of the release; the multiplier is a head's.
@@ -186,27 +224,40 @@ def warn_before(
     Raises:
       ValueError: for more memory than 4 GiB.
     """
-    size = needed_bytes(features, domain, heads)
-    space = f"{size / 2**30:.2g} GiB" if size >= 2**30 else f"{size / 2**20:.2g} MiB"
-    takes = f"{features.num_features} features of {1 + domain.value_dim} sums take {space}"
-    if size > _MAX_BYTES:
-        raise ValueError(
-            f"{takes}, more than {_MAX_BYTES / 2**30:.2g} GiB: use a lower degree, features='auto' or "
-            "'random', smaller bounds or a larger scale"
+    takes = check_size(features, domain, heads)
+    if needed_bytes(features, domain, heads) > _LARGE_BYTES:
+        _warn(f"{takes} while they are built")
+    constant = getattr(features, "degree", None) == 0
+    if domain.largest_logit < _EQUAL_LOGIT and not constant:
+        _warn(
+            f"scale={domain.scale:.4g} makes nearly all weights equal, between e^±{domain.largest_logit:.2g} "
+            "in all of the domain, so that answers hardly leave the mean of V: use scale=√d = "
+            f"{math.sqrt(domain.dim):.3g} or less, or features='auto' without a scale"
         )
-    if size > _LARGE_BYTES:
-        warnings.warn(f"{takes} while they are built", MemoryWarning, stacklevel=3)
     if n is None:
+        if constant:
+            _warn("degree=0 is a constant: every query gets the private mean of V")
         return
     found = simulated(domain, features, n, multiplier, contribution_bound)
-    if found.error > 1.1 * found.mean_error:
-        warnings.warn(
-            f"{takes} and will err by {found.error:.3g} for an entry of uniform keys, of which "
-            f"{found.bias:.3g} is bias, where the private mean of V errs by {found.mean_error:.3g}: see "
-            "dpx.cross_attention.expected_error, and use features='auto', a larger scale or more rows",
-            MemoryWarning,
-            stacklevel=3,
+    if constant:
+        _warn(
+            "degree=0 is a constant: every query gets the private mean of V, which errs by "
+            f"{found.error:.3g} for an entry of uniform keys; features='auto' takes it where nothing tells "
+            f"values apart in more than {_CHANCE:.0%} of cases, here from {n} rows with noise multiplier "
+            f"{multiplier:.3g}: use more rows, a larger epsilon, a smaller scale or fewer dimensions"
         )
+    elif found.error > 1.1 * found.mean_error:
+        _warn(
+            f"{takes} and will err by {found.error:.3g} for an entry of uniform keys, of which "
+            f"{found.bias:.3g} is bias, where the private mean of V errs by {found.mean_error:.3g}. In a "
+            f"memory of clusters answers are more like their query's own value than like another one in "
+            f"{found.told_apart:.0%} of cases (by chance in 50 %): read them as ranks and not as values, or "
+            "use more rows or a larger epsilon; see dpx.cross_attention.expected_error"
+        )
+
+
+def _warn(message: str) -> None:
+    warnings.warn(message, MemoryWarning, stacklevel=4)
 
 
 def _candidates(domain: Domain):
@@ -223,4 +274,5 @@ def _candidates(domain: Domain):
         ):
             break
     for count in _NUM_FEATURES:
-        yield choose_features(domain, "random", num_features=count)
+        directions: Any = blocks(count, domain.dim)
+        yield RandomFeatures(directions, domain.scale)

@@ -1,5 +1,6 @@
 """A private memory from a file: released once under secret keys, saved, and queried without limit."""
 
+import math
 from pathlib import Path
 
 import jax
@@ -9,7 +10,7 @@ import numpy as np
 import dpx
 from dpx import cross_attention
 from dpx._validate import check_choice, check_delta, check_epsilon, check_integer, check_positive
-from dpx.cross_attention import Domain, sketch
+from dpx.cross_attention import Domain, expected, sketch
 from dpx.cross_attention.features import Features
 from dpx.data.arrays import load_array, load_columns
 from dpx.launch.experiment import Measure, Outcome, Plan
@@ -41,47 +42,65 @@ def validate(config) -> None:
     for name in ("key_bound", "value_bound", "query_bound", "temperature"):
         if config[name] is not None:
             check_positive(config[name], f"config.{name}")
-    for name in ("domain", "value_domain"):
-        check_choice(config[name], f"config.{name}", ("box", "ball"))
-    check_choice(config.features, "config.features", ("taylor", "random"))
-    if config.features == "taylor" and config.num_features is not None:
-        raise ValueError(
-            f"config.num_features={config.num_features} is for random features: leave it out, or use "
-            "--config.features=random"
-        )
-    if config.num_features is not None:
-        check_integer(config.num_features, "config.num_features")
-    _features(config, _domain(config, *_load(config)))
+    check_choice(config.domain, "config.domain", ("ball", "box"))
+    check_choice(config.value_domain, "config.value_domain", ("box", "ball", "simplex"))
+    check_choice(config.features, "config.features", ("auto", "taylor", "random"))
+    for name, least, kind in (("num_features", 1, "random"), ("degree", 0, "taylor")):
+        if config[name] is None:
+            continue
+        if config.features != kind:
+            raise ValueError(
+                f"config.{name}={config[name]} is for {kind} features: leave it out, or use "
+                f"--config.features={kind}"
+            )
+        check_integer(config[name], f"config.{name}", least)
+    _chosen(config, *_load(config))
 
 
 def plan(config) -> Plan:
     """The sketch, and its noise, which follow from what is public."""
-    domain = _domain(config, *_load(config))
-    features = _features(config, domain)
-    sketch = gaussian_guarantee(
+    K, V = _load(config)
+    domain, features = _chosen(config, K, V)
+    multiplier = gaussian_noise_multiplier(config.epsilon, config.delta)
+    found = expected.simulated(domain, features, len(K), multiplier)
+    spent = gaussian_guarantee(
         config.epsilon,
         config.delta,
         neighboring=domain.neighboring,
         unit="row of (K, V)",
         mechanism="sketch",
     )
-    multiplier = gaussian_noise_multiplier(config.epsilon, config.delta)
-    parameters = {"noise_multiplier": multiplier, "features": features.num_features}
-    return Plan({"sketch": sketch}, parameters)
+    parameters = {
+        "noise_multiplier": multiplier,
+        "kind_of_features": found.features,
+        "degree": found.degree,
+        "features": found.num_features,
+        "temperature": found.scale,
+        "expected_error": found.error,
+        "expected_error_of_the_mean": found.mean_error,
+        "told_apart": found.told_apart,
+    }
+    return Plan({"sketch": spent}, parameters)
 
 
 def run(config, workdir: Path) -> Outcome:
     """Releases the memory, saves it beside the run, and compares its answers with exact attention."""
     K, V = _load(config)
     keys = secrets.open_keys(config, workdir, data=(K, V))
-    domain = _domain(config, K, V)
-    print(f"releasing a memory of {domain.dim} + {domain.value_dim} columns", flush=True)
+    domain, features = _chosen(config, K, V)
+    print(
+        f"releasing a memory of {domain.dim} + {domain.value_dim} columns: {features.num_features} features, "
+        f"temperature {domain.scale:.4g}",
+        flush=True,
+    )
+    multiplier = gaussian_noise_multiplier(config.epsilon, config.delta)
+    expected.warn_before(domain, features, len(K), multiplier, 1, None)
     memory = sketch.build(
         keys.noise("sketch"),
         K,
         V,
         domain=domain,
-        features=_features(config, domain),
+        features=features,
         epsilon=config.epsilon,
         delta=config.delta,
         clip=True,
@@ -144,22 +163,39 @@ def _part(path: str, name: str, data) -> np.ndarray:
     return array
 
 
-def _domain(config, K, V) -> Domain:
-    return Domain.declare(
+def _chosen(config, K, V) -> tuple[Domain, Features]:
+    """The domain with its temperature and the features, from shapes, bounds and the budget alone.
+
+    Raises:
+      ValueError: for features that take more memory than there may be; it names the flags to set.
+    """
+    auto, any_scale = config.features == "auto", config.temperature is None
+    domain = Domain.declare(
         K,
         V,
         key_bound=config.key_bound,
         value_bound=config.value_bound,
         query_bound=config.query_bound,
         domain=config.domain,
-        scale=config.temperature,
+        scale=math.sqrt(np.shape(K)[1]) if any_scale else config.temperature,
         value_domain=config.value_domain,
     )
-
-
-def _features(config, domain: Domain) -> Features:
-    options = {} if config.num_features is None else {"num_features": config.num_features}
-    return sketch.choose_features(domain, config.features, **options)
+    if auto:
+        multiplier = gaussian_noise_multiplier(config.epsilon, config.delta)
+        domain, features, _ = expected.choose(domain, len(K), multiplier, any_scale=any_scale)
+        return domain, features
+    names = {"taylor": "degree", "random": "num_features"}
+    number = config[names[config.features]]
+    options = {} if number is None else {names[config.features]: number}
+    try:
+        features = sketch.choose_features(domain, config.features, **options)
+        expected.check_size(features, domain)
+    except ValueError as error:
+        raise ValueError(
+            f"{error}: set --config.features=auto, which chooses all of them, or --config.degree=2, a larger "
+            f"--config.temperature ({domain.scale:.4g} now) or --config.features=random"
+        ) from error
+    return domain, features
 
 
 def _queries(config, domain: Domain) -> np.ndarray:

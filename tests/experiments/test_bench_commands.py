@@ -14,6 +14,7 @@ COMMANDS = {
     "cross_attention": ["--rows=1000", "--queries=100", "--repeats=1"],
     "depth": ["--workdir", "--blocks=1,2", "--repeats=1"],
     "gram": ["--columns=1000"],
+    "memories": ["--rows=100", "--epsilons=3"],
     "noisy_head": ["--trials=2", "--num_prompts=50"],
     "reattention": ["--items=50", "--batch=4", "--repeats=3"],
     "remat": [

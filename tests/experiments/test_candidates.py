@@ -1,18 +1,21 @@
 """What experiments tell a selection: the price of the model that a run saves, and what a record changes."""
 
+import tracemalloc
+
 import jax.numpy as jnp
 import numpy as np
 import pytest
 from command_line import call
 from ml_collections import ConfigDict
 
-from dpx.data import Texts
+from dpx.data import Histories, Texts
 from dpx.launch import records, run
 from dpx.recommend import metrics
 from experiments.dp_transformer import corpus as corpora
 from experiments.dp_transformer import (
     documents,
     finetune,
+    histories,
     language_model,
     ranking,
     recommender,
@@ -92,6 +95,31 @@ def test_no_user_moves_a_metric_by_more_than_is_declared():
         assert min(changes) >= -1e-12
         assert 0.9 / count < max(changes) <= most[name]
         assert changes[1] == pytest.approx(0, abs=1e-12)
+
+
+def test_one_heavy_user_makes_nobody_else_wide(monkeypatch):
+    """A row as wide as the longest history for each user would be 480 MB here, twice."""
+    rng = np.random.default_rng(0)
+    walks = [rng.integers(0, 10, 5) for _ in range(3000)] + [rng.integers(0, 10, 40_000)]
+    monkeypatch.setattr(histories, "load", lambda config: Histories(tuple(walks), 10))
+    config = tiny(**{"evaluate.k": 4, "evaluate.exclude_seen": True})
+    tracemalloc.start()
+    prepared = histories.prepare(config)
+    found = ranking.evaluate(
+        config, prepared.seen, prepared.next_items, lambda _: jnp.ones((1, 10))
+    )
+    _, most = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert most < 100e6
+    # Among equal scores an item is in the middle of what its user has not seen.
+    assert config.evaluate.split == "test"
+    ranks = []
+    for walk in walks:
+        others = set(range(10)) - set(walk[:-1].tolist()) - {int(walk[-1])}
+        ranks.append(1 + len(others) / 2)
+    share = np.mean(np.array(ranks) <= 4)
+    assert 0.1 < share < 0.9
+    assert found["hit@4"] == pytest.approx(share)
 
 
 def test_a_score_that_is_not_a_number_ranks_last():

@@ -135,7 +135,7 @@ def test_own_memory_is_released_saved_and_loaded_without_its_file(domain, tmp_pa
     found = []
     for kind in ("csv", "npy", "npz"):
         path, workdir = own_memory(tmp_path, kind), tmp_path / kind
-        config = own_config(path, domain=domain)
+        config = own_config(path, domain=domain, features="taylor", temperature=2.0)
         table.validate(config)
         assert table.plan(config).parameters["features"] > 1
         outcome = table.run(config, workdir)
@@ -173,6 +173,12 @@ def test_own_memory_under_secret_keys(tmp_path):
         ({"num_features": 8}, r"config\.num_features=8 is for random features"),
         ({"temperature": 0.0}, r"config\.temperature=0"),
         ({"features": "fourier"}, r"config\.features='fourier'"),
+        ({"value_domain": "cube"}, r"config\.value_domain='cube'"),
+        (
+            {"degree": 2},
+            r"config\.degree=2 is for taylor features: .* use --config\.features=taylor",
+        ),
+        ({"features": "taylor", "degree": 3}, r"degree=3 must be even"),
     ],
 )
 def test_wrong_settings_of_an_own_memory_are_named(changes, message, tmp_path):
@@ -183,6 +189,53 @@ def test_wrong_settings_of_an_own_memory_are_named(changes, message, tmp_path):
     with pytest.raises(ValueError, match=message) as error:
         table.validate(config)
     assert len(str(error.value).splitlines()) == 1
+
+
+def embeddings(folder, dim=384):
+    """A file of 60 unit vectors as a text encoder makes them, with one-hot labels."""
+    rng = np.random.default_rng(0)
+    labels = rng.integers(3, size=60)
+    keys = rng.normal(size=(3, dim))[labels] + 0.3 * rng.normal(size=(60, dim))
+    path = folder / "memory.npz"
+    np.savez(path, K=keys / np.linalg.norm(keys, axis=1, keepdims=True), V=np.eye(3)[labels])
+    return path
+
+
+@pytest.mark.slow
+def test_embeddings_of_384_columns_are_released_with_no_flag_but_the_bounds(tmp_path):
+    """The Taylor features of the paper's temperature would take 1.75e4 GiB here."""
+    config = own_config(embeddings(tmp_path), value_domain="simplex")
+    table.validate(config)
+    planned = table.plan(config)
+    assert planned["degree"] == 2
+    assert planned["told_apart"] > 0.9
+    outcome = table.run(config, tmp_path / "run")
+    memory = table.load(config, tmp_path / "run")
+    assert memory.domain.kind == "ball"
+    assert memory.domain.value_domain == "simplex"
+    assert memory.domain.scale == planned["temperature"]
+    assert outcome.headline == memory.guarantee
+    with np.load(config.data.path) as file:
+        found = np.asarray(memory.query(file["K"]))
+        assert (found.argmax(1) == file["V"].argmax(1)).mean() > 0.95
+
+
+def test_features_that_take_too_much_name_the_flags(tmp_path):
+    config = own_config(embeddings(tmp_path), domain="box", features="taylor")
+    with pytest.raises(ValueError, match=r"GiB") as error:
+        table.validate(config)
+    for flag in ("features=auto", "degree=2", "temperature", "features=random"):
+        assert f"--config.{flag}" in str(error.value)
+    assert len(str(error.value).splitlines()) == 1
+    config.degree = 2
+    table.validate(config)
+
+
+def test_the_temperature_of_features_that_are_named_is_the_root_of_the_width(tmp_path):
+    config = own_config(own_memory(tmp_path, "npz"), features="taylor", degree=2)
+    assert table.plan(config)["temperature"] == pytest.approx(2**0.5)
+    config.temperature = 0.7
+    assert table.plan(config)["temperature"] == 0.7
 
 
 def test_own_files_that_do_not_fit_are_named(tmp_path):

@@ -807,11 +807,42 @@ FAULTS = (
         REMOVED.format("transitions"),
     ),
     Fault(
+        "the choice of a memory's features looks at the keys",
+        "dpx/cross_attention/__init__.py",
+        "declared, features = _best(declared, n, multiplier, scale is None, chosen)",
+        "declared, features = _best(\n"
+        "                declared, max(1, int(np.any(K, axis=-1).sum())), multiplier, scale is None, chosen\n"
+        "            )",
+        "tests/cross_attention/test_choice.py::test_the_choice_looks_at_no_key_and_no_value",
+    ),
+    Fault(
+        "the choice of a memory's features looks at the private number of rows",
+        "dpx/cross_attention/__init__.py",
+        "n = np.shape(K)[-2] if declared.public_count else expected_records",
+        "n = max(1, np.shape(K)[-2])",
+        "tests/cross_attention/test_choice.py"
+        "::test_the_number_of_rows_decides_nothing_where_it_is_private",
+    ),
+    Fault(
         "n-grams of long records are not clipped",
         "dpx/ngram.py",
         "weights = np.minimum(1, l2_clip_norm / np.maximum(norms, 1))",
         "weights = np.ones_like(norms)",
         REMOVED.format("1-grams"),
+    ),
+    Fault(
+        "n-grams are clipped by the norm of all records of a block",
+        "dpx/ngram.py",
+        "norms = np.sqrt(np.bincount(owners, repeats**2, len(tokens)))",
+        "norms = np.full(len(tokens), np.sqrt(np.sum(repeats**2)))",
+        "tests/test_ngram.py::test_counts_are_those_of_one_record_after_the_other",
+    ),
+    Fault(
+        "n-grams are clipped by the number of distinct ones",
+        "dpx/ngram.py",
+        "norms = np.sqrt(np.bincount(owners, repeats**2, len(tokens)))",
+        "norms = np.sqrt(np.bincount(owners, minlength=len(tokens)))",
+        "tests/test_ngram.py::test_counts_are_those_of_one_record_after_the_other",
     ),
     Fault(
         "n-grams are smoothed by the exact counts of shorter contexts",
