@@ -26,7 +26,7 @@ import numpy as np
 
 from dpx import _processes, _watch
 from dpx import _storage as storage
-from dpx._validate import wrong_key
+from dpx._validate import warn_of_guess, wrong_key
 from dpx.training import resuming
 from dpx.training.resuming import FINISHED, FOLDER, KEYS, CannotResumeError
 
@@ -87,6 +87,7 @@ def check(key: Any) -> None:
     except TypeError:
         shape = None
     if shape == (_key_words(),):
+        warn_of_guess(int(_words(key)[0]) == 0, "key")
         return
     if jax.numpy.issubdtype(getattr(key, "dtype", int), jax.dtypes.prng_key) and not key.ndim:
         raise ValueError(
@@ -94,6 +95,24 @@ def check(key: Any) -> None:
             "jax_default_prng_impl to that, or use dpx.secret_key()"
         )
     raise wrong_key(key)
+
+
+# Digests of the keys that trainings of this process have used, and the folders of these.
+_used: dict[bytes, Path | None] = {}
+
+
+def _warn_if_used(key: jax.Array, workdir: Path | None) -> None:
+    """Warns of a key that another training has used: in one folder it may be that training, which goes on."""
+    folder = None if workdir is None else Path(workdir).resolve()
+    digest = hashlib.sha256(_words(key).tobytes()).digest()
+    again = digest in _used and (folder is None or _used[digest] != folder)
+    _used[digest] = folder
+    if again and not _watch.watching():
+        warnings.warn(
+            "key has been used by another training in this process: both draw the same noise, which whoever "
+            "sees both results can take out of their difference: use a new dpx.secret_key() for each",
+            stacklevel=2,
+        )
 
 
 @contextlib.contextmanager
@@ -115,6 +134,8 @@ def of_training(
       CannotResumeError: if they have changed, or if the key of the training is lost.
       storage.StorageError: if another process works in the folder, or the key is damaged or open to others.
     """
+    if not isinstance(key, Keys):
+        _warn_if_used(key, workdir)
     if workdir is None:
         yield Opened(_of_first(lambda: key if isinstance(key, Keys) else derive(key)), False)
         return
