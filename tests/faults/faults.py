@@ -784,7 +784,7 @@ FAULTS = (
     ),
     Fault(
         "partial sums can be saved like a release",
-        "dpx/_saving.py",
+        "dpx/_encoding.py",
         '"Partial": "dpx.partial",',
         "",
         "tests/test_partial.py::test_partials_are_private",
