@@ -606,8 +606,8 @@ FAULTS = (
     Fault(
         "privacy losses are rounded down",
         "dpx/privacy/events.py",
-        "return float(accountant.compose(event).get_epsilon(delta - pld_rounding(steps)))",
-        "return float(accountant.compose(event).get_epsilon(delta - pld_rounding(steps))) - interval",
+        "return float(losses.get_epsilon_for_delta(delta - planned.rounding))",
+        "return float(losses.get_epsilon_for_delta(delta - planned.rounding)) - interval",
         "tests/privacy/test_privacy.py::test_ledger_composes_dpsgd_with_gaussians_and_plain "
         "tests/privacy/test_privacy.py::test_an_accountant_never_says_less_than_hypothesis_testing",
     ),
