@@ -10,11 +10,16 @@ import jax.numpy as jnp
 from flax import nnx
 from jax.extend import core
 
-from dpx.clipping import jaxprs, reports
+from dpx.clipping import custom, jaxprs, reports
 
 # The collections of Linen beside "params" that hold floating-point state, which no optimizer should move.
 _STATE = ("batch_stats", "cache", "intermediates", "losses", "perturbations", "spectral_stats")
 _SHOWN = 4
+# What has a derivative of zero, or one that somebody wrote.
+_DOUBTFUL = (
+    "stop_gradient", "sign", "floor", "ceil", "round", "nextafter", "while", *custom.NAMES,
+    *custom.TRANSPOSED,
+)  # fmt: skip
 
 _REPORTED: contextvars.ContextVar[bool] = contextvars.ContextVar("unreached", default=False)
 
@@ -44,8 +49,10 @@ def of(closed: core.ClosedJaxpr, count: int) -> list[int]:
 
     Gradients are linear in the cotangent of the loss. One that does not depend on it, in the program that
     JAX makes of the backward pass, is zero whatever the example holds. Values are not looked at, so that the
-    answer says nothing about data.
+    answer says nothing about data. That program is made only where a look at the loss leaves a doubt.
     """
+    if all(_reaching(closed.jaxpr, (True,), {})[:count]):
+        return []
 
     def pull(cotangent: jax.Array, *inputs: jax.Array) -> tuple:
         def loss(*leaves: jax.Array) -> jax.Array:
@@ -56,6 +63,45 @@ def of(closed: core.ClosedJaxpr, count: int) -> list[int]:
     backward = jax.make_jaxpr(pull)(*closed.out_avals, *closed.in_avals).jaxpr
     reached = jaxprs.follow(backward, jaxprs.first_inputs(backward, 1), lambda *_: False)
     return [k for k, depends in enumerate(reached) if not depends]
+
+
+def _reaching(jaxpr: Any, wanted: tuple[bool, ...], known: dict) -> tuple[bool, ...]:
+    """Which inputs of a jaxpr surely have a gradient from the wanted ones of its results."""
+    key = id(jaxpr), wanted
+    if key in known:
+        return known[key]
+    found = {v for v, flag in zip(jaxpr.outvars, wanted, strict=True) if flag and _is_var(v)}
+    for eqn in reversed(jaxpr.eqns):
+        flags = tuple(v in found for v in eqn.outvars)
+        if any(flags) and eqn.primitive.name not in _DOUBTFUL:
+            own = zip(eqn.invars, _operands(eqn, flags, known), strict=True)
+            found |= {v for v, flag in own if flag and _is_var(v)}
+    known[key] = tuple(v in found for v in jaxpr.invars)
+    return known[key]
+
+
+def _operands(eqn: Any, wanted: tuple[bool, ...], known: dict) -> tuple[bool, ...]:
+    name, params = eqn.primitive.name, eqn.params
+    called = [getattr(inner, "jaxpr", inner) for inner in jaxprs.inside(eqn)]
+    if name == "scan":
+        first, last = jaxprs.scan_parts(params)
+        carries = last - first
+        while True:
+            flags = _reaching(called[0], wanted, known)
+            merged = tuple(map(max, wanted[:carries], flags[first:last]))
+            if merged == wanted[:carries]:
+                return flags
+            wanted = (*merged, *wanted[carries:])
+    if name == "cond":
+        branches = [_reaching(branch, wanted, known) for branch in called]
+        return (False, *map(max, *branches)) if len(branches) > 1 else (False, *branches[0])
+    if len(called) == 1 and name in (*jaxprs.CALLS, *jaxprs.REMAT):
+        return _reaching(called[0], wanted, known)
+    return tuple(True for _ in eqn.invars)
+
+
+def _is_var(atom: Any) -> bool:
+    return not isinstance(atom, core.Literal) and jnp.issubdtype(atom.aval.dtype, jnp.inexact)
 
 
 @contextlib.contextmanager
