@@ -12,6 +12,7 @@ import dpx
 from dpx.clipping import ClippingWarning
 from dpx.privacy import Ledger
 from dpx.training import keys as secrets
+from dpx.training import log
 
 X = np.random.default_rng(0).normal(size=(64, 3)).astype(np.float32)
 PARAMS = {"w": jnp.ones(3), "encoder": jnp.eye(3)}
@@ -166,6 +167,9 @@ def test_losses_are_on_stderr_unless_they_should_not_be(capfd, tmp_path):
     assert trained.history[-1].loss is not None  # for the data holder
     fit()
     assert "loss" in capfd.readouterr().err
+    with log.quiet():
+        fit()
+    assert "loss" not in capfd.readouterr().err
     with pytest.raises(ValueError, match="progress=0 must be True or False"):
         fit(progress=0)
 
