@@ -1,12 +1,15 @@
 """What arguments must be: every check raises ValueError with the name, the value and what to do."""
 
 import math
+import warnings
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from dp_accounting import NeighboringRelation
 from jax.core import Tracer
+
+from dpx import _watch
 
 _MAX_EPSILON = 1e8
 
@@ -66,7 +69,10 @@ def check_delta(delta: float, name: str = "delta") -> float:
 
 
 def check_key(key) -> None:
-    """Raises ValueError for anything but one JAX key: it says of what type that is, and no secret words."""
+    """Raises ValueError for anything but one JAX key: it says of what type that is, and no secret words.
+
+    Warns of one that can be guessed, where its words are known.
+    """
     try:
         dtype = jnp.result_type(key)
         typed = jnp.issubdtype(dtype, jax.dtypes.prng_key)
@@ -75,6 +81,23 @@ def check_key(key) -> None:
         right = False
     if not right:
         raise wrong_key(key)
+    if not isinstance(key, Tracer) and getattr(key, "is_fully_addressable", True):
+        warn_of_guess(int(np.ravel(jax.random.key_data(key) if typed else key)[0]) == 0, "key")
+
+
+def warn_of_guess(small: bool, name: str) -> None:
+    """Warns of randomness that follows from a small number, such as `jax.random.key(0)`.
+
+    The first word of such a key is zero, and that of one in 2³² others. A replay draws the same noise twice,
+    and its keys are nobody's secret.
+    """
+    if small and not _watch.watching():
+        warnings.warn(
+            f"{name} can be guessed, since it follows from a number below 2**32: whoever tries them all can "
+            "subtract the noise, or tell who was sampled; on private data use dpx.secret_key(), or "
+            "np.random.SeedSequence() for samples",
+            stacklevel=3,
+        )
 
 
 def wrong_key(key) -> ValueError:

@@ -1,5 +1,6 @@
 """Every release is saved with its guarantee, and queried by another process; other files are refused."""
 
+import dataclasses
 import errno
 import json
 import subprocess
@@ -7,6 +8,7 @@ import sys
 import zipfile
 from typing import NamedTuple
 
+import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -14,11 +16,14 @@ import optax
 import pytest
 from cross_attention_memory import BOX, BUDGET, KEY, memory
 from flax import nnx
+from flax.core import freeze
 
 import dpx
-from dpx import _saving, cross_attention, gram, ngram, noisy_head, reattention
+from dpx import _encoding, _saving, cross_attention, gram, ngram, noisy_head, reattention
 from dpx.cross_attention import baselines
 from dpx.data import synthetic_histories
+from dpx.nn import lora
+from dpx.nn.llama import Llama
 from dpx.recommend import item_gram, popularity, transitions
 
 K, V, Q = memory(30, 2, m=5)
@@ -140,7 +145,7 @@ def test_another_process_loads_and_queries_every_release(releases, tmp_path, req
         np.testing.assert_array_equal(answers[name], want, err_msg=name)
         assert str(answers[f"{name}/guarantee"]) == repr(releases[name].guarantee)
     assert {type(release).__name__ for release in releases.values()} | {"Trained"} == set(
-        _saving._RELEASES
+        _encoding.RELEASES
     )
 
 
@@ -175,10 +180,7 @@ def test_a_trained_model_keeps_its_arrays_and_guarantee_and_not_its_losses(tmp_p
         loss, nnx.Linear(2, 2, rngs=nnx.Rngs(0)), (K, V), epsilon=1.0, delta=1e-3, batch_size=10,
         steps=2, optimizer=optax.sgd(0.1), l2_clip_norm=1.0, key=KEY,
     )  # fmt: skip
-    with pytest.raises(ValueError, match="is the Flax module Linear, whose code is not saved"):
-        dpx.save(trained, tmp_path / "model.dpx")
-    arrays = trained._replace(params=nnx.state(trained.params))
-    dpx.save(arrays, tmp_path / "model.dpx")
+    dpx.save(trained, tmp_path / "model.dpx")
     loaded = dpx.load(tmp_path / "model.dpx")
     fresh = nnx.Linear(2, 2, rngs=nnx.Rngs(1))
     nnx.update(fresh, loaded.params)
@@ -195,8 +197,8 @@ def test_trees_of_parameters_keep_their_shape_and_types():
         1: jnp.arange(3),
     }
     arrays = []
-    back = _saving._decode(
-        json.loads(json.dumps(_saving._encode(params, "params", arrays))), arrays
+    back = _encoding.decode(
+        json.loads(json.dumps(_encoding.encode(params, "params", arrays))), arrays
     )
     assert back["pair"] == params["pair"]
     layer, kept = back["layers"][0], params["layers"][0]
@@ -207,7 +209,7 @@ def test_trees_of_parameters_keep_their_shape_and_types():
         np.testing.assert_array_equal(old, new)
     state = nnx.state(nnx.Linear(2, 3, rngs=nnx.Rngs(0)))
     arrays = []
-    loaded = _saving._decode(_saving._encode(state, "params", arrays), arrays)
+    loaded = _encoding.decode(_encoding.encode(state, "params", arrays), arrays)
     assert jax.tree.structure(nnx.to_pure_dict(loaded)) == jax.tree.structure(
         nnx.to_pure_dict(state)
     )
@@ -294,7 +296,7 @@ def test_arrays_in_64_bits_come_back_in_64_bits():
     with jax.enable_x64(True):
         wide = jnp.arange(3.0) / 3
     arrays = []
-    back = _saving._decode(_saving._encode(wide, "params", arrays), arrays)
+    back = _encoding.decode(_encoding.encode(wide, "params", arrays), arrays)
     assert back.dtype == jnp.float64
     np.testing.assert_array_equal(np.asarray(back), np.asarray(wide))
 
@@ -364,3 +366,129 @@ def test_foreign_and_newer_files_are_refused(saved, tmp_path):
 def test_a_file_cannot_name_what_is_built(saved, release):
     rewritten(saved, release=release)
     refused(saved, "cannot build")
+
+
+def trained(params):
+    return dpx.training.Trained(params, dpx.PrivacyGuarantee(
+        1.0, 1e-3, "add_or_remove_one", "record", "DP-SGD"
+    ), [])  # fmt: skip
+
+
+class Own(nnx.LoRAParam):
+    """A type that a user made."""
+
+
+class Tuned(nnx.Module):
+    def __init__(self, seed):
+        rngs = nnx.Rngs(seed)
+        self.lora = nnx.LoRA(2, 1, 3, rngs=rngs)
+        self.own = Own(jax.random.normal(rngs.params(), (3,)))
+        self.norm = nnx.BatchNorm(3, use_running_average=True, rngs=rngs)
+        self.dropout = nnx.Dropout(0.5, rngs=rngs)
+        self.layers = nnx.List([nnx.Linear(3, 3, rngs=rngs)])
+
+    def __call__(self, x):
+        return self.layers[0](self.norm(self.lora(x) + self.own[...]))
+
+
+def equinox_model(seed):
+    return eqx.nn.MLP(2, 3, 4, 1, key=jax.random.key(seed))
+
+
+@dataclasses.dataclass(frozen=True)
+class Scaled:
+    scale: jax.Array
+    shift: dict
+
+
+jax.tree_util.register_dataclass(Scaled, ["scale", "shift"], [])
+
+# What `fit` returns, and how the arrays in it are named.
+MODELS = {
+    "NNX module": (Tuned, None),
+    "NNX state": (lambda seed: nnx.state(Tuned(seed)), None),
+    "Equinox": (equinox_model, "layers/0/weight"),
+    "dataclass": (lambda seed: Scaled(jnp.full(2, seed), {"a": jnp.full(3, seed)}), "shift/a"),
+    "FrozenDict": (lambda seed: freeze({"params": {"w": jnp.full(3, seed)}}), None),
+    "modules in a dict": (lambda seed: {"x": Tuned(seed), "y": equinox_model(seed)}, None),
+}
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_models_come_back_like_a_new_one(name, tmp_path):
+    make, array = MODELS[name]
+    model = make(1)
+    dpx.save(trained(model), tmp_path / "model")
+    back = dpx.load(tmp_path / "model", like=make(2))
+    assert back.guarantee == trained(model).guarantee
+    assert jax.tree.structure(back.params) == jax.tree.structure(make(2))
+    assert type(back.params) is type(model)
+    wanted = _encoding.by_path(model)
+    for path, leaf in _encoding.by_path(back.params).items():
+        if "rngs" not in path:
+            np.testing.assert_array_equal(leaf, wanted[path], err_msg=path)
+    if array is not None:  # without a model to fill, by name
+        plain = dpx.load(tmp_path / "model").params
+        assert set(plain) == set(wanted)
+        np.testing.assert_array_equal(plain[array], wanted[array])
+
+
+def test_a_model_that_was_loaded_answers_like_that_which_was_trained(tmp_path):
+    model = Tuned(1)
+    dpx.save(trained(model), tmp_path / "model")
+    back = dpx.load(tmp_path / "model", like=Tuned(2)).params
+    np.testing.assert_array_equal(back(K), model(K))
+    state = dpx.load(tmp_path / "model").params
+    assert isinstance(state["lora"]["lora_a"], nnx.LoRAParam)
+    assert type(state["own"]) is nnx.LoRAParam
+    fresh = Tuned(3)
+    nnx.update(fresh, state)
+    np.testing.assert_array_equal(fresh(K), model(K))
+    dpx.save(trained(equinox_model(1)), tmp_path / "model")
+    back = dpx.load(tmp_path / "model", like=equinox_model(2)).params
+    np.testing.assert_array_equal(jax.vmap(back)(K), jax.vmap(equinox_model(1))(K))
+
+
+def test_no_key_is_saved(tmp_path):
+    dpx.save(trained(Tuned(1)), tmp_path / "model")
+    secret = nnx.state(Tuned(1))["dropout"]["rngs"]["key"][...]
+    with zipfile.ZipFile(tmp_path / "model") as archive:
+        words = b"".join(archive.read(name) for name in archive.namelist())
+    assert np.asarray(jax.random.key_data(secret)).tobytes() not in words
+    with pytest.raises(ValueError, match="is a JAX key, which is a secret"):
+        dpx.save(trained(Scaled(jax.random.key(0), {})), tmp_path / "key")
+    with pytest.raises(ValueError, match="holds private records"):
+        dpx.save(trained(Scaled(jnp.ones(2), {"rows": HISTORIES})), tmp_path / "key")
+    assert not (tmp_path / "key").exists()
+
+
+def test_what_is_not_like_the_trained_model_is_named(releases, tmp_path):
+    path = tmp_path / "model"
+    dpx.save(trained({"a": jnp.ones(2), "b": jnp.ones(3)}), path)
+    for like, named in (
+        ({"a": jnp.ones(2)}, "like has no array b"),
+        ({"a": jnp.ones(2), "b": jnp.ones(4)}, r"like has b of shape \(4,\), and \(3,\) was saved"),
+        ({"a": jnp.ones(2), "b": jnp.ones(3), "c": jnp.ones(1)}, "like has an array c, which was"),
+    ):
+        with pytest.raises(ValueError, match=named):
+            dpx.load(path, like=like)
+    dpx.save(releases["NoisyHead"], path)
+    with pytest.raises(ValueError, match=r"like must be left out: .* holds a Fit"):
+        dpx.load(path, like={"a": jnp.ones(2)})
+
+
+def test_the_documented_training_of_adapters_is_saved(tmp_path):
+    model = Llama(5, dim=8, num_layers=1, num_heads=2, rngs=nnx.Rngs(0))
+    lora.attach(model, rank=1)
+    graph, params = nnx.split(model)
+
+    def loss(params, tokens):
+        return -jax.nn.log_softmax(nnx.merge(graph, params)(tokens))[0, 0]
+
+    tuned = dpx.training.fit(
+        loss, params, TOKENS, epsilon=1.0, delta=1e-3, batch_size=10, steps=1, wrt=nnx.LoRAParam,
+        optimizer=optax.sgd(0.1), l2_clip_norm=1.0, key=dpx.secret_key(),
+    )  # fmt: skip
+    dpx.save(tuned, tmp_path / "tuned")
+    back = dpx.load(tmp_path / "tuned", like=model).params
+    np.testing.assert_array_equal(back(TOKENS), nnx.merge(graph, tuned.params)(TOKENS))

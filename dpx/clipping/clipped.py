@@ -22,6 +22,7 @@ from dpx.clipping import program as _program
 from dpx.clipping import reports as _reports
 from dpx.clipping import selection as _selection
 from dpx.clipping import two_pass as _two_pass
+from dpx.clipping import unreached as _unreached
 from dpx.clipping.result import ClippedGrads
 from dpx.clipping.rounding import gamma, unit
 
@@ -157,6 +158,7 @@ class ClippedGrad:
         size = _batches.batch_size(batch, mask, self.strict)
         parameters = _params.flatten(params, self.wrt)
         _params.check_finite(parameters)
+        _unreached.report_state(params, self.wrt, self.strict)
         groups = _groups.assign(self.l2_clip_norm, parameters.tree)
         functions_of = functools.partial(
             _params.example_functions, _params.configured(self.loss_fn), self.has_aux, parameters
@@ -277,8 +279,9 @@ def clipped_grad(
       strict: make an error of everything that is otherwise a `dpx.clipping.ClippingWarning` (a loss that
         closes over an array with as many rows as the batch, that draws the same random numbers for all
         examples, or that calls what is given all examples at once: a `jax.custom_batching.custom_vmap`, or a
-        `jax.pure_callback` that is not sequential), and of a parameter of 65,536 elements or more whose
-        per-example gradients would be held because a use of it has no rule.
+        `jax.pure_callback` that is not sequential; parameters that no gradient reaches, such as those behind
+        `jax.lax.stop_gradient`, and the state of a model among them), and of a parameter of 65,536 elements
+        or more whose per-example gradients would be held because a use of it has no rule.
       wrt: which parameters are trained, None for all. The others are constants: they have no gradient, count
         in no norm, get no noise, and cost nothing beyond the forward pass and what the gradient of the
         trained ones passes through. It is one of
@@ -299,12 +302,12 @@ def clipped_grad(
       `.sensitivity(relation)` gives the l2 sensitivity of the sum.
 
     Raises:
-      ValueError: bad arguments here, or on the call: a threshold tree that does not match the
-        parameters, batch axes that differ, a loss that is not a floating-point scalar, parameters that are
-        not finite (where their values are known, outside `jax.jit`), and a loss whose examples influence
-        each other: a BatchNorm in training mode, a collective over a named axis such as `jax.lax.pmean`,
-        keys of another implementation than `threefry2x32` (but at `microbatch_size=1`),
-        an array of the batch, or a `jax.Ref`, that the loss closes over; each in the loss, or in a derivative
+      ValueError: bad arguments here, or on the call: a threshold tree that does not match the parameters, an
+        optimizer's state among them, batch axes that differ, a loss that is not a floating-point scalar,
+        parameters that are not finite (where their values are known, outside `jax.jit`), and a loss whose
+        examples influence each other: a BatchNorm in training mode, a collective over a named axis such as
+        `jax.lax.pmean`, keys of another implementation than `threefry2x32` (but at `microbatch_size=1`), an
+        array of the batch, or a `jax.Ref`, that the loss closes over; each in the loss, or in a derivative
         that somebody wrote by hand (`jax.custom_vjp`). What JAX does not see is not found, such as the mean
         of the batch, computed before the loss is called, random numbers of NumPy, or what a function on the
         host remembers.

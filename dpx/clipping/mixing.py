@@ -15,7 +15,7 @@ import numpy as np
 from jax.core import Tracer
 from jax.extend import core
 
-from dpx.clipping import custom, jaxprs, randomness, reports
+from dpx.clipping import custom, jaxprs, randomness, reports, unreached
 
 # The method of Flax (NNX and Linen), Haiku and those who write their own; frozen statistics sum nothing.
 _BATCH_NORM = "BatchNorm.__call__"
@@ -51,6 +51,7 @@ def check(closed: core.ClosedJaxpr, count: int, is_vectorised: bool) -> None:
       that is not called for one example after the other, are given all examples at once.
     - Random numbers from a key that does not depend on the example are the same for all of them, such as the
       masks of an `nnx.Dropout` with a state of its own.
+    - A parameter that no gradient reaches gets nothing but noise.
 
     Args:
       closed: the loss.
@@ -99,8 +100,10 @@ def check(closed: core.ClosedJaxpr, count: int, is_vectorised: bool) -> None:
         reports.report(
             "loss_fn draws random numbers from a key that is the same for all examples and steps, such as "
             "that of an nnx.Dropout(rngs=...) or one that it closes over: give every record a key of its own "
-            "in the batch, made from a secret key, the step and the record's index"
+            "in the batch, made from a secret key, the step and the record's index, by "
+            "dpx.clipping.record_keys, or in dpx.training.fit by record_key=True"
         )
+    unreached.report(closed, call.parameters.paths)
 
 
 def _refuse_batch_norm(eqn: Any) -> None:

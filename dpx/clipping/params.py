@@ -1,6 +1,8 @@
 """Parameters of any framework as a flat list of arrays to differentiate."""
 
-from collections.abc import Callable, Sequence
+import contextlib
+import re
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -58,8 +60,11 @@ def flatten(params: Any, wrt: Any = None) -> Parameters:
       wrt: as in `dpx.clipped_grad`.
 
     Raises:
-      ValueError: there is nothing to differentiate, or a parameter is complex.
+      ValueError: there is nothing to differentiate, a parameter is complex, or, where `wrt` names nothing,
+        there is the state of an optimizer beside the parameters.
     """
+    if wrt is None:
+        _refuse_holders(params)
     if isinstance(params, nnx.Module):
         graph, state, rest = nnx.split(params, _selection.variables(wrt), ...)
         inner = flatten(state, wrt)
@@ -112,6 +117,38 @@ def flatten(params: Any, wrt: Any = None) -> Parameters:
     return Parameters(leaves, paths, tree, rebuild, constants)
 
 
+def _refuse_holders(params: Any) -> None:
+    """Raises ValueError for what holds more than parameters: all of its arrays would be trained.
+
+    These are the states of Optax and of `dpx.privatize`, wherever they are in the tree, such as in a
+    `TrainState` of Flax, an `nnx.Optimizer`, the state of an Equinox model, and what `dpx.training.fit`
+    returned.
+    """
+    found: list[Any] = []
+
+    def is_holder(node: Any) -> bool:
+        kind = type(node)
+        module = kind.__module__
+        if (
+            isinstance(node, nnx.Optimizer)
+            or (hasattr(node, "opt_state") and hasattr(node, "params"))
+            or (hasattr(node, "_fields") and module.startswith(("optax.", "dpx.training.")))
+            or (module.startswith("equinox.") and kind.__name__ == "State")
+        ):
+            found.append(node)
+        return bool(found)
+
+    jax.tree.leaves(params, is_leaf=is_holder)
+    if found:
+        where = "is" if found[0] is params else "holds"
+        remedy = "such as state.params" if hasattr(found[0], "params") else "without it"
+        raise ValueError(
+            f"params {where} a {type(found[0]).__name__}, which has more than parameters, and all of its "
+            f"arrays would be trained and get noise: pass the parameters alone, {remedy}, and the optimizer "
+            "apart"
+        )
+
+
 def on_mesh(constants: Sequence[Any]) -> dict[int, jax.Array]:
     """Those of the constants, by their number, whose layout on a mesh is a part of their type."""
     return {
@@ -157,6 +194,24 @@ def configured(loss_fn: Callable) -> Callable:
     return loss
 
 
+@contextlib.contextmanager
+def without_named_axes() -> Iterator[None]:
+    """Names the remedy where a loss of one example asks for others by the name of an axis that is not there.
+
+    JAX's own remedy, to bind the axis, would mix examples.
+    """
+    try:
+        yield
+    except NameError as error:
+        if (found := re.search(r"unbound axis name:? *([^\s.]+)", str(error))) is None:
+            raise
+        raise ValueError(
+            f"loss_fn asks for the axis {found[1]!r}, as a BatchNorm(axis_name=...) or jax.lax.pmean does, "
+            "to read other examples, and it is the loss of one: use GroupNorm or LayerNorm, or frozen "
+            "statistics (of Equinox eqx.nn.inference_mode), and no collectives"
+        ) from None
+
+
 def example_functions(
     loss_fn: Callable, has_aux: bool, parameters: Parameters, given: dict[int, jax.Array]
 ) -> tuple[Callable[..., jax.Array], Callable[..., Any]]:
@@ -172,23 +227,27 @@ def example_loss(
     """`loss_fn` as a function of (arrays to differentiate, one example), its result checked."""
 
     def loss(leaves: Any, example: tuple) -> jax.Array:
-        value = loss_fn(parameters.rebuild(leaves), *example)
-        if has_aux:
-            value, _ = _pair(value)
-        if value is None or isinstance(value, tuple | list | dict):
-            raise ValueError(
-                f"loss_fn returned a {type(value).__name__}; it must return the scalar loss alone, or, with "
-                "has_aux=True, a pair (loss, aux)."
-            )
-        shape, dtype = jnp.shape(value), jnp.result_type(value)
-        if shape != () or not jnp.issubdtype(dtype, jnp.floating):
-            raise ValueError(
-                f"loss_fn returned an array of shape {shape} and dtype {dtype}; it must return "
-                "the floating-point scalar loss of one example."
-            )
-        return value
+        with without_named_axes():
+            value = loss_fn(parameters.rebuild(leaves), *example)
+        return scalar(_pair(value)[0] if has_aux else value)
 
     return loss
+
+
+def scalar(value: Any) -> jax.Array:
+    """Returns a loss; raises ValueError for what is none."""
+    if value is None or isinstance(value, tuple | list | dict):
+        raise ValueError(
+            f"loss_fn returned a {type(value).__name__}; it must return the scalar loss alone, or, with "
+            "has_aux=True, a pair (loss, aux)."
+        )
+    shape, dtype = jnp.shape(value), jnp.result_type(value)
+    if shape != () or not jnp.issubdtype(dtype, jnp.floating):
+        raise ValueError(
+            f"loss_fn returned an array of shape {shape} and dtype {dtype}; it must return "
+            "the floating-point scalar loss of one example."
+        )
+    return value
 
 
 def example_aux(loss_fn: Callable, parameters: Parameters) -> Callable[..., Any]:

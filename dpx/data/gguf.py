@@ -26,7 +26,8 @@ class GGUF:
     Raises:
       ModuleNotFoundError: without the package gguf.
       FileNotFoundError: if there is no such file.
-      ValueError: for a file that is no GGUF, is cut off, or has its bytes in the order of another machine.
+      ValueError: for a file that is no GGUF, is cut off, is one of several parts of a model, or has its bytes
+        in the order of another machine.
     """
 
     def __init__(self, path: str | Path):
@@ -51,6 +52,11 @@ class GGUF:
                 "gguf-convert-endian"
             )
         self._fields = reader.fields
+        if (parts := self.get("split.count", 1)) > 1:
+            raise ValueError(
+                f"{path} must be a whole model, and is part {self.get('split.no', 0) + 1} of {parts}: join "
+                "all of them by llama-gguf-split --merge, given the first one"
+            )
         self._tensors = {tensor.name: tensor for tensor in reader.tensors}
 
     def __contains__(self, key: str) -> bool:
@@ -119,8 +125,8 @@ def tokenizer(file: GGUF) -> Tokenizer:
 
     Raises:
       ModuleNotFoundError: without the package tokenizers.
-      ValueError: for a file without a tokenizer, one of another kind than byte-level BPE, or merges or a
-        first token that are not in its vocabulary.
+      ValueError: for a file without a tokenizer, one of another kind than byte-level BPE, one that does not
+        say how it cuts texts into words, or merges or a first token that are not in its vocabulary.
     """
     package = _needed("tokenizers")
     kind = file.get("tokenizer.ggml.model", None)
@@ -128,7 +134,13 @@ def tokenizer(file: GGUF) -> Tokenizer:
         raise ValueError(
             f"{file.path} must hold a byte-level BPE tokenizer ('gpt2'), and has {kind!r}: use another file"
         )
-    name = file.get("tokenizer.ggml.pre", "gpt-2")
+    if "tokenizer.ggml.pre" not in file:
+        raise ValueError(
+            f"{file.path} must say how its tokenizer cuts texts into words, and has no tokenizer.ggml.pre, "
+            "as files of old converters: convert the model again, or add what it was trained with by "
+            f"gguf-new-metadata --pre-tokenizer, one of {', '.join(_WORDS)}"
+        )
+    name = file["tokenizer.ggml.pre"]
     if name not in _WORDS:
         raise ValueError(
             f"{file.path} cuts texts into words as {name!r} does: use a file of {', '.join(_WORDS)}"

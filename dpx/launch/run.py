@@ -1,10 +1,11 @@
 """Runs one configured experiment.
 
-dpx run --config=NAME[:arg] --workdir=DIR [--config.key=value ...] [--dry_run] [--distributed]
+dpx run --config=NAME[:arg] --workdir=DIR [--config.key=value ...] [--dry_run] [--noprogress] [--distributed]
 
 `NAME` is a config that comes with dpx; a config of your own is given by its path.
 """
 
+import contextlib
 import dataclasses
 import math
 import sys
@@ -20,7 +21,7 @@ import dpx
 from dpx import _processes, _validate, privacy
 from dpx import _storage as storage
 from dpx.launch import cli, experiment, figures, records, report, sources
-from dpx.training import keys
+from dpx.training import keys, log
 
 _SEEDED = (
     "the guarantee holds only while noise_seed stays unknown to whoever sees the outputs, and is used for "
@@ -235,7 +236,8 @@ def main(argv: list[str]) -> None:
     except (ValueError, *cli.EXPECTED) as error:
         cli.stop(error)
     try:
-        record = execute(config, workdir)
+        with contextlib.nullcontext() if flag.progress else log.quiet():
+            record = execute(config, workdir)
         if not _processes.is_first():
             return
         print(report.summarize(record))
@@ -253,6 +255,12 @@ def start() -> None:
     flags.DEFINE_string("workdir", None, "folder of this run's records")
     flags.DEFINE_bool(
         "dry_run", False, "print what will be released and what it costs in all, and stop"
+    )
+    flags.DEFINE_bool(
+        "progress",
+        True,
+        "say on stderr how far a training is; its losses are of private data: --noprogress where logs go to "
+        "others",
     )
     flags.DEFINE_bool(
         "distributed",

@@ -1,7 +1,7 @@
 """Runs a grid of configurations, each in a folder of its own under --workdir.
 
 dpx sweep --config=NAME[:arg] --workdir=DIR [--set=key=v1,v2 ...]
-    [--executor=local|ray|slurm] [--workers=N] [--shard=I/N] [--slurm=key=value ...]
+    [--executor=local|ray|slurm] [--workers=N] [--shard=I/N] [--slurm=key=value ...] [--noprogress]
     [--select=METRIC --trials=geometric:MEAN|poisson:MEAN [--score_noise=MULTIPLIER]]
 
 The default grid is the config's sweep(). Finished points are skipped, an unfinished one resumes, and a point
@@ -12,12 +12,14 @@ With --select the points are candidates: a random number of trials is drawn from
 by a noisy score is given away, in selected/, with one guarantee for the whole.
 """
 
+import contextlib
 import itertools
 import re
 import sys
 import time
 from collections import deque
 from pathlib import Path
+from typing import TextIO
 
 import yaml
 from absl import flags
@@ -129,7 +131,11 @@ def shard(found: list[dict], text: str) -> list[dict]:
 
 
 def run_points(
-    source: str, found: list[dict], folder: Path, pool: workers.Pool | None = None
+    source: str,
+    found: list[dict],
+    folder: Path,
+    pool: workers.Pool | None = None,
+    out: TextIO | None = None,
 ) -> list[tuple[str, str]]:
     """Runs the points that are not finished, and that were checked before.
 
@@ -143,14 +149,15 @@ def run_points(
       found: The points, as `grid` has them.
       folder: Of the sweep.
       pool: Who runs them; this process where there is none.
+      out: Where it says how far they are; stderr by default.
 
     Returns:
       The names of those that failed, with their errors, which are also printed.
     """
     pool = workers.Here() if pool is None else pool
-    live = sys.stderr.isatty() and not isinstance(pool, workers.Here)
+    live = out is None and sys.stderr.isatty() and not isinstance(pool, workers.Here)
     tasks = [Task(source, point, str(folder)) for point in found]
-    return run_tasks(tasks, pool, Progress(len(tasks), pool.size, live=live))
+    return run_tasks(tasks, pool, Progress(len(tasks), pool.size, live=live, out=out))
 
 
 def run_tasks(listed: list[Task], pool: workers.Pool, progress: Progress) -> list[tuple[str, str]]:
@@ -266,7 +273,9 @@ def main(argv: list[str]) -> None:
             return
         whole = grid(source, flag.set)
         mine = shard(whole, flag.shard)
-        pool = workers.choose(flag.executor, flag.workers, folder, flag.slurm)
+        pool = workers.choose(
+            flag.executor, flag.workers, folder, flag.slurm, quiet=not flag.progress
+        )
         configs = {point_name(overrides): point_config(source, overrides) for overrides in mine}
         for config in configs.values():
             run.check(config)
@@ -275,8 +284,13 @@ def main(argv: list[str]) -> None:
             records.begin(config, source, folder / name)
     except (ValueError, OSError, MemoryError) as error:
         cli.stop(error)
-    failed = run_points(source, mine, folder, pool)
     try:
+        with (
+            contextlib.nullcontext()
+            if flag.progress
+            else storage.appending(folder / points.LOG) as out
+        ):
+            failed = run_points(source, mine, folder, pool, out)
         if records.read_all(folder):
             print(report.write(folder))
     except cli.EXPECTED as error:
@@ -303,6 +317,12 @@ def start() -> None:
     )
     flags.DEFINE_string("executor", "local", "who runs the points: local, ray or slurm")
     flags.DEFINE_integer("workers", 1, "how many points run at a time")
+    flags.DEFINE_bool(
+        "progress",
+        True,
+        "say on stderr how far it is, with metrics of private data: --noprogress writes that into log.txt of "
+        "--workdir",
+    )
     flags.DEFINE_string("shard", "", "I/N: run every N-th point only, from the I-th on")
     flags.DEFINE_multi_string("slurm", [], "key=value: a job's option, such as timeout_min=60")
     flags.DEFINE_string(

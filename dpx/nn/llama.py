@@ -52,6 +52,8 @@ class Llama(nnx.Module):
         trained. With bfloat16 the gradient of activations is then multiplied in bfloat16 too, with sums in
         float32, which on processors with units for that takes a third of the time.
       unroll: Compiles every layer on its own instead of a loop: slower to compile, and faster on CPUs.
+      context_length: The most tokens of a text that the model was made for, beyond which its answers are of
+        no use; None for no limit.
       rngs: Random keys for the initial parameters.
     """
 
@@ -74,6 +76,7 @@ class Llama(nnx.Module):
         remat: bool = False,
         frozen: bool = False,
         unroll: bool = False,
+        context_length: int | None = None,
         rngs: nnx.Rngs,
     ):
         sizes = {"vocab_size": vocab_size, "dim": dim, "num_layers": num_layers}
@@ -104,7 +107,7 @@ class Llama(nnx.Module):
         self.vocab_size, self.num_heads, self.num_kv_heads = vocab_size, num_heads, kv_heads
         self.rope_theta, self.rope_factors = rope_theta, rope_factors
         self.norm_epsilon, self.dtype, self.remat = norm_epsilon, jnp.dtype(dtype), remat
-        self.frozen, self.unroll = frozen, unroll
+        self.frozen, self.unroll, self.context_length = frozen, unroll, context_length
 
         def normal(*shape: int) -> nnx.Param:
             drawn = jax.random.normal(rngs.params(), shape, jnp.float32)
@@ -167,9 +170,15 @@ class Llama(nnx.Module):
         Where only adapters are trained it never changes, so it can be computed once for each text.
 
         Raises:
-          ValueError: outside `jit` for tokens that are not in the vocabulary, or no token at all.
+          ValueError: for more tokens than `context_length`, and outside `jit` for tokens that are not in the
+            vocabulary, or no token at all.
         """
         check_tokens(tokens, self.vocab_size)
+        if self.context_length is not None and tokens.shape[-1] > self.context_length:
+            raise ValueError(
+                f"tokens of shape {tokens.shape} must be at most {self.context_length} in a text, for which "
+                "the model was made: cut them"
+            )
         table = self.embed[...]
         if self.frozen:
             table = lax.stop_gradient(table)

@@ -110,6 +110,7 @@ def settings(file: GGUF) -> dict[str, Any]:
         "mlp_dim": size("feed_forward_length"),
         "rope_theta": file.get("llama.rope.freq_base", 10000.0),
         "norm_epsilon": file["llama.attention.layer_norm_rms_epsilon"],
+        "context_length": size("context_length") if "llama.context_length" in file else None,
         "tied": "output.weight" not in names,
     }
     if "rope_freqs.weight" in names:

@@ -5,6 +5,8 @@ Neighbours differ by adding or removing one record.
 
 import functools
 import math
+import time
+import warnings
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -27,6 +29,8 @@ from dpx.privacy.gaussian import (
     gaussian_noise_multiplier,
 )
 from dpx.privacy.ledger import ADD_OR_REMOVE_ONE, PrivacyGuarantee
+
+_PATIENCE = 10  # seconds after which a calibration says that it goes on
 
 
 def dpsgd_event(
@@ -95,13 +99,15 @@ def dpsgd_epsilon(
 
     Args:
       noise_multiplier: Noise std on the *sum* of clipped gradients, per unit of clipping norm.
-      delta: δ in (0, 1); with "pld" and sampling at least 1e-12, and at least 1e-15 · steps.
+      delta: δ in (0, 1); with "pld" and sampling at least 1e-12, and at least 1e-15 for each step that is
+        composed at once, of which there are at most 32,768 (all of them where samples are cut off).
       sampling_probability: Each record joins a batch with this probability, independently (Poisson).
       steps: Number of noisy steps.
       num_examples, max_batch_size: Of samples that are cut off at a size; see `dpsgd_event`.
-      accountant: "pld" (privacy loss distributions: an upper bound, for which 1e-16 · steps of δ are set
-        aside, since their composition rounds; tight to about 1e-4 relative where δ is a thousand times that,
-        unless ε < 1e-3 at δ > 1e-3) or "rdp", which knows no samples that are cut off.
+      accountant: "pld" (privacy loss distributions: an upper bound, for which a tenth of the least δ is set
+        aside, since their composition rounds; tight to about 1e-4 relative where δ is a hundred times the
+        least, and to 5e-4 in more than 32,768 steps, unless ε < 1e-3 at δ > 1e-3) or "rdp", which knows no
+        samples that are cut off.
 
     Raises:
       ValueError: for an argument out of range, or, with "pld", so little noise that ε would pass 1e8, or so
@@ -281,7 +287,18 @@ def calibrate_dpsgd(
             "calibration takes hours: use less than 1 / number of records"
         )
 
+    began, patience = time.monotonic(), _PATIENCE
+
     def spent(multiplier: float) -> float:
+        nonlocal patience
+        if time.monotonic() - began > patience:
+            patience = math.inf
+            warnings.warn(
+                f"calibrating {steps} steps with sampling probability {sampling_probability:g} takes more "
+                f"than {_PATIENCE} s; what is found is kept for the next time in {_cache.directory()}, and "
+                "accountant='rdp' takes less time, and more noise",
+                stacklevel=2,
+            )
         return _accounted(event(multiplier), delta, accountant, interval)
 
     return _cache.remember(

@@ -14,12 +14,12 @@ from dp_accounting.privacy_accountant import UnsupportedEventError
 from dp_accounting.rdp import RdpAccountant
 
 from dpx._validate import check_number
+from dpx.privacy import composition
 from dpx.privacy.gaussian import (
     gaussian_epsilon,
 )
 
 _LARGEST_INTERVAL = 300.0  # e^interval must stay a float
-_MOST_LOSSES = 2**21  # of one mechanism, in intervals: more of them take minutes and gigabytes
 
 
 def check_event(event: DpEvent, name: str) -> DpEvent:
@@ -108,7 +108,7 @@ def _pld_epsilon(event: DpEvent, delta: float) -> float:
     below 1e-3 gets the interval of 1e-3, since one that tends to zero would need endless memory.
     """
     steps, noise = count_steps(event)
-    interval = coarse_interval(1e-2, noise)
+    interval = coarse_interval(1e-2, noise) / composition.COARSER ** composition.levels(steps)
     while True:
         epsilon = pld_bound(event, delta, interval)
         finest = pld_interval(epsilon, steps)
@@ -128,15 +128,6 @@ def pld_interval(epsilon: float, steps: int) -> float:
     return min(max(epsilon, 1e-3) / (200 * math.sqrt(max(steps, 1))), _LARGEST_INTERVAL)
 
 
-def pld_rounding(steps: int) -> float:
-    """By how much δ of privacy loss distributions may be too small, where so many are composed.
-
-    They are composed by Fourier transforms, whose rounding moves δ either way. Against the closed form of the
-    Gaussian mechanism it was off by at most 2.7e-17 for each step, at up to 1e6 steps.
-    """
-    return 1e-16 * steps
-
-
 def pld_bound(event: DpEvent, delta: float, interval: float) -> float:
     """An upper bound on ε, with privacy losses rounded up to multiples of an interval, or of a larger one.
 
@@ -147,21 +138,21 @@ def pld_bound(event: DpEvent, delta: float, interval: float) -> float:
     steps, noise = count_steps(event)
     if noise == 0:
         return math.inf
-    least = 10 * pld_rounding(max(steps, 1000))
+    planned = composition.plan(event, interval)
+    least = max(10 * planned.rounding, 1e-12)
     if delta < least:
         raise ValueError(
             f"delta={delta} must be at least {least:.3g}, or rounding in the composition of {steps} privacy "
             "loss distributions could hide it: use a larger delta, or accountant='rdp'"
         )
-    interval = max(interval, _largest_loss(event) / _MOST_LOSSES)
-    if interval > _LARGEST_INTERVAL:
+    if planned.interval > _LARGEST_INTERVAL:
         raise ValueError(
             f"noise_multiplier={noise} is too small for privacy loss distributions, which do not hold an "
             "epsilon beyond 1e8: use more noise, or accountant='rdp'"
         )
-    accountant = PLDAccountant(value_discretization_interval=interval)
     try:
-        return float(accountant.compose(event).get_epsilon(delta - pld_rounding(steps)))
+        losses = composition.composed(planned)
+        return float(losses.get_epsilon_for_delta(delta - planned.rounding))
     except MemoryError:
         raise ValueError(
             f"{event} is composed of too many privacy losses for the memory of this machine, as where "
@@ -183,20 +174,6 @@ def _audible(event: DpEvent) -> DpEvent:
     if isinstance(event, dp_accounting.ComposedDpEvent):
         return dp_accounting.ComposedDpEvent([_audible(part) for part in event.events])
     return event
-
-
-def _largest_loss(event: DpEvent) -> float:
-    """About the largest privacy loss of a mechanism that an event composes: at nine standard deviations."""
-    parts = getattr(event, "events", None)
-    if parts is not None:
-        return max(map(_largest_loss, parts), default=0.0)
-    if isinstance(event, dp_accounting.SelfComposedDpEvent):
-        return _largest_loss(event.event)
-    if isinstance(event, dp_accounting.PoissonSampledDpEvent):
-        loss, q = _largest_loss(event.event), event.sampling_probability
-        return math.log1p(q * math.expm1(loss)) if loss < 700 else loss
-    noise = getattr(event, "noise_multiplier", None)
-    return (0.5 / noise + 9) / noise if noise else 0.0
 
 
 def count_steps(event: DpEvent) -> tuple[int, float]:

@@ -20,7 +20,8 @@ from dp_accounting import DpEvent, NeighboringRelation
 from dp_accounting.pld import PLDAccountant
 from scipy import optimize, special
 
-from dpx.privacy.events import count_steps, gaussian_mu, pld_interval, pld_rounding
+from dpx.privacy import composition
+from dpx.privacy.events import count_steps, gaussian_mu, pld_interval
 from dpx.privacy.gaussian import gaussian_noise_multiplier
 
 FALSE_POSITIVES = 0.01
@@ -96,16 +97,18 @@ def _by_losses(
     steps, noise = count_steps(event)
     if noise == 0:
         return Risk(math.inf, 1.0)
-    interval = pld_interval(epsilon, steps)
-    accountant = PLDAccountant(asked, value_discretization_interval=interval)
-    if not accountant.supports(event):
+    if not PLDAccountant(asked).supports(event):
         return None
-    accountant.compose(event)
-    last = epsilon if asked == _ADD_OR_REMOVE else float(accountant.get_epsilon(delta))
+    planned = composition.plan(event, pld_interval(epsilon, steps))
+    losses = composition.composed(planned, asked)
+    last = epsilon if asked == _ADD_OR_REMOVE else float(losses.get_epsilon_for_delta(delta))
     if math.isinf(last):
         return Risk(math.inf, 1.0)
-    rounding = pld_rounding(steps)
-    profile = functools.lru_cache(lambda e: min(1.0, float(accountant.get_delta(e)) + rounding))
+
+    @functools.lru_cache
+    def profile(at: float) -> float:
+        return min(1.0, float(losses.get_delta_for_epsilon(at)) + planned.rounding)
+
     return Risk(_largest_mu(profile, last), _true_positives(profile, last))
 
 

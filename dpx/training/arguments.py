@@ -6,9 +6,12 @@ from typing import Any
 
 import jax
 import numpy as np
+import optax
+from flax import nnx
 
 from dpx import _validate
 from dpx.training import adaptive
+from dpx.training.transformation import PrivatizeState
 
 _PLAIN = re.compile(r"\w[\w .+=-]*")  # no separator of paths, and neither "." nor ".."
 
@@ -63,6 +66,53 @@ def check_bands(noise, bands, steps: int, most: float, l2_clip_norm, max_batch_s
     if max_batch_size is not None:
         raise ValueError(f"max_batch_size={max_batch_size} must be None with noise='banded'")
     return bands
+
+
+# States of transformations that add noise of their own, or work on other things than one gradient.
+_UNFIT = {
+    PrivatizeState: "adds noise of its own: leave dpx.privatize out, since fit adds the noise",
+    optax.contrib.DifferentiallyPrivateAggregateState: "clips and adds noise by itself: give the optimizer "
+    "alone, such as optax.sgd, since fit does both",
+    optax.LookaheadState: "keeps two copies of the parameters: give the optimizer that is in it alone",
+}
+
+
+def check_optimizer(optimizer: Any, params: Any, gradients: Any) -> None:
+    """Raises ValueError for what is no Optax optimizer, or needs more than noisy gradients and parameters.
+
+    Args:
+      optimizer: What should be one.
+      params, gradients: Trees of arrays, or of their shapes and types; nothing is computed.
+    """
+    if not isinstance(optimizer, optax.GradientTransformation):
+        remedy = "use one such as optax.adam(1e-3)"
+        if isinstance(optimizer, nnx.Optimizer):
+            remedy = "give the one that it was made of, optimizer.tx"
+        elif isinstance(optimizer, optax.MultiSteps):
+            remedy = "give optimizer.gradient_transformation(), or better a larger batch_size"
+        shown = repr(optimizer).splitlines()[0][:60]
+        raise ValueError(f"optimizer={shown} must be an Optax optimizer: {remedy}")
+    try:
+        state = jax.eval_shape(optimizer.init, gradients)
+        parts = jax.tree.leaves(state, is_leaf=lambda part: type(part) in _UNFIT)
+        for part in parts:
+            if type(part) in _UNFIT:
+                raise ValueError(f"optimizer {_UNFIT[type(part)]}")
+
+        def update(gradients: Any, state: Any, params: Any) -> Any:
+            updates, state = optimizer.update(gradients, state, params)
+            return optax.apply_updates(params, updates), state
+
+        jax.eval_shape(update, gradients, state, params)
+    except ValueError:
+        raise
+    except Exception as error:  # of anybody's code
+        reason = f"{type(error).__name__}: {error}".splitlines()[0]
+        raise ValueError(
+            f"optimizer must update parameters by noisy gradients alone, and failed ({reason}): one that "
+            "needs losses or further gradients, such as optax.lbfgs or reduce_on_plateau, would read private "
+            "data that no guarantee covers; use one such as optax.adam(1e-3)"
+        ) from error
 
 
 def of_one_example(params: tuple, examples: tuple, record_key: bool) -> list[Any]:

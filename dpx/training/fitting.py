@@ -5,12 +5,13 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import optax
 
 from dpx import _processes, _validate
 from dpx._numerics import promoting
-from dpx.clipping import groups, selection
+from dpx.clipping import groups, mixing, selection, unreached
 from dpx.clipping import params as parameters_of
 from dpx.privacy import PrivacyGuarantee
 from dpx.training import adaptive, arguments, calibration, loop, precision, programs
@@ -68,6 +69,7 @@ def fit(
     mesh: jax.sharding.Mesh | Mapping[str, int] | None = None,
     workdir: str | Path | None = None,
     label: str = "training",
+    progress: bool = True,
     evaluate: Callable[[Any], Mapping[str, float]] | None = None,
     evaluate_every: int | None = None,
     log_every: int | None = None,
@@ -98,13 +100,14 @@ def fit(
       epsilon, delta: The budget, which is spent whole.
       batch_size: The expected batch size, at most N.
       steps: Number of steps.
-      optimizer: An Optax optimizer, which sees the noisy mean gradients.
+      optimizer: An Optax optimizer, which sees the noisy mean gradients and the parameters, and no losses.
       l2_clip_norm: The clipping norm, or a tree of them, as `dpx.clipped_grad` takes it; or a
         `dpx.training.AdaptiveClipNorm`, which follows a quantile of the norms at a small part of the budget.
       key: A JAX key, such as `dpx.secret_key()`, or a run's `dpx.training.Keys`. Nobody who sees the result
         may know it. Noise, dropout and sampling follow from it and from `label`, so that trainings may share
         it whose labels differ. Two of one label would draw the same noise, which cancels: `Keys` refuse the
-        second, unless it repeats the first in a `workdir`; a JAX key does not remember what it served for.
+        second, unless it repeats the first in a `workdir`; a JAX key does not remember what it served for,
+        and a second use in one process is a warning, as is a key that can be guessed, `jax.random.key(0)`.
       normalize: Scale every gradient to the clipping norm, and not only those above it.
       compute_dtype: What the loss computes in, such as "bfloat16", whatever parameters are kept in: it gets
         parameters and examples cast to it. Their gradients, norms, sums and noise, and the optimizer, are in
@@ -123,7 +126,9 @@ def fit(
       wrt: Which parameters are trained, as `dpx.clipped_grad` takes it: a type such as `nnx.LoRAParam`, a
         function of (path, leaf), or a mask; None for all. The others stay as they are, at no cost.
       strict: Make errors of what is otherwise a `dpx.clipping.ClippingWarning`, as in `dpx.clipped_grad`.
-      unit: What a record is, in the guarantee.
+      unit: What one row of `data` is called, in the guarantee. Whoever is called so must be in one row alone:
+        with `unit="patient"` over rows that are visits only a visit is protected, and a patient with k of
+        them k times less. Make one row of all that a patient has, padded to a public number of visits.
       assumptions: What else the guarantee rests on.
       accountant: "pld", which is tight, or "rdp".
       mesh: Devices to train on, as a mesh or as the sizes of its axes; None for one device. Along `data` each
@@ -142,6 +147,8 @@ def fit(
         With a JAX key a folder is for one training; with `Keys`, for one of each label.
       label: A plain name of the training, in metrics.jsonl, on the progress line and of its checkpoints. Of
         the trainings under one key each needs a label of its own.
+      progress: Whether lines on stderr say how far it is. They have losses of private data, which no
+        guarantee covers: say False where stderr goes to somebody else, such as to a log server.
       evaluate: Takes the parameters and returns numbers by name, for the history. The guarantee does not
         cover them: where they are computed on private data, keep them to yourself.
       evaluate_every, log_every, checkpoint_every: In steps; a tenth of all steps by default.
@@ -190,19 +197,19 @@ def fit(
     _validate.check_choice(accountant, "accountant", ("pld", "rdp"))
     if not isinstance(l2_clip_norm, adaptive.AdaptiveClipNorm):
         groups.assign(l2_clip_norm, trained.tree)
-    if not isinstance(optimizer, optax.GradientTransformation):
-        raise ValueError(
-            f"optimizer={optimizer!r} must be an Optax optimizer: use one such as optax.adam(1e-3)"
-        )
+    arguments.check_optimizer(
+        optimizer, *jax.eval_shape(lambda tree: (tree, loop.wide(tree)), trained.tree)
+    )
     for name, value in (("loss_fn", loss_fn), ("evaluate", evaluate)):
         if not callable(value) and not (name == "evaluate" and value is None):
             raise ValueError(f"{name}={value!r} must be a function of the parameters: pass one")
-    normalize, record_key, strict = (
+    normalize, record_key, strict, progress = (
         arguments.check_flag(value, name)
         for name, value in (
             ("normalize", normalize),
             ("record_key", record_key),
             ("strict", strict),
+            ("progress", progress),
         )
     )
     assumptions = arguments.check_assumptions(assumptions)
@@ -210,7 +217,8 @@ def fit(
     secrets.check(key)
 
     constants = trained.constants
-    frozen = {i: leaf for i, leaf in enumerate(constants) if parameters_of.is_weight(leaf)}
+    # As arrays of JAX, which a loss may index by what it traces.
+    frozen = {i: jnp.asarray(x) for i, x in enumerate(constants) if parameters_of.is_weight(x)}
 
     def rebuilt(tree: Any, frozen: dict[int, Any] = frozen) -> Any:
         given = [frozen.get(i, leaf) for i, leaf in enumerate(constants)]
@@ -250,7 +258,13 @@ def fit(
     _processes.check_same(settings | every)
     narrow = precision.computed_in(compute_dtype, loss)
     given = arguments.of_one_example((trained.tree, frozen), examples, record_key)
-    jax.eval_shape(narrow, *given)  # raises what a loss of other parameters or examples raises
+    with (
+        parameters_of.without_named_axes()
+    ):  # raises what a loss of other parameters or examples raises
+        closed = jax.make_jaxpr(lambda *one: parameters_of.scalar(narrow(*one)))(*given)
+    mixing.check(closed, len(trained.leaves), rows > 1 and microbatch_size != 1)
+    unreached.report_state(params, wrt, strict)
+    unreached.report(closed, trained.paths, strict)
     if workdir is not None or _processes.several():
         computed = {
             "loss_fn": programs.of_loss(narrow, *given),
@@ -267,14 +281,17 @@ def fit(
         l2_clip_norm=l2_clip_norm,
         normalize=normalize,
         accountant=accountant,
-        unit=unit,
+        unit=unit if unit == "record" else f"row of the data, which is called {unit}",
         assumptions=(*assumptions, *inferred_types(data)),
         max_batch_size=max_batch_size,
         bands=bands,
     )
     folder = None if workdir is None else Path(workdir)
     fixed = map(np.asarray, (*trained.leaves, *frozen.values(), *jax.tree.leaves(examples)))
-    with secrets.of_training(key, folder, data=fixed, settings=settings) as opened:
+    with (
+        secrets.of_training(key, folder, data=fixed, settings=settings) as opened,
+        unreached.reported(),
+    ):
         tree, history = loop.train(
             loss,
             trained.tree,
@@ -294,6 +311,7 @@ def fit(
             max_batch_size=max_batch_size,
             strict=strict,
             workdir=folder,
+            progress=progress,
             evaluate=None if evaluate is None else lambda tree: evaluate(rebuilt(tree)),
             **every,
         )

@@ -24,7 +24,7 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
-from dpx import _processes
+from dpx import _processes, _watch
 from dpx import _storage as storage
 from dpx.training import resuming
 from dpx.training.purposes import (
@@ -67,6 +67,25 @@ class Opened(NamedTuple):
     finished: bool
 
 
+# Digests of the keys and labels that trainings of this process have used, and the folders of these.
+_used: dict[bytes, Path | None] = {}
+
+
+def _warn_if_used(key: jax.Array, label: str, workdir: Path | None) -> None:
+    """Warns of a key that a training of this label has used: in one folder it may be that one, which goes on."""
+    folder = None if workdir is None else Path(workdir).resolve()
+    digest = hashlib.sha256(words_of(key).tobytes() + label.encode()).digest()
+    again = digest in _used and (folder is None or _used[digest] != folder)
+    _used[digest] = folder
+    if again and not _watch.watching():
+        warnings.warn(
+            "key has been used by another training of this label in this process: both draw the same noise, "
+            "which whoever sees both results can take out of their difference: use a new dpx.secret_key() "
+            "for each",
+            stacklevel=2,
+        )
+
+
 @contextlib.contextmanager
 def of_training(
     key: jax.Array | Keys, workdir: Path | None, *, data: Iterable[np.ndarray], settings: dict
@@ -88,6 +107,8 @@ def of_training(
       storage.StorageError: if another process works in the folder, or the key is damaged or open to others.
     """
     label = settings["label"]
+    if not isinstance(key, Keys):
+        _warn_if_used(key, label, workdir)
 
     def of_label(found: jax.Array | Keys, begun: Any = None) -> TrainingKeys:
         return (found if isinstance(found, Keys) else derive(found)).training(label, begun)

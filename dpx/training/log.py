@@ -1,10 +1,12 @@
 """What a training run says while it runs: its history, metrics.jsonl, and lines of progress."""
 
+import contextlib
+import contextvars
 import dataclasses
 import json
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -93,11 +95,25 @@ class MetricLog:
         return list(found.values())
 
 
-class Progress:
-    """Lines on stderr: steps done, loss, ε spent, and how long the rest will take."""
+_QUIET: contextvars.ContextVar[bool] = contextvars.ContextVar("quiet", default=False)
 
-    def __init__(self, label: str, steps: int, start: int):
+
+@contextlib.contextmanager
+def quiet() -> Iterator[None]:
+    """No training within says on stderr how far it is: its losses are private, and logs go to others."""
+    token = _QUIET.set(True)
+    try:
+        yield
+    finally:
+        _QUIET.reset(token)
+
+
+class Progress:
+    """Lines on stderr, if they are shown: steps done, loss, ε spent, and how long the rest will take."""
+
+    def __init__(self, label: str, steps: int, start: int, *, shown: bool = True):
         self._label, self._steps, self._start = label, steps, start
+        self._shown = shown and not _QUIET.get()
         self._began = time.monotonic()
         self._say(f"{label}: compiling {steps} steps, {start} of them done")
 
@@ -112,6 +128,6 @@ class Progress:
         )
 
     def _say(self, text: str) -> None:
-        if _processes.is_first():
+        if self._shown and _processes.is_first():
             sys.stderr.write(text + "\n")
             sys.stderr.flush()

@@ -48,6 +48,7 @@ def train(
     max_batch_size: int | None = None,
     workdir: Path | None = None,
     finished: bool = False,
+    progress: bool = True,
     evaluate: Callable[[Any], Mapping[str, float]] | None = None,
     evaluate_every: int = 1,
     log_every: int = 1,
@@ -84,6 +85,7 @@ def train(
       max_batch_size: Where samples are cut off, if anywhere.
       workdir: Holds metrics.jsonl and the checkpoints; None for neither.
       finished: The training has finished there and its keys are gone: its result is read, and no step taken.
+      progress: Whether lines on stderr say how far it is, and the loss.
       evaluate: Of the parameters, logged every `evaluate_every` steps; not covered by the guarantee.
       evaluate_every, log_every, checkpoint_every: In steps.
 
@@ -130,7 +132,7 @@ def train(
                     f"{workdir} holds a finished training whose result is gone: use a new workdir"
                 )
         log = MetricLog(None if workdir is None else workdir / "metrics.jsonl", label, start)
-        progress = Progress(label, steps, start)
+        lines = Progress(label, steps, start, shown=progress)
         records = layout.records((data, layout.own(_watch.record_ids(layout.rows))))
         batches = sampling.poisson_batches(
             layout.rows,
@@ -151,7 +153,7 @@ def train(
                 spent = privacy.spent(done) if privacy is not None else None
                 clip = {"l2_clip_norm": float(_clip(state))} if follow else {}
                 log.write({"step": done, "loss": float(loss), "epsilon": spent} | clip)
-                progress.line(done, float(loss), spent)
+                lines.line(done, float(loss), spent)
             if evaluate is not None and done % evaluate_every == 0:
                 log.write({"step": done} | evaluated(evaluate(state[0])))
             # Correlated noise is in the state, which is never written before it is of no use.

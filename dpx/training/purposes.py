@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
-from dpx._validate import wrong_key
+from dpx._validate import warn_of_guess, wrong_key
 
 
 class TrainingKeys(NamedTuple):
@@ -120,6 +120,7 @@ def check(key: Any) -> None:
     except TypeError:
         shape = None
     if shape == (_key_words(),):
+        warn_of_guess(int(words_of(key)[0]) == 0, "key")
         return
     if jax.numpy.issubdtype(getattr(key, "dtype", int), jax.dtypes.prng_key) and not key.ndim:
         raise ValueError(

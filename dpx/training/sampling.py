@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from dpx import _watch
-from dpx._validate import check_integer, check_number
+from dpx._validate import check_integer, check_number, warn_of_guess
 
 
 def poisson_batches(
@@ -35,7 +35,7 @@ def poisson_batches(
       num_examples: N.
       sampling_probability: q in (0, 1].
       steps: Number of batches in all.
-      seed: An int or a NumPy SeedSequence.
+      seed: A NumPy SeedSequence, such as `np.random.SeedSequence()`, or an int, which must not be guessed.
       multiple_of: Batches are padded to a multiple of this, at least one, so that jit sees few shapes.
       max_batch_size: Of a larger sample a uniformly random part of this size is kept, and all batches are
         padded to it: jit sees one shape. It costs privacy (`dpx.dpsgd_epsilon` with the same argument).
@@ -69,7 +69,9 @@ def poisson_batches(
                 f"seed of type {type(seed).__name__} must be an int or a NumPy SeedSequence: use "
                 "np.random.SeedSequence(), which the operating system's entropy fills"
             )
-        root = np.random.SeedSequence(check_integer(seed, "seed", 0))
+        number = check_integer(seed, "seed", 0)
+        warn_of_guess(number < 2**32, "seed")
+        root = np.random.SeedSequence(number)
     _watch.check_samples(max_batch_size)
     _watch.key_used(root.generate_state(_watch.KEY_WORDS), "sampling")
     return _batches(

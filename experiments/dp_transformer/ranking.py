@@ -10,7 +10,6 @@ from scipy import stats
 
 from dpx import _watch
 from dpx._validate import check_decay
-from dpx.data import left_pad
 from dpx.launch.experiment import Measure
 from dpx.recommend import metrics
 

@@ -71,6 +71,12 @@ def build(config) -> Language:
     else:
         file = gguf.GGUF(config.model.path or pretrained.default_path())
         tokenizer, model = gguf.tokenizer(file), pretrained.load_llama(file, **options)
+        for section in ("data", "sample"):
+            if model.context_length is not None and config[section].length > model.context_length:
+                raise ValueError(
+                    f"config.{section}.length={config[section].length} must be at most "
+                    f"{model.context_length}, the most tokens that {file.path} was made for"
+                )
     trained: Any = nnx.Param
     if config.tune.mode == "lora":
         names = ("projections", "rank", "alpha", "train_first", "shift")

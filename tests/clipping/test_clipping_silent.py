@@ -229,9 +229,13 @@ def test_uses_that_split_axes_differently_are_a_fallback():
 @pytest.mark.parametrize("bad", [np.nan, np.inf])
 def test_parameters_that_are_not_finite_are_named_outside_jit(bad):
     params = {"a": jnp.ones(3), "w": jnp.array([1.0, bad, 1.0])}
+
+    def loss(params, x):
+        return plain(params, x + params["a"])
+
     with pytest.raises(ValueError, match=r"params\[w\] holds NaN or infinity"):
-        clipped(plain, params)
-    found = jax.jit(lambda params: clipped(plain, params))(params)
+        clipped(loss, params)
+    found = jax.jit(lambda params: clipped(loss, params))(params)
     assert not found.grads["w"].any()
     assert found.num_not_finite == 4
 

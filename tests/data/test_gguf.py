@@ -39,7 +39,15 @@ def arrays(seed=0):
 
 
 def write(
-    path, *, family="llama", changes=(), left_out=(), quantised=None, more=(), tokenizer=True
+    path,
+    *,
+    family="llama",
+    changes=(),
+    left_out=(),
+    quantised=None,
+    more=(),
+    tokenizer=True,
+    pre="smollm",
 ):
     writer = gguf_package.GGUFWriter(path, family)
     writer.add_vocab_size(len(VOCABULARY))
@@ -52,7 +60,8 @@ def write(
     writer.add_layer_norm_rms_eps(1e-5)
     if tokenizer:
         writer.add_tokenizer_model("gpt2")
-        writer.add_tokenizer_pre("smollm")
+        if pre is not None:
+            writer.add_tokenizer_pre(pre)
         writer.add_token_list(VOCABULARY)
         writer.add_token_merges(MERGES)
         writer.add_bos_token_id(1)
@@ -214,7 +223,8 @@ def test_models_that_cannot_be_used_are_named(tmp_path, settings, words):
     [
         ({"tokenizer": False}, "byte-level BPE tokenizer .* has None"),
         ({"changes": {"add_tokenizer_model": "llama"}}, "has 'llama'"),
-        ({"changes": {"add_tokenizer_pre": "deepseek-llm"}}, "words as 'deepseek-llm' does"),
+        ({"pre": "deepseek-llm"}, "words as 'deepseek-llm' does"),
+        ({"pre": None}, r"has no tokenizer\.ggml\.pre.* --pre-tokenizer, one of gpt-2, smollm"),
         (
             {"changes": {"add_token_merges": ["q z"]}},
             "merges that do not fit its vocabulary .*`qz`",
@@ -230,6 +240,37 @@ def test_tokenizers_that_cannot_be_used_are_named(tmp_path, settings, words):
     with pytest.raises(ValueError, match=words) as raised:
         gguf.tokenizer(gguf.GGUF(write(tmp_path / "model.gguf", **settings)))
     one_line(raised)
+
+
+def test_a_part_of_a_model_is_said_to_be_one(tmp_path, monkeypatch):
+    class Writer(gguf_package.GGUFWriter):
+        def add_causal_attention(self, part):
+            self.add_uint16("split.no", part)
+            self.add_uint16("split.count", 3)
+
+    monkeypatch.setattr(gguf_package, "GGUFWriter", Writer)
+    path = write(
+        tmp_path / "model-00002-of-00003.gguf",
+        changes={"add_causal_attention": 1},
+        left_out=["blk.1.attn_q.weight"],
+    )
+    with pytest.raises(ValueError, match=r"is part 2 of 3: join .* --merge") as raised:
+        gguf.GGUF(path)
+    one_line(raised)
+
+
+def test_texts_beyond_the_context_are_refused(tmp_path):
+    path = write(tmp_path / "model.gguf", changes={"add_context_length": 6})
+    model = pretrained.load_llama(gguf.GGUF(path))
+    assert model(jnp.zeros((2, 6), int)).shape == (2, 6, len(VOCABULARY))
+    for call in (model, jax.jit(lambda tokens: model(tokens))):
+        with pytest.raises(
+            ValueError, match=r"shape \(2, 7\) must be at most 6 in a text"
+        ) as raised:
+            call(jnp.zeros((2, 7), int))
+        one_line(raised)
+    unlimited = pretrained.load_llama(gguf.GGUF(write(tmp_path / "other.gguf")))
+    assert unlimited(jnp.zeros((1, 99), int)).shape[1] == 99
 
 
 def test_the_bytes_of_another_machine_are_refused(tmp_path, monkeypatch):

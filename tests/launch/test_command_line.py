@@ -333,3 +333,19 @@ def test_an_interrupt_before_anything_has_begun_ends_in_one_line():
     ended = subprocess.run(command, capture_output=True, text=True, check=False)
     assert ended.returncode == 130
     assert ended.stderr == "interrupted before anything began: repeat the command\n"
+
+
+@pytest.mark.slow
+def test_a_run_without_progress_prints_no_loss(tmp_path):
+    """Nor does a sweep, which says how far it is, and what it found, in a file of the data holder's."""
+    for flags, printed in ((["--noprogress"], False), ([], True)):
+        folder = tmp_path / str(printed)
+        done = call("run", "--config=quickstart:tiny", f"--workdir={folder}", *flags)
+        assert done.returncode == 0, done.stderr
+        assert ("loss" in done.stderr) == printed
+        assert "loss" in (folder / "metrics.jsonl").read_text()
+    grid = ["--config=quickstart:tiny", "--set=epsilon=3", f"--workdir={tmp_path / 'sweep'}"]
+    done = call("sweep", *grid, "--noprogress")
+    assert done.returncode == 0, done.stderr
+    assert not done.stderr
+    assert "1 of 1 done" in (tmp_path / "sweep" / "log.txt").read_text()

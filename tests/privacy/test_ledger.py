@@ -10,7 +10,7 @@ from dp_accounting.pld import PLDAccountant
 
 import dpx
 from dpx import privacy
-from dpx.privacy import _cache, dpsgd, risk
+from dpx.privacy import _cache, composition, dpsgd, risk
 
 
 def guarantee(
@@ -146,7 +146,7 @@ def test_rounding_of_compositions_is_in_the_risk(monkeypatch):
     found = []
     for delta in (0.0, 1e-3):
         monkeypatch.setattr(risk, "_known", {})
-        monkeypatch.setattr(risk, "pld_rounding", lambda steps, delta=delta: delta)
+        monkeypatch.setattr(composition.Plan, "rounding", delta)
         found.append(guarantee(0.01, 1e-5, event=event).risk())
     assert found[0].tpr_at_1_percent + 9e-4 < found[1].tpr_at_1_percent
     assert found[0].mu < found[1].mu

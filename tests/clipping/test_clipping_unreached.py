@@ -1,0 +1,220 @@
+"""Parameters that would get noise and nothing else: they are named, with the `wrt` that leaves them out."""
+
+import functools
+import re
+import warnings
+
+import equinox as eqx
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from flax import nnx
+from flax.training.train_state import TrainState
+
+import dpx
+from dpx.clipping import ClippingWarning, unreached
+
+RNG = np.random.default_rng(0)
+X = RNG.normal(size=(4, 3)).astype(np.float32)
+PARAMS = {"a": jnp.ones(3), "b": {"w": jnp.full(3, 0.5)}}
+STOP = jax.lax.stop_gradient
+
+
+@jax.custom_vjp
+def frozen_product(x, w):
+    return x @ w
+
+
+frozen_product.defvjp(lambda x, w: (x @ w, w), lambda w, g: (g * w, None))
+
+
+def in_scan(p, x):
+    def body(carry, one):
+        return carry + one * STOP(p["a"]).sum() * p["b"]["w"].sum(), None
+
+    return jax.lax.scan(body, 0.0, x)[0]
+
+
+# How `a` is used; the gradient of `b/w` is never zero.
+UNREACHED = {
+    "not used": lambda p, x: 0.0,
+    "stop_gradient": lambda p, x: x @ STOP(p["a"]),
+    "in jit": lambda p, x: x @ jax.jit(STOP)(p["a"]),
+    "in remat": lambda p, x: jax.checkpoint(lambda a: x @ STOP(a))(p["a"]),
+    "in scan": in_scan,
+    "derivative by hand": lambda p, x: frozen_product(x, p["a"]),
+    "sign": lambda p, x: x @ jnp.sign(p["a"]),
+    "integers": lambda p, x: x @ jnp.round(p["a"] * 3).astype(int),
+    "compared": lambda p, x: jnp.where(x > p["a"], x, 0).sum(),
+    "kept in a branch": lambda p, x: jax.lax.cond(x[0] > 0, jnp.sin, jnp.cos, x @ STOP(p["a"])),
+}
+REACHED = {
+    "product": lambda p, x: x @ p["a"],
+    "times zero": lambda p, x: 0 * x @ p["a"],  # by its value, which the program does not know
+    "once of two": lambda p, x: x @ STOP(p["a"]) + p["a"][0],
+    "one branch": lambda p, x: jax.lax.cond(x[0] > 9, lambda a: a.sum(), lambda a: 0.0, p["a"]),
+    "carried": lambda p, x: jax.lax.fori_loop(0, 3, lambda i, c: c * x.sum(), p["a"].sum()),
+}
+
+
+def loss_of(use):
+    def loss(p, x):
+        return jnp.square(use(p, x) + x @ p["b"]["w"])
+
+    return loss
+
+
+def clipped(loss, params=PARAMS, batch=(X,), **options):
+    return dpx.clipped_grad(loss, l2_clip_norm=1.0, **options)(params, *batch)
+
+
+@pytest.mark.parametrize("method", dpx.clipping.METHODS)
+@pytest.mark.parametrize("use", UNREACHED)
+def test_what_no_gradient_reaches_is_named(use, method):
+    loss = loss_of(UNREACHED[use])
+    with pytest.warns(ClippingWarning, match=r"no gradient of loss_fn reaches a: ") as found:
+        grads = clipped(loss, method=method).grads
+    assert not np.any(grads["a"])
+    with pytest.raises(ValueError, match=r"no gradient of loss_fn reaches a: "):
+        clipped(loss, method=method, strict=True)
+    # What it says to do is what helps.
+    (said,) = {str(each.message) for each in found if each.category is ClippingWarning}
+    wrt = eval(re.search(r"lambda path, leaf: .*", said)[0])
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", ClippingWarning)
+        named = clipped(loss, method=method, wrt=wrt, strict=True)
+    assert named.grads["a"] is None
+    np.testing.assert_array_equal(named.grads["b"]["w"], grads["b"]["w"])
+
+
+@pytest.mark.parametrize("use", REACHED)
+def test_what_a_gradient_may_reach_is_not(use):
+    clipped(loss_of(REACHED[use]), strict=True)
+
+
+@pytest.mark.parametrize("use", [*UNREACHED, *REACHED])
+def test_gradients_of_many_examples_say_the_same(use):
+    """By values: a leaf that is named has gradients of zero, and most others have not."""
+    loss = loss_of((UNREACHED | REACHED)[use])
+    many = jnp.asarray(np.random.default_rng(1).normal(size=(64, 3), scale=4), jnp.float32)
+    gradients = jax.vmap(jax.grad(loss), (None, 0))(PARAMS, many)
+    zero = [not np.any(leaf) for leaf in jax.tree.leaves(gradients)]
+    closed = jax.make_jaxpr(lambda a, w, x: loss({"a": a, "b": {"w": w}}, x))(
+        PARAMS["a"], PARAMS["b"]["w"], X[0]
+    )
+    named = [k in unreached.of(closed, 2) for k in (0, 1)]
+    assert named == zero or use == "times zero"
+    assert not named[1]
+
+
+class Net(nnx.Module):
+    def __init__(self, rngs):
+        self.layers = nnx.List([nnx.Linear(3, 3, rngs=rngs), nnx.Linear(3, 1, rngs=rngs)])
+        self.norm = nnx.BatchNorm(3, use_running_average=True, rngs=rngs)
+
+    def __call__(self, x):
+        x = STOP(self.layers[0].kernel[...]) @ x
+        return self.layers[1](self.norm(x[None])[0]).sum()
+
+
+def test_names_within_modules_are_those_that_wrt_takes():
+    net = Net(nnx.Rngs(0))
+    with pytest.warns(ClippingWarning, match="layers/0/bias, layers/0/kernel: ") as found:
+        clipped(lambda m, x: m(x), net)
+    wrt = eval(re.search(r"lambda path, leaf: .*", str(found[0].message))[0])
+    grads = clipped(lambda m, x: m(x), net, wrt=wrt, strict=True).grads
+    assert set(grads) == {"layers", "norm"}
+    assert set(grads["layers"]) == {1}
+
+
+class Norm(nn.Module):
+    @nn.compact
+    def __call__(self, x):
+        return nn.Dense(1)(nn.BatchNorm(use_running_average=True)(x)).sum()
+
+
+def test_running_statistics_are_no_parameters():
+    model = Norm()
+    variables = model.init(jax.random.key(0), X[0])
+    with pytest.warns(ClippingWarning, match="params holds batch_stats beside the parameters") as f:
+        clipped(model.apply, variables)
+    wrt = eval(re.search(r"lambda path, leaf: .*", str(f[0].message))[0])
+    assert jax.tree.leaves(clipped(model.apply, variables, wrt=wrt, strict=True).grads)
+    graph, state = nnx.split(Net(nnx.Rngs(0)))
+
+    def loss(state, x):
+        return nnx.merge(graph, state)(x)
+
+    with pytest.warns(ClippingWarning, match="params holds BatchStat beside the parameters"):
+        clipped(loss, state)
+    with pytest.raises(ValueError, match="holds BatchStat"):
+        clipped(loss, state, strict=True)
+    grads = clipped(loss, state, wrt=nnx.Param).grads
+    assert "mean" not in grads["norm"]
+
+
+def adam(params):
+    return optax.adam(1e-3).init(params)
+
+
+def holders():
+    model = nnx.Linear(3, 1, rngs=nnx.Rngs(0))
+    tx = optax.adam(1e-3)
+    key = jax.random.key(0)
+    _, state = eqx.nn.make_with_state(eqx.nn.BatchNorm)(3, axis_name="batch", mode="batch")
+    private = dpx.privatize(l2_clip_norm=1.0, noise_multiplier=1.0, expected_batch_size=2, key=key)
+    trained = dpx.training.Trained(PARAMS, None, [])
+    return {
+        "TrainState": TrainState.create(apply_fn=None, params=PARAMS, tx=tx),
+        "ScaleByAdamState": (PARAMS, tx.init(PARAMS)),
+        "Optimizer": nnx.Optimizer(model, tx, wrt=nnx.Param),
+        "State": (PARAMS, state),
+        "PrivatizeState": {"params": PARAMS, "opt": private.init(PARAMS)},
+        "Trained": trained,
+    }
+
+
+@pytest.mark.parametrize("name", holders())
+def test_what_holds_more_than_parameters_is_refused(name):
+    with pytest.raises(ValueError, match=rf"params (is|holds) a {name}, which has more than") as f:
+        clipped(loss_of(REACHED["product"]), holders()[name])
+    assert "\n" not in str(f.value)
+
+
+def test_where_wrt_names_what_is_trained_the_rest_is_the_callers():
+    state = TrainState.create(apply_fn=None, params=PARAMS, tx=optax.adam(1e-3))
+
+    def loss(state, x):
+        return loss_of(REACHED["product"])(state.params, x)
+
+    grads = clipped(loss, state, wrt=lambda path, leaf: path[0] == "params", strict=True).grads
+    want = clipped(loss_of(REACHED["product"])).grads
+    jax.tree.map(np.testing.assert_array_equal, grads.params, want)
+
+
+@pytest.mark.parametrize(
+    "use",
+    [
+        lambda x: jax.lax.pmean(x, "batch"),
+        lambda x: jax.lax.psum(x, "batch"),
+        lambda x: jax.lax.all_gather(x, "batch").sum(0),
+        lambda x: x * jax.lax.axis_index("batch"),
+        lambda x: jax.jit(functools.partial(jax.lax.pmean, axis_name="batch"))(x),
+        lambda x: nnx.BatchNorm(3, axis_name="batch", rngs=nnx.Rngs(0))(x[None])[0],
+    ],
+    ids=["pmean", "psum", "all_gather", "axis_index", "in jit", "BatchNorm"],
+)
+def test_axes_by_name_are_refused_with_a_remedy_that_mixes_nothing(use):
+    with pytest.raises(ValueError, match=r"asks for the axis 'batch'.*use GroupNorm") as found:
+        clipped(lambda p, x: use(x) @ p["a"] + p["b"]["w"].sum())
+    assert "shard_map" not in str(found.value)
+    with pytest.raises(ValueError, match=r"asks for the axis 'batch'.*use GroupNorm"):
+        dpx.explain_clipping(lambda p, x: use(x) @ p["a"], PARAMS, X)
+
+
+def test_other_names_that_are_missing_are_the_callers_fault():
+    with pytest.raises(NameError, match="missing"):
+        clipped(lambda p, x: missing(p, x))  # noqa: F821

@@ -1,0 +1,200 @@
+"""Privacy losses of many steps: upper bounds, near closed forms, in bounded memory."""
+
+import math
+import tracemalloc
+
+import dp_accounting
+import numpy as np
+import pytest
+from dp_accounting.pld import PLDAccountant, pld_pmf
+from dp_accounting.rdp import RdpAccountant
+from scipy import stats
+
+import dpx
+from dpx import privacy
+from dpx.privacy import composition, dpsgd
+from dpx.privacy.events import pld_interval
+
+# All records but one in 1e15 are in every sample, so that the closed form of the Gaussian mechanism holds.
+NEARLY_ALL = 1 - 1e-15
+
+
+@pytest.mark.parametrize(
+    ("steps", "mu", "delta"),
+    [
+        (33_000, 1.0, 1e-5),
+        (10**5 + 7, 0.3, 1e-8),
+        (10**6, 4.0, 1e-6),
+        (10**7 - 1, 1.0, 1e-9),
+        (10**9, 0.3, 1e-5),
+        (10**9 + 12_345, 4.0, 1e-10),
+        (10**12, 1.0, 1e-8),
+    ],
+)
+def test_many_steps_cost_hardly_more_than_in_closed_form(steps, mu, delta):
+    multiplier = math.sqrt(steps) / mu
+    exact = dpx.gaussian_epsilon(1 / mu, delta)
+    found = dpx.dpsgd_epsilon(multiplier, delta, sampling_probability=NEARLY_ALL, steps=steps)
+    assert 1 <= found / exact < 1.001
+
+
+@pytest.mark.parametrize("steps", [33 * 1024 - 1, 10**6, 34_000_000 + 1023 * 1024])
+def test_no_step_is_lost(steps):
+    """The mean loss of all steps, and its variance, are as many times those of one, and hardly more."""
+    event = dp_accounting.PoissonSampledDpEvent(0.1, dp_accounting.GaussianDpEvent(30.0))
+    planned = composition.plan(dp_accounting.SelfComposedDpEvent(event, steps), 1e-4)
+    ((_, count, depth),) = planned.parts
+    assert count == steps
+    assert depth == (1 if steps < 2**25 else 2)
+
+    def moments(losses):
+        dense = losses._pmf_remove.to_dense_pmf()
+        places = dense._discretization * (dense._lower_loss + np.arange(dense.size))
+        mean = dense._probs @ places
+        return np.array([mean, dense._probs @ (places - mean) ** 2])
+
+    share = moments(composition.composed(planned)) / moments(
+        composition.sampled_gaussian(30.0, 0.1, 1e-4, 1e-20)
+    )
+    assert (steps * (1 - 1e-5) < share).all()
+    assert (share < steps * (1 + 5e-4)).all()
+
+
+@pytest.mark.parametrize(
+    ("multiplier", "probability", "steps", "delta"),
+    [
+        (1.0, 0.01, 1000, 1e-6),
+        (0.6, 0.1, 100, 1e-5),
+        (3.0, 1e-3, 30_000, 1e-7),
+        (0.4, 1e-4, 1000, 1e-6),
+        (0.05, 0.1, 10, 1e-5),
+        (8.0, 0.5, 1000, 1e-5),
+        (0.9, 0.999, 5, 1e-5),
+    ],
+)
+def test_it_is_what_dp_accounting_finds_at_once(multiplier, probability, steps, delta):
+    event = privacy.dpsgd_event(multiplier, sampling_probability=probability, steps=steps)
+    renyi = RdpAccountant().compose(event).get_epsilon(delta)
+    interval = pld_interval(renyi, steps)
+    losses = composition.composed(composition.plan(event, interval))
+    theirs = PLDAccountant(value_discretization_interval=interval).compose(event)
+    found = losses.get_epsilon_for_delta(delta)
+    assert found == pytest.approx(theirs.get_epsilon(delta), rel=1e-6)
+    assert found <= renyi
+    # In either direction, not only in the worse one.
+    for ours, other in (
+        (losses._pmf_add, theirs._pld._pmf_add),
+        (losses._pmf_remove, theirs._pld._pmf_remove),
+    ):
+        for epsilon in (0.0, 0.3 * found, found):
+            want = other.get_delta_for_epsilon(epsilon)
+            # Theirs has more mass than 1 where the grid is fine.
+            assert ours.get_delta_for_epsilon(epsilon) == pytest.approx(want, rel=1e-3, abs=1e-13)
+
+
+@pytest.mark.parametrize("interval", [1e-4, 1e-2, 0.9])
+@pytest.mark.parametrize(
+    ("multiplier", "probability"),
+    [(1.0, 0.2), (0.171, 1e-9), (0.3, 1e-5), (0.05, 0.5), (20.0, 0.01)],
+)
+def test_one_step_is_an_upper_bound_of_what_hypothesis_testing_says(
+    multiplier, probability, interval
+):
+    """δ of each ε, by sums over a fine grid of outcomes, for a record that leaves and for one that joins."""
+    if multiplier < 0.1:
+        interval *= 100  # of losses up to 600
+    losses = composition.sampled_gaussian(multiplier, probability, min(interval, 1.0), 1e-20)
+    x = np.linspace(-9 * multiplier, 1 + 9 * multiplier, 1_000_001)
+    step = x[1] - x[0]
+    without = stats.norm.pdf(x, 0, multiplier)
+    both = (1 - probability) * without + probability * stats.norm.pdf(x, 1, multiplier)
+    for pmf, (upper, lower) in (
+        (losses._pmf_remove, (both, without)),
+        (losses._pmf_add, (without, both)),
+    ):
+        for epsilon in (0.0, 1e-3, 0.05, 0.31, 1.7, 5.0, 20.0):
+            exact = np.maximum(upper - math.exp(epsilon) * lower, 0).sum() * step
+            found = pmf.get_delta_for_epsilon(epsilon)
+            assert found >= exact * (1 - 1e-6) - 1e-17
+            if interval == 1e-4:
+                assert found <= exact * (1 + 1e-2) + probability * 1e-4
+
+
+def test_a_coarser_grid_says_more_and_on_its_points_the_same():
+    rng = np.random.default_rng(0)
+    probs = rng.dirichlet(np.ones(500))
+    fine = pld_pmf.DensePLDPmf(0.01, -137, probs, 1e-3, True)
+    coarse = composition._coarser_pmf(fine)
+    interval = 0.01 * composition.COARSER
+    assert coarse._discretization == interval
+    assert coarse._probs.min() >= 0
+    assert coarse._probs.sum() == pytest.approx(probs.sum())
+    for n in range(-6, 14):
+        same = fine.get_delta_for_epsilon(n * interval)
+        assert coarse.get_delta_for_epsilon(n * interval) == pytest.approx(same, rel=1e-9)
+    for epsilon in rng.uniform(-1.4, 3.7, 200):
+        least = fine.get_delta_for_epsilon(epsilon)
+        assert coarse.get_delta_for_epsilon(epsilon) >= least * (1 - 1e-12)
+
+
+def test_a_release_beside_many_steps_is_counted():
+    run = privacy.dpsgd_event(4000.0, sampling_probability=0.5, steps=10**7)
+    release = dp_accounting.GaussianDpEvent(2.0)
+    both = dpx.Ledger().spend(run, "run").spend(release, "release").guarantee(1e-6).epsilon
+    # A step with q in place of 1 costs about q² of it, and at this noise the sum is Gaussian.
+    mu = math.hypot(0.5 * math.sqrt(10**7) / 4000, 1 / 2)
+    assert both == pytest.approx(dpx.gaussian_epsilon(1 / mu, 1e-6), rel=2e-3)
+
+
+@pytest.mark.slow
+def test_many_samples_that_are_cut_off():
+    settings = {"sampling_probability": 1e-3, "steps": 50_000}
+    cut = {"num_examples": 10**5, "max_batch_size": 150}
+    plain = dpx.dpsgd_epsilon(3.0, 1e-6, **settings)
+    found = dpx.dpsgd_epsilon(3.0, 1e-6, **settings, **cut)
+    assert plain * (1 - 1e-3) < found < 1.001 * plain
+
+
+def test_the_risk_of_many_steps():
+    settings = {"sampling_probability": NEARLY_ALL, "steps": 40_000}
+    spent = privacy.dpsgd_guarantee(200.0, 1e-6, unit="record", **settings)
+    assert 1 <= spent.risk().mu < 1.01
+    assert 2 <= spent.risk("replace_one").mu < 2.1
+
+
+def test_memory_is_bounded():
+    """6.3 GiB were taken at a sampling probability of 1e-9, and more in a billion steps."""
+    for multiplier, settings in (
+        (0.277, {"sampling_probability": 1e-9, "steps": 10**6}),
+        (4.9, {"sampling_probability": 1e-4, "steps": 10**9}),
+    ):
+        tracemalloc.start()
+        event = privacy.dpsgd_event(multiplier, **settings)
+        found = composition.composed(composition.plan(event, pld_interval(1.0, event.count)))
+        _, peak = tracemalloc.get_traced_memory()
+        tracemalloc.stop()
+        assert peak < 400 * 2**20
+        assert 0 < found.get_epsilon_for_delta(1e-6) < 100
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("epsilon", "delta", "probability", "steps"),
+    [(3.0, 1e-6, 1e-9, 10**4), (1.0, 1e-8, 1e-9, 10**6), (3.0, 1e-6, 1e-4, 10**9)],
+)
+def test_extremes_are_calibrated_to_less_noise_than_rdp_takes(
+    epsilon, delta, probability, steps, tmp_path, monkeypatch
+):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    settings = {"sampling_probability": probability, "steps": steps}
+    found = dpx.calibrate_dpsgd(epsilon, delta, **settings)
+    assert 0.999 * epsilon <= dpx.dpsgd_epsilon(found, delta, **settings) <= 1.001 * epsilon
+    assert dpx.dpsgd_epsilon(found, delta, accountant="rdp", **settings) > epsilon
+
+
+def test_a_calibration_that_takes_long_says_so(tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.setattr(dpsgd, "_PATIENCE", 0)
+    with pytest.warns(UserWarning, match="calibrating 7 steps .* accountant='rdp'") as found:
+        dpx.calibrate_dpsgd(1.7, 1e-5, sampling_probability=0.0123, steps=7)
+    assert len(found) == 1

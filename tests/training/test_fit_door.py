@@ -1,0 +1,225 @@
+"""What `fit` says before it begins: of optimizers, losses, keys and units that are not what they seem."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from flax import nnx
+from optax import contrib
+
+import dpx
+from dpx.clipping import ClippingWarning
+from dpx.privacy import Ledger
+from dpx.training import keys as secrets
+from dpx.training import log
+
+X = np.random.default_rng(0).normal(size=(64, 3)).astype(np.float32)
+PARAMS = {"w": jnp.ones(3), "encoder": jnp.eye(3)}
+
+
+def loss_fn(params, x):
+    return jnp.square(jax.lax.stop_gradient(params["encoder"]) @ x @ params["w"] - 1)
+
+
+def linear(w, x):
+    return jnp.square(x @ w - 1)
+
+
+def fit(loss=linear, params=PARAMS["w"], data=X, **changes):
+    settings = {
+        "epsilon": 3.0,
+        "delta": 1e-3,
+        "batch_size": 16,
+        "steps": 2,
+        "optimizer": optax.sgd(0.1),
+        "l2_clip_norm": 1.0,
+        "key": dpx.secret_key(),
+    }
+    return dpx.training.fit(loss, params, data, **settings | changes)
+
+
+def private():
+    return dpx.privatize(
+        l2_clip_norm=1.0, noise_multiplier=1.0, expected_batch_size=16, key=dpx.secret_key()
+    )
+
+
+@pytest.mark.parametrize(
+    ("optimizer", "named"),
+    [
+        (optax.lbfgs(), r"noisy gradients alone, and failed \(TypeError: .*'value'"),
+        (
+            optax.chain(optax.adam(1e-2), contrib.reduce_on_plateau()),
+            r"noisy gradients alone, and failed \(TypeError: reduce_on_plateau",
+        ),
+        (optax.polyak_sgd(), r"noisy gradients alone, and failed \(TypeError"),
+        (optax.lookahead(optax.sgd(0.1), 3, 0.5), "keeps two copies of the parameters"),
+        (contrib.dpsgd(0.1, 1.0, 1.0, 0), "clips and adds noise by itself"),
+        (optax.chain(private(), optax.adam(1e-2)), "leave dpx.privatize out"),
+        (optax.masked(private(), True), "leave dpx.privatize out"),
+        (optax.MultiSteps(optax.adam(1e-2), 2), r"give optimizer\.gradient_transformation\(\)"),
+        (
+            nnx.Optimizer(nnx.Linear(2, 2, rngs=nnx.Rngs(0)), optax.adam(1e-2), wrt=nnx.Param),
+            r"give the one that it was made of, optimizer\.tx",
+        ),
+        (optax.adam, "must be an Optax optimizer: use one such as"),
+    ],
+    ids=[
+        "lbfgs", "plateau", "polyak", "lookahead", "dpsgd", "privatize", "masked", "MultiSteps",
+        "nnx", "adam",
+    ],
+)  # fmt: skip
+def test_optimizers_that_do_not_fit_are_one_line_before_there_is_a_folder(
+    optimizer, named, tmp_path
+):
+    with pytest.raises(ValueError, match=named) as found:
+        fit(optimizer=optimizer, workdir=tmp_path / "run")
+    assert "\n" not in str(found.value)
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize(
+    "optimizer",
+    [
+        optax.MultiSteps(optax.adam(1e-2), 2).gradient_transformation(),
+        optax.inject_hyperparams(optax.adamw)(1e-2),
+        contrib.schedule_free_sgd(0.1),
+        optax.apply_if_finite(optax.adam(1e-2), 3),
+    ],
+)
+def test_optimizers_of_gradients_alone_are_taken(optimizer):
+    assert np.isfinite(fit(optimizer=optimizer).params).all()
+
+
+def test_losses_that_mix_examples_are_refused_before_there_is_a_folder(tmp_path):
+    norm = nnx.BatchNorm(3, rngs=nnx.Rngs(0))
+    for loss, named in (
+        (lambda w, x: nnx.clone(norm)(x[None]).sum() + linear(w, x), "BatchNorm in training mode"),
+        (lambda w, x: linear(w, jax.lax.pmean(x, "batch")), "asks for the axis 'batch'.*GroupNorm"),
+        (lambda w, x: (linear(w, x), x), "returned a tuple"),
+        (lambda w, x: x * w, r"returned an array of shape \(3,\)"),
+    ):
+        with pytest.raises(ValueError, match=named):
+            fit(loss, workdir=tmp_path / "run")
+        assert not (tmp_path / "run").exists()
+
+
+def test_what_no_gradient_reaches_is_named_by_the_names_of_the_caller(tmp_path):
+    with pytest.warns(ClippingWarning) as found:
+        noised = fit(loss_fn, PARAMS)
+    (said,) = {str(each.message) for each in found}
+    assert "no gradient of loss_fn reaches encoder: " in said
+    assert not np.array_equal(noised.params["encoder"], PARAMS["encoder"])
+    with pytest.raises(ValueError, match="no gradient of loss_fn reaches encoder"):
+        fit(loss_fn, PARAMS, strict=True, workdir=tmp_path / "run")
+    assert not (tmp_path / "run").exists()
+    wrt = eval(said[said.index("lambda") :])
+    kept = fit(loss_fn, PARAMS, strict=True, wrt=wrt)
+    np.testing.assert_array_equal(kept.params["encoder"], PARAMS["encoder"])
+    with pytest.raises(ValueError, match="params holds a ScaleByAdamState"):
+        fit(params=(PARAMS, optax.adam(1e-3).init(PARAMS)))
+    with pytest.raises(ValueError, match=r"params is a Trained, .* such as state\.params"):
+        fit(params=kept)
+
+
+def test_dropout_that_all_records_share_names_the_argument():
+    dropout = nnx.Dropout(0.5, rngs=nnx.Rngs(0))
+    with pytest.raises(ValueError, match="record_key=True"):
+        fit(lambda w, x: linear(w, nnx.clone(dropout)(x)), strict=True)
+
+
+def test_what_is_frozen_comes_back_as_arrays_that_the_loss_takes():
+    params = {"table": np.eye(3, dtype=np.float32), "w": np.ones(3, np.float32)}
+
+    def loss(params, x, row):
+        return linear(params["w"], x + params["table"][row])
+
+    rows = np.arange(64) % 3
+    seen = []
+
+    def evaluate(params):
+        seen.append(jax.vmap(loss, (None, 0, 0))(params, X, rows).mean())
+        return {"loss": seen[-1]}
+
+    wrt = {"table": False, "w": True}
+    trained = fit(loss, params, (X, rows), wrt=wrt, evaluate=evaluate, evaluate_every=2)
+    found = jax.vmap(loss, (None, 0, 0))(trained.params, X, rows)
+    assert all(isinstance(leaf, jax.Array) for leaf in jax.tree.leaves(trained.params))
+    assert found.mean() == seen[-1]
+
+
+def test_a_unit_is_what_a_row_is_called():
+    assert fit().guarantee.unit == "record"
+    spent = fit(unit="patient").guarantee
+    assert "one row of the data, which is called patient" in str(spent)
+    assert Ledger().spend(spent, "a").spend(spent, "b").guarantee(1e-3).unit == spent.unit
+    with pytest.raises(ValueError, match="unit"):
+        Ledger().spend(spent, "a").spend(dpx.PrivacyGuarantee(
+            1.0, 1e-3, "add_or_remove_one", "patient", "of all visits"
+        ), "b")  # fmt: skip
+
+
+def test_losses_are_on_stderr_unless_they_should_not_be(capfd, tmp_path):
+    trained = fit(progress=False, workdir=tmp_path)
+    printed = capfd.readouterr()
+    assert "loss" not in printed.err + printed.out
+    assert trained.history[-1].loss is not None  # for the data holder
+    fit()
+    assert "loss" in capfd.readouterr().err
+    with log.quiet():
+        fit()
+    assert "loss" not in capfd.readouterr().err
+    with pytest.raises(ValueError, match="progress=0 must be True or False"):
+        fit(progress=0)
+
+
+GUESSED = pytest.warns(UserWarning, match=r"(key|seed) can be guessed")
+
+
+@pytest.mark.filterwarnings("default")
+@pytest.mark.parametrize(
+    "key", [jax.random.key(0), jax.random.PRNGKey(0), jax.random.key(2**32 - 1)]
+)
+def test_keys_that_can_be_guessed_are_warned_of(key, recwarn):
+    with GUESSED as found:
+        fit(key=key)
+    assert "4294967295" not in str(found[0].message)
+    with GUESSED:
+        dpx.privatize(l2_clip_norm=1.0, noise_multiplier=1.0, expected_batch_size=1, key=key)
+    with GUESSED:
+        dpx.gram.release(key, X.T, epsilon=1.0, delta=1e-3, column_bound=9.0)
+    with GUESSED:
+        dpx.poisson_batches(4, sampling_probability=0.5, steps=1, seed=7)
+
+
+@pytest.mark.filterwarnings("error:(key|seed) can be guessed")
+def test_keys_that_nobody_guesses_are_not():
+    fit(key=dpx.secret_key())
+    fit(key=jax.random.key_data(dpx.secret_key()))
+    jax.jit(lambda key: dpx.privatize(
+        l2_clip_norm=1.0, noise_multiplier=1.0, expected_batch_size=1, key=key
+    ).init(X).count)(jax.random.key(0))  # fmt: skip
+    seed = np.random.SeedSequence()
+    dpx.poisson_batches(4, sampling_probability=0.5, steps=1, seed=seed)
+    dpx.poisson_batches(4, sampling_probability=0.5, steps=1, seed=int(seed.entropy))
+
+
+@pytest.mark.filterwarnings("error:key has been used")
+def test_a_key_that_trained_before_is_warned_of(tmp_path):
+    again = pytest.warns(UserWarning, match="key has been used by another training")
+    key = dpx.secret_key()
+    fit(key=key)
+    with again as found:
+        fit(key=jax.random.key_data(key))
+    assert not any(str(word) in str(found[0].message) for word in jax.random.key_data(key))
+    with again:
+        fit(key=key, workdir=tmp_path / "one")
+    key = dpx.secret_key()
+    fit(key=key, workdir=tmp_path / "two")
+    fit(key=key, workdir=tmp_path / "two")  # which returns what it found
+    with again:
+        fit(key=key, workdir=tmp_path / "three")
+    run = secrets.derive(dpx.secret_key())
+    fit(key=run, label="one")
+    fit(key=run, label="two")
