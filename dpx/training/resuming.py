@@ -21,6 +21,9 @@ _BEFORE = (FOLDER, "config.json", "environment.json", "log.txt")
 # What a training leaves in a folder that may hold anything else of its caller.
 _TRAINED = ("metrics.jsonl", "checkpoints", "model", "privacy.json")
 
+# Raised by one whenever the same keys draw other noise or samples: a run that went on would release twice.
+_RANDOMNESS = 2
+
 
 class CannotResumeError(ValueError):
     """An unfinished run cannot go on without spending more than it states."""
@@ -33,16 +36,14 @@ def stored(
     path = workdir / FOLDER / KEYS
     if not os.path.lexists(path):
         not_begun(workdir, settings)
-        if storage.create_private(path, {**draw(), "data": data, "settings": settings}):
+        if storage.create_private(path, {**draw(), **_begun(data, settings)}):
             try:
                 # Between the two looks this process may have slept while another one ran, and finished.
                 not_begun(workdir, settings)
             except CannotResumeError:
                 path.unlink()
                 raise
-    found = storage.read_private(path)
-    unchanged(found, workdir, data, settings)
-    return found
+    return _goes_on(path, workdir, data, settings)
 
 
 def check_training(workdir: Path, data: str, settings: dict) -> None:
@@ -54,8 +55,8 @@ def check_training(workdir: Path, data: str, settings: dict) -> None:
     path = workdir / FOLDER / f"training_{settings['label']}.json"
     if not os.path.lexists(path):
         _no_other_training(workdir, workdir / "checkpoints" / settings["label"])
-        storage.create_private(path, {"data": data, "settings": settings})
-    unchanged(storage.read_private(path), workdir, data, settings)
+        storage.create_private(path, _begun(data, settings))
+    _goes_on(path, workdir, data, settings)
 
 
 def _no_other_training(workdir: Path, checkpoints: Path) -> None:
@@ -81,6 +82,22 @@ def not_begun(workdir: Path, settings: dict | None) -> None:
             "whose noise keys are gone: with new ones it would release twice and pay once, so use a new "
             "workdir, and keep other files out of it"
         )
+
+
+def _begun(data: str, settings: dict | None) -> dict:
+    return {"data": data, "settings": settings, "randomness": _RANDOMNESS}
+
+
+def _goes_on(path: Path, workdir: Path, data: str, settings: dict | None) -> dict:
+    """What an unfinished run or training began with. Raises CannotResumeError where that was something else."""
+    found = storage.read_private(path)
+    if found.get("randomness") != _RANDOMNESS:
+        raise CannotResumeError(
+            f"the run in {workdir} began under a version of dpx that draws other noise from its keys: go on "
+            "with that version, or use a new workdir"
+        )
+    unchanged(found, workdir, data, settings)
+    return found
 
 
 def unchanged(stored: dict, workdir: Path, data: str, settings: dict | None) -> None:

@@ -1674,6 +1674,14 @@ FAULTS = (
         PURPOSES + "test_a_training_under_keys_is_not_repeated_with_other_data_or_arguments",
     ),
     Fault(
+        "a run goes on under a version that draws other noise",
+        "dpx/training/resuming.py",
+        'if found.get("randomness") != _RANDOMNESS:',
+        "if False:",
+        "tests/training/test_resuming.py"
+        "::test_under_another_version_whose_noise_differs_nothing_goes_on",
+    ),
+    Fault(
         "the fingerprint of a noise seed is one that can be looked up",
         "dpx/training/keys.py",
         "salt=salt, n=2**14",

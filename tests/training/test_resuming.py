@@ -8,6 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
+from ml_collections import ConfigDict
 
 import dpx
 from dpx import _processes
@@ -59,6 +60,19 @@ def test_under_a_runs_keys_a_result_is_that_of_its_own_arguments(tmp_path):
     np.testing.assert_array_equal(again.params["w"], first.params["w"])
     kept = "".join(path.read_text() for path in (tmp_path / "secret").iterdir())
     assert "key" not in kept.replace("record_key", "")
+
+
+def test_under_another_version_whose_noise_differs_nothing_goes_on(tmp_path, monkeypatch):
+    """The same keys would draw other noise for the same statistic: two releases for the price of one."""
+    secrets.open_keys(ConfigDict({"seed": 0, "noise_seed": None}), tmp_path / "run")
+    fit(tmp_path / "training", key=own_keys())
+    monkeypatch.setattr(resuming, "_RANDOMNESS", resuming._RANDOMNESS + 1)
+    for begin in (
+        lambda: secrets.open_keys(ConfigDict({"seed": 0, "noise_seed": None}), tmp_path / "run"),
+        lambda: fit(tmp_path / "training", key=own_keys()),
+    ):
+        with pytest.raises(secrets.CannotResumeError, match="draws other noise from its keys"):
+            begin()
 
 
 def test_a_runs_keys_and_a_key_of_its_own_do_not_share_a_training(tmp_path):
