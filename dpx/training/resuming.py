@@ -89,7 +89,7 @@ def _begun(data: str, settings: dict | None) -> dict:
 
 
 def _goes_on(path: Path, workdir: Path, data: str, settings: dict | None) -> dict:
-    """What an unfinished run or training began with. Raises CannotResumeError where that was something else."""
+    """What an unfinished run began with. Raises CannotResumeError where that was something else."""
     found = storage.read_private(path)
     if found.get("randomness") != _RANDOMNESS:
         raise CannotResumeError(
