@@ -118,9 +118,9 @@ def test_what_no_gradient_reaches_is_named_by_the_names_of_the_caller(tmp_path):
     kept = fit(loss_fn, PARAMS, strict=True, wrt=wrt)
     np.testing.assert_array_equal(kept.params["encoder"], PARAMS["encoder"])
     with pytest.raises(ValueError, match="params holds a ScaleByAdamState"):
-        fit(params=(PARAMS, optax.adam(1e-3).init(PARAMS)))
+        fit(lambda p, x: linear(p[0]["w"], x), (PARAMS, optax.adam(1e-3).init(PARAMS)))
     with pytest.raises(ValueError, match=r"params is a Trained, .* such as state\.params"):
-        fit(params=kept)
+        fit(lambda p, x: linear(p.params["w"], x), kept)
 
 
 def test_dropout_that_all_records_share_names_the_argument():
