@@ -212,7 +212,7 @@ def _gram_errors(config, patch):
     other, opposite = X.copy(), X.copy()
     other[:, 7] *= -3
     opposite[:, 0] = 0
-    exposed = {"result/metrics/*": "errors", "file/notes.md": "errors", "stdout": "errors"}
+    exposed = {"result/metrics/*": "errors", "result/notes": "the notes", "stdout": "errors"}
     return Case(
         lambda X: patch.setattr(gram, "_columns", lambda config: X),
         X,
