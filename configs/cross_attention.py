@@ -27,7 +27,6 @@ and degree; `largest_logit` fixes the temperature, and then `degree` counts.
 `table` takes a .csv or .tsv table (`data.key` and `data.value` name its columns, with commas between), an
 .npy matrix (whose columns are counted from 1) or an .npz file (they name two arrays, K and V by default).
 `data.header` and `data.separator` say how a table is written, where that is not clear; without a header its
-<<<<<<< HEAD
 columns are counted from 1 too. A row is the record. The bounds must be known without looking at the data. A
 key has at most the length key_bound or, with `domain=box`, its entries lie in [0, key_bound]. Each entry of a
 value lies within ±value_bound; with `value_domain=ball` a value has at most that length, and with
@@ -36,13 +35,6 @@ bounds are clipped. What is not given follows from public numbers: features, deg
 by the expected error and by how well answers tell values apart (`dpx.cross_attention.expected_error`); with
 `features=taylor` or `random` the temperature is √d. The run saves the released memory as memory.dpx, which
 `dpx.load` reads without the data.
-=======
-columns are counted from 1 too. A row is the record. The bounds must be known without looking at the data.
-Each entry of a key lies in [0, key_bound] or, with `domain=ball`, a key has at most that length; each entry
-of a value lies within ±value_bound or, with `value_domain=ball`, a value has at most that length. Rows beyond
-the bounds are clipped. The run saves the released memory as memory.dpx, which `dpx.load` reads without the
-data.
->>>>>>> readers
 
 At the defaults (n = 100,000, d = 1, ε = 1) expect an error of 1e-4 from the sketch, and at ε = 1 a mean
 absolute error of about 983 dollars for the diamonds. The tables are in
