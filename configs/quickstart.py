@@ -15,7 +15,7 @@ the table is in experiments/dp_transformer/README.md.
 
 from ml_collections import ConfigDict, config_dict
 
-from configs.common import mesh, parse_arg, reattention
+from configs.common import mesh, non_private, parse_arg, reattention
 
 
 def get_config(arg: str = "") -> ConfigDict:
@@ -59,7 +59,8 @@ def get_config(arg: str = "") -> ConfigDict:
                 "log_every": 25,
                 "checkpoint_every": 50,
             },
-            "non_private": {"steps": 400, "batch_size": 512},
+            # As many names as the private row reads.
+            "non_private": non_private(steps=1600, batch_size=512, learning_rate=3e-3),
             "prior": {"order": 4, "budget_fraction": 0.8},
             "ngrams": (1, 2, 3, 4),
             "train_loss": False,

@@ -46,7 +46,7 @@ The tables are in experiments/dp_transformer/README.md.
 
 from ml_collections import ConfigDict, config_dict
 
-from configs.common import mesh, parse_arg, reattention
+from configs.common import mesh, non_private, parse_arg, reattention
 
 VARIANTS = ("movielens", "movielens1m", "amazon", "amazon_warm", "synthetic", "table")
 
@@ -99,7 +99,12 @@ def get_config(arg: str = "") -> ConfigDict:
                 "checkpoint_every": 50,
                 "evaluate_every": 0,  # steps; for curves
             },
-            "non_private": {"steps": 100},
+            "choice_budget_fraction": 0.01,  # of μ², to serve the better of a model and its start
+            "non_private": non_private(
+                steps=100,
+                learning_rate=1e-3,
+                tried={"start": ("exact", "scratch"), "learning_rate": (1e-3, 3e-3, 1e-2)},
+            ),
             "evaluate": {"k": 10, "exclude_seen": True, "split": "test"},
         }
     )
@@ -126,7 +131,7 @@ def get_config(arg: str = "") -> ConfigDict:
         config.update({"train": {"microbatch_size": 512, "learning_rate": 1e-2}})
         config.update({"non_private": {"steps": 0}, "evaluate": {"exclude_seen": False}})
     if variant == "amazon_warm":
-        config.update({"train": {"batch_size": 4096}})
+        config.update({"train": {"batch_size": 4096}, "non_private": {"batch_size": 512}})
     if variant == "table":
         config.update({"delta": 1e-5, "data": {"max_length": 20}})
     if variant == "synthetic":

@@ -21,7 +21,7 @@ from dpx import cross_attention
 from dpx._validate import check_delta, check_epsilon
 from dpx.cross_attention import baselines
 from dpx.launch import plotting
-from dpx.launch.experiment import Measure, Outcome
+from dpx.launch.experiment import Comparison, Measure, Outcome
 from dpx.noise import release
 from dpx.privacy import (
     REPLACE_ONE,
@@ -135,7 +135,7 @@ def run(config, workdir: Path) -> Outcome:
         not_covered=NOT_COVERED,
         titles=TITLES,
         headline_row="sketch",
-        baseline_row="dp_mean",
+        comparisons=[Comparison("mean_absolute_error", ["dp_mean", "dp_linear_regression"])],
     )
 
 

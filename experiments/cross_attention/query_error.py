@@ -18,7 +18,7 @@ from dpx._validate import check_delta, check_epsilon
 from dpx.cross_attention import baselines, sketch
 from dpx.cross_attention.domain import Domain
 from dpx.cross_attention.features import PolynomialFeatures
-from dpx.launch.experiment import Measure, Outcome
+from dpx.launch.experiment import Comparison, Measure, Outcome
 from dpx.privacy import PrivacyGuarantee, gaussian_noise_multiplier
 from dpx.training import keys as secrets
 from experiments.cross_attention import figures as drawing
@@ -136,7 +136,7 @@ def run(config, workdir: Path) -> Outcome:
         releases={cell.measure([0.0]).place: spent for cell, spent in guarantees.items()},
         titles=TITLES,
         headline_row="sketch",
-        baseline_row="dp_mean",
+        comparisons=[Comparison("error", ["dp_mean"])],
         synthetic=True,
         not_covered=["the row mean and the errors, which are not private (the data are synthetic)"],
         notes="Each trial has a memory of its own, and its noise is counted once.",

@@ -19,7 +19,7 @@ from flax import nnx
 import dpx
 from dpx._validate import check_delta, check_epsilon, check_integer, check_positive
 from dpx.cross_attention import baselines
-from dpx.launch.experiment import Measure, Outcome
+from dpx.launch.experiment import Comparison, Measure, Outcome
 from dpx.nn.cross_attention import PrivateCrossAttention
 from dpx.privacy import gaussian_epsilon, gaussian_noise_multiplier
 from dpx.training import keys as secrets
@@ -153,7 +153,7 @@ def run(config, workdir: Path) -> Outcome:
         not_covered=NOT_COVERED,
         titles=TITLES,
         headline_row="reader",
-        baseline_row="dp_mean",
+        comparisons=[Comparison("mean_absolute_error", ["dp_mean"])],
     )
 
 

@@ -14,7 +14,7 @@ import numpy as np
 import dpx
 from dpx import cross_attention
 from dpx._validate import check_choice, check_delta, check_epsilon, check_integer, check_positive
-from dpx.launch.experiment import Measure, Outcome
+from dpx.launch.experiment import Comparison, Measure, Outcome
 from dpx.privacy import gaussian_noise_multiplier
 from dpx.training import keys as secrets
 from experiments.cross_attention import labelled
@@ -149,7 +149,13 @@ def run(config, workdir: Path) -> Outcome:
         not_covered=NOT_COVERED,
         titles=TITLES,
         headline_row="sketch",
-        baseline_row="class_means" if "class_means" in releases else "",
+        comparisons=[
+            Comparison(
+                "accuracy",
+                [row for row in ("class_means", "logistic_regression") if row in releases],
+                more_is_better=True,
+            )
+        ],
         synthetic=bool(config.data.generated),
         notes=f"Degree {found.degree}, logits up to {1 / found.scale:g}, chosen by the expected error.",
     )

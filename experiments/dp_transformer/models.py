@@ -96,8 +96,9 @@ def calibrate(
     *,
     prior: dpx.PrivacyGuarantee | None,
     correction_key: jax.Array | None,
+    choice: dpx.PrivacyGuarantee | None = None,
 ) -> Calibrated:
-    """Shares the budget between the releases in front of a training run and the run.
+    """Shares the budget between the releases beside a training run and the run.
 
     Args:
       config: With `epsilon`, `delta`, `train` and `reattention`.
@@ -106,8 +107,9 @@ def calibrate(
       unit, assumptions: Of the guarantee.
       prior: A release that the model starts from.
       correction_key: Switches Re-Attention on; noise of the token probabilities, if those are released.
+      choice: Of what comes after training, if that is paid for too.
     """
-    released, beside, label = None, prior, "prior release"
+    released, own = None, {} if choice is None else {"choice of a model": choice}
     if correction_key is not None and config.reattention.probabilities == "public":
         assumptions = (
             *assumptions,
@@ -122,10 +124,8 @@ def calibrate(
             max_tokens=config.reattention.max_tokens,
             unit=unit,
         )
-        beside, label = released.guarantee, "token probabilities"
-        if prior is not None:
-            ledger = dpx.Ledger().spend(prior, "prior release").spend(beside, label)
-            beside, label = ledger.guarantee(config.delta), "prior release, token probabilities"
+        own["token probabilities"] = released.guarantee
+    beside = own if prior is None else {"prior release": prior, **own}
     privacy, guarantee = training.make_private(
         config.train,
         config.epsilon,
@@ -133,16 +133,14 @@ def calibrate(
         len(histories.items),
         unit,
         assumptions,
-        beside=beside,
-        beside_label=label,
+        beside=together(config, beside),
+        beside_label=", ".join(beside),
     )
     alone = guarantee
     if prior is not None:
-        ledger = dpx.Ledger()
-        if released is not None:
-            ledger.spend(released.guarantee, "token probabilities")
         assert privacy.alone is not None
-        alone = ledger.spend(privacy.alone, "DP-SGD").guarantee(config.delta)
+        alone = together(config, own | {"DP-SGD": privacy.alone})
+        assert alone is not None
     if correction_key is None:
         return Calibrated(privacy, guarantee, alone, None)
     found = _parameter_noise(
@@ -151,11 +149,21 @@ def calibrate(
     return Calibrated(privacy, guarantee, alone, found)
 
 
-def plan(config, histories, length, unit, assumptions, *, prior) -> dict:
+def together(config, spent: dict[str, dpx.PrivacyGuarantee]) -> dpx.PrivacyGuarantee | None:
+    """Several guarantees as one, the only one as it is."""
+    if len(spent) < 2:
+        return next(iter(spent.values()), None)
+    ledger = dpx.Ledger()
+    for label, guarantee in spent.items():
+        ledger.spend(guarantee, label)
+    return ledger.guarantee(config.delta)
+
+
+def plan(config, histories, length, unit, assumptions, *, prior, choice=None) -> dict:
     """What Re-Attention changes in the plan of a run: token probabilities leave less for training."""
     if not config.reattention.enabled:
         return {}
-    settings = {"prior": prior, "correction_key": jax.random.key(0)}
+    settings = {"prior": prior, "correction_key": jax.random.key(0), "choice": choice}
     calibrated = calibrate(config, histories, length, unit, assumptions, **settings)
     return {"reattention_noise_multiplier": calibrated.privacy.noise_multiplier}
 

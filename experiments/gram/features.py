@@ -15,7 +15,7 @@ import numpy as np
 
 from dpx import gram
 from dpx._validate import check_delta, check_epsilon, check_integer, check_positive
-from dpx.launch.experiment import Measure, Outcome
+from dpx.launch.experiment import Comparison, Measure, Outcome
 from dpx.noise import release
 from dpx.privacy import ADD_OR_REMOVE_ONE, PrivacyGuarantee, gaussian_noise_multiplier
 from dpx.training import keys as secrets
@@ -125,7 +125,12 @@ def run(config, workdir: Path) -> Outcome:
         not_covered=NOT_COVERED,
         titles=TITLES,
         headline_row="gram",
-        baseline_row="public",
+        comparisons=[
+            Comparison(
+                "captured", ["public", "gram_features", "power_method"], more_is_better=True
+            ),
+            Comparison("accuracy", ["class_means", "logistic_regression"], more_is_better=True),
+        ],
         synthetic=bool(config.data.generated),
         notes="Captured is the share of the features' variance in the span of the components. The release "
         "with labels serves the regression and all components together.",

@@ -10,12 +10,12 @@ import jax.numpy as jnp
 import numpy as np
 
 from dpx import privacy
-from dpx.data import Histories, leave_last_out, left_pad
-from dpx.launch.experiment import Measure, Outcome
+from dpx.data import Histories, leave_last_out
+from dpx.launch.experiment import Comparison, Measure, Outcome
 from dpx.recommend import item_gram, popularity, transitions
 from dpx.training import keys as secrets
 from experiments.dp_transformer import histories as recommender_data
-from experiments.dp_transformer import ranking, recommender_figures
+from experiments.dp_transformer import ranking, recommender_figures, recommender_plain
 
 ROWS = {
     "transitions": "transitions",
@@ -122,7 +122,7 @@ def run(config, workdir: Path) -> Outcome:
     begun = (*evaluated.known.items, np.array(evaluated.known.num_items))
     noise = secrets.open_keys(config, workdir, data=begun).noise
     filtered = recommender_data.assumptions(config)
-    exact = np.log1p(popularity.count(evaluated.known))
+    exact = recommender_plain.best_popularity(config, evaluated.known)
     results = [("popularity", _rank(config, evaluated, lambda _: exact[None]))]
     releases, chosen = {}, []
     for number in range(config.num_seeds):
@@ -152,7 +152,9 @@ def run(config, workdir: Path) -> Outcome:
         "whole budget.",
         titles=ROWS,
         headline_row="transitions",
-        baseline_row="dp_popularity",
+        comparisons=[
+            Comparison(f"ndcg@{config.evaluate.k}", ["dp_popularity"], more_is_better=True)
+        ],
     )
 
 
@@ -220,9 +222,7 @@ def _evaluated(config) -> Evaluated:
     known = split.train_and_validation if testing else split.train
     seen = np.zeros((len(split.users), 0), np.int32)
     if config.evaluate.exclude_seen:
-        of_users = [known.items[user] for user in split.users]
-        seen, real = left_pad(of_users, max(map(len, of_users), default=1))
-        seen = np.where(real, seen, -1)
+        seen = ranking.seen_items(known, split.users)
     return Evaluated(known, split.users, split.test if testing else split.validation, seen)
 
 

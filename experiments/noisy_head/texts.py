@@ -13,7 +13,7 @@ from dpx import noisy_head
 from dpx._validate import check_choice
 from dpx.data import newsgroups
 from dpx.data.arrays import load_array
-from dpx.launch.experiment import Measure, Outcome
+from dpx.launch.experiment import Comparison, Measure, Outcome
 from dpx.training.keys import open_keys
 from experiments.noisy_head import figures as noisy_head_figures
 from experiments.noisy_head.early_stopping import grid_of, stopped
@@ -232,7 +232,7 @@ def run(config, workdir: Path) -> Outcome:
         not_covered=not_covered,
         titles=TITLES,
         headline_row="noisy_head",
-        baseline_row="zero",
+        comparisons=[Comparison("test_mse", ["zero"])],
         notes=f"{len(train.x)} prompts to train on, {len(test.x)} to test on. ridge and not_private (descent "
         "without noise) are not private; zero predicts zero.",
     )
