@@ -152,7 +152,7 @@ def get_config(arg: str = "") -> ConfigDict:
                     "log_every": 2,
                     "checkpoint_every": 2,
                 },
-                "non_private": {"steps": 4},
+                "non_private": {"steps": 4, "tried": {"learning_rate": ()}},
             }
         )
         if variant == "synthetic":
@@ -160,7 +160,7 @@ def get_config(arg: str = "") -> ConfigDict:
         elif variant != "movielens":
             config.update({"data": {"limit": 300}})
         if variant != "table":
-            config.update({"train": {"batch_size": 16}})
+            config.update({"train": {"batch_size": 16}, "non_private": {"batch_size": 16}})
     return config
 
 
