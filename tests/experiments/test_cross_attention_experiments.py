@@ -7,6 +7,8 @@ import numpy as np
 import pytest
 
 from configs import cross_attention as config_file
+from dpx.launch import comparison
+from dpx.privacy import gaussian_noise_multiplier
 from experiments.cross_attention import (
     classifiers,
     kernel_regression,
@@ -149,6 +151,44 @@ def test_own_memory_is_released_saved_and_loaded_without_its_file(domain, tmp_pa
         found.append(memory.query(np.full((3, 2), 0.5)))
     np.testing.assert_array_equal(found[0], found[1])
     np.testing.assert_array_equal(found[0], found[2])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("shift", "best"), [(0.0, "zero"), (0.5, "dp_mean")])
+def test_the_best_trivial_answer_to_an_own_memory_follows_from_its_values(shift, best, tmp_path):
+    """Values about zero are answered by zero, and others by their private mean."""
+    rng = np.random.default_rng(0)
+    K, V = rng.random((200, 2)), shift + rng.uniform(-0.1, 0.1, (200, 1))
+    np.savez(tmp_path / "memory.npz", K=K, V=V[:, 0])
+    config = own_config(tmp_path / "memory.npz", epsilon=1.0)
+    outcome = table.run(config, tmp_path / "run")
+    (by,) = outcome.comparisons
+    assert comparison.best_baseline(by, outcome.measures) == best
+    # The mean of V is not released, and costs nothing.
+    assert set(outcome.releases) == {"sketch"}
+    errors = {measure.row: measure.value for measure in outcome.measures}
+    domain = table._domain(config, K, V)
+    drawn = np.asarray(table._private_means(config, domain, jax.numpy.asarray(V)))
+    std = 2 / 200 * gaussian_noise_multiplier(config.epsilon, config.delta)
+    assert np.std(drawn - V.mean()) == pytest.approx(std, rel=0.5)
+    assert errors["dp_mean"] == pytest.approx(std * np.sqrt(2 / np.pi), rel=0.7)
+
+
+def test_exact_attention_is_as_sharp_as_training_rows_say():
+    """A label that lies where its key does is found by sharp attention, and one at random by flat."""
+    rng = np.random.default_rng(0)
+    keys = rng.normal(size=(300, 3))
+    keys = (keys / np.linalg.norm(keys, axis=1, keepdims=True)).astype(np.float32)
+    near = np.eye(4)[2 * (keys[:, 0] > 0) + (keys[:, 1] > 0)].astype(np.float32)
+    prices = np.sin(4 * keys[:, :1])
+    asked = labelled.Documents(keys, near.argmax(1), keys[:5], np.zeros(5, int), 4, keys)
+    assert retrieval.best_logit(asked, near, 0) >= 8
+    assert kernel_regression.best_logit(keys, prices, 2.0) > 2
+    level = rng.normal(size=(300, 1)).astype(np.float32)
+    assert kernel_regression.best_logit(keys, level, 2.0) == 2
+    # Whoever asks later has no part in it.
+    other = asked._replace(queries=-keys[:5], truth=np.ones(5, int))
+    assert retrieval.best_logit(other, near, 0) == retrieval.best_logit(asked, near, 0)
 
 
 @pytest.mark.slow
