@@ -38,7 +38,7 @@ def test_tiny_runs_report_errors_and_guarantees(variant, tmp_path):
     assert all(np.isfinite(value) for value in outcome.metrics.values())
     assert outcome.headline.epsilon == config.epsilon
     assert {"sketch", "dp_mean"} <= set(outcome.releases)
-    not_private = {"attention", "mean", "linear_regression"}
+        not_private = {"attention", "best_attention", "mean", "linear_regression"}
     for measure in outcome.measures:
         assert (measure.row in not_private) == (measure.place not in outcome.releases)
         assert measure.row in outcome.titles
@@ -175,13 +175,13 @@ def test_the_best_trivial_answer_to_an_own_memory_follows_from_its_values(shift,
 
 
 def test_exact_attention_is_as_sharp_as_training_rows_say():
-    """A label that lies where its key does is found by sharp attention, and one at random by flat."""
+    """What changes from sector to sector is found by sharp attention, and what is random by flat."""
     rng = np.random.default_rng(0)
-    keys = rng.normal(size=(300, 3))
-    keys = (keys / np.linalg.norm(keys, axis=1, keepdims=True)).astype(np.float32)
-    near = np.eye(4)[2 * (keys[:, 0] > 0) + (keys[:, 1] > 0)].astype(np.float32)
-    prices = np.sin(4 * keys[:, :1])
-    asked = labelled.Documents(keys, near.argmax(1), keys[:5], np.zeros(5, int), 4, keys)
+    angles = rng.uniform(0, 2 * np.pi, 300)
+    keys = np.stack([np.cos(angles), np.sin(angles)], axis=1).astype(np.float32)
+    near = np.eye(2)[(angles // (np.pi / 8)).astype(int) % 2].astype(np.float32)
+    prices = np.sin(8 * angles)[:, None]
+    asked = labelled.Documents(keys, near.argmax(1), keys[:5], np.zeros(5, int), 2, keys)
     assert retrieval.best_logit(asked, near, 0) >= 8
     assert kernel_regression.best_logit(keys, prices, 2.0) > 2
     level = rng.normal(size=(300, 1)).astype(np.float32)
