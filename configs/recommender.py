@@ -9,7 +9,9 @@ of the model.
     amazon               a ratings csv or `user item` lines, by --config.data.path
     amazon_warm          the same data; the transformer starts from `dpx.recommend.transitions`, which get
                          most of the budget. Its rows are transitions (the whole budget on the release),
-                         start (that share of it, before training) and dp_transformer (after training)
+                         start (that share of it, before training), dp_transformer (after training) and
+                         served (the better of these two, by a noisy choice that `choice_budget_fraction`
+                         pays for)
     synthetic            generated histories
     table                interactions of your own, a line for each, in a .csv, .tsv or .parquet file
 
