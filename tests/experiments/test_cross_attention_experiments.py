@@ -38,7 +38,7 @@ def test_tiny_runs_report_errors_and_guarantees(variant, tmp_path):
     assert all(np.isfinite(value) for value in outcome.metrics.values())
     assert outcome.headline.epsilon == config.epsilon
     assert {"sketch", "dp_mean"} <= set(outcome.releases)
-        not_private = {"attention", "best_attention", "mean", "linear_regression"}
+    not_private = {"attention", "best_attention", "mean", "linear_regression"}
     for measure in outcome.measures:
         assert (measure.row in not_private) == (measure.place not in outcome.releases)
         assert measure.row in outcome.titles
