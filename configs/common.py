@@ -43,6 +43,17 @@ def table() -> dict:
     return {"header": config_dict.placeholder(bool), "separator": config_dict.placeholder(str)}
 
 
+def non_private(**changed) -> dict:
+    """The section `non_private`: how the row without privacy is trained, by what it changes of `train`.
+
+    Of the values in `tried`, where there are any, a part of the training records chooses; what is not tried
+    stands beside it. With `steps` of 0 there is no such row.
+    """
+    tried = dict.fromkeys(("start", "steps", "learning_rate"), ())
+    own = {"start": "scratch", "batch_size": config_dict.placeholder(int)}
+    return {**own, **changed, "tried": tried | changed.get("tried", {})}
+
+
 def reattention(*, enabled: bool = False, max_tokens: int = 8) -> dict:
     """The section `reattention`: whether a row with it is trained, and from what it knows the tokens.
 

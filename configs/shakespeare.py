@@ -16,7 +16,7 @@ experiments/dp_transformer/README.md.
 
 from ml_collections import ConfigDict, config_dict
 
-from configs.common import mesh, parse_arg, reattention
+from configs.common import mesh, non_private, parse_arg, reattention
 
 
 def get_config(arg: str = "") -> ConfigDict:
@@ -61,7 +61,9 @@ def get_config(arg: str = "") -> ConfigDict:
                 "log_every": 25,
                 "checkpoint_every": 50,
             },
-            "non_private": {"steps": 0},
+            "non_private": non_private(
+                steps=0, learning_rate=3e-3, tried={"start": ("scratch", "exact")}
+            ),
             "prior": {"order": 4, "budget_fraction": 0.8},
             "ngrams": (1, 2, 3, 4),
             "train_loss": True,

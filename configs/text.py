@@ -14,7 +14,7 @@ data.user it is all that one author wrote. What is longer than data.length chara
 
 from ml_collections import ConfigDict, config_dict
 
-from configs.common import mesh, parse_arg, reattention
+from configs.common import mesh, non_private, parse_arg, reattention
 
 
 def get_config(arg: str = "") -> ConfigDict:
@@ -67,7 +67,9 @@ def get_config(arg: str = "") -> ConfigDict:
                 "log_every": 25,
                 "checkpoint_every": 50,
             },
-            "non_private": {"steps": 0},
+            "non_private": non_private(
+                steps=0, learning_rate=3e-3, tried={"start": ("scratch", "exact")}
+            ),
             "prior": {"order": 3, "budget_fraction": 0.8},
             "ngrams": (1, 2, 3),
             "train_loss": False,

@@ -82,6 +82,24 @@ class Measure:
 
 
 @dataclasses.dataclass(frozen=True)
+class Comparison:
+    """By which metric rows are compared with those that took less effort. A report says who wins.
+
+    Attributes:
+      metric: Of all these rows, such as `nats_per_character`.
+      baselines: Rows that are private answers too, and that anybody would try first, such as a private mean.
+        The best of them is found from the numbers.
+      starts: For rows that were trained, by name: the row of the release or the model that each started from.
+      more_is_better: Whether more of the metric is better, as of an accuracy.
+    """
+
+    metric: str
+    baselines: Sequence[str] = ()
+    starts: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    more_is_better: bool = False
+
+
+@dataclasses.dataclass(frozen=True)
 class Outcome:
     """What a run found.
 
@@ -96,7 +114,7 @@ class Outcome:
       notes: Markdown that goes under the table.
       titles: Words for rows, by row; a row without any is shown by its name.
       headline_row: The row that the run is about, which tables mark.
-      baseline_row: The best trivial private answer among the rows, which tables mark too.
+      comparisons: With what its rows are compared, in which metrics.
 
     Raises:
       ContractError: for what no record could state.
@@ -111,10 +129,11 @@ class Outcome:
     notes: str = ""
     titles: Mapping[str, str] = dataclasses.field(default_factory=dict)
     headline_row: str = ""
-    baseline_row: str = ""
+    comparisons: Sequence[Comparison] = ()
 
     def __post_init__(self):
         _check_guarantees(self)
+        _check_comparisons(self)
         for measure in self.measures:
             try:
                 json.dumps(dataclasses.asdict(measure))
@@ -157,6 +176,19 @@ def _check_guarantees(outcome: Outcome) -> None:
             raise ContractError(
                 f"release {label} is about {spent.neighboring.name} {spent.unit}, and the headline about "
                 f"{about.neighboring.name} {about.unit}: state all guarantees of a run for the same ones"
+            )
+
+
+def _check_comparisons(outcome: Outcome) -> None:
+    """Raises ContractError for a row that is to be compared in a metric in which it was not measured."""
+    for comparison in outcome.comparisons:
+        measured = {m.row for m in outcome.measures if m.metric == comparison.metric}
+        named = [*comparison.baselines, *comparison.starts, *comparison.starts.values()]
+        absent = [row for row in named if row not in measured]
+        if outcome.measures and absent:
+            raise ContractError(
+                f"comparison by {comparison.metric}: row {absent[0]!r} was not measured in it: name rows of "
+                "the table"
             )
 
 

@@ -27,7 +27,7 @@ from flax import traverse_util
 
 from dpx import _storage as storage
 from dpx.launch import sources
-from dpx.launch.experiment import Measure
+from dpx.launch.experiment import Comparison, Measure
 from dpx.launch.sources import config_module, experiment, load_config
 from dpx.training import keys
 
@@ -50,7 +50,7 @@ class Record:
     measures: tuple[Measure, ...] = ()
     titles: dict = dataclasses.field(default_factory=dict)
     headline_row: str = ""
-    baseline_row: str = ""
+    comparisons: tuple[Comparison, ...] = ()
     notes: str = ""
 
     @functools.cached_property
@@ -195,6 +195,7 @@ def read(workdir: str | Path) -> Record | None:
         return None
     result = storage.read_json(workdir / "result.json")
     result["measures"] = tuple(Measure(**found) for found in result["measures"])
+    result["comparisons"] = tuple(Comparison(**found) for found in result.get("comparisons", ()))
     return Record(workdir=workdir, **storage.read_json(workdir / "config.json"), **result)
 
 

@@ -4,6 +4,7 @@ dpx report --workdir=DIR       writes report.md, results.csv and *.png
 """
 
 import csv
+import dataclasses
 import io
 import json
 import math
@@ -19,7 +20,7 @@ from scipy import stats
 
 import dpx
 from dpx import _storage as storage
-from dpx.launch import cli, figures, records
+from dpx.launch import cli, comparison, figures, records
 from dpx.launch.experiment import Measure
 from dpx.launch.records import Record
 
@@ -117,10 +118,13 @@ def _apart(kinds: list[str]) -> str:
 
 def _section(group: list[Record], title: str) -> str:
     releases, total = group[0].releases, group[0].total
-    table = _table(group, releases)
-    lines = [f"## {title}", "", *table, ""]
+    measures = _averaged(group)
+    lines = [f"## {title}", "", *_table(group[0], measures), ""]
     if len(group) > 1:
         lines += [f"Mean ± standard error over {len(group)} seeds.", ""]
+    for by in group[0].comparisons:
+        for words in comparison.remarks(by, measures, group[0].headline_row, group[0].titles):
+            lines += [f"**{words}**", ""]
     seen = set()
     for label, spent in releases.items():
         words = _in_words(spent)
@@ -167,16 +171,31 @@ def _epsilon(spent: dict) -> str:
     return "∞" if spent["epsilon"] is None else f"{spent['epsilon']:.4g}"
 
 
-def _table(group: list[Record], releases: dict) -> list[str]:
+def _averaged(group: list[Record]) -> list[Measure]:
+    """The measures of a run; of several their means and standard errors."""
+    found = []
+    for measure in group[0].measures:
+        values = [
+            record.metrics[measure.name] for record in group if measure.name in record.metrics
+        ]
+        error = float(stats.sem(values)) if len(values) > 1 else measure.error
+        found.append(dataclasses.replace(measure, value=float(np.mean(values)), error=error))
+    return found
+
+
+def _table(first: Record, measures: list[Measure]) -> list[str]:
     """A line for each row and setting, a column for each setting that varies and each metric.
 
-    The headline row is bold, and the best trivial private answer says what it is. What a column would
-    repeat in every line stands above the table instead.
+    The headline row is bold, and the best private baseline says what it is. What a column would repeat in
+    every line stands above the table instead.
     """
-    first, cells = group[0], defaultdict(dict)
-    for measure in first.measures:
+    releases, cells = first.releases, defaultdict(dict)
+    for measure in measures:
         key = (measure.place, measure.row, tuple(measure.settings.items()))
-        cells[key][measure.metric] = _cell(measure, group)
+        cells[key][measure.metric] = comparison.in_words(measure)
+    best = defaultdict(list)
+    for by in first.comparisons:
+        best[comparison.best_baseline(by, measures)].append(by.metric)
     lines = []
     for (place, row, settings), values in cells.items():
         spent = releases.get(place, releases.get(row))
@@ -186,7 +205,8 @@ def _table(group: list[Record], releases: dict) -> list[str]:
         }
         # Where one run tries several ε, the ε of a row is the one that it was tried at.
         epsilon = about.pop("epsilon", _epsilon(spent) if spent else "")
-        lines.append(about | {"": _row_name(first, row), "ε": epsilon} | values)
+        name = _row_name(first, row, best.get(row, []))
+        lines.append(about | {"": name, "ε": epsilon} | values)
     columns = list(dict.fromkeys(column for line in lines for column in line))
     # ε and the row's name come behind the settings, in front of the metrics.
     columns.sort(
@@ -203,18 +223,14 @@ def _table(group: list[Record], releases: dict) -> list[str]:
     return ([f"In every row: {', '.join(said)}.", ""] if said else []) + table
 
 
-def _row_name(record: Record, row: str) -> str:
+def _row_name(record: Record, row: str, best_in: list[str]) -> str:
     words = record.titles.get(row, row)
     if row and row == record.headline_row:
         return f"**{words}**"
-    return f"{words} (best trivial private answer)" if row and row == record.baseline_row else words
-
-
-def _cell(measure: Measure, group: list[Record]) -> str:
-    """Mean ± standard error over the runs at hand, or, of a single run, what it says itself."""
-    values = [record.metrics[measure.name] for record in group if measure.name in record.metrics]
-    error = stats.sem(values) if len(values) > 1 else measure.error
-    return f"{np.mean(values):.4g}" + ("" if error is None else f" ± {error:.2g}")
+    if not row or not best_in:
+        return words
+    where = f" in {' and '.join(best_in)}" if len(record.comparisons) > 1 else ""
+    return f"{words} (best private baseline{where})"
 
 
 def _write_csv(found: list[Record], path: Path) -> None:

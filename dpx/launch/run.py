@@ -149,7 +149,7 @@ def write(outcome: experiment.Outcome, config, workdir: Path, seconds: float | N
         "measures": [dataclasses.asdict(measure) for measure in outcome.measures],
         "titles": dict(outcome.titles),
         "headline_row": outcome.headline_row,
-        "baseline_row": outcome.baseline_row,
+        "comparisons": [dataclasses.asdict(found) for found in outcome.comparisons],
         "privacy": summary,
         "risk": written["risk"]["headline"],
         "wall_seconds": None if seconds is None else round(seconds, 2),

@@ -18,7 +18,7 @@ import numpy as np
 import dpx
 from dpx._validate import check_delta, check_epsilon, check_integer, check_positive
 from dpx.cross_attention import Sketch
-from dpx.launch.experiment import Measure, Outcome, Plan, compares
+from dpx.launch.experiment import Comparison, Measure, Outcome, Plan, compares
 from dpx.privacy import gaussian_noise_multiplier
 from dpx.training import keys as secrets
 from experiments.cross_attention.token_memory import (
@@ -186,7 +186,9 @@ def run(config, workdir: Path) -> Outcome:
         not_covered=NOT_COVERED,
         titles=TITLES,
         headline_row="memory",
-        baseline_row="pretrained",
+        comparisons=[
+            Comparison("nats_per_token", ["pretrained", "frequencies", "public_attention"])
+        ],
         synthetic=synthetic,
         notes=f"Means over {_draws(config)} release(s), each of which costs the whole budget. The share is "
         "the memory's part of the mixture, chosen on public documents.",

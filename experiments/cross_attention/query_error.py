@@ -19,7 +19,7 @@ from dpx._validate import check_delta, check_epsilon
 from dpx.cross_attention import baselines, sketch
 from dpx.cross_attention.domain import Domain
 from dpx.cross_attention.features import PolynomialFeatures
-from dpx.launch.experiment import Measure, Outcome, Plan
+from dpx.launch.experiment import Comparison, Measure, Outcome, Plan
 from dpx.privacy import PrivacyGuarantee, gaussian_guarantee, gaussian_noise_multiplier
 from dpx.training import keys as secrets
 from experiments.cross_attention import figures as drawing
@@ -167,7 +167,7 @@ def run(config, workdir: Path) -> Outcome:
         releases={cell.place: spent for cell, spent in guarantees.items()},
         titles=TITLES,
         headline_row="sketch",
-        baseline_row="dp_mean",
+        comparisons=[Comparison("error", ["dp_mean"])],
         synthetic=True,
         not_covered=["the row mean and the errors, which are not private (the data are synthetic)"],
         notes="Each trial has a memory of its own, and its noise is counted once.",

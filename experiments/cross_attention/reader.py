@@ -19,7 +19,7 @@ from flax import nnx
 import dpx
 from dpx._validate import check_delta, check_epsilon, check_integer, check_positive
 from dpx.cross_attention import baselines
-from dpx.launch.experiment import Measure, Outcome, Plan
+from dpx.launch.experiment import Comparison, Measure, Outcome, Plan
 from dpx.nn.cross_attention import PrivateCrossAttention
 from dpx.privacy import (
     REPLACE_ONE,
@@ -164,7 +164,7 @@ def run(config, workdir: Path) -> Outcome:
         not_covered=NOT_COVERED,
         titles=TITLES,
         headline_row="reader",
-        baseline_row="dp_mean",
+        comparisons=[Comparison("mean_absolute_error", ["dp_mean"])],
     )
 
 

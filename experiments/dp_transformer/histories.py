@@ -45,6 +45,8 @@ class Prepared(NamedTuple):
     history_mask: np.ndarray
     seen: Sequence[np.ndarray]  # U arrays, all items of that user
     next_items: np.ndarray  # (U,)
+    known: Histories  # of all users, what is known where those are evaluated
+    users: np.ndarray  # (U,) the numbers of the evaluated ones
 
 
 def load(config) -> Histories:
@@ -123,13 +125,38 @@ def assumptions(config) -> tuple[str, ...]:
     return (K_CORE,) if filtered else ()
 
 
-def prepare(config, start: Start | None = None) -> Prepared:
-    """Leave-last-out, as items or as the tokens of a start."""
-    split = leave_last_out(load(config))
-    length = config.data.max_length
+def prepare(config, start: Start | None = None, histories: Histories | None = None) -> Prepared:
+    """Leave-last-out, as items or as the tokens of a start; by default of the histories that are loaded."""
+    split = leave_last_out(load(config) if histories is None else histories)
     testing = config.evaluate.split == "test"
     known = split.train_and_validation if testing else split.train
     train = known if config.data.train_on_validation else split.train
+    next_items = split.test if testing else split.validation
+    return _tokenized(config, start, train, known, split.users, next_items)
+
+
+def known_to(config, prepared: Prepared, start: Start) -> Prepared:
+    """The same as the tokens of a start."""
+    about = (prepared.train, prepared.known, prepared.users, prepared.next_items)
+    return _tokenized(config, start, *about)
+
+
+def within(config, train: Histories) -> Prepared:
+    """To choose by training data alone: the last item of each training history is held out of it."""
+    config = config.copy_and_resolve_references()
+    config.evaluate.split, config.data.train_on_validation = "test", True
+    return prepare(config, None, train)
+
+
+def _tokenized(
+    config,
+    start: Start | None,
+    train: Histories,
+    known: Histories,
+    users: np.ndarray,
+    next_items: np.ndarray,
+) -> Prepared:
+    length = config.data.max_length
     records, tokens_known = train, known
     if start is not None:
         records, tokens_known = start.restrict(train), start.restrict(known)
@@ -137,7 +164,7 @@ def prepare(config, start: Start | None = None) -> Prepared:
     target_mask = mask[:, 1:] & mask[:, :-1]
     if config.train.loss == "last":
         target_mask &= np.arange(length) == length - 1
-    histories, history_mask = left_pad([tokens_known.items[user] for user in split.users], length)
+    histories, history_mask = left_pad([tokens_known.items[user] for user in users], length)
     return Prepared(
         train=train,
         records=records,
@@ -147,6 +174,8 @@ def prepare(config, start: Start | None = None) -> Prepared:
         target_mask=target_mask,
         histories=histories,
         history_mask=history_mask,
-        seen=[known.items[user] for user in split.users],
-        next_items=split.test if testing else split.validation,
+        seen=[known.items[user] for user in users],
+        next_items=next_items,
+        known=known,
+        users=users,
     )

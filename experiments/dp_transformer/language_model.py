@@ -7,7 +7,9 @@ import jax
 import numpy as np
 
 from dpx import ngram
-from dpx.launch.experiment import Candidate, Measure, Outcome, Plan, compares
+from dpx.data import Texts
+from dpx.data import text as own
+from dpx.launch.experiment import Candidate, Comparison, Measure, Outcome, Plan, compares
 from dpx.privacy import ADD_OR_REMOVE_ONE, gaussian_guarantee
 from dpx.training.keys import Keys, open_keys
 from experiments.dp_transformer import corpus as corpora
@@ -17,13 +19,14 @@ from experiments.dp_transformer import (
     record_probability,
     text_model,
     training,
+    without_privacy,
 )
 from experiments.dp_transformer.corpus import Corpus
 from experiments.dp_transformer.text_model import PrivateText
 
 NOT_COVERED = (
     "training loss and realised batch sizes (metrics.jsonl, the progress line)",
-    "the row of the model without privacy",
+    "the row of the model without privacy, and how it was chosen",
     "the test metrics, which are computed on held-out records, and train metrics where there are any",
     "choices of hyper-parameters, the prior's share and order among them, made on training records",
 )
@@ -76,7 +79,7 @@ def plan(config, corpus: Corpus | None = None) -> Plan:
     share = config.prior.budget_fraction
     prior = counts(share * config.epsilon) if share else None
     trained, parameters = models.plan(config, len(corpus.train), corpus.unit, prior=prior)
-    once = {} if prior is None else {"prior": prior}
+    once = {} if prior is None else {"start": prior}
     ngrams = {f"dp_{order}gram": counts(config.epsilon) for order in _compared(config)}
     return Plan(ngrams | trained | once, parameters)
 
@@ -97,8 +100,10 @@ def run(config, workdir: Path, corpus: Corpus | None = None) -> Outcome:
         measures += _measures_of_ngram(config, corpus, row, model)
 
     prior = _prior(config, corpus, keys.noise("prior"))
-    once = {} if prior is None else {"prior": prior.guarantee}
-    rows = models.private_rows(config)
+    rows, once = models.private_rows(config), {}
+    if prior is not None:
+        releases["start"] = prior.guarantee
+        measures += _measures_of_ngram(config, corpus, "start", prior)
     for row in rows:
         correction = keys.noise("token probabilities") if row == "dp_reattention" else None
         trained[row], calibrated = _private_row(
@@ -106,8 +111,9 @@ def run(config, workdir: Path, corpus: Corpus | None = None) -> Outcome:
         )
         releases[row], once[row] = calibrated.guarantee, calibrated.alone
         measures += _measures_of_model(config, corpus, row, trained[row])
+    notes = ""
     if config.non_private.steps:
-        plain = _row_without_privacy(config, workdir, corpus, keys)
+        plain, notes = _row_without_privacy(config, workdir, corpus, keys)
         measures += _measures_of_model(config, corpus, config.model.kind, plain)
     words, count = ("Three", 3) if corpus.public.end is None else ("Ten", 10)  # windows are long
     samples = trained[rows[-1]].sample(jax.random.key(config.seed), count)
@@ -118,10 +124,18 @@ def run(config, workdir: Path, corpus: Corpus | None = None) -> Outcome:
         composed=releases | once,
         synthetic=synthetic,
         not_covered=NOT_COVERED,
-        notes=f"{words} {corpus.unit}s sampled from {rows[-1]}: " + ", ".join(samples),
-        titles=TITLES | {f"dp_{order}gram": f"DP {order}-gram" for order in config.ngrams},
+        notes=f"{words} {corpus.unit}s sampled from {rows[-1]}: " + ", ".join(samples) + notes,
+        titles=TITLES
+        | {f"dp_{order}gram": f"DP {order}-gram" for order in config.ngrams}
+        | {"start": f"DP {config.prior.order}-gram, before training"},
         headline_row=rows[0],
-        baseline_row=_best_ngram(measures),
+        comparisons=[
+            Comparison(
+                "nats_per_character",
+                [f"dp_{order}gram" for order in _compared(config)],
+                {} if prior is None else dict.fromkeys(rows, "start"),
+            )
+        ],
     )
 
 
@@ -185,10 +199,27 @@ def _private_row(config, workdir, corpus: Corpus, prior, row: str, keys: Keys, c
     return model, calibrated
 
 
-def _row_without_privacy(config, workdir, corpus: Corpus, keys: Keys) -> PrivateText:
-    """The same model from the n-gram model of exact counts, with neither noise nor clipping."""
-    table, section = _exact_prior(config, corpus), training.without_privacy(config)
-    return _train(config, workdir, corpus, table, None, section, keys, config.model.kind, None)
+def _row_without_privacy(config, workdir, corpus: Corpus, keys: Keys) -> tuple[PrivateText, str]:
+    """The same model with neither noise nor clipping, and in words how it was trained."""
+
+    def trained(way: without_privacy.Way, train: Texts, label: str) -> PrivateText:
+        table, about = None, {"vocab_size": corpus.vocab_size, "start": corpus.start}
+        if way.start == "exact":  # the n-gram model of exact counts
+            exact = ngram.without_privacy(
+                train.tokens, train.mask, order=config.prior.order, **about
+            )
+            table = np.log(exact).astype(np.float32)
+        part = corpus._replace(train=train)
+        return _train(config, workdir, part, table, None, way.section, keys, label, None)
+
+    def measured(way: without_privacy.Way, number: int) -> float:
+        count = max(1, round(without_privacy.HELD_OUT * len(corpus.train)))
+        rest, held_out = own.split(corpus.train, count, seed=config.seed)
+        return trained(way, rest, f"{kind}_tried{number}").evaluate(held_out)[0]
+
+    kind, chosen = config.model.kind, without_privacy.choose(config, measured)
+    about = f"\n\nThe {kind} without privacy was trained {chosen.words}"
+    return trained(chosen.way, corpus.train, kind), about
 
 
 def _train(
@@ -232,11 +263,6 @@ def _measured(config, corpus: Corpus):
     return [("nats_per_character", corpus.test), *train]
 
 
-def _best_ngram(measures: list[Measure]) -> str:
-    tried = [m for m in measures if m.row.endswith("gram") and m.metric == "nats_per_character"]
-    return min(tried, key=lambda measure: measure.value).row if tried else ""
-
-
 def _fit_ngram(key, corpus: Corpus, order: int, epsilon: float, delta: float) -> ngram.NGram:
     model = ngram.fit(
         key,
@@ -258,15 +284,6 @@ def _prior(config, corpus: Corpus, key) -> ngram.NGram | None:
         return None
     epsilon = config.prior.budget_fraction * config.epsilon
     return _fit_ngram(key, corpus, config.prior.order, epsilon, config.delta)
-
-
-def _exact_prior(config, corpus: Corpus) -> np.ndarray | None:
-    """The same start for the model without privacy: log-probabilities of the n-gram model of exact counts."""
-    if config.prior.budget_fraction == 0:
-        return None
-    train, shape = corpus.train, {"vocab_size": corpus.vocab_size, "start": corpus.start}
-    exact = ngram.without_privacy(train.tokens, train.mask, order=config.prior.order, **shape)
-    return np.log(exact).astype(np.float32)
 
 
 def figures(records, folder: Path) -> list[Path]:

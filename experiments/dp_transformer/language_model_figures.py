@@ -38,7 +38,8 @@ def draw(records, folder: Path, *, unit: str = "character") -> list[Path]:
 
 def _curves(record) -> dict[str, list[tuple[int, float]]]:
     curves, log = defaultdict(list), record.workdir / "metrics.jsonl"
+    shown = {measure.row for measure in record.measures}  # and not what was only tried
     for entry in storage.read_lines(log) if log.exists() else ():
-        if {"run", "step", "loss"} <= entry.keys():
+        if {"run", "step", "loss"} <= entry.keys() and entry["run"] in shown:
             curves[entry["run"]].append((entry["step"], entry["loss"]))
     return curves

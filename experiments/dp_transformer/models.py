@@ -97,8 +97,9 @@ def calibrate(
     *,
     prior: dpx.PrivacyGuarantee | None,
     correction_key: jax.Array | None,
+    choice: dpx.PrivacyGuarantee | None = None,
 ) -> Calibrated:
-    """Shares the budget between the releases in front of a training run and the run.
+    """Shares the budget between the releases beside a training run and the run.
 
     Args:
       config: With `epsilon`, `delta`, `train` and `reattention`.
@@ -107,7 +108,9 @@ def calibrate(
       unit, assumptions: Of the guarantee.
       prior: A release that the model starts from.
       correction_key: Switches Re-Attention on; noise of the token probabilities, if those are released.
+      choice: Of what comes after training, if that is paid for too.
     """
+    own = {} if choice is None else {"choice of a model": choice}
     released = None
     if correction_key is not None and config.reattention.probabilities == "public":
         assumptions = (
@@ -123,8 +126,8 @@ def calibrate(
             max_tokens=config.reattention.max_tokens,
             unit=unit,
         )
-    tokens = None if released is None else released.guarantee
-    found = _shared(config, len(histories.items), unit, assumptions, prior, tokens)
+        own["token probabilities"] = released.guarantee
+    found = _shared(config, len(histories.items), unit, assumptions, prior, own)
     if correction_key is None:
         return found
     multiplier = found.privacy.noise_multiplier
@@ -138,15 +141,10 @@ def _shared(
     unit: str,
     assumptions: tuple[str, ...],
     prior: dpx.PrivacyGuarantee | None,
-    tokens: dpx.PrivacyGuarantee | None,
+    own: dict[str, dpx.PrivacyGuarantee],
 ) -> Calibrated:
-    """The training run on what a prior and token probabilities, where there are any, leave of the budget."""
-    beside, label = prior, "prior release"
-    if tokens is not None:
-        beside, label = tokens, "token probabilities"
-        if prior is not None:
-            ledger = dpx.Ledger().spend(prior, "prior release").spend(beside, label)
-            beside, label = ledger.guarantee(config.delta), "prior release, token probabilities"
+    """The training run on what a prior, and other releases of this row's own, leave of the budget."""
+    beside = own if prior is None else {"prior release": prior, **own}
     privacy, guarantee = training.make_private(
         config.train,
         config.epsilon,
@@ -154,35 +152,52 @@ def _shared(
         num_records,
         unit,
         assumptions,
-        beside=beside,
-        beside_label=label,
+        beside=together(config, beside),
+        beside_label=", ".join(beside),
     )
     alone = guarantee
     if prior is not None:
-        ledger = dpx.Ledger()
-        if tokens is not None:
-            ledger.spend(tokens, "token probabilities")
         assert privacy.alone is not None
-        alone = ledger.spend(privacy.alone, "DP-SGD").guarantee(config.delta)
+        alone = together(config, own | {"DP-SGD": privacy.alone})
+        assert alone is not None
     return Calibrated(privacy, guarantee, alone, None)
 
 
+def together(config, spent: dict[str, dpx.PrivacyGuarantee]) -> dpx.PrivacyGuarantee | None:
+    """Several guarantees as one, the only one as it is."""
+    if len(spent) < 2:
+        return next(iter(spent.values()), None)
+    ledger = dpx.Ledger()
+    for label, guarantee in spent.items():
+        ledger.spend(guarantee, label)
+    return ledger.guarantee(config.delta)
+
+
 def plan(
-    config, num_records: int, unit: str, *, prior: dpx.PrivacyGuarantee | None
+    config,
+    num_records: int,
+    unit: str,
+    *,
+    prior: dpx.PrivacyGuarantee | None,
+    choice: dpx.PrivacyGuarantee | None = None,
 ) -> tuple[dict[str, dpx.PrivacyGuarantee], dict[str, Any]]:
-    """What the private rows will cost beside the prior, by row, and the parameters of their training."""
+    """What the private rows will cost beside the prior, by row, and the parameters of their training.
+
+    A choice after training is paid for by the last row, which is the one that is chosen or not.
+    """
     releases, parameters = {}, {}
-    for row in private_rows(config):
-        tokens = None
+    rows = private_rows(config)
+    for row in rows:
+        own = {} if choice is None or row != rows[-1] else {"choice of a model": choice}
         if row == "dp_reattention" and config.reattention.probabilities == "release":
-            tokens = gaussian_guarantee(
+            own["token probabilities"] = gaussian_guarantee(
                 config.reattention.budget_fraction * config.epsilon,
                 config.delta,
                 neighboring=ADD_OR_REMOVE_ONE,
                 unit=unit,
                 mechanism="token probabilities",
             )
-        found = _shared(config, num_records, unit, (), prior, tokens)
+        found = _shared(config, num_records, unit, (), prior, own)
         releases[row] = found.alone
         if not parameters:
             about = found.privacy, found.guarantee.epsilon

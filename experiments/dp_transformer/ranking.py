@@ -1,7 +1,7 @@
 """How recommenders are measured: every item is ranked for each user whose next item is held out."""
 
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 import jax
 import jax.numpy as jnp
@@ -10,6 +10,7 @@ from scipy import stats
 
 from dpx import _watch
 from dpx._validate import check_decay
+from dpx.data import Histories, left_pad
 from dpx.launch.experiment import Measure
 from dpx.recommend import metrics
 
@@ -35,10 +36,27 @@ def evaluate(
     next_items: np.ndarray,
     score: Callable[[np.ndarray], jax.Array],
 ) -> dict[str, float]:
-    """NDCG@k and HIT@k over all evaluated users.
+    """NDCG@k and HIT@k over all evaluated users: means of `by_user`, which has the arguments."""
+    return means(by_user(config, seen, next_items, score))
 
-    Each user's value lies in [0, 1] and depends on that user and the scores alone. The mean is taken of
-    exact sums, so that a user moves it by no more than `sensitivities` says.
+
+def means(values: Mapping[str, np.ndarray]) -> dict[str, float]:
+    """The mean over users of each metric: of exact sums, so that `sensitivities` holds."""
+    return {
+        name: math.fsum(own.tolist()) / _watch.public(len(own), ASSUMPTION)
+        for name, own in values.items()
+    }
+
+
+def by_user(
+    config,
+    seen: Sequence[np.ndarray],
+    next_items: np.ndarray,
+    score: Callable[[np.ndarray], jax.Array],
+) -> dict[str, np.ndarray]:
+    """NDCG@k and HIT@k of each evaluated user, (U,).
+
+    A value lies in [0, 1] and depends on that user and the scores alone.
 
     Args:
       config: With the section `evaluate`.
@@ -48,8 +66,7 @@ def evaluate(
     """
     k, ranks, count = config.evaluate.k, [], len(next_items)
     # Always as many rows: in products of another shape a user's scores would be rounded in another way.
-    known = _watch.public(count, ASSUMPTION)
-    size = min(_USERS_AT_ONCE, known)
+    size = min(_USERS_AT_ONCE, _watch.public(count, ASSUMPTION))
     for start in range(0, count, size):
         rows = np.arange(start, start + size) % count
         scores, exclude = jnp.asarray(score(rows)), None
@@ -59,14 +76,18 @@ def evaluate(
                 exclude[place, seen[row]] = True
         ranks.append(_ranks(scores, jnp.asarray(next_items[rows]), exclude))
     own = jnp.concatenate(ranks)[:count, None]
-    by_user = {
-        "ndcg": jax.vmap(metrics.ndcg, (0, None)),
-        "hit": jax.vmap(metrics.hit_rate, (0, None)),
-    }
+    kinds = {"ndcg": metrics.ndcg, "hit": metrics.hit_rate}
     return {
-        f"{name}@{k}": math.fsum(np.asarray(values(own, k)).tolist()) / known
-        for name, values in by_user.items()
+        f"{name}@{k}": np.asarray(jax.vmap(metric, (0, None))(own, k), np.float64)
+        for name, metric in kinds.items()
     }
+
+
+def seen_items(known: Histories, users: np.ndarray) -> np.ndarray:
+    """(U, S) the items of some users, -1 where padded."""
+    walks = [known.items[user] for user in users]
+    items, real = left_pad(walks, max(map(len, walks), default=1))
+    return np.where(real, items, -1)
 
 
 def sensitivities(config, num_users: int) -> dict[str, float]:

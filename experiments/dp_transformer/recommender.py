@@ -6,19 +6,20 @@ import numpy as np
 
 from dpx import _validate
 from dpx.data import Histories
-from dpx.launch.experiment import Candidate, Outcome, Plan, compares
-from dpx.recommend import popularity
+from dpx.launch.experiment import Candidate, Comparison, Outcome, Plan, compares
 from dpx.training import keys as secrets
-from experiments.dp_transformer import histories as recommender_data
 from experiments.dp_transformer import (
+    choice,
     models,
     next_item,
     ranking,
     recommender_figures,
+    recommender_plain,
     recommender_rows,
     training,
     warm_start,
 )
+from experiments.dp_transformer import histories as recommender_data
 
 ASSUMPTIONS = (
     "the catalogue of items is public: which items there are, and their ids",
@@ -26,7 +27,7 @@ ASSUMPTIONS = (
 )
 NOT_COVERED = [
     "training loss and realised batch sizes (metrics.jsonl, the progress line)",
-    "the rows of popularity and of the model without privacy",
+    "the rows of popularity and of the model without privacy, and how they were chosen",
     "the test metrics, at the end and in metrics.jsonl, which are computed on each user's held-out item",
     "choices of hyper-parameters made on the validation item",
 ]
@@ -42,6 +43,7 @@ def validate(config) -> None:
         )
     _validate.check_integer(config.data.max_length, "config.data.max_length")
     ranking.check(config)
+    choice.check(config)
     histories = recommender_data.load(config)
     config = recommender_data.with_batch_size(config, histories)
     models.check(config, histories.num_items)
@@ -58,7 +60,7 @@ def plan(config) -> Plan:
     """What a run will release, without training."""
     train = recommender_data.prepare(config).train
     config = recommender_data.with_batch_size(config, train)
-    return recommender_rows.plan(config, len(train.items))
+    return recommender_rows.plan(config, len(train.items), ASSUMPTIONS)
 
 
 def run(config, workdir: Path) -> Outcome:
@@ -71,9 +73,9 @@ def run(config, workdir: Path) -> Outcome:
     begun = (*prepared.train.items, np.array(prepared.train.num_items))
     keys = secrets.open_keys(config, workdir, synthetic=synthetic, data=begun)
     assumptions = ASSUMPTIONS + recommender_data.assumptions(config)
-    exact = np.log1p(popularity.count(prepared.train))
+    exact = recommender_plain.best_popularity(config, prepared.train)
     results = [("popularity", recommender_rows.evaluate(config, prepared, lambda *_: exact))]
-    releases, composed = {}, {}
+    releases, composed, chosen = {}, {}, None
     for number in range(config.num_seeds):
         repetition = recommender_rows.Repetition(
             config, workdir, prepared, assumptions, number, keys
@@ -81,26 +83,48 @@ def run(config, workdir: Path) -> Outcome:
         popular = [recommender_rows.dp_popularity(repetition)] if compares(config) else []
         key = repetition.noise("prior")
         bias, start, prior = recommender_rows.prior(config, prepared.train, key)
-        if prior is not None and start is None:  # a start is a row of its own
-            composed[f"prior{repetition.suffix}"] = prior.assuming(*assumptions)
-        for row in (*popular, *recommender_rows.rows(repetition, bias, start, prior, exact)):
+        for row in (*popular, *recommender_rows.rows(repetition, bias, start, prior)):
             results.append((row.name, row.metrics))
-            if row.guarantee is not None:
-                label = f"{row.name}{repetition.suffix}"
-                releases[label] = row.guarantee
-                composed[label] = row.guarantee if row.alone is None else row.alone
+            label = f"{row.name}{repetition.suffix}"
+            releases[label] = row.guarantee
+            if row.adds is not None:
+                composed[label] = row.adds
+            notes += f"\n\n{row.words}" if row.words and not number else ""
+        if config.non_private.steps:
+            chosen = chosen or recommender_plain.chosen(repetition)
+            label = f"{config.model.kind}{repetition.suffix}"
+            row = recommender_plain.row(repetition, chosen.way, label)
+            results.append((row.name, row.metrics))
+    if chosen is not None:
+        notes += f"\n\nThe {config.model.kind} without privacy was trained {chosen.words}"
+    measures, main = ranking.measures(results), _main_row(config, 0)
+    measured = {measure.row for measure in measures}
     return Outcome(
-        measures=ranking.measures(results),
-        headline=releases[models.private_rows(config)[0]],
+        measures=measures,
+        headline=releases[main],
         releases=releases,
         composed=composed,
         synthetic=synthetic,
         not_covered=NOT_COVERED,
         notes=notes,
         titles=recommender_figures.LABELS,
-        headline_row=models.private_rows(config)[0],
-        baseline_row="dp_popularity",
+        headline_row=main,
+        comparisons=[
+            Comparison(
+                f"ndcg@{config.evaluate.k}",
+                [row for row in ("dp_popularity", "transitions") if row in measured],
+                {row: "start" for row in models.private_rows(config) if "start" in measured},
+                more_is_better=True,
+            )
+        ],
     )
+
+
+def _main_row(config, trained: int) -> str:
+    """The row of what is chosen after training, or where nothing is, of that private model by number."""
+    begun = config.start.budget_fraction or config.popularity_budget_fraction
+    chosen = begun and config.choice_budget_fraction
+    return "served" if chosen else models.private_rows(config)[trained]
 
 
 def candidate(config) -> Candidate:
@@ -115,7 +139,7 @@ def candidate(config) -> Candidate:
     public = ranking.ASSUMPTION, *ASSUMPTIONS, *recommender_data.assumptions(config)
     guarantee = recommender_rows.planned(config, prepared.train, public)
     return Candidate(
-        row=models.private_rows(config)[-1],
+        row=_main_row(config, -1),
         guarantee=guarantee,
         sensitivities=ranking.sensitivities(config, len(prepared.next_items)),
         files=(next_item.CATALOGUE,),

@@ -18,6 +18,7 @@ LABELS = {
     "dp_reattention": "Re-Attention",
     "dp_gru": "DP GRU",
     "dp_lstm": "DP LSTM",
+    "served": "what dpx recommend serves",
     "transformer": "transformer, no privacy",
     "gru": "GRU, no privacy",
     "lstm": "LSTM, no privacy",

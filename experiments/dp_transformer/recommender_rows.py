@@ -16,8 +16,15 @@ from dpx.data import Histories
 from dpx.launch.experiment import Plan, compares
 from dpx.recommend import popularity
 from dpx.training import keys as secrets
+from experiments.dp_transformer import (
+    choice,
+    models,
+    next_item,
+    ranking,
+    training,
+    warm_start,
+)
 from experiments.dp_transformer import histories as recommender_data
-from experiments.dp_transformer import models, next_item, ranking, training, warm_start
 
 UNIT = "user"
 
@@ -63,27 +70,46 @@ class Row(NamedTuple):
       name: Of the row.
       metrics: NDCG and HIT.
       guarantee: Of all that the row rests on; None where that is not private.
-      alone: The same without a prior that several rows start from, where there is one.
+      adds: What of it no row before has released; None where that is nothing.
+      words: To say under the table.
     """
 
     name: str
     metrics: dict[str, float]
     guarantee: privacy.PrivacyGuarantee | None = None
-    alone: privacy.PrivacyGuarantee | None = None
+    adds: privacy.PrivacyGuarantee | None = None
+    words: str = ""
 
 
-def rows(repetition: Repetition, bias, start, prior, exact: np.ndarray) -> Iterator[Row]:
-    """The rows that a model makes, in order, for the output bias or the start that `prior` has bought."""
+class Trained(NamedTuple):
+    """A private model, what it ranks for each user, by metric, and what it cost (`Row`)."""
+
+    params: Any
+    noise: Any
+    by_user: dict[str, np.ndarray]
+    row: Row
+
+
+def rows(repetition: Repetition, bias, start, prior) -> Iterator[Row]:
+    """The rows that a private model makes, for the output bias or the start that `prior` has bought."""
     if start is not None and compares(repetition.config):
         yield _transitions(repetition)
-    model = _model(repetition, bias, start)
-    if start is not None:
-        yield _start(repetition, model, prior)
-    for name in models.private_rows(repetition.config):
-        yield _private_model(repetition, model, name, prior)
-    if repetition.config.non_private.steps:
-        known = exact if start is None else None
-        yield _model_without_privacy(repetition, _model(repetition, known, start))
+    model = new_model(repetition, bias, start)
+    begun = None
+    if prior is not None:
+        begun, row = _start(repetition, model, prior)
+        yield row
+    *others, last = models.private_rows(repetition.config)
+    for name in others:
+        yield _private_model(repetition, model, name, prior).row
+    paid = choice.guarantee(repetition.config, prior, UNIT, repetition.assumptions)
+    trained = _private_model(repetition, model, last, prior, paid)
+    yield trained.row
+    if paid is None:
+        _save(repetition, model, trained.params, trained.noise)
+    else:
+        assert begun is not None
+        yield _served(repetition, model, begun, trained)
 
 
 def dp_popularity(repetition: Repetition) -> Row:
@@ -98,7 +124,8 @@ def dp_popularity(repetition: Repetition) -> Row:
     )
     scores = noisy.log_probabilities()
     found = evaluate(config, prepared, lambda *_: scores)
-    return Row("dp_popularity", found, noisy.guarantee.assuming(*repetition.assumptions))
+    spent = noisy.guarantee.assuming(*repetition.assumptions)
+    return Row("dp_popularity", found, spent, spent)
 
 
 def _transitions(repetition: Repetition) -> Row:
@@ -106,20 +133,30 @@ def _transitions(repetition: Repetition) -> Row:
     config, key = repetition.config, repetition.noise("transitions")
     whole, guarantee = warm_start.fit(key, repetition.prepared.train, config, budget_fraction=1.0)
     # Each release keeps items of its own, which are its tokens.
-    tokenized = recommender_data.prepare(config, whole)
+    tokenized = recommender_data.known_to(config, repetition.prepared, whole)
     found = evaluate(config, tokenized, next_item.start_scorer(whole))
-    return Row("transitions", found, guarantee.assuming(*repetition.assumptions))
+    spent = guarantee.assuming(*repetition.assumptions)
+    return Row("transitions", found, spent, spent)
 
 
-def _start(repetition: Repetition, model: Model, prior: privacy.PrivacyGuarantee) -> Row:
-    """What the model starts from, before training: the rows that follow rest on its release too."""
-    assert model.start is not None
-    found = evaluate(repetition.config, model.tokenized, next_item.start_scorer(model.start))
-    return Row("start", found, prior.assuming(*repetition.assumptions))
+def _start(
+    repetition: Repetition, model: Model, prior: privacy.PrivacyGuarantee
+) -> tuple[dict[str, np.ndarray], Row]:
+    """The model before training, by user too: the rows that follow rest on its release as well."""
+    score = functools.partial(next_item.scorer(model.graph, None, model.start), model.params)
+    found = by_user(repetition.config, model.tokenized, score)
+    spent = prior.assuming(*repetition.assumptions)
+    return found, Row("start", ranking.means(found), spent, spent)
 
 
-def _private_model(repetition: Repetition, model: Model, name: str, prior) -> Row:
-    """The model trained with DP-SGD on what the prior leaves of the budget; saves the first repetition's."""
+def _private_model(
+    repetition: Repetition,
+    model: Model,
+    name: str,
+    prior,
+    chosen: privacy.PrivacyGuarantee | None = None,
+) -> Trained:
+    """The model trained with DP-SGD on what the prior, and a choice afterwards, leave of the budget."""
     config, tokenized = repetition.config, model.tokenized
     corrected = name == "dp_reattention"
     calibrated = models.calibrate(
@@ -130,9 +167,13 @@ def _private_model(repetition: Repetition, model: Model, name: str, prior) -> Ro
         repetition.assumptions,
         prior=prior,
         correction_key=repetition.noise("token probabilities") if corrected else None,
+        choice=chosen,
     )
     score = next_item.scorer(model.graph, calibrated.noise, model.start)
-    measured = functools.partial(_evaluate_model, config, tokenized, score)
+
+    def of_users(params) -> dict[str, np.ndarray]:
+        return by_user(config, tokenized, functools.partial(score, params))
+
     last_only = config.train.loss == "last"
     trained = training.train(
         functools.partial(next_item.loss, model.graph, calibrated.noise, model.start, last_only),
@@ -144,32 +185,35 @@ def _private_model(repetition: Repetition, model: Model, name: str, prior) -> Ro
         workdir=repetition.workdir,
         privacy=calibrated.privacy,
         mesh=config.mesh,
-        evaluate=measured if config.train.evaluate_every else None,
+        evaluate=(lambda p: ranking.means(of_users(p))) if config.train.evaluate_every else None,
     )
+    found = of_users(trained)
+    row = Row(name, ranking.means(found), calibrated.guarantee, calibrated.alone)
+    return Trained(trained, calibrated.noise, found, row)
+
+
+def _served(
+    repetition: Repetition, model: Model, begun: dict[str, np.ndarray], trained: Trained
+) -> Row:
+    """The better of the trained model and its start, by a choice that is paid for; saves the first one."""
+    config, metric = repetition.config, f"ndcg@{repetition.config.evaluate.k}"
+    key, values = repetition.noise("choice"), (trained.by_user[metric], begun[metric])
+    lead = choice.lead(key, config, *values)
+    if lead > 0:
+        _save(repetition, model, trained.params, trained.noise)
+        found = trained.by_user
+    else:  # where training began, and no correction for noise that is not there
+        _save(repetition, model, model.params, jax.tree.map(jnp.zeros_like, trained.noise))
+        found = begun
+    served, words = trained.row.guarantee, choice.words(config, lead)
+    return Row("served", ranking.means(found), served, words=words)
+
+
+def _save(repetition: Repetition, model: Model, params: Any, noise: Any) -> None:
+    """Saves the model of the first repetition."""
     if not repetition.number:
-        kept = (model.start, repetition.prepared.train, tokenized.records.num_items)
-        next_item.save(repetition.workdir, trained, calibrated.noise, *kept)
-    return Row(name, measured(trained), calibrated.guarantee, calibrated.alone)
-
-
-def _model_without_privacy(repetition: Repetition, model: Model) -> Row:
-    """The same model without clipping and noise, as a ceiling."""
-    config = repetition.config
-    last_only = config.train.loss == "last"
-    trained = training.train(
-        functools.partial(next_item.loss, model.graph, None, model.start, last_only),
-        model.params,
-        data=model.tokenized[2:6],
-        config=training.without_privacy(config),
-        keys=repetition.keys,
-        label=f"{config.model.kind}{repetition.suffix}",
-        workdir=repetition.workdir,
-        privacy=None,
-        mesh=config.mesh,
-    )
-    score = next_item.scorer(model.graph, None, model.start)
-    found = _evaluate_model(config, model.tokenized, score, trained)
-    return Row(config.model.kind, found)
+        kept = (model.start, repetition.prepared.train, model.tokenized.records.num_items)
+        next_item.save(repetition.workdir, params, noise, *kept)
 
 
 def prior(
@@ -186,7 +230,7 @@ def prior(
     return noisy.log_probabilities(), None, noisy.guarantee
 
 
-def plan(config, num_users: int) -> Plan:
+def plan(config, num_users: int, assumptions: tuple[str, ...]) -> Plan:
     """What all repetitions will release: the labels are those of what `recommender.run` composes."""
 
     def histogram(epsilon: float, delta: float = config.delta) -> privacy.PrivacyGuarantee:
@@ -208,16 +252,18 @@ def plan(config, num_users: int) -> Plan:
             once["transitions"] = histogram(*warm_start.budget(config, 1.0))
     elif config.popularity_budget_fraction:
         prior = histogram(config.popularity_budget_fraction * config.epsilon)
-        once["prior"] = prior
-    trained, parameters = models.plan(config, num_users, UNIT, prior=prior)
+        once["start"] = prior
+    chosen = choice.guarantee(config, prior, UNIT, assumptions)
+    trained, parameters = models.plan(config, num_users, UNIT, prior=prior, choice=chosen)
     suffixes = ["", *(f"_seed{config.seed + number}" for number in range(1, config.num_seeds))]
     releases = {
         f"{x}{suffix}": spent for suffix in suffixes for x, spent in (once | trained).items()
     }
-    shares = ("popularity_budget_fraction", "start_budget_fraction")
-    parameters |= dict(
-        zip(shares, (config.popularity_budget_fraction, config.start.budget_fraction), strict=True)
-    )
+    parameters |= {
+        "popularity_budget_fraction": config.popularity_budget_fraction,
+        "start_budget_fraction": config.start.budget_fraction,
+        "choice_budget_fraction": config.choice_budget_fraction,
+    }
     return Plan(releases, parameters | {"seeds": config.num_seeds})
 
 
@@ -234,14 +280,15 @@ def planned(config, train: Histories, assumptions: tuple[str, ...]) -> privacy.P
         assumptions,
         prior=spent,
         correction_key=key if config.reattention.enabled else None,
+        choice=choice.guarantee(config, spent, UNIT, assumptions),
     ).guarantee
 
 
-def _model(repetition: Repetition, bias, start: warm_start.Start | None) -> Model:
+def new_model(repetition: Repetition, bias, start: warm_start.Start | None) -> Model:
     """A new model, with an output bias or a start where there is one."""
     config, tokenized = repetition.config, repetition.prepared
     if start is not None:
-        tokenized = recommender_data.prepare(config, start)
+        tokenized = recommender_data.known_to(config, tokenized, start)
     graph, params = next_item.build(
         config, tokenized.records.num_items, repetition.seed, bias, start
     )
@@ -250,13 +297,14 @@ def _model(repetition: Repetition, bias, start: warm_start.Start | None) -> Mode
 
 def evaluate(config, prepared: recommender_data.Prepared, score) -> dict[str, float]:
     """NDCG@k and HIT@k of the scores that histories and their mask get."""
+    return ranking.means(by_user(config, prepared, score))
+
+
+def by_user(config, prepared: recommender_data.Prepared, score) -> dict[str, np.ndarray]:
+    """The same of each evaluated user, (U,)."""
 
     def of_users(rows: np.ndarray):
         own = jnp.asarray(score(prepared.histories[rows], prepared.history_mask[rows]))
         return jnp.atleast_2d(own)
 
-    return ranking.evaluate(config, prepared.seen, prepared.next_items, of_users)
-
-
-def _evaluate_model(config, prepared, score, params) -> dict[str, float]:
-    return evaluate(config, prepared, functools.partial(score, params))
+    return ranking.by_user(config, prepared.seen, prepared.next_items, of_users)

@@ -9,7 +9,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
-from ml_collections import ConfigDict
 
 import dpx
 from dpx import _validate
@@ -17,6 +16,7 @@ from dpx.training import loop, precision
 from dpx.training.calibration import Privacy, calibrate, public_size, warn_about_delta
 from dpx.training.keys import Keys
 from dpx.training.layout import Layout, as_mesh, share, whole
+from experiments.dp_transformer import without_privacy
 
 __all__ = [
     "Privacy",
@@ -27,7 +27,6 @@ __all__ = [
     "public_size",
     "train",
     "warn_about_delta",
-    "without_privacy",
 ]
 
 
@@ -141,12 +140,8 @@ def check_both(config: Any, num_examples: int) -> None:
     as_mesh(sizes(config.mesh))
     check(config.train, num_examples)
     if "non_private" in config and config.non_private.steps != 0:
-        check(without_privacy(config), num_examples, name="config.non_private")
-
-
-def without_privacy(config: Any) -> Any:
-    """The training section of the baseline: `config.train`, changed by `config.non_private`."""
-    return ConfigDict({**config.train.to_dict(), **config.non_private.to_dict()})
+        for way in without_privacy.ways(config):
+            check(way.section, num_examples, name="config.non_private")
 
 
 def make_private(

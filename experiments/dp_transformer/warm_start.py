@@ -17,8 +17,12 @@ from scipy.sparse import linalg
 import dpx
 from dpx import privacy
 from dpx.data import Histories
-from dpx.recommend import popularity, transitions
+from dpx.noise import secure
+from dpx.recommend import order, popularity, rounds, transitions
 from experiments.dp_transformer import training
+
+# Of exact transitions: gap_decay, max_gap and age_decay as by default, order alone beside what is together.
+WEIGHTING = (0.9, 20, 0.95, 1.0, 0.0)
 
 
 class Start(NamedTuple):
@@ -77,14 +81,38 @@ def fit(
     num_users = training.public_size(len(histories.items))
     kept = popularity.default_num_kept(multiplier, num_users, histories.num_items)
     release = transitions.fit(key, histories, epsilon=spent, delta=at, num_kept=kept)
-    start = Start(
+    return _from_transitions(config, release), release.guarantee
+
+
+def exact(histories: Histories, config) -> Start:
+    """The same from exact counts and for as many items as are ever kept, under no guarantee."""
+    counts = popularity.count(histories)
+    kept = popularity.default_num_kept(1e-6, len(histories.items), histories.num_items)
+    items = np.argsort(-counts, kind="stable")[:kept]
+    alive, none = np.ones((kept, kept), bool), np.zeros((kept, kept), np.float32)
+    (sums,) = rounds.Round(items, alive, *WEIGHTING)(histories).sums
+    found = (sums.reshape(kept, kept) / secure.STEPS).astype(np.float32)
+    together = np.triu(found, 1)
+    estimate = order.shares(found, none, 1.0, none[0]) * (together + together.T)
+    release = transitions.Transitions(
+        items=items,
+        estimate=estimate,
+        standard_error=none,
+        weights=transitions.attention_weights(estimate, none),
+        log_popularity=np.log((counts + 1) / (counts + 1).sum()),
+        guarantee=None,  # type: ignore[arg-type]
+    )
+    return _from_transitions(config, release)
+
+
+def _from_transitions(config, release: transitions.Transitions) -> Start:
+    return Start(
         items=release.items,
         weights=release.weights,
         prior=(config.start.pseudo_counts * np.exp(release.log_popularity)).astype(np.float32),
         recency=np.array(config.start.recency, np.float32),
         embeddings=_embeddings(release, config.model.dim),
     )
-    return start, release.guarantee
 
 
 def budget(config, budget_fraction: float) -> tuple[float, float]:

@@ -13,7 +13,7 @@ from scipy import stats
 from dpx import gram, privacy
 from dpx.gram.accounting import sensitivity
 from dpx.gram.columns import clipped_gram
-from dpx.launch.experiment import Measure, Outcome, Plan
+from dpx.launch.experiment import Comparison, Measure, Outcome, Plan
 from dpx.training import keys as secrets
 from experiments.gram import error_figures
 from experiments.gram.error_figures import ERRORS, FAILURE
@@ -153,7 +153,7 @@ def run(config, workdir: Path) -> Outcome:
         composed=composed,
         titles=error_figures.ROWS,
         headline_row="gaussian",
-        baseline_row="uniform",
+        comparisons=[Comparison("max_entry_error", ["uniform"])],
         synthetic=True,
         not_covered=[
             "the errors, bounds and numbers in the notes, computed with the exact matrix (synthetic data)"

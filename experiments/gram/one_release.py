@@ -11,11 +11,11 @@ import numpy as np
 
 from dpx import privacy
 from dpx.data import Histories, leave_last_out
-from dpx.launch.experiment import Measure, Outcome, Plan
+from dpx.launch.experiment import Comparison, Measure, Outcome, Plan
 from dpx.recommend import item_gram, popularity, transitions
 from dpx.training import keys as secrets
 from experiments.dp_transformer import histories as recommender_data
-from experiments.dp_transformer import ranking, recommender_figures
+from experiments.dp_transformer import ranking, recommender_figures, recommender_plain
 
 ROWS = {
     "transitions": "transitions",
@@ -127,7 +127,7 @@ def run(config, workdir: Path) -> Outcome:
     begun = (*evaluated.known.items, np.array(evaluated.known.num_items))
     keys = secrets.open_keys(config, workdir, data=begun)
     filtered = recommender_data.assumptions(config)
-    exact = np.log1p(popularity.count(evaluated.known))
+    exact = recommender_plain.best_popularity(config, evaluated.known)
     results = [("popularity", _rank(config, evaluated, lambda _: exact[None]))]
     releases, chosen = {}, []
     for number in range(config.num_seeds):
@@ -157,7 +157,9 @@ def run(config, workdir: Path) -> Outcome:
         "whole budget.",
         titles=ROWS,
         headline_row="transitions",
-        baseline_row="dp_popularity",
+        comparisons=[
+            Comparison(f"ndcg@{config.evaluate.k}", ["dp_popularity"], more_is_better=True)
+        ],
     )
 
 

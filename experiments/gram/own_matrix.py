@@ -14,7 +14,7 @@ from dpx.data.arrays import load_array
 from dpx.gram.accounting import sensitivity
 from dpx.gram.attend import KERNELS
 from dpx.launch import plotting
-from dpx.launch.experiment import Measure, Outcome, Plan
+from dpx.launch.experiment import Comparison, Measure, Outcome, Plan
 from dpx.training.keys import open_keys
 
 FAILURE = 0.05  # of the bounds, which hold with high probability
@@ -116,7 +116,7 @@ def run(config, workdir: Path) -> Outcome:
         releases={"gaussian": made.guarantee},
         titles={"gaussian": "Gaussian noise on XXᵀ", "uniform": "uniform attention, no data"},
         headline_row="gaussian",
-        baseline_row="uniform",
+        comparisons=[Comparison("attention_error_bound", ["uniform"])],
         notes=f'The matrix ({n}, {n}) and its guarantee are in {FILE}: `numpy.load(path)["matrix"]`. With '
         f"probability {1 - FAILURE:g} every entry of it is within entry_error_bound of XXᵀ, and every "
         "attention weight within attention_error_bound; the row uniform is attention with equal weights, "

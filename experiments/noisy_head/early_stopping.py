@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from dpx import noisy_head
-from dpx.launch.experiment import Measure, Outcome, Plan
+from dpx.launch.experiment import Comparison, Measure, Outcome, Plan
 from dpx.privacy import PrivacyGuarantee
 from experiments.noisy_head import figures as noisy_head_figures
 from experiments.noisy_head.excess_risk import summarize
@@ -92,7 +92,7 @@ def run(config, workdir: Path) -> Outcome:
         releases=releases,
         titles=TITLES,
         headline_row=methods(config)[-1],
-        baseline_row="zero",
+        comparisons=[Comparison("excess_risk", ["zero"])],
         synthetic=True,
         not_covered=[
             SIMULATED,

@@ -15,7 +15,7 @@ from scipy import stats
 
 from dpx import noisy_head
 from dpx._validate import check_epsilon
-from dpx.launch.experiment import Measure, Outcome, Plan
+from dpx.launch.experiment import Comparison, Measure, Outcome, Plan
 from dpx.privacy import PrivacyGuarantee
 from experiments.noisy_head import figures as noisy_head_figures
 from experiments.noisy_head.methods import (
@@ -230,7 +230,7 @@ def run(config, workdir: Path) -> Outcome:
         releases=releases,
         titles=TITLES,
         headline_row=best,
-        baseline_row="zero",
+        comparisons=[Comparison("excess_risk", ["zero"])],
         synthetic=True,
         not_covered=[SIMULATED],
         notes=f"Means over {config.trials} trials, and their standard errors. Ridge and zero (predicting "

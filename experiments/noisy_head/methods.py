@@ -24,6 +24,7 @@ TITLES = {
     "one_shot": "moments released once",
     "zero": "predict zero",
     "ridge": "ridge, not private",
+    "best_ridge": "ridge at its best λ, not private",
     "ridge_qr": "ridge by QR, not private",
     "ridge_gram": "ridge by normal equations, not private",
     "paper_without_noise": "as printed, without noise",

@@ -9,7 +9,7 @@ import numpy as np
 from scipy import stats
 
 from dpx import noisy_head
-from dpx.launch.experiment import Measure, Outcome, Plan
+from dpx.launch.experiment import Comparison, Measure, Outcome, Plan
 from experiments.noisy_head import figures as noisy_head_figures
 from experiments.noisy_head.methods import (
     SIMULATED,
@@ -70,7 +70,7 @@ def run(config, workdir: Path) -> Outcome:
         releases=releases,
         titles=TITLES,
         headline_row=config.methods[-1],
-        baseline_row="zero",
+        comparisons=[Comparison("test_mse", ["zero"])],
         synthetic=True,
         not_covered=[SIMULATED],
         notes="shift is E⟨Γ − Γ_bad, Z⟩², by how much a fresh prompt is predicted differently after one "

@@ -7,6 +7,8 @@ import numpy as np
 import pytest
 
 from configs import cross_attention as config_file
+from dpx.launch import comparison
+from dpx.privacy import gaussian_noise_multiplier
 from experiments.cross_attention import (
     classifiers,
     kernel_regression,
@@ -36,7 +38,7 @@ def test_tiny_runs_report_errors_and_guarantees(variant, tmp_path):
     assert all(np.isfinite(value) for value in outcome.metrics.values())
     assert outcome.headline.epsilon == config.epsilon
     assert {"sketch", "dp_mean"} <= set(outcome.releases)
-    not_private = {"attention", "mean", "linear_regression"}
+    not_private = {"attention", "best_attention", "mean", "linear_regression"}
     for measure in outcome.measures:
         assert (measure.row in not_private) == (measure.place not in outcome.releases)
         assert measure.row in outcome.titles
@@ -149,6 +151,48 @@ def test_own_memory_is_released_saved_and_loaded_without_its_file(domain, tmp_pa
         found.append(memory.query(np.full((3, 2), 0.5)))
     np.testing.assert_array_equal(found[0], found[1])
     np.testing.assert_array_equal(found[0], found[2])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("shift", "best"), [(0.0, "zero"), (0.5, "dp_mean")])
+def test_the_best_trivial_answer_to_an_own_memory_follows_from_its_values(shift, best, tmp_path):
+    """Values about zero are answered by zero, and others by their private mean."""
+    rng = np.random.default_rng(0)
+    K, V = rng.random((200, 2)), shift + rng.uniform(-0.1, 0.1, (200, 1))
+    np.savez(tmp_path / "memory.npz", K=K, V=V[:, 0])
+    config = own_config(tmp_path / "memory.npz", epsilon=1.0)
+    outcome = table.run(config, tmp_path / "run")
+    (by,) = outcome.comparisons
+    assert comparison.best_baseline(by, outcome.measures) == best
+    # The mean of V is not released, and costs nothing.
+    assert set(outcome.releases) == {"sketch"}
+    errors = {measure.row: measure.value for measure in outcome.measures}
+    domain = table._domain(config, K, V)
+    drawn = np.asarray(table._private_means(config, domain, jax.numpy.asarray(V)))
+    std = 2 / 200 * gaussian_noise_multiplier(config.epsilon, config.delta)
+    assert np.std(drawn - V.mean()) == pytest.approx(std, rel=0.5)
+    assert errors["dp_mean"] == pytest.approx(std * np.sqrt(2 / np.pi), rel=0.7)
+
+
+def test_exact_attention_is_as_sharp_as_training_rows_say():
+    """What changes from sector to sector is found by sharp attention, and what is random by flat."""
+    rng = np.random.default_rng(0)
+    angles = rng.uniform(0, 2 * np.pi, 300)
+    keys = np.stack([np.cos(angles), np.sin(angles)], axis=1).astype(np.float32)
+    near = np.eye(2)[(angles // (np.pi / 8)).astype(int) % 2].astype(np.float32)
+    prices = np.sin(8 * angles)[:, None]
+    asked = labelled.Documents(keys, near.argmax(1), keys[:5], np.zeros(5, int), 2, keys)
+    assert retrieval.best_logit(asked, near, 0) >= 8
+    errors = {}
+    for logit in (2.0 * times for times in kernel_regression.SHARPER):
+        weights = np.exp(logit * keys[:30] @ keys[30:].T.astype(np.float64))
+        answers = weights @ prices[30:] / weights.sum(axis=1, keepdims=True)
+        errors[logit] = np.abs(answers - prices[:30]).mean()
+    best = min(errors, key=lambda logit: errors[logit])
+    assert kernel_regression.best_logit(keys, prices, 2.0) == best > 2
+    # Whoever asks later has no part in it.
+    other = asked._replace(queries=-keys[:5], truth=np.ones(5, int))
+    assert retrieval.best_logit(other, near, 0) == retrieval.best_logit(asked, near, 0)
 
 
 @pytest.mark.slow

@@ -84,3 +84,33 @@ def test_bad_settings_are_named(changed, named):
     config.update(changed)
     with pytest.raises(ValueError, match=f"config.{named}"):
         features.validate(config)
+
+
+def test_the_ridge_without_privacy_is_as_strong_as_training_documents_say():
+    """Labels that follow the features take the least ridge, and a few that do not take a strong one."""
+    rng, rows = np.random.default_rng(0), unit_rows(600, 6)
+    labels = np.eye(3)[rows[:, :3].argmax(1)]
+    exact = np.linalg.solve(rows.T @ rows + np.eye(6), rows.T @ labels)
+    assert features._best_ridge(rows, labels, 0).shape == exact.shape
+    noise = np.eye(3)[np.where(rng.random(600) < 0.9, 0, rng.integers(0, 3, 600))]
+    found = {
+        penalty: np.linalg.solve(rows.T @ rows + penalty * np.eye(6), rows.T @ noise)
+        for penalty in features.PENALTIES
+    }
+    best = features._best_ridge(rows, noise, 0)
+    assert any(np.allclose(best, weights) for weights in found.values())
+    order = np.random.default_rng(0).permutation(600)
+    asking, rest = order[:60], order[60:]
+    scores = {
+        penalty: np.mean(
+            (
+                rows[asking]
+                @ np.linalg.solve(
+                    rows[rest].T @ rows[rest] + penalty * np.eye(6), rows[rest].T @ noise[rest]
+                )
+            ).argmax(1)
+            == noise[asking].argmax(1)
+        )
+        for penalty in features.PENALTIES
+    }
+    np.testing.assert_allclose(best, found[max(scores, key=lambda penalty: scores[penalty])])

@@ -36,6 +36,7 @@ CHANGES = {
     "train.log_every": 3,
     "non_private.steps": 2,
     "non_private.batch_size": 16,
+    "non_private.tried.learning_rate": (),
 }
 
 
@@ -66,13 +67,16 @@ def begun(monkeypatch):
     monkeypatch.setattr(models, "save", lambda *args, **more: None)
     monkeypatch.setattr(text_model.PrivateText, "evaluate", lambda self, records: 0.0)
     monkeypatch.setattr(text_model.PrivateText, "sample", lambda self, key, count: [""] * count)
-    monkeypatch.setattr(recommender_rows, "evaluate", lambda *args: {"ndcg@10": 0.0})
+    monkeypatch.setattr(recommender_rows, "by_user", lambda *args: {"ndcg@10": np.zeros(1)})
     return found
 
 
 def users():
     rng = np.random.default_rng(0)
     return [rng.integers(0, 12, rng.integers(4, 9)).astype(np.int32) for _ in range(60)]
+
+
+CHOICE = "lead of the trained model"
 
 
 def gradients(labels, row):
@@ -83,6 +87,7 @@ def of_text(labels):
     prior, tokens = labels.index("2-gram counts"), labels.index("item popularity")
     return {
         "dp_1gram": [labels.index("1-gram counts")],
+        "start": [prior],
         "dp_transformer": [prior, *gradients(labels, "dp_transformer")],
         "dp_reattention": [prior, tokens, *gradients(labels, "dp_reattention")],
     }
@@ -90,20 +95,25 @@ def of_text(labels):
 
 def of_popularities(labels):
     alone, prior, tokens = [i for i, label in enumerate(labels) if label == "item popularity"]
+    last = [prior, tokens, *gradients(labels, "dp_reattention"), labels.index(CHOICE)]
     return {
         "dp_popularity": [alone],
+        "start": [prior],
         "dp_transformer": [prior, *gradients(labels, "dp_transformer")],
-        "dp_reattention": [prior, tokens, *gradients(labels, "dp_reattention")],
+        "dp_reattention": last,
+        "served": last,
     }
 
 
 def of_start(labels):
     _, start, whole = [i for i, label in enumerate(labels) if label == "item popularity"]
     trained = gradients(labels, "dp_transformer")
+    last = [*range(start, whole), *trained, labels.index(CHOICE)]
     return {
         "dp_popularity": [0],
         "start": [*range(start, whole)],
-        "dp_transformer": [*range(start, whole), *trained],
+        "dp_transformer": last,
+        "served": last,
         "transitions": list(range(whole, trained[0])),
     }
 
@@ -126,6 +136,7 @@ RUNS = {
             "reattention.enabled": True,
             "reattention.budget_fraction": 0.5,
             "popularity_budget_fraction": 0.5,
+            "choice_budget_fraction": 0.2,
             "data.path": "ratings.txt",
             "num_seeds": 1,
         },
@@ -133,7 +144,7 @@ RUNS = {
     ),
     "recommender, warm": (
         "configs/recommender.py:amazon_warm,tiny",
-        {"data.path": "ratings.txt", "num_seeds": 1},
+        {"data.path": "ratings.txt", "num_seeds": 1, "choice_budget_fraction": 0.05},
         of_start,
     ),
 }
@@ -201,7 +212,8 @@ def test_rows_and_total_cost_what_is_stated_and_held_out_data_nothing(name, monk
         assert private["releases"][row]["epsilon"] == pytest.approx(cost(indices), rel=2e-3), row
     everything = cost(range(len(found.releases)))
     assert private["total"]["epsilon"] == pytest.approx(everything, rel=2e-3)
-    assert found.left["result/headline"] == private["releases"]["dp_transformer"]["epsilon"]
+    headline = "dp_transformer" if name == "text" else "served"
+    assert found.left["result/headline"] == private["releases"][headline]["epsilon"]
     for row in (row for row in rows if f"result/logged/{row}" in found.left):
         assert found.left[f"result/logged/{row}"] == private["releases"][row]["epsilon"]
     assert "result/logged/dp_transformer" in found.left

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from configs.noisy_head import get_config
+from dpx import noisy_head
 from experiments.noisy_head import texts as noisy_head_text
 from experiments.noisy_head.methods import make_cell, make_descent
 
@@ -27,6 +28,7 @@ def run(config, workdir):
         public = measure.row in (
             "zero",
             "ridge",
+            "best_ridge",
             "ridge_qr",
             "ridge_gram",
             "not_private",
@@ -217,3 +219,14 @@ def test_misuse(variant, key, value, message, tmp_path):
     module = importlib.import_module(f"experiments.{config.experiment}")
     with pytest.raises(ValueError, match=message):
         module.validate(config)
+
+
+def test_the_best_ridge_predicts_training_prompts_that_it_was_not_fitted_to():
+    """Tokens that say nothing of y: the largest λ is best, whatever the config has."""
+    config, rng = get_config("text,tiny"), np.random.default_rng(0)
+    x, y = rng.normal(size=(40, 6, 5)), rng.normal(size=(40, 6))
+    train = noisy_head.Prompts(x, y)
+    found = noisy_head_text._best_ridge(train, config)
+    largest = config.regularization * max(noisy_head_text.TRIED)
+    expected = noisy_head.ridge(noisy_head.featurize(train), largest)
+    np.testing.assert_allclose(found, expected, rtol=1e-5)

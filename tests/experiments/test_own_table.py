@@ -40,15 +40,16 @@ def test_a_table_gives_the_rows_and_guarantees_of_the_other_variants(finished):
     assert {f"{row}/ndcg@10" for row in ("transitions", "start", "dp_transformer")} <= set(
         finished.metrics
     )
-    assert set(finished.releases) == {"dp_popularity", "transitions", "start", "dp_transformer"}
+    rows = {"dp_popularity", "transitions", "start", "dp_transformer", "served"}
+    assert set(finished.releases) == rows
     assert finished.releases["start"]["epsilon"] < finished.releases["dp_transformer"]["epsilon"]
     for spent in finished.releases.values():
         assert any("their ids" in words for words in spent["assumptions"])
         assert any("at most 300 that data.limit leaves" in words for words in spent["assumptions"])
         assert recommender_data.K_CORE not in spent["assumptions"]
     assert "follows from the number of users: 10." in finished.notes
-    # The start counts once in the total: the popularity, and a start and a release of transitions.
-    assert finished.total["event"].count("GaussianDpEvent") == 4
+    # The start counts once in the total, and so does the choice of what is served.
+    assert finished.total["event"].count("GaussianDpEvent") == 5
 
 
 def test_the_model_recommends_by_the_tables_ids_without_the_table(finished):

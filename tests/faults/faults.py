@@ -1294,8 +1294,8 @@ FAULTS = (
     Fault(
         "the prior is missing from the total",
         "experiments/dp_transformer/language_model.py",
-        'once = {} if prior is None else {"prior": prior.guarantee}',
-        "once = {}",
+        "composed=releases | once,",
+        'composed={row: spent for row, spent in (releases | once).items() if row != "start"},',
         LEDGER.format("text"),
     ),
     Fault(
@@ -1342,8 +1342,8 @@ FAULTS = (
     Fault(
         "token probabilities are missing from the ledger",
         "experiments/dp_transformer/models.py",
-        'ledger = dpx.Ledger().spend(prior, "prior release").spend(beside, label)',
-        'ledger = dpx.Ledger().spend(prior, "prior release")',
+        'beside = own if prior is None else {"prior release": prior, **own}',
+        'beside = own if prior is None else {"prior release": prior}',
         LEDGER.format("recommender"),
     ),
     Fault(
@@ -1398,6 +1398,69 @@ FAULTS = (
             memory = release_memory(config, key, total)
 """,
         SHARED.format("next_tokens:tiny"),
+    ),
+    Fault(
+        "the model without privacy starts from a private release",
+        "experiments/dp_transformer/recommender_plain.py",
+        "start = warm_start.exact(train, config)",
+        "start, _ = warm_start.fit(repetition.noise.prior, train, config, 1.0)",
+        "tests/experiments/test_without_privacy.py::test_a_recommender_without_privacy_starts_from_exact_counts",
+    ),
+    Fault(
+        "the row without privacy is chosen by the test records",
+        "experiments/dp_transformer/language_model.py",
+        'f"{kind}_tried{number}").evaluate(held_out)[0]',
+        'f"{kind}_tried{number}").evaluate(corpus.test)[0]',
+        "tests/experiments/test_without_privacy.py::test_a_way_is_chosen_by_training_records_that_it_was_not_trained_on",
+    ),
+    Fault(
+        "the worst of the tried ways stands in the row without privacy",
+        "experiments/dp_transformer/without_privacy.py",
+        "np.array(values) if more_is_better else -np.array(values)",
+        "-np.array(values) if more_is_better else np.array(values)",
+        "tests/experiments/test_without_privacy.py::test_the_best_way_wins",
+    ),
+    Fault(
+        "the choice of what is served is not deducted from the budget",
+        "experiments/dp_transformer/models.py",
+        'own = {} if choice is None else {"choice of a model": choice}',
+        "own = {}",
+        LEDGER.format("recommender"),
+    ),
+    Fault(
+        "what is served is chosen by held-out items without noise",
+        "experiments/dp_transformer/recommender_rows.py",
+        "lead = choice.lead(key, config, *values)",
+        "lead = float((values[0] - values[1]).sum())",
+        LEDGER.format("recommender"),
+    ),
+    Fault(
+        "a user moves the choice of what is served by ten times what is declared",
+        "experiments/dp_transformer/choice.py",
+        "sensitivity=1 + 2**-20,",
+        "sensitivity=0.1,",
+        "tests/experiments/test_choice.py::test_a_user_moves_the_lead_by_no_more_than_is_declared",
+    ),
+    Fault(
+        "the choice of what is served has the key of the popularity",
+        "experiments/dp_transformer/recommender_rows.py",
+        'key, values = repetition.noise("choice"),',
+        'key, values = repetition.keys._key("release", f"dp_popularity{repetition.suffix}"),',
+        LEDGER.format("recommender"),
+    ),
+    Fault(
+        "the trained model is served where it is worse",
+        "experiments/dp_transformer/recommender_rows.py",
+        "    if lead > 0:\n",
+        "    if True:\n",
+        "tests/experiments/test_choice.py::test_a_model_that_training_made_worse_is_not_served",
+    ),
+    Fault(
+        "the worst private baseline is called the best",
+        "dpx/launch/comparison.py",
+        "return max(means, key",
+        "return min(means, key",
+        "tests/launch/test_comparison.py::test_the_best_baseline_follows_from_the_numbers",
     ),
     Fault(
         "the model without privacy gives a private row its output bias",

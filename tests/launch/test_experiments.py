@@ -73,7 +73,7 @@ def test_quickstart_leaves_its_records_and_a_model(tmp_path, monkeypatch):
     assert not (tmp_path / "run" / "secret").exists()
 
     rows = {name.split("/")[0] for name in record.metrics}
-    assert rows == {"dp_1gram", "dp_2gram", "dp_transformer", "transformer"}
+    assert rows == {"dp_1gram", "dp_2gram", "start", "dp_transformer", "transformer"}
     assert record.privacy == {
         "epsilon": record.releases["dp_transformer"]["epsilon"],
         "delta": 1e-5,
@@ -498,7 +498,7 @@ def test_amazon_and_movielens_1m_run_from_files(tmp_path):
     config.update({"data": {"path": str(tmp_path / "games.txt")}, "num_seeds": 1})
     run.prepare(config, "configs/recommender.py:amazon,tiny", tmp_path / "run")
     record = run.execute(config, tmp_path / "run")
-    assert set(record.releases) == {"dp_popularity", "dp_transformer"}
+    assert set(record.releases) == {"dp_popularity", "start", "dp_transformer", "served"}
 
 
 @pytest.mark.slow

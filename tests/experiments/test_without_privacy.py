@@ -1,0 +1,211 @@
+"""The row without privacy is the best of a few ways, and nothing but exact training records chooses it."""
+
+import jax
+import numpy as np
+import pytest
+from ml_collections import ConfigDict
+
+from dpx.data import Histories, leave_last_out, synthetic_histories
+from dpx.launch import records, run
+from dpx.recommend import popularity, transitions
+from experiments.dp_transformer import (
+    corpus as corpora,
+)
+from experiments.dp_transformer import (
+    language_model,
+    next_item,
+    ranking,
+    recommender_plain,
+    text_model,
+    training,
+    warm_start,
+    without_privacy,
+)
+
+
+def section(**non_private):
+    plain = {"start": "scratch", "steps": 5, "batch_size": None, "tried": {}} | non_private
+    train = {"steps": 9, "batch_size": 8, "learning_rate": 0.1, "warmup": 0.2}
+    return ConfigDict({"train": train, "non_private": plain})
+
+
+def test_ways_are_all_combinations_of_what_is_tried():
+    tried = {"start": ("scratch", "exact"), "steps": (), "learning_rate": (0.1, 1.0)}
+    found = without_privacy.ways(section(tried=tried, batch_size=4))
+    assert sorted((way.start, way.section.learning_rate) for way in found) == [
+        (start, rate) for start in ("exact", "scratch") for rate in (0.1, 1.0)
+    ]
+    assert {(way.section.steps, way.section.batch_size) for way in found} == {(5, 4)}
+    (alone,) = without_privacy.ways(section())
+    assert (alone.start, alone.section.batch_size, alone.section.warmup) == ("scratch", 8, 0.2)
+    with pytest.raises(ValueError, match=r"config\.non_private\.start='private' must be one of"):
+        without_privacy.ways(section(start="private"))
+
+
+@pytest.mark.parametrize(("more", "best"), [(False, 0.3), (True, 0.1)])
+def test_the_best_way_wins(more, best):
+    config = section(tried={"learning_rate": (0.1, 0.2, 0.3)})
+    values = {0.1: 3.0, 0.2: float("nan"), 0.3: 1.0}
+
+    def measured(way, number):
+        numbers.append(number)
+        return values[way.section.learning_rate]
+
+    numbers = []
+    chosen = without_privacy.choose(config, measured, more_is_better=more)
+    assert numbers == [0, 1, 2]  # labels, and so keys, of their own
+    assert chosen.way.section.learning_rate == best
+    assert "at learning rate 0.3: 1" in chosen.words
+
+
+def test_the_only_way_is_not_tried():
+    def measured(*_):
+        raise AssertionError
+
+    chosen = without_privacy.choose(section(), measured)
+    assert chosen.words == "from scratch, in 5 steps of 8 at learning rate 0.1."
+
+
+CONFIGS = ["quickstart", "shakespeare", "text", "finetune"] + [
+    f"recommender:{variant}"
+    for variant in ("movielens", "movielens1m", "amazon", "amazon_warm", "synthetic")
+]
+
+
+@pytest.mark.parametrize("name", CONFIGS)
+def test_without_privacy_as_many_records_are_read_as_with_it(name):
+    config = records.load_config(name)
+    private = config.train.steps * config.train.batch_size
+    for way in without_privacy.ways(config):
+        if config.non_private.steps:
+            assert way.section.steps * way.section.batch_size >= private
+
+
+@pytest.fixture
+def trained(monkeypatch):
+    """What trainings are given, by label; no step is taken."""
+    found = {}
+
+    def train(loss_fn, params, *, label, data, config, keys, **rest):
+        found[label] = {"loss": loss_fn, "params": params, "data": data, "keys": keys}
+        return params
+
+    monkeypatch.setattr(training, "train", train)
+    return found
+
+
+def test_a_way_is_chosen_by_training_records_that_it_was_not_trained_on(
+    tmp_path, monkeypatch, trained
+):
+    config = records.load_config("quickstart:tiny")
+    config.ngrams, config.noise_seed = (), 1
+    config.non_private.tried.start = ("scratch", "exact")
+    corpus = corpora.load(config)
+    asked = []
+
+    def evaluate(self, texts):
+        asked.append(texts.tokens)
+        return float(len(asked)), 0.0
+
+    monkeypatch.setattr(text_model.PrivateText, "evaluate", evaluate)
+    monkeypatch.setattr(language_model.models, "save", lambda *args, **more: None)
+    run.prepare(config, "quickstart:tiny", tmp_path / "run")
+    record = run.execute(config, tmp_path / "run")
+
+    def rows(tokens):
+        return sorted(map(tuple, np.asarray(tokens).tolist()))
+
+    _, first, second, _ = asked  # the private model on test records, both ways, and what won
+    for held_out, label in ((first, "transformer_tried0"), (second, "transformer_tried1")):
+        used = trained[label]["data"][1]
+        assert len(held_out) == round(without_privacy.HELD_OUT * len(corpus.train))
+        assert rows(np.concatenate([used, held_out])) == rows(corpus.train.tokens)
+    assert rows(trained["transformer"]["data"][1]) == rows(corpus.train.tokens)
+    # The loss of the first was less: it started from scratch, and so does the row.
+    assert trained["transformer"]["loss"].args[2] is None
+    assert "was trained from scratch" in record.notes
+
+
+def plain_starts(variant, tmp_path, trained, monkeypatch, **changes):
+    """What the row without privacy and the private one are given, the training histories, and the config."""
+    config = records.load_config(f"recommender:{variant},tiny")
+    changes = {"num_seeds": 1, "noise_seed": 1, "non_private.start": "exact"} | changes
+    nothing = {f"non_private.tried.{name}": () for name in ("start", "learning_rate")}
+    config.update_from_flattened_dict(changes | nothing)
+    histories = synthetic_histories(200, 8, 30, predictability=0.7, seed=3)
+    monkeypatch.setattr(recommender_plain.recommender_data, "load", lambda config: histories)
+    monkeypatch.setattr(next_item, "save", lambda *_: None)
+    run.prepare(config, f"recommender:{variant},tiny", tmp_path / "run")
+    run.execute(config, tmp_path / "run")
+    split = leave_last_out(histories)
+    train = split.train_and_validation if config.data.train_on_validation else split.train
+    return trained["transformer"], trained["dp_transformer"], train, config
+
+
+@pytest.mark.slow
+def test_a_recommender_without_privacy_starts_from_exact_counts(tmp_path, trained, monkeypatch):
+    changes = {"data.path": "ratings.txt", "non_private.steps": 1, "epsilon": 2.0}
+    plain, private, train, config = plain_starts(
+        "amazon_warm", tmp_path, trained, monkeypatch, **changes
+    )
+    of_plain, of_private = plain["loss"].args[2], private["loss"].args[2]
+    expected = warm_start.exact(train, config)
+    np.testing.assert_array_equal(of_plain.weights, expected.weights)
+    np.testing.assert_array_equal(of_plain.items, expected.items)
+    assert len(of_plain.items) == train.num_items
+    assert of_private.weights.shape != of_plain.weights.shape or not np.allclose(
+        of_private.weights, of_plain.weights, atol=0.1
+    )
+
+
+@pytest.mark.slow
+def test_a_recommender_without_privacy_has_an_exact_bias(tmp_path, trained, monkeypatch):
+    plain, private, train, config = plain_starts("synthetic", tmp_path, trained, monkeypatch)
+    exact = recommender_plain.best_popularity(config, train)
+    bias = np.asarray(plain["params"]["output_bias"].get_value())
+    np.testing.assert_allclose(bias, exact - exact.max(), rtol=1e-5)
+    other = np.asarray(private["params"]["output_bias"].get_value())
+    assert np.abs(other - bias).max() > 0.1
+
+
+def test_the_exact_start_is_the_limit_of_the_private_one():
+    histories = synthetic_histories(300, 8, 25, predictability=0.7, seed=1)
+    config = records.load_config("recommender:amazon_warm")
+    found = warm_start.exact(histories, config)
+    options = {"rounds": 1, "position_weight": 0.0, "num_kept": histories.num_items}
+    limit = transitions.fit(jax.random.key(0), histories, epsilon=1e8, delta=1e-5, **options)
+    mine, its = np.argsort(found.items), np.argsort(limit.items)
+    np.testing.assert_allclose(
+        found.weights[np.ix_(mine, mine)], limit.weights[np.ix_(its, its)], atol=0.02
+    )
+    assert found.prior.sum() == pytest.approx(config.start.pseudo_counts, rel=1e-5)
+
+
+@pytest.mark.parametrize("late", [True, False])
+def test_popularity_is_counted_in_the_way_that_training_histories_say(late):
+    """Where users come to an item last, later items count more; else they are counted alike."""
+    rng = np.random.default_rng(0)
+    config = records.load_config("recommender:synthetic")
+    config.popularity_age_decay, config.evaluate.k = 0.1, 1
+    early, after = (0, 1) if late else (1, 0)
+    walks = [[early, early + 2, *rng.integers(4, 9, 2), after] for _ in range(40)]
+    walks = [[*walk, after, after] for walk in walks] + [[early, 5, 6, 7, 5]] * 45
+    histories = Histories(tuple(np.array(walk, np.int32) for walk in walks), 10)
+    found = recommender_plain.best_popularity(config, histories)
+    (weighted,) = popularity.statistic(histories, age_decay=0.1).sums
+    values = {}
+    known = leave_last_out(histories)
+    for name, counted in (
+        ("alike", popularity.count),
+        ("later", lambda h: popularity.statistic(h, age_decay=0.1).sums[0]),
+    ):
+        scores = np.argsort(-counted(known.train_and_validation))
+        values[name] = float(np.mean(known.test == scores[0]))
+    best = max(values, key=lambda name: values[name])
+    expected = popularity.count(histories) if best == "alike" else weighted
+    assert np.corrcoef(np.expm1(found), expected)[0, 1] == pytest.approx(1, abs=1e-6)
+
+
+def test_metrics_are_means_over_users():
+    values = {"ndcg@10": np.array([0.0, 1.0, 0.5]), "hit@10": np.array([0.0, 1.0, 1.0])}
+    assert ranking.means(values) == {"ndcg@10": 0.5, "hit@10": 2 / 3}
