@@ -39,7 +39,7 @@ _ASKING = 1000  # training rows that choose among them
 TITLES = {
     "sketch": "private attention (sketch)",
     "attention": "exact attention, not private",
-    "best_attention": "exact attention at its best temperature, not private",
+    "best_attention": "exact attention at a temperature that training rows choose, not private",
     "dp_mean": "private mean",
     "mean": "mean, not private",
     "dp_linear_regression": "private linear regression",

@@ -41,7 +41,7 @@ TITLES = {
     "class_means": "private class means",
     "logistic_regression": "private logistic regression",
     "attention": "exact attention at that temperature, not private",
-    "best_attention": "exact attention at its best temperature, not private",
+    "best_attention": "exact attention at a temperature that training documents choose, not private",
     "majority": "largest group, not private",
 }
 NOT_COVERED = [

@@ -201,6 +201,7 @@ def _private_row(config, workdir, corpus: Corpus, prior, row: str, keys: Keys, c
 
 def _row_without_privacy(config, workdir, corpus: Corpus, keys: Keys) -> tuple[PrivateText, str]:
     """The same model with neither noise nor clipping, and in words how it was trained."""
+    kind = config.model.kind
 
     def trained(way: without_privacy.Way, train: Texts, label: str) -> PrivateText:
         table, about = None, {"vocab_size": corpus.vocab_size, "start": corpus.start}
@@ -217,7 +218,7 @@ def _row_without_privacy(config, workdir, corpus: Corpus, keys: Keys) -> tuple[P
         rest, held_out = own.split(corpus.train, count, seed=config.seed)
         return trained(way, rest, f"{kind}_tried{number}").evaluate(held_out)[0]
 
-    kind, chosen = config.model.kind, without_privacy.choose(config, measured)
+    chosen = without_privacy.choose(config, measured)
     about = f"\n\nThe {kind} without privacy was trained {chosen.words}"
     return trained(chosen.way, corpus.train, kind), about
 
