@@ -28,7 +28,8 @@ from dpx.training import checkpoints, keys
 
 SOURCE = "configs/quickstart.py:tiny"
 SETTINGS = {
-    "data.held_out": 50, "data.limit": 0, "ngrams": (1,), "prior.budget_fraction": 0.0, "model.kind": "gru",
+    "data.held_out": 50, "data.limit": 0, "ngrams": (1,), "comparisons": True,
+    "prior.budget_fraction": 0.0, "model.kind": "gru",
     "model.dim": 4, "train.steps": 4, "train.batch_size": 32, "train.microbatch_size": 32,
     "train.checkpoint_every": 1, "train.log_every": 1, "non_private.steps": 0,
 }  # fmt: skip
