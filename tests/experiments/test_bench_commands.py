@@ -15,6 +15,7 @@ COMMANDS = {
     "depth": ["--workdir", "--blocks=1,2", "--repeats=1"],
     "gram": ["--columns=1000"],
     "memories": ["--rows=100", "--epsilons=3"],
+    "noise": ["--size=65536", "--runs=2", "--repeats=1"],
     "noisy_head": ["--trials=2", "--num_prompts=50"],
     "reattention": ["--items=50", "--batch=4", "--repeats=3"],
     "remat": [

@@ -277,9 +277,9 @@ def test_features_that_take_too_much_name_the_flags(tmp_path):
 
 def test_the_temperature_of_features_that_are_named_is_the_root_of_the_width(tmp_path):
     config = own_config(own_memory(tmp_path, "npz"), features="taylor", degree=2)
-    assert table.plan(config)["temperature"] == pytest.approx(2**0.5)
+    assert table.plan(config).parameters["temperature"] == pytest.approx(2**0.5)
     config.temperature = 0.7
-    assert table.plan(config)["temperature"] == 0.7
+    assert table.plan(config).parameters["temperature"] == 0.7
 
 
 def test_own_files_that_do_not_fit_are_named(tmp_path):
