@@ -64,7 +64,7 @@ def test_a_model_from_scratch_sees_the_same_characters():
 
 
 def test_a_run_leaves_its_table_and_adapters_alone(tmp_path):
-    changes = {"ngrams": (1,), "sample.length": 2, "epsilon": 100.0}  # that a few steps show
+    changes = {"ngrams": (1,), "sample.length": 2, "epsilon": 100.0, "non_private.steps": 40}
     record = execute(tmp_path / "run", changes)
     rows = {name.split("/")[0] for name in record.metrics}
     assert rows == {"pretrained", "dp_1gram", "dp_tuned", "tuned"}
