@@ -52,7 +52,7 @@ def test_one_name_moves_the_counts_by_at_most_the_clip(order, monkeypatch):
     base = counts(NAMES)
     for extra in ("q", "aaaaaaaaaaaaa", "abcdefghijklm", "anna"):
         more = surnames.encode([*surnames.decode(NAMES.tokens), extra])
-        assert np.linalg.norm(counts(more) - base) <= 1.5 * (1 + 1e-9)
+        assert np.linalg.norm(counts(more) - base) <= 1.5 * (1 + 1e-6)  # and a step of the grid
     alone = counts(surnames.encode(["aaaaaaaaaaaaa"]))
     assert np.linalg.norm(alone) == pytest.approx(1.5, rel=0.02)
 

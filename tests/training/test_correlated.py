@@ -65,7 +65,8 @@ def test_what_the_optimizer_sees_is_the_slow_construction(coefficients):
     independent = 4 * np.array(draws, "f8")
     assert independent.std() == pytest.approx(0.8 * 1.5, rel=0.3)
     correlated_noise = np.linalg.solve(dense(coefficients), independent)
-    np.testing.assert_allclose(seen, (sums + correlated_noise) / 4, atol=2e-3)
+    # Each of the two is rounded to a grid of its own noise.
+    np.testing.assert_allclose(seen, (sums + correlated_noise) / 4, atol=8e-3)
     theirs = toeplitz.inverse_as_streaming_matrix(jnp.asarray(coefficients))
     np.testing.assert_allclose(correlated_noise, theirs @ jnp.asarray(independent), atol=1e-4)
 
