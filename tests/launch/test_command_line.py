@@ -179,7 +179,7 @@ def test_a_sweep_whose_points_all_fail_lists_them(tmp_path, monkeypatch, capsys)
     source = "configs/noisy_head.py:low_dim,tiny"
     flag = SimpleNamespace(config=source, workdir=str(tmp_path), set=[])
     flag.executor, flag.workers, flag.shard, flag.slurm = "local", 1, "", []
-    flag.select, flag.trials = None, None
+    flag.select, flag.trials, flag.progress = None, None, True
     monkeypatch.setattr(sweep.flags, "FLAGS", flag)
     with pytest.raises(SystemExit) as ended:
         sweep.main([])
