@@ -67,7 +67,11 @@ def test_a_run_costs_what_its_plan_says(source, tmp_path, monkeypatch):
             continue
         if not {measure.row, measure.place} & set(record.releases):
             kind = NAMED.get(measure.row, measure.row.partition("_without_noise")[0])
-            assert "data are synthetic" in words or re.search(rf"\b{kind}\b", words), measure.name
+            assert (
+                "synthetic data" in words
+                or "data are synthetic" in words
+                or re.search(rf"\b{kind}\b", words)
+            ), measure.name
     # Only what is about nobody's data may have noise that everybody can repeat.
     assert record.private["synthetic"] == (not drawn)
 
