@@ -82,9 +82,9 @@ def check_key(key) -> None:
     if not right:
         raise wrong_key(key)
     if not isinstance(key, Tracer) and getattr(key, "is_fully_addressable", True):
-        with jax.ensure_compile_time_eval():  # a key may be known where all else is traced
-            words = jax.random.key_data(key) if typed else key
-        warn_of_guess(int(np.ravel(words)[0]) == 0, "key")
+        with jax.ensure_compile_time_eval():  # of a key that a program under `jit` closes over
+            words = np.ravel(jax.random.key_data(key) if typed else key)
+        warn_of_guess(int(words[0]) == 0, "key")
 
 
 def warn_of_guess(small: bool, name: str) -> None:

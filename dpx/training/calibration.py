@@ -123,6 +123,30 @@ def calibrate(
     return found, guarantee(steps)
 
 
+def check_priced(
+    found: Privacy | None,
+    sampling_probability: float,
+    steps: int,
+    num_examples: int,
+    max_batch_size: int | None,
+) -> None:
+    """Raises ValueError where a training would do something else than its guarantee is about."""
+    if found is None or found.alone is None:
+        return
+    cut = {}
+    if max_batch_size is not None:
+        cut = {"num_examples": num_examples, "max_batch_size": max_batch_size}
+    blocks = math.ceil(steps / len(found.coefficients))
+    event = privacy.dpsgd_event(
+        found.noise_multiplier, sampling_probability=sampling_probability, steps=blocks, **cut
+    )
+    if found.alone.event != event:
+        raise ValueError(
+            f"the guarantee is that of {found.alone.event}, and the training would be {event}: calibrate for "
+            "the records, the batch size and the steps that it has"
+        )
+
+
 def public_size(count: int) -> int:
     """The number of records, which every guarantee here assumes to be public."""
     return _watch.public(count, "the number of records")

@@ -72,7 +72,7 @@ _used: dict[bytes, Path | None] = {}
 
 
 def _warn_if_used(key: jax.Array, label: str, workdir: Path | None) -> None:
-    """Warns of a key that served a training of this label: in one folder it may be that one, going on."""
+    """Warns of a key that served a training of this label: in one folder it may be that one, resumed."""
     folder = None if workdir is None else Path(workdir).resolve()
     digest = hashlib.sha256(words_of(key).tobytes() + label.encode()).digest()
     again = digest in _used and (folder is None or _used[digest] != folder)

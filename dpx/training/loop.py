@@ -19,7 +19,7 @@ import optax
 from dpx import _watch
 from dpx.clipping import ClippedGrads, clipped_grad, randomness, reports, sums
 from dpx.training import adaptive, correlated, precision, sampling
-from dpx.training.calibration import Privacy, public_size
+from dpx.training.calibration import Privacy, check_priced, public_size
 from dpx.training.checkpoints import Checkpoints
 from dpx.training.keys import CannotResumeError, TrainingKeys
 from dpx.training.layout import Layout
@@ -91,12 +91,14 @@ def train(
 
     Raises:
       CannotResumeError: if the result of a finished training is gone.
+      ValueError: where `privacy` was calibrated for other records, steps or batches.
     """
     loss_fn = precision.computed_in(compute_dtype, loss_fn)
     layout = layout or Layout(None, len(jax.tree.leaves(data)[0]))
     num_examples = public_size(layout.rows)
     bands = 1 if privacy is None else len(privacy.coefficients)
     probability = bands * batch_size / num_examples
+    check_priced(privacy, probability, steps, num_examples, max_batch_size)
     # Pieces beyond those of a batch are never run, so room for the largest batch to expect costs nothing.
     block = num_examples if layout.shards == 1 else layout.block
     members = _largest_batch(block, 1 / bands)  # of the group that a step samples from

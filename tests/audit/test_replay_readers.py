@@ -40,6 +40,7 @@ ODD = [
     ),
     *((user, *NOBODY[1:]) for user in (1e300, decimal.Decimal("0.5"), pandas.NA, pandas.NaT, "é")),
     *((NOBODY[0], item, NOBODY[2]) for item in (None, 0.5, 2**63, "x", "2", pandas.NA)),
+    (NOBODY[0], ";" * 400, NOBODY[2]),
     *(
         (*NOBODY[:2], time)
         for time in (None, 1.5, 2**63, "1.5", "2020-01-01", "x", -1, 1e18, 1e300)
@@ -172,7 +173,7 @@ READERS = {
     "authors": (authors, from_authors),
 }
 # The catalogue is public: a number for each id that some row has.
-CATALOGUE = {label: n for n, label in enumerate([0, 1, 2, 3, "x", str(2**63), "0.5"])}
+CATALOGUE = {label: n for n, label in enumerate([0, 1, 2, 3, "x", str(2**63), "0.5", ";" * 400])}
 
 
 # The odd row, or the first one, where whoever wrote the column has changed all of it.

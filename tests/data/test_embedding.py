@@ -5,6 +5,7 @@ import pytest
 from sklearn.decomposition import TruncatedSVD
 from sklearn.feature_extraction.text import TfidfVectorizer
 
+from dpx.data import embedding
 from dpx.data.embedding import fit_embedding
 from dpx.data.newsgroups import load_labelled
 
@@ -43,6 +44,22 @@ def test_vectors_are_unit_vectors_of_their_own_text_alone():
     assert right.mean() > 0.9
     public = embed(texts[:200])
     assert np.linalg.norm(public.mean(0)) < 0.2  # what they have in common is gone
+
+
+def test_a_text_is_rounded_as_if_it_were_alone(monkeypatch):
+    """In 64 bits: what is rounded otherwise there would show in 32 bits once in very many texts."""
+    texts, _ = corpus(300)
+    embed = fit_embedding(texts[:200], 48, min_documents=1, max_share=1.0)
+    seen, unit = [], embedding._unit
+    monkeypatch.setattr(embedding, "_unit", lambda rows: (seen.append(rows), unit(rows))[1])
+
+    def before_the_last_bits_are_lost(some):
+        embed(some)
+        return seen[-1]
+
+    together = before_the_last_bits_are_lost(texts[200:])
+    alone = [before_the_last_bits_are_lost([text])[0] for text in texts[200:]]
+    assert np.array_equal(together, alone)
 
 
 def test_a_small_corpus_is_refused():

@@ -13,6 +13,7 @@ from dpx.launch import records, report, run
 from dpx.nn import llama, pretrained
 from experiments.dp_transformer import (
     documents,
+    finetune,
     finetune_steps,
     from_scratch,
     tuned_text,
@@ -187,6 +188,18 @@ def test_a_killed_run_goes_on(tmp_path, monkeypatch):
     whole, killed = tuned(tmp_path / "whole"), tuned(tmp_path / "killed")
     for name, array in whole.items():
         np.testing.assert_array_equal(array, killed[name])
+
+
+def test_ngrams_are_clipped_at_a_length_that_no_document_chooses():
+    config = configured(SMALL)
+    language = tuned_text.build(config)
+    train, test = documents.load(config, documents.Bytes())
+    train.mask[1:, 5:] = False  # one document is longer than all others
+    found = [
+        finetune._ngram(jax.random.key(0), config, language, some, test, 2)[0].guarantee.mechanism
+        for some in (train, train.take(slice(1, None)))
+    ]
+    assert found[0] == found[1]
 
 
 NOT_COVERED = {

@@ -1,5 +1,7 @@
 """What `--dry_run` says that a run will cost is what the run then costs: every config and variant."""
 
+import re
+
 import numpy as np
 import pytest
 from all_configs import all_sources, configured
@@ -13,12 +15,24 @@ from experiments.dp_transformer import training
 # What every release of a run rests on, because of how the records are read.
 READING = {
     "finetune": " the split, the sampling probability",
+    "next_tokens": "the pretrained model and the public documents do not depend on the data",
     "quickstart": " the split, the sampling probability",
     "recommender": "the number of users, which set",
     "shakespeare": " the split, the sampling probability",
     "text": " the split, the sampling probability",
     "reattention": "the number of users, which set",
 }
+
+# Rows that follow from public data or from releases of other rows, and what others are called in words.
+PUBLIC = ("pretrained", "public_attention", "public", "uniform", "zero")
+# Experiments of which every number is said to be of data that are made up, or of none that is covered.
+SIMULATED = (
+    "dp_transformer.distraction",
+    "noisy_head.early_stopping",
+    "noisy_head.excess_risk",
+    "noisy_head.robustness",
+)
+NAMED = dict.fromkeys(("transformer", "gru", "lstm", "tuned"), "without privacy")
 
 
 def labels(mechanism):
@@ -46,6 +60,18 @@ def test_a_run_costs_what_its_plan_says(source, tmp_path, monkeypatch):
     if words := READING.get(source.partition(":")[0]):
         for release in record.releases.values():
             assert any(words in said for said in release["assumptions"])
+    # A row without a guarantee is about nobody's data, or is said to have none.
+    words = " ".join(record.private["not_covered"])
+    for measure in record.measures:
+        if measure.row in PUBLIC or config.experiment in SIMULATED:
+            continue
+        if not {measure.row, measure.place} & set(record.releases):
+            kind = NAMED.get(measure.row, measure.row.partition("_without_noise")[0])
+            assert (
+                "synthetic data" in words
+                or "data are synthetic" in words
+                or re.search(rf"\b{kind}\b", words)
+            ), measure.name
     # Only what is about nobody's data may have noise that everybody can repeat.
     assert record.private["synthetic"] == (not drawn)
 
@@ -106,6 +132,28 @@ def test_on_ones_own_data_a_run_spends_what_it_is_given(source, tmp_path):
         config.comparisons = True
         more = run.compose(dict(run.plan(config).releases))
         assert more.epsilon > 1.2 * config.epsilon
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        s
+        for s in all_sources()
+        if "path" in records.load_config(s).get("data", {}) and s not in PUBLISHED
+    ],
+)
+def test_a_config_releases_as_often_as_its_tiny_form(source):
+    """The other tests here run the tiny forms alone."""
+    whole, tiny = (
+        records.load_config(s) for s in (source.replace(",tiny", "").replace(":tiny", ""), source)
+    )
+    for name in ("comparisons", "num_seeds", "neighboring"):
+        assert whole.get(name) == tiny.get(name)
+    for name in ("prior", "start", "reattention"):
+        for field in ("enabled", "budget_fraction"):
+            assert whole.get(name, {}).get(field) == tiny.get(name, {}).get(field)
+    assert not whole.get("comparisons")
+    assert whole.get("num_seeds", 1) == 1
 
 
 def test_more_seeds_are_planned_for(tmp_path):

@@ -46,6 +46,32 @@ def test_the_year_of_amazon_ratings_is_in_the_config(tmp_path):
     assert recommender_data.assumptions(configured("recommender:amazon", tmp_path / "a.txt"))
 
 
+def test_the_filter_of_a_loader_is_an_assumption_too():
+    config = records.load_config("recommender:movielens")
+    for min_count in (None, 5, 1):
+        config.data.min_count = min_count
+        assert recommender_data.assumptions(config) == (recommender_data.K_CORE,)
+    config.data.min_count = 0
+    assert recommender_data.assumptions(config) == ()
+
+
+@pytest.mark.parametrize("split", ["test", "validation"])
+def test_the_item_that_is_asked_for_was_not_released(monkeypatch, split):
+    rows = tuple(np.arange(6) + user for user in range(30))
+    monkeypatch.setattr(recommender_data, "load", lambda config: Histories(rows, 40))
+    last = {"test": 5, "validation": 4}[split]
+    for source in ("gram:recommender", "recommender:amazon_warm", "recommender:movielens"):
+        config = records.load_config(source)
+        config.evaluate.split = split
+        if source.startswith("gram"):
+            known, _, next_items = one_release._evaluated(config)
+        else:
+            prepared = recommender_data.prepare(config)
+            known, next_items = prepared.train, prepared.next_items
+        assert next_items.tolist() == [items[last] for items in rows]
+        assert all(next_items[user] not in items for user, items in enumerate(known.items))
+
+
 def one_heavy_user(events=40_000, others=2_000):
     rng = np.random.default_rng(0)
     light = [rng.integers(0, 100, 5) for _ in range(others)]

@@ -163,6 +163,12 @@ def test_public_probabilities_are_read_and_checked(tmp_path):
     config = shakespeare_config("tiny")
     config.update({"reattention": {"probabilities": "public", "path": str(path)}})
     models.check(config, 65)
+    histories = Histories(tuple(np.arange(5) for _ in range(300)), 65)
+    settings = {"prior": None, "unit": "window", "assumptions": ("another",)}
+    found = models.calibrate(config, histories, 16, correction_key=jax.random.key(0), **settings)
+    for spent in (found.guarantee, found.alone):
+        assert "the token probabilities of config.reattention.path are public" in spent.assumptions
+        assert "another" in spent.assumptions
     with pytest.raises(ValueError, match="64 probabilities"):
         models.check(config, 64)
     np.savetxt(path, np.linspace(0, 2, 65))

@@ -35,6 +35,9 @@ COST = LOOP + "test_the_noise_of_all_steps_costs_what_is_stated"
 READERS = (
     "tests/audit/test_replay_readers.py::test_an_odd_record_moves_nothing_but_its_own_part[{}]"
 )
+ONE_RECORD = (
+    "tests/experiments/test_one_record_of_a_file.py::test_one_record_changes_its_own_row_alone[{}]"
+)
 SECRET = LOOP + "test_all_randomness_comes_from_its_own_secret"
 CONFIG = (
     "tests/experiments/test_replay_configs.py"
@@ -501,8 +504,8 @@ FAULTS = (
     Fault(
         "samples that are cut off are accounted as whole ones",
         "dpx/training/calibration.py",
-        "if max_batch_size is not None:",
-        "if False:",
+        "if max_batch_size is not None:\n        settings",
+        "if False:\n        settings",
         "tests/training/test_fit.py::test_samples_that_are_cut_off_are_those_that_are_accounted",
     ),
     Fault(
@@ -3028,7 +3031,8 @@ FAULTS = (
         "dpx/training/arguments.py",
         "            if type(part) in _UNFIT:\n",
         "            if False:\n",
-        "tests/training/test_fit_door.py::test_optimizers_that_do_not_fit_are_one_line_before_there_is_a_folder",
+        "tests/training/test_fit_door.py"
+        "::test_optimizers_that_do_not_fit_are_one_line_before_there_is_a_folder",
     ),
     Fault(
         "private records within a tree of one's own are saved",
@@ -3036,6 +3040,383 @@ FAULTS = (
         "if _is_array(leaf) or is_one_of(_PRIVATE, leaf)",
         "if _is_array(leaf)",
         "tests/test_saving.py::test_no_key_is_saved",
+    ),
+    # -----------------------------------------------------------------------------------------------------
+    # Experiments, configs and readers of files, and other places that changed last
+    Fault(
+        "the sampling probability of tuning counts documents that are held out",
+        "experiments/dp_transformer/finetune.py",
+        "config.train, config.epsilon, config.delta, len(train), unit, _assumptions(config)",
+        "config.train, config.epsilon, config.delta, len(train) + len(test), unit, _assumptions(config)",
+        PLANNED.format("finetune:pretrained"),
+    ),
+    Fault(
+        "held-out documents are trained on",
+        "experiments/dp_transformer/documents.py",
+        "train, test = train.take(order[held_out:]), train.take(order[:held_out])",
+        "train, test = train.take(order), train.take(order[:held_out])",
+        "tests/experiments/test_finetune.py::test_doors_of_data",
+    ),
+    Fault(
+        "texts are as wide as the longest record",
+        "dpx/data/text.py",
+        "    rows = []\n    for place, text in texts:\n        row",
+        "    rows, texts = [], list(texts)\n"
+        "    max_length = min(max_length, max(len(known.encode(text, place)) for place, text in "
+        "texts))\n    for place, text in texts:\n        row",
+        ONE_RECORD.format("text"),
+    ),
+    Fault(
+        "records are sorted, and each kept once, before some are held out",
+        "dpx/data/text.py",
+        "    order = np.random.default_rng(seed).permutation(len(texts))\n",
+        "    texts = texts.of(np.unique(texts.tokens, axis=0))\n"
+        "    order = np.random.default_rng(seed).permutation(len(texts))\n",
+        ONE_RECORD.format("text"),
+    ),
+    Fault(
+        "all rows of a table choose what separates its cells",
+        "dpx/data/tables.py",
+        "columns, where = _text(path, names, header, separator or files.SEPARATORS[kind])",
+        'separator = separator or max(",;|\\t", key=files.read_text(path).count)\n'
+        "        columns, where = _text(path, names, header, separator)",
+        READERS.format("table, csv"),
+    ),
+    Fault(
+        "one record that is no UTF-8 changes how all are read",
+        "dpx/data/files.py",
+        "    except UnicodeDecodeError as error:\n        raise ValueError(\n"
+        '            f"{path}: byte {error.start} is not {encoding.upper()}: save the file in that '
+        'encoding"\n        ) from None\n',
+        '    except UnicodeDecodeError:\n        return path.read_text("latin-1")\n',
+        "tests/data/test_data.py::test_a_file_that_cannot_be_read_is_named",
+    ),
+    Fault(
+        "histories are as wide as the longest user",
+        "experiments/dp_transformer/histories.py",
+        "    length = config.data.max_length\n",
+        "    length = min(config.data.max_length, max(map(len, split.train_and_validation.items)))\n",
+        ONE_RECORD.format("histories"),
+    ),
+    Fault(
+        "that a loader filters by its own k-core is no assumption",
+        "experiments/dp_transformer/histories.py",
+        "filtered = published_filtered or data.min_count is None or data.min_count > 0",
+        "filtered = published_filtered or bool(data.min_count)",
+        "tests/experiments/test_reading_histories.py::test_the_filter_of_a_loader_is_an_assumption_too",
+    ),
+    Fault(
+        "that a row of a language model is not private is not said",
+        "experiments/dp_transformer/language_model.py",
+        '    "the row of the model without privacy",\n',
+        "",
+        "tests/experiments/test_plans.py::test_a_run_costs_what_its_plan_says[quickstart:tiny]",
+    ),
+    Fault(
+        "without a share for it, the popularity from which a private model starts is exact",
+        "experiments/dp_transformer/recommender_rows.py",
+        "    model = _model(repetition, bias, start)\n    if start is not None:\n        yield _start",
+        "    model = _model(repetition, exact if bias is None and start is None else bias, start)\n"
+        "    if start is not None:\n        yield _start",
+        CONFIG.format("recommender:synthetic"),
+    ),
+    Fault(
+        "the file of a model that is tuned may change while a run is resumed",
+        "experiments/dp_transformer/finetune.py",
+        "begun = (*train, tuned_text.model_file(config))",
+        "begun = train",
+        "tests/experiments/test_public_files.py::test_texts_are_read_by_a_model",
+    ),
+    Fault(
+        "a memory resumes with other values and the same noise",
+        "experiments/cross_attention/table.py",
+        "data=(K, V))",
+        "data=(K,))",
+        "tests/launch/test_privacy_records.py::test_experiments_without_training_know_their_data[memory]",
+    ),
+    Fault(
+        "the bound of keys is no larger than the private keys",
+        "experiments/cross_attention/table.py",
+        "        key_bound=config.key_bound,\n",
+        "        key_bound=min(config.key_bound, float(np.abs(K).max())),\n",
+        CONFIG.format("cross_attention:table"),
+    ),
+    Fault(
+        "second moments of a regression are released for a record that is removed",
+        "experiments/cross_attention/kernel_regression.py",
+        "sensitivity=math.sqrt(2) * p",
+        "sensitivity=p",
+        "tests/experiments/test_cross_attention_experiments.py"
+        "::test_regression_sensitivity_is_never_exceeded",
+    ),
+    Fault(
+        "prices are not clipped before they are multiplied",
+        "experiments/cross_attention/kernel_regression.py",
+        "u = np.clip(np.column_stack([x, y]).astype(np.float64), -1, 1)",
+        "u = np.column_stack([np.clip(x, -1, 1), y]).astype(np.float64)",
+        "tests/experiments/test_cross_attention_experiments.py"
+        "::test_regression_sensitivity_is_never_exceeded",
+    ),
+    Fault(
+        "that a memory of texts rests on public documents is no assumption",
+        "experiments/cross_attention/token_memory.py",
+        '        assumptions=("the pretrained model and the public documents do not depend on the data",),\n',
+        "",
+        "tests/experiments/test_plans.py::test_a_run_costs_what_its_plan_says[next_tokens:tiny]",
+    ),
+    Fault(
+        "an embedding is fitted on private documents too",
+        "experiments/cross_attention/labelled.py",
+        "embedding = fit_embedding([later[0][i] for i in public], config.dim)",
+        "embedding = fit_embedding([*private[0], *(later[0][i] for i in public)], config.dim)",
+        ONE_RECORD.format("labelled"),
+    ),
+    Fault(
+        "without a public corpus, document frequencies are of private documents",
+        "experiments/noisy_head/texts.py",
+        "frequencies = newsgroups.document_frequencies(public) if public else None",
+        "frequencies = newsgroups.document_frequencies(public or texts)",
+        ONE_RECORD.format("prompts"),
+    ),
+    Fault(
+        "prompts that are held out are trained on",
+        "experiments/noisy_head/texts.py",
+        "train, test = (x[tests:], y[tests:]), (x[:tests], y[:tests])",
+        "train, test = (x, y), (x[:tests], y[:tests])",
+        "tests/experiments/test_noisy_head_experiments.py::test_own_prompts",
+    ),
+    Fault(
+        "lengths of documents are centred at their own mean",
+        "dpx/data/newsgroups.py",
+        "y = (np.log1p(tokens) - math.log1p(typical_tokens)) / log_spread",
+        "y = (np.log1p(tokens) - np.log1p(tokens).mean()) / log_spread",
+        "tests/data/test_newsgroups.py::test_a_document_changes_one_prompt_only",
+    ),
+    Fault(
+        "documents are embedded in a product whose rounding follows from how many there are",
+        "dpx/data/embedding.py",
+        'shrunk = np.einsum("nd,de->ne", projected - self.centre, self.whitening)',
+        "shrunk = (projected - self.centre) @ self.whitening",
+        "tests/data/test_embedding.py::test_a_text_is_rounded_as_if_it_were_alone",
+    ),
+    Fault(
+        "text in a block is as wide as the longest cell",
+        "dpx/distributed/sources.py",
+        "column = np.array(column, object)",
+        "column = np.array(column)",
+        "tests/distributed/test_distributed.py::test_arrays_keep_the_type_of_the_file_and_have_no_gaps",
+    ),
+    Fault(
+        "the catalogue of a block is that of its events",
+        "dpx/distributed/sources.py",
+        "return Histories(by_user(users, labels.astype(np.int64)[codes], clock), num_items)",
+        "num_items = max(map(int, labels), default=0) + 1\n"
+        "    return Histories(by_user(users, labels.astype(np.int64)[codes], clock), num_items)",
+        "tests/distributed/test_distributed.py::test_an_error_names_its_block",
+    ),
+    Fault(
+        "windows of a text of one's own overlap",
+        "dpx/data/text.py",
+        "    parts = [ids[: len(ids) // length * length].reshape(-1, length) for ids in parts]\n",
+        "    parts = [\n        np.lib.stride_tricks.sliding_window_view(ids, length)[:: max(1, "
+        "length // 2)]\n        for ids in parts\n        if len(ids) >= length\n    ]\n",
+        "tests/data/test_text.py::test_alphabets_and_cuts",
+    ),
+    Fault(
+        "n-grams of documents are clipped at the longest document",
+        "experiments/dp_transformer/finetune.py",
+        "longest = 6 * config.data.length  # more characters of a training text are not counted",
+        "longest = max(map(len, train.texts(language.tokenizer)))",
+        "tests/experiments/test_finetune.py::test_ngrams_are_clipped_at_a_length_that_no_document_chooses",
+    ),
+    Fault(
+        "each document of an author is a record, and is called a user",
+        "experiments/dp_transformer/documents.py",
+        "found = own.load_texts(path, record=data.record, column=data.column, user=data.user)",
+        "found = own.load_texts(path, record=data.record, column=data.column)",
+        "tests/experiments/test_finetune.py::test_doors_of_data",
+    ),
+    Fault(
+        "the error bound of a Gram matrix looks at the exact matrix",
+        "experiments/gram/own_matrix.py",
+        "largest = float(np.abs(matrix).max()) + entry_error",
+        "largest = float(np.abs(X @ X.T).max())",
+        CONFIG.format("gram:table"),
+    ),
+    Fault(
+        "the power method starts from the exact components",
+        "experiments/gram/features.py",
+        'start, row = leading(matrices["public"], count)',
+        'start, row = leading(matrices["exact"], count)',
+        CONFIG.format("gram:features"),
+    ),
+    Fault(
+        "that token probabilities of a file are public is no assumption",
+        "experiments/dp_transformer/models.py",
+        "        assumptions = (\n            *assumptions,\n"
+        '            "the token probabilities of config.reattention.path are public",\n        )\n',
+        "        pass\n",
+        "tests/experiments/test_reattention_experiment.py::test_public_probabilities_are_read_and_checked",
+    ),
+    Fault(
+        "a ranking's mean is taken in 32 bits",
+        "experiments/dp_transformer/ranking.py",
+        "math.fsum(np.asarray(values(own, k)).tolist()) / known",
+        "float(np.sum(np.asarray(values(own, k), np.float32)) / np.float32(known))",
+        "tests/experiments/test_candidates.py::test_no_user_moves_a_metric_by_more_than_is_declared",
+    ),
+    Fault(
+        "the last users are ranked in an array of another shape",
+        "experiments/dp_transformer/ranking.py",
+        "rows = np.arange(start, start + size) % count",
+        "rows = np.arange(start, min(start + size, count))",
+        "tests/experiments/test_candidates.py::test_no_user_moves_a_metric_by_more_than_is_declared",
+    ),
+    Fault(
+        "a model of a table of one's own is released three times",
+        "configs/recommender.py",
+        '"num_seeds": 1 if variant == "table" else 3,',
+        '"num_seeds": 3,',
+        "tests/experiments/test_plans.py"
+        "::test_a_config_releases_as_often_as_its_tiny_form[recommender:table,tiny]",
+    ),
+    Fault(
+        "the first line of a table counts as names, whatever it holds",
+        "configs/common.py",
+        '{"header": config_dict.placeholder(bool),',
+        '{"header": True,',
+        "tests/experiments/test_reading_histories.py::test_a_table_is_read_as_the_config_says",
+    ),
+    Fault(
+        "the last item of a user is released, and then asked for",
+        "experiments/gram/one_release.py",
+        "known = split.train_and_validation if testing else split.train",
+        "known = recommender_data.load(config) if testing else split.train",
+        "tests/experiments/test_reading_histories.py::test_the_item_that_is_asked_for_was_not_released",
+    ),
+    Fault(
+        "two of the numbers that round a remainder share bits",
+        "dpx/noise/lattice.py",
+        "second = (words.rounding >> 5 & 0x7FFF) << 13",
+        "second = (words.rounding >> 8 & 0x7FFF) << 13",
+        "tests/noise/test_lattice.py::test_remainders_are_rounded_by_three_uniform_numbers",
+    ),
+    Fault(
+        "words that draws share are the own ones of the first draws",
+        "dpx/noise/leaves.py",
+        "word[None] for word in _pair(shared_key, columns)",
+        "word[None] for word in _pair(own_key, columns)",
+        "tests/noise/test_leaves.py::test_entries_are_those_of_one_draw",
+    ),
+    Fault(
+        "devices may add one noise to values that differ",
+        "dpx/noise/door.py",
+        "        _check_drawn_once(label, key, leaves)\n",
+        "",
+        "tests/noise/test_door.py::test_noise_that_devices_would_share_is_refused",
+    ),
+    Fault(
+        "the diagonal of a sampled factor shares draws with what is below it",
+        "dpx/gram/sampling.py",
+        "normals[:, n:])",
+        "normals[:, : coupled.SUMMED])",
+        "tests/gram/test_sampling.py::test_each_row_of_bartletts_factor_has_its_own_degrees_of_freedom[6]",
+    ),
+    Fault(
+        "the coin of an exponential draw is a bit of its mantissa",
+        "dpx/noise/coupled.py",
+        "return jnp.where(low & 1 == 0, near, far)",
+        "return jnp.where(high & 1 == 0, near, far)",
+        "tests/noise/test_coupled.py"
+        "::test_exponential_draws_are_exact_to_2_to_the_minus_50_whatever_bits_follow",
+    ),
+    Fault(
+        "what a program differs by is taken off ε for one of two neighbours",
+        "dpx/gram/sampling.py",
+        "left = epsilon - 2 * cost, delta",
+        "left = epsilon - cost, delta",
+        "tests/gram/test_sampling.py::test_what_is_left_of_the_budget_covers_the_samples",
+    ),
+    Fault(
+        "a draw is given its seed twice",
+        "dpx/training/purposes.py",
+        '        self._give("draw", draw)\n',
+        "",
+        "tests/training/test_purposes.py::test_a_name_serves_once",
+    ),
+    Fault(
+        "a Gaussian mechanism that is repeated counts once beside others",
+        "dpx/privacy/composition.py",
+        "event.noise_multiplier / math.sqrt(count)",
+        "event.noise_multiplier",
+        "tests/privacy/test_composition.py::test_every_use_of_every_part_counts",
+    ),
+    Fault(
+        "of a composition that is repeated the inner one counts",
+        "dpx/privacy/composition.py",
+        "yield from _uses(event.event, count * event.count)",
+        "yield from _uses(event.event, event.count)",
+        "tests/privacy/test_composition.py::test_every_use_of_every_part_counts",
+    ),
+    Fault(
+        "without sampling, what is released beside a training is not taken off",
+        "dpx/privacy/dpsgd.py",
+        'if sampling_probability == 1 and beside is None and accountant == "pld" and not cut:',
+        'if sampling_probability == 1 and accountant == "pld" and not cut:',
+        "tests/privacy/test_privacy.py::test_calibration_beside_another_release_fits_one_budget",
+    ),
+    Fault(
+        "the risk of one relation is that which was found for the other",
+        "dpx/privacy/risk.py",
+        "key = repr(event), epsilon, delta, asked",
+        "key = repr(event), epsilon, delta",
+        "tests/privacy/test_risk.py::test_releases_compose",
+    ),
+    Fault(
+        "a dry run shows the dearest release as the total",
+        "dpx/launch/run.py",
+        "    total = compose(dict(planned.releases))\n",
+        "    total = max(planned.releases.values(), key=lambda spent: spent.epsilon)\n",
+        "tests/launch/test_command_line.py::test_dry_run_prints_the_privacy_parameters_and_writes_nothing",
+    ),
+    Fault(
+        "trials of a selection may share a noise seed",
+        "dpx/launch/selection_plan.py",
+        "    if config.noise_seed is not None:\n",
+        "    if config.noise_seed is not None and config.noise_seed < 0:\n",
+        "tests/launch/test_sweep_selection.py"
+        "::test_selections_that_experiments_and_seeds_do_not_allow_are_named",
+    ),
+    Fault(
+        "how long a selected trial took is given away",
+        "dpx/launch/selection.py",
+        "run.write(outcome, config, target, seconds=None)",
+        "seconds = None if trial is None else records.read(trial).wall_seconds\n"
+        "    run.write(outcome, config, target, seconds=seconds)",
+        "tests/launch/test_sweep_selection.py"
+        "::test_only_the_selected_model_and_its_noisy_score_are_given_away",
+    ),
+    Fault(
+        "n-grams are clipped by the root of how many there are",
+        "dpx/ngram.py",
+        "norms = np.sqrt(np.bincount(owners, repeats**2, len(tokens)))",
+        "norms = np.sqrt(np.bincount(owners, repeats, len(tokens)))",
+        "tests/test_ngram.py::test_one_name_moves_the_counts_by_at_most_the_clip",
+    ),
+    Fault(
+        "the expected error of several heads is that of one",
+        "dpx/cross_attention/expected.py",
+        "multiplier = math.sqrt(num_heads) * gaussian_noise_multiplier(epsilon, delta)",
+        "multiplier = gaussian_noise_multiplier(epsilon, delta)",
+        "tests/cross_attention/test_expected.py"
+        "::test_a_memory_that_the_mean_beats_is_said_before_it_is_built",
+    ),
+    Fault(
+        "a training may do something else than its guarantee is about",
+        "dpx/training/loop.py",
+        "    check_priced(privacy, probability, steps, num_examples, max_batch_size)\n",
+        "",
+        "tests/training/test_training.py::test_a_training_does_what_its_guarantee_is_about",
     ),
 )
 

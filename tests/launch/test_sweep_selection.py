@@ -363,6 +363,10 @@ def test_selections_that_experiments_and_seeds_do_not_allow_are_named(source, tm
     with pytest.raises(ValueError, match=r"--set=seed=… must have one value"):
         plan(f"{source}:synthetic", "seed=0,1")
     assert plan(source, "seed=0,1").price.guarantee.epsilon > 0
+    config = records.load_config(source)
+    config.noise_seed = 3
+    with pytest.raises(ValueError, match=r"config\.noise_seed=3 must be None"):
+        selection_plan._candidate(config, "hit")
     with pytest.raises(ValueError, match="must say how far one record can change"):
         plan("configs/noisy_head.py:low_dim,tiny", "seed=0,1")
 

@@ -38,6 +38,23 @@ def test_many_steps_cost_hardly_more_than_in_closed_form(steps, mu, delta):
     assert 1 <= found / exact < 1.001
 
 
+def test_every_use_of_every_part_counts():
+    """Also where parts are repeated in what is repeated, and where they stand beside one that is sampled."""
+    normal = dp_accounting.GaussianDpEvent(20.0)
+    sampled = dp_accounting.PoissonSampledDpEvent(0.1, dp_accounting.GaussianDpEvent(2.0))
+    repeated = dp_accounting.SelfComposedDpEvent
+    inner = dp_accounting.ComposedDpEvent([repeated(normal, 3), repeated(sampled, 4), normal])
+    event = repeated(repeated(inner, 2), 5)
+    alike = dp_accounting.ComposedDpEvent([repeated(normal, 40), repeated(sampled, 40)])
+    theirs = PLDAccountant(value_discretization_interval=1e-4).compose(alike).get_epsilon(1e-5)
+    losses = composition.composed(composition.plan(event, 1e-4))
+    assert losses.get_epsilon_for_delta(1e-5) == pytest.approx(theirs, rel=1e-3)
+    whole = dpx.Ledger().spend(repeated(normal, 40), "a").spend(repeated(sampled, 40), "b")
+    ledger = dpx.Ledger().spend(event, "all of them")
+    for found in (whole, ledger):
+        assert found.guarantee(1e-5).epsilon == pytest.approx(theirs, rel=1e-3)
+
+
 @pytest.mark.parametrize("steps", [33 * 1024 - 1, 10**6, 34_000_000 + 1023 * 1024])
 def test_no_step_is_lost(steps):
     """The mean loss of all steps, and its variance, are as many times those of one, and hardly more."""

@@ -146,6 +146,10 @@ def test_calibration_beside_another_release_fits_one_budget():
     assert 0.999 * 3.0 < together.epsilon <= 3.0
     with pytest.raises(ValueError, match="alone costs"):
         dpx.calibrate_dpsgd(1.0, 1e-5, beside=prior, **settings)
+    # Without sampling both are Gaussian mechanisms, whose μ² add up.
+    whole = dpx.calibrate_dpsgd(3.0, 1e-5, beside=prior, sampling_probability=1.0, steps=100)
+    mu = math.hypot(1 / prior.noise_multiplier, 10 / whole)
+    assert 0.999 * 3.0 < dpx.gaussian_epsilon(1 / mu, 1e-5) <= 3.0
 
 
 @pytest.mark.slow

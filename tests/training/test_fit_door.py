@@ -200,6 +200,11 @@ def test_keys_that_nobody_guesses_are_not():
     jax.jit(lambda key: dpx.privatize(
         l2_clip_norm=1.0, noise_multiplier=1.0, expected_batch_size=1, key=key
     ).init(X).count)(jax.random.key(0))  # fmt: skip
+    for known in (key := dpx.secret_key(), jax.random.key_data(key)):  # which a program closes over
+        closed = jax.jit(lambda x, known=known: dpx.noise.release(
+            known, x, sensitivity=1.0, noise_multiplier=1.0, label="numbers"
+        ))  # fmt: skip
+        assert closed(X).shape == X.shape
     seed = np.random.SeedSequence()
     dpx.poisson_batches(4, sampling_probability=0.5, steps=1, seed=seed)
     dpx.poisson_batches(4, sampling_probability=0.5, steps=1, seed=int(seed.entropy))

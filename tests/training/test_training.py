@@ -161,6 +161,19 @@ def test_a_section_on_meshes_spreads_the_training_and_brings_it_back(tmp_path):
         jax.tree.map(np.testing.assert_array_equal, params, fit(tmp_path / "one"))
 
 
+@pytest.mark.parametrize(
+    ("changes", "records"), [({"steps": 7}, 100), ({"batch_size": 21.0}, 100), ({}, 99)]
+)
+def test_a_training_does_what_its_guarantee_is_about(changes, records):
+    private, _ = training.make_private(CONFIG, 8.0, 1e-3, 100, "row", ())
+    about = {"keys": keys(), "label": "run", "workdir": None, "privacy": private}
+    training.train(loss_fn, PARAMS, DATA, CONFIG, **about)
+    other = ml_collections.ConfigDict({**CONFIG.to_dict(), **changes})
+    about["keys"] = keys(1)
+    with pytest.raises(ValueError, match=r"the guarantee is that of .* calibrate for the records"):
+        training.train(loss_fn, PARAMS, tuple(x[:records] for x in DATA), other, **about)
+
+
 def test_checkpoints_hold_no_key():
     secret = jax.random.key(7)
     state = (PARAMS, dpx_state(secret))

@@ -1,0 +1,150 @@
+"""Files of the experiments with one record replaced: all others are read, and held out, as they were before.
+
+Replays of configs put arrays in place of files, so that what lies between a file and its arrays is seen here.
+"""
+
+import numpy as np
+import pytest
+from all_configs import configured
+
+from dpx.data import Histories
+from experiments.cross_attention import labelled
+from experiments.dp_transformer import corpus, documents, from_scratch
+from experiments.dp_transformer import histories as recommender_data
+from experiments.gram import one_release
+from experiments.noisy_head import texts
+
+WORDS = ("ab", "cd", "abba", "dado", "cab", "bad")
+# The record that is replaced is a short one, and there is another one like it.
+PLACE = 7
+
+
+def lines(count=120):
+    rng = np.random.default_rng(0)
+    found = [" ".join(rng.choice(WORDS, rng.integers(1, 4))) for _ in range(count)]
+    found[PLACE] = found[PLACE + 5] = "ab"
+    return found
+
+
+def write_lines(folder, odd):
+    rows = lines()
+    rows[PLACE] = odd or rows[PLACE]
+    (folder / "own.txt").write_text("\n".join(rows))
+    return {"data.path": str(folder / "own.txt")}
+
+
+def names(folder, odd):
+    letters = "abcdefghij"
+    rows = [a + b for a in letters for b in letters]
+    rows[PLACE] = odd or rows[PLACE + 5]
+    (folder / "own.txt").write_text("\n".join(rows))
+    return {"data.path": str(folder / "own.txt"), "data.held_out": 30, "data.limit": 0}
+
+
+def play(folder, odd):
+    text = "to be or not to be. " * 60
+    (folder / "own.txt").write_text(text[:400] + (odd or text[400:416]) + text[416:])
+    return {"data.path": str(folder / "own.txt"), "data.held_out": 0.2}
+
+
+def table(folder, odd):
+    rng = np.random.default_rng(0)
+    users = [rng.integers(0, 12, rng.integers(3, 6)).tolist() for _ in range(40)]
+    users[PLACE] = odd or users[PLACE]
+    rows = [f"{user + 1} {item + 1}" for user, items in enumerate(users) for item in items]
+    (folder / "own.txt").write_text("\n".join(rows))
+    return {"data.path": str(folder / "own.txt"), "data.min_count": 0}
+
+
+def groups(folder, odd):
+    private, public = (
+        [f"{text},{group}" for text, group in zip(*labelled._generated(count, rng), strict=True)]
+        for count, rng in ((60, np.random.default_rng(0)), (200, np.random.default_rng(1)))
+    )
+    private[PLACE] = odd or private[PLACE + 5]
+    for name, rows in (("private", private), ("public", public)):
+        (folder / f"{name}.csv").write_text("\n".join(["text,Category", *rows]))
+    paths = {
+        "data.path": str(folder / "private.csv"),
+        "data.public_path": str(folder / "public.csv"),
+    }
+    return paths | {"data.generated": 0}
+
+
+def prompts(folder, odd):
+    for number, text in enumerate(lines()):
+        (folder / f"{number:03}.txt").write_text(odd if odd and number == PLACE else text)
+    return {"data.path": str(folder)}
+
+
+def arrays_of(found):
+    """The arrays of a tree of tuples: each has a row for every record of its kind."""
+    if isinstance(found, Histories):
+        return arrays_of(list(found.items))
+    if isinstance(found, list):  # users have as many items as they like
+        rows = [np.pad(items, (0, 20 - len(items)), constant_values=-1) for items in found]
+        return [np.stack(rows)]
+    if isinstance(found, np.ndarray):
+        return [found]
+    if hasattr(found, "tokens"):
+        return [found.tokens, found.mask]
+    parts = found if isinstance(found, tuple) else ()
+    return [array for part in parts for array in arrays_of(part)]
+
+
+ODD_LINES = ("dado " * 30, "é" * 5, "xyz", "9,9", "ab\u2028cd", "bad cab")
+ODD_USERS = ([11] * 18, [3, 1, 2, 2, 2, 2, 2, 2, 2, 2])
+READERS = {
+    "text": ("text:tiny", write_lines, corpus.load, ODD_LINES),
+    "windows": ("shakespeare:tiny", play, corpus.load, ("Zounds! " * 2, " " * 16)),
+    "names": ("quickstart:tiny", names, corpus.load, ("abcdefghijklm", "a")),
+    "documents": (
+        "finetune:tiny",
+        lambda folder, odd: write_lines(folder, odd) | {"data.record": "line"},
+        lambda config: documents.load(config, documents.Bytes()),
+        ODD_LINES,
+    ),
+    "characters": (
+        "finetune:scratch,tiny",
+        lambda folder, odd: write_lines(folder, odd) | {"data.record": "line"},
+        from_scratch._corpus,
+        ODD_LINES,
+    ),
+    "histories": ("recommender:amazon,tiny", table, recommender_data.prepare, ODD_USERS),
+    "released": ("gram:recommender,tiny", table, one_release._evaluated, ODD_USERS),
+    "labelled": (
+        "cross_attention:retrieval,tiny",
+        groups,
+        labelled.load,
+        ("aa ab ac,a", "zz " * 400 + ",b", "nothing,c"),
+    ),
+    "prompts": ("noisy_head:text,tiny", prompts, texts.read, (*ODD_LINES[:1], "zz yy xx")),
+}
+
+
+@pytest.mark.parametrize("name", READERS)
+def test_one_record_changes_its_own_row_alone(name, tmp_path):
+    source, write, read, odd = READERS[name]
+
+    def found(replaced=None):
+        (folder := tmp_path / str(len(list(tmp_path.iterdir())))).mkdir()
+        given = write(folder, replaced)
+        config = configured(source, folder)
+        flat = {k: v for k, v in given.items() if k.split(".")[-1] in config.get("data", {})}
+        config.update_from_flattened_dict(flat)
+        return arrays_of(read(config))
+
+    before, changes = found(), 0
+    assert before
+    for replaced in odd:
+        after = found(replaced)
+        assert [(a.shape, a.dtype) for a in before] == [(a.shape, a.dtype) for a in after]
+        # Arrays of one length are of the same records, whether those are held out or not.
+        rows = {
+            (len(a), int(row))
+            for a, b in zip(before, after, strict=True)
+            for row in np.flatnonzero((a != b).reshape(len(a), -1).any(axis=1))
+        }
+        assert len(rows) <= 1
+        changes += len(rows)
+    assert changes
