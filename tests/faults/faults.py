@@ -816,14 +816,14 @@ FAULTS = (
         "declared, features = _best(\n"
         "                declared, max(1, int(np.any(K, axis=-1).sum())), multiplier, scale is None, chosen\n"
         "            )",
-        "tests/cross_attention/test_choice.py::test_the_choice_looks_at_no_key_and_no_value",
+        "tests/cross_attention/test_chosen_features.py::test_the_choice_looks_at_no_key_and_no_value",
     ),
     Fault(
         "the choice of a memory's features looks at the private number of rows",
         "dpx/cross_attention/__init__.py",
         "n = np.shape(K)[-2] if declared.public_count else expected_records",
         "n = max(1, np.shape(K)[-2])",
-        "tests/cross_attention/test_choice.py"
+        "tests/cross_attention/test_chosen_features.py"
         "::test_the_number_of_rows_decides_nothing_where_it_is_private",
     ),
     Fault(
@@ -962,28 +962,28 @@ FAULTS = (
         "dpx/gram/sampling.py",
         "num_samples - jnp.arange(n), normals",
         "num_samples - 0 * jnp.arange(n), normals",
-        "tests/gram/test_sampling.py::test_each_row_of_bartletts_factor_has_its_own_degrees_of_freedom",
+        "tests/gram/test_gram_sampling.py::test_each_row_of_bartletts_factor_has_its_own_degrees_of_freedom",
     ),
     Fault(
         "the degrees of freedom of a sampled factor count from one",
         "dpx/gram/sampling.py",
         "num_samples - jnp.arange(n), normals",
         "num_samples - 1 - jnp.arange(n), normals",
-        "tests/gram/test_sampling.py::test_each_row_of_bartletts_factor_has_its_own_degrees_of_freedom",
+        "tests/gram/test_gram_sampling.py::test_each_row_of_bartletts_factor_has_its_own_degrees_of_freedom",
     ),
     Fault(
         "a sampled Gram matrix keeps the low bits of the exact one",
         "dpx/gram/sampling.py",
         "grid.onto(grid_key, factor / step)",
         "(factor / step)",
-        "tests/gram/test_sampling.py::test_releases_lie_on_a_grid_that_neighbours_share",
+        "tests/gram/test_gram_sampling.py::test_releases_lie_on_a_grid_that_neighbours_share",
     ),
     Fault(
         "the grid of a sampled Gram matrix follows the exact one",
         "dpx/gram/sampling.py",
         "step = _GRID * math.sqrt(eta / num_samples)",
         "step = _GRID * jnp.sqrt(covariance[0, 0] / num_samples)",
-        "tests/gram/test_sampling.py::test_releases_lie_on_a_grid_that_neighbours_share",
+        "tests/gram/test_gram_sampling.py::test_releases_lie_on_a_grid_that_neighbours_share",
     ),
     Fault(
         "what is put on a grid goes to the nearest point, before noise is added",
@@ -1004,14 +1004,14 @@ FAULTS = (
         "dpx/gram/sampling.py",
         "left = epsilon - 2 * cost, ",
         "left = epsilon, ",
-        "tests/gram/test_sampling.py::test_what_is_left_of_the_budget_covers_the_samples",
+        "tests/gram/test_gram_sampling.py::test_what_is_left_of_the_budget_covers_the_samples",
     ),
     Fault(
         "rounding of a Cholesky factor is not in how far a record moves it",
         "dpx/gram/sampling.py",
         " + 2 * off) / (eta - off)",
         ") / (eta - off)",
-        "tests/gram/test_sampling.py::test_what_a_program_may_differ_by_is_paid_for",
+        "tests/gram/test_gram_sampling.py::test_what_a_program_may_differ_by_is_paid_for",
     ),
     Fault(
         "chi draws are kept whatever they are",
@@ -3108,16 +3108,17 @@ FAULTS = (
     Fault(
         "that a row of a language model is not private is not said",
         "experiments/dp_transformer/language_model.py",
-        '    "the row of the model without privacy",\n',
+        '    "the row of the model without privacy, and how it was chosen",\n',
         "",
         "tests/experiments/test_plans.py::test_a_run_costs_what_its_plan_says[quickstart:tiny]",
     ),
     Fault(
         "without a share for it, the popularity from which a private model starts is exact",
         "experiments/dp_transformer/recommender_rows.py",
-        "    model = _model(repetition, bias, start)\n    if start is not None:\n        yield _start",
-        "    model = _model(repetition, exact if bias is None and start is None else bias, start)\n"
-        "    if start is not None:\n        yield _start",
+        "    model = new_model(repetition, bias, start)\n    begun = None",
+        "    exact = np.log1p(popularity.count(repetition.prepared.train))\n"
+        "    model = new_model(repetition, exact if start is None and bias is None else bias, start)\n"
+        "    begun = None",
         CONFIG.format("recommender:synthetic"),
     ),
     Fault(
@@ -3261,8 +3262,8 @@ FAULTS = (
     Fault(
         "a ranking's mean is taken in 32 bits",
         "experiments/dp_transformer/ranking.py",
-        "math.fsum(np.asarray(values(own, k)).tolist()) / known",
-        "float(np.sum(np.asarray(values(own, k), np.float32)) / np.float32(known))",
+        "name: math.fsum(own.tolist()) / _watch",
+        "name: float(np.sum(own.astype(np.float32))) / _watch",
         "tests/experiments/test_candidates.py::test_no_user_moves_a_metric_by_more_than_is_declared",
     ),
     Fault(
@@ -3320,7 +3321,7 @@ FAULTS = (
         "dpx/gram/sampling.py",
         "normals[:, n:])",
         "normals[:, : coupled.SUMMED])",
-        "tests/gram/test_sampling.py::test_each_row_of_bartletts_factor_has_its_own_degrees_of_freedom[6]",
+        "tests/gram/test_gram_sampling.py::test_each_row_of_bartletts_factor_has_its_own_degrees_of_freedom[6]",
     ),
     Fault(
         "the coin of an exponential draw is a bit of its mantissa",
@@ -3335,7 +3336,7 @@ FAULTS = (
         "dpx/gram/sampling.py",
         "left = epsilon - 2 * cost, delta",
         "left = epsilon - cost, delta",
-        "tests/gram/test_sampling.py::test_what_is_left_of_the_budget_covers_the_samples",
+        "tests/gram/test_gram_sampling.py::test_what_is_left_of_the_budget_covers_the_samples",
     ),
     Fault(
         "a draw is given its seed twice",
