@@ -49,6 +49,7 @@ def test_every_fault_has_one_place_and_a_name():
         assert (ROOT / fault.file).read_text().count(fault.old) == 1, fault
         assert fault.old != fault.new
     assert table() in (ROOT / "tests/faults/README.md").read_text()
+    assert f"There are {len(FAULTS)} patches" in (ROOT / "SECURITY.md").read_text()
 
 
 @pytest.mark.slow
