@@ -22,6 +22,7 @@ from dpx.clipping import program as _program
 from dpx.clipping import reports as _reports
 from dpx.clipping import selection as _selection
 from dpx.clipping import two_pass as _two_pass
+from dpx.clipping.passes import one as _one
 from dpx.clipping.result import ClippedGrads
 from dpx.clipping.rounding import gamma, unit
 
@@ -30,6 +31,8 @@ METHODS = {
     "one_pass": _engine.one_pass,
     "two_pass": _two_pass.two_pass,
     "vmap": _materialize.run,
+    "_reading": _one.recomputing,
+    "_reading_once": _one.one_pass,
 }
 
 

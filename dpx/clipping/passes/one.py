@@ -1,0 +1,92 @@
+"""Clipping of a batch: what one backward pass hands out, its norms, and its sum.
+
+The program that was read is run for every example (`jax.vmap`), and hands out what the forms of gradients are
+made of. Norms come from that, and so does the sum once the clip factors are known.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax.extend import core
+from jax.interpreters.partial_eval import dce_jaxpr
+
+from dpx.clipping import meshes
+from dpx.clipping.gradients import plan
+from dpx.clipping.gradients.forms import Within
+from dpx.clipping.gradients.plan import Program
+from dpx.clipping.materialize import Loss, Norms, Pass, over_examples
+from dpx.clipping.passes import again
+from dpx.clipping.rounding import settled
+
+
+def one_pass(loss: Loss, leaves: Sequence[jax.Array], batch: Any, groups: Sequence[int]) -> Pass:
+    """Keeps what the norms are computed from, and sums it with the clip factors."""
+    return run(plan.trace(loss, leaves, batch), leaves, batch, groups)
+
+
+def recomputing(loss: Loss, leaves: Sequence[jax.Array], batch: Any, groups: Sequence[int]) -> Pass:
+    """The same, but rematerialised blocks hand out norms, and make their gradients again for the sum."""
+    return run(plan.trace(loss, leaves, batch, within=True), leaves, batch, groups)
+
+
+def run(program: Program, leaves: Sequence[jax.Array], batch: Any, groups: Sequence[int]) -> Pass:
+    """The pass that keeps what the norms are computed from."""
+    reader, forms = program.reader, program.forms
+    blocks: dict[int, tuple[Any, list[int]]] = {}
+    for k, form in enumerate(forms):
+        if isinstance(form, Within):
+            blocks.setdefault(id(form.eqn), (form.eqn, []))[1].append(k)
+    again_ = [n for eqn, _ in blocks.values() for n in again.operands(reader, eqn).values()]
+    wanted = sorted({program.loss, *again_, *(n for form in forms for n in form.numbers)})
+    known = reader.known(leaves)
+    flat = jax.tree.leaves(batch)
+
+    def one(*example: Any) -> Any:
+        _, found = reader.run([*leaves, *example], wanted, outs=False, env=known)
+        loss = found[program.loss]
+        return loss, settled(found)
+
+    hand = pruned(one, *meshes.one_example(flat))
+    losses, values = over_examples(lambda example: hand(*example), flat)
+    norms = []
+    for group, form in zip(groups, forms, strict=True):
+        mine = {n: values[n] for n in form.numbers}
+        squared = jax.vmap(form.squared_norm, axis_size=len(flat[0]))(mine)
+        norms.append(Norms((group,), squared[None]))
+
+    def weighted_sum(weights: Sequence[jax.Array]) -> list[jax.Array]:
+        sums = {
+            k: form.weighted_sum(values, weights[groups[k]], leaves[k].shape)
+            for k, form in enumerate(forms)
+            if not isinstance(form, Within)
+        }
+        if not blocks:
+            return [sums[k] for k in range(len(leaves))]
+
+        def made_again(values: Any, weights: Any) -> dict[int, jax.Array]:
+            found = {}
+            for eqn, numbers in blocks.values():
+                members = {k: (forms[k], weights[groups[k]]) for k in numbers}
+                found |= again.sums(reader, eqn, members, known, values)
+            return found
+
+        kept = {n: values[n] for n in again_}
+        made = pruned(made_again, kept, list(weights))
+        # A branch begins when its condition is known. A compiler that drops barriers, such as that for
+        # CPUs, would else recompute activations for both passes at once, and hold them.
+        like = meshes.zeros(jax.eval_shape(made, kept, list(weights)))
+        some = jnp.any(jnp.stack([jnp.any(w > 0) for w in weights]))
+        sums |= jax.lax.cond(some, made, lambda *_: like, kept, list(weights))
+        return [sums[k] for k in range(len(leaves))]
+
+    return Pass(losses, norms, weighted_sum)
+
+
+def pruned(function: Callable, *like: Any) -> Callable:
+    """The same function without what its results do not need, in loops and blocks too."""
+    closed, shapes = jax.make_jaxpr(function, return_shape=True)(*like)
+    live, used = dce_jaxpr(closed.jaxpr, [True] * len(closed.jaxpr.outvars), instantiate=True)
+    evaluate = core.jaxpr_as_fun(core.ClosedJaxpr(live, closed.consts))
+    return lambda *a: jax.tree.unflatten(jax.tree.structure(shapes), evaluate(*jax.tree.leaves(a)))
