@@ -12,27 +12,22 @@ import jax.numpy as jnp
 
 from dpx._validate import check_relation as _check_relation
 from dpx.clipping import batches as _batches
-from dpx.clipping import engine as _engine
 from dpx.clipping import groups as _groups
-from dpx.clipping import joint as _joint
-from dpx.clipping import materialize as _materialize
 from dpx.clipping import meshes as _meshes
 from dpx.clipping import params as _params
-from dpx.clipping import program as _program
 from dpx.clipping import reports as _reports
 from dpx.clipping import selection as _selection
-from dpx.clipping import two_pass as _two_pass
+from dpx.clipping.gradients import plan as _plan
 from dpx.clipping.passes import one as _one
+from dpx.clipping.passes import vmap as _vmap
 from dpx.clipping.result import ClippedGrads
 from dpx.clipping.rounding import gamma, unit
 
 METHODS = {
-    "auto": _two_pass.auto,
-    "one_pass": _engine.one_pass,
-    "two_pass": _two_pass.two_pass,
-    "vmap": _materialize.run,
-    "_reading": _one.recomputing,
-    "_reading_once": _one.one_pass,
+    "auto": _one.recomputing,
+    "one_pass": _one.one_pass,
+    "two_pass": _one.recomputing,
+    "vmap": _vmap.run,
 }
 
 
@@ -87,7 +82,7 @@ class ClippedGrad:
         roundings on the way to any one term (axes are added up one after the other, in chunks of 512);
         what is added is w times the same array, and each product rounds by a relative u. For a gradient
         kept as factors, every inner product of two rows is off by at most γ_n times their lengths, so the
-        products that ‖g‖² consists of are replaced by upper bounds (`dpx.clipping.grams`), and
+        products that ‖g‖² consists of are replaced by upper bounds (`dpx.clipping.gradients.gram`), and
         what the sum over an example's own positions rounds is added to the norm. The rounding of N, w
         and w·g themselves is covered by a factor 1 + (G + 24)u, G the number of squared norms that N² is
         the sum of.
@@ -147,12 +142,9 @@ class ClippedGrad:
             share = gamma(step + 4, dtype)
         else:
             loss = _params.example_loss(self.loss_fn, parameters, self.has_aux)
-            program = _program.trace(loss, parameters.leaves, batch)
-            share = _program.rounding(program, step, dtype)
-            if self.method == "two_pass" or (
-                self.method == "auto" and program.captured.checkpointed
-            ):
-                return math.inf
+            within = self.method != "one_pass"
+            program = _plan.trace(loss, parameters.leaves, batch, within)
+            share = _plan.rounding(program, step, dtype)
         return 2 * batch_size * (share + gamma(_batches.BLOCK + 1, dtype) + 3 * unit(dtype))
 
     def __call__(self, params: Any, *batch: Any, mask: jax.Array | None = None) -> ClippedGrads:
@@ -177,7 +169,7 @@ class ClippedGrad:
                 factors = _groups.clip_factors(groups, norms, keep, self.normalize)
                 sums = done.weighted_sum(factors)
                 # The compiler shares the forward pass.
-                rest = _materialize.over_examples(functools.partial(aux, leaves), batch)
+                rest = _vmap.over_examples(functools.partial(aux, leaves), batch)
                 return sums, norms, (done.losses, rest)
 
             whole = _batches.finite_only(once)
@@ -187,7 +179,6 @@ class ClippedGrad:
                 # Of explicit axes, `run` sees the examples of one device.
                 step = max(1, self.microbatch_size * len(mask) // size)
                 sums, norms, found = _batches.by_microbatches(whole, step, batch, mask)
-            sums = _joint.apart(sums, [leaf.shape for leaf in leaves])
             if self.normalize:
                 units = [_groups.unit_of(clip) for clip in groups.clips]
                 sums = [x * units[i] for x, i in zip(sums, groups.members, strict=True)]

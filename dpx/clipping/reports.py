@@ -9,7 +9,6 @@ from typing import Any, NamedTuple
 import jax
 
 from dpx.clipping.params import Parameters
-from dpx.clipping.parts import Parts
 
 # Fallbacks to per-example gradients of fewer elements than this are no matter.
 LARGE = 2**16
@@ -75,23 +74,31 @@ def report(message: str, strict: bool | None = None) -> None:
     warnings.warn(message, ClippingWarning, stacklevel=2)
 
 
-def check_fallbacks(unruled: Sequence[Sequence[str]], parts: Parts | None) -> None:
-    """Raises ValueError where a strict call holds the per-example gradients of a large parameter.
+def check_forms(unruled: Sequence[Sequence[str]], zero: Sequence[bool]) -> None:
+    """Reports what a call's parameters have for gradients.
 
     Args:
-      unruled: for each parameter or part of one, the primitives because of which it has no rule.
-      parts: where parameters are cut, if any are.
+      unruled: for each parameter, the primitives because of which its gradient is no sum of products.
+      zero: for each, whether its gradient is zero for every example.
+
+    Raises:
+      ValueError: a strict call holds the per-example gradients of a large parameter, or has one that the
+        loss does not depend on, of which others are warned.
     """
-    found = _CALL.get()
-    if found is None or not found.strict:
+    if (found := _CALL.get()) is None:
         return
     paths, leaves = found.parameters.paths, found.parameters.leaves
-    if parts is not None:
-        paths, leaves = parts.described(paths, leaves)
     for path, leaf, names in zip(paths, leaves, unruled, strict=True):
-        if names and leaf.size >= LARGE:
+        if found.strict and names and leaf.size >= LARGE:
             raise ValueError(
                 f"strict=True: params[{path}] of {leaf.size} elements has no rule for "
                 f"{', '.join(sorted(set(names)))}, so that its gradients would be held for every example: "
                 "see dpx.explain_clipping, or use strict=False, which is as exact and takes more memory"
             )
+    if unused := [path for path, is_zero in zip(paths, zero, strict=True) if is_zero]:
+        report(
+            f"params[{unused[0]}] has a gradient of zero for every example, whatever it holds"
+            + (f" (so have {len(unused) - 1} others)" if len(unused) > 1 else "")
+            + ": the loss does not use it, or only through jax.lax.stop_gradient, so that noise is all it "
+            "would get. If that is meant, leave it out of what is trained (wrt=...)"
+        )

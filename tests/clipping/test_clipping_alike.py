@@ -7,7 +7,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from dpx.clipping import alike, grams
+from dpx.clipping import alike
+from dpx.clipping.gradients import gram
 from dpx.clipping.rules import Layout, Pair
 
 pytestmark = pytest.mark.optimized

@@ -10,7 +10,8 @@ import pytest
 from test_clipping_models import WIDER
 
 from dpx import clipping
-from dpx.clipping import batches, plan
+from dpx.clipping import batches
+from dpx.clipping.gradients import plan
 from dpx.clipping import rounding as _rounding
 from dpx.clipping import sums as _sums
 

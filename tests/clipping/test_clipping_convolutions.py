@@ -12,7 +12,7 @@ import pytest
 from flax import nnx
 
 from dpx import clipping
-from dpx.clipping import convolutions, plan
+from dpx.clipping.gradients import plan
 from dpx.clipping.program import trace
 
 LAYOUTS = {

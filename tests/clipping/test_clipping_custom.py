@@ -10,7 +10,7 @@ from test_clipping_engine import rules_of
 from test_clipping_models import check, jit, per_example
 
 from dpx import clipping
-from dpx.clipping import plan
+from dpx.clipping.gradients import plan
 
 IN, OUT, LENGTH, BATCH = 6, 6, 3, 4
 

@@ -7,7 +7,8 @@ import pytest
 from test_clipping_models import on_one_cpu
 
 from dpx import clipping
-from dpx.clipping import alike, joint, plan
+from dpx.clipping import alike, joint
+from dpx.clipping.gradients import plan
 
 DIM, LENGTH, BATCH = 32, 6, 3
 

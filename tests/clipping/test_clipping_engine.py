@@ -16,7 +16,7 @@ from test_clipping_models import WIDER, check, jit, per_example
 import dpx
 from dpx import clipping
 from dpx.clipping import params as clipping_params
-from dpx.clipping import plan
+from dpx.clipping.gradients import plan
 from dpx.clipping.program import trace
 
 METHODS = ("one_pass", "two_pass")

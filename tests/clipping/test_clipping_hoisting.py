@@ -8,7 +8,7 @@ from test_clipping_engine import rules_of
 from test_clipping_models import check, jit, per_example
 
 from dpx import clipping
-from dpx.clipping import plan
+from dpx.clipping.gradients import plan
 from dpx.clipping import weights as _weights
 
 DEPTH, WIDTH, LENGTH, BATCH = 3, 6, 5, 4

@@ -10,7 +10,8 @@ from xla_flags import USUAL_KERNELS
 
 import dpx
 from dpx import clipping
-from dpx.clipping import look_ups, plan
+from dpx.clipping import look_ups
+from dpx.clipping.gradients import plan
 
 WIDE = [pytest.param(t, marks=pytest.mark.slow) for t in ("uint16", "int16", "uint32", "int32")]
 TYPES = pytest.mark.parametrize("dtype", ["uint8", "int8", *WIDE])

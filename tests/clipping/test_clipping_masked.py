@@ -7,7 +7,8 @@ import pytest
 from test_clipping_models import check, jit, per_example
 
 from dpx import clipping
-from dpx.clipping import masked, plan
+from dpx.clipping import masked
+from dpx.clipping.gradients import plan
 from dpx.clipping import rounding as _rounding
 from dpx.clipping import weights as _weights
 from dpx.clipping.rules import Pair

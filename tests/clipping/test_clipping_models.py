@@ -13,7 +13,8 @@ from flax import nnx
 
 import dpx
 from dpx import clipping
-from dpx.clipping import meshes, plan, rounding
+from dpx.clipping import meshes, rounding
+from dpx.clipping.gradients import plan
 from dpx.clipping import params as clipping_params
 
 # Compiling is most of the time here, and these arrays are tiny.

@@ -9,7 +9,8 @@ import pytest
 from test_clipping_models import check, jit, per_example
 
 from dpx import clipping
-from dpx.clipping import fixed_terms, own_products, plan
+from dpx.clipping import fixed_terms, own_products
+from dpx.clipping.gradients import plan
 from dpx.clipping import weights as _weights
 
 IN, OUT, BATCH = 12, 9, 4

@@ -9,7 +9,8 @@ import pytest
 from test_clipping_models import check, jit, on_one_cpu, per_example
 
 from dpx import clipping
-from dpx.clipping import engine, plan
+from dpx.clipping import engine
+from dpx.clipping.gradients import plan
 from dpx.clipping import weights as _weights
 
 

@@ -9,7 +9,7 @@ import pytest
 from test_clipping_models import check, per_example
 
 from dpx import clipping
-from dpx.clipping import plan
+from dpx.clipping.gradients import plan
 from dpx.clipping import weights as _weights
 
 WIDTH, LENGTH, BATCH = 8, 3, 4

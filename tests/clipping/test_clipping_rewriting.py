@@ -9,7 +9,8 @@ import pytest
 from test_clipping_models import check, jit, on_one_cpu, per_example
 
 from dpx import clipping
-from dpx.clipping import meshes, plan, rewriting, two_pass
+from dpx.clipping import meshes, rewriting, two_pass
+from dpx.clipping.gradients import plan
 from dpx.clipping.program import trace
 
 pytestmark = pytest.mark.optimized

@@ -6,7 +6,7 @@ import pytest
 from test_clipping_engine import rules_of
 from test_clipping_weights import BATCH, IN, LENGTH, OUT, X, compare, costs, normal
 
-from dpx.clipping import fixed_terms, rules, small_values
+from dpx.clipping import fixed_terms, small_values
 from dpx.clipping import weights as _weights
 
 

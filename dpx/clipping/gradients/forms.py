@@ -17,11 +17,11 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from dpx.clipping import grams, rules
+from dpx.clipping.gradients import gram, products
 from dpx.clipping.gradients.outer import Factor, NoFormError, Outer
+from dpx.clipping.gradients.products import Layout, Pair
 from dpx.clipping.gradients.reading import Reader, Terms
-from dpx.clipping.rounding import accumulator, gamma, sum_of_squares
-from dpx.clipping.rules import Layout, Pair
+from dpx.clipping.rounding import accumulator, gamma, multiplies_in_tf32, sum_of_squares, to_tf32
 
 Values = Mapping[int, jax.Array]
 
@@ -64,7 +64,7 @@ class Held(NamedTuple):
         # Two equal rows: XLA's CPU compiler leaves a product of matrices to a library.
         copies = 2 if jax.device_count() == 1 else 1
         rows = jnp.stack([weights.astype(dtype)] * copies)
-        return jnp.matmul(rows, flat, precision=rules.HIGHEST)[0].reshape(shape)
+        return jnp.matmul(rows, flat, precision=products.HIGHEST)[0].reshape(shape)
 
 
 class Term(NamedTuple):
@@ -123,22 +123,40 @@ class Factors(NamedTuple):
         """Numbers in all factors of one example."""
         return sum(t.term.elements for t in self.terms)
 
+    @property
+    def positions(self) -> int:
+        """Positions of all terms."""
+        return sum(math.prod(t.term.sizes[a] for a in t.places) for t in self.terms)
+
+    @property
+    def gram_flops(self) -> int:
+        """Floating-point operations of the Gram matrices of one example."""
+        blocks, rows, columns = self.layout.sizes()
+        total, seen = 0, []
+        for term in self.terms:
+            count = math.prod(term.term.sizes[a] for a in term.places)
+            seen.append((count, bool(term.term.indexed)))
+            for other, indexed in seen:
+                inner = columns + (1 if indexed or term.term.indexed else rows)
+                total += 2 * blocks * count * other * inner
+        return total
+
     def pairs(self, values: Values) -> list[Pair]:
         """The factors of one example, as matrices."""
         return [term.pair(values) for term in self.terms]
 
     def squared_norm(self, values: Values) -> jax.Array:
         """An upper bound on its square, rounding of what is added to the sum included."""
-        return grams.squared_norm(self.layout, self.pairs(values))
+        return gram.squared_norm(self.layout, self.pairs(values))
 
     def weighted_sum(self, values: Values, weights: jax.Array, shape: Sequence[int]) -> jax.Array:
         """The sum over examples of weights times gradients, one product of matrices for each term."""
         pairs = jax.vmap(self.pairs)({n: values[n] for n in self.numbers})
-        return rules.weighted_sum(self.layout, pairs, weights).reshape(shape)
+        return products.weighted_sum(self.layout, pairs, weights).reshape(shape)
 
     def gradient(self, values: Values, shape: Sequence[int]) -> jax.Array:
         """That of one example."""
-        return self.layout.restore(rules.product(self.layout, self.pairs(values))).reshape(shape)
+        return self.layout.restore(products.product(self.layout, self.pairs(values))).reshape(shape)
 
 
 class Within(NamedTuple):
@@ -191,7 +209,7 @@ def factors(reader: Reader, terms: Terms, shape: Sequence[int]) -> Factors | Non
     blocks, rows, columns = (
         tuple(i for i, k in enumerate(first) if k == kind) for kind in (3, 1, 2)
     )
-    layout, made = Layout(tuple(refined), blocks, rows, columns), []
+    made, fast = [], []
     turned = {1: 2, 2: 1}
     for term, kind in zip(found, kinds, strict=True):
         swapped = kind != first
@@ -214,8 +232,19 @@ def factors(reader: Reader, terms: Terms, shape: Sequence[int]) -> Factors | Non
         if number != 1:
             value = reader.make(lambda x, number=number: x * number, term.right.value)
             term = term.with_factor(True, term.right._replace(value=value), gain=1.0)
+        fast.append(_is_fast(term, reader))
+        if fast[-1]:
+            for right, factor in enumerate(term.factors):
+                value = reader.make(to_tf32, factor.value)
+                term = term.with_factor(bool(right), factor._replace(value=value))
         made.append(Term(term, mine[0], places, mine[1], mine[2], swapped))
-    return Factors(tuple(made), layout)
+    return Factors(tuple(made), Layout(tuple(refined), blocks, rows, columns, tuple(fast)))
+
+
+def _is_fast(term: Outer, reader: Reader) -> bool:
+    """Whether the program itself rounds the factors of a product to TensorFloat-32."""
+    types = {reader.avals[f.value].dtype for f in term.factors}
+    return multiplies_in_tf32() and not term.exact and types == {jnp.dtype(jnp.float32)}
 
 
 def _refined(terms: Terms, shape: Sequence[int]) -> list[int] | None:

@@ -41,6 +41,7 @@ class Outer(NamedTuple):
       gain: what the result is multiplied by.
       indexed: labels of the result; the left factor's integers count their entries, the last label fastest. It
         is then one-hot along these: a look-up. An integer that is no entry stands for a row of zeros.
+      exact: whether the program asked for its product at the highest precision.
     """
 
     name: str
@@ -50,6 +51,7 @@ class Outer(NamedTuple):
     sizes: dict[int, int]
     gain: complex = 1.0
     indexed: tuple[int, ...] = ()
+    exact: bool = True
 
     @property
     def shape(self) -> tuple[int, ...]:

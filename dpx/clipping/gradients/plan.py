@@ -1,18 +1,23 @@
 """Chooses, from shapes alone, the form of every gradient."""
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import jax
+import jax.numpy as jnp
 from jax.extend import core
 
-from dpx.clipping import jaxprs, meshes, mixing
-from dpx.clipping.gradients import primitives  # noqa: F401  It registers the rules.
-from dpx.clipping.gradients.forms import Form, Held, Within, Zero, factors
-from dpx.clipping.gradients.reading import Reader
-from dpx.clipping.materialize import is_vectorised
-from dpx.clipping.rounding import settled
+from dpx.clipping import jaxprs, reports
+from dpx.clipping.gradients import (
+    gram,
+    primitives,  # noqa: F401  It registers the rules.
+)
+from dpx.clipping.gradients.forms import Factors, Form, Held, Within, Zero, factors
+from dpx.clipping.gradients.reading import Reader, Terms
+from dpx.clipping.passes.vmap import Loss
+from dpx.clipping.passes.vmap import trace as _trace
+from dpx.clipping.rounding import gamma, in_products, settled
 
 # A per-example gradient is held unless its factors have fewer elements by this much: held, it
 # needs no second product for the clipped sum.
@@ -37,14 +42,18 @@ class Program(NamedTuple):
       reader: of the program that computes them: (parameters, example) -> loss, gradients.
       loss: the number of the loss.
       forms: that of each parameter's gradient.
+      uses: for each parameter, what it goes into, as far as its gradient says so.
+      unruled: for each, the primitives because of which its gradient is no sum of outer products.
     """
 
     reader: Reader
     loss: int
     forms: list[Form]
+    uses: list[tuple[str, ...]]
+    unruled: list[tuple[str, ...]]
 
 
-def trace(loss: Callable, leaves: Sequence[jax.Array], batch: Any, within: bool = False) -> Program:
+def trace(loss: Loss, leaves: Sequence[jax.Array], batch: Any, within: bool = False) -> Program:
     """Traces and reads the gradients of one example's loss.
 
     Args:
@@ -56,24 +65,46 @@ def trace(loss: Callable, leaves: Sequence[jax.Array], batch: Any, within: bool 
     Raises:
       ValueError: for a loss that mixes examples, and, in a strict call, for what `reports` says.
     """
-    example = meshes.one_example(batch)
-    closed = jax.make_jaxpr(loss)(list(leaves), example)
-    mixing.check(closed, len(leaves), is_vectorised(batch))
-    value = core.jaxpr_as_fun(closed)
-
-    def gradients(leaves: list, *example: Any) -> Any:
-        return jax.value_and_grad(lambda p: value(*p, *example)[0])(leaves)
-
-    traced = jax.make_jaxpr(gradients)(list(leaves), *jax.tree.leaves(example))
+    traced = _trace(loss, leaves, batch)
     inputs = len(traced.jaxpr.invars)
     reader = Reader(traced, [i < len(leaves) for i in range(inputs)])
     first, *outs = reader.jaxpr.outvars
     forms = [form(reader, out, leaf.shape, within) for out, leaf in zip(outs, leaves, strict=True)]
     if isinstance(first, core.Literal):
-        number = reader.make(lambda value=first.val: jax.numpy.asarray(value, first.aval.dtype))
+        number = reader.make(lambda: jnp.asarray(first.val, first.aval.dtype))
     else:
         number = reader.value(first)
-    return Program(reader, number, forms)
+    uses, unruled = [], []
+    for out, each in zip(outs, forms, strict=True):
+        terms = reader.terms(out)
+        stopped = () if terms is not None else (reader.stopped.get(out, "an input"),)
+        names = stopped if terms is None else tuple(term.name for term in terms)
+        uses.append(names)
+        is_small = isinstance(each, Held) and terms and _forms_of(reader, terms, out) is not None
+        unruled.append(names if isinstance(each, Held) and not is_small else ())
+    reports.check_forms(unruled, [isinstance(each, Zero) for each in forms])
+    return Program(reader, number, forms, uses, unruled)
+
+
+def rounding(program: Program, size: int, dtype: Any) -> float:
+    """How far the sum over `size` examples is off at most, over the sum of their thresholds.
+
+    The sum of n terms in any order errs by γ_n times the sum of their lengths: of one held gradient for each
+    example; or of one product for each of P positions, and those lengths exceed that of their sum by
+    1 / `gram.FLOOR` at most. Of what is made again for the sum nothing is known.
+    """
+    shares = [gamma(size + 4, dtype)]
+    for each in program.forms:
+        if isinstance(each, Within):
+            return math.inf
+        if isinstance(each, Factors):
+            terms = in_products(size * each.positions) + len(each.terms) + 4
+            shares.append(gamma(terms, dtype) / gram.FLOOR)
+    return max(shares)
+
+
+def _forms_of(reader: Reader, terms: Terms, out: Any) -> Factors | None:
+    return factors(reader, terms, out.aval.shape) if out.aval.size else None
 
 
 def form(reader: Reader, out: Any, shape: Sequence[int], within: bool = False) -> Form:

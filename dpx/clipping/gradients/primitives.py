@@ -35,7 +35,8 @@ def dot_general(reader: Reader, eqn: Any, which: int) -> Terms | None:
         sizes |= dict(zip(axes, v.aval.shape, strict=True))
         factors.append(Factor(reader.value(v), axes))
     free = [a for f in factors for a in f.axes if a not in (*places, *blocks)]
-    return [Outer("dot_general", *factors, tuple((a,) for a in (*blocks, *free)), sizes)]
+    axes = tuple((a,) for a in (*blocks, *free))
+    return [Outer("dot_general", *factors, axes, sizes, exact=jaxprs.is_exact(eqn.params))]
 
 
 def _times_fixed(reader: Reader, eqn: Any, side: int) -> Terms | None:
@@ -401,7 +402,8 @@ def conv_general_dilated(reader: Reader, eqn: Any, which: int) -> Terms | None:
     patches, grouped, left, right, axes, sizes = convolution.read(eqn)
     x, kernel = eqn.invars
     factors = Factor(reader.make(patches, x), left), Factor(reader.make(grouped, kernel), right)
-    return [Outer("conv_general_dilated", *factors, axes, sizes)]
+    exact = jaxprs.is_exact(eqn.params)
+    return [Outer("conv_general_dilated", *factors, axes, sizes, exact=exact)]
 
 
 @rule(*jaxprs.REMAT)

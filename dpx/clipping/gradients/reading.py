@@ -16,6 +16,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 from jax.extend import core
+from jax.ref import AbstractRef
 
 from dpx.clipping import jaxprs
 from dpx.clipping.gradients import convolution
@@ -82,7 +83,8 @@ class Reader:
         self.shared = set(self.jaxpr.constvars)
         self.shared.update(v for v, s in zip(self.jaxpr.invars, shared, strict=True) if s)
         for eqn in self.jaxpr.eqns:
-            if not eqn.effects and self.shared.issuperset(jaxprs.variables(eqn)):
+            refs = (isinstance(v.aval, AbstractRef) for v in (*eqn.invars, *eqn.outvars))
+            if not eqn.effects and self.shared.issuperset(jaxprs.variables(eqn)) and not any(refs):
                 self.shared.update(eqn.outvars)
         self.values: dict[int, Any] = {}
         self.avals: dict[int, Any] = {}

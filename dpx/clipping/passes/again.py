@@ -17,7 +17,7 @@ from jax.extend import core
 from dpx.clipping import jaxprs
 from dpx.clipping.gradients.forms import Within
 from dpx.clipping.gradients.reading import Reader
-from dpx.clipping.materialize import over_examples
+from dpx.clipping.passes.vmap import over_examples
 from dpx.clipping.rounding import accumulator, settled
 
 # For each gradient its number, its form, and the weights of examples.

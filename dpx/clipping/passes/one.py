@@ -16,8 +16,8 @@ from dpx.clipping import meshes
 from dpx.clipping.gradients import plan
 from dpx.clipping.gradients.forms import Within
 from dpx.clipping.gradients.plan import Program
-from dpx.clipping.materialize import Loss, Norms, Pass, over_examples
 from dpx.clipping.passes import again
+from dpx.clipping.passes.vmap import Loss, Pass, over_examples
 from dpx.clipping.rounding import settled
 
 
@@ -50,11 +50,10 @@ def run(program: Program, leaves: Sequence[jax.Array], batch: Any, groups: Seque
 
     hand = pruned(one, *meshes.one_example(flat))
     losses, values = over_examples(lambda example: hand(*example), flat)
-    norms = []
-    for group, form in zip(groups, forms, strict=True):
-        mine = {n: values[n] for n in form.numbers}
-        squared = jax.vmap(form.squared_norm, axis_size=len(flat[0]))(mine)
-        norms.append(Norms((group,), squared[None]))
+    norms = [
+        jax.vmap(form.squared_norm, axis_size=len(flat[0]))({n: values[n] for n in form.numbers})
+        for form in forms
+    ]
 
     def weighted_sum(weights: Sequence[jax.Array]) -> list[jax.Array]:
         sums = {
