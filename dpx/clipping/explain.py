@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import jax.numpy as jnp
 
 from dpx.clipping import batches, params
-from dpx.clipping.gradients.forms import Factors, Form, Zero
+from dpx.clipping.gradients.forms import Form
 from dpx.clipping.gradients.plan import trace
 
 HEADER = ("parameter", "shape", "uses", "rule", "extra MFLOP", "extra KiB")
@@ -128,9 +128,10 @@ def _numbers(of: ParameterClipping | Explanation) -> tuple[str, str]:
 
 def _costs(form: Form, leaf: Any, avals: Any) -> tuple[int, int]:
     """Extra operations, and bytes held, for one example."""
-    if isinstance(form, Factors):
-        return form.gram_flops, sum(_bytes(avals[n]) for n in form.numbers)
-    return (4 * leaf.size, _bytes(leaf)) if not isinstance(form, Zero) else (0, 0)
+    held = sum(_bytes(avals[n]) for n in form.numbers)
+    if form.products:
+        return sum(each.gram_flops for each in form.products), held
+    return 4 * leaf.size if form.numbers else 0, held
 
 
 def _bytes(array: Any) -> int:
@@ -138,10 +139,10 @@ def _bytes(array: Any) -> int:
 
 
 def _rule(form: Form, unruled: tuple[str, ...]) -> str:
-    if isinstance(form, Zero):
-        return "zero"
-    if isinstance(form, Factors):
-        return "Gram"
     if len(set(unruled)) > 1:
         return "gradient (uses split its axes differently)"
-    return f"gradient (no rule for {unruled[0]})" if unruled else "gradient"
+    if unruled:
+        return f"gradient (no rule for {unruled[0]})"
+    if form.products:
+        return "Gram"
+    return "gradient" if form.numbers else "zero"

@@ -67,7 +67,9 @@ def check(
     constants = {id(constant): constant for each in (closed, gradients) for constant in each.consts}
     of_all, known = set(), _primitives_of_jax(sum(name.startswith("jax") for name in sys.modules))
     for eqn, _ in _equations(closed.jaxpr):
-        _refuse_batch_norm(eqn)  # Gradients of frozen statistics are sums that such a layer makes, too.
+        _refuse_batch_norm(
+            eqn
+        )  # Gradients of frozen statistics are sums that such a layer makes, too.
     for eqn, own_axes in (*_equations(closed.jaxpr), *_equations(gradients.jaxpr)):
         _refuse_collective(eqn, own_axes)
         of_all |= _given_all(eqn, known)

@@ -3,10 +3,12 @@
 - `Zero`: nothing.
 - `Held`: the gradient of one example itself.
 - `Factors`: a sum of outer products, which is never added up for one example.
+- `Parts`: zeros but for parts that do not overlap, each of which has a form of its own.
 - `Within`: a gradient that a rematerialised block makes. The block hands out its norm alone, and makes the
   gradient once more when the sum is wanted (`dpx.clipping.passes.again`).
 
-Values of one example are handed out by number (`dpx.clipping.gradients.reading`); `squared_norm` takes those
+Each says also which values it needs (`numbers`), which gradients are made `again`, and what of it is kept as
+factors (`products`). Values of one example are handed out by number (`dpx.clipping.gradients.reading`); `squared_norm` takes those
 of one example, and `weighted_sum` those of a batch, each with a leading axis of examples.
 """
 
@@ -30,6 +32,8 @@ class Zero(NamedTuple):
     """A gradient that is zero for every example."""
 
     numbers: tuple[int, ...] = ()
+    again: "tuple[Within, ...]" = ()
+    products: "tuple[Factors, ...]" = ()
 
     def squared_norm(self, values: Values) -> jax.Array:
         """Zero."""
@@ -46,6 +50,8 @@ class Held(NamedTuple):
     """The gradient of one example itself, by its number."""
 
     number: int
+    again: "tuple[Within, ...]" = ()
+    products: "tuple[Factors, ...]" = ()
 
     @property
     def numbers(self) -> tuple[int, ...]:
@@ -112,6 +118,12 @@ class Factors(NamedTuple):
 
     terms: tuple[Term, ...]
     layout: Layout
+    again: "tuple[Within, ...]" = ()
+
+    @property
+    def products(self) -> "tuple[Factors, ...]":
+        """Itself."""
+        return (self,)
 
     @property
     def numbers(self) -> tuple[int, ...]:
@@ -124,8 +136,8 @@ class Factors(NamedTuple):
         return sum(t.term.elements for t in self.terms)
 
     @property
-    def positions(self) -> int:
-        """Positions of all terms."""
+    def places(self) -> int:
+        """Products that are added up, over positions of all terms."""
         return sum(math.prod(t.term.sizes[a] for a in t.places) for t in self.terms)
 
     @property
@@ -159,6 +171,53 @@ class Factors(NamedTuple):
         return self.layout.restore(products.product(self.layout, self.pairs(values))).reshape(shape)
 
 
+class Parts(NamedTuple):
+    """Zeros but for parts along one axis.
+
+    Attributes:
+      axis: of the parameter.
+      parts: for each, in order, where it begins, its length, and its form.
+    """
+
+    axis: int
+    parts: "tuple[tuple[int, int, Form], ...]"
+
+    @property
+    def numbers(self) -> tuple[int, ...]:
+        """Of the values that it needs."""
+        return tuple(dict.fromkeys(n for *_, form in self.parts for n in form.numbers))
+
+    @property
+    def again(self) -> "tuple[Within, ...]":
+        """What is made again for the sum."""
+        return tuple(each for *_, form in self.parts for each in form.again)
+
+    @property
+    def products(self) -> tuple[Factors, ...]:
+        """What is kept as factors."""
+        return tuple(each for *_, form in self.parts for each in form.products)
+
+    def squared_norm(self, values: Values) -> jax.Array:
+        """An upper bound on its square: the parts do not overlap."""
+        return _total(jnp.stack([form.squared_norm(values) for *_, form in self.parts]))
+
+    def weighted_sum(self, values: Values, weights: jax.Array, shape: Sequence[int]) -> jax.Array:
+        """The sums of the parts, with zeros between them."""
+        found, at = [], 0
+
+        def zeros(length: int) -> jax.Array:
+            size = (*shape[: self.axis], length, *shape[self.axis + 1 :])
+            return jnp.zeros(size, weights.dtype)
+
+        for first, length, form in self.parts:
+            own = (*shape[: self.axis], length, *shape[self.axis + 1 :])
+            found += [zeros(first - at)] if first > at else []
+            found.append(form.weighted_sum(values, weights, own))
+            at = first + length
+        found += [zeros(shape[self.axis] - at)] if shape[self.axis] > at else []
+        return jnp.concatenate(found, self.axis)
+
+
 class Within(NamedTuple):
     """A gradient inside a rematerialised block, or inside such blocks in a loop.
 
@@ -181,13 +240,37 @@ class Within(NamedTuple):
         """Of the values that it needs."""
         return (self.number,)
 
+    @property
+    def again(self) -> "tuple[Within, ...]":
+        """Itself."""
+        return (self,)
+
+    @property
+    def products(self) -> tuple[Factors, ...]:
+        """What is kept as factors while a block makes its gradients."""
+        return self.form.products
+
+    @property
+    def key(self) -> int:
+        """What stands for its sum among the values, once that is made."""
+        return ~self.number
+
     def squared_norm(self, values: Values) -> jax.Array:
         """An upper bound on its square."""
-        parts = values[self.number]
-        return jnp.sum(parts) * (1 + 1.01 * gamma(parts.size + 2, parts.dtype))
+        return _total(values[self.number])
+
+    def weighted_sum(self, values: Values, weights: jax.Array, shape: Sequence[int]) -> jax.Array:
+        """The sum that the block has made."""
+        del weights
+        return values[self.key].reshape(shape)
 
 
-Form = Zero | Held | Factors | Within
+Form = Zero | Held | Factors | Parts | Within
+
+
+def _total(parts: jax.Array) -> jax.Array:
+    """An upper bound on the sum of squared norms, in whatever order they are added up."""
+    return jnp.sum(parts) * (1 + 1.01 * gamma(parts.size + 2, parts.dtype))
 
 
 def factors(reader: Reader, terms: Terms, shape: Sequence[int]) -> Factors | None:

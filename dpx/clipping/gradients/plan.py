@@ -13,8 +13,15 @@ from dpx.clipping.gradients import (
     gram,
     primitives,  # noqa: F401  It registers the rules.
 )
-from dpx.clipping.gradients.forms import Factors, Form, Held, Within, Zero, factors
-from dpx.clipping.gradients.reading import Reader, Terms
+from dpx.clipping.gradients.forms import (
+    Form,
+    Held,
+    Parts,
+    Within,
+    Zero,
+    factors,
+)
+from dpx.clipping.gradients.reading import Reader
 from dpx.clipping.passes.vmap import Loss
 from dpx.clipping.passes.vmap import trace as _trace
 from dpx.clipping.rounding import gamma, in_products, settled
@@ -74,15 +81,9 @@ def trace(loss: Loss, leaves: Sequence[jax.Array], batch: Any, within: bool = Fa
         number = reader.make(lambda: jnp.asarray(first.val, first.aval.dtype))
     else:
         number = reader.value(first)
-    uses, unruled = [], []
-    for out, each in zip(outs, forms, strict=True):
-        terms = reader.terms(out)
-        stopped = () if terms is not None else (reader.stopped.get(out, "an input"),)
-        names = stopped if terms is None else tuple(term.name for term in terms)
-        uses.append(names)
-        is_small = isinstance(each, Held) and terms and _forms_of(reader, terms, out) is not None
-        unruled.append(names if isinstance(each, Held) and not is_small else ())
-    reports.check_forms(unruled, [isinstance(each, Zero) for each in forms])
+    uses = [_uses(reader, out) for out in outs]
+    unruled = [_unruled(reader, out, each) for out, each in zip(outs, forms, strict=True)]
+    reports.check_forms(unruled, [not each.numbers for each in forms])
     return Program(reader, number, forms, uses, unruled)
 
 
@@ -95,16 +96,30 @@ def rounding(program: Program, size: int, dtype: Any) -> float:
     """
     shares = [gamma(size + 4, dtype)]
     for each in program.forms:
-        if isinstance(each, Within):
+        if each.again:
             return math.inf
-        if isinstance(each, Factors):
-            terms = in_products(size * each.positions) + len(each.terms) + 4
+        for one in each.products:
+            terms = in_products(size * one.places) + len(one.terms) + 4
             shares.append(gamma(terms, dtype) / gram.FLOOR)
     return max(shares)
 
 
-def _forms_of(reader: Reader, terms: Terms, out: Any) -> Factors | None:
-    return factors(reader, terms, out.aval.shape) if out.aval.size else None
+def _uses(reader: Reader, out: Any) -> tuple[str, ...]:
+    """What a parameter goes into, as far as its gradient says so."""
+    terms = reader.terms(out)
+    if terms is not None:
+        return tuple(term.name for term in terms)
+    return (reader.stopped.get(out, "nothing"),)
+
+
+def _unruled(reader: Reader, out: Any, form: Form) -> tuple[str, ...]:
+    """The primitives because of which a gradient is held, if it is no sum of outer products."""
+    if not isinstance(form, Held) or not math.prod(out.aval.shape):
+        return ()
+    terms = reader.terms(out)
+    if terms is not None and factors(reader, terms, out.aval.shape) is not None:
+        return ()
+    return _uses(reader, out)
 
 
 def form(reader: Reader, out: Any, shape: Sequence[int], within: bool = False) -> Form:
@@ -113,6 +128,8 @@ def form(reader: Reader, out: Any, shape: Sequence[int], within: bool = False) -
         return inside
     if (terms := reader.terms(out)) == []:
         return Zero()
+    if (parts := _parts(reader, out, within)) is not None:
+        return parts
     size = math.prod(shape)
     found = None if terms is None or not size else factors(reader, terms, shape)
     if found is None:
@@ -127,6 +144,43 @@ def form(reader: Reader, out: Any, shape: Sequence[int], within: bool = False) -
         )
         return Held(made)
     return Held(reader.value(out))
+
+
+def _parts(reader: Reader, var: Any, within: bool) -> Parts | None:
+    """The form of a gradient that is put together from parts along one axis; None for any other."""
+    pads, waiting = [], [var]
+    while waiting:
+        atom = waiting.pop()
+        if reader.is_zero(atom):
+            continue
+        eqn = None if isinstance(atom, core.Literal) else reader.made.get(atom)
+        name = None if eqn is None else eqn.primitive.name
+        if name in ("add_any", "convert_element_type") and atom.aval.shape == var.aval.shape:
+            waiting += eqn.invars
+        elif name == "pad" and reader.is_zero(eqn.invars[1]):
+            pads.append(eqn)
+        else:
+            return None
+    found, axes = [], set()
+    for eqn in pads:
+        config = [tuple(map(int, widths)) for widths in eqn.params["padding_config"]]
+        axes.update(i for i, widths in enumerate(config) if widths != (0, 0, 0))
+        found.append((config, eqn.invars[0]))
+    if len(axes) != 1:
+        return None
+    (axis,), ranges = axes, []
+    for config, operand in found:
+        low, high, inner = config[axis]
+        if min(low, high) < 0 or inner or isinstance(operand, core.Literal):
+            return None
+        ranges.append((low, operand.aval.shape[axis], operand))
+    ranges.sort(key=lambda each: each[0])
+    ends = [low + length for low, length, _ in ranges]
+    if any(end > low for end, (low, *_) in zip(ends, ranges[1:], strict=False)):
+        return None
+    return Parts(
+        axis, tuple((low, n, form(reader, v, v.aval.shape, within)) for low, n, v in ranges)
+    )
 
 
 def _within(reader: Reader, var: Any) -> Within | None:

@@ -14,7 +14,6 @@ from jax.interpreters.partial_eval import dce_jaxpr
 
 from dpx.clipping import meshes
 from dpx.clipping.gradients import plan
-from dpx.clipping.gradients.forms import Within
 from dpx.clipping.gradients.plan import Program
 from dpx.clipping.passes import again
 from dpx.clipping.passes.vmap import Loss, Pass, over_examples
@@ -34,12 +33,10 @@ def recomputing(loss: Loss, leaves: Sequence[jax.Array], batch: Any, groups: Seq
 def run(program: Program, leaves: Sequence[jax.Array], batch: Any, groups: Sequence[int]) -> Pass:
     """The pass that keeps what the norms are computed from."""
     reader, forms = program.reader, program.forms
-    blocks: dict[int, tuple[Any, list[int]]] = {}
-    for k, form in enumerate(forms):
-        if isinstance(form, Within):
-            blocks.setdefault(id(form.eqn), (form.eqn, []))[1].append(k)
-    again_ = [n for eqn, _ in blocks.values() for n in again.operands(reader, eqn).values()]
-    wanted = sorted({program.loss, *again_, *(n for form in forms for n in form.numbers)})
+    made_again = {w.key: (k, w) for k, form in enumerate(forms) for w in form.again}
+    entered = {id(w.eqn): w.eqn for _, w in made_again.values()}
+    given = [n for eqn in entered.values() for n in again.operands(reader, eqn).values()]
+    wanted = sorted({program.loss, *given, *(n for form in forms for n in form.numbers)})
     known = reader.known(leaves)
     flat = jax.tree.leaves(batch)
 
@@ -55,30 +52,31 @@ def run(program: Program, leaves: Sequence[jax.Array], batch: Any, groups: Seque
         for form in forms
     ]
 
+    def make(values: Any, weights: Sequence[jax.Array]) -> dict[int, jax.Array]:
+        found = {}
+        for number, eqn in entered.items():
+            members = {
+                key: (w, weights[groups[k]])
+                for key, (k, w) in made_again.items()
+                if id(w.eqn) == number
+            }
+            found |= again.sums(reader, eqn, members, known, values)
+        return found
+
     def weighted_sum(weights: Sequence[jax.Array]) -> list[jax.Array]:
-        sums = {
-            k: form.weighted_sum(values, weights[groups[k]], leaves[k].shape)
-            for k, form in enumerate(forms)
-            if not isinstance(form, Within)
-        }
-        if not blocks:
-            return [sums[k] for k in range(len(leaves))]
-
-        def made_again(values: Any, weights: Any) -> dict[int, jax.Array]:
-            found = {}
-            for eqn, numbers in blocks.values():
-                members = {k: (forms[k], weights[groups[k]]) for k in numbers}
-                found |= again.sums(reader, eqn, members, known, values)
-            return found
-
-        kept = {n: values[n] for n in again_}
-        made = pruned(made_again, kept, list(weights))
-        # A branch begins when its condition is known. A compiler that drops barriers, such as that for
-        # CPUs, would else recompute activations for both passes at once, and hold them.
-        like = meshes.zeros(jax.eval_shape(made, kept, list(weights)))
-        some = jnp.any(jnp.stack([jnp.any(w > 0) for w in weights]))
-        sums |= jax.lax.cond(some, made, lambda *_: like, kept, list(weights))
-        return [sums[k] for k in range(len(leaves))]
+        found = values
+        if entered:
+            arguments = {n: values[n] for n in given}, list(weights)
+            made = pruned(make, *arguments)
+            # A branch begins when its condition is known. A compiler that drops barriers, such as that for
+            # CPUs, would else recompute activations for both passes at once, and hold them.
+            like = meshes.zeros(jax.eval_shape(made, *arguments))
+            some = jnp.any(jnp.stack([jnp.any(w > 0) for w in weights]))
+            found = values | jax.lax.cond(some, made, lambda *_: like, *arguments)
+        return [
+            form.weighted_sum(found, weights[group], leaf.shape)
+            for form, group, leaf in zip(forms, groups, leaves, strict=True)
+        ]
 
     return Pass(losses, norms, weighted_sum)
 
