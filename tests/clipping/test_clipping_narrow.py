@@ -132,8 +132,7 @@ def test_matrix_units_multiply_numbers_of_11_bits(as_on_a_gpu, tied, method):
     cpu = jit(fn)(w, x, ids)
     as_on_a_gpu()
     program = jit(fn).lower(w, x, ids).as_text()
-    assert "reduce_precision" in program
-    assert "format = e8m10" in program
+    assert program.count("format = e8m10") >= 4  # Both factors, and both parts of what is scaled.
     # Look-ups are rounded by nobody; what is multiplied with them is not either.
     assert ("HIGHEST" in program) == tied
     gpu = jit(fn)(w, x, ids)

@@ -21,10 +21,12 @@ def dot_general(reader: Reader, eqn: Any, which: int) -> Terms | None:
     del which
     for side in (0, 1):
         own, other = eqn.invars[side], eqn.invars[1 - side]
-        if other in reader.shared and own not in reader.shared:
+        if reader.is_shared(other) and not reader.is_shared(own):
             found = _times_fixed(reader, eqn, side)
             if found is not None:
                 return found
+    if any(isinstance(v, core.Literal) for v in eqn.invars):
+        return None
     (contract, batch), sizes = eqn.params["dimension_numbers"], {}
     places, blocks = labels(len(contract[0])), labels(len(batch[0]))
     factors = []
@@ -42,6 +44,8 @@ def dot_general(reader: Reader, eqn: Any, which: int) -> Terms | None:
 def _times_fixed(reader: Reader, eqn: Any, side: int) -> Terms | None:
     """A sum of outer products, with factors smaller than itself, times a fixed matrix along one axis."""
     own = eqn.invars[side]
+    if isinstance(eqn.invars[1 - side], core.Literal):
+        return None
     found = reader.terms(own)
     if not found or own.aval.size <= sum(term.elements for term in found):
         return None
@@ -397,7 +401,7 @@ def scatter_add(reader: Reader, eqn: Any, which: int) -> Terms | None:
 def conv_general_dilated(reader: Reader, eqn: Any, which: int) -> Terms | None:
     """A convolution of two values: patches of the first, and the second."""
     del which
-    if any(isinstance(v, core.Literal) or v in reader.shared for v in eqn.invars):
+    if any(map(reader.is_shared, eqn.invars)):
         return None
     patches, grouped, left, right, axes, sizes = convolution.read(eqn)
     x, kernel = eqn.invars

@@ -110,6 +110,10 @@ class Reader:
         self.values[number], self.avals[number] = value, aval
         return number
 
+    def is_shared(self, atom: Any) -> bool:
+        """Whether a value is the same for all examples."""
+        return isinstance(atom, core.Literal) or atom in self.shared
+
     def is_zero(self, atom: Any) -> bool:
         """Whether a value is zero whatever the arguments are."""
         if isinstance(atom, core.Literal):
@@ -170,7 +174,7 @@ class Reader:
         if id(eqn) not in self._bodies:
             inner = eqn.params["jaxpr"]
             closed = inner if hasattr(inner, "consts") else core.ClosedJaxpr(inner, ())
-            shared = [isinstance(v, core.Literal) or v in self.shared for v in eqn.invars]
+            shared = [self.is_shared(v) for v in eqn.invars]
             is_loop = eqn.primitive.name == "scan"
             if (
                 is_loop
@@ -269,7 +273,7 @@ class Reader:
         """The variables that parameters alone decide, given these."""
         env = dict(zip(self.jaxpr.constvars, self.consts, strict=True))
         env.update(zip(self.jaxpr.invars, leaves, strict=False))
-        eqns = [e for e in self.jaxpr.eqns if self.shared.issuperset(e.outvars)]
+        eqns = [e for e in self.jaxpr.eqns if e.outvars and self.shared.issuperset(e.outvars)]
         jaxprs.run(eqns, env, ())
         return env
 

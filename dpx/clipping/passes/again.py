@@ -30,7 +30,7 @@ def operands(reader: Reader, eqn: Any) -> dict[int, int]:
     return {
         i: reader.value(v)
         for i, v in own
-        if not isinstance(v, core.Literal) and v not in reader.shared
+        if not reader.is_shared(v)
     }
 
 
