@@ -8,8 +8,8 @@ Each row is one gradient of one model on one batch. The ordinary step is the mea
 others are `dpx.clipped_grad` by the methods that --methods names, and the noise of one step of
 `dpx.privatize` for as many parameters. Programs of one model are called in turn, several calls at a time so
 that launching them does not count; time is the median of the ratios of neighbours, memory is XLA's count of
-temporary bytes, and the error is that of the clipped sum, against that of the first method. Products in float32 are
-taken as JAX takes them by default: TensorFloat-32 on GPUs.
+temporary bytes, and the error is that of the clipped sum, against that of the first method. Products in
+float32 are taken as JAX takes them by default: TensorFloat-32 on GPUs.
 
 Rows are printed as they are found, the most wanted first, and none is begun after --seconds. A method that
 refuses a loss, as two passes refuse one in bfloat16, has a row that says so.

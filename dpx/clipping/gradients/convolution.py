@@ -93,7 +93,7 @@ def _windows(params: Any, x: jax.Array, axis: int, i: int, places: int, window: 
 
 
 def evaluate(eqn: Any, x: jax.Array, kernel: jax.Array) -> jax.Array:
-    """The result, by one product of matrices after the other, one for each place, with a part of x as it lies.
+    """The result, one product of matrices after the other: one for each place, with a part of x as it lies.
 
     A batch of such convolutions would be one with a group for every example, which takes long. Patches of
     all places together would repeat each entry of x for as many places as it lies in.

@@ -8,10 +8,11 @@
   gradient once more when the sum is wanted (`dpx.clipping.passes.again`).
 
 Each says also which values it needs (`numbers`), which gradients are made `again`, and what of it is kept as
-factors (`products`). Values of one example are handed out by number (`dpx.clipping.gradients.reading`); `squared_norm` takes those
-of one example, and `weighted_sum` those of a batch, each with a leading axis of examples.
+factors (`products`). Values are handed out by number (`dpx.clipping.gradients.reading`): `squared_norm` takes
+those of one example, and `weighted_sum` those of a batch, each with a leading axis of examples.
 """
 
+import itertools
 import math
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
@@ -225,7 +226,8 @@ class Within(NamedTuple):
       number: of the squared norm that the block hands out, one for each iteration of loops around it.
       eqn: the block, or the loop around it.
       which: the result of the block, or the loop, that the gradient is.
-      form: that of this result within.
+      form: that of this result within, by which its norm is found.
+      sums: the form by which it is added up.
       moves: equations that rearrange it.
     """
 
@@ -233,6 +235,7 @@ class Within(NamedTuple):
     eqn: Any
     which: int
     form: "Form"
+    sums: "Form"
     moves: tuple[Any, ...]
 
     @property
@@ -248,7 +251,7 @@ class Within(NamedTuple):
     @property
     def products(self) -> tuple[Factors, ...]:
         """What is kept as factors while a block makes its gradients."""
-        return self.form.products
+        return self.sums.products
 
     @property
     def key(self) -> int:
@@ -274,7 +277,13 @@ def _total(parts: jax.Array) -> jax.Array:
 
 
 def factors(reader: Reader, terms: Terms, shape: Sequence[int]) -> Factors | None:
-    """Outer products as one form; None if they split the parameter's axes into rows and columns differently."""
+    """Outer products as one form; None if they split axes into rows and columns in different ways.
+
+    Args:
+      reader: of the values.
+      terms: at least one.
+      shape: of the parameter.
+    """
     if any(complex(term.gain).imag for term in terms):
         return None
     if (refined := _refined(terms, shape)) is None:
@@ -341,7 +350,7 @@ def _refined(terms: Terms, shape: Sequence[int]) -> list[int] | None:
                 product *= term.sizes[label]
                 cuts.add(product)
         ordered = sorted(cuts)
-        for one, other in zip(ordered, ordered[1:], strict=False):
+        for one, other in itertools.pairwise(ordered):
             if other % one:
                 return None
             refined.append(other // one)

@@ -39,8 +39,8 @@ class Outer(NamedTuple):
       axes: for each axis of the result, its labels.
       sizes: the length of each label.
       gain: what the result is multiplied by.
-      indexed: labels of the result; the left factor's integers count their entries, the last label fastest. It
-        is then one-hot along these: a look-up. An integer that is no entry stands for a row of zeros.
+      indexed: labels of the result; the left factor's integers count their entries, the last label fastest.
+        It is then one-hot along these: a look-up. An integer that is no entry stands for a row of zeros.
       exact: whether the program asked for its product at the highest precision.
     """
 

@@ -13,14 +13,7 @@ from dpx.clipping.gradients import (
     gram,
     primitives,  # noqa: F401  It registers the rules.
 )
-from dpx.clipping.gradients.forms import (
-    Form,
-    Held,
-    Parts,
-    Within,
-    Zero,
-    factors,
-)
+from dpx.clipping.gradients.forms import Factors, Form, Held, Parts, Within, Zero, factors
 from dpx.clipping.gradients.reading import Reader
 from dpx.clipping.passes.vmap import Loss
 from dpx.clipping.passes.vmap import trace as _trace
@@ -114,80 +107,104 @@ def _uses(reader: Reader, out: Any) -> tuple[str, ...]:
 
 def _unruled(reader: Reader, out: Any, form: Form) -> tuple[str, ...]:
     """The primitives because of which a gradient is held, if it is no sum of outer products."""
-    if not isinstance(form, Held) or not math.prod(out.aval.shape):
+    if not isinstance(form, Held) or not out.aval.size:
         return ()
-    terms = reader.terms(out)
-    if terms is not None and factors(reader, terms, out.aval.shape) is not None:
-        return ()
-    return _uses(reader, out)
+    return () if _factors(reader, out, out.aval.shape) is not None else _uses(reader, out)
 
 
-def form(reader: Reader, out: Any, shape: Sequence[int], within: bool = False) -> Form:
-    """The form of the gradient that a variable is."""
-    if within and not reader.is_zero(out) and (inside := _within(reader, out)) is not None:
-        return inside
-    if (terms := reader.terms(out)) == []:
+def form(
+    reader: Reader, out: Any, shape: Sequence[int], within: bool = False, gain: complex = 1.0
+) -> Form:
+    """The form of a number times the gradient that a variable is."""
+    if reader.is_zero(out):
         return Zero()
-    if (parts := _parts(reader, out, within)) is not None:
+    if within and gain == 1 and (inside := _within(reader, out)) is not None:
+        return inside
+    if (parts := _parts(reader, out, within, gain)) is not None:
         return parts
-    size = math.prod(shape)
-    found = None if terms is None or not size else factors(reader, terms, shape)
-    if found is None:
-        return Held(reader.value(out))
-    is_table = any(term.indexed for term in terms or ())
-    if size > (FAVOR_TABLE if is_table else FAVOR_GRADIENT) * found.elements:
-        return found
-    if _adds_up_in_a_loop(reader, out) and found.elements <= MOST_FACTORS * size:
-        numbers = found.numbers
-        made = reader.make(
-            lambda *values: found.gradient(dict(zip(numbers, values, strict=True)), shape), *numbers
-        )
-        return Held(made)
-    return Held(reader.value(out))
+    found, size = _factors(reader, out, shape, gain), math.prod(shape)
+    if found is not None:
+        is_table = any(each.term.indexed for each in found.terms)
+        if size > (FAVOR_TABLE if is_table else FAVOR_GRADIENT) * found.elements:
+            return found
+        if _adds_up_in_a_loop(reader, out) and found.elements <= MOST_FACTORS * size:
+            numbers = found.numbers
+            made = reader.make(
+                lambda *values: found.gradient(dict(zip(numbers, values, strict=True)), shape),
+                *numbers,
+            )
+            return Held(made)
+    return Held(reader.value(out) if gain == 1 else reader.make(lambda x: x * gain, out))
 
 
-def _parts(reader: Reader, var: Any, within: bool) -> Parts | None:
+def _factors(reader: Reader, out: Any, shape: Sequence[int], gain: complex = 1.0) -> Factors | None:
+    """A number times a gradient as outer products; None where it is none of one layout."""
+    if not (terms := reader.terms(out)) or not math.prod(shape):
+        return None
+    return factors(reader, [term._replace(gain=gain * term.gain) for term in terms], shape)
+
+
+def _parts(reader: Reader, var: Any, within: bool, gain: complex) -> Parts | None:
     """The form of a gradient that is put together from parts along one axis; None for any other."""
-    pads, waiting = [], [var]
+    found: list[
+        tuple[int, int, Any, complex]
+    ] = []  # Where each begins, the axis, its value and its gain.
+    waiting = [(var, gain)]
     while waiting:
-        atom = waiting.pop()
+        atom, gain = waiting.pop()
         if reader.is_zero(atom):
             continue
         eqn = None if isinstance(atom, core.Literal) else reader.made.get(atom)
         name = None if eqn is None else eqn.primitive.name
-        if name in ("add_any", "convert_element_type") and atom.aval.shape == var.aval.shape:
-            waiting += eqn.invars
+        if name == "add_any":
+            waiting += [(v, gain) for v in eqn.invars]
+        elif name == "convert_element_type" and _is_float(eqn.invars[0]):
+            waiting.append((eqn.invars[0], gain))
+        elif name in ("mul", "div", "neg") and jaxprs.gain(eqn) is not None:
+            (own,) = jaxprs.variables(eqn)
+            if own.aval.shape != atom.aval.shape:
+                return None
+            waiting.append((own, gain * jaxprs.gain(eqn)))
+        elif name == "concatenate":
+            axis, low = eqn.params["dimension"], 0
+            for v in eqn.invars:
+                found += [] if reader.is_zero(v) else [(low, axis, v, gain)]
+                low += v.aval.shape[axis]
         elif name == "pad" and reader.is_zero(eqn.invars[1]):
-            pads.append(eqn)
+            config = [tuple(map(int, widths)) for widths in eqn.params["padding_config"]]
+            axes = [i for i, widths in enumerate(config) if widths != (0, 0, 0)]
+            if len(axes) != 1 or min(config[axes[0]]) < 0 or config[axes[0]][2]:
+                return None
+            found.append((config[axes[0]][0], axes[0], eqn.invars[0], gain))
         else:
             return None
-    found, axes = [], set()
-    for eqn in pads:
-        config = [tuple(map(int, widths)) for widths in eqn.params["padding_config"]]
-        axes.update(i for i, widths in enumerate(config) if widths != (0, 0, 0))
-        found.append((config, eqn.invars[0]))
-    if len(axes) != 1:
+    if len({axis for _, axis, *_ in found}) != 1 or any(
+        isinstance(v, core.Literal) for _, _, v, _ in found
+    ):
         return None
-    (axis,), ranges = axes, []
-    for config, operand in found:
-        low, high, inner = config[axis]
-        if min(low, high) < 0 or inner or isinstance(operand, core.Literal):
-            return None
-        ranges.append((low, operand.aval.shape[axis], operand))
-    ranges.sort(key=lambda each: each[0])
-    ends = [low + length for low, length, _ in ranges]
-    if any(end > low for end, (low, *_) in zip(ends, ranges[1:], strict=False)):
+    found.sort(key=lambda each: each[0])
+    axis = found[0][1]
+    ends = [low + v.aval.shape[axis] for low, _, v, _ in found]
+    if any(end > low for end, (low, *_) in zip(ends, found[1:], strict=False)):
         return None
     return Parts(
-        axis, tuple((low, n, form(reader, v, v.aval.shape, within)) for low, n, v in ranges)
+        axis,
+        tuple(
+            (low, v.aval.shape[axis], form(reader, v, v.aval.shape, within, gain))
+            for low, _, v, gain in found
+        ),
     )
+
+
+def _is_float(atom: Any) -> bool:
+    return jnp.issubdtype(atom.aval.dtype, jnp.floating)
 
 
 def _within(reader: Reader, var: Any) -> Within | None:
     """The form of a gradient that a rematerialised block makes, perhaps in a loop; None for any other."""
     moves: list[Any] = []
     eqn = reader.made.get(var)
-    while eqn is not None and eqn.primitive.name in MOVES:
+    while eqn is not None and eqn.primitive.name in MOVES and _is_float(eqn.invars[0]):
         moves.append(eqn)
         var = eqn.invars[eqn.outvars.index(var)]
         eqn = None if isinstance(var, core.Literal) else reader.made.get(var)
@@ -201,16 +218,17 @@ def _within(reader: Reader, var: Any) -> Within | None:
         first, last = jaxprs.scan_parts(eqn.params)
         if which < last - first or (deeper := _within(inner, out)) is None:
             return None
-        number = deeper.number
-        mine = form(inner, out, out.aval.shape)
+        number, held = deeper.number, deeper.form
     else:
-        mine = form(inner, out, out.aval.shape)
-        numbers = mine.numbers
+        held = form(inner, out, out.aval.shape)
+        numbers = held.numbers
         number = inner.make(
-            lambda *values: mine.squared_norm(settled(dict(zip(numbers, values, strict=True)))),
+            lambda *values: held.squared_norm(settled(dict(zip(numbers, values, strict=True)))),
             *numbers,
         )
-    return Within(reader.handed(eqn, number), eqn, which, mine, tuple(moves[::-1]))
+    # A sum of products over all examples is one product.
+    sums = _factors(inner, out, out.aval.shape) or form(inner, out, out.aval.shape)
+    return Within(reader.handed(eqn, number), eqn, which, held, sums, tuple(moves[::-1]))
 
 
 def _adds_up_in_a_loop(reader: Reader, var: Any) -> bool:

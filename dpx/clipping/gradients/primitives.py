@@ -267,27 +267,8 @@ def pad(reader: Reader, eqn: Any, which: int) -> Terms | None:
     if not reader.is_zero(padding):
         return None
 
-    def padded(term: Outer | None) -> Outer | None:
-        for axis, (low, high, inner) in enumerate(config):
-            if (low, high, inner) == (0, 0, 0) or term is None:
-                continue
-            size, n = operand.aval.shape[axis], whole[axis]
-
-            def fill(x: Any, at: int, widths=(low, high, inner)) -> Any:
-                around = [(0, 0, 0)] * x.ndim
-                around[at] = widths
-                return lax.pad(x, jnp.zeros((), x.dtype), around)
-
-            def rows(i: Any, low=low, inner=inner, size=size, n=n) -> Any:
-                return jnp.where(i < size, low + i * (inner + 1), n)
-
-            if min(low, high) < 0:
-                return None
-            term = term.along(axis, n, fill, reader, rows)
-        return term
-
     if reader.terms(operand) is not None:
-        return reader.each(operand, padded)
+        return reader.each(operand, lambda term: _padded(reader, term, config))
     axes = [i for i, widths in enumerate(config) if tuple(widths) != (0, 0, 0)]
     if len(axes) != 1 or min(*config[axes[0]]) < 0:
         return None
@@ -299,6 +280,45 @@ def pad(reader: Reader, eqn: Any, which: int) -> Terms | None:
         return low + (inner + 1) * jnp.arange(count)
 
     return [_rows(reader, "slice", reader.make(places), operand, axis, whole)]
+
+
+def _padded(reader: Reader, term: Outer | None, config: Sequence[Any]) -> Outer | None:
+    """A term between zeros."""
+    for axis, (low, high, inner) in enumerate(config):
+        if (low, high, inner) == (0, 0, 0) or term is None:
+            continue
+        if min(low, high) < 0:
+            return None
+        size = term.shape[axis]
+        whole = low + high + size + inner * max(size - 1, 0)
+
+        def fill(x: Any, at: int, widths=(low, high, inner)) -> Any:
+            around = [(0, 0, 0)] * x.ndim
+            around[at] = widths
+            return lax.pad(x, jnp.zeros((), x.dtype), around)
+
+        def rows(i: Any, low=low, inner=inner, size=size, whole=whole) -> Any:
+            return jnp.where(i < size, low + i * (inner + 1), whole)
+
+        term = term.along(axis, whole, fill, reader, rows)
+    return term
+
+
+@rule("concatenate")
+def concatenate(reader: Reader, eqn: Any, which: int) -> Terms | None:
+    """Values one after the other: each between zeros."""
+    del which
+    axis, (whole,), found, low = eqn.params["dimension"], eqn.outvars, [], 0
+    for operand in eqn.invars:
+        length = operand.aval.shape[axis]
+        config = [(0, 0, 0)] * whole.aval.ndim
+        config[axis] = (low, whole.aval.shape[axis] - low - length, 0)
+        low += length
+        terms = reader.each(operand, lambda term, config=config: _padded(reader, term, config))
+        if terms is None:
+            return None
+        found += terms
+    return found
 
 
 @rule("dynamic_update_slice")

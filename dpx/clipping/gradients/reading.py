@@ -1,10 +1,11 @@
 """Reads gradients off the program that computes them.
 
 `jax.value_and_grad` of one example's loss is traced once. A `Reader` walks back from each gradient through
-additions and rearrangements until it meets a product of two values: these, and not their product, are what is
-handed out for every example, and the product is then dead code. Which equation does what is said in
-`dpx.clipping.gradients.primitives`, one function a primitive. Here is how values get their numbers, how bodies
-of loops and of rematerialised blocks are entered, and how a program is run so that it hands values out.
+additions and rearrangements until it meets a product of two values. These, and not their product, are handed
+out for every example, and the product is then dead code. Which equation does what is said in
+`dpx.clipping.gradients.primitives`, one function a primitive. Here is how values get their numbers, how
+bodies of loops and of rematerialised blocks are entered, and how a program is run so that it hands values
+out.
 """
 
 import itertools

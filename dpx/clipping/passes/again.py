@@ -27,11 +27,7 @@ Members = Mapping[int, tuple[Within, jax.Array]]
 def operands(reader: Reader, eqn: Any) -> dict[int, int]:
     """The numbers of an equation's operands that depend on the example, by position."""
     own = enumerate(eqn.invars)
-    return {
-        i: reader.value(v)
-        for i, v in own
-        if not reader.is_shared(v)
-    }
+    return {i: reader.value(v) for i, v in own if not reader.is_shared(v)}
 
 
 def sums(
@@ -62,7 +58,7 @@ def _of_block(
     reader: Reader, eqn: Any, members: Members, shared: dict[int, Any], batched: dict[int, Any]
 ) -> dict[int, jax.Array]:
     inner = reader.body(eqn).reader
-    numbers = sorted({n for form, _ in members.values() for n in form.form.numbers})
+    numbers = sorted({n for form, _ in members.values() for n in form.sums.numbers})
 
     def one(own: dict[int, Any]) -> dict[int, Any]:
         arguments = shared | own
@@ -75,7 +71,7 @@ def _of_block(
 
 def _sum(inner: Reader, form: Within, values: Any, weights: jax.Array) -> jax.Array:
     shape = inner.jaxpr.outvars[form.which].aval.shape
-    return form.form.weighted_sum(values, weights, shape)
+    return form.sums.weighted_sum(values, weights, shape)
 
 
 def _of_loop(
@@ -84,7 +80,7 @@ def _of_loop(
     inner = reader.body(eqn).reader
     first, last = jaxprs.scan_parts(eqn.params)
     size = len(next(iter(batched.values())))
-    numbers = sorted({n for form, _ in members.values() for n in form.form.numbers})
+    numbers = sorted({n for form, _ in members.values() for n in form.sums.numbers})
     carried = {
         i: batched[i]
         if i in batched

@@ -4,6 +4,7 @@ The program that was read is run for every example (`jax.vmap`), and hands out w
 made of. Norms come from that, and so does the sum once the clip factors are known.
 """
 
+import functools
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -52,27 +53,25 @@ def run(program: Program, leaves: Sequence[jax.Array], batch: Any, groups: Seque
         for form in forms
     ]
 
-    def make(values: Any, weights: Sequence[jax.Array]) -> dict[int, jax.Array]:
-        found = {}
-        for number, eqn in entered.items():
-            members = {
-                key: (w, weights[groups[k]])
-                for key, (k, w) in made_again.items()
-                if id(w.eqn) == number
-            }
-            found |= again.sums(reader, eqn, members, known, values)
-        return found
+    def make(number: int, values: Any, weights: Sequence[jax.Array]) -> dict[int, jax.Array]:
+        members = {
+            key: (w, weights[groups[k]])
+            for key, (k, w) in made_again.items()
+            if id(w.eqn) == number
+        }
+        return again.sums(reader, entered[number], members, known, values)
 
     def weighted_sum(weights: Sequence[jax.Array]) -> list[jax.Array]:
         found = values
-        if entered:
-            arguments = {n: values[n] for n in given}, list(weights)
-            made = pruned(make, *arguments)
+        for number, eqn in entered.items():
+            given = {n: values[n] for n in again.operands(reader, eqn).values()}
+            made = pruned(functools.partial(make, number), given, list(weights))
             # A branch begins when its condition is known. A compiler that drops barriers, such as that for
-            # CPUs, would else recompute activations for both passes at once, and hold them.
-            like = meshes.zeros(jax.eval_shape(made, *arguments))
+            # CPUs, would else recompute activations for both passes at once, and hold those of all blocks.
+            like = meshes.zeros(jax.eval_shape(made, given, list(weights)))
             some = jnp.any(jnp.stack([jnp.any(w > 0) for w in weights]))
-            found = values | jax.lax.cond(some, made, lambda *_: like, *arguments)
+            nothing = functools.partial(_constant, like)
+            found = found | jax.lax.cond(some, made, nothing, given, list(weights))
         return [
             form.weighted_sum(found, weights[group], leaf.shape)
             for form, group, leaf in zip(forms, groups, leaves, strict=True)
@@ -81,9 +80,13 @@ def run(program: Program, leaves: Sequence[jax.Array], batch: Any, groups: Seque
     return Pass(losses, norms, weighted_sum)
 
 
+def _constant(value: Any, *_: Any) -> Any:
+    return value
+
+
 def pruned(function: Callable, *like: Any) -> Callable:
     """The same function without what its results do not need, in loops and blocks too."""
     closed, shapes = jax.make_jaxpr(function, return_shape=True)(*like)
-    live, used = dce_jaxpr(closed.jaxpr, [True] * len(closed.jaxpr.outvars), instantiate=True)
+    live, _ = dce_jaxpr(closed.jaxpr, [True] * len(closed.jaxpr.outvars), instantiate=True)
     evaluate = core.jaxpr_as_fun(core.ClosedJaxpr(live, closed.consts))
     return lambda *a: jax.tree.unflatten(jax.tree.structure(shapes), evaluate(*jax.tree.leaves(a)))
