@@ -93,11 +93,13 @@ class ClippedGrad:
         and in results: lengths are raised by what that can hide, and clip factors below 2⁻⁴⁸ are zero. `g` is
         the gradient that the backward pass computed, however far it is from the derivative of the loss.
 
-        Two passes (`method="two_pass"`, and "auto" for models that use `jax.checkpoint`) compute the gradient
-        twice. There the bound holds for the gradient of the first pass; the second differs from it by
-        the rounding of the model's own backward pass, which nothing bounds in general. They scale losses, and
-        so need derivatives that are linear: a `jax.custom_vjp` or `jax.custom_jvp` that is not known to be
-        takes one pass.
+        On a GPU the factors of a float32 product are first rounded to TensorFloat-32, as the product itself
+        would round them, unless the loss asks for more precision: norms and sums are of what is left.
+
+        Blocks under `jax.checkpoint` are evaluated again to make the sum (but by `method="one_pass"`). There
+        the bound holds for the gradient that the norm is of; the second differs from it at most by the
+        rounding of the block's own computation, where the compiler orders that differently. No cotangent is
+        scaled, so derivatives by hand need not be linear.
 
         The sum itself is rounded as well: see `rounding`.
 
@@ -130,7 +132,7 @@ class ClippedGrad:
           *batch: what one call is given; only shapes matter.
 
         Returns:
-          ρ; infinite where two passes are made, whose sums are those of the model's own backward pass.
+          ρ; infinite where blocks under `jax.checkpoint` are evaluated again for the sum.
         """
         size = _batches.batch_size(batch, None)
         batch = _batches.as_jax(batch)
@@ -258,21 +260,19 @@ def clipped_grad(
         batch axis; randomness (dropout) is a key in the batch, one for each example.
       l2_clip_norm: threshold C, from 1e-12 to 1e12; or, to clip groups of parameters on their own, a
         tree of them that is a prefix of the parameters: each threshold bounds the subtree it stands for.
-      method: how norms and sums are computed; all are exact. "one_pass" keeps from one backward
-        pass, for each parameter, its per-example gradients or the factors they are made of,
-        whichever is less, and sums them with the clip factors. "two_pass" keeps only norms, and
-        goes back through the model a second time with the clip factors, at 1.1 to 1.6 times an ordinary
-        step's time on a CPU, and at its memory for models that use `jax.checkpoint`. "auto" is "two_pass" for
-        those, if each derivative by hand in them is linear, and otherwise "one_pass". "vmap" holds every
-        per-example gradient. See `explain_clipping`.
-      normalize: scale every gradient to norm (almost) C instead of only those above it.
+      method: how norms and sums are computed; all are exact. "auto" keeps from one backward pass, for each
+        parameter, its per-example gradients or the factors they are made of, whichever is less, and sums them
+        with the clip factors. Of parameters in blocks under `jax.checkpoint` it keeps norms alone, and
+        evaluates each block once more for its sums: that takes the memory of an ordinary step. "two_pass" is
+        another name for that. "one_pass" keeps what is made in blocks as well. "vmap" holds every per-example
+        gradient. See `explain_clipping`.
       microbatch_size: process this many examples at a time, to bound memory. At 1 nothing is vectorised over
         examples, so that losses run that `jax.vmap` refuses, such as those with `jax.lax.ragged_dot`.
       strict: make an error of everything that is otherwise a `dpx.clipping.ClippingWarning` (a loss that
         closes over an array with as many rows as the batch, that draws the same random numbers for all
-        examples, or that calls what is given all examples at once: a `jax.custom_batching.custom_vmap`, or a
-        `jax.pure_callback` that is not sequential), and of a parameter of 65,536 elements or more whose
-        per-example gradients would be held because a use of it has no rule.
+        examples, that calls what is given all examples at once (a `jax.custom_batching.custom_vmap`, or a
+        `jax.pure_callback` that is not sequential), or that does not depend on a parameter), and of a
+        parameter of 65,536 elements or more whose per-example gradients would be held for want of a rule.
       wrt: which parameters are trained, None for all. The others are constants: they have no gradient, count
         in no norm, get no noise, and cost nothing beyond the forward pass and what the gradient of the
         trained ones passes through. It is one of

@@ -1,5 +1,6 @@
 """Chooses, from shapes alone, the form of every gradient."""
 
+import itertools
 import math
 from collections.abc import Sequence
 from typing import Any, NamedTuple
@@ -147,8 +148,8 @@ def _factors(reader: Reader, out: Any, shape: Sequence[int], gain: complex = 1.0
 def _parts(reader: Reader, var: Any, within: bool, gain: complex) -> Parts | None:
     """The form of a gradient that is put together from parts along one axis; None for any other."""
     found: list[
-        tuple[int, int, Any, complex]
-    ] = []  # Where each begins, the axis, its value and its gain.
+        tuple[int, int, int, Any, complex]
+    ] = []  # Axis, beginning, length, value and gain of each.
     waiting = [(var, gain)]
     while waiting:
         atom, gain = waiting.pop()
@@ -165,35 +166,43 @@ def _parts(reader: Reader, var: Any, within: bool, gain: complex) -> Parts | Non
             if own.aval.shape != atom.aval.shape:
                 return None
             waiting.append((own, gain * jaxprs.gain(eqn)))
-        elif name == "concatenate":
-            axis, low = eqn.params["dimension"], 0
-            for v in eqn.invars:
-                found += [] if reader.is_zero(v) else [(low, axis, v, gain)]
-                low += v.aval.shape[axis]
-        elif name == "pad" and reader.is_zero(eqn.invars[1]):
-            config = [tuple(map(int, widths)) for widths in eqn.params["padding_config"]]
-            axes = [i for i, widths in enumerate(config) if widths != (0, 0, 0)]
-            if len(axes) != 1 or min(config[axes[0]]) < 0 or config[axes[0]][2]:
-                return None
-            found.append((config[axes[0]][0], axes[0], eqn.invars[0], gain))
+        elif (pieces := _pieces(reader, eqn)) is not None:
+            found += [(*each, gain) for each in pieces if not reader.is_zero(each[-1])]
         else:
             return None
-    if len({axis for _, axis, *_ in found}) != 1 or any(
-        isinstance(v, core.Literal) for _, _, v, _ in found
+    if len({axis for axis, *_ in found}) != 1 or any(
+        isinstance(v, core.Literal) for *_, v, _ in found
     ):
         return None
-    found.sort(key=lambda each: each[0])
-    axis = found[0][1]
-    ends = [low + v.aval.shape[axis] for low, _, v, _ in found]
-    if any(end > low for end, (low, *_) in zip(ends, found[1:], strict=False)):
+    found.sort(key=lambda each: each[1])
+    ends = [low + length for _, low, length, *_ in found]
+    if any(end > low for end, (_, low, *_) in zip(ends, found[1:], strict=False)):
         return None
-    return Parts(
-        axis,
-        tuple(
-            (low, v.aval.shape[axis], form(reader, v, v.aval.shape, within, gain))
-            for low, _, v, gain in found
-        ),
-    )
+    parts = [
+        (low, length, form(reader, v, v.aval.shape, within, gain))
+        for _, low, length, v, gain in found
+    ]
+    return Parts(found[0][0], tuple(parts))
+
+
+def _pieces(reader: Reader, eqn: Any) -> list[tuple[int, int, int, Any]] | None:
+    """What an equation puts together along an axis: axis, beginning, length and value of each."""
+    name = None if eqn is None else eqn.primitive.name
+    if name == "stack":
+        return [(eqn.params["axis"], i, 1, v) for i, v in enumerate(eqn.invars)]
+    if name == "concatenate":
+        axis = eqn.params["dimension"]
+        lengths = [v.aval.shape[axis] for v in eqn.invars]
+        starts = itertools.accumulate(lengths, initial=0)
+        return [(axis, low, n, v) for low, n, v in zip(starts, lengths, eqn.invars, strict=False)]
+    if name != "pad" or not reader.is_zero(eqn.invars[1]):
+        return None
+    config = [tuple(map(int, widths)) for widths in eqn.params["padding_config"]]
+    axes = [i for i, widths in enumerate(config) if widths != (0, 0, 0)]
+    if len(axes) != 1 or min(config[axes[0]]) < 0 or config[axes[0]][2]:
+        return None
+    (axis,), value = axes, eqn.invars[0]
+    return [(axis, config[axis][0], value.aval.shape[axis], value)]
 
 
 def _is_float(atom: Any) -> bool:
