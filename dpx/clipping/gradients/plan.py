@@ -117,7 +117,7 @@ def form(
     reader: Reader, out: Any, shape: Sequence[int], within: bool = False, gain: complex = 1.0
 ) -> Form:
     """The form of a number times the gradient that a variable is."""
-    if reader.is_zero(out):
+    if reader.terms(out) == []:
         return Zero()
     if within and gain == 1 and (inside := _within(reader, out)) is not None:
         return inside

@@ -93,7 +93,7 @@ class Reader:
         self._of_variable: dict[Any, int] = {}
         self._bodies: dict[int, Body] = {}
         self._terms: dict[Any, Terms | None] = {}
-        self._zeros: set[Any] = set()  # What is added up from nothing.
+        self._zero: dict[Any, bool] = {}
 
     def value(self, var: Any) -> int:
         """The number of a variable, which is thereby handed out."""
@@ -116,18 +116,25 @@ class Reader:
         return isinstance(atom, core.Literal) or atom in self.shared
 
     def is_zero(self, atom: Any) -> bool:
-        """Whether a value is zero whatever the arguments are."""
+        """Whether a value is zero whatever the arguments are, as far as they are finite."""
         if isinstance(atom, core.Literal):
             return bool(np.all(np.asarray(atom.val) == 0))
-        if atom in self._zeros:
-            return True
-        if (eqn := self.made.get(atom)) is None:
+        if atom not in self._zero:
+            self._zero[atom] = self._makes_zero(self.made.get(atom))
+        return self._zero[atom]
+
+    def _makes_zero(self, eqn: Any) -> bool:
+        if eqn is None:
             return False
-        name = eqn.primitive.name
-        if name in ("add", "add_any", "sub"):
-            return all(map(self.is_zero, eqn.invars))
-        passes = ("broadcast_in_dim", "reshape", "transpose", "convert_element_type", "neg")
-        return name in (*passes, "copy", "squeeze", "pad") and all(map(self.is_zero, eqn.invars))
+        name, operands = eqn.primitive.name, eqn.invars
+        if name in ("mul", "dot_general"):
+            return any(map(self.is_zero, operands))
+        if name in ("add", "add_any", "sub", "concatenate", "pad", "stack", "scatter-add"):
+            arrays = (v for v in operands if jnp.issubdtype(v.aval.dtype, jnp.inexact))
+            return all(map(self.is_zero, arrays))
+        if name == "select_n":
+            return all(map(self.is_zero, operands[1:]))
+        return name in _ZERO_OF_ZERO and self.is_zero(operands[0])
 
     def terms(self, atom: Any) -> Terms | None:
         """Outer products whose sum a value is; None where it is no such sum."""
@@ -240,7 +247,7 @@ class Reader:
             if users[0].invars.count(var) != 1 or var in self.jaxpr.outvars:
                 return False
             (var,) = users[0].outvars
-        self._zeros.add(carry)
+        self._zero[carry] = True
         return True
 
     # Running what was read.
@@ -375,6 +382,12 @@ class Reader:
         carry, (ys, more) = lax.scan(step, values[first:last], values[last:], **options)
         return [*carry, *ys], more
 
+
+# Equations whose result is zero where their first operand is.
+_ZERO_OF_ZERO = (
+    "broadcast_in_dim", "convert_element_type", "copy", "cumsum", "div", "dynamic_slice", "expand_dims",
+    "gather", "neg", "reduce_sum", "reshape", "rev", "slice", "squeeze", "transpose",
+)  # fmt: skip
 
 # Equations that hand their operand on: what stops them is what stopped it.
 _PASSING = (
