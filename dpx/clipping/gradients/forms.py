@@ -67,10 +67,11 @@ class Held(NamedTuple):
         """The sum over examples of weights times gradients."""
         held = values[self.number]
         dtype = accumulator(held.dtype)
-        flat = held.astype(dtype).reshape(len(held), -1)
+        held, weights = held.astype(dtype), weights.astype(dtype)
+        if jax.device_count() > 1:  # Each keeps the parts of the gradient that it has.
+            return jnp.tensordot(weights, held, 1, precision=products.HIGHEST).reshape(shape)
         # Two equal rows: XLA's CPU compiler leaves a product of matrices to a library.
-        copies = 2 if jax.device_count() == 1 else 1
-        rows = jnp.stack([weights.astype(dtype)] * copies)
+        rows, flat = jnp.stack([weights] * 2), held.reshape(len(held), -1)
         return jnp.matmul(rows, flat, precision=products.HIGHEST)[0].reshape(shape)
 
 
