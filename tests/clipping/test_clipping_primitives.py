@@ -97,6 +97,29 @@ def test_what_is_read_adds_up_to_the_gradient(monkeypatch, name):
         check(jit(fn)(W, X), per_example(loss, W, (X,)), 0.5, slack=slack)
 
 
+@pytest.mark.parametrize(
+    "backward",
+    [
+        lambda g: 2.0 / (g + jnp.where(g < 0, -0.1, 0.1)),
+        lambda g: 2.0 / lax.optimization_barrier(g),
+        lambda g: jnp.clip(g, -0.1, 0.1),
+        lambda g: g * g,
+        lambda g: g + 1.0,
+        lambda g: jnp.sort(g, 0),
+        lambda g: jnp.where(g > 0, g, 0.0),
+        lambda g: g * jnp.tril(jnp.ones((D, D))),
+        lambda g: lax.scan(lambda c, r: (0.5 * c + r, None), 0 * g[0], g)[0] + 0 * g,
+        lambda g: lax.fori_loop(0, 2, lambda i, c: c + g * c, g),
+    ],
+    ids=range(10),
+)
+def test_what_is_no_sum_of_products_is_held(monkeypatch, backward):
+    monkeypatch.setattr(plan, "FAVOR_GRADIENT", 0.0)
+    loss = custom(backward)
+    fn = clipping.clipped_grad(loss, l2_clip_norm=0.5, method="one_pass")
+    check(jit(fn)(W, X), per_example(loss, W, (X,)), 0.5)
+
+
 def test_a_rule_is_added_as_the_contributors_guide_says(monkeypatch):
     guide = (Path(__file__).parents[2] / "CONTRIBUTING.md").read_text()
     (block,) = re.findall(r"```python\n(@rule\(.*?)```", guide, re.DOTALL)

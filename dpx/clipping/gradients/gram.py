@@ -176,8 +176,8 @@ def _gram(a: jax.Array, b: jax.Array, fast: bool) -> jax.Array:
         return functools.reduce(jnp.add, parts)
 
     def add(i: jax.Array, total: jax.Array) -> jax.Array:
-        parts = (lax.dynamic_slice_in_dim(x, i * CHUNK, CHUNK, 2) for x in (a, b))
-        return total + _dot(*parts, fast)
+        left, right = (lax.dynamic_slice_in_dim(x, i * CHUNK, CHUNK, 2) for x in (a, b))
+        return total + _dot(left, right, fast)
 
     total = _dot(a[..., count * CHUNK :], b[..., count * CHUNK :], fast)
     return lax.fori_loop(0, count, add, total)

@@ -72,7 +72,8 @@ def trace(loss: Loss, leaves: Sequence[jax.Array], batch: Any, within: bool = Fa
     first, *outs = reader.jaxpr.outvars
     forms = [form(reader, out, leaf.shape, within) for out, leaf in zip(outs, leaves, strict=True)]
     if isinstance(first, core.Literal):
-        number = reader.make(lambda: jnp.asarray(first.val, first.aval.dtype))
+        constant = jnp.asarray(first.val, jnp.result_type(first.val))
+        number = reader.make(lambda: constant)
     else:
         number = reader.value(first)
     uses = [_uses(reader, out) for out in outs]
@@ -147,25 +148,25 @@ def _factors(reader: Reader, out: Any, shape: Sequence[int], gain: complex = 1.0
 
 def _parts(reader: Reader, var: Any, within: bool, gain: complex) -> Parts | None:
     """The form of a gradient that is put together from parts along one axis; None for any other."""
-    found: list[
-        tuple[int, int, int, Any, complex]
-    ] = []  # Axis, beginning, length, value and gain of each.
+    # The axis, the beginning, the length, the value and the gain of each.
+    found: list[tuple[int, int, int, Any, complex]] = []
     waiting = [(var, gain)]
     while waiting:
         atom, gain = waiting.pop()
         if reader.is_zero(atom):
             continue
-        eqn = None if isinstance(atom, core.Literal) else reader.made.get(atom)
-        name = None if eqn is None else eqn.primitive.name
+        if (eqn := reader.maker(atom)) is None:
+            return None
+        name = eqn.primitive.name
         if name == "add_any":
             waiting += [(v, gain) for v in eqn.invars]
         elif name == "convert_element_type" and _is_float(eqn.invars[0]):
             waiting.append((eqn.invars[0], gain))
-        elif name in ("mul", "div", "neg") and jaxprs.gain(eqn) is not None:
+        elif name in ("mul", "div", "neg") and (factor := jaxprs.gain(eqn)) is not None:
             (own,) = jaxprs.variables(eqn)
-            if own.aval.shape != atom.aval.shape:
+            if own.aval.shape != eqn.outvars[0].aval.shape:
                 return None
-            waiting.append((own, gain * jaxprs.gain(eqn)))
+            waiting.append((own, gain * factor))
         elif (pieces := _pieces(reader, eqn)) is not None:
             found += [(*each, gain) for each in pieces if not reader.is_zero(each[-1])]
         else:
@@ -187,7 +188,7 @@ def _parts(reader: Reader, var: Any, within: bool, gain: complex) -> Parts | Non
 
 def _pieces(reader: Reader, eqn: Any) -> list[tuple[int, int, int, Any]] | None:
     """What an equation puts together along an axis: axis, beginning, length and value of each."""
-    name = None if eqn is None else eqn.primitive.name
+    name = eqn.primitive.name
     if name == "stack":
         return [(eqn.params["axis"], i, 1, v) for i, v in enumerate(eqn.invars)]
     if name == "concatenate":
@@ -212,11 +213,11 @@ def _is_float(atom: Any) -> bool:
 def _within(reader: Reader, var: Any) -> Within | None:
     """The form of a gradient that a rematerialised block makes, perhaps in a loop; None for any other."""
     moves: list[Any] = []
-    eqn = reader.made.get(var)
+    eqn = reader.maker(var)
     while eqn is not None and eqn.primitive.name in MOVES and _is_float(eqn.invars[0]):
         moves.append(eqn)
         var = eqn.invars[eqn.outvars.index(var)]
-        eqn = None if isinstance(var, core.Literal) else reader.made.get(var)
+        eqn = reader.maker(var)
     if eqn is None or eqn.primitive.name not in ("scan", *jaxprs.REMAT):
         return None
     which, inner = eqn.outvars.index(var), reader.body(eqn).reader

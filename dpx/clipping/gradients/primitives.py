@@ -37,8 +37,8 @@ def dot_general(reader: Reader, eqn: Any, which: int) -> Terms | None:
         sizes |= dict(zip(axes, v.aval.shape, strict=True))
         factors.append(Factor(reader.value(v), axes))
     free = [a for f in factors for a in f.axes if a not in (*places, *blocks)]
-    axes = tuple((a,) for a in (*blocks, *free))
-    return [Outer("dot_general", *factors, axes, sizes, exact=jaxprs.is_exact(eqn.params))]
+    axes, (left, right) = tuple((a,) for a in (*blocks, *free)), factors
+    return [Outer("dot_general", left, right, axes, sizes, exact=jaxprs.is_exact(eqn.params))]
 
 
 def _times_fixed(reader: Reader, eqn: Any, side: int) -> Terms | None:
@@ -131,7 +131,7 @@ def scaled(reader: Reader, eqn: Any, which: int) -> Terms | None:
 def _stretched(reader: Reader, atom: Any) -> tuple[Any, list[int]]:
     """What an array is made of by `broadcast_in_dim`, without axes of length one, and where its axes went."""
     axes = [i for i, n in enumerate(atom.aval.shape) if n > 1]
-    while (eqn := reader.made.get(atom)) is not None:
+    while (eqn := reader.maker(atom)) is not None:
         name = eqn.primitive.name
         if name == "broadcast_in_dim" and not isinstance(eqn.invars[0], core.Literal):
             (operand,) = eqn.invars

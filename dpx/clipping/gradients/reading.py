@@ -95,6 +95,10 @@ class Reader:
         self._terms: dict[Any, Terms | None] = {}
         self._zero: dict[Any, bool] = {}
 
+    def maker(self, atom: Any) -> Any:
+        """The equation that a value is a result of; None for what none makes."""
+        return None if isinstance(atom, core.Literal) else self.made.get(atom)
+
     def value(self, var: Any) -> int:
         """The number of a variable, which is thereby handed out."""
         if var not in self._of_variable:
@@ -120,7 +124,7 @@ class Reader:
         if isinstance(atom, core.Literal):
             return bool(np.all(np.asarray(atom.val) == 0))
         if atom not in self._zero:
-            self._zero[atom] = self._makes_zero(self.made.get(atom))
+            self._zero[atom] = self._makes_zero(self.maker(atom))
         return self._zero[atom]
 
     def _makes_zero(self, eqn: Any) -> bool:
@@ -147,8 +151,7 @@ class Reader:
         return self._terms[atom]
 
     def _read(self, var: Any) -> Terms | None:
-        eqn = self.made.get(var)
-        if eqn is None:
+        if (eqn := self.maker(var)) is None:
             return None
         name, floating = eqn.primitive.name, jnp.issubdtype(var.aval.dtype, jnp.floating)
         found = None
