@@ -263,13 +263,14 @@ def pad(reader: Reader, eqn: Any, which: int) -> Terms | None:
     """Zeros around a value are zeros around a factor; of any other value, it is a look-up of its rows."""
     del which
     operand, padding = eqn.invars
-    config, whole = eqn.params["padding_config"], eqn.outvars[0].aval.shape
+    config = [tuple(map(int, widths)) for widths in eqn.params["padding_config"]]
+    whole = eqn.outvars[0].aval.shape
     if not reader.is_zero(padding):
         return None
 
     if reader.terms(operand) is not None:
         return reader.each(operand, lambda term: _padded(reader, term, config))
-    axes = [i for i, widths in enumerate(config) if tuple(widths) != (0, 0, 0)]
+    axes = [i for i, widths in enumerate(config) if widths != (0, 0, 0)]
     if len(axes) != 1 or min(*config[axes[0]]) < 0:
         return None
     (axis,) = axes
