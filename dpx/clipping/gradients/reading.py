@@ -133,9 +133,10 @@ class Reader:
         name, operands = eqn.primitive.name, eqn.invars
         if name in ("mul", "dot_general"):
             return any(map(self.is_zero, operands))
-        if name in ("add", "add_any", "sub", "concatenate", "pad", "stack", "scatter-add"):
-            arrays = (v for v in operands if jnp.issubdtype(v.aval.dtype, jnp.inexact))
-            return all(map(self.is_zero, arrays))
+        if name in ("add", "add_any", "sub", "concatenate", "pad", "stack"):
+            return all(map(self.is_zero, operands))
+        if name == "scatter-add":  # Of which the second one are indices.
+            return all(map(self.is_zero, (operands[0], operands[2])))
         if name == "select_n":
             return all(map(self.is_zero, operands[1:]))
         return name in _ZERO_OF_ZERO and self.is_zero(operands[0])
