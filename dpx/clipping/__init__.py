@@ -14,7 +14,7 @@ and returns a function of a batch that sums the clipped gradients of its example
 7. A product is kept as its two factors, whose axes have names (`gradients.outer`); convolutions are such
    products too (`gradients.convolution`).
 8. Shapes decide which form each gradient has (`gradients.plan`): it is held, or kept as factors, or put
-   together from parts, or made again (`gradients.forms`).
+   together from parts, or made again (`gradients.forms`, `gradients.factors`).
 9. The program is run for every example, by `jax.vmap`, and hands out what the forms are made of; the products
    that nobody asks for are dead code (`passes.one`).
 10. Rematerialised blocks hand out norms only.

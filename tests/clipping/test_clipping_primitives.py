@@ -110,8 +110,11 @@ def test_what_is_read_adds_up_to_the_gradient(monkeypatch, name):
         lambda g: g * jnp.tril(jnp.ones((D, D))),
         lambda g: lax.scan(lambda c, r: (0.5 * c + r, None), 0 * g[0], g)[0] + 0 * g,
         lambda g: lax.fori_loop(0, 2, lambda i, c: c + g * c, g),
+        lambda g: (
+            g * (1 + jnp.arange(D * D)).reshape(D, D)
+        ),  # Integers that are added are not zero.
     ],
-    ids=range(10),
+    ids=range(11),
 )
 def test_what_is_no_sum_of_products_is_held(monkeypatch, backward):
     monkeypatch.setattr(plan, "FAVOR_GRADIENT", 0.0)

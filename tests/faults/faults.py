@@ -352,6 +352,13 @@ FAULTS = (
         "tests/clipping/test_clipping_linear.py::test_no_example_adds_more_than_the_threshold",
     ),
     Fault(
+        "sums of which one term is zero count as zero",
+        "dpx/clipping/gradients/reading.py",
+        "            return all(map(self.is_zero, operands))",
+        "            return any(map(self.is_zero, operands))",
+        "tests/clipping/test_clipping_primitives.py::test_what_is_no_sum_of_products_is_held",
+    ),
+    Fault(
         "a cotangent that is the same for all entries counts as zero",
         "dpx/clipping/gradients/reading.py",
         "return name in _ZERO_OF_ZERO and self.is_zero(operands[0])",
@@ -418,7 +425,7 @@ FAULTS = (
     ),
     Fault(
         "matrix units round factors that are read in full elsewhere",
-        "dpx/clipping/gradients/forms.py",
+        "dpx/clipping/gradients/factors.py",
         "        if fast[-1]:\n",
         "        if False:\n",
         "tests/clipping/test_clipping_narrow.py::test_matrix_units_multiply_numbers_of_11_bits",
@@ -2220,14 +2227,14 @@ FAULTS = (
     ),
     Fault(
         "factors of 32 bits are bounded as if they had 64",
-        "dpx/clipping/gradients/forms.py",
+        "dpx/clipping/gradients/factors.py",
         "jnp.float64 in (left.dtype, right.dtype)",
         "False",
         "tests/clipping/test_clipping_bound.py::test_inputs_in_32_bits_and_parameters_in_64_are_bounded_in_64",
     ),
     Fault(
         "bytes index a table in their own type",
-        "dpx/clipping/gradients/primitives.py",
+        "dpx/clipping/gradients/look_ups.py",
         "indices.astype(jnp.int32) if indices.dtype.itemsize < 4 else indices",
         "indices",
         "tests/clipping/test_clipping_indices.py::test_the_first_byte_and_the_last_do_not_cancel",
@@ -2704,7 +2711,7 @@ FAULTS = (
     ),
     Fault(
         "what a weight is multiplied by is forgotten",
-        "dpx/clipping/gradients/forms.py",
+        "dpx/clipping/gradients/factors.py",
         "        if number != 1:\n",
         "        if False:\n",
         "tests/clipping/test_clipping_custom.py::test_a_limit_in_the_backward_pass_holds_before_the_gain_of_the_weight[0.25]",

@@ -177,7 +177,7 @@ class Outer(NamedTuple):
             return None
         # The smaller factor, or the only one that it fits.
         sizes = [math.prod(self.sizes[a] for a in f.axes) for f in self.factors]
-        right = both[1] and (not both[0] or sizes[1] <= sizes[0])
+        right = bool(both[1] and (not both[0] or sizes[1] <= sizes[0]))
         factor = self.factors[right]
         shape = [self.sizes[a] for a in mine]
         order = sorted(range(len(mine)), key=lambda i: factor.axes.index(mine[i]))
@@ -187,7 +187,7 @@ class Outer(NamedTuple):
             return x * y.reshape(shape).transpose(order).reshape(full).astype(x.dtype)
 
         return self.with_factor(
-            bool(right), factor._replace(value=reader.make(times, factor.value, value))
+            right, factor._replace(value=reader.make(times, factor.value, value))
         )
 
     def settled(self, label: int, stacked: bool, reader: Any) -> "Outer":

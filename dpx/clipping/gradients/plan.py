@@ -14,7 +14,8 @@ from dpx.clipping.gradients import (
     gram,
     primitives,  # noqa: F401  It registers the rules.
 )
-from dpx.clipping.gradients.forms import Factors, Form, Held, Parts, Within, Zero, factors
+from dpx.clipping.gradients.factors import Factors, factors
+from dpx.clipping.gradients.forms import Form, Held, Parts, Within, Zero
 from dpx.clipping.gradients.reading import Reader
 from dpx.clipping.passes.vmap import Loss
 from dpx.clipping.passes.vmap import trace as _trace

@@ -133,9 +133,10 @@ class Reader:
         name, operands = eqn.primitive.name, eqn.invars
         if name in ("mul", "dot_general"):
             return any(map(self.is_zero, operands))
-        if name in ("add", "add_any", "sub", "concatenate", "pad", "stack", "scatter-add"):
-            arrays = (v for v in operands if jnp.issubdtype(v.aval.dtype, jnp.inexact))
-            return all(map(self.is_zero, arrays))
+        if name in ("add", "add_any", "sub", "concatenate", "pad", "stack"):
+            return all(map(self.is_zero, operands))
+        if name == "scatter-add":  # Of which the second one are indices.
+            return all(map(self.is_zero, (operands[0], operands[2])))
         if name == "select_n":
             return all(map(self.is_zero, operands[1:]))
         return name in _ZERO_OF_ZERO and self.is_zero(operands[0])
@@ -335,6 +336,8 @@ class Reader:
             eqn.invars
         ):
             return [convolution.evaluate(eqn, *values)]
+        if eqn.primitive.name == "reduce_precision" and _rounds_nothing(eqn):
+            return values
         return jaxprs.bind(eqn, values)
 
     def _live(self, wanted: Any, inner: dict, outs: bool, env: dict) -> list[Any]:
@@ -384,6 +387,15 @@ class Reader:
         options = {name: eqn.params[name] for name in ("length", "reverse", "unroll")}
         carry, (ys, more) = lax.scan(step, values[first:last], values[last:], **options)
         return [*carry, *ys], more
+
+
+def _rounds_nothing(eqn: Any) -> bool:
+    """Whether an equation rounds to the precision that its operand has.
+
+    JAX does so with what a policy of `jax.checkpoint` saves. While both are used, both are held.
+    """
+    kind = jnp.finfo(eqn.invars[0].aval.dtype)
+    return (eqn.params["exponent_bits"], eqn.params["mantissa_bits"]) == (kind.nexp, kind.nmant)
 
 
 # Equations whose result is zero where their first operand is.
