@@ -14,11 +14,11 @@ from jax.extend import core
 
 from dpx.clipping import groups as _groups
 from dpx.clipping import jaxprs as _jaxprs
-from dpx.clipping import materialize as _materialize
 from dpx.clipping import meshes as _meshes
 from dpx.clipping import params as _params
 from dpx.clipping import reports
 from dpx.clipping import sums as _sums
+from dpx.clipping.rounding import accumulator
 
 # Microbatches between two compensated additions.
 BLOCK = 8
@@ -89,7 +89,7 @@ def nothing(
     example = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape[1:], x.dtype), batch)
     shapes = jax.eval_shape(aux, parameters.leaves, example)
     rest = jax.tree.map(lambda s: jnp.zeros((0, *s.shape), s.dtype), shapes)
-    sums = [jnp.zeros(p.shape, _materialize.accumulator(p.dtype)) for p in parameters.leaves]
+    sums = [jnp.zeros(p.shape, accumulator(p.dtype)) for p in parameters.leaves]
     return sums, [jnp.zeros(0) for _ in groups.clips], (jnp.zeros(0), rest)
 
 

@@ -12,25 +12,23 @@ import jax.numpy as jnp
 
 from dpx._validate import check_relation as _check_relation
 from dpx.clipping import batches as _batches
-from dpx.clipping import engine as _engine
 from dpx.clipping import groups as _groups
-from dpx.clipping import joint as _joint
-from dpx.clipping import materialize as _materialize
 from dpx.clipping import meshes as _meshes
 from dpx.clipping import params as _params
-from dpx.clipping import program as _program
 from dpx.clipping import reports as _reports
 from dpx.clipping import selection as _selection
-from dpx.clipping import two_pass as _two_pass
 from dpx.clipping import unreached as _unreached
+from dpx.clipping.gradients import plan as _plan
+from dpx.clipping.passes import one as _one
+from dpx.clipping.passes import vmap as _vmap
 from dpx.clipping.result import ClippedGrads
 from dpx.clipping.rounding import gamma, unit
 
 METHODS = {
-    "auto": _two_pass.auto,
-    "one_pass": _engine.one_pass,
-    "two_pass": _two_pass.two_pass,
-    "vmap": _materialize.run,
+    "auto": _one.recomputing,
+    "one_pass": _one.one_pass,
+    "two_pass": _one.recomputing,
+    "vmap": _vmap.run,
 }
 
 
@@ -85,7 +83,7 @@ class ClippedGrad:
         roundings on the way to any one term (axes are added up one after the other, in chunks of 512);
         what is added is w times the same array, and each product rounds by a relative u. For a gradient
         kept as factors, every inner product of two rows is off by at most γ_n times their lengths, so the
-        products that ‖g‖² consists of are replaced by upper bounds (`dpx.clipping.grams`), and
+        products that ‖g‖² consists of are replaced by upper bounds (`dpx.clipping.gradients.gram`), and
         what the sum over an example's own positions rounds is added to the norm. The rounding of N, w
         and w·g themselves is covered by a factor 1 + (G + 24)u, G the number of squared norms that N² is
         the sum of.
@@ -96,11 +94,13 @@ class ClippedGrad:
         and in results: lengths are raised by what that can hide, and clip factors below 2⁻⁴⁸ are zero. `g` is
         the gradient that the backward pass computed, however far it is from the derivative of the loss.
 
-        Two passes (`method="two_pass"`, and "auto" for models that use `jax.checkpoint`) compute the gradient
-        twice. There the bound holds for the gradient of the first pass; the second differs from it by
-        the rounding of the model's own backward pass, which nothing bounds in general. They scale losses, and
-        so need derivatives that are linear: a `jax.custom_vjp` or `jax.custom_jvp` that is not known to be
-        takes one pass.
+        On a GPU the factors of a float32 product are first rounded to TensorFloat-32, as the product itself
+        would round them, unless the loss asks for more precision: norms and sums are of what is left.
+
+        Blocks under `jax.checkpoint` are evaluated again to make the sum (but by `method="one_pass"`). There
+        the bound holds for the gradient that the norm is of; the second differs from it at most by the
+        rounding of the block's own computation, where the compiler orders that differently. No cotangent is
+        scaled, so derivatives by hand need not be linear.
 
         The sum itself is rounded as well: see `rounding`.
 
@@ -133,7 +133,7 @@ class ClippedGrad:
           *batch: what one call is given; only shapes matter.
 
         Returns:
-          ρ; infinite where two passes are made, whose sums are those of the model's own backward pass.
+          ρ; infinite where blocks under `jax.checkpoint` are evaluated again for the sum.
         """
         size = _batches.batch_size(batch, None)
         batch = _batches.as_jax(batch)
@@ -145,12 +145,9 @@ class ClippedGrad:
             share = gamma(step + 4, dtype)
         else:
             loss = _params.example_loss(self.loss_fn, parameters, self.has_aux)
-            program = _program.trace(loss, parameters.leaves, batch)
-            share = _program.rounding(program, step, dtype)
-            if self.method == "two_pass" or (
-                self.method == "auto" and program.captured.checkpointed
-            ):
-                return math.inf
+            within = self.method != "one_pass"
+            program = _plan.trace(loss, parameters.leaves, batch, within)
+            share = _plan.rounding(program, step, dtype)
         return 2 * batch_size * (share + gamma(_batches.BLOCK + 1, dtype) + 3 * unit(dtype))
 
     def __call__(self, params: Any, *batch: Any, mask: jax.Array | None = None) -> ClippedGrads:
@@ -176,7 +173,7 @@ class ClippedGrad:
                 factors = _groups.clip_factors(groups, norms, keep, self.normalize)
                 sums = done.weighted_sum(factors)
                 # The compiler shares the forward pass.
-                rest = _materialize.over_examples(functools.partial(aux, leaves), batch)
+                rest = _vmap.over_examples(functools.partial(aux, leaves), batch)
                 return sums, norms, (done.losses, rest)
 
             whole = _batches.finite_only(once)
@@ -186,7 +183,6 @@ class ClippedGrad:
                 # Of explicit axes, `run` sees the examples of one device.
                 step = max(1, self.microbatch_size * len(mask) // size)
                 sums, norms, found = _batches.by_microbatches(whole, step, batch, mask)
-            sums = _joint.apart(sums, [leaf.shape for leaf in leaves])
             if self.normalize:
                 units = [_groups.unit_of(clip) for clip in groups.clips]
                 sums = [x * units[i] for x, i in zip(sums, groups.members, strict=True)]
@@ -266,14 +262,12 @@ def clipped_grad(
         batch axis; randomness (dropout) is a key in the batch, one for each example.
       l2_clip_norm: threshold C, from 1e-12 to 1e12; or, to clip groups of parameters on their own, a
         tree of them that is a prefix of the parameters: each threshold bounds the subtree it stands for.
-      method: how norms and sums are computed; all are exact. "one_pass" keeps from one backward
-        pass, for each parameter, its per-example gradients or the factors they are made of,
-        whichever is less, and sums them with the clip factors. "two_pass" keeps only norms, and
-        goes back through the model a second time with the clip factors, at 1.1 to 1.6 times an ordinary
-        step's time on a CPU, and at its memory for models that use `jax.checkpoint`. "auto" is "two_pass" for
-        those, if each derivative by hand in them is linear, and otherwise "one_pass". "vmap" holds every
-        per-example gradient. See `explain_clipping`.
-      normalize: scale every gradient to norm (almost) C instead of only those above it.
+      method: how norms and sums are computed; all are exact. "auto" keeps from one backward pass, for each
+        parameter, its per-example gradients or the factors they are made of, whichever is less, and sums them
+        with the clip factors. Of parameters in blocks under `jax.checkpoint` it keeps norms alone, and
+        evaluates each block once more for its sums: that takes the memory of an ordinary step. "two_pass" is
+        another name for that. "one_pass" keeps what is made in blocks as well. "vmap" holds every per-example
+        gradient. See `explain_clipping`.
       microbatch_size: process this many examples at a time, to bound memory. At 1 nothing is vectorised over
         examples, so that losses run that `jax.vmap` refuses, such as those with `jax.lax.ragged_dot`.
       strict: make an error of everything that is otherwise a `dpx.clipping.ClippingWarning` (a loss that
@@ -281,7 +275,7 @@ def clipped_grad(
         examples, or that calls what is given all examples at once: a `jax.custom_batching.custom_vmap`, or a
         `jax.pure_callback` that is not sequential; parameters that no gradient reaches, such as those behind
         `jax.lax.stop_gradient`, and the state of a model among them), and of a parameter of 65,536 elements
-        or more whose per-example gradients would be held because a use of it has no rule.
+        or more whose per-example gradients would be held for want of a rule.
       wrt: which parameters are trained, None for all. The others are constants: they have no gradient, count
         in no norm, get no noise, and cost nothing beyond the forward pass and what the gradient of the
         trained ones passes through. It is one of

@@ -8,10 +8,9 @@ from typing import Any, NamedTuple
 
 import jax.numpy as jnp
 
-from dpx.clipping import batches, params, plan
-from dpx.clipping.capture import Capture
-from dpx.clipping.plan import Choice
-from dpx.clipping.program import trace
+from dpx.clipping import batches, params
+from dpx.clipping.gradients.forms import Form
+from dpx.clipping.gradients.plan import trace
 
 HEADER = ("parameter", "shape", "uses", "rule", "extra MFLOP", "extra KiB")
 
@@ -23,7 +22,7 @@ class ParameterClipping(NamedTuple):
       path: its name, e.g. `params/Dense_0/kernel`.
       shape: its shape.
       uses: the primitives that use it, each time they do.
-      rule: "Gram", "product", "gradient", or "gradient (no rule for ...)"; see `explain_clipping`.
+      rule: "Gram", "gradient", "gradient (no rule for ...)" or "zero"; see `explain_clipping`.
       extra_flops: operations for its norm and sum, for one example.
       extra_bytes: what is held for it from the backward pass to the sum, for one example.
     """
@@ -38,7 +37,7 @@ class ParameterClipping(NamedTuple):
     @property
     def has_rule(self) -> bool:
         """Whether every use has a rule, so that no per-example gradient has to be held."""
-        return self.rule in ("Gram", "product", "gradient")
+        return self.rule in ("Gram", "gradient", "zero")
 
 
 @dataclasses.dataclass(frozen=True, repr=False)
@@ -79,13 +78,13 @@ def explain_clipping(
 ) -> Explanation:
     """Prints, and returns, for every parameter its uses, the rule for its norm, and what that costs.
 
-    The rule is "Gram" where norms come from Gram matrices of the factors; "product" where they come from the
-    product of the factors with an array, such as a mask, and only the factors are held; "gradient" where the
-    per-example gradient of that parameter is held, because it is smaller than its factors; and
-    "gradient (no rule for ...)" where a use has no rule. All are exact. Costs are for one example and
-    `method="one_pass"`, beyond an ordinary step: operations for the norm and the sum, and bytes of what
-    is held from the backward pass to the sum (of which an ordinary step holds a part as well). A parameter of
-    which the loss takes only parts, such as `w[0]` and `w[1]`, may have a row for each of them.
+    The rule is "Gram" where norms come from Gram matrices of the factors; "gradient" where the per-example
+    gradient of that parameter is held, because it is smaller than its factors; "gradient (no rule for ...)"
+    where it is held because it is not known to be a sum of products, by the primitive that it comes from; and
+    "zero" where it is zero for every example. All are exact; what is held without a rule costs what
+    `vmap(grad)` costs. Costs are for one example and `method="one_pass"`, beyond an ordinary step: operations
+    for the norm and the sum, and bytes of what is held from the backward pass to the sum (of which an
+    ordinary step holds a part as well).
 
         slow = [row for row in dpx.explain_clipping(loss_fn, params, *batch).rows if not row.has_rule]
 
@@ -99,15 +98,18 @@ def explain_clipping(
     loss = params.example_loss(loss_fn, parameters, has_aux)
     batch = batches.as_jax(batch)
     program = trace(loss, parameters.leaves, batch)
-    rows, paths, leaves = [], parameters.paths, parameters.leaves
-    if (parts := program.parts) is not None:
-        paths, leaves = parts.described(paths, leaves)
-    for k, (path, leaf, choice) in enumerate(zip(paths, leaves, program.one_pass, strict=True)):
-        uses = (*map(plan.describe, program.captured.uses[k]), *program.captured.opaque[k])
-        if not uses and program.weights is not None and program.weights.leads(k):
-            uses = ("function of weights",)
-        rule = _rule(choice, program.captured, k)
-        rows.append(ParameterClipping(path, leaf.shape, uses, rule, *_costs(choice, leaf)))
+    rows = []
+    each = zip(
+        parameters.paths,
+        parameters.leaves,
+        program.forms,
+        program.uses,
+        program.unruled,
+        strict=True,
+    )
+    for path, leaf, form, uses, unruled in each:
+        costs = _costs(form, leaf, program.reader.avals)
+        rows.append(ParameterClipping(path, leaf.shape, uses, _rule(form, unruled), *costs))
     explanation = Explanation(tuple(rows))
     print(explanation)
     return explanation
@@ -124,24 +126,23 @@ def _numbers(of: ParameterClipping | Explanation) -> tuple[str, str]:
     return f"{of.extra_flops / 1e6:.3f}", f"{of.extra_bytes / 1024:.1f}"
 
 
-def _costs(choice: Choice, leaf: Any) -> tuple[int, int]:
+def _costs(form: Form, leaf: Any, avals: Any) -> tuple[int, int]:
     """Extra operations, and bytes held, for one example."""
-    if (rule := plan.gram(choice)) is not None:
-        kept = [(use.left_aval, use.right_aval, math.prod(use.lengths)) for use in choice.tapped]
-        held = sum(n * (_bytes(left) + _bytes(right)) for left, right, n in kept)
-        return plan.gram_flops(rule), held
-    return 4 * leaf.size, _bytes(leaf)
+    held = sum(_bytes(avals[n]) for n in form.numbers)
+    if form.products:
+        return sum(each.gram_flops for each in form.products), held
+    return 4 * leaf.size if form.numbers else 0, held
 
 
 def _bytes(array: Any) -> int:
     return math.prod(array.shape) * jnp.dtype(array.dtype).itemsize
 
 
-def _rule(choice: Choice, captured: Capture, k: int) -> str:
-    if (found := plan.gram(choice)) is not None:
-        return "product" if found.is_masked else "Gram"
-    if captured.opaque[k]:
-        return f"gradient (no rule for {', '.join(sorted(set(captured.opaque[k])))})"
-    if captured.uses[k] and choice.rule is None:
+def _rule(form: Form, unruled: tuple[str, ...]) -> str:
+    if len(set(unruled)) > 1:
         return "gradient (uses split its axes differently)"
-    return "gradient"
+    if unruled:
+        return f"gradient (no rule for {unruled[0]})"
+    if form.products:
+        return "Gram"
+    return "gradient" if form.numbers else "zero"

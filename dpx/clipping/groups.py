@@ -10,7 +10,6 @@ from flax import nnx
 from jax.core import Tracer
 
 from dpx._validate import check_positive
-from dpx.clipping.materialize import Norms
 from dpx.clipping.rounding import gamma
 
 # Bu et al., Automatic Clipping (arXiv:2206.07136), use this stabiliser in g·C/(‖g‖ + γ).
@@ -101,17 +100,20 @@ def _is_none(x: Any) -> bool:
     return x is None
 
 
-def group_norms(groups: Groups, squared_norms: Sequence[Norms]) -> list[jax.Array]:
-    """Gradient norms by group, (B,) each; infinite where anything in the group is not finite."""
+def group_norms(groups: Groups, squared_norms: Sequence[jax.Array]) -> list[jax.Array]:
+    """Gradient norms by group, (B,) each; infinite where anything in the group is not finite.
+
+    Args:
+      groups: the thresholds.
+      squared_norms: (B,) of each parameter array.
+    """
     norms = []
     for index in range(len(groups.clips)):
-        mine = []
-        for found, squared in squared_norms:
-            rows = [i for i, group in enumerate(found) if group == index]
-            if rows:
-                mine.append(squared if len(rows) == len(found) else squared[jnp.array(rows, int)])
+        members = zip(groups.members, squared_norms, strict=True)
+        mine = [squared for group, squared in members if group == index]
+        dtype = jnp.result_type(*mine)
         # One sum: XLA would take that of several arrays apart, which are as many kernels to compile.
-        squares = jax.lax.optimization_barrier(jnp.concatenate(mine))
+        squares = jax.lax.optimization_barrier(jnp.stack([x.astype(dtype) for x in mine]))
         total = jnp.sum(squares, 0)
         # Above the exact root of the exact sum, the clip factor and its product with a gradient included.
         norm = jnp.sqrt(total) * (1 + gamma(len(squares) + 24, total.dtype))

@@ -24,25 +24,8 @@ PLAIN = ("copy", "copy_p", "name", "sharding_constraint", "optimization_barrier"
 # They say how values are laid out on devices, and exchange nothing.
 LAYOUT = ("pvary", "pcast", "reshard", "mesh_cast", "sharding_constraint", "core_pvary")
 
-# What a part of a parameter may meet on its way into a product.
-MOVES = ("concatenate", "split", "slice", "transpose", "convert_element_type", *PLAIN)
-
-RESHAPES = ("squeeze", "reshape", "expand_dims", "broadcast_in_dim")
-PRODUCTS = ("dot_general", "conv_general_dilated")
-
-# Equations that take parts of an array.
-PARTS = ("slice", "split", "unstack")
-
-# Sums of two values, and by what the second one is multiplied.
-SUMS: dict[str, complex] = {"add": 1.0, "add_any": 1.0, "sub": -1.0, "complex": 1j}
-
-Consumers = Callable[[], dict[Any, list[Any]]]
-
 # Sees (equation, which of its operands are followed); returns whether what it calls is left out.
 Visit = Callable[[Any, Sequence[bool]], bool]
-
-# What evaluates one equation: (equation, its operands) -> its results.
-Evaluate = Callable[[Any, list], list]
 
 
 def variables(eqn: Any) -> list[Any]:
@@ -73,9 +56,7 @@ def bind(eqn: Any, values: list) -> list[Any]:
     return list(results) if eqn.primitive.multiple_results else [results]
 
 
-def run(
-    eqns: Sequence[Any], env: dict[Any, Any], outs: Sequence[Any], evaluate: Evaluate = bind
-) -> list[Any]:
+def run(eqns: Sequence[Any], env: dict[Any, Any], outs: Sequence[Any]) -> list[Any]:
     """Evaluates equations in an environment of variables."""
 
     def read(atom: Any) -> Any:
@@ -83,7 +64,7 @@ def run(
 
     for eqn in eqns:
         operands = [read(atom) for atom in eqn.invars]
-        env.update(zip(eqn.outvars, evaluate(eqn, operands), strict=True))
+        env.update(zip(eqn.outvars, bind(eqn, operands), strict=True))
     return [read(atom) for atom in outs]
 
 
@@ -122,10 +103,6 @@ def nested(eqn: Any) -> Iterator[Any]:
             yield from nested(each)
 
 
-def has_custom_vjp(eqn: Any) -> bool:
-    return any(each.primitive.name.startswith("custom_vjp") for each in nested(eqn))
-
-
 def is_exact(params: dict[str, Any]) -> bool:
     """Whether an equation multiplies, if at all, at the highest precision."""
     if "precision" not in params:
@@ -147,67 +124,6 @@ def gain(eqn: Any) -> complex | None:
     if name == "mul":
         return number
     return 1 / number if number and isinstance(eqn.invars[1], core.Literal) else None
-
-
-def unchanged(jaxpr: core.Jaxpr) -> dict[int, int]:
-    """Which results of a jaxpr are inputs that it passes through, and which ones."""
-    origin = {var: i for i, var in enumerate(jaxpr.invars)}
-    for eqn in jaxpr.eqns:
-        name = eqn.primitive.name
-        if name in CALLS or name in REMAT:
-            inner = eqn.params[CALLS.get(name, "jaxpr")]
-            passed = unchanged(getattr(inner, "jaxpr", inner))
-        elif name == "scan":
-            first, last = scan_parts(eqn.params)
-            body = unchanged(eqn.params["jaxpr"].jaxpr)
-            passed = {o: i for o, i in body.items() if o < last - first and i == o + first}
-        else:
-            continue
-        for result, operand in passed.items():
-            var = eqn.invars[operand]
-            if not isinstance(var, core.Literal) and var in origin:
-                origin[eqn.outvars[result]] = origin[var]
-    results = enumerate(jaxpr.outvars)
-    return {o: origin[v] for o, v in results if not isinstance(v, core.Literal) and v in origin}
-
-
-def consumers(jaxpr: core.Jaxpr) -> dict[Any, list[Any]]:
-    """The equations that each variable goes into, None standing for the results of the jaxpr."""
-    found: dict[Any, list[Any]] = {}
-    goes = [(eqn, eqn.invars) for eqn in jaxpr.eqns] + [(None, jaxpr.outvars)]
-    for eqn, atoms in goes:
-        for atom in atoms:
-            if not isinstance(atom, core.Literal):
-                found.setdefault(atom, []).append(eqn)
-    return found
-
-
-def is_only_multiplied(consumers: Consumers, var: Any) -> bool:
-    """Whether every equation that a value goes into, perhaps rearranged, is a product."""
-    for eqn in consumers().get(var, ()):
-        if eqn is None:
-            return False
-        name = eqn.primitive.name
-        if name in MOVES:
-            if not all(is_only_multiplied(consumers, out) for out in eqn.outvars):
-                return False
-        elif name not in PRODUCTS:
-            return False
-    return True
-
-
-def is_multiplied(consumers: Consumers, var: Any) -> bool:
-    """Whether a value, perhaps rearranged and reshaped, goes into a product, or a call that may have one."""
-    for eqn in consumers().get(var, ()):
-        if eqn is None:
-            continue
-        name = eqn.primitive.name
-        if name in (*PRODUCTS, *CALLS, *REMAT):
-            return True
-        moves = name in MOVES or name in RESHAPES
-        if moves and any(is_multiplied(consumers, out) for out in eqn.outvars):
-            return True
-    return False
 
 
 def follow(

@@ -15,7 +15,7 @@ import numpy as np
 from jax.core import Tracer
 from jax.extend import core
 
-from dpx.clipping import custom, jaxprs, randomness, reports, unreached
+from dpx.clipping import jaxprs, randomness, reports
 
 # The method of Flax (NNX and Linen), Haiku and those who write their own; frozen statistics sum nothing.
 _BATCH_NORM = "BatchNorm.__call__"
@@ -32,11 +32,13 @@ _IN_TURN = ("sequential", "sequential_unrolled")
 # Fewer numbers in another shape may be the same by chance.
 _FEW = 32
 
-Derivatives = dict[Any, core.ClosedJaxpr]
 
+def check(
+    closed: core.ClosedJaxpr, gradients: core.ClosedJaxpr, count: int, is_vectorised: bool
+) -> None:
+    """Checks a traced loss of (parameters, one example), and the program of its gradients.
 
-def check(closed: core.ClosedJaxpr, count: int, is_vectorised: bool) -> None:
-    """Checks a traced loss of (parameters, one example), and derivatives in it that are written by hand.
+    Derivatives that somebody wrote by hand are a part of that program.
 
     - A BatchNorm in training mode takes its statistics from the whole batch. The loss of one example has no
       batch: there the layer would normalise an example by itself alone, and what it keeps for later would be
@@ -55,6 +57,7 @@ def check(closed: core.ClosedJaxpr, count: int, is_vectorised: bool) -> None:
 
     Args:
       closed: the loss.
+      gradients: the program that computes them, of the same arguments.
       count: how many of its inputs are parameters.
       is_vectorised: whether it will be, over more than one example.
 
@@ -62,16 +65,16 @@ def check(closed: core.ClosedJaxpr, count: int, is_vectorised: bool) -> None:
       ValueError: for the first four, and for an array of the batch that is closed over; for the rest in a
         strict call, which else warns.
     """
-    taken = custom.taken(closed.jaxpr, count).items()
-    traced = {eqn: custom.derivative(eqn, which) for eqn, which in taken}
-    derivatives = {eqn: each for eqn, each in traced.items() if each is not None}
-    constants = {id(constant): constant for constant in closed.consts}
+    constants = {id(constant): constant for each in (closed, gradients) for constant in each.consts}
     of_all, known = set(), _primitives_of_jax(sum(name.startswith("jax") for name in sys.modules))
-    for eqn, own_axes in _equations(closed.jaxpr, derivatives):
-        _refuse_batch_norm(eqn)
+    for eqn, _ in _equations(closed.jaxpr):
+        _refuse_batch_norm(
+            eqn
+        )  # Gradients of frozen statistics are sums that such a layer makes, too.
+    for eqn, own_axes in (*_equations(closed.jaxpr), *_equations(gradients.jaxpr)):
         _refuse_collective(eqn, own_axes)
         of_all |= _given_all(eqn, known)
-        for called in _called(eqn, derivatives):
+        for called in jaxprs.inside(eqn):
             # A compiled function keeps what it closes over to itself.
             constants |= {id(constant): constant for constant in getattr(called, "consts", ())}
     if any(isinstance(constant, jax.Ref) for constant in constants.values()):
@@ -80,7 +83,7 @@ def check(closed: core.ClosedJaxpr, count: int, is_vectorised: bool) -> None:
             "no clipping bounds what one example changes: make it within the loss, or pass what it holds in "
             "the batch"
         )
-    draws = _Draws(closed.jaxpr, count, derivatives)
+    draws = _Draws(count, closed.jaxpr, gradients.jaxpr)
     if draws.by_place and is_vectorised:
         raise ValueError(
             f"loss_fn draws random numbers from keys of type {draws.by_place}, which JAX draws for all "
@@ -103,7 +106,6 @@ def check(closed: core.ClosedJaxpr, count: int, is_vectorised: bool) -> None:
             "in the batch, made from a secret key, the step and the record's index, by "
             "dpx.clipping.record_keys, or in dpx.training.fit by record_key=True"
         )
-    unreached.report(closed, call.parameters.paths)
 
 
 def _refuse_batch_norm(eqn: Any) -> None:
@@ -145,7 +147,9 @@ def _given_all(eqn: Any, known: frozenset) -> set[str]:
     name = eqn.primitive.name
     if name == "custom_vmap_call":
         rule = vars(eqn.params["rule"])
-        if rule.get("__qualname__") != "sequential_vmap.<locals>.rule":
+        name = rule.get("__qualname__", "")
+        # That of a derivative calls the rule of the function, which is seen in the loss.
+        if name != "sequential_vmap.<locals>.rule" and not name.startswith("custom_vmap_jvp"):
             where = eqn.params["call"].jaxpr.debug_info.func_src_info
             return {f"{where} with a batching rule of its own (jax.custom_batching.custom_vmap)"}
     if eqn.primitive not in known:
@@ -210,18 +214,8 @@ def _is_common(rows: np.ndarray) -> bool:
     return np.array_equal(rows, np.arange(len(rows))) or bool((rows == rows[:1]).all())
 
 
-def _called(eqn: Any, derivatives: Derivatives) -> Iterator[Any]:
-    """The jaxprs that an equation evaluates, forwards and backwards."""
-    yield from jaxprs.inside(eqn)
-    if eqn in derivatives:
-        yield derivatives[eqn]
-
-
 def _equations(
-    jaxpr: Any,
-    derivatives: Derivatives,
-    own_axes: frozenset = frozenset(),
-    seen: set | None = None,
+    jaxpr: Any, own_axes: frozenset = frozenset(), seen: set | None = None
 ) -> Iterator[tuple[Any, frozenset]]:
     """The equations of a jaxpr and of all that it calls, each once, and the loss's own named axes there.
 
@@ -234,10 +228,10 @@ def _equations(
         inside = own_axes
         if eqn.primitive.name == "shard_map":
             inside |= eqn.params.get("newly_manual_axes", eqn.params.get("manual_axes"))
-        for called in _called(eqn, derivatives):
+        for called in jaxprs.inside(eqn):
             inner = getattr(called, "jaxpr", called)
             if (id(inner), inside) not in seen:
-                yield from _equations(inner, derivatives, inside, seen)
+                yield from _equations(inner, inside, seen)
 
 
 class _Draws:
@@ -248,11 +242,11 @@ class _Draws:
       by_place: the type of keys, if they are the example's own and drawn from by its place in the batch.
     """
 
-    def __init__(self, jaxpr: Any, count: int, derivatives: Derivatives):
+    def __init__(self, count: int, *programs: Any):
         self.alike, self.by_place = False, ""
-        self._derivatives = derivatives
-        own = [not trained for trained in jaxprs.first_inputs(jaxpr, count)]
-        jaxprs.follow(jaxpr, own, self._visit, always=True)
+        for jaxpr in programs:
+            own = [not trained for trained in jaxprs.first_inputs(jaxpr, count)]
+            jaxprs.follow(jaxpr, own, self._visit, always=True)
 
     def _visit(self, eqn: Any, given: Sequence[bool]) -> bool:
         name = eqn.primitive.name
@@ -262,7 +256,4 @@ class _Draws:
             kind = eqn.invars[0].aval.dtype
             if name == "rng_bit_generator" or not randomness.is_by_record(kind):
                 self.by_place = str(kind)
-        if (derivative := self._derivatives.get(eqn)) is not None:
-            cotangents = [True] * (len(derivative.jaxpr.invars) - len(given))
-            jaxprs.follow(derivative.jaxpr, [*given, *cotangents], self._visit, always=True)
         return False

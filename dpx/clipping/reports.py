@@ -9,7 +9,6 @@ from typing import Any, NamedTuple
 import jax
 
 from dpx.clipping.params import Parameters
-from dpx.clipping.parts import Parts
 
 # Fallbacks to per-example gradients of fewer elements than this are no matter.
 LARGE = 2**16
@@ -75,21 +74,20 @@ def report(message: str, strict: bool | None = None) -> None:
     warnings.warn(message, ClippingWarning, stacklevel=2)
 
 
-def check_fallbacks(unruled: Sequence[Sequence[str]], parts: Parts | None) -> None:
-    """Raises ValueError where a strict call holds the per-example gradients of a large parameter.
+def check_forms(unruled: Sequence[Sequence[str]]) -> None:
+    """Reports what a call's parameters have for gradients.
 
     Args:
-      unruled: for each parameter or part of one, the primitives because of which it has no rule.
-      parts: where parameters are cut, if any are.
+      unruled: for each parameter, the primitives because of which its gradient is no sum of products.
+
+    Raises:
+      ValueError: a strict call holds the per-example gradients of a large parameter.
     """
-    found = _CALL.get()
-    if found is None or not found.strict:
+    if (found := _CALL.get()) is None:
         return
     paths, leaves = found.parameters.paths, found.parameters.leaves
-    if parts is not None:
-        paths, leaves = parts.described(paths, leaves)
     for path, leaf, names in zip(paths, leaves, unruled, strict=True):
-        if names and leaf.size >= LARGE:
+        if found.strict and names and leaf.size >= LARGE:
             raise ValueError(
                 f"strict=True: params[{path}] of {leaf.size} elements has no rule for "
                 f"{', '.join(sorted(set(names)))}, so that its gradients would be held for every example: "

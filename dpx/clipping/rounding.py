@@ -88,6 +88,16 @@ def added_up(total: jax.Array) -> tuple[jax.Array, int]:
     return total, roundings
 
 
+def multiplies_in_tf32() -> bool:
+    """Whether products of float32 matrices are those of numbers rounded to TensorFloat-32, unless asked."""
+    return jax.default_backend() == "gpu"
+
+
+def to_tf32(x: jax.Array) -> jax.Array:
+    """float32 numbers rounded to the 11 bits that such a product keeps of them: it then rounds nothing."""
+    return lax.reduce_precision(x, 8, 10)
+
+
 def settled(tree: Any) -> Any:
     """The same values, which norms and sums then see alike: none is computed again, rounded otherwise.
 

@@ -10,31 +10,43 @@ import jax.numpy as jnp
 from flax import nnx
 from jax.extend import core
 
-from dpx.clipping import custom, jaxprs, reports
+from dpx.clipping import jaxprs, reports
 
 # The collections of Linen beside "params" that hold floating-point state, which no optimizer should move.
 _STATE = ("batch_stats", "cache", "intermediates", "losses", "perturbations", "spectral_stats")
 _SHOWN = 4
 # What has a derivative of zero, or one that somebody wrote.
 _DOUBTFUL = (
-    "stop_gradient", "sign", "floor", "ceil", "round", "nextafter", "while", *custom.NAMES,
-    *custom.TRANSPOSED,
+    "stop_gradient", "sign", "floor", "ceil", "round", "nextafter", "while", "custom_vjp_call",
+    "custom_vjp_call_jaxpr", "linear_call", "custom_transpose_call",
 )  # fmt: skip
 
 _REPORTED: contextvars.ContextVar[bool] = contextvars.ContextVar("unreached", default=False)
 
 
-def report(closed: core.ClosedJaxpr, paths: Sequence[str], strict: bool | None = None) -> None:
+def report(closed: core.ClosedJaxpr, paths: Sequence[str], strict: bool) -> None:
     """Warns where no gradient of a traced loss of (parameters, one example) reaches a parameter.
 
     Args:
       closed: the loss.
       paths: names of the parameters, which are its first inputs.
-      strict: whether it is an error; None for what the call that is being traced says.
+      strict: whether it is an error.
     """
-    if _REPORTED.get() or not (unreached := of(closed, len(paths))):
+    _report([paths[k] for k in of(closed, len(paths))], strict)
+
+
+def report_forms(zero: Sequence[bool]) -> None:
+    """The same for the call that is being traced, whose gradients are known to be zero or not."""
+    call = reports.call()
+    if call is not None and not _REPORTED.get():
+        names = zip(call.parameters.paths, zero, strict=True)
+        _report([path for path, is_zero in names if is_zero], None)
+
+
+def _report(unreached: Sequence[str], strict: bool | None) -> None:
+    if not unreached:
         return
-    found = [paths[k].removesuffix("/value") for k in unreached]
+    found = [name.removesuffix("/value") for name in unreached]
     shown = [tuple(map(_part, name.split("/"))) for name in found[:_SHOWN]]
     reports.report(
         f"no gradient of loss_fn reaches {_listed(found)}: the loss does not use them, or only behind "

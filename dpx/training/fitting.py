@@ -258,11 +258,14 @@ def fit(
     _processes.check_same(settings | every)
     narrow = precision.computed_in(compute_dtype, loss)
     given = arguments.of_one_example((trained.tree, frozen), examples, record_key)
-    with (
-        parameters_of.without_named_axes()
-    ):  # raises what a loss of other parameters or examples raises
-        closed = jax.make_jaxpr(lambda *one: parameters_of.scalar(narrow(*one)))(*given)
-    mixing.check(closed, len(trained.leaves), rows > 1 and microbatch_size != 1)
+
+    def of_one(*one: Any) -> jax.Array:
+        return parameters_of.scalar(narrow(*one))
+
+    with parameters_of.without_named_axes():  # raises what a loss of other parameters or examples raises
+        closed = jax.make_jaxpr(of_one)(*given)
+        gradients = jax.make_jaxpr(jax.value_and_grad(of_one))(*given)
+    mixing.check(closed, gradients, len(trained.leaves), rows > 1 and microbatch_size != 1)
     unreached.report_state(params, wrt, strict)
     unreached.report(closed, trained.paths, strict)
     if workdir is not None or _processes.several():

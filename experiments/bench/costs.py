@@ -8,14 +8,22 @@ Nothing is allocated, and no accelerator is needed. The program that is counted 
 every operand of every operation. With --compile the steps are compiled for this machine as well: bytes are
 then those of the compiled program, and temporary ones stand beside them.
 
+With --products the multiplications of matrices in both gradients are counted, from their jaxprs as a GPU
+would run them, by what they cost on matrix units: in bfloat16 1, in float32 rounded to TensorFloat-32 2, in
+full float32 15. That is most of what a GPU's time is spent on, and needs no GPU.
+
+    python -m experiments.bench.costs --products --dtype=bfloat16
+
 The estimate for NVIDIA H100s is a roofline: operations at the dense bfloat16 rate, or parameters, gradients
 and both moments of Adam read and written once at the memory's rate, whichever takes longer; on eight, with
 the sum of gradients reduced over NVLink. Real steps take two to three times as long.
 """
 
 import dataclasses
+import math
 from collections.abc import Callable
 from typing import Any
+from unittest import mock
 
 import jax
 import jax.numpy as jnp
@@ -24,11 +32,15 @@ from absl import app, flags
 from flax import nnx
 
 import dpx
+from dpx.clipping import jaxprs
 from dpx.nn.transformer import Transformer
+from dpx.training import precision
 
 FLOPS, BANDWIDTH, NVLINK = 989e12, 3.35e12, 450e9  # an H100 SXM, in operations and bytes a second
 
 _SHAPES = flags.DEFINE_list("shapes", None, "Which shapes; all by default.")
+_PRODUCTS = flags.DEFINE_bool("products", False, "Count products by precision, as on a GPU.")
+_DTYPE = flags.DEFINE_enum("dtype", "float32", precision.KNOWN, "What losses compute in.")
 _COMPILE = flags.DEFINE_boolean("compile", False, "Compile as well, for temporary bytes.")
 
 
@@ -54,8 +66,8 @@ SHAPES = {
 }
 
 
-def steps(shape: Shape) -> tuple[dict[str, Callable], tuple]:
-    """An ordinary and a private training step, and the shapes of their arguments."""
+def problem(shape: Shape) -> tuple[Callable, tuple]:
+    """The loss of one example, and the shapes of parameters and of a batch."""
     model = nnx.eval_shape(
         lambda: Transformer(
             shape.vocabulary, shape.length, dim=shape.dim, num_heads=shape.heads,
@@ -67,14 +79,21 @@ def steps(shape: Shape) -> tuple[dict[str, Callable], tuple]:
     targets = jax.ShapeDtypeStruct(
         (shape.batch, *(() if shape.last else (shape.length,))), jnp.int32
     )
-    adam = optax.adam(1e-3)
-    state = jax.eval_shape(adam.init, params)
-    key = jax.eval_shape(lambda: jax.random.key(0))
 
     def loss(params: Any, tokens: jax.Array, target: jax.Array) -> jax.Array:
         logits = nnx.merge(graph, params)(tokens, last_only=shape.last)
         logits = logits[0] if shape.last else logits
         return optax.softmax_cross_entropy_with_integer_labels(logits, target).mean()
+
+    return loss, (params, tokens, targets)
+
+
+def steps(shape: Shape) -> tuple[dict[str, Callable], tuple]:
+    """An ordinary and a private training step, and the shapes of their arguments."""
+    loss, (params, tokens, targets) = problem(shape)
+    adam = optax.adam(1e-3)
+    state = jax.eval_shape(adam.init, params)
+    key = jax.eval_shape(lambda: jax.random.key(0))
 
     def ordinary(params: Any, state: Any, tokens: jax.Array, targets: jax.Array, key: Any) -> Any:
         del key
@@ -97,8 +116,58 @@ def steps(shape: Shape) -> tuple[dict[str, Callable], tuple]:
     return {"ordinary": ordinary, "private": private}, (params, state, tokens, targets, key)
 
 
+def products(jaxpr: Any) -> float:
+    """Multiplications of matrices in a jaxpr by what they cost: those of a loop as often as it runs.
+
+    A loop whose length is not known is counted once, and of branches the dearest.
+    """
+    total = 0.0
+    for eqn in jaxpr.eqns:
+        inner = [products(getattr(each, "jaxpr", each)) for each in jaxprs.inside(eqn)]
+        if eqn.primitive.name == "dot_general":
+            total += _product(eqn)
+        elif eqn.primitive.name == "cond":
+            total += max(inner)
+        else:
+            total += sum(inner) * eqn.params.get("length", 1)
+    return total
+
+
+def _product(eqn: Any) -> float:
+    (contract, _), (left, right) = eqn.params["dimension_numbers"], (v.aval for v in eqn.invars)
+    count = 2 * eqn.outvars[0].aval.size * math.prod(left.shape[i] for i in contract[0])
+    if {left.dtype, right.dtype} == {jnp.dtype(jnp.bfloat16)}:
+        return count
+    return count * (15 if jaxprs.is_exact(eqn.params) else 2)
+
+
+def product_ratio(shape: Shape, dtype: str) -> float:
+    """The products of the clipped sum of gradients over those of an ordinary gradient, on a GPU."""
+    loss, (params, *batch) = problem(shape)
+    loss = precision.computed_in(dtype, loss)
+    clipped = dpx.clipped_grad(loss, l2_clip_norm=1.0)
+
+    def ordinary(params: Any, *batch: Any) -> Any:
+        return jax.grad(lambda p: jax.vmap(loss, (None, 0, 0))(p, *batch).mean())(params)
+
+    def private(params: Any, *batch: Any) -> Any:
+        return clipped(params, *batch).grads
+
+    jax.clear_caches()
+    with mock.patch.object(jax, "default_backend", return_value="gpu"):
+        both = [products(jax.make_jaxpr(f)(params, *batch).jaxpr) for f in (private, ordinary)]
+    jax.clear_caches()
+    return both[0] / both[1]
+
+
 def main(argv: list[str]) -> None:
     del argv
+    if _PRODUCTS.value:
+        print("| shape | computed in | products over the ordinary gradient's |\n|---|---|---|")
+        for name in _SHAPES.value or SHAPES:
+            ratio = product_ratio(SHAPES[name], _DTYPE.value)
+            print(f"| {name} | {_DTYPE.value} | {ratio:.2f} |", flush=True)
+        return
     columns = "shape, parameters, step, TFLOP, ratio, GB, ratio, H100 ms, 8 × H100 ms"
     columns += ", temporary GiB, ratio" if _COMPILE.value else ""
     print("| " + columns.replace(", ", " | ") + " |")

@@ -10,9 +10,10 @@ import pytest
 from test_clipping_models import WIDER
 
 from dpx import clipping
-from dpx.clipping import batches, plan
+from dpx.clipping import batches
 from dpx.clipping import rounding as _rounding
 from dpx.clipping import sums as _sums
+from dpx.clipping.gradients import plan
 
 pytestmark = pytest.mark.optimized
 
@@ -155,7 +156,7 @@ def test_held_gradients_add_no_more_than_the_threshold(monkeypatch):
 
 def without_rounding(monkeypatch):
     monkeypatch.setattr(_rounding, "gamma", lambda roundings, dtype: 1e-30)
-    monkeypatch.setattr("dpx.clipping.grams.FLOOR", 0.0)
+    monkeypatch.setattr("dpx.clipping.gradients.gram.FLOOR", 0.0)
 
 
 def test_the_search_finds_norms_that_are_not_rounded_up(monkeypatch):
@@ -246,38 +247,10 @@ def test_the_bound_on_a_sum_grows_with_its_terms():
     small = loss_fn(microbatch_size=1).rounding(256, params, x)
     whole = loss_fn().rounding(256, params, x)
     assert 2 * 256 * 2.0**-24 < small < whole < 0.2 * WIDER  # Factors, by the fixture above.
-    assert loss_fn(method="two_pass").rounding(256, params, x) == np.inf
-
-
-def test_two_passes_multiply_at_the_highest_precision():
-    def two_layers(params, x):
-        return jnp.sum(jnp.tanh(jnp.tanh(x @ params["a"]) @ params["b"]) @ jnp.ones((3, 2)))
-
-    params = {"a": jnp.ones((4, 3)), "b": jnp.ones((3, 3))}
-    x = jnp.ones((5, 6, 4))
-    fn = clipping.clipped_grad(two_layers, l2_clip_norm=1.0, method="two_pass")
-    program = jax.jit(fn).lower(params, x).as_text()
-    products = program.count("stablehlo.dot_general ")
-    assert products >= 9
-    assert program.count("precision = [HIGHEST, HIGHEST]") == products
-
-    # Where a model that recomputes takes two passes by itself.
-    large = {name: jnp.ones((90, 90)) for name in params}
-    recomputing = jax.checkpoint(lambda p, x: jnp.sum(jnp.tanh(jnp.tanh(x @ p["a"]) @ p["b"]) ** 2))
-    fn = clipping.clipped_grad(recomputing, l2_clip_norm=1.0)
-    program = jax.jit(fn).lower(large, jnp.ones((5, 6, 90))).as_text()
-    products = program.count("stablehlo.dot_general ")
-    assert program.count("precision = [HIGHEST, HIGHEST]") == products
-
-    def at_will(params, x):
-        return jnp.sum(jnp.dot(x, params["a"], precision="default"))
-
-    with pytest.raises(ValueError, match="precision"):
-        clipping.clipped_grad(at_will, l2_clip_norm=1.0, method="two_pass")(params, x)
-    program = jax.jit(clipping.clipped_grad(jax.checkpoint(at_will), l2_clip_norm=1.0)).lower(
-        params, x
+    recomputed = clipping.clipped_grad(
+        jax.checkpoint(lambda w, x: jnp.tanh(w @ x) ** 2), l2_clip_norm=1.0
     )
-    assert "HIGHEST, HIGHEST" in program.as_text()  # One pass, which takes its sum at the highest.
+    assert recomputed.rounding(256, params, x) == np.inf
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
@@ -285,7 +258,7 @@ def test_two_passes_multiply_at_the_highest_precision():
 def test_narrow_activations_add_no_more_than_the_threshold(dtype, method):
     """Norms and sums see the same rounded factors, also where a compiler drops casts and barriers."""
     draw = np.random.default_rng(0)
-    length, vocabulary, dim = 16, 4096, 16  # Large enough for a loop of products (`grams.LARGE`).
+    length, vocabulary, dim = 16, 4096, 16  # Large enough for a loop of products (`gram.LARGE`).
     params = {
         "table": jnp.asarray(draw.normal(size=(vocabulary, dim)), "f4"),
         "kernel": jnp.asarray(draw.normal(size=(dim, dim)) / 4, "f4"),

@@ -1,4 +1,4 @@
-"""Two passes are taken only where the derivative is linear: else an example could add too much."""
+"""Derivatives that somebody wrote, linear or not: blocks are recomputed, and cotangents are never scaled."""
 
 import math
 
@@ -10,7 +10,6 @@ from jax import lax
 from test_clipping_models import check, jit, per_example
 
 from dpx import clipping
-from dpx.clipping import custom, linear
 
 WIDTH, LENGTH, BATCH = 66, 20, 3
 W = jnp.asarray(np.random.default_rng(0).normal(size=(WIDTH, WIDTH)) / 8, jnp.float32)
@@ -86,47 +85,14 @@ LINEAR = {
 
 
 @pytest.mark.parametrize("name", NONLINEAR)
-def test_what_is_not_linear_takes_one_pass(name):
+def test_what_is_not_linear_is_exact(name):
     loss = loss_with(NONLINEAR[name])
-    with pytest.raises(ValueError, match="backward pass of jax"):
-        jax.eval_shape(clipping.clipped_grad(loss, l2_clip_norm=0.5, method="two_pass"), W, X)
     fn = clipping.clipped_grad(loss, l2_clip_norm=0.5)
     check(jit(fn)(W, X), per_example(loss, W, (X,)), 0.5)
 
 
-FIRST_ROW = lax.ScatterDimensionNumbers((1,), (0,), (0,))
-CURVED = (
-    jnp.abs, jnp.sign, jnp.floor, jnp.ceil, jnp.round, jnp.exp, jnp.exp2, jnp.expm1, jnp.log, jnp.log1p,
-    jnp.sqrt, jnp.cbrt, jnp.square, jnp.sin, jnp.cos, jnp.tan, jnp.tanh, jnp.sinh, jnp.arctan, lax.rsqrt,
-    lax.logistic, lax.erf, lax.lgamma, jnp.reciprocal, lax.cummax, lax.cummin, lax.cumprod, lax.cumlogsumexp,
-    jnp.sort, jnp.max, jnp.min, jnp.prod, jnp.linalg.inv, jnp.linalg.qr, jnp.ones_like,
-    lambda g: lax.top_k(g, 2)[0], lambda g: g[jnp.argmax(g)], lambda g: jnp.where(g > 0, g, 0.0),
-    lambda g: lax.reduce_precision(g, 8, 7), lambda g: g.astype(jnp.float16).astype(g.dtype),
-    lambda g: lax.clamp(-1.0, g, 1.0), lambda g: jnp.maximum(g, 0.0), lambda g: jnp.minimum(g, 0.0),
-    lambda g: lax.rem(g, 2.0), lambda g: lax.nextafter(g, 1.0), lambda g: jnp.arctan2(g, 2.0),
-    lambda g: lax.pow(g, 1.5), lambda g: g**3, lambda g: 1.0 / g, lambda g: g * g[0], lambda g: g @ g,
-    lambda g: g + 1.0, lambda g: 1.0 - g,
-    lambda g: lax.reduce_window(g, -jnp.inf, lax.max, (2, 2), (1, 1), "SAME"),
-    lambda g: lax.scatter_max(g, jnp.zeros((1, 1), int), g[:1], FIRST_ROW),
-    lambda g: lax.scatter_mul(g, jnp.zeros((1, 1), int), g[:1], FIRST_ROW),
-)  # fmt: skip
-
-
-@pytest.mark.parametrize("curved", CURVED, ids=range(len(CURVED)))
-def test_no_function_that_is_not_linear_is_taken_for_one(curved):
-    jaxpr = jax.make_jaxpr(curved)(jnp.ones((4, 4)))
-    assert not linear._is_linear(jaxpr.jaxpr, 0), jaxpr
-
-
-def test_a_backward_pass_that_cannot_be_traced_is_not_known_to_be_linear(monkeypatch):
-    monkeypatch.setattr(custom, "derivative", lambda eqn, which: None)
-    loss = loss_with(LINEAR["scaled"])
-    with pytest.raises(ValueError, match="backward pass of jax"):
-        jax.eval_shape(clipping.clipped_grad(loss, l2_clip_norm=0.5, method="two_pass"), W, X)
-
-
 @pytest.mark.parametrize("name", LINEAR)
-def test_what_is_linear_may_take_two(name):
+def test_what_is_linear_is_exact(name):
     loss = loss_with(LINEAR[name])
     fn = clipping.clipped_grad(loss, l2_clip_norm=0.5, method="two_pass")
     check(jit(fn)(W, X), per_example(loss, W, (X,)), 0.5)
@@ -147,34 +113,16 @@ def iterated(matrix, y):
 
 
 @pytest.mark.parametrize("by", [jnp.linalg.solve, iterated], ids=["in one go", "iterated"])
-def test_solvers_that_stop_when_the_error_is_small_take_one_pass(by):
+def test_solvers_are_differentiated_as_they_are(by):
     fn = clipping.clipped_grad(solved(by), l2_clip_norm=0.5, method="two_pass")
-    if by is iterated:
-        with pytest.raises(ValueError, match="solver"):
-            jax.eval_shape(fn, W, X)
-        fn = clipping.clipped_grad(solved(by), l2_clip_norm=0.5)
     check(jit(fn)(W, X), per_example(solved(by), W, (X,)), 0.5)
 
 
 @pytest.mark.parametrize("inside", [in_scan, in_cond], ids=lambda f: f.__name__)
-def test_bodies_are_looked_into(inside):
+def test_what_is_not_linear_in_a_body_is_exact(inside):
     loss = loss_with(NONLINEAR["sign"], inside)
-    with pytest.raises(ValueError, match="changed at"):
-        jax.eval_shape(clipping.clipped_grad(loss, l2_clip_norm=0.5, method="two_pass"), W, X)
     fn = clipping.clipped_grad(loss, l2_clip_norm=0.5)
     check(jit(fn)(W, X), per_example(loss, W, (X,)), 0.5)
-
-
-@pytest.mark.parametrize("names", [("scaled", "sign"), ("sign", "scaled")], ids=" ".join)
-def test_every_backward_pass_of_a_loss_is_looked_at(names):
-    first, second = ((LINEAR | NONLINEAR)[name] for name in names)
-
-    def inside(block, x, w):
-        return jax.checkpoint(lambda x, w: loss_with(second)(w, block(x, w)))(x, w)
-
-    fn = clipping.clipped_grad(loss_with(first, inside), l2_clip_norm=0.5, method="two_pass")
-    with pytest.raises(ValueError, match="backward pass of jax"):
-        jax.eval_shape(fn, W, X)
 
 
 def test_no_example_adds_more_than_the_threshold():
@@ -185,7 +133,7 @@ def test_no_example_adds_more_than_the_threshold():
     assert np.linalg.norm(out.grads) <= 0.5 * (1 + 1e-6)
 
 
-def test_a_transpose_that_somebody_wrote_takes_one_pass():
+def test_a_transpose_that_somebody_wrote_is_exact():
     def transposed(x):
         return jax.custom_derivatives.linear_call(
             lambda _, x: 2 * x, lambda _, g: jnp.sign(g), (), x
@@ -195,8 +143,6 @@ def test_a_transpose_that_somebody_wrote_takes_one_pass():
         return jnp.sum(jax.checkpoint(lambda x, w: transposed(jnp.tanh(x @ w)))(x, w) ** 2)
 
     options = {"l2_clip_norm": 0.5, "microbatch_size": 1}  # JAX cannot vectorise it.
-    with pytest.raises(ValueError, match="linear_call"):
-        jax.eval_shape(clipping.clipped_grad(loss, method="two_pass", **options), W, X)
     check(jit(clipping.clipped_grad(loss, **options))(W, X), per_example(loss, W, (X,)), 0.5)
 
 
@@ -232,8 +178,6 @@ def test_a_derivative_forwards_hides_no_transpose(layer):
         return 9 * jnp.sum(jax.checkpoint(lambda x, w: layer(x @ w))(x, w) ** 2)
 
     options = {"l2_clip_norm": 0.5, "microbatch_size": 1}  # JAX cannot vectorise a `linear_call`.
-    with pytest.raises(ValueError, match=r"backward pass of (jax.custom_jvp|CustomRoot)"):
-        jax.eval_shape(clipping.clipped_grad(loss, method="two_pass", **options), W, X)
     out = jax.jit(clipping.clipped_grad(loss, **options))(W, X[:1])
     assert out.norms[0] > 100
     assert np.linalg.norm(out.grads) <= 0.5 * (1 + 1e-6)
@@ -242,7 +186,7 @@ def test_a_derivative_forwards_hides_no_transpose(layer):
 @pytest.mark.parametrize("function", [
     jax.nn.relu, jax.nn.softmax, jax.nn.softplus, jax.nn.silu, jax.nn.logsumexp,
 ], ids=lambda f: f.__name__)  # fmt: skip
-def test_functions_of_jax_may_take_two(function):
+def test_functions_of_jax_are_exact(function):
     def loss(w, x):
         return jnp.sum(jax.checkpoint(lambda x, w: function(x @ w))(x, w) ** 2)
 

@@ -13,8 +13,9 @@ from flax import nnx
 
 import dpx
 from dpx import clipping
-from dpx.clipping import meshes, plan, rounding
+from dpx.clipping import meshes, rounding
 from dpx.clipping import params as clipping_params
+from dpx.clipping.gradients import plan
 
 # Compiling is most of the time here, and these arrays are tiny.
 QUICK = {"xla_backend_optimization_level": 0, "xla_llvm_disable_expensive_passes": True}

@@ -1,24 +1,18 @@
-"""Products with a scaled weight serve for those with the weight itself, if that is exact enough."""
+"""Weights that are multiples of themselves: scaled by columns, by rows, by their own length."""
 
-import types
-
-import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 from test_clipping_models import check, jit, per_example
 
 from dpx import clipping
-from dpx.clipping import fixed_terms, own_products, plan
-from dpx.clipping import weights as _weights
+from dpx.clipping.gradients import plan
 
 IN, OUT, BATCH = 12, 9, 4
 
 
 @pytest.fixture(autouse=True)
-def small_weights_by_factors(monkeypatch):
-    monkeypatch.setattr(_weights, "is_large", lambda shape: True)
-    monkeypatch.setattr(_weights, "SMALL", 2)
+def by_factors(monkeypatch):
     monkeypatch.setattr(plan, "FAVOR_GRADIENT", 0.0)
 
 
@@ -94,22 +88,22 @@ def one(array, value):
 
 
 UNUSUAL = {
-    "a weight of zero": (True, lambda w, g, x: one(w, 0)),
-    "a scale of zero": (False, lambda w, g, x: one(g, 0)),
-    "a tiny scale": (False, lambda w, g, x: one(g, 1e-12)),
-    "a huge scale": (False, lambda w, g, x: one(g, 1e12)),
-    "a tiny weight": (False, lambda w, g, x: one(w, 1e-35)),
-    "tiny weights, huge inputs": (
-        True,
-        lambda w, g, x: (np.multiply(w, 1e-10, w), np.multiply(x, 1e10, x)),
+    "a weight of zero": lambda w, g, x: one(w, 0),
+    "a scale of zero": lambda w, g, x: one(g, 0),
+    "a tiny scale": lambda w, g, x: one(g, 1e-12),
+    "a huge scale": lambda w, g, x: one(g, 1e12),
+    "a tiny weight": lambda w, g, x: one(w, 1e-35),
+    "tiny weights, huge inputs": lambda w, g, x: (
+        np.multiply(w, 1e-10, w),
+        np.multiply(x, 1e10, x),
     ),
-    "tiny weights, huge scales": (
-        False,
-        lambda w, g, x: (np.multiply(w, 1e-10, w), np.multiply(g, 1e10, g)),
+    "tiny weights, huge scales": lambda w, g, x: (
+        np.multiply(w, 1e-10, w),
+        np.multiply(g, 1e10, g),
     ),
-    "huge weights, tiny scales": (
-        False,
-        lambda w, g, x: (np.multiply(w, 1e12, w), np.multiply(g, 1e-12, g)),
+    "huge weights, tiny scales": lambda w, g, x: (
+        np.multiply(w, 1e12, w),
+        np.multiply(g, 1e-12, g),
     ),
 }
 
@@ -121,38 +115,10 @@ QUICK = ("a weight of zero", "a scale of zero", "a tiny weight")
     "name",
     [name if name in QUICK else pytest.param(name, marks=pytest.mark.slow) for name in UNUSUAL],
 )
-def test_it_is_checked_whether_the_product_serves(monkeypatch, name):
-    good, change = UNUSUAL[name]
-    seen, is_multiple = [], own_products.is_multiple
-
-    def watched(*arguments):
-        jax.debug.callback(lambda found: seen.append(bool(found)), is_multiple(*arguments))
-        return is_multiple(*arguments)
-
-    monkeypatch.setattr(own_products, "is_multiple", watched)
+def test_unusual_weights_and_scales(name):
+    change = UNUSUAL[name]
     w, g, x = normal(IN, OUT), 1 + normal(OUT), normal(BATCH, 1, IN)
     change(w, g, x)
     p = {"w": w, "g": g}
     fn = jit(clipping.clipped_grad(scaled, l2_clip_norm=0.5, method="one_pass"))
     check(fn(p, x), per_example(scaled, p, (x,)), 0.5)
-    jax.effects_barrier()
-    assert set(seen) == {good}
-
-
-@pytest.mark.parametrize(
-    "name",
-    ["columns", *(pytest.param(n, marks=pytest.mark.slow) for n in ("turned", "number", "twice"))],
-)
-def test_no_product_with_the_weight_itself_is_taken(monkeypatch, name):
-    """But in a branch, which runs for unusual weights."""
-
-    def refused(*arguments):
-        raise AssertionError("another product is taken")
-
-    choice = types.SimpleNamespace(cond=lambda good, served, taken: served())
-    monkeypatch.setattr(own_products, "lax", choice)
-    monkeypatch.setattr(fixed_terms, "contract", refused)
-    loss, size = CASES[name]
-    p, x = {"w": normal(IN, OUT), "g": 1 + normal(size)}, normal(BATCH, 1, IN)
-    fn = clipping.clipped_grad(loss, l2_clip_norm=0.5, method="one_pass")
-    check(jit(fn)(p, x), per_example(loss, p, (x,)), 0.5)

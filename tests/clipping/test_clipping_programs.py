@@ -9,8 +9,7 @@ import pytest
 from test_clipping_models import check, per_example
 
 from dpx import clipping
-from dpx.clipping import plan
-from dpx.clipping import weights as _weights
+from dpx.clipping.gradients import plan
 
 WIDTH, LENGTH, BATCH = 8, 3, 4
 LOWER = np.tril(np.ones((WIDTH, WIDTH), np.float32))
@@ -183,8 +182,6 @@ def test_random_programs(monkeypatch, seed):
     favor = pick.choice((0.0, 1.5, 1e9))
     monkeypatch.setattr(plan, "FAVOR_GRADIENT", favor)
     monkeypatch.setattr(plan, "FAVOR_TABLE", favor)
-    monkeypatch.setattr(_weights, "is_large", lambda shape: True)
-    monkeypatch.setattr(_weights, "SMALL", pick.choice((2, 8)))
     options = {
         "method": pick.choice(("one_pass", "one_pass", "auto", "two_pass")),
         "microbatch_size": pick.choice((None, None, 1, 3)),

@@ -7,7 +7,7 @@ import pytest
 
 import dpx
 from dpx.clipping import groups, rounding
-from dpx.clipping.materialize import Norms
+from dpx.clipping.gradients import gram, products
 
 pytestmark = pytest.mark.optimized
 
@@ -60,8 +60,9 @@ def test_matrix_units_that_truncate_round_twice_as_much(monkeypatch):
 
 
 def test_norms_of_groups_are_above_the_root_of_their_sum():
-    found = groups.assign({"a": 1.0, "b": 2.0}, {"a": jnp.ones(1), "b": {"c": jnp.ones(1)}})
-    squares = [Norms((0, 1), jnp.array([[9.0], [16.0]])), Norms((1,) * 200, jnp.zeros((200, 1)))]
+    tree = {"a": jnp.ones(1), "b": [jnp.ones(1)] * 201}
+    found = groups.assign({"a": 1.0, "b": 2.0}, tree)
+    squares = [jnp.array([9.0]), jnp.array([16.0]), *[jnp.zeros(1)] * 200]
     (one,), (other,) = (np.asarray(norm) for norm in groups.group_norms(found, squares))
     for norm, root, count in ((one, 3.0, 1), (other, 4.0, 201)):  # Every square may be rounded.
         bound = gamma(count + 24)
@@ -99,3 +100,23 @@ def test_the_sum_of_a_batch_rounds_as_often_as_it_has_examples():
     for size in (8, 80):
         expected = 2 * size * (gamma(4 + 4) + gamma(9) + 3 * U)
         assert gradient.rounding(size, params, batch) == pytest.approx(expected, rel=1e-12)
+
+
+def bounded(layout, rows, columns):
+    squared = gram.squared_norm(layout, [products.Pair(jnp.asarray(rows), jnp.asarray(columns))])
+    return float(squared) ** 0.5
+
+
+def test_inner_products_of_rows_that_are_looked_up_round_too():
+    count = 300
+    layout = products.Layout((7, count), (), (0,), (1,), (False,))
+    norm = bounded(layout, np.zeros((1, 1), "i4"), np.ones((1, 1, count), "f4"))
+    assert norm >= count**0.5 * (1 + gamma(count) / 2 + gamma(36) / 2)
+
+
+def test_what_the_sum_over_positions_rounds_is_in_the_norm():
+    """Every product is one, so that all terms add up, and each addition may round."""
+    count = 400
+    layout = products.Layout((1, 1), (), (), (), (False,))
+    norm = bounded(layout, np.ones((1, count, 1), "f4"), np.ones((1, count, 1), "f4"))
+    assert norm >= count * (1 + gamma(count + 16) + gamma(count))

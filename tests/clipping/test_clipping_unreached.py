@@ -53,7 +53,6 @@ UNREACHED = {
 }
 REACHED = {
     "product": lambda p, x: x @ p["a"],
-    "times zero": lambda p, x: 0 * x @ p["a"],  # by its value, which the program does not know
     "once of two": lambda p, x: x @ STOP(p["a"]) + p["a"][0],
     "one branch": lambda p, x: jax.lax.cond(x[0] > 9, lambda a: a.sum(), lambda a: 0.0, p["a"]),
     "carried": lambda p, x: jax.lax.fori_loop(0, 3, lambda i, c: c * x.sum(), p["a"].sum()),
@@ -71,7 +70,7 @@ def clipped(loss, params=PARAMS, batch=(X,), **options):
     return dpx.clipped_grad(loss, l2_clip_norm=1.0, **options)(params, *batch)
 
 
-@pytest.mark.parametrize("method", dpx.clipping.METHODS)
+@pytest.mark.parametrize("method", sorted(set(dpx.clipping.METHODS) - {"vmap"}))  # which reads nothing
 @pytest.mark.parametrize("use", UNREACHED)
 def test_what_no_gradient_reaches_is_named(use, method):
     loss = loss_of(UNREACHED[use])
@@ -106,7 +105,7 @@ def test_gradients_of_many_examples_say_the_same(use):
         PARAMS["a"], PARAMS["b"]["w"], X[0]
     )
     named = [k in unreached.of(closed, 2) for k in (0, 1)]
-    assert named == zero or use == "times zero"
+    assert named == zero
     assert not named[1]
 
 

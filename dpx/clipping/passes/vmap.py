@@ -1,36 +1,16 @@
 """Per-example gradients by vmap: the plain way, and the oracle for every other one."""
 
-import functools
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+from jax.extend import core
 
 from dpx.clipping import meshes, mixing
-from dpx.clipping.joint import Sums
 from dpx.clipping.rounding import accumulator, settled, sum_of_squares
 
 Loss = Callable[[Sequence[jax.Array], Any], jax.Array]
-
-
-class Norms(NamedTuple):
-    """Squared l2 norms of the gradients of some parameter arrays.
-
-    Attributes:
-      groups: n indices of groups of parameter arrays; a group's squared norm is the sum of what stands at its
-        index.
-      squared: (n, B), rounded up so far that no contribution is longer: float32 (float64 for float64
-        parameters). Not finite where a gradient is not.
-    """
-
-    groups: tuple[int, ...]
-    squared: jax.Array
-
-    @classmethod
-    def of(cls, group: int, gradients: jax.Array) -> "Norms":
-        """Those of gradients (B, ...) of one parameter array, or of several of one group in one array."""
-        return cls((group,), jax.vmap(sum_of_squares)(gradients)[None])
 
 
 class Pass(NamedTuple):
@@ -38,14 +18,15 @@ class Pass(NamedTuple):
 
     Attributes:
       losses: (B,) per-example losses.
-      squared_norms: those of per-example gradients, those of each parameter array once.
+      squared_norms: (B,) of the gradients of each parameter array, rounded up so far that no contribution is
+        longer: float32 (float64 for float64 parameters). Not finite where a gradient is not.
       weighted_sum: takes (B,) weights for each group of parameter arrays; returns for each array
-        sum_b weights[b]·gradient[b], small ones together (`dpx.clipping.joint.apart`).
+        sum_b weights[b]·gradient[b].
     """
 
     losses: jax.Array
-    squared_norms: list[Norms]
-    weighted_sum: Callable[[Sequence[jax.Array]], list[jax.Array] | Sums]
+    squared_norms: list[jax.Array]
+    weighted_sum: Callable[[Sequence[jax.Array]], list[jax.Array]]
 
 
 def is_vectorised(batch: Any) -> bool:
@@ -71,15 +52,36 @@ def over_examples(function: Callable[[Any], Any], batch: Any) -> Any:
         raise
 
 
+def trace(loss: Loss, leaves: Sequence[jax.Array], batch: Any) -> core.ClosedJaxpr:
+    """The program that computes the loss of one example, and its gradients.
+
+    Raises:
+      ValueError: for a loss that mixes examples, and, in a strict call, for what `reports` says.
+    """
+    example = meshes.one_example(batch)
+    closed = jax.make_jaxpr(loss)(list(leaves), example)
+    value = core.jaxpr_as_fun(closed)
+
+    def gradients(leaves: list, *example: Any) -> Any:
+        return jax.value_and_grad(lambda p: value(*p, *example)[0])(leaves)
+
+    traced = jax.make_jaxpr(gradients)(list(leaves), *jax.tree.leaves(example))
+    mixing.check(closed, traced, len(leaves), is_vectorised(batch))
+    return traced
+
+
 def run(loss: Loss, leaves: Sequence[jax.Array], batch: Any, groups: Sequence[int]) -> Pass:
     """The pass that holds every per-example gradient, B times the size of the parameters.
 
     `groups` has the group of every parameter array.
     """
-    closed = jax.make_jaxpr(loss)(list(leaves), meshes.one_example(batch))
-    mixing.check(closed, len(leaves), is_vectorised(batch))
-    one = functools.partial(jax.value_and_grad(loss), list(leaves))
-    losses, gradients = over_examples(one, batch)
+    traced = trace(loss, leaves, batch)
+
+    def one(example: Any) -> list[jax.Array]:
+        return core.jaxpr_as_fun(traced)(*leaves, *jax.tree.leaves(example))
+
+    losses, *gradients = over_examples(one, batch)
+    gradients = settled(gradients)
     gradients = [g.astype(accumulator(g.dtype)) for g in settled(gradients)]
 
     def weighted_sum(weights: Sequence[jax.Array]) -> list[jax.Array]:
@@ -90,12 +92,4 @@ def run(loss: Loss, leaves: Sequence[jax.Array], batch: Any, groups: Sequence[in
             for group, g in zip(groups, gradients, strict=True)
         ]
 
-    return Pass(losses, list(map(Norms.of, groups, gradients)), weighted_sum)
-
-
-def in_turn(function: Callable[..., jax.Array]) -> Callable[..., jax.Array]:
-    """The same, for one example at a time: for all at once, it would take the memory of their gradients.
-
-    Not on several devices, where examples would have to be gathered.
-    """
-    return function if jax.device_count() > 1 else jax.custom_batching.sequential_vmap(function)
+    return Pass(losses, list(map(jax.vmap(sum_of_squares), gradients)), weighted_sum)

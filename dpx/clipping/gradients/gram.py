@@ -1,6 +1,6 @@
 """Norms of gradients that are kept as factors, from inner products of the factors' rows.
 
-With the layout of `dpx.clipping.rules`, and without ever building a gradient,
+With the layout of `dpx.clipping.gradients.products`, and without ever building a gradient,
 
     ‖g‖² = sum over pairs of uses (s, t) of
              sum_{k, p, q} ⟨rows_s[k, p], rows_t[k, q]⟩ · ⟨columns_s[k, p], columns_t[k, q]⟩.
@@ -22,9 +22,8 @@ from jax import lax
 
 from dpx.clipping import meshes
 from dpx.clipping import rounding as _rounding
-from dpx.clipping.materialize import accumulator
-from dpx.clipping.rounding import CHUNK
-from dpx.clipping.rules import HIGHEST, Layout, Pair
+from dpx.clipping.gradients.products import Layout, Pair, precision
+from dpx.clipping.rounding import CHUNK, accumulator
 
 # Elements of a factor of one example from which it is worth a loop iteration of its own.
 LARGE = 2**16
@@ -64,9 +63,10 @@ def products(shared: Layout, pairs: Sequence[Pair]) -> Products:
     _, rows, columns = shared.sizes()
     found = Products([], [])
     for s, one in enumerate(pairs):
-        for other in pairs[: s + 1]:
-            found.rows.append(_inner(one.rows, other.rows, rows))
-            found.columns.append(_inner(one.columns, other.columns, columns))
+        for t, other in enumerate(pairs[: s + 1]):
+            fast = shared.fast[s] and shared.fast[t]
+            found.rows.append(_inner(one.rows, other.rows, rows, fast))
+            found.columns.append(_inner(one.columns, other.columns, columns, fast))
     return found
 
 
@@ -152,39 +152,40 @@ def raised(total: jax.Array, length: jax.Array, gamma: Any) -> jax.Array:
     return jnp.square(norm + gamma * length)
 
 
-def _inner(a: jax.Array, b: jax.Array, size: int) -> jax.Array:
+def _inner(a: jax.Array, b: jax.Array, size: int, fast: bool) -> jax.Array:
     """⟨a[k, p], b[k, q]⟩ for all positions: (K, P, Q). Indices (2-D) are one-hot rows."""
     if a.ndim == b.ndim == 3:
         # In turn, examples on several devices would have to be gathered first.
         in_turn = a is b and a.size >= LARGE and meshes.on_one_cpu()
-        return _gram_in_turn(a) if in_turn else _gram(a, b)
+        return _gram_in_turn(a) if in_turn else _gram(a, b, fast)
     if a.ndim == b.ndim == 2:
         return (a[:, :, None] == b[:, None, :]) & (a < size)[:, :, None]
     if a.ndim == 3:
-        return _inner(b, a, size).transpose(0, 2, 1)
+        return _inner(b, a, size, fast).transpose(0, 2, 1)
     index = jnp.broadcast_to(a[:, None, :], (*b.shape[:2], a.shape[1]))
     taken = jnp.take_along_axis(b, index, axis=2, mode="fill", fill_value=0)
     return taken.transpose(0, 2, 1)
 
 
-def _gram(a: jax.Array, b: jax.Array) -> jax.Array:
+def _gram(a: jax.Array, b: jax.Array, fast: bool) -> jax.Array:
     """⟨a[k, p], b[k, q]⟩, each a sum over chunks of r of products that are sums within a chunk."""
     count, rest = divmod(a.shape[2], CHUNK)
     if count + (rest > 0) <= UNROLLED:
         starts = range(0, max(a.shape[2], 1), CHUNK)
-        parts = [_dot(a[..., i : i + CHUNK], b[..., i : i + CHUNK]) for i in starts]
+        parts = [_dot(a[..., i : i + CHUNK], b[..., i : i + CHUNK], fast) for i in starts]
         return functools.reduce(jnp.add, parts)
 
     def add(i: jax.Array, total: jax.Array) -> jax.Array:
-        return total + _dot(*(lax.dynamic_slice_in_dim(x, i * CHUNK, CHUNK, 2) for x in (a, b)))
+        left, right = (lax.dynamic_slice_in_dim(x, i * CHUNK, CHUNK, 2) for x in (a, b))
+        return total + _dot(left, right, fast)
 
-    total = _dot(a[..., count * CHUNK :], b[..., count * CHUNK :])
+    total = _dot(a[..., count * CHUNK :], b[..., count * CHUNK :], fast)
     return lax.fori_loop(0, count, add, total)
 
 
-def _dot(a: jax.Array, b: jax.Array) -> jax.Array:
+def _dot(a: jax.Array, b: jax.Array, fast: bool) -> jax.Array:
     dtype = accumulator(jnp.promote_types(a.dtype, b.dtype))
-    product = functools.partial(jnp.einsum, preferred_element_type=dtype, precision=HIGHEST)
+    product = functools.partial(jnp.einsum, preferred_element_type=dtype, precision=precision(fast))
     if a.shape[0] > 1:
         return product("kpr,kqr->kpq", a, b)
     # XLA's compiler for CPUs copies a factor to move an axis of length one.
@@ -194,7 +195,7 @@ def _dot(a: jax.Array, b: jax.Array) -> jax.Array:
 @jax.custom_batching.sequential_vmap
 def _gram_in_turn(a: jax.Array) -> jax.Array:
     """One example at a time: on CPUs a loop of products takes half the time of a batched one."""
-    return _gram(a, a)
+    return _gram(a, a, False)
 
 
 def _squeezed(products: jax.Array) -> jax.Array:

@@ -1,0 +1,1 @@
+"""Gradients, read off the program that computes them."""

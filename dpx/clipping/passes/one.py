@@ -1,0 +1,92 @@
+"""Clipping of a batch: what one backward pass hands out, its norms, and its sum.
+
+The program that was read is run for every example (`jax.vmap`), and hands out what the forms of gradients are
+made of. Norms come from that, and so does the sum once the clip factors are known.
+"""
+
+import functools
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax.extend import core
+from jax.interpreters.partial_eval import dce_jaxpr
+
+from dpx.clipping import meshes
+from dpx.clipping.gradients import plan
+from dpx.clipping.gradients.plan import Program
+from dpx.clipping.passes import again
+from dpx.clipping.passes.vmap import Loss, Pass, over_examples
+from dpx.clipping.rounding import settled
+
+
+def one_pass(loss: Loss, leaves: Sequence[jax.Array], batch: Any, groups: Sequence[int]) -> Pass:
+    """Keeps what the norms are computed from, and sums it with the clip factors."""
+    return run(plan.trace(loss, leaves, batch), leaves, batch, groups)
+
+
+def recomputing(loss: Loss, leaves: Sequence[jax.Array], batch: Any, groups: Sequence[int]) -> Pass:
+    """The same, but rematerialised blocks hand out norms, and make their gradients again for the sum."""
+    return run(plan.trace(loss, leaves, batch, within=True), leaves, batch, groups)
+
+
+def run(program: Program, leaves: Sequence[jax.Array], batch: Any, groups: Sequence[int]) -> Pass:
+    """The pass that keeps what the norms are computed from."""
+    reader, forms = program.reader, program.forms
+    made_again = {w.key: (k, w) for k, form in enumerate(forms) for w in form.again}
+    entered = {id(w.eqn): w.eqn for _, w in made_again.values()}
+    given = [n for eqn in entered.values() for n in again.operands(reader, eqn).values()]
+    wanted = sorted({program.loss, *given, *(n for form in forms for n in form.numbers)})
+    known = reader.known(leaves)
+    flat = jax.tree.leaves(batch)
+
+    def one(*example: Any) -> Any:
+        _, found = reader.run([*leaves, *example], wanted, outs=False, env=known)
+        loss = found[program.loss]
+        return loss, settled(found)
+
+    hand = pruned(one, *meshes.one_example(flat))
+    losses, values = over_examples(lambda example: hand(*example), flat)
+    norms = [
+        jax.vmap(form.squared_norm, axis_size=len(flat[0]))({n: values[n] for n in form.numbers})
+        for form in forms
+    ]
+
+    def make(number: int, values: Any, weights: Sequence[jax.Array]) -> dict[int, jax.Array]:
+        members = {
+            key: (w, weights[groups[k]])
+            for key, (k, w) in made_again.items()
+            if id(w.eqn) == number
+        }
+        return again.sums(reader, entered[number], members, known, values)
+
+    def weighted_sum(weights: Sequence[jax.Array]) -> list[jax.Array]:
+        found = values
+        for number, eqn in entered.items():
+            given = {n: values[n] for n in again.operands(reader, eqn).values()}
+            made = pruned(functools.partial(make, number), given, list(weights))
+            # A branch begins when its condition is known. A compiler that drops barriers, such as that for
+            # CPUs, would else recompute activations for both passes at once, and hold those of all blocks.
+            like = meshes.zeros(jax.eval_shape(made, given, list(weights)))
+            some = jnp.any(jnp.stack([jnp.any(w > 0) for w in weights]))
+            nothing = functools.partial(_constant, like)
+            found = found | jax.lax.cond(some, made, nothing, given, list(weights))
+        return [
+            form.weighted_sum(found, weights[group], leaf.shape)
+            for form, group, leaf in zip(forms, groups, leaves, strict=True)
+        ]
+
+    return Pass(losses, norms, weighted_sum)
+
+
+def _constant(value: Any, *_: Any) -> Any:
+    return value
+
+
+def pruned(function: Callable, *like: Any) -> Callable:
+    """The same function without what its results do not need, in loops and blocks too."""
+    closed, shapes = jax.make_jaxpr(function, return_shape=True)(*like)
+    live, _ = dce_jaxpr(closed.jaxpr, [True] * len(closed.jaxpr.outvars), instantiate=True)
+    evaluate = core.jaxpr_as_fun(core.ClosedJaxpr(live, closed.consts))
+    return lambda *a: jax.tree.unflatten(jax.tree.structure(shapes), evaluate(*jax.tree.leaves(a)))

@@ -1,0 +1,146 @@
+"""Every primitive that gradients are read through: what is read adds up to the gradient."""
+
+import re
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax import lax
+from test_clipping_models import check, jit, per_example
+
+from dpx import clipping
+from dpx.clipping import jaxprs
+from dpx.clipping.gradients import plan
+from dpx.clipping.gradients.reading import RULES, rule
+
+D = 6
+X = np.random.default_rng(0).normal(size=(4, 3, D)).astype("f4")
+W = jnp.asarray(np.random.default_rng(1).normal(size=(D, D)) / 2, "f4")
+
+
+def layer(*widths):
+    """What follows a change of the weight: a product whose result depends on its place."""
+    return jnp.sin(jnp.arange(1.0, 1 + np.prod(widths)).reshape(widths))
+
+
+def ending(h):
+    return jnp.sum(jnp.sin(h) * layer(*h.shape))
+
+
+def custom(backward):
+    """A product whose weight has the gradient that `backward` makes of the usual one."""
+    product = jax.custom_vjp(lambda x, w: x @ w)
+    product.defvjp(
+        lambda x, w: (x @ w, (x, w)), lambda kept, g: (g @ kept[1].T, backward(kept[0].T @ g))
+    )
+    return lambda w, x: ending(product(x, w))
+
+
+NUMBERS = ("NHC", "HIO", "NHC")
+
+# By primitive, a loss of (weight, example) whose gradient goes through it.
+LOSSES = {
+    "dot_general": lambda w, x: ending(x @ w),
+    "add_any": lambda w, x: ending(jnp.sin(x @ w) @ w.T),
+    "add": custom(lambda g: lax.add(g, g)),
+    "sub": custom(lambda g: lax.sub(2 * g, g)),
+    "neg": custom(lambda g: -g),
+    "mul": lambda w, x: ending(x @ (w * jnp.arange(1.0, 1 + D)[:, None])),
+    "div": lambda w, x: ending(x @ (w / jnp.arange(1.0, 1 + D))),
+    "convert_element_type": lambda w, x: ending(x @ w.astype("bfloat16").astype("f4")),
+    "transpose": lambda w, x: ending(x @ w.T),
+    "reshape": lambda w, x: ending(jnp.einsum("ld,dhe->lhe", x, w.reshape(D, 2, D // 2))),
+    "squeeze": lambda w, x: ending(jnp.einsum("ld,kde->lke", x, w[None])),
+    "expand_dims": custom(lambda g: jnp.expand_dims(g, 0)[0]),
+    "broadcast_in_dim": custom(lambda g: lax.broadcast_in_dim(g, (1, D, D), (1, 2))[0]),
+    "reduce_sum": lambda w, x: ending(jnp.einsum("ld,lde->le", x, jnp.broadcast_to(w, (3, D, D)))),
+    "rev": lambda w, x: ending(x @ w[::-1]),
+    "slice": lambda w, x: ending(x @ jnp.concatenate([w, w[:2]], 0)[2:]),
+    "split": custom(lambda g: jnp.concatenate([2 * jnp.split(g, 2)[0], jnp.split(g, 2)[1]])),
+    "concatenate": lambda w, x: ending(x @ jnp.split(w, 2, 1)[0] + x @ jnp.split(w, 2, 1)[1]),
+    "pad": lambda w, x: ending(jnp.sin(x @ w) @ w + x[:, :4] @ w[1:5]),
+    "dynamic_update_slice": lambda w, x: ending(
+        x + lax.dynamic_slice(w, (jnp.argmax(x[0]), 0), (1, D))
+    ),
+    "scatter-add": lambda w, x: ending(w[jnp.argmax(x, 1)]),
+    "conv_general_dilated": lambda w, x: ending(
+        lax.conv_general_dilated(
+            x[None, :, :3], w.reshape(2, 3, D), (1,), "SAME", dimension_numbers=NUMBERS
+        )
+    ),
+    "remat": lambda w, x: ending(jax.checkpoint(lambda x: jnp.sin(x @ w) @ w)(x)),
+    "scan": lambda w, x: ending(lax.scan(lambda c, x: (jnp.sin(c @ w + x),) * 2, x[0], x)[1]),
+    "optimization_barrier": custom(lax.optimization_barrier),
+    "reduce_precision": custom(lambda g: lax.reduce_precision(g, 8, 22)),
+}
+
+# The same under another name, or what only some releases of JAX have.
+ALIKE = {*jaxprs.REMAT, *jaxprs.PLAIN, "scatter_add"}
+
+
+def test_every_rule_has_a_loss():
+    assert set(RULES) - ALIKE <= set(LOSSES)
+
+
+@pytest.mark.parametrize("name", LOSSES)
+def test_what_is_read_adds_up_to_the_gradient(monkeypatch, name):
+    monkeypatch.setattr(plan, "FAVOR_GRADIENT", 0.0)
+    monkeypatch.setattr(plan, "FAVOR_TABLE", 0.0)
+    loss = LOSSES[name]
+    (unruled,) = plan.trace(lambda p, example: loss(p[0], *example), [W], (X,)).unruled
+    assert not unruled
+    fn = clipping.clipped_grad(loss, l2_clip_norm=0.5, method="one_pass")
+    slack = 1e-2 if name == "convert_element_type" else 1e-4
+    if name != "convert_element_type":  # Products of narrow cotangents are not rounded here.
+        check(jit(fn)(W, X), per_example(loss, W, (X,)), 0.5, slack=slack)
+
+
+@pytest.mark.parametrize(
+    "backward",
+    [
+        lambda g: 2.0 / (g + jnp.where(g < 0, -0.1, 0.1)),
+        lambda g: 2.0 / lax.optimization_barrier(g),
+        lambda g: jnp.clip(g, -0.1, 0.1),
+        lambda g: g * g,
+        lambda g: g + 1.0,
+        lambda g: jnp.sort(g, 0),
+        lambda g: jnp.where(g > 0, g, 0.0),
+        lambda g: g * jnp.tril(jnp.ones((D, D))),
+        lambda g: lax.scan(lambda c, r: (0.5 * c + r, None), 0 * g[0], g)[0] + 0 * g,
+        lambda g: lax.fori_loop(0, 2, lambda i, c: c + g * c, g),
+        lambda g: (
+            g * (1 + jnp.arange(D * D)).reshape(D, D)
+        ),  # Integers that are added are not zero.
+    ],
+    ids=range(11),
+)
+def test_what_is_no_sum_of_products_is_held(monkeypatch, backward):
+    monkeypatch.setattr(plan, "FAVOR_GRADIENT", 0.0)
+    loss = custom(backward)
+    fn = clipping.clipped_grad(loss, l2_clip_norm=0.5, method="one_pass")
+    check(jit(fn)(W, X), per_example(loss, W, (X,)), 0.5)
+
+
+def test_a_rule_is_added_as_the_contributors_guide_says(monkeypatch):
+    guide = (Path(__file__).parents[2] / "CONTRIBUTING.md").read_text()
+    (block,) = re.findall(r"```python\n(@rule\(.*?)```", guide, re.DOTALL)
+    monkeypatch.setattr(plan, "FAVOR_GRADIENT", 0.0)
+
+    def loss(w, x):
+        return ending(x @ jnp.cumsum(w, 0))
+
+    def unruled():
+        return plan.trace(lambda p, example: loss(p[0], *example), [W], (X,)).unruled
+
+    assert unruled() == [("cumsum",)]
+    before = dict(RULES)
+    try:
+        exec(block, {"rule": rule, "lax": lax})
+        assert unruled() == [()]
+        fn = clipping.clipped_grad(loss, l2_clip_norm=0.5)
+        check(jit(fn)(W, X), per_example(loss, W, (X,)), 0.5)
+    finally:
+        RULES.clear()
+        RULES.update(before)

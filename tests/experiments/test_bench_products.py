@@ -1,0 +1,31 @@
+"""What clipping multiplies on a GPU, by a model of cost that needs none, and the command that measures it."""
+
+import os
+import subprocess
+import sys
+
+import pytest
+
+from experiments.bench import costs
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize(
+    ("shape", "most"),
+    [
+        ("recommender", 1.3),
+        pytest.param("gpt2-small", 1.25, marks=pytest.mark.slow),
+        pytest.param("135M", 1.25, marks=pytest.mark.slow),
+    ],
+)
+def test_products_are_little_more_than_the_ordinary_gradients(shape, most, dtype):
+    assert 1 < costs.product_ratio(costs.SHAPES[shape], dtype) <= most
+
+
+@pytest.mark.slow
+def test_the_table_of_an_accelerator_is_printed_on_a_cpu():
+    command = [sys.executable, "-m", "experiments.bench.accelerator", "--tiny", "--repeats=1"]
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
+    done = subprocess.run(command, capture_output=True, text=True, env=environment, check=True)
+    rows = [line for line in done.stdout.splitlines() if line.startswith(("| gpt2", "| recomm"))]
+    assert len(rows) == 18  # Of each model and type all steps, but the noise of one type alone.
