@@ -262,7 +262,9 @@ def fit(
     def of_one(*one: Any) -> jax.Array:
         return parameters_of.scalar(narrow(*one))
 
-    with parameters_of.without_named_axes():  # raises what a loss of other parameters or examples raises
+    with (
+        parameters_of.without_named_axes()
+    ):  # raises what a loss of other parameters or examples raises
         closed = jax.make_jaxpr(of_one)(*given)
         gradients = jax.make_jaxpr(jax.value_and_grad(of_one))(*given)
     mixing.check(closed, gradients, len(trained.leaves), rows > 1 and microbatch_size != 1)

@@ -238,9 +238,7 @@ def test_uses_that_split_axes_differently_are_a_fallback():
 @pytest.mark.parametrize("method", ["auto", "one_pass"])
 def test_a_gradient_that_is_zero_for_every_example_is_reported(loss, method):
     params = {"w": jnp.ones(3), "v": jnp.ones(5)}
-    with pytest.warns(
-        ClippingWarning, match="no gradient of loss_fn reaches v"
-    ):
+    with pytest.warns(ClippingWarning, match="no gradient of loss_fn reaches v"):
         found = clipped(loss, params, method=method)
     assert not found.grads["v"].any()
     assert found.grads["w"].any()

@@ -70,7 +70,9 @@ def clipped(loss, params=PARAMS, batch=(X,), **options):
     return dpx.clipped_grad(loss, l2_clip_norm=1.0, **options)(params, *batch)
 
 
-@pytest.mark.parametrize("method", sorted(set(dpx.clipping.METHODS) - {"vmap"}))  # which reads nothing
+@pytest.mark.parametrize(
+    "method", sorted(set(dpx.clipping.METHODS) - {"vmap"})
+)  # which reads nothing
 @pytest.mark.parametrize("use", UNREACHED)
 def test_what_no_gradient_reaches_is_named(use, method):
     loss = loss_of(UNREACHED[use])
