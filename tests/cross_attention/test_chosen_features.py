@@ -157,7 +157,7 @@ def test_equal_weights_are_said():
     with pytest.warns(MemoryWarning, match=r"between e\^±0\.062 .*use scale=√d = 4 or less"):
         cross_attention.build(KEY, K, V, clip=True, **LABELS, **BUDGET)
     with warnings.catch_warnings():
-        warnings.simplefilter("error")
+        warnings.simplefilter("error", MemoryWarning)
         cross_attention.build(
             KEY, K, V, clip=True, scale=1.0, degree=2, **LABELS, epsilon=10.0, delta=1e-5
         )

@@ -195,7 +195,7 @@ def test_means_of_a_private_number_of_rows_are_over_one_at_least():
 
 @pytest.mark.parametrize(("error", "warns"), [(1.05, False), (1.2, True)])
 def test_a_memory_that_the_mean_would_beat_is_announced(error, warns, monkeypatch):
-    found = expected.ExpectedError(error, 0.0, 1.0, "taylor", 2, 6, 1.0, 8)
+    found = expected.ExpectedError(error, 0.0, 1.0, 0.9, "taylor", 2, 6, 1.0, 8)
     monkeypatch.setattr(expected, "simulated", lambda *_: found)
     features = chosen.choose_features(domain(), degree=2)
     with warnings.catch_warnings(record=True) as seen:

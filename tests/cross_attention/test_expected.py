@@ -145,7 +145,7 @@ def test_a_memory_that_the_mean_beats_is_said_before_it_is_built():
         cross_attention.build(KEY, K, V, **UNIT, **BUDGET)
     K, V, _ = model(30_000, 4, 4, 0)
     with warnings.catch_warnings():
-        warnings.simplefilter("error")
+        warnings.simplefilter("error", MemoryWarning)
         cross_attention.build(KEY, K, V, **UNIT, **BUDGET)
         # A private number of rows decides nothing that is seen, not even a warning.
         private = {"neighboring": "add_or_remove_one"}

