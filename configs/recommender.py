@@ -120,7 +120,8 @@ def get_config(arg: str = "") -> ConfigDict:
         config.update({"model": {"embed_std": 0.002}})
         # Chosen by training data, from scratch and from exact counts, at 1e-3, 3e-3 and 1e-2.
         chosen = {"start": "exact", "learning_rate": 1e-2}
-        config.non_private.update({**chosen, "tried": {"start": (), "learning_rate": ()}})
+        chosen["tried"] = {"start": (), "learning_rate": ()}
+        config.update({"non_private": chosen})
     if variant == "movielens1m":
         config.update({"delta": 1e-4, "num_seeds": 1, "popularity_budget_fraction": 0.05})
         config.update({"train": {"steps": 500, "batch_size": 1024}, "non_private": {"steps": 500}})

@@ -42,8 +42,8 @@ def speed() -> None:
 
     @jax.jit
     def released(key):
-        about = {"l2_clip_norm": 1.0, "noise_multiplier": MULTIPLIER, "expected_batch_size": 1.0}
-        optimizer = dpx.privatize(key=key, **about)
+        about: Any = {"l2_clip_norm": 1.0, "noise_multiplier": MULTIPLIER}
+        optimizer = dpx.privatize(key=key, expected_batch_size=1.0, **about)
         return optimizer.update(total, optimizer.init(total))[0]
 
     @jax.jit
@@ -80,7 +80,7 @@ def law(index: np.ndarray, value: float, **points: int) -> np.ndarray:
         return (tails[0] - tails[1]) / 2
 
     places = zip(range(-1, 4), rounding(value - whole, **points), strict=True)
-    return sum(p * cell(index - whole - j) for j, p in places)
+    return np.sum([p * cell(index - whole - j) for j, p in places], axis=0)
 
 
 def ideal(index: np.ndarray, value: float) -> np.ndarray:
@@ -116,7 +116,9 @@ def attack() -> None:
     values = [np.float32(WITHOUT), np.float32(WITHOUT + np.float32(size**-0.5))]
     low = int(np.floor(float(values[0]) / step)) - 5 * R
     index = np.arange(10 * R) + low
-    table = jnp.asarray(np.log(law(index, values[1] / step) / law(index, values[0] / step)))
+    table = jnp.asarray(
+        np.log(law(index, float(values[1]) / step) / law(index, float(values[0]) / step))
+    )
     optimizer = dpx.privatize(
         l2_clip_norm=1.0,
         noise_multiplier=MULTIPLIER,
@@ -127,7 +129,9 @@ def attack() -> None:
     @jax.jit
     def ratio(total, state):
         noisy, state = optimizer.update(jnp.full(size, total), state)
-        place = jnp.clip(jnp.round(noisy / step).astype(jnp.int32) - low, 0, 10 * R - 1)
+        place = jnp.clip(
+            jnp.round(jnp.asarray(noisy) / step).astype(jnp.int32) - low, 0, 10 * R - 1
+        )
         return table[place].reshape(2**11, -1).sum(1).sum(), state
 
     state, seen = optimizer.init(jnp.zeros(size)), ([], [])

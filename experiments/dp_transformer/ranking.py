@@ -10,7 +10,6 @@ from scipy import stats
 
 from dpx import _watch
 from dpx._validate import check_decay
-from dpx.data import Histories, left_pad
 from dpx.launch.experiment import Measure
 from dpx.recommend import metrics
 
@@ -81,13 +80,6 @@ def by_user(
         f"{name}@{k}": np.asarray(jax.vmap(metric, (0, None))(own, k), np.float64)
         for name, metric in kinds.items()
     }
-
-
-def seen_items(known: Histories, users: np.ndarray) -> np.ndarray:
-    """(U, S) the items of some users, -1 where padded."""
-    walks = [known.items[user] for user in users]
-    items, real = left_pad(walks, max(map(len, walks), default=1))
-    return np.where(real, items, -1)
 
 
 def sensitivities(config, num_users: int) -> dict[str, float]:

@@ -31,7 +31,7 @@ def best_popularity(config, train: Histories) -> np.ndarray:
     if not len(split.users):
         return ways(train)[0]
     known = split.train_and_validation
-    seen = ranking.seen_items(known, split.users)
+    seen = [known.items[user] for user in split.users]
     found = [
         ranking.evaluate(
             config, seen, split.test, lambda _, scores=scores: jnp.asarray(scores)[None]
