@@ -5,6 +5,7 @@ from command_line import ROOT, call
 
 # Of each its flags here; those with a working folder are told one.
 COMMANDS = {
+    "accelerator": ["--tiny", "--repeats=1", "--seconds=20"],
     "blocks": ["--workdir", "--events=1000", "--shards=2", "--items=50", "--workers=1"],
     "by_hand": ["--repeats=1"],
     "clipping": [

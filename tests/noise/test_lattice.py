@@ -14,7 +14,7 @@ import dpx
 from dpx import audit, noise
 from dpx.noise import lattice
 from dpx.privacy import gaussian_epsilon
-from experiments.bench.noise import ideal, law
+from experiments.bench._noise_law import ideal, law
 
 R = lattice.RESOLUTION
 pytestmark = pytest.mark.optimized
