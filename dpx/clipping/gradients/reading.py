@@ -100,7 +100,9 @@ class Reader:
         return None if isinstance(atom, core.Literal) else self.made.get(atom)
 
     def value(self, var: Any) -> int:
-        """The number of a variable, which is thereby handed out."""
+        """The number of a variable or a constant, which is thereby handed out."""
+        if isinstance(var, core.Literal):
+            return self.make(lambda: jnp.asarray(var.val, var.aval.dtype))
         if var not in self._of_variable:
             self._of_variable[var] = self._add(var, var.aval)
         return self._of_variable[var]
