@@ -38,3 +38,14 @@ def test_parameters_without_entries(loss, method):
     out = jit(clipping.clipped_grad(loss, l2_clip_norm=1.0, method=method))(p, x)
     assert jax.tree.map(jnp.shape, out.grads) == jax.tree.map(jnp.shape, p)
     check(out, per_example(loss, p, (x,)), 1.0)
+
+
+@pytest.mark.parametrize("method", ["auto", "one_pass"])
+def test_a_gradient_may_be_a_constant_of_the_program(method):
+    """That of a number that is added, whatever the example is."""
+    params = {"w": jnp.ones(3), "b": jnp.float32(2.0)}
+    x = jnp.arange(6.0).reshape(2, 3)
+    gradient = dpx.clipped_grad(lambda p, x: x @ p["w"] + p["b"], l2_clip_norm=1e3, method=method)
+    found = jax.jit(gradient)(params, x)
+    np.testing.assert_allclose(found.grads["b"], 2.0, rtol=1e-6)
+    np.testing.assert_allclose(found.grads["w"], x.sum(0), rtol=1e-6)

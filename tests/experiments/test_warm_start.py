@@ -192,7 +192,7 @@ def test_a_table_whose_release_is_noise_alone_is_run_and_planned(tmp_path):
     config.num_seeds, config.non_private.steps = 1, 0
     recommender.validate(config)
     recommender.plan(config)
-    assert recommender.candidate(config).row == "dp_transformer"
+    assert recommender.candidate(config).row == "served"
     made = recommender.run(config, tmp_path / "run")
     assert made.releases["dp_transformer"].epsilon <= config.epsilon
 

@@ -106,7 +106,7 @@ def _uses(reader: Reader, out: Any) -> tuple[str, ...]:
     terms = reader.terms(out)
     if terms is not None:
         return tuple(term.name for term in terms)
-    return (reader.stopped.get(out, "nothing"),)
+    return (reader.reason(out) or "nothing",)
 
 
 def _unruled(reader: Reader, out: Any, form: Form) -> tuple[str, ...]:

@@ -117,6 +117,10 @@ class Reader:
         self.values[number], self.avals[number] = value, aval
         return number
 
+    def reason(self, atom: Any) -> str:
+        """The primitive because of which a value is no sum of outer products; "" where none is."""
+        return "" if isinstance(atom, core.Literal) else self.stopped.get(atom, "")
+
     def is_shared(self, atom: Any) -> bool:
         """Whether a value is the same for all examples."""
         return isinstance(atom, core.Literal) or atom in self.shared
