@@ -45,7 +45,9 @@ def test_a_gradient_may_be_a_constant_of_the_program(method):
     """That of a number that is added, whatever the example is."""
     params = {"w": jnp.ones(3), "b": jnp.float32(2.0)}
     x = jnp.arange(6.0).reshape(2, 3)
-    gradient = dpx.clipped_grad(lambda p, x: x @ p["w"] + p["b"], l2_clip_norm=1e3, method=method)
+    gradient = clipping.clipped_grad(
+        lambda p, x: x @ p["w"] + p["b"], l2_clip_norm=1e3, method=method
+    )
     found = jax.jit(gradient)(params, x)
     np.testing.assert_allclose(found.grads["b"], 2.0, rtol=1e-6)
     np.testing.assert_allclose(found.grads["w"], x.sum(0), rtol=1e-6)
