@@ -102,7 +102,8 @@ class Reader:
     def value(self, var: Any) -> int:
         """The number of a variable or a constant, which is thereby handed out."""
         if isinstance(var, core.Literal):
-            return self.make(lambda: jnp.asarray(var.val, var.aval.dtype))
+            aval: Any = var.aval
+            return self.make(lambda: jnp.asarray(var.val, aval.dtype))
         if var not in self._of_variable:
             self._of_variable[var] = self._add(var, var.aval)
         return self._of_variable[var]
