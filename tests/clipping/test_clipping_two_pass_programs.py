@@ -77,7 +77,11 @@ def test_the_head_and_the_loss_are_part_of_the_first_pass_alone():
 
 
 def test_memory_is_that_of_an_ordinary_step():
-    """Though the compiler for CPUs drops barriers, activations are not recomputed for both passes at once."""
+    """And what comes back to each block, which its gradient is made from: one activation a block.
+
+    Though some compilers drop barriers, activations are not recomputed for both passes at once.
+    """
+    blocks, batch, width = 6, 8, 64
 
     def shape(*sizes):
         return jax.ShapeDtypeStruct(sizes, jnp.float32)
@@ -91,11 +95,13 @@ def test_memory_is_that_of_an_ordinary_step():
         return jax.grad(lambda w: jax.vmap(loss, (None, 0))(w, x).mean())(weights)
 
     clipped = clipping.clipped_grad(loss, l2_clip_norm=1.0)
-    weights = {"blocks": [[shape(64, 256), shape(256, 64)]] * 6, "head": shape(64, 64)}
+    pair = [shape(width, 256), shape(256, width)]
+    weights = {"blocks": [pair] * blocks, "head": shape(width, width)}
 
     def temp(fn) -> int:
         with jax.default_device(jax.devices("cpu")[0]):
-            compiled: Any = jit(fn).lower(weights, shape(8, 64, 64)).compile()
+            compiled: Any = jit(fn).lower(weights, shape(batch, 64, width)).compile()
         return compiled.memory_analysis().temp_size_in_bytes
 
-    assert temp(lambda *arguments: clipped(*arguments).grads) <= 1.2 * temp(ordinary)
+    handed = blocks * batch * 64 * width * 4
+    assert temp(lambda *arguments: clipped(*arguments).grads) <= 1.2 * temp(ordinary) + handed
