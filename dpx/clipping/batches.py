@@ -26,6 +26,9 @@ BLOCK = 8
 # Numbers of an example up to which a batch is copied when examples in it are replaced.
 SHORT = 2**10
 
+# Bytes of values that a microbatch holds at once: those of a CPU's cache, more or less.
+CACHE = 3 * 2**24
+
 # Equations of a step that is compiled as a computation of its own, those inside of others included: three
 # blocks of a transformer, or one long body of a scan.
 LONG = 1750
@@ -178,6 +181,29 @@ def _first(x: jax.Array, keep: jax.Array) -> jax.Array:
     row = jnp.arange(len(keep))
     only = _where(row == jnp.min(jnp.where(keep, row, len(keep))), x, jnp.zeros((), x.dtype))
     return only.any(0) if x.dtype == bool else only.sum(0, dtype=x.dtype)
+
+
+def chosen(size: int, one: int, parameters: int) -> int:
+    """The number of examples that are processed at a time, where nobody said how many.
+
+    On one CPU it is as many as `CACHE` bytes hold, but so many that they hold three times as much as the
+    parameters, whose sums each microbatch reads and writes. On one accelerator it is as many as half of its
+    memory holds. Several devices take all at once: slices would have to be even on each of them.
+
+    Args:
+      size: of the batch.
+      one: bytes that one example takes.
+      parameters: bytes of those that are trained.
+    """
+    if jax.device_count() > 1 or size < 2 or not one:
+        return size
+    if _meshes.on_one_cpu():
+        count = min(-(-size * one // CACHE), size * one // (3 * parameters + 1))
+    else:
+        memory = (jax.devices()[0].memory_stats() or {}).get("bytes_limit", math.inf)
+        count = math.ceil(2 * size * one / memory)
+    count = max(1, min(count, size // 2))
+    return -(-size // count)
 
 
 def by_microbatches(whole: Callable, step: int, batch: tuple, mask: jax.Array):

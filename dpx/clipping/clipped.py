@@ -28,7 +28,7 @@ METHODS = {
     "auto": _one.recomputing,
     "one_pass": _one.one_pass,
     "two_pass": _one.recomputing,
-    "vmap": _vmap.run,
+    "vmap": _vmap.held,
 }
 
 
@@ -166,9 +166,11 @@ class ClippedGrad:
 
         def run(leaves: list, frozen: Any, batch: tuple, mask: jax.Array) -> tuple[list, list, Any]:
             loss, aux = functions_of(frozen)
+            vectorised = (self.microbatch_size or len(mask)) > 1 < len(mask)
+            clipping = METHODS[self.method](loss, leaves, batch, groups.members, vectorised)
 
             def once(batch: Any, keep: jax.Array) -> tuple[Any, list, Any]:
-                done = METHODS[self.method](loss, leaves, batch, groups.members)
+                done = clipping.of_batch(batch)
                 norms = _groups.group_norms(groups, done.squared_norms)
                 factors = _groups.clip_factors(groups, norms, keep, self.normalize)
                 sums = done.weighted_sum(factors)
@@ -177,12 +179,15 @@ class ClippedGrad:
                 return sums, norms, (done.losses, rest)
 
             whole = _batches.finite_only(once)
-            if self.microbatch_size is None or self.microbatch_size >= size:
+            # Of explicit axes, `run` sees the examples of one device.
+            step = (self.microbatch_size or size) * len(mask) // size
+            if self.microbatch_size is None:
+                trained = sum(leaf.size * leaf.dtype.itemsize for leaf in leaves)
+                step = _batches.chosen(len(mask), clipping.bytes, trained)
+            if step >= len(mask):
                 sums, norms, found = whole(batch, mask)
             else:
-                # Of explicit axes, `run` sees the examples of one device.
-                step = max(1, self.microbatch_size * len(mask) // size)
-                sums, norms, found = _batches.by_microbatches(whole, step, batch, mask)
+                sums, norms, found = _batches.by_microbatches(whole, max(1, step), batch, mask)
             if self.normalize:
                 units = [_groups.unit_of(clip) for clip in groups.clips]
                 sums = [x * units[i] for x, i in zip(sums, groups.members, strict=True)]

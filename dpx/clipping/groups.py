@@ -100,17 +100,16 @@ def _is_none(x: Any) -> bool:
     return x is None
 
 
-def group_norms(groups: Groups, squared_norms: Sequence[jax.Array]) -> list[jax.Array]:
+def group_norms(groups: Groups, squared_norms: Sequence[tuple[int, jax.Array]]) -> list[jax.Array]:
     """Gradient norms by group, (B,) each; infinite where anything in the group is not finite.
 
     Args:
       groups: the thresholds.
-      squared_norms: (B,) of each parameter array.
+      squared_norms: (B,) squared norms, each with the group that it is a part of.
     """
     norms = []
     for index in range(len(groups.clips)):
-        members = zip(groups.members, squared_norms, strict=True)
-        mine = [squared for group, squared in members if group == index]
+        mine = [squared for group, squared in squared_norms if group == index]
         dtype = jnp.result_type(*mine)
         # One sum: XLA would take that of several arrays apart, which are as many kernels to compile.
         squares = jax.lax.optimization_barrier(jnp.stack([x.astype(dtype) for x in mine]))

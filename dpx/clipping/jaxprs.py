@@ -98,6 +98,35 @@ def flat(closed: core.ClosedJaxpr) -> core.ClosedJaxpr:
     return core.ClosedJaxpr(jaxpr, consts)
 
 
+def peak_bytes(jaxpr: Any, left_out: Any = ()) -> int:
+    """Bytes that results of equations hold at once, at most, each from where it is made to its last use.
+
+    A compiler that joins equations holds less.
+
+    Args:
+      jaxpr: whose own results are held to the end.
+      left_out: variables that do not count.
+    """
+    last = {v: i for i, eqn in enumerate(jaxpr.eqns) for v in variables(eqn)}
+    last |= {v: len(jaxpr.eqns) for v in jaxpr.outvars if not isinstance(v, core.Literal)}
+    most = now = 0
+    ends: dict[int, int] = {}
+    for i, eqn in enumerate(jaxpr.eqns):
+        made = [v for v in eqn.outvars if v not in left_out]
+        within = [peak_bytes(getattr(each, "jaxpr", each)) for each in inside(eqn)]
+        most = max(most, now + sum(map(_bytes, made)) + max(within, default=0))
+        for v in made:
+            if v in last:
+                now += _bytes(v)
+                ends[last[v]] = ends.get(last[v], 0) + _bytes(v)
+        now -= ends.pop(i, 0)
+    return most
+
+
+def _bytes(var: Any) -> int:
+    return var.aval.size * getattr(var.aval.dtype, "itemsize", 4)
+
+
 def inside(eqn: Any) -> Iterator[Any]:
     """The jaxprs in the parameters of an equation, with what they close over."""
     for value in eqn.params.values():

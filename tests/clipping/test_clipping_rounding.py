@@ -62,7 +62,7 @@ def test_matrix_units_that_truncate_round_twice_as_much(monkeypatch):
 def test_norms_of_groups_are_above_the_root_of_their_sum():
     tree = {"a": jnp.ones(1), "b": [jnp.ones(1)] * 201}
     found = groups.assign({"a": 1.0, "b": 2.0}, tree)
-    squares = [jnp.array([9.0]), jnp.array([16.0]), *[jnp.zeros(1)] * 200]
+    squares = [(0, jnp.array([9.0])), (1, jnp.array([16.0])), *[(1, jnp.zeros(1))] * 200]
     (one,), (other,) = (np.asarray(norm) for norm in groups.group_norms(found, squares))
     for norm, root, count in ((one, 3.0, 1), (other, 4.0, 201)):  # Every square may be rounded.
         bound = gamma(count + 24)

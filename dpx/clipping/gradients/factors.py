@@ -85,6 +85,20 @@ class Factors(NamedTuple):
         return sum(math.prod(t.term.sizes[a] for a in t.places) for t in self.terms)
 
     @property
+    def shapes(self) -> tuple[Any, ...]:
+        """The sizes of each term, in the order of its layout: of two forms with the same ones, all is alike."""
+        parts = [(t.blocks, t.places, t.rows, t.columns) for t in self.terms]
+        return tuple(
+            (t.swapped, bool(t.term.indexed), *(tuple(t.term.sizes[a] for a in p) for p in of))
+            for t, of in zip(self.terms, parts, strict=True)
+        )
+
+    @property
+    def gram_elements(self) -> int:
+        """Numbers in the Gram matrices of one example."""
+        return self.layout.sizes()[0] * self.places * (self.places + 1)
+
+    @property
     def gram_flops(self) -> int:
         """Floating-point operations of the Gram matrices of one example."""
         blocks, rows, columns = self.layout.sizes()

@@ -60,15 +60,18 @@ class Held(NamedTuple):
 
     def weighted_sum(self, values: Values, weights: jax.Array, shape: Sequence[int]) -> jax.Array:
         """The sum over examples of weights times gradients."""
-        held = values[self.number]
-        dtype = accumulator(held.dtype)
-        held, weights = held.astype(dtype), weights.astype(dtype)
-        if not meshes.on_one_cpu():  # One kernel that reads each number once, as narrow as it is held.
-            scale = weights.reshape(-1, *(1 for _ in held.shape[1:]))
-            return jnp.sum(scale * held, 0).reshape(shape)
-        # Two equal rows: XLA's CPU compiler leaves a product of matrices to a library.
-        rows, flat = jnp.stack([weights] * 2), held.reshape(len(held), -1)
-        return jnp.matmul(rows, flat, precision=products.HIGHEST)[0].reshape(shape)
+        return weighted(values[self.number], weights).reshape(shape)
+
+
+def weighted(held: jax.Array, weights: jax.Array) -> jax.Array:
+    """The sum over examples of weights times what is held of each."""
+    dtype = accumulator(held.dtype)
+    held, weights = held.astype(dtype), weights.astype(dtype)
+    if not meshes.on_one_cpu():  # One kernel that reads each number once, as narrow as it is held.
+        return jnp.sum(weights.reshape(-1, *(1 for _ in held.shape[1:])) * held, 0)
+    # Two equal rows: XLA's CPU compiler leaves a product of matrices to a library.
+    rows, flat = jnp.stack([weights] * 2), held.reshape(len(held), -1)
+    return jnp.matmul(rows, flat, precision=products.HIGHEST)[0].reshape(held.shape[1:])
 
 
 class Parts(NamedTuple):
@@ -99,7 +102,7 @@ class Parts(NamedTuple):
 
     def squared_norm(self, values: Values) -> jax.Array:
         """An upper bound on its square: the parts do not overlap."""
-        return _total(jnp.stack([form.squared_norm(values) for *_, form in self.parts]))
+        return total(jnp.stack([form.squared_norm(values) for *_, form in self.parts]))
 
     def weighted_sum(self, values: Values, weights: jax.Array, shape: Sequence[int]) -> jax.Array:
         """The sums of the parts, with zeros between them."""
@@ -159,7 +162,7 @@ class Within(NamedTuple):
 
     def squared_norm(self, values: Values) -> jax.Array:
         """An upper bound on its square."""
-        return _total(values[self.number])
+        return total(values[self.number])
 
     def weighted_sum(self, values: Values, weights: jax.Array, shape: Sequence[int]) -> jax.Array:
         """The sum that the block has made."""
@@ -170,6 +173,6 @@ class Within(NamedTuple):
 Form = Zero | Held | Factors | Parts | Within
 
 
-def _total(parts: jax.Array) -> jax.Array:
+def total(parts: jax.Array) -> jax.Array:
     """An upper bound on the sum of squared norms, in whatever order they are added up."""
     return jnp.sum(parts) * (1 + 1.01 * gamma(parts.size + 2, parts.dtype))

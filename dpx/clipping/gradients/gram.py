@@ -54,13 +54,19 @@ class Products(NamedTuple):
     columns: list[jax.Array]
 
 
+@functools.partial(jax.jit, static_argnums=0)  # Traced once for all parameters that are alike.
 def squared_norm(shared: Layout, pairs: Sequence[Pair]) -> jax.Array:
     """An upper bound on ‖g‖² of one example, rounding included."""
     found = products(shared, pairs)
     return bounded(Errors.of(shared, dtype(found)), found)
 
 
-@functools.partial(jax.jit, static_argnums=0)
+def squared_norms(shared: Layout, many: Sequence[Sequence[Pair]]) -> jax.Array:
+    """The same of several gradients with factors of the same shapes: what bounds them is computed together."""
+    found = jax.tree.map(lambda *x: jnp.stack(x), *(_products(shared, pairs) for pairs in many))
+    return jax.vmap(lambda each: bounded(Errors.of(shared, dtype(each)), each))(found)
+
+
 def products(shared: Layout, pairs: Sequence[Pair]) -> Products:
     """The inner products that a norm is made of."""
     _, rows, columns = shared.sizes()
@@ -71,6 +77,9 @@ def products(shared: Layout, pairs: Sequence[Pair]) -> Products:
             found.rows.append(_inner(one.rows, other.rows, rows, fast))
             found.columns.append(_inner(one.columns, other.columns, columns, fast))
     return found
+
+
+_products = jax.jit(products, static_argnums=0)  # Traced once.
 
 
 class Errors(NamedTuple):

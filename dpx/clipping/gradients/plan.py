@@ -55,7 +55,13 @@ class Program(NamedTuple):
     unruled: list[tuple[str, ...]]
 
 
-def trace(loss: Loss, leaves: Sequence[jax.Array], batch: Any, within: bool = False) -> Program:
+def trace(
+    loss: Loss,
+    leaves: Sequence[jax.Array],
+    batch: Any,
+    within: bool = False,
+    vectorised: bool = True,
+) -> Program:
     """Traces and reads the gradients of one example's loss.
 
     Args:
@@ -63,11 +69,12 @@ def trace(loss: Loss, leaves: Sequence[jax.Array], batch: Any, within: bool = Fa
       leaves: the parameters.
       batch: of which only shapes matter.
       within: whether rematerialised blocks hand out norms where they can, and not what these are made of.
+      vectorised: whether the program will be, over more than one example.
 
     Raises:
       ValueError: for a loss that mixes examples, and, in a strict call, for what `reports` says.
     """
-    traced = _trace(loss, leaves, batch)
+    traced = _trace(loss, leaves, batch, vectorised)
     inputs = len(traced.jaxpr.invars)
     reader = Reader(traced, [i < len(leaves) for i in range(inputs)])
     first, *outs = reader.jaxpr.outvars

@@ -10,48 +10,50 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+from jax import lax
 from jax.extend import core
 from jax.interpreters.partial_eval import dce_jaxpr
 
-from dpx.clipping import meshes
+from dpx.clipping import jaxprs, meshes
 from dpx.clipping.gradients import plan
+from dpx.clipping.gradients.bundles import Bundle, bundles
 from dpx.clipping.gradients.plan import Program
 from dpx.clipping.passes import again
-from dpx.clipping.passes.vmap import Loss, Pass, over_examples
+from dpx.clipping.passes.vmap import Clipping, Loss, Pass, over_examples
 from dpx.clipping.rounding import settled
 
 
-def one_pass(loss: Loss, leaves: Sequence[jax.Array], batch: Any, groups: Sequence[int]) -> Pass:
+def one_pass(
+    loss: Loss, leaves: Sequence[jax.Array], batch: Any, groups: Sequence[int], vectorised: bool
+) -> Clipping:
     """Keeps what the norms are computed from, and sums it with the clip factors."""
-    return run(plan.trace(loss, leaves, batch), leaves, batch, groups)
+    return clipping(plan.trace(loss, leaves, batch, False, vectorised), leaves, batch, groups)
 
 
-def recomputing(loss: Loss, leaves: Sequence[jax.Array], batch: Any, groups: Sequence[int]) -> Pass:
+def recomputing(
+    loss: Loss, leaves: Sequence[jax.Array], batch: Any, groups: Sequence[int], vectorised: bool
+) -> Clipping:
     """The same, but rematerialised blocks hand out norms, and make their gradients again for the sum."""
-    return run(plan.trace(loss, leaves, batch, within=True), leaves, batch, groups)
+    return clipping(plan.trace(loss, leaves, batch, True, vectorised), leaves, batch, groups)
 
 
-def run(program: Program, leaves: Sequence[jax.Array], batch: Any, groups: Sequence[int]) -> Pass:
-    """The pass that keeps what the norms are computed from."""
+def clipping(
+    program: Program, leaves: Sequence[jax.Array], batch: Any, groups: Sequence[int]
+) -> Clipping:
+    """Runs a program that was read."""
     reader, forms = program.reader, program.forms
     made_again = {w.key: (k, w) for k, form in enumerate(forms) for w in form.again}
     entered = {id(w.eqn): w.eqn for _, w in made_again.values()}
     given = [n for eqn in entered.values() for n in again.operands(reader, eqn).values()]
     wanted = sorted({program.loss, *given, *(n for form in forms for n in form.numbers)})
     known = reader.known(leaves)
-    flat = jax.tree.leaves(batch)
 
     def one(*example: Any) -> Any:
         _, found = reader.run([*leaves, *example], wanted, outs=False, env=known)
-        loss = found[program.loss]
-        return loss, settled(found)
+        return found[program.loss], settled(found)
 
-    hand = pruned(one, *meshes.one_example(flat))
-    losses, values = over_examples(lambda example: hand(*example), flat)
-    norms = [
-        jax.vmap(form.squared_norm, axis_size=len(flat[0]))({n: values[n] for n in form.numbers})
-        for form in forms
-    ]
+    together = bundles(forms, groups, reader.avals)
+    hand, size = pruned(one, *jax.tree.leaves(meshes.one_example(batch)))
 
     def make(number: int, values: Any, weights: Sequence[jax.Array]) -> dict[int, jax.Array]:
         members = {
@@ -61,32 +63,49 @@ def run(program: Program, leaves: Sequence[jax.Array], batch: Any, groups: Seque
         }
         return again.sums(reader, entered[number], members, known, values)
 
-    def weighted_sum(weights: Sequence[jax.Array]) -> list[jax.Array]:
-        found = values
-        for number, eqn in entered.items():
-            given = {n: values[n] for n in again.operands(reader, eqn).values()}
-            made = pruned(functools.partial(make, number), given, list(weights))
-            # A branch begins when its condition is known. A compiler that drops barriers, such as that for
-            # CPUs, would else recompute activations for both passes at once, and hold those of all blocks.
-            like = meshes.zeros(jax.eval_shape(made, given, list(weights)))
-            some = jnp.any(jnp.stack([jnp.any(w > 0) for w in weights]))
-            nothing = functools.partial(_constant, like)
-            found = found | jax.lax.cond(some, made, nothing, given, list(weights))
-        return [
-            form.weighted_sum(found, weights[group], leaf.shape)
-            for form, group, leaf in zip(forms, groups, leaves, strict=True)
-        ]
+    def run(batch: Any) -> Pass:
+        flat = jax.tree.leaves(batch)
+        losses, values = over_examples(lambda example: hand(*example), flat)
 
-    return Pass(losses, norms, weighted_sum)
+        def norm(bundle: Bundle) -> jax.Array:
+            given = {n: values[n] for n in bundle.numbers}
+            return jax.vmap(bundle.squared_norm, axis_size=len(flat[0]))(given)
+
+        norms = [(group, norm(bundle)) for group, bundle in together]
+
+        def weighted_sum(weights: Sequence[jax.Array]) -> list[jax.Array]:
+            found = values
+            for number, eqn in entered.items():
+                given = {n: values[n] for n in again.operands(reader, eqn).values()}
+                made, _ = pruned(functools.partial(make, number), given, list(weights))
+                # A branch begins when its condition is known. A compiler that drops barriers, such as that
+                # for CPUs, would else recompute activations for both passes at once, and hold those of all
+                # blocks.
+                like = meshes.zeros(jax.eval_shape(made, given, list(weights)))
+                some = jnp.any(jnp.stack([jnp.any(w > 0) for w in weights]))
+                nothing = functools.partial(_constant, like)
+                found = found | lax.cond(some, made, nothing, given, list(weights))
+            sums: dict[int, jax.Array] = {}
+            for group, bundle in together:
+                shapes = [leaves[k].shape for k in bundle.members]
+                each = bundle.sums(found, weights[group], shapes)
+                sums |= zip(bundle.members, each, strict=True)
+            return [sums[k] for k in range(len(leaves))]
+
+        return Pass(losses, norms, weighted_sum)
+
+    return Clipping(run, size)
 
 
 def _constant(value: Any, *_: Any) -> Any:
     return value
 
 
-def pruned(function: Callable, *like: Any) -> Callable:
-    """The same function without what its results do not need, in loops and blocks too."""
+def pruned(function: Callable, *like: Any) -> tuple[Callable, int]:
+    """The same function without what its results do not need, in loops and blocks too; and the bytes it holds."""
     closed, shapes = jax.make_jaxpr(function, return_shape=True)(*like)
     live, _ = dce_jaxpr(closed.jaxpr, [True] * len(closed.jaxpr.outvars), instantiate=True)
     evaluate = core.jaxpr_as_fun(core.ClosedJaxpr(live, closed.consts))
-    return lambda *a: jax.tree.unflatten(jax.tree.structure(shapes), evaluate(*jax.tree.leaves(a)))
+    structure = jax.tree.structure(shapes)
+    size = jaxprs.peak_bytes(live)
+    return lambda *a: jax.tree.unflatten(structure, evaluate(*jax.tree.leaves(a))), size

@@ -7,10 +7,22 @@ import jax
 import jax.numpy as jnp
 from jax.extend import core
 
-from dpx.clipping import meshes, mixing
+from dpx.clipping import jaxprs, meshes, mixing
 from dpx.clipping.rounding import accumulator, settled, sum_of_squares
 
 Loss = Callable[[Sequence[jax.Array], Any], jax.Array]
+
+
+class Clipping(NamedTuple):
+    """How gradients of one loss are clipped, traced and decided.
+
+    Attributes:
+      of_batch: runs it for a batch of any size.
+      bytes: that one example takes, about, from its forward pass to its sum.
+    """
+
+    of_batch: Callable[[Any], "Pass"]
+    bytes: int
 
 
 class Pass(NamedTuple):
@@ -18,14 +30,15 @@ class Pass(NamedTuple):
 
     Attributes:
       losses: (B,) per-example losses.
-      squared_norms: (B,) of the gradients of each parameter array, rounded up so far that no contribution is
-        longer: float32 (float64 for float64 parameters). Not finite where a gradient is not.
+      squared_norms: pairs of a group of parameter arrays and (B,) squared norms of gradients in it, which
+        together are those of the group, rounded up so far that no contribution is longer: float32 (float64
+        for float64 parameters). Not finite where a gradient is not.
       weighted_sum: takes (B,) weights for each group of parameter arrays; returns for each array
         sum_b weights[b]·gradient[b].
     """
 
     losses: jax.Array
-    squared_norms: list[jax.Array]
+    squared_norms: list[tuple[int, jax.Array]]
     weighted_sum: Callable[[Sequence[jax.Array]], list[jax.Array]]
 
 
@@ -52,8 +65,16 @@ def over_examples(function: Callable[[Any], Any], batch: Any) -> Any:
         raise
 
 
-def trace(loss: Loss, leaves: Sequence[jax.Array], batch: Any) -> core.ClosedJaxpr:
+def trace(
+    loss: Loss, leaves: Sequence[jax.Array], batch: Any, vectorised: bool = True
+) -> core.ClosedJaxpr:
     """The program that computes the loss of one example, and its gradients.
+
+    Args:
+      loss: of (parameters, one example).
+      leaves: the parameters.
+      batch: of which only shapes matter.
+      vectorised: whether it will be, over more than one example.
 
     Raises:
       ValueError: for a loss that mixes examples, and, in a strict call, for what `reports` says.
@@ -66,30 +87,36 @@ def trace(loss: Loss, leaves: Sequence[jax.Array], batch: Any) -> core.ClosedJax
         return jax.value_and_grad(lambda p: value(*p, *example)[0])(leaves)
 
     traced = jax.make_jaxpr(gradients)(list(leaves), *jax.tree.leaves(example))
-    mixing.check(closed, traced, len(leaves), is_vectorised(batch))
+    mixing.check(closed, traced, len(leaves), vectorised)
     return traced
 
 
-def run(loss: Loss, leaves: Sequence[jax.Array], batch: Any, groups: Sequence[int]) -> Pass:
-    """The pass that holds every per-example gradient, B times the size of the parameters.
+def held(
+    loss: Loss, leaves: Sequence[jax.Array], batch: Any, groups: Sequence[int], vectorised: bool
+) -> Clipping:
+    """Holds every per-example gradient, B times the size of the parameters.
 
     `groups` has the group of every parameter array.
     """
-    traced = trace(loss, leaves, batch)
+    traced = trace(loss, leaves, batch, vectorised)
 
     def one(example: Any) -> list[jax.Array]:
         return core.jaxpr_as_fun(traced)(*leaves, *jax.tree.leaves(example))
 
-    losses, *gradients = over_examples(one, batch)
-    gradients = settled(gradients)
-    gradients = [g.astype(accumulator(g.dtype)) for g in settled(gradients)]
+    def run(batch: Any) -> Pass:
+        losses, *gradients = over_examples(one, batch)
+        gradients = settled(gradients)
+        gradients = [g.astype(accumulator(g.dtype)) for g in settled(gradients)]
 
-    def weighted_sum(weights: Sequence[jax.Array]) -> list[jax.Array]:
-        # Factors must fit the gradients that they multiply: no TensorFloat-32.
-        highest = jax.lax.Precision.HIGHEST
-        return [
-            jnp.tensordot(weights[group], g, 1, precision=highest)
-            for group, g in zip(groups, gradients, strict=True)
-        ]
+        def weighted_sum(weights: Sequence[jax.Array]) -> list[jax.Array]:
+            # Factors must fit the gradients that they multiply: no TensorFloat-32.
+            highest = jax.lax.Precision.HIGHEST
+            return [
+                jnp.tensordot(weights[group], g, 1, precision=highest)
+                for group, g in zip(groups, gradients, strict=True)
+            ]
 
-    return Pass(losses, list(map(jax.vmap(sum_of_squares), gradients)), weighted_sum)
+        norms = map(jax.vmap(sum_of_squares), gradients)
+        return Pass(losses, list(zip(groups, norms, strict=True)), weighted_sum)
+
+    return Clipping(run, jaxprs.peak_bytes(jaxprs.flat(traced).jaxpr))
