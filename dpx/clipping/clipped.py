@@ -13,11 +13,10 @@ import jax.numpy as jnp
 from dpx._validate import check_relation as _check_relation
 from dpx.clipping import batches as _batches
 from dpx.clipping import groups as _groups
+from dpx.clipping import losses as _losses
 from dpx.clipping import meshes as _meshes
 from dpx.clipping import params as _params
 from dpx.clipping import reports as _reports
-from dpx.clipping import selection as _selection
-from dpx.clipping import unreached as _unreached
 from dpx.clipping.gradients import plan as _plan
 from dpx.clipping.passes import one as _one
 from dpx.clipping.passes import vmap as _vmap
@@ -54,7 +53,7 @@ class ClippedGrad:
         size = self.microbatch_size
         if size is not None and (isinstance(size, bool) or not isinstance(size, int) or size < 1):
             raise ValueError(f"microbatch_size={size!r} must be a positive integer, or None.")
-        _selection.check(self.wrt)
+        _params.check_wrt(self.wrt)
 
     def trained(self, params: Any) -> Any:
         """What is differentiated of `params`: a tree like `ClippedGrads.grads`, as Optax wants it.
@@ -123,12 +122,12 @@ class ClippedGrad:
         most C·ρ/2, ρ/2 = batch_size·(A·γ_n + γ_9 + 3u). Within one microbatch of m examples n is m + 4 and
         A = 1 where gradients are held; n is about m·P and A = 64 where they are kept as factors with P
         positions (all uses together), because their terms may cancel. Microbatches are added up with
-        compensation, so their number does not enter n (`dpx.clipping.sums`). This is the worst of all orders
-        of summation and of all data sets: it is small for held gradients and small microbatches, and it
-        says little (ρ > 1) for large batches of long sequences in one piece.
+        compensation, so their number does not enter n (`dpx.clipping.rounding.Sum`). This is the worst of all
+        orders of summation and of all data sets: it is small for held gradients and small microbatches, and
+        it says little (ρ > 1) for large batches of long sequences in one piece.
 
         Args:
-          batch_size: examples in the whole sum, which may be several calls, added up with `sums.add`.
+          batch_size: examples in the whole sum, which may be several calls, added up by such a sum.
           params: the parameters.
           *batch: what one call is given; only shapes matter.
 
@@ -144,7 +143,7 @@ class ClippedGrad:
         if self.method == "vmap":
             share = gamma(step + 4, dtype)
         else:
-            loss = _params.example_loss(self.loss_fn, parameters, self.has_aux)
+            loss, _ = _losses.functions(self.loss_fn, self.has_aux, parameters)({})
             within = self.method != "one_pass"
             program = _plan.trace(loss, parameters.leaves, batch, within)
             share = _plan.rounding(program, step, dtype)
@@ -155,11 +154,9 @@ class ClippedGrad:
         size = _batches.batch_size(batch, mask, self.strict)
         parameters = _params.flatten(params, self.wrt)
         _params.check_finite(parameters)
-        _unreached.report_state(params, self.wrt, self.strict)
+        _reports.report_state(params, self.wrt, self.strict)
         groups = _groups.assign(self.l2_clip_norm, parameters.tree)
-        functions_of = functools.partial(
-            _params.example_functions, _params.configured(self.loss_fn), self.has_aux, parameters
-        )
+        functions_of = _losses.functions(self.loss_fn, self.has_aux, parameters)
         mask = jnp.ones(size, bool) if mask is None else mask
         report = _reports.of(self.strict, batch, size, parameters)
         batch = jax.tree.map(lambda x: x if isinstance(x, jax.Array) else jnp.asarray(x), batch)
@@ -195,7 +192,7 @@ class ClippedGrad:
                     parameters, groups, functions_of({})[1], batch
                 )
             else:
-                given = parameters.leaves, _params.on_mesh(parameters.constants), batch, mask
+                given = parameters.leaves, _meshes.on_mesh(parameters.constants), batch, mask
                 sums, norms, found = _meshes.run(run, functions_of, *given)
         norms = jax.tree.unflatten(groups.structure, norms)
         losses, aux = found

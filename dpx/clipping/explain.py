@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 import jax.numpy as jnp
 
-from dpx.clipping import batches, params
+from dpx.clipping import batches, losses, params
 from dpx.clipping.gradients.forms import Form
 from dpx.clipping.gradients.plan import trace
 
@@ -95,7 +95,7 @@ def explain_clipping(
       wrt, has_aux: as in `clipped_grad`; what is not trained has no row.
     """
     parameters = params.flatten(params_, wrt)
-    loss = params.example_loss(loss_fn, parameters, has_aux)
+    loss, _ = losses.functions(loss_fn, has_aux, parameters)({})
     batch = batches.as_jax(batch)
     program = trace(loss, parameters.leaves, batch)
     rows = []

@@ -16,8 +16,9 @@ from jax.interpreters.partial_eval import dce_jaxpr
 from dpx.clipping import meshes
 from dpx.clipping.gradients import plan
 from dpx.clipping.gradients.plan import Program
+from dpx.clipping.losses import Loss
 from dpx.clipping.passes import again
-from dpx.clipping.passes.vmap import Loss, Pass, over_examples
+from dpx.clipping.passes.vmap import Pass, over_examples
 from dpx.clipping.rounding import settled
 
 

@@ -7,10 +7,9 @@ import jax
 import jax.numpy as jnp
 from jax.extend import core
 
-from dpx.clipping import meshes, mixing
+from dpx.clipping.gradients import plan
+from dpx.clipping.losses import Loss, is_vectorised
 from dpx.clipping.rounding import accumulator, settled, sum_of_squares
-
-Loss = Callable[[Sequence[jax.Array], Any], jax.Array]
 
 
 class Pass(NamedTuple):
@@ -27,11 +26,6 @@ class Pass(NamedTuple):
     losses: jax.Array
     squared_norms: list[jax.Array]
     weighted_sum: Callable[[Sequence[jax.Array]], list[jax.Array]]
-
-
-def is_vectorised(batch: Any) -> bool:
-    """Whether `over_examples` uses `jax.vmap`."""
-    return jax.tree.leaves(batch)[0].shape[0] > 1
 
 
 def over_examples(function: Callable[[Any], Any], batch: Any) -> Any:
@@ -52,30 +46,12 @@ def over_examples(function: Callable[[Any], Any], batch: Any) -> Any:
         raise
 
 
-def trace(loss: Loss, leaves: Sequence[jax.Array], batch: Any) -> core.ClosedJaxpr:
-    """The program that computes the loss of one example, and its gradients.
-
-    Raises:
-      ValueError: for a loss that mixes examples, and, in a strict call, for what `reports` says.
-    """
-    example = meshes.one_example(batch)
-    closed = jax.make_jaxpr(loss)(list(leaves), example)
-    value = core.jaxpr_as_fun(closed)
-
-    def gradients(leaves: list, *example: Any) -> Any:
-        return jax.value_and_grad(lambda p: value(*p, *example)[0])(leaves)
-
-    traced = jax.make_jaxpr(gradients)(list(leaves), *jax.tree.leaves(example))
-    mixing.check(closed, traced, len(leaves), is_vectorised(batch))
-    return traced
-
-
 def run(loss: Loss, leaves: Sequence[jax.Array], batch: Any, groups: Sequence[int]) -> Pass:
     """The pass that holds every per-example gradient, B times the size of the parameters.
 
     `groups` has the group of every parameter array.
     """
-    traced = trace(loss, leaves, batch)
+    traced, _ = plan.read(loss, leaves, batch)
 
     def one(example: Any) -> list[jax.Array]:
         return core.jaxpr_as_fun(traced)(*leaves, *jax.tree.leaves(example))
