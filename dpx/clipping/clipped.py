@@ -20,7 +20,6 @@ from dpx.clipping import reports as _reports
 from dpx.clipping.gradients import plan as _plan
 from dpx.clipping.passes import one as _one
 from dpx.clipping.passes import vmap as _vmap
-from dpx.clipping.result import ClippedGrads
 from dpx.clipping.rounding import gamma, unit
 
 METHODS = {
@@ -29,6 +28,50 @@ METHODS = {
     "two_pass": _one.recomputing,
     "vmap": _vmap.run,
 }
+
+
+@functools.partial(
+    jax.tree_util.register_dataclass,
+    data_fields=["grads", "norms", "losses", "aux"],
+    meta_fields=["clips"],
+)
+@dataclasses.dataclass(frozen=True)
+class ClippedGrads:
+    """The clipped gradients of a batch of B examples.
+
+    The whole of it is what `dpx.privatize` takes, which then makes sure that its own threshold is the same.
+    `norms`, `losses` and `aux` are private data that no guarantee covers, however often noise is added to the
+    sum: nothing is clipped in them, and none of them may be released, logged, or kept in the state of a
+    model (such as running statistics) unless a mechanism of its own protects it.
+
+    Attributes:
+      grads: the sum over examples of clipped gradients, a tree like that of `ClippedGrad.trained`: with None
+        at leaves that are not differentiated, and for an NNX module the `nnx.State` of the variables that
+        are. Parameters in bfloat16 or float16 have float32 sums: nothing is rounded before noise is added.
+      norms: (B,) l2 norms of the gradients before clipping, rounded up: a bound that holds whatever was
+        rounded, most often within 0.1 % of the norm (`ClippedGrad.sensitivity`); a tree of them, shaped like
+        `l2_clip_norm`, when that is a tree. Zero where the mask is False, infinite where a gradient
+        is not finite.
+      losses: (B,) losses, zero where the mask is False.
+      clips: the thresholds, in the order of the leaves of `l2_clip_norm`; static under `jax.jit`.
+      aux: what the loss of each example returned beside the loss (`has_aux`), stacked along a leading axis of
+        B, zero where the mask is False; else None.
+    """
+
+    grads: Any
+    norms: Any
+    losses: jax.Array
+    clips: tuple[float, ...]
+    aux: Any = None
+
+    @property
+    def num_not_finite(self) -> jax.Array:
+        """How many examples added nothing because their gradient, or its norm, is not finite.
+
+        The number depends on private examples: it is for debugging on public ones, and not for logs.
+        """
+        infinite = [jnp.isinf(norm) for norm in jax.tree.leaves(self.norms)]
+        return functools.reduce(jnp.logical_or, infinite).sum()
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -87,11 +130,9 @@ class ClippedGrad:
         and w·g themselves is covered by a factor 1 + (G + 24)u, G the number of squared norms that N² is
         the sum of.
 
-        The model: IEEE arithmetic rounded to nearest, u = 2⁻²⁴ (2⁻⁵³ for float64 parameters), or truncated,
-        with twice that u, on anything but a CPU; quotients and roots within 4u; sums in any order, fused or
-        not; γ_n = n·u/(1 − n·u). Numbers below the smallest normal one may be flushed to zero, in operands
-        and in results: lengths are raised by what that can hide, and clip factors below 2⁻⁴⁸ are zero. `g` is
-        the gradient that the backward pass computed, however far it is from the derivative of the loss.
+        The model of arithmetic is that of `dpx.clipping.rounding`, with quotients and roots within 4u.
+        Lengths are raised by what flushing to zero can hide, and clip factors below 2⁻⁴⁸ are zero. `g` is the
+        gradient that the backward pass computed, however far it is from the derivative of the loss.
 
         On a GPU the factors of a float32 product are first rounded to TensorFloat-32, as the product itself
         would round them, unless the loss asks for more precision: norms and sums are of what is left.

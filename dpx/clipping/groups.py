@@ -67,11 +67,6 @@ def assign(l2_clip_norm: Any, tree: Any) -> Groups:
     clips = check_clip(l2_clip_norm)
     message = "l2_clip_norm={} is not a prefix of the parameter tree {}; give one number, or one for each "
     members = params.spread(l2_clip_norm, tree, message + "subtree: {}")
-    if None in members:
-        raise ValueError(
-            f"l2_clip_norm={l2_clip_norm!r} is not a prefix of the parameter tree: it has None where a "
-            "parameter is trained; give a number there"
-        )
     if unused := sorted(set(range(len(clips))) - set(members)):
         raise ValueError(
             f"l2_clip_norm={l2_clip_norm!r} has a threshold, {clips[unused[0]]}, for parameters that are not "

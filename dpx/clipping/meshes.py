@@ -47,11 +47,6 @@ def zeros(like: Any) -> Any:
     return jax.tree.map(lambda s: made(s.shape, s.dtype, varying(s)), like)
 
 
-def ones_like(x: jax.Array) -> jax.Array:
-    """Ones of the shape, and of the axes of variation, of an array."""
-    return vary(jnp.ones_like(x), varying(x))
-
-
 def on_mesh(constants: Sequence[Any]) -> dict[int, jax.Array]:
     """Those of the constants, by their number, whose layout on a mesh is a part of their type."""
     return {

@@ -197,8 +197,6 @@ def _same(a: Any, b: Any) -> bool:
     traced = isinstance(a, Tracer) or isinstance(b, Tracer)
     if traced or jnp.size(a) != jnp.size(b) or not jnp.ndim(a):
         return False
-    if jnp.shape(a) != jnp.shape(b) and jnp.size(a) < _FEW:
-        return False
     a, b = (
         np.asarray(jax.random.key_data(x) if jnp.issubdtype(x.dtype, jax.dtypes.prng_key) else x)
         for x in (a, b)
@@ -206,7 +204,7 @@ def _same(a: Any, b: Any) -> bool:
     if a.shape == b.shape:
         return np.array_equal(a, b) and not _is_common(a)
     alike = any(np.array_equal(x.reshape(-1), b.reshape(-1)) for x in (a, a.T))
-    return alike and not (_is_common(a.reshape(-1)) or _is_common(b))
+    return alike and a.size >= _FEW and not (_is_common(a.reshape(-1)) or _is_common(b))
 
 
 def _is_common(rows: np.ndarray) -> bool:

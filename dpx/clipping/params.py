@@ -44,12 +44,10 @@ class Parameters(NamedTuple):
 def flatten(params: Any, wrt: Any = None) -> Parameters:
     """Splits `params` into arrays to differentiate and everything else, which stays constant.
 
-    An NNX module is split as `nnx.grad` does: its `nnx.Param`s are differentiated; other state
-    (random counters, batch statistics) is read and what the loss writes to it is dropped. In any
-    other tree the floating-point arrays are differentiated; Python scalars, functions and
-    integer arrays, as in Equinox modules, are not.
-
-    What `wrt` does not name becomes a constant of the loss, so that nothing is computed for it.
+    An NNX module is split as `nnx.grad` does: its `nnx.Param`s are differentiated; other state (random
+    counters, batch statistics) is read and what the loss writes to it is dropped. In any other tree the
+    floating-point arrays are differentiated; Python scalars, functions and integer arrays, as in Equinox
+    modules, are not. What `wrt` does not name becomes a constant of the loss: nothing is computed for it.
 
     Args:
       params: the parameters.
@@ -75,20 +73,17 @@ def flatten(params: Any, wrt: Any = None) -> Parameters:
         return inner._replace(rebuild=rebuild_module, constants=constants)
 
     everything, structure = jax.tree.flatten(params)
-    trained = [
-        is_weight(leaf) and named
-        for leaf, named in zip(everything, select(wrt, params), strict=True)
-    ]
-    leaves = [jnp.asarray(leaf) for leaf, own in zip(everything, trained, strict=True) if own]
-    constants = [leaf for leaf, own in zip(everything, trained, strict=True) if not own]
+    named = zip(everything, select(wrt, params), strict=True)
+    trained = [is_weight(leaf) and is_named for leaf, is_named in named]
+    each = list(zip(everything, trained, strict=True))
+    leaves = [jnp.asarray(leaf) for leaf, own in each if own]
+    constants = [leaf for leaf, own in each if not own]
     if not leaves:
         which = "" if wrt is None else f" that wrt={wrt!r} names"
         raise ValueError(
             f"params has no floating-point array{which}: there is nothing to differentiate."
         )
-    tree = structure.unflatten(
-        leaf if own else None for leaf, own in zip(everything, trained, strict=True)
-    )
+    tree = structure.unflatten(leaf if own else None for leaf, own in each)
     if wrt is not None and isinstance(tree, nnx.State):
         # Without the others, as `nnx.grad(wrt=...)` and `nnx.Optimizer(wrt=...)` have it.
         tree = nnx.filter_state(tree, lambda _, variable: bool(jax.tree.leaves(variable)))
@@ -134,10 +129,8 @@ def select(wrt: Any, params: Any) -> list[bool]:
         return [True for _ in jax.tree.leaves(params)]
     if _is_mask(wrt):
         message = "wrt={} must be a prefix of the parameter tree {}: give True or False for each subtree ({})"
-        numbers, marks = spread(wrt, params, message), jax.tree.leaves(wrt)
-        if None in numbers:
-            raise ValueError(f"wrt={wrt!r} must be bools: give False, not None, for a subtree")
-        return [bool(marks[number]) for number in numbers]
+        marks = jax.tree.leaves(wrt)
+        return [bool(marks[number]) for number in spread(wrt, params, message)]
     chosen: Callable = nnx.filterlib.to_predicate(wrt)
 
     def mark(path: tuple, leaf: Any) -> Any:
@@ -147,8 +140,8 @@ def select(wrt: Any, params: Any) -> list[bool]:
     return jax.tree.leaves(marks)
 
 
-def spread(prefix: Any, tree: Any, message: str) -> list[int | None]:
-    """For each leaf of a tree, the number of the leaf of a prefix that stands for it; None where None does.
+def spread(prefix: Any, tree: Any, message: str) -> list[int]:
+    """For each leaf of a tree, the number of the leaf of a prefix that stands for it.
 
     Args:
       prefix: where the tree has an `nnx.State`, that may be a plain dict.
@@ -156,7 +149,7 @@ def spread(prefix: Any, tree: Any, message: str) -> list[int | None]:
       message: for an error, with places for the prefix, the structure of the tree, and what is wrong.
 
     Raises:
-      ValueError: it is no prefix.
+      ValueError: it is no prefix, or has None where the tree has a leaf.
     """
     if not isinstance(prefix, nnx.State):
 
@@ -168,11 +161,14 @@ def spread(prefix: Any, tree: Any, message: str) -> list[int | None]:
     numbers = structure.unflatten(range(structure.num_leaves))
     try:
         found = jax.tree.broadcast(numbers, tree, is_leaf=_is_none)
+        both = (jax.tree.leaves(each, is_leaf=_is_none) for each in (found, tree))
+        numbers = [number for number, leaf in zip(*both, strict=True) if leaf is not None]
+        if None in numbers:
+            raise ValueError("it has None where a parameter is trained")
     except ValueError as error:
         what = message.format(repr(prefix), jax.tree.structure(tree), error)
         raise ValueError(what) from error
-    both = (jax.tree.leaves(each, is_leaf=_is_none) for each in (found, tree))
-    return [number for number, leaf in zip(*both, strict=True) if leaf is not None]
+    return numbers
 
 
 def _is_none(x: Any) -> bool:

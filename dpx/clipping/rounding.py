@@ -1,12 +1,12 @@
 """Rounding: bounds that hold in whatever order a compiler adds, and sums that keep what they round off.
 
-The model: IEEE arithmetic that rounds to nearest, unit roundoff u (2⁻²⁴ for float32), sums and products
-of matrices in any order, fused or not. On anything but a CPU u is taken twice as large, because the matrix
-units of GPUs truncate what they add up (Fasi et al. 2021, doi 10.7717/peerj-cs.330). Then a sum of n terms,
-each of them the result of at most one rounding, errs by at most γ_n = n·u / (1 − n·u) times the sum of the
-absolute values of its terms (Higham, Accuracy and Stability of Numerical Algorithms, 2nd ed., §3.1). What is
-too small for a normal number may be flushed to zero, in operands and in results: that costs at most the
-smallest normal number.
+The model: IEEE arithmetic that rounds to nearest, unit roundoff u (2⁻²⁴ for float32, 2⁻⁵³ for float64), sums
+and products of matrices in any order, fused or not. On anything but a CPU u is taken twice as large, because
+the matrix units of GPUs truncate what they add up (Fasi et al. 2021, doi 10.7717/peerj-cs.330). Then a sum of
+n terms, each of them the result of at most one rounding, errs by at most γ_n = n·u / (1 − n·u) times the sum
+of the absolute values of its terms (Higham, Accuracy and Stability of Numerical Algorithms, 2nd ed., §3.1).
+What is too small for a normal number may be flushed to zero, in operands and in results: that costs at most
+the smallest normal number.
 """
 
 import math

@@ -1,6 +1,7 @@
 """Moving averages of examples, as a BatchNorm in training mode keeps them, are refused in every framework."""
 
 import functools
+from typing import Any
 
 import haiku as hk
 import jax
@@ -60,7 +61,7 @@ def _linen_scanned(training):
         def __call__(self, x, _):
             return nn.BatchNorm(use_running_average=not training)(nn.Dense(3)(x)), None
 
-    axes = {"params": 0, "batch_stats": 0}
+    axes: Any = {"params": 0, "batch_stats": 0}
     stack = nn.scan(Layer, variable_axes=axes, split_rngs={"params": True}, length=2)()
     variables = stack.init(jax.random.key(0), X[0], None)
 
