@@ -260,10 +260,8 @@ def clipped_grad(
         gradient = dpx.clipped_grad(loss_fn, l2_clip_norm=1.0)
         clipped = jax.jit(gradient)(params, inputs, targets, mask=mask)
 
-    Randomness inside the loss, such as dropout, must belong to the record and not to its slot in the batch: a
-    key made from the step, the record's own index and a secret key, and from nothing else. Keys that are
-    split over slots change for every later record when one joins or leaves, so that all their gradients
-    change, and the sum moves by many times C:
+    Randomness inside the loss, such as dropout, must belong to the record and not to its slot in the batch,
+    or one that joins or leaves moves the sum by many times C. A key of the record's own goes with the batch:
 
         keys = dpx.clipping.record_keys(secret_key, step, record_indices)  # not jax.random.split(key, B)
 
@@ -337,12 +335,12 @@ def clipped_grad(
       ValueError: bad arguments here, or on the call: a threshold tree that does not match the parameters, an
         optimizer's state among them, batch axes that differ, a loss that is not a floating-point scalar,
         parameters that are not finite (where their values are known, outside `jax.jit`), and a loss whose
-        examples influence each other: a BatchNorm in training mode, a collective over a named axis such as
-        `jax.lax.pmean`, keys of another implementation than `threefry2x32` (but at `microbatch_size=1`), an
-        array of the batch, or a `jax.Ref`, that the loss closes over; each in the loss, or in a derivative
-        that somebody wrote by hand (`jax.custom_vjp`). What JAX does not see is not found, such as the mean
-        of the batch, computed before the loss is called, random numbers of NumPy, or what a function on the
-        host remembers.
+        examples influence each other: a collective over a named axis such as `jax.lax.pmean`, a moving
+        average of examples, as of a BatchNorm in training mode, keys of another implementation than
+        `threefry2x32` (but at `microbatch_size=1`), an array of the batch, or a `jax.Ref`, that the loss
+        closes over; each but the average also in a derivative that somebody wrote by hand
+        (`jax.custom_vjp`). What JAX does not see is not found, such as the mean of the batch, computed before
+        the loss is called, random numbers of NumPy, or what a function on the host remembers.
     """
     return ClippedGrad(
         loss_fn, l2_clip_norm, method, normalize, microbatch_size, strict, wrt, has_aux

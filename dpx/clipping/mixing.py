@@ -33,12 +33,12 @@ def check(
     Derivatives that somebody wrote by hand are a part of that program. What is refused or reported:
 
     - A collective over a named axis, such as `lax.pmean`, reads what other examples or devices hold.
-    - A moving average of what examples hold, as a BatchNorm in training mode keeps it. Within one loss the
-      layer takes its statistics from one example, and the sum has its sensitivity. The average is what voids
-      the guarantee: it adds up private data without clipping and noise, and the model that is evaluated
-      reads it. It is found in the program: a share of an array, and something of the example, are added up
-      to a value that the loss does not depend on. An average that the loss reads, or whose share is no
-      constant number, is not found.
+    - A moving average of what examples hold, as a BatchNorm in training mode keeps it. In the loss of one
+      example that layer normalises the example by itself, and the sum keeps its sensitivity. What voids the
+      guarantee is the average, wherever it is kept: it mixes examples that nobody clipped, without noise, and
+      the model reads it in evaluation. It is found in the program: a share of an array, and something of the
+      example, are added up to a value that the loss does not need. Where the loss itself reads the new
+      average, or the share is no number of the program, it is not found.
     - Keys of the implementations `rbg` and `unsafe_rbg`, vectorised, draw by the places of examples.
     - A mutable array (`jax.Ref`) that the loss closes over carries values from one example to the next.
     - An array of the batch, or of as many rows as the batch, that the loss closes over holds other examples.

@@ -2257,6 +2257,14 @@ FAULTS = (
         "tests/clipping/test_clipping_refs.py::test_what_one_example_leaves_for_the_next_is_refused",
     ),
     Fault(
+        "a loss is first looked at when its training has begun",
+        "dpx/training/fitting.py",
+        "        plan.trace(of_one, trained.leaves, batch, within=True)\n",
+        "        pass\n",
+        "tests/training/test_fit_door.py"
+        "::test_losses_that_mix_examples_are_refused_before_there_is_a_folder",
+    ),
+    Fault(
         "a moving average of examples is not refused",
         "dpx/clipping/mixing.py",
         "    if made and made > _averages(",
