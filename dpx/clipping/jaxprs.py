@@ -3,7 +3,6 @@
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
-import jax
 from jax.extend import core
 from jax.extend.core.primitives import closed_call_p
 from jax.lax import DotAlgorithmPreset, Precision
@@ -61,21 +60,34 @@ def run(eqns: Sequence[Any], env: dict[Any, Any], outs: Sequence[Any]) -> list[A
 
 
 def flat(closed: core.ClosedJaxpr) -> core.ClosedJaxpr:
-    """The same jaxpr without calls."""
+    """The same jaxpr with the equations of what it calls in place of calls."""
+    variables, consts = list(closed.jaxpr.constvars), list(closed.consts)
+    eqns: list[Any] = []
 
-    def enter(jaxpr: Any, consts: Any, arguments: Sequence[Any]) -> list[Any]:
-        env = dict(zip([*jaxpr.constvars, *jaxpr.invars], [*consts, *arguments], strict=True))
+    def enter(jaxpr: Any, env: dict[Any, Any], is_called: bool) -> list[Any]:
+        def named(atoms: Sequence[Any]) -> list[Any]:
+            return [v if isinstance(v, core.Literal) else env.get(v, v) for v in atoms]
+
         for eqn in jaxpr.eqns:
             if eqn.primitive.name in CALLS:
                 inner = eqn.params[CALLS[eqn.primitive.name]]
-                body, values = getattr(inner, "jaxpr", inner), run((), env, eqn.invars)
-                results = enter(body, getattr(inner, "consts", ()), values)
-                env.update(zip(eqn.outvars, results, strict=True))
-            else:
-                run([eqn], env, ())
-        return run((), env, jaxpr.outvars)
+                body = getattr(inner, "jaxpr", inner)
+                own = [core.Var(v.aval) for v in body.constvars]
+                variables.extend(own)
+                consts.extend(getattr(inner, "consts", ()))
+                given = [*own, *named(eqn.invars)]
+                of_body = dict(zip([*body.constvars, *body.invars], given, strict=True))
+                results = enter(body, of_body, True)
+            else:  # What is called twice has other variables each time.
+                outs = eqn.outvars
+                results = [core.Var(v.aval) for v in outs] if is_called else outs
+                eqns.append(eqn.replace(invars=named(eqn.invars), outvars=results))
+            env.update(zip(eqn.outvars, results, strict=True))
+        return named(jaxpr.outvars)
 
-    return jax.make_jaxpr(lambda *a: enter(closed.jaxpr, closed.consts, a))(*closed.in_avals)
+    outs = enter(closed.jaxpr, {}, False)
+    jaxpr = closed.jaxpr.replace(constvars=variables, eqns=eqns, outvars=outs)
+    return core.ClosedJaxpr(jaxpr, consts)
 
 
 def inside(eqn: Any) -> Iterator[Any]:

@@ -18,6 +18,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
+from dpx.clipping import meshes
 from dpx.clipping.gradients import products
 from dpx.clipping.gradients.factors import Factors, Values
 from dpx.clipping.rounding import accumulator, gamma, sum_of_squares
@@ -62,8 +63,11 @@ class Held(NamedTuple):
         held = values[self.number]
         dtype = accumulator(held.dtype)
         held, weights = held.astype(dtype), weights.astype(dtype)
-        if jax.device_count() > 1:  # Each keeps the parts of the gradient that it has.
-            return jnp.tensordot(weights, held, 1, precision=products.HIGHEST).reshape(shape)
+        if (
+            not meshes.on_one_cpu()
+        ):  # One kernel that reads each number once, as narrow as it is held.
+            scale = weights.reshape(-1, *(1 for _ in held.shape[1:]))
+            return jnp.sum(scale * held, 0).reshape(shape)
         # Two equal rows: XLA's CPU compiler leaves a product of matrices to a library.
         rows, flat = jnp.stack([weights] * 2), held.reshape(len(held), -1)
         return jnp.matmul(rows, flat, precision=products.HIGHEST)[0].reshape(shape)

@@ -35,6 +35,9 @@ FLOOR = 2.0**-6
 # Products over this many chunks of an axis are written out; beyond it they run in a loop.
 UNROLLED = 4
 
+# Chunks that a step of that loop takes, but on a CPU.
+TOGETHER = 8
+
 # Above what second-order terms, and rounding while the bounds are computed, can add to them.
 SLACK = 1.02
 
@@ -169,18 +172,23 @@ def _inner(a: jax.Array, b: jax.Array, size: int, fast: bool) -> jax.Array:
 
 def _gram(a: jax.Array, b: jax.Array, fast: bool) -> jax.Array:
     """⟨a[k, p], b[k, q]⟩, each a sum over chunks of r of products that are sums within a chunk."""
-    count, rest = divmod(a.shape[2], CHUNK)
-    if count + (rest > 0) <= UNROLLED:
-        starts = range(0, max(a.shape[2], 1), CHUNK)
-        parts = [_dot(a[..., i : i + CHUNK], b[..., i : i + CHUNK], fast) for i in starts]
-        return functools.reduce(jnp.add, parts)
+    size = a.shape[2]
+    # A GPU is given several chunks at once: one is too little work for it.
+    together = 1 if meshes.on_one_cpu() else TOGETHER
+    length = together * CHUNK
+    whole = 0 if size <= UNROLLED * CHUNK else size // length
 
     def add(i: jax.Array, total: jax.Array) -> jax.Array:
-        left, right = (lax.dynamic_slice_in_dim(x, i * CHUNK, CHUNK, 2) for x in (a, b))
-        return total + _dot(left, right, fast)
+        left, right = (lax.dynamic_slice_in_dim(x, i * length, length, 2) for x in (a, b))
+        if together == 1:
+            return total + _dot(left, right, fast)
+        left, right = (x.reshape(*x.shape[:2], together, CHUNK) for x in (left, right))
+        return total + jnp.sum(jax.vmap(_dot, (2, 2, None))(left, right, fast), 0)
 
-    total = _dot(a[..., count * CHUNK :], b[..., count * CHUNK :], fast)
-    return lax.fori_loop(0, count, add, total)
+    starts = range(whole * length, max(size, 1), CHUNK)
+    parts = [_dot(a[..., i : i + CHUNK], b[..., i : i + CHUNK], fast) for i in starts]
+    rest = functools.reduce(jnp.add, parts or [_dot(a[..., :0], b[..., :0], fast)])
+    return lax.fori_loop(0, whole, add, rest) if whole else rest
 
 
 def _dot(a: jax.Array, b: jax.Array, fast: bool) -> jax.Array:

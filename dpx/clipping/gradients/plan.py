@@ -17,7 +17,7 @@ from dpx.clipping.gradients import (
 from dpx.clipping.gradients.factors import Factors, factors
 from dpx.clipping.gradients.forms import Form, Held, Parts, Within, Zero
 from dpx.clipping.gradients.reading import Reader
-from dpx.clipping.rounding import gamma, in_products, settled
+from dpx.clipping.rounding import accumulator, gamma, in_products, settled
 
 # A per-example gradient is held unless its factors have fewer elements by this much: held, it
 # needs no second product for the clipped sum.
@@ -149,7 +149,21 @@ def form(
                 *numbers,
             )
             return Held(made)
-    return Held(reader.value(out) if gain == 1 else reader.make(lambda x: x * gain, out))
+    if gain != 1:
+        return Held(reader.make(lambda x: x * gain, out))
+    return Held(reader.value(_before_widening(reader, out)))
+
+
+def _before_widening(reader: Reader, out: Any) -> Any:
+    """The narrow values that a gradient is cast from: they are as exact, and take less memory."""
+    eqn = reader.maker(out)
+    if eqn is None or eqn.primitive.name != "convert_element_type" or not _is_float(eqn.invars[0]):
+        return out
+    (operand,) = eqn.invars
+    narrow, wide = operand.aval.dtype, out.aval.dtype
+    widens = jnp.finfo(narrow).bits <= jnp.finfo(wide).bits
+    widens &= accumulator(narrow) == accumulator(wide)
+    return _before_widening(reader, operand) if widens else out
 
 
 def _factors(reader: Reader, out: Any, shape: Sequence[int], gain: complex = 1.0) -> Factors | None:
