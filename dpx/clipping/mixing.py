@@ -6,7 +6,7 @@ must its gradient, where somebody wrote the derivative by hand. No clipping cove
 
 import functools
 import inspect
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import jax
@@ -81,7 +81,7 @@ def check(
     if (call := reports.call()) is None:
         return
     _check_constants(constants, call)
-    for what in _given_all(eqn for eqn, _ in eqns) if is_vectorised else ():
+    for what in _given_all([eqn for eqn, _ in eqns]) if is_vectorised else ():
         reports.report(
             f"loss_fn calls {what}, which is given all examples at once, so that what it makes of one may "
             "depend on the others: use microbatch_size=1, which calls it for one example at a time"
@@ -113,7 +113,7 @@ def _averages(jaxpr: Any, count: int) -> int:
     def visit(eqn: Any, given: Sequence[bool]) -> None:
         if not any(given):
             gain = jaxprs.gain(eqn)
-            if isinstance(gain, float) and 0 < gain < 1:
+            if isinstance(gain, float) and 0 <= gain < 1:
                 shares.update(eqn.outvars)
         elif eqn.primitive.name == "add":
             found.extend(v for v, own in zip(eqn.invars, given, strict=True) if not own)
@@ -123,29 +123,24 @@ def _averages(jaxpr: Any, count: int) -> int:
 
 
 def _refuse_collective(eqn: Any, own_axes: frozenset) -> None:
-    if eqn.primitive.name in jaxprs.LAYOUT:
-        return
-    axes = [eqn.params.get("axis_name"), eqn.params.get("axes")]
-    for axis in (
-        each for given in axes for each in (given if isinstance(given, tuple | list) else (given,))
-    ):
-        if isinstance(axis, str) and axis not in own_axes:
+    name, params = eqn.primitive.name, eqn.params
+    for axis in jax.tree.leaves((params.get("axis_name"), params.get("axes"))):
+        if isinstance(axis, str) and axis not in own_axes and name not in jaxprs.LAYOUT:
             raise ValueError(
-                f"loss_fn calls {eqn.primitive.name} over the axis {axis!r}, which reads what other examples "
-                "or devices hold, so that no clipping bounds what one example changes: sum the results of "
-                "clipped_grad over that axis instead, and shard models by automatic or explicit axes"
+                f"loss_fn calls {name} over the axis {axis!r}, which reads what other examples or devices "
+                "hold, so that no clipping bounds what one example changes: sum the results of clipped_grad "
+                "over that axis instead, and shard models by automatic or explicit axes"
             )
 
 
-def _given_all(eqns: Iterable[Any]) -> list[str]:
+def _given_all(eqns: Sequence[Any]) -> list[str]:
     """What equations call that is given all examples at once, once the loss is vectorised.
 
-    It is told by who wrote what `jax.vmap` does. The rules of JAX itself mix nothing.
+    That is told by who wrote what `jax.vmap` does: the rules of JAX itself mix nothing.
     """
-    found, primitives = set(), set()
+    found = set()
     for eqn in eqns:
         name = eqn.primitive.name
-        primitives.add(eqn.primitive)
         # JAX's own call one example after the other, or the rule of the function, which is seen in the loss.
         if name == "custom_vmap_call" and not _is_of_jax(eqn.params["rule"]):
             where = eqn.params["call"].jaxpr.debug_info.func_src_info
@@ -153,7 +148,7 @@ def _given_all(eqns: Iterable[Any]) -> list[str]:
         method = eqn.params.get("vmap_method")
         if method is not None and method not in _IN_TURN:
             found.add(f"the host ({name} with vmap_method={method!r})")
-    for primitive in primitives:
+    for primitive in {eqn.primitive for eqn in eqns}:
         rule = batching.fancy_primitive_batchers.get(primitive)
         if inspect.isfunction(rule):  # JAX may have wrapped it.
             rule = inspect.getclosurevars(rule).nonlocals.get("batcher", rule)
