@@ -2032,7 +2032,7 @@ FAULTS = (
         "dpx/clipping/jaxprs.py",
         "return 1 / number if number and isinstance(eqn.invars[1], core.Literal) else None",
         "return 1 / number if number else None",
-        "tests/clipping/test_clipping_primitives.py::test_what_is_no_sum_of_products_is_held",
+        "tests/clipping/test_clipping_primitives.py::test_a_number_over_a_sum_of_products_is_held",
     ),
     Fault(
         "complex parameters are not refused",
