@@ -3,12 +3,13 @@
 The front door is `clipped_grad`. It takes the loss of one example, as any framework writes it,
 and returns a function of a batch that sums the clipped gradients of its examples. How it works:
 
-1. The parameters of any framework become a flat list of arrays (`params`), of which some are trained
-   (`selection`), and each belongs to a threshold (`groups`).
+1. The parameters of any framework become a flat list of arrays, of which some are trained (`params`), and
+   each belongs to a threshold (`groups`).
 2. On a mesh, the rest runs where the examples are, and the sums are added up once (`meshes`).
 3. The batch is taken in slices, with a stand-in for each example that is masked or not finite (`batches`).
-4. `jax.value_and_grad` of one example's loss is traced, once (`passes.vmap`).
-5. That program is searched for whatever mixes examples (`mixing`), which is refused, or reported (`reports`).
+4. `jax.value_and_grad` of one example's loss is traced, once (`losses`).
+5. That program is searched for whatever mixes examples (`mixing`) or gives them the same random numbers
+   (`randomness`), which is refused, or reported (`reports`).
 6. It is read backwards from each gradient, until that is a sum of products of two values: from equation to
    equation (`gradients.reading`), by one function a primitive (`gradients.primitives`).
 7. A product is kept as its two factors, whose axes have names (`gradients.outer`); convolutions are such
@@ -23,14 +24,13 @@ and returns a function of a batch that sums the clipped gradients of its example
 13. Norms and thresholds give one factor for each example and group (`groups`).
 14. Sums of factors are one product of matrices for all examples (`gradients.products`), and what blocks made
     is made again, now for the sum (`passes.again`).
-15. Slices are added up with what each addition rounds off (`sums`).
+15. Slices are added up with what each addition rounds off (`rounding`).
 """
 
-from dpx.clipping.clipped import METHODS, ClippedGrad, clipped_grad
+from dpx.clipping.clipped import METHODS, ClippedGrad, ClippedGrads, clipped_grad
 from dpx.clipping.explain import Explanation, explain_clipping
 from dpx.clipping.randomness import record_keys
 from dpx.clipping.reports import ClippingWarning
-from dpx.clipping.result import ClippedGrads
 
 __all__ = [
     "METHODS",

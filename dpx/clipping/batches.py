@@ -1,7 +1,6 @@
 """Batches that are empty, padded, not finite, or taken a slice at a time."""
 
 import functools
-import itertools
 import math
 from collections.abc import Callable
 from typing import Any
@@ -17,8 +16,7 @@ from dpx.clipping import jaxprs as _jaxprs
 from dpx.clipping import meshes as _meshes
 from dpx.clipping import params as _params
 from dpx.clipping import reports
-from dpx.clipping import sums as _sums
-from dpx.clipping.rounding import accumulator
+from dpx.clipping.rounding import Sum, accumulator
 
 # Microbatches between two compensated additions.
 BLOCK = 8
@@ -139,8 +137,7 @@ def _outlined(function: Callable, *arguments: Any) -> tuple[Callable, Any]:
     compiled as quickly in place, and need less memory there.
     """
     closed, like = jax.make_jaxpr(function, return_shape=True)(*arguments)
-    equations = itertools.chain.from_iterable(map(_jaxprs.nested, closed.eqns))
-    if not _meshes.on_one_cpu() or sum(1 for _ in equations) < LONG:
+    if not _meshes.on_one_cpu() or sum(1 for _ in _jaxprs.equations(closed.jaxpr)) < LONG:
         return function, like
 
     def outlined(*arguments: Any) -> Any:
@@ -241,9 +238,9 @@ def by_microbatches(whole: Callable, step: int, batch: tuple, mask: jax.Array):
         first = index * BLOCK
         last = jnp.minimum(first + BLOCK, count)
         partial, found = jax.lax.fori_loop(first, last, slot, (sums, found))
-        return _sums.add(total, partial), found
+        return total.add(partial), found
 
-    start = _sums.Sum(sums, sums), found
+    start = Sum(sums, sums), found
     total, found = jax.lax.fori_loop(0, -(-count // BLOCK), block, start)
     found = jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:])[:size], found)
-    return _sums.result(total), *found
+    return total.result(), *found

@@ -13,15 +13,13 @@ import jax.numpy as jnp
 from dpx._validate import check_relation as _check_relation
 from dpx.clipping import batches as _batches
 from dpx.clipping import groups as _groups
+from dpx.clipping import losses as _losses
 from dpx.clipping import meshes as _meshes
 from dpx.clipping import params as _params
 from dpx.clipping import reports as _reports
-from dpx.clipping import selection as _selection
-from dpx.clipping import unreached as _unreached
 from dpx.clipping.gradients import plan as _plan
 from dpx.clipping.passes import one as _one
 from dpx.clipping.passes import vmap as _vmap
-from dpx.clipping.result import ClippedGrads
 from dpx.clipping.rounding import gamma, unit
 
 METHODS = {
@@ -30,6 +28,50 @@ METHODS = {
     "two_pass": _one.recomputing,
     "vmap": _vmap.held,
 }
+
+
+@functools.partial(
+    jax.tree_util.register_dataclass,
+    data_fields=["grads", "norms", "losses", "aux"],
+    meta_fields=["clips"],
+)
+@dataclasses.dataclass(frozen=True)
+class ClippedGrads:
+    """The clipped gradients of a batch of B examples.
+
+    The whole of it is what `dpx.privatize` takes, which then makes sure that its own threshold is the same.
+    `norms`, `losses` and `aux` are private data that no guarantee covers, however often noise is added to the
+    sum: nothing is clipped in them, and none of them may be released, logged, or kept in the state of a
+    model (such as running statistics) unless a mechanism of its own protects it.
+
+    Attributes:
+      grads: the sum over examples of clipped gradients, a tree like that of `ClippedGrad.trained`: with None
+        at leaves that are not differentiated, and for an NNX module the `nnx.State` of the variables that
+        are. Parameters in bfloat16 or float16 have float32 sums: nothing is rounded before noise is added.
+      norms: (B,) l2 norms of the gradients before clipping, rounded up: a bound that holds whatever was
+        rounded, most often within 0.1 % of the norm (`ClippedGrad.sensitivity`); a tree of them, shaped like
+        `l2_clip_norm`, when that is a tree. Zero where the mask is False, infinite where a gradient
+        is not finite.
+      losses: (B,) losses, zero where the mask is False.
+      clips: the thresholds, in the order of the leaves of `l2_clip_norm`; static under `jax.jit`.
+      aux: what the loss of each example returned beside the loss (`has_aux`), stacked along a leading axis of
+        B, zero where the mask is False; else None.
+    """
+
+    grads: Any
+    norms: Any
+    losses: jax.Array
+    clips: tuple[float, ...]
+    aux: Any = None
+
+    @property
+    def num_not_finite(self) -> jax.Array:
+        """How many examples added nothing because their gradient, or its norm, is not finite.
+
+        The number depends on private examples: it is for debugging on public ones, and not for logs.
+        """
+        infinite = [jnp.isinf(norm) for norm in jax.tree.leaves(self.norms)]
+        return functools.reduce(jnp.logical_or, infinite).sum()
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -54,7 +96,7 @@ class ClippedGrad:
         size = self.microbatch_size
         if size is not None and (isinstance(size, bool) or not isinstance(size, int) or size < 1):
             raise ValueError(f"microbatch_size={size!r} must be a positive integer, or None.")
-        _selection.check(self.wrt)
+        _params.check_wrt(self.wrt)
 
     def trained(self, params: Any) -> Any:
         """What is differentiated of `params`: a tree like `ClippedGrads.grads`, as Optax wants it.
@@ -88,11 +130,9 @@ class ClippedGrad:
         and w·g themselves is covered by a factor 1 + (G + 24)u, G the number of squared norms that N² is
         the sum of.
 
-        The model: IEEE arithmetic rounded to nearest, u = 2⁻²⁴ (2⁻⁵³ for float64 parameters), or truncated,
-        with twice that u, on anything but a CPU; quotients and roots within 4u; sums in any order, fused or
-        not; γ_n = n·u/(1 − n·u). Numbers below the smallest normal one may be flushed to zero, in operands
-        and in results: lengths are raised by what that can hide, and clip factors below 2⁻⁴⁸ are zero. `g` is
-        the gradient that the backward pass computed, however far it is from the derivative of the loss.
+        The model of arithmetic is that of `dpx.clipping.rounding`, with quotients and roots within 4u.
+        Lengths are raised by what flushing to zero can hide, and clip factors below 2⁻⁴⁸ are zero. `g` is the
+        gradient that the backward pass computed, however far it is from the derivative of the loss.
 
         On a GPU the factors of a float32 product are first rounded to TensorFloat-32, as the product itself
         would round them, unless the loss asks for more precision: norms and sums are of what is left.
@@ -123,12 +163,12 @@ class ClippedGrad:
         most C·ρ/2, ρ/2 = batch_size·(A·γ_n + γ_9 + 3u). Within one microbatch of m examples n is m + 4 and
         A = 1 where gradients are held; n is about m·P and A = 64 where they are kept as factors with P
         positions (all uses together), because their terms may cancel. Microbatches are added up with
-        compensation, so their number does not enter n (`dpx.clipping.sums`). This is the worst of all orders
-        of summation and of all data sets: it is small for held gradients and small microbatches, and it
-        says little (ρ > 1) for large batches of long sequences in one piece.
+        compensation, so their number does not enter n (`dpx.clipping.rounding.Sum`). This is the worst of all
+        orders of summation and of all data sets: it is small for held gradients and small microbatches, and
+        it says little (ρ > 1) for large batches of long sequences in one piece.
 
         Args:
-          batch_size: examples in the whole sum, which may be several calls, added up with `sums.add`.
+          batch_size: examples in the whole sum, which may be several calls, added up by such a sum.
           params: the parameters.
           *batch: what one call is given; only shapes matter.
 
@@ -144,7 +184,7 @@ class ClippedGrad:
         if self.method == "vmap":
             share = gamma(step + 4, dtype)
         else:
-            loss = _params.example_loss(self.loss_fn, parameters, self.has_aux)
+            loss, _ = _losses.functions(self.loss_fn, self.has_aux, parameters)({})
             within = self.method != "one_pass"
             program = _plan.trace(loss, parameters.leaves, batch, within)
             share = _plan.rounding(program, step, dtype)
@@ -155,18 +195,16 @@ class ClippedGrad:
         size = _batches.batch_size(batch, mask, self.strict)
         parameters = _params.flatten(params, self.wrt)
         _params.check_finite(parameters)
-        _unreached.report_state(params, self.wrt, self.strict)
+        _reports.report_state(params, self.wrt, self.strict)
         groups = _groups.assign(self.l2_clip_norm, parameters.tree)
-        functions_of = functools.partial(
-            _params.example_functions, _params.configured(self.loss_fn), self.has_aux, parameters
-        )
+        functions_of = _losses.functions(self.loss_fn, self.has_aux, parameters)
         mask = jnp.ones(size, bool) if mask is None else mask
         report = _reports.of(self.strict, batch, size, parameters)
         batch = jax.tree.map(lambda x: x if isinstance(x, jax.Array) else jnp.asarray(x), batch)
 
         def run(leaves: list, frozen: Any, batch: tuple, mask: jax.Array) -> tuple[list, list, Any]:
             loss, aux = functions_of(frozen)
-            vectorised = (self.microbatch_size or len(mask)) > 1 < len(mask)
+            vectorised = self.microbatch_size != 1
             clipping = METHODS[self.method](loss, leaves, batch, groups.members, vectorised)
 
             def once(batch: Any, keep: jax.Array) -> tuple[Any, list, Any]:
@@ -200,7 +238,7 @@ class ClippedGrad:
                     parameters, groups, functions_of({})[1], batch
                 )
             else:
-                given = parameters.leaves, _params.on_mesh(parameters.constants), batch, mask
+                given = parameters.leaves, _meshes.on_mesh(parameters.constants), batch, mask
                 sums, norms, found = _meshes.run(run, functions_of, *given)
         norms = jax.tree.unflatten(groups.structure, norms)
         losses, aux = found
@@ -227,10 +265,8 @@ def clipped_grad(
         gradient = dpx.clipped_grad(loss_fn, l2_clip_norm=1.0)
         clipped = jax.jit(gradient)(params, inputs, targets, mask=mask)
 
-    Randomness inside the loss, such as dropout, must belong to the record and not to its slot in the batch: a
-    key made from the step, the record's own index and a secret key, and from nothing else. Keys that are
-    split over slots change for every later record when one joins or leaves, so that all their gradients
-    change, and the sum moves by many times C:
+    Randomness inside the loss, such as dropout, must belong to the record and not to its slot in the batch,
+    or one that joins or leaves moves the sum by many times C. A key of the record's own goes with the batch:
 
         keys = dpx.clipping.record_keys(secret_key, step, record_indices)  # not jax.random.split(key, B)
 
@@ -304,12 +340,12 @@ def clipped_grad(
       ValueError: bad arguments here, or on the call: a threshold tree that does not match the parameters, an
         optimizer's state among them, batch axes that differ, a loss that is not a floating-point scalar,
         parameters that are not finite (where their values are known, outside `jax.jit`), and a loss whose
-        examples influence each other: a BatchNorm in training mode, a collective over a named axis such as
-        `jax.lax.pmean`, keys of another implementation than `threefry2x32` (but at `microbatch_size=1`), an
-        array of the batch, or a `jax.Ref`, that the loss closes over; each in the loss, or in a derivative
-        that somebody wrote by hand (`jax.custom_vjp`). What JAX does not see is not found, such as the mean
-        of the batch, computed before the loss is called, random numbers of NumPy, or what a function on the
-        host remembers.
+        examples influence each other: a collective over a named axis such as `jax.lax.pmean`, a moving
+        average of examples, as of a BatchNorm in training mode, keys of another implementation than
+        `threefry2x32` (but at `microbatch_size=1`), an array of the batch, or a `jax.Ref`, that the loss
+        closes over; each but the average also in a derivative that somebody wrote by hand
+        (`jax.custom_vjp`). What JAX does not see is not found, such as the mean of the batch, computed before
+        the loss is called, random numbers of NumPy, or what a function on the host remembers.
     """
     return ClippedGrad(
         loss_fn, l2_clip_norm, method, normalize, microbatch_size, strict, wrt, has_aux

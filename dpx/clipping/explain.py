@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 import jax.numpy as jnp
 
-from dpx.clipping import batches, params
+from dpx.clipping import batches, losses, params
 from dpx.clipping.gradients.forms import Form
 from dpx.clipping.gradients.plan import trace
 
@@ -60,17 +60,13 @@ class Explanation:
         return f"<Explanation of {len(self.rows)} parameters: print it, or see its rows>"
 
     def __str__(self) -> str:
-        rows = [HEADER, *map(_cells, self.rows)]
-        rows.append(("sum", "", "", "", *_numbers(self)))
+        rows = [HEADER, *map(_cells, self.rows), ("sum", "", "", "", *_numbers(self))]
         widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-        lines = []
-        for row in rows:
-            cells = [
-                cell.rjust(width) if i > 3 else cell.ljust(width)
-                for i, (cell, width) in enumerate(zip(row, widths, strict=True))
-            ]
-            lines.append("  ".join(cells).rstrip())
-        return "\n".join(lines)
+        lines = (
+            "  ".join(f"{x:{side}{n}}" for x, side, n in zip(row, "<<<<>>", widths, strict=True))
+            for row in rows
+        )
+        return "\n".join(map(str.rstrip, lines))
 
 
 def explain_clipping(
@@ -95,19 +91,13 @@ def explain_clipping(
       wrt, has_aux: as in `clipped_grad`; what is not trained has no row.
     """
     parameters = params.flatten(params_, wrt)
-    loss = params.example_loss(loss_fn, parameters, has_aux)
-    batch = batches.as_jax(batch)
-    program = trace(loss, parameters.leaves, batch)
+    loss, _ = losses.functions(loss_fn, has_aux, parameters)({})
+    program = trace(loss, parameters.leaves, batches.as_jax(batch))
     rows = []
-    each = zip(
-        parameters.paths,
-        parameters.leaves,
-        program.forms,
-        program.uses,
-        program.unruled,
-        strict=True,
-    )
-    for path, leaf, form, uses, unruled in each:
+    read = zip(program.forms, program.uses, program.unruled, strict=True)
+    for path, leaf, (form, uses, unruled) in zip(
+        parameters.paths, parameters.leaves, read, strict=True
+    ):
         costs = _costs(form, leaf, program.reader.avals)
         rows.append(ParameterClipping(path, leaf.shape, uses, _rule(form, unruled), *costs))
     explanation = Explanation(tuple(rows))
@@ -128,14 +118,10 @@ def _numbers(of: ParameterClipping | Explanation) -> tuple[str, str]:
 
 def _costs(form: Form, leaf: Any, avals: Any) -> tuple[int, int]:
     """Extra operations, and bytes held, for one example."""
-    held = sum(_bytes(avals[n]) for n in form.numbers)
+    held = sum(math.prod(avals[n].shape) * jnp.dtype(avals[n].dtype).itemsize for n in form.numbers)
     if form.products:
         return sum(each.gram_flops for each in form.products), held
     return 4 * leaf.size if form.numbers else 0, held
-
-
-def _bytes(array: Any) -> int:
-    return math.prod(array.shape) * jnp.dtype(array.dtype).itemsize
 
 
 def _rule(form: Form, unruled: tuple[str, ...]) -> str:

@@ -6,10 +6,10 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-from flax import nnx
 from jax.core import Tracer
 
 from dpx._validate import check_positive
+from dpx.clipping import params
 from dpx.clipping.rounding import gamma
 
 # Bu et al., Automatic Clipping (arXiv:2206.07136), use this stabiliser in g·C/(‖g‖ + γ).
@@ -49,9 +49,8 @@ def check_clip(l2_clip_norm: Any) -> tuple[float, ...]:
         check_positive(clip, "l2_clip_norm")
         if not BOUNDS[0] <= float(clip) <= BOUNDS[1]:
             raise ValueError(
-                f"l2_clip_norm={clip!r} must be between {BOUNDS[0]:g} and {BOUNDS[1]:g}: to clip "
-                "elsewhere, scale "
-                "the loss."
+                f"l2_clip_norm={clip!r} must be between {BOUNDS[0]:g} and {BOUNDS[1]:g}: to clip elsewhere, "
+                "scale the loss."
             )
     return tuple(float(clip) for clip in clips)
 
@@ -66,38 +65,14 @@ def assign(l2_clip_norm: Any, tree: Any) -> Groups:
         array.
     """
     clips = check_clip(l2_clip_norm)
-    structure = jax.tree.structure(l2_clip_norm)
-    indices = structure.unflatten(range(len(clips)))
-    if not isinstance(l2_clip_norm, nnx.State):
-        tree = jax.tree.map(
-            lambda x: nnx.to_pure_dict(x) if isinstance(x, nnx.State) else x,
-            tree,
-            is_leaf=lambda x: isinstance(x, nnx.State),
-        )
-    try:
-        spread = jax.tree.broadcast(indices, tree, is_leaf=_is_none)
-    except ValueError as error:
-        raise ValueError(
-            f"l2_clip_norm={l2_clip_norm!r} is not a prefix of the parameter tree "
-            f"{jax.tree.structure(tree)}; give one number, or one for each subtree: {error}"
-        ) from error
-    spread, leaves = (jax.tree.leaves(x, is_leaf=_is_none) for x in (spread, tree))
-    members = [index for index, x in zip(spread, leaves, strict=True) if x is not None]
-    if None in members:
-        raise ValueError(
-            f"l2_clip_norm={l2_clip_norm!r} is not a prefix of the parameter tree: it has None where a "
-            "parameter is trained; give a number there"
-        )
+    message = "l2_clip_norm={} is not a prefix of the parameter tree {}; give one number, or one for each "
+    members = params.spread(l2_clip_norm, tree, message + "subtree: {}")
     if unused := sorted(set(range(len(clips))) - set(members)):
         raise ValueError(
             f"l2_clip_norm={l2_clip_norm!r} has a threshold, {clips[unused[0]]}, for parameters that are not "
             "trained, which would only add noise: give None there, or leave it out"
         )
-    return Groups(clips, structure, tuple(members))
-
-
-def _is_none(x: Any) -> bool:
-    return x is None
+    return Groups(clips, jax.tree.structure(l2_clip_norm), tuple(members))
 
 
 def group_norms(groups: Groups, squared_norms: Sequence[tuple[int, jax.Array]]) -> list[jax.Array]:

@@ -23,18 +23,10 @@ PLAIN = ("copy", "copy_p", "name", "sharding_constraint", "optimization_barrier"
 # They say how values are laid out on devices, and exchange nothing.
 LAYOUT = ("pvary", "pcast", "reshard", "mesh_cast", "sharding_constraint", "core_pvary")
 
-# Sees (equation, which of its operands are followed); returns whether what it calls is left out.
-Visit = Callable[[Any, Sequence[bool]], bool]
-
 
 def variables(eqn: Any) -> list[Any]:
     """The variables that an equation takes."""
     return [v for v in eqn.invars if not isinstance(v, core.Literal)]
-
-
-def first_inputs(jaxpr: Any, count: int) -> list[bool]:
-    """For each input, whether it is one of the first ones, which are the parameters of a loss."""
-    return [i < count for i in range(len(jaxpr.invars))]
 
 
 def scan_parts(params: dict[str, Any]) -> tuple[int, int]:
@@ -135,12 +127,18 @@ def inside(eqn: Any) -> Iterator[Any]:
                 yield inner
 
 
-def nested(eqn: Any) -> Iterator[Any]:
-    """An equation, and all equations inside it."""
-    yield eqn
-    for inner in inside(eqn):
-        for each in getattr(inner, "jaxpr", inner).eqns:
-            yield from nested(each)
+def equations(jaxpr: Any, axes: frozenset[str] = frozenset()) -> Iterator[tuple[Any, frozenset]]:
+    """All equations of a jaxpr and of what it calls, each with the names of the axes that are its own there.
+
+    These are the axes of a `shard_map` around it, whose devices hold parts of one example.
+    """
+    for eqn in jaxpr.eqns:
+        yield eqn, axes
+        own = axes
+        if eqn.primitive.name == "shard_map":
+            own |= eqn.params.get("newly_manual_axes", eqn.params.get("manual_axes"))
+        for called in inside(eqn):
+            yield from equations(getattr(called, "jaxpr", called), own)
 
 
 def is_exact(params: dict[str, Any]) -> bool:
@@ -167,22 +165,15 @@ def gain(eqn: Any) -> complex | None:
 
 
 def follow(
-    jaxpr: Any,
-    own: Sequence[bool],
-    visit: Visit,
-    known: dict[Any, list[bool]] | None = None,
-    *,
-    always: bool = False,
+    jaxpr: Any, own: Sequence[bool], visit: Callable[[Any, list[bool]], None], known: Any = None
 ) -> list[bool]:
-    """Which results of a jaxpr depend on those of its inputs that are `own`.
+    """Which results of a jaxpr depend on some of its inputs; what a loop carries, in every iteration.
 
     Args:
       jaxpr: with its constants, which belong to nobody.
       own: one flag for each input.
-      visit: is called with every equation and one flag for each of its operands; where it returns True, what
-        the equation calls is left out.
+      visit: is called with every equation and one flag for each of its operands.
       known: what has been found for jaxprs that are called from several places.
-      always: whether what a loop carries has to depend on them in every iteration, and not just in one.
     """
     known = {} if known is None else known
     key = id(jaxpr), *own
@@ -194,13 +185,13 @@ def follow(
         return not isinstance(atom, core.Literal) and depends.get(atom, False)
 
     def inside_of(called: Any, flags: Sequence[bool]) -> list[bool]:
-        return follow(getattr(called, "jaxpr", called), flags, visit, known, always=always)
+        return follow(getattr(called, "jaxpr", called), flags, visit, known)
 
     def carried(body: Any, before: list[bool], carry: list[bool], after: list[bool]) -> list[bool]:
         """What a loop carries in all iterations, and its other results."""
         while True:
             ends = inside_of(body, [*before, *carry, *after])
-            merged = [*map(min if always else max, carry, ends)]
+            merged = [*map(min, carry, ends)]
             if merged == carry:
                 return [*carry, *ends[len(carry) :]]
             carry = merged
@@ -208,9 +199,8 @@ def follow(
     for eqn in jaxpr.eqns:
         given, name, params = [is_own(atom) for atom in eqn.invars], eqn.primitive.name, eqn.params
         results = [any(given)] * len(eqn.outvars)
-        if visit(eqn, given):
-            pass
-        elif name == "scan":
+        visit(eqn, given)
+        if name == "scan":
             first, last = scan_parts(params)
             results = carried(params["jaxpr"], given[:first], given[first:last], given[last:])
         elif name == "while":

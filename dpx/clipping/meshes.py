@@ -8,7 +8,7 @@ batch, which leaves one reduction of the sums, and to the compiler where they sh
 """
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
@@ -47,18 +47,22 @@ def zeros(like: Any) -> Any:
     return jax.tree.map(lambda s: made(s.shape, s.dtype, varying(s)), like)
 
 
-def ones_like(x: jax.Array) -> jax.Array:
-    """Ones of the shape, and of the axes of variation, of an array."""
-    return vary(jnp.ones_like(x), varying(x))
+def on_mesh(constants: Sequence[Any]) -> dict[int, jax.Array]:
+    """Those of the constants, by their number, whose layout on a mesh is a part of their type."""
+    return {
+        i: leaf
+        for i, leaf in enumerate(constants)
+        if isinstance(leaf, jax.Array) and not jax.typeof(leaf).sharding.mesh.empty
+    }
 
 
 def one_example(batch: Any) -> Any:
-    """The shapes and types of one example."""
+    """The shapes and types of one example, of arrays or of shapes and types of a batch."""
 
-    def shape(x: jax.Array) -> jax.ShapeDtypeStruct:
-        kind = jax.typeof(x)
+    def shape(x: Any) -> jax.ShapeDtypeStruct:
         if not varying(x):
             return jax.ShapeDtypeStruct(x.shape[1:], x.dtype)
+        kind = jax.typeof(x)
         sharding = NamedSharding(kind.sharding.mesh, P(*kind.sharding.spec[1:]))
         varies = kind.manual_axis_type
         return jax.ShapeDtypeStruct(

@@ -1,8 +1,6 @@
-"""Parameters of any framework as a flat list of arrays to differentiate."""
+"""Parameters of any framework as a flat list of arrays to differentiate: all, or those that `wrt` names."""
 
-import contextlib
-import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -10,8 +8,6 @@ import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 from jax.core import Tracer
-
-from dpx.clipping import selection as _selection
 
 
 class Parameters(NamedTuple):
@@ -48,12 +44,10 @@ class Parameters(NamedTuple):
 def flatten(params: Any, wrt: Any = None) -> Parameters:
     """Splits `params` into arrays to differentiate and everything else, which stays constant.
 
-    An NNX module is split as `nnx.grad` does: its `nnx.Param`s are differentiated; other state
-    (random counters, batch statistics) is read and what the loss writes to it is dropped. In any
-    other tree the floating-point arrays are differentiated; Python scalars, functions and
-    integer arrays, as in Equinox modules, are not.
-
-    What `wrt` does not name becomes a constant of the loss, so that nothing is computed for it.
+    An NNX module is split as `nnx.grad` does: its `nnx.Param`s are differentiated; other state (random
+    counters, batch statistics) is read and what the loss writes to it is dropped. In any other tree the
+    floating-point arrays are differentiated; Python scalars, functions and integer arrays, as in Equinox
+    modules, are not. What `wrt` does not name becomes a constant of the loss: nothing is computed for it.
 
     Args:
       params: the parameters.
@@ -66,13 +60,12 @@ def flatten(params: Any, wrt: Any = None) -> Parameters:
     if wrt is None:
         _refuse_holders(params)
     if isinstance(params, nnx.Module):
-        graph, state, rest = nnx.split(params, _selection.variables(wrt), ...)
+        kind = wrt if isinstance(wrt, type) else nnx.Param
+        graph, state, rest = nnx.split(params, kind, ...)
         inner = flatten(state, wrt)
-
-        constants = [*inner.constants, *jax.tree.leaves(rest)]
+        first, constants = len(inner.constants), [*inner.constants, *jax.tree.leaves(rest)]
 
         def rebuild_module(leaves: Sequence[jax.Array], given: Sequence[Any] = constants) -> Any:
-            first = len(inner.constants)
             # A copy, because a module may count in its state only where that was made.
             copy = jax.tree.unflatten(jax.tree.structure(rest), given[first:])
             return nnx.merge(graph, inner.rebuild(leaves, given[:first]), copy)
@@ -80,23 +73,17 @@ def flatten(params: Any, wrt: Any = None) -> Parameters:
         return inner._replace(rebuild=rebuild_module, constants=constants)
 
     everything, structure = jax.tree.flatten(params)
-    trained = [
-        selected and is_weight(leaf)
-        for leaf, selected in zip(everything, _selection.select(wrt, params), strict=True)
-    ]
-    leaves = [
-        jnp.asarray(leaf)
-        for leaf, is_trained in zip(everything, trained, strict=True)
-        if is_trained
-    ]
+    named = zip(everything, select(wrt, params), strict=True)
+    trained = [is_weight(leaf) and is_named for leaf, is_named in named]
+    each = list(zip(everything, trained, strict=True))
+    leaves = [jnp.asarray(leaf) for leaf, own in each if own]
+    constants = [leaf for leaf, own in each if not own]
     if not leaves:
         which = "" if wrt is None else f" that wrt={wrt!r} names"
         raise ValueError(
             f"params has no floating-point array{which}: there is nothing to differentiate."
         )
-    tree = structure.unflatten(
-        leaf if keep else None for leaf, keep in zip(everything, trained, strict=True)
-    )
+    tree = structure.unflatten(leaf if own else None for leaf, own in each)
     if wrt is not None and isinstance(tree, nnx.State):
         # Without the others, as `nnx.grad(wrt=...)` and `nnx.Optimizer(wrt=...)` have it.
         tree = nnx.filter_state(tree, lambda _, variable: bool(jax.tree.leaves(variable)))
@@ -108,13 +95,92 @@ def flatten(params: Any, wrt: Any = None) -> Parameters:
         if jnp.issubdtype(leaf.dtype, jnp.complexfloating):
             raise ValueError(f"params[{path}] is complex; pass its real and imaginary parts.")
 
-    constants = [leaf for leaf, keep in zip(everything, trained, strict=True) if not keep]
-
     def rebuild(new_leaves: Sequence[jax.Array], given: Sequence[Any] = constants) -> Any:
         remaining, others = iter(new_leaves), iter(given)
-        return structure.unflatten(next(remaining if keep else others) for keep in trained)
+        return structure.unflatten(next(remaining if own else others) for own in trained)
 
     return Parameters(leaves, paths, tree, rebuild, constants)
+
+
+def is_weight(leaf: Any) -> bool:
+    """Whether a leaf is an array that can be differentiated."""
+    is_array = isinstance(leaf, (jax.Array, np.ndarray, np.generic))
+    return is_array and jnp.issubdtype(leaf.dtype, jnp.inexact)
+
+
+def check_wrt(wrt: Any) -> None:
+    """Raises ValueError unless `wrt` is None, a filter or a mask."""
+    if wrt is not None and not _is_mask(wrt) and not callable(wrt):
+        raise ValueError(
+            f"wrt={wrt!r} must be a type of nnx.Variable, a function of (path, leaf), or a tree of bools "
+            "that is a prefix of the parameters: give one of them, such as nnx.LoRAParam"
+        )
+
+
+def _is_mask(wrt: Any) -> bool:
+    # An Equinox module of bools can be called, too.
+    leaves = jax.tree.leaves(wrt)
+    return bool(leaves) and all(isinstance(leaf, bool | np.bool_) for leaf in leaves)
+
+
+def select(wrt: Any, params: Any) -> list[bool]:
+    """For each leaf of `params`, whether `wrt` names it."""
+    if wrt is None:
+        return [True for _ in jax.tree.leaves(params)]
+    if _is_mask(wrt):
+        message = "wrt={} must be a prefix of the parameter tree {}: give True or False for each subtree ({})"
+        marks = jax.tree.leaves(wrt)
+        return [bool(marks[number]) for number in spread(wrt, params, message)]
+    chosen: Callable = nnx.filterlib.to_predicate(wrt)
+
+    def mark(path: tuple, leaf: Any) -> Any:
+        return jax.tree.map(lambda _: bool(chosen(tuple(map(_name, path)), leaf)), leaf)
+
+    marks = jax.tree.map_with_path(mark, params, is_leaf=lambda x: isinstance(x, nnx.Variable))
+    return jax.tree.leaves(marks)
+
+
+def spread(prefix: Any, tree: Any, message: str) -> list[int]:
+    """For each leaf of a tree, the number of the leaf of a prefix that stands for it.
+
+    Args:
+      prefix: where the tree has an `nnx.State`, that may be a plain dict.
+      tree: the tree.
+      message: for an error, with places for the prefix, the structure of the tree, and what is wrong.
+
+    Raises:
+      ValueError: it is no prefix, or has None where the tree has a leaf.
+    """
+    if not isinstance(prefix, nnx.State):
+
+        def plain(x: Any) -> Any:
+            return nnx.to_pure_dict(x) if isinstance(x, nnx.State) else x
+
+        tree = jax.tree.map(plain, tree, is_leaf=lambda x: isinstance(x, nnx.State))
+    structure = jax.tree.structure(prefix)
+    numbers = structure.unflatten(range(structure.num_leaves))
+    try:
+        found = jax.tree.broadcast(numbers, tree, is_leaf=_is_none)
+        both = (jax.tree.leaves(each, is_leaf=_is_none) for each in (found, tree))
+        numbers = [number for number, leaf in zip(*both, strict=True) if leaf is not None]
+        if None in numbers:
+            raise ValueError("it has None where a parameter is trained")
+    except ValueError as error:
+        what = message.format(repr(prefix), jax.tree.structure(tree), error)
+        raise ValueError(what) from error
+    return numbers
+
+
+def _is_none(x: Any) -> bool:
+    return x is None
+
+
+def _name(key: Any) -> Any:
+    """The name or number that a key of a tree path stands for."""
+    for attribute in ("key", "name", "idx"):
+        if hasattr(key, attribute):
+            return getattr(key, attribute)
+    return str(key)
 
 
 def _refuse_holders(params: Any) -> None:
@@ -149,21 +215,6 @@ def _refuse_holders(params: Any) -> None:
         )
 
 
-def on_mesh(constants: Sequence[Any]) -> dict[int, jax.Array]:
-    """Those of the constants, by their number, whose layout on a mesh is a part of their type."""
-    return {
-        i: leaf
-        for i, leaf in enumerate(constants)
-        if isinstance(leaf, jax.Array) and not jax.typeof(leaf).sharding.mesh.empty
-    }
-
-
-def is_weight(leaf: Any) -> bool:
-    """Whether a leaf is an array that can be differentiated."""
-    is_array = isinstance(leaf, (jax.Array, np.ndarray, np.generic))
-    return is_array and jnp.issubdtype(leaf.dtype, jnp.inexact)
-
-
 def check_finite(parameters: Parameters) -> None:
     """Raises ValueError for a parameter that is NaN or infinite, where its value is known (outside `jit`).
 
@@ -181,95 +232,3 @@ def check_finite(parameters: Parameters) -> None:
                 f"params[{path}] holds NaN or infinity, so that no example has a finite gradient: start "
                 "from finite parameters, and lower the learning rate where training made them so"
             )
-
-
-def configured(loss_fn: Callable) -> Callable:
-    """The loss under the setting of `jax.numpy_rank_promotion` that holds now, wherever it is called."""
-    setting = jax.numpy_rank_promotion.value
-
-    def loss(*arguments: Any) -> Any:
-        with jax.numpy_rank_promotion(setting):
-            return loss_fn(*arguments)
-
-    return loss
-
-
-@contextlib.contextmanager
-def without_named_axes() -> Iterator[None]:
-    """Names the remedy where a loss of one example asks for others by the name of an axis that is not there.
-
-    JAX's own remedy, to bind the axis, would mix examples.
-    """
-    try:
-        yield
-    except NameError as error:
-        if (found := re.search(r"unbound axis name:? *([^\s.]+)", str(error))) is None:
-            raise
-        raise ValueError(
-            f"loss_fn asks for the axis {found[1]!r}, as a BatchNorm(axis_name=...) or jax.lax.pmean does, "
-            "to read other examples, and it is the loss of one: use GroupNorm or LayerNorm, or frozen "
-            "statistics (of Equinox eqx.nn.inference_mode), and no collectives"
-        ) from None
-
-
-def example_functions(
-    loss_fn: Callable, has_aux: bool, parameters: Parameters, given: dict[int, jax.Array]
-) -> tuple[Callable[..., jax.Array], Callable[..., Any]]:
-    """`example_loss`, and `example_aux` or a function that returns None, with constants as `given`."""
-    parameters = parameters.holding(given)
-    loss = example_loss(loss_fn, parameters, has_aux)
-    return loss, example_aux(loss_fn, parameters) if has_aux else lambda *_: None
-
-
-def example_loss(
-    loss_fn: Callable, parameters: Parameters, has_aux: bool = False
-) -> Callable[..., jax.Array]:
-    """`loss_fn` as a function of (arrays to differentiate, one example), its result checked."""
-
-    def loss(leaves: Any, example: tuple) -> jax.Array:
-        with without_named_axes():
-            value = loss_fn(parameters.rebuild(leaves), *example)
-        return scalar(_pair(value)[0] if has_aux else value)
-
-    return loss
-
-
-def scalar(value: Any) -> jax.Array:
-    """Returns a loss; raises ValueError for what is none."""
-    if value is None or isinstance(value, tuple | list | dict):
-        raise ValueError(
-            f"loss_fn returned a {type(value).__name__}; it must return the scalar loss alone, or, with "
-            "has_aux=True, a pair (loss, aux)."
-        )
-    shape, dtype = jnp.shape(value), jnp.result_type(value)
-    if shape != () or not jnp.issubdtype(dtype, jnp.floating):
-        raise ValueError(
-            f"loss_fn returned an array of shape {shape} and dtype {dtype}; it must return "
-            "the floating-point scalar loss of one example."
-        )
-    return value
-
-
-def example_aux(loss_fn: Callable, parameters: Parameters) -> Callable[..., Any]:
-    """What a loss with `has_aux` returns beside the loss of (arrays to differentiate, one example)."""
-
-    def aux(leaves: Any, example: tuple) -> Any:
-        _, found = _pair(loss_fn(parameters.rebuild(leaves), *example))
-        found = jax.tree.map(jnp.asarray, found)
-        for path, leaf in jax.tree_util.tree_leaves_with_path(found):
-            if not (jnp.issubdtype(leaf.dtype, jnp.number) or leaf.dtype == bool):
-                raise ValueError(
-                    f"loss_fn returned aux{jax.tree_util.keystr(path)} of dtype {leaf.dtype}: it must be an "
-                    "array of numbers or bools; of a key, return jax.random.key_data"
-                )
-        return found
-
-    return aux
-
-
-def _pair(value: Any) -> tuple[Any, Any]:
-    if not isinstance(value, tuple) or len(value) != 2:
-        raise ValueError(
-            f"loss_fn returned a {type(value).__name__}; with has_aux=True it must return a pair (loss, aux)"
-        )
-    return value

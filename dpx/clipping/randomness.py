@@ -1,10 +1,20 @@
 """Randomness inside the loss, such as dropout, that belongs to a record and not to its place in a batch."""
 
 import functools
+from collections.abc import Sequence
 from typing import Any
 
 import jax
 import jax.numpy as jnp
+
+from dpx.clipping import jaxprs
+
+_DRAWS = (
+    "random_bits", "random_gamma", "random_unwrap", "threefry2x32", "rng_bit_generator", "rng_uniform",
+)  # fmt: skip
+
+# Primitives of which `jax.vmap` treats many keys at once.
+_BY_KEY = ("random_bits", "random_fold_in", "random_gamma", "random_split", "rng_bit_generator")
 
 
 def record_keys(key: jax.Array, step: Any, indices: Any) -> jax.Array:
@@ -36,7 +46,7 @@ def record_keys(key: jax.Array, step: Any, indices: Any) -> jax.Array:
             "in the data set"
         )
     key, indices = step_key(key, step), jnp.asarray(indices)
-    if not is_by_record(key.dtype):
+    if not _is_by_record(key.dtype):
         return jax.lax.map(functools.partial(jax.random.fold_in, key), indices)
     return jax.vmap(jax.random.fold_in, (None, 0))(key, indices)
 
@@ -46,10 +56,34 @@ def step_key(key: jax.Array, step: Any) -> jax.Array:
     return jax.random.fold_in(key, step)
 
 
-def is_by_record(dtype: Any) -> bool:
+def _is_by_record(dtype: Any) -> bool:
     """Whether `jax.vmap` draws from each of many keys of this type what it would draw from it alone.
 
     Of the keys `rbg` and `unsafe_rbg` it takes the first, and draws for all at once, by their places.
     """
     by_record = jax.eval_shape(functools.partial(jax.random.key, impl="threefry2x32"), 0).dtype
     return dtype == by_record or not jnp.issubdtype(dtype, jax.dtypes.prng_key)
+
+
+class Draws:
+    """How programs of (parameters, one example) draw random numbers.
+
+    Attributes:
+      alike: whether some come from nothing of the example's own.
+      by_place: the type of keys, if they are the example's own and drawn from by its place in the batch.
+    """
+
+    def __init__(self, count: int, *programs: Any):
+        self.alike, self.by_place = False, ""
+        for jaxpr in programs:
+            own = [i >= count for i in range(len(jaxpr.invars))]
+            jaxprs.follow(jaxpr, own, self._visit)
+
+    def _visit(self, eqn: Any, given: Sequence[bool]) -> None:
+        name = eqn.primitive.name
+        if name in _DRAWS:
+            self.alike |= not any(given)
+        if name in _BY_KEY and any(given):
+            kind = eqn.invars[0].aval.dtype
+            if name == "rng_bit_generator" or not _is_by_record(kind):
+                self.by_place = str(kind)

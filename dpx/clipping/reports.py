@@ -3,15 +3,21 @@
 import contextlib
 import contextvars
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import jax
+import jax.numpy as jnp
+from flax import nnx
 
 from dpx.clipping.params import Parameters
 
 # Fallbacks to per-example gradients of fewer elements than this are no matter.
 LARGE = 2**16
+
+# The collections of Linen beside "params" that hold floating-point state, which no optimizer should move.
+_STATE = ("batch_stats", "cache", "intermediates", "losses", "perturbations", "spectral_stats")
+_SHOWN = 4
 
 
 class ClippingWarning(UserWarning):
@@ -36,33 +42,40 @@ class Call(NamedTuple):
 
 _CALL: contextvars.ContextVar[Call | None] = contextvars.ContextVar("clipping_call", default=None)
 _RECORDS: contextvars.ContextVar[Sequence[Any]] = contextvars.ContextVar("records", default=())
+_TOLD: contextvars.ContextVar[bool] = contextvars.ContextVar("told", default=False)
 
 
 @contextlib.contextmanager
-def records(data: Any) -> Iterator[None]:
-    """All batches within are taken from these arrays, which a loss must not read in any other way."""
-    token = _RECORDS.set(jax.tree.leaves(data))
+def _within(variable: contextvars.ContextVar, value: Any) -> Iterator[None]:
+    token = variable.set(value)
     try:
         yield
     finally:
-        _RECORDS.reset(token)
+        variable.reset(token)
 
 
-@contextlib.contextmanager
-def of(strict: bool, batch: Any, size: int, parameters: Parameters) -> Iterator[None]:
+def records(data: Any) -> contextlib.AbstractContextManager[None]:
+    """All batches within are taken from these arrays, which a loss must not read in any other way."""
+    return _within(_RECORDS, jax.tree.leaves(data))
+
+
+def told() -> contextlib.AbstractContextManager[None]:
+    """Nothing is reported of calls within: all has been said, with better names for the parameters."""
+    return _within(_TOLD, True)
+
+
+def of(
+    strict: bool, batch: Any, size: int, parameters: Parameters
+) -> contextlib.AbstractContextManager[None]:
     """Everything that is traced within is the loss of this call."""
     everything = _RECORDS.get()
     sizes = frozenset({size, *(len(leaf) for leaf in everything)} - {1})
     found = Call(strict, [*jax.tree.leaves(batch), *everything], sizes, parameters)
-    token = _CALL.set(found)
-    try:
-        yield
-    finally:
-        _CALL.reset(token)
+    return _within(_CALL, None if _TOLD.get() else found)
 
 
 def call() -> Call | None:
-    """The call whose loss is being traced; None where nothing is to be clipped (`explain_clipping`)."""
+    """The call whose loss is being traced; None where nothing is to be said, as in `explain_clipping`."""
     return _CALL.get()
 
 
@@ -74,22 +87,66 @@ def report(message: str, strict: bool | None = None) -> None:
     warnings.warn(message, ClippingWarning, stacklevel=2)
 
 
-def check_forms(unruled: Sequence[Sequence[str]]) -> None:
-    """Reports what a call's parameters have for gradients.
+def report_zero(zero: Sequence[bool]) -> None:
+    """Reports the parameters of a call whose gradients are zero for every example: they would get noise."""
+    if (found := call()) is None or not any(zero):
+        return
+    names = [name for name, each in zip(found.parameters.paths, zero, strict=True) if each]
+    names = [name.removesuffix("/value") for name in names]
+    shown = [tuple(int(x) if x.isdecimal() else x for x in name.split("/")) for name in names]
+    report(
+        f"no gradient of loss_fn reaches {_listed(names)}: the loss does not use them, or only behind "
+        "stop_gradient, so that all they would get is noise: leave them out by wrt, as in "
+        f"wrt=lambda path, leaf: path not in {shown[:_SHOWN]}"
+    )
+
+
+def check_rules(unruled: Sequence[Sequence[str]]) -> None:
+    """Raises ValueError where a strict call holds the per-example gradients of a large parameter.
 
     Args:
       unruled: for each parameter, the primitives because of which its gradient is no sum of products.
-
-    Raises:
-      ValueError: a strict call holds the per-example gradients of a large parameter.
     """
-    if (found := _CALL.get()) is None:
+    if (found := call()) is None or not found.strict:
         return
     paths, leaves = found.parameters.paths, found.parameters.leaves
     for path, leaf, names in zip(paths, leaves, unruled, strict=True):
-        if found.strict and names and leaf.size >= LARGE:
+        if names and leaf.size >= LARGE:
             raise ValueError(
                 f"strict=True: params[{path}] of {leaf.size} elements has no rule for "
                 f"{', '.join(sorted(set(names)))}, so that its gradients would be held for every example: "
                 "see dpx.explain_clipping, or use strict=False, which is as exact and takes more memory"
             )
+
+
+def report_state(params: Any, wrt: Any, strict: bool) -> None:
+    """Warns where a tree of parameters holds the state of a model, such as running statistics.
+
+    It has gradients, and would be trained. Linen tells it from parameters by name, NNX by type.
+    """
+    if wrt is not None:
+        return
+    if isinstance(params, nnx.State):
+        kinds = {type(v) for v in jax.tree.leaves(params, is_leaf=_is_state) if _is_state(v)}
+        names, remedy = sorted(kind.__name__ for kind in kinds), "wrt=nnx.Param"
+    else:
+        keys = params if isinstance(params, Mapping) and "params" in params else ()
+        names = [name for name in _STATE if name in keys]
+        remedy = 'wrt=lambda path, leaf: path[0] == "params"'
+    if names:
+        report(
+            f"params holds {_listed(names)} beside the parameters, state of the model that would be trained "
+            f"and get noise: leave it out by {remedy}",
+            strict,
+        )
+
+
+def _is_state(x: Any) -> bool:
+    if not isinstance(x, nnx.Variable) or isinstance(x, nnx.Param):
+        return False
+    return any(jnp.issubdtype(jnp.result_type(leaf), jnp.inexact) for leaf in jax.tree.leaves(x))
+
+
+def _listed(names: Sequence[str]) -> str:
+    more = f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
+    return ", ".join(names[:_SHOWN]) + more

@@ -11,8 +11,9 @@ import optax
 
 from dpx import _processes, _validate
 from dpx._numerics import promoting
-from dpx.clipping import groups, mixing, selection, unreached
+from dpx.clipping import groups, losses, reports
 from dpx.clipping import params as parameters_of
+from dpx.clipping.gradients import plan
 from dpx.privacy import PrivacyGuarantee
 from dpx.training import adaptive, arguments, calibration, loop, precision, programs
 from dpx.training import keys as secrets
@@ -158,7 +159,7 @@ def fit(
         training of this label was given.
       dpx.training.keys.CannotResumeError: for a `workdir` that holds a training of other data or arguments.
     """
-    selection.check(wrt)
+    parameters_of.check_wrt(wrt)
     trained = parameters_of.flatten(params, wrt)
     examples, rows = as_examples(data)
     layout = Layout(mesh, rows)
@@ -259,17 +260,15 @@ def fit(
     narrow = precision.computed_in(compute_dtype, loss)
     given = arguments.of_one_example((trained.tree, frozen), examples, record_key)
 
-    def of_one(*one: Any) -> jax.Array:
-        return parameters_of.scalar(narrow(*one))
+    def of_one(leaves: Any, example: Any) -> jax.Array:
+        return losses.scalar(narrow(trained.gradient_tree(leaves), frozen, *example))
 
-    with (
-        parameters_of.without_named_axes()
-    ):  # raises what a loss of other parameters or examples raises
-        closed = jax.make_jaxpr(of_one)(*given)
-        gradients = jax.make_jaxpr(jax.value_and_grad(of_one))(*given)
-    mixing.check(closed, gradients, len(trained.leaves), rows > 1 and microbatch_size != 1)
-    unreached.report_state(params, wrt, strict)
-    unreached.report(closed, trained.paths, strict)
+    count = 1 if microbatch_size == 1 else min(rows, 2)
+    batch = jax.tree.map(lambda x: jax.ShapeDtypeStruct((count, *x.shape), x.dtype), given[2:])
+    reports.report_state(params, wrt, strict)
+    with reports.of(strict, examples, rows, trained.holding(frozen)):
+        # Raises what a loss of other parameters or examples raises.
+        plan.trace(of_one, trained.leaves, batch, within=True)
     if workdir is not None or _processes.several():
         computed = {
             "loss_fn": programs.of_loss(narrow, *given),
@@ -295,7 +294,7 @@ def fit(
     fixed = map(np.asarray, (*trained.leaves, *frozen.values(), *jax.tree.leaves(examples)))
     with (
         secrets.of_training(key, folder, data=fixed, settings=settings) as opened,
-        unreached.reported(),
+        reports.told(),
     ):
         tree, history = loop.train(
             loss,

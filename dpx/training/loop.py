@@ -17,7 +17,8 @@ import jax.numpy as jnp
 import optax
 
 from dpx import _watch
-from dpx.clipping import ClippedGrads, clipped_grad, randomness, reports, sums
+from dpx.clipping import ClippedGrads, clipped_grad, randomness, reports
+from dpx.clipping.rounding import Sum
 from dpx.training import adaptive, correlated, precision, sampling
 from dpx.training.calibration import Privacy, check_priced, public_size
 from dpx.training.checkpoints import Checkpoints
@@ -226,13 +227,13 @@ def _step(
             result = gradient(params, (frozen, clip), *batch, *key, mask=real)
             weights = real if weight_fn is None else jnp.where(real, jax.vmap(weight_fn)(*batch), 0)
             grads, loss, weight = totals
-            return sums.add(grads, result.grads), loss + result.losses.sum(), weight + weights.sum()
+            return grads.add(result.grads), loss + result.losses.sum(), weight + weights.sum()
 
         # A plain running sum rounds by more than one record's gradient once it is long.
         like = wide(params if clip is None else (params, clip))
-        totals = (sums.start(like), jnp.zeros(()), jnp.zeros(()))
+        totals = (Sum.like(like), jnp.zeros(()), jnp.zeros(()))
         totals, loss, weight = jax.lax.fori_loop(0, pieces, add_piece, totals)
-        return sums.result(totals), loss, weight
+        return totals.result(), loss, weight
 
     grads, loss, weight = layout.sum_over_blocks(sum_pieces)(
         (params, frozen, clip, pieces, dropout), (data, indices, mask)

@@ -12,8 +12,8 @@ from test_clipping_models import WIDER
 from dpx import clipping
 from dpx.clipping import batches
 from dpx.clipping import rounding as _rounding
-from dpx.clipping import sums as _sums
 from dpx.clipping.gradients import plan
+from dpx.clipping.rounding import Sum
 
 pytestmark = pytest.mark.optimized
 
@@ -221,10 +221,10 @@ def test_a_running_sum_keeps_what_is_rounded_off(jitted):
 
     def total(terms):
         def add(i, carry):
-            return _sums.add(carry, {"w": terms[i]})
+            return carry.add({"w": terms[i]})
 
-        empty = _sums.start({"w": terms[0]})
-        return _sums.result(jax.lax.fori_loop(0, len(terms), add, empty))["w"]
+        empty = Sum.like({"w": terms[0]})
+        return jax.lax.fori_loop(0, len(terms), add, empty).result()["w"]
 
     found = (jax.jit(total) if jitted else total)(jnp.asarray(terms))
     np.testing.assert_allclose(found, terms.astype("f8").sum(0), rtol=1.2e-7)

@@ -15,6 +15,7 @@ from test_clipping_models import WIDER, check, jit, per_example
 
 import dpx
 from dpx import clipping
+from dpx.clipping import losses
 from dpx.clipping import params as clipping_params
 from dpx.clipping.gradients import plan
 
@@ -37,7 +38,8 @@ def tied_params(vocabulary=13, width=8, seed=0):
 def rules_of(loss, params, *batch):
     """Parameter path -> (form, by factors or not, what it goes into, primitives without a rule)."""
     flat = clipping_params.flatten(params)
-    program = plan.trace(clipping_params.example_loss(loss, flat), flat.leaves, batch)
+    one, _ = losses.functions(loss, False, flat)({})
+    program = plan.trace(one, flat.leaves, batch)
     each = zip(flat.paths, program.forms, program.uses, program.unruled, strict=True)
     return {
         path: (type(form), bool(form.products), [*uses], [*unruled])

@@ -3,15 +3,10 @@
 import functools
 
 import clipping_models
-import haiku as hk
 import jax
-import jax.numpy as jnp
 import numpy as np
 import pytest
-from flax import linen as nn
-from flax import nnx
 
-import dpx
 from dpx import clipping
 from dpx.clipping import meshes, rounding
 from dpx.clipping import params as clipping_params
@@ -87,48 +82,3 @@ def test_model_by_gram_matrices(monkeypatch, name):
     monkeypatch.setattr(plan, "FAVOR_GRADIENT", 0.0)
     monkeypatch.setattr(plan, "FAVOR_TABLE", 0.0)
     compare(name, ["one_pass", "two_pass"])
-
-
-def _nnx_outside(training):
-    module = nnx.BatchNorm(3, use_running_average=not training, rngs=nnx.Rngs(0))
-    graph, params, rest = nnx.split(module, nnx.Param, ...)
-
-    def loss_fn(params, x):
-        return nnx.merge(graph, params, jax.tree.map(lambda leaf: leaf, rest))(x).sum()
-
-    return loss_fn, params
-
-
-def _nnx_module(training):
-    module = nnx.BatchNorm(3, rngs=nnx.Rngs(0))
-    return lambda module, x: module(x, use_running_average=not training).sum(), module
-
-
-def _linen(training):
-    module = nn.BatchNorm(use_running_average=not training)
-    variables = module.init(jax.random.key(0), jnp.ones((1, 3)))
-
-    def loss_fn(params, x):
-        rest = {"params": params, "batch_stats": variables["batch_stats"]}
-        return jax.checkpoint(lambda x: module.apply(rest, x, mutable=["batch_stats"])[0].sum())(x)
-
-    return loss_fn, variables["params"]
-
-
-def _haiku(training):
-    module = hk.transform_with_state(lambda x: hk.BatchNorm(True, True, 0.9)(x, training))
-    with_training = hk.transform_with_state(lambda x: hk.BatchNorm(True, True, 0.9)(x, True))
-    params, state = with_training.init(jax.random.key(0), jnp.ones((1, 3)))
-    return lambda params, x: module.apply(params, state, None, x[None])[0].sum(), params
-
-
-@pytest.mark.parametrize("method", ["auto", "vmap"])
-@pytest.mark.parametrize("make", [_nnx_outside, _nnx_module, _linen, _haiku])
-def test_batch_norm_is_refused_in_training_mode_alone(make, method):
-    x = np.random.default_rng(0).normal(size=(4, 3)).astype(np.float32)
-    loss_fn, params = make(False)
-    found = dpx.clipped_grad(loss_fn, l2_clip_norm=1.0, method=method)(params, x)
-    assert (found.norms > 0).all()
-    loss_fn, params = make(True)
-    with pytest.raises(ValueError, match=r"BatchNorm in training mode.*use GroupNorm"):
-        dpx.clipped_grad(loss_fn, l2_clip_norm=1.0, method=method)(params, x)

@@ -123,6 +123,22 @@ def test_what_is_no_sum_of_products_is_held(monkeypatch, backward):
     check(jit(fn)(W, X), per_example(loss, W, (X,)), 0.5)
 
 
+def test_a_number_over_a_sum_of_products_is_held(monkeypatch):
+    """Of positive products, so that the quotient is well conditioned."""
+    monkeypatch.setattr(plan, "FAVOR_GRADIENT", 0.0)
+    product = jax.custom_vjp(lambda x, w: x @ w)
+    product.defvjp(
+        lambda x, w: (x @ w, (x, w)),
+        lambda kept, g: (g @ kept[1].T, 2.0 / ((1 + kept[0] ** 2).T @ jnp.exp(g))),
+    )
+
+    def loss(w, x):
+        return ending(product(x, w))
+
+    fn = clipping.clipped_grad(loss, l2_clip_norm=0.5, method="one_pass")
+    check(jit(fn)(W, X), per_example(loss, W, (X,)), 0.5)
+
+
 def test_a_rule_is_added_as_the_contributors_guide_says(monkeypatch):
     guide = (Path(__file__).parents[2] / "CONTRIBUTING.md").read_text()
     (block,) = re.findall(r"```python\n(@rule\(.*?)```", guide, re.DOTALL)

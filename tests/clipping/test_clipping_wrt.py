@@ -16,7 +16,6 @@ from test_clipping_models import check, jit, per_example
 import dpx
 from dpx import clipping
 from dpx.clipping import params as clipping_params
-from dpx.clipping import selection
 from dpx.training import loop
 
 METHODS = [name for name in clipping.METHODS if name != "auto"]  # One of the others.
@@ -258,7 +257,7 @@ def test_constants_are_what_is_frozen():
     ids=["function", "prefix", "mask"],
 )
 def test_leaves_of_a_tree_are_chosen(wrt):
-    assert selection.select(wrt, plain_params()) == [False, False, True, True]
+    assert clipping_params.select(wrt, plain_params()) == [False, False, True, True]
 
 
 def test_leaves_of_a_state_are_chosen():
@@ -273,7 +272,7 @@ def test_leaves_of_a_state_are_chosen():
     whole = jax.tree.map(lambda _: False, state)
     whole["layers"][0]["lora_a"], whole["layers"][0]["lora_b"] = True, True
     for wrt in (nnx.LoRAParam, lambda path, leaf: path[-1] in ("lora_a", "lora_b"), mask, whole):
-        assert selection.select(wrt, state) == wanted
+        assert clipping_params.select(wrt, state) == wanted
 
 
 def test_leaves_of_an_equinox_module_are_chosen():
@@ -283,6 +282,6 @@ def test_leaves_of_an_equinox_module_are_chosen():
     mask = eqx.tree_at(lambda m: m.layers[1].weight, mask, True)
     assert callable(mask)
     for wrt in (mask, lambda path, leaf: path == ("layers", 1, "weight")):
-        chosen = selection.select(wrt, model)
+        chosen = clipping_params.select(wrt, model)
         leaves = jax.tree.leaves(model)
         assert [x.shape for x, c in zip(leaves, chosen, strict=True) if c] == [(1, 2)]

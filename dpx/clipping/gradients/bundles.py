@@ -1,4 +1,4 @@
-"""Parameters whose gradients are normed together: of a deep model there are many, and each would cost kernels.
+"""Parameters whose gradients are normed together: of a deep model they are many, and each costs kernels.
 
 Each bundle is of one group, says which values it needs, and knows the squared norm of all its gradients and
 the sum of each over a batch, as a form does of one (`dpx.clipping.gradients.forms`).

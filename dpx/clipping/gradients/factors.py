@@ -86,7 +86,7 @@ class Factors(NamedTuple):
 
     @property
     def shapes(self) -> tuple[Any, ...]:
-        """The sizes of each term, in the order of its layout: of two forms with the same ones, all is alike."""
+        """The sizes of each term in the order of its layout: two forms with the same ones are alike."""
         parts = [(t.blocks, t.places, t.rows, t.columns) for t in self.terms]
         return tuple(
             (t.swapped, bool(t.term.indexed), *(tuple(t.term.sizes[a] for a in p) for p in of))

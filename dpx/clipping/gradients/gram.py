@@ -62,7 +62,7 @@ def squared_norm(shared: Layout, pairs: Sequence[Pair]) -> jax.Array:
 
 
 def squared_norms(shared: Layout, many: Sequence[Sequence[Pair]]) -> jax.Array:
-    """The same of several gradients with factors of the same shapes: what bounds them is computed together."""
+    """The same of several gradients with factors of the same shapes, bounded together."""
     found = jax.tree.map(lambda *x: jnp.stack(x), *(_products(shared, pairs) for pairs in many))
     return jax.vmap(lambda each: bounded(Errors.of(shared, dtype(each)), each))(found)
 

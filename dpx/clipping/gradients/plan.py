@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 from jax.extend import core
 
-from dpx.clipping import jaxprs, reports, unreached
+from dpx.clipping import jaxprs, losses, reports
 from dpx.clipping.gradients import (
     gram,
     primitives,  # noqa: F401  It registers the rules.
@@ -17,8 +17,6 @@ from dpx.clipping.gradients import (
 from dpx.clipping.gradients.factors import Factors, factors
 from dpx.clipping.gradients.forms import Form, Held, Parts, Within, Zero
 from dpx.clipping.gradients.reading import Reader
-from dpx.clipping.passes.vmap import Loss
-from dpx.clipping.passes.vmap import trace as _trace
 from dpx.clipping.rounding import accumulator, gamma, in_products, settled
 
 # A per-example gradient is held unless its factors have fewer elements by this much: held, it
@@ -55,8 +53,22 @@ class Program(NamedTuple):
     unruled: list[tuple[str, ...]]
 
 
+def read(
+    loss: losses.Loss, leaves: Sequence[jax.Array], batch: Any, vectorised: bool = True
+) -> tuple[core.ClosedJaxpr, Reader]:
+    """The program of one example's loss and its gradients, and its reader, which says what is always zero.
+
+    Raises:
+      ValueError: for a loss that mixes examples, and, in a strict call, for what `reports` says.
+    """
+    traced = losses.trace(loss, leaves, batch, vectorised)
+    reader = Reader(traced, [i < len(leaves) for i in range(len(traced.jaxpr.invars))])
+    reports.report_zero([reader.terms(out) == [] for out in reader.jaxpr.outvars[1:]])
+    return traced, reader
+
+
 def trace(
-    loss: Loss,
+    loss: losses.Loss,
     leaves: Sequence[jax.Array],
     batch: Any,
     within: bool = False,
@@ -74,9 +86,7 @@ def trace(
     Raises:
       ValueError: for a loss that mixes examples, and, in a strict call, for what `reports` says.
     """
-    traced = _trace(loss, leaves, batch, vectorised)
-    inputs = len(traced.jaxpr.invars)
-    reader = Reader(traced, [i < len(leaves) for i in range(inputs)])
+    _, reader = read(loss, leaves, batch, vectorised)
     first, *outs = reader.jaxpr.outvars
     forms = [form(reader, out, leaf.shape, within) for out, leaf in zip(outs, leaves, strict=True)]
     if isinstance(first, core.Literal):
@@ -86,8 +96,7 @@ def trace(
         number = reader.value(first)
     uses = [_uses(reader, out) for out in outs]
     unruled = [_unruled(reader, out, each) for out, each in zip(outs, forms, strict=True)]
-    reports.check_forms(unruled)
-    unreached.report_forms([not each.numbers for each in forms])
+    reports.check_rules(unruled)
     return Program(reader, number, forms, uses, unruled)
 
 

@@ -18,8 +18,9 @@ from dpx.clipping import jaxprs, meshes
 from dpx.clipping.gradients import plan
 from dpx.clipping.gradients.bundles import Bundle, bundles
 from dpx.clipping.gradients.plan import Program
+from dpx.clipping.losses import Loss
 from dpx.clipping.passes import again
-from dpx.clipping.passes.vmap import Clipping, Loss, Pass, over_examples
+from dpx.clipping.passes.vmap import Clipping, Pass, over_examples
 from dpx.clipping.rounding import settled
 
 
@@ -102,7 +103,7 @@ def _constant(value: Any, *_: Any) -> Any:
 
 
 def pruned(function: Callable, *like: Any) -> tuple[Callable, int]:
-    """The same function without what its results do not need, in loops and blocks too; and the bytes it holds."""
+    """The same function without what its results do not need, in loops too, and the bytes that it holds."""
     closed, shapes = jax.make_jaxpr(function, return_shape=True)(*like)
     live, _ = dce_jaxpr(closed.jaxpr, [True] * len(closed.jaxpr.outvars), instantiate=True)
     evaluate = core.jaxpr_as_fun(core.ClosedJaxpr(live, closed.consts))

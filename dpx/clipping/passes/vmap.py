@@ -7,10 +7,10 @@ import jax
 import jax.numpy as jnp
 from jax.extend import core
 
-from dpx.clipping import jaxprs, meshes, mixing
+from dpx.clipping import jaxprs
+from dpx.clipping.gradients import plan
+from dpx.clipping.losses import Loss, is_vectorised
 from dpx.clipping.rounding import accumulator, settled, sum_of_squares
-
-Loss = Callable[[Sequence[jax.Array], Any], jax.Array]
 
 
 class Clipping(NamedTuple):
@@ -42,11 +42,6 @@ class Pass(NamedTuple):
     weighted_sum: Callable[[Sequence[jax.Array]], list[jax.Array]]
 
 
-def is_vectorised(batch: Any) -> bool:
-    """Whether `over_examples` uses `jax.vmap`."""
-    return jax.tree.leaves(batch)[0].shape[0] > 1
-
-
 def over_examples(function: Callable[[Any], Any], batch: Any) -> Any:
     """`function` of every example, stacked.
 
@@ -65,32 +60,6 @@ def over_examples(function: Callable[[Any], Any], batch: Any) -> Any:
         raise
 
 
-def trace(
-    loss: Loss, leaves: Sequence[jax.Array], batch: Any, vectorised: bool = True
-) -> core.ClosedJaxpr:
-    """The program that computes the loss of one example, and its gradients.
-
-    Args:
-      loss: of (parameters, one example).
-      leaves: the parameters.
-      batch: of which only shapes matter.
-      vectorised: whether it will be, over more than one example.
-
-    Raises:
-      ValueError: for a loss that mixes examples, and, in a strict call, for what `reports` says.
-    """
-    example = meshes.one_example(batch)
-    closed = jax.make_jaxpr(loss)(list(leaves), example)
-    value = core.jaxpr_as_fun(closed)
-
-    def gradients(leaves: list, *example: Any) -> Any:
-        return jax.value_and_grad(lambda p: value(*p, *example)[0])(leaves)
-
-    traced = jax.make_jaxpr(gradients)(list(leaves), *jax.tree.leaves(example))
-    mixing.check(closed, traced, len(leaves), vectorised)
-    return traced
-
-
 def held(
     loss: Loss, leaves: Sequence[jax.Array], batch: Any, groups: Sequence[int], vectorised: bool
 ) -> Clipping:
@@ -98,7 +67,7 @@ def held(
 
     `groups` has the group of every parameter array.
     """
-    traced = trace(loss, leaves, batch, vectorised)
+    traced, reader = plan.read(loss, leaves, batch, vectorised)
 
     def one(example: Any) -> list[jax.Array]:
         return core.jaxpr_as_fun(traced)(*leaves, *jax.tree.leaves(example))
@@ -119,4 +88,4 @@ def held(
         norms = map(jax.vmap(sum_of_squares), gradients)
         return Pass(losses, list(zip(groups, norms, strict=True)), weighted_sum)
 
-    return Clipping(run, jaxprs.peak_bytes(jaxprs.flat(traced).jaxpr))
+    return Clipping(run, jaxprs.peak_bytes(reader.jaxpr))
