@@ -8,28 +8,18 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.experimental.xla_metadata import set_xla_metadata
-from jax.extend import core
 
 from dpx.clipping import groups as _groups
-from dpx.clipping import jaxprs as _jaxprs
 from dpx.clipping import meshes as _meshes
 from dpx.clipping import params as _params
-from dpx.clipping import reports
+from dpx.clipping import reports, xla_cpu
 from dpx.clipping.rounding import Sum, accumulator
 
 # Microbatches between two compensated additions.
 BLOCK = 8
 
-# Numbers of an example up to which a batch is copied when examples in it are replaced.
-SHORT = 2**10
-
 # Bytes of values that a microbatch holds at once: those of a CPU's cache, more or less.
 CACHE = 3 * 2**24
-
-# Equations of a step that is compiled as a computation of its own, those inside of others included: three
-# blocks of a transformer, or one long body of a scan.
-LONG = 1750
 
 
 def batch_size(batch: tuple, mask: Any, strict: bool = False) -> int:
@@ -106,7 +96,7 @@ def finite_only(once: Callable) -> Callable:
         return once(_filled(batch, keep, short=False), keep)
 
     def whole(batch: tuple, mask: jax.Array) -> tuple[Any, list, Any]:
-        step, like = _outlined(filled, batch, mask)
+        step, like = xla_cpu.outlined(filled, batch, mask)
 
         def run(state: tuple) -> tuple:
             keep, _, (_, *before) = state
@@ -129,38 +119,15 @@ def finite_only(once: Callable) -> Callable:
     return whole
 
 
-def _outlined(function: Callable, *arguments: Any) -> tuple[Callable, Any]:
-    """A function that takes longer to compile inside a loop, and the shapes that it returns.
-
-    A long one is compiled as a computation of its own on one CPU. XLA would else go through all of it again
-    whenever it simplifies the loop, and hoist what it can into the state of the loop. Short functions are
-    compiled as quickly in place, and need less memory there.
-    """
-    closed, like = jax.make_jaxpr(function, return_shape=True)(*arguments)
-    if not _meshes.on_one_cpu() or sum(1 for _ in _jaxprs.equations(closed.jaxpr)) < LONG:
-        return function, like
-
-    def outlined(*arguments: Any) -> Any:
-        with set_xla_metadata(inlineable="false"):
-            found = core.jaxpr_as_fun(closed)(*jax.tree.leaves(arguments))
-        return jax.tree.unflatten(jax.tree.structure(like), found)
-
-    return outlined, like
-
-
 def _where(keep: jax.Array, x: jax.Array, other: jax.Array) -> jax.Array:
     return jnp.where(keep.reshape(-1, *(1 for _ in x.shape[1:])), x, other)
 
 
 def _filled(batch: tuple, keep: jax.Array, short: bool) -> tuple:
-    """The first example that is kept takes the place of those that are not, in short arrays or in long ones.
-
-    Short ones, such as tokens, are filled before a long step that uses them: XLA would otherwise fill them in
-    every kernel that reads them. A copy of long ones, such as images, would take memory for the whole step.
-    """
+    """The first example that is kept in the place of those that are not, in short arrays or in long ones."""
 
     def fill(x: jax.Array) -> jax.Array:
-        is_short = math.prod(x.shape[1:]) <= SHORT
+        is_short = xla_cpu.fills_before(x)
         return _where(keep, x, _first(x, keep)) if is_short == short else x
 
     return jax.tree.map(fill, batch)

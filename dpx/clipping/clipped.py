@@ -22,12 +22,7 @@ from dpx.clipping.passes import one as _one
 from dpx.clipping.passes import vmap as _vmap
 from dpx.clipping.rounding import gamma, unit
 
-METHODS = {
-    "auto": _one.recomputing,
-    "one_pass": _one.one_pass,
-    "two_pass": _one.recomputing,
-    "vmap": _vmap.held,
-}
+METHODS = {name: _one.by(name) for name in ("auto", "one_pass", "two_pass")} | {"vmap": _vmap.held}
 
 
 @functools.partial(
@@ -185,8 +180,7 @@ class ClippedGrad:
             share = gamma(step + 4, dtype)
         else:
             loss, _ = _losses.functions(self.loss_fn, self.has_aux, parameters)({})
-            within = self.method != "one_pass"
-            program = _plan.trace(loss, parameters.leaves, batch, within)
+            program = _plan.trace(loss, parameters.leaves, batch, _plan.made_again(self.method))
             share = _plan.rounding(program, step, dtype)
         return 2 * batch_size * (share + gamma(_batches.BLOCK + 1, dtype) + 3 * unit(dtype))
 
@@ -306,11 +300,14 @@ def clipped_grad(
       method: how norms and sums are computed; all are exact. "auto" keeps from one backward pass, for each
         parameter, its per-example gradients or the factors they are made of, whichever is less, and sums them
         with the clip factors. Of parameters in blocks under `jax.checkpoint` it keeps norms alone, and
-        evaluates each block once more for its sums: that takes the memory of an ordinary step. "two_pass" is
-        another name for that. "one_pass" keeps what is made in blocks as well. "vmap" holds every per-example
-        gradient. See `explain_clipping`.
-      microbatch_size: process this many examples at a time, to bound memory. At 1 nothing is vectorised over
-        examples, so that losses run that `jax.vmap` refuses, such as those with `jax.lax.ragged_dot`.
+        evaluates each block once more for its sums: that takes the memory of an ordinary step. (On a CPU,
+        whose compiler drops their barriers before JAX 0.12, it does so of loops of such blocks only;
+        "two_pass" does it everywhere.) "one_pass" keeps what is made in blocks as well. "vmap" holds every
+        per-example gradient. See `explain_clipping`.
+      microbatch_size: process this many examples at a time. None chooses: on one CPU as many as its cache
+        holds, on one accelerator as many as half of its memory holds, on several devices all; see
+        `explain_clipping`. At 1 nothing is vectorised over examples, so that losses run that `jax.vmap`
+        refuses, such as those with `jax.lax.ragged_dot`.
       strict: make an error of everything that is otherwise a `dpx.clipping.ClippingWarning` (a loss that
         closes over an array with as many rows as the batch, that draws the same random numbers for all
         examples, or that calls what is given all examples at once: a `jax.custom_batching.custom_vmap`, or a

@@ -41,7 +41,7 @@ def test_one_forward_pass_and_no_product_that_is_not_asked_for(scanned):
 
     shape = (3, WIDTH, WIDTH) if scanned else (WIDTH, WIDTH)
     p = {"a": jnp.ones(shape), "b": jnp.ones(shape)}
-    fn = clipping.clipped_grad(loss, l2_clip_norm=1.0)
+    fn = clipping.clipped_grad(loss, l2_clip_norm=1.0, method="two_pass")
     found = jax.make_jaxpr(lambda p, x: fn(p, x).grads)(p, np.ones((BATCH, 20, WIDTH), "f4"))
     assert count(found.jaxpr, "tanh") == 3
     assert count(found.jaxpr, "dot_general") <= 2 + 2 * (1 + (2 if scanned else 1) + 2)
@@ -69,7 +69,7 @@ def test_the_head_and_the_loss_are_part_of_the_first_pass_alone():
     x = rng.normal(size=(BATCH, LENGTH, WIDTH)).astype("f4")
     gradients = per_example(loss, p, (x,))
     for clip in (1.0, dict.fromkeys(p, 0.5)):
-        fn = clipping.clipped_grad(loss, l2_clip_norm=clip)
+        fn = clipping.clipped_grad(loss, l2_clip_norm=clip, method="two_pass")
         found = jax.make_jaxpr(lambda p, x, fn=fn: fn(p, x).grads)(p, x)
         assert count(found.jaxpr, "cos") == count(found.jaxpr, "sin") == 1
     fn = clipping.clipped_grad(loss, l2_clip_norm=median_norm(gradients))
@@ -94,7 +94,7 @@ def test_memory_is_that_of_an_ordinary_step():
     def ordinary(weights, x):
         return jax.grad(lambda w: jax.vmap(loss, (None, 0))(w, x).mean())(weights)
 
-    clipped = clipping.clipped_grad(loss, l2_clip_norm=1.0)
+    clipped = clipping.clipped_grad(loss, l2_clip_norm=1.0, method="two_pass")
     pair = [shape(width, 256), shape(256, width)]
     weights = {"blocks": [pair] * blocks, "head": shape(width, width)}
 

@@ -18,8 +18,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from dpx.clipping import meshes
-from dpx.clipping.gradients import products
+from dpx.clipping import xla_cpu
 from dpx.clipping.gradients.factors import Factors, Values
 from dpx.clipping.rounding import accumulator, gamma, sum_of_squares
 
@@ -67,11 +66,10 @@ def weighted(held: jax.Array, weights: jax.Array) -> jax.Array:
     """The sum over examples of weights times what is held of each."""
     dtype = accumulator(held.dtype)
     held, weights = held.astype(dtype), weights.astype(dtype)
-    if not meshes.on_one_cpu():  # One kernel that reads each number once, as narrow as it is held.
-        return jnp.sum(weights.reshape(-1, *(1 for _ in held.shape[1:])) * held, 0)
-    # Two equal rows: XLA's CPU compiler leaves a product of matrices to a library.
-    rows, flat = jnp.stack([weights] * 2), held.reshape(len(held), -1)
-    return jnp.matmul(rows, flat, precision=products.HIGHEST)[0].reshape(held.shape[1:])
+    if xla_cpu.uses("rows"):
+        return xla_cpu.by_rows(weights, held)
+    # One kernel that reads each number once, as narrow as it is held.
+    return jnp.sum(weights.reshape(-1, *(1 for _ in held.shape[1:])) * held, 0)
 
 
 class Parts(NamedTuple):

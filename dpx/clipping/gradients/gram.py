@@ -20,13 +20,10 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from dpx.clipping import meshes
+from dpx.clipping import meshes, xla_cpu
 from dpx.clipping import rounding as _rounding
 from dpx.clipping.gradients.products import Layout, Pair, precision
 from dpx.clipping.rounding import CHUNK, accumulator
-
-# Elements of a factor of one example from which it is worth a loop iteration of its own.
-LARGE = 2**16
 
 # No norm is taken for less than this part of what its terms would add up to if none cancelled: it bounds
 # what an example can add to the rounding of a sum over many.
@@ -167,9 +164,9 @@ def raised(total: jax.Array, length: jax.Array, gamma: Any) -> jax.Array:
 def _inner(a: jax.Array, b: jax.Array, size: int, fast: bool) -> jax.Array:
     """⟨a[k, p], b[k, q]⟩ for all positions: (K, P, Q). Indices (2-D) are one-hot rows."""
     if a.ndim == b.ndim == 3:
-        # In turn, examples on several devices would have to be gathered first.
-        in_turn = a is b and a.size >= LARGE and meshes.on_one_cpu()
-        return _gram_in_turn(a) if in_turn else _gram(a, b, fast)
+        if a is b:
+            return xla_cpu.in_turn(lambda a: _gram(a, a, fast), a)
+        return _gram(a, b, fast)
     if a.ndim == b.ndim == 2:
         return (a[:, :, None] == b[:, None, :]) & (a < size)[:, :, None]
     if a.ndim == 3:
@@ -207,12 +204,6 @@ def _dot(a: jax.Array, b: jax.Array, fast: bool) -> jax.Array:
         return product("kpr,kqr->kpq", a, b)
     # XLA's compiler for CPUs copies a factor to move an axis of length one.
     return product("pr,qr->pq", a[0], b[0])[None]
-
-
-@jax.custom_batching.sequential_vmap
-def _gram_in_turn(a: jax.Array) -> jax.Array:
-    """One example at a time: on CPUs a loop of products takes half the time of a batched one."""
-    return _gram(a, a, False)
 
 
 def _squeezed(products: jax.Array) -> jax.Array:

@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 from jax.extend import core
 
-from dpx.clipping import jaxprs, losses, reports
+from dpx.clipping import jaxprs, losses, reports, xla_cpu
 from dpx.clipping.gradients import (
     gram,
     primitives,  # noqa: F401  It registers the rules.
@@ -29,6 +29,9 @@ FAVOR_TABLE = 1.0
 
 # Equations that a gradient passes on its way out of a block, and that do not change its norm.
 MOVES = ("transpose", "reshape", "squeeze", "expand_dims", "convert_element_type", *jaxprs.PLAIN)
+
+# What is evaluated again for sums: rematerialised blocks, and loops of them.
+BLOCKS = ("scan", *jaxprs.REMAT)
 
 # The factors of all iterations of a loop that uses a parameter are handed out while they are no larger than
 # its gradient by this much.
@@ -53,6 +56,13 @@ class Program(NamedTuple):
     unruled: list[tuple[str, ...]]
 
 
+def made_again(method: str) -> tuple[str, ...]:
+    """The primitives that a method of clipping evaluates again for the sum."""
+    if method == "auto" and xla_cpu.keeps_blocks():
+        return ("scan",)
+    return () if method == "one_pass" else BLOCKS
+
+
 def read(
     loss: losses.Loss, leaves: Sequence[jax.Array], batch: Any, vectorised: bool = True
 ) -> tuple[core.ClosedJaxpr, Reader]:
@@ -71,7 +81,7 @@ def trace(
     loss: losses.Loss,
     leaves: Sequence[jax.Array],
     batch: Any,
-    within: bool = False,
+    blocks: Sequence[str] = (),
     vectorised: bool = True,
 ) -> Program:
     """Traces and reads the gradients of one example's loss.
@@ -80,7 +90,7 @@ def trace(
       loss: of one example.
       leaves: the parameters.
       batch: of which only shapes matter.
-      within: whether rematerialised blocks hand out norms where they can, and not what these are made of.
+      blocks: the primitives that hand out norms where they can, and not what these are made of.
       vectorised: whether the program will be, over more than one example.
 
     Raises:
@@ -88,7 +98,7 @@ def trace(
     """
     _, reader = read(loss, leaves, batch, vectorised)
     first, *outs = reader.jaxpr.outvars
-    forms = [form(reader, out, leaf.shape, within) for out, leaf in zip(outs, leaves, strict=True)]
+    forms = [form(reader, out, leaf.shape, blocks) for out, leaf in zip(outs, leaves, strict=True)]
     if isinstance(first, core.Literal):
         constant = jnp.asarray(first.val, jnp.result_type(first.val))
         number = reader.make(lambda: constant)
@@ -133,14 +143,14 @@ def _unruled(reader: Reader, out: Any, form: Form) -> tuple[str, ...]:
 
 
 def form(
-    reader: Reader, out: Any, shape: Sequence[int], within: bool = False, gain: complex = 1.0
+    reader: Reader, out: Any, shape: Sequence[int], blocks: Sequence[str] = (), gain: complex = 1.0
 ) -> Form:
     """The form of a number times the gradient that a variable is."""
     if reader.terms(out) == []:
         return Zero()
-    if within and gain == 1 and (inside := _within(reader, out)) is not None:
+    if gain == 1 and (inside := _within(reader, out, blocks)) is not None:
         return inside
-    if (parts := _parts(reader, out, within, gain)) is not None:
+    if (parts := _parts(reader, out, blocks, gain)) is not None:
         return parts
     found, size = _factors(reader, out, shape, gain), math.prod(shape)
     if found is not None:
@@ -178,7 +188,7 @@ def _factors(reader: Reader, out: Any, shape: Sequence[int], gain: complex = 1.0
     return factors(reader, [term._replace(gain=gain * term.gain) for term in terms], shape)
 
 
-def _parts(reader: Reader, var: Any, within: bool, gain: complex) -> Parts | None:
+def _parts(reader: Reader, var: Any, blocks: Sequence[str], gain: complex) -> Parts | None:
     """The form of a gradient that is put together from parts along one axis; None for any other."""
     # The axis, the beginning, the length, the value and the gain of each.
     found: list[tuple[int, int, int, Any, complex]] = []
@@ -212,7 +222,7 @@ def _parts(reader: Reader, var: Any, within: bool, gain: complex) -> Parts | Non
     if any(end > low for end, (_, low, *_) in zip(ends, found[1:], strict=False)):
         return None
     parts = [
-        (low, length, form(reader, v, v.aval.shape, within, gain))
+        (low, length, form(reader, v, v.aval.shape, blocks, gain))
         for _, low, length, v, gain in found
     ]
     return Parts(found[0][0], tuple(parts))
@@ -242,7 +252,7 @@ def _is_float(atom: Any) -> bool:
     return jnp.issubdtype(atom.aval.dtype, jnp.floating)
 
 
-def _within(reader: Reader, var: Any) -> Within | None:
+def _within(reader: Reader, var: Any, blocks: Sequence[str] = BLOCKS) -> Within | None:
     """The form of a gradient that a rematerialised block makes, perhaps in a loop; None for any other."""
     moves: list[Any] = []
     eqn = reader.maker(var)
@@ -250,7 +260,7 @@ def _within(reader: Reader, var: Any) -> Within | None:
         moves.append(eqn)
         var = eqn.invars[eqn.outvars.index(var)]
         eqn = reader.maker(var)
-    if eqn is None or eqn.primitive.name not in ("scan", *jaxprs.REMAT):
+    if eqn is None or eqn.primitive.name not in blocks:
         return None
     which, inner = eqn.outvars.index(var), reader.body(eqn).reader
     out = inner.jaxpr.outvars[which]

@@ -24,18 +24,16 @@ from dpx.clipping.passes.vmap import Clipping, Pass, over_examples
 from dpx.clipping.rounding import settled
 
 
-def one_pass(
-    loss: Loss, leaves: Sequence[jax.Array], batch: Any, groups: Sequence[int], vectorised: bool
-) -> Clipping:
-    """Keeps what the norms are computed from, and sums it with the clip factors."""
-    return clipping(plan.trace(loss, leaves, batch, False, vectorised), leaves, batch, groups)
+def by(method: str) -> Callable[..., Clipping]:
+    """How a method clips: by what it keeps from the backward pass, but for blocks that it evaluates again."""
 
+    def clip(
+        loss: Loss, leaves: Sequence[jax.Array], batch: Any, groups: Sequence[int], vectorised: bool
+    ) -> Clipping:
+        program = plan.trace(loss, leaves, batch, plan.made_again(method), vectorised)
+        return clipping(program, leaves, batch, groups)
 
-def recomputing(
-    loss: Loss, leaves: Sequence[jax.Array], batch: Any, groups: Sequence[int], vectorised: bool
-) -> Clipping:
-    """The same, but rematerialised blocks hand out norms, and make their gradients again for the sum."""
-    return clipping(plan.trace(loss, leaves, batch, True, vectorised), leaves, batch, groups)
+    return clip
 
 
 def clipping(

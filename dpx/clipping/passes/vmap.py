@@ -7,7 +7,6 @@ import jax
 import jax.numpy as jnp
 from jax.extend import core
 
-from dpx.clipping import jaxprs
 from dpx.clipping.gradients import plan
 from dpx.clipping.losses import Loss, is_vectorised
 from dpx.clipping.rounding import accumulator, settled, sum_of_squares
@@ -18,7 +17,7 @@ class Clipping(NamedTuple):
 
     Attributes:
       of_batch: runs it for a batch of any size.
-      bytes: that one example takes, about, from its forward pass to its sum.
+      bytes: that one example takes, about, from its forward pass to its sum; 0 where that is not asked for.
     """
 
     of_batch: Callable[[Any], "Pass"]
@@ -67,7 +66,7 @@ def held(
 
     `groups` has the group of every parameter array.
     """
-    traced, reader = plan.read(loss, leaves, batch, vectorised)
+    traced, _ = plan.read(loss, leaves, batch, vectorised)
 
     def one(example: Any) -> list[jax.Array]:
         return core.jaxpr_as_fun(traced)(*leaves, *jax.tree.leaves(example))
@@ -88,4 +87,4 @@ def held(
         norms = map(jax.vmap(sum_of_squares), gradients)
         return Pass(losses, list(zip(groups, norms, strict=True)), weighted_sum)
 
-    return Clipping(run, jaxprs.peak_bytes(reader.jaxpr))
+    return Clipping(run, 0)

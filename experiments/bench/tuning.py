@@ -1,0 +1,117 @@
+"""What each trick for XLA's compiler for CPUs gains, of those in `dpx.clipping.xla_cpu`.
+
+    python -m experiments.bench.tuning
+    python -m experiments.bench.tuning --tricks=rows --repeats=15
+
+One clipped gradient is compiled with and without a trick, on a shape where it matters. Both programs are
+called in turn, and what is printed is the median of the ratios of neighbours without over with: CPU time of a
+call, XLA's temporary bytes, and CPU time of tracing and compilation. Above 1 the trick gains.
+"""
+
+import contextlib
+import functools
+import statistics
+import time
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from absl import app, flags
+
+import dpx
+from dpx.clipping import xla_cpu
+from experiments.bench import depth
+from experiments.bench.shapes import SHAPES, build
+
+_TRICKS = flags.DEFINE_list("tricks", list(xla_cpu.TRICKS), "Which tricks.")
+_REPEATS = flags.DEFINE_integer("repeats", 5, "Timed turns of every pair.", lower_bound=1)
+
+# (the loss of one example, parameters, a batch)
+Problem = tuple[Callable, Any, tuple]
+
+
+def of_shape(name: str) -> Problem:
+    """A shape of the benchmark of clipping."""
+    loss, params, batch_of = build(SHAPES[name])
+    return loss, params, batch_of(SHAPES[name].batch)
+
+
+def images() -> Problem:
+    """A model of one layer that reads long examples."""
+
+    def loss(p: Any, x: jax.Array, y: jax.Array) -> jax.Array:
+        return jnp.sum((jnp.tanh(x @ p["a"]) @ p["b"] - y) ** 2)
+
+    p = {"a": jnp.ones((2**14, 32)) / 100, "b": jnp.ones((32, 4))}
+    return loss, p, (jnp.ones((512, 2**14)), jnp.ones((512, 4)))
+
+
+def deep() -> Problem:
+    """A transformer of 12 blocks that nobody scanned."""
+    gradient, (params, tokens) = depth.build("dpx", 12)
+    return gradient.loss_fn, params, (tokens,)  # type: ignore[attr-defined]
+
+
+def under_remat() -> Problem:
+    """Six residual blocks under `jax.checkpoint`."""
+
+    @jax.checkpoint
+    def block(x: jax.Array, a: jax.Array, b: jax.Array) -> jax.Array:
+        return x + jnp.sin(jnp.tanh(x @ a)) @ b
+
+    def loss(pairs: Any, x: jax.Array) -> jax.Array:
+        for pair in pairs:
+            x = block(x, *pair)
+        return jnp.mean(jax.nn.log_softmax(x)[:, 0])
+
+    pairs = [(jnp.ones((128, 512)) / 100, jnp.ones((512, 128)) / 100)] * 6
+    return loss, pairs, (jnp.ones((16, 128, 128)),)
+
+
+PROBLEMS: dict[str, tuple[str, Callable[[], Problem]]] = {
+    "rows": ("MLP", functools.partial(of_shape, "mlp")),
+    "in_turn": (
+        "recommender, all positions",
+        functools.partial(of_shape, "recommender M=3416 all"),
+    ),
+    "outlined": ("12 blocks", deep),
+    "filled": ("long examples", images),
+    "kept": ("blocks under remat", under_remat),
+}
+
+
+def main(argv: list[str]) -> None:
+    del argv
+    print("| trick | shape | time | temporary memory | compilation |\n|---|---|---|---|---|")
+    for trick in _TRICKS.value:
+        name, problem = PROBLEMS[trick]
+        loss, params, batch = problem()
+        gradient = dpx.clipped_grad(loss, l2_clip_norm=1.0)
+        made, seconds = [], []
+        for context in (contextlib.nullcontext(), xla_cpu.off(trick)):
+            with context:
+                jax.clear_caches()
+                start = time.process_time()
+                step: Any = jax.jit(lambda p, *b: gradient(p, *b).grads)  # noqa: B023
+                made.append(step.lower(params, *batch).compile())
+                seconds.append(time.process_time() - start)
+        ratios = []
+        for turn in range(_REPEATS.value + 1):
+            times = []
+            for program in made:
+                start = time.process_time()
+                jax.block_until_ready(program(params, *batch))
+                times.append(time.process_time() - start)
+            if turn:
+                ratios.append(times[1] / times[0])
+        size = [program.memory_analysis().temp_size_in_bytes for program in made]
+        print(
+            f"| {trick} | {name} | {statistics.median(ratios):.2f} | {size[1] / size[0]:.2f} | "
+            f"{seconds[1] / seconds[0]:.2f} |",
+            flush=True,
+        )
+
+
+if __name__ == "__main__":
+    app.run(main)

@@ -1,0 +1,49 @@
+"""What is done for one compiler alone: each trick can be turned off, and changes no result."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from test_clipping_models import check, jit, per_example
+
+from dpx import clipping
+from dpx.clipping import xla_cpu
+
+RNG = np.random.default_rng(0)
+X = RNG.normal(size=(3, 20, 48)).astype("f4")
+P = {
+    "a": jnp.asarray(RNG.normal(size=(48, 48)) / 7, jnp.float32),
+    "b": jnp.asarray(RNG.normal(size=(48, 2100)) / 7, jnp.float32),
+}
+
+
+def loss(p, x):
+    """A held gradient, one of large factors, and a block under remat."""
+    x = jax.checkpoint(lambda x, a: jnp.tanh(x @ a))(x, p["a"])
+    return jnp.mean(jax.nn.log_softmax(x @ p["b"])[:, 0]) + jnp.sum(x**2)
+
+
+@pytest.mark.parametrize("trick", xla_cpu.TRICKS)
+def test_results_do_not_depend_on_a_trick(monkeypatch, trick):
+    monkeypatch.setattr(xla_cpu, "LONG", 10)
+    monkeypatch.setattr(xla_cpu, "LARGE", 1000)
+    monkeypatch.setattr(xla_cpu, "uses", lambda name: name not in xla_cpu._off)
+
+    def step(p, x, mask):
+        found = clipping.clipped_grad(loss, l2_clip_norm=0.5)(p, x, mask=mask)
+        return found.grads, found.norms
+
+    mask = np.array([True, False, True])
+    jax.clear_caches()
+    with_it = jax.jit(step).lower(P, X, mask).as_text()
+    with xla_cpu.off(trick):
+        assert jax.jit(step).lower(P, X, mask).as_text() != with_it
+        found = jit(clipping.clipped_grad(loss, l2_clip_norm=0.5))(P, X, mask=mask)
+    check(found, per_example(loss, P, (X,)), 0.5, mask=mask)
+    assert not xla_cpu._off
+
+
+def test_what_holds_on_other_machines(monkeypatch):
+    monkeypatch.setattr(jax, "default_backend", lambda: "gpu")
+    assert not any(map(xla_cpu.uses, xla_cpu.TRICKS))
+    assert not xla_cpu.keeps_blocks()
