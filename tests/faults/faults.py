@@ -190,11 +190,18 @@ FAULTS = (
         "::test_noise_is_as_large_as_the_roundings_of_many_remainders_ask_for",
     ),
     Fault(
-        "Laplace noise of traced values is drawn in 32 bits",
+        "Laplace noise of traced values is added in 32 bits",
         "dpx/noise/door.py",
         "    with jax.enable_x64(True):\n        noisy = exact.astype",
         "    with jax.enable_x64(False):\n        noisy = exact.astype",
-        "tests/noise/test_noise.py::test_releases_lie_on_the_grid_of_their_noise",
+        "tests/noise/test_noise.py::test_laplace_noise_is_added_in_64_bits",
+    ),
+    Fault(
+        "Laplace noise is drawn in 32 bits",
+        "dpx/noise/laws.py",
+        "        with jax.enable_x64(True):\n            return self.scale * signed",
+        "        with jax.enable_x64(False):\n            return self.scale * signed",
+        "tests/noise/test_noise.py::test_signs_are_fair_and_say_nothing_of_sizes",
     ),
     Fault(
         "exact sums forget that contributions are rounded",

@@ -111,6 +111,18 @@ def test_signs_are_fair_and_say_nothing_of_sizes():
     assert stats.ks_2samp(draws[draws > 0], -draws[draws < 0]).pvalue > 1e-3
 
 
+@pytest.mark.parametrize("law", [Laplace(0.3), TruncatedLaplace(0.3, 2.0)])
+def test_laplace_noise_is_added_in_64_bits(law):
+    """In 32 the low bits of a value would decide to which of two points of the grid it goes."""
+    key, exact = jax.random.key(4), np.random.default_rng(0).uniform(0, 0.1, 4000)
+    exact = exact.astype(np.float32)
+    about = {"sensitivity": 1.0, "law": law, "label": "sum"}
+    released = jax.jit(lambda exact: noise.release(key, exact, **about))(exact)
+    step = 2.0 ** math.floor(math.log2(0.3 * 2**-20))
+    wide = exact.astype(float) + np.asarray(law.sample(key, exact.shape))
+    np.testing.assert_array_equal(released, (np.round(wide / step) * step).astype(np.float32))
+
+
 def test_narrow_laws_fill_their_support():
     """At a support of 1e-9 scales survival probabilities themselves would have 24 bits left."""
     draws = np.asarray(TruncatedLaplace(1e9, 1.0).sample(jax.random.key(5), (20_000,)))
