@@ -44,16 +44,17 @@ def watching() -> bool:
     return _watcher is not None
 
 
-def public(value: Any, what: str) -> Any:
+def public(value: Any, what: str | None) -> Any:
     """Returns a value that is computed from the data but declared to be public knowledge.
 
     Every guarantee of a program that uses it has to name it among its assumptions.
 
     Args:
       value: For example the number of records, or a catalogue.
-      what: A name for it, in the words of the assumption.
+      what: A name for it, in the words of the assumption. A program has one value under a name. None
+        declares nothing: what follows from the value is covered by no guarantee.
     """
-    return value if _watcher is None else _watcher.public(value, what)
+    return value if _watcher is None or what is None else _watcher.public(value, what)
 
 
 def record_ids(count: int) -> np.ndarray:

@@ -148,7 +148,6 @@ CASES = {
     "gram.release": lambda: (
         lambda key, x: gram.release(key, x, column_bound=2.0, **BUDGET).matrix, KEY, ones(3, 50)
     ),
-    "gram.symmetric_gaussian": lambda: (lambda key: gram.symmetric_gaussian(key, 4), KEY),
     "gram.wishart_mean": lambda: (
         lambda key, x: gram.wishart_mean(key, x, 50), KEY, jnp.eye(3)
     ),
@@ -169,7 +168,6 @@ CASES = {
     "nn.transformer.generate": lambda: (
         lambda key: transformer.generate(lambda t: ones(*t.shape, 9), key, 2, 6, start=0), KEY
     ),
-    "noise.normal": lambda: (lambda key: noise.normal(key, (5,)), KEY),
     "noise.release": lambda: (
         lambda key, x: noise.release(
             key, x, sensitivity=1.0, noise_multiplier=1.0, label="a sum"

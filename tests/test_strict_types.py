@@ -75,7 +75,6 @@ PROGRAMS = {
     "integers": lambda: noise.release_integers(
         KEY, np.arange(5), sensitivity=1.0, unit=1.0, noise_multiplier=1.0, label="x"
     ),
-    "normal": lambda: noise.normal(KEY, (5,)),
     "Laplace": lambda: noise.Laplace(1.0).sample(KEY, (5,)),
     "gram": lambda: gram.release(KEY, ROWS.T, **GRAM).matrix,
     "gram, traced": lambda: jax.jit(lambda X: gram.release(KEY, X, **GRAM).matrix)(ROWS.T),

@@ -62,13 +62,16 @@ def equal(one: Any, other: Any) -> bool:
 
 
 def control_flow(first: Recording, second: Recording) -> list[str]:
-    """Differences in the number, order, shapes, sensitivities and noise of the releases."""
+    """Differences in what is called public, and in the releases: their order, shapes, claims and noise."""
     labels = [[seen.label for seen in run.releases] for run in (first, second)]
     if labels[0] != labels[1]:
         return [
             f"the releases differ: {_counted(labels[0])} in one run, {_counted(labels[1])} in the other"
         ]
-    wrong = []
+    wrong = [
+        f"{what} is declared to be public in one run alone"
+        for what in sorted(first.public.keys() ^ second.public.keys())
+    ]
     for one, other in zip(first.releases, second.releases, strict=True):
         if layout(one.exact) != layout(other.exact):
             wrong.append(f"{one.label} has another shape or type")

@@ -35,7 +35,7 @@ from dpx.audit.recordings import Recording, Seen, of_gradients
 def recording() -> Iterator[None]:
     """Keeps the programs that are compiled for recording; wrap several replays in it to compile once."""
     jax.clear_caches()
-    _watch.watch(_Watcher(None, None))
+    _watch.watch(_Idle())
     try:
         yield
     finally:
@@ -79,7 +79,8 @@ def replay(
       A `Replay`; its `check()` raises if anything is wrong.
 
     Raises:
-      ValueError: for a result with a part that can be neither compared nor pickled.
+      ValueError: for a result with a part that can be neither compared nor pickled, and for two values that
+        a run declares to be public under one name.
     """
     if first is None:
         first = _run(program, data, None, None, ignore)
@@ -91,7 +92,26 @@ def replay(
     return Replay(compare(first.releases, second.releases), differences, first)
 
 
-class _Watcher:
+class _Idle:
+    """Watches between two runs and sees nothing, so that what is compiled there can be recorded later."""
+
+    def released(self, about, key, exact, unit, noisy, scale):
+        return noisy
+
+    def key(self, purpose, words):
+        pass
+
+    def sampled(self, probability):
+        pass
+
+    def public(self, value, what):
+        return value
+
+    def record_ids(self, count):
+        return np.arange(count, dtype=np.int32)
+
+
+class _Watcher(_Idle):
     """Collects what passes the door; in a second run it hands out what the first run released."""
 
     def __init__(self, ids: np.ndarray | None, first: Recording | None):
@@ -132,14 +152,18 @@ class _Watcher:
         self._batches += 1
 
     def public(self, value, what):
-        if self._first is not None and what in self._first.public:
-            return self._first.public[what]
-        return self.found.public.setdefault(what, value)
+        known = self.found.public.setdefault(what, value)
+        if not np.array_equal(known, value):
+            raise ValueError(
+                f"{what} was {known} and is {value}: what is public needs a name for each value, by which a "
+                "replay gives it to the second run"
+            )
+        return value if self._first is None else self._first.public.get(what, value)
 
     def record_ids(self, count):
         if self._ids is not None and len(self._ids) == count:
             return np.asarray(self._ids, np.int32)
-        return np.arange(count, dtype=np.int32)
+        return super().record_ids(count)
 
 
 def _run(program, data, ids, first, ignore) -> Recording:
@@ -160,7 +184,7 @@ def _run(program, data, ids, first, ignore) -> Recording:
                 jax.effects_barrier()
                 left = _leaves(result) | _files(workdir)
         finally:
-            _watch.watch(_Watcher(None, None))
+            _watch.watch(_Idle())
         left |= {"stdout": printed.getvalue(), "stderr": complained.getvalue()}
         watcher.found.left = {
             name: _content(name, value)

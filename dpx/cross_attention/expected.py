@@ -20,7 +20,7 @@ from dpx.cross_attention.features import (
     truncated_exponential,
 )
 from dpx.cross_attention.moments import needed_bytes
-from dpx.cross_attention.simulated import blocks, errors, told_apart
+from dpx.cross_attention.simulated import Simulation, blocks, errors, told_apart
 from dpx.privacy import gaussian_noise_multiplier
 
 _LARGEST_LOGITS = (0.25, 0.5, 1.0, 2.0, 4.0, 8.0)  # of the temperatures that are tried
@@ -176,18 +176,21 @@ def simulated(
     contribution_bound: float | None = None,
 ) -> ExpectedError:
     """`expected_error` of one release with these features and a noise multiplier for each head."""
-    about: dict[str, Any] = {"degree": getattr(features, "degree", None)}
-    if about["degree"] is None:
-        about = {"num_features": features.num_features, "contribution_bound": contribution_bound}
-    error, bias = errors(domain, n, multiplier, **about)
-    mean_error, _ = errors(domain, n, multiplier, degree=0)
+    degree = getattr(features, "degree", None)
+    release = Simulation(domain, n, multiplier, degree)
+    if degree is None:
+        release = release._replace(
+            num_features=features.num_features, contribution_bound=contribution_bound
+        )
+    error, bias = errors(release)
+    mean_error, _ = errors(Simulation(domain, n, multiplier, degree=0))
     return ExpectedError(
         error=error,
         bias=bias,
         mean_error=mean_error,
-        told_apart=told_apart(domain, n, multiplier, **about),
+        told_apart=told_apart(release),
         features="taylor" if isinstance(features, PolynomialFeatures) else "random",
-        degree=getattr(features, "degree", None),
+        degree=degree,
         num_features=features.num_features,
         scale=domain.scale,
         num_bytes=needed_bytes(features, domain),

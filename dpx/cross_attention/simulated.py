@@ -39,6 +39,17 @@ _ROWS, _ROWS_OF_CLUSTERS, _QUERIES, _CENTRES = 2048, 1024, 128, 20
 _DRAWS = 8  # of noise, where answers are compared
 
 
+class Simulation(NamedTuple):
+    """A release by public numbers, for simulations: its features have a Taylor degree, or else are random."""
+
+    domain: Domain
+    n: int
+    noise_multiplier: float
+    degree: int | None = None
+    num_features: int = 0
+    contribution_bound: float | None = None
+
+
 class _Memory(NamedTuple):
     """Keys (n, d) and values (n, d_v) of a model, with queries (m, d) and the values of their own (m, d_v).
 
@@ -121,39 +132,18 @@ def _directions(rng, shape) -> np.ndarray:
 
 
 @functools.lru_cache(maxsize=256)
-def errors(
-    domain: Domain,
-    n: int,
-    multiplier: float,
-    *,
-    degree: int | None = None,
-    num_features: int = 0,
-    contribution_bound: float | None = None,
-) -> tuple[float, float]:
-    """Mean |error| of an entry with noise and without, of Taylor features or of random ones.
-
-    Keys are uniform, and the error is that from exact attention.
-    """
-    memory = _uniform(domain, min(n, _ROWS))
-    logits = memory.queries @ memory.keys.T / domain.scale
+def errors(release: Simulation) -> tuple[float, float]:
+    """Mean |error| of an entry with noise and without: from exact attention, of uniform keys."""
+    memory = _uniform(release.domain, min(release.n, _ROWS))
+    logits = memory.queries @ memory.keys.T / release.domain.scale
     weights = np.exp(logits - logits.max(1, keepdims=True))
     exact = weights @ memory.values / weights.sum(1, keepdims=True)
-    features = degree, num_features, contribution_bound
-    found = _simulated(domain, memory, n, multiplier, *features)
-    error, bias = (float(np.abs(part - exact).mean()) for part in found)
+    error, bias = (float(np.abs(part - exact).mean()) for part in _simulated(release, memory))
     return error, bias
 
 
 @functools.lru_cache(maxsize=256)
-def told_apart(
-    domain: Domain,
-    n: int,
-    multiplier: float,
-    *,
-    degree: int | None = None,
-    num_features: int = 0,
-    contribution_bound: float | None = None,
-) -> float:
+def told_apart(release: Simulation) -> float:
     """How well answers tell a query's own value from others: 0.5 by chance, and at most 1.
 
     Keys lie in clusters. It is how often ⟨answer, v⟩ > ⟨answer, v'⟩, where v is the query's own value and v'
@@ -163,12 +153,11 @@ def told_apart(
     """
     found = []
     for spread in SPREADS:
-        memory = _clusters(domain, min(n, _ROWS_OF_CLUSTERS), spread)
-        features = degree, num_features, contribution_bound
-        answers, _ = _simulated(domain, memory, n, multiplier, *features, draws=_DRAWS)
+        memory = _clusters(release.domain, min(release.n, _ROWS_OF_CLUSTERS), spread)
+        answers, _ = _simulated(release, memory, draws=_DRAWS)
         which = np.tile(memory.own, _DRAWS)
         own = memory.kinds[which]
-        if domain.value_dim == 1:
+        if release.domain.value_dim == 1:
             ahead, other = answers - answers.T, own != own.T
             ahead = ahead * np.sign(own - own.T)
         else:
@@ -180,27 +169,18 @@ def told_apart(
 
 
 @np.errstate(over="ignore", invalid="ignore")
-def _simulated(
-    domain: Domain,
-    memory: _Memory,
-    n: int,
-    multiplier: float,
-    degree: int | None,
-    num_features: int,
-    bound: float | None,
-    draws: int = 1,
-) -> list[np.ndarray]:
+def _simulated(release: Simulation, memory: _Memory, draws: int = 1) -> list[np.ndarray]:
     """Answers (draws·m, d_v) with noise and without: to all queries with a draw, and to all with another one.
 
     In NumPy: compiling this for every size and temperature would take longer than the release.
     """
-    keys, rows = memory.keys, len(memory.keys)
+    domain, degree, keys, rows = release.domain, release.degree, memory.keys, len(memory.keys)
     weighed = np.concatenate([np.full((rows, 1), domain.mass_weight), memory.values], axis=1)
     stretch = math.sqrt(domain.query_radius / domain.key_radius)
     if degree is None:
-        directions: Any = blocks(num_features, domain.dim)
+        directions: Any = blocks(release.num_features, domain.dim)
         features: Features = RandomFeatures(directions, domain.scale)
-        largest = largest_contribution(domain, features, bound)
+        largest = largest_contribution(domain, features, release.contribution_bound)
         phi = _positive(features, stretch * keys)
         sizes = np.linalg.norm(phi, axis=1) * np.linalg.norm(weighed, axis=1)
         phi[~np.isfinite(sizes)] = 0
@@ -218,7 +198,8 @@ def _simulated(
         squares = np.square(memory.queries / stretch).sum(1) / domain.scale
         squares = truncated_exponential(squares, degree)
         norms = np.sqrt(np.stack([one[:, 0], squares - one[:, 0]], axis=1))
-    std = multiplier * whole_change(features, domain, 1) * whole_unit(largest) / n
+    change = whole_change(features, domain, 1) * whole_unit(largest) / release.n
+    std = release.noise_multiplier * change
     sums, norms = (np.tile(part, (draws, *[1] * (part.ndim - 1))) for part in (sums, norms))
     queries = np.tile(memory.queries, (draws, 1))
     noise = std * norms[..., None] * np.random.default_rng(1).normal(size=sums.shape)

@@ -1,6 +1,6 @@
 """Differentially private release of the Gram matrix XXᵀ, and symmetric attention computed from it."""
 
-from dpx.gram.accounting import frobenius_sensitivity, max_samples, sampling_epsilon
+from dpx.gram.accounting import frobenius_sensitivity, sampling_epsilon
 from dpx.gram.attend import attention
 from dpx.gram.bounds import (
     UtilityBounds,
@@ -8,7 +8,7 @@ from dpx.gram.bounds import (
     sampling_entry_error,
     utility_bounds,
 )
-from dpx.gram.mechanisms import rounded_sensitivity, symmetric_gaussian
+from dpx.gram.mechanisms import rounded_sensitivity
 from dpx.gram.releases import (
     GramRelease,
     as_printed,
@@ -18,7 +18,7 @@ from dpx.gram.releases import (
     release,
     statistic,
 )
-from dpx.gram.sampling import wishart_mean
+from dpx.gram.sampling import max_samples, wishart_mean
 
 __all__ = [
     "GramRelease",
@@ -36,7 +36,6 @@ __all__ = [
     "sampling_entry_error",
     "sampling_epsilon",
     "statistic",
-    "symmetric_gaussian",
     "utility_bounds",
     "wishart_mean",
 ]

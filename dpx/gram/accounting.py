@@ -29,7 +29,7 @@ in both orders, because both matrices are ⪰ η I. The Rényi divergence of ord
 
 for (λ−1) t < 1. For λ ≥ 2 no coefficient is negative, so r(z) ≤ r(|z|) and s ↦ r(√s) is convex with
 value 0 at 0, hence superadditive: Σ r(zᵢ) ≤ r(‖z‖₂) ≤ r(t). The k samples together have divergence at
-most k r(t), and B is a function of them. `max_samples(calibration="exact")` is the largest k for which
+most k r(t), and B is a function of them. `ideal_samples(calibration="exact")` is the largest k for which
 some 2 ≤ λ < 1 + 1/t turns this into (ε, δ) by the conversion of Canonne, Kamath, Steinke
 (arXiv:2004.00010, Proposition 12).
 """
@@ -100,7 +100,7 @@ def sensitivity(
     return _check_bounds(column_bound, 2 * column_bound)[0] ** 2
 
 
-def max_samples(
+def ideal_samples(
     epsilon: float,
     delta: float,
     *,
@@ -113,7 +113,7 @@ def max_samples(
 ) -> int:
     """The largest number k of Gaussian samples for which sampling is (epsilon, delta)-DP in real numbers.
 
-    `dpx.gram.release` draws a few less, for what a computer makes of them (`dpx.gram.sampling`).
+    `dpx.gram.max_samples` are a few less, for what a computer makes of them.
 
     Args:
       epsilon, delta: The budget.
@@ -167,9 +167,10 @@ def sampling_epsilon(
     calibration: str = "exact",
     neighboring: NeighboringRelation | str = "replace_one",
 ) -> float:
-    """The smallest ε for which `num_samples` samples are (ε, delta)-DP; infinite where none is.
+    """The smallest ε for which so many samples are (ε, delta)-DP in real numbers; infinite where none is.
 
-    The inverse of `max_samples`, with the same arguments and errors.
+    The inverse of `ideal_samples`, with the same arguments and errors. What a release of that many samples
+    guarantees is a little more, which `dpx.gram.sampling` bounds.
     """
     delta = check_delta(delta)
     num_samples = check_integer(num_samples, "num_samples")

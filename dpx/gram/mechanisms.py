@@ -123,14 +123,3 @@ def whole_sensitivity(
         apart = max_column_change / column_bound * steps + 2 * noise.secure.rounding(n)
         max_column_change = min(apart, 2 * longest)
     return accounting.sensitivity(longest, max_column_change, neighboring)
-
-
-def symmetric_gaussian(key: jax.Array, n: int, dtype: Any = float) -> jax.Array:
-    """A symmetric (n, n) matrix with density ∝ exp(−‖E‖_F²/2): N(0, 1) on the diagonal, N(0, ½) off it.
-
-    The Gaussian orthogonal ensemble: the standard normal distribution on the symmetric matrices with
-    the Frobenius norm.
-    """
-    draw = noise.normal(key, (n, n), dtype)
-    # (G + Gᵀ)/2 has variances 1 and ½.
-    return (draw + draw.T) / 2

@@ -20,7 +20,7 @@ entry has at least.
 F‖₁ in steps of the grid, and let e^(±a) bound the factor by which the probability of keeping a draw is off.
 Then program and exact mechanism have all probabilities within e^(±c), c = s + 2na, but for an event E whose
 probability is at most e^(−x) in both. So for neighbours, if k samples are (ε₀, δ₀)-DP in real numbers, what
-is released is (ε₀ + 2c, e^c·δ₀ + (1 + e^(ε₀ + c))·e^(−x))-DP. `admissible_samples` chooses x = ε + log 1/δ +
+is released is (ε₀ + 2c, e^c·δ₀ + (1 + e^(ε₀ + c))·e^(−x))-DP. `max_samples` chooses x = ε + log 1/δ +
 30, and ε₀ = ε − 2c, δ₀ = e^(−c)(1 − 1e-12)δ, so that what is stated covers all of it.
 
 E is that one of the draws is larger than x' = x + log(n² + 32n) allows: an exponential draw or a 3dR(y) above
@@ -175,13 +175,38 @@ def _product(left, right):
 # How many samples
 
 
-def admissible_samples(epsilon: float, delta: float, **terms) -> int:
-    """The largest k, nearly, for which what is released is (ε, δ)-DP; the terms are those of `max_samples`.
+def max_samples(
+    epsilon: float,
+    delta: float,
+    *,
+    column_bound: float,
+    max_column_change: float | None = None,
+    eta: float,
+    n: int,
+    calibration: str = "exact",
+    neighboring: NeighboringRelation | str = "replace_one",
+) -> int:
+    """The number k of samples that `dpx.gram.release` draws for a budget: nearly the largest that it admits.
 
-    Never more than `max_samples`, which counts for real numbers, and is the paper's number if that is wanted.
+    So many samples, as a computer makes them, are (epsilon, delta)-DP. In real numbers a few more would be:
+    `dpx.gram.accounting.ideal_samples`, with the same arguments and errors.
+
+    Returns:
+      k as a Python integer, 0 where no k is admissible. A release needs k ≥ n.
     """
-    real, change = accounting.max_samples(epsilon, delta, **terms), _change(**terms)
-    real, x = min(real, 2**53), epsilon - math.log(delta) + 30
+    terms = {
+        "column_bound": column_bound,
+        "max_column_change": max_column_change,
+        "eta": eta,
+        "n": n,
+        "calibration": calibration,
+        "neighboring": neighboring,
+    }
+    real = min(accounting.ideal_samples(epsilon, delta, **terms), 2**53)
+    # In 64 bits: what follows from numbers of 16 bits would be rounded to 16.
+    epsilon, delta = float(epsilon), float(delta)
+    terms |= {"column_bound": float(column_bound), "eta": float(eta)}
+    change, x = _change(**terms), epsilon - math.log(delta) + 30
     samples, cost = real, 0.0
     for share in _SHARES:  # of ε, that the program may be away from the exact mechanism
         cost = share * epsilon
@@ -227,14 +252,14 @@ def _change(*, column_bound, max_column_change, eta, n, neighboring, **_) -> flo
 
 
 def _at_least_n(epsilon: float, delta: float, **terms) -> int:
-    """`admissible_samples`, or an error that names the ε, η and β at which n become admissible."""
-    samples = admissible_samples(epsilon, delta, **terms)
+    """`max_samples`, or an error that names the ε, η and β at which n become admissible."""
+    samples = max_samples(epsilon, delta, **terms)
     n, eta, max_column_change = terms["n"], terms["eta"], terms["max_column_change"]
     if samples >= n:
         return samples
 
     def admits(spent=epsilon, **changed) -> bool:
-        return admissible_samples(spent, delta, **(terms | changed)) >= n
+        return max_samples(spent, delta, **(terms | changed)) >= n
 
     remedies = [f"eta ≥ {_boundary(lambda value: admits(eta=value), eta):.4g}"]
     if admits(1e8):

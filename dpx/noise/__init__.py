@@ -30,7 +30,6 @@ from dpx.noise.door import (
     sum_sparse,
 )
 from dpx.noise.laws import Gaussian, Laplace, Law, TruncatedLaplace
-from dpx.noise.tails import normal
 
 __all__ = [
     "Gaussian",
@@ -39,7 +38,6 @@ __all__ = [
     "TruncatedLaplace",
     "check_finite",
     "check_size",
-    "normal",
     "release",
     "release_integers",
     "secure",

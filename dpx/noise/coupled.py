@@ -1,4 +1,4 @@
-"""Normal and chi draws in 64 bits that lie close to draws of the exact law, however far out they are.
+"""Exponential, normal and chi draws in 64 bits that lie close to the exact law, however far out they are.
 
 A release that is no sum of data and noise cannot be rounded before noise meets it. Its program is compared
 with the exact mechanism by a *coupling* instead: both are functions of the same infinitely long random
@@ -27,12 +27,14 @@ often is drawn again depends on k alone.
 Bits are those of JAX's generator, taken as fair and independent.
 """
 
+import functools
 import math
 
 import jax
 import jax.numpy as jnp
+from jax.typing import ArrayLike
 
-from dpx._numerics import in_float64
+from dpx._numerics import in_float64, promoting
 from dpx.noise import tails
 
 SUMMED = 16  # degrees of freedom up to which normal draws are squared and added up
@@ -105,6 +107,27 @@ def exponential_from_bits(first, empty, high, low) -> jax.Array:
     near = jnp.where(small < 0.25, small * _series(_LOGARITHM, small), -jnp.log(1 - small))
     far = (1 + zeros) * math.log(2) - jnp.log(mantissa)
     return jnp.where(low & 1 == 0, near, far)  # a bit that `_fraction` leaves over
+
+
+@functools.partial(jax.jit, static_argnames="shape")
+@promoting
+def signed_exponential(
+    key: jax.Array, shape: tuple[int, ...], log_smallest: ArrayLike
+) -> jax.Array:
+    """±E, E exponential with survival probabilities uniform in (s, 1].
+
+    Args:
+      key: A JAX key.
+      shape: The shape of the draws, which are float64 where 64-bit types are on, as they should be.
+      log_smallest: log s < 0, or −∞ to cut nothing off; broadcasts to `shape`.
+    """
+    first, empty, high, low = _bits(key, 2, math.prod(shape))
+    exponential = exponential_from_bits(first, empty, high, low).reshape(shape)
+    # log(s + (1 − s)·uniform), both terms of which may underflow where their logarithms do not.
+    log_rest = jnp.log(-jnp.expm1(log_smallest))
+    survival = jnp.logaddexp(log_smallest, log_rest - exponential)
+    sign = 1 - 2.0 * (low >> 1 & 1).reshape(shape)  # another bit that is left over
+    return sign * -jnp.minimum(survival, 0)
 
 
 def _bits(key: jax.Array, rows: int, count: int) -> list[jax.Array]:

@@ -16,7 +16,7 @@ from jax.core import Tracer
 from jax.typing import ArrayLike
 
 from dpx._validate import check_delta, check_epsilon, check_positive
-from dpx.noise.tails import normal, signed_exponential
+from dpx.noise.coupled import signed_exponential
 from dpx.privacy import (
     PrivacyGuarantee,
     gaussian_epsilon,
@@ -44,7 +44,10 @@ class Law:
         raise NotImplementedError
 
     def sample(self, key: jax.Array, shape: tuple[int, ...] = ()) -> jax.Array:
-        """Draws in the default float type; the parameters may also be arrays that broadcast to `shape`."""
+        """Draws, float64; the parameters may also be arrays that broadcast to `shape`.
+
+        A Gaussian law has none: its noise never is a float (`dpx.noise.lattice`).
+        """
         raise NotImplementedError
 
     def log_density(self, z: ArrayLike) -> jax.Array:
@@ -75,9 +78,6 @@ class Gaussian(Law):
         return -0.5 * jnp.square(jnp.asarray(z) / self.std) - jnp.log(
             self.std * math.sqrt(2 * math.pi)
         )
-
-    def sample(self, key: jax.Array, shape: tuple[int, ...] = ()) -> jax.Array:
-        return self.std * normal(key, shape, jnp.result_type(float))
 
     @property
     def width(self) -> ArrayLike:
@@ -125,7 +125,8 @@ class Laplace(Law):
         return -jnp.abs(jnp.asarray(z)) / self.scale - jnp.log(2 * self.scale)
 
     def sample(self, key: jax.Array, shape: tuple[int, ...] = ()) -> jax.Array:
-        return self.scale * signed_exponential(key, shape, jnp.result_type(float), -jnp.inf)
+        with jax.enable_x64(True):
+            return self.scale * signed_exponential(key, shape, -jnp.inf)
 
     @property
     def width(self) -> ArrayLike:
@@ -208,11 +209,10 @@ class TruncatedLaplace(Law):
         )
 
     def sample(self, key: jax.Array, shape: tuple[int, ...] = ()) -> jax.Array:
-        dtype = jnp.result_type(float)
-        # Of parameters in 16 bits the quotient would cut off tails that the guarantee counts on.
-        scale, bound = jnp.asarray(self.scale, dtype), jnp.asarray(self.bound, dtype)
-        draw = signed_exponential(key, shape, dtype, -bound / scale)
-        return jnp.clip(scale * draw, -bound, bound)
+        with jax.enable_x64(True):
+            # Of parameters in 16 bits the quotient would cut off tails that the guarantee counts on.
+            scale, bound = jnp.asarray(self.scale, float), jnp.asarray(self.bound, float)
+            return jnp.clip(scale * signed_exponential(key, shape, -bound / scale), -bound, bound)
 
     @property
     def width(self) -> ArrayLike:

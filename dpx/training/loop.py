@@ -96,7 +96,7 @@ def train(
     """
     loss_fn = precision.computed_in(compute_dtype, loss_fn)
     layout = layout or Layout(None, len(jax.tree.leaves(data)[0]))
-    num_examples = public_size(layout.rows)
+    num_examples = layout.rows if privacy is None else public_size(layout.rows)
     bands = 1 if privacy is None else len(privacy.coefficients)
     probability = bands * batch_size / num_examples
     check_priced(privacy, probability, steps, num_examples, max_batch_size)

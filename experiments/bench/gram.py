@@ -87,58 +87,47 @@ def stream(rows: int, columns: int) -> None:
 
 def audit_noise(max_column_change: float, trials: int) -> audit.Audit:
     """The lower bound on ε = 1 of additive noise, on the worst pair of columns of norm at most 1."""
-    made = gram.release(
-        jax.random.key(0),
-        np.zeros((2, 1)),
-        epsilon=1.0,
-        delta=DELTA,
-        column_bound=1.0,
-        max_column_change=max_column_change,
-    )
     if max_column_change <= 2 / 3:  # the worst pairs of dpx.gram.accounting
         u, v = np.array([1.0, 0.0]), np.array([1 - max_column_change, 0.0])
     else:
         angle = np.arcsin(min(max_column_change, np.sqrt(2)) / 2)
         u, v = (np.array([np.cos(angle), sign * np.sin(angle)]) for sign in (1, -1))
-    means, std = (np.outer(u, u), np.outer(v, v)), made.noise_std or 0.0
 
-    def draw(key, mean):
-        return mean + std * gram.symmetric_gaussian(key, 2)
+    def log_ratio(B, made):
+        squares = [jnp.sum((B - np.outer(column, column)) ** 2) for column in (u, v)]
+        return (squares[1] - squares[0]) / (2 * made.noise_std**2)
 
-    def log_ratio(B):
-        squares = [jnp.sum((B - mean) ** 2) for mean in means]
-        return (squares[1] - squares[0]) / (2 * std**2)
-
-    return _audited(draw, log_ratio, means, trials)
+    about = {"max_column_change": max_column_change}
+    return _audited([u[:, None], v[:, None]], log_ratio, trials, **about)
 
 
 def audit_sampling(eta: float, trials: int) -> audit.Audit:
     """The lower bound on ε = 1 of sampling, where a column of norm 1 comes in an empty direction."""
-    k = gram.max_samples(
-        1.0, DELTA, column_bound=1.0, eta=eta, n=2, neighboring="add_or_remove_one"
-    )
     covariances = np.diag([eta + 1.0, eta]), np.diag([eta, eta])
     inverses = [np.linalg.inv(c) for c in covariances]
     logs = [np.linalg.slogdet(c)[1] for c in covariances]
 
-    def log_ratio(B):
-        return k / 2 * (jnp.sum((inverses[1] - inverses[0]) * B) + logs[1] - logs[0])
+    def log_ratio(B, made):
+        moved = jnp.sum((inverses[1] - inverses[0]) * (B + eta * jnp.eye(2)))
+        return made.num_samples / 2 * (moved + logs[1] - logs[0])
 
-    return _audited(lambda key, A: gram.wishart_mean(key, A, k), log_ratio, covariances, trials)
+    about = {"mechanism": "sampling", "eta": eta, "neighboring": "add_or_remove_one"}
+    return _audited([np.eye(2)[:, :1], np.zeros((2, 1))], log_ratio, trials, **about)
 
 
-def _audited(draw, log_ratio, inputs, trials: int) -> audit.Audit:
-    """Likelihood ratios of full releases on two neighbouring inputs."""
+def _audited(inputs, log_ratio, trials: int, **options) -> audit.Audit:
+    """Likelihood ratios of releases of two neighbouring matrices, as their laws in real numbers have them."""
 
-    @jax.jit
-    def sample(keys, value):
-        return jax.vmap(lambda key: log_ratio(draw(key, value)))(keys)
+    def sample(keys, X):
+        def ratio(key):
+            made = gram.release(key, X, epsilon=1.0, delta=DELTA, column_bound=1.0, **options)
+            return log_ratio(made.matrix, made)
+
+        return np.asarray(jax.jit(jax.vmap(ratio))(keys))
 
     keys = jax.random.split(jax.random.key(1), (2, trials))
     with jax.enable_x64(True):
-        ratios, others = (
-            np.asarray(sample(key, value)) for key, value in zip(keys, inputs, strict=True)
-        )
+        ratios, others = (sample(*each) for each in zip(keys, inputs, strict=True))
     return audit.epsilon_lower_bound(ratios, others, DELTA)
 
 

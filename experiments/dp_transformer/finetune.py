@@ -182,7 +182,7 @@ def _tuned_without_privacy(config, tune, data: tuple) -> tuple[TunedText, str]:
         part = tuple(rows[rest] for rows in data)
         asked = Documents(*(rows[held_out] for rows in data[1:]))
         tuned = plain(part, label=f"tuned_tried{number}", section=way.section)
-        return float(tuned.nats(asked).sum() / asked.mask.sum())
+        return float(tuned.nats(asked, None).sum() / asked.mask.sum())
 
     chosen = without_privacy.choose(config, measured)
     return plain(data, label="tuned", section=chosen.way.section), chosen.words

@@ -216,7 +216,7 @@ def _row_without_privacy(config, workdir, corpus: Corpus, keys: Keys) -> tuple[P
     def measured(way: without_privacy.Way, number: int) -> float:
         count = max(1, round(without_privacy.HELD_OUT * len(corpus.train)))
         rest, held_out = own.split(corpus.train, count, seed=config.seed)
-        return trained(way, rest, f"{kind}_tried{number}").evaluate(held_out)[0]
+        return trained(way, rest, f"{kind}_tried{number}").nats(held_out)
 
     chosen = without_privacy.choose(config, measured)
     about = f"\n\nThe {kind} without privacy was trained {chosen.words}"
@@ -254,7 +254,7 @@ def _measures_of_model(config, corpus: Corpus, row: str, model: PrivateText) -> 
     """Nats per character, and how probable held-out records are, by which a selection scores."""
     (name, test), *train = _measured(config, corpus)
     nats, probability = model.evaluate(test)
-    more = [Measure(row, label, model.evaluate(records)[0]) for label, records in train]
+    more = [Measure(row, label, model.nats(records)) for label, records in train]
     return [Measure(row, name, nats), *more, Measure(row, record_probability.SCORE, probability)]
 
 

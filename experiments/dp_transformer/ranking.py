@@ -34,15 +34,18 @@ def evaluate(
     seen: Sequence[np.ndarray],
     next_items: np.ndarray,
     score: Callable[[np.ndarray], jax.Array],
+    assumption: str | None = ASSUMPTION,
 ) -> dict[str, float]:
     """NDCG@k and HIT@k over all evaluated users: means of `by_user`, which has the arguments."""
-    return means(by_user(config, seen, next_items, score))
+    return means(by_user(config, seen, next_items, score, assumption), assumption)
 
 
-def means(values: Mapping[str, np.ndarray]) -> dict[str, float]:
+def means(
+    values: Mapping[str, np.ndarray], assumption: str | None = ASSUMPTION
+) -> dict[str, float]:
     """The mean over users of each metric: of exact sums, so that `sensitivities` holds."""
     return {
-        name: math.fsum(own.tolist()) / _watch.public(len(own), ASSUMPTION)
+        name: math.fsum(own.tolist()) / _watch.public(len(own), assumption)
         for name, own in values.items()
     }
 
@@ -52,6 +55,7 @@ def by_user(
     seen: Sequence[np.ndarray],
     next_items: np.ndarray,
     score: Callable[[np.ndarray], jax.Array],
+    assumption: str | None = ASSUMPTION,
 ) -> dict[str, np.ndarray]:
     """NDCG@k and HIT@k of each evaluated user, (U,).
 
@@ -62,10 +66,11 @@ def by_user(
       seen: The items of each of U users.
       next_items: (U,) the item that came next.
       score: Of users by number, (B,), their (B, M); or (1, M) where the scores are the same for all.
+      assumption: What a guarantee says of U, None where none rests on it.
     """
     k, ranks, count = config.evaluate.k, [], len(next_items)
     # Always as many rows: in products of another shape a user's scores would be rounded in another way.
-    size = min(_USERS_AT_ONCE, _watch.public(count, ASSUMPTION))
+    size = min(_USERS_AT_ONCE, _watch.public(count, assumption))
     for start in range(0, count, size):
         rows = np.arange(start, start + size) % count
         scores, exclude = jnp.asarray(score(rows)), None

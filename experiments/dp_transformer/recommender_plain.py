@@ -34,7 +34,7 @@ def best_popularity(config, train: Histories) -> np.ndarray:
     seen = [known.items[user] for user in split.users]
     found = [
         ranking.evaluate(
-            config, seen, split.test, lambda _, scores=scores: jnp.asarray(scores)[None]
+            config, seen, split.test, lambda _, scores=scores: jnp.asarray(scores)[None], None
         )
         for scores in ways(known)
     ]
@@ -77,5 +77,5 @@ def row(repetition: Repetition, way: without_privacy.Way, label: str) -> Row:
         mesh=config.mesh,
     )
     score = next_item.scorer(model.graph, None, model.start)
-    found = evaluate(config, model.tokenized, functools.partial(score, trained))
+    found = evaluate(config, model.tokenized, functools.partial(score, trained), None)
     return Row(config.model.kind, found)

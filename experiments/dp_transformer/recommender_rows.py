@@ -295,16 +295,26 @@ def new_model(repetition: Repetition, bias, start: warm_start.Start | None) -> M
     return Model(tokenized, graph, params, start)
 
 
-def evaluate(config, prepared: recommender_data.Prepared, score) -> dict[str, float]:
+def evaluate(
+    config,
+    prepared: recommender_data.Prepared,
+    score,
+    assumption: str | None = ranking.ASSUMPTION,
+) -> dict[str, float]:
     """NDCG@k and HIT@k of the scores that histories and their mask get."""
-    return ranking.means(by_user(config, prepared, score))
+    return ranking.means(by_user(config, prepared, score, assumption), assumption)
 
 
-def by_user(config, prepared: recommender_data.Prepared, score) -> dict[str, np.ndarray]:
+def by_user(
+    config,
+    prepared: recommender_data.Prepared,
+    score,
+    assumption: str | None = ranking.ASSUMPTION,
+) -> dict[str, np.ndarray]:
     """The same of each evaluated user, (U,)."""
 
     def of_users(rows: np.ndarray):
         own = jnp.asarray(score(prepared.histories[rows], prepared.history_mask[rows]))
         return jnp.atleast_2d(own)
 
-    return ranking.by_user(config, prepared.seen, prepared.next_items, of_users)
+    return ranking.by_user(config, prepared.seen, prepared.next_items, of_users, assumption)

@@ -25,7 +25,8 @@ def score(log_probs: np.ndarray, lengths: np.ndarray) -> float:
     """
     own = np.where(np.isnan(log_probs), -np.inf, log_probs).astype(np.float64)
     own = own / np.maximum(lengths, 1)
-    return math.fsum(np.minimum(np.exp(own), 1).tolist()) / public(len(lengths))
+    total = math.fsum(np.minimum(np.exp(own), 1).tolist())
+    return total / _watch.public(len(lengths), ASSUMPTION)
 
 
 def sensitivity(count: int) -> float:
@@ -34,9 +35,4 @@ def sensitivity(count: int) -> float:
     The mean of values in [0, 1] is their sum, of sensitivity 1, over their public number. Beyond that is
     what 32 bits round a value to.
     """
-    return (1 + 2**-20) / public(count)
-
-
-def public(count: int) -> int:
-    """The number of held-out records, which is declared to be public."""
-    return _watch.public(count, ASSUMPTION)
+    return (1 + 2**-20) / _watch.public(count, ASSUMPTION)

@@ -8,6 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
+from dpx import _watch
 from dpx.nn.transformer import generate
 from dpx.reattention import ParameterNoise
 from experiments.dp_transformer import corpus as corpora
@@ -59,17 +60,21 @@ class PrivateText:
         """
         return self._log_probs(self._public.encode(texts))
 
-    def evaluate(self, records) -> tuple[float, float]:
-        """Nats per character, ends of names included, and how probable a record is (`record_probability`)."""
-        found, lengths = self._log_probs(records), records.mask.sum(axis=1)
-        nats = -math.fsum(found.tolist()) / int(lengths.sum())
-        return nats, record_probability.score(found, lengths)
+    def nats(self, records) -> float:
+        """Nats per character, ends of names included."""
+        return _nats(self._log_probs(records), records)
 
-    def _log_probs(self, records) -> np.ndarray:
-        """(n,) log-probability of each record."""
+    def evaluate(self, records) -> tuple[float, float]:
+        """`nats` of held-out records, and how probable one of them is (`record_probability`)."""
+        found = self._log_probs(records, record_probability.ASSUMPTION)
+        score = record_probability.score(found, records.mask.sum(axis=1))
+        return _nats(found, records), score
+
+    def _log_probs(self, records, assumption: str | None = None) -> np.ndarray:
+        """(n,) log-probability of each record, of whose number a guarantee may assume that it is public."""
         found, count = [], len(records)
         # Always as many rows: in products of another shape a record would be rounded in another way.
-        size = min(_RECORDS_AT_ONCE, record_probability.public(count))
+        size = min(_RECORDS_AT_ONCE, _watch.public(count, assumption))
         for start in range(0, count, size):
             rows = np.arange(start, start + size) % count
             tokens = records.tokens[rows]
@@ -77,6 +82,10 @@ class PrivateText:
             picked = _picked_log_probs(logits, tokens)
             found.append(jnp.where(records.mask[rows], picked, 0).sum(axis=1))
         return np.concatenate(found)[:count].astype(np.float64)
+
+
+def _nats(log_probs: np.ndarray, records) -> float:
+    return -math.fsum(log_probs.tolist()) / int(records.mask.sum())
 
 
 def inputs(public: Public, tokens: np.ndarray) -> np.ndarray:

@@ -10,6 +10,7 @@ import numpy as np
 from flax import nnx
 from jax import lax
 
+from dpx import _watch
 from dpx.data import gguf
 from dpx.nn import lora, pretrained
 from dpx.nn.llama import Llama
@@ -181,12 +182,19 @@ class TunedText:
         self._language, self._trained = language, trained
         self._logits = functools.partial(_logits, language.graph, trained, language.frozen)
 
-    def nats(self, documents: Documents) -> np.ndarray:
-        """(n,) nats that each document costs: −log of its probability."""
+    def nats(
+        self, documents: Documents, assumption: str | None = record_probability.ASSUMPTION
+    ) -> np.ndarray:
+        """(n,) nats that each document costs: −log of its probability.
+
+        Args:
+          documents: n of them.
+          assumption: What a guarantee says of their number, None where none rests on it.
+        """
         language, found, count = self._language, [], len(documents)
         before = inputs(language.tokenizer, documents.tokens)
         # Always as many rows: in products of another shape a document would be rounded in another way.
-        size = min(_PIECE, record_probability.public(count))
+        size = min(_PIECE, _watch.public(count, assumption))
         for start in range(0, count, size):
             rows = np.arange(start, start + size) % count
             part = (before[rows], *documents.take(rows))
@@ -201,7 +209,7 @@ class TunedText:
         mask = np.arange(length) < np.array([len(ids) for ids in found])[:, None]
         tokens = np.zeros(mask.shape, np.int32)
         tokens[mask] = np.concatenate(found)
-        return -self.nats(Documents(tokens, mask))
+        return -self.nats(Documents(tokens, mask), None)
 
     def sample(self, key: jax.Array, count: int) -> list[str]:
         """`count` texts drawn from the model, of config.sample.length tokens each."""

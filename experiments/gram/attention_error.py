@@ -100,18 +100,18 @@ def run(config, workdir: Path) -> Outcome:
     _progress("releasing XXᵀ")
     release = partial(
         gram.release,
-        X=X,
         epsilon=config.epsilon,
         delta=config.delta,
         column_bound=planned["column_bound"],
         max_column_change=planned["max_column_change"],
     )
-    guarantees = {"gaussian": release(noise("gaussian")).guarantee}
+    total = gram.statistic(X, column_bound=planned["column_bound"])
+    guarantees = {"gaussian": release(noise("gaussian"), total).guarantee}
     if "sampling" in counts:
-        sampled = release(noise("sampling"), mechanism="sampling", eta=eta)
+        sampled = release(noise("sampling"), X, mechanism="sampling", eta=eta)
         guarantees["sampling"] = sampled.guarantee
     if "sampling_paper" in counts:
-        printed = release(noise("sampling_paper"), eta=eta, **gram.as_printed())
+        printed = release(noise("sampling_paper"), X, eta=eta, **gram.as_printed())
         guarantees["sampling_paper"] = printed.guarantee
     composed = dict(guarantees)
     if (
@@ -126,9 +126,9 @@ def run(config, workdir: Path) -> Outcome:
     measures = []
     with jax.enable_x64(True):
         keys = jax.random.split(noise("draws of the errors"), config.trials)
-        measures += _errors_of(
-            "gaussian", _noise_errors(keys, exact, noise_std, kernel=config.kernel)
-        )
+        released = jax.vmap(lambda key: release(key, total).matrix)(keys)
+        released = gram.attention(released, kernel=config.kernel)
+        measures += _errors_of("gaussian", _errors(exact, released, config.kernel))
         for row, samples in counts.items():
             found = _sampling_errors(keys, exact, eta, float(samples), kernel=config.kernel)
             measures += _errors_of(row, found)
@@ -199,12 +199,6 @@ def _directions(config, stream: int, columns: int):
 @partial(jax.jit, static_argnames="kernel")
 def _uniform_errors(exact, *, kernel):
     return _errors(exact, jnp.full((1, *exact.shape), 1 / exact.shape[0]), kernel)
-
-
-@partial(jax.jit, static_argnames="kernel")
-def _noise_errors(keys, exact, std, *, kernel):
-    noise = jax.vmap(lambda key: gram.symmetric_gaussian(key, exact.shape[0], exact.dtype))(keys)
-    return _errors(exact, gram.attention(exact + std * noise, kernel=kernel), kernel)
 
 
 @partial(jax.jit, static_argnames="kernel")

@@ -246,8 +246,8 @@ def run(config, workdir: Path) -> Outcome:
         titles=TITLES,
         headline_row=HEADLINE,
         comparisons=[Comparison("test_mse", ["zero"])],
-        notes=f"{len(train.x)} prompts to train on, {len(test.x)} to test on. ridge and not_private (descent "
-        "without noise) are not private; zero predicts zero.",
+        notes=f"{len(train.x)} prompts to train on, {len(test.x)} to test on. The two ridges and not_private "
+        "(descent without noise) are not private; zero predicts zero.",
     )
 
 

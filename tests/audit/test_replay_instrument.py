@@ -90,6 +90,29 @@ def test_every_other_difference_is_named(program, said):
         audit.replay(program, DATA, DATA[1:]).check()
 
 
+def test_a_public_name_stands_for_one_value():
+    """Of two values the second run would be given one, and what the other follows from would not be seen."""
+
+    def program(x, names):
+        return [_watch.public(value, name) for name, value in zip(names, (4, len(x)), strict=True)]
+
+    audit.replay(lambda x: program(x, ("rows before", "rows")), DATA, DATA[1:]).check()
+    audit.record(lambda x: program(x, ("rows", "rows")), DATA)  # one value under a name used twice
+    for data in ((DATA[1:], DATA), (DATA, DATA[1:])):  # in the first run, and in the second
+        with pytest.raises(ValueError, match="rows was 4 and is 3"):
+            audit.replay(lambda x: program(x, ("rows", "rows")), *data)
+
+
+def test_a_number_that_is_public_in_one_run_alone_is_named():
+    def program(x):
+        return _watch.public(7, "the seventh") if len(x) % 2 else 7
+
+    with pytest.raises(
+        AssertionError, match="the seventh is declared to be public in one run alone"
+    ):
+        audit.replay(program, DATA, DATA[1:]).check()
+
+
 def test_all_leaves_of_a_release_count():
     def program(x):
         exact = [np.zeros(2), x.sum(0), x[:, 0].sum()]

@@ -75,6 +75,13 @@ def test_the_error_experiment_runs_draws_and_ranks_the_mechanisms(tmp_path):
         # Every private row has an ε; of the loose count no matrix is released, so the total leaves it out.
         assert {measure.row for measure in outcome.measures} == {*outcome.releases, "uniform"}
         assert set(outcome.releases) - set(outcome.composed) == {"sampling_loose"}
+        # What was planned is what was drawn, and what the errors are those of.
+        planned = gram.plan(config).parameters
+        for row in ("sampling", "sampling_paper"):
+            if row in outcome.releases:
+                count = planned[f"{row}/num_samples"]
+                assert metrics[f"{row}/num_samples"] == count
+                assert f"mean of {count} Gaussian" in outcome.releases[row].mechanism
     assert errors[1] < errors[0]
     names = {path.name for path in gram.figures(found, tmp_path)}
     assert names == {"gram_samples.png", "gram_error_epsilon.png"}

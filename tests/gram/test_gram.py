@@ -72,9 +72,9 @@ def test_paper_calibration_approaches_the_exact_matrix_as_its_shift_allows(X):
 
 
 def test_noise_has_the_stated_covariance():
-    draws = np.asarray(
-        jax.vmap(lambda k: gram.symmetric_gaussian(k, 3))(jax.random.split(KEY, 40_000))
-    )
+    made = gram.release(KEY, np.zeros((3, 1)), **BUDGET)
+    draw = jax.vmap(lambda key: gram.release(key, np.zeros((3, 1)), **BUDGET).matrix)
+    draws = np.asarray(draw(jax.random.split(KEY, 40_000))) / made.noise_std
     np.testing.assert_array_equal(draws, np.swapaxes(draws, 1, 2))
     upper = draws[:, *np.triu_indices(3)]
     expected = np.diag([1, 0.5, 0.5, 1, 0.5, 1])

@@ -14,10 +14,10 @@ from dpx import gaussian_noise_multiplier
 from dpx.gram import (
     accounting,
     frobenius_sensitivity,
-    max_samples,
     rounded_sensitivity,
     sampling_epsilon,
 )
+from dpx.gram.accounting import ideal_samples
 
 CASES = [0.05, 0.5, 2 / 3, 0.67, 1.0, 1.3, math.sqrt(2), 1.5, 2.0]
 
@@ -116,8 +116,8 @@ def test_number_of_samples(epsilon, delta, t, n, paper, exact):
         2 * max_column_change / t,
         frobenius_sensitivity(1.0, max_column_change) / t,
     )
-    assert max_samples(epsilon, delta, eta=eta_paper, calibration="paper", **terms) == paper
-    assert max_samples(epsilon, delta, eta=eta_exact, calibration="exact", **terms) == exact
+    assert ideal_samples(epsilon, delta, eta=eta_paper, calibration="paper", **terms) == paper
+    assert ideal_samples(epsilon, delta, eta=eta_exact, calibration="exact", **terms) == exact
 
 
 @pytest.mark.parametrize(("epsilon", "delta", "t", "n", "paper", "exact"), TABLE)
@@ -154,7 +154,7 @@ def test_epsilon_inverts_the_number_of_samples(calibration):
         "n": 4,
         "calibration": calibration,
     }
-    k = max_samples(0.7, 1e-5, **terms)
+    k = ideal_samples(0.7, 1e-5, **terms)
     assert k > 0
     assert (
         sampling_epsilon(k, 1e-5, **terms) <= 0.7 < sampling_epsilon(k + 1, 1e-5, **terms) * 1.001
@@ -162,7 +162,7 @@ def test_epsilon_inverts_the_number_of_samples(calibration):
 
 
 def test_samples_grow_without_bound_with_epsilon_and_exceed_32_bits():
-    k = max_samples(1e8, 1e-6, column_bound=1.0, eta=1e3, n=2)
+    k = ideal_samples(1e8, 1e-6, column_bound=1.0, eta=1e3, n=2)
     assert isinstance(k, int)
     assert k > 2**31
 
@@ -176,11 +176,11 @@ def test_paper_calibration_spends_no_more_than_its_proof_covers():
         "calibration": "paper",
     }
     limit = 8 * math.log(1e6)
-    assert max_samples(1e8, 1e-6, **terms) == max_samples(limit, 1e-6, **terms)
+    assert ideal_samples(1e8, 1e-6, **terms) == ideal_samples(limit, 1e-6, **terms)
 
 
 def test_no_sample_is_admissible_when_the_change_exceeds_the_floor():
-    assert max_samples(1e8, 1e-6, column_bound=1.0, max_column_change=2.0, eta=1.4, n=2) == 0
+    assert ideal_samples(1e8, 1e-6, column_bound=1.0, max_column_change=2.0, eta=1.4, n=2) == 0
     assert math.isinf(
         sampling_epsilon(2, 1e-6, column_bound=1.0, max_column_change=2.0, eta=1.4, n=2)
     )
@@ -216,13 +216,13 @@ GOOD = {"column_bound": 1.0, "max_column_change": 1.0, "eta": 10.0, "n": 4}
 )
 def test_misuse_raises(changed, named):
     with pytest.raises(ValueError, match=named):
-        max_samples(1.0, 1e-6, **(GOOD | changed))
+        ideal_samples(1.0, 1e-6, **(GOOD | changed))
 
 
 @pytest.mark.parametrize(("epsilon", "delta"), [(0.0, 1e-6), (-1, 1e-6), (1, 0.0), (1, 1.0)])
 def test_budget_out_of_range_raises(epsilon, delta):
     with pytest.raises(ValueError, match=r"epsilon|delta"):
-        max_samples(epsilon, delta, **GOOD)
+        ideal_samples(epsilon, delta, **GOOD)
 
 
 @pytest.mark.parametrize("n", [1, 4, 100])

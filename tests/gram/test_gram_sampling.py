@@ -9,7 +9,7 @@ import pytest
 from scipy import stats
 
 from dpx import gram
-from dpx.gram import sampling
+from dpx.gram import accounting, sampling
 from dpx.gram.columns import clipped_gram
 from dpx.noise import coupled
 
@@ -109,8 +109,8 @@ def test_rounding_of_a_factor_is_less_than_what_is_paid_for(n):
 
 
 def test_what_a_program_may_differ_by_is_paid_for():
-    k = sampling.admissible_samples(1.0, 1e-6, n=16, **TERMS)
-    real = gram.max_samples(1.0, 1e-6, n=16, **TERMS)
+    k = gram.max_samples(1.0, 1e-6, n=16, **TERMS)
+    real = accounting.ideal_samples(1.0, 1e-6, n=16, **TERMS)
     assert real * (1 - 1e-3) < k <= real
     x = 1.0 + math.log(1e6) + 30
     cost = sampling.price(k, x, n=16, **TERMS)
@@ -135,8 +135,8 @@ def test_what_is_left_of_the_budget_covers_the_samples(epsilon, n, eta, calibrat
     """ε₀ + 2c ≤ ε and e^c·δ₀ + (1 + e^(ε₀ + c))·e^(−x) ≤ δ, for the ε₀ that k samples cost at δ₀."""
     terms = TERMS | {"n": n, "eta": eta, "calibration": calibration}
     delta = 1e-6
-    k = sampling.admissible_samples(epsilon, delta, **terms)
-    assert k <= gram.max_samples(epsilon, delta, **terms)
+    k = gram.max_samples(epsilon, delta, **terms)
+    assert k <= accounting.ideal_samples(epsilon, delta, **terms)
     if k < n:
         return
     x = epsilon + math.log(1 / delta) + 30
@@ -158,8 +158,8 @@ def test_what_is_left_of_the_budget_covers_the_samples(epsilon, n, eta, calibrat
 
 def test_of_more_samples_than_floats_resolve_fewer_are_drawn():
     terms = TERMS | {"n": 5, "eta": 1e13}
-    k = sampling.admissible_samples(1.0, 1e-6, **terms)
-    assert 5 < k < gram.max_samples(1.0, 1e-6, **terms)
+    k = gram.max_samples(1.0, 1e-6, **terms)
+    assert 5 < k < accounting.ideal_samples(1.0, 1e-6, **terms)
     assert k <= 2**53
     with pytest.raises(ValueError, match=r"num_samples=\d+ must be .* at most 2\^53"):
         gram.wishart_mean(KEY, jnp.eye(2), 2**54)

@@ -158,10 +158,11 @@ def test_entry_error_bounds_hold_at_their_probability():
     with jax.enable_x64(True):
         keys = jax.random.split(KEY, 4_000)
         covariance = jnp.asarray(np.diag(np.linspace(0.2, 1.0, n)) + 0.05)
-        noise = jax.vmap(lambda k: gram.symmetric_gaussian(k, n))(keys)
+        about = {"epsilon": 1.0, "delta": 1e-6, "column_bound": 1.0}
+        made = jax.vmap(lambda key: gram.release(key, np.zeros((n, 1)), **about))(keys)
         means = jax.vmap(lambda key: gram.wishart_mean(key, covariance, 500))(keys)
-    largest = np.abs(np.asarray(noise)).max(axis=(1, 2))
-    bound = gram.gaussian_entry_error(1.0, n, failure_probability=failure)
+    largest = np.abs(np.asarray(made.matrix)).max(axis=(1, 2))
+    bound = gram.gaussian_entry_error(made.noise_std, n, failure_probability=failure)
     assert (largest > bound).mean() < failure
     assert bound < 1.5 * np.quantile(largest, 1 - failure)
     largest = np.abs(np.asarray(means - covariance)).max(axis=(1, 2))

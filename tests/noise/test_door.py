@@ -7,7 +7,7 @@ import pytest
 from jax.sharding import PartitionSpec as P
 
 from dpx import noise
-from dpx.noise import Laplace, TruncatedLaplace, tails
+from dpx.noise import Laplace, TruncatedLaplace
 
 
 @pytest.mark.parametrize(
@@ -102,14 +102,6 @@ def test_noise_that_devices_would_share_is_refused():
         out_specs=P(),
     )
     jax.eval_shape(whole, jnp.zeros(4))
-
-
-@pytest.mark.parametrize(("dtype", "columns"), [(jnp.float32, 3), (jnp.float64, 40)])
-def test_bits_of_64_are_shared_by_no_two_draws(dtype, columns):
-    """Their grid shows 20 bits below the noise, of which 31 bits of a word leave ten to the last one."""
-    words, last, _ = tails._bits(jax.random.key(0), (40,), dtype)
-    assert last.shape == (1, columns)
-    assert words.shape == (16 if dtype == jnp.float32 else 1, columns)
 
 
 @pytest.mark.parametrize("dtype", [">f4", ">f8", ">i4", np.longdouble, np.uint8])

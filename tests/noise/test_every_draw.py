@@ -140,7 +140,7 @@ def test_what_is_drawn_outside_of_the_noise_is_listed_with_a_reason():
 
 def test_noise_is_made_of_bits():
     found = {name: drawn for name, drawn in everywhere().items() if name.startswith("noise/")}
-    assert {name.split()[0] for name in found} >= {"noise/tails.py", "noise/leaves.py"}
+    assert {name.split()[0] for name in found} >= {"noise/coupled.py", "noise/leaves.py"}
     assert set().union(*found.values()) <= BITS
 
 
@@ -179,7 +179,7 @@ def test_a_draw_is_found_however_it_is_written(text):
 @pytest.mark.parametrize(
     "text",
     [
-        "from dpx import noise\ndef f(key): return noise.normal(key)",
+        "from dpx.noise import coupled\ndef f(key): return coupled.normal(key, ())",
         "import jax\ndef f(key): return jax.random.split(jax.random.fold_in(key, 1))",
         "import numpy as np\ndef f(x: np.random.Generator): return np.random.SeedSequence(1)",
     ],
