@@ -326,7 +326,7 @@ def test_an_interrupt_before_anything_has_begun_ends_in_one_line():
         "        if name == 'jax':\n"
         "            os.kill(os.getpid(), signal.SIGINT)\n"
         "sys.meta_path.insert(0, Interrupting())\n"
-        "from _dpx_command import main\n"
+        "from dpx._command import main\n"
         "main()\n"
     )
     command = [sys.executable, "-c", code, "run", "--config=quickstart:tiny"]
