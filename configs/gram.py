@@ -36,7 +36,7 @@ one. K and λ follow from ε and the number of users; the row ease_fixed has fix
 is over ε, and `--set=num_kept=100,300,1000,3000` sweeps over K.
 
     python -m experiments.sweep --config=configs/gram.py:recommender --workdir=runs/one_release \\
-        --set=data.path=amazon_games.txt --set=num_seeds=5 --set=epsilon=5,8,10
+        --config.data.path=amazon_games.txt --config.num_seeds=5 --set=epsilon=5,8,10
 
 `features` releases the Gram matrix of 64 features of 20 Newsgroups, with labels, and measures what it is good
 for: principal components and a regression. The data are those of configs/cross_attention.py:retrieval.

@@ -21,7 +21,7 @@ is also the output bias of the model.
     python -m experiments.run --config=configs/recommender.py:amazon --workdir=runs/amazon \\
         --config.data.path=amazon_games.txt
     python -m experiments.sweep --config=configs/recommender.py:amazon_warm --workdir=runs/amazon_warm \\
-        --set=data.path=amazon_games.txt --set=epsilon=5,8,10
+        --config.data.path=amazon_games.txt --set=epsilon=5,8,10
     python -m experiments.sweep --config=configs/recommender.py:synthetic --workdir=runs/synthetic
     python -m experiments.run --config=configs/recommender.py:table --workdir=runs/table \\
         --config.data.path=purchases.csv --config.data.user=customer --config.data.item=product \\
@@ -41,7 +41,7 @@ is left recommends by the table's own ids, and does not need the table any more:
 The paper's Figure 4 is `--config.train.evaluate_every=5` with several seeds. Its Figure 7 is
 `--set=model.tied=true,false --set=model.dim=32,64`. Its Figure 9 is
 `--set=train.batch_size=1024,2048,4096 --set=train.learning_rate=1e-3,3e-3,1e-2
---set=evaluate.split=validation`: every choice here was made on that split, the next-to-last item of each
+--config.evaluate.split=validation`: every choice here was made on that split, the next-to-last item of each
 user.
 
 `--config.reattention.enabled` adds a row with Re-Attention at the same budget, and

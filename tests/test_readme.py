@@ -107,7 +107,7 @@ def check_command(line: str) -> str | None:
     source = source / "__main__.py" if source.is_dir() else source.with_suffix(".py")
     assert source.exists(), f"{launched} is no command"
     texts = [source.read_text(encoding="utf-8")]
-    if launched == "run":
+    if launched in ("run", "sweep"):
         texts.append((ROOT / "dpx/launch/cli.py").read_text(encoding="utf-8"))
     flags = {name for text in texts for name in _DEFINED_FLAG.findall(text)}
     values = {}

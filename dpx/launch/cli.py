@@ -10,7 +10,7 @@ import sys
 import warnings
 from collections.abc import Callable
 from pathlib import Path
-from typing import NoReturn
+from typing import Any, NoReturn
 
 import jax
 from absl import app, flags, logging
@@ -67,6 +67,13 @@ def define_config(words: str) -> None:
     """Defines --config, whose value is a configuration, and --config.KEY, which change it."""
     config_flags.DEFINE_config_file("config", None, words)
     flags.FLAGS["config"].parser = _Configs()
+
+
+def given_config() -> tuple[str, dict[str, Any]]:
+    """The value of --config, a name or a file, and what flags --config.KEY change of it, by dotted name."""
+    flag = flags.FLAGS["config"]
+    overrides = config_flags.get_override_values(flag)
+    return config_flags.get_config_filename(flag), dict(overrides)
 
 
 def parse_flags(argv: list[str], module: str = "") -> list[str]:

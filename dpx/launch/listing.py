@@ -1,6 +1,7 @@
-"""What the configs are and what their keys mean: for `dpx configs`, for `--config=NAME --help`, and for the site.
+"""What the configs are and what their keys mean: for `dpx configs`, `--config=NAME --help`, and the site.
 
-A config says what it is in the first line of its docstring, and what its keys mean in `MEANINGS`, by dotted name.
+A config says what it is in the first line of its docstring. Its `MEANINGS` say what its keys mean, by dotted
+name.
 """
 
 import ast
@@ -72,7 +73,10 @@ def describe(source: str) -> str:
         line for key in keys(source) for line in _row(f"--config.{key.name}={key.default}", key[2])
     ]
     if words := variants(source):
-        lines += ["", *textwrap.wrap(f"variants, as in {name}:{words[-1]}: {', '.join(words)}", _WIDTH)]
+        lines += [
+            "",
+            *textwrap.wrap(f"variants, as in {name}:{words[-1]}: {', '.join(words)}", _WIDTH),
+        ]
     return "\n".join(lines)
 
 
@@ -92,4 +96,3 @@ def _row(start: str, words: str) -> list[str]:
     if len(start) > _COLUMN - 2 or not lines:
         return [f"  {start}", *lines]
     return [f"  {start:{_COLUMN}}{lines[0].lstrip()}", *lines[1:]]
-

@@ -1,4 +1,4 @@
-"""`dpx configs`, and `dpx run --config=NAME --help`: every key of every config has a meaning, in one place."""
+"""`dpx configs` and `dpx run --config=NAME --help`: every key of every config has a meaning, in one place."""
 
 import pytest
 from command_line import call
@@ -41,7 +41,9 @@ def test_defaults_are_shown_as_a_command_line_takes_them():
     assert shown["delta"] == "1e-05"
     assert shown["ngrams"] == "(1,2,3,4)"
     assert shown["data.path"] == "<str>"
-    assert {key.name: key.default for key in listing.keys("audit:train,tiny")}["faults"].endswith(",)")
+    assert {key.name: key.default for key in listing.keys("audit:train,tiny")}["faults"].endswith(
+        ",)"
+    )
 
 
 def test_the_overview_has_a_line_for_each_config_and_its_variants():

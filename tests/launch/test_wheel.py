@@ -1,4 +1,4 @@
-"""What is installed works from any folder: a wheel as a clone does, and a clone beside a script of one's own."""
+"""What is installed works from any folder: a wheel, and a clone beside a script of one's own."""
 
 import os
 import shutil
