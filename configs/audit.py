@@ -1,4 +1,4 @@
-"""Audits: how much of a claimed ε an adversary with canaries can prove, and planted faults.
+"""Audits: how much of a claimed ε canaries can prove, and planted faults.
 
     train (default)  trains a small regression with `dpx.clipped_grad`, `dpx.privatize` and
                      `dpx.poisson_batches` at the noise of `dpx.calibrate_dpsgd`: thousands of runs that are
@@ -35,6 +35,19 @@ FAULTS = (
     "accounted_half_the_steps",
 )
 
+MEANINGS = recommender.MEANINGS | {
+    "epsilon": "the claimed ε that the audit attacks",
+    "target": "what is audited; fixed by the variant",
+    "confidence": "with which each lower bound holds",
+    "sampling_probability": "of a record in a step",
+    "steps": "steps of the audited training",
+    "runs": "runs with the canary, and as many without",
+    "input_runs": "runs with a canary that is an input, and with crowds of others",
+    "fault_runs": "runs of each planted fault",
+    "canaries": "canaries of the audit in one run",
+    "faults": "which faults are planted",
+}
+
 
 def get_config(arg: str = "") -> ConfigDict:
     variant, tiny = parse_arg(arg, VARIANTS)
@@ -54,10 +67,10 @@ def get_config(arg: str = "") -> ConfigDict:
             {
                 "sampling_probability": 0.5,
                 "steps": 10,
-                "runs": 400 if tiny else 20_000,  # with the canary, and as many without
+                "runs": 400 if tiny else 20_000,
                 "input_runs": 400 if tiny else 10_000,
                 "fault_runs": 400 if tiny else 3_000,
-                "canaries": 400 if tiny else 20_000,  # of one run
+                "canaries": 400 if tiny else 20_000,
                 "faults": FAULTS[-1:] if tiny else FAULTS,
             }
         )

@@ -1,4 +1,4 @@
-"""Private cross-attention: the trees of Ke et al. (arXiv 2407.14717) beside a Gaussian sketch.
+"""Private cross-attention: the paper's trees (arXiv 2407.14717) beside a Gaussian sketch.
 
 The paper has no experiments; these measure its claims. Keys are uniform in [0, R]^d, values are 2K/R − 1
 and queries are uniform. Errors are mean |error| of whole answers.
@@ -43,9 +43,47 @@ experiments/cross_attention/README.md.
 
 from ml_collections import ConfigDict, config_dict
 
+from configs import common
 from configs.common import parse_arg, table
 
 VARIANTS = ("size", "epsilon", "bound", "diamonds", "reader", "retrieval", "table")
+
+MEANINGS = common.MEANINGS | {
+    "data.limit": "rows of the memory",
+    "data.held_out": "rows that ask",
+    "data.n": "n, rows of the memory",
+    "data.dim": "d, dimensions of a key",
+    "data.key_bound": "R, the largest entry of a key",
+    "data.path": "the memory (table), or the private documents (retrieval)",
+    "data.public_path": "later documents: one half is public, the other asks",
+    "data.key": "columns of the keys, with commas between; an array of an .npz file",
+    "data.value": "columns of the values, or their array",
+    "data.generated": "documents of no use but to try the code; 0 for none",
+    "tree.degree": "degree of the trees' polynomials",
+    "tree.copies": "copies of each tree, of which the median answers",
+    "tree.bins": "leaves of a tree",
+    "degrees": "degrees of the sketch that are compared",
+    "kernel.largest_logit": "a logit is at most this",
+    "kernel.degree": "degree of the sketch",
+    "kernel.side_weight": "weight of what is not the first feature of a diamond",
+    "regularization": "of the private linear regression beside it",
+    "model.dim": "width of the reader",
+    "model.num_blocks": "its blocks of cross-attention",
+    "public_training.steps": "steps of its public training",
+    "public_training.tasks": "made-up memories in a step",
+    "public_training.rows": "rows of each: half of them are the memory, and the others ask",
+    "public_training.learning_rate": "of that training",
+    "expected_records": "a public guess of how many documents there are",
+    "degree": "degree of Taylor features; by default the expected error chooses it",
+    "domain": 'of keys: "ball" or "box"',
+    "value_domain": 'of values: "box", "ball", or "simplex" for labels and shares',
+    "key_bound": "length of a key at most, or of a box its largest entry",
+    "value_bound": "of a value, as value_domain says",
+    "query_bound": "length of a query at most; key_bound by default",
+    "temperature": "what ⟨q, k⟩ is divided by",
+    "features": '"auto", "taylor" or "random"',
+    "num_features": "of random features",
+}
 
 
 def get_config(arg: str = "") -> ConfigDict:
@@ -80,7 +118,7 @@ def get_config(arg: str = "") -> ConfigDict:
                 "public_training": {
                     "steps": 3 if tiny else 2000,
                     "tasks": 2 if tiny else 16,
-                    "rows": 20 if tiny else 256,  # half of them are the memory, and the others ask
+                    "rows": 20 if tiny else 256,
                     "learning_rate": 3e-3,
                 },
             }
@@ -90,21 +128,19 @@ def get_config(arg: str = "") -> ConfigDict:
             {
                 "experiment": "cross_attention.retrieval",
                 **common,
-                "comparisons": config_dict.placeholder(
-                    bool
-                ),  # what else to release, each for the whole budget again
+                "comparisons": config_dict.placeholder(bool),
                 "delta": 1e-5,
                 "data": {
                     "path": config_dict.placeholder(str),
                     "public_path": config_dict.placeholder(str),
-                    "generated": 300 if tiny else 0,  # documents of no use but to try the code
+                    "generated": 300 if tiny else 0,
                 },
                 "dim": 8 if tiny else 128,
                 "num_groups": 4 if tiny else 20,
-                "expected_records": 300 if tiny else 11_000,  # a public guess
+                "expected_records": 300 if tiny else 11_000,
                 "largest_logit": config_dict.placeholder(float),
                 "degree": 2,
-                "neighboring": "add_or_remove_one",  # or "replace_one", for memories alone
+                "neighboring": "add_or_remove_one",
                 "query_counts": (100,) if tiny else (1000, 1_000_000),
                 "regression": {
                     "steps": 5 if tiny else 100,
@@ -125,15 +161,15 @@ def get_config(arg: str = "") -> ConfigDict:
                     "value": "V",
                     **table(),
                 },
-                "domain": "ball",  # of keys; or "box"
-                "value_domain": "box",  # or "ball", or "simplex" for labels and shares
+                "domain": "ball",
+                "value_domain": "box",
                 "key_bound": config_dict.placeholder(float),
                 "value_bound": config_dict.placeholder(float),
-                "query_bound": config_dict.placeholder(float),  # key_bound if none
-                "temperature": config_dict.placeholder(float),  # what ⟨q, k⟩ is divided by
-                "features": "auto",  # or "taylor", or "random"
-                "degree": config_dict.placeholder(int),  # of Taylor features
-                "num_features": config_dict.placeholder(int),  # of random features
+                "query_bound": config_dict.placeholder(float),
+                "temperature": config_dict.placeholder(float),
+                "features": "auto",
+                "degree": config_dict.placeholder(int),
+                "num_features": config_dict.placeholder(int),
                 "num_queries": 20 if tiny else 500,
             }
         )

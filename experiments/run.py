@@ -1,6 +1,6 @@
 """`python -m experiments.run`: the same as `dpx run`."""
 
-from _dpx_command import main  # type: ignore[import-not-found]  # dpx/_command, as installed
+from dpx._command import main
 
 if __name__ == "__main__":
     main("run")

@@ -5,7 +5,7 @@ import sys
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
-DPX = "from _dpx_command import main; main()"
+DPX = "from dpx._command import main; main()"
 
 
 def command(module, *arguments):

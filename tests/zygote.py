@@ -72,7 +72,7 @@ def _child(job, report, errors):
             name = f"experiments.{job['module']}"
             runpy.run_module(name, run_name="__main__", alter_sys=True)
         else:
-            from _dpx_command import main
+            from dpx._command import main
 
             main(job["module"])
     except SystemExit as ended:

@@ -10,7 +10,7 @@ import sys
 import warnings
 from collections.abc import Callable
 from pathlib import Path
-from typing import NoReturn
+from typing import Any, NoReturn
 
 import jax
 from absl import app, flags, logging
@@ -18,7 +18,7 @@ from ml_collections import config_flags
 
 from dpx import _processes
 from dpx import _storage as storage
-from dpx.launch import records
+from dpx.launch import listing, records
 from dpx.launch.experiment import ContractError
 from dpx.training import keys
 
@@ -69,12 +69,18 @@ def define_config(words: str) -> None:
     flags.FLAGS["config"].parser = _Configs()
 
 
+def given_config() -> tuple[str, dict[str, Any]]:
+    """The value of --config, a name or a file, and what flags --config.KEY change of it, by dotted name."""
+    flag = flags.FLAGS["config"]
+    overrides = config_flags.get_override_values(flag)
+    return config_flags.get_config_filename(flag), dict(overrides)
+
+
 def parse_flags(argv: list[str], module: str = "") -> list[str]:
     """Parses flags, for `app.run(main, flags_parser=parse_flags)`; `module` is asked for its help."""
     warnings.showwarning = _show_warning
     if module and any(re.fullmatch(r"--?h(elp)?", argument) for argument in argv[1:]):
-        print(f"{sys.modules[module].__doc__}\n{flags.FLAGS.module_help(module)}")
-        sys.exit(0)
+        _help(argv, module)
     try:
         if "config" in flags.FLAGS:
             _check_config(argv)
@@ -93,6 +99,25 @@ def parse_flags(argv: list[str], module: str = "") -> list[str]:
     return left
 
 
+def _help(argv: list[str], module: str) -> NoReturn:
+    """Prints what a command does and its flags, and of a config that is given its keys."""
+    try:
+        source = _early(argv) if "config" in flags.FLAGS else None
+        about = [] if source is None else ["", listing.describe(source)]
+    except (ValueError, OSError, flags.Error) as error:
+        stop(error)
+    print("\n".join([str(sys.modules[module].__doc__), flags.FLAGS.module_help(module), *about]))
+    sys.exit(0)
+
+
+def _early(argv: list[str]) -> str | None:
+    """The value of --config, before anything else is parsed."""
+    early = flags.FlagValues()
+    flags.DEFINE_string("config", None, "", flag_values=early)
+    early(argv, known_only=True)
+    return early.config
+
+
 def _close_flag(name: str) -> str:
     """What a flag that is not there may have meant."""
     known = {flag: flag for flag in flags.FLAGS if not flag.startswith("config.")}
@@ -107,16 +132,14 @@ def _close_flag(name: str) -> str:
 
 def _check_config(argv: list[str]) -> None:
     """Raises for a config's file, argument or key that is not there: ml_collections does not say which."""
-    early = flags.FlagValues()
-    flags.DEFINE_string("config", None, "", flag_values=early)
-    early(argv, known_only=True)
-    if early.config is None:
+    source = _early(argv)
+    if source is None:
         return
-    known = records.flatten(records.load_config(early.config).to_dict())
+    known = records.flatten(records.load_config(source).to_dict())
     for argument in argv:
         key = re.match(r"--?(?:no)?config\.([\w.]+)", argument)
         if key:
-            records.check_key(key[1], known, early.config)
+            records.check_key(key[1], known, source)
             if key[1] == "experiment":
                 raise ValueError(f"{argument} is fixed by the config file: use another --config")
 

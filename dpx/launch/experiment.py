@@ -4,6 +4,7 @@ validate(config)          raises for what no run could use, before anything is s
 plan(config)              a `Plan`: what a run will release, and its noise, without running it
 run(config, workdir)      an `Outcome`
 figures(records, folder)  draws finished runs (`launch.records.Record`), returns the paths; optional
+OWN_AXES                  the keys against which these figures draw a sweep, and nobody else has to; optional
 load(config, workdir)     the private model that a finished run left; optional
 candidate(config)         what a selection among runs has to know of one, without running it; optional
 """

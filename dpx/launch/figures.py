@@ -5,6 +5,7 @@ import re
 from collections import defaultdict
 from collections.abc import Sequence
 from pathlib import Path
+from types import ModuleType
 
 import ml_collections
 import numpy as np
@@ -30,8 +31,12 @@ def draw(found: list[Record], folder: Path) -> list[Path]:
 def _by_experiment(found: list[Record]) -> dict:
     groups = defaultdict(list)
     for record in found:
-        groups[records.experiment(ml_collections.ConfigDict(record.config))].append(record)
+        groups[_module(record)].append(record)
     return groups
+
+
+def _module(record: Record) -> ModuleType:
+    return records.experiment(ml_collections.ConfigDict(record.config))
 
 
 def _draw_training(found: list[Record], folder: Path) -> list[Path]:
@@ -67,13 +72,14 @@ def _draw_training(found: list[Record], folder: Path) -> list[Path]:
     right.set_ylim(bottom=0)
     if len(curves) <= 12:
         _legend(axis, beyond=0.12)
-    return [plotting.save(figure, folder / "training.png")]
+    return [plotting.save(figure, folder / "training.png", "Losses of training, and ε spent")]
 
 
 def _draw_sweeps(found: list[Record], folder: Path) -> list[Path]:
-    """Each metric against each swept number, a line per row of the table.
+    """Each metric against each swept number, a line for each row of the table and whatever else was swept.
 
-    Error bars are standard errors: over the runs at a point, or, of a single run, what it says itself.
+    What an experiment draws itself, in `figures`, it names in `OWN_AXES`. Error bars are standard errors over
+    the runs at a point, or, of a single run, what it says itself.
     """
     paths = []
     values = defaultdict(set)
@@ -82,15 +88,17 @@ def _draw_sweeps(found: list[Record], folder: Path) -> list[Path]:
             if isinstance(value, int | float) and not isinstance(value, bool):
                 values[name].add(value)
     swept = [n for n, seen in values.items() if len(seen) > 1 and n not in ("seed", "noise_seed")]
+    own = {module: getattr(module, "OWN_AXES", ()) for module in _by_experiment(found)}
     columns = dict.fromkeys(m.metric for record in found for m in record.measures)
     for name in swept:
         for column in columns:
             points = defaultdict(lambda: defaultdict(list))
-            for record in found:
-                x = records.flatten(record.config).get(name)
+            for record in (r for r in found if name not in own[_module(r)]):
+                flat = records.flatten(record.config)
+                x, others = flat.get(name), {n: flat.get(n) for n in swept if n != name}
                 for measure in record.measures:
                     if measure.metric == column and isinstance(x, int | float):
-                        points[_line_name(record, measure)][x].append(measure)
+                        points[_line_name(record, measure, others)][x].append(measure)
             if not any(_varies(by_x) for by_x in points.values()):
                 continue
             figure, axis = plotting.pyplot().subplots(figsize=(6.4, 4))
@@ -116,7 +124,8 @@ def _draw_sweeps(found: list[Record], folder: Path) -> list[Path]:
                 axis.xaxis.get_major_locator().set_params(integer=True)
             _legend(axis)
             file = f"{column}_against_{name}".replace("@", "_at_").replace("/", "_")
-            paths.append(plotting.save(figure, folder / f"{file}.png"))
+            title = f"{column} against {'ε' if name == 'epsilon' else name}"
+            paths.append(plotting.save(figure, folder / f"{file}.png", title))
     return paths
 
 
@@ -125,9 +134,9 @@ def _varies(by_x: dict) -> bool:
     return len({_mean_and_error([m.value for m in seen])[0] for seen in by_x.values()}) > 1
 
 
-def _line_name(record: Record, measure: Measure) -> str:
+def _line_name(record: Record, measure: Measure, others: dict) -> str:
     words = record.titles.get(measure.row, measure.row)
-    return ", ".join([words, *(f"{k}={v}" for k, v in measure.settings.items())])
+    return ", ".join([words, *(f"{k}={v}" for k, v in {**measure.settings, **others}.items())])
 
 
 def _legend(axis, beyond: float = 0.0) -> None:

@@ -22,8 +22,9 @@ def pyplot() -> Any:
     return pyplot
 
 
-def save(figure: Any, path: Path) -> Path:
-    """Writes a figure and forgets it; returns the path."""
+def save(figure: Any, path: Path, title: str) -> Path:
+    """Writes a figure under its title and forgets it; returns the path."""
+    figure.suptitle(title, fontsize=10)
     with storage.replacing(path) as file:
         figure.savefig(file, format="png", dpi=120, bbox_inches="tight")
     pyplot().close(figure)

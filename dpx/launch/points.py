@@ -26,7 +26,7 @@ class Task(NamedTuple):
       source: The config file, with its argument.
       overrides: What differs from it, by dotted name.
       folder: Of the sweep.
-      label: The name of its folder, where that is not what differs.
+      label: The name of its folder, where that is not all that differs.
     """
 
     source: str

@@ -16,7 +16,7 @@ import json
 import os
 import platform
 from collections import Counter, defaultdict
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -222,11 +222,38 @@ def by_seed(found: Iterable[Record]) -> dict[str, list[Record]]:
         config = json.dumps([record.source, others], sort_keys=True)
         times[config, seed] += 1
         groups[config, times[config, seed]].append(record)
-    titles = [group[0].title(skip="seed") for group in groups.values()]
+    titles = _titles([group[0] for group in groups.values()])
     return {
         title if titles.count(title) == 1 else f"{title} (in {group[0].workdir})": group
         for title, group in zip(titles, groups.values(), strict=True)
     }
+
+
+def _titles(found: list[Record]) -> list[str]:
+    """The source of each run and what differs between its runs, or where nothing does what was changed."""
+    titles = []
+    for record in found:
+        alike = [other for other in found if other.source == record.source]
+        values = flatten(record.config)
+        changed = [f"{name}={values[name]}" for name in varied(alike)]
+        titles.append(" ".join([record.source, *changed]) if changed else record.title(skip="seed"))
+    return titles
+
+
+def varied(found: Sequence[Record]) -> list[str]:
+    """The dotted names, but for seeds, of what is not the same in the configs of runs: ε comes first."""
+    flat = [flatten(record.config) for record in found]
+    common = [name for name in flat[0] if all(name in other for other in flat)]
+    names = [n for n in common if any(other[n] != flat[0][n] for other in flat)]
+    names = [name for name in names if name not in ("seed", "noise_seed")]
+    return sorted(names, key=lambda name: name != "epsilon")
+
+
+def fixed(found: Sequence[Record]) -> dict[str, Any]:
+    """What was changed in all of several runs to the same value, by dotted name."""
+    first, *others = [record.overrides for record in found]
+    same = {k: v for k, v in first.items() if all(k in o and o[k] == v for o in others)}
+    return {name: value for name, value in same.items() if name not in ("seed", "noise_seed")}
 
 
 def load(workdir: str | Path) -> Any:

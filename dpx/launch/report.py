@@ -4,24 +4,20 @@ dpx report --workdir=DIR       writes report.md, results.csv and *.png
 """
 
 import csv
-import dataclasses
 import io
 import json
 import math
 import os
 from collections import defaultdict
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable, Sequence
 from pathlib import Path
 
-import numpy as np
 from absl import flags
 from dp_accounting import NeighboringRelation
-from scipy import stats
 
 import dpx
 from dpx import _storage as storage
-from dpx.launch import cli, comparison, figures, records
-from dpx.launch.experiment import Measure
+from dpx.launch import cli, comparison, figures, records, tables
 from dpx.launch.records import Record
 
 
@@ -44,7 +40,13 @@ def write(folder: Path) -> str:
     with storage.lock(folder, wait=60):
         # Only now: of several sweeps that share the folder, the last one to write has read all.
         found = records.read_all(folder)
-        sections = [_section(group, title) for title, group in records.by_seed(found).items()]
+        groups = records.by_seed(found)
+        shared = _shared([*groups.values()]) if len(groups) > 1 else []
+        sections = tables.overview(found, groups) + [
+            _section(group, title, shared) for title, group in groups.items()
+        ]
+        if shared:
+            sections.append("\n".join([f"## In all {len(groups)} of them", "", *shared]))
         _write_csv(found, folder / "results.csv")
         pictures = [f"![{path.stem}]({path.name})" for path in figures.draw(found, folder)]
         text = "\n\n".join([*sections, *totals(found), *pictures]) + "\n"
@@ -116,16 +118,23 @@ def _apart(kinds: list[str]) -> str:
     )
 
 
-def _section(group: list[Record], title: str) -> str:
-    releases, total = group[0].releases, group[0].total
-    measures = _averaged(group)
-    lines = [f"## {title}", "", *_table(group[0], measures), ""]
+def _section(group: list[Record], title: str, elsewhere: Collection[str] = ()) -> str:
+    """A table, and what it costs, but for what stands elsewhere."""
+    measures = tables.averaged(group)
+    lines = [f"## {title}", "", *tables.table(group[0], measures), ""]
     if len(group) > 1:
         lines += [f"Mean ± standard error over {len(group)} seeds.", ""]
     for by in group[0].comparisons:
         for words in comparison.remarks(by, measures, group[0].headline_row, group[0].titles):
             lines += [f"**{words}**", ""]
-    seen = set()
+    lines += [line for line in _about(group[0]) if line not in elsewhere]
+    return "\n".join(lines).rstrip()
+
+
+def _about(record: Record) -> list[str]:
+    """What a run costs, on what that rests, and its notes."""
+    releases, total = record.releases, record.total
+    lines, seen = [], set()
     for label, spent in releases.items():
         words = _in_words(spent)
         if words not in seen:
@@ -134,23 +143,26 @@ def _section(group: list[Record], title: str) -> str:
     if len(releases) > 1:
         lines.append(f"- **total of all releases**: {_in_words(total)}")
         lines.append(
-            f"- The config's ε = {group[0].config['epsilon']:g} is what a row may cost on its own; whoever "
+            f"- The config's ε = {record.config['epsilon']:g} is what a row may cost on its own; whoever "
             "sees all rows has to count the total."
         )
-    if group[0].risk:
-        lines.append(f"- {_risk_in_words(group[0])}")
-    for assumption in total["assumptions"]:
-        lines.append(f"- assuming that {assumption}")
-    if not_covered := group[0].private["not_covered"]:
+    if record.risk:
+        lines.append(f"- {_risk_in_words(record)}")
+    lines += [f"- assuming that {assumption}" for assumption in total["assumptions"]]
+    if not_covered := record.private["not_covered"]:
         lines.append(f"- not covered by any guarantee: {'; '.join(not_covered)}")
-    if group[0].notes:
-        lines += ["", group[0].notes]
-    return "\n".join(lines)
+    return lines + (["", record.notes] if record.notes else [])
+
+
+def _shared(groups: Sequence[list[Record]]) -> list[str]:
+    """What is said of every group in the same words, which is then said once."""
+    first, *others = [_about(group[0]) for group in groups]
+    return [line for line in first if line and all(line in lines for lines in others)]
 
 
 def _in_words(spent: dict) -> str:
     relation = spent["neighboring"].replace("_", " ")
-    cost = f"ε = {_epsilon(spent)}, δ = {spent['delta']:.3g}"
+    cost = f"ε = {tables.epsilon_of(spent)}, δ = {spent['delta']:.3g}"
     return f"{cost}, {relation} {spent['unit']}; {spent['mechanism']}"
 
 
@@ -165,72 +177,6 @@ def _risk_in_words(record: Record) -> str:
         f"risk of {record.headline_row or 'the result'}, as the true-positive rate of any attack at 1 % "
         f"false positives: {', '.join(found)} {record.privacy['unit']}"
     )
-
-
-def _epsilon(spent: dict) -> str:
-    return "∞" if spent["epsilon"] is None else f"{spent['epsilon']:.4g}"
-
-
-def _averaged(group: list[Record]) -> list[Measure]:
-    """The measures of a run; of several their means and standard errors."""
-    found = []
-    for measure in group[0].measures:
-        values = [
-            record.metrics[measure.name] for record in group if measure.name in record.metrics
-        ]
-        error = float(stats.sem(values)) if len(values) > 1 else measure.error
-        found.append(dataclasses.replace(measure, value=float(np.mean(values)), error=error))
-    return found
-
-
-def _table(first: Record, measures: list[Measure]) -> list[str]:
-    """A line for each row and setting, a column for each setting that varies and each metric.
-
-    The headline row is bold, and the best private baseline says what it is. What a column would repeat in
-    every line stands above the table instead.
-    """
-    releases, cells = first.releases, defaultdict(dict)
-    for measure in measures:
-        key = (measure.place, measure.row, tuple(measure.settings.items()))
-        cells[key][measure.metric] = comparison.in_words(measure)
-    best = defaultdict(list)
-    for by in first.comparisons:
-        best[comparison.best_baseline(by, measures)].append(by.metric)
-    lines = []
-    for (place, row, settings), values in cells.items():
-        spent = releases.get(place, releases.get(row))
-        about = {
-            name: f"{value:g}" if isinstance(value, float) else str(value)
-            for name, value in settings
-        }
-        # Where one run tries several ε, the ε of a row is the one that it was tried at.
-        epsilon = about.pop("epsilon", _epsilon(spent) if spent else "")
-        name = _row_name(first, row, best.get(row, []))
-        lines.append(about | {"": name, "ε": epsilon} | values)
-    columns = list(dict.fromkeys(column for line in lines for column in line))
-    # ε and the row's name come behind the settings, in front of the metrics.
-    columns.sort(
-        key=lambda column: (column in ("", "ε")) + 2 * any(column in c for c in cells.values())
-    )
-    said = []
-    for column in [column for column in columns if column not in ("", "ε")]:
-        seen = {line.get(column, "") for line in lines}
-        if len(lines) > 1 and len(seen) == 1 and len(columns) > 3:
-            columns.remove(column)
-            said.append(f"{column} = {seen.pop()}")
-    table = [f"| {' | '.join(columns)} |", "|---" * len(columns) + "|"]
-    table += [f"| {' | '.join(line.get(column, '') for column in columns)} |" for line in lines]
-    return ([f"In every row: {', '.join(said)}.", ""] if said else []) + table
-
-
-def _row_name(record: Record, row: str, best_in: list[str]) -> str:
-    words = record.titles.get(row, row)
-    if row and row == record.headline_row:
-        return f"**{words}**"
-    if not row or not best_in:
-        return words
-    where = f" in {' and '.join(best_in)}" if len(record.comparisons) > 1 else ""
-    return f"{words} (best private baseline{where})"
 
 
 def _write_csv(found: list[Record], path: Path) -> None:

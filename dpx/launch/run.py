@@ -15,7 +15,6 @@ from typing import Any
 
 import ml_collections
 from absl import flags
-from ml_collections import config_flags
 
 import dpx
 from dpx import _processes, _validate, privacy
@@ -232,7 +231,7 @@ def main(argv: list[str]) -> None:
             _show(plan(config))
             return
         workdir = cli.workdir("DIR, a new folder")
-        prepare(config, config_flags.get_config_filename(flag["config"]), workdir)
+        prepare(config, cli.given_config()[0], workdir)
     except (ValueError, *cli.EXPECTED) as error:
         cli.stop(error)
     try:

@@ -77,7 +77,7 @@ def _draw(asked: Plan) -> dict:
     """What makes the result, so that a selection that was killed has the same trials when it goes on."""
     opened = keys.Keys(keys.secret_key(), np.random.SeedSequence())
     if asked.synthetic:
-        config = points.point_config(asked.source, asked.grid[0])
+        config = points.point_config(asked.source, asked.overrides(0))
         opened = keys.open_keys(config, Path(), synthetic=True)
     generator = np.random.default_rng(opened.seed("trials"))
     count = asked.trials.draw(generator)
@@ -127,10 +127,10 @@ def finish(
     with storage.lock(folder, wait=60):
         if not (folder / SELECTED / "result.json").exists():
             if best is None:
-                _give_away(asked, folder, {}, asked.candidates[0], None, None)
+                _give_away(asked, folder, dict(asked.fixed), asked.candidates[0], None, None)
             else:
                 point = drawn["points"][best]
-                chosen = (asked.grid[point], asked.candidates[point])
+                chosen = (asked.overrides(point), asked.candidates[point])
                 _give_away(asked, folder, *chosen, scores[best], tasks[best].workdir)
     found = _finished(folder)
     assert found is not None
@@ -146,7 +146,7 @@ def _finished(folder: Path) -> records.Record | None:
 
 
 def _overrides(asked: Plan, drawn: dict, trial: int) -> dict:
-    point = asked.grid[drawn["points"][trial]]
+    point = asked.overrides(drawn["points"][trial])
     return point | ({"noise_seed": drawn["noise_seeds"][trial]} if asked.synthetic else {})
 
 

@@ -2,6 +2,9 @@
 
 import dataclasses
 import re
+from collections.abc import Mapping
+from types import MappingProxyType
+from typing import Any
 
 import ml_collections
 
@@ -23,6 +26,7 @@ class Plan:
       trials: The law of their number.
       score_noise: Noise multiplier of the score.
       price: What it costs.
+      fixed: Overrides that all points have.
     """
 
     source: str
@@ -32,6 +36,11 @@ class Plan:
     trials: privacy.Trials
     score_noise: float
     price: privacy.Price
+    fixed: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+
+    def overrides(self, number: int) -> dict:
+        """All that differs from the config at a point of the grid."""
+        return {**self.fixed, **self.grid[number]}
 
     @property
     def synthetic(self) -> bool:
@@ -58,6 +67,7 @@ class Plan:
         return {
             "source": self.source,
             "grid": self.grid,
+            **({"fixed": dict(self.fixed)} if self.fixed else {}),
             "select": self.metric,
             "trials": {"law": self.trials.law, "mean": self.trials.mean},
             "score_noise_multiplier": self.score_noise,
@@ -84,7 +94,13 @@ def parse_trials(text: str | None) -> privacy.Trials:
 
 
 def plan(
-    source: str, grid: list[dict], metric: str | None, trials: str | None, score_noise: float
+    source: str,
+    grid: list[dict],
+    metric: str | None,
+    trials: str | None,
+    score_noise: float,
+    *,
+    fixed: Mapping[str, Any] = MappingProxyType({}),
 ) -> Plan:
     """Checks a selection and finds its price, before anything runs.
 
@@ -94,6 +110,7 @@ def plan(
       metric: The experiment's name for it.
       trials: As `--trials` has it.
       score_noise: Noise multiplier of the score.
+      fixed: Overrides that all points have.
 
     Raises:
       ValueError: for what cannot be selected from with a guarantee.
@@ -106,9 +123,9 @@ def plan(
         if name.startswith("data."):
             raise ValueError(
                 f"--set={name}=… must not be an axis of a selection, whose trials have one data set: "
-                "leave it out"
+                f"leave it out, or give one value as --config.{name}"
             )
-    candidates = [_candidate(points.point_config(source, point), metric) for point in grid]
+    candidates = [_candidate(points.point_config(source, {**fixed, **p}), metric) for p in grid]
     if candidates[0].synthetic and len({point.get("seed") for point in grid}) > 1:
         raise ValueError(
             "--set=seed=… must have one value here: synthetic data are drawn from the seed, and the trials "
@@ -122,7 +139,7 @@ def plan(
     price = privacy.selected_guarantee(
         [candidate.guarantee for candidate in candidates], law, score_noise_multiplier=score_noise
     )
-    return Plan(source, grid, candidates, metric, law, score_noise, price)
+    return Plan(source, grid, candidates, metric, law, score_noise, price, dict(fixed))
 
 
 def _candidate(config: ml_collections.ConfigDict, metric: str) -> Candidate:

@@ -1,27 +1,26 @@
 """Runs a grid of configurations, each in a folder of its own under --workdir.
 
-dpx sweep --config=NAME[:arg] --workdir=DIR [--set=key=v1,v2 ...]
+dpx sweep --config=NAME[:arg] --workdir=DIR [--set=key=v1,v2 ...] [--config.key=value ...]
     [--executor=local|ray|slurm] [--workers=N] [--shard=I/N] [--slurm=key=value ...] [--noprogress]
     [--select=METRIC --trials=geometric:MEAN|poisson:MEAN [--score_noise=MULTIPLIER]]
 
-The default grid is the config's sweep(). Finished points are skipped, an unfinished one resumes, and a point
-that fails is tried once more and does not stop the others. Several sweeps, on several hosts, may share one
-folder: each takes points that nobody runs.
+The default grid is the config's sweep(). --config.key=value holds at all points, and is in the name of none.
+Finished points are skipped, an unfinished one resumes, and a point that fails is tried once more and does not
+stop the others. Several sweeps, on several hosts, may share one folder: each takes points that nobody runs.
 
 With --select the points are candidates: a random number of trials is drawn from them, and only the best one
 by a noisy score is given away, in selected/, with one guarantee for the whole.
 """
 
 import contextlib
-import itertools
-import re
 import sys
 import time
 from collections import deque
+from collections.abc import Mapping
 from pathlib import Path
-from typing import TextIO
+from types import MappingProxyType
+from typing import Any, TextIO
 
-import yaml
 from absl import flags
 
 from dpx import _storage as storage
@@ -33,9 +32,9 @@ from dpx.launch import (
     run,
     selection,
     selection_plan,
-    sources,
     workers,
 )
+from dpx.launch.grids import grid, shard
 from dpx.launch.points import Ended, Task, point_config, point_name
 from dpx.launch.progress import Progress
 
@@ -44,98 +43,14 @@ _TICK = 0.05  # seconds between looks at the workers
 _ATTEMPTS = 2
 
 
-def grid(source: str, axes: list[str]) -> list[dict]:
-    """The points of a grid as overrides by dotted name.
-
-    Args:
-      source: The config file, with its argument.
-      axes: `key=v1,v2` each; none means the config's own `sweep(arg)`.
-
-    Raises:
-      ValueError: for an axis without values, a value that is none, a key that cannot be set, or several
-        points that would draw their noise from one noise_seed.
-    """
-    if axes:
-        chosen = {}
-        for axis in axes:
-            name, equals, values = axis.partition("=")
-            if not equals:
-                raise ValueError(f"--set={axis} must be key=v1,v2")
-            if name in chosen:
-                raise ValueError(f"--set={name}=… is given twice: put all values in one --set")
-            # A comma inside brackets is part of a tuple: ngrams=[1,2],[] or ngrams=(1,2),()
-            parts = re.split(r",(?![^\[]*\])(?![^(]*\))", values)
-            chosen[name] = [_parse(value, axis) for value in parts]
-            if any(chosen[name].count(value) > 1 for value in chosen[name]):
-                raise ValueError(
-                    f"--set={axis} must not hold one value twice, which would be paid for twice: vary "
-                    "seed to repeat a run"
-                )
-    else:
-        module = records.config_module(source)
-        if not callable(getattr(module, "sweep", None)):
-            raise ValueError(
-                f"{source} has no function sweep: give the grid, as in --set=epsilon=1,2"
-            )
-        chosen = sources.call(module, "sweep", source)
-    config = records.load_config(source)
-    known = records.flatten(config.to_dict())
-    for name in chosen:
-        records.check_key(name, known, source)
-        if name == "experiment":
-            raise ValueError("--set=experiment=… is fixed by the config file: use another --config")
-        if name == "noise_seed":
-            raise ValueError(
-                "--set=noise_seed=… would write a secret into the points' names: give it to dpx run, "
-                "for one run at a time, or leave it out"
-            )
-    found = [
-        dict(zip(chosen, values, strict=True)) for values in itertools.product(*chosen.values())
-    ]
-    if len(found) > 1 and config.noise_seed is not None:
-        raise ValueError(
-            f"{source} sets config.noise_seed, under which all {len(found)} points draw the same noise, "
-            "which cancels in their differences: leave it out"
-        )
-    return found
-
-
-def _parse(value: str, axis: str):
-    if not value:
-        raise ValueError(f"empty value in --set={axis}")
-    try:
-        if tuple_ := re.fullmatch(r"\((.*)\)", value):
-            value = f"[{tuple_[1]}]"
-        found = yaml.safe_load(value)
-        return tuple(found) if isinstance(found, list) else found
-    except yaml.YAMLError:
-        raise ValueError(
-            f"--set={axis}: {value!r} is not a value; commas separate values"
-        ) from None
-
-
-def shard(found: list[dict], text: str) -> list[dict]:
-    """Every N-th point, from the I-th on, where `text` is I/N; all of them where it is empty.
-
-    Raises:
-      ValueError: for anything else.
-    """
-    if not text:
-        return found
-    parts = re.fullmatch(r"([0-9]+)/([0-9]+)", text)
-    if not parts or not 1 <= int(parts[1]) <= int(parts[2]):
-        raise ValueError(
-            f"--shard={text} must be I/N with I from 1 to N: write 1/4, …, 4/4 for four shards"
-        )
-    return found[int(parts[1]) - 1 :: int(parts[2])]
-
-
 def run_points(
     source: str,
     found: list[dict],
     folder: Path,
     pool: workers.Pool | None = None,
     out: TextIO | None = None,
+    *,
+    fixed: Mapping[str, Any] = MappingProxyType({}),
 ) -> list[tuple[str, str]]:
     """Runs the points that are not finished, and that were checked before.
 
@@ -150,13 +65,14 @@ def run_points(
       folder: Of the sweep.
       pool: Who runs them; this process where there is none.
       out: Where it says how far they are; stderr by default.
+      fixed: Overrides that all points have, and none in its name.
 
     Returns:
       The names of those that failed, with their errors, which are also printed.
     """
     pool = workers.Here() if pool is None else pool
     live = out is None and sys.stderr.isatty() and not isinstance(pool, workers.Here)
-    tasks = [Task(source, point, str(folder)) for point in found]
+    tasks = [Task(source, {**fixed, **point}, str(folder), point_name(point)) for point in found]
     return run_tasks(tasks, pool, Progress(len(tasks), pool.size, live=live, out=out))
 
 
@@ -229,7 +145,7 @@ def _result(job: workers.Job) -> Ended:
         return Ended("failed", f"{type(error).__name__}: {cli.in_one_line(error)}")
 
 
-def _select(source: str, folder: Path) -> None:
+def _select(source: str, fixed: dict, folder: Path) -> None:
     """Selects among the points of the grid in place of running them all."""
     flag = flags.FLAGS
     try:
@@ -239,7 +155,8 @@ def _select(source: str, folder: Path) -> None:
                 "grid: several sweeps share the folder without it"
             )
         asked = (flag.select, flag.trials, flag.score_noise)
-        planned = selection_plan.plan(source, grid(source, flag.set), *asked)
+        points_of_grid = grid(source, flag.set, fixed)
+        planned = selection_plan.plan(source, points_of_grid, *asked, fixed=fixed)
         selection.begin(planned, folder)
         private = folder / records.PRIVATE
         pool = workers.choose(flag.executor, flag.workers, private, flag.slurm, quiet=True)
@@ -267,16 +184,16 @@ def main(argv: list[str]) -> None:
     try:
         if flag.config is None or not flag.workdir:
             raise ValueError("--config=NAME and --workdir=DIR are both needed")
-        source, folder = flag.config, cli.workdir("DIR")
+        (source, fixed), folder = cli.given_config(), cli.workdir("DIR")
         if flag.select is not None or flag.trials is not None:
-            _select(source, folder)
+            _select(source, fixed, folder)
             return
-        whole = grid(source, flag.set)
+        whole = grid(source, flag.set, fixed)
         mine = shard(whole, flag.shard)
         pool = workers.choose(
             flag.executor, flag.workers, folder, flag.slurm, quiet=not flag.progress
         )
-        configs = {point_name(overrides): point_config(source, overrides) for overrides in mine}
+        configs = {point_name(point): point_config(source, fixed | point) for point in mine}
         for config in configs.values():
             run.check(config)
         # Every folder is claimed before anything is computed: what one refuses, all may refuse.
@@ -290,7 +207,7 @@ def main(argv: list[str]) -> None:
             if flag.progress
             else storage.appending(folder / points.LOG) as out
         ):
-            failed = run_points(source, mine, folder, pool, out)
+            failed = run_points(source, mine, folder, pool, out, fixed=fixed)
         if records.read_all(folder):
             print(report.write(folder))
     except cli.EXPECTED as error:
@@ -310,7 +227,8 @@ def main(argv: list[str]) -> None:
 
 def start() -> None:
     """The command line."""
-    flags.DEFINE_string("config", None, "name or file of the config, with :arg if any")
+    cli.define_config("name or file of the config, with :arg if any")
+    flags.declare_key_flag("config")
     flags.DEFINE_string("workdir", None, "folder of the sweep, which all workers share")
     flags.DEFINE_multi_string(
         "set", [], "key=v1,v2: an axis, instead of sweep(); tuples as [a,b] or (a,b)"

@@ -253,4 +253,4 @@ def figures(records, folder: Path) -> list[Path]:
     axis.set_ylim(claims[0] / 10, highest * 1.2)
     axis.minorticks_off()
     figure.legend(fontsize=8, loc="outside right upper")
-    return [plotting.save(figure, folder / "audit.png")]
+    return [plotting.save(figure, folder / "audit.png", "What audits prove of the claimed ε")]

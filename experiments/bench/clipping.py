@@ -214,7 +214,8 @@ def draw(rows: list[dict[str, Any]], path: Path) -> None:
     shapes = list(dict.fromkeys(row["shape"] for row in rows))
     columns = min(3, len(shapes))
     grid = (-(-len(shapes) // columns), columns)
-    figure, panels = plt.subplots(*grid, figsize=(4.4 * columns, 3.6 * grid[0]), squeeze=False)
+    size = (4.4 * columns, 3.6 * grid[0])
+    figure, panels = plt.subplots(*grid, figsize=size, squeeze=False, layout="constrained")
     for panel in panels.flat[len(shapes) :]:
         panel.axis("off")
     for shape, panel in zip(shapes, panels.flat, strict=False):
@@ -228,8 +229,7 @@ def draw(rows: list[dict[str, Any]], path: Path) -> None:
         panel.set(xscale="log", yscale="log")
         panel.axhline(1, color="0.8", zorder=0)
         panel.axvline(1, color="0.8", zorder=0)
-    figure.tight_layout()
-    plotting.save(figure, path)
+    plotting.save(figure, path, "Clipping, over the ordinary step")
 
 
 def main(argv: list[str]) -> None:

@@ -104,7 +104,7 @@ def table(rows: list[dict[str, Any]]) -> str:
 
 def draw(rows: list[dict[str, Any]], path: Path) -> None:
     """CPU seconds against the number of blocks: one panel for tracing, one for compilation."""
-    figure, panels = plotting.pyplot().subplots(1, 2, figsize=(8, 3.4))
+    figure, panels = plotting.pyplot().subplots(1, 2, figsize=(8, 3.4), layout="constrained")
     for panel, column in zip(panels, ("trace_s", "compile_s"), strict=True):
         for step in STEPS:
             mine = [row for row in rows if row["step"] == step]
@@ -112,8 +112,7 @@ def draw(rows: list[dict[str, Any]], path: Path) -> None:
         name = {"trace_s": "tracing", "compile_s": "compilation"}[column]
         panel.set(xlabel="blocks", ylabel=f"CPU seconds of {name}", xlim=(0, None), ylim=(0, None))
         panel.legend()
-    figure.tight_layout()
-    plotting.save(figure, path)
+    plotting.save(figure, path, "Tracing and compiling a clipped step")
 
 
 def main(argv: list[str]) -> None:

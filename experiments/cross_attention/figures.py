@@ -107,7 +107,7 @@ def _finish(figure, axes, label: str, title: str, ticks: list, path: Path) -> Pa
     axes.set_xticks(ticks, [f"{tick:g}" for tick in ticks])
     axes.tick_params(axis="x", which="minor", bottom=False, labelbottom=False)
     axes.legend(loc="center left", bbox_to_anchor=(1, 0.5), frameon=False, fontsize="small")
-    return plotting.save(figure, path)
+    return plotting.save(figure, path, f"Error of private cross-attention against {label}")
 
 
 def _mean_and_error(measures: list[Measure]) -> tuple[float, float]:
@@ -136,7 +136,7 @@ def _seconds(runs, folder: Path) -> Path:
             axes.loglog(ns, [np.mean(times[n]) for n in ns], marker="o", label=name)
         axes.set(xlabel="n", ylabel=what.replace("_", " "), title=f"d = {dim}")
     panels[-1].legend(loc="center left", bbox_to_anchor=(1, 0.5), frameon=False)
-    return plotting.save(figure, folder / "seconds_against_n.png")
+    return plotting.save(figure, folder / "seconds_against_n.png", "Time against n")
 
 
 def _value(run, name: str):

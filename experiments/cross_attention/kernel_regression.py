@@ -5,9 +5,7 @@ key lies on the unit sphere of R⁴: its log carat is an angle from 0 to π, dep
 coordinates. Its value is its price, scaled to ±1. All bounds are public constants, of what diamonds can be.
 """
 
-import itertools
 import math
-from collections import defaultdict
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +17,6 @@ import dpx.attention
 from dpx import cross_attention
 from dpx._validate import check_delta, check_epsilon
 from dpx.cross_attention import baselines
-from dpx.launch import plotting
 from dpx.launch.experiment import Comparison, Measure, Outcome, Plan
 from dpx.noise import release
 from dpx.privacy import (
@@ -203,35 +200,6 @@ def _guarantee(epsilon: float, delta: float, mechanism: str) -> PrivacyGuarantee
         mechanism=mechanism,
         assumptions=("the number of rows is public",),
     )
-
-
-def figures(records, folder: Path) -> list[Path]:
-    """Error against ε, where runs differ in it."""
-    runs = sorted(
-        (r for r in records if r.config["experiment"] == "cross_attention.kernel_regression"),
-        key=_epsilon,
-    )
-    if len({_epsilon(run) for run in runs}) < 2:
-        return []
-    points: dict = defaultdict(lambda: defaultdict(list))
-    for run in runs:
-        for measure in run.measures:
-            if measure.metric == "mean_absolute_error":
-                points[measure.row][_epsilon(run)].append(measure.value)
-    figure, axes = plotting.pyplot().subplots(figsize=(7, 4), layout="constrained")
-    for (row, by_epsilon), marker in zip(points.items(), itertools.cycle("osv^Dx"), strict=False):
-        means = [np.mean(values) for values in by_epsilon.values()]
-        axes.semilogx(list(by_epsilon), means, marker=marker, label=TITLES[row])
-    ticks = sorted({_epsilon(run) for run in runs})
-    axes.set_xticks(ticks, [f"{tick:g}" for tick in ticks])
-    axes.tick_params(axis="x", which="minor", bottom=False, labelbottom=False)
-    axes.set(xlabel="ε", ylabel="mean absolute error (dollars)")
-    axes.legend(loc="center left", bbox_to_anchor=(1, 0.5), frameon=False)
-    return [plotting.save(figure, folder / "diamonds.png")]
-
-
-def _epsilon(run) -> float:
-    return run.config["epsilon"]
 
 
 def _squared_norm() -> int:

@@ -24,6 +24,7 @@ from dpx.privacy import PrivacyGuarantee, gaussian_guarantee, gaussian_noise_mul
 from dpx.training import keys as secrets
 from experiments.cross_attention import figures as drawing
 
+OWN_AXES = tuple(drawing.AXES)
 TITLES = {
     "sketch": "Gaussian sketch",
     "tree": "trees, Gaussian nodes",

@@ -266,7 +266,7 @@ def figures(records, folder: Path) -> list[Path]:
     axes[0].set(xlabel="variance of the logit", yscale="log")
     axes[1].set(xlabel="variance of the key", xscale="log")
     axes[1].tick_params(axis="x", which="minor", labelbottom=False)
-    distraction = plotting.save(figure, folder / "distraction.png")
+    distraction = plotting.save(figure, folder / "distraction.png", "Attention that noise draws")
     return [distraction, _draw_maps(loaded, folder)]
 
 
@@ -292,4 +292,4 @@ def _draw_maps(loaded, folder: Path) -> Path:
             axis.set_title(f"{title}, ε = {record.config['epsilon']:g}", fontsize=9)
             axis.set(xlabel="key", ylabel="query")
         figure.colorbar(image, ax=list(axes), label=label)
-    return plotting.save(figure, folder / "attention_maps.png")
+    return plotting.save(figure, folder / "attention_maps.png", "Attention of the private model")

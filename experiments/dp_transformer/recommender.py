@@ -132,7 +132,7 @@ def candidate(config) -> Candidate:
     if config.num_seeds != 1:
         raise ValueError(
             f"config.num_seeds={config.num_seeds} must be 1 in a selection, which scores one model at a "
-            "time: add --set=num_seeds=1"
+            "time: add --config.num_seeds=1"
         )
     prepared = recommender_data.prepare(config)
     config = recommender_data.with_batch_size(config, prepared.train)

@@ -1,7 +1,6 @@
-"""Figures of the recommender, drawn from finished runs: against ε, during training, over two grids."""
+"""Figures of the recommender, drawn from finished runs: during training, and over two grids."""
 
 import json
-from collections.abc import Mapping
 from pathlib import Path
 
 import numpy as np
@@ -26,53 +25,8 @@ LABELS = {
 
 
 def draw(records, folder: Path) -> list[Path]:
-    """What the records at hand allow of Tables 2 and 3 and of Figures 4, 7 and 9 of the paper."""
-    return [
-        path
-        for figure in (against_epsilon, during_training, sharing, grid)
-        for path in figure(records, folder)
-    ]
-
-
-def against_epsilon(records, folder: Path) -> list[Path]:
-    """NDCG and HIT of every row against ε, with standard errors (Tables 2 and 3)."""
-    if len({record.config["epsilon"] for record in records}) < 2:
-        return []
-    found = {measure.row for record in records for measure in record.measures}
-    rows = sorted(found, key=lambda row: (*LABELS, row).index(row))
-    labels = {row: LABELS.get(row) or row for row in rows}
-    return [against(records, "epsilon", "ε", labels, folder / "recommender_epsilon.png")]
-
-
-def against(records, axis: str, words: str, labels: Mapping[str, str], path: Path) -> Path:
-    """Draws NDCG and HIT of the labelled rows against a setting, at whose values the ticks are.
-
-    Args:
-      records: Finished runs; those that agree in the setting are averaged.
-      axis: The name of the setting.
-      words: What to call it.
-      labels: The rows to draw, in order, with what to call them.
-      path: Of the figure.
-    """
-    values = sorted({record.config[axis] for record in records})
-    figure, panels = plotting.pyplot().subplots(1, 2, figsize=(11, 4), constrained_layout=True)
-    for panel, name in zip(panels, metric_names(records[0]), strict=True):
-        for row, label in labels.items():
-            points = [
-                (x, *found)
-                for x in values
-                if (found := mean([r for r in records if r.config[axis] == x], row, name))
-            ]
-            if points:
-                x, y, error = zip(*points, strict=True)
-                panel.errorbar(x, y, yerr=error, marker="o", markersize=3, capsize=2, label=label)
-        if values[-1] >= 10 * values[0]:
-            panel.set_xscale("log")
-        panel.set_xticks(values, [f"{value:g}" for value in values])
-        panel.minorticks_off()
-        panel.set(xlabel=words, ylabel=f"{name.upper()} in %")
-    _legend_beside(panels[-1])
-    return plotting.save(figure, path)
+    """What the records at hand allow of Figures 4, 7 and 9 of the paper."""
+    return [path for figure in (during_training, sharing, grid) for path in figure(records, folder)]
 
 
 def during_training(records, folder: Path) -> list[Path]:
@@ -97,7 +51,9 @@ def during_training(records, folder: Path) -> list[Path]:
             panel.set(xlabel="step", ylabel=f"{name.upper()} in %")
         _legend_beside(panels[-1])
         suffix = f"{record.config['epsilon']:g}_{record.workdir.name}"
-        paths.append(plotting.save(figure, folder / f"recommender_curves_{suffix}.png"))
+        paths.append(
+            plotting.save(figure, folder / f"recommender_curves_{suffix}.png", record.title())
+        )
     return paths
 
 
@@ -118,8 +74,9 @@ def sharing(records, folder: Path) -> list[Path]:
             color = "C0" if words == "shared" else "C1"
             axes.bar(position, found[0], yerr=found[1], color=color, alpha=0.6, capsize=4)
     axes.set_xticks(range(len(bars)), [f"{words}, d = {dim}" for dim, words in sorted(bars)])
-    axes.set(ylabel=f"{name.upper()} in %", title="the items' embedding as input and as output")
-    return [plotting.save(figure, folder / "recommender_sharing.png")]
+    axes.set(ylabel=f"{name.upper()} in %")
+    words = "The items' embedding as input and as output"
+    return [plotting.save(figure, folder / "recommender_sharing.png", words)]
 
 
 def grid(records, folder: Path) -> list[Path]:
@@ -153,10 +110,9 @@ def grid(records, folder: Path) -> list[Path]:
         axes.set_xticks(range(len(rates)), [f"{rate:g}" for rate in rates])
         axes.set_yticks(range(len(batches)), [str(batch) for batch in batches])
         split = records[0].config["evaluate"]["split"]
-        axes.set(
-            xlabel="learning rate", ylabel="batch size", title=f"{split} item, ε = {epsilon:g}"
-        )
-        paths.append(plotting.save(figure, folder / f"recommender_grid_{epsilon:g}.png"))
+        axes.set(xlabel="learning rate", ylabel="batch size")
+        words = f"{split} item, ε = {epsilon:g}"
+        paths.append(plotting.save(figure, folder / f"recommender_grid_{epsilon:g}.png", words))
     return paths
 
 

@@ -18,6 +18,7 @@ from dpx.training import keys as secrets
 from experiments.gram import error_figures
 from experiments.gram.error_figures import ERRORS, FAILURE
 
+OWN_AXES = tuple(error_figures.AXES)
 WIDTH = 2**18  # columns made at a time
 
 

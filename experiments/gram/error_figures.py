@@ -94,7 +94,7 @@ def _draw_axis(records, axis: str, path: Path) -> Path:
         for metric, style in styles.items()
     ]
     figure.legend(handles=lines, fontsize=8, loc="outside right upper")
-    return plotting.save(figure, path)
+    return plotting.save(figure, path, f"Private attention against {AXES[axis]}")
 
 
 def _draw_samples(n: int, path: Path) -> Path:
@@ -130,4 +130,4 @@ def _draw_samples(n: int, path: Path) -> Path:
         for calibration, style in styles.items()
     ]
     figure.legend(handles=handles, fontsize=8, loc="outside right upper")
-    return plotting.save(figure, path)
+    return plotting.save(figure, path, "Samples that a budget admits")

@@ -15,7 +15,7 @@ from dpx.launch.experiment import Comparison, Measure, Outcome, Plan
 from dpx.recommend import item_gram, popularity, transitions
 from dpx.training import keys as secrets
 from experiments.dp_transformer import histories as recommender_data
-from experiments.dp_transformer import ranking, recommender_figures, recommender_plain
+from experiments.dp_transformer import ranking, recommender_plain
 
 ROWS = {
     "transitions": "transitions",
@@ -246,18 +246,3 @@ def _scorer(release, weights, prior_weight: float):
         return item_gram.scores(release, weights, vectors, prior_weight=prior_weight)
 
     return score
-
-
-def figures(records, folder: Path) -> list[Path]:
-    """NDCG and HIT against ε, and against K where that was swept."""
-    paths = []
-    for axis, words in (("epsilon", "ε"), ("num_kept", "K, items kept")):
-        other = "num_kept" if axis == "epsilon" else "epsilon"
-        for fixed in sorted({r.config[other] for r in records}, key=str):
-            line = [r for r in records if r.config[other] == fixed and r.config[axis] is not None]
-            if len({r.config[axis] for r in line}) < 2:
-                continue
-            suffix = "" if fixed is None else f"_{other}_{fixed:g}"
-            path = folder / f"item_recommender_{axis}{suffix}.png"
-            paths.append(recommender_figures.against(line, axis, words, ROWS, path))
-    return paths

@@ -157,4 +157,4 @@ def _draw(record, path: Path) -> Path:
         panel.set(title=title, xlabel="row of X", ylabel="row of X")
         panel.locator_params(integer=True)
         figure.colorbar(image, ax=panel)
-    return plotting.save(figure, path)
+    return plotting.save(figure, path, f"Private Gram matrix, {record.title()}")

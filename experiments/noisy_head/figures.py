@@ -74,7 +74,7 @@ def draw(
         for setting, shape in sorted(shapes.items())
     ]
     figure.legend(handles=lines, fontsize=8, loc="outside right upper")
-    return plotting.save(figure, path)
+    return plotting.save(figure, path, f"In-context regression, {record.title()}")
 
 
 def _lines(record, metric: str, x: str, marker: str) -> dict[tuple, list[tuple]]:

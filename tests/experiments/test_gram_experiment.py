@@ -258,9 +258,6 @@ def test_the_recommender_runs_and_reports(tmp_path, amazon):
         assert 0 <= found[0].metrics[f"{row}/ndcg@10"] <= found[0].metrics[f"{row}/hit@10"] <= 1
     labels = {measure.row for measure in found[0].measures}
     assert labels == set(item_recommender.ROWS) == set(found[0].titles)
-    assert [p.name for p in item_recommender.figures(found, tmp_path)] == [
-        "item_recommender_epsilon.png"
-    ]
 
 
 def test_the_fixed_row_splits_its_budget_by_basic_composition():

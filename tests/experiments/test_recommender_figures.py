@@ -43,11 +43,6 @@ def drawn(found, folder):
     return sorted(path.name for path in paths)
 
 
-def test_a_sweep_over_epsilon_draws_the_table(tmp_path):
-    found = [record(tmp_path / f"{epsilon}", epsilon=epsilon) for epsilon in (5.0, 8.0, 10.0)]
-    assert drawn(found, tmp_path) == ["recommender_epsilon.png"]
-
-
 def test_a_run_that_was_evaluated_draws_curves(tmp_path):
     assert drawn([record(tmp_path / "a", curves=True)], tmp_path) == ["recommender_curves_8_a.png"]
 

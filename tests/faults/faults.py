@@ -1883,7 +1883,7 @@ FAULTS = (
     ),
     Fault(
         "all points of a sweep have the same noise",
-        "dpx/launch/sweep.py",
+        "dpx/launch/grids.py",
         "if len(found) > 1 and config.noise_seed is not None:",
         "if False:",
         "tests/launch/test_sources.py::test_a_sweep_has_no_noise_seed",

@@ -119,13 +119,21 @@ def test_models_are_checked_before_anything_runs(changes, words):
         ("nope=1", "no key 'nope'"),
         ("epsilon=yes", "--set=epsilon=True must be a number"),
         ("train.steps=true", "--set=train.steps=True must be a number"),
-        ("noise_seed=no", "would write a secret"),
+        ("noise_seed=no", "must not be given to a sweep"),
     ],
 )
 def test_bad_axes_are_named(axis, words):
     source = "configs/quickstart.py:tiny"
     with pytest.raises(ValueError, match=words):
         sweep.point_config(source, sweep.grid(source, [axis])[0])
+
+
+def test_what_is_fixed_is_no_axis():
+    source = "configs/quickstart.py:tiny"
+    with pytest.raises(ValueError, match=r"--set=epsilon=… is also given as --config.epsilon"):
+        sweep.grid(source, ["epsilon=1,2"], fixed=["epsilon"])
+    assert {"epsilon"} == {key for point in sweep.grid(source, [], ["seed"]) for key in point}
+    assert sweep.grid(source, [], ["epsilon", "seed"]) == [{}]
 
 
 def test_a_key_without_a_value_takes_its_type():
@@ -177,10 +185,11 @@ def test_a_sweep_whose_points_all_fail_lists_them(tmp_path, monkeypatch, capsys)
 
     monkeypatch.setattr(run, "execute", failing)
     source = "configs/noisy_head.py:low_dim,tiny"
-    flag = SimpleNamespace(config=source, workdir=str(tmp_path), set=[])
+    flag = SimpleNamespace(config={}, workdir=str(tmp_path), set=[])
     flag.executor, flag.workers, flag.shard, flag.slurm = "local", 1, "", []
     flag.select, flag.trials, flag.progress = None, None, True
     monkeypatch.setattr(sweep.flags, "FLAGS", flag)
+    monkeypatch.setattr(sweep.cli, "given_config", lambda: (source, {}))
     with pytest.raises(SystemExit) as ended:
         sweep.main([])
     assert ended.value.code == 1
@@ -326,7 +335,7 @@ def test_an_interrupt_before_anything_has_begun_ends_in_one_line():
         "        if name == 'jax':\n"
         "            os.kill(os.getpid(), signal.SIGINT)\n"
         "sys.meta_path.insert(0, Interrupting())\n"
-        "from _dpx_command import main\n"
+        "from dpx._command import main\n"
         "main()\n"
     )
     command = [sys.executable, "-c", code, "run", "--config=quickstart:tiny"]

@@ -25,7 +25,7 @@ def test_the_example_of_contributing_runs_in_a_clone(tmp_path):
         assert not target.exists(), path
         target.parent.mkdir(exist_ok=True)
         target.write_text(code)
-    public = tmp_path / "dpx" / "__init__.py"
+    public = tmp_path / "dpx" / "__init__.pyi"
     listed = public.read_text()
     assert listed.count("    ngram,\n") == listed.count('    "ngram",\n') == 1
     listed = listed.replace("    ngram,\n", "    mean,\n    ngram,\n")

@@ -95,8 +95,10 @@ def test_a_run_says_what_an_attacker_can_do(tmp_path, untrained):
 
 
 def test_a_noise_seed_is_no_axis_of_a_sweep():
-    with pytest.raises(ValueError, match=r"--set=noise_seed=… would write a secret"):
+    with pytest.raises(ValueError, match="noise_seed=… must not be given to a sweep"):
         sweep.grid(NAME, ["noise_seed=1,2"])
+    with pytest.raises(ValueError, match="noise_seed=… must not be given to a sweep"):
+        sweep.grid(NAME, ["epsilon=1,2"], fixed={"noise_seed": 1})
 
 
 def test_a_seeded_run_does_not_resume_on_other_data(tmp_path, monkeypatch):

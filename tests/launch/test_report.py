@@ -4,7 +4,7 @@ from pathlib import Path
 
 import dpx
 from dpx.launch import records, report, run, sweep
-from dpx.launch.experiment import Measure, Outcome
+from dpx.launch.experiment import Comparison, Measure, Outcome
 from experiments.dp_transformer import language_model, recommender
 
 NAME = "configs/quickstart.py:tiny"
@@ -91,8 +91,69 @@ def test_runs_that_differ_in_more_than_the_seed_are_no_seeds(tmp_path, monkeypat
     assert groups == [["0", "1"], ["2"], ["3"]]
     text = report.write(tmp_path)
     assert text.count("Mean ± standard error over 2 seeds") == 1
-    assert f"## {NAME} (in {tmp_path / '2'})" in text
+    assert f"## {NAME} epsilon=100.0\n" in text
+    assert f"## {NAME} epsilon=1.0 (in {tmp_path / '3'})" in text
     assert "- a: ε = 100," in text
+
+
+def _measured(config, workdir):
+    """In place of a run: a private row and a private baseline, which get better with ε."""
+    spent = dpx.PrivacyGuarantee(
+        config.epsilon,
+        config.delta,
+        dpx.privacy.ADD_OR_REMOVE_ONE,
+        "user",
+        "test",
+        ("it is a test",),
+    )
+    loss = [
+        Measure("model", "loss", 1 / config.epsilon),
+        Measure("base", "loss", 2 / config.epsilon),
+    ]
+    return Outcome(
+        [*loss, Measure("model", "hit", 0.5)],
+        spent,
+        {"model": spent, "base": spent},
+        not_covered=["the losses"],
+        notes="A note.",
+        titles={"model": "the model", "base": "a mean"},
+        headline_row="model",
+        comparisons=[Comparison("loss", ["base"])],
+    )
+
+
+def test_a_report_of_several_points_begins_with_what_differs_and_says_all_else_once(
+    tmp_path, monkeypatch
+):
+    monkeypatch.setattr(language_model, "run", _measured)
+    fixed = {"train.steps": 5}
+    # One of the three is that of the config, which is no override.
+    points = sweep.grid(NAME, ["epsilon=1,3,8"], fixed)
+    assert sweep.run_points(NAME, points, tmp_path, fixed=fixed) == []
+    assert {path.name for path in tmp_path.iterdir() if path.is_dir()} == {
+        f"epsilon={epsilon}" for epsilon in (1, 3, 8)
+    }
+    text = report.write(tmp_path)
+    head, *others = text.split("\n## ")
+    assert head.splitlines() == [
+        f"## {NAME}: the model",
+        "",
+        "In every run: train.steps = 5.",
+        "",
+        "| ε | ε of all releases | loss | best private baseline in loss | hit |",
+        "|---|---|---|---|---|",
+        "| 1.0 | 2 | 1 | 2 (a mean) | 0.5 |",
+        "| 3.0 | 6 | 0.3333 | 0.6667 (a mean) | 0.5 |",
+        "| 8.0 | 16 | 0.125 | 0.25 (a mean) | 0.5 |",
+    ]
+    assert [words.splitlines()[0] for words in others] == [
+        *(f"{NAME} epsilon={epsilon}.0" for epsilon in (1, 3, 8)),
+        "In all 3 of them",
+    ]
+    for words in ("it is a test", "the losses", "A note."):
+        assert text.count(words) == 1
+        assert words in others[-1]
+    assert all(f"- model: ε = {epsilon}," in text for epsilon in (1, 3, 8))
 
 
 def test_totals_of_synthetic_runs_are_of_one_draw(tmp_path, monkeypatch):

@@ -10,7 +10,7 @@ import pytest
 from command_line import call
 
 import dpx
-from dpx.launch import cli, comparison, records, report, run
+from dpx.launch import cli, comparison, records, report, run, tables
 from dpx.launch.experiment import Measure, Outcome
 from dpx.privacy import ADD_OR_REMOVE_ONE, REPLACE_ONE
 
@@ -111,7 +111,7 @@ def test_errors_over_seeds_are_those_of_the_mean(tmp_path):
         outcome = Outcome([Measure("a", "error", value)], spent(2.0), {"a": spent(2.0)})
         found.append(written(tmp_path / str(seed), outcome, seed=seed))
     # The standard deviation with n − 1, over √n.
-    (measure,) = report._averaged(found)
+    (measure,) = tables.averaged(found)
     assert comparison.in_words(measure) == "2.333 ± 0.88"
 
 

@@ -181,6 +181,7 @@ def test_a_sweep_checks_each_point_once(own, tmp_path, monkeypatch):
     flag.executor, flag.workers, flag.shard, flag.slurm = "local", 1, "", []
     flag.select, flag.trials, flag.progress = None, None, True
     monkeypatch.setattr(sweep.flags, "FLAGS", flag)
+    monkeypatch.setattr(sweep.cli, "given_config", lambda: (source, {}))
     sweep.main([])
     assert checked == [1, 2]
     assert len(records.read_all(tmp_path / "sweep")) == 2

@@ -94,13 +94,14 @@ def fixed(monkeypatch, count):
     monkeypatch.setattr(privacy.Trials, "draw", lambda self, generator: count)
 
 
-def command(monkeypatch, source, folder, **more):
+def command(monkeypatch, source, folder, given=None, **more):
     flag = SimpleNamespace(config=source, workdir=str(folder), set=list(AXES), slurm=[], shard="")
     flag.executor, flag.workers = "local", 1
     flag.select, flag.trials, flag.score_noise = "hit", "geometric:4", 2.0
     for name, value in more.items():
         setattr(flag, name, value)
     monkeypatch.setattr(sweep.flags, "FLAGS", flag)
+    monkeypatch.setattr(sweep.cli, "given_config", lambda: (source, given or {}))
     sweep.main([])
 
 
@@ -157,6 +158,24 @@ def test_a_score_has_the_noise_that_is_paid_for(source, tmp_path):
     ]
     assert np.mean(each) == pytest.approx(0.5 + 1 / 3, abs=4 * 0.02 / np.sqrt(300))
     assert np.std(each) == pytest.approx(2.0 / 100, rel=0.15)
+
+
+def test_what_is_fixed_holds_for_every_trial_and_what_is_selected(source, tmp_path, monkeypatch):
+    """Of data too, which are no axis, since the trials of a selection have one data set."""
+    fixed(monkeypatch, 2)
+    with pytest.raises(ValueError, match=r"give one value as --config\.data\.path"):
+        plan(source, "data.path=b,c")
+    command(monkeypatch, source, tmp_path, {"data.path": "b", "steps": 5})
+    found = [records.read(path) for path in (tmp_path / records.PRIVATE).glob("trial*")]
+    assert len(found) == 2
+    for record in (*found, records.read(tmp_path / "selected")):
+        assert (record.config["data"]["path"], record.config["steps"]) == ("b", 5)
+    spent = selection_plan.plan(
+        source, sweep.grid(source, AXES), "hit", "geometric:4", 2.0, fixed={"steps": 5}
+    )
+    assert found[0].releases["model"]["event"] == str(spent.candidates[0].guarantee.event)
+    with pytest.raises(SystemExit):  # another selection
+        command(monkeypatch, source, tmp_path, {"data.path": "c", "steps": 5})
 
 
 def test_every_score_has_noise_of_its_own(source, tmp_path, monkeypatch):

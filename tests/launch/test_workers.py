@@ -367,10 +367,14 @@ def test_slurm_runs_points_as_jobs_of_submitit(source, tmp_path):
 
 @pytest.mark.slow
 def test_a_command_line_says_what_is_missing_and_what_failed(source, tmp_path):
-    axes = ["--set=seed=0,1", "--set=fails=2", f"--workdir={tmp_path}", f"--config={source}"]
-    ended = call("sweep", *axes, "--shard=1/2")
+    config = [f"--config={source}", "--config.seconds=0.01"]
+    axes = ["--set=seed=0,1", "--set=fails=2", f"--workdir={tmp_path}"]
+    ended = call("sweep", *config, *axes, "--shard=1/2")
     assert ended.returncode == 1
     assert "1 of 1 points failed:" in ended.stderr
     assert f"(log: {tmp_path / 'seed=0,fails=2' / points.LOG})" in ended.stderr
     assert "2 of the 2 points of the whole grid have not finished" in ended.stdout
     assert not (tmp_path / "seed=1,fails=2").exists()
+    # What has one value at all points is no part of their names.
+    stored = json.loads((tmp_path / "seed=0,fails=2" / "config.json").read_text())
+    assert stored["config"]["seconds"] == 0.01

@@ -1,4 +1,4 @@
-"""The command `dpx`, installed as `_dpx_command`: importing `dpx` takes seconds, and may be interrupted."""
+"""The command `dpx`. Importing what it needs takes seconds, in which it may be interrupted."""
 
 import os
 import signal

@@ -1,0 +1,62 @@
+from . import (
+    attention,
+    audit,
+    cross_attention,
+    data,
+    distributed,
+    gram,
+    ngram,
+    nn,
+    noise,
+    noisy_head,
+    partial,
+    privacy,
+    reattention,
+    recommend,
+    training,
+)
+from ._saving import load, save
+from ._version import __version__
+from .clipping import ClippedGrads, clipped_grad, explain_clipping
+from .privacy import (
+    Ledger,
+    PrivacyGuarantee,
+    calibrate_dpsgd,
+    dpsgd_epsilon,
+    gaussian_epsilon,
+    gaussian_noise_multiplier,
+)
+from .training import poisson_batches, privatize, secret_key
+
+__all__ = [
+    "ClippedGrads",
+    "Ledger",
+    "PrivacyGuarantee",
+    "__version__",
+    "attention",
+    "audit",
+    "calibrate_dpsgd",
+    "clipped_grad",
+    "cross_attention",
+    "data",
+    "distributed",
+    "dpsgd_epsilon",
+    "explain_clipping",
+    "gaussian_epsilon",
+    "gaussian_noise_multiplier",
+    "gram",
+    "load",
+    "ngram",
+    "nn",
+    "noise",
+    "noisy_head",
+    "partial",
+    "poisson_batches",
+    "privacy",
+    "privatize",
+    "reattention",
+    "recommend",
+    "save",
+    "secret_key",
+    "training",
+]

@@ -1,0 +1,98 @@
+"""What the configs are and what their keys mean: for `dpx configs`, `--config=NAME --help`, and the site.
+
+A config says what it is in the first line of its docstring. Its `MEANINGS` say what its keys mean, by dotted
+name.
+"""
+
+import ast
+import textwrap
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+from dpx.launch import sources
+
+_WIDTH, _COLUMN = 98, 40
+
+
+class Key(NamedTuple):
+    """A key of a config: its dotted name, its default as a command line takes it, and what it means."""
+
+    name: str
+    default: str
+    meaning: str
+
+
+def summary(name: str) -> str:
+    """The first line of the docstring of a config that comes with dpx."""
+    text = sources.names()[name].read_text(encoding="utf-8")  # which is not run for that
+    return (ast.get_docstring(ast.parse(text)) or "").partition("\n")[0]
+
+
+def keys(source: str) -> list[Key]:
+    """The keys of `NAME[:arg]`, those that every config has first, but for `experiment`, which is fixed.
+
+    Raises:
+      FileNotFoundError, ValueError: as `sources.load_config`.
+    """
+    config = sources.load_config(source)
+    meanings = getattr(sources.config_module(source), "MEANINGS", {})
+    found = [
+        Key(name, _shown(value, kind), meanings.get(name, ""))
+        for name, value, kind in _walk(config)
+        if name != "experiment"
+    ]
+    return sorted(found, key=lambda key: (*sources.KEYS, key.name).index(key.name))
+
+
+def variants(source: str) -> tuple[str, ...]:
+    """The words that a config takes after the colon, the default first, without `tiny`."""
+    return getattr(sources.config_module(source), "VARIANTS", ())
+
+
+def _walk(config: Any, prefix: str = "") -> Iterator[tuple[str, Any, type]]:
+    for name, value in config.items():
+        if hasattr(value, "items"):
+            yield from _walk(value, f"{prefix}{name}.")
+        else:
+            yield f"{prefix}{name}", value, config.get_type(name)
+
+
+def _shown(value: Any, kind: type) -> str:
+    if value is None:
+        return f"<{kind.__name__}>"
+    if isinstance(value, tuple | list):
+        return f"({','.join(map(str, value))}{',' * (len(value) == 1)})"
+    return f"{value:g}" if isinstance(value, float) else str(value)
+
+
+def describe(source: str) -> str:
+    """The keys of a config as the help of a command line."""
+    name = source.partition(":")[0]
+    lines = [f"keys of {source}, with their defaults (<str> has none):"]
+    lines += [
+        line for key in keys(source) for line in _row(f"--config.{key.name}={key.default}", key[2])
+    ]
+    if words := variants(source):
+        lines += [
+            "",
+            *textwrap.wrap(f"variants, as in {name}:{words[-1]}: {', '.join(words)}", _WIDTH),
+        ]
+    return "\n".join(lines)
+
+
+def overview() -> str:
+    """Every config that comes with dpx in a line, and where it has variants in another."""
+    lines = []
+    for name in sources.names():
+        lines.append(f"  {name:17}{summary(name)}")
+        lines += [f"  {'':17}:{', :'.join(words)}" for words in [variants(name)] if words]
+    more = "dpx run --config=NAME[:variant] --help lists the keys of one; every one also takes tiny"
+    return "\n".join([*lines, "", more])
+
+
+def _row(start: str, words: str) -> list[str]:
+    """`start`, and the words in a column beside it, or below it where it is too long."""
+    lines = [f"  {'':{_COLUMN}}{line}" for line in textwrap.wrap(words, _WIDTH - _COLUMN)]
+    if len(start) > _COLUMN - 2 or not lines:
+        return [f"  {start}", *lines]
+    return [f"  {start:{_COLUMN}}{lines[0].lstrip()}", *lines[1:]]
