@@ -6,11 +6,13 @@ import math
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
+import jax
 import jax.numpy as jnp
 
 from dpx.clipping import batches, losses, params
 from dpx.clipping.gradients.forms import Form
 from dpx.clipping.gradients.plan import trace
+from dpx.clipping.passes import one
 
 HEADER = ("parameter", "shape", "uses", "rule", "extra MFLOP", "extra KiB")
 
@@ -42,9 +44,19 @@ class ParameterClipping(NamedTuple):
 
 @dataclasses.dataclass(frozen=True, repr=False)
 class Explanation:
-    """What `explain_clipping` returns: one row for each parameter. Its `str` is a table."""
+    """What `explain_clipping` returns. Its `str` is a table.
+
+    Attributes:
+      rows: one for each parameter.
+      batch_size: that of the batch.
+      microbatch_size: how many of its examples are processed at a time here where nobody says how many.
+      example_bytes: what one example takes, about, from its forward pass to its sum.
+    """
 
     rows: tuple[ParameterClipping, ...]
+    batch_size: int
+    microbatch_size: int
+    example_bytes: int
 
     @property
     def extra_flops(self) -> int:
@@ -66,7 +78,9 @@ class Explanation:
             "  ".join(f"{x:{side}{n}}" for x, side, n in zip(row, "<<<<>>", widths, strict=True))
             for row in rows
         )
-        return "\n".join(map(str.rstrip, lines))
+        size = f"{self.microbatch_size} of {self.batch_size} examples at a time"
+        last = f"{size}, about {self.example_bytes / 2**20:.2f} MiB for each"
+        return "\n".join([*map(str.rstrip, lines), last])
 
 
 def explain_clipping(
@@ -80,7 +94,7 @@ def explain_clipping(
     "zero" where it is zero for every example. All are exact; what is held without a rule costs what
     `vmap(grad)` costs. Costs are for one example and `method="one_pass"`, beyond an ordinary step: operations
     for the norm and the sum, and bytes of what is held from the backward pass to the sum (of which an
-    ordinary step holds a part as well).
+    ordinary step holds a part as well). The last line has the microbatch that is chosen on this machine.
 
         slow = [row for row in dpx.explain_clipping(loss_fn, params, *batch).rows if not row.has_rule]
 
@@ -92,7 +106,15 @@ def explain_clipping(
     """
     parameters = params.flatten(params_, wrt)
     loss, _ = losses.functions(loss_fn, has_aux, parameters)({})
-    program = trace(loss, parameters.leaves, batches.as_jax(batch))
+    size, batch = batches.batch_size(batch, None), batches.as_jax(batch)
+    program = trace(loss, parameters.leaves, batch)
+    held = []
+
+    def prepare(leaves: list) -> None:
+        held.append(one.by("auto")(loss, leaves, batch, [0] * len(leaves), size > 1).bytes)
+
+    jax.eval_shape(prepare, parameters.leaves)
+    trained = sum(leaf.size * leaf.dtype.itemsize for leaf in parameters.leaves)
     rows = []
     read = zip(program.forms, program.uses, program.unruled, strict=True)
     for path, leaf, (form, uses, unruled) in zip(
@@ -100,7 +122,8 @@ def explain_clipping(
     ):
         costs = _costs(form, leaf, program.reader.avals)
         rows.append(ParameterClipping(path, leaf.shape, uses, _rule(form, unruled), *costs))
-    explanation = Explanation(tuple(rows))
+    step = batches.chosen(size, held[0], trained)
+    explanation = Explanation(tuple(rows), size, step, held[0])
     print(explanation)
     return explanation
 

@@ -9,7 +9,7 @@ from flax import nnx
 from test_clipping_models import WIDER
 
 from dpx import clipping
-from dpx.clipping import batches
+from dpx.clipping import batches, xla_cpu
 
 pytestmark = pytest.mark.optimized
 
@@ -187,7 +187,7 @@ def test_non_finite_examples_do_not_stand_in_for_masked_ones(method, problem):
 @pytest.mark.parametrize("short", [True, False])
 def test_another_example_stands_in_whole(short):
     """In arrays of every type, where a mask of tokens that is False throughout has no finite gradient."""
-    length = 3 if short else batches.SHORT + 1
+    length = 3 if short else xla_cpu.SHORT + 1
     draw = np.random.default_rng(0).integers(0, 2, (4, length))
     draw[:, 0], draw[2, 1] = [0, 0, 1, 1], 0
     types = (bool, "uint8", "int16", "int32", "bfloat16", "float32", "complex64")

@@ -8,14 +8,14 @@ from test_clipping_depth import BATCH, DIM, LENGTH, model
 from test_clipping_models import on_one_cpu
 
 from dpx import clipping
-from dpx.clipping import batches
+from dpx.clipping import batches, xla_cpu
 
 
 @on_one_cpu
 @pytest.mark.parametrize("longest_in_place", [0, 100000])
 def test_long_steps_are_computations_of_their_own(monkeypatch, longest_in_place):
     """XLA goes through what is in the loop again and again; short steps are left there."""
-    monkeypatch.setattr(batches, "LONG", longest_in_place)
+    monkeypatch.setattr(xla_cpu, "LONG", longest_in_place)
     loss, params, x = model(2)
     gradient = jax.jit(clipping.clipped_grad(loss, l2_clip_norm=0.1))
     assert ("inlineable" in gradient.lower(params, x).as_text()) == (longest_in_place == 0)
@@ -30,7 +30,7 @@ def test_long_steps_are_computations_of_their_own(monkeypatch, longest_in_place)
 @on_one_cpu
 def test_a_step_is_as_long_as_all_that_its_scans_hold(monkeypatch):
     """A recurrent model has few equations outside of the scan, which XLA goes through as often."""
-    monkeypatch.setattr(batches, "LONG", 200)
+    monkeypatch.setattr(xla_cpu, "LONG", 200)
 
     def is_outlined(layers):
         def body(carry, x):
@@ -55,7 +55,7 @@ def test_sums_are_zero_where_no_example_is_left(
     monkeypatch, longest_in_place, mask, microbatch_size
 ):
     """Nor does the example of zeros that stands in then have a finite gradient."""
-    monkeypatch.setattr(batches, "LONG", longest_in_place)
+    monkeypatch.setattr(xla_cpu, "LONG", longest_in_place)
 
     def loss(params, x):
         return jnp.sum(jnp.log(x) @ params["w"]) + jnp.sum(params["b"] / x)
@@ -99,7 +99,7 @@ def test_a_step_runs_as_often_as_examples_have_to_be_left_out(finite, mask, runs
 @pytest.mark.parametrize("longest_in_place", [0, 100000])
 def test_a_step_runs_without_jit(monkeypatch, longest_in_place):
     """As one does to look for an error."""
-    monkeypatch.setattr(batches, "LONG", longest_in_place)
+    monkeypatch.setattr(xla_cpu, "LONG", longest_in_place)
     loss, params, x = model(1)
     gradient = clipping.clipped_grad(loss, l2_clip_norm=0.1)
     expected = gradient(params, x)
@@ -111,10 +111,43 @@ def test_a_step_runs_without_jit(monkeypatch, longest_in_place):
 
 @on_one_cpu
 def test_what_stands_in_is_filled_in_once_and_not_in_every_kernel(monkeypatch):
-    monkeypatch.setattr(batches, "LONG", 0)
+    monkeypatch.setattr(xla_cpu, "LONG", 0)
     loss, params, x = model(2)
     clipped = jax.jit(clipping.clipped_grad(loss, l2_clip_norm=0.1))
     program = clipped.lower(params, x).compile().as_text()
     batch = f"f32[{BATCH},{LENGTH},{DIM}]"
     selections = [line for line in program.splitlines() if batch in line and " select(" in line]
     assert len(selections) == 2  # the row that stands in, and where it does
+
+
+@on_one_cpu
+def test_who_names_no_microbatch_gets_what_a_cache_holds(monkeypatch):
+    """And a batch that takes little, or whose parameters take more than its examples, is taken whole."""
+    assert batches.chosen(64, 2**20, 2**20) == 32
+    assert batches.chosen(64, 2**10, 2**20) == 64
+    assert batches.chosen(64, 2**20, 2**26) == 64
+    assert batches.chosen(3, 2**30, 2**10) == 3  # Two at least: one is not vectorised.
+    assert batches.chosen(4, 2**30, 2**10) == 2
+    monkeypatch.setattr(jax, "device_count", lambda: 2)
+    assert batches.chosen(64, 2**30, 2**10) == 64
+
+
+@on_one_cpu
+def test_the_chosen_microbatch_is_that_which_is_explained_and_changes_no_result(monkeypatch):
+    rng = np.random.default_rng(0)
+    p = {"a": jnp.asarray(rng.normal(size=(8, 8)), jnp.float32)}
+    x = jnp.asarray(rng.normal(size=(12, 40, 8)), jnp.float32)
+
+    def loss(p, x):
+        return jnp.sum(jnp.tanh(x @ p["a"]) ** 2)
+
+    whole = jax.jit(clipping.clipped_grad(loss, l2_clip_norm=1.0, microbatch_size=12))(p, x)
+    monkeypatch.setattr(batches, "CACHE", 4 * clipping.explain_clipping(loss, p, x).example_bytes)
+    explained = clipping.explain_clipping(loss, p, x)
+    assert (explained.microbatch_size, explained.batch_size) == (4, 12)
+    assert str(explained).splitlines()[-1].startswith("4 of 12 examples at a time")
+    program = jax.make_jaxpr(clipping.clipped_grad(loss, l2_clip_norm=1.0))(p, x)
+    assert "f32[4,40,8]" in str(program)
+    cut = jax.jit(clipping.clipped_grad(loss, l2_clip_norm=1.0))(p, x)
+    np.testing.assert_allclose(cut.grads["a"], whole.grads["a"], rtol=1e-5, atol=1e-6)
+    np.testing.assert_allclose(cut.norms, whole.norms, rtol=1e-6)

@@ -65,6 +65,30 @@ def test_norms_of_blocks_are_exact(groups):
         np.testing.assert_allclose(a, b, rtol=1e-3, atol=1e-6)
 
 
+@pytest.mark.parametrize("clip", [1.0, [0.5, 2.0]], ids=["one group", "two groups"])
+def test_norms_of_parameters_that_are_alike(clip):
+    """What bounds them is one computation; each of them counts, in its own group."""
+    draw = np.random.default_rng(0)
+    layers = [jnp.asarray(draw.normal(size=(DIM, DIM)) * 3.0**-i, "f4") for i in range(8)]
+    x = draw.normal(size=(BATCH, 2, DIM)).astype("f4")
+
+    def loss(groups, x):
+        for w in [*groups[0], *groups[1]]:
+            x = x + jnp.tanh(x @ w)
+        return jnp.mean(x**2)
+
+    params = [layers[:4], layers[4:]]
+    found = jax.jit(clipping.clipped_grad(loss, l2_clip_norm=clip))(params, x)
+    each = jax.vmap(jax.grad(loss), (None, 0))(params, x)
+    squares = [
+        sum(np.square(np.asarray(g, np.float64)).sum((1, 2)) for g in group) for group in each
+    ]
+    squares = squares if isinstance(clip, list) else [sum(squares)]
+    for norms, square in zip(jax.tree.leaves(found.norms), squares, strict=True):
+        assert np.all(norms >= np.sqrt(square) * (1 - 1e-6))
+        np.testing.assert_allclose(norms, np.sqrt(square), rtol=1e-3)
+
+
 def test_sequences_of_two_lengths_are_normed_apart():
     """As in an encoder and a decoder: inner products of one length are stacked, of two they cannot be."""
     _, params, x = model(4)

@@ -342,9 +342,30 @@ FAULTS = (
     Fault(
         "gradients are summed with the clip factors of another group",
         "dpx/clipping/passes/one.py",
-        "form.weighted_sum(found, weights[group], leaf.shape)",
-        "form.weighted_sum(found, weights[0], leaf.shape)",
+        "each = bundle.sums(found, weights[group], shapes)",
+        "each = bundle.sums(found, weights[0], shapes)",
         "tests/clipping/test_clipping_depth.py::test_small_gradients_in_two_types_and_several_groups",
+    ),
+    Fault(
+        "short gradients of several groups are normed as one",
+        "dpx/clipping/gradients/bundles.py",
+        "key = (group, *_kind(form, avals))",
+        "key = _kind(form, avals)",
+        "tests/clipping/test_clipping_depth.py::test_small_gradients_in_two_types_and_several_groups",
+    ),
+    Fault(
+        "of short gradients that are one array the first is not in the norm",
+        "dpx/clipping/gradients/bundles.py",
+        "return sum_of_squares(self._array(values, 0))",
+        "return sum_of_squares(self._array(values, 0)[values[self.numbers[0]].size :])",
+        "tests/clipping/test_clipping_depth.py::test_small_gradients_in_two_types_and_several_groups",
+    ),
+    Fault(
+        "of parameters that are alike one norm stands for all",
+        "dpx/clipping/gradients/bundles.py",
+        "total(gram.squared_norms(layout, [form.pairs(values) for form in self.forms]))",
+        "gram.squared_norms(layout, [form.pairs(values) for form in self.forms])[0]",
+        "tests/clipping/test_clipping_depth.py::test_norms_of_parameters_that_are_alike",
     ),
     Fault(
         "a scale along an axis of a weight is forgotten",
@@ -2573,8 +2594,8 @@ FAULTS = (
     Fault(
         "a report leaves assumptions out",
         "dpx/launch/report.py",
-        'for assumption in total["assumptions"]:',
-        "for assumption in ():",
+        '[f"- assuming that {assumption}" for assumption in total["assumptions"]]',
+        "[]",
         "tests/launch/test_run.py::test_what_is_not_covered_is_in_the_record_and_the_report",
     ),
     Fault(

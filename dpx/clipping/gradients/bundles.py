@@ -109,9 +109,8 @@ def bundles(forms: Sequence[Form], groups: Sequence[int], avals: Any) -> list[tu
     """
     found: dict[Any, list[int]] = {}
     for k, (form, group) in enumerate(zip(forms, groups, strict=True)):
-        found.setdefault((group, *_kind(form, avals)) if jax.device_count() == 1 else k, []).append(
-            k
-        )
+        key = (group, *_kind(form, avals))
+        found.setdefault(key if jax.device_count() == 1 else k, []).append(k)
     made: list[tuple[int, Bundle]] = []
     for of in found.values():
         own = tuple(forms[k] for k in of)
