@@ -160,7 +160,7 @@ def _given_all(eqns: Sequence[Any]) -> list[str]:
 def _is_of_jax(function: Any) -> bool:
     while isinstance(function, functools.partial):
         function = function.func
-    return function.__module__.split(".")[0] == "jax"
+    return str(getattr(function, "__module__", None)).split(".")[0] == "jax"
 
 
 def _check_constants(constants: Sequence[Any], call: reports.Call) -> None:
