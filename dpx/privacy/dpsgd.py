@@ -1,6 +1,8 @@
-"""DP-SGD: Poisson subsampling and Gaussian noise, composed over the steps, by dp-accounting.
+"""DP-SGD: random batches and Gaussian noise, composed over the steps by privacy loss distributions.
 
-Neighbours differ by adding or removing one record.
+Neighbours differ by adding or removing one record. Batches are drawn by Poisson sampling, where each record
+is in each batch with the sampling probability q, or by random allocation, where each record is in one batch
+of each epoch of 1 / q steps (`dpx.privacy.allocation`).
 """
 
 import functools
@@ -15,11 +17,13 @@ from dp_accounting import DpEvent
 from dp_accounting.rdp import RdpAccountant
 from scipy import optimize, stats
 
-from dpx._validate import check_delta, check_epsilon, check_integer, check_number
+from dpx._validate import check_choice, check_delta, check_epsilon, check_integer, check_number
 from dpx.privacy import _cache
+from dpx.privacy.allocation import allocation_event, epoch
 from dpx.privacy.events import (
     check_event,
     coarse_interval,
+    count_steps,
     event_epsilon,
     gaussian_mu,
     pld_bound,
@@ -30,6 +34,8 @@ from dpx.privacy.gaussian import (
 )
 from dpx.privacy.ledger import ADD_OR_REMOVE_ONE, PrivacyGuarantee
 
+SAMPLINGS = ("poisson", "allocation")
+_COARSE = 8  # how much coarser the grid is on which a calibration by allocation begins
 _PATIENCE = 10  # seconds after which a calibration says that it goes on
 
 
@@ -40,8 +46,12 @@ def dpsgd_event(
     steps: int,
     num_examples: int | None = None,
     max_batch_size: int | None = None,
+    sampling: str = "poisson",
 ) -> DpEvent:
-    """`steps` Gaussian mechanisms, each on a Poisson sample with that probability.
+    """`steps` Gaussian mechanisms, each on a batch that a record is in with that probability.
+
+    By "poisson" sampling each batch is a sample of its own. By random "allocation" each record is in one
+    batch of each epoch of 1 / `sampling_probability` steps, and a run may end within an epoch.
 
     With `max_batch_size`, of a sample that is larger a uniformly random part of that size is kept. A record
     that joins such a sample may take the place of another one and change the sum by twice the clipping norm
@@ -52,10 +62,20 @@ def dpsgd_event(
         raise ValueError(f"noise_multiplier={noise_multiplier} must be at least 0")
     sampling_probability = _check_probability(sampling_probability)
     steps = check_integer(steps, "steps")
+    check_choice(sampling, "sampling", SAMPLINGS)
     if (num_examples is None) != (max_batch_size is None):
         raise ValueError(
             f"max_batch_size={max_batch_size} must come with num_examples, which is {num_examples}: "
             "give both, or neither"
+        )
+    if sampling == "allocation":
+        if max_batch_size is not None:
+            raise ValueError(
+                f"max_batch_size={max_batch_size} must be None with sampling='allocation': no bound is known "
+                "for batches of an allocation that are cut off"
+            )
+        return allocation_event(
+            noise_multiplier, sampling_probability=sampling_probability, steps=steps
         )
     if max_batch_size is not None and num_examples is not None:
         event = dp_accounting.TruncatedSubsampledGaussianDpEvent(
@@ -94,6 +114,7 @@ def dpsgd_epsilon(
     num_examples: int | None = None,
     max_batch_size: int | None = None,
     accountant: str = "pld",
+    sampling: str = "poisson",
 ) -> float:
     """ε of DP-SGD under adding or removing one record.
 
@@ -101,13 +122,16 @@ def dpsgd_epsilon(
       noise_multiplier: Noise std on the *sum* of clipped gradients, per unit of clipping norm.
       delta: δ in (0, 1); with "pld" and sampling at least 1e-12, and at least 1e-15 for each step that is
         composed at once, of which there are at most 32,768 (all of them where samples are cut off).
-      sampling_probability: Each record joins a batch with this probability, independently (Poisson).
+      sampling_probability: That with which a record is in a batch, the expected batch size over the number
+        of records.
       steps: Number of noisy steps.
       num_examples, max_batch_size: Of samples that are cut off at a size; see `dpsgd_event`.
       accountant: "pld" (privacy loss distributions: an upper bound, for which a tenth of the least δ is set
         aside, since their composition rounds; tight to about 1e-4 relative where δ is a hundred times the
-        least, and to 5e-4 in more than 32,768 steps, unless ε < 1e-3 at δ > 1e-3) or "rdp", which knows no
-        samples that are cut off.
+        least, and to 5e-4 in more than 32,768 steps, unless ε < 1e-3 at δ > 1e-3) or "rdp", which knows
+        neither samples that are cut off nor random allocation.
+      sampling: "poisson" or "allocation"; see `dpsgd_event`. Shuffling the records and cutting them into
+        batches of one size is neither, and has no guarantee here.
 
     Raises:
       ValueError: for an argument out of range, or, with "pld", so little noise that ε would pass 1e8, or so
@@ -119,10 +143,11 @@ def dpsgd_epsilon(
         steps=steps,
         num_examples=num_examples,
         max_batch_size=max_batch_size,
+        sampling=sampling,
     )
     delta = check_delta(delta)
     noise_multiplier, sampling_probability = float(noise_multiplier), float(sampling_probability)
-    _check_accountant(accountant, max_batch_size)
+    _check_accountant(accountant, max_batch_size, sampling)
     if noise_multiplier == 0:
         return math.inf
     if accountant == "pld" and delta > 1e-3:
@@ -144,7 +169,12 @@ def _check_probability(sampling_probability: float) -> float:
     return number
 
 
-def _check_accountant(accountant: str, max_batch_size: int | None) -> None:
+def _check_accountant(accountant: str, max_batch_size: int | None, sampling: str) -> None:
+    if accountant == "rdp" and sampling == "allocation":
+        raise ValueError(
+            "accountant='rdp' must be 'pld' with sampling='allocation', whose Rényi divergences are not "
+            "computed here"
+        )
     if accountant == "rdp" and max_batch_size is not None:
         raise ValueError(
             f"accountant='rdp' must be 'pld' with max_batch_size={max_batch_size}: no Rényi bound is known "
@@ -176,6 +206,7 @@ def dpsgd_guarantee(
     num_examples: int | None = None,
     max_batch_size: int | None = None,
     accountant: str = "pld",
+    sampling: str = "poisson",
     assumptions: Sequence[str] = (),
 ) -> PrivacyGuarantee:
     """The guarantee of a DP-SGD run: `dpsgd_epsilon` with its event, so that a ledger composes it tightly."""
@@ -188,7 +219,14 @@ def dpsgd_guarantee(
         "steps": steps,
         "num_examples": num_examples,
         "max_batch_size": max_batch_size,
+        "sampling": sampling,
     }
+    event = dpsgd_event(noise_multiplier, **settings)
+    how = f"Poisson sampling with probability {sampling_probability:.6g}"
+    if sampling == "allocation":
+        how = (
+            f"random allocation to one batch in each epoch of {1 / sampling_probability:.6g} steps"
+        )
     cut = ""
     if max_batch_size is not None and num_examples is not None:
         chance = truncation_probability(
@@ -200,14 +238,14 @@ def dpsgd_guarantee(
         delta=delta,
         neighboring=ADD_OR_REMOVE_ONE,
         unit=unit,
-        mechanism=f"DP-SGD, {steps} steps, noise multiplier {noise_multiplier:.6g}, Poisson sampling with "
-        f"probability {sampling_probability:.6g}{cut}, {accountant.upper()} accounting",
+        mechanism=f"DP-SGD, {steps} steps, noise multiplier {noise_multiplier:.6g}, {how}{cut}, "
+        f"{accountant.upper()} accounting",
         assumptions=(
             "the number of records is public, and with it the sampling probability",
             "which records are sampled stays as secret as the noise",
             *assumptions,
         ),
-        event=dpsgd_event(noise_multiplier, **settings),
+        event=event,
     )
 
 
@@ -220,6 +258,7 @@ def calibrate_dpsgd(
     num_examples: int | None = None,
     max_batch_size: int | None = None,
     accountant: str = "pld",
+    sampling: str = "poisson",
     beside: DpEvent | None = None,
 ) -> float:
     """Smallest noise multiplier for which `dpsgd_epsilon` is at most ε (and at least 0.999 ε).
@@ -242,17 +281,21 @@ def calibrate_dpsgd(
             steps=steps,
             num_examples=num_examples,
             max_batch_size=max_batch_size,
+            sampling=sampling,
         )
         return run if beside is None else dp_accounting.ComposedDpEvent([beside, run])
 
     event(1.0)  # checks the arguments
-    sampling_probability = float(sampling_probability)
-    _check_accountant(accountant, max_batch_size)
+    sampling_probability, steps = float(sampling_probability), int(steps)
+    _check_accountant(accountant, max_batch_size, sampling)
     if beside is not None:
         beside = check_event(beside, "beside")
-    sampled = (
-        -math.expm1(steps * math.log1p(-sampling_probability)) if sampling_probability < 1 else 1
-    )
+    uses, sampled = steps, 1.0  # of a record, and how likely there is any
+    if sampling == "allocation":
+        number, _, length = epoch(steps - 1, sampling_probability)
+        uses, sampled = number + 1, 1.0 if number else steps / length
+    elif sampling_probability < 1:
+        sampled = -math.expm1(steps * math.log1p(-sampling_probability))
     delta = check_delta(delta)
     if delta >= sampled:
         raise ValueError(
@@ -266,7 +309,8 @@ def calibrate_dpsgd(
     cut = {}
     if max_batch_size is not None and num_examples is not None:
         cut = {"cut": [int(num_examples), int(max_batch_size)]}
-    key = cut | {
+    key = cut | ({"sampling": sampling} if sampling != "poisson" else {})
+    key |= {
         "calibrate_dpsgd": 1,
         "epsilon": float(epsilon),
         "delta": float(delta),
@@ -276,11 +320,11 @@ def calibrate_dpsgd(
         "beside": str(beside),
     }
     # Sampling only adds privacy, so this is enough noise for the run by itself, if the accountant is exact.
-    enough = gaussian_noise_multiplier(epsilon, delta, compositions=steps)
+    enough = gaussian_noise_multiplier(epsilon, delta, compositions=uses)
     if sampling_probability == 1 and beside is None and accountant == "pld" and not cut:
         return enough
     # ε matters near its target only, so that one interval will do: that of `event_epsilon` there.
-    interval = pld_interval(epsilon, steps)
+    interval = pld_interval(epsilon, count_steps(event(1.0))[0])
     if accountant == "pld" and 9 / enough > 1e5 * interval:
         raise ValueError(
             f"delta={delta} must be less than 20 times the larger of epsilon={epsilon} and 1e-3, or "
@@ -289,27 +333,49 @@ def calibrate_dpsgd(
 
     began, patience = time.monotonic(), _PATIENCE
 
-    def spent(multiplier: float) -> float:
+    def spent(multiplier: float, grid: float = interval) -> float:
         nonlocal patience
         if time.monotonic() - began > patience:
             patience = math.inf
             warnings.warn(
                 f"calibrating {steps} steps with sampling probability {sampling_probability:g} takes more "
                 f"than {_PATIENCE} s; what is found is kept for the next time in {_cache.directory()}, and "
-                "accountant='rdp' takes less time, and more noise",
+                "accountant='rdp' (with Poisson sampling) takes less time, and more noise",
                 stacklevel=2,
             )
-        return _accounted(event(multiplier), delta, accountant, interval)
+        return _accounted(event(multiplier), delta, accountant, grid)
+
+    def found() -> float:
+        if sampling == "poisson":
+            return _calibrate(spent, epsilon, enough)
+        # An epoch's distribution takes its time on a fine grid, and a coarse one leaves little to look for.
+        coarse = min(_COARSE * interval, max(interval, 1.0))
+        guess = _calibrate(functools.partial(spent, grid=coarse), epsilon, enough)
+        return _calibrate(spent, epsilon, guess, width=5e-3, accuracy=1e-4)
 
     return _cache.remember(
         key,
-        lambda: _calibrate(spent, epsilon, enough),
+        found,
         lambda stored: 0.99 * epsilon <= spent(stored) <= epsilon,
     )
 
 
-def _calibrate(spent: Callable[[float], float], epsilon: float, guess: float) -> float:
-    """The noise multiplier at which a decreasing ε(m) is just below its target."""
+def _calibrate(
+    spent: Callable[[float], float],
+    epsilon: float,
+    guess: float,
+    width: float = math.log(2),
+    accuracy: float = 1e-6,
+) -> float:
+    """The noise multiplier at which a decreasing ε(m) is just below its target.
+
+    Args:
+      spent: ε(m).
+      epsilon: The target.
+      guess: Where the search begins.
+      width: Of its first steps, in the logarithm.
+      accuracy: Of the logarithm that is found.
+    """
 
     @functools.cache
     def excess(log_multiplier: float) -> float:
@@ -317,11 +383,11 @@ def _calibrate(spent: Callable[[float], float], epsilon: float, guess: float) ->
 
     high = math.log(guess)
     while excess(high) > 0:
-        high += math.log(2)
-    low = high - math.log(2)
+        high += width
+    low = high - width
     while excess(low) <= 0:
-        low, high = low - math.log(2), low
-    root = float(optimize.brentq(excess, low, high, xtol=1e-6, maxiter=60))  # type: ignore[arg-type]
+        low, high = low - width, low
+    root = float(optimize.brentq(excess, low, high, xtol=accuracy, maxiter=60))  # type: ignore[arg-type]
     while excess(root) > 4e-4:
         root += 1e-5
     return math.exp(root)
