@@ -5,18 +5,23 @@ adds Gaussian noise to the sum of each batch. The sizes of the batches vary. It 
 records are shuffled once and cut into batches of one size, a record that joins moves others, and what
 stands here does not hold.
 
-The privacy loss, after Feldman and Shenfeld (arXiv:2602.17284, where adaptive steps are covered too). Of a
-record that takes part, let the sums be x₁, …, x_t in units of the clipping norm, Q the law of t noises, and
-P that in which a uniform one of them is moved by one. The ratio P/Q is the mean of t independent ratios
-Z = exp((x − ½)/σ²), each with mean 1 under Q. So all that is needed is the law of a mean of such ratios
-under Q: its logarithm is the loss, with mass P = Z·Q where a record leaves, and Q where it joins.
+The privacy loss, after Feldman and Shenfeld (arXiv:2602.17284). Of a record that takes part, let the sums be
+x₁, …, x_t in units of the clipping norm, Q the law of t noises, and P that in which a uniform one of them is
+moved by one. The ratio P/Q is the mean of t independent ratios Z = exp((x − ½)/σ²), each with mean 1 under
+Q. So all that is needed is the law of a mean of such ratios under Q: its logarithm is the loss, with mass
+P = Z·Q where a record leaves, and Q where it joins.
+
+Steps may depend on what was released before. Let g be the record's clipped gradient at a step, given that. If
+its norm is 1, the noise along g has the same law whatever came before, and the ratios are as above. If it is
+shorter, release one number more, with noise, which the record moves by √(1 − ‖g‖²): then the ratios are as
+above, and to leave that number out again tells nobody anything.
 
 The law is kept on a geometric grid. A ratio z between two points a < b of the grid becomes b with probability
 (z − a)/(b − a), and otherwise a, so that Q and P keep their mass. An adversary who is not told which has what
 was there before: the pair on the grid dominates. The mean of m + n ratios is m/(m+n) times that of m, and
 n/(m+n) times that of n. This is a choice between two such pairs, so that a pair that dominates may take the
-place of either. All laws here are therefore upper bounds, and as nothing is subtracted, they are
-right to a few units in the last place.
+place of either. All laws here are therefore upper bounds. Masses of cells are sums of what is positive, and
+only within a cell a share is a difference, so that masses keep their digits however small they are.
 """
 
 import functools

@@ -771,7 +771,7 @@ FAULTS = (
     ),
     Fault(
         "what is released beside a training run is forgotten by the calibration",
-        "dpx/privacy/dpsgd.py",
+        "dpx/privacy/calibration.py",
         "return run if beside is None else dp_accounting.ComposedDpEvent([beside, run])",
         "return run",
         "tests/privacy/test_privacy.py::test_calibration_beside_another_release_fits_one_budget",
@@ -2479,7 +2479,7 @@ FAULTS = (
     ),
     Fault(
         "a cached multiplier may cost a twentieth more",
-        "dpx/privacy/dpsgd.py",
+        "dpx/privacy/calibration.py",
         "0.99 * epsilon <= spent(stored) <= epsilon",
         "0.99 * epsilon <= spent(stored) <= 1.05 * epsilon",
         "tests/privacy/test_ledger.py::test_a_cached_multiplier_with_a_thousandth_too_little_noise_is_not_used",
@@ -3252,7 +3252,7 @@ FAULTS = (
     ),
     Fault(
         "without sampling, what is released beside a training is not taken off",
-        "dpx/privacy/dpsgd.py",
+        "dpx/privacy/calibration.py",
         'if sampling_probability == 1 and beside is None and accountant == "pld" and not cut:',
         'if sampling_probability == 1 and accountant == "pld" and not cut:',
         "tests/privacy/test_privacy.py::test_calibration_beside_another_release_fits_one_budget",
