@@ -19,6 +19,7 @@ PLOTS = ["matplotlib>=3.8"]
 SECURE = ["opendp>=0.14"]
 SWEEP = ["ray>=2.30", "submitit>=1.5"]
 TEST = [
+    "PLD_accounting>=2.0",
     "basedpyright>=1.20",
     "dm-haiku>=0.0.14",
     "equinox>=0.13",

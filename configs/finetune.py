@@ -128,6 +128,7 @@ def _pretrained(tiny: bool) -> ConfigDict:
                 "l2_clip_norm": 1.0,
                 "normalize": True,
                 "accountant": "pld",
+                "sampling": "poisson",  # or "allocation", or "auto" for the one with less noise
                 "log_every": 1,
                 "checkpoint_every": 4,
             },

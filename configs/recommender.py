@@ -124,6 +124,7 @@ def get_config(arg: str = "") -> ConfigDict:
                 "l2_clip_norm": 1.0,
                 "normalize": True,
                 "accountant": "pld",
+                "sampling": "poisson",  # or "allocation", or "auto" for the one with less noise
                 "log_every": 10,
                 "checkpoint_every": 50,
                 "evaluate_every": 0,

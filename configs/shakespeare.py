@@ -66,6 +66,7 @@ def get_config(arg: str = "") -> ConfigDict:
                 "l2_clip_norm": 1.0,
                 "normalize": True,
                 "accountant": "pld",
+                "sampling": "poisson",  # or "allocation", or "auto" for the one with less noise
                 "log_every": 25,
                 "checkpoint_every": 50,
             },

@@ -18,6 +18,8 @@ from dp_accounting import NeighboringRelation, dp_event
 from flax import nnx
 from jax.core import Tracer
 
+from dpx.privacy.allocation import AllocatedGaussianDpEvent
+
 # Where each type that can be saved is found. The first group are releases, the others parts of releases.
 RELEASES = {
     "Answers": "dpx.cross_attention.baselines",
@@ -57,7 +59,7 @@ _VARIABLES = {
     for name, kind in vars(nnx).items()
     if isinstance(kind, type) and issubclass(kind, nnx.Variable)
 }
-_EVENTS = {
+_EVENTS = {AllocatedGaussianDpEvent.__name__: AllocatedGaussianDpEvent} | {
     name: getattr(dp_event, name)
     for name in (
         "ComposedDpEvent",

@@ -21,7 +21,7 @@ class Watcher(Protocol):
 
     def key(self, purpose: str, words: np.ndarray) -> None: ...
 
-    def sampled(self, probability: float) -> None: ...
+    def sampled(self, how: Any) -> None: ...
 
     def public(self, value: Any, what: str) -> Any: ...
 
@@ -75,10 +75,15 @@ def check_samples(max_batch_size: int | None) -> None:
         )
 
 
-def sampled(probability: float) -> None:
-    """Notes with which probability the batch that is handed out next was sampled."""
+def sampled(how: float | tuple[tuple[int, ...], int, int]) -> None:
+    """Notes how the batch that is handed out next was sampled.
+
+    Args:
+      how: The probability of a Poisson sample. Of an allocation the words of its seed, and the number and the
+        length of the epoch, of which a record is in one batch.
+    """
     if _watcher is not None:
-        _watcher.sampled(probability)
+        _watcher.sampled(how)
 
 
 def key_used(key: jax.Array | Sequence[int] | np.ndarray, purpose: str) -> None:

@@ -18,7 +18,7 @@ from jax.sharding import AxisType
 from mesh_cases import exchanged
 
 import dpx
-from dpx.training import AdaptiveClipNorm, loop
+from dpx.training import AdaptiveClipNorm, Poisson, loop
 from dpx.training.log import Progress
 
 RECORDS = 101  # which no mesh divides
@@ -60,6 +60,7 @@ def fit(loss_fn=loss, optimizer=optax.sgd(0.1, momentum=0.9), data=None, **chang
         "epsilon": 4.0,
         "delta": 1e-3,
         "batch_size": 30,
+        "sampling": "poisson",
         "steps": STEPS,
         "l2_clip_norm": 0.5,
         "optimizer": optimizer,
@@ -148,7 +149,7 @@ def main():
     found["explicit, data 4"] = compare(fit(mesh=explicit, microbatch_size=6, log_every=1), one)
     found["resumed"] = compare(moved({"data": 4}, {"data": 2, "model": 2}), one)
     # Half of the samples are cut off. One compiled step takes them all, or it raises.
-    cut = {"max_batch_size": 30, "log_every": 1}
+    cut = {"sampling": Poisson(30), "log_every": 1}
     on_mesh, step = seen(mesh={"data": 8}, **cut)
     about = {"exchanged": exchanged(step["program"].as_text()), "shares": step["shares"]}
     found["cut, data 8"] = compare(on_mesh, fit(**cut)) | about
@@ -163,8 +164,9 @@ def main():
     for name, more in {
         "adaptive": {"l2_clip_norm": AdaptiveClipNorm(count_noise=20.0), "log_every": 1},
         "banded": {"noise": "banded", "bands": 2, "log_every": 1},
+        "allocation": {"sampling": "allocation", "log_every": 1},
     }.items():
-        if name == "adaptive" or find_spec("jax_privacy"):
+        if name != "banded" or find_spec("jax_privacy"):
             found[name] = compare(fit(mesh=MESHES["data 4, model 2"], **more), fit(**more))
     alone = fit(nothing, optax.sgd(1.0))
     spread = fit(nothing, optax.sgd(1.0), mesh={"data": 4, "model": 2})

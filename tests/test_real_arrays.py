@@ -47,7 +47,14 @@ def features(**changed):
 
 
 def fit(data):
-    settings = {**BUDGET, "batch_size": 2, "steps": 1, "l2_clip_norm": 1.0, "key": KEY}
+    settings = {
+        **BUDGET,
+        "sampling": "poisson",
+        "batch_size": 2,
+        "steps": 1,
+        "l2_clip_norm": 1.0,
+        "key": KEY,
+    }
     return dpx.training.fit(
         lambda w, x: jnp.sum(w * x), jnp.zeros(2), data, optimizer=optax.sgd(0.1), **settings
     )

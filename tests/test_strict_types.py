@@ -24,7 +24,7 @@ def fitted(**options):
         return jnp.sum(jnp.square(params["w"] @ row + params["b"]))
 
     params = {"w": jnp.ones((2, 3)), "b": jnp.ones(2)}
-    sizes = {"batch_size": 4, "steps": 2, "key": KEY, "log_every": 1}
+    sizes = {"sampling": "poisson", "batch_size": 4, "steps": 2, "key": KEY, "log_every": 1}
     clip = {"l2_clip_norm": 1.0, "optimizer": optax.adam(0.1)}
     return training.fit(loss, params, (ROWS,), **(BUDGET | sizes | clip | options)).params
 

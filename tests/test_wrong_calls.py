@@ -40,6 +40,7 @@ from dpx.recommend import (
     popularity,
     transitions,
 )
+from dpx.training import Poisson
 
 KEY = jax.random.key(0)
 NO_NUMBERS = ("1", None, float("nan"), 1j, True, [1.0])
@@ -176,6 +177,20 @@ CALLS = {
         },
         optional=("max_batch_size",),
     ),
+    "allocated_batches": Call(
+        lambda **given: list(dpx.training.allocated_batches(**given, seed=0)),
+        {"num_examples": 3, "multiple_of": 1, "start": 0, **SAMPLED},
+        {
+            "num_examples": COUNT,
+            "sampling_probability": PROBABILITY,
+            "steps": INDEX,
+            "multiple_of": COUNT,
+            "start": INDEX,
+        },
+    ),
+    "Poisson": Call(
+        Poisson, {"max_batch_size": None}, {"max_batch_size": COUNT}, optional=("max_batch_size",)
+    ),
     "poisson_batches, seed": Call(
         lambda seed: list(dpx.poisson_batches(3, **SAMPLED, seed=seed)),
         {"seed": 0},
@@ -214,7 +229,7 @@ CALLS = {
             "steps": 2,
             "l2_clip_norm": 1.0,
             "microbatch_size": None,
-            "max_batch_size": None,
+            "sampling": "auto",
         },
         BUDGET
         | {
@@ -222,9 +237,9 @@ CALLS = {
             "steps": COUNT,
             "l2_clip_norm": POSITIVE,
             "microbatch_size": COUNT,
-            "max_batch_size": (*COUNT, 3),
+            "sampling": ("shuffle", None, 3, Poisson(3)),
         },
-        optional=("microbatch_size", "max_batch_size"),
+        optional=("microbatch_size",),
         trees=("l2_clip_norm",),
     ),
     "Gaussian": Call(
@@ -621,7 +636,7 @@ SETTINGS = [
             "steps": (0, -1), "batch_size": (0, -1, 10**6), "microbatch_size": (0, -1),
             "learning_rate": (*POSITIVE, NOT_A_NUMBER), "l2_clip_norm": (*POSITIVE, NOT_A_NUMBER),
             "warmup": (-0.1, 1.1, NOT_A_NUMBER), "weight_decay": (*NOT_NEGATIVE, NOT_A_NUMBER),
-            "log_every": (0,), "checkpoint_every": (0,), "accountant": ("none",),
+            "log_every": (0,), "checkpoint_every": (0,), "accountant": ("none",), "sampling": ("shuffle",),
             "compute_dtype": ("float16", "half"),
         },
         "model": {"dim": (0, -1), "num_blocks": (0,), "dropout": (-0.1, 1.0, NOT_A_NUMBER)},

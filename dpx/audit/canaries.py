@@ -10,8 +10,8 @@ last parameters only.
     one_run         white box                      one_run_lower_bound
     dirac           whatever a trainer returns     one_run_lower_bound
 
-`Training` composes the code that dpx trains with: `clipped_grad`, `privatize` and `poisson_batches`. Each
-of them can be replaced, which is how a fault is planted. To audit a whole trainer, train it on what `dirac`
+`Training` composes the code that dpx trains with: `clipped_grad`, `privatize` and a sampling. Each of
+them can be replaced, which is how a fault is planted. To audit a whole trainer, train it on what `dirac`
 returns, and score each canary by its entry of the parameters.
 """
 
@@ -26,11 +26,13 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 from jax.flatten_util import ravel_pytree
+from scipy.special import logsumexp
 
 from dpx._validate import check_integer, check_number
 from dpx.audit.curves import SampledGaussian
 from dpx.clipping import clipped_grad
-from dpx.training.sampling import poisson_batches
+from dpx.privacy.allocation import epoch
+from dpx.training.sampling import Allocation, Poisson, Sampling
 from dpx.training.transformation import privatize
 
 _LEARNED = 0.1  # the share of the runs outside on which the joint statistic is learned
@@ -50,7 +52,8 @@ class Training:
       expected_batch_size: What noisy sums are divided by; it is public.
       learning_rate: The step size of plain gradient descent on the noisy means.
       microbatch_size: Batches are padded to a multiple of this and clipped so many examples at a time.
-      clipped_grad, privatize, poisson_batches: The functions that run, with the signatures of dpx.
+      clipped_grad, privatize: The functions that run, with the signatures of dpx.
+      sampling: How batches are drawn; its name is that of the claim.
     """
 
     loss_fn: Callable[..., jax.Array]
@@ -63,7 +66,7 @@ class Training:
     microbatch_size: int = 1
     clipped_grad: Callable = clipped_grad
     privatize: Callable = privatize
-    poisson_batches: Callable = poisson_batches
+    sampling: Sampling = dataclasses.field(default_factory=Poisson)
 
     def __post_init__(self):
         for name in ("l2_clip_norm", "noise_multiplier", "expected_batch_size"):
@@ -78,14 +81,14 @@ class Training:
     @property
     def model(self) -> SampledGaussian:
         """The trade-off curves of this training, for any noise multiplier."""
-        return SampledGaussian(self.sampling_probability, self.steps)
+        return SampledGaussian(self.sampling_probability, self.steps, self.sampling.name)
 
     def batches(
         self, num_examples: int, seed: np.random.SeedSequence
     ) -> tuple[np.ndarray, np.ndarray]:
         """The indices and the mask of all steps, (steps, n) each."""
         found = list(
-            self.poisson_batches(
+            self.sampling.batches(
                 num_examples,
                 sampling_probability=self.sampling_probability,
                 steps=self.steps,
@@ -138,9 +141,23 @@ class Training:
         """
         q = self.sampling_probability
         step = (np.asarray(projections, np.float64) - 0.5) / self.noise_multiplier**2
+        if self.sampling.name == Allocation.name:
+            return self._of_epochs(step)
         if q < 1:
             step = np.logaddexp(np.log1p(-q), np.log(q) + step)
         return step.sum(axis=1)
+
+    def _of_epochs(self, step: np.ndarray) -> np.ndarray:
+        """The same by random allocation: the canary is in one step of each epoch, which may not be taken."""
+        total, at = np.zeros((len(step), *step.shape[2:])), 0
+        while at < self.steps:
+            _, begin, length = epoch(at, self.sampling_probability)
+            taken = step[:, at : begin + length]
+            found = logsumexp(taken, axis=1) - np.log(length)
+            if taken.shape[1] < length:
+                found = np.logaddexp(found, np.log1p(-taken.shape[1] / length))
+            total, at = total + found, begin + length
+        return total
 
 
 class Runs(NamedTuple):

@@ -75,8 +75,8 @@ def control_flow(first: Recording, second: Recording) -> list[str]:
     for one, other in zip(first.releases, second.releases, strict=True):
         if layout(one.exact) != layout(other.exact):
             wrong.append(f"{one.label} has another shape or type")
-        elif one.about != other.about or one.sampling_probability != other.sampling_probability:
-            wrong.append(f"{one.label} makes another claim or is sampled with another probability")
+        elif one.about != other.about or one.sampled != other.sampled:
+            wrong.append(f"{one.label} makes another claim or is sampled in another way")
         elif not all(map(_close, (*one.unit, *_flat(one)), (*other.unit, *_flat(other)))):
             wrong.append(f"{one.label} has another sensitivity or noise")
         elif one.key != other.key:

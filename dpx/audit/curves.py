@@ -11,11 +11,11 @@ import functools
 import math
 
 import numpy as np
-from dp_accounting.pld import privacy_loss_distribution
 from scipy import special
 
-from dpx._validate import check_integer, check_number
-from dpx.privacy.dpsgd import dpsgd_epsilon
+from dpx._validate import check_choice, check_integer, check_number
+from dpx.privacy import composition
+from dpx.privacy.dpsgd import SAMPLINGS, dpsgd_epsilon, dpsgd_event
 
 # Lines of slope −e^ε support a curve. These ε are so dense that a curve strays from them by 1e-3 at most.
 _EPSILONS = np.concatenate([[0.0], np.geomspace(1e-2, 60.0, 200)])
@@ -25,14 +25,15 @@ _EPSILONS = np.concatenate([[0.0], np.geomspace(1e-2, 60.0, 200)])
 class SampledGaussian:
     """The curves of DP-SGD with known sampling and an unknown noise multiplier.
 
-    The mechanism consists of `steps` Gaussian mechanisms, each on a Poisson sample that a record joins with
-    probability `sampling_probability`. With probability 1 the curves are those of μ-GDP, where
-    μ = √steps / noise multiplier. Neighbours differ by adding or removing one record, and a curve holds for
-    both orders.
+    The mechanism consists of `steps` Gaussian mechanisms, each on a batch that a record is in with
+    probability `sampling_probability`, by "poisson" sampling or random "allocation" (`dpx.dpsgd_epsilon`).
+    With probability 1 the curves are those of μ-GDP, where μ = √steps / noise multiplier. Neighbours differ
+    by adding or removing one record, and a curve holds for both orders.
     """
 
     sampling_probability: float = 1.0
     steps: int = 1
+    sampling: str = "poisson"
 
     def __post_init__(self):
         if not 0 < check_number(self.sampling_probability, "sampling_probability") <= 1:
@@ -41,6 +42,7 @@ class SampledGaussian:
                 "use expected batch size / number of records"
             )
         check_integer(self.steps, "steps")
+        check_choice(self.sampling, "sampling", SAMPLINGS)
 
     def tradeoff(self, noise_multiplier: float, type_one) -> np.ndarray:
         """A lower bound on the least type II error at each type I error, tight to about 1e-3.
@@ -54,7 +56,7 @@ class SampledGaussian:
             return special.ndtr(
                 special.ndtri(1 - type_one) - math.sqrt(self.steps) / noise_multiplier
             )
-        lines = _lines(self.sampling_probability, self.steps, noise_multiplier)
+        lines = _lines(self, noise_multiplier)
         return np.max(lines[0] - lines[1] * type_one[..., None], axis=-1, initial=0.0)
 
     def epsilon(self, noise_multiplier: float, delta: float) -> float:
@@ -64,17 +66,21 @@ class SampledGaussian:
             delta,
             sampling_probability=self.sampling_probability,
             steps=self.steps,
+            sampling=self.sampling,
         )
 
 
 @functools.lru_cache(maxsize=4096)
-def _lines(sampling_probability: float, steps: int, noise_multiplier: float):
+def _lines(model: SampledGaussian, noise_multiplier: float):
     """The heights at 0 and the slopes of the lines whose upper envelope is the curve."""
-    loss = privacy_loss_distribution.from_gaussian_mechanism(
+    interval = 1e-2 / math.sqrt(model.steps) * max(1.0, noise_multiplier**-2)
+    event = dpsgd_event(
         noise_multiplier,
-        sampling_prob=sampling_probability,
-        value_discretization_interval=1e-2 / math.sqrt(steps) * max(1.0, noise_multiplier**-2),
-    ).self_compose(steps)
+        sampling_probability=model.sampling_probability,
+        steps=model.steps,
+        sampling=model.sampling,
+    )
+    loss = composition.composed(composition.plan(event, interval))
     delta = np.asarray(loss.get_delta_for_epsilon(_EPSILONS.tolist()))
     slopes = np.exp(_EPSILONS)
     heights = np.concatenate([1 - delta, (1 - delta) / slopes])

@@ -8,6 +8,7 @@ import dp_accounting
 import numpy as np
 
 from dpx.privacy import ADD_OR_REMOVE_ONE
+from dpx.privacy.allocation import AllocatedGaussianDpEvent
 from dpx.privacy.events import event_epsilon
 
 
@@ -21,7 +22,7 @@ class Seen(NamedTuple):
       key: The words of the key of its noise.
       exact, unit, noisy: The leaves before noise, their sensitivities, and the leaves after noise.
       scale: The noise multiplier, or the parameters of the law of the noise.
-      sampling_probability: That of the last Poisson sample before the release, or None.
+      sampled: How the last batch before the release was sampled (`dpx._watch.sampled`), or None.
     """
 
     label: str
@@ -31,11 +32,11 @@ class Seen(NamedTuple):
     unit: list[np.ndarray]
     noisy: list[np.ndarray]
     scale: Any
-    sampling_probability: float | None
+    sampled: Any
 
 
 def of_gradients(label: str) -> bool:
-    """Whether a release with this label is about the Poisson sample before it."""
+    """Whether a release with this label is about the batch before it."""
     return label.startswith("gradients")
 
 
@@ -45,7 +46,7 @@ class Recording:
 
     Attributes:
       releases, keys, public, left: These four; what is neither an array nor a plain value is left as bytes.
-      mixed: Whether a batch was sampled with one probability while another's gradients were still to come.
+      mixed: Whether a batch was sampled in one way while another's gradients were still to come.
     """
 
     releases: list[Seen]
@@ -67,16 +68,15 @@ class Recording:
     def epsilon(self, delta: float, neighboring=ADD_OR_REMOVE_ONE) -> float:
         """The ε of all Gaussian releases together, from the multipliers with which noise was in fact drawn.
 
-        A release that is labelled as gradients is taken to be about the Poisson sample before it, if there
-        is one.
+        A release that is labelled as gradients is taken to be about the batch before it, if there is one.
 
         Raises:
-          ValueError: where a release has another law, or batches of different probabilities were sampled
-            before the gradients of either were released.
+          ValueError: where a release has another law, or batches of different samplings were drawn before
+            the gradients of either were released.
         """
         if self.mixed:
             raise ValueError(
-                "batches of different sampling probabilities were open at once, and which gradients are of "
+                "batches of different samplings were open at once, and which gradients are of "
                 "which is not known: release the gradients of one before the other is sampled"
             )
         events = Counter()
@@ -86,12 +86,16 @@ class Recording:
             scale = np.ravel(seen.scale)[0]
             if seen.about["parts"] > 1 or np.ndim(seen.scale):
                 scale = np.ravel(np.asarray(seen.scale) / seen.unit[0])[0]
-            sampled = seen.sampling_probability if of_gradients(seen.label) else None
+            sampled = seen.sampled if of_gradients(seen.label) else None
             events[(float(scale), sampled)] += 1 / seen.about["parts"]
         parts = []
         for (multiplier, sampled), count in events.items():
-            event = dp_accounting.GaussianDpEvent(multiplier)
-            if sampled is not None and sampled < 1:
+            event, uses = dp_accounting.GaussianDpEvent(multiplier), round(count)
+            if isinstance(sampled, tuple):
+                _, _, length = sampled
+                if length > 1:
+                    event, uses = AllocatedGaussianDpEvent(multiplier, length, uses), 1
+            elif sampled is not None and sampled < 1:
                 event = dp_accounting.PoissonSampledDpEvent(sampled, event)
-            parts.append(dp_accounting.SelfComposedDpEvent(event, round(count)))
+            parts.append(dp_accounting.SelfComposedDpEvent(event, uses))
         return event_epsilon(dp_accounting.ComposedDpEvent(parts), delta, neighboring)[0]

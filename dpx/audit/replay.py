@@ -121,7 +121,7 @@ class _Watcher(_Idle):
         self._waiting = defaultdict(list)
         for seen in first.releases if first else ():
             self._waiting[seen.label].append(seen)
-        self._sampling: float | None = None
+        self._sampling: Any = None
         self._batches = 0  # whose gradients have not been released
 
     def released(self, about, key, exact, unit, noisy, scale):
@@ -143,12 +143,12 @@ class _Watcher(_Idle):
     def key(self, purpose, words):
         self.found.keys.append((purpose, tuple(np.ravel(words).tolist())))
 
-    def sampled(self, probability):
-        if probability != self._sampling:
+    def sampled(self, how):
+        if how != self._sampling:
             jax.effects_barrier()  # releases that were started have been seen then
             self.found.mixed |= self._batches > 0
             self._batches = 0
-        self._sampling = probability
+        self._sampling = how
         self._batches += 1
 
     def public(self, value, what):

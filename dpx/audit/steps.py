@@ -36,11 +36,11 @@ def step_lower_bound(
     """Bounds ε from below, given every noisy step along the canary's gradient and who was sampled.
 
     The bound is valid where projections are independent and have the law N(shift · sampled, std²), with one
-    shift and one std for all steps. That is the model of DP-SGD with a canary whose direction no other record
-    uses. The shift and the sampling rate get lower bounds (Student's t, Clopper–Pearson) and std an upper one
-    (χ²), each with a third of the failure probability. ε is then accounted for at the noise multiplier
-    std / shift and this number of steps. The adversary of the claim does not know who was sampled; the
-    auditor only estimates with it, and may.
+    shift and one std for all steps. That is the model of DP-SGD on Poisson samples with a canary whose
+    direction no other record uses. The shift and the sampling rate get lower bounds (Student's t,
+    Clopper–Pearson) and std an upper one (χ²), each with a third of the failure probability. ε is then
+    accounted for at the noise multiplier std / shift and this number of steps. The adversary of the claim
+    does not know who was sampled; the auditor only estimates with it, and may.
 
     Args:
       projections: (runs, steps), of runs that hold the canary, independent.

@@ -1,7 +1,7 @@
 """Privacy as a value: guarantees, the ledger that composes them, and exact accounting."""
 
+from dpx.privacy.calibration import calibrate_dpsgd
 from dpx.privacy.dpsgd import (
-    calibrate_dpsgd,
     dpsgd_epsilon,
     dpsgd_event,
     dpsgd_guarantee,

@@ -22,7 +22,9 @@ import numpy as np
 from dp_accounting import DpEvent, NeighboringRelation
 from dp_accounting.pld import PLDAccountant, pld_pmf
 from dp_accounting.pld import privacy_loss_distribution as plds
-from scipy import stats
+
+from dpx.privacy.allocation import LEAST_NOISE, AllocatedGaussianDpEvent, allocated_gaussian
+from dpx.privacy.sampled import sampled_gaussian, split_pmf
 
 # Steps in a block, and how much coarser the grid is after it: √BLOCK, as the deviation of a block's loss.
 BLOCK, COARSER = 1024, 32
@@ -30,7 +32,6 @@ BLOCK, COARSER = 1024, 32
 AT_ONCE = 2**15
 _TAIL = 1e-15  # mass of the composition that may count as lost
 _MOST_LOSSES = 2**15  # of one mechanism, in intervals: more of them take minutes and gigabytes
-_NODES, _WEIGHTS = np.polynomial.legendre.leggauss(8)
 
 
 class Part(NamedTuple):
@@ -61,7 +62,7 @@ class Plan(NamedTuple):
         use of another mechanism errs in each.
         """
         uses = (
-            count // BLOCK**depth + BLOCK * depth if _is_sampled_gaussian(mechanism) else count
+            count // BLOCK**depth + BLOCK * depth if _is_ours(mechanism) else count
             for mechanism, count, depth in self.parts
         )
         return 1e-16 * sum(uses)
@@ -71,11 +72,14 @@ def plan(event: DpEvent, interval: float) -> Plan:
     """How to compose an event.
 
     Args:
-      event: Of mechanisms that `PLDAccountant` knows.
+      event: Of mechanisms that are `known`.
       interval: Of a grid that is fine enough for one use of each. Where losses are so large that it would
         have too many points, as where records are hardly ever sampled, a coarser one is taken.
     """
     used, parts, coarsest = list(_uses(event)), [], 0.0
+    if any(isinstance(mechanism, AllocatedGaussianDpEvent) for mechanism, _ in used):
+        # Of a training and its first steps the distributions share what was found on one grid.
+        interval = 2.0 ** math.floor(math.log2(interval))
     most = max((levels(count) for _, count in used), default=0)
     for mechanism, count in used:
         grid = max(interval, _largest_loss(mechanism) / _MOST_LOSSES)
@@ -115,6 +119,8 @@ def _uses(event: DpEvent, count: int = 1) -> Iterator[tuple[DpEvent, int]]:
     elif isinstance(event, dp_accounting.ComposedDpEvent):
         for part in event.events:
             yield from _uses(part, count)
+    elif isinstance(event, AllocatedGaussianDpEvent) and event.noise_multiplier < LEAST_NOISE:
+        yield from _uses(dp_accounting.GaussianDpEvent(event.noise_multiplier), count)
     elif isinstance(event, dp_accounting.GaussianDpEvent):
         yield dp_accounting.GaussianDpEvent(event.noise_multiplier / math.sqrt(count)), 1
     else:
@@ -125,7 +131,7 @@ def _largest_loss(mechanism: DpEvent) -> float:
     """About the largest privacy loss of a mechanism: at nine standard deviations."""
     noise = getattr(getattr(mechanism, "event", mechanism), "noise_multiplier", None)
     loss = (0.5 / noise + 9) / noise if noise else 0.0
-    probability = getattr(mechanism, "sampling_probability", 1.0)
+    probability = getattr(mechanism, "sampling_probability", 1 / getattr(mechanism, "steps", 1))
     return math.log1p(probability * math.expm1(loss)) if loss < 700 else loss
 
 
@@ -163,16 +169,7 @@ def _coarser_pmf(pmf: pld_pmf.PLDPmf) -> pld_pmf.PLDPmf:
     after = -(before + dense.size) % COARSER
     cells = np.pad(dense._probs, (before, after)).reshape(-1, COARSER)
     up = cells @ (np.expm1(-interval * np.arange(COARSER)) / math.expm1(-COARSER * interval))
-    return _pmf(interval * COARSER, first, cells.sum(axis=1), up, dense._infinity_mass)
-
-
-def _pmf(
-    interval: float, first: int, cells: np.ndarray, up: np.ndarray, lost: float
-) -> pld_pmf.PLDPmf:
-    """Of the mass in the cells of a grid, from its point `first` on, of which a part goes up."""
-    probs = np.append(cells - up, 0.0)
-    probs[1:] += up
-    return pld_pmf.DensePLDPmf(interval, first, probs, lost, True)
+    return split_pmf(interval * COARSER, first, cells.sum(axis=1), up, dense._infinity_mass)
 
 
 def _one(
@@ -180,12 +177,31 @@ def _one(
 ) -> plds.PrivacyLossDistribution:
     """One use of a mechanism."""
     joins = relation == NeighboringRelation.ADD_OR_REMOVE_ONE
+    if isinstance(mechanism, AllocatedGaussianDpEvent):
+        if interval > 1:
+            return _coarser(_one(mechanism, interval / COARSER, tail, relation))
+        return allocated_gaussian(mechanism, interval, tail)
     if joins and interval <= 1 and _is_sampled_gaussian(mechanism):
         event: Any = mechanism
         noise = event.event.noise_multiplier
         return sampled_gaussian(noise, event.sampling_probability, interval, tail)
     accountant = PLDAccountant(relation, value_discretization_interval=interval)
     return accountant.compose(mechanism)._pld
+
+
+def known(event: DpEvent, relation: NeighboringRelation) -> bool:
+    """Whether all mechanisms of an event have privacy loss distributions here under a relation."""
+    joins = relation == NeighboringRelation.ADD_OR_REMOVE_ONE
+    accountant = PLDAccountant(relation)
+    return all(
+        joins if isinstance(mechanism, AllocatedGaussianDpEvent) else accountant.supports(mechanism)
+        for mechanism, _ in _uses(event)
+    )
+
+
+def _is_ours(event: DpEvent) -> bool:
+    """Whether the distribution of a single use is made here, without differences."""
+    return _is_sampled_gaussian(event) or isinstance(event, AllocatedGaussianDpEvent)
 
 
 def _is_sampled_gaussian(event: DpEvent) -> bool:
@@ -195,63 +211,3 @@ def _is_sampled_gaussian(event: DpEvent) -> bool:
         and isinstance(event.event, dp_accounting.GaussianDpEvent)
         and event.sampling_probability > 0
     )
-
-
-def sampled_gaussian(
-    noise: float, probability: float, interval: float, tail: float
-) -> plds.PrivacyLossDistribution:
-    """The Gaussian mechanism on a Poisson sample: N(0, m²) against (1 − q)·N(0, m²) + q·N(1, m²).
-
-    dp-accounting makes this distribution of differences of δ, which have few digits on a fine grid, and
-    takes each of its points in turn. Here the mass of each cell of the grid, and what of it goes up, are
-    integrals without cancellation.
-
-    Args:
-      noise: m.
-      probability: q.
-      interval: Of the grid, at most 1: within a cell the share that goes up has to be smooth.
-      tail: Mass of a normal distribution at either end that counts as lost.
-    """
-    far = noise * float(stats.norm.isf(tail))
-    low, high = -far, 1 + far
-    # log(1 − q) and log q, and where the two parts of the mixture are alike
-    stays, moves = math.log1p(-probability) if probability < 1 else -math.inf, math.log(probability)
-    middle = 0.5 + noise**2 * max(stays - moves, -1e3)
-
-    def loss(x: np.ndarray) -> np.ndarray:
-        u = (x - 0.5) / noise**2
-        near = np.log1p(probability * np.expm1(np.clip(u, -1, 1)))
-        return np.where(np.abs(u) < 1, near, np.logaddexp(stays, moves + u))
-
-    ends = loss(np.array([low, high])) / interval
-    points = interval * np.arange(math.floor(ends[0]), math.ceil(ends[1]) + 1)
-    with np.errstate(all="ignore"):
-        shift = np.where(
-            np.abs(points) < 1,
-            np.log1p(np.expm1(points) / probability),
-            points + np.log1p(-np.exp(stays - points)) - moves,
-        )
-    edges = np.nan_to_num(0.5 + noise**2 * shift, nan=low, neginf=low)
-    # Within a panel densities and loss change little, so that eight nodes leave nothing for 64 bits to see.
-    even = np.linspace(low, high, math.ceil(4 * (high - low) / noise))
-    bend = middle + noise**2 * np.linspace(-40, 40, 161)
-    panels = np.unique(np.clip(np.concatenate([edges, even, bend]), low, high))
-    half = np.diff(panels)[:, None] / 2
-    x = panels[:-1, None] + half * (1 + _NODES)
-    density = half * _WEIGHTS / (noise * math.sqrt(2 * math.pi))
-    without, shifted = (density * np.exp(-0.5 * ((x - mean) / noise) ** 2) for mean in (0, 1))
-    losses = loss(x)
-    both = (1 - probability) * without + probability * shifted
-    return plds.PrivacyLossDistribution(
-        _on_grid(losses, both, interval, 2 * tail), _on_grid(-losses, without, interval, 2 * tail)
-    )
-
-
-def _on_grid(losses: np.ndarray, mass: np.ndarray, interval: float, lost: float) -> pld_pmf.PLDPmf:
-    """Losses with their mass, which is 1 but for tails that are lost, on a grid."""
-    cells = np.floor(losses / interval).astype(np.int64)
-    first = int(cells.min())
-    share = np.expm1(interval * cells - losses) / math.expm1(-interval)
-    mass = mass / mass.sum()
-    held, up = (np.bincount((cells - first).ravel(), part.ravel()) for part in (mass, mass * share))
-    return _pmf(interval, first, held, up, lost)

@@ -1,36 +1,30 @@
-"""DP-SGD: Poisson subsampling and Gaussian noise, composed over the steps, by dp-accounting.
+"""DP-SGD: random batches and Gaussian noise, composed over the steps by privacy loss distributions.
 
-Neighbours differ by adding or removing one record.
+Neighbours differ by adding or removing one record. Batches are drawn by Poisson sampling, where each record
+is in each batch with the sampling probability q, or by random allocation, where each record is in one batch
+of each epoch of 1 / q steps (`dpx.privacy.allocation`).
 """
 
-import functools
 import math
-import time
-import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import dp_accounting
 from dp_accounting import DpEvent
 from dp_accounting.rdp import RdpAccountant
-from scipy import optimize, stats
+from scipy import stats
 
-from dpx._validate import check_delta, check_epsilon, check_integer, check_number
-from dpx.privacy import _cache
+from dpx._validate import check_choice, check_delta, check_integer, check_number
+from dpx.privacy.allocation import allocation_event
 from dpx.privacy.events import (
-    check_event,
     coarse_interval,
     event_epsilon,
     gaussian_mu,
     pld_bound,
-    pld_interval,
-)
-from dpx.privacy.gaussian import (
-    gaussian_noise_multiplier,
 )
 from dpx.privacy.ledger import ADD_OR_REMOVE_ONE, PrivacyGuarantee
 
-_PATIENCE = 10  # seconds after which a calibration says that it goes on
+SAMPLINGS = ("poisson", "allocation")
 
 
 def dpsgd_event(
@@ -40,8 +34,12 @@ def dpsgd_event(
     steps: int,
     num_examples: int | None = None,
     max_batch_size: int | None = None,
+    sampling: str = "poisson",
 ) -> DpEvent:
-    """`steps` Gaussian mechanisms, each on a Poisson sample with that probability.
+    """`steps` Gaussian mechanisms, each on a batch that a record is in with that probability.
+
+    By "poisson" sampling each batch is a sample of its own. By random "allocation" each record is in one
+    batch of each epoch of 1 / `sampling_probability` steps, and a run may end within an epoch.
 
     With `max_batch_size`, of a sample that is larger a uniformly random part of that size is kept. A record
     that joins such a sample may take the place of another one and change the sum by twice the clipping norm
@@ -52,10 +50,20 @@ def dpsgd_event(
         raise ValueError(f"noise_multiplier={noise_multiplier} must be at least 0")
     sampling_probability = _check_probability(sampling_probability)
     steps = check_integer(steps, "steps")
+    check_choice(sampling, "sampling", SAMPLINGS)
     if (num_examples is None) != (max_batch_size is None):
         raise ValueError(
             f"max_batch_size={max_batch_size} must come with num_examples, which is {num_examples}: "
             "give both, or neither"
+        )
+    if sampling == "allocation":
+        if max_batch_size is not None:
+            raise ValueError(
+                f"max_batch_size={max_batch_size} must be None with sampling='allocation': no bound is known "
+                "for batches of an allocation that are cut off"
+            )
+        return allocation_event(
+            noise_multiplier, sampling_probability=sampling_probability, steps=steps
         )
     if max_batch_size is not None and num_examples is not None:
         event = dp_accounting.TruncatedSubsampledGaussianDpEvent(
@@ -94,6 +102,7 @@ def dpsgd_epsilon(
     num_examples: int | None = None,
     max_batch_size: int | None = None,
     accountant: str = "pld",
+    sampling: str = "poisson",
 ) -> float:
     """ε of DP-SGD under adding or removing one record.
 
@@ -101,13 +110,16 @@ def dpsgd_epsilon(
       noise_multiplier: Noise std on the *sum* of clipped gradients, per unit of clipping norm.
       delta: δ in (0, 1); with "pld" and sampling at least 1e-12, and at least 1e-15 for each step that is
         composed at once, of which there are at most 32,768 (all of them where samples are cut off).
-      sampling_probability: Each record joins a batch with this probability, independently (Poisson).
+      sampling_probability: That with which a record is in a batch, the expected batch size over the number
+        of records.
       steps: Number of noisy steps.
       num_examples, max_batch_size: Of samples that are cut off at a size; see `dpsgd_event`.
       accountant: "pld" (privacy loss distributions: an upper bound, for which a tenth of the least δ is set
         aside, since their composition rounds; tight to about 1e-4 relative where δ is a hundred times the
-        least, and to 5e-4 in more than 32,768 steps, unless ε < 1e-3 at δ > 1e-3) or "rdp", which knows no
-        samples that are cut off.
+        least, and to 5e-4 in more than 32,768 steps, unless ε < 1e-3 at δ > 1e-3) or "rdp", which knows
+        neither samples that are cut off nor random allocation.
+      sampling: "poisson" or "allocation"; see `dpsgd_event`. Shuffling the records and cutting them into
+        batches of one size is neither, and has no guarantee here.
 
     Raises:
       ValueError: for an argument out of range, or, with "pld", so little noise that ε would pass 1e8, or so
@@ -119,19 +131,20 @@ def dpsgd_epsilon(
         steps=steps,
         num_examples=num_examples,
         max_batch_size=max_batch_size,
+        sampling=sampling,
     )
     delta = check_delta(delta)
     noise_multiplier, sampling_probability = float(noise_multiplier), float(sampling_probability)
-    _check_accountant(accountant, max_batch_size)
+    check_accountant(accountant, max_batch_size, sampling)
     if noise_multiplier == 0:
         return math.inf
     if accountant == "pld" and delta > 1e-3:
         # Where δ alone almost suffices, ε tends to 0, and accuracy relative to ε would take minutes.
         interval = coarse_interval(sampling_probability / 10, noise_multiplier)
-        bound = _accounted(event, delta, accountant, interval)
+        bound = accounted(event, delta, accountant, interval)
         if bound < 1e-3:
             return bound
-    return _accounted(event, delta, accountant)
+    return accounted(event, delta, accountant)
 
 
 def _check_probability(sampling_probability: float) -> float:
@@ -144,7 +157,12 @@ def _check_probability(sampling_probability: float) -> float:
     return number
 
 
-def _check_accountant(accountant: str, max_batch_size: int | None) -> None:
+def check_accountant(accountant: str, max_batch_size: int | None, sampling: str) -> None:
+    if accountant == "rdp" and sampling == "allocation":
+        raise ValueError(
+            "accountant='rdp' must be 'pld' with sampling='allocation', whose Rényi divergences are not "
+            "computed here"
+        )
     if accountant == "rdp" and max_batch_size is not None:
         raise ValueError(
             f"accountant='rdp' must be 'pld' with max_batch_size={max_batch_size}: no Rényi bound is known "
@@ -152,7 +170,7 @@ def _check_accountant(accountant: str, max_batch_size: int | None) -> None:
         )
 
 
-def _accounted(
+def accounted(
     event: DpEvent, delta: float, accountant: str, interval: float | None = None
 ) -> float:
     """ε of an event under add or remove one, with losses that are multiples of an interval, if given."""
@@ -176,6 +194,7 @@ def dpsgd_guarantee(
     num_examples: int | None = None,
     max_batch_size: int | None = None,
     accountant: str = "pld",
+    sampling: str = "poisson",
     assumptions: Sequence[str] = (),
 ) -> PrivacyGuarantee:
     """The guarantee of a DP-SGD run: `dpsgd_epsilon` with its event, so that a ledger composes it tightly."""
@@ -188,7 +207,14 @@ def dpsgd_guarantee(
         "steps": steps,
         "num_examples": num_examples,
         "max_batch_size": max_batch_size,
+        "sampling": sampling,
     }
+    event = dpsgd_event(noise_multiplier, **settings)
+    how = f"Poisson sampling with probability {sampling_probability:.6g}"
+    if sampling == "allocation":
+        how = (
+            f"random allocation to one batch in each epoch of {1 / sampling_probability:.6g} steps"
+        )
     cut = ""
     if max_batch_size is not None and num_examples is not None:
         chance = truncation_probability(
@@ -200,128 +226,12 @@ def dpsgd_guarantee(
         delta=delta,
         neighboring=ADD_OR_REMOVE_ONE,
         unit=unit,
-        mechanism=f"DP-SGD, {steps} steps, noise multiplier {noise_multiplier:.6g}, Poisson sampling with "
-        f"probability {sampling_probability:.6g}{cut}, {accountant.upper()} accounting",
+        mechanism=f"DP-SGD, {steps} steps, noise multiplier {noise_multiplier:.6g}, {how}{cut}, "
+        f"{accountant.upper()} accounting",
         assumptions=(
             "the number of records is public, and with it the sampling probability",
             "which records are sampled stays as secret as the noise",
             *assumptions,
         ),
-        event=dpsgd_event(noise_multiplier, **settings),
+        event=event,
     )
-
-
-def calibrate_dpsgd(
-    epsilon: float,
-    delta: float,
-    *,
-    sampling_probability: float,
-    steps: int,
-    num_examples: int | None = None,
-    max_batch_size: int | None = None,
-    accountant: str = "pld",
-    beside: DpEvent | None = None,
-) -> float:
-    """Smallest noise multiplier for which `dpsgd_epsilon` is at most ε (and at least 0.999 ε).
-
-    Calibrations are kept in the user's cache directory. A number that is read there is checked by computing
-    its ε again, which takes one evaluation in place of some twenty. Repeating a call takes none.
-
-    Args: as `dpsgd_epsilon`, with the target ε in (0, 1e8], and
-      beside: Another release that is paid from the same budget: the two together cost at most ε.
-
-    Raises:
-      ValueError: for an argument out of range, or where `beside` alone costs ε or more.
-    """
-    epsilon = check_epsilon(epsilon)
-
-    def event(multiplier: float) -> DpEvent:
-        run = dpsgd_event(
-            multiplier,
-            sampling_probability=sampling_probability,
-            steps=steps,
-            num_examples=num_examples,
-            max_batch_size=max_batch_size,
-        )
-        return run if beside is None else dp_accounting.ComposedDpEvent([beside, run])
-
-    event(1.0)  # checks the arguments
-    sampling_probability = float(sampling_probability)
-    _check_accountant(accountant, max_batch_size)
-    if beside is not None:
-        beside = check_event(beside, "beside")
-    sampled = (
-        -math.expm1(steps * math.log1p(-sampling_probability)) if sampling_probability < 1 else 1
-    )
-    delta = check_delta(delta)
-    if delta >= sampled:
-        raise ValueError(
-            f"delta={delta} covers all that a run can cost: a record is sampled at all with probability "
-            f"{sampled:.4g}: use less than 1 / number of records"
-        )
-    if beside is not None and (already := _accounted(beside, delta, accountant)) >= 0.999 * epsilon:
-        raise ValueError(
-            f"epsilon={epsilon}: the other release alone costs {already:.4g}; spend less on it"
-        )
-    cut = {}
-    if max_batch_size is not None and num_examples is not None:
-        cut = {"cut": [int(num_examples), int(max_batch_size)]}
-    key = cut | {
-        "calibrate_dpsgd": 1,
-        "epsilon": float(epsilon),
-        "delta": float(delta),
-        "sampling_probability": float(sampling_probability),
-        "steps": int(steps),
-        "accountant": accountant,
-        "beside": str(beside),
-    }
-    # Sampling only adds privacy, so this is enough noise for the run by itself, if the accountant is exact.
-    enough = gaussian_noise_multiplier(epsilon, delta, compositions=steps)
-    if sampling_probability == 1 and beside is None and accountant == "pld" and not cut:
-        return enough
-    # ε matters near its target only, so that one interval will do: that of `event_epsilon` there.
-    interval = pld_interval(epsilon, steps)
-    if accountant == "pld" and 9 / enough > 1e5 * interval:
-        raise ValueError(
-            f"delta={delta} must be less than 20 times the larger of epsilon={epsilon} and 1e-3, or "
-            "calibration takes hours: use less than 1 / number of records"
-        )
-
-    began, patience = time.monotonic(), _PATIENCE
-
-    def spent(multiplier: float) -> float:
-        nonlocal patience
-        if time.monotonic() - began > patience:
-            patience = math.inf
-            warnings.warn(
-                f"calibrating {steps} steps with sampling probability {sampling_probability:g} takes more "
-                f"than {_PATIENCE} s; what is found is kept for the next time in {_cache.directory()}, and "
-                "accountant='rdp' takes less time, and more noise",
-                stacklevel=2,
-            )
-        return _accounted(event(multiplier), delta, accountant, interval)
-
-    return _cache.remember(
-        key,
-        lambda: _calibrate(spent, epsilon, enough),
-        lambda stored: 0.99 * epsilon <= spent(stored) <= epsilon,
-    )
-
-
-def _calibrate(spent: Callable[[float], float], epsilon: float, guess: float) -> float:
-    """The noise multiplier at which a decreasing ε(m) is just below its target."""
-
-    @functools.cache
-    def excess(log_multiplier: float) -> float:
-        return math.log(max(spent(math.exp(log_multiplier)) / epsilon, 1e-3)) + 4e-4
-
-    high = math.log(guess)
-    while excess(high) > 0:
-        high += math.log(2)
-    low = high - math.log(2)
-    while excess(low) <= 0:
-        low, high = low - math.log(2), low
-    root = float(optimize.brentq(excess, low, high, xtol=1e-6, maxiter=60))  # type: ignore[arg-type]
-    while excess(root) > 4e-4:
-        root += 1e-5
-    return math.exp(root)

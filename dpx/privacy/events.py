@@ -9,16 +9,18 @@ from typing import Any
 import attr
 import dp_accounting
 from dp_accounting import DpEvent, NeighboringRelation, dp_event
-from dp_accounting.pld import PLDAccountant
 from dp_accounting.privacy_accountant import UnsupportedEventError
 from dp_accounting.rdp import RdpAccountant
 
 from dpx._validate import check_number
 from dpx.privacy import composition
+from dpx.privacy.allocation import AllocatedGaussianDpEvent
 from dpx.privacy.gaussian import (
     gaussian_epsilon,
 )
 
+# The losses of an epoch of random allocation are rounded as if so many mechanisms were composed.
+_ROUNDINGS = 2
 _LARGEST_INTERVAL = 300.0  # e^interval must stay a float
 
 
@@ -30,7 +32,8 @@ def check_event(event: DpEvent, name: str) -> DpEvent:
     """
     if not isinstance(event, DpEvent):
         raise ValueError(f"{name}={event!r} must be a DpEvent: make one with dp_accounting")
-    limits = {"noise_multiplier": math.inf, "sampling_probability": 1.0, "count": math.inf}
+    limits = {"noise_multiplier": math.inf, "sampling_probability": 1.0}
+    limits |= dict.fromkeys(("count", "steps", "released"), math.inf)
     changes: dict[str, Any] = {}
     for field, most in limits.items():
         value = getattr(event, field, None)
@@ -39,7 +42,7 @@ def check_event(event: DpEvent, name: str) -> DpEvent:
         number = check_number(value, f"{name}: {field}")
         if not 0 <= number <= most:
             raise ValueError(f"{name} has {field}={value}, which must be in [0, {most:g}]")
-        if field != "count":
+        if field in ("noise_multiplier", "sampling_probability"):
             changes[field] = number
     if (inner := getattr(event, "event", None)) is not None:
         changes["event"] = check_event(inner, name)
@@ -162,7 +165,8 @@ def pld_bound(event: DpEvent, delta: float, interval: float) -> float:
 
 def accountable(event: DpEvent) -> bool:
     """Whether `event_epsilon` has an accountant for the event under adding or removing a record."""
-    return gaussian_mu(event) is not None or _selects(event) or PLDAccountant().supports(event)
+    joins = NeighboringRelation.ADD_OR_REMOVE_ONE
+    return gaussian_mu(event) is not None or _selects(event) or composition.known(event, joins)
 
 
 def _audible(event: DpEvent) -> DpEvent:
@@ -186,4 +190,6 @@ def count_steps(event: DpEvent) -> tuple[int, float]:
         return sum(count for count, _ in parts), min(noise for _, noise in parts)
     if isinstance(event, dp_accounting.PoissonSampledDpEvent):
         return count_steps(event.event)
+    if isinstance(event, AllocatedGaussianDpEvent):
+        return _ROUNDINGS, event.noise_multiplier
     return 1, getattr(event, "noise_multiplier", 1.0)

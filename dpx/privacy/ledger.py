@@ -103,10 +103,10 @@ class PrivacyGuarantee:
 class Ledger:
     """What has been spent on one private data set, composed as tightly as the events allow.
 
-    Gaussian events compose exactly (their μ² add up). Gaussians beside Poisson-sampled steps under add or
-    remove compose through privacy loss distributions. A guarantee without an event, or with one that no
-    accountant knows, counts as plain (ε, δ) and its two numbers add. `guarantee(delta).mechanism` says which
-    of these was used.
+    Gaussian events compose exactly (their μ² add up). Gaussians beside Poisson-sampled steps or epochs
+    of random allocation compose through privacy loss distributions under add or remove. A guarantee without
+    an event, or with one that no accountant knows, counts as plain (ε, δ) and its two numbers add.
+    `guarantee(delta).mechanism` says which of these was used.
     """
 
     def __init__(self):

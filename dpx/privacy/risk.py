@@ -17,7 +17,6 @@ from typing import Any, NamedTuple
 
 import numpy as np
 from dp_accounting import DpEvent, NeighboringRelation
-from dp_accounting.pld import PLDAccountant
 from scipy import optimize, special
 
 from dpx.privacy import composition
@@ -97,7 +96,7 @@ def _by_losses(
     steps, noise = count_steps(event)
     if noise == 0:
         return Risk(math.inf, 1.0)
-    if not PLDAccountant(asked).supports(event):
+    if not composition.known(event, asked):
         return None
     planned = composition.plan(event, pld_interval(epsilon, steps))
     losses = composition.composed(planned, asked)

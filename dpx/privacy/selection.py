@@ -213,6 +213,6 @@ def _rdp(event: DpEvent) -> np.ndarray:
     except UnsupportedEventError as error:
         raise ValueError(
             f"candidates: event={event} must have Rényi divergences that dp-accounting knows ({error}): "
-            "select among Gaussian releases and DP-SGD"
+            "select among Gaussian releases and DP-SGD with Poisson sampling"
         ) from None
     return accountant._rdp  # pyright: ignore[reportPrivateUsage]

@@ -4,15 +4,18 @@ from dpx.training.adaptive import AdaptiveClipNorm
 from dpx.training.fitting import Trained, fit
 from dpx.training.keys import Keys, secret_key
 from dpx.training.log import Record
-from dpx.training.sampling import poisson_batches
+from dpx.training.sampling import Allocation, Poisson, allocated_batches, poisson_batches
 from dpx.training.transformation import PrivatizeState, privatize
 
 __all__ = [
     "AdaptiveClipNorm",
+    "Allocation",
     "Keys",
+    "Poisson",
     "PrivatizeState",
     "Record",
     "Trained",
+    "allocated_batches",
     "fit",
     "poisson_batches",
     "privatize",

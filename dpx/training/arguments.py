@@ -11,6 +11,7 @@ from flax import nnx
 
 from dpx import _validate
 from dpx.training import adaptive
+from dpx.training.sampling import NAMES, Allocation, Poisson, Sampling
 from dpx.training.transformation import PrivatizeState
 
 _PLAIN = re.compile(r"\w[\w .+=-]*")  # no separator of paths, and neither "." nor ".."
@@ -43,7 +44,27 @@ def check_assumptions(assumptions: Any) -> tuple[str, ...]:
     return tuple(assumptions)
 
 
-def check_bands(noise, bands, steps: int, most: float, l2_clip_norm, max_batch_size) -> int:
+def check_sampling(sampling: Any, batch_size: float) -> Sampling | None:
+    """Returns the sampling as a value, None for "auto"; raises ValueError for one that cannot be used."""
+    if isinstance(sampling, str):
+        _validate.check_choice(sampling, "sampling", NAMES)
+        return {"auto": None, Poisson.name: Poisson(), Allocation.name: Allocation()}[sampling]
+    if not isinstance(sampling, Sampling):
+        raise ValueError(
+            f"sampling={sampling!r} must be one of {NAMES}, or a value: use dpx.training.Poisson() or "
+            "dpx.training.Allocation()"
+        )
+    if sampling.max_batch_size is not None and sampling.max_batch_size < batch_size:
+        raise ValueError(
+            f"max_batch_size={sampling.max_batch_size} must be at least {batch_size:g}, the expected size: "
+            "raise it, or most samples are cut off"
+        )
+    return sampling
+
+
+def check_bands(
+    noise: Any, bands: Any, steps: int, most: float, l2_clip_norm: Any, sampling: Sampling | None
+) -> int:
     """b, 1 for independent noise; raises ValueError for what banded noise cannot be combined with."""
     _validate.check_choice(noise, "noise", ("independent", "banded"))
     if noise == "independent":
@@ -63,8 +84,10 @@ def check_bands(noise, bands, steps: int, most: float, l2_clip_norm, max_batch_s
             "noise='banded' must be 'independent' with an AdaptiveClipNorm: noise of another unit would not "
             "cancel"
         )
-    if max_batch_size is not None:
-        raise ValueError(f"max_batch_size={max_batch_size} must be None with noise='banded'")
+    if sampling not in (None, Poisson()):
+        raise ValueError(
+            f"sampling={sampling} must be 'poisson' or 'auto' with noise='banded', which samples from groups"
+        )
     return bands
 
 

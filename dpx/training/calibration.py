@@ -9,6 +9,7 @@ from typing import Any
 from dpx import _watch, privacy
 from dpx.privacy import Ledger, PrivacyGuarantee
 from dpx.training import adaptive, correlated
+from dpx.training.sampling import Allocation, Poisson, Sampling
 
 _ROUNDED = (
     "sums of clipped gradients count as exact: in 32-bit floats a record moves them by a share more, which "
@@ -29,6 +30,7 @@ class Privacy:
       alone: The guarantee of all steps, without what is paid for beside them.
       count_ratio: What a count is multiplied by beside the gradients; None without an adaptive norm.
       coefficients: Of banded noise; one for independent noise.
+      sampling: How batches are drawn.
     """
 
     l2_clip_norm: Any
@@ -38,6 +40,7 @@ class Privacy:
     alone: PrivacyGuarantee | None = None
     count_ratio: float | None = None
     coefficients: tuple[float, ...] = (1.0,)
+    sampling: Sampling = dataclasses.field(default_factory=Poisson)
 
 
 def calibrate(
@@ -52,7 +55,7 @@ def calibrate(
     accountant: str,
     unit: str,
     assumptions: tuple[str, ...],
-    max_batch_size: int | None = None,
+    sampling: Sampling = Poisson(),  # noqa: B008
     bands: int = 1,
     beside: PrivacyGuarantee | None = None,
     beside_label: str = "prior release",
@@ -68,7 +71,7 @@ def calibrate(
       accountant: "pld" or "rdp".
       unit: What a record is.
       assumptions: What the guarantee rests on.
-      max_batch_size: Where samples are cut off, if anywhere.
+      sampling: How batches are drawn.
       bands: b of banded noise; one for independent noise.
       beside: A Gaussian release that is paid from the same budget.
       beside_label: What that release is.
@@ -79,8 +82,7 @@ def calibrate(
     # A block of b steps is one mechanism, on a sample of one of b groups.
     probability = bands * batch_size / public_size(num_examples)
     settings: dict[str, Any] = {"sampling_probability": probability, "accountant": accountant}
-    if max_batch_size is not None:
-        settings |= {"num_examples": public_size(num_examples), "max_batch_size": max_batch_size}
+    settings |= sampling.accounted(public_size(num_examples))
     event = None if beside is None else beside.event
     assumptions = (*assumptions, _ROUNDED)
     blocks = math.ceil(steps / bands)
@@ -119,8 +121,41 @@ def calibrate(
         alone=alone(steps),
         count_ratio=ratio,
         coefficients=correlated.coefficients(steps, bands),
+        sampling=sampling,
     )
     return found, guarantee(steps)
+
+
+def quieter(
+    *,
+    epsilon: float,
+    delta: float,
+    num_examples: int,
+    batch_size: float,
+    steps: int,
+    accountant: str = "pld",
+    bands: int = 1,
+    beside: PrivacyGuarantee | None = None,
+) -> Sampling:
+    """The sampling that needs less noise: random allocation unless Poisson sampling needs no more.
+
+    Banded noise and Rényi accounting know Poisson sampling alone. For the arguments see `calibrate`.
+    """
+    if bands > 1 or accountant != "pld":
+        return Poisson()
+    records = public_size(num_examples)
+
+    def noise(sampling: Sampling) -> float:
+        return privacy.calibrate_dpsgd(
+            epsilon,
+            delta,
+            sampling_probability=batch_size / records,
+            steps=steps,
+            beside=None if beside is None else beside.event,
+            **sampling.accounted(records),
+        )
+
+    return min(Poisson(), Allocation(), key=noise)
 
 
 def check_priced(
@@ -128,17 +163,16 @@ def check_priced(
     sampling_probability: float,
     steps: int,
     num_examples: int,
-    max_batch_size: int | None,
 ) -> None:
     """Raises ValueError where a training would do something else than its guarantee is about."""
     if found is None or found.alone is None:
         return
-    cut = {}
-    if max_batch_size is not None:
-        cut = {"num_examples": num_examples, "max_batch_size": max_batch_size}
     blocks = math.ceil(steps / len(found.coefficients))
     event = privacy.dpsgd_event(
-        found.noise_multiplier, sampling_probability=sampling_probability, steps=blocks, **cut
+        found.noise_multiplier,
+        sampling_probability=sampling_probability,
+        steps=blocks,
+        **found.sampling.accounted(num_examples),
     )
     if found.alone.event != event:
         raise ValueError(

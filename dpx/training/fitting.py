@@ -1,5 +1,6 @@
 """Private training of anyone's model in one call."""
 
+import dataclasses
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -20,6 +21,7 @@ from dpx.training import keys as secrets
 from dpx.training.examples import as_examples, inferred_types
 from dpx.training.layout import Layout
 from dpx.training.log import Record
+from dpx.training.sampling import Poisson, Sampling
 
 
 class Trained(NamedTuple):
@@ -58,7 +60,7 @@ def fit(
     normalize: bool = False,
     compute_dtype: Any = None,
     microbatch_size: int | None = None,
-    max_batch_size: int | None = None,
+    sampling: Sampling | str = "auto",
     noise: str = "independent",
     bands: int | None = None,
     record_key: bool = False,
@@ -83,7 +85,7 @@ def fit(
             optimizer=optax.adam(1e-3), l2_clip_norm=1.0, key=dpx.secret_key(),
         )
 
-    The noise is calibrated to the budget. Each step takes a Poisson sample of the records, clips the gradient
+    The noise is calibrated to the budget. Each step takes a random batch of the records, clips the gradient
     of each to `l2_clip_norm`, adds noise to their sum once, and divides by the expected batch size.
 
     Guarantee: `params` are (ε, δ)-DP for adding or removing one record, which is one row of `data`. The loss
@@ -115,9 +117,13 @@ def fit(
         float32. Inside the loss, cast what needs more, such as logits before a softmax. A model that uses
         `jax.checkpoint` is then clipped in one pass, which holds more. None casts nothing.
       microbatch_size: Number of examples whose gradients are clipped at a time, to bound memory.
-      max_batch_size: Where samples are cut off, at random, so that every step has one shape, whatever is
-        sampled. It costs noise, and the guarantee says how likely a cut is. None cuts nothing off: a sample
-        beyond any to expect (by six standard deviations) is then compiled for once more.
+      sampling: How batches are drawn. "poisson" takes each record into each batch by itself, with probability
+        batch_size / N. "allocation" puts each into one batch of each epoch of N / batch_size steps, chosen at
+        random: every record is used in every epoch, which needs less noise where there are few. Neither is a
+        shuffle that is cut into batches of one size, which no guarantee here covers: sizes vary, and sums are
+        divided by the expected size. "auto" takes the one that needs less noise (`calibration.quieter`), and
+        is Poisson sampling with banded noise or accountant="rdp". Or a value: `dpx.training.Allocation()`, or
+        `dpx.training.Poisson(max_batch_size=...)`, which cuts samples off.
       noise: "independent" from step to step, or "banded": each step takes back a part of the noise of the
         `bands` − 1 steps before it (`dpx.training.correlated`, extra [correlated]). Then records are in
         `bands` groups at random, of which each step samples one, and a killed call starts from the beginning.
@@ -176,16 +182,8 @@ def fit(
     compute_dtype = precision.check(compute_dtype)
     if microbatch_size is not None:
         microbatch_size = _validate.check_integer(microbatch_size, "microbatch_size")
-    if max_batch_size is not None:
-        max_batch_size = _validate.check_integer(max_batch_size, "max_batch_size")
-        if max_batch_size < batch_size:
-            raise ValueError(
-                f"max_batch_size={max_batch_size} must be at least {batch_size:g}, the expected size: raise "
-                "it, or most samples are cut off"
-            )
-    bands = arguments.check_bands(
-        noise, bands, steps, rows / batch_size, l2_clip_norm, max_batch_size
-    )
+    asked = arguments.check_sampling(sampling, batch_size)
+    bands = arguments.check_bands(noise, bands, steps, rows / batch_size, l2_clip_norm, asked)
     tenth = max(1, steps // 10)
     every: dict[str, Any] = {
         name: _validate.check_integer(tenth if value is None else value, name)
@@ -216,6 +214,15 @@ def fit(
     assumptions = arguments.check_assumptions(assumptions)
     arguments.check_label(label)
     secrets.check(key)
+    chosen = asked or calibration.quieter(
+        epsilon=epsilon,
+        delta=delta,
+        num_examples=rows,
+        batch_size=batch_size,
+        steps=steps,
+        accountant=accountant,
+        bands=bands,
+    )
 
     constants = trained.constants
     # As arrays of JAX, which a loss may index by what it traces.
@@ -240,8 +247,8 @@ def fit(
         "record_key": record_key,
         "label": label,
     }
-    if max_batch_size is not None:
-        settings["max_batch_size"] = max_batch_size
+    if chosen != Poisson():
+        settings["sampling"] = dataclasses.asdict(chosen) | {"name": chosen.name}
     if compute_dtype is not None:
         settings["compute_dtype"] = compute_dtype.name
     if bands > 1:
@@ -287,7 +294,7 @@ def fit(
         accountant=accountant,
         unit=unit if unit == "record" else f"row of the data, which is called {unit}",
         assumptions=(*assumptions, *inferred_types(data)),
-        max_batch_size=max_batch_size,
+        sampling=chosen,
         bands=bands,
     )
     folder = None if workdir is None else Path(workdir)
@@ -312,7 +319,6 @@ def fit(
             record_key=record_key,
             frozen=frozen,
             layout=layout,
-            max_batch_size=max_batch_size,
             strict=strict,
             workdir=folder,
             progress=progress,

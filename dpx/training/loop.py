@@ -1,4 +1,4 @@
-"""The training loop: Poisson batches, one noisy Optax step each, checkpoints, a progress line.
+"""The training loop: random batches, one noisy Optax step each, checkpoints, a progress line.
 
 `dpx.training.fit` is its front door. What calibrates by itself, such as a run that shares its budget with a
 release it starts from, or trains without privacy for comparison, calls `train`.
@@ -19,12 +19,13 @@ import optax
 from dpx import _watch
 from dpx.clipping import ClippedGrads, clipped_grad, randomness, reports
 from dpx.clipping.rounding import Sum
-from dpx.training import adaptive, correlated, precision, sampling
+from dpx.training import adaptive, correlated, precision
 from dpx.training.calibration import Privacy, check_priced, public_size
 from dpx.training.checkpoints import Checkpoints
 from dpx.training.keys import CannotResumeError, TrainingKeys
 from dpx.training.layout import Layout
 from dpx.training.log import MetricLog, Progress, Record, evaluated
+from dpx.training.sampling import Poisson, largest_sample
 from dpx.training.transformation import privatize
 
 
@@ -46,7 +47,6 @@ def train(
     weight_fn: Callable[..., jax.Array] | None = None,
     frozen: Any = None,
     layout: Layout | None = None,
-    max_batch_size: int | None = None,
     workdir: Path | None = None,
     finished: bool = False,
     progress: bool = True,
@@ -57,7 +57,7 @@ def train(
 ) -> tuple[Any, list[Record]]:
     """Trains, and returns the parameters and the history.
 
-    Each step takes a Poisson sample, sums (clipped) gradients over pieces of `microbatch_size` examples
+    Each step takes a random batch, sums (clipped) gradients over pieces of `microbatch_size` examples
     in one jitted loop, adds noise to the sum once, and divides by the expected batch size. A private
     run saves checkpoints in `workdir` and resumes from the last one bitwise; a run that is not private
     saves nothing.
@@ -83,7 +83,6 @@ def train(
       frozen: A tree of arrays that stay as they are: the loss is then of (params, frozen, *example). Those
         that a loss closes over would be compiled into the program.
       layout: Of these records on a mesh of devices; None for one device.
-      max_batch_size: Where samples are cut off, if anywhere.
       workdir: Holds metrics.jsonl and the checkpoints; None for neither.
       finished: The training has finished there and its keys are gone: its result is read, and no step taken.
       progress: Whether lines on stderr say how far it is, and the loss.
@@ -98,12 +97,13 @@ def train(
     layout = layout or Layout(None, len(jax.tree.leaves(data)[0]))
     num_examples = layout.rows if privacy is None else public_size(layout.rows)
     bands = 1 if privacy is None else len(privacy.coefficients)
+    sampling = Poisson() if privacy is None else privacy.sampling
     probability = bands * batch_size / num_examples
-    check_priced(privacy, probability, steps, num_examples, max_batch_size)
+    check_priced(privacy, probability, steps, num_examples)
     # Pieces beyond those of a batch are never run, so room for the largest batch to expect costs nothing.
     block = num_examples if layout.shards == 1 else layout.block
-    members = _largest_batch(block, 1 / bands)  # of the group that a step samples from
-    room = _largest_batch(members, probability) if max_batch_size is None else max_batch_size
+    members = largest_sample(block, 1 / bands)  # of the group that a step samples from
+    room = sampling.room(members, probability)
     piece = min(math.ceil(microbatch_size / layout.shards) if microbatch_size else room, block)
     ratio = None if privacy is None else privacy.count_ratio
     follow = []
@@ -137,14 +137,13 @@ def train(
         log = MetricLog(None if workdir is None else workdir / "metrics.jsonl", label, start)
         lines = Progress(label, steps, start, shown=progress)
         records = layout.records((data, layout.own(_watch.record_ids(layout.rows))))
-        batches = sampling.poisson_batches(
+        batches = sampling.batches(
             layout.rows,
             sampling_probability=probability,
             steps=steps,
             seed=keys.sampling,
-            max_batch_size=max_batch_size,
-            groups=bands,
             start=start,
+            **({} if bands == 1 else {"groups": bands}),
         )
         for step, (indices, mask) in enumerate(batches, start=start):
             dropout = dropout_key, step
@@ -291,8 +290,3 @@ def _plain_gradient(loss_fn, params, held, *batch, mask):
 def wide(params):
     """The tree in float32 at least: sums and noise are no less than that."""
     return jax.tree.map(lambda x: x.astype(jnp.promote_types(x.dtype, jnp.float32)), params)
-
-
-def _largest_batch(num_examples: int, probability: float) -> int:
-    spread = math.sqrt(num_examples * probability * (1 - probability))
-    return min(num_examples, math.ceil(num_examples * probability + 6 * spread) + 1)

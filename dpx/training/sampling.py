@@ -1,8 +1,12 @@
-"""Poisson subsampling with shapes that jit can reuse."""
+"""How the batches of a training are drawn: by Poisson sampling, or by random allocation.
 
+A sampling is a value, which draws the batches and says how they are accounted. `dpx.training.fit` asks it.
+"""
+
+import dataclasses
 import math
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, ClassVar
 
 import jax
 import jax.numpy as jnp
@@ -10,6 +14,7 @@ import numpy as np
 
 from dpx import _watch
 from dpx._validate import check_integer, check_number, warn_of_guess
+from dpx.privacy.allocation import epoch
 
 
 def poisson_batches(
@@ -49,17 +54,132 @@ def poisson_batches(
     Raises:
       ValueError: for an argument out of range.
     """
-    num_examples = check_integer(num_examples, "num_examples")
-    multiple_of = check_integer(multiple_of, "multiple_of")
+    settings = _checked(num_examples, sampling_probability, steps, start, multiple_of)
+    root = _root(seed)
     if max_batch_size is not None:
         max_batch_size = check_integer(max_batch_size, "max_batch_size")
     groups = check_integer(groups, "groups")
+    _watch.check_samples(max_batch_size)
+    return _poisson(root, max_batch_size, groups, *settings)
+
+
+def allocated_batches(
+    num_examples: int,
+    *,
+    sampling_probability: float,
+    steps: int,
+    seed: int | np.random.SeedSequence,
+    multiple_of: int = 1,
+    start: int = 0,
+) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+    """Yields the batches of random allocation: each record is in one batch of each epoch.
+
+    An epoch has 1 / `sampling_probability` steps, rounded (`dpx.privacy.allocation.epoch`). In each of them
+    every record draws its step anew, uniformly and independently of all others. So the sizes of batches vary,
+    as those of Poisson samples do. This is exactly the sampling that `dpx.dpsgd_epsilon` accounts with
+    sampling="allocation". It is not a shuffle that is cut into batches of one size, where records that join
+    move others. The batch of step t depends on (seed, t) alone.
+
+    Privacy amplification holds only while `seed` is as secret as the noise.
+
+    Args: as `poisson_batches`, with sampling_probability: the share of the records that a batch is expected
+      to have, over all steps.
+
+    Yields:
+      indices (n,) int32 and mask (n,) bool, False where an entry is padding (which has index 0).
+
+    Raises:
+      ValueError: for an argument out of range.
+    """
+    settings = _checked(num_examples, sampling_probability, steps, start, multiple_of)
+    root = _root(seed)
+    return _allocated(root, *settings)
+
+
+@dataclasses.dataclass(frozen=True)
+class Poisson:
+    """Each record is in each batch with the sampling probability, independently of everything else.
+
+    Attributes:
+      max_batch_size: Where samples are cut off, at random, so that every step has one shape, whatever is
+        sampled. It costs noise, and the guarantee says how likely a cut is. None cuts nothing off: a sample
+        beyond any to expect (by six standard deviations) is then compiled for once more.
+    """
+
+    max_batch_size: int | None = None
+    name: ClassVar[str] = "poisson"
+
+    def __post_init__(self):
+        if self.max_batch_size is not None:
+            check_integer(self.max_batch_size, "max_batch_size")
+
+    def accounted(self, num_examples: int) -> dict[str, Any]:
+        """The arguments of `dpx.dpsgd_epsilon` that say how so many records are sampled."""
+        if self.max_batch_size is None:
+            return {"sampling": "poisson"}
+        return {"num_examples": num_examples, "max_batch_size": self.max_batch_size}
+
+    def batches(
+        self, num_examples: int, **settings: Any
+    ) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+        """`poisson_batches` of these settings."""
+        return poisson_batches(num_examples, max_batch_size=self.max_batch_size, **settings)
+
+    def room(self, num_examples: int, sampling_probability: float) -> int:
+        """How many of these records a batch may be expected to have at most."""
+        if self.max_batch_size is not None:
+            return self.max_batch_size
+        return largest_sample(num_examples, sampling_probability)
+
+
+@dataclasses.dataclass(frozen=True)
+class Allocation:
+    """Each record is in one batch of each epoch, chosen at random (`allocated_batches`)."""
+
+    name: ClassVar[str] = "allocation"
+    max_batch_size: ClassVar[None] = None  # of batches that are cut off nobody knows a bound
+
+    def accounted(self, num_examples: int) -> dict[str, Any]:
+        """The arguments of `dpx.dpsgd_epsilon` that say how so many records are sampled."""
+        del num_examples
+        return {"sampling": "allocation"}
+
+    def batches(
+        self, num_examples: int, **settings: Any
+    ) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+        """`allocated_batches` of these settings."""
+        return allocated_batches(num_examples, **settings)
+
+    def room(self, num_examples: int, sampling_probability: float) -> int:
+        """How many of these records a batch may be expected to have at most."""
+        return largest_sample(num_examples, 1 / math.floor(1 / sampling_probability))
+
+
+Sampling = Poisson | Allocation
+NAMES = ("auto", Poisson.name, Allocation.name)
+
+
+def largest_sample(num_examples: int, probability: float) -> int:
+    """The size that a sample of these records hardly ever has: six standard deviations above the mean."""
+    spread = math.sqrt(num_examples * probability * (1 - probability))
+    return min(num_examples, math.ceil(num_examples * probability + 6 * spread) + 1)
+
+
+def _checked(
+    num_examples: int, sampling_probability: float, steps: int, start: int, multiple_of: int
+) -> tuple[int, float, range, int]:
+    num_examples = check_integer(num_examples, "num_examples")
+    multiple_of = check_integer(multiple_of, "multiple_of")
     steps, start = check_integer(steps, "steps", 0), check_integer(start, "start", 0)
     if not 0 < check_number(sampling_probability, "sampling_probability") <= 1:
         raise ValueError(
             f"sampling_probability={sampling_probability} must be in (0, 1]: "
             "expected batch size / number of records"
         )
+    return num_examples, sampling_probability, range(start, steps), multiple_of
+
+
+def _root(seed: int | np.random.SeedSequence) -> np.random.SeedSequence:
     root = seed
     if not isinstance(root, np.random.SeedSequence):
         given: Any = seed
@@ -72,38 +192,46 @@ def poisson_batches(
         number = check_integer(seed, "seed", 0)
         warn_of_guess(number < 2**32, "seed")
         root = np.random.SeedSequence(number)
-    _watch.check_samples(max_batch_size)
     _watch.key_used(root.generate_state(_watch.KEY_WORDS), "sampling")
-    return _batches(
-        num_examples,
-        sampling_probability,
-        range(start, steps),
-        root,
-        multiple_of,
-        max_batch_size,
-        groups,
-    )
+    return root
 
 
-def _batches(num_examples, sampling_probability, steps, root, multiple_of, most, groups):
+def _generator(root: np.random.SeedSequence, *purpose: int) -> np.random.Generator:
+    spawned = (*root.spawn_key, *purpose)
+    child = np.random.SeedSequence(root.entropy, spawn_key=spawned, pool_size=root.pool_size)
+    return np.random.default_rng(child)
+
+
+def _poisson(root, most, groups, num_examples, sampling_probability, steps, multiple_of):
     ids = _watch.record_ids(num_examples)
-
-    def generator(*purpose: int) -> np.random.Generator:
-        spawned = (*root.spawn_key, *purpose)
-        child = np.random.SeedSequence(root.entropy, spawn_key=spawned, pool_size=root.pool_size)
-        return np.random.default_rng(child)
-
-    group = generator(0, 1).integers(groups, size=ids.max() + 1)[ids]
+    group = _generator(root, 0, 1).integers(groups, size=ids.max() + 1)[ids]
     for step in steps:
-        draws = generator(step).random(ids.max() + 1)[ids]
+        draws = _generator(root, step).random(ids.max() + 1)[ids]
         chosen = np.flatnonzero(draws < sampling_probability)
         chosen = chosen[group[chosen] == step % groups]
         if most is not None and len(chosen) > most:
             # Draws below the probability are uniform there, so that those of the smallest are a random part.
             chosen = np.sort(chosen[np.argpartition(draws[chosen], most)[:most]])
-        wanted = len(chosen) if most is None else most
-        size = max(1, math.ceil(wanted / multiple_of)) * multiple_of
-        indices = np.zeros(size, np.int32)
-        indices[: len(chosen)] = chosen
         _watch.sampled(sampling_probability)
-        yield indices, np.arange(size) < len(chosen)
+        yield _padded(chosen, len(chosen) if most is None else most, multiple_of)
+
+
+def _allocated(root, num_examples, sampling_probability, steps, multiple_of):
+    ids = _watch.record_ids(num_examples)
+    drawn, own = None, ids
+    for step in steps:
+        number, begin, length = epoch(step, sampling_probability)
+        if number != drawn:
+            # Of a purpose of its own, apart from the draws of Poisson samples
+            own = _generator(root, number, 2).integers(length, size=ids.max() + 1)[ids]
+            drawn = number
+        chosen = np.flatnonzero(own == step - begin)
+        _watch.sampled((tuple(root.generate_state(_watch.KEY_WORDS).tolist()), number, length))
+        yield _padded(chosen, len(chosen), multiple_of)
+
+
+def _padded(chosen: np.ndarray, size: int, multiple_of: int) -> tuple[np.ndarray, np.ndarray]:
+    size = max(1, math.ceil(size / multiple_of)) * multiple_of
+    indices = np.zeros(size, np.int32)
+    indices[: len(chosen)] = chosen
+    return indices, np.arange(size) < len(chosen)

@@ -9,6 +9,7 @@ import optax
 
 import dpx
 from dpx.audit import Training
+from dpx.training import Poisson
 from dpx.training.transformation import PrivatizeState
 
 _MICROBATCHES = 4
@@ -79,19 +80,22 @@ def _clip_doubled(training: Training) -> Training:
     return dataclasses.replace(training, clipped_grad=doubled)
 
 
-def _fixed_size(training: Training) -> Training:
+@dataclasses.dataclass(frozen=True)
+class _FixedSize(Poisson):
     """Batches of one size, in which a record that joins takes the place of another."""
 
-    def batches(num_examples, *, sampling_probability, steps, seed, multiple_of):
+    def batches(self, num_examples, *, sampling_probability, steps, seed, multiple_of=1, **_):
         rng = np.random.default_rng(seed)
         size = int(sampling_probability * num_examples)
         padded = -(-size // multiple_of) * multiple_of
-        for _ in range(steps):
+        for _step in range(steps):
             indices = np.zeros(padded, np.int32)
             indices[:size] = rng.choice(num_examples, size, replace=False)
             yield indices, np.arange(padded) < size
 
-    return dataclasses.replace(training, poisson_batches=batches)
+
+def _fixed_size(training: Training) -> Training:
+    return dataclasses.replace(training, sampling=_FixedSize())
 
 
 def _twice_the_steps(training: Training) -> Training:

@@ -137,6 +137,7 @@ def private_regression(
         delta=config.delta,
         batch_size=about.batch_size,
         steps=about.steps,
+        sampling="poisson",
         optimizer=optax.adam(optax.cosine_decay_schedule(about.learning_rate, about.steps)),
         l2_clip_norm=about.l2_clip_norm,
         key=keys,

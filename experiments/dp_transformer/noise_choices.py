@@ -34,7 +34,7 @@ TASK = flags.DEFINE_enum("task", "digits", TASKS, "what is learned")
 PATH = flags.DEFINE_string("path", None, "TinyShakespeare as a file; it is downloaded without")
 EPSILON = flags.DEFINE_float("epsilon", 3.0, "ε of every training")
 SEEDS = flags.DEFINE_integer("seeds", 3, "trainings of each kind")
-CHOICE = flags.DEFINE_enum("choice", "clip", ("clip", "noise"), "what is varied")
+CHOICE = flags.DEFINE_enum("choice", "clip", ("clip", "noise", "sampling"), "what is varied")
 DELTA = 1e-5
 # What is varied, as arguments of `dpx.training.fit`.
 CLIPS = {f"fixed, C = {clip:g}": {"l2_clip_norm": clip} for clip in (0.1, 0.3, 1.0, 3.0, 10.0)}
@@ -45,6 +45,9 @@ ADAPTIVE = {
     for start, quantile in ((0.1, 0.5), (10.0, 0.5), (10.0, 0.2))
 }
 NORMALIZED = {"normalized": {"l2_clip_norm": 1.0, "normalize": True}}
+SAMPLINGS = {
+    name: {"sampling": name} | NORMALIZED["normalized"] for name in ("poisson", "allocation")
+}
 BANDS = {"digits": (2, 4, 8), "surnames": (4, 16), "shakespeare": (4, 16), "histories": (4, 16)}
 
 
@@ -136,6 +139,7 @@ def _next_token(train: Texts, test: Texts, vocab_size: int, start: int) -> Task:
 
 def trained(task: Task, name: str, seed: int, **choice: Any) -> dpx.training.Trained:
     settings = {"epsilon": EPSILON.value, "delta": DELTA, "key": jax.random.key(1000 + seed)}
+    settings["sampling"] = "poisson"  # which goes with all other choices
     settings["label"] = name.replace(",", "")  # rows do not share their noise
     return dpx.training.fit(
         task.loss, task.model(seed), task.data, **settings | task.settings | choice
@@ -163,6 +167,8 @@ def main(argv: list[str]) -> None:
     make: dict[str, Callable[[], Task]] = dict(zip(TASKS, tasks, strict=True))
     print(f"{TASK.value}, ε = {EPSILON.value:g}, δ = {DELTA:g}, {SEEDS.value} seeds")
     choices: dict[str, dict[str, Any]] = CLIPS | ADAPTIVE | NORMALIZED
+    if CHOICE.value == "sampling":
+        choices = SAMPLINGS
     if CHOICE.value == "noise":
         choices = {"independent": NORMALIZED["normalized"]}
         for bands in BANDS[TASK.value]:

@@ -13,9 +13,17 @@ import optax
 import dpx
 from dpx import _validate
 from dpx.training import loop, precision
-from dpx.training.calibration import Privacy, calibrate, public_size, warn_about_delta
+from dpx.training.arguments import check_sampling
+from dpx.training.calibration import (
+    Privacy,
+    calibrate,
+    public_size,
+    quieter,
+    warn_about_delta,
+)
 from dpx.training.keys import Keys
 from dpx.training.layout import Layout, as_mesh, share, whole
+from dpx.training.sampling import NAMES
 from experiments.dp_transformer import without_privacy
 
 __all__ = [
@@ -133,6 +141,9 @@ def check(config: Any, num_examples: int, *, name: str = "config.train") -> None
     _validate.check_positive(config.weight_decay, f"{name}.weight_decay", zero=True)
     if config.accountant not in ("pld", "rdp"):
         raise ValueError(f"{name}.accountant={config.accountant!r} must be 'pld' or 'rdp'")
+    _validate.check_choice(config.get("sampling", "poisson"), f"{name}.sampling", NAMES)
+    if config.accountant == "rdp" and config.get("sampling") == "allocation":
+        raise ValueError(f"{name}.accountant='rdp' must be 'pld' with {name}.sampling='allocation'")
 
 
 def check_both(config: Any, num_examples: int) -> None:
@@ -156,6 +167,16 @@ def make_private(
     beside_label: str = "prior release",
 ) -> tuple[Privacy, dpx.PrivacyGuarantee]:
     """Calibrates the training section to a budget: see `dpx.training.calibration.calibrate`."""
+    asked = check_sampling(config.get("sampling", "poisson"), config.batch_size)
+    sampling = asked or quieter(
+        epsilon=epsilon,
+        delta=delta,
+        num_examples=num_examples,
+        batch_size=config.batch_size,
+        steps=config.steps,
+        accountant=config.accountant,
+        beside=beside,
+    )
     return calibrate(
         epsilon=epsilon,
         delta=delta,
@@ -167,6 +188,7 @@ def make_private(
         accountant=config.accountant,
         unit=unit,
         assumptions=assumptions,
+        sampling=sampling,
         beside=beside,
         beside_label=beside_label,
     )

@@ -80,7 +80,7 @@ def whole_sample(**options):
         (lambda x: released(x[:, : len(x)]), "another shape or type"),
         (lambda x: (released(x), released(x)), "one key serves noise of sum"),
         (lambda x: released(x, key=jax.random.key(len(x))), "another key"),
-        (lambda x: from_a_sample(x, 1 / len(x)), "sampled with another probability"),
+        (lambda x: from_a_sample(x, 1 / len(x)), "sampled in another way"),
         (lambda x: (released(x), _watch.key_used(KEY, "dropout")), "noise of sum and dropout"),
         (lambda x: [whole_sample(seed=2) is None for _ in range(2)], "one key serves sampling"),
     ],
@@ -221,5 +221,5 @@ def test_each_gradient_is_priced_by_its_own_sample():
         ledger.spend(privacy.dpsgd_event(2.0, sampling_probability=q, steps=3), f"at {q}")
     assert found.epsilon(1e-5) == pytest.approx(ledger.guarantee(1e-5).epsilon, rel=1e-6)
     found = audit.record(lambda x: steps(x, (0.9, 0.1), together=True), DATA)
-    with pytest.raises(ValueError, match="different sampling probabilities were open at once"):
+    with pytest.raises(ValueError, match="different samplings were open at once"):
         found.epsilon(1e-5)

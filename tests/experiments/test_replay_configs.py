@@ -71,7 +71,7 @@ GRU = {
 }
 # Changes of a config before it is replayed: rows and options that its defaults leave out.
 CHANGES = {
-    "quickstart:tiny": [TRAINING | DROPOUT, TRAINING | GRU],
+    "quickstart:tiny": [TRAINING | DROPOUT, TRAINING | GRU | {"train.sampling": "allocation"}],
     "shakespeare:tiny": [TRAINING | {"model.dropout": 0.2}],
     "text:tiny": [TRAINING | {"data.limit": 120}],
     "finetune:pretrained,tiny": [
@@ -85,7 +85,9 @@ CHANGES = {
     "recommender:movielens,tiny": [TRAINING | {"model.dropout": 0.5, "num_seeds": 2}],
     "recommender:amazon,tiny": [TRAINING | {"reattention.enabled": True, "num_seeds": 1}],
     "recommender:amazon_warm,tiny": [TRAINING | {"num_seeds": 1, "model.dropout": 0.2}],
-    "recommender:movielens1m,tiny": [TRAINING | {"model.kind": "lstm", "model.tied": False}],
+    "recommender:movielens1m,tiny": [
+        TRAINING | {"model.kind": "lstm", "model.tied": False, "train.sampling": "auto"}
+    ],
     "recommender:synthetic,tiny": [
         TRAINING | {"evaluate.split": "validation", "popularity_budget_fraction": 0.0}
     ],

@@ -499,9 +499,9 @@ FAULTS = (
     # Steps and samples
     Fault(
         "samples that are cut off are accounted as whole ones",
-        "dpx/training/calibration.py",
-        "if max_batch_size is not None:\n        settings",
-        "if False:\n        settings",
+        "dpx/training/sampling.py",
+        "        if self.max_batch_size is None:\n            return {",
+        "        if True:\n            return {",
         "tests/training/test_fit.py::test_samples_that_are_cut_off_are_those_that_are_accounted",
     ),
     Fault(
@@ -647,6 +647,76 @@ FAULTS = (
         "tests/training/test_sampling.py::test_each_example_joins_independently",
     ),
     Fault(
+        "an epoch of random allocation is a shuffle that is cut into batches of one size",
+        "dpx/training/sampling.py",
+        ".integers(length, size=ids.max() + 1)[ids]",
+        ".permutation(ids.max() + 1)[ids] % length",
+        "tests/training/test_allocated_batches.py::test_batch_sizes_follow_the_binomial_law",
+    ),
+    Fault(
+        "the allocation of one epoch is used again in the next",
+        "dpx/training/sampling.py",
+        "own = _generator(root, number, 2)",
+        "own = _generator(root, 0, 2)",
+        "tests/training/test_allocated_batches.py::test_each_epoch_is_drawn_anew",
+    ),
+    Fault(
+        "a record is in two batches of an epoch",
+        "dpx/training/sampling.py",
+        "np.flatnonzero(own == step - begin)",
+        "np.flatnonzero((step - begin - own) % length < 2)",
+        "tests/training/test_allocated_batches.py::test_each_record_is_in_one_batch_of_each_epoch",
+    ),
+    Fault(
+        "epochs of random allocation are priced as Poisson samples",
+        "dpx/training/sampling.py",
+        'return {"sampling": "allocation"}',
+        'return {"sampling": "poisson"}',
+        "tests/training/test_allocated_batches.py::test_what_is_drawn_costs_what_is_stated[allocation]",
+    ),
+    Fault(
+        "Poisson samples are priced as epochs of random allocation",
+        "dpx/training/sampling.py",
+        'return {"sampling": "poisson"}',
+        'return {"sampling": "allocation"}',
+        "tests/training/test_allocated_batches.py::test_what_is_drawn_costs_what_is_stated[poisson]",
+    ),
+    Fault(
+        "allocations follow from the order of the records",
+        "dpx/training/sampling.py",
+        ".integers(length, size=ids.max() + 1)[ids]",
+        ".integers(length, size=num_examples)",
+        "tests/training/test_allocated_batches.py::test_a_record_moves_its_own_batches_alone",
+    ),
+    Fault(
+        "a record that joins an epoch of random allocation is priced like one that leaves",
+        "dpx/privacy/allocation.py",
+        "losses(-found.last, without[::-1].copy())",
+        "losses(found.first, joined)",
+        "tests/privacy/test_allocation.py::test_small_epochs_cost_what_samples_of_their_losses_say",
+    ),
+    Fault(
+        "means of ratios between two points are rounded up",
+        "dpx/privacy/allocation.py",
+        "np.clip(up, 0, partners, out=up)",
+        "up = partners.copy()",
+        "tests/privacy/test_allocation.py::test_small_epochs_cost_what_samples_of_their_losses_say",
+    ),
+    Fault(
+        "an epoch of random allocation is priced for half of those who are in it",
+        "dpx/privacy/allocation.py",
+        "event.released / event.steps)",
+        "event.released / event.steps / 2)",
+        "tests/privacy/test_allocation.py::test_small_epochs_cost_what_samples_of_their_losses_say",
+    ),
+    Fault(
+        "an epoch that has begun is not paid for before it ends",
+        "dpx/privacy/allocation.py",
+        "        if count\n",
+        "        if count and steps == released\n",
+        "tests/privacy/test_allocation.py::test_an_event_has_the_epochs_that_are_drawn",
+    ),
+    Fault(
         "the sampling probability is that of a private count",
         "dpx/training/loop.py",
         "num_examples = layout.rows if privacy is None else public_size(layout.rows)",
@@ -728,7 +798,7 @@ FAULTS = (
     ),
     Fault(
         "what is released beside a training run is forgotten by the calibration",
-        "dpx/privacy/dpsgd.py",
+        "dpx/privacy/calibration.py",
         "return run if beside is None else dp_accounting.ComposedDpEvent([beside, run])",
         "return run",
         "tests/privacy/test_privacy.py::test_calibration_beside_another_release_fits_one_budget",
@@ -2433,8 +2503,8 @@ FAULTS = (
     Fault(
         "groups of records are drawn from the numbers that sample the first step",
         "dpx/training/sampling.py",
-        "generator(0, 1).integers",
-        "generator(0).integers",
+        "_generator(root, 0, 1).integers",
+        "_generator(root, 0).integers",
         "tests/training/test_sampling.py::test_groups_are_drawn_apart_from_samples",
     ),
     Fault(
@@ -2474,7 +2544,7 @@ FAULTS = (
     ),
     Fault(
         "a cached multiplier may cost a twentieth more",
-        "dpx/privacy/dpsgd.py",
+        "dpx/privacy/calibration.py",
         "0.99 * epsilon <= spent(stored) <= epsilon",
         "0.99 * epsilon <= spent(stored) <= 1.05 * epsilon",
         "tests/privacy/test_ledger.py::test_a_cached_multiplier_with_a_thousandth_too_little_noise_is_not_used",
@@ -2496,7 +2566,7 @@ FAULTS = (
     Fault(
         "groups follow from the order of the records",
         "dpx/training/sampling.py",
-        "generator(0, 1).integers(groups, size=ids.max() + 1)[ids]",
+        "_generator(root, 0, 1).integers(groups, size=ids.max() + 1)[ids]",
         "ids % groups",
         "tests/training/test_sampling.py::test_groups_are_drawn_and_each_record_is_in_one",
     ),
@@ -2524,8 +2594,8 @@ FAULTS = (
     Fault(
         "a training goes on with samples that are cut off elsewhere",
         "dpx/training/fitting.py",
-        'settings["max_batch_size"] = max_batch_size',
-        "pass",
+        "dataclasses.asdict(chosen) | {",
+        "{",
         "tests/training/test_fitting.py::test_a_call_that_goes_on_differs_in_nothing_that_counts",
     ),
     Fault(
@@ -2829,7 +2899,7 @@ FAULTS = (
     ),
     Fault(
         "losses between two points of a coarser grid are rounded down",
-        "dpx/privacy/composition.py",
+        "dpx/privacy/sampled.py",
         "    probs[1:] += up\n",
         "    probs[:-1] += up\n",
         "tests/privacy/test_composition.py::test_a_coarser_grid_says_more_and_on_its_points_the_same "
@@ -2845,8 +2915,8 @@ FAULTS = (
     Fault(
         "a grid is made coarser, and its losses are not moved",
         "dpx/privacy/composition.py",
-        "return _pmf(interval * COARSER, first, cells.sum(axis=1), up, dense._infinity_mass)",
-        "return _pmf(interval * COARSER, first, cells.sum(axis=1), 0 * up, dense._infinity_mass)",
+        "return split_pmf(interval * COARSER, first, cells.sum(axis=1), up, dense._infinity_mass)",
+        "return split_pmf(interval * COARSER, first, cells.sum(axis=1), 0 * up, dense._infinity_mass)",
         "tests/privacy/test_composition.py::test_a_coarser_grid_says_more_and_on_its_points_the_same",
     ),
     Fault(
@@ -2858,14 +2928,14 @@ FAULTS = (
     ),
     Fault(
         "a record that joins is priced like one that leaves",
-        "dpx/privacy/composition.py",
+        "dpx/privacy/sampled.py",
         "_on_grid(-losses, without, interval, 2 * tail)",
         "_on_grid(losses, both, interval, 2 * tail)",
         "tests/privacy/test_composition.py::test_it_is_what_dp_accounting_finds_at_once",
     ),
     Fault(
         "a sampled step is priced by its mean alone",
-        "dpx/privacy/composition.py",
+        "dpx/privacy/sampled.py",
         "    both = (1 - probability) * without + probability * shifted\n",
         "    both = without\n",
         "tests/privacy/test_composition.py::test_one_step_is_an_upper_bound_of_what_hypothesis_testing_says",
@@ -3247,7 +3317,7 @@ FAULTS = (
     ),
     Fault(
         "without sampling, what is released beside a training is not taken off",
-        "dpx/privacy/dpsgd.py",
+        "dpx/privacy/calibration.py",
         'if sampling_probability == 1 and beside is None and accountant == "pld" and not cut:',
         'if sampling_probability == 1 and accountant == "pld" and not cut:',
         "tests/privacy/test_privacy.py::test_calibration_beside_another_release_fits_one_budget",
@@ -3301,7 +3371,7 @@ FAULTS = (
     Fault(
         "a training may do something else than its guarantee is about",
         "dpx/training/loop.py",
-        "    check_priced(privacy, probability, steps, num_examples, max_batch_size)\n",
+        "    check_priced(privacy, probability, steps, num_examples)\n",
         "",
         "tests/training/test_training.py::test_a_training_does_what_its_guarantee_is_about",
     ),

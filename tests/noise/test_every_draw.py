@@ -38,6 +38,9 @@ RELEASED = "text from a model that was released: post-processing"
 CANARIES = "coins of an audit, which bounds ε from below"
 SECRET = "keys and salts, from the operating system"
 SAMPLING = "Poisson sampling and groups: uniform numbers of 53 bits, so that q is right to 2⁻⁵³"
+ALLOCATION = (
+    "steps of an epoch: whole numbers by rejection of 32 or 64 bits, each as likely as the others"
+)
 TRIALS = "how many trials a selection has: 256 bits, turned into the law by exact arithmetic"
 POINTS = "which candidate a trial runs, whose probabilities are public"
 
@@ -69,8 +72,9 @@ ELSEWHERE = {
     "training/keys.py _draw": ({"urandom"}, SECRET),
     "training/keys.py fingerprint": ({"urandom"}, SECRET),
     "training/purposes.py secret_key": ({"urandom"}, SECRET),
-    "training/sampling.py _batches": ({"integers", "random"}, SAMPLING),
-    "training/sampling.py _batches.generator": ({"default_rng"}, SAMPLING),
+    "training/sampling.py _allocated": ({"integers"}, ALLOCATION),
+    "training/sampling.py _generator": ({"default_rng"}, SAMPLING),
+    "training/sampling.py _poisson": ({"integers", "random"}, SAMPLING),
 }
 # Inside of `dpx.noise` laws are made of fair bits alone.
 BITS = {"bits", "threefry2x32_p", "bind"}

@@ -12,7 +12,7 @@ from scipy import stats
 
 import dpx
 from dpx import privacy
-from dpx.privacy import composition, dpsgd
+from dpx.privacy import calibration, composition
 from dpx.privacy.events import pld_interval
 
 # All records but one in 1e15 are in every sample, so that the closed form of the Gaussian mechanism holds.
@@ -211,7 +211,7 @@ def test_extremes_are_calibrated_to_less_noise_than_rdp_takes(
 
 def test_a_calibration_that_takes_long_says_so(tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    monkeypatch.setattr(dpsgd, "_PATIENCE", 0)
+    monkeypatch.setattr(calibration, "_PATIENCE", 0)
     with pytest.warns(UserWarning, match="calibrating 7 steps .* accountant='rdp'") as found:
         dpx.calibrate_dpsgd(1.7, 1e-5, sampling_probability=0.0123, steps=7)
     assert len(found) == 1

@@ -13,7 +13,7 @@ from scipy import stats
 
 import dpx
 from dpx import privacy
-from dpx.privacy import _cache, dpsgd
+from dpx.privacy import _cache, calibration
 from dpx.privacy.events import pld_bound
 
 mpmath.mp.dps = 60
@@ -202,9 +202,9 @@ def test_a_cached_multiplier_is_checked_before_it_is_used(
 
 def test_a_cached_multiplier_costs_one_evaluation_and_none_again(tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    evaluated, accounted = [], dpsgd._accounted
+    evaluated, accounted = [], calibration.accounted
     monkeypatch.setattr(
-        dpsgd, "_accounted", lambda *args: (evaluated.append(args), accounted(*args))[1]
+        calibration, "accounted", lambda *args: (evaluated.append(args), accounted(*args))[1]
     )
     counts = []
     for _ in range(2):

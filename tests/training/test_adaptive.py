@@ -29,6 +29,7 @@ def fit(data=X, loss=loss_fn, **changes):
         "epsilon": 1e4,
         "delta": 1e-4,
         "batch_size": 100,
+        "sampling": "poisson",
         "steps": 60,
         "optimizer": optax.sgd(1e-3),
         "l2_clip_norm": AdaptiveClipNorm(start=30.0, learning_rate=0.3),

@@ -8,7 +8,7 @@ import pytest
 
 import dpx
 from dpx import audit
-from dpx.training import AdaptiveClipNorm, calibration, correlated, loop
+from dpx.training import AdaptiveClipNorm, Poisson, calibration, correlated, loop
 from dpx.training.log import Progress
 
 toeplitz = pytest.importorskip("jax_privacy.matrix_factorization.toeplitz")
@@ -39,6 +39,7 @@ def fit(data=X, **changes):
         "epsilon": 3.0,
         "delta": 1e-3,
         "batch_size": 8,
+        "sampling": "poisson",
         "steps": 7,
         "optimizer": optax.sgd(0.1),
         "l2_clip_norm": 0.5,
@@ -208,7 +209,8 @@ def test_all_groups_of_parameters_are_in_the_sensitivity(monkeypatch):
         ({"bands": 1}, "bands=1 must be"),
         ({"bands": 8}, "bands=8 must be at most 7"),
         ({"batch_size": 30}, "bands=3 must be at most 2"),
-        ({"max_batch_size": 20}, "max_batch_size=20 must be None"),
+        ({"sampling": Poisson(20)}, "must be 'poisson' or 'auto' with noise='banded'"),
+        ({"sampling": "allocation"}, "must be 'poisson' or 'auto' with noise='banded'"),
         ({"l2_clip_norm": AdaptiveClipNorm()}, "must be 'independent' with an AdaptiveClipNorm"),
     ],
 )

@@ -15,8 +15,8 @@ from sklearn.datasets import load_digits
 from sklearn.model_selection import train_test_split
 
 import dpx
+from dpx.training import Poisson, loop
 from dpx.training import keys as secrets
-from dpx.training import loop
 from dpx.training.log import Progress
 
 X = np.random.default_rng(0).normal(size=(100, 3)).astype(np.float32)
@@ -26,6 +26,7 @@ SETTINGS = {
     "epsilon": 2.0,
     "delta": 1e-3,
     "batch_size": 20,
+    "sampling": "poisson",
     "steps": 6,
     "optimizer": optax.sgd(0.1),
     "l2_clip_norm": 0.5,
@@ -204,8 +205,11 @@ def test_a_folder_goes_on_with_nothing_else(tmp_path, monkeypatch):
         ({"batch_size": 0}, "batch_size=0 must"),
         ({"steps": 2.5}, "steps=2.5 must be a whole number"),
         ({"microbatch_size": 0}, "microbatch_size=0 must"),
-        ({"max_batch_size": 19}, "max_batch_size=19 must be at least 20, the expected size"),
-        ({"max_batch_size": 30, "accountant": "rdp"}, "accountant='rdp' must be 'pld'"),
+        (
+            {"sampling": Poisson(max_batch_size=19)},
+            "max_batch_size=19 must be at least 20, the expected size",
+        ),
+        ({"sampling": Poisson(30), "accountant": "rdp"}, "accountant='rdp' must be 'pld'"),
         ({"log_every": 0}, "log_every=0 must"),
         ({"accountant": "moments"}, "accountant='moments' is not known"),
         ({"l2_clip_norm": -1.0}, "l2_clip_norm=-1.0 must"),
@@ -254,7 +258,7 @@ def test_samples_that_are_cut_off_are_those_that_are_accounted(monkeypatch):
 
     monkeypatch.setattr(loop, "_step", watched)
     settings = {"steps": 30, "microbatch_size": 4}
-    plain, cut = fit(**settings), fit(max_batch_size=24, **settings)
+    plain, cut = (fit(sampling=sampling, **settings) for sampling in (Poisson(), Poisson(24)))
     assert seen[-1] == (24,)
     assert len(seen) == 2
     event = cut.guarantee.event.event

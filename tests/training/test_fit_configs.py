@@ -11,7 +11,14 @@ import pytest
 from dpx import training
 
 ROWS = np.random.default_rng(0).normal(size=(12, 3)).astype(np.float32)
-ABOUT = {"epsilon": 3.0, "delta": 1e-4, "batch_size": 4, "steps": 4, "l2_clip_norm": 1.0}
+ABOUT = {
+    "sampling": "poisson",
+    "epsilon": 3.0,
+    "delta": 1e-4,
+    "batch_size": 4,
+    "steps": 4,
+    "l2_clip_norm": 1.0,
+}
 
 
 def fit(params, **options):

@@ -31,6 +31,7 @@ def fit(loss=linear, params=PARAMS["w"], data=X, **changes):
         "epsilon": 3.0,
         "delta": 1e-3,
         "batch_size": 16,
+        "sampling": "poisson",
         "steps": 2,
         "optimizer": optax.sgd(0.1),
         "l2_clip_norm": 1.0,

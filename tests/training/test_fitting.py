@@ -8,7 +8,7 @@ import pytest
 
 import dpx
 from dpx import privacy
-from dpx.training import AdaptiveClipNorm, calibration, fitting, resuming
+from dpx.training import AdaptiveClipNorm, Poisson, calibration, fitting, resuming
 
 PARAMS = {"w": np.zeros(3, np.float32), "b": np.ones(3, np.float32)}
 X = np.random.default_rng(0).normal(size=(64, 3)).astype(np.float32)
@@ -66,8 +66,9 @@ ADAPTIVE = {"l2_clip_norm": AdaptiveClipNorm(start=1.0)}
         (ADAPTIVE, {"l2_clip_norm": AdaptiveClipNorm(start=1.0, count_noise=9.0)}),
         ({}, {"normalize": True}),
         ({}, {"microbatch_size": 8}),
-        ({}, {"max_batch_size": 40}),
-        ({"max_batch_size": 40}, {"max_batch_size": 41}),
+        ({"sampling": "poisson"}, {"sampling": Poisson(40)}),
+        ({"sampling": "poisson"}, {"sampling": "allocation"}),
+        ({"sampling": Poisson(40)}, {"sampling": Poisson(41)}),
         ({}, {"compute_dtype": "bfloat16"}),
         ({}, {"record_key": True}),
         ({}, {"noise": "banded", "bands": 2}),

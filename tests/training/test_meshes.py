@@ -47,6 +47,7 @@ def found():
         "cut, data 4, model 2",
         "adaptive",
         "banded",
+        "allocation",
     ],
 )
 def test_training_is_that_on_one_device(found, case):

@@ -17,6 +17,7 @@ SETTINGS = {
     "epsilon": 4.0,
     "delta": 1e-3,
     "batch_size": 12,
+    "sampling": "poisson",
     "steps": 4,
     "l2_clip_norm": 0.5,
     "record_key": True,

@@ -25,7 +25,14 @@ def loss_fn(params, x):
 
 
 def fit(folder, loss=loss_fn, optimizer=None, **changes):
-    options = {"epsilon": 2.0, "delta": 1e-3, "batch_size": 16, "steps": 2, "l2_clip_norm": 1.0}
+    options = {
+        "sampling": "poisson",
+        "epsilon": 2.0,
+        "delta": 1e-3,
+        "batch_size": 16,
+        "steps": 2,
+        "l2_clip_norm": 1.0,
+    }
     given = options | {"optimizer": optimizer or optax.adam(0.1), "key": jax.random.key(0)}
     return dpx.training.fit(loss, W, (X,), workdir=folder, **given | changes)
 

@@ -26,7 +26,14 @@ def words(key):
 
 
 def fit(key, data=X, **changes):
-    given = {"epsilon": 1.0, "delta": 1e-3, "batch_size": 32, "steps": 2, "l2_clip_norm": 1.0}
+    given = {
+        "sampling": "poisson",
+        "epsilon": 1.0,
+        "delta": 1e-3,
+        "batch_size": 32,
+        "steps": 2,
+        "l2_clip_norm": 1.0,
+    }
     given |= {"optimizer": optax.sgd(1.0), "key": key} | changes
     return dpx.training.fit(lambda w, x: jnp.sum(w * x), jnp.zeros(200), data, **given)
 
