@@ -123,7 +123,7 @@ def _audited(inputs, log_ratio, trials: int, **options) -> audit.Audit:
             made = gram.release(key, X, epsilon=1.0, delta=DELTA, column_bound=1.0, **options)
             return log_ratio(made.matrix, made)
 
-        return np.asarray(jax.jit(jax.vmap(ratio))(keys))
+        return np.asarray(jax.jit(lambda keys: jax.lax.map(ratio, keys, batch_size=2**16))(keys))
 
     keys = jax.random.split(jax.random.key(1), (2, trials))
     with jax.enable_x64(True):

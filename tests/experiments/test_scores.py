@@ -33,12 +33,13 @@ CHANGES = {
 def _histories(config, patch):
     """Users whose next item is held out; of the first one it is what every model of theirs ranks first."""
     prepare = recommender_data.prepare
-    part = ("histories", "history_mask", "seen", "next_items")
+    part = ("histories", "history_mask", "next_items", "users")
 
     def inject(kept):
         def prepared(config, start=None):
             found = prepare(config, start)
-            return found._replace(**{name: getattr(found, name)[kept] for name in part})
+            arrays = {name: getattr(found, name)[kept] for name in part}
+            return found._replace(seen=[found.seen[user] for user in kept], **arrays)
 
         patch.setattr(recommender_data, "prepare", prepared)
 
