@@ -248,7 +248,9 @@ def test_the_readme_is_short():
 def test_measured_numbers_of_the_readme_stand_on_the_page_that_they_link_to():
     """A number stands once, on a page of results; the README repeats it and must not be left behind."""
     rows = [
-        line for line in (ROOT / "README.md").read_text(encoding="utf-8").splitlines() if " ε = " in line
+        line
+        for line in (ROOT / "README.md").read_text(encoding="utf-8").splitlines()
+        if " ε = " in line
     ]
     found = 0
     for row in rows:
