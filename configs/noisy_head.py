@@ -240,14 +240,14 @@ def _shrink(config, variant):
         config.length = 8
         config.powers = (2.0,)
     for axis, values in {
-        "num_prompts": (64, 128) if variant == "rates" else (64,),
+        "num_prompts": (64,),
         "length": (8, 16),
-        "dim": (2, 3),
         "epsilon": (2.0, 4.0),
     }.items():
         if axis in config.get("axes", ()):
             config.axes[axis] = values
     if variant == "rates":
         config.num_prompts, config.length = 64, 8
+        del config.axes.num_prompts, config.axes.dim  # every shape is compiled for itself
     if variant == "useful":
         config.length, config.steps = 8, 10

@@ -69,6 +69,13 @@ def define_config(words: str) -> None:
     flags.FLAGS["config"].parser = _Configs()
 
 
+def hurry(source: str) -> None:
+    """Compiles a `tiny` run without optimizing it: it is there to be tried, and hardly runs."""
+    if "tiny" in source.partition(":")[2].split(","):
+        jax.config.update("jax_disable_most_optimizations", True)
+        os.environ["JAX_DISABLE_MOST_OPTIMIZATIONS"] = "1"  # of workers
+
+
 def given_config() -> tuple[str, dict[str, Any]]:
     """The value of --config, a name or a file, and what flags --config.KEY change of it, by dotted name."""
     flag = flags.FLAGS["config"]

@@ -231,7 +231,9 @@ def main(argv: list[str]) -> None:
             _show(plan(config))
             return
         workdir = cli.workdir("DIR, a new folder")
-        prepare(config, cli.given_config()[0], workdir)
+        source = cli.given_config()[0]
+        cli.hurry(source)
+        prepare(config, source, workdir)
     except (ValueError, *cli.EXPECTED) as error:
         cli.stop(error)
     try:

@@ -185,6 +185,7 @@ def main(argv: list[str]) -> None:
         if flag.config is None or not flag.workdir:
             raise ValueError("--config=NAME and --workdir=DIR are both needed")
         (source, fixed), folder = cli.given_config(), cli.workdir("DIR")
+        cli.hurry(source)
         if flag.select is not None or flag.trials is not None:
             _select(source, fixed, folder)
             return

@@ -14,7 +14,7 @@ from zygote import Zygote
 
 import dpx
 from dpx.data import surnames
-from dpx.launch import records, report, run, sources, sweep
+from dpx.launch import cli, records, report, run, sources, sweep
 from dpx.launch.experiment import Measure, Outcome
 
 
@@ -64,6 +64,19 @@ def test_help_is_no_failure():
         assert "--workdir" in ended.stdout
         assert ("--config" in ended.stdout) == (module == "run")
     assert "dpx sample" in call("--help").stdout
+
+
+@pytest.mark.parametrize(
+    ("source", "hurried"), [("gram:recommender,tiny", True), ("gram:table", False)]
+)
+def test_a_tiny_run_is_compiled_in_a_hurry(monkeypatch, source, hurried):
+    changed = {}
+    monkeypatch.setattr(cli.jax.config, "update", lambda name, value: changed.update({name: value}))
+    monkeypatch.delenv("JAX_DISABLE_MOST_OPTIMIZATIONS", raising=False)
+    cli.hurry(source)
+    assert changed == ({"jax_disable_most_optimizations": True} if hurried else {})
+    assert ("JAX_DISABLE_MOST_OPTIMIZATIONS" in os.environ) == hurried
+    monkeypatch.delenv("JAX_DISABLE_MOST_OPTIMIZATIONS", raising=False)
 
 
 def variants_of(name):
