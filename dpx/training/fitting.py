@@ -270,12 +270,12 @@ def fit(
     def of_one(leaves: Any, example: Any) -> jax.Array:
         return losses.scalar(narrow(trained.gradient_tree(leaves), frozen, *example))
 
-    count = 1 if microbatch_size == 1 else min(rows, 2)
-    batch = jax.tree.map(lambda x: jax.ShapeDtypeStruct((count, *x.shape), x.dtype), given[2:])
+    several = min(rows, 2)
+    batch = jax.tree.map(lambda x: jax.ShapeDtypeStruct((several, *x.shape), x.dtype), given[2:])
     reports.report_state(params, wrt, strict)
     with reports.of(strict, examples, rows, trained.holding(frozen)):
         # Raises what a loss of other parameters or examples raises.
-        plan.trace(of_one, trained.leaves, batch, within=True)
+        plan.trace(of_one, trained.leaves, batch, plan.BLOCKS, microbatch_size != 1)
     if workdir is not None or _processes.several():
         computed = {
             "loss_fn": programs.of_loss(narrow, *given),

@@ -2379,7 +2379,7 @@ FAULTS = (
     Fault(
         "a loss is first looked at when its training has begun",
         "dpx/training/fitting.py",
-        "        plan.trace(of_one, trained.leaves, batch, within=True)\n",
+        "        plan.trace(of_one, trained.leaves, batch, plan.BLOCKS, microbatch_size != 1)\n",
         "        pass\n",
         "tests/training/test_fit_door.py"
         "::test_losses_that_mix_examples_are_refused_before_there_is_a_folder",

@@ -130,6 +130,20 @@ def test_dropout_that_all_records_share_names_the_argument():
         fit(lambda w, x: linear(w, nnx.clone(dropout)(x)), strict=True)
 
 
+def test_what_is_given_all_records_at_once_is_named():
+    centered = jax.custom_batching.custom_vmap(lambda x: x * 1.0)
+    centered.def_vmap(lambda size, batched, x: (x - x.mean(0), True))
+
+    def loss(w, x):
+        return linear(w, centered(x))
+
+    with pytest.warns(ClippingWarning, match="with a batching rule of its own"):
+        fit(loss)
+    with pytest.raises(ValueError, match="with a batching rule of its own"):
+        fit(loss, strict=True)
+    fit(loss, strict=True, microbatch_size=1)
+
+
 def test_what_is_frozen_comes_back_as_arrays_that_the_loss_takes():
     params = {"table": np.eye(3, dtype=np.float32), "w": np.ones(3, np.float32)}
 
