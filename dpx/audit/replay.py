@@ -101,7 +101,7 @@ class _Idle:
     def key(self, purpose, words):
         pass
 
-    def sampled(self, probability):
+    def sampled(self, how):
         pass
 
     def public(self, value, what):
