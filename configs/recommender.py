@@ -46,7 +46,7 @@ user.
 
 `--config.reattention.enabled` adds a row with Re-Attention at the same budget, and
 `--config.model.kind=gru` (or lstm) trains the recurrent baselines. At ε = 8 expect NDCG@10 of 1.9 % for
-`movielens`, 1.4 % for `amazon` and 4.7 % for `amazon_warm`, whose three seeds take 5 minutes of one core.
+`movielens`, 1.4 % for `amazon` and 4.8 % for `amazon_warm`, whose three seeds take 5 minutes of one core.
 The tables are in experiments/dp_transformer/README.md.
 """
 

@@ -263,7 +263,7 @@ def test_the_recommender_that_is_selected_recommends(tmp_path):
     assert ended.returncode == 0, ended.stderr
     (record,) = records.read_all(tmp_path)
     assert record.workdir.name == "selected"
-    assert set(record.metrics) == {"dp_transformer/hit@10"}
+    assert set(record.metrics) == {"served/hit@10"}
     trained = [records.load(path.parent) for path in tmp_path.rglob("private_trials/*/result.json")]
     chosen = records.load(tmp_path / "selected").recommend([1, 2], k=20, exclude_seen=False)
     assert chosen in [one.recommend([1, 2], k=20, exclude_seen=False) for one in trained]
