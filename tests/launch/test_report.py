@@ -142,9 +142,9 @@ def test_a_report_of_several_points_begins_with_what_differs_and_says_all_else_o
         "",
         "| ε | ε of all releases | loss | best private baseline in loss | hit |",
         "|---|---|---|---|---|",
-        "| 1.0 | 2 | 1 | 2 (a mean) | 0.5 |",
-        "| 3.0 | 6 | 0.3333 | 0.6667 (a mean) | 0.5 |",
-        "| 8.0 | 16 | 0.125 | 0.25 (a mean) | 0.5 |",
+        "| 1 | 2 | 1 | 2 (a mean) | 0.5 |",
+        "| 3 | 6 | 0.3333 | 0.6667 (a mean) | 0.5 |",
+        "| 8 | 16 | 0.125 | 0.25 (a mean) | 0.5 |",
     ]
     assert [words.splitlines()[0] for words in others] == [
         *(f"{NAME} epsilon={epsilon}.0" for epsilon in (1, 3, 8)),
