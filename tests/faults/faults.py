@@ -2537,8 +2537,8 @@ FAULTS = (
     Fault(
         "a report leaves assumptions out",
         "dpx/launch/report.py",
-        'for assumption in total["assumptions"]',
-        "for assumption in ()",
+        '[f"- assuming that {assumption}" for assumption in total["assumptions"]]',
+        "[]",
         "tests/launch/test_run.py::test_what_is_not_covered_is_in_the_record_and_the_report",
     ),
     Fault(
