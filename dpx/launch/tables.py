@@ -113,7 +113,8 @@ def _line(group: list[Record], names: Sequence[str]) -> dict[str, str]:
     if not own:
         return {}
     flat = records.flatten(first.config)
-    line = {"ε" if name == "epsilon" else name: f"{flat[name]}" for name in names}
+    values = {n: f"{flat[n]:g}" if isinstance(flat[n], float) else str(flat[n]) for n in names}
+    line = {"ε" if name == "epsilon" else name: value for name, value in values.items()}
     line["ε of all releases"] = epsilon_of(first.total)
     by_metric = {by.metric: by for by in first.comparisons}
     for measure in own:

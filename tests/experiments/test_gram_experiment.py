@@ -160,7 +160,7 @@ def test_an_own_matrix_is_released_saved_and_loaded(tmp_path, table, file, chang
     metrics = outcome.metrics
     assert np.abs(exact - released).max() <= metrics["gaussian/attention_error_bound"]
     assert np.abs(exact - 1 / 3).max() <= metrics["uniform/attention_error_bound"]
-    record = SimpleNamespace(config=config.to_dict(), workdir=workdir)
+    record = SimpleNamespace(config=config.to_dict(), workdir=workdir, title=lambda: "gram")
     assert [path.name for path in own_matrix.figures([record], tmp_path)] == ["gram_run.png"]
 
 

@@ -38,7 +38,11 @@ def run(config, workdir):
         assert private != (public or measure.row.endswith("_without_noise")), measure.name
     assert {measure.row for measure in outcome.measures} <= set(outcome.titles)
     record = SimpleNamespace(
-        config=config.to_dict(), measures=outcome.measures, titles=outcome.titles, workdir=workdir
+        config=config.to_dict(),
+        measures=outcome.measures,
+        titles=outcome.titles,
+        workdir=workdir,
+        title=lambda: "noisy_head",
     )
     drawn = module.figures([record], workdir)
     assert drawn

@@ -2662,6 +2662,14 @@ FAULTS = (
         "tests/launch/test_run.py::test_the_total_is_at_the_largest_delta_beside_the_sum_of_plain_ones",
     ),
     Fault(
+        "a report says of all runs what one of two rests on",
+        "dpx/launch/report.py",
+        "if line and all(line in lines for lines in others)",
+        "if line and any(line in lines for lines in others)",
+        "tests/launch/test_report.py::"
+        "test_a_report_of_several_points_begins_with_what_differs_and_says_all_else_once",
+    ),
+    Fault(
         "a report leaves assumptions out",
         "dpx/launch/report.py",
         '[f"- assuming that {assumption}" for assumption in total["assumptions"]]',

