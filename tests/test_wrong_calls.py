@@ -237,7 +237,7 @@ CALLS = {
             "steps": COUNT,
             "l2_clip_norm": POSITIVE,
             "microbatch_size": COUNT,
-            "sampling": ("shuffle", None, 3, Poisson(3)),
+            "sampling": ("shuffle", None, 3),
         },
         optional=("microbatch_size",),
         trees=("l2_clip_norm",),

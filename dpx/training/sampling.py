@@ -110,8 +110,9 @@ class Poisson:
     name: ClassVar[str] = "poisson"
 
     def __post_init__(self):
-        if self.max_batch_size is not None:
-            check_integer(self.max_batch_size, "max_batch_size")
+        if self.max_batch_size is not None:  # an int of Python, which a folder can keep
+            most = check_integer(self.max_batch_size, "max_batch_size")
+            object.__setattr__(self, "max_batch_size", most)
 
     def accounted(self, num_examples: int) -> dict[str, Any]:
         """The arguments of `dpx.dpsgd_epsilon` that say how so many records are sampled."""

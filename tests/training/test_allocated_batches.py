@@ -184,6 +184,11 @@ def test_auto_is_what_it_takes():
     assert "Poisson sampling" in fit(sampling=Poisson()).guarantee.mechanism
 
 
+def test_a_limit_may_be_numpys():
+    assert type(Poisson(np.int64(9)).max_batch_size) is int
+    assert Poisson(np.float64(9)) == Poisson(9)
+
+
 @pytest.mark.parametrize(
     ("changes", "named"),
     [
