@@ -55,11 +55,11 @@ def poisson_batches(
       ValueError: for an argument out of range.
     """
     settings = _checked(num_examples, sampling_probability, steps, start, multiple_of)
-    root = _root(seed)
     if max_batch_size is not None:
         max_batch_size = check_integer(max_batch_size, "max_batch_size")
     groups = check_integer(groups, "groups")
     _watch.check_samples(max_batch_size)
+    root = _root(seed)
     return _poisson(root, max_batch_size, groups, *settings)
 
 

@@ -87,11 +87,12 @@ def test_rules_found_in_unmodified_models():
 def test_explain_names_uses_rules_and_costs(capsys):
     loss, params, batch = clipping_models.MODELS["mixed uses"]()
     dpx.explain_clipping(loss, params, *batch)
-    header, v, w, total = capsys.readouterr().out.splitlines()
+    header, v, w, total, batch_line = capsys.readouterr().out.splitlines()
     assert header.split()[:4] == ["parameter", "shape", "uses", "rule"]
     assert "cond" in v
     assert "dynamic_slice" in w
     assert total.startswith("sum")
+    assert " examples at a time, about " in batch_line
     loss, params, batch = clipping_models.MODELS["without rules"]()
     dpx.explain_clipping(loss, params, *batch)
     assert "no rule for " in capsys.readouterr().out

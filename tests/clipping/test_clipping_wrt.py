@@ -206,7 +206,7 @@ def test_what_is_frozen_costs_nothing(method):
 def test_explain_lists_what_is_trained(capsys):
     dpx.explain_clipping(plain_loss, plain_params(), X, wrt=lora_of)
     rows = capsys.readouterr().out.splitlines()
-    assert [row.split()[0] for row in rows] == ["parameter", "lora/a", "lora/b", "sum"]
+    assert [row.split()[0] for row in rows] == ["parameter", "lora/a", "lora/b", "sum", str(len(X))]
 
 
 def test_wrong_choices():

@@ -177,7 +177,7 @@ def test_audit_catches_features_beyond_the_declared_range():
     """Features reach Γ = 1, but noise for [0, R], R = 1/2: the second moment moves by 2, not by 2R²."""
     law = TruncatedLaplace.calibrate(2 * 0.5**2, 1.0, 1e-2)
     assert audited_epsilon(law, 0.25, 1, 1e-2) <= 1.0
-    assert audited_epsilon(Gaussian(0.5), 1.0, 1, 1e-2) > 1.0
+    assert audited_epsilon(law, 1.0, 1, 1e-2) > 1.0
     with pytest.raises(ValueError, match=r"x\[0\] is outside"):
         trees.DPTreeDistance.build(
             jax.random.key(0), np.ones(4), np.ones(4), bound=0.5, weight_bound=1.0, **BUDGET
