@@ -49,7 +49,7 @@ MEANINGS = {
     "mesh.model": "devices over which every large array is spread",
     "train.steps": "number of steps",
     "train.batch_size": "expected number of records in a step",
-    "train.sampling": '"poisson", "allocation" (each record once an epoch), or "auto": the one with less noise',
+    "train.sampling": '"poisson", "allocation" (once an epoch), or "auto": that with less noise',
     "train.microbatch_size": "records whose gradients are clipped at a time, to bound memory",
     "train.compute_dtype": '"float32", or "bfloat16" for activations',
     "train.learning_rate": "of AdamW, at its highest",

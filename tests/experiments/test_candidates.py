@@ -64,7 +64,7 @@ def test_a_run_costs_what_its_candidate_says(tmp_path, monkeypatch, changes):
 
 
 def test_a_candidate_has_one_model():
-    with pytest.raises(ValueError, match="--config.num_seeds=1"):
+    with pytest.raises(ValueError, match=r"--config\.num_seeds=1"):
         recommender.candidate(tiny(num_seeds=2))
 
 
