@@ -90,21 +90,17 @@ def flat(closed: core.ClosedJaxpr) -> core.ClosedJaxpr:
     return core.ClosedJaxpr(jaxpr, consts)
 
 
-def peak_bytes(jaxpr: Any, left_out: Any = ()) -> int:
+def peak_bytes(jaxpr: Any) -> int:
     """Bytes that results of equations hold at once, at most, each from where it is made to its last use.
 
-    A compiler that joins equations holds less.
-
-    Args:
-      jaxpr: whose own results are held to the end.
-      left_out: variables that do not count.
+    Those of the jaxpr are held to the end. A compiler that joins equations holds less.
     """
     last = {v: i for i, eqn in enumerate(jaxpr.eqns) for v in variables(eqn)}
     last |= {v: len(jaxpr.eqns) for v in jaxpr.outvars if not isinstance(v, core.Literal)}
     most = now = 0
     ends: dict[int, int] = {}
     for i, eqn in enumerate(jaxpr.eqns):
-        made = [v for v in eqn.outvars if v not in left_out]
+        made = eqn.outvars
         within = [peak_bytes(getattr(each, "jaxpr", each)) for each in inside(eqn)]
         most = max(most, now + sum(map(_bytes, made)) + max(within, default=0))
         for v in made:
