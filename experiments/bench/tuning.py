@@ -1,7 +1,7 @@
 """What each trick for XLA's compiler for CPUs gains, of those in `dpx.clipping.xla_cpu`.
 
     python -m experiments.bench.tuning
-    python -m experiments.bench.tuning --tricks=rows --repeats=15
+    python -m experiments.bench.tuning --tricks=rows --turns=15
 
 One clipped gradient is compiled with and without a trick, on a shape where it matters. Both programs are
 called in turn, and what is printed is the median of the ratios of neighbours without over with: CPU time of a
@@ -25,7 +25,7 @@ from experiments.bench import depth
 from experiments.bench.shapes import SHAPES, build
 
 _TRICKS = flags.DEFINE_list("tricks", list(xla_cpu.TRICKS), "Which tricks.")
-_REPEATS = flags.DEFINE_integer("repeats", 5, "Timed turns of every pair.", lower_bound=1)
+_TURNS = flags.DEFINE_integer("turns", 5, "Timed turns of every pair.", lower_bound=1)
 
 # (the loss of one example, parameters, a batch)
 Problem = tuple[Callable, Any, tuple]
@@ -97,7 +97,7 @@ def main(argv: list[str]) -> None:
                 made.append(step.lower(params, *batch).compile())
                 seconds.append(time.process_time() - start)
         ratios = []
-        for turn in range(_REPEATS.value + 1):
+        for turn in range(_TURNS.value + 1):
             times = []
             for program in made:
                 start = time.process_time()

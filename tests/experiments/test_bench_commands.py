@@ -25,7 +25,7 @@ COMMANDS = {
     ],
     "scaling": ["--repeats=3"],
     "truncation": [],
-    "tuning": ["--tricks=kept", "--repeats=1"],
+    "tuning": ["--tricks=kept", "--turns=1"],
 }  # fmt: skip
 
 MODULES = {path.stem for path in (ROOT / "experiments/bench").glob("[!_]*.py")} - {"shapes"}
