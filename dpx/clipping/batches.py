@@ -93,14 +93,14 @@ def finite_only(once: Callable) -> Callable:
 
     @jax.jit  # Traced once, though it is asked for its shapes first.
     def filled(batch: tuple, keep: jax.Array) -> tuple:
-        return once(_filled(batch, keep, short=False), keep)
+        return once(_filled(batch, keep), keep)
 
     def whole(batch: tuple, mask: jax.Array) -> tuple[Any, list, Any]:
         step, like = xla_cpu.outlined(filled, batch, mask)
 
         def run(state: tuple) -> tuple:
             keep, _, (_, *before) = state
-            sums, *found = step(_filled(batch, keep, short=True), keep)
+            sums, *found = step(batch, keep)
             found = jax.tree.map(functools.partial(_where, keep), found, before)
             finite = keep & jnp.isfinite(jnp.stack(found[0])).all(0)
             return finite, keep, (sums, *found)
@@ -123,14 +123,9 @@ def _where(keep: jax.Array, x: jax.Array, other: jax.Array) -> jax.Array:
     return jnp.where(keep.reshape(-1, *(1 for _ in x.shape[1:])), x, other)
 
 
-def _filled(batch: tuple, keep: jax.Array, short: bool) -> tuple:
-    """The first example that is kept in the place of those that are not, in short arrays or in long ones."""
-
-    def fill(x: jax.Array) -> jax.Array:
-        is_short = xla_cpu.fills_before(x)
-        return _where(keep, x, _first(x, keep)) if is_short == short else x
-
-    return jax.tree.map(fill, batch)
+def _filled(batch: tuple, keep: jax.Array) -> tuple:
+    """The batch with the first example that is kept in the place of those that are not."""
+    return jax.tree.map(lambda x: _where(keep, x, _first(x, keep)), batch)
 
 
 def _first(x: jax.Array, keep: jax.Array) -> jax.Array:

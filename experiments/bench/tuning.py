@@ -37,19 +37,9 @@ def of_shape(name: str) -> Problem:
     return loss, params, batch_of(SHAPES[name].batch)
 
 
-def images() -> Problem:
-    """A model of one layer that reads long examples."""
-
-    def loss(p: Any, x: jax.Array, y: jax.Array) -> jax.Array:
-        return jnp.sum((jnp.tanh(x @ p["a"]) @ p["b"] - y) ** 2)
-
-    p = {"a": jnp.ones((2**14, 32)) / 100, "b": jnp.ones((32, 4))}
-    return loss, p, (jnp.ones((512, 2**14)), jnp.ones((512, 4)))
-
-
 def deep() -> Problem:
-    """A transformer of 12 blocks that nobody scanned."""
-    gradient, (params, tokens) = depth.build("dpx", 12)
+    """A transformer of 24 blocks that nobody scanned."""
+    gradient, (params, tokens) = depth.build("dpx", 24)
     return gradient.loss_fn, params, (tokens,)  # type: ignore[attr-defined]
 
 
@@ -70,13 +60,8 @@ def under_remat() -> Problem:
 
 
 PROBLEMS: dict[str, tuple[str, Callable[[], Problem]]] = {
-    "rows": ("MLP", functools.partial(of_shape, "mlp")),
-    "in_turn": (
-        "recommender, all positions",
-        functools.partial(of_shape, "recommender M=3416 all"),
-    ),
-    "outlined": ("12 blocks", deep),
-    "filled": ("long examples", images),
+    "rows": ("GPT-2, two blocks", functools.partial(of_shape, "gpt2-small 2 blocks")),
+    "outlined": ("24 blocks", deep),
     "kept": ("blocks under remat", under_remat),
 }
 

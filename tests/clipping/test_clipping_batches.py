@@ -110,17 +110,6 @@ def test_a_step_runs_without_jit(monkeypatch, longest_in_place):
 
 
 @on_one_cpu
-def test_what_stands_in_is_filled_in_once_and_not_in_every_kernel(monkeypatch):
-    monkeypatch.setattr(xla_cpu, "LONG", 0)
-    loss, params, x = model(2)
-    clipped = jax.jit(clipping.clipped_grad(loss, l2_clip_norm=0.1))
-    program = clipped.lower(params, x).compile().as_text()
-    batch = f"f32[{BATCH},{LENGTH},{DIM}]"
-    selections = [line for line in program.splitlines() if batch in line and " select(" in line]
-    assert len(selections) == 2  # the row that stands in, and where it does
-
-
-@on_one_cpu
 def test_who_names_no_microbatch_gets_what_a_cache_holds(monkeypatch):
     """And a batch that takes little, or whose parameters take more than its examples, is taken whole."""
     assert batches.chosen(64, 2**20, 2**20) == 32

@@ -260,7 +260,7 @@ def test_the_bound_on_a_sum_grows_with_its_terms():
 def test_narrow_activations_add_no_more_than_the_threshold(dtype, method):
     """Norms and sums see the same rounded factors, also where a compiler drops casts and barriers."""
     draw = np.random.default_rng(0)
-    length, vocabulary, dim = 16, 4096, 16  # Large enough for a loop of products (`xla_cpu.LARGE`).
+    length, vocabulary, dim = 16, 4096, 16
     params = {
         "table": jnp.asarray(draw.normal(size=(vocabulary, dim)), "f4"),
         "kernel": jnp.asarray(draw.normal(size=(dim, dim)) / 4, "f4"),

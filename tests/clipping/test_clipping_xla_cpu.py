@@ -29,7 +29,6 @@ def loss(p, x):
 )
 def test_results_do_not_depend_on_a_trick(monkeypatch, trick):
     monkeypatch.setattr(xla_cpu, "LONG", 10)
-    monkeypatch.setattr(xla_cpu, "LARGE", 1000)
     monkeypatch.setattr(xla_cpu, "uses", lambda name: name not in xla_cpu._off)
 
     def step(p, x, mask):

@@ -20,7 +20,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from dpx.clipping import meshes, xla_cpu
+from dpx.clipping import meshes
 from dpx.clipping import rounding as _rounding
 from dpx.clipping.gradients.products import Layout, Pair, precision
 from dpx.clipping.rounding import CHUNK, accumulator
@@ -164,8 +164,6 @@ def raised(total: jax.Array, length: jax.Array, gamma: Any) -> jax.Array:
 def _inner(a: jax.Array, b: jax.Array, size: int, fast: bool) -> jax.Array:
     """⟨a[k, p], b[k, q]⟩ for all positions: (K, P, Q). Indices (2-D) are one-hot rows."""
     if a.ndim == b.ndim == 3:
-        if a is b:
-            return xla_cpu.in_turn(lambda a: _gram(a, a, fast), a)
         return _gram(a, b, fast)
     if a.ndim == b.ndim == 2:
         return (a[:, :, None] == b[:, None, :]) & (a < size)[:, :, None]
