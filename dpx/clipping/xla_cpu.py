@@ -3,10 +3,10 @@
 Nothing here changes what is computed but for the order of additions. Each trick has a name, by which `off`
 turns it off, and is here for what it gains; `python -m experiments.bench.tuning` measures it again.
 
-- rows: what is held is summed as a product of matrices with two equal rows, which a library computes. Without
-  it a step of GPT-2 with two blocks takes 1.07 times as long.
-- outlined: a long step is compiled as a computation of its own, outside the loop that may repeat it. Without
-  it 24 blocks take 1.13 times as long to compile.
+- rows: what is held is summed as a product of matrices with two equal rows, which a library computes.
+  Without it a step of GPT-2 with two blocks takes 1.07 times as long.
+- outlined: a long step is compiled as a computation of its own, outside the loop that may repeat it.
+  Without it 24 blocks take 1.13 times as long to compile.
 - kept: what blocks under `jax.checkpoint` make is kept where the compiler drops their barriers. Without it six
   such blocks take 1.54 times as long and 2.31 times the memory.
 """
