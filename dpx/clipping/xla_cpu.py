@@ -7,8 +7,8 @@ turns it off, and is here for what it gains; `python -m experiments.bench.tuning
   Without it a step of GPT-2 with two blocks takes 1.07 times as long.
 - outlined: a long step is compiled as a computation of its own, outside the loop that may repeat it.
   Without it 24 blocks take 1.13 times as long to compile.
-- kept: what blocks under `jax.checkpoint` make is kept where the compiler drops their barriers. Without it six
-  such blocks take 1.54 times as long and 2.31 times the memory.
+- kept: what blocks under `jax.checkpoint` make is kept where the compiler drops their barriers. Without it
+  six such blocks take 1.54 times as long and 2.31 times the memory.
 """
 
 import contextlib
