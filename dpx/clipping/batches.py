@@ -2,7 +2,7 @@
 
 import functools
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
@@ -142,7 +142,7 @@ def _first(x: jax.Array, keep: jax.Array) -> jax.Array:
     return only.any(0) if x.dtype == bool else only.sum(0, dtype=x.dtype)
 
 
-def chosen(size: int, one: int, parameters: int) -> int:
+def chosen(size: int, one: int, leaves: Sequence[jax.Array]) -> int:
     """The number of examples that are processed at a time, where nobody said how many.
 
     On one CPU it is as many as `CACHE` bytes hold, but so many that they hold three times as much as the
@@ -152,11 +152,12 @@ def chosen(size: int, one: int, parameters: int) -> int:
     Args:
       size: of the batch.
       one: bytes that one example takes.
-      parameters: bytes of those that are trained.
+      leaves: the parameters that are trained.
     """
     if jax.device_count() > 1 or size < 2 or not one:
         return size
     if _meshes.on_one_cpu():
+        parameters = sum(leaf.size * leaf.dtype.itemsize for leaf in leaves)
         count = min(-(-size * one // CACHE), size * one // (3 * parameters + 1))
     else:
         memory = (jax.devices()[0].memory_stats() or {}).get("bytes_limit", math.inf)

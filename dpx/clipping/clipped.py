@@ -214,8 +214,7 @@ class ClippedGrad:
             # Of explicit axes, `run` sees the examples of one device.
             step = (self.microbatch_size or size) * len(mask) // size
             if self.microbatch_size is None:
-                trained = sum(leaf.size * leaf.dtype.itemsize for leaf in leaves)
-                step = _batches.chosen(len(mask), clipping.bytes, trained)
+                step = _batches.chosen(len(mask), clipping.bytes, leaves)
             if step >= len(mask):
                 sums, norms, found = whole(batch, mask)
             else:

@@ -10,8 +10,8 @@ import jax
 import jax.numpy as jnp
 
 from dpx.clipping import batches, losses, params
+from dpx.clipping.gradients import plan
 from dpx.clipping.gradients.forms import Form
-from dpx.clipping.gradients.plan import trace
 from dpx.clipping.passes import one
 
 HEADER = ("parameter", "shape", "uses", "rule", "extra MFLOP", "extra KiB")
@@ -107,14 +107,15 @@ def explain_clipping(
     parameters = params.flatten(params_, wrt)
     loss, _ = losses.functions(loss_fn, has_aux, parameters)({})
     size, batch = batches.batch_size(batch, None), batches.as_jax(batch)
-    program = trace(loss, parameters.leaves, batch)
+    _, reader = plan.read(loss, parameters.leaves, batch)
+    program = plan.program(reader, parameters.leaves)
     held = []
 
     def prepare(leaves: list) -> None:
-        held.append(one.by("auto")(loss, leaves, batch, [0] * len(leaves), size > 1).bytes)
+        run = plan.program(reader, leaves, plan.made_again("auto"))
+        held.append(one.clipping(run, leaves, batch, [0] * len(leaves)).bytes)
 
     jax.eval_shape(prepare, parameters.leaves)
-    trained = sum(leaf.size * leaf.dtype.itemsize for leaf in parameters.leaves)
     rows = []
     read = zip(program.forms, program.uses, program.unruled, strict=True)
     for path, leaf, (form, uses, unruled) in zip(
@@ -122,7 +123,7 @@ def explain_clipping(
     ):
         costs = _costs(form, leaf, program.reader.avals)
         rows.append(ParameterClipping(path, leaf.shape, uses, _rule(form, unruled), *costs))
-    step = batches.chosen(size, held[0], trained)
+    step = batches.chosen(size, held[0], parameters.leaves)
     explanation = Explanation(tuple(rows), size, step, held[0])
     print(explanation)
     return explanation

@@ -21,7 +21,6 @@ Needs JAX, Flax, Optax, NumPy, SciPy and absl-py, and of what a machine without 
     pip install --no-index --no-deps --target site wheels/*.whl && export PYTHONPATH=site:.
 """
 
-import dataclasses
 import statistics
 import sys
 import time
@@ -29,15 +28,12 @@ from collections.abc import Callable
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
-import optax
 from absl import app, flags
-from flax import nnx
 
 import dpx
-from dpx.nn.transformer import Transformer
 from dpx.training import precision
+from experiments.bench.shapes import Shape, build
 
 CLIP = 1.0
 LEAST_MS = 30.0  # Shorter programs are called until they have taken that long.
@@ -49,26 +45,13 @@ _REPEATS = flags.DEFINE_integer("repeats", 9, "Timed turns of every program.", l
 _SECONDS = flags.DEFINE_float("seconds", 300.0, "No row is begun after this.", lower_bound=0)
 _TINY = flags.DEFINE_bool("tiny", False, "Models small enough for any CPU.")
 
-
-@dataclasses.dataclass(frozen=True)
-class Shape:
-    """A tied transformer of these dimensions, and a batch."""
-
-    vocabulary: int
-    length: int
-    dim: int
-    heads: int
-    blocks: int
-    batch: int
-
-
 SHAPES = {
-    "gpt2-small": Shape(50_257, 512, 768, 12, 12, 16),
-    "recommender": Shape(3_416, 50, 64, 1, 2, 64),
+    "gpt2-small": Shape(16, 768, 50_257, 512, blocks=12, heads=12),
+    "recommender": Shape(64, 64, 3_416, 50),
 }
 TINY = {
-    "gpt2-small": Shape(512, 32, 32, 2, 2, 4),
-    "recommender": Shape(100, 10, 16, 1, 1, 8),
+    "gpt2-small": Shape(4, 32, 512, 32, heads=2),
+    "recommender": Shape(8, 16, 100, 10, blocks=1),
 }
 
 
@@ -80,22 +63,11 @@ class Programs:
     """
 
     def __init__(self, shape: Shape, dtype: str):
-        model = Transformer(
-            shape.vocabulary, shape.length, dim=shape.dim, num_heads=shape.heads,
-            num_blocks=shape.blocks, rngs=nnx.Rngs(0),
-        )  # fmt: skip
-        graph, params = nnx.split(model)
-        size = (shape.batch, shape.length + 1)
-        tokens = np.random.default_rng(0).integers(0, shape.vocabulary, size, np.int32)
-        self.arguments = params, jnp.asarray(tokens)
+        loss, params, batch_of = build(shape)
+        self.loss = precision.computed_in(dtype, loss)
+        self.arguments = params, *batch_of(shape.batch)
         self.compiled: dict[str, Any] = {}
         self.seconds: dict[str, float] = {}
-
-        def loss(params: Any, tokens: jax.Array) -> jax.Array:
-            logits = nnx.merge(graph, params)(tokens[:-1])
-            return optax.softmax_cross_entropy_with_integer_labels(logits, tokens[1:]).mean()
-
-        self.loss = precision.computed_in(dtype, loss)
 
     def step(self, name: str) -> Callable:
         """The function of (parameters, tokens) of this name."""

@@ -112,13 +112,17 @@ def test_a_step_runs_without_jit(monkeypatch, longest_in_place):
 @on_one_cpu
 def test_who_names_no_microbatch_gets_what_a_cache_holds(monkeypatch):
     """And a batch that takes little, or whose parameters take more than its examples, is taken whole."""
-    assert batches.chosen(64, 2**20, 2**20) == 32
-    assert batches.chosen(64, 2**10, 2**20) == 64
-    assert batches.chosen(64, 2**20, 2**26) == 64
-    assert batches.chosen(3, 2**30, 2**10) == 3  # Two at least: one is not vectorised.
-    assert batches.chosen(4, 2**30, 2**10) == 2
+
+    def chosen(size, one, parameters):
+        return batches.chosen(size, one, [jax.ShapeDtypeStruct((parameters // 4,), jnp.float32)])
+
+    assert chosen(64, 2**20, 2**20) == 32
+    assert chosen(64, 2**10, 2**20) == 64
+    assert chosen(64, 2**20, 2**26) == 64
+    assert chosen(3, 2**30, 2**10) == 3  # Two at least: one is not vectorised.
+    assert chosen(4, 2**30, 2**10) == 2
     monkeypatch.setattr(jax, "device_count", lambda: 2)
-    assert batches.chosen(64, 2**30, 2**10) == 64
+    assert chosen(64, 2**30, 2**10) == 64
 
 
 @on_one_cpu

@@ -114,7 +114,7 @@ def bundles(forms: Sequence[Form], groups: Sequence[int], avals: Any) -> list[tu
     made: list[tuple[int, Bundle]] = []
     for of in found.values():
         own = tuple(forms[k] for k in of)
-        if len(of) < LEAST or own[0].again:
+        if len(of) < LEAST:
             made += [(groups[k], Alone((k,), forms[k])) for k in of]
         elif isinstance(own[0], Factors):
             made.append((groups[of[0]], Alike(tuple(of), own)))  # type: ignore[arg-type]

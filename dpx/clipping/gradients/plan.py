@@ -96,7 +96,11 @@ def trace(
     Raises:
       ValueError: for a loss that mixes examples, and, in a strict call, for what `reports` says.
     """
-    _, reader = read(loss, leaves, batch, vectorised)
+    return program(read(loss, leaves, batch, vectorised)[1], leaves, blocks)
+
+
+def program(reader: Reader, leaves: Sequence[jax.Array], blocks: Sequence[str] = ()) -> Program:
+    """What a reader says of the gradients of these parameters, for blocks as in `trace`."""
     first, *outs = reader.jaxpr.outvars
     forms = [form(reader, out, leaf.shape, blocks) for out, leaf in zip(outs, leaves, strict=True)]
     if isinstance(first, core.Literal):
