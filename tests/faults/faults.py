@@ -3226,8 +3226,8 @@ FAULTS = (
     Fault(
         "the last users are ranked in an array of another shape",
         "experiments/dp_transformer/ranking.py",
-        "rows = np.arange(start, start + size) % count",
-        "rows = np.arange(start, min(start + size, count))",
+        "        rows = np.arange(start, start + size) % count\n",
+        "        size = min(size, count - start)\n        rows = np.arange(start, start + size)\n",
         "tests/experiments/test_candidates.py::test_no_user_moves_a_metric_by_more_than_is_declared",
     ),
     Fault(
