@@ -72,7 +72,7 @@ setup(
         "absl-py>=2.1",
         "attrs>=22",
         "dp-accounting>=0.5",
-        "filelock>=3.12",
+        "filelock>=4.3",
         "flax>=0.12",
         "jax>=0.10",
         "lazy-loader>=0.4",

@@ -114,24 +114,49 @@ def attack() -> None:
 
 
 def floats() -> None:
-    """What the low bits of one coordinate say where σ·`jax.random.normal` is added in 32 bits."""
+    """What the low bits of one coordinate say where noise is a float that is added in 32 bits."""
+    std, size = np.float32(1.9), 2**20
+    values = [np.float32(0.3712), np.float32(0.3712) + np.float32(2**-11)]
+    away = f"{2**-11 / std:.1e} standard deviations away"
+
+    def say(name: str, shares: list[float]) -> None:
+        print(
+            f"{name}: {shares[0]:.0%} of what is released for {values[0]:g} can be made from it, and "
+            f"{shares[1]:.0%} from {values[1]:g}, which is {away}"
+        )
+
     try:
         from jax_privacy import noise_addition
     except ImportError:
-        return print("jax-privacy is not installed")
-    std, size = np.float32(1.9), 2**20
-    values = [np.float32(0.3712), np.float32(0.3712) + np.float32(2**-11)]
-    # All that `jax.random.normal` makes of its 23 bits.
-    bits, least = jnp.arange(2**23, dtype=jnp.uint32), jnp.nextafter(jnp.float32(-1), 0)
-    unit = jax.lax.bitcast_convert_type(bits | jnp.uint32(0x3F800000), jnp.float32) - 1
-    draws = np.asarray(np.float32(2**0.5) * jax.lax.erf_inv(unit * (1 - least) + least))
-    other = noise_addition.gaussian_privatizer(stddev=float(std), prng_key=dpx.secret_key())
-    noisy = np.asarray(other.update(jnp.full(size, values[0]), other.init(jnp.zeros(size)))[0])
-    can = [np.isin(noisy, value + std * draws).mean() for value in values]
-    print(
-        f"jax-privacy: {can[0]:.0%} of what is released for {values[0]:g} can be made from it, and "
-        f"{can[1]:.0%} from {values[1]:g}, which is {2**-11 / std:.1e} standard deviations away"
-    )
+        print("jax-privacy is not installed")
+    else:
+        # All that `jax.random.normal` makes of its 23 bits.
+        bits, least = jnp.arange(2**23, dtype=jnp.uint32), jnp.nextafter(jnp.float32(-1), 0)
+        unit = jax.lax.bitcast_convert_type(bits | jnp.uint32(0x3F800000), jnp.float32) - 1
+        draws = np.asarray(np.float32(2**0.5) * jax.lax.erf_inv(unit * (1 - least) + least))
+        other = noise_addition.gaussian_privatizer(stddev=float(std), prng_key=dpx.secret_key())
+        total = jnp.full(size, values[0])
+        noisy = np.asarray(other.update(total, other.init(jnp.zeros(size)))[0])
+        say("jax-privacy", [np.isin(noisy, value + std * draws).mean() for value in values])
+    try:
+        import torch
+        from opacus.optimizers.optimizer import _generate_noise
+    except ImportError:
+        print("Opacus is not installed")
+    else:
+        for secure in (False, True):
+            total = torch.full((size,), float(values[0]))
+            noise = _generate_noise(float(std), total, secure_mode=secure)
+            noisy = (total + noise).numpy()
+            name = "Opacus in secure mode" if secure else "Opacus"
+            say(name, [_from_some_float(noisy, value).mean() for value in values])
+
+
+def _from_some_float(noisy: np.ndarray, value: np.float32) -> np.ndarray:
+    """Whether value + n, in 32 bits, is what was released for any 32-bit float n at all."""
+    nearest = (noisy.astype(np.float64) - value).astype(np.float32)
+    beside = [np.nextafter(nearest, np.float32(side)) for side in (-np.inf, np.inf)]
+    return np.any([value + n == noisy for n in (nearest, *beside)], axis=0)
 
 
 def main(argv: list[str]) -> None:

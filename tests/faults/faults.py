@@ -1839,7 +1839,7 @@ FAULTS = (
     ),
     Fault(
         "two processes on one folder draw two keys",
-        "dpx/_lease.py",
+        "dpx/_storage.py",
         "os.link(partial, path)",
         "os.replace(partial, path)\n        open(partial, 'w').close()",
         "tests/launch/test_world_faults.py::test_of_two_runs_on_one_fresh_folder_both_have_one_key",
