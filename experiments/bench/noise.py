@@ -121,8 +121,8 @@ def floats() -> None:
 
     def say(name: str, shares: list[float]) -> None:
         print(
-            f"{name}: {shares[0]:.0%} of what is released for {values[0]:g} can be made from it, and "
-            f"{shares[1]:.0%} from {values[1]:g}, which is {away}"
+            f"{name}: {shares[0]:.4%} of what is released for {values[0]:g} can be made from it, and "
+            f"{shares[1]:.4%} from {values[1]:g}, which is {away}"
         )
 
     try:
@@ -144,19 +144,29 @@ def floats() -> None:
     except ImportError:
         print("Opacus is not installed")
     else:
-        for secure in (False, True):
+        for name, secure in (("Opacus", False), ("Opacus in secure mode", True)):
             total = torch.full((size,), float(values[0]))
             noise = _generate_noise(float(std), total, secure_mode=secure)
+            # Secure mode adds up four draws, which may come to any float.
+            scale = None if secure else std
             noisy = (total + noise).numpy()
-            name = "Opacus in secure mode" if secure else "Opacus"
-            say(name, [_from_some_float(noisy, value).mean() for value in values])
+            say(name, [_can_be_made(noisy, value, scale).mean() for value in values])
 
 
-def _from_some_float(noisy: np.ndarray, value: np.float32) -> np.ndarray:
-    """Whether value + n, in 32 bits, is what was released for any 32-bit float n at all."""
-    nearest = (noisy.astype(np.float64) - value).astype(np.float32)
-    beside = [np.nextafter(nearest, np.float32(side)) for side in (-np.inf, np.inf)]
-    return np.any([value + n == noisy for n in (nearest, *beside)], axis=0)
+def _can_be_made(noisy: np.ndarray, value: np.float32, scale: np.float32 | None) -> np.ndarray:
+    """Whether value + n, in 32 bits, is what was released for some float n, which is scale times another float."""
+    n = (noisy.astype(np.float64) - value).astype(np.float32)
+    up, down = np.float32(np.inf), np.float32(-np.inf)
+    for _ in range(4):
+        n = np.nextafter(n, down)
+    found = np.zeros(len(noisy), bool)
+    for _ in range(9):
+        z = n / (scale or np.float32(1))
+        beside = (z, np.nextafter(z, up), np.nextafter(z, down))
+        drawn = True if scale is None else np.any([scale * y == n for y in beside], axis=0)
+        found |= drawn & (value + n == noisy)
+        n = np.nextafter(n, up)
+    return found
 
 
 def main(argv: list[str]) -> None:
