@@ -154,7 +154,7 @@ def floats() -> None:
 
 
 def _can_be_made(noisy: np.ndarray, value: np.float32, scale: np.float32 | None) -> np.ndarray:
-    """Whether value + n, in 32 bits, is what was released for some float n, which is scale times another float."""
+    """Whether value + n, in 32 bits, is what was released for some float n, itself scale times another."""
     n = (noisy.astype(np.float64) - value).astype(np.float32)
     up, down = np.float32(np.inf), np.float32(-np.inf)
     for _ in range(4):
