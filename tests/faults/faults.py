@@ -85,8 +85,8 @@ FAULTS = (
     Fault(
         "the sensitivities of columns are averaged",
         "dpx/noise/door.py",
-        "unit = [jnp.asarray(one, wide) for one in unit]",
-        "unit = [jnp.mean(jnp.asarray(one, wide)) for one in unit]",
+        "sizes = [(noise_multiplier, one) for one in unit]",
+        "sizes = [(noise_multiplier, jnp.mean(one)) for one in unit]",
         DOOR,
     ),
     Fault(
