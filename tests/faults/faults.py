@@ -582,7 +582,7 @@ FAULTS = (
     Fault(
         "dropout masks belong to the slot",
         "dpx/training/loop.py",
-        "keys = randomness.record_keys(dropout_key, number, names)",
+        "keys = randomness.record_keys(dropout_key, number, names[rows])",
         "keys = jax.random.split(jax.random.fold_in(dropout_key, index), piece)",
         MOVED,
     ),
@@ -2439,8 +2439,8 @@ FAULTS = (
     Fault(
         "the key of a record depends on its place in the batch",
         "dpx/clipping/randomness.py",
-        "    if not _is_by_record(key.dtype):\n",
-        "    if False:\n",
+        "    if _is_by_record(dtype):\n",
+        "    if True:\n",
         "tests/clipping/test_clipping_randomness.py"
         "::test_a_record_keeps_its_key_in_every_implementation",
     ),
@@ -2552,7 +2552,7 @@ FAULTS = (
     Fault(
         "that samples are secret is no assumption",
         "dpx/privacy/dpsgd.py",
-        '            "which records are sampled stays as secret as the noise",\n',
+        '            f"which {units} are sampled stays as secret as the noise",\n',
         "",
         "tests/privacy/test_ledger.py::test_training_says_what_it_rests_on",
     ),
@@ -2958,8 +2958,8 @@ FAULTS = (
     Fault(
         "rows are called what they are not, in the guarantee",
         "dpx/training/fitting.py",
-        'unit=unit if unit == "record" else f"row of the data, which is called {unit}",',
-        "unit=unit,",
+        'unit = f"row of the data, which is called {unit}"',
+        "pass",
         "tests/training/test_fit_door.py::test_a_unit_is_what_a_row_is_called",
     ),
     Fault(
