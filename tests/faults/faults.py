@@ -895,15 +895,15 @@ FAULTS = (
     Fault(
         "n-grams are clipped by the norm of all records of a block",
         "dpx/ngram.py",
-        "norms = np.sqrt(np.bincount(owners, repeats**2, len(tokens)))",
-        "norms = np.full(len(tokens), np.sqrt(np.sum(repeats**2)))",
+        "norms = np.sqrt(np.bincount(owners, repeats.astype(float) ** 2, count))",
+        "norms = np.full(count, np.sqrt(np.sum(repeats**2)))",
         "tests/test_ngram.py::test_counts_are_those_of_one_record_after_the_other",
     ),
     Fault(
         "n-grams are clipped by the number of distinct ones",
         "dpx/ngram.py",
-        "norms = np.sqrt(np.bincount(owners, repeats**2, len(tokens)))",
-        "norms = np.sqrt(np.bincount(owners, minlength=len(tokens)))",
+        "norms = np.sqrt(np.bincount(owners, repeats.astype(float) ** 2, count))",
+        "norms = np.sqrt(np.bincount(owners, minlength=count))",
         "tests/test_ngram.py::test_counts_are_those_of_one_record_after_the_other",
     ),
     Fault(
@@ -1390,7 +1390,8 @@ FAULTS = (
         "test records are trained on",
         "experiments/dp_transformer/language_model.py",
         "    train = corpus.train\n    params = training.train(",
-        "    train = corpus.train.of(np.concatenate([corpus.train.tokens, corpus.test.tokens]))\n"
+        "    both = np.concatenate([corpus.train.tokens, corpus.test.tokens])\n"
+        "    train = type(corpus.train)(both, corpus.train.end)\n"
         "    params = training.train(",
         LEDGER.format("text"),
     ),
@@ -1714,15 +1715,15 @@ FAULTS = (
     Fault(
         "a score is divided by the number of training documents",
         "experiments/dp_transformer/finetune.py",
-        "record_probability.sensitivity(len(test))}",
-        "record_probability.sensitivity(len(train))}",
+        "record_probability.sensitivity(test.num_units)}",
+        "record_probability.sensitivity(train.num_units)}",
         SCORED.format("finetune:pretrained"),
     ),
     Fault(
         "a score of texts is divided by the number of training records",
         "experiments/dp_transformer/language_model.py",
-        "record_probability.sensitivity(len(corpus.test))}",
-        "record_probability.sensitivity(len(corpus.train))}",
+        "record_probability.sensitivity(corpus.test.num_units)",
+        "record_probability.sensitivity(corpus.train.num_units)",
         SCORED.replace(",", ":").format("text"),
     ),
     Fault(
@@ -1918,8 +1919,8 @@ FAULTS = (
     Fault(
         "a memory resumes on other public documents with the same noise",
         "experiments/cross_attention/next_tokens.py",
-        "begun = (*private, *later.take(known), tuned_text.model_file(config))",
-        "begun = (*private, tuned_text.model_file(config))",
+        "begun = (*private.arrays, *later.take(known).arrays, tuned_text.model_file(config))",
+        "begun = (*private.arrays, tuned_text.model_file(config))",
         "tests/experiments/test_public_files.py::test_a_memory_follows_from_public_documents",
     ),
     Fault(
@@ -3003,8 +3004,8 @@ FAULTS = (
     Fault(
         "the sampling probability of tuning counts documents that are held out",
         "experiments/dp_transformer/finetune.py",
-        "config.train, config.epsilon, config.delta, len(train), unit, _assumptions(config)",
-        "config.train, config.epsilon, config.delta, len(train) + len(test), unit, _assumptions(config)",
+        "config.train, config.epsilon, config.delta, train.num_units, unit, _assumptions(config)",
+        "config.train, config.epsilon, config.delta, train.num_units + len(test), unit, _assumptions(config)",
         PLANNED.format("finetune:pretrained"),
     ),
     Fault(
@@ -3017,17 +3018,17 @@ FAULTS = (
     Fault(
         "texts are as wide as the longest record",
         "dpx/data/text.py",
-        "    rows = []\n    for place, text in texts:\n        row",
-        "    rows, texts = [], list(texts)\n"
-        "    max_length = min(max_length, max(len(known.encode(text, place)) for place, text in "
-        "texts))\n    for place, text in texts:\n        row",
+        "    rows, users = [], []\n    for place, text, user in texts:\n        row",
+        "    rows, users, texts = [], [], list(texts)\n"
+        "    max_length = min(max_length, max(len(known.encode(one.text)) for one in texts))\n"
+        "    for place, text, user in texts:\n        row",
         ONE_RECORD.format("text"),
     ),
     Fault(
         "records are sorted, and each kept once, before some are held out",
-        "dpx/data/text.py",
-        "    order = np.random.default_rng(seed).permutation(len(texts))\n",
-        "    texts = texts.of(np.unique(texts.tokens, axis=0))\n"
+        "dpx/data/records.py",
+        "    order = np.random.default_rng(seed).permutation(count)\n",
+        "    texts = dataclasses.replace(texts, tokens=np.unique(texts.tokens, axis=0))\n"
         "    order = np.random.default_rng(seed).permutation(len(texts))\n",
         ONE_RECORD.format("text"),
     ),
@@ -3081,8 +3082,8 @@ FAULTS = (
     Fault(
         "the file of a model that is tuned may change while a run is resumed",
         "experiments/dp_transformer/finetune.py",
-        "begun = (*train, tuned_text.model_file(config))",
-        "begun = train",
+        "begun = (*train.arrays, tuned_text.model_file(config))",
+        "begun = train.arrays",
         "tests/experiments/test_public_files.py::test_texts_are_read_by_a_model",
     ),
     Fault(
@@ -3190,8 +3191,8 @@ FAULTS = (
     Fault(
         "each document of an author is a record, and is called a user",
         "experiments/dp_transformer/documents.py",
-        "found = own.load_texts(path, record=data.record, column=data.column, user=data.user)",
-        "found = own.load_texts(path, record=data.record, column=data.column)",
+        "return own.load_texts(path, record=data.record, column=data.column, user=data.user)",
+        "return own.load_texts(path, record=data.record, column=data.column)",
         "tests/experiments/test_finetune.py::test_doors_of_data",
     ),
     Fault(
@@ -3357,8 +3358,8 @@ FAULTS = (
     Fault(
         "n-grams are clipped by the root of how many there are",
         "dpx/ngram.py",
-        "norms = np.sqrt(np.bincount(owners, repeats**2, len(tokens)))",
-        "norms = np.sqrt(np.bincount(owners, repeats, len(tokens)))",
+        "norms = np.sqrt(np.bincount(owners, repeats.astype(float) ** 2, count))",
+        "norms = np.sqrt(np.bincount(owners, repeats, count))",
         "tests/test_ngram.py::test_one_name_moves_the_counts_by_at_most_the_clip",
     ),
     Fault(
