@@ -27,13 +27,14 @@ MEANINGS = text.MEANINGS | {
 def get_config(arg: str = "") -> ConfigDict:
     variant, tiny = parse_arg(arg, VARIANTS)
     config = text.get_config("tiny" if tiny else "")
-    config.delta = 1e-4
     config.data.kind = "friends"
     if variant == "users":
-        config.data.user = "Author"
+        config.data.user, config.delta = "Author", 1e-4  # of 799 speakers
     if not tiny:
+        config.prior.order = 2
+        config.data.length = 48
         config.model.update({"dim": 32, "num_blocks": 1})
-        config.train.update({"steps": 100, "batch_size": 256 if variant == "users" else 2048})
+        config.train.update({"steps": 40, "batch_size": 128 if variant == "users" else 512})
     return config
 
 

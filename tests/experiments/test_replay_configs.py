@@ -189,7 +189,7 @@ def _documents(config, patch):
     def inject(rows):
         arrays = (np.concatenate(part) for part in zip(*rows, strict=True))
         found = docs.Documents(*arrays, whose(rows, train))
-        patch.setattr(docs, "load", lambda config, tokenizer: (found, later))
+        patch.setattr(docs, "load", lambda config, tokenizer, **_: (found, later))
 
     rows = [train.take([number])[:2] for number in range(train.num_units)]
     exact = ("memory_no_noise", "frequencies_no_noise", "attention")

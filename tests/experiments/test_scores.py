@@ -87,7 +87,7 @@ def _documents(config, patch):
     load = docs.load
 
     def inject(kept):
-        def loaded(config, tokenizer):
+        def loaded(config, tokenizer, **_):
             train, test = load(config, tokenizer)
             mask = test.mask.copy()
             mask[0] = False

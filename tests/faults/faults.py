@@ -3377,6 +3377,140 @@ FAULTS = (
         "",
         "tests/training/test_training.py::test_a_training_does_what_its_guarantee_is_about",
     ),
+    # -----------------------------------------------------------------------------------------------------
+    # Users with several records
+    Fault(
+        "a user counts as often as they have records",
+        "dpx/training/users.py",
+        ".sum() / jnp.maximum(there.sum(), 1)",
+        ".sum()",
+        "tests/training/test_users.py"
+        "::test_a_user_is_one_example_whose_loss_is_the_mean_of_all_records[poisson]",
+    ),
+    Fault(
+        "the user with the most records says how many a step takes",
+        "dpx/training/users.py",
+        "return numbered(codes, len(labels), most)",
+        "return numbered(codes, len(labels), int(np.bincount(codes).max()))",
+        "tests/training/test_users.py::test_what_a_step_holds_does_not_grow_with_the_largest_user",
+    ),
+    Fault(
+        "which records a user gives follows from how many the users before have",
+        "dpx/training/users.py",
+        "    counts = counts[users]\n",
+        "    keys = randomness.for_each(jax.random.fold_in, keys.dtype, keys, begins[users])\n"
+        "    counts = counts[users]\n",
+        "tests/training/test_users.py::test_what_a_user_draws_follows_from_nobody_else[threefry2x32] "
+        "tests/audit/test_replay_users.py"
+        "::test_a_user_moves_each_step_by_their_clipped_gradient_alone[poisson]",
+    ),
+    Fault(
+        "the first records of each user are taken in every step",
+        "dpx/training/users.py",
+        "return jnp.where(count > most, chosen, few)",
+        "return few",
+        "tests/training/test_users.py::test_records_are_distinct_and_each_choice_is_as_likely[6]",
+    ),
+    Fault(
+        "records of a user are drawn with replacement",
+        "dpx/training/users.py",
+        "jnp.where(taken, last[number], drawn[number])",
+        "drawn[number]",
+        "tests/training/test_users.py::test_records_are_distinct_and_each_choice_is_as_likely[6]",
+    ),
+    Fault(
+        "a user takes the place of a missing record with one of the next user",
+        "dpx/training/users.py",
+        "few = jnp.minimum(jnp.arange(most), jnp.maximum(count - 1, 0))",
+        "few = jnp.arange(most)",
+        "tests/training/test_users.py::test_what_a_step_holds_does_not_grow_with_the_largest_user",
+    ),
+    Fault(
+        "users are sampled and accounted as if each record were one",
+        "dpx/training/fitting.py",
+        "layout = Layout(mesh, records if grouped is None else len(grouped))",
+        "layout = Layout(mesh, records)",
+        "tests/training/test_users.py::test_the_guarantee_is_about_users_and_their_number",
+    ),
+    Fault(
+        "that a user has one identifier is no assumption",
+        "dpx/training/fitting.py",
+        "assumptions = (people.ASSUMPTION, *assumptions)",
+        "pass",
+        "tests/training/test_users.py::test_the_guarantee_is_about_users_and_their_number",
+    ),
+    Fault(
+        "a killed training goes on with other users",
+        "dpx/training/fitting.py",
+        "whose = () if grouped is None else (grouped.order, grouped.begins)",
+        "whose = ()",
+        "tests/training/test_users.py::test_a_folder_goes_on_with_the_same_users_alone",
+    ),
+    Fault(
+        "a user of two processes counts as two",
+        "dpx/training/users.py",
+        "    _check_apart(labels)\n",
+        "",
+        "tests/training/test_users.py::test_a_user_of_two_processes_is_refused",
+    ),
+    Fault(
+        "devices look for the records of their users among those of the first device",
+        "dpx/training/users.py",
+        "rows = (begins[users] - begins[0])[:, None] + places",
+        "rows = begins[users][:, None] + places",
+        "tests/training/test_meshes.py::test_training_is_that_on_one_device[users, data 4, model 2]",
+    ),
+    Fault(
+        "n-grams of a user are clipped for each record",
+        "dpx/ngram.py",
+        "owner, count = _owners(len(tokens), *block[2:])",
+        "owner, count = _owners(len(tokens))",
+        "tests/test_ngram.py::test_counts_of_a_user_are_clipped_together[1.5]",
+    ),
+    Fault(
+        "records are held out, whoever wrote them",
+        "dpx/data/records.py",
+        '    count, unit = texts.num_units, "record" if texts.users is None else "user"\n',
+        '    texts, unit = dataclasses.replace(texts, users=None), "record"\n'
+        "    count = len(texts)\n",
+        "tests/data/test_text.py::test_a_split_is_of_users_and_follows_from_their_number",
+    ),
+    Fault(
+        "a score counts a user as often as they have held-out records",
+        "experiments/dp_transformer/text_model.py",
+        "score = record_probability.score(found, records.mask.sum(axis=1), records.users)",
+        "score = record_probability.score(found, records.mask.sum(axis=1))",
+        SCORED.format("friends:users"),
+    ),
+    Fault(
+        "token probabilities count a user as often as they have records",
+        "experiments/dp_transformer/corpus.py",
+        "        if self.train.users is not None:\n",
+        "        if False:\n",
+        CONFIG.format("friends:users"),
+    ),
+    Fault(
+        "how many documents users have decides what is rounded twice",
+        "experiments/dp_transformer/finetune.py",
+        "if language.model().first_adapted and train.users is None and len(train) < reads:",
+        "if language.model().first_adapted and len(train) < reads:",
+        "tests/experiments/test_finetune.py"
+        "::test_how_many_documents_users_have_decides_nothing[20]",
+    ),
+    Fault(
+        "each text of a user is a record of a memory",
+        "experiments/cross_attention/next_tokens.py",
+        "private, later = docs.load(config, language.tokenizer, joined=True)",
+        "private, later = docs.load(config, language.tokenizer)",
+        "tests/experiments/test_next_tokens.py::test_all_that_a_user_wrote_is_one_record",
+    ),
+    Fault(
+        "the n-gram start of users is that of their records",
+        "experiments/dp_transformer/language_model.py",
+        "        users=corpus.train.users,\n",
+        "",
+        CONFIG.format("friends:users"),
+    ),
 )
 
 

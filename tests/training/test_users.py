@@ -110,7 +110,8 @@ def test_records_are_distinct_and_each_choice_is_as_likely(count):
 def test_what_a_step_holds_does_not_grow_with_the_largest_user():
     """A user of 100,000 records among 20: G of them at a time, all of them in the end."""
     whose = np.concatenate([np.arange(20), np.full(100_000, 7)])
-    users = people.numbered(whose, 20, 4)
+    users = people.grouped(whose, 4, len(whose))
+    assert (len(users), users.most) == (20, 4)
     assert users.order.shape == (100_020,)
     assert users.begins.shape == (21,)
     rows = np.arange(100_020, dtype=np.int32)
