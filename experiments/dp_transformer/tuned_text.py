@@ -193,11 +193,14 @@ class TunedText:
         """
         language, found, count = self._language, [], len(documents)
         before = inputs(language.tokenizer, documents.tokens)
-        # Always as many rows: in products of another shape a document would be rounded in another way.
-        size = min(_PIECE, _watch.public(count, assumption))
+        # Always as many rows: in products of another shape a document would be rounded in another way. How
+        # many documents users have is not public.
+        size = _PIECE
+        if documents.users is None:
+            size = min(size, _watch.public(count, assumption))
         for start in range(0, count, size):
             rows = np.arange(start, start + size) % count
-            part = (before[rows], *documents.take(rows))
+            part = (before[rows], documents.tokens[rows], documents.mask[rows])
             nats = _score(language.graph, self._trained, language.frozen, *part)
             found.append(np.asarray(nats))
         return np.concatenate(found)[:count]

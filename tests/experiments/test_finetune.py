@@ -133,6 +133,21 @@ def test_a_trunk_that_is_computed_once_changes_nothing(tmp_path, monkeypatch):
         np.testing.assert_allclose(array, each[name], atol=2e-4)
 
 
+@pytest.mark.parametrize("steps", [1, 20])
+def test_how_many_documents_users_have_decides_nothing(steps, tmp_path, monkeypatch):
+    """What is computed before training is rounded otherwise: only public numbers may say whether it is."""
+    config = configured(SMALL | {"data.user": "who", "tune.layers": 1, "train.batch_size": 32})
+    monkeypatch.setattr(finetune, "_tune", lambda config, workdir, language, *_, **more: (
+        tuned_text.TunedText(language, language.trained)
+    ))  # fmt: skip
+    read = []
+    trunk = tuned_text.trunk
+    monkeypatch.setattr(tuned_text, "trunk", lambda *given: (read.append(1), trunk(*given))[1])
+    config.train.steps = steps
+    finetune.run(config, tmp_path)
+    assert not read
+
+
 @pytest.mark.slow
 def test_a_trunk_of_bfloat16_is_kept_as_its_bits():
     types = {"model.dtype": "bfloat16", "model.param_dtype": "bfloat16"}
@@ -147,7 +162,7 @@ def test_a_trunk_of_bfloat16_is_kept_as_its_bits():
     before = tuned_text.inputs(language.tokenizer, train.tokens)
     loss = functools.partial(tuned_text.loss, language, language.trained, language.frozen)
     batched = jax.jit(jax.vmap(lambda *row: loss(*row, None)))
-    each, once = (batched(x, *train) for x in (before, kept))
+    each, once = (batched(x, *train.arrays) for x in (before, kept))
     np.testing.assert_allclose(once, each, rtol=1e-3)
     assert not np.allclose(each[0], each[1], rtol=1e-3)
 
@@ -261,7 +276,6 @@ def test_one_document_moves_what_is_released_by_what_is_declared(monkeypatch, ch
         ({"data.record": "page"}, "data.record='page'"),
         ({"data.length": 0}, "data.length=0"),
         ({"data.limit": -1}, "data.limit=-1"),
-        ({"data.user": "who", "data.record": "window"}, "data.user"),
         ({"train.batch_size": 10**6}, "batch_size=1000000"),
         ({"train.learning_rate": float("nan")}, "learning_rate=nan"),
     ],
@@ -314,7 +328,15 @@ def test_doors_of_data(tmp_path):
     assert train == [f"text {n}" for n in names]
     assert sorted(test) == train
     train, test = load(path=str(other), column="what", user="who", lower=False)
-    assert sorted(train + test) == ["ONE\nthree", "two"]
+    assert sorted(train + test) == ["ONE", "three", "two"]
+    config = configured({"data.length": 9, "data.held_out": 0.5, "data.generated": 0})
+    config.update({"data": {"path": str(other), "column": "what", "user": "who", "lower": False}})
+    parts = documents.load(config, tokenizer)
+    assert [part.num_units for part in parts] == [1, 1]  # all that one wrote is in one part
+    whole = documents.load(config, tokenizer, joined=True)
+    assert [part.users for part in whole] == [None, None]
+    one, another = (part.texts(tokenizer) for part in whole)
+    assert sorted(one + another) == ["ONE\nthree", "two"]
     train, test = load(path=str(lines), record="line")
     assert sorted(train + test) == ["first lin", "second", "third"]
     train, test = load(path=str(lines), record="window", length=5)
