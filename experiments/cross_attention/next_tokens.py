@@ -136,7 +136,7 @@ def run(config, workdir: Path) -> Outcome:
     synthetic = config.data.path is None and bool(config.data.generated)
     known, asks = slice(config.public), slice(config.public, None)
     # Keys, classes and clipping norm follow from the public documents and the model.
-    begun = (*private, *later.take(known), tuned_text.model_file(config))
+    begun = (*private, *later.take(known), *tuned_text.model_files(config))
     keys = secrets.open_keys(config, workdir, synthetic=synthetic, data=begun)
     states = np.asarray(tuned_text.trunk(language, later), np.float32)
     reader = fit_reader(states[known], later.take(known), config.dim, config.num_classes)

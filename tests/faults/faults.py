@@ -1918,8 +1918,8 @@ FAULTS = (
     Fault(
         "a memory resumes on other public documents with the same noise",
         "experiments/cross_attention/next_tokens.py",
-        "begun = (*private, *later.take(known), tuned_text.model_file(config))",
-        "begun = (*private, tuned_text.model_file(config))",
+        "begun = (*private, *later.take(known), *tuned_text.model_files(config))",
+        "begun = (*private, *tuned_text.model_files(config))",
         "tests/experiments/test_public_files.py::test_a_memory_follows_from_public_documents",
     ),
     Fault(
@@ -3081,7 +3081,7 @@ FAULTS = (
     Fault(
         "the file of a model that is tuned may change while a run is resumed",
         "experiments/dp_transformer/finetune.py",
-        "begun = (*train, tuned_text.model_file(config))",
+        "begun = (*train, *tuned_text.model_files(config))",
         "begun = train",
         "tests/experiments/test_public_files.py::test_texts_are_read_by_a_model",
     ),
