@@ -141,7 +141,7 @@ def run(config, workdir: Path) -> Outcome:
     synthetic = config.data.path is None and bool(config.data.generated)
     known, asks = slice(config.public), slice(config.public, None)
     # Keys, classes and clipping norm follow from the public documents and the model.
-    begun = (*private.arrays, *later.take(known).arrays, tuned_text.model_file(config))
+    begun = (*private.arrays, *later.take(known).arrays, *tuned_text.model_files(config))
     keys = secrets.open_keys(config, workdir, synthetic=synthetic, data=begun)
     states = np.asarray(tuned_text.trunk(language, later), np.float32)
     reader = fit_reader(states[known], later.take(known), config.dim, config.num_classes)

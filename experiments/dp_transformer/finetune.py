@@ -73,7 +73,7 @@ def run(config, workdir: Path) -> Outcome:
     language = tuned_text.build(config)
     train, test = docs.load(config, language.tokenizer)
     synthetic = _is_synthetic(config)
-    begun = (*train.arrays, tuned_text.model_file(config))
+    begun = (*train.arrays, *tuned_text.model_files(config))
     keys = open_keys(config, workdir, synthetic=synthetic, data=begun)
     unit = docs.unit(config)
     privacy, guarantee = training.make_private(

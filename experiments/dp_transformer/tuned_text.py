@@ -11,9 +11,8 @@ from flax import nnx
 from jax import lax
 
 from dpx import _watch
-from dpx.data import gguf
 from dpx.nn import lora, pretrained
-from dpx.nn.llama import Llama
+from dpx.nn.pretrained import Decoder, DecoderSettings
 from dpx.nn.transformer import generate
 from dpx.training import checkpoints
 from experiments.dp_transformer import record_probability
@@ -32,7 +31,7 @@ class Language(NamedTuple):
     tokenizer: Any
     length: int
 
-    def model(self, trained: Any = None, frozen: Any = None) -> Llama:
+    def model(self, trained: Any = None, frozen: Any = None) -> Decoder:
         """The model, by default with the parameters that it began with."""
         trained = self.trained if trained is None else trained
         return nnx.merge(self.graph, trained, self.frozen if frozen is None else frozen)
@@ -40,8 +39,10 @@ class Language(NamedTuple):
 
 def check(config) -> None:
     """Raises ValueError for sections `model`, `tune` and `sample` that cannot be used."""
-    if config.model.kind not in ("gguf", "random"):
-        raise ValueError(f"config.model.kind={config.model.kind!r} must be 'gguf' or 'random'")
+    if config.model.kind not in ("pretrained", "random"):
+        raise ValueError(
+            f"config.model.kind={config.model.kind!r} must be 'pretrained' or 'random'"
+        )
     for name in ("dtype", "param_dtype"):
         if config.model[name] not in ("float32", "bfloat16"):
             raise ValueError(
@@ -67,20 +68,14 @@ def build(config) -> Language:
         options["param_dtype"] = "float32"
     if config.model.kind == "random":
         tokenizer, rngs = Bytes(), nnx.Rngs(config.seed)
-        shape = {"dim": 16, "num_layers": 3, "num_heads": 4, "num_kv_heads": 2}
-        model = Llama(tokenizer.vocab_size, **shape, **options, rngs=rngs)
+        shape: dict[str, Any] = {"dim": 16, "num_layers": 3, "num_heads": 4, "num_kv_heads": 2}
+        settings = DecoderSettings(tokenizer.vocab_size, **shape)
+        model = Decoder(settings, **options, rngs=rngs)
     else:
-        file = gguf.GGUF(config.model.path or pretrained.default_path())
-        tokenizer, model = gguf.tokenizer(file), pretrained.load_llama(file, **options)
-        for section in ("data", "sample"):
-            if model.context_length is not None and config[section].length > model.context_length:
-                raise ValueError(
-                    f"config.{section}.length={config[section].length} must be at most "
-                    f"{model.context_length}, the most tokens that {file.path} was made for"
-                )
+        tokenizer, model = _pretrained(config, options)
     trained: Any = nnx.Param
     if config.tune.mode == "lora":
-        names = ("projections", "rank", "alpha", "train_first", "shift")
+        names = ("target_modules", "rank", "alpha", "rslora", "train_first", "shift")
         try:
             lora.attach(
                 model,
@@ -95,14 +90,39 @@ def build(config) -> Language:
     return Language(graph, own, frozen, tokenizer, config.sample.length)
 
 
-def model_file(config) -> np.ndarray:
-    """The bytes of the file that the model is read from; none of a random one, which the config describes.
+def _pretrained(config, options: dict[str, Any]) -> tuple[Any, Any]:
+    """The tokenizer and the model of a file or folder."""
+    found = pretrained.open_checkpoint(config.model.path or pretrained.default_path())
+    settings = found.settings
+    if not isinstance(settings, DecoderSettings):
+        raise ValueError(
+            f"config.model.path={str(found.path)!r} is an encoder, which predicts no next token: "
+            "use a decoder"
+        )
+    longest = settings.context_length
+    for section in ("data", "sample"):
+        if longest is not None and config[section].length > longest:
+            raise ValueError(
+                f"config.{section}.length={config[section].length} must be at most {longest}, the "
+                f"most tokens that {found.path} was made for"
+            )
+    tokenizer = found.tokenizer()
+    if tokenizer.start is None:
+        raise ValueError(
+            f"{found.path} has no token that begins a text: set bos_token_id in its config.json"
+        )
+    return tokenizer, pretrained.load(found, **options)
+
+
+def model_files(config) -> list[np.ndarray]:
+    """The bytes of the files that the model is read from; none of a random one, which the config describes.
 
     What is released is computed with the model, so that a run that resumes has to find the same one.
     """
     if config.model.kind == "random":
-        return np.zeros(0, np.uint8)
-    return np.memmap(config.model.path or pretrained.default_path(), np.uint8, "r")
+        return []
+    found = pretrained.files(config.model.path or pretrained.default_path())
+    return [np.memmap(path, np.uint8, "r") for path in found]
 
 
 def inputs(tokenizer, tokens: np.ndarray) -> np.ndarray:

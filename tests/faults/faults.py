@@ -1919,8 +1919,8 @@ FAULTS = (
     Fault(
         "a memory resumes on other public documents with the same noise",
         "experiments/cross_attention/next_tokens.py",
-        "begun = (*private.arrays, *later.take(known).arrays, tuned_text.model_file(config))",
-        "begun = (*private.arrays, tuned_text.model_file(config))",
+        "begun = (*private.arrays, *later.take(known).arrays, *tuned_text.model_files(config))",
+        "begun = (*private.arrays, *tuned_text.model_files(config))",
         "tests/experiments/test_public_files.py::test_a_memory_follows_from_public_documents",
     ),
     Fault(
@@ -3082,7 +3082,7 @@ FAULTS = (
     Fault(
         "the file of a model that is tuned may change while a run is resumed",
         "experiments/dp_transformer/finetune.py",
-        "begun = (*train.arrays, tuned_text.model_file(config))",
+        "begun = (*train.arrays, *tuned_text.model_files(config))",
         "begun = train.arrays",
         "tests/experiments/test_public_files.py::test_texts_are_read_by_a_model",
     ),
