@@ -2876,7 +2876,7 @@ FAULTS = (
         "dpx/training/fitting.py",
         'settings["generator"] = generator',
         "pass",
-        "tests/training/test_fit_configs.py::test_a_training_does_not_go_on_with_another_generator[rbg-unsafe_rbg]",
+        "tests/training/test_fit_configs.py::test_a_training_does_not_go_on_with_another_generator[rbg]",
     ),
     Fault(
         "banded noise is weighted at a device's own precision",
