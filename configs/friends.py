@@ -10,6 +10,8 @@ with k of them k times less. Both train on the first nine seasons and measure th
 is that of configs/text.py. The results are in experiments/dp_transformer/README.md.
 """
 
+from typing import Any
+
 from ml_collections import ConfigDict
 
 from configs import text
@@ -26,7 +28,7 @@ MEANINGS = text.MEANINGS | {
 
 def get_config(arg: str = "") -> ConfigDict:
     variant, tiny = parse_arg(arg, VARIANTS)
-    config = text.get_config("tiny" if tiny else "")
+    config: Any = text.get_config("tiny" if tiny else "")
     config.data.kind = "friends"
     if variant == "users":
         config.data.user, config.delta = "Author", 1e-4  # of 799 speakers
