@@ -33,10 +33,9 @@ def get_config(arg: str = "") -> ConfigDict:
     if variant == "users":
         config.data.user, config.delta = "Author", 1e-4  # of 799 speakers
     if not tiny:
-        config.prior.order = 2
-        config.data.length = 48
+        config.data.length = 32
         config.model.update({"dim": 32, "num_blocks": 1})
-        config.train.update({"steps": 40, "batch_size": 128 if variant == "users" else 512})
+        config.train.update({"steps": 25, "batch_size": 256 if variant == "users" else 1024})
     return config
 
 
