@@ -148,8 +148,8 @@ def drawing(users: Users, data: tuple, ids: np.ndarray, layout: Layout) -> Calla
     """What draws the records of a step: (dropout, places, mask, pieces) -> (batch and keys, where they lie).
 
     It is a program of its own, which computes with no record. How many records users have is in the shapes of
-    what it takes, and is not public. It is in no shape of the step, which clips and adds up: that program, and
-    with it how it rounds, is the same for other users.
+    what it takes, and is not public. It is in no shape of the step, which clips and adds up: that program,
+    and with it how it rounds, is the same for other users.
 
     Args:
       users: Whose each record is.

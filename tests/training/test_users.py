@@ -11,7 +11,7 @@ import pandas as pd
 import pytest
 
 import dpx
-from dpx import _processes
+from dpx import _processes, privacy
 from dpx.training import keys as secrets
 from dpx.training import loop
 from dpx.training import users as people
@@ -85,11 +85,10 @@ def test_the_guarantee_is_about_users_and_their_number():
         *found.assumptions
     }
     assert found.assumptions[0].startswith("the number of users is public")
-    spent = dpx.dpsgd_epsilon(
-        dpx.calibrate_dpsgd(4.0, 1e-2, sampling_probability=4 / 12, steps=5), 1e-2,
-        sampling_probability=4 / 12, steps=5,
-    )  # fmt: skip
-    assert found.epsilon == pytest.approx(spent)
+    about = {"sampling_probability": 4 / 12, "steps": 5}
+    multiplier = dpx.calibrate_dpsgd(4.0, 1e-2, **about)
+    assert found.event == privacy.dpsgd_event(multiplier, **about)
+    assert found.epsilon == pytest.approx(dpx.dpsgd_epsilon(multiplier, 1e-2, **about))
     assert fit(unit="patient").guarantee.unit == "patient"
 
 
