@@ -136,7 +136,8 @@ class Layout:
         if begins is not None:
             # Blocks of other processes lie before or after all that is here, and look empty.
             first, last = (begins[np.clip(x, 0, self._own)] for x in (first, last))
-            size = max(1, int(_processes.of_all((last - first).max()).max()))
+            largest = np.array((last - first).max(), np.int32)
+            size = max(1, int(_processes.of_all(largest).max()))
 
         def put(x: Any) -> jax.Array:
             x = np.asarray(x)
