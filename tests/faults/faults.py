@@ -582,7 +582,7 @@ FAULTS = (
     Fault(
         "dropout masks belong to the slot",
         "dpx/training/loop.py",
-        "keys = randomness.record_keys(dropout_key, number, names[rows])",
+        "keys = randomness.record_keys(dropout_key, number, names)",
         "keys = jax.random.split(jax.random.fold_in(dropout_key, index), piece)",
         MOVED,
     ),
@@ -3403,6 +3403,15 @@ FAULTS = (
         "tests/training/test_users.py::test_what_a_user_draws_follows_from_nobody_else[threefry2x32] "
         "tests/audit/test_replay_users.py"
         "::test_a_user_moves_each_step_by_their_clipped_gradient_alone[poisson]",
+    ),
+    Fault(
+        "how many records users have is in the program that adds them up",
+        "dpx/training/users.py",
+        "return drawn(dropout, (held, ids, places)), (own, mask, pieces)",
+        "found = drawn(dropout, (held, ids, places))\n"
+        "        more = lambda x: jnp.concatenate([x, x[jnp.zeros(users.begins[-1], int)]])\n"
+        "        return jax.tree.map(more, found), (own, mask, pieces)",
+        "tests/training/test_users.py::test_the_program_of_a_step_is_the_same_for_other_users",
     ),
     Fault(
         "the first records of each user are taken in every step",
