@@ -1,4 +1,4 @@
-"""Models there and back again: how far `transformers` and `peft` are from dpx, on what the other one has written.
+"""Models there and back again: how far `transformers` and `peft` are from dpx on each other's files.
 
     python -m experiments.bench.hugging_face
 
@@ -8,12 +8,13 @@ are written by `dpx.nn.peft.save` and read by peft, and merged by `dpx.nn.pretra
 transformers. What is printed is the largest difference of any output, in float32.
 """
 
-import importlib
+import importlib.util
 import tempfile
 from pathlib import Path
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 from absl import app
 from flax import nnx
@@ -21,37 +22,28 @@ from flax import nnx
 from dpx.launch import cli
 from dpx.nn import lora, peft, pretrained
 
+REQUIREMENTS = "experiments/bench/hugging_face_requirements.txt"
 BERT = {
     "vocab_size": 40, "hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 4,
     "intermediate_size": 20, "max_position_embeddings": 16,
 }  # fmt: skip
 GPT2 = {"vocab_size": 40, "n_embd": 16, "n_layer": 2, "n_head": 4, "n_inner": 20, "n_positions": 16}
 SHARED = BERT | {"num_key_value_heads": 2, "attn_implementation": "eager"}
-# By family: the classes of its config and its model, settings, modules with adapters, whether there is a shift.
+WINDOW = {"sliding_window": 4}
+# By family: classes of its config and its model, settings, modules with adapters, whether there is a shift.
 FAMILIES: dict[str, tuple[str, str, dict[str, Any], Any, bool]] = {
     "BERT": ("BertConfig", "BertModel", BERT, ("query", "attention.output.dense"), False),
     "GPT-2": ("GPT2Config", "GPT2LMHeadModel", GPT2, ("c_attn", "mlp.c_proj"), False),
     "GPT-2, shift": ("GPT2Config", "GPT2LMHeadModel", GPT2, ("c_attn",), True),
     "Llama": ("LlamaConfig", "LlamaForCausalLM", SHARED, "all-linear", False),
     "Llama, shift": ("LlamaConfig", "LlamaForCausalLM", SHARED, ("q_proj", "down_proj"), True),
-    "Mistral": (
-        "MistralConfig",
-        "MistralForCausalLM",
-        SHARED | {"sliding_window": 4},
-        "all-linear",
-        False,
-    ),
+    "Mistral": ("MistralConfig", "MistralForCausalLM", SHARED | WINDOW, "all-linear", False),
     "Qwen 2": ("Qwen2Config", "Qwen2ForCausalLM", SHARED, "all-linear", False),
     "Qwen 3": ("Qwen3Config", "Qwen3ForCausalLM", SHARED | {"head_dim": 8}, "all-linear", False),
     "Gemma 3": (
         "Gemma3TextConfig",
         "Gemma3ForCausalLM",
-        SHARED
-        | {
-            "head_dim": 8,
-            "sliding_window": 4,
-            "layer_types": ["sliding_attention", "full_attention"],
-        },
+        SHARED | WINDOW | {"head_dim": 8, "layer_types": ["sliding_attention", "full_attention"]},
         "all-linear",
         False,
     ),
@@ -88,7 +80,11 @@ def differences(name: str, folder: Path) -> dict[str, float]:
             parameter.add_(0.1 * torch.randn_like(parameter))
     base.save_pretrained(folder / "base")
     expected = outputs(base)
-    found = {"read": np.abs(np.asarray(pretrained.load(folder / "base")(TOKENS)) - expected).max()}
+    found = {
+        "read": np.abs(
+            np.asarray(pretrained.load(folder / "base")(jnp.asarray(TOKENS))) - expected
+        ).max()
+    }
     model = tuned(folder / "base", modules, shift)
     own = np.asarray(model(TOKENS))
     assert np.abs(own - expected).max() > 0.01  # adapters change outputs

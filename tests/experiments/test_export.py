@@ -132,14 +132,15 @@ def test_the_card_says_what_privacy_json_says(tuned, tmp_path):
     assert 'base_model: "tinymodel"\n' in metadata
     assert "differential-privacy" in metadata
     spent = record.releases["dp_tuned"]
-    for words in (
-        f"| ε | {spent['epsilon']:.4g} |", "| δ | 1e-05 |", "| unit of privacy | user |",
-        "add or remove one user",
-        f"| mechanism | {spent['mechanism']} |", "Poisson sampling", "dp_1gram: ε =",
-        f"**total of all releases**: ε = {record.total['epsilon']:.4g}",
-        "- the pretrained model and its tokenizer",
-        *(f"- {x}" for x in record.private["not_covered"]), "no guarantee covers these numbers", "**tuned privately**", "before tuning", "DP 1-gram of characters",
-    ):  # fmt: skip
+    stated = {"ε": f"{spent['epsilon']:.4g}", "δ": "1e-05", "unit of privacy": "user"}
+    stated |= {"neighbouring relation": "add or remove one user", "mechanism": spent["mechanism"]}
+    assert "Poisson sampling" in spent["mechanism"]
+    lines = [f"| {name} | {value} |" for name, value in stated.items()]
+    lines += [f"- **total of all releases**: ε = {record.total['epsilon']:.4g}", "- dp_1gram: ε ="]
+    lines += [f"- {x}" for x in (*record.total["assumptions"], *record.private["not_covered"])]
+    lines += ["no guarantee covers these numbers", "**tuned privately**", "before tuning"]
+    lines += ["DP 1-gram of characters"]
+    for words in lines:
         assert words in body, words
     assert record.total["epsilon"] > spent["epsilon"]
     # What was made without privacy stays at home, and so does what is compared with it.
