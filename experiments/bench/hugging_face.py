@@ -1,27 +1,32 @@
 """Models there and back again: how far `transformers` and `peft` are from dpx on each other's files.
 
     python -m experiments.bench.hugging_face
+    python -m experiments.bench.hugging_face --load=FOLDER
 
-It needs torch, transformers and peft (experiments/bench/hugging_face_requirements.txt). Tiny random models of
+The first needs torch, transformers and peft (experiments/bench/hugging_face_requirements.txt). Tiny random models of
 each family are saved by transformers and read by dpx. Adapters are put on them there, and made random. They
 are written by `dpx.nn.peft.save` and read by peft, and merged by `dpx.nn.pretrained.save` and read by
-transformers. What is printed is the largest difference of any output, in float32.
+transformers. What is printed is the largest difference of any output, in float32. The second prints what it
+takes to load a model, a folder or a GGUF file, in bfloat16.
 """
 
 import importlib.util
+import resource
 import tempfile
+import time
 from pathlib import Path
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from absl import app
+from absl import app, flags
 from flax import nnx
 
 from dpx.launch import cli
 from dpx.nn import lora, peft, pretrained
 
+_LOAD = flags.DEFINE_string("load", None, "A model to load, in place of all that.")
 REQUIREMENTS = "experiments/bench/hugging_face_requirements.txt"
 BERT = {
     "vocab_size": 40, "hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 4,
@@ -99,9 +104,27 @@ def differences(name: str, folder: Path) -> dict[str, float]:
     return {way: float(value) for way, value in found.items()}
 
 
+def loaded(path: str) -> str:
+    """What it takes to load a model: CPU time, and memory that is no file's."""
+    start = time.process_time()
+    model = pretrained.load(path, param_dtype=jnp.bfloat16)
+    seconds = time.process_time() - start
+    size = sum(leaf.nbytes for leaf in jax.tree.leaves(nnx.state(model))) / 2**20
+    status = Path("/proc/self/status").read_text(encoding="ascii")
+    anonymous = int(status.partition("RssAnon:")[2].split()[0]) / 2**10
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**10
+    return (
+        f"{seconds:.1f} s of CPU; parameters {size:.0f} MiB, anonymous memory {anonymous:.0f} MiB, resident at "
+        f"the peak {peak:.0f} MiB, the mapped file included"
+    )
+
+
 def main(argv: list[str]) -> None:
-    """Prints a line for each family."""
+    """Prints a line for each family, or one about a model."""
     del argv
+    if _LOAD.value:
+        print(loaded(_LOAD.value))
+        return
     print(
         "| | read by dpx | adapters read by peft | merged, read by transformers |\n|---|---|---|---|"
     )
