@@ -3,9 +3,9 @@
     python -m experiments.bench.hugging_face
     python -m experiments.bench.hugging_face --load=FOLDER
 
-The first needs torch, transformers and peft (experiments/bench/hugging_face_requirements.txt). Tiny random models of
-each family are saved by transformers and read by dpx. Adapters are put on them there, and made random. They
-are written by `dpx.nn.peft.save` and read by peft, and merged by `dpx.nn.pretrained.save` and read by
+The first needs torch, transformers and peft (experiments/bench/hugging_face_requirements.txt). Tiny random
+models of each family are saved by transformers and read by dpx. Adapters are put on them there, and made
+random. They are written by `dpx.nn.peft.save` and read by peft, and merged by `dpx.nn.pretrained.save` and read by
 transformers. What is printed is the largest difference of any output, in float32. The second prints what it
 takes to load a model, a folder or a GGUF file, in bfloat16.
 """
@@ -114,8 +114,8 @@ def loaded(path: str) -> str:
     anonymous = int(status.partition("RssAnon:")[2].split()[0]) / 2**10
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**10
     return (
-        f"{seconds:.1f} s of CPU; parameters {size:.0f} MiB, anonymous memory {anonymous:.0f} MiB, resident at "
-        f"the peak {peak:.0f} MiB, the mapped file included"
+        f"{seconds:.1f} s of CPU; parameters {size:.0f} MiB, anonymous memory {anonymous:.0f} MiB, resident "
+        f"at the peak {peak:.0f} MiB, the mapped file included"
     )
 
 
@@ -125,6 +125,9 @@ def main(argv: list[str]) -> None:
     if _LOAD.value:
         print(loaded(_LOAD.value))
         return
+    for name in ("torch", "transformers", "peft"):
+        if importlib.util.find_spec(name) is None:
+            cli.stop(ValueError(f"{name} is missing: pip install -r {REQUIREMENTS}"))
     print(
         "| | read by dpx | adapters read by peft | merged, read by transformers |\n|---|---|---|---|"
     )
