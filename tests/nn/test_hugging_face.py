@@ -18,7 +18,7 @@ from dpx.nn import lora, peft, pretrained
 
 pytest.importorskip("safetensors")
 ALL = (*folders.ENCODERS, *folders.CLASSIFIERS, *folders.DECODERS)
-FAST = ("gpt2", "gemma3")
+FAST = ("gpt2",)
 
 
 def slow_but(names, fast=FAST):
