@@ -970,7 +970,7 @@ FAULTS = (
         "dpx/gram/columns.py",
         "columns = into_ball(columns, column_bound, axis=0)",
         "columns = columns * 1.0",
-        REMOVED.format("sampled Gram, add or remove"),
+        REMOVED.format("Gram, add or remove"),
     ),
     Fault(
         "columns of a sparse matrix are not projected",
@@ -3519,6 +3519,21 @@ FAULTS = (
         "        users=corpus.train.users,\n",
         "",
         CONFIG.format("friends:users"),
+    ),
+    Fault(
+        "a model card shows what was measured without privacy",
+        "dpx/launch/card.py",
+        "    own = [measure for measure in record.measures if measure.row in shown]\n",
+        "    own = list(record.measures)\n",
+        "tests/experiments/test_export.py::test_the_card_says_what_privacy_json_says",
+    ),
+    Fault(
+        "the config of a run goes along with its model",
+        "dpx/launch/export.py",
+        "    found = model.export(folder, merged=merged, base=base)\n",
+        "    found = model.export(folder, merged=merged, base=base)\n"
+        '    storage.write_text(folder / "run.json", (workdir / "config.json").read_text())\n',
+        "tests/experiments/test_export.py::test_nothing_private_goes_along[False]",
     ),
 )
 
