@@ -98,8 +98,8 @@ def validate(config) -> None:
     language = tuned_text.build(config)
     if (model := language.model()).first_adapted < model.settings.num_layers:
         raise ValueError(
-            f"config.tune.target_modules={config.tune.target_modules} must be (), with config.tune.shift=True: "
-            "states are what the whole model makes of a text"
+            f"config.tune.target_modules={config.tune.target_modules} must be (), and config.tune.shift "
+            "True: states are what the whole model makes of a text"
         )
     _, later = docs.load(config, language.tokenizer)
     if config.public >= len(later):
