@@ -15,7 +15,7 @@ from configs import finetune
 from configs.common import parse_arg
 
 MEANINGS = finetune.MEANINGS | {
-    "tune.projections": "nothing is tuned, so none",
+    "tune.target_modules": "nothing is tuned, so none",
     "tune.shift": "makes the trunk the whole model",
     "data.user": "of a table: the column of authors; all that one wrote is one record",
     "public": "how many of the later documents are the public corpus; the others ask",
@@ -32,7 +32,7 @@ def get_config(arg: str = "") -> ConfigDict:
     _, tiny = parse_arg(arg)
     tuned = finetune.get_config(arg)
     tuned.update({"data": {"limit": 0 if tiny else 3000, "test_limit": 20 if tiny else 500}})
-    tuned.update({"tune": {"projections": (), "shift": True, "layers": 0}})
+    tuned.update({"tune": {"target_modules": (), "shift": True, "layers": 0}})
     return ConfigDict(
         {
             "experiment": "cross_attention.next_tokens",

@@ -101,6 +101,11 @@ def validate(config) -> None:
     if not 0 < config.clip_quantile < 1:
         raise ValueError(f"config.clip_quantile={config.clip_quantile} must be a share in (0, 1)")
     language = tuned_text.build(config)
+    if (model := language.model()).first_adapted < model.settings.num_layers:
+        raise ValueError(
+            f"config.tune.target_modules={config.tune.target_modules} must be (), and config.tune.shift "
+            "True: states are what the whole model makes of a text"
+        )
     _, later = docs.load(config, language.tokenizer, joined=True)
     if config.public >= len(later):
         raise ValueError(

@@ -77,6 +77,15 @@ def test_all_that_a_user_wrote_is_one_record(tmp_path, monkeypatch):
         next_tokens.validate(config)
 
 
+def test_states_are_those_of_the_whole_model():
+    """With adapters, they would be what enters the first layer that has some."""
+    config = configs.get_config("tiny")
+    next_tokens.validate(config)
+    config.tune.target_modules = ("q_proj",)
+    with pytest.raises(ValueError, match=r"config.tune.target_modules=\('q_proj',\) must be \(\)"):
+        next_tokens.validate(config)
+
+
 def test_a_mixture_is_a_distribution():
     """Over a vocabulary of ten tokens, of which three are classes of their own."""
     rng = np.random.default_rng(0)
