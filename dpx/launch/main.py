@@ -4,7 +4,7 @@ import sys
 from collections.abc import Callable
 
 import dpx
-from dpx.launch import cli, listing, query, report, run, sources, sweep
+from dpx.launch import cli, export, listing, query, report, run, sources, sweep
 
 _COMMANDS: dict[str, tuple[str, Callable[[], None]]] = {
     "run": ("runs one configured experiment", run.start),
@@ -12,6 +12,7 @@ _COMMANDS: dict[str, tuple[str, Callable[[], None]]] = {
     "report": ("writes tables and figures of finished runs", report.start),
     "sample": ("draws texts from the private model of a run", query.start_sample),
     "recommend": ("recommends items by the private model of a run", query.start_recommend),
+    "export": ("writes the private model of a run for others, with a card", export.start),
     "configs": ("lists the configs", lambda: print(listing.overview())),
 }
 

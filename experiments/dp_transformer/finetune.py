@@ -80,8 +80,8 @@ def run(config, workdir: Path) -> Outcome:
         config.train, config.epsilon, config.delta, train.num_units, unit, _assumptions(config)
     )
     characters = sum(map(len, test.texts(language.tokenizer)))
-    before = TunedText(language, language.trained)
-    measures = _measures("pretrained", before.nats(test), test, characters)
+    before = TunedText(language, language.trained, config)
+    measures = _measures("pretrained", nats := before.nats(test), test, characters)
     releases = {}
     for order in _compared(config):
         row = f"dp_{order}gram"
@@ -100,8 +100,9 @@ def run(config, workdir: Path) -> Outcome:
     private = tune(start, train, label="dp_tuned", section=config.train, privacy=privacy)
     private.save(workdir)
     releases["dp_tuned"] = guarantee
-    measures += _measures("dp_tuned", private.nats(test), test, characters)
-    notes = _samples(config, {"before tuning": before, "tuned privately": private})
+    measures += _measures("dp_tuned", tuned_nats := private.nats(test), test, characters)
+    notes = _change(tuned_nats - nats) + "\n\n"
+    notes += _samples(config, {"before tuning": before, "tuned privately": private})
     if config.non_private.steps:
         tuned, words = _tuned_without_privacy(config, tune, start, train)
         notes += f"\n\nTuning without privacy went {words}"
@@ -221,7 +222,18 @@ def _tune(
         weight_fn=tuned_text.weight,
         frozen=language.frozen,
     )
-    return TunedText(language, trained)
+    return TunedText(language, trained, config)
+
+
+def _change(nats: np.ndarray) -> str:
+    """Whether tuning changed anything: small changes may be lost where activations are rounded."""
+    largest = np.abs(nats).max()
+    if largest > 0:
+        return f"Tuning changed what a held-out record costs by at most {largest:.3g} nats."
+    return (
+        "Tuning changed nothing: every held-out record costs what it did before. Train longer, or use "
+        "--config.model.dtype=float32."
+    )
 
 
 def _measures(row: str, nats: np.ndarray, test: Documents, characters: int) -> list[Measure]:

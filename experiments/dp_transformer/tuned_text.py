@@ -11,7 +11,8 @@ from flax import nnx
 from jax import lax
 
 from dpx import _watch
-from dpx.nn import lora, pretrained
+from dpx.launch import card
+from dpx.nn import lora, peft, pretrained
 from dpx.nn.pretrained import Decoder, DecoderSettings
 from dpx.nn.transformer import generate
 from dpx.training import checkpoints
@@ -19,6 +20,7 @@ from experiments.dp_transformer import record_probability
 from experiments.dp_transformer.documents import Bytes, Documents
 
 MODES = ("lora", "full")
+_DEFAULT = "HuggingFaceTB/SmolLM2-135M-Instruct"  # the model of `pretrained.default_path`
 _PIECE = 16  # texts that are scored at a time, whose logits take memory
 
 
@@ -198,8 +200,8 @@ def _score(graph, trained, frozen, before, tokens, mask):
 class TunedText:
     """A language model: scores and samples texts."""
 
-    def __init__(self, language: Language, trained: Any):
-        self._language, self._trained = language, trained
+    def __init__(self, language: Language, trained: Any, config: Any):
+        self._language, self._trained, self._config = language, trained, config
         self._logits = functools.partial(_logits, language.graph, trained, language.frozen)
 
     def nats(
@@ -240,6 +242,34 @@ class TunedText:
         drawn = generate(self._logits, key, count, language.length, start=language.tokenizer.start)
         return [language.tokenizer.decode(row) for row in np.asarray(drawn)]
 
+    def export(self, folder: Path, *, merged: bool, base: str | None) -> card.Model:
+        """Writes what was tuned for `transformers` and `peft`: adapters, or a whole model.
+
+        Args:
+          folder: Is made.
+          merged: Whether adapters are merged into the model, and all of it is written.
+          base: The name of the pretrained model, by default that of its folder or file.
+
+        Raises:
+          ValueError: for a random model, all parameters without `merged`, or a shift with it.
+        """
+        language, config = self._language, self._config
+        if config.model.kind == "random":
+            raise ValueError(
+                "config.model.kind='random' must be 'pretrained': nobody else has this model"
+            )
+        path = config.model.path
+        named = _DEFAULT if path is None else Path(path).resolve().stem
+        model, base = language.model(self._trained), base or named
+        if merged:
+            source = pretrained.open_checkpoint(path or pretrained.default_path())
+            pretrained.save(model, folder, source=source)
+        elif config.tune.mode == "full":
+            raise ValueError("config.tune.mode='full' changed all parameters: give --merged")
+        else:
+            peft.save(model, folder, base=base)
+        return card.Model(base=base, library="transformers" if merged else "peft")
+
     def save(self, workdir: Path) -> None:
         """Saves what was tuned, and nothing else."""
         checkpoints.save_model(workdir, {"trained": self._trained})
@@ -249,4 +279,4 @@ def load(config, workdir: Path) -> TunedText:
     """The private model that a run left, on the pretrained one of its config. Reads no private data."""
     language = build(config)
     saved = checkpoints.load_model(workdir, {"trained": language.trained})
-    return TunedText(language, saved["trained"])
+    return TunedText(language, saved["trained"], config)

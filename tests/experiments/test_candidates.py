@@ -226,7 +226,7 @@ def test_no_held_out_document_moves_the_score_by_more_than_is_declared(monkeypat
             tuned_text._nats(jnp.asarray(table)[before], tokens, mask).sum(axis=1)
         ),
     )
-    model, (count, length) = tuned_text.TunedText(language, language.trained), (120, 4)
+    model, (count, length) = tuned_text.TunedText(language, language.trained, config), (120, 4)
     tokens = rng.integers(2, vocabulary, (count, length)).astype(np.int32)
     tokens[0], tokens[1] = 0, (1, 2, 3, 4)
     held_out = documents.Documents(tokens, np.arange(length) <= rng.integers(0, 4, (count, 1)))
@@ -251,7 +251,7 @@ def test_a_document_that_leaves_changes_the_nats_of_no_other_one(monkeypatch):
     )
     language = tuned_text.build(config)
     _, test = documents.load(config, language.tokenizer)
-    model = tuned_text.TunedText(language, language.trained)
+    model = tuned_text.TunedText(language, language.trained, config)
     without = model.nats(test.take(np.delete(np.arange(len(test)), 3)))
     np.testing.assert_array_equal(np.delete(model.nats(test), 3), without)
     assert len(set(shapes)) == 1  # a program of another shape may round in another way

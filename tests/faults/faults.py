@@ -3510,6 +3510,20 @@ FAULTS = (
         "        users=corpus.train.users,\n",
         "",
         CONFIG.format("friends:users"),
+    Fault(
+        "a model card shows what was measured without privacy",
+        "dpx/launch/card.py",
+        "    own = [measure for measure in record.measures if measure.row in shown]\n",
+        "    own = list(record.measures)\n",
+        "tests/experiments/test_export.py::test_the_card_says_what_privacy_json_says",
+    ),
+    Fault(
+        "the config of a run goes along with its model",
+        "dpx/launch/export.py",
+        "    found = model.export(folder, merged=merged, base=base)\n",
+        "    found = model.export(folder, merged=merged, base=base)\n"
+        '    storage.write_text(folder / "run.json", (workdir / "config.json").read_text())\n',
+        "tests/experiments/test_export.py::test_nothing_private_goes_along[False]",
     ),
 )
 

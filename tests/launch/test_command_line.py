@@ -42,6 +42,8 @@ def zygote():
         ("sweep", ["--config=configs/quickstart.py:tiny", "--set=no=1", "--workdir=NEW"], "no key 'no'"),
         ("recommend", ["--workdir=absent"], "--history is missing"),
         ("sample", ["--workdir=absent"], "absent holds no finished run"),
+        ("export", ["--workdir=absent"], "--to is missing"),
+        ("export", ["--workdir=absent", "--to=new"], "absent holds no finished run"),
         ("reprt", [], "did you mean report?"),
         ("bench.gram", ["--columns=0"], "columns"),
         ("bench.noisy_head", ["--nope"], "nope"),

