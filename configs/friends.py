@@ -10,6 +10,8 @@ with k of them k times less. Both train on the first nine seasons and measure th
 is that of configs/text.py. The results are in experiments/dp_transformer/README.md.
 """
 
+from typing import Any
+
 from ml_collections import ConfigDict
 
 from configs import text
@@ -26,15 +28,14 @@ MEANINGS = text.MEANINGS | {
 
 def get_config(arg: str = "") -> ConfigDict:
     variant, tiny = parse_arg(arg, VARIANTS)
-    config = text.get_config("tiny" if tiny else "")
+    config: Any = text.get_config("tiny" if tiny else "")
     config.data.kind = "friends"
     if variant == "users":
         config.data.user, config.delta = "Author", 1e-4  # of 799 speakers
     if not tiny:
-        config.prior.order = 2
-        config.data.length = 48
+        config.data.length = 32
         config.model.update({"dim": 32, "num_blocks": 1})
-        config.train.update({"steps": 40, "batch_size": 128 if variant == "users" else 512})
+        config.train.update({"steps": 25, "batch_size": 256 if variant == "users" else 1024})
     return config
 
 

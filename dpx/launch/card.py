@@ -48,7 +48,7 @@ def _metadata(model: Model) -> str:
 
 
 def _guarantee(record: Record, model: Model) -> str:
-    spent, unit = record.releases[record.headline_row], record.privacy["unit"]
+    spent, unit = record.releases.get(record.headline_row, record.total), record.privacy["unit"]
     what = "Adapters for" if model.library == "peft" else "A copy of"
     rows = {
         "ε": tables.epsilon_of(spent),

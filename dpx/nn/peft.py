@@ -118,7 +118,7 @@ def save(model: Layers, folder: str | Path, *, base: str) -> None:
     """Saves the adapters of a model, so that `peft` and `load` put them on the same model again.
 
     The shift of a decoder (see `dpx.nn.lora.attach`) is a bias of its logits, which peft adds to that of an
-    adapter on the head (`lora_bias`). `load` does not read such adapters.
+    adapter on the head (`lora_bias`). `load` does not read such adapters, and peft does not merge them.
 
     Args:
       model: A `Decoder` or an `Encoder` with adapters.

@@ -136,7 +136,8 @@ class Layout:
         if begins is not None:
             # Blocks of other processes lie before or after all that is here, and look empty.
             first, last = (begins[np.clip(x, 0, self._own)] for x in (first, last))
-            size = max(1, int(_processes.of_all((last - first).max()).max()))
+            largest = np.array((last - first).max(), np.int32)
+            size = max(1, int(_processes.of_all(largest).max()))
 
         def put(x: Any) -> jax.Array:
             x = np.asarray(x)
@@ -220,15 +221,21 @@ class Layout:
         if self.shards == 1:
             return sums
 
-        def by_block(kept: Any, held: Any) -> Any:
+        def added_up(kept: Any, held: Any) -> Any:
             return jax.lax.psum(sums(kept, held), "data")
 
+        return self.by_block(added_up, P())
+
+    def by_block(self, function: Any, out: P = P("data")) -> Any:  # noqa: B008
+        """`function(kept, held)` on each device's own block; what it returns is spread like `held`."""
+        if self.shards == 1:
+            return function
         # Unchecked, because losses need not name what differs between devices.
         return jax.shard_map(
-            by_block,
+            function,
             mesh=self.mesh,
             in_specs=(P(), P("data")),
-            out_specs=P(),
+            out_specs=out,
             axis_names={"data"},
             check_vma=False,
         )

@@ -142,10 +142,9 @@ def train(
         lines = Progress(label, steps, start, shown=progress)
         ids = layout.own(_watch.record_ids(layout.rows))
         if users is None:
-            records = layout.records((data, ids))
+            records, draw = layout.records((data, ids)), None
         else:
-            spans, ids = layout.records((users.spans, ids))
-            records = (layout.records(users.sort(data), users.begins), *spans), ids
+            draw = people.drawing(users, data, ids, layout)
         batches = sampling.batches(
             layout.rows,
             sampling_probability=probability,
@@ -158,6 +157,8 @@ def train(
             dropout = dropout_key, step
             _watch.key_used(randomness.step_key(*dropout), "dropout")
             batch = layout.batch(indices[mask], piece, room)
+            if draw is not None:
+                records, batch = draw(dropout, *batch)
             state, loss = step_fn(state, records, *batch, dropout, frozen)
             done = step + 1
             if done % log_every == 0 or done == steps:
@@ -232,13 +233,11 @@ def _step(
         def add_piece(index, totals):
             rows = jax.lax.dynamic_slice_in_dim(indices, index * piece, piece)
             real = jax.lax.dynamic_slice_in_dim(mask, index * piece, piece)
-            held, names = data
+            batch, names = jax.tree.map(lambda array: array[rows], data)
             # A mask belongs to a record: were it that of a slot, each record would change those after it.
-            keys = randomness.record_keys(dropout_key, number, names[rows])
+            keys = names  # of users, for whom records and their keys have been drawn
             if users is None:
-                batch = jax.tree.map(lambda array: array[rows], held)
-            else:
-                batch, keys = people.draw(held, rows, keys, users.most)
+                keys = randomness.record_keys(dropout_key, number, names)
             key = [keys] if record_key else []
             result = gradient(params, (frozen, clip), *batch, *key, mask=real)
             weights = real if weight_fn is None else jnp.where(real, jax.vmap(weight_fn)(*batch), 0)

@@ -24,6 +24,7 @@ import numpy as np
 from dpx import _processes, _validate
 from dpx.clipping import losses, randomness
 from dpx.data import cells
+from dpx.training.layout import Layout
 
 ASSUMPTION = "all records of a user stand under one identifier, which no other user has"
 
@@ -141,6 +142,35 @@ def mean_loss(loss_fn: Callable[..., Any]) -> Callable[..., jax.Array]:
         return mean(of_record)(there, *records)
 
     return of_user
+
+
+def drawing(users: Users, data: tuple, ids: np.ndarray, layout: Layout) -> Callable[..., Any]:
+    """What draws the records of a step: (dropout, places, mask, pieces) -> (batch and keys, where they lie).
+
+    It is a program of its own, which computes with no record. How many records users have is in the shapes of
+    what it takes, and is not public. It is in no shape of the step, which clips and adds up: that program,
+    and with it how it rounds, is the same for other users.
+
+    Args:
+      users: Whose each record is.
+      data: Trees of arrays with a row for each record.
+      ids: (N,) numbers of the users, by which they have their keys.
+      layout: Of the users.
+    """
+    spans, ids = layout.records((users.spans, ids))
+    held = (layout.records(users.sort(data), users.begins), *spans)
+
+    def of_block(dropout: tuple, held: Any) -> tuple:
+        (key, step), (held, ids, places) = dropout, held
+        return draw(held, places, randomness.record_keys(key, step, ids[places]), users.most)
+
+    drawn = jax.jit(layout.by_block(of_block))
+
+    def of_step(dropout: tuple, places: np.ndarray, mask: np.ndarray, pieces: int) -> tuple:
+        own = np.tile(np.arange(len(places) // layout.shards, dtype=np.int32), layout.shards)
+        return drawn(dropout, (held, ids, places)), (own, mask, pieces)
+
+    return of_step
 
 
 def draw(held: Any, users: jax.Array, keys: jax.Array, most: int) -> tuple[tuple, jax.Array]:

@@ -5,9 +5,9 @@
 
 The first needs torch, transformers and peft (experiments/bench/hugging_face_requirements.txt). Tiny random
 models of each family are saved by transformers and read by dpx. Adapters are put on them there, and made
-random. They are written by `dpx.nn.peft.save` and read by peft, and merged by `dpx.nn.pretrained.save` and read by
-transformers. What is printed is the largest difference of any output, in float32. The second prints what it
-takes to load a model, a folder or a GGUF file, in bfloat16.
+random. They are written by `dpx.nn.peft.save` and read by peft, and merged by `dpx.nn.pretrained.save` and
+read by transformers. What is printed is the largest difference of any output, in float32. The second prints
+what it takes to load a model, a folder or a GGUF file, in bfloat16.
 """
 
 import importlib.util

@@ -258,8 +258,10 @@ class TunedText:
             raise ValueError(
                 "config.model.kind='random' must be 'pretrained': nobody else has this model"
             )
-        path = config.model.path
-        named = _DEFAULT if path is None else Path(path).resolve().stem
+        path, named = config.model.path, _DEFAULT
+        if path is not None:
+            place = Path(path).resolve()
+            named = place.name if place.is_dir() else place.stem
         model, base = language.model(self._trained), base or named
         if merged:
             source = pretrained.open_checkpoint(path or pretrained.default_path())

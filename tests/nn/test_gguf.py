@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from flax import nnx
 
-from dpx.nn import pretrained
+from dpx.nn import lora, pretrained
 from dpx.nn.pretrained import gguf
 
 gguf_package = pytest.importorskip("gguf")
@@ -160,6 +160,40 @@ def test_other_cuts_keep_digits_together(tmp_path, name, words):
     tokenizer = pretrained.tokenizer(path)
     (ids,) = tokenizer.encode([" the 12\n"])
     assert [VOCABULARY[i] for i in ids] == words
+
+
+@pytest.mark.parametrize("untied", [False, True])
+def test_a_tuned_model_becomes_a_folder(tmp_path, untied):
+    """Adapters merged; in the file pairs lie side by side, and in the folder in two halves."""
+    pytest.importorskip("safetensors")
+    head = np.random.default_rng(1).normal(size=(len(VOCABULARY), DIM)).astype("f4")
+    more = {"output.weight": head} if untied else {}
+    path = write(tmp_path / "model.gguf", more=more, changes={"add_context_length": 16})
+    model = pretrained.load(path)
+    before = model(jnp.arange(6))
+    lora.attach(model, target_modules="all-linear", rank=2, layers=1)
+    for pair in model.adapters.values():
+        pair["second"] = nnx.LoRAParam(jnp.full(pair["second"].shape, 0.1))
+    source = pretrained.open_checkpoint(path)
+    pretrained.save(model, tmp_path / "folder", source=source)
+    found = pretrained.load(tmp_path / "folder")
+    assert found.settings == model.settings
+    np.testing.assert_allclose(found(jnp.arange(6)), model(jnp.arange(6)), atol=1e-4)
+    assert np.abs(found(jnp.arange(6)) - before).max() > 0.1
+    tokenizers = [source.tokenizer(), pretrained.tokenizer(tmp_path / "folder")]
+    texts = ["the the 12\né", "<|endoftext|>"]
+    for mine, theirs in zip(*(tokenizer.encode(texts) for tokenizer in tokenizers), strict=True):
+        np.testing.assert_array_equal(mine, theirs)
+    assert tokenizers[0].start == tokenizers[1].start
+
+
+def test_frequencies_of_its_own_have_no_place_in_a_folder(tmp_path):
+    pytest.importorskip("safetensors")
+    path = write(tmp_path / "model.gguf", more={"rope_freqs.weight": np.array([1, 2, 4, 8], "f4")})
+    source, model = pretrained.open_checkpoint(path), pretrained.load(path)
+    with pytest.raises(ValueError, match="divides frequencies by numbers of its own") as raised:
+        pretrained.save(model, tmp_path / "folder", source=source)
+    one_line(raised)
 
 
 def one_line(raised):

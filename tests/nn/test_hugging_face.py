@@ -18,7 +18,7 @@ from dpx.nn import lora, peft, pretrained
 
 pytest.importorskip("safetensors")
 ALL = (*folders.ENCODERS, *folders.CLASSIFIERS, *folders.DECODERS)
-FAST = ("gpt2", "gemma3")
+FAST = ("gpt2",)
 
 
 def slow_but(names, fast=FAST):
@@ -108,6 +108,21 @@ OLDER = {
             },
         },
         ("rope_parameters", "head_dim"),
+        None,
+    ),
+    "settings that change nothing": (
+        "llama",
+        {
+            "is_llama_config": True, "rope_interleaved": False, "use_mrope": False, "torch_dtype": "bfloat16",
+            "rope_theta": 5.0, "transformers.js_config": {"a": 1}, "max_length": 20, "eos_token_id": [1, 2],
+        },
+        ("dtype",),
+        None,
+    ),
+    "settings of the first BERT": (
+        "bert",
+        {"directionality": "bidi", "pooler_fc_size": 768, "pooler_type": "first_token_transform"},
+        ("tie_word_embeddings", "is_decoder", "add_cross_attention"),
         None,
     ),
     "windows by a pattern": (

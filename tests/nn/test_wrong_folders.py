@@ -93,6 +93,7 @@ ARRAYS = [
         "'layers.1.mlp.up_proj.weight'",
     ),
     (lambda a: a | {"model.layers.0.mlp.up_proj.bias": np.ones(20, "f4")}, "1 arrays that are not"),
+    (lambda a: a | {"norm.weight": np.ones(16, "f4")}, "norm.weight a second time, by an older"),
     (lambda a: a | {"model.norm.weight": np.ones(5, "f4")}, r"norm.weight of shape \(5,\)"),
     (lambda a: a | {"model.norm.weight": np.full(16, np.inf, "f4")}, "norm.weight with numbers"),
     (lambda a: a | {"model.norm.weight": np.ones(16, "i1")}, "norm.weight as I8, which must be"),
@@ -134,6 +135,10 @@ def test_shards_that_are_missing_are_named(tmp_path):
     shutil.copy(folder / second.replace("2-", "1-", 1), folder / second)
     refused(folder, rf"{second} must hold \S+ by model.safetensors.index.json")
     placed = json.loads(index.read_text())
+    shutil.copy(tmp_path / second, folder / second)
+    extra = {k: v for k, v in placed["weight_map"].items() if k != "lm_head.weight"}
+    index.write_text(json.dumps({"weight_map": extra}))
+    refused(folder, "holds lm_head.weight, which model.safetensors.index.json does not name")
     placed["weight_map"]["lm_head.weight"] = "../model.safetensors"
     index.write_text(json.dumps(placed))
     refused(folder, "names '../model.safetensors', which must be a file beside it")

@@ -11,8 +11,9 @@ import pandas as pd
 import pytest
 
 import dpx
-from dpx import _processes
+from dpx import _processes, privacy
 from dpx.training import keys as secrets
+from dpx.training import loop
 from dpx.training import users as people
 
 RNG = np.random.default_rng(0)
@@ -84,11 +85,10 @@ def test_the_guarantee_is_about_users_and_their_number():
         *found.assumptions
     }
     assert found.assumptions[0].startswith("the number of users is public")
-    spent = dpx.dpsgd_epsilon(
-        dpx.calibrate_dpsgd(4.0, 1e-2, sampling_probability=4 / 12, steps=5), 1e-2,
-        sampling_probability=4 / 12, steps=5,
-    )  # fmt: skip
-    assert found.epsilon == pytest.approx(spent)
+    about = {"sampling_probability": 4 / 12, "steps": 5}
+    multiplier = dpx.calibrate_dpsgd(4.0, 1e-2, **about)
+    assert found.event == privacy.dpsgd_event(multiplier, **about)
+    assert found.epsilon == pytest.approx(dpx.dpsgd_epsilon(multiplier, 1e-2, **about))
     assert fit(unit="patient").guarantee.unit == "patient"
 
 
@@ -154,6 +154,30 @@ def test_what_a_user_draws_follows_from_nobody_else(impl):
     assert fewer == {user: all_users[user] for user in others}
     assert len({tuple(all_users[user][1]) for user in (0, 2, 4, 5)}) == 4
     assert all_users[0][1] != (np.array(all_users[2][1]) - 10).tolist()
+
+
+def test_the_program_of_a_step_is_the_same_for_other_users(monkeypatch):
+    """How many records others have decides no shape in it, and so not how it rounds."""
+    jit, programs = jax.jit, []
+
+    def recording(function, **settings):
+        jitted = jit(function, **settings)
+        if getattr(function, "func", None) is not loop._step:
+            return jitted
+
+        def run(*arguments):
+            programs.append(jitted.lower(*arguments).as_text())
+            return jitted(*arguments)
+
+        return run
+
+    monkeypatch.setattr(jax, "jit", recording)
+    fit(steps=1)
+    kept = USERS != 2  # who has 40 records, and has a single one here
+    kept[np.flatnonzero(~kept)[0]] = True
+    fit((X[kept], Y[kept]), users=USERS[kept], steps=1)
+    assert len(programs) == 2
+    assert programs[0] == programs[1]
 
 
 def test_any_identifiers_and_any_order_of_users_rows():

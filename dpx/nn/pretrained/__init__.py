@@ -2,10 +2,11 @@
 
 from pathlib import Path
 
-from dpx.nn.pretrained.decoder import Decoder, DecoderSettings, Rotary
-from dpx.nn.pretrained.encoder import Encoder, EncoderSettings
+from dpx.nn.pretrained.decoder import Decoder
+from dpx.nn.pretrained.encoder import Encoder
 from dpx.nn.pretrained.loading import Checkpoint, default_path, files, load, open_checkpoint
 from dpx.nn.pretrained.saving import save
+from dpx.nn.pretrained.settings import DecoderSettings, EncoderSettings, Rotary
 from dpx.nn.pretrained.tokenizer import Tokenizer, padded
 
 

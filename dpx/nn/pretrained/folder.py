@@ -11,10 +11,10 @@ from typing import Any
 import numpy as np
 
 from dpx.nn.pretrained import tokenizer
-from dpx.nn.pretrained.encoder import EncoderSettings
 from dpx.nn.pretrained.families import FAMILIES
 from dpx.nn.pretrained.keys import Keys
 from dpx.nn.pretrained.packages import needed
+from dpx.nn.pretrained.settings import EncoderSettings
 
 _TYPES = {"F32", "F16", "BF16"}
 _WEIGHTS, _INDEX = "model.safetensors", "model.safetensors.index.json"
@@ -66,6 +66,10 @@ class Folder:
         self.settings = self.family.settings(keys, kind)
         self._files = self._open()
         self._names = {self.family.canonical(name): name for name in self._files}
+        if twice := sorted(self._files.keys() - set(self._names.values())):
+            raise ValueError(
+                f"{self.path} holds {twice[0]} a second time, by an older name: fetch it again"
+            )
 
     def _open(self) -> dict[str, Any]:
         """The open file that holds each array, by its name in the file."""
@@ -95,7 +99,11 @@ class Folder:
                 raise ValueError(
                     f"{self.path / file} must hold {missing[0]} by {_INDEX}, and does not: fetch it again"
                 )
-            found |= dict.fromkeys(stated or names, opened)
+            if unnamed := sorted(names - (stated or names)):
+                raise ValueError(
+                    f"{self.path / file} holds {unnamed[0]}, which {_INDEX} does not name: fetch it again"
+                )
+            found |= dict.fromkeys(names, opened)
         return found
 
     def names(self) -> Iterator[str]:

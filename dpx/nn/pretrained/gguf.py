@@ -12,10 +12,10 @@ from typing import Any
 import numpy as np
 
 from dpx.nn.pretrained import tokenizer
-from dpx.nn.pretrained.decoder import DecoderSettings, Rotary
-from dpx.nn.pretrained.families import Family
+from dpx.nn.pretrained.families import FAMILIES
 from dpx.nn.pretrained.keys import Keys
 from dpx.nn.pretrained.packages import needed
+from dpx.nn.pretrained.settings import DecoderSettings, Rotary
 
 # The names of modules in files of the Llama family.
 _MODULES = {
@@ -60,7 +60,9 @@ class GGUF:
         in the order of another machine.
     """
 
-    family = Family(lambda keys, name: None, _MODULES, (), "", (re.escape(_STRETCHED),))
+    family = FAMILIES["llama"]._replace(
+        modules=_MODULES, prefix="", unused=(re.escape(_STRETCHED),)
+    )
 
     def __init__(self, path: str | Path):
         self.path = Path(path)

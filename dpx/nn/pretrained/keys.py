@@ -8,11 +8,12 @@ _UNUSED = """
     _attn_implementation _attn_implementation_autoset _name_or_path _num_labels architectures
     attention_dropout attention_probs_dropout_prob attn_implementation attn_pdrop bos_token_id
     cache_implementation classifier_dropout dropout dtype embd_pdrop eos_token_id finetuning_task
-    gradient_checkpointing hidden_dropout_prob id2label initializer_range keys_to_ignore_at_inference
-    label2id language model_type name_or_path num_labels output_attentions output_hidden_states
-    output_past pad_token_id pretraining_tp problem_type qa_dropout reorder_and_upcast_attn resid_pdrop
-    return_dict seq_classif_dropout sinusoidal_pos_embds task_specific_params tokenizer_class torch_dtype
-    torchscript transformers_version transformers.js_config use_bfloat16 use_cache
+    gradient_checkpointing hidden_dropout_prob id2label initializer_range is_llama_config
+    keys_to_ignore_at_inference label2id language model_type name_or_path num_labels output_attentions
+    output_hidden_states output_past pad_token_id pretraining_tp problem_type qa_dropout
+    reorder_and_upcast_attn resid_pdrop return_dict seq_classif_dropout sinusoidal_pos_embds
+    task_specific_params tokenizer_class torch_dtype torchscript transformers_version
+    transformers.js_config use_bfloat16 use_cache
 
     bad_words_ids begin_suppress_tokens decoder_start_token_id diversity_penalty do_sample early_stopping
     encoder_no_repeat_ngram_size exponential_decay_length_penalty forced_bos_token_id forced_eos_token_id
@@ -27,7 +28,9 @@ NEUTRAL: Mapping[str, Any] = {
     "chunk_size_feed_forward": 0,
     "is_decoder": False,
     "is_encoder_decoder": False,
+    "rope_interleaved": False,
     "tie_encoder_decoder": False,
+    "use_mrope": False,
 }
 # Names of activations, and which of ours they are.
 _ACTIVATIONS = {

@@ -10,12 +10,12 @@ from flax import nnx
 from jax import lax
 from jax.typing import DTypeLike
 
-from dpx._validate import check_positive
 from dpx.nn.embedding import check_tokens
 
 ACTIVATIONS: dict[str, Callable[[jax.Array], jax.Array]] = {
     "silu": jax.nn.silu,
     "relu": jax.nn.relu,
+    "tanh": jnp.tanh,
     "gelu": functools.partial(jax.nn.gelu, approximate=False),
     "gelu_tanh": functools.partial(jax.nn.gelu, approximate=True),
 }
@@ -50,7 +50,7 @@ class Layers(nnx.Module):
 
     def __init__(
         self,
-        settings: Any,
+        settings: Any,  # of either
         outer: Mapping[str, tuple[int, ...]],
         inner: Mapping[str, tuple[int, ...]],
         *,
@@ -194,24 +194,6 @@ def split_heads(x: jax.Array, *count: int) -> jax.Array:
     """(..., L, heads · D) to (..., *count, L, D)."""
     split = x.reshape(*x.shape[:-1], *count, -1)
     return jnp.moveaxis(split, -len(count) - 2, -2)
-
-
-def check_sizes(**sizes: int) -> None:
-    """Raises ValueError for a size below 1."""
-    for name, value in sizes.items():
-        if value < 1:
-            raise ValueError(f"{name}={value} must be at least 1")
-
-
-def check_shared(settings: Any) -> None:
-    """Raises ValueError for what neither a decoder nor an encoder can have."""
-    check_sizes(
-        **{k: getattr(settings, k) for k in ("vocab_size", "dim", "num_layers", "num_heads")}
-    )
-    check_positive(settings.norm_epsilon, "norm_epsilon", zero=True)
-    if settings.activation not in ACTIVATIONS:
-        known = ", ".join(ACTIVATIONS)
-        raise ValueError(f"activation={settings.activation!r} must be one of {known}")
 
 
 def _contracted(x: jax.Array, weights: jax.Array, dtype: DTypeLike, axis: int) -> jax.Array:

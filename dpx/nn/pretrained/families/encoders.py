@@ -2,9 +2,9 @@
 
 from typing import Any
 
-from dpx.nn.pretrained.encoder import EncoderSettings
 from dpx.nn.pretrained.families.family import Family
 from dpx.nn.pretrained.keys import NEUTRAL, UNUSED, Keys
+from dpx.nn.pretrained.settings import EncoderSettings
 
 _BERT = {
     "embed": "embeddings.word_embeddings",
@@ -38,7 +38,9 @@ _DISTILBERT = {
     "pooler": "pre_classifier",
     "head": "classifier",
 }
-_NEUTRAL = {**NEUTRAL, "position_embedding_type": "absolute"}
+_NEUTRAL = {**NEUTRAL, "directionality": "bidi", "position_embedding_type": "absolute"}
+_POOLER = ("fc_size", "num_attention_heads", "num_fc_layers", "size_per_head", "type")
+_UNUSED = {*UNUSED, "tie_word_embeddings", "tie_weights_", *(f"pooler_{name}" for name in _POOLER)}
 
 
 def _labels(keys: Keys) -> int:
@@ -69,7 +71,7 @@ def _bert(keys: Keys, family: str) -> EncoderSettings:
             raise keys.wrong("pad_token_id", padding, "must be a token before the last position")
         found["padding"] = padding
         found["context_length"] -= padding + 1
-    keys.close({*UNUSED, "tie_word_embeddings"}, _NEUTRAL)
+    keys.close(_UNUSED, _NEUTRAL)
     return EncoderSettings(**found, family=family)
 
 
@@ -84,7 +86,7 @@ def _distilbert(keys: Keys, family: str) -> EncoderSettings:
         "activation": keys.activation("activation"),
         "labels": _labels(keys),
     }
-    keys.close({*UNUSED, "tie_word_embeddings", "tie_weights_"}, _NEUTRAL)
+    keys.close(_UNUSED, _NEUTRAL)
     return EncoderSettings(**found, types=0, head_activation="relu", family=family)
 
 
