@@ -32,7 +32,9 @@ def text(record: Record, model: Model, *, metrics: bool = True) -> str:
       metrics: Whether the table is in it: its numbers are computed on held-out records without noise.
     """
     parts = [_metadata(model), _guarantee(record, model), _rest(record)]
-    return "\n".join(parts + ([_metrics(record)] if metrics else [])) + "\n"
+    parts += [_metrics(record)] if metrics else []
+    made = f"Made by dpx {dpx.__version__}, whose `SECURITY.md` says how such claims are checked.\n"
+    return "\n".join([*parts, made])
 
 
 def _metadata(model: Model) -> str:
@@ -49,6 +51,7 @@ def _metadata(model: Model) -> str:
 
 def _guarantee(record: Record, model: Model) -> str:
     spent, unit = record.releases.get(record.headline_row, record.total), record.privacy["unit"]
+    kind = "synthetic" if record.private["synthetic"] else "private"
     what = "Adapters for" if model.library == "peft" else "A copy of"
     rows = {
         "ε": tables.epsilon_of(spent),
@@ -61,7 +64,7 @@ def _guarantee(record: Record, model: Model) -> str:
         [
             f"# {model.base}, tuned with differential privacy",
             "",
-            f"{what} {model.base}, tuned on private records. What the weights reveal of any one {unit} is "
+            f"{what} {model.base}, tuned on {kind} records. What the weights reveal of any one {unit} is "
             "bounded by this guarantee:",
             "",
             *tables.markdown(["", "value"], [{"": k, "value": v} for k, v in rows.items()]),
@@ -82,8 +85,7 @@ def _rest(record: Record) -> str:
     ]
     lines += ["## What the guarantee assumes", "", *(f"- {x}" for x in total["assumptions"]), ""]
     lines += ["## What no guarantee covers", "", *(f"- {x}" for x in record.private["not_covered"])]
-    made = f"Made by dpx {dpx.__version__}, whose `SECURITY.md` says how such claims are checked."
-    return "\n".join([*lines, "", made, ""])
+    return "\n".join([*lines, ""])
 
 
 def _metrics(record: Record) -> str:
@@ -104,5 +106,6 @@ def _metrics(record: Record) -> str:
             "Computed on held-out records without noise: no guarantee covers these numbers.",
             "",
             *tables.table(record, [m for m in own if m.metric in common]),
+            "",
         ]
     )

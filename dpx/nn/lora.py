@@ -103,9 +103,9 @@ def chosen(model: Layers, target_modules: str | Sequence[str]) -> tuple[str, ...
       ValueError: for a name that is of no module of a layer.
     """
     known = modules(model)
-    if target_modules == ALL:
-        return tuple(known)
     targets = [target_modules] if isinstance(target_modules, str) else list(target_modules)
+    if ALL in targets:
+        return tuple(known)
     found = {target: [name for name, m in known.items() if _ends(m, target)] for target in targets}
     unknown = [target for target, names in found.items() if not names]
     if unknown or not targets:

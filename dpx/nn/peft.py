@@ -9,6 +9,7 @@ from collections import defaultdict
 from pathlib import Path
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
@@ -94,8 +95,8 @@ def load(model: Layers, folder: str | Path) -> None:
         none = {"A": np.zeros((inputs, rank), "f4"), "B": np.zeros((rank, outputs), "f4")}
         pairs = [found.get((name, i), none) for i in range(at, model.settings.num_layers)]
         model.adapters[name] = nnx.Dict(
-            first=nnx.LoRAParam(np.stack([pair["A"] for pair in pairs])),
-            second=nnx.LoRAParam(np.stack([pair["B"] for pair in pairs])),
+            first=nnx.LoRAParam(jnp.stack([pair["A"] for pair in pairs])),
+            second=nnx.LoRAParam(jnp.stack([pair["B"] for pair in pairs])),
         )
 
 

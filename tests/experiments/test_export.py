@@ -140,6 +140,7 @@ def test_the_card_says_what_privacy_json_says(tuned, tmp_path):
     lines += [f"- {x}" for x in (*record.total["assumptions"], *record.private["not_covered"])]
     lines += ["no guarantee covers these numbers", "**tuned privately**", "before tuning"]
     lines += ["DP 1-gram of characters"]
+    lines += ["tuned on private records", "Made by dpx"]
     for words in lines:
         assert words in body, words
     assert record.total["epsilon"] > spent["epsilon"]

@@ -301,6 +301,12 @@ def test_missing_files_and_wheels_are_named(monkeypatch):
         run.check(configured({"data.generated": 0}))
 
 
+def test_the_modules_of_the_default_are_those_of_any_model():
+    default = records.load_config("configs/finetune.py").tune.target_modules
+    model = tuned_text.build(configured({"tune.target_modules": default})).model()
+    assert set(model.adapters) == {"query", "key", "value", "out", "gate", "up", "down"}
+
+
 def test_models_that_cannot_be_tuned_are_named(tmp_path):
     pytest.importorskip("safetensors")
     tokenizers = pytest.importorskip("tokenizers")

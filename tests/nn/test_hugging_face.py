@@ -239,7 +239,8 @@ def test_modules_are_chosen_as_peft_chooses():
     chosen = functools.partial(lora.chosen, model)
     assert set(chosen(("c_proj",))) == {"out", "down"}
     assert set(chosen(("mlp.c_proj", "c_attn"))) == {"qkv", "down"}
-    assert set(chosen("all-linear")) == {"qkv", "out", "up", "down"}
+    for every in ("all-linear", ("all-linear",)):
+        assert set(chosen(every)) == {"qkv", "out", "up", "down"}
     bert = pretrained.load(folders.HERE / "bert")
     assert set(lora.chosen(bert, ["output.dense"])) == {"out", "down"}
     assert lora.chosen(bert, ["attention.output.dense"]) == ("out",)
