@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+
 from dpx import _storage
 from dpx.data.newsgroups import tokenize
 from dpx.launch import plotting

@@ -429,8 +429,7 @@ CASES |= {
     for variant in ("movielens", "movielens1m", "amazon", "amazon_warm", "synthetic", "table")
 }
 CASES |= {
-    f"classify:{variant},tiny": _classified
-    for variant in ("sentences", "reuters", "newsgroups")
+    f"classify:{variant},tiny": _classified for variant in ("sentences", "reuters", "newsgroups")
 }
 CASES |= {
     f"noisy_head:{variant},tiny": _prompts
