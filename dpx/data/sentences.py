@@ -22,8 +22,8 @@ def load_sentences(path: str | Path | None = None) -> list[Text]:
     """10,605 sentences with a label each: "positive" where the mean rating is above zero, else "negative".
 
     Args:
-      path: The source distribution of `vaderSentiment` 3.3.2, or the file of ratings in it; None downloads it and
-        checks its sha256.
+      path: The source distribution of `vaderSentiment` 3.3.2, or the file of ratings in it; None downloads it
+        and checks its sha256.
 
     Raises:
       FileNotFoundError: if there is no such file.

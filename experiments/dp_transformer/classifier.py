@@ -56,7 +56,7 @@ def check(config) -> None:
         raise ValueError(f"config.tune.mode={config.tune.mode!r} must be one of {MODES}")
     if config.model.kind == "scratch" and config.tune.mode != "full":
         raise ValueError(
-            f"config.tune.mode={config.tune.mode!r} must be 'full' for an encoder that nobody has trained"
+            f"config.tune.mode={config.tune.mode!r} must be 'full' for an encoder from scratch"
         )
 
 
@@ -71,8 +71,8 @@ def build(config) -> Classifier:
     tokenizer, model = _encoder(config, frozen=mode != "full")
     if length > model.settings.context_length:
         raise ValueError(
-            f"config.data.length={length} must be at most {model.settings.context_length}, the most tokens that "
-            "the model was made for"
+            f"config.data.length={length} must be at most {model.settings.context_length}, the most tokens "
+            "that the model was made for"
         )
     if mode == "lora":
         names = ("target_modules", "rank", "alpha", "rslora", "train_first")
@@ -110,8 +110,8 @@ def _encoder(config, *, frozen: bool) -> tuple[Any, Encoder]:
     settings = found.settings
     if not isinstance(settings, EncoderSettings) or settings.labels:
         raise ValueError(
-            f"config.model.path={str(found.path)!r} must be an encoder without a head of its own: use one such "
-            "as BERT, RoBERTa or MiniLM"
+            f"config.model.path={str(found.path)!r} must be an encoder without a head of its own: use one "
+            "such as BERT, RoBERTa or MiniLM"
         )
     return found.tokenizer(), pretrained.load(found, **options)
 

@@ -1,4 +1,4 @@
-"""A private classifier of texts: an encoder with a head, beside simpler private answers and one without privacy."""
+"""A private classifier of texts: an encoder with a head, beside simpler answers and one without privacy."""
 
 import functools
 import json
@@ -183,8 +183,10 @@ def _compared(config) -> bool:
 def _assumptions(config) -> tuple[str, ...]:
     of = unit(config)
     return (
-        f"the number of {of}s, which sets the split, the sampling probability, the batch size and δ, is public",
-        "the labels that there are, the encoder and its tokenizer are public, and depend on none of the records",
+        f"the number of {of}s, which sets the split, the sampling probability, the batch size and δ, is "
+        "public",
+        "the labels that there are, the encoder and its tokenizer are public, and depend on none of the "
+        "records",
         *([users.ASSUMPTION] if of == "user" else []),
     )
 

@@ -55,8 +55,8 @@ def check(config) -> None:
         missing = [name for name in ("path", "text", "label") if data[name] is None]
         if missing:
             raise ValueError(
-                f"config.data.{missing[0]} is missing: give a table as --config.data.path, and its columns as "
-                "--config.data.text and --config.data.label"
+                f"config.data.{missing[0]} is missing: give a table as --config.data.path, and its columns "
+                "as --config.data.text and --config.data.label"
             )
     elif data.user is not None or data.path is not None:
         raise ValueError(
@@ -79,8 +79,8 @@ def load(config) -> tuple[Labelled, Labelled]:
     """The texts to train on, and those to measure on.
 
     Raises:
-      ValueError, FileNotFoundError: for a file that is missing, or that cannot be read as the config says, and
-        for a label that the config does not name.
+      ValueError, FileNotFoundError: for a file that is missing, or that cannot be read as the config says,
+        and for a label that the config does not name.
       ModuleNotFoundError: where the data that come in a wheel are not installed.
     """
     data = config.data

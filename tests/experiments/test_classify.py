@@ -200,7 +200,13 @@ def test_predictions_on_the_command_line(finished):
 def with_tokenizer(folder):
     """A tiny BERT with a tokenizer of whole words."""
     tokenizers = pytest.importorskip("tokenizers")
-    words = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", *(f"{letter}{n}" for letter in "abw" for n in range(9))]
+    words = [
+        "[PAD]",
+        "[UNK]",
+        "[CLS]",
+        "[SEP]",
+        *(f"{letter}{n}" for letter in "abw" for n in range(9)),
+    ]
     numbers = {word: number for number, word in enumerate(words)}
     made = tokenizers.Tokenizer(tokenizers.models.WordLevel(numbers, unk_token="[UNK]"))
     made.pre_tokenizer = tokenizers.pre_tokenizers.Whitespace()
