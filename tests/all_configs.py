@@ -51,7 +51,18 @@ def _prompts(folder):
     return {"data.path": str(folder / "prompts.npz")}
 
 
+def _labelled(folder):
+    rows = [
+        f"{'bad' if i % 3 else 'good'} w{i % 7} w{i % 5},{'no' if i % 3 else 'yes'}"
+        for i in range(200)
+    ]
+    (folder / "texts.csv").write_text("\n".join(["message,team", *rows]))
+    found = {"data.path": str(folder / "texts.csv"), "data.text": "message", "data.label": "team"}
+    return found | {"data.labels": ("no", "yes")}
+
+
 FILES = {
+    "classify:table,tiny": _labelled,
     "recommender:movielens1m,tiny": lambda folder: _ratings(folder, "::"),
     "recommender:amazon,tiny": lambda folder: _ratings(folder, " "),
     "recommender:amazon_warm,tiny": lambda folder: _ratings(folder, " "),

@@ -15,21 +15,22 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from dpx.data import cells, files
+from dpx.data import cells, files, parquet
 from dpx.data.records import Texts
 
 RECORDS = ("line", "document", "window")
 OUTSIDE = ("refuse", "replace", "drop")
-_SUFFIXES = (".txt", ".csv", ".tsv", ".jsonl")
+_SUFFIXES = (".txt", ".csv", ".tsv", ".jsonl", ".parquet")
 _REPLACEMENT = "\ufffd"
 
 
 class Text(NamedTuple):
-    """A text, its place for errors, and who wrote it, where that counts."""
+    """A text, its place for errors, and where they are asked for who wrote it and its label."""
 
     place: str
     text: str
     user: cells.Identifier | None = None
+    label: cells.Identifier | None = None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -102,16 +103,18 @@ def load_texts(
     record: str = "document",
     column: str | None = None,
     user: str | None = None,
+    label: str | None = None,
 ) -> Iterator[Text]:
     """The texts of a file or folder, each with its place for errors.
 
     Args:
-      path: A .txt, .csv, .tsv or .jsonl file, which may end in .gz, or a folder of .txt files, which are read
-        by name. The first line of a table names its columns.
+      path: A .txt, .csv, .tsv or .jsonl file, which may end in .gz, a .parquet file, or a folder of .txt
+        files, which are read by name. The first line of a table names its columns.
       record: "line" for each line of a text, which a newline, a carriage return or both end and no other
         character, otherwise each document: a file, or a row of a table.
       column: The column that holds the text, of a table.
       user: A column of authors, each a `dpx.data.cells.identifier`, who are the users of their texts.
+      label: A column of labels, each read as an identifier is.
 
     Raises:
       FileNotFoundError: if there is no such file.
@@ -119,13 +122,14 @@ def load_texts(
     """
     path = Path(path)
     found = 0
-    for place, text, author in _documents(path, column, user):
-        parts = re.split("\r\n?|\n", text) if record == "line" else [text]
+    for document in _documents(path, column, user, label):
+        lines = record == "line"
+        parts = re.split("\r\n?|\n", document.text) if lines else [document.text]
         for number, part in enumerate(parts, start=1):
             if part.strip():
                 found += 1
-                one = place if record != "line" else f"{place}: line {number}"
-                yield Text(one, part, author)
+                place = f"{document.place}: line {number}" if lines else document.place
+                yield document._replace(place=place, text=part)
     if not found:
         raise ValueError(f"{path} holds no text: check --config.data.path")
 
@@ -146,37 +150,39 @@ def numbered(users: Sequence[cells.Identifier | None]) -> np.ndarray | None:
     return cells.identifiers(users, "users", lambda row: f"record {row}")[0]
 
 
-def _documents(path: Path, column: str | None, user: str | None):
-    """(place, text, author or None) of each document."""
+def _documents(path: Path, column: str | None, user: str | None, label: str | None):
+    """Each document as a `Text`."""
     if path.is_dir():
         for file in files.below(path):
             if files.kind(file) == ".txt":
-                yield from _documents(file, column, user)
+                yield from _documents(file, column, user, label)
         return
     path, kind = files.existing(path), files.kind(path)
     if kind not in _SUFFIXES:
         raise ValueError(
             f"{path}: must be a folder or one of {', '.join(_SUFFIXES)}, or these with .gz: rename it"
         )
-    content = files.read_text(path, "utf-8-sig")
     if kind == ".txt":
-        if column is not None or user is not None:
+        if (column, user, label) != (None, None, None):
             raise ValueError(
-                f"{path}: a .txt file has no columns: leave out config.data.column and config.data.user"
+                f"{path}: a .txt file has no columns: leave out those of config.data, such as "
+                "config.data.column and config.data.user"
             )
-        yield str(path), content, None
+        yield Text(str(path), files.read_text(path, "utf-8-sig"))
         return
     if column is None:
         raise ValueError(f"{path}: say which column holds the text: --config.data.column=NAME")
-    for number, row in _rows(path, kind, content, [column, *([] if user is None else [user])]):
-        place = f"{path}: line {number}"
+    named = [name for name in (column, user, label) if name is not None]
+    for where, row in _rows(path, kind, named):
+        place = f"{path}: {where}"
         text = _cell(row, column, place)
         if not isinstance(text, str):
             raise ValueError(
                 f"{place}, column {column!r} holds {text!r:.60}: write it as text, in quotes"
             )
         _check_whole(text, f"{place}, column {column!r}")
-        yield place, text, None if user is None else _author(row, user, place)
+        read = [None if name is None else _identifier(row, name, place) for name in (user, label)]
+        yield Text(place, text, *read)
 
 
 def _cell(row: dict, name: str, place: str) -> Any:
@@ -188,7 +194,7 @@ def _cell(row: dict, name: str, place: str) -> Any:
     return row[name]
 
 
-def _author(row: dict, name: str, place: str) -> cells.Identifier:
+def _identifier(row: dict, name: str, place: str) -> cells.Identifier:
     found = _cell(row, name, place)
     try:
         return cells.identifier(found)
@@ -204,19 +210,26 @@ def _check_whole(text: str, place: str) -> None:
         )
 
 
-def _rows(path: Path, kind: str, content: str, names: Sequence[str]):
+def _rows(path: Path, kind: str, names: Sequence[str]) -> Iterator[tuple[str, dict]]:
+    """Where each row of a table stands, and its cells by column."""
+    if kind == ".parquet":
+        columns = parquet.read_columns(path, names)
+        for number, row in enumerate(zip(*columns, strict=True), start=1):
+            yield f"row {number}", dict(zip(names, row, strict=True))
+        return
+    content = files.read_text(path, "utf-8-sig")
     if kind != ".jsonl":
         lines = files.table_rows(path, content, "\t" if kind == ".tsv" else ",")
         _, header = next(lines, (0, []))
         header = [name.strip() for name in header]
         files.check_once(path, names, header)
         for number, row in lines:
-            yield number, dict(itertools.zip_longest(header, row[: len(header)]))
+            yield f"line {number}", dict(itertools.zip_longest(header, row[: len(header)]))
         return
     for number, line in enumerate(content.split("\n"), start=1):
         if line.strip():
             try:
-                yield number, dict(json.loads(line).items())
+                yield f"line {number}", dict(json.loads(line).items())
             except (ValueError, AttributeError):
                 raise ValueError(
                     f"{path}: line {number} is no JSON object: write one object a line"
@@ -227,7 +240,7 @@ def encode(texts: Iterable[Text], known: Alphabet, max_length: int) -> Texts:
     """(n, max_length + 1): records that are cut to `max_length` tokens, then their ends."""
     end = known.size
     rows, users = [], []
-    for place, text, user in texts:
+    for place, text, user, _ in texts:
         row = np.full(max_length + 1, end, np.int32)
         ids = known.encode(text, place)[:max_length]
         row[: len(ids)] = ids
@@ -243,7 +256,7 @@ def encode_windows(texts: Iterable[Text], known: Alphabet, length: int) -> Texts
       ValueError: if no text is as long as a window.
     """
     texts = list(texts)
-    parts = [known.encode(text, place) for place, text, _ in texts]
+    parts = [known.encode(text, place) for place, text, *_ in texts]
     parts = [ids[: len(ids) // length * length].reshape(-1, length) for ids in parts]
     tokens = np.concatenate(parts)
     pairs = zip(texts, parts, strict=True)

@@ -12,6 +12,7 @@ _COMMANDS: dict[str, tuple[str, Callable[[], None]]] = {
     "report": ("writes tables and figures of finished runs", report.start),
     "sample": ("draws texts from the private model of a run", query.start_sample),
     "recommend": ("recommends items by the private model of a run", query.start_recommend),
+    "predict": ("classifies texts by the private model of a run", query.start_predict),
     "export": ("writes the private model of a run for others, with a card", export.start),
     "configs": ("lists the configs", lambda: print(listing.overview())),
 }

@@ -2,6 +2,7 @@
 
 dpx sample --workdir=RUN [--count=10] [--seed=0]
 dpx recommend --workdir=RUN --history=ITEM,ITEM,... [--k=10] [--noexclude_seen]
+dpx predict --workdir=RUN --text=TEXT [--text=TEXT ...]
 """
 
 import csv
@@ -38,6 +39,19 @@ def _recommend(argv: list[str]) -> None:
         cli.stop(error)
 
 
+def _predict(argv: list[str]) -> None:
+    del argv
+    flag = flags.FLAGS
+    try:
+        if not flag.text:
+            raise ValueError("--text is missing: use --text=TEXT, once or several times")
+        for odds in model_of(_workdir(), "predict").predict(flag.text):
+            best = sorted(odds.items(), key=lambda pair: -pair[1])
+            print(", ".join(f"{label} {share:.3f}" for label, share in best))
+    except (ValueError, *cli.EXPECTED) as error:
+        cli.stop(error)
+
+
 def _workdir() -> Path:
     return cli.workdir("RUN, the folder of a finished run")
 
@@ -46,7 +60,7 @@ def model_of(workdir: Path, verb: str) -> Any:
     """The private model that a finished run left; ValueError for one that has no method of that name."""
     model = records.load(workdir)
     if not hasattr(model, verb):
-        can = [name for name in ("sample", "recommend") if hasattr(model, name)]
+        can = [name for name in ("sample", "recommend", "predict") if hasattr(model, name)]
         instead = f"use dpx {can[0]}" if can else "use another --workdir"
         raise ValueError(f"--workdir={workdir} holds a model that does not {verb}: {instead}")
     return model
@@ -67,3 +81,10 @@ def start_recommend() -> None:
     flags.DEFINE_integer("k", 10, "number of items to recommend", lower_bound=1)
     flags.DEFINE_bool("exclude_seen", True, "leave out the items of the history")
     cli.start(_recommend)
+
+
+def start_predict() -> None:
+    """The command line of `dpx predict`, which prints the labels of each text with their probabilities."""
+    flags.DEFINE_string("workdir", None, "folder of a finished run")
+    flags.DEFINE_multi_string("text", [], "a text to classify")
+    cli.start(_predict)

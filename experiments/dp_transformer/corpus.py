@@ -88,7 +88,7 @@ class Public(NamedTuple):
                 raise ValueError(f"windows of {wrong} characters: pass {self.length} in each")
             return Texts(np.stack([self.alphabet.encode(text) for text in texts]), None)
         rows = [own.Text(repr(text), text) for text in texts]
-        for place, text, _ in rows:
+        for place, text, *_ in rows:
             if len(self.alphabet.encode(text, place)) >= self.length:
                 raise ValueError(f"{place[:60]} is too long: pass at most {self.length - 1} tokens")
         return own.encode(rows, self.alphabet, self.length - 1)

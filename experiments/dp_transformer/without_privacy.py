@@ -16,7 +16,7 @@ from ml_collections import ConfigDict
 STARTS = {
     "scratch": "scratch",
     "exact": "the exact form of what the private rows start from",
-    "pretrained": "the pretrained model",
+    "pretrained": "the model before it was tuned",
 }
 HELD_OUT = 0.1  # of the training records, to choose by
 

@@ -31,6 +31,7 @@ from experiments.dp_transformer import corpus as corpora
 from experiments.dp_transformer import documents as docs
 from experiments.dp_transformer import (
     from_scratch,
+    labelled_texts,
     models,
     tuned_text,
 )
@@ -85,6 +86,10 @@ CHANGES = {
         TRAINING | GRU | {"train.sampling": "allocation"},
     ],
     "friends:lines,tiny": [TRAINING | {"data.limit": 120}],
+    "classify:sentences,tiny": [TRAINING | {"words.batch_size": 16}],
+    "classify:newsgroups,tiny": [TRAINING | {"words.batch_size": 16}],
+    "classify:reuters,tiny": [TRAINING | {"words.batch_size": 16, "train.sampling": "allocation"}],
+    "classify:table,tiny": [TRAINING, TRAINING | {"comparisons": True, "words.batch_size": 16}],
     "finetune:pretrained,tiny": [TUNING, TUNING | {"data.user": "who"}],
     "finetune:scratch,tiny": [TRAINING | {"data.limit": 60, "data.record": "line"}],
     "reattention:tiny": [
@@ -196,6 +201,22 @@ def _documents(config, patch):
     exposed = {}
     if "public" in config:
         exposed = {f"result/metrics/{row}/*": f" {row}" for row in exact}
+    return Case(inject, rows, removed(rows, 0, len(rows) - 1), exposed, 0.5)
+
+
+def _classified(config, patch):
+    train, test = labelled_texts.load(config)
+
+    def inject(rows):
+        texts, labels = (np.concatenate(part) for part in zip(*rows, strict=True))
+        whose_texts = None
+        if train.users is not None:
+            whose_texts = np.repeat(range(len(rows)), [len(x) for x, _ in rows])
+        found = labelled_texts.Labelled(texts, labels, whose_texts)
+        patch.setattr(labelled_texts, "load", lambda config: (found, test))
+
+    rows = [train.take([number])[:2] for number in range(min(train.num_units, 100))]
+    exposed = {"result/metrics/majority/*": "majority"}
     return Case(inject, rows, removed(rows, 0, len(rows) - 1), exposed, 0.5)
 
 
@@ -387,6 +408,7 @@ CASES = {
     "text:tiny": _texts,
     "friends:users,tiny": _texts,
     "friends:lines,tiny": _texts,
+    "classify:table,tiny": _classified,
     "finetune:scratch,tiny": _from_scratch,
     "finetune:pretrained,tiny": _documents,
     "next_tokens:tiny": _documents,
@@ -405,6 +427,9 @@ CASES |= {f"cross_attention:{variant},tiny": _memories for variant in ("size", "
 CASES |= {
     f"recommender:{variant},tiny": _histories
     for variant in ("movielens", "movielens1m", "amazon", "amazon_warm", "synthetic", "table")
+}
+CASES |= {
+    f"classify:{variant},tiny": _classified for variant in ("sentences", "reuters", "newsgroups")
 }
 CASES |= {
     f"noisy_head:{variant},tiny": _prompts

