@@ -17,7 +17,8 @@ import jax.numpy as jnp
 import optax
 
 from dpx import _watch
-from dpx.clipping import ClippedGrads, clipped_grad, randomness, reports
+from dpx.clipping import ClippedGrads, clipped_grad, reports
+from dpx.clipping.losses import record_keys, step_key
 from dpx.clipping.rounding import Sum
 from dpx.training import adaptive, correlated, precision
 from dpx.training.calibration import Privacy, check_priced, public_size
@@ -147,7 +148,7 @@ def train(
         )
         for step, (indices, mask) in enumerate(batches, start=start):
             dropout = dropout_key, step
-            _watch.key_used(randomness.step_key(*dropout), "dropout")
+            _watch.key_used(step_key(*dropout), "dropout")
             batch = layout.batch(indices[mask], piece, room)
             state, loss = step_fn(state, records, *batch, dropout, frozen)
             done = step + 1
@@ -221,7 +222,7 @@ def _step(
             real = jax.lax.dynamic_slice_in_dim(mask, index * piece, piece)
             batch, names = jax.tree.map(lambda array: array[rows], data)
             # A mask belongs to a record: were it that of a slot, each record would change those after it.
-            keys = randomness.record_keys(dropout_key, number, names)
+            keys = record_keys(dropout_key, number, names)
             key = [keys] if record_key else []
             result = gradient(params, (frozen, clip), *batch, *key, mask=real)
             weights = real if weight_fn is None else jnp.where(real, jax.vmap(weight_fn)(*batch), 0)
