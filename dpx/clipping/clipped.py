@@ -185,8 +185,11 @@ class ClippedGrad:
         def run(leaves: list, frozen: Any, batch: tuple, mask: jax.Array) -> tuple[list, list, Any]:
             loss, aux = functions_of(frozen)
             reader = _plan.read(loss, leaves, batch, self.microbatch_size != 1)
-            program = _plan.program(reader, self.method)
-            clip, example_bytes = _passes.clipping(program, leaves, batch, groups.members)
+            if self.method == "vmap":
+                clip, example_bytes = _passes.held(reader, leaves, groups.members), 0
+            else:
+                program = _plan.program(reader, self.method)
+                clip, example_bytes = _passes.clipping(program, leaves, batch, groups.members)
 
             def once(batch: Any, keep: jax.Array) -> tuple[Any, list, Any]:
                 done = clip(batch)
@@ -200,7 +203,7 @@ class ClippedGrad:
             whole = _batches.finite_only(once)
             # Of explicit axes, `run` sees the examples of one device.
             step = (self.microbatch_size or size) * len(mask) // size
-            if self.microbatch_size is None and self.method != "vmap":
+            if self.microbatch_size is None:
                 step = _batches.chosen(len(mask), example_bytes, leaves)
             if step >= len(mask):
                 sums, norms, found = whole(batch, mask)
