@@ -147,12 +147,8 @@ def chosen(size: int, one: int, leaves: Sequence[jax.Array]) -> int:
 
     On one CPU it is as many as `CACHE` bytes hold, but so many that they hold three times as much as the
     parameters, whose sums each microbatch reads and writes. On one accelerator it is as many as half of its
-    memory holds. Several devices take all at once: slices would have to be even on each of them.
-
-    Args:
-      size: of the batch.
-      one: bytes that one example takes.
-      leaves: the parameters that are trained.
+    memory holds. Several devices take all at once: slices would have to be even on each of them. `one` is
+    the number of bytes that one example takes.
     """
     if jax.device_count() > 1 or size < 2 or not one:
         return size

@@ -16,13 +16,11 @@ from dpx.clipping import groups as _groups
 from dpx.clipping import losses as _losses
 from dpx.clipping import meshes as _meshes
 from dpx.clipping import params as _params
+from dpx.clipping import passes as _passes
 from dpx.clipping import reports as _reports
 from dpx.clipping.gradients import plan as _plan
-from dpx.clipping.passes import one as _one
-from dpx.clipping.passes import vmap as _vmap
+from dpx.clipping.gradients.plan import METHODS
 from dpx.clipping.rounding import gamma, unit
-
-METHODS = {name: _one.by(name) for name in ("auto", "one_pass", "two_pass")} | {"vmap": _vmap.held}
 
 
 @functools.partial(
@@ -117,30 +115,23 @@ class ClippedGrad:
         What an example adds is at most C long as computed, rounding included, for crafted inputs too.
         Proof. The norm N that the clip factor w = min(1, C/N) is made from is not the rounded ‖g‖ but an
         upper bound. For a held gradient it is the rounded sum of squares times 1 + γ_n, n the number of
-        roundings on the way to any one term (axes are added up one after the other, in chunks of 512);
-        what is added is w times the same array, and each product rounds by a relative u. For a gradient
-        kept as factors, every inner product of two rows is off by at most γ_n times their lengths, so the
-        products that ‖g‖² consists of are replaced by upper bounds (`dpx.clipping.gradients.gram`), and
-        what the sum over an example's own positions rounds is added to the norm. The rounding of N, w
-        and w·g themselves is covered by a factor 1 + (G + 24)u, G the number of squared norms that N² is
-        the sum of.
+        roundings on the way to any one term; what is added is w times the same array, and each product
+        rounds by a relative u. For a gradient kept as factors, the products that ‖g‖² consists of are
+        replaced by upper bounds, and what the sum over an example's own positions rounds is added to the
+        norm (`dpx.clipping.gradients.gram`). The rounding of N, w and w·g themselves is covered by a factor
+        1 + (G + 24)u, G the number of squared norms that N² is the sum of. The model of arithmetic is that of
+        `dpx.clipping.rounding`, with quotients and roots within 4u. Lengths are raised by what flushing to
+        zero can hide, and clip factors below 2⁻⁴⁸ are zero. How the sum itself is rounded says `rounding`.
 
-        The model of arithmetic is that of `dpx.clipping.rounding`, with quotients and roots within 4u.
-        Lengths are raised by what flushing to zero can hide, and clip factors below 2⁻⁴⁸ are zero. `g` is the
-        gradient that the backward pass computed, however far it is from the derivative of the loss.
+        `g` is the gradient that the backward pass computed, however far it is from the derivative of the
+        loss. On a GPU the factors of a float32 product are first rounded to TensorFloat-32, as the product
+        itself would round them, unless the loss asks for more precision: norms and sums are of what is left.
+        Of blocks under `jax.checkpoint` that are evaluated again to make the sum, the bound holds for the
+        gradient that the norm is of; the second differs from it at most by the rounding of the block's own
+        computation, where the compiler orders that differently. No cotangent is scaled, so derivatives by
+        hand need not be linear.
 
-        On a GPU the factors of a float32 product are first rounded to TensorFloat-32, as the product itself
-        would round them, unless the loss asks for more precision: norms and sums are of what is left.
-
-        Blocks under `jax.checkpoint` are evaluated again to make the sum (but by `method="one_pass"`). There
-        the bound holds for the gradient that the norm is of; the second differs from it at most by the
-        rounding of the block's own computation, where the compiler orders that differently. No cotangent is
-        scaled, so derivatives by hand need not be linear.
-
-        The sum itself is rounded as well: see `rounding`.
-
-        Args:
-          relation: `ADD_OR_REMOVE_ONE`, `REPLACE_ONE` or `REPLACE_SPECIAL`, or the lower-case name of it.
+        The relation is `ADD_OR_REMOVE_ONE`, `REPLACE_ONE` or `REPLACE_SPECIAL`, or its lower-case name.
 
         Raises:
           ValueError: any other relation.
@@ -154,8 +145,9 @@ class ClippedGrad:
     def rounding(self, batch_size: int, params: Any, *batch: Any) -> float:
         """ρ, such that the *computed* sum moves by at most C·(1 + ρ) when one example is added or removed.
 
-        The sums of two neighbouring batches are each off from the exact sum of what the examples add by at
-        most C·ρ/2, ρ/2 = batch_size·(A·γ_n + γ_9 + 3u). Within one microbatch of m examples n is m + 4 and
+        It is infinite where blocks under `jax.checkpoint` are evaluated again for the sum. The sums of two
+        neighbouring batches are each off from the exact sum of what the examples add by at most C·ρ/2,
+        ρ/2 = batch_size·(A·γ_n + γ_9 + 3u). Within one microbatch of m examples n is m + 4 and
         A = 1 where gradients are held; n is about m·P and A = 64 where they are kept as factors with P
         positions (all uses together), because their terms may cancel. Microbatches are added up with
         compensation, so their number does not enter n (`dpx.clipping.rounding.Sum`). This is the worst of all
@@ -166,9 +158,6 @@ class ClippedGrad:
           batch_size: examples in the whole sum, which may be several calls, added up by such a sum.
           params: the parameters.
           *batch: what one call is given; only shapes matter.
-
-        Returns:
-          ρ; infinite where blocks under `jax.checkpoint` are evaluated again for the sum.
         """
         size = _batches.batch_size(batch, None)
         batch = _batches.as_jax(batch)
@@ -176,12 +165,9 @@ class ClippedGrad:
         step = max(1, min(self.microbatch_size or size, size))
         dtype = jnp.result_type(jnp.float32, *parameters.leaves)
         dtype = jnp.float32 if any(p.dtype != dtype for p in parameters.leaves) else dtype
-        if self.method == "vmap":
-            share = gamma(step + 4, dtype)
-        else:
-            loss, _ = _losses.functions(self.loss_fn, self.has_aux, parameters)({})
-            program = _plan.trace(loss, parameters.leaves, batch, _plan.made_again(self.method))
-            share = _plan.rounding(program, step, dtype)
+        loss, _ = _losses.functions(self.loss_fn, self.has_aux, parameters)({})
+        program = _plan.program(_plan.read(loss, parameters.leaves, batch), self.method)
+        share = max(form.rounding(step, dtype) for form in program.forms)
         return 2 * batch_size * (share + gamma(_batches.BLOCK + 1, dtype) + 3 * unit(dtype))
 
     def __call__(self, params: Any, *batch: Any, mask: jax.Array | None = None) -> ClippedGrads:
@@ -194,27 +180,31 @@ class ClippedGrad:
         functions_of = _losses.functions(self.loss_fn, self.has_aux, parameters)
         mask = jnp.ones(size, bool) if mask is None else mask
         report = _reports.of(self.strict, batch, size, parameters)
-        batch = jax.tree.map(lambda x: x if isinstance(x, jax.Array) else jnp.asarray(x), batch)
+        batch = _batches.as_jax(batch)
 
         def run(leaves: list, frozen: Any, batch: tuple, mask: jax.Array) -> tuple[list, list, Any]:
             loss, aux = functions_of(frozen)
-            vectorised = self.microbatch_size != 1
-            clipping = METHODS[self.method](loss, leaves, batch, groups.members, vectorised)
+            reader = _plan.read(loss, leaves, batch, self.microbatch_size != 1)
+            if self.method == "vmap":
+                clip, example_bytes = _passes.held(reader, leaves, groups.members), 0
+            else:
+                program = _plan.program(reader, self.method)
+                clip, example_bytes = _passes.clipping(program, leaves, batch, groups.members)
 
             def once(batch: Any, keep: jax.Array) -> tuple[Any, list, Any]:
-                done = clipping.of_batch(batch)
+                done = clip(batch)
                 norms = _groups.group_norms(groups, done.squared_norms)
                 factors = _groups.clip_factors(groups, norms, keep, self.normalize)
                 sums = done.weighted_sum(factors)
                 # The compiler shares the forward pass.
-                rest = _vmap.over_examples(functools.partial(aux, leaves), batch)
+                rest = _passes.over_examples(functools.partial(aux, leaves), batch)
                 return sums, norms, (done.losses, rest)
 
             whole = _batches.finite_only(once)
             # Of explicit axes, `run` sees the examples of one device.
             step = (self.microbatch_size or size) * len(mask) // size
             if self.microbatch_size is None:
-                step = _batches.chosen(len(mask), clipping.bytes, leaves)
+                step = _batches.chosen(len(mask), example_bytes, leaves)
             if step >= len(mask):
                 sums, norms, found = whole(batch, mask)
             else:
@@ -279,8 +269,8 @@ def clipped_grad(
     its first axis stays where it is, and the sum has the layout of the parameters, sharded or not:
 
     - Automatic axes: as an ordinary step, with the exchange of one example more. The sum is reduced once for
-      every microbatch. Convolutions need a rule there (see `explain_clipping`; "vmap" uses none): XLA 0.10
-      computes per-example gradients of convolutions wrongly where the batch is sharded.
+      every microbatch. Convolutions need a rule there (see `explain_clipping`): XLA 0.10 computes
+      per-example gradients of convolutions wrongly where the batch is sharded.
     - Explicit axes: one reduction of the sum. The loss is traced as on automatic axes, so it must not name
       them (`reshard`, `out_sharding`), nor close over arrays on the mesh: pass those with the batch.
     - Inside `jax.shard_map` and `jax.pmap`: the sum is that of the device's own examples, which remain to be
@@ -310,9 +300,8 @@ def clipped_grad(
       strict: make an error of everything that is otherwise a `dpx.clipping.ClippingWarning` (a loss that
         closes over an array with as many rows as the batch, that draws the same random numbers for all
         examples, or that calls what is given all examples at once: a `jax.custom_batching.custom_vmap`, or a
-        `jax.pure_callback` that is not sequential; parameters that no gradient reaches, such as those behind
-        `jax.lax.stop_gradient`, and the state of a model among them), and of a parameter of 65,536 elements
-        or more whose per-example gradients would be held for want of a rule.
+        `jax.pure_callback` that is not sequential; parameters that no gradient reaches, and the state of a
+        model among them), and of a parameter of 65,536 elements or more that is held for want of a rule.
       wrt: which parameters are trained, None for all. The others are constants: they have no gradient, count
         in no norm, get no noise, and cost nothing beyond the forward pass and what the gradient of the
         trained ones passes through. It is one of

@@ -2,17 +2,15 @@
 
 import collections
 import dataclasses
-import math
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 
-from dpx.clipping import batches, losses, params
+from dpx.clipping import batches, losses, params, passes
 from dpx.clipping.gradients import plan
 from dpx.clipping.gradients.forms import Form
-from dpx.clipping.passes import one
 
 HEADER = ("parameter", "shape", "uses", "rule", "extra MFLOP", "extra KiB")
 
@@ -21,8 +19,7 @@ class ParameterClipping(NamedTuple):
     """How one parameter is clipped.
 
     Attributes:
-      path: its name, e.g. `params/Dense_0/kernel`.
-      shape: its shape.
+      path, shape: its name, e.g. `params/Dense_0/kernel`, and shape.
       uses: the primitives that use it, each time they do.
       rule: "Gram", "gradient", "gradient (no rule for ...)" or "zero"; see `explain_clipping`.
       extra_flops: operations for its norm and sum, for one example.
@@ -47,8 +44,7 @@ class Explanation:
     """What `explain_clipping` returns. Its `str` is a table.
 
     Attributes:
-      rows: one for each parameter.
-      batch_size: that of the batch.
+      rows, batch_size: one row for each parameter; the size of the batch.
       microbatch_size: how many of its examples are processed at a time here where nobody says how many.
       example_bytes: what one example takes, about, from its forward pass to its sum.
     """
@@ -107,26 +103,34 @@ def explain_clipping(
     parameters = params.flatten(params_, wrt)
     loss, _ = losses.functions(loss_fn, has_aux, parameters)({})
     size, batch = batches.batch_size(batch, None), batches.as_jax(batch)
-    _, reader = plan.read(loss, parameters.leaves, batch)
-    program = plan.program(reader, parameters.leaves)
+    reader = plan.read(loss, parameters.leaves, batch)
+    program = plan.program(reader)
     held = []
 
     def prepare(leaves: list) -> None:
-        run = plan.program(reader, leaves, plan.made_again("auto"))
-        held.append(one.clipping(run, leaves, batch, [0] * len(leaves)).bytes)
+        run = plan.program(reader, "auto")
+        held.append(passes.clipping(run, leaves, batch, [0] * len(leaves))[1])
 
     jax.eval_shape(prepare, parameters.leaves)
-    rows = []
-    read = zip(program.forms, program.uses, program.unruled, strict=True)
-    for path, leaf, (form, uses, unruled) in zip(
-        parameters.paths, parameters.leaves, read, strict=True
-    ):
-        costs = _costs(form, leaf, program.reader.avals)
-        rows.append(ParameterClipping(path, leaf.shape, uses, _rule(form, unruled), *costs))
+    each = zip(parameters.paths, parameters.leaves, program.forms, program.uses, strict=True)
+    rows = tuple(_row(*parameter) for parameter in each)
     step = batches.chosen(size, held[0], parameters.leaves)
-    explanation = Explanation(tuple(rows), size, step, held[0])
+    explanation = Explanation(rows, size, step, held[0])
     print(explanation)
     return explanation
+
+
+def _row(path: str, leaf: Any, form: Form, uses: tuple[str, ...]) -> ParameterClipping:
+    """How a parameter is clipped, at the cost of one example."""
+    held = sum(v.aval.size * jnp.dtype(v.aval.dtype).itemsize for v in form.needs)
+    flops = sum(each.gram_flops for each in form.products) or 4 * leaf.size * bool(form.needs)
+    if len(set(form.unruled)) > 1:
+        rule = "gradient (uses split its axes differently)"
+    elif form.unruled:
+        rule = f"gradient (no rule for {form.unruled[0]})"
+    else:
+        rule = "Gram" if form.products else "gradient" if form.needs else "zero"
+    return ParameterClipping(path, leaf.shape, uses, rule, flops, held)
 
 
 def _cells(row: ParameterClipping) -> tuple[str, ...]:
@@ -138,21 +142,3 @@ def _cells(row: ParameterClipping) -> tuple[str, ...]:
 
 def _numbers(of: ParameterClipping | Explanation) -> tuple[str, str]:
     return f"{of.extra_flops / 1e6:.3f}", f"{of.extra_bytes / 1024:.1f}"
-
-
-def _costs(form: Form, leaf: Any, avals: Any) -> tuple[int, int]:
-    """Extra operations, and bytes held, for one example."""
-    held = sum(math.prod(avals[n].shape) * jnp.dtype(avals[n].dtype).itemsize for n in form.numbers)
-    if form.products:
-        return sum(each.gram_flops for each in form.products), held
-    return 4 * leaf.size if form.numbers else 0, held
-
-
-def _rule(form: Form, unruled: tuple[str, ...]) -> str:
-    if len(set(unruled)) > 1:
-        return "gradient (uses split its axes differently)"
-    if unruled:
-        return f"gradient (no rule for {unruled[0]})"
-    if form.products:
-        return "Gram"
-    return "gradient" if form.numbers else "zero"

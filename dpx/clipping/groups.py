@@ -78,9 +78,7 @@ def assign(l2_clip_norm: Any, tree: Any) -> Groups:
 def group_norms(groups: Groups, squared_norms: Sequence[tuple[int, jax.Array]]) -> list[jax.Array]:
     """Gradient norms by group, (B,) each; infinite where anything in the group is not finite.
 
-    Args:
-      groups: the thresholds.
-      squared_norms: (B,) squared norms, each with the group that it is a part of.
+    They come from (B,) squared norms, each with the group that it is a part of.
     """
     norms = []
     for index in range(len(groups.clips)):

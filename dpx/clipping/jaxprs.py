@@ -1,6 +1,7 @@
 """Reads jaxprs and evaluates their equations, whichever of JAX's releases they come from."""
 
-from collections.abc import Callable, Iterator, Sequence
+import collections
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 from jax.extend import core
@@ -24,17 +25,41 @@ PLAIN = ("copy", "copy_p", "name", "sharding_constraint", "optimization_barrier"
 LAYOUT = ("pvary", "pcast", "reshard", "mesh_cast", "sharding_constraint", "core_pvary")
 
 
+# Values of variables, as a tree of JAX: its keys need no order.
+Values = collections.OrderedDict
+
+
+def values(atoms: Iterable[Any], env: dict) -> list:
+    """Those of variables and constants, where the variables are known."""
+    return [atom.val if isinstance(atom, core.Literal) else env[atom] for atom in atoms]
+
+
 def variables(eqn: Any) -> list[Any]:
     """The variables that an equation takes."""
     return [v for v in eqn.invars if not isinstance(v, core.Literal)]
 
 
-def scan_parts(params: dict[str, Any]) -> tuple[int, int]:
-    """Where the operands of a scan turn from constants to carry, and from carry to sliced inputs."""
-    if "num_consts" in params:
+def is_loop(eqn: Any) -> bool:
+    """Whether the body of an equation is that of a scan, rather than of a block."""
+    return eqn.primitive.name == "scan"
+
+
+def carried(eqn: Any) -> tuple[int, int]:
+    """Where the operands of a scan turn from constants to carry, and from carry to slices.
+
+    All that the operands of other equations are is constants.
+    """
+    if not is_loop(eqn):
+        return len(eqn.invars), len(eqn.invars)
+    if "num_consts" in (params := eqn.params):
         return params["num_consts"], params["num_consts"] + params["num_carry"]
     consts, carry, _ = (len(list(part)) for part in params["ft_in"].unpack())  # Since JAX 0.11.
     return consts, consts + carry
+
+
+def scan_options(eqn: Any) -> dict[str, Any]:
+    """What `lax.scan` takes for an equation beside its operands."""
+    return {name: eqn.params[name] for name in ("length", "reverse", "unroll")}
 
 
 def bind(eqn: Any, values: list) -> list[Any]:
@@ -45,18 +70,6 @@ def bind(eqn: Any, values: list) -> list[Any]:
     with eqn.ctx.manager:
         results = eqn.primitive.bind(*functions, *values, **params)
     return list(results) if eqn.primitive.multiple_results else [results]
-
-
-def run(eqns: Sequence[Any], env: dict[Any, Any], outs: Sequence[Any]) -> list[Any]:
-    """Evaluates equations in an environment of variables."""
-
-    def read(atom: Any) -> Any:
-        return atom.val if isinstance(atom, core.Literal) else env[atom]
-
-    for eqn in eqns:
-        operands = [read(atom) for atom in eqn.invars]
-        env.update(zip(eqn.outvars, bind(eqn, operands), strict=True))
-    return [read(atom) for atom in outs]
 
 
 def flat(closed: core.ClosedJaxpr) -> core.ClosedJaxpr:
@@ -123,18 +136,10 @@ def inside(eqn: Any) -> Iterator[Any]:
                 yield inner
 
 
-def equations(jaxpr: Any, axes: frozenset[str] = frozenset()) -> Iterator[tuple[Any, frozenset]]:
-    """All equations of a jaxpr and of what it calls, each with the names of the axes that are its own there.
-
-    These are the axes of a `shard_map` around it, whose devices hold parts of one example.
-    """
-    for eqn in jaxpr.eqns:
-        yield eqn, axes
-        own = axes
-        if eqn.primitive.name == "shard_map":
-            own |= eqn.params.get("newly_manual_axes", eqn.params.get("manual_axes"))
-        for called in inside(eqn):
-            yield from equations(getattr(called, "jaxpr", called), own)
+def length(jaxpr: Any) -> int:
+    """How many equations a jaxpr has, those inside of others included."""
+    inner = [getattr(each, "jaxpr", each) for eqn in jaxpr.eqns for each in inside(eqn)]
+    return len(jaxpr.eqns) + sum(map(length, inner))
 
 
 def is_exact(params: dict[str, Any]) -> bool:
@@ -146,7 +151,7 @@ def is_exact(params: dict[str, Any]) -> bool:
     return all(each in (Precision.HIGHEST, DotAlgorithmPreset.F32_F32_F32) for each in both)
 
 
-def gain(eqn: Any) -> complex | None:
+def gain(eqn: Any) -> float | None:
     """The number by which an equation multiplies the one array that it takes; None where it does not."""
     name = eqn.primitive.name
     if name not in ("neg", "mul", "div") or len(variables(eqn)) != 1:
@@ -154,64 +159,68 @@ def gain(eqn: Any) -> complex | None:
     if name == "neg":
         return -1.0
     (number,) = (complex(v.val) for v in eqn.invars if isinstance(v, core.Literal))
-    number = number if number.imag else number.real
+    if number.imag:
+        return None
     if name == "mul":
-        return number
-    return 1 / number if number and isinstance(eqn.invars[1], core.Literal) else None
+        return number.real
+    return 1 / number.real if number and isinstance(eqn.invars[1], core.Literal) else None
 
 
-def follow(
-    jaxpr: Any, own: Sequence[bool], visit: Callable[[Any, list[bool]], None], known: Any = None
-) -> list[bool]:
-    """Which results of a jaxpr depend on some of its inputs; what a loop carries, in every iteration.
+def walked(jaxpr: Any, own: Sequence[bool]) -> list[tuple[Any, list[bool], frozenset[str]]]:
+    """All equations of a jaxpr and of what it calls, once for each way in which they are called.
 
-    Args:
-      jaxpr: with its constants, which belong to nobody.
-      own: one flag for each input.
-      visit: is called with every equation and one flag for each of its operands.
-      known: what has been found for jaxprs that are called from several places.
+    There is one flag for each input. With each equation comes whether its operands depend on inputs with a
+    flag, of which a loop may carry some in its first iteration alone; and the names of the axes that are its
+    own: those of a `shard_map` around it, whose devices hold parts of one example.
     """
-    known = {} if known is None else known
-    key = id(jaxpr), *own
-    if key in known:
+    found: list[tuple[Any, list[bool], frozenset[str]]] = []
+    known: dict[Any, list[bool]] = {}
+
+    def follow(called: Any, own: Sequence[bool], axes: frozenset[str]) -> list[bool]:
+        """Which results depend on inputs that are an example's own."""
+        jaxpr = getattr(called, "jaxpr", called)
+        if (key := (id(jaxpr), axes, *own)) in known:
+            return known[key]
+        depends = dict(zip(jaxpr.invars, own, strict=True))
+
+        def of(atoms: Sequence[Any]) -> list[bool]:
+            return [not isinstance(v, core.Literal) and depends.get(v, False) for v in atoms]
+
+        for eqn in jaxpr.eqns:
+            given, name, params = of(eqn.invars), eqn.primitive.name, eqn.params
+            found.append((eqn, given, axes))
+            inner, results = [*inside(eqn)], [any(given)] * len(eqn.outvars)
+            if name == "scan":
+                first, last = carried(eqn)
+                before, carry, after = given[:first], given[first:last], given[last:]
+                results = in_loop(params["jaxpr"], before, carry, after, axes)
+            elif name == "while":
+                first = params["cond_nconsts"]
+                last = first + params["body_nconsts"]
+                results = in_loop(params["body_jaxpr"], given[first:last], given[last:], [], axes)
+                follow(params["cond_jaxpr"], [*given[:first], *results], axes)
+            else:
+                within = params.get("newly_manual_axes", params.get("manual_axes", ()))
+                within = axes.union(within if name == "shard_map" else ())
+                for each in inner:
+                    count = len(getattr(each, "jaxpr", each).invars)
+                    flags = given[1:] if name == "cond" else given
+                    flags = flags if count == len(flags) else [any(given)] * count
+                    ends = follow(each, flags, within)
+                    if len(inner) == 1 and len(ends) == len(results):
+                        results = ends
+            depends.update(zip(eqn.outvars, results, strict=True))
+        known[key] = of(jaxpr.outvars)
         return known[key]
-    depends = dict(zip(jaxpr.invars, own, strict=True))
 
-    def is_own(atom: Any) -> bool:
-        return not isinstance(atom, core.Literal) and depends.get(atom, False)
-
-    def inside_of(called: Any, flags: Sequence[bool]) -> list[bool]:
-        return follow(getattr(called, "jaxpr", called), flags, visit, known)
-
-    def carried(body: Any, before: list[bool], carry: list[bool], after: list[bool]) -> list[bool]:
+    def in_loop(body: Any, before: list, carry: list, after: list, axes: frozenset) -> list[bool]:
         """What a loop carries in all iterations, and its other results."""
         while True:
-            ends = inside_of(body, [*before, *carry, *after])
+            ends = follow(body, [*before, *carry, *after], axes)
             merged = [*map(min, carry, ends)]
             if merged == carry:
                 return [*carry, *ends[len(carry) :]]
             carry = merged
 
-    for eqn in jaxpr.eqns:
-        given, name, params = [is_own(atom) for atom in eqn.invars], eqn.primitive.name, eqn.params
-        results = [any(given)] * len(eqn.outvars)
-        visit(eqn, given)
-        if name == "scan":
-            first, last = scan_parts(params)
-            results = carried(params["jaxpr"], given[:first], given[first:last], given[last:])
-        elif name == "while":
-            first = params["cond_nconsts"]
-            last = first + params["body_nconsts"]
-            results = carried(params["body_jaxpr"], given[first:last], given[last:], [])
-            inside_of(params["cond_jaxpr"], [*given[:first], *results])
-        else:
-            inner = [*inside(eqn)]
-            for called in inner:
-                count = len(getattr(called, "jaxpr", called).invars)
-                flags = given[1:] if name == "cond" else given
-                ends = inside_of(called, flags if count == len(flags) else [any(given)] * count)
-                if len(inner) == 1 and len(ends) == len(results):
-                    results = ends
-        depends.update(zip(eqn.outvars, results, strict=True))
-    known[key] = [is_own(atom) for atom in jaxpr.outvars]
-    return known[key]
+    follow(jaxpr, own, frozenset())
+    return found

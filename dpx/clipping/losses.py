@@ -1,15 +1,14 @@
-"""The loss of one example: how it is called, what it must return, and the program of its gradients."""
+"""The loss of one example: how it is called, what it must return, and the keys that it is given."""
 
 import contextlib
+import functools
 import re
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import jax
 import jax.numpy as jnp
-from jax.extend import core
 
-from dpx.clipping import meshes, mixing
 from dpx.clipping.params import Parameters
 
 # A function of (arrays to differentiate, one example).
@@ -34,33 +33,6 @@ def without_named_axes() -> Iterator[None]:
         ) from None
 
 
-@without_named_axes()
-def trace(
-    loss: Loss, leaves: Sequence[jax.Array], batch: Any, vectorised: bool
-) -> core.ClosedJaxpr:
-    """The program that computes the loss of one example, and its gradients.
-
-    Args:
-      loss: of (parameters, one example).
-      leaves: the parameters.
-      batch: of which only shapes matter.
-      vectorised: whether the program will be, over more than one example.
-
-    Raises:
-      ValueError: for a loss that mixes examples, and, in a strict call, for what `reports` says.
-    """
-    example = meshes.one_example(batch)
-    closed = jax.make_jaxpr(loss)(list(leaves), example)
-    value = core.jaxpr_as_fun(closed)
-
-    def gradients(leaves: list, *example: Any) -> Any:
-        return jax.value_and_grad(lambda p: value(*p, *example)[0])(leaves)
-
-    traced = jax.make_jaxpr(gradients)(list(leaves), *jax.tree.leaves(example))
-    mixing.check(closed, traced, len(leaves), vectorised and is_vectorised(batch))
-    return traced
-
-
 def is_vectorised(batch: Any) -> bool:
     """Whether a batch is so large that `jax.vmap` is used: of one example some primitives need no rule."""
     return jax.tree.leaves(batch)[0].shape[0] > 1
@@ -77,11 +49,11 @@ def functions(
     setting = jax.numpy_rank_promotion.value
 
     def made(given: dict[int, jax.Array]) -> tuple[Loss, Callable[..., Any]]:
-        rebuild = parameters.holding(given).rebuild
+        held = parameters.holding(given)
 
         def call(leaves: Any, example: tuple) -> Any:
             with jax.numpy_rank_promotion(setting), without_named_axes():
-                value = loss_fn(rebuild(leaves), *example)
+                value = loss_fn(held.rebuild(leaves, held.constants), *example)
             if has_aux and (not isinstance(value, tuple) or len(value) != 2):
                 raise ValueError(
                     f"loss_fn returned a {type(value).__name__}; with has_aux=True it must return a pair "
@@ -126,3 +98,56 @@ def _arrays(aux: Any) -> Any:
                 "array of numbers or bools; of a key, return jax.random.key_data"
             )
     return aux
+
+
+def record_keys(key: jax.Array, step: Any, indices: Any) -> jax.Array:
+    """A key for each record of a batch, to be passed to the loss as a part of the batch.
+
+        keys = dpx.clipping.record_keys(secret_key, step, indices)
+        clipped = gradient(params, inputs[indices], targets[indices], keys, mask=mask)
+
+    A record has the same key wherever it stands in the batch and whoever else is in it, and another one in
+    every step. With keys that are split over the places of a batch, a record that joins or leaves would
+    change the masks of all that stand after it, and the sum by many times the clipping norm.
+
+    Args:
+      key: one JAX key. It is secret: under masks that are known, the record that is removed is not the only
+        one whose gradient changes.
+      step: the number of the step.
+      indices: (B,) integers that name the records, such as their rows in the data set.
+
+    Returns:
+      (B,) keys.
+
+    Raises:
+      ValueError: `key` is not one key, or `indices` are not integers along one axis.
+    """
+    shape, dtype = jnp.shape(indices), jnp.result_type(indices)
+    if len(shape) != 1 or not jnp.issubdtype(dtype, jnp.integer):
+        raise ValueError(
+            f"indices of shape {shape} and dtype {dtype} must be (B,) integers: give the row of each record "
+            "in the data set"
+        )
+    key = step_key(key, step)
+    return for_each(functools.partial(jax.random.fold_in, key), key.dtype, jnp.asarray(indices))
+
+
+def for_each(function: Callable[..., Any], dtype: Any, *rows: Any) -> Any:
+    """A function of each row of arrays, which draws from keys of that type what it would for one row."""
+    if is_by_record(dtype):
+        return jax.vmap(function)(*rows)
+    return jax.lax.map(lambda row: function(*row), rows)
+
+
+def step_key(key: jax.Array, step: Any) -> jax.Array:
+    """The key that those of all records of a step are made from."""
+    return jax.random.fold_in(key, step)
+
+
+def is_by_record(dtype: Any) -> bool:
+    """Whether `jax.vmap` draws from each of many keys of this type what it would draw from it alone.
+
+    Of the keys `rbg` and `unsafe_rbg` it takes the first, and draws for all at once, by their places.
+    """
+    by_record = jax.eval_shape(functools.partial(jax.random.key, impl="threefry2x32"), 0).dtype
+    return dtype == by_record or not jnp.issubdtype(dtype, jax.dtypes.prng_key)

@@ -17,8 +17,13 @@ from jax.extend import core
 from jax.interpreters import batching
 from jax.interpreters.partial_eval import dce_jaxpr
 
-from dpx.clipping import jaxprs, randomness, reports
+from dpx.clipping import jaxprs, losses, reports
 
+_DRAWS = (
+    "random_bits", "random_gamma", "random_unwrap", "threefry2x32", "rng_bit_generator", "rng_uniform",
+)  # fmt: skip
+# Of which `jax.vmap` treats many keys at once.
+_BY_KEY = ("random_bits", "random_fold_in", "random_gamma", "random_split", "rng_bit_generator")
 # How a function on the host is given one example alone.
 _IN_TURN = ("sequential", "sequential_unrolled")
 # Fewer numbers in another shape may be the same by chance.
@@ -30,37 +35,26 @@ def check(
 ) -> None:
     """Checks a traced loss of (parameters, one example), and the program of its gradients.
 
-    Derivatives that somebody wrote by hand are a part of that program. What is refused or reported:
+    Derivatives that somebody wrote by hand are a part of that program. `count` inputs are parameters. What is
+    refused (ValueError), and what is reported, is said in `dpx.clipped_grad`.
 
-    - A collective over a named axis, such as `lax.pmean`, reads what other examples or devices hold.
-    - A moving average of what examples hold, as a BatchNorm in training mode keeps it. In the loss of one
-      example that layer normalises the example by itself, and the sum keeps its sensitivity. What voids the
-      guarantee is the average, wherever it is kept: it mixes examples that nobody clipped, without noise, and
-      the model reads it in evaluation. It is found in the program: a share of an array, and something of the
-      example, are added up to a value that the loss does not need. Where the loss itself reads the new
-      average, or the share is no number of the program, it is not found.
-    - Keys of the implementations `rbg` and `unsafe_rbg`, vectorised, draw by the places of examples.
-    - A mutable array (`jax.Ref`) that the loss closes over carries values from one example to the next.
-    - An array of the batch, or of as many rows as the batch, that the loss closes over holds other examples.
-    - A batching rule that is not JAX's own, of a primitive or of `custom_vmap`, and a function on the host
-      that is not called for one example after the other, are given all examples at once.
-    - Random numbers from a key that does not depend on the example are the same for all of them, such as the
-      masks of an `nnx.Dropout` with a state of its own.
-
-    Args:
-      loss: the loss.
-      gradients: the program that computes them, of the same arguments.
-      count: how many of its inputs are parameters.
-      is_vectorised: whether it will be, over more than one example.
-
-    Raises:
-      ValueError: for the first four, and for an array of the batch that is closed over; for the rest in a
-        strict call, which else warns.
+    A moving average is refused though in the loss of one example a BatchNorm normalises that example by
+    itself, and the sum keeps its sensitivity: the average mixes examples that nobody clipped, without noise,
+    and the model reads it in evaluation. It is found in the program: a share of an array, and something of
+    the example, are added up to a value that the loss does not need. Where the loss itself reads the new
+    average, or the share is no number of the program, it is not found.
     """
-    _refuse_averages(loss.jaxpr, count)
+    own = [i >= count for i in range(len(loss.jaxpr.invars))]
+    live = functools.partial(dce_jaxpr, loss.jaxpr, [True] * len(loss.jaxpr.outvars), True)
+    if (made := _averages(loss.jaxpr, own)) and made > _averages(live()[0], own):
+        raise ValueError(
+            "loss_fn keeps a moving average, as BatchNorm in training mode does, whose statistics mix "
+            "examples, so that no clipping bounds what one of them changes: use GroupNorm or LayerNorm, or "
+            "frozen statistics (use_running_average=True)"
+        )
+    used = [*jaxprs.walked(loss.jaxpr, own), *jaxprs.walked(gradients.jaxpr, own)]
     constants = [*loss.consts, *gradients.consts]
-    eqns = [*jaxprs.equations(loss.jaxpr), *jaxprs.equations(gradients.jaxpr)]
-    for eqn, own_axes in eqns:
+    for eqn, _, own_axes in used:
         _refuse_collective(eqn, own_axes)
         # A compiled function keeps what it closes over to itself.
         constants += [c for inner in jaxprs.inside(eqn) for c in getattr(inner, "consts", ())]
@@ -71,22 +65,22 @@ def check(
             "no clipping bounds what one example changes: make it within the loss, or pass what it holds in "
             "the batch"
         )
-    draws = randomness.Draws(count, loss.jaxpr, gradients.jaxpr)
-    if draws.by_place and is_vectorised:
+    kinds = [eqn.invars[0].aval.dtype for eqn, own, _ in used if _by_place(eqn, own)]
+    if kinds and is_vectorised:
         raise ValueError(
-            f"loss_fn draws random numbers from keys of type {draws.by_place}, which JAX draws for all "
+            f"loss_fn draws random numbers from keys of type {kinds[0]}, which JAX draws for all "
             "examples at once and by their places, so that one changes the numbers of the others: use "
             "keys of jax.random.key(seed, impl='threefry2x32'), or microbatch_size=1"
         )
     if (call := reports.call()) is None:
         return
     _check_constants(constants, call)
-    for what in _given_all([eqn for eqn, _ in eqns]) if is_vectorised else ():
+    for what in _given_all([eqn for eqn, *_ in used]) if is_vectorised else ():
         reports.report(
             f"loss_fn calls {what}, which is given all examples at once, so that what it makes of one may "
             "depend on the others: use microbatch_size=1, which calls it for one example at a time"
         )
-    if draws.alike:
+    if any(eqn.primitive.name in _DRAWS and not any(of_example) for eqn, of_example, _ in used):
         reports.report(
             "loss_fn draws random numbers from a key that is the same for all examples and steps, such as "
             "that of an nnx.Dropout(rngs=...) or one that it closes over: give every record a key of its own "
@@ -95,31 +89,25 @@ def check(
         )
 
 
-def _refuse_averages(jaxpr: Any, count: int) -> None:
-    """Raises ValueError where a loss makes a moving average of the example, and does not use it."""
-    made = _averages(jaxpr, count)
-    if made and made > _averages(dce_jaxpr(jaxpr, [True] * len(jaxpr.outvars), True)[0], count):
-        raise ValueError(
-            "loss_fn keeps a moving average, as BatchNorm in training mode does, whose statistics mix "
-            "examples, so that no clipping bounds what one of them changes: use GroupNorm or LayerNorm, or "
-            "frozen statistics (use_running_average=True)"
-        )
-
-
-def _averages(jaxpr: Any, count: int) -> int:
+def _averages(jaxpr: Any, own: Sequence[bool]) -> int:
     """How often a loss adds a share of an array to something of the example."""
-    shares, found = set(), []
-
-    def visit(eqn: Any, given: Sequence[bool]) -> None:
-        if not any(given):
+    shares, found = set(), 0
+    for eqn, of_example, _ in jaxprs.walked(jaxpr, own):
+        if not any(of_example):
             gain = jaxprs.gain(eqn)
-            if isinstance(gain, float) and 0 <= gain < 1:
-                shares.update(eqn.outvars)
+            shares.update(eqn.outvars if gain is not None and 0 <= gain < 1 else ())
         elif eqn.primitive.name == "add":
-            found.extend(v for v, own in zip(eqn.invars, given, strict=True) if not own)
+            operands = zip(eqn.invars, of_example, strict=True)
+            found += sum(isinstance(v, core.Var) and v in shares for v, own in operands if not own)
+    return found
 
-    jaxprs.follow(jaxpr, [i >= count for i in range(len(jaxpr.invars))], visit)
-    return sum(isinstance(v, core.Var) and v in shares for v in found)
+
+def _by_place(eqn: Any, of_example: Sequence[bool]) -> bool:
+    """Whether an equation draws from keys of the example's own, vectorised, by its place in the batch."""
+    name = eqn.primitive.name
+    if name not in _BY_KEY or not any(of_example):
+        return False
+    return name == "rng_bit_generator" or not losses.is_by_record(eqn.invars[0].aval.dtype)
 
 
 def _refuse_collective(eqn: Any, own_axes: frozenset) -> None:

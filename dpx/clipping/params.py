@@ -18,8 +18,7 @@ class Parameters(NamedTuple):
       paths: their names, e.g. `params/Dense_0/kernel`.
       tree: the tree that gradients have: for an NNX module or state, an `nnx.State` of the variables that
         are differentiated; the tree itself otherwise, with None where a leaf is not differentiated.
-      rebuild: leaves -> what the user's loss takes as its first argument; with a second list, of other
-        constants than its own.
+      rebuild: (leaves, constants) -> what the user's loss takes as its first argument.
       constants: the leaves that are not differentiated.
     """
 
@@ -35,10 +34,7 @@ class Parameters(NamedTuple):
 
     def holding(self, given: dict[int, jax.Array]) -> "Parameters":
         """The same with other values for some of the constants, by their number."""
-        constants = [given.get(i, leaf) for i, leaf in enumerate(self.constants)]
-        return self._replace(
-            constants=constants, rebuild=lambda leaves: self.rebuild(leaves, constants)
-        )
+        return self._replace(constants=[given.get(i, x) for i, x in enumerate(self.constants)])
 
 
 def flatten(params: Any, wrt: Any = None) -> Parameters:
@@ -48,10 +44,6 @@ def flatten(params: Any, wrt: Any = None) -> Parameters:
     counters, batch statistics) is read and what the loss writes to it is dropped. In any other tree the
     floating-point arrays are differentiated; Python scalars, functions and integer arrays, as in Equinox
     modules, are not. What `wrt` does not name becomes a constant of the loss: nothing is computed for it.
-
-    Args:
-      params: the parameters.
-      wrt: as in `dpx.clipped_grad`.
 
     Raises:
       ValueError: there is nothing to differentiate, a parameter is complex, or, where `wrt` names nothing,
@@ -65,7 +57,7 @@ def flatten(params: Any, wrt: Any = None) -> Parameters:
         inner = flatten(state, wrt)
         first, constants = len(inner.constants), [*inner.constants, *jax.tree.leaves(rest)]
 
-        def rebuild_module(leaves: Sequence[jax.Array], given: Sequence[Any] = constants) -> Any:
+        def rebuild_module(leaves: Sequence[jax.Array], given: Sequence[Any]) -> Any:
             # A copy, because a module may count in its state only where that was made.
             copy = jax.tree.unflatten(jax.tree.structure(rest), given[first:])
             return nnx.merge(graph, inner.rebuild(leaves, given[:first]), copy)
@@ -95,7 +87,7 @@ def flatten(params: Any, wrt: Any = None) -> Parameters:
         if jnp.issubdtype(leaf.dtype, jnp.complexfloating):
             raise ValueError(f"params[{path}] is complex; pass its real and imaginary parts.")
 
-    def rebuild(new_leaves: Sequence[jax.Array], given: Sequence[Any] = constants) -> Any:
+    def rebuild(new_leaves: Sequence[jax.Array], given: Sequence[Any]) -> Any:
         remaining, others = iter(new_leaves), iter(given)
         return structure.unflatten(next(remaining if own else others) for own in trained)
 
@@ -143,13 +135,11 @@ def select(wrt: Any, params: Any) -> list[bool]:
 def spread(prefix: Any, tree: Any, message: str) -> list[int]:
     """For each leaf of a tree, the number of the leaf of a prefix that stands for it.
 
-    Args:
-      prefix: where the tree has an `nnx.State`, that may be a plain dict.
-      tree: the tree.
-      message: for an error, with places for the prefix, the structure of the tree, and what is wrong.
+    Where the tree has an `nnx.State`, the prefix may have a plain dict.
 
     Raises:
-      ValueError: it is no prefix, or has None where the tree has a leaf.
+      ValueError: it is no prefix, or has None where the tree has a leaf. The message has places for the
+        prefix, the structure of the tree, and what is wrong.
     """
     if not isinstance(prefix, nnx.State):
 

@@ -102,11 +102,7 @@ def report_zero(zero: Sequence[bool]) -> None:
 
 
 def check_rules(unruled: Sequence[Sequence[str]]) -> None:
-    """Raises ValueError where a strict call holds the per-example gradients of a large parameter.
-
-    Args:
-      unruled: for each parameter, the primitives because of which its gradient is no sum of products.
-    """
+    """Raises ValueError where a strict call holds gradients of a large parameter because of primitives."""
     if (found := call()) is None or not found.strict:
         return
     paths, leaves = found.parameters.paths, found.parameters.leaves

@@ -104,11 +104,6 @@ def settled(tree: Any) -> Any:
     A compiler may drop a cast to less than float32 and back, in one kernel and not in another, and it may
     drop barriers. So what is narrower than float32 is rounded by an operation of its own, which stays.
     """
-    return rounded(lax.optimization_barrier(tree))
-
-
-def rounded(tree: Any) -> Any:
-    """The same values, those that are narrower than float32 rounded by an operation that stays."""
 
     def each(x: jax.Array) -> jax.Array:
         if not jnp.issubdtype(x.dtype, jnp.floating) or jnp.finfo(x.dtype).bits >= 32:
@@ -121,7 +116,7 @@ def rounded(tree: Any) -> Any:
             kept = jnp.where(jnp.abs(wide) < float(kind.tiny), jnp.round(wide / step) * step, kept)
         return kept.astype(x.dtype)
 
-    return jax.tree.map(each, tree)
+    return jax.tree.map(each, lax.optimization_barrier(tree))
 
 
 class Sum(NamedTuple):

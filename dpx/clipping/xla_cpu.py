@@ -1,7 +1,7 @@
 """What XLA's compiler for CPUs needs so that programs of this package are fast, on one CPU.
 
-Nothing here changes what is computed but for the order of additions. Each trick has a name, by which `off`
-turns it off, and is here for what it gains; `python -m experiments.bench.tuning` measures it again.
+Nothing here changes what is computed but for the order of additions. Each trick has a name, and is here for
+what it gains; `python -m experiments.bench.tuning` measures it again.
 
 - rows: what is held is summed as a product of matrices with two equal rows, which a library computes.
   Without it a step of GPT-2 with two blocks takes 1.07 times as long.
@@ -11,8 +11,7 @@ turns it off, and is here for what it gains; `python -m experiments.bench.tuning
   six such blocks take 1.54 times as long and 2.31 times the memory.
 """
 
-import contextlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -22,32 +21,17 @@ from jax.extend import core
 
 from dpx.clipping import jaxprs, meshes
 
-TRICKS = ("rows", "outlined", "kept")
+# What programs for one CPU use.
+TRICKS = frozenset({"rows", "outlined", "kept"})
 
 # Equations of a step that is outlined, those inside of others included: three blocks of a transformer, or one
 # long body of a scan.
 LONG = 1750
 
-_off: set[str] = set()
-
-
-@contextlib.contextmanager
-def off(*tricks: str) -> Iterator[None]:
-    """Leaves tricks out of what is traced within; what was traced before is forgotten."""
-    before = set(_off)
-    _off.update(tricks)
-    jax.clear_caches()
-    try:
-        yield
-    finally:
-        _off.clear()
-        _off.update(before)
-        jax.clear_caches()
-
 
 def uses(trick: str) -> bool:
     """Whether programs for this machine use a trick."""
-    return trick not in _off and meshes.on_one_cpu()
+    return trick in TRICKS and meshes.on_one_cpu()
 
 
 def keeps_blocks() -> bool:
@@ -70,7 +54,7 @@ def outlined(function: Callable, *arguments: Any) -> tuple[Callable, Any]:
     into the state of the loop. Short ones are compiled as quickly in place, and need less memory there.
     """
     closed, like = jax.make_jaxpr(function, return_shape=True)(*arguments)
-    if not uses("outlined") or sum(1 for _ in jaxprs.equations(closed.jaxpr)) < LONG:
+    if not uses("outlined") or jaxprs.length(closed.jaxpr) < LONG:
         return function, like
 
     def called(*arguments: Any) -> Any:

@@ -296,7 +296,7 @@ def fit(
     reports.report_state(params, wrt, strict)
     with reports.of(strict, examples, records, trained.holding(frozen)):
         # Raises what a loss of other parameters or examples raises.
-        plan.trace(of_one, trained.leaves, batch, plan.BLOCKS, microbatch_size != 1)
+        plan.program(plan.read(of_one, trained.leaves, batch, microbatch_size != 1), "two_pass")
     if workdir is not None or _processes.several():
         computed = {
             "loss_fn": programs.of_loss(narrow, *given),

@@ -17,7 +17,8 @@ import jax.numpy as jnp
 import optax
 
 from dpx import _watch
-from dpx.clipping import ClippedGrads, clipped_grad, randomness, reports
+from dpx.clipping import ClippedGrads, clipped_grad, reports
+from dpx.clipping.losses import record_keys, step_key
 from dpx.clipping.rounding import Sum
 from dpx.training import adaptive, correlated, precision
 from dpx.training import users as people
@@ -155,7 +156,7 @@ def train(
         )
         for step, (indices, mask) in enumerate(batches, start=start):
             dropout = dropout_key, step
-            _watch.key_used(randomness.step_key(*dropout), "dropout")
+            _watch.key_used(step_key(*dropout), "dropout")
             batch = layout.batch(indices[mask], piece, room)
             if draw is not None:
                 records, batch = draw(dropout, *batch)
@@ -237,7 +238,7 @@ def _step(
             # A mask belongs to a record: were it that of a slot, each record would change those after it.
             keys = names  # of users, for whom records and their keys have been drawn
             if users is None:
-                keys = randomness.record_keys(dropout_key, number, names)
+                keys = record_keys(dropout_key, number, names)
             key = [keys] if record_key else []
             result = gradient(params, (frozen, clip), *batch, *key, mask=real)
             weights = real if weight_fn is None else jnp.where(real, jax.vmap(weight_fn)(*batch), 0)

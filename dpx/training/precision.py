@@ -35,7 +35,7 @@ def computed_in(compute_dtype: Any, loss_fn: Callable[..., Any]) -> Callable[...
 
     Casting happens inside, so that gradients are those of the parameters as they are kept: they are clipped,
     added up and noised in float32, and a bfloat16 product of an activation and a cotangent is not rounded
-    before it is added to the sum (`dpx.clipping.gradients.products`).
+    before it is added to the sum (`dpx.clipping.gradients.factors`).
     """
     if compute_dtype is None:
         return loss_fn

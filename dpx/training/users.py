@@ -22,7 +22,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from dpx import _processes, _validate
-from dpx.clipping import losses, randomness
+from dpx.clipping import losses
 from dpx.data import cells
 from dpx.training.layout import Layout
 
@@ -162,7 +162,7 @@ def drawing(users: Users, data: tuple, ids: np.ndarray, layout: Layout) -> Calla
 
     def of_block(dropout: tuple, held: Any) -> tuple:
         (key, step), (held, ids, places) = dropout, held
-        return draw(held, places, randomness.record_keys(key, step, ids[places]), users.most)
+        return draw(held, places, losses.record_keys(key, step, ids[places]), users.most)
 
     drawn = jax.jit(layout.by_block(of_block))
 
@@ -192,10 +192,10 @@ def draw(held: Any, users: jax.Array, keys: jax.Array, most: int) -> tuple[tuple
         for_places, for_records = jax.random.split(key)
         places = _distinct(for_places, count, most)
         own = functools.partial(jax.random.fold_in, for_records)
-        return places, randomness.for_each(own, key.dtype, places)
+        return places, losses.for_each(own, key.dtype, places)
 
     counts = counts[users]
-    places, keys = randomness.for_each(of_user, keys.dtype, keys, counts)
+    places, keys = losses.for_each(of_user, keys.dtype, keys, counts)
     there = jnp.arange(most) < counts[:, None]
     # The first one of a block begins at the block's first row.
     rows = (begins[users] - begins[0])[:, None] + places

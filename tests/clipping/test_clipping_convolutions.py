@@ -12,7 +12,8 @@ import pytest
 from flax import nnx
 
 from dpx import clipping
-from dpx.clipping.gradients import convolution, plan
+from dpx.clipping.gradients import plan
+from dpx.clipping.gradients.convolution import Convolution
 
 LAYOUTS = {
     1: ("NWC", "WIO", "NWC"),
@@ -65,7 +66,7 @@ def test_gradients_of_kernels_are_those_of_autodiff(
     cotangent = drawn(*result.shape, seed=2)
     _, expected = pull(cotangent)
     equation = equation_of(convolve, x, kernel)
-    np.testing.assert_allclose(convolution.evaluate(equation, x, kernel), result, atol=1e-4)
+    np.testing.assert_allclose(Convolution(equation).evaluate(x, kernel), result, atol=1e-4)
 
     def of_kernel(x, cotangent):
         return jax.vjp(convolve, x, kernel)[1](cotangent)[1]
@@ -74,7 +75,7 @@ def test_gradients_of_kernels_are_those_of_autodiff(
     equations = [e for e in traced.eqns if e.primitive.name == "conv_general_dilated"]
     env = dict(zip(traced.jaxpr.invars, (x, cotangent), strict=True))
     (gradient,) = [e for e in equations if all(v in env for v in e.invars)]
-    found = convolution.evaluate(gradient, *(env[v] for v in gradient.invars))
+    found = Convolution(gradient).evaluate(*(env[v] for v in gradient.invars))
     # What follows only rearranges.
     found, expected = np.sort(np.ravel(found)), np.sort(np.ravel(expected))
     np.testing.assert_allclose(found, expected, atol=2e-4, rtol=1e-4)
@@ -243,7 +244,7 @@ def test_no_kernel_needs_gradients_of_its_own_for_want_of_a_rule(name):
     def of_leaves(leaves, example):
         return loss(tree.unflatten(leaves), example[0])
 
-    program = plan.trace(of_leaves, leaves, [drawn(2, 8, 8, 3)])
+    program = plan.program(plan.read(of_leaves, leaves, [drawn(2, 8, 8, 3)]))
     for leaf, unruled in zip(leaves, program.unruled, strict=True):
         assert leaf.ndim < 4 or not unruled
 
@@ -288,10 +289,10 @@ def test_kernels_that_are_larger_than_patches(numbers, gain, dtype):
         return jnp.sum(jnp.sin(y.astype("f4")))
 
     params = {"kernel": kernel}
-    program = plan.trace(
+    reader = plan.read(
         lambda leaves, example: loss({"kernel": leaves[0]}, example[0]), [kernel], [x]
     )
-    assert program.forms[0].products
+    assert plan.program(reader).forms[0].products
     norms = clipped_by_hand(params, loss, x, 1.0)[1]
     clip = float(jnp.median(norms))
     found = jax.jit(clipping.clipped_grad(loss, l2_clip_norm=clip))(params, x)

@@ -39,7 +39,7 @@ def rules_of(loss, params, *batch):
     """Parameter path -> (form, by factors or not, what it goes into, primitives without a rule)."""
     flat = clipping_params.flatten(params)
     one, _ = losses.functions(loss, False, flat)({})
-    program = plan.trace(one, flat.leaves, batch)
+    program = plan.program(plan.read(one, flat.leaves, batch))
     each = zip(flat.paths, program.forms, program.uses, program.unruled, strict=True)
     return {
         path: (type(form), bool(form.products), [*uses], [*unruled])

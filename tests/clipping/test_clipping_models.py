@@ -25,7 +25,9 @@ WIDER = rounding.unit("float32") * 2**24
 def per_example(loss, params, batch):
     """One gradient after another, as jax.grad gives them."""
     flat = clipping_params.flatten(params)
-    grad = jit(jax.grad(lambda leaves, *example: loss(flat.rebuild(leaves), *example)))
+    grad = jit(
+        jax.grad(lambda leaves, *example: loss(flat.rebuild(leaves, flat.constants), *example))
+    )
     rows = [grad(flat.leaves, *example) for example in zip(*batch, strict=True)]
     return [np.stack(leaf).astype("f8") for leaf in zip(*rows, strict=True)]
 

@@ -57,8 +57,8 @@ LOSSES = {
     "broadcast_in_dim": custom(lambda g: lax.broadcast_in_dim(g, (1, D, D), (1, 2))[0]),
     "reduce_sum": lambda w, x: ending(jnp.einsum("ld,lde->le", x, jnp.broadcast_to(w, (3, D, D)))),
     "rev": lambda w, x: ending(x @ w[::-1]),
-    "slice": lambda w, x: ending(x @ jnp.concatenate([w, w[:2]], 0)[2:]),
     "split": custom(lambda g: jnp.concatenate([2 * jnp.split(g, 2)[0], jnp.split(g, 2)[1]])),
+    "slice": lambda w, x: ending(x @ jnp.concatenate([w, w[:2]], 0)[2:]),
     "concatenate": lambda w, x: ending(x @ jnp.split(w, 2, 1)[0] + x @ jnp.split(w, 2, 1)[1]),
     "pad": lambda w, x: ending(jnp.sin(x @ w) @ w + x[:, :4] @ w[1:5]),
     "dynamic_update_slice": lambda w, x: ending(
@@ -89,7 +89,8 @@ def test_what_is_read_adds_up_to_the_gradient(monkeypatch, name):
     monkeypatch.setattr(plan, "FAVOR_GRADIENT", 0.0)
     monkeypatch.setattr(plan, "FAVOR_TABLE", 0.0)
     loss = LOSSES[name]
-    (unruled,) = plan.trace(lambda p, example: loss(p[0], *example), [W], (X,)).unruled
+    reader = plan.read(lambda p, example: loss(p[0], *example), [W], (X,))
+    (unruled,) = plan.program(reader).unruled
     assert not unruled
     fn = clipping.clipped_grad(loss, l2_clip_norm=0.5, method="one_pass")
     slack = 1e-2 if name == "convert_element_type" else 1e-4
@@ -158,7 +159,8 @@ def test_a_rule_is_added_as_the_contributors_guide_says(monkeypatch):
         return ending(x @ jnp.cumsum(w, 0))
 
     def unruled():
-        return plan.trace(lambda p, example: loss(p[0], *example), [W], (X,)).unruled
+        reader = plan.read(lambda p, example: loss(p[0], *example), [W], (X,))
+        return plan.program(reader).unruled
 
     assert unruled() == [("cumsum",)]
     before = dict(RULES)

@@ -7,7 +7,7 @@ import pytest
 
 import dpx
 from dpx.clipping import groups, rounding
-from dpx.clipping.gradients import gram, products
+from dpx.clipping.gradients import gram
 
 pytestmark = pytest.mark.optimized
 
@@ -103,13 +103,13 @@ def test_the_sum_of_a_batch_rounds_as_often_as_it_has_examples():
 
 
 def bounded(layout, rows, columns):
-    squared = gram.squared_norm(layout, [products.Pair(jnp.asarray(rows), jnp.asarray(columns))])
+    squared = gram.squared_norm(layout, [gram.Pair(jnp.asarray(rows), jnp.asarray(columns))])
     return float(squared) ** 0.5
 
 
 def test_inner_products_of_rows_that_are_looked_up_round_too():
     count = 300
-    layout = products.Layout((7, count), (), (0,), (1,), (False,))
+    layout = gram.Layout((7, count), (), (0,), (1,), (False,))
     norm = bounded(layout, np.zeros((1, 1), "i4"), np.ones((1, 1, count), "f4"))
     assert norm >= count**0.5 * (1 + gamma(count) / 2 + gamma(36) / 2)
 
@@ -117,6 +117,6 @@ def test_inner_products_of_rows_that_are_looked_up_round_too():
 def test_what_the_sum_over_positions_rounds_is_in_the_norm():
     """Every product is one, so that all terms add up, and each addition may round."""
     count = 400
-    layout = products.Layout((1, 1), (), (), (), (False,))
+    layout = gram.Layout((1, 1), (), (), (), (False,))
     norm = bounded(layout, np.ones((1, count, 1), "f4"), np.ones((1, count, 1), "f4"))
     assert norm >= count * (1 + gamma(count + 16) + gamma(count))

@@ -1,68 +1,122 @@
 """The forms that the gradient of a parameter has. Each knows its norm, and its sum over a batch.
 
-- `Zero`: nothing.
+- `Form`: nothing, for every example.
 - `Held`: the gradient of one example itself.
 - `Factors` (`dpx.clipping.gradients.factors`): a sum of outer products, never added up for one example.
 - `Parts`: zeros but for parts that do not overlap, each of which has a form of its own.
 - `Within`: a gradient that a rematerialised block makes. The block hands out its norm alone, and makes the
-  gradient once more when the sum is wanted (`dpx.clipping.passes.again`).
-
-Each says also which values it needs (`numbers`), which gradients are made `again`, and what of it is kept as
-factors (`products`). Values are handed out by number (`dpx.clipping.gradients.reading`): `squared_norm` takes
-those of one example, and `weighted_sum` those of a batch, each with a leading axis of examples.
+  gradient once more when the sum is wanted (`dpx.clipping.passes`).
 """
 
+import dataclasses
+import itertools
+import math
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import jax.numpy as jnp
+from jax import lax
 
 from dpx.clipping import xla_cpu
-from dpx.clipping.gradients.factors import Factors, Values
+from dpx.clipping.jaxprs import Values
 from dpx.clipping.rounding import accumulator, gamma, sum_of_squares
 
+# Entries of a held gradient up to which it is one array with others.
+SHORT = 1024
 
-class Zero(NamedTuple):
-    """A gradient that is zero for every example."""
+# From so many parameters on it is worth it to norm them together.
+LEAST = 3
 
-    numbers: tuple[int, ...] = ()
-    again: "tuple[Within, ...]" = ()
-    products: "tuple[Factors, ...]" = ()
+
+class Form:
+    """What is to be known of a gradient. This one is zero for every example.
+
+    Attributes:
+      needs: the values that it is made of.
+      again: what is made again for the sum.
+      products: what of it is kept as factors.
+      alike: what it has in common with others that are normed together with it; None for none.
+      unruled: the primitives because of which it is no sum of outer products, where it is held for that.
+    """
+
+    needs: Any = ()
+    again: Any = ()
+    products: Any = ()
+    alike: Any = None
+    unruled: tuple[str, ...] = ()
 
     def squared_norm(self, values: Values) -> jax.Array:
-        """Zero."""
-        del values
+        """An upper bound on its square for one example, rounding of what is added to the sum included."""
         return jnp.zeros(())
 
+    def squared_norms(self, forms: Sequence[Any], values: Values) -> jax.Array:
+        """The same for all of the gradients with these forms, which are alike."""
+        return self.squared_norm(values)
+
     def weighted_sum(self, values: Values, weights: jax.Array, shape: Sequence[int]) -> jax.Array:
-        """Zeros."""
-        del values
+        """The sum over the examples of a batch of weights times gradients."""
         return jnp.zeros(shape, weights.dtype)
 
+    def weighted_sums(
+        self, forms: Sequence[Any], values: Values, weights: jax.Array, shapes: Sequence[Any]
+    ) -> list[jax.Array]:
+        """That of each of several forms that are alike."""
+        each = zip(forms, shapes, strict=True)
+        return [form.weighted_sum(values, weights, shape) for form, shape in each]
 
-class Held(NamedTuple):
-    """The gradient of one example itself, by its number."""
+    def rounding(self, size: int, dtype: Any) -> float:
+        """How far the sum over `size` examples is off at most, over the sum of their thresholds.
 
-    number: int
-    again: "tuple[Within, ...]" = ()
-    products: "tuple[Factors, ...]" = ()
+        The sum of n terms in any order errs by γ_n times the sum of their lengths.
+        """
+        return gamma(size + 4, dtype)
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Held(Form):
+    """The gradient of one example itself."""
+
+    value: Any
+    unruled: tuple[str, ...] = ()
+
+    needs = property(lambda self: (self.value,))
 
     @property
-    def numbers(self) -> tuple[int, ...]:
-        """Of the values that it needs."""
-        return (self.number,)
+    def alike(self) -> Any:
+        """Short ones are as one array: of a deep model parameters are many, and each costs kernels."""
+        aval = self.value.aval
+        return ("held", accumulator(aval.dtype)) if 0 < aval.size <= SHORT else None
 
     def squared_norm(self, values: Values) -> jax.Array:
-        """An upper bound on its square, rounding included."""
-        return sum_of_squares(values[self.number])
+        return sum_of_squares(values[self.value])
+
+    def squared_norms(self, forms: Sequence["Held"], values: Values) -> jax.Array:
+        return sum_of_squares(_joined([values[form.value] for form in forms], 0))
 
     def weighted_sum(self, values: Values, weights: jax.Array, shape: Sequence[int]) -> jax.Array:
-        """The sum over examples of weights times gradients."""
-        return weighted(values[self.number], weights).reshape(shape)
+        return _weighted(values[self.value], weights).reshape(shape)
+
+    def weighted_sums(
+        self, forms: Sequence["Held"], values: Values, weights: jax.Array, shapes: Sequence[Any]
+    ) -> list[jax.Array]:
+        if len(forms) == 1:
+            return super().weighted_sums(forms, values, weights, shapes)
+        whole = _weighted(_joined([values[form.value] for form in forms], 1), weights)
+        ends = [*itertools.accumulate(map(math.prod, shapes), initial=0)]
+        pieces = zip(ends, ends[1:], shapes, strict=False)
+        return [whole[first:last].reshape(shape) for first, last, shape in pieces]
 
 
-def weighted(held: jax.Array, weights: jax.Array) -> jax.Array:
+def _joined(held: Sequence[jax.Array], axes: int) -> jax.Array:
+    """All entries along the last axis, after the first `axes` ones; of one array, itself."""
+    if len(held) == 1:
+        return held[0]
+    flat = [x.astype(accumulator(x.dtype)).reshape(*x.shape[:axes], -1) for x in held]
+    return lax.optimization_barrier(jnp.concatenate(flat, -1))
+
+
+def _weighted(held: jax.Array, weights: jax.Array) -> jax.Array:
     """The sum over examples of weights times what is held of each."""
     dtype = accumulator(held.dtype)
     held, weights = held.astype(dtype), weights.astype(dtype)
@@ -72,7 +126,8 @@ def weighted(held: jax.Array, weights: jax.Array) -> jax.Array:
     return jnp.sum(weights.reshape(-1, *(1 for _ in held.shape[1:])) * held, 0)
 
 
-class Parts(NamedTuple):
+@dataclasses.dataclass(frozen=True, eq=False)
+class Parts(Form):
     """Zeros but for parts along one axis.
 
     Attributes:
@@ -81,96 +136,81 @@ class Parts(NamedTuple):
     """
 
     axis: int
-    parts: "tuple[tuple[int, int, Form], ...]"
+    parts: tuple[tuple[int, int, Form], ...]
 
-    @property
-    def numbers(self) -> tuple[int, ...]:
-        """Of the values that it needs."""
-        return tuple(dict.fromkeys(n for *_, form in self.parts for n in form.numbers))
+    def _all(self, name: str) -> tuple[Any, ...]:
+        return tuple(dict.fromkeys(x for *_, form in self.parts for x in getattr(form, name)))
 
-    @property
-    def again(self) -> "tuple[Within, ...]":
-        """What is made again for the sum."""
-        return tuple(each for *_, form in self.parts for each in form.again)
-
-    @property
-    def products(self) -> tuple[Factors, ...]:
-        """What is kept as factors."""
-        return tuple(each for *_, form in self.parts for each in form.products)
+    needs = property(lambda self: self._all("needs"))
+    again = property(lambda self: self._all("again"))
+    products = property(lambda self: self._all("products"))
 
     def squared_norm(self, values: Values) -> jax.Array:
-        """An upper bound on its square: the parts do not overlap."""
+        """The parts do not overlap."""
         return total(jnp.stack([form.squared_norm(values) for *_, form in self.parts]))
 
     def weighted_sum(self, values: Values, weights: jax.Array, shape: Sequence[int]) -> jax.Array:
-        """The sums of the parts, with zeros between them."""
-        found, at = [], 0
-
-        def zeros(length: int) -> jax.Array:
-            size = (*shape[: self.axis], length, *shape[self.axis + 1 :])
-            return jnp.zeros(size, weights.dtype)
-
-        for first, length, form in self.parts:
-            own = (*shape[: self.axis], length, *shape[self.axis + 1 :])
-            found += [zeros(first - at)] if first > at else []
-            found.append(form.weighted_sum(values, weights, own))
+        before, after, found, at = shape[: self.axis], shape[self.axis + 1 :], [], 0
+        for first, length, form in (*self.parts, (shape[self.axis], 0, Form())):
+            for low, high, each in ((at, first, Form()), (first, first + length, form)):
+                if high > low:
+                    own = (*before, high - low, *after)
+                    found.append(each.weighted_sum(values, weights, own))
             at = first + length
-        found += [zeros(shape[self.axis] - at)] if shape[self.axis] > at else []
         return jnp.concatenate(found, self.axis)
 
+    def rounding(self, size: int, dtype: Any) -> float:
+        return max(form.rounding(size, dtype) for *_, form in self.parts)
 
-class Within(NamedTuple):
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Within(Form):
     """A gradient inside a rematerialised block, or inside such blocks in a loop.
 
     Attributes:
-      number: of the squared norm that the block hands out, one for each iteration of loops around it.
+      norm: the squared norm that the block hands out, one for each iteration of loops around it.
       eqn: the block, or the loop around it.
       which: the result of the block, or the loop, that the gradient is.
-      form: that of this result within, by which its norm is found.
-      sums: the form by which it is added up.
+      sums: the form of this result within, by which it is added up.
       moves: equations that rearrange it.
     """
 
-    number: int
+    norm: Any
     eqn: Any
     which: int
-    form: "Form"
-    sums: "Form"
+    sums: Form
     moves: tuple[Any, ...]
 
-    @property
-    def numbers(self) -> tuple[int, ...]:
-        """Of the values that it needs."""
-        return (self.number,)
-
-    @property
-    def again(self) -> "tuple[Within, ...]":
-        """Itself."""
-        return (self,)
-
-    @property
-    def products(self) -> tuple[Factors, ...]:
-        """What is kept as factors while a block makes its gradients."""
-        return self.sums.products
-
-    @property
-    def key(self) -> int:
-        """What stands for its sum among the values, once that is made."""
-        return ~self.number
+    needs = property(lambda self: (self.norm,))
+    again = property(lambda self: (self,))
+    products = property(lambda self: self.sums.products)
 
     def squared_norm(self, values: Values) -> jax.Array:
-        """An upper bound on its square."""
-        return total(values[self.number])
+        return total(values[self.norm])
 
     def weighted_sum(self, values: Values, weights: jax.Array, shape: Sequence[int]) -> jax.Array:
-        """The sum that the block has made."""
-        del weights
-        return values[self.key].reshape(shape)
+        """What the block has made stands under this form among the values."""
+        return values[self].reshape(shape)
 
-
-Form = Zero | Held | Factors | Parts | Within
+    def rounding(self, size: int, dtype: Any) -> float:
+        """Of what is made again for the sum nothing is known."""
+        return math.inf
 
 
 def total(parts: jax.Array) -> jax.Array:
     """An upper bound on the sum of squared norms, in whatever order they are added up."""
     return jnp.sum(parts) * (1 + 1.01 * gamma(parts.size + 2, parts.dtype))
+
+
+def together(forms: Sequence[Form], groups: Sequence[int]) -> list[list[int]]:
+    """The parameters, by number, each with those of its group that are normed together with it.
+
+    Several devices would have to exchange what lies on each of them: there each parameter is alone.
+    """
+    found: dict[Any, list[int]] = {}
+    for k, (form, group) in enumerate(zip(forms, groups, strict=True)):
+        is_alone = form.alike is None or jax.device_count() > 1
+        found.setdefault(k if is_alone else (group, form.alike), []).append(k)
+    return [
+        part for of in found.values() for part in ([of] if len(of) >= LEAST else [[k] for k in of])
+    ]

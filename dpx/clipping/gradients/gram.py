@@ -1,6 +1,9 @@
 """Norms of gradients that are kept as factors, from inner products of the factors' rows.
 
-With the layout of `dpx.clipping.gradients.products`, and without ever building a gradient,
+All terms of a gradient agree on which axes of the parameter are blocks k, rows r and columns c. Then it is,
+over all terms and positions p, and without ever being built,
+
+    g[k, r, c] = sum_p rows[k, p, r] · columns[k, p, c],
 
     ‖g‖² = sum over pairs of uses (s, t) of
              sum_{k, p, q} ⟨rows_s[k, p], rows_t[k, q]⟩ · ⟨columns_s[k, p], columns_t[k, q]⟩.
@@ -11,7 +14,6 @@ head: the pair of a look-up, whose rows are one-hot, with a matrix product.
 """
 
 import functools
-import itertools
 import math
 from collections.abc import Sequence
 from typing import Any, NamedTuple
@@ -20,9 +22,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from dpx.clipping import meshes
-from dpx.clipping import rounding as _rounding
-from dpx.clipping.gradients.products import Layout, Pair, precision
+from dpx.clipping import meshes, rounding
 from dpx.clipping.rounding import CHUNK, accumulator
 
 # No norm is taken for less than this part of what its terms would add up to if none cancelled: it bounds
@@ -39,126 +39,110 @@ TOGETHER = 8
 SLACK = 1.02
 
 
-class Products(NamedTuple):
-    """Inner products of the rows of all uses of a parameter, for one example.
+class Layout(NamedTuple):
+    """The split of a parameter's axes (those longer than one) that all terms of its gradient share.
 
     Attributes:
-      rows, columns: (K, P, Q) for every pair of uses s >= t, in the order (0, 0), (1, 0), (1, 1), ...;
-        of one-hot rows, bools.
+      shape: of the parameter.
+      blocks, rows, columns: its axes.
+      fast: for each term, whether its factors have no more bits than TensorFloat-32.
     """
 
-    rows: list[jax.Array]
-    columns: list[jax.Array]
+    shape: tuple[int, ...]
+    blocks: tuple[int, ...]
+    rows: tuple[int, ...]
+    columns: tuple[int, ...]
+    fast: tuple[bool, ...]
+
+    def sizes(self) -> tuple[int, int, int]:
+        """(K, R, C)."""
+        k, r, c = (
+            math.prod(self.shape[i] for i in part)
+            for part in (self.blocks, self.rows, self.columns)
+        )
+        return k, r, c
+
+    def restore(self, gradient: jax.Array) -> jax.Array:
+        """(K, R, C) -> the shape of the parameter."""
+        order = [*self.blocks, *self.rows, *self.columns]
+        gradient = gradient.reshape([self.shape[i] for i in order])
+        return gradient.transpose([order.index(i) for i in sorted(order)]).reshape(self.shape)
+
+
+class Pair(NamedTuple):
+    """The factors of one term for one example: rows (K, P, R), or indices (K, P); columns
+    (K, P, C)."""
+
+    rows: jax.Array
+    columns: jax.Array
 
 
 @functools.partial(jax.jit, static_argnums=0)  # Traced once for all parameters that are alike.
 def squared_norm(shared: Layout, pairs: Sequence[Pair]) -> jax.Array:
     """An upper bound on ‖g‖² of one example, rounding included."""
-    found = products(shared, pairs)
-    return bounded(Errors.of(shared, dtype(found)), found)
+    return bounded(shared, products(shared, pairs))
 
 
 def squared_norms(shared: Layout, many: Sequence[Sequence[Pair]]) -> jax.Array:
     """The same of several gradients with factors of the same shapes, bounded together."""
     found = jax.tree.map(lambda *x: jnp.stack(x), *(_products(shared, pairs) for pairs in many))
-    return jax.vmap(lambda each: bounded(Errors.of(shared, dtype(each)), each))(found)
+    return jax.vmap(functools.partial(bounded, shared))(found)
 
 
-def products(shared: Layout, pairs: Sequence[Pair]) -> Products:
-    """The inner products that a norm is made of."""
+def products(shared: Layout, pairs: Sequence[Pair]) -> dict[tuple[int, int], tuple]:
+    """Inner products of rows, and of columns: (K, P, Q) for each pair of uses s >= t, bools if one-hot."""
     _, rows, columns = shared.sizes()
-    found = Products([], [])
+    found = {}
     for s, one in enumerate(pairs):
         for t, other in enumerate(pairs[: s + 1]):
             fast = shared.fast[s] and shared.fast[t]
-            found.rows.append(_inner(one.rows, other.rows, rows, fast))
-            found.columns.append(_inner(one.columns, other.columns, columns, fast))
+            found[s, t] = (
+                _inner(one.rows, other.rows, rows, fast),
+                _inner(one.columns, other.columns, columns, fast),
+            )
     return found
 
 
 _products = jax.jit(products, static_argnums=0)  # Traced once.
 
 
-class Errors(NamedTuple):
-    """How far inner products of rows and of columns are off, at most.
-
-    Attributes:
-      rows, columns: the root of γ_n for n roundings on the way to a product. An inner product of rows p and q
-        errs by at most γ times their lengths.
-      flushed_rows, flushed_columns: how much longer rows may be than their inner products with themselves
-        say, for what is flushed to zero.
-    """
-
-    rows: Any
-    columns: Any
-    flushed_rows: Any
-    flushed_columns: Any
-
-    @classmethod
-    def of(cls, shared: Layout, dtype: Any) -> "Errors":
-        """Those of a layout."""
-        sizes = shared.sizes()[1:]
-        roots = [math.sqrt(_rounding.gamma(_rounding.chunked(n), dtype)) for n in sizes]
-        # Of n products and sums that are flushed, each is off by no more than 4·tiny.
-        flushed = [math.sqrt(4 * n * _rounding.tiny(dtype)) for n in sizes]
-        return cls(*roots, *(x / root for x, root in zip(flushed, roots, strict=True)))
-
-
-def bounded(errors: Errors, found: Products) -> jax.Array:
-    """An upper bound on ‖g‖², rounding of its products, and of what is added up of g, included."""
-    total, length, roundings = estimate(errors, found)
-    return raised(total, length, _rounding.gamma(roundings, total.dtype))
-
-
-def dtype(found: Products) -> Any:
-    """That of inner products."""
-    return found.columns[0].dtype if found.columns else jnp.float32
-
-
-def estimate(errors: Errors, found: Products) -> tuple[jax.Array, jax.Array, int]:
-    """An upper bound on ‖g‖², √Λ, and the number of roundings on the way to the sum that is released.
+def bounded(shared: Layout, found: dict[tuple[int, int], tuple]) -> jax.Array:
+    """An upper bound on ‖g‖², rounding of its products, and of what is added up of g, included.
 
     Of a computed inner product L of rows α and α' over R entries no more is known than that it lies
-    within γ_n·‖α‖·‖α'‖ of the exact one, n = `_rounding.chunked(R)`: about 512 + R/512. So each product
+    within γ_n·‖α‖·‖α'‖ of the exact one, n = `rounding.chunked(R)`: about 512 + R/512. So each product
     L·M of inner products of rows and of columns is replaced by
 
         L·M + γ‖α‖‖α'‖·(|M| + γ'‖β‖‖β'‖) + |L|·γ'‖β‖‖β'‖ + γ''·|L·M| ≥ the exact product,
 
     with γ'' for the rounding of the sum over positions. One-hot rows and look-ups in the other factor
     have exact inner products, and cost nothing. Squares that are flushed to zero are part of the lengths.
-    Λ = sum_k (sum_p ‖rows[k, p]‖·‖columns[k, p]‖)² is what ‖g‖² would be if no terms cancelled.
+
+    Λ = sum_k (sum_p ‖rows[k, p]‖·‖columns[k, p]‖)² is what ‖g‖² would be if no terms cancelled. With P
+    positions and a clip factor w, what is added to the sum is off from w·g by at most w·γ_{P+4}·√Λ. So this
+    is added to the norm, and a contribution that is computed in float32 is never longer than w times it.
     """
-    total, all_lengths = jnp.float32(0), jnp.float32(0)
-    roundings = _rounding.in_products(0)
-    each = iter(zip(*found, strict=True))
+    # XLA's compiler for CPUs copies an array to move an axis of length one.
+    found = {at: tuple(x[0] if len(x) == 1 else x for x in both) for at, both in found.items()}
+    total, all_lengths, roundings = jnp.float32(0), jnp.float32(0), rounding.in_products(0)
     uses: list[tuple[jax.Array | None, jax.Array]] = []
-    while crossed := list(itertools.islice(each, len(uses) + 1)):
-        *others, (left, right) = [(_squeezed(a), _squeezed(b)) for a, b in crossed]
-        rows, columns = (
-            lengths(left, errors.flushed_rows),
-            lengths(right, errors.flushed_columns),
-        )
-        # Inner products with one-hot rows are exact.
-        shares = None if left.dtype == bool else errors.rows * rows, errors.columns * columns
-        total += added_up(terms(left, right, shares, shares, len(found.rows)))
-        for (left, right), before in zip(others, uses, strict=True):
-            total += 2 * added_up(terms(left, right, shares, before, len(found.rows)))
-        all_lengths += jnp.sum(rows * columns, axis=-1)
-        roundings += columns.shape[-1] + 1
-        uses.append(shares)
-    return total, SLACK * jnp.sqrt(jnp.sum(jnp.square(all_lengths))), roundings
-
-
-def raised(total: jax.Array, length: jax.Array, gamma: Any) -> jax.Array:
-    """The squared norm: `total` with what the sum that is released rounds, at least `FLOOR`·`length` long.
-
-    With P positions and a clip factor w, what is added to the sum is off from w·g by at most w·γ_{P+4}·√Λ. So
-    this is added to the norm, and a contribution that is computed in float32 is never longer than w times the
-    root of what is returned.
-    """
+    for (s, t), (left, right) in found.items():
+        if s == t:
+            (rows, of_rows), (columns, of_columns) = (
+                lengths(gram, size)
+                for gram, size in zip((left, right), shared.sizes()[1:], strict=True)
+            )
+            # Inner products with one-hot rows are exact.
+            uses.append((None if left.dtype == bool else of_rows * rows, of_columns * columns))
+            all_lengths += jnp.sum(rows * columns, axis=-1)
+            roundings += columns.shape[-1] + 1
+    for (s, t), (left, right) in found.items():
+        bounds = terms(left, right, uses[s], uses[t], len(found))
+        total += (1 if s == t else 2) * rounding.added_up(bounds)[0]
+    length = SLACK * jnp.sqrt(jnp.sum(jnp.square(all_lengths)))
     # `maximum` passes NaN on.
     norm = jnp.sqrt(jnp.maximum(total, jnp.square(FLOOR * length)))
-    return jnp.square(norm + gamma * length)
+    return jnp.square(norm + rounding.gamma(roundings, total.dtype) * length)
 
 
 def _inner(a: jax.Array, b: jax.Array, size: int, fast: bool) -> jax.Array:
@@ -204,21 +188,30 @@ def _dot(a: jax.Array, b: jax.Array, fast: bool) -> jax.Array:
     return product("pr,qr->pq", a[0], b[0])[None]
 
 
-def _squeezed(products: jax.Array) -> jax.Array:
-    """The same without K if that is one: XLA's compiler for CPUs copies an array to move such an axis."""
-    return products[0] if len(products) == 1 else products
+def precision(fast: bool) -> lax.Precision:
+    """That of a product of factors: by TensorFloat-32 where they have no more bits, and so lose none.
+
+    Clip factors must fit the gradients they multiply: else no TensorFloat-32, no bfloat16 passes.
+    """
+    return lax.Precision.DEFAULT if fast else lax.Precision.HIGHEST
 
 
-def lengths(gram: jax.Array, flushed: Any) -> jax.Array:
-    """Upper bounds of lengths of rows (..., P), from their Gram matrix (..., P, P); of bools if one-hot."""
+def lengths(gram: jax.Array, size: int) -> tuple[jax.Array, Any]:
+    """Upper bounds of lengths of rows (..., P), and the root of γ_n for the n roundings of inner products.
+
+    They come from the Gram matrix (..., P, P) of rows of `size` entries, of bools if rows are one-hot. An
+    inner product of rows p and q errs by at most γ_n times their lengths.
+    """
     if gram.dtype == bool:
-        return jnp.ones(gram.shape[:-1])
+        return jnp.ones(gram.shape[:-1]), 0.0
+    root = math.sqrt(rounding.gamma(rounding.chunked(size), gram.dtype))
     # The diagonal, as every (P + 1)th entry: XLA would look it up entry by entry.
     *leading, count, _ = gram.shape
     squares = lax.slice_in_dim(gram.reshape(*leading, count**2), 0, None, count + 1, axis=-1)
-    # What may be flushed in a product is spread over the lengths of its rows; the terms between it and the
-    # rows are those of flushed operands.
-    return jnp.sqrt(SLACK * squares) + flushed
+    # Of n products and sums that are flushed, each is off by no more than 4·tiny. That is spread over the
+    # lengths of rows; the terms between it and the rows are those of flushed operands.
+    flushed = math.sqrt(4 * size * rounding.tiny(gram.dtype)) / root
+    return jnp.sqrt(SLACK * squares) + flushed, root
 
 
 def terms(
@@ -233,16 +226,9 @@ def terms(
     products = left * right
     # Adding up the terms rounds too: over q, over p, over k, then over the pairs of uses.
     roundings = sum(products.shape) + pairs + 32
-    bounds = products + _rounding.gamma(roundings, products.dtype) * jnp.abs(products)
+    bounds = products + rounding.gamma(roundings, products.dtype) * jnp.abs(products)
     columns = s[1][..., None] * t[1][..., None, :]
     if s[0] is not None and t[0] is not None:
         rows = s[0][..., None] * t[0][..., None, :]
         bounds += rows * (jnp.abs(right) + columns)
-    return bounds + jnp.abs(left) * columns + 8 * _rounding.tiny(products.dtype)
-
-
-def added_up(terms: jax.Array) -> jax.Array:
-    """The sum of all, one axis after the other: merged into one it would round more."""
-    while terms.ndim:
-        terms = lax.optimization_barrier(jnp.sum(terms, axis=-1))
-    return terms
+    return bounds + jnp.abs(left) * columns + 8 * rounding.tiny(products.dtype)

@@ -10,10 +10,11 @@ or scaled. Each axis of both factors has a label, and each axis of the result is
 
 import itertools
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple
 
 import jax.numpy as jnp
+import numpy as np
 
 _labels = itertools.count()
 
@@ -24,9 +25,9 @@ def labels(count: int) -> tuple[int, ...]:
 
 
 class Factor(NamedTuple):
-    """A value that is handed out for every example, by its number, and the label of each of its axes."""
+    """A value that is handed out for every example, and the label of each of its axes."""
 
-    value: int
+    value: Any
     axes: tuple[int, ...]
 
 
@@ -49,14 +50,14 @@ class Outer(NamedTuple):
     right: Factor
     axes: tuple[tuple[int, ...], ...]
     sizes: dict[int, int]
-    gain: complex = 1.0
+    gain: float = 1.0
     indexed: tuple[int, ...] = ()
     exact: bool = True
 
     @property
     def shape(self) -> tuple[int, ...]:
         """That of the result."""
-        return tuple(math.prod(self.sizes[a] for a in axis) for axis in self.axes)
+        return tuple(map(self.count, self.axes))
 
     @property
     def factors(self) -> tuple[Factor, Factor]:
@@ -66,15 +67,34 @@ class Outer(NamedTuple):
     @property
     def elements(self) -> int:
         """Numbers in both factors of one example."""
-        return sum(math.prod(self.sizes[a] for a in f.axes) for f in self.factors)
+        return sum(self.count(f.axes) for f in self.factors)
+
+    @property
+    def places(self) -> tuple[int, ...]:
+        """The labels of positions."""
+        free = {a for axis in self.axes for a in axis}
+        both = (a for a in self.right.axes if a in self.left.axes and a not in free)
+        return tuple(a for a in both if self.sizes[a] > 1)
 
     def owners(self, label: int) -> tuple[bool, bool]:
         """Whether a label of the result belongs to the left factor, and to the right one."""
         return label in (*self.left.axes, *self.indexed), label in self.right.axes
 
-    def with_factor(self, right: bool, factor: Factor, **changes: Any) -> "Outer":
-        """The same with another factor in the place of one."""
-        return self._replace(**{"right" if right else "left": factor}, **changes)
+    def count(self, labels: Iterable[int]) -> int:
+        """The product of their lengths."""
+        return math.prod(self.sizes[a] for a in labels)
+
+    def on_factors(self, label: int, by: Sequence[int], function: Callable, reader: Any) -> "Outer":
+        """The same after a function along a label, which has others then, in each factor that has it."""
+
+        def changed(factor: Factor) -> Factor:
+            if label not in factor.axes:
+                return factor
+            at = factor.axes.index(label)
+            value = reader.make(lambda x: function(x, at), factor.value)
+            return Factor(value, (*factor.axes[:at], *by, *factor.axes[at + 1 :]))
+
+        return self._replace(left=changed(self.left), right=changed(self.right))
 
     def reshaped(self, shape: Sequence[int], reader: Any) -> "Outer | None":
         """The result in another shape; None if that needs labels that do not divide."""
@@ -97,33 +117,28 @@ class Outer(NamedTuple):
             axes.append(tuple(taken))
         return term._replace(axes=tuple(axes)) if not atoms else None
 
-    def split(self, label: int, length: int, reader: Any) -> tuple["Outer", tuple[int, int]]:
-        """The same with two labels in the place of one, the first of the given length."""
-        first, second = labels(2)
-        sizes = self.sizes | {first: length, second: self.sizes[label] // length}
-        axes = tuple(_replaced(axis, label, (first, second)) for axis in self.axes)
-        indexed = _replaced(self.indexed, label, (first, second))
-        term = self._replace(sizes=sizes, axes=axes, indexed=indexed)
-        for right, factor in enumerate(self.factors):
-            if label in factor.axes:
-                new = _replaced(factor.axes, label, (first, second))
-                shape = [sizes[a] for a in new]
-                value = reader.make(lambda x, shape=shape: x.reshape(shape), factor.value)
-                term = term.with_factor(bool(right), Factor(value, new))
-        return term, (first, second)
+    def split(self, label: int, length: int, reader: Any) -> tuple["Outer", tuple[int, ...]]:
+        """The same with two labels in the place of one, the first of this length."""
+        both, lengths = labels(2), (length, self.sizes[label] // length)
+
+        def apart(x: Any, at: int) -> Any:
+            return x.reshape(*x.shape[:at], *lengths, *x.shape[at + 1 :])
+
+        sizes = self.sizes | dict(zip(both, lengths, strict=True))
+        *axes, indexed = (
+            tuple(each for a in axis for each in (both if a == label else (a,)))
+            for axis in (*self.axes, self.indexed)
+        )
+        term = self.on_factors(label, both, apart, reader)
+        return term._replace(axes=tuple(axes), sizes=sizes, indexed=indexed), both
 
     def along(
         self, axis: int, size: int, function: Callable[[Any, int], Any], reader: Any,
-        rows: Callable[[Any], Any] | None = None,
+        places: np.ndarray | None = None,
     ) -> "Outer | None":  # fmt: skip
-        """The result with a function along one axis, such as a slice, that acts on each entry by itself.
+        """The result with a function of (array, axis) along one axis, such as a slice, of a new size.
 
-        Args:
-          axis: of the result.
-          size: its new length.
-          function: (array, axis) -> array.
-          reader: of the values.
-          rows: what becomes of integers that look rows up along this axis; None where nothing can.
+        `places` says, where it only moves entries, which one each was, from one on, and zero for zeros.
         """
         found = [a for a in self.axes[axis] if self.sizes[a] > 1]
         if len(found) != 1:
@@ -133,18 +148,16 @@ class Outer(NamedTuple):
             sizes=self.sizes | {new: size},
             axes=tuple((new,) if i == axis else a for i, a in enumerate(self.axes)),
         )
-        if old in self.indexed:
-            if rows is None or self.indexed != (old,):
-                return None
-            left = self.left._replace(value=reader.make(rows, self.left.value))
-            return term._replace(left=left, indexed=(new,))
-        for right, factor in enumerate(self.factors):
-            if old in factor.axes:
-                at = factor.axes.index(old)
-                value = reader.make(lambda x, at=at: function(x, at), factor.value)
-                new_axes = _replaced(factor.axes, old, (new,))
-                term = term.with_factor(bool(right), Factor(value, new_axes))
-        return term
+        if old not in self.indexed:
+            return term.on_factors(old, (new,), function, reader)
+        if places is None or self.indexed != (old,):
+            return None
+        moved = np.full(self.sizes[old] + 1, size, np.int32)
+        moved[places[places > 0] - 1] = np.flatnonzero(places)
+        left = self.left._replace(
+            value=reader.make(lambda i: jnp.asarray(moved)[i], self.left.value)
+        )
+        return term._replace(left=left, indexed=(new,))
 
     def without(self, axis: int, reader: Any) -> "Outer | None":
         """The result added up along an axis."""
@@ -153,22 +166,15 @@ class Outer(NamedTuple):
             left, right = self.owners(label)
             if left and right:
                 continue  # It is a position now.
-            if label in self.indexed:
+            if left and self.indexed:
                 return None
-            factor = self.factors[right]
-            at = factor.axes.index(label)
-            value = reader.make(lambda x, at=at: jnp.sum(x, at), factor.value)
-            term = term.with_factor(right, Factor(value, _replaced(factor.axes, label, ())))
+            if not (left or right):
+                term = term._replace(gain=term.gain * self.sizes[label])
+            term = term.on_factors(label, (), jnp.sum, reader)
         return term
 
     def scaled(self, value: Any, axes: Sequence[int], reader: Any) -> "Outer | None":
-        """The result times an array, if that varies along axes of one factor alone.
-
-        Args:
-          value: the array, a variable or a number of one.
-          axes: the axes of the result that its own axes are.
-          reader: of the values.
-        """
+        """The result times an array, whose axes are some of its own, if one factor alone has them."""
         mine = [a for axis in axes for a in self.axes[axis] if self.sizes[a] > 1]
         both = [all(a in f.axes for a in mine) for f in self.factors]
         if self.indexed:
@@ -176,7 +182,7 @@ class Outer(NamedTuple):
         if not any(both):
             return None
         # The smaller factor, or the only one that it fits.
-        sizes = [math.prod(self.sizes[a] for a in f.axes) for f in self.factors]
+        sizes = [self.count(f.axes) for f in self.factors]
         right = bool(both[1] and (not both[0] or sizes[1] <= sizes[0]))
         factor = self.factors[right]
         shape = [self.sizes[a] for a in mine]
@@ -186,28 +192,5 @@ class Outer(NamedTuple):
         def times(x: Any, y: Any) -> Any:
             return x * y.reshape(shape).transpose(order).reshape(full).astype(x.dtype)
 
-        return self.with_factor(
-            right, factor._replace(value=reader.make(times, factor.value, value))
-        )
-
-    def settled(self, label: int, stacked: bool, reader: Any) -> "Outer":
-        """The same after a loop whose iterations have this label, if a factor was the same in all of them."""
-        left, right = (label in f.axes for f in self.factors)
-        if stacked and not (left or right):
-            raise NoFormError
-        if stacked or (left and right):
-            return self
-        if not (left or right):
-            return self._replace(gain=self.gain * self.sizes[label])
-        factor = self.factors[right]
-        value = reader.make(lambda x: jnp.sum(x, 0), factor.value)
-        return self.with_factor(right, Factor(value, factor.axes[1:]))
-
-
-class NoFormError(Exception):
-    """A value is no sum of outer products."""
-
-
-def _replaced(axes: Sequence[int], label: int, by: Sequence[int]) -> tuple[int, ...]:
-    at = axes.index(label) if label in axes else len(axes)
-    return (*axes[:at], *by, *axes[at + 1 :]) if label in axes else tuple(axes)
+        factor = factor._replace(value=reader.make(times, factor.value, value))
+        return self._replace(**{"right" if right else "left": factor})

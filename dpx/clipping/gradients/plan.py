@@ -1,7 +1,6 @@
 """Chooses, from shapes alone, the form of every gradient."""
 
 import itertools
-import math
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
@@ -9,15 +8,13 @@ import jax
 import jax.numpy as jnp
 from jax.extend import core
 
-from dpx.clipping import jaxprs, losses, reports, xla_cpu
-from dpx.clipping.gradients import (
-    gram,
-    primitives,  # noqa: F401  It registers the rules.
-)
+from dpx.clipping import jaxprs, losses, meshes, mixing, reports, xla_cpu
+from dpx.clipping.gradients import entries, primitives  # noqa: F401  They register the rules.
 from dpx.clipping.gradients.factors import Factors, factors
-from dpx.clipping.gradients.forms import Form, Held, Parts, Within, Zero
+from dpx.clipping.gradients.forms import Form, Held, Parts, Within
 from dpx.clipping.gradients.reading import Reader
-from dpx.clipping.rounding import accumulator, gamma, in_products, settled
+from dpx.clipping.jaxprs import Values
+from dpx.clipping.rounding import accumulator, settled
 
 # A per-example gradient is held unless its factors have fewer elements by this much: held, it
 # needs no second product for the clipped sum.
@@ -29,6 +26,8 @@ FAVOR_TABLE = 1.0
 
 # Equations that a gradient passes on its way out of a block, and that do not change its norm.
 MOVES = ("transpose", "reshape", "squeeze", "expand_dims", "convert_element_type", *jaxprs.PLAIN)
+
+METHODS = ("auto", "one_pass", "two_pass", "vmap")
 
 # What is evaluated again for sums: rematerialised blocks, and loops of them.
 BLOCKS = ("scan", *jaxprs.REMAT)
@@ -43,134 +42,90 @@ class Program(NamedTuple):
 
     Attributes:
       reader: of the program that computes them: (parameters, example) -> loss, gradients.
-      loss: the number of the loss.
+      loss: the value of the loss.
       forms: that of each parameter's gradient.
       uses: for each parameter, what it goes into, as far as its gradient says so.
-      unruled: for each, the primitives because of which its gradient is no sum of outer products.
     """
 
     reader: Reader
-    loss: int
+    loss: Any
     forms: list[Form]
     uses: list[tuple[str, ...]]
-    unruled: list[tuple[str, ...]]
 
-
-def made_again(method: str) -> tuple[str, ...]:
-    """The primitives that a method of clipping evaluates again for the sum."""
-    if method == "auto" and xla_cpu.keeps_blocks():
-        return ("scan",)
-    return () if method == "one_pass" else BLOCKS
+    @property
+    def unruled(self) -> list[tuple[str, ...]]:
+        """For each parameter, the primitives because of which its gradient is no sum of outer products."""
+        return [form.unruled for form in self.forms]
 
 
 def read(
     loss: losses.Loss, leaves: Sequence[jax.Array], batch: Any, vectorised: bool = True
-) -> tuple[core.ClosedJaxpr, Reader]:
-    """The program of one example's loss and its gradients, and its reader, which says what is always zero.
+) -> Reader:
+    """Traces and reads the program that computes the loss of one example, and its gradients.
+
+    Of `batch` only shapes matter. `vectorised` is whether the program will be, over more than one example.
 
     Raises:
       ValueError: for a loss that mixes examples, and, in a strict call, for what `reports` says.
     """
-    traced = losses.trace(loss, leaves, batch, vectorised)
+    example = meshes.one_example(batch)
+    with losses.without_named_axes():
+        closed = jax.make_jaxpr(loss)(list(leaves), example)
+        value = core.jaxpr_as_fun(closed)
+
+        def gradients(leaves: list, *example: Any) -> Any:
+            return jax.value_and_grad(lambda p: value(*p, *example)[0])(leaves)
+
+        traced = jax.make_jaxpr(gradients)(list(leaves), *jax.tree.leaves(example))
+    mixing.check(closed, traced, len(leaves), vectorised and losses.is_vectorised(batch))
     reader = Reader(traced, [i < len(leaves) for i in range(len(traced.jaxpr.invars))])
     reports.report_zero([reader.terms(out) == [] for out in reader.jaxpr.outvars[1:]])
-    return traced, reader
+    return reader
 
 
-def trace(
-    loss: losses.Loss,
-    leaves: Sequence[jax.Array],
-    batch: Any,
-    blocks: Sequence[str] = (),
-    vectorised: bool = True,
-) -> Program:
-    """Traces and reads the gradients of one example's loss.
-
-    Args:
-      loss: of one example.
-      leaves: the parameters.
-      batch: of which only shapes matter.
-      blocks: the primitives that hand out norms where they can, and not what these are made of.
-      vectorised: whether the program will be, over more than one example.
+def program(reader: Reader, method: str = "one_pass") -> Program:
+    """What a reader says of its gradients, for one of the `METHODS` of `dpx.clipped_grad`.
 
     Raises:
-      ValueError: for a loss that mixes examples, and, in a strict call, for what `reports` says.
+      ValueError: in a strict call, for what `reports` says.
     """
-    return program(read(loss, leaves, batch, vectorised)[1], leaves, blocks)
-
-
-def program(reader: Reader, leaves: Sequence[jax.Array], blocks: Sequence[str] = ()) -> Program:
-    """What a reader says of the gradients of these parameters, for blocks as in `trace`."""
-    first, *outs = reader.jaxpr.outvars
-    forms = [form(reader, out, leaf.shape, blocks) for out, leaf in zip(outs, leaves, strict=True)]
-    if isinstance(first, core.Literal):
-        constant = jnp.asarray(first.val, jnp.result_type(first.val))
-        number = reader.make(lambda: constant)
-    else:
-        number = reader.value(first)
-    uses = [_uses(reader, out) for out in outs]
-    unruled = [_unruled(reader, out, each) for out, each in zip(outs, forms, strict=True)]
-    reports.check_rules(unruled)
-    return Program(reader, number, forms, uses, unruled)
-
-
-def rounding(program: Program, size: int, dtype: Any) -> float:
-    """How far the sum over `size` examples is off at most, over the sum of their thresholds.
-
-    The sum of n terms in any order errs by γ_n times the sum of their lengths: of one held gradient for each
-    example; or of one product for each of P positions, and those lengths exceed that of their sum by
-    1 / `gram.FLOOR` at most. Of what is made again for the sum nothing is known.
-    """
-    shares = [gamma(size + 4, dtype)]
-    for each in program.forms:
-        if each.again:
-            return math.inf
-        for one in each.products:
-            terms = in_products(size * one.places) + len(one.terms) + 4
-            shares.append(gamma(terms, dtype) / gram.FLOOR)
-    return max(shares)
+    loss, *outs = reader.jaxpr.outvars
+    # The primitives that are evaluated again for the sum, where they can hand out norms.
+    blocks = ("scan",) if method == "auto" and xla_cpu.keeps_blocks() else BLOCKS
+    blocks = () if method == "one_pass" else blocks
+    is_held = method == "vmap"
+    forms = [Held(reader.value(out)) if is_held else form(reader, out, blocks) for out in outs]
+    made = Program(reader, reader.value(loss), forms, [_uses(reader, out) for out in outs])
+    reports.check_rules(made.unruled)
+    return made
 
 
 def _uses(reader: Reader, out: Any) -> tuple[str, ...]:
     """What a parameter goes into, as far as its gradient says so."""
-    terms = reader.terms(out)
-    if terms is not None:
-        return tuple(term.name for term in terms)
-    return (reader.reason(out) or "nothing",)
+    if (terms := reader.terms(out)) is None:
+        return (reader.reason(out) or "nothing",)
+    return tuple(term.name for term in terms)
 
 
-def _unruled(reader: Reader, out: Any, form: Form) -> tuple[str, ...]:
-    """The primitives because of which a gradient is held, if it is no sum of outer products."""
-    if not isinstance(form, Held) or not out.aval.size:
-        return ()
-    return () if _factors(reader, out, out.aval.shape) is not None else _uses(reader, out)
-
-
-def form(
-    reader: Reader, out: Any, shape: Sequence[int], blocks: Sequence[str] = (), gain: complex = 1.0
-) -> Form:
+def form(reader: Reader, out: Any, blocks: Sequence[str] = (), gain: float = 1.0) -> Form:
     """The form of a number times the gradient that a variable is."""
     if reader.terms(out) == []:
-        return Zero()
+        return Form()
     if gain == 1 and (inside := _within(reader, out, blocks)) is not None:
         return inside
     if (parts := _parts(reader, out, blocks, gain)) is not None:
         return parts
-    found, size = _factors(reader, out, shape, gain), math.prod(shape)
-    if found is not None:
-        is_table = any(each.term.indexed for each in found.terms)
-        if size > (FAVOR_TABLE if is_table else FAVOR_GRADIENT) * found.elements:
+    if (found := _factors(reader, out, gain)) is not None:
+        is_table = any(term.indexed for term in found.terms)
+        favor = FAVOR_TABLE if is_table else FAVOR_GRADIENT
+        if out.aval.size > favor * found.elements:
             return found
-        if _adds_up_in_a_loop(reader, out) and found.elements <= MOST_FACTORS * size:
-            numbers = found.numbers
-            made = reader.make(
-                lambda *values: found.gradient(dict(zip(numbers, values, strict=True)), shape),
-                *numbers,
-            )
-            return Held(made)
+        if _adds_up_in_a_loop(reader, out) and found.elements <= MOST_FACTORS * out.aval.size:
+            return Held(reader.make(found.gradient, *found.needs))
+    unruled = _uses(reader, out) if found is None and out.aval.size else ()
     if gain != 1:
-        return Held(reader.make(lambda x: x * gain, out))
-    return Held(reader.value(_before_widening(reader, out)))
+        return Held(reader.make(lambda x: x * gain, out), unruled)
+    return Held(reader.value(_before_widening(reader, out)), unruled)
 
 
 def _before_widening(reader: Reader, out: Any) -> Any:
@@ -185,119 +140,99 @@ def _before_widening(reader: Reader, out: Any) -> Any:
     return _before_widening(reader, operand) if widens else out
 
 
-def _factors(reader: Reader, out: Any, shape: Sequence[int], gain: complex = 1.0) -> Factors | None:
+def _factors(reader: Reader, out: Any, gain: float = 1.0) -> Factors | None:
     """A number times a gradient as outer products; None where it is none of one layout."""
-    if not (terms := reader.terms(out)) or not math.prod(shape):
+    if not (terms := reader.terms(out)) or not out.aval.size:
         return None
-    return factors(reader, [term._replace(gain=gain * term.gain) for term in terms], shape)
+    scaled = [term._replace(gain=gain * term.gain) for term in terms]
+    return factors(reader, scaled, out.aval.shape)
 
 
-def _parts(reader: Reader, var: Any, blocks: Sequence[str], gain: complex) -> Parts | None:
+def _parts(reader: Reader, var: Any, blocks: Sequence[str], gain: float) -> Parts | None:
     """The form of a gradient that is put together from parts along one axis; None for any other."""
-    # The axis, the beginning, the length, the value and the gain of each.
-    found: list[tuple[int, int, int, Any, complex]] = []
-    waiting = [(var, gain)]
-    while waiting:
-        atom, gain = waiting.pop()
-        if reader.is_zero(atom):
-            continue
-        if (eqn := reader.maker(atom)) is None:
-            return None
-        name = eqn.primitive.name
-        if name == "add_any":
-            waiting += [(v, gain) for v in eqn.invars]
-        elif name == "convert_element_type" and _is_float(eqn.invars[0]):
-            waiting.append((eqn.invars[0], gain))
-        elif name in ("mul", "div", "neg") and (factor := jaxprs.gain(eqn)) is not None:
-            (own,) = jaxprs.variables(eqn)
-            if own.aval.shape != eqn.outvars[0].aval.shape:
-                return None
-            waiting.append((own, gain * factor))
-        elif (pieces := _pieces(reader, eqn)) is not None:
-            found += [(*each, gain) for each in pieces if not reader.is_zero(each[-1])]
-        else:
-            return None
-    if len({axis for axis, *_ in found}) != 1 or any(
-        isinstance(v, core.Literal) for *_, v, _ in found
-    ):
+    found = sorted(_pieces(reader, var, gain) or (), key=lambda each: each[:2])
+    if len({axis for axis, *_ in found}) != 1:
         return None
-    found.sort(key=lambda each: each[1])
-    ends = [low + length for _, low, length, *_ in found]
-    if any(end > low for end, (_, low, *_) in zip(ends, found[1:], strict=False)):
+    if any(low + n > after for (_, low, n, *_), (_, after, *_) in itertools.pairwise(found)):
         return None
-    parts = [
-        (low, length, form(reader, v, v.aval.shape, blocks, gain))
-        for _, low, length, v, gain in found
-    ]
+    parts = ((low, n, form(reader, v, blocks, gain)) for _, low, n, v, gain in found)
     return Parts(found[0][0], tuple(parts))
 
 
-def _pieces(reader: Reader, eqn: Any) -> list[tuple[int, int, int, Any]] | None:
-    """What an equation puts together along an axis: axis, beginning, length and value of each."""
+def _pieces(reader: Reader, atom: Any, gain: float) -> list[tuple] | None:
+    """What a value is put together from: of each the axis, the beginning, the length, the value, the gain."""
+    if (eqn := reader.maker(atom)) is None or reader.is_zero(atom):
+        return [] if reader.is_zero(atom) else None
     name = eqn.primitive.name
-    if name == "stack":
-        return [(eqn.params["axis"], i, 1, v) for i, v in enumerate(eqn.invars)]
-    if name == "concatenate":
-        axis = eqn.params["dimension"]
-        lengths = [v.aval.shape[axis] for v in eqn.invars]
-        starts = itertools.accumulate(lengths, initial=0)
-        return [(axis, low, n, v) for low, n, v in zip(starts, lengths, eqn.invars, strict=False)]
-    if name != "pad" or not reader.is_zero(eqn.invars[1]):
+    adds = name == "add_any" or (name == "convert_element_type" and _is_float(eqn.invars[0]))
+    if (factor := 1.0 if adds else jaxprs.gain(eqn)) is not None:
+        operands = eqn.invars if adds else jaxprs.variables(eqn)
+        if any(v.aval.shape != atom.aval.shape for v in operands):
+            return None
+        each = [_pieces(reader, v, gain * factor) for v in operands]
+        return None if None in each else [piece for found in each for piece in found or ()]
+    if name in ("stack", "concatenate"):
+        axis = eqn.params["axis" if name == "stack" else "dimension"]
+        lengths = [1 if name == "stack" else v.aval.shape[axis] for v in eqn.invars]
+        pieces = zip(itertools.accumulate(lengths, initial=0), lengths, eqn.invars, strict=False)
+    elif name == "pad" and reader.is_zero(eqn.invars[1]):
+        config = [tuple(map(int, widths)) for widths in eqn.params["padding_config"]]
+        axes = [i for i, widths in enumerate(config) if widths != (0, 0, 0)]
+        if len(axes) != 1 or min(config[axes[0]]) < 0 or config[axes[0]][2]:
+            return None
+        (axis,) = axes
+        pieces = [(config[axis][0], eqn.invars[0].aval.shape[axis], eqn.invars[0])]
+    else:
         return None
-    config = [tuple(map(int, widths)) for widths in eqn.params["padding_config"]]
-    axes = [i for i, widths in enumerate(config) if widths != (0, 0, 0)]
-    if len(axes) != 1 or min(config[axes[0]]) < 0 or config[axes[0]][2]:
-        return None
-    (axis,), value = axes, eqn.invars[0]
-    return [(axis, config[axis][0], value.aval.shape[axis], value)]
+    found = [(axis, *each, gain) for each in pieces if not reader.is_zero(each[-1])]
+    return None if any(isinstance(v, core.Literal) for *_, v, _ in found) else found
 
 
 def _is_float(atom: Any) -> bool:
     return jnp.issubdtype(atom.aval.dtype, jnp.floating)
 
 
-def _within(reader: Reader, var: Any, blocks: Sequence[str] = BLOCKS) -> Within | None:
-    """The form of a gradient that a rematerialised block makes, perhaps in a loop; None for any other."""
+def _before(reader: Reader, var: Any, names: Sequence[str]) -> tuple[Any, Any, list[Any]]:
+    """A value, before these primitives rearranged it: its equation, and those that follow, last one first."""
     moves: list[Any] = []
     eqn = reader.maker(var)
-    while eqn is not None and eqn.primitive.name in MOVES and _is_float(eqn.invars[0]):
+    while eqn is not None and eqn.primitive.name in names and _is_float(eqn.invars[0]):
         moves.append(eqn)
         var = eqn.invars[eqn.outvars.index(var)]
         eqn = reader.maker(var)
+    return var, eqn, moves
+
+
+def _within(reader: Reader, var: Any, blocks: Sequence[str] = BLOCKS) -> Within | None:
+    """The form of a gradient that a rematerialised block makes, perhaps in a loop; None for any other."""
+    var, eqn, moves = _before(reader, var, MOVES)
     if eqn is None or eqn.primitive.name not in blocks:
         return None
-    which, inner = eqn.outvars.index(var), reader.body(eqn).reader
+    which, inner = eqn.outvars.index(var), reader.body(eqn)
     out = inner.jaxpr.outvars[which]
     if isinstance(out, core.Literal):
         return None
-    if eqn.primitive.name == "scan":
-        first, last = jaxprs.scan_parts(eqn.params)
+    if jaxprs.is_loop(eqn):
+        first, last = jaxprs.carried(eqn)
         if which < last - first or (deeper := _within(inner, out)) is None:
             return None
-        number, held = deeper.number, deeper.form
+        norm = deeper.norm
     else:
-        held = form(inner, out, out.aval.shape)
-        numbers = held.numbers
-        number = inner.make(
-            lambda *values: held.squared_norm(settled(dict(zip(numbers, values, strict=True)))),
-            *numbers,
-        )
+        found = form(inner, out)
+
+        def squared(*values: jax.Array) -> jax.Array:
+            return found.squared_norm(Values(zip(found.needs, settled(values), strict=True)))
+
+        norm = inner.make(squared, *found.needs)
     # A sum of products over all examples is one product.
-    sums = _factors(inner, out, out.aval.shape) or form(inner, out, out.aval.shape)
-    return Within(reader.handed(eqn, number), eqn, which, held, sums, tuple(moves[::-1]))
+    sums = _factors(inner, out) or form(inner, out)
+    return Within(reader.handed(eqn, norm), eqn, which, sums, tuple(moves[::-1]))
 
 
 def _adds_up_in_a_loop(reader: Reader, var: Any) -> bool:
     """Whether a value is added up by the iterations of a loop, one outer product in each: that is slow."""
-    eqn = reader.made.get(var)
-    while eqn is not None and eqn.primitive.name in (
-        "transpose",
-        "reshape",
-        "convert_element_type",
-    ):
-        var = eqn.invars[0]
-        eqn = reader.made.get(var)
-    if eqn is None or eqn.primitive.name != "scan":
+    var, eqn, _ = _before(reader, var, ("transpose", "reshape", "convert_element_type"))
+    if eqn is None or not jaxprs.is_loop(eqn):
         return False
-    first, last = jaxprs.scan_parts(eqn.params)
+    first, last = jaxprs.carried(eqn)
     return eqn.outvars.index(var) < last - first

@@ -61,7 +61,7 @@ def steps(case: Case) -> Steps:
     in_turn = case.options.get("microbatch_size") == 1  # JAX cannot vectorise such a loss.
 
     def loss(leaves, example):
-        return case.loss(flat.rebuild(leaves), *example)
+        return case.loss(flat.rebuild(leaves, flat.constants), *example)
 
     def over_examples(function, batch):
         if in_turn:
@@ -78,7 +78,7 @@ def steps(case: Case) -> Steps:
         gradient = dpx.clipped_grad(case.loss, l2_clip_norm=clip, method=method, **case.options)
 
         def step(leaves, *batch):
-            found = gradient(flat.rebuild(leaves), *batch)
+            found = gradient(flat.rebuild(leaves, flat.constants), *batch)
             return jax.tree.leaves(found.grads), found.norms
 
         return step

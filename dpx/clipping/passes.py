@@ -1,0 +1,190 @@
+"""How a batch is clipped: what one backward pass hands out, its norms, and its sum.
+
+The program that was read is run for every example (`jax.vmap`), and hands out what the forms of gradients are
+made of. Norms come from that, and so does the sum once the clip factors are known.
+
+A rematerialised block has handed out squared norms alone. For the sum it is evaluated again from the operands
+that it had, now to hand out what its gradients are made of, whose sum over the batch is made at once: what
+one block holds is gone before the next one begins. Blocks in a loop are evaluated again in a loop over all
+examples together.
+"""
+
+import functools
+import itertools
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+from jax.extend import core
+from jax.interpreters.partial_eval import dce_jaxpr
+
+from dpx.clipping import jaxprs, meshes
+from dpx.clipping.gradients.forms import Values, together
+from dpx.clipping.gradients.plan import Program
+from dpx.clipping.gradients.reading import Reader
+from dpx.clipping.losses import is_vectorised
+from dpx.clipping.rounding import accumulator, settled, sum_of_squares
+
+
+class Pass(NamedTuple):
+    """One batch after its backward pass, before its clip factors are known.
+
+    Attributes:
+      losses: (B,) per-example losses.
+      squared_norms: pairs of a group of parameter arrays and (B,) squared norms of gradients in it, which
+        together are those of the group, rounded up so far that no contribution is longer: float32 (float64
+        for float64 parameters). Not finite where a gradient is not.
+      weighted_sum: takes (B,) weights for each group of parameter arrays; returns for each array
+        sum_b weights[b]·gradient[b].
+    """
+
+    losses: jax.Array
+    squared_norms: list[tuple[int, jax.Array]]
+    weighted_sum: Callable[[Sequence[jax.Array]], list[jax.Array]]
+
+
+def over_examples(function: Callable[..., Any], *batch: Any) -> Any:
+    """`function` of every example, stacked.
+
+    One example alone is not vectorised: some primitives have no rule for that.
+    """
+    if not is_vectorised(batch):
+        found = function(*jax.tree.map(lambda x: x[0], batch))
+        return jax.tree.map(lambda x: jnp.asarray(x)[None], found)
+    try:
+        return jax.vmap(function)(*batch)
+    except NotImplementedError as error:
+        error.add_note(
+            "A primitive of loss_fn cannot be vectorised over examples by jax.vmap: use "
+            "clipped_grad(..., microbatch_size=1), which takes one example at a time without it."
+        )
+        raise
+
+
+def held(reader: Reader, leaves: Sequence[jax.Array], groups: Sequence[int]) -> Callable:
+    """Holds every per-example gradient by `vmap`: the plain way, and the oracle for `clipping`."""
+    traced = core.jaxpr_as_fun(core.ClosedJaxpr(reader.jaxpr, reader.consts))
+
+    def run(batch: Any) -> Pass:
+        losses, *found = over_examples(functools.partial(traced, *leaves), *jax.tree.leaves(batch))
+        gradients = [g.astype(accumulator(g.dtype)) for g in settled(found)]
+
+        def weighted_sum(weights: Sequence[jax.Array]) -> list[jax.Array]:
+            # Factors must fit the gradients that they multiply: no TensorFloat-32.
+            product = functools.partial(jnp.tensordot, axes=1, precision=lax.Precision.HIGHEST)
+            return [product(weights[group], g) for group, g in zip(groups, gradients, strict=True)]
+
+        norms = map(jax.vmap(sum_of_squares), gradients)
+        return Pass(losses, list(zip(groups, norms, strict=True)), weighted_sum)
+
+    return run
+
+
+def clipping(
+    program: Program, leaves: Sequence[jax.Array], batch: Any, groups: Sequence[int]
+) -> tuple[Callable[[Any], Pass], int]:
+    """What runs a program for a batch of any size, and the bytes that one example takes, about.
+
+    Of `batch` only shapes matter. `groups` has the group of every parameter array.
+    """
+    reader, forms = program.reader, program.forms
+    parts = [(part, groups[part[0]], [forms[k] for k in part]) for part in together(forms, groups)]
+    again = {w: group for form, group in zip(forms, groups, strict=True) for w in form.again}
+    blocks = {id(within.eqn): within.eqn for within in again}.values()
+    operands = {id(eqn): [v for v in eqn.invars if not reader.is_shared(v)] for eqn in blocks}
+    needs = itertools.chain(*(form.needs for form in forms), *operands.values())
+    wanted, known = [*dict.fromkeys(needs)], reader.known(leaves)
+
+    def one(*example: Any) -> tuple[jax.Array, Values]:
+        found = reader.run([*leaves, *example], [program.loss, *wanted], outs=False, env=known)[1]
+        return found.pop(program.loss), settled(found)
+
+    hand, size = pruned(one, *jax.tree.leaves(meshes.one_example(batch)))
+
+    def run(batch: Any) -> Pass:
+        flat = jax.tree.leaves(batch)
+        losses, values = over_examples(hand, *flat)
+        norms = []
+        for _, group, own in parts:
+            given = Values((v, values[v]) for form in own for v in form.needs)
+            norm = functools.partial(own[0].squared_norms, own)
+            norms.append((group, jax.vmap(norm, axis_size=len(flat[0]))(given)))
+
+        def weighted_sum(weights: Sequence[jax.Array]) -> list[jax.Array]:
+            found, sums = values.copy(), {}
+            for eqn in blocks:
+                own = {w: weights[group] for w, group in again.items() if w.eqn is eqn}
+                given = Values((v, values[v]) for v in operands[id(eqn)]), Values(own)
+                made, _ = pruned(functools.partial(_made_again, reader, eqn, known), *given)
+                # A branch begins when its condition is known. A compiler that drops barriers, such as that
+                # for CPUs, would else recompute activations for both passes at once, and hold those of all
+                # blocks.
+                nothing = meshes.zeros(jax.eval_shape(made, *given))
+                some = jnp.any(jnp.stack([jnp.any(w > 0) for w in weights]))
+                found |= lax.cond(some, made, lambda *_: nothing, *given)  # noqa: B023
+            for part, group, own in parts:
+                shapes = [leaves[k].shape for k in part]
+                each = own[0].weighted_sums(own, found, weights[group], shapes)
+                sums |= zip(part, each, strict=True)
+            return [sums[k] for k in range(len(leaves))]
+
+        return Pass(losses, norms, weighted_sum)
+
+    return run, size
+
+
+def _made_again(reader: Reader, eqn: Any, known: dict, values: Values, weights: Values) -> Values:
+    """The sums over examples of weights times the gradients that a block, or a loop of blocks, makes.
+
+    Its operands are `known`, if they are the same for all examples, or among `values`. There are weights of
+    the examples for each gradient, which is a `Within`.
+    """
+    inner, (first, last) = reader.body(eqn), jaxprs.carried(eqn)
+    needs = [*dict.fromkeys(value for within in weights for value in within.sums.needs)]
+    given = jaxprs.values(eqn.invars, known | values)
+    is_own = [not reader.is_shared(v) or first <= i < last for i, v in enumerate(eqn.invars)]
+
+    def step(carry: list, slices: list) -> tuple[list, Values]:
+        operands = [*given[:first], *carry, *slices]
+
+        def one(*own: Any) -> tuple[list, Values]:
+            rest = iter(own)
+            each = [next(rest) if own else x for x, own in zip(operands, is_own, strict=True)]
+            results, found = inner.run(each, needs, outs=last > first, inline=True)
+            return results[: last - first], settled(found)
+
+        after, found = over_examples(one, *itertools.compress(operands, is_own))
+        sums = Values()
+        for within, of_examples in weights.items():
+            shape = inner.jaxpr.outvars[within.which].aval.shape
+            sums[within] = within.sums.weighted_sum(found, of_examples, shape)
+        return after, sums
+
+    if jaxprs.is_loop(eqn):
+        start, slices = given[first:last], given[last:]
+        for i, v in enumerate(eqn.invars[first:last]):
+            if reader.is_shared(v):
+                size = len(next(iter(weights.values())))
+                start[i] = jnp.broadcast_to(start[i], (size, *v.aval.shape))
+        for i, own in enumerate(is_own[last:]):
+            slices[i] = jnp.moveaxis(slices[i], 1, 0) if own else slices[i]
+        sums = lax.scan(step, start, slices, **jaxprs.scan_options(eqn))[1]
+    else:
+        sums = step([], [])[1]
+    for within, x in sums.items():
+        for eqn in within.moves:  # In the type that sums have.
+            if eqn.primitive.name != "convert_element_type":
+                (x,) = jaxprs.bind(eqn, [x.astype(accumulator(x.dtype))])
+        sums[within] = x
+    return sums
+
+
+def pruned(function: Callable, *like: Any) -> tuple[Callable, int]:
+    """The same function without what its results do not need, in loops too, and the bytes that it holds."""
+    closed, shapes = jax.make_jaxpr(function, return_shape=True)(*like)
+    live, _ = dce_jaxpr(closed.jaxpr, [True] * len(closed.jaxpr.outvars), instantiate=True)
+    evaluate = core.jaxpr_as_fun(core.ClosedJaxpr(live, closed.consts))
+    structure = jax.tree.structure(shapes)
+    return lambda *a: structure.unflatten(evaluate(*jax.tree.leaves(a))), jaxprs.peak_bytes(live)

@@ -1,1 +1,0 @@
-"""How a batch is clipped."""
