@@ -2439,8 +2439,8 @@ FAULTS = (
     ),
     Fault(
         "the key of a record depends on its place in the batch",
-        "dpx/clipping/randomness.py",
-        "    if _is_by_record(dtype):\n",
+        "dpx/clipping/losses.py",
+        "    if is_by_record(dtype):\n",
         "    if True:\n",
         "tests/clipping/test_clipping_randomness.py"
         "::test_a_record_keeps_its_key_in_every_implementation",
