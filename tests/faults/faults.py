@@ -1990,8 +1990,8 @@ FAULTS = (
     Fault(
         "a character that is no newline makes records of one person's line",
         "dpx/data/text.py",
-        're.split("\\r\\n?|\\n", text)',
-        "text.splitlines()",
+        're.split("\\r\\n?|\\n", document.text)',
+        "document.text.splitlines()",
         "tests/data/test_text.py::test_one_row_is_one_record_and_a_newline_alone_ends_a_line",
     ),
     Fault(
@@ -3018,10 +3018,10 @@ FAULTS = (
     Fault(
         "texts are as wide as the longest record",
         "dpx/data/text.py",
-        "    rows, users = [], []\n    for place, text, user in texts:\n        row",
+        "    rows, users = [], []\n    for place, text, user, _ in texts:\n        row",
         "    rows, users, texts = [], [], list(texts)\n"
         "    max_length = min(max_length, max(len(known.encode(one.text)) for one in texts))\n"
-        "    for place, text, user in texts:\n        row",
+        "    for place, text, user, _ in texts:\n        row",
         ONE_RECORD.format("text"),
     ),
     Fault(
