@@ -21,7 +21,7 @@ from dpx.cross_attention import baselines
 from dpx.nn import cross_attention as nn_cross_attention
 from dpx.nn import gram_attention, linear_attention, pretrained, recurrent, transformer
 from dpx.recommend import metrics
-from dpx.training import loop
+from dpx.training import loop, users
 from dpx.training.calibration import Privacy
 from dpx.training.layout import Layout
 
@@ -77,10 +77,18 @@ def training_step(params, tokens, key):
     state = params, optimizer.init(params)
     names = jnp.arange(len(tokens), dtype=jnp.uint32)
     places, mask = jnp.arange(4), jnp.ones(4, bool)
-    return loop._step(
-        token_loss, optimizer, privacy, Layout(None, 5), 4, False, False, None,
+    found = loop._step(
+        token_loss, optimizer, privacy, Layout(None, 5), 4, False, None, False, None,
         state, ((tokens,), names), places, mask, 1, (key, 0), None,
     )  # fmt: skip
+    whose = users.numbered(np.arange(5) // 2, 3, 2)
+    held, people = ((tokens,), *map(jnp.asarray, whose.spans)), jnp.arange(3)
+    drawn = users.draw(held, people, clipping.record_keys(key, 0, people), 2)
+    of_users = loop._step(
+        token_loss, optimizer, privacy, Layout(None, 3), 3, False, whose, False, None,
+        state, drawn, people, mask[:3], 1, (key, 0), None,
+    )  # fmt: skip
+    return found, of_users
 
 
 def model(build, *inputs, **options):

@@ -55,7 +55,10 @@ def _histories(config, patch):
 def _texts(config, patch):
     """Records or users, of whom the first have no token: they are certain."""
     corpus = corpora.load(config)
-    test = corpus.test.take(slice(20))
+    units = np.arange(corpus.test.num_units)
+    if corpus.test.users is not None:
+        units = np.argsort(-np.bincount(corpus.test.users), kind="stable")  # who has most is first
+    test = corpus.test.take(units[:20])
     mask = test.mask.copy()
     mask[test.users == 0 if test.users is not None else 0] = False
 
