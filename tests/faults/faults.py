@@ -3053,7 +3053,7 @@ FAULTS = (
         "histories are as wide as the longest user",
         "experiments/dp_transformer/histories.py",
         "    length = config.data.max_length\n",
-        "    length = min(config.data.max_length, max(map(len, split.train_and_validation.items)))\n",
+        "    length = min(config.data.max_length, max(map(len, train.items)))\n",
         ONE_RECORD.format("histories"),
     ),
     Fault(
