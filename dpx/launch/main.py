@@ -4,13 +4,13 @@ import sys
 from collections.abc import Callable
 
 import dpx
-from dpx.launch import cli, listing, plans, query, report, run, sources, sweep
+from dpx.launch import cli, listing, plan, query, report, run, sources, sweep
 
 _COMMANDS: dict[str, tuple[str, Callable[[], None]]] = {
     "run": ("runs one configured experiment", run.start),
     "sweep": ("runs it over a grid", sweep.start),
     "report": ("writes tables and figures of finished runs", report.start),
-    "plan": ("plans batches and steps of a training before anything is spent", plans.start),
+    "plan": ("plans batches and steps of a training before anything is spent", plan.start),
     "sample": ("draws texts from the private model of a run", query.start_sample),
     "recommend": ("recommends items by the private model of a run", query.start_recommend),
     "configs": ("lists the configs", lambda: print(listing.overview())),

@@ -1,6 +1,7 @@
 """Plans of a training: what is given is kept, the rest follows from public numbers, and `fit` takes it."""
 
 import math
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -12,7 +13,7 @@ import dpx
 from dpx import audit
 from dpx.training import plan, planning
 
-BUDGET = {"epsilon": 3.0, "delta": 1e-4}
+BUDGET: Any = {"epsilon": 3.0, "delta": 1e-4}
 X = np.random.default_rng(0).normal(size=(64, 3)).astype(np.float32)
 
 

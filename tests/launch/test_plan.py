@@ -3,7 +3,7 @@
 import pytest
 from command_line import call
 
-from dpx.launch import plans
+from dpx.launch.plan import beside, table
 from dpx.training import plan
 
 BUDGET = {"epsilon": 3.0, "delta": 1e-4}
@@ -11,12 +11,12 @@ BUDGET = {"epsilon": 3.0, "delta": 1e-4}
 
 def test_plans_beside_it_have_other_batches_and_as_many_epochs():
     chosen = plan(64, **BUDGET, batch_size=8, steps=16)
-    found = list(plans.beside(chosen))
+    found = list(beside(chosen))
     assert [each.batch_size for each in found] == [64, 32, 8, 2]
     assert {each.epochs for each in found} == {2}
     noises = [each.training_noise for each in found]
     assert noises == sorted(noises)
-    lines = plans.table(found, chosen).splitlines()
+    lines = table(found, chosen).splitlines()
     assert [line.startswith("->") for line in lines] == [False, False, False, True, False]
     assert lines[3].split()[1:6] == ["8", "16", chosen.sampling.name, f"{chosen.noise_multiplier:.4g}",
                                      f"{chosen.step_noise:.3g}"]  # fmt: skip
@@ -25,7 +25,7 @@ def test_plans_beside_it_have_other_batches_and_as_many_epochs():
 
 def test_a_plan_of_whole_batches_stands_beside_smaller_ones():
     chosen = plan(8, **BUDGET, batch_size=8, steps=2)
-    assert [each.batch_size for each in plans.beside(chosen)] == [8, 2]
+    assert [each.batch_size for each in beside(chosen)] == [8, 2]
 
 
 @pytest.mark.slow

@@ -8,6 +8,7 @@ arrow at the plan that `dpx.training.fit` takes for these epochs. A figure is dr
 
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from absl import flags
@@ -31,10 +32,10 @@ def beside(found: Plan) -> Iterator[Plan]:
     """Plans of as many epochs with other batches, the largest first; `found` is among them."""
     sizes = {found.num_records, found.batch_size, max(1, found.batch_size // 4)}
     sizes.add(min(4 * found.batch_size, found.num_records))
-    budget = {"epsilon": found.epsilon, "delta": found.delta, "epochs": found.epochs}
+    given: Any = {"epsilon": found.epsilon, "delta": found.delta, "epochs": found.epochs}
     for size in sorted(sizes, reverse=True):
         same = size == found.batch_size
-        yield found if same else plan(found.num_records, **budget, batch_size=size)
+        yield found if same else plan(found.num_records, **given, batch_size=size)
 
 
 def table(plans: Sequence[Plan], chosen: Plan) -> str:
