@@ -202,7 +202,7 @@ def fit(
         steps=steps,
     )
     taken = planning.taken(batch_size, steps, epochs, optimizer, l2_clip_norm)
-    optimizer = planning.untuned() if optimizer is None else optimizer
+    optimizer = planning.untuned(steps) if optimizer is None else optimizer
     if l2_clip_norm is None:
         l2_clip_norm, normalize = 1.0, True
     compute_dtype = precision.check(compute_dtype)

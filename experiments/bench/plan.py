@@ -139,7 +139,7 @@ def trained(task, start, data, batches, batch, found, noises, rates, normalize, 
     flat, rebuild = ravel_pytree(start)
 
     def one(noise, rate, normalize):
-        optimizer = planning.untuned() if found else optax.scale_by_adam()
+        optimizer = planning.untuned(len(batches[0])) if found else optax.scale_by_adam()
 
         def step(state, now):
             number, indices, mask = now

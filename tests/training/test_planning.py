@@ -133,7 +133,7 @@ def test_fit_takes_the_plan_and_says_so(capfd):
             batch_size=planned.batch_size,
             steps=8,
             sampling=planned.sampling,
-            optimizer=planning.untuned(),
+            optimizer=planning.untuned(8),
             l2_clip_norm=1.0,
             normalize=True,
             key=key,
@@ -170,7 +170,7 @@ def test_a_plan_does_not_follow_the_records():
 
 def test_the_rate_is_found_over_six_orders_of_magnitude():
     """Without noise, and whatever the scale of the answer, also of parameters in 16 bits."""
-    optimizer = planning.untuned()
+    optimizer = planning.untuned(1000)
 
     @jax.jit
     def step(params, state, target):
@@ -186,3 +186,23 @@ def test_the_rate_is_found_over_six_orders_of_magnitude():
             params, state = step(params, state, target)
         error = jnp.linalg.norm(params - target) / jnp.linalg.norm(target)
         assert error < 0.1, (scale, dtype, error)
+
+
+@pytest.mark.slow
+def test_digits_are_learned_by_whoever_chooses_nothing():
+    """Ten classes, where a tuned training has 0.86 and this one 0.85 (experiments/bench/README.md)."""
+    from sklearn.datasets import load_digits
+
+    x, y = load_digits(return_X_y=True)
+    x, y = np.asarray(x / 16, "f4"), np.asarray(y)
+    trained = dpx.training.fit(
+        lambda w, x, y: optax.softmax_cross_entropy_with_integer_labels(x @ w, y),
+        jnp.zeros((64, 10)),
+        (x[:1500], y[:1500]),
+        epsilon=3.0,
+        delta=1e-4,
+        epochs=10,
+        key=jax.random.key(2**40),
+        progress=False,
+    )
+    assert jnp.mean(jnp.argmax(x[1500:] @ trained.params, 1) == y[1500:]) > 0.8
