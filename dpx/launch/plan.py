@@ -16,7 +16,10 @@ from absl import flags
 from dpx.launch import cli, plotting
 from dpx.training import Plan, plan, planning
 
-_COLUMNS = ("batch", "steps", "sampling", "noise multiplier", "of a step", "of the training", "")
+_COLUMNS = (
+    *("batch", "steps", "sampling", "noise multiplier"),
+    *("noise of a step", "noise of the training", ""),
+)
 _WORDS = """
 Noise is the standard deviation of a coordinate of the mean gradient, for gradients of norm 1: of a step, and
 of the mean of all steps, beside the least that there is. The rule is: as many steps as keep that of a step at
@@ -72,14 +75,10 @@ def draw(plans: Sequence[Plan], chosen: Plan, folder: Path) -> Path:
         style = {"label": f"{epochs:.4g} epochs", "linestyle": "-" if factor == 1 else "--"}
         axis.loglog(steps, noise, **style)
     for each in plans:
-        marker = {"marker": "o", "markersize": 9 if each == chosen else 5, "color": "black"}
-        axis.loglog(each.steps, each.training_noise / each.least_noise, **marker)
-    axis.annotate(
-        f"{chosen.steps:,} steps of {chosen.batch_size:g}",
-        (chosen.steps, chosen.training_noise / chosen.least_noise),
-        textcoords="offset points",
-        xytext=(4, -16),
-    )
+        ratio = each.training_noise / each.least_noise
+        same = each == chosen
+        label = f"the plan: {each.steps:,} steps of {each.batch_size:,g}" if same else None
+        axis.loglog(each.steps, ratio, "ko", markersize=9 if same else 5, label=label)
     axis.set(xlabel="steps", ylabel="noise of the training over the least", ylim=(0.9, 10))
     axis.set_yticks([1, 2, 5, 10], ["1", "2", "5", "10"])
     axis.legend()

@@ -10,10 +10,11 @@ the noise multiplier σ; for gradients of norm 1 there is in each coordinate of 
 In the limit of many steps σ = 1/√log(1 + μ²T/E²) (Bu et al., arXiv:1911.11607). Two things follow for a given
 computation, which is E:
 
-- The noise of the training is 1/(μN), which whole batches have and which nothing can be less than, times
-  σ·√(exp(1/σ²) − 1). So many small batches cost next to nothing while σ is large, 1.06 at 2 and 1.31 at 1,
-  and below that ever more. Sander et al. (arXiv:2210.03403) found that how good a training is depends on this
-  noise, and hardly on B and σ for themselves; McKenna et al. (arXiv:2501.18914) that it depends on σ/B and T.
+- The noise of the training is 1/(μN), that of whole batches, times σ·√(exp(1/σ²) − 1), which is more than 1.
+  So many small batches cost next to nothing while σ is large, 1.06 at 2 and 1.31 at 1, and below that ever
+  more. Sander et al. (arXiv:2210.03403) found that how good a training is depends on this noise, and hardly
+  on B and σ for themselves. McKenna et al. (arXiv:2501.18914) found that it depends on σ/B, on T and on the
+  size of the model.
 - The noise of a step grows as √T at least. A mean gradient has a norm of 1 at most, and what optimizers do
   with the gradient of a step is not linear: an Adam that sees noise alone walks at random.
 
@@ -79,7 +80,7 @@ class Plan:
 
     @property
     def least_noise(self) -> float:
-        """What `training_noise` would be with whole batches, which is the least that there is."""
+        """What `training_noise` would be with whole batches, which is the least in the limit of many steps."""
         return privacy.gaussian_noise_multiplier(self.epsilon, self.delta) / self.num_records
 
     def __str__(self) -> str:

@@ -33,6 +33,6 @@ def test_the_command_prints_a_table_and_draws(tmp_path):
     ended = call("plan", "--records=64", "--epsilon=3", "--epochs=2", f"--workdir={tmp_path}")
     assert ended.returncode == 0, ended.stderr
     assert "64 records, ε = 3, δ = 0.0015625" in ended.stdout
-    assert "fit(loss, params, data, epsilon=3, delta=0.0015625, epochs=2" in ended.stdout
+    assert "loss, params, data, epsilon=3, delta=0.0015625, epochs=2" in ended.stdout
     assert ended.stdout.count("->") == 1
     assert (tmp_path / "plan.png").stat().st_size > 1000
