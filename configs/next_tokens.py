@@ -17,6 +17,7 @@ from configs.common import parse_arg
 MEANINGS = finetune.MEANINGS | {
     "tune.projections": "nothing is tuned, so none",
     "tune.shift": "makes the trunk the whole model",
+    "data.user": "of a table: the column of authors; all that one wrote is one record",
     "public": "how many of the later documents are the public corpus; the others ask",
     "dim": "dimensions of a key, to which hidden states are projected",
     "num_classes": "frequent tokens that are values, beside one class for all others",

@@ -5,9 +5,13 @@
         --config.data.path=reviews.csv --config.data.column=review --config.data.user=author
 
 The path is a .txt, .csv, .tsv or .jsonl file (a table needs data.column), or a folder of .txt files. One
-record is a line, a document (a file, or a row of a table) or a window of data.length characters; with
-data.user it is all that one author wrote. What is longer than data.length characters is cut. The alphabet is
-"ascii", "bytes" or the characters themselves; others are refused, replaced by one stand-in, or dropped.
+record is a line, a document (a file, or a row of a table) or a window of data.length characters. What is
+longer than data.length characters is cut. The alphabet is "ascii", "bytes" or the characters themselves;
+others are refused, replaced by one stand-in, or dropped.
+
+With data.user the unit is the author, and not the record: a step draws up to train.records_per_user records
+of each author that it samples, batch sizes and data.limit count authors, and an author's n-grams are clipped
+together. data.held_out is a share of the authors.
 
 `--config.comparisons=True` adds the n-gram models of `ngrams`, each of which costs the whole budget again.
 """
@@ -20,7 +24,7 @@ from configs.common import mesh, non_private, parse_arg, reattention
 MEANINGS = common.MEANINGS | {
     "data.alphabet": 'the characters there are: "ascii", "bytes", or the characters themselves',
     "data.outside": 'what happens to others: "replace", "drop" or "refuse"',
-    "data.held_out": "share of the records to measure on",
+    "data.held_out": "share of the records, or of the users, to measure on",
     "data.generated": "characters of a text that nobody wrote, in place of a file; 0 for none",
 }
 
@@ -62,6 +66,7 @@ def get_config(arg: str = "") -> ConfigDict:
             "train": {
                 "steps": 150,
                 "batch_size": 512,
+                "records_per_user": 4,
                 "microbatch_size": 64,
                 "compute_dtype": "float32",
                 "learning_rate": 3e-3,

@@ -32,10 +32,10 @@ INCLUDED = {
 }
 # Modules that are used by their own name, and stand on the page of their room.
 MODULES = {
-    "data": ["embedding", "gguf", "newsgroups"],
+    "data": ["embedding", "minilm", "newsgroups"],
     "nn": [
         *("transformer", "recurrent", "cross_attention", "gram_attention", "linear_attention"),
-        *("llama", "lora", "pretrained"),
+        *("lora", "peft", "pretrained"),
     ],
     "noise": ["lattice", "secure"],
     "recommend": ["popularity", "transitions", "item_gram", "metrics"],

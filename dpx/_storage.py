@@ -8,29 +8,31 @@ compute one run, the first locks and writes, and what the others write goes nowh
 
 import contextlib
 import errno
+import functools
 import hashlib
 import io
 import json
 import os
 import stat
-import time
+import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import IO, Any, TextIO
 
 import filelock
 
-from dpx import _lease, _processes
+from dpx import _processes
 
 LOCK = ".lock"
+LEASE = 120.0  # seconds; a file server may show a file a minute late
 PRIVATE = 0o600  # the mode of a file for its owner alone
-_NO_LOCKS = (errno.ENOSYS, errno.ENOLCK, errno.EOPNOTSUPP)
+_NO_LINKS = (errno.EPERM, errno.ENOSYS, errno.EOPNOTSUPP)
 _RESTORE = "restore it from a copy, or use a new workdir"
 
 
 def of_lock(name: str) -> bool:
     """Whether a file of this name in a folder is a lock's."""
-    return name == LOCK or name.startswith(_lease.PREFIX)
+    return name == LOCK or name.startswith(f"{LOCK}.")
 
 
 class StorageError(ValueError):
@@ -45,64 +47,52 @@ class BusyError(StorageError):
 def lock(folder: Path, *, wait: float = 0.0) -> Iterator[Callable[[], None]]:
     """Keeps other processes out of a folder, also those on other hosts that share it.
 
-    A process that is killed loses the folder: to others on its host at once, to other hosts when it has
-    not been heard of for two minutes. One that only slept so long is interrupted (in its main thread).
+    The file `.lock` names who has the folder, and is renewed while it is held. A process that is killed
+    loses the folder to others on its host at once, and to one on another host that has watched the file for
+    two minutes.
 
     Args:
       folder: Made where there is none.
       wait: Seconds to wait for a process that is in it.
 
     Yields:
-      A function that raises BusyError where another process has taken the folder over.
+      A function that raises BusyError where another process has taken the folder over, because this one
+      slept for two minutes or more.
 
     Raises:
-      BusyError: if another process still holds it, or has taken it over.
+      BusyError: if another process still holds it.
     """
     if not _processes.is_first():
         yield lambda: None
         return
     folder.mkdir(parents=True, exist_ok=True)
-    held, until = filelock.FileLock(folder / LOCK), time.monotonic() + wait
-    busy = (
-        f"{folder} is in use by another process: wait until that has ended, or use another workdir"
+    lease = _lease(folder.resolve() / LOCK)
+    busy = BusyError(
+        f"{folder} is in use by another process: wait until that has ended, or use another workdir; if its "
+        f"host has died, remove {folder / LOCK}"
     )
-    while (lease := _claim(folder, held)) is None:
-        if time.monotonic() >= until:
-            raise BusyError(busy)
-        time.sleep(0.05)
+    if lease.is_locked:  # by this very thread, for which the library would count
+        raise busy
+    try:
+        with naming(folder / LOCK):
+            lease.acquire(timeout=wait, poll_interval=0.05)
+    except filelock.Timeout:
+        raise busy from None
 
     def check() -> None:
-        if lease.lost:
+        if not lease.is_lock_held_by_us:
             raise BusyError(f"{folder} was taken over while this process slept: wait for the other")
 
     try:
         yield check
-    except KeyboardInterrupt:
-        check()
-        raise
     finally:
         lease.release()
-        held.release()
 
 
-def _claim(folder: Path, held: filelock.BaseFileLock) -> _lease.Lease | None:
-    """The system's lock, where there is one, and the claim that other hosts see."""
-    lease, locked = None, None
-    try:
-        with naming(folder / LOCK):
-            try:
-                held.acquire(timeout=0)
-                locked = True
-            except filelock.Timeout:
-                locked = False
-            except OSError as error:
-                if error.errno not in _NO_LOCKS:
-                    raise
-            lease = _lease.take(folder, lock=folder / LOCK, locked=locked)
-    finally:
-        if lease is None:
-            held.release()
-    return lease
+@functools.cache
+def _lease(path: Path) -> filelock.SoftFileLease:
+    """The claim on a folder: one object for all calls, which knows since when it saw the file unchanged."""
+    return filelock.SoftFileLease(path, lease_duration=LEASE, heartbeat_interval=LEASE / 8)
 
 
 # ---------------------------------------------------------------------------------------------------------
@@ -267,7 +257,32 @@ def create_private(path: Path, content: dict[str, Any]) -> bool:
         with contextlib.suppress(FileExistsError):
             os.mkdir(folder, 0o700)
         _check_private(folder, os.lstat(folder), stat.S_ISDIR)
-        return _lease.create(path, _with_checksum(content), alone=True)
+        return _create(path, _with_checksum(content))
+
+
+def _create(path: Path, text: str) -> bool:
+    """Makes a whole file, for its owner alone, unless there is one: of several that try, one does."""
+    descriptor, partial = tempfile.mkstemp(suffix=".partial", dir=path.parent)
+    try:
+        with os.fdopen(descriptor, "w") as file:
+            file.write(text)
+            file.flush()
+            os.fsync(file.fileno())
+        # Unlike a rename, a link never takes the place of a file that is there.
+        os.link(partial, path)
+        return True
+    except FileExistsError:
+        return False
+    except OSError as error:
+        if error.errno not in _NO_LINKS:
+            raise
+        if os.path.lexists(path):
+            return False
+        os.rename(partial, path)
+        return True
+    finally:
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(partial)
 
 
 def read_private(path: Path) -> dict[str, Any]:

@@ -48,16 +48,18 @@ def fit(
     epsilon: float,
     delta: float,
     unit: str,
+    users: np.ndarray | None = None,
     l2_clip_norm: float = 2.0,
     secure: bool = False,
 ) -> NGram:
     """Counts n-grams once, privately, and smooths them.
 
-    Guarantee: (ε, δ)-DP for adding or removing one sequence. A sequence's vector of counts over the V^n
-    cells is rescaled to l2 norm at most `l2_clip_norm`, so it moves their sum by no more than that,
-    whatever the others are; the sum is released with Gaussian noise of the exact multiplier. Smoothing is
-    post-processing: counts below half a noise deviation count as nothing, and each context backs off to the
-    one that is a token shorter, whose counts are sums over the same release.
+    Guarantee: (ε, δ)-DP for adding or removing one sequence, or with `users` one user with all of their
+    sequences. The vector of counts over the V^n cells, of a sequence or of all that a user has, is rescaled
+    to l2 norm at most `l2_clip_norm`, so it moves their sum by no more than that, whatever the others are and
+    however many sequences a user has; the sum is released with Gaussian noise of the exact multiplier.
+    Smoothing is post-processing: counts below half a noise deviation count as nothing, and each context backs
+    off to the one that is a token shorter, whose counts are sums over the same release.
 
     Args:
       key: Random key for the noise.
@@ -67,8 +69,9 @@ def fit(
       vocab_size: V.
       start: The token that stands in for what comes before a sequence.
       epsilon, delta: The budget.
-      unit: What one row is, for the guarantee.
-      l2_clip_norm: Largest l2 norm of one sequence's counts.
+      unit: What one row is, or what a user is, for the guarantee.
+      users: (N,) int, the number of the user whose each row is, at least 0.
+      l2_clip_norm: Largest l2 norm of the counts of one sequence, or of one user.
       secure: Sums integers and draws discrete noise (`dpx.noise.secure`); `key` must then be None.
 
     Raises:
@@ -76,7 +79,8 @@ def fit(
     """
     table = {"order": order, "vocab_size": vocab_size, "start": start, "l2_clip_norm": l2_clip_norm}
     budget = {"epsilon": epsilon, "delta": delta, "unit": unit, "secure": secure}
-    return in_memory(passes(key, **table, **budget), (tokens, mask))
+    block = (tokens, mask) if users is None else (tokens, mask, users)
+    return in_memory(passes(key, **table, **budget), block)
 
 
 def passes(
@@ -91,7 +95,7 @@ def passes(
     l2_clip_norm: float = 2.0,
     secure: bool = False,
 ) -> Passes[NGram]:
-    """`fit` as its one pass over the data (`dpx.partial`), blocks being pairs of tokens and mask."""
+    """`fit` as its one pass over the data (`dpx.partial`), blocks being those of `statistic`."""
     order, vocab_size, start = _checked_table(order, vocab_size, start)
     l2_clip_norm = _check_clip(l2_clip_norm)
     privacy.gaussian_noise_multiplier(epsilon, delta)
@@ -102,41 +106,43 @@ def passes(
 
 
 def statistic(
-    block: tuple[np.ndarray, np.ndarray],
+    block: tuple[np.ndarray, ...],
     *,
     order: int,
     vocab_size: int,
     start: int,
     l2_clip_norm: float = 2.0,
 ) -> Partial:
-    """The exact sum of sequences' clipped n-gram counts: private data.
+    """The exact sum of clipped n-gram counts of sequences, or of users: private data.
 
     Args:
-      block: Tokens and mask, (N, L) each; blocks may have different N and L.
+      block: Tokens and mask, (N, L) each; blocks may have different N and L. Where a user has several rows,
+        also their numbers, (N,) int: all rows of one user have to be in one block.
       order, vocab_size, start, l2_clip_norm: As in `fit`.
 
     Raises:
       ValueError: for arguments out of range; tokens that the mask keeps are not integers in [0, vocab_size),
-        a mask is not bool or keeps no prefix of each row, or the two are not (N, L).
+        a mask is not bool or keeps no prefix of each row, the two are not (N, L), or users are not (N,) whole
+        numbers.
     """
     order, vocab_size, start = _checked_table(order, vocab_size, start)
     l2_clip_norm = _check_clip(l2_clip_norm)
-    tokens, mask = _arrays(*block)
+    tokens, mask = _arrays(*block[:2])
     tokens = _checked(tokens, mask, vocab_size)
     size = vocab_size**order
-    owners, _ = np.nonzero(mask)
+    owner, count = _owners(len(tokens), *block[2:])
     cells = _cells(tokens, order, vocab_size, start)[mask]
-    # One entry for each distinct cell of a sequence, and how often it occurs there.
-    places, repeats = np.unique(owners * size + cells, return_counts=True)
+    # One entry for each distinct cell of an owner, and how often it occurs there.
+    places, repeats = np.unique(owner[np.nonzero(mask)[0]] * size + cells, return_counts=True)
     owners, cells = np.divmod(places, size)
-    norms = np.sqrt(np.bincount(owners, repeats**2, len(tokens)))
+    norms = np.sqrt(np.bincount(owners, repeats.astype(float) ** 2, count))
     weights = np.minimum(1, l2_clip_norm / np.maximum(norms, 1))
     counts, largest = sum_sparse(
         repeats * weights[owners], owners, cells, size, l2_clip_norm=l2_clip_norm
     )
     table = {"order": order, "vocab_size": vocab_size, "start": start}
     options = table | {"l2_clip_norm": l2_clip_norm}
-    return Partial("n-gram counts", options, (counts,), len(tokens), largest)
+    return Partial("n-gram counts", options, (counts,), count, largest)
 
 
 def release(
@@ -213,6 +219,20 @@ def _checked_table(order, vocab_size, start) -> tuple[int, int, int]:
             f"{_MAX_CELLS} cells: use a smaller order"
         )
     return order, vocab_size, start
+
+
+def _owners(rows: int, users: np.ndarray | None = None) -> tuple[np.ndarray, int]:
+    """(N,) whose counts those of each row are, from 0, and how many there are."""
+    if users is None:
+        return np.arange(rows), rows
+    users = np.asarray(users)
+    if users.shape != (rows,) or users.dtype.kind not in "iu":
+        raise ValueError(
+            f"users of shape {users.shape} and dtype {users.dtype} must be ({rows},) whole numbers: give the "
+            "user of each row"
+        )
+    known, owners = np.unique(users, return_inverse=True)
+    return owners, len(known)
 
 
 def _arrays(tokens, mask) -> tuple[np.ndarray, np.ndarray]:

@@ -15,7 +15,7 @@ def command(module, *arguments):
     return [sys.executable, "-c", DPX, module, *map(str, arguments)]
 
 
-def call(module, *arguments):
+def call(module, *arguments, folder=ROOT):
     return subprocess.run(
-        command(module, *arguments), cwd=ROOT, capture_output=True, text=True, check=False
+        command(module, *arguments), cwd=folder, capture_output=True, text=True, check=False
     )

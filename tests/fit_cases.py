@@ -23,6 +23,12 @@ from dpx.training.log import Progress
 
 RECORDS = 101  # which no mesh divides
 STEPS = 4
+# 24 of 1 to 9 records each, all those of one in the same half.
+USERS: dict = {
+    "users": [int(i >= 50) * 100 + int(np.sqrt(3 * (i % 50))) for i in range(RECORDS)],
+    "records_per_user": 3,
+    "batch_size": 8,
+}
 MESHES = {
     "data 2": {"data": 2},
     "data 8": {"data": 8},
@@ -147,6 +153,8 @@ def main():
         found[name] = compare(on_mesh, one) | about
     explicit = jax.make_mesh((4,), ("data",), axis_types=(AxisType.Explicit,))
     found["explicit, data 4"] = compare(fit(mesh=explicit, microbatch_size=6, log_every=1), one)
+    spread = fit(mesh={"data": 4, "model": 2}, log_every=1, **USERS)
+    found["users, data 4, model 2"] = compare(spread, fit(log_every=1, **USERS))
     found["resumed"] = compare(moved({"data": 4}, {"data": 2, "model": 2}), one)
     # Half of the samples are cut off. One compiled step takes them all, or it raises.
     cut = {"sampling": Poisson(30), "log_every": 1}

@@ -1,6 +1,6 @@
-"""One of several processes of a private training: ADDRESS COUNT NUMBER FOLDER [STEP [CLIP]].
+"""One of several processes of a private training: ADDRESS COUNT NUMBER FOLDER [STEP [CLIP [users]]].
 
-It is killed at the step, if that is not 0, and clips to the given norm.
+It is killed at the step, if that is not 0, clips to the given norm, and has users who have several records.
 
 `tests/training/test_processes.py` starts them all, and says what must hold.
 """
@@ -18,7 +18,7 @@ from dpx.training.layout import share, whole
 from dpx.training.log import Progress
 
 
-def main(address, count, number, folder, step=0, clip=0.5):
+def main(address, count, number, folder, step=0, clip=0.5, unit="records"):
     jax.distributed.initialize(address, int(count), int(number))
     line = Progress.line
 
@@ -31,6 +31,9 @@ def main(address, count, number, folder, step=0, clip=0.5):
     import fit_cases
 
     folder = Path(folder)
+    about = {}
+    if unit == "users":
+        about = fit_cases.USERS | {"users": share(np.array(fit_cases.USERS["users"]))}
     # Each has a key of its own: that of the first counts.
     trained = fit_cases.fit(
         data=share(fit_cases.inputs()[1]),
@@ -42,6 +45,7 @@ def main(address, count, number, folder, step=0, clip=0.5):
         checkpoint_every=1,
         l2_clip_norm=float(clip),
         mesh={"model": 2} if jax.local_device_count() == 2 else None,
+        **about,
     )
     found = {name: whole(x) for name, x in trained.params.items()}
     losses = [record.loss for record in trained.history]

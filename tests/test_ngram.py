@@ -111,6 +111,43 @@ def test_counts_are_those_of_one_record_after_the_other(order, clip):
     np.testing.assert_array_equal(found.sums[0], expected)
 
 
+@pytest.mark.parametrize("clip", [1.5, 100.0])
+def test_counts_of_a_user_are_clipped_together(clip):
+    """The integers of a dictionary for each user, whatever their numbers, and wherever their rows lie."""
+    rng = np.random.default_rng(0)
+    users = np.array([7, 2, 7, 2**40, 2, 7, 7, 2**40])
+    mask = np.arange(12) < np.array([12, 1, 5, 12, 0, 3, 9, 2])[:, None]
+    tokens = rng.integers(0, 4, (8, 12))
+    own = {user: Counter() for user in users.tolist()}
+    for user, row, kept in zip(users.tolist(), tokens, mask, strict=True):
+        padded = [3, *row[kept].tolist()]
+        own[user].update((padded[i], padded[i + 1]) for i in range(kept.sum()))
+    expected = np.zeros(16, np.int64)
+    for counts in own.values():
+        norm = math.sqrt(sum(count**2 for count in counts.values()))
+        for gram, count in counts.items():
+            value = min(1, count * min(1, clip / max(norm, 1)) / clip)
+            expected[np.ravel_multi_index(gram, (4, 4))] += round(value * secure.STEPS)
+    table = {"order": 2, "vocab_size": 4, "start": 3, "l2_clip_norm": clip}
+    found = ngram.statistic((tokens, mask, users), **table)
+    np.testing.assert_array_equal(found.sums[0], expected)
+    assert found.num_records == 3
+    order = rng.permutation(8)
+    moved = ngram.statistic((tokens[order], mask[order], users[order]), **table)
+    np.testing.assert_array_equal(moved.sums[0], expected)
+    for gone in own:
+        rest = users != gone
+        less = ngram.statistic((tokens[rest], mask[rest], users[rest]), **table)
+        change = np.linalg.norm((found.sums[0] - less.sums[0]).astype(float))
+        assert change <= found.largest
+    released = ngram.fit(
+        jax.random.key(0), tokens, mask, users=users, **table, epsilon=1e8, delta=1e-5, unit="user"
+    )
+    assert released.guarantee.unit == "user"
+    with pytest.raises(ValueError, match=r"users of shape \(7,\)"):
+        ngram.statistic((tokens, mask, users[1:]), **table)
+
+
 def test_memory_grows_with_the_tokens_and_not_with_the_square_of_a_length():
     """The table of which positions of a record are equal would be 400 MB here."""
     tokens = np.random.default_rng(0).integers(0, 27, (100, 2000))

@@ -19,7 +19,7 @@ import dpx
 from dpx import attention, clipping, cross_attention, gram, noise, noisy_head, reattention
 from dpx.cross_attention import baselines
 from dpx.nn import cross_attention as nn_cross_attention
-from dpx.nn import gram_attention, linear_attention, llama, recurrent, transformer
+from dpx.nn import gram_attention, linear_attention, pretrained, recurrent, transformer
 from dpx.recommend import metrics
 from dpx.training import loop
 from dpx.training.calibration import Privacy
@@ -156,8 +156,13 @@ CASES = {
     "nn.linear_attention.LinearAttentionHead": lambda: model(
         lambda rngs: linear_attention.LinearAttentionHead(ones(3, 3)), ones(6, 3), ones(6)
     ),
-    "nn.llama.Llama": lambda: model(
-        functools.partial(llama.Llama, 9, dim=8, num_heads=2), jnp.zeros(6, jnp.int32)
+    "nn.pretrained.Decoder": lambda: model(
+        functools.partial(pretrained.Decoder, pretrained.DecoderSettings(9, dim=8, num_heads=2)),
+        jnp.zeros(6, jnp.int32),
+    ),
+    "nn.pretrained.Encoder": lambda: model(
+        functools.partial(pretrained.Encoder, pretrained.EncoderSettings(9, dim=8, num_heads=2)),
+        jnp.zeros(6, jnp.int32),
     ),
     "nn.recurrent.Recurrent": lambda: model(
         functools.partial(recurrent.Recurrent, 9, 6, cell="gru", dim=8), jnp.zeros(6, jnp.int32)
@@ -248,9 +253,9 @@ WIDE += ["gram.wishart_mean"]
 
 # What runs on the host: it accounts, audits, reads files, counts, or sums integers over blocks of records.
 HOST_MODULES = (
-    "audit.", "data.", "distributed.", "ngram.", "nn.pretrained.", "noise.secure.", "partial.", "privacy.",
-    "noisy_head.moment_sums.", "recommend.item_gram.", "recommend.order.", "recommend.popularity.",
-    "recommend.evidence.", "recommend.transitions.",
+    "audit.", "data.", "distributed.", "ngram.", "nn.lora.", "nn.peft.", "noise.secure.", "partial.",
+    "privacy.", "noisy_head.moment_sums.", "recommend.item_gram.", "recommend.order.",
+    "recommend.popularity.", "recommend.evidence.", "recommend.transitions.",
 )  # fmt: skip
 ON_HOST = {
     "calibrate_dpsgd", "dpsgd_epsilon", "explain_clipping", "gaussian_epsilon",
@@ -267,7 +272,8 @@ ON_HOST = {
     "gram.statistic", "gram.utility_bounds",
     "noise.check_finite", "noise.check_size", "noise.release_integers", "noise.sum_sparse",
     "noisy_head.as_printed", "noisy_head.calibrate_one_shot", "noisy_head.gradient_sensitivity",
-    "noisy_head.hyperparameters", "nn.lora.attach",
+    "noisy_head.hyperparameters", "nn.pretrained.default_path", "nn.pretrained.files", "nn.pretrained.load",
+    "nn.pretrained.open_checkpoint", "nn.pretrained.padded", "nn.pretrained.save", "nn.pretrained.tokenizer",
     "reattention.effective_noise_std", "reattention.token_probabilities",
     "reattention.uniform_probabilities",
 }  # fmt: skip

@@ -23,7 +23,7 @@ from dpx import _encoding, _saving, cross_attention, gram, ngram, noisy_head, re
 from dpx.cross_attention import baselines
 from dpx.data import synthetic_histories
 from dpx.nn import lora
-from dpx.nn.llama import Llama
+from dpx.nn.pretrained import Decoder, DecoderSettings
 from dpx.recommend import item_gram, popularity, transitions
 
 K, V, Q = memory(30, 2, m=5)
@@ -478,7 +478,7 @@ def test_what_is_not_like_the_trained_model_is_named(releases, tmp_path):
 
 
 def test_the_documented_training_of_adapters_is_saved(tmp_path):
-    model = Llama(5, dim=8, num_layers=1, num_heads=2, rngs=nnx.Rngs(0))
+    model = Decoder(DecoderSettings(5, dim=8, num_layers=1, num_heads=2), rngs=nnx.Rngs(0))
     lora.attach(model, rank=1)
     graph, params = nnx.split(model)
 

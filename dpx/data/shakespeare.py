@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 
 from dpx.data import files
-from dpx.data.text import Texts
+from dpx.data.records import Texts
 
 # Printable characters of English plays, a choice that does not look at the text; the first ends lines.
 ALPHABET = "\n !$&',-.3:;?ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz"
@@ -65,4 +65,4 @@ def split_windows(windows: Texts, held_out: int) -> tuple[Texts, Texts]:
     """All but the last `held_out` windows to train on, those to test on: the plays at the end are unseen."""
     if not 0 < held_out < len(windows):
         raise ValueError(f"held_out={held_out} must be between 1 and {len(windows) - 1}")
-    return windows.of(windows.tokens[:-held_out]), windows.of(windows.tokens[-held_out:])
+    return windows.take(slice(-held_out)), windows.take(slice(-held_out, None))

@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 
 from dpx.data import files
-from dpx.data.text import Texts
+from dpx.data.records import Texts
 
 ALPHABET = string.ascii_lowercase
 END = len(ALPHABET)  # ends a name, and stands before its first letter

@@ -1,4 +1,4 @@
-"""Own texts as records of characters: lines, documents, windows, or all that one author wrote.
+"""Own texts as records of characters: lines, documents or windows, and who wrote each of them.
 
 Nothing here is learned from the texts: the alphabet, what becomes of characters outside it, and the longest
 record are given. Records are read in the order of the file.
@@ -9,13 +9,14 @@ import itertools
 import json
 import re
 import string
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from dpx.data import cells, files
+from dpx.data.records import Texts
 
 RECORDS = ("line", "document", "window")
 OUTSIDE = ("refuse", "replace", "drop")
@@ -23,33 +24,12 @@ _SUFFIXES = (".txt", ".csv", ".tsv", ".jsonl")
 _REPLACEMENT = "\ufffd"
 
 
-@dataclasses.dataclass(frozen=True)
-class Texts:
-    """Records as tokens: (n, L) int32, each followed by `end` up to the width; windows have no end.
+class Text(NamedTuple):
+    """A text, its place for errors, and who wrote it, where that counts."""
 
-    With `ends=False` the end only fills the width, and no model has to predict it.
-    """
-
-    tokens: np.ndarray
-    end: int | None
-    ends: bool = True
-
-    def __len__(self) -> int:
-        return len(self.tokens)
-
-    def of(self, tokens: np.ndarray) -> "Texts":
-        """Other records over the same alphabet."""
-        return dataclasses.replace(self, tokens=tokens)
-
-    @property
-    def mask(self) -> np.ndarray:
-        """(n, L) bool: what a model predicts: a record's characters and, with `ends`, the first end."""
-        if self.end is None:
-            return np.ones(self.tokens.shape, bool)
-        is_end = self.tokens == self.end
-        if not self.ends:
-            return ~is_end
-        return np.cumsum(is_end, axis=1) - is_end == 0
+    place: str
+    text: str
+    user: cells.Identifier | None = None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -122,7 +102,7 @@ def load_texts(
     record: str = "document",
     column: str | None = None,
     user: str | None = None,
-) -> Iterator[tuple[str, str]]:
+) -> Iterator[Text]:
     """The texts of a file or folder, each with its place for errors.
 
     Args:
@@ -131,29 +111,39 @@ def load_texts(
       record: "line" for each line of a text, which a newline, a carriage return or both end and no other
         character, otherwise each document: a file, or a row of a table.
       column: The column that holds the text, of a table.
-      user: A column of authors, each a `dpx.data.cells.identifier`. The texts of one are joined by newlines.
+      user: A column of authors, each a `dpx.data.cells.identifier`, who are the users of their texts.
 
     Raises:
       FileNotFoundError: if there is no such file.
       ValueError: naming the file, and the line or column, for what cannot be read, or no text at all.
     """
-    path, authors = Path(path), {}
+    path = Path(path)
     found = 0
     for place, text, author in _documents(path, column, user):
-        if author is not None:
-            authors.setdefault(author, (place, []))[1].append(text)
-            continue
         parts = re.split("\r\n?|\n", text) if record == "line" else [text]
         for number, part in enumerate(parts, start=1):
             if part.strip():
                 found += 1
                 one = place if record != "line" else f"{place}: line {number}"
-                yield one, part
-    for place, texts in authors.values():
-        found += 1
-        yield place, "\n".join(texts)
+                yield Text(one, part, author)
     if not found:
         raise ValueError(f"{path} holds no text: check --config.data.path")
+
+
+def joined(texts: Iterable[Text]) -> Iterator[Text]:
+    """All that each user wrote as one text, joined by newlines, in the order of their first texts."""
+    own: dict[cells.Identifier | None, list[Text]] = {}
+    for text in texts:
+        own.setdefault(text.user, []).append(text)
+    for user, found in own.items():
+        yield Text(found[0].place, "\n".join(one.text for one in found), user)
+
+
+def numbered(users: Sequence[cells.Identifier | None]) -> np.ndarray | None:
+    """The users of records as `Texts` has them; None where they are not said."""
+    if not users or users[0] is None:
+        return None
+    return cells.identifiers(users, "users", lambda row: f"record {row}")[0]
 
 
 def _documents(path: Path, column: str | None, user: str | None):
@@ -233,39 +223,31 @@ def _rows(path: Path, kind: str, content: str, names: Sequence[str]):
                 ) from None
 
 
-def encode(texts, known: Alphabet, max_length: int) -> Texts:
-    """(n, max_length + 1): records of (place, text) pairs, cut to `max_length` tokens, then their ends."""
+def encode(texts: Iterable[Text], known: Alphabet, max_length: int) -> Texts:
+    """(n, max_length + 1): records that are cut to `max_length` tokens, then their ends."""
     end = known.size
-    rows = []
-    for place, text in texts:
+    rows, users = [], []
+    for place, text, user in texts:
         row = np.full(max_length + 1, end, np.int32)
         ids = known.encode(text, place)[:max_length]
         row[: len(ids)] = ids
         rows.append(row)
-    return Texts(np.stack(rows), end)
+        users.append(user)
+    return Texts(np.stack(rows), end, users=numbered(users))
 
 
-def encode_windows(texts, known: Alphabet, length: int) -> Texts:
+def encode_windows(texts: Iterable[Text], known: Alphabet, length: int) -> Texts:
     """(n, length): each text is cut into windows of `length` characters; the rest at its end is dropped.
 
     Raises:
       ValueError: if no text is as long as a window.
     """
-    parts = [known.encode(text, place) for place, text in texts]
+    texts = list(texts)
+    parts = [known.encode(text, place) for place, text, _ in texts]
     parts = [ids[: len(ids) // length * length].reshape(-1, length) for ids in parts]
     tokens = np.concatenate(parts)
+    pairs = zip(texts, parts, strict=True)
+    users = [text.user for text, windows in pairs for _ in windows]
     if not len(tokens):
         raise ValueError(f"length={length} must be at most the text's: use shorter windows")
-    return Texts(tokens, None)
-
-
-def split(texts: Texts, held_out: int, *, seed: int) -> tuple[Texts, Texts]:
-    """A fixed random split, set by the number of records, into those to train on and `held_out` others."""
-    if len(texts) < 2:
-        raise ValueError(
-            f"the data hold {len(texts)} record: give at least two, to train on some and to hold others out"
-        )
-    if not 0 < held_out < len(texts):
-        raise ValueError(f"held_out={held_out} must be between 1 and {len(texts) - 1}")
-    order = np.random.default_rng(seed).permutation(len(texts))
-    return texts.of(texts.tokens[order[held_out:]]), texts.of(texts.tokens[order[:held_out]])
+    return Texts(tokens, None, users=numbered(users))

@@ -4,7 +4,7 @@ import sys
 from collections.abc import Callable
 
 import dpx
-from dpx.launch import cli, listing, plan, query, report, run, sources, sweep
+from dpx.launch import cli, export, listing, plan, query, report, run, sources, sweep
 
 _COMMANDS: dict[str, tuple[str, Callable[[], None]]] = {
     "run": ("runs one configured experiment", run.start),
@@ -13,6 +13,7 @@ _COMMANDS: dict[str, tuple[str, Callable[[], None]]] = {
     "plan": ("plans batches and steps of a training before anything is spent", plan.start),
     "sample": ("draws texts from the private model of a run", query.start_sample),
     "recommend": ("recommends items by the private model of a run", query.start_recommend),
+    "export": ("writes the private model of a run for others, with a card", export.start),
     "configs": ("lists the configs", lambda: print(listing.overview())),
 }
 

@@ -5,6 +5,7 @@ dpx recommend --workdir=RUN --history=ITEM,ITEM,... [--k=10] [--noexclude_seen]
 """
 
 import csv
+from pathlib import Path
 from typing import Any
 
 import jax
@@ -17,7 +18,7 @@ def _sample(argv: list[str]) -> None:
     del argv
     flag = flags.FLAGS
     try:
-        for text in _model("sample").sample(jax.random.key(flag.seed), flag.count):
+        for text in model_of(_workdir(), "sample").sample(jax.random.key(flag.seed), flag.count):
             print(text)
     except (ValueError, *cli.EXPECTED) as error:
         cli.stop(error)
@@ -29,7 +30,7 @@ def _recommend(argv: list[str]) -> None:
     try:
         if flag.history is None:
             raise ValueError("--history is missing: use --history=ITEM,ITEM,..., in time order")
-        model = _model("recommend")
+        model = model_of(_workdir(), "recommend")
         words = next(csv.reader([flag.history]), [])
         for item in model.recommend(words, k=flag.k, exclude_seen=flag.exclude_seen):
             print(item)
@@ -37,8 +38,12 @@ def _recommend(argv: list[str]) -> None:
         cli.stop(error)
 
 
-def _model(verb: str) -> Any:
-    workdir = cli.workdir("RUN, the folder of a finished run")
+def _workdir() -> Path:
+    return cli.workdir("RUN, the folder of a finished run")
+
+
+def model_of(workdir: Path, verb: str) -> Any:
+    """The private model that a finished run left; ValueError for one that has no method of that name."""
     model = records.load(workdir)
     if not hasattr(model, verb):
         can = [name for name in ("sample", "recommend") if hasattr(model, name)]

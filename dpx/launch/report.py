@@ -102,7 +102,7 @@ def _together(group: list[Record]) -> str:
         words += f"none, since their δ add up to {delta:.3g}"
     else:
         spent = ledger.guarantee(delta).to_json()
-        words += _in_words(spent | {"mechanism": "the runs' totals added up"})
+        words += in_words(spent | {"mechanism": "the runs' totals added up"})
     if group[0].private["synthetic"]:
         words += " (synthetic data: what it would be on private ones)"
     return (
@@ -136,18 +136,18 @@ def _about(record: Record) -> list[str]:
     releases, total = record.releases, record.total
     lines, seen = [], set()
     for label, spent in releases.items():
-        words = _in_words(spent)
+        words = in_words(spent)
         if words not in seen:
             lines.append(f"- {label}: {words}")
         seen.add(words)
     if len(releases) > 1:
-        lines.append(f"- **total of all releases**: {_in_words(total)}")
+        lines.append(f"- **total of all releases**: {in_words(total)}")
         lines.append(
             f"- The config's ε = {record.config['epsilon']:g} is what a row may cost on its own; whoever "
             "sees all rows has to count the total."
         )
     if record.risk:
-        lines.append(f"- {_risk_in_words(record)}")
+        lines.append(f"- {risk_in_words(record)}")
     lines += [f"- assuming that {assumption}" for assumption in total["assumptions"]]
     if not_covered := record.private["not_covered"]:
         lines.append(f"- not covered by any guarantee: {'; '.join(not_covered)}")
@@ -160,13 +160,13 @@ def _shared(groups: Sequence[list[Record]]) -> list[str]:
     return [line for line in first if line and all(line in lines for lines in others)]
 
 
-def _in_words(spent: dict) -> str:
+def in_words(spent: dict) -> str:
     relation = spent["neighboring"].replace("_", " ")
     cost = f"ε = {tables.epsilon_of(spent)}, δ = {spent['delta']:.3g}"
     return f"{cost}, {relation} {spent['unit']}; {spent['mechanism']}"
 
 
-def _risk_in_words(record: Record) -> str:
+def risk_in_words(record: Record) -> str:
     """The headline's ε as what an attacker can do."""
     found = []
     for relation, risk in record.risk.items():

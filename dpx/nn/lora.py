@@ -1,4 +1,4 @@
-"""Low-rank adapters on a Llama (LoRA; Hu et al., arXiv 2106.09685)."""
+"""Low-rank adapters on a pretrained model (LoRA; Hu et al., arXiv 2106.09685), as `peft` chooses them."""
 
 from collections.abc import Sequence
 
@@ -6,15 +6,19 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
-from dpx.nn.llama import PROJECTIONS, Llama
+from dpx.nn.pretrained.families import FAMILIES
+from dpx.nn.pretrained.layers import Layers
+
+ALL = "all-linear"
 
 
 def attach(
-    model: Llama,
+    model: Layers,
     *,
-    projections: Sequence[str] = ("query", "value"),
+    target_modules: str | Sequence[str] = ("q_proj", "v_proj"),
     rank: int = 8,
     alpha: float = 8.0,
+    rslora: bool = False,
     layers: int | None = None,
     train_first: bool = True,
     shift: bool = False,
@@ -22,8 +26,8 @@ def attach(
 ) -> None:
     """Puts adapters on projections of a model, which changes nothing until they are trained.
 
-    A projection W becomes W + alpha/rank · A·B, with A (in, rank) random and B (rank, out) zero. What is to
-    be trained are `nnx.LoRAParam`s:
+    A projection W becomes W + s·A·B, with A (in, rank) random and B (rank, out) zero. The factor s is
+    alpha/rank, or alpha/√rank with `rslora` (arXiv 2312.03732). What is to be trained are `nnx.LoRAParam`s:
 
         lora.attach(model, rank=8)
         graphdef, params = nnx.split(model)
@@ -33,47 +37,86 @@ def attach(
     gradient is linear in W's, and there are half as many coordinates to add noise to.
 
     Args:
-      model: Is changed.
-      projections: Which, of "query", "key", "value", "out", "gate", "up" and "down".
+      model: A `Decoder` or an `Encoder`, which is changed.
+      target_modules: Which projections, by the names that `transformers` gives their modules, or the ends of
+        those, such as "q_proj", "c_attn" or "attention.output.dense"; "all-linear" for all of each layer.
       rank: Columns of A.
-      alpha: Of the factor alpha/rank.
+      alpha: Of the factor s.
+      rslora: Whether s is alpha/√rank.
       layers: How many layers get adapters, the last ones; all by default. Those before are then constant, and
-        what they make of a text (`Llama.trunk`) may be computed once.
+        what they make of a text (`Decoder.trunk`) may be computed once.
       train_first: Whether A is trained too.
-      shift: Adds a vector (d,) to what enters the head, zero at first. It is a bias of the logits with few
-        parameters, and moves the odds of single tokens, in which texts of another kind differ most.
+      shift: Adds a vector (d,) to what enters the head of a decoder, zero at first. It is a bias of the
+        logits with few parameters, and moves the odds of single tokens, in which texts of another kind differ
+        most.
       seed: Of A, public.
 
     Raises:
-      ValueError: for projections that do not exist, numbers out of range, or a model that has adapters: the
-        factor alpha/rank is one for all, so that new ones would change what the others add.
+      ValueError: for modules that do not exist, numbers out of range, a shift of an encoder, or a model that
+        has adapters: the factor s is one for all, so that new ones would change what the others add.
     """
     if model.adapters or model.shift is not None:
         raise ValueError(
             "model has adapters, and must have none: attach all of them in one call, to a new model"
         )
-    unknown = [name for name in projections if name not in PROJECTIONS]
-    if unknown or not (projections or shift):
-        raise ValueError(
-            f"projections={tuple(projections)} must be some of {', '.join(PROJECTIONS)}: or ask for a shift"
-        )
-    count = model.num_layers if layers is None else layers
-    if not 1 <= count <= model.num_layers:
-        raise ValueError(
-            f"layers={layers} must be from 1 to {model.num_layers}: the model has no more"
-        )
-    if rank < 1:
-        raise ValueError(f"rank={rank} must be at least 1")
-    if not 0 < alpha < float("inf"):
-        raise ValueError(f"alpha={alpha} must be positive and finite")
-    model.adapter_scale = alpha / rank
+    projections = chosen(model, target_modules) if target_modules or not shift else ()
+    last = model.settings.num_layers
+    count = last if layers is None else layers
+    if not 1 <= count <= last:
+        raise ValueError(f"layers={layers} must be from 1 to {last}: the model has no more")
+    model.adapter_scale = scale(rank, alpha, rslora=rslora)
     if shift:
+        if not hasattr(model, "logits"):
+            raise ValueError(
+                "shift=True must be False for an encoder, which has no logits of tokens"
+            )
         model.shift = nnx.LoRAParam(jnp.zeros(model.norm.shape))
     first = nnx.LoRAParam if train_first else nnx.Param
     for name in projections:
-        key = jax.random.fold_in(jax.random.key(seed), PROJECTIONS.index(name))
+        key = jax.random.fold_in(jax.random.key(seed), model.projections.index(name))
         _, inputs, outputs = model.layers[name].shape
         drawn = jax.random.normal(key, (count, inputs, rank)) * inputs**-0.5
         model.adapters[name] = nnx.Dict(
             first=first(drawn), second=nnx.LoRAParam(jnp.zeros((count, rank, outputs)))
         )
+
+
+def scale(rank: int, alpha: float, *, rslora: bool = False) -> float:
+    """What A·B is multiplied by; ValueError for numbers out of range."""
+    if rank < 1:
+        raise ValueError(f"rank={rank} must be at least 1")
+    if not 0 < alpha < float("inf"):
+        raise ValueError(f"alpha={alpha} must be positive and finite")
+    return alpha / (rank**0.5 if rslora else rank)
+
+
+def modules(model: Layers) -> dict[str, str]:
+    """By our name of a projection that of its module in files, with {} for the number of the layer."""
+    family = FAMILIES[model.settings.family]
+    return {name: family.module(name) for name in model.projections}
+
+
+def chosen(model: Layers, target_modules: str | Sequence[str]) -> tuple[str, ...]:
+    """The projections that `target_modules` name.
+
+    Raises:
+      ValueError: for a name that is of no module of a layer.
+    """
+    known = modules(model)
+    if target_modules == ALL:
+        return tuple(known)
+    targets = [target_modules] if isinstance(target_modules, str) else list(target_modules)
+    found = {target: [name for name, m in known.items() if _ends(m, target)] for target in targets}
+    unknown = [target for target, names in found.items() if not names]
+    if unknown or not targets:
+        ends = sorted({module.rpartition("{}.")[2] for module in known.values()})
+        raise ValueError(
+            f"target_modules={tuple(targets)} must be {ALL!r} or some of {', '.join(ends)}"
+        )
+    names = {name for names in found.values() for name in names}
+    return tuple(name for name in known if name in names)
+
+
+def _ends(module: str, target: str) -> bool:
+    """Whether a module is the target, or its name ends with that of the target."""
+    return module == target or module.endswith(f".{target}")

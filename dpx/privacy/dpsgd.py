@@ -210,6 +210,7 @@ def dpsgd_guarantee(
         "sampling": sampling,
     }
     event = dpsgd_event(noise_multiplier, **settings)
+    units = "records" if " " in unit else f"{unit}s"
     how = f"Poisson sampling with probability {sampling_probability:.6g}"
     if sampling == "allocation":
         how = (
@@ -220,7 +221,7 @@ def dpsgd_guarantee(
         chance = truncation_probability(
             num_examples, sampling_probability=sampling_probability, max_batch_size=max_batch_size
         )
-        cut = f" cut off at {max_batch_size} records (with probability {chance:.2g} a step)"
+        cut = f" cut off at {max_batch_size} {units} (with probability {chance:.2g} a step)"
     return PrivacyGuarantee(
         epsilon=dpsgd_epsilon(noise_multiplier, delta, accountant=accountant, **settings),
         delta=delta,
@@ -229,8 +230,8 @@ def dpsgd_guarantee(
         mechanism=f"DP-SGD, {steps} steps, noise multiplier {noise_multiplier:.6g}, {how}{cut}, "
         f"{accountant.upper()} accounting",
         assumptions=(
-            "the number of records is public, and with it the sampling probability",
-            "which records are sampled stays as secret as the noise",
+            f"the number of {units} is public, and with it the sampling probability",
+            f"which {units} are sampled stays as secret as the noise",
             *assumptions,
         ),
         event=event,

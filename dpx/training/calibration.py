@@ -186,11 +186,11 @@ def public_size(count: int) -> int:
     return _watch.public(count, "the number of records")
 
 
-def warn_about_delta(delta: float, num_records: int) -> None:
-    """Warns where δ allows a record to be published outright."""
+def warn_about_delta(delta: float, num_records: int, units: str = "records") -> None:
+    """Warns where δ allows a record, or what else is the unit, to be published outright."""
     if delta > 1 / num_records:
         warnings.warn(
-            f"delta={delta:g} exceeds 1/{num_records}, one over the number of records: "
-            "such a guarantee permits publishing a record",
+            f"delta={delta:g} exceeds 1/{num_records}, one over the number of {units}: "
+            f"such a guarantee permits publishing one of the {units}",
             stacklevel=2,
         )

@@ -27,6 +27,7 @@ from dpx.training import (
     programs,
 )
 from dpx.training import keys as secrets
+from dpx.training import users as people
 from dpx.training.examples import as_examples, inferred_types
 from dpx.training.layout import Layout
 from dpx.training.sampling import Poisson, Sampling
@@ -73,6 +74,8 @@ def fit(
     noise: str = "independent",
     bands: int | None = None,
     record_key: bool = False,
+    users: Any = None,
+    records_per_user: int | None = None,
     wrt: Any = None,
     strict: bool = False,
     unit: str = "record",
@@ -104,9 +107,10 @@ def fit(
     The noise is calibrated to the budget. Each step takes a random batch of the records, clips the gradient
     of each to `l2_clip_norm`, adds noise to their sum once, and divides by the expected batch size.
 
-    Guarantee: `params` are (ε, δ)-DP for adding or removing one record, which is one row of `data`. The loss
-    of a record must depend on nothing but the parameters, that record and its key. Initial parameters, and
-    hyper-parameters, that were chosen on the same data are not paid for.
+    Guarantee: `params` are (ε, δ)-DP for adding or removing one record, which is one row of `data`, or with
+    `users` for adding or removing one user with all of their records. The loss of a record must depend on
+    nothing but the parameters, that record and its key. Initial parameters, and hyper-parameters, that were
+    chosen on the same data are not paid for.
 
     Args:
       loss_fn: (params, *example) -> scalar loss of ONE example, without a batch axis.
@@ -119,7 +123,7 @@ def fit(
       epsilon, delta: The budget, which is spent whole.
       batch_size: The expected batch size, at most N.
       steps: Number of steps.
-      epochs: In place of `batch_size`, of `steps`, or of both: how often each record is used, in the mean.
+      epochs: In place of `batch_size`, of `steps`, or of both: how often each of N is used, in the mean.
         What is missing is that of `dpx.training.plan`, which looks at public numbers alone. A line on stderr
         says what was taken (`progress`), and so does the guarantee.
       optimizer: An Optax optimizer, which sees the noisy mean gradients and the parameters, and no losses.
@@ -151,12 +155,18 @@ def fit(
       bands: b of banded noise, from 2 to N / batch_size. More correlate more, and sampling protects less.
       record_key: The loss takes a key after the example, for dropout. It follows from `key`, the step and
         the index of the record (`dpx.clipping.record_keys`), so that no record changes the mask of another.
+      users: Whose each record is, where a person has several: (R,) text or whole numbers, in a list, an array
+        or a column, each of which is read by itself (`dpx.data.cells.identifier`). The unit is then the user
+        (`dpx.training.users`), and N, `batch_size` and `microbatch_size` count users. A step samples users,
+        draws records of each, and clips the gradient of their mean loss.
+      records_per_user: G, how many records of a sampled user a step draws at most, anew in each step,
+        uniformly and without replacement. A step computes batch_size · G losses; ε does not depend on it.
       wrt: Which parameters are trained, as `dpx.clipped_grad` takes it: a type such as `nnx.LoRAParam`, a
         function of (path, leaf), or a mask; None for all. The others stay as they are, at no cost.
       strict: Make errors of what is otherwise a `dpx.clipping.ClippingWarning`, as in `dpx.clipped_grad`.
-      unit: What one row of `data` is called, in the guarantee. Whoever is called so must be in one row alone:
-        with `unit="patient"` over rows that are visits only a visit is protected, and a patient with k of
-        them k times less. Make one row of all that a patient has, padded to a public number of visits.
+      unit: What one row of `data`, or with `users` a user, is called in the guarantee. Without `users`,
+        whoever is called so must be in one row alone: with `unit="patient"` over rows that are visits only a
+        visit is protected, and a patient with k of them k times less. Give the patients as `users`.
       assumptions: What else the guarantee rests on.
       accountant: "pld", which is tight, or "rdp".
       mesh: Devices to train on, as a mesh or as the sizes of its axes; None for one device. Along `data` each
@@ -164,9 +174,9 @@ def fit(
         share every large array of the parameters and of the optimizer's state, and its noise, where one
         device has no room for all of it: {"data": 4, "model": 2}. Sample, noise and guarantee are the same
         on any mesh, and a call that is repeated may go on on another one. The result lies on the mesh.
-        After `jax.distributed.initialize` all processes call `fit` with records of their own, which together
-        are the data, on all their devices; the key is that of the first, they share `workdir`, and all other
-        arguments are the same.
+        After `jax.distributed.initialize` all processes call `fit` with records or users of their own, which
+        together are the data, on all their devices; the key is that of the first, they share `workdir`, and
+        all other arguments are the same.
       workdir: A folder for checkpoints and metrics.jsonl. A killed call is repeated, on the same data and
         with the same arguments, and goes on bitwise where it was, under the key that it began with. Until
         it has finished, that key lies in the folder, readable by its owner only. After that, a repeated call
@@ -188,11 +198,13 @@ def fit(
     """
     parameters_of.check_wrt(wrt)
     trained = parameters_of.flatten(params, wrt)
-    examples, rows = as_examples(data)
-    layout = Layout(mesh, rows)
+    examples, records = as_examples(data)
+    grouped = people.grouped(users, records_per_user, records)
+    units = "records" if grouped is None else "users"
+    layout = Layout(mesh, records if grouped is None else len(grouped))
     rows = layout.rows
     epsilon, delta = _validate.check_epsilon(epsilon), _validate.check_delta(delta)
-    calibration.warn_about_delta(delta, rows)
+    calibration.warn_about_delta(delta, rows, units)
     batch_size, steps = planning.complete(
         calibration.public_size(rows),
         epsilon=epsilon,
@@ -200,8 +212,9 @@ def fit(
         epochs=epochs,
         batch_size=batch_size,
         steps=steps,
+        units=units,
     )
-    taken = planning.taken(batch_size, steps, epochs, optimizer, l2_clip_norm)
+    taken = planning.taken(batch_size, steps, epochs, optimizer, l2_clip_norm, units)
     optimizer = planning.untuned(steps) if optimizer is None else optimizer
     if l2_clip_norm is None:
         l2_clip_norm, normalize = 1.0, True
@@ -285,6 +298,12 @@ def fit(
         settings["unit"] = unit
     if assumptions:
         settings["assumptions"] = list(assumptions)
+    if grouped is not None:
+        settings["records_per_user"] = grouped.most
+        assumptions = (people.ASSUMPTION, *assumptions)
+        unit = "user" if unit == "record" else unit
+    elif unit != "record":
+        unit = f"row of the data, which is called {unit}"
     if wrt is not None:
         settings["wrt"] = list(trained.paths)
     if (generator := secrets.generator()) != "threefry2x32":
@@ -293,13 +312,16 @@ def fit(
     narrow = precision.computed_in(compute_dtype, loss)
     given = arguments.of_one_example((trained.tree, frozen), examples, record_key)
 
+    if grouped is not None:
+        narrow, given = people.mean_loss(narrow), [*given[:2], *grouped.stacked(given[2:])]
+
     def of_one(leaves: Any, example: Any) -> jax.Array:
         return losses.scalar(narrow(trained.gradient_tree(leaves), frozen, *example))
 
     several = min(rows, 2)
     batch = jax.tree.map(lambda x: jax.ShapeDtypeStruct((several, *x.shape), x.dtype), given[2:])
     reports.report_state(params, wrt, strict)
-    with reports.of(strict, examples, rows, trained.holding(frozen)):
+    with reports.of(strict, examples, records, trained.holding(frozen)):
         # Raises what a loss of other parameters or examples raises.
         plan.trace(of_one, trained.leaves, batch, plan.BLOCKS, microbatch_size != 1)
     if workdir is not None or _processes.several():
@@ -320,13 +342,14 @@ def fit(
         l2_clip_norm=l2_clip_norm,
         normalize=normalize,
         accountant=accountant,
-        unit=unit if unit == "record" else f"row of the data, which is called {unit}",
+        unit=unit,
         assumptions=(*assumptions, *inferred_types(data)),
         sampling=chosen,
         bands=bands,
     )
     folder = None if workdir is None else Path(workdir)
-    fixed = map(np.asarray, (*trained.leaves, *frozen.values(), *jax.tree.leaves(examples)))
+    whose = () if grouped is None else (grouped.order, grouped.begins)
+    fixed = map(np.asarray, (*trained.leaves, *frozen.values(), *jax.tree.leaves(examples), *whose))
     with (
         secrets.of_training(key, folder, data=fixed, settings=settings) as opened,
         reports.told(),
@@ -345,6 +368,7 @@ def fit(
             compute_dtype=compute_dtype,
             microbatch_size=microbatch_size,
             record_key=record_key,
+            users=grouped,
             frozen=frozen,
             layout=layout,
             strict=strict,

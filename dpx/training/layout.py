@@ -122,22 +122,33 @@ class Layout:
         self.block = max(1, int((self._last - self._first).max()))
 
     @np.errstate(over="ignore")  # A warning of numbers beyond 32 bits would tell of a record.
-    def records(self, tree: Any) -> Any:
-        """Arrays with a row for each record of this process, spread over `data`."""
+    def records(self, tree: Any, begins: np.ndarray | None = None) -> Any:
+        """Arrays with a row for each record of this process, spread over `data`.
+
+        Args:
+          tree: The arrays.
+          begins: (records + 1,) where the rows of each begin, if these records are users, who have several.
+        """
         if self.mesh is None:
             return jax.tree.map(jnp.asarray, tree)
         spread = NamedSharding(self.mesh, P("data"))
+        first, last, size = self._first - self._offset, self._last - self._offset, self.block
+        if begins is not None:
+            # Blocks of other processes lie before or after all that is here, and look empty.
+            first, last = (begins[np.clip(x, 0, self._own)] for x in (first, last))
+            largest = np.array((last - first).max(), np.int32)
+            size = max(1, int(_processes.of_all(largest).max()))
 
         def put(x: Any) -> jax.Array:
             x = np.asarray(x)
             x = x.astype(jax.dtypes.canonicalize_dtype(x.dtype), copy=False)
 
             def block(index: Any) -> np.ndarray:
-                shard = (index[0].start or 0) // self.block
-                rows = x[self._first[shard] - self._offset : self._last[shard] - self._offset]
-                return np.pad(rows, [(0, self.block - len(rows)), *[(0, 0)] * (x.ndim - 1)])
+                shard = (index[0].start or 0) // size
+                rows = x[first[shard] : last[shard]]
+                return np.pad(rows, [(0, size - len(rows)), *[(0, 0)] * (x.ndim - 1)])
 
-            shape = (self.shards * self.block, *x.shape[1:])
+            shape = (self.shards * size, *x.shape[1:])
             return jax.make_array_from_callback(shape, spread, block)
 
         return jax.tree.map(put, tree)
@@ -210,15 +221,21 @@ class Layout:
         if self.shards == 1:
             return sums
 
-        def by_block(kept: Any, held: Any) -> Any:
+        def added_up(kept: Any, held: Any) -> Any:
             return jax.lax.psum(sums(kept, held), "data")
 
+        return self.by_block(added_up, P())
+
+    def by_block(self, function: Any, out: P = P("data")) -> Any:  # noqa: B008
+        """`function(kept, held)` on each device's own block; what it returns is spread like `held`."""
+        if self.shards == 1:
+            return function
         # Unchecked, because losses need not name what differs between devices.
         return jax.shard_map(
-            by_block,
+            function,
             mesh=self.mesh,
             in_specs=(P(), P("data")),
-            out_specs=P(),
+            out_specs=out,
             axis_names={"data"},
             check_vma=False,
         )

@@ -20,6 +20,7 @@ from dpx import _watch
 from dpx.clipping import ClippedGrads, clipped_grad, randomness, reports
 from dpx.clipping.rounding import Sum
 from dpx.training import adaptive, correlated, precision
+from dpx.training import users as people
 from dpx.training.calibration import Privacy, check_priced, public_size
 from dpx.training.checkpoints import Checkpoints
 from dpx.training.keys import CannotResumeError, TrainingKeys
@@ -43,6 +44,7 @@ def train(
     compute_dtype: Any = None,
     microbatch_size: int | None = None,
     record_key: bool = False,
+    users: people.Users | None = None,
     strict: bool = False,
     weight_fn: Callable[..., jax.Array] | None = None,
     frozen: Any = None,
@@ -77,6 +79,8 @@ def train(
       microbatch_size: Examples whose gradients are clipped at a time, to bound memory; None for all.
       record_key: Whether the loss takes a key, for dropout. It depends on the step and on the record's own
         index, not on its place in the sample.
+      users: Whose each record is. Then a step samples users, `batch_size`, `microbatch_size` and `layout` are
+        about users, and an example is the mean loss of the records that are drawn of one.
       strict: As in `dpx.clipped_grad`.
       weight_fn: (*example) -> weight of one example in the mean loss that is reported, and in nothing else;
         None for equal weights.
@@ -94,7 +98,7 @@ def train(
       ValueError: where `privacy` was calibrated for other records, steps or batches.
     """
     loss_fn = precision.computed_in(compute_dtype, loss_fn)
-    layout = layout or Layout(None, len(jax.tree.leaves(data)[0]))
+    layout = layout or Layout(None, len(jax.tree.leaves(data)[0] if users is None else users))
     num_examples = layout.rows if privacy is None else public_size(layout.rows)
     bands = 1 if privacy is None else len(privacy.coefficients)
     sampling = Poisson() if privacy is None else privacy.sampling
@@ -117,7 +121,7 @@ def train(
     state = params, layout.put(jax.tree.map(jnp.array, noisy.init(wide(params))))
     step_fn = jax.jit(
         functools.partial(
-            _step, loss_fn, noisy, privacy, layout, piece, record_key, strict, weight_fn
+            _step, loss_fn, noisy, privacy, layout, piece, record_key, users, strict, weight_fn
         ),
         donate_argnums=0,
         out_shardings=(jax.tree.map(layout.sharding, state), layout.sharding(jnp.zeros(()))),
@@ -136,7 +140,11 @@ def train(
                 )
         log = MetricLog(None if workdir is None else workdir / "metrics.jsonl", label, start)
         lines = Progress(label, steps, start, shown=progress)
-        records = layout.records((data, layout.own(_watch.record_ids(layout.rows))))
+        ids = layout.own(_watch.record_ids(layout.rows))
+        if users is None:
+            records, draw = layout.records((data, ids)), None
+        else:
+            draw = people.drawing(users, data, ids, layout)
         batches = sampling.batches(
             layout.rows,
             sampling_probability=probability,
@@ -149,6 +157,8 @@ def train(
             dropout = dropout_key, step
             _watch.key_used(randomness.step_key(*dropout), "dropout")
             batch = layout.batch(indices[mask], piece, room)
+            if draw is not None:
+                records, batch = draw(dropout, *batch)
             state, loss = step_fn(state, records, *batch, dropout, frozen)
             done = step + 1
             if done % log_every == 0 or done == steps:
@@ -193,6 +203,7 @@ def _step(
     layout,
     piece,
     record_key,
+    users,
     strict,
     weight_fn,
     state,
@@ -207,6 +218,9 @@ def _step(
     params, opt_state = state
     clip = _clip(state) if privacy is not None and privacy.count_ratio is not None else None
     of_both = loss_fn if frozen is not None else lambda params, _, *row: loss_fn(params, *row)
+    if users is not None:
+        of_both = people.mean_loss(of_both)
+        weight_fn = None if weight_fn is None else people.mean(weight_fn)
     if privacy is None:
         gradient = functools.partial(_plain_gradient, of_both)
     else:
@@ -221,7 +235,9 @@ def _step(
             real = jax.lax.dynamic_slice_in_dim(mask, index * piece, piece)
             batch, names = jax.tree.map(lambda array: array[rows], data)
             # A mask belongs to a record: were it that of a slot, each record would change those after it.
-            keys = randomness.record_keys(dropout_key, number, names)
+            keys = names  # of users, for whom records and their keys have been drawn
+            if users is None:
+                keys = randomness.record_keys(dropout_key, number, names)
             key = [keys] if record_key else []
             result = gradient(params, (frozen, clip), *batch, *key, mask=real)
             weights = real if weight_fn is None else jnp.where(real, jax.vmap(weight_fn)(*batch), 0)

@@ -80,7 +80,7 @@ class Plan:
 
     @property
     def least_noise(self) -> float:
-        """What `training_noise` would be with whole batches, which is the least in the limit of many steps."""
+        """What `training_noise` would be with whole batches, the least in the limit of many steps."""
         return privacy.gaussian_noise_multiplier(self.epsilon, self.delta) / self.num_records
 
     def __str__(self) -> str:
@@ -125,7 +125,7 @@ def plan(
     num_records = _validate.check_integer(num_records, "num_records")
     epsilon, delta = _validate.check_epsilon(epsilon), _validate.check_delta(delta)
     calibration.warn_about_delta(delta, num_records)
-    budget = {"epsilon": epsilon, "delta": delta}
+    budget: dict[str, Any] = {"epsilon": epsilon, "delta": delta}
     batch_size, steps = complete(
         num_records, **budget, epochs=epochs, batch_size=batch_size, steps=steps
     )
@@ -148,8 +148,11 @@ def complete(
     epochs: float | None,
     batch_size: float | None,
     steps: int | None,
+    units: str = "records",
 ) -> tuple[float, int]:
     """The batch size and the number of steps of `plan`, before any noise is calibrated.
+
+    `units` is what is counted, for errors.
 
     Raises:
       ValueError: as `plan`.
@@ -161,7 +164,7 @@ def complete(
         if not 0 < batch_size <= num_records:
             raise ValueError(
                 f"batch_size={batch_size:g} must be positive and at most {num_records}, the number of "
-                "records: it is the expected size of a batch"
+                f"{units}: it is the expected size of a batch"
             )
     if epochs is None:
         if batch_size is None or steps is None:
@@ -211,10 +214,12 @@ def untuned(steps: int) -> optax.GradientTransformation:
     return optax.GradientTransformation(inner.init, update)
 
 
-def taken(batch_size: float, steps: int, epochs: Any, optimizer: Any, l2_clip_norm: Any) -> str:
+def taken(
+    batch_size: float, steps: int, epochs: Any, optimizer: Any, l2_clip_norm: Any, units: str
+) -> str:
     """What `fit` takes of the plan where nothing was given, in words; nothing where all was."""
     parts = [
-        (f"{steps:,} steps of {batch_size:g} records", epochs is not None),
+        (f"{steps:,} steps of {batch_size:g} {units}", epochs is not None),
         ("Adam whose learning rate is found meanwhile", optimizer is None),
         ("gradients of norm 1", l2_clip_norm is None),
     ]

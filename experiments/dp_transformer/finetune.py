@@ -1,4 +1,4 @@
-"""A pretrained language model, tuned with differential privacy on documents."""
+"""A pretrained language model, tuned with differential privacy on documents, or on those of users."""
 
 import functools
 import math
@@ -9,8 +9,10 @@ import numpy as np
 
 from dpx import ngram, partial
 from dpx.data import text as own
+from dpx.data.records import of_units
 from dpx.launch.experiment import Candidate, Comparison, Measure, Outcome, Plan, compares
 from dpx.privacy import ADD_OR_REMOVE_ONE, gaussian_guarantee
+from dpx.training import users
 from dpx.training.keys import Keys, open_keys
 from experiments.dp_transformer import documents as docs
 from experiments.dp_transformer import (
@@ -46,8 +48,8 @@ def validate(config) -> None:
             raise ValueError(f"config.ngrams must be from 1 to 3, not {order}")
     language = tuned_text.build(config)
     train, _ = docs.load(config, language.tokenizer)
-    training.check_both(config, len(train))
-    training.warn_about_delta(config.delta, len(train))
+    training.check_both(config, train.num_units)
+    training.warn_about_delta(config.delta, train.num_units, f"{docs.unit(config)}s")
 
 
 def plan(config) -> Plan:
@@ -55,14 +57,14 @@ def plan(config) -> Plan:
     language, unit = tuned_text.build(config), docs.unit(config)
     train, _ = docs.load(config, language.tokenizer)
     budget = config.epsilon, config.delta
-    found, guarantee = training.make_private(config.train, *budget, len(train), unit, ())
+    found, guarantee = training.make_private(config.train, *budget, train.num_units, unit, ())
     counts = gaussian_guarantee(
         *budget, neighboring=ADD_OR_REMOVE_ONE, unit=unit, mechanism="n-gram counts"
     )
     sizes = {f"{x}_parameters": _size(getattr(language, x)) for x in ("trained", "frozen")}
     return Plan(
         {f"dp_{order}gram": counts for order in _compared(config)} | {"dp_tuned": guarantee},
-        training.parameters(config.train, len(train), found, guarantee.epsilon) | sizes,
+        training.parameters(config.train, train.num_units, found, guarantee.epsilon) | sizes,
     )
 
 
@@ -71,15 +73,15 @@ def run(config, workdir: Path) -> Outcome:
     language = tuned_text.build(config)
     train, test = docs.load(config, language.tokenizer)
     synthetic = _is_synthetic(config)
-    begun = (*train, tuned_text.model_file(config))
+    begun = (*train.arrays, *tuned_text.model_files(config))
     keys = open_keys(config, workdir, synthetic=synthetic, data=begun)
     unit = docs.unit(config)
     privacy, guarantee = training.make_private(
-        config.train, config.epsilon, config.delta, len(train), unit, _assumptions(config)
+        config.train, config.epsilon, config.delta, train.num_units, unit, _assumptions(config)
     )
     characters = sum(map(len, test.texts(language.tokenizer)))
-    before = TunedText(language, language.trained)
-    measures = _measures("pretrained", before.nats(test), test, characters)
+    before = TunedText(language, language.trained, config)
+    measures = _measures("pretrained", nats := before.nats(test), test, characters)
     releases = {}
     for order in _compared(config):
         row = f"dp_{order}gram"
@@ -89,18 +91,20 @@ def run(config, workdir: Path) -> Outcome:
 
     start = tuned_text.inputs(language.tokenizer, train.tokens)
     planned = [config.train, *(way.section for way in without_privacy.ways(config))]
-    if language.model().first_adapted and len(train) < sum(s.steps * s.batch_size for s in planned):
-        # Once for each record, not each time it is drawn.
+    reads = sum(section.steps * section.batch_size for section in planned)
+    # Once for each record, not each time it is drawn. How many records users have is not public, and must
+    # decide nothing: what is computed twice is rounded otherwise.
+    if language.model().first_adapted and train.users is None and len(train) < reads:
         start = tuned_text.as_bits(tuned_text.trunk(language, train))
-    data = (start, *train)
     tune = functools.partial(_tune, config, workdir, language, keys=keys)
-    private = tune(data, label="dp_tuned", section=config.train, privacy=privacy)
+    private = tune(start, train, label="dp_tuned", section=config.train, privacy=privacy)
     private.save(workdir)
     releases["dp_tuned"] = guarantee
-    measures += _measures("dp_tuned", private.nats(test), test, characters)
-    notes = _samples(config, {"before tuning": before, "tuned privately": private})
+    measures += _measures("dp_tuned", tuned_nats := private.nats(test), test, characters)
+    notes = _change(tuned_nats - nats) + "\n\n"
+    notes += _samples(config, {"before tuning": before, "tuned privately": private})
     if config.non_private.steps:
-        tuned, words = _tuned_without_privacy(config, tune, data)
+        tuned, words = _tuned_without_privacy(config, tune, start, train)
         notes += f"\n\nTuning without privacy went {words}"
         measures += _measures("tuned", tuned.nats(test), test, characters)
         measures.append(Measure("dp_tuned", "share_of_gain", _share(measures)))
@@ -131,14 +135,14 @@ def candidate(config) -> Candidate:
         config.train,
         config.epsilon,
         config.delta,
-        len(train),
+        train.num_units,
         docs.unit(config),
         (*_assumptions(config), record_probability.ASSUMPTION),
     )
     return Candidate(
         row="dp_tuned",
         guarantee=guarantee,
-        sensitivities={record_probability.SCORE: record_probability.sensitivity(len(test))},
+        sensitivities={record_probability.SCORE: record_probability.sensitivity(test.num_units)},
         synthetic=_is_synthetic(config),
     )
 
@@ -168,43 +172,68 @@ def _assumptions(config) -> tuple[str, ...]:
         f"the number of {unit}s, which sets the split, the sampling probability, the batch size and δ, is "
         "public",
         "the pretrained model and its tokenizer are public, and depend on none of the records",
+        *([users.ASSUMPTION] if unit == "user" else []),
     )
 
 
-def _tuned_without_privacy(config, tune, data: tuple) -> tuple[TunedText, str]:
+def _tuned_without_privacy(
+    config, tune, start: np.ndarray, train: Documents
+) -> tuple[TunedText, str]:
     """The model tuned with neither noise nor clipping, and in words how."""
-    order = np.random.default_rng(config.seed).permutation(len(data[0]))
+    order = np.random.default_rng(config.seed).permutation(train.num_units)
     held_out, rest = np.split(order, [max(1, round(without_privacy.HELD_OUT * len(order)))])
 
     plain = functools.partial(tune, privacy=None)
 
     def measured(way: without_privacy.Way, number: int) -> float:
-        part = tuple(rows[rest] for rows in data)
-        asked = Documents(*(rows[held_out] for rows in data[1:]))
-        tuned = plain(part, label=f"tuned_tried{number}", section=way.section)
+        rows, _ = of_units(train.users, rest)
+        part = start[rows], train.take(rest)
+        asked = train.take(held_out)
+        tuned = plain(*part, label=f"tuned_tried{number}", section=way.section)
         return float(tuned.nats(asked, None).sum() / asked.mask.sum())
 
     chosen = without_privacy.choose(config, measured)
-    return plain(data, label="tuned", section=chosen.way.section), chosen.words
+    return plain(start, train, label="tuned", section=chosen.way.section), chosen.words
 
 
 def _tune(
-    config, workdir, language: Language, data, *, keys: Keys, label: str, section, privacy
+    config,
+    workdir,
+    language: Language,
+    start: np.ndarray,
+    train: Documents,
+    *,
+    keys: Keys,
+    label: str,
+    section,
+    privacy,
 ) -> TunedText:
     trained = training.train(
         functools.partial(tuned_text.loss, language),
         language.trained,
-        data=data,
+        data=(start, train.tokens, train.mask),
         config=section,
         keys=keys,
         label=label,
         workdir=workdir,
         privacy=privacy,
         mesh=config.mesh,
+        users=train.users,
         weight_fn=tuned_text.weight,
         frozen=language.frozen,
     )
-    return TunedText(language, trained)
+    return TunedText(language, trained, config)
+
+
+def _change(nats: np.ndarray) -> str:
+    """Whether tuning changed anything: small changes may be lost where activations are rounded."""
+    largest = np.abs(nats).max()
+    if largest > 0:
+        return f"Tuning changed what a held-out record costs by at most {largest:.3g} nats."
+    return (
+        "Tuning changed nothing: every held-out record costs what it did before. Train longer, or use "
+        "--config.model.dtype=float32."
+    )
 
 
 def _measures(row: str, nats: np.ndarray, test: Documents, characters: int) -> list[Measure]:
@@ -229,9 +258,10 @@ def _ngram(key, config, language: Language, train: Documents, test: Documents, o
     longest = 6 * config.data.length  # more characters of a training text are not counted
     table = {"order": order, "vocab_size": known.size + 1, "start": known.size}
     count = functools.partial(ngram.statistic, **table, l2_clip_norm=math.sqrt(longest))
+    blocks = [train.take(slice(i, i + 500)) for i in range(0, train.num_units, 500)]
     parts = [
-        count(_encode(known, part.texts(language.tokenizer), longest))
-        for part in (train.take(slice(i, i + 500)) for i in range(0, len(train), 500))
+        count((*_encode(known, block.texts(language.tokenizer), longest), *block.arrays[2:]))
+        for block in blocks
     ]
     named = [part.as_block(str(i)) for i, part in enumerate(parts)]
     model = ngram.release(

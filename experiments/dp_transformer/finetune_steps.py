@@ -25,7 +25,7 @@ import dpx
 from dpx.launch import cli, records
 from experiments.dp_transformer import tuned_text
 
-_MODEL = flags.DEFINE_enum("model", "gguf", ["gguf", "random"], "As config.model.kind.")
+_MODEL = flags.DEFINE_enum("model", "pretrained", ["pretrained", "random"], "As config.model.kind.")
 _TUNED = flags.DEFINE_multi_enum("tuned", tuned_text.MODES, tuned_text.MODES, "As tune.mode.")
 _ACTIVATIONS = flags.DEFINE_enum(
     "activations", "bfloat16", ["bfloat16", "float32"], "As config.model.dtype."
@@ -40,7 +40,7 @@ def steps(
     mode: str, kind: str, activations: str
 ) -> tuple[dict[str, Callable], tuple[Any, Any], int]:
     """Functions (trained, frozen, tokens) -> gradient by name, what they are given, and the vocabulary."""
-    config = records.load_config("finetune" if kind == "gguf" else "finetune:tiny")
+    config = records.load_config("finetune" if kind == "pretrained" else "finetune:tiny")
     config.update({"tune": {"mode": mode}, "model": {"dtype": activations}})
     language = tuned_text.build(config)
 

@@ -5,7 +5,7 @@ from pathlib import Path
 
 from ml_collections import ConfigDict
 
-from dpx.data import Texts, gguf
+from dpx.data import Texts
 from dpx.data import text as own
 from dpx.launch.experiment import Outcome, Plan
 from dpx.nn import pretrained
@@ -20,9 +20,9 @@ load = language_model.load
 
 def validate(config) -> None:
     """Raises ValueError, FileNotFoundError or ModuleNotFoundError for what cannot be used."""
-    if config.tokenizer.kind not in ("gguf", "bytes"):
+    if config.tokenizer.kind not in ("pretrained", "bytes"):
         raise ValueError(
-            f"config.tokenizer.kind={config.tokenizer.kind!r} must be 'gguf' or 'bytes'"
+            f"config.tokenizer.kind={config.tokenizer.kind!r} must be 'pretrained' or 'bytes'"
         )
     if config.data.tokens < 1:
         raise ValueError(f"config.data.tokens={config.data.tokens} must be at least 1")
@@ -43,18 +43,19 @@ def run(config, workdir: Path) -> Outcome:
 def _corpus(config) -> Corpus:
     """The characters of each document's first tokens. Where it was cut is no end, and is not predicted."""
     tokenizer = docs.Bytes()
-    if config.tokenizer.kind == "gguf":
-        tokenizer = gguf.tokenizer(gguf.GGUF(config.tokenizer.path or pretrained.default_path()))
+    if config.tokenizer.kind == "pretrained":
+        tokenizer = pretrained.tokenizer(config.tokenizer.path or pretrained.default_path())
     shorter = {**config.data.to_dict(), "length": config.data.tokens}
     in_tokens = ConfigDict({**config.to_dict(), "data": shorter})
     known = corpora.public(config)
 
-    def records(texts: list[str]) -> Texts:
-        found = own.encode([("", text) for text in texts], known.alphabet, config.data.length)
-        return dataclasses.replace(found, ends=False)
+    def records(part: docs.Documents) -> Texts:
+        texts = [own.Text("", text) for text in part.texts(tokenizer)]
+        found = own.encode(texts, known.alphabet, config.data.length)
+        return dataclasses.replace(found, ends=False, users=part.users)
 
-    train, test = (part.texts(tokenizer) for part in docs.load(in_tokens, tokenizer))
-    longest = max(map(len, test))
+    train, test = docs.load(in_tokens, tokenizer)
+    longest = max(map(len, test.texts(tokenizer)))
     if longest > config.data.length:
         raise ValueError(
             f"config.data.length={config.data.length} must be at least {longest}: a test document has that "

@@ -1,4 +1,4 @@
-"""A character model trained with differential privacy: one name, or one window of a text, is one record."""
+"""A character model trained with differential privacy: for a name, a window of a text, or a user's texts."""
 
 import functools
 from pathlib import Path
@@ -7,8 +7,7 @@ import jax
 import numpy as np
 
 from dpx import ngram
-from dpx.data import Texts
-from dpx.data import text as own
+from dpx.data import Texts, split
 from dpx.launch.experiment import Candidate, Comparison, Measure, Outcome, Plan, compares
 from dpx.privacy import ADD_OR_REMOVE_ONE, gaussian_guarantee
 from dpx.training.keys import Keys, open_keys
@@ -49,7 +48,7 @@ def validate(config) -> None:
 
 def check(config, corpus: Corpus) -> None:
     """Raises ValueError for a config that these records cannot be used with."""
-    training.check_both(config, len(corpus.train))
+    training.check_both(config, corpus.train.num_units)
     models.check(config, corpus.vocab_size)
     for order in (*config.ngrams, config.prior.order):
         if order not in (1, 2, 3, 4, 5):
@@ -60,7 +59,7 @@ def check(config, corpus: Corpus) -> None:
         raise ValueError(
             f"config.prior.budget_fraction={config.prior.budget_fraction} must be in [0, 1)"
         )
-    training.warn_about_delta(config.delta, len(corpus.train))
+    training.warn_about_delta(config.delta, corpus.train.num_units, f"{corpus.unit}s")
 
 
 def plan(config, corpus: Corpus | None = None) -> Plan:
@@ -78,7 +77,7 @@ def plan(config, corpus: Corpus | None = None) -> Plan:
 
     share = config.prior.budget_fraction
     prior = counts(share * config.epsilon) if share else None
-    trained, parameters = models.plan(config, len(corpus.train), corpus.unit, prior=prior)
+    trained, parameters = models.plan(config, corpus.train.num_units, corpus.unit, prior=prior)
     once = {} if prior is None else {"start": prior}
     ngrams = {f"dp_{order}gram": counts(config.epsilon) for order in _compared(config)}
     return Plan(ngrams | trained | once, parameters)
@@ -91,7 +90,8 @@ def run(config, workdir: Path, corpus: Corpus | None = None) -> Outcome:
     """
     corpus = corpora.load(config) if corpus is None else corpus
     synthetic = corpora.is_generated(config)
-    keys = open_keys(config, workdir, synthetic=synthetic, data=(corpus.train.tokens,))
+    begun = [x for x in (corpus.train.tokens, corpus.train.users) if x is not None]
+    keys = open_keys(config, workdir, synthetic=synthetic, data=begun)
     measures, releases, trained = [], {}, {}
     for order in _compared(config):
         row = f"dp_{order}gram"
@@ -124,7 +124,9 @@ def run(config, workdir: Path, corpus: Corpus | None = None) -> Outcome:
         composed=releases | once,
         synthetic=synthetic,
         not_covered=NOT_COVERED,
-        notes=f"{words} {corpus.unit}s sampled from {rows[-1]}: " + ", ".join(samples) + notes,
+        notes=f"{words} {corpus.public.record}s sampled from {rows[-1]}: "
+        + ", ".join(samples)
+        + notes,
         titles=TITLES
         | {f"dp_{order}gram": f"DP {order}-gram" for order in config.ngrams}
         | {"start": f"DP {config.prior.order}-gram, before training"},
@@ -156,7 +158,9 @@ def candidate(config) -> Candidate:
     return Candidate(
         row=models.private_rows(config)[-1],
         guarantee=calibrated.guarantee,
-        sensitivities={record_probability.SCORE: record_probability.sensitivity(len(corpus.test))},
+        sensitivities={
+            record_probability.SCORE: record_probability.sensitivity(corpus.test.num_units)
+        },
         synthetic=corpora.is_generated(config),
     )
 
@@ -214,8 +218,8 @@ def _row_without_privacy(config, workdir, corpus: Corpus, keys: Keys) -> tuple[P
         return _train(config, workdir, part, table, None, way.section, keys, label, None)
 
     def measured(way: without_privacy.Way, number: int) -> float:
-        count = max(1, round(without_privacy.HELD_OUT * len(corpus.train)))
-        rest, held_out = own.split(corpus.train, count, seed=config.seed)
+        count = max(1, round(without_privacy.HELD_OUT * corpus.train.num_units))
+        rest, held_out = split(corpus.train, count, seed=config.seed)
         return trained(way, rest, f"{kind}_tried{number}").nats(held_out)
 
     chosen = without_privacy.choose(config, measured)
@@ -238,6 +242,7 @@ def _train(
         workdir=workdir,
         privacy=privacy,
         mesh=config.mesh,
+        users=train.users,
         weight_fn=text_model.weight,
     )
     return PrivateText(corpus.public, graph, table, noise_std, params)
@@ -275,6 +280,7 @@ def _fit_ngram(key, corpus: Corpus, order: int, epsilon: float, delta: float) ->
         epsilon=epsilon,
         delta=delta,
         unit=corpus.unit,
+        users=corpus.train.users,
     )
     return model._replace(guarantee=model.guarantee.assuming(*corpus.assumptions))
 

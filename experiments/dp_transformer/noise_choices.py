@@ -25,7 +25,7 @@ from flax import nnx
 import dpx
 from dpx.data import Texts, shakespeare, synthetic_histories
 from dpx.data import surnames as names
-from dpx.data.text import split
+from dpx.data.records import split
 from dpx.nn.transformer import Transformer
 from dpx.training import AdaptiveClipNorm
 

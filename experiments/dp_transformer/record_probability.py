@@ -11,26 +11,29 @@ import numpy as np
 from dpx import _watch
 
 SCORE = "record_probability"
-ASSUMPTION = "the number of held-out records is public"
+ASSUMPTION = "the number of held-out records, or of users where those have them, is public"
 
 
-def score(log_probs: np.ndarray, lengths: np.ndarray) -> float:
+def score(log_probs: np.ndarray, lengths: np.ndarray, users: np.ndarray | None = None) -> float:
     """The mean over records of the geometric mean of the probabilities of their tokens.
 
-    The sum over records is exact, so that a record moves the mean by no more than `sensitivity` says.
+    Where users have the records, it is the mean over users of the means over the records of each. The sum
+    over records, or users, is exact, so that one moves the mean by no more than `sensitivity` says.
 
     Args:
       log_probs: (n,) log-probability of each record; one that is not a number counts as certain absence.
       lengths: (n,) number of its tokens; a record of none is certain.
+      users: (n,) whose each record is, as in `dpx.data.Texts`.
     """
     own = np.where(np.isnan(log_probs), -np.inf, log_probs).astype(np.float64)
-    own = own / np.maximum(lengths, 1)
-    total = math.fsum(np.minimum(np.exp(own), 1).tolist())
-    return total / _watch.public(len(lengths), ASSUMPTION)
+    own = np.minimum(np.exp(own / np.maximum(lengths, 1)), 1)
+    if users is not None:
+        own = np.minimum(np.bincount(users, own) / np.bincount(users), 1)
+    return math.fsum(own.tolist()) / _watch.public(len(own), ASSUMPTION)
 
 
 def sensitivity(count: int) -> float:
-    """How far one record moves the score over so many, for a model that does not change.
+    """How far one record, or user, moves the score over so many, for a model that does not change.
 
     The mean of values in [0, 1] is their sum, of sensitivity 1, over their public number. Beyond that is
     what 32 bits round a value to.

@@ -67,14 +67,17 @@ class PrivateText:
     def evaluate(self, records) -> tuple[float, float]:
         """`nats` of held-out records, and how probable one of them is (`record_probability`)."""
         found = self._log_probs(records, record_probability.ASSUMPTION)
-        score = record_probability.score(found, records.mask.sum(axis=1))
+        score = record_probability.score(found, records.mask.sum(axis=1), records.users)
         return _nats(found, records), score
 
     def _log_probs(self, records, assumption: str | None = None) -> np.ndarray:
         """(n,) log-probability of each record, of whose number a guarantee may assume that it is public."""
         found, count = [], len(records)
-        # Always as many rows: in products of another shape a record would be rounded in another way.
-        size = min(_RECORDS_AT_ONCE, _watch.public(count, assumption))
+        # Always as many rows: in products of another shape a record would be rounded in another way. How
+        # many records users have is not public.
+        size = _RECORDS_AT_ONCE
+        if records.users is None:
+            size = min(size, _watch.public(count, assumption))
         for start in range(0, count, size):
             rows = np.arange(start, start + size) % count
             tokens = records.tokens[rows]

@@ -12,6 +12,7 @@ import optax
 
 import dpx
 from dpx import _validate
+from dpx.data.records import num_units, of_units
 from dpx.training import loop, precision
 from dpx.training.arguments import check_sampling
 from dpx.training.calibration import (
@@ -24,6 +25,7 @@ from dpx.training.calibration import (
 from dpx.training.keys import Keys
 from dpx.training.layout import Layout, as_mesh, share, whole
 from dpx.training.sampling import NAMES
+from dpx.training.users import numbered
 from experiments.dp_transformer import without_privacy
 
 __all__ = [
@@ -49,6 +51,7 @@ def train(
     workdir: Path,
     privacy: Privacy | None,
     mesh: Any = None,
+    users: np.ndarray | None = None,
     weight_fn: Callable[..., jax.Array] | None = None,
     frozen: Any = None,
     evaluate: Callable[[Any], Mapping[str, float]] | None = None,
@@ -63,13 +66,19 @@ def train(
       data: Arrays with one row per example.
       config: `steps`, `batch_size` (expected), `microbatch_size`, `learning_rate`, `warmup` (share of the
         steps), `weight_decay`, `log_every`, `checkpoint_every` (steps), `compute_dtype` if it is not that of
-        the parameters, and with `evaluate` `evaluate_every` (steps).
+        the parameters, with `evaluate` `evaluate_every` (steps), and with `users` `records_per_user`.
       keys: Of the run; those of the training follow from its label.
       mesh: The section `mesh` of a config, if it has one.
+      users: (n,) whose each example is, as in `dpx.data.Texts`: then `batch_size` is of users.
       label, workdir, privacy, weight_fn, frozen, evaluate: See there.
     """
-    data = share(data)
-    layout = Layout(sizes(mesh), len(data[0]))
+    rows, whose = of_units(users, share(np.arange(num_units(data[0], users))))
+    grouped = None
+    if whose is not None:
+        grouped = numbered(whose, num_units(whose, whose), config.records_per_user)
+    # Of one process that is all of them, which are not copied.
+    data = tuple(x[rows] for x in data) if len(rows) < len(data[0]) else data
+    layout = Layout(sizes(mesh), len(rows) if grouped is None else len(grouped))
 
     def gathered(params: Any) -> Any:
         if layout.mesh is None:
@@ -89,6 +98,7 @@ def train(
         compute_dtype=config.get("compute_dtype"),
         microbatch_size=config.microbatch_size,
         record_key=True,
+        users=grouped,
         weight_fn=weight_fn,
         frozen=frozen,
         layout=layout,
@@ -130,8 +140,8 @@ def check(config: Any, num_examples: int, *, name: str = "config.train") -> None
             f"for {num_examples} records: use at most that many"
         )
     precision.check(config.get("compute_dtype"), f"{name}.compute_dtype")
-    for key in ("steps", "microbatch_size", "log_every", "checkpoint_every"):
-        if config[key] < 1:
+    for key in ("steps", "microbatch_size", "log_every", "checkpoint_every", "records_per_user"):
+        if config.get(key, 1) < 1:
             raise ValueError(f"{name}.{key}={config[key]} must be at least 1")
     for key in ("learning_rate", "l2_clip_norm"):
         if not 0 < config[key] < math.inf:

@@ -11,15 +11,16 @@ from flax import nnx
 from jax import lax
 
 from dpx import _watch
-from dpx.data import gguf
-from dpx.nn import lora, pretrained
-from dpx.nn.llama import Llama
+from dpx.launch import card
+from dpx.nn import lora, peft, pretrained
+from dpx.nn.pretrained import Decoder, DecoderSettings
 from dpx.nn.transformer import generate
 from dpx.training import checkpoints
 from experiments.dp_transformer import record_probability
 from experiments.dp_transformer.documents import Bytes, Documents
 
 MODES = ("lora", "full")
+_DEFAULT = "HuggingFaceTB/SmolLM2-135M-Instruct"  # the model of `pretrained.default_path`
 _PIECE = 16  # texts that are scored at a time, whose logits take memory
 
 
@@ -32,7 +33,7 @@ class Language(NamedTuple):
     tokenizer: Any
     length: int
 
-    def model(self, trained: Any = None, frozen: Any = None) -> Llama:
+    def model(self, trained: Any = None, frozen: Any = None) -> Decoder:
         """The model, by default with the parameters that it began with."""
         trained = self.trained if trained is None else trained
         return nnx.merge(self.graph, trained, self.frozen if frozen is None else frozen)
@@ -40,8 +41,10 @@ class Language(NamedTuple):
 
 def check(config) -> None:
     """Raises ValueError for sections `model`, `tune` and `sample` that cannot be used."""
-    if config.model.kind not in ("gguf", "random"):
-        raise ValueError(f"config.model.kind={config.model.kind!r} must be 'gguf' or 'random'")
+    if config.model.kind not in ("pretrained", "random"):
+        raise ValueError(
+            f"config.model.kind={config.model.kind!r} must be 'pretrained' or 'random'"
+        )
     for name in ("dtype", "param_dtype"):
         if config.model[name] not in ("float32", "bfloat16"):
             raise ValueError(
@@ -67,20 +70,14 @@ def build(config) -> Language:
         options["param_dtype"] = "float32"
     if config.model.kind == "random":
         tokenizer, rngs = Bytes(), nnx.Rngs(config.seed)
-        shape = {"dim": 16, "num_layers": 3, "num_heads": 4, "num_kv_heads": 2}
-        model = Llama(tokenizer.vocab_size, **shape, **options, rngs=rngs)
+        shape: dict[str, Any] = {"dim": 16, "num_layers": 3, "num_heads": 4, "num_kv_heads": 2}
+        settings = DecoderSettings(tokenizer.vocab_size, **shape)
+        model = Decoder(settings, **options, rngs=rngs)
     else:
-        file = gguf.GGUF(config.model.path or pretrained.default_path())
-        tokenizer, model = gguf.tokenizer(file), pretrained.load_llama(file, **options)
-        for section in ("data", "sample"):
-            if model.context_length is not None and config[section].length > model.context_length:
-                raise ValueError(
-                    f"config.{section}.length={config[section].length} must be at most "
-                    f"{model.context_length}, the most tokens that {file.path} was made for"
-                )
+        tokenizer, model = _pretrained(config, options)
     trained: Any = nnx.Param
     if config.tune.mode == "lora":
-        names = ("projections", "rank", "alpha", "train_first", "shift")
+        names = ("target_modules", "rank", "alpha", "rslora", "train_first", "shift")
         try:
             lora.attach(
                 model,
@@ -95,14 +92,39 @@ def build(config) -> Language:
     return Language(graph, own, frozen, tokenizer, config.sample.length)
 
 
-def model_file(config) -> np.ndarray:
-    """The bytes of the file that the model is read from; none of a random one, which the config describes.
+def _pretrained(config, options: dict[str, Any]) -> tuple[Any, Any]:
+    """The tokenizer and the model of a file or folder."""
+    found = pretrained.open_checkpoint(config.model.path or pretrained.default_path())
+    settings = found.settings
+    if not isinstance(settings, DecoderSettings):
+        raise ValueError(
+            f"config.model.path={str(found.path)!r} is an encoder, which predicts no next token: "
+            "use a decoder"
+        )
+    longest = settings.context_length
+    for section in ("data", "sample"):
+        if longest is not None and config[section].length > longest:
+            raise ValueError(
+                f"config.{section}.length={config[section].length} must be at most {longest}, the "
+                f"most tokens that {found.path} was made for"
+            )
+    tokenizer = found.tokenizer()
+    if tokenizer.start is None:
+        raise ValueError(
+            f"{found.path} has no token that begins a text: set bos_token_id in its config.json"
+        )
+    return tokenizer, pretrained.load(found, **options)
+
+
+def model_files(config) -> list[np.ndarray]:
+    """The bytes of the files that the model is read from; none of a random one, which the config describes.
 
     What is released is computed with the model, so that a run that resumes has to find the same one.
     """
     if config.model.kind == "random":
-        return np.zeros(0, np.uint8)
-    return np.memmap(config.model.path or pretrained.default_path(), np.uint8, "r")
+        return []
+    found = pretrained.files(config.model.path or pretrained.default_path())
+    return [np.memmap(path, np.uint8, "r") for path in found]
 
 
 def inputs(tokenizer, tokens: np.ndarray) -> np.ndarray:
@@ -178,8 +200,8 @@ def _score(graph, trained, frozen, before, tokens, mask):
 class TunedText:
     """A language model: scores and samples texts."""
 
-    def __init__(self, language: Language, trained: Any):
-        self._language, self._trained = language, trained
+    def __init__(self, language: Language, trained: Any, config: Any):
+        self._language, self._trained, self._config = language, trained, config
         self._logits = functools.partial(_logits, language.graph, trained, language.frozen)
 
     def nats(
@@ -193,11 +215,14 @@ class TunedText:
         """
         language, found, count = self._language, [], len(documents)
         before = inputs(language.tokenizer, documents.tokens)
-        # Always as many rows: in products of another shape a document would be rounded in another way.
-        size = min(_PIECE, _watch.public(count, assumption))
+        # Always as many rows: in products of another shape a document would be rounded in another way. How
+        # many documents users have is not public.
+        size = _PIECE
+        if documents.users is None:
+            size = min(size, _watch.public(count, assumption))
         for start in range(0, count, size):
             rows = np.arange(start, start + size) % count
-            part = (before[rows], *documents.take(rows))
+            part = (before[rows], documents.tokens[rows], documents.mask[rows])
             nats = _score(language.graph, self._trained, language.frozen, *part)
             found.append(np.asarray(nats))
         return np.concatenate(found)[:count]
@@ -217,6 +242,36 @@ class TunedText:
         drawn = generate(self._logits, key, count, language.length, start=language.tokenizer.start)
         return [language.tokenizer.decode(row) for row in np.asarray(drawn)]
 
+    def export(self, folder: Path, *, merged: bool, base: str | None) -> card.Model:
+        """Writes what was tuned for `transformers` and `peft`: adapters, or a whole model.
+
+        Args:
+          folder: Is made.
+          merged: Whether adapters are merged into the model, and all of it is written.
+          base: The name of the pretrained model, by default that of its folder or file.
+
+        Raises:
+          ValueError: for a random model, all parameters without `merged`, or a shift with it.
+        """
+        language, config = self._language, self._config
+        if config.model.kind == "random":
+            raise ValueError(
+                "config.model.kind='random' must be 'pretrained': nobody else has this model"
+            )
+        path, named = config.model.path, _DEFAULT
+        if path is not None:
+            place = Path(path).resolve()
+            named = place.name if place.is_dir() else place.stem
+        model, base = language.model(self._trained), base or named
+        if merged:
+            source = pretrained.open_checkpoint(path or pretrained.default_path())
+            pretrained.save(model, folder, source=source)
+        elif config.tune.mode == "full":
+            raise ValueError("config.tune.mode='full' changed all parameters: give --merged")
+        else:
+            peft.save(model, folder, base=base)
+        return card.Model(base=base, library="transformers" if merged else "peft")
+
     def save(self, workdir: Path) -> None:
         """Saves what was tuned, and nothing else."""
         checkpoints.save_model(workdir, {"trained": self._trained})
@@ -226,4 +281,4 @@ def load(config, workdir: Path) -> TunedText:
     """The private model that a run left, on the pretrained one of its config. Reads no private data."""
     language = build(config)
     saved = checkpoints.load_model(workdir, {"trained": language.trained})
-    return TunedText(language, saved["trained"])
+    return TunedText(language, saved["trained"], config)

@@ -25,6 +25,7 @@ from dpx.data import (
     load_texts,
 )
 from dpx.data.arrays import load_array, load_columns
+from dpx.data.text import joined as by_author
 from dpx.recommend import popularity
 
 KEY = jax.random.key(3)
@@ -132,7 +133,10 @@ def authors(rows, folder):
 
 def from_authors(path):
     found = load_texts(path, column="text", user="who")
-    kept = [np.array(["0123x".index(c) for c in text if c in "0123x"], int) for _, text in found]
+    kept = [
+        np.array(["0123x".index(c) for c in one.text if c in "0123x"], int)
+        for one in by_author(found)
+    ]
     return Histories(tuple(kept), 5, np.array([0, 1, 2, 3, "x"], object))
 
 

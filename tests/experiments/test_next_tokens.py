@@ -54,6 +54,29 @@ def test_a_run_with_a_random_model(tmp_path, monkeypatch):
     assert memory.moments.shape == (15, 10)
 
 
+def test_all_that_a_user_wrote_is_one_record(tmp_path, monkeypatch):
+    """Whose clipped part moves the sums: a text of theirs alone would do so as often as there are texts."""
+    (tmp_path / "own.csv").write_text(
+        "who,what\n" + "".join(f"u{i % 3},ab{i}\n" for i in range(12))
+    )
+    config = configs.get_config("tiny")
+    path = str(tmp_path / "own.csv")
+    config.data.update({"path": path, "test_path": path, "column": "what", "user": "who"})
+    begun = []
+
+    def opened(config, workdir, *, synthetic, data):
+        begun.extend(data)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(next_tokens.secrets, "open_keys", opened)
+    with pytest.raises(KeyboardInterrupt):
+        next_tokens.run(config, tmp_path)
+    assert len(begun[0]) == 3
+    config.data.record = "window"
+    with pytest.raises(ValueError, match=r"config\.data\.record='window' must be another one"):
+        next_tokens.validate(config)
+
+
 def test_a_mixture_is_a_distribution():
     """Over a vocabulary of ten tokens, of which three are classes of their own."""
     rng = np.random.default_rng(0)

@@ -28,7 +28,6 @@ def test_a_saved_model_needs_no_private_text(tmp_path, record):
     [
         ({"path": None, "generated": 0}, "data.path is missing"),
         ({"record": "page"}, "data.record='page'"),
-        ({"user": "who", "record": "window"}, "data.user"),
         ({"outside": "guess"}, "outside='guess'"),
         ({"held_out": 1.0}, "data.held_out"),
     ],

@@ -85,6 +85,8 @@ PUBLISHED = {
     "recommender:movielens,tiny": "MovieLens, which a package carries",
     "recommender:movielens1m,tiny": "MovieLens",
     "shakespeare:tiny": "a play",
+    "friends:users,tiny": "a series",
+    "friends:lines,tiny": "a series",
 }
 
 

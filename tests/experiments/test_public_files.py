@@ -53,19 +53,22 @@ def test_a_memory_follows_from_public_documents(begun, tmp_path):
 def test_texts_are_read_by_a_model(begun, tmp_path, monkeypatch, name):
     config = config_of_texts(name, tmp_path)
     first = begun(config)
-    monkeypatch.setattr(tuned_text, "model_file", lambda config: np.ones(3, np.uint8))
+    monkeypatch.setattr(tuned_text, "model_files", lambda config: [np.ones(3, np.uint8)])
     assert begun(config) != first
 
 
-def test_a_model_is_known_by_the_bytes_of_its_file(tmp_path):
+@pytest.mark.parametrize("name", ["model.gguf", "folder/model-00002-of-00002.safetensors"])
+def test_a_model_is_known_by_the_bytes_of_its_files(tmp_path, name):
     config = records.load_config("finetune:tiny")
-    assert tuned_text.model_file(config).size == 0
-    config.model.kind, config.model.path = "gguf", str(tmp_path / "model.gguf")
-    (tmp_path / "model.gguf").write_bytes(b"GGUF and weights")
-    assert tuned_text.model_file(config).tobytes() == b"GGUF and weights"
-    first = resuming.digest([tuned_text.model_file(config)])
-    (tmp_path / "model.gguf").write_bytes(b"GGUF and Weights")
-    assert resuming.digest([tuned_text.model_file(config)]) != first
+    assert tuned_text.model_files(config) == []
+    config.model.kind, config.model.path = "pretrained", str(tmp_path / name.partition("/")[0])
+    (tmp_path / "folder").mkdir()
+    (tmp_path / "folder" / "config.json").write_text("{}")
+    (tmp_path / name).write_bytes(b"weights")
+    assert tuned_text.model_files(config)[-1].tobytes() == b"weights"
+    first = resuming.digest(tuned_text.model_files(config))
+    (tmp_path / name).write_bytes(b"Weights")
+    assert resuming.digest(tuned_text.model_files(config)) != first
 
 
 @pytest.mark.parametrize(

@@ -62,6 +62,12 @@ TRAINING = {
     "train.log_every": 3,
     "non_private.steps": 0,
 }
+TUNING = TRAINING | {
+    "data.limit": 60,
+    "data.record": "line",
+    "data.test_limit": 10,
+    "ngrams": (1,),
+}
 DROPOUT = {"data.limit": 120, "reattention.enabled": True, "model.dropout": 0.5}
 GRU = {
     "data.limit": 120,
@@ -74,9 +80,12 @@ CHANGES = {
     "quickstart:tiny": [TRAINING | DROPOUT, TRAINING | GRU | {"train.sampling": "allocation"}],
     "shakespeare:tiny": [TRAINING | {"model.dropout": 0.2}],
     "text:tiny": [TRAINING | {"data.limit": 120}],
-    "finetune:pretrained,tiny": [
-        TRAINING | {"data.limit": 60, "data.record": "line", "data.test_limit": 10, "ngrams": (1,)}
+    "friends:users,tiny": [
+        TRAINING | DROPOUT | {"train.records_per_user": 2},
+        TRAINING | GRU | {"train.sampling": "allocation"},
     ],
+    "friends:lines,tiny": [TRAINING | {"data.limit": 120}],
+    "finetune:pretrained,tiny": [TUNING, TUNING | {"data.user": "who"}],
     "finetune:scratch,tiny": [TRAINING | {"data.limit": 60, "data.record": "line"}],
     "reattention:tiny": [
         {name: value for name, value in TRAINING.items() if not name.startswith("non_private")}
@@ -143,19 +152,25 @@ def removed(rows, *indices):
 # Where each experiment finds its records
 
 
+def whose(rows, train):
+    """The users of records that are put together of each unit's."""
+    return None if train.users is None else np.repeat(range(len(rows)), [len(x) for x, _ in rows])
+
+
 def _texts(config, patch, module=corpora, name="load"):
     corpus = getattr(module, name)(config)
 
     def inject(rows):
-        tokens, mask = (np.stack(part) for part in zip(*rows, strict=True))
+        tokens, mask = (np.concatenate(part) for part in zip(*rows, strict=True))
         # A record is its tokens up to its end, so that a mask goes with its row.
-        own = dataclasses.replace(corpus.train, tokens=tokens)
+        own = dataclasses.replace(corpus.train, tokens=tokens, users=whose(rows, corpus.train))
         assert np.array_equal(own.mask, mask)
         changed = corpus._replace(train=own)
         patch.setattr(module, name, lambda config: changed)
 
-    train = corpus.train
-    rows = list(zip(train.tokens[:120], train.mask[:120], strict=True))
+    # All records of a unit, which is a user or one record.
+    units = [corpus.train.take([number]) for number in range(min(120, corpus.train.num_units))]
+    rows = [(unit.tokens, unit.mask) for unit in units]
     longest = int(np.argmax([mask.sum() for _, mask in rows]))
     rows[7] = rows[3]
     # The first, a long one, one of a pair, and a third of that pair.
@@ -172,10 +187,11 @@ def _documents(config, patch):
     train, later = docs.load(config, tuned_text.build(config).tokenizer)
 
     def inject(rows):
-        found = docs.Documents(*(np.stack(part) for part in zip(*rows, strict=True)))
-        patch.setattr(docs, "load", lambda config, tokenizer: (found, later))
+        arrays = (np.concatenate(part) for part in zip(*rows, strict=True))
+        found = docs.Documents(*arrays, whose(rows, train))
+        patch.setattr(docs, "load", lambda config, tokenizer, **_: (found, later))
 
-    rows = list(zip(*train, strict=True))
+    rows = [train.take([number])[:2] for number in range(train.num_units)]
     exact = ("memory_no_noise", "frequencies_no_noise", "attention")
     exposed = {}
     if "public" in config:
@@ -369,6 +385,8 @@ CASES = {
     "quickstart:tiny": _texts,
     "shakespeare:tiny": _texts,
     "text:tiny": _texts,
+    "friends:users,tiny": _texts,
+    "friends:lines,tiny": _texts,
     "finetune:scratch,tiny": _from_scratch,
     "finetune:pretrained,tiny": _documents,
     "next_tokens:tiny": _documents,

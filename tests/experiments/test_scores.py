@@ -11,6 +11,7 @@ import pytest
 from all_configs import all_sources, configured
 
 from dpx import audit
+from dpx.data.records import num_units, of_units
 from dpx.launch import records, run
 from experiments.dp_transformer import corpus as corpora
 from experiments.dp_transformer import documents as docs
@@ -26,6 +27,7 @@ TUNED = {"ngrams": (), "non_private.steps": 0, "train.batch_size": 16, "data.tes
 CHANGES = {
     "finetune:pretrained,tiny": TUNED | {"data.record": "line"},
     **dict.fromkeys(("quickstart:tiny", "shakespeare:tiny", "text:tiny"), TEXT),
+    **dict.fromkeys(("friends:users,tiny", "friends:lines,tiny"), TEXT),
     **{s: ONE_MODEL for s in SOURCES if s.startswith("recommender")},
 }
 
@@ -51,17 +53,18 @@ def _histories(config, patch):
 
 
 def _texts(config, patch):
-    """Records, of which the first has no token: it is certain."""
+    """Records or users, of whom the first have no token: they are certain."""
     corpus = corpora.load(config)
+    test = corpus.test.take(slice(20))
+    mask = test.mask.copy()
+    mask[test.users == 0 if test.users is not None else 0] = False
 
     def inject(kept):
-        rows = np.arange(len(corpus.test))[:20]
-        mask = corpus.test.mask[rows].copy()
-        mask[0] = False
-        test = Masked(corpus.test.tokens[rows][kept], mask[kept])
-        patch.setattr(corpora, "load", lambda config: corpus._replace(test=test))
+        rows, users = of_units(test.users, kept)
+        found = Masked(test.tokens[rows], mask[rows], users)
+        patch.setattr(corpora, "load", lambda config: corpus._replace(test=found))
 
-    return inject, np.arange(20)
+    return inject, np.arange(test.num_units)
 
 
 @dataclasses.dataclass
@@ -70,16 +73,21 @@ class Masked:
 
     tokens: np.ndarray
     mask: np.ndarray
+    users: np.ndarray | None
 
     def __len__(self):
         return len(self.tokens)
+
+    @property
+    def num_units(self):
+        return num_units(self.tokens, self.users)
 
 
 def _documents(config, patch):
     load = docs.load
 
     def inject(kept):
-        def loaded(config, tokenizer):
+        def loaded(config, tokenizer, **_):
             train, test = load(config, tokenizer)
             mask = test.mask.copy()
             mask[0] = False

@@ -85,8 +85,8 @@ FAULTS = (
     Fault(
         "the sensitivities of columns are averaged",
         "dpx/noise/door.py",
-        "unit = [jnp.asarray(one, wide) for one in unit]",
-        "unit = [jnp.mean(jnp.asarray(one, wide)) for one in unit]",
+        "sizes = [(noise_multiplier, one) for one in unit]",
+        "sizes = [(noise_multiplier, jnp.mean(one)) for one in unit]",
         DOOR,
     ),
     Fault(
@@ -902,15 +902,15 @@ FAULTS = (
     Fault(
         "n-grams are clipped by the norm of all records of a block",
         "dpx/ngram.py",
-        "norms = np.sqrt(np.bincount(owners, repeats**2, len(tokens)))",
-        "norms = np.full(len(tokens), np.sqrt(np.sum(repeats**2)))",
+        "norms = np.sqrt(np.bincount(owners, repeats.astype(float) ** 2, count))",
+        "norms = np.full(count, np.sqrt(np.sum(repeats**2)))",
         "tests/test_ngram.py::test_counts_are_those_of_one_record_after_the_other",
     ),
     Fault(
         "n-grams are clipped by the number of distinct ones",
         "dpx/ngram.py",
-        "norms = np.sqrt(np.bincount(owners, repeats**2, len(tokens)))",
-        "norms = np.sqrt(np.bincount(owners, minlength=len(tokens)))",
+        "norms = np.sqrt(np.bincount(owners, repeats.astype(float) ** 2, count))",
+        "norms = np.sqrt(np.bincount(owners, minlength=count))",
         "tests/test_ngram.py::test_counts_are_those_of_one_record_after_the_other",
     ),
     Fault(
@@ -977,7 +977,7 @@ FAULTS = (
         "dpx/gram/columns.py",
         "columns = into_ball(columns, column_bound, axis=0)",
         "columns = columns * 1.0",
-        REMOVED.format("sampled Gram, add or remove"),
+        REMOVED.format("Gram, add or remove"),
     ),
     Fault(
         "columns of a sparse matrix are not projected",
@@ -1397,7 +1397,8 @@ FAULTS = (
         "test records are trained on",
         "experiments/dp_transformer/language_model.py",
         "    train = corpus.train\n    params = training.train(",
-        "    train = corpus.train.of(np.concatenate([corpus.train.tokens, corpus.test.tokens]))\n"
+        "    both = np.concatenate([corpus.train.tokens, corpus.test.tokens])\n"
+        "    train = type(corpus.train)(both, corpus.train.end)\n"
         "    params = training.train(",
         LEDGER.format("text"),
     ),
@@ -1721,15 +1722,15 @@ FAULTS = (
     Fault(
         "a score is divided by the number of training documents",
         "experiments/dp_transformer/finetune.py",
-        "record_probability.sensitivity(len(test))}",
-        "record_probability.sensitivity(len(train))}",
+        "record_probability.sensitivity(test.num_units)}",
+        "record_probability.sensitivity(train.num_units)}",
         SCORED.format("finetune:pretrained"),
     ),
     Fault(
         "a score of texts is divided by the number of training records",
         "experiments/dp_transformer/language_model.py",
-        "record_probability.sensitivity(len(corpus.test))}",
-        "record_probability.sensitivity(len(corpus.train))}",
+        "record_probability.sensitivity(corpus.test.num_units)",
+        "record_probability.sensitivity(corpus.train.num_units)",
         SCORED.replace(",", ":").format("text"),
     ),
     Fault(
@@ -1846,7 +1847,7 @@ FAULTS = (
     ),
     Fault(
         "two processes on one folder draw two keys",
-        "dpx/_lease.py",
+        "dpx/_storage.py",
         "os.link(partial, path)",
         "os.replace(partial, path)\n        open(partial, 'w').close()",
         "tests/launch/test_world_faults.py::test_of_two_runs_on_one_fresh_folder_both_have_one_key",
@@ -1925,8 +1926,8 @@ FAULTS = (
     Fault(
         "a memory resumes on other public documents with the same noise",
         "experiments/cross_attention/next_tokens.py",
-        "begun = (*private, *later.take(known), tuned_text.model_file(config))",
-        "begun = (*private, tuned_text.model_file(config))",
+        "begun = (*private.arrays, *later.take(known).arrays, *tuned_text.model_files(config))",
+        "begun = (*private.arrays, *tuned_text.model_files(config))",
         "tests/experiments/test_public_files.py::test_a_memory_follows_from_public_documents",
     ),
     Fault(
@@ -2446,8 +2447,8 @@ FAULTS = (
     Fault(
         "the key of a record depends on its place in the batch",
         "dpx/clipping/randomness.py",
-        "    if not _is_by_record(key.dtype):\n",
-        "    if False:\n",
+        "    if _is_by_record(dtype):\n",
+        "    if True:\n",
         "tests/clipping/test_clipping_randomness.py"
         "::test_a_record_keeps_its_key_in_every_implementation",
     ),
@@ -2559,7 +2560,7 @@ FAULTS = (
     Fault(
         "that samples are secret is no assumption",
         "dpx/privacy/dpsgd.py",
-        '            "which records are sampled stays as secret as the noise",\n',
+        '            f"which {units} are sampled stays as secret as the noise",\n',
         "",
         "tests/privacy/test_ledger.py::test_training_says_what_it_rests_on",
     ),
@@ -2882,7 +2883,7 @@ FAULTS = (
         "dpx/training/fitting.py",
         'settings["generator"] = generator',
         "pass",
-        "tests/training/test_fit_configs.py::test_a_training_does_not_go_on_with_another_generator[rbg-unsafe_rbg]",
+        "tests/training/test_fit_configs.py::test_a_training_does_not_go_on_with_another_generator[rbg]",
     ),
     Fault(
         "banded noise is weighted at a device's own precision",
@@ -2965,8 +2966,8 @@ FAULTS = (
     Fault(
         "rows are called what they are not, in the guarantee",
         "dpx/training/fitting.py",
-        'unit=unit if unit == "record" else f"row of the data, which is called {unit}",',
-        "unit=unit,",
+        'unit = f"row of the data, which is called {unit}"',
+        "pass",
         "tests/training/test_fit_door.py::test_a_unit_is_what_a_row_is_called",
     ),
     Fault(
@@ -3010,8 +3011,8 @@ FAULTS = (
     Fault(
         "the sampling probability of tuning counts documents that are held out",
         "experiments/dp_transformer/finetune.py",
-        "config.train, config.epsilon, config.delta, len(train), unit, _assumptions(config)",
-        "config.train, config.epsilon, config.delta, len(train) + len(test), unit, _assumptions(config)",
+        "config.train, config.epsilon, config.delta, train.num_units, unit, _assumptions(config)",
+        "config.train, config.epsilon, config.delta, train.num_units + len(test), unit, _assumptions(config)",
         PLANNED.format("finetune:pretrained"),
     ),
     Fault(
@@ -3024,17 +3025,17 @@ FAULTS = (
     Fault(
         "texts are as wide as the longest record",
         "dpx/data/text.py",
-        "    rows = []\n    for place, text in texts:\n        row",
-        "    rows, texts = [], list(texts)\n"
-        "    max_length = min(max_length, max(len(known.encode(text, place)) for place, text in "
-        "texts))\n    for place, text in texts:\n        row",
+        "    rows, users = [], []\n    for place, text, user in texts:\n        row",
+        "    rows, users, texts = [], [], list(texts)\n"
+        "    max_length = min(max_length, max(len(known.encode(one.text)) for one in texts))\n"
+        "    for place, text, user in texts:\n        row",
         ONE_RECORD.format("text"),
     ),
     Fault(
         "records are sorted, and each kept once, before some are held out",
-        "dpx/data/text.py",
-        "    order = np.random.default_rng(seed).permutation(len(texts))\n",
-        "    texts = texts.of(np.unique(texts.tokens, axis=0))\n"
+        "dpx/data/records.py",
+        "    order = np.random.default_rng(seed).permutation(count)\n",
+        "    texts = dataclasses.replace(texts, tokens=np.unique(texts.tokens, axis=0))\n"
         "    order = np.random.default_rng(seed).permutation(len(texts))\n",
         ONE_RECORD.format("text"),
     ),
@@ -3088,8 +3089,8 @@ FAULTS = (
     Fault(
         "the file of a model that is tuned may change while a run is resumed",
         "experiments/dp_transformer/finetune.py",
-        "begun = (*train, tuned_text.model_file(config))",
-        "begun = train",
+        "begun = (*train.arrays, *tuned_text.model_files(config))",
+        "begun = train.arrays",
         "tests/experiments/test_public_files.py::test_texts_are_read_by_a_model",
     ),
     Fault(
@@ -3197,8 +3198,8 @@ FAULTS = (
     Fault(
         "each document of an author is a record, and is called a user",
         "experiments/dp_transformer/documents.py",
-        "found = own.load_texts(path, record=data.record, column=data.column, user=data.user)",
-        "found = own.load_texts(path, record=data.record, column=data.column)",
+        "return own.load_texts(path, record=data.record, column=data.column, user=data.user)",
+        "return own.load_texts(path, record=data.record, column=data.column)",
         "tests/experiments/test_finetune.py::test_doors_of_data",
     ),
     Fault(
@@ -3233,8 +3234,8 @@ FAULTS = (
     Fault(
         "the last users are ranked in an array of another shape",
         "experiments/dp_transformer/ranking.py",
-        "rows = np.arange(start, start + size) % count",
-        "rows = np.arange(start, min(start + size, count))",
+        "        rows = np.arange(start, start + size) % count\n",
+        "        size = min(size, count - start)\n        rows = np.arange(start, start + size)\n",
         "tests/experiments/test_candidates.py::test_no_user_moves_a_metric_by_more_than_is_declared",
     ),
     Fault(
@@ -3364,8 +3365,8 @@ FAULTS = (
     Fault(
         "n-grams are clipped by the root of how many there are",
         "dpx/ngram.py",
-        "norms = np.sqrt(np.bincount(owners, repeats**2, len(tokens)))",
-        "norms = np.sqrt(np.bincount(owners, repeats, len(tokens)))",
+        "norms = np.sqrt(np.bincount(owners, repeats.astype(float) ** 2, count))",
+        "norms = np.sqrt(np.bincount(owners, repeats, count))",
         "tests/test_ngram.py::test_one_name_moves_the_counts_by_at_most_the_clip",
     ),
     Fault(
@@ -3382,6 +3383,164 @@ FAULTS = (
         "    check_priced(privacy, probability, steps, num_examples)\n",
         "",
         "tests/training/test_training.py::test_a_training_does_what_its_guarantee_is_about",
+    ),
+    # -----------------------------------------------------------------------------------------------------
+    # Users with several records
+    Fault(
+        "a user counts as often as they have records",
+        "dpx/training/users.py",
+        ".sum() / jnp.maximum(there.sum(), 1)",
+        ".sum()",
+        "tests/training/test_users.py"
+        "::test_a_user_is_one_example_whose_loss_is_the_mean_of_all_records[poisson]",
+    ),
+    Fault(
+        "the user with the most records says how many a step takes",
+        "dpx/training/users.py",
+        "return numbered(codes, len(labels), most)",
+        "return numbered(codes, len(labels), int(np.bincount(codes).max()))",
+        "tests/training/test_users.py::test_what_a_step_holds_does_not_grow_with_the_largest_user",
+    ),
+    Fault(
+        "which records a user gives follows from how many the users before have",
+        "dpx/training/users.py",
+        "    counts = counts[users]\n",
+        "    keys = randomness.for_each(jax.random.fold_in, keys.dtype, keys, begins[users])\n"
+        "    counts = counts[users]\n",
+        "tests/training/test_users.py::test_what_a_user_draws_follows_from_nobody_else[threefry2x32] "
+        "tests/audit/test_replay_users.py"
+        "::test_a_user_moves_each_step_by_their_clipped_gradient_alone[poisson]",
+    ),
+    Fault(
+        "how many records users have is in the program that adds them up",
+        "dpx/training/users.py",
+        "return drawn(dropout, (held, ids, places)), (own, mask, pieces)",
+        "found = drawn(dropout, (held, ids, places))\n"
+        "        more = lambda x: jnp.concatenate([x, x[jnp.zeros(users.begins[-1], int)]])\n"
+        "        return jax.tree.map(more, found), (own, mask, pieces)",
+        "tests/training/test_users.py::test_the_program_of_a_step_is_the_same_for_other_users",
+    ),
+    Fault(
+        "the first records of each user are taken in every step",
+        "dpx/training/users.py",
+        "return jnp.where(count > most, chosen, few)",
+        "return few",
+        "tests/training/test_users.py::test_records_are_distinct_and_each_choice_is_as_likely[6]",
+    ),
+    Fault(
+        "records of a user are drawn with replacement",
+        "dpx/training/users.py",
+        "jnp.where(taken, last[number], drawn[number])",
+        "drawn[number]",
+        "tests/training/test_users.py::test_records_are_distinct_and_each_choice_is_as_likely[6]",
+    ),
+    Fault(
+        "a user takes the place of a missing record with one of the next user",
+        "dpx/training/users.py",
+        "few = jnp.minimum(jnp.arange(most), jnp.maximum(count - 1, 0))",
+        "few = jnp.arange(most)",
+        "tests/training/test_users.py::test_what_a_step_holds_does_not_grow_with_the_largest_user",
+    ),
+    Fault(
+        "users are sampled and accounted as if each record were one",
+        "dpx/training/fitting.py",
+        "layout = Layout(mesh, records if grouped is None else len(grouped))",
+        "layout = Layout(mesh, records)",
+        "tests/training/test_users.py::test_the_guarantee_is_about_users_and_their_number",
+    ),
+    Fault(
+        "that a user has one identifier is no assumption",
+        "dpx/training/fitting.py",
+        "assumptions = (people.ASSUMPTION, *assumptions)",
+        "pass",
+        "tests/training/test_users.py::test_the_guarantee_is_about_users_and_their_number",
+    ),
+    Fault(
+        "a killed training goes on with other users",
+        "dpx/training/fitting.py",
+        "whose = () if grouped is None else (grouped.order, grouped.begins)",
+        "whose = ()",
+        "tests/training/test_users.py::test_a_folder_goes_on_with_the_same_users_alone",
+    ),
+    Fault(
+        "a user of two processes counts as two",
+        "dpx/training/users.py",
+        "    _check_apart(labels)\n",
+        "",
+        "tests/training/test_users.py::test_a_user_of_two_processes_is_refused",
+    ),
+    Fault(
+        "devices look for the records of their users among those of the first device",
+        "dpx/training/users.py",
+        "rows = (begins[users] - begins[0])[:, None] + places",
+        "rows = begins[users][:, None] + places",
+        "tests/training/test_meshes.py::test_training_is_that_on_one_device[users, data 4, model 2]",
+    ),
+    Fault(
+        "n-grams of a user are clipped for each record",
+        "dpx/ngram.py",
+        "owner, count = _owners(len(tokens), *block[2:])",
+        "owner, count = _owners(len(tokens))",
+        "tests/test_ngram.py::test_counts_of_a_user_are_clipped_together[1.5]",
+    ),
+    Fault(
+        "records are held out, whoever wrote them",
+        "dpx/data/records.py",
+        '    count, unit = texts.num_units, "record" if texts.users is None else "user"\n',
+        '    texts, unit = dataclasses.replace(texts, users=None), "record"\n'
+        "    count = len(texts)\n",
+        "tests/data/test_text.py::test_a_split_is_of_users_and_follows_from_their_number",
+    ),
+    Fault(
+        "a score counts a user as often as they have held-out records",
+        "experiments/dp_transformer/text_model.py",
+        "score = record_probability.score(found, records.mask.sum(axis=1), records.users)",
+        "score = record_probability.score(found, records.mask.sum(axis=1))",
+        SCORED.format("friends:users"),
+    ),
+    Fault(
+        "token probabilities count a user as often as they have records",
+        "experiments/dp_transformer/corpus.py",
+        "        if self.train.users is not None:\n",
+        "        if False:\n",
+        CONFIG.format("friends:users"),
+    ),
+    Fault(
+        "how many documents users have decides what is rounded twice",
+        "experiments/dp_transformer/finetune.py",
+        "if language.model().first_adapted and train.users is None and len(train) < reads:",
+        "if language.model().first_adapted and len(train) < reads:",
+        "tests/experiments/test_finetune.py"
+        "::test_how_many_documents_users_have_decides_nothing[20]",
+    ),
+    Fault(
+        "each text of a user is a record of a memory",
+        "experiments/cross_attention/next_tokens.py",
+        "private, later = docs.load(config, language.tokenizer, joined=True)",
+        "private, later = docs.load(config, language.tokenizer)",
+        "tests/experiments/test_next_tokens.py::test_all_that_a_user_wrote_is_one_record",
+    ),
+    Fault(
+        "the n-gram start of users is that of their records",
+        "experiments/dp_transformer/language_model.py",
+        "        users=corpus.train.users,\n",
+        "",
+        CONFIG.format("friends:users"),
+    ),
+    Fault(
+        "a model card shows what was measured without privacy",
+        "dpx/launch/card.py",
+        "    own = [measure for measure in record.measures if measure.row in shown]\n",
+        "    own = list(record.measures)\n",
+        "tests/experiments/test_export.py::test_the_card_says_what_privacy_json_says",
+    ),
+    Fault(
+        "the config of a run goes along with its model",
+        "dpx/launch/export.py",
+        "    found = model.export(folder, merged=merged, base=base)\n",
+        "    found = model.export(folder, merged=merged, base=base)\n"
+        '    storage.write_text(folder / "run.json", (workdir / "config.json").read_text())\n',
+        "tests/experiments/test_export.py::test_nothing_private_goes_along[False]",
     ),
 )
 

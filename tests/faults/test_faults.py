@@ -48,6 +48,9 @@ def test_every_fault_has_one_place_and_a_name():
     for fault in FAULTS:
         assert (ROOT / fault.file).read_text().count(fault.old) == 1, fault
         assert fault.old != fault.new
+        for node in nodes_of(fault):
+            file, _, name = node.partition("::")
+            assert f"def {name.split('[')[0]}(" in (ROOT / file).read_text() or not name, fault
     assert table() in (ROOT / "tests/faults/README.md").read_text()
     assert f"There are {len(FAULTS)} patches" in (ROOT / "SECURITY.md").read_text()
 

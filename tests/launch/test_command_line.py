@@ -46,6 +46,8 @@ def zygote():
         ("plan", ["--records=0", "--epsilon=1"], "records"),
         ("recommend", ["--workdir=absent"], "--history is missing"),
         ("sample", ["--workdir=absent"], "absent holds no finished run"),
+        ("export", ["--workdir=absent"], "--to is missing"),
+        ("export", ["--workdir=absent", "--to=new"], "absent holds no finished run"),
         ("reprt", [], "did you mean report?"),
         ("bench.gram", ["--columns=0"], "columns"),
         ("bench.noisy_head", ["--nope"], "nope"),

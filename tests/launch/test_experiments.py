@@ -134,7 +134,7 @@ def test_keys_are_fresh_from_the_system_and_kept_until_discarded(tmp_path):
 @pytest.mark.parametrize("left", ["checkpoints", "metrics.jsonl", "privacy.json", "gram.npz"])
 def test_new_keys_are_not_made_for_a_run_that_has_begun(tmp_path, left):
     config = records.load_config("configs/quickstart.py:tiny")
-    for before in ("config.json", "environment.json", "log.txt", ".lock.1", "a.partial"):
+    for before in ("config.json", "environment.json", "log.txt", ".lock", "a.partial"):
         (tmp_path / before).touch()
     keys.open_keys(config, tmp_path)
     (tmp_path / left).touch()

@@ -1,5 +1,6 @@
 """`compute_dtype` reaches all of a model, and not its first look-up alone."""
 
+import functools
 import re
 
 import jax
@@ -8,7 +9,7 @@ import numpy as np
 import pytest
 from flax import nnx
 
-from dpx.nn.llama import Llama
+from dpx.nn.pretrained import Decoder, DecoderSettings, Encoder, EncoderSettings
 from dpx.nn.recurrent import Recurrent
 from dpx.nn.transformer import Transformer
 from dpx.training import precision
@@ -18,6 +19,10 @@ MODELS = {
     "transformer": lambda **given: Transformer(11, 6, dim=8, num_heads=2, **given),
     "GRU": lambda **given: Recurrent(11, 6, cell="gru", dim=8, **given),
     "LSTM": lambda **given: Recurrent(11, 6, cell="lstm", dim=8, **given),
+}
+PRETRAINED = {
+    "decoder": functools.partial(Decoder, DecoderSettings(11)),
+    "encoder": functools.partial(Encoder, EncoderSettings(11)),
 }
 # Attention weights are float32: two products in each of two blocks, and twice as many on the way back.
 WIDE = {"transformer": 12, "GRU": 0, "LSTM": 0}
@@ -44,21 +49,21 @@ def test_products_are_in_the_type_that_parameters_are_cast_to(name, tied):
     assert 1e-4 < np.linalg.norm(found - exact) / np.linalg.norm(exact) < 3e-2
 
 
-@pytest.mark.parametrize("name", [*MODELS, "Llama"])
+@pytest.mark.parametrize("name", [*MODELS, "decoder", "encoder"])
 def test_tokens_that_no_row_stands_for_are_named(name):
     """A look-up would wrap some of them around, clamp others and make others NaN."""
-    model = Llama(11, rngs=nnx.Rngs(0)) if name == "Llama" else MODELS[name](rngs=nnx.Rngs(0))
+    model = (MODELS | PRETRAINED)[name](rngs=nnx.Rngs(0))
     for wrong in (11, -1):
         with pytest.raises(ValueError, match=f"tokens hold {wrong}, which must be from 0 to 10"):
             model(jnp.array([[0, 1], [2, wrong]]))
     with pytest.raises(ValueError, match="at least one token"):
         model(jnp.zeros((2, 0), int))
-    assert model(jnp.array([0, 10])).shape == (2, 11)
+    assert model(jnp.array([0, 10])).shape == (2, 64 if name == "encoder" else 11)
 
 
-@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("name", [*MODELS, "decoder", "encoder"])
 def test_padding_may_be_minus_one_where_the_mask_leaves_it_out(name):
-    model = MODELS[name](rngs=nnx.Rngs(0))
+    model = (MODELS | PRETRAINED)[name](rngs=nnx.Rngs(0))
     tokens, mask = jnp.array([3, 1, -1]), jnp.array([True, True, False])
     own = model(tokens, mask=mask)
     np.testing.assert_array_equal(own[:2], model(tokens.at[2].set(4), mask=mask)[:2])

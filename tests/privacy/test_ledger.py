@@ -97,8 +97,8 @@ def test_training_says_what_it_rests_on():
     settings = {"sampling_probability": 1.0, "steps": 2, "unit": "user"}
     found = privacy.dpsgd_guarantee(1.0, 1e-5, assumptions=("theirs",), **settings)
     assert found.assumptions == (
-        "the number of records is public, and with it the sampling probability",
-        "which records are sampled stays as secret as the noise",
+        "the number of users is public, and with it the sampling probability",
+        "which users are sampled stays as secret as the noise",
         "theirs",
     )
 

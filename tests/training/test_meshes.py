@@ -48,6 +48,7 @@ def found():
         "adaptive",
         "banded",
         "allocation",
+        "users, data 4, model 2",
     ],
 )
 def test_training_is_that_on_one_device(found, case):

@@ -145,6 +145,15 @@ def test_fit_takes_the_plan_and_says_so(capfd):
     assert noise == pytest.approx(planned.noise_multiplier, rel=1e-5)
 
 
+def test_with_users_a_plan_is_of_users(capfd):
+    ids = np.arange(64) // 4  # of 16 users
+    trained = fit(users=ids, records_per_user=2, epochs=1, steps=4)
+    assert "takes 4 steps of 4 users" in capfd.readouterr().err
+    found = plan(16, epsilon=3.0, delta=1e-3, epochs=1, steps=4)
+    noise = float(trained.guarantee.mechanism.split("noise multiplier ")[1].split(",")[0])
+    assert noise == pytest.approx(found.noise_multiplier, rel=1e-5)
+
+
 def test_a_plan_does_not_follow_the_records():
     """Neither does the number of records: a neighbour has an empty record in place of one."""
 

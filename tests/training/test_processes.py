@@ -19,7 +19,7 @@ from dpx.training import layout
 PROGRAM = Path(fit_cases.__file__).with_name("fit_process.py")
 
 
-def start(folder, count, devices=1, killed=None, other=None):
+def start(folder, count, devices=1, killed=None, other=None, users=False):
     """Starts all processes; number `killed` is killed at step 3, and number `other` clips to another norm."""
     with socket.socket() as free:
         free.bind(("localhost", 0))
@@ -33,7 +33,8 @@ def start(folder, count, devices=1, killed=None, other=None):
         subprocess.Popen(
             [sys.executable, PROGRAM, address, str(count), str(number), folder]
             + ["3"] * (number == killed)
-            + ["0", "1000"] * (number == other),
+            + ["0", "1000"] * (number == other)
+            + ["0", "0.5", "users"] * users,
             env=os.environ | on_devices(devices, CHEAP) | settings,
             stdout=subprocess.DEVNULL,
             stderr=(folder / f"{number}.log").open("w"),
@@ -50,9 +51,9 @@ def finish(processes, folder):
     return [dict(np.load(folder / f"{number}.npz")) for number in range(len(codes))], said
 
 
-def check(found):
+def check(found, **changes):
     """All have what a process alone finds, bit by bit the same."""
-    one = fit_cases.fit(log_every=1)
+    one = fit_cases.fit(log_every=1, **changes)
     for each in found:
         for name, want in one.params.items():
             np.testing.assert_allclose(each[name], want, rtol=0, atol=1e-6)
@@ -100,6 +101,11 @@ def test_a_process_with_another_clipping_norm_ends_all(tmp_path):
 @pytest.mark.parametrize(("count", "devices"), [(4, 1), (2, 2)])
 def test_more_processes_and_parameters_that_devices_share(tmp_path, count, devices):
     check(finish(start(tmp_path / "run", count, devices), tmp_path / "run")[0])
+
+
+@pytest.mark.slow
+def test_users_have_their_records_in_one_process(tmp_path):
+    check(finish(start(tmp_path / "run", 2, users=True), tmp_path / "run")[0], **fit_cases.USERS)
 
 
 def test_a_mesh_takes_all_devices_and_shares_parameters_within_a_process(monkeypatch):

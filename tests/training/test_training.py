@@ -79,6 +79,7 @@ def step(piece, real, noise_multiplier, loss=loss_fn):
         Layout(None, len(X)),
         piece,
         True,
+        None,
         False,
         None,
         (PARAMS, optimizer.init(PARAMS)),

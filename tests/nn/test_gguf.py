@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 from flax import nnx
 
-from dpx.data import gguf
-from dpx.nn import pretrained
+from dpx.nn import lora, pretrained
+from dpx.nn.pretrained import gguf
 
 gguf_package = pytest.importorskip("gguf")
 
@@ -97,15 +97,15 @@ def write(
 )
 def test_the_model_is_the_slow_one_with_interleaved_positions(tmp_path, more):
     """The order of pairs differs between the file and the module, and it shows nowhere."""
-    model = pretrained.load_llama(gguf.GGUF(write(tmp_path / "model.gguf", more=more)))
+    model = pretrained.load(write(tmp_path / "model.gguf", more=more))
     found = arrays() | more
-    ours = dict(pretrained._LAYER)
+    ours = {k: v for k, v in gguf._MODULES.items() if v.startswith("blk")}
     weights = {
         "embed": found["token_embd.weight"],
         "norm": found["output_norm.weight"],
         "head": found.get("output.weight", found["token_embd.weight"]).T,
         "layers": [
-            {name: found[f"blk.{i}.{place}.weight"].T for name, place in ours.items()}
+            {name: found[f"{place.format(i)}.weight"].T for name, place in ours.items()}
             for i in range(LAYERS)
         ],
     }
@@ -130,14 +130,14 @@ def test_quantised_arrays_are_near(tmp_path, kind, tolerance):
 
 
 def test_parameters_take_the_asked_dtype_and_no_others(tmp_path):
-    file = gguf.GGUF(write(tmp_path / "model.gguf"))
-    half = pretrained.load_llama(file, param_dtype="bfloat16", dtype="bfloat16")
+    path = write(tmp_path / "model.gguf")
+    half = pretrained.load(path, param_dtype="bfloat16", dtype="bfloat16")
     assert {leaf.dtype for leaf in jax.tree.leaves(nnx.state(half))} == {jnp.dtype("bfloat16")}
     np.testing.assert_allclose(half.norm[...], arrays()["output_norm.weight"], rtol=0.01)
 
 
 def test_the_tokenizer_cuts_digits_and_merges_within_words(tmp_path):
-    tokenizer = gguf.tokenizer(gguf.GGUF(write(tmp_path / "model.gguf")))
+    tokenizer = pretrained.tokenizer(write(tmp_path / "model.gguf"))
     assert tokenizer.vocab_size == len(VOCABULARY)
     assert tokenizer.start == 0
     (ids,) = tokenizer.encode(["the the 12\n"])
@@ -157,9 +157,43 @@ def test_the_tokenizer_cuts_digits_and_merges_within_words(tmp_path):
 )
 def test_other_cuts_keep_digits_together(tmp_path, name, words):
     path = write(tmp_path / "model.gguf", changes={"add_tokenizer_pre": name})
-    tokenizer = gguf.tokenizer(gguf.GGUF(path))
+    tokenizer = pretrained.tokenizer(path)
     (ids,) = tokenizer.encode([" the 12\n"])
     assert [VOCABULARY[i] for i in ids] == words
+
+
+@pytest.mark.parametrize("untied", [False, True])
+def test_a_tuned_model_becomes_a_folder(tmp_path, untied):
+    """Adapters merged; in the file pairs lie side by side, and in the folder in two halves."""
+    pytest.importorskip("safetensors")
+    head = np.random.default_rng(1).normal(size=(len(VOCABULARY), DIM)).astype("f4")
+    more = {"output.weight": head} if untied else {}
+    path = write(tmp_path / "model.gguf", more=more, changes={"add_context_length": 16})
+    model = pretrained.load(path)
+    before = model(jnp.arange(6))
+    lora.attach(model, target_modules="all-linear", rank=2, layers=1)
+    for pair in model.adapters.values():
+        pair["second"] = nnx.LoRAParam(jnp.full(pair["second"].shape, 0.1))
+    source = pretrained.open_checkpoint(path)
+    pretrained.save(model, tmp_path / "folder", source=source)
+    found = pretrained.load(tmp_path / "folder")
+    assert found.settings == model.settings
+    np.testing.assert_allclose(found(jnp.arange(6)), model(jnp.arange(6)), atol=1e-4)
+    assert np.abs(found(jnp.arange(6)) - before).max() > 0.1
+    tokenizers = [source.tokenizer(), pretrained.tokenizer(tmp_path / "folder")]
+    texts = ["the the 12\né", "<|endoftext|>"]
+    for mine, theirs in zip(*(tokenizer.encode(texts) for tokenizer in tokenizers), strict=True):
+        np.testing.assert_array_equal(mine, theirs)
+    assert tokenizers[0].start == tokenizers[1].start
+
+
+def test_frequencies_of_its_own_have_no_place_in_a_folder(tmp_path):
+    pytest.importorskip("safetensors")
+    path = write(tmp_path / "model.gguf", more={"rope_freqs.weight": np.array([1, 2, 4, 8], "f4")})
+    source, model = pretrained.open_checkpoint(path), pretrained.load(path)
+    with pytest.raises(ValueError, match="divides frequencies by numbers of its own") as raised:
+        pretrained.save(model, tmp_path / "folder", source=source)
+    one_line(raised)
 
 
 def one_line(raised):
@@ -192,15 +226,20 @@ def test_wrong_files_are_named_in_one_line(tmp_path):
             {"more": {"output_norm.weight": np.ones(5, "f4")}},
             r"shape \(5,\), which must be \(32,\)",
         ),
-        ({"more": {"blk.0.ffn_gate_inp.weight": np.ones((2, DIM), "f4")}}, "a mixture of experts"),
+        (
+            {"more": {"blk.0.ffn_gate_inp.weight": np.ones((2, DIM), "f4")}},
+            "has 1 arrays .*ffn_gate_inp",
+        ),
         (
             {"more": {"blk.0.attn_q.bias": np.ones(DIM, "f4")}},
             r"has 1 arrays .* blk\.0\.attn_q\.bias",
         ),
         ({"changes": {"add_block_count": 1}}, "has 9 arrays that are not supported"),
-        ({"changes": {"add_rope_dimension_count": 4}}, "dimension_count=4, and only 8"),
-        ({"changes": {"add_rope_scaling_factor": 4.0}}, r"scaling\.factor=4\.0, and only 1"),
-        ({"changes": {"add_causal_attention": False}}, "causal=False, and only True"),
+        ({"changes": {"add_rope_dimension_count": 4}}, "dimension_count=4, which must be 8"),
+        ({"changes": {"add_rope_scaling_factor": 4.0}}, r"scaling\.factor=4\.0, which must be 1"),
+        ({"changes": {"add_causal_attention": False}}, "causal=False, which must be True"),
+        ({"changes": {"add_expert_count": 2}}, "expert_count=2, which must be 0"),
+        ({"changes": {"add_logit_scale": 2.0}}, "logit_scale=2.0, which is not a setting"),
         ({"changes": {"add_head_count": 0}}, "head_count=0, which must be one number"),
         ({"changes": {"add_head_count_kv": [2, 1]}}, r"head_count_kv=\[2, 1\], which must be one"),
         ({"changes": {"add_vocab_size": 9}}, "has 48 tokens and llama.vocab_size=9"),
@@ -214,7 +253,7 @@ def test_wrong_files_are_named_in_one_line(tmp_path):
 def test_models_that_cannot_be_used_are_named(tmp_path, settings, words):
     path = write(tmp_path / "model.gguf", **settings)
     with pytest.raises(ValueError, match=words) as raised:
-        pretrained.load_llama(gguf.GGUF(path))
+        pretrained.load(path)
     one_line(raised)
 
 
@@ -238,7 +277,7 @@ def test_models_that_cannot_be_used_are_named(tmp_path, settings, words):
 )
 def test_tokenizers_that_cannot_be_used_are_named(tmp_path, settings, words):
     with pytest.raises(ValueError, match=words) as raised:
-        gguf.tokenizer(gguf.GGUF(write(tmp_path / "model.gguf", **settings)))
+        pretrained.tokenizer(write(tmp_path / "model.gguf", **settings))
     one_line(raised)
 
 
@@ -261,7 +300,7 @@ def test_a_part_of_a_model_is_said_to_be_one(tmp_path, monkeypatch):
 
 def test_texts_beyond_the_context_are_refused(tmp_path):
     path = write(tmp_path / "model.gguf", changes={"add_context_length": 6})
-    model = pretrained.load_llama(gguf.GGUF(path))
+    model = pretrained.load(path)
     assert model(jnp.zeros((2, 6), int)).shape == (2, 6, len(VOCABULARY))
     for call in (model, jax.jit(lambda tokens: model(tokens))):
         with pytest.raises(
@@ -269,7 +308,7 @@ def test_texts_beyond_the_context_are_refused(tmp_path):
         ) as raised:
             call(jnp.zeros((2, 7), int))
         one_line(raised)
-    unlimited = pretrained.load_llama(gguf.GGUF(write(tmp_path / "other.gguf")))
+    unlimited = pretrained.load(write(tmp_path / "other.gguf"))
     assert unlimited(jnp.zeros((1, 99), int)).shape[1] == 99
 
 
@@ -286,5 +325,5 @@ def test_a_missing_package_is_named_with_its_extra(tmp_path, monkeypatch, name):
     path = write(tmp_path / "model.gguf")
     monkeypatch.setitem(sys.modules, name, None)
     with pytest.raises(ModuleNotFoundError, match=r"pip install -e \"\.\[lm\]") as raised:
-        gguf.tokenizer(gguf.GGUF(path))
+        pretrained.tokenizer(path)
     one_line(raised)

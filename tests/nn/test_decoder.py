@@ -1,4 +1,4 @@
-"""The Llama against slow NumPy, and its clipped gradients against per-example ones."""
+"""The decoder of a Llama against slow NumPy, and its clipped gradients against per-example ones."""
 
 import functools
 import warnings
@@ -13,9 +13,12 @@ from flax import nnx
 
 import dpx
 from dpx.nn import lora
-from dpx.nn.llama import Llama
+from dpx.nn.pretrained import Decoder, DecoderSettings, Rotary
 
 TOKENS = np.random.default_rng(0).integers(0, 13, (3, 7))
+
+
+WAYS = ("dtype", "param_dtype", "remat", "frozen", "unroll")
 
 
 def build(**changes):
@@ -27,7 +30,8 @@ def build(**changes):
         "mlp_dim": 20,
         "head_dim": 4,
     }
-    return Llama(13, **(settings | {"rngs": nnx.Rngs(0)} | changes))
+    ways = {k: changes.pop(k) for k in WAYS if k in changes}
+    return Decoder(DecoderSettings(13, **(settings | changes)), **ways, rngs=nnx.Rngs(0))
 
 
 def randomized(model, seed=0):
@@ -49,9 +53,10 @@ def as_numpy(model):
     return {
         "embed": embed,
         "norm": np.asarray(model.norm[...]),
-        "head": embed.T if model.head is None else np.asarray(model.head[...]),
+        "head": embed.T if model.settings.tied else np.asarray(model.head[...]),
         "layers": [
-            {name: array[i] for name, array in layers.items()} for i in range(model.num_layers)
+            {name: array[i] for name, array in layers.items()}
+            for i in range(model.settings.num_layers)
         ],
     }
 
@@ -60,24 +65,32 @@ def as_numpy(model):
     "changes",
     [
         pytest.param({}, marks=pytest.mark.slow),
-        {"tied": False, "head_dim": None, "rope_theta": 100.0, "num_heads": 3, "num_kv_heads": 1},
-        {"rope_factors": (1.0, 4.0), "norm_epsilon": 0.1},
+        {"tied": False, "head_dim": None, "rotary": Rotary(100.0), "num_heads": 3, "num_kv_heads": 1},
+        {"rotary": Rotary(factors=(1.0, 4.0)), "norm_epsilon": 0.1},
     ],
 )  # fmt: skip
 def test_it_is_the_slow_one(changes):
     model = randomized(build(**changes))
-    lora.attach(model, projections=("key", "down"), rank=2, alpha=3.0, layers=2, shift=True, seed=1)
+    lora.attach(
+        model,
+        target_modules=("k_proj", "down_proj"),
+        rank=2,
+        alpha=3.0,
+        layers=2,
+        shift=True,
+        seed=1,
+    )
     model = randomized(model, 2)
     found = jax.jit(lambda tokens: model(tokens))(TOKENS)
     for row, tokens in zip(found, TOKENS, strict=True):
         expected = llama_reference.logits(
             tokens,
             as_numpy(model),
-            heads=model.num_heads,
-            kv_heads=model.num_kv_heads,
-            theta=model.rope_theta,
-            epsilon=model.norm_epsilon,
-            factors=model.rope_factors,
+            heads=model.settings.num_heads,
+            kv_heads=model.settings.kv_heads,
+            theta=model.settings.rotary.theta,
+            epsilon=model.settings.norm_epsilon,
+            factors=model.settings.rotary.factors,
             layout="halves",
         )
         expected = expected + np.asarray(model.shift[...]) @ as_numpy(model)["head"]
@@ -102,8 +115,8 @@ def test_the_trunk_is_what_no_adapter_touches():
 
 def test_a_shift_alone_leaves_all_layers_to_the_trunk():
     model = build()
-    lora.attach(model, projections=(), shift=True)
-    assert model.first_adapted == model.num_layers
+    lora.attach(model, target_modules=(), shift=True)
+    assert model.first_adapted == model.settings.num_layers
     before = model(TOKENS)
     model.shift = nnx.LoRAParam(jnp.ones(12))
     expected = before + model.embed[...].sum(axis=1)
@@ -126,7 +139,7 @@ def test_constants_have_no_gradient_and_adapters_have_the_same():
     gradients = {}
     for frozen in (False, True):
         model = build(frozen=frozen)
-        lora.attach(model, projections=("query", "up"), rank=2, train_first=False)
+        lora.attach(model, target_modules=("q_proj", "up_proj"), rank=2, train_first=False)
         graph, params = nnx.split(randomized(model))
         found = jax.jit(jax.grad(loss_of(graph)))(params, TOKENS[0])
         gradients[frozen] = {"/".join(map(str, p)): v[...] for p, v in nnx.to_flat_state(found)}
@@ -149,7 +162,7 @@ def loss_of(graph):
 CASES = {
     "full": ({"num_layers": 2}, None),
     "full, untied, remat": ({"tied": False, "remat": True}, None),
-    "adapters": ({}, {"projections": ("query", "value", "down"), "rank": 2}),
+    "adapters": ({}, {"target_modules": ("q_proj", "v_proj", "down_proj"), "rank": 2}),
     "second factors of one layer": ({}, {"rank": 2, "layers": 1, "train_first": False}),
     "adapters on constants": (
         {"frozen": True, "unroll": True},
@@ -178,7 +191,7 @@ def test_clipped_sums_are_those_of_per_example_gradients(case):
         mine = jax.jit(dpx.clipped_grad(loss, strict=True, **settings))(params, TOKENS)
     oracle = jax.jit(dpx.clipped_grad(loss, method="vmap", **settings))(params, TOKENS)
     assert (np.asarray(oracle.norms) > 5).any()
-    np.testing.assert_allclose(mine.norms, oracle.norms, rtol=1e-5)
+    np.testing.assert_allclose(mine.norms, oracle.norms, rtol=1e-4)  # which are rounded up
     ours, theirs = (
         np.concatenate([np.ravel(x) for x in jax.tree.leaves(y.grads)]) for y in (mine, oracle)
     )
@@ -187,12 +200,12 @@ def test_clipped_sums_are_those_of_per_example_gradients(case):
 
 def test_only_what_is_named_is_trained():
     model = build()
-    lora.attach(model, projections=("query", "up"), rank=3, layers=2, train_first=False)
+    lora.attach(model, target_modules=("q_proj", "up_proj"), rank=3, layers=2, train_first=False)
     trained = nnx.state(model, nnx.LoRAParam)
     shapes = {"/".join(map(str, path)): v.shape for path, v in nnx.to_flat_state(trained)}
     assert shapes == {"adapters/query/second": (2, 3, 24), "adapters/up/second": (2, 3, 20)}
     same = build()
-    lora.attach(same, projections=("query", "up"), rank=3, layers=2, train_first=False)
+    lora.attach(same, target_modules=("q_proj", "up_proj"), rank=3, layers=2, train_first=False)
     pairs = zip(*(jax.tree.leaves(nnx.state(m)) for m in (model, same)), strict=True)
     assert all((a == b).all() for a, b in pairs)
 
@@ -215,11 +228,17 @@ def test_every_matrix_has_a_rule():
         ({"num_kv_heads": 4}, "num_kv_heads=4"),
         ({"head_dim": 3}, "head_dim=3"),
         ({"head_dim": None, "num_heads": 5, "num_kv_heads": 1}, "num_heads=5 must divide dim=12"),
-        ({"rope_factors": (1.0,)}, "rope_factors has 1"),
+        ({"rotary": Rotary(factors=(1.0,))}, "rotary.factors has 1"),
+        ({"window_rotary": Rotary(factors=(1.0,))}, "rotary.factors has 1"),
         ({"mlp_dim": 0}, "mlp_dim=0"),
-        ({"rope_theta": 0.0}, "rope_theta=0"),
+        ({"rotary": Rotary(0.0)}, "rotary.theta=0"),
         ({"norm_epsilon": -1.0}, "norm_epsilon=-1"),
-        ({"rope_factors": (1.0, 0.0)}, "rope_factors=0"),
+        ({"rotary": Rotary(factors=(1.0, 0.0))}, "rotary.factors=0"),
+        ({"rotary": None}, "context_length=None"),
+        ({"windows": (None, 2)}, "windows must be 3 numbers"),
+        ({"windows": (None, 2, 0)}, "windows=0"),
+        ({"activation": "mish"}, "activation='mish'"),
+        ({"norm": "batch"}, "norm='batch'"),
     ],
 )
 def test_bad_sizes_are_named(changes, words):
@@ -230,8 +249,8 @@ def test_bad_sizes_are_named(changes, words):
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
-        ({"projections": ("query", "head")}, "projections="),
-        ({"projections": ()}, "projections="),
+        ({"target_modules": ("q_proj", "lm_head")}, "target_modules="),
+        ({"target_modules": ()}, "target_modules=.*must be .all-linear. or some of mlp.down_proj"),
         ({"layers": 4}, "layers=4"),
         ({"layers": 0}, "layers=0"),
         ({"rank": 0}, "rank=0"),
@@ -243,13 +262,15 @@ def test_bad_adapters_are_named(changes, words):
         lora.attach(build(), **changes)
 
 
-@pytest.mark.parametrize("first", [{"projections": ("query",)}, {"projections": (), "shift": True}])
+@pytest.mark.parametrize(
+    "first", [{"target_modules": "q_proj"}, {"target_modules": (), "shift": True}]
+)
 def test_adapters_are_attached_once(first):
     """Others would change the factor, by which those that are there count."""
     model = build()
     lora.attach(model, **first)
     with pytest.raises(ValueError, match="model has adapters"):
-        lora.attach(model, projections=("value",), rank=2)
+        lora.attach(model, target_modules=("v_proj",), rank=2)
 
 
 @pytest.mark.slow

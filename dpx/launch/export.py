@@ -1,0 +1,57 @@
+"""Writes the private model that a finished run left for others, with a card that states its guarantee.
+
+dpx export --workdir=RUN --to=FOLDER [--merged] [--base=NAME] [--nometrics]
+"""
+
+from pathlib import Path
+
+from absl import flags
+
+from dpx import _storage as storage
+from dpx.launch import card, cli, query, records
+
+
+def write(workdir: Path, folder: Path, *, merged: bool, base: str | None, metrics: bool) -> None:
+    """Writes a folder with the model of a run, and its card as README.md.
+
+    Of the run's folder only the private model, `privacy.json` and the table of `result.json` are used.
+
+    Raises:
+      FileNotFoundError: if `workdir` holds no finished run.
+      ValueError: for a run whose model is not written in such a way, or a `folder` that is not empty.
+    """
+    model = query.model_of(workdir, "export")
+    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+        raise ValueError(f"--to={folder} must be a new or an empty folder: use another one")
+    record = records.read(workdir)
+    assert record is not None  # `model_of` has read it
+    found = model.export(folder, merged=merged, base=base)
+    storage.write_text(folder / "README.md", card.text(record, found, metrics=metrics))
+
+
+def _export(argv: list[str]) -> None:
+    del argv
+    flag = flags.FLAGS
+    try:
+        if not flag.to:
+            raise ValueError("--to is missing: use --to=FOLDER, which is made")
+        workdir, folder = (
+            cli.workdir("RUN, the folder of a finished run"),
+            Path(flag.to).expanduser(),
+        )
+        write(workdir, folder, merged=flag.merged, base=flag.base, metrics=flag.metrics)
+        print(f"{folder}: {', '.join(sorted(path.name for path in folder.iterdir()))}")
+    except (ValueError, *cli.EXPECTED) as error:
+        cli.stop(error)
+
+
+def start() -> None:
+    """The command line."""
+    flags.DEFINE_string("workdir", None, "folder of a finished run")
+    flags.DEFINE_string("to", None, "folder to write, which is made")
+    flags.DEFINE_bool(
+        "merged", False, "write the whole model, adapters merged, in place of adapters"
+    )
+    flags.DEFINE_string("base", None, "name of the pretrained model, by default that of its folder")
+    flags.DEFINE_bool("metrics", True, "put the table into the card, which no guarantee covers")
+    cli.start(_export)

@@ -1,0 +1,168 @@
+"""One decoder, whose settings make it a Llama, Mistral, Qwen 2 or 3, Gemma 3 or GPT-2.
+
+Touvron et al., "LLaMA" (arXiv 2302.13971); rotary positions are those of arXiv 2104.09864, grouped queries
+those of arXiv 2305.13245. Llama's are the default settings.
+"""
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+from jax.typing import DTypeLike
+
+from dpx import attention
+from dpx.nn.pretrained.layers import ACTIVATIONS, Layers, layer_norm, rms_norm, split_heads
+from dpx.nn.pretrained.settings import DecoderSettings, Rotary
+
+
+class Decoder(Layers):
+    """A causal transformer that gives the logits of the next token; see `Layers` for how it is run.
+
+    Rotary positions turn pairs of coordinates of which one lies in the first half of a head and the other in
+    the second half, as in Hugging Face.
+    """
+
+    settings: DecoderSettings
+
+    def __init__(
+        self,
+        settings: DecoderSettings,
+        *,
+        dtype: DTypeLike = jnp.float32,
+        param_dtype: DTypeLike = jnp.float32,
+        remat: bool = False,
+        frozen: bool = False,
+        unroll: bool = False,
+        rngs: nnx.Rngs,
+    ):
+        super().__init__(
+            settings,
+            *settings.shapes(),
+            dtype=dtype,
+            param_dtype=param_dtype,
+            remat=remat,
+            frozen=frozen,
+            unroll=unroll,
+            rngs=rngs,
+        )
+
+    def __call__(self, tokens: jax.Array, mask: jax.Array | None = None) -> jax.Array:
+        """Logits of the next token.
+
+        Args:
+          tokens: (L,) ids of one text, or (..., L) of several; pad short ones on the right.
+          mask: (..., L) bool, True at real tokens; padding is attended by nobody.
+
+        Returns:
+          (..., L, V) float32.
+        """
+        return self.logits(self.trunk(tokens, mask), mask)
+
+    def trunk(self, tokens: jax.Array, mask: jax.Array | None = None) -> jax.Array:
+        """What enters the first layer with adapters: tokens (..., L) -> (..., L, d) in `dtype`.
+
+        Where only adapters are trained it never changes, so it can be computed once for each text.
+
+        Raises:
+          ValueError: for more tokens than `context_length`, and outside `jit` for tokens that are not in the
+            vocabulary, or no token at all.
+        """
+        x = self._embedded(tokens, mask)
+        if self.settings.embed_scale != 1:
+            x = x * jnp.asarray(self.settings.embed_scale, x.dtype)
+        if self.settings.rotary is None:
+            x = x + self._rows(self.positions, jnp.arange(tokens.shape[-1]))
+        return self._run(x, mask, 0, self.first_adapted)
+
+    def logits(self, x: jax.Array, mask: jax.Array | None = None) -> jax.Array:
+        """The rest of the model after `trunk`: (..., L, d) -> (..., L, V) float32."""
+        x = self._run(x, mask, self.first_adapted, self.settings.num_layers)
+        outer = {name: value[...] for name, value, stacked in self.own() if not stacked}
+        x = self._normed("norm", x, outer)
+        x = x if self.shift is None else x + self.shift[...].astype(x.dtype)
+        if self.settings.tied:
+            return self._product(x, outer["embed"], jnp.float32, axis=1)
+        return self._product(x, outer["head"], jnp.float32)
+
+    def _run(self, x: jax.Array, mask: jax.Array | None, start: int, stop: int) -> jax.Array:
+        """Layers `start` to `stop`, with their adapters if these are the layers that have any."""
+        kinds, of_layers = self.settings.kinds()
+        attend = jnp.stack([_attending(x.shape[-2], window) for window, _ in kinds])
+        if mask is not None:
+            attend = attend & attention.boolean(mask)[..., None, None, :]
+        turns = None
+        if self.settings.rotary is not None:
+            turns = jnp.stack([self._rotation(rotary, x.shape[-2]) for _, rotary in kinds])
+
+        def layer(x, weights, adapters, kind=0):
+            seen = jnp.take(attend, kind, axis=-3)[..., None, None, :, :]
+            turn = None if turns is None else turns[kind]
+            return self._layer(x, weights, adapters, seen, turn)
+
+        several = [jnp.asarray(of_layers)] if len(kinds) > 1 else []
+        return self._scan(layer, x, start, stop, *several)
+
+    def _layer(self, x, weights, adapters, attend, turn):
+        """x + Attention(norm(x)), then x + MLP(norm(x))."""
+        settings = self.settings
+
+        def project(name: str, x: jax.Array) -> jax.Array:
+            return self._project(name, x, weights, adapters)
+
+        normed = self._normed("attention_norm", x, weights)
+        groups, size = settings.kv_heads, settings.width
+        if settings.fused:
+            ends = settings.num_heads * size, (settings.num_heads + groups) * size
+            q, k, v = jnp.split(project("qkv", normed), ends, axis=-1)
+        else:
+            q, k, v = (project(name, normed) for name in ("query", "key", "value"))
+        # A head of keys serves all queries of its group: (..., groups, queries of a group, L, D).
+        q = split_heads(q, groups, settings.num_heads // groups)
+        k, v = split_heads(k, groups, 1), split_heads(v, groups, 1)
+        if settings.query_key_norms:
+            q, k = self._normed("query_norm", q, weights), self._normed("key_norm", k, weights)
+        if turn is not None:
+            q, k = _turned(q, turn), _turned(k, turn)
+        scale = settings.attention_scale
+        mixed = attention.dot_product_attention(q, k, v, mask=attend, scale=scale)
+        mixed = project("out", jnp.moveaxis(mixed, -2, -4).reshape(*x.shape[:-1], -1))
+        if settings.output_norms:
+            mixed = self._normed("attention_out_norm", mixed, weights)
+        x = x + mixed
+        normed = self._normed("mlp_norm", x, weights)
+        hidden = ACTIVATIONS[settings.activation](
+            project("gate" if settings.gated else "up", normed)
+        )
+        hidden = project("down", hidden * project("up", normed) if settings.gated else hidden)
+        if settings.output_norms:
+            hidden = self._normed("mlp_out_norm", hidden, weights)
+        return x + hidden
+
+    def _normed(self, name: str, x: jax.Array, weights) -> jax.Array:
+        """x through the norm of that name."""
+        settings = self.settings
+        scale = weights[name].astype(jnp.float32) + settings.norm_offset
+        if settings.norm == "layer":
+            return layer_norm(x, scale, weights[f"{name}_bias"], settings.norm_epsilon)
+        return rms_norm(x, scale, settings.norm_epsilon)
+
+    def _rotation(self, rotary: Rotary, length: int) -> jax.Array:
+        """Cosine and sine (2, L, D/2) of the angle by which each pair of a head turns at each position."""
+        pairs = self.settings.width // 2
+        frequencies = rotary.theta ** (-jnp.arange(pairs) / pairs)
+        if rotary.factors is not None:
+            frequencies = frequencies / jnp.asarray(rotary.factors)
+        angles = jnp.arange(length)[:, None] * frequencies
+        return jnp.stack([jnp.cos(angles), jnp.sin(angles)])
+
+
+def _attending(length: int, window: int | None) -> jax.Array:
+    """(L, L), True where a token looks at another one: itself and those before it, within the window."""
+    behind = jnp.arange(length)[:, None] - jnp.arange(length)
+    return (behind >= 0) if window is None else (behind >= 0) & (behind < window)
+
+
+def _turned(x: jax.Array, turn: jax.Array) -> jax.Array:
+    """Turns coordinate i of a head (..., L, D) together with coordinate i + D/2."""
+    cosine, sine = turn
+    a, b = jnp.split(x.astype(jnp.float32), 2, axis=-1)
+    return jnp.concatenate([a * cosine - b * sine, b * cosine + a * sine], axis=-1).astype(x.dtype)

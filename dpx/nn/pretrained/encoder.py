@@ -1,0 +1,103 @@
+"""One encoder, whose settings make it a BERT, RoBERTa or DistilBERT.
+
+Devlin et al. (arXiv 1810.04805), Liu et al. (arXiv 1907.11692), Sanh et al. (arXiv 1910.01108).
+"""
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+from jax.typing import DTypeLike
+
+from dpx import attention
+from dpx.nn.pretrained.layers import ACTIVATIONS, Layers, layer_norm, split_heads
+from dpx.nn.pretrained.settings import EncoderSettings
+
+
+class Encoder(Layers):
+    """A transformer in which every token looks at all others; see `Layers` for how it is run.
+
+    A text is one segment: pairs of texts, as in entailment, have no second one here.
+    """
+
+    settings: EncoderSettings
+
+    def __init__(
+        self,
+        settings: EncoderSettings,
+        *,
+        dtype: DTypeLike = jnp.float32,
+        param_dtype: DTypeLike = jnp.float32,
+        remat: bool = False,
+        frozen: bool = False,
+        unroll: bool = False,
+        rngs: nnx.Rngs,
+    ):
+        super().__init__(
+            settings,
+            *settings.shapes(),
+            dtype=dtype,
+            param_dtype=param_dtype,
+            remat=remat,
+            frozen=frozen,
+            unroll=unroll,
+            rngs=rngs,
+        )
+
+    def __call__(self, tokens: jax.Array, mask: jax.Array | None = None) -> jax.Array:
+        """Hidden states, or the logits of classes with a classification head.
+
+        Args:
+          tokens: (L,) ids of one text, or (..., L) of several; pad short ones on the right.
+          mask: (..., L) bool, True at real tokens; padding is attended by nobody.
+
+        Returns:
+          (..., L, d) in `dtype`, or (..., labels) float32.
+
+        Raises:
+          ValueError: for more tokens than `context_length`, and outside `jit` for tokens that are not in the
+            vocabulary, or no token at all.
+        """
+        settings = self.settings
+        x = self._embedded(tokens, mask) + self._rows(self.positions, self._places(tokens))
+        if settings.types:
+            x = x + self._rows(self.types, jnp.zeros((), jnp.int32))
+        outer = {name: value[...] for name, value, stacked in self.own() if not stacked}
+        x = self._normed("norm", x, outer)
+        seen = None if mask is None else attention.boolean(mask)[..., None, None, :]
+
+        def layer(x, weights, adapters):
+            return self._layer(x, weights, adapters, seen)
+
+        for start, stop in ((0, self.first_adapted), (self.first_adapted, settings.num_layers)):
+            x = self._scan(layer, x, start, stop)
+        if not settings.labels:
+            return x
+        first = self._product(x[..., 0, :], outer["pooler"], x.dtype) + outer["pooler_bias"]
+        pooled = ACTIVATIONS[settings.head_activation](first).astype(x.dtype)
+        return self._product(pooled, outer["head"], jnp.float32) + outer["head_bias"]
+
+    def _places(self, tokens: jax.Array) -> jax.Array:
+        """The row of each token in the table of positions."""
+        padding = self.settings.padding
+        if padding is None:
+            return jnp.arange(tokens.shape[-1])
+        own = (tokens != padding).astype(jnp.int32)
+        return jnp.cumsum(own, axis=-1) * own + padding
+
+    def _layer(self, x, weights, adapters, attend):
+        """norm(x + Attention(x)), then norm(x + MLP(x))."""
+
+        def project(name: str, x: jax.Array) -> jax.Array:
+            return self._project(name, x, weights, adapters)
+
+        heads = self.settings.num_heads
+        q, k, v = (split_heads(project(name, x), heads) for name in ("query", "key", "value"))
+        mixed = attention.dot_product_attention(q, k, v, mask=attend)
+        mixed = jnp.moveaxis(mixed, -3, -2).reshape(x.shape)
+        x = self._normed("attention_norm", x + project("out", mixed), weights)
+        hidden = ACTIVATIONS[self.settings.activation](project("up", x))
+        return self._normed("mlp_norm", x + project("down", hidden), weights)
+
+    def _normed(self, name: str, x: jax.Array, weights) -> jax.Array:
+        """x through the norm of that name."""
+        return layer_norm(x, weights[name], weights[f"{name}_bias"], self.settings.norm_epsilon)

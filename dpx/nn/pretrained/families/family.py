@@ -1,0 +1,50 @@
+"""What is to be known of a family of models to read it."""
+
+import re
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
+
+from dpx.nn.pretrained.keys import Keys
+from dpx.nn.pretrained.layers import TABLES
+
+
+class Family(NamedTuple):
+    """A family of models in folders of Hugging Face.
+
+    Attributes:
+      settings: What config.json says, as settings of a decoder or an encoder; it refuses what is not known.
+      modules: By our name of a parameter, that of the module that holds it; {} is the number of the layer.
+      architectures: The values of `architectures` that can be read.
+      prefix: Begins the names of modules in files of models that have a head, and in few others.
+      unused: Patterns of arrays that change nothing, such as heads that are not asked for.
+      turned: Whether matrices of layers are (out, in) in files.
+    """
+
+    settings: Callable[[Keys, str], Any]
+    modules: Mapping[str, str]
+    architectures: tuple[str, ...]
+    prefix: str
+    unused: tuple[str, ...] = ()
+    turned: bool = True
+
+    def module(self, name: str) -> str:
+        """The module that holds a parameter."""
+        return self.modules[name.removesuffix("_bias")]
+
+    def array(self, name: str) -> str:
+        """The array of a parameter."""
+        kind = "bias" if name.endswith("_bias") else "weight"
+        return f"{self.module(name)}.{kind}"
+
+    def is_turned(self, name: str, stacked: bool) -> bool:
+        """Whether a matrix is (out, in) in the file, and not (in, out)."""
+        return name not in TABLES and (self.turned or not stacked)
+
+    def canonical(self, name: str) -> str:
+        """The name of an array without what differs between versions of the same family."""
+        name = name.removeprefix(self.prefix)
+        return re.sub(r"\.gamma$", ".weight", re.sub(r"\.beta$", ".bias", name))
+
+    def is_unused(self, name: str) -> bool:
+        """Whether an array changes nothing."""
+        return any(re.fullmatch(pattern, name) for pattern in self.unused)

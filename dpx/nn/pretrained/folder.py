@@ -1,0 +1,172 @@
+"""Models in folders, as `transformers` saves them: config.json, safetensors, and tokenizer.json.
+
+Needs the extra `lm`: pip install -e ".[lm]".
+"""
+
+import json
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from dpx.nn.pretrained import tokenizer
+from dpx.nn.pretrained.families import FAMILIES
+from dpx.nn.pretrained.keys import Keys
+from dpx.nn.pretrained.packages import needed
+from dpx.nn.pretrained.settings import EncoderSettings
+
+_TYPES = {"F32", "F16", "BF16"}
+_WEIGHTS, _INDEX = "model.safetensors", "model.safetensors.index.json"
+
+
+class Folder:
+    """A model in a folder. Weights are mapped into memory, and copied when they are asked for.
+
+    Attributes:
+      path: The folder.
+      config: What config.json holds.
+      family: Whose names its arrays have.
+      settings: What the model is.
+
+    Raises:
+      ModuleNotFoundError: without the package safetensors.
+      ValueError: for a file that is missing, damaged or cut off, weights in other types than float32, float16
+        and bfloat16, another family, another kind of head, or a setting that is not known.
+    """
+
+    def __init__(self, path: str | Path):
+        self.path = Path(path)
+        self._package = needed("safetensors", "Folders of Hugging Face")
+        if not (self.path / "config.json").exists():
+            adapters = (self.path / "adapter_config.json").exists()
+            instead = "holds adapters: load their model, then dpx.nn.peft.load" if adapters else ""
+            raise ValueError(
+                f"{path} must hold config.json of a model, and does not"
+                f"{', but ' + instead if instead else ': check the path'}"
+            )
+        self.config = read_json(self.path / "config.json")
+        where, kind = str(self.path / "config.json"), self.config.get("model_type")
+        if kind not in FAMILIES:
+            raise ValueError(
+                f"{where} has model_type={kind!r}, which must be one of {', '.join(FAMILIES)}: use another "
+                "model"
+            )
+        self.family = FAMILIES[kind]
+        keys = Keys(where, self.config)
+        architectures = self.config.get("architectures")
+        known = self.family.architectures
+        if (
+            not isinstance(architectures, list)
+            or len(architectures) != 1
+            or architectures[0] not in known
+        ):
+            needs = f"must be one of {', '.join(known)}"
+            raise keys.wrong("architectures", architectures, needs)
+        self.settings = self.family.settings(keys, kind)
+        self._files = self._open()
+        self._names = {self.family.canonical(name): name for name in self._files}
+        if twice := sorted(self._files.keys() - set(self._names.values())):
+            raise ValueError(
+                f"{self.path} holds {twice[0]} a second time, by an older name: fetch it again"
+            )
+
+    def _open(self) -> dict[str, Any]:
+        """The open file that holds each array, by its name in the file."""
+        index = self.path / _INDEX
+        if (self.path / _WEIGHTS).exists():
+            parts: dict[str, set[str]] = {_WEIGHTS: set()}
+        elif index.exists():
+            placed = read_json(index).get("weight_map")
+            if not isinstance(placed, Mapping) or not placed:
+                raise ValueError(f"{index} must hold weight_map, and does not: fetch it again")
+            parts = {}
+            for name, file in placed.items():
+                if Path(str(file)).name != file:
+                    raise ValueError(f"{index} names {file!r}, which must be a file beside it")
+                parts.setdefault(file, set()).add(name)
+        else:
+            others = sorted(self.path.glob("*.bin"))
+            which = (
+                f"{others[0].name} is a pickle, which is not read" if others else "check the path"
+            )
+            raise ValueError(f"{self.path} must hold {_WEIGHTS}, and does not: {which}")
+        found = {}
+        for file, stated in parts.items():
+            opened = open_safetensors(self.path / file, self._package)
+            names = set(opened.keys())
+            if missing := sorted(stated - names):
+                raise ValueError(
+                    f"{self.path / file} must hold {missing[0]} by {_INDEX}, and does not: fetch it again"
+                )
+            if unnamed := sorted(names - (stated or names)):
+                raise ValueError(
+                    f"{self.path / file} holds {unnamed[0]}, which {_INDEX} does not name: fetch it again"
+                )
+            found |= dict.fromkeys(names, opened)
+        return found
+
+    def names(self) -> Iterator[str]:
+        """Of the arrays, canonical ones."""
+        return iter(self._names)
+
+    def array(self, name: str) -> np.ndarray:
+        """An array by its canonical name, in the type that it is stored in; ValueError if there is none."""
+        if name not in self._names:
+            raise ValueError(
+                f"{self.path} must hold the array {name!r}, and does not: use another model"
+            )
+        stored = self._names[name]
+        return read_array(self._files[stored], stored, self.path)
+
+    def stored_name(self, name: str) -> str:
+        """The name that an array has in the files, by its canonical one."""
+        return self._names[name]
+
+    def tokenizer(self) -> tokenizer.Tokenizer:
+        """The tokenizer in tokenizer.json.
+
+        Raises:
+          ModuleNotFoundError: without the package tokenizers.
+          ValueError: for a file that is missing or damaged, or with more tokens than the model has.
+        """
+        path = self.path / "tokenizer.json"
+        marks = isinstance(self.settings, EncoderSettings)
+        starts = [self.config.get(key) for key in ("bos_token_id", "eos_token_id")]
+        return tokenizer.from_json(path, self.settings.vocab_size, starts, marks=marks)
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """The object that a JSON file holds; ValueError for what is none."""
+    try:
+        found = json.loads(path.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise ValueError(f"{path} must be JSON, and is not ({error}): fetch it again") from None
+    if not isinstance(found, dict):
+        raise ValueError(f"{path} must hold settings by name, and does not: fetch it again")
+    return found
+
+
+def open_safetensors(path: Path, package: Any) -> Any:
+    """A file of safetensors; ValueError if it is missing, damaged or cut off."""
+    if not path.is_file():
+        raise ValueError(f"{path} is missing: fetch it again")
+    try:
+        return package.safe_open(path, framework="numpy")
+    except (package.SafetensorError, OSError) as error:
+        reason = str(error).splitlines()[0]
+        raise ValueError(
+            f"{path} must be a whole file of safetensors, and is damaged or cut off ({reason}): fetch it "
+            "again"
+        ) from None
+
+
+def read_array(opened: Any, name: str, path: Path) -> np.ndarray:
+    """An array of an open file, in the type that it is stored in."""
+    kind = opened.get_slice(name).get_dtype()
+    if kind not in _TYPES:
+        raise ValueError(
+            f"{path} holds {name} as {kind}, which must be one of {', '.join(sorted(_TYPES))}: use "
+            "another model"
+        )
+    return opened.get_tensor(name)

@@ -1,0 +1,195 @@
+"""Models in GGUF files, the format of llama.cpp: their settings and arrays.
+
+Needs the extra `lm`: pip install -e ".[lm]".
+"""
+
+import functools
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from dpx.nn.pretrained import tokenizer
+from dpx.nn.pretrained.families import FAMILIES
+from dpx.nn.pretrained.keys import Keys
+from dpx.nn.pretrained.packages import needed
+from dpx.nn.pretrained.settings import DecoderSettings, Rotary
+
+# The names of modules in files of the Llama family.
+_MODULES = {
+    "embed": "token_embd",
+    "query": "blk.{}.attn_q",
+    "key": "blk.{}.attn_k",
+    "value": "blk.{}.attn_v",
+    "out": "blk.{}.attn_output",
+    "gate": "blk.{}.ffn_gate",
+    "up": "blk.{}.ffn_up",
+    "down": "blk.{}.ffn_down",
+    "attention_norm": "blk.{}.attn_norm",
+    "mlp_norm": "blk.{}.ffn_norm",
+    "norm": "output_norm",
+    "head": "output",
+}
+_STRETCHED = "rope_freqs.weight"
+_UNUSED = ("llama.tensor_data_layout",)
+# What changes a model unless it has this value.
+_NEUTRAL: dict[str, Any] = {
+    "attention.causal": True,
+    "expert_count": 0,
+    "expert_used_count": 0,
+    "rope.scale_linear": 1,
+    "rope.scaling.factor": 1,
+    "rope.scaling.type": "none",
+}
+
+
+class GGUF:
+    """A GGUF file, of which only what is asked for is read.
+
+    Attributes:
+      path: The file.
+      family: Whose names its arrays have.
+      settings: What the model is.
+
+    Raises:
+      ModuleNotFoundError: without the package gguf.
+      FileNotFoundError: if there is no such file.
+      ValueError: for a file that is no GGUF, is cut off, is one of several parts of a model, or has its bytes
+        in the order of another machine.
+    """
+
+    family = FAMILIES["llama"]._replace(
+        modules=_MODULES, prefix="", unused=(re.escape(_STRETCHED),)
+    )
+
+    def __init__(self, path: str | Path):
+        self.path = Path(path)
+        self._package = needed("gguf", "GGUF files")
+        if not self.path.is_file():
+            raise FileNotFoundError(f"{path}: no such file; check --config.model.path")
+        with self.path.open("rb") as file:
+            if file.read(4) != b"GGUF":
+                raise ValueError(f"{path} must be a GGUF file, which this is not: check the path")
+        try:
+            reader = self._package.GGUFReader(self.path)
+        except (ValueError, IndexError, KeyError, OverflowError, TypeError) as error:
+            reason = str(error).splitlines()[0] if str(error) else type(error).__name__
+            raise ValueError(
+                f"{path} must be a whole GGUF file, and is damaged or cut off ({reason}): fetch it again"
+            ) from None
+        # Of such a file gguf swaps the numbers of the header, and not those of arrays.
+        if reader.byte_order == "S":
+            raise ValueError(
+                f"{path} must have its bytes in the order of this machine: convert it with "
+                "gguf-convert-endian"
+            )
+        self._fields = reader.fields
+        if (parts := self.get("split.count", 1)) > 1:
+            raise ValueError(
+                f"{path} must be a whole model, and is part {self.get('split.no', 0) + 1} of {parts}: join "
+                "all of them by llama-gguf-split --merge, given the first one"
+            )
+        self._tensors = {tensor.name: tensor for tensor in reader.tensors}
+
+    def __contains__(self, key: str) -> bool:
+        """Whether there is metadata of that name."""
+        return key in self._fields
+
+    def __getitem__(self, key: str) -> Any:
+        """Metadata: a number, a text, or a list of them. ValueError if there is none of that name."""
+        if key not in self._fields:
+            raise ValueError(f"{self.path} must hold {key!r}, and does not: use another file")
+        return self._fields[key].contents()
+
+    def get(self, key: str, default: Any) -> Any:
+        """Metadata, or `default` where there is none."""
+        return self[key] if key in self._fields else default
+
+    def names(self) -> Iterator[str]:
+        """Of the arrays."""
+        return iter(self._tensors)
+
+    def array(self, name: str) -> np.ndarray:
+        """An array as float32 numbers, dequantised; of a matrix the rows are outputs.
+
+        Rows of queries and keys are in the order of Hugging Face. In the file, the coordinates that rotary
+        positions turn together lie side by side.
+
+        Raises:
+          ValueError: if there is none of that name, or its quantisation is not known.
+        """
+        if name not in self._tensors:
+            raise ValueError(f"{self.path} must hold the array {name!r}: use another file")
+        tensor = self._tensors[name]
+        try:
+            found = self._package.quants.dequantize(tensor.data, tensor.tensor_type)
+        except NotImplementedError:
+            raise ValueError(
+                f"{self.path} holds {name!r} as {tensor.tensor_type.name}, which gguf does not decode: "
+                "use a file with another quantisation, such as Q8_0"
+            ) from None
+        found = np.asarray(found, np.float32)
+        heads = {"attn_q": self.settings.num_heads, "attn_k": self.settings.kv_heads}
+        module = name.removesuffix(".weight").rpartition(".")[2]
+        return _halves(found, heads[module]) if module in heads else found
+
+    @property
+    def settings(self) -> DecoderSettings:
+        """What the model is.
+
+        Raises:
+          ValueError: for another architecture, or settings that are not known: it would be another model.
+        """
+        return self._settings
+
+    @functools.cached_property
+    def _settings(self) -> DecoderSettings:
+        kind = self["general.architecture"]
+        if kind != "llama":
+            raise ValueError(
+                f"{self.path} must be of architecture 'llama', and is {kind!r}: use a folder of Hugging "
+                "Face, or another model"
+            )
+        keys = Keys(str(self.path), {k: self[k] for k in self._fields if k.startswith("llama.")})
+        heads, dim = keys.size("llama.attention.head_count"), keys.size("llama.embedding_length")
+        width = keys.size("llama.attention.key_length", max(dim // heads, 1))
+        tokens = len(self.get("tokenizer.ggml.tokens", ()))
+        vocab_size = keys.size("llama.vocab_size", tokens)
+        if tokens > vocab_size:
+            raise ValueError(
+                f"{self.path} has {tokens} tokens and llama.vocab_size={vocab_size}, which must be at least "
+                "as many: fetch it again"
+            )
+        factors = None
+        if _STRETCHED in self._tensors:
+            factors = tuple(float(x) for x in self._tensors[_STRETCHED].data)
+        found = DecoderSettings(
+            vocab_size=vocab_size,
+            dim=dim,
+            num_layers=keys.size("llama.block_count"),
+            num_heads=heads,
+            num_kv_heads=keys.size("llama.attention.head_count_kv", heads),
+            head_dim=width,
+            mlp_dim=keys.size("llama.feed_forward_length"),
+            rotary=Rotary(keys.number("llama.rope.freq_base", 10000.0), factors),
+            norm_epsilon=keys.number("llama.attention.layer_norm_rms_epsilon"),
+            context_length=keys.optional_size("llama.context_length"),
+            tied="output.weight" not in self._tensors,
+        )
+        widths = {"rope.dimension_count": width, "attention.value_length": width}
+        keys.close(_UNUSED, {f"llama.{k}": v for k, v in (_NEUTRAL | widths).items()})
+        return found
+
+    def tokenizer(self) -> tokenizer.Tokenizer:
+        """The tokenizer that the file holds; see `dpx.nn.pretrained.tokenizer.from_gguf`."""
+        return tokenizer.from_gguf(self)
+
+
+def _halves(array: np.ndarray, heads: int) -> np.ndarray:
+    """Rows of each head, reordered from pairs that lie side by side to pairs in the two halves."""
+    if array.shape[0] % (2 * heads):
+        return array  # whose shape is refused
+    pairs = array.reshape(heads, -1, 2, array.shape[-1])
+    return pairs.swapaxes(1, 2).reshape(array.shape)

@@ -1,0 +1,138 @@
+"""What a model's own file says of it, key by key, so that no key is passed over in silence."""
+
+from collections.abc import Collection, Mapping
+from typing import Any
+
+# Of config.json, what changes nothing of what a model computes from tokens: names, training, and generation.
+_UNUSED = """
+    _attn_implementation _attn_implementation_autoset _name_or_path _num_labels architectures
+    attention_dropout attention_probs_dropout_prob attn_implementation attn_pdrop bos_token_id
+    cache_implementation classifier_dropout dropout dtype embd_pdrop eos_token_id finetuning_task
+    gradient_checkpointing hidden_dropout_prob id2label initializer_range is_llama_config
+    keys_to_ignore_at_inference label2id language model_type name_or_path num_labels output_attentions
+    output_hidden_states output_past pad_token_id pretraining_tp problem_type qa_dropout
+    reorder_and_upcast_attn resid_pdrop return_dict seq_classif_dropout sinusoidal_pos_embds
+    task_specific_params tokenizer_class torch_dtype torchscript transformers_version
+    transformers.js_config use_bfloat16 use_cache
+
+    bad_words_ids begin_suppress_tokens decoder_start_token_id diversity_penalty do_sample early_stopping
+    encoder_no_repeat_ngram_size exponential_decay_length_penalty forced_bos_token_id forced_eos_token_id
+    length_penalty max_length min_length no_repeat_ngram_size num_beam_groups num_beams
+    num_return_sequences output_scores prefix remove_invalid_values repetition_penalty
+    return_dict_in_generate sep_token_id suppress_tokens temperature top_k top_p typical_p
+"""
+UNUSED = frozenset(_UNUSED.split())
+# What changes a model unless it has this value, in every family.
+NEUTRAL: Mapping[str, Any] = {
+    "add_cross_attention": False,
+    "chunk_size_feed_forward": 0,
+    "is_decoder": False,
+    "is_encoder_decoder": False,
+    "rope_interleaved": False,
+    "tie_encoder_decoder": False,
+    "use_mrope": False,
+}
+# Names of activations, and which of ours they are.
+_ACTIVATIONS = {
+    "silu": "silu",
+    "swish": "silu",
+    "relu": "relu",
+    "gelu": "gelu",
+    "gelu_new": "gelu_tanh",
+    "gelu_fast": "gelu_tanh",
+    "gelu_pytorch_tanh": "gelu_tanh",
+}
+_REQUIRED = object()
+
+
+class Keys:
+    """The settings that a file holds, of which each is read once; `close` refuses what nobody asked for.
+
+    Args:
+      where: The file, for errors.
+      found: The settings by name.
+    """
+
+    def __init__(self, where: str, found: Mapping[str, Any]):
+        self.where, self._left = where, dict(found)
+
+    def wrong(self, name: str, value: Any, needed: str) -> ValueError:
+        """The error for a value that cannot be used."""
+        return ValueError(f"{self.where} has {name}={value!r}, which {needed}: use another model")
+
+    def read(self, name: str, default: Any = _REQUIRED) -> Any:
+        """A value; ValueError for one that is not there and has no default."""
+        if name not in self._left and default is _REQUIRED:
+            raise ValueError(f"{self.where} must hold {name!r}, and does not: use another model")
+        return self._left.pop(name, default)
+
+    def size(self, name: str, default: Any = _REQUIRED) -> int:
+        """A number of at least 1; null stands for the default."""
+        found = self.read(name, default)
+        found = default if found is None and default is not _REQUIRED else found
+        if not isinstance(found, int) or isinstance(found, bool) or found < 1:
+            raise self.wrong(name, found, "must be one number of at least 1")
+        return found
+
+    def optional_size(self, name: str, default: int | None = None) -> int | None:
+        """A number of at least 1, or None for null."""
+        found = self.read(name, default)
+        if found is None:
+            return None
+        self._left[name] = found
+        return self.size(name)
+
+    def number(self, name: str, default: Any = _REQUIRED) -> float:
+        """A positive number."""
+        found = self.read(name, default)
+        if isinstance(found, bool) or not isinstance(found, int | float):
+            raise self.wrong(name, found, "must be a number")
+        if not 0 < found < float("inf"):
+            raise self.wrong(name, found, "must be positive and finite")
+        return float(found)
+
+    def flag(self, name: str, default: Any = _REQUIRED) -> bool:
+        """True or False."""
+        found = self.read(name, default)
+        if not isinstance(found, bool):
+            raise self.wrong(name, found, "must be true or false")
+        return found
+
+    def activation(self, name: str) -> str:
+        """An activation, by the name that `Decoder` and `Encoder` know it by."""
+        found = self.read(name)
+        if found not in _ACTIVATIONS:
+            raise self.wrong(name, found, f"must be one of {', '.join(_ACTIVATIONS)}")
+        return _ACTIVATIONS[found]
+
+    def part(self, name: str) -> "Keys | None":
+        """Settings within the settings, or None where there are none of that name."""
+        found = self.read(name, None)
+        if found is None:
+            return None
+        if not isinstance(found, Mapping):
+            raise self.wrong(name, found, "must be settings by name")
+        return Keys(f"{self.where}, {name},", found)
+
+    def __contains__(self, name: str) -> bool:
+        """Whether a value is left that was not read; null counts as none."""
+        return self._left.get(name) is not None
+
+    def close(self, unused: Collection[str] = (), neutral: Mapping[str, Any] | None = None) -> None:
+        """Refuses what was not read.
+
+        Args:
+          unused: Keys that change nothing, whatever their value.
+          neutral: Keys that change nothing at this value.
+
+        Raises:
+          ValueError: for a key that is in neither, unless it is null or empty.
+        """
+        neutral = neutral or {}
+        for name, value in self._left.items():
+            if name in unused or value is None or value in ("", [], {}):
+                continue
+            if name not in neutral:
+                raise self.wrong(name, value, "is not a setting that is known")
+            if value != neutral[name]:
+                raise self.wrong(name, value, f"must be {neutral[name]!r}")

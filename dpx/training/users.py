@@ -1,0 +1,220 @@
+"""Users who have several records each: the unit of privacy is then the user, and not the record.
+
+A step samples users. Of each it takes at most G records, drawn anew, uniformly and without replacement, and
+the gradient of their mean loss is clipped as that of one example. So a user moves the sum of a step by at
+most the clipping norm, however many records they have, and whichever are drawn.
+
+Whatever is drawn for a user follows from a secret key, the step, the user's number and the number of that
+user's records. A user who joins or leaves changes neither the records that another one gives nor their
+dropout masks.
+"""
+
+import dataclasses
+import functools
+import hashlib
+import itertools
+from collections import Counter
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from dpx import _processes, _validate
+from dpx.clipping import losses, randomness
+from dpx.data import cells
+from dpx.training.layout import Layout
+
+ASSUMPTION = "all records of a user stand under one identifier, which no other user has"
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Users:
+    """Whose each record is, and how many records of a user a step takes. Its length is the number of users.
+
+    Attributes:
+      order: (R,) int: the rows of the data, user by user. Those of one user are in the order of the data.
+      begins: (N + 1,) int32: where the rows of each user begin in `order`.
+      most: G, how many records of a user a step takes at most.
+    """
+
+    order: np.ndarray
+    begins: np.ndarray
+    most: int
+
+    def __len__(self) -> int:
+        return len(self.begins) - 1
+
+    def sort(self, tree: Any) -> Any:
+        """Arrays with a row for each record, user by user."""
+        return jax.tree.map(lambda x: x[self.order], tree)
+
+    @property
+    def spans(self) -> tuple[np.ndarray, np.ndarray]:
+        """(N,) each: where a user's rows begin among the sorted ones, and how many there are."""
+        return self.begins[:-1], np.diff(self.begins)
+
+    def stacked(self, example: Any) -> list[Any]:
+        """Shapes and types of what the loss of a user takes, of those that the loss of a record takes."""
+
+        def several(x: Any) -> jax.ShapeDtypeStruct:
+            return jax.ShapeDtypeStruct((self.most, *x.shape), x.dtype)
+
+        there = jax.ShapeDtypeStruct((self.most,), bool)
+        return [there, *jax.tree.map(several, example)]
+
+
+def grouped(users: Any, records_per_user: Any, rows: int) -> Users | None:
+    """Whose each record is, as `dpx.training.fit` is told; None where every record is a unit of its own.
+
+    Args:
+      users: (R,) `dpx.data.cells.identifier`s, each of which is read by itself, or None.
+      records_per_user: G.
+      rows: R.
+
+    Raises:
+      ValueError: naming the row of an identifier that is missing or none, for another number of them than of
+        records, and for a G that is no positive whole number.
+    """
+    if users is None:
+        if records_per_user is not None:
+            raise ValueError(
+                f"records_per_user={records_per_user!r} must come with users=: say whose each record is"
+            )
+        return None
+    if records_per_user is None:
+        raise ValueError(
+            "records_per_user=None must be a number with users=: it is how many records of a user a step "
+            "takes at most, such as 4"
+        )
+    most = _validate.check_integer(records_per_user, "records_per_user")
+    if not np.iterable(users) or isinstance(users, str | bytes):
+        raise ValueError(f"users={users!r:.60} must be a column of identifiers: give one a record")
+    codes, labels = cells.identifiers(users, "users", lambda row: f"users: row {row}")
+    if len(codes) != rows:
+        raise ValueError(f"users has {len(codes)} entries and data {rows} rows: give one a record")
+    _check_apart(labels)
+    return numbered(codes, len(labels), most)
+
+
+def _check_apart(labels: np.ndarray) -> None:
+    """Raises ValueError where a user has records in several processes, which would count as several users."""
+    if not _processes.several():
+        return
+    own = [hashlib.blake2b(repr(x).encode(), digest_size=16).hexdigest() for x in labels]
+    seen = Counter(itertools.chain.from_iterable(_processes.of_each(own)))
+    if shared := sum(count > 1 for count in seen.values()):
+        raise ValueError(
+            f"users has {shared} identifiers in several processes, which must be in one alone: give all "
+            "records of a user to one process"
+        )
+
+
+def numbered(codes: np.ndarray, count: int, records_per_user: int) -> Users:
+    """Users who are numbers in [0, count), one for each record."""
+    order = np.argsort(codes, kind="stable")
+    begins = np.concatenate([[0], np.cumsum(np.bincount(codes, minlength=count))])
+    return Users(order, begins.astype(np.int32), records_per_user)
+
+
+def mean(function: Callable[..., Any]) -> Callable[..., Any]:
+    """The mean over a user's records of a function of one of them, 0 where there is none.
+
+    It takes a mask (G,) of the records that there are, and then arrays with a row for each.
+    """
+
+    def of_user(there: jax.Array, *records: Any) -> jax.Array:
+        found = jax.vmap(function)(*records)
+        found = found.astype(jnp.promote_types(found.dtype, jnp.float32))
+        return jnp.where(there, found, 0).sum() / jnp.maximum(there.sum(), 1)
+
+    return of_user
+
+
+def mean_loss(loss_fn: Callable[..., Any]) -> Callable[..., jax.Array]:
+    """The mean loss of a user's records, (params, frozen, there, *records), of that of one of them."""
+
+    def of_user(params: Any, frozen: Any, there: jax.Array, *records: Any) -> jax.Array:
+        def of_record(*record: Any) -> jax.Array:
+            return losses.scalar(loss_fn(params, frozen, *record))
+
+        return mean(of_record)(there, *records)
+
+    return of_user
+
+
+def drawing(users: Users, data: tuple, ids: np.ndarray, layout: Layout) -> Callable[..., Any]:
+    """What draws the records of a step: (dropout, places, mask, pieces) -> (batch and keys, where they lie).
+
+    It is a program of its own, which computes with no record. How many records users have is in the shapes of
+    what it takes, and is not public. It is in no shape of the step, which clips and adds up: that program,
+    and with it how it rounds, is the same for other users.
+
+    Args:
+      users: Whose each record is.
+      data: Trees of arrays with a row for each record.
+      ids: (N,) numbers of the users, by which they have their keys.
+      layout: Of the users.
+    """
+    spans, ids = layout.records((users.spans, ids))
+    held = (layout.records(users.sort(data), users.begins), *spans)
+
+    def of_block(dropout: tuple, held: Any) -> tuple:
+        (key, step), (held, ids, places) = dropout, held
+        return draw(held, places, randomness.record_keys(key, step, ids[places]), users.most)
+
+    drawn = jax.jit(layout.by_block(of_block))
+
+    def of_step(dropout: tuple, places: np.ndarray, mask: np.ndarray, pieces: int) -> tuple:
+        own = np.tile(np.arange(len(places) // layout.shards, dtype=np.int32), layout.shards)
+        return drawn(dropout, (held, ids, places)), (own, mask, pieces)
+
+    return of_step
+
+
+def draw(held: Any, users: jax.Array, keys: jax.Array, most: int) -> tuple[tuple, jax.Array]:
+    """At most `most` records of each user, and a key for each of them.
+
+    Args:
+      held: Records, sorted, as a tuple of trees; and where those of each user begin, and how many they are.
+      users: (B,) places of users.
+      keys: (B,) of the users, for this step.
+      most: G.
+
+    Returns:
+      The batch: a mask (B, G) of the records that there are, and the records with axes (B, G) in front. Then
+      their keys, (B, G), which depend on a user's key and the place among the user's own records.
+    """
+    records, begins, counts = held
+
+    def of_user(key: jax.Array, count: jax.Array) -> tuple:
+        for_places, for_records = jax.random.split(key)
+        places = _distinct(for_places, count, most)
+        own = functools.partial(jax.random.fold_in, for_records)
+        return places, randomness.for_each(own, key.dtype, places)
+
+    counts = counts[users]
+    places, keys = randomness.for_each(of_user, keys.dtype, keys, counts)
+    there = jnp.arange(most) < counts[:, None]
+    # The first one of a block begins at the block's first row.
+    rows = (begins[users] - begins[0])[:, None] + places
+    return (there, *jax.tree.map(lambda x: x[rows], records)), keys
+
+
+def _distinct(key: jax.Array, count: jax.Array, most: int) -> jax.Array:
+    """(most,) places in [0, count), which are distinct and uniformly drawn where there are so many.
+
+    Where there are fewer, it is all of them, and then the last one again. By Robert Floyd's algorithm (CACM
+    30(9), 1987), whose time and memory do not depend on how many there are to draw from.
+    """
+    few = jnp.minimum(jnp.arange(most), jnp.maximum(count - 1, 0))
+    last = jnp.maximum(count - most, 0) + jnp.arange(most)
+    drawn = jax.random.randint(key, (most,), 0, last + 1)
+
+    def add(number: jax.Array, chosen: jax.Array) -> jax.Array:
+        taken = (chosen == drawn[number]).any()
+        return chosen.at[number].set(jnp.where(taken, last[number], drawn[number]))
+
+    chosen = jax.lax.fori_loop(0, most, add, jnp.full(most, -1))
+    return jnp.where(count > most, chosen, few)

@@ -1,0 +1,214 @@
+"""What a run gives away: adapters or a model that open again, a card, and nothing of the training texts."""
+
+import json
+
+import folders
+import jax
+import numpy as np
+import pytest
+from command_line import call
+from flax import nnx
+from test_finetune import SMALL
+
+from dpx.launch import card, export, records, run
+from dpx.nn import lora, peft, pretrained
+from experiments.dp_transformer import finetune, tuned_text
+
+tokenizers = pytest.importorskip("tokenizers")
+SOURCE = "finetune:tiny"
+# Words of the private file; none may be in what is written.
+WORDS = ("zebrawood", "quixotry", "jackdaw")
+ADAPTERS = {"README.md", peft.CONFIG, peft.WEIGHTS}
+MERGED = {"README.md", "config.json", "model.safetensors", "tokenizer.json"}
+
+
+def model_folder(folder, name="llama"):
+    """A model with a tokenizer of single letters."""
+    folder = folders.changed(folder, name)
+    letters = {letter: number for number, letter in enumerate("Ġabcdefghijklmnopqrstuvwxyz")}
+    built = tokenizers.Tokenizer(tokenizers.models.BPE(letters, []))
+    built.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False)
+    built.decoder = tokenizers.decoders.ByteLevel()
+    built.save(str(folder / "tokenizer.json"))
+    return folder
+
+
+def finished(folder, **changes):
+    """A finished run on private texts of the user, whose path is private too."""
+    path = folder / "secretpath.csv"
+    lines = [f"{WORDS[i % 3]} {'abcde'[i % 5]} {i},writer{i}" for i in range(60)]
+    path.write_text("\n".join(["column0,column1", *lines]) + "\n")
+    config = records.load_config(SOURCE)
+    settings = {
+        "data.path": str(path), "data.generated": 0, "data.column": "column0", "data.length": 6,
+        "data.user": "column1", "model.kind": "pretrained", "tune.shift": False, "train.batch_size": 16,
+        "train.learning_rate": 0.1, "epsilon": 30.0, "comparisons": True, "ngrams": (1,),
+        "non_private.steps": 2, "model.path": str(model_folder(folder / "tinymodel")),
+    }  # fmt: skip
+    config.update_from_flattened_dict(SMALL | settings | changes)
+    run.prepare(config, SOURCE, folder / "run")
+    return config, run.execute(config, folder / "run")
+
+
+@pytest.fixture(scope="module")
+def tuned(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("export")
+    return folder, *finished(folder)
+
+
+def write(tuned, target, **more):
+    folder, _, _ = tuned
+    export.write(
+        folder / "run", target, **({"merged": False, "base": None, "metrics": True} | more)
+    )
+    return {path.name for path in target.iterdir()}
+
+
+def logits(config, folder):
+    """Of the private model that the run left, for a text."""
+    language = tuned_text.build(config)
+    private = tuned_text.load(config, folder / "run")
+    tokens = np.arange(1, 8)
+    found = [language.model(), language.model(private._trained)]
+    return tokens, *(np.asarray(model(tokens)) for model in found)
+
+
+def test_adapters_open_on_the_model_that_was_tuned(tuned, tmp_path):
+    folder, config, _ = tuned
+    assert write(tuned, tmp_path / "to") == ADAPTERS
+    tokens, before, after = logits(config, folder)
+    assert np.abs(after - before).max() > 1e-3
+    model = pretrained.load(folder / "tinymodel")
+    peft.load(model, tmp_path / "to")
+    np.testing.assert_allclose(model(tokens), after, atol=1e-5)
+    stated = json.loads((tmp_path / "to" / peft.CONFIG).read_text())
+    assert stated["base_model_name_or_path"] == "tinymodel"
+
+
+def test_a_merged_model_is_a_folder_of_its_own(tuned, tmp_path):
+    folder, config, _ = tuned
+    assert write(tuned, tmp_path / "to", merged=True, base="someone/model") == MERGED
+    tokens, _, after = logits(config, folder)
+    model = pretrained.load(tmp_path / "to")
+    np.testing.assert_allclose(model(tokens), after, atol=1e-5)
+    both = [
+        folders.load_file(path / "model.safetensors")
+        for path in (folder / "tinymodel", tmp_path / "to")
+    ]
+    assert {k: v.shape for k, v in both[0].items()} == {k: v.shape for k, v in both[1].items()}
+    words = ["ab c"]
+    read = [
+        pretrained.tokenizer(path).encode(words) for path in (folder / "tinymodel", tmp_path / "to")
+    ]
+    np.testing.assert_array_equal(*read)
+    assert 'base_model: "someone/model"' in (tmp_path / "to" / "README.md").read_text()
+
+
+@pytest.mark.parametrize("merged", [False, True])
+def test_nothing_private_goes_along(tuned, tmp_path, merged):
+    """Neither texts, nor users, nor what the config says of their file."""
+    folder, config, _ = tuned
+    write(tuned, tmp_path / "to", merged=merged)
+    private = (*WORDS, "writer1", "secretpath", "column0", "column1", str(folder))
+    assert "secretpath" in (folder / "run" / "config.json").read_text()
+    for path in (tmp_path / "to").iterdir():
+        content = path.read_bytes()
+        for word in private:
+            for encoding in ("utf-8", "utf-16-le", "utf-32-le"):
+                assert word.encode(encoding) not in content, (path, word)
+        tokens, _ = pretrained.padded(pretrained.tokenizer(config.model.path).encode([WORDS[0]]))
+        for kind in (np.int32, np.int64, np.float32):
+            assert tokens.astype(kind).tobytes() not in content, path
+    secrets = [path for path in (folder / "run").rglob("*") if "secret" in path.parts]
+    assert not [path for path in secrets if path.is_file()]
+
+
+def test_the_card_says_what_privacy_json_says(tuned, tmp_path):
+    _, _, record = tuned
+    write(tuned, tmp_path / "to")
+    text = (tmp_path / "to" / "README.md").read_text()
+    _, metadata, body = text.split("---\n", 2)
+    assert "library_name: peft\n" in metadata
+    assert 'base_model: "tinymodel"\n' in metadata
+    assert "differential-privacy" in metadata
+    spent = record.releases["dp_tuned"]
+    stated = {"ε": f"{spent['epsilon']:.4g}", "δ": "1e-05", "unit of privacy": "user"}
+    stated |= {"neighbouring relation": "add or remove one user", "mechanism": spent["mechanism"]}
+    assert "Poisson sampling" in spent["mechanism"]
+    lines = [f"| {name} | {value} |" for name, value in stated.items()]
+    lines += [f"- **total of all releases**: ε = {record.total['epsilon']:.4g}", "- dp_1gram: ε ="]
+    lines += [f"- {x}" for x in (*record.total["assumptions"], *record.private["not_covered"])]
+    lines += ["no guarantee covers these numbers", "**tuned privately**", "before tuning"]
+    lines += ["DP 1-gram of characters"]
+    for words in lines:
+        assert words in body, words
+    assert record.total["epsilon"] > spent["epsilon"]
+    # What was made without privacy stays at home, and so does what is compared with it.
+    value = record.metrics["tuned/nats_per_token"]
+    assert f"{value:.4g}" not in body
+    assert "tuned without privacy |" not in body
+    assert "share_of_gain" not in body
+    assert "## Metrics" not in card.text(record, card.Model("x", "peft"), metrics=False)
+
+
+def test_a_run_says_whether_tuning_changed_anything(tuned):
+    _, _, record = tuned
+    assert "Tuning changed what a held-out record costs by at most " in record.notes
+    assert "Tuning changed nothing" in finetune._change(np.zeros(3))
+
+
+def test_a_folder_that_holds_something_is_left_alone(tuned):
+    folder, *_ = tuned
+    with pytest.raises(ValueError, match="must be a new or an empty folder"):
+        write(tuned, folder)
+
+
+@pytest.mark.slow
+def test_the_command_writes_it(tuned, tmp_path):
+    folder, *_ = tuned
+    ended = call("export", f"--workdir={folder / 'run'}", "--to=new/folder", folder=tmp_path)
+    assert ended.returncode == 0, ended.stderr
+    assert ended.stdout == f"new/folder: {', '.join(sorted(ADAPTERS))}\n"
+
+
+@pytest.mark.parametrize(
+    ("changes", "merged", "words"),
+    [
+        ({"model.kind": "random"}, False, "config.model.kind='random' must be 'pretrained'"),
+        ({"tune.shift": True}, True, "shift has no place in a merged model"),
+        (
+            {"tune.mode": "full"},
+            False,
+            "config.tune.mode='full' changed all parameters: give --merged",
+        ),
+    ],
+)
+def test_what_cannot_be_written_is_named(tmp_path, changes, merged, words):
+    config = records.load_config(SOURCE)
+    path = str(model_folder(tmp_path / "model"))
+    config.update_from_flattened_dict({"model.kind": "pretrained", "model.path": path} | changes)
+    language = tuned_text.build(config)
+    model = tuned_text.TunedText(language, language.trained, config)
+    with pytest.raises(ValueError, match=words):
+        model.export(tmp_path / "to", merged=merged, base=None)
+    assert not (tmp_path / "to").exists()
+
+
+@pytest.mark.parametrize("name", ["gpt2", "bert", "distilbert_classifier", "qwen3", "gemma3"])
+def test_merging_is_exact_for_every_layout(tmp_path, name):
+    """Adapters of the last layer, where matrices are turned or not, and names have a prefix or none."""
+    model = pretrained.load(folders.HERE / name)
+    tokens, mask, expected = folders.reference(name)
+    lora.attach(model, target_modules="all-linear", rank=2, layers=1, shift=name == "gpt2")
+    rng = np.random.default_rng(0)
+    graph, trained, frozen = nnx.split(model, nnx.LoRAParam, ...)
+    trained = jax.tree.map(lambda x: 0.2 * rng.normal(size=x.shape).astype("f4"), trained)
+    model = nnx.merge(graph, trained, frozen)
+    pretrained.save(model, tmp_path, source=pretrained.open_checkpoint(folders.HERE / name))
+    found = pretrained.load(tmp_path)(tokens, mask)
+    np.testing.assert_allclose(found, model(tokens, mask), atol=2e-5)
+    assert np.abs(found - expected).max() > 0.01
+    both = [
+        folders.load_file(path / "model.safetensors") for path in (folders.HERE / name, tmp_path)
+    ]
+    assert {k: v.shape for k, v in both[0].items()} == {k: v.shape for k, v in both[1].items()}

@@ -1,0 +1,121 @@
+"""Writes tiny random models as `transformers` saves them, with what they compute: python make.py.
+
+Each folder has config.json, model.safetensors and reference.safetensors, which holds tokens, mask and outputs
+in float32: logits of decoders, hidden states of encoders, classes of classifiers. `llama_lora` and
+`gpt2_lora` are adapters as `peft` saves them, with the logits of model and adapters together.
+
+Made with torch 2.14.1, transformers 5.24.0 and peft 0.21.2, which are needed for this alone.
+"""
+
+import json
+from pathlib import Path
+
+import peft
+import torch
+import transformers as hf
+from safetensors.torch import save_file
+
+HERE = Path(__file__).parent
+BERT = {
+    "vocab_size": 40, "hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 4,
+    "intermediate_size": 20, "max_position_embeddings": 16,
+}  # fmt: skip
+DISTILBERT = {
+    "vocab_size": 40, "dim": 16, "n_layers": 2, "n_heads": 4, "hidden_dim": 20,
+    "max_position_embeddings": 16,
+}  # fmt: skip
+GPT2 = {"vocab_size": 40, "n_embd": 16, "n_layer": 2, "n_head": 4, "n_inner": 20, "n_positions": 16}
+SHARED = BERT | {"num_key_value_heads": 2, "attn_implementation": "eager"}
+STRETCHED = {
+    "rope_type": "llama3", "rope_theta": 500.0, "factor": 8.0, "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0, "original_max_position_embeddings": 32,
+}  # fmt: skip
+ROBERTA = BERT | {"max_position_embeddings": 18, "pad_token_id": 1}
+KINDS = ["sliding_attention", "full_attention"]
+GEMMA = SHARED | {
+    "head_dim": 8,
+    "sliding_window": 3,
+    "layer_types": KINDS,
+    "query_pre_attn_scalar": 16,
+}
+LABELS = {"num_labels": 3}
+MODELS = {
+    "bert": lambda: hf.BertModel(hf.BertConfig(**BERT)),
+    "roberta": lambda: hf.RobertaModel(hf.RobertaConfig(**ROBERTA)),
+    "distilbert": lambda: hf.DistilBertModel(hf.DistilBertConfig(**DISTILBERT)),
+    "bert_classifier": lambda: hf.BertForSequenceClassification(hf.BertConfig(**BERT, **LABELS)),
+    "roberta_classifier": lambda: hf.RobertaForSequenceClassification(
+        hf.RobertaConfig(**ROBERTA, **LABELS)
+    ),
+    "distilbert_classifier": lambda: hf.DistilBertForSequenceClassification(
+        hf.DistilBertConfig(**DISTILBERT)
+    ),
+    "gpt2": lambda: hf.GPT2LMHeadModel(hf.GPT2Config(**GPT2)),
+    "llama": lambda: hf.LlamaForCausalLM(hf.LlamaConfig(**SHARED)),
+    "llama3_rope": lambda: hf.LlamaForCausalLM(
+        hf.LlamaConfig(**SHARED, tie_word_embeddings=True, rope_parameters=STRETCHED)
+    ),
+    "llama_biased": lambda: hf.LlamaForCausalLM(
+        hf.LlamaConfig(**SHARED, attention_bias=True, mlp_bias=True, hidden_act="gelu")
+    ),
+    "mistral": lambda: hf.MistralForCausalLM(
+        hf.MistralConfig(**SHARED, sliding_window=3, head_dim=8)
+    ),
+    "qwen2": lambda: hf.Qwen2ForCausalLM(hf.Qwen2Config(**SHARED, tie_word_embeddings=True)),
+    "qwen2_windows": lambda: hf.Qwen2ForCausalLM(
+        hf.Qwen2Config(**SHARED, use_sliding_window=True, sliding_window=3, max_window_layers=1)
+    ),
+    "qwen3": lambda: hf.Qwen3ForCausalLM(hf.Qwen3Config(**SHARED, head_dim=8)),
+    "gemma3": lambda: hf.Gemma3ForCausalLM(hf.Gemma3TextConfig(**GEMMA)),
+}
+ADAPTERS = {
+    "llama_lora": ("llama", {"target_modules": ["q_proj", "v_proj", "down_proj"]}),
+    "gpt2_lora": (
+        "gpt2",
+        {"target_modules": ["c_attn", "mlp.c_proj"], "use_rslora": True, "layers_to_transform": [1],
+         "fan_in_fan_out": True},
+    ),
+}  # fmt: skip
+
+
+def reference(model, folder: Path) -> None:
+    """Saves what a model computes, in float32."""
+    generator = torch.Generator().manual_seed(0)
+    tokens = torch.randint(3, 40, (2, 10), generator=generator)
+    mask = torch.ones(2, 10, dtype=torch.long)
+    mask[1, 6:] = 0
+    with torch.no_grad():
+        found = model.eval().float()(input_ids=tokens, attention_mask=mask)
+    outputs = found.logits if hasattr(found, "logits") else found.last_hidden_state
+    arrays = {"tokens": tokens.int(), "mask": mask.int(), "outputs": outputs.contiguous()}
+    save_file(arrays, folder / "reference.safetensors")
+
+
+def main() -> None:
+    """Writes all folders."""
+    for number, (name, build) in enumerate(MODELS.items()):
+        torch.manual_seed(number)
+        model = build()
+        with torch.no_grad():
+            for parameter in model.parameters():  # none is all ones or zeros, so that each counts
+                parameter.add_(0.1 * torch.randn_like(parameter))
+        model.save_pretrained(HERE / name)
+        reference(model, HERE / name)
+    for name, (base, settings) in ADAPTERS.items():
+        torch.manual_seed(99)
+        model = hf.AutoModelForCausalLM.from_pretrained(HERE / base)
+        config = peft.LoraConfig(
+            r=2, lora_alpha=6, task_type="CAUSAL_LM", init_lora_weights=False, **settings
+        )
+        tuned = peft.get_peft_model(model, config)
+        tuned.save_pretrained(HERE / name)
+        path = HERE / name / "adapter_config.json"
+        named = json.loads(path.read_text()) | {"base_model_name_or_path": base}
+        path.write_text(json.dumps(named, indent=2) + "\n")
+        reference(tuned, HERE / name)
+    for extra in [*HERE.glob("*/generation_config.json"), *HERE.glob("*/README.md")]:
+        extra.unlink()
+
+
+if __name__ == "__main__":
+    main()
