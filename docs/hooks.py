@@ -39,7 +39,7 @@ MODULES = {
     ],
     "noise": ["lattice", "secure"],
     "recommend": ["popularity", "transitions", "item_gram", "metrics"],
-    "training": ["correlated"],
+    "training": ["correlated", "planning"],
 }
 NOTEBOOKS = "experiments/notebooks"
 _FENCE = re.compile(r"^```.*?^```", re.MULTILINE | re.DOTALL)

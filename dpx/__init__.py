@@ -2,6 +2,7 @@
 
 I have                                   I want                          use
 features and labels, or any JAX loss     a trained model                 dpx.training.fit
+a budget, and no idea how to train       batches, steps and sampling   dpx.training.plan, dpx plan
 a text, of one or several authors        a model that writes such text   dpx run --config=text, dpx.ngram
 a pretrained language model              to tune it                      dpx run --config=finetune
 a table of user, item and time           recommendations                 dpx.recommend

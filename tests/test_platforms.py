@@ -268,7 +268,7 @@ HOST_MODULES = (
 ON_HOST = {
     "calibrate_dpsgd", "dpsgd_epsilon", "explain_clipping", "gaussian_epsilon",
     "gaussian_noise_multiplier", "gram.planned_guarantee", "load", "poisson_batches", "save", "secret_key",
-    "training.allocated_batches",
+    "training.allocated_batches", "training.plan",
     "cross_attention.as_printed", "cross_attention.expected_error",
     "cross_attention.sketch.choose_features", "cross_attention.sketch.even_degree",
     "cross_attention.sketch.passes", "cross_attention.sketch.release",

@@ -213,6 +213,12 @@ CALLS = {
         optional=("microbatch_size",),
         trees=("l2_clip_norm",),
     ),
+    "training.plan": Call(
+        dpx.training.plan,
+        {"num_records": 64, "epsilon": 1.0, "delta": 1e-3, "epochs": 2, "steps": 4},
+        BUDGET | {"num_records": COUNT, "epochs": (*POSITIVE, 5), "steps": COUNT},
+        optional=("steps",),
+    ),
     "training.fit": Call(
         functools.partial(
             dpx.training.fit,
@@ -239,7 +245,7 @@ CALLS = {
             "microbatch_size": COUNT,
             "sampling": ("shuffle", None, 3),
         },
-        optional=("microbatch_size",),
+        optional=("microbatch_size", "l2_clip_norm"),
         trees=("l2_clip_norm",),
     ),
     "Gaussian": Call(

@@ -4,12 +4,13 @@ import sys
 from collections.abc import Callable
 
 import dpx
-from dpx.launch import cli, export, listing, query, report, run, sources, sweep
+from dpx.launch import cli, export, listing, plan, query, report, run, sources, sweep
 
 _COMMANDS: dict[str, tuple[str, Callable[[], None]]] = {
     "run": ("runs one configured experiment", run.start),
     "sweep": ("runs it over a grid", sweep.start),
     "report": ("writes tables and figures of finished runs", report.start),
+    "plan": ("plans batches and steps of a training before anything is spent", plan.start),
     "sample": ("draws texts from the private model of a run", query.start_sample),
     "recommend": ("recommends items by the private model of a run", query.start_recommend),
     "predict": ("classifies texts by the private model of a run", query.start_predict),

@@ -4,6 +4,7 @@ from dpx.training.adaptive import AdaptiveClipNorm
 from dpx.training.fitting import Trained, fit
 from dpx.training.keys import Keys, secret_key
 from dpx.training.log import Record
+from dpx.training.planning import Plan, plan
 from dpx.training.sampling import Allocation, Poisson, allocated_batches, poisson_batches
 from dpx.training.transformation import PrivatizeState, privatize
 
@@ -11,12 +12,14 @@ __all__ = [
     "AdaptiveClipNorm",
     "Allocation",
     "Keys",
+    "Plan",
     "Poisson",
     "PrivatizeState",
     "Record",
     "Trained",
     "allocated_batches",
     "fit",
+    "plan",
     "poisson_batches",
     "privatize",
     "secret_key",

@@ -16,12 +16,20 @@ from dpx.clipping import groups, losses, reports
 from dpx.clipping import params as parameters_of
 from dpx.clipping.gradients import plan
 from dpx.privacy import PrivacyGuarantee
-from dpx.training import adaptive, arguments, calibration, loop, precision, programs
+from dpx.training import (
+    adaptive,
+    arguments,
+    calibration,
+    log,
+    loop,
+    planning,
+    precision,
+    programs,
+)
 from dpx.training import keys as secrets
 from dpx.training import users as people
 from dpx.training.examples import as_examples, inferred_types
 from dpx.training.layout import Layout
-from dpx.training.log import Record
 from dpx.training.sampling import Poisson, Sampling
 
 
@@ -37,7 +45,7 @@ class Trained(NamedTuple):
 
     params: Any
     guarantee: PrivacyGuarantee
-    history: list[Record]
+    history: list[log.Record]
 
     @property
     def not_covered(self) -> tuple[str, ...]:
@@ -53,11 +61,12 @@ def fit(
     *,
     epsilon: float,
     delta: float,
-    batch_size: float,
-    steps: int,
-    optimizer: optax.GradientTransformation,
-    l2_clip_norm: Any,
     key: jax.Array | secrets.Keys,
+    batch_size: float | None = None,
+    steps: int | None = None,
+    epochs: float | None = None,
+    optimizer: optax.GradientTransformation | None = None,
+    l2_clip_norm: Any = None,
     normalize: bool = False,
     compute_dtype: Any = None,
     microbatch_size: int | None = None,
@@ -88,6 +97,13 @@ def fit(
             optimizer=optax.adam(1e-3), l2_clip_norm=1.0, key=dpx.secret_key(),
         )
 
+        trained = dpx.training.fit(
+            loss_fn, params, (inputs, targets), epsilon=3.0, delta=1e-5, epochs=20, key=dpx.secret_key()
+        )
+
+    The second call chooses nothing but how long to train: `dpx.training.plan` gives batches and steps, and
+    an optimizer finds its learning rate.
+
     The noise is calibrated to the budget. Each step takes a random batch of the records, clips the gradient
     of each to `l2_clip_norm`, adds noise to their sum once, and divides by the expected batch size.
 
@@ -107,9 +123,14 @@ def fit(
       epsilon, delta: The budget, which is spent whole.
       batch_size: The expected batch size, at most N.
       steps: Number of steps.
+      epochs: In place of `batch_size`, of `steps`, or of both: how often each of N is used, in the mean.
+        What is missing is that of `dpx.training.plan`, which looks at public numbers alone. A line on stderr
+        says what was taken (`progress`), and so does the guarantee.
       optimizer: An Optax optimizer, which sees the noisy mean gradients and the parameters, and no losses.
+        None for Adam with a learning rate that is found meanwhile (`dpx.training.planning.untuned`).
       l2_clip_norm: The clipping norm, or a tree of them, as `dpx.clipped_grad` takes it; or a
         `dpx.training.AdaptiveClipNorm`, which follows a quantile of the norms at a small part of the budget.
+        None scales every gradient to norm 1, as `normalize` does.
       key: A JAX key, such as `dpx.secret_key()`, or a run's `dpx.training.Keys`. Nobody who sees the result
         may know it. Noise, dropout and sampling follow from it and from `label`, so that trainings may share
         it whose labels differ. Two of one label would draw the same noise, which cancels: `Keys` refuse the
@@ -184,13 +205,19 @@ def fit(
     rows = layout.rows
     epsilon, delta = _validate.check_epsilon(epsilon), _validate.check_delta(delta)
     calibration.warn_about_delta(delta, rows, units)
-    steps = _validate.check_integer(steps, "steps")
-    batch_size = _validate.check_number(batch_size, "batch_size")
-    if not 0 < batch_size <= rows:
-        raise ValueError(
-            f"batch_size={batch_size:g} must be positive and at most {rows}, the number of {units}: it is "
-            "the expected size of a batch"
-        )
+    batch_size, steps = planning.complete(
+        calibration.public_size(rows),
+        epsilon=epsilon,
+        delta=delta,
+        epochs=epochs,
+        batch_size=batch_size,
+        steps=steps,
+        units=units,
+    )
+    taken = planning.taken(batch_size, steps, epochs, optimizer, l2_clip_norm, units)
+    optimizer = planning.untuned(steps) if optimizer is None else optimizer
+    if l2_clip_norm is None:
+        l2_clip_norm, normalize = 1.0, True
     compute_dtype = precision.check(compute_dtype)
     if microbatch_size is not None:
         microbatch_size = _validate.check_integer(microbatch_size, "microbatch_size")
@@ -304,6 +331,8 @@ def fit(
         }
         _processes.check_same(computed)
         settings |= computed
+    if taken:
+        log.say(f"{label}: {taken}", shown=progress)
     privacy, guarantee = calibration.calibrate(
         epsilon=epsilon,
         delta=delta,

@@ -108,12 +108,19 @@ def quiet() -> Iterator[None]:
         _QUIET.reset(token)
 
 
+def say(text: str, *, shown: bool) -> None:
+    """Writes a line to stderr, if lines are shown, of the first process alone."""
+    if shown and not _QUIET.get() and _processes.is_first():
+        sys.stderr.write(text + "\n")
+        sys.stderr.flush()
+
+
 class Progress:
     """Lines on stderr, if they are shown: steps done, loss, ε spent, and how long the rest will take."""
 
     def __init__(self, label: str, steps: int, start: int, *, shown: bool = True):
         self._label, self._steps, self._start = label, steps, start
-        self._shown = shown and not _QUIET.get()
+        self._shown = shown
         self._began = time.monotonic()
         self._say(f"{label}: compiling {steps} steps, {start} of them done")
 
@@ -128,6 +135,4 @@ class Progress:
         )
 
     def _say(self, text: str) -> None:
-        if self._shown and _processes.is_first():
-            sys.stderr.write(text + "\n")
-            sys.stderr.flush()
+        say(text, shown=self._shown)

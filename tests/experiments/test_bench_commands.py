@@ -19,6 +19,7 @@ COMMANDS = {
     "memories": ["--rows=100", "--epsilons=3"],
     "noise": ["--size=65536", "--runs=2", "--repeats=1"],
     "noisy_head": ["--trials=2", "--num_prompts=50"],
+    "plan": ["--tiny", "--tasks=digits", "--seeds=1", "--epochs=2"],
     "reattention": ["--items=50", "--batch=4", "--repeats=3"],
     "remat": [
         "--workdir", "--models=nnx.remat", "--blocks=1", "--batch=2", "--length=4", "--dim=32",

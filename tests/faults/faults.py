@@ -717,6 +717,13 @@ FAULTS = (
         MOVED,
     ),
     Fault(
+        "a plan follows the private number of records",
+        "dpx/training/fitting.py",
+        "calibration.public_size(rows),\n        epsilon",
+        "rows,\n        epsilon",
+        "tests/training/test_planning.py::test_a_plan_does_not_follow_the_records",
+    ),
+    Fault(
         "the steps that are paid for are one less",
         "dpx/training/calibration.py",
         "return found, guarantee(steps)",
