@@ -139,8 +139,8 @@ def floats() -> None:
         noisy = np.asarray(other.update(total, other.init(jnp.zeros(size)))[0])
         say("jax-privacy", [np.isin(noisy, value + std * draws).mean() for value in values])
     try:
-        import torch
-        from opacus.optimizers.optimizer import _generate_noise
+        import torch  # type: ignore[import-not-found]
+        from opacus.optimizers.optimizer import _generate_noise  # type: ignore[import-not-found]
     except ImportError:
         print("Opacus is not installed")
     else:

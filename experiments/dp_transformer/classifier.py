@@ -113,7 +113,9 @@ def _encoder(config, *, frozen: bool) -> tuple[Any, Encoder]:
             f"config.model.path={str(found.path)!r} must be an encoder without a head of its own: use one "
             "such as BERT, RoBERTa or MiniLM"
         )
-    return found.tokenizer(), pretrained.load(found, **options)
+    model = pretrained.load(found, **options)
+    assert isinstance(model, Encoder)
+    return found.tokenizer(), model
 
 
 class _Bytes(Bytes):
