@@ -155,7 +155,10 @@ def get_config(arg: str = "") -> ConfigDict:
                 "checkpoint_every": 20,
             },
             "non_private": non_private(
-                start="pretrained", steps=400, batch_size=256, learning_rate=5e-3
+                start="pretrained",
+                steps=800,
+                batch_size=256,
+                tried={"learning_rate": (1e-3, 5e-3, 2e-2)},
             ),
             "words": {"dim": 2048, "steps": 100, "batch_size": 1024, "learning_rate": 2e-2},
         }
@@ -167,7 +170,7 @@ def get_config(arg: str = "") -> ConfigDict:
                 "model": {"kind": "scratch", "dim": 16, "num_layers": 1, "num_heads": 2},
                 "tune": {"mode": "full"},
                 "train": {"steps": 4, "batch_size": 64, "checkpoint_every": 2},
-                "non_private": {"steps": 4, "batch_size": 32},
+                "non_private": {"steps": 4, "batch_size": 32, "tried": {"learning_rate": ()}},
                 "words": {"dim": 64, "steps": 4, "batch_size": 64},
             }
         )
