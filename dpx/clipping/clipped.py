@@ -269,8 +269,8 @@ def clipped_grad(
     its first axis stays where it is, and the sum has the layout of the parameters, sharded or not:
 
     - Automatic axes: as an ordinary step, with the exchange of one example more. The sum is reduced once for
-      every microbatch. Convolutions need a rule there (see `explain_clipping`): XLA 0.10 computes
-      per-example gradients of convolutions wrongly where the batch is sharded.
+      every microbatch. Convolutions need a rule there (see `explain_clipping`; "vmap" uses none): XLA 0.10
+      computes per-example gradients of convolutions wrongly where the batch is sharded.
     - Explicit axes: one reduction of the sum. The loss is traced as on automatic axes, so it must not name
       them (`reshard`, `out_sharding`), nor close over arrays on the mesh: pass those with the batch.
     - Inside `jax.shard_map` and `jax.pmap`: the sum is that of the device's own examples, which remain to be

@@ -2357,11 +2357,18 @@ FAULTS = (
         "tests/clipping/test_clipping_bound.py::test_inputs_in_32_bits_and_parameters_in_64_are_bounded_in_64",
     ),
     Fault(
-        "bytes index a table in their own type",
+        "the last of 256 rows counts as the first",
         "dpx/clipping/gradients/entries.py",
         "jnp.arange(count, dtype=jnp.int32)",
-        "jnp.arange(count, dtype=indices.dtype)",
+        "jnp.arange(count, dtype=jnp.int32) % 255",
         "tests/clipping/test_clipping_indices.py::test_the_first_byte_and_the_last_do_not_cancel",
+    ),
+    Fault(
+        "an index beyond the last row counts for the first",
+        "dpx/clipping/gradients/entries.py",
+        "fill_value=count",
+        "fill_value=0",
+        "tests/clipping/test_clipping_indices.py::test_each_of_several_tables_has_its_own_rows",
     ),
     Fault(
         "what a loss writes to a mutable array is dropped",
