@@ -2980,8 +2980,8 @@ FAULTS = (
     Fault(
         "losses are printed where they should not be",
         "dpx/training/log.py",
-        "self._shown = shown and not _QUIET.get()",
-        "self._shown = True",
+        "if shown and not _QUIET.get() and _processes.is_first():",
+        "if _processes.is_first():",
         "tests/training/test_fit_door.py::test_losses_are_on_stderr_unless_they_should_not_be",
     ),
     Fault(
