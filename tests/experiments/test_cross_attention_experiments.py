@@ -382,3 +382,14 @@ def test_class_means_without_noise_are_means():
     means, _ = classifiers.class_means(jax.random.key(0), keys, np.eye(4)[labels], **exact)
     want = [keys[labels == label].mean(0) for label in range(4)]
     np.testing.assert_allclose(means, want, atol=1e-4)
+
+
+def test_what_private_class_means_say_is_weighted_by_nothing_exact(tmp_path, monkeypatch):
+    """Where all classes have one mean, nothing tells them apart: exact shares of the classes would."""
+    config = config_file.get_config("retrieval,tiny")
+    truth = retrieval.labelled.load(config).truth
+    equal = np.random.default_rng(0).normal(size=config.dim) * np.ones((config.num_groups, 1))
+    spent = classifiers.guarantee(1.0, 1e-5, "class means")
+    monkeypatch.setattr(retrieval, "class_means", lambda *_, **__: (equal, spent))
+    measures = {m.name: m.value for m in retrieval.run(config, tmp_path).measures}
+    assert measures["class_means/accuracy"] == pytest.approx(np.mean(truth == 0))

@@ -502,5 +502,12 @@ def test_a_record_moves_each_release_by_what_it_declares(source, changes, tmp_pa
             found.check()
     largest = max(found.largest_ratio for found in ratios)
     assert largest >= case.floor
+    if case.paid:  # and the noise follows from the secret
+        config.noise_seed = 6
+        keys = [
+            {seen.key for seen in found.releases}
+            for found in (first, audit.record(whole, case.data))
+        ]
+        assert not keys[0] & keys[1]
     test = os.environ["PYTEST_CURRENT_TEST"].split("::")[-1].split(" ")[0]
     print(f"\n| {test} | {len(ratios)} | {largest:.7f} |")  # python -m pytest -s

@@ -1473,7 +1473,7 @@ FAULTS = (
         "the model without privacy starts from a private release",
         "experiments/dp_transformer/recommender_plain.py",
         "start = warm_start.exact(train, config)",
-        "start, _ = warm_start.fit(repetition.noise.prior, train, config, 1.0)",
+        'start, _ = warm_start.fit(repetition.noise("prior"), train, config, 1.0)',
         "tests/experiments/test_without_privacy.py::test_a_recommender_without_privacy_starts_from_exact_counts",
     ),
     Fault(
@@ -1618,7 +1618,8 @@ FAULTS = (
         "experiments/cross_attention/retrieval.py",
         'scores["class_means"] = data.queries @ means.T',
         'scores["class_means"] = data.queries @ means.T / shares',
-        CONFIG.format("cross_attention:retrieval"),
+        "tests/experiments/test_cross_attention_experiments.py"
+        "::test_what_private_class_means_say_is_weighted_by_nothing_exact",
     ),
     Fault(
         "losses on the progress line are not named",
