@@ -10,6 +10,7 @@ from cross_attention_memory import BUDGET, KEY
 import dpx.attention
 from dpx import cross_attention
 from dpx.cross_attention import MemoryWarning, baselines, expected
+from dpx.privacy import gaussian_epsilon, gaussian_noise_multiplier
 
 UNIT = {"key_bound": 1.0, "value_bound": 1.0}
 
@@ -115,6 +116,16 @@ def test_features_are_chosen_by_what_is_told_apart_and_the_expected_error():
         for n in (1000, 10**6)
     ]
     assert temperatures[0] > temperatures[1]  # more rows bear more detail
+
+
+def test_heads_share_the_budget():
+    """Four heads have the noise of one with twice the noise multiplier."""
+    about = {"n": 1000, "dim": 3, "value_dim": 2, **UNIT, "delta": 1e-5, "degree": 2}
+    less = gaussian_epsilon(2 * gaussian_noise_multiplier(1.0, 1e-5), 1e-5)
+    four = cross_attention.expected_error(**about, epsilon=1.0, num_heads=4)
+    alone = cross_attention.expected_error(**about, epsilon=less)
+    assert four.error == pytest.approx(alone.error, rel=1e-6)
+    assert four.error > 1.5 * cross_attention.expected_error(**about, epsilon=1.0).error
 
 
 @pytest.mark.slow

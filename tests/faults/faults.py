@@ -3382,8 +3382,7 @@ FAULTS = (
         "dpx/cross_attention/expected.py",
         "multiplier = math.sqrt(num_heads) * gaussian_noise_multiplier(epsilon, delta)",
         "multiplier = gaussian_noise_multiplier(epsilon, delta)",
-        "tests/cross_attention/test_expected.py"
-        "::test_a_memory_that_the_mean_beats_is_said_before_it_is_built",
+        "tests/cross_attention/test_expected.py::test_heads_share_the_budget",
     ),
     Fault(
         "a training may do something else than its guarantee is about",
