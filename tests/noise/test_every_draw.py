@@ -41,6 +41,7 @@ SAMPLING = "Poisson sampling and groups: uniform numbers of 53 bits, so that q i
 ALLOCATION = (
     "steps of an epoch: whole numbers by rejection of 32 or 64 bits, each as likely as the others"
 )
+CHOSEN = "which records of a user a step takes: a guarantee holds whichever they are"
 TRIALS = "how many trials a selection has: 256 bits, turned into the law by exact arithmetic"
 POINTS = "which candidate a trial runs, whose probabilities are public"
 
@@ -60,7 +61,7 @@ ELSEWHERE = {
         {"choice", "default_rng", "permutation", "random"},
         SYNTHETIC,
     ),
-    "data/text.py split": ({"default_rng", "permutation"}, PUBLIC),
+    "data/records.py split": ({"default_rng", "permutation"}, PUBLIC),
     "launch/selection.py _draw": ({"default_rng", "integers"}, POINTS),
     "nn/lora.py attach": ({"normal"}, INITIAL),
     "nn/pretrained/layers.py Layers.__init__.draw": ({"normal"}, INITIAL),
@@ -74,6 +75,7 @@ ELSEWHERE = {
     "training/sampling.py _allocated": ({"integers"}, ALLOCATION),
     "training/sampling.py _generator": ({"default_rng"}, SAMPLING),
     "training/sampling.py _poisson": ({"integers", "random"}, SAMPLING),
+    "training/users.py _distinct": ({"randint"}, CHOSEN),
 }
 # Inside of `dpx.noise` laws are made of fair bits alone.
 BITS = {"bits", "threefry2x32_p", "bind"}

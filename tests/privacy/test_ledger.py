@@ -9,7 +9,7 @@ from dp_accounting import GaussianDpEvent
 from dp_accounting.pld import PLDAccountant
 
 import dpx
-from dpx import privacy
+from dpx import _storage, privacy
 from dpx.privacy import _cache, composition, dpsgd, risk
 
 
@@ -134,7 +134,7 @@ def test_a_cached_multiplier_with_a_thousandth_too_little_noise_is_not_used(tmp_
     budget = {"sampling_probability": 0.05, "steps": 100, "accountant": "rdp"}
     monkeypatch.setattr(_cache, "_known", {})
     first = dpx.calibrate_dpsgd(2.0, 1e-5, **budget)
-    (entry,) = _cache.directory().glob("*.json")
+    (entry,) = _storage.user_cache().glob("*.json")
     entry.write_text(json.dumps({**json.loads(entry.read_text()), "value": 0.999 * first}))
     monkeypatch.setattr(_cache, "_known", {})
     assert dpx.calibrate_dpsgd(2.0, 1e-5, **budget) == first

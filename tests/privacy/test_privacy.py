@@ -12,7 +12,7 @@ from dp_accounting.rdp import RdpAccountant
 from scipy import stats
 
 import dpx
-from dpx import privacy
+from dpx import _storage, privacy
 from dpx.privacy import _cache, calibration
 from dpx.privacy.events import pld_bound
 
@@ -163,7 +163,7 @@ def test_cache_is_fast_and_optional(tmp_path, monkeypatch):
         assert dpx.calibrate_dpsgd(1.0, 1e-5, **settings) == first
         took.append(time.perf_counter() - began)
     assert min(took) < 0.05
-    (entry,) = _cache.directory().glob("*.json")
+    (entry,) = _storage.user_cache().glob("*.json")
     for corrupt in ("", "{", '{"key": 1}', '{"key": "x", "value": "y"}', "[]", "\xff"):
         entry.write_text(corrupt, encoding="latin-1")
         forget(monkeypatch)
@@ -190,7 +190,7 @@ def test_a_cached_multiplier_is_checked_before_it_is_used(
     budget = {"sampling_probability": 0.05, "steps": 100, "accountant": accountant}
     forget(monkeypatch)
     first = dpx.calibrate_dpsgd(2.0, 1e-5, beside=beside, **budget)
-    (entry,) = _cache.directory().glob("*.json")
+    (entry,) = _storage.user_cache().glob("*.json")
     written = json.loads(entry.read_text())
     # Too little noise breaks the guarantee, too much the promise of at least 0.999 ε.
     for edited in (0.3, 0.97 * first, 1.1 * first, 1e9):
