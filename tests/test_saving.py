@@ -477,6 +477,7 @@ def test_what_is_not_like_the_trained_model_is_named(releases, tmp_path):
         dpx.load(path, like={"a": jnp.ones(2)})
 
 
+@pytest.mark.slow
 def test_the_documented_training_of_adapters_is_saved(tmp_path):
     model = Decoder(DecoderSettings(5, dim=8, num_layers=1, num_heads=2), rngs=nnx.Rngs(0))
     lora.attach(model, rank=1)

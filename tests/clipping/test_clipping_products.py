@@ -154,6 +154,7 @@ def test_products_of_nothing(method):
     check(jit(fn)(p, X), per_example(loss, p, (X,)), 0.5)
 
 
+@pytest.mark.slow
 def test_convolutions_without_jit():
     def loss(kernel, x):
         form = ("NWC", "WIO", "NWC")

@@ -87,6 +87,7 @@ def test_values_are_told_apart_without_noise_and_by_a_constant_never(about, valu
     assert sharp == 0.5 if only_label else sharp > 0.57
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore::dpx.cross_attention.MemoryWarning")
 def test_the_choice_looks_at_no_key_and_no_value():
     """Memories of one shape get one choice, whatever they hold, and one that nothing could be read from."""
@@ -109,6 +110,7 @@ def test_the_choice_looks_at_no_key_and_no_value():
     assert (chosen.scale, chosen.degree) == (first.domain.scale, first.features.degree)
 
 
+@pytest.mark.slow
 def test_the_number_of_rows_decides_nothing_where_it_is_private():
     options = LABELS | {"features": "auto", "clip": True, "neighboring": "add_or_remove_one"}
     found = []

@@ -14,6 +14,7 @@ from dpx._numerics import into_ball, norm
 from dpx.cross_attention.domain import Domain
 
 
+@pytest.mark.slow
 def test_building_under_jit_clips_and_agrees():
     K, V, Q = memory(200, 2)
     build = lambda k, v, clip: cross_attention.build(  # noqa: E731

@@ -186,6 +186,7 @@ def test_a_run_leaves_a_classifier(finished):
     assert query.model_of(finished.workdir, "predict")
 
 
+@pytest.mark.slow
 def test_predictions_on_the_command_line(finished):
     ended = call("predict", f"--workdir={finished.workdir}", "--text=a1 a2", "--text=b3")
     assert ended.returncode == 0, ended.stderr

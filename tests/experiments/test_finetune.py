@@ -65,6 +65,7 @@ def test_a_model_from_scratch_sees_the_same_characters():
         from_scratch.validate(config)
 
 
+@pytest.mark.slow
 def test_a_run_leaves_its_table_and_adapters_alone(tmp_path):
     changes = {"ngrams": (1,), "sample.length": 2, "epsilon": 100.0, "non_private.steps": 40}
     record = execute(tmp_path / "run", changes)

@@ -115,6 +115,7 @@ def test_bartlett_agrees_with_summing_outer_products(k):
     assert stats.ks_2samp(np.linalg.det(fast), np.linalg.det(slow)).pvalue > 1e-3
 
 
+@pytest.mark.slow
 def test_all_draws_of_a_sampled_matrix_have_keys_of_their_own(monkeypatch):
     keys, bits = [], jax.random.bits
 

@@ -165,6 +165,7 @@ def test_of_more_samples_than_floats_resolve_fewer_are_drawn():
         gram.wishart_mean(KEY, jnp.eye(2), 2**54)
 
 
+@pytest.mark.slow
 def test_compiled_it_is_the_same_in_64_bits_and_refused_in_32():
     X = np.random.default_rng(0).normal(size=(3, 50)) / 3
     options = ABOUT | {"eta": 200.0}

@@ -302,6 +302,7 @@ def test_histories_too_short_to_hold_an_item_out_are_named(tmp_path, source):
         run.check(config)
 
 
+@pytest.mark.slow
 def test_a_home_folder_is_found_and_output_fits_any_locale(tmp_path):
     """Shells leave the ~ of `--workdir=~/run` to the program, and who then cleans up types `rm -r ~`."""
     home, where = tmp_path / "home", tmp_path / "where"
@@ -331,6 +332,7 @@ def test_a_home_folder_is_found_and_output_fits_any_locale(tmp_path):
     assert not list(where.iterdir())
 
 
+@pytest.mark.slow
 def test_dry_run_prints_the_privacy_parameters_and_writes_nothing(tmp_path):
     source = "--config=configs/quickstart.py:tiny"
     ended = call("run", source, "--dry_run", "--config.delta=0.1", f"--workdir={tmp_path / 'run'}")

@@ -145,6 +145,7 @@ def test_new_keys_are_not_made_for_a_run_that_has_begun(tmp_path, left):
     assert not (tmp_path / "secret").exists()
 
 
+@pytest.mark.slow
 def test_a_run_without_its_keys_ends_in_one_line_and_status_2(tmp_path):
     source = "configs/quickstart.py:tiny"
     run.prepare(records.load_config(source), source, tmp_path / "run")

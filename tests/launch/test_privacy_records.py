@@ -79,6 +79,7 @@ def test_a_noise_seed_stands_in_no_file_and_no_report(tmp_path, untrained, capsy
         go(NAME, folder, **changes)
 
 
+@pytest.mark.slow
 def test_a_run_says_what_an_attacker_can_do(tmp_path, untrained):
     record = go(NAME, tmp_path / "run", ngrams=(1,), **{"non_private.steps": 0})
     spent = record.private["releases"][record.headline_row]

@@ -105,6 +105,7 @@ def command(monkeypatch, source, folder, given=None, **more):
     sweep.main([])
 
 
+@pytest.mark.slow
 def test_only_the_selected_model_and_its_noisy_score_are_given_away(
     source, tmp_path, monkeypatch, capfd
 ):
@@ -147,6 +148,7 @@ def test_only_the_selected_model_and_its_noisy_score_are_given_away(
     assert [found.workdir for found in records.read_all(tmp_path)] == [selected]
 
 
+@pytest.mark.slow
 def test_a_score_has_the_noise_that_is_paid_for(source, tmp_path):
     asked = plan(source)
     selection.begin(asked, tmp_path)
@@ -200,6 +202,7 @@ def test_points_are_drawn_uniformly_and_with_replacement(source, monkeypatch):
     assert 130 < sum(len(set(three)) < 3 for three in threes) < 180  # 7/9 of them
 
 
+@pytest.mark.slow
 def test_no_two_trials_share_noise(source, tmp_path, monkeypatch):
     fixed(monkeypatch, 4)
     for variant in (source, f"{source}:synthetic"):
@@ -212,6 +215,7 @@ def test_no_two_trials_share_noise(source, tmp_path, monkeypatch):
         assert not list(folder.rglob("keys.json"))
 
 
+@pytest.mark.slow
 def test_a_selection_that_was_killed_goes_on_as_it_would_have(source, tmp_path, monkeypatch):
     fixed(monkeypatch, 5)
     asked = plan(f"{source}:synthetic")

@@ -40,6 +40,7 @@ def test_a_clone_called_dpx_does_not_hide_the_package_from_what_lies_beside_it(t
     assert ended.stdout == f"fit {clone / 'dpx' / '__init__.py'}\n", ended.stderr
 
 
+@pytest.mark.slow
 def test_importing_dpx_imports_nothing_heavy_and_its_help_is_a_map():
     code = (
         "import sys, dpx\n"

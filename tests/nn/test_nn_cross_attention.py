@@ -47,6 +47,7 @@ def test_without_noise_it_is_multi_head_attention(features, tolerance):
     np.testing.assert_allclose(got, by_hand(module, memory, x), atol=tolerance)
 
 
+@pytest.mark.slow
 def test_over_a_public_memory_it_is_multi_head_attention():
     memory, x = data(50)
     module = layer()
@@ -57,6 +58,7 @@ def test_over_a_public_memory_it_is_multi_head_attention():
         module(x)
 
 
+@pytest.mark.slow
 def test_guarantee_and_noise_cover_all_heads():
     memory, _ = data()
     module = layer()

@@ -137,6 +137,7 @@ def test_chi_draws_follow_their_law_and_its_tails(freedom):
             assert stats.binomtest(int(beyond.sum()), count, tail).pvalue > 1e-4
 
 
+@pytest.mark.slow
 def test_draws_are_kept_with_their_probability():
     """Without that the fourth Hermite moment of the normal draw behind 17 degrees of freedom is 0."""
     depth, count = 17 / 2 - 1 / 3, 2_000_000

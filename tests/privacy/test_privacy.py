@@ -356,6 +356,7 @@ def test_samples_that_are_cut_off_cost_what_is_stated(probability):
     )  # Accounted as if nothing were cut off, it would cost more.
 
 
+@pytest.mark.slow
 def test_a_cut_that_hardly_happens_costs_hardly_anything():
     settings = {"sampling_probability": 0.01, "steps": 200}
     plain = dpx.dpsgd_epsilon(1.0, 1e-5, **settings)

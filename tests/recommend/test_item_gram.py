@@ -86,6 +86,7 @@ def test_item_attention_is_a_row_softmax_without_the_diagonal():
         np.testing.assert_allclose(weights[i], np.array(exps) / sum(exps), rtol=1e-5, atol=1e-7)
 
 
+@pytest.mark.slow
 def test_scores_add_the_history_and_the_popularity(histories):
     made = item_gram.fit(KEY, histories, epsilon=5.0, delta=1e-4, num_kept=10)
     weights = item_gram.ease(made.matrix, 20.0)

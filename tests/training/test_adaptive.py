@@ -111,6 +111,7 @@ def fitted(rows, workdir):
     return {"params": trained.params, "norms": norms(trained)}
 
 
+@pytest.mark.slow
 def test_a_record_moves_gradients_and_count_by_what_is_declared():
     rows = X[:40]
     ignore = ["stderr", "file/metrics.jsonl", "file/checkpoints/*", "file/secret/*"]

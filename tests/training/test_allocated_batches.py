@@ -141,6 +141,7 @@ def test_the_expected_size_divides():
     np.testing.assert_allclose(exact.params["w"], w, atol=1e-3)
 
 
+@pytest.mark.slow
 def test_a_killed_training_goes_on_within_an_epoch(tmp_path, monkeypatch):
     whole = fit(log_every=1)
     line = Progress.line
@@ -176,6 +177,7 @@ def test_auto_takes_the_one_that_needs_less_noise():
     assert calibration.quieter(epsilon=2.0, **whole) == Poisson()
 
 
+@pytest.mark.slow
 def test_auto_is_what_it_takes():
     taken = fit(sampling="auto")
     assert "random allocation" in taken.guarantee.mechanism

@@ -138,6 +138,7 @@ def fitted(rows, workdir):
     return {"params": trained.params}
 
 
+@pytest.mark.slow
 def test_a_record_moves_the_releases_of_a_block_by_the_sensitivity():
     """Through the residues too: what it adds at one step is in the next ones' releases."""
     ignore = ["stderr", "file/metrics.jsonl", "file/checkpoints/*", "file/secret/*"]

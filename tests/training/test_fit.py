@@ -63,6 +63,7 @@ def test_digits():
     assert trained.guarantee.epsilon <= 3
 
 
+@pytest.mark.slow
 def test_it_is_the_loop_with_the_calibrated_noise():
     """The same steps by hand: the door adds nothing to the loop but its calibration."""
     trained = fit(microbatch_size=8)
@@ -173,6 +174,7 @@ def test_a_killed_call_goes_on_bitwise_under_the_key_that_it_began_with(tmp_path
     assert again.history == whole.history
 
 
+@pytest.mark.slow
 def test_a_folder_goes_on_with_nothing_else(tmp_path, monkeypatch):
     def refuses_others():
         for changes, named in [

@@ -48,6 +48,7 @@ def test_the_sampling_is_the_one_with_less_noise():
     assert found.noise_multiplier < noise
 
 
+@pytest.mark.slow
 def test_whole_batches_have_the_least_noise_and_the_limit_is_right():
     whole = plan(1000, **BUDGET, batch_size=1000, epochs=10)
     assert whole.training_noise == pytest.approx(whole.least_noise)

@@ -152,6 +152,7 @@ def both_trained(make_key, labels):
     return audit.record(program, X, ignore=["*"])
 
 
+@pytest.mark.slow
 def test_trainings_of_two_labels_share_neither_noise_nor_samples_nor_masks():
     with audit.recording():
         for make_key in (opened, lambda: SECRET):

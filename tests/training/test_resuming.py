@@ -42,6 +42,7 @@ def own_keys():
     return secrets.derive(jax.random.key(5))
 
 
+@pytest.mark.slow
 def test_under_a_runs_keys_a_result_is_that_of_its_own_arguments(tmp_path):
     first = fit(tmp_path, key=own_keys())
     again = fit(tmp_path, key=own_keys())

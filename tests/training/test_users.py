@@ -180,6 +180,7 @@ def test_the_program_of_a_step_is_the_same_for_other_users(monkeypatch):
     assert programs[0] == programs[1]
 
 
+@pytest.mark.slow
 def test_any_identifiers_and_any_order_of_users_rows():
     """Names, 64-bit numbers and columns of pandas; the rows of others may lie anywhere between."""
     wanted = fit()
@@ -197,6 +198,7 @@ def test_any_identifiers_and_any_order_of_users_rows():
         jax.tree.map(np.testing.assert_array_equal, *both(found, wanted))
 
 
+@pytest.mark.slow
 def test_one_user_and_a_user_for_each_record():
     one = fit(users=["ann"] * len(X), batch_size=1)
     assert one.guarantee.unit == "user"
