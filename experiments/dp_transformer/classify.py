@@ -68,7 +68,8 @@ def run(config, workdir: Path) -> Outcome:
     read = functools.partial(_read, model)
     synthetic = config.data.kind == "generated"
     texts, asked = read(train), read(test)
-    begun = [*texts, train.labels, *classifier.model_files(config)]
+    counted = [hashed(train.texts, config.words.dim)] if _compared(config) else []
+    begun = [*texts, *counted, train.labels, *classifier.model_files(config)]
     begun += [] if train.users is None else [train.users]
     keys = open_keys(config, workdir, synthetic=synthetic, data=tuple(begun))
     train_one = functools.partial(_train, config, workdir, keys)
@@ -87,16 +88,16 @@ def run(config, workdir: Path) -> Outcome:
     if _compared(config):
         budget = {"epsilon": config.epsilon, "delta": config.delta, "unit": unit(config)}
         features = [
-            x / np.linalg.norm(x, axis=1, keepdims=True) for x in _features(model, texts, asked)
+            x / np.maximum(np.linalg.norm(x, axis=1, keepdims=True), 1e-12)
+            for x in _features(model, texts, asked)
         ]
         of_labels = np.eye(len(model.labels))[train.labels]
         means, spent = class_means(keys.noise("dp_prototypes"), features[0], of_labels, **budget)
         releases["dp_prototypes"] = spent.assuming(*_assumptions(config))
-        rows["dp_prototypes"] = 10 * features[1] @ means.T
+        rows["dp_prototypes"] = features[1] @ means.T
         words = model._replace(mode="probe", trained=_head(config.words.dim, len(model.labels)))
         section = words_section(config)
         privacy, spent = _private(config, section, train, _assumptions(config))
-        counted = (hashed(train.texts, config.words.dim),)
         trained = train_one(words, counted, train, "dp_words", section, privacy)
         releases["dp_words"] = spent
         rows["dp_words"] = trained.logits(hashed(test.texts, config.words.dim))

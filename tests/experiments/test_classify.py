@@ -163,6 +163,21 @@ def test_rows_are_always_read_as_many_at_a_time():
     assert shapes == {(64,)}
 
 
+def test_a_run_goes_on_with_the_same_words_alone(tmp_path, monkeypatch):
+    """Words beyond the tokens that the model reads are released too."""
+    config, begun = records.load_config(SOURCE), []
+
+    def opened(config, workdir, *, synthetic, data):
+        begun.extend(data)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(classify, "open_keys", opened)
+    with pytest.raises(KeyboardInterrupt):
+        classify.run(config, tmp_path)
+    words = classify.hashed(labelled_texts.load(config)[0].texts, config.words.dim)
+    assert any(np.array_equal(x, words) for x in begun)
+
+
 @pytest.fixture(scope="module")
 def finished(tmp_path_factory):
     folder = tmp_path_factory.mktemp("classify")

@@ -3549,6 +3549,31 @@ FAULTS = (
         '    storage.write_text(folder / "run.json", (workdir / "config.json").read_text())\n',
         "tests/experiments/test_export.py::test_nothing_private_goes_along[False]",
     ),
+    # -----------------------------------------------------------------------------------------------------
+    # Classification
+    Fault(
+        "the labels that there are follow from the records",
+        "experiments/dp_transformer/labelled_texts.py",
+        "enumerate(config.data.labels)}\n    texts = list(texts)\n",
+        "enumerate(config.data.labels)}\n    texts = list(texts)\n"
+        "    numbers = {x: n for n, x in enumerate(sorted({str(one.label) for one in texts}))}\n",
+        "tests/experiments/test_classify.py"
+        "::test_labels_are_those_that_are_named_and_not_those_that_there_are",
+    ),
+    Fault(
+        "the last texts are read in an array of another shape",
+        "experiments/dp_transformer/classifier.py",
+        "rows = np.arange(start, start + _PIECE) % count",
+        "rows = np.arange(start, min(start + _PIECE, count))",
+        "tests/experiments/test_classify.py::test_rows_are_always_read_as_many_at_a_time",
+    ),
+    Fault(
+        "a classifier goes on with other words of the same tokens",
+        "experiments/dp_transformer/classify.py",
+        "begun = [*texts, *counted, train.labels",
+        "begun = [*texts, train.labels",
+        "tests/experiments/test_classify.py::test_a_run_goes_on_with_the_same_words_alone",
+    ),
 )
 
 
