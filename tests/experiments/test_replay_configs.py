@@ -307,7 +307,7 @@ def _own_memory(config, patch):
 
 
 def _sales(config, patch):
-    exact = ("attention", "mean", "linear_regression")
+    exact = ("attention", "best_attention", "mean", "linear_regression")
     return _diamonds(kernel_regression, exact, patch)
 
 
