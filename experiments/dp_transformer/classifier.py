@@ -10,10 +10,12 @@ import optax
 from flax import nnx
 
 from dpx.data.minilm import minilm_folder
-from dpx.nn import lora, pretrained
+from dpx.nn import pretrained
 from dpx.nn.pretrained import Encoder, EncoderSettings
 from dpx.training import checkpoints
 from experiments.dp_transformer.documents import Bytes
+from experiments.dp_transformer.pieces import in_pieces
+from experiments.dp_transformer.tuned_text import attach
 
 MODES = ("probe", "lora", "full")
 _PIECE = 64  # texts that are read at a time
@@ -75,16 +77,7 @@ def build(config) -> Classifier:
             "that the model was made for"
         )
     if mode == "lora":
-        names = ("target_modules", "rank", "alpha", "rslora", "train_first")
-        try:
-            lora.attach(
-                model,
-                **{name: config.tune[name] for name in names},
-                layers=config.tune.layers or None,
-                seed=config.tune.adapter_seed,
-            )
-        except ValueError as error:
-            raise ValueError(f"config.tune.{error}") from None
+        attach(model, config.tune)
     trained: Any = {"probe": nnx.Nothing(), "lora": nnx.LoRAParam, "full": nnx.Param}[mode]
     graph, tuned, frozen = nnx.split(model, trained, ...)
     labels, dim = tuple(config.data.labels), model.settings.dim
@@ -136,24 +129,11 @@ def model_files(config) -> list[np.ndarray]:
     return [np.memmap(path, np.uint8, "r") for path in pretrained.files(_path(config))]
 
 
-def in_pieces(function: Any, *arrays: np.ndarray) -> np.ndarray:
-    """What a function makes of rows, of always as many at a time.
-
-    In products of another shape a row would be rounded in another way, and the size of the last piece changes
-    when a text leaves.
-    """
-    count, found = len(arrays[0]), []
-    for start in range(0, count, _PIECE):
-        rows = np.arange(start, start + _PIECE) % count
-        found.append(np.asarray(function(*(x[rows] for x in arrays))))
-    return np.concatenate(found)[:count]
-
-
 def frozen_features(model: Classifier, tokens: np.ndarray, mask: np.ndarray) -> np.ndarray:
     """(n, d) features of texts by the encoder as it is before it is tuned."""
     tuned = model.trained.get("encoder", nnx.State({}))
     read = jax.jit(lambda frozen, *text: model.features(tuned, frozen, *text))
-    return in_pieces(lambda *text: read(model.frozen, *text), tokens, mask)
+    return in_pieces(lambda rows: read(model.frozen, tokens[rows], mask[rows]), len(tokens), _PIECE)
 
 
 class PrivateClassifier:
@@ -165,7 +145,10 @@ class PrivateClassifier:
 
     def logits(self, *text: np.ndarray) -> np.ndarray:
         """(n, labels) of texts: tokens and mask, or features where the encoder is frozen."""
-        return in_pieces(lambda *x: self._logits(self._trained, self._model.frozen, *x), *text)
+        own = self._trained, self._model.frozen
+        return in_pieces(
+            lambda rows: self._logits(*own, *(x[rows] for x in text)), len(text[0]), _PIECE
+        )
 
     def predict(self, texts: list[str]) -> list[dict[str, float]]:
         """The probability of each label, by name, of each text."""

@@ -11,6 +11,7 @@ import numpy as np
 
 from dpx import _storage
 from dpx.data.newsgroups import tokenize
+from dpx.data.records import of_units
 from dpx.launch import plotting
 from dpx.launch.experiment import Comparison, Measure, Outcome, Plan, compares
 from dpx.training import users
@@ -41,6 +42,7 @@ def validate(config) -> None:
     """Raises ValueError, FileNotFoundError or ModuleNotFoundError for what cannot be used."""
     labelled_texts.check(config)
     classifier.check(config)
+    classifier.build(config)
     train, _ = labelled_texts.load(config)
     training.check_both(config, train.num_units)
     training.check(words_section(config), train.num_units, name="config.words")
@@ -235,17 +237,15 @@ def _train(
 def _without_privacy(
     config, train_one, model: Classifier, texts, train: Labelled
 ) -> without_privacy.Chosen:
-    order = np.random.default_rng(config.seed).permutation(train.num_units)
-    held_out, rest = np.split(order, [max(1, round(without_privacy.HELD_OUT * len(order)))])
-    numbered = Labelled(np.arange(len(train)), train.labels, train.users)
+    held_out, rest = without_privacy.parts(config, train.num_units)
+    (asked, _), (kept, _) = (of_units(train.users, part) for part in (held_out, rest))
 
     def measured(way: without_privacy.Way, number: int) -> float:
-        kept, asked = numbered.take(rest), numbered.take(held_out)
-        part = tuple(x[kept.texts] for x in texts)
+        part = tuple(x[kept] for x in texts)
         label = f"classifier_tried{number}"
-        found = train_one(model, part, kept, label, way.section, None)
-        said = found.logits(*(x[asked.texts] for x in texts))
-        return float((said.argmax(1) == asked.labels).mean())
+        found = train_one(model, part, train.take(rest), label, way.section, None)
+        said = found.logits(*(x[asked] for x in texts))
+        return float((said.argmax(1) == train.labels[asked]).mean())
 
     return without_privacy.choose(config, measured, more_is_better=True)
 

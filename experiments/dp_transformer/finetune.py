@@ -180,9 +180,7 @@ def _tuned_without_privacy(
     config, tune, start: np.ndarray, train: Documents
 ) -> tuple[TunedText, str]:
     """The model tuned with neither noise nor clipping, and in words how."""
-    order = np.random.default_rng(config.seed).permutation(train.num_units)
-    held_out, rest = np.split(order, [max(1, round(without_privacy.HELD_OUT * len(order)))])
-
+    held_out, rest = without_privacy.parts(config, train.num_units)
     plain = functools.partial(tune, privacy=None)
 
     def measured(way: without_privacy.Way, number: int) -> float:

@@ -12,6 +12,7 @@ from dpx import _watch
 from dpx._validate import check_decay
 from dpx.launch.experiment import Measure
 from dpx.recommend import metrics
+from experiments.dp_transformer.pieces import in_pieces
 
 ASSUMPTION = "the number of users whose item is held out is public"
 _USERS_AT_ONCE = 512
@@ -68,18 +69,18 @@ def by_user(
       score: Of users by number, (B,), their (B, M); or (1, M) where the scores are the same for all.
       assumption: What a guarantee says of U, None where none rests on it.
     """
-    k, ranks, count = config.evaluate.k, [], len(next_items)
-    # Always as many rows: in products of another shape a user's scores would be rounded in another way.
-    size = min(_USERS_AT_ONCE, _watch.public(count, assumption))
-    for start in range(0, count, size):
-        rows = np.arange(start, start + size) % count
+    k, count = config.evaluate.k, len(next_items)
+
+    def ranks(rows: np.ndarray) -> jax.Array:
         scores, exclude = jnp.asarray(score(rows)), None
         if config.evaluate.exclude_seen:
-            exclude = np.zeros((size, scores.shape[-1]), bool)
+            exclude = np.zeros((len(rows), scores.shape[-1]), bool)
             for place, row in enumerate(rows.tolist()):
                 exclude[place, seen[row]] = True
-        ranks.append(_ranks(scores, jnp.asarray(next_items[rows]), exclude))
-    own = jnp.concatenate(ranks)[:count, None]
+        return _ranks(scores, jnp.asarray(next_items[rows]), exclude)
+
+    size = min(_USERS_AT_ONCE, _watch.public(count, assumption))
+    own = jnp.asarray(in_pieces(ranks, count, size))[:, None]
     kinds = {"ndcg": metrics.ndcg, "hit": metrics.hit_rate}
     return {
         f"{name}@{k}": np.asarray(jax.vmap(metric, (0, None))(own, k), np.float64)

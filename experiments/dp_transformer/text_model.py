@@ -14,6 +14,7 @@ from dpx.reattention import ParameterNoise
 from experiments.dp_transformer import corpus as corpora
 from experiments.dp_transformer import models, record_probability
 from experiments.dp_transformer.corpus import Public
+from experiments.dp_transformer.pieces import in_pieces
 
 _RECORDS_AT_ONCE = 500
 
@@ -72,19 +73,17 @@ class PrivateText:
 
     def _log_probs(self, records, assumption: str | None = None) -> np.ndarray:
         """(n,) log-probability of each record, of whose number a guarantee may assume that it is public."""
-        found, count = [], len(records)
-        # Always as many rows: in products of another shape a record would be rounded in another way. How
-        # many records users have is not public.
-        size = _RECORDS_AT_ONCE
-        if records.users is None:
+        count, size = len(records), _RECORDS_AT_ONCE
+        if records.users is None:  # how many records users have is not public
             size = min(size, _watch.public(count, assumption))
-        for start in range(0, count, size):
-            rows = np.arange(start, start + size) % count
+
+        def log_probs(rows: np.ndarray) -> jax.Array:
             tokens = records.tokens[rows]
             logits = self._logits(jnp.asarray(inputs(self._public, tokens)))
             picked = _picked_log_probs(logits, tokens)
-            found.append(jnp.where(records.mask[rows], picked, 0).sum(axis=1))
-        return np.concatenate(found)[:count].astype(np.float64)
+            return jnp.where(records.mask[rows], picked, 0).sum(axis=1)
+
+        return in_pieces(log_probs, count, size).astype(np.float64)
 
 
 def _nats(log_probs: np.ndarray, records) -> float:

@@ -18,6 +18,7 @@ from dpx.nn.transformer import generate
 from dpx.training import checkpoints
 from experiments.dp_transformer import record_probability
 from experiments.dp_transformer.documents import Bytes, Documents
+from experiments.dp_transformer.pieces import in_pieces
 
 MODES = ("lora", "full")
 _DEFAULT = "HuggingFaceTB/SmolLM2-135M-Instruct"  # the model of `pretrained.default_path`
@@ -77,19 +78,24 @@ def build(config) -> Language:
         tokenizer, model = _pretrained(config, options)
     trained: Any = nnx.Param
     if config.tune.mode == "lora":
-        names = ("target_modules", "rank", "alpha", "rslora", "train_first", "shift")
-        try:
-            lora.attach(
-                model,
-                **{name: config.tune[name] for name in names},
-                layers=config.tune.layers or None,
-                seed=config.tune.adapter_seed,
-            )
-        except ValueError as error:
-            raise ValueError(f"config.tune.{error}") from None
+        attach(model, config.tune)
         trained = nnx.LoRAParam
     graph, own, frozen = nnx.split(model, trained, ...)
     return Language(graph, own, frozen, tokenizer, config.sample.length)
+
+
+def attach(model: Any, tune: Any) -> None:
+    """Puts the adapters on a model that a section `tune` asks for.
+
+    Raises:
+      ValueError: for adapters that the model cannot have.
+    """
+    names = ("target_modules", "rank", "alpha", "rslora", "train_first", "shift")
+    given = {name: tune[name] for name in names if name in tune}
+    try:
+        lora.attach(model, **given, layers=tune.layers or None, seed=tune.adapter_seed)
+    except ValueError as error:
+        raise ValueError(f"config.tune.{error}") from None
 
 
 def _pretrained(config, options: dict[str, Any]) -> tuple[Any, Any]:
@@ -213,19 +219,16 @@ class TunedText:
           documents: n of them.
           assumption: What a guarantee says of their number, None where none rests on it.
         """
-        language, found, count = self._language, [], len(documents)
+        language, count, size = self._language, len(documents), _PIECE
         before = inputs(language.tokenizer, documents.tokens)
-        # Always as many rows: in products of another shape a document would be rounded in another way. How
-        # many documents users have is not public.
-        size = _PIECE
-        if documents.users is None:
+        if documents.users is None:  # how many documents users have is not public
             size = min(size, _watch.public(count, assumption))
-        for start in range(0, count, size):
-            rows = np.arange(start, start + size) % count
+
+        def nats(rows: np.ndarray) -> jax.Array:
             part = (before[rows], documents.tokens[rows], documents.mask[rows])
-            nats = _score(language.graph, self._trained, language.frozen, *part)
-            found.append(np.asarray(nats))
-        return np.concatenate(found)[:count]
+            return _score(language.graph, self._trained, language.frozen, *part)
+
+        return in_pieces(nats, count, size)
 
     def log_prob(self, texts: list[str]) -> np.ndarray:
         """(n,) log-probability of each text in nats; lower its case if the model was tuned on lower case."""

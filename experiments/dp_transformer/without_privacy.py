@@ -61,6 +61,13 @@ def ways(config: Any) -> list[Way]:
     return found
 
 
+def parts(config: Any, count: int) -> tuple[np.ndarray, np.ndarray]:
+    """Which of so many units of the training data are measured on to choose, and which are trained on."""
+    order = np.random.default_rng(config.seed).permutation(count)
+    held_out, rest = np.split(order, [max(1, round(HELD_OUT * count))])
+    return held_out, rest
+
+
 def choose(
     config: Any, measured: Callable[[Way, int], float], *, more_is_better: bool = False
 ) -> Chosen:

@@ -14,6 +14,7 @@ from sklearn import metrics
 from dpx.data import sentences
 from dpx.launch import query, records, run
 from experiments.dp_transformer import classifier, classify, labelled_texts
+from experiments.dp_transformer.pieces import in_pieces
 
 SOURCE = "classify:sentences,tiny"
 
@@ -153,13 +154,12 @@ def test_counts_of_words_are_those_of_a_text_alone():
 def test_rows_are_always_read_as_many_at_a_time():
     shapes = set()
 
-    def function(x):
-        shapes.add(x.shape)
-        return 2 * x
+    def function(rows):
+        shapes.add(rows.shape)
+        return 2 * rows
 
-    rows = np.arange(150.0)
-    np.testing.assert_array_equal(classifier.in_pieces(function, rows), 2 * rows)
-    np.testing.assert_array_equal(classifier.in_pieces(function, rows[:3]), 2 * rows[:3])
+    for count in (150, 3):
+        np.testing.assert_array_equal(in_pieces(function, count, 64), 2 * np.arange(count))
     assert shapes == {(64,)}
 
 

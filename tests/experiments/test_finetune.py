@@ -10,8 +10,9 @@ import pytest
 from flax import nnx
 
 from dpx import audit
+from dpx.data import files
 from dpx.launch import records, report, run
-from dpx.nn.pretrained import Decoder, loading
+from dpx.nn.pretrained import Decoder
 from experiments.dp_transformer import (
     documents,
     finetune,
@@ -289,9 +290,9 @@ def test_bad_settings_are_named(changes, words):
 
 def test_missing_files_and_wheels_are_named(monkeypatch):
     def missing(*_):
-        raise loading.metadata.PackageNotFoundError
+        raise files.metadata.PackageNotFoundError
 
-    monkeypatch.setattr(loading.metadata, "files", missing)
+    monkeypatch.setattr(files.metadata, "files", missing)
     with pytest.raises(FileNotFoundError, match="absent"):
         run.check(configured({"data.path": "absent.csv", "data.column": "text"}))
     with pytest.raises(FileNotFoundError, match="no such file"):

@@ -3241,9 +3241,9 @@ FAULTS = (
     ),
     Fault(
         "the last users are ranked in an array of another shape",
-        "experiments/dp_transformer/ranking.py",
-        "        rows = np.arange(start, start + size) % count\n",
-        "        size = min(size, count - start)\n        rows = np.arange(start, start + size)\n",
+        "experiments/dp_transformer/pieces.py",
+        "np.arange(start, start + size) % count",
+        "np.arange(start, min(start + size, count))",
         "tests/experiments/test_candidates.py::test_no_user_moves_a_metric_by_more_than_is_declared",
     ),
     Fault(
@@ -3562,9 +3562,9 @@ FAULTS = (
     ),
     Fault(
         "the last texts are read in an array of another shape",
-        "experiments/dp_transformer/classifier.py",
-        "rows = np.arange(start, start + _PIECE) % count",
-        "rows = np.arange(start, min(start + _PIECE, count))",
+        "experiments/dp_transformer/pieces.py",
+        "np.arange(start, start + size) % count",
+        "np.arange(start, min(start + size, count))",
         "tests/experiments/test_classify.py::test_rows_are_always_read_as_many_at_a_time",
     ),
     Fault(

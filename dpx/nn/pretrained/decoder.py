@@ -6,8 +6,6 @@ those of arXiv 2305.13245. Llama's are the default settings.
 
 import jax
 import jax.numpy as jnp
-from flax import nnx
-from jax.typing import DTypeLike
 
 from dpx import attention
 from dpx.nn.pretrained.layers import ACTIVATIONS, Layers, layer_norm, rms_norm, split_heads
@@ -22,28 +20,6 @@ class Decoder(Layers):
     """
 
     settings: DecoderSettings
-
-    def __init__(
-        self,
-        settings: DecoderSettings,
-        *,
-        dtype: DTypeLike = jnp.float32,
-        param_dtype: DTypeLike = jnp.float32,
-        remat: bool = False,
-        frozen: bool = False,
-        unroll: bool = False,
-        rngs: nnx.Rngs,
-    ):
-        super().__init__(
-            settings,
-            *settings.shapes(),
-            dtype=dtype,
-            param_dtype=param_dtype,
-            remat=remat,
-            frozen=frozen,
-            unroll=unroll,
-            rngs=rngs,
-        )
 
     def __call__(self, tokens: jax.Array, mask: jax.Array | None = None) -> jax.Array:
         """Logits of the next token.

@@ -5,8 +5,6 @@ Devlin et al. (arXiv 1810.04805), Liu et al. (arXiv 1907.11692), Sanh et al. (ar
 
 import jax
 import jax.numpy as jnp
-from flax import nnx
-from jax.typing import DTypeLike
 
 from dpx import attention
 from dpx.nn.pretrained.layers import ACTIVATIONS, Layers, layer_norm, split_heads
@@ -20,28 +18,6 @@ class Encoder(Layers):
     """
 
     settings: EncoderSettings
-
-    def __init__(
-        self,
-        settings: EncoderSettings,
-        *,
-        dtype: DTypeLike = jnp.float32,
-        param_dtype: DTypeLike = jnp.float32,
-        remat: bool = False,
-        frozen: bool = False,
-        unroll: bool = False,
-        rngs: nnx.Rngs,
-    ):
-        super().__init__(
-            settings,
-            *settings.shapes(),
-            dtype=dtype,
-            param_dtype=param_dtype,
-            remat=remat,
-            frozen=frozen,
-            unroll=unroll,
-            rngs=rngs,
-        )
 
     def __call__(self, tokens: jax.Array, mask: jax.Array | None = None) -> jax.Array:
         """Hidden states, or the logits of classes with a classification head.

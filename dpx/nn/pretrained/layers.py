@@ -1,7 +1,7 @@
 """What a decoder and an encoder have in common: stacked layers, adapters on them, and constant matrices."""
 
 import functools
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import jax
@@ -51,17 +51,15 @@ class Layers(nnx.Module):
     def __init__(
         self,
         settings: Any,  # of either
-        outer: Mapping[str, tuple[int, ...]],
-        inner: Mapping[str, tuple[int, ...]],
         *,
-        dtype: DTypeLike,
-        param_dtype: DTypeLike,
-        remat: bool,
-        frozen: bool,
-        unroll: bool,
+        dtype: DTypeLike = jnp.float32,
+        param_dtype: DTypeLike = jnp.float32,
+        remat: bool = False,
+        frozen: bool = False,
+        unroll: bool = False,
         rngs: nnx.Rngs,
     ):
-        """Draws parameters: `outer` are the shapes of those beside the layers, `inner` of those in each."""
+        outer, inner = settings.shapes()
         self.settings, self.dtype = settings, jnp.dtype(dtype)
         self.remat, self.frozen, self.unroll = remat, frozen, unroll
 

