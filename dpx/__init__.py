@@ -11,7 +11,7 @@ a matrix whose columns are records       X Xᵀ, or attention from it      dpx.g
 prompts of labelled tokens               regression in context           dpx.noisy_head.fit
 a training loop of my own                its parts                       dpx.clipped_grad, dpx.privatize,
                                                                          dpx.poisson_batches
-data on many machines                    one release of all of them      dpx.partial, dpx.distributed
+data on many machines                    one release of all of them      dpx.release
 an ε, a δ                                the noise, and back             dpx.privacy
 several releases                         what they cost together         dpx.Ledger
 a released object                        a file with its guarantee       dpx.save, dpx.load

@@ -3,19 +3,17 @@ from . import (
     audit,
     cross_attention,
     data,
-    distributed,
     gram,
     ngram,
     nn,
     noise,
     noisy_head,
-    partial,
     privacy,
     reattention,
     recommend,
+    release,
     training,
 )
-from ._saving import load, save
 from ._version import __version__
 from .clipping import ClippedGrads, clipped_grad, explain_clipping
 from .privacy import (
@@ -26,6 +24,7 @@ from .privacy import (
     gaussian_epsilon,
     gaussian_noise_multiplier,
 )
+from .release.saving import load, save
 from .training import poisson_batches, privatize, secret_key
 
 __all__ = [
@@ -39,7 +38,6 @@ __all__ = [
     "clipped_grad",
     "cross_attention",
     "data",
-    "distributed",
     "dpsgd_epsilon",
     "explain_clipping",
     "gaussian_epsilon",
@@ -50,12 +48,12 @@ __all__ = [
     "nn",
     "noise",
     "noisy_head",
-    "partial",
     "poisson_batches",
     "privacy",
     "privatize",
     "reattention",
     "recommend",
+    "release",
     "save",
     "secret_key",
     "training",

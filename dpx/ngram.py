@@ -1,7 +1,7 @@
 """n-gram language models from one Gaussian release of clipped counts."""
 
 import functools
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import dp_accounting
 import jax
@@ -10,7 +10,7 @@ import numpy as np
 from dpx import _validate, privacy
 from dpx.noise import release_integers, sum_sparse
 from dpx.noise import secure as exact_arithmetic
-from dpx.partial import Partial, Passes, in_memory
+from dpx.release import Blocks, Partial, total
 
 _MAX_CELLS = 10**8
 _LARGEST_CLIP = 1e100  # finite with any noise and in any sum
@@ -39,8 +39,8 @@ class NGram(NamedTuple):
 
 def fit(
     key: jax.Array | None,
-    tokens: np.ndarray,
-    mask: np.ndarray,
+    tokens: np.ndarray | Blocks | Partial,
+    mask: np.ndarray | None,
     *,
     order: int,
     vocab_size: int,
@@ -63,8 +63,9 @@ def fit(
 
     Args:
       key: Random key for the noise.
-      tokens: (N, L) int, one sequence a row.
-      mask: (N, L) bool, the tokens to count (a prefix of each row).
+      tokens: (N, L) int, one sequence a row; or `dpx.release.Blocks`, as `statistic` takes them, or what
+        that made of them.
+      mask: (N, L) bool, the tokens to count (a prefix of each row); None with blocks.
       order: n ≥ 1.
       vocab_size: V.
       start: The token that stands in for what comes before a sequence.
@@ -77,32 +78,32 @@ def fit(
     Raises:
       ValueError: for arguments out of range, or a table of more than 1e8 cells.
     """
-    table = {"order": order, "vocab_size": vocab_size, "start": start, "l2_clip_norm": l2_clip_norm}
-    budget = {"epsilon": epsilon, "delta": delta, "unit": unit, "secure": secure}
-    block = (tokens, mask) if users is None else (tokens, mask, users)
-    return in_memory(passes(key, **table, **budget), block)
-
-
-def passes(
-    key: jax.Array | None,
-    *,
-    order: int,
-    vocab_size: int,
-    start: int,
-    epsilon: float,
-    delta: float,
-    unit: str,
-    l2_clip_norm: float = 2.0,
-    secure: bool = False,
-) -> Passes[NGram]:
-    """`fit` as its one pass over the data (`dpx.partial`), blocks being those of `statistic`."""
-    order, vocab_size, start = _checked_table(order, vocab_size, start)
-    l2_clip_norm = _check_clip(l2_clip_norm)
-    privacy.gaussian_noise_multiplier(epsilon, delta)
+    table = _checked_table(order, vocab_size, start, l2_clip_norm)
+    multiplier = privacy.gaussian_noise_multiplier(epsilon, delta)
     exact_arithmetic.check(key, secure)
-    table = {"order": order, "vocab_size": vocab_size, "start": start, "l2_clip_norm": l2_clip_norm}
-    total = yield functools.partial(statistic, **table)
-    return release(key, total, epsilon=epsilon, delta=delta, unit=unit, secure=secure)
+    users_too = () if users is None else (users,)
+    found = total(functools.partial(statistic, **table), tokens, mask, *users_too)
+    (counts,) = found.check("n-gram counts", **table).sums
+    order, vocab_size, start, l2_clip_norm = table.values()
+    noisy = release_integers(
+        key,
+        counts,
+        sensitivity=found.largest,
+        unit=l2_clip_norm / exact_arithmetic.STEPS,
+        noise_multiplier=multiplier,
+        label=f"{order}-gram counts",
+    )
+    guarantee = privacy.PrivacyGuarantee(
+        epsilon=epsilon,
+        delta=delta,
+        neighboring=privacy.ADD_OR_REMOVE_ONE,
+        unit=unit,
+        mechanism=f"{order}-gram counts, clipped to l2 norm {l2_clip_norm:g}, one Gaussian release with "
+        f"noise multiplier {multiplier:.6g}",
+        event=dp_accounting.GaussianDpEvent(multiplier),
+    )
+    std = multiplier * l2_clip_norm
+    return NGram(_smooth(np.asarray(noisy), order, vocab_size, std), order, start, guarantee)
 
 
 def statistic(
@@ -125,8 +126,8 @@ def statistic(
         a mask is not bool or keeps no prefix of each row, the two are not (N, L), or users are not (N,) whole
         numbers.
     """
-    order, vocab_size, start = _checked_table(order, vocab_size, start)
-    l2_clip_norm = _check_clip(l2_clip_norm)
+    table = _checked_table(order, vocab_size, start, l2_clip_norm)
+    order, vocab_size, start, l2_clip_norm = table.values()
     tokens, mask = _arrays(*block[:2])
     tokens = _checked(tokens, mask, vocab_size)
     size = vocab_size**order
@@ -140,47 +141,7 @@ def statistic(
     counts, largest = sum_sparse(
         repeats * weights[owners], owners, cells, size, l2_clip_norm=l2_clip_norm
     )
-    table = {"order": order, "vocab_size": vocab_size, "start": start}
-    options = table | {"l2_clip_norm": l2_clip_norm}
-    return Partial("n-gram counts", options, (counts,), count, largest)
-
-
-def release(
-    key: jax.Array | None,
-    total: Partial,
-    *,
-    epsilon: float,
-    delta: float,
-    unit: str,
-    secure: bool = False,
-) -> NGram:
-    """Releases a total of `statistic`; arguments, guarantee and errors are those of `fit`."""
-    (counts,), options = total.check("n-gram counts").sums, total.options
-    order, vocab_size, l2_clip_norm = (
-        options[name] for name in ("order", "vocab_size", "l2_clip_norm")
-    )
-    exact_arithmetic.check(key, secure)
-    multiplier = privacy.gaussian_noise_multiplier(epsilon, delta)
-    noisy = release_integers(
-        key,
-        counts,
-        sensitivity=total.largest,
-        unit=l2_clip_norm / exact_arithmetic.STEPS,
-        noise_multiplier=multiplier,
-        label=f"{order}-gram counts",
-    )
-    guarantee = privacy.PrivacyGuarantee(
-        epsilon=epsilon,
-        delta=delta,
-        neighboring=privacy.ADD_OR_REMOVE_ONE,
-        unit=unit,
-        mechanism=f"{order}-gram counts, clipped to l2 norm {l2_clip_norm:g}, one Gaussian release with "
-        f"noise multiplier {multiplier:.6g}",
-        event=dp_accounting.GaussianDpEvent(multiplier),
-    )
-    noisy = np.asarray(noisy)
-    std = multiplier * l2_clip_norm
-    return NGram(_smooth(noisy, order, vocab_size, std), order, options["start"], guarantee)
+    return Partial("n-gram counts", table, (counts,), count, largest)
 
 
 def without_privacy(
@@ -191,15 +152,15 @@ def without_privacy(
     Raises:
       ValueError: as `statistic`.
     """
-    order, vocab_size, start = _checked_table(order, vocab_size, start)
+    order, vocab_size, start, _ = _checked_table(order, vocab_size, start, 1.0).values()
     tokens, mask = _arrays(tokens, mask)
     cells = _cells(_checked(tokens, mask, vocab_size), order, vocab_size, start)[mask]
     counts = np.bincount(cells, minlength=vocab_size**order).astype(float)
     return _smooth(counts, order, vocab_size, 0.0)
 
 
-def _checked_table(order, vocab_size, start) -> tuple[int, int, int]:
-    """The three as integers; raises ValueError where they make no table.
+def _checked_table(order, vocab_size, start, l2_clip_norm) -> dict[str, Any]:
+    """The four as numbers; raises ValueError where they make no table.
 
     A start that is no token would be counted in the cells of some other token, as a second entry of a record.
     """
@@ -218,7 +179,17 @@ def _checked_table(order, vocab_size, start) -> tuple[int, int, int]:
             f"order={order} with vocab_size={vocab_size} must be at least 1 and give at most "
             f"{_MAX_CELLS} cells: use a smaller order"
         )
-    return order, vocab_size, start
+    l2_clip_norm = _validate.check_positive(l2_clip_norm, "l2_clip_norm")
+    if l2_clip_norm > _LARGEST_CLIP:
+        raise ValueError(
+            f"l2_clip_norm={l2_clip_norm} must be at most {_LARGEST_CLIP:g}: count in other units"
+        )
+    return {
+        "order": order,
+        "vocab_size": vocab_size,
+        "start": start,
+        "l2_clip_norm": l2_clip_norm,
+    }
 
 
 def _owners(rows: int, users: np.ndarray | None = None) -> tuple[np.ndarray, int]:
@@ -239,15 +210,6 @@ def _arrays(tokens, mask) -> tuple[np.ndarray, np.ndarray]:
     _validate.check_real(tokens, "tokens")
     _validate.check_real(mask, "mask")
     return np.asarray(tokens), np.asarray(mask)
-
-
-def _check_clip(l2_clip_norm: float) -> float:
-    l2_clip_norm = _validate.check_positive(l2_clip_norm, "l2_clip_norm")
-    if l2_clip_norm > _LARGEST_CLIP:
-        raise ValueError(
-            f"l2_clip_norm={l2_clip_norm} must be at most {_LARGEST_CLIP:g}: count in other units"
-        )
-    return l2_clip_norm
 
 
 def _checked(tokens: np.ndarray, mask: np.ndarray, vocab_size: int) -> np.ndarray:

@@ -261,8 +261,8 @@ WIDE += ["gram.wishart_mean"]
 
 # What runs on the host: it accounts, audits, reads files, counts, or sums integers over blocks of records.
 HOST_MODULES = (
-    "audit.", "data.", "distributed.", "ngram.", "nn.lora.", "nn.peft.", "noise.secure.", "partial.",
-    "privacy.", "noisy_head.moment_sums.", "recommend.item_gram.", "recommend.order.",
+    "audit.", "data.", "ngram.", "nn.lora.", "nn.peft.", "noise.secure.", "privacy.", "release.",
+    "noisy_head.moment_sums.", "recommend.item_gram.", "recommend.order.",
     "recommend.popularity.", "recommend.evidence.", "recommend.transitions.",
 )  # fmt: skip
 ON_HOST = {
@@ -271,12 +271,10 @@ ON_HOST = {
     "training.allocated_batches", "training.plan",
     "cross_attention.as_printed", "cross_attention.expected_error",
     "cross_attention.sketch.choose_features", "cross_attention.sketch.even_degree",
-    "cross_attention.sketch.passes", "cross_attention.sketch.release",
     "cross_attention.sketch.sensitivity", "cross_attention.sketch.statistic",
-    "cross_attention.tree.choose_features", "cross_attention.tree.passes",
-    "cross_attention.tree.release", "cross_attention.tree.statistic",
+    "cross_attention.tree.choose_features", "cross_attention.tree.statistic",
     "gram.as_printed", "gram.frobenius_sensitivity", "gram.gaussian_entry_error", "gram.max_samples",
-    "gram.passes", "gram.rounded_sensitivity", "gram.sampling_entry_error", "gram.sampling_epsilon",
+    "gram.rounded_sensitivity", "gram.sampling_entry_error", "gram.sampling_epsilon",
     "gram.statistic", "gram.utility_bounds",
     "noise.check_finite", "noise.check_size", "noise.release_integers", "noise.sum_sparse",
     "noisy_head.as_printed", "noisy_head.calibrate_one_shot", "noisy_head.gradient_sensitivity",

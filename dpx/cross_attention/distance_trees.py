@@ -4,9 +4,9 @@ Neighbours replace one record (x_i, w_i); the number of records is public. Noise
 and answers are post-processing: adaptive queries cost nothing, and need neither copies nor medians.
 
 The leaves are exact sums of integers (`dpx.cross_attention.leaf_sums`), so that they can be summed over
-blocks of records: `statistic`, `dpx.partial.merge` and `release` are `build` in three steps. Noise has 64
-bits, and what is kept is rounded to JAX's default float type afterwards. Under `jit` or `vmap` sums are of
-floats, and both have the default type (`dpx._numerics.wide_sums`).
+blocks of records (`dpx.release`). Noise has 64 bits, and what is kept is rounded to JAX's default float type
+afterwards. Under `jit` or `vmap` sums are of floats, and both have the default type
+(`dpx._numerics.wide_sums`).
 """
 
 import dataclasses
@@ -25,8 +25,8 @@ from dpx.cross_attention.node_noise import NodeNoise, distance_noise
 from dpx.cross_attention.node_sums import distance_table, distances, leaf_moments, num_bins
 from dpx.cross_attention.tree_sums import check_bounds, check_inside, tree_guarantee
 from dpx.noise import check_finite, check_size, secure
-from dpx.partial import Partial, Passes, in_memory
 from dpx.privacy import PrivacyGuarantee
+from dpx.release import Partial, are_summed, total
 
 
 @functools.partial(
@@ -50,8 +50,8 @@ class DPTreeHighDim:
     def build(
         cls,
         key: jax.Array,
-        x,
-        weights,
+        x: Any,
+        weights: Any = None,
         *,
         bound,
         weight_bound: float,
@@ -65,8 +65,9 @@ class DPTreeHighDim:
 
         Args:
           key: Secret randomness of the noise.
-          x: Records (n, d), in [0, bound].
-          weights: (n,), in ±weight_bound.
+          x: Records (n, d), in [0, bound]. Or `dpx.release.Blocks` of (x, weights), or what `statistic` made
+            of them, with which `bins` has to be given.
+          weights: (n,), in ±weight_bound. None with blocks.
           bound: R, one number or one for each coordinate.
           weight_bound: R_w.
           epsilon, delta: The budget of all trees.
@@ -79,42 +80,33 @@ class DPTreeHighDim:
           ValueError: for arguments out of range, arrays that do not fit, or records out of bounds (the first
             is named); under `jit` such records are clipped, those with NaN or infinity count as zero.
         """
+        secure.check(key, False)
+        if are_summed(x):
+            bins = num_bins(check_integer(bins, "bins"), 1)
+        else:
+            bins = num_bins(bins, max([1, *np.shape(x)[:1]]))
         about: dict[str, Any] = {"weight_bound": weight_bound, "power": power, "noise": noise}
         budget: dict[str, Any] = {"epsilon": epsilon, "delta": delta}
-        bins = num_bins(bins, max([1, *np.shape(x)[:1]]))
-        if not is_traced(x, weights):
-            return in_memory(
-                cls.passes(key, bound=bound, bins=bins, **about, **budget), (x, weights)
-            )
-        unit, weights, bounds = _entered(cls._rows(x), weights, bound, weight_bound)
-        nodes, guarantee = _planned(bounds, bins, weight_bound, power, noise, **budget)
-        dtype = jnp.result_type(float)
-        with wide_sums(key, unit, weights):
+        if is_traced(x, weights):
+            inside, weights, bounds = _entered(cls._rows(x), weights, bound, weight_bound)
+            known, unit = (key, inside, weights), 1.0
             sums = functools.partial(leaf_moments, weights=weights, power=power, bins=bins)
-            table = _tables(key, jax.lax.map(sums, unit.T), nodes, 1.0)
-            guarantee = guarantee.assuming(*rounded(key, unit, weights))
-            return cls._released(table.astype(dtype), bounds, guarantee)
-
-    @classmethod
-    def passes(
-        cls,
-        key: jax.Array,
-        *,
-        bound,
-        weight_bound: float,
-        epsilon: float,
-        delta: float,
-        bins: int,
-        power: int = 2,
-        noise: str = "gaussian",
-    ) -> Passes["DPTreeHighDim"]:
-        """`build` as its one pass over blocks (x, weights) (`dpx.partial`), which need a number of `bins`."""
-        secure.check(key, False)
-        bins = num_bins(check_integer(bins, "bins"), 1)
-        about = {"weight_bound": weight_bound, "power": power, "noise": noise}
-        _planned(np.ravel(bound), bins, **about, epsilon=epsilon, delta=delta)
-        total = yield functools.partial(cls.statistic, bound=bound, bins=bins, **about)
-        return cls.release(key, total, epsilon=epsilon, delta=delta)
+            with wide_sums(*known):
+                leaves = jax.lax.map(sums, inside.T)
+        else:
+            _planned(np.ravel(bound), bins, **about, **budget)  # before anything is read
+            summing = functools.partial(cls.statistic, bound=bound, bins=bins, **about)
+            summed = total(summing, x, weights)
+            summed.check("trees of distances", bound=np.ravel(bound), bins=bins, **about)
+            leaves, bounds = summed.sums[0].astype(np.float64), summed.options["bounds"]
+            known, unit = (key,), leaf_sums.unit(float(weight_bound))
+        nodes, guarantee = _planned(bounds, bins, **about, **budget)
+        dtype = jnp.result_type(float)
+        with wide_sums(*known):
+            table = _tables(key, leaves, nodes, unit)
+            table = check_finite(table.astype(dtype), "a table of trees")
+            assumed = rounded(*known)
+            return cls(table, jnp.asarray(bounds, table.dtype), guarantee.assuming(*assumed))
 
     @classmethod
     def statistic(
@@ -143,28 +135,10 @@ class DPTreeHighDim:
             leaf_sums.leaf_sums(np.asarray(column, np.float64), rows, weight_bound, power, bins)
             for column in unit.T
         ]
-        options = {"bounds": bounds, "weight_bound": weight_bound, "bins": bins}
-        options |= {"power": power, "noise": noise}
+        options = {"bound": np.ravel(bound), "bounds": bounds, "weight_bound": weight_bound}
+        options |= {"bins": bins, "power": power, "noise": noise}
         largest = leaf_sums.largest(len(sums), power, 1)
         return Partial("trees of distances", options, (np.stack(sums),), len(rows), largest)
-
-    @classmethod
-    def release(cls, key: jax.Array, total: Partial, *, epsilon: float, delta: float):
-        """Releases a total of `statistic`; arguments, guarantee and errors are those of `build`."""
-        (leaves,) = total.check("trees of distances").sums
-        options = dict(total.options)
-        nodes, guarantee = _planned(**options, epsilon=epsilon, delta=delta)
-        unit = leaf_sums.unit(options["weight_bound"])
-        dtype = jnp.result_type(float)
-        with wide_sums(key):
-            table = _tables(key, leaves.astype(np.float64), nodes, unit)
-            guarantee = guarantee.assuming(*rounded(key))
-            return cls._released(table.astype(dtype), options["bounds"], guarantee)
-
-    @classmethod
-    def _released(cls, table, bounds, guarantee):
-        table = check_finite(table, "a table of trees")
-        return cls(table, jnp.asarray(bounds, table.dtype), guarantee)
 
     @classmethod
     def _rows(cls, x):

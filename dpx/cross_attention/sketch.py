@@ -19,6 +19,7 @@ number of queries: λ is what makes the factors for keys and queries equal.
 import dataclasses
 import functools
 import math
+from typing import Any
 
 import dp_accounting
 import jax
@@ -40,8 +41,8 @@ from dpx.cross_attention.moments import (
     whole_sums,
     whole_unit,
 )
-from dpx.partial import Partial, Passes, in_memory
 from dpx.privacy import PrivacyGuarantee, gaussian_noise_multiplier
+from dpx.release import Partial, total
 
 __all__ = [
     "Sketch",
@@ -49,8 +50,6 @@ __all__ = [
     "build",
     "choose_features",
     "even_degree",
-    "passes",
-    "release",
     "sensitivity",
     "statistic",
 ]
@@ -132,8 +131,8 @@ def attend(moments: jax.Array, Q: jax.Array, domain: Domain, features: Features)
 
 def build(
     key: jax.Array | None,
-    K,
-    V,
+    K: Any,
+    V: Any = None,
     *,
     domain: Domain,
     features: Features,
@@ -150,8 +149,9 @@ def build(
 
     Args:
       key: Secret randomness of the noise; None with `secure`.
-      K: Private keys (..., n, d), leading axes for heads; within the domain.
-      V: Private values (..., n, d_v); within the domain.
+      K: Private keys (..., n, d), leading axes for heads; within the domain. Or `dpx.release.Blocks` of
+        (K, V), or what `statistic` made of them.
+      V: Private values (..., n, d_v); within the domain. None with blocks.
       domain: The declared bounds.
       features: Of even degree, or random; see `choose_features`.
       epsilon: ε in (0, 1e8], for all heads together (their squared sensitivities add up).
@@ -174,42 +174,46 @@ def build(
         contributions that are too large.
     """
     about = {"domain": domain, "features": features, "clip": clip}
-    if not is_traced(K, V, features):
-        budget = {"epsilon": epsilon, "delta": delta, "secure": secure}
-        return in_memory(
-            passes(key, **about, **budget, contribution_bound=contribution_bound), (K, V)
-        )
-    if secure:
-        raise ValueError("secure=True cannot be traced: call it outside jit and vmap")
-    multiplier = _check(key, domain, features, epsilon, delta, secure)
+    multiplier = gaussian_noise_multiplier(epsilon, delta)
+    noise.secure.check(key, secure)
+    check_features(features, domain)
     largest = largest_contribution(domain, features, contribution_bound)
-    n = domain.check_memory(K, V)
-    K, V = domain.enter(K, V, clip=clip)
-    heads = math.prod(K.shape[:-2])
+    if is_traced(K, V, features):
+        if secure:
+            raise ValueError("secure=True cannot be traced: call it outside jit and vmap")
+        n = domain.check_memory(K, V)
+        K, V = domain.enter(K, V, clip=clip)
+        heads, sums = math.prod(K.shape[:-2]), None
+        assumed = rounded(key, K, V, features)
+    else:
+        summing = functools.partial(statistic, **about, contribution_bound=contribution_bound)
+        found = total(summing, K, V).check("attention sketch", **about, largest=largest)
+        (sums,), n, heads = found.sums, found.num_records, math.prod(found.options["heads"])
+        assumed = rounded(key, sums)
     # The noise of integers: what is traced and what is not say the same of themselves.
     change = whole_change(features, domain, heads) * whole_unit(largest)
-    moments = release_moments(key, K, V, features, domain, largest, change, multiplier)
-    spent = epsilon, delta, multiplier, change, rounded(key, K, V, features)
-    return _released(moments, n, heads, about, *spent)
-
-
-def passes(
-    key: jax.Array | None,
-    *,
-    domain: Domain,
-    features: Features,
-    epsilon: float,
-    delta: float,
-    clip: bool = False,
-    contribution_bound: float | None = None,
-    secure: bool = False,
-) -> Passes[Sketch]:
-    """`build` as its one pass over blocks (K, V) of rows (`dpx.partial`)."""
-    _check(key, domain, features, epsilon, delta, secure)
-    options = {"clip": clip, "contribution_bound": contribution_bound}
-    largest_contribution(domain, features, contribution_bound)
-    total = yield functools.partial(statistic, domain=domain, features=features, **options)
-    return release(key, total, epsilon=epsilon, delta=delta, secure=secure)
+    if sums is None:
+        moments = release_moments(key, K, V, features, domain, largest, change, multiplier)
+    else:
+        with wide_sums(key, sums):
+            moments = release_whole_moments(key, sums, n, features, domain, largest, multiplier)
+    kind = "taylor" if isinstance(features, PolynomialFeatures) else "random"
+    split = f", budget split evenly over {heads} heads" if heads > 1 else ""
+    guarantee = PrivacyGuarantee(
+        epsilon=float(epsilon),
+        delta=float(delta),
+        neighboring=domain.neighboring,
+        unit="row of (K, V)",
+        mechanism=f"Gaussian sketch of {features.num_features} {kind} features{split}, "
+        "any number of queries",
+        assumptions=(("the number of rows is public",) if domain.public_count else ())
+        + (() if clip else ("data within the declared bounds",))
+        + assumed,
+        event=dp_accounting.GaussianDpEvent(multiplier),
+    )
+    moments = noise.check_finite(moments.astype(jnp.result_type(float)), "the attention sketch")
+    count = n if domain.public_count else None
+    return Sketch(moments, features, domain, count, multiplier * change, guarantee)
 
 
 def statistic(
@@ -238,48 +242,3 @@ def statistic(
     heads = math.sqrt(math.prod(K.shape[:-2]))
     largest = math.ceil(heads * largest_whole(features, domain))
     return Partial("attention sketch", options, (sums,), n, largest)
-
-
-def release(
-    key: jax.Array | None, total: Partial, *, epsilon: float, delta: float, secure: bool = False
-) -> Sketch:
-    """Releases a total of `statistic`; arguments, guarantee and errors are those of `build`."""
-    (sums,), options = total.check("attention sketch").sums, total.options
-    domain, features, largest = (options[name] for name in ("domain", "features", "largest"))
-    multiplier = _check(key, domain, features, epsilon, delta, secure)
-    heads = math.prod(options["heads"])
-    change = whole_change(features, domain, heads) * whole_unit(largest)
-    n = total.num_records
-    with wide_sums(key, sums):
-        moments = release_whole_moments(key, sums, n, features, domain, largest, multiplier)
-    spent = epsilon, delta, multiplier, change, rounded(key, sums)
-    return _released(moments, n, heads, options, *spent)
-
-
-def _check(key, domain: Domain, features: Features, epsilon, delta, secure: bool) -> float:
-    """The noise multiplier; raises ValueError for a budget, a key or features that are wrong."""
-    multiplier = gaussian_noise_multiplier(epsilon, delta)
-    noise.secure.check(key, secure)
-    check_features(features, domain)
-    return multiplier
-
-
-def _released(moments, n, heads, options, epsilon, delta, multiplier, change, assumed) -> Sketch:
-    domain, features, clip = (options[name] for name in ("domain", "features", "clip"))
-    kind = "taylor" if isinstance(features, PolynomialFeatures) else "random"
-    split = f", budget split evenly over {heads} heads" if heads > 1 else ""
-    guarantee = PrivacyGuarantee(
-        epsilon=float(epsilon),
-        delta=float(delta),
-        neighboring=domain.neighboring,
-        unit="row of (K, V)",
-        mechanism=f"Gaussian sketch of {features.num_features} {kind} features{split}, "
-        "any number of queries",
-        assumptions=(("the number of rows is public",) if domain.public_count else ())
-        + (() if clip else ("data within the declared bounds",))
-        + assumed,
-        event=dp_accounting.GaussianDpEvent(multiplier),
-    )
-    moments = noise.check_finite(moments.astype(jnp.result_type(float)), "the attention sketch")
-    count = n if domain.public_count else None
-    return Sketch(moments, features, domain, count, multiplier * change, guarantee)

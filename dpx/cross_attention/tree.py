@@ -26,6 +26,7 @@ answers by the median, as Algorithm 7 does, and splits the budget.
 
 import dataclasses
 import functools
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -38,8 +39,8 @@ from dpx.cross_attention.domain import Domain
 from dpx.cross_attention.features import PolynomialFeatures, smallest_degree
 from dpx.cross_attention.node_sums import num_bins
 from dpx.noise import check_finite, check_size, secure
-from dpx.partial import Partial, Passes, in_memory
 from dpx.privacy import REPLACE_ONE, PrivacyGuarantee
+from dpx.release import Partial, are_summed, total
 
 _MAX_BYTES = 4 * 2**30
 
@@ -116,8 +117,8 @@ def choose_features(
 
 def build(
     key: jax.Array,
-    K,
-    V,
+    K: Any,
+    V: Any = None,
     *,
     domain: Domain,
     features: PolynomialFeatures,
@@ -135,8 +136,9 @@ def build(
 
     Args:
       key: Secret randomness of the noise.
-      K: Private keys (n, d) in [0, key_bound].
-      V: Private values (n, d_v); within the domain.
+      K: Private keys (n, d) in [0, key_bound]. Or `dpx.release.Blocks` of (K, V), or what `statistic` made of
+        them, with which `bins` has to be given.
+      V: Private values (n, d_v); within the domain. None with blocks.
       domain: The declared bounds, a box, since features must not be negative. One bound holds for keys and
         queries.
       features: See `choose_features`.
@@ -160,47 +162,36 @@ def build(
       ValueError: for ε or δ out of range, rows outside the bounds (the first is named), options that are not
         known or not affordable, or arrays that do not fit together.
     """
-    n = _check_rows(K, V, domain)
-    if bins is None and not (noise == "truncated_laplace" and budget == "paper"):
-        bins = min(n, 1024)
-    bins = num_bins(bins, n)
-    about = {"domain": domain, "features": features, "noise": noise, "budget": budget}
-    shares = {"epsilon": epsilon, "delta": delta, "copies": copies}
-    if not is_traced(K, V):
-        return in_memory(passes(key, bins=bins, clip=clip, **about, **shares), (K, V))
-    nodes, guarantee = _planned(**about, **shares, bins=bins, clip=clip)
-    K, V = domain.enter(K, V, clip=clip)
-    dtype = jnp.result_type(float)
-    with wide_sums(key, K, V):
-        leaves = structures.traced_leaves(K, V, domain, features, noise, budget, bins)
-        tables = structures.tables(key, leaves, nodes, copies, 1.0)
-        guarantee = guarantee.assuming(*rounded(key, K, V))
-        return _released(tables, n, guarantee, dtype, **about)
-
-
-def passes(
-    key: jax.Array,
-    *,
-    domain: Domain,
-    features: PolynomialFeatures,
-    bins: int,
-    epsilon: float,
-    delta: float,
-    clip: bool = False,
-    noise: str = "gaussian",
-    budget: str = "exact",
-    copies: int = 1,
-) -> Passes[Trees]:
-    """`build` as its one pass over blocks (K, V) of rows (`dpx.partial`).
-
-    Blocks do not tell how many rows there are, so `bins` has to be given.
-    """
     secure.check(key, False)
-    bins = num_bins(_validate.check_integer(bins, "bins"), 1)
+    if are_summed(K):
+        bins = num_bins(_validate.check_integer(bins, "bins"), 1)
+    else:
+        n = _check_rows(K, V, domain)
+        if bins is None and not (noise == "truncated_laplace" and budget == "paper"):
+            bins = min(n, 1024)
+        bins = num_bins(bins, n)
     about = {"domain": domain, "features": features, "noise": noise, "budget": budget}
-    _planned(**about, epsilon=epsilon, delta=delta, copies=copies, bins=bins, clip=clip)
-    total = yield functools.partial(statistic, bins=bins, clip=clip, **about)
-    return release(key, total, epsilon=epsilon, delta=delta, copies=copies)
+    nodes, guarantee = _planned(
+        **about, epsilon=epsilon, delta=delta, copies=copies, bins=bins, clip=clip
+    )
+    if is_traced(K, V):
+        K, V = domain.enter(K, V, clip=clip)
+        known, unit = (key, K, V), 1.0
+        with wide_sums(*known):
+            leaves = structures.traced_leaves(K, V, domain, features, noise, budget, bins)
+    else:
+        options = about | {"bins": bins, "clip": clip}
+        summed = total(functools.partial(statistic, **options), K, V)
+        (leaves,) = summed.check("trees of a memory", **options).sums
+        n, leaves = summed.num_records, leaves.astype(np.float64)
+        known, unit = (key,), leaf_sums.unit(structures.longest_weights(domain, noise))
+    dtype = jnp.result_type(float)
+    with wide_sums(*known):
+        tables = structures.tables(key, leaves, nodes, copies, unit)
+        # In the trees the constant column is what the noise was made for.
+        tables = tables.at[..., 0].multiply(domain.value_norm / structures.constant(domain, noise))
+        tables = check_finite(tables.astype(dtype), "a table of trees")
+        return Trees(tables, domain, features, budget, n, guarantee.assuming(*rounded(*known)))
 
 
 def statistic(
@@ -229,23 +220,6 @@ def statistic(
     return Partial(
         "trees of a memory", options | {"noise": noise, "budget": budget}, (sums,), n, largest
     )
-
-
-def release(
-    key: jax.Array, total: Partial, *, epsilon: float, delta: float, copies: int = 1
-) -> Trees:
-    """Releases a total of `statistic`; arguments, guarantee and errors are those of `build`."""
-    (leaves,) = total.check("trees of a memory").sums
-    options = dict(total.options)
-    nodes, guarantee = _planned(**options, epsilon=epsilon, delta=delta, copies=copies)
-    domain, noise = options["domain"], options["noise"]
-    unit = leaf_sums.unit(structures.longest_weights(domain, noise))
-    dtype = jnp.result_type(float)
-    with wide_sums(key):
-        tables = structures.tables(key, leaves.astype(np.float64), nodes, copies, unit)
-        about = {name: options[name] for name in ("domain", "features", "noise", "budget")}
-        guarantee = guarantee.assuming(*rounded(key))
-        return _released(tables, total.num_records, guarantee, dtype, **about)
 
 
 def _check_rows(K, V, domain: Domain) -> int:
@@ -285,10 +259,3 @@ def _planned(
         + (() if clip else ("data within the declared bounds",)),
         event=event,
     )
-
-
-def _released(tables, n, guarantee, dtype, *, domain: Domain, features, noise, budget) -> Trees:
-    # In the trees the constant column is what the noise was made for.
-    tables = tables.at[..., 0].multiply(domain.value_norm / structures.constant(domain, noise))
-    tables = check_finite(tables.astype(dtype), "a table of trees")
-    return Trees(tables, domain, features, budget, n, guarantee)

@@ -12,7 +12,6 @@ from dpx.gram.mechanisms import rounded_sensitivity
 from dpx.gram.releases import (
     GramRelease,
     as_printed,
-    passes,
     planned_guarantee,
     project_psd,
     release,
@@ -28,7 +27,6 @@ __all__ = [
     "frobenius_sensitivity",
     "gaussian_entry_error",
     "max_samples",
-    "passes",
     "planned_guarantee",
     "project_psd",
     "release",

@@ -27,8 +27,8 @@ from dpx._validate import (
 from dpx.gram import mechanisms, sampling
 from dpx.gram.accounting import sensitivity
 from dpx.gram.columns import clipped_gram, leading_rows
-from dpx.partial import Partial, Passes
 from dpx.privacy import ADD_OR_REMOVE_ONE, PrivacyGuarantee, gaussian_guarantee
+from dpx.release import Partial, are_summed, total
 
 
 @partial(
@@ -99,7 +99,7 @@ def release(
     Args:
       key: A JAX key for this release alone.
       X: (n, d), as in `dpx.gram.columns.clipped_gram`: an array, a DataFrame, a sparse matrix, or an iterable
-        of column blocks. Or what `statistic` made of one, or `dpx.partial.merge` of several.
+        of column blocks. Or `dpx.release.Blocks` of such, or what `statistic` made of one.
       epsilon, delta: The budget; any ε up to 1e8.
       column_bound: α, bound on the l2 norm of a column; a number fixed without looking at X.
       max_column_change: β in (0, 2α], how far a column moves between neighbours; None is 2α, which is any
@@ -131,12 +131,13 @@ def release(
     mechanisms.check_options(mechanism, eta, calibration, assume_good, secure, **bounds)
     eta = None if eta is None else check_number(eta, "eta")
     noise.secure.check(key, secure)
-    if summed := isinstance(X, Partial):
+    if are_summed(X):
         if mechanism != "gaussian":
             raise ValueError(f"mechanism={mechanism!r} must be 'gaussian' for a sum: pass X itself")
-        n = X.check("Gram matrix").options["n"]
+        exact = total(partial(statistic, column_bound=column_bound, clip=clip), X)
+        n = exact.check("Gram matrix").options["n"]
     else:
-        n, X = leading_rows(X)
+        exact, (n, X) = None, leading_rows(X)
     planned: mechanisms.Planned
     if mechanism == "sampling":
         options = {"eta": eta, "calibration": calibration, "shifted": not assume_good}
@@ -152,8 +153,8 @@ def release(
         if isinstance(X, Tracer) and not secure:
             gram, _ = clipped_gram(X, column_bound, clip=clip)
         else:
-            total = X if summed else statistic(X, column_bound=column_bound, clip=clip)
-            (gram,) = total.check("Gram matrix", column_bound=column_bound, clip=clip).sums
+            exact = exact or statistic(X, column_bound=column_bound, clip=clip)
+            (gram,) = exact.check("Gram matrix", column_bound=column_bound, clip=clip).sums
     with wide_sums(key, gram):
         matrix = jnp.asarray(planned.draw(key, gram), float)
         if psd:
@@ -193,26 +194,6 @@ def statistic(X: Any, *, column_bound: float, clip: bool = True) -> Partial:
     options = {"column_bound": column_bound, "clip": clip, "n": n}
     longest = noise.secure.norm_bound(noise.secure.FACTOR_STEPS, n)
     return Partial("Gram matrix", options, (np.asarray(matrix),), columns, longest**2)
-
-
-def passes(
-    key: jax.Array | None,
-    *,
-    epsilon: float,
-    delta: float,
-    column_bound: float,
-    max_column_change: float | None = None,
-    neighboring: NeighboringRelation | str = "replace_one",
-    clip: bool = True,
-    psd: bool = False,
-    secure: bool = False,
-) -> Passes[GramRelease]:
-    """`release` with additive noise, as its one pass over blocks of columns (`dpx.partial`)."""
-    bounds = _checked_bounds(epsilon, delta, column_bound, max_column_change, neighboring)
-    noise.secure.check(key, secure)
-    total = yield partial(statistic, column_bound=column_bound, clip=clip)
-    options: dict[str, Any] = {"clip": clip, "psd": psd, "secure": secure}
-    return release(key, total, epsilon=epsilon, delta=delta, **bounds, **options)
 
 
 def _checked_bounds(epsilon, delta, column_bound, max_column_change, neighboring) -> dict[str, Any]:

@@ -16,7 +16,7 @@ The guarantees are those of real-valued laws. What the machine draws has a law o
 - No tail is cut off (`dpx.noise.tails`). Every draw has as many random bits as its tail needs, so that
   nothing has to be added to δ, whatever ε is.
 
-Two gaps remain. Sums over records round, unless they are sums of integers (`sum_sparse`, `dpx.partial`). Bits
+Two gaps remain. Sums over records round, unless they are sums of integers (`sum_sparse`, `dpx.release`). Bits
 come from JAX's generator. None of them is left with `secure=True`, which releases that are made at once take:
 it sums exact integers and draws discrete noise (`dpx.noise.secure`).
 """

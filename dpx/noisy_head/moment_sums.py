@@ -1,11 +1,4 @@
-"""Private ridge from second moments that are released once, in one call or over blocks of prompts.
-
-`fit_one_shot` is the one call. Over blocks, as `dpx.partial` has it:
-
-    part = moment_sums.statistic(block, hyper=hyper).as_block("shard-3")
-    total = dpx.partial.merge(part, other)
-    fit = moment_sums.release(key, total, regularization=0.1, epsilon=1.0, delta=1e-6)
-"""
+"""Private ridge from second moments that are released once, of prompts or of blocks of them."""
 
 import functools
 import math
@@ -21,14 +14,14 @@ from dpx.noisy_head.bounds import HyperParameters, check_hyper, enforce
 from dpx.noisy_head.descent import Fit
 from dpx.noisy_head.one_shot import calibrate_one_shot, joint_noise, one_shot, ridge_of, rounded
 from dpx.noisy_head.prompts import Features, check_features
-from dpx.partial import Partial, Passes, in_memory
+from dpx.release import Blocks, Partial, total
 
 _MOST_ROWS = 2**16  # at a time
 
 
 def fit_one_shot(
     key: jax.Array,
-    features: Features,
+    features: Features | Blocks | Partial,
     hyper: HyperParameters,
     *,
     regularization: float,
@@ -60,7 +53,8 @@ def fit_one_shot(
 
     Args:
       key: A JAX key that nobody learns who sees Γ.
-      features: query (N, D), context (N, D), target (N,). Memory is O(D⁴), time O(ND⁴ + D⁶).
+      features: query (N, D), context (N, D), target (N,); or `dpx.release.Blocks` of them, or what
+        `moment_sums.statistic` made of them. Memory is O(D⁴), time O(ND⁴ + D⁶).
       hyper: The bounds C, G and R, chosen without looking at the prompts.
       regularization: λ > 0.
       epsilon: ε in (0, 1e8].
@@ -72,31 +66,21 @@ def fit_one_shot(
     Raises:
       ValueError: for λ, ε, δ or a bound out of range, shapes that do not fit or values that are not finite.
     """
-    budget = {"regularization": regularization, "epsilon": epsilon, "delta": delta}
+    multiplier, guarantee = calibrate_one_shot(epsilon, delta)
     if is_traced(key, features):
-        multiplier, guarantee = calibrate_one_shot(epsilon, delta)
-        made = one_shot(
+        assert isinstance(features, Features)
+        gamma = one_shot(
             key, features, hyper, regularization=regularization, noise_multiplier=multiplier
         )
-        return Fit(made, guarantee, multiplier)
-    return in_memory(passes(key, hyper=hyper, **budget), features)
-
-
-def passes(
-    key: jax.Array,
-    *,
-    hyper: HyperParameters,
-    regularization: float,
-    epsilon: float,
-    delta: float,
-) -> Passes[Fit]:
-    """`fit_one_shot` as its one pass over blocks of features (`dpx.partial`)."""
+        return Fit(gamma, guarantee, multiplier)
     secure.check(key, False)
     check_positive(regularization, "regularization")
     hyper = check_hyper(hyper)
-    calibrate_one_shot(epsilon, delta)
-    total = yield functools.partial(statistic, hyper=hyper)
-    return release(key, total, regularization=regularization, epsilon=epsilon, delta=delta)
+    sums = total(functools.partial(statistic, hyper=hyper), features)
+    gamma = _gamma(
+        key, sums.check("second moments of prompts", hyper=tuple(hyper)), regularization, multiplier
+    )
+    return Fit(gamma, guarantee, multiplier)
 
 
 @in_float64
@@ -126,17 +110,11 @@ def statistic(block: Features, *, hyper: HyperParameters) -> Partial:
 
 
 @in_float64
-def release(
-    key: jax.Array, total: Partial, *, regularization: float, epsilon: float, delta: float
-) -> Fit:
-    """Releases a total of `statistic`; arguments, guarantee and errors are those of `fit_one_shot`."""
-    H, h = total.check("second moments of prompts").sums
-    check_positive(regularization, "regularization")
-    multiplier, guarantee = calibrate_one_shot(epsilon, delta)
-    hyper, dim = HyperParameters(*total.options["hyper"]), total.options["dim"]
+def _gamma(key: jax.Array, sums: Partial, regularization: float, multiplier: float) -> jax.Array:
+    H, h = sums.sums
+    hyper, dim = HyperParameters(*sums.options["hyper"]), sums.options["dim"]
     C, G, _ = hyper
-    worth = secure.FACTOR_STEPS**2 * total.num_records
+    worth = secure.FACTOR_STEPS**2 * sums.num_records
     exact = jnp.asarray(H * (G**2 / worth)), jnp.asarray(h.reshape(dim, dim) * (C * G / worth))
     stds = joint_noise(rounded(hyper, dim))
-    gamma = ridge_of(key, exact, total.num_records, hyper, regularization, multiplier, stds)
-    return Fit(gamma, guarantee, multiplier)
+    return ridge_of(key, exact, sums.num_records, hyper, regularization, multiplier, stds)

@@ -18,9 +18,9 @@ from scipy import sparse
 from dpx import gram, noise
 from dpx._validate import check_positive, check_real
 from dpx.data.histories import Histories
-from dpx.partial import Partial, Passes, in_memory
 from dpx.privacy import PrivacyGuarantee, gaussian_budget, gaussian_noise_multiplier
 from dpx.recommend import popularity
+from dpx.release import Blocks, Partial, total
 
 
 class ItemGram(NamedTuple):
@@ -43,7 +43,7 @@ class ItemGram(NamedTuple):
 
 def fit(
     key: jax.Array | None,
-    histories: Histories,
+    histories: Histories | Blocks,
     *,
     epsilon: float,
     delta: float,
@@ -61,7 +61,8 @@ def fit(
 
     Args:
       key: The JAX key of the noise.
-      histories: Of N users over M items; N and the catalogue count as public.
+      histories: Of N users over M items, or `dpx.release.Blocks` of them, which are summed twice; N and the
+        catalogue count as public.
       epsilon, delta: The budget.
       num_kept: K, by default `dpx.recommend.popularity.default_num_kept`, which looks at ε, δ and N alone.
       popularity_budget_fraction: s in (0, 1).
@@ -70,37 +71,22 @@ def fit(
     Raises:
       ValueError: for an argument out of range.
     """
-    options = {"num_kept": num_kept, "popularity_budget_fraction": popularity_budget_fraction}
-    budget = {"epsilon": epsilon, "delta": delta, "secure": secure}
-    return in_memory(passes(key, **budget, **options), histories)
-
-
-def passes(
-    key: jax.Array | None,
-    *,
-    epsilon: float,
-    delta: float,
-    num_kept: int | None = None,
-    popularity_budget_fraction: float = 0.1,
-    secure: bool = False,
-) -> Passes[ItemGram]:
-    """`fit` as its two passes over the data (`dpx.partial`): the popularity and the Gram matrix."""
     multiplier = gaussian_noise_multiplier(epsilon, delta)
     popularity_key, gram_key = noise.secure.split(key, secure)
-    leading = yield from popularity.leading_passes(
+    leading = popularity.leading(
         popularity_key,
+        histories,
         noise_multiplier=multiplier,
         budget_fraction=popularity_budget_fraction,
         num_kept=num_kept,
         secure=secure,
     )
     items = leading.items
-    total = yield functools.partial(statistic, items=items)
     # `gram.release` takes a budget: the one whose Gaussian mechanism has the noise that is left.
     gram_epsilon, gram_delta = gaussian_budget(leading.noise_multiplier, delta)
     release = gram.release(
         gram_key,
-        total,
+        total(functools.partial(statistic, items=items), histories),
         epsilon=gram_epsilon,
         delta=gram_delta,
         column_bound=1.0,
@@ -129,8 +115,8 @@ def statistic(histories: Histories, *, items: np.ndarray) -> Partial:
     columns = user_vectors(histories)[:, items].T
     lengths = np.sqrt(columns.sum(axis=0))  # the norm of a 0/1 vector
     columns = columns @ sparse.diags_array(1 / np.maximum(lengths, 1))
-    total = gram.statistic(columns, column_bound=1.0)
-    return dataclasses.replace(total, options=total.options | {"items": items})
+    exact = gram.statistic(columns, column_bound=1.0)
+    return dataclasses.replace(exact, options=exact.options | {"items": items})
 
 
 def default_regularization(noise_std: float, num_kept: int) -> float:

@@ -13,7 +13,7 @@ from dpx import _validate, _watch, privacy
 from dpx.data.histories import Histories, last_occurrences
 from dpx.noise import release_integers, sum_sparse
 from dpx.noise import secure as exact_arithmetic
-from dpx.partial import Partial, Passes, in_memory
+from dpx.release import Blocks, Partial, total
 
 _LARGEST_CLIP = 1e100  # finite with any noise and in any sum
 _LARGEST_K = 4096  # a K × K matrix of this size is inverted or multiplied in seconds
@@ -33,7 +33,7 @@ class Popularity(NamedTuple):
 
 def fit(
     key: jax.Array | None,
-    histories: Histories,
+    histories: Histories | Blocks | Partial,
     *,
     epsilon: float,
     delta: float,
@@ -50,7 +50,8 @@ def fit(
 
     Args:
       key: The JAX key of the noise.
-      histories: Of N users over M items; the catalogue counts as public.
+      histories: Of N users over M items, `dpx.release.Blocks` of them, or what `statistic` made of them. The
+        catalogue counts as public.
       epsilon, delta: The budget.
       l2_clip_norm: A user with n distinct items counts min(1, l2_clip_norm/√n) at each.
       age_decay: In (0, 1]. Below 1 an item counts age_decay^a, with a the number of items after its last
@@ -61,32 +62,23 @@ def fit(
     Raises:
       ValueError: for an argument out of range.
     """
-    options = {"epsilon": epsilon, "delta": delta, "unit": unit, "secure": secure}
-    weighting = {"l2_clip_norm": l2_clip_norm, "age_decay": age_decay}
-    return in_memory(passes(key, **weighting, **options), histories)
-
-
-def passes(
-    key: jax.Array | None,
-    *,
-    epsilon: float,
-    delta: float,
-    l2_clip_norm: float = 1.0,
-    age_decay: float = 1.0,
-    unit: str = "user",
-    secure: bool = False,
-) -> Passes[Popularity]:
-    """`fit` as its one pass over the data (`dpx.partial`)."""
-    l2_clip_norm = _validate.check_positive(l2_clip_norm, "l2_clip_norm")
-    if l2_clip_norm > _LARGEST_CLIP:
-        raise ValueError(
-            f"l2_clip_norm={l2_clip_norm} must be at most {_LARGEST_CLIP:g}: count in other units"
-        )
-    age_decay = _validate.check_decay(age_decay, "age_decay")
-    privacy.gaussian_noise_multiplier(epsilon, delta)
+    options = _checked(l2_clip_norm, age_decay)
+    multiplier = privacy.gaussian_noise_multiplier(epsilon, delta)
     exact_arithmetic.check(key, secure)
-    total = yield functools.partial(statistic, l2_clip_norm=l2_clip_norm, age_decay=age_decay)
-    return release(key, total, epsilon=epsilon, delta=delta, unit=unit, secure=secure)
+    counts = total(functools.partial(statistic, **options), histories)
+    l2_clip_norm = options["l2_clip_norm"]
+    guarantee = privacy.PrivacyGuarantee(
+        epsilon=epsilon,
+        delta=delta,
+        neighboring=privacy.ADD_OR_REMOVE_ONE,
+        unit=unit,
+        mechanism=f"item popularity, each {unit}'s items rescaled to l2 norm {l2_clip_norm:g}, one Gaussian "
+        f"release with noise multiplier {multiplier:.6g}",
+        assumptions=("the catalogue of items is public",),
+        event=dp_accounting.GaussianDpEvent(multiplier),
+    )
+    noisy = _noisy(key, counts, multiplier, **options)
+    return Popularity(noisy, multiplier * l2_clip_norm, guarantee)
 
 
 def statistic(
@@ -98,53 +90,40 @@ def statistic(
       ValueError: for arguments out of range, or histories that are none.
     """
     check_histories(histories)
-    l2_clip_norm = _validate.check_positive(l2_clip_norm, "l2_clip_norm")
-    age_decay = _validate.check_decay(age_decay, "age_decay")
+    options = _checked(l2_clip_norm, age_decay)
+    l2_clip_norm, age_decay = options.values()
     num_users, num_items = len(histories.items), histories.num_items
     users, items, after = last_occurrences(histories)
     weights = np.float64(age_decay) ** after
     norms = np.sqrt(np.bincount(users, weights**2, minlength=num_users))
     weights *= np.minimum(1.0, l2_clip_norm / np.maximum(norms, 1))[users]
     counts, largest = sum_sparse(weights, users, items, num_items, l2_clip_norm=l2_clip_norm)
-    options = {"l2_clip_norm": l2_clip_norm, "age_decay": age_decay, "num_items": num_items}
+    options["num_items"] = num_items
     return Partial("item popularity", options, (counts,), num_users, largest)
 
 
-def release(
-    key: jax.Array | None,
-    total: Partial,
-    *,
-    epsilon: float,
-    delta: float,
-    unit: str = "user",
-    secure: bool = False,
-) -> Popularity:
-    """Releases a total of `statistic`; arguments, guarantee and errors are those of `fit`."""
-    exact_arithmetic.check(key, secure)
-    multiplier = privacy.gaussian_noise_multiplier(epsilon, delta)
-    counts = _noisy_counts(key, total, multiplier)
-    l2_clip_norm = total.options["l2_clip_norm"]
-    guarantee = privacy.PrivacyGuarantee(
-        epsilon=epsilon,
-        delta=delta,
-        neighboring=privacy.ADD_OR_REMOVE_ONE,
-        unit=unit,
-        mechanism=f"item popularity, each {unit}'s items rescaled to l2 norm {l2_clip_norm:g}, one Gaussian "
-        f"release with noise multiplier {multiplier:.6g}",
-        assumptions=("the catalogue of items is public",),
-        event=dp_accounting.GaussianDpEvent(multiplier),
-    )
-    return Popularity(counts, multiplier * l2_clip_norm, guarantee)
+def _checked(l2_clip_norm: float, age_decay: float) -> dict[str, float]:
+    l2_clip_norm = _validate.check_positive(l2_clip_norm, "l2_clip_norm")
+    if l2_clip_norm > _LARGEST_CLIP:
+        raise ValueError(
+            f"l2_clip_norm={l2_clip_norm} must be at most {_LARGEST_CLIP:g}: count in other units"
+        )
+    return {
+        "l2_clip_norm": l2_clip_norm,
+        "age_decay": _validate.check_decay(age_decay, "age_decay"),
+    }
 
 
-def _noisy_counts(key: jax.Array | None, total: Partial, noise_multiplier: float) -> np.ndarray:
+def _noisy(
+    key: jax.Array | None, counts: Partial, noise_multiplier: float, **options: float
+) -> np.ndarray:
     """(M,) the released sum, in users."""
-    (counts,) = total.check("item popularity").sums
+    (exact,) = counts.check("item popularity", **options).sums
     noisy = release_integers(
         key,
-        counts,
-        sensitivity=total.largest,
-        unit=total.options["l2_clip_norm"] / exact_arithmetic.STEPS,
+        exact,
+        sensitivity=counts.largest,
+        unit=options["l2_clip_norm"] / exact_arithmetic.STEPS,
         noise_multiplier=noise_multiplier,
         label="item popularity",
     )
@@ -169,8 +148,9 @@ class Leading(NamedTuple):
     num_users: int
 
 
-def leading_passes(
+def leading(
     key: jax.Array | None,
+    histories: Histories | Blocks,
     *,
     noise_multiplier: float,
     budget_fraction: float,
@@ -178,7 +158,7 @@ def leading_passes(
     rule: Callable[[float, int, int], int] | None = None,
     age_decay: float = 1.0,
     secure: bool = False,
-) -> Passes[Leading]:
+) -> Leading:
     """Spends a share of a budget on the popularity, from which a recommender's items are chosen.
 
     With m the noise multiplier that the whole budget allows for one Gaussian mechanism, the popularity has
@@ -187,42 +167,45 @@ def leading_passes(
 
     Args:
       key: The JAX key of the noise.
+      histories: Of N users over M items, or blocks of them; N and the catalogue count as public.
       noise_multiplier: m, of the whole budget.
       budget_fraction: s of μ², in (0, 1).
       num_kept: K, by default what `rule` says.
       rule: K from the noise of the rest, N and M; by default `default_num_kept`.
       age_decay, secure: As in `fit`.
 
-    Returns:
-      The one pass (`dpx.partial`) over histories of N users and M items; N and the catalogue count as public.
-
     Raises:
-      ValueError: for an argument out of range.
+      ValueError: for an argument out of range, or a `dpx.release.Partial`: more is to be summed.
     """
+    if isinstance(histories, Partial):
+        raise ValueError(
+            f"histories={histories} must be records or dpx.release.Blocks of them, which are summed more "
+            "than once: pass those"
+        )
     budget_fraction = _validate.check_number(budget_fraction, "popularity_budget_fraction")
     if not 0 < budget_fraction < 1:
         raise ValueError(
             f"popularity_budget_fraction={budget_fraction} must be strictly between 0 and 1"
         )
-    age_decay = _validate.check_decay(age_decay, "age_decay")
+    options = _checked(1.0, age_decay)
     exact_arithmetic.check(key, secure)
     if num_kept is not None:
         num_kept = _validate.check_integer(num_kept, "num_kept")
     of_popularity = noise_multiplier / math.sqrt(budget_fraction)
     of_rest = noise_multiplier / math.sqrt(1 - budget_fraction)
-    total = yield functools.partial(statistic, age_decay=age_decay)
-    num_users = _watch.public(total.num_records, "the number of users")
-    num_items = total.options["num_items"]
+    counts = total(functools.partial(statistic, **options), histories)
+    num_users = _watch.public(counts.num_records, "the number of users")
+    num_items = counts.options["num_items"]
     if num_kept is None:
         num_kept = (rule or default_num_kept)(of_rest, num_users, num_items)
     if num_kept > num_items:
         raise ValueError(f"num_kept={num_kept} must be in [1, {num_items}], the number of items")
-    counts = _noisy_counts(key, total, of_popularity)
-    items = np.argsort(-counts, kind="stable")[:num_kept]
+    noisy = _noisy(key, counts, of_popularity, **options)
+    items = np.argsort(-noisy, kind="stable")[:num_kept]
     return Leading(
         items=items,
-        counts=np.maximum(counts[items], of_popularity),
-        log_popularity=_log_probabilities(counts, of_popularity),
+        counts=np.maximum(noisy[items], of_popularity),
+        log_popularity=_log_probabilities(noisy, of_popularity),
         noise_multiplier=of_rest,
         num_users=num_users,
     )
@@ -231,7 +214,7 @@ def leading_passes(
 def guarantee(
     epsilon: float, delta: float, noise_multiplier: float, mechanism: str
 ) -> privacy.PrivacyGuarantee:
-    """The guarantee of a popularity (`leading_passes`) and of the rest, both released, for a user's history.
+    """The guarantee of a popularity (`leading`) and of the rest, both released, for a user's history.
 
     Args:
       epsilon, delta: What one Gaussian mechanism with that multiplier satisfies.

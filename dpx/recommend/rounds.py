@@ -12,14 +12,16 @@ from scipy import sparse
 
 from dpx import noise
 from dpx.data.histories import Histories, flatten, last_occurrences
-from dpx.partial import Partial, Passes, merge
+from dpx.release import Blocks, Partial, merge, total
 
 _LAST_CUT = 2.5  # standard errors that a pair must reach to be counted in the last round
 _PIECE_EVENTS = 2**17  # whose pairs are in memory together: 120 MiB at 20 gaps
 
 
 class Round(NamedTuple):
-    """The statistic of one round, called on histories: the sum of users' matrices of norm 1, private data.
+    """The statistic of one round, called on histories or on the pairs of them: the sum of users' matrices.
+
+    Each user's has norm 1; the sum is private data.
 
     A user's entry (i, j) is, above the diagonal, how much i and j occur together, in either order. Below it,
     (j, i) is `order_weight` times by how much more i comes before j than after it. On it, (i, i) is
@@ -39,7 +41,9 @@ class Round(NamedTuple):
     order_weight: float
     position_weight: float
 
-    def __call__(self, histories: Histories) -> Partial:
+    def __call__(self, histories: Histories | sparse.csr_array) -> Partial:
+        if not isinstance(histories, Histories):
+            return self.of_pairs(histories)
         # A few users after the others: pairs take 40 times the memory of their events.
         parts = (
             self.of_pairs(self.pairs(histories, users)).as_block(f"from user {users.start}")
@@ -71,8 +75,8 @@ class Round(NamedTuple):
 
 
 def release_rounds(
-    key: jax.Array | None, first: Round, std: float, rounds: int
-) -> Passes[tuple[np.ndarray, np.ndarray]]:
+    key: jax.Array | None, histories: Histories | Blocks, first: Round, std: float, rounds: int
+) -> tuple[np.ndarray, np.ndarray]:
     """Noisy sums over users of matrices of norm 1, the pairs thinned out from round to round.
 
     Only the last round has entries on and below the diagonal: before it they would take of the norm of pairs
@@ -85,14 +89,16 @@ def release_rounds(
     Returns:
       Estimates (K, K) and their standard errors, zero and infinity where no round has summed.
     """
-    total = np.zeros(first.alive.shape, np.float32)
+    # Of records that are here the pairs are found once for all rounds.
+    records = first.pairs(histories) if isinstance(histories, Histories) else histories
+    estimate = np.zeros(first.alive.shape, np.float32)
     counted = np.zeros(first.alive.shape, np.float32)  # in how many rounds
     found = np.triu(first.alive, 1)
     for number in range(rounds):
         alive = found
         if number == rounds - 1:
             alive = first.alive & (found | found.T | np.eye(len(found), dtype=bool))
-        summed = yield first._replace(alive=alive)
+        summed = total(first._replace(alive=alive), records)
         (counts,) = summed.check("transitions").sums
         noisy = noise.release_integers(
             None if key is None else jax.random.fold_in(key, number),
@@ -103,13 +109,13 @@ def release_rounds(
             label=f"transitions, round {number + 1}",
         )
         # Noise first: a sum over users that is rounded to 32 bits may move by more than 1.
-        total += np.where(alive, np.asarray(noisy, np.float32).reshape(total.shape), 0)
+        estimate += np.where(alive, np.asarray(noisy, np.float32).reshape(estimate.shape), 0)
         counted += alive
         # The cut rises, and what is left out keeps its value: once out, always out.
         cut = _LAST_CUT * number / max(rounds - 2, 1)
-        found = found & (total > cut * std * np.sqrt(counted))
+        found = found & (estimate > cut * std * np.sqrt(counted))
     rounds_of = np.maximum(counted, 1)
-    return total / rounds_of, np.where(counted > 0, std / np.sqrt(rounds_of), np.inf)
+    return estimate / rounds_of, np.where(counted > 0, std / np.sqrt(rounds_of), np.inf)
 
 
 def _pieces(histories: Histories) -> Iterator[slice]:

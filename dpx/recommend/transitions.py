@@ -20,9 +20,9 @@ from scipy import sparse
 
 from dpx import _validate, noise, privacy
 from dpx.data.histories import Histories, flatten, item_numbers
-from dpx.partial import Partial, Passes, Statistic, drive
 from dpx.recommend import evidence, order, popularity
 from dpx.recommend.rounds import Round, places, release_rounds
+from dpx.release import Blocks
 
 
 class Transitions(NamedTuple):
@@ -78,7 +78,7 @@ class Transitions(NamedTuple):
 
 def fit(
     key: jax.Array | None,
-    histories: Histories,
+    histories: Histories | Blocks,
     *,
     epsilon: float,
     delta: float,
@@ -103,18 +103,19 @@ def fit(
     sensitivity is exactly 1. Entries that a history reaches more than once are added up before the norm
     is taken. Round r of R is a Gaussian mechanism with multiplier m√R/√(1 − s), s the popularity's share
     and m the exact multiplier of (ε, δ), and the popularity one with m/√s
-    (`dpx.recommend.popularity.leading_passes`). Adaptive Gaussian mechanisms compose exactly in μ² (Dong,
+    (`dpx.recommend.popularity.leading`). Adaptive Gaussian mechanisms compose exactly in μ² (Dong,
     Roth, Su, arXiv:1905.02383, Corollary 3.3), so all of it costs what one Gaussian mechanism with
     multiplier m does.
 
     Args:
       key: The JAX key of the noise.
-      histories: Of N users over M items; N and the catalogue count as public.
+      histories: Of N users over M items, or `dpx.release.Blocks` of them, which are summed 1 + R times; N
+        and the catalogue count as public.
       epsilon, delta: The budget.
       num_kept: K, by default `default_num_kept`, which looks at ε, δ and N alone.
       popularity_budget_fraction: s in (0, 1).
       popularity_age_decay: As `age_decay` of `dpx.recommend.popularity.fit`.
-      rounds: R. One is a single noisy matrix, with no pair left out.
+      rounds: R. One is a single noisy matrix, with no pair left out, which costs accuracy and not privacy.
       gap_decay, max_gap: Two items of a history at a distance of g ≤ max_gap positions weigh gap_decay^(g−1).
       age_decay: ... times age_decay^a, where a items follow the later one of the two.
       order_weight: By which it counts in the last round which of two items comes first, beside how much they
@@ -125,44 +126,6 @@ def fit(
     Raises:
       ValueError: for an argument out of range.
     """
-    pairs = None
-
-    def sum_up(statistic: Statistic) -> Partial:
-        nonlocal pairs
-        if not isinstance(statistic, Round):
-            return statistic(histories)
-        pairs = statistic.pairs(histories) if pairs is None else pairs  # the same in all rounds
-        return statistic.of_pairs(pairs)
-
-    budget = {"epsilon": epsilon, "delta": delta, "secure": secure, "num_kept": num_kept}
-    options = {"popularity_budget_fraction": popularity_budget_fraction, "rounds": rounds}
-    options |= {"popularity_age_decay": popularity_age_decay, "order_weight": order_weight}
-    weights = {"gap_decay": gap_decay, "max_gap": max_gap, "age_decay": age_decay}
-    weights |= {"position_weight": position_weight}
-    return drive(passes(key, **budget, **options, **weights), sum_up)
-
-
-def passes(
-    key: jax.Array | None,
-    *,
-    epsilon: float,
-    delta: float,
-    num_kept: int | None = None,
-    popularity_budget_fraction: float = 0.1,
-    popularity_age_decay: float = 0.8,
-    rounds: int = 6,
-    gap_decay: float = 0.9,
-    max_gap: int = 20,
-    age_decay: float = 0.95,
-    order_weight: float = 1.0,
-    position_weight: float = 0.1,
-    secure: bool = False,
-) -> Passes[Transitions]:
-    """`fit` as its 1 + R passes over the data (`dpx.partial`): the popularity, and one for each round.
-
-    What a round sums depends on what the rounds before it released, hence the passes. `rounds=1` takes two
-    passes in all and leaves out no pair: it costs accuracy, not privacy.
-    """
     weights: dict[str, Any] = {"gap_decay": gap_decay, "max_gap": max_gap, "age_decay": age_decay}
     weights |= {"order_weight": order_weight, "position_weight": position_weight}
     check_options(rounds, **weights, popularity_age_decay=popularity_age_decay)
@@ -171,8 +134,9 @@ def passes(
     order_weight, position_weight = weights["order_weight"], weights["position_weight"]
     multiplier = privacy.gaussian_noise_multiplier(epsilon, delta)
     popularity_key, rounds_key = noise.secure.split(key, secure)
-    leading = yield from popularity.leading_passes(
+    leading = popularity.leading(
         popularity_key,
+        histories,
         noise_multiplier=multiplier,
         budget_fraction=popularity_budget_fraction,
         num_kept=num_kept,
@@ -187,7 +151,7 @@ def passes(
     if not position_weight:
         np.fill_diagonal(entries, False)
     first = Round(leading.items, entries, **weights)
-    found, error = yield from release_rounds(rounds_key, first, std, rounds)
+    found, error = release_rounds(rounds_key, histories, first, std, rounds)
     lateness = order.lateness(np.diag(found), np.diag(error), leading.counts)
     share = order.shares(found, error, order_weight, lateness)
     thresholds = evidence.thresholds(found, error, lateness)

@@ -4,9 +4,9 @@
     python -m experiments.bench.blocks --workdir=runs/bench_blocks --events=100000000 --executor=ray
 
 Shards of synthetic histories are written once to `--workdir`: users with 20 events in the mean, who half
-follow one rule and half draw from a Zipf popularity. `dpx.distributed.release` then sums them over the
-workers, each of which may allocate `--memory` GiB and fails beyond that. Time is CPU time: of the workers,
-who read shards and sum them, without their start; and of the process that starts them and adds the noise.
+follow one rule and half draw from a Zipf popularity. They are summed by the workers of `dpx.release.Blocks`,
+each of which may allocate `--memory` GiB and fails beyond that. Time is CPU time: of the workers, who read
+shards and sum them, without their start; and of the process that starts them and adds the noise.
 
 Writes blocks.csv and blocks.md.
 """
@@ -25,17 +25,17 @@ import jax
 import numpy as np
 from absl import app, flags
 
-from dpx import distributed
+from dpx import release
 from dpx.launch import cli
-from dpx.partial import Partial, Passes, Statistic
 from dpx.recommend import popularity, transitions
+from dpx.release.sums import Statistic
 
 MEAN_LENGTH = 20
 BUDGET: dict[str, Any] = {"epsilon": 1.0, "delta": 1e-9}
-RELEASES: dict[str, Callable[[jax.Array], Passes]] = {
-    "popularity": lambda key: popularity.passes(key, **BUDGET),
-    "transitions, 1 round": lambda key: transitions.passes(key, rounds=1, **BUDGET),
-    "transitions, 6 rounds": lambda key: transitions.passes(key, rounds=6, **BUDGET),
+RELEASES: dict[str, Callable[..., Any]] = {
+    "popularity": popularity.fit,
+    "transitions, 1 round": functools.partial(transitions.fit, rounds=1),
+    "transitions, 6 rounds": functools.partial(transitions.fit, rounds=6),
 }
 COLUMNS = ("release", "events", "passes", "wall", "cpu", "driver", "gib")
 
@@ -68,23 +68,26 @@ def write_shard(path: Path, *, events: int, items: int, seed: int) -> None:
     partial.replace(path)
 
 
-def watched(passes: Passes, folder: Path, items: int, memory: float) -> Passes:
-    """The same passes over paths of shards, and how many; workers note in `folder` what they took."""
-    total, count = None, 0
-    while True:
-        try:
-            statistic = passes.send(total)  # type: ignore[arg-type]
-        except StopIteration:
-            return count
-        count += 1
-        total = yield functools.partial(noted, statistic, folder, items, memory)
+class Watched(release.Blocks):
+    """Shards of which workers note in `folder` what each sum took, and how many sums there were."""
+
+    def __init__(self, shards: list[Path], folder: Path, items: int, memory: float, **options: Any):
+        super().__init__(shards, **options)
+        self._noted = folder, items, memory
+        self.passes = 0
+
+    def total(self, statistic: Statistic) -> release.Partial:
+        self.passes += 1
+        return super().total(functools.partial(noted, statistic, *self._noted))
 
 
-def noted(statistic: Statistic, folder: Path, items: int, memory: float, path: Path) -> Partial:
+def noted(
+    statistic: Statistic, folder: Path, items: int, memory: float, path: Path
+) -> release.Partial:
     """The sum over a shard, by a process that may not grow beyond `memory` GiB from here on."""
     limit, start = int(memory * 2**30), time.process_time()
     resource.setrlimit(resource.RLIMIT_DATA, (limit, limit))
-    part = statistic(distributed.read_histories(path, num_items=items))
+    part = statistic(release.read_histories(path, num_items=items))
     cpu = time.process_time() - start
     gib = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20
     with (folder / str(os.getpid())).open("a") as file:
@@ -99,18 +102,21 @@ def measure(name: str, shards: list[Path], workdir: Path) -> dict[str, Any]:
     for old in folder.iterdir():
         old.unlink()
     wall, cpu = time.monotonic(), time.process_time()
-    release = RELEASES[name](jax.random.key(0))
-    passes = distributed.release(
+    blocks = Watched(
         shards,
-        watched(release, folder.resolve(), _ITEMS.value, _MEMORY.value),
+        folder.resolve(),
+        _ITEMS.value,
+        _MEMORY.value,
         executor=_EXECUTOR.value,
         workers=_WORKERS.value,
     )
+    RELEASES[name](jax.random.key(0), blocks, **BUDGET)
+    blocks.close()
     wall, cpu = time.monotonic() - wall, time.process_time() - cpu
     lines = "".join(path.read_text() for path in folder.iterdir()).splitlines()
     notes = [json.loads(line) for line in lines]
     return {
-        "release": name, "events": _EVENTS.value, "passes": passes, "wall": wall,
+        "release": name, "events": _EVENTS.value, "passes": blocks.passes, "wall": wall,
         "cpu": sum(note["cpu"] for note in notes), "driver": cpu,
         "gib": max(note["gib"] for note in notes),
     }  # fmt: skip

@@ -3,11 +3,12 @@
 import functools
 import math
 from pathlib import Path
+from typing import Any
 
 import jax
 import numpy as np
 
-from dpx import ngram, partial
+from dpx import ngram, release
 from dpx.data import text as own
 from dpx.data.records import of_units
 from dpx.launch.experiment import Candidate, Comparison, Measure, Outcome, Plan, compares
@@ -254,17 +255,18 @@ def _ngram(key, config, language: Language, train: Documents, test: Documents, o
     """A DP n-gram model of the characters that the tokens stand for, and the nats that test texts cost."""
     known = own.alphabet("ascii", "replace")
     longest = 6 * config.data.length  # more characters of a training text are not counted
-    table = {"order": order, "vocab_size": known.size + 1, "start": known.size}
-    count = functools.partial(ngram.statistic, **table, l2_clip_norm=math.sqrt(longest))
-    blocks = [train.take(slice(i, i + 500)) for i in range(0, train.num_units, 500)]
-    parts = [
-        count((*_encode(known, block.texts(language.tokenizer), longest), *block.arrays[2:]))
-        for block in blocks
-    ]
-    named = [part.as_block(str(i)) for i, part in enumerate(parts)]
-    model = ngram.release(
+    table: dict[str, Any] = {"order": order, "vocab_size": known.size + 1, "start": known.size}
+
+    def counted(block: Documents) -> tuple[np.ndarray, ...]:
+        return (*_encode(known, block.texts(language.tokenizer), longest), *block.arrays[2:])
+
+    pieces = {str(i): train.take(slice(i, i + 500)) for i in range(0, train.num_units, 500)}
+    model = ngram.fit(
         key,
-        functools.reduce(partial.merge, named),
+        release.Blocks(pieces, read=counted),
+        None,
+        **table,
+        l2_clip_norm=math.sqrt(longest),
         epsilon=config.epsilon,
         delta=config.delta,
         unit=docs.unit(config),

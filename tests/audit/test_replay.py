@@ -12,12 +12,12 @@ from flax import nnx
 from dpx import (
     audit,
     cross_attention,
-    distributed,
     gram,
     ngram,
     noise,
     noisy_head,
     reattention,
+    release,
 )
 from dpx.cross_attention import baselines
 from dpx.data import Histories
@@ -105,13 +105,13 @@ def of_rows(**options):
     return program
 
 
-def over_blocks(passes):
+def over_blocks(fit):
     """A release over three blocks, one of them empty, as workers would sum them."""
 
     def program(users):
         cut = [users[:4], users[4:], users[:0]]
         blocks = {str(i): Histories(tuple(part), NUM_ITEMS) for i, part in enumerate(cut)}
-        return distributed.release(blocks, passes(KEY, **BUDGET))
+        return fit(KEY, release.Blocks(blocks), **BUDGET)
 
     return program
 
@@ -127,11 +127,11 @@ UNBOUNDED = {
         lambda h: transitions.fit(KEY, h, num_kept=6, rounds=2, order_weight=0.0, **BUDGET)
     ),
     "item Gram": of_histories(lambda h: item_gram.fit(KEY, h, num_kept=5, **BUDGET)),
-    "popularity, over blocks": over_blocks(popularity.passes),
+    "popularity, over blocks": over_blocks(popularity.fit),
     "transitions, over blocks": over_blocks(
-        functools.partial(transitions.passes, num_kept=6, rounds=2)
+        functools.partial(transitions.fit, num_kept=6, rounds=2)
     ),
-    "item Gram, over blocks": over_blocks(functools.partial(item_gram.passes, num_kept=5)),
+    "item Gram, over blocks": over_blocks(functools.partial(item_gram.fit, num_kept=5)),
     "1-grams": counted(1),
     "3-grams": counted(3),
     "sketch, add or remove": of_rows(),

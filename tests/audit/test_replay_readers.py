@@ -15,7 +15,7 @@ import numpy as np
 import pandas
 import pytest
 
-from dpx import audit, distributed
+from dpx import audit, release
 from dpx.data import (
     Histories,
     from_events,
@@ -141,7 +141,7 @@ def from_authors(path):
 
 
 def from_block(path):
-    found = distributed.read_histories(path, num_items=99, time="time")
+    found = release.read_histories(path, num_items=99, time="time")
     return Histories(found.items, 99, np.arange(99).astype(object))
 
 

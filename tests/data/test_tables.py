@@ -6,7 +6,7 @@ import numpy as np
 import pandas
 import pytest
 
-from dpx import distributed
+from dpx import release
 from dpx.data import Histories, from_events, load_table
 
 ROWS = [("ann", "tea", 3), ("bob", "milk", 1), ("ann", "milk", 1), ("bob", "tea", 1)]
@@ -150,7 +150,7 @@ def test_the_same_table_has_the_same_users_in_every_format(tmp_path):
     np.savez(tmp_path / "a.npz", user=np.array(users), item=np.arange(len(users)))
     frame.assign(item=range(len(users))).to_parquet(tmp_path / "b.parquet")
     for path in ("a.npz", "b.parquet"):
-        found = distributed.read_histories(tmp_path / path, num_items=99)
+        found = release.read_histories(tmp_path / path, num_items=99)
         read.append(Histories(found.items, 99, np.array([f"i{n}" for n in range(99)])))
     for made in read:
         assert as_ids(made) == expected

@@ -829,8 +829,8 @@ FAULTS = (
     Fault(
         "the items that lead are those of the exact popularity",
         "dpx/recommend/popularity.py",
-        'items = np.argsort(-counts, kind="stable")[:num_kept]',
-        'items = np.argsort(-total.sums[0], kind="stable")[:num_kept]',
+        'items = np.argsort(-noisy, kind="stable")[:num_kept]',
+        'items = np.argsort(-counts.sums[0], kind="stable")[:num_kept]',
         REMOVED.format("item Gram"),
     ),
     Fault(
@@ -871,8 +871,8 @@ FAULTS = (
     Fault(
         "pairs that the exact counts find remain",
         "dpx/recommend/rounds.py",
-        "found = found & (total > cut * std * np.sqrt(counted))",
-        "found = found & (counts.reshape(total.shape) > 0)",
+        "found = found & (estimate > cut * std * np.sqrt(counted))",
+        "found = found & (counts.reshape(estimate.shape) > 0)",
         REMOVED.format("transitions"),
     ),
     Fault(
@@ -916,8 +916,8 @@ FAULTS = (
     Fault(
         "n-grams are smoothed by the exact counts of shorter contexts",
         "dpx/ngram.py",
-        "noisy = np.asarray(noisy)",
-        "noisy = np.where(np.asarray(noisy) > 1, noisy, counts * l2_clip_norm / 2**30)",
+        "_smooth(np.asarray(noisy), order",
+        "_smooth(np.where(np.asarray(noisy) > 1, noisy, counts * l2_clip_norm / 2**30), order",
         REMOVED.format("3-grams"),
     ),
     Fault(
@@ -936,32 +936,31 @@ FAULTS = (
     ),
     Fault(
         "a block may count twice",
-        "dpx/partial.py",
+        "dpx/release/sums.py",
         "if twice := sorted(one.blocks & other.blocks):",
         "if twice := list[str]():",
-        "tests/test_partial.py::test_nothing_counts_twice_and_parts_fit_together",
+        "tests/release/test_sums.py::test_nothing_counts_twice_and_parts_fit_together",
     ),
     Fault(
         "a block that is lost on the way is not missed",
-        "dpx/distributed/releases.py",
-        "if lost := sorted(names - total.blocks):",
+        "dpx/release/blocks.py",
+        "if lost := sorted(self._names - found.blocks):",
         "if lost := list[str]():",
-        "tests/distributed/test_distributed.py"
-        "::test_a_block_that_is_lost_or_comes_twice_ends_the_release",
+        "tests/release/test_blocks.py::test_a_block_that_is_lost_or_comes_twice_ends_the_release",
     ),
     Fault(
         "parts that were summed in different ways are merged",
-        "dpx/partial.py",
+        "dpx/release/sums.py",
         "return structure == same and all(map(np.array_equal, ours, theirs))",
         "return structure == same",
-        "tests/test_partial.py::test_nothing_counts_twice_and_parts_fit_together",
+        "tests/release/test_sums.py::test_nothing_counts_twice_and_parts_fit_together",
     ),
     Fault(
         "partial sums can be saved like a release",
-        "dpx/_encoding.py",
-        '"Partial": "dpx.partial",',
+        "dpx/release/encoding.py",
+        '"Partial": "dpx.release",',
         "",
-        "tests/test_partial.py::test_partials_are_private",
+        "tests/release/test_sums.py::test_partials_are_private",
     ),
     Fault(
         "popularity and Gram matrix have one key",
@@ -2158,9 +2157,9 @@ FAULTS = (
     Fault(
         "a block of n-grams starts with what is no token",
         "dpx/ngram.py",
-        "    order, vocab_size, start = _checked_table(order, vocab_size, start)\n"
-        "    l2_clip_norm = _check_clip(l2_clip_norm)\n    tokens",
-        "    l2_clip_norm = _check_clip(l2_clip_norm)\n    tokens",
+        "    table = _checked_table(order, vocab_size, start, l2_clip_norm)\n    order, v",
+        "    table = {'order': order, 'vocab_size': vocab_size, 'start': start, 'l2_clip_norm': l2_clip_norm}\n"
+        "    order, v",
         "tests/test_ngram.py::test_tables_that_are_none_are_refused_in_a_block_too",
     ),
     Fault(
@@ -2312,7 +2311,7 @@ FAULTS = (
         "dpx/data/parquet.py",
         "whole = dates or (numbers and not column.null_count)",
         "whole = dates or numbers",
-        "tests/distributed/test_distributed.py::test_an_event_that_cannot_be_read_is_named",
+        "tests/release/test_blocks.py::test_an_event_that_cannot_be_read_is_named",
     ),
     Fault(
         "one user's type of items changes that of all",
@@ -2744,8 +2743,8 @@ FAULTS = (
     Fault(
         "under jit every head of a sketch has the whole budget",
         "dpx/cross_attention/sketch.py",
-        "change = whole_change(features, domain, heads) * whole_unit(largest)\n    moments",
-        "change = whole_change(features, domain, 1) * whole_unit(largest)\n    moments",
+        "change = whole_change(features, domain, heads) * whole_unit(largest)",
+        "change = whole_change(features, domain, 1) * whole_unit(largest)",
         "tests/cross_attention/test_declared_noise.py::test_a_sketch_has_the_same_noise_under_jit",
     ),
     Fault(
@@ -2903,8 +2902,8 @@ FAULTS = (
     Fault(
         "rows of trees are not clipped under jit",
         "dpx/cross_attention/tree.py",
-        "    K, V = domain.enter(K, V, clip=clip)\n    dtype",
-        "    dtype",
+        "        K, V = domain.enter(K, V, clip=clip)\n        known",
+        "        known",
         "tests/cross_attention/test_unfit_memories.py::test_trees_clip_rows_under_jit",
     ),
     Fault(
@@ -3009,10 +3008,10 @@ FAULTS = (
     ),
     Fault(
         "private records within a tree of one's own are saved",
-        "dpx/_encoding.py",
+        "dpx/release/encoding.py",
         "if _is_array(leaf) or is_one_of(_PRIVATE, leaf)",
         "if _is_array(leaf)",
-        "tests/test_saving.py::test_no_key_is_saved",
+        "tests/release/test_saving.py::test_no_key_is_saved",
     ),
     # -----------------------------------------------------------------------------------------------------
     # Experiments, configs and readers of files, and other places that changed last
@@ -3175,18 +3174,18 @@ FAULTS = (
     ),
     Fault(
         "text in a block is as wide as the longest cell",
-        "dpx/distributed/sources.py",
+        "dpx/release/files.py",
         "column = np.array(column, object)",
         "column = np.array(column)",
-        "tests/distributed/test_distributed.py::test_arrays_keep_the_type_of_the_file_and_have_no_gaps",
+        "tests/release/test_blocks.py::test_arrays_keep_the_type_of_the_file_and_have_no_gaps",
     ),
     Fault(
         "the catalogue of a block is that of its events",
-        "dpx/distributed/sources.py",
+        "dpx/release/files.py",
         "return Histories(by_user(users, labels.astype(np.int64)[codes], clock), num_items)",
         "num_items = max(map(int, labels), default=0) + 1\n"
         "    return Histories(by_user(users, labels.astype(np.int64)[codes], clock), num_items)",
-        "tests/distributed/test_distributed.py::test_an_error_names_its_block",
+        "tests/release/test_blocks.py::test_an_error_names_its_block",
     ),
     Fault(
         "windows of a text of one's own overlap",

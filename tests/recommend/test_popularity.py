@@ -5,7 +5,6 @@ import pytest
 
 from dpx.data import Histories, leave_last_out, load_movielens_small
 from dpx.noise import secure
-from dpx.partial import in_memory
 from dpx.privacy import ADD_OR_REMOVE_ONE
 from dpx.recommend import item_gram, metrics, popularity, transitions
 
@@ -56,7 +55,7 @@ def test_what_users_come_to_late_counts_more(l2_clip_norm):
 
 
 def leading(**options):
-    return in_memory(popularity.leading_passes(jax.random.key(0), **options), HISTORIES)
+    return popularity.leading(jax.random.key(0), HISTORIES, **options)
 
 
 def test_the_items_that_lead_and_the_rest_share_a_noise_multiplier():
@@ -82,11 +81,8 @@ def test_the_number_of_items_follows_from_noise_and_sizes_alone():
         return 2
 
     for histories in (HISTORIES, Histories((np.zeros(0, int),) * 4, 5)):
-        made = in_memory(
-            popularity.leading_passes(
-                jax.random.key(0), noise_multiplier=1.0, budget_fraction=0.19, rule=rule
-            ),
-            histories,
+        made = popularity.leading(
+            jax.random.key(0), histories, noise_multiplier=1.0, budget_fraction=0.19, rule=rule
         )
         assert len(made.items) == 2
     assert asked == [(pytest.approx(1 / 0.9), 4, 5)] * 2
@@ -121,11 +117,8 @@ def test_what_is_public_is_an_assumption():
 def test_items_that_lead_have_the_noise_at_least():
     """What is divided by a count of noise alone would be anything."""
     for seed in range(4):
-        found = in_memory(
-            popularity.leading_passes(
-                jax.random.key(seed), noise_multiplier=8.0, budget_fraction=0.25, num_kept=5
-            ),
-            HISTORIES,
+        found = popularity.leading(
+            jax.random.key(seed), HISTORIES, noise_multiplier=8.0, budget_fraction=0.25, num_kept=5
         )
         assert found.counts.min() >= 16.0
 

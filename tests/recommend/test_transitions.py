@@ -7,7 +7,6 @@ import pytest
 import dpx
 from dpx.data import Histories, synthetic_histories
 from dpx.noise import secure
-from dpx.partial import in_memory
 from dpx.recommend import rounds, transitions
 
 KEY = jax.random.key(3)
@@ -136,7 +135,7 @@ def test_squares_of_tiny_weights_do_not_vanish_from_the_norm():
     tail = np.zeros(7298, np.int32)
     history = np.concatenate([np.arange(1, 201, dtype=np.int32), tail])
     first = first_round(201)
-    estimate, _ = in_memory(rounds.release_rounds(KEY, first, 0.0, 1), Histories((history,), 201))
+    estimate, _ = rounds.release_rounds(KEY, Histories((history,), 201), first, 0.0, 1)
     assert np.linalg.norm(estimate.astype(np.float64)) == pytest.approx(1, rel=1e-6)
 
 
@@ -155,7 +154,7 @@ def test_later_rounds_have_the_same_sensitivity(monkeypatch, histories):
     monkeypatch.setattr("dpx.noise.release_integers", recording)
     for users in (list(histories.items), [*histories.items, worst]):
         records = Histories(tuple(users), NUM_ITEMS)
-        in_memory(rounds.release_rounds(KEY, first_round(NUM_ITEMS), 1.0, 3), records)
+        rounds.release_rounds(KEY, records, first_round(NUM_ITEMS), 1.0, 3)
     for without, with_worst in zip(released[:3], released[3:], strict=True):
         assert np.linalg.norm(with_worst - without) == pytest.approx(1.0, abs=1e-8)
     left = [sums.reshape(NUM_ITEMS, NUM_ITEMS) for sums in released[:3]]

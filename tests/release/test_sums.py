@@ -15,8 +15,8 @@ from dpx import cross_attention, gram, ngram, noisy_head
 from dpx.cross_attention import sketch, tree
 from dpx.data import Histories
 from dpx.noise import secure
-from dpx.partial import Partial, drive, in_memory, merge
 from dpx.recommend import item_gram, popularity, transitions
+from dpx.release import Blocks, Partial, merge
 
 KEY = jax.random.key(5)
 BUDGET = {"epsilon": 2.0, "delta": 1e-6}
@@ -50,28 +50,12 @@ def memory(chosen):
 
 def sketch_of(**options):
     about = {"domain": DOMAIN, "features": sketch.choose_features(DOMAIN, **options)}
-    return (
-        functools.partial(sketch.passes, **about),
-        lambda key, block, **budget: sketch.build(key, *block, **about, **budget),
-        memory,
-    )
+    return functools.partial(sketch.build, **about), memory
 
 
 def trees_of(**options):
     about = {"domain": DOMAIN, "features": tree.choose_features(DOMAIN, degree=2), "bins": 8}
-    return (
-        functools.partial(tree.passes, **about, **options),
-        lambda key, block, **budget: tree.build(key, *block, **about, **options, **budget),
-        memory,
-    )
-
-
-def distances_of(kind, block, **options):
-    return (
-        functools.partial(kind.passes, **options),
-        lambda key, block, **budget: kind.build(key, *block, **options, **budget),
-        block,
-    )
+    return functools.partial(tree.build, **about, **options), memory
 
 
 PROMPTS = noisy_head.Features(*RNG.normal(size=(2, 23, 3)), 9 * RNG.normal(size=23))
@@ -83,71 +67,51 @@ def prompts(chosen):
 
 
 TABLE = {"order": 2, "vocab_size": 4, "start": 0, "unit": "row"}
-# For each release its passes, its one call, and the block of some of the records.
+# For each release the function that makes it, and the block of some of the records.
 RELEASES = {
-    "popularity": (
-        functools.partial(popularity.passes, l2_clip_norm=1.5),
-        functools.partial(popularity.fit, l2_clip_norm=1.5),
-        histories,
-    ),
-    "n-grams": (
-        functools.partial(ngram.passes, **TABLE),
-        lambda key, block, **options: ngram.fit(key, *block, **TABLE, **options),
-        sequences,
-    ),
-    "Gram": (
-        functools.partial(gram.passes, column_bound=1.5, psd=True),
-        functools.partial(gram.release, column_bound=1.5, psd=True),
-        columns,
-    ),
+    "popularity": (functools.partial(popularity.fit, l2_clip_norm=1.5), histories),
+    "n-grams": (functools.partial(ngram.fit, **TABLE), sequences),
+    "Gram": (functools.partial(gram.release, column_bound=1.5, psd=True), columns),
     "sparse Gram": (
-        functools.partial(gram.passes, column_bound=1.5, neighboring="add_or_remove_one"),
         functools.partial(gram.release, column_bound=1.5, neighboring="add_or_remove_one"),
         lambda chosen: sparse.csc_array(COLUMNS[:, chosen]),
     ),
-    "item Gram": (
-        functools.partial(item_gram.passes, num_kept=5),
-        functools.partial(item_gram.fit, num_kept=5),
-        histories,
-    ),
-    "transitions": (
-        functools.partial(transitions.passes, num_kept=5, rounds=3),
-        functools.partial(transitions.fit, num_kept=5, rounds=3),
-        histories,
-    ),
+    "item Gram": (functools.partial(item_gram.fit, num_kept=5), histories),
+    "transitions": (functools.partial(transitions.fit, num_kept=5, rounds=3), histories),
     "sketch": sketch_of(degree=4),
     "sketch, random features": sketch_of(features="random", num_features=8),
     "trees": trees_of(),
     "trees, as the paper": trees_of(noise="truncated_laplace", budget="paper", copies=2),
-    "distances": distances_of(
-        cross_attention.DPTreeHighDim,
+    "distances": (
+        functools.partial(
+            cross_attention.DPTreeHighDim.build,
+            bound=[1.0, 3.0],
+            weight_bound=1.0,
+            power=3,
+            bins=16,
+        ),
         lambda chosen: (KEYS[chosen] * [1, 3], VALUES[chosen, 0]),
-        bound=[1.0, 3.0],
-        weight_bound=1.0,
-        power=3,
-        bins=16,
     ),
-    "distances on a line": distances_of(
-        cross_attention.DPTreeDistance,
+    "distances on a line": (
+        functools.partial(
+            cross_attention.DPTreeDistance.build,
+            bound=1.0,
+            weight_bound=1.0,
+            bins=8,
+            noise="truncated_laplace",
+        ),
         lambda chosen: (KEYS[chosen, 0], VALUES[chosen, 1]),
-        bound=1.0,
-        weight_bound=1.0,
-        bins=8,
-        noise="truncated_laplace",
     ),
     "NoisyHead": (
-        functools.partial(noisy_head.moment_sums.passes, hyper=HYPER, regularization=0.1),
-        lambda key, block, **budget: noisy_head.fit_one_shot(
-            key, block, HYPER, regularization=0.1, **budget
-        ),
+        functools.partial(noisy_head.fit_one_shot, hyper=HYPER, regularization=0.1),
         prompts,
     ),
 }
+# Those whose records are two arguments, which are one block.
+PAIRS = ("n-grams", *(name for name in RELEASES if name.startswith(("sketch", "trees", "dist"))))
 # Those that OpenDP has noise for.
 SECURE = [
-    name
-    for name, (passes, *_) in RELEASES.items()
-    if "secure" in inspect.signature(passes).parameters
+    name for name, (make, _) in RELEASES.items() if "secure" in inspect.signature(make).parameters
 ]
 CUTS = [
     [range(23)],
@@ -158,7 +122,7 @@ CUTS = [
 
 
 def blocks_of(name, cut):
-    block = RELEASES[name][2]
+    block = RELEASES[name][1]
     # A memory of no rows has no attention, and no prompts teach nothing.
     empty = name in ("popularity", "n-grams", "Gram", "sparse Gram", "item Gram", "transitions")
     return [block(list(chosen)) for chosen in cut if chosen or empty]
@@ -173,12 +137,34 @@ def merged(parts, rng):
     return parts[0]
 
 
-def over_blocks(passes, blocks, rng):
-    def sum_up(statistic):
-        parts = [statistic(block).as_block(f"block {i}") for i, block in enumerate(blocks)]
-        return merged(parts, rng)
+class Shuffled(Blocks):
+    """Blocks that are merged in a random tree, and what they were summed to."""
 
-    return drive(passes, sum_up)
+    def __init__(self, blocks, seed=0):
+        super().__init__({f"block {i}": block for i, block in enumerate(blocks)})
+        self.blocks, self.rng, self.totals = blocks, np.random.default_rng(seed), []
+
+    def total(self, statistic):
+        parts = [statistic(block).as_block(f"block {i}") for i, block in enumerate(self.blocks)]
+        self.totals.append(merged(parts, self.rng))
+        return self.totals[-1]
+
+
+class Unread(Blocks):
+    """Blocks that nothing may be read of."""
+
+    def __init__(self):
+        super().__init__({"a": None})
+
+    def total(self, statistic):
+        pytest.fail("data were read")
+
+
+def made(name, data, key=KEY, **options):
+    """The release of records, of blocks or of a sum."""
+    if name not in PAIRS:
+        return RELEASES[name][0](key, data, **options)
+    return RELEASES[name][0](key, *(data if isinstance(data, tuple) else (data, None)), **options)
 
 
 def leaves(released):
@@ -201,35 +187,27 @@ VARIANTS = (
     [pytest.param(name, marks=pytest.mark.slow if name in VARIANTS else ()) for name in RELEASES],
 )
 def test_blocks_in_any_order_make_the_release_of_the_one_call_to_the_last_bit(name):
-    passes, one_call, block = RELEASES[name]
-    expected = one_call(KEY, block(list(range(23))), **BUDGET)
+    expected = made(name, RELEASES[name][1](list(range(23))), **BUDGET)
     for cut in CUTS:
         for seed in range(2):
-            rng = np.random.default_rng(seed)
-            found = over_blocks(passes(KEY, **BUDGET), blocks_of(name, cut), rng)
+            found = made(name, Shuffled(blocks_of(name, cut), seed), **BUDGET)
             assert found.guarantee == expected.guarantee
             for one, other in zip(leaves(found), leaves(expected), strict=True):
                 assert one.tobytes() == other.tobytes()
 
 
-def totals(passes, block):
+def totals(name, block):
     """The sums of all passes, with the noise of one key."""
-    seen = []
-
-    def sum_up(statistic):
-        seen.append(statistic(block))
-        return seen[-1]
-
-    drive(passes, sum_up)
-    return seen
+    blocks = Shuffled([block])
+    made(name, blocks, **BUDGET)
+    return blocks.totals
 
 
 @pytest.mark.parametrize("name", RELEASES)
 def test_a_record_adds_no_more_than_is_stated_whatever_block_it_is_in(name):
-    passes, _, block = RELEASES[name]
     reached = 0.0
     for i in range(23):
-        for total in totals(passes(KEY, **BUDGET), block([i])):
+        for total in totals(name, RELEASES[name][1]([i])):
             size = np.sqrt(sum(float(np.sum(part.astype(object) ** 2)) for part in total.sums))
             assert size <= total.largest
             reached = max(reached, size / total.largest)
@@ -241,11 +219,9 @@ def test_a_record_adds_no_more_than_is_stated_whatever_block_it_is_in(name):
 @pytest.mark.parametrize("name", SECURE)
 def test_the_same_sums_are_released_with_discrete_noise(name):
     pytest.importorskip("opendp")
-    passes, one_call, block = RELEASES[name]
     options = {"epsilon": 1e8, "delta": 1e-6}
-    blocks = blocks_of(name, CUTS[1])
-    found = over_blocks(passes(None, secure=True, **options), blocks, np.random.default_rng(0))
-    expected = one_call(KEY, block(list(range(23))), **options)
+    found = made(name, Shuffled(blocks_of(name, CUTS[1])), None, secure=True, **options)
+    expected = made(name, RELEASES[name][1](list(range(23))), **options)
     for one, other in zip(leaves(found), leaves(expected), strict=True):
         np.testing.assert_allclose(one, other, atol=5e-3)
 
@@ -292,43 +268,49 @@ def test_partials_are_private(tmp_path):
     assert not any(digit in repr(total).replace("1 blocks", "") for digit in "0123456789")
     assert not hasattr(total, "guarantee")
     for name in ("trees", "distances", "NoisyHead"):
-        (other,) = totals(RELEASES[name][0](KEY, **BUDGET), RELEASES[name][2]([4]))
-        said = f"Partial({other.statistic!r}, 1 blocks: private data, no guarantee)"
-        assert repr(other.as_block("a")) == said
+        (other,) = totals(name, RELEASES[name][1]([4]))
+        assert repr(other) == f"Partial({other.statistic!r}, 1 blocks: private data, no guarantee)"
     with pytest.raises(ValueError, match="private records"):
         dpx.save(total, tmp_path / "total")
     assert pickle.loads(pickle.dumps(total)).blocks == total.blocks  # it travels between workers
 
 
-def test_a_release_takes_its_own_statistic_and_nothing_else():
+def test_a_release_takes_a_sum_of_its_own_statistic_and_nothing_else():
     counts, matrix = part(), gram.statistic(COLUMNS, column_bound=1.0)
     options = {"column_bound": 1.0, **BUDGET}
-    with pytest.raises(ValueError, match="must be of the item popularity"):
-        popularity.release(KEY, matrix, **BUDGET)
-    with pytest.raises(ValueError, match="must be of the n-gram counts"):
-        ngram.release(KEY, counts, unit="row", **BUDGET)
     with pytest.raises(ValueError, match=r"column_bound=2\.0 must be 1\.0"):
         gram.release(KEY, matrix, **options | {"column_bound": 2.0})
     with pytest.raises(ValueError, match="clip=False must be True"):
         gram.release(KEY, matrix, clip=False, **options)
-    with pytest.raises(ValueError, match="must be 'gaussian' for a sum"):
-        gram.release(KEY, matrix, mechanism="sampling", eta=100.0, **options)
-    with pytest.raises(ValueError, match="must be of the Gram matrix"):
-        gram.release(KEY, counts, **options)
-    for release, named in (
-        (tree.release, "trees of a memory"),
-        (cross_attention.DPTreeDistance.release, "trees of distances"),
-        (functools.partial(noisy_head.moment_sums.release, regularization=0.1), "second moments"),
-    ):
-        with pytest.raises(ValueError, match=f"must be of the {named}"):
-            release(KEY, counts, **BUDGET)
+    for other in (matrix, Unread()):
+        with pytest.raises(ValueError, match="must be 'gaussian' for a sum"):
+            gram.release(KEY, other, mechanism="sampling", eta=100.0, **options)
+    with pytest.raises(ValueError, match=r"l2_clip_norm=1\.5 must be 1\.0"):
+        made("popularity", counts, **BUDGET)
+    for name in RELEASES:
+        said = "summed more than once" if name in ("item Gram", "transitions") else "must be of the"
+        with pytest.raises(ValueError, match=said):
+            made(name, matrix if name == "popularity" else counts, **BUDGET)
+    for name in PAIRS:
+        with pytest.raises(ValueError, match=r"what comes after .* must be None"):
+            made(name, (counts, MASK), **BUDGET)
+
+
+@pytest.mark.parametrize("name", ["popularity", "Gram", "sketch", "trees", "distances"])
+def test_a_sum_that_was_made_before_is_released_as_its_records_are(name):
+    (sums,) = totals(name, RELEASES[name][1](list(range(23))))
+    found, expected = (
+        made(name, sums, **BUDGET),
+        made(name, Shuffled([RELEASES[name][1](list(range(23)))]), **BUDGET),
+    )
+    for one, other in zip(leaves(found), leaves(expected), strict=True):
+        assert one.tobytes() == other.tobytes()
 
 
 @pytest.mark.parametrize("name", ["trees", "distances"])
 def test_blocks_of_trees_need_a_number_of_bins(name):
-    passes = RELEASES[name][0](KEY, **BUDGET | {"bins": None})
     with pytest.raises(ValueError, match="bins=None must be"):
-        drive(passes, lambda statistic: pytest.fail("data were read"))
+        made(name, Unread(), **BUDGET | {"bins": None})
 
 
 @pytest.mark.parametrize("name", RELEASES)
@@ -337,21 +319,10 @@ def test_blocks_of_trees_need_a_number_of_bins(name):
     [({"epsilon": 0.0}, "epsilon"), ({"delta": 1.0}, "delta"), ({"secure": True}, "key must be")],
 )
 def test_wrong_arguments_raise_before_anything_is_read(name, wrong, said):
-    if "secure" in wrong and name not in SECURE:
-        with pytest.raises(TypeError, match="secure"):
-            RELEASES[name][0](KEY, **BUDGET | wrong)
-        return
-    passes = RELEASES[name][0](KEY, **BUDGET | wrong)
-    with pytest.raises(ValueError, match=said):
-        drive(passes, lambda statistic: pytest.fail("data were read"))
-
-
-def test_passes_run_once():
-    passes = popularity.passes(KEY, **BUDGET)
-    in_memory(passes, histories([0]))
-    for wrong in (passes, popularity.passes, None):
-        with pytest.raises(ValueError, match="must be passes that have not run"):
-            in_memory(wrong, histories([0]))
+    known = "secure" not in wrong or name in SECURE
+    with pytest.raises(ValueError if known else TypeError) as raised:
+        made(name, Unread(), **BUDGET | wrong)
+    assert (said if known else "secure") in str(raised.value)
 
 
 def test_sums_of_all_cuts_are_those_of_slow_exact_arithmetic():

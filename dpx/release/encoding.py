@@ -47,7 +47,7 @@ _PRIVATE = {
     "ClippedGrads": "dpx.clipping",
     "Features": "dpx.noisy_head",
     "Histories": "dpx.data.histories",
-    "Partial": "dpx.partial",
+    "Partial": "dpx.release",
     "Prompts": "dpx.noisy_head",
     "Split": "dpx.data.histories",
 }

@@ -1,36 +1,25 @@
-"""Sums over a part of the records, which merge exactly: releases from data that no machine holds.
-
-Every one-shot release here is a sum over records with noise. It therefore splits into three steps:
-
-    part = popularity.statistic(block).as_block("shard-3")     # on the machine that holds the block
-    total = merge(part, other)                                 # in any order, as a tree or one by one
-    release = popularity.release(key, total, epsilon=1.0, delta=1e-6)
+"""Sums over a part of the records, which merge exactly, and have no noise.
 
 **Exact.** A record's contribution is rounded to integers before it is added (`dpx.noise.secure`). Integer
 sums are associative, which sums of floats, compensated ones too, are not: the total is the same to the last
 bit however the records are cut into blocks and the blocks are merged. Rounding enters the sensitivity.
 
 **Private.** A `Partial` has no noise and no guarantee. It must stay with the holders of the data, and whoever
-sees one sees private data. Only `release` makes a guarantee, and it is that of the one call: a record's
-contribution is bounded whatever block the record lies in, and enters the total once. For that each record has
-to lie in exactly one block. Where a record is a user with all that the user did, a user who is spread over
-k blocks counts as k records, and k times the declared sensitivity would be needed: group the data by user
-first. That no *block* counts twice is checked, by names.
+sees one sees private data. Only the release of the total makes a guarantee, and it is that of the one call: a
+record's contribution is bounded whatever block the record lies in, and enters the total once. For that each
+record has to lie in exactly one block. Where a record is a user with all that the user did, a user who is
+spread over k blocks counts as k records, and k times the declared sensitivity would be needed: group the data
+by user first. That no *block* counts twice is checked, by names.
 """
 
 import dataclasses
-import inspect
-from collections.abc import Callable, Generator
-from typing import Any, TypeVar
+from collections.abc import Callable
+from typing import Any
 
 import jax
 import numpy as np
 
-Result = TypeVar("Result")
 Statistic = Callable[[Any], "Partial"]
-# A release as the passes over the data that it takes: it asks for totals and in the end returns its result.
-# What it asks for next may depend on what was released before, never on a total itself.
-Passes = Generator[Statistic, "Partial", Result]
 
 
 @dataclasses.dataclass(frozen=True, eq=False, repr=False)
@@ -119,38 +108,6 @@ def merge(one: Partial, other: Partial) -> Partial:
         largest=max(one.largest, other.largest),
         blocks=one.blocks | other.blocks,
     )
-
-
-def in_memory(passes: Passes[Result], records: Any) -> Result:
-    """Runs the passes of a release over records that this machine holds as one block.
-
-    Sums are of what is known: where a key is traced, they are made at once all the same.
-    """
-
-    def sum_up(statistic: Statistic) -> Partial:
-        with jax.ensure_compile_time_eval():
-            return statistic(records)
-
-    return drive(passes, sum_up)
-
-
-def drive(passes: Passes[Result], sum_up: Callable[[Statistic], Partial]) -> Result:
-    """Runs the passes of a release, each total made by `sum_up`; nothing is read for wrong arguments.
-
-    Raises:
-      ValueError: for passes that ran before, or anything that is none.
-    """
-    if not inspect.isgenerator(passes) or inspect.getgeneratorstate(passes) != inspect.GEN_CREATED:
-        raise ValueError(
-            f"passes={passes!r:.60} must be passes that have not run: call the function `passes` of a release"
-        )
-    total = None
-    while True:
-        try:
-            statistic = passes.send(total)  # type: ignore[arg-type]
-        except StopIteration as finished:
-            return finished.value
-        total = sum_up(statistic)
 
 
 def _same(one: Any, other: Any) -> bool:

@@ -8,17 +8,16 @@ import jax
 import numpy as np
 import pytest
 
-from dpx import cross_attention, distributed, ngram, noisy_head
+from dpx import cross_attention, ngram, noisy_head, release
 from dpx.data import Histories
-from dpx.distributed import executors
-from dpx.distributed.executors import Here
-from dpx.partial import Partial
-from dpx.recommend import popularity, transitions
+from dpx.recommend import transitions
+from dpx.release import Blocks, Partial, executors
+from dpx.release.executors import Here
 
 KEY = jax.random.key(7)
 BUDGET = {"epsilon": 2.0, "delta": 1e-6}
 NUM_ITEMS = 9
-SPEC = functools.partial(transitions.passes, KEY, num_kept=5, rounds=2, **BUDGET)
+FIT = functools.partial(transitions.fit, KEY, num_kept=5, rounds=2, **BUDGET)
 
 
 @pytest.fixture(scope="module")
@@ -36,7 +35,7 @@ def shards(tmp_path_factory):
     return paths, Histories(tuple(walks), NUM_ITEMS)
 
 
-READ = functools.partial(distributed.read_histories, num_items=NUM_ITEMS, time="time")
+READ = functools.partial(release.read_histories, num_items=NUM_ITEMS, time="time")
 
 
 def same(one, other):
@@ -48,11 +47,11 @@ def same(one, other):
 
 def test_shards_make_the_release_of_the_one_call(shards):
     paths, everything = shards
-    expected = transitions.fit(KEY, everything, num_kept=5, rounds=2, **BUDGET)
+    expected = FIT(everything)
     for order in (paths, paths[::-1]):
-        same(distributed.release(order, SPEC(), read=READ), expected)
+        same(FIT(Blocks(order, read=READ)), expected)
     named = {str(i): READ(path) for i, path in enumerate(paths)}
-    same(distributed.release(named, SPEC()), expected)
+    same(FIT(Blocks(named)), expected)
 
 
 def read_and_die_once(path, marker):
@@ -75,11 +74,11 @@ def test_a_worker_that_dies_costs_time_only(shards, tmp_path, monkeypatch):
     paths, everything = shards
     monkeypatch.setenv("DPX_TEST_DRIVER", str(os.getpid()))
     read = functools.partial(read_and_die_once, marker=tmp_path / "died")
-    found = distributed.release(paths, SPEC(), read=read, workers=3)
+    found = FIT(Blocks(paths, read=read, workers=3))
     assert (tmp_path / "died").exists()
-    same(found, transitions.fit(KEY, everything, num_kept=5, rounds=2, **BUDGET))
+    same(found, FIT(everything))
     with pytest.raises(RuntimeError, match="workers died 1 times over the blocks"):
-        distributed.release(paths, SPEC(), read=die_always, workers=2, retries=0)
+        FIT(Blocks(paths, read=die_always, workers=2, retries=0))
 
 
 @pytest.mark.parametrize(
@@ -109,15 +108,15 @@ def test_ray_makes_the_release_of_the_one_call(shards, tmp_path, monkeypatch):
     folders = [os.path.dirname(__file__), os.environ.get("PYTHONPATH", "")]
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join(folders))
     read = functools.partial(read_and_die_once, marker=tmp_path / "died")
-    found = distributed.release(paths, SPEC(), read=read, executor="ray", workers=2)
+    found = FIT(Blocks(paths, read=read, executor="ray", workers=2))
     assert (tmp_path / "died").exists()
-    same(found, transitions.fit(KEY, everything, num_kept=5, rounds=2, **BUDGET))
+    same(found, FIT(everything))
 
 
 def test_without_ray_it_is_named(shards, monkeypatch):
     monkeypatch.setitem(__import__("sys").modules, "ray", None)
     with pytest.raises(ImportError, match="pip install ray"):
-        distributed.release(shards[0], SPEC(), read=READ, executor="ray")
+        FIT(Blocks(shards[0], read=READ, executor="ray"))
 
 
 def test_a_block_that_is_lost_or_comes_twice_ends_the_release(shards, monkeypatch):
@@ -132,22 +131,18 @@ def test_a_block_that_is_lost_or_comes_twice_ends_the_release(shards, monkeypatc
             Here, "sum_up", lambda self, *args, cut=broken: whole(self, *args[:2], cut(args[2]))
         )
         with pytest.raises((RuntimeError, ValueError), match=said):
-            distributed.release(paths, SPEC(), read=READ)
+            FIT(Blocks(paths, read=READ))
 
 
 def test_an_error_names_its_block(shards):
     paths, _ = shards
     with pytest.raises(ValueError, match="outside the vocabulary") as raised:
-        distributed.release(
-            paths, SPEC(), read=functools.partial(distributed.read_histories, num_items=2)
-        )
+        FIT(Blocks(paths, read=functools.partial(release.read_histories, num_items=2)))
     assert raised.value.__notes__ == [f"in block {paths[0].resolve()}"]
 
 
 def test_wrong_calls_are_named(shards, tmp_path):
     paths, _ = shards
-    spec = popularity.passes(KEY, **BUDGET)
-    release = functools.partial(distributed.release, read=READ)
     for source, options, said in (
         ([], {}, "source has no blocks"),
         (str(paths[0]), {}, "must be several files"),
@@ -157,22 +152,19 @@ def test_wrong_calls_are_named(shards, tmp_path):
         (paths, {"retries": -1}, "retries=-1"),
     ):
         with pytest.raises(ValueError, match=said):
-            release(source, spec, **options)
+            Blocks(source, read=READ, **options)
     with pytest.raises(ValueError, match=r"must end in \.npz or \.parquet"):
-        distributed.read_arrays(tmp_path / "events.csv", ["user"])
+        release.read_arrays(tmp_path / "events.csv", ["user"])
     with pytest.raises(ValueError, match="name='K' must be in"):
-        distributed.read_arrays(paths[0], ["K"])
+        release.read_arrays(paths[0], ["K"])
 
 
 def test_arrays_and_tables_are_read_by_name(tmp_path):
     tokens, mask = np.arange(12).reshape(3, 4) % 5, np.ones((3, 4), bool)
     np.savez(tmp_path / "a.npz", tokens=tokens, mask=mask)
     options = {"order": 1, "vocab_size": 5, "start": 0, "unit": "row", **BUDGET}
-    found = distributed.release(
-        [tmp_path / "a.npz"],
-        ngram.passes(KEY, **options),
-        read=functools.partial(distributed.read_arrays, names=("tokens", "mask")),
-    )
+    read = functools.partial(release.read_arrays, names=("tokens", "mask"))
+    found = ngram.fit(KEY, Blocks([tmp_path / "a.npz"], read=read), None, **options)
     same(found, ngram.fit(KEY, tokens, mask, **options))
 
 
@@ -182,12 +174,12 @@ def test_parquet_is_read_by_column(tmp_path):
 
     table = pandas.DataFrame({"user": [1, 0, 1], "item": [2, 3, 1], "time": [5, 1, 2]})
     table.to_parquet(tmp_path / "a.parquet")
-    read = distributed.read_histories(tmp_path / "a.parquet", num_items=4, time="time")
+    read = release.read_histories(tmp_path / "a.parquet", num_items=4, time="time")
     assert [walk.tolist() for walk in read.items] == [[3], [1, 2]]
 
 
 def rows_of(path, names, features):
-    columns = distributed.read_arrays(path, names)
+    columns = release.read_arrays(path, names)
     return noisy_head.Features(*columns) if features else columns
 
 
@@ -207,16 +199,16 @@ def test_trees_and_the_one_shot_head_from_shards_are_those_of_the_one_call(
         about = {"domain": domain, "features": cross_attention.tree.choose_features(domain, 2)}
         about |= {"bins": 8, **BUDGET}
         expected = cross_attention.tree.build(KEY, keys, values, **about)
-        spec = cross_attention.tree.passes(KEY, **about)
+        make = functools.partial(cross_attention.tree.build, KEY, **about)
     else:
         hyper = noisy_head.HyperParameters(1.5, 0.8, 2.0)
         about = {"regularization": 0.1, **BUDGET}
         prompts = noisy_head.Features(keys, values, labels)
         expected = noisy_head.fit_one_shot(KEY, prompts, hyper, **about)
-        spec = noisy_head.moment_sums.passes(KEY, hyper=hyper, **about)
+        make = functools.partial(noisy_head.fit_one_shot, KEY, hyper=hyper, **about)
     names = ("K", "V") if mechanism == "trees" else ("K", "V", "labels")
     read = functools.partial(rows_of, names=names, features=mechanism == "NoisyHead")
-    found = distributed.release(paths, spec, read=read, workers=workers)
+    found = make(Blocks(paths, read=read, workers=workers))
     assert found.guarantee == expected.guarantee
     array = "tables" if mechanism == "trees" else "gamma"
     ours, theirs = (np.asarray(getattr(made, array)) for made in (found, expected))
@@ -247,7 +239,7 @@ def test_an_event_that_cannot_be_read_is_named(tmp_path, column, values, words):
     table = {"user": [0, 0, 0], "item": [0, 1, 2], "time": [1, 2, 3]} | {column: values}
     parquet.write_table(pa.table(table), tmp_path / "a.parquet")
     with pytest.raises(ValueError, match=rf"a\.parquet: {words}"):
-        distributed.read_histories(tmp_path / "a.parquet", num_items=3, time="time")
+        release.read_histories(tmp_path / "a.parquet", num_items=3, time="time")
 
 
 def test_arrays_keep_the_type_of_the_file_and_have_no_gaps(tmp_path):
@@ -256,12 +248,12 @@ def test_arrays_keep_the_type_of_the_file_and_have_no_gaps(tmp_path):
 
     table = {"n": [2**60 + 1, 5], "x": [0.5, 1.0], "b": [True, False], "t": ["a", "b"]}
     parquet.write_table(pa.table(table), tmp_path / "a.parquet")
-    found = distributed.read_arrays(tmp_path / "a.parquet", list(table))
+    found = release.read_arrays(tmp_path / "a.parquet", list(table))
     assert [column.dtype.kind for column in found] == ["i", "f", "b", "O"]
     assert [column.tolist() for column in found] == list(table.values())
     parquet.write_table(pa.table({"n": [2**60 + 1, None]}), tmp_path / "a.parquet")
     with pytest.raises(ValueError, match="row 2, column 'n' is missing"):
-        distributed.read_arrays(tmp_path / "a.parquet", ["n"])
+        release.read_arrays(tmp_path / "a.parquet", ["n"])
 
 
 @pytest.mark.parametrize("content", [b"", b"PK\3\4xxx", b"text", "objects"])
@@ -273,21 +265,21 @@ def test_files_that_cannot_be_read_are_named(tmp_path, content):
         else:
             path.write_bytes(content)
         with pytest.raises((ValueError, FileNotFoundError)) as error:
-            distributed.read_histories(path, num_items=2)
+            release.read_histories(path, num_items=2)
         assert str(path) in str(error.value)
     with pytest.raises(FileNotFoundError, match=r"absent\.npz"):
-        distributed.read_histories(tmp_path / "absent.npz", num_items=2)
+        release.read_histories(tmp_path / "absent.npz", num_items=2)
 
 
 def test_arrays_of_different_lengths_are_refused(tmp_path):
     np.savez(tmp_path / "a.npz", user=np.array([1]), item=np.array([0, 1]))
     with pytest.raises(ValueError, match="must have one length"):
-        distributed.read_histories(tmp_path / "a.npz", num_items=3)
+        release.read_histories(tmp_path / "a.npz", num_items=3)
     np.savez(tmp_path / "a.npz", user=np.zeros((2, 2), int), item=np.zeros((2, 2), int))
     with pytest.raises(ValueError, match="must have one length and one dimension"):
-        distributed.read_histories(tmp_path / "a.npz", num_items=3)
+        release.read_histories(tmp_path / "a.npz", num_items=3)
 
 
 def test_a_file_without_events_has_no_users(tmp_path):
     np.savez(tmp_path / "a.npz", user=np.zeros(0, int), item=np.zeros(0, int))
-    assert distributed.read_histories(tmp_path / "a.npz", num_items=3).items == ()
+    assert release.read_histories(tmp_path / "a.npz", num_items=3).items == ()

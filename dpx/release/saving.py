@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from dpx import _storage as storage
-from dpx._encoding import RELEASES, decode, encode, filled, is_one_of
+from dpx.release.encoding import RELEASES, decode, encode, filled, is_one_of
 
 _FORMAT, _VERSION, _HEADER = "dpx release", 1, "dpx.json"
 _REMEDY = "restore it from a copy, or save the release again"

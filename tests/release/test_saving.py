@@ -19,12 +19,13 @@ from flax import nnx
 from flax.core import freeze
 
 import dpx
-from dpx import _encoding, _saving, cross_attention, gram, ngram, noisy_head, reattention
+from dpx import cross_attention, gram, ngram, noisy_head, reattention
 from dpx.cross_attention import baselines
 from dpx.data import synthetic_histories
 from dpx.nn import lora
 from dpx.nn.pretrained import Decoder, DecoderSettings
 from dpx.recommend import item_gram, popularity, transitions
+from dpx.release import encoding, saving
 
 K, V, Q = memory(30, 2, m=5)
 HISTORIES = synthetic_histories(40, 6, 8, predictability=0.7, seed=1)
@@ -145,7 +146,7 @@ def test_another_process_loads_and_queries_every_release(releases, tmp_path, req
         np.testing.assert_array_equal(answers[name], want, err_msg=name)
         assert str(answers[f"{name}/guarantee"]) == repr(releases[name].guarantee)
     assert {type(release).__name__ for release in releases.values()} | {"Trained"} == set(
-        _encoding.RELEASES
+        encoding.RELEASES
     )
 
 
@@ -197,8 +198,8 @@ def test_trees_of_parameters_keep_their_shape_and_types():
         1: jnp.arange(3),
     }
     arrays = []
-    back = _encoding.decode(
-        json.loads(json.dumps(_encoding.encode(params, "params", arrays))), arrays
+    back = encoding.decode(
+        json.loads(json.dumps(encoding.encode(params, "params", arrays))), arrays
     )
     assert back["pair"] == params["pair"]
     layer, kept = back["layers"][0], params["layers"][0]
@@ -209,7 +210,7 @@ def test_trees_of_parameters_keep_their_shape_and_types():
         np.testing.assert_array_equal(old, new)
     state = nnx.state(nnx.Linear(2, 3, rngs=nnx.Rngs(0)))
     arrays = []
-    loaded = _encoding.decode(_encoding.encode(state, "params", arrays), arrays)
+    loaded = encoding.decode(encoding.encode(state, "params", arrays), arrays)
     assert jax.tree.structure(nnx.to_pure_dict(loaded)) == jax.tree.structure(
         nnx.to_pure_dict(state)
     )
@@ -264,7 +265,7 @@ def rewritten(path, **changes):
         arrays = [archive.read(f"{n}.npy") for n in range(header["arrays"])]
     header = {**header, **changes}
     del header["sha256"]
-    header["sha256"] = _saving._checksum(header, arrays)
+    header["sha256"] = saving._checksum(header, arrays)
     with zipfile.ZipFile(path, "w") as archive:
         archive.writestr("dpx.json", json.dumps(header))
         for number, array in enumerate(arrays):
@@ -296,7 +297,7 @@ def test_arrays_in_64_bits_come_back_in_64_bits():
     with jax.enable_x64(True):
         wide = jnp.arange(3.0) / 3
     arrays = []
-    back = _encoding.decode(_encoding.encode(wide, "params", arrays), arrays)
+    back = encoding.decode(encoding.encode(wide, "params", arrays), arrays)
     assert back.dtype == jnp.float64
     np.testing.assert_array_equal(np.asarray(back), np.asarray(wide))
 
@@ -423,8 +424,8 @@ def test_models_come_back_like_a_new_one(name, tmp_path):
     assert back.guarantee == trained(model).guarantee
     assert jax.tree.structure(back.params) == jax.tree.structure(make(2))
     assert type(back.params) is type(model)
-    wanted = _encoding.by_path(model)
-    for path, leaf in _encoding.by_path(back.params).items():
+    wanted = encoding.by_path(model)
+    for path, leaf in encoding.by_path(back.params).items():
         if "rngs" not in path:
             np.testing.assert_array_equal(leaf, wanted[path], err_msg=path)
     if array is not None:  # without a model to fill, by name

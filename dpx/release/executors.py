@@ -1,7 +1,7 @@
 """Where blocks are summed: in this process, in processes of this machine, or in Ray tasks.
 
-An executor is a context, so that workers live through all passes of a release. `sum_up` takes a statistic,
-the function that reads a block, and groups of named blocks, and returns their total.
+`sum_up` takes a statistic, the function that reads a block, and groups of named blocks, and returns their
+total. Workers live until `close`, or until nobody holds the executor.
 """
 
 import functools
@@ -13,7 +13,7 @@ from typing import Any
 
 import jax
 
-from dpx.partial import Partial, Statistic, merge
+from dpx.release.sums import Partial, Statistic, merge
 
 Group = list[tuple[str, Any]]
 Read = Callable[[Any], Any] | None
@@ -35,14 +35,11 @@ def _sum_block(statistic: Statistic, read: Read, name: str, value: Any) -> Parti
 class Here:
     """Sums blocks in this process, one after the other."""
 
-    def __enter__(self) -> "Here":
-        return self
-
-    def __exit__(self, *error) -> None:
-        pass
-
     def sum_up(self, statistic: Statistic, read: Read, groups: list[Group]) -> Partial:
         return sum_blocks(statistic, read, [block for group in groups for block in group])
+
+    def close(self) -> None:
+        """Ends nothing: there are no workers."""
 
 
 class Processes:
@@ -57,12 +54,6 @@ class Processes:
         self._retries = retries
         self._pool: ProcessPoolExecutor | None = None
 
-    def __enter__(self) -> "Processes":
-        return self
-
-    def __exit__(self, *error) -> None:
-        self._close()
-
     def sum_up(self, statistic: Statistic, read: Read, groups: list[Group]) -> Partial:
         waiting, total, died = dict(enumerate(groups)), None, 0
         while waiting:
@@ -72,7 +63,7 @@ class Processes:
                 waiting = {left: group for left, group in waiting.items() if left != index}
             if not waiting:
                 break
-            self._close()
+            self.close()
             died = 0 if len(waiting) < before else died + 1
             if died > self._retries:
                 names = [name for group in waiting.values() for name, _ in group]
@@ -104,7 +95,8 @@ class Processes:
         except BrokenProcessPool:
             return
 
-    def _close(self) -> None:
+    def close(self) -> None:
+        """Ends the processes."""
         if self._pool is not None:
             self._pool.shutdown(wait=True, cancel_futures=True)
             self._pool = None
@@ -131,17 +123,16 @@ class Ray:
         self._options = {"num_cpus": 1, "max_retries": retries}
         self._started = False
 
-    def __enter__(self) -> "Ray":
+    def close(self) -> None:
+        """Ends the cluster, if it was started here."""
+        if self._started:
+            self._ray.shutdown()
+            self._started = False
+
+    def sum_up(self, statistic: Statistic, read: Read, groups: list[Group]) -> Partial:
         if not self._ray.is_initialized():
             self._ray.init(num_cpus=self._workers, include_dashboard=False, log_to_driver=False)
             self._started = True
-        return self
-
-    def __exit__(self, *error) -> None:
-        if self._started:
-            self._ray.shutdown()
-
-    def sum_up(self, statistic: Statistic, read: Read, groups: list[Group]) -> Partial:
         task = self._ray.remote(**self._options)
         shared = self._ray.put(statistic)
         parts = [task(sum_blocks).remote(shared, read, group) for group in groups]

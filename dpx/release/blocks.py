@@ -1,0 +1,124 @@
+"""Blocks of records that workers sum, and the one place where a release asks for a sum."""
+
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+import jax
+
+from dpx._validate import check_choice, check_integer
+from dpx.release.executors import Here, Processes, Ray
+from dpx.release.sums import Partial, Statistic
+
+_GROUPS_PER_WORKER = 4  # what a worker that dies may lose, against the sums that travel
+
+
+class Blocks:
+    """Records in named blocks, which a release takes in place of records: each of its sums reads all once.
+
+    Workers start with the first sum and live as long as this object, or until `close`.
+
+    Args:
+      source: Files, one block each, or a mapping from the names of blocks to anything that `read` takes.
+      read: Turns a path, or a value of the mapping, into a block as the release takes its records, and with
+        several arguments (tokens and mask, K and V) into the tuple of them; `read_histories`, `read_arrays`,
+        `numpy.load`, or your own. It runs where the block is summed, so it has to be a function that can be
+        pickled. None takes values as they are.
+      executor: "local", processes of this machine, or "ray", the Ray cluster that this process is connected
+        to, or one that is started here.
+      workers: How many processes; one is this process. With Ray, the CPUs of a cluster that is started here.
+      retries: How often what a worker left unfinished, when it died, is done again.
+
+    Raises:
+      ValueError: for no blocks, a block that is named twice, or an argument out of range.
+      ImportError: for executor="ray" without Ray.
+    """
+
+    def __init__(
+        self,
+        source: Iterable[str | Path] | Mapping[str, Any],
+        *,
+        read: Callable[[Any], Any] | None = None,
+        executor: str = "local",
+        workers: int = 1,
+        retries: int = 3,
+    ):
+        check_choice(executor, "executor", ("local", "ray"))
+        workers = check_integer(workers, "workers")
+        retries = check_integer(retries, "retries", 0)
+        blocks = _named(source)
+        count = min(len(blocks), _GROUPS_PER_WORKER * workers)
+        self._names = {name for name, _ in blocks}
+        self._groups = [blocks[i::count] for i in range(count)]
+        self._read = read
+        if executor == "ray":
+            self._executor = Ray(workers, retries)
+        else:
+            self._executor = Processes(workers, retries) if workers > 1 else Here()
+
+    def __repr__(self) -> str:
+        return f"Blocks({len(self._names)} blocks)"
+
+    def total(self, statistic: Statistic) -> Partial:
+        """The sum over all blocks: private data.
+
+        Raises:
+          RuntimeError: where workers die again and again, or a block is lost on the way.
+          Exception: whatever reading or summing a block raises, with a note that names the block.
+        """
+        found = self._executor.sum_up(statistic, self._read, self._groups)
+        if lost := sorted(self._names - found.blocks):
+            raise RuntimeError(f"blocks={lost[:3]} must be in the total: they were lost on the way")
+        return found
+
+    def close(self) -> None:
+        """Ends the workers; a later sum starts new ones."""
+        self._executor.close()
+
+
+def total(statistic: Statistic, *records: Any) -> Partial:
+    """The sum that a release adds its noise to: private data.
+
+    Args:
+      statistic: Sums a block of records.
+      records: The arguments of the release that hold records, which make one block. Or `Blocks` or a
+        `Partial`, and None for each further argument.
+
+    Raises:
+      ValueError: where something stands beside `Blocks` or a `Partial`.
+    """
+    first, *others = records
+    if isinstance(first, Partial | Blocks):
+        if any(other is not None for other in others):
+            raise ValueError(
+                f"what comes after {first} must be None: blocks hold all that is summed"
+            )
+        return first if isinstance(first, Partial) else first.total(statistic)
+    # Sums are of what is known: where a key is traced, they are made at once all the same.
+    with jax.ensure_compile_time_eval():
+        return statistic(records if others else first)
+
+
+def are_summed(records: Any) -> bool:
+    """Whether they are a sum already, or are summed elsewhere, and not records themselves."""
+    return isinstance(records, Partial | Blocks)
+
+
+def _named(source: Iterable[str | Path] | Mapping[str, Any]) -> list[tuple[str, Any]]:
+    if isinstance(source, str | Path):
+        raise ValueError(f"source={source!s} must be several files: pass a list of paths")
+    blocks: list[tuple[str, Any]]
+    if isinstance(source, Mapping):
+        blocks = [(str(name), value) for name, value in source.items()]
+    else:
+        paths = [Path(path) for path in source]
+        blocks = [(str(path.resolve()), path) for path in paths]
+    if not blocks:
+        raise ValueError("source has no blocks: give at least one, even of no records")
+    name, count = Counter(name for name, _ in blocks).most_common(1)[0]
+    if count > 1:
+        raise ValueError(
+            f"source has {name} {count} times: each block counts once, so name it once"
+        )
+    return blocks
