@@ -2158,7 +2158,7 @@ FAULTS = (
         "a block of n-grams starts with what is no token",
         "dpx/ngram.py",
         "    table = _checked_table(order, vocab_size, start, l2_clip_norm)\n    order, v",
-        "    table = {'order': order, 'vocab_size': vocab_size, 'start': start, 'l2_clip_norm': l2_clip_norm}\n"
+        "    table = dict(order=order, vocab_size=vocab_size, start=start, l2_clip_norm=l2_clip_norm)\n"
         "    order, v",
         "tests/test_ngram.py::test_tables_that_are_none_are_refused_in_a_block_too",
     ),
