@@ -129,7 +129,7 @@ CASES = {
         functools.partial(released, features="random", num_features=8, value_domain="ball"),
         KEY, ones(5, 2), ones(5, 2),
     ),
-    "cross_attention.tree.build": lambda: (
+    "cross_attention.trees.build": lambda: (
         functools.partial(released, mechanism="tree", degree=2, bins=8), KEY, ones(5, 2), ones(5, 2)
     ),
     "cross_attention.baselines.fresh_noise": lambda: (
@@ -272,7 +272,7 @@ ON_HOST = {
     "cross_attention.as_printed", "cross_attention.expected_error",
     "cross_attention.sketch.choose_features", "cross_attention.sketch.even_degree",
     "cross_attention.sketch.sensitivity", "cross_attention.sketch.statistic",
-    "cross_attention.tree.choose_features", "cross_attention.tree.statistic",
+    "cross_attention.trees.choose_features", "cross_attention.trees.statistic",
     "gram.as_printed", "gram.frobenius_sensitivity", "gram.gaussian_entry_error", "gram.max_samples",
     "gram.rounded_sensitivity", "gram.sampling_entry_error", "gram.sampling_epsilon",
     "gram.statistic", "gram.utility_bounds",

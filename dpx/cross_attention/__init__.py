@@ -15,18 +15,18 @@ import numpy as np
 from dp_accounting import NeighboringRelation
 
 from dpx._validate import check_choice, check_integer, check_positive
-from dpx.cross_attention import baselines, expected, sketch, tree
-from dpx.cross_attention.distance_trees import DPTreeDistance, DPTreeHighDim
+from dpx.cross_attention import baselines, sketch, trees
 from dpx.cross_attention.domain import Domain
-from dpx.cross_attention.expected import ExpectedError, MemoryWarning, expected_error
 from dpx.cross_attention.features import (
     PolynomialFeatures,
     RandomFeatures,
     truncated_exponential,
 )
-from dpx.cross_attention.sketch import Sketch
-from dpx.cross_attention.tree import Trees
-from dpx.cross_attention.tree_sums import DPTree
+from dpx.cross_attention.sketch import Sketch, expected
+from dpx.cross_attention.sketch.expected import ExpectedError, MemoryWarning, expected_error
+from dpx.cross_attention.trees import Trees
+from dpx.cross_attention.trees.distances import DPTreeDistance, DPTreeHighDim
+from dpx.cross_attention.trees.sums import DPTree
 from dpx.privacy import REPLACE_ONE, gaussian_noise_multiplier
 
 __all__ = [
@@ -45,7 +45,7 @@ __all__ = [
     "build",
     "expected_error",
     "sketch",
-    "tree",
+    "trees",
 ]
 
 # For each mechanism the options of its `choose_features`, and those of its `build`.
@@ -107,8 +107,8 @@ def build(
         directions, as `sketch.choose_features`; contribution_bound and secure, as `sketch.build`.
         "auto" chooses by `expected_error`: of what tells values apart best the sharpest attention whose error
         is small, and the temperature too where `scale` is None.
-        Of the tree: degree and relative_error, as `tree.choose_features`; noise, budget, copies and bins, as
-        `tree.build`.
+        Of the tree: degree and relative_error, as `trees.choose_features`; noise, budget, copies and bins, as
+        `trees.build`.
 
     Returns:
       A pytree with `query(Q)`, (m, d) -> (m, d_v), and `guarantee`. Its leaves hold the release only.
@@ -144,7 +144,7 @@ def build(
         value_domain=value_domain,
         neighboring=neighboring,
     )
-    module: Any = {"sketch": sketch, "tree": tree}[mechanism]
+    module: Any = {"sketch": sketch, "tree": trees}[mechanism]
     chosen = {name: value for name, value in options.items() if name in of_features}
     if mechanism == "sketch":
         n = np.shape(K)[-2] if declared.public_count else expected_records
@@ -157,7 +157,7 @@ def build(
         bound = options.get("contribution_bound")
         expected.warn_before(declared, features, n, multiplier, heads, bound)
     else:
-        features = tree.choose_features(declared, **chosen)
+        features = trees.choose_features(declared, **chosen)
     return module.build(
         key,
         K,

@@ -10,8 +10,9 @@ import numpy as np
 import dpx
 from dpx import cross_attention
 from dpx._validate import check_choice, check_delta, check_epsilon, check_integer, check_positive
-from dpx.cross_attention import Domain, expected, sketch
+from dpx.cross_attention import Domain, sketch
 from dpx.cross_attention.features import Features
+from dpx.cross_attention.sketch import expected
 from dpx.data.arrays import load_array, load_columns
 from dpx.launch.experiment import Comparison, Measure, Outcome, Plan
 from dpx.privacy import gaussian_guarantee, gaussian_noise_multiplier

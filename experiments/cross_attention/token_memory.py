@@ -8,7 +8,7 @@ import numpy as np
 
 from dpx._numerics import into_ball
 from dpx.cross_attention import Domain, PolynomialFeatures, Sketch
-from dpx.cross_attention.moments import with_mass
+from dpx.cross_attention.sketch.sums import with_mass
 from dpx.noise import release
 from dpx.privacy import (
     ADD_OR_REMOVE_ONE,

@@ -8,9 +8,10 @@ from cross_attention_memory import BOX, BUDGET, EXACT, KEY, memory
 
 import dpx.attention
 from dpx import cross_attention
-from dpx.cross_attention import baselines, moments
+from dpx.cross_attention import baselines
 from dpx.cross_attention.domain import Domain
 from dpx.cross_attention.features import PolynomialFeatures, truncated_exponential
+from dpx.cross_attention.sketch import sums as sketch_sums
 from dpx.privacy import gaussian_noise_multiplier
 
 
@@ -106,7 +107,7 @@ def test_building_never_makes_an_array_of_rows_by_features(wide):
     features = PolynomialFeatures(d, 8, float(d))
     K = jax.ShapeDtypeStruct((n, d), jnp.float32)
     with jax.enable_x64(wide):
-        compiled = moments.release_moments.lower(
+        compiled = sketch_sums.release_moments.lower(
             KEY, K, K, features, domain, 1.0, 1.0, 1.0
         ).compile()
     assert compiled.memory_analysis().temp_size_in_bytes < 200e6  # n × r would be 2 GB
@@ -252,7 +253,7 @@ def test_features_of_another_scale_are_refused():
     """The sensitivity is that of the domain's logits: features of another scale would need other noise."""
     K, V, _ = memory(10, 2)
     domain = Domain.declare(K, V, **BOX)
-    for mechanism in (cross_attention.sketch, cross_attention.tree):
+    for mechanism in (cross_attention.sketch, cross_attention.trees):
         for features in (PolynomialFeatures(2, 2, 0.5), PolynomialFeatures(1, 2, 2.0)):
             with pytest.raises(ValueError, match="must be those of the domain"):
                 mechanism.build(KEY, K, V, domain=domain, features=features, **BUDGET)

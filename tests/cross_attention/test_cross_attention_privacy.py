@@ -11,9 +11,10 @@ import pytest
 from cross_attention_memory import BOX, BUDGET, EXACT, KEY, memory
 
 from dpx import audit, cross_attention
-from dpx.cross_attention import baselines, moments, sketch
+from dpx.cross_attention import baselines, sketch
 from dpx.cross_attention.domain import Domain
 from dpx.cross_attention.features import PolynomialFeatures, RandomFeatures
+from dpx.cross_attention.sketch import sums as sketch_sums
 from dpx.privacy import gaussian_noise_multiplier
 
 pytestmark = pytest.mark.optimized
@@ -27,7 +28,7 @@ def taylor(domain, degree):
 
 
 def contribution(domain, features, k, v, largest=1.0):
-    sums = moments.contribution_sums(k[None], v[None], features, domain, largest)
+    sums = sketch_sums.contribution_sums(k[None], v[None], features, domain, largest)
     return sums if isinstance(features, RandomFeatures) else sums.at[0, 0].set(0)
 
 
@@ -102,13 +103,13 @@ def test_a_row_that_comes_or_goes_moves_a_release_by_the_sensitivity(value_domai
         by_hand[value_domain] / 2 * sketch.sensitivity(ball, features), rel=1e-12
     )
     value = jnp.full(3, 0.7) if value_domain == "box" else 0.7 * jnp.eye(3)[1]
-    features_and_weights = moments.contribution_sums(
+    features_and_weights = sketch_sums.contribution_sums(
         jnp.ones((1, 2)), value[None], features, domain, 1.0
     )
     assert jnp.linalg.norm(features_and_weights) == pytest.approx(bound, rel=1e-5)
     inside = domain.enter(jnp.full((200, 2), 9.0), 9 * jax.random.normal(KEY, (200, 3)), clip=True)
     sums = jax.vmap(
-        lambda k, v: moments.contribution_sums(k[None], v[None], features, domain, 1.0)
+        lambda k, v: sketch_sums.contribution_sums(k[None], v[None], features, domain, 1.0)
     )(*inside)
     norms = jnp.linalg.norm(sums, axis=(1, 2))
     assert norms.max() <= bound * (1 + 1e-5)
@@ -193,7 +194,7 @@ def test_random_features_that_overflow_stay_within_the_sensitivity(logit):
     largest = math.sqrt(2) * math.exp(logit / 2)
     K, V = jnp.zeros((2, 256)).at[0].set(key), jnp.ones((2, 1))
     for clean in (False, True):
-        sums = functools.partial(moments.contribution_sums, domain=domain, largest=largest)
+        sums = functools.partial(sketch_sums.contribution_sums, domain=domain, largest=largest)
         with jax.enable_x64(clean):
             here, there = (sums(k, V, features) for k in (K, 0 * K))
         assert np.isfinite(here).all()
@@ -205,7 +206,7 @@ def test_random_features_that_overflow_stay_within_the_sensitivity(logit):
 def test_one_row_never_moves_a_long_sum_by_more_than_the_sensitivity(monkeypatch):
     """In 32 bits chunks of −0.35 ulp would move a sum below 2¹⁷ by half an ulp each, one above by none."""
     n, head, chunk = 200_000, 2**17, 128
-    monkeypatch.setattr(moments, "_CHUNK_ELEMENTS", chunk)
+    monkeypatch.setattr(sketch_sums, "_CHUNK_ELEMENTS", chunk)
     V = np.ones((n, 1), np.float32)
     V[head : head + chunk] = 0
     V[head + chunk :] = -0.35 * 2.0**-23 * head / chunk
@@ -240,9 +241,9 @@ def test_what_fills_the_last_chunk_of_rows_is_not_summed(monkeypatch):
     """Zeros are keys too, away from the centre, and would count as rows."""
     K, V, _ = memory(200, 2)
     domain = Domain.declare(K, V, **BOX)
-    whole = moments.contribution_sums(K, V, taylor(domain, 2), domain, 1.0)
-    monkeypatch.setattr(moments, "_CHUNK_ELEMENTS", 128)
-    pieces = moments.contribution_sums(K, V, taylor(domain, 2), domain, 1.0)
+    whole = sketch_sums.contribution_sums(K, V, taylor(domain, 2), domain, 1.0)
+    monkeypatch.setattr(sketch_sums, "_CHUNK_ELEMENTS", 128)
+    pieces = sketch_sums.contribution_sums(K, V, taylor(domain, 2), domain, 1.0)
     np.testing.assert_allclose(pieces, whole, rtol=1e-4, atol=1e-3)
 
 
@@ -307,7 +308,7 @@ def sketch_statistics(noise_std, trials):
     domain = Domain("box", 1, 1, 1.0, 1.0, 1.0, 1.0)
     K, V = np.ones((2, 1), np.float32), np.ones((2, 1), np.float32)
     pair = [V, V * np.array([[1.0], [-1.0]], np.float32)]
-    release = lambda key, V, std: moments.release_moments(  # noqa: E731
+    release = lambda key, V, std: sketch_sums.release_moments(  # noqa: E731
         key, K, V, taylor(domain, 2), domain, 1.0, 1.0, std
     )
     here, there = (release(KEY, V, 0.0) for V in pair)

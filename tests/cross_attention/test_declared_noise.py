@@ -11,20 +11,10 @@ from cross_attention_memory import BUDGET, KEY
 from dp_accounting.pld import common, privacy_loss_distribution
 
 import dpx
-from dpx.cross_attention import (
-    Domain,
-    MemoryWarning,
-    Sketch,
-    chosen,
-    distance_trees,
-    expected,
-    leaf_sums,
-    moments,
-    node_noise,
-    sketch,
-    structures,
-    tree,
-)
+from dpx.cross_attention import Domain, MemoryWarning, Sketch, sketch, trees
+from dpx.cross_attention.sketch import choice, expected, sums
+from dpx.cross_attention.trees import distances as distance_trees
+from dpx.cross_attention.trees import leaf_sums, node_noise, structures
 from dpx.noise import TruncatedLaplace
 from dpx.privacy import ADD_OR_REMOVE_ONE, REPLACE_ONE
 
@@ -39,19 +29,19 @@ def domain(kind="box", relation=REPLACE_ONE, values="box", dim=2, value_dim=3):
 
 @pytest.mark.parametrize("heads", [1, 4])
 def test_a_sketch_covers_the_rounding_of_both_factors(heads):
-    features = chosen.choose_features(domain(), degree=4)
+    features = choice.choose_features(domain(), degree=4)
     longest = [S + math.ceil(0.51 * math.sqrt(size)) for size in (features.num_features, 1 + 3)]
     # Two products of norm S² are √2·S² apart, and rounding moves each by no more than it makes it longer.
     replaced = math.sqrt(2) * S**2 + 2 * (math.prod(longest) - S**2)
     for relation, apart in ((REPLACE_ONE, replaced), (ADD_OR_REMOVE_ONE, math.prod(longest))):
-        found = moments.whole_change(features, domain(relation=relation), heads)
+        found = sums.whole_change(features, domain(relation=relation), heads)
         assert found == pytest.approx(math.sqrt(heads) * apart, rel=1e-14)
 
 
 def test_a_sketch_has_the_same_noise_under_jit():
     """The squares of what a row moves in each head add up, also where sums are of floats."""
     known = domain()
-    features = chosen.choose_features(known, degree=2)
+    features = choice.choose_features(known, degree=2)
     shapes = (
         jax.ShapeDtypeStruct((4, 7, 2), jnp.float32),
         jax.ShapeDtypeStruct((4, 7, 3), jnp.float32),
@@ -62,7 +52,7 @@ def test_a_sketch_has_the_same_noise_under_jit():
 
     made = jax.eval_shape(build, *shapes)
     largest = math.sqrt(2) * known.value_norm * features.norm(known.largest_logit)
-    change = moments.whole_change(features, known, 4) * largest / S**2
+    change = sums.whole_change(features, known, 4) * largest / S**2
     assert made.noise_std == pytest.approx(MULTIPLIER * change, rel=1e-12)
 
 
@@ -119,9 +109,9 @@ def test_trees_of_distances_cover_the_rounding_of_a_record():
 def test_sums_of_trees_say_how_long_a_record_is():
     """So many of them as would pass 64 bits are refused."""
     known = domain()
-    features = chosen.choose_features(known, degree=2)
+    features = choice.choose_features(known, degree=2)
     block = np.ones((1, 2)), np.full((1, 3), 2.0)
-    memory = tree.statistic(block, domain=known, features=features, bins=4)
+    memory = trees.statistic(block, domain=known, features=features, bins=4)
     about = {"bound": 1.0, "weight_bound": 2.0, "bins": 4}
     distances = distance_trees.DPTreeHighDim.statistic((block[0], np.full(1, 2.0)), **about)
     for total in (memory, distances):
@@ -168,7 +158,7 @@ def test_features_share_two_thirds_where_advanced_composition_brings_more():
 @pytest.mark.parametrize("relation", [REPLACE_ONE, ADD_OR_REMOVE_ONE])
 def test_a_memory_says_what_it_assumes(clip, relation):
     known = domain(relation=relation)
-    features = chosen.choose_features(known, degree=2)
+    features = choice.choose_features(known, degree=2)
     words = ("the number of rows is public",) * (relation is REPLACE_ONE)
     words += ("data within the declared bounds",) * (not clip)
     about = {"domain": known, "features": features, "clip": clip}
@@ -189,7 +179,7 @@ def test_values_that_add_up_are_no_simplex_by_that():
 
 def test_means_of_a_private_number_of_rows_are_over_one_at_least():
     known = domain(relation=ADD_OR_REMOVE_ONE)
-    features = chosen.choose_features(known, degree=0)
+    features = choice.choose_features(known, degree=0)
     empty = jnp.array([[0.0, 1.0, 2.0, 3.0]])
     made = Sketch(empty, features, known, None, 1.0, None)  # type: ignore[arg-type]
     np.testing.assert_array_equal(made.means, empty)
@@ -199,7 +189,7 @@ def test_means_of_a_private_number_of_rows_are_over_one_at_least():
 def test_a_memory_that_the_mean_would_beat_is_announced(error, warns, monkeypatch):
     found = expected.ExpectedError(error, 0.0, 1.0, 0.9, "taylor", 2, 6, 1.0, 8)
     monkeypatch.setattr(expected, "simulated", lambda *_: found)
-    features = chosen.choose_features(domain(), degree=2)
+    features = choice.choose_features(domain(), degree=2)
     with warnings.catch_warnings(record=True) as seen:
         warnings.simplefilter("always")
         expected.warn_before(domain(), features, 100, 1.0, 1, None)

@@ -9,7 +9,8 @@ from cross_attention_memory import BUDGET, KEY
 
 import dpx.attention
 from dpx import cross_attention
-from dpx.cross_attention import MemoryWarning, baselines, expected
+from dpx.cross_attention import MemoryWarning, baselines
+from dpx.cross_attention.sketch import expected
 from dpx.privacy import gaussian_epsilon, gaussian_noise_multiplier
 
 UNIT = {"key_bound": 1.0, "value_bound": 1.0}

@@ -9,7 +9,7 @@ from dp_accounting.pld import common, privacy_loss_distribution
 from dpx import audit
 from dpx import cross_attention as trees
 from dpx._numerics import wide_sums
-from dpx.cross_attention import node_noise, node_sums
+from dpx.cross_attention.trees import node_noise, node_sums
 from dpx.noise import Gaussian, TruncatedLaplace
 
 EXACT = {"epsilon": 1e8, "delta": 1e-6}

@@ -10,7 +10,7 @@ from cross_attention_memory import BOX, BUDGET, KEY, memory
 from scipy import special
 
 from dpx import cross_attention
-from dpx.cross_attention import Domain, PolynomialFeatures, baselines, sketch, tree
+from dpx.cross_attention import Domain, PolynomialFeatures, baselines, sketch, trees
 
 pytestmark = pytest.mark.optimized
 
@@ -34,13 +34,13 @@ def test_fresh_noise_is_for_one_head_and_one_row_of_queries(name):
         baselines.fresh_noise(KEY, Q, **heads, **BOX, **BUDGET)
 
 
-@pytest.mark.parametrize("module", [sketch, tree])
+@pytest.mark.parametrize("module", [sketch, trees])
 @pytest.mark.parametrize("columns", [(2, 1), (1, 2)])
 def test_a_domain_is_that_of_the_memory(module, columns):
     """Noise and budget are those of as many columns as the domain has."""
     domain = Domain("box", *columns, 1.0, 1.0, 1.0, 1.0)
     about = {"domain": domain, "features": PolynomialFeatures(columns[0], 2, 1.0), "clip": True}
-    bins = {"bins": 2} if module is tree else {}
+    bins = {"bins": 2} if module is trees else {}
     with pytest.raises(ValueError, match="which must be the domain's"):
         module.build(KEY, K, V, **about, **BUDGET, **bins)
     with pytest.raises(ValueError, match="which must be the domain's"):

@@ -7,7 +7,7 @@ from dp_accounting import GaussianDpEvent, PoissonSampledDpEvent, SelfComposedDp
 
 import dpx
 from dpx import noisy_head
-from dpx.cross_attention.node_noise import split_budget
+from dpx.cross_attention.trees.node_noise import split_budget
 from dpx.gram.accounting import sensitivity
 
 NARROW = pytest.mark.parametrize("narrow", [np.float16, jnp.bfloat16, np.float32, jnp.float32])

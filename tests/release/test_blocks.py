@@ -196,10 +196,10 @@ def test_trees_and_the_one_shot_head_from_shards_are_those_of_the_one_call(
         np.savez(paths[-1], K=keys[chosen], V=values[chosen], labels=labels[chosen])
     if mechanism == "trees":
         domain = cross_attention.Domain("box", 2, 2, 1.0, 1.0, 1.0, 2.0)
-        about = {"domain": domain, "features": cross_attention.tree.choose_features(domain, 2)}
+        about = {"domain": domain, "features": cross_attention.trees.choose_features(domain, 2)}
         about |= {"bins": 8, **BUDGET}
-        expected = cross_attention.tree.build(KEY, keys, values, **about)
-        make = functools.partial(cross_attention.tree.build, KEY, **about)
+        expected = cross_attention.trees.build(KEY, keys, values, **about)
+        make = functools.partial(cross_attention.trees.build, KEY, **about)
     else:
         hyper = noisy_head.HyperParameters(1.5, 0.8, 2.0)
         about = {"regularization": 0.1, **BUDGET}

@@ -12,7 +12,7 @@ from scipy import sparse
 
 import dpx
 from dpx import cross_attention, gram, ngram, noisy_head
-from dpx.cross_attention import sketch, tree
+from dpx.cross_attention import sketch, trees
 from dpx.data import Histories
 from dpx.noise import secure
 from dpx.recommend import item_gram, popularity, transitions
@@ -54,8 +54,8 @@ def sketch_of(**options):
 
 
 def trees_of(**options):
-    about = {"domain": DOMAIN, "features": tree.choose_features(DOMAIN, degree=2), "bins": 8}
-    return functools.partial(tree.build, **about, **options), memory
+    about = {"domain": DOMAIN, "features": trees.choose_features(DOMAIN, degree=2), "bins": 8}
+    return functools.partial(trees.build, **about, **options), memory
 
 
 PROMPTS = noisy_head.Features(*RNG.normal(size=(2, 23, 3)), 9 * RNG.normal(size=23))

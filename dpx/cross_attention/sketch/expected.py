@@ -1,7 +1,7 @@
 """How well a private memory will answer, before anything is spent, and the features that answer best.
 
-Everything follows from public numbers: shapes, bounds and the budget. `dpx.cross_attention.simulated` says
-what keys and values are taken to be, and simulates an answer's error under that model.
+Everything follows from public numbers: shapes, bounds and the budget. `simulated` says what keys and values
+are taken to be, and simulates an answer's error under that model.
 """
 
 import dataclasses
@@ -11,7 +11,6 @@ import warnings
 from typing import Any, NamedTuple
 
 from dpx._validate import check_integer
-from dpx.cross_attention.chosen import choose_features
 from dpx.cross_attention.domain import Domain
 from dpx.cross_attention.features import (
     Features,
@@ -19,8 +18,9 @@ from dpx.cross_attention.features import (
     RandomFeatures,
     truncated_exponential,
 )
-from dpx.cross_attention.moments import needed_bytes
-from dpx.cross_attention.simulated import Simulation, blocks, errors, told_apart
+from dpx.cross_attention.sketch.choice import choose_features
+from dpx.cross_attention.sketch.simulated import Simulation, blocks, errors, told_apart
+from dpx.cross_attention.sketch.sums import needed_bytes
 from dpx.privacy import gaussian_noise_multiplier
 
 _LARGEST_LOGITS = (0.25, 0.5, 1.0, 2.0, 4.0, 8.0)  # of the temperatures that are tried
@@ -38,7 +38,7 @@ class MemoryWarning(UserWarning):
 
 
 class ExpectedError(NamedTuple):
-    """What to expect of a release under the model of `dpx.cross_attention.simulated`.
+    """What to expect of a release under the model of `dpx.cross_attention.sketch.simulated`.
 
     Attributes:
       error: Mean |answer − exact attention| of an entry.

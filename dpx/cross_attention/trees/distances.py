@@ -3,7 +3,7 @@
 Neighbours replace one record (x_i, w_i); the number of records is public. Noise is drawn once, in `build`,
 and answers are post-processing: adaptive queries cost nothing, and need neither copies nor medians.
 
-The leaves are exact sums of integers (`dpx.cross_attention.leaf_sums`), so that they can be summed over
+The leaves are exact sums of integers (`dpx.cross_attention.trees.leaf_sums`), so that they can be summed over
 blocks of records (`dpx.release`). Noise has 64 bits, and what is kept is rounded to JAX's default float type
 afterwards. Under `jit` or `vmap` sums are of floats, and both have the default type
 (`dpx._numerics.wide_sums`).
@@ -20,10 +20,10 @@ from jax.core import Tracer
 
 from dpx._numerics import is_traced, promoting, rounded, wide_sums
 from dpx._validate import check_delta, check_epsilon, check_integer, check_real
-from dpx.cross_attention import leaf_sums
-from dpx.cross_attention.node_noise import NodeNoise, distance_noise
-from dpx.cross_attention.node_sums import distance_table, distances, leaf_moments, num_bins
-from dpx.cross_attention.tree_sums import check_bounds, check_inside, tree_guarantee
+from dpx.cross_attention.trees import leaf_sums
+from dpx.cross_attention.trees.node_noise import NodeNoise, distance_noise
+from dpx.cross_attention.trees.node_sums import distance_table, distances, leaf_moments, num_bins
+from dpx.cross_attention.trees.sums import check_bounds, check_inside, tree_guarantee
 from dpx.noise import check_finite, check_size, secure
 from dpx.privacy import PrivacyGuarantee
 from dpx.release import Partial, are_summed, total

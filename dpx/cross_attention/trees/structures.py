@@ -8,10 +8,10 @@ import jax.numpy as jnp
 import numpy as np
 
 from dpx import _validate
-from dpx.cross_attention import leaf_sums, node_noise
 from dpx.cross_attention.domain import Domain
 from dpx.cross_attention.features import PolynomialFeatures, check_features
-from dpx.cross_attention.node_sums import distance_table, distances, leaf_moments
+from dpx.cross_attention.trees import leaf_sums, node_noise
+from dpx.cross_attention.trees.node_sums import distance_table, distances, leaf_moments
 from dpx.noise import TruncatedLaplace
 
 MOMENTS = 3  # of each feature: p + 1 for p = 2

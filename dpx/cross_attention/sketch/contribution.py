@@ -24,9 +24,9 @@ or B where a row comes or goes.
 import math
 
 from dpx._validate import check_positive
-from dpx.cross_attention.chosen import even_degree
 from dpx.cross_attention.domain import Domain
 from dpx.cross_attention.features import Features, PolynomialFeatures
+from dpx.cross_attention.sketch.choice import even_degree
 
 _LARGEST_CONTRIBUTION = 1e30  # of which 1e8 fit into a 32-bit float
 

@@ -24,7 +24,6 @@ import jax.numpy as jnp
 import numpy as np
 
 from dpx._numerics import into_simplex
-from dpx.cross_attention.contribution import largest_contribution
 from dpx.cross_attention.domain import Domain
 from dpx.cross_attention.features import (
     Features,
@@ -32,7 +31,8 @@ from dpx.cross_attention.features import (
     RandomFeatures,
     truncated_exponential,
 )
-from dpx.cross_attention.moments import whole_change, whole_unit
+from dpx.cross_attention.sketch.contribution import largest_contribution
+from dpx.cross_attention.sketch.sums import whole_change, whole_unit
 
 SPREADS = (1.0, 2.0)  # of a cluster, in every direction, in units of the spread of all keys
 _ROWS, _ROWS_OF_CLUSTERS, _QUERIES, _CENTRES = 2048, 1024, 128, 20

@@ -34,10 +34,10 @@ import numpy as np
 
 from dpx import _validate
 from dpx._numerics import is_traced, promoting, rounded, wide_sums
-from dpx.cross_attention import leaf_sums, node_noise, structures
 from dpx.cross_attention.domain import Domain
 from dpx.cross_attention.features import PolynomialFeatures, smallest_degree
-from dpx.cross_attention.node_sums import num_bins
+from dpx.cross_attention.trees import leaf_sums, node_noise, structures
+from dpx.cross_attention.trees.node_sums import num_bins
 from dpx.noise import check_finite, check_size, secure
 from dpx.privacy import REPLACE_ONE, PrivacyGuarantee
 from dpx.release import Partial, are_summed, total

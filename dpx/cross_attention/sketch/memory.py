@@ -6,7 +6,7 @@ attention are linear in one matrix that depends on the memory alone:
     M = Σ_i φ(λ(k_i − centre)) ⊗ [a₀, v_i],     attention(q) ≈ φ(q/λ)ᵀM[:, 1:] / (φ(q/λ)ᵀM[:, 0] / a₀).
 
 Release M + σ·Gaussian once and every query, adaptive or not, is post-processing. How far neighbours move M is
-proven in `dpx.cross_attention.contribution`. λ² = sup‖q‖/ρ, with ρ = sup‖k − centre‖, and Z is the largest
+proven in `contribution`. λ² = sup‖q‖/ρ, with ρ = sup‖k − centre‖, and Z is the largest
 logit about the centre.
 
 What a private n leaves behind. Nothing but noise: M is the only thing released, the noisy mass of the zero
@@ -28,11 +28,10 @@ import jax.numpy as jnp
 from dpx import noise
 from dpx._numerics import is_traced, promoting, rounded, wide_sums
 from dpx._validate import check_finite, check_real
-from dpx.cross_attention.chosen import choose_features, even_degree
-from dpx.cross_attention.contribution import largest_contribution, sensitivity
 from dpx.cross_attention.domain import Domain
 from dpx.cross_attention.features import Features, PolynomialFeatures, check_features
-from dpx.cross_attention.moments import (
+from dpx.cross_attention.sketch.contribution import largest_contribution
+from dpx.cross_attention.sketch.sums import (
     largest_whole,
     read,
     release_moments,
@@ -43,16 +42,6 @@ from dpx.cross_attention.moments import (
 )
 from dpx.privacy import PrivacyGuarantee, gaussian_noise_multiplier
 from dpx.release import Partial, total
-
-__all__ = [
-    "Sketch",
-    "attend",
-    "build",
-    "choose_features",
-    "even_degree",
-    "sensitivity",
-    "statistic",
-]
 
 
 @functools.partial(
@@ -160,7 +149,7 @@ def build(
       contribution_bound: B, to which the contributions of random features are rescaled. None means
         √(a₀² + V²)·e^{Z/2}, the root mean square norm of the largest contribution. Taylor features do not
         use it, since their contributions are bounded.
-      secure: Sums integers and draws discrete noise (`dpx.cross_attention.moments`).
+      secure: Sums integers and draws discrete noise (`dpx.cross_attention.sketch.sums`).
 
     Returns:
       The sketch, in JAX's default float type. Sums over rows and noise have 64 bits until then, except under

@@ -20,7 +20,7 @@ import jax
 import jax.numpy as jnp
 
 from dpx._validate import check_integer
-from dpx.cross_attention.node_noise import NodeNoise
+from dpx.cross_attention.trees.node_noise import NodeNoise
 from dpx.noise import Gaussian, release
 
 
@@ -82,7 +82,7 @@ def tabulate(
 def leaf_moments(x: jax.Array, weights: jax.Array, *, power: int, bins: int) -> jax.Array:
     """Σ w·x^t over the records of each leaf, for moments t ≤ p: (n,), (n, c) -> (bins, p + 1, c).
 
-    In the default float type, for what is traced; `dpx.cross_attention.leaf_sums` makes exact integers.
+    In the default float type, for what is traced; `dpx.cross_attention.trees.leaf_sums` makes exact integers.
     """
     moments = jnp.arange(power + 1)
     contributions = (x[:, None] ** moments)[:, :, None] * weights[:, None, :]

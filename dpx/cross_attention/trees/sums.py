@@ -1,7 +1,6 @@
 """A private tree of sums, Algorithm 2 of Ke et al. (arXiv 2407.14717).
 
-`dpx.cross_attention.node_sums` lists what is corrected, `dpx.cross_attention.distance_trees` has what the
-paper builds of such trees.
+`node_sums` lists what is corrected, and `distances` has what the paper builds of such trees.
 
 Neighbours replace one record (x_i, w_i); the number of records is public. Noise is drawn once, in `build`,
 and answers are post-processing: adaptive queries cost nothing, and need neither copies nor medians.
@@ -23,8 +22,8 @@ from jax.core import Tracer
 
 from dpx._numerics import rounded, wide_sums
 from dpx._validate import check_delta, check_epsilon, check_key, check_number, check_real
-from dpx.cross_attention.node_noise import distance_noise
-from dpx.cross_attention.node_sums import leaf_index, num_bins, tabulate
+from dpx.cross_attention.trees.node_noise import distance_noise
+from dpx.cross_attention.trees.node_sums import leaf_index, num_bins, tabulate
 from dpx.noise import check_finite
 from dpx.privacy import REPLACE_ONE, PrivacyGuarantee
 
