@@ -167,7 +167,7 @@ def test_a_memory_says_what_it_assumes(clip, relation):
     assert made.num_records == (9 if relation is REPLACE_ONE else None)
     if relation is REPLACE_ONE:
         options = {"noise": "gaussian", "budget": "exact", "bins": 8, "copies": 1}
-        _, guarantee = tree._planned(**about, **options, **BUDGET)
+        _, guarantee = trees.memory._planned(**about, **options, **BUDGET)
         assert guarantee.assumptions == words
 
 
