@@ -14,6 +14,7 @@ DATA = [
     "scikit-learn>=1.4",
 ]
 DOCS = ["mkdocs-jupyter>=0.25", "mkdocs-material>=9.5", "mkdocstrings[python]>=0.27", "ruff>=0.8"]
+LOG = ["tensorboardX>=2.6", "trackio>=0.20", "wandb>=0.19"]
 LM = ["gguf>=0.17", "safetensors>=0.5", "tokenizers>=0.20"]
 PLOTS = ["matplotlib>=3.8"]
 SECURE = ["opendp>=0.14"]
@@ -34,6 +35,7 @@ TEST = [
     "ruff>=0.8",
     "setuptools>=70.1",
     "submitit>=1.5",
+    "tensorboardX>=2.6",
 ]
 
 
@@ -89,6 +91,7 @@ setup(
         "data": DATA,
         "docs": DOCS,
         "lm": LM,
+        "log": LOG,
         "plots": PLOTS,
         "secure": SECURE,
         "sweep": SWEEP,

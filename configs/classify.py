@@ -139,6 +139,7 @@ def get_config(arg: str = "") -> ConfigDict:
                 "adapter_seed": 0,
             },
             "mesh": mesh(),
+            "log": config_dict.placeholder(str),
             "train": {
                 "steps": 100,
                 "batch_size": 1024,

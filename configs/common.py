@@ -12,6 +12,7 @@ MEANINGS = {
     "comparisons": "also release what the private row is compared with, each for the whole budget "
     "again; by default on data that come with dpx alone",
     "num_seeds": "repetitions of all rows, each with releases of its own",
+    "log": 'where losses go beside metrics.jsonl: "tensorboard", "wandb", "trackio" or a .csv file',
     "data.kind": "which data; fixed by the variant",
     "data.path": "the file or folder of the private records",
     "data.public_path": "documents that are no secret",

@@ -124,6 +124,7 @@ def _pretrained(tiny: bool) -> ConfigDict:
                 "adapter_seed": 0,
             },
             "mesh": mesh(),
+            "log": config_dict.placeholder(str),
             "train": {
                 "steps": 12,
                 "batch_size": 1024,

@@ -52,6 +52,7 @@ def get_config(arg: str = "") -> ConfigDict:
             },
             "reattention": reattention(),
             "mesh": mesh(),
+            "log": config_dict.placeholder(str),
             "train": {
                 "steps": 400,
                 "batch_size": 2048,

@@ -62,6 +62,7 @@ def get_config(arg: str = "") -> ConfigDict:
             },
             "reattention": reattention(enabled=True),
             "mesh": mesh(),
+            "log": config_dict.placeholder(str),
             "train": {
                 "steps": 100,
                 "batch_size": 512,

@@ -111,6 +111,7 @@ def get_config(arg: str = "") -> ConfigDict:
             },
             "reattention": reattention(),
             "mesh": mesh(),
+            "log": config_dict.placeholder(str),
             "train": {
                 "loss": "all",
                 "steps": 30,

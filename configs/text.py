@@ -63,6 +63,7 @@ def get_config(arg: str = "") -> ConfigDict:
             },
             "reattention": reattention(max_tokens=24),
             "mesh": mesh(),
+            "log": config_dict.placeholder(str),
             "train": {
                 "steps": 150,
                 "batch_size": 512,

@@ -20,7 +20,7 @@ import dpx
 from dpx import _processes, _validate, privacy
 from dpx import _storage as storage
 from dpx.launch import cli, experiment, figures, records, report, sources
-from dpx.training import keys, log
+from dpx.training import keys, log, trackers
 
 _SEEDED = (
     "the guarantee holds only while noise_seed stays unknown to whoever sees the outputs, and is used for "
@@ -45,6 +45,7 @@ def check(config: Any) -> None:
             raise ValueError(f"config.{name}={config[name]} must be at least 0")
     if config["seed"] is not None and config["seed"] >= 2**63:
         raise ValueError(f"config.seed={config['seed']} must be below 2**63, as seeds of JAX are")
+    trackers.check(config.get("log"))
     records.experiment(config).validate(config)
 
 
@@ -99,7 +100,8 @@ def execute(config: ml_collections.ConfigDict, workdir: Path) -> records.Record:
             if _processes.is_first():
                 sys.stderr.write(f"{config.experiment}: started; compiling comes first\n")
             try:
-                outcome = records.experiment(config).run(config, workdir)
+                with trackers.to(config.get("log")):
+                    outcome = records.experiment(config).run(config, workdir)
             except Exception as error:
                 if not cli.is_out_of_memory(error):
                     raise

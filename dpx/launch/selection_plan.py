@@ -149,6 +149,11 @@ def _candidate(config: ml_collections.ConfigDict, metric: str) -> Candidate:
             f"config.noise_seed={config.noise_seed} must be None: trials with the same noise are not "
             "independent, so leave it out"
         )
+    if config.get("log") is not None:
+        raise ValueError(
+            f"config.log={config.log} must be left out: who reads such a log sees every trial, and the price "
+            "of a selection is of its winner alone"
+        )
     module = records.experiment(config)
     if not hasattr(module, "candidate"):
         raise ValueError(

@@ -20,13 +20,14 @@ from dpx.training import (
     adaptive,
     arguments,
     calibration,
-    log,
     loop,
     planning,
     precision,
     programs,
+    trackers,
 )
 from dpx.training import keys as secrets
+from dpx.training import log as logs
 from dpx.training import users as people
 from dpx.training.examples import as_examples, inferred_types
 from dpx.training.layout import Layout
@@ -45,12 +46,12 @@ class Trained(NamedTuple):
 
     params: Any
     guarantee: PrivacyGuarantee
-    history: list[log.Record]
+    history: list[logs.Record]
 
     @property
     def not_covered(self) -> tuple[str, ...]:
         """What was computed on private data and is covered by no guarantee, in words."""
-        return ("training loss and evaluation (history, metrics.jsonl, the progress line)",)
+        return ("training loss and evaluation (history, metrics.jsonl, log, the progress line)",)
 
 
 @promoting
@@ -85,6 +86,7 @@ def fit(
     workdir: str | Path | None = None,
     label: str = "training",
     progress: bool = True,
+    log: str | trackers.Tracker | None = None,
     evaluate: Callable[[Any], Mapping[str, float]] | None = None,
     evaluate_every: int | None = None,
     log_every: int | None = None,
@@ -187,6 +189,10 @@ def fit(
         the trainings under one key each needs a label of its own.
       progress: Whether lines on stderr say how far it is. They have losses of private data, which no
         guarantee covers: say False where stderr goes to somebody else, such as to a log server.
+      log: Where losses, ε and evaluations also go: "tensorboard" (a folder of `workdir`), "wandb" or
+        "trackio" (each a package to install), a path that ends in .csv (in `workdir`, if there is one), or a
+        function of a step and a dict of numbers. What no guarantee covers has a name that begins with
+        `not_covered/`: a log that others read tells them about private data.
       evaluate: Takes the parameters and returns numbers by name, for the history. The guarantee does not
         cover them: where they are computed on private data, keep them to yourself.
       evaluate_every, log_every, checkpoint_every: In steps; a tenth of all steps by default.
@@ -250,6 +256,7 @@ def fit(
             ("progress", progress),
         )
     )
+    trackers.check(log, workdir)
     assumptions = arguments.check_assumptions(assumptions)
     arguments.check_label(label)
     secrets.check(key)
@@ -332,7 +339,7 @@ def fit(
         _processes.check_same(computed)
         settings |= computed
     if taken:
-        log.say(f"{label}: {taken}", shown=progress)
+        logs.say(f"{label}: {taken}", shown=progress)
     privacy, guarantee = calibration.calibrate(
         epsilon=epsilon,
         delta=delta,
@@ -353,6 +360,7 @@ def fit(
     with (
         secrets.of_training(key, folder, data=fixed, settings=settings) as opened,
         reports.told(),
+        trackers.to(log),
     ):
         tree, history = loop.train(
             loss,

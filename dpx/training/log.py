@@ -13,6 +13,7 @@ from typing import Any
 from dpx import _processes
 from dpx import _storage as storage
 from dpx._validate import check_number
+from dpx.training import trackers
 
 
 @dataclasses.dataclass(frozen=True)
@@ -64,8 +65,8 @@ class MetricLog:
     What a killed run wrote after its last checkpoint is dropped.
     """
 
-    def __init__(self, path: Path | None, label: str, start: int):
-        self._path, self._label, self._entries = path, label, []
+    def __init__(self, path: Path | None, label: str, start: int, track: trackers.Tracker):
+        self._path, self._label, self._entries, self._track = path, label, [], track
         if path is not None and path.exists():
             kept = [e for e in storage.read_lines(path) if not self._stale(e, start)]
             text = "".join(json.dumps(entry) + "\n" for entry in kept)
@@ -82,6 +83,7 @@ class MetricLog:
         if self._path is not None and _processes.is_first():
             with storage.naming(self._path), storage.appending(self._path) as file:
                 file.write(json.dumps(entry) + "\n")
+        self._track(entry["step"], trackers.named(entry))
 
     @property
     def history(self) -> list[Record]:

@@ -20,7 +20,7 @@ from dpx import _watch
 from dpx.clipping import ClippedGrads, clipped_grad, reports
 from dpx.clipping.losses import record_keys, step_key
 from dpx.clipping.rounding import Sum
-from dpx.training import adaptive, correlated, precision
+from dpx.training import adaptive, correlated, precision, trackers
 from dpx.training import users as people
 from dpx.training.calibration import Privacy, check_priced, public_size
 from dpx.training.checkpoints import Checkpoints
@@ -139,7 +139,8 @@ def train(
                 raise CannotResumeError(
                     f"{workdir} holds a finished training whose result is gone: use a new workdir"
                 )
-        log = MetricLog(None if workdir is None else workdir / "metrics.jsonl", label, start)
+        track = stack.enter_context(trackers.opened(workdir, label, start, steps))
+        log = MetricLog(None if workdir is None else workdir / "metrics.jsonl", label, start, track)
         lines = Progress(label, steps, start, shown=progress)
         ids = layout.own(_watch.record_ids(layout.rows))
         if users is None:

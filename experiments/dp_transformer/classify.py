@@ -30,7 +30,7 @@ TITLES = {
     "majority": "largest class, not private",
 }
 NOT_COVERED = [
-    "training losses and realised batch sizes (metrics.jsonl, the progress line)",
+    "training losses and realised batch sizes (metrics.jsonl, config.log, the progress line)",
     "the rows classifier and majority, which are not private, and how the first was chosen",
     "the test metrics and the confusion matrix, which are computed on held-out texts",
     "choices of hyper-parameters made on training texts",

@@ -22,7 +22,7 @@ ASSUMPTIONS = (
     "the number of users, which set the sampling probability, the batch size and δ, is public",
 )
 NOT_COVERED = [
-    "training loss and realised batch sizes (metrics.jsonl, the progress line)",
+    "training loss and realised batch sizes (metrics.jsonl, config.log, the progress line)",
     "the ratios, distances and maps of attention, which are computed on training sequences",
 ]
 ATTENTIONS = ("plain", "reattention", "literal")

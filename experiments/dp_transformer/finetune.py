@@ -27,7 +27,7 @@ from experiments.dp_transformer.documents import Documents
 from experiments.dp_transformer.tuned_text import Language, TunedText
 
 NOT_COVERED = (
-    "training loss and realised batch sizes (metrics.jsonl, the progress line)",
+    "training loss and realised batch sizes (metrics.jsonl, config.log, the progress line)",
     "the row of the model tuned without privacy, how that was chosen, and the share of its gain",
     "the test metrics, which are computed on held-out records",
     "choices of hyper-parameters made on training records",

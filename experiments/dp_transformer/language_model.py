@@ -24,7 +24,7 @@ from experiments.dp_transformer.corpus import Corpus
 from experiments.dp_transformer.text_model import PrivateText
 
 NOT_COVERED = (
-    "training loss and realised batch sizes (metrics.jsonl, the progress line)",
+    "training loss and realised batch sizes (metrics.jsonl, config.log, the progress line)",
     "the row of the model without privacy, and how it was chosen",
     "the test metrics, which are computed on held-out records, and train metrics where there are any",
     "choices of hyper-parameters, the prior's share and order among them, made on training records",

@@ -26,7 +26,7 @@ ASSUMPTIONS = (
     "the number of users, which set the sampling probability, the batch size and δ, is public",
 )
 NOT_COVERED = [
-    "training loss and realised batch sizes (metrics.jsonl, the progress line)",
+    "training loss and realised batch sizes (metrics.jsonl, config.log, the progress line)",
     "the rows of popularity and of the model without privacy, and how they were chosen",
     "the test metrics, at the end and in metrics.jsonl, which are computed on each user's held-out item",
     "choices of hyper-parameters made on the validation item",

@@ -1,0 +1,111 @@
+"""Where the log of a training also goes: TensorBoard, Weights & Biases, Trackio, a table, or a function.
+
+It says what metrics.jsonl says. ε and an adaptive clipping norm follow from public numbers or are paid for.
+All else was computed on private data, and no guarantee covers it: its names begin with `not_covered/`.
+"""
+
+import contextlib
+import contextvars
+import csv
+import importlib
+import importlib.util
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from dpx import _processes
+from dpx import _storage as storage
+
+Tracker = Callable[[int, Mapping[str, float]], Any]  # of a step and numbers by name
+
+_PACKAGES = {"tensorboard": "tensorboardX", "wandb": "wandb", "trackio": "trackio"}
+_COVERED = ("epsilon", "l2_clip_norm")
+_COLUMNS = ("run", "step", "name", "value")
+_TARGET: contextvars.ContextVar[Any] = contextvars.ContextVar("target", default=None)
+
+
+def check(target: Any, workdir: Any = ".") -> str | Tracker | None:
+    """Returns where a log is to go, or raises ValueError for what is no such place or is not installed."""
+    if target is None or callable(target):
+        return target
+    if not isinstance(target, str) or not (target in _PACKAGES or target.endswith(".csv")):
+        raise ValueError(
+            f'log={target!r} must be "tensorboard", "wandb", "trackio", a path that ends in .csv, or a '
+            "function of a step and a dict of numbers"
+        )
+    package = _PACKAGES.get(target)
+    if package is not None and importlib.util.find_spec(package) is None:
+        raise ValueError(f"log={target!r} needs a package: pip install {package}")
+    if target == "tensorboard" and workdir is None:
+        raise ValueError("log='tensorboard' needs a folder: give a workdir")
+    return target
+
+
+@contextlib.contextmanager
+def to(target: str | Tracker | None) -> Iterator[None]:
+    """All trainings within log there too, or where those outside do if it is None."""
+    token = _TARGET.set(_TARGET.get() if target is None else check(target))
+    try:
+        yield
+    finally:
+        _TARGET.reset(token)
+
+
+@contextlib.contextmanager
+def opened(folder: Path | None, label: str, start: int, steps: int) -> Iterator[Tracker]:
+    """The function that takes the numbers of a training of that label, of which `start` steps are done."""
+    target = _TARGET.get()
+    if target is None or start == steps or not _processes.is_first():
+        yield lambda step, numbers: None
+    elif callable(target):
+        yield target
+    elif target == "tensorboard":
+        assert folder is not None
+        writer = importlib.import_module("tensorboardX").SummaryWriter(
+            str(folder / "tensorboard" / label), purge_step=start + 1
+        )
+
+        def write(step: int, numbers: Mapping[str, float]) -> None:
+            for name, value in numbers.items():
+                writer.add_scalar(name, value, step)
+
+        with writer:
+            yield write
+    elif target in _PACKAGES:
+        name = label if folder is None else f"{folder.name}/{label}"
+        run = importlib.import_module(target).init(project="dpx", name=name)
+        try:
+            yield lambda step, numbers: run.log(dict(numbers), step=step)
+        finally:
+            run.finish()
+    else:
+        yield _table((folder or Path()) / target, label, start)
+
+
+def named(entry: Mapping[str, Any]) -> dict[str, float]:
+    """The numbers of an entry of metrics.jsonl, under names that say which of them no guarantee covers."""
+    return {
+        name if name in _COVERED else f"not_covered/{name}": value
+        for name, value in entry.items()
+        if name not in ("run", "step") and value is not None
+    }
+
+
+def _table(path: Path, label: str, start: int) -> Tracker:
+    """Appends rows of `_COLUMNS` to a file; what a killed training wrote after its checkpoint is dropped."""
+    kept = []
+    if path.exists():
+        with path.open(newline="") as file:
+            header, *kept = [*csv.reader(file)] or [_COLUMNS]
+        if tuple(header) != _COLUMNS:
+            raise ValueError(f"log={path} must be no file of yours: give the path of a new one")
+    kept = [row for row in kept if row[0] != label or int(row[1]) <= start]
+    path.unlink(missing_ok=True)
+    with storage.appending(path) as file:
+        csv.writer(file).writerows([_COLUMNS, *kept])
+
+    def append(step: int, numbers: Mapping[str, float]) -> None:
+        with storage.appending(path) as file:
+            csv.writer(file).writerows([label, step, *pair] for pair in numbers.items())
+
+    return append

@@ -1,0 +1,174 @@
+"""What a training logs elsewhere: the numbers of metrics.jsonl, under names that say what nothing covers."""
+
+import csv
+import json
+import sys
+import types
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+from dpx import training
+from dpx.training import loop, trackers
+
+X = np.linspace(-1, 1, 40, dtype=np.float32)
+COLUMNS = ["run", "step", "name", "value"]
+
+
+def fit(log, workdir=None, steps=4, **options):
+    return training.fit(
+        lambda w, x: (w - x) ** 2,
+        jnp.zeros(()),
+        X,
+        epsilon=1.0,
+        delta=1e-3,
+        batch_size=10,
+        steps=steps,
+        optimizer=optax.sgd(0.1),
+        l2_clip_norm=1.0,
+        key=jax.random.key(0),
+        log=log,
+        workdir=workdir,
+        progress=False,
+        log_every=2,
+        **options,
+    )
+
+
+def test_a_function_gets_what_the_history_has_and_names_what_nothing_covers():
+    seen = []
+    made = fit(
+        lambda *entry: seen.append(entry), evaluate=lambda w: {"w": float(w)}, evaluate_every=4
+    )
+    two, four = made.history
+    assert seen == [
+        (2, {"not_covered/loss": two.loss, "epsilon": two.epsilon}),
+        (4, {"not_covered/loss": four.loss, "epsilon": four.epsilon}),
+        (4, {"not_covered/w": four.evaluation["w"]}),
+    ]
+
+
+def test_an_adaptive_norm_is_paid_for_and_has_its_own_name():
+    seen = []
+    options = {
+        "l2_clip_norm": training.AdaptiveClipNorm(count_noise=2.0),
+        "log": lambda *e: seen.append(e),
+    }
+    training.fit(
+        lambda w, x: (w - x) ** 2,
+        jnp.zeros(()),
+        X,
+        epsilon=1.0,
+        delta=1e-3,
+        batch_size=10,
+        steps=2,
+        optimizer=optax.sgd(0.1),
+        key=jax.random.key(0),
+        progress=False,
+        **options,
+    )
+    assert set(seen[-1][1]) == {"not_covered/loss", "epsilon", "l2_clip_norm"}
+
+
+def rows(path):
+    with path.open(newline="") as file:
+        header, *found = csv.reader(file)
+    assert header == COLUMNS
+    return found
+
+
+def test_a_table_goes_on_after_a_kill_without_what_came_after_the_checkpoint(tmp_path, monkeypatch):
+    checkpointed = loop.Checkpoints.save
+
+    def die(self, done, state):
+        checkpointed(self, done, state)
+        if done == 2:
+            raise KeyboardInterrupt
+
+    whole = tmp_path / "whole"
+    expected = fit("log.csv", whole, checkpoint_every=2)
+    with monkeypatch.context() as patch:
+        patch.setattr(loop.Checkpoints, "save", die)
+        with pytest.raises(KeyboardInterrupt):
+            fit("log.csv", tmp_path / "killed", checkpoint_every=2)
+    stale = tmp_path / "killed" / "log.csv"
+    with stale.open("a", newline="") as file:
+        csv.writer(file).writerows([["training", 3, "epsilon", 7], ["other", 9, "epsilon", 1]])
+    assert fit("log.csv", tmp_path / "killed", checkpoint_every=2).history == expected.history
+    ours = rows(whole / "log.csv")
+    assert rows(stale) == [*ours[:2], ["other", "9", "epsilon", "1"], *ours[2:]]
+    assert [row[:3] for row in ours] == [
+        ["training", step, name] for step in "24" for name in ("not_covered/loss", "epsilon")
+    ]
+    assert stale.stat().st_mode & 0o077 == 0  # losses of private data
+    fit("log.csv", whole, checkpoint_every=2)  # finished: nothing is logged again
+    assert rows(whole / "log.csv") == ours
+
+
+@pytest.mark.parametrize("package", ["wandb", "trackio"])
+def test_services_are_given_steps_and_numbers_and_are_closed(package, monkeypatch, tmp_path):
+    calls = []
+
+    class Run:
+        def log(self, numbers, step):
+            calls.append((step, sorted(numbers)))
+
+        def finish(self):
+            calls.append("finished")
+
+    module = types.ModuleType(package)
+    module.init = lambda **about: (calls.append(about), Run())[1]
+    module.__spec__ = types.SimpleNamespace()
+    monkeypatch.setitem(sys.modules, package, module)
+    fit(package, tmp_path / "run")
+    names = ["epsilon", "not_covered/loss"]
+    assert calls == [{"project": "dpx", "name": "run/training"}, (2, names), (4, names), "finished"]
+
+
+def test_tensorboard_reads_them(tmp_path):
+    pytest.importorskip("tensorboardX")
+    from tensorboardX.proto import event_pb2
+
+    fit("tensorboard", tmp_path)
+    (path,) = (tmp_path / "tensorboard" / "training").iterdir()
+    content, found = path.read_bytes(), []
+    while content:
+        length = int.from_bytes(content[:8], "little")
+        event = event_pb2.Event.FromString(content[12 : 12 + length])
+        found += [(event.step, value.tag) for value in event.summary.value]
+        content = content[16 + length :]
+    assert found == [(s, n) for s in (2, 4) for n in ("not_covered/loss", "epsilon")]
+
+
+@pytest.mark.parametrize(
+    ("log", "said"),
+    [
+        ("weights", 'must be "tensorboard", "wandb", "trackio"'),
+        (3, "log=3 must be"),
+        ("tensorboard", "needs a"),
+        ("wandb", "needs a package: pip install wandb"),
+    ],
+)
+def test_wrong_places_are_named_before_anything_is_drawn(log, said, monkeypatch):
+    monkeypatch.setattr(trackers.importlib.util, "find_spec", lambda name: name != "wandb" or None)
+    with pytest.raises(ValueError, match=said):
+        fit(log)
+
+
+def test_a_file_of_ones_own_is_not_written_over(tmp_path):
+    (tmp_path / "mine.csv").write_text("a,b\n1,2\n")
+    with pytest.raises(ValueError, match="must be no file of yours"):
+        fit("mine.csv", tmp_path)
+    assert (tmp_path / "mine.csv").read_text() == "a,b\n1,2\n"
+
+
+def test_trainings_within_log_where_those_outside_do():
+    seen = []
+    with trackers.to(lambda *entry: seen.append(entry)):
+        fit(None)
+        fit(lambda *entry: None)
+    assert [step for step, _ in seen] == [2, 4]
+    assert json.dumps(seen)  # plain numbers
