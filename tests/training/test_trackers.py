@@ -1,9 +1,12 @@
 """What a training logs elsewhere: the numbers of metrics.jsonl, under names that say what nothing covers."""
 
 import csv
+import importlib
 import json
 import sys
 import types
+from importlib import machinery
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -53,7 +56,7 @@ def test_a_function_gets_what_the_history_has_and_names_what_nothing_covers():
 
 def test_an_adaptive_norm_is_paid_for_and_has_its_own_name():
     seen = []
-    options = {
+    options: Any = {
         "l2_clip_norm": training.AdaptiveClipNorm(count_noise=2.0),
         "log": lambda *e: seen.append(e),
     }
@@ -119,9 +122,9 @@ def test_services_are_given_steps_and_numbers_and_are_closed(package, monkeypatc
         def finish(self):
             calls.append("finished")
 
-    module = types.ModuleType(package)
+    module: Any = types.ModuleType(package)
     module.init = lambda **about: (calls.append(about), Run())[1]
-    module.__spec__ = types.SimpleNamespace()
+    module.__spec__ = machinery.ModuleSpec(package, None)
     monkeypatch.setitem(sys.modules, package, module)
     fit(package, tmp_path / "run")
     names = ["epsilon", "not_covered/loss"]
@@ -130,7 +133,7 @@ def test_services_are_given_steps_and_numbers_and_are_closed(package, monkeypatc
 
 def test_tensorboard_reads_them(tmp_path):
     pytest.importorskip("tensorboardX")
-    from tensorboardX.proto import event_pb2
+    event_pb2: Any = importlib.import_module("tensorboardX.proto.event_pb2")
 
     fit("tensorboard", tmp_path)
     (path,) = (tmp_path / "tensorboard" / "training").iterdir()
