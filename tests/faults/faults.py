@@ -3573,6 +3573,21 @@ FAULTS = (
         "begun = [*texts, train.labels",
         "tests/experiments/test_classify.py::test_a_run_goes_on_with_the_same_words_alone",
     ),
+    Fault(
+        "a log that goes elsewhere does not say what nothing covers",
+        "dpx/training/trackers.py",
+        'name if name in _COVERED else f"not_covered/{name}": value',
+        "name: value",
+        "tests/training/test_trackers.py"
+        "::test_a_function_gets_what_the_history_has_and_names_what_nothing_covers",
+    ),
+    Fault(
+        "the trials of a selection may be logged where others read",
+        "dpx/launch/selection_plan.py",
+        'if config.get("log") is not None:',
+        'if config.get("log") == "":',
+        "tests/launch/test_sweep_selection.py::test_the_trials_of_a_selection_are_logged_nowhere_else",
+    ),
 )
 
 

@@ -382,6 +382,13 @@ def test_what_has_no_guarantee_is_named(source, axes, change, words):
         plan(source, *axes, **change)
 
 
+def test_the_trials_of_a_selection_are_logged_nowhere_else(source):
+    config = records.load_config(source)
+    config.log = "trials.csv"
+    with pytest.raises(ValueError, match=r"config\.log=trials\.csv must be left out"):
+        selection_plan._candidate(config, "hit")
+
+
 def test_selections_that_experiments_and_seeds_do_not_allow_are_named(source, tmp_path):
     with pytest.raises(ValueError, match=r"--set=seed=… must have one value"):
         plan(f"{source}:synthetic", "seed=0,1")

@@ -47,6 +47,7 @@ def test_a_function_gets_what_the_history_has_and_names_what_nothing_covers():
         lambda *entry: seen.append(entry), evaluate=lambda w: {"w": float(w)}, evaluate_every=4
     )
     two, four = made.history
+    assert four.evaluation is not None
     assert seen == [
         (2, {"not_covered/loss": two.loss, "epsilon": two.epsilon}),
         (4, {"not_covered/loss": four.loss, "epsilon": four.epsilon}),
