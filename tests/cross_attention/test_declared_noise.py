@@ -162,13 +162,15 @@ def test_a_memory_says_what_it_assumes(clip, relation):
     words = ("the number of rows is public",) * (relation is REPLACE_ONE)
     words += ("data within the declared bounds",) * (not clip)
     about = {"domain": known, "features": features, "clip": clip}
-    made = sketch._released(jnp.ones((6, 4)), 9, 1, about, *BUDGET.values(), 1.0, 1.0, ("more",))
-    assert made.guarantee.assumptions == (*words, "more")
+    K, V = np.zeros((9, 2)), np.zeros((9, 3))
+    made = sketch.build(KEY, K, V, **about, **BUDGET)
+    assert made.guarantee.assumptions == words
     assert made.num_records == (9 if relation is REPLACE_ONE else None)
+    traced = jax.jit(lambda K: sketch.build(KEY, K, V, **about, **BUDGET))(K)
+    assert traced.guarantee.assumptions[:-1] == words  # and that sums are exact
     if relation is REPLACE_ONE:
-        options = {"noise": "gaussian", "budget": "exact", "bins": 8, "copies": 1}
-        _, guarantee = trees.memory._planned(**about, **options, **BUDGET)
-        assert guarantee.assumptions == words
+        made = trees.build(KEY, K, V, **about, **BUDGET)
+        assert made.guarantee.assumptions == words
 
 
 def test_values_that_add_up_are_no_simplex_by_that():
