@@ -166,8 +166,9 @@ def test_a_memory_says_what_it_assumes(clip, relation):
     made = sketch.build(KEY, K, V, **about, **BUDGET)
     assert made.guarantee.assumptions == words
     assert made.num_records == (9 if relation is REPLACE_ONE else None)
-    traced = jax.jit(lambda K: sketch.build(KEY, K, V, **about, **BUDGET))(K)
-    assert traced.guarantee.assumptions[:-1] == words  # and that sums are exact
+    if clip:
+        traced = jax.jit(lambda K: sketch.build(KEY, K, V, **about, **BUDGET))(K)
+        assert traced.guarantee.assumptions[:-1] == words  # and that sums are exact
     if relation is REPLACE_ONE:
         made = trees.build(KEY, K, V, **about, **BUDGET)
         assert made.guarantee.assumptions == words
