@@ -16,7 +16,7 @@ DATA = [
 DOCS = ["mkdocs-jupyter>=0.25", "mkdocs-material>=9.5", "mkdocstrings[python]>=0.27", "ruff>=0.8"]
 LM = ["gguf>=0.17", "safetensors>=0.5", "tokenizers>=0.20"]
 PLOTS = ["matplotlib>=3.8"]
-SECURE = ["opendp>=0.14"]
+SECURE = ["cryptography>=42", "opendp>=0.14"]
 SWEEP = ["ray>=2.30", "submitit>=1.5"]
 TEST = [
     "PLD_accounting>=2.0",

@@ -30,6 +30,7 @@ USERS: dict = {
     "batch_size": 8,
 }
 
+
 def secure(secret=b"s" * 32):
     """What makes a training draw from a cryptographic stream, under a secret."""
     keys = dpx.training.Keys(jax.random.key(3), np.random.SeedSequence(3), secret)

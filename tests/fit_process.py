@@ -1,7 +1,7 @@
-"""One of several processes of a private training: ADDRESS COUNT NUMBER FOLDER [STEP [CLIP [users | secure]]].
+"""One of several processes of a private training: ADDRESS COUNT NUMBER FOLDER [STEP [CLIP [HOW]]].
 
-It is killed at the step, if that is not 0, clips to the given norm, and has users who have several records, or
-draws from a cryptographic stream.
+It is killed at the step, if that is not 0, and clips to the given norm. HOW is "users", who have several
+records, or "secure", which draws from a cryptographic stream.
 
 `tests/training/test_processes.py` starts them all, and says what must hold.
 """

@@ -77,7 +77,9 @@ def release(
     if not isinstance(key, Bits):
         check_key(key)
     elif law is not None:
-        raise ValueError(f"{label}: law={law} must have a key: words of a stream are for noise_multiplier")
+        raise ValueError(
+            f"{label}: law={law} must have a key: words of a stream are for noise_multiplier"
+        )
     with wide_sums(key, exact):
         if (law is None) == (noise_multiplier is None):
             raise ValueError(

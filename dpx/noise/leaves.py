@@ -162,8 +162,7 @@ def _by_index(key: jax.Array, *, shapes: Shapes) -> list[Draw]:
     own_key, shared_key, more = jax.random.split(key, 3)
     with jax.enable_x64(True):
         indices = [
-            _index(shapes[members[0]], [sum(sizes[:k]) for k in members])
-            for members in groups
+            _index(shapes[members[0]], [sum(sizes[:k]) for k in members]) for members in groups
         ]
         places = [_halves(index) for index in indices]
         column = [_halves(index % np.uint64(columns)) for index in indices]
@@ -207,7 +206,9 @@ def _check_fits(bits: Bits, shapes: Shapes) -> None:
     needed = [(own, own, (count,), (count,)) for own, count in word_shapes(shapes)]
     given = [tuple(x.shape for x in each) for each in bits.words]
     if given != needed:
-        raise ValueError(f"bits are for groups {given}, which must be {needed}: draw them for these arrays")
+        raise ValueError(
+            f"bits are for groups {given}, which must be {needed}: draw them for these arrays"
+        )
 
 
 def _groups(shapes: Shapes) -> list[list[int]]:

@@ -1,12 +1,12 @@
 """Random words from a cryptographic generator: the keystream of ChaCha20, by the library `cryptography`.
 
-ChaCha20 (RFC 8439) makes of a secret of 256 bits and a nonce of 96 a stream of words. No way is known to tell
-these from fair bits without the secret, however many are seen. JAX's generator, threefry, has keys of 64 bits,
-and neither it nor NumPy's PCG64 was made to withstand an adversary.
+ChaCha20 (RFC 8439) makes a stream of words of a secret of 256 bits and a nonce of 96. No way is known to tell
+these words from fair bits without the secret, however many are seen. JAX's generator, threefry, has keys of
+64 bits, and neither it nor NumPy's PCG64 was made to withstand an adversary.
 
-`dpx.training.fit(secure=True)` takes the samples and the noise of a training from two such streams. The law of
-the noise and its proof stay what they are (`dpx.noise.lattice`), which ask for fair bits and nothing else.
-Words are made on the host; a step is given them in place of a key (`dpx.noise.leaves.Bits`).
+`dpx.training.fit(secure=True)` takes the samples and the noise of a training from two such streams. The law
+of the noise and its proof (`dpx.noise.lattice`) stay what they are: they ask for fair bits and nothing else.
+Words are made on the host. A step is given them in place of a key (`dpx.noise.leaves.Bits`).
 """
 
 import hashlib
@@ -22,8 +22,8 @@ from dpx.noise import lattice
 from dpx.noise.leaves import FURTHER, Bits, Shapes, word_shapes
 
 ASSUMPTION = (
-    "nobody tells the keystream of ChaCha20 from fair bits without its secret of 256 bits, of which samples and "
-    "noise are drawn"
+    "nobody tells the keystream of ChaCha20, of which the training's samples and noise are drawn, from fair "
+    "bits without its secret of 256 bits"
 )
 SECRET_BYTES = 32
 _CHUNK = 2**18  # bytes that are made at a time: they stay in the processor's cache
@@ -45,11 +45,7 @@ class Stream:
           ValueError: for a secret of another length.
         """
         check()
-        if len(secret) != SECRET_BYTES:
-            raise ValueError(
-                f"secret has {len(secret)} bytes, which must be {SECRET_BYTES}: use os.urandom({SECRET_BYTES})"
-            )
-        self.secret = bytes(secret)
+        self.secret = check_secret(secret)
 
     def shown(self, count: int) -> tuple[int, ...]:
         """So many words by which a replay knows the stream; they tell nothing of what it draws."""
@@ -57,7 +53,7 @@ class Stream:
         return struct.unpack(f"<{count}I", named)
 
     def words(self, count: int, *place: int) -> np.ndarray:
-        """(count,) uint32: the beginning of the keystream whose nonce is the place, of up to three numbers."""
+        """(count,) uint32: how the keystream begins whose nonce is the place, up to three numbers."""
         from cryptography.hazmat.primitives.ciphers import Cipher, algorithms
 
         if count > _MOST:
@@ -89,7 +85,9 @@ class Stream:
             made = self.words(int(cuts[-1]) + FURTHER, step, group)
             size, rounding, *shared, rest = np.split(made, cuts)
             words.append(
-                lattice.Words(*(put(x) for x in (size.reshape(own), rounding.reshape(own), *shared)))
+                lattice.Words(
+                    *(put(x) for x in (size.reshape(own), rounding.reshape(own), *shared))
+                )
             )
             further.append(put(rest))
         return Bits(tuple(words), tuple(further))
@@ -111,6 +109,15 @@ class Place(NamedTuple):
 
     def _wide(self, size: int) -> np.ndarray:
         return self.stream.words(2 * size, *self.place).view("<u8")
+
+
+def check_secret(secret: bytes) -> bytes:
+    """Returns a secret of the right length."""
+    if len(secret) != SECRET_BYTES:
+        raise ValueError(
+            f"secret has {len(secret)} bytes, which must be {SECRET_BYTES}: use os.urandom({SECRET_BYTES})"
+        )
+    return bytes(secret)
 
 
 def check() -> None:

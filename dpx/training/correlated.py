@@ -41,7 +41,7 @@ class BandedState(NamedTuple):
       left: x − x̂ of the last b − 1 steps, the last one first: trees like the parameters with a leading axis.
     """
 
-    key: jax.Array | None
+    key: Any
     count: jax.Array
     left: Any
 

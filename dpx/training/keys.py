@@ -13,7 +13,6 @@ show only a fingerprint of it (`fingerprint`), which recognises the seed in the 
 """
 
 import contextlib
-import functools
 import hashlib
 import os
 import shutil
@@ -90,7 +89,11 @@ def _warn_if_used(key: jax.Array, label: str, workdir: Path | None) -> None:
 
 @contextlib.contextmanager
 def of_training(
-    key: jax.Array | Keys | None, workdir: Path | None, *, data: Iterable[np.ndarray], settings: dict
+    key: jax.Array | Keys | None,
+    workdir: Path | None,
+    *,
+    data: Iterable[np.ndarray],
+    settings: dict,
 ) -> Iterator[Opened]:
     """The keys of a training, which follow from its label; a JAX key lies in its folder while it runs.
 
@@ -141,7 +144,8 @@ def _of_first(make: Callable[[], TrainingKeys]) -> TrainingKeys:
         noise, dropout, sampling = make()
         if isinstance(noise, Stream) and isinstance(sampling, Stream):
             return [words_of(dropout).tolist(), noise.secret.hex(), sampling.secret.hex()]
-        return [words_of(dropout).tolist(), words_of(noise).tolist(), sampling.state]
+        assert isinstance(sampling, np.random.SeedSequence)
+        return [words_of(dropout).tolist(), words_of(noise).tolist(), sampling.state]  # pyright: ignore[reportArgumentType]
 
     if not _processes.several():
         return make()

@@ -36,17 +36,11 @@ class Keys:
     another `Keys`, and so the same key under every name.
     """
 
-    def __init__(
-        self, key: jax.Array, seed: np.random.SeedSequence, secret: bytes | None = None
-    ):
-        """Of the secret of noise and dropout, of that of samples, and of that of secure trainings, 32 bytes."""
+    def __init__(self, key: jax.Array, seed: np.random.SeedSequence, secret: bytes | None = None):
+        """Of the secrets of noise and dropout, of samples, and of secure trainings, which has 32 bytes."""
         self._of_noise = words_of(key).tobytes()
         self._of_samples = seed.generate_state(8).tobytes()
-        if secret is not None and len(secret) != SECRET_BYTES:
-            raise ValueError(
-                f"secret has {len(secret)} bytes, which must be {SECRET_BYTES}: use os.urandom({SECRET_BYTES})"
-            )
-        self._of_streams = secret
+        self._of_streams = None if secret is None else stream.check_secret(secret)
         self._given: dict[tuple[str, str], Any] = {}
 
     def noise(self, release: str) -> jax.Array:
@@ -134,17 +128,17 @@ def derive(key: jax.Array) -> Keys:
 
 
 def check(key: Any, secure: bool = False) -> None:
-    """Raises ValueError for what is neither one JAX key nor `Keys`, or without a secret that `secure` asks for.
+    """Raises ValueError for what is neither one JAX key nor `Keys`; with `secure` for a JAX key.
 
     Raises:
-      ImportError: where a stream is asked for without the library that makes it.
+      ImportError: with `secure`, without the library that makes streams.
     """
     if secure:
         stream.check()
         if key is not None and not (isinstance(key, Keys) and key.has_streams):
             raise ValueError(
-                "key must be None with secure=True: a JAX key has 64 bits, and 256 then come from the operating "
-                "system's randomness; or dpx.training.Keys that have a secret"
+                "key must be None with secure=True: a JAX key has 64 bits, and 256 then come from the "
+                "operating system's randomness; or dpx.training.Keys that have a secret"
             )
         return
     if isinstance(key, Keys):

@@ -208,9 +208,7 @@ def _shown(root: np.random.SeedSequence | Stream) -> tuple[int, ...]:
     return tuple(root.generate_state(_watch.KEY_WORDS).tolist())
 
 
-def _generator(
-    root: np.random.SeedSequence | Stream, *purpose: int
-) -> np.random.Generator | Place:
+def _generator(root: np.random.SeedSequence | Stream, *purpose: int) -> np.random.Generator | Place:
     if isinstance(root, Stream):
         return root.at(*purpose)
     spawned = (*root.spawn_key, *purpose)

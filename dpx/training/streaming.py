@@ -1,6 +1,6 @@
 """The random words of a secure training's noise, which a thread makes while the step before computes."""
 
-from collections.abc import Iterator
+from collections.abc import Generator
 from concurrent.futures import ThreadPoolExecutor
 
 import jax
@@ -12,12 +12,13 @@ from dpx.training.layout import Layout
 
 def bits_of_steps(
     noise: jax.Array | Stream, shapes: Shapes, layout: Layout, steps: range
-) -> Iterator[Bits]:
+) -> Generator[Bits]:
     """Yields for each step the words of its noise; nothing where a key draws it.
 
-    They lie where the entries lie whose noise they make. While a step computes, its words are there, and those
-    of the next one are being made, 17 bytes together for each entry; the host holds, beside what is on its way
-    to the devices, those of one array at a time. Each process makes all words, and keeps those of its devices.
+    They lie where the entries lie whose noise they make. While a step computes, its words are there, and
+    those of the next one are being made: 17 bytes together for each entry. The host holds, beside what is on
+    its way to the devices, those of one array at a time. Each process makes all words, and keeps those of its
+    devices.
 
     Args:
       noise: Of the training.

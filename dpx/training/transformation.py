@@ -25,7 +25,7 @@ class PrivatizeState(NamedTuple):
     Whoever knows `key` can subtract the noise, so keep it out of checkpoints and logs.
     """
 
-    key: jax.Array | None
+    key: Any  # None where words are given
     count: jax.Array
 
 

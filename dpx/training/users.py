@@ -27,7 +27,9 @@ from dpx.data import cells
 from dpx.noise.stream import Stream
 from dpx.training.layout import Layout
 
-_RECORDS = 3  # the place, beside those of `dpx.training.sampling`, of the words that draw users' records
+_RECORDS = (
+    3  # the place, beside those of `dpx.training.sampling`, of the words that draw users' records
+)
 ASSUMPTION = "all records of a user stand under one identifier, which no other user has"
 
 

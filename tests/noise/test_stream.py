@@ -1,4 +1,4 @@
-"""Words of a stream: the cipher's published keystream, a place for each thing, and the law of what they draw."""
+"""Words of a stream: the cipher's published keystream, places that share none, and the law of draws."""
 
 import itertools
 import sys
@@ -10,7 +10,7 @@ import pytest
 from scipy import stats
 
 from dpx import noise
-from dpx.noise import laws, lattice, leaves
+from dpx.noise import lattice, laws, leaves
 from dpx.noise.stream import Stream
 
 SECRET = bytes(range(32))
@@ -112,7 +112,11 @@ def test_far_out_further_words_decide():
     (words,), (further,) = bits
     further = further.at[:2].set(0).at[2].set(7)
     bits = leaves.Bits(
-        (words._replace(size=words.size.at[0, 3, 1].set(0), low_size=jnp.zeros_like(words.low_size)),),
+        (
+            words._replace(
+                size=words.size.at[0, 3, 1].set(0), low_size=jnp.zeros_like(words.low_size)
+            ),
+        ),
         (further,),
     )
     (draw,) = leaves.draws_like(bits, [jnp.zeros(shape)])
@@ -140,7 +144,7 @@ def test_bad_input_is_named(monkeypatch):
     with pytest.raises(ValueError, match=r"bits are for groups .*\(1, 4\).* must be .*\(1, 5\)"):
         released(Stream(SECRET).bits(0, ((4,),)), exact)
     law = laws.Laplace(1.0)
-    with pytest.raises(ValueError, match="sums: law=Laplace.* must have a key"):
+    with pytest.raises(ValueError, match=r"sums: law=Laplace.* must have a key"):
         noise.release(
             Stream(SECRET).bits(0, ((5,),)), exact, sensitivity=1.0, law=law, label="sums"
         )

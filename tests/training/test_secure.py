@@ -58,7 +58,9 @@ def test_noise_and_samples_follow_from_the_secret_alone():
     assert [r.loss for r in first.history] == [r.loss for r in again.history]
     other = fit(key=keys(b"t"))
     assert (np.asarray(first.params["w"]) != other.params["w"]).all()
-    assert other.history[0].loss != first.history[0].loss  # of the first sample, before there is noise
+    assert (
+        other.history[0].loss != first.history[0].loss
+    )  # of the first sample, before there is noise
 
 
 def test_without_keys_each_training_has_a_secret_of_its_own():
@@ -77,11 +79,16 @@ def test_noise_is_that_of_the_stream_and_of_the_step(monkeypatch):
         return words(self, count, *place)
 
     monkeypatch.setattr(Stream, "words", recording)
-    fit(l2_clip_norm=AdaptiveClipNorm(count_noise=20.0), users=USERS, records_per_user=2, batch_size=4)
-    by_secret = {secret: [p for s, p in drawn if s == secret] for secret, _ in drawn}
-    noise, sampling = by_secret.values() if len(by_secret) == 2 else (None, None)
-    if (0, 0) not in noise or (0, 1) not in noise or (0, people._RECORDS) in noise:
-        noise, sampling = sampling, noise
+    fit(
+        l2_clip_norm=AdaptiveClipNorm(count_noise=20.0),
+        users=USERS,
+        records_per_user=2,
+        batch_size=4,
+    )
+    training = keys().training("training", secure=True)
+    noise = [place for secret, place in drawn if secret == training.noise.secret]
+    sampling = [place for secret, place in drawn if secret == training.sampling.secret]
+    assert len(noise) + len(sampling) == len(drawn)
     # w; b and the count, which have one shape and are drawn as one.
     assert sorted(noise) == [(step, group) for step in range(4) for group in range(2)]
     expected = [(0, 1), *((step,) for step in range(4)), *((s, people._RECORDS) for s in range(4))]
@@ -200,7 +207,9 @@ def test_which_records_a_user_gives_follows_from_the_stream():
         places = np.array(batch, np.int32)
         dropout = (jax.random.key(0), step)
         (((there, found), _), _) = draw(dropout, places, np.ones(len(batch), bool), 1)
-        return {u: tuple(np.array(f)[np.array(t)]) for u, t, f in zip(batch, there, found, strict=True)}
+        return {
+            u: tuple(np.array(f)[np.array(t)]) for u, t, f in zip(batch, there, found, strict=True)
+        }
 
     every = [drawn(step, [0, 1, 2, 3]) for step in range(600)]
     for found in every:
@@ -214,7 +223,9 @@ def test_which_records_a_user_gives_follows_from_the_stream():
         assert (abs(seen - 1800 / count) < 5 * np.sqrt(1800 / count)).all()
     choices = {tuple(sorted(found[2])) for found in every}
     assert choices == set(itertools.combinations(range(11, 17), 3))
-    assert [tuple(i - 11 for i in f[2]) for f in every] != [tuple(i - 17 for i in f[3]) for f in every]
+    assert [tuple(i - 11 for i in f[2]) for f in every] != [
+        tuple(i - 17 for i in f[3]) for f in every
+    ]
     assert drawn(7, [3, 0]) == {user: every[7][user] for user in (3, 0)}
 
 
@@ -227,7 +238,10 @@ def test_the_guarantee_names_the_generator():
 @pytest.mark.parametrize(
     ("changes", "named"),
     [
-        ({"key": jax.random.key(1 << 40)}, "key must be None with secure=True: a JAX key has 64 bits"),
+        (
+            {"key": jax.random.key(1 << 40)},
+            "key must be None with secure=True: a JAX key has 64 bits",
+        ),
         ({"key": secrets.derive(jax.random.key(1 << 40))}, "key must be None with secure=True"),
         ({"secure": "yes"}, "secure='yes' must be"),
         ({"secure": False, "key": None}, "key"),
