@@ -84,11 +84,8 @@ class Stream:
             cuts = np.cumsum([entries, entries, columns, columns])
             made = self.words(int(cuts[-1]) + FURTHER, step, group)
             size, rounding, *shared, rest = np.split(made, cuts)
-            words.append(
-                lattice.Words(
-                    *(put(x) for x in (size.reshape(own), rounding.reshape(own), *shared))
-                )
-            )
+            parts = size.reshape(own), rounding.reshape(own), *shared
+            words.append(lattice.Words(*map(put, parts)))
             further.append(put(rest))
         return Bits(tuple(words), tuple(further))
 

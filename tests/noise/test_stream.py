@@ -141,8 +141,9 @@ def test_bad_input_is_named(monkeypatch):
     exact = jnp.zeros(5)
     with pytest.raises(ValueError, match="secret has 31 bytes, which must be 32"):
         Stream(bytes(31))
-    with pytest.raises(ValueError, match=r"bits are for groups .*\(1, 4\).* must be .*\(1, 5\)"):
-        released(Stream(SECRET).bits(0, ((4,),)), exact)
+    # One draw for all five.
+    with pytest.raises(ValueError, match=r"bits are for groups .*\(1, 1\).* must be .*\(1, 5\)"):
+        released(Stream(SECRET).bits(0, ((1,),)), exact)
     law = laws.Laplace(1.0)
     with pytest.raises(ValueError, match=r"sums: law=Laplace.* must have a key"):
         noise.release(

@@ -11,6 +11,7 @@ import optax
 import pytest
 
 import dpx
+from configs.quickstart import get_config
 from dpx import audit
 from dpx.noise import stream
 from dpx.noise.stream import Stream
@@ -18,6 +19,7 @@ from dpx.training import AdaptiveClipNorm, Keys, Poisson, loop
 from dpx.training import keys as secrets
 from dpx.training import users as people
 from dpx.training.log import Progress
+from experiments.dp_transformer import training
 
 X = np.random.default_rng(0).normal(size=(64, 3)).astype(np.float32)
 USERS = np.arange(64) % 13
@@ -56,11 +58,10 @@ def test_noise_and_samples_follow_from_the_secret_alone():
     again = fit(key=Keys(jax.random.key(6), np.random.SeedSequence(6), b"s" * 32))
     jax.tree.map(np.testing.assert_array_equal, first.params, again.params)
     assert [r.loss for r in first.history] == [r.loss for r in again.history]
-    other = fit(key=keys(b"t"))
-    assert (np.asarray(first.params["w"]) != other.params["w"]).all()
-    assert (
-        other.history[0].loss != first.history[0].loss
-    )  # of the first sample, before there is noise
+    for other in (fit(key=keys(b"t")), fit(label="another")):
+        assert (np.asarray(first.params["w"]) != other.params["w"]).all()
+        # Of the first sample, before there is noise.
+        assert other.history[0].loss != first.history[0].loss
 
 
 def test_without_keys_each_training_has_a_secret_of_its_own():
@@ -69,8 +70,8 @@ def test_without_keys_each_training_has_a_secret_of_its_own():
     assert one.history[0].loss != other.history[0].loss
 
 
-def test_noise_is_that_of_the_stream_and_of_the_step(monkeypatch):
-    """The training's own release, step by step, from words that are drawn here; samples have other places."""
+def test_no_place_of_a_stream_serves_twice(monkeypatch):
+    """Noise has one stream, with a place for each step and array; samples and users' records another."""
     drawn = []
     words = Stream.words
 
@@ -85,9 +86,9 @@ def test_noise_is_that_of_the_stream_and_of_the_step(monkeypatch):
         records_per_user=2,
         batch_size=4,
     )
-    training = keys().training("training", secure=True)
-    noise = [place for secret, place in drawn if secret == training.noise.secret]
-    sampling = [place for secret, place in drawn if secret == training.sampling.secret]
+    own = keys().training("training", secure=True)
+    noise = [place for secret, place in drawn if secret == own.noise.secret]
+    sampling = [place for secret, place in drawn if secret == own.sampling.secret]
     assert len(noise) + len(sampling) == len(drawn)
     # w; b and the count, which have one shape and are drawn as one.
     assert sorted(noise) == [(step, group) for step in range(4) for group in range(2)]
@@ -103,9 +104,9 @@ def test_the_noise_of_a_step_is_what_its_words_make(bands):
         pytest.importorskip("jax_privacy")
         about = {"noise": "banded", "bands": bands}
     recorded = audit.record(lambda rows: fit(data=rows, **about).params, X)
-    training = keys().training("training", secure=True)
+    own = keys().training("training", secure=True)
     for step, release in enumerate(recorded.releases):
-        bits = training.noise.bits(step, ((), (3,)))
+        bits = own.noise.bits(step, ((), (3,)))
         exact = [jnp.asarray(x) for x in release.exact]
         about = {"sensitivity": 1.0, "noise_multiplier": float(release.scale), "label": "sums"}
         again = jax.jit(lambda b, e: dpx.noise.release(b, e, **about))(bits, exact)  # noqa: B023
@@ -259,6 +260,25 @@ def test_without_the_library_it_says_what_to_install(monkeypatch, tmp_path):
     with pytest.raises(ImportError, match=r'pip install -e "\.\[secure\]"'):
         fit(tmp_path / "run", key=None)
     assert not (tmp_path / "run").exists()
+
+
+def test_the_section_of_a_config_draws_from_streams(monkeypatch, tmp_path):
+    """The private rows alone: a row without privacy has no noise."""
+    section = get_config("tiny").train
+    section.update({"secure": True, "batch_size": 16})
+    privacy, guarantee = training.make_private(section, 2.0, 1e-3, 64, "record", ())
+    assert stream.ASSUMPTION in guarantee.assumptions
+    seen = []
+    monkeypatch.setattr(loop, "train", lambda *_, keys, **rest: (seen.append(keys), None))
+    own = {"keys": keys(), "workdir": tmp_path}
+    for label, private in (("private", privacy), ("plain", None)):
+        training.train(loss_fn, {}, (X,), section, label=label, privacy=private, **own)
+    assert [isinstance(x, Stream) for each in seen for x in each] == [True, False, True] + 3 * [
+        False
+    ]
+    section.secure = False
+    _, guarantee = training.make_private(section, 2.0, 1e-3, 64, "record", ())
+    assert stream.ASSUMPTION not in guarantee.assumptions
 
 
 def test_privatize_takes_words_or_a_key():
