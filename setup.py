@@ -17,7 +17,7 @@ DOCS = ["mkdocs-jupyter>=0.25", "mkdocs-material>=9.5", "mkdocstrings[python]>=0
 LOG = ["tensorboardX>=2.6", "trackio>=0.20", "wandb>=0.19"]
 LM = ["gguf>=0.17", "safetensors>=0.5", "tokenizers>=0.20"]
 PLOTS = ["matplotlib>=3.8"]
-SECURE = ["opendp>=0.14"]
+SECURE = ["cryptography>=42", "opendp>=0.14"]
 SWEEP = ["ray>=2.30", "submitit>=1.5"]
 TEST = [
     "PLD_accounting>=2.0",

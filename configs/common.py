@@ -52,6 +52,7 @@ MEANINGS = {
     "train.batch_size": "expected number of records, or users, in a step",
     "train.records_per_user": "records that a step draws of a user at most, where users are the unit",
     "train.sampling": '"poisson", "allocation" (once an epoch), or "auto": that with less noise',
+    "train.secure": "samples and noise of the private rows from ChaCha20, and not from JAX's generator",
     "train.microbatch_size": "records, or users, whose gradients are clipped at a time, to bound memory",
     "train.compute_dtype": '"float32", or "bfloat16" for activations',
     "train.learning_rate": "of AdamW, at its highest",

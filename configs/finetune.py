@@ -137,6 +137,7 @@ def _pretrained(tiny: bool) -> ConfigDict:
                 "normalize": True,
                 "accountant": "pld",
                 "sampling": "poisson",  # or "allocation", or "auto" for the one with less noise
+                "secure": False,
                 "log_every": 1,
                 "checkpoint_every": 4,
             },

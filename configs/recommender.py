@@ -126,6 +126,7 @@ def get_config(arg: str = "") -> ConfigDict:
                 "normalize": True,
                 "accountant": "pld",
                 "sampling": "poisson",  # or "allocation", or "auto" for the one with less noise
+                "secure": False,
                 "log_every": 10,
                 "checkpoint_every": 50,
                 "evaluate_every": 0,

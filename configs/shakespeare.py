@@ -68,6 +68,7 @@ def get_config(arg: str = "") -> ConfigDict:
                 "normalize": True,
                 "accountant": "pld",
                 "sampling": "poisson",  # or "allocation", or "auto" for the one with less noise
+                "secure": False,
                 "log_every": 25,
                 "checkpoint_every": 50,
             },

@@ -37,7 +37,7 @@ MODULES = {
         *("transformer", "recurrent", "cross_attention", "gram_attention", "linear_attention"),
         *("lora", "peft", "pretrained"),
     ],
-    "noise": ["lattice", "secure"],
+    "noise": ["lattice", "secure", "stream"],
     "recommend": ["popularity", "transitions", "item_gram", "metrics"],
     "training": ["correlated", "planning"],
 }

@@ -29,6 +29,14 @@ USERS: dict = {
     "records_per_user": 3,
     "batch_size": 8,
 }
+
+
+def secure(secret=b"s" * 32):
+    """What makes a training draw from a cryptographic stream, under a secret."""
+    keys = dpx.training.Keys(jax.random.key(3), np.random.SeedSequence(3), secret)
+    return {"secure": True, "key": keys}
+
+
 MESHES = {
     "data 2": {"data": 2},
     "data 8": {"data": 8},
@@ -155,6 +163,10 @@ def main():
     found["explicit, data 4"] = compare(fit(mesh=explicit, microbatch_size=6, log_every=1), one)
     spread = fit(mesh={"data": 4, "model": 2}, log_every=1, **USERS)
     found["users, data 4, model 2"] = compare(spread, fit(log_every=1, **USERS))
+    of_mesh = {"mesh": {"data": 4, "model": 2}}
+    for name, more in (("secure", {}), ("secure, users", USERS)):
+        spread = fit(log_every=1, **secure(), **of_mesh, **more)
+        found[name] = compare(spread, fit(log_every=1, **secure(), **more))
     found["resumed"] = compare(moved({"data": 4}, {"data": 2, "model": 2}), one)
     # Half of the samples are cut off. One compiled step takes them all, or it raises.
     cut = {"sampling": Poisson(30), "log_every": 1}
@@ -179,6 +191,10 @@ def main():
     alone = fit(nothing, optax.sgd(1.0))
     spread = fit(nothing, optax.sgd(1.0), mesh={"data": 4, "model": 2})
     found["noise apart"] = farthest(spread.params, alone.params)
+    alone_secure = fit(nothing, optax.sgd(1.0), **secure())
+    spread = fit(nothing, optax.sgd(1.0), **secure(), **of_mesh)
+    found["secure noise apart"] = farthest(spread.params, alone_secure.params)
+    found["noise of the stream"] = farthest(alone_secure.params, alone.params)
     found["noise"] = farthest(alone.params, inputs()[0])
     json.dump(found, sys.stdout)
 

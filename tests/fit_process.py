@@ -1,6 +1,7 @@
-"""One of several processes of a private training: ADDRESS COUNT NUMBER FOLDER [STEP [CLIP [users]]].
+"""One of several processes of a private training: ADDRESS COUNT NUMBER FOLDER [STEP [CLIP [HOW]]].
 
-It is killed at the step, if that is not 0, clips to the given norm, and has users who have several records.
+It is killed at the step, if that is not 0, and clips to the given norm. HOW is "users", who have several
+records, or "secure", which draws from a cryptographic stream.
 
 `tests/training/test_processes.py` starts them all, and says what must hold.
 """
@@ -35,16 +36,19 @@ def main(address, count, number, folder, step=0, clip=0.5, unit="records"):
     if unit == "users":
         about = fit_cases.USERS | {"users": share(np.array(fit_cases.USERS["users"]))}
     # Each has a key of its own: that of the first counts.
+    key = {"key": dpx.secret_key()}
+    if number == "0" and not (folder / "secret").exists():
+        key = {"key": jax.random.key(3)}
+    if unit == "secure":
+        key = fit_cases.secure(*([] if number == "0" else [os.urandom(32)]))
     trained = fit_cases.fit(
         data=share(fit_cases.inputs()[1]),
-        key=jax.random.key(3)
-        if number == "0" and not (folder / "secret").exists()
-        else dpx.secret_key(),
         workdir=folder,
         log_every=1,
         checkpoint_every=1,
         l2_clip_norm=float(clip),
         mesh={"model": 2} if jax.local_device_count() == 2 else None,
+        **key,
         **about,
     )
     found = {name: whole(x) for name, x in trained.params.items()}

@@ -17,8 +17,9 @@ The guarantees are those of real-valued laws. What the machine draws has a law o
   nothing has to be added to δ, whatever ε is.
 
 Two gaps remain. Sums over records round, unless they are sums of integers (`sum_sparse`, `dpx.release`). Bits
-come from JAX's generator. None of them is left with `secure=True`, which releases that are made at once take:
-it sums exact integers and draws discrete noise (`dpx.noise.secure`).
+come from JAX's generator. `secure=True` of releases that are made at once leaves none of them: it sums exact
+integers and draws discrete noise (`dpx.noise.secure`). `secure=True` of a training closes the second one: it
+draws the same noise from the bits of a cryptographic stream (`dpx.noise.stream`).
 """
 
 from dpx.noise import secure

@@ -16,13 +16,13 @@ from dpx._validate import check_key, check_positive, check_real
 from dpx.noise import secure as exact_arithmetic
 from dpx.noise.lattice import RESOLUTION, add, step_of
 from dpx.noise.laws import Gaussian, Law
-from dpx.noise.leaves import draws_like
+from dpx.noise.leaves import Bits, draws_like
 
 _GRID = 2.0**-20  # of the scale of a Laplace law
 
 
 def release(
-    key: jax.Array,
+    key: jax.Array | Bits,
     exact: Any,
     *,
     sensitivity: Any,
@@ -50,7 +50,8 @@ def release(
     leaves the exact value alone is post-processing, and removes the noise in the directions it projects out.
 
     Args:
-      key: A secret key that is used for this release alone.
+      key: A secret key that is used for this release alone; or, for Gaussian noise, words of a cryptographic
+        stream that are (`dpx.noise.stream`).
       exact: The statistic, an array or a tree of arrays. Sums are float32 at least.
       sensitivity: How far a record moves it: one number, or an array for each leaf (or subtree) that
         broadcasts against it, where entries are in different units.
@@ -73,7 +74,12 @@ def release(
         nothing would be guaranteed. Inside it what is released is not finite either then: noise of a traced
         size that is too small makes NaN.
     """
-    check_key(key)
+    if not isinstance(key, Bits):
+        check_key(key)
+    elif law is not None:
+        raise ValueError(
+            f"{label}: law={law} must have a key: words of a stream are for noise_multiplier"
+        )
     with wide_sums(key, exact):
         if (law is None) == (noise_multiplier is None):
             raise ValueError(
@@ -110,7 +116,7 @@ def release(
             noisy = _with_normal_noise(key, leaves, stds, unit)
         else:
             stds = [jnp.asarray(law.width, wide)]
-            noisy = [_with_noise_of(law, key, leaves[0])]
+            noisy = [_with_noise_of(law, key, leaves[0])]  # pyright: ignore[reportArgumentType]
         noisy = [
             _unless_flushed(leaf, std, size, may_be_zero=law is None)
             for leaf, std, size in zip(noisy, stds, sizes, strict=True)
@@ -123,7 +129,10 @@ def release(
             "parts": parts,
         }
         scale = noise_multiplier if law is None else jax.tree.leaves(law)
-        noisy = _watch.at_release(about, key, leaves, unit, noisy, scale)
+        shown = key
+        if isinstance(key, Bits):  # by words that are of this draw alone
+            shown = key.further[0] if key.further else np.zeros(0, np.uint32)
+        noisy = _watch.at_release(about, shown, leaves, unit, noisy, scale)
         return structure.unflatten(noisy)
 
 
@@ -219,7 +228,7 @@ def _std(size: tuple, dtype: Any) -> jax.Array:
 
 
 def _with_normal_noise(
-    key: jax.Array, leaves: list[jax.Array], stds: list[jax.Array], unit: list[jax.Array]
+    key: jax.Array | Bits, leaves: list[jax.Array], stds: list[jax.Array], unit: list[jax.Array]
 ) -> list[jax.Array]:
     """The leaves with normal noise, each on its grid (`dpx.noise.lattice`)."""
     # Noise per unit of sensitivity, as a norm over all entries: that of each entry, whatever its unit is.

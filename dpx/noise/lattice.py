@@ -59,7 +59,10 @@ d. Beyond 8.4 standard deviations, where one draw in 10¹⁶ is, the quantile is
 12, 15 and 5 for U₁, U₂ and U₃. Sixteen draws share 16 lower bits of U₁ and 32 lower bits of |n|, which
 decide once in 2¹² and 2²² draws: two draws of a column depend on each other by less than 1e-13 of a
 probability. Beyond 2⁻⁵⁵ further words are drawn for as long as all before them are zero, so that no
-tail is cut off at any ε. Bits are those of JAX's generator, and are taken for random.
+tail is cut off at any ε. Bits are those of JAX's generator, or of a cryptographic stream
+(`dpx.noise.stream`), and are taken for random. Of a stream there are sixteen further words, so that the tail
+ends at 28 standard deviations: that is less than 1e-20 of δ for noise multipliers above 1/18, where ε is
+above 200.
 """
 
 import bisect

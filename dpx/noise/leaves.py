@@ -2,6 +2,8 @@
 
 Entry i of the draw is a function of the key and of i alone. So every device makes the noise of the entries
 that it holds, without a word to the others, and it is the same noise on any number of devices.
+
+In place of a key a draw may be given all of its random words (`Bits`), which lie where its entries do.
 """
 
 import functools
@@ -20,6 +22,7 @@ from dpx.noise import lattice
 # Entries of an array up to which those of one shape are drawn as one, for fewer programs to compile: it costs
 # little if they are sharded in different ways.
 SMALL = 2**14
+FURTHER = 16  # words for what is far out, where there is no key of which there are more
 
 Shapes = tuple[tuple[int, ...], ...]
 
@@ -31,15 +34,38 @@ class Draw(NamedTuple):
     uniform: jax.Array
 
 
-def draws_like(key: jax.Array, leaves: Sequence[jax.Array]) -> list[Draw]:
+class Bits(NamedTuple):
+    """The random words of one draw, in place of a key. Arrays are in groups (`_groups`), which share none.
+
+    Attributes:
+      words: For each group: two words for each entry, (arrays, *shape), and two for each column, (columns,).
+      further: For each group: (FURTHER,) words for what is far out, which its draws share. They are drawn
+        from once in 2⁵⁵ draws. Where all of them are zero, at 28 standard deviations, the tail ends.
+    """
+
+    words: tuple[lattice.Words, ...]
+    further: tuple[jax.Array, ...]
+
+
+def word_shapes(shapes: Shapes) -> list[tuple[tuple[int, ...], int]]:
+    """For each group of arrays of these shapes: the shape of a word of its entries, and how many columns."""
+    own = [(len(members), *shapes[members[0]]) for members in _groups(shapes)]
+    return [(shape, max(1, count_columns(math.prod(shape)))) for shape in own]
+
+
+def draws_like(key: jax.Array | Bits, leaves: Sequence[jax.Array]) -> list[Draw]:
     """A draw for each entry of `leaves`: those of one array of all their entries, cut into pieces."""
     shapes = tuple(leaf.shape for leaf in leaves)
     if not shapes:
         return []
-    if not (_may_be_sharded(leaves) and _has_counters(key)):
+    if isinstance(key, Bits):
+        _check_fits(key, shapes)
+        draw = functools.partial(_of_bits, shapes=shapes)
+    elif _may_be_sharded(leaves) and _has_counters(key):
+        draw = functools.partial(_by_index, shapes=shapes)
+    else:
         # XLA compiles one generator, not one for each leaf, and entries share words.
         return _cut(key, shapes)
-    draw = functools.partial(_by_index, shapes=shapes)
     mesh = mesh_of((key, leaves))
     if not (axes := explicit_axes(mesh)):
         return draw(key)
@@ -63,7 +89,7 @@ def _cut(key: jax.Array, shapes: Shapes) -> list[Draw]:
     def fresh(key: jax.Array) -> list[jax.Array]:
         return [_pair(key, columns)[0][None]]
 
-    (draw,) = _drawn(words, fresh, more)
+    (draw,) = _drawn(words, functools.partial(_refilled, fresh, more))
     cuts = np.cumsum(sizes)[:-1]
     pieces = zip(*(jnp.split(x.ravel()[: sum(sizes)], cuts) for x in draw), strict=True)
     return [
@@ -79,33 +105,40 @@ def count_columns(draws: int) -> int:
 
 def _drawn(
     words: Callable[[], list[lattice.Words]],
-    fresh: Callable[[jax.Array], list[jax.Array]],
-    key: jax.Array,
+    further: Callable[[list[lattice.Words]], list[tuple[jax.Array, jax.Array]]],
 ) -> list[Draw]:
-    """Draws from words; `fresh` gives further ones, one for each column, for what is far out."""
+    """Draws from words; `further` gives those for what is far out: of each the empty ones, and the next."""
     near = [lattice.whole_normal(each) for each in words()]
 
     def far(near: list[jax.Array]) -> list[jax.Array]:
-        def refill(state: tuple) -> tuple:
-            key, last, empty = state
-            key, own = jax.random.split(key)
-            filled = [jnp.where(x == 0, y, x) for x, y in zip(last, fresh(own), strict=True)]
-            return key, filled, [n + (x == 0) for n, x in zip(empty, filled, strict=True)]
-
         again = words()  # hashed again, because else they would be kept for this
-        zeros = [jnp.zeros_like(each.low_size) for each in again]
-        state = key, zeros, [x.astype(jnp.int32) for x in zeros]
-        _, last, empty = jax.lax.while_loop(
-            lambda state: _any([x == 0 for x in state[1]]), refill, state
-        )
         return [
             lattice.whole_normal(each, lattice.far_size(each, *more))
-            for each, more in zip(again, zip(last, empty, strict=True), strict=True)
+            for each, more in zip(again, further(again), strict=True)
         ]
 
     is_far = _any([lattice.may_be_far(x) for x in near])
     whole = jax.lax.cond(is_far, far, lambda near: near, near)
     return [Draw(x, lattice.uniforms(each)) for x, each in zip(whole, words(), strict=True)]
+
+
+def _refilled(
+    fresh: Callable[[jax.Array], list[jax.Array]], key: jax.Array, words: list[lattice.Words]
+) -> list[tuple[jax.Array, jax.Array]]:
+    """The first word that is not zero, and how many were before it; `fresh` gives one for each column."""
+
+    def refill(state: tuple) -> tuple:
+        key, last, empty = state
+        key, own = jax.random.split(key)
+        filled = [jnp.where(x == 0, y, x) for x, y in zip(last, fresh(own), strict=True)]
+        return key, filled, [n + (x == 0) for n, x in zip(empty, filled, strict=True)]
+
+    zeros = [jnp.zeros_like(each.low_size) for each in words]
+    state = key, zeros, [x.astype(jnp.int32) for x in zeros]
+    _, last, empty = jax.lax.while_loop(
+        lambda state: _any([x == 0 for x in state[1]]), refill, state
+    )
+    return list(zip(last, empty, strict=True))
 
 
 def _may_be_sharded(leaves: Sequence[jax.Array]) -> bool:
@@ -125,14 +158,11 @@ def _has_counters(key: jax.Array) -> bool:
 def _by_index(key: jax.Array, *, shapes: Shapes) -> list[Draw]:
     sizes = list(map(math.prod, shapes))
     columns = max(count_columns(sum(sizes)), 1)
-    groups: dict[Any, list[int]] = {}
-    for k, (shape, size) in enumerate(zip(shapes, sizes, strict=True)):
-        groups.setdefault(shape if size <= SMALL else k, []).append(k)
+    groups = _groups(shapes)
     own_key, shared_key, more = jax.random.split(key, 3)
     with jax.enable_x64(True):
         indices = [
-            _index(shapes[members[0]], [sum(sizes[:k]) for k in members])
-            for members in groups.values()
+            _index(shapes[members[0]], [sum(sizes[:k]) for k in members]) for members in groups
         ]
         places = [_halves(index) for index in indices]
         column = [_halves(index % np.uint64(columns)) for index in indices]
@@ -146,12 +176,57 @@ def _by_index(key: jax.Array, *, shapes: Shapes) -> list[Draw]:
     def fresh(key: jax.Array) -> list[jax.Array]:
         return [_hashed(key, *place)[0] for place in column]
 
+    return _apart(_drawn(words, functools.partial(_refilled, fresh, more)), groups)
+
+
+@functools.partial(jax.jit, static_argnames="shapes")
+def _of_bits(bits: Bits, *, shapes: Shapes) -> list[Draw]:
+    with jax.enable_x64(True):  # the place of an entry in its group may have more than 32 bits
+        column = []
+        for (count, *shape), columns in word_shapes(shapes):
+            index = _index(tuple(shape), [k * math.prod(shape) for k in range(count)])
+            column.append((index % np.uint64(columns)).astype(jnp.uint32))
+
+    def words() -> list[lattice.Words]:
+        return [
+            lattice.Words(each.size, each.rounding, each.low_size[own], each.low_rounding[own])
+            for each, own in zip(bits.words, column, strict=True)
+        ]
+
+    def further(words: list[lattice.Words]) -> list[tuple[jax.Array, jax.Array]]:
+        del words
+        empty = [jnp.argmax(each != 0).astype(jnp.int32) for each in bits.further]
+        return [(each[count], count) for each, count in zip(bits.further, empty, strict=True)]
+
+    return _apart(_drawn(words, further), _groups(shapes))
+
+
+def _check_fits(bits: Bits, shapes: Shapes) -> None:
+    """Raises ValueError for words of other arrays, which might be spread over these."""
+    needed = [(own, own, (count,), (count,)) for own, count in word_shapes(shapes)]
+    given = [tuple(x.shape for x in each) for each in bits.words]
+    if given != needed:
+        raise ValueError(
+            f"bits are for groups {given}, which must be {needed}: draw them for these arrays"
+        )
+
+
+def _groups(shapes: Shapes) -> list[list[int]]:
+    """Which arrays are drawn as one: small ones of one shape, and each other one by itself."""
+    groups: dict[Any, list[int]] = {}
+    for k, shape in enumerate(shapes):
+        groups.setdefault(shape if math.prod(shape) <= SMALL else k, []).append(k)
+    return list(groups.values())
+
+
+def _apart(draws: list[Draw], groups: list[list[int]]) -> list[Draw]:
+    """The draws of each array, from those of the groups."""
     found = {
         k: Draw(draw.normal[i], draw.uniform[i])
-        for draw, group in zip(_drawn(words, fresh, more), groups.values(), strict=True)
-        for i, k in enumerate(group)
+        for draw, members in zip(draws, groups, strict=True)
+        for i, k in enumerate(members)
     }
-    return [found[k] for k in range(len(shapes))]
+    return [found[k] for k in range(len(found))]
 
 
 def _any(leaves: list[jax.Array]) -> jax.Array:

@@ -29,18 +29,19 @@ import numpy as np
 import optax
 
 from dpx.noise import release
+from dpx.training.transformation import drawn_from
 
 
 class BandedState(NamedTuple):
     """State of `banded`: keep it out of checkpoints and logs, all but the count.
 
     Attributes:
-      key: The noise of step t is drawn from fold_in(key, t).
+      key: The noise of step t is drawn from fold_in(key, t), or from words given to it.
       count: Of steps.
       left: x − x̂ of the last b − 1 steps, the last one first: trees like the parameters with a leading axis.
     """
 
-    key: jax.Array
+    key: Any
     count: jax.Array
     left: Any
 
@@ -69,7 +70,7 @@ def banded(
     sensitivity: float,
     noise_multiplier: float,
     expected_batch_size: float,
-    key: jax.Array,
+    key: jax.Array | None,
     label: str = "gradients",
 ) -> optax.GradientTransformation:
     """Turns sums of clipped gradients into private estimates of means: `dpx.privatize` with other noise.
@@ -82,7 +83,7 @@ def banded(
       sensitivity: How far one example moves the sum of a step, in l2.
       noise_multiplier: Noise std per unit of sensitivity.
       expected_batch_size: B.
-      key: A JAX key that nobody learns who sees the updates.
+      key: A JAX key that nobody learns who sees the updates; None as in `dpx.privatize`.
       label: What the gradients are of, for `dpx.audit.replay`.
     """
     first, *rest = coefficients
@@ -91,7 +92,7 @@ def banded(
         left = jax.tree.map(lambda p: jnp.zeros((len(rest), *p.shape), p.dtype), params)
         return BandedState(key, jnp.zeros([], jnp.int32), left)
 
-    def update(updates: Any, state: Any, params: Any = None):
+    def update(updates: Any, state: Any, params: Any = None, *, bits: Any = None, **_: Any):
         del params
 
         def exact(x: jax.Array, left: jax.Array) -> jax.Array:
@@ -103,7 +104,7 @@ def banded(
             return first * x + before
 
         noisy = release(
-            jax.random.fold_in(state.key, state.count),
+            drawn_from(state, bits),
             jax.tree.map(exact, updates, state.left),
             sensitivity=sensitivity,
             noise_multiplier=noise_multiplier,
@@ -119,4 +120,4 @@ def banded(
         mean = jax.tree.map(lambda y: y / expected_batch_size, seen)
         return mean, BandedState(state.key, state.count + 1, left)
 
-    return optax.GradientTransformation(init, update)
+    return optax.GradientTransformationExtraArgs(init, update)

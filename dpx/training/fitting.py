@@ -15,6 +15,7 @@ from dpx._numerics import promoting
 from dpx.clipping import groups, losses, reports
 from dpx.clipping import params as parameters_of
 from dpx.clipping.gradients import plan
+from dpx.noise import stream
 from dpx.privacy import PrivacyGuarantee
 from dpx.training import (
     adaptive,
@@ -62,7 +63,7 @@ def fit(
     *,
     epsilon: float,
     delta: float,
-    key: jax.Array | secrets.Keys,
+    key: jax.Array | secrets.Keys | None,
     batch_size: float | None = None,
     steps: int | None = None,
     epochs: float | None = None,
@@ -75,6 +76,7 @@ def fit(
     noise: str = "independent",
     bands: int | None = None,
     record_key: bool = False,
+    secure: bool = False,
     users: Any = None,
     records_per_user: int | None = None,
     wrt: Any = None,
@@ -138,6 +140,7 @@ def fit(
         it whose labels differ. Two of one label would draw the same noise, which cancels: `Keys` refuse the
         second, unless it repeats the first in a `workdir`; a JAX key does not remember what it served for,
         and a second use in one process is a warning, as is a key that can be guessed, `jax.random.key(0)`.
+        None with `secure`.
       normalize: Scale every gradient to the clipping norm, and not only those above it.
       compute_dtype: What the loss computes in, such as "bfloat16", whatever parameters are kept in: it gets
         parameters and examples cast to it. Their gradients, norms, sums and noise, and the optimizer, are in
@@ -157,6 +160,13 @@ def fit(
       bands: b of banded noise, from 2 to N / batch_size. More correlate more, and sampling protects less.
       record_key: The loss takes a key after the example, for dropout. It follows from `key`, the step and
         the index of the record (`dpx.clipping.record_keys`), so that no record changes the mask of another.
+      secure: Samples and noise are drawn from ChaCha20 (`dpx.noise.stream`), under 256 bits of the operating
+        system's randomness, and not from JAX's generator, whose keys have 64. `key` is None then, or `Keys`
+        that have such a secret. The law of the noise is the same (`dpx.noise.lattice`), and so is that of
+        samples. Sums over records are floats still, as `ClippedGrad.rounding` bounds them: releases that are
+        made at once add up integers with their `secure=True`. Dropout masks are JAX's, by a key of 64 bits,
+        which must stay as unknown as the noise. It needs the extra [secure], and 17 bytes of memory for each
+        parameter that is trained; words are made while the step before computes.
       users: Whose each record is, where a person has several: (R,) text or whole numbers, in a list, an array
         or a column, each of which is read by itself (`dpx.data.cells.identifier`). The unit is then the user
         (`dpx.training.users`), and N, `batch_size` and `microbatch_size` count users. A step samples users,
@@ -247,11 +257,12 @@ def fit(
     for name, value in (("loss_fn", loss_fn), ("evaluate", evaluate)):
         if not callable(value) and not (name == "evaluate" and value is None):
             raise ValueError(f"{name}={value!r} must be a function of the parameters: pass one")
-    normalize, record_key, strict, progress = (
+    normalize, record_key, secure, strict, progress = (
         arguments.check_flag(value, name)
         for name, value in (
             ("normalize", normalize),
             ("record_key", record_key),
+            ("secure", secure),
             ("strict", strict),
             ("progress", progress),
         )
@@ -259,7 +270,7 @@ def fit(
     trackers.check(log, workdir)
     assumptions = arguments.check_assumptions(assumptions)
     arguments.check_label(label)
-    secrets.check(key)
+    secrets.check(key, secure)
     chosen = asked or calibration.quieter(
         epsilon=epsilon,
         delta=delta,
@@ -305,6 +316,9 @@ def fit(
         settings["unit"] = unit
     if assumptions:
         settings["assumptions"] = list(assumptions)
+    if secure:
+        settings["secure"] = True
+        assumptions = (*assumptions, stream.ASSUMPTION)
     if grouped is not None:
         settings["records_per_user"] = grouped.most
         assumptions = (people.ASSUMPTION, *assumptions)

@@ -1,6 +1,7 @@
 """Noise keys are secrets: whoever knows one can subtract the noise.
 
-On private data a run has two secrets from the operating system's entropy, one for noise and one for samples.
+On private data a run has three secrets from the operating system's entropy: one for noise, which is a JAX key
+of 64 bits, one for samples, and one of 256 bits for the streams of secure trainings (`dpx.noise.stream`).
 All its randomness follows from them and from the names of what it is for (`Keys`): two releases share a key
 only where they share a name, which is refused. The secrets lie in one file of their own (0600, in a 0700
 folder) while the run is unfinished, so that a killed run draws the same noise when it resumes, and are
@@ -12,7 +13,6 @@ show only a fingerprint of it (`fingerprint`), which recognises the seed in the 
 """
 
 import contextlib
-import functools
 import hashlib
 import os
 import shutil
@@ -26,6 +26,7 @@ import numpy as np
 
 from dpx import _processes, _watch
 from dpx import _storage as storage
+from dpx.noise.stream import SECRET_BYTES, Stream
 from dpx.training import resuming
 from dpx.training.purposes import (
     Keys,
@@ -88,7 +89,11 @@ def _warn_if_used(key: jax.Array, label: str, workdir: Path | None) -> None:
 
 @contextlib.contextmanager
 def of_training(
-    key: jax.Array | Keys, workdir: Path | None, *, data: Iterable[np.ndarray], settings: dict
+    key: jax.Array | Keys | None,
+    workdir: Path | None,
+    *,
+    data: Iterable[np.ndarray],
+    settings: dict,
 ) -> Iterator[Opened]:
     """The keys of a training, which follow from its label; a JAX key lies in its folder while it runs.
 
@@ -97,24 +102,26 @@ def of_training(
     opened them, who also keeps others out of the folder: one training of each label may work there.
 
     Args:
-      key: Of a training that begins, or `Keys`.
+      key: Of a training that begins, or `Keys`; None for secrets from the operating system's entropy.
       workdir: Of the training, where it has one.
-      data, settings: What a training that goes on has to find unchanged; `settings` is JSON.
+      data, settings: What a training that goes on has to find unchanged; `settings` is JSON, has the label,
+        and says whether the training is `secure`.
 
     Raises:
       CannotResumeError: if they have changed, or if the key of the training is lost.
       ValueError: for `Keys` that another training of this label was given.
       storage.StorageError: if another process works in the folder, or the key is damaged or open to others.
     """
-    label = settings["label"]
-    if not isinstance(key, Keys):
+    label, secure = settings["label"], settings.get("secure", False)
+    if key is not None and not isinstance(key, Keys):
         _warn_if_used(key, label, workdir)
 
-    def of_label(found: jax.Array | Keys, begun: Any = None) -> TrainingKeys:
-        return (found if isinstance(found, Keys) else derive(found)).training(label, begun)
+    def of_label(found: Keys, begun: Any = None) -> TrainingKeys:
+        return found.training(label, begun, secure=secure)
 
     if workdir is None:
-        yield Opened(_of_first(lambda: of_label(key)), False)
+        keys = key if isinstance(key, Keys) else _of_stored(_draw(key))
+        yield Opened(_of_first(lambda: of_label(keys)), False)
         return
     found = resuming.digest_of_all(data)
     if isinstance(key, Keys):
@@ -135,23 +142,40 @@ def _of_first(make: Callable[[], TrainingKeys]) -> TrainingKeys:
 
     def words() -> list:
         noise, dropout, sampling = make()
-        return [words_of(noise).tolist(), words_of(dropout).tolist(), sampling.state]
+        if isinstance(noise, Stream) and isinstance(sampling, Stream):
+            return [words_of(dropout).tolist(), noise.secret.hex(), sampling.secret.hex()]
+        assert isinstance(sampling, np.random.SeedSequence)
+        return [words_of(dropout).tolist(), words_of(noise).tolist(), sampling.state]  # pyright: ignore[reportArgumentType]
 
     if not _processes.several():
         return make()
-    noise, dropout, sampling = _processes.of_first(words)
-    return TrainingKeys(of_words(noise), of_words(dropout), np.random.SeedSequence(**sampling))
+    dropout, noise, sampling = _processes.of_first(words)
+    if isinstance(noise, str):
+        noise, sampling = (Stream(bytes.fromhex(each)) for each in (noise, sampling))
+    else:
+        noise, sampling = of_words(noise), np.random.SeedSequence(**sampling)
+    return TrainingKeys(noise, of_words(dropout), sampling)
 
 
-def _kept(key: jax.Array, workdir: Path, data: str, settings: dict) -> jax.Array:
-    """The given key, if the training in the folder begins or has finished, or that which it began with."""
+def _kept(key: jax.Array | None, workdir: Path, data: str, settings: dict) -> Keys:
+    """Those of the given key, if the training in the folder begins or has finished, or what it began with."""
     finished = workdir / FOLDER / FINISHED
     if finished.exists():
         resuming.unchanged(storage.read_private(finished), workdir, data, settings)
-        return key
-    draw = functools.partial(dict, key=words_of(key).tobytes().hex())
-    stored = resuming.stored(workdir, data, draw, settings)
-    return of_words(np.frombuffer(bytes.fromhex(stored["key"]), np.uint32))
+        return _of_stored(_draw(key))
+    return _of_stored(resuming.stored(workdir, data, lambda: _draw(key), settings))
+
+
+def _of_stored(stored: dict[str, str]) -> Keys:
+    """The keys of what `_draw` made."""
+    if "key" in stored:
+        return derive(of_words(np.frombuffer(bytes.fromhex(stored["key"]), np.uint32)))
+    return Keys(
+        of_words(np.frombuffer(bytes.fromhex(stored["noise"]), np.uint32)),
+        np.random.SeedSequence(int(stored["sampling"], 16)),
+        # Of a run that began before there were any, there is none.
+        bytes.fromhex(stored["streams"]) if "streams" in stored else None,
+    )
 
 
 def _finish(workdir: Path) -> None:
@@ -187,10 +211,7 @@ def open_keys(
     stored = _processes.of_first(lambda: resuming.stored(workdir, same, draw))
     if config.noise_seed is not None:
         return from_seed(config.noise_seed)
-    return Keys(
-        of_words(np.frombuffer(bytes.fromhex(stored["noise"]), np.uint32)),
-        np.random.SeedSequence(int(stored["sampling"], 16)),
-    )
+    return _of_stored(stored)
 
 
 def discard(workdir: Path) -> None:
@@ -245,5 +266,12 @@ def fingerprint(noise_seed: int, workdir: Path, *, new: bool = False) -> str:
     return f"scrypt:{hashed.hex()}"
 
 
-def _draw() -> dict[str, str]:
-    return {"noise": words_of(secret_key()).tobytes().hex(), "sampling": os.urandom(32).hex()}
+def _draw(key: jax.Array | None = None) -> dict[str, str]:
+    """A training's key, or secrets from the operating system's entropy."""
+    if key is not None:
+        return {"key": words_of(key).tobytes().hex()}
+    return {
+        "noise": words_of(secret_key()).tobytes().hex(),
+        "sampling": os.urandom(32).hex(),
+        "streams": os.urandom(SECRET_BYTES).hex(),
+    }

@@ -180,6 +180,18 @@ class Layout:
         mask = np.arange(width) < counts[:, None]
         return places.reshape(-1), mask.reshape(-1), pieces
 
+    def numbers(self, places: np.ndarray) -> np.ndarray:
+        """The numbers of the records at the places of a `batch`; of an empty place any number."""
+        first = np.repeat(self._first, len(places) // self.shards)
+        return np.minimum(first + places, self.rows - 1)
+
+    def place(self, x: np.ndarray) -> jax.Array:
+        """An array that every process has whole, where `put` would have it; no process waits for another."""
+        sharding = self.sharding(x)
+        if sharding is None:
+            return jnp.asarray(x)
+        return jax.make_array_from_callback(x.shape, sharding, lambda index: x[index])
+
     def put(self, tree: Any) -> Any:
         """Parameters or an optimizer's state, where they live."""
         if self.mesh is None:

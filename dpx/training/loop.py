@@ -20,6 +20,7 @@ from dpx import _watch
 from dpx.clipping import ClippedGrads, clipped_grad, reports
 from dpx.clipping.losses import record_keys, step_key
 from dpx.clipping.rounding import Sum
+from dpx.noise.stream import Stream
 from dpx.training import adaptive, correlated, precision, trackers
 from dpx.training import users as people
 from dpx.training.calibration import Privacy, check_priced, public_size
@@ -28,6 +29,7 @@ from dpx.training.keys import CannotResumeError, TrainingKeys
 from dpx.training.layout import Layout
 from dpx.training.log import MetricLog, Progress, Record, evaluated
 from dpx.training.sampling import Poisson, largest_sample
+from dpx.training.streaming import bits_of_steps
 from dpx.training.transformation import privatize
 
 
@@ -116,6 +118,7 @@ def train(
         follow = [adaptive.follow(privacy.l2_clip_norm, ratio)]
     noisy = optax.chain(_mean(privacy, batch_size, keys.noise, label), *follow, optimizer)
     # Steps reuse the memory of the state they are given, which the caller's arrays must survive.
+    shapes = tuple(x.shape for x in jax.tree.leaves((params, jnp.zeros(()) if follow else None)))
     params, frozen, dropout_key = layout.put(
         (jax.tree.map(jnp.array, params), frozen, keys.dropout)
     )
@@ -146,7 +149,7 @@ def train(
         if users is None:
             records, draw = layout.records((data, ids)), None
         else:
-            draw = people.drawing(users, data, ids, layout)
+            draw = people.drawing(users, data, ids, layout, keys.sampling)
         batches = sampling.batches(
             layout.rows,
             sampling_probability=probability,
@@ -155,13 +158,18 @@ def train(
             start=start,
             **({} if bands == 1 else {"groups": bands}),
         )
+        ahead = bits_of_steps(keys.noise, shapes, layout, range(start, steps))
+        stack.enter_context(contextlib.closing(ahead))
         for step, (indices, mask) in enumerate(batches, start=start):
             dropout = dropout_key, step
             _watch.key_used(step_key(*dropout), "dropout")
             batch = layout.batch(indices[mask], piece, room)
             if draw is not None:
                 records, batch = draw(dropout, *batch)
-            state, loss = step_fn(state, records, *batch, dropout, frozen)
+            bits = None if privacy is None else next(ahead, None)
+            state, loss = step_fn(state, records, *batch, dropout, frozen, bits)
+            if bits is not None:
+                loss.block_until_ready()  # or the words of many steps would wait for their turn
             done = step + 1
             if done % log_every == 0 or done == steps:
                 spent = privacy.spent(done) if privacy is not None else None
@@ -178,7 +186,7 @@ def train(
 
 
 def _mean(
-    privacy: Privacy | None, batch_size: float, noise_key: jax.Array, label: str
+    privacy: Privacy | None, batch_size: float, noise: jax.Array | Stream, label: str
 ) -> optax.GradientTransformation:
     """From the sum of a batch's gradients to their mean, noisy where the run is private."""
     if privacy is None:
@@ -186,7 +194,7 @@ def _mean(
     about: dict[str, Any] = {
         "noise_multiplier": privacy.noise_multiplier,
         "expected_batch_size": batch_size,
-        "key": noise_key,
+        "key": None if isinstance(noise, Stream) else noise,
         "label": f"gradients of {label}",
     }
     clips, ratio = privacy.l2_clip_norm, privacy.count_ratio
@@ -215,6 +223,7 @@ def _step(
     pieces,
     dropout,
     frozen=None,
+    bits=None,
 ):
     """One step on a padded batch; returns the state and the mean loss of the real records in the batch."""
     params, opt_state = state
@@ -256,7 +265,8 @@ def _step(
         (params, frozen, clip, pieces, dropout), (data, indices, mask)
     )
     grads = layout.constrain(grads)
-    updates, opt_state = optimizer.update(grads, opt_state, params)
+    words = {} if bits is None else {"bits": bits}
+    updates, opt_state = optimizer.update(grads, opt_state, params, **words)
     loss = loss / jnp.where(weight > 0, weight, 1)
     return (optax.apply_updates(params, updates), opt_state), loss
 

@@ -8,21 +8,23 @@ import jax
 import numpy as np
 
 from dpx._validate import warn_of_guess, wrong_key
+from dpx.noise import stream
+from dpx.noise.stream import SECRET_BYTES, Stream
 
 
 class TrainingKeys(NamedTuple):
     """The randomness of one training, all of which is secret.
 
     Attributes:
-      noise: The noise of step t is drawn from fold_in(noise, t).
+      noise: The noise of step t is drawn from fold_in(noise, t), or from the words of a stream.
       dropout: The masks of step t follow from fold_in(dropout, t) and the index of the record; where users
-        have several records, also which of them are drawn.
-      sampling: The Poisson samples follow from it.
+        have several records, also which of them are drawn, without a stream.
+      sampling: The samples follow from it; from a stream also which records of a user are drawn.
     """
 
-    noise: jax.Array
+    noise: jax.Array | Stream
     dropout: jax.Array
-    sampling: np.random.SeedSequence
+    sampling: np.random.SeedSequence | Stream
 
 
 class Keys:
@@ -34,10 +36,11 @@ class Keys:
     another `Keys`, and so the same key under every name.
     """
 
-    def __init__(self, key: jax.Array, seed: np.random.SeedSequence):
-        """Of the secret of noise and dropout, and of that of samples."""
+    def __init__(self, key: jax.Array, seed: np.random.SeedSequence, secret: bytes | None = None):
+        """Of the secrets of noise and dropout, of samples, and of secure trainings, which has 32 bytes."""
         self._of_noise = words_of(key).tobytes()
         self._of_samples = seed.generate_state(8).tobytes()
+        self._of_streams = None if secret is None else stream.check_secret(secret)
         self._given: dict[tuple[str, str], Any] = {}
 
     def noise(self, release: str) -> jax.Array:
@@ -58,21 +61,28 @@ class Keys:
         self._give("draw", draw)
         return self._seed("draw", draw)
 
-    def training(self, label: str, begun: Any = None) -> TrainingKeys:
+    @property
+    def has_streams(self) -> bool:
+        """Whether there is a secret for secure trainings."""
+        return self._of_streams is not None
+
+    def training(self, label: str, begun: Any = None, *, secure: bool = False) -> TrainingKeys:
         """The keys of the training with this label.
 
         Args:
           label: Of the training.
           begun: What it begins with. It is given the same keys again where that is the same; None never is.
+          secure: Noise and samples are of cryptographic streams (`dpx.noise.stream`).
 
         Raises:
           ValueError: if they have been given out to another training.
         """
         self._give("label", label, begun)
+        noise, sampling = (self._stream, self._stream) if secure else (self._key, self._seed)
         return TrainingKeys(
-            noise=self._key("noise of training", label),
+            noise=noise("noise of training", label),
             dropout=self._key("dropout of training", label),
-            sampling=self._seed("samples of training", label),
+            sampling=sampling("samples of training", label),
         )
 
     def _give(self, kind: str, name: str, begun: Any = None) -> None:
@@ -96,6 +106,11 @@ class Keys:
             int.from_bytes(_hashed(self._of_samples, kind, name, 32), "little")
         )
 
+    def _stream(self, kind: str, name: str) -> Stream:
+        if self._of_streams is None:
+            raise ValueError("keys must have a secret for secure=True: give Keys one of 32 bytes")
+        return Stream(_hashed(self._of_streams, kind, name, SECRET_BYTES))
+
 
 def secret_key() -> jax.Array:
     """A JAX key from the operating system's entropy, which fills every word of it.
@@ -112,8 +127,20 @@ def derive(key: jax.Array) -> Keys:
     return Keys(of_words(words), np.random.SeedSequence(words.tolist()))
 
 
-def check(key: Any) -> None:
-    """Raises ValueError for what is neither one JAX key nor `Keys`."""
+def check(key: Any, secure: bool = False) -> None:
+    """Raises ValueError for what is neither one JAX key nor `Keys`; with `secure` for a JAX key.
+
+    Raises:
+      ImportError: with `secure`, without the library that makes streams.
+    """
+    if secure:
+        stream.check()
+        if key is not None and not (isinstance(key, Keys) and key.has_streams):
+            raise ValueError(
+                "key must be None with secure=True: a JAX key has 64 bits, and 256 then come from the "
+                "operating system's randomness; or dpx.training.Keys that have a secret"
+            )
+        return
     if isinstance(key, Keys):
         return
     try:
@@ -132,9 +159,10 @@ def check(key: Any) -> None:
 
 
 def from_seed(seed: int) -> Keys:
-    """The keys of a run whose secret is this number, at least 0."""
+    """The keys of a run whose secret is this number, at least 0: no secret of theirs is harder to guess."""
     secret = np.random.SeedSequence(seed)
-    return Keys(of_words(secret.generate_state(_key_words())), secret)
+    streams = hashlib.blake2b(f"seed: {seed}".encode(), digest_size=SECRET_BYTES).digest()
+    return Keys(of_words(secret.generate_state(_key_words())), secret, streams)
 
 
 def _hashed(secret: bytes, kind: str, name: str, size: int) -> bytes:

@@ -14,7 +14,10 @@ import numpy as np
 
 from dpx import _watch
 from dpx._validate import check_integer, check_number, warn_of_guess
+from dpx.noise.stream import Place, Stream
 from dpx.privacy.allocation import epoch
+
+Seed = int | np.random.SeedSequence | Stream
 
 
 def poisson_batches(
@@ -22,7 +25,7 @@ def poisson_batches(
     *,
     sampling_probability: float,
     steps: int,
-    seed: int | np.random.SeedSequence,
+    seed: Seed,
     multiple_of: int = 1,
     max_batch_size: int | None = None,
     groups: int = 1,
@@ -40,7 +43,8 @@ def poisson_batches(
       num_examples: N.
       sampling_probability: q in (0, 1].
       steps: Number of batches in all.
-      seed: A NumPy SeedSequence, such as `np.random.SeedSequence()`, or an int, which must not be guessed.
+      seed: A NumPy SeedSequence, such as `np.random.SeedSequence()`, or an int, which must not be guessed; or
+        a cryptographic stream (`dpx.noise.stream`).
       multiple_of: Batches are padded to a multiple of this, at least one, so that jit sees few shapes.
       max_batch_size: Of a larger sample a uniformly random part of this size is kept, and all batches are
         padded to it: jit sees one shape. It costs privacy (`dpx.dpsgd_epsilon` with the same argument).
@@ -68,7 +72,7 @@ def allocated_batches(
     *,
     sampling_probability: float,
     steps: int,
-    seed: int | np.random.SeedSequence,
+    seed: Seed,
     multiple_of: int = 1,
     start: int = 0,
 ) -> Iterator[tuple[np.ndarray, np.ndarray]]:
@@ -180,9 +184,9 @@ def _checked(
     return num_examples, sampling_probability, range(start, steps), multiple_of
 
 
-def _root(seed: int | np.random.SeedSequence) -> np.random.SeedSequence:
+def _root(seed: Seed) -> np.random.SeedSequence | Stream:
     root = seed
-    if not isinstance(root, np.random.SeedSequence):
+    if not isinstance(root, np.random.SeedSequence | Stream):
         given: Any = seed
         if np.ndim(given) or jnp.issubdtype(getattr(given, "dtype", int), jax.dtypes.prng_key):
             # A key may be secret: it is not shown.
@@ -193,11 +197,20 @@ def _root(seed: int | np.random.SeedSequence) -> np.random.SeedSequence:
         number = check_integer(seed, "seed", 0)
         warn_of_guess(number < 2**32, "seed")
         root = np.random.SeedSequence(number)
-    _watch.key_used(root.generate_state(_watch.KEY_WORDS), "sampling")
+    _watch.key_used(_shown(root), "sampling")
     return root
 
 
-def _generator(root: np.random.SeedSequence, *purpose: int) -> np.random.Generator:
+def _shown(root: np.random.SeedSequence | Stream) -> tuple[int, ...]:
+    """The words by which a replay knows a seed."""
+    if isinstance(root, Stream):
+        return root.shown(_watch.KEY_WORDS)
+    return tuple(root.generate_state(_watch.KEY_WORDS).tolist())
+
+
+def _generator(root: np.random.SeedSequence | Stream, *purpose: int) -> np.random.Generator | Place:
+    if isinstance(root, Stream):
+        return root.at(*purpose)
     spawned = (*root.spawn_key, *purpose)
     child = np.random.SeedSequence(root.entropy, spawn_key=spawned, pool_size=root.pool_size)
     return np.random.default_rng(child)
@@ -227,7 +240,7 @@ def _allocated(root, num_examples, sampling_probability, steps, multiple_of):
             own = _generator(root, number, 2).integers(length, size=ids.max() + 1)[ids]
             drawn = number
         chosen = np.flatnonzero(own == step - begin)
-        _watch.sampled((tuple(root.generate_state(_watch.KEY_WORDS).tolist()), number, length))
+        _watch.sampled((_shown(root), number, length))
         yield _padded(chosen, len(chosen), multiple_of)
 
 

@@ -13,19 +13,34 @@ from dpx._numerics import norm, promoting
 from dpx._validate import check_key, check_positive
 from dpx.clipping import ClippedGrads
 from dpx.noise import release
+from dpx.noise.leaves import Bits
 
 # Squares of thresholds, and the noise, have to stay within float32.
 _LEAST, _LARGEST = float(np.finfo(np.float32).tiny), 1e38
 
 
 class PrivatizeState(NamedTuple):
-    """State of `privatize`: the noise of step t is drawn from fold_in(key, t).
+    """State of `privatize`: the noise of step t is drawn from fold_in(key, t), or from words given to it.
 
     Whoever knows `key` can subtract the noise, so keep it out of checkpoints and logs.
     """
 
-    key: jax.Array
+    key: Any  # None where words are given
     count: jax.Array
+
+
+def drawn_from(state: Any, bits: Bits | None) -> jax.Array | Bits:
+    """What the noise of a step is drawn from: its key, of that of the state, or the words that it is given.
+
+    Raises:
+      ValueError: for both a key and words, or neither.
+    """
+    if (state.key is None) == (bits is None):
+        raise ValueError(
+            "bits must be given to update with key=None, and only then: draw them for each step with "
+            "dpx.noise.stream.Stream"
+        )
+    return jax.random.fold_in(state.key, state.count) if bits is None else bits
 
 
 def privatize(
@@ -33,7 +48,7 @@ def privatize(
     l2_clip_norm: Any,
     noise_multiplier: float | jax.Array,
     expected_batch_size: float,
-    key: jax.Array,
+    key: jax.Array | None,
     label: str = "gradients",
 ) -> optax.GradientTransformation:
     """Turns the sum of clipped per-example gradients into a private estimate of their mean.
@@ -62,7 +77,8 @@ def privatize(
       l2_clip_norm: The clipping norm, or the pytree of them (one per group) that `clipped_grad` was given.
       noise_multiplier: Noise std per unit of sensitivity; 0 gives exactly the clipped mean.
       expected_batch_size: sampling probability × number of examples.
-      key: A JAX key that nobody learns who sees the updates; it may be traced.
+      key: A JAX key that nobody learns who sees the updates; it may be traced. None where `update` is given
+        `bits`, the words of a cryptographic stream for each step (`dpx.noise.stream.Stream.bits`).
       label: What the gradients are of, for `dpx.audit.replay`.
 
     Returns:
@@ -85,7 +101,8 @@ def privatize(
             raise ValueError(
                 f"l2_clip_norm={clip} must be within the range of float32: scale the loss"
             )
-    check_key(key)
+    if key is not None:
+        check_key(key)
     _check(noise_multiplier, "noise_multiplier", zero=True)
     _check(expected_batch_size, "expected_batch_size")
     traced = any(isinstance(clip, Tracer) for clip in clips)
@@ -98,14 +115,14 @@ def privatize(
         return PrivatizeState(key, jnp.zeros([], jnp.int32))
 
     @promoting
-    def update(updates, state, params=None):
+    def update(updates, state, params=None, *, bits=None, **_):
         del params
         if isinstance(updates, ClippedGrads):
             _check_same(updates.clips, clips)
             updates = updates.grads
         _check_leaves(jax.tree.leaves(updates))
         noisy = release(
-            jax.random.fold_in(state.key, state.count),
+            drawn_from(state, bits),
             updates,
             sensitivity=sensitivity,
             noise_multiplier=noise_multiplier,
@@ -116,7 +133,7 @@ def privatize(
         )
         return mean, PrivatizeState(state.key, state.count + 1)
 
-    return optax.GradientTransformation(init, update)
+    return optax.GradientTransformationExtraArgs(init, update)
 
 
 def _check_same(clipped: tuple[float, ...], stated: list) -> None:

@@ -4,8 +4,8 @@ A step samples users. Of each it takes at most G records, drawn anew, uniformly 
 the gradient of their mean loss is clipped as that of one example. So a user moves the sum of a step by at
 most the clipping norm, however many records they have, and whichever are drawn.
 
-Whatever is drawn for a user follows from a secret key, the step, the user's number and the number of that
-user's records. A user who joins or leaves changes neither the records that another one gives nor their
+Whatever is drawn for a user follows from a secret, the step, the user's number and the number of that user's
+records. A user who joins or leaves changes neither the records that another one gives nor their
 dropout masks.
 """
 
@@ -21,11 +21,15 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from dpx import _processes, _validate
+from dpx import _processes, _validate, _watch
 from dpx.clipping import losses
 from dpx.data import cells
+from dpx.noise.stream import Stream
 from dpx.training.layout import Layout
 
+_RECORDS = (
+    3  # the place, beside those of `dpx.training.sampling`, of the words that draw users' records
+)
 ASSUMPTION = "all records of a user stand under one identifier, which no other user has"
 
 
@@ -144,7 +148,9 @@ def mean_loss(loss_fn: Callable[..., Any]) -> Callable[..., jax.Array]:
     return of_user
 
 
-def drawing(users: Users, data: tuple, ids: np.ndarray, layout: Layout) -> Callable[..., Any]:
+def drawing(
+    users: Users, data: tuple, ids: np.ndarray, layout: Layout, sampling: Any = None
+) -> Callable[..., Any]:
     """What draws the records of a step: (dropout, places, mask, pieces) -> (batch and keys, where they lie).
 
     It is a program of its own, which computes with no record. How many records users have is in the shapes of
@@ -156,24 +162,33 @@ def drawing(users: Users, data: tuple, ids: np.ndarray, layout: Layout) -> Calla
       data: Trees of arrays with a row for each record.
       ids: (N,) numbers of the users, by which they have their keys.
       layout: Of the users.
+      sampling: A stream from which the records are drawn; else the users' keys draw them.
     """
+    everybody = _watch.record_ids(layout.rows)
     spans, ids = layout.records((users.spans, ids))
     held = (layout.records(users.sort(data), users.begins), *spans)
 
     def of_block(dropout: tuple, held: Any) -> tuple:
-        (key, step), (held, ids, places) = dropout, held
-        return draw(held, places, losses.record_keys(key, step, ids[places]), users.most)
+        (key, step), (held, ids, places, words) = dropout, held
+        return draw(held, places, losses.record_keys(key, step, ids[places]), users.most, words)
 
     drawn = jax.jit(layout.by_block(of_block))
 
     def of_step(dropout: tuple, places: np.ndarray, mask: np.ndarray, pieces: int) -> tuple:
         own = np.tile(np.arange(len(places) // layout.shards, dtype=np.int32), layout.shards)
-        return drawn(dropout, (held, ids, places)), (own, mask, pieces)
+        words = None
+        if isinstance(sampling, Stream):
+            # Of everybody: what a user draws must not depend on who else is sampled.
+            words = sampling.words((everybody.max() + 1) * users.most, dropout[1], _RECORDS)
+            words = words.reshape(-1, users.most)[everybody[layout.numbers(places)]]
+        return drawn(dropout, (held, ids, places, words)), (own, mask, pieces)
 
     return of_step
 
 
-def draw(held: Any, users: jax.Array, keys: jax.Array, most: int) -> tuple[tuple, jax.Array]:
+def draw(
+    held: Any, users: jax.Array, keys: jax.Array, most: int, words: jax.Array | None = None
+) -> tuple[tuple, jax.Array]:
     """At most `most` records of each user, and a key for each of them.
 
     Args:
@@ -181,6 +196,7 @@ def draw(held: Any, users: jax.Array, keys: jax.Array, most: int) -> tuple[tuple
       users: (B,) places of users.
       keys: (B,) of the users, for this step.
       most: G.
+      words: (B, G) random words that draw the records in place of the keys.
 
     Returns:
       The batch: a mask (B, G) of the records that there are, and the records with axes (B, G) in front. Then
@@ -188,21 +204,23 @@ def draw(held: Any, users: jax.Array, keys: jax.Array, most: int) -> tuple[tuple
     """
     records, begins, counts = held
 
-    def of_user(key: jax.Array, count: jax.Array) -> tuple:
+    def of_user(key: jax.Array, count: jax.Array, words: jax.Array | None) -> tuple:
         for_places, for_records = jax.random.split(key)
-        places = _distinct(for_places, count, most)
+        places = _distinct(for_places, count, most, words)
         own = functools.partial(jax.random.fold_in, for_records)
         return places, losses.for_each(own, key.dtype, places)
 
     counts = counts[users]
-    places, keys = losses.for_each(of_user, keys.dtype, keys, counts)
+    places, keys = losses.for_each(of_user, keys.dtype, keys, counts, words)
     there = jnp.arange(most) < counts[:, None]
     # The first one of a block begins at the block's first row.
     rows = (begins[users] - begins[0])[:, None] + places
     return (there, *jax.tree.map(lambda x: x[rows], records)), keys
 
 
-def _distinct(key: jax.Array, count: jax.Array, most: int) -> jax.Array:
+def _distinct(
+    key: jax.Array, count: jax.Array, most: int, words: jax.Array | None = None
+) -> jax.Array:
     """(most,) places in [0, count), which are distinct and uniformly drawn where there are so many.
 
     Where there are fewer, it is all of them, and then the last one again. By Robert Floyd's algorithm (CACM
@@ -210,7 +228,10 @@ def _distinct(key: jax.Array, count: jax.Array, most: int) -> jax.Array:
     """
     few = jnp.minimum(jnp.arange(most), jnp.maximum(count - 1, 0))
     last = jnp.maximum(count - most, 0) + jnp.arange(most)
-    drawn = jax.random.randint(key, (most,), 0, last + 1)
+    if words is None:
+        drawn = jax.random.randint(key, (most,), 0, last + 1)
+    else:
+        drawn = (words % (last + 1).astype(words.dtype)).astype(last.dtype)
 
     def add(number: jax.Array, chosen: jax.Array) -> jax.Array:
         taken = (chosen == drawn[number]).any()

@@ -1,8 +1,10 @@
 """Noise: how fast it is, what its exact law costs, and what an adversary who knows that law gains.
 
 python -m experiments.bench.noise [--size=4194304] [--runs=60] [--repeats=9]
+python -m experiments.bench.noise --secure=1000000 [--repeats=9]    # a training's noise from a stream
 """
 
+import os
 import time
 from typing import Any
 
@@ -12,14 +14,22 @@ import numpy as np
 from absl import app, flags
 
 import dpx
+from dpx import noise
 from dpx.audit import epsilon_lower_bound
 from dpx.noise import lattice
+from dpx.noise.stream import Stream
 from dpx.privacy import gaussian_epsilon
+from dpx.training.layout import Layout
+from dpx.training.streaming import bits_of_steps
 from experiments.bench._noise_law import ideal, law
 
 SIZE = flags.DEFINE_integer("size", 2**22, "coordinates that are released at once")
 RUNS = flags.DEFINE_integer("runs", 60, "releases of either neighbour for the attack")
 REPEATS = flags.DEFINE_integer("repeats", 9, "timed calls, of which the median counts")
+
+SECURE = flags.DEFINE_integer(
+    "secure", None, "parameters whose noise is of a stream: nothing else is run"
+)
 
 R = lattice.RESOLUTION
 DELTA, MULTIPLIER, WITHOUT = 1e-5, 7.6, 1.4848
@@ -56,6 +66,44 @@ def speed() -> None:
         f"{1e3 * times['dpx']:.2f} ms, sum + σ·jax.random.normal {1e3 * times['plain']:.2f} ms: "
         f"{times['dpx'] / times['plain']:.2f} times"
     )
+
+
+def streams(size: int) -> None:
+    """The noise of a step from a key, and from words of a cryptographic stream, made ahead or not."""
+    shapes, total = ((size,),), jnp.full(size, WITHOUT, jnp.float32)
+    own = Stream(os.urandom(32))
+
+    def noisy(key):
+        about: Any = {"sensitivity": 1.0, "noise_multiplier": MULTIPLIER, "label": "sums"}
+        return noise.release(key, total, **about)
+
+    released = jax.jit(noisy)
+    about = range(1, REPEATS.value + 2)
+    words = own.bits(0, shapes)
+    ahead = bits_of_steps(own, shapes, Layout(None, 1), about)
+
+    def next_step(_):
+        return released(next(ahead))
+
+    seconds = _medians(
+        {
+            "by a key": released,
+            "from words that are there": lambda _: released(words),
+            "making the words": lambda key: own.bits(int(jax.random.key_data(key)[1]), shapes),
+            "from words made ahead": next_step,
+        },
+        REPEATS.value,
+    )
+    print(f"{size:,} parameters on {jax.devices()[0].device_kind}, of {os.cpu_count()} cores:")
+    for name, found in seconds.items():
+        print(f"  {name}: {1e3 * found:.1f} ms")
+    for name, key in (("by a key", jax.random.key(0)), ("from words", words)):
+        memory = released.lower(key).compile().memory_analysis()
+        print(
+            f"  {name}: {memory.temp_size_in_bytes / size:.1f} bytes a parameter of working memory"
+        )
+    given = sum(x.nbytes for x in jax.tree.leaves(words))
+    print(f"  the words: {given / size:.2f} bytes a parameter")
 
 
 def cost() -> None:
@@ -171,7 +219,11 @@ def _can_be_made(noisy: np.ndarray, value: np.float32, scale: np.float32 | None)
 
 def main(argv: list[str]) -> None:
     del argv
+    if SECURE.value:
+        streams(SECURE.value)
+        return
     speed()
+    streams(SIZE.value)
     cost()
     attack()
     floats()

@@ -13,6 +13,7 @@ import optax
 import dpx
 from dpx import _validate
 from dpx.data.records import num_units, of_units
+from dpx.noise import stream
 from dpx.training import loop, precision
 from dpx.training.arguments import check_sampling
 from dpx.training.calibration import (
@@ -66,7 +67,8 @@ def train(
       data: Arrays with one row per example.
       config: `steps`, `batch_size` (expected), `microbatch_size`, `learning_rate`, `warmup` (share of the
         steps), `weight_decay`, `log_every`, `checkpoint_every` (steps), `compute_dtype` if it is not that of
-        the parameters, with `evaluate` `evaluate_every` (steps), and with `users` `records_per_user`.
+        the parameters, `secure` if samples and noise are of cryptographic streams, with `evaluate`
+        `evaluate_every` (steps), and with `users` `records_per_user`.
       keys: Of the run; those of the training follow from its label.
       mesh: The section `mesh` of a config, if it has one.
       users: (n,) whose each example is, as in `dpx.data.Texts`: then `batch_size` is of users.
@@ -92,7 +94,7 @@ def train(
         optimizer=optimizer(config),
         batch_size=config.batch_size,
         steps=config.steps,
-        keys=keys.training(label),
+        keys=keys.training(label, secure=privacy is not None and config.get("secure", False)),
         privacy=privacy,
         label=label,
         compute_dtype=config.get("compute_dtype"),
@@ -140,6 +142,8 @@ def check(config: Any, num_examples: int, *, name: str = "config.train") -> None
             f"for {num_examples} records: use at most that many"
         )
     precision.check(config.get("compute_dtype"), f"{name}.compute_dtype")
+    if config.get("secure", False):
+        stream.check()
     for key in ("steps", "microbatch_size", "log_every", "checkpoint_every", "records_per_user"):
         if config.get(key, 1) < 1:
             raise ValueError(f"{name}.{key}={config[key]} must be at least 1")
@@ -177,6 +181,8 @@ def make_private(
     beside_label: str = "prior release",
 ) -> tuple[Privacy, dpx.PrivacyGuarantee]:
     """Calibrates the training section to a budget: see `dpx.training.calibration.calibrate`."""
+    if config.get("secure", False):
+        assumptions = (*assumptions, stream.ASSUMPTION)
     asked = check_sampling(config.get("sampling", "poisson"), config.batch_size)
     sampling = asked or quieter(
         epsilon=epsilon,

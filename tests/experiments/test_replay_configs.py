@@ -80,10 +80,10 @@ GRU = {
 CHANGES = {
     "quickstart:tiny": [TRAINING | DROPOUT, TRAINING | GRU | {"train.sampling": "allocation"}],
     "shakespeare:tiny": [TRAINING | {"model.dropout": 0.2}],
-    "text:tiny": [TRAINING | {"data.limit": 120}],
+    "text:tiny": [TRAINING | {"data.limit": 120, "train.secure": True}],
     "friends:users,tiny": [
         TRAINING | DROPOUT | {"train.records_per_user": 2},
-        TRAINING | GRU | {"train.sampling": "allocation"},
+        TRAINING | GRU | {"train.sampling": "allocation", "train.secure": True},
     ],
     "friends:lines,tiny": [TRAINING | {"data.limit": 120}],
     "classify:sentences,tiny": [TRAINING | {"words.batch_size": 16}],

@@ -52,6 +52,8 @@ LEDGER = (
     "tests/experiments/test_ledgers.py"
     "::test_rows_and_total_cost_what_is_stated_and_held_out_data_nothing[{}]"
 )
+STREAM = "tests/noise/test_stream.py::"
+SECURE = "tests/training/test_secure.py::"
 PURPOSES = "tests/training/test_purposes.py::"
 SHARED = (
     "tests/experiments/test_keys_of_configs.py::test_no_two_releases_of_a_config_share_a_key[{}]"
@@ -550,8 +552,8 @@ FAULTS = (
     Fault(
         "every step has the same noise",
         "dpx/training/transformation.py",
-        "jax.random.fold_in(state.key, state.count),",
-        "state.key,",
+        "jax.random.fold_in(state.key, state.count) if bits is None",
+        "state.key if bits is None",
         MOVED,
     ),
     Fault(
@@ -574,9 +576,9 @@ FAULTS = (
     Fault(
         "the sum is divided by the realised batch size",
         "dpx/training/loop.py",
-        "updates, opt_state = optimizer.update(grads, opt_state, params)",
+        "updates, opt_state = optimizer.update(grads, opt_state, params, **words)",
         "grads = jax.tree.map(lambda g: g * 9.0 / jnp.maximum(mask.sum(), 1), grads)\n"
-        "    updates, opt_state = optimizer.update(grads, opt_state, params)",
+        "    updates, opt_state = optimizer.update(grads, opt_state, params, **words)",
         MOVED,
     ),
     Fault(
@@ -596,7 +598,7 @@ FAULTS = (
     Fault(
         "the noise of training has a fixed key",
         "dpx/training/loop.py",
-        '"key": noise_key,',
+        '"key": None if isinstance(noise, Stream) else noise,',
         '"key": jax.random.key(0),',
         SECRET,
     ),
@@ -1369,8 +1371,8 @@ FAULTS = (
     Fault(
         "two rows of a run share noise and samples",
         "experiments/dp_transformer/training.py",
-        "keys=keys.training(label),",
-        'keys=keys.training("row", begun=0),',
+        "keys=keys.training(label, secure",
+        'keys=keys.training("row", 0, secure',
         LEDGER.format("text"),
     ),
     Fault(
@@ -1782,15 +1784,15 @@ FAULTS = (
     Fault(
         "the label is no part of the key of a training's noise",
         "dpx/training/purposes.py",
-        'self._key("noise of training", label)',
-        'self._key("noise of training", "")',
+        'noise=noise("noise of training", label)',
+        'noise=noise("noise of training", "")',
         PURPOSES + "test_trainings_of_two_labels_share_neither_noise_nor_samples_nor_masks",
     ),
     Fault(
         "trainings of two labels share their samples",
         "dpx/training/purposes.py",
-        'self._seed("samples of training", label)',
-        'self._seed("samples of training", "")',
+        'sampling=sampling("samples of training", label)',
+        'sampling=sampling("samples of training", "")',
         PURPOSES + "test_trainings_of_two_labels_share_neither_noise_nor_samples_nor_masks",
     ),
     Fault(
@@ -2525,7 +2527,7 @@ FAULTS = (
     Fault(
         "the seed of samples is no key to a replay",
         "dpx/training/sampling.py",
-        '    _watch.key_used(root.generate_state(_watch.KEY_WORDS), "sampling")\n',
+        '    _watch.key_used(_shown(root), "sampling")\n',
         "",
         "tests/audit/test_replay_instrument.py::test_every_other_difference_is_named",
     ),
@@ -3420,8 +3422,8 @@ FAULTS = (
     Fault(
         "how many records users have is in the program that adds them up",
         "dpx/training/users.py",
-        "return drawn(dropout, (held, ids, places)), (own, mask, pieces)",
-        "found = drawn(dropout, (held, ids, places))\n"
+        "return drawn(dropout, (held, ids, places, words)), (own, mask, pieces)",
+        "found = drawn(dropout, (held, ids, places, words))\n"
         "        more = lambda x: jnp.concatenate([x, x[jnp.zeros(users.begins[-1], int)]])\n"
         "        return jax.tree.map(more, found), (own, mask, pieces)",
         "tests/training/test_users.py::test_the_program_of_a_step_is_the_same_for_other_users",
@@ -3587,6 +3589,108 @@ FAULTS = (
         'if config.get("log") is not None:',
         'if config.get("log") == "":',
         "tests/launch/test_sweep_selection.py::test_the_trials_of_a_selection_are_logged_nowhere_else",
+    ),
+    # -----------------------------------------------------------------------------------------------------
+    # Cryptographic streams
+    Fault(
+        "a step's number is the counter of the cipher, so that its words come again in other steps",
+        "dpx/noise/stream.py",
+        'struct.pack("<4I", 0, *place, *(0,) * (3 - len(place)))',
+        'struct.pack("<4I", *place, *(0,) * (4 - len(place)))',
+        STREAM + "test_places_have_words_of_their_own",
+    ),
+    Fault(
+        "the words of noise are those of the first step in every step",
+        "dpx/noise/stream.py",
+        "FURTHER, step, group)",
+        "FURTHER, 0, group)",
+        f"{STREAM}test_no_two_arrays_or_steps_share_a_word "
+        f"{SECURE}test_no_place_of_a_stream_serves_twice",
+    ),
+    Fault(
+        "all arrays have the same words",
+        "dpx/noise/stream.py",
+        "FURTHER, step, group)",
+        "FURTHER, step)",
+        f"{STREAM}test_no_two_arrays_or_steps_share_a_word "
+        f"{SECURE}test_no_place_of_a_stream_serves_twice",
+    ),
+    Fault(
+        "the word that rounds a value is the one that draws its noise",
+        "dpx/noise/stream.py",
+        "parts = size.reshape(own), rounding.reshape(own), *shared",
+        "parts = size.reshape(own), size.reshape(own), *shared",
+        STREAM + "test_no_two_arrays_or_steps_share_a_word",
+    ),
+    Fault(
+        "arrays of one shape have the words of the first",
+        "dpx/noise/leaves.py",
+        "k: Draw(draw.normal[i], draw.uniform[i])",
+        "k: Draw(draw.normal[0], draw.uniform[0])",
+        STREAM + "test_each_entry_is_drawn_from_its_own_words",
+    ),
+    Fault(
+        "words for other arrays are spread over these",
+        "dpx/noise/leaves.py",
+        "        _check_fits(key, shapes)\n",
+        "",
+        STREAM + "test_bad_input_is_named",
+    ),
+    Fault(
+        "samples and noise of a training are of one stream",
+        "dpx/training/purposes.py",
+        'sampling=sampling("samples of training", label)',
+        'sampling=sampling("noise of training" if secure else "samples of training", label)',
+        SECURE + "test_no_place_of_a_stream_serves_twice",
+    ),
+    Fault(
+        "two trainings of one run have one stream",
+        "dpx/training/purposes.py",
+        "return Stream(_hashed(self._of_streams, kind, name, SECRET_BYTES))",
+        'return Stream(_hashed(self._of_streams, kind, "", SECRET_BYTES))',
+        SECURE + "test_noise_and_samples_follow_from_the_secret_alone",
+    ),
+    Fault(
+        "a stream has the 64 bits of a JAX key for its secret",
+        "dpx/training/purposes.py",
+        "return Stream(_hashed(self._of_streams, kind, name, SECRET_BYTES))",
+        "return Stream(_hashed(self._of_noise, kind, name, SECRET_BYTES))",
+        SECURE + "test_noise_and_samples_follow_from_the_secret_alone",
+    ),
+    Fault(
+        "a secure training draws from JAX's generator, and its guarantee says otherwise",
+        "dpx/training/keys.py",
+        'settings["label"], settings.get("secure", False)',
+        'settings["label"], False',
+        SECURE + "test_noise_and_samples_follow_from_the_secret_alone",
+    ),
+    Fault(
+        "a secure config draws from JAX's generator, and its guarantee says otherwise",
+        "experiments/dp_transformer/training.py",
+        'secure=privacy is not None and config.get("secure", False)',
+        "secure=False",
+        SECURE + "test_the_section_of_a_config_draws_from_streams",
+    ),
+    Fault(
+        "a training that goes on draws the noise of its first steps again",
+        "dpx/training/loop.py",
+        "bits_of_steps(keys.noise, shapes, layout, range(start, steps))",
+        "bits_of_steps(keys.noise, shapes, layout, range(steps))",
+        SECURE + "test_a_killed_training_goes_on_bitwise_and_leaves_no_secret[poisson]",
+    ),
+    Fault(
+        "users draw their records by their places in the batch",
+        "dpx/training/users.py",
+        "[everybody[layout.numbers(places)]]",
+        "[own]",
+        SECURE + "test_which_records_a_user_gives_follows_from_the_stream",
+    ),
+    Fault(
+        "users draw their records by their places in the data",
+        "dpx/training/users.py",
+        "[everybody[layout.numbers(places)]]",
+        "[layout.numbers(places)]",
+        SECURE + "test_a_record_or_user_moves_each_step_by_its_own_gradient_alone[users]",
     ),
 )
 

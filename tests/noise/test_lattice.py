@@ -13,6 +13,7 @@ from scipy import stats
 import dpx
 from dpx import audit, noise
 from dpx.noise import lattice
+from dpx.noise.stream import Stream
 from dpx.privacy import gaussian_epsilon
 from experiments.bench._noise_law import ideal, law
 
@@ -211,23 +212,28 @@ STD, WITHOUT = 7.6, 1.4848
 
 
 @pytest.mark.slow
-def test_outputs_of_privatize_are_spread_as_the_law_says():
+@pytest.mark.parametrize("secret", [None, bytes(32)], ids=["threefry", "ChaCha20"])
+def test_outputs_of_privatize_are_spread_as_the_law_says(secret):
     """2²⁹ outputs at one exact value, counted at each point of the grid."""
     optimizer = dpx.privatize(
-        l2_clip_norm=1.0, noise_multiplier=STD, expected_batch_size=1.0, key=jax.random.key(7)
+        l2_clip_norm=1.0,
+        noise_multiplier=STD,
+        expected_batch_size=1.0,
+        key=jax.random.key(7) if secret is None else None,
     )
     step = float(lattice.step_of(STD, np.float32, multiplier_norm=STD * 2**11))
     low = math.floor(WITHOUT / step) - 6 * R
 
     @jax.jit
-    def count(state):
-        noisy, state = optimizer.update(jnp.full(2**22, WITHOUT, jnp.float32), state)
+    def count(state, words):
+        noisy, state = optimizer.update(jnp.full(2**22, WITHOUT, jnp.float32), state, **words)
         index = jnp.round(noisy / step).astype(jnp.int32) - low
         return jnp.zeros(12 * R, jnp.int32).at[jnp.clip(index, 0, 12 * R - 1)].add(1), state
 
     state, counts = optimizer.init(jnp.zeros(2**22)), np.zeros(12 * R, np.int64)
-    for _ in range(2**7):
-        found, state = count(state)
+    for turn in range(2**7):
+        words = {} if secret is None else {"bits": Stream(secret).bits(turn, ((2**22,),))}
+        found, state = count(state, words)
         counts += np.asarray(found, np.int64)
     value = float(np.float32(WITHOUT)) / step
     index = np.arange(12 * R) + low

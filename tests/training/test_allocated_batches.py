@@ -12,11 +12,13 @@ from scipy import stats
 
 import dpx
 from dpx import _watch, audit
+from dpx.noise.stream import Stream
 from dpx.training import Allocation, Poisson, allocated_batches, calibration, loop
 from dpx.training import keys as secrets
 from dpx.training.log import Progress
 
 RECORDS, Q = 1000, 0.1
+of_both = pytest.mark.parametrize("seed", [0, Stream(bytes(32))], ids=["PCG64", "ChaCha20"])
 
 
 def batches(count=RECORDS, **changes):
@@ -35,18 +37,20 @@ def steps_of(**changes):
     return found
 
 
-def test_each_record_is_in_one_batch_of_each_epoch():
-    assert (steps_of() >= 0).all()
+@of_both
+def test_each_record_is_in_one_batch_of_each_epoch(seed):
+    assert (steps_of(seed=seed) >= 0).all()
     # Epochs of two and three steps, of which the last is not finished.
-    drawn = batches(sampling_probability=0.4, steps=9)
+    drawn = batches(sampling_probability=0.4, steps=9, seed=seed)
     for begin, end in ((0, 3), (3, 5), (5, 8)):
         assert sorted(np.concatenate(drawn[begin:end])) == list(range(RECORDS))
     assert 250 < len(drawn[8]) < 750
 
 
-def test_batch_sizes_follow_the_binomial_law():
+@of_both
+def test_batch_sizes_follow_the_binomial_law(seed):
     """A shuffle that is cut into batches would make all of one size: a chi-squared test over 400 epochs."""
-    sizes = np.array([len(chosen) for chosen in batches(steps=4000)[::10]])
+    sizes = np.array([len(chosen) for chosen in batches(steps=4000, seed=seed)[::10]])
     edges = stats.binom.ppf([0.1, 0.25, 0.4, 0.6, 0.75, 0.9], RECORDS, Q)
     observed = np.bincount(np.searchsorted(edges, sizes), minlength=7)
     cumulative = np.concatenate([[0], stats.binom.cdf(edges, RECORDS, Q), [1]])
@@ -54,19 +58,21 @@ def test_batch_sizes_follow_the_binomial_law():
     assert p > 1e-3
 
 
-def test_steps_are_uniform_and_records_independent():
-    found = steps_of(steps=4000)
+@of_both
+def test_steps_are_uniform_and_records_independent(seed):
+    found = steps_of(steps=4000, seed=seed)
     _, p = stats.chisquare(np.bincount(found.ravel(), minlength=10))
     assert p > 1e-3
     together = (found[:, :, None] == found[:, None, :100]).mean(axis=0)[100:]
     assert together.mean() == pytest.approx(Q, abs=5 * 0.3 / np.sqrt(400 * together.size))
 
 
-def test_each_epoch_is_drawn_anew():
-    found = steps_of(steps=4000)
+@of_both
+def test_each_epoch_is_drawn_anew(seed):
+    found = steps_of(steps=4000, seed=seed)
     again = (found[1:] == found[:-1]).mean()
     assert again == pytest.approx(Q, abs=5 * 0.3 / np.sqrt(found[1:].size))
-    assert not np.array_equal(found, steps_of(steps=4000, seed=1))
+    assert not np.array_equal(found, steps_of(steps=4000, seed=1 << 40))
 
 
 def test_it_goes_on_at_any_step_and_is_padded():

@@ -49,6 +49,8 @@ def found():
         "banded",
         "allocation",
         "users, data 4, model 2",
+        "secure",
+        "secure, users",
     ],
 )
 def test_training_is_that_on_one_device(found, case):
@@ -85,7 +87,8 @@ def test_devices_share_parameters_and_state(found):
 
 @pytest.mark.slow
 def test_noise_is_the_same_to_the_last_bit(found):
-    assert found["noise apart"] == 0
+    assert found["noise apart"] == found["secure noise apart"] == 0
+    assert found["noise of the stream"] > 0.01
     assert found["noise"] > 0.01
 
 

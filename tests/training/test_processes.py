@@ -19,7 +19,7 @@ from dpx.training import layout
 PROGRAM = Path(fit_cases.__file__).with_name("fit_process.py")
 
 
-def start(folder, count, devices=1, killed=None, other=None, users=False):
+def start(folder, count, devices=1, killed=None, other=None, unit=None):
     """Starts all processes; number `killed` is killed at step 3, and number `other` clips to another norm."""
     with socket.socket() as free:
         free.bind(("localhost", 0))
@@ -34,7 +34,7 @@ def start(folder, count, devices=1, killed=None, other=None, users=False):
             [sys.executable, PROGRAM, address, str(count), str(number), folder]
             + ["3"] * (number == killed)
             + ["0", "1000"] * (number == other)
-            + ["0", "0.5", "users"] * users,
+            + (["0", "0.5", unit] if unit else []),
             env=os.environ | on_devices(devices, CHEAP) | settings,
             stdout=subprocess.DEVNULL,
             stderr=(folder / f"{number}.log").open("w"),
@@ -105,7 +105,14 @@ def test_more_processes_and_parameters_that_devices_share(tmp_path, count, devic
 
 @pytest.mark.slow
 def test_users_have_their_records_in_one_process(tmp_path):
-    check(finish(start(tmp_path / "run", 2, users=True), tmp_path / "run")[0], **fit_cases.USERS)
+    check(finish(start(tmp_path / "run", 2, unit="users"), tmp_path / "run")[0], **fit_cases.USERS)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("devices", [1, 2])
+def test_processes_draw_from_the_stream_of_the_first(tmp_path, devices):
+    found = finish(start(tmp_path / "run", 2, devices, unit="secure"), tmp_path / "run")[0]
+    check(found, **fit_cases.secure())
 
 
 def test_a_mesh_takes_all_devices_and_shares_parameters_within_a_process(monkeypatch):

@@ -2,7 +2,10 @@ import numpy as np
 import pytest
 from scipy import stats
 
+from dpx.noise.stream import Stream
 from dpx.training.sampling import poisson_batches
+
+of_both = pytest.mark.parametrize("seed", [0, Stream(bytes(32))], ids=["PCG64", "ChaCha20"])
 
 
 def batches(**changes):
@@ -10,9 +13,10 @@ def batches(**changes):
     return list(poisson_batches(1000, **(settings | changes)))
 
 
-def test_batch_sizes_follow_the_binomial_law():
+@of_both
+def test_batch_sizes_follow_the_binomial_law(seed):
     """What the accountant assumes is what the sampler does: a chi-squared test over 4,000 batches."""
-    sizes = np.array([mask.sum() for _, mask in batches(steps=4000)])
+    sizes = np.array([mask.sum() for _, mask in batches(steps=4000, seed=seed)])
     edges = stats.binom.ppf([0.1, 0.25, 0.4, 0.6, 0.75, 0.9], 1000, 0.1)
     observed = np.bincount(np.searchsorted(edges, sizes), minlength=7)
     cumulative = np.concatenate([[0], stats.binom.cdf(edges, 1000, 0.1), [1]])
@@ -20,9 +24,10 @@ def test_batch_sizes_follow_the_binomial_law():
     assert p > 1e-3
 
 
-def test_each_example_joins_independently():
+@of_both
+def test_each_example_joins_independently(seed):
     joined = np.zeros((400, 1000))
-    for row, (indices, mask) in zip(joined, batches(), strict=True):
+    for row, (indices, mask) in zip(joined, batches(seed=seed), strict=True):
         row[indices[mask]] += 1
     assert joined.max() == 1
     assert abs(joined.mean() - 0.1) < 5 * np.sqrt(0.09 / joined.size)
@@ -47,12 +52,13 @@ def test_children_of_one_seed_have_samples_of_their_own():
         assert set(a[m]) != set(b[n])
 
 
-def test_groups_are_drawn_and_each_record_is_in_one():
+@of_both
+def test_groups_are_drawn_and_each_record_is_in_one(seed):
     def members(seed):
         every = batches(sampling_probability=1.0, groups=2, steps=4, seed=seed)
         return [set(indices[mask].tolist()) for indices, mask in every]
 
-    first, second, third, fourth = members(0)
+    first, second, third, fourth = members(seed)
     assert (third, fourth) == (first, second)
     assert not first & second
     assert first | second == set(range(1000))
@@ -106,10 +112,11 @@ def test_bad_number_of_examples_is_named(count):
         poisson_batches(count, sampling_probability=0.1, steps=1, seed=0)
 
 
-def test_samples_are_cut_off_at_random_and_have_one_shape():
+@of_both
+def test_samples_are_cut_off_at_random_and_have_one_shape(seed):
     """Each of the sampled records is kept with the same probability, and so is each pair of them."""
-    whole = batches(steps=3000)
-    cut = batches(steps=3000, max_batch_size=105, multiple_of=8)
+    whole = batches(steps=3000, seed=seed)
+    cut = batches(steps=3000, seed=seed, max_batch_size=105, multiple_of=8)
     kept = np.zeros(1000)
     for (indices, mask), (few, real) in zip(whole, cut, strict=True):
         assert few.shape == real.shape == (112,)

@@ -1,0 +1,296 @@
+"""`dpx.training.fit(secure=True)`: what it draws from where, that it goes on bitwise, and what it leaves."""
+
+import itertools
+import sys
+import threading
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+import dpx
+from configs.quickstart import get_config
+from dpx import audit
+from dpx.noise import stream
+from dpx.noise.stream import Stream
+from dpx.training import AdaptiveClipNorm, Keys, Poisson, loop
+from dpx.training import keys as secrets
+from dpx.training import users as people
+from dpx.training.log import Progress
+from experiments.dp_transformer import training
+
+X = np.random.default_rng(0).normal(size=(64, 3)).astype(np.float32)
+USERS = np.arange(64) % 13
+SETTINGS = {
+    "epsilon": 2.0,
+    "delta": 1e-3,
+    "batch_size": 16,
+    "sampling": "poisson",
+    "steps": 4,
+    "optimizer": optax.sgd(0.1),
+    "l2_clip_norm": 1.0,
+    "secure": True,
+    "progress": False,
+    "log_every": 1,
+    "checkpoint_every": 1,
+}
+
+
+def loss_fn(params, x):
+    return jnp.sum((params["w"] - x) ** 2) + params["b"]
+
+
+def keys(secret=b"s"):
+    return Keys(jax.random.key(5), np.random.SeedSequence(5), secret * 32)
+
+
+def fit(folder=None, data=X, loss=loss_fn, **changes):
+    given = SETTINGS | {"key": keys()} | changes
+    start = {"w": jnp.zeros(3), "b": jnp.zeros(())}
+    return dpx.training.fit(loss, start, (data,), workdir=folder, **given)
+
+
+def test_noise_and_samples_follow_from_the_secret_alone():
+    """And from nothing that a JAX key or a seed of NumPy says."""
+    first = fit()
+    again = fit(key=Keys(jax.random.key(6), np.random.SeedSequence(6), b"s" * 32))
+    jax.tree.map(np.testing.assert_array_equal, first.params, again.params)
+    assert [r.loss for r in first.history] == [r.loss for r in again.history]
+    for other in (fit(key=keys(b"t")), fit(label="another")):
+        assert (np.asarray(first.params["w"]) != other.params["w"]).all()
+        # Of the first sample, before there is noise.
+        assert other.history[0].loss != first.history[0].loss
+
+
+def test_without_keys_each_training_has_a_secret_of_its_own():
+    one, other = fit(key=None), fit(key=None)
+    assert (np.asarray(one.params["w"]) != other.params["w"]).all()
+    assert one.history[0].loss != other.history[0].loss
+
+
+def test_no_place_of_a_stream_serves_twice(monkeypatch):
+    """Noise has one stream, with a place for each step and array; samples and users' records another."""
+    drawn = []
+    words = Stream.words
+
+    def recording(self, count, *place):
+        drawn.append((self.secret, place))
+        return words(self, count, *place)
+
+    monkeypatch.setattr(Stream, "words", recording)
+    fit(
+        l2_clip_norm=AdaptiveClipNorm(count_noise=20.0),
+        users=USERS,
+        records_per_user=2,
+        batch_size=4,
+    )
+    own = keys().training("training", secure=True)
+    noise = [place for secret, place in drawn if secret == own.noise.secret]
+    sampling = [place for secret, place in drawn if secret == own.sampling.secret]
+    assert len(noise) + len(sampling) == len(drawn)
+    # w; b and the count, which have one shape and are drawn as one.
+    assert sorted(noise) == [(step, group) for step in range(4) for group in range(2)]
+    expected = [(0, 1), *((step,) for step in range(4)), *((s, people._RECORDS) for s in range(4))]
+    assert sorted(sampling) == sorted(expected)
+    assert len(drawn) == len(set(drawn))  # no place serves twice
+
+
+@pytest.mark.parametrize("bands", [None, 2])
+def test_the_noise_of_a_step_is_what_its_words_make(bands):
+    about = {}
+    if bands:
+        pytest.importorskip("jax_privacy")
+        about = {"noise": "banded", "bands": bands}
+    recorded = audit.record(lambda rows: fit(data=rows, **about).params, X)
+    own = keys().training("training", secure=True)
+    for step, release in enumerate(recorded.releases):
+        bits = own.noise.bits(step, ((), (3,)))
+        exact = [jnp.asarray(x) for x in release.exact]
+        about = {"sensitivity": 1.0, "noise_multiplier": float(release.scale), "label": "sums"}
+        again = jax.jit(lambda b, e: dpx.noise.release(b, e, **about))(bits, exact)  # noqa: B023
+        jax.tree.map(np.testing.assert_array_equal, again, list(release.noisy))
+    assert len({release.key for release in recorded.releases}) == 4
+
+
+@pytest.mark.parametrize(
+    ("changes", "own"),
+    [
+        ({}, False),
+        ({}, True),
+        ({"sampling": "allocation"}, False),
+        ({"sampling": Poisson(20)}, False),
+        ({"users": USERS, "records_per_user": 2, "batch_size": 4}, False),
+        ({"l2_clip_norm": AdaptiveClipNorm(count_noise=20.0)}, False),
+    ],
+    ids=["poisson", "keys of a run", "allocation", "cut", "users", "adaptive"],
+)
+def test_a_killed_training_goes_on_bitwise_and_leaves_no_secret(
+    changes, own, tmp_path, monkeypatch
+):
+    drawn = iter([bytes([n]) * 32 for n in range(40)])
+    monkeypatch.setattr(secrets.os, "urandom", lambda size: next(drawn)[:size])
+    about = changes | {"key": None if not own else keys()}
+    whole = fit(tmp_path / "whole", **about)
+    drawn = iter([bytes([n]) * 32 for n in range(40)])
+    line = Progress.line
+
+    def stop(self, done, *rest):
+        if done == 3:
+            raise KeyboardInterrupt
+        line(self, done, *rest)
+
+    monkeypatch.setattr(Progress, "line", stop)
+    with pytest.raises(KeyboardInterrupt):
+        fit(tmp_path / "run", **about)
+    kept = tmp_path / "run" / "secret" / "keys.json"
+    assert kept.exists() != own
+    if not own:
+        assert kept.stat().st_mode & 0o077 == 0
+    monkeypatch.setattr(Progress, "line", line)
+    if own:
+        about = about | {"key": keys()}
+    resumed = fit(tmp_path / "run", **about)
+    jax.tree.map(np.testing.assert_array_equal, resumed.params, whole.params)
+    assert not kept.exists()
+    left = b"".join(p.read_bytes() for p in (tmp_path / "run").rglob("*") if p.is_file())
+    for secret in [bytes([n]) * 32 for n in range(40)] + [b"s" * 32]:
+        assert secret not in left
+        assert secret.hex().encode() not in left
+    assert not [t for t in threading.enumerate() if "ThreadPoolExecutor" in t.name]
+
+
+def test_a_training_does_not_go_on_with_another_generator(tmp_path):
+    first = fit(tmp_path, key=None)
+    again = fit(tmp_path, key=None)
+    jax.tree.map(np.testing.assert_array_equal, first.params, again.params)
+    with pytest.raises(secrets.CannotResumeError, match="secure changed"):
+        fit(tmp_path, key=jax.random.key(1 << 40), secure=False)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [{}, {"sampling": "allocation"}, {"users": USERS, "records_per_user": 2, "batch_size": 4}],
+    ids=["poisson", "allocation", "users"],
+)
+def test_a_record_or_user_moves_each_step_by_its_own_gradient_alone(changes):
+    def program(data):
+        rows, whose = data
+        about = changes | ({"users": whose} if "users" in changes else {})
+        return fit(data=rows, optimizer=optax.adam(0.1), log_every=4, **about).params
+
+    with audit.recording():
+        ignore = ("stdout", "stderr")
+        first = audit.record(program, (X, USERS), ignore=ignore)
+        kept = USERS != 5 if "users" in changes else np.arange(64) != 14
+        ids = np.delete(np.arange(13), 5) if "users" in changes else np.delete(np.arange(64), 14)
+        found = audit.replay(
+            program, (X, USERS), (X[kept], USERS[kept]), ids=ids, first=first, ignore=ignore
+        )
+        assert 0.99 < found.check().largest_ratio <= 1 + 1e-6
+    assert len(first.releases) == 4
+    noise, other = {s.key for s in first.releases}, {w for p, w in first.keys if p != "noise"}
+    assert len(noise) == 4
+    assert not noise & other
+
+
+def test_which_records_a_user_gives_follows_from_the_stream():
+    """Distinct, each as likely, anew in each step; and whoever else is in the batch does not matter."""
+    counts, most = np.array([9, 2, 6, 6]), 3
+    whose = np.repeat(np.arange(4), counts)
+    rows = np.arange(len(whose), dtype=np.int32)
+    users = people.numbered(whose, 4, most)
+    layout = loop.Layout(None, 4)
+    draw = people.drawing(users, (rows,), np.arange(4), layout, Stream(bytes(32)))
+
+    def drawn(step, batch):
+        places = np.array(batch, np.int32)
+        dropout = (jax.random.key(0), step)
+        (((there, found), _), _) = draw(dropout, places, np.ones(len(batch), bool), 1)
+        return {
+            u: tuple(np.array(f)[np.array(t)]) for u, t, f in zip(batch, there, found, strict=True)
+        }
+
+    every = [drawn(step, [0, 1, 2, 3]) for step in range(600)]
+    for found in every:
+        assert found[1] == (9, 10)
+        for user in (0, 2, 3):
+            assert len(set(found[user])) == most
+            assert set(whose[list(found[user])]) == {user}
+    for user, count in ((0, 9), (2, 6)):
+        seen = np.bincount([i for found in every for i in found[user]], minlength=17)
+        seen = seen[whose[: len(seen)] == user]
+        assert (abs(seen - 1800 / count) < 5 * np.sqrt(1800 / count)).all()
+    choices = {tuple(sorted(found[2])) for found in every}
+    assert choices == set(itertools.combinations(range(11, 17), 3))
+    assert [tuple(i - 11 for i in f[2]) for f in every] != [
+        tuple(i - 17 for i in f[3]) for f in every
+    ]
+    assert drawn(7, [3, 0]) == {user: every[7][user] for user in (3, 0)}
+
+
+def test_the_guarantee_names_the_generator():
+    assert stream.ASSUMPTION in fit().guarantee.assumptions
+    plain = fit(secure=False, key=jax.random.key(1 << 40))
+    assert stream.ASSUMPTION not in plain.guarantee.assumptions
+
+
+@pytest.mark.parametrize(
+    ("changes", "named"),
+    [
+        (
+            {"key": jax.random.key(1 << 40)},
+            "key must be None with secure=True: a JAX key has 64 bits",
+        ),
+        ({"key": secrets.derive(jax.random.key(1 << 40))}, "key must be None with secure=True"),
+        ({"secure": "yes"}, "secure='yes' must be"),
+        ({"secure": False, "key": None}, "key"),
+    ],
+)
+def test_bad_input_is_named_before_there_is_a_folder(changes, named, tmp_path):
+    with pytest.raises(ValueError, match=named) as found:
+        fit(tmp_path / "run", **changes)
+    assert "\n" not in str(found.value)
+    assert not (tmp_path / "run").exists()
+
+
+def test_without_the_library_it_says_what_to_install(monkeypatch, tmp_path):
+    monkeypatch.setitem(sys.modules, "cryptography.hazmat.primitives.ciphers", None)
+    with pytest.raises(ImportError, match=r'pip install -e "\.\[secure\]"'):
+        fit(tmp_path / "run", key=None)
+    assert not (tmp_path / "run").exists()
+
+
+def test_the_section_of_a_config_draws_from_streams(monkeypatch, tmp_path):
+    """The private rows alone: a row without privacy has no noise."""
+    section = get_config("tiny").train
+    section.update({"secure": True, "batch_size": 16})
+    privacy, guarantee = training.make_private(section, 2.0, 1e-3, 64, "record", ())
+    assert stream.ASSUMPTION in guarantee.assumptions
+    seen = []
+    monkeypatch.setattr(loop, "train", lambda *_, keys, **rest: (seen.append(keys), None))
+    own = {"keys": keys(), "workdir": tmp_path}
+    for label, private in (("private", privacy), ("plain", None)):
+        training.train(loss_fn, {}, (X,), section, label=label, privacy=private, **own)
+    assert [isinstance(x, Stream) for each in seen for x in each] == [True, False, True] + 3 * [
+        False
+    ]
+    section.secure = False
+    _, guarantee = training.make_private(section, 2.0, 1e-3, 64, "record", ())
+    assert stream.ASSUMPTION not in guarantee.assumptions
+
+
+def test_privatize_takes_words_or_a_key():
+    about = {"l2_clip_norm": 1.0, "noise_multiplier": 1.0, "expected_batch_size": 1.0}
+    total = jnp.zeros(3)
+    private = dpx.privatize(key=None, **about)
+    bits = Stream(bytes(32)).bits(0, ((3,),))
+    noisy, state = private.update(total, private.init(total), bits=bits)
+    assert (np.asarray(noisy) != 0).all()
+    assert int(state.count) == 1
+    with pytest.raises(ValueError, match="bits must be given to update with key=None"):
+        private.update(total, private.init(total))
+    keyed = dpx.privatize(key=jax.random.key(1 << 40), **about)
+    with pytest.raises(ValueError, match="and only then"):
+        keyed.update(total, keyed.init(total), bits=bits)
