@@ -37,6 +37,8 @@ def secure(secret=b"s" * 32):
     return {"secure": True, "key": keys}
 
 
+# Two epochs of two steps.
+ALLOCATION: dict = {"sampling": "allocation", "batch_size": RECORDS / 2}
 MESHES = {
     "data 2": {"data": 2},
     "data 8": {"data": 8},

@@ -1,7 +1,8 @@
 """One of several processes of a private training: ADDRESS COUNT NUMBER FOLDER [STEP [CLIP [HOW]]].
 
 It is killed at the step, if that is not 0, and clips to the given norm. HOW is "users", who have several
-records, or "secure", which draws from a cryptographic stream.
+records, "allocation", which takes each record once in two steps, or "secure", which draws from a
+cryptographic stream.
 
 `tests/training/test_processes.py` starts them all, and says what must hold.
 """
@@ -35,6 +36,8 @@ def main(address, count, number, folder, step=0, clip=0.5, unit="records"):
     about = {}
     if unit == "users":
         about = fit_cases.USERS | {"users": share(np.array(fit_cases.USERS["users"]))}
+    if unit == "allocation":
+        about = fit_cases.ALLOCATION
     # Each has a key of its own: that of the first counts.
     key = {"key": dpx.secret_key()}
     if number == "0" and not (folder / "secret").exists():

@@ -104,6 +104,12 @@ def test_more_processes_and_parameters_that_devices_share(tmp_path, count, devic
 
 
 @pytest.mark.slow
+def test_records_are_allocated_as_in_one_process(tmp_path):
+    found = finish(start(tmp_path / "run", 2, unit="allocation"), tmp_path / "run")[0]
+    check(found, **fit_cases.ALLOCATION)
+
+
+@pytest.mark.slow
 def test_users_have_their_records_in_one_process(tmp_path):
     check(finish(start(tmp_path / "run", 2, unit="users"), tmp_path / "run")[0], **fit_cases.USERS)
 
