@@ -279,7 +279,8 @@ ON_HOST = {
     "noise.check_finite", "noise.check_size", "noise.release_integers", "noise.sum_sparse",
     "noisy_head.as_printed", "noisy_head.calibrate_one_shot", "noisy_head.gradient_sensitivity",
     "noisy_head.hyperparameters", "nn.pretrained.default_path", "nn.pretrained.files", "nn.pretrained.load",
-    "nn.pretrained.open_checkpoint", "nn.pretrained.padded", "nn.pretrained.save", "nn.pretrained.tokenizer",
+    "nn.pretrained.open_checkpoint", "nn.pretrained.padded", "nn.pretrained.save",
+    "nn.pretrained.save_gguf", "nn.pretrained.tokenizer",
     "reattention.effective_noise_std", "reattention.token_probabilities",
     "reattention.uniform_probabilities",
 }  # fmt: skip

@@ -13,7 +13,7 @@ class Model(NamedTuple):
 
     Attributes:
       base: The name of the model that was tuned.
-      library: That opens the folder: "peft" for adapters, "transformers" for a whole model.
+      library: That opens it: "peft" for adapters, "transformers" or "gguf" for a whole model.
     """
 
     base: str

@@ -1,6 +1,6 @@
 """Writes the private model that a finished run left for others, with a card that states its guarantee.
 
-dpx export --workdir=RUN --to=FOLDER [--merged] [--base=NAME] [--nometrics]
+dpx export --workdir=RUN --to=FOLDER [--merged | --gguf] [--base=NAME] [--nometrics]
 """
 
 from pathlib import Path
@@ -11,8 +11,10 @@ from dpx import _storage as storage
 from dpx.launch import card, cli, query, records
 
 
-def write(workdir: Path, folder: Path, *, merged: bool, base: str | None, metrics: bool) -> None:
-    """Writes a folder with the model of a run, and its card as README.md.
+def write(
+    workdir: Path, folder: Path, *, form: str, base: str | None, metrics: bool = True
+) -> None:
+    """Writes a folder with the model of a run, "adapters", "merged" or as "gguf", and its card as README.md.
 
     Of the run's folder only the private model, `privacy.json` and the table of `result.json` are used.
 
@@ -25,7 +27,7 @@ def write(workdir: Path, folder: Path, *, merged: bool, base: str | None, metric
         raise ValueError(f"--to={folder} must be a new or an empty folder: use another one")
     record = records.read(workdir)
     assert record is not None  # `model_of` has read it
-    found = model.export(folder, merged=merged, base=base)
+    found = model.export(folder, form=form, base=base)
     storage.write_text(folder / "README.md", card.text(record, found, metrics=metrics))
 
 
@@ -39,7 +41,10 @@ def _export(argv: list[str]) -> None:
             cli.workdir("RUN, the folder of a finished run"),
             Path(flag.to).expanduser(),
         )
-        write(workdir, folder, merged=flag.merged, base=flag.base, metrics=flag.metrics)
+        if flag.merged and flag.gguf:
+            raise ValueError("--gguf must be without --merged: a GGUF file holds a merged model")
+        form = "gguf" if flag.gguf else "merged" if flag.merged else "adapters"
+        write(workdir, folder, form=form, base=flag.base, metrics=flag.metrics)
         print(f"{folder}: {', '.join(sorted(path.name for path in folder.iterdir()))}")
     except (ValueError, *cli.EXPECTED) as error:
         cli.stop(error)
@@ -52,6 +57,7 @@ def start() -> None:
     flags.DEFINE_bool(
         "merged", False, "write the whole model, adapters merged, in place of adapters"
     )
+    flags.DEFINE_bool("gguf", False, "write it as model.gguf, which llama.cpp opens")
     flags.DEFINE_string("base", None, "name of the pretrained model, by default that of its folder")
     flags.DEFINE_bool("metrics", True, "put the table into the card, which no guarantee covers")
     cli.start(_export)

@@ -245,16 +245,17 @@ class TunedText:
         drawn = generate(self._logits, key, count, language.length, start=language.tokenizer.start)
         return [language.tokenizer.decode(row) for row in np.asarray(drawn)]
 
-    def export(self, folder: Path, *, merged: bool, base: str | None) -> card.Model:
-        """Writes what was tuned for `transformers` and `peft`: adapters, or a whole model.
+    def export(self, folder: Path, *, form: str, base: str | None) -> card.Model:
+        """Writes what was tuned for `peft`, `transformers` or llama.cpp: adapters, or a whole model.
 
         Args:
           folder: Is made.
-          merged: Whether adapters are merged into the model, and all of it is written.
+          form: "adapters", or all of the model with adapters in it: "merged", a folder, or "gguf".
           base: The name of the pretrained model, by default that of its folder or file.
 
         Raises:
-          ValueError: for a random model, all parameters without `merged`, or a shift with it.
+          ValueError: for a random model, adapters where all parameters were tuned, a whole model of which a
+            shift is a part, or a GGUF file of a model from a folder.
         """
         language, config = self._language, self._config
         if config.model.kind == "random":
@@ -266,14 +267,18 @@ class TunedText:
             place = Path(path).resolve()
             named = place.name if place.is_dir() else place.stem
         model, base = language.model(self._trained), base or named
-        if merged:
+        if form != "adapters":
             source = pretrained.open_checkpoint(path or pretrained.default_path())
-            pretrained.save(model, folder, source=source)
-        elif config.tune.mode == "full":
+            if form == "merged":
+                pretrained.save(model, folder, source=source)
+                return card.Model(base=base, library="transformers")
+            folder.mkdir(parents=True, exist_ok=True)
+            pretrained.save_gguf(model, folder / "model.gguf", source=source)
+            return card.Model(base=base, library="gguf")
+        if config.tune.mode == "full":
             raise ValueError("config.tune.mode='full' changed all parameters: give --merged")
-        else:
-            peft.save(model, folder, base=base)
-        return card.Model(base=base, library="transformers" if merged else "peft")
+        peft.save(model, folder, base=base)
+        return card.Model(base=base, library="peft")
 
     def save(self, workdir: Path) -> None:
         """Saves what was tuned, and nothing else."""

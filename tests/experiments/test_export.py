@@ -59,7 +59,7 @@ def tuned(tmp_path_factory):
 def write(tuned, target, **more):
     folder, _, _ = tuned
     export.write(
-        folder / "run", target, **({"merged": False, "base": None, "metrics": True} | more)
+        folder / "run", target, **({"form": "adapters", "base": None, "metrics": True} | more)
     )
     return {path.name for path in target.iterdir()}
 
@@ -87,7 +87,7 @@ def test_adapters_open_on_the_model_that_was_tuned(tuned, tmp_path):
 
 def test_a_merged_model_is_a_folder_of_its_own(tuned, tmp_path):
     folder, config, _ = tuned
-    assert write(tuned, tmp_path / "to", merged=True, base="someone/model") == MERGED
+    assert write(tuned, tmp_path / "to", form="merged", base="someone/model") == MERGED
     tokens, _, after = logits(config, folder)
     model = pretrained.load(tmp_path / "to")
     np.testing.assert_allclose(model(tokens), after, atol=1e-5)
@@ -104,11 +104,11 @@ def test_a_merged_model_is_a_folder_of_its_own(tuned, tmp_path):
     assert 'base_model: "someone/model"' in (tmp_path / "to" / "README.md").read_text()
 
 
-@pytest.mark.parametrize("merged", [False, True])
-def test_nothing_private_goes_along(tuned, tmp_path, merged):
+@pytest.mark.parametrize("form", ["adapters", "merged"])
+def test_nothing_private_goes_along(tuned, tmp_path, form):
     """Neither texts, nor users, nor what the config says of their file."""
     folder, config, _ = tuned
-    write(tuned, tmp_path / "to", merged=merged)
+    write(tuned, tmp_path / "to", form=form)
     private = (*WORDS, "writer1", "secretpath", "column0", "column1", str(folder))
     assert "secretpath" in (folder / "run" / "config.json").read_text()
     for path in (tmp_path / "to").iterdir():
@@ -173,26 +173,27 @@ def test_the_command_writes_it(tuned, tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("changes", "merged", "words"),
+    ("changes", "form", "words"),
     [
-        ({"model.kind": "random"}, False, "config.model.kind='random' must be 'pretrained'"),
-        ({"tune.shift": True}, True, "shift has no place in a merged model"),
+        ({"model.kind": "random"}, "adapters", "config.model.kind='random' must be 'pretrained'"),
+        ({"tune.shift": True}, "merged", "shift has no place in a merged model"),
         (
             {"tune.mode": "full"},
-            False,
+            "adapters",
             "config.tune.mode='full' changed all parameters: give --merged",
         ),
+        ({"tune.shift": False}, "gguf", "must be a GGUF file: save a folder instead"),
     ],
 )
-def test_what_cannot_be_written_is_named(tmp_path, changes, merged, words):
+def test_what_cannot_be_written_is_named(tmp_path, changes, form, words):
     config = records.load_config(SOURCE)
     path = str(model_folder(tmp_path / "model"))
     config.update_from_flattened_dict({"model.kind": "pretrained", "model.path": path} | changes)
     language = tuned_text.build(config)
     model = tuned_text.TunedText(language, language.trained, config)
     with pytest.raises(ValueError, match=words):
-        model.export(tmp_path / "to", merged=merged, base=None)
-    assert not (tmp_path / "to").exists()
+        model.export(tmp_path / "to", form=form, base=None)
+    assert not list((tmp_path / "to").glob("*"))
 
 
 @pytest.mark.parametrize("name", ["gpt2", "bert", "distilbert_classifier", "qwen3", "gemma3"])

@@ -3545,10 +3545,10 @@ FAULTS = (
     Fault(
         "the config of a run goes along with its model",
         "dpx/launch/export.py",
-        "    found = model.export(folder, merged=merged, base=base)\n",
-        "    found = model.export(folder, merged=merged, base=base)\n"
+        "    found = model.export(folder, form=form, base=base)\n",
+        "    found = model.export(folder, form=form, base=base)\n"
         '    storage.write_text(folder / "run.json", (workdir / "config.json").read_text())\n',
-        "tests/experiments/test_export.py::test_nothing_private_goes_along[False]",
+        "tests/experiments/test_export.py::test_nothing_private_goes_along[adapters]",
     ),
     # -----------------------------------------------------------------------------------------------------
     # Classification

@@ -327,3 +327,34 @@ def test_a_missing_package_is_named_with_its_extra(tmp_path, monkeypatch, name):
     with pytest.raises(ModuleNotFoundError, match=r"pip install -e \"\.\[lm\]") as raised:
         pretrained.tokenizer(path)
     one_line(raised)
+
+
+@pytest.mark.parametrize("quantised", [None, "Q8_0"])
+def test_a_tuned_model_is_written_as_the_file_it_came_from(tmp_path, quantised):
+    source = write(tmp_path / "model.gguf", quantised=quantised)
+    model = pretrained.load(source)
+    lora.attach(model, target_modules=["q_proj", "k_proj", "down_proj"], rank=2, layers=1)
+    rng = np.random.default_rng(0)
+    graph, trained, frozen = nnx.split(model, nnx.LoRAParam, ...)
+    trained = jax.tree.map(lambda x: 0.2 * rng.normal(size=x.shape).astype("f4"), trained)
+    model = nnx.merge(graph, trained, frozen)
+    pretrained.save_gguf(model, tmp_path / "new.gguf", source=pretrained.open_checkpoint(source))
+    tokens = jnp.arange(6)
+    expected = model(tokens)
+    np.testing.assert_allclose(pretrained.load(tmp_path / "new.gguf")(tokens), expected, atol=2e-5)
+    assert np.abs(expected - pretrained.load(source)(tokens)).max() > 0.01
+    before, after = (gguf_package.GGUFReader(path) for path in (source, tmp_path / "new.gguf"))
+    assert {name: field.contents() for name, field in after.fields.items()} == {
+        name: field.contents() for name, field in before.fields.items()
+    }
+    changed = {f"blk.{LAYERS - 1}.{name}.weight" for name in ("attn_q", "attn_k", "ffn_down")}
+    for old, new in zip(before.tensors, after.tensors, strict=True):
+        assert old.name == new.name
+        if old.name in changed:
+            assert new.tensor_type.name == "F32"
+        else:
+            assert (new.tensor_type, new.data.tobytes()) == (old.tensor_type, old.data.tobytes())
+    text = ["the 12"]
+    np.testing.assert_array_equal(
+        *(pretrained.tokenizer(path).encode(text) for path in (source, tmp_path / "new.gguf"))
+    )

@@ -5,7 +5,7 @@ from pathlib import Path
 from dpx.nn.pretrained.decoder import Decoder
 from dpx.nn.pretrained.encoder import Encoder
 from dpx.nn.pretrained.loading import Checkpoint, default_path, files, load, open_checkpoint
-from dpx.nn.pretrained.saving import save
+from dpx.nn.pretrained.saving import save, save_gguf
 from dpx.nn.pretrained.settings import DecoderSettings, EncoderSettings, Rotary
 from dpx.nn.pretrained.tokenizer import Tokenizer, padded
 
@@ -38,5 +38,6 @@ __all__ = [
     "open_checkpoint",
     "padded",
     "save",
+    "save_gguf",
     "tokenizer",
 ]

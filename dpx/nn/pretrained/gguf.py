@@ -131,9 +131,38 @@ class GGUF:
                 "use a file with another quantisation, such as Q8_0"
             ) from None
         found = np.asarray(found, np.float32)
+        return _halves(found, heads) if (heads := self._heads(name)) else found
+
+    def _heads(self, name: str) -> int:
+        """How many heads the rows of an array are of, whose order differs; 0 for any other array."""
         heads = {"attn_q": self.settings.num_heads, "attn_k": self.settings.kv_heads}
-        module = name.removesuffix(".weight").rpartition(".")[2]
-        return _halves(found, heads[module]) if module in heads else found
+        return heads.get(name.removesuffix(".weight").rpartition(".")[2], 0)
+
+    def rewrite(self, path: str | Path, arrays: dict[str, np.ndarray]) -> None:
+        """Writes the file anew, with these arrays, in float32, in the place of those that they differ from.
+
+        Args:
+          path: The new file.
+          arrays: By name, as `array` gives them.
+        """
+        writer = self._package.GGUFWriter(path, self["general.architecture"])
+        for key, field in self._fields.items():
+            # What the writer writes by itself, and how most arrays were quantised.
+            if key.startswith("GGUF.") or key in ("general.architecture", "general.file_type"):
+                continue
+            kinds = field.types
+            writer.add_key_value(key, field.contents(), kinds[0], sub_type=kinds[-1])
+        for name, tensor in self._tensors.items():
+            value = arrays.get(name)
+            if value is None or np.array_equal(value, self.array(name)):
+                writer.add_tensor(name, tensor.data, raw_dtype=tensor.tensor_type)
+            else:
+                value = _pairs(value, heads) if (heads := self._heads(name)) else value
+                writer.add_tensor(name, np.ascontiguousarray(value, np.float32))
+        writer.write_header_to_file()
+        writer.write_kv_data_to_file()
+        writer.write_tensors_to_file()
+        writer.close()
 
     @property
     def settings(self) -> DecoderSettings:
@@ -193,3 +222,9 @@ def _halves(array: np.ndarray, heads: int) -> np.ndarray:
         return array  # whose shape is refused
     pairs = array.reshape(heads, -1, 2, array.shape[-1])
     return pairs.swapaxes(1, 2).reshape(array.shape)
+
+
+def _pairs(array: np.ndarray, heads: int) -> np.ndarray:
+    """The rows as they were before `_halves`."""
+    halves = array.reshape(heads, 2, -1, array.shape[-1])
+    return halves.swapaxes(1, 2).reshape(array.shape)

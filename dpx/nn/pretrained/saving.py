@@ -1,4 +1,4 @@
-"""Models as folders that `transformers` opens, adapters merged into their matrices."""
+"""Models for others, adapters merged: folders that `transformers` opens, and GGUF files for llama.cpp."""
 
 import json
 import shutil
@@ -8,7 +8,7 @@ from typing import Any
 import jax.numpy as jnp
 import numpy as np
 
-from dpx.nn.pretrained.families import FAMILIES
+from dpx.nn.pretrained.families import FAMILIES, Family
 from dpx.nn.pretrained.folder import Folder
 from dpx.nn.pretrained.gguf import GGUF
 from dpx.nn.pretrained.layers import Layers
@@ -38,12 +38,7 @@ def save(model: Layers, folder: str | Path, *, source: Checkpoint) -> None:
     """
     write = needed("safetensors.numpy", "Folders of Hugging Face").save_file
     family = FAMILIES[model.settings.family]
-    arrays = {}
-    for name, stacked, value in merged(model):
-        turned = value.ndim - stacked == 2 and family.is_turned(name, stacked)
-        rows = list(value) if stacked else [value]
-        for row, place in zip(rows, places(family, model.settings, name, stacked), strict=True):
-            arrays[place] = np.ascontiguousarray(row.T if turned else row)
+    arrays = _placed(model, family)
     if isinstance(source, Folder):
         tied = getattr(model.settings, "tied", False)
         rest = set(source.names()) - arrays.keys() - ({family.array("head")} if tied else set())
@@ -69,6 +64,39 @@ def save(model: Layers, folder: str | Path, *, source: Checkpoint) -> None:
         source.tokenizer().save(folder / "tokenizer.json")
         words = json.dumps({"tokenizer_class": "PreTrainedTokenizerFast"}, indent=2)
         (folder / "tokenizer_config.json").write_text(words + "\n", encoding="utf-8")
+
+
+def save_gguf(model: Layers, path: str | Path, *, source: Checkpoint) -> None:
+    """Saves a model in a GGUF file, which is the one that it was loaded from but for the arrays that changed.
+
+    Those are in float32. The others stay as they are quantised there, and so does the tokenizer.
+
+    Args:
+      model: A `Decoder`, with or without adapters. It is not changed.
+      path: The file, which is replaced.
+      source: The GGUF file that the model was loaded from.
+
+    Raises:
+      ModuleNotFoundError: without the packages of the extra `lm`.
+      ValueError: for a model from a folder, or a shift (`merged`).
+    """
+    if not isinstance(source, GGUF):
+        raise ValueError(
+            f"source={source.path} must be a GGUF file: save a folder instead, which convert_hf_to_gguf.py "
+            "of llama.cpp converts"
+        )
+    source.rewrite(path, _placed(model, source.family))
+
+
+def _placed(model: Layers, family: Family) -> dict[str, np.ndarray]:
+    """The merged arrays of a model under the names that a family has for them, as its files have them."""
+    arrays = {}
+    for name, stacked, value in merged(model):
+        turned = value.ndim - stacked == 2 and family.is_turned(name, stacked)
+        rows = list(value) if stacked else [value]
+        for row, place in zip(rows, places(family, model.settings, name, stacked), strict=True):
+            arrays[place] = np.ascontiguousarray(row.T if turned else row)
+    return arrays
 
 
 def merged(model: Layers) -> list[tuple[str, bool, np.ndarray]]:
