@@ -106,7 +106,9 @@ def check_command(line: str) -> str | None:
         return None
     launched = verb or module.removeprefix("experiments.")
     source = ROOT / ("dpx/launch" if "." not in launched else "experiments")
-    files = {"configs": "listing"} | dict.fromkeys(("sample", "recommend", "predict"), "query")
+    files = {"configs": "listing"} | dict.fromkeys(
+        ("sample", "recommend", "predict", "ask"), "query"
+    )
     file = files.get(launched, launched.replace(".", "/"))
     source = source / file
     source = source / "__main__.py" if source.is_dir() else source.with_suffix(".py")

@@ -8,12 +8,14 @@ directions in which they vary much are shrunk, since both say little about what 
 
 from collections import Counter
 from collections.abc import Sequence
+from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
 from scipy import sparse
 from scipy.sparse import linalg
 
+from dpx import _storage as storage
 from dpx._validate import check_integer
 from dpx.data.newsgroups import DocumentFrequencies, document_frequencies, tokenize
 
@@ -40,6 +42,20 @@ class Embedding(NamedTuple):
         # Sums of one text at a time: in a product of another shape a text would be rounded in another way.
         shrunk = np.einsum("nd,de->ne", projected - self.centre, self.whitening)
         return (_unit(shrunk) * known).astype(np.float32)
+
+    def save(self, path: Path) -> None:
+        """Writes it to an .npz file, which `load_embedding` reads."""
+        counts, num_documents = self.frequencies
+        numbers = np.array([*counts.values(), num_documents])
+        with storage.replacing(path) as file:
+            np.savez(
+                file,
+                words=np.array(list(counts)),
+                numbers=numbers,
+                directions=self.directions,
+                centre=self.centre,
+                whitening=self.whitening,
+            )
 
 
 def fit_embedding(
@@ -75,6 +91,17 @@ def fit_embedding(
     # Half of a whitening: it divides by the fourth root of variances, not by their square root.
     whitening = axes * np.maximum(variances, 1e-12) ** -0.25
     return Embedding(frequencies, directions.T, centre, whitening)
+
+
+def load_embedding(path: Path) -> Embedding:
+    """What `Embedding.save` wrote."""
+    with np.load(path, allow_pickle=False) as arrays:
+        *counts, num_documents = arrays["numbers"].tolist()
+        words = arrays["words"].tolist()
+        rest = [arrays[name] for name in ("directions", "centre", "whitening")]
+    return Embedding(
+        DocumentFrequencies(dict(zip(words, counts, strict=True)), num_documents), *rest
+    )
 
 
 def _weights(texts: Sequence[str], frequencies: DocumentFrequencies) -> sparse.csr_matrix:

@@ -14,6 +14,7 @@ _COMMANDS: dict[str, tuple[str, Callable[[], None]]] = {
     "sample": ("draws texts from the private model of a run", query.start_sample),
     "recommend": ("recommends items by the private model of a run", query.start_recommend),
     "predict": ("classifies texts by the private model of a run", query.start_predict),
+    "ask": ("asks the private memory of a run", query.start_ask),
     "export": ("writes the private model of a run for others, with a card", export.start),
     "configs": ("lists the configs", lambda: print(listing.overview())),
 }

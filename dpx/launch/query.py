@@ -3,6 +3,7 @@
 dpx sample --workdir=RUN [--count=10] [--seed=0]
 dpx recommend --workdir=RUN --history=ITEM,ITEM,... [--k=10] [--noexclude_seen]
 dpx predict --workdir=RUN --text=TEXT [--text=TEXT ...]
+dpx ask --workdir=RUN --text=TEXT [--text=TEXT ...]
 """
 
 import csv
@@ -52,6 +53,18 @@ def _predict(argv: list[str]) -> None:
         cli.stop(error)
 
 
+def _ask(argv: list[str]) -> None:
+    del argv
+    flag = flags.FLAGS
+    try:
+        if not flag.text:
+            raise ValueError("--text is missing: use --text=TEXT, once or several times")
+        for answer in model_of(_workdir(), "ask").ask(flag.text):
+            print(", ".join(f"{name} {value:.4g}" for name, value in answer.items()))
+    except (ValueError, *cli.EXPECTED) as error:
+        cli.stop(error)
+
+
 def _workdir() -> Path:
     return cli.workdir("RUN, the folder of a finished run")
 
@@ -60,7 +73,7 @@ def model_of(workdir: Path, verb: str) -> Any:
     """The private model that a finished run left; ValueError for one that has no method of that name."""
     model = records.load(workdir)
     if not hasattr(model, verb):
-        can = [name for name in ("sample", "recommend", "predict") if hasattr(model, name)]
+        can = [name for name in ("sample", "recommend", "predict", "ask") if hasattr(model, name)]
         instead = f"use dpx {can[0]}" if can else "use another --workdir"
         raise ValueError(f"--workdir={workdir} holds a model that does not {verb}: {instead}")
     return model
@@ -88,3 +101,10 @@ def start_predict() -> None:
     flags.DEFINE_string("workdir", None, "folder of a finished run")
     flags.DEFINE_multi_string("text", [], "a text to classify")
     cli.start(_predict)
+
+
+def start_ask() -> None:
+    """The command line of `dpx ask`, which prints what a released memory answers to each text."""
+    flags.DEFINE_string("workdir", None, "folder of a finished run")
+    flags.DEFINE_multi_string("text", [], "a text to ask, or the numbers of a query: 0.1,0.2")
+    cli.start(_ask)

@@ -5,13 +5,19 @@ from typing import NamedTuple
 import numpy as np
 
 from dpx._validate import check_integer
-from dpx.data.embedding import fit_embedding
+from dpx.data.embedding import Embedding, fit_embedding
 from dpx.data.newsgroups import load_labelled
 from experiments.dp_transformer.documents import newsgroups_table
 
 
 class Documents(NamedTuple):
-    """Private keys (n, dim) and labels (n,), those of held-out documents, and keys of the public corpus."""
+    """Private keys (n, dim) and labels (n,), those of held-out documents, and what is public.
+
+    Attributes:
+      public: Keys of the public corpus.
+      embedding: Which makes keys of texts.
+      names: Of the groups, by their numbers.
+    """
 
     keys: np.ndarray
     labels: np.ndarray
@@ -19,6 +25,8 @@ class Documents(NamedTuple):
     truth: np.ndarray
     num_groups: int
     public: np.ndarray
+    embedding: Embedding | None = None
+    names: tuple[str, ...] = ()
 
 
 def check(config) -> None:
@@ -67,6 +75,8 @@ def load(config) -> Documents:
         np.array([number[later[1][i]] for i in asking]),
         len(names),
         embedding([later[0][i] for i in public]),
+        embedding,
+        tuple(names),
     )
 
 

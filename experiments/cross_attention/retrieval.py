@@ -5,14 +5,17 @@ vector of its group. Attention of a held-out document gives each group a score. 
 the zero query, which are the groups' shares, so that all groups weigh the same: post-processing.
 """
 
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
 import dpx
+from dpx import _storage as storage
 from dpx import cross_attention
 from dpx._validate import check_choice, check_delta, check_epsilon, check_integer, check_positive
+from dpx.data.embedding import Embedding, load_embedding
 from dpx.launch.experiment import Comparison, Measure, Outcome, Plan, compares
 from dpx.privacy import gaussian_guarantee, gaussian_noise_multiplier
 from dpx.training import keys as secrets
@@ -30,7 +33,8 @@ from experiments.cross_attention.classifiers import (
     private_regression,
 )
 
-RELEASE = "memory.dpx"
+# What a run leaves to ask: the release, and what is public.
+RELEASE, EMBEDDING, GROUPS = "memory.dpx", "embedding.npz", "groups.json"
 BOUNDS: dict[str, Any] = {"key_bound": 1.0, "value_bound": 1.0, "domain": "ball", "clip": True}
 LOGITS = (1.0, 2.0, 4.0, 8.0, 12.0, 16.0, 24.0)  # of exact attention, of which training data choose
 TITLES = {
@@ -109,7 +113,7 @@ def _fresh(count: int, score: float) -> Measure:
 
 def run(config, workdir: Path) -> Outcome:
     """The accuracy of each classifier on held-out documents."""
-    data = labelled.load(config)
+    data, workdir = labelled.load(config), Path(workdir)
     # The votes for held-out documents are released too.
     begun = (data.keys, data.labels, data.queries)
     synthetic = bool(config.data.generated)
@@ -136,7 +140,10 @@ def run(config, workdir: Path) -> Outcome:
         )
         for name, value_domain in _memories(config).items()
     }
-    dpx.save(memories["sketch"], Path(workdir) / RELEASE)
+    dpx.save(memories["sketch"], workdir / RELEASE)
+    assert data.embedding is not None
+    data.embedding.save(workdir / EMBEDDING)
+    storage.write_json(workdir / GROUPS, {"groups": list(data.names)})
     releases = {name: memory.guarantee for name, memory in memories.items()}
     measures = [
         Measure(name, "accuracy", accuracy(memory_scores(memory, data.queries), data.truth))
@@ -200,10 +207,26 @@ def best_logit(data: labelled.Documents, values: np.ndarray, seed: int) -> float
     return max(found, key=lambda logit: found[logit])
 
 
-def load(config, workdir: Path) -> cross_attention.Sketch:
+class Memory(NamedTuple):
+    """The released memory of a finished run, with the public embedding of texts and the groups' names."""
+
+    sketch: cross_attention.Sketch
+    embedding: Embedding
+    names: list[str]
+
+    def ask(self, texts: Sequence[str]) -> list[dict[str, float]]:
+        """For each text what the memory gives each group, as shares of one; without the private data."""
+        scores = np.maximum(memory_scores(self.sketch, self.embedding(texts)), 0)
+        shares = scores / np.maximum(scores.sum(1, keepdims=True), 1e-12)
+        return [dict(zip(self.names, row, strict=True)) for row in shares.tolist()]
+
+
+def load(config, workdir: Path) -> Memory:
     """The released memory of a finished run; the private file is not read."""
     del config
-    return dpx.load(Path(workdir) / RELEASE)
+    workdir = Path(workdir)
+    names = storage.read_json(workdir / GROUPS)["groups"]
+    return Memory(dpx.load(workdir / RELEASE), load_embedding(workdir / EMBEDDING), names)
 
 
 def _expected(config) -> cross_attention.ExpectedError:

@@ -1,7 +1,9 @@
 """A private memory from a file: released once under secret keys, saved, and queried without limit."""
 
 import math
+from collections.abc import Sequence
 from pathlib import Path
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -137,10 +139,32 @@ def run(config, workdir: Path) -> Outcome:
     )
 
 
-def load(config, workdir: Path) -> cross_attention.Sketch:
+class Memory(NamedTuple):
+    """The released memory of a finished run."""
+
+    sketch: cross_attention.Sketch
+
+    def ask(self, queries: Sequence[str]) -> list[dict[str, float]]:
+        """For each query, its numbers with commas between, the answer by the numbers of its columns."""
+        rows = []
+        for query in queries:
+            try:
+                rows.append([float(number) for number in query.split(",")])
+            except ValueError:
+                rows.append([])
+            if len(rows[-1]) != self.sketch.domain.dim:
+                raise ValueError(
+                    f"--text={query!r} must be {self.sketch.domain.dim} numbers with commas between, as this "
+                    "memory has keys"
+                )
+        answers = np.asarray(self.sketch.query(np.array(rows)))
+        return [{str(i + 1): float(x) for i, x in enumerate(answer)} for answer in answers]
+
+
+def load(config, workdir: Path) -> Memory:
     """The released memory of a finished run; the private file is not read."""
     del config
-    return dpx.load(Path(workdir) / RELEASE)
+    return Memory(dpx.load(Path(workdir) / RELEASE))
 
 
 def _load(config) -> tuple[np.ndarray, np.ndarray]:

@@ -164,7 +164,7 @@ def test_own_memory_is_released_saved_and_loaded_without_its_file(domain, tmp_pa
         assert errors["sketch"] < 0.01 < errors["zero"]
         assert set(outcome.releases) == {"sketch"}
         path.unlink()
-        memory = table.load(config, workdir)
+        memory = table.load(config, workdir).sketch
         assert memory.guarantee == outcome.headline
         assert memory.num_records == 200
         found.append(memory.query(np.full((3, 2), 0.5)))
@@ -273,7 +273,8 @@ def test_embeddings_of_384_columns_are_released_with_no_flag_but_the_bounds(tmp_
     assert planned["degree"] == 2
     assert planned["told_apart"] > 0.9
     outcome = table.run(config, tmp_path / "run")
-    memory = table.load(config, tmp_path / "run")
+    asked = table.load(config, tmp_path / "run")
+    memory = asked.sketch
     assert memory.domain.kind == "ball"
     assert memory.domain.value_domain == "simplex"
     assert memory.domain.scale == planned["temperature"]
@@ -281,6 +282,10 @@ def test_embeddings_of_384_columns_are_released_with_no_flag_but_the_bounds(tmp_
     with np.load(config.data.path) as file:
         found = np.asarray(memory.query(file["K"]))
         assert (found.argmax(1) == file["V"].argmax(1)).mean() > 0.95
+        (answer,) = asked.ask([",".join(map(str, file["K"][0].tolist()))])
+        np.testing.assert_allclose(list(answer.values()), found[0], rtol=1e-5)
+    with pytest.raises(ValueError, match="must be 384 numbers"):
+        asked.ask(["0.1,0.2"])
 
 
 def test_features_that_take_too_much_name_the_flags(tmp_path):
@@ -343,8 +348,14 @@ def test_retrieval_classifies_and_pays_for_each_row(tmp_path):
     assert all(spent.epsilon <= 1 + 1e-9 for spent in outcome.releases.values())
     memory = module.load(config, tmp_path)
     data = labelled.load(config)
-    again = module.accuracy(module.memory_scores(memory, data.queries), data.truth)
+    again = module.accuracy(module.memory_scores(memory.sketch, data.queries), data.truth)
     assert again == accuracies["sketch"]
+    texts, groups = labelled._generated(20, np.random.default_rng(1))
+    answers = memory.ask(texts)
+    best = [max(answer, key=answer.__getitem__) for answer in answers]
+    assert np.mean(np.array(best) == groups) > 0.8
+    assert all(sum(answer.values()) == pytest.approx(1) for answer in answers)
+    assert list(memory.ask([""])[0]) == memory.names  # no word is known
     config.neighboring = "replace_one"
     outcome = module.run(config, tmp_path)
     assert set(outcome.releases) == {"sketch", "sketch_ball", "sketch_box"}
