@@ -11,7 +11,7 @@ import numpy as np
 
 import dpx.attention
 from dpx import noise
-from dpx._numerics import rounded, wide_sums
+from dpx._numerics import rounding_assumption, wide_sums
 from dpx._validate import check_integer, check_real
 from dpx.cross_attention.domain import Domain, check_memory
 from dpx.privacy import (
@@ -65,7 +65,7 @@ def mean_of_values(
         )
         values = domain.nearest_values(values).astype(dtype)
     guarantee = _guarantee(epsilon, delta, "Gaussian mechanism on the mean of V", multiplier)
-    return Answers(values, guarantee.assuming(*rounded(key, V)))
+    return Answers(values, guarantee.assuming(*rounding_assumption(key, V)))
 
 
 def fresh_noise(
@@ -142,7 +142,7 @@ def fresh_noise(
     guarantee = _guarantee(epsilon, delta, what, multiplier)
     if not clip:
         guarantee = guarantee.assuming("data within the declared bounds")
-    return Answers(values, guarantee.assuming(*rounded(key, Q, K, V)))
+    return Answers(values, guarantee.assuming(*rounding_assumption(key, Q, K, V)))
 
 
 def _check_one(**arrays) -> None:

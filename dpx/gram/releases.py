@@ -15,7 +15,7 @@ from dp_accounting import NeighboringRelation
 from jax.core import Tracer
 
 from dpx import noise
-from dpx._numerics import is_traced, rounded, wide_sums
+from dpx._numerics import is_traced, rounding_assumption, wide_sums
 from dpx._validate import (
     check_choice,
     check_delta,
@@ -173,7 +173,7 @@ def release(
                 column_bound, eta, clip, assume_good, bounds["neighboring"] is ADD_OR_REMOVE_ONE
             ),
             event=planned.event,
-        ).assuming(*(rounded(key, gram) if mechanism == "gaussian" else ())),
+        ).assuming(*(rounding_assumption(key, gram) if mechanism == "gaussian" else ())),
         num_samples=planned.num_samples,
         noise_std=planned.noise_std,
     )

@@ -12,7 +12,13 @@ from dpx._validate import check_positive
 from dpx.noise import secure
 from dpx.noisy_head.bounds import HyperParameters, check_hyper, enforce
 from dpx.noisy_head.descent import Fit
-from dpx.noisy_head.one_shot import calibrate_one_shot, joint_noise, one_shot, ridge_of, rounded
+from dpx.noisy_head.one_shot import (
+    calibrate_one_shot,
+    joint_noise,
+    one_shot,
+    ridge_of,
+    rounded_bounds,
+)
 from dpx.noisy_head.prompts import Features, check_features
 from dpx.release import Blocks, Partial, total
 
@@ -116,5 +122,5 @@ def _gamma(key: jax.Array, sums: Partial, regularization: float, multiplier: flo
     C, G, _ = hyper
     worth = secure.FACTOR_STEPS**2 * sums.num_records
     exact = jnp.asarray(H * (G**2 / worth)), jnp.asarray(h.reshape(dim, dim) * (C * G / worth))
-    stds = joint_noise(rounded(hyper, dim))
+    stds = joint_noise(rounded_bounds(hyper, dim))
     return ridge_of(key, exact, sums.num_records, hyper, regularization, multiplier, stds)

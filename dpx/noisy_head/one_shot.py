@@ -56,7 +56,7 @@ def one_shot(
     check_positive(regularization, "regularization")
     hyper = check_hyper(hyper)
     features = check_features(features)
-    stds = joint_noise(rounded(hyper, features.query.shape[1]))
+    stds = joint_noise(rounded_bounds(hyper, features.query.shape[1]))
     return _one_shot(key, features, hyper, regularization, noise_multiplier, stds)
 
 
@@ -66,7 +66,7 @@ def joint_noise(hyper: HyperParameters) -> tuple[float, float]:
     return 2 * math.sqrt(2) * G**2, 2 * C * G
 
 
-def rounded(hyper: HyperParameters, dim: int) -> HyperParameters:
+def rounded_bounds(hyper: HyperParameters, dim: int) -> HyperParameters:
     """The bounds of features whose entries were rounded to integers, in units of 2⁻¹⁸·G.
 
     The noise is made for these, whether features were rounded or not.

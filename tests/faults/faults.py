@@ -684,8 +684,8 @@ FAULTS = (
     Fault(
         "a record that joins an epoch of random allocation is priced like one that leaves",
         "dpx/privacy/allocation.py",
-        "losses(-found.last, without[::-1].copy())",
-        "losses(found.first, joined)",
+        "losses(-ratios.last, without[::-1].copy())",
+        "losses(ratios.first, joined)",
         "tests/privacy/test_allocation.py::test_small_epochs_cost_what_samples_of_their_losses_say",
     ),
     Fault(
@@ -944,7 +944,7 @@ FAULTS = (
     Fault(
         "a block that is lost on the way is not missed",
         "dpx/release/blocks.py",
-        "if lost := sorted(self._names - found.blocks):",
+        "if lost := sorted(self._names - summed.blocks):",
         "if lost := list[str]():",
         "tests/release/test_blocks.py::test_a_block_that_is_lost_or_comes_twice_ends_the_release",
     ),
@@ -1969,7 +1969,7 @@ FAULTS = (
     Fault(
         "keys can be read by others",
         "dpx/_storage.py",
-        "own = found.st_uid == os.geteuid() and not found.st_mode & 0o077",
+        "own = status.st_uid == os.geteuid() and not status.st_mode & 0o077",
         "own = True",
         "tests/launch/test_world_faults.py::test_links_and_open_folders_are_not_taken_for_secrets",
     ),
@@ -2071,8 +2071,8 @@ FAULTS = (
     Fault(
         "a selection is priced for a law of fewer trials",
         "dpx/privacy/selection.py",
-        "found = rdp + least + 2 * np.min(",
-        "found = rdp + least + np.min(",
+        "whole = rdp + least + 2 * np.min(",
+        "whole = rdp + least + np.min(",
         "tests/privacy/test_selection.py::test_agrees_with_dp_accounting",
     ),
     Fault(
@@ -2630,7 +2630,7 @@ FAULTS = (
     Fault(
         "noise of the second moments is for features that are not rounded",
         "dpx/noisy_head/moment_sums.py",
-        "stds = joint_noise(rounded(hyper, dim))",
+        "stds = joint_noise(rounded_bounds(hyper, dim))",
         "stds = joint_noise(hyper)",
         "tests/noisy_head/test_noisy_head_privacy.py::test_noise_of_one_release_covers_the_rounding_of_features",
     ),

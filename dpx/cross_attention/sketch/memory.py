@@ -26,7 +26,7 @@ import jax
 import jax.numpy as jnp
 
 from dpx import noise
-from dpx._numerics import is_traced, promoting, rounded, wide_sums
+from dpx._numerics import is_traced, promoting, rounding_assumption, wide_sums
 from dpx._validate import check_finite, check_real
 from dpx.cross_attention.domain import Domain
 from dpx.cross_attention.features import Features, PolynomialFeatures, check_features
@@ -173,12 +173,12 @@ def build(
         n = domain.check_memory(K, V)
         K, V = domain.enter(K, V, clip=clip)
         heads, sums = math.prod(K.shape[:-2]), None
-        assumed = rounded(key, K, V, features)
+        assumed = rounding_assumption(key, K, V, features)
     else:
         summing = functools.partial(statistic, **about, contribution_bound=contribution_bound)
         found = total(summing, K, V).check("attention sketch", **about, largest=largest)
         (sums,), n, heads = found.sums, found.num_records, math.prod(found.options["heads"])
-        assumed = rounded(key, sums)
+        assumed = rounding_assumption(key, sums)
     # The noise of integers: what is traced and what is not say the same of themselves.
     change = whole_change(features, domain, heads) * whole_unit(largest)
     if sums is None:

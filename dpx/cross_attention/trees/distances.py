@@ -18,7 +18,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.core import Tracer
 
-from dpx._numerics import is_traced, promoting, rounded, wide_sums
+from dpx._numerics import is_traced, promoting, rounding_assumption, wide_sums
 from dpx._validate import check_delta, check_epsilon, check_integer, check_real
 from dpx.cross_attention.trees import leaf_sums
 from dpx.cross_attention.trees.node_noise import NodeNoise, distance_noise
@@ -105,7 +105,7 @@ class DPTreeHighDim:
         with wide_sums(*known):
             table = _tables(key, leaves, nodes, unit)
             table = check_finite(table.astype(dtype), "a table of trees")
-            assumed = rounded(*known)
+            assumed = rounding_assumption(*known)
             return cls(table, jnp.asarray(bounds, table.dtype), guarantee.assuming(*assumed))
 
     @classmethod

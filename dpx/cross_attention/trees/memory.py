@@ -33,7 +33,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from dpx import _validate
-from dpx._numerics import is_traced, promoting, rounded, wide_sums
+from dpx._numerics import is_traced, promoting, rounding_assumption, wide_sums
 from dpx.cross_attention.domain import Domain
 from dpx.cross_attention.features import PolynomialFeatures, smallest_degree
 from dpx.cross_attention.trees import leaf_sums, node_noise, structures
@@ -191,7 +191,9 @@ def build(
         # In the trees the constant column is what the noise was made for.
         tables = tables.at[..., 0].multiply(domain.value_norm / structures.constant(domain, noise))
         tables = check_finite(tables.astype(dtype), "a table of trees")
-        return Trees(tables, domain, features, budget, n, guarantee.assuming(*rounded(*known)))
+        return Trees(
+            tables, domain, features, budget, n, guarantee.assuming(*rounding_assumption(*known))
+        )
 
 
 def statistic(

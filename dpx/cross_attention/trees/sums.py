@@ -20,7 +20,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.core import Tracer
 
-from dpx._numerics import rounded, wide_sums
+from dpx._numerics import rounding_assumption, wide_sums
 from dpx._validate import check_delta, check_epsilon, check_key, check_number, check_real
 from dpx.cross_attention.trees.node_noise import distance_noise
 from dpx.cross_attention.trees.node_sums import leaf_index, num_bins, tabulate
@@ -95,7 +95,7 @@ class DPTree:
             left, right = tabulate(key, jnp.pad(leaves, (0, bins - len(leaves))), nodes)
             left, right = check_finite((left.astype(dtype), right.astype(dtype)), "the tree")
         guarantee = tree_guarantee(epsilon, delta, noise, "tree of sums", event)
-        return cls(left, right, bound, guarantee.assuming(*rounded(key, values)))
+        return cls(left, right, bound, guarantee.assuming(*rounding_assumption(key, values)))
 
     def query(self, y) -> tuple[jax.Array, jax.Array]:
         """(left, right): noisy sums of the bins before and after that of y ∈ [0, R], each like y.
