@@ -88,9 +88,9 @@ def selected_guarantee(
 ) -> Price:
     """The guarantee of the best of a random number of trials, released with its score.
 
-    Every trial draws a candidate with replacement, by public probabilities, runs it with fresh randomness, and
-    adds Gaussian noise to the score of the result. A trial is therefore a mixture of candidates with public
-    weights. Its Rényi divergence at each order is at most the largest over the candidates with their
+    Every trial draws a candidate with replacement, by public probabilities, runs it with fresh randomness,
+    and adds Gaussian noise to the score of the result. A trial is therefore a mixture of candidates with
+    public weights. Its Rényi divergence at each order is at most the largest over the candidates with their
     scores, since exp((λ - 1) D_λ) is jointly convex. To that maximum the bound for selections is applied, and
     only then are Rényi divergences converted to (ε, δ). The largest ε of the candidates would not be enough:
     which candidate costs most depends on the order.

@@ -1288,21 +1288,21 @@ FAULTS = (
     # NoisyHead
     Fault(
         "features are not projected",
-        "dpx/noisy_head/bounds.py",
+        "dpx/noisy_head/sensitivity.py",
         "shrink = jnp.minimum(1, hyper.feature_radius / jnp.where(size > 0, size, 1))",
         "shrink = jnp.ones_like(size)",
         REPLACED.format("NoisyHead"),
     ),
     Fault(
         "targets are not clipped",
-        "dpx/noisy_head/bounds.py",
+        "dpx/noisy_head/sensitivity.py",
         "jnp.clip(jnp.where(usable, target, 0), -hyper.response_clip, hyper.response_clip),",
         "jnp.where(usable, target, 0),",
         REPLACED.format("NoisyHead"),
     ),
     Fault(
         "NoisyHead has half its sensitivity",
-        "dpx/noisy_head/bounds.py",
+        "dpx/noisy_head/sensitivity.py",
         "return G * (2 * C + R * G) if",
         "return G * (2 * C + R * G) / 2 if",
         "tests/noisy_head/test_noisy_head_sensitivity.py::test_gradient_sensitivity_under_attack",
@@ -2686,7 +2686,7 @@ FAULTS = (
     ),
     Fault(
         "an audit spends its failures twice",
-        "dpx/audit/bounds.py",
+        "dpx/audit/lower_bounds.py",
         "    failure = (1.0 - confidence) / 2\n\n    thresholds",
         "    failure = 1.0 - confidence\n\n    thresholds",
         "tests/audit/test_audit.py::test_each_of_several_bounds_has_its_share_of_the_failures",
