@@ -1,4 +1,4 @@
-"""Audits of a privacy claim: whole runs replayed on neighbouring data, and statistical lower bounds on ε."""
+"""Audits of privacy claims: replays of whole runs on neighbouring data, and statistical lower bounds on ε."""
 
 from dpx.audit.canaries import Runs, Training, many_runs
 from dpx.audit.comparison import Replay

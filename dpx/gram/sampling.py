@@ -1,5 +1,4 @@
-"""Gaussian sampling of a Gram matrix: the draws, and the number of samples that a budget admits on a
-computer.
+"""Gaussian sampling of a Gram matrix as a program: its draws, and the number of samples that a budget admits.
 
 The notation is that of `dpx.gram.accounting`, which treats exact arithmetic: k samples of N(0, Σ), where
 Σ = XXᵀ + ηI ⪰ ηI differs between neighbours by at most F in Frobenius norm. This module treats the program in

@@ -871,8 +871,8 @@ FAULTS = (
     Fault(
         "pairs that the exact counts find remain",
         "dpx/recommend/rounds.py",
-        "found = found & (estimate > cut * std * np.sqrt(counted))",
-        "found = found & (counts.reshape(estimate.shape) > 0)",
+        "kept = kept & (estimate > cut * std * np.sqrt(counted))",
+        "kept = kept & (counts.reshape(estimate.shape) > 0)",
         REMOVED.format("transitions"),
     ),
     Fault(
@@ -2237,8 +2237,8 @@ FAULTS = (
     Fault(
         "a replay prices gradients by the sample of another training",
         "dpx/audit/replay.py",
-        "self.found.mixed |= self._batches > 0",
-        "self.found.mixed = False",
+        "self.recording.mixed |= self._batches > 0",
+        "self.recording.mixed = False",
         "tests/audit/test_replay_instrument.py::test_each_gradient_is_priced_by_its_own_sample",
     ),
     Fault(
