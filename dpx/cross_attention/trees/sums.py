@@ -128,9 +128,9 @@ def check_bounds(**bounds) -> None:
 
 
 def check_inside(name: str, rows, low, high, remedy: str = "raise the bound or clip") -> None:
-    """Raises for what is not real, and for a known entry outside [low, high] or NaN.
+    """Raises ValueError for rows that are not real, or, outside `jit`, an entry that is NaN or out of range.
 
-    It is named by the place of the first along the last axis.
+    The error names the first such entry along the last axis.
     """
     check_real(rows, name)
     if isinstance(rows, Tracer):
