@@ -1976,7 +1976,7 @@ FAULTS = (
     Fault(
         "all points of a sweep have the same noise",
         "dpx/launch/grids.py",
-        "if len(found) > 1 and config.noise_seed is not None:",
+        "if len(points) > 1 and config.noise_seed is not None:",
         "if False:",
         "tests/launch/test_sources.py::test_a_sweep_has_no_noise_seed",
     ),
@@ -2047,7 +2047,7 @@ FAULTS = (
     Fault(
         "a report is silent on guarantees that do not add up",
         "dpx/launch/report.py",
-        "return added_up + [_apart(found) for found in kinds.values() if len(found) > 1]",
+        "return added_up + [_apart(units) for units in kinds.values() if len(units) > 1]",
         "return added_up",
         "tests/launch/test_run.py::test_totals_are_of_one_unit",
     ),
@@ -2658,7 +2658,7 @@ FAULTS = (
     Fault(
         "that a seed must stay unknown is no assumption",
         "dpx/launch/run.py",
-        "        found.append(_SEEDED)\n",
+        "        assumptions.append(_SEEDED)\n",
         "        pass\n",
         "tests/launch/test_run.py::test_how_it_was_run_is_an_assumption",
     ),
@@ -3543,8 +3543,8 @@ FAULTS = (
     Fault(
         "the config of a run goes along with its model",
         "dpx/launch/export.py",
-        "    found = model.export(folder, merged=merged, base=base)\n",
-        "    found = model.export(folder, merged=merged, base=base)\n"
+        "    exported = model.export(folder, merged=merged, base=base)\n",
+        "    exported = model.export(folder, merged=merged, base=base)\n"
         '    storage.write_text(folder / "run.json", (workdir / "config.json").read_text())\n',
         "tests/experiments/test_export.py::test_nothing_private_goes_along[False]",
     ),
