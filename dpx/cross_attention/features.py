@@ -265,9 +265,7 @@ class RandomFeatures:
     def rows(self, x: jax.Array) -> jax.Array:
         """φ with features as the first axis: (dim, ...) -> (r, ...)."""
         x = jnp.asarray(x)
-        x = x.astype(
-            jnp.result_type(x, 0.0)
-        )  # an integer type would drop the fraction of the scale
+        x = x.astype(jnp.result_type(x, 0.0))  # integers would drop a fraction of scale
         x = x / jnp.asarray(math.sqrt(self.scale or self.dim), x.dtype)
         exponents = jnp.tensordot(self.directions, x, axes=1) - 0.5 * jnp.square(x).sum(0)
         return jnp.exp(exponents) / math.sqrt(self.num_features)

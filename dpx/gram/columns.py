@@ -138,9 +138,7 @@ def _blocks(X: Any) -> Iterator[Any]:
 def _padded_gram(block, column_bound: float):
     """The Gram matrix of a dense block, padded with zero columns so that few widths are compiled."""
     if not isinstance(block, jax.Array):
-        block = np.asarray(
-            block, np.float64
-        )  # JAX knows neither other byte orders nor wider floats
+        block = np.asarray(block, np.float64)  # JAX knows no wider floats
     width = block.shape[1]
     padded = 1 << max(width - 1, 0).bit_length()
     if padded != width:

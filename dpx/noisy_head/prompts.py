@@ -19,9 +19,7 @@ from jax.core import Tracer
 from dpx._numerics import as_float64, in_float64, norm
 from dpx._validate import check_finite, check_integer, check_number, check_real
 
-_DRAWS_PER_CHUNK = (
-    2**15
-)  # normals drawn at a time: enough to vectorise, and they fit into the cache
+_DRAWS_PER_CHUNK = 2**15  # normals drawn at a time: they vectorise and fit into the cache
 
 
 class Prompts(NamedTuple):

@@ -31,9 +31,7 @@ BLOCK, COARSER = 1024, 32
 # The most steps, or blocks, that are composed at once.
 AT_ONCE = 2**15
 _TAIL = 1e-15  # mass of the composition that may count as an infinite loss
-_MOST_LOSSES = (
-    2**15
-)  # intervals in the losses of one mechanism: more of them take minutes and gigabytes
+_MOST_LOSSES = 2**15  # intervals in the losses of one mechanism: more take minutes and gigabytes
 
 
 class Part(NamedTuple):

@@ -94,9 +94,7 @@ class DPTreeHighDim:
             with wide_sums(*known):
                 leaves = jax.lax.map(sums, inside.T)
         else:
-            _planned(
-                np.ravel(bound), bins, **about, **budget
-            )  # checks arguments before blocks are read
+            _planned(np.ravel(bound), bins, **about, **budget)  # checks before reading
             summing = functools.partial(cls.statistic, bound=bound, bins=bins, **about)
             summed = total(summing, x, weights)
             summed.check("trees of distances", bound=np.ravel(bound), bins=bins, **about)
