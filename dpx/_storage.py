@@ -169,7 +169,7 @@ def write_json(path: Path, content: dict[str, Any]) -> None:
 
 
 def read_json(path: Path) -> dict[str, Any]:
-    """What `write_json` wrote.
+    """The content that `write_json` wrote.
 
     Raises:
       StorageError: if the file is missing or changed.
@@ -292,7 +292,7 @@ def _create(path: Path, text: str) -> bool:
 
 
 def read_private(path: Path) -> dict[str, Any]:
-    """What `create_private` wrote.
+    """The content that `create_private` wrote.
 
     Raises:
       StorageError: if the file is damaged, a link, or not the user's own alone.

@@ -23,8 +23,7 @@ from dpx._validate import check_integer, check_positive
 from dpx.cross_attention.domain import Domain
 
 MAX_FEATURES = 2**22
-# Compilers may reorder products of so many factors. With a hundred, the coefficients alone might underflow
-# while the coordinates overflow.
+# The most factors between barriers: compilers reorder longer products, in which coefficients may underflow.
 _PRODUCTS = 16
 
 

@@ -12,9 +12,7 @@ from dpx.noisy_head.prompts import Features, check_features
 GRAM_MAX_DIM = 8  # up to this D, D²×D² matrices are cheaper than products with the factors
 _CHUNK = 256
 
-# Functions that call LAPACK take one matrix at a time, also under `vmap`: XLA's CPU runtime splits a batch
-# among the threads of its pool, one of which waits for the others, so that as many calls at once as there
-# are threads deadlock.
+# One matrix at a time, also under `vmap`: on CPUs, as many batched calls of LAPACK as threads deadlock.
 one_at_a_time = jax.custom_batching.sequential_vmap
 
 

@@ -10,8 +10,7 @@ from dpx._numerics import norm
 from dpx._validate import check_choice, check_integer, check_number, check_positive
 from dpx.noisy_head.prompts import Features
 
-# A step shrinks Γ by 1 − aλη. Algorithm 1 as printed has a = 2 and converges to ridge with 2λ; a = 1 is the
-# gradient step of the ridge objective whose solution is (2.7).
+# A step shrinks Γ by 1 − aλη: as printed a = 2, which converges to ridge with 2λ; for (2.7) a = 1.
 DECAY = {"paper": 2.0, "ridge": 1.0}
 
 
