@@ -9,9 +9,7 @@ import numpy as np
 
 from dpx.audit.recordings import Recording, Seen
 
-_SAME = (
-    1e-12  # the relative difference up to which sensitivities declared by two runs count as equal
-)
+_SAME = 1e-12  # the relative difference up to which declared sensitivities count as equal
 
 
 class Compared(NamedTuple):

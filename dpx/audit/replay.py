@@ -229,9 +229,7 @@ def _content(name: str, leaf: Any) -> Any:
         return leaf
     pickled = io.BytesIO()
     pickler = pickle.Pickler(pickled)
-    pickler.fast = (
-        True  # without memo, so that equal objects have equal bytes whether they are shared or not
-    )
+    pickler.fast = True  # equal objects have equal bytes, whether they are shared or not
     try:
         pickler.dump(leaf)
     except Exception as error:

@@ -40,9 +40,7 @@ from dpx.privacy.sampled import sampled_gaussian
 
 # With less noise, ratios overflow; the mechanism without allocation then is a bound, by convexity.
 LEAST_NOISE = 0.05
-_LEVELS = (
-    3  # halvings of a mean that share a grid; the deviation of the mean grows by 2.8 over them
-)
+_LEVELS = 3  # halvings of a mean that share a grid; deviations grow by 2.8 over them
 _SHORT = 8  # up to so many terms are added one by one
 
 

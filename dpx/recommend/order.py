@@ -7,9 +7,7 @@ late in histories it stands, and late items are what comes next. This is post-pr
 import numpy as np
 
 _SMALLEST_SPREAD = 0.01  # a lower bound on the variance of positions by which lateness is divided
-_LEAD = (
-    0.7  # the expected lead, before the tanh, over an item that is later by one standard deviation
-)
+_LEAD = 0.7  # the expected lead, before the tanh, for each standard deviation of lateness
 _OPEN = 0.4  # the variance of a pair's lead about the expected one
 _RAISE = 0.15  # added to the log popularity of an item for each standard deviation of lateness
 
