@@ -16,8 +16,8 @@ from flax import nnx
 from dpx.nn import lora
 from dpx.nn.pretrained.decoder import Decoder
 from dpx.nn.pretrained.families import FAMILIES
+from dpx.nn.pretrained.file_settings import Keys
 from dpx.nn.pretrained.folder import open_safetensors, read_array, read_json
-from dpx.nn.pretrained.keys import Keys
 from dpx.nn.pretrained.layers import Layers
 from dpx.nn.pretrained.packages import needed
 

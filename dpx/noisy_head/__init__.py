@@ -16,6 +16,7 @@ from dpx.noisy_head.accounting import Descent, as_printed
 from dpx.noisy_head.descent import Fit, fit, gradient_descent, noisy_descent
 from dpx.noisy_head.moment_sums import fit_one_shot
 from dpx.noisy_head.one_shot import calibrate_one_shot, one_shot
+from dpx.noisy_head.prediction_error import empirical_risk, population_risk
 from dpx.noisy_head.prompts import (
     Features,
     Prompts,
@@ -26,7 +27,6 @@ from dpx.noisy_head.prompts import (
     sample_prompt,
     sample_prompts,
 )
-from dpx.noisy_head.risk import empirical_risk, population_risk
 from dpx.noisy_head.second_moments import ridge
 from dpx.noisy_head.sensitivity import (
     HyperParameters,

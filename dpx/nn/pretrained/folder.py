@@ -12,7 +12,7 @@ import numpy as np
 
 from dpx.nn.pretrained import tokenizer
 from dpx.nn.pretrained.families import FAMILIES
-from dpx.nn.pretrained.keys import Keys
+from dpx.nn.pretrained.file_settings import Keys
 from dpx.nn.pretrained.packages import needed
 from dpx.nn.pretrained.settings import EncoderSettings
 

@@ -2,7 +2,7 @@
 
 import math
 
-from dpx.nn.pretrained.keys import Keys
+from dpx.nn.pretrained.file_settings import Keys
 from dpx.nn.pretrained.settings import Rotary
 
 

@@ -4,7 +4,7 @@ from typing import Any
 
 from dpx.nn.pretrained import rotary
 from dpx.nn.pretrained.families.family import Family
-from dpx.nn.pretrained.keys import NEUTRAL, UNUSED, Keys
+from dpx.nn.pretrained.file_settings import NEUTRAL, UNUSED, Keys
 from dpx.nn.pretrained.settings import DecoderSettings
 
 _MODULES = {

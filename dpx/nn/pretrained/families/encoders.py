@@ -3,7 +3,7 @@
 from typing import Any
 
 from dpx.nn.pretrained.families.family import Family
-from dpx.nn.pretrained.keys import NEUTRAL, UNUSED, Keys
+from dpx.nn.pretrained.file_settings import NEUTRAL, UNUSED, Keys
 from dpx.nn.pretrained.settings import EncoderSettings
 
 _BERT = {

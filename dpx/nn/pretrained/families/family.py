@@ -4,7 +4,7 @@ import re
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
-from dpx.nn.pretrained.keys import Keys
+from dpx.nn.pretrained.file_settings import Keys
 from dpx.nn.pretrained.layers import TABLES
 
 
