@@ -1,4 +1,4 @@
-"""The command `dpx`. Importing what it needs takes seconds, in which it may be interrupted."""
+"""The command `dpx`. Its imports take seconds, during which an interrupt must end it cleanly."""
 
 import os
 import signal
@@ -6,7 +6,7 @@ import sys
 
 
 def main(command: str = "") -> None:
-    """Runs `dpx COMMAND`, which is the first argument unless it is given here."""
+    """Runs `dpx COMMAND`. The command is the first argument of the process unless it is given here."""
     # A KeyboardInterrupt would be lost or wrapped where it hits an import.
     signal.signal(signal.SIGINT, _leave)
     from dpx.launch import main

@@ -1,4 +1,4 @@
-"""What JAX's types say about the mesh that an array lives on."""
+"""The mesh of an array, and how the array is spread over it, as JAX's types state them."""
 
 from typing import Any
 
@@ -7,9 +7,9 @@ from jax.sharding import AbstractMesh, AxisType
 
 
 def varying(*trees: Any) -> frozenset[str]:
-    """The axes of `jax.shard_map` along which anything in these trees differs between devices.
+    """The axes of `jax.shard_map` along which some array of these trees differs between devices.
 
-    Nothing is known under `jax.pmap`, or where `shard_map` was told not to check (`check_vma=False`).
+    The result is empty under `jax.pmap` and under `shard_map(check_vma=False)`, where types do not tell.
     """
     return frozenset().union(*map(_varying, jax.tree.leaves(trees)))
 
@@ -21,13 +21,13 @@ def _varying(x: Any) -> frozenset[str]:
 
 
 def mesh_of(tree: Any) -> AbstractMesh:
-    """The mesh at hand, or else that of an array with explicit axes, which is part of its type."""
+    """The mesh that is set in JAX, or else the mesh in the type of the first array that has one."""
     mesh = jax.sharding.get_abstract_mesh()
-    found = (jax.typeof(x).sharding.mesh for x in jax.tree.leaves(tree))
-    return mesh if not mesh.empty else next((m for m in found if not m.empty), mesh)
+    of_arrays = (jax.typeof(x).sharding.mesh for x in jax.tree.leaves(tree))
+    return mesh if not mesh.empty else next((m for m in of_arrays if not m.empty), mesh)
 
 
 def explicit_axes(mesh: AbstractMesh) -> tuple[str, ...]:
-    """The axes of a mesh whose sharding is a part of every array's type."""
+    """The mesh's axes of type `Explicit`: how an array is sharded along them is part of its type."""
     kinds = zip(mesh.axis_names, mesh.axis_types, strict=True)
     return tuple(name for name, kind in kinds if kind == AxisType.Explicit)

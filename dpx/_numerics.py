@@ -1,4 +1,4 @@
-"""Arithmetic that guarantees rest on: scopes of 64 bits, and norms that do not overflow."""
+"""The arithmetic that guarantees rest on: scopes with 64-bit floats, and norms that do not overflow."""
 
 import contextlib
 import functools
@@ -20,24 +20,24 @@ _ROUNDED = (
 
 
 def is_traced(*data) -> bool:
-    """Whether some array of `data` is under a JAX transformation."""
+    """Whether some array of `data` is traced by a JAX transformation."""
     return any(isinstance(leaf, Tracer) for leaf in jax.tree.leaves(data))
 
 
-def rounded(*data) -> tuple[str, ...]:
-    """What a guarantee assumes of sums that are released in `wide_sums(*data)`: a sentence, or nothing."""
+def rounding_assumption(*data) -> tuple[str, ...]:
+    """The assumption, if any, that a release under `wide_sums(*data)` adds to its guarantee: one sentence."""
     return (_ROUNDED,) if is_traced(*data) and jnp.result_type(float) != np.float64 else ()
 
 
 @contextlib.contextmanager
 def _standard_promotion():
-    """Types and ranks promote as they do by default, whatever the program has set."""
+    """A scope in which types and ranks promote as JAX does by default, whatever the program has set."""
     with jax.numpy_dtype_promotion("standard"), jax.numpy_rank_promotion("allow"):
         yield
 
 
 def promoting(function: _Function) -> _Function:
-    """Runs `function` with the promotion of types and ranks that JAX has by default."""
+    """Makes `function` run with JAX's default promotion of types and ranks."""
 
     @functools.wraps(function)
     def wrapped(*args, **kwargs):
@@ -49,12 +49,13 @@ def promoting(function: _Function) -> _Function:
 
 @contextlib.contextmanager
 def wide_sums(*data):
-    """What runs inside runs at once and with 64-bit floats by default, if no array of `data` is traced.
+    """A scope for sums over records: unless an array of `data` is traced, floats in it have 64 bits.
 
-    How a sum over n records rounds depends on all of them. In 32 bits one record of weight 1 may move a sum
-    of 1e5 by 136, in 64 bits by at most 1 + n²·2⁻⁵². Under a JAX transformation this scope changes nothing:
-    the default float type holds there, and if that has 32 bits, the guarantee is one for exact sums, and says
-    so by `rounded`. Types and ranks promote as they do by default.
+    The rounding error of a sum over n records depends on all of them. In 32 bits, one record of weight 1 can
+    move a sum of 1e5 by 136; in 64 bits, by at most 1 + n²·2⁻⁵². Code in the scope runs at once, under `jit`
+    too. If `data` is traced, the scope changes nothing but promotion: where the default float then has 32
+    bits, the guarantee counts sums as exact, and says so (`rounding_assumption`). Types and ranks promote as
+    JAX does by default.
     """
     with _standard_promotion():
         if is_traced(*data):
@@ -65,12 +66,12 @@ def wide_sums(*data):
 
 
 def in_float64(function: _Function) -> _Function:
-    """Runs `function` under a scoped `jax.enable_x64(True)`.
+    """Makes `function` run under a scoped `jax.enable_x64(True)`.
 
-    Excess risks of 1e-7 beside a unit risk leave no room for float32. The scope works eagerly and in `vmap`.
-    A surrounding `jit` is lowered after the scope has closed, so the caller of a jitted function must open
-    the scope: the wrapper raises ValueError rather than let 64 bits be truncated. Types and ranks
-    promote as they do by default.
+    An excess risk of 1e-7 beside a risk of 1 is too small for float32. The scope works eagerly and in `vmap`.
+    A surrounding `jit` is lowered after the scope has closed, so whoever calls a jitted function has to open
+    the scope around the call: the wrapper raises ValueError rather than let 64 bits be truncated. Types and
+    ranks promote as JAX does by default.
     """
 
     @functools.wraps(function)
@@ -88,7 +89,7 @@ def in_float64(function: _Function) -> _Function:
 
 
 def native(leaf: Any) -> Any:
-    """NumPy's numbers in the byte order of the machine and of at most 64 bits: JAX knows no others."""
+    """A NumPy array converted to types that JAX knows: the machine's byte order, at most 64 bits."""
     if isinstance(leaf, np.ndarray) and leaf.dtype.kind in "iuf":
         wide = np.float64 if leaf.dtype == np.longdouble else leaf.dtype.newbyteorder("=")
         return leaf.astype(wide, copy=False)
@@ -96,20 +97,20 @@ def native(leaf: Any) -> Any:
 
 
 def as_float64(array) -> jax.Array:
-    """The array in float64; to be called inside one of the scopes only."""
+    """The array in float64. Call it only inside one of the scopes above."""
     return jnp.asarray(array, jnp.float64)
 
 
 def norm(vectors: jax.Array, axis: int = -1) -> jax.Array:
-    """l2 norms along an axis: infinite only where the norm itself is more than floats hold."""
+    """The l2 norms along an axis. A norm is infinite only if it exceeds the largest float."""
     scaled, scale = _scaled(vectors, axis)
     return jnp.linalg.norm(scaled, axis=axis) * jnp.squeeze(scale, axis)
 
 
 def into_ball(vectors: jax.Array, radius: jax.typing.ArrayLike, axis: int = -1) -> jax.Array:
-    """Vectors along an axis, projected onto the ball: a norm above `radius` is rescaled to `radius`.
+    """The vectors along an axis, projected onto the l2 ball of that radius.
 
-    Vectors inside the ball are returned bit for bit as they are. All entries must be finite.
+    Vectors inside the ball are returned bit for bit. All entries must be finite.
     """
     scaled, scale = _scaled(vectors, axis)
     length = jnp.linalg.norm(scaled, axis=axis, keepdims=True)
@@ -119,9 +120,9 @@ def into_ball(vectors: jax.Array, radius: jax.typing.ArrayLike, axis: int = -1) 
 def into_simplex(vectors: Any, total: float, xp: Any = jnp) -> Any:
     """The nearest vectors along the last axis with entries ≥ 0 that add up to `total`.
 
-    The nearest point is max(x − t, 0) with one t for all entries (Duchi et al., ICML 2008). Entries far below
-    the largest end at zero wherever they are, so they are cut before, and nothing overflows. All entries
-    must be finite. `xp` is the module that computes, jax.numpy or numpy.
+    The nearest point is max(x − t, 0) with one t for all entries (Duchi et al., ICML 2008). Entries more than
+    `total` below the largest become zero whatever their size, so they are raised to that first, and nothing
+    overflows. All entries must be finite. `xp` is the module that computes, jax.numpy or numpy.
     """
     shifted = xp.maximum(vectors - vectors.max(-1, keepdims=True), -total)
     ordered = -xp.sort(-shifted, axis=-1)
@@ -132,10 +133,10 @@ def into_simplex(vectors: Any, total: float, xp: Any = jnp) -> Any:
 
 
 def _scaled(vectors: jax.Array, axis: int) -> tuple[jax.Array, jax.Array]:
-    """Vectors whose squares neither overflow nor underflow, and what they must be multiplied by.
+    """Vectors divided by a scale such that their squares neither overflow nor underflow, and that scale.
 
-    The scale is a power of two, so that multiplying by it is exact. Dividing by the largest entry would not
-    do: compiled code multiplies by its reciprocal, which is zero for the largest floats.
+    The scale is a power of two, so that multiplying by it is exact. The largest entry cannot be the scale:
+    compiled code multiplies by its reciprocal, which is zero for the largest floats.
     """
     _, exponent = jnp.frexp(jnp.abs(vectors).max(axis, keepdims=True))
     most = jnp.finfo(vectors.dtype).maxexp - 2  # the reciprocal of 2^most is a normal number

@@ -1,4 +1,4 @@
-"""One run in several processes, as `jax.distributed` starts them: the first reads and writes for all."""
+"""One run in several processes of `jax.distributed`, of which the first reads and writes files for all."""
 
 import json
 from collections.abc import Callable, Mapping
@@ -10,7 +10,7 @@ from jax.experimental import multihost_utils
 
 
 class FirstProcessError(ValueError):
-    """What ended the first process, in another one."""
+    """The error that ended the first process, raised in the other processes."""
 
 
 def join(coordinator: str | None, count: int | None, number: int | None) -> None:
@@ -19,10 +19,10 @@ def join(coordinator: str | None, count: int | None, number: int | None) -> None
     Args:
       coordinator: HOST:PORT of the first process.
       count: How many processes there are.
-      number: Which of them this is. All three are None where the cluster's environment says it.
+      number: The number of this process. All three are None where the cluster's environment states them.
 
     Raises:
-      ValueError: where something is missing.
+      ValueError: if JAX cannot find the other processes.
     """
     try:
         jax.distributed.initialize(coordinator, count, number)
@@ -35,20 +35,20 @@ def join(coordinator: str | None, count: int | None, number: int | None) -> None
 
 def several() -> bool:
     """Whether other processes compute the same run."""
-    # Asking for their number would start the devices of a process that may not need any.
+    # `process_count` alone would start the devices of a process that may not need any.
     return jax.distributed.is_initialized() and jax.process_count() > 1
 
 
 def is_first() -> bool:
-    """Whether this process is the one that writes records and logs, and says how far the run is."""
+    """Whether this process is the one that writes records and logs, and prints the progress."""
     return not several() or jax.process_index() == 0
 
 
 def of_first(compute: Callable[[], Any]) -> Any:
-    """What `compute` returns in the first process, in all of them; no other calls it, and all wait for it.
+    """Runs `compute` in the first process only, and returns its result in all processes.
 
     Args:
-      compute: Returns what JSON holds.
+      compute: Returns a value that JSON can hold. All processes wait for it.
 
     Raises:
       ValueError, OSError: in the first process, where `compute` raises one.
@@ -59,40 +59,40 @@ def of_first(compute: Callable[[], Any]) -> Any:
     error, sent = None, np.zeros(0, np.uint8)
     if is_first():
         try:
-            found = {"found": compute()}
+            message = {"result": compute()}
         except (ValueError, OSError) as raised:
-            error, found = raised, {"error": str(raised)}
-        sent = np.frombuffer(json.dumps(found).encode(), np.uint8)
+            error, message = raised, {"error": str(raised)}
+        sent = np.frombuffer(json.dumps(message).encode(), np.uint8)
     size = int(multihost_utils.broadcast_one_to_all(np.int32(len(sent))))
     sent = multihost_utils.broadcast_one_to_all(sent if is_first() else np.zeros(size, np.uint8))
-    found = json.loads(np.asarray(sent, np.uint8).tobytes())
-    if "error" in found:
-        raise error or FirstProcessError(found["error"])
-    return found["found"]
+    message = json.loads(np.asarray(sent, np.uint8).tobytes())
+    if "error" in message:
+        raise error or FirstProcessError(message["error"])
+    return message["result"]
 
 
 def of_all(x: np.ndarray) -> np.ndarray:
-    """Arrays of one shape (of numbers below 2³¹), one from each process, stacked in their order."""
+    """The arrays x of all processes, stacked in their order; they have one shape and numbers below 2³¹."""
     return np.asarray(multihost_utils.process_allgather(x)) if several() else x[None]
 
 
-def of_each(found: Any) -> list:
-    """What JSON holds, one from each process, in their order."""
+def of_each(value: Any) -> list:
+    """The values of all processes, in their order; each is one that JSON can hold."""
     if not several():
-        return [found]
-    own = np.frombuffer(json.dumps(found).encode(), np.uint8)
+        return [value]
+    own = np.frombuffer(json.dumps(value).encode(), np.uint8)
     sizes = of_all(np.array(len(own), np.int32))
     rows = of_all(np.pad(own, (0, int(sizes.max()) - len(own)))).astype(np.uint8)
     return [json.loads(row[:size].tobytes()) for row, size in zip(rows, sizes, strict=True)]
 
 
 def check_same(settings: Mapping[str, Any]) -> None:
-    """Raises ValueError, in all processes, where one was given other settings than the first.
+    """Raises ValueError in all processes if one of them has other settings than the first.
 
-    Each process clips the gradients of its own records and states the guarantee of all.
+    Each process clips the gradients of its own records, but states the guarantee for the records of all.
 
     Args:
-      settings: By name, what JSON holds.
+      settings: The settings by name, values that JSON can hold.
     """
     first, *others = of_each(dict(settings))
     different = {

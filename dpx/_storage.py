@@ -1,9 +1,9 @@
 """Files that are whole or absent, checked when they are read, and written by one process at a time.
 
-A run's folder outlives the process that fills it: processes are killed, disks fill up, files are damaged,
-and two terminals are pointed at one folder. All that is read or written there goes through this module,
-so that each of these ends in an error that names the file and says what to do. Where several processes
-compute one run, the first locks and writes, and what the others write goes nowhere.
+A run's folder outlives the process that fills it. Processes are killed, disks fill up, files are damaged,
+and two terminals use one folder. All reads and writes there go through this module, so that each of these
+ends in an error that names the file and says what to do. If several processes compute one run, only the
+first locks and writes; what the others write is dropped.
 """
 
 import contextlib
@@ -31,7 +31,7 @@ _RESTORE = "restore it from a copy, or use a new workdir"
 
 
 def of_lock(name: str) -> bool:
-    """Whether a file of this name in a folder is a lock's."""
+    """Whether a file of this name belongs to the lock of its folder."""
     return name == LOCK or name.startswith(f"{LOCK}.")
 
 
@@ -47,17 +47,17 @@ class BusyError(StorageError):
 def lock(folder: Path, *, wait: float = 0.0) -> Iterator[Callable[[], None]]:
     """Keeps other processes out of a folder, also those on other hosts that share it.
 
-    The file `.lock` names who has the folder, and is renewed while it is held. A process that is killed
-    loses the folder to others on its host at once, and to one on another host that has watched the file for
-    two minutes.
+    The file `.lock` names the process that holds the folder, which renews it meanwhile. If that process is
+    killed, others on its host get the folder at once; a process on another host gets it after it has seen
+    the file unchanged for two minutes.
 
     Args:
-      folder: Made where there is none.
-      wait: Seconds to wait for a process that is in it.
+      folder: The folder, which is made if there is none.
+      wait: Seconds to wait for a process that holds it.
 
     Yields:
-      A function that raises BusyError where another process has taken the folder over, because this one
-      slept for two minutes or more.
+      A function that raises BusyError if another process has taken the folder over, which happens when this
+      one slept for two minutes or more.
 
     Raises:
       BusyError: if another process still holds it.
@@ -71,7 +71,7 @@ def lock(folder: Path, *, wait: float = 0.0) -> Iterator[Callable[[], None]]:
         f"{folder} is in use by another process: wait until that has ended, or use another workdir; if its "
         f"host has died, remove {folder / LOCK}"
     )
-    if lease.is_locked:  # by this very thread, for which the library would count
+    if lease.is_locked:  # by this very thread, which the library would let in again
         raise busy
     try:
         with naming(folder / LOCK):
@@ -91,7 +91,7 @@ def lock(folder: Path, *, wait: float = 0.0) -> Iterator[Callable[[], None]]:
 
 @functools.cache
 def _lease(path: Path) -> filelock.SoftFileLease:
-    """The claim on a folder: one object for all calls, which knows since when it saw the file unchanged."""
+    """The claim on a folder. One object serves all calls: it remembers since when the file is unchanged."""
     return filelock.SoftFileLease(path, lease_duration=LEASE, heartbeat_interval=LEASE / 8)
 
 
@@ -106,14 +106,14 @@ def user_cache() -> Path:
 
 @contextlib.contextmanager
 def replacing(path: Path, *, mode: int = 0o666) -> Iterator[IO[bytes]]:
-    """A file that takes the place of `path` once it is complete, and is removed if that never happens.
+    """Opens a temporary file that replaces `path` once it is complete, and is removed otherwise.
 
     Args:
       path: The file.
-      mode: Who may read and write it, as far as the user's umask lets them.
+      mode: The permissions of the file, which the user's umask restricts further.
 
     Raises:
-      StorageError: if what lies where it is written is no leftover of our own.
+      StorageError: if something else than a leftover of our own has the temporary file's name.
       OSError: naming `path`, if it cannot be written.
     """
     if not _processes.is_first():
@@ -137,13 +137,13 @@ def replacing(path: Path, *, mode: int = 0o666) -> Iterator[IO[bytes]]:
 
 
 def write_text(path: Path, text: str, *, mode: int = 0o666) -> None:
-    """Writes a whole file, or none."""
+    """Writes a file completely or not at all."""
     with replacing(path, mode=mode) as file:
         file.write(text.encode())
 
 
 def appending(path: Path) -> TextIO:
-    """A log, for its owner alone: training losses and errors may show private data."""
+    """Opens a log that its owner alone can read: training losses and errors may show private data."""
     with naming(path):
         flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW
         return os.fdopen(os.open(path, flags, PRIVATE), "a", buffering=1, encoding="utf-8")
@@ -153,7 +153,7 @@ def read_text(path: Path) -> str:
     """The text of a file.
 
     Raises:
-      StorageError: if it is missing or no UTF-8.
+      StorageError: if the file is missing or is not UTF-8.
     """
     try:
         return path.read_text(encoding="utf-8")
@@ -164,12 +164,12 @@ def read_text(path: Path) -> str:
 
 
 def write_json(path: Path, content: dict[str, Any]) -> None:
-    """Writes a whole file of JSON with a checksum of its content, or none."""
+    """Writes a JSON file with a checksum of its content, completely or not at all."""
     write_text(path, _with_checksum(content))
 
 
 def read_json(path: Path) -> dict[str, Any]:
-    """What `write_json` wrote.
+    """The content that `write_json` wrote.
 
     Raises:
       StorageError: if the file is missing or changed.
@@ -178,24 +178,24 @@ def read_json(path: Path) -> dict[str, Any]:
 
 
 def read_lines(path: Path) -> list[dict[str, Any]]:
-    """The objects of a log of JSON lines, without a last line that was cut off while it was written.
+    """The objects in a log of JSON lines. A last line that was cut off while it was written is left out.
 
     Raises:
-      StorageError: for any other line that is none.
+      StorageError: for any other line that is not a JSON object.
     """
-    found = []
+    objects = []
     for line in read_text(path).splitlines(keepends=True):
         if not line.endswith("\n"):
             break
         try:
-            found.append(dict(json.loads(line).items()))
+            objects.append(dict(json.loads(line).items()))
         except (ValueError, AttributeError):
             raise damaged(path, "delete it, and only the progress of the run is lost") from None
-    return found
+    return objects
 
 
 def damaged(path: Path, remedy: str = _RESTORE) -> StorageError:
-    """The error for a file that is not what was written."""
+    """The error for a file whose content is not what was written."""
     return StorageError(f"{path} is damaged: {remedy}")
 
 
@@ -215,24 +215,24 @@ def _verified(text: str, path: Path) -> dict[str, Any]:
 
 
 def _checksum(content: dict[str, Any]) -> str:
-    # Through JSON once more: what is read back has lists for tuples and strings for keys.
+    # JSON turns tuples into lists and keys into strings, so that both sides have to pass through it.
     plain = json.dumps(json.loads(json.dumps(content)), sort_keys=True)
     return hashlib.sha256(plain.encode()).hexdigest()
 
 
 def _remove_leftover(partial: Path) -> None:
     try:
-        found = os.lstat(partial)
+        status = os.lstat(partial)
     except FileNotFoundError:
         return
-    if not stat.S_ISREG(found.st_mode) or found.st_uid != os.geteuid():
+    if not stat.S_ISREG(status.st_mode) or status.st_uid != os.geteuid():
         raise StorageError(f"{partial} is no file that a run of yours left: remove it")
     partial.unlink()
 
 
 @contextlib.contextmanager
 def naming(path: Path) -> Iterator[None]:
-    """Puts a file's name into an OSError: a full disk is reported without one."""
+    """Adds a file's name to an OSError raised inside; a full disk, for example, is reported without one."""
     try:
         yield
     except OSError as error:
@@ -246,11 +246,12 @@ def naming(path: Path) -> Iterator[None]:
 
 
 def create_private(path: Path, content: dict[str, Any]) -> bool:
-    """Creates a file for its owner alone in a folder for its owner alone, unless there is one.
+    """Creates a file that its owner alone can read, in a folder of the same kind, unless the file exists.
 
     Returns:
-      Whether this call made it, complete: of several processes that try, one does. On a file system without
-      links that rests on the lock of the run's folder, which the caller has.
+      Whether this call created the file. Of several processes that try, exactly one does, and the file is
+      complete. On a file system without hard links this needs the lock of the run's folder, which the caller
+      holds.
 
     Raises:
       StorageError: if the folder is a link, another user's, or open to others.
@@ -266,7 +267,7 @@ def create_private(path: Path, content: dict[str, Any]) -> bool:
 
 
 def _create(path: Path, text: str) -> bool:
-    """Makes a whole file, for its owner alone, unless there is one: of several that try, one does."""
+    """Creates a complete file, for its owner alone, unless it exists; of several processes, one succeeds."""
     descriptor, partial = tempfile.mkstemp(suffix=".partial", dir=path.parent)
     try:
         with os.fdopen(descriptor, "w") as file:
@@ -291,7 +292,7 @@ def _create(path: Path, text: str) -> bool:
 
 
 def read_private(path: Path) -> dict[str, Any]:
-    """What `create_private` wrote.
+    """The content that `create_private` wrote.
 
     Raises:
       StorageError: if the file is damaged, a link, or not the user's own alone.
@@ -309,9 +310,9 @@ def read_private(path: Path) -> dict[str, Any]:
     return _verified(content.decode("utf-8", errors="replace"), path)
 
 
-def _check_private(path: Path, found: os.stat_result, is_right_kind) -> None:
-    own = found.st_uid == os.geteuid() and not found.st_mode & 0o077
-    if not (is_right_kind(found.st_mode) and own):
+def _check_private(path: Path, status: os.stat_result, is_right_kind) -> None:
+    own = status.st_uid == os.geteuid() and not status.st_mode & 0o077
+    if not (is_right_kind(status.st_mode) and own):
         raise _not_private(path)
 
 

@@ -1,4 +1,4 @@
-"""What arguments must be: every check raises ValueError with the name, the value and what to do."""
+"""Checks of arguments. Each raises ValueError with the argument's name, its value and what to do."""
 
 import math
 import warnings
@@ -15,10 +15,10 @@ _MAX_EPSILON = 1e8
 
 
 def check_number(value, name: str) -> float:
-    """Returns the value as a float; raises ValueError for what is no real number.
+    """Returns the value as a float; raises ValueError unless it is a real number.
 
-    None, strings, booleans, complex numbers and arrays of more than a number are none, although `float` takes
-    some of them.
+    Strings and booleans are refused, although `float` takes them. So are None, complex numbers and arrays of
+    several numbers.
     """
     try:
         kind = np.dtype(getattr(value, "dtype", float)).kind
@@ -30,7 +30,7 @@ def check_number(value, name: str) -> float:
 
 
 def check_positive(value, name: str, *, zero: bool = False) -> float:
-    """Returns the value as a float; raises ValueError unless it is finite and above zero (or zero)."""
+    """Returns the value as a float; raises ValueError unless it is finite and positive (zero if allowed)."""
     number = check_number(value, name)
     if not (math.isfinite(number) and (number > 0 or (zero and number == 0))):
         raise ValueError(
@@ -40,7 +40,7 @@ def check_positive(value, name: str, *, zero: bool = False) -> float:
 
 
 def check_integer(value, name: str, least: int = 1) -> int:
-    """Returns the value as an int; raises ValueError unless it is a whole number and `least` at least."""
+    """Returns the value as an int; raises ValueError unless it is a whole number of at least `least`."""
     number = check_number(value, name)
     if not number.is_integer() or number < least:
         raise ValueError(f"{name}={value} must be a whole number, at least {least}")
@@ -69,9 +69,9 @@ def check_delta(delta: float, name: str = "delta") -> float:
 
 
 def check_key(key) -> None:
-    """Raises ValueError for anything but one JAX key: it says of what type that is, and no secret words.
+    """Raises ValueError unless `key` is one JAX key. The error states the type, never the key's secret words.
 
-    Warns of one that can be guessed, where its words are known.
+    Warns of a key that can be guessed, unless the key is traced.
     """
     try:
         dtype = jnp.result_type(key)
@@ -82,7 +82,7 @@ def check_key(key) -> None:
     if not right:
         raise wrong_key(key)
     if not isinstance(key, Tracer) and getattr(key, "is_fully_addressable", True):
-        with jax.ensure_compile_time_eval():  # of a key that a program under `jit` closes over
+        with jax.ensure_compile_time_eval():  # for a key that a program under `jit` closes over
             words = np.ravel(jax.random.key_data(key) if typed else key)
         warn_of_guess(int(words[0]) == 0, "key")
 
@@ -90,8 +90,8 @@ def check_key(key) -> None:
 def warn_of_guess(small: bool, name: str) -> None:
     """Warns of randomness that follows from a small number, such as `jax.random.key(0)`.
 
-    The first word of such a key is zero, and that of one in 2³² others. A replay draws the same noise twice,
-    and its keys are nobody's secret.
+    The first word of such a key is zero, as it is in one of 2³² secret keys. A replay gives no warning: it
+    draws the same noise twice on purpose, and its keys protect nobody.
     """
     if small and not _watch.watching():
         warnings.warn(
@@ -103,7 +103,7 @@ def warn_of_guess(small: bool, name: str) -> None:
 
 
 def wrong_key(key) -> ValueError:
-    """What is raised for it."""
+    """The error that `check_key` raises."""
     shape = f" and shape {key.shape}" if hasattr(key, "shape") else ""
     return ValueError(
         f"key of type {type(key).__name__}{shape} must be one JAX key: use dpx.secret_key(), or "
@@ -112,13 +112,13 @@ def wrong_key(key) -> ValueError:
 
 
 def check_choice(value: str, name: str, known: tuple[str, ...]) -> None:
-    """Raises ValueError unless the word is a known one."""
+    """Raises ValueError unless the value is among the known ones."""
     if value not in known:
         raise ValueError(f"{name}={value!r} is not known: use one of {', '.join(known)}")
 
 
 def check_relation(value: NeighboringRelation | str, name: str) -> NeighboringRelation:
-    """Returns the neighbouring relation; raises ValueError unless it is one or the lower-case name of one."""
+    """Returns a neighbouring relation that is given as itself or by its lower-case name, or ValueError."""
     if isinstance(value, NeighboringRelation):
         return value
     known = {relation.name.lower(): relation for relation in NeighboringRelation}
@@ -131,7 +131,7 @@ def check_relation(value: NeighboringRelation | str, name: str) -> NeighboringRe
 
 
 def check_unmasked(array, name: str) -> None:
-    """Raises ValueError for a masked array, or a list of them, where what is under the mask would count."""
+    """Raises ValueError for a masked array, or a list of them: values under the mask would count."""
     parts = (array, *array) if isinstance(array, list | tuple) else (array,)
     if any(isinstance(part, np.ma.MaskedArray) for part in parts):
         raise ValueError(
@@ -141,9 +141,9 @@ def check_unmasked(array, name: str) -> None:
 
 
 def check_real(array, name: str) -> None:
-    """Raises ValueError for anything but an array of real numbers, or what NumPy makes one of.
+    """Raises ValueError unless NumPy makes an array of real numbers of it.
 
-    Of complex numbers the imaginary parts would be lost.
+    Complex numbers are refused, since they would lose their imaginary parts.
     """
     check_unmasked(array, name)
     try:
@@ -159,6 +159,6 @@ def check_real(array, name: str) -> None:
 
 
 def check_finite(array, name: str, remedy: str) -> None:
-    """Raises ValueError for a concrete array with a value that is not finite; a traced one passes."""
+    """Raises ValueError for a concrete array with a value that is not finite; a traced array passes."""
     if not isinstance(array, Tracer) and not np.all(np.isfinite(np.asarray(array))):
         raise ValueError(f"{name} holds values that are not finite: {remedy}")

@@ -1,7 +1,7 @@
-"""Where `dpx.audit.replay` looks into a program: at its noise, its sampling, and what it takes to be public.
+"""The hooks by which `dpx.audit.replay` observes a program: its noise, its sampling, and its public values.
 
-Programs call these functions wherever privacy rests on randomness or on a number that is not private. They
-cost nothing while nobody watches. Then `at_release` leaves no trace in a compiled program, and the others
+Programs call these functions wherever privacy rests on randomness or on a number that is declared public.
+While nobody watches they cost nothing: `at_release` leaves no trace in a compiled program, and the others
 return what they are given.
 """
 
@@ -15,7 +15,7 @@ from jax.experimental import io_callback
 
 
 class Watcher(Protocol):
-    """What a replay implements."""
+    """The methods that a replay implements; `_dispatch` calls them."""
 
     def released(self, about: dict, key, exact, unit, noisy, scale) -> list[np.ndarray]: ...
 
@@ -28,14 +28,14 @@ class Watcher(Protocol):
     def record_ids(self, count: int) -> np.ndarray: ...
 
 
-# Words in a key of JAX's default generator. A seed that stands for a key is shown in as many.
+# Words in a key of JAX's default generator; a seed in place of a key is shown as so many words.
 KEY_WORDS = 2
 
 _watcher: Watcher | None = None
 
 
 def watch(watcher: Watcher | None) -> None:
-    """Installs a watcher, or removes it. Clear JAX's caches: compiled programs do not notice."""
+    """Installs a watcher, or removes it. Clear JAX's caches afterwards: compiled programs do not notice."""
     global _watcher
     _watcher = watcher
 
@@ -47,18 +47,18 @@ def watching() -> bool:
 def public(value: Any, what: str | None) -> Any:
     """Returns a value that is computed from the data but declared to be public knowledge.
 
-    Every guarantee of a program that uses it has to name it among its assumptions.
+    Every guarantee of a program that uses the value has to name it among its assumptions.
 
     Args:
-      value: For example the number of records, or a catalogue.
-      what: A name for it, in the words of the assumption. A program has one value under a name. None
-        declares nothing: what follows from the value is covered by no guarantee.
+      value: The value, for example the number of records, or a catalogue.
+      what: Its name, in the words of the assumption. A program has one value for each name. None declares
+        nothing: then no guarantee covers what follows from the value.
     """
     return value if _watcher is None or what is None else _watcher.public(value, what)
 
 
 def record_ids(count: int) -> np.ndarray:
-    """A number for each record, (count,) int32, which does not depend on the other records.
+    """A number for each record, (count,) int32, that does not depend on the other records.
 
     The numbers are 0, 1, ... while nobody watches. A replay without one record keeps the numbers of the
     others, so that the randomness of a record (whether it is sampled, its dropout mask) stays with it.
@@ -67,7 +67,7 @@ def record_ids(count: int) -> np.ndarray:
 
 
 def check_samples(max_batch_size: int | None) -> None:
-    """Raises ValueError in a replay for samples that are cut off."""
+    """Raises ValueError in a replay if samples are truncated to a largest size."""
     if _watcher is not None and max_batch_size is not None:
         raise ValueError(
             f"max_batch_size={max_batch_size} must be None in a replay, which prices whole Poisson "
@@ -79,15 +79,15 @@ def sampled(how: float | tuple[tuple[int, ...], int, int]) -> None:
     """Notes how the batch that is handed out next was sampled.
 
     Args:
-      how: The probability of a Poisson sample. Of an allocation the words of its seed, and the number and the
-        length of the epoch, of which a record is in one batch.
+      how: For a Poisson sample, its probability. For random allocation, the words of its seed, the number of
+        the epoch and its length in batches; a record is in one of these.
     """
     if _watcher is not None:
         _watcher.sampled(how)
 
 
 def key_used(key: jax.Array | Sequence[int] | np.ndarray, purpose: str) -> None:
-    """Notes a secret key where it is used for something other than noise."""
+    """Notes that a secret key is used for something other than noise."""
     if _watcher is not None:
         io_callback(lambda words: _dispatch("key", purpose, np.asarray(words)), None, _words(key))
 
@@ -95,10 +95,10 @@ def key_used(key: jax.Array | Sequence[int] | np.ndarray, purpose: str) -> None:
 def at_release(
     about: dict, key: jax.Array | np.ndarray, exact: list, unit: list, noisy: list, scale: Any
 ) -> list[jax.Array]:
-    """Shows a release to the watcher; returns what the program gets to see, normally `noisy`.
+    """Shows a release to the watcher, and returns the values that the program goes on with, normally `noisy`.
 
     Args:
-      about: The label and the claim; both are static.
+      about: The label and the declared sensitivity; both are static.
       key: The key of the noise; empty where the noise is not drawn by JAX.
       exact, unit, noisy: The leaves before noise, the units in which their change is measured (their
         sensitivities), and the leaves after noise.
@@ -116,10 +116,10 @@ def at_release(
         seen = jax.tree.map(
             lambda leaf, dtype: leaf[..., 0] if _is_wide(dtype) else leaf, seen, dtypes
         )
-        found = _dispatch("released", about, np.asarray(words), *seen)
+        replaced = _dispatch("released", about, np.asarray(words), *seen)
         return [
             np.ravel(leaf).view(np.uint32).reshape(s.shape) if s.dtype == np.uint32 else leaf
-            for leaf, s in zip(seen[2] if found is None else found, shapes, strict=True)
+            for leaf, s in zip(seen[2] if replaced is None else replaced, shapes, strict=True)
         ]
 
     packed = jax.tree.map(_pack, (exact, unit, noisy, scale))
@@ -135,13 +135,13 @@ def _is_wide(dtype) -> bool:
 
 
 def _pack(leaf: Any) -> jax.Array:
-    """Packs 64-bit numbers as two words: a callback runs outside the 64-bit scope and would round them."""
+    """Packs a 64-bit number as two words: a callback runs outside the 64-bit scope and would round it."""
     leaf = jnp.asarray(leaf)
     return jax.lax.bitcast_convert_type(leaf, jnp.uint32) if _is_wide(leaf.dtype) else leaf
 
 
 def _dispatch(method: str, *arguments):
-    # Compiled programs outlive a watcher: the one that counts is the one at hand when they run.
+    # A compiled program outlives a watcher, so it asks when it runs which one is installed.
     return None if _watcher is None else getattr(_watcher, method)(*arguments)
 
 

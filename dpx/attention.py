@@ -25,7 +25,7 @@ def dot_product_attention(
       k: Keys (..., Lk, D).
       v: Values (..., Lk, Dv).
       mask: Boolean, broadcastable to (..., Lq, Lk); True where the query may attend to the key. A
-        query that may attend to no key at all gets zeros, and its gradient is zero, not NaN.
+        query that may attend to no key gets zeros, and its gradient is zero, not NaN.
       scale: What the logits ⟨q, k⟩ are multiplied by, as in `jax.nn.dot_product_attention`; 1/√D if None.
 
     Returns:

@@ -13,11 +13,11 @@ from dpx.noise import secure as exact_arithmetic
 from dpx.release import Blocks, Partial, total
 
 _MAX_CELLS = 10**8
-_LARGEST_CLIP = 1e100  # finite with any noise and in any sum
+_LARGEST_CLIP = 1e100  # up to this, sums and noise stay finite
 
 
 class NGram(NamedTuple):
-    """Next-token probabilities for every context of n − 1 tokens, and the guarantee they come with."""
+    """Next-token probabilities for every context of n − 1 tokens, and their guarantee."""
 
     probabilities: np.ndarray  # (V^(n-1), V)
     order: int
@@ -25,10 +25,10 @@ class NGram(NamedTuple):
     guarantee: privacy.PrivacyGuarantee
 
     def log_prob(self, tokens: np.ndarray) -> np.ndarray:
-        """Log-probability of each token given those before it: (N, L) int -> (N, L), in nats.
+        """The log-probability of each token given those before it: (N, L) int -> (N, L), in nats.
 
         Raises:
-          ValueError: for anything but tokens of the vocabulary, padding included.
+          ValueError: for a number that is not a token of the vocabulary; padding has to be one too.
         """
         _validate.check_real(tokens, "tokens")
         vocab_size, tokens = self.probabilities.shape[1], np.asarray(tokens)
@@ -52,27 +52,27 @@ def fit(
     l2_clip_norm: float = 2.0,
     secure: bool = False,
 ) -> NGram:
-    """Counts n-grams once, privately, and smooths them.
+    """An n-gram model from one private release of counts, which are then smoothed.
 
     Guarantee: (ε, δ)-DP for adding or removing one sequence, or with `users` one user with all of their
-    sequences. The vector of counts over the V^n cells, of a sequence or of all that a user has, is rescaled
-    to l2 norm at most `l2_clip_norm`, so it moves their sum by no more than that, whatever the others are and
-    however many sequences a user has; the sum is released with Gaussian noise of the exact multiplier.
-    Smoothing is post-processing: counts below half a noise deviation count as nothing, and each context backs
-    off to the one that is a token shorter, whose counts are sums over the same release.
+    sequences. The vector of counts over the V^n cells, of a sequence or of all sequences of a user, is
+    rescaled to l2 norm at most `l2_clip_norm`. So it moves the sum by no more than that, whatever the others
+    are and however many sequences a user has. The sum is released with Gaussian noise of the exact noise
+    multiplier. Smoothing is post-processing: counts below half a noise deviation become zero, and each
+    context backs off to the context that is a token shorter, whose counts are sums over the same release.
 
     Args:
-      key: Random key for the noise.
-      tokens: (N, L) int, one sequence a row; or `dpx.release.Blocks`, as `statistic` takes them, or what
-        that made of them.
+      key: The JAX key of the noise.
+      tokens: (N, L) int, one sequence a row; or `dpx.release.Blocks` of what `statistic` takes, or a sum that
+        it made.
       mask: (N, L) bool, the tokens to count (a prefix of each row); None with blocks.
       order: n ≥ 1.
       vocab_size: V.
-      start: The token that stands in for what comes before a sequence.
+      start: The token that stands for the tokens before a sequence.
       epsilon, delta: The budget.
       unit: What one row is, or what a user is, for the guarantee.
-      users: (N,) int, the number of the user whose each row is, at least 0.
-      l2_clip_norm: Largest l2 norm of the counts of one sequence, or of one user.
+      users: (N,) int, the number, at least 0, of the user to whom each row belongs.
+      l2_clip_norm: The largest l2 norm of the counts of one sequence, or of one user.
       secure: Sums integers and draws discrete noise (`dpx.noise.secure`); `key` must then be None.
 
     Raises:
@@ -82,13 +82,13 @@ def fit(
     multiplier = privacy.gaussian_noise_multiplier(epsilon, delta)
     exact_arithmetic.check(key, secure)
     users_too = () if users is None else (users,)
-    found = total(functools.partial(statistic, **table), tokens, mask, *users_too)
-    (counts,) = found.check("n-gram counts", **table).sums
+    summed = total(functools.partial(statistic, **table), tokens, mask, *users_too)
+    (counts,) = summed.check("n-gram counts", **table).sums
     order, vocab_size, start, l2_clip_norm = table.values()
     noisy = release_integers(
         key,
         counts,
-        sensitivity=found.largest,
+        sensitivity=summed.largest,
         unit=l2_clip_norm / exact_arithmetic.STEPS,
         noise_multiplier=multiplier,
         label=f"{order}-gram counts",
@@ -114,17 +114,17 @@ def statistic(
     start: int,
     l2_clip_norm: float = 2.0,
 ) -> Partial:
-    """The exact sum of clipped n-gram counts of sequences, or of users: private data.
+    """The exact sum of clipped n-gram counts of sequences, or of users. It is private data.
 
     Args:
-      block: Tokens and mask, (N, L) each; blocks may have different N and L. Where a user has several rows,
-        also their numbers, (N,) int: all rows of one user have to be in one block.
+      block: Tokens and mask, (N, L) each; blocks may have different N and L. If the unit is a user, also the
+        users (N,) int of the rows: all rows of one user have to be in one block.
       order, vocab_size, start, l2_clip_norm: As in `fit`.
 
     Raises:
-      ValueError: for arguments out of range; tokens that the mask keeps are not integers in [0, vocab_size),
-        a mask is not bool or keeps no prefix of each row, the two are not (N, L), or users are not (N,) whole
-        numbers.
+      ValueError: for arguments out of range; unless tokens that the mask keeps are integers in
+        [0, vocab_size), the mask is bool and keeps a prefix of each row, both are (N, L), and users are (N,)
+        whole numbers.
     """
     table = _checked_table(order, vocab_size, start, l2_clip_norm)
     order, vocab_size, start, l2_clip_norm = table.values()
@@ -133,7 +133,7 @@ def statistic(
     size = vocab_size**order
     owner, count = _owners(len(tokens), *block[2:])
     cells = _cells(tokens, order, vocab_size, start)[mask]
-    # One entry for each distinct cell of an owner, and how often it occurs there.
+    # Each distinct cell of an owner once, with the number of its occurrences.
     places, repeats = np.unique(owner[np.nonzero(mask)[0]] * size + cells, return_counts=True)
     owners, cells = np.divmod(places, size)
     norms = np.sqrt(np.bincount(owners, repeats.astype(float) ** 2, count))
@@ -147,7 +147,7 @@ def statistic(
 def without_privacy(
     tokens: np.ndarray, mask: np.ndarray, *, order: int, vocab_size: int, start: int
 ) -> np.ndarray:
-    """(V^(n-1), V) probabilities from exact counts, under no guarantee: for comparison.
+    """The probabilities (V^(n-1), V) from exact counts, without any guarantee, for comparison.
 
     Raises:
       ValueError: as `statistic`.
@@ -160,9 +160,10 @@ def without_privacy(
 
 
 def _checked_table(order, vocab_size, start, l2_clip_norm) -> dict[str, Any]:
-    """The four as numbers; raises ValueError where they make no table.
+    """The four arguments as numbers, by name; raises ValueError if they are out of range.
 
-    A start that is no token would be counted in the cells of some other token, as a second entry of a record.
+    A start that is not a token would be counted in the cell of another n-gram, beside that n-gram's own
+    count.
     """
     order, vocab_size, start = (
         _validate.check_integer(value, name, least)
@@ -193,7 +194,7 @@ def _checked_table(order, vocab_size, start, l2_clip_norm) -> dict[str, Any]:
 
 
 def _owners(rows: int, users: np.ndarray | None = None) -> tuple[np.ndarray, int]:
-    """(N,) whose counts those of each row are, from 0, and how many there are."""
+    """The owner (N,) of each row, a sequence or a user, numbered from 0, and the number of owners."""
     if users is None:
         return np.arange(rows), rows
     users = np.asarray(users)
@@ -213,9 +214,9 @@ def _arrays(tokens, mask) -> tuple[np.ndarray, np.ndarray]:
 
 
 def _checked(tokens: np.ndarray, mask: np.ndarray, vocab_size: int) -> np.ndarray:
-    """The tokens, with a token in place of whatever else stands where the mask is False.
+    """The tokens, with numbers that are not tokens replaced where the mask is False.
 
-    Any other number would be the index of some other token's cell, and be counted beside it.
+    Such a number would otherwise be the index of another n-gram's cell, and be counted there.
     """
     if tokens.ndim != 2 or mask.shape != tokens.shape or not tokens.shape[1]:
         raise ValueError(
@@ -237,7 +238,7 @@ def _checked(tokens: np.ndarray, mask: np.ndarray, vocab_size: int) -> np.ndarra
 
 
 def _cells(tokens: np.ndarray, order: int, vocab_size: int, start: int) -> np.ndarray:
-    """(N, L) index of each position's n-gram in the table."""
+    """The index (N, L) in the table of the n-gram that ends at each position."""
     before = np.full((len(tokens), order - 1), start)
     padded = np.concatenate([before, tokens], axis=1).astype(np.int64)
     cells = np.zeros(tokens.shape, np.int64)
@@ -247,7 +248,7 @@ def _cells(tokens: np.ndarray, order: int, vocab_size: int, start: int) -> np.nd
 
 
 def _smooth(noisy: np.ndarray, order: int, vocab_size: int, std: float) -> np.ndarray:
-    """(V^(n-1), V) probabilities: soft-thresholded counts, interpolated with the shorter context's."""
+    """The probabilities (V^(n-1), V): soft-thresholded counts, interpolated with shorter contexts."""
     tables = [(noisy, std)]
     for _ in range(order - 1):
         table, std = tables[-1]
@@ -256,7 +257,7 @@ def _smooth(noisy: np.ndarray, order: int, vocab_size: int, std: float) -> np.nd
     for table, std in reversed(tables):
         counts = np.maximum(table.reshape(-1, vocab_size) - std / 2, 0)
         prior = np.tile(probabilities, (len(counts) // len(probabilities), 1))
-        # About as many pseudo-counts as the noise could have made in one row.
+        # About as many pseudo-counts as noise alone could have made in one row.
         strength = max(20 * std, 0.5)
         probabilities = (counts + strength * prior) / (counts.sum(axis=1, keepdims=True) + strength)
     return probabilities

@@ -1,11 +1,11 @@
-"""Audits of a privacy claim: whole runs replayed on neighbouring data, and statistical lower bounds on ε."""
+"""Audits of privacy claims: replays of whole runs on neighbouring data, and statistical lower bounds on ε."""
 
-from dpx.audit.bounds import Audit, CurveAudit, curve_lower_bound, epsilon_lower_bound
 from dpx.audit.canaries import Runs, Training, many_runs
 from dpx.audit.comparison import Replay
 from dpx.audit.curves import SampledGaussian
 from dpx.audit.dirac import Dirac, dirac, one_run
 from dpx.audit.guessing import OneRunAudit, one_run_lower_bound
+from dpx.audit.lower_bounds import Audit, CurveAudit, curve_lower_bound, epsilon_lower_bound
 from dpx.audit.recordings import Recording
 from dpx.audit.replay import record, recording, replay
 from dpx.audit.steps import StepAudit, step_lower_bound

@@ -1,17 +1,17 @@
-"""Runs of DP-SGD with canaries, whose scores the bounds of `dpx.audit` turn into an audited ε.
+"""Runs of DP-SGD with canaries, whose scores the bounds of `dpx.audit` turn into a lower bound on ε.
 
-A canary is a record that is made to be seen. A *gradient* (Dirac) canary adds the clipping norm along a
-coordinate that no other record uses, which is the worst case of the analysis. An *input* canary is a record
-like any other. An auditor with a *white box* sees every noisy step; an auditor of the *final model* sees the
-last parameters only.
+A canary is a record that is made to be detected. A *gradient* (Dirac) canary adds the clipping norm along a
+coordinate that no other record uses, which is the worst case of the analysis. An *input* canary is an
+ordinary record. A *white-box* auditor sees every noisy step; an auditor of the *final model* sees the last
+parameters only.
 
     what is run     what the auditor sees          the bound
     many_runs       white box or final model       curve_lower_bound, epsilon_lower_bound, step_lower_bound
     one_run         white box                      one_run_lower_bound
     dirac           whatever a trainer returns     one_run_lower_bound
 
-`Training` composes the code that dpx trains with: `clipped_grad`, `privatize` and a sampling. Each of
-them can be replaced, which is how a fault is planted. To audit a whole trainer, train it on what `dirac`
+`Training` consists of the functions that dpx trains with: `clipped_grad`, `privatize` and a sampling. Each of
+them can be replaced, to plant a fault. To audit a whole trainer, train it on the problem that `dirac`
 returns, and score each canary by its entry of the parameters.
 """
 
@@ -35,13 +35,13 @@ from dpx.privacy.allocation import epoch
 from dpx.training.sampling import Allocation, Poisson, Sampling
 from dpx.training.transformation import privatize
 
-_LEARNED = 0.1  # the share of the runs outside on which the joint statistic is learned
+_LEARNED = 0.1  # the share of the runs without the canary from which the joint statistic is learned
 _TOGETHER = 4096  # runs at a time, to bound memory
 
 
 @dataclasses.dataclass(frozen=True)
 class Training:
-    """DP-SGD as it is audited.
+    """The DP-SGD that is audited.
 
     Attributes:
       loss_fn: (params, *example) -> scalar loss of one example.
@@ -86,8 +86,8 @@ class Training:
     def batches(
         self, num_examples: int, seed: np.random.SeedSequence
     ) -> tuple[np.ndarray, np.ndarray]:
-        """The indices and the mask of all steps, (steps, n) each."""
-        found = list(
+        """The indices and the mask of the batches of all steps, (steps, n) each."""
+        drawn = list(
             self.sampling.batches(
                 num_examples,
                 sampling_probability=self.sampling_probability,
@@ -96,9 +96,9 @@ class Training:
                 multiple_of=self.microbatch_size,
             )
         )
-        shape = (self.steps, max(len(rows) for rows, _ in found))
+        shape = (self.steps, max(len(rows) for rows, _ in drawn))
         indices, mask = np.zeros(shape, np.int32), np.zeros(shape, bool)
-        for step, (rows, real) in enumerate(found):
+        for step, (rows, real) in enumerate(drawn):
             indices[step, : len(rows)], mask[step, : len(rows)] = rows, real
         return indices, mask
 
@@ -131,13 +131,13 @@ class Training:
         return params, seen
 
     def log_likelihood_ratio(self, projections: np.ndarray) -> np.ndarray:
-        """The log-likelihood ratio of a run with the canary against one without it, under the claim.
+        """The log-likelihood ratio of a run with the canary against one without, if the claim is true.
 
         Args:
-          projections: Noisy sums along the canary's direction, in clipping norms, with the steps on axis 1.
+          projections: Noisy sums along the canary's direction, in clipping norms; axis 1 holds the steps.
 
         Returns:
-          The ratio, summed over axis 1.
+          The log-ratio of all steps together, without axis 1.
         """
         q = self.sampling_probability
         step = (np.asarray(projections, np.float64) - 0.5) / self.noise_multiplier**2
@@ -148,24 +148,24 @@ class Training:
         return step.sum(axis=1)
 
     def _of_epochs(self, step: np.ndarray) -> np.ndarray:
-        """The same by random allocation: the canary is in one step of each epoch, which may not be taken."""
+        """The same for random allocation, where the canary is in one step of each epoch, taken or not."""
         total, at = np.zeros((len(step), *step.shape[2:])), 0
         while at < self.steps:
             _, begin, length = epoch(at, self.sampling_probability)
             taken = step[:, at : begin + length]
-            found = logsumexp(taken, axis=1) - np.log(length)
+            ratio = logsumexp(taken, axis=1) - np.log(length)
             if taken.shape[1] < length:
-                found = np.logaddexp(found, np.log1p(-taken.shape[1] / length))
-            total, at = total + found, begin + length
+                ratio = np.logaddexp(ratio, np.log1p(-taken.shape[1] / length))
+            total, at = total + ratio, begin + length
         return total
 
 
 class Runs(NamedTuple):
-    """Many runs with the canary ("inside") and as many without ("outside").
+    """Many runs with the canary ("inside") and as many without it ("outside").
 
     Attributes:
-      inside, outside: (runs, steps) projections. A projection is the noisy sum of a step, less what the other
-        records are expected to add, along the canary's gradient at that step's parameters, in clipping norms.
+      inside, outside: (runs, steps) projections, in clipping norms. A projection is the component of a step's
+        noisy sum along the canary's gradient, minus what the other records are expected to add there.
       sampled: (runs, steps) bool, whether the canary was in the batch, for the runs inside.
       final_inside, final_outside: (runs,), minus the loss of the canary under the final parameters.
     """
@@ -177,16 +177,16 @@ class Runs(NamedTuple):
     final_outside: np.ndarray
 
     def statistics(self, training: Training) -> tuple[np.ndarray, np.ndarray]:
-        """Two statistics of the white box for `curve_lower_bound`: (runs, 2) inside, and (runs, 2) outside.
+        """Two white-box statistics for `curve_lower_bound`: (runs, 2) inside, and (runs, 2) outside.
 
-        The first is the log-likelihood ratio of the claimed mechanism, which is the best statistic where
-        steps have independent noise. The second is joint: the length of the projections in the metric of
-        their covariance without the canary. Noise that two steps share leaves a direction without noise, in
-        which the canary stands out. The covariance is learned from a tenth of the runs outside, which are
-        left out of what is returned.
+        The first is the log-likelihood ratio of the claimed mechanism, which is the best statistic if steps
+        have independent noise. The second is a joint statistic: the Mahalanobis norm of the projections, by
+        their covariance without the canary. If two steps share noise, some direction has no noise, and the
+        canary stands out there. The covariance is learned from a tenth of the runs outside, which are left
+        out of the result.
 
         Raises:
-          ValueError: for too few runs, a tenth of which has no covariance of all steps.
+          ValueError: if a tenth of the runs are too few for a covariance of all steps.
         """
         learned, steps = int(_LEARNED * len(self.outside)), self.outside.shape[1]
         if learned <= steps:
@@ -198,14 +198,14 @@ class Runs(NamedTuple):
         values, vectors = np.linalg.eigh(covariance)
         metric = vectors / np.sqrt(np.maximum(values, 1e-12 * max(values.max(), 1e-12)))
         center = self.outside[:learned].mean(axis=0)
-        found = [
+        inside, outside = (
             np.stack(
                 [training.log_likelihood_ratio(x), (((x - center) @ metric) ** 2).sum(axis=1)],
                 axis=1,
             )
             for x in (self.inside, self.outside[learned:])
-        ]
-        return found[0], found[1]
+        )
+        return inside, outside
 
 
 def many_runs(
@@ -216,7 +216,7 @@ def many_runs(
     The runs are independent of each other, in noise and in sampling.
 
     Args:
-      training: What is audited. Its `microbatch_size` is replaced by the number of records.
+      training: The training that is audited. Its `microbatch_size` is replaced by the number of records.
       params: Initial parameters.
       data: The other records, arrays with a leading axis of N ≥ 1.
       canary: One record, arrays without that axis.
@@ -225,7 +225,7 @@ def many_runs(
     """
     runs, count = check_integer(runs, "runs", 10), len(jax.tree.leaves(data)[0])
     training = dataclasses.replace(training, microbatch_size=count + 1)
-    # Runs without the canary never draw its row, the last: one shape, compiled once, serves both.
+    # Runs without the canary never draw its row, which is the last, so that both kinds share one program.
     records = jax.tree.map(
         lambda rows, row: jnp.concatenate([jnp.asarray(rows), jnp.asarray(row, rows.dtype)[None]]),
         data,
@@ -237,11 +237,11 @@ def many_runs(
         batches = [training.batches(size, child) for child in sampling.spawn(runs)]
         indices, mask = (np.stack(part) for part in zip(*batches, strict=True))
         keys = jax.random.split(jax.random.key(noise.generate_state(1)[0]), runs)
-        found = [
+        parts = [
             _run_all(training, params, records, indices[rows], mask[rows], keys[rows])
             for rows in (slice(at, at + _TOGETHER) for at in range(0, runs, _TOGETHER))
         ]
-        seen, final = (np.concatenate(part) for part in zip(*found, strict=True))
+        seen, final = (np.concatenate(part) for part in zip(*parts, strict=True))
         return seen, final, ((indices == count) & mask).any(axis=2)
 
     inside, final_inside, sampled = side(count + 1, 0)
@@ -251,10 +251,10 @@ def many_runs(
 
 @functools.partial(jax.jit, static_argnums=0)
 def _run_all(training: Training, params, records, indices, mask, keys):
-    """The projections and the scores of all runs. The canary is the last of the records."""
+    """The projections and the scores of all runs. The canary is the last record."""
 
     def gradients(params):
-        # The auditor's own, plainly: what is planted in the training must not reach them.
+        # The auditor computes gradients by plain JAX, so that a planted fault cannot change them.
         one = jax.vmap(jax.grad(training.loss_fn), (None, *(0 for _ in records)))
         flat = jax.vmap(lambda tree: ravel_pytree(tree)[0])(one(params, *records))
         return flat / jnp.linalg.norm(flat, axis=1, keepdims=True), flat

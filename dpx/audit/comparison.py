@@ -1,4 +1,4 @@
-"""What two recorded runs on neighbouring data differ in."""
+"""The comparison of two recorded runs on neighbouring data."""
 
 import dataclasses
 from collections import Counter, defaultdict
@@ -9,11 +9,11 @@ import numpy as np
 
 from dpx.audit.recordings import Recording, Seen
 
-_SAME = 1e-12  # relative; what is declared has to agree between the runs
+_SAME = 1e-12  # the relative difference up to which declared sensitivities count as equal
 
 
 class Compared(NamedTuple):
-    """A release in both runs. The ratio is ‖Δ‖ over the declared sensitivity and may not exceed 1."""
+    """A release of both runs. The ratio is ‖Δ‖ over the declared sensitivity and must not exceed 1."""
 
     label: str
     ratio: float
@@ -21,11 +21,11 @@ class Compared(NamedTuple):
 
 @dataclasses.dataclass
 class Replay:
-    """What two runs on neighbours differ in.
+    """The differences between two runs on neighbouring data.
 
     Attributes:
       compared: Each release with its ratio, in order.
-      differences: A sentence for every other difference, in control flow or in what was left.
+      differences: One sentence for every other difference, in control flow or in results and files.
       recording: The recording of the first run.
     """
 
@@ -38,7 +38,7 @@ class Replay:
         return max((each.ratio for each in self.compared), default=0.0)
 
     def check(self, tolerance: float = 1e-6) -> "Replay":
-        """Returns itself, or raises AssertionError with all that is wrong."""
+        """Returns itself; raises AssertionError with all differences if there are any."""
         wrong = [
             f"{each.label} moved by {each.ratio:.6g} times its declared sensitivity"
             for each in self.compared
@@ -51,18 +51,18 @@ class Replay:
 
 
 def equal(one: Any, other: Any) -> bool:
-    """Whether two values are the same bit for bit, and of one type."""
+    """Whether two values have one type and are equal bit for bit."""
     if type(one) is not type(other):
         return False
     if isinstance(one, np.ndarray):
         return layout([one]) == layout([other]) and one.tobytes() == other.tobytes()
     if isinstance(one, float):
-        return one.hex() == other.hex()  # one NaN is another
+        return one.hex() == other.hex()  # NaN counts as equal to NaN
     return one == other
 
 
 def control_flow(first: Recording, second: Recording) -> list[str]:
-    """Differences in what is called public, and in the releases: their order, shapes, claims and noise."""
+    """The differences in public values, and in order, shapes, sensitivities and noise of the releases."""
     labels = [[seen.label for seen in run.releases] for run in (first, second)]
     if labels[0] != labels[1]:
         return [
@@ -101,7 +101,7 @@ def _counted(labels: list[str]) -> str:
 
 
 def compare(first: list[Seen], second: list[Seen]) -> list[Compared]:
-    """The ratios of the releases that both runs have. The parts of one release are taken together."""
+    """The ratios of the releases that both runs have; the parts of a release are compared together."""
     waiting = defaultdict(list)
     for seen in second:
         waiting[seen.label].append(seen)
@@ -135,7 +135,7 @@ def _ratio(one: Seen, other: Seen) -> float:
 
 
 def _whitened(one: Seen, other: Seen) -> float:
-    """‖C^(-1/2)(C' − C)C^(-1/2)‖_F of two covariances."""
+    """The relative change ‖C^(-1/2)(C' − C)C^(-1/2)‖_F between two covariances."""
     here, there = one.exact[0].astype(np.float64), other.exact[0].astype(np.float64)
     root = np.linalg.inv(np.linalg.cholesky(here))
     return float(np.linalg.norm(root @ (there - here) @ root.T))

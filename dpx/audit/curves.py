@@ -1,9 +1,9 @@
 """Trade-off curves of the Gaussian mechanism and of DP-SGD, which are the models that audits test against.
 
 A trade-off curve f gives, for two neighbouring inputs, the least type II error f(α) of any test whose type I
-error is α (Dong, Roth and Su, arXiv:1905.02383). A mechanism whose noise is too small has errors below the
-curve of its claim in the bulk of its outputs, where a few thousand runs measure them. In contrast, (ε, δ) at
-δ = 1e-5 is a statement about tails that so few runs never see.
+error is α (Dong, Roth and Su, arXiv:1905.02383). If a mechanism has too little noise, its errors are below
+the claimed curve also at moderate α, where a few thousand runs measure them. In contrast, (ε, δ) at δ = 1e-5
+is a statement about tails, which so few runs never see.
 """
 
 import dataclasses
@@ -17,7 +17,7 @@ from dpx._validate import check_choice, check_integer, check_number
 from dpx.privacy import composition
 from dpx.privacy.dpsgd import SAMPLINGS, dpsgd_epsilon, dpsgd_event
 
-# Lines of slope −e^ε support a curve. These ε are so dense that a curve strays from them by 1e-3 at most.
+# A curve is supported by lines of slopes −e^ε. These ε are so dense that the error is at most 1e-3.
 _EPSILONS = np.concatenate([[0.0], np.geomspace(1e-2, 60.0, 200)])
 
 
@@ -27,8 +27,8 @@ class SampledGaussian:
 
     The mechanism consists of `steps` Gaussian mechanisms, each on a batch that a record is in with
     probability `sampling_probability`, by "poisson" sampling or random "allocation" (`dpx.dpsgd_epsilon`).
-    With probability 1 the curves are those of μ-GDP, where μ = √steps / noise multiplier. Neighbours differ
-    by adding or removing one record, and a curve holds for both orders.
+    If that probability is 1, the curves are those of μ-GDP with μ = √steps / noise multiplier. Neighbours
+    differ by adding or removing one record, and a curve holds for both orders.
     """
 
     sampling_probability: float = 1.0
@@ -47,7 +47,7 @@ class SampledGaussian:
     def tradeoff(self, noise_multiplier: float, type_one) -> np.ndarray:
         """A lower bound on the least type II error at each type I error, tight to about 1e-3.
 
-        With sampling it comes from a pessimistic privacy loss distribution by
+        With sampling it follows from a privacy loss distribution, which is an upper bound, by
         f(α) = sup_ε max(1 − δ(ε) − e^ε α, e^−ε (1 − δ(ε) − α)). A test that rejects this curve therefore
         rejects the true one.
         """
@@ -60,7 +60,7 @@ class SampledGaussian:
         return np.max(lines[0] - lines[1] * type_one[..., None], axis=-1, initial=0.0)
 
     def epsilon(self, noise_multiplier: float, delta: float) -> float:
-        """The ε of the curve at δ."""
+        """The ε at δ of the curve of a noise multiplier."""
         return dpsgd_epsilon(
             noise_multiplier,
             delta,
@@ -72,7 +72,7 @@ class SampledGaussian:
 
 @functools.lru_cache(maxsize=4096)
 def _lines(model: SampledGaussian, noise_multiplier: float):
-    """The heights at 0 and the slopes of the lines whose upper envelope is the curve."""
+    """The intercepts and the slopes of the lines whose maximum is the curve."""
     interval = 1e-2 / math.sqrt(model.steps) * max(1.0, noise_multiplier**-2)
     event = dpsgd_event(
         noise_multiplier,

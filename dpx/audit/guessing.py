@@ -1,11 +1,10 @@
-"""Lower bounds on ε from one run with many canaries, for each of which a fair coin decides whether it is in.
+"""Lower bounds on ε from one run with many canaries, each of which is in the data if a fair coin says so.
 
-The auditor guesses of some canaries that they are in the data, and abstains on the others. For an (ε, δ)-DP
-mechanism the number of right guesses is bounded by a binomial law (Steinke, Nasr and Jagielski,
-arXiv:2305.08846). For a mechanism with a known trade-off curve it is bounded by a recursion over the order of
-the guesses (Mahloujifar, Melis and Chaudhuri, arXiv:2410.22235). jax-privacy has both, the second for μ-GDP.
-They stand here because the curves of sampled steps are not of that form, and because dpx needs jax-privacy
-for tests only, where it is the oracle.
+The auditor guesses that some canaries are in the data, and abstains on the others. For an (ε, δ)-DP mechanism
+the number of right guesses is bounded by a binomial law (Steinke, Nasr and Jagielski, arXiv:2305.08846). For
+a mechanism with a known trade-off curve it is bounded by a recursion over the order of the guesses
+(Mahloujifar, Melis and Chaudhuri, arXiv:2410.22235). jax-privacy implements both, the second for μ-GDP only;
+the curves of sampled steps are not of that form. In the tests of dpx it is the oracle.
 """
 
 import math
@@ -23,8 +22,8 @@ class OneRunAudit(NamedTuple):
     """The outcome of an audit of one run.
 
     Attributes:
-      epsilon: Lower bound on ε at the given δ, at least 0, true with probability `confidence`.
-      guesses: The number of canaries of which it was guessed that they are in; they have the largest scores.
+      epsilon: A lower bound on ε at the given δ, at least 0, valid with probability `confidence`.
+      guesses: The number of canaries that were guessed to be in the data; they have the largest scores.
       correct: The number of guesses that were right.
       confidence: The probability, over the coins and the run, with which `epsilon` is a valid bound.
     """
@@ -47,16 +46,16 @@ def one_run_lower_bound(
     """Bounds ε from below at `delta` from one run.
 
     Without a model the bound is valid for every mechanism (Theorem 5.2 of arXiv:2305.08846). With a model it
-    is valid where the mechanism's trade-off curve is one of the model's (Algorithm 3 of arXiv:2410.22235); a
-    claim that was made by such a curve is refuted wherever the bound passes it.
+    is valid if the mechanism's trade-off curve is one of the model's (Algorithm 3 of arXiv:2410.22235). A
+    claim that was computed from such a curve is refuted if the bound exceeds it.
 
     Args:
-      scores: (canaries,), large where a canary seems to be in; a function of the run's output alone.
-      included: (canaries,) bool, which canaries are in; tossed by independent fair coins.
+      scores: (canaries,), large for canaries that seem to be in; a function of the run's output alone.
+      included: (canaries,) bool, which canaries are in; decided by independent fair coins.
       delta: The δ of the claim, in (0, 1).
-      model: How the mechanism samples and how many steps it takes.
+      model: The trade-off curves, given by how the mechanism samples and by its number of steps.
       guesses: The number of canaries to guess on, chosen before the scores are seen. The default is one in
-        32, which is near the best for DP-SGD at ε from 2 to 8 with thousands of canaries.
+        32, which is nearly optimal for DP-SGD at ε from 2 to 8 with thousands of canaries.
       confidence: The probability with which the bound must hold, in (0, 1).
 
     Raises:
@@ -79,7 +78,7 @@ def one_run_lower_bound(
     guesses = check_integer(max(1, canaries // 32) if guesses is None else guesses, "guesses")
     if guesses > canaries:
         raise ValueError(f"guesses={guesses} must be at most the number of canaries, {canaries}")
-    # Ties are broken by position, which the coins do not know.
+    # Ties are broken by position, which is independent of the coins.
     correct = int(included[np.argsort(-scores, kind="stable")[:guesses]].sum())
     if model is None:
         epsilon = _by_binomial(canaries, guesses, correct, 1.0 - confidence, delta)
@@ -89,7 +88,7 @@ def one_run_lower_bound(
 
 
 def _by_binomial(canaries, guesses, correct, failure, delta) -> float:
-    """The largest ε at which so many right guesses are less likely than `failure`."""
+    """The largest ε at which so many right guesses have probability below `failure`."""
 
     def excess(epsilon):
         rate = special.expit(epsilon)
@@ -107,7 +106,7 @@ def _by_binomial(canaries, guesses, correct, failure, delta) -> float:
 
 
 def _by_curve(canaries, guesses, correct, failure, delta, model) -> float:
-    """ε of the smallest noise multiplier under which so many right guesses are less likely than `failure`."""
+    """ε of the smallest noise multiplier at which so many right guesses have probability below `failure`."""
 
     def refutes(noise_multiplier):
         right = failure * correct / canaries

@@ -1,4 +1,4 @@
-"""What the lower bounds on ε share: samples split in two, thresholds, and exact binomial intervals."""
+"""The parts that all lower bounds on ε share: splits of samples, thresholds, exact binomial intervals."""
 
 import math
 from collections.abc import Callable
@@ -9,15 +9,15 @@ from scipy import special
 from dpx._validate import check_real
 
 _CANDIDATES = 512
-_RATIO = 1.005  # between the noise multipliers that are tried
-SMALLEST, LARGEST = math.log(0.05), math.log(1e3)  # logarithms of the first and the last
+_RATIO = 1.005  # the ratio of neighbouring noise multipliers on the grid
+SMALLEST, LARGEST = math.log(0.05), math.log(1e3)  # the range of the grid, in logarithms
 
 
 def smallest_refuted(refutes: Callable[[float], bool]) -> float:
     """The smallest noise multiplier on a grid of ratio 1.005 that a test refutes, or infinity.
 
-    What is refuted at m is refuted at every larger one. The grid is common to all audits, so that they share
-    its curves.
+    A test that refutes m refutes every larger one. All audits use the same grid, so that curves are computed
+    once.
     """
     step = math.log(_RATIO)
     low, high = math.floor(SMALLEST / step), math.ceil(LARGEST / step)
@@ -37,13 +37,13 @@ def check_shares(**shares: float) -> None:
 
 
 def as_floats(values, name: str) -> np.ndarray:
-    """The samples as float64; raises ValueError for what is no array of real numbers."""
+    """The samples as float64; raises ValueError unless they are an array of real numbers."""
     check_real(values, name)
     return np.asarray(values, np.float64)
 
 
 def split(name: str, values, fraction: float, *, axes: int) -> tuple[np.ndarray, np.ndarray]:
-    """The part of the samples that chooses, and the rest, as float64.
+    """The samples on which a test is chosen and those on which it is measured, as float64.
 
     Raises:
       ValueError: for samples of another number of axes, too few, or NaN.
@@ -64,22 +64,22 @@ def split(name: str, values, fraction: float, *, axes: int) -> tuple[np.ndarray,
 def candidates(p: np.ndarray, q: np.ndarray) -> np.ndarray:
     """Thresholds to choose from: quantiles of the pooled samples, denser in the tails."""
     pooled = np.concatenate([p, q])
-    # Quantiles alone would miss the far tails, where a small δ puts the best region.
+    # Evenly spaced quantiles would miss the far tails, where the best region lies for a small δ.
     tails = np.geomspace(1.0 / pooled.size, 0.5, _CANDIDATES // 2)
     return np.unique(np.quantile(pooled, np.concatenate([tails, 1.0 - tails]), method="nearest"))
 
 
 def count(ordered: np.ndarray, cuts, tail: str):
-    """How many of the sorted samples fall into each cut's region."""
+    """The number of sorted samples in the region of each threshold."""
     if tail == "upper":
         return ordered.size - np.searchsorted(ordered, cuts, side="left")
     return np.searchsorted(ordered, cuts, side="right")
 
 
 def clopper_pearson(hits, trials: int, failure: float):
-    """One-sided exact bounds of a binomial rate, each wrong with probability at most `failure`."""
+    """A lower and an upper bound on a binomial rate, each wrong with probability at most `failure`."""
     hits = np.asarray(hits, np.float64)
-    # betaincinv wants positive parameters; the ends of the range have closed forms anyway.
+    # betaincinv needs positive parameters; at the ends of the range the bounds are 0 and 1.
     low = special.betaincinv(np.maximum(hits, 1), trials - hits + 1, failure)
     high = special.betaincinv(hits + 1, np.maximum(trials - hits, 1), 1 - failure)
     return np.where(hits == 0, 0.0, low), np.where(hits == trials, 1.0, high)

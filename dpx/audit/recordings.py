@@ -1,4 +1,4 @@
-"""What a run of a program did: its releases, the keys that it used, and what it left."""
+"""The recording of a run of a program: its releases, the keys that it used, its results and files."""
 
 import dataclasses
 from collections import Counter, defaultdict
@@ -13,12 +13,12 @@ from dpx.privacy.events import event_epsilon
 
 
 class Seen(NamedTuple):
-    """One release, as it passed the door.
+    """One release, as `dpx.noise.release` handed it out.
 
     Attributes:
       label: What was released.
-      about: The claim, which is the norm, the axis and the number of parts; for a sampled covariance it is
-        how far the covariance moves, whitened.
+      about: The form of the declared sensitivity: its norm, its axis and the number of parts. For a sampled
+        covariance, the bound on its relative change.
       key: The words of the key of its noise.
       exact, unit, noisy: The leaves before noise, their sensitivities, and the leaves after noise.
       scale: The noise multiplier, or the parameters of the law of the noise.
@@ -36,17 +36,20 @@ class Seen(NamedTuple):
 
 
 def of_gradients(label: str) -> bool:
-    """Whether a release with this label is about the batch before it."""
+    """Whether a release with this label is of the gradients of the batch that was drawn last."""
     return label.startswith("gradients")
 
 
 @dataclasses.dataclass
 class Recording:
-    """A run: its releases in order, the other keys it used, what it called public, and what it left.
+    """The recording of a run.
 
     Attributes:
-      releases, keys, public, left: These four; what is neither an array nor a plain value is left as bytes.
-      mixed: Whether a batch was sampled in one way while another's gradients were still to come.
+      releases: The releases, in order.
+      keys: The keys that were used for other purposes than noise.
+      public: The values that were declared public, by name.
+      left: The results, files and printed text, by name; other objects than arrays and numbers are bytes.
+      mixed: Whether a batch was drawn by another sampling while gradients of the last were not yet released.
     """
 
     releases: list[Seen]
@@ -56,23 +59,23 @@ class Recording:
     mixed: bool = False
 
     def shared_keys(self) -> list[str]:
-        """A sentence for each two uses of randomness that share a key."""
+        """One sentence for each key that serves several purposes."""
         used = [(f"noise of {seen.label}", seen.key) for seen in self.releases] + self.keys
         uses = defaultdict(list)
         for purpose, words in used:
-            if words:  # none where the operating system draws
+            if words:  # there are none if the operating system draws the noise
                 uses[words].append(purpose)
-        found = [" and ".join(dict.fromkeys(who)) for who in uses.values() if len(who) > 1]
-        return [f"one key serves {who}, several times over" for who in found]
+        shared = [" and ".join(dict.fromkeys(who)) for who in uses.values() if len(who) > 1]
+        return [f"one key serves {who}, several times over" for who in shared]
 
     def epsilon(self, delta: float, neighboring=ADD_OR_REMOVE_ONE) -> float:
-        """The ε of all Gaussian releases together, from the multipliers with which noise was in fact drawn.
+        """The ε of all Gaussian releases together, from the noise multipliers that were really used.
 
-        A release that is labelled as gradients is taken to be about the batch before it, if there is one.
+        A release whose label begins with "gradients" is accounted as one of the batch that was drawn last.
 
         Raises:
-          ValueError: where a release has another law, or batches of different samplings were drawn before
-            the gradients of either were released.
+          ValueError: for a release whose noise is not Gaussian, or if batches of different samplings were
+            drawn before the gradients of either were released.
         """
         if self.mixed:
             raise ValueError(

@@ -1,15 +1,15 @@
-"""Two runs of a whole program on neighbouring data, with the same randomness: does it do what it declares?
+"""Two runs of a whole program on neighbouring data with the same randomness, to test declared sensitivities.
 
-A proof of sensitivity is about a statistic; what runs is a program. `replay` runs the program twice. The
-first run is recorded at the door that every release goes through (`dpx.noise.release`). The second runs on
-a neighbouring data set and is given the *outputs* of the first in place of its own, so that all that depends
-on earlier releases goes the same way. Sampling and dropout belong to records, so that a record which stays
-is sampled in the same steps. What then differs is what one record changes: the exact value behind each
-release, by no more than was declared, and nothing else.
+A proof of sensitivity is about a statistic, but a program may compute something else. `replay` runs the
+program twice. The first run records every release (all go through `dpx.noise.release`). The second runs on a
+neighbouring data set and is given the *outputs* of the first in place of its own, so that everything that
+depends on earlier releases is the same. The randomness of sampling and dropout belongs to records, so that a
+record which is in both data sets is sampled in the same steps. The two runs may then differ only in what one
+record changes: the exact value behind each release, by no more than the declared sensitivity.
 
-This is "record and replay" auditing (arXiv:2602.17454). It proves nothing for the neighbours that were not
-tried. It sees what passes the door and what is returned, written and printed; it does not see whether noise
-has the law that it should have, nor a key that somebody knows.
+This is "record and replay" auditing (arXiv:2602.17454). It proves nothing for neighbours that were not tried.
+It compares releases and whatever is returned, written and printed. It does not see whether noise has the
+right law, or whether somebody knows a key.
 """
 
 import contextlib
@@ -33,7 +33,7 @@ from dpx.audit.recordings import Recording, Seen, of_gradients
 
 @contextlib.contextmanager
 def recording() -> Iterator[None]:
-    """Keeps the programs that are compiled for recording; wrap several replays in it to compile once."""
+    """A scope that keeps programs compiled for recording; around several replays they compile once."""
     jax.clear_caches()
     _watch.watch(_Idle())
     try:
@@ -46,7 +46,7 @@ def recording() -> Iterator[None]:
 def record(
     program: Callable, data: Any, *, ignore: Sequence[str] = (), ids: np.ndarray | None = None
 ) -> Recording:
-    """Runs a program once and records it; see `replay` for the arguments."""
+    """Runs a program once and returns its recording; see `replay` for the arguments."""
     return _run(program, data, ids, None, ignore)
 
 
@@ -59,28 +59,29 @@ def replay(
     ignore: Sequence[str] | Mapping[str, str] = (),
     first: Recording | None = None,
 ) -> Replay:
-    """Runs a program on data and on a neighbour with the same randomness and the first run's outputs.
+    """Runs a program on data and on a neighbour, with the same randomness and the outputs of the first run.
 
-    Nothing else in the process may release or train meanwhile: it would be recorded too, and be given what
-    the first run released.
+    Nothing else in the process may release or train meanwhile: it would be recorded too, and would be given
+    outputs of the first run.
 
     Args:
-      program: A function that is called as program(data), or as program(data, workdir) with a folder of its
-        own if it takes two arguments. It has to be deterministic: its keys are fixed in it.
+      program: A function that is called as program(data), or, if it takes two arguments, as
+        program(data, workdir) with a folder of its own. It has to be deterministic, with fixed keys.
       data: Anything that the program takes.
-      neighbour: The same with one record more, one less, or one replaced.
-      ids: (n,) for each record of the neighbour its index in `data`. A new record has an index that `data`
+      neighbour: The same data with one record more, one less, or one replaced.
+      ids: (n,) the index in `data` of each record of the neighbour. A new record has an index that `data`
         does not have. By default the neighbour's records are those of `data` in order.
       ignore: Patterns (`fnmatch`) of what may differ, because no guarantee covers it: parts of the result as
-        "result/…", files as "file/NAME", "stdout" and "stderr". A mapping says for each pattern why.
-      first: What `record` returned for the same program and data. Give it to compare several neighbours.
+        "result/…", files as "file/NAME", "stdout" and "stderr". A mapping gives a reason for each pattern.
+      first: The recording that `record` returned for the same program and data, to compare several
+        neighbours.
 
     Returns:
       A `Replay`; its `check()` raises if anything is wrong.
 
     Raises:
-      ValueError: for a result with a part that can be neither compared nor pickled, and for two values that
-        a run declares to be public under one name.
+      ValueError: for a part of a result that can be neither compared nor pickled, and if a run declares two
+        values public under one name.
     """
     if first is None:
         first = _run(program, data, None, None, ignore)
@@ -93,7 +94,7 @@ def replay(
 
 
 class _Idle:
-    """Watches between two runs and sees nothing, so that what is compiled there can be recorded later."""
+    """A watcher that records nothing. Programs compiled under it, between two runs, can be recorded later."""
 
     def released(self, about, key, exact, unit, noisy, scale):
         return noisy
@@ -112,17 +113,17 @@ class _Idle:
 
 
 class _Watcher(_Idle):
-    """Collects what passes the door; in a second run it hands out what the first run released."""
+    """A watcher that records a run; in a second run it replaces releases by those of the first."""
 
     def __init__(self, ids: np.ndarray | None, first: Recording | None):
-        self.found = Recording([], [], {}, {})
+        self.recording = Recording([], [], {}, {})
         self._ids = ids
         self._first = first
         self._waiting = defaultdict(list)
         for seen in first.releases if first else ():
             self._waiting[seen.label].append(seen)
         self._sampling: Any = None
-        self._batches = 0  # whose gradients have not been released
+        self._batches = 0  # the number of batches whose gradients have not been released
 
     def released(self, about, key, exact, unit, noisy, scale):
         label = about["label"]
@@ -131,28 +132,28 @@ class _Watcher(_Idle):
         earlier = self._waiting[label].pop(0) if self._waiting[label] else None
         if earlier is not None and layout(earlier.noisy) == layout(noisy):
             noisy = earlier.noisy
-        # What a callback is given lies in buffers that are used again.
+        # Copied, because JAX reuses the buffers that a callback is given.
         exact, unit, noisy = ([np.array(leaf) for leaf in part] for part in (exact, unit, noisy))
         scale = jax.tree.map(np.array, scale)
         words = tuple(np.ravel(key).tolist())
-        self.found.releases.append(
+        self.recording.releases.append(
             Seen(label, about, words, exact, unit, noisy, scale, self._sampling)
         )
         return noisy
 
     def key(self, purpose, words):
-        self.found.keys.append((purpose, tuple(np.ravel(words).tolist())))
+        self.recording.keys.append((purpose, tuple(np.ravel(words).tolist())))
 
     def sampled(self, how):
         if how != self._sampling:
-            jax.effects_barrier()  # releases that were started have been seen then
-            self.found.mixed |= self._batches > 0
+            jax.effects_barrier()  # waits for releases that were started
+            self.recording.mixed |= self._batches > 0
             self._batches = 0
         self._sampling = how
         self._batches += 1
 
     def public(self, value, what):
-        known = self.found.public.setdefault(what, value)
+        known = self.recording.public.setdefault(what, value)
         if not np.array_equal(known, value):
             raise ValueError(
                 f"{what} was {known} and is {value}: what is public needs a name for each value, by which a "
@@ -186,25 +187,25 @@ def _run(program, data, ids, first, ignore) -> Recording:
         finally:
             _watch.watch(_Idle())
         left |= {"stdout": printed.getvalue(), "stderr": complained.getvalue()}
-        watcher.found.left = {
+        watcher.recording.left = {
             name: _content(name, value)
             for name, value in left.items()
             if not any(fnmatch(name, pattern) for pattern in ignore)
         }
-        return watcher.found
+        return watcher.recording
 
 
 def _leaves(result: Any) -> dict[str, Any]:
     """The leaves of a result, by their paths."""
-    found = {}
+    leaves = {}
     for path, leaf in jax.tree_util.tree_leaves_with_path(result):
         name = jax.tree_util.keystr(path, simple=True, separator="/")
-        found[f"result/{name}" if name else "result"] = leaf
-    return found
+        leaves[f"result/{name}" if name else "result"] = leaf
+    return leaves
 
 
 def _files(folder: Path) -> dict[str, bytes]:
-    """What files hold, by their paths, and folders, whose names say something too."""
+    """The contents of files by their paths, and folders too, since names may reveal something."""
     return {
         f"file/{path.relative_to(folder)}{'/' * path.is_dir()}": path.read_bytes()
         if path.is_file()
@@ -214,9 +215,9 @@ def _files(folder: Path) -> dict[str, bytes]:
 
 
 def _content(name: str, leaf: Any) -> Any:
-    """What two runs are compared by: arrays and plain values as they are, all else pickled.
+    """A leaf in the form in which two runs are compared: arrays and plain values as such, all else pickled.
 
-    What an object prints would not do: a table leaves out its middle.
+    The printed form of an object would not suffice: a table prints without its middle.
     """
     if isinstance(leaf, jax.Array) and jax.numpy.issubdtype(leaf.dtype, jax.dtypes.prng_key):
         leaf = jax.random.key_data(leaf)
@@ -228,7 +229,7 @@ def _content(name: str, leaf: Any) -> Any:
         return leaf
     pickled = io.BytesIO()
     pickler = pickle.Pickler(pickled)
-    pickler.fast = True  # objects that are equal, and not one and the same, have the same bytes
+    pickler.fast = True  # equal objects have equal bytes, whether they are shared or not
     try:
         pickler.dump(leaf)
     except Exception as error:

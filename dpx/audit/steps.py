@@ -1,4 +1,4 @@
-"""A lower bound on ε for an auditor who sees all steps of a training, if these are independent."""
+"""A lower bound on ε for an auditor who sees all steps of a training, if the steps are independent."""
 
 import math
 from typing import NamedTuple
@@ -15,11 +15,12 @@ class StepAudit(NamedTuple):
     """The outcome of an audit of single steps.
 
     Attributes:
-      epsilon: Lower bound on ε at the given δ, at least 0, under the model.
-      noise_multiplier: Upper bound on the noise multiplier of a step.
-      sampling_probability: Lower bound on the rate at which the canary was sampled.
-      independence: p-value of the model: the chance that independent steps look as correlated as these, in
-        their noise or in who was sampled. Where it is small, read `curve_lower_bound` of a joint statistic.
+      epsilon: A lower bound on ε at the given δ, at least 0, if the model of independent steps holds.
+      noise_multiplier: An upper bound on the noise multiplier of a step.
+      sampling_probability: A lower bound on the rate at which the canary was sampled.
+      independence: The p-value of the model, which is the probability that independent steps look as
+        correlated as these, in their noise or in who was sampled. If it is small, use `curve_lower_bound`
+        with a joint statistic.
       confidence: The probability, over the samples, with which the bounds are valid.
     """
 
@@ -33,17 +34,17 @@ class StepAudit(NamedTuple):
 def step_lower_bound(
     projections: np.ndarray, sampled: np.ndarray, delta: float, *, confidence: float = 0.95
 ) -> StepAudit:
-    """Bounds ε from below, given every noisy step along the canary's gradient and who was sampled.
+    """Bounds ε from below, given all noisy steps along the canary's gradient and when it was sampled.
 
-    The bound is valid where projections are independent and have the law N(shift · sampled, std²), with one
-    shift and one std for all steps. That is the model of DP-SGD on Poisson samples with a canary whose
-    direction no other record uses. The shift and the sampling rate get lower bounds (Student's t,
-    Clopper–Pearson) and std an upper one (χ²), each with a third of the failure probability. ε is then
-    accounted for at the noise multiplier std / shift and this number of steps. The adversary of the claim
-    does not know who was sampled; the auditor only estimates with it, and may.
+    The bound is valid if projections are independent with law N(shift · sampled, std²), with one shift and
+    one std for all steps. That is the model of DP-SGD on Poisson samples with a canary whose direction no
+    other record uses. The shift and the sampling rate get lower bounds (Student's t, Clopper–Pearson) and std
+    an upper bound (χ²), each with a third of the failure probability. ε follows by accounting for this number
+    of steps at the noise multiplier std / shift. The adversary of the claim does not know who was sampled.
+    The auditor may use it, since it only serves to estimate the mechanism's parameters.
 
     Args:
-      projections: (runs, steps), of runs that hold the canary, independent.
+      projections: (runs, steps), of independent runs with the canary.
       sampled: (runs, steps) bool, whether the canary was in the batch.
       delta: The δ of the claim, in (0, 1).
       confidence: The probability with which the bound must hold, in (0, 1).
@@ -84,7 +85,7 @@ def step_lower_bound(
 
 
 def _uncorrelated(values: np.ndarray) -> float:
-    """The p-value of independent columns: n Σ r² over pairs of columns is χ² for many rows (Steiger 1980)."""
+    """The p-value of independent columns: n Σ r² over pairs is χ² for many rows n (Steiger 1980)."""
     runs, steps = values.shape
     if steps == 1:
         return 1.0

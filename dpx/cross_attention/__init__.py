@@ -1,10 +1,10 @@
-"""Differentially private cross-attention: a private memory (K, V), public, adaptive, unlimited queries.
+"""Differentially private cross-attention: a private memory (K, V) that answers any number of public queries.
 
-Ke, Liang, Shi, Song, Zhang, "Provable Differentially Private Computation of the Cross-Attention Mechanism"
-(arXiv 2407.14717) builds trees. `mechanism="tree"` is their structure with its errata mended, and
-`as_printed` gives the settings of the paper. `mechanism="sketch"`, the default, is one Gaussian release of a
-linear sketch, with far less noise for the same guarantee. `DPTree`, `DPTreeDistance` and `DPTreeHighDim` are
-the paper's data structures by themselves.
+Queries may be adaptive. Ke, Liang, Shi, Song, Zhang, "Provable Differentially Private Computation of the
+Cross-Attention Mechanism" (arXiv 2407.14717), build trees. `mechanism="tree"` is their structure with its
+errors corrected, and `as_printed` gives the settings of the paper. `mechanism="sketch"`, the default, is one
+Gaussian release of a linear sketch, with far less noise for the same guarantee. `DPTree`, `DPTreeDistance`
+and `DPTreeHighDim` are the paper's data structures by themselves.
 """
 
 import math
@@ -48,7 +48,7 @@ __all__ = [
     "trees",
 ]
 
-# For each mechanism the options of its `choose_features`, and those of its `build`.
+# The options of `choose_features` and of `build`, for each mechanism.
 _OPTIONS = {
     "sketch": (
         ("features", "degree", "relative_error", "num_features", "directions"),
@@ -77,46 +77,45 @@ def build(
     expected_records: int | None = None,
     **options,
 ) -> Sketch | Trees:
-    """Releases a private memory, to be queried without limit.
-
-    One row of (K, V) is the record.
+    """Releases a private memory that answers any number of queries. One row of (K, V) is the record.
 
     Args:
-      key: Secret randomness of the noise; None with `secure=True`.
+      key: The JAX key of the noise; None with `secure=True`.
       K: Private keys (n, d). The sketch also takes (..., n, d), with leading axes for heads.
       V: Private values (n, d_v), within `value_bound`.
       key_bound: R, declared without looking at the data: keys lie in [0, R]^d, or in the ball ‖k‖₂ ≤ R.
       value_bound: R_w, declared without looking at the data.
       epsilon, delta: The budget of the release, and so of all queries together.
       mechanism: "sketch" or "tree".
-      query_bound: The bound of queries, which decides accuracy and not privacy; `key_bound` if None.
+      query_bound: The bound of queries, which affects accuracy but not privacy; `key_bound` if None.
       domain: "box" or "ball"; trees take "box" only.
-      scale: What logits are DIVIDED by, as in the paper: weights are proportional to e^{⟨q, k⟩/scale}. None
-        means d, the paper's choice, or with `features="auto"` what that chooses; models use √d.
-        (`dpx.attention.dot_product_attention` multiplies.)
-      value_domain: "box" for values within ±value_bound elementwise, or "ball" for ‖v‖₂ ≤ value_bound, which
-        has √d_v times less noise: unit vectors have length 1; or "simplex" for v ≥ 0 that add up to
-        `value_bound`, which has √2 times less again: one-hot labels and probabilities add up to 1.
-      neighboring: "replace_one", where the number of rows is public, or, for the sketch,
-        "add_or_remove_one", where it is private and the noise up to 2 times less.
-      clip: Clips rows into the bounds, each for itself, instead of raising for a row outside.
-      expected_records: A public guess of the number of rows, where that is private: `features="auto"` chooses
-        by it, and warnings are about it.
-      **options: What one mechanism takes alone.
-        Of the sketch: features ("taylor", "random" or "auto"), degree, relative_error, num_features and
-        directions, as `sketch.choose_features`; contribution_bound and secure, as `sketch.build`.
-        "auto" chooses by `expected_error`: of what tells values apart best the sharpest attention whose error
-        is small, and the temperature too where `scale` is None.
-        Of the tree: degree and relative_error, as `trees.choose_features`; noise, budget, copies and bins, as
-        `trees.build`.
+      scale: The number that logits are DIVIDED by, as in the paper: weights are proportional to
+        e^{⟨q, k⟩/scale}. None means d, the paper's choice, or, with `features="auto"`, an automatic choice.
+        Models use √d. (`dpx.attention.dot_product_attention` multiplies.)
+      value_domain: "box" for values within ±value_bound elementwise. "ball" for ‖v‖₂ ≤ value_bound, as for
+        unit vectors, with √d_v times less noise. "simplex" for v ≥ 0 that add up to `value_bound`, as for
+        one-hot labels and probabilities, with another √2 times less.
+      neighboring: "replace_one", where the number of rows is public, or, for the sketch, "add_or_remove_one",
+        where it is private and the noise is up to 2 times less.
+      clip: Whether each row is clipped into the bounds, independently of others; with False, a row outside
+        raises an error.
+      expected_records: A public guess of the number of rows, if that is private. `features="auto"` and the
+        warnings use it.
+      **options: The options of one mechanism.
+        For the sketch: features ("taylor", "random" or "auto"), degree, relative_error, num_features and
+        directions, as `sketch.choose_features`; contribution_bound and secure, as `sketch.build`. "auto"
+        chooses by `expected_error`: among the features that tell values apart best, those of the sharpest
+        attention whose error is small. If `scale` is None, it chooses the scale too.
+        For the tree: degree and relative_error, as `trees.choose_features`; noise, budget, copies and bins,
+        as `trees.build`.
 
     Returns:
       A pytree with `query(Q)`, (m, d) -> (m, d_v), and `guarantee`. Its leaves hold the release only.
 
     Warns:
-      MemoryWarning: before a sketch is built which is a constant, which the private mean of V is expected to
-        beat, whose scale makes all weights nearly equal (as d does for keys in a ball of many dimensions), or
-        whose sums take gigabytes.
+      MemoryWarning: before a sketch is built if it is a constant, if the private mean of V is expected to be
+        better, if its scale makes all weights nearly equal (as d does for keys in a ball of many dimensions),
+        or if its sums take gigabytes.
 
     Raises:
       ValueError: for an unknown mechanism, an option of another mechanism, bounds, ε or δ out of range, rows
@@ -130,7 +129,7 @@ def build(
                 f"{name}={value!r} must be left out, as mechanism={mechanism!r} has no such option: use "
                 f"{', '.join(of_features + of_release)}"
             )
-    # Before random features are drawn, which takes longer than to find a wrong number.
+    # Checked before random features are drawn, which takes long.
     if options.get("contribution_bound") is not None:
         check_positive(options["contribution_bound"], "contribution_bound")
     declared = Domain.declare(
@@ -172,7 +171,7 @@ def build(
 
 
 def _best(declared: Domain, n: int | None, multiplier: float, any_scale: bool, chosen: dict):
-    """The domain and the features of `features="auto"`."""
+    """The domain and the features that `features="auto"` chooses."""
     for name in chosen:
         if name != "features":
             raise ValueError(
@@ -199,16 +198,16 @@ def as_printed(
 
         cross_attention.build(key, K, V, ..., **cross_attention.as_printed(dim=2))
 
-    These are truncated Laplace noise, nested parts of the budget, the smallest degree s with
-    e^{R²} − T_s(R²) ≤ ε_s·T_s(R²), and r·log(d·R/(ε_s·p_f)) copies of which the median answers (Theorem 4.1
-    and Algorithm 7), where the O(·) of the paper is taken as 1. The defaults make 34 copies in one dimension,
-    90 in two and 339 in four. Where the paper's proofs err, the structure is the corrected one.
+    These are truncated Laplace noise, nested shares of the budget, the smallest degree s with
+    e^{R²} − T_s(R²) ≤ ε_s·T_s(R²), and the median of r·log(d·R/(ε_s·p_f)) copies (Theorem 4.1 and Algorithm
+    7), where the constant in the paper's O(·) is 1. The defaults make 34 copies in one dimension, 90 in two
+    and 339 in four. Where the paper's proofs are wrong, the structure is the corrected one.
 
     Args:
       dim: d, the dimension of keys and queries.
       key_bound: R.
       relative_error: ε_s, the accuracy of the features.
-      failure_probability: p_f, with which a query may miss the paper's error bound.
+      failure_probability: p_f, the probability with which a query may exceed the paper's error bound.
 
     Raises:
       ValueError: for a dimension < 1, or a number that is not positive.

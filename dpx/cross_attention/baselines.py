@@ -1,4 +1,4 @@
-"""What private cross-attention must beat: the mean of V, and attention with fresh noise for each query."""
+"""Baselines of private cross-attention: the noisy mean of V, and attention with fresh noise per query."""
 
 import dataclasses
 import functools
@@ -11,7 +11,7 @@ import numpy as np
 
 import dpx.attention
 from dpx import noise
-from dpx._numerics import rounded, wide_sums
+from dpx._numerics import rounding_assumption, wide_sums
 from dpx._validate import check_integer, check_real
 from dpx.cross_attention.domain import Domain, check_memory
 from dpx.privacy import (
@@ -26,7 +26,7 @@ from dpx.privacy import (
 )
 @dataclasses.dataclass(frozen=True)
 class Answers:
-    """Private answers (m, d_v) and what releasing them guarantees."""
+    """Private answers (m, d_v) and their guarantee."""
 
     values: jax.Array
     guarantee: PrivacyGuarantee
@@ -65,7 +65,7 @@ def mean_of_values(
         )
         values = domain.nearest_values(values).astype(dtype)
     guarantee = _guarantee(epsilon, delta, "Gaussian mechanism on the mean of V", multiplier)
-    return Answers(values, guarantee.assuming(*rounded(key, V)))
+    return Answers(values, guarantee.assuming(*rounding_assumption(key, V)))
 
 
 def fresh_noise(
@@ -85,23 +85,22 @@ def fresh_noise(
     value_domain: str = "box",
     clip: bool = False,
 ) -> Answers:
-    """Exact attention plus Gaussian noise of its own for each of m queries, one budget for all of them.
+    """Exact attention with independent Gaussian noise for each of m queries, which share one budget.
 
     Sensitivity of one answer to replacing one row: the row's weight is at most
     p = e^z/(e^z + (n − 1)e^{−z}), where z bounds the query's logits about the keys' centre. Let ā be the
     answer without the row; with the row (k, v) it is ā + p₁(v − ā), p₁ ≤ p. For p₁ ≥ p₂ the two answers
-    differ by p₁v − p₂v' − (p₁ − p₂)ā, of length at most 2·p·sup‖v‖₂. Noise is scaled to each
-    query's bound and to m-fold composition.
+    differ by p₁v − p₂v' − (p₁ − p₂)ā, of length at most 2·p·sup‖v‖₂. The noise of each query is scaled to
+    that bound and to m-fold composition.
 
     Args: as `dpx.cross_attention.build`, with queries Q (m, d), and `num_queries`, the number of queries that
-    the budget must last for (m if None; the guarantee is that of so many answers).
+    the budget is divided among (m if None); the guarantee is that of so many answers.
 
     Returns:
       Answers (m, d_v), and the guarantee of all of them together.
 
     Raises:
-      ValueError: as `dpx.cross_attention.build`, and for leading axes, over which neither noise nor budget is
-        shared.
+      ValueError: as `dpx.cross_attention.build`, and for leading axes, which would not share the budget.
     """
     _check_one(Q=Q, K=K, V=V)
     n, _, _ = check_memory(K, V)
@@ -128,7 +127,7 @@ def fresh_noise(
         K, V = bounds.enter(K, V, clip=clip)
         largest_weight = 1 / (1 + (n - 1) * jnp.exp(-2 * bounds.logit_bounds(Q)))
         exact = dpx.attention.dot_product_attention(Q, K, V, scale=1 / bounds.scale)
-        # √count turns `count` answers, each of which a row may move, into one release.
+        # By √count, `count` answers are accounted as one release: a row may move each of them.
         change = math.sqrt(count) * 2 * bounds.value_norm * largest_weight
         values = noise.release(
             key,
@@ -142,7 +141,7 @@ def fresh_noise(
     guarantee = _guarantee(epsilon, delta, what, multiplier)
     if not clip:
         guarantee = guarantee.assuming("data within the declared bounds")
-    return Answers(values, guarantee.assuming(*rounded(key, Q, K, V)))
+    return Answers(values, guarantee.assuming(*rounding_assumption(key, Q, K, V)))
 
 
 def _check_one(**arrays) -> None:

@@ -1,7 +1,7 @@
-"""What is declared about a private memory, and what follows from it for every mechanism.
+"""The declared bounds of a private memory, and the numbers that follow from them for every mechanism.
 
-Logits are ⟨q, k⟩/scale. Softmax does not notice a common shift of the keys, so that only keys about
-their domain's centre matter: ±R/2 for the box [0, R]^d, the ball itself otherwise.
+Logits are ⟨q, k⟩/scale. Softmax does not change if all keys are shifted together, so that only keys relative
+to their domain's centre matter: in ±R/2 for the box [0, R]^d, and in the ball itself otherwise.
 """
 
 import dataclasses
@@ -22,7 +22,7 @@ _ROUNDING = 1e-6  # float32 bounds may exceed their float64 declarations by this
 
 
 def is_concrete(x) -> bool:
-    """Whether values can be looked at (False while JAX traces)."""
+    """Whether the values of x are known, which they are not while JAX traces."""
     return not isinstance(x, Tracer)
 
 
@@ -36,14 +36,14 @@ class Domain:
       dim: d.
       value_dim: d_v.
       key_bound: R.
-      query_bound: The queries' bound. It decides accuracy only: queries are public.
+      query_bound: The bound of queries. It affects accuracy only, since queries are public.
       value_bound: R_w, |v_j| ≤ R_w elementwise, or ‖v‖₂ ≤ R_w.
-      scale: What logits are divided by.
+      scale: The number that logits are divided by.
       value_domain: "box": values within ±value_bound elementwise, as in the paper; "ball": ‖v‖₂ ≤
         value_bound, as for embeddings, with noise less by √d_v; "simplex": v ≥ 0 with Σ v = value_bound, as
         for one-hot labels and probabilities, with noise less by another √2.
-      neighboring: REPLACE_ONE row, the number of rows being public, or ADD_OR_REMOVE_ONE row, which has less
-        noise and keeps that number private.
+      neighboring: REPLACE_ONE row, where the number of rows is public, or ADD_OR_REMOVE_ONE row, which has
+        less noise and keeps that number private.
 
     Raises:
       ValueError: for an unknown kind or relation, a bound or scale that is not positive and finite, or a
@@ -103,7 +103,7 @@ class Domain:
           key_bound, value_bound: As the attributes.
           query_bound: As the attribute; `key_bound` if None.
           domain: "box" or "ball".
-          scale: What logits are divided by; d if None.
+          scale: The number that logits are divided by; d if None.
           value_domain: "box", "ball" or "simplex".
           neighboring: As the attribute, or its lower-case name.
 
@@ -135,9 +135,9 @@ class Domain:
 
     @property
     def mass_weight(self) -> float:
-        """a₀, the constant beside a row's values that the denominator sums (`dpx.cross_attention.sketch`)."""
+        """a₀, the constant entry of a row whose sum is the denominator (`dpx.cross_attention.sketch`)."""
         if self.value_domain == "simplex":
-            return 0.0  # the values add up to it
+            return 0.0  # values add up to a constant, so that their sum is the denominator
         return self.value_norm / (1 if self.public_count else self.value_dim**0.25)
 
     @property
@@ -157,7 +157,7 @@ class Domain:
 
     @property
     def centre(self) -> float:
-        """What is subtracted from every entry of a key."""
+        """The number that is subtracted from every entry of a key."""
         return self.key_bound / 2 if self.kind == "box" else 0.0
 
     def logit_bounds(self, q: jax.Array) -> jax.Array:
@@ -167,14 +167,14 @@ class Domain:
         return self.key_bound / self.scale * jnp.linalg.norm(q, axis=-1)
 
     def enter(self, k: ArrayLike, v: ArrayLike, *, clip: bool) -> tuple[jax.Array, jax.Array]:
-        """Keys and values inside the bounds.
+        """Keys and values, clipped into the bounds.
 
-        Each row is clipped for itself, so that neighbours stay neighbours; a row that holds a NaN or
-        an infinity becomes zero. With `clip=False` nothing but rounding is ever changed.
+        Each row is clipped independently, so that neighbours stay neighbours. A row that holds a NaN or an
+        infinity becomes zero. With `clip=False` rows change by rounding only.
 
         Raises:
-          ValueError: with `clip=False`, if a row is outside (the first is named), or under `jit`,
-            where nobody could tell.
+          ValueError: with `clip=False`, if a row is outside (the first is named), or under `jit`, where rows
+            cannot be checked.
         """
         if not clip:
             if not (is_concrete(k) and is_concrete(v)):
@@ -185,7 +185,7 @@ class Domain:
             kind = "interval" if self.value_domain == "box" else self.value_domain
             self._check_rows("V", np.asarray(v), kind, self.value_bound, "value_bound")
         dtype = jnp.result_type(float)
-        # Without a warning of numbers beyond 32 bits, which would tell of a row.
+        # NumPy's warning of overflow in 32 bits would reveal a row.
         with np.errstate(over="ignore"):
             k, v = jnp.asarray(k, dtype), jnp.asarray(v, dtype)
         k = jnp.where(jnp.isfinite(k).all(-1, keepdims=True), k, 0)
@@ -195,7 +195,7 @@ class Domain:
         return k, self.nearest_values(v)
 
     def nearest_values(self, v: jax.Array) -> jax.Array:
-        """The point of the values' domain next to each vector (..., d_v)."""
+        """The point of the values' domain that is nearest to each vector (..., d_v)."""
         if self.value_domain == "simplex":
             return into_simplex(v, self.value_bound)
         if self.value_domain == "ball":
@@ -206,8 +206,8 @@ class Domain:
         """The number of rows of K (..., n, d) and V (..., n, d_v).
 
         Raises:
-          ValueError: where they do not fit together, or have other widths than were declared, for which
-            neither noise nor budget would be enough.
+          ValueError: if they do not fit together, or do not have the declared widths, for which the noise is
+            calibrated.
         """
         n, *widths = check_memory(k, v, self.neighboring)
         if widths != [self.dim, self.value_dim]:
@@ -221,8 +221,8 @@ class Domain:
         """The queries as an array.
 
         Raises:
-          ValueError: for a wrong last axis, numbers that are not real or, where values can be looked at,
-            queries outside the bound. Under `jit` such queries pass: answers are private, but not accurate.
+          ValueError: for a wrong last axis, numbers that are not real or, outside `jit`, queries beyond the
+            bound. Under `jit` such queries pass; their answers are private, but not accurate.
         """
         check_real(q, "Q")
         if np.ndim(q) < 2 or np.shape(q)[-1] != self.dim:
@@ -232,12 +232,13 @@ class Domain:
         return jnp.asarray(q, jnp.result_type(float))
 
     def ratio(self, sums: jax.Array, low: jax.Array, high: jax.Array) -> jax.Array:
-        """Attention from its noisy sums (..., 1 + d_v), the first being the mass times `value_norm`.
+        """Attention from its noisy sums (..., 1 + d_v), of which the first is the mass times `value_norm`.
 
-        The mass is cut to its public range and answers to the values' domain, in which every mean of values
-        lies: post-processing, without which a mass near zero, or below it, would ruin them. Where logits may
-        be large, sums or quotients are more than floats hold. They become the largest floats, with their
-        signs, and what is no number becomes zero.
+        The mass is clipped to its public range, and answers to the values' domain, which contains every mean
+        of values. This is post-processing, and prevents useless answers where the mass is near zero or
+        negative.
+        With large logits, sums or quotients may overflow: they become the largest floats, with their signs,
+        and NaN becomes zero.
         """
         sums = jnp.nan_to_num(sums)
         low = jnp.maximum(low, jnp.finfo(sums.dtype).tiny)
@@ -273,11 +274,13 @@ class Domain:
 def check_memory(
     k, v, neighboring: NeighboringRelation | str = REPLACE_ONE
 ) -> tuple[int, int, int]:
-    """(n, d, d_v) of K (..., n, d) and V (..., n, d_v).
+    """The sizes (n, d, d_v) of K (..., n, d) and V (..., n, d_v).
 
-    Raises ValueError where they do not fit, or hold anything but real numbers.
+    Under ADD_OR_REMOVE_ONE, n may be 0: an empty memory has a neighbour with one row, and an error would tell
+    the two apart.
 
-    No rows at all are a memory where rows come and go, since it must not be told from one with a row.
+    Raises:
+      ValueError: if the two do not fit together, or hold anything but real numbers.
     """
     check_real(k, "K")
     check_real(v, "V")

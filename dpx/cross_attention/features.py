@@ -1,12 +1,12 @@
-"""Features whose inner products are (truncated) exponentials: e^{⟨x, y⟩/scale} without an n × n matrix.
+"""Feature maps whose inner products approximate e^{⟨x, y⟩/scale}, so that no n × n matrix is needed.
 
 `PolynomialFeatures` are all monomials of degree ≤ s with the coefficients of the exponential series,
 
-    P(x)_a = x^a / √(a!·scale^{|a|}),   P(x)ᵀP(y) = T_s(⟨x, y⟩/scale),   T_s(z) = Σ_{t ≤ s} z^t / t!,
+    P(x)_a = x^a / √(a!·scale^{|a|}),   P(x)ᵀP(y) = T_s(⟨x, y⟩/scale),   T_s(z) = Σ_{t ≤ s} z^t / t!.
 
-r = C(s + d, d) of them: not the C(2s + 2d, 2s) of Ke et al. (arXiv 2407.14717, Lemma G.2), and each with
-a range of its own. `RandomFeatures` are for dimensions where r explodes: positive, orthogonal random
-features (Choromanski et al. 2021, arXiv 2009.14794), drawn without looking at any data.
+There are r = C(s + d, d) of them, not C(2s + 2d, 2s) as in Ke et al. (arXiv 2407.14717, Lemma G.2), and each
+has a range of its own. `RandomFeatures` are for dimensions in which r is too large: positive, orthogonal
+random features (Choromanski et al. 2021, arXiv 2009.14794), drawn without looking at any data.
 """
 
 import dataclasses
@@ -23,13 +23,12 @@ from dpx._validate import check_integer, check_positive
 from dpx.cross_attention.domain import Domain
 
 MAX_FEATURES = 2**22
-# Products that compilers may order as they like. Of a hundred of them, that of all factors alone is zero, and
-# that of the coordinates infinite.
+# The most factors between barriers: compilers reorder longer products, in which coefficients may underflow.
 _PRODUCTS = 16
 
 
 def truncated_exponential(z: Any, degree: int) -> Any:
-    """T_s(z) = Σ_{t ≤ s} z^t/t!, s the degree, of a number or of each entry of an array."""
+    """T_s(z) = Σ_{t ≤ s} z^t/t! for the degree s, of a number or of each entry of an array."""
     term = total = 1.0 if np.ndim(z) == 0 else np.ones_like(z)
     for t in range(1, degree + 1):
         term = term * z / t
@@ -38,10 +37,10 @@ def truncated_exponential(z: Any, degree: int) -> Any:
 
 
 def relative_error(degree: int, low: float, high: float) -> float:
-    """Largest |1 − T_s(z)/e^z| over z in [low, high], low ≤ 0 ≤ high.
+    """The largest |1 − T_s(z)/e^z| over z in [low, high], low ≤ 0 ≤ high.
 
-    1 − T_s(z)e^{−z} has derivative e^{−z} z^s/s!: its modulus grows away from zero on either side, so
-    that an end of the interval attains the maximum, ∫₀^high e^{−u} u^s/s! du or ∫₀^|low| e^u u^s/s! du.
+    1 − T_s(z)e^{−z} has derivative e^{−z} z^s/s!, so that its modulus increases with |z| on either side of 0.
+    The maximum is at an end of the interval: ∫₀^high e^{−u} u^s/s! du or ∫₀^|low| e^u u^s/s! du.
     """
     below = -low
     left = 0.0
@@ -56,13 +55,13 @@ def relative_error(degree: int, low: float, high: float) -> float:
 def smallest_degree(low: float, high: float, tolerance: float = 1e-4) -> int:
     """The smallest even degree whose `relative_error` on [low, high] is at most `tolerance`.
 
-    Even, as T_s > 0 everywhere for even s only, which attention weights and the sketch's sensitivity
-    both need.
+    The degree is even, because T_s > 0 everywhere for even s only, and both attention weights and the
+    sensitivity of the sketch need that.
 
     Raises:
-      ValueError: if no degree up to 400 will do.
+      ValueError: if no degree up to 400 is enough.
     """
-    # Beyond, the error is near 1 at every such degree, and the series that tell it never end.
+    # For larger |z| the error is near 1 at all such degrees, and the series of the integrals take for ever.
     follows = max(-low, high) <= 400
     for degree in range(0, 402, 2) if follows else ():
         if relative_error(degree, low, high) <= tolerance:
@@ -81,7 +80,7 @@ class PolynomialFeatures:
     Attributes:
       dim: d.
       degree: s.
-      scale: What inner products are divided by inside the exponential; `dim` if None.
+      scale: The number that inner products are divided by inside the exponential; `dim` if None.
 
     Raises:
       ValueError: for a dimension < 1, a degree < 0, a scale ≤ 0 or more than `MAX_FEATURES` features; when
@@ -111,7 +110,7 @@ class PolynomialFeatures:
 
     @functools.cached_property
     def exponents(self) -> np.ndarray:
-        """The multi-indices a, shape (r, dim), by degree; the constant feature comes first."""
+        """The multi-indices a (r, dim), ordered by degree; the constant feature comes first."""
         parents, variables = self._recipe
         exponents = np.zeros((self.num_features, self.dim), np.int32)
         start = 1
@@ -146,9 +145,9 @@ class PolynomialFeatures:
         return jnp.moveaxis(self.rows(jnp.moveaxis(self._entering(x, -1), -1, 0)), 0, -1)
 
     def rows(self, x: jax.Array) -> jax.Array:
-        """P with features first: (dim, ...) -> (r, ...), the layout in which computing it is fastest.
+        """P with features as the first axis, (dim, ...) -> (r, ...), which is the fastest layout.
 
-        Each feature is one product: a feature of one degree less times a coordinate.
+        Each feature is one product, of a feature of one degree less and a coordinate.
         """
         x = self._entering(x, 0)
         x = x / jnp.asarray(math.sqrt(self._scale), x.dtype)
@@ -167,7 +166,7 @@ class PolynomialFeatures:
         return jnp.concatenate(blocks)
 
     def _entering(self, x, axis: int) -> jax.Array:
-        """x as floats, whose `axis` holds the coordinates."""
+        """x as floats, after a check that `axis` holds the coordinates."""
         x = jnp.asarray(x)
         if not x.ndim or x.shape[axis] != self.dim:
             raise ValueError(
@@ -181,9 +180,9 @@ class PolynomialFeatures:
 
     @functools.cached_property
     def _recipe(self) -> tuple[list[np.ndarray], list[np.ndarray]]:
-        """For each degree ≥ 1: the index of every feature's parent, and the coordinate it adds.
+        """For each degree ≥ 1, the index of every feature's parent and the coordinate that multiplies it.
 
-        A monomial's parent lacks one factor of its last coordinate, so every monomial has exactly one.
+        A monomial's parent lacks one factor of its last coordinate, so that every monomial has one parent.
         """
         parents, variables = [], []
         indices, last = np.zeros(1, np.int64), np.zeros(1, np.int64)
@@ -212,7 +211,7 @@ class RandomFeatures:
 
     Attributes:
       directions: The public ω, (r, dim), which `draw` makes.
-      scale: What inner products are divided by inside the exponential; `dim` if None.
+      scale: The number that inner products are divided by inside the exponential; `dim` if None.
     """
 
     directions: jax.Array
@@ -222,12 +221,12 @@ class RandomFeatures:
     def draw(
         cls, key: jax.Array, num_features: int, dim: int, scale: float | None = None
     ) -> "RandomFeatures":
-        """Draws the directions: orthogonal in blocks of `dim`, each of them marginally N(0, I).
+        """Draws the directions, which are orthogonal in blocks of `dim`, and each marginally N(0, I).
 
         Args:
-          key: Public. It decides no noise, and the directions are part of what is released.
+          key: A public JAX key: no noise follows from it, and the directions are part of the release.
           num_features: r.
-          dim: Dimension of the vectors.
+          dim: The dimension of the vectors.
           scale: As the attribute.
 
         Raises:
@@ -255,17 +254,17 @@ class RandomFeatures:
         return self.directions.shape[1]
 
     def norm(self, logit: float) -> float:
-        """√E‖φ(x)‖² for ‖x‖² = logit·scale. It bounds no feature vector: single ones may be longer."""
-        return math.exp(min(logit / 2, 300.0))  # e^300 is far too much already
+        """√E‖φ(x)‖² for ‖x‖² = logit·scale. It is a mean and no bound: a single vector may be longer."""
+        return math.exp(min(logit / 2, 300.0))  # e^300 is far too large anyway
 
     def __call__(self, x: jax.Array) -> jax.Array:
         """φ(x): (..., dim) -> (..., r)."""
         return jnp.moveaxis(self.rows(jnp.moveaxis(jnp.asarray(x), -1, 0)), 0, -1)
 
     def rows(self, x: jax.Array) -> jax.Array:
-        """φ with features first: (dim, ...) -> (r, ...)."""
+        """φ with features as the first axis: (dim, ...) -> (r, ...)."""
         x = jnp.asarray(x)
-        x = x.astype(jnp.result_type(x, 0.0))  # in integers the scale would lose its fraction
+        x = x.astype(jnp.result_type(x, 0.0))  # integers would drop a fraction of scale
         x = x / jnp.asarray(math.sqrt(self.scale or self.dim), x.dtype)
         exponents = jnp.tensordot(self.directions, x, axes=1) - 0.5 * jnp.square(x).sum(0)
         return jnp.exp(exponents) / math.sqrt(self.num_features)
@@ -275,7 +274,7 @@ Features = PolynomialFeatures | RandomFeatures
 
 
 def check_features(features: Features, domain: Domain) -> None:
-    """Raises ValueError for features that are not those of the domain's dimension and scale."""
+    """Raises ValueError unless features have the domain's dimension and scale."""
     if (features.dim, features.scale or features.dim) != (domain.dim, domain.scale):
         raise ValueError(
             f"features of dim={features.dim} and scale={features.scale} must be those of the domain: use "

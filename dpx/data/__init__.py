@@ -1,4 +1,4 @@
-"""Data sets as arrays of token ids, and what prepares them."""
+"""Data sets as arrays of token ids, and the functions that prepare them."""
 
 from dpx.data.amazon import load_amazon
 from dpx.data.histories import (

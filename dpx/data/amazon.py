@@ -9,7 +9,7 @@ from dpx._validate import check_integer
 from dpx.data import files, tables
 from dpx.data.histories import Histories, from_events
 
-# The columns of users, items, times and ratings in the files of each year, and whether they have a header.
+# For each year, the columns of users, items, times and ratings, and whether files have a header.
 _COLUMNS = {
     2014: (("1", "2", "4", "3"), False),  # user,item,rating,timestamp
     2018: (("2", "1", "4", "3"), False),  # item,user,rating,timestamp
@@ -20,19 +20,19 @@ _USER = re.compile("A[0-9A-Z]{11,27}")
 
 
 def load_amazon(path: str | Path, *, year: int = 2014, min_count: int | None = None) -> Histories:
-    """Amazon ratings from either of the two forms in which they are passed around.
+    """Amazon ratings, from either of the two forms in which they are published.
 
     Args:
-      path: A `.csv` or `.csv.gz` table of ratings, or a text file of `user item` lines, numbered from 1 and
-        in time order within a user (the form that SASRec's authors publish).
-      year: Of the table, as published by McAuley's group: the columns of 2014 are user, item, rating and
-        timestamp, in those of 2018 the item comes first, and those of 2023 have names.
-      min_count: The k of the k-core filter; by default 5 for the table and 0 for the text, which is filtered.
+      path: A `.csv` or `.csv.gz` table of ratings, or a text file of `user item` lines, where both are
+        numbers from 1 and a user's lines are in time order (the form that SASRec's authors publish).
+      year: The year of a table of McAuley's group. The columns of 2014 are user, item, rating and timestamp;
+        in 2018 the item comes first; in 2023 columns have names.
+      min_count: The k of the k-core filter; by default 5 for a table and 0 for a text, which is filtered.
 
     Raises:
       FileNotFoundError: if there is no such file.
-      ValueError: for a malformed line, with its number, or for a line of another year's form, in which
-        products would be protected in place of people.
+      ValueError: for a malformed line, with its number, or for a line in the form of another year, with which
+        products would be protected instead of people.
     """
     if check_integer(year, "year") not in _COLUMNS:
         raise ValueError(
@@ -58,7 +58,7 @@ def load_amazon(path: str | Path, *, year: int = 2014, min_count: int | None = N
 
 
 def _check(table: tables.Table, year: int) -> None:
-    """Raises ValueError for a line of another year's form, or one in which cells have moved."""
+    """Raises ValueError for a line in the form of another year, or one whose cells are in other columns."""
     users, items, _, ratings = table.columns
     other = {2014: 2018}.get(year, 2014)
     for row, (user, item, rating) in enumerate(zip(users, items, ratings, strict=True)):

@@ -1,4 +1,4 @@
-"""Reading an array of numbers from a .csv, .tsv, .npy or .npz file, with errors that name the place."""
+"""Readers of arrays of numbers in .csv, .tsv, .npy and .npz files, with errors that name the place."""
 
 import zipfile
 import zlib
@@ -26,18 +26,18 @@ def load_array(
 
     Args:
       path: A .csv, .tsv, .npy or .npz file. Pickled objects are refused.
-      name: Which array of an .npz file; it may be left out where there is only one.
-      header: Whether the first line of a table names its columns, and is skipped. None skips a line without a
-        number, and refuses one that counts from 0 or 1, which can be both.
-      separator: What separates the cells of a table; None is a comma, or a tab in a .tsv file.
+      name: The name of the array in an .npz file; it may be left out if there is only one.
+      header: Whether the first line of a table names its columns, and is skipped. With None a line without
+        numbers is skipped, and a line that counts from 0 or 1, which may be names or a row, is refused.
+      separator: The separator of the cells of a table; None is a comma, or a tab in a .tsv file.
 
     Returns:
       The array: float64 of shape (rows, columns) from a table, otherwise as it was saved.
 
     Raises:
       FileNotFoundError: if there is no such file.
-      ValueError: naming the file, and the line and column or the array where there is one, for another kind
-        of file, a damaged one, a cell that is no number, rows of different lengths, or an array that does
+      ValueError: naming the file, and the line and column or the array if there is one, for another kind
+        of file, a damaged one, a cell that is not a number, rows of different lengths, or an array that does
         not hold real numbers.
     """
     path = files.existing(path)
@@ -76,19 +76,19 @@ def load_columns(
 
     Args:
       path: A .csv or .tsv table in UTF-8, which may end in .gz, or an .npy file with a matrix.
-      names: Names in the first line of the table. Without a header, and in an .npy file, columns are counted
-        from 1: "1", "2", ….
-      header: Whether the first line of a table names its columns. None takes numbers alone for a row, and
-        refuses a line that counts from 0 or 1, which can be both.
-      separator: What separates the cells of a table; None is a comma, or a tab in a .tsv file.
+      names: Names of columns in the first line of the table. Without a header, and in an .npy file, columns
+        are counted from 1: "1", "2", ….
+      header: Whether the first line of a table names its columns. With None a line of numbers is a row, and a
+        line that counts from 0 or 1, which may be names or a row, is refused.
+      separator: The separator of the cells of a table; None is a comma, or a tab in a .tsv file.
 
     Returns:
       (rows, len(names)): float64 from a table, otherwise as it was saved.
 
     Raises:
       FileNotFoundError: if there is no such file.
-      ValueError: naming the file, and the column or the line, for another kind of file, a column that is not
-        there, or a cell that is no number.
+      ValueError: naming the file, and the column or the line, for another kind of file, an unknown column, or
+        a cell that is not a number.
     """
     path, kind = files.existing(path), files.kind(Path(path))
     if kind == ".npy":
@@ -112,14 +112,14 @@ def load_columns(
         place = f"{path}: line {line}"
         if len(cells) <= max(places):
             raise ValueError(f"{place} has only {len(cells)} columns: complete the line")
-        found = [files.number(cells[column]) for column in places]
-        if None in found:
-            column = found.index(None)
+        row = [files.number(cells[column]) for column in places]
+        if None in row:
+            column = row.index(None)
             raise ValueError(
                 f"{place}, column {names[column]!r} is {cells[places[column]]!r}: write a number in every "
                 "cell"
             )
-        rows.append(np.array(found, np.float64))
+        rows.append(np.array(row, np.float64))
     if not rows:
         raise ValueError(f"{path}: holds no row of numbers: write one line for each row")
     return np.stack(rows)

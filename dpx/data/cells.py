@@ -1,10 +1,10 @@
-"""What a cell of a record stands for: an identifier or a time. Each cell is read by itself.
+"""The identifiers and times in the cells of records, where each cell is read by itself.
 
 NumPy and pandas choose one type for a whole column, so that a single record can change how all others are
-read: one missing user makes floats of 64-bit numbers, which then are the users of others. Here no cell
-changes what another one is read as. A cell that cannot be read is an error that names its row.
+read: one missing user turns 64-bit numbers into floats, in which several users may become one. Here no cell
+changes how another one is read. A cell that cannot be read raises an error that names its row.
 
-The same cell is the same identifier in every format: 7, "7" and " 7 " are one user, and "007" is another.
+Equal cells are the same identifier in every format: 7, "7" and " 7 " are one user, and "007" is another.
 """
 
 import datetime
@@ -19,9 +19,9 @@ import numpy as np
 from dpx._validate import check_unmasked
 
 Identifier = int | str
-Place = Callable[[int], str]  # names a row in errors
+Place = Callable[[int], str]  # gives the name of a row for errors
 
-# What pandas reads as missing in a table, and writes for it: nobody is called so.
+# The words for a missing value that pandas reads and writes; they are no identifiers.
 _MISSING = {
     "",
     "NA",
@@ -47,14 +47,14 @@ _EPOCH = datetime.datetime(1970, 1, 1, tzinfo=datetime.UTC)
 
 
 def identifier(value: Any) -> Identifier:
-    """Whom or what a cell names: a whole number of 64 bits, or any other text.
+    """The identifier that a cell holds: a whole number of 64 bits, or any other text.
 
-    Space around text is no part of it, and Unicode is brought to its normal form C. Text that is a whole
-    number in its usual form is that number (7, but not 007), and a number of more than 64 bits is its text.
+    Space around text is removed, and Unicode is brought to its normal form C. Text that is a whole number in
+    its usual form is that number (7, but not 007), and a number of more than 64 bits is its text.
 
     Raises:
       ValueError: for a cell that is empty or holds a word for a missing value, a fraction, or another type.
-        The message says what is wrong, and leaves it to the caller to name the place.
+        The message says what is wrong; the caller has to add the place.
     """
     if is_missing(value):
         raise ValueError(f"{_shown(value)}: fill it in, or remove the row")
@@ -79,62 +79,62 @@ def identifier(value: Any) -> Identifier:
 
 
 def identifiers(values: Any, name: str, place: Place) -> tuple[np.ndarray, np.ndarray]:
-    """The identifiers of a column as numbers, and what those stand for.
+    """The identifiers of a column as codes, and the identifier of each code.
 
     Args:
       values: (E,) cells, in a list, an array or a column of a DataFrame.
-      name: Of the column, for errors about the whole of it.
-      place: What names a row, for errors about a cell.
+      name: The name of the column, for errors about all of it.
+      place: A function that names a row, for errors about a cell.
 
     Returns:
       codes: (E,) int64 in [0, M).
-      labels: (M,) of Python's int and str, in order: first the numbers, then the text.
+      labels: (M,) Python's int and str, in order: first the numbers, then the texts.
 
     Raises:
-      ValueError: for a column that is none, or a cell that is no `identifier`.
+      ValueError: for values that are not one column, or a cell that is not an `identifier`.
     """
     cells = _cells(values, name)
     if isinstance(cells, np.ndarray) and cells.dtype.kind in "iu":
         labels, codes = np.unique(cells, return_inverse=True)
-        found = [identifier(label) for label in labels]
+        read = [identifier(label) for label in labels]
     else:
-        known: dict[Any, int] = {}  # a cell's place in `found`
-        found, codes = [], np.empty(len(cells), np.int64)
+        known: dict[Any, int] = {}  # the index in `read` of each cell
+        read, codes = [], np.empty(len(cells), np.int64)
         for row, cell in enumerate(cells):
-            # Of other types there may be equal values, such as 1.0, that are no identifiers.
+            # A value of another type, such as 1.0, may equal an identifier and be none.
             seen = known.get(cell) if type(cell) in (int, str) else None
             if seen is None:
-                found.append(_at(identifier, cell, row, place))
-                seen = len(found) - 1
+                read.append(_at(identifier, cell, row, place))
+                seen = len(read) - 1
                 if type(cell) in (int, str):
                     known[cell] = seen
             codes[row] = seen
-    labels = sorted(set(found), key=lambda label: (isinstance(label, str), label))
+    labels = sorted(set(read), key=lambda label: (isinstance(label, str), label))
     number = {label: code for code, label in enumerate(labels)}
-    renumbered = np.array([number[label] for label in found], np.int64)
-    # Of objects: in an array of text the longest label would set the width of all.
+    renumbered = np.array([number[label] for label in read], np.int64)
+    # An array of objects, since in one of text the longest label would set the width of all.
     return renumbered[codes], np.array(labels, object)
 
 
 def times(values: Any, name: str, place: Place) -> tuple[np.ndarray, np.ndarray]:
-    """The times of a column as exact whole numbers of one fixed unit, a billionth.
+    """The times of a column as exact whole numbers of billionths.
 
-    A number counts in the unit of its column, whatever that is, and to its nearest billionth. A date counts
-    in seconds since 1970, and one without a time zone is in UTC. A column has numbers or dates throughout.
+    A number is a time in any unit, rounded to the nearest billionth of it. A date is a time in seconds since
+    1970, in UTC if it has no time zone. A column has either numbers or dates.
 
     Args:
       values: (E,) cells, in a list, an array or a column of a DataFrame: numbers, dates of Python, NumPy or
         pandas, or text that is a number or an ISO date.
-      name: Of the column, for errors about the whole of it.
-      place: What names a row, for errors about a cell.
+      name: The name of the column, for errors about all of it.
+      place: A function that names a row, for errors about a cell.
 
     Returns:
-      whole: (E,) int64, and
-      billionths: (E,) int64 in [0, 10⁹), which stand for whole + billionths/10⁹.
+      whole: (E,) int64.
+      billionths: (E,) int64 in [0, 10⁹). A time is whole + billionths/10⁹.
 
     Raises:
-      ValueError: for a column that is none or has both kinds, a cell that is missing or is no time, or a
-        float so large that whole numbers are rounded to it.
+      ValueError: for values that are not one column or have both kinds, a cell that is missing or is not a
+        time, or a float so large that several whole numbers are rounded to it.
     """
     cells = _cells(values, name)
     if isinstance(cells, np.ndarray) and cells.dtype.kind == "M":
@@ -156,13 +156,13 @@ def times(values: Any, name: str, place: Place) -> tuple[np.ndarray, np.ndarray]
 
 
 def is_missing(value: Any) -> bool:
-    """Whether a cell has no value: None, NaN, NaT, NA, or text that stands for one of them or is blank."""
+    """Whether a cell has no value: None, NaN, NaT, NA, a word for one of them, or blank text."""
     if value is None or isinstance(value, str):
         return value is None or value.strip() in _MISSING
     try:
         return bool(value != value)
     except (TypeError, ValueError):
-        return type(value).__name__ == "NAType"  # of pandas, which says neither yes nor no
+        return type(value).__name__ == "NAType"  # NA of pandas, for which a comparison is NA again
 
 
 def _shown(value: Any) -> str:
@@ -178,7 +178,7 @@ def _at(read: Callable, cell: Any, row: int, place: Place) -> Any:
 
 
 def _cells(values: Any, name: str) -> np.ndarray | list:
-    """A column's cells: an array of integers or of NumPy's dates, or else a list of Python's values."""
+    """The cells of a column: an array of integers or of NumPy's dates, or else a list of Python's values."""
     check_unmasked(values, name)
     dtype = getattr(values, "dtype", None)
     if isinstance(dtype, np.dtype):
@@ -188,7 +188,7 @@ def _cells(values: Any, name: str) -> np.ndarray | list:
                 f"{name} has shape {values.shape}, which must be (E,): give one an event"
             )
         return values if dtype.kind in "iuM" else values.tolist()
-    # An extension type of pandas: as an array of NumPy, integers of which one is missing would be floats.
+    # In an array, integers of an extension type of pandas would be floats if one of them is missing.
     return values.tolist() if hasattr(values, "tolist") else list(values)
 
 
@@ -203,7 +203,7 @@ def _time(value: Any) -> tuple[bool, int]:
         value = value.decode("ascii", "replace")
     text, number = value.strip() if isinstance(value, str) else "", None
     if _WHOLE.fullmatch(text) and len(text) <= 20:
-        value = int(text)  # which is faster than by decimals
+        value = int(text)  # faster than by decimals
     if isinstance(value, float | np.floating):
         number = decimal.Decimal(repr(float(value)))
         if 2.0**53 <= abs(value) < np.inf:
@@ -236,7 +236,7 @@ def _no_time(value: Any) -> ValueError:
 
 
 def _date(value: Any) -> int:
-    """Billionths of a second since 1970 of an ISO date or a date of Python or pandas."""
+    """An ISO date, or a date of Python or pandas, in billionths of a second since 1970."""
     more = 0
     if isinstance(value, str):
         if fraction := _FRACTION.fullmatch(value):
@@ -251,7 +251,7 @@ def _date(value: Any) -> int:
 
 
 def _moments(dates: np.ndarray, place: Place) -> tuple[np.ndarray, np.ndarray]:
-    """Whole seconds since 1970, and billionths of one, of NumPy's dates (E,)."""
+    """NumPy's dates (E,) as whole seconds since 1970, and billionths of a second."""
     if np.any(missing := np.isnat(dates)):
         raise ValueError(
             f"{place(int(np.argmax(missing)))} is missing: fill it in, or remove the row"

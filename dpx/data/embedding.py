@@ -1,9 +1,9 @@
-"""Public embeddings of documents: unit vectors from words, fitted on a corpus that is no secret.
+"""Public embeddings of documents: unit vectors computed from words, fitted on a public corpus.
 
-Latent semantic analysis: TF-IDF weights, then the leading singular vectors of the public corpus (Deerwester
-et al., 1990). A private document is embedded by itself, so that its vector depends on no other private
-document, and costs no privacy. What documents of the corpus have in common, their mean, is taken away, and
-directions in which they vary much are shrunk, since both say little about what tells documents apart.
+The method is latent semantic analysis: TF-IDF weights, projected on the leading singular vectors of the
+public corpus (Deerwester et al., 1990). A private document is embedded by itself, so that its vector depends
+on no other private document. The mean of the corpus is subtracted, and directions of large variance are
+shrunk, since neither helps to tell documents apart.
 """
 
 from collections import Counter
@@ -21,13 +21,13 @@ from dpx.data.newsgroups import DocumentFrequencies, document_frequencies, token
 
 
 class Embedding(NamedTuple):
-    """A map from texts to unit vectors, all of which is public.
+    """A public map from texts to unit vectors.
 
     Attributes:
-      frequencies: The words that count, and in how many public documents they occur.
+      frequencies: The words of the vocabulary, and the number of public documents with each.
       directions: (words, dim), the leading singular vectors, in the order of `frequencies`.
       centre: (dim,), the mean of the public documents' unit vectors.
-      whitening: (dim, dim), which shrinks the directions in which those vary.
+      whitening: (dim, dim), a matrix that shrinks directions of large variance.
     """
 
     frequencies: DocumentFrequencies
@@ -36,10 +36,10 @@ class Embedding(NamedTuple):
     whitening: np.ndarray
 
     def __call__(self, texts: Sequence[str]) -> np.ndarray:
-        """(n, dim) float32, of length 1, or 0 for a text without a known word."""
+        """The embeddings (n, dim) float32, of length 1, or 0 for a text without a known word."""
         projected = _unit(_weights(texts, self.frequencies) @ self.directions)
         known = np.linalg.norm(projected, axis=1, keepdims=True) > 0
-        # Sums of one text at a time: in a product of another shape a text would be rounded in another way.
+        # Summed text by text, since the rounding of a matrix product depends on the number of texts.
         shrunk = np.einsum("nd,de->ne", projected - self.centre, self.whitening)
         return (_unit(shrunk) * known).astype(np.float32)
 
@@ -64,19 +64,19 @@ def fit_embedding(
     """The embedding of a public corpus.
 
     Args:
-      public_texts: Documents that are no secret; nothing here is private.
+      public_texts: Public documents; nothing here is private.
       dim: The number of singular vectors.
-      min_documents: Words in fewer documents are left out, and
-      max_share: words in more than this share of them.
+      min_documents: Words in fewer documents are left out.
+      max_share: Words in a larger share of documents are left out.
 
     Raises:
       ValueError: for a corpus with fewer than dim + 1 documents or words.
     """
     dim = check_integer(dim, "dim")
-    found = document_frequencies(public_texts, min_documents=min_documents)
-    most = max_share * found.num_documents
-    kept = {word: count for word, count in found.counts.items() if count <= most}
-    frequencies = DocumentFrequencies(kept, found.num_documents)
+    corpus = document_frequencies(public_texts, min_documents=min_documents)
+    most = max_share * corpus.num_documents
+    kept = {word: count for word, count in corpus.counts.items() if count <= most}
+    frequencies = DocumentFrequencies(kept, corpus.num_documents)
     if min(len(kept), len(public_texts)) <= dim:
         raise ValueError(
             f"dim={dim} must be less than the {len(public_texts)} documents and the {len(kept)} words of the "
@@ -88,7 +88,7 @@ def fit_embedding(
     projected = _unit(weights @ directions.T)
     centre = projected.mean(0)
     variances, axes = np.linalg.eigh(np.cov((projected - centre).T).reshape(dim, dim))
-    # Half of a whitening: it divides by the fourth root of variances, not by their square root.
+    # Half of a whitening divides by the fourth root of variances, not by their square root.
     whitening = axes * np.maximum(variances, 1e-12) ** -0.25
     return Embedding(frequencies, directions.T, centre, whitening)
 
@@ -105,7 +105,7 @@ def load_embedding(path: Path) -> Embedding:
 
 
 def _weights(texts: Sequence[str], frequencies: DocumentFrequencies) -> sparse.csr_matrix:
-    """TF-IDF of each text, (n, words), in unit rows; a word that occurs k times counts 1 + log k."""
+    """The TF-IDF scores of each text, (n, words), in unit rows; a word that occurs k times has 1 + log k."""
     column = {word: number for number, word in enumerate(frequencies.counts)}
     rows, columns, values = [], [], []
     for row, text in enumerate(texts):
@@ -115,9 +115,9 @@ def _weights(texts: Sequence[str], frequencies: DocumentFrequencies) -> sparse.c
                 columns.append(column[word])
                 values.append((1 + np.log(count)) * frequencies.idf(word))
     shape = len(texts), len(column)
-    found = sparse.csr_matrix((values, (rows, columns)), shape=shape, dtype=np.float64)
-    lengths = np.sqrt(np.asarray(found.multiply(found).sum(1)).ravel())
-    return sparse.diags(1 / np.where(lengths > 0, lengths, 1)) @ found
+    weights = sparse.csr_matrix((values, (rows, columns)), shape=shape, dtype=np.float64)
+    lengths = np.sqrt(np.asarray(weights.multiply(weights).sum(1)).ravel())
+    return sparse.diags(1 / np.where(lengths > 0, lengths, 1)) @ weights
 
 
 def _unit(rows: np.ndarray) -> np.ndarray:

@@ -1,4 +1,4 @@
-"""Reading text files, with errors that name the file, and the line where there is one."""
+"""Readers of text files, with errors that name the file and, if there is one, the line."""
 
 import csv
 import gzip
@@ -14,13 +14,13 @@ from typing import TypeVar
 
 T = TypeVar("T")
 LONGEST_CELL = 2**24  # characters
-SEPARATORS = {".csv": ",", ".tsv": "\t", ".tab": "\t"}  # by the kind of a table
-_OTHERS = ("::", ";", "|", "\t", ",")  # that people use
-_PACKED = (*SEPARATORS, ".txt", ".dat", ".jsonl")  # what may be compressed
+SEPARATORS = {".csv": ",", ".tsv": "\t", ".tab": "\t"}  # the usual separator of each kind of table
+_OTHERS = ("::", ";", "|", "\t", ",")  # separators that errors suggest
+_PACKED = (*SEPARATORS, ".txt", ".dat", ".jsonl")  # kinds of files that may be compressed
 
 
 def existing(path: str | Path) -> Path:
-    """The path, if there is a file; FileNotFoundError otherwise."""
+    """Returns the path if there is a file; raises FileNotFoundError otherwise."""
     path = Path(path)
     if not path.is_file():
         raise FileNotFoundError(f"{path}: no such file; check --config.data.path")
@@ -28,12 +28,12 @@ def existing(path: str | Path) -> Path:
 
 
 def below(folder: Path) -> list[Path]:
-    """All files below a folder, by name; a folder is none, whatever its name ends in."""
+    """All files below a folder, sorted by name; folders are left out, whatever their names end in."""
     return sorted(path for path in folder.rglob("*") if path.is_file())
 
 
 def kind(path: Path) -> str:
-    """What a file is by the end of its name, in lower case: ".csv" for a.CSV and for a.csv.gz."""
+    """The kind of a file by the end of its name, in lower case: ".csv" for a.CSV and for a.csv.gz."""
     suffixes = [suffix.lower() for suffix in path.suffixes[-2:]]
     if len(suffixes) == 2 and suffixes[1] == ".gz" and suffixes[0] in _PACKED:
         return suffixes[0]
@@ -41,17 +41,17 @@ def kind(path: Path) -> str:
 
 
 def read_text(path: Path, encoding: str = "utf-8", errors: str = "strict") -> str:
-    """The text of a file, which gzip may have compressed, whatever the file is called.
+    """The text of a file, which may be compressed by gzip, whatever its name is.
 
     Args:
-      path: Of the file.
-      encoding, errors: As `open` takes them.
+      path: The path of the file.
+      encoding, errors: As for `open`.
 
     Raises:
-      ValueError: where it is not in that encoding, or is compressed and damaged.
+      ValueError: if the text is not in that encoding, or the file is compressed and damaged.
     """
     with path.open("rb") as raw:
-        compressed = raw.read(2) == b"\x1f\x8b"  # which begins no UTF-8
+        compressed = raw.read(2) == b"\x1f\x8b"  # no UTF-8 text begins so
     try:
         with (gzip.open if compressed else open)(
             path, "rt", encoding=encoding, errors=errors
@@ -66,19 +66,18 @@ def read_text(path: Path, encoding: str = "utf-8", errors: str = "strict") -> st
 
 
 def table_rows(path: Path, text: str, separator: str) -> Iterator[tuple[int, list[str]]]:
-    """The cells of each row of a table that is not blank, with the number of the line where it ends.
+    """Yields the cells of each row of a table that is not blank, with the number of the line where it ends.
 
-    A separator of several characters, such as the :: of MovieLens, is one wherever it stands: quotes then are
-    characters like others.
+    With a separator of several characters, such as the :: of MovieLens, quotes are ordinary characters.
 
-    What would mix up the rows of two people, or their columns, is refused. A quote that is not closed takes
-    in the rows of others, and an unquoted separator moves a user's name into another column. Lines end where
-    `csv` ends them: `str.splitlines` would also cut at U+2028, U+0085, form feeds and the like, which may
-    stand in a cell.
+    Files that could mix up the rows or the columns of two people are refused: an open quote would include the
+    rows of others in a cell, and an unquoted separator would move a user's name into another column. Lines
+    end as `csv` ends them; `str.splitlines` would also split at U+2028, U+0085, form feeds and the like,
+    which may be part of a cell.
 
     Raises:
-      ValueError: naming the line, for quotes that are not those of a table, a cell of more than
-        `LONGEST_CELL` characters, or a row with more cells than the first one.
+      ValueError: naming the line, for misplaced or open quotes, a cell of more than `LONGEST_CELL`
+        characters, or a row with more cells than the first one.
     """
     width = 0
     for line, cells in (_split if len(separator) > 1 else _parsed)(path, text, separator):
@@ -116,25 +115,25 @@ def _parsed(path: Path, text: str, separator: str) -> Iterator[tuple[int, list[s
 
 
 def other_separator(cells: Sequence[str], *, option: bool = True) -> str:
-    """What to try where a first line has one cell: words to append to an error, or nothing.
+    """A remedy to append to an error, if a first line with one cell has another separator; otherwise "".
 
     Args:
-      cells: Of the line.
+      cells: The cells of the line.
       option: Whether the reader takes a separator.
     """
-    found = next((s for s in _OTHERS if len(cells) == 1 and s in cells[0]), None)
-    if found is None:
+    other = next((s for s in _OTHERS if len(cells) == 1 and s in cells[0]), None)
+    if other is None:
         return ""
-    typed = "$'\\t'" if found == "\t" else shlex.quote(found)
+    typed = "$'\\t'" if other == "\t" else shlex.quote(other)
     remedy = f"--config.data.separator={typed}" if option else "save the table with commas"
-    return f"; its cells may be separated by {found!r}: {remedy}"
+    return f"; its cells may be separated by {other!r}: {remedy}"
 
 
 def has_header(path: Path, cells: Sequence[str], header: bool | None, guess: bool | None) -> bool:
-    """Whether the first line of a table names its columns: what the caller says, or else the guess.
+    """Whether the first line of a table names its columns: `header` if it is given, or else the guess.
 
     Raises:
-      ValueError: where neither is there, since the line can be both names and a row.
+      ValueError: if both are None, since the line may be names or a row.
     """
     if header is None and guess is None:
         raise ValueError(
@@ -145,13 +144,13 @@ def has_header(path: Path, cells: Sequence[str], header: bool | None, guess: boo
 
 
 def counts(cells: Sequence[str]) -> bool:
-    """Whether a line counts from 0 or 1, as pandas and R call columns that have no names."""
+    """Whether the cells of a line count from 0 or 1, as pandas and R name columns that have no names."""
     cells = [cell.strip() for cell in cells]
     return any(cells == [str(n + first) for n in range(len(cells))] for first in (0, 1))
 
 
 def number(cell: str) -> float | None:
-    """The number that a cell holds, NaN and infinity among them, or None."""
+    """The number in a cell, which may be NaN or infinite; None if there is no number."""
     try:
         return float(cell)
     except ValueError:
@@ -159,7 +158,7 @@ def number(cell: str) -> float | None:
 
 
 def check_once(path: Path, names: Iterable[str], known: Sequence[str]) -> None:
-    """Raises ValueError for a name that several columns of a table have: either could be meant."""
+    """Raises ValueError for a name that several columns of a table have, since either could be meant."""
     for name in names:
         if known.count(name) > 1:
             raise ValueError(
@@ -170,7 +169,7 @@ def check_once(path: Path, names: Iterable[str], known: Sequence[str]) -> None:
 def parse_lines(
     path: Path, lines: Iterable[str], parse: Callable[[str], T], expected: str
 ) -> Iterator[T]:
-    """Parses the lines that are not blank; a malformed one raises ValueError with its number."""
+    """Yields the parsed lines that are not blank; a malformed line raises ValueError with its number."""
     for number, line in enumerate(lines, start=1):
         if not line.strip():
             continue
@@ -183,10 +182,11 @@ def parse_lines(
 
 
 def zip_member(path: Path, name: str) -> Iterator[str]:
-    """The lines of the file called `name`, in whatever folder of the archive it lies.
+    """Yields the lines of the file called `name`, in any folder of the archive.
 
     Raises:
-      ValueError: for a file that is no archive, is cut off, damaged or encrypted, or holds no such file.
+      ValueError: for a file that is not an archive, is incomplete, damaged or encrypted, or holds no such
+        file.
     """
     try:
         with zipfile.ZipFile(path) as archive:
@@ -203,7 +203,7 @@ def zip_member(path: Path, name: str) -> Iterator[str]:
 
 
 def whole_number(word: str | int) -> int:
-    """A whole number of at most 64 bits; ValueError for any other word."""
+    """The word as a whole number of at most 64 bits; raises ValueError for any other word."""
     number = int(word)
     if not -(2**63) <= number < 2**63:
         raise ValueError(f"{word} has more than 64 bits")
@@ -214,7 +214,7 @@ def in_wheel(wheel: str, name: str, instead: str = "give a file as --config.data
     """The file of that name, or pattern, in an installed wheel.
 
     Raises:
-      ModuleNotFoundError: where there is no such wheel; it says what to do `instead` of installing it.
+      ModuleNotFoundError: if the wheel is not installed; the error says what to do `instead`.
     """
     try:
         installed = metadata.files(wheel) or []
@@ -230,17 +230,17 @@ def in_wheel(wheel: str, name: str, instead: str = "give a file as --config.data
 
 
 def checked(path: Path, sha256: str) -> Path:
-    """The path, if the file has that sha256; ValueError otherwise."""
-    found = hashlib.sha256(path.read_bytes()).hexdigest()
-    if found != sha256:
+    """Returns the path if the file has that sha256; raises ValueError otherwise."""
+    digest = hashlib.sha256(path.read_bytes()).hexdigest()
+    if digest != sha256:
         raise ValueError(
-            f"{path}: has sha256 {found}, not {sha256}: fetch it again, or name its path"
+            f"{path}: has sha256 {digest}, not {sha256}: fetch it again, or name its path"
         )
     return path
 
 
 def download(url: str, sha256: str) -> Path:
-    """The file at `url`, fetched once into the user's cache and checked against its sha256."""
+    """The file at `url`, which is fetched into the user's cache once and checked against its sha256."""
     import pooch
 
     return Path(pooch.retrieve(url, known_hash=f"sha256:{sha256}", path=pooch.os_cache("dpx")))

@@ -1,4 +1,4 @@
-"""Users' histories of items: filtering, splitting, padding."""
+"""Histories of items by user, and functions that filter, split and pad them."""
 
 import dataclasses
 from collections.abc import Callable, Sequence
@@ -16,11 +16,11 @@ class Histories:
 
     Attributes:
       items: For each user an int array, or a list, of item numbers in [0, num_items).
-      num_items: Size of the catalogue, M.
-      item_ids: (M,) what the data call each item, by its number; None where they use the numbers.
+      num_items: The size of the catalogue, M.
+      item_ids: (M,) the identifier of each item in the data; None if the data use item numbers.
 
     Raises:
-      ValueError: for an item outside the catalogue, or one that is no whole number, or a size that is none.
+      ValueError: for an item outside the catalogue, or an item or size that is not a whole number.
     """
 
     items: tuple[np.ndarray, ...]
@@ -29,7 +29,7 @@ class Histories:
 
     def __post_init__(self):
         object.__setattr__(self, "num_items", check_integer(self.num_items, "num_items", 0))
-        # Of one type, which follows from the catalogue: NumPy would join int64 and uint64 as floats.
+        # One type for all, set by the catalogue, since NumPy would join int64 and uint64 as floats.
         kind = np.int32 if self.num_items < 2**31 else np.int64
         kept = []
         for user, items in enumerate(map(item_numbers, self.items)):
@@ -49,10 +49,10 @@ class Histories:
 
 @dataclasses.dataclass(frozen=True)
 class Split:
-    """Leave-last-out: what to train on, the next-to-last item to tune on, the last one to test on.
+    """A leave-last-out split: each user's last item is for testing, and the one before it for tuning.
 
-    `validation` and `test` are (n,) item ids of the users in `users` (those with three items or more);
-    `train` has every user's history up to those two items.
+    `validation` and `test` are (n,) item ids of the users in `users`, who have three items or more. `train`
+    holds every user's history without these two items.
     """
 
     train: Histories
@@ -62,7 +62,7 @@ class Split:
 
     @property
     def train_and_validation(self) -> Histories:
-        """Histories up to the test item, for the last evaluation."""
+        """The histories without the test item, for the final evaluation."""
         items = list(self.train.items)
         for user, item in zip(self.users, self.validation, strict=True):
             items[user] = np.append(items[user], item)
@@ -77,19 +77,19 @@ def from_events(
     min_count: int = 5,
     place: Callable[[int, int], str] | None = None,
 ) -> Histories:
-    """Histories from (user, item, time) events.
+    """Histories from events (user, item, time).
 
     Args:
       users: (E,) `dpx.data.cells.identifier`s, in a list, an array or a column of a DataFrame. Each is read
-        by itself: no event changes whose another one is.
-      items: (E,) likewise, which become the `item_ids` of the result.
-      times: (E,) as in `dpx.data.cells.times`; ties, and everything where None, stay in their order.
+        by itself, so that no event changes which user another belongs to.
+      items: (E,) likewise; they become the `item_ids` of the result.
+      times: (E,) as in `dpx.data.cells.times`. Events with equal times, or all if None, keep their order.
       min_count: The k of `k_core`; 0 keeps all.
-      place: Names an event in errors, given its number and that of the column, from 0.
+      place: A function that names an event in errors, given its number and that of the column, from 0.
 
     Raises:
-      ValueError: for a min_count that is no whole number, columns of other lengths, if no event is left, or
-        for an event whose user, item or time is missing or cannot be read.
+      ValueError: for a min_count that is not a whole number, columns of other lengths, if no event is left,
+        or for an event whose user, item or time is missing or cannot be read.
     """
     check_integer(min_count, "min_count", 0)
     columns = [users, items, *([] if times is None else [times])]
@@ -119,12 +119,12 @@ def from_events(
 def by_user(
     users: np.ndarray, items: np.ndarray, clock: Sequence[np.ndarray] = ()
 ) -> tuple[np.ndarray, ...]:
-    """Each user's items in time order, users in order.
+    """The items of each user in time order, ordered by user.
 
     Args:
-      users: (E,) int, of every event.
+      users: (E,) int, the user of each event.
       items: (E,) int.
-      clock: What `dpx.data.cells.times` returns; without it, events stay in their order.
+      clock: The result of `dpx.data.cells.times`; without it, events keep their order.
     """
     order = np.lexsort((*reversed(clock), users))
     ends = np.flatnonzero(np.diff(users[order])) + 1
@@ -132,7 +132,7 @@ def by_user(
 
 
 def first_users(histories: Histories, count: int) -> Histories:
-    """The first `count` users, over the catalogue of the items that these have."""
+    """The histories of the first `count` users, with a catalogue of the items that these have."""
     rows = histories.items[:count]
     kept = np.unique(np.concatenate([np.zeros(0, np.int32), *rows]))
     ids = kept if histories.item_ids is None else histories.item_ids[kept]
@@ -142,7 +142,7 @@ def first_users(histories: Histories, count: int) -> Histories:
 
 
 def k_core(users: np.ndarray, items: np.ndarray, k: int) -> np.ndarray:
-    """Mask (E,) of the events left once no user and no item has fewer than k of them."""
+    """The mask (E,) of events that are left when users and items with fewer than k of them are removed."""
     keep = np.ones(len(users), bool)
     while k > 0:
         few = np.zeros(len(users), bool)
@@ -155,7 +155,7 @@ def k_core(users: np.ndarray, items: np.ndarray, k: int) -> np.ndarray:
 
 
 def leave_last_out(histories: Histories) -> Split:
-    """Last item to test, next-to-last to validate; users with fewer than three items only train."""
+    """The leave-last-out split; users with fewer than three items are in `train` only."""
     users = np.array([u for u, items in enumerate(histories.items) if len(items) >= 3], np.int32)
     evaluated = set(users.tolist())
     train = tuple(
@@ -170,7 +170,7 @@ def leave_last_out(histories: Histories) -> Split:
 
 
 def flatten(walks: Sequence[np.ndarray]) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Each (T,): the user of an event, its item, and the number of the user's items after it, in order."""
+    """The user, the item and the number of later items of the user, (T,) each, for all events in order."""
     lengths = np.array([len(items) for items in walks], np.int64)
     users = np.repeat(np.arange(len(lengths)), lengths)
     after = np.cumsum(lengths)[users] - 1 - np.arange(len(users))
@@ -178,10 +178,10 @@ def flatten(walks: Sequence[np.ndarray]) -> tuple[np.ndarray, np.ndarray, np.nda
 
 
 def last_occurrences(histories: Histories) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Each (T,): as `flatten`, but an item of a user stands once, for the last time that it occurs."""
+    """The same as `flatten`, (T,) each, but with only the last occurrence of each item of a user."""
     users, items, after = flatten(histories.items)
-    found, place = np.unique((users * histories.num_items + items)[::-1], return_index=True)
-    return found // histories.num_items, found % histories.num_items, after[::-1][place]
+    pairs, place = np.unique((users * histories.num_items + items)[::-1], return_index=True)
+    return pairs // histories.num_items, pairs % histories.num_items, after[::-1][place]
 
 
 def left_pad(sequences, length: int) -> tuple[np.ndarray, np.ndarray]:
@@ -200,7 +200,7 @@ def left_pad(sequences, length: int) -> tuple[np.ndarray, np.ndarray]:
 
 
 def item_numbers(items) -> np.ndarray:
-    """A user's items as an array; raises ValueError for anything but whole numbers."""
+    """The items of a user as an array; raises ValueError for anything but whole numbers."""
     check_unmasked(items, "a user's items")
     array = np.asarray(items)
     if not array.size and array.ndim == 1:

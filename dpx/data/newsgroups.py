@@ -1,9 +1,9 @@
-"""Texts as in-context regression prompts: the 20 Newsgroups experiment (Section 7 of arXiv 2504.16000).
+"""Prompts for in-context regression from texts: the 20 Newsgroups experiment (Section 7, arXiv 2504.16000).
 
-The paper represents an article by its D largest TF-IDF scores in decreasing order, and asks for its length
-from those of L other articles. Two of its choices would leak outside the mechanism, and are replaced:
-document frequencies come from a *public* corpus, never from the private one, and lengths are scaled by
-public constants, never by the corpus's own mean and deviation. A record is a prompt of non-empty documents.
+The paper represents an article by its D largest TF-IDF scores in decreasing order, and predicts its length
+from L other articles. Two of its choices would leak outside of the mechanism, and are replaced: document
+frequencies come from a *public* corpus, and lengths are scaled by public constants instead of the mean and
+deviation of the private corpus. A record is a prompt of non-empty documents.
 """
 
 import math
@@ -23,36 +23,36 @@ _TEXT_COLUMNS = ("text", "content", "body", "article")
 
 
 class DocumentFrequencies(NamedTuple):
-    """How many of `num_documents` public documents hold each word."""
+    """The number of documents, among `num_documents` public ones, that hold each word."""
 
     counts: dict[str, int]
     num_documents: int
 
     def idf(self, word: str) -> float:
-        """Smoothed inverse document frequency, log((1+n)/(1+df)) + 1; 0 for a word outside the vocabulary."""
+        """The smoothed inverse document frequency, log((1+n)/(1+df)) + 1; 0 for an unknown word."""
         count = self.counts.get(word, 0)
         return math.log((1 + self.num_documents) / (1 + count)) + 1 if count else 0.0
 
 
 class TextPrompts(NamedTuple):
-    """In-context regression prompts made of documents: rows x (N, L+1, D), responses y (N, L+1), float64."""
+    """Prompts for in-context regression, made of documents: x (N, L+1, D) and y (N, L+1), float64."""
 
     x: np.ndarray
     y: np.ndarray
 
 
 def tokenize(text: str) -> list[str]:
-    """Lower-case words of two letters or more."""
+    """The words of a text that have two letters or more, in lower case."""
     return _TOKEN.findall(text.lower())
 
 
 def document_frequencies(
     public_texts: Iterable[str], *, min_documents: int = 2
 ) -> DocumentFrequencies:
-    """Vocabulary and document frequencies of a public corpus.
+    """The vocabulary and the document frequencies of a public corpus.
 
     Args:
-      public_texts: Documents that are no secret: nothing here is private, and the result is released.
+      public_texts: Public documents: nothing here is private, and the result is released.
       min_documents: Words in fewer documents than this are left out.
 
     Raises:
@@ -71,10 +71,10 @@ def document_frequencies(
 
 
 def tfidf_top(text: str, frequencies: DocumentFrequencies | None, dim: int) -> np.ndarray:
-    """The `dim` largest TF-IDF scores in decreasing order, (dim,), zero-padded.
+    """The `dim` largest TF-IDF scores in decreasing order, (dim,), padded with zeros.
 
-    Scores are divided by the l2 norm over all words, so the vector lies in the unit ball. Without document
-    frequencies every word weighs the same: the scores are term frequencies.
+    Scores are divided by the l2 norm over all words, so that the vector lies in the unit ball. Without
+    document frequencies the scores are term frequencies.
     """
     counts = Counter(tokenize(text))
     weigh = frequencies.idf if frequencies else lambda word: 1.0
@@ -99,23 +99,24 @@ def text_prompts(
 ) -> TextPrompts:
     """Groups documents into prompts of L + 1, shuffled with a public seed.
 
-    A document enters one prompt, and its row looks at no other, so replacing a document replaces a prompt: a
-    guarantee for prompts covers documents. That is documents with text, by documents with text: the loaders
-    drop empty ones before the grouping, which depends on how many are left. Authors of documents in several
-    prompts are not covered.
+    A document is in one prompt, and its row depends on no other document, so that replacing a document
+    replaces
+    a prompt: a guarantee for prompts covers documents. It covers replacing a document with text by another
+    one with text, because loaders drop empty documents, and the grouping depends on the number that is left.
+    It does not cover authors with documents in several prompts.
 
     Args:
       texts: The private documents.
-      frequencies: From a public corpus; None where there is none.
+      frequencies: Those of a public corpus; None if there is none.
       dim: D, the number of TF-IDF scores kept.
       length: L, the number of labelled documents in a prompt.
-      typical_tokens: Public constant t₀, and
-      log_spread: public constant u: the response is (log(1 + tokens) − log(1 + t₀)) / u.
-      seed: Of the shuffle.
+      typical_tokens: The public constant t₀.
+      log_spread: The public constant u. The response is (log(1 + tokens) − log(1 + t₀)) / u.
+      seed: The seed of the shuffle.
 
     Returns:
-      Arrays in float64 with N = ⌊documents / (L+1)⌋ prompts; what is left over is dropped. They are
-      `dpx.noisy_head.Prompts(*text_prompts(...))`.
+      Arrays in float64 with N = ⌊documents / (L+1)⌋ prompts; documents that are left over are dropped. Use
+      them as `dpx.noisy_head.Prompts(*text_prompts(...))`.
 
     Raises:
       ValueError: for too few documents, or a size or constant out of range.
@@ -140,18 +141,20 @@ def load_texts(path: str | Path, *, column: str | None = None) -> list[str]:
     """Documents from a folder of text files, or from a table.
 
     Args:
-      path: A folder, every file below which is a document; or a .csv or .tsv table with a header, or a .tab
-        table of Orange, whose second and third line hold types and roles. A table may end in .gz.
-      column: The table's column; None takes the first called text, content, body or article. No row is looked
-        at: a document must not decide what is read of others, nor be taken for the header.
+      path: A folder, in which every file, also in folders below, is a document; or a .csv or .tsv table with
+        a header, or a .tab table of Orange, whose second and third line hold types and roles. A table may end
+        in .gz.
+      column: The table's column; None takes the first called text, content, body or article. The choice does
+        not depend on rows, since a document must not decide what is read of others, nor be taken for the
+        header.
 
     Returns:
-      The documents, in order of file name or row; empty ones are dropped, so they are no records.
+      The documents, in order of file name or row. Empty documents are dropped and are no records.
 
     Raises:
       FileNotFoundError: if there is no such path.
       ValueError: for another kind of file, a table that is not in UTF-8 or whose rows are mixed up by open
-        quotes or unquoted separators, an unknown column or none that is meant, or no document.
+        quotes or unquoted separators, an unknown column, or no document.
     """
     path = Path(path)
     if path.is_dir():
@@ -186,15 +189,15 @@ def load_labelled(
     if not path.is_file():
         raise FileNotFoundError(f"{path}: no such file; check --config.data.path")
     pairs = zip(*read_table(path, text, label), strict=True)
-    found = [(document, group) for document, group in pairs if document.strip()]
-    if not found:
+    labelled = [(document, group) for document, group in pairs if document.strip()]
+    if not labelled:
         raise ValueError(f"{path}: holds no text")
-    texts, labels = zip(*found, strict=True)
+    texts, labels = zip(*labelled, strict=True)
     return list(texts), list(labels)
 
 
 def fetch_newsgroups(subset: str = "train") -> list[str]:
-    """20 Newsgroups through scikit-learn, which downloads it once; headers, footers and quotes removed.
+    """The texts of 20 Newsgroups without headers, footers and quotes, which scikit-learn downloads once.
 
     The test subset, from a later time, may serve as the public corpus of the train subset.
     """
@@ -205,7 +208,7 @@ def fetch_newsgroups(subset: str = "train") -> list[str]:
 
 
 def read_table(path: Path, *columns: str | None) -> list[list[str]]:
-    """The cells of each of these columns, of which None stands for that of the texts."""
+    """The cells of each of these columns; None is the column of texts."""
     text, kind = files.read_text(path, "utf-8-sig"), files.kind(path)
     lines = files.table_rows(path, text, files.SEPARATORS[kind])
     names = [name.strip() for name in next(lines, (0, []))[1]]

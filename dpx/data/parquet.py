@@ -1,4 +1,4 @@
-"""Columns of a .parquet file, each of the type that the file says, whatever its rows hold."""
+"""A reader of the columns of a .parquet file, with the types that the file states, whatever its rows hold."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -9,17 +9,18 @@ from dpx.data.files import check_once
 
 
 def read_columns(path: Path, names: Sequence[str]) -> list[np.ndarray | list]:
-    """The columns of these names, an index that pandas has saved among them.
+    """The columns of these names, which may include an index that pandas has saved.
 
-    The file's own types are kept: pandas would make floats of a column of integers of which one is missing.
+    The types of the file are kept, whereas pandas would turn a column of integers into floats if one of them
+    is missing.
 
     Returns:
-      For each name its (E,) cells: an array of numbers or dates where none is missing (or NaT, of
-      dates), else a list of Python's values, with None for what is missing.
+      For each name its (E,) cells: an array of numbers if none is missing, an array of dates, in which NaT is
+      missing, or a list of Python's values, in which None is missing.
 
     Raises:
-      ValueError: naming the file, where it or pyarrow cannot be read, or for a column that is not there, or
-        that holds lists or structures.
+      ValueError: naming the file, if it cannot be read or pyarrow is not installed, or for a column that is
+        unknown or holds lists or structures.
     """
     try:
         from pyarrow import parquet, types
@@ -39,7 +40,7 @@ def read_columns(path: Path, names: Sequence[str]) -> list[np.ndarray | list]:
         if name not in known:
             raise ValueError(f"{path}: has no column {name!r}: it has {', '.join(known)}")
     check_once(path, names, known)
-    found = []
+    columns = []
     for name in names:
         column = table[name]
         if types.is_nested(column.type):
@@ -51,5 +52,5 @@ def read_columns(path: Path, names: Sequence[str]) -> list[np.ndarray | list]:
         plain = (types.is_integer, types.is_floating, types.is_boolean)
         numbers = any(is_one(column.type) for is_one in plain)
         whole = dates or (numbers and not column.null_count)
-        found.append(column.to_numpy() if whole else column.to_pylist())
-    return found
+        columns.append(column.to_numpy() if whole else column.to_pylist())
+    return columns

@@ -1,4 +1,4 @@
-"""Records as tokens, whose they are, and their split into those to train on and others."""
+"""Records as tokens, with the users to whom they belong, and a split of them to train and to measure."""
 
 import dataclasses
 from typing import Any
@@ -8,14 +8,14 @@ import numpy as np
 
 @dataclasses.dataclass(frozen=True)
 class Texts:
-    """Records as tokens, which are units of privacy themselves or those of users.
+    """Records as tokens. The unit of privacy is a record or, if there are users, a user.
 
     Attributes:
       tokens: (n, L) int32, each record followed by `end` up to the width; windows have no end.
       end: The token that ends a record, or None.
-      ends: False where the end only fills the width, and no model has to predict it.
-      users: (n,) the number of the user whose each record is, from 0 and without gaps; None for records that
-        are units themselves.
+      ends: Whether a model has to predict the end; False if the end only pads records.
+      users: (n,) the number of the user of each record, from 0 and without gaps; None if the unit is a
+        record.
     """
 
     tokens: np.ndarray
@@ -38,7 +38,7 @@ class Texts:
 
     @property
     def mask(self) -> np.ndarray:
-        """(n, L) bool: what a model predicts: a record's characters and, with `ends`, the first end."""
+        """The tokens that a model predicts, (n, L) bool: a record's characters and, with `ends`, its end."""
         if self.end is None:
             return np.ones(self.tokens.shape, bool)
         is_end = self.tokens == self.end
@@ -48,16 +48,16 @@ class Texts:
 
 
 def num_units(records: np.ndarray, users: np.ndarray | None) -> int:
-    """The number of users, who are numbered from 0 without gaps, or else of records."""
+    """The number of users, who are numbered from 0 without gaps; without users, the number of records."""
     return len(records) if users is None else int(users.max(initial=-1)) + 1
 
 
 def of_units(users: np.ndarray | None, units: Any) -> tuple[Any, np.ndarray | None]:
-    """Which records some units have, and the users of these, numbered anew in the order of `units`.
+    """The records of some units, and the users of these records, renumbered in the order of `units`.
 
     Args:
       users: As in `Texts`.
-      units: Numbers of users, or a slice of them. Without users, of records.
+      units: Numbers of users, or a slice of them; without users, of records.
     """
     if users is None:
         return units, None
@@ -69,10 +69,10 @@ def of_units(users: np.ndarray | None, units: Any) -> tuple[Any, np.ndarray | No
 
 
 def split(texts: Texts, held_out: int, *, seed: int) -> tuple[Texts, Texts]:
-    """A fixed random split, set by the number of records, into those to train on and `held_out` others.
+    """A random split into records to train on and `held_out` others, which depends on their number alone.
 
-    Where users have the records, it is a split of the users, set by their number: all records of one are in
-    the same part.
+    If there are users, it is a split of users that depends on their number: all records of a user are in the
+    same part.
     """
     count, unit = texts.num_units, "record" if texts.users is None else "user"
     if count < 2:

@@ -19,11 +19,11 @@ _FILE = "movieReviewSnippets_GroundTruth.txt"
 
 
 def load_sentences(path: str | Path | None = None) -> list[Text]:
-    """10,605 sentences with a label each: "positive" where the mean rating is above zero, else "negative".
+    """10,605 sentences with labels: "positive" if the mean rating is above zero, otherwise "negative".
 
     Args:
-      path: The source distribution of `vaderSentiment` 3.3.2, or the file of ratings in it; None downloads it
-        and checks its sha256.
+      path: The source distribution of `vaderSentiment` 3.3.2, or its file of ratings; None downloads it and
+        checks its sha256.
 
     Raises:
       FileNotFoundError: if there is no such file.
@@ -40,17 +40,17 @@ def load_sentences(path: str | Path | None = None) -> list[Text]:
 
     expected = "number, rating and sentence, with tabs between"
     rows = files.parse_lines(path, text.split("\n"), parse, expected)
-    found = [
+    sentences = [
         Text(f"{path}: row {number}", sentence, label=label)
         for number, (sentence, label) in enumerate(rows, start=1)
     ]
-    if not found:
+    if not sentences:
         raise ValueError(f"{path} holds no sentence")
-    return found
+    return sentences
 
 
 def _unpacked(path: Path) -> str:
-    """The ratings, in an archive that is in the archive."""
+    """The text of the ratings, which are in an archive inside of the archive."""
     try:
         inner = _member(path.read_bytes(), "hutto_ICWSM_2014.tar.gz")
         return _member(inner, _FILE).decode()

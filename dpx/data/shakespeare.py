@@ -1,7 +1,7 @@
-"""TinyShakespeare as windows of characters: one window of the training set is one record.
+"""TinyShakespeare as windows of characters, where one window of the training set is one record.
 
-Windows are added to or removed from the training set after `encode` and `split_windows`: one more in the
-text may move others between the two sets.
+Neighbours add or remove a window of the training set, after `encode` and `split_windows`; a window more in
+the text itself could move others between the two sets.
 """
 
 from pathlib import Path
@@ -11,20 +11,20 @@ import numpy as np
 from dpx.data import files
 from dpx.data.records import Texts
 
-# Printable characters of English plays, a choice that does not look at the text; the first ends lines.
+# Printable characters of English plays, chosen without looking at the text; the first ends lines.
 ALPHABET = "\n !$&',-.3:;?ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz"
 VOCAB_SIZE = len(ALPHABET)
-START = 0  # stands in for what comes before a window
+START = 0  # the token that stands for the text before a window
 
 _URL = "https://raw.githubusercontent.com/karpathy/char-rnn/master/data/tinyshakespeare/input.txt"
 _SHA256 = "86c4e6aa9db7c042ec79f339dcb96d42b0075e16b8fc2e86bf0ca57e2dc565ed"
 
 
 def load_shakespeare(path: str | Path | None = None) -> str:
-    """The text.
+    """The text of the plays.
 
     Args:
-      path: A text file; None downloads char-rnn's and checks its sha256.
+      path: A text file; None downloads the one of char-rnn and checks its sha256.
 
     Raises:
       FileNotFoundError: if there is no such file.
@@ -40,7 +40,7 @@ def load_shakespeare(path: str | Path | None = None) -> str:
 def encode(text: str, length: int) -> Texts:
     """Cuts a text into windows of `length` characters from its start; the rest at its end is dropped.
 
-    Where the cuts fall depends on nothing that is written, so that each character is in one record.
+    The cuts do not depend on what is written, and each character is in one record.
 
     Raises:
       ValueError: for a character outside the alphabet, with its line, or a text shorter than one window.
@@ -62,7 +62,7 @@ def decode(tokens: np.ndarray) -> list[str]:
 
 
 def split_windows(windows: Texts, held_out: int) -> tuple[Texts, Texts]:
-    """All but the last `held_out` windows to train on, those to test on: the plays at the end are unseen."""
+    """The windows to train on, and the last `held_out` ones to test on, which are from other plays."""
     if not 0 < held_out < len(windows):
         raise ValueError(f"held_out={held_out} must be between 1 and {len(windows) - 1}")
     return windows.take(slice(-held_out)), windows.take(slice(-held_out, None))

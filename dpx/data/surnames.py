@@ -1,7 +1,7 @@
-"""88,799 surnames of the US census of 1990: one name of the training set is one record.
+"""88,799 surnames of the US census of 1990, where one name of the training set is one record.
 
-Names are added to or removed from the training set after `split_names`, whose assignment follows from the
-number of names: one more in the file would move others between the two sets.
+Neighbours add or remove a name of the training set, after `dpx.data.records.split`, which depends on the
+number of names; a name more in the file itself could move others between the two sets.
 """
 
 import string
@@ -14,13 +14,13 @@ from dpx.data import files
 from dpx.data.records import Texts
 
 ALPHABET = string.ascii_lowercase
-END = len(ALPHABET)  # ends a name, and stands before its first letter
+END = len(ALPHABET)  # the token that ends a name, and stands before its first letter
 VOCAB_SIZE = END + 1
 MAX_LETTERS = 13
 
 
 def load_surnames(path: str | Path | None = None) -> list[str]:
-    """The names in lower case, most frequent first.
+    """The names in lower case, the most frequent first.
 
     Args:
       path: A file whose lines begin with a name; None reads the `names` package's `dist.all.last`.
@@ -60,7 +60,7 @@ def encode(names: list[str]) -> Texts:
 
 
 def decode(tokens: np.ndarray) -> list[str]:
-    """Names from tokens; what follows the first END, or the 13th letter, is ignored."""
+    """Names from tokens; tokens after the first END, or the 13th letter, are ignored."""
     letters = ALPHABET + "\0"
     kept = np.asarray(tokens)[:, :MAX_LETTERS]
     return ["".join(letters[t] for t in row).split("\0")[0] for row in kept]

@@ -15,19 +15,19 @@ def synthetic_histories(
     predictability: float = 0.5,
     seed: int = 0,
 ) -> Histories:
-    """Users who half follow a fixed successor rule and half draw from a Zipf popularity.
+    """Histories of users who sometimes follow a fixed successor rule, and otherwise draw by popularity.
 
-    The next item is the successor of the present one with probability `predictability` and otherwise a draw
-    from p(i) ∝ (i + 1)^−zipf_exponent. The successor is one fixed permutation, so the best predictor of the
-    next item is known: it has HIT@1 of at least `predictability`.
+    The next item is the successor of the present one with probability `predictability`, and otherwise a draw
+    from p(i) ∝ (i + 1)^−zipf_exponent. The successor is one fixed permutation, so that the best predictor of
+    the next item is known: it has HIT@1 of at least `predictability`.
 
     Args:
       num_users: N.
-      length: L, items of each user.
+      length: L, the number of items of each user.
       num_items: M.
-      zipf_exponent: 0 is uniform; larger has a shorter head.
-      predictability: In [0, 1].
-      seed: Of everything.
+      zipf_exponent: 0 is uniform; larger exponents have a shorter head.
+      predictability: A probability in [0, 1].
+      seed: The seed of all draws.
 
     Raises:
       ValueError: for an argument out of range.

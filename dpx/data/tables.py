@@ -1,4 +1,4 @@
-"""A table of interactions, one a line: who took which item, and when if that is known."""
+"""A reader of tables of interactions: each line holds a user, an item and, optionally, a time."""
 
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -25,18 +25,18 @@ def load_table(
     by itself, and in the same way from every kind of file.
 
     Args:
-      path: The table, in UTF-8 where it is text; that may be compressed, as in .csv.gz.
-      user, item: The names of the columns, or their numbers from 1 where there is no header.
-      time: The column of the times, all numbers or all ISO dates; None keeps the order of the lines.
-      header: Whether the first line names the columns. None takes it for names, and refuses a line of
-        numbers, which can be both.
-      separator: What separates cells, such as ";" or "::"; None is a comma, or a tab in a .tsv or .tab file.
-        With one of its own, text may have any name.
+      path: The table. Text has to be in UTF-8, and may be compressed, as in .csv.gz.
+      user, item: The names of the columns, or their numbers from 1 if there is no header.
+      time: The column of times, all numbers or all ISO dates; None keeps the order of the lines.
+      header: Whether the first line names the columns. With None it does, unless it is a line of numbers,
+        which may be names or a row and is refused.
+      separator: The separator of cells, such as ";" or "::"; None is a comma, or a tab in a .tsv or .tab
+        file. If it is given, a text file may have any name.
       min_count: The k of `dpx.data.k_core`; 0 keeps every event.
 
     Raises:
       FileNotFoundError: if there is no such file.
-      ValueError: for a column that is not there, or a cell that cannot be used, with its line.
+      ValueError: for an unknown column, or a cell that cannot be used, with its line.
     """
     check_integer(min_count, "min_count", 0)
     names = (user, item) if time is None else (user, item, time)
@@ -45,7 +45,7 @@ def load_table(
 
 
 class Table(NamedTuple):
-    """Columns of a file, and what names the place of a cell: of a row and a column's number."""
+    """Columns of a file, and a function that names a cell, given its row and the number of its column."""
 
     columns: list
     place: Callable[[int, int], str]
@@ -76,7 +76,7 @@ def read(
 
 
 def _text(path: Path, names: Sequence[str], header: bool | None, separator: str):
-    """The columns, and what names the line of a row."""
+    """The columns of a text file, and a function that names the line of a row."""
     text = files.read_text(path).removeprefix("\ufeff")
     places: list[int] | None = None
     columns, lines = [[] for _ in names], []
@@ -99,7 +99,7 @@ def _text(path: Path, names: Sequence[str], header: bool | None, separator: str)
 
 
 def _place(path: Path, name: str, first: Sequence[str], header: bool) -> int:
-    """Where the column is, in a table with this first line."""
+    """The index of a column, in a table with this first line."""
     first = [cell.strip() for cell in first]
     other = files.other_separator(first)
     if header:

@@ -1,7 +1,7 @@
-"""Own texts as records of characters: lines, documents or windows, and who wrote each of them.
+"""Texts of one's own as records of characters: lines, documents or windows, with their authors.
 
-Nothing here is learned from the texts: the alphabet, what becomes of characters outside it, and the longest
-record are given. Records are read in the order of the file.
+Nothing here is learned from the texts: the alphabet, the treatment of characters outside of it, and the
+length of the longest record are given. Records are read in the order of the file.
 """
 
 import dataclasses
@@ -25,7 +25,7 @@ _REPLACEMENT = "\ufffd"
 
 
 class Text(NamedTuple):
-    """A text, its place for errors, and where they are asked for who wrote it and its label."""
+    """A text and its place, for errors; and, if they are read, its author and its label."""
 
     place: str
     text: str
@@ -35,12 +35,12 @@ class Text(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class Alphabet:
-    """The characters that a model knows, and what becomes of others: a public choice.
+    """The characters that a model knows, and the treatment of others; both are public choices.
 
     Attributes:
-      characters: Each a token, in this order; None for the 256 bytes of UTF-8.
-      outside: "refuse" raises for other characters, "replace" makes them the last token, which is shown as
-        U+FFFD, and "drop" leaves them out.
+      characters: The characters, each of which is a token, in order; None for the 256 bytes of UTF-8.
+      outside: "refuse" raises an error for other characters, "replace" turns them into the last token, which
+        is shown as U+FFFD, and "drop" leaves them out.
     """
 
     characters: str | None
@@ -56,13 +56,13 @@ class Alphabet:
 
     @property
     def size(self) -> int:
-        """How many tokens a text is made of."""
+        """The number of different tokens."""
         if self.characters is None:
             return 256
         return len(self.characters) + (self.outside == "replace")
 
     def encode(self, text: str, place: str = "text") -> np.ndarray:
-        """(n,) int32 tokens; raises ValueError at `place` where `outside` is "refuse"."""
+        """The tokens (n,) int32; raises ValueError, naming `place`, for a character that is refused."""
         if self.characters is None:
             _check_whole(text, place)
             return np.frombuffer(text.encode(), np.uint8).astype(np.int32)
@@ -86,9 +86,9 @@ class Alphabet:
 
 
 def alphabet(name: str, outside: str = "refuse") -> Alphabet:
-    """The alphabet of that name, or of these characters.
+    """The alphabet of that name, or of the characters in `name`.
 
-    "bytes" are those of UTF-8; "ascii" is letters, digits, punctuation, space and newline.
+    "bytes" are the bytes of UTF-8; "ascii" is letters, digits, punctuation, space and newline.
     """
     if name == "bytes":
         return Alphabet(None, outside)
@@ -105,53 +105,53 @@ def load_texts(
     user: str | None = None,
     label: str | None = None,
 ) -> Iterator[Text]:
-    """The texts of a file or folder, each with its place for errors.
+    """Yields the texts of a file or folder, each with its place for errors.
 
     Args:
       path: A .txt, .csv, .tsv or .jsonl file, which may end in .gz, a .parquet file, or a folder of .txt
-        files, which are read by name. The first line of a table names its columns.
-      record: "line" for each line of a text, which a newline, a carriage return or both end and no other
-        character, otherwise each document: a file, or a row of a table.
-      column: The column that holds the text, of a table.
-      user: A column of authors, each a `dpx.data.cells.identifier`, who are the users of their texts.
-      label: A column of labels, each read as an identifier is.
+        files, which are read in order of name. The first line of a table names its columns.
+      record: With "line" each line is a record; lines end with a newline, a carriage return or both.
+        Otherwise each document is one: a file, or a row of a table.
+      column: The column of a table that holds the text.
+      user: The column of authors, each a `dpx.data.cells.identifier`, who are the users of their texts.
+      label: The column of labels, which are read as identifiers are.
 
     Raises:
       FileNotFoundError: if there is no such file.
-      ValueError: naming the file, and the line or column, for what cannot be read, or no text at all.
+      ValueError: naming the file, and the line or column, for a text that cannot be read, or no text at all.
     """
     path = Path(path)
-    found = 0
+    empty = True
     for document in _documents(path, column, user, label):
         lines = record == "line"
         parts = re.split("\r\n?|\n", document.text) if lines else [document.text]
         for number, part in enumerate(parts, start=1):
             if part.strip():
-                found += 1
+                empty = False
                 place = f"{document.place}: line {number}" if lines else document.place
                 yield document._replace(place=place, text=part)
-    if not found:
+    if empty:
         raise ValueError(f"{path} holds no text: check --config.data.path")
 
 
 def joined(texts: Iterable[Text]) -> Iterator[Text]:
-    """All that each user wrote as one text, joined by newlines, in the order of their first texts."""
+    """Yields all texts of each user as one text, joined by newlines, in the order of users' first texts."""
     own: dict[cells.Identifier | None, list[Text]] = {}
     for text in texts:
         own.setdefault(text.user, []).append(text)
-    for user, found in own.items():
-        yield Text(found[0].place, "\n".join(one.text for one in found), user)
+    for user, written in own.items():
+        yield Text(written[0].place, "\n".join(one.text for one in written), user)
 
 
 def numbered(users: Sequence[cells.Identifier | None]) -> np.ndarray | None:
-    """The users of records as `Texts` has them; None where they are not said."""
+    """The users of records as numbers, as in `Texts`; None if records have no users."""
     if not users or users[0] is None:
         return None
     return cells.identifiers(users, "users", lambda row: f"record {row}")[0]
 
 
 def _documents(path: Path, column: str | None, user: str | None, label: str | None):
-    """Each document as a `Text`."""
+    """Yields each document as a `Text`."""
     if path.is_dir():
         for file in files.below(path):
             if files.kind(file) == ".txt":
@@ -195,15 +195,15 @@ def _cell(row: dict, name: str, place: str) -> Any:
 
 
 def _identifier(row: dict, name: str, place: str) -> cells.Identifier:
-    found = _cell(row, name, place)
+    cell = _cell(row, name, place)
     try:
-        return cells.identifier(found)
+        return cells.identifier(cell)
     except ValueError as error:
         raise ValueError(f"{place}, column {name!r} {error}") from None
 
 
 def _check_whole(text: str, place: str) -> None:
-    """Raises ValueError for half of a pair of surrogates, which JSON can write and UTF-8 cannot."""
+    """Raises ValueError for an unpaired surrogate, which JSON can hold and UTF-8 cannot."""
     if half := re.search("[\ud800-\udfff]", text):
         raise ValueError(
             f"{place}, character {half.start() + 1} is {half[0]!r}, half of a character: mend the text"
@@ -211,7 +211,7 @@ def _check_whole(text: str, place: str) -> None:
 
 
 def _rows(path: Path, kind: str, names: Sequence[str]) -> Iterator[tuple[str, dict]]:
-    """Where each row of a table stands, and its cells by column."""
+    """Yields the place of each row of a table, and its cells by column."""
     if kind == ".parquet":
         columns = parquet.read_columns(path, names)
         for number, row in enumerate(zip(*columns, strict=True), start=1):
@@ -237,7 +237,7 @@ def _rows(path: Path, kind: str, names: Sequence[str]) -> Iterator[tuple[str, di
 
 
 def encode(texts: Iterable[Text], known: Alphabet, max_length: int) -> Texts:
-    """(n, max_length + 1): records that are cut to `max_length` tokens, then their ends."""
+    """Records (n, max_length + 1), which are cut to `max_length` tokens and followed by ends."""
     end = known.size
     rows, users = [], []
     for place, text, user, _ in texts:
@@ -250,7 +250,7 @@ def encode(texts: Iterable[Text], known: Alphabet, max_length: int) -> Texts:
 
 
 def encode_windows(texts: Iterable[Text], known: Alphabet, length: int) -> Texts:
-    """(n, length): each text is cut into windows of `length` characters; the rest at its end is dropped.
+    """Records (n, length): windows of `length` characters of each text, whose rest at the end is dropped.
 
     Raises:
       ValueError: if no text is as long as a window.

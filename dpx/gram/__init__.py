@@ -1,13 +1,7 @@
-"""Differentially private release of the Gram matrix XXᵀ, and symmetric attention computed from it."""
+"""The differentially private release of the Gram matrix XXᵀ, and symmetric attention computed from it."""
 
 from dpx.gram.accounting import frobenius_sensitivity, sampling_epsilon
 from dpx.gram.attend import attention
-from dpx.gram.bounds import (
-    UtilityBounds,
-    gaussian_entry_error,
-    sampling_entry_error,
-    utility_bounds,
-)
 from dpx.gram.mechanisms import rounded_sensitivity
 from dpx.gram.releases import (
     GramRelease,
@@ -18,6 +12,12 @@ from dpx.gram.releases import (
     statistic,
 )
 from dpx.gram.sampling import max_samples, wishart_mean
+from dpx.gram.utility import (
+    UtilityBounds,
+    gaussian_entry_error,
+    sampling_entry_error,
+    utility_bounds,
+)
 
 __all__ = [
     "GramRelease",

@@ -1,17 +1,17 @@
-"""Sensitivity of the Gram matrix and the number of Gaussian samples that a budget admits.
+"""The sensitivity of the Gram matrix, and the number of Gaussian samples that a budget admits.
 
-Notation: X is n×d and its columns are the private records; α (`column_bound`) bounds their norms, β
-(`max_column_change`) how far one of them moves between neighbours, and ηI (η is `eta`) is a lower bound on
-the covariance that is sampled from.
+Notation: X is n×d and its columns are the private records. α (`column_bound`) bounds their norms, β
+(`max_column_change`) bounds how far one of them moves between neighbours, and ηI (η is `eta`) is a lower
+bound on the covariance that is sampled from.
 
 **Sensitivity.** A neighbour replaces a column u by v, so XXᵀ changes by uuᵀ − vvᵀ. With p = u + v,
 q = u − v this is (pqᵀ + qpᵀ)/2, hence with ‖q‖ = b ≤ β and ‖p‖² = 2‖u‖² + 2‖v‖² − b²
 
     ‖uuᵀ − vvᵀ‖_F² = ½ (b² (2‖u‖² + 2‖v‖² − b²) + (‖u‖² − ‖v‖²)²),
 
-which is convex in ‖u‖² and in ‖v‖². So the maximum lies where the longer norm is α and the other is
-either α too, giving b²(2α² − b²/2), or as small as b allows, |α − b|, giving (b (2α − b))². The first
-grows up to b = √2 α, the second up to b = α, and the second is the larger one for b ≤ 2α/3. Hence
+which is convex in ‖u‖² and in ‖v‖². So at the maximum the longer norm is α, and the other is either α too,
+which gives b²(2α² − b²/2), or as small as b allows, |α − b|, which gives (b (2α − b))². The first increases
+up to b = √2 α, the second up to b = α, and the second is the larger one for b ≤ 2α/3. Hence
 
     F = β (2α − β)          for β ≤ 2α/3,
         β √(2α² − β²/2)     for 2α/3 ≤ β ≤ √2 α,
@@ -51,7 +51,7 @@ from dpx._validate import (
 from dpx.privacy import ADD_OR_REMOVE_ONE, REPLACE_ONE
 
 CALIBRATIONS = ("exact", "paper")
-_SMALLEST_CHANGE = 1e-100  # the number of samples, about its −2nd power, stays a float
+_SMALLEST_CHANGE = 1e-100  # the number of samples is about its −2nd power, which is still a float
 _LARGEST_BOUND = 1e150  # its square stays a float
 
 
@@ -68,7 +68,7 @@ def frobenius_sensitivity(column_bound: float, max_column_change: float) -> floa
     alpha, beta = _check_bounds(column_bound, max_column_change)
     if beta <= 2 * alpha / 3:
         return beta * (2 * alpha - beta)
-    # Beyond √2 α the farthest pair is no longer the worst one, an orthogonal pair is.
+    # Beyond √2 α the worst pair is an orthogonal one, not the one farthest apart.
     beta = min(beta, math.sqrt(2) * alpha)
     return beta * math.sqrt(2 * alpha**2 - beta**2 / 2)
 
@@ -80,7 +80,7 @@ def sensitivity(
 
     Raises:
       ValueError: for a relation other than REPLACE_ONE and ADD_OR_REMOVE_ONE, a bound out of range, or a
-        `max_column_change` where a whole column comes or goes, which has no use for it.
+        `max_column_change` under ADD_OR_REMOVE_ONE, which does not use it.
     """
     neighboring = check_relation(neighboring, "neighboring")
     if neighboring not in (REPLACE_ONE, ADD_OR_REMOVE_ONE):
@@ -111,9 +111,9 @@ def ideal_samples(
     calibration: str = "exact",
     neighboring: NeighboringRelation | str = "replace_one",
 ) -> int:
-    """The largest number k of Gaussian samples for which sampling is (epsilon, delta)-DP in real numbers.
+    """The largest number k of Gaussian samples for which sampling is (epsilon, delta)-DP in exact arithmetic.
 
-    `dpx.gram.max_samples` are a few less, for what a computer makes of them.
+    `dpx.gram.max_samples` is a little smaller, since it accounts for the rounding of a computer.
 
     Args:
       epsilon, delta: The budget.
@@ -127,7 +127,7 @@ def ideal_samples(
       neighboring: REPLACE_ONE, or ADD_OR_REMOVE_ONE ("exact" only), or its lower-case name.
 
     Returns:
-      k as a Python integer, 0 where no k is admissible. A full-rank B needs k ≥ n.
+      k as a Python integer, 0 if no k is admissible. A full-rank B needs k ≥ n.
 
     Raises:
       ValueError: for an argument out of range.
@@ -144,12 +144,12 @@ def ideal_samples(
 
 
 def samples_at(epsilon: float, delta: float, ratio: float) -> int:
-    """The largest k by the Rényi bound where Σ changes by at most ‖Σ'^(−1/2) Σ Σ'^(−1/2) − I‖_F = `ratio`."""
+    """The largest k by the Rényi bound, if ‖Σ'^(−1/2) Σ Σ'^(−1/2) − I‖_F is at most `ratio`."""
     if ratio >= 1:
         return 0
 
     def samples(exponent):
-        """k at λ = 1 + t^(−exponent), which runs through the admissible orders over [0, 1)."""
+        """The k at order λ = 1 + t^(−exponent); exponents in [0, 1) give all admissible orders."""
         order, divergence = _renyi(exponent, ratio)
         return (epsilon - _conversion(order, delta)) / divergence
 
@@ -167,10 +167,10 @@ def sampling_epsilon(
     calibration: str = "exact",
     neighboring: NeighboringRelation | str = "replace_one",
 ) -> float:
-    """The smallest ε for which so many samples are (ε, delta)-DP in real numbers; infinite where none is.
+    """The smallest ε for which so many samples are (ε, delta)-DP in exact arithmetic, or infinity.
 
-    The inverse of `ideal_samples`, with the same arguments and errors. What a release of that many samples
-    guarantees is a little more, which `dpx.gram.sampling` bounds.
+    It is the inverse of `ideal_samples`, with the same arguments and errors. The ε of the release on a
+    computer is a little larger; `dpx.gram.sampling` bounds it.
     """
     delta = check_delta(delta)
     num_samples = check_integer(num_samples, "num_samples")
@@ -190,7 +190,7 @@ def sampling_epsilon(
 
 
 def _check_bounds(column_bound: float, max_column_change: float) -> tuple[float, float]:
-    """Both as floats: what follows from numbers of 16 bits would be rounded to 16."""
+    """Both bounds as floats, since results computed from 16-bit numbers would be rounded to 16 bits."""
     column_bound = check_number(column_bound, "column_bound")
     max_column_change = check_number(max_column_change, "max_column_change")
     if not 0 < column_bound <= _LARGEST_BOUND:
@@ -206,7 +206,7 @@ def _check_bounds(column_bound: float, max_column_change: float) -> tuple[float,
 
 
 def _relative_change(column_bound, max_column_change, eta, n, calibration, neighboring) -> float:
-    """The bound on ‖Σ'^(−1/2) Σ Σ'^(−1/2) − I‖_F that a calibration works with."""
+    """The bound on ‖Σ'^(−1/2) Σ Σ'^(−1/2) − I‖_F that a calibration uses."""
     change = sensitivity(column_bound, max_column_change, neighboring)
     check_choice(calibration, "calibration", CALIBRATIONS)
     eta = check_number(eta, "eta")
@@ -233,12 +233,12 @@ def _relative_change(column_bound, max_column_change, eta, n, calibration, neigh
 def _renyi(exponent, ratio: float):
     """λ = 1 + ratio^(−exponent) and r(ratio), the divergence of order λ of one sample."""
     less_one = ratio ** -np.asarray(exponent)
-    # ½ (t − log(1+t)) + (−log(1−x) − x)/(2(λ−1)) with x = (λ−1)t: two terms that are both positive.
+    # In ½ (t − log(1+t)) + (−log(1−x) − x)/(2(λ−1)), x = (λ−1)t, both terms are positive: nothing cancels.
     return 1 + less_one, (_gap(ratio) + _gap(-less_one * ratio) / less_one) / 2
 
 
 def _gap(x):
-    """x − log(1 + x), without the cancellation near 0 that would inflate k."""
+    """x − log(1 + x), computed without the cancellation near 0, which would make k too large."""
     x = np.asarray(x, np.float64)
     small = np.where(np.abs(x) < 1e-2, x, 0.0)
     series = sum((-1) ** j * small**j / j for j in range(2, 11))
@@ -247,17 +247,17 @@ def _gap(x):
 
 
 def _conversion(order, delta: float):
-    """What (ε, δ) costs beyond the Rényi divergence of this order."""
+    """The term that the conversion to (ε, δ) adds to the Rényi divergence of this order."""
     return np.log1p(-1 / order) - (math.log(delta) + np.log(order)) / (order - 1)
 
 
 def _maximum(function) -> float:
-    """The maximum over [0, 1): a grid, then a search around its best point."""
+    """The maximum of a function on [0, 1), by a grid and a search around its best point."""
     grid = np.linspace(0, 1, 1024, endpoint=False)
     values = function(grid)
     best = int(np.argmax(values))
     bracket = (grid[max(best - 1, 0)], grid[min(best + 1, grid.size - 1)])
-    found = optimize.minimize_scalar(
+    refined = optimize.minimize_scalar(
         lambda x: -function(x), bounds=bracket, method="bounded", options={"xatol": 1e-12}
     )
-    return float(max(values[best], -found.fun))
+    return float(max(values[best], -refined.fun))

@@ -10,17 +10,18 @@ KERNELS = ("exp", "cosh")
 
 
 def attention(matrix: ArrayLike, *, kernel: str = "exp", temperature: float = 1.0) -> jax.Array:
-    """Row-normalised D(A)⁻¹ f(A/temperature), after Gao, Song, Yang, Zhou (arXiv:2305.04701, Definition 1.4).
+    """The attention weights D(A)⁻¹ f(A/temperature) of Gao, Song, Yang, Zhou (arXiv:2305.04701, Def. 1.4).
 
-    For A = XXᵀ, `exp` and temperature 1 this is softmax attention with Q = K = X and no 1/√D, as the paper
-    has it. XXᵀ is a sum over columns: with thousands of them its diagonal stands so far out that attention is
-    the identity to the last bit. A temperature such as the number of columns, which must be public, makes it
-    attention by the mean of their products. From a release it is post-processing and costs no privacy.
+    D(A) makes rows sum to 1. For A = XXᵀ, `exp` and temperature 1 this is softmax attention with Q = K = X
+    and no 1/√D, as in the paper. XXᵀ is a sum over columns: with thousands of columns its diagonal is so
+    large that attention is the identity to the last bit. With the number of columns as temperature, which
+    must be public, logits are means over columns instead. Computed from a release, attention is
+    post-processing and costs no privacy.
 
     Args:
       matrix: A, (..., n, n); leading axes are batch axes (heads).
       kernel: f, "exp" or "cosh". Both are computed through their logarithm and never overflow.
-      temperature: What the matrix is divided by.
+      temperature: The number that the matrix is divided by.
 
     Returns:
       The attention weights, (..., n, n); each row sums to 1.

@@ -1,7 +1,7 @@
-"""XXᵀ with every column projected onto a ball, for X that may be too wide to hold.
+"""The Gram matrix XXᵀ of columns that are projected onto a ball, for X that may be too wide for memory.
 
-The sum runs in 64-bit floats: over d = 1e7 columns the rounding of a 32-bit sum is as large as one
-record's contribution, which is what the noise is calibrated to hide.
+The sum is computed in 64-bit floats: over d = 1e7 columns, the rounding error of a 32-bit sum is as large as
+one record's contribution, which the noise is calibrated to hide.
 """
 
 import itertools
@@ -20,34 +20,34 @@ from dpx._validate import check_real
 from dpx.noise import secure
 
 _BLOCK_ENTRIES = 2**22  # 32 MiB in 64-bit floats
-_ROUNDING = 1e-6  # a column of norm α, rounded to 32 bits, is not an error
+_ROUNDING = 1e-6  # a column of norm α that was rounded to 32 bits raises no error
 
 
 def clipped_gram(
     X: Any, column_bound: float, *, clip: bool = True, whole: bool = False
 ) -> tuple[Any, int]:
-    """Σ c(u)c(u)ᵀ over the columns u of X, where c projects onto the ball of radius α, `column_bound`.
+    """The sum of c(u)c(u)ᵀ over the columns u of X, where c projects onto the ball of radius α.
 
-    A projection moves no two columns apart, so two that are β apart stay within β. A column that holds NaN or
-    an infinity counts as zero.
+    The projection is 1-Lipschitz, so that columns at distance β stay within β. A column that holds NaN or an
+    infinity counts as zero.
 
     Args:
       X: (n, d): a NumPy array (memory-mapped too), a JAX array or a scipy sparse matrix, or an iterable
-        of such blocks of columns (n, b). Beyond X itself the peak memory is O(n² + n·block).
+        of such blocks of columns (n, b). Beside X itself the peak memory is O(n² + n·block).
       column_bound: α > 0.
-      clip: False raises where a column is longer than α. The projection is applied all the same, so
-        that a column within rounding of α cannot break the bound.
-      whole: Columns are divided by α/2¹⁸ and rounded to integers as in `dpx.noise.secure`, and the sum is
-        exact, int64, with a trace below 2⁶².
+      clip: With False, a column longer than α raises an error. The projection is applied all the same, so
+        that a column within rounding of α cannot exceed the bound.
+      whole: Whether columns are divided by α/2¹⁸ and rounded to integers (`dpx.noise.secure`). The sum is
+        then exact, int64, with a trace below 2⁶².
 
     Returns:
       The matrix, (n, n), and d. The matrix is 64-bit, except under a JAX transformation, where it has
       the dtype of X.
 
     Raises:
-      ValueError: for an X that is none of these; for columns beyond the bound without `clip` (for the
-        holder of the data alone, since it tells a norm); for `clip=False` under a transformation, and for
-        `whole` under `jit` with 64-bit types off; for too many columns for a `whole` sum.
+      ValueError: for an X of another type; for columns beyond the bound without `clip` (an error for the
+        holder of the data alone, since it reveals a norm); for `clip=False` under a transformation; for
+        `whole` under `jit` with 64-bit types off, or with too many columns.
     """
     if isinstance(X, Tracer):
         _check_shape(X)
@@ -71,7 +71,7 @@ def clipped_gram(
                     f"column blocks of X have {total.shape[0]} and {matrix.shape[0]} rows: each block "
                     "must hold all rows of its columns"
                 )
-            # Waiting keeps the queue of blocks, and so the memory, short.
+            # Waiting bounds the number of blocks that are queued, and so the memory.
             total = jax.block_until_ready(matrix if total is None else total + matrix)
             columns += block.shape[1]
             longest = np.fmax(longest, largest) if np.isfinite(largest) else np.inf
@@ -89,7 +89,7 @@ def clipped_gram(
 
 
 def leading_rows(X: Any) -> tuple[int, Any]:
-    """The number of rows n, and an X that still holds every block (an iterator loses its first).
+    """The number of rows n, and X with all of its blocks, since reading n takes the first from an iterator.
 
     A DataFrame becomes the array of its values.
     """
@@ -107,7 +107,7 @@ def _values(X: Any) -> Any:
 
 
 def _is_many(X: Any) -> bool:
-    """Whether X is an iterable of blocks. A string is none: its letters are strings again."""
+    """Whether X is an iterable of blocks. A string is not: its letters are strings again."""
     return not hasattr(X, "shape") and isinstance(X, Iterable) and not isinstance(X, str | bytes)
 
 
@@ -119,7 +119,7 @@ def _check_shape(block) -> None:
 
 
 def _blocks(X: Any) -> Iterator[Any]:
-    """X as blocks of columns: slices of an array, a sparse matrix whole, the blocks of an iterable."""
+    """Yields X in blocks of columns: slices of an array, a whole sparse matrix, or items of an iterable."""
     if _is_many(X):
         for block in map(_values, X):
             if not hasattr(block, "shape"):
@@ -136,9 +136,9 @@ def _blocks(X: Any) -> Iterator[Any]:
 
 
 def _padded_gram(block, column_bound: float):
-    """The Gram of a dense block, padded with zero columns so that few widths are ever compiled."""
+    """The Gram matrix of a dense block, padded with zero columns so that few widths are compiled."""
     if not isinstance(block, jax.Array):
-        block = np.asarray(block, np.float64)  # of one byte order, and no wider
+        block = np.asarray(block, np.float64)  # JAX knows no wider floats
     width = block.shape[1]
     padded = 1 << max(width - 1, 0).bit_length()
     if padded != width:
@@ -166,12 +166,12 @@ def _sparse_gram(block, column_bound: float):
 
 
 def _clipped_sparse(block, column_bound: float):
-    """A csc array of the projected columns, the column of each entry, and the largest norm before."""
+    """The projected columns as a csc array, the column of each entry, and the largest norm before that."""
     columns = block.tocsc().astype(np.float64)
     columns.sum_duplicates()
     owner = np.repeat(np.arange(columns.shape[1]), np.diff(columns.indptr))
     peak = np.zeros(columns.shape[1])
-    with np.errstate(invalid="ignore"):  # NaN, which makes its column count as zero
+    with np.errstate(invalid="ignore"):  # a column that holds NaN counts as zero
         np.maximum.at(peak, owner, np.abs(columns.data))
     scale, finite = _safe_scale(peak)
     columns.data = np.where(finite[owner], columns.data / scale[owner], 0)
@@ -190,7 +190,7 @@ def _whole_sparse_gram(block, column_bound: float):
 
 
 def _whole_gram(block, column_bound: float):
-    # A column is a row here: what a sum along it rounds to does not depend on the others then.
+    # With columns as contiguous rows, the rounding of a column's norm does not depend on other columns.
     rows = np.ascontiguousarray(np.asarray(block, np.float64).T)
     scale, finite = _safe_scale(np.abs(rows).max(axis=1))
     rows = np.where(finite[:, None], rows / scale[:, None], 0)
@@ -219,12 +219,12 @@ def exact_gram(X, column_bound: float):
 
 
 def _safe_scale(peak):
-    """Each column's largest entry, 1 where that is zero or not finite; and where it is finite."""
+    """Each column's largest entry, or 1 if that is zero or not finite, and whether it is finite."""
     finite = np.isfinite(peak)
     return np.where(finite & (peak > 0), peak, 1), finite
 
 
 def _longest(scale, norm, finite) -> float:
-    """The largest norm, infinite where floats hold none: without a warning, which would tell of a column."""
+    """The largest norm, or infinity if it overflows, without a warning, which would reveal a column."""
     with np.errstate(over="ignore"):
         return float(np.max(np.where(finite, scale * norm, np.inf), initial=0.0))

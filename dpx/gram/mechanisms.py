@@ -1,7 +1,7 @@
-"""What the two mechanisms that release a Gram matrix share, and the one of additive noise.
+"""The mechanism of additive noise on a Gram matrix, and what it shares with that of `dpx.gram.sampling`.
 
-Each is planned from public numbers alone and then draws. In mathematics X is n×d, α is `column_bound`, β is
-`max_column_change` and F is the Frobenius sensitivity of XXᵀ. `dpx.gram.sampling` is the other mechanism.
+A mechanism is planned from public numbers alone, and then draws. In formulas X is n×d, α is `column_bound`, β
+is `max_column_change` and F is the Frobenius sensitivity of XXᵀ.
 """
 
 from collections.abc import Callable
@@ -24,8 +24,8 @@ MECHANISMS = ("gaussian", "sampling")
 class Planned(NamedTuple):
     """A mechanism that is ready to draw.
 
-    `draw` maps a key and the Gram matrix of projected columns, for sampling of whole ones, to the release.
-    The other fields are those of `GramRelease` and of its guarantee; `described` is the mechanism in words.
+    `draw` maps a key and the Gram matrix of projected columns (for sampling, of integers) to the release. The
+    other fields are those of `GramRelease` and of its guarantee; `described` is the mechanism in words.
     """
 
     draw: Callable[[Any, Any], jax.Array]
@@ -70,8 +70,8 @@ def gaussian(
 ) -> Planned:
     """XXᵀ + symmetric Gaussian noise of standard deviation F·m on the diagonal; see `dpx.gram.release`.
 
-    F is that of columns that were rounded to integers. A sum of floats, which is what there is under a JAX
-    transformation, gets the same noise, so that a release says the same of itself.
+    F is the sensitivity for columns that were rounded to integers. Under a JAX transformation sums are of
+    floats and get the same noise, so that the guarantee of a release does not depend on it.
     """
     multiplier = gaussian_noise_multiplier(epsilon, delta)
     grid = (column_bound / noise.secure.FACTOR_STEPS) ** 2
@@ -93,7 +93,7 @@ def _perturb(key, gram, *, sensitivity: float, multiplier: float, grid: float):
         noisy = noise.release_integers(key, gram, sensitivity=sensitivity, unit=grid, **about)
     else:
         noisy = noise.release(key, gram, sensitivity=sensitivity * grid, **about)
-    # XXᵀ is symmetric: the projection onto such matrices leaves it alone and takes half of the noise away.
+    # XXᵀ is symmetric: projecting onto symmetric matrices keeps it and removes half of the noise.
     noisy = jnp.asarray(noisy)
     return (noisy + noisy.T) / 2
 
@@ -104,7 +104,7 @@ def rounded_sensitivity(
     max_column_change: float | None,
     neighboring: NeighboringRelation | str,
 ) -> float:
-    """F of columns of n entries that were rounded: what the noise is for; F·m is its standard deviation."""
+    """The sensitivity F for columns of n rounded entries; the noise has standard deviation F·m."""
     column_bound = check_number(column_bound, "column_bound")
     if max_column_change is not None:
         max_column_change = check_number(max_column_change, "max_column_change")
@@ -116,7 +116,7 @@ def rounded_sensitivity(
 def whole_sensitivity(
     n: int, column_bound: float, max_column_change: float | None, neighboring: NeighboringRelation
 ) -> float:
-    """F of columns in units of α/2¹⁸: rounding makes them longer and moves two of them apart."""
+    """The same F in units of α/2¹⁸. Rounding may lengthen columns and move two of them apart."""
     steps = noise.secure.FACTOR_STEPS
     longest = noise.secure.norm_bound(steps, n)
     if max_column_change is not None:

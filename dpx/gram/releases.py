@@ -1,6 +1,6 @@
 """The differentially private release of the Gram matrix XXᵀ.
 
-In mathematics X is n×d, α is `column_bound`, β is `max_column_change`, η is `eta` and F is the Frobenius
+In formulas X is n×d, α is `column_bound`, β is `max_column_change`, η is `eta` and F is the Frobenius
 sensitivity of XXᵀ.
 """
 
@@ -15,7 +15,7 @@ from dp_accounting import NeighboringRelation
 from jax.core import Tracer
 
 from dpx import noise
-from dpx._numerics import is_traced, rounded, wide_sums
+from dpx._numerics import is_traced, rounding_assumption, wide_sums
 from dpx._validate import (
     check_choice,
     check_delta,
@@ -38,14 +38,14 @@ from dpx.release import Partial, are_summed, total
 )
 @dataclasses.dataclass(frozen=True)
 class GramRelease:
-    """A private estimate of XXᵀ; a pytree with one leaf, the matrix.
+    """A private estimate of XXᵀ. It is a pytree with one leaf, the matrix.
 
     Attributes:
       matrix: (n, n), symmetric.
-      guarantee: What the matrix costs.
-      num_samples: k of the sampling mechanism, None for additive noise.
-      noise_std: Standard deviation of the noise on the diagonal, 1/√2 of it off the diagonal; None for
-        sampling, whose error scales with the matrix.
+      guarantee: The guarantee of the matrix.
+      num_samples: The number k of samples of the sampling mechanism; None for additive noise.
+      noise_std: The standard deviation of the noise on the diagonal; off the diagonal it is 1/√2 of that.
+        None for sampling, whose error scales with the matrix.
     """
 
     matrix: jax.Array
@@ -73,57 +73,57 @@ def release(
 ) -> GramRelease:
     """Releases XXᵀ with (epsilon, delta)-differential privacy for one column of X.
 
-    *gaussian*: XXᵀ + E, E symmetric with independent N(0, σ²) on the diagonal and N(0, σ²/2) off it.
-    In the coordinates (A_ii, √2 A_ij), in which the l2 norm is the Frobenius norm, this is isotropic
-    noise, so the Gaussian mechanism with σ = F·m is exact: F the Frobenius sensitivity and m the exact
+    *gaussian*: XXᵀ + E, where E is symmetric with independent N(0, σ²) on the diagonal and N(0, σ²/2) off it.
+    In the coordinates (A_ii, √2 A_ij) the l2 norm is the Frobenius norm and the noise is isotropic, so that
+    this is the Gaussian mechanism with σ = F·m, where F is the Frobenius sensitivity and m the exact noise
     multiplier of (epsilon, delta).
 
-    *sampling*: Algorithms 1 and 2 of Gao, Song, Yang, Zhou (arXiv:2305.04701): the mean of k outer
-    products of N(0, XXᵀ + ηI) samples, minus ηI. The shift makes every X, not just a "good" one, a
-    covariance above ηI, which is what the guarantee rests on; checking XXᵀ ⪰ ηI on the data instead
-    would leak. The mean is a Wishart matrix, drawn in O(n³) whatever k is, and its Cholesky factor lies on a
-    public grid. The relative error is about 1/√k, on matrices shifted by η, so at equal (ε, δ) additive noise
-    is the more accurate one. The paper's own form is `**as_printed()`.
+    *sampling*: Algorithms 1 and 2 of Gao, Song, Yang, Zhou (arXiv:2305.04701), the mean of k outer products
+    of N(0, XXᵀ + ηI) samples, minus ηI. The guarantee needs covariances ⪰ ηI; the shift provides that for
+    every X, while checking XXᵀ ⪰ ηI on the data would leak. The mean is a Wishart matrix, drawn in O(n³)
+    for any k, and its Cholesky factor lies on a public grid. The relative error is about 1/√k, on matrices
+    shifted by η, so that at equal (ε, δ) additive noise is more accurate. The paper's own form is
+    `**as_printed()`.
 
-    Formal guarantee: replace_one changes one column, of norm at most α (longer ones are projected onto that
-    ball), by at most β; add_or_remove_one adds or removes a column. n is public, and so is d under
+    Formal guarantee: replace_one changes one column by at most β, and add_or_remove_one adds or removes a
+    column. Columns longer than α are projected onto the ball of radius α. n is public, and so is d under
     replace_one. Sensitivity and accounting are proven in `dpx.gram.accounting`. The projection, `psd` and all
-    that is computed from the matrix later are post-processing. Both mechanisms are for a sum that is exact:
-    columns are rounded to integers, and F is the same function of the bounds that rounded columns have. For
-    sampling the guarantee is of what runs, in 64 bits: k pays for all rounding (`dpx.gram.sampling`). For
-    additive noise it is for real arithmetic (what is left of that in floating point is said in `dpx.noise`),
-    with `secure` also for what runs (`dpx.noise.secure`). Under a JAX transformation of X additive noise is
-    for a sum of floats, and is the same. Under one of X or of the key, in 32 bits, its guarantee assumes that
-    sums are exact, and says so.
+    that is computed from the matrix later are post-processing. For both mechanisms the sum is exact: columns
+    are rounded to integers, and F is computed from the bounds that rounded columns obey. The guarantee of
+    sampling holds for the program in 64-bit floats, whose rounding is paid by a smaller k
+    (`dpx.gram.sampling`). That of additive noise holds for exact arithmetic (`dpx.noise` says what floating
+    point adds), and with `secure` for the program (`dpx.noise.secure`). If X is traced by a JAX
+    transformation, the sum is of floats, with the same noise. If X or the key is traced and floats have 32
+    bits, the guarantee assumes that sums are exact, and says so.
 
     Args:
-      key: A JAX key for this release alone.
+      key: A JAX key that is used for nothing else.
       X: (n, d), as in `dpx.gram.columns.clipped_gram`: an array, a DataFrame, a sparse matrix, or an iterable
-        of column blocks. Or `dpx.release.Blocks` of such, or what `statistic` made of one.
+        of column blocks. Or `dpx.release.Blocks` of such, or a sum that `statistic` made of them.
       epsilon, delta: The budget; any ε up to 1e8.
-      column_bound: α, bound on the l2 norm of a column; a number fixed without looking at X.
-      max_column_change: β in (0, 2α], how far a column moves between neighbours; None is 2α, which is any
-        replacement.
+      column_bound: α, a bound on the l2 norm of a column, fixed without looking at X.
+      max_column_change: β in (0, 2α], a bound on how far a column moves between neighbours; None is 2α, which
+        allows any replacement.
       mechanism: "gaussian" or "sampling".
-      eta: η > 0 for sampling: the shift, or with `assume_good` the promised least eigenvalue of XXᵀ.
-        It must exceed F for any k to be admissible.
+      eta: η > 0 for sampling: the shift, or with `assume_good` the promised least eigenvalue of XXᵀ. A k is
+        admissible only if η exceeds F.
       calibration: "exact", or (sampling only) "paper": Definition 4.5 with 2αβ√n/η.
       neighboring: REPLACE_ONE or ADD_OR_REMOVE_ONE, or its lower-case name.
-      clip: False raises where a column exceeds the bound, an error for the holder of the data alone.
-      assume_good: Sampling only: take XXᵀ ⪰ ηI as a promise (the paper's) instead of shifting. The
-        guarantee then holds only where the promise does, for columns that are rounded, and says so.
-      psd: Project the release onto the positive semidefinite matrices (nearest in Frobenius norm).
-      secure: Gaussian only: sums integers and draws discrete noise; `key` must then be None.
+      clip: With False, a column beyond the bound raises an error, for the holder of the data alone.
+      assume_good: For sampling: whether XXᵀ ⪰ ηI is taken as a promise, as in the paper, instead of shifting.
+        The guarantee then assumes the promise, for rounded columns, and says so.
+      psd: Whether the release is projected onto the positive semidefinite matrices (in Frobenius norm).
+      secure: For additive noise: sums integers and draws discrete noise; `key` must then be None.
 
     Returns:
       A `GramRelease`. It is computed in 64-bit floats, since entries of XXᵀ can exceed the noise by more
-      than 32 bits resolve, and returned in JAX's default ones; under a JAX transformation
-      additive noise is in the ambient precision throughout. Gradients of what lies on a grid are zero.
+      than 32 bits resolve, and returned in JAX's default float type. Under a JAX transformation additive
+      noise is computed in that type throughout. Gradients through values on a grid are zero.
 
     Raises:
-      ValueError: for an argument out of range; where no k ≥ n is admissible, naming the ε, η or β that
-        would admit one; where n > d without the shift; for columns over the bound with `clip=False`; for
-        sampling under `jit` with 64-bit types off.
+      ValueError: for an argument out of range; if no k ≥ n is admissible, naming an ε, η or β that admits
+        one; for n > d without the shift; for columns beyond the bound with `clip=False`; for sampling under
+        `jit` with 64-bit types off.
     """
     check_choice(mechanism, "mechanism", mechanisms.MECHANISMS)
     bounds = _checked_bounds(epsilon, delta, column_bound, max_column_change, neighboring)
@@ -173,14 +173,14 @@ def release(
                 column_bound, eta, clip, assume_good, bounds["neighboring"] is ADD_OR_REMOVE_ONE
             ),
             event=planned.event,
-        ).assuming(*(rounded(key, gram) if mechanism == "gaussian" else ())),
+        ).assuming(*(rounding_assumption(key, gram) if mechanism == "gaussian" else ())),
         num_samples=planned.num_samples,
         noise_std=planned.noise_std,
     )
 
 
 def statistic(X: Any, *, column_bound: float, clip: bool = True) -> Partial:
-    """XXᵀ of some columns as a sum that merges exactly: private data, which `release` takes for X.
+    """XXᵀ of some columns as a sum that merges exactly. It is private data, and `release` takes it for X.
 
     Args:
       X, column_bound, clip: As in `release`. Columns are rounded to multiples of α/2¹⁸, entry by entry, and
@@ -200,7 +200,7 @@ def _checked_bounds(epsilon, delta, column_bound, max_column_change, neighboring
     check_epsilon(epsilon)
     check_delta(delta)
     sensitivity(column_bound, max_column_change, neighboring)
-    # In 64 bits: what follows from numbers of 16 bits would be rounded to 16, and with it the noise.
+    # In 64 bits, since results computed from 16-bit numbers, the noise among them, would have 16 bits.
     change = max_column_change
     return {
         "column_bound": float(column_bound),
@@ -210,9 +210,9 @@ def _checked_bounds(epsilon, delta, column_bound, max_column_change, neighboring
 
 
 def as_printed() -> dict[str, Any]:
-    """The options of `release` with which it is the mechanism that the paper prints.
+    """The options of `release` that give the mechanism as the paper prints it.
 
-    η is still to be given: `gram.release(key, X, ..., eta=eta, **gram.as_printed())`.
+    η has to be given beside them: `gram.release(key, X, ..., eta=eta, **gram.as_printed())`.
     """
     return {"mechanism": "sampling", "calibration": "paper"}
 
@@ -232,7 +232,7 @@ def planned_guarantee(
     max_column_change: float | None,
     neighboring: NeighboringRelation | str,
 ) -> PrivacyGuarantee:
-    """What a release with additive noise will guarantee, without its assumptions; arguments as there."""
+    """The guarantee of a release with additive noise, before it is made and without its assumptions."""
     return gaussian_guarantee(
         epsilon,
         delta,

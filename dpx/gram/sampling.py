@@ -1,40 +1,41 @@
-"""Gaussian sampling of a Gram matrix: what is drawn, and how many samples the budget admits on a computer.
+"""Gaussian sampling of a Gram matrix as a program: its draws, and the number of samples that a budget admits.
 
-Notation is that of `dpx.gram.accounting`, which is about real numbers: k samples of N(0, Σ), where Σ = XXᵀ +
-ηI for neighbours differs by at most F in Frobenius norm and is ⪰ ηI. Here is what a computer makes of it, all
-in 64 bits, u = 2⁻⁵³.
+The notation is that of `dpx.gram.accounting`, which treats exact arithmetic: k samples of N(0, Σ), where
+Σ = XXᵀ + ηI ⪰ ηI differs between neighbours by at most F in Frobenius norm. This module treats the program in
+64-bit floats, u = 2⁻⁵³.
 
-**The covariance.** Columns are rounded to whole numbers of α/2¹⁸ and XXᵀ is a sum of integers, exact, with a
-trace of at most 2²⁶α². F is that of rounded columns. Cholesky's L has LLᵀ = Σ + Δ, ‖Δ‖_F ≤ D = 2u(n + 8)·tr Σ
-(Higham, Accuracy and Stability of Numerical Algorithms, Theorem 10.3, twice over, with the rounding of ηI).
-LLᵀ takes the place of Σ from here on: neighbours differ by at most F + 2D, and LLᵀ ⪰ (η − D)I.
+**The covariance.** Columns are rounded to multiples of α/2¹⁸, so that XXᵀ is an exact sum of integers, with a
+trace of at most 2²⁶α². F is the sensitivity for rounded columns. The Cholesky factor L that is computed has
+LLᵀ = Σ + Δ, ‖Δ‖_F ≤ D = 2u(n + 8)·tr Σ (twice the bound of Higham, Accuracy and Stability of Numerical
+Algorithms, Theorem 10.3, to allow for the rounding of ηI). LLᵀ takes the place of Σ from here on: neighbours
+differ by at most F + 2D, and LLᵀ ⪰ (η − D)I.
 
 **The factor.** By Bartlett's decomposition the mean of k outer products is FFᵀ, F = LT/√k, T lower triangular
-and independent, T_ii ~ chi(k − i) for i = 0…n−1 and T_ij ~ N(0, 1) below the diagonal. F is lower triangular
-with a positive diagonal and so the Cholesky factor of FFᵀ: releasing one is as private as releasing the
-other. Hence F is put on a public grid of 2⁻⁶·√(η/k) at random by `dpx.noise.grid`, and FFᵀ − ηI is
-post-processing, as are its roundings. The grid adds at most 4.25·2⁻¹² = 0.1 % to the variance η/k that an
-entry has at least.
+with independent entries, T_ii ~ chi(k − i) for i = 0…n−1 and T_ij ~ N(0, 1) below the diagonal. F is lower
+triangular with a positive diagonal, so it is the Cholesky factor of FFᵀ, and releasing F is as private as
+releasing FFᵀ. Therefore F is rounded at random to a public grid of 2⁻⁶·√(η/k) (`dpx.noise.grid`), and
+FFᵀ − ηI, with its rounding errors, is post-processing. An entry of F has variance η/k or more, to which the
+grid adds at most 4.25·2⁻¹² = 0.1 %.
 
-**The price.** What is put on the grid is F̃, computed from draws of `dpx.noise.coupled`; let s bound ‖F̃ −
-F‖₁ in steps of the grid, and let e^(±a) bound the factor by which the probability of keeping a draw is off.
-Then program and exact mechanism have all probabilities within e^(±c), c = s + 2na, but for an event E whose
-probability is at most e^(−x) in both. So for neighbours, if k samples are (ε₀, δ₀)-DP in real numbers, what
-is released is (ε₀ + 2c, e^c·δ₀ + (1 + e^(ε₀ + c))·e^(−x))-DP. `max_samples` chooses x = ε + log 1/δ +
-30, and ε₀ = ε − 2c, δ₀ = e^(−c)(1 − 1e-12)δ, so that what is stated covers all of it.
+**The price.** The program rounds F̃ in place of F, computed from draws of `dpx.noise.coupled`. Let s bound
+‖F̃ − F‖₁ in steps of the grid, and let e^(±a) bound the relative error of the probability of keeping a draw.
+Then all probabilities of the program are within e^(±c) of those of the exact mechanism, c = s + 2na, outside
+of an event E of probability at most e^(−x) in both. So if k samples are (ε₀, δ₀)-DP in exact arithmetic, the
+program is (ε₀ + 2c, e^c·δ₀ + (1 + e^(ε₀ + c))·e^(−x))-DP. `max_samples` chooses x = ε + log 1/δ + 30, and
+ε₀ = ε − 2c, δ₀ = e^(−c)(1 − 1e-12)δ, so that the program is (ε, δ)-DP.
 
-E is that one of the draws is larger than x' = x + log(n² + 32n) allows: an exponential draw or a 3dR(y) above
-x', or a chi draw or the norm of a row of T farther than w = √(2x') above the root of its degrees of freedom
-(which has probability e^(−x'), because a norm is 1-Lipschitz in normal draws). Outside of E
+E is the event that a draw is too large, with x' = x + log(n² + 32n): an exponential draw or a 3dR(y) exceeds
+x', or a chi draw or the norm of a row of T exceeds the root of its degrees of freedom by more than
+w = √(2x') (which has probability e^(−x'), because a norm is 1-Lipschitz in normal draws). Outside of E
 
-- a row of |T̃ − T| adds up to at most 32u(2n + (1.5√n + 4)w + w²/16), and one of |T| to √k + n + (1 + √n)w.
-  The product LT rounds by at most (n + 6)u|L||T|. With Σ_ij |L_ij| ≤ n·√tr Σ together
+- a row of |T̃ − T| sums to at most 32u(2n + (1.5√n + 4)w + w²/16), and a row of |T| to √k + n + (1 + √n)w.
+  The rounding error of the product LT is at most (n + 6)u|L||T|. With Σ_ij |L_ij| ≤ n·√tr Σ this gives
 
       s ≤ n·√(tr Σ/η)·64·(n + 64)u·(√k + 2n + (√n + 4)w + w²/16) + 2un².
 
-- a ≤ 2⁻⁴⁰x' + 2⁻⁴⁷·4x'²·e^(x'/3d + 2)/27d, d = (m − ⅔)/2 of the fewest degrees of freedom m > 16: the first
-  for computing R, the second because 3dR(y) has a slope of at most 3d|y|³/(1 + y), where 1/(1 + y) ≤ e^(x'/3d
-  + 2), in the z that is off by 2⁻⁴⁷·√(2x').
+- a ≤ 2⁻⁴⁰x' + 2⁻⁴⁷·4x'²·e^(x'/3d + 2)/27d, where d = (m − ⅔)/2 for the fewest degrees of freedom m > 16. The
+  first term is the error of computing R. The second is the effect of an error of 2⁻⁴⁷·√(2x') in z, since
+  3dR(y) has a slope of at most 3d|y|³/(1 + y), where 1/(1 + y) ≤ e^(x'/3d + 2).
 
 At (1, 1e-6), η = 200α² and n = 16 this is c = 9e-7.
 """
@@ -54,10 +55,10 @@ from dpx.gram.mechanisms import Planned, whole_sensitivity
 from dpx.noise import coupled, grid, secure
 from dpx.privacy import REPLACE_ONE
 
-_GRID = 2.0**-6  # of √(η/k)
+_GRID = 2.0**-6  # the step of the grid, in units of √(η/k)
 _ULP = 2.0**-53
 _SHARES = [2.0 ** -(exponent / 2) for exponent in range(40, 11, -1)]
-_TRACE = 2.0**62  # of a sum of whole columns: `dpx.noise.secure.check_sum`
+_TRACE = 2.0**62  # the largest trace of a sum of integer columns: `dpx.noise.secure.check_sum`
 
 
 def plan(
@@ -75,7 +76,7 @@ def plan(
     """The mean of k outer products of N(0, XXᵀ + ηI) samples, minus ηI; see `dpx.gram.release`.
 
     Raises:
-      ValueError: where no k ≥ n is admissible.
+      ValueError: if no k ≥ n is admissible.
     """
     terms = {
         "column_bound": column_bound,
@@ -102,12 +103,12 @@ def plan(
 def sampled_gram(
     key, gram, *, num_samples: int, unit: float, eta: float, shift: float, change: float
 ):
-    """The release of integers that stand for so many times `unit`."""
+    """The release for a matrix of integers in units of `unit`."""
     floor = shift * jnp.eye(len(gram))
     covariance = gram.astype(floor.dtype) * unit + floor
     step = _GRID * math.sqrt(eta / num_samples)
     sampled = _draw(key, covariance, jnp.asarray(float(num_samples)), step)
-    # The second door: what a record may move is the covariance of the samples, relative to itself.
+    # A release beside `dpx.noise.release`: a record moves the covariance of the noise, not a sum.
     about = {"label": "Gram matrix, sampled", "change": change}
     (sampled,) = _watch.at_release(about, key, [covariance], [], [sampled], float(num_samples))
     return sampled - floor
@@ -117,7 +118,7 @@ def sampled_gram(
 def wishart_mean(key: jax.Array, covariance: jax.Array, num_samples: int) -> jax.Array:
     """The mean of `num_samples` outer products of N(0, covariance) samples, in O(n³) for any number.
 
-    By itself it is no release: `dpx.gram.release` puts it on a grid.
+    By itself it is not a private release: `dpx.gram.release` rounds it to a grid.
 
     Args:
       key: A JAX key.
@@ -147,14 +148,14 @@ def _mean(key, covariance, num_samples):
 
 @jax.jit
 def _draw(key, covariance, num_samples, step):
-    """FFᵀ, F on the grid."""
+    """FFᵀ, where F is rounded to the grid."""
     factor_key, grid_key = jax.random.split(key)
     factor = _factor(factor_key, covariance, num_samples)
     return _square(jnp.tril(grid.onto(grid_key, factor / step)) * step)
 
 
 def _factor(key, covariance, num_samples):
-    """LT/√k."""
+    """The factor F = LT/√k."""
     n = len(covariance)
     normal_key, chi_key = jax.random.split(key)
     normals = coupled.normal(normal_key, (n, n + coupled.SUMMED))
@@ -186,13 +187,13 @@ def max_samples(
     calibration: str = "exact",
     neighboring: NeighboringRelation | str = "replace_one",
 ) -> int:
-    """The number k of samples that `dpx.gram.release` draws for a budget: nearly the largest that it admits.
+    """The number k of samples that `dpx.gram.release` draws for a budget, which is nearly the largest.
 
-    So many samples, as a computer makes them, are (epsilon, delta)-DP. In real numbers a few more would be:
+    So many samples, drawn by a computer, are (epsilon, delta)-DP. In exact arithmetic a few more would be:
     `dpx.gram.accounting.ideal_samples`, with the same arguments and errors.
 
     Returns:
-      k as a Python integer, 0 where no k is admissible. A release needs k ≥ n.
+      k as a Python integer, 0 if no k is admissible. A release needs k ≥ n.
     """
     terms = {
         "column_bound": column_bound,
@@ -203,25 +204,25 @@ def max_samples(
         "neighboring": neighboring,
     }
     real = min(accounting.ideal_samples(epsilon, delta, **terms), 2**53)
-    # In 64 bits: what follows from numbers of 16 bits would be rounded to 16.
+    # In 64 bits, since results computed from 16-bit numbers would be rounded to 16 bits.
     epsilon, delta = float(epsilon), float(delta)
     terms |= {"column_bound": float(column_bound), "eta": float(eta)}
     change, x = _change(**terms), epsilon - math.log(delta) + 30
     samples, cost = real, 0.0
-    for share in _SHARES:  # of ε, that the program may be away from the exact mechanism
+    for share in _SHARES:  # the share of ε that pays for rounding
         cost = share * epsilon
         left = epsilon - 2 * cost, delta * math.exp(-cost) * (1 - 1e-12)
         samples = min(real, accounting.samples_at(*left, change)) if left[1] > 0 else 0
         if samples < terms["n"] or price(samples, x, **terms) <= cost:
             return samples
-    # Of more samples than 64-bit floats resolve, as many as they do.
+    # If rounding costs more than each of these shares, fewer samples are drawn until it does not.
     while samples >= terms["n"] and price(samples, x, **terms) > cost:
         samples = samples * 15 // 16
     return samples
 
 
 def price(num_samples: int, x: float, *, column_bound: float, eta: float, n: int, **_) -> float:
-    """c of the module's docstring: how far the program is from the exact mechanism, but for e^(−x)."""
+    """The c of the module's docstring: how far the program is from the exact mechanism outside of E."""
     x += math.log(n**2 + 32 * n)
     w = math.sqrt(2 * x)
     rows = math.sqrt(num_samples) + 2 * n + (math.sqrt(n) + 4) * w + w**2 / 16
@@ -234,7 +235,7 @@ def price(num_samples: int, x: float, *, column_bound: float, eta: float, n: int
 
 
 def _trace(column_bound: float, eta: float, n: int) -> float:
-    """The largest trace of a covariance, and a little more for what rounding adds to it."""
+    """The largest trace of a covariance, with a margin for rounding."""
     return (_TRACE * _unit(column_bound) + n * eta) * (1 + 2.0**-20)
 
 
@@ -243,7 +244,7 @@ def _unit(column_bound: float) -> float:
 
 
 def _change(*, column_bound, max_column_change, eta, n, neighboring, **_) -> float:
-    """The bound on how far LLᵀ moves relative to itself, infinite where η − D is not positive."""
+    """The bound on the relative change of LLᵀ, which is infinite unless η − D is positive."""
     bounds = column_bound, max_column_change, neighboring
     off = 2 * _ULP * (n + 8) * _trace(column_bound, eta, n)
     if off >= eta:
@@ -252,7 +253,7 @@ def _change(*, column_bound, max_column_change, eta, n, neighboring, **_) -> flo
 
 
 def _at_least_n(epsilon: float, delta: float, **terms) -> int:
-    """`max_samples`, or an error that names the ε, η and β at which n become admissible."""
+    """`max_samples`, or, if they are fewer than n, an error that names an ε, η and β that admit n."""
     samples = max_samples(epsilon, delta, **terms)
     n, eta, max_column_change = terms["n"], terms["eta"], terms["max_column_change"]
     if samples >= n:
@@ -277,11 +278,11 @@ def _at_least_n(epsilon: float, delta: float, **terms) -> int:
 
 
 def _boundary(admits, start: float) -> float:
-    """The least value ≥ start (to 1e-4, rounded to the safe side) at which a monotone test passes."""
+    """The least value ≥ start at which a monotone test passes, to 1e-4 and never too small."""
     low, high = start, 2 * start
     while not admits(high):
         low, high = high, 2 * high
     while high / low > 1 + 1e-4:
         middle = math.sqrt(low * high)
         low, high = (low, middle) if admits(middle) else (middle, high)
-    return high * (1 + 1e-3)  # survives being printed with four digits
+    return high * (1 + 1e-3)  # so that the value still passes when it is printed with four digits

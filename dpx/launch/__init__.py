@@ -1,1 +1,1 @@
-"""Runs configured experiments: nothing else in dpx imports it."""
+"""The launcher of configured experiments. Nothing else in dpx imports it."""

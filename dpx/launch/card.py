@@ -1,4 +1,4 @@
-"""The card of a model that is given away: what is guaranteed, what that rests on, and what was measured."""
+"""The card of an exported model: its guarantee, the assumptions of that, and the measured metrics."""
 
 import json
 from typing import NamedTuple
@@ -9,11 +9,11 @@ from dpx.launch.records import Record
 
 
 class Model(NamedTuple):
-    """What a folder holds.
+    """The model in an exported folder.
 
     Attributes:
       base: The name of the model that was tuned.
-      library: That opens it: "peft" for adapters, "transformers" or "gguf" for a whole model.
+      library: The library that opens it: "peft" for adapters, "transformers" or "gguf" for a whole model.
     """
 
     base: str
@@ -23,13 +23,13 @@ class Model(NamedTuple):
 def text(record: Record, model: Model, *, metrics: bool = True) -> str:
     """The card as markdown, with the metadata of Hugging Face at its beginning.
 
-    It holds what `privacy.json` says, and of `result.json` the table of the private model and its baselines.
-    Of the config nothing is in it: names of files and columns may be private.
+    It holds the content of `privacy.json`, and from `result.json` the table of the private model and its
+    baselines. It holds nothing of the config, since names of files and columns may be private.
 
     Args:
       record: The finished run that left the model.
-      model: What stands beside the card.
-      metrics: Whether the table is in it: its numbers are computed on held-out records without noise.
+      model: The model beside the card.
+      metrics: Whether the table is included; its numbers are computed on held-out records without noise.
     """
     parts = [_metadata(model), _guarantee(record, model), _rest(record)]
     parts += [_metrics(record)] if metrics else []
@@ -89,9 +89,9 @@ def _rest(record: Record) -> str:
 
 
 def _metrics(record: Record) -> str:
-    """The table of the private rows and their baselines, in the metrics that all of these have.
+    """The table of the private rows and their baselines, with the metrics that all of these have.
 
-    Other rows were made without privacy, and other metrics compare with such rows.
+    Other rows are not private, and other metrics compare with such rows.
     """
     shown = {record.headline_row, *record.releases}
     for by in record.comparisons:

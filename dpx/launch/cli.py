@@ -1,4 +1,4 @@
-"""How every command line of the project fails: one line on stderr, exit status 2, no traceback."""
+"""The command lines: flags, help, and errors, which are one line on stderr and exit status 2."""
 
 import difflib
 import errno
@@ -22,7 +22,7 @@ from dpx.launch import listing, records
 from dpx.launch.experiment import ContractError
 from dpx.training import keys
 
-# What can go wrong in the world while a run goes on; all else is a fault of the program.
+# Errors that users or machines can cause; all others are faults of the program, and show a traceback.
 EXPECTED = (
     ContractError,
     keys.CannotResumeError,
@@ -43,10 +43,10 @@ _REMEDIES = {
 
 
 def start(main: Callable[[list[str]], None]) -> None:
-    """`absl.app.run`, which an interrupt from the keyboard ends in one line with exit status 130."""
+    """Runs `absl.app.run`; an interrupt from the keyboard prints one line and exits with status 130."""
     sys.unraisablehook = _show_unraisable
     for stream in (sys.stdout, sys.stderr):
-        # A locale without ε would otherwise end a run in a traceback, when all is computed.
+        # In a locale without ε, printing the result would otherwise end in a traceback.
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="backslashreplace")
     try:
@@ -57,34 +57,34 @@ def start(main: Callable[[list[str]], None]) -> None:
 
 
 class _Configs(flags.ArgumentParser):
-    """Reads the value of --config: the name of a config that comes with dpx, or a file."""
+    """A parser of the value of --config: the name of a config that comes with dpx, or a file."""
 
     def parse(self, argument):
         return records.load_config(argument)
 
 
 def define_config(words: str) -> None:
-    """Defines --config, whose value is a configuration, and --config.KEY, which change it."""
+    """Defines the flag --config, whose value is a configuration, and flags --config.KEY that change it."""
     config_flags.DEFINE_config_file("config", None, words)
     flags.FLAGS["config"].parser = _Configs()
 
 
 def hurry(source: str) -> None:
-    """Compiles a `tiny` run without optimizing it: it is there to be tried, and hardly runs."""
+    """Switches XLA's optimizations off for a `tiny` run, which takes longer to compile than to run."""
     if "tiny" in source.partition(":")[2].split(","):
         jax.config.update("jax_disable_most_optimizations", True)
-        os.environ["JAX_DISABLE_MOST_OPTIMIZATIONS"] = "1"  # of workers
+        os.environ["JAX_DISABLE_MOST_OPTIMIZATIONS"] = "1"  # for workers
 
 
 def given_config() -> tuple[str, dict[str, Any]]:
-    """The value of --config, a name or a file, and what flags --config.KEY change of it, by dotted name."""
+    """The value of --config, a name or a file, and the values that flags --config.KEY set, by dotted name."""
     flag = flags.FLAGS["config"]
     overrides = config_flags.get_override_values(flag)
     return config_flags.get_config_filename(flag), dict(overrides)
 
 
 def parse_flags(argv: list[str], module: str = "") -> list[str]:
-    """Parses flags, for `app.run(main, flags_parser=parse_flags)`; `module` is asked for its help."""
+    """Parses flags, for `app.run(main, flags_parser=parse_flags)`; the help is that of `module`."""
     warnings.showwarning = _show_warning
     if module and any(re.fullmatch(r"--?h(elp)?", argument) for argument in argv[1:]):
         _help(argv, module)
@@ -93,13 +93,13 @@ def parse_flags(argv: list[str], module: str = "") -> list[str]:
             _check_config(argv)
         left = flags.FLAGS(argv)
     except SystemExit:
-        sys.exit(0)  # absl has printed the help that was asked for, which it calls status 1
+        sys.exit(0)  # absl has printed the help, and would exit with status 1
     except flags.UnrecognizedFlagError as error:
         stop(ValueError(f"--{error.flagname} is no flag{_close_flag(error.flagname)}"))
     except Exception as error:  # ml_collections raises many types for a bad config flag
         stop(error)
     if not flags.FLAGS["verbosity"].present:
-        # Orbax reports every file at INFO, and as an ERROR, with a traceback, what it then raises.
+        # Orbax logs every file at INFO, and logs each error with a traceback before it raises it.
         logging.set_verbosity(logging.FATAL)
     if len(left) > 1:
         stop(ValueError(f"unknown argument {left[1]!r}: flags start with --"))
@@ -107,7 +107,7 @@ def parse_flags(argv: list[str], module: str = "") -> list[str]:
 
 
 def _help(argv: list[str], module: str) -> NoReturn:
-    """Prints what a command does and its flags, and of a config that is given its keys."""
+    """Prints the help of a command, its flags and, if a config is given, the config's keys."""
     try:
         source = _early(argv) if "config" in flags.FLAGS else None
         about = [] if source is None else ["", listing.describe(source)]
@@ -126,7 +126,7 @@ def _early(argv: list[str]) -> str | None:
 
 
 def _close_flag(name: str) -> str:
-    """What a flag that is not there may have meant."""
+    """A suggestion of the flag that an unknown one may have meant."""
     known = {flag: flag for flag in flags.FLAGS if not flag.startswith("config.")}
     config = flags.FLAGS["config"].value if "config" in flags.FLAGS else None
     if config is not None and not isinstance(config, str):
@@ -138,7 +138,7 @@ def _close_flag(name: str) -> str:
 
 
 def _check_config(argv: list[str]) -> None:
-    """Raises for a config's file, argument or key that is not there: ml_collections does not say which."""
+    """Raises ValueError for an unknown file, argument or key of a config; ml_collections names none."""
     source = _early(argv)
     if source is None:
         return
@@ -152,10 +152,10 @@ def _check_config(argv: list[str]) -> None:
 
 
 def workdir(needed: str) -> Path:
-    """The folder that --workdir names; shells leave the ~ of `--workdir=~/runs` to the program.
+    """The folder that --workdir names, where ~ is the home folder: shells do not replace it in a flag.
 
     Raises:
-      ValueError: where there is none; `needed` says what it has to be.
+      ValueError: if the flag is not given; `needed` says what it has to be.
     """
     given = flags.FLAGS.workdir
     if not given:
@@ -164,14 +164,14 @@ def workdir(needed: str) -> Path:
 
 
 def stop(error: Exception) -> NoReturn:
-    """Ends the process with the error's first line."""
+    """Prints the first line of an error and exits with status 2."""
     text = in_one_line(error)
     sys.stderr.write(f"error: {text}\n")
     sys.exit(2)
 
 
 def in_one_line(error: Exception) -> str:
-    """The first line of an error's text, with what to do about it."""
+    """The first line of an error's text, with a remedy if one is known."""
     text = error.args[0] if isinstance(error, KeyError) and error.args else str(error)
     if isinstance(error, OSError) and error.filename is not None and error.strerror:
         remedy = _REMEDIES.get(error.errno or 0, "check the path")
@@ -189,14 +189,13 @@ def _first_line(text: object) -> str:
 
 
 def is_out_of_memory(error: Exception) -> bool:
-    """Whether there was too little memory, of the machine or of a device."""
+    """Whether an error means too little memory, of the machine or of a device."""
     of_device = isinstance(error, jax.errors.JaxRuntimeError) and "RESOURCE_EXHAUSTED" in str(error)
     return of_device or isinstance(error, MemoryError)
 
 
 def _show_unraisable(unraisable) -> None:
-    # A write that fails is raised once, by Orbax. What TensorStore had not finished then finds its event loop
-    # closed, with nobody to tell.
+    # Orbax raises the error of a write once. Unfinished work of TensorStore then finds a closed event loop.
     if str(unraisable.exc_value) != "Event loop is closed":
         sys.__unraisablehook__(unraisable)
 

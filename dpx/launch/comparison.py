@@ -1,4 +1,4 @@
-"""Who wins a table: the best private baseline, and in plain words where a row is no better than that."""
+"""Comparisons within a table: the best private baseline, and sentences about rows that do not beat it."""
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
@@ -7,14 +7,14 @@ from dpx.launch.experiment import Comparison, Measure
 
 
 def best_baseline(comparison: Comparison, measures: Sequence[Measure]) -> str:
-    """The baseline that is best on average over the settings at which it was measured; "" without any."""
-    found = {
+    """The baseline that is best on average over the settings at which it was measured, or ""."""
+    scores = {
         row: [
             _good(comparison, m) for m in measures if (m.row, m.metric) == (row, comparison.metric)
         ]
         for row in comparison.baselines
     }
-    means = {row: math.fsum(values) / len(values) for row, values in found.items() if values}
+    means = {row: math.fsum(values) / len(values) for row, values in scores.items() if values}
     return max(means, key=lambda row: means[row], default="")
 
 
@@ -24,13 +24,13 @@ def remarks(
     headline_row: str,
     titles: Mapping[str, str],
 ) -> Iterator[str]:
-    """A sentence for each row that lost to what it started from, and one if the headline lost to a baseline.
+    """Yields a sentence for each row that is worse than its start, and if a baseline beats the headline row.
 
     Args:
-      comparison: Of which rows.
-      measures: The table's.
+      comparison: The rows that are compared, and the metric.
+      measures: The measures of the table.
       headline_row: The row that the table is about.
-      titles: Words for rows.
+      titles: The title of each row.
     """
 
     def name(row: str) -> str:
@@ -48,7 +48,7 @@ def remarks(
 def _lost(
     comparison: Comparison, measures: Sequence[Measure], row: str, other: str, *, or_level: bool
 ) -> str:
-    """Where the other row is better than the row, in numbers; "" where it is nowhere."""
+    """The settings at which the other row is better, with numbers; "" if there are none."""
     of_row, of_other = (
         [m for m in measures if (m.row, m.metric) == (name, comparison.metric)]
         for name in (row, other)
@@ -73,11 +73,11 @@ def _lost(
 
 
 def _good(comparison: Comparison, measure: Measure) -> float:
-    """The value, turned so that more is better; what is no number is worst."""
+    """The value, with its sign changed if less is better; NaN is worst."""
     value = measure.value if comparison.more_is_better else -measure.value
     return -math.inf if math.isnan(value) else value
 
 
 def in_words(measure: Measure) -> str:
-    """The value, with its standard error where there is one."""
+    """The value, with its standard error if there is one."""
     return f"{measure.value:.4g}" + ("" if measure.error is None else f" ± {measure.error:.2g}")

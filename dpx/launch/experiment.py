@@ -1,12 +1,12 @@
-"""What an experiment is: a module that checks a configuration, plans it, runs it and draws the results.
+"""The interface of an experiment: a module that checks a configuration, plans it, runs it and draws results.
 
-validate(config)          raises for what no run could use, before anything is spent
-plan(config)              a `Plan`: what a run will release, and its noise, without running it
-run(config, workdir)      an `Outcome`
+validate(config)          raises for values that no run could use, before anything is spent
+plan(config)              returns a `Plan`: what a run will release, and its noise, without running it
+run(config, workdir)      returns an `Outcome`
 figures(records, folder)  draws finished runs (`launch.records.Record`), returns the paths; optional
-OWN_AXES                  the keys against which these figures draw a sweep, and nobody else has to; optional
-load(config, workdir)     the private model that a finished run left; optional
-candidate(config)         what a selection among runs has to know of one, without running it; optional
+OWN_AXES                  the keys of a sweep that `figures` draws, and that need no other figure; optional
+load(config, workdir)     returns the private model that a finished run left; optional
+candidate(config)         returns what a selection has to know of a run, without running it; optional
 """
 
 import dataclasses
@@ -22,19 +22,19 @@ import dpx
 
 
 class ContractError(Exception):
-    """An experiment does not keep to what this module says."""
+    """The error of an experiment that does not keep to the interface of this module."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Plan:
-    """What a run will release, before anything is computed.
+    """The releases of a run, before anything is computed.
 
-    A run must cost what its plan says: `--dry_run` shows the total before anybody decides to spend it.
+    A run must cost what its plan says, because `--dry_run` shows the total before it is spent.
 
     Attributes:
-      releases: What the total will be composed of, under the labels of `Outcome.composed`. Their numbers,
-        relation, unit and event are those of the run; their assumptions are stated by the run alone.
-      parameters: Noise multipliers and what else is known, by name.
+      releases: The guarantees that the total is composed of, under the labels of `Outcome.composed`. They
+        have the numbers, relation, unit and event of the run; assumptions are stated by the run alone.
+      parameters: Noise multipliers and other numbers that are known beforehand, by name.
     """
 
     releases: Mapping[str, dpx.PrivacyGuarantee]
@@ -42,10 +42,10 @@ class Plan:
 
 
 def compares(config: Any) -> bool:
-    """Whether a run also makes the releases that it only compares with: each costs the whole budget again.
+    """Whether a run also makes releases that serve for comparison only; each costs the whole budget again.
 
-    `config.comparisons` says so. Where it is None, they are made on data that come with dpx and not on
-    one's own, which `config.data.path` names.
+    `config.comparisons` decides. If it is None, they are made for data that come with dpx, but not for data
+    of one's own, which `config.data.path` names.
     """
     if config.comparisons is not None:
         return config.comparisons
@@ -57,11 +57,11 @@ class Measure:
     """One number of a table.
 
     Attributes:
-      row: What was measured, such as `dp_transformer`; the ε of the row is that of the release of this name.
-      metric: In what, such as `nats_per_character`.
+      row: The model or mechanism, such as `dp_transformer`; its ε is that of the release of the same name.
+      metric: The metric, such as `nats_per_character`.
       value: The number.
-      error: Its standard error over repetitions within the run, where there were several.
-      settings: Where one run measures a row at several settings, which of them this is, by name.
+      error: Its standard error over repetitions within the run, if there are several.
+      settings: The settings of this number, by name, if a run measures a row at several settings.
     """
 
     row: str
@@ -72,26 +72,25 @@ class Measure:
 
     @property
     def name(self) -> str:
-        """The one-line name under which result.json and results.csv show it."""
+        """The name of the number in result.json and results.csv."""
         return "/".join(part for part in (self.place, self.metric) if part)
 
     @property
     def place(self) -> str:
-        """Settings and row in one line; the release of this name is what the row cost at these settings."""
+        """Settings and row in one line, which is also the name of the release that the row cost."""
         parts = (*(f"{k}={v}" for k, v in self.settings.items()), self.row)
         return "/".join(part for part in parts if part)
 
 
 @dataclasses.dataclass(frozen=True)
 class Comparison:
-    """By which metric rows are compared with those that took less effort. A report says who wins.
+    """A comparison of rows with simpler ones in one metric. A report says which row wins.
 
     Attributes:
-      metric: Of all these rows, such as `nats_per_character`.
-      baselines: Rows that are private answers too, and that anybody would try first, such as a private mean.
-        The best of them is found from the numbers.
-      starts: For rows that were trained, by name: the row of the release or the model that each started from.
-      more_is_better: Whether more of the metric is better, as of an accuracy.
+      metric: The metric of all these rows, such as `nats_per_character`.
+      baselines: Rows of simple private answers that one would try first, such as a private mean.
+      starts: For each row that was trained, the row of the release or the model that it started from.
+      more_is_better: Whether larger values of the metric are better, as for an accuracy.
     """
 
     metric: str
@@ -102,23 +101,23 @@ class Comparison:
 
 @dataclasses.dataclass(frozen=True)
 class Outcome:
-    """What a run found.
+    """The result of a run.
 
     Attributes:
-      measures: The table, in its order.
+      measures: The numbers of the table, in order.
       headline: The guarantee of the run's main output.
-      releases: Every output that was released, with its guarantee, by row.
-      composed: What the total is composed of, where it is not `releases` (two rows that start from one
-        release, which counts once).
-      not_covered: What was computed on private data and is covered by no guarantee, in words.
-      synthetic: The data are generated, and the noise follows from the public seed.
+      releases: The guarantee of every output that was released, by row.
+      composed: The guarantees that the total is composed of, if these are not `releases`: for example, two
+        rows may start from one release, which counts once.
+      not_covered: Descriptions of what was computed on private data and is covered by no guarantee.
+      synthetic: Whether data are generated, and noise follows from the public seed.
       notes: Markdown that goes under the table.
-      titles: Words for rows, by row; a row without any is shown by its name.
+      titles: The title of each row; a row without one is shown by its name.
       headline_row: The row that the run is about, which tables mark.
-      comparisons: With what its rows are compared, in which metrics.
+      comparisons: The comparisons between rows.
 
     Raises:
-      ContractError: for what no record could state.
+      ContractError: for an outcome that no record could state.
     """
 
     measures: Sequence[Measure]
@@ -154,22 +153,22 @@ class Outcome:
 
     @property
     def metrics(self) -> dict[str, float]:
-        """Every number by name; the standard error of `NAME` is `NAME_se`."""
-        found = {}
+        """All numbers by name; the standard error of `NAME` is `NAME_se`."""
+        numbers = {}
         for measure in self.measures:
-            found[measure.name] = float(measure.value)
+            numbers[measure.name] = float(measure.value)
             if measure.error is not None:
-                found[f"{measure.name}_se"] = float(measure.error)
-        return found
+                numbers[f"{measure.name}_se"] = float(measure.error)
+        return numbers
 
 
 def _check_guarantees(outcome: Outcome) -> None:
-    """Raises ContractError unless there is a release, and all guarantees are about the same neighbours."""
+    """Raises ContractError unless there is a release, and all guarantees have one relation and unit."""
     composed = outcome.releases if outcome.composed is None else outcome.composed
-    for name, found in (("releases", outcome.releases), ("composed", composed)):
-        if not found:
+    for name, guarantees in (("releases", outcome.releases), ("composed", composed)):
+        if not guarantees:
             raise ContractError(
-                f"{name}={found!r} must hold a guarantee: name every output by its row"
+                f"{name}={guarantees!r} must hold a guarantee: name every output by its row"
             )
     about = outcome.headline
     for label, spent in (*outcome.releases.items(), *composed.items()):
@@ -181,7 +180,7 @@ def _check_guarantees(outcome: Outcome) -> None:
 
 
 def _check_comparisons(outcome: Outcome) -> None:
-    """Raises ContractError for a row that is to be compared in a metric in which it was not measured."""
+    """Raises ContractError for a comparison of a row in a metric that was not measured for it."""
     for comparison in outcome.comparisons:
         measured = {m.row for m in outcome.measures if m.metric == comparison.metric}
         named = [*comparison.baselines, *comparison.starts, *comparison.starts.values()]
@@ -195,15 +194,16 @@ def _check_comparisons(outcome: Outcome) -> None:
 
 @dataclasses.dataclass(frozen=True)
 class Candidate:
-    """What a run leaves for itself, which may be selected among those of other runs.
+    """The model of a run, as a candidate for a selection among runs.
 
     Attributes:
       row: The row of the table that holds the model.
-      guarantee: Of all that the row rests on, with the event that `Outcome.releases` states for it.
-      sensitivities: By metric of the row, of which more is better: how far the metric of a fixed model
-        changes where one record is added or removed (or replaced, under that relation).
-      files: Of the run, which belong to its model and hold nothing that is private.
-      synthetic: As of `Outcome`.
+      guarantee: The guarantee of all that the row is computed from, with the event that `Outcome.releases`
+        states for it.
+      sensitivities: For each metric of the row, of which more must be better, the sensitivity of the metric
+        of a fixed model under the neighbouring relation.
+      files: The files of the run that belong to its model and hold nothing private.
+      synthetic: As in `Outcome`.
     """
 
     row: str

@@ -1,4 +1,4 @@
-"""Writes the private model that a finished run left for others, with a card that states its guarantee.
+"""Exports the private model of a finished run, with a card that states its guarantee.
 
 dpx export --workdir=RUN --to=FOLDER [--merged | --gguf] [--base=NAME] [--nometrics]
 """
@@ -16,19 +16,19 @@ def write(
 ) -> None:
     """Writes a folder with the model of a run, "adapters", "merged" or as "gguf", and its card as README.md.
 
-    Of the run's folder only the private model, `privacy.json` and the table of `result.json` are used.
+    Only the private model, `privacy.json` and the table of `result.json` are taken from the run's folder.
 
     Raises:
       FileNotFoundError: if `workdir` holds no finished run.
-      ValueError: for a run whose model is not written in such a way, or a `folder` that is not empty.
+      ValueError: for a run whose model cannot be exported, or a `folder` that is not empty.
     """
     model = query.model_of(workdir, "export")
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise ValueError(f"--to={folder} must be a new or an empty folder: use another one")
     record = records.read(workdir)
-    assert record is not None  # `model_of` has read it
-    found = model.export(folder, form=form, base=base)
-    storage.write_text(folder / "README.md", card.text(record, found, metrics=metrics))
+    assert record is not None  # else `model_of` would have raised
+    exported = model.export(folder, form=form, base=base)
+    storage.write_text(folder / "README.md", card.text(record, exported, metrics=metrics))
 
 
 def _export(argv: list[str]) -> None:

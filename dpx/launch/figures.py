@@ -1,4 +1,4 @@
-"""The figures of finished runs: what every experiment has in common, and then its own."""
+"""The figures of finished runs: those that all experiments share, and those of each experiment."""
 
 import os
 import re
@@ -17,20 +17,20 @@ from dpx.launch.experiment import Measure
 from dpx.launch.records import Record
 
 
-def draw(found: list[Record], folder: Path) -> list[Path]:
-    """Draws what the runs at hand allow; nothing where matplotlib is not installed."""
+def draw(runs: list[Record], folder: Path) -> list[Path]:
+    """Draws all figures of these runs and returns their paths; none if matplotlib is not installed."""
     if not plotting.available():
         return []
-    paths = [*_draw_training(found, folder), *_draw_sweeps(found, folder)]
-    for module, group in _by_experiment(found).items():
+    paths = [*_draw_training(runs, folder), *_draw_sweeps(runs, folder)]
+    for module, group in _by_experiment(runs).items():
         if hasattr(module, "figures"):
             paths += module.figures(group, folder)
     return paths
 
 
-def _by_experiment(found: list[Record]) -> dict:
+def _by_experiment(runs: list[Record]) -> dict:
     groups = defaultdict(list)
-    for record in found:
+    for record in runs:
         groups[_module(record)].append(record)
     return groups
 
@@ -39,13 +39,13 @@ def _module(record: Record) -> ModuleType:
     return records.experiment(ml_collections.ConfigDict(record.config))
 
 
-def _draw_training(found: list[Record], folder: Path) -> list[Path]:
-    """Loss and ε against steps, mean and standard error over runs that differ in nothing but the seed.
+def _draw_training(runs: list[Record], folder: Path) -> list[Path]:
+    """Draws loss and ε against steps, with mean and standard error over runs that differ in the seed only.
 
-    Only the owner of a run can read its losses: a report by somebody else goes without them.
+    Only the owner of a run can read its losses; a report by somebody else has no such figure.
     """
     curves: dict = defaultdict(lambda: defaultdict(list))
-    for title, group in records.by_seed(found).items():
+    for title, group in records.by_seed(runs).items():
         for record in group:
             log = record.workdir / "metrics.jsonl"
             for entry in storage.read_lines(log) if os.access(log, os.R_OK) else ():
@@ -75,25 +75,25 @@ def _draw_training(found: list[Record], folder: Path) -> list[Path]:
     return [plotting.save(figure, folder / "training.png", "Losses of training, and ε spent")]
 
 
-def _draw_sweeps(found: list[Record], folder: Path) -> list[Path]:
-    """Each metric against each swept number, a line for each row of the table and whatever else was swept.
+def _draw_sweeps(runs: list[Record], folder: Path) -> list[Path]:
+    """Draws each metric against each swept number, with a line for each row and each value of other axes.
 
-    What an experiment draws itself, in `figures`, it names in `OWN_AXES`. Error bars are standard errors over
-    the runs at a point, or, of a single run, what it says itself.
+    Axes that an experiment's own `figures` draw, which it names in `OWN_AXES`, are left out. Error bars are
+    standard errors over the runs at a point; a single run states its own.
     """
     paths = []
     values = defaultdict(set)
-    for record in found:
+    for record in runs:
         for name, value in records.flatten(record.config).items():
             if isinstance(value, int | float) and not isinstance(value, bool):
                 values[name].add(value)
     swept = [n for n, seen in values.items() if len(seen) > 1 and n not in ("seed", "noise_seed")]
-    own = {module: getattr(module, "OWN_AXES", ()) for module in _by_experiment(found)}
-    columns = dict.fromkeys(m.metric for record in found for m in record.measures)
+    own = {module: getattr(module, "OWN_AXES", ()) for module in _by_experiment(runs)}
+    columns = dict.fromkeys(m.metric for record in runs for m in record.measures)
     for name in swept:
         for column in columns:
             points = defaultdict(lambda: defaultdict(list))
-            for record in (r for r in found if name not in own[_module(r)]):
+            for record in (r for r in runs if name not in own[_module(r)]):
                 flat = records.flatten(record.config)
                 x, others = flat.get(name), {n: flat.get(n) for n in swept if n != name}
                 for measure in record.measures:
@@ -130,7 +130,7 @@ def _draw_sweeps(found: list[Record], folder: Path) -> list[Path]:
 
 
 def _varies(by_x: dict) -> bool:
-    """Whether the means along one line differ, so that there is something to see."""
+    """Whether the means along a line differ."""
     return len({_mean_and_error([m.value for m in seen])[0] for seen in by_x.values()}) > 1
 
 
@@ -140,7 +140,7 @@ def _line_name(record: Record, measure: Measure, others: dict) -> str:
 
 
 def _legend(axis, beyond: float = 0.0) -> None:
-    """A legend beside the axes, where it hides no data."""
+    """Draws a legend beside the axes, where it hides no data."""
     axis.legend(fontsize=8, loc="upper left", bbox_to_anchor=(1.02 + beyond, 1), frameon=False)
 
 

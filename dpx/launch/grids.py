@@ -1,4 +1,4 @@
-"""The grid of a sweep: which points it has, and which of them a shard runs."""
+"""The points of a sweep's grid, and the points that a shard runs."""
 
 import itertools
 import re
@@ -14,12 +14,13 @@ def grid(source: str, axes: list[str], fixed: Collection[str] = ()) -> list[dict
 
     Args:
       source: The config file, with its argument.
-      axes: `key=v1,v2` each; none means the config's own `sweep(arg)`, without what is fixed.
+      axes: Axes of the form `key=v1,v2`. If there are none, those of the config's `sweep(arg)`, without fixed
+        keys.
       fixed: The keys that have one value at all points.
 
     Raises:
-      ValueError: for an axis without values, a value that is none, a key that cannot be set or is fixed, or
-        several points that would draw their noise from one noise_seed.
+      ValueError: for an axis without values, a value that cannot be parsed, a key that is unknown or fixed,
+        or several points that would draw their noise from one noise_seed.
     """
     if axes:
         chosen = {}
@@ -60,15 +61,15 @@ def grid(source: str, axes: list[str], fixed: Collection[str] = ()) -> list[dict
             "noise_seed=… must not be given to a sweep, whose points would share their noise or have a "
             "secret in their names: give it to dpx run, for one run at a time, or leave it out"
         )
-    found = [
+    points = [
         dict(zip(chosen, values, strict=True)) for values in itertools.product(*chosen.values())
     ]
-    if len(found) > 1 and config.noise_seed is not None:
+    if len(points) > 1 and config.noise_seed is not None:
         raise ValueError(
-            f"{source} sets config.noise_seed, under which all {len(found)} points draw the same noise, "
+            f"{source} sets config.noise_seed, under which all {len(points)} points draw the same noise, "
             "which cancels in their differences: leave it out"
         )
-    return found
+    return points
 
 
 def _parse(value: str, axis: str):
@@ -77,25 +78,25 @@ def _parse(value: str, axis: str):
     try:
         if tuple_ := re.fullmatch(r"\((.*)\)", value):
             value = f"[{tuple_[1]}]"
-        found = yaml.safe_load(value)
-        return tuple(found) if isinstance(found, list) else found
+        parsed = yaml.safe_load(value)
+        return tuple(parsed) if isinstance(parsed, list) else parsed
     except yaml.YAMLError:
         raise ValueError(
             f"--set={axis}: {value!r} is not a value; commas separate values"
         ) from None
 
 
-def shard(found: list[dict], text: str) -> list[dict]:
-    """Every N-th point, from the I-th on, where `text` is I/N; all of them where it is empty.
+def shard(points: list[dict], text: str) -> list[dict]:
+    """Every N-th point, beginning with the I-th, for a `text` I/N; all points for an empty one.
 
     Raises:
-      ValueError: for anything else.
+      ValueError: for any other text.
     """
     if not text:
-        return found
+        return points
     parts = re.fullmatch(r"([0-9]+)/([0-9]+)", text)
     if not parts or not 1 <= int(parts[1]) <= int(parts[2]):
         raise ValueError(
             f"--shard={text} must be I/N with I from 1 to N: write 1/4, …, 4/4 for four shards"
         )
-    return found[int(parts[1]) - 1 :: int(parts[2])]
+    return points[int(parts[1]) - 1 :: int(parts[2])]

@@ -1,7 +1,6 @@
-"""What the configs are and what their keys mean: for `dpx configs`, `--config=NAME --help`, and the site.
+"""The list of configs and the meaning of their keys, for `dpx configs`, `--config=NAME --help` and the site.
 
-A config says what it is in the first line of its docstring. Its `MEANINGS` say what its keys mean, by dotted
-name.
+The first line of a config's docstring says what it is. Its `MEANINGS` say what its keys mean, by dotted name.
 """
 
 import ast
@@ -15,7 +14,7 @@ _WIDTH, _COLUMN = 98, 40
 
 
 class Key(NamedTuple):
-    """A key of a config: its dotted name, its default as a command line takes it, and what it means."""
+    """A key of a config: its dotted name, its default in the form of a command line, and its meaning."""
 
     name: str
     default: str
@@ -24,28 +23,28 @@ class Key(NamedTuple):
 
 def summary(name: str) -> str:
     """The first line of the docstring of a config that comes with dpx."""
-    text = sources.names()[name].read_text(encoding="utf-8")  # which is not run for that
+    text = sources.names()[name].read_text(encoding="utf-8")  # read and not imported
     return (ast.get_docstring(ast.parse(text)) or "").partition("\n")[0]
 
 
 def keys(source: str) -> list[Key]:
-    """The keys of `NAME[:arg]`, those that every config has first, but for `experiment`, which is fixed.
+    """The keys of `NAME[:arg]` without `experiment`, which is fixed; those that every config has come first.
 
     Raises:
       FileNotFoundError, ValueError: as `sources.load_config`.
     """
     config = sources.load_config(source)
     meanings = getattr(sources.config_module(source), "MEANINGS", {})
-    found = [
+    listed = [
         Key(name, _shown(value, kind), meanings.get(name, ""))
         for name, value, kind in _walk(config)
         if name != "experiment"
     ]
-    return sorted(found, key=lambda key: (*sources.KEYS, key.name).index(key.name))
+    return sorted(listed, key=lambda key: (*sources.KEYS, key.name).index(key.name))
 
 
 def variants(source: str) -> tuple[str, ...]:
-    """The words that a config takes after the colon, the default first, without `tiny`."""
+    """The arguments that a config takes after the colon, without `tiny`; the default comes first."""
     return getattr(sources.config_module(source), "VARIANTS", ())
 
 
@@ -66,7 +65,7 @@ def _shown(value: Any, kind: type) -> str:
 
 
 def describe(source: str) -> str:
-    """The keys of a config as the help of a command line."""
+    """The help of a config's keys, for a command line."""
     name = source.partition(":")[0]
     lines = [f"keys of {source}, with their defaults (<str> has none):"]
     lines += [
@@ -81,7 +80,7 @@ def describe(source: str) -> str:
 
 
 def overview() -> str:
-    """Every config that comes with dpx in a line, and where it has variants in another."""
+    """One line for every config that comes with dpx, and another one if it has variants."""
     lines = []
     for name in sources.names():
         lines.append(f"  {name:17}{summary(name)}")
@@ -91,7 +90,7 @@ def overview() -> str:
 
 
 def _row(start: str, words: str) -> list[str]:
-    """`start`, and the words in a column beside it, or below it where it is too long."""
+    """The lines of a table row: `start`, and the words in a column beside it, or below if it is too long."""
     lines = [f"  {'':{_COLUMN}}{line}" for line in textwrap.wrap(words, _WIDTH - _COLUMN)]
     if len(start) > _COLUMN - 2 or not lines:
         return [f"  {start}", *lines]

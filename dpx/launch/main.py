@@ -1,4 +1,4 @@
-"""The command `dpx`, which has a command for each thing that one does with an experiment."""
+"""The command `dpx`, which dispatches to its subcommands (run, sweep, report and others)."""
 
 import sys
 from collections.abc import Callable
@@ -21,7 +21,7 @@ _COMMANDS: dict[str, tuple[str, Callable[[], None]]] = {
 
 
 def start() -> None:
-    """Runs the command that the first argument names."""
+    """Runs the subcommand that the first argument names."""
     name = sys.argv[1] if len(sys.argv) > 1 else "--help"
     if name in ("-h", "--help", "--helpshort", "--helpfull", "help"):
         print(_usage())

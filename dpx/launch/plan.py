@@ -1,9 +1,9 @@
-"""Plans a training before anything is spent: how large batches, how many steps, and how much noise.
+"""Plans a training before anything is spent: batch size, number of steps, and noise.
 
 dpx plan --records=60000 --epsilon=3 [--delta=1e-6] [--epochs=20] [--workdir=DIR]
 
-It knows these numbers, and no record. The table has batches of several sizes at one number of epochs, and an
-arrow at the plan that `dpx.training.fit` takes for these epochs. A figure is drawn in `--workdir`.
+It uses these numbers and no records. The table has several batch sizes for one number of epochs, and an arrow
+at the plan that `dpx.training.fit` takes for these epochs. A figure is drawn in `--workdir`.
 """
 
 from collections.abc import Iterator, Sequence
@@ -31,18 +31,18 @@ most at {noise:g}, but from {least:,} to {most:,} of them. More epochs cost no p
 """
 
 
-def beside(found: Plan) -> Iterator[Plan]:
-    """Plans of as many epochs with other batches, the largest first; `found` is among them."""
-    sizes = {found.num_records, found.batch_size, max(1, found.batch_size // 4)}
-    sizes.add(min(4 * found.batch_size, found.num_records))
-    given: Any = {"epsilon": found.epsilon, "delta": found.delta, "epochs": found.epochs}
+def beside(chosen: Plan) -> Iterator[Plan]:
+    """Yields plans with as many epochs and other batch sizes, the largest first; `chosen` is among them."""
+    sizes = {chosen.num_records, chosen.batch_size, max(1, chosen.batch_size // 4)}
+    sizes.add(min(4 * chosen.batch_size, chosen.num_records))
+    given: Any = {"epsilon": chosen.epsilon, "delta": chosen.delta, "epochs": chosen.epochs}
     for size in sorted(sizes, reverse=True):
-        same = size == found.batch_size
-        yield found if same else plan(found.num_records, **given, batch_size=size)
+        same = size == chosen.batch_size
+        yield chosen if same else plan(chosen.num_records, **given, batch_size=size)
 
 
 def table(plans: Sequence[Plan], chosen: Plan) -> str:
-    """The plans, a line for each, with an arrow at the one that is chosen."""
+    """The plans as a table, with an arrow at the chosen one."""
     rows = [("", *_COLUMNS)]
     rows += [
         (

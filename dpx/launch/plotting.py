@@ -1,4 +1,4 @@
-"""matplotlib, which is optional and slow to import, and one way of saving its figures."""
+"""Access to matplotlib, which is optional and slow to import, and a function that saves figures."""
 
 import importlib.util
 from pathlib import Path
@@ -13,7 +13,7 @@ def available() -> bool:
 
 
 def pyplot() -> Any:
-    """matplotlib.pyplot for writing files."""
+    """The module matplotlib.pyplot, set up to write files."""
     import matplotlib
 
     matplotlib.use("Agg")
@@ -23,7 +23,7 @@ def pyplot() -> Any:
 
 
 def save(figure: Any, path: Path, title: str) -> Path:
-    """Writes a figure under its title and forgets it; returns the path."""
+    """Writes a figure with a title, closes it, and returns the path."""
     figure.suptitle(title, fontsize=10)
     with storage.replacing(path) as file:
         figure.savefig(file, format="png", dpi=120, bbox_inches="tight")

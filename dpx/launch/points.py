@@ -1,4 +1,4 @@
-"""One point of a sweep: its configuration, its folder, and an attempt to run it in any process."""
+"""A point of a sweep: its configuration, its folder, and an attempt to run it, in any process."""
 
 import contextlib
 import hashlib
@@ -20,13 +20,13 @@ _LONGEST_NAME = 200
 
 
 class Task(NamedTuple):
-    """What a worker has to know of a point, so that it goes through a pipe: strings and plain values.
+    """The description of a point for a worker. It consists of plain values, so that it can go through a pipe.
 
     Attributes:
       source: The config file, with its argument.
-      overrides: What differs from it, by dotted name.
-      folder: Of the sweep.
-      label: The name of its folder, where that is not all that differs.
+      overrides: The values that differ from it, by dotted name.
+      folder: The folder of the sweep.
+      label: The name of the point's folder, if that is not made from all overrides.
     """
 
     source: str
@@ -44,7 +44,7 @@ class Task(NamedTuple):
 
 
 class Ended(NamedTuple):
-    """How an attempt ended: `done`, `busy` (another process has the point) or `failed`, with the error."""
+    """The end of an attempt: `done`, `busy` (another process runs the point) or `failed`, with the error."""
 
     state: str
     error: str = ""
@@ -63,7 +63,7 @@ def point_config(source: str, overrides: dict) -> ml_collections.ConfigDict:
             raise ValueError(f"--set={name}={value} must be a number: yes and true are none")
         try:
             config.update_from_flattened_dict(
-                # YAML reads 1e-3 as text. Where a key has no value, it may stay so.
+                # YAML reads 1e-3 as text. A key without a default may stay None.
                 {
                     name: float(value)
                     if kind is float and (default, value) != (None, None)
@@ -76,7 +76,7 @@ def point_config(source: str, overrides: dict) -> ml_collections.ConfigDict:
 
 
 def _type(config: Any, name: str) -> type:
-    """What a key takes, also where it has no value yet."""
+    """The type of a key, also if it has no value yet."""
     *sections, last = name.split(".")
     for section in sections:
         config = config[section]
@@ -84,9 +84,9 @@ def _type(config: Any, name: str) -> type:
 
 
 def point_name(overrides: dict) -> str:
-    """The folder of a point: its overrides, in the order of the grid.
+    """The name of a point's folder: its overrides, in the order of the grid.
 
-    File systems allow names of 255 bytes: what is longer is cut, and ends in a digest of the whole.
+    File systems allow names of 255 bytes; a longer name is cut, and ends in a digest of the whole name.
     """
     name = ",".join(f"{key}={value}" for key, value in overrides.items()).replace("/", "_") or "all"
     if len(name.encode()) <= _LONGEST_NAME:
@@ -96,14 +96,14 @@ def point_name(overrides: dict) -> str:
 
 
 def attempt(task: Task, *, quiet: bool = False) -> Ended:
-    """Runs a point, goes on with one that was killed, or leaves it to the process that has it.
+    """Runs a point, resumes it if it was killed, or leaves it to the process that runs it.
 
-    The folder's lock keeps others out, and the keys that lie in the folder are those of every attempt: a
-    point that fails and is tried again draws the same noise, and is paid for once.
+    The folder's lock keeps other processes out. All attempts use the keys in the folder: a point that fails
+    and is tried again draws the same noise, so that its cost counts once.
 
     Args:
       task: The point.
-      quiet: All that is printed goes to log.txt in the point's folder, as errors always do.
+      quiet: Whether all that is printed goes to log.txt in the point's folder, as errors always do.
     """
     task = Task(*task)
     try:
@@ -114,10 +114,10 @@ def attempt(task: Task, *, quiet: bool = False) -> Ended:
         return Ended("done")
     except storage.BusyError:
         return Ended("busy")
-    except cli.EXPECTED as found:
-        error, text = found, f"error: {cli.in_one_line(found)}\n"
-    except Exception as found:
-        error, text = found, traceback.format_exc()
+    except cli.EXPECTED as raised:
+        error, text = raised, f"error: {cli.in_one_line(raised)}\n"
+    except Exception as raised:
+        error, text = raised, traceback.format_exc()
     if not quiet:
         sys.stderr.write(text)
     with contextlib.suppress(OSError), storage.appending(task.workdir / LOG) as log:
@@ -127,7 +127,7 @@ def attempt(task: Task, *, quiet: bool = False) -> Ended:
 
 @contextlib.contextmanager
 def _logged(path: Path) -> Iterator[None]:
-    """Sends what this process prints to a file, what compilers print below Python too."""
+    """Redirects all output of this process to a file, also that of compilers below Python."""
     with storage.appending(path) as log:
         sys.stdout.flush()
         sys.stderr.flush()

@@ -1,4 +1,4 @@
-"""The live table of a sweep: done, running, failed, the best so far, and the time that is left."""
+"""The live table of a sweep: points that are done, running or failed, the best so far, and the time left."""
 
 import shutil
 import sys
@@ -7,18 +7,18 @@ from typing import TextIO
 
 from dpx.launch.records import Record
 
-_MOST_LINES = 12  # of points that run or failed
+_MOST_LINES = 12  # the most lines for points that run or failed
 _REDRAW = 0.5  # seconds
 
 
 class Progress:
-    """Counts the points of a sweep, and shows them on a terminal or as lines of a log.
+    """The progress of a sweep, shown as a table on a terminal or as lines of a log.
 
     Args:
-      count: Points of the sweep.
-      size: Workers that run them.
-      live: Redraw a table in place, on a terminal that nothing else is printed to.
-      out: Where to.
+      count: The number of points of the sweep.
+      size: The number of workers.
+      live: Whether a table is redrawn in place, on a terminal to which nothing else is printed.
+      out: The stream to print to.
     """
 
     def __init__(self, count: int, size: int, *, live: bool = False, out: TextIO | None = None):
@@ -31,19 +31,19 @@ class Progress:
         self._metric, self._done, self._lost, self._drawn, self._last = "", 0, 0, 0, 0.0
 
     def begins(self, number: int, name: str) -> None:
-        """A worker is given a point."""
+        """Notes that a worker begins a point."""
         self._running[name] = time.monotonic()
         self._failed.pop(name, None)
         self._say(f"[{number}/{self._count}] {name}")
 
     def held(self, number: int, name: str, *, first: bool) -> None:
-        """Another process has the point."""
+        """Notes that another process runs the point."""
         self._running.pop(name, None)
         if first:
             self._say(f"[{number}/{self._count}] runs in another process: later")
 
     def done(self, name: str, record: Record | None) -> None:
-        """A point has finished; one that had finished before tells nothing about the time that is left."""
+        """Notes that a point is done; only one that was begun here counts for the time that is left."""
         began = self._running.pop(name, None)
         if began is not None:
             self._seconds.append(time.monotonic() - began)
@@ -53,7 +53,7 @@ class Progress:
         self._say(self.summary())
 
     def failed(self, number: int, name: str, error: str, *, again: bool) -> None:
-        """An attempt has failed."""
+        """Notes that an attempt has failed."""
         self._running.pop(name, None)
         self._failed[name] = error
         self._lost += not again
@@ -61,14 +61,14 @@ class Progress:
         self._say(f"[{number}/{self._count}] failed: {error}; {after}")
 
     def summary(self) -> str:
-        """All in one line."""
+        """The progress in one line."""
         parts = [f"{self._done} of {self._count} done"]
         parts += [f"{len(self._running)} running"] if self._running else []
         parts += [f"{len(self._failed)} failed"] if self._failed else []
         return "; ".join([", ".join(parts), *self._best(), *self._left()])
 
     def table(self) -> list[str]:
-        """All, with a line for each point that runs or failed."""
+        """The progress as a table, with a line for each point that runs or failed."""
         now = time.monotonic()
         points = [f"  running  {name}  {_time(now - t)}" for name, t in self._running.items()]
         points += [f"  failed   {name}  {error}" for name, error in self._failed.items()]
@@ -76,7 +76,7 @@ class Progress:
         return [self.summary(), *points[:_MOST_LINES], *more]
 
     def show(self, *, last: bool = False) -> None:
-        """Redraws the table, where it is live; the last one stays."""
+        """Redraws the table, if it is live; the last table stays."""
         if not self._live or (not last and time.monotonic() - self._last < _REDRAW):
             return
         self._last = time.monotonic()
@@ -93,7 +93,7 @@ class Progress:
             self._out.flush()
 
     def _best(self) -> list[str]:
-        """Both ends of the headline's metric: which of them is the best one is known to who reads it."""
+        """The points with the least and the largest headline metric; the reader knows which is better."""
         if not self._values:
             return []
         ends = (
@@ -112,7 +112,7 @@ class Progress:
 
 
 def _headline(record: Record) -> tuple[str, float] | None:
-    """The first number of the row that the run is about."""
+    """The first metric of the headline row, and its value."""
     for measure in record.measures:
         if measure.row == record.headline_row or not record.headline_row:
             return measure.name, measure.value

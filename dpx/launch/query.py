@@ -1,4 +1,4 @@
-"""Asks the private model that a finished run left.
+"""Queries the private model that a finished run left.
 
 dpx sample --workdir=RUN [--count=10] [--seed=0]
 dpx recommend --workdir=RUN --history=ITEM,ITEM,... [--k=10] [--noexclude_seen]
@@ -70,7 +70,7 @@ def _workdir() -> Path:
 
 
 def model_of(workdir: Path, verb: str) -> Any:
-    """The private model that a finished run left; ValueError for one that has no method of that name."""
+    """The private model that a finished run left; raises ValueError if it has no method of that name."""
     model = records.load(workdir)
     if not hasattr(model, verb):
         can = [name for name in ("sample", "recommend", "predict", "ask") if hasattr(model, name)]

@@ -1,13 +1,13 @@
-"""What a run leaves in its folder, and how to read it back.
+"""The records in a run's folder, and functions that write and read them.
 
-Each .json carries a checksum of its content, so that a damaged one is noticed.
+Each .json file holds a checksum of its content, so that damage is noticed.
 
-config.json       the configuration, its file, what was overridden, and the folder in which the command was
-                  given, from which relative paths lead: written before anything runs
+config.json       the configuration, its file, the overrides, and the folder in which the command was given,
+                  to which paths are relative; it is written before anything runs
 environment.json  versions and devices
-metrics.jsonl     progress, a line each, for its owner alone: no guarantee covers the losses
+metrics.jsonl     the progress, for the owner alone, since no guarantee covers the losses
 privacy.json      every release with its guarantee, their total, the risk, and what no guarantee covers
-result.json       metrics, the headline guarantee and its risk, wall time, notes: written last, atomically
+result.json       metrics, the headline guarantee and its risk, wall time, notes; written last, atomically
 """
 
 import dataclasses
@@ -31,7 +31,7 @@ from dpx.launch.experiment import Comparison, Measure
 from dpx.launch.sources import config_module, experiment, load_config
 from dpx.training import keys
 
-PRIVATE = "private_trials"  # what a selection keeps to itself
+PRIVATE = "private_trials"  # the folder of a selection's trials, which stay secret
 
 
 @dataclasses.dataclass(frozen=True)
@@ -55,12 +55,12 @@ class Record:
 
     @functools.cached_property
     def private(self) -> dict:
-        """All of privacy.json."""
+        """The content of privacy.json."""
         return storage.read_json(self.workdir / "privacy.json")
 
     @property
     def releases(self) -> dict[str, dict]:
-        """Guarantee of every output, by label."""
+        """The guarantee of every output, by label."""
         return self.private["releases"]
 
     @property
@@ -69,13 +69,13 @@ class Record:
         return self.private["total"]
 
     def title(self, skip: str = "") -> str:
-        """Its source and what was changed there, but for the key `skip`."""
+        """The source of the run and its overrides, without the key `skip`."""
         changed = [f"{name}={value}" for name, value in self.overrides.items() if name != skip]
         return " ".join([self.source, *changed])
 
 
 def check_key(name: str, known: Mapping[str, Any], source: str) -> None:
-    """Raises ValueError for a dotted name that the flat config of a source does not have."""
+    """Raises ValueError for a dotted name that is not in the flat config of a source."""
     if name not in known:
         if others := _variants_with(name, source):
             several = "one of " * (len(others) > 1)
@@ -88,7 +88,7 @@ def check_key(name: str, known: Mapping[str, Any], source: str) -> None:
 
 
 def _variants_with(name: str, source: str) -> list[str]:
-    """The other variants of a config file that have a dotted name."""
+    """The other variants of a config file that have a key of that dotted name."""
     path, _, arg = source.partition(":")
     module, tiny = config_module(path), ",tiny" * ("tiny" in arg.split(","))
     variants = (f"{path}:{variant}{tiny}" for variant in getattr(module, "VARIANTS", ()))
@@ -96,13 +96,13 @@ def _variants_with(name: str, source: str) -> list[str]:
 
 
 def flatten(config: Mapping | ml_collections.ConfigDict) -> dict[str, Any]:
-    """Dotted names to values."""
+    """The values of a config by dotted name."""
     nested = config.to_dict() if isinstance(config, ml_collections.ConfigDict) else config
     return traverse_util.flatten_dict(nested, sep=".")
 
 
 def overrides(config: ml_collections.ConfigDict, source: str) -> dict[str, Any]:
-    """What differs from the config file's own values, by dotted name."""
+    """The values that differ from those of the config file, by dotted name."""
     defaults = flatten(load_config(source).to_dict())
     return {
         name: value
@@ -115,8 +115,8 @@ def begin(config: ml_collections.ConfigDict, source: str, workdir: Path) -> None
     """Claims a folder for a configuration.
 
     Raises:
-      ValueError: if it holds another one, or files of something else.
-      storage.StorageError: if another process keeps it, or its files are damaged.
+      ValueError: if the folder holds another configuration, or other files.
+      storage.StorageError: if another process uses it, or its files are damaged.
     """
     path = workdir / "config.json"
     if not path.exists():
@@ -136,7 +136,7 @@ def begin(config: ml_collections.ConfigDict, source: str, workdir: Path) -> None
                 )
     stored = storage.read_json(path)["config"]
     mine = config.to_dict()
-    # Where a run is computed is no part of it: it goes on on other devices.
+    # A run may be resumed on other devices, so that the mesh does not count.
     for settings in (stored, mine):
         settings.pop("mesh", None)
     same_kind = (stored.get("noise_seed") is None) == (mine.get("noise_seed") is None)
@@ -149,7 +149,7 @@ def begin(config: ml_collections.ConfigDict, source: str, workdir: Path) -> None
 
 
 def _changed(before: dict, now: dict, most: int = 5) -> str:
-    """The dotted names of what is not the same in two configs, the first few of many."""
+    """The dotted names of keys with different values in two configs, at most the first few."""
     one, other = flatten(before), flatten(now)
     names = [
         name
@@ -161,19 +161,19 @@ def _changed(before: dict, now: dict, most: int = 5) -> str:
 
 
 def _shown(values: dict, workdir: Path, *, new: bool = False) -> dict:
-    """Values as records show them: the noise seed by its fingerprint."""
+    """Values as records show them, with a fingerprint in place of the noise seed."""
     if values.get("noise_seed") is None:
         return values
     return {**values, "noise_seed": keys.fingerprint(values["noise_seed"], workdir, new=new)}
 
 
 def refuse_foreign(claim: Path, kind: str, ours: Collection[str]) -> None:
-    """Raises ValueError for a folder without its claim that holds more than `ours`, which a kill may leave.
+    """Raises ValueError for a folder that has no claim and holds other files than a killed process leaves.
 
     Args:
-      claim: The file in the folder that says whose it is.
-      kind: What the folder is for, in a word.
-      ours: Names of what is written before the claim.
+      claim: The file that says what the folder belongs to.
+      kind: The kind of folder, in a word.
+      ours: The names of files that are written before the claim.
     """
     folder = claim.parent
     if claim.exists() or not folder.exists():
@@ -189,35 +189,35 @@ def refuse_foreign(claim: Path, kind: str, ours: Collection[str]) -> None:
 
 
 def read(workdir: str | Path) -> Record | None:
-    """The record of a finished run, or None while there is no result."""
+    """The record of a finished run; None if there is no result yet."""
     workdir = Path(workdir)
     if not (workdir / "result.json").exists():
         return None
     result = storage.read_json(workdir / "result.json")
-    result["measures"] = tuple(Measure(**found) for found in result["measures"])
-    result["comparisons"] = tuple(Comparison(**found) for found in result.get("comparisons", ()))
+    result["measures"] = tuple(Measure(**fields) for fields in result["measures"])
+    result["comparisons"] = tuple(Comparison(**fields) for fields in result.get("comparisons", ()))
     return Record(workdir=workdir, **storage.read_json(workdir / "config.json"), **result)
 
 
 def finished(folder: str | Path) -> list[Path]:
-    """The folders of all finished runs in a folder, but for the private trials of selections in it."""
-    found = (path.parent for path in Path(folder).rglob("result.json"))
-    return sorted(path for path in found if PRIVATE not in path.relative_to(folder).parts)
+    """The folders of all finished runs in a folder, without the private trials of selections."""
+    folders = (path.parent for path in Path(folder).rglob("result.json"))
+    return sorted(path for path in folders if PRIVATE not in path.relative_to(folder).parts)
 
 
 def read_all(folder: str | Path) -> list[Record]:
-    """Every finished run in a folder, by path."""
+    """All finished runs in a folder, ordered by path."""
     return [record for workdir in finished(folder) if (record := read(workdir)) is not None]
 
 
-def by_seed(found: Iterable[Record]) -> dict[str, list[Record]]:
-    """Runs that differ in nothing but the seed, together, by their title, with the folder where two have one.
+def by_seed(runs: Iterable[Record]) -> dict[str, list[Record]]:
+    """Groups of runs that differ in the seed only, by title; equal titles are extended by the folder.
 
-    The whole config counts, since its file may have changed between two runs. Of two runs with the same seed
-    each is in a group of its own: they show what the noise does, and not what the seed does.
+    Whole configs are compared, since a config file may have changed between two runs. Two runs with the same
+    seed are in different groups, because they show the effect of noise and not of the seed.
     """
     groups, times = defaultdict(list), Counter()
-    for record in found:
+    for record in runs:
         seed, others = record.config["seed"], {**record.config, "seed": None}
         config = json.dumps([record.source, others], sort_keys=True)
         times[config, seed] += 1
@@ -229,35 +229,38 @@ def by_seed(found: Iterable[Record]) -> dict[str, list[Record]]:
     }
 
 
-def _titles(found: list[Record]) -> list[str]:
-    """The source of each run and what differs between its runs, or where nothing does what was changed."""
+def _titles(runs: list[Record]) -> list[str]:
+    """The title of each run: its source and the values that differ between runs of that source.
+
+    If no value differs, the overrides take their place.
+    """
     titles = []
-    for record in found:
-        alike = [other for other in found if other.source == record.source]
+    for record in runs:
+        alike = [other for other in runs if other.source == record.source]
         values = flatten(record.config)
         changed = [f"{name}={values[name]}" for name in varied(alike)]
         titles.append(" ".join([record.source, *changed]) if changed else record.title(skip="seed"))
     return titles
 
 
-def varied(found: Sequence[Record]) -> list[str]:
-    """The dotted names, but for seeds, of what is not the same in the configs of runs: ε comes first."""
-    flat = [flatten(record.config) for record in found]
+def varied(runs: Sequence[Record]) -> list[str]:
+    """The dotted names of keys, without seeds, whose values differ between runs; ε comes first."""
+    flat = [flatten(record.config) for record in runs]
     common = [name for name in flat[0] if all(name in other for other in flat)]
     names = [n for n in common if any(other[n] != flat[0][n] for other in flat)]
     names = [name for name in names if name not in ("seed", "noise_seed")]
     return sorted(names, key=lambda name: name != "epsilon")
 
 
-def fixed(found: Sequence[Record]) -> dict[str, Any]:
-    """What was changed in all of several runs to the same value, by dotted name."""
-    first, *others = [record.overrides for record in found]
+def fixed(runs: Sequence[Record]) -> dict[str, Any]:
+    """The overrides that several runs have in common, without seeds, by dotted name."""
+    first, *others = [record.overrides for record in runs]
     same = {k: v for k, v in first.items() if all(k in o and o[k] == v for o in others)}
     return {name: value for name, value in same.items() if name not in ("seed", "noise_seed")}
 
 
 def load(workdir: str | Path) -> Any:
-    """The private model that a finished run left, ready to sample or recommend.
+    """The private model that a finished run left, which can sample, recommend or predict.
 
     Raises:
       FileNotFoundError: if the folder holds no finished run.

@@ -22,7 +22,7 @@ from dpx.launch.records import Record
 
 
 def summarize(record: Record) -> str:
-    """One run as markdown: its table, what it costs, and its notes."""
+    """A run as markdown: its table, its cost, and its notes."""
     return _section([record], record.title())
 
 
@@ -33,50 +33,51 @@ def write(folder: Path) -> str:
       The report.
 
     Raises:
-      ValueError: if there is none.
+      ValueError: if the folder holds no finished run.
     """
     if not records.finished(folder):
         raise ValueError(f"{folder} holds no finished run")
     with storage.lock(folder, wait=60):
-        # Only now: of several sweeps that share the folder, the last one to write has read all.
-        found = records.read_all(folder)
-        groups = records.by_seed(found)
+        # Read under the lock, so that the last of several sweeps in one folder has read all runs.
+        runs = records.read_all(folder)
+        groups = records.by_seed(runs)
         shared = _shared([*groups.values()]) if len(groups) > 1 else []
-        sections = tables.overview(found, groups) + [
+        sections = tables.overview(groups) + [
             _section(group, title, shared) for title, group in groups.items()
         ]
         if shared:
             sections.append("\n".join([f"## In all {len(groups)} of them", "", *shared]))
-        _write_csv(found, folder / "results.csv")
-        pictures = [f"![{path.stem}]({path.name})" for path in figures.draw(found, folder)]
-        text = "\n\n".join([*sections, *totals(found), *pictures]) + "\n"
+        _write_csv(runs, folder / "results.csv")
+        pictures = [f"![{path.stem}]({path.name})" for path in figures.draw(runs, folder)]
+        text = "\n\n".join([*sections, *totals(runs), *pictures]) + "\n"
         storage.write_text(folder / "report.md", text)
     return text
 
 
-def totals(found: Iterable[Record]) -> list[str]:
-    """For each data set that several runs have used, what these runs cost together, as markdown.
+def totals(runs: Iterable[Record]) -> list[str]:
+    """The total cost, as markdown, of the runs on each data set that several runs have used.
 
-    Their totals are added up, δ too: the guarantee holds whoever sees them all, and is not the tightest there
-    is. Only totals of one unit and one neighbouring relation can be added up; where there are others, that is
-    said too.
+    The ε and δ of these runs are added up. That guarantee holds against somebody who sees all runs, and is
+    not the tightest possible. Only costs of one unit and one neighbouring relation can be added; if there are
+    others, the report says so.
     """
     groups, kinds = defaultdict(list), defaultdict(list)
-    for record in found:
+    for record in runs:
         total = record.total
         kind = total["neighboring"].replace("_", " ") + " " + total["unit"]
         groups[_data_set(record), kind].append(record)
     for data_set, kind in groups:
         kinds[data_set].append(kind)
     added_up = [_together(group) for group in groups.values() if len(group) > 1]
-    return added_up + [_apart(found) for found in kinds.values() if len(found) > 1]
+    return added_up + [_apart(units) for units in kinds.values() if len(units) > 1]
 
 
 def _data_set(record: Record) -> tuple:
-    """What agrees between runs on the same people: the file that they read, or else the kind of data.
+    """The identity of a run's data set: the file that it reads, or else the kind of data.
 
-    How much of a file a run reads, and how, makes no other people of it. Runs that name neither a file nor a
-    kind count as runs on one data set, and so do draws of synthetic data with the same settings and seed.
+    Runs that read different parts of a file, or read it differently, have the same people. Runs that name
+    neither a file nor a kind count as runs on one data set, and so do synthetic data with the same settings
+    and seed.
     """
     data = record.config.get("data", {})
     if record.private["synthetic"]:
@@ -119,7 +120,7 @@ def _apart(kinds: list[str]) -> str:
 
 
 def _section(group: list[Record], title: str, elsewhere: Collection[str] = ()) -> str:
-    """A table, and what it costs, but for what stands elsewhere."""
+    """The table of a group of runs and its cost, without sentences that stand `elsewhere`."""
     measures = tables.averaged(group)
     lines = [f"## {title}", "", *tables.table(group[0], measures), ""]
     if len(group) > 1:
@@ -132,7 +133,7 @@ def _section(group: list[Record], title: str, elsewhere: Collection[str] = ()) -
 
 
 def _about(record: Record) -> list[str]:
-    """What a run costs, on what that rests, and its notes."""
+    """The cost of a run, its assumptions, and its notes."""
     releases, total = record.releases, record.total
     lines, seen = [], set()
     for label, spent in releases.items():
@@ -155,7 +156,7 @@ def _about(record: Record) -> list[str]:
 
 
 def _shared(groups: Sequence[list[Record]]) -> list[str]:
-    """What is said of every group in the same words, which is then said once."""
+    """The sentences that all groups have in common, which the report states once."""
     first, *others = [_about(group[0]) for group in groups]
     return [line for line in first if line and all(line in lines for lines in others)]
 
@@ -167,19 +168,19 @@ def in_words(spent: dict) -> str:
 
 
 def risk_in_words(record: Record) -> str:
-    """The headline's ε as what an attacker can do."""
-    found = []
+    """The risk of the headline release, as a bound on any attack, in words."""
+    rates = []
     for relation, risk in record.risk.items():
         mu = "∞" if risk["mu"] is None else f"{risk['mu']:.3g}"
         share = f"{risk['tpr_at_1_percent']:.3g}"
-        found.append(f"at most {share} (μ = {mu}) to {relation.replace('_', ' ')}")
+        rates.append(f"at most {share} (μ = {mu}) to {relation.replace('_', ' ')}")
     return (
         f"risk of {record.headline_row or 'the result'}, as the true-positive rate of any attack at 1 % "
-        f"false positives: {', '.join(found)} {record.privacy['unit']}"
+        f"false positives: {', '.join(rates)} {record.privacy['unit']}"
     )
 
 
-def _write_csv(found: list[Record], path: Path) -> None:
+def _write_csv(runs: list[Record], path: Path) -> None:
     rows = [
         {
             "config": record.source,
@@ -188,7 +189,7 @@ def _write_csv(found: list[Record], path: Path) -> None:
             **{f"privacy/{name}": value for name, value in record.privacy.items()},
             "wall_seconds": record.wall_seconds,
         }
-        for record in found
+        for record in runs
     ]
     columns = list(dict.fromkeys(name for row in rows for name in row if name != "wall_seconds"))
     text = io.StringIO(newline="")

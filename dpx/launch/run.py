@@ -37,7 +37,7 @@ _LIMITED = (
 
 
 def check(config: Any) -> None:
-    """Raises ValueError or FileNotFoundError for a value or a file that no run could use."""
+    """Raises ValueError or FileNotFoundError for a value or a file that a run cannot use."""
     _validate.check_epsilon(config["epsilon"], "config.epsilon")
     _validate.check_delta(config["delta"], "config.delta")
     for name in ("seed", "noise_seed"):
@@ -50,7 +50,7 @@ def check(config: Any) -> None:
 
 
 def plan(config: Any) -> experiment.Plan:
-    """What a configuration will release, which costs nothing to know.
+    """The plan of a configuration, without running it.
 
     Raises:
       experiment.ContractError: if the experiment returns something else than a Plan.
@@ -65,18 +65,18 @@ def plan(config: Any) -> experiment.Plan:
 
 
 def prepare(config: ml_collections.ConfigDict, source: str, workdir: Path) -> None:
-    """Checks a configuration and claims its folder: all that a user can get wrong is found here.
+    """Checks a configuration and claims its folder, so that mistakes are reported before anything runs.
 
     Args:
       config: The configuration.
-      source: The config file it came from, with its argument.
-      workdir: New or empty, or of the same configuration.
+      source: The config file that it came from, with its argument.
+      workdir: A folder that is new, empty, or of the same configuration.
 
     Raises:
       ValueError, FileNotFoundError: before anything is written.
-      storage.StorageError: if another process keeps the folder, or its files are damaged.
+      storage.StorageError: if another process uses the folder, or its files are damaged.
     """
-    # Where a run is computed is no part of it.
+    # The mesh may differ, since a run does not depend on the devices that compute it.
     settings = {k: v for k, v in records.flatten(config).items() if k.split(".")[0] != "mesh"}
     _processes.check_same({f"config.{name}": value for name, value in settings.items()})
     check(config)
@@ -84,15 +84,15 @@ def prepare(config: ml_collections.ConfigDict, source: str, workdir: Path) -> No
 
 
 def execute(config: ml_collections.ConfigDict, workdir: Path) -> records.Record:
-    """Runs a configuration in its prepared folder, resumes it, or reads what it left when it finished.
+    """Runs a configuration in its prepared folder, resumes it, or reads its record if it has finished.
 
     Raises:
       experiment.ContractError: if the experiment returns something else than an Outcome.
       keys.CannotResumeError: if the run was killed and its keys are lost, or its data have changed.
       storage.BusyError: if another process runs it.
       storage.StorageError: if a file that it needs is damaged.
-      MemoryError: if there is too little memory, of the machine or of a device. A run that has left nothing
-        but its keys leaves these neither, and can begin again.
+      MemoryError: if there is too little memory, of the machine or of a device. If the run has left nothing
+        but its keys, these are deleted, so that it can begin again.
     """
     with storage.lock(workdir) as still_mine:
         if not _processes.of_first((workdir / "result.json").exists):
@@ -119,14 +119,14 @@ def execute(config: ml_collections.ConfigDict, workdir: Path) -> records.Record:
             _processes.of_first(lambda: write(outcome, config, workdir, seconds))
         record = records.read(workdir)
         assert record is not None
-        # Only now: until the result stands, a resumed run must draw the very same noise.
+        # Keys are deleted only now: until the result is written, a resumed run needs the same noise.
         if _processes.is_first():
             keys.discard(workdir)
         return record
 
 
 def write(outcome: experiment.Outcome, config, workdir: Path, seconds: float | None) -> None:
-    """Writes privacy.json and result.json; `seconds` is None where nobody may know how long a run took."""
+    """Writes privacy.json and result.json; `seconds` is None if the time that a run took must stay secret."""
     synthetic = outcome.synthetic
 
     def state(spent: dpx.PrivacyGuarantee) -> dpx.PrivacyGuarantee:
@@ -151,7 +151,7 @@ def write(outcome: experiment.Outcome, config, workdir: Path, seconds: float | N
         "measures": [dataclasses.asdict(measure) for measure in outcome.measures],
         "titles": dict(outcome.titles),
         "headline_row": outcome.headline_row,
-        "comparisons": [dataclasses.asdict(found) for found in outcome.comparisons],
+        "comparisons": [dataclasses.asdict(comparison) for comparison in outcome.comparisons],
         "privacy": summary,
         "risk": written["risk"]["headline"],
         "wall_seconds": None if seconds is None else round(seconds, 2),
@@ -161,7 +161,7 @@ def write(outcome: experiment.Outcome, config, workdir: Path, seconds: float | N
 
 
 def _risk(spent: dpx.PrivacyGuarantee) -> dict[str, dict[str, float | None]]:
-    """`PrivacyGuarantee.risks` for JSON, which has no infinity."""
+    """The risks of a guarantee for JSON, where None stands for infinity."""
     return {
         relation: {
             "mu": risk.mu if math.isfinite(risk.mu) else None,
@@ -172,23 +172,23 @@ def _risk(spent: dpx.PrivacyGuarantee) -> dict[str, dict[str, float | None]]:
 
 
 def _assumptions(config, synthetic: bool, spent: dpx.PrivacyGuarantee) -> list[str]:
-    """What a guarantee rests on because of how it was run."""
-    found = []
+    """The assumptions that the settings of a run add to its guarantees."""
+    assumptions = []
     if config.noise_seed is not None:
-        found.append(_SEEDED)
+        assumptions.append(_SEEDED)
     elif synthetic:
-        found.append(_SYNTHETIC)
+        assumptions.append(_SYNTHETIC)
     limit = config.get("data", {}).get("limit", 0)
     if limit and spent.neighboring == privacy.ADD_OR_REMOVE_ONE:
-        found.append(_LIMITED.format(limit))
-    return found
+        assumptions.append(_LIMITED.format(limit))
+    return assumptions
 
 
 def compose(releases: dict[str, dpx.PrivacyGuarantee]) -> dpx.PrivacyGuarantee:
-    """All releases as one guarantee, at the largest of their δ (or at the sum, for plain ones).
+    """The guarantee of all releases together, at their largest δ (for plain guarantees, at the sum of δ).
 
-    Each release must be in it once: where two rows of a table start from one release, that release is an
-    entry of its own and the rows are entries without it.
+    Each release must be an entry once. If two rows of a table start from one release, that release is an
+    entry of its own, and the entries of the rows do not include it.
     """
     ledger = dpx.Ledger()
     for label, spent in releases.items():
@@ -200,7 +200,7 @@ def compose(releases: dict[str, dpx.PrivacyGuarantee]) -> dpx.PrivacyGuarantee:
 
 
 def _show(planned: experiment.Plan) -> None:
-    """Prints the parameters of a run, each of its releases, and what all of them will cost together."""
+    """Prints the parameters of a run, the cost of each of its releases, and the total cost."""
     for name, value in planned.parameters.items():
         print(f"{name}: {value}")
     total = compose(dict(planned.releases))

@@ -1,12 +1,12 @@
-"""Selects one of a sweep's points for a price that is stated: `sweep --select=METRIC --trials=LAW:MEAN`.
+"""Selects one of a sweep's points at a stated privacy cost: `sweep --select=METRIC --trials=LAW:MEAN`.
 
-Trials draw their points from the grid at random, with replacement, and their number is random too
-(`dpx.privacy.selection`). Each is a run with noise of its own, and its metric gets noise as well. Only the
-trial of the highest noisy score is given away:
+Each trial draws its point from the grid at random, with replacement, and the number of trials is random too
+(`dpx.privacy.selection`). A trial is a run with its own noise, and noise is added to its metric as well. Only
+the trial with the highest noisy score is released:
 
-selection.json    what was asked for, and its price: public
-selected/         a run's folder, with the model and its noisy score: public
-private_trials/   everything else, for its owner alone: no guarantee covers it
+selection.json    the plan of the selection and its cost; public
+selected/         a run's folder, with the model and its noisy score; public
+private_trials/   everything else, for the owner alone, since no guarantee covers it
 """
 
 import hashlib
@@ -34,15 +34,15 @@ _NONE = (
 
 
 class TrialsFailedError(OSError):
-    """A trial failed, so that nothing can be selected yet."""
+    """The error of a selection one of whose trials failed, so that nothing can be selected yet."""
 
 
 def begin(asked: Plan, folder: Path) -> None:
-    """Claims a folder for a selection, and draws how many trials it has and at which points.
+    """Claims a folder for a selection, and draws the number and the points of its trials.
 
     Raises:
-      ValueError: if the folder holds another selection, or files of something else.
-      keys.CannotResumeError: if what was drawn is lost.
+      ValueError: if the folder holds another selection, or other files.
+      keys.CannotResumeError: if the drawn numbers are lost.
     """
     path, drawn = folder / _ASKED, folder / records.PRIVATE / _DRAWN
     records.refuse_foreign(path, "selection", (records.PRIVATE,))
@@ -51,7 +51,7 @@ def begin(asked: Plan, folder: Path) -> None:
         another = f"{folder} holds another selection: use a new --workdir"
         if not path.exists():
             storage.create_private(drawn, _draw(asked))
-            # What a selection that was killed has drawn is paid for at its own price alone.
+            # Trials that were drawn for one plan must not serve another, which has another cost.
             if storage.read_private(drawn).get("plan") != _digest(asked):
                 raise ValueError(another)
             storage.write_json(path, asked.to_json())
@@ -65,7 +65,7 @@ def begin(asked: Plan, folder: Path) -> None:
 
 
 def _as_read(asked: Plan) -> dict:
-    """The plan as JSON gives it back, with lists for tuples."""
+    """The plan as it is read back from JSON, with lists in place of tuples."""
     return json.loads(json.dumps(asked.to_json()))
 
 
@@ -74,7 +74,7 @@ def _digest(asked: Plan) -> str:
 
 
 def _draw(asked: Plan) -> dict:
-    """What makes the result, so that a selection that was killed has the same trials when it goes on."""
+    """The random draws of a selection, which are kept so that a resumed selection has the same trials."""
     opened = keys.Keys(keys.secret_key(), np.random.SeedSequence())
     if asked.synthetic:
         config = points.point_config(asked.source, asked.overrides(0))
@@ -84,7 +84,7 @@ def _draw(asked: Plan) -> dict:
     return {
         "plan": _digest(asked),
         "points": generator.integers(len(asked.grid), size=count).tolist(),
-        # On synthetic data the noise follows from the config, which would be the same in two trials.
+        # On synthetic data noise follows from the config, and two trials must not share it.
         "noise_seeds": generator.integers(2**62, size=count).tolist() if asked.synthetic else None,
         "scores": np.asarray(jax.random.key_data(opened.noise("scores"))).tobytes().hex(),
     }
@@ -93,19 +93,19 @@ def _draw(asked: Plan) -> dict:
 def finish(
     asked: Plan, folder: Path, run_tasks: Callable[[list[Task]], list[tuple[str, str]]]
 ) -> records.Record:
-    """Runs the trials that have not finished, and gives away the best one.
+    """Runs the trials that have not finished, and releases the best one.
 
     Args:
       asked: The plan for which the folder was begun.
-      folder: Of the selection.
-      run_tasks: Runs trials, and returns those that failed.
+      folder: The folder of the selection.
+      run_tasks: A function that runs trials and returns those that failed.
 
     Raises:
-      TrialsFailedError: where one did, twice.
-      ContractError: where a run released something else than its plan said.
+      TrialsFailedError: if a trial failed twice.
+      ContractError: if a run released something else than its plan says.
     """
-    if (found := _finished(folder)) is not None:
-        return found
+    if (selected := _finished(folder)) is not None:
+        return selected
     private = folder / records.PRIVATE
     drawn = storage.read_private(private / _DRAWN)
     tasks = [
@@ -132,17 +132,17 @@ def finish(
                 point = drawn["points"][best]
                 chosen = (asked.overrides(point), asked.candidates[point])
                 _give_away(asked, folder, *chosen, scores[best], tasks[best].workdir)
-    found = _finished(folder)
-    assert found is not None
-    return found
+    selected = _finished(folder)
+    assert selected is not None
+    return selected
 
 
 def _finished(folder: Path) -> records.Record | None:
-    """What was selected, if it was: the key of the scores is deleted then, as those of finished runs are."""
-    found = records.read(folder / SELECTED)
-    if found is not None:
+    """The selected run, or None. Once it exists, the key of the scores is deleted."""
+    selected = records.read(folder / SELECTED)
+    if selected is not None:
         (folder / records.PRIVATE / _DRAWN).unlink(missing_ok=True)
-    return found
+    return selected
 
 
 def _overrides(asked: Plan, drawn: dict, trial: int) -> dict:
@@ -151,7 +151,7 @@ def _overrides(asked: Plan, drawn: dict, trial: int) -> dict:
 
 
 def _score(asked: Plan, candidate: Candidate, key: jax.Array, task: Task) -> float:
-    """The metric of a trial with noise, once it is certain that the trial costs what was planned."""
+    """The noisy metric of a trial, after a check that the trial costs what was planned."""
     record = records.read(task.workdir)
     assert record is not None
     spent = record.releases.get(candidate.row, {}).get("event")
@@ -180,7 +180,7 @@ def _give_away(
     score: float | None,
     trial: Path | None,
 ) -> None:
-    """Writes the folder of what was selected: nothing of the trial but its model, not even when it ran."""
+    """Writes the folder of the selected run, with the trial's model and nothing else, not even its time."""
     target, spent = folder / SELECTED, asked.price.guarantee
     shutil.rmtree(target, ignore_errors=True)
     config = points.point_config(asked.source, overrides)

@@ -1,4 +1,4 @@
-"""What a selection is asked for, and its price: what can be wrong with it is found here, before it runs."""
+"""The plan of a selection and its privacy cost, with all checks that are made before it runs."""
 
 import dataclasses
 import re
@@ -16,17 +16,17 @@ from dpx.launch.experiment import Candidate
 
 @dataclasses.dataclass(frozen=True)
 class Plan:
-    """A selection that was checked, before anything is drawn.
+    """A selection that has been checked, before anything is drawn.
 
     Attributes:
       source: The config file, with its argument.
       grid: The points, as overrides by dotted name.
-      candidates: What each of them leaves.
-      metric: What the trials are scored by.
-      trials: The law of their number.
-      score_noise: Noise multiplier of the score.
-      price: What it costs.
-      fixed: Overrides that all points have.
+      candidates: The candidate of each point.
+      metric: The metric by which trials are scored.
+      trials: The law of the number of trials.
+      score_noise: The noise multiplier of the score.
+      price: The privacy cost.
+      fixed: The overrides that all points have in common.
     """
 
     source: str
@@ -39,7 +39,7 @@ class Plan:
     fixed: Mapping[str, Any] = dataclasses.field(default_factory=dict)
 
     def overrides(self, number: int) -> dict:
-        """All that differs from the config at a point of the grid."""
+        """All overrides at a point of the grid."""
         return {**self.fixed, **self.grid[number]}
 
     @property
@@ -52,7 +52,7 @@ class Plan:
 
     @property
     def words(self) -> str:
-        """What the selection costs, beside what else could be done."""
+        """The cost of the selection, and of its alternatives, in words."""
         guarantee = self.price.guarantee
         expected = f"{self.trials.mean:g} trial" + "s" * (self.trials.mean != 1)
         return (
@@ -80,7 +80,7 @@ def parse_trials(text: str | None) -> privacy.Trials:
     """The law that `--trials` names.
 
     Raises:
-      ValueError: for anything else than LAW:MEAN.
+      ValueError: for anything but LAW:MEAN.
     """
     parts = re.fullmatch(r"(\w+):([0-9.eE+-]+)", text or "")
     try:
@@ -102,18 +102,18 @@ def plan(
     *,
     fixed: Mapping[str, Any] = MappingProxyType({}),
 ) -> Plan:
-    """Checks a selection and finds its price, before anything runs.
+    """Checks a selection and computes its privacy cost, before anything runs.
 
     Args:
       source: The config file, with its argument.
-      grid: Overrides of each point.
-      metric: The experiment's name for it.
-      trials: As `--trials` has it.
-      score_noise: Noise multiplier of the score.
-      fixed: Overrides that all points have.
+      grid: The overrides of each point.
+      metric: The name of the metric in the experiment.
+      trials: The value of `--trials`.
+      score_noise: The noise multiplier of the score.
+      fixed: The overrides that all points have in common.
 
     Raises:
-      ValueError: for what cannot be selected from with a guarantee.
+      ValueError: for a selection that cannot have a guarantee.
     """
     if metric is None:
         raise ValueError("--select is missing: give the metric of --trials, as in --select=hit@10")
@@ -160,10 +160,10 @@ def _candidate(config: ml_collections.ConfigDict, metric: str) -> Candidate:
             f"--select={metric}: the experiment {config.experiment} must say how far one record can change "
             "its metrics: give it a function candidate(config), or select recommenders or models of text"
         )
-    found = module.candidate(config)
-    if metric not in found.sensitivities:
+    candidate = module.candidate(config)
+    if metric not in candidate.sensitivities:
         raise ValueError(
             f"--select={metric} must be a metric that one record can change only so far: use one of "
-            f"{', '.join(found.sensitivities)}"
+            f"{', '.join(candidate.sensitivities)}"
         )
-    return found
+    return candidate

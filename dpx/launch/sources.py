@@ -1,4 +1,4 @@
-"""Where configs and experiments are found: those that come with dpx, and a user's own files.
+"""The loading of configs and experiments, which come with dpx or are a user's own files.
 
 A config is a file with `get_config(arg="")`, which returns a ConfigDict, and optionally `sweep(arg="")`,
 which returns the values of a grid by key. Its `experiment` names the module that runs it: one that comes with
@@ -39,7 +39,7 @@ def config_path(source: str) -> Path:
     """The file of `NAME[:arg]` or `FILE[:arg]`.
 
     Raises:
-      FileNotFoundError: if there is none.
+      FileNotFoundError: if there is no such file.
     """
     name, known = source.partition(":")[0], names()
     if name in known:
@@ -67,7 +67,7 @@ def config_module(source: str) -> ModuleType:
 
 
 def load_config(source: str) -> ConfigDict:
-    """The configuration of `NAME[:arg]` or `FILE[:arg]`, its defaults.
+    """The configuration of `NAME[:arg]` or `FILE[:arg]`, with its default values.
 
     Raises:
       FileNotFoundError: if there is no such file.
@@ -88,10 +88,9 @@ def load_config(source: str) -> ConfigDict:
 
 
 def find_home(config: ConfigDict) -> ConfigDict:
-    """The same configuration, changed in place: the ~ at the start of a path becomes the home folder.
+    """Replaces, in place, the ~ at the start of paths by the home folder, and returns the configuration.
 
-    Paths are the values of keys that end in `path`. Shells leave the ~ of `--config.data.path=~/x` to the
-    program.
+    Paths are the values of keys that end in `path`. Shells do not replace the ~ in `--config.data.path=~/x`.
     """
     for name, value in config.items():
         if isinstance(value, ConfigDict):
@@ -102,26 +101,26 @@ def find_home(config: ConfigDict) -> ConfigDict:
 
 
 def call(module: ModuleType, function: str, source: str):
-    """`get_config` or `sweep` of a config's module, with the argument after the colon, where there is one.
+    """The result of `get_config` or `sweep` of a config's module, called with the argument after the colon.
 
     Raises:
-      ValueError: for an argument that the function does not take.
+      ValueError: for an argument if the function takes none.
     """
     name, _, arg = source.partition(":")
-    found = getattr(module, function)
+    called = getattr(module, function)
     if not arg:
-        return found()
-    if not inspect.signature(found).parameters:
+        return called()
+    if not inspect.signature(called).parameters:
         raise ValueError(f"{name}: {function} takes no argument: leave out {':' + arg!r}")
-    return found(arg)
+    return called(arg)
 
 
 def experiment(config: ConfigDict) -> ModuleType:
     """The module that runs a configuration.
 
     Raises:
-      ValueError: where there is none of that name, or it lacks a function.
-      FileNotFoundError: where it is a file that is not there.
+      ValueError: if there is no experiment of that name, or it lacks a function.
+      FileNotFoundError: if it is a file that does not exist.
     """
     name = str(config.experiment)
     module = _own_experiment(name) if name.endswith(".py") else _shipped_experiment(name)
@@ -139,7 +138,7 @@ def experiment(config: ConfigDict) -> ModuleType:
 
 
 def did_you_mean(name: str, known: Iterable[str]) -> str:
-    """`; did you mean …?` if a known name is close, and nothing otherwise."""
+    """The text `; did you mean …?` if a known name is similar, otherwise ""."""
     close = difflib.get_close_matches(name, list(known), 1)
     return f"; did you mean {close[0]}?" if close else ""
 
@@ -148,10 +147,10 @@ def _shipped_experiment(name: str) -> ModuleType | None:
     _make_importable()
     full = f"experiments.{name}"
     try:
-        found = importlib.util.find_spec(full)
-    except ModuleNotFoundError:  # of the package that should hold it
+        spec = importlib.util.find_spec(full)
+    except ModuleNotFoundError:  # the package that should hold it does not exist
         return None
-    return importlib.import_module(full) if found else None
+    return importlib.import_module(full) if spec else None
 
 
 @functools.cache
@@ -162,7 +161,7 @@ def _own_experiment(path: str) -> ModuleType:
         )
     folder = str(Path(path).parent)
     if folder not in sys.path:
-        sys.path.append(folder)  # so that it can import what lies beside it
+        sys.path.append(folder)  # so that it can import modules beside it
     module = _from_file(Path(path), f"dpx_own_experiment:{path}")
     sys.modules[module.__name__] = module
     return module
@@ -182,6 +181,6 @@ def _from_file(path: Path, name: str) -> ModuleType:
 
 
 def _make_importable() -> None:
-    """Lets `import configs` and `import experiments` work wherever dpx is installed."""
+    """Makes `import configs` and `import experiments` work wherever dpx is installed."""
     if str(root()) not in sys.path:
         sys.path.append(str(root()))

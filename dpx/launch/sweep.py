@@ -4,12 +4,13 @@ dpx sweep --config=NAME[:arg] --workdir=DIR [--set=key=v1,v2 ...] [--config.key=
     [--executor=local|ray|slurm] [--workers=N] [--shard=I/N] [--slurm=key=value ...] [--noprogress]
     [--select=METRIC --trials=geometric:MEAN|poisson:MEAN [--score_noise=MULTIPLIER]]
 
-The default grid is the config's sweep(). --config.key=value holds at all points, and is in the name of none.
-Finished points are skipped, an unfinished one resumes, and a point that fails is tried once more and does not
-stop the others. Several sweeps, on several hosts, may share one folder: each takes points that nobody runs.
+The default grid is the config's sweep(). --config.key=value holds at all points, and is in no point's name.
+Finished points are skipped, unfinished ones are resumed, and a point that fails is tried once more and does
+not stop the others. Several sweeps, on several hosts, may share one folder: each takes points that no other
+one runs.
 
 With --select the points are candidates: a random number of trials is drawn from them, and only the best one
-by a noisy score is given away, in selected/, with one guarantee for the whole.
+by a noisy score is released, in selected/, with one guarantee for all of this.
 """
 
 import contextlib
@@ -45,39 +46,39 @@ _ATTEMPTS = 2
 
 def run_points(
     source: str,
-    found: list[dict],
+    listed: list[dict],
     folder: Path,
     pool: workers.Pool | None = None,
     out: TextIO | None = None,
     *,
     fixed: Mapping[str, Any] = MappingProxyType({}),
 ) -> list[tuple[str, str]]:
-    """Runs the points that are not finished, and that were checked before.
+    """Runs the points that are not finished. They must have been checked before.
 
-    Several processes may share the points of one folder.
-    A point that another process runs is left to it, and looked at again when all others are done: by then
-    it has finished, or its process was killed and it can go on here. One that fails, or whose worker dies,
-    is tried once more, under the keys that it began with.
+    Several processes may share the points of one folder. A point that another process runs is left to it, and
+    looked at again when all others are done: by then it has finished, or its process was killed and it can be
+    resumed here. A point that fails, or whose worker dies, is tried once more, with the keys that it began
+    with.
 
     Args:
       source: The config file, with its argument.
-      found: The points, as `grid` has them.
-      folder: Of the sweep.
-      pool: Who runs them; this process where there is none.
-      out: Where it says how far they are; stderr by default.
-      fixed: Overrides that all points have, and none in its name.
+      listed: The points, as returned by `grid`.
+      folder: The folder of the sweep.
+      pool: The workers; by default this process.
+      out: The stream for progress; stderr by default.
+      fixed: The overrides that all points have in common, which are in no point's name.
 
     Returns:
-      The names of those that failed, with their errors, which are also printed.
+      The names of the points that failed, with their errors, which are also printed.
     """
     pool = workers.Here() if pool is None else pool
     live = out is None and sys.stderr.isatty() and not isinstance(pool, workers.Here)
-    tasks = [Task(source, {**fixed, **point}, str(folder), point_name(point)) for point in found]
+    tasks = [Task(source, {**fixed, **point}, str(folder), point_name(point)) for point in listed]
     return run_tasks(tasks, pool, Progress(len(tasks), pool.size, live=live, out=out))
 
 
 def run_tasks(listed: list[Task], pool: workers.Pool, progress: Progress) -> list[tuple[str, str]]:
-    """Runs points or trials as `run_points` says, and shows how far they are."""
+    """Runs points or trials as `run_points` says, and shows the progress."""
     tasks = dict(enumerate(listed, start=1))
     waiting, due = deque(tasks), dict.fromkeys(tasks, 0.0)
     attempts, failed, held, running = dict.fromkeys(tasks, 0), [], set(), {}
@@ -87,7 +88,7 @@ def run_tasks(listed: list[Task], pool: workers.Pool, progress: Progress) -> lis
             while len(running) < pool.size and (number := _next(waiting, due)):
                 task = tasks[number]
                 if (task.workdir / "result.json").exists():
-                    ended[number] = points.attempt(task)  # which deletes keys that a kill has left
+                    ended[number] = points.attempt(task)  # it deletes keys that a kill has left
                 elif number in held and _busy(task.workdir):
                     ended[number] = Ended("busy")
                 else:
@@ -120,7 +121,7 @@ def run_tasks(listed: list[Task], pool: workers.Pool, progress: Progress) -> lis
 
 
 def _next(waiting: deque[int], due: dict[int, float]) -> int | None:
-    """Takes the first point out of those that wait and are due."""
+    """Removes and returns the first waiting point that is due, or None."""
     now = time.monotonic()
     for number in waiting:
         if due[number] <= now:
@@ -130,7 +131,7 @@ def _next(waiting: deque[int], due: dict[int, float]) -> int | None:
 
 
 def _busy(workdir: Path) -> bool:
-    """Whether another process has a point: a look costs less than a job of a cluster."""
+    """Whether another process runs a point, which is cheaper to check than to submit a job."""
     try:
         with storage.lock(workdir):
             return False
@@ -141,12 +142,12 @@ def _busy(workdir: Path) -> bool:
 def _result(job: workers.Job) -> Ended:
     try:
         return Ended(*job.result())
-    except Exception as error:  # whatever an executor raises for a worker that died
+    except Exception as error:  # executors raise many types for a worker that died
         return Ended("failed", f"{type(error).__name__}: {cli.in_one_line(error)}")
 
 
 def _select(source: str, fixed: dict, folder: Path) -> None:
-    """Selects among the points of the grid in place of running them all."""
+    """Selects among the points of the grid instead of running all of them."""
     flag = flags.FLAGS
     try:
         if flag.shard:
@@ -197,7 +198,7 @@ def main(argv: list[str]) -> None:
         configs = {point_name(point): point_config(source, fixed | point) for point in mine}
         for config in configs.values():
             run.check(config)
-        # Every folder is claimed before anything is computed: what one refuses, all may refuse.
+        # All folders are claimed before anything is computed, so that a mistake shows at once.
         for name, config in configs.items():
             records.begin(config, source, folder / name)
     except (ValueError, OSError, MemoryError) as error:

@@ -1,4 +1,4 @@
-"""The tables of a report: of one run, and of many beside each other."""
+"""The tables of a report: of one run, and of many runs side by side."""
 
 import dataclasses
 from collections import defaultdict
@@ -18,21 +18,21 @@ def epsilon_of(spent: dict) -> str:
 
 
 def averaged(group: list[Record]) -> list[Measure]:
-    """The measures of a run; of several their means and standard errors."""
-    found = []
+    """The measures of a run, or the means and standard errors of several runs."""
+    means = []
     for measure in group[0].measures:
         values = [
             record.metrics[measure.name] for record in group if measure.name in record.metrics
         ]
         error = float(stats.sem(values)) if len(values) > 1 else measure.error
-        found.append(dataclasses.replace(measure, value=float(np.mean(values)), error=error))
-    return found
+        means.append(dataclasses.replace(measure, value=float(np.mean(values)), error=error))
+    return means
 
 
 def table(first: Record, measures: list[Measure]) -> list[str]:
-    """A line for each row and setting, a column for each setting that varies and each metric.
+    """A table with a line for each row and setting, and a column for each metric and each varying setting.
 
-    The headline row is bold, and the best private baseline says what it is. What a column would repeat in
+    The headline row is bold, and the best private baseline is marked. A value that a column would repeat in
     every line stands above the table instead.
     """
     releases, cells = first.releases, defaultdict(dict)
@@ -49,12 +49,12 @@ def table(first: Record, measures: list[Measure]) -> list[str]:
             name: f"{value:g}" if isinstance(value, float) else str(value)
             for name, value in settings
         }
-        # Where one run tries several ε, the ε of a row is the one that it was tried at.
+        # If one run measures several ε, the ε of a row is that of its settings.
         tried_at = about.pop("epsilon", epsilon_of(spent) if spent else "")
         name = _row_name(first, row, best.get(row, []))
         lines.append(about | {"": name, "ε": tried_at} | values)
     columns = list(dict.fromkeys(column for line in lines for column in line))
-    # ε and the row's name come behind the settings, in front of the metrics.
+    # ε and the row's name stand between the settings and the metrics.
     columns.sort(
         key=lambda column: (column in ("", "ε")) + 2 * any(column in c for c in cells.values())
     )
@@ -78,11 +78,11 @@ def _row_name(record: Record, row: str, best_in: list[str]) -> str:
     return f"{words} (best private baseline{where})"
 
 
-def overview(found: Sequence[Record], groups: Mapping[str, list[Record]]) -> list[str]:
-    """For each config of which there are several groups: a line for each, with its headline row, as markdown.
+def overview(groups: Mapping[str, list[Record]]) -> list[str]:
+    """For each config with several groups of runs, a table of their headline rows, as markdown.
 
-    The columns are what differs between them, what all releases of one cost, the metrics of the headline row,
-    and beside each metric by which rows are compared the best private baseline.
+    The columns are the values that differ, the total cost, the metrics of the headline row and, beside each
+    metric by which rows are compared, the best private baseline.
     """
     by_source = defaultdict(list)
     for group in groups.values():
@@ -107,7 +107,7 @@ def overview(found: Sequence[Record], groups: Mapping[str, list[Record]]) -> lis
 
 
 def _line(group: list[Record], names: Sequence[str]) -> dict[str, str]:
-    """A group in the table of all: nothing where its headline row is measured at several settings."""
+    """The cells of a group in that table; none if its headline row is measured at several settings."""
     first, measures = group[0], averaged(group)
     own = [m for m in measures if m.row == first.headline_row and not m.settings]
     if not own:

@@ -1,8 +1,8 @@
-"""Who runs the points of a sweep: this process, processes beside it, Ray, or Slurm.
+"""The workers that run the points of a sweep: this process, other processes, Ray, or Slurm.
 
-Each has a number of workers, its `size`. `submit(task)` hands a point to one of them and returns a job with
-`done()` and `result()`, which raises where the worker died. Leaving the context ends all workers: what they
-ran goes on when the sweep is started again.
+Each pool has a number of workers, its `size`. `submit(task)` hands a point to one of them and returns a job
+with `done()` and `result()`, which raises if the worker died. Leaving the context ends all workers; the
+points that they ran are resumed when the sweep is started again.
 """
 
 import importlib
@@ -26,7 +26,7 @@ _DAY = 24 * 60  # minutes
 
 
 class WorkerDiedError(Exception):
-    """A worker ended before its point did."""
+    """The error of a point whose worker ended before it."""
 
 
 class Job(Protocol):
@@ -38,7 +38,7 @@ class Job(Protocol):
 
 
 class Here:
-    """This process, which runs a point while it is handed in; `quiet` as `points.attempt` has it."""
+    """A pool that runs each point in this process, within `submit`; `quiet` as in `points.attempt`."""
 
     size = 1
 
@@ -58,7 +58,7 @@ class Here:
 
 
 class Processes:
-    """Processes on this machine, each of which runs one point after another and keeps what it compiled."""
+    """A pool of processes on this machine, each of which runs many points and keeps compiled programs."""
 
     def __init__(self, size: int):
         self.size = size
@@ -104,7 +104,7 @@ class _Process:
             stdout=subprocess.PIPE,
             text=True,
             env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
-            # Ctrl-C is this process's to answer, which then ends the others.
+            # Only this process gets Ctrl-C, and then ends the others.
             start_new_session=True,
         )
 
@@ -127,7 +127,7 @@ class _Process:
 
 
 def serve() -> None:
-    """Runs the points that come in until there are no more, or until the sweep that sends them is gone."""
+    """Runs the points that arrive, until there are no more or the sweep that sends them has ended."""
     answers = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)
     for line in sys.stdin:
@@ -136,7 +136,7 @@ def serve() -> None:
 
 
 class Ray:
-    """Tasks of a Ray cluster: the one that RAY_ADDRESS names, or one that is started on this machine."""
+    """A pool of Ray tasks, in the cluster that RAY_ADDRESS names or a new one on this machine."""
 
     def __init__(self, size: int):
         self.size = size
@@ -147,7 +147,7 @@ class Ray:
         own = {} if "RAY_ADDRESS" in os.environ else {"num_cpus": self.size}
         ray.init(**own, include_dashboard=False, log_to_driver=False, logging_level="error")
         gpus = 1 if ray.cluster_resources().get("GPU") else 0
-        # A worker that dies is counted here, and its point handed in again by the sweep.
+        # Ray must not retry: the sweep counts attempts, and submits the point of a dead worker again.
         self._attempt = ray.remote(num_cpus=1, num_gpus=gpus, max_retries=0)(_attempt_in)
         return self
 
@@ -164,7 +164,7 @@ def _attempt_in(folder: str, task: Task) -> Ended:
 
 
 class Slurm:
-    """A job of Slurm for each point, with the options of submitit, such as `timeout_min=60`."""
+    """A pool with one Slurm job for each point, with options of submitit, such as `timeout_min=60`."""
 
     def __init__(self, size: int, folder: Path, options: Sequence[str], cluster: str = "slurm"):
         self.size = size
@@ -217,10 +217,10 @@ def _import(name: str) -> ModuleType:
 def choose(
     executor: str, size: int, folder: Path, options: Sequence[str] = (), *, quiet: bool = False
 ) -> "Pool":
-    """The workers that a command line asks for; `quiet` ones print into the folders of their points alone.
+    """The pool that a command line asks for; if it is `quiet`, points print into their folders only.
 
     Raises:
-      ValueError: for what does not exist, or is not installed here.
+      ValueError: for an executor that is unknown or not installed.
     """
     if executor not in EXECUTORS:
         raise ValueError(f"--executor={executor} must be one of {', '.join(EXECUTORS)}")

@@ -1,4 +1,4 @@
-"""Flax NNX models: thin shells around pure functions."""
+"""Flax NNX modules, which are thin shells around pure functions."""
 
 from dpx.nn import (
     cross_attention,

@@ -1,4 +1,4 @@
-"""A cross-attention layer over a private memory, of which it keeps a noisy sketch only."""
+"""A cross-attention layer over a private memory, of which it keeps only a noisy sketch."""
 
 import math
 
@@ -22,29 +22,30 @@ from dpx.privacy import (
 
 
 class Release(nnx.Variable):
-    """What was released about the memory: safe to store, to copy and to query without limit."""
+    """A part of the release about a memory, which may be stored, copied and queried without limit."""
 
 
 class PrivateCrossAttention(nnx.Module):
-    """Multi-head cross-attention whose memory is private, (ε, δ)-DP for replacing one of its rows.
+    """Multi-head cross-attention over a private memory, (ε, δ)-DP for replacing one of its rows.
 
-    `remember` reads the memory once. What the module keeps, and what `nnx.state` saves (Orbax restores it
-    into a layer made with the same arguments), are projections, noisy moments and the budget; never keys
-    or values. Projections of keys and values must not have been trained on the memory itself.
+    `remember` reads the memory once. The module keeps projections, noisy moments and the budget, but never
+    keys or values; `nnx.state` saves these, and Orbax restores them into a layer with the same arguments.
+    The projections of keys and values must not have been trained on the memory itself.
 
     Attributes (constructor arguments):
       query_dim: The width of the queries' input.
       memory_dim: The width of a row of the memory.
       num_heads, head_dim: H heads of width D; logits are ⟨q, k⟩/√D.
-      out_dim: Width of the answers; `query_dim` if None.
+      out_dim: The width of the answers; `query_dim` if None.
       key_bound: Keys are rescaled to ‖k‖₂ ≤ key_bound in each head.
-      query_bound: Queries likewise; `key_bound` if None. Noise grows as e^{key_bound·query_bound/√D}.
+      query_bound: The same bound for queries; `key_bound` if None. Noise grows as
+        e^{key_bound·query_bound/√D}.
       value_bound: Values are clipped to ±value_bound elementwise, or rescaled to ‖v‖₂ ≤ value_bound in each
         head with `value_domain="ball"`.
       features: "random", or "taylor" for small D.
       degree: The degree of Taylor features; by default the smallest that is accurate to 1e-4.
       num_features: The number of random features.
-      rngs: Draws the initial projections and, from `params`, the public random directions.
+      rngs: Random keys for the initial projections and, from `params`, the public random directions.
     """
 
     def __init__(
@@ -103,15 +104,15 @@ class PrivateCrossAttention(nnx.Module):
         )  # (ε, δ), rounded up to float32; zeros before `remember`
 
     def remember(self, key: jax.Array, memory: jax.Array, *, epsilon: float, delta: float) -> None:
-        """Releases a private memory (n, memory_dim), which is what the layer attends to from now on.
+        """Releases a private memory (n, memory_dim), to which the layer attends from then on.
 
         The budget is for the whole row: the heads' squared sensitivities add up, so that each head gets the
-        noise of one of H composed releases. Each call spends its budget anew, and `guarantee` is of all calls
-        together: what was released about an earlier memory may share rows with this one, and stays known.
-        Call it outside `jit`: there sums are 64-bit (`sketch.build`).
+        noise of one of H composed releases. Each call spends its budget again, and `guarantee` covers all
+        calls together, since an earlier memory may share rows with this one. Call it outside of `jit`, where
+        sums have 64 bits (`sketch.build`).
 
         Args:
-          key: Secret randomness of the noise.
+          key: The JAX key of the noise.
           memory: Private rows (n, memory_dim).
           epsilon, delta: The budget of all heads together.
 
@@ -142,7 +143,7 @@ class PrivateCrossAttention(nnx.Module):
         )
 
     def _composed(self, epsilon: float, delta: float) -> tuple[float, float]:
-        """(ε, δ) of all that was ever released, a new release of that budget included: μ² adds up."""
+        """(ε, δ) of all releases so far, and a new one with that budget, by adding μ²."""
         spent_epsilon, spent_delta = (float(number) for number in np.asarray(self.budget[...]))
         if not spent_epsilon:
             return epsilon, delta
@@ -153,7 +154,7 @@ class PrivateCrossAttention(nnx.Module):
 
     @property
     def guarantee(self) -> PrivacyGuarantee:
-        """What all releases guarantee together, restored layers included (ε and δ rounded up to float32).
+        """The guarantee of all releases together, also after restoring (ε and δ are rounded up to float32).
 
         Raises:
           ValueError: if nothing was remembered.
@@ -191,10 +192,10 @@ class PrivateCrossAttention(nnx.Module):
         return self.out(jnp.moveaxis(answers, 0, 1).reshape(*lead, -1))
 
     def over_public(self, x: jax.Array, memory: jax.Array) -> jax.Array:
-        """The same layer over a memory (n, memory_dim) that is no secret, without sketch and noise.
+        """The same layer over a public memory (n, memory_dim), without sketch and noise.
 
-        It is what `__call__` comes to with many features and little noise, and is differentiable: train the
-        projections with it, on public memories, before the private one is remembered. Nothing is kept.
+        `__call__` tends to it with many features and little noise. It is differentiable, so that it serves to
+        train the projections on public memories, before the private one is remembered. Nothing is kept.
         """
         q = into_ball(self._heads(self.query(x.reshape(-1, x.shape[-1]))), self.domain.query_bound)
         heads = self._heads(self.key(memory)), self._heads(self.value(memory))

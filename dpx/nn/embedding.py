@@ -1,4 +1,4 @@
-"""The table of token embeddings of `Transformer` and `Recurrent`, and what tokens may be."""
+"""The table of token embeddings of `Transformer` and `Recurrent`, and the checks of tokens."""
 
 import jax
 import jax.numpy as jnp
@@ -9,16 +9,16 @@ from dpx._numerics import is_traced, promoting
 
 
 class Embed(nnx.Embed):
-    """An `nnx.Embed` that computes in whatever type its table is cast to, so that all that follows does too.
+    """An `nnx.Embed` that returns the type to which its table is cast, so that a model computes in that type.
 
-    `nnx.Embed` itself goes back to the type of its first table: a model that is cast to bfloat16 for one call
-    (`compute_dtype` of `dpx.training.fit`) would then compute in float32 from the first look-up on.
+    `nnx.Embed` itself returns the type of its initial table: a model that is cast to bfloat16 for one call
+    (`compute_dtype` of `dpx.training.fit`) would compute in float32 from the first look-up on.
 
     Attributes (constructor arguments):
-      num_embeddings: M rows.
-      features: d columns.
-      std: Of the initial entries, which are normal.
-      rngs: Random keys for them.
+      num_embeddings: M, the number of rows.
+      features: d, the number of columns.
+      std: The standard deviation of the initial entries, which are normal.
+      rngs: Random keys for the initial entries.
     """
 
     def __init__(self, num_embeddings: int, features: int, std: float, rngs: nnx.Rngs):
@@ -28,16 +28,16 @@ class Embed(nnx.Embed):
 
 
 def check_tokens(tokens: jax.Array, vocab_size: int, mask: jax.Array | None = None) -> None:
-    """Raises ValueError for no token at all and, where they are known, for tokens outside the vocabulary.
+    """Raises ValueError for no token at all and, outside `jit`, for tokens outside of the vocabulary.
 
-    A look-up would take another row for some of these, and no row for others. Where `mask` (..., L) is False
-    there is padding, for which -1 will do: the row that it takes has no influence.
+    A look-up would silently take another row for some of these, or none. Where `mask` (..., L) is False there
+    is padding, for which -1 is allowed: the row that it takes has no influence.
     """
     if not tokens.shape or not tokens.shape[-1]:
         raise ValueError(f"tokens have shape {tokens.shape}: pass (..., L) with at least one token")
     if is_traced(tokens, mask) or not tokens.size:
         return
-    if not getattr(tokens, "is_fully_addressable", True):  # Other processes hold the rest of them.
+    if not getattr(tokens, "is_fully_addressable", True):  # Other processes hold some tokens.
         return
     padding = False if mask is None else ~np.asarray(mask) & (np.asarray(tokens) == -1)
     numbers = np.where(padding, 0, tokens)
@@ -52,6 +52,6 @@ def check_tokens(tokens: jax.Array, vocab_size: int, mask: jax.Array | None = No
 
 @promoting
 def biased(logits: jax.Array, bias: jax.Array) -> jax.Array:
-    """Logits with their bias, in float32 at least: losses are differences of large numbers."""
+    """Logits plus bias in at least float32, since losses are differences of large numbers."""
     dtype = jnp.promote_types(logits.dtype, jnp.float32)
     return logits.astype(dtype) + bias.astype(dtype)

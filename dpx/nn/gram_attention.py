@@ -11,21 +11,21 @@ from dpx.privacy import Ledger
 
 
 class Release(nnx.Variable):
-    """A released matrix: part of a model's state, but not a parameter to train."""
+    """A released matrix, which is part of a model's state but is not trained."""
 
 
 class GramAttention(nnx.Module):
-    """D(B)⁻¹ f(B) V with B a private release of XXᵀ.
+    """The attention D(B)⁻¹ f(B) V, where B is a private release of XXᵀ.
 
-    The private data enter through the release alone, so calling the layer, as often as one likes, costs
-    nothing more; the cost stands in the ledger of the model that the layer belongs to.
+    The layer depends on private data through the release alone, so that calling it costs no privacy. The cost
+    of the release is in the ledger of the model that the layer belongs to.
 
-    Guarantee: the release's, for as long as `values` are public or protected on their own.
+    Guarantee: that of the release, if `values` are public or protected by a guarantee of their own.
 
     Attributes:
       matrix: B, (n, n), in a `Release` variable (`nnx.state(model, Release)`).
       kernel: f, "exp" or "cosh".
-      temperature: What B is divided by.
+      temperature: The number that B is divided by.
     """
 
     def __init__(
@@ -37,12 +37,12 @@ class GramAttention(nnx.Module):
         temperature: float = 1.0,
         label: str = "attention matrix",
     ):
-        """Takes the release and enters its cost in the ledger.
+        """Makes the layer of a release, and enters its cost in the ledger.
 
         Args:
-          release: From `dpx.gram.release`.
-          ledger: The ledger of the model that this layer belongs to. A release used by several layers is
-            entered once, by the first of them (`ledger=Ledger()` for the others): using it again is free.
+          release: A result of `dpx.gram.release`.
+          ledger: The ledger of the model that this layer belongs to. A release that several layers use is
+            entered by one of them (pass `ledger=Ledger()` to the others), since using it again is free.
           kernel: f, "exp" or "cosh".
           temperature: As in `dpx.gram.attention`.
           label: The name of the ledger's entry.
@@ -67,7 +67,7 @@ class GramAttention(nnx.Module):
           (..., n, Dv), or (n, n).
 
         Raises:
-          ValueError: where V has not n rows.
+          ValueError: if V does not have n rows.
         """
         weights = gram.attention(self.matrix[...], kernel=self.kernel, temperature=self.temperature)
         if values is None:

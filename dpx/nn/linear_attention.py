@@ -6,15 +6,15 @@ from flax import nnx
 
 
 class LinearAttentionHead(nnx.Module):
-    """f(E) = E + W^PV E · EᵀW^KQ E / L (eq. 2.2 of arXiv 2504.16000), predicting its last entry.
+    """The linear attention f(E) = E + W^PV E · EᵀW^KQ E / L (eq. 2.2 of arXiv 2504.16000).
 
-    The paper sets every block of W^PV and W^KQ to zero but w₂₂^PV and W₁₁^KQ, of which only the product
-    matters: the head holds Γ = (w₂₂^PV W₁₁^KQ)ᵀ and takes w₂₂^PV = 1. (The text prints Γ without the
-    transpose; ŷ = ⟨Γ, Z⟩ with Z = x_{L+1} sᵀ needs it.) The head equals `dpx.noisy_head.predict`.
+    Its last entry is the prediction. In the paper only the blocks w₂₂^PV and W₁₁^KQ are not zero, and only
+    their product matters: the head holds Γ = (w₂₂^PV W₁₁^KQ)ᵀ, with w₂₂^PV = 1. (The paper's text omits the
+    transpose, which ŷ = ⟨Γ, Z⟩ with Z = x_{L+1} sᵀ needs.) The head equals `dpx.noisy_head.predict`.
 
     Attributes:
-      gamma: Γ (D, D), a parameter: that of a `Fit`, for example. Its dtype is the head's, and converting a
-        float64 Γ outside `jax.enable_x64` makes it float32.
+      gamma: Γ (D, D), a parameter, for example that of a `Fit`. Its dtype is that of the head; outside of
+        `jax.enable_x64` a float64 Γ becomes float32.
     """
 
     def __init__(self, gamma: jax.Array):
@@ -28,8 +28,8 @@ class LinearAttentionHead(nnx.Module):
 
         Args:
           x: Tokens (..., L+1, D), the query last.
-          y: Responses (..., L) of the labelled tokens. A value for the query, (..., L+1), is ignored: (2.1)
-            puts zero in its place.
+          y: Responses (..., L) of the labelled tokens. A response of the query, as in (..., L+1), is ignored
+            and replaced by zero, as in (2.1).
 
         Returns:
           ŷ_{L+1} (...).
@@ -42,13 +42,13 @@ class LinearAttentionHead(nnx.Module):
         dim, length = gamma.shape[0], embedded.shape[-1] - 1
         values = jnp.zeros((dim + 1, dim + 1), gamma.dtype).at[-1, -1].set(1)
         scores = jnp.zeros((dim + 1, dim + 1), gamma.dtype).at[:-1, :-1].set(gamma.T)
-        # Only the last entry of E + ... is asked for, so one row of values meets one column of scores.
+        # Only the last entry of E + ... is needed: one row of values times one column of scores.
         attention = jnp.einsum("...ct,cd,...d->...t", embedded, scores, embedded[..., -1])
         update = jnp.einsum("c,...ct,...t->...", values[-1], embedded, attention) / length
         return embedded[..., -1, -1] + update
 
     def embed(self, x: jax.Array, y: jax.Array) -> jax.Array:
-        """E (..., D+1, L+1) of (2.1): tokens as columns, the query's response zero."""
+        """The matrix E (..., D+1, L+1) of (2.1), with tokens as columns and zero as the query's response."""
         dim = self.gamma[...].shape[0]
         tokens = x.shape[-2] if x.ndim >= 2 else 0
         if (

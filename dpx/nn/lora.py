@@ -1,4 +1,4 @@
-"""Low-rank adapters on a pretrained model (LoRA; Hu et al., arXiv 2106.09685), as `peft` chooses them."""
+"""Low-rank adapters on a pretrained model (LoRA; Hu et al., arXiv 2106.09685), as in the package `peft`."""
 
 from collections.abc import Sequence
 
@@ -24,36 +24,37 @@ def attach(
     shift: bool = False,
     seed: int = 0,
 ) -> None:
-    """Puts adapters on projections of a model, which changes nothing until they are trained.
+    """Puts adapters on projections of a model. Its outputs do not change until the adapters are trained.
 
     A projection W becomes W + s·A·B, with A (in, rank) random and B (rank, out) zero. The factor s is
-    alpha/rank, or alpha/√rank with `rslora` (arXiv 2312.03732). What is to be trained are `nnx.LoRAParam`s:
+    alpha/rank, or alpha/√rank with `rslora` (arXiv 2312.03732). The trainable parameters are
+    `nnx.LoRAParam`s:
 
         lora.attach(model, rank=8)
         graphdef, params = nnx.split(model)
         dpx.training.fit(loss_fn, params, data, wrt=nnx.LoRAParam, ...)
 
-    With `train_first=False` that is B alone. A is then a random projection that the seed makes public, so the
-    gradient is linear in W's, and there are half as many coordinates to add noise to.
+    With `train_first=False` only B is trained. A is then a random projection with a public seed, so that the
+    gradient is linear in that of W, and half as many coordinates get noise.
 
     Args:
       model: A `Decoder` or an `Encoder`, which is changed.
-      target_modules: Which projections, by the names that `transformers` gives their modules, or the ends of
-        those, such as "q_proj", "c_attn" or "attention.output.dense"; "all-linear" for all of each layer.
-      rank: Columns of A.
-      alpha: Of the factor s.
+      target_modules: The projections, by the names of their modules in `transformers`, or the ends of these,
+        such as "q_proj", "c_attn" or "attention.output.dense"; "all-linear" is all projections of each layer.
+      rank: The number of columns of A.
+      alpha: The alpha in the factor s.
       rslora: Whether s is alpha/√rank.
-      layers: How many layers get adapters, the last ones; all by default. Those before are then constant, and
-        what they make of a text (`Decoder.trunk`) may be computed once.
+      layers: The number of layers with adapters, which are the last ones; all by default. The layers before
+        are constant then, and their output for a text (`Decoder.trunk`) may be computed once.
       train_first: Whether A is trained too.
-      shift: Adds a vector (d,) to what enters the head of a decoder, zero at first. It is a bias of the
-        logits with few parameters, and moves the odds of single tokens, in which texts of another kind differ
-        most.
-      seed: Of A, public.
+      shift: Whether a vector (d,), zero at first, is added to the input of a decoder's head. It is a bias of
+        the logits with few parameters, and changes the odds of single tokens, in which texts of another kind
+        differ most.
+      seed: The public seed of A.
 
     Raises:
-      ValueError: for modules that do not exist, numbers out of range, a shift of an encoder, or a model that
-        has adapters: the factor s is one for all, so that new ones would change what the others add.
+      ValueError: for unknown modules, numbers out of range, a shift of an encoder, or a model that has
+        adapters: all adapters share s, so that new ones would change the effect of the others.
     """
     if model.adapters or model.shift is not None:
         raise ValueError(
@@ -82,7 +83,7 @@ def attach(
 
 
 def scale(rank: int, alpha: float, *, rslora: bool = False) -> float:
-    """What A·B is multiplied by; ValueError for numbers out of range."""
+    """The factor of A·B; raises ValueError for numbers out of range."""
     if rank < 1:
         raise ValueError(f"rank={rank} must be at least 1")
     if not 0 < alpha < float("inf"):
@@ -91,7 +92,7 @@ def scale(rank: int, alpha: float, *, rslora: bool = False) -> float:
 
 
 def modules(model: Layers) -> dict[str, str]:
-    """By our name of a projection that of its module in files, with {} for the number of the layer."""
+    """For each projection, the name of its module in files, with {} for the number of the layer."""
     family = FAMILIES[model.settings.family]
     return {name: family.module(name) for name in model.projections}
 
@@ -100,20 +101,22 @@ def chosen(model: Layers, target_modules: str | Sequence[str]) -> tuple[str, ...
     """The projections that `target_modules` name.
 
     Raises:
-      ValueError: for a name that is of no module of a layer.
+      ValueError: for a name that no module of a layer has.
     """
     known = modules(model)
     targets = [target_modules] if isinstance(target_modules, str) else list(target_modules)
     if ALL in targets:
         return tuple(known)
-    found = {target: [name for name, m in known.items() if _ends(m, target)] for target in targets}
-    unknown = [target for target, names in found.items() if not names]
+    matches = {
+        target: [name for name, m in known.items() if _ends(m, target)] for target in targets
+    }
+    unknown = [target for target, names in matches.items() if not names]
     if unknown or not targets:
         ends = sorted({module.rpartition("{}.")[2] for module in known.values()})
         raise ValueError(
             f"target_modules={tuple(targets)} must be {ALL!r} or some of {', '.join(ends)}"
         )
-    names = {name for names in found.values() for name in names}
+    names = {name for names in matches.values() for name in names}
     return tuple(name for name in known if name in names)
 
 

@@ -1,6 +1,6 @@
 """Adapters in folders, as the package `peft` saves them: adapter_config.json and adapter_model.safetensors.
 
-Needs the extra `lm`: pip install -e ".[lm]".
+It needs the extra `lm`: pip install -e ".[lm]".
 """
 
 import json
@@ -16,20 +16,20 @@ from flax import nnx
 from dpx.nn import lora
 from dpx.nn.pretrained.decoder import Decoder
 from dpx.nn.pretrained.families import FAMILIES
+from dpx.nn.pretrained.file_settings import Keys
 from dpx.nn.pretrained.folder import open_safetensors, read_array, read_json
-from dpx.nn.pretrained.keys import Keys
 from dpx.nn.pretrained.layers import Layers
 from dpx.nn.pretrained.packages import needed
 
 CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
 _BEGIN = "base_model.model."
-# Keys of adapter_config.json that change nothing of what saved adapters compute.
+# Keys of adapter_config.json that do not affect what saved adapters compute.
 _UNUSED = """
     auto_mapping base_model_name_or_path exclude_modules fan_in_fan_out inference_mode layers_pattern
     layers_to_transform lora_dropout megatron_core peft_version qalora_group_size revision runtime_config
     target_modules task_type
 """
-# Keys that change what they compute, unless they have this value.
+# Keys that affect it, unless they have this value.
 _NEUTRAL = {
     "bias": "none",
     "ensure_weight_tying": False,
@@ -45,12 +45,12 @@ def load(model: Layers, folder: str | Path) -> None:
 
     Args:
       model: A `Decoder` or an `Encoder` without adapters, which is changed.
-      folder: As `peft` saves LoRA: plain, or scaled by alpha/√rank (`use_rslora`).
+      folder: A folder in which `peft` saved LoRA, plain or scaled by alpha/√rank (`use_rslora`).
 
     Raises:
       ModuleNotFoundError: without the package safetensors.
-      ValueError: for files that are missing or damaged, settings or arrays that are not known, adapters of
-        another model, or a model that has adapters.
+      ValueError: for files that are missing or damaged, unknown settings or arrays, adapters of another
+        model, or a model that has adapters.
     """
     folder = Path(folder)
     if model.adapters or model.shift is not None:
@@ -58,7 +58,7 @@ def load(model: Layers, folder: str | Path) -> None:
     if not (folder / CONFIG).is_file():
         raise ValueError(f"{folder} must hold {CONFIG}, and does not: check the path")
     rank, scale = _settings(folder)
-    found, at = defaultdict(dict), model.settings.num_layers
+    factors, at = defaultdict(dict), model.settings.num_layers
     opened = open_safetensors(folder / WEIGHTS, needed("safetensors", "Adapters"))
     wanted = {
         f"{module.format(number)}.lora_{factor}.weight": (name, number, factor)
@@ -83,17 +83,17 @@ def load(model: Layers, folder: str | Path) -> None:
                 f"{folder / WEIGHTS} has {stored} of shape {array.shape}, which must be {shape} and finite: "
                 "load its own model"
             )
-        found[name, number][factor] = array.T.astype(np.float32)
+        factors[name, number][factor] = array.T.astype(np.float32)
         at = min(at, number)
-    incomplete = [place for place, pair in found.items() if len(pair) != 2]
-    if incomplete or not found:
+    incomplete = [place for place, pair in factors.items() if len(pair) != 2]
+    if incomplete or not factors:
         raise ValueError(f"{folder / WEIGHTS} must hold both factors of adapters: fetch it again")
     model.adapter_scale = scale
-    for name in dict.fromkeys(name for name, _ in found):
+    for name in dict.fromkeys(name for name, _ in factors):
         inputs, outputs = model.layers[name].shape[1:]
-        # Of a layer without an adapter both factors are zero.
+        # A layer without an adapter gets zeros for both factors.
         none = {"A": np.zeros((inputs, rank), "f4"), "B": np.zeros((rank, outputs), "f4")}
-        pairs = [found.get((name, i), none) for i in range(at, model.settings.num_layers)]
+        pairs = [factors.get((name, i), none) for i in range(at, model.settings.num_layers)]
         model.adapters[name] = nnx.Dict(
             first=nnx.LoRAParam(jnp.stack([pair["A"] for pair in pairs])),
             second=nnx.LoRAParam(jnp.stack([pair["B"] for pair in pairs])),
@@ -101,7 +101,7 @@ def load(model: Layers, folder: str | Path) -> None:
 
 
 def _settings(folder: Path) -> tuple[int, float]:
-    """The rank of adapters, and what they are multiplied by."""
+    """The rank of adapters, and the factor that multiplies them."""
     keys = Keys(str(folder / CONFIG), read_json(folder / CONFIG))
     if (kind := keys.read("peft_type")) != "LORA":
         raise keys.wrong("peft_type", kind, "must be LORA")
@@ -116,14 +116,14 @@ def _settings(folder: Path) -> tuple[int, float]:
 
 
 def save(model: Layers, folder: str | Path, *, base: str) -> None:
-    """Saves the adapters of a model, so that `peft` and `load` put them on the same model again.
+    """Saves the adapters of a model, so that `peft` and `load` can put them on the same model again.
 
-    The shift of a decoder (see `dpx.nn.lora.attach`) is a bias of its logits, which peft adds to that of an
-    adapter on the head (`lora_bias`). `load` does not read such adapters, and peft does not merge them.
+    The shift of a decoder (see `dpx.nn.lora.attach`) becomes the bias of an adapter on the head
+    (`lora_bias`). `load` does not read such adapters, and peft does not merge them.
 
     Args:
       model: A `Decoder` or an `Encoder` with adapters.
-      folder: Is made; files of these names in it are replaced.
+      folder: The folder, which is made if needed; files of these names in it are replaced.
       base: The folder or the name of the model without adapters, for `adapter_config.json`.
 
     Raises:
@@ -174,7 +174,7 @@ def save(model: Layers, folder: str | Path, *, base: str) -> None:
 
 
 def _of_shift(model: Decoder, shift: jax.Array) -> tuple[tuple[np.ndarray, np.ndarray], np.ndarray]:
-    """Factors of an adapter on the head that add nothing, and the bias that adds what the shift does."""
+    """The factors of an adapter on the head, which are zero, and the bias with the effect of the shift."""
     ranks = [pair["first"].shape[-1] for pair in model.adapters.values()]
     rank, settings = ranks[0] if ranks else 1, model.settings
     head = model.embed[...].T if settings.tied else model.head[...]

@@ -1,4 +1,4 @@
-"""GRU and LSTM language models: the transformer's baselines, with its inputs, outputs and tied head."""
+"""GRU and LSTM language models, baselines of the transformer with the same inputs, outputs and tied head."""
 
 import jax
 import jax.numpy as jnp
@@ -13,19 +13,19 @@ _GATES = {"gru": 3, "lstm": 4}
 class Recurrent(nnx.Module):
     """A stack of GRUs (Cho et al., arXiv 1406.1078) or LSTMs (Hochreiter & Schmidhuber 1997) with residuals.
 
-    All state is parameters, as in `dpx.nn.transformer.Transformer`. The products with the inputs are taken
-    for all positions at once, in front of the scan.
+    All state is in parameters, as in `dpx.nn.transformer.Transformer`. The products with the inputs are
+    computed for all positions at once, before the scan.
 
     Attributes (constructor arguments):
-      vocab_size: M tokens or items.
-      max_length: L, the longest input.
+      vocab_size: M, the number of tokens or items.
+      max_length: L, the length of the longest input.
       cell: "gru" or "lstm".
-      dim: d, of the embedding and of every state.
-      num_blocks: Layers.
-      dropout: Rate after the embedding and after each layer.
+      dim: d, the width of the embedding and of every state.
+      num_blocks: The number of layers.
+      dropout: The rate after the embedding and after each layer.
       tied: Whether the logits use the embedding table (plus a bias) or a head of their own.
-      embed_std: Std of the initial embedding.
-      rngs: Of the initial parameters.
+      embed_std: The standard deviation of the initial embedding.
+      rngs: Random keys for the initial parameters.
     """
 
     def __init__(
@@ -65,13 +65,13 @@ class Recurrent(nnx.Module):
         last_only: bool = False,
         dropout_key: jax.Array | None = None,
     ) -> jax.Array:
-        """Logits of the next token.
+        """The logits of the next token.
 
         Args:
           tokens: (..., L) ids with any leading axes.
-          mask: (..., L) bool, True at real tokens; at padding the state stays as it is.
-          last_only: Only at the last position.
-          dropout_key: Switches dropout on; one key for the whole call, so pass one per example.
+          mask: (..., L) bool, True at real tokens; padding does not change the state.
+          last_only: Whether to return only the logits at the last position.
+          dropout_key: If given, dropout is on. It serves the whole call, so call the model once per example.
 
         Returns:
           (..., L, M), or (..., 1, M) with `last_only`; float32 at least.
@@ -124,7 +124,7 @@ class _Layer(nnx.Module):
 
 
 def _gru(given, recalled, state):
-    """h' = (1 − z) n + z h with n = tanh(W x + r ⊙ (U h + b)), reset r and update z."""
+    """The next state h' = (1 − z) n + z h, n = tanh(W x + r ⊙ (U h + b)), with reset r and update z."""
     reset, update, new = jnp.split(given, 3, -1)
     reset_state, update_state, new_state = jnp.split(recalled, 3, -1)
     z = nnx.sigmoid(update + update_state)
@@ -133,7 +133,7 @@ def _gru(given, recalled, state):
 
 
 def _lstm(given, recalled, state):
-    """c' = f c + i g and h' = o tanh(c'); the forget gate opens by one at the start."""
+    """The next state c' = f c + i g and h' = o tanh(c'); the forget gate has an initial bias of 1."""
     i, f, g, o = jnp.split(given + recalled, 4, -1)
     cell = nnx.sigmoid(f + 1) * state[1] + nnx.sigmoid(i) * jnp.tanh(g)
     return nnx.sigmoid(o) * jnp.tanh(cell), cell

@@ -1,4 +1,4 @@
-"""One pre-norm causal transformer for next-token and next-item prediction."""
+"""A pre-norm causal transformer for next-token and next-item prediction."""
 
 from collections.abc import Callable
 from typing import Any
@@ -17,20 +17,21 @@ Attention = Callable[..., Any]
 
 
 class Transformer(nnx.Module):
-    """Decoder-only transformer with learned positions; the embedding may serve as the output head.
+    """A decoder-only transformer with learned positions, whose embedding may be the output head.
 
-    All state is parameters: `graphdef, params = nnx.split(model)` once, then plain functions of params.
+    All state is in parameters: after `graphdef, params = nnx.split(model)` it is a plain function of params.
 
     Attributes (constructor arguments):
-      vocab_size: M tokens or items.
-      max_length: L, the longest input.
-      dim: d, width of the residual stream.
-      num_heads: Heads, which divide `dim`.
-      num_blocks: Blocks of attention and MLP.
-      mlp_dim: Hidden width of the MLP, by default 4d.
-      dropout: Rate after the embedding and after each residual branch.
+      vocab_size: M, the number of tokens or items.
+      max_length: L, the length of the longest input.
+      dim: d, the width of the residual stream.
+      num_heads: The number of heads, which divides `dim`.
+      num_blocks: The number of blocks of attention and MLP.
+      mlp_dim: The hidden width of the MLP, by default 4d.
+      dropout: The rate after the embedding and after each residual branch.
       tied: Whether the logits use the embedding table (plus a bias) or a head of their own.
-      embed_std: Std of the initial embedding. Small, a tied model starts close to its output bias.
+      embed_std: The standard deviation of the initial embedding. If it is small, the first logits of a tied
+        model are close to its output bias.
       attention: A function (q, k, v, *, mask) -> (..., Lq, D), by default exact softmax attention. Calls with
         `noise_std` pass (q, k, v, key_variance, *, mask), where v and the result are Moments; the default is
         then `dpx.reattention.attend`.
@@ -86,21 +87,22 @@ class Transformer(nnx.Module):
         dropout_key: jax.Array | None = None,
         noise_std: ParameterNoise | None = None,
     ) -> jax.Array:
-        """Logits of the next token.
+        """The logits of the next token.
 
-        With `noise_std` the variance that the parameters' noise gives to each token's activations is followed
-        through the same forward pass, and attention is corrected for that of the keys. A token's coordinates
-        share one variance in the residual stream, that of their mean: then a block costs no second
-        product of matrices, and the last one only needs its keys. It is a constant to differentiation
-        (see `dpx.reattention.attend`), so the parameters' gradients are those of the mean path.
+        With `noise_std`, the forward pass also computes the variance of each token's activations due to the
+        noise in the parameters, and attention is corrected for the variance of the keys. In the residual
+        stream, the coordinates of a token share their average variance, so that a block needs no second
+        product of matrices, and the last block needs the variance of its keys only. The variance counts as a
+        constant (see `dpx.reattention.attend`), so that gradients are those of the means.
 
         Args:
           tokens: (..., L) ids with any leading axes; pad short histories on the left, to one length.
-          mask: (..., L) bool, True at real tokens; padding is attended by nobody.
-          last_only: Return logits at the last position alone; the last block then computes nothing else.
-          dropout_key: Switches dropout on. One key serves the whole call, so pass a key of its own for each
-            example: masks belong to records.
-          noise_std: Standard deviations of the noise in the parameters, which switch Re-Attention on.
+          mask: (..., L) bool, True at real tokens; no token attends to padding.
+          last_only: Whether to return only the logits at the last position; the last block then computes
+            nothing else.
+          dropout_key: If given, dropout is on. It serves the whole call, so call the model once per example,
+            with a key of its own: a dropout mask belongs to one record.
+          noise_std: The standard deviations of the noise in the parameters; if given, Re-Attention is on.
 
         Returns:
           (..., L, M), or (..., 1, M) with `last_only`; float32 at least.
@@ -137,7 +139,7 @@ class Transformer(nnx.Module):
 
 
 class _Block(nnx.Module):
-    """x + Attention(LayerNorm(x)), then x + MLP(LayerNorm(x))."""
+    """A block: x + Attention(LayerNorm(x)), then x + MLP(LayerNorm(x))."""
 
     def __init__(self, dim, num_heads, mlp_dim, dropout, attention, rngs):
         self.num_heads = num_heads
@@ -165,7 +167,7 @@ class _Block(nnx.Module):
             heads = attention(self._split(q), self._split(k), self._split(v), mask=mask)
         else:
             variance = noise.normed(self.norm1, x)
-            # One axis more: the heads share a token's variance.
+            # With an axis for heads, which share the variance of a token.
             key_variance = noise.dense(self.key, normed, variance)[..., None, :, :]
             value_variance = noise.dense(self.value, normed, variance)[..., None, :, :]
             attention = self.attention or reattention.attend
@@ -208,13 +210,13 @@ def _dropout(x, rate, key):
 def generate(
     apply: Callable[[jax.Array], jax.Array], key: jax.Array, count: int, length: int, *, start: int
 ) -> jax.Array:
-    """Samples token sequences by ancestral sampling.
+    """Token sequences, drawn by ancestral sampling.
 
     Args:
       apply: (count, length) tokens -> (count, length, M) logits, causal.
       key: Random key for the samples.
-      count: How many sequences.
-      length: Tokens per sequence.
+      count: The number of sequences.
+      length: The number of tokens of a sequence.
       start: The token before the first one.
 
     Returns:
@@ -224,7 +226,7 @@ def generate(
     def step(tokens, position):
         logits = apply(tokens)[:, position]
         drawn = jax.random.categorical(jax.random.fold_in(key, position), logits)
-        # The last position's draw has no place in the input; it is only returned.
+        # The draw at the last position is returned, but is no input of a later one.
         return tokens.at[:, position + 1].set(drawn, mode="drop"), drawn
 
     tokens = jnp.full((count, length), start, jnp.int32)

@@ -5,19 +5,18 @@ equations the docstrings cite. Symbols: N prompts of L labelled tokens and a que
 Γ (D, D) is the head's matrix, Z a prompt's feature matrix, λ the regularization, η the step size, T the
 number of steps; C, G and R bound |y|, ‖Z‖_F and ‖Γ‖_F.
 
-Private fits: `fit` (Algorithm 1, as printed or repaired) and `fit_one_shot` (second moments released once;
-`moment_sums` makes it from blocks of prompts).
-`Descent` describes what `fit` does, and `as_printed()` gives the options of the paper's own form.
-Everything computes in float64 under a scope of its own and returns float64 arrays.
+There are two private fits: `fit` is Algorithm 1, as printed or repaired, and `fit_one_shot` releases second
+moments once, of prompts or of blocks of them. `Descent` describes what `fit` does, and `as_printed()` gives
+the options of the paper's own form. All functions compute in float64, in a scope of their own, and return
+float64 arrays.
 """
 
 from dpx.noisy_head import moment_sums
 from dpx.noisy_head.accounting import Descent, as_printed
-from dpx.noisy_head.bounds import HyperParameters, enforce, gradient_sensitivity, hyperparameters
 from dpx.noisy_head.descent import Fit, fit, gradient_descent, noisy_descent
 from dpx.noisy_head.moment_sums import fit_one_shot
-from dpx.noisy_head.moments import ridge
 from dpx.noisy_head.one_shot import calibrate_one_shot, one_shot
+from dpx.noisy_head.prediction_error import empirical_risk, population_risk
 from dpx.noisy_head.prompts import (
     Features,
     Prompts,
@@ -28,7 +27,13 @@ from dpx.noisy_head.prompts import (
     sample_prompt,
     sample_prompts,
 )
-from dpx.noisy_head.risk import empirical_risk, population_risk
+from dpx.noisy_head.second_moments import ridge
+from dpx.noisy_head.sensitivity import (
+    HyperParameters,
+    enforce,
+    gradient_sensitivity,
+    hyperparameters,
+)
 
 __all__ = [
     "Descent",

@@ -1,4 +1,4 @@
-"""The description of a noisy descent, and how much noise its T steps need for (ε, δ), by four accountings."""
+"""The description of a noisy descent, and the noise that its T steps need for (ε, δ), by four accountings."""
 
 import dataclasses
 import math
@@ -7,7 +7,7 @@ from typing import Any
 import dp_accounting
 
 from dpx._validate import check_choice, check_delta, check_epsilon, check_integer, check_positive
-from dpx.noisy_head.bounds import DECAY, HyperParameters, check_hyper, gradient_sensitivity
+from dpx.noisy_head.sensitivity import DECAY, HyperParameters, check_hyper, gradient_sensitivity
 from dpx.privacy import REPLACE_ONE, PrivacyGuarantee, gaussian_noise_multiplier
 
 _METHODS = {
@@ -20,9 +20,9 @@ _METHODS = {
 
 @dataclasses.dataclass(frozen=True)
 class Descent:
-    """Describes T noisy, projected, full-batch gradient steps, apart from their noise level.
+    """A description of T noisy, projected, full-batch gradient steps, without their noise level.
 
-    All of it is public. The arguments are checked once, when the description is made.
+    All of it is public. Arguments are checked when the description is made.
 
     Attributes:
       hyper: The bounds C, G and R, chosen without looking at the prompts.
@@ -34,7 +34,7 @@ class Descent:
       objective: "ridge" descends to (2.7); "paper", as printed, to (2.7) with 2λ.
 
     Raises:
-      ValueError: for a bound, λ, η or T out of range, an unknown word, or a step size η ≥ 2/(aλ + G²), for
+      ValueError: for a bound, λ, η or T out of range, an unknown option, or a step size η ≥ 2/(aλ + G²), with
         which the step does not contract.
     """
 
@@ -63,7 +63,7 @@ class Descent:
 
     @property
     def decay(self) -> float:
-        """aλ, by which a step of size η shrinks Γ: it becomes (1 − aλη)Γ."""
+        """The factor aλ: a step of size η shrinks Γ to (1 − aλη)Γ."""
         return DECAY[self.objective] * self.regularization
 
     @property
@@ -77,7 +77,7 @@ class Descent:
 
     @property
     def contraction_gap(self) -> float:
-        """1 − c, by how much a step contracts: min(aλη, 2 − η(aλ + G²)), exact even where c rounds to 1."""
+        """1 − c, where c is the contraction factor of a step; it is accurate even if c rounds to 1."""
         return min(self.decay * self.step_size, 2 * (1 - self.step_size / self._limit))
 
     def calibrate(self, epsilon: float, delta: float) -> tuple[float, PrivacyGuarantee]:
@@ -85,8 +85,8 @@ class Descent:
 
         The multiplier m is the noise std on the gradient *sum* in units of its sensitivity.
 
-        "basic": each step is (ε/T, δ/T)-DP by the classical bound, m = (T/ε)√(2 log(1.25T/δ)), as the paper
-          prints it. The classical bound needs ε/T < 1.
+        "basic": each step is (ε/T, δ/T)-DP by the classical bound, m = (T/ε)√(2 log(1.25T/δ)), as printed in
+          the paper. The classical bound needs ε/T < 1.
         "zcdp": each step is 1/(2m²)-zCDP and ρ = T/(2m²) gives ε = ρ + 2√(ρ log(1/δ)) (Bun & Steinke,
           arXiv 1605.02065, Proposition 1.3).
         "gdp": T steps are exactly √T/m-GDP, whatever their order and however they adapt (Dong, Roth & Su,
@@ -129,7 +129,7 @@ class Descent:
             gap = self.contraction_gap
             log_power = steps * math.log1p(-gap)  # log c^T
             inflation = -math.expm1(log_power) * (2 - gap) / ((1 + math.exp(log_power)) * gap)
-            # Round-off aside, the last iterate never costs more than all of them.
+            # In exact arithmetic the last iterate never costs more than all iterates.
             multiplier = one_release * math.sqrt(min(inflation, steps))
             event = dp_accounting.GaussianDpEvent(one_release)
         if event is None:
@@ -150,15 +150,15 @@ class Descent:
 
 
 def as_printed() -> dict[str, Any]:
-    """The options of `fit` and `Descent` with which Algorithm 1 is the one that the paper prints.
+    """The options of `fit` and `Descent` that give Algorithm 1 as the paper prints it.
 
-    `noisy_head.fit(key, features, hyper, ..., **noisy_head.as_printed())`; the paper's bounds C, G and R are
-    `hyperparameters(..., rule="paper")`.
+    Use them as `noisy_head.fit(key, features, hyper, ..., **noisy_head.as_printed())`. The paper's bounds C,
+    G and R are `hyperparameters(..., rule="paper")`.
     """
     return {"accounting": "basic", "sensitivity": "paper", "objective": "paper"}
 
 
-# What the user of accounting="last_iterate" must see to.
+# The condition that a user of accounting="last_iterate" has to keep.
 _LAST_ITERATE_ONLY = (
     "only the last iterate is released: no other iterate, no loss, nothing else of any step",
     "the number of steps, the step size and the noise were fixed without looking at the prompts",

@@ -1,4 +1,4 @@
-"""Algorithm 1: private gradient descent on the head's matrix Γ, and the same without privacy."""
+"""Algorithm 1, which is private gradient descent on the head's matrix Γ, and the same without privacy."""
 
 import functools
 from typing import Any, NamedTuple
@@ -13,15 +13,15 @@ from optax import projections
 from dpx._numerics import as_float64, in_float64
 from dpx._validate import check_choice, check_finite, check_integer, check_key, check_positive
 from dpx.noisy_head.accounting import Descent
-from dpx.noisy_head.bounds import DECAY, HyperParameters, enforce
-from dpx.noisy_head.moments import gradient_sum
 from dpx.noisy_head.prompts import Features, check_features
+from dpx.noisy_head.second_moments import gradient_sum
+from dpx.noisy_head.sensitivity import DECAY, HyperParameters, enforce
 from dpx.privacy import PrivacyGuarantee
 from dpx.training.transformation import privatize
 
 
 class Fit(NamedTuple):
-    """A private Γ (D, D), its guarantee, and the noise std it used per unit of l2 sensitivity."""
+    """A private Γ (D, D), its guarantee, and the noise std that was used, per unit of l2 sensitivity."""
 
     gamma: jax.Array
     guarantee: PrivacyGuarantee
@@ -48,12 +48,12 @@ def fit(
     """NoisyHead (Algorithm 1): T noisy, projected, full-batch gradient steps from Γ⁰ to Γ^T.
 
     Guarantee: (ε, δ)-DP for replacing one prompt by any other. The number of prompts is public. The bounds of
-    `hyper` are enforced here on every prompt (`enforce`) and on Γ, so the sensitivity of each step
+    `hyper` are enforced on every prompt (`enforce`) and on Γ, so that the sensitivity of each step
     (`gradient_sensitivity`) holds for every input; `Descent.calibrate` turns it into noise. The paper's own
     form is `**as_printed()`.
 
     Args:
-      key: A JAX key that nobody learns who sees Γ.
+      key: A JAX key, which must stay secret from everybody who sees Γ.
       features: query (N, D), context (N, D), target (N,); see `featurize`.
       hyper, regularization, step_size, steps, accounting, sensitivity, objective: What the descent does; see
         `Descent`.
@@ -61,10 +61,12 @@ def fit(
       delta: δ in (0, 1).
       init: Γ⁰, independent of the prompts: None or "zero", "sphere" (uniform of norm R), or an array (D, D)
         with ‖Γ⁰‖_F ≤ R.
-      trajectory: Returns all of Γ¹..Γ^T, gamma (T, D, D), which every accounting but last_iterate covers.
+      trajectory: Whether to return all of Γ¹..Γ^T as gamma (T, D, D); every accounting but "last_iterate"
+        covers them.
 
     Returns:
-      Fit(gamma (D, D), guarantee, noise_multiplier). Under `vmap` (over keys, say) return `fit(...).gamma`.
+      Fit(gamma (D, D), guarantee, noise_multiplier). Under `vmap`, for example over keys, return
+      `fit(...).gamma`.
 
     Raises:
       ValueError: for an argument out of range (`Descent` and its `calibrate` list them), shapes that do not
@@ -104,10 +106,10 @@ def noisy_descent(
     init: str | jax.Array | None = None,
     trajectory: bool = False,
 ) -> jax.Array:
-    """The iteration of `fit` at a given noise multiplier, which may be traced: `vmap` it over budgets.
+    """The iteration of `fit` at a given noise multiplier, which may be traced, so that `vmap` covers budgets.
 
-    Private by as much as `descent.calibrate` says of that multiplier; zero noise gives projected gradient
-    descent.
+    The result has the guarantee for which `descent.calibrate` returns that multiplier. Without noise it is
+    projected gradient descent.
 
     Returns:
       Γ^T (D, D), or Γ¹..Γ^T (T, D, D) with `trajectory`.
@@ -138,10 +140,10 @@ def gradient_descent(
     objective: str = "ridge",
     trajectory: bool = False,
 ) -> jax.Array:
-    """Gradient descent from zero on the features as they are: no clipping, no projection, **no privacy**.
+    """Gradient descent from zero on the features as given: no clipping, no projection, **no privacy**.
 
-    Args and errors: as `fit`; the step size need only be positive, since there is no public bound on the
-    curvature.
+    Args and errors: as `fit`, but the step size only has to be positive, since no public bound on the
+    curvature is known.
 
     Returns:
       Γ^T (D, D), or Γ¹..Γ^T (T, D, D) with `trajectory`.
@@ -216,7 +218,7 @@ def _iterate(features, optimizer, start, steps, trajectory):
 
 
 def _project_onto_ball(radius) -> optax.GradientTransformation:
-    """Replaces an update by the one that ends in the l2 ball's nearest point."""
+    """A transformation that changes an update such that the result is projected onto the l2 ball."""
 
     def update(updates: Any, state: Any, params: Any = None) -> Any:
         moved = optax.apply_updates(params, updates)

@@ -1,4 +1,4 @@
-"""Private ridge from second moments that are released once, of prompts or of blocks of them."""
+"""Private ridge regression from one release of second moments, of prompts or of blocks of prompts."""
 
 import functools
 import math
@@ -10,13 +10,19 @@ import numpy as np
 from dpx._numerics import in_float64, is_traced
 from dpx._validate import check_positive
 from dpx.noise import secure
-from dpx.noisy_head.bounds import HyperParameters, check_hyper, enforce
 from dpx.noisy_head.descent import Fit
-from dpx.noisy_head.one_shot import calibrate_one_shot, joint_noise, one_shot, ridge_of, rounded
+from dpx.noisy_head.one_shot import (
+    calibrate_one_shot,
+    joint_noise,
+    one_shot,
+    ridge_of,
+    rounded_bounds,
+)
 from dpx.noisy_head.prompts import Features, check_features
+from dpx.noisy_head.sensitivity import HyperParameters, check_hyper, enforce
 from dpx.release import Blocks, Partial, total
 
-_MOST_ROWS = 2**16  # at a time
+_MOST_ROWS = 2**16  # multiplied at a time
 
 
 def fit_one_shot(
@@ -28,32 +34,33 @@ def fit_one_shot(
     epsilon: float,
     delta: float,
 ) -> Fit:
-    """Ridge (2.7) from one Gaussian release of H = N⁻¹ Σ vec(Z)vec(Z)ᵀ and h = N⁻¹ Σ tZ.
+    """The ridge solution (2.7) from one Gaussian release of H = N⁻¹ Σ vec(Z)vec(Z)ᵀ and h = N⁻¹ Σ tZ.
 
-    Guarantee: (ε, δ)-DP for replacing one prompt by any other; N is public, the bounds of `hyper` are
-    enforced here, and all that follows the release is post-processing. The same noise serves any λ.
+    Guarantee: (ε, δ)-DP for replacing one prompt by any other. N is public, the bounds of `hyper` are
+    enforced here, and all that follows the release is post-processing. The noise does not depend on λ.
 
     Sensitivity. H and b·h, b = √2 G/C, are released together. For neighbours, with p = ⟨Z, Z'⟩,
     N²‖ΔH‖² = ‖Z‖⁴ + ‖Z'‖⁴ − 2p² and N²‖Δh‖² = ‖tZ − t'Z'‖² ≤ C²(‖Z‖² + ‖Z'‖² + 2|p|). The first plus b² times
-    the second increases in both norms, so they are G, and becomes 2G⁴ − 2p² + 4G²(G² + |p|), which
-    increases up to |p| = G². Hence the joint sensitivity is 2√2 G²/N, that is 2CG/N in h's units: what
-    h alone would cost. H comes free, with noise of std 2√2 G²/N times the multiplier.
+    the second increases in both norms, so that both are G at the maximum, where the total is
+    2G⁴ − 2p² + 4G²(G² + |p|). This increases up to |p| = G². Hence the joint sensitivity is 2√2 G²/N, which
+    is 2CG/N in units of h, as it would be for h alone: H costs nothing. Its noise has std 2√2 G²/N times the
+    multiplier.
 
-    H is symmetric in each of its two pairs of indices, and the noise is projected onto that subspace. Its
-    operator norm is then about D times its std, and eigenvalues of H below that are noise: they are
-    raised to it, which keeps their inverses from exploding and vanishes as N or ε grows. The solution
-    is projected onto the ball of radius R.
+    H is symmetric in each of its two pairs of indices, and the noise is projected onto that subspace, where
+    its operator norm is about D times its std. Eigenvalues of H below that are mostly noise, so they are
+    raised to it; this bounds the inverse of H, and has no effect for large N or ε. The solution is projected
+    onto the ball of radius R.
 
-    What is summed are integers: the entries of Z and t are rounded in units of 2⁻¹⁸·G and 2⁻¹⁸·C. Rounded
-    features are features of a slightly larger G, for which the noise is made. Under `jit` or `vmap` nothing
-    is rounded, and the noise is the same.
+    The sums are of integers: the entries of Z and t are rounded to multiples of 2⁻¹⁸·G and 2⁻¹⁸·C. Rounded
+    features obey a slightly larger G, for which the noise is calibrated. Under `jit` or `vmap` nothing is
+    rounded, and the noise is the same.
 
-    It beat `fit` in every setting measured with D ≤ 8. `fit` needs O(ND) memory and no D²×D² eigenvectors,
-    so it is the one for high dimension.
+    This fit beat `fit` in every setting measured with D ≤ 8. For high dimension use `fit`, which needs O(ND)
+    memory and no D²×D² eigenvectors.
 
     Args:
-      key: A JAX key that nobody learns who sees Γ.
-      features: query (N, D), context (N, D), target (N,); or `dpx.release.Blocks` of them, or what
+      key: A JAX key, which must stay secret from everybody who sees Γ.
+      features: query (N, D), context (N, D), target (N,); or `dpx.release.Blocks` of them, or a sum that
         `moment_sums.statistic` made of them. Memory is O(D⁴), time O(ND⁴ + D⁶).
       hyper: The bounds C, G and R, chosen without looking at the prompts.
       regularization: λ > 0.
@@ -85,7 +92,7 @@ def fit_one_shot(
 
 @in_float64
 def statistic(block: Features, *, hyper: HyperParameters) -> Partial:
-    """The exact second moments of the prompts of a block: private data.
+    """The exact second moments of the prompts of a block, which are private data.
 
     Args:
       block: query (n, D), context (n, D), target (n,); blocks may have different n.
@@ -116,5 +123,5 @@ def _gamma(key: jax.Array, sums: Partial, regularization: float, multiplier: flo
     C, G, _ = hyper
     worth = secure.FACTOR_STEPS**2 * sums.num_records
     exact = jnp.asarray(H * (G**2 / worth)), jnp.asarray(h.reshape(dim, dim) * (C * G / worth))
-    stds = joint_noise(rounded(hyper, dim))
+    stds = joint_noise(rounded_bounds(hyper, dim))
     return ridge_of(key, exact, sums.num_records, hyper, regularization, multiplier, stds)

@@ -1,6 +1,6 @@
-"""Private ridge from second moments, at a given noise: the release and what is made of it.
+"""The release of second moments at a given noise multiplier, and the ridge solution made of it.
 
-`dpx.noisy_head.moment_sums` calibrates it, and sums moments exactly.
+`dpx.noisy_head.moment_sums` calibrates the noise, and sums the moments exactly.
 """
 
 import math
@@ -13,14 +13,14 @@ from optax import projections
 from dpx._numerics import in_float64
 from dpx._validate import check_delta, check_epsilon, check_key, check_positive
 from dpx.noise import release, secure
-from dpx.noisy_head.bounds import HyperParameters, check_hyper, enforce
-from dpx.noisy_head.moments import one_at_a_time, second_moments
 from dpx.noisy_head.prompts import Features, check_features
+from dpx.noisy_head.second_moments import one_at_a_time, second_moments
+from dpx.noisy_head.sensitivity import HyperParameters, check_hyper, enforce
 from dpx.privacy import REPLACE_ONE, PrivacyGuarantee, gaussian_noise_multiplier
 
 
 def calibrate_one_shot(epsilon: float, delta: float) -> tuple[float, PrivacyGuarantee]:
-    """The noise multiplier of `one_shot` for (ε, δ)-DP, in units of the joint sensitivity, and the guarantee.
+    """The noise multiplier of `one_shot` for (ε, δ)-DP, per unit of joint sensitivity, and the guarantee.
 
     Raises:
       ValueError: for ε or δ out of range.
@@ -48,15 +48,15 @@ def one_shot(
     regularization: float,
     noise_multiplier: float | jax.Array,
 ) -> jax.Array:
-    """The release of `fit_one_shot` at a given noise multiplier, which may be traced: Γ (D, D).
+    """The Γ (D, D) of `fit_one_shot` at a given noise multiplier, which may be traced.
 
-    Sums are of floats, in 64 bits.
+    Here the sums are of 64-bit floats.
     """
     check_key(key)
     check_positive(regularization, "regularization")
     hyper = check_hyper(hyper)
     features = check_features(features)
-    stds = joint_noise(rounded(hyper, features.query.shape[1]))
+    stds = joint_noise(rounded_bounds(hyper, features.query.shape[1]))
     return _one_shot(key, features, hyper, regularization, noise_multiplier, stds)
 
 
@@ -66,10 +66,10 @@ def joint_noise(hyper: HyperParameters) -> tuple[float, float]:
     return 2 * math.sqrt(2) * G**2, 2 * C * G
 
 
-def rounded(hyper: HyperParameters, dim: int) -> HyperParameters:
-    """The bounds of features whose entries were rounded to integers, in units of 2⁻¹⁸·G.
+def rounded_bounds(hyper: HyperParameters, dim: int) -> HyperParameters:
+    """The bounds that hold after the entries of features were rounded to multiples of 2⁻¹⁸·G.
 
-    The noise is made for these, whether features were rounded or not.
+    The noise is calibrated for these, whether features are rounded or not.
     """
     steps = secure.FACTOR_STEPS
     longest = secure.norm_bound(steps, dim * dim) / steps
@@ -85,7 +85,7 @@ def _one_shot(key, features, hyper, regularization, noise_multiplier, stds):
 
 @jax.jit
 def ridge_of(key, exact, num_prompts, hyper, regularization, noise_multiplier, stds):
-    """Γ (D, D) from the means (H, h) of the second moments, which are released here."""
+    """Releases the means (H, h) of the second moments, and returns the Γ (D, D) that follows from them."""
     std_H, std_h = stds
     dim = exact[1].shape[0]
     H, h = release(
@@ -108,7 +108,7 @@ def _eigh(symmetric):
 
 
 def pair_symmetric(moments: jax.Array) -> jax.Array:
-    """Projects (D, D, D, D), indexed [i, k, j, l], onto symmetry in i, j and in k, l: (D², D²)."""
+    """The array (D, D, D, D), indexed [i, k, j, l], made symmetric in i, j and in k, l, as (D², D²)."""
     dim = moments.shape[0]
     moments = (moments + moments.transpose(2, 1, 0, 3)) / 2
     moments = (moments + moments.transpose(0, 3, 2, 1)) / 2

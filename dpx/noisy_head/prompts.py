@@ -1,11 +1,11 @@
 """In-context regression prompts and their rank-one features.
 
-A prompt is L labelled tokens (x_i, y_i) and a query token x_{L+1} whose response y_{L+1} is to be predicted.
-A linear attention head sees it through one matrix (eq. 2.5 of the paper),
+A prompt consists of L labelled tokens (x_i, y_i) and a query token x_{L+1}, whose response y_{L+1} is to be
+predicted. The prediction of a linear attention head depends on the prompt through one matrix Z (eq. 2.5):
 
-    Z = x_{L+1} sᵀ,   s = L⁻¹ Σ_{i≤L} y_i x_i,   ŷ = ⟨Γ, Z⟩ = x_{L+1}ᵀ Γ s,
+    Z = x_{L+1} sᵀ,   s = L⁻¹ Σ_{i≤L} y_i x_i,   ŷ = ⟨Γ, Z⟩ = x_{L+1}ᵀ Γ s.
 
-of rank one: N prompts are two N×D arrays and N targets, never an N×D×D array.
+Z has rank one, so that N prompts are kept as two N×D arrays and N targets, never as an N×D×D array.
 """
 
 import functools
@@ -19,7 +19,7 @@ from jax.core import Tracer
 from dpx._numerics import as_float64, in_float64, norm
 from dpx._validate import check_finite, check_integer, check_number, check_real
 
-_DRAWS_PER_CHUNK = 2**15  # normals drawn at a time: enough to vectorise, few enough for the cache
+_DRAWS_PER_CHUNK = 2**15  # normals drawn at a time: they vectorise and fit into the cache
 
 
 class Prompts(NamedTuple):
@@ -30,7 +30,7 @@ class Prompts(NamedTuple):
 
 
 class Features(NamedTuple):
-    """N prompts as the head sees them: Z_k = query_k context_kᵀ.
+    """The features Z_k = query_k context_kᵀ of N prompts, and their targets.
 
     query (N, D) holds x_{L+1}, context (N, D) holds s and target (N,) holds y_{L+1}.
     """
@@ -49,7 +49,7 @@ def sample_prompts(
     x_i is uniform on the unit sphere, w ~ N(0, I_D) is drawn anew for each prompt and y_i = wᵀx_i + τ ε_i.
 
     Args:
-      key: A JAX key. Each prompt has its own key, so prompts do not depend on how many are drawn at a time.
+      key: A JAX key. Each prompt has its own key, so that it does not depend on how many are drawn at a time.
       num_prompts: N ≥ 1.
       length: L ≥ 1, the number of labelled tokens.
       dim: D ≥ 1.
@@ -84,9 +84,9 @@ def sample_features(
     response_clip: float | None = None,
     feature_radius: float | None = None,
 ) -> Features:
-    """Computes `featurize(sample_prompts(...))` a few prompts at a time, without ever holding all of them.
+    """Computes `featurize(sample_prompts(...))` for a few prompts at a time, without holding all prompts.
 
-    Memory is 2ND + N numbers. Args, returns and errors are those of the two functions.
+    It needs memory for 2ND + N numbers. Args, returns and errors are those of the two functions.
     """
     noise = _check_sizes(num_prompts, length, dim, noise_std)
     _check_bounds(response_clip, feature_radius)
@@ -101,7 +101,7 @@ def featurize(
     response_clip: float | None = None,
     feature_radius: float | None = None,
 ) -> Features:
-    """The rank-one features of prompts, with the paper's clipping where asked for (Algorithm 1, line 1).
+    """The rank-one features of prompts, optionally with the paper's clipping (Algorithm 1, line 1).
 
     Args:
       prompts: x (N, L+1, D) and y (N, L+1), NumPy or JAX.
@@ -131,17 +131,17 @@ def featurize(
 def corrupt(
     prompts: Prompts, index: int | jax.Array, *, alpha: float, mu: float, where: str = "context"
 ) -> Prompts:
-    """The adversarial prompt of (5.1): prompt `index` with x + μ for all tokens and y + α.
+    """The prompts with one adversarial prompt (5.1): prompt `index` has x + μ for all tokens, and y + α.
 
     Args:
       prompts: x (N, L+1, D) and y (N, L+1).
-      index: Which prompt, 0 ≤ index < N.
+      index: The number of the prompt, 0 ≤ index < N.
       alpha: The shift α of responses.
       mu: The shift μ of every coordinate of every token.
       where: Which responses move: "context" (y_1..y_L, the paper's text), "all" (y_{L+1} too), or "query".
 
     Raises:
-      ValueError: for an unknown `where`, or an index that is none of a prompt.
+      ValueError: for an unknown `where`, or an index out of range.
     """
     if not isinstance(index, Tracer) and check_integer(index, "index", 0) >= len(prompts.x):
         raise ValueError(f"index={index} must be one of the {len(prompts.x)} prompts, from 0")
@@ -157,7 +157,7 @@ def corrupt(
 
 @in_float64
 def predict(gamma: jax.Array, features: Features) -> jax.Array:
-    """ŷ_k = ⟨Γ, Z_k⟩ for gamma (..., D, D): shape (..., N)."""
+    """The predictions ŷ_k = ⟨Γ, Z_k⟩ for gamma (..., D, D), of shape (..., N)."""
     for name, array in (("gamma", gamma), ("query", features.query), ("context", features.context)):
         check_real(array, name)
     query, context = as_float64(features.query), as_float64(features.context)
@@ -165,7 +165,7 @@ def predict(gamma: jax.Array, features: Features) -> jax.Array:
 
 
 def check_features(features: Features) -> Features:
-    """The features in float64, after the checks that every estimator makes of them.
+    """The features in float64, after the checks that every estimator needs.
 
     Raises:
       ValueError: for shapes other than (N, D), (N, D), (N,), and for values that are not real or not finite.
@@ -214,13 +214,13 @@ def _draw(key, length, dim, noise_std) -> Prompts:
 
 
 def _normals(key, count):
-    """Normals for simulated data, never for privacy: of float32 resolution, in float64.
+    """Standard normals for simulated data, never for privacy: float64 numbers of float32 resolution.
 
-    Two from each 64-bit word: `jax.random.normal` hashes a counter for every 32 bits and takes twice as long.
+    Each 64-bit word gives two, which takes half as long as `jax.random.normal`.
     """
     words = jax.random.bits(key, (-(-count // 2),), jnp.uint64)
     halves = jnp.concatenate([words.astype(jnp.uint32), (words >> 32).astype(jnp.uint32)])[:count]
-    # The odd multiples of 2⁻²⁴ in (−1, 1), all of them float32 and equally likely.
+    # Odd multiples of 2⁻²⁴ in (−1, 1): all are float32 numbers and equally likely.
     uniform = (halves.astype(jnp.int32) >> 8).astype(jnp.float32) * 2**-23 + 2**-24
     return math.sqrt(2) * as_float64(jax.lax.erf_inv(uniform))
 
@@ -237,7 +237,7 @@ def _reduce(x, y, response_clip, feature_radius) -> Features:
 
 
 def _check_sizes(num_prompts, length, dim, noise_std):
-    """Checks the sizes; returns the noise level, or None where it is zero, so that none need be drawn."""
+    """Checks the sizes and returns the noise level, or None if it is zero, so that no noise is drawn."""
     for name, size in (("num_prompts", num_prompts), ("length", length), ("dim", dim)):
         check_integer(size, name)
     if isinstance(noise_std, Tracer):

@@ -1,4 +1,4 @@
-"""Privacy as a value: guarantees, the ledger that composes them, and exact accounting."""
+"""Guarantees as values, the ledger that composes them, and the accounting behind both."""
 
 from dpx.privacy.calibration import calibrate_dpsgd
 from dpx.privacy.dpsgd import (

@@ -1,4 +1,4 @@
-"""Numbers that are slow to find and quick to check, kept in the user's cache directory."""
+"""A cache, in the user's cache directory, for numbers that are slow to compute and quick to check."""
 
 import hashlib
 import json
@@ -10,20 +10,20 @@ from importlib import metadata
 
 from dpx import _storage
 
-# What this process has found or checked: it need not be checked again.
+# The numbers that this process has computed or checked, and need not check again.
 _known: dict[str, float] = {}
 
 
 def remember(key: dict, compute: Callable[[], float], holds: Callable[[float], bool]) -> float:
-    """The positive number stored for `key`, or else `compute()`, stored for the next time.
+    """The positive number that is stored for `key`; if there is none, `compute()`, which is then stored.
 
-    The cache is a convenience: an unreadable, corrupt or unwritable entry is as good as none. So is one that
-    fails its check, for anybody may have written it, and a guarantee must not rest on a file.
+    An entry that cannot be read, or fails its check, counts as absent: anybody may have written it, and a
+    guarantee must not rest on a file. A number that cannot be written is computed again the next time.
 
     Args:
-      key: What the number depends on.
-      compute: Finds it.
-      holds: Whether a number that was read is right; asked once in a process.
+      key: All that the number depends on.
+      compute: Computes the number.
+      holds: Checks a number that was read; called once in a process.
     """
     name = json.dumps({**key, "dp-accounting": metadata.version("dp-accounting")}, sort_keys=True)
     if name in _known:

@@ -1,4 +1,4 @@
-"""How much noise a DP-SGD run needs for its budget."""
+"""Calibration: the noise that a DP-SGD run needs for its privacy budget."""
 
 import functools
 import math
@@ -18,8 +18,8 @@ from dpx.privacy.dpsgd import accounted, check_accountant, dpsgd_event
 from dpx.privacy.events import check_event, count_steps, pld_interval
 from dpx.privacy.gaussian import gaussian_noise_multiplier
 
-_COARSE = 8  # how much coarser the grid is on which a calibration by allocation begins
-_PATIENCE = 10  # seconds after which a calibration says that it goes on
+_COARSE = 8  # the first search of a calibration by allocation uses a grid so many times coarser
+_PATIENCE = 10  # seconds after which a calibration warns that it takes longer
 
 
 def calibrate_dpsgd(
@@ -34,16 +34,16 @@ def calibrate_dpsgd(
     sampling: str = "poisson",
     beside: DpEvent | None = None,
 ) -> float:
-    """Smallest noise multiplier for which `dpsgd_epsilon` is at most ε (and at least 0.999 ε).
+    """The smallest noise multiplier for which `dpsgd_epsilon` is at most ε (and at least 0.999 ε).
 
-    Calibrations are kept in the user's cache directory. A number that is read there is checked by computing
-    its ε again, which takes one evaluation in place of some twenty. Repeating a call takes none.
+    Results are kept in the user's cache directory. A result that is read there is checked by computing its ε
+    once, where a calibration takes about twenty evaluations. Repeating a call in a process takes none.
 
     Args: as `dpsgd_epsilon`, with the target ε in (0, 1e8], and
       beside: Another release that is paid from the same budget: the two together cost at most ε.
 
     Raises:
-      ValueError: for an argument out of range, or where `beside` alone costs ε or more.
+      ValueError: for an argument out of range, or if `beside` alone costs ε or more.
     """
     epsilon = check_epsilon(epsilon)
 
@@ -63,7 +63,7 @@ def calibrate_dpsgd(
     check_accountant(accountant, max_batch_size, sampling)
     if beside is not None:
         beside = check_event(beside, "beside")
-    uses, sampled = steps, 1.0  # of a record, and how likely there is any
+    uses, sampled = steps, 1.0  # the most uses of a record, and the probability that there is one
     if sampling == "allocation":
         number, _, length = epoch(steps - 1, sampling_probability)
         uses, sampled = number + 1, 1.0 if number else steps / length
@@ -96,7 +96,7 @@ def calibrate_dpsgd(
     enough = gaussian_noise_multiplier(epsilon, delta, compositions=uses)
     if sampling_probability == 1 and beside is None and accountant == "pld" and not cut:
         return enough
-    # ε matters near its target only, so that one interval will do: that of `event_epsilon` there.
+    # ε has to be exact only near its target, so that one interval serves the whole search.
     interval = pld_interval(epsilon, count_steps(event(1.0))[0])
     if accountant == "pld" and 9 / enough > 1e5 * interval:
         raise ValueError(
@@ -118,17 +118,17 @@ def calibrate_dpsgd(
             )
         return accounted(event(multiplier), delta, accountant, grid)
 
-    def found() -> float:
+    def calibrated() -> float:
         if sampling == "poisson":
             return _calibrate(spent, epsilon, enough)
-        # An epoch's distribution takes its time on a fine grid, and a coarse one leaves little to look for.
+        # An epoch's distribution is slow on a fine grid; a search on a coarse one leaves little to do there.
         coarse = min(_COARSE * interval, max(interval, 1.0))
         guess = _calibrate(functools.partial(spent, grid=coarse), epsilon, enough)
         return _calibrate(spent, epsilon, guess, width=5e-3, accuracy=1e-4)
 
     return _cache.remember(
         key,
-        found,
+        calibrated,
         lambda stored: 0.99 * epsilon <= spent(stored) <= epsilon,
     )
 
@@ -140,14 +140,14 @@ def _calibrate(
     width: float = math.log(2),
     accuracy: float = 1e-6,
 ) -> float:
-    """The noise multiplier at which a decreasing ε(m) is just below its target.
+    """The noise multiplier m at which the decreasing function ε(m) is just below its target.
 
     Args:
-      spent: ε(m).
+      spent: The function ε(m).
       epsilon: The target.
-      guess: Where the search begins.
-      width: Of its first steps, in the logarithm.
-      accuracy: Of the logarithm that is found.
+      guess: The m at which the search begins.
+      width: The size of the first steps of the search, in log m.
+      accuracy: The accuracy of the result, in log m.
     """
 
     @functools.cache

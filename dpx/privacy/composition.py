@@ -1,16 +1,16 @@
-"""Privacy loss distributions of very many steps, in time and memory that do not grow with their number.
+"""Composition of privacy loss distributions in time and memory that do not grow with the number of steps.
 
-A distribution of T steps on a grid that is fine enough for one of them has some √T·1000 points. So steps are
-composed in blocks of 1,024, and the losses of a block are put on a grid that is 32 times coarser, which is as
-fine for the block as the first grid is for a step. Blocks of blocks follow, until few are left.
+The distribution of T steps on a grid that is fine enough for one step has about √T·1000 points. Therefore
+steps are composed in blocks of 1,024, and the losses of a block are rounded to a grid 32 times coarser, which
+is as fine for the block as the first grid is for a step. Blocks of blocks follow, until few are left.
 
-Every distribution here is an upper bound (Doroshenko et al., arXiv 2207.04380). A loss x between two points
-a < b of a grid becomes b with probability p, and otherwise a, where
+Every distribution here is an upper bound (Doroshenko et al., arXiv 2207.04380). A loss x between two
+neighbouring points a < b of a grid becomes b with probability p and a otherwise, where
 
     p = (1 − e^(a−x)) / (1 − e^(a−b)).
 
-Then both distributions of which x is the loss keep their mass: e^−x = (1 − p)·e^−a + p·e^−b. An adversary who
-is not told which of the two it became has what was there before, so that telling can only add divergence.
+This keeps the mass of both distributions whose loss x is: e^−x = (1 − p)·e^−a + p·e^−b. Forgetting which of
+the two points x became gives the original pair back, so that rounding can only increase divergence.
 """
 
 import math
@@ -26,16 +26,16 @@ from dp_accounting.pld import privacy_loss_distribution as plds
 from dpx.privacy.allocation import LEAST_NOISE, AllocatedGaussianDpEvent, allocated_gaussian
 from dpx.privacy.sampled import sampled_gaussian, split_pmf
 
-# Steps in a block, and how much coarser the grid is after it: √BLOCK, as the deviation of a block's loss.
+# Steps in a block, and the factor by which its grid is coarser: √BLOCK, as a block's loss deviates more.
 BLOCK, COARSER = 1024, 32
-# Steps, or blocks, that are composed at once.
+# The most steps, or blocks, that are composed at once.
 AT_ONCE = 2**15
-_TAIL = 1e-15  # mass of the composition that may count as lost
-_MOST_LOSSES = 2**15  # of one mechanism, in intervals: more of them take minutes and gigabytes
+_TAIL = 1e-15  # mass of the composition that may count as an infinite loss
+_MOST_LOSSES = 2**15  # intervals in the losses of one mechanism: more take minutes and gigabytes
 
 
 class Part(NamedTuple):
-    """A mechanism, how often it is used, and how often these uses are put into blocks."""
+    """A mechanism, how often it is used, and how many levels of blocks its uses are composed in."""
 
     mechanism: DpEvent
     count: int
@@ -43,11 +43,11 @@ class Part(NamedTuple):
 
 
 class Plan(NamedTuple):
-    """How an event is composed.
+    """The way in which an event is composed.
 
     Attributes:
       parts: Its mechanisms.
-      interval: Of the grid on which they come together.
+      interval: The interval of the grid on which their distributions are composed with each other.
     """
 
     parts: list[Part]
@@ -55,11 +55,11 @@ class Plan(NamedTuple):
 
     @property
     def rounding(self) -> float:
-        """By how much δ may be too small: Fourier transforms round it either way.
+        """A bound on the amount by which δ may be too small, since Fourier transforms round it either way.
 
-        Against the closed form of the Gaussian mechanism it was off by at most 2.7e-17 for each use that is
-        composed at once, and by 1.3e-14 in blocks, at up to 1e15 uses. What dp-accounting makes of a single
-        use of another mechanism errs in each.
+        Compared with the closed form of the Gaussian mechanism, δ was off by at most 2.7e-17 for each use
+        that is composed at once, and by 1.3e-14 in blocks, at up to 1e15 uses. For mechanisms whose single
+        use is computed by dp-accounting, each use adds that error.
         """
         uses = (
             count // BLOCK**depth + BLOCK * depth if _is_ours(mechanism) else count
@@ -69,22 +69,23 @@ class Plan(NamedTuple):
 
 
 def plan(event: DpEvent, interval: float) -> Plan:
-    """How to compose an event.
+    """Plans how an event is composed.
 
     Args:
-      event: Of mechanisms that are `known`.
-      interval: Of a grid that is fine enough for one use of each. Where losses are so large that it would
-        have too many points, as where records are hardly ever sampled, a coarser one is taken.
+      event: The event; its mechanisms are `known`.
+      interval: The interval of a grid that is fine enough for one use of each mechanism. If losses are so
+        large that this grid would have too many points, for example at tiny sampling probabilities, a
+        coarser one is taken.
     """
     used, parts, coarsest = list(_uses(event)), [], 0.0
     if any(isinstance(mechanism, AllocatedGaussianDpEvent) for mechanism, _ in used):
-        # Of a training and its first steps the distributions share what was found on one grid.
+        # On powers of two, a training and its first steps share the cached distributions of their parts.
         interval = 2.0 ** math.floor(math.log2(interval))
     most = max((levels(count) for _, count in used), default=0)
     for mechanism, count in used:
         grid = max(interval, _largest_loss(mechanism) / _MOST_LOSSES)
         depth = levels(count)
-        # A part of few uses has no blocks, and is on the grid where all come together.
+        # A part of few uses is not put into blocks: it lies on the grid that all parts share in the end.
         while depth and grid * COARSER**depth > interval * COARSER**most:
             depth -= 1
         parts.append(Part(mechanism, count, depth))
@@ -95,23 +96,23 @@ def plan(event: DpEvent, interval: float) -> Plan:
 def composed(
     planned: Plan, relation: NeighboringRelation = NeighboringRelation.ADD_OR_REMOVE_ONE
 ) -> plds.PrivacyLossDistribution:
-    """The distribution of an event, an upper bound: its δ is too small by `planned.rounding` at most."""
-    found = plds.identity(planned.interval)
+    """An upper bound on the distribution of an event, but for rounding: δ is at most `rounding` too small."""
+    pld = plds.identity(planned.interval)
     for part in planned.parts:
-        found = found.compose(_repeated(part, planned.interval, relation))
-    return found
+        pld = pld.compose(_repeated(part, planned.interval, relation))
+    return pld
 
 
 def levels(count: int) -> int:
-    """How often so many uses are put into blocks."""
-    found = 0
+    """The number of levels of blocks in which `count` uses of a mechanism are composed."""
+    level = 0
     while count > AT_ONCE:
-        count, found = count // BLOCK, found + 1
-    return found
+        count, level = count // BLOCK, level + 1
+    return level
 
 
 def _uses(event: DpEvent, count: int = 1) -> Iterator[tuple[DpEvent, int]]:
-    """The mechanisms that an event composes, and how often each is used."""
+    """Yields the mechanisms that an event composes, and how often each is used."""
     if not count or isinstance(event, dp_accounting.NoOpDpEvent):
         return
     if isinstance(event, dp_accounting.SelfComposedDpEvent):
@@ -128,7 +129,7 @@ def _uses(event: DpEvent, count: int = 1) -> Iterator[tuple[DpEvent, int]]:
 
 
 def _largest_loss(mechanism: DpEvent) -> float:
-    """About the largest privacy loss of a mechanism: at nine standard deviations."""
+    """Roughly the largest privacy loss of a mechanism: the loss at nine standard deviations of its noise."""
     noise = getattr(getattr(mechanism, "event", mechanism), "noise_multiplier", None)
     loss = (0.5 / noise + 9) / noise if noise else 0.0
     probability = getattr(mechanism, "sampling_probability", 1 / getattr(mechanism, "steps", 1))
@@ -138,12 +139,12 @@ def _largest_loss(mechanism: DpEvent) -> float:
 def _repeated(
     part: Part, interval: float, relation: NeighboringRelation
 ) -> plds.PrivacyLossDistribution:
-    """All uses of a mechanism, on a grid of that interval."""
+    """The distribution of all uses of a mechanism, on a grid of that interval."""
     mechanism, count, depth = part
     one = _one(mechanism, interval / COARSER**depth, _TAIL / count / 100, relation)
     rest, left = None, count
     for level in range(depth):
-        # What is lost of a block is lost of each.
+        # Mass that one block loses is lost by every copy of it.
         tail = _TAIL * BLOCK ** (level + 1) / count / (depth + 1)
         left, few = divmod(left, BLOCK)
         if few:
@@ -156,7 +157,7 @@ def _repeated(
 
 
 def _coarser(pld: plds.PrivacyLossDistribution) -> plds.PrivacyLossDistribution:
-    """The distribution on a grid of an interval that is `COARSER` times longer."""
+    """The distribution, rounded to a grid that is `COARSER` times coarser."""
     add = None if pld._symmetric else _coarser_pmf(pld._pmf_add)
     return plds.PrivacyLossDistribution(_coarser_pmf(pld._pmf_remove), add)
 
@@ -175,7 +176,7 @@ def _coarser_pmf(pmf: pld_pmf.PLDPmf) -> pld_pmf.PLDPmf:
 def _one(
     mechanism: DpEvent, interval: float, tail: float, relation: NeighboringRelation
 ) -> plds.PrivacyLossDistribution:
-    """One use of a mechanism."""
+    """The distribution of one use of a mechanism."""
     joins = relation == NeighboringRelation.ADD_OR_REMOVE_ONE
     if isinstance(mechanism, AllocatedGaussianDpEvent):
         if interval > 1:
@@ -190,7 +191,7 @@ def _one(
 
 
 def known(event: DpEvent, relation: NeighboringRelation) -> bool:
-    """Whether all mechanisms of an event have privacy loss distributions here under a relation."""
+    """Whether this module can compute the distributions of all mechanisms of an event under a relation."""
     joins = relation == NeighboringRelation.ADD_OR_REMOVE_ONE
     accountant = PLDAccountant(relation)
     return all(
@@ -200,12 +201,12 @@ def known(event: DpEvent, relation: NeighboringRelation) -> bool:
 
 
 def _is_ours(event: DpEvent) -> bool:
-    """Whether the distribution of a single use is made here, without differences."""
+    """Whether dpx, and not dp-accounting, computes the distribution of a single use."""
     return _is_sampled_gaussian(event) or isinstance(event, AllocatedGaussianDpEvent)
 
 
 def _is_sampled_gaussian(event: DpEvent) -> bool:
-    """Whether an event is the Gaussian mechanism on a Poisson sample, with a chance to be in it."""
+    """Whether an event is the Gaussian mechanism on a Poisson sample of positive probability."""
     return (
         isinstance(event, dp_accounting.PoissonSampledDpEvent)
         and isinstance(event.event, dp_accounting.GaussianDpEvent)

@@ -1,8 +1,8 @@
-"""DP-SGD: random batches and Gaussian noise, composed over the steps by privacy loss distributions.
+"""The accounting of DP-SGD: Gaussian noise on random batches, composed by privacy loss distributions.
 
-Neighbours differ by adding or removing one record. Batches are drawn by Poisson sampling, where each record
-is in each batch with the sampling probability q, or by random allocation, where each record is in one batch
-of each epoch of 1 / q steps (`dpx.privacy.allocation`).
+Neighbours differ by adding or removing one record. Batches are drawn either by Poisson sampling, where each
+record is in each batch with the sampling probability q, or by random allocation, where each record is in one
+batch of each epoch of 1 / q steps (`dpx.privacy.allocation`).
 """
 
 import math
@@ -36,14 +36,15 @@ def dpsgd_event(
     max_batch_size: int | None = None,
     sampling: str = "poisson",
 ) -> DpEvent:
-    """`steps` Gaussian mechanisms, each on a batch that a record is in with that probability.
+    """The event of `steps` Gaussian mechanisms, each on a batch that a record is in with that probability.
 
-    By "poisson" sampling each batch is a sample of its own. By random "allocation" each record is in one
+    With "poisson" sampling, batches are independent samples. With random "allocation", each record is in one
     batch of each epoch of 1 / `sampling_probability` steps, and a run may end within an epoch.
 
-    With `max_batch_size`, of a sample that is larger a uniformly random part of that size is kept. A record
-    that joins such a sample may take the place of another one and change the sum by twice the clipping norm
-    (Ganesh et al., arXiv:2508.15089). How often depends on `num_examples`, to which a neighbour may add one.
+    With `max_batch_size`, a sample that is larger is truncated: a uniformly random part of that size is kept.
+    A record that joins such a sample may replace another one, and so change the sum by twice the clipping
+    norm (Ganesh et al., arXiv:2508.15089). How often this happens depends on `num_examples`, to which a
+    neighbour may add one.
     """
     noise_multiplier = check_number(noise_multiplier, "noise_multiplier")
     if not noise_multiplier >= 0:
@@ -82,7 +83,7 @@ def dpsgd_event(
 def truncation_probability(
     num_examples: int, *, sampling_probability: float, max_batch_size: int
 ) -> float:
-    """How likely it is that a Poisson sample of N records has more than `max_batch_size` of them.
+    """The probability that a Poisson sample of N records has more than `max_batch_size` of them.
 
     Raises:
       ValueError: for an argument out of range.
@@ -107,23 +108,24 @@ def dpsgd_epsilon(
     """ε of DP-SGD under adding or removing one record.
 
     Args:
-      noise_multiplier: Noise std on the *sum* of clipped gradients, per unit of clipping norm.
-      delta: δ in (0, 1); with "pld" and sampling at least 1e-12, and at least 1e-15 for each step that is
-        composed at once, of which there are at most 32,768 (all of them where samples are cut off).
-      sampling_probability: That with which a record is in a batch, the expected batch size over the number
-        of records.
-      steps: Number of noisy steps.
-      num_examples, max_batch_size: Of samples that are cut off at a size; see `dpsgd_event`.
-      accountant: "pld" (privacy loss distributions: an upper bound, for which a tenth of the least δ is set
-        aside, since their composition rounds; tight to about 1e-4 relative where δ is a hundred times the
-        least, and to 5e-4 in more than 32,768 steps, unless ε < 1e-3 at δ > 1e-3) or "rdp", which knows
-        neither samples that are cut off nor random allocation.
+      noise_multiplier: The standard deviation of the noise on the *sum* of clipped gradients, over the
+        clipping norm.
+      delta: δ in (0, 1). With "pld" and sampling it must be at least 1e-12, and at least 1e-15 for each step
+        that is composed at once: these are at most 32,768 steps, or all steps if samples are truncated.
+      sampling_probability: The probability with which a record is in a batch, which is the expected batch
+        size over the number of records.
+      steps: The number of noisy steps.
+      num_examples, max_batch_size: For samples that are truncated; see `dpsgd_event`.
+      accountant: "pld" or "rdp". Privacy loss distributions give an upper bound; because their composition
+        rounds, a tenth of the least δ is set aside. It is tight to about 1e-4 relative if δ is a hundred
+        times the least, and to 5e-4 in more than 32,768 steps, unless ε < 1e-3 at δ > 1e-3. "rdp" supports
+        neither truncated samples nor random allocation.
       sampling: "poisson" or "allocation"; see `dpsgd_event`. Shuffling the records and cutting them into
-        batches of one size is neither, and has no guarantee here.
+        batches of one size is neither of these, and has no guarantee here.
 
     Raises:
-      ValueError: for an argument out of range, or, with "pld", so little noise that ε would pass 1e8, or so
-        many losses that they do not fit into memory.
+      ValueError: for an argument out of range; with "pld" also if there is so little noise that ε would
+        exceed 1e8, or if the distributions do not fit into memory.
     """
     event = dpsgd_event(
         noise_multiplier,
@@ -139,7 +141,7 @@ def dpsgd_epsilon(
     if noise_multiplier == 0:
         return math.inf
     if accountant == "pld" and delta > 1e-3:
-        # Where δ alone almost suffices, ε tends to 0, and accuracy relative to ε would take minutes.
+        # If δ alone almost suffices, ε tends to 0, and an accuracy relative to ε would take minutes.
         interval = coarse_interval(sampling_probability / 10, noise_multiplier)
         bound = accounted(event, delta, accountant, interval)
         if bound < 1e-3:
@@ -173,7 +175,7 @@ def check_accountant(accountant: str, max_batch_size: int | None, sampling: str)
 def accounted(
     event: DpEvent, delta: float, accountant: str, interval: float | None = None
 ) -> float:
-    """ε of an event under add or remove one, with losses that are multiples of an interval, if given."""
+    """ε of an event under adding or removing one record, on a grid of losses of that interval, if given."""
     delta = check_delta(delta)
     if accountant == "rdp":
         return float(RdpAccountant().compose(event).get_epsilon(delta))
@@ -197,7 +199,7 @@ def dpsgd_guarantee(
     sampling: str = "poisson",
     assumptions: Sequence[str] = (),
 ) -> PrivacyGuarantee:
-    """The guarantee of a DP-SGD run: `dpsgd_epsilon` with its event, so that a ledger composes it tightly."""
+    """The guarantee of a DP-SGD run. It holds the event, so that a ledger composes it tightly."""
     if isinstance(assumptions, str):
         raise ValueError(
             f"assumptions={assumptions!r} must be a tuple of sentences, not one string"

@@ -1,6 +1,6 @@
-"""ε of a DpEvent: exactly where it is Gaussian throughout, otherwise by privacy loss distributions.
+"""ε of a DpEvent: exact for Gaussian mechanisms, otherwise by privacy loss distributions.
 
-What is selected among private trials has neither: it is accounted by Rényi divergences.
+An event that contains a selection among private trials is accounted by Rényi divergences instead.
 """
 
 import math
@@ -19,16 +19,16 @@ from dpx.privacy.gaussian import (
     gaussian_epsilon,
 )
 
-# The losses of an epoch of random allocation are rounded as if so many mechanisms were composed.
+# An epoch of random allocation is rounded as often as so many mechanisms.
 _ROUNDINGS = 2
 _LARGEST_INTERVAL = 300.0  # e^interval must stay a float
 
 
 def check_event(event: DpEvent, name: str) -> DpEvent:
-    """Returns the event with its numbers as floats; raises ValueError for one that no mechanism has.
+    """Returns the event with its numbers as floats; raises ValueError for numbers out of range.
 
-    Accountants compute in the types that they are given: of a noise multiplier and a sampling probability in
-    16 bits, Rényi accounting makes an ε of zero. And they may never end on a number out of range.
+    Accountants compute in the types that they are given: with 16-bit numbers, Rényi accounting returns ε = 0.
+    With a number out of range they may not terminate.
     """
     if not isinstance(event, DpEvent):
         raise ValueError(f"{name}={event!r} must be a DpEvent: make one with dp_accounting")
@@ -52,7 +52,7 @@ def check_event(event: DpEvent, name: str) -> DpEvent:
 
 
 def gaussian_mu(event: DpEvent) -> float | None:
-    """μ of an event that is made of full-batch Gaussian mechanisms only, otherwise None."""
+    """μ of an event that consists of full-batch Gaussian mechanisms only; None for other events."""
     if isinstance(event, dp_accounting.NoOpDpEvent):
         return 0.0
     if isinstance(event, dp_accounting.GaussianDpEvent):
@@ -69,7 +69,7 @@ def gaussian_mu(event: DpEvent) -> float | None:
 def event_epsilon(
     event: DpEvent, delta: float, neighboring: NeighboringRelation
 ) -> tuple[float, str]:
-    """The smallest known ε at δ, and in words how it was found."""
+    """The smallest known ε at δ, and the name of the accounting that gave it."""
     mu = gaussian_mu(event)
     if mu is not None:
         epsilon = gaussian_epsilon(1 / mu, delta) if mu > 0 else 0.0
@@ -96,7 +96,7 @@ def event_epsilon(
 
 
 def _selects(event: DpEvent) -> bool:
-    """Whether a selection among trials is part of an event."""
+    """Whether an event contains a selection among trials."""
     parts = (*getattr(event, "events", ()), getattr(event, "event", None))
     return isinstance(event, dp_event.RepeatAndSelectDpEvent) or any(
         _selects(part) for part in parts if part is not None
@@ -104,11 +104,12 @@ def _selects(event: DpEvent) -> bool:
 
 
 def _pld_epsilon(event: DpEvent, delta: float) -> float:
-    """ε by privacy loss distributions, discretised as finely as this event needs.
+    """ε by privacy loss distributions, on a grid that is as fine as this event needs.
 
-    The estimate is pessimistic at any interval h and its relative error is about (h/s)²/12, s the standard
-    deviation of one step's loss, for which ε/(4√steps) stands in: h = ε/(200√steps) wastes under 1e-4. An ε
-    below 1e-3 gets the interval of 1e-3, since one that tends to zero would need endless memory.
+    The result is an upper bound for any interval h of the grid. Its relative error is about (h/s)²/12, where
+    s, the standard deviation of the loss of one step, is estimated by ε/(4√steps): with h = ε/(200√steps) the
+    error is below 1e-4. If ε is below 1e-3, it gets the interval of 1e-3, since memory would grow without end
+    as ε tends to zero.
     """
     steps, noise = count_steps(event)
     interval = coarse_interval(1e-2, noise) / composition.COARSER ** composition.levels(steps)
@@ -121,21 +122,22 @@ def _pld_epsilon(event: DpEvent, delta: float) -> float:
 
 
 def coarse_interval(interval: float, noise: float) -> float:
-    """An interval of privacy losses for a first look: this one, or more where there is little noise."""
+    """The interval of a grid of losses for a first estimate: this one, or a larger one if noise is small."""
     inverse = 1 / noise if noise else math.inf
     return min(interval * max(1.0, inverse * inverse), _LARGEST_INTERVAL)
 
 
 def pld_interval(epsilon: float, steps: int) -> float:
-    """The interval of privacy losses that is fine enough for so many steps of that ε together."""
+    """The interval of a grid of losses that is fine enough for so many steps that cost ε together."""
     return min(max(epsilon, 1e-3) / (200 * math.sqrt(max(steps, 1))), _LARGEST_INTERVAL)
 
 
 def pld_bound(event: DpEvent, delta: float, interval: float) -> float:
-    """An upper bound on ε, with privacy losses rounded up to multiples of an interval, or of a larger one.
+    """An upper bound on ε by privacy loss distributions on a grid of that interval, or of a larger one.
 
     Raises:
-      ValueError: for a δ that rounding could hide, or where the losses do not fit into memory.
+      ValueError: for a δ so small that rounding errors could exceed it, or if the losses do not fit into
+        memory.
     """
     event = _audible(event)
     steps, noise = count_steps(event)
@@ -164,13 +166,13 @@ def pld_bound(event: DpEvent, delta: float, interval: float) -> float:
 
 
 def accountable(event: DpEvent) -> bool:
-    """Whether `event_epsilon` has an accountant for the event under adding or removing a record."""
+    """Whether `event_epsilon` can account for the event under adding or removing a record."""
     joins = NeighboringRelation.ADD_OR_REMOVE_ONE
     return gaussian_mu(event) is not None or _selects(event) or composition.known(event, joins)
 
 
 def _audible(event: DpEvent) -> DpEvent:
-    """The event without mechanisms of infinite noise, which say nothing: accountants do not know them."""
+    """The event without mechanisms of infinite noise, which reveal nothing and which accountants refuse."""
     if math.isinf(count_steps(event)[1]):
         return dp_accounting.NoOpDpEvent()
     if isinstance(event, dp_accounting.SelfComposedDpEvent):
@@ -181,7 +183,7 @@ def _audible(event: DpEvent) -> DpEvent:
 
 
 def count_steps(event: DpEvent) -> tuple[int, float]:
-    """How many mechanisms an event composes, and its smallest noise multiplier."""
+    """The number of mechanisms that an event composes, and its smallest noise multiplier."""
     if isinstance(event, dp_accounting.SelfComposedDpEvent):
         count, noise = count_steps(event.event)
         return event.count * count, noise

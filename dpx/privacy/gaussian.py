@@ -1,12 +1,12 @@
-"""The Gaussian mechanism, accounted exactly.
+"""Exact accounting of the Gaussian mechanism.
 
-Releasing f(x) + N(0, (mΔ)² I), with Δ the l2 sensitivity of f and m the *noise multiplier*, k times is μ-GDP
-with μ = √k/m exactly, and its privacy profile is
+The mechanism releases f(x) + N(0, (mΔ)² I), where Δ is the l2 sensitivity of f and m the *noise multiplier*.
+Used k times it is μ-GDP with μ = √k/m, exactly, and its privacy profile is
 
     δ(ε) = Φ(a) − e^ε Φ(a − μ),   a = μ/2 − ε/μ        (Balle & Wang, arXiv 1805.06530, Theorem 8)
 
-Since e^ε φ(a − μ) = φ(a), the second term is φ(a) M(μ − a) with the Mills ratio M = (1 − Φ)/φ. Nothing
-in that form overflows, whatever ε, and its cancellation is benign, so it is what this module uses.
+Since e^ε φ(a − μ) = φ(a), the second term is φ(a) M(μ − a) with the Mills ratio M = (1 − Φ)/φ. This module
+uses that form, because it does not overflow for any ε and loses no digits by cancellation.
 """
 
 import math
@@ -16,7 +16,7 @@ from scipy import optimize, special
 
 from dpx._validate import check_delta, check_epsilon, check_integer, check_number, check_positive
 
-# Below it M(x − μ/2) − M(x + μ/2) is −μ·M'(x) within a share of μ²/12; above it, the difference has digits.
+# Below this μ, M(x − μ/2) − M(x + μ/2) cancels, and is −μ·M'(x) to a relative error of μ²/12.
 _SMALL_MU = 1e-5
 
 
@@ -27,7 +27,7 @@ def _mills(x: float) -> float:
 def _log_delta(a: float, mu: float) -> float:
     """log δ in terms of a = μ/2 − ε/μ and μ."""
     if mu < _SMALL_MU:
-        # The difference of two Mills ratios would cancel, and 1 − x·M is minus the derivative of M.
+        # The difference of two Mills ratios would cancel, so use −M' = 1 − x·M.
         x = mu / 2 - a
         gap = mu * (1 - x * _mills(x))
     elif a > 0:
@@ -44,15 +44,16 @@ def _solve(function, low: float, high: float) -> float:
 
 
 def gaussian_noise_multiplier(epsilon: float, delta: float, *, compositions: int = 1) -> float:
-    """Smallest noise std, per unit of l2 sensitivity, for (ε, δ)-DP over all compositions: exact.
+    """The smallest noise std, per unit of l2 sensitivity, for which k releases are (ε, δ)-DP together: exact.
 
-    Solved in a = μ/2 − ε/μ, in which μ = a + √(a² + 2ε), or in log μ where μ is small: relative accuracy in δ
-    is 1e-8 or better for all ε, down to δ = 1e-300, and 1e-9 for ε in [1e-3, 1e8] and δ in [1e-12, 1/2].
+    The equation is solved for a = μ/2 − ε/μ, where μ = a + √(a² + 2ε), or for log μ if μ is small. The
+    relative accuracy in δ is 1e-8 or better for all ε, down to δ = 1e-300, and 1e-9 for ε in [1e-3, 1e8] and
+    δ in [1e-12, 1/2].
 
     Args:
       epsilon: ε in (0, 1e8].
       delta: δ in (0, 1).
-      compositions: How often noise of that size is used, k (adaptively, on the same data).
+      compositions: The number k of releases with that noise (adaptively chosen, on the same data).
 
     Returns:
       m such that k releases with std m·Δ are together (ε, δ)-DP (Balle & Wang, arXiv 1805.06530).
@@ -60,7 +61,7 @@ def gaussian_noise_multiplier(epsilon: float, delta: float, *, compositions: int
     Raises:
       ValueError: for ε, δ or k out of range.
     """
-    # A NumPy scalar of 16 bits would keep all that follows in 16 bits.
+    # With a NumPy scalar of 16 bits, all that follows would be computed in 16 bits.
     epsilon, delta = check_epsilon(epsilon), check_delta(delta)
     compositions = check_integer(compositions, "compositions")
     target = math.log(delta)
@@ -85,10 +86,10 @@ def gaussian_noise_multiplier(epsilon: float, delta: float, *, compositions: int
 
 
 def gaussian_epsilon(noise_multiplier: float, delta: float, *, compositions: int = 1) -> float:
-    """Smallest ε for which k Gaussian releases of that noise multiplier are (ε, δ)-DP: exact.
+    """The smallest ε for which k Gaussian releases of that noise multiplier are (ε, δ)-DP: exact.
 
-    The inverse of `gaussian_noise_multiplier`; infinity for a noise multiplier of zero, and 0 where δ alone
-    covers the total variation.
+    It is the inverse of `gaussian_noise_multiplier`. It is infinite for a noise multiplier of zero, and 0 if
+    δ is at least the total variation distance.
 
     Raises:
       ValueError: for a negative noise multiplier, or δ or k out of range.
@@ -104,16 +105,16 @@ def gaussian_epsilon(noise_multiplier: float, delta: float, *, compositions: int
     target = math.log(delta)
     if mu == 0 or _log_delta(mu / 2, mu) <= target:
         return 0.0
-    # Beyond 40 every δ is 1, and a bracket as long as μ takes bisection too many steps.
+    # Beyond 40 every δ is 1, and bisection of an interval as long as μ would take too many steps.
     high = min(40.0, mu / 2)
     a = _solve(lambda a: max(_log_delta(a, mu), -1e4) - target, -40.0, high)
     return max(0.0, mu * (mu / 2 - a))
 
 
 def gaussian_budget(noise_multiplier: float, delta: float) -> tuple[float, float]:
-    """An (ε, δ) whose exact Gaussian mechanism has this noise multiplier; its δ is at most the one given."""
+    """An (ε, δ) for which `gaussian_noise_multiplier` is this one; its δ is at most the δ given."""
     noise_multiplier = check_positive(noise_multiplier, "noise_multiplier")
     delta = check_delta(delta)
-    # A large multiplier is (0, δ)-DP at a moderate δ; at a small enough one every multiplier has an ε > 0.
+    # With much noise, ε is 0 at a moderate δ; at a small enough δ every noise multiplier has an ε > 0.
     small = min(delta, 0.1 / noise_multiplier)
     return gaussian_epsilon(noise_multiplier, small), small

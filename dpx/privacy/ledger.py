@@ -1,4 +1,4 @@
-"""Guarantees, and the ledger that composes them."""
+"""Privacy guarantees, and the ledger that composes them."""
 
 import dataclasses
 import math
@@ -17,17 +17,17 @@ REPLACE_ONE = NeighboringRelation.REPLACE_ONE
 
 @dataclasses.dataclass(frozen=True)
 class PrivacyGuarantee:
-    """(ε, δ)-differential privacy, with all that one must know to rely on it.
+    """A guarantee of (ε, δ)-differential privacy, with all that one must know to rely on it.
 
     Attributes:
-      epsilon: ε ≥ 0; infinity where nothing is guaranteed.
+      epsilon: ε ≥ 0; infinity if nothing is guaranteed.
       delta: δ in [0, 1).
-      neighboring: Which pairs of data sets are neighbours; its lower-case name is taken too.
+      neighboring: The relation that says which data sets are neighbours; its lower-case name is taken too.
       unit: The record by which neighbours differ ("user", "name", "row of (K, V)").
       mechanism: What was released, and how it was accounted, in words.
-      assumptions: What must hold for the guarantee to hold, a sentence each.
-      event: The mechanism as a DpEvent, so that a `Ledger` can compose it tightly. A `GaussianDpEvent`
-        holds std / (l2 sensitivity under *this* guarantee's neighbouring relation).
+      assumptions: What must be true for the guarantee to hold, one sentence each.
+      event: The mechanism as a DpEvent, so that a `Ledger` can compose it tightly. The noise multiplier of a
+        `GaussianDpEvent` is std / (l2 sensitivity under the neighbouring relation of *this* guarantee).
     """
 
     epsilon: float
@@ -39,7 +39,7 @@ class PrivacyGuarantee:
     event: DpEvent | None = None
 
     def __post_init__(self):
-        # Not every scalar that NumPy or JAX compute with is a float to JSON.
+        # JSON does not accept every scalar of NumPy or JAX as a float.
         for name in ("epsilon", "delta"):
             object.__setattr__(self, name, check_number(getattr(self, name), name))
         if not self.epsilon >= 0:
@@ -54,19 +54,19 @@ class PrivacyGuarantee:
             object.__setattr__(self, "event", check_event(self.event, "event"))
 
     def assuming(self, *sentences: str) -> "PrivacyGuarantee":
-        """The same guarantee with further assumptions (each stated once)."""
+        """The same guarantee with further assumptions; none is stated twice."""
         return dataclasses.replace(
             self, assumptions=tuple(dict.fromkeys((*self.assumptions, *sentences)))
         )
 
     def risk(self, neighboring: NeighboringRelation | str | None = None) -> Risk:
-        """What an attacker can do at most: μ, and the true positives at 1 % false positives.
+        """A bound on any membership attack: μ, and the true-positive rate at 1 % false positives.
 
-        They come from the event where there is one that can be accounted, from (ε, δ) alone otherwise.
+        It follows from the event if there is one that can be accounted, and from (ε, δ) alone otherwise.
 
         Args:
-          neighboring: The guarantee's own relation if None. Of a guarantee for adding or removing a record
-            also "replace_one", where one takes the place of another.
+          neighboring: The guarantee's own relation if None. A guarantee for adding or removing a record also
+            takes "replace_one".
 
         Raises:
           ValueError: for any other relation.
@@ -77,12 +77,12 @@ class PrivacyGuarantee:
         return of_guarantee(self.epsilon, self.delta, self.neighboring, self.event, asked)
 
     def risks(self) -> dict[str, Risk]:
-        """`risk` for every relation of which the guarantee speaks, by its lower-case name."""
+        """The risk under each relation that the guarantee covers, by the lower-case name of the relation."""
         other = [REPLACE_ONE] if self.neighboring == ADD_OR_REMOVE_ONE else []
         return {each.name.lower(): self.risk(each) for each in (self.neighboring, *other)}
 
     def to_json(self) -> dict:
-        """A JSON-ready dict; the neighbouring relation by its lower-case name."""
+        """The guarantee as a dict for JSON, with the neighbouring relation by its lower-case name."""
         return {
             "epsilon": self.epsilon if math.isfinite(self.epsilon) else None,
             "delta": self.delta,
@@ -101,11 +101,11 @@ class PrivacyGuarantee:
 
 
 class Ledger:
-    """What has been spent on one private data set, composed as tightly as the events allow.
+    """The releases from one private data set, composed as tightly as their events allow.
 
-    Gaussian events compose exactly (their μ² add up). Gaussians beside Poisson-sampled steps or epochs
-    of random allocation compose through privacy loss distributions under add or remove. A guarantee without
-    an event, or with one that no accountant knows, counts as plain (ε, δ) and its two numbers add.
+    Gaussian events compose exactly (their μ² add up). Together with Poisson-sampled steps or epochs of random
+    allocation they compose by privacy loss distributions, under adding or removing a record. A guarantee
+    without an event, or with one that no accountant supports, is composed by adding its ε and δ.
     `guarantee(delta).mechanism` says which of these was used.
     """
 
@@ -118,10 +118,10 @@ class Ledger:
         Args:
           spent: A guarantee, or a bare event, which takes the unit and the relation of the guarantees
             beside it (add or remove one record where there are none).
-          label: What was bought, for the mechanism's description.
+          label: A name of the release, for the mechanism's description.
 
         Raises:
-          ValueError: if the unit or the neighbouring relation differs from what was spent before.
+          ValueError: if the unit or the neighbouring relation differs from that of earlier releases.
         """
         if isinstance(spent, PrivacyGuarantee):
             for _, before in self._entries:
@@ -143,15 +143,15 @@ class Ledger:
 
     @property
     def releases(self) -> tuple[tuple[str, PrivacyGuarantee | DpEvent], ...]:
-        """What was spent, each with its label, in order; labels may repeat."""
+        """The releases with their labels, in order; labels may repeat."""
         return tuple(self._entries)
 
     def guarantee(self, delta: float) -> PrivacyGuarantee:
         """The composed guarantee at δ.
 
         Raises:
-          ValueError: if plain (ε, δ) guarantees alone use up δ, or leave less of it than privacy loss
-            distributions can tell from rounding (1e-15 for each step that they compose, at least 1e-12).
+          ValueError: if guarantees whose δ add up use all of δ, or leave less than privacy loss distributions
+            can tell from rounding (1e-15 for each step that they compose, at least 1e-12).
         """
         delta = check_delta(delta)
         stated = [spent for _, spent in self._entries if isinstance(spent, PrivacyGuarantee)]
@@ -206,7 +206,7 @@ def gaussian_guarantee(
     mechanism: str,
     assumptions: tuple[str, ...] = (),
 ) -> PrivacyGuarantee:
-    """The guarantee of one Gaussian release that spends a budget; its event holds the noise multiplier.
+    """The guarantee of one Gaussian release that costs (ε, δ); its event holds the noise multiplier.
 
     It follows from public numbers alone, so that it is known before anything is released.
 

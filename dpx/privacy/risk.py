@@ -1,13 +1,12 @@
-"""What an attacker can do at most: two figures beside ε and δ, from the whole privacy profile.
+"""Bounds on membership attacks: two figures beside ε and δ, computed from the whole privacy profile.
 
-An attacker who sees the release, knows all other records and everything but the noise, and has to tell
-whether a record took part, trades false positives against false negatives. The trade-off function f(α) is the
-least false-negative rate at a false-positive rate α (Dong, Roth and Su, arXiv:1905.02383). From a privacy
-profile, δ(ε) for ε ≥ 0,
+An attacker sees the release, knows all other records and everything but the noise, and has to tell whether a
+record took part. The trade-off function f(α) is the least false-negative rate of such an attacker at a
+false-positive rate α (Dong, Roth and Su, arXiv:1905.02383). It follows from the privacy profile δ(ε), ε ≥ 0:
 
     f(α) = sup over ε of max(1 − δ(ε) − e^ε·α, e^(−ε)·(1 − δ(ε) − α)).
 
-For the Gaussian mechanism with μ = sensitivity / std it is Φ(Φ⁻¹(1 − α) − μ), and μ says all of it.
+For the Gaussian mechanism with μ = sensitivity / std it is Φ(Φ⁻¹(1 − α) − μ), which μ determines.
 """
 
 import functools
@@ -31,15 +30,15 @@ Profile = Callable[[float], float]
 
 
 class Risk(NamedTuple):
-    """What a release risks, for one neighbouring relation.
+    """The most that a membership attack on a release can achieve, under one neighbouring relation.
 
     Attributes:
-      mu: The smallest μ such that a Gaussian mechanism with it risks no less: it needs δ(ε) or more at every
-        ε from 0 up to the ε of the guarantee, that is for every δ from that of the guarantee upwards. For
-        Gaussian mechanisms it is their own, and holds for all δ. Below the δ of the guarantee no finite μ
-        need hold for any other mechanism, sampled ones included.
-      tpr_at_1_percent: No attack finds a larger share of those who took part, while it is wrong about 1 % of
-        those who did not (or the other way round).
+      mu: The smallest μ such that the Gaussian mechanism with that μ is no more private: its δ(ε) is at least
+        that of the release at every ε from 0 to the ε of the guarantee, which means for every δ from that of
+        the guarantee upwards. For Gaussian mechanisms μ is exact, and holds for all δ. For other mechanisms,
+        sampled ones included, perhaps no finite μ holds below the δ of the guarantee.
+      tpr_at_1_percent: The largest share of those who took part that any attack identifies while it is wrong
+        about 1 % of those who did not (or the other way round).
     """
 
     mu: float
@@ -56,10 +55,10 @@ def of_guarantee(
     event: DpEvent | None,
     asked: NeighboringRelation,
 ) -> Risk:
-    """The risk of a guarantee that is stated for one relation, for the relation that is asked for.
+    """The risk under the relation `asked`, of a guarantee that is stated under the relation `stated`.
 
     Raises:
-      ValueError: for another relation than those two, or one of which the guarantee says nothing.
+      ValueError: if the guarantee says nothing about the relation `asked`.
     """
     if asked != stated and (stated, asked) != (_ADD_OR_REMOVE, _REPLACE):
         raise ValueError(
@@ -70,29 +69,29 @@ def of_guarantee(
         return Risk(math.inf, 1.0)
     mu = None if event is None else gaussian_mu(event)
     if mu is not None:
-        # Replacing a record is removing one and adding another, in the opposite direction at worst.
+        # Replacing a record removes one and adds another, at worst in the opposite direction.
         mu *= 1 if asked == stated else 2
         return Risk(mu, float(special.ndtr(special.ndtri(FALSE_POSITIVES) + mu)))
     if event is not None and stated == _ADD_OR_REMOVE:
         key = repr(event), epsilon, delta, asked
         if key not in _known:
             _known[key] = _by_losses(event, epsilon, delta, asked)
-        if (found := _known[key]) is not None:
-            return found
+        if (risk := _known[key]) is not None:
+            return risk
     if asked != stated:
         epsilon, delta = 2 * epsilon, min(1.0, delta * (1 + math.exp(min(epsilon, 700))))
     profile = functools.partial(_plain_profile, epsilon, delta)
     return Risk(_plain_mu(epsilon, delta), _true_positives(profile, epsilon))
 
 
-# What this process has computed, None where an accountant knows no such event.
+# The risks that this process has computed; None for an event that no accountant supports.
 _known: dict[tuple, Risk | None] = {}
 
 
 def _by_losses(
     event: DpEvent, epsilon: float, delta: float, asked: NeighboringRelation
 ) -> Risk | None:
-    """From privacy loss distributions, which are pessimistic, if they are known for the event."""
+    """The risk by privacy loss distributions, which are upper bounds; None if the event has none."""
     steps, noise = count_steps(event)
     if noise == 0:
         return Risk(math.inf, 1.0)
@@ -112,10 +111,11 @@ def _by_losses(
 
 
 def _plain_mu(epsilon: float, delta: float) -> float:
-    """The μ of the curve through f(v) = v, v = (1 − δ)/(1 + e^ε), which is the corner of the curve of (ε, δ).
+    """The μ of a guarantee of which only (ε, δ) is known.
 
-    The lines of slopes −e^(±ε) and between that support the latter all pass through the corner. So does, at
-    μ = −2·Φ⁻¹(v), the line of slope −1 that supports the Gaussian mechanism's.
+    The trade-off function of (ε, δ) has a corner at f(v) = v, v = (1 − δ)/(1 + e^ε): its supporting lines of
+    slopes between −e^ε and −e^(−ε) all pass through that corner. At μ = −2·Φ⁻¹(v) the trade-off function of
+    the Gaussian mechanism passes through the corner too, where its slope is −1.
     """
     if delta >= 1:
         return math.inf
@@ -131,7 +131,7 @@ def _plain_profile(epsilon: float, delta: float, at: float) -> float:
 
 
 def _largest_mu(profile: Profile, last: float) -> float:
-    """The largest of the μ whose Gaussian mechanism has the profile's δ at some ε in [0, last]."""
+    """The largest μ over ε in [0, last], where μ is that of the Gaussian mechanism with the same δ at ε."""
 
     def mu(epsilon: float) -> float:
         delta = profile(epsilon)
@@ -147,7 +147,7 @@ def _largest_mu(profile: Profile, last: float) -> float:
 
 
 def _true_positives(profile: Profile, last: float) -> float:
-    """1 − f(α) at α = 1 %: the least of bounds that hold at every ε."""
+    """1 − f(α) at α = 1 %: the least of the bounds that the profile gives at each ε."""
 
     def outright(epsilon: float) -> float:
         return profile(epsilon) + math.exp(epsilon) * FALSE_POSITIVES
@@ -155,20 +155,20 @@ def _true_positives(profile: Profile, last: float) -> float:
     def missed(epsilon: float) -> float:
         return 1 - math.exp(-epsilon) * (1 - profile(epsilon) - FALSE_POSITIVES)
 
-    # Beyond log(1 / α) the first is more than 1.
+    # Beyond log(1 / α) the first bound is more than 1.
     most = -math.log(FALSE_POSITIVES)
     return min(_least(outright, most, min(last, most)), _least(missed, last), 1.0)
 
 
 def _least(function: Callable[[float], float], last: float, *also: float) -> float:
-    """The least value on [0, last]: of a grid and some other points, and near the best of these."""
+    """The least value of a function on [0, last], searched on a grid with the points `also`, then locally."""
     points = np.union1d(np.linspace(0.0, last, _GRID), also)
-    found = [function(float(point)) for point in points]
-    best = int(np.argmin(found))
+    values = [function(float(point)) for point in points]
+    best = int(np.argmin(values))
     ends = points[max(best - 1, 0)], points[min(best + 1, len(points) - 1)]
-    if last == 0 or math.isinf(found[best]):
-        return found[best]
+    if last == 0 or math.isinf(values[best]):
+        return values[best]
     near: Any = optimize.minimize_scalar(
         lambda epsilon: function(float(epsilon)), bounds=ends, method="bounded"
     )
-    return min(found[best], float(near.fun))
+    return min(values[best], float(near.fun))

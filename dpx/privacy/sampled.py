@@ -1,7 +1,7 @@
-"""Privacy loss distributions of one use of a mechanism, on a grid of losses.
+"""The privacy loss distribution of one use of the Gaussian mechanism on a Poisson sample.
 
-Every distribution is an upper bound: a loss between two points of the grid becomes either, such that both
-distributions of which it is the loss keep their mass (`dpx.privacy.composition` says why that is one).
+It is an upper bound: a loss between two points of the grid becomes one of these at random, such that both
+distributions keep their mass (`dpx.privacy.composition` says why this is an upper bound).
 """
 
 import math
@@ -17,21 +17,21 @@ _NODES, _WEIGHTS = np.polynomial.legendre.leggauss(8)
 def sampled_gaussian(
     noise: float, probability: float, interval: float, tail: float
 ) -> plds.PrivacyLossDistribution:
-    """The Gaussian mechanism on a Poisson sample: N(0, m²) against (1 − q)·N(0, m²) + q·N(1, m²).
+    """The distribution of the loss between N(0, m²) and the mixture (1 − q)·N(0, m²) + q·N(1, m²).
 
-    dp-accounting makes this distribution of differences of δ, which have few digits on a fine grid, and
-    takes each of its points in turn. Here the mass of each cell of the grid, and what of it goes up, are
-    integrals without cancellation.
+    dp-accounting computes this distribution from differences of δ, which are inaccurate on a fine grid, and
+    one point at a time. Here the mass of each cell of the grid, and the part that goes to the cell's upper
+    end, are integrals without cancellation.
 
     Args:
-      noise: m.
-      probability: q.
-      interval: Of the grid, at most 1: within a cell the share that goes up has to be smooth.
-      tail: Mass of a normal distribution at either end that counts as lost.
+      noise: The noise multiplier m.
+      probability: The sampling probability q.
+      interval: The interval of the grid, at most 1, so that the part that goes up is smooth within a cell.
+      tail: The mass of a normal distribution at either end that counts as an infinite loss.
     """
     far = noise * float(stats.norm.isf(tail))
     low, high = -far, 1 + far
-    # log(1 − q) and log q, and where the two parts of the mixture are alike
+    # log(1 − q), log q, and the point at which the two parts of the mixture have equal density
     stays, moves = math.log1p(-probability) if probability < 1 else -math.inf, math.log(probability)
     middle = 0.5 + noise**2 * max(stays - moves, -1e3)
 
@@ -49,7 +49,7 @@ def sampled_gaussian(
             points + np.log1p(-np.exp(stays - points)) - moves,
         )
     edges = np.nan_to_num(0.5 + noise**2 * shift, nan=low, neginf=low)
-    # Within a panel densities and loss change little, so that eight nodes leave nothing for 64 bits to see.
+    # Within a panel densities and losses change so little that eight nodes are exact to 64 bits.
     even = np.linspace(low, high, math.ceil(4 * (high - low) / noise))
     bend = middle + noise**2 * np.linspace(-40, 40, 161)
     panels = np.unique(np.clip(np.concatenate([edges, even, bend]), low, high))
@@ -65,7 +65,7 @@ def sampled_gaussian(
 
 
 def _on_grid(losses: np.ndarray, mass: np.ndarray, interval: float, lost: float) -> pld_pmf.PLDPmf:
-    """Losses with their mass, which is 1 but for tails that are lost, on a grid."""
+    """The distribution on a grid of losses with given masses; `lost` is the mass of an infinite loss."""
     cells = np.floor(losses / interval).astype(np.int64)
     first = int(cells.min())
     share = np.expm1(interval * cells - losses) / math.expm1(-interval)
@@ -77,7 +77,10 @@ def _on_grid(losses: np.ndarray, mass: np.ndarray, interval: float, lost: float)
 def split_pmf(
     interval: float, first: int, cells: np.ndarray, up: np.ndarray, lost: float
 ) -> pld_pmf.PLDPmf:
-    """Of the mass in the cells of a grid, from its point `first` on, of which a part goes up."""
+    """The distribution of mass `cells` in the cells of a grid, of which the part `up` goes to the upper end.
+
+    Point `first` of the grid is the lower end of the first cell.
+    """
     probs = np.append(cells - up, 0.0)
     probs[1:] += up
     return pld_pmf.DensePLDPmf(interval, first, probs, lost, True)

@@ -1,9 +1,9 @@
 """The price of a selection: the best of a random number of private trials (Papernot and Steinke, ICLR 2022).
 
 A trial draws one of several candidates, runs it with fresh randomness, and scores it with noise. After a
-number of trials that is itself random, the trial of the highest score is given away, and all else is kept.
-This costs a small multiple of one trial, however many trials there were, and nothing holds for a fixed
-number of trials, for a grid that is run once from end to end, or for scores without noise.
+random number of trials, the trial with the highest score is released, and all else is kept secret. This costs
+a small multiple of one trial, however many trials there were. The bound does not hold for a fixed number of
+trials, for a grid that is run once from end to end, or for scores without noise.
 """
 
 import dataclasses
@@ -31,10 +31,10 @@ class Trials:
     """The law of the number of trials of a selection.
 
     Attributes:
-      law: "geometric" (at least one trial) or "poisson" (there may be none, with probability e^(-mean), and
-        then nothing is selected). Poisson varies less, so that few trials are rare where many are
-        expected; which of them costs less depends on the candidates and the mean.
-      mean: Of the number of trials, at least 1.
+      law: "geometric" (at least one trial) or "poisson" (with probability e^(-mean) there is no trial, and
+        nothing is selected). A Poisson number varies less, so that few trials are rare if many are expected.
+        Which law costs less depends on the candidates and the mean.
+      mean: The mean number of trials, at least 1.
     """
 
     law: str
@@ -49,13 +49,13 @@ class Trials:
 
     @property
     def shape(self) -> float:
-        """What dp-accounting calls the law: a negative binomial that is never 0, or its limit."""
+        """The law's parameter in dp-accounting: a truncated negative binomial law, or its Poisson limit."""
         return 1.0 if self.law == "geometric" else math.inf
 
     def draw(self, generator: np.random.Generator) -> int:
-        """A number of trials, which has to stay secret: the price holds while nobody sees it.
+        """Draws a number of trials, which has to stay secret for the price to hold.
 
-        Its probabilities are right to 2⁻²⁵⁵ of 1, where those of NumPy's laws end at 2⁻⁵³ or e^(−44).
+        Its probabilities are exact to 2⁻²⁵⁵, while NumPy's laws have no probabilities below 2⁻⁵³ or e^(−44).
         """
         with decimal.localcontext(prec=100, Emin=decimal.MIN_EMIN, Emax=decimal.MAX_EMAX):
             left = decimal.Decimal(int.from_bytes(generator.bytes(32), "big")) / 2**256
@@ -70,12 +70,12 @@ class Trials:
 
 
 class Price(NamedTuple):
-    """What a selection costs, and what it is to be compared with; all by Rényi divergences, at one δ.
+    """The cost of a selection, and two costs to compare it with, all by Rényi divergences at one δ.
 
     Attributes:
-      guarantee: Of the selection.
-      trial: ε of one trial, the dearest candidate with its score.
-      composed: ε of giving away the expected number of trials, rounded up.
+      guarantee: The guarantee of the selection.
+      trial: ε of one trial: the most expensive candidate, with its score.
+      composed: ε of releasing as many trials as are expected, rounded up.
     """
 
     guarantee: PrivacyGuarantee
@@ -86,35 +86,35 @@ class Price(NamedTuple):
 def selected_guarantee(
     candidates: Sequence[PrivacyGuarantee], trials: Trials, *, score_noise_multiplier: float
 ) -> Price:
-    """The guarantee of the best of a random number of trials, with its score.
+    """The guarantee of the best of a random number of trials, released with its score.
 
-    Every trial draws a candidate uniformly, or by any other public probabilities, with replacement, runs it
-    with randomness of its own, and adds Gaussian noise to the score of what came out. A trial is therefore
-    a mixture over candidates whose weights are public. Its Rényi divergence at each order is at most the
-    largest over the candidates, with their scores: the function λ → exp((λ - 1) D_λ) is jointly convex. Only
-    then is the bound for selections applied, and only after that the Rényi divergences become (ε, δ). The
-    largest of the candidates' own ε would not do: which candidate is the dearest depends on the order.
+    Every trial draws a candidate with replacement, by public probabilities, runs it with fresh randomness,
+    and adds Gaussian noise to the score of the result. A trial is therefore a mixture of candidates with
+    public weights. Its Rényi divergence at each order is at most the largest over the candidates with their
+    scores, since exp((λ - 1) D_λ) is jointly convex. To that maximum the bound for selections is applied, and
+    only then are Rényi divergences converted to (ε, δ). The largest ε of the candidates would not be enough:
+    which candidate costs most depends on the order.
 
     Args:
-      candidates: What each candidate run costs, for all of it that is given away and that its score was
-        computed from; with events, under one relation, for one unit and at one δ.
-      trials: The law of their number.
-      score_noise_multiplier: Standard deviation of the score's noise, in units of what one record can change
-        of the score of a fixed output.
+      candidates: The guarantee of each candidate, which covers all that is released of it and all that its
+        score is computed from. They have events, one relation, one unit and one δ.
+      trials: The law of the number of trials.
+      score_noise_multiplier: The standard deviation of the score's noise over the sensitivity of the score of
+        a fixed output.
 
     Returns:
-      The guarantee and what to compare it with. Its event is there where one candidate is the dearest at
-      all orders.
+      The guarantee and what to compare it with. The guarantee has an event only if one candidate costs most
+      at all orders.
 
     Raises:
-      ValueError: for candidates without events, or that differ in more than those.
+      ValueError: for candidates without events, or with different relations, units or δ.
     """
     score_noise_multiplier = check_positive(score_noise_multiplier, "score_noise_multiplier")
     first = _alike(candidates)
     score = dp_accounting.GaussianDpEvent(score_noise_multiplier)
     scored = [dp_accounting.ComposedDpEvent([_event(c, first), score]) for c in candidates]
     orders = RdpAccountant()._orders  # pyright: ignore[reportPrivateUsage]
-    # Candidates at one price, such as those that differ in the learning rate, are computed once.
+    # Candidates of one cost, such as those that differ in the learning rate only, are computed once.
     curves = {text: _rdp(event) for text, event in {str(e): e for e in scored}.items()}
     worst = np.max(list(curves.values()), axis=0)
     whole = selected_rdp(orders, worst, trials)
@@ -147,32 +147,33 @@ def selected_guarantee(
 
 
 def selected_rdp(orders: np.ndarray, rdp: np.ndarray, trials: Trials) -> np.ndarray:
-    """Rényi divergences of a selection from those of one trial (arXiv:2110.03620).
+    """Rényi divergences of a selection, from those of one trial (arXiv:2110.03620).
 
-    With ε(λ) those of one trial and m the mean number of trials, at every order λ > 1:
+    Let ε(λ) be the divergence of one trial at order λ > 1, and m the mean number of trials. Then the
+    divergence of the selection at order λ is at most
 
     geometric, Theorem 2 with η = 1 and γ = 1/m: for any λ' ≥ 1,
       ε(λ) + 2 (1 - 1/λ') ε(λ') + 2 log(m) / λ' + log(m) / (λ - 1)
-    poisson, Theorem 6: where one trial is (log(λ / (λ - 1)), δ')-differentially private,
+    poisson, Theorem 6: if one trial is (log(λ / (λ - 1)), δ')-differentially private,
       ε(λ) + m δ' + log(m) / (λ - 1)
 
     Args:
-      orders: (J,) increasing, above 1.
-      rdp: (J,) of one trial, in both directions.
-      trials: The law of their number.
+      orders: (J,) orders, increasing, above 1.
+      rdp: (J,) divergences of one trial, bounds for both directions.
+      trials: The law of the number of trials.
 
     Returns:
-      (J,)
+      (J,) divergences of the selection.
     """
     least = np.log(trials.mean) / (orders - 1)
     if trials.law == "geometric":
-        found = rdp + least + 2 * np.min((1 - 1 / orders) * rdp + math.log(trials.mean) / orders)
+        whole = rdp + least + 2 * np.min((1 - 1 / orders) * rdp + math.log(trials.mean) / orders)
     else:
         listed = orders.tolist()
         deltas = [compute_delta(listed, rdp.tolist(), math.log1p(1 / (o - 1)))[0] for o in listed]
-        found = rdp + least + trials.mean * np.array(deltas)
-    # Rényi divergences grow with their order, so that those of higher orders bound those of lower ones.
-    return np.minimum.accumulate(found[::-1])[::-1]
+        whole = rdp + least + trials.mean * np.array(deltas)
+    # Rényi divergences increase with their order, so that those of higher orders bound those of lower ones.
+    return np.minimum.accumulate(whole[::-1])[::-1]
 
 
 def _alike(candidates: Sequence[PrivacyGuarantee]) -> PrivacyGuarantee:

@@ -1,9 +1,10 @@
-"""Re-Attention: attention weights corrected for the noise that private training put into the keys.
+"""Re-Attention: attention weights that are corrected for the noise of private training in the keys.
 
-Private training leaves more noise in some parameters than in others: the embedding of a rare token moves by
-noise alone. A noisy key has noisy logits, E[exp(logit)] = exp(E[logit] + Var[logit]/2), and draws attention
-that it does not deserve ("attention distraction"). Ding et al. (arXiv 2405.18194, Section 4) follow mean and
-variance of every activation through the network, parameters taken as independent Gaussians, and correct.
+Private training leaves more noise in some parameters than in others; the embedding of a rare token, for
+example, moves by noise alone. A noisy key has noisy logits. Since E[exp(logit)] = exp(E[logit] +
+Var[logit]/2), it gets more attention than it should ("attention distraction"). Ding et al. (arXiv 2405.18194,
+Section 4) treat parameters as independent Gaussians, follow mean and variance of every activation through the
+network, and correct the weights.
 """
 
 from dpx.reattention.mechanism import (

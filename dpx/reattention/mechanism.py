@@ -18,20 +18,22 @@ def attend(
 ) -> jax.Array | Moments:
     """Softmax attention with S_i ← S_i / exp(Var[logit_i]/2) (Section 4.3.3, Algorithm 2 line 8).
 
-    The logit ⟨q, k⟩/√D of a head has variance Σ_j q_j² Var[k_j]/D. The correction is a constant to
-    differentiation: as in the paper gradients take the path of the means, while a gradient through the
-    variance would train the model to look certain, in place of being so.
+    The logit ⟨q, k⟩/√D of a head has variance Σ_j q_j² Var[k_j]/D. As in the paper, gradients flow through
+    the
+    means alone, and the correction counts as a constant: a gradient through the variance would train the
+    model to look certain instead of being certain.
 
-    Any variance is safe, infinity included; one that all keys share changes nothing if renormalised.
+    Any variance may be given, even infinity. A variance that all keys share has no effect if weights are
+    renormalised.
 
     Args:
       q: Queries (..., Lq, D).
       k: Keys (..., Lk, D).
       v: Values (..., Lk, Dv), or their Moments.
-      key_variance: (..., Lk, D), or (..., Lk, 1) where a key's coordinates share it.
+      key_variance: (..., Lk, D), or (..., Lk, 1) if all coordinates of a key have the same variance.
       mask: As in `dpx.attention.dot_product_attention`.
-      renormalize: Whether the corrected weights sum to one (a shift of the logits by half their variance), or
-        are the quotients as the paper prints them, which fade as the noise grows.
+      renormalize: Whether the corrected weights are made to sum to one, which shifts logits by half their
+        variance. With False they are the quotients of the paper, which vanish as the noise grows.
 
     Returns:
       (..., Lq, Dv), floats like `v` if that is an array, or its Moments if `v` are Moments.
@@ -45,7 +47,7 @@ def attend(
         raise ValueError(f"v {values.shape} does not fit k {jnp.shape(k)}: pass v (..., Lk, Dv)")
     if isinstance(v, Moments):
         return attention(weights, v)
-    dtype = jnp.result_type(values, 0.0)  # in integers the answer would lose its fraction
+    dtype = jnp.result_type(values, 0.0)  # an integer type would drop the fraction of the answer
     return (weights @ values.astype(weights.dtype)).astype(dtype)
 
 
@@ -57,7 +59,7 @@ def attention_weights(
     mask: jax.Array | None = None,
     renormalize: bool = True,
 ) -> jax.Array:
-    """The corrected weights (..., Lq, Lk) of `attend`; the same arguments."""
+    """The corrected weights (..., Lq, Lk) of `attend`, which has the same arguments."""
     q, k, key_variance = jnp.asarray(q), jnp.asarray(k), jnp.asarray(key_variance)
     if min(q.ndim, k.ndim, key_variance.ndim) < 2 or q.shape[-1] != k.shape[-1]:
         raise ValueError(f"q {q.shape} and k {k.shape} must be (..., Lq, D) and (..., Lk, D)")
@@ -72,7 +74,7 @@ def attention_weights(
         variance = _logit_variance(q, key_variance)
         weights = dpx_attention.attention_weights(q, k, mask=mask)
         return weights * jax.lax.stop_gradient(jnp.exp(-variance / 2))
-    # What all keys share cancels, but in floating point only if it never enters.
+    # A variance that all keys share cancels; in floating point it has to be subtracted beforehand.
     variance = _logit_variance(q, _excess(key_variance, key_variance.min(-2, keepdims=True), 64))
     allowed = jnp.ones((), bool) if mask is None else mask
     least = variance.min(-1, keepdims=True, where=allowed, initial=LARGEST)
@@ -82,7 +84,7 @@ def attention_weights(
 
 
 def _logit_variance(q: jax.Array, key_variance: jax.Array) -> jax.Array:
-    """(..., Lq, Lk), finite."""
+    """The variances (..., Lq, Lk) of the logits, which are finite."""
     squares = jnp.square(q.astype(key_variance.dtype)) / q.shape[-1]
     if key_variance.shape[-1] == 1:
         squares = squares.sum(-1, keepdims=True)
@@ -91,10 +93,10 @@ def _logit_variance(q: jax.Array, key_variance: jax.Array) -> jax.Array:
 
 
 def _excess(variance: jax.Array, least: jax.Array, roundings: int) -> jax.Array:
-    """By how much a variance is above the least: nothing where so many roundings may be all of it.
+    """The excess of each variance over the least one, or 0 if so many rounding errors could explain it.
 
-    A compiler may compute a variance twice, rounded otherwise. Where variances are large, a logit would be so
-    far above the largest of them that its exponential is infinite.
+    A compiler may compute a variance twice with different rounding. If variances are large, that difference
+    alone could raise a logit so far above the largest one that its exponential is infinite.
     """
     doubt = roundings * float(jnp.finfo(variance.dtype).eps) * least
     return jnp.maximum(variance - least - jnp.where(doubt > 1e-3, doubt, 0), 0)

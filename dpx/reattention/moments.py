@@ -1,9 +1,9 @@
-"""Moments of independent coordinates through the layers of a network.
+"""Mean and variance of activations after each kind of layer, from those before it.
 
-Correlations are dropped on the way, as in the paper (arXiv 2405.18194, Section 4.3.2, Appendix C.2). `dense`,
-`relu`, `gelu` and `maximum` are exact given Gaussian inputs without correlations, `layer_norm` is the delta
-method, `attention` takes its weights as known. Wherever a variance is expected, a last axis of size one
-stands for coordinates that share it, and costs less.
+Coordinates are treated as independent, as in the paper (arXiv 2405.18194, Section 4.3.2, Appendix C.2).
+`dense`, `relu`, `gelu` and `maximum` are exact for independent Gaussian inputs, `layer_norm` uses the delta
+method, and `attention` takes its weights as known. A variance whose last axis has size one holds for all
+coordinates, and costs less to compute.
 """
 
 from typing import NamedTuple
@@ -14,7 +14,7 @@ import numpy as np
 from jax.core import Tracer
 from jax.scipy.stats import norm
 
-# No variance has to be larger: the square of a larger one is infinite, and what is divided by it then is NaN.
+# Larger variances are cut to this: their squares would be infinite, and quotients of these NaN.
 LARGEST = 1e30
 
 
@@ -28,11 +28,11 @@ class Moments(NamedTuple):
 def dense(
     x: Moments, kernel: Moments | jax.Array, bias: Moments | jax.Array | None = None
 ) -> Moments:
-    """x @ kernel + bias with all of them uncertain: exact (Eq. 30).
+    """The exact moments of x @ kernel + bias, where all three are uncertain (Eq. 30).
 
     Args:
       x: (..., in).
-      kernel: (in, out), variance of that shape or scalar; an array for one without noise.
+      kernel: (in, out), with a variance of that shape or scalar; or an array, which has no noise.
       bias: (out,).
 
     Raises:
@@ -54,7 +54,7 @@ def dense(
 
 
 def add(x: Moments, y: Moments | jax.Array) -> Moments:
-    """x + y, as independent: a residual branch's correlation with its input is dropped.
+    """The moments of x + y for independent x and y: a residual branch counts as independent of its input.
 
     Raises:
       ValueError: for shapes that do not broadcast or a negative variance.
@@ -64,13 +64,13 @@ def add(x: Moments, y: Moments | jax.Array) -> Moments:
 
 
 def maximum(x: Moments, y: Moments | jax.Array) -> Moments:
-    """max(x, y) elementwise: exact (Lemma C.2).
+    """The exact moments of max(x, y), elementwise (Lemma C.2).
 
-    With ν² = σ₁² + σ₂², γ = (μ₁ − μ₂)/ν and m(γ) = φ(γ) + γΦ(γ) the lemma's E[Z²] − E[Z]² is
+    With ν² = σ₁² + σ₂², γ = (μ₁ − μ₂)/ν and m(γ) = φ(γ) + γΦ(γ), the lemma's E[Z²] − E[Z]² equals
 
         Var = σ₁² Φ(γ) + σ₂² Φ(−γ) − ν² m(γ) m(−γ),
 
-    in which, unlike there, nothing cancels where the means are large.
+    which, unlike the lemma's form, does not cancel for large means.
 
     Raises:
       ValueError: for shapes that do not broadcast or a negative variance.
@@ -80,7 +80,7 @@ def maximum(x: Moments, y: Moments | jax.Array) -> Moments:
     x, y = _wide(x), _wide(y)
     total = x.var + y.var
     scale = jnp.sqrt(jnp.where(total > 0, total, 1))
-    # Beyond 30 deviations float32 has nothing to say, and infinity times zero would be NaN.
+    # Beyond 30 deviations float32 resolves nothing, and infinity times zero would be NaN.
     gamma = jnp.clip((x.mean - y.mean) / scale, -30, 30)
     first, second, density = norm.cdf(gamma), norm.cdf(-gamma), norm.pdf(gamma)
     excess, other = density + gamma * first, density - gamma * second
@@ -92,20 +92,20 @@ def maximum(x: Moments, y: Moments | jax.Array) -> Moments:
 
 
 def relu(x: Moments) -> Moments:
-    """max(x, 0): exact. Eq. 31 of the paper subtracts c² where E[ReLU]² belongs; Table 1 does not."""
+    """The exact moments of max(x, 0). Unlike Table 1, Eq. 31 of the paper subtracts c², not E[ReLU]²."""
     x = _checked(x, "x")
     return maximum(x, Moments(jnp.zeros((), x.mean.dtype), jnp.zeros((), x.var.dtype)))
 
 
 def gelu(x: Moments, nodes: int = 64) -> Moments:
-    """x Φ(x), the exact erf form: the mean in closed form, the variance by Gauss–Hermite quadrature.
+    """The moments of GELU, x Φ(x): the mean in closed form, the variance by Gauss–Hermite quadrature.
 
-    E = c Φ(a) + d φ(a)/√(1+d) with a = c/√(1+d), for mean c and variance d. The variance is a weighted sum of
-    squared deviations, so that nothing cancels. The paper uses ReLU's, 36 % off at N(0, 0.01²).
+    For mean c and variance d, E = c Φ(a) + d φ(a)/√(1+d) with a = c/√(1+d). The variance is a weighted sum of
+    squared deviations, so that nothing cancels. The paper uses ReLU's variance, 36 % off at N(0, 0.01²).
 
     Args:
       x: (..., d).
-      nodes: Of the quadrature; three are exact to fifth order in the standard deviation.
+      nodes: The number of nodes of the quadrature; three are exact to fifth order in the standard deviation.
     """
     x = _checked(x, "x")
     dtypes = jnp.result_type(x.mean, 0.0), jnp.result_type(x.var, 0.0)
@@ -116,10 +116,10 @@ def gelu(x: Moments, nodes: int = 64) -> Moments:
     mean = x.mean * below + x.var / spread * density
     points, weights = np.polynomial.hermite_e.hermegauss(nodes)
     weights = weights / weights.sum()
-    # The root has no derivative at 0, where the variance goes as d·gelu'(c)².
+    # The root has no derivative at 0; near 0 the variance is d·gelu'(c)².
     positive = x.var > 0
     std = jnp.sqrt(jnp.where(positive, x.var, 1))
-    # Unrolled, the sums fuse with what they sum over, which matters tenfold.
+    # Unrolled, sums fuse with the terms that they add, which is ten times faster.
     values = [jax.nn.gelu(x.mean + float(z) * std, approximate=False) for z in points]
     centre = jnp.asarray(sum(float(w) * value for w, value in zip(weights, values, strict=True)))
     deviations = [jnp.square(value - centre) for value in values]
@@ -129,16 +129,17 @@ def gelu(x: Moments, nodes: int = 64) -> Moments:
 
 
 def gelu_series(x: Moments) -> Moments:
-    """`gelu` with the first two terms of the variance's Hermite series, at the price of one activation.
+    """`gelu` with the first two terms of the Hermite series of the variance, at the cost of one activation.
 
-    With m(c) the mean in closed form, Var = d m'² + d² m''²/2 + …, all terms positive: never too much, and at
-    least 95 % of the variance for c ≥ 0, less below, where there is little of it.
+    With m(c) the mean in closed form, Var = d m'² + d² m''²/2 + …, where all terms are positive. So the
+    result is never too large. For c ≥ 0 it is at least 95 % of the variance; for c < 0, where the variance is
+    small, it may be less.
     """
     x = _checked(x, "x")
     square = 1 + x.var
     spread = jnp.sqrt(square)
     a = x.mean / spread
-    # Cheaper than `norm.cdf`, whose care for the tails is lost on a sum.
+    # Cheaper than `norm.cdf`, whose accurate tails are lost in a sum.
     below = 0.5 + 0.5 * jax.lax.erf(a * 0.5**0.5)
     density = jnp.exp(-jnp.square(a) / 2) * (2 * np.pi) ** -0.5
     slope = below + a * density / square
@@ -150,20 +151,21 @@ def gelu_series(x: Moments) -> Moments:
 def layer_norm(
     x: Moments, scale: Moments | jax.Array, bias: Moments | jax.Array, *, epsilon: float = 1e-6
 ) -> Moments:
-    """LayerNorm over the last axis by the delta method.
+    """The moments of LayerNorm over the last axis, by the delta method.
 
-    The divisor is s² = spread of the mean + average variance (1 − 1/d) + epsilon, the expectation of what
-    LayerNorm divides by: input of pure noise comes out with variance 1, not infinite. With y the mean,
-    centred and divided by s,
+    The divisor s is the root of s² = spread of the mean + average variance (1 − 1/d) + epsilon, the
+    expectation of the square that LayerNorm divides by; so pure noise gets variance 1, not infinity. With y
+    the mean, centred and divided by s,
 
         ∂y_j/∂x_k = (δ_jk − 1/d − y_j y_k/d)/s,
 
-    whose squares are summed against the variances. Errors are O(1/d) where the noise is not small.
+    and the variance is the sum of the squares of these, each times the variance of x_k. If the noise is not
+    small, errors are O(1/d).
 
     Args:
       x: (..., d).
       scale, bias: (d,), arrays or, if they are noisy themselves, Moments.
-      epsilon: The layer's own.
+      epsilon: The epsilon of the layer.
 
     Raises:
       ValueError: for shapes that do not fit or a negative variance.
@@ -188,14 +190,14 @@ def layer_norm(
 
 
 def rows(table: Moments, indices: jax.Array) -> Moments:
-    """Rows of an embedding or of the positions: `table` (M, d), variance (M, d), (M, 1) or scalar."""
+    """Rows of an embedding table (M, d), whose variance is (M, d), (M, 1) or scalar."""
     table = _checked(table, "table")
     var = table.var[indices] if jnp.ndim(table.var) else table.var
     return Moments(table.mean[indices], var)
 
 
 def attention(weights: jax.Array, v: Moments) -> Moments:
-    """Attention's output (..., Lq, Dv) for known weights (..., Lq, Lk) and uncertain values (..., Lk, Dv).
+    """The moments of attention (..., Lq, Dv) with known weights (..., Lq, Lk) and values v (..., Lk, Dv).
 
     Raises:
       ValueError: for shapes that do not fit or a negative variance.
@@ -208,18 +210,18 @@ def attention(weights: jax.Array, v: Moments) -> Moments:
     if jnp.ndim(v.var) and v.var.shape[-1] == v.mean.shape[-1] > 1:
         return Moments(weights @ v.mean, jnp.square(weights) @ v.var)
     shared = jnp.broadcast_to(v.var, (*v.mean.shape[:-1], 1))
-    # A sum, since a product with a single column misses the fast path of many backends.
+    # Written as a sum: many backends have no fast path for a product with a single column.
     var = (jnp.square(weights) * jnp.swapaxes(shared, -1, -2)).sum(-1, keepdims=True)
     return Moments(weights @ v.mean, var)
 
 
 def _product(x: jax.Array, kernel: jax.Array) -> jax.Array:
-    """x @ kernel; a kernel of one column as a vector, without which XLA takes several times as long."""
+    """x @ kernel. A kernel of one column is multiplied as a vector, which is several times faster in XLA."""
     return x @ kernel if kernel.shape[1] > 1 else (x @ kernel[:, 0])[..., None]
 
 
 def _checked(x: Moments | jax.Array, name: str) -> Moments:
-    """Moments of anything, an array having no variance; the values are checked where they are known."""
+    """The argument as Moments, where an array has variance 0; concrete variances are checked."""
     if not isinstance(x, Moments):
         return Moments(jnp.asarray(x), jnp.zeros(()))
     mean, var = jnp.asarray(x.mean), jnp.asarray(x.var)
@@ -230,7 +232,7 @@ def _checked(x: Moments | jax.Array, name: str) -> Moments:
 
 
 def _pair(x, y) -> tuple[Moments, Moments]:
-    """Both as Moments whose shapes broadcast."""
+    """Both arguments as Moments; raises ValueError unless their shapes broadcast."""
     x, y = _checked(x, "x"), _checked(y, "y")
     try:
         jnp.broadcast_shapes(x.mean.shape, y.mean.shape)
@@ -240,7 +242,7 @@ def _pair(x, y) -> tuple[Moments, Moments]:
 
 
 def _fitting(y, name: str, shape: tuple[int, ...]) -> Moments:
-    """Moments of what must broadcast to `shape`."""
+    """The argument as Moments; raises ValueError unless it broadcasts to `shape`."""
     y = _checked(y, name)
     if y.mean.ndim > len(shape) or any(
         size not in (1, wanted)
@@ -251,13 +253,13 @@ def _fitting(y, name: str, shape: tuple[int, ...]) -> Moments:
 
 
 def _wide(x: Moments) -> Moments:
-    """In 32 bits at least, which `norm` asks for."""
+    """The moments in at least 32 bits, which `norm` needs."""
     return Moments(*(a.astype(jnp.promote_types(a.dtype, jnp.float32)) for a in x))
 
 
 def check_sign(variance: jax.Array, name: str) -> None:
-    """Raises for a variance that is known to be negative or NaN."""
-    # In NumPy: under jit an operation of JAX on a constant is traced.
+    """Raises ValueError for a concrete variance that is negative or NaN."""
+    # In NumPy, because under `jit` JAX would trace an operation on a constant.
     if not isinstance(variance, Tracer) and not (known := np.asarray(variance) >= 0).all():
         wrong = np.asarray(variance)[~known].flat[0]
         raise ValueError(f"{name}: the variance {wrong} is negative or NaN, which none can be")

@@ -1,4 +1,4 @@
-"""How much noise private training leaves in a parameter, and what must be known about the tokens for it."""
+"""The noise that private training leaves in each parameter, and the token probabilities it depends on."""
 
 from typing import NamedTuple
 
@@ -11,14 +11,14 @@ from dpx.recommend import popularity
 
 
 class ParameterNoise(NamedTuple):
-    """Standard deviations of the noise in each row of the embedding (M,), and in every other parameter."""
+    """The standard deviations of the noise in each row of the embedding (M,) and in every other parameter."""
 
     embedding: jax.Array
     rest: float | jax.Array
 
 
 class TokenProbabilities(NamedTuple):
-    """(M,) probability that a record holds a token, and the guarantee it was released with."""
+    """The probabilities (M,) that a record holds each token, and the guarantee of their release."""
 
     values: np.ndarray
     guarantee: privacy.PrivacyGuarantee
@@ -32,18 +32,18 @@ def effective_noise_std(
     l2_clip_norm: float = 1.0,
     floor: float = 1e-6,
 ) -> np.ndarray:
-    """Standard deviation of the noise of one DP-SGD step in a parameter (Definition 4.1, Claim 4.2).
+    """The standard deviation of the noise of one DP-SGD step in a parameter (Definition 4.1, Claim 4.2).
 
-    The noise on the sum of gradients is shared by the examples that tell something about the parameter:
-    σ_eff = σ_dp · C / (B · p), p = 1 for a parameter that every example uses, and the probability that a
-    record holds the token for a row of the embedding.
+    The noise on the sum of gradients is divided by the number of examples that use the parameter:
+    σ_eff = σ_dp · C / (B · p), where p is the probability that an example does. It is 1 for most parameters;
+    for a row of the embedding it is the probability that a record holds the token.
 
     Args:
       noise_multiplier: σ_dp ≥ 0.
-      batch_size: Expected batch size B.
+      batch_size: The expected batch size B.
       token_probability: (M,) probabilities in [0, 1]; None for p = 1.
-      l2_clip_norm: Clipping norm C.
-      floor: Smallest p, for tokens that were never seen.
+      l2_clip_norm: The clipping norm C.
+      floor: The least p, which applies to tokens that were never seen.
 
     Returns:
       (M,) or scalar, float32.
@@ -79,20 +79,20 @@ def token_probabilities(
     unit: str = "user",
     secure: bool = False,
 ) -> TokenProbabilities:
-    """Estimates privately in which share of the records each token occurs.
+    """A private estimate of the share of records in which each token occurs.
 
-    Guarantee: (ε, δ)-DP for adding or removing one record. A record enters by the 0/1 vector of its distinct
-    tokens, of norm √n for n of them, rescaled to norm at most √max_tokens; so one record moves the sum by at
-    most √max_tokens in l2 norm, whatever the others are, and the sum is released once with Gaussian noise.
-    Division by the number of records, which is taken to be public, and clipping to [0, 1] are
-    post-processing. Records with more distinct tokens count less at each: by √(max_tokens/n).
+    Guarantee: (ε, δ)-DP for adding or removing one record. A record contributes the 0/1 vector of its n
+    distinct tokens, of norm √n, rescaled to norm at most √max_tokens. So one record moves the sum by at most
+    √max_tokens in l2 norm, whatever the others are, and the sum is released once with Gaussian noise.
+    Division by the number of records, which counts as public, and clipping to [0, 1] are post-processing. A
+    record with more than max_tokens distinct tokens counts √(max_tokens/n) at each of them.
 
     Args:
-      key: Random key for the noise.
+      key: The JAX key of the noise.
       histories: N records of tokens.
-      epsilon, delta: The budget, to be charged to the ledger of the training run.
-      max_tokens: Distinct tokens with which a record counts in full.
-      unit: What one record is.
+      epsilon, delta: The budget, which has to be added to the ledger of the training run.
+      max_tokens: The most distinct tokens with which a record counts in full.
+      unit: What one record is, for the guarantee.
       secure: Sums integers and draws discrete noise (`dpx.noise.secure`); `key` must then be None.
 
     Raises:
@@ -116,7 +116,7 @@ def token_probabilities(
 
 
 def uniform_probabilities(num_tokens: int, length: int) -> np.ndarray:
-    """(M,) probability that a record of `length` tokens drawn uniformly holds a token: looks at no data."""
+    """The probabilities (M,) that a record of `length` uniform tokens holds each token; they use no data."""
     num_tokens = _validate.check_integer(num_tokens, "num_tokens")
     length = _validate.check_integer(length, "length")
     return np.full(num_tokens, -np.expm1(length * np.log1p(-1 / num_tokens)))

@@ -1,4 +1,4 @@
-"""The noise of private parameters, followed through the residual stream of a transformer."""
+"""The variance that noisy parameters cause in the residual stream of a transformer, layer by layer."""
 
 from typing import NamedTuple
 
@@ -13,11 +13,10 @@ from dpx.reattention.noise_std import ParameterNoise
 
 
 class ResidualNoise(NamedTuple):
-    """Variances of each token in the residual stream (..., L, 1) and of the parameters.
+    """The variances of each token in the residual stream (..., L, 1) and of the parameters.
 
-    What the layers do to them is a constant to differentiation. After LayerNorm and residual branches the
-    average over a token's coordinates stands for the variance of each. Variances are cut at `LARGEST`, so
-    that all stay finite, whatever the noise.
+    No gradient flows through them. The average variance over a token's coordinates stands for the variance of
+    each coordinate. Variances are cut at `LARGEST`, so that they stay finite for any noise.
     """
 
     stream: jax.Array
@@ -31,7 +30,7 @@ class ResidualNoise(NamedTuple):
         return cls(_cut(variance / (1 - dropout_rate)), parameters)
 
     def normed(self, layer, x):
-        """(..., L, 1) after the LayerNorm of the stream x: the average of `dpx.reattention.layer_norm`."""
+        """The variance (..., L, 1) after LayerNorm of the stream x: the average of `moments.layer_norm`."""
         x, width = lax.stop_gradient(x), x.shape[-1]
         spread = jnp.square(x).mean(-1, keepdims=True) - jnp.square(x.mean(-1, keepdims=True))
         spread = jnp.maximum(spread, 0)
@@ -42,10 +41,10 @@ class ResidualNoise(NamedTuple):
         return _cut(scale * variance + self.parameters * (signal + 1))
 
     def dense(self, layer, x, variance):
-        """(..., 1) after a dense layer with input x of `variance` (..., 1).
+        """The variance (..., 1) after a dense layer with input x of `variance` (..., 1).
 
-        The average of `dpx.reattention.dense` over the outputs, at the price of one: only squares of weights
-        matter, so one column of their root mean squares does.
+        It is the average of `moments.dense` over the outputs, at the cost of one output: only squares of
+        weights matter, so that one column of root mean squares replaces all columns.
         """
         kernel, bias = self._of(layer.kernel), self._of(layer.bias)
         one = jnp.sqrt(jnp.square(kernel.mean).mean(1, keepdims=True))
@@ -54,10 +53,10 @@ class ResidualNoise(NamedTuple):
         return _cut(moments.dense(x, kernel._replace(mean=one), bias).var)
 
     def gelu(self, hidden, variance):
-        """(..., 1), the average over the units of one token, taken as a sample of a Gaussian.
+        """The variance (..., 1) after GELU, averaged over the units of a token.
 
-        Eight points of that Gaussian replace hundreds of units, whose variances would take longer than their
-        activations.
+        The units' means are treated as a sample of a Gaussian, and eight points of that Gaussian replace
+        hundreds of units: computing all variances would take longer than the activations.
         """
         hidden = lax.stop_gradient(hidden)
         points, weights = np.polynomial.hermite_e.hermegauss(8)
@@ -70,7 +69,7 @@ class ResidualNoise(NamedTuple):
         return Moments(lax.stop_gradient(parameter[...]), self.parameters)
 
     def plus(self, branch, dropout_rate):
-        """The noise after a residual branch of variance `branch` was dropped out and added to the stream."""
+        """The noise after a residual branch of variance `branch`, with dropout, was added to the stream."""
         return self._replace(stream=_cut(self.stream + branch / (1 - dropout_rate)))
 
 

@@ -1,4 +1,4 @@
-"""Recommenders from one private release each, and the measures of a ranking."""
+"""Recommenders, each of which is made from one private release, and metrics of rankings."""
 
 from dpx.recommend import item_gram, metrics, popularity, transitions
 

@@ -1,9 +1,9 @@
-"""A private item–item recommender: one release of the items' Gram matrix, users being its columns.
+"""A private item–item recommender from one release of the items' Gram matrix XXᵀ, with a column per user.
 
-A user is the 0/1 vector of the distinct items of the history, rescaled to l2 norm at most 1, once over the
-whole catalogue (the popularity) and once over the K items that are kept (a column of X). XXᵀ is released
-by `dpx.gram.release`. From it come two linear maps of a history: EASE (Steck, "Embarrassingly Shallow
-Autoencoders for Sparse Data", arXiv:1905.03375), and D(B)⁻¹f(B), the attention between items.
+A user is the 0/1 vector of the distinct items of the history, rescaled to l2 norm at most 1: over the whole
+catalogue for the popularity, and over the K kept items for a column of X. `dpx.gram.release` releases XXᵀ.
+Two linear maps of a history follow from it: EASE (Steck, "Embarrassingly Shallow Autoencoders for Sparse
+Data", arXiv:1905.03375), and the attention between items, D(B)⁻¹f(B).
 """
 
 import dataclasses
@@ -24,14 +24,14 @@ from dpx.release import Blocks, Partial, total
 
 
 class ItemGram(NamedTuple):
-    """A private release about items, and its cost.
+    """A private release of popularity and Gram matrix, and its guarantee.
 
     Attributes:
-      items: (K,) numbers of the kept items, the most popular ones first.
-      matrix: (K, K) noisy Gram matrix of the kept items.
-      log_popularity: (M,) log of a noisy distribution over the catalogue.
-      noise_std: Standard deviation of the noise on the matrix's diagonal.
-      guarantee: Of the popularity and the matrix together.
+      items: (K,) the numbers of the kept items, the most popular first.
+      matrix: (K, K) the noisy Gram matrix of the kept items.
+      log_popularity: (M,) the log of a noisy distribution over the catalogue.
+      noise_std: The standard deviation of the noise on the matrix's diagonal.
+      guarantee: The guarantee of popularity and matrix together.
     """
 
     items: np.ndarray
@@ -51,20 +51,20 @@ def fit(
     popularity_budget_fraction: float = 0.1,
     secure: bool = False,
 ) -> ItemGram:
-    """Releases the popularity of all items and the Gram matrix of those that lead it.
+    """Releases the popularity of all items, and the Gram matrix of the K most popular ones.
 
-    Guarantee: (ε, δ)-DP for adding or removing one user. Both parts have l2 sensitivity exactly 1 (a column
-    of norm at most 1 changes XXᵀ by at most 1 in Frobenius norm, `dpx.gram.frobenius_sensitivity`),
-    and are Gaussian mechanisms with multipliers m/√s and m/√(1 − s), s the popularity's share and m the
-    exact multiplier of (ε, δ): together exactly one Gaussian mechanism with multiplier m. Which items are
-    kept is read off the noisy popularity.
+    Guarantee: (ε, δ)-DP for adding or removing one user. Both parts have l2 sensitivity exactly 1, since a
+    column of norm at most 1 changes XXᵀ by at most 1 in Frobenius norm (`dpx.gram.frobenius_sensitivity`).
+    They are Gaussian mechanisms with noise multipliers m/√s and m/√(1 − s), where s is the popularity's share
+    of the budget and m the exact multiplier of (ε, δ); together they cost as much as one Gaussian mechanism
+    with multiplier m. The kept items follow from the noisy popularity.
 
     Args:
       key: The JAX key of the noise.
-      histories: Of N users over M items, or `dpx.release.Blocks` of them, which are summed twice; N and the
-        catalogue count as public.
+      histories: Histories of N users over M items, or `dpx.release.Blocks` of them, which are summed twice. N
+        and the catalogue count as public.
       epsilon, delta: The budget.
-      num_kept: K, by default `dpx.recommend.popularity.default_num_kept`, which looks at ε, δ and N alone.
+      num_kept: K, by default `dpx.recommend.popularity.default_num_kept`, which depends on ε, δ and N alone.
       popularity_budget_fraction: s in (0, 1).
       secure: Sums integers and draws discrete noise (`dpx.noise.secure`); `key` must then be None.
 
@@ -82,7 +82,7 @@ def fit(
         secure=secure,
     )
     items = leading.items
-    # `gram.release` takes a budget: the one whose Gaussian mechanism has the noise that is left.
+    # `gram.release` takes a budget, so pass the one that has the remaining noise multiplier.
     gram_epsilon, gram_delta = gaussian_budget(leading.noise_multiplier, delta)
     release = gram.release(
         gram_key,
@@ -110,7 +110,7 @@ def fit(
 
 
 def statistic(histories: Histories, *, items: np.ndarray) -> Partial:
-    """The exact Gram matrix of those items, users being its columns: private data."""
+    """The exact Gram matrix of those items, with a column per user. It is private data."""
     popularity.check_histories(histories)
     columns = user_vectors(histories)[:, items].T
     lengths = np.sqrt(columns.sum(axis=0))  # the norm of a 0/1 vector
@@ -120,16 +120,16 @@ def statistic(histories: Histories, *, items: np.ndarray) -> Partial:
 
 
 def default_regularization(noise_std: float, num_kept: int) -> float:
-    """λ = 30 + 20σ√K for EASE: a multiple of the noise's spectral norm σ√(2K), and 30 without noise."""
+    """λ = 30 + 20σ√K for EASE, where σ√(2K) is the spectral norm of the noise."""
     return 30 + 20 * noise_std * math.sqrt(num_kept)
 
 
 def ease(matrix: np.ndarray, regularization: float) -> np.ndarray:
-    """EASE's item–item weights: −P_ij / P_jj with P = (G + λI)⁻¹, and a zero diagonal.
+    """The item–item weights of EASE: −P_ij / P_jj with P = (G + λI)⁻¹, and a zero diagonal.
 
     Args:
       matrix: G, (K, K).
-      regularization: λ > 0; above the noise's spectral norm, so that G + λI is positive definite.
+      regularization: λ > 0, larger than the noise's spectral norm, so that G + λI is positive definite.
 
     Returns:
       (K, K) weights W; a history's scores are its 0/1 row times W.
@@ -147,11 +147,11 @@ def ease(matrix: np.ndarray, regularization: float) -> np.ndarray:
 
 
 def item_attention(matrix: np.ndarray, temperature: float) -> np.ndarray:
-    """Attention between items, D(B)⁻¹ exp(B/temperature), an item not attending to itself.
+    """The attention between items, D(B)⁻¹ exp(B/temperature), where no item attends to itself.
 
     Args:
       matrix: B, (K, K) with K ≥ 2.
-      temperature: Positive; the default recipe uses max(1, 2σ), so that noise alone moves no weight far.
+      temperature: Positive. max(1, 2σ) keeps weights from following the noise.
 
     Returns:
       (K, K) weights, rows summing to 1; a history's scores are its 0/1 row times these.
@@ -171,13 +171,13 @@ def item_attention(matrix: np.ndarray, temperature: float) -> np.ndarray:
 def scores(
     release: ItemGram, weights: np.ndarray, vectors: Any, *, prior_weight: float
 ) -> np.ndarray:
-    """Scores of all items for each user: history times weights, plus a multiple of the log popularity.
+    """The scores of all items for each user: history times weights, plus a multiple of the log popularity.
 
     Args:
       release: What `fit` returned.
       weights: (K, K), from `ease` or `item_attention`.
-      vectors: (U, M) 0/1 histories: a SciPy sparse array, such as `user_vectors` gives, or a dense one.
-      prior_weight: Factor of the log popularity: σ/λ for EASE, the size of the noise in one weight.
+      vectors: (U, M) 0/1 histories: a SciPy sparse array, as from `user_vectors`, or a dense one.
+      prior_weight: The factor of the log popularity: for EASE σ/λ, the size of the noise in one weight.
 
     Returns:
       (U, M) float32.
@@ -202,7 +202,7 @@ def scores(
 
 
 def user_vectors(histories: Histories) -> Any:
-    """(N, M) scipy csr array, 1 at the distinct items of every history."""
+    """The histories as a scipy csr array (N, M), with 1 at the distinct items of each history."""
     lengths = [len(items) for items in histories.items]
     users = np.repeat(np.arange(len(lengths)), lengths)
     items = np.concatenate([np.zeros(0, np.int64), *histories.items])

@@ -7,15 +7,15 @@ import jax.numpy as jnp
 def target_ranks(
     scores: jax.Array, target: jax.Array, *, exclude: jax.Array | None = None
 ) -> jax.Array:
-    """Rank of each target among all items, 1 for the best.
+    """The rank of each target among all items, 1 for the best.
 
-    Items that tie with the target count half each: the expected rank if ties are broken at random.
+    An item that ties with the target counts half, which gives the expected rank if ties are broken at random.
 
     Args:
-      scores: (B, M) score of each item.
+      scores: (B, M) the score of each item.
       target: (B,) the item that came next.
-      exclude: (B, M) bool, True at items left out of the ranking, such as those that the user has seen. The
-        target itself is never left out.
+      exclude: (B, M) bool, True at items that are left out of the ranking, such as those that the user has
+        seen. The target itself is never left out.
 
     Returns:
       (B,) float ranks, infinite where the target's score is not a number.
@@ -29,10 +29,10 @@ def target_ranks(
 
 
 def hit_rate(ranks: jax.Array, k: int) -> jax.Array:
-    """HIT@k: the share of targets ranked k-th or better."""
+    """HIT@k: the share of targets with rank at most k."""
     return jnp.mean(ranks <= k)
 
 
 def ndcg(ranks: jax.Array, k: int) -> jax.Array:
-    """NDCG@k for one relevant item: the mean of 1/log₂(1 + rank) over ranks up to k, else 0."""
+    """NDCG@k for one relevant item: the mean of 1/log₂(1 + rank), with 0 for ranks above k."""
     return jnp.mean(jnp.where(ranks <= k, 1 / jnp.log2(1 + ranks), 0.0))

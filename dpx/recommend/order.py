@@ -1,25 +1,27 @@
-"""Which of two items comes first: noisy counts of the two, and how late each of them comes in general.
+"""Estimates of which of two items comes first, from noisy counts of the pair and the lateness of each item.
 
-A pair of items has few users to tell its order, while each item has all its users to tell where in their
-histories it stands, and late items are what comes next. All of this is post-processing, and costs nothing.
+Few users have both items of a pair, so that the count of its order is noisy. All users of an item tell how
+late in histories it stands, and late items are what comes next. This is post-processing and costs no privacy.
 """
 
 import numpy as np
 
-_SMALLEST_SPREAD = 0.01  # variance of positions below which items count as of one time
-_LEAD = 0.7  # of an item over one that is later by one standard deviation, before the tanh
-_OPEN = 0.4  # variance of a pair's lead about what the times of its items say
-_RAISE = 0.15  # of the log popularity, for a standard deviation later
+_SMALLEST_SPREAD = 0.01  # a lower bound on the variance of positions by which lateness is divided
+_LEAD = 0.7  # the expected lead, before the tanh, for each standard deviation of lateness
+_OPEN = 0.4  # the variance of a pair's lead about the expected one
+_RAISE = 0.15  # added to the log popularity of an item for each standard deviation of lateness
 
 
 def lateness(positions: np.ndarray, standard_error: np.ndarray, counts: np.ndarray) -> np.ndarray:
-    """(K,) how late each item comes, in standard deviations, shrunk to 0 as far as it is noise.
+    """How late in histories each item comes, (K,), in standard deviations, shrunk to 0 where it is noisy.
 
-    With x = positions/counts of error e, of mean m and variance v, it is (x − m)/√v · v/(v + e²).
+    Let x = positions/counts have standard error e, and over items mean m and variance v. Then the lateness is
+    (x − m)/√v · v/(v + e²).
 
     Args:
-      positions, standard_error: (K,) sums over users of where an item stands in a history, with the noise.
-      counts: (K,) positive: what the sums are relative to.
+      positions, standard_error: (K,) noisy sums over users of an item's position in the history, and their
+        standard errors.
+      counts: (K,) positive, the number of users of each item.
     """
     if not np.isfinite(standard_error).all():  # not released
         return np.zeros(len(positions), np.float32)
@@ -33,24 +35,25 @@ def lateness(positions: np.ndarray, standard_error: np.ndarray, counts: np.ndarr
 
 
 def shares(
-    found: np.ndarray, standard_error: np.ndarray, order_weight: float, lateness: np.ndarray
+    estimate: np.ndarray, standard_error: np.ndarray, order_weight: float, lateness: np.ndarray
 ) -> np.ndarray:
-    """(K, K) in [0, 1]: of how much i and j occur together, the share of i before j.
+    """For each pair, the estimated share of co-occurrences in which i comes before j: (K, K) in [0, 1].
 
-    With t what was found of the two together, and a of the one before minus after the other, of standard
-    error e, the lead (the share before minus the share after) is a/t. Weight e²/(e² + 0.4 t²) of it goes to
-    what the items' times say, tanh(0.7 (l_j − l_i)): all of it where the noise lets see nothing of the order.
+    Let t be the noisy count of co-occurrences, and a, of standard error e, that of i before j minus j before
+    i. The lead of i, which is the share before minus the share after, is estimated by a/t, and expected from
+    the lateness l of the two items as tanh(0.7 (l_j − l_i)). The result is the mean of both, where the
+    expected lead has weight e²/(e² + 0.4 t²): all weight if the noise hides the order.
 
     Args:
-      found, standard_error: (K, K), what `dpx.recommend.rounds.Round` sums, with its noise.
-      order_weight: By which what is below the diagonal was multiplied.
-      lateness: (K,) l, of the items.
+      estimate, standard_error: (K, K), the noisy sums of `dpx.recommend.rounds.Round`, and their errors.
+      order_weight: The factor by which entries below the diagonal were multiplied.
+      lateness: (K,) l, from `lateness`.
     """
     expected = np.triu(np.tanh(_LEAD * (lateness - lateness[:, None])), 1)
-    together = np.maximum(np.triu(found, 1), 0)
+    together = np.maximum(np.triu(estimate, 1), 0)
     lead = expected
     if order_weight:
-        before = np.tril(found, -1).T / order_weight
+        before = np.tril(estimate, -1).T / order_weight
         error = np.triu(standard_error.T, 1) / order_weight
         signal = _OPEN * together**2
         trust = signal / np.where(together > 0, signal + error**2, 1)
@@ -60,7 +63,7 @@ def shares(
 
 
 def raise_late(log_popularity: np.ndarray, items: np.ndarray, lateness: np.ndarray) -> np.ndarray:
-    """(M,) log of a distribution: the popularity, with each item's multiplied by exp(0.15 lateness)."""
+    """The log (M,) of the popularity with each item multiplied by exp(0.15 lateness), as a distribution."""
     raised = log_popularity.copy()
     raised[items] += _RAISE * lateness
     return raised - np.log(np.exp(raised).sum())

@@ -1,4 +1,4 @@
-"""Item popularity from one noisy histogram with bounded contributions."""
+"""The popularity of items, from one noisy histogram with bounded contributions."""
 
 import functools
 import math
@@ -15,19 +15,19 @@ from dpx.noise import release_integers, sum_sparse
 from dpx.noise import secure as exact_arithmetic
 from dpx.release import Blocks, Partial, total
 
-_LARGEST_CLIP = 1e100  # finite with any noise and in any sum
+_LARGEST_CLIP = 1e100  # up to this, sums and noise stay finite
 _LARGEST_K = 4096  # a K × K matrix of this size is inverted or multiplied in seconds
 
 
 class Popularity(NamedTuple):
-    """Noisy number of users per item (M,), its noise std, and the guarantee."""
+    """The noisy number of users of each item (M,), the standard deviation of the noise, and the guarantee."""
 
     counts: np.ndarray
     noise_std: float
     guarantee: privacy.PrivacyGuarantee
 
     def log_probabilities(self) -> np.ndarray:
-        """(M,) log of the smoothed distribution of the next item: post-processing of the counts."""
+        """The log (M,) of the smoothed distribution of the next item; it is post-processing of the counts."""
         return _log_probabilities(self.counts, self.noise_std)
 
 
@@ -42,20 +42,21 @@ def fit(
     unit: str = "user",
     secure: bool = False,
 ) -> Popularity:
-    """Counts, privately, in how many histories each item occurs.
+    """Counts, privately, the histories in which each item occurs.
 
-    Guarantee: (ε, δ)-DP for adding or removing one user. A user's vector, of 1 or less for each item of the
+    Guarantee: (ε, δ)-DP for adding or removing one user. A user's vector, of at most 1 for each item of the
     history and 0 elsewhere, is rescaled to l2 norm at most `l2_clip_norm`, which is therefore the exact
-    sensitivity of the sum; the sum is released once with Gaussian noise.
+    sensitivity of the sum. The sum is released once with Gaussian noise.
 
     Args:
       key: The JAX key of the noise.
-      histories: Of N users over M items, `dpx.release.Blocks` of them, or what `statistic` made of them. The
-        catalogue counts as public.
+      histories: Histories of N users over M items, `dpx.release.Blocks` of them, or a sum that `statistic`
+        made of them. The catalogue counts as public.
       epsilon, delta: The budget.
-      l2_clip_norm: A user with n distinct items counts min(1, l2_clip_norm/√n) at each.
-      age_decay: In (0, 1]. Below 1 an item counts age_decay^a, with a the number of items after its last
-        occurrence, before the norm is taken: what users come to late says more about what comes next.
+      l2_clip_norm: A user with n distinct items counts min(1, l2_clip_norm/√n) at each of them.
+      age_decay: In (0, 1]. Below 1, an item counts age_decay^a before the norm is taken, where a is the
+        number
+        of items after its last occurrence: late items say more about what comes next.
       unit: What one history is.
       secure: Sums integers and draws discrete noise (`dpx.noise.secure`); `key` must then be None.
 
@@ -84,10 +85,10 @@ def fit(
 def statistic(
     histories: Histories, *, l2_clip_norm: float = 1.0, age_decay: float = 1.0
 ) -> Partial:
-    """The exact sum of users' vectors, each rescaled to norm at most `l2_clip_norm`: private data.
+    """The exact sum of users' vectors, each rescaled to norm at most `l2_clip_norm`. It is private data.
 
     Raises:
-      ValueError: for arguments out of range, or histories that are none.
+      ValueError: for arguments out of range, or anything but histories.
     """
     check_histories(histories)
     options = _checked(l2_clip_norm, age_decay)
@@ -117,7 +118,7 @@ def _checked(l2_clip_norm: float, age_decay: float) -> dict[str, float]:
 def _noisy(
     key: jax.Array | None, counts: Partial, noise_multiplier: float, **options: float
 ) -> np.ndarray:
-    """(M,) the released sum, in users."""
+    """The noisy sum (M,), in users."""
     (exact,) = counts.check("item popularity", **options).sums
     noisy = release_integers(
         key,
@@ -131,13 +132,13 @@ def _noisy(
 
 
 class Leading(NamedTuple):
-    """The items that lead a noisy popularity, and the noise of what comes after.
+    """The most popular items by a noisy popularity, and the noise multiplier that the budget leaves.
 
     Attributes:
-      items: (K,) numbers of the items, the most popular ones first.
-      counts: (K,) noisy number of users at each of them, and at least the noise.
-      log_popularity: (M,) log of a noisy distribution over the catalogue.
-      noise_multiplier: Of a Gaussian mechanism that spends the rest of the budget.
+      items: (K,) the numbers of the items, the most popular first.
+      counts: (K,) the noisy number of users of each of them, raised to at least the noise std.
+      log_popularity: (M,) the log of a noisy distribution over the catalogue.
+      noise_multiplier: That of a Gaussian mechanism which spends the rest of the budget.
       num_users: N, which counts as public.
     """
 
@@ -159,23 +160,23 @@ def leading(
     age_decay: float = 1.0,
     secure: bool = False,
 ) -> Leading:
-    """Spends a share of a budget on the popularity, from which a recommender's items are chosen.
+    """Spends a share of a budget on the popularity, by which a recommender's K items are chosen.
 
-    With m the noise multiplier that the whole budget allows for one Gaussian mechanism, the popularity has
-    m/√s and the rest m/√(1 − s), s the share: since μ² = 1/m² adds up, both together cost exactly what one
-    Gaussian mechanism with multiplier m does. `guarantee` states that, once the rest has been released.
+    Let m be the noise multiplier of one Gaussian mechanism that spends the whole budget. The popularity has
+    m/√s and the rest m/√(1 − s), where s is the share. Since μ² = 1/m² adds up, both together cost exactly as
+    much as that mechanism. `guarantee` states this once the rest has been released.
 
     Args:
       key: The JAX key of the noise.
-      histories: Of N users over M items, or blocks of them; N and the catalogue count as public.
-      noise_multiplier: m, of the whole budget.
-      budget_fraction: s of μ², in (0, 1).
-      num_kept: K, by default what `rule` says.
-      rule: K from the noise of the rest, N and M; by default `default_num_kept`.
+      histories: Histories of N users over M items, or blocks of them; N and the catalogue count as public.
+      noise_multiplier: m.
+      budget_fraction: The share s of μ², in (0, 1).
+      num_kept: K, by default the result of `rule`.
+      rule: A function of the rest's noise multiplier, N and M that returns K; by default `default_num_kept`.
       age_decay, secure: As in `fit`.
 
     Raises:
-      ValueError: for an argument out of range, or a `dpx.release.Partial`: more is to be summed.
+      ValueError: for an argument out of range, or a `dpx.release.Partial`, since other sums have to follow.
     """
     if isinstance(histories, Partial):
         raise ValueError(
@@ -214,11 +215,11 @@ def leading(
 def guarantee(
     epsilon: float, delta: float, noise_multiplier: float, mechanism: str
 ) -> privacy.PrivacyGuarantee:
-    """The guarantee of a popularity (`leading`) and of the rest, both released, for a user's history.
+    """The guarantee of a popularity (`leading`) and the rest of a release together, for a user's history.
 
     Args:
-      epsilon, delta: What one Gaussian mechanism with that multiplier satisfies.
-      noise_multiplier: m, of the whole budget.
+      epsilon, delta: The budget, for which one Gaussian mechanism has that noise multiplier.
+      noise_multiplier: The m of `leading`.
       mechanism: What was released, in words.
     """
     return privacy.PrivacyGuarantee(
@@ -233,23 +234,23 @@ def guarantee(
 
 
 def default_num_kept(noise_std: float, num_users: int, num_items: int) -> int:
-    """K = N/(30σ), within [20, 4096] and the catalogue: on how many items to release a K × K matrix.
+    """The number K = N/(30σ) of items for a K × K matrix, within [20, 4096] and at most the catalogue.
 
-    In a long tail the k-th item has about N/k users, so K keeps the items whose own count exceeds a fixed
-    multiple of the noise; the 30 was chosen on Amazon Games' next-to-last items.
+    In a long tail the k-th item has about N/k users, so that the kept items have counts above a fixed
+    multiple of the noise. The 30 was chosen on Amazon Games' next-to-last items.
     """
     return min(num_items, _LARGEST_K, max(20, int(num_users / (30 * noise_std))))
 
 
 def add_to_prior(prior: np.ndarray, items: np.ndarray, kept_scores: np.ndarray) -> np.ndarray:
-    """(U, M) float32: the prior (M,) of every item, plus the scores (U, K) of the kept ones."""
+    """The prior (M,) of all items plus the scores (U, K) of the kept items: (U, M) float32."""
     scored = np.tile(prior.astype(np.float32), (len(kept_scores), 1))
     scored[:, items] += kept_scores
     return scored
 
 
 def count(histories: Histories) -> np.ndarray:
-    """(M,) exact number of users per item: not private."""
+    """The exact number of users of each item (M,), which is not private."""
     counts = np.zeros(histories.num_items)
     for items in histories.items:
         counts[np.unique(items)] += 1

@@ -1,4 +1,4 @@
-"""The rounds of `dpx.recommend.transitions`: what one of them sums, and how one leads to the next."""
+"""The rounds in which `dpx.recommend.transitions` counts pairs of items: their statistic and sequence."""
 
 import dataclasses
 import functools
@@ -14,22 +14,23 @@ from dpx import noise
 from dpx.data.histories import Histories, flatten, last_occurrences
 from dpx.release import Blocks, Partial, merge, total
 
-_LAST_CUT = 2.5  # standard errors that a pair must reach to be counted in the last round
-_PIECE_EVENTS = 2**17  # whose pairs are in memory together: 120 MiB at 20 gaps
+_LAST_CUT = 2.5  # the standard errors that a pair must reach to be counted in the last round
+_PIECE_EVENTS = 2**17  # events whose pairs are in memory together: 120 MiB at 20 gaps
 
 
 class Round(NamedTuple):
-    """The statistic of one round, called on histories or on the pairs of them: the sum of users' matrices.
+    """The statistic of one round: the sum over users of (K, K) matrices of norm 1, which is private data.
 
-    Each user's has norm 1; the sum is private data.
+    It is called on histories, or on the `pairs` of histories. In a user's matrix, before it is normalised and
+    for i < j,
 
-    A user's entry (i, j) is, above the diagonal, how much i and j occur together, in either order. Below it,
-    (j, i) is `order_weight` times by how much more i comes before j than after it. On it, (i, i) is
-    `position_weight` times where i stands in the history, from −1 for its first item to 1 for its last one.
+    - (i, j), above the diagonal, is how much i and j occur together, in either order;
+    - (j, i), below it, is `order_weight` times (how much i comes before j, minus how much it comes after);
+    - (i, i) is `position_weight` times the position of i in the history, from −1 (first) to 1 (last).
 
     Attributes:
       items: (K,) the kept items.
-      alive: (K, K) bool, the entries that are summed.
+      alive: (K, K) bool, the entries that are summed; other entries are zero.
       gap_decay, max_gap, age_decay, order_weight, position_weight: As in `fit`.
     """
 
@@ -44,7 +45,7 @@ class Round(NamedTuple):
     def __call__(self, histories: Histories | sparse.csr_array) -> Partial:
         if not isinstance(histories, Histories):
             return self.of_pairs(histories)
-        # A few users after the others: pairs take 40 times the memory of their events.
+        # A few users at a time, because pairs take 40 times the memory of their events.
         parts = (
             self.of_pairs(self.pairs(histories, users)).as_block(f"from user {users.start}")
             for users in _pieces(histories)
@@ -52,7 +53,7 @@ class Round(NamedTuple):
         return dataclasses.replace(functools.reduce(merge, parts), blocks=frozenset())
 
     def pairs(self, histories: Histories, users: slice = slice(None)) -> sparse.csr_array:
-        """(N, K²) entries of each user's kept items and their pairs, before any norm is taken."""
+        """The matrices of all users, before they are normalised, as a sparse array (N, K²)."""
         _, _, *weighting = self
         part = Histories(histories.items[users], histories.num_items)
         return _pairs(part, self.items, *weighting)
@@ -62,7 +63,7 @@ class Round(NamedTuple):
         num_users = len(pairs.indptr) - 1
         users = np.repeat(np.arange(num_users), np.diff(pairs.indptr))
         weights = pairs.data * self.alive.ravel()[pairs.indices]
-        # A user's largest weight becomes 1 first: squares of tiny ones would vanish from the norm.
+        # Scale each user's largest weight to 1 first, since squares of tiny weights would underflow.
         largest = np.zeros(num_users)
         np.maximum.at(largest, users, np.abs(weights))
         weights /= np.where(largest > 0, largest, 1)[users]
@@ -77,27 +78,31 @@ class Round(NamedTuple):
 def release_rounds(
     key: jax.Array | None, histories: Histories | Blocks, first: Round, std: float, rounds: int
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Noisy sums over users of matrices of norm 1, the pairs thinned out from round to round.
+    """Releases the noisy sums of all rounds; each round leaves out more pairs that look like noise.
 
-    Only the last round has entries on and below the diagonal: before it they would take of the norm of pairs
-    that are still to be found.
+    Only the last round has entries on and below the diagonal. In earlier rounds these would take a part of
+    each user's norm from pairs that are still to be detected.
 
     Args:
-      first: Its `alive` are the entries that would be summed if no pair were left out.
-      std: Of the noise of a round.
+      key: The JAX key of the noise.
+      histories: The histories, or blocks of them.
+      first: The statistic whose `alive` are the entries that are summed if no pair is left out.
+      std: The standard deviation of the noise of a round.
+      rounds: The number of rounds.
 
     Returns:
-      Estimates (K, K) and their standard errors, zero and infinity where no round has summed.
+      The estimates (K, K), which are means over rounds, and their standard errors. An entry that no round has
+      summed is zero, with infinite error.
     """
-    # Of records that are here the pairs are found once for all rounds.
+    # Pairs of records in memory are computed once for all rounds.
     records = first.pairs(histories) if isinstance(histories, Histories) else histories
     estimate = np.zeros(first.alive.shape, np.float32)
     counted = np.zeros(first.alive.shape, np.float32)  # in how many rounds
-    found = np.triu(first.alive, 1)
+    kept = np.triu(first.alive, 1)
     for number in range(rounds):
-        alive = found
+        alive = kept
         if number == rounds - 1:
-            alive = first.alive & (found | found.T | np.eye(len(found), dtype=bool))
+            alive = first.alive & (kept | kept.T | np.eye(len(kept), dtype=bool))
         summed = total(first._replace(alive=alive), records)
         (counts,) = summed.check("transitions").sums
         noisy = noise.release_integers(
@@ -108,18 +113,18 @@ def release_rounds(
             noise_multiplier=std,
             label=f"transitions, round {number + 1}",
         )
-        # Noise first: a sum over users that is rounded to 32 bits may move by more than 1.
+        # Noise is added before rounding to 32 bits, since a rounded sum may move by more than 1.
         estimate += np.where(alive, np.asarray(noisy, np.float32).reshape(estimate.shape), 0)
         counted += alive
-        # The cut rises, and what is left out keeps its value: once out, always out.
+        # The cut rises and a pair that was left out keeps its estimate, so that it stays out.
         cut = _LAST_CUT * number / max(rounds - 2, 1)
-        found = found & (estimate > cut * std * np.sqrt(counted))
+        kept = kept & (estimate > cut * std * np.sqrt(counted))
     rounds_of = np.maximum(counted, 1)
     return estimate / rounds_of, np.where(counted > 0, std / np.sqrt(rounds_of), np.inf)
 
 
 def _pieces(histories: Histories) -> Iterator[slice]:
-    """Users in pieces of about so many events; a user is in one piece."""
+    """Yields slices of users with about `_PIECE_EVENTS` events each; a user is in one slice."""
     lengths = np.array([len(items) for items in histories.items], np.int64)
     before = np.cumsum(lengths) - lengths
     cuts = np.flatnonzero(np.diff(before // _PIECE_EVENTS)) + 1
@@ -149,18 +154,18 @@ def _pairs(
         users, tokens, after = last_occurrences(histories)
         place = places(items, histories.num_items)[tokens]
         others = np.array([len(walk) - 1 for walk in histories.items], np.int64)[users]
-        real = (place >= 0) & (others > 0)  # an only item stands nowhere
+        real = (place >= 0) & (others > 0)  # the position of a history's only item is undefined
         rows.append(users[real])
         entries.append(place[real] * (len(items) + 1))
         weights.append(position_weight * (1 - 2 * after[real] / others[real]))
     coordinates = (_joined(rows, np.int64), _joined(entries, np.int64))
     shape = (len(histories.items), len(items) ** 2)
-    # Conversion from coordinates adds up what a history reaches more than once.
+    # The conversion from coordinates adds up entries that a history reaches more than once.
     return sparse.csr_array((_joined(weights, np.float64), coordinates), shape=shape)
 
 
 def places(items: np.ndarray, num_items: int) -> np.ndarray:
-    """(M,) the place of each item among the kept ones, -1 for the others."""
+    """The index (M,) of each item among the kept items; -1 for the others."""
     places = np.full(num_items, -1, np.int64)
     places[items] = np.arange(len(items))
     return places

@@ -1,13 +1,15 @@
-"""A private next-item recommender: which item follows which, released in a few rounds.
+"""A private next-item recommender from noisy counts of which item follows which, released in a few rounds.
 
-One linear attention head over the history, S_j = Σ_k ρ^k W[i_k, j] with i_k the k-th last item, whose weights
-W come from noisy counts of transitions instead of noisy gradient steps. Of two items it is counted how much
-they occur together and, with less weight, how much more one of them comes before the other than after it:
-the former has more signal, since both orders add to it. The counts are released in rounds. A user adds a
-matrix of Frobenius norm 1 to each, so that whoever has many pairs of items says little about each of them;
-therefore a round leaves out the pairs that the rounds before it have not found, and every user's norm goes to
-those that remain. Which of two items comes first counts in the last round alone, and so does where in a
-history an item stands: most users have none of the pairs that remain, and give all their norm to the latter.
+The model is one linear attention head over the history: the score of item j is S_j = Σ_k ρ^k W[i_k, j], where
+i_k is the k-th last item. The weights W come from noisy counts of transitions instead of noisy gradient
+steps. For two items, one count is how much they occur together; another one, for their order, is how much
+more the first comes before the second than after it. The former has more signal, since both orders add to it.
+
+The counts are released in rounds. In each, a user adds a matrix of Frobenius norm 1, so that a user with many
+pairs contributes little to each of them. Therefore a round leaves out pairs that earlier rounds did not
+detect, and each user's norm goes to the pairs that remain. The last round also counts the order of pairs and
+the position of each item in the history. Most users have none of the pairs that remain, and all of their norm
+goes to positions.
 """
 
 import math
@@ -26,18 +28,18 @@ from dpx.release import Blocks
 
 
 class Transitions(NamedTuple):
-    """A private release about which item follows which, and its cost.
+    """A private release of which item follows which, and its guarantee.
 
     Attributes:
-      items: (K,) numbers of the kept items, the most popular ones first.
-      estimate: (K, K) float32; row i, column j: how strongly j follows i, in users of one pair each.
-      standard_error: (K, K) float32, of the noise in `estimate`, with which of two items comes first given.
-      weights: (K, K) float32, what `scores` uses: `attention_weights` of the two, with the thresholds of
-        `dpx.recommend.evidence`.
-      log_popularity: (M,) log of a noisy distribution over the catalogue, late items raised
+      items: (K,) the numbers of the kept items, the most popular first.
+      estimate: (K, K) float32; row i, column j is how strongly j follows i, in users who have one pair only.
+      standard_error: (K, K) float32, the standard error of `estimate`, without that of the order of a pair.
+      weights: (K, K) float32, the weights that `scores` uses: `attention_weights` of the two, with the
+        thresholds of `dpx.recommend.evidence`.
+      log_popularity: (M,) the log of a noisy distribution over the catalogue, in which late items are raised
         (`dpx.recommend.order.raise_late`).
-      guarantee: Of the popularity and all rounds together.
-      prior_weight: What `scores` multiplies the log popularity by.
+      guarantee: The guarantee of the popularity and all rounds together.
+      prior_weight: The factor of the log popularity in `scores`.
     """
 
     items: np.ndarray
@@ -55,19 +57,19 @@ class Transitions(NamedTuple):
         recency: float = 0.7,
         prior_weight: float | None = None,
     ) -> np.ndarray:
-        """Scores of all items as the next one.
+        """The scores of all items as the next one.
 
         Args:
-          histories: For each of U users the numbers in [0, M) of the items so far, in time order.
-          recency: ρ in [0, 1], by which an item counts less for each item after it.
-          prior_weight: Factor of the log popularity, which ranks what no transition reaches; by default the
-            release's own.
+          histories: For each of U users the items so far, as numbers in [0, M), in time order.
+          recency: ρ in [0, 1], the factor by which an item counts less for each item after it.
+          prior_weight: The factor of the log popularity, which ranks items that no transition reaches; by
+            default that of the release.
 
         Returns:
-          (U, M) float32: a row of M scores for each user, so pass large sets in pieces.
+          (U, M) float32, a row of M scores for each user; pass many users in pieces.
 
         Raises:
-          ValueError: for a recency outside [0, 1], or an item that is no whole number in [0, M).
+          ValueError: for a recency outside [0, 1], or an item that is not a whole number in [0, M).
         """
         if not 0 <= recency <= 1:
             raise ValueError(f"recency={recency} must be in [0, 1]")
@@ -93,34 +95,34 @@ def fit(
     position_weight: float = 0.1,
     secure: bool = False,
 ) -> Transitions:
-    """Releases the popularity of all items and the transitions between those that lead it.
+    """Releases the popularity of all items, and the transitions between the K most popular ones.
 
-    Guarantee: (ε, δ)-DP for adding or removing one user, with all that a user ever did.
+    Guarantee: (ε, δ)-DP for adding or removing one user with the whole history.
 
-    Sensitivity: in each round the release is a sum over users of (K, K) matrices. A user's matrix depends on
-    that user's history and on earlier *outputs* alone, and is divided by its own Frobenius norm (an empty
-    one stays zero): adding or removing the user changes the sum by that matrix, of norm 1, so the l2
-    sensitivity is exactly 1. Entries that a history reaches more than once are added up before the norm
-    is taken. Round r of R is a Gaussian mechanism with multiplier m√R/√(1 − s), s the popularity's share
-    and m the exact multiplier of (ε, δ), and the popularity one with m/√s
-    (`dpx.recommend.popularity.leading`). Adaptive Gaussian mechanisms compose exactly in μ² (Dong,
-    Roth, Su, arXiv:1905.02383, Corollary 3.3), so all of it costs what one Gaussian mechanism with
-    multiplier m does.
+    Sensitivity: each round releases a sum over users of (K, K) matrices. A user's matrix depends only on that
+    user's history and on earlier *outputs*, and is divided by its own Frobenius norm (an empty one stays
+    zero). Adding or removing the user changes the sum by that matrix of norm 1, so that the l2 sensitivity is
+    exactly 1. Entries that a history reaches more than once are added up before the norm is taken. Each of R
+    rounds is a Gaussian mechanism with noise multiplier m√R/√(1 − s), and the popularity is one with m/√s
+    (`dpx.recommend.popularity.leading`), where s is the popularity's share of the budget and m the exact
+    multiplier of (ε, δ). Adaptive Gaussian mechanisms compose exactly in μ² (Dong, Roth, Su,
+    arXiv:1905.02383, Corollary 3.3), so that all of it costs as much as one Gaussian mechanism with
+    multiplier m.
 
     Args:
       key: The JAX key of the noise.
-      histories: Of N users over M items, or `dpx.release.Blocks` of them, which are summed 1 + R times; N
-        and the catalogue count as public.
+      histories: Histories of N users over M items, or `dpx.release.Blocks` of them, which are summed 1 + R
+        times. N and the catalogue count as public.
       epsilon, delta: The budget.
-      num_kept: K, by default `default_num_kept`, which looks at ε, δ and N alone.
+      num_kept: K, by default `default_num_kept`, which depends on ε, δ and N alone.
       popularity_budget_fraction: s in (0, 1).
       popularity_age_decay: As `age_decay` of `dpx.recommend.popularity.fit`.
-      rounds: R. One is a single noisy matrix, with no pair left out, which costs accuracy and not privacy.
-      gap_decay, max_gap: Two items of a history at a distance of g ≤ max_gap positions weigh gap_decay^(g−1).
-      age_decay: ... times age_decay^a, where a items follow the later one of the two.
-      order_weight: By which it counts in the last round which of two items comes first, beside how much they
-        occur together. 0 counts the latter alone, and 1 is as good as counting both orders apart.
-      position_weight: By which it counts in the last round where in a history an item stands, from −1 to 1.
+      rounds: R. With 1 there is a single noisy matrix of all pairs, which is less accurate and as private.
+      gap_decay, max_gap: Two items of a history that are g ≤ max_gap positions apart weigh gap_decay^(g−1).
+      age_decay: That weight is multiplied by age_decay^a, where a items follow the later one of the two.
+      order_weight: The weight, in the last round, of the order of two items relative to their co-occurrence.
+        With 0 order is not counted; 1 is as good as counting the two orders separately.
+      position_weight: The weight, in the last round, of an item's position in the history, from −1 to 1.
       secure: Sums integers and draws discrete noise (`dpx.noise.secure`); `key` must then be None.
 
     Raises:
@@ -151,11 +153,11 @@ def fit(
     if not position_weight:
         np.fill_diagonal(entries, False)
     first = Round(leading.items, entries, **weights)
-    found, error = release_rounds(rounds_key, histories, first, std, rounds)
-    lateness = order.lateness(np.diag(found), np.diag(error), leading.counts)
-    share = order.shares(found, error, order_weight, lateness)
-    thresholds = evidence.thresholds(found, error, lateness)
-    together, error = np.triu(found, 1), np.triu(error, 1)
+    counts, error = release_rounds(rounds_key, histories, first, std, rounds)
+    lateness = order.lateness(np.diag(counts), np.diag(error), leading.counts)
+    share = order.shares(counts, error, order_weight, lateness)
+    thresholds = evidence.thresholds(counts, error, lateness)
+    together, error = np.triu(counts, 1), np.triu(error, 1)
     estimate, error = (share * (half + half.T) for half in (together, error))
     return Transitions(
         items=leading.items,
@@ -175,9 +177,9 @@ def fit(
 
 
 def default_num_kept(noise_std: float, num_users: int, num_items: int) -> int:
-    """K = N/(20σ) within the bounds of `dpx.recommend.popularity.default_num_kept`.
+    """The number K = N/(20σ) of items, within the bounds of `dpx.recommend.popularity.default_num_kept`.
 
-    It is more than there, because rounds thin the pairs out. The 20 was chosen on Amazon Games' next-to-last
+    It is larger than there, because rounds leave out pairs. The 20 was chosen on Amazon Games' next-to-last
     items.
     """
     return popularity.default_num_kept(noise_std * 2 / 3, num_users, num_items)
@@ -210,22 +212,23 @@ def attention_weights(
     threshold: float | np.ndarray = 2.0,
     second_step: float = 1.0,
 ) -> np.ndarray:
-    """W = S + second_step · D⁻¹S S: noise is cut off, and what lies two transitions away is filled in.
+    """The weights W = S + second_step · D⁻¹S S of a release: counts without noise, and paths of two steps.
 
-    S = max(estimate − threshold · standard_error, 0), D its row sums: the second term is S averaged over
-    where a transition leads to. An item does not lead to itself. Post-processing: it costs nothing.
+    S = max(estimate − threshold · standard_error, 0) removes noise, and D is its row sums. D⁻¹S S is the
+    mean of S over the items that a transition leads to. The diagonal is zero. This is post-processing and
+    costs no privacy.
 
     Args:
       estimate, standard_error: (K, K), of `Transitions`.
-      threshold: In standard errors, (K, K) or one for all.
-      second_step: Weight of the second term.
+      threshold: The threshold in standard errors, (K, K) or one for all.
+      second_step: The weight of the second term.
 
     Returns:
       (K, K) float32.
     """
     sparse_estimate = np.maximum(
         estimate - threshold * standard_error, 0
-    )  # 0 where nothing was summed
+    )  # 0 for an entry that no round has summed
     np.fill_diagonal(sparse_estimate, 0)
     if second_step == 0:
         return sparse_estimate
@@ -239,7 +242,7 @@ def attention_weights(
 def recency_vectors(
     histories: Sequence[np.ndarray], items: np.ndarray, num_items: int, recency: float
 ) -> sparse.csr_array:
-    """(U, K) float32: Σ recency^k over the places of an item, k the number of items after it."""
+    """For each user and kept item, Σ recency^k over its occurrences, k items from the end: (U, K) float32."""
     users, tokens, after = flatten(tuple(map(item_numbers, histories)))
     outside = (tokens < 0) | (tokens >= num_items)
     if outside.any():

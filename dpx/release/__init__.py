@@ -1,7 +1,8 @@
-"""Releases from data that no machine holds.
+"""Releases from data that no single machine holds.
 
-Every one-shot release of dpx is a sum over records with noise. The function that makes it takes the records,
-or `Blocks` of them, which workers read and sum, or a `Partial`, a sum that was made elsewhere:
+Every one-shot release of dpx is a sum over records, plus noise. The function that makes the release takes
+the records themselves, or `Blocks` of records, which workers read and sum, or a `Partial`, which is a sum
+that was made elsewhere:
 
     popularity.fit(key, histories, epsilon=1.0, delta=1e-6)
 
@@ -12,13 +13,13 @@ or `Blocks` of them, which workers read and sum, or a `Partial`, a sum that was 
     here = popularity.statistic(histories).as_block("here")
     popularity.fit(key, release.merge(here, there), epsilon=1.0, delta=1e-6)
 
-All three are the same release to the last bit, for any number of workers and blocks, and in whatever order
-they finish, because sums are of integers (`dpx.release.sums`). Only the process that has the key adds noise,
-once. A worker that dies costs time only: what it had not handed in is done again. A block that counts twice
-or is missing ends in an error before anything is released.
+All three are the same release to the last bit, for any number of workers and blocks, whatever order they
+finish in, because the sums are of integers (`dpx.release.sums`). Only the process that has the key adds
+noise, once. If a worker dies, only time is lost: the blocks that it had not handed in are summed again. A
+block that is missing or counts twice ends in an error before anything is released.
 
-What nobody here can check is that each record lies in one block. Neither is a copy of a file under another
-name seen to be the same.
+Nothing here can check that each record lies in only one block. A copy of a file under another name counts
+as another block.
 
 `dpx.save` and `dpx.load` keep releases in files (`dpx.release.saving`).
 """

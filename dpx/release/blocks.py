@@ -11,24 +11,24 @@ from dpx._validate import check_choice, check_integer
 from dpx.release.executors import Here, Processes, Ray
 from dpx.release.sums import Partial, Statistic
 
-_GROUPS_PER_WORKER = 4  # what a worker that dies may lose, against the sums that travel
+_GROUPS_PER_WORKER = 4  # more groups lose less work when a worker dies, but send more sums
 
 
 class Blocks:
-    """Records in named blocks, which a release takes in place of records: each of its sums reads all once.
+    """Records in named blocks, which a release takes in place of records. Each sum reads every block once.
 
     Workers start with the first sum and live as long as this object, or until `close`.
 
     Args:
       source: Files, one block each, or a mapping from the names of blocks to anything that `read` takes.
-      read: Turns a path, or a value of the mapping, into a block as the release takes its records, and with
-        several arguments (tokens and mask, K and V) into the tuple of them; `read_histories`, `read_arrays`,
-        `numpy.load`, or your own. It runs where the block is summed, so it has to be a function that can be
-        pickled. None takes values as they are.
-      executor: "local", processes of this machine, or "ray", the Ray cluster that this process is connected
-        to, or one that is started here.
-      workers: How many processes; one is this process. With Ray, the CPUs of a cluster that is started here.
-      retries: How often what a worker left unfinished, when it died, is done again.
+      read: A function that turns a path, or a value of the mapping, into the records of a block, in the form
+        that the release takes; if the release takes several arguments (tokens and mask, K and V), into their
+        tuple. It may be `read_histories`, `read_arrays`, `numpy.load`, or your own. It runs where the block
+        is summed, so it must be possible to pickle it. With None, values are blocks already.
+      executor: "local" for processes of this machine, or "ray" for the Ray cluster that this process is
+        connected to, or a new one.
+      workers: The number of processes; with 1, this process does all. With Ray, the CPUs of a new cluster.
+      retries: How often the unfinished work of workers that died is done again.
 
     Raises:
       ValueError: for no blocks, a block that is named twice, or an argument out of range.
@@ -61,16 +61,16 @@ class Blocks:
         return f"Blocks({len(self._names)} blocks)"
 
     def total(self, statistic: Statistic) -> Partial:
-        """The sum over all blocks: private data.
+        """The sum over all blocks, without noise: it is private data.
 
         Raises:
-          RuntimeError: where workers die again and again, or a block is lost on the way.
+          RuntimeError: if workers die more often than `retries`, or the sum lacks a block.
           Exception: whatever reading or summing a block raises, with a note that names the block.
         """
-        found = self._executor.sum_up(statistic, self._read, self._groups)
-        if lost := sorted(self._names - found.blocks):
+        summed = self._executor.sum_up(statistic, self._read, self._groups)
+        if lost := sorted(self._names - summed.blocks):
             raise RuntimeError(f"blocks={lost[:3]} must be in the total: they were lost on the way")
-        return found
+        return summed
 
     def close(self) -> None:
         """Ends the workers; a later sum starts new ones."""
@@ -78,15 +78,15 @@ class Blocks:
 
 
 def total(statistic: Statistic, *records: Any) -> Partial:
-    """The sum that a release adds its noise to: private data.
+    """The sum that a release adds its noise to: it is private data.
 
     Args:
-      statistic: Sums a block of records.
-      records: The arguments of the release that hold records, which make one block. Or `Blocks` or a
-        `Partial`, and None for each further argument.
+      statistic: The function that sums a block of records.
+      records: The arguments of the release that hold records; together they are one block. Or `Blocks` or a
+        `Partial`, followed by None for each further argument.
 
     Raises:
-      ValueError: where something stands beside `Blocks` or a `Partial`.
+      ValueError: if another argument is given beside `Blocks` or a `Partial`.
     """
     first, *others = records
     if isinstance(first, Partial | Blocks):
@@ -95,13 +95,13 @@ def total(statistic: Statistic, *records: Any) -> Partial:
                 f"what comes after {first} must be None: blocks hold all that is summed"
             )
         return first if isinstance(first, Partial) else first.total(statistic)
-    # Sums are of what is known: where a key is traced, they are made at once all the same.
+    # Records are concrete arrays: where only the key is traced, they are summed at once all the same.
     with jax.ensure_compile_time_eval():
         return statistic(records if others else first)
 
 
 def are_summed(records: Any) -> bool:
-    """Whether they are a sum already, or are summed elsewhere, and not records themselves."""
+    """Whether the argument is `Blocks` or a `Partial`, and not records themselves."""
     return isinstance(records, Partial | Blocks)
 
 

@@ -1,4 +1,4 @@
-"""Values as JSON and arrays, and back: the types that `dpx.save` takes, and no others.
+"""The encoding of releases as JSON and arrays, and back, for the types that `dpx.save` takes.
 
 Nothing is pickled, and decoding never imports or calls what a file names.
 """
@@ -20,7 +20,7 @@ from jax.core import Tracer
 
 from dpx.privacy.allocation import AllocatedGaussianDpEvent
 
-# Where each type that can be saved is found. The first group are releases, the others parts of releases.
+# The module of each type that can be saved. The first group are releases, the others parts of releases.
 RELEASES = {
     "Answers": "dpx.cross_attention.baselines",
     "DPTree": "dpx.cross_attention",
@@ -53,7 +53,7 @@ _PRIVATE = {
 }
 # Losses and evaluations of a training run are computed on private data and covered by no guarantee.
 _LEFT_OUT = {("Trained", "history"): []}
-# All of NNX, such as nnx.LoRAParam. What counts and keys random numbers is not saved.
+# All variables of NNX, such as nnx.LoRAParam, but those of random numbers, which are not saved.
 _VARIABLES = {
     name: kind
     for name, kind in vars(nnx).items()
@@ -76,7 +76,7 @@ _EVENTS = {AllocatedGaussianDpEvent.__name__: AllocatedGaussianDpEvent} | {
 
 
 def encode(value: Any, place: str, arrays: list[bytes]) -> Any:
-    """JSON for a value; its arrays are appended to `arrays`. `place` says in errors where it was found."""
+    """A value as JSON; its arrays are appended to `arrays`. `place` is where the value stands, for errors."""
     if is_one_of(_PRIVATE, value):
         raise ValueError(
             f"{place} holds private records, which no guarantee covers: save what was released about them"
@@ -101,7 +101,7 @@ def encode(value: Any, place: str, arrays: list[bytes]) -> Any:
         fields |= {field: empty for (owner, field), empty in _LEFT_OUT.items() if owner == name}
         return {"type": name, "fields": _encode_fields(fields, place, arrays)}
     if isinstance(value, nnx.Variable):
-        # A type of the user's own comes back as that of NNX which it was made from.
+        # A variable of the user's own type comes back as the type of NNX that it derives from.
         kind = next(k.__name__ for k in type(value).__mro__ if _VARIABLES.get(k.__name__) is k)
         return {"variable": kind, "value": encode(value[...], place, arrays)}
     if isinstance(value, nnx.Module):
@@ -121,8 +121,8 @@ def encode(value: Any, place: str, arrays: list[bytes]) -> Any:
         pairs = [[key, encode(v, f"{place}[{key!r}]", arrays)] for key, v in value.items()]
         return {"dict": pairs}
     if not jax.tree_util.all_leaves([value]):
-        found = by_path(value)
-        return {"dict": [[k, encode(v, f"{place}/{k}", arrays)] for k, v in found.items()]}
+        named = by_path(value)
+        return {"dict": [[k, encode(v, f"{place}/{k}", arrays)] for k, v in named.items()]}
     raise ValueError(
         f"{place} is of type {name}, which cannot be saved: use numbers, arrays, and dicts, lists, tuples or "
         "NamedTuples of them, or modules of Flax or Equinox"
@@ -130,7 +130,7 @@ def encode(value: Any, place: str, arrays: list[bytes]) -> Any:
 
 
 def by_path(tree: Any) -> dict[str, Any]:
-    """The arrays of a tree by their names, such as `layers/0/weight`, and private records whole."""
+    """The leaves of a tree by name, such as `layers/0/weight`; private records are leaves."""
     leaves = jax.tree_util.tree_leaves_with_path(tree, is_leaf=lambda x: is_one_of(_PRIVATE, x))
     named = {jax.tree_util.keystr(p, simple=True, separator="/"): leaf for p, leaf in leaves}
     return {
@@ -139,11 +139,11 @@ def by_path(tree: Any) -> dict[str, Any]:
 
 
 def filled(like: Any, tree: Any) -> Any:
-    """A tree like one that is given, with the arrays of the same names from another.
+    """The tree `like`, with each of its arrays replaced by the array of the same name in `tree`.
 
     Raises:
-      ValueError: unless both have the same arrays, of the same shapes; keys of random numbers and what counts
-        them are in the first alone.
+      ValueError: unless both have arrays of the same names and shapes. Only `like` may have keys and counters
+        of random numbers beside these.
     """
     arrays = by_path(tree)
 
@@ -155,10 +155,10 @@ def filled(like: Any, tree: Any) -> Any:
             if jnp.issubdtype(leaf.dtype, jnp.inexact):
                 raise ValueError(f"like has an array {name}, which was not saved")
             return leaf
-        found = arrays.pop(name)
-        if found.shape != leaf.shape:
-            raise ValueError(f"like has {name} of shape {leaf.shape}, and {found.shape} was saved")
-        return found
+        saved = arrays.pop(name)
+        if saved.shape != leaf.shape:
+            raise ValueError(f"like has {name} of shape {leaf.shape}, and {saved.shape} was saved")
+        return saved
 
     made = jax.tree_util.tree_map_with_path(taken, like)
     if arrays:
@@ -182,15 +182,15 @@ def _encode_array(value: Any, place: str, arrays: list[bytes]) -> dict:
     kind = "jax" if isinstance(value, jax.Array) else "numpy"
     kind = "scalar" if isinstance(value, np.generic) else kind
     array = np.asarray(value)
-    found: dict[str, Any] = {"array": len(arrays), "kind": kind}
+    node: dict[str, Any] = {"array": len(arrays), "kind": kind}
     if array.dtype == jnp.bfloat16:  # which the .npy format does not know
-        found["bfloat16"], array = True, array.view(np.uint16)
+        node["bfloat16"], array = True, array.view(np.uint16)
     if array.dtype.kind not in "biufcSU":
         raise ValueError(f"{place} holds {array.dtype}, which cannot be saved: use numbers or text")
     buffer = io.BytesIO()
     np.lib.format.write_array(buffer, array, allow_pickle=False)
     arrays.append(buffer.getvalue())
-    return found
+    return node
 
 
 def decode(node: Any, arrays: list[bytes]) -> Any:

@@ -1,7 +1,7 @@
-"""Where blocks are summed: in this process, in processes of this machine, or in Ray tasks.
+"""Executors that sum blocks: in this process, in processes of this machine, or in Ray tasks.
 
 `sum_up` takes a statistic, the function that reads a block, and groups of named blocks, and returns their
-total. Workers live until `close`, or until nobody holds the executor.
+total. Workers live until `close`, or until the executor is garbage.
 """
 
 import functools
@@ -20,7 +20,7 @@ Read = Callable[[Any], Any] | None
 
 
 def sum_blocks(statistic: Statistic, read: Read, blocks: Group) -> Partial:
-    """The total of some blocks, one in memory at a time."""
+    """The sum over a group of blocks, of which one at a time is in memory."""
     return functools.reduce(merge, (_sum_block(statistic, read, *block) for block in blocks))
 
 
@@ -39,14 +39,14 @@ class Here:
         return sum_blocks(statistic, read, [block for group in groups for block in group])
 
     def close(self) -> None:
-        """Ends nothing: there are no workers."""
+        """Does nothing, since there are no workers."""
 
 
 class Processes:
-    """Sums groups of blocks in processes of this machine, and replaces those that die.
+    """Sums groups of blocks in processes of this machine, and replaces processes that die.
 
-    Processes import the main module anew, as Python does where it cannot fork (JAX does not survive a fork):
-    scripts start with `if __name__ == "__main__":`. They compute on CPUs.
+    JAX does not survive a fork, so that each process imports the main module anew: a script has to guard its
+    code by `if __name__ == "__main__":`. The processes compute on CPUs.
     """
 
     def __init__(self, workers: int, retries: int):
@@ -77,7 +77,7 @@ class Processes:
     def _finished(
         self, statistic: Statistic, read: Read, groups: dict[int, Group]
     ) -> Iterator[tuple[int, Partial]]:
-        """Yields the indices of groups with their sums as they come; ends early where a worker dies."""
+        """Yields the index and the sum of each group as it is done; ends early if a worker dies."""
         if self._pool is None:
             self._pool = ProcessPoolExecutor(
                 self._workers,
@@ -109,8 +109,8 @@ def _on_cpus() -> None:
 class Ray:
     """Sums groups of blocks in Ray tasks, and merges the sums in a tree of tasks.
 
-    Ray itself runs the tasks of a worker that died again. Sums travel between workers through its store; what
-    comes to this process is the total.
+    Ray itself repeats the tasks of a worker that died. Sums travel between workers through Ray's store; only
+    the total comes to this process.
     """
 
     def __init__(self, workers: int, retries: int):

@@ -1,4 +1,4 @@
-"""Blocks from files: NumPy's .npz archives, and .parquet where pyarrow is installed."""
+"""Readers of blocks from files: .npz archives of NumPy, and .parquet files if pyarrow is installed."""
 
 import zipfile
 import zlib
@@ -12,7 +12,7 @@ from dpx.data.histories import Histories, by_user
 
 
 def read_arrays(path: str | Path, names: Sequence[str]) -> tuple[np.ndarray, ...]:
-    """Arrays of a file by their names, in an .npz archive, or columns, in a .parquet file.
+    """The named arrays of an .npz archive, or columns of a .parquet file.
 
     Their types are those that the file states, whatever its rows hold.
 
@@ -76,13 +76,13 @@ def read_histories(
 ) -> Histories:
     """The histories of the users of one file of events; all events of a user have to be in that file.
 
-    Each event is read by itself (`dpx.data.cells`): none changes whose another one is.
+    Each event is read by itself (`dpx.data.cells`), so that no event changes which user another belongs to.
 
     Args:
       path: As `read_arrays`.
       num_items: Size of the catalogue, M, the same for all files: it is public.
       user, item, time: The names of arrays or columns, (E,) each. Users are identifiers, and items numbers in
-        [0, M). Events of a user are in the order of `time`, and where that is None in the order of the file.
+        [0, M). The events of a user are ordered by `time`, or as in the file if that is None.
 
     Raises:
       FileNotFoundError: as `read_arrays`.

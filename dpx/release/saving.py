@@ -1,8 +1,8 @@
-"""Releases in files: `save` keeps one with its guarantee, and `load` brings it back in any other process.
+"""Releases in files: `save` writes a release with its guarantee, and `load` reads it in any process.
 
-A file is a zip archive: `dpx.json` says what the release is made of, and `0.npy`, `1.npy`, … are its arrays,
-which NumPy's own `np.load` reads too. Nothing is pickled. Only the types that are named here can be saved,
-and loading never imports or calls what a file names.
+A file is a zip archive: `dpx.json` describes the release, and `0.npy`, `1.npy`, … are its arrays, which
+`np.load` reads too. Nothing is pickled. Only types that `dpx.release.encoding` names can be saved, and
+loading never imports or calls what a file names.
 """
 
 import errno
@@ -21,22 +21,22 @@ _REMEDY = "restore it from a copy, or save the release again"
 
 
 def save(release: Any, path: str | Path) -> None:
-    """Writes a release with its guarantee to a file, which takes the place of `path` once it is complete.
+    """Writes a release with its guarantee to a file, which replaces `path` once it is complete.
+
+    Code is not saved. An NNX module comes back as its `nnx.State`, a NamedTuple of yours with the same fields
+    but another class, and an Equinox module or another tree as a dict of arrays by name (`layers/0/weight`);
+    `load(path, like=model)` makes a model of them. Keys of random numbers are left out. So is the `history`
+    of training: its losses are computed on private data, and no guarantee covers them.
 
     Args:
       release: What a mechanism of dpx returned (a `GramRelease`, `Sketch`, `Trees`, `DPTree`,
         `DPTreeDistance`, `DPTreeHighDim`, `Popularity`, `Transitions`, `ItemGram`, `NGram`, `Fit`,
-        `TokenProbabilities`, or the answers of a baseline), or what `dpx.training.fit` returned, whatever its
-        parameters are. Code is not saved: an NNX module comes back as its `nnx.State`, a NamedTuple of yours
-        with the same fields, but not as the same class, and an Equinox module or another tree of a type of
-        its own as a dict of arrays by name (`layers/0/weight`); `load(path, like=model)` makes a model of
-        them. Keys of random numbers are left out, and so is the `history` of training, since its losses are
-        computed on private data and are covered by no guarantee.
+        `TokenProbabilities`, or the answers of a baseline), or what `dpx.training.fit` returned.
       path: The file, of any name.
 
     Raises:
-      ValueError: for anything that is no release, above all for private data; for a part of another type; and
-        under `jit`.
+      ValueError: for anything that is not a release, above all private data; for a part of a type that cannot
+        be saved; and under `jit`.
       OSError: naming the file, if it cannot be written.
     """
     name = type(release).__name__
@@ -67,13 +67,13 @@ def load(path: str | Path, *, like: Any = None) -> Any:
 
     Args:
       path: The file.
-      like: For what `dpx.training.fit` returned, a model or tree like its parameters: they come back like it,
-        with the arrays of the file in place of its own.
+      like: For what `dpx.training.fit` returned, a model or tree of the same structure as its parameters,
+        which come back in that structure.
 
     Raises:
       FileNotFoundError: if there is no such file.
-      ValueError: for a file of something else, of a newer dpx, or a damaged one; and for a `like` with other
-        arrays, or of a release that has no parameters.
+      ValueError: for a file that `save` did not write, one of a newer dpx, or a damaged one; for a `like`
+        with other arrays, or for a release that has no parameters.
     """
     path = Path(path)
     if not path.is_file():
@@ -99,7 +99,7 @@ def load(path: str | Path, *, like: Any = None) -> Any:
     except storage.StorageError:
         raise
     except Exception as error:  # zipfile raises many types for bytes that were changed
-        # Where bytes are missing, it looks for others before the file's first.
+        # A file that lacks bytes makes zipfile seek before its start, which is an OSError with EINVAL.
         if isinstance(error, OSError) and error.errno not in (None, errno.EINVAL):
             raise
         raise storage.damaged(path, _REMEDY) from None

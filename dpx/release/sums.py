@@ -1,15 +1,15 @@
-"""Sums over a part of the records, which merge exactly, and have no noise.
+"""Sums over a part of the records, which merge exactly and have no noise.
 
-**Exact.** A record's contribution is rounded to integers before it is added (`dpx.noise.secure`). Integer
-sums are associative, which sums of floats, compensated ones too, are not: the total is the same to the last
-bit however the records are cut into blocks and the blocks are merged. Rounding enters the sensitivity.
+**Exact.** A record's contribution is rounded to integers before it is added (`dpx.noise.secure`). Sums of
+integers are associative, and sums of floats, even compensated ones, are not. So the total is the same to the
+last bit however records are cut into blocks and blocks are merged. The sensitivity allows for the rounding.
 
-**Private.** A `Partial` has no noise and no guarantee. It must stay with the holders of the data, and whoever
-sees one sees private data. Only the release of the total makes a guarantee, and it is that of the one call: a
-record's contribution is bounded whatever block the record lies in, and enters the total once. For that each
-record has to lie in exactly one block. Where a record is a user with all that the user did, a user who is
-spread over k blocks counts as k records, and k times the declared sensitivity would be needed: group the data
-by user first. That no *block* counts twice is checked, by names.
+**Private.** A `Partial` has no noise and no guarantee: whoever sees one sees private data, so it must stay
+with the holders of the data. Only the release of the total has a guarantee, the same as for records given
+directly: a record's contribution is bounded whatever block it lies in, and enters the total once. For that
+each record has to lie in exactly one block. If the record is a user, all events of a user must be in one
+block: a user who is spread over k blocks counts as k records and has k times the declared sensitivity.
+Names make sure that no *block* counts twice.
 """
 
 import dataclasses
@@ -24,16 +24,16 @@ Statistic = Callable[[Any], "Partial"]
 
 @dataclasses.dataclass(frozen=True, eq=False, repr=False)
 class Partial:
-    """The exact sum over some records of integers that stand for their contributions: private data.
+    """The exact sum of the contributions of some records, rounded to integers: it is private data.
 
     Attributes:
-      statistic: What is summed.
-      options: What the contributions depend on beside the records: clip norms, sizes, earlier releases. It is
-        public, and the same in all parts.
-      sums: int64 arrays. Private.
-      num_records: How many records there are.
-      largest: The largest l2 norm of what a record adds.
-      blocks: The names of the blocks that are in it; empty as long as nobody has named it.
+      statistic: The name of what is summed.
+      options: All that contributions depend on beside the records (clip norms, sizes, earlier releases). It
+        is public, and the same in all parts.
+      sums: int64 arrays. They are private.
+      num_records: The number of records.
+      largest: A bound on the l2 norm of a record's contribution.
+      blocks: The names of the blocks that are summed; empty until `as_block` names the sum.
     """
 
     statistic: str
@@ -54,10 +54,10 @@ class Partial:
         return f"Partial({self.statistic!r}, {len(self.blocks)} blocks: private data, no guarantee)"
 
     def as_block(self, name: str) -> "Partial":
-        """The same sum under the name of its block, by which `merge` sees that no block counts twice.
+        """The same sum under the name of its block; `merge` uses names to see that no block counts twice.
 
         Raises:
-          ValueError: for a name that is no string or is empty, or a sum that has a name.
+          ValueError: unless the name is a string that is not empty, or if the sum has a name already.
         """
         if not isinstance(name, str) or not name:
             raise ValueError(f"name={name!r} must be a string that is not empty: name the block")
@@ -66,7 +66,7 @@ class Partial:
         return dataclasses.replace(self, blocks=frozenset([name]))
 
     def check(self, statistic: str, **options) -> "Partial":
-        """Returns itself; raises ValueError where it is another statistic, or one with other options."""
+        """Returns itself; raises ValueError if it is another statistic or has other options."""
         if self.statistic != statistic:
             raise ValueError(f"total={self} must be of the {statistic}: sum what is to be released")
         for name, value in options.items():
@@ -79,7 +79,7 @@ class Partial:
 
 
 def merge(one: Partial, other: Partial) -> Partial:
-    """The sum over the records of both: associative and commutative to the last bit.
+    """The sum over the records of both parts. Merging is associative and commutative to the last bit.
 
     Raises:
       ValueError: for parts without names, for a block that is in both, and for parts of different statistics

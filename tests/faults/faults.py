@@ -686,8 +686,8 @@ FAULTS = (
     Fault(
         "a record that joins an epoch of random allocation is priced like one that leaves",
         "dpx/privacy/allocation.py",
-        "losses(-found.last, without[::-1].copy())",
-        "losses(found.first, joined)",
+        "losses(-ratios.last, without[::-1].copy())",
+        "losses(ratios.first, joined)",
         "tests/privacy/test_allocation.py::test_small_epochs_cost_what_samples_of_their_losses_say",
     ),
     Fault(
@@ -873,8 +873,8 @@ FAULTS = (
     Fault(
         "pairs that the exact counts find remain",
         "dpx/recommend/rounds.py",
-        "found = found & (estimate > cut * std * np.sqrt(counted))",
-        "found = found & (counts.reshape(estimate.shape) > 0)",
+        "kept = kept & (estimate > cut * std * np.sqrt(counted))",
+        "kept = kept & (counts.reshape(estimate.shape) > 0)",
         REMOVED.format("transitions"),
     ),
     Fault(
@@ -946,7 +946,7 @@ FAULTS = (
     Fault(
         "a block that is lost on the way is not missed",
         "dpx/release/blocks.py",
-        "if lost := sorted(self._names - found.blocks):",
+        "if lost := sorted(self._names - summed.blocks):",
         "if lost := list[str]():",
         "tests/release/test_blocks.py::test_a_block_that_is_lost_or_comes_twice_ends_the_release",
     ),
@@ -1290,21 +1290,21 @@ FAULTS = (
     # NoisyHead
     Fault(
         "features are not projected",
-        "dpx/noisy_head/bounds.py",
+        "dpx/noisy_head/sensitivity.py",
         "shrink = jnp.minimum(1, hyper.feature_radius / jnp.where(size > 0, size, 1))",
         "shrink = jnp.ones_like(size)",
         REPLACED.format("NoisyHead"),
     ),
     Fault(
         "targets are not clipped",
-        "dpx/noisy_head/bounds.py",
+        "dpx/noisy_head/sensitivity.py",
         "jnp.clip(jnp.where(usable, target, 0), -hyper.response_clip, hyper.response_clip),",
         "jnp.where(usable, target, 0),",
         REPLACED.format("NoisyHead"),
     ),
     Fault(
         "NoisyHead has half its sensitivity",
-        "dpx/noisy_head/bounds.py",
+        "dpx/noisy_head/sensitivity.py",
         "return G * (2 * C + R * G) if",
         "return G * (2 * C + R * G) / 2 if",
         "tests/noisy_head/test_noisy_head_sensitivity.py::test_gradient_sensitivity_under_attack",
@@ -1971,14 +1971,14 @@ FAULTS = (
     Fault(
         "keys can be read by others",
         "dpx/_storage.py",
-        "own = found.st_uid == os.geteuid() and not found.st_mode & 0o077",
+        "own = status.st_uid == os.geteuid() and not status.st_mode & 0o077",
         "own = True",
         "tests/launch/test_world_faults.py::test_links_and_open_folders_are_not_taken_for_secrets",
     ),
     Fault(
         "all points of a sweep have the same noise",
         "dpx/launch/grids.py",
-        "if len(found) > 1 and config.noise_seed is not None:",
+        "if len(points) > 1 and config.noise_seed is not None:",
         "if False:",
         "tests/launch/test_sources.py::test_a_sweep_has_no_noise_seed",
     ),
@@ -2049,7 +2049,7 @@ FAULTS = (
     Fault(
         "a report is silent on guarantees that do not add up",
         "dpx/launch/report.py",
-        "return added_up + [_apart(found) for found in kinds.values() if len(found) > 1]",
+        "return added_up + [_apart(units) for units in kinds.values() if len(units) > 1]",
         "return added_up",
         "tests/launch/test_run.py::test_totals_are_of_one_unit",
     ),
@@ -2073,8 +2073,8 @@ FAULTS = (
     Fault(
         "a selection is priced for a law of fewer trials",
         "dpx/privacy/selection.py",
-        "found = rdp + least + 2 * np.min(",
-        "found = rdp + least + np.min(",
+        "whole = rdp + least + 2 * np.min(",
+        "whole = rdp + least + np.min(",
         "tests/privacy/test_selection.py::test_agrees_with_dp_accounting",
     ),
     Fault(
@@ -2239,8 +2239,8 @@ FAULTS = (
     Fault(
         "a replay prices gradients by the sample of another training",
         "dpx/audit/replay.py",
-        "self.found.mixed |= self._batches > 0",
-        "self.found.mixed = False",
+        "self.recording.mixed |= self._batches > 0",
+        "self.recording.mixed = False",
         "tests/audit/test_replay_instrument.py::test_each_gradient_is_priced_by_its_own_sample",
     ),
     Fault(
@@ -2632,7 +2632,7 @@ FAULTS = (
     Fault(
         "noise of the second moments is for features that are not rounded",
         "dpx/noisy_head/moment_sums.py",
-        "stds = joint_noise(rounded(hyper, dim))",
+        "stds = joint_noise(rounded_bounds(hyper, dim))",
         "stds = joint_noise(hyper)",
         "tests/noisy_head/test_noisy_head_privacy.py::test_noise_of_one_release_covers_the_rounding_of_features",
     ),
@@ -2660,7 +2660,7 @@ FAULTS = (
     Fault(
         "that a seed must stay unknown is no assumption",
         "dpx/launch/run.py",
-        "        found.append(_SEEDED)\n",
+        "        assumptions.append(_SEEDED)\n",
         "        pass\n",
         "tests/launch/test_run.py::test_how_it_was_run_is_an_assumption",
     ),
@@ -2688,7 +2688,7 @@ FAULTS = (
     ),
     Fault(
         "an audit spends its failures twice",
-        "dpx/audit/bounds.py",
+        "dpx/audit/lower_bounds.py",
         "    failure = (1.0 - confidence) / 2\n\n    thresholds",
         "    failure = 1.0 - confidence\n\n    thresholds",
         "tests/audit/test_audit.py::test_each_of_several_bounds_has_its_share_of_the_failures",
@@ -3545,8 +3545,8 @@ FAULTS = (
     Fault(
         "the config of a run goes along with its model",
         "dpx/launch/export.py",
-        "    found = model.export(folder, form=form, base=base)\n",
-        "    found = model.export(folder, form=form, base=base)\n"
+        "    exported = model.export(folder, form=form, base=base)\n",
+        "    exported = model.export(folder, form=form, base=base)\n"
         '    storage.write_text(folder / "run.json", (workdir / "config.json").read_text())\n',
         "tests/experiments/test_export.py::test_nothing_private_goes_along[adapters]",
     ),

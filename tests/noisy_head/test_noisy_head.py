@@ -7,7 +7,7 @@ import pytest
 
 from dpx import noisy_head
 from dpx.nn.linear_attention import LinearAttentionHead
-from dpx.noisy_head.moments import second_moments
+from dpx.noisy_head.second_moments import second_moments
 
 pytestmark = pytest.mark.optimized
 

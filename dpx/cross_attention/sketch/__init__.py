@@ -1,8 +1,8 @@
 """Private cross-attention from one Gaussian sketch of the memory.
 
-What is released, and what its noise is (`memory`); how far a row moves it (`contribution`, where the
-sensitivity is proven); how it is summed (`sums`); which features to take (`choice`), by the error that is
-expected before anything is spent (`expected`, `simulated`).
+`memory` says what is released and with which noise. `contribution` proves the sensitivity. `sums` computes
+the sums. `choice` makes the features, and `expected` and `simulated` estimate the error of a release before
+anything is spent.
 """
 
 from dpx.cross_attention.sketch.choice import choose_features, even_degree

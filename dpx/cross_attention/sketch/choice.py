@@ -1,4 +1,4 @@
-"""Which features a sketch takes: from what is declared about a memory, never from the memory itself."""
+"""The choice of a sketch's features, which depends on the declared bounds alone, never on the memory."""
 
 import jax
 import numpy as np
@@ -27,10 +27,10 @@ def choose_features(
     Args:
       domain: The declared bounds.
       features: "taylor", or "random" for dimensions in which r = C(s + d, d) explodes.
-      degree: s of Taylor features, even. If None, the smallest even one whose weights are off by at most
-        `relative_error`.
-      relative_error: Used where `degree` is None.
-      num_features: r of random features.
+      degree: The even degree s of Taylor features. If None, the smallest even one for which weights have at
+        most `relative_error`.
+      relative_error: Used if `degree` is None.
+      num_features: The number r of random features.
       directions: Public directions (r, d) of random features; drawn with `jax.random.key(0)` if None.
 
     Raises:
@@ -49,7 +49,7 @@ def choose_features(
 
 
 def even_degree(degree: int | None, domain: Domain, relative_error: float = 1e-4) -> int:
-    """`degree`, or if None the smallest even one with that relative error; ValueError for an odd one."""
+    """`degree`, or if None the smallest even degree with that relative error; ValueError for an odd one."""
     if degree is None:
         check_positive(relative_error, "relative_error")
         return smallest_degree(-domain.largest_logit, domain.largest_logit, relative_error)

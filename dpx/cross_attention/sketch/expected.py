@@ -1,7 +1,7 @@
-"""How well a private memory will answer, before anything is spent, and the features that answer best.
+"""The expected error of a private memory before anything is spent, and the choice of the best features.
 
-Everything follows from public numbers: shapes, bounds and the budget. `simulated` says what keys and values
-are taken to be, and simulates an answer's error under that model.
+All of this follows from public numbers: shapes, bounds and the budget. `simulated` describes the model of
+keys and values, and simulates the error of answers under it.
 """
 
 import dataclasses
@@ -23,34 +23,34 @@ from dpx.cross_attention.sketch.simulated import Simulation, blocks, errors, tol
 from dpx.cross_attention.sketch.sums import needed_bytes
 from dpx.privacy import gaussian_noise_multiplier
 
-_LARGEST_LOGITS = (0.25, 0.5, 1.0, 2.0, 4.0, 8.0)  # of the temperatures that are tried
-_NUM_FEATURES = (256, 1024)  # of random features that are tried
+_LARGEST_LOGITS = (0.25, 0.5, 1.0, 2.0, 4.0, 8.0)  # one for each scale that is tried
+_NUM_FEATURES = (256, 1024)  # the numbers of random features that are tried
 _MAX_BYTES = 4 * 2**30
 _LARGE_BYTES = 2**30
-_CHOSEN_BYTES = 2**28  # of features that are chosen: seconds, not minutes
-_CHANCE = 0.55  # of what is told apart: less may be a draw of the simulation's noise
-_NEARLY = 0.9  # of what the best tells apart beyond one half, or of the error of the mean
-_EQUAL_LOGIT = 0.1  # below which weights differ by less than a factor of 1.25
+_CHOSEN_BYTES = 2**28  # the most memory of features that are chosen, so that building takes seconds
+_CHANCE = 0.55  # a smaller `told_apart` may be due to the noise of the simulation
+_NEARLY = 0.9  # the share of the best `told_apart` beyond one half, or of the mean's error, that is enough
+_EQUAL_LOGIT = 0.1  # with smaller logits, weights differ by less than a factor of 1.25
 
 
 class MemoryWarning(UserWarning):
-    """A private memory is about to be released that the private mean would beat, or that takes gigabytes."""
+    """A warning that a private memory is less accurate than the private mean of V, or takes gigabytes."""
 
 
 class ExpectedError(NamedTuple):
-    """What to expect of a release under the model of `dpx.cross_attention.sketch.simulated`.
+    """The expected error of a release under the models of `dpx.cross_attention.sketch.simulated`.
 
     Attributes:
-      error: Mean |answer − exact attention| of an entry.
-      bias: The same without noise: what the features miss.
-      mean_error: The same for the private mean of V, from the same budget.
-      told_apart: How often an answer is more like its query's own value than like another one, where keys lie
-        in clusters: 0.5 by chance, and at most 1. It is what ranking and classifying take, for which answers
-        may have the wrong size.
+      error: The mean |answer − exact attention| of an entry.
+      bias: The same without noise, which is the error of the features.
+      mean_error: The same for the private mean of V, released with the same budget.
+      told_apart: The probability that an answer is more like its query's own value than like another one, for
+        keys in clusters: 0.5 by chance, at most 1. It matters for ranking and classifying, which tolerate
+        answers of the wrong size.
       features: "taylor" or "random".
-      degree: Of Taylor features, otherwise None.
+      degree: The degree of Taylor features, otherwise None.
       num_features: r.
-      scale: What logits are divided by.
+      scale: The number that logits are divided by.
       num_bytes: The memory that building takes, beside the rows.
     """
 
@@ -83,18 +83,18 @@ def expected_error(
     contribution_bound: float | None = None,
     **features,
 ) -> ExpectedError:
-    """The error to expect of `build` for K (n, dim) and V (n, value_dim), from public numbers alone.
+    """The expected error of `build` for K (n, dim) and V (n, value_dim), from public numbers alone.
 
         cross_attention.expected_error(11_000, 64, 20, key_bound=1.0, value_bound=1.0, domain="ball",
                                        value_domain="simplex", epsilon=1.0, delta=1e-5, features="auto")
 
     Args:
-      n: The number of rows; a public guess of it where rows come and go.
+      n: The number of rows, or a public guess of it if it is private.
       dim, value_dim: d and d_v.
       key_bound, value_bound, epsilon, delta, query_bound, domain, scale, value_domain, neighboring: See
         `build`.
-      num_heads: Heads that share the budget.
-      contribution_bound: Of random features, as in `build`.
+      num_heads: The number of heads that share the budget.
+      contribution_bound: The bound for random features, as in `build`.
       **features: features, degree, relative_error and num_features, as in `build`.
 
     Raises:
@@ -125,47 +125,48 @@ def expected_error(
 def choose(
     domain: Domain, n: int, multiplier: float, *, any_scale: bool
 ) -> tuple[Domain, Features, ExpectedError]:
-    """The features that serve best, and the domain with the temperature that goes with them.
+    """The best features, the domain with their scale, and their expected error.
 
-    Candidates are Taylor features of even degree and random ones, as many as fit into memory, and the mean of
-    V, which is the degree 0. First come those that tell values apart nearly as well as the best
-    (`ExpectedError.told_apart`); where none does so better than chance might, the mean and what errs clearly
-    less. Of these it is the lowest temperature at which the expected error is at most half of the private
-    mean's, so that attention is as sharp as the noise allows; if there is none, the one whose error is the
-    smallest share of the mean's.
+    Candidates are Taylor features of even degree and random features, as far as they fit into memory, and the
+    mean of V, which is degree 0. First, candidates are kept that tell values apart nearly as well as the best
+    (`ExpectedError.told_apart`). If the best is not clearly better than chance, the mean is kept instead, and
+    candidates whose error is clearly smaller than that of the private mean. Of those kept, the smallest scale
+    is chosen at which the expected error is at most half of the private mean's, so that attention is as sharp
+    as the noise allows. If there is none, the candidate is chosen whose error is the smallest share of the
+    mean's.
 
     Args:
       domain: The declared bounds.
       n: The number of rows, or a public guess of it.
       multiplier: The noise multiplier of a head.
-      any_scale: Whether the temperature is chosen too.
+      any_scale: Whether the scale is chosen too.
     """
     radii = domain.key_radius * domain.query_radius
     scales = [radii / logit for logit in _LARGEST_LOGITS] if any_scale else [domain.scale]
-    found = []
+    options = []
     for scale in scales:
         tried = dataclasses.replace(domain, scale=scale)
-        found += [(tried, f, simulated(tried, f, n, multiplier)) for f in _candidates(tried)]
-    best = max(about.told_apart for _, _, about in found)
+        options += [(tried, f, simulated(tried, f, n, multiplier)) for f in _candidates(tried)]
+    best = max(about.told_apart for _, _, about in options)
     if best >= _CHANCE:
         least = 0.5 + _NEARLY * (best - 0.5)
-        found = [one for one in found if one[2].told_apart >= least]
+        options = [one for one in options if one[2].told_apart >= least]
     else:
-        found = [one for one in found if one[2].degree == 0 or _share(one[2]) < _NEARLY]
+        options = [one for one in options if one[2].degree == 0 or _share(one[2]) < _NEARLY]
 
     def preferred(one):
         share = _share(one[2])
         return (one[0].scale, share) if share <= 0.5 and any_scale else (math.inf, share)
 
-    domain, features, about = min(found, key=preferred)
-    if isinstance(features, RandomFeatures):  # until now with the directions of the simulation
+    domain, features, about = min(options, key=preferred)
+    if isinstance(features, RandomFeatures):  # these still have the directions of the simulation
         features = choose_features(domain, "random", num_features=features.num_features)
     return domain, features, about
 
 
-def _share(found: ExpectedError) -> float:
-    """Of the private mean's error, which is zero where there is one label alone."""
-    return found.error / max(found.mean_error, sys.float_info.min)
+def _share(expected: ExpectedError) -> float:
+    """The error over that of the private mean, which is zero if there is only one label."""
+    return expected.error / max(expected.mean_error, sys.float_info.min)
 
 
 def simulated(
@@ -175,7 +176,7 @@ def simulated(
     multiplier: float,
     contribution_bound: float | None = None,
 ) -> ExpectedError:
-    """`expected_error` of one release with these features and a noise multiplier for each head."""
+    """The expected error of a release with these features, at the noise multiplier of a head."""
     degree = getattr(features, "degree", None)
     release = Simulation(domain, n, multiplier, degree)
     if degree is None:
@@ -198,7 +199,7 @@ def simulated(
 
 
 def check_size(features: Features, domain: Domain, heads: int = 1) -> str:
-    """What building takes, in words; raises ValueError for more than 4 GiB."""
+    """The memory that building takes, in words; raises ValueError if it is more than 4 GiB."""
     size = needed_bytes(features, domain, heads)
     space = f"{size / 2**30:.2g} GiB" if size >= 2**30 else f"{size / 2**20:.2g} MiB"
     takes = f"{features.num_features} features of {1 + domain.value_dim} sums take {space}"
@@ -218,11 +219,12 @@ def warn_before(
     heads: int,
     contribution_bound: float | None,
 ) -> None:
-    """Says what is about to be built where it is a constant, the private mean would beat it, or it is large.
+    """Warns of a release that is a constant, less accurate than the private mean, or large.
 
     Args:
-      domain, features, multiplier, heads, contribution_bound: Of the release; the multiplier is a head's.
-      n: The number of rows; None where it is private, and no expected error may depend on it.
+      domain, features, heads, contribution_bound: Those of the release.
+      n: The number of rows; None if it is private, since no expected error may then depend on it.
+      multiplier: The noise multiplier of a head.
 
     Raises:
       ValueError: for more memory than 4 GiB.
@@ -241,20 +243,20 @@ def warn_before(
         if constant:
             _warn("degree=0 is a constant: every query gets the private mean of V")
         return
-    found = simulated(domain, features, n, multiplier, contribution_bound)
+    about = simulated(domain, features, n, multiplier, contribution_bound)
     if constant:
         _warn(
             "degree=0 is a constant: every query gets the private mean of V, which errs by "
-            f"{found.error:.3g} for an entry of uniform keys; features='auto' takes it where nothing tells "
+            f"{about.error:.3g} for an entry of uniform keys; features='auto' takes it where nothing tells "
             f"values apart in more than {_CHANCE:.0%} of cases, here from {n} rows with noise multiplier "
             f"{multiplier:.3g}: use more rows, a larger epsilon, a smaller scale or fewer dimensions"
         )
-    elif found.error > 1.1 * found.mean_error:
+    elif about.error > 1.1 * about.mean_error:
         _warn(
-            f"{takes} and will err by {found.error:.3g} for an entry of uniform keys, of which "
-            f"{found.bias:.3g} is bias, where the private mean of V errs by {found.mean_error:.3g}. In a "
+            f"{takes} and will err by {about.error:.3g} for an entry of uniform keys, of which "
+            f"{about.bias:.3g} is bias, where the private mean of V errs by {about.mean_error:.3g}. In a "
             f"memory of clusters answers are more like their query's own value than like another one in "
-            f"{found.told_apart:.0%} of cases (by chance in 50 %): read them as ranks and not as values, or "
+            f"{about.told_apart:.0%} of cases (by chance in 50 %): read them as ranks and not as values, or "
             "use more rows or a larger epsilon; see dpx.cross_attention.expected_error"
         )
 
@@ -264,7 +266,7 @@ def _warn(message: str) -> None:
 
 
 def _candidates(domain: Domain):
-    """Features that fit into memory; of Taylor features those up to the first whose bias is negligible."""
+    """Yields features that fit into memory; Taylor features end with the first whose bias is negligible."""
     for degree in range(0, 42, 2):
         if math.comb(degree + domain.dim, domain.dim) > 2**20:
             break

@@ -1,19 +1,19 @@
 """Private cross-attention from one Gaussian sketch of the memory.
 
-With features φ for which ⟨φ(x), φ(y)⟩ follows e^{⟨x, y⟩/scale}, the numerator and the denominator of softmax
-attention are linear in one matrix that depends on the memory alone:
+If features φ have ⟨φ(x), φ(y)⟩ ≈ e^{⟨x, y⟩/scale}, the numerator and the denominator of softmax attention are
+linear in one matrix that depends on the memory alone:
 
     M = Σ_i φ(λ(k_i − centre)) ⊗ [a₀, v_i],     attention(q) ≈ φ(q/λ)ᵀM[:, 1:] / (φ(q/λ)ᵀM[:, 0] / a₀).
 
-Release M + σ·Gaussian once and every query, adaptive or not, is post-processing. How far neighbours move M is
-proven in `contribution`. λ² = sup‖q‖/ρ, with ρ = sup‖k − centre‖, and Z is the largest
-logit about the centre.
+M + σ·Gaussian is released once, and then every query, adaptive or not, is post-processing. `contribution`
+proves the sensitivity of M. Here λ² = sup‖q‖/ρ with ρ = sup‖k − centre‖, and Z is the largest logit about the
+centre.
 
-What a private n leaves behind. Nothing but noise: M is the only thing released, the noisy mass of the zero
-query, whose weights are all 1, stands for n in answers, and an empty memory is a memory like any other.
+A private n is covered too: M is all that is released. Answers use in place of n the noisy mass of the zero
+query, for which all weights are 1, and an empty memory is treated as any other.
 
-Error. The answer's numerator has noise of std σ‖φ(q/λ)‖ ≤ m(ε, δ)·(Δ/√F)·T_s(Z), whatever n, r, s and the
-number of queries: λ is what makes the factors for keys and queries equal.
+Error. The numerator of an answer has noise of std σ‖φ(q/λ)‖ ≤ m(ε, δ)·(Δ/√F)·T_s(Z), independent of n, r, s
+and the number of queries, because λ makes the norms of the factors for keys and queries equal.
 """
 
 import dataclasses
@@ -26,7 +26,7 @@ import jax
 import jax.numpy as jnp
 
 from dpx import noise
-from dpx._numerics import is_traced, promoting, rounded, wide_sums
+from dpx._numerics import is_traced, promoting, rounding_assumption, wide_sums
 from dpx._validate import check_finite, check_real
 from dpx.cross_attention.domain import Domain
 from dpx.cross_attention.features import Features, PolynomialFeatures, check_features
@@ -51,15 +51,16 @@ from dpx.release import Partial, total
 )
 @dataclasses.dataclass(frozen=True)
 class Sketch:
-    """A released sketch: `query` is post-processing, `jit`- and `vmap`-able, for any number of queries.
+    """A released sketch. `query` is post-processing, for any number of queries, and works in `jit` and
+    `vmap`.
 
     Attributes:
-      moments: The noisy M, (..., r, 1 + d_v), leading axes for heads.
+      moments: The noisy M, (..., r, 1 + d_v), with leading axes for heads.
       features: The feature map φ, which is public.
       domain: The declared bounds.
-      num_records: n where it is public, otherwise None.
+      num_records: n if it is public, otherwise None.
       noise_std: σ.
-      guarantee: What the release guarantees, for all heads and queries together.
+      guarantee: The guarantee for all heads and queries together.
     """
 
     moments: jax.Array
@@ -71,7 +72,7 @@ class Sketch:
 
     @property
     def means(self) -> jax.Array:
-        """M/n, with the noisy mass of the zero query for n where that is private, at least 1."""
+        """M/n. If n is private, the noisy mass of the zero query, but at least 1, stands for it."""
         if self.num_records is not None:
             return self.moments / self.num_records
         centre = jnp.zeros((*self.moments.shape[:-2], 1, self.domain.dim))
@@ -97,22 +98,22 @@ class Sketch:
           (..., m, 1 + d_v).
 
         Raises:
-          ValueError: for queries that are not real or, outside `jit`, for sums that are more than floats
-            hold, as e^{logit} is in 32 bits beyond a logit of 88. `query` answers such queries. It follows
-            from the release and the queries alone.
+          ValueError: for queries that are not real or, outside `jit`, for sums that overflow, as e^{logit}
+            does in 32 bits beyond a logit of 88; `query` answers such queries. The error follows from the
+            release and the queries alone.
         """
         check_real(Q, "Q")
         Q = jnp.asarray(Q, self.moments.dtype)
-        found, unit = read(self.moments, Q, self.domain, self.features)
-        found = found * unit[..., None]
-        check_finite(found, "sums", "use query, or smaller queries")
-        return found
+        scaled, unit = read(self.moments, Q, self.domain, self.features)
+        sums = scaled * unit[..., None]
+        check_finite(sums, "sums", "use query, or smaller queries")
+        return sums
 
 
 @promoting
 def attend(moments: jax.Array, Q: jax.Array, domain: Domain, features: Features) -> jax.Array:
-    """Answers from released moments for each record, M/n: (..., r, 1 + d_v), (..., m, d) -> (..., m, d_v)."""
-    bound = domain.logit_bounds(Q)  # every true weight lies in e^{±bound}, and so does their mean
+    """Answers from the released mean M/n: (..., r, 1 + d_v), (..., m, d) -> (..., m, d_v)."""
+    bound = domain.logit_bounds(Q)  # every exact weight lies in e^{±bound}, and so does their mean
     sums, unit = read(moments, Q, domain, features)
     unit = jnp.log(unit)
     return domain.ratio(sums, jnp.exp(-bound - unit), jnp.exp(bound - unit))
@@ -133,30 +134,31 @@ def build(
 ) -> Sketch:
     """Releases the sketch of a private memory with (ε, δ)-differential privacy.
 
-    One row of (K, V), across all heads, is the record; the domain says what neighbours are. See the
-    module's docstring for the sensitivity. Rows are streamed: beside K and V the memory is O(r·(1 + d_v)).
+    One row of (K, V), across all heads, is the record; `domain.neighboring` says which memories are
+    neighbours. `contribution` proves the sensitivity. Rows are streamed: beside K and V the memory is
+    O(r·(1 + d_v)).
 
     Args:
-      key: Secret randomness of the noise; None with `secure`.
-      K: Private keys (..., n, d), leading axes for heads; within the domain. Or `dpx.release.Blocks` of
-        (K, V), or what `statistic` made of them.
-      V: Private values (..., n, d_v); within the domain. None with blocks.
+      key: The JAX key of the noise; None with `secure`.
+      K: Private keys (..., n, d) within the domain, with leading axes for heads. Or `dpx.release.Blocks` of
+        (K, V), or a sum that `statistic` made of them.
+      V: Private values (..., n, d_v) within the domain. None with blocks.
       domain: The declared bounds.
-      features: Of even degree, or random; see `choose_features`.
+      features: Taylor features of even degree, or random features; see `choose_features`.
       epsilon: ε in (0, 1e8], for all heads together (their squared sensitivities add up).
       delta: δ in (0, 1).
-      clip: Clips rows into the bounds instead of raising.
-      contribution_bound: B, to which the contributions of random features are rescaled. None means
-        √(a₀² + V²)·e^{Z/2}, the root mean square norm of the largest contribution. Taylor features do not
-        use it, since their contributions are bounded.
+      clip: Whether rows are clipped into the bounds; with False, a row outside raises an error.
+      contribution_bound: B, the norm to which contributions of random features are rescaled if they are
+        longer. None means √(a₀² + V²)·e^{Z/2}, the root mean square norm of the largest contribution.
+        Contributions of Taylor features are bounded anyway.
       secure: Sums integers and draws discrete noise (`dpx.cross_attention.sketch.sums`).
 
     Returns:
-      The sketch, in JAX's default float type. Sums over rows and noise have 64 bits until then, except under
-      a JAX transformation of the key or the data (`jit`, `vmap`), where they have the default type. There a
-      long 32-bit sum may be rounded so that neighbours differ by more than Δ, which no noise here covers; the
-      guarantee then assumes that sums are exact.
-      What else floating point leaves of a guarantee is said in `dpx.noise`; with `secure` it takes nothing.
+      The sketch, in JAX's default float type. Before it is rounded to that type, sums and noise have 64 bits,
+      except under a JAX transformation of the key or the data (`jit`, `vmap`). There they have the default
+      type, in which the rounding of a long 32-bit sum may move it by more than Δ; the guarantee then assumes
+      that sums are exact. `dpx.noise` says what floating point means for guarantees otherwise; with `secure`
+      it has no effect.
 
     Raises:
       ValueError: for ε or δ out of range, rows outside the bounds (the first is named), odd degrees, or
@@ -173,13 +175,13 @@ def build(
         n = domain.check_memory(K, V)
         K, V = domain.enter(K, V, clip=clip)
         heads, sums = math.prod(K.shape[:-2]), None
-        assumed = rounded(key, K, V, features)
+        assumed = rounding_assumption(key, K, V, features)
     else:
         summing = functools.partial(statistic, **about, contribution_bound=contribution_bound)
-        found = total(summing, K, V).check("attention sketch", **about, largest=largest)
-        (sums,), n, heads = found.sums, found.num_records, math.prod(found.options["heads"])
-        assumed = rounded(key, sums)
-    # The noise of integers: what is traced and what is not say the same of themselves.
+        summed = total(summing, K, V).check("attention sketch", **about, largest=largest)
+        (sums,), n, heads = summed.sums, summed.num_records, math.prod(summed.options["heads"])
+        assumed = rounding_assumption(key, sums)
+    # Traced sums get the noise of integers too, so that the guarantee does not depend on tracing.
     change = whole_change(features, domain, heads) * whole_unit(largest)
     if sums is None:
         moments = release_moments(key, K, V, features, domain, largest, change, multiplier)
@@ -213,7 +215,7 @@ def statistic(
     clip: bool = False,
     contribution_bound: float | None = None,
 ) -> Partial:
-    """The exact sum of what the rows (K, V) of a block contribute: private data.
+    """The exact sum of the contributions of the rows (K, V) of a block. It is private data.
 
     Args:
       block: K (..., n, d) and V (..., n, d_v); blocks may have different n.

@@ -1,18 +1,18 @@
-"""Errors of private memories under models of keys and values, from public numbers alone.
+"""Simulated errors of private memories under two models of keys and values, from public numbers alone.
 
-How keys and values lie is unknown without the data, and replaced by two models with a public seed:
+The real keys and values are private, so that two models with a public seed stand for them:
 
-- Uniform: keys are independent and uniform, in the box [0, R]^d or on the sphere ‖k‖₂ = R, and so are
-  queries. Values follow keys as closely as their domain lets them: they are the coordinates of the centred
-  key, from the first again where d_v > d, scaled to the domain. Labels are the nearest of d_v random
-  directions.
-- Clusters: keys and queries lie around centres, each coordinate off by `SPREADS` times its own deviation,
-  and have their centre's value. Centres are uniform; of labels each has one, and other values have 20.
+- Uniform: keys and queries are independent and uniform, in the box [0, R]^d or on the sphere ‖k‖₂ = R. Values
+  are smooth functions of keys: the coordinates of the centred key, repeated if d_v > d and scaled to the
+  domain. Labels are the nearest of d_v random directions.
+- Clusters: keys and queries lie around centres, from which each coordinate deviates by `SPREADS` times the
+  deviation of all keys, and have the value of their centre. Centres are uniform. There is one centre for each
+  label, and 20 for other values.
 
-Under the first an answer's error is measured, under the second whether it tells a query's own value from
-those of other clusters, which is what ranking and classifying take. Both are simulated, not bounded: the sums
-of attention with the features' weights, a draw of the noise that they would have, and the cuts to public
-ranges that follow. Uniform keys are hard, since attention hardly stands out from the mean of all values.
+The first model measures the error of an answer. The second measures whether an answer tells the query's own
+value from those of other clusters, which matters for ranking and classifying. Both are simulations and not
+bounds: they compute the sums of attention with the features' weights, draw the noise of a release, and clip
+to public ranges. Uniform keys are a hard case, since attention is then close to the mean of all values.
 """
 
 import functools
@@ -34,13 +34,13 @@ from dpx.cross_attention.features import (
 from dpx.cross_attention.sketch.contribution import largest_contribution
 from dpx.cross_attention.sketch.sums import whole_change, whole_unit
 
-SPREADS = (1.0, 2.0)  # of a cluster, in every direction, in units of the spread of all keys
+SPREADS = (1.0, 2.0)  # the deviations within a cluster, over the deviation of all keys
 _ROWS, _ROWS_OF_CLUSTERS, _QUERIES, _CENTRES = 2048, 1024, 128, 20
-_DRAWS = 8  # of noise, where answers are compared
+_DRAWS = 8  # draws of noise when answers are compared
 
 
 class Simulation(NamedTuple):
-    """A release by public numbers, for simulations: its features have a Taylor degree, or else are random."""
+    """The public numbers of a release; without a Taylor degree its features are random."""
 
     domain: Domain
     n: int
@@ -51,10 +51,10 @@ class Simulation(NamedTuple):
 
 
 class _Memory(NamedTuple):
-    """Keys (n, d) and values (n, d_v) of a model, with queries (m, d) and the values of their own (m, d_v).
+    """Keys (n, d), values (n, d_v) and queries (m, d) of a model.
 
-    `kinds` are the different values (c, d_v) that there are, and `own` is the number of each query's; both
-    are empty where every key has a value of its own.
+    `kinds` are the distinct values (c, d_v), and `own` is the index among them of each query's value; both
+    are empty if every key has a value of its own.
     """
 
     keys: np.ndarray
@@ -88,21 +88,21 @@ def _clusters(domain: Domain, n: int, spread: float) -> _Memory:
 
 
 def _places(rng, domain: Domain, count: int) -> np.ndarray:
-    """Uniform points (count, d) about the centre of the keys, whose coordinates have a variance near 1."""
+    """Uniform points (count, d) about the keys' centre, scaled so that coordinates have variance near 1."""
     if domain.kind == "box":
         return math.sqrt(3) * (2 * rng.random((count, domain.dim)) - 1)
     return math.sqrt(domain.dim) * _directions(rng, (count, domain.dim))
 
 
 def _onto(domain: Domain, x: np.ndarray) -> np.ndarray:
-    """The points of the domain next to any ones, in the units of `_places`."""
+    """The points of the domain that are nearest to x, in the units of `_places`."""
     if domain.kind == "box":
         return np.clip(x, -math.sqrt(3), math.sqrt(3))
     return x * (math.sqrt(domain.dim) / np.linalg.norm(x, axis=1, keepdims=True))
 
 
 def _as_keys(domain: Domain, x: np.ndarray) -> np.ndarray:
-    """Keys about their centre."""
+    """Points of `_places` as keys minus their centre."""
     half = math.sqrt(12) if domain.kind == "box" else math.sqrt(domain.dim)
     return x * (domain.key_bound / half)
 
@@ -114,7 +114,7 @@ def _as_queries(domain: Domain, x: np.ndarray) -> np.ndarray:
 
 
 def _values(rng, domain: Domain, x: np.ndarray) -> np.ndarray:
-    """Values (n, d_v) that follow points of `_places`."""
+    """Values (n, d_v) that depend on the points x of `_places`."""
     if domain.value_domain == "simplex":
         labels = (x @ _directions(rng, (domain.value_dim, domain.dim)).T).argmax(1)
         return np.eye(domain.value_dim)[labels] * domain.value_bound
@@ -133,7 +133,7 @@ def _directions(rng, shape) -> np.ndarray:
 
 @functools.lru_cache(maxsize=256)
 def errors(release: Simulation) -> tuple[float, float]:
-    """Mean |error| of an entry with noise and without: from exact attention, of uniform keys."""
+    """The mean |answer − exact attention| of an entry for uniform keys, with noise and without."""
     memory = _uniform(release.domain, min(release.n, _ROWS))
     logits = memory.queries @ memory.keys.T / release.domain.scale
     weights = np.exp(logits - logits.max(1, keepdims=True))
@@ -144,14 +144,14 @@ def errors(release: Simulation) -> tuple[float, float]:
 
 @functools.lru_cache(maxsize=256)
 def told_apart(release: Simulation) -> float:
-    """How well answers tell a query's own value from others: 0.5 by chance, and at most 1.
+    """The probability that an answer tells its query's own value from another: 0.5 by chance, at most 1.
 
-    Keys lie in clusters. It is how often ⟨answer, v⟩ > ⟨answer, v'⟩, where v is the query's own value and v'
-    that of another cluster: of labels, how often its own has more than another one. Values of one column have
-    no direction, and it is how often two queries' answers are in the order of their values. It is the mean
-    over `SPREADS`; a tie counts half.
+    Keys lie in clusters. It is the probability of ⟨answer, v⟩ > ⟨answer, v'⟩, where v is the query's own
+    value and v' that of another cluster. Values of one column have no direction; for them it is the
+    probability that the answers to two queries are in the order of their values. A tie counts half, and the
+    result is the mean over `SPREADS`.
     """
-    found = []
+    rates = []
     for spread in SPREADS:
         memory = _clusters(release.domain, min(release.n, _ROWS_OF_CLUSTERS), spread)
         answers, _ = _simulated(release, memory, draws=_DRAWS)
@@ -164,15 +164,15 @@ def told_apart(release: Simulation) -> float:
             likeness = answers @ memory.kinds.T
             ahead = (answers * own).sum(1, keepdims=True) - likeness
             other = np.arange(len(memory.kinds)) != which[:, None]
-        found.append(0.5 + np.sign(ahead[other]).mean() / 2 if other.any() else 0.5)
-    return float(np.mean(found))
+        rates.append(0.5 + np.sign(ahead[other]).mean() / 2 if other.any() else 0.5)
+    return float(np.mean(rates))
 
 
 @np.errstate(over="ignore", invalid="ignore")
 def _simulated(release: Simulation, memory: _Memory, draws: int = 1) -> list[np.ndarray]:
-    """Answers (draws·m, d_v) with noise and without: to all queries with a draw, and to all with another one.
+    """Answers (draws·m, d_v) with noise and without it; all queries are answered with each draw in turn.
 
-    In NumPy: compiling this for every size and temperature would take longer than the release.
+    It runs in NumPy, because compiling it for every size and scale would take longer than the release.
     """
     domain, degree, keys, rows = release.domain, release.degree, memory.keys, len(memory.keys)
     weighed = np.concatenate([np.full((rows, 1), domain.mass_weight), memory.values], axis=1)
@@ -192,7 +192,7 @@ def _simulated(release: Simulation, memory: _Memory, draws: int = 1) -> list[np.
         features = PolynomialFeatures(domain.dim, degree, domain.scale)
         largest = largest_contribution(domain, features, None)
         logits = memory.queries @ keys.T / domain.scale
-        # The constant feature apart, whose noise is the same in all answers.
+        # The constant feature is kept apart, since its noise is common to all answers.
         one, others = np.ones_like(logits), truncated_exponential(logits, degree)
         sums = np.stack([one @ weighed, (others - one) @ weighed], axis=1) / rows
         squares = np.square(memory.queries / stretch).sum(1) / domain.scale
@@ -208,7 +208,7 @@ def _simulated(release: Simulation, memory: _Memory, draws: int = 1) -> list[np.
 
 
 def _answers(domain: Domain, queries, sums, known_count: bool) -> np.ndarray:
-    """Answers from sums (m, 1 or 2, 1 + d_v), of which those of the constant feature come first."""
+    """Answers from sums (m, 1 or 2, 1 + d_v); if there are 2, the first is that of the constant feature."""
     mass = sums[..., 1:].sum(-1) / domain.value_bound
     if domain.mass_weight:
         mass = sums[..., 0] / domain.mass_weight
@@ -228,7 +228,7 @@ def _answers(domain: Domain, queries, sums, known_count: bool) -> np.ndarray:
 
 @functools.lru_cache(maxsize=8)
 def blocks(num_features: int, dim: int) -> np.ndarray:
-    """Directions (r, d) as `RandomFeatures.draw` makes them, for simulations."""
+    """Directions (r, d) with the law of those of `RandomFeatures.draw`, for simulations."""
     rng = np.random.default_rng(2)
     rotations, _ = np.linalg.qr(rng.normal(size=(-(-num_features // dim), dim, dim)))
     lengths = np.linalg.norm(rng.normal(size=(num_features, dim)), axis=1, keepdims=True)
@@ -236,7 +236,7 @@ def blocks(num_features: int, dim: int) -> np.ndarray:
 
 
 def _positive(features: RandomFeatures, x: np.ndarray) -> np.ndarray:
-    """Positive random features of x (n, d): (n, r)."""
+    """The positive random features (n, r) of x (n, d)."""
     x = x / math.sqrt(features.scale or features.dim)
     exponents = x @ features.directions.T - np.square(x).sum(1, keepdims=True) / 2
     return np.exp(exponents) / math.sqrt(features.num_features)

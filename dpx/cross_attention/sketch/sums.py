@@ -1,6 +1,6 @@
-"""The moments of a memory's sketch: streamed sums of what its rows contribute, with noise, and their readout.
+"""The sums behind a memory's sketch: streamed over rows, released with noise, and read by queries.
 
-A row contributes φ(λ(k − centre)) ⊗ [a₀, v] to M, which `dpx.cross_attention.sketch` defines and bounds.
+A row contributes φ(λ(k − centre)) ⊗ [a₀, v] to M, as `dpx.cross_attention.sketch` defines and bounds it.
 """
 
 import functools
@@ -15,20 +15,20 @@ from dpx import noise
 from dpx.cross_attention.domain import Domain
 from dpx.cross_attention.features import Features, PolynomialFeatures, RandomFeatures
 
-_LARGE_LOGIT = 40.0  # features and moments are below e^20, and 32 bits hold e^88
-_CHUNK_ELEMENTS = 2**21  # features in flight: 8 MiB, so that they stay in the cache
-_WHOLE_ELEMENTS = 2**18  # with several arrays of 64 bits
+_LARGE_LOGIT = 40.0  # up to this, features and moments are below e^20, while 32 bits hold e^88
+_CHUNK_ELEMENTS = 2**21  # features computed at a time: 8 MiB, which fit into the cache
+_WHOLE_ELEMENTS = 2**18  # the same for integers, which need several arrays of 64 bits
 
 
 def _stretch(domain: Domain) -> float:
-    """λ: keys are multiplied by it and queries divided, which makes their largest norms equal."""
+    """λ, by which keys are multiplied and queries divided, so that their largest norms are equal."""
     return math.sqrt(domain.query_radius / domain.key_radius)
 
 
 def contribution_sums(K, V, features: Features, domain: Domain, largest) -> jax.Array:
-    """M without noise for one head: K (n, d), V (n, d_v) -> (r, 1 + d_v), a chunk of rows at a time.
+    """M without noise for one head, K (n, d), V (n, d_v) -> (r, 1 + d_v), summed by chunks of rows.
 
-    Features keep the keys' dtype, being a map of each row alone; sums have the default one (`wide_sums`).
+    Features depend on one row only and have the dtype of the keys; sums have the default one (`wide_sums`).
     """
     n = len(K)
     count = features.num_features
@@ -49,14 +49,14 @@ def contribution_sums(K, V, features: Features, domain: Domain, largest) -> jax.
 
 @functools.partial(jax.jit, static_argnames=("domain", "largest", "dtype"))
 def _factors(K, V, features: Features, domain: Domain, *, largest, dtype):
-    """φ (r, n) and w (n, 1 + d_v) of n rows, which contribute φ ⊗ w, of norm at most `largest`."""
+    """The factors φ (r, n) and w (n, 1 + d_v) of the contributions of n rows, of norm at most `largest`."""
     mass = jnp.full((len(K), 1), domain.mass_weight, V.dtype)
     weights = jnp.concatenate([mass, V], axis=1).astype(dtype)
     keys = _stretch(domain) * (K - domain.centre)
     phi = features.rows(keys.T).astype(dtype)
     if isinstance(features, RandomFeatures):
         norms = jnp.linalg.norm(phi, axis=0) * jnp.linalg.norm(weights, axis=-1)
-        # A key along a direction may overflow the exponential. Such a row counts as zero.
+        # A key parallel to a direction may overflow the exponential; such a row counts as zero.
         phi = jnp.where(jnp.isfinite(norms), phi, 0)
         weights = weights * jnp.minimum(1, largest / jnp.maximum(norms, largest / 2))[:, None]
     return phi, weights
@@ -65,11 +65,12 @@ def _factors(K, V, features: Features, domain: Domain, *, largest, dtype):
 def whole_sums(K, V, features: Features, domain: Domain, largest) -> np.ndarray:
     """M without noise, as integers: (..., n, d), (..., n, d_v) -> (..., r, 1 + d_v) int64, in `whole_unit`.
 
-    A contribution φ ⊗ w is the product of φ/‖φ‖ and ‖φ‖w, which in units of 1 and of `largest` have norms of
-    at most 1, and are rounded to integers in units of 1/2¹⁸ (`dpx.noise.secure`). The sum of integers does
-    not depend on the order of the rows nor on blocks. The features before are those of a compiled program,
-    whose last bit may depend on how many rows it is given: then an entry of φ is rounded the other way, once
-    in about 1e11.
+    A contribution φ ⊗ w is the product of φ/‖φ‖ and ‖φ‖w. Both factors, the second in units of `largest`,
+    have norms of at most 1, and are rounded to multiples of 1/2¹⁸ (`dpx.noise.secure`). The sum of integers
+    does not depend on the order of rows or on blocks. Features are computed by a compiled program, whose last
+    bit
+    may depend on the number of rows that it is given: about one entry of φ in 1e11 is then rounded the other
+    way.
     """
     heads, n = K.shape[:-2], K.shape[-2]
     K = _inside(np.asarray(K, np.float64), domain)
@@ -81,17 +82,20 @@ def whole_sums(K, V, features: Features, domain: Domain, largest) -> np.ndarray:
     for head, start in itertools.product(range(len(K)), range(0, n, chunk)):
         rows = [a[head, start : start + chunk] for a in (K, V)]
         size = len(rows[0])
-        padding = [(0, (1 << (size - 1).bit_length()) - size), (0, 0)]  # few sizes are compiled
+        padding = [
+            (0, (1 << (size - 1).bit_length()) - size),
+            (0, 0),
+        ]  # so that few sizes are compiled
         rows = (np.pad(a, padding) for a in rows)
         total[head] += np.asarray(_whole_chunk(*rows, size, features, domain, largest=largest))
     return total.reshape(*heads, count, -1)
 
 
 def _inside(K: np.ndarray, domain: Domain) -> np.ndarray:
-    """Keys within the bounds to the last bit of 64, which those of 32, as rows entered them, are not quite.
+    """The keys, clipped again to bounds in 64 bits, since they were clipped to the bounds in 32 bits.
 
-    The exponential of a large logit makes enough of the difference for a row at the edge to be longer than a
-    row can be, and to count as zero.
+    With large logits, the exponential would amplify that difference until the contribution of a row at the
+    edge exceeds its bound, and the row would count as zero.
     """
     if domain.kind == "box":
         return np.clip(K, 0, domain.key_bound)
@@ -104,14 +108,14 @@ def _whole_rows_at_once(num_features: int) -> int:
 
 
 def needed_bytes(features: Features, domain: Domain, heads: int = 1) -> int:
-    """The memory that releasing many rows takes beside them: rows of features, and 64-bit sums with noise."""
+    """The memory of a release beside its rows, in bytes: features of a chunk, and 64-bit sums with noise."""
     arrays = 5 * _whole_rows_at_once(features.num_features) + 4 * heads * (1 + domain.value_dim)
     return 8 * features.num_features * arrays
 
 
 @functools.partial(jax.jit, static_argnames=("domain", "largest"))
 def _whole_chunk(K, V, size, features: Features, domain: Domain, *, largest):
-    """The sum over the first `size` of up to 2¹⁶ rows: below 2⁵³, so that floats hold it exactly."""
+    """The sum over the first `size` of at most 2¹⁶ rows, which is below 2⁵³ and so exact in floats."""
     steps = noise.secure.FACTOR_STEPS
     phi, weights = _factors(K, V, features, domain, largest=largest, dtype=jnp.float64)
     norms = jnp.linalg.norm(phi, axis=0)
@@ -130,16 +134,16 @@ def _whole_norms(features: Features, domain: Domain) -> tuple[int, int]:
 
 
 def largest_whole(features: Features, domain: Domain) -> int:
-    """The largest norm of a row's integers in one head."""
+    """The largest norm of a row's rounded contribution in one head."""
     return math.prod(_whole_norms(features, domain))
 
 
 def whole_change(features: Features, domain: Domain, heads: int) -> float:
-    """How far neighbours move the integers, over all heads.
+    """The l2 sensitivity of the sum of integers, over all heads.
 
-    With S = 2¹⁸ and B, B' the norms of the two factors after rounding, a product errs by
-    e ≤ (B − S)·B' + S·(B' − S), so that two of them are at most √2·S² + 2e apart in each head. A row that
-    comes or goes moves them by its own product.
+    Let S = 2¹⁸ and B, B' be the norms of the two factors after rounding. The rounding error of a product is
+    e ≤ (B − S)·B' + S·(B' − S), so that two products are at most √2·S² + 2e apart in each head. Adding or
+    removing a row changes the sum by one product.
     """
     if not domain.public_count:
         return math.sqrt(heads) * largest_whole(features, domain)
@@ -149,7 +153,7 @@ def whole_change(features: Features, domain: Domain, heads: int) -> float:
 
 
 def whole_unit(largest: float) -> float:
-    """What one of the integers is worth."""
+    """The value of the integer 1 in M."""
     return largest / noise.secure.FACTOR_STEPS**2
 
 
@@ -162,7 +166,7 @@ def release_whole_moments(
     largest,
     multiplier,
 ) -> jax.Array:
-    """The moments with noise, from `whole_sums` over `num_records` rows; without a key exactly."""
+    """The noisy moments, from `whole_sums` over `num_records` rows; without a key the noise is discrete."""
     noisy = noise.release_integers(
         key,
         total,
@@ -175,12 +179,12 @@ def release_whole_moments(
 
 
 def with_mass(moments: jax.Array, n: int, features: Features, domain: Domain) -> jax.Array:
-    """Released moments whose first column is the mass times V = sup‖v‖₂, whatever a₀ was."""
+    """Released moments with their first column rescaled from a₀ to V = sup‖v‖₂ times the mass."""
     mass = moments[..., 1:].sum(-1) / domain.value_bound
     if domain.mass_weight:
         mass = moments[..., 0] / domain.mass_weight
     if domain.public_count and isinstance(features, PolynomialFeatures):
-        mass = mass.at[..., 0].set(n)  # the sum of the constant feature
+        mass = mass.at[..., 0].set(n)  # the sum of the constant feature, which is public
     return moments.at[..., 0].set(mass * domain.value_norm)
 
 
@@ -199,10 +203,10 @@ def release_moments(key, K, V, features: Features, domain: Domain, largest, chan
 
 @functools.partial(jax.jit, static_argnames="domain")
 def read(moments, Q, domain: Domain, features: Features) -> tuple[jax.Array, jax.Array]:
-    """What φ(q/λ) reads from moments, in units of (..., m): (..., m, 1 + d_v), and these units.
+    """The sums φ(q/λ)ᵀM of each query, (..., m, 1 + d_v), in units (..., m) that are returned too.
 
-    Where logits may be large, so are features and moments, and their product may be more than floats hold.
-    There the units are the largest features, and elsewhere they are 1.
+    With large logits, features and moments are large, and their product may overflow. Then the unit of a
+    query is its largest feature; otherwise it is 1.
     """
 
     def sums(Q):
@@ -211,8 +215,8 @@ def read(moments, Q, domain: Domain, features: Features) -> tuple[jax.Array, jax
         if domain.largest_logit > _LARGE_LOGIT:
             unit = jnp.maximum(jnp.abs(phi).max(0), jnp.finfo(phi.dtype).tiny)
             phi = phi / unit
-        found = jnp.einsum("r...m,...rv->...mv", phi, moments, precision=jax.lax.Precision.HIGHEST)
-        return jnp.concatenate([found, unit[..., None]], -1)
+        scaled = jnp.einsum("r...m,...rv->...mv", phi, moments, precision=jax.lax.Precision.HIGHEST)
+        return jnp.concatenate([scaled, unit[..., None]], -1)
 
     m = Q.shape[-2]
     chunk = max(128, _CHUNK_ELEMENTS // moments.shape[-2])

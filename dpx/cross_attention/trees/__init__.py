@@ -1,8 +1,8 @@
-"""The trees of Ke et al. (arXiv 2407.14717): cross-attention, distances and sums, errata mended.
+"""The trees of Ke et al. (arXiv 2407.14717), corrected, for cross-attention, distances and sums.
 
-A memory (`memory`) is made of structures (`structures`) for distances (`distances`, also by themselves) and
-for sums (`sums`). Leaves are exact sums of integers (`leaf_sums`), nodes are what is released (`node_sums`),
-and their noise follows from the budget (`node_noise`).
+`memory` builds a private memory, whose trees are described by `structures`. `distances` and `sums` are the
+paper's structures by themselves. `leaf_sums` computes exact integer sums of the leaves, `node_sums` releases
+nodes, and `node_noise` derives their noise from the budget.
 """
 
 from dpx.cross_attention.trees.distances import DPTreeDistance, DPTreeHighDim

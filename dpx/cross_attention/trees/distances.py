@@ -3,9 +3,9 @@
 Neighbours replace one record (x_i, w_i); the number of records is public. Noise is drawn once, in `build`,
 and answers are post-processing: adaptive queries cost nothing, and need neither copies nor medians.
 
-The leaves are exact sums of integers (`dpx.cross_attention.trees.leaf_sums`), so that they can be summed over
-blocks of records (`dpx.release`). Noise has 64 bits, and what is kept is rounded to JAX's default float type
-afterwards. Under `jit` or `vmap` sums are of floats, and both have the default type
+Leaves are exact sums of integers (`dpx.cross_attention.trees.leaf_sums`), so that they can be summed over
+blocks of records (`dpx.release`). Noise has 64 bits, and the tables are then rounded to JAX's default float
+type. Under `jit` or `vmap` sums are of floats, and sums and noise have the default type
 (`dpx._numerics.wide_sums`).
 """
 
@@ -18,7 +18,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.core import Tracer
 
-from dpx._numerics import is_traced, promoting, rounded, wide_sums
+from dpx._numerics import is_traced, promoting, rounding_assumption, wide_sums
 from dpx._validate import check_delta, check_epsilon, check_integer, check_real
 from dpx.cross_attention.trees import leaf_sums
 from dpx.cross_attention.trees.node_noise import NodeNoise, distance_noise
@@ -34,12 +34,12 @@ from dpx.release import Partial, are_summed, total
 )
 @dataclasses.dataclass(frozen=True)
 class DPTreeHighDim:
-    """Σ_i w_i ‖x_i − y‖_p^p for any query y, coordinate by coordinate (Algorithm 6).
+    """Private trees that answer Σ_i w_i ‖x_i − y‖_p^p for any query y, by coordinates (Algorithm 6).
 
     Attributes:
       table: `distance_table` of each coordinate, (d, bins, p + 1, 1), for x scaled to [0, 1].
       bounds: R of each coordinate, (d,).
-      guarantee: What building released.
+      guarantee: The guarantee of the trees.
     """
 
     table: jax.Array
@@ -64,21 +64,21 @@ class DPTreeHighDim:
         """Releases d·(p + 1) trees, (ε, δ)-DP together.
 
         Args:
-          key: Secret randomness of the noise.
-          x: Records (n, d), in [0, bound]. Or `dpx.release.Blocks` of (x, weights), or what `statistic` made
-            of them, with which `bins` has to be given.
+          key: The JAX key of the noise.
+          x: Records (n, d), in [0, bound]. Or `dpx.release.Blocks` of (x, weights), or a sum that `statistic`
+            made of them; then `bins` has to be given.
           weights: (n,), in ±weight_bound. None with blocks.
           bound: R, one number or one for each coordinate.
           weight_bound: R_w.
           epsilon, delta: The budget of all trees.
           power: p ≥ 1.
           noise: "gaussian" or "truncated_laplace".
-          bins: Leaves of a tree, rounded up to a power of two; the number of records if None. A query errs by
-            the records of its own leaf, each of which adds at most (R/bins)^p.
+          bins: The number of leaves of a tree, rounded up to a power of two; the number of records if None.
+            An answer leaves out the records in its own leaf, each of which adds at most (R/bins)^p.
 
         Raises:
           ValueError: for arguments out of range, arrays that do not fit, or records out of bounds (the first
-            is named); under `jit` such records are clipped, those with NaN or infinity count as zero.
+            is named). Under `jit` such records are clipped, and those with NaN or infinity count as zero.
         """
         secure.check(key, False)
         if are_summed(x):
@@ -94,7 +94,7 @@ class DPTreeHighDim:
             with wide_sums(*known):
                 leaves = jax.lax.map(sums, inside.T)
         else:
-            _planned(np.ravel(bound), bins, **about, **budget)  # before anything is read
+            _planned(np.ravel(bound), bins, **about, **budget)  # checks before reading
             summing = functools.partial(cls.statistic, bound=bound, bins=bins, **about)
             summed = total(summing, x, weights)
             summed.check("trees of distances", bound=np.ravel(bound), bins=bins, **about)
@@ -105,7 +105,7 @@ class DPTreeHighDim:
         with wide_sums(*known):
             table = _tables(key, leaves, nodes, unit)
             table = check_finite(table.astype(dtype), "a table of trees")
-            assumed = rounded(*known)
+            assumed = rounding_assumption(*known)
             return cls(table, jnp.asarray(bounds, table.dtype), guarantee.assuming(*assumed))
 
     @classmethod
@@ -119,7 +119,7 @@ class DPTreeHighDim:
         power: int = 2,
         noise: str = "gaussian",
     ) -> Partial:
-        """The exact sums of the leaves of all trees over the records (x, weights) of a block: private data.
+        """The exact sums of all leaves over the records (x, weights) of a block. They are private data.
 
         Args:
           block: x and weights, as in `build`.
@@ -146,7 +146,7 @@ class DPTreeHighDim:
 
     @promoting
     def query(self, y) -> jax.Array:
-        """Noisy Σ_i w_i ‖x_i − y‖_p^p for queries y (m, d) in [0, R]: (m,).
+        """The noisy Σ_i w_i ‖x_i − y‖_p^p, (m,), for queries y (m, d) in [0, R].
 
         Raises:
           ValueError: for a wrong last axis, or a query out of bounds; under `jit` it is clipped.
@@ -162,7 +162,7 @@ class DPTreeHighDim:
 
 
 class DPTreeDistance(DPTreeHighDim):
-    """Σ_i w_i |x_i − y|^p in one dimension (Algorithms 4 and 5): x (n,), queries (m,)."""
+    """Private trees for Σ_i w_i |x_i − y|^p in one dimension (Algorithms 4 and 5): x (n,), queries (m,)."""
 
     @classmethod
     def _rows(cls, x):
@@ -172,7 +172,7 @@ class DPTreeDistance(DPTreeHighDim):
         return np.asarray(x)[:, None] if not isinstance(x, jax.Array) else x[:, None]
 
     def query(self, y) -> jax.Array:
-        """Noisy Σ_i w_i |x_i − y|^p for queries y (m,) in [0, R]: (m,)."""
+        """The noisy Σ_i w_i |x_i − y|^p, (m,), for queries y (m,) in [0, R]."""
         check_real(y, "y")
         return super().query(jnp.asarray(y)[..., None])
 
@@ -211,7 +211,7 @@ def _planned(bounds, bins, weight_bound, power, noise, epsilon, delta):
 
 @promoting
 def _entered(x, weights, bound, weight_bound):
-    """x scaled to [0, 1], weights (n, 1) and the bounds (d,), all within their bounds."""
+    """x, checked and scaled to [0, 1], weights (n, 1), and the bounds (d,)."""
     if np.ndim(x) != 2 or np.shape(weights) != np.shape(x)[:1] or not np.shape(x)[0]:
         raise ValueError(
             f"x has shape {np.shape(x)} and weights {np.shape(weights)}: pass (n, d) and (n,)"
@@ -228,7 +228,7 @@ def _entered(x, weights, bound, weight_bound):
     bounds = np.broadcast_to(np.asarray(bound, np.float64), x.shape[1:])
     check_inside("x", x, 0, bounds)
     check_inside("weights", weights, -weight_bound, weight_bound)
-    # Clipping passes NaN on, and one such record would spoil every answer.
+    # Clipping keeps NaN, and one such record would spoil every answer.
     usable = jnp.isfinite(x).all(1) & jnp.isfinite(weights)
     x, weights = jnp.where(usable[:, None], x, 0), jnp.where(usable, weights, 0)
     unit = jnp.clip(x / bounds, 0, 1)

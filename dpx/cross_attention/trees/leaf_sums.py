@@ -1,12 +1,11 @@
-"""Sums over the bins of trees as exact integers, so that blocks of records merge to the last bit.
+"""Exact integer sums over the bins of trees, so that blocks of records merge to the last bit.
 
-A record puts w·x^t, x in [0, 1], into the leaf of x, for every moment t. Divided by `unit` it is rounded to
-integers (`dpx.noise.secure`), whose sums, of a leaf and of every node above it, are exact. Rounding moves
-each entry by at most 0.51, so that what two records change of a level is larger by `rounding`, which the
-noise covers.
+A record adds w·x^t, x in [0, 1], to the leaf of x, for every moment t. It is divided by `unit` and rounded to
+integers (`dpx.noise.secure`), whose sums, in leaves and in all nodes above, are exact. Rounding moves each
+entry by at most 0.51, so that the sensitivity of a level is larger by `rounding`; the noise covers that.
 
-All arithmetic before rounding is NumPy's, entry by entry, in 64 bits: what a record adds does not depend on
-the records beside it.
+All arithmetic before rounding is done entry by entry in NumPy with 64 bits, so that the contribution of a
+record does not depend on other records.
 """
 
 import numpy as np
@@ -14,22 +13,22 @@ from scipy import sparse
 
 from dpx.noise import secure
 
-_STEPS = 2**24  # the norm of a record's weights, in units of the grid
-_MOST_ROWS = 2**18  # at a time
+_STEPS = 2**24  # the largest norm of a record's weights, in units of the grid
+_MOST_ROWS = 2**18  # rows at a time
 
 
 def unit(longest: float) -> float:
-    """What one of the integers is worth, where the weights of a record have that norm at most."""
+    """The value of the integer 1, if the weights of a record have norm at most `longest`."""
     return longest / _STEPS
 
 
 def rounding(longest: float, columns: int) -> float:
-    """How much farther rounding lets two records move one level, in l2 over its columns of weights."""
+    """The amount by which rounding raises the l2 sensitivity of one level, over all columns of weights."""
     return 2 * secure.rounding(columns) * unit(longest)
 
 
 def largest(structures: int, power: int, columns: int) -> int:
-    """The largest norm of the integers of a record, which is in one leaf of each structure's trees."""
+    """The largest norm of a record's integers; the record is in one leaf of each structure's trees."""
     entries = structures * (power + 1)
     return int(np.ceil(np.sqrt(entries) * secure.norm_bound(_STEPS, columns)))
 
@@ -51,7 +50,7 @@ def leaf_sums(x: np.ndarray, weights: np.ndarray, longest: float, power: int, bi
     for start in range(0, len(x), _MOST_ROWS):
         here, rows = x[start : start + _MOST_ROWS], weights[start : start + _MOST_ROWS]
         rows = rows / unit(longest)
-        # Not on analysis alone: what is longer than it can be counts as zero.
+        # The bound is enforced and not only proven: a row that is longer counts as zero.
         squares = np.square(np.rint(rows)).sum(axis=1)
         bound = secure.norm_bound(_STEPS, rows.shape[1])
         rows = np.where((squares <= bound**2)[:, None], rows, 0)

@@ -1,27 +1,27 @@
-"""Private cross-attention from trees: Algorithms 1, 3 and 7 of Ke et al. (arXiv 2407.14717), errata mended.
+"""Private cross-attention from trees: Algorithms 1, 3 and 7 of Ke et al. (arXiv 2407.14717), corrected.
 
 The law of cosines turns attention's sums into distances between features, one coordinate at a time,
 
     Σ_i w_i⟨P(k_i), P(q)⟩ = ½ Σ_a (Σ_i w_i P_a(k_i)² + P_a(q)² Σ_i w_i − Σ_i w_i |P_a(k_i) − P_a(q)|²),
 
 and each coordinate, for each column w of [constant, V], is a structure like `DPTreeDistance` with p = 2. The
-sum Σ w_i P_a(k_i)² is its distance to 0, from the same trees. The constant feature's structure tells Σ w_i;
-for the denominator that is n, which is public. These errors of the paper are mended:
+sum Σ w_i P_a(k_i)² is its distance to 0, from the same trees. Σ w_i comes from the structure of the constant
+feature; for the denominator it is n, which is public. These errors of the paper are corrected:
 
-- The root is never released. Bins and noise follow each feature's own range, R^{|a|}/√(a!·scale^{|a|}).
+- The root is never released. Bins and noise are scaled to each feature's range, R^{|a|}/√(a!·scale^{|a|}).
 - There are r = C(s + d, d) features.
 - The budget covers a whole answer: all d_v + 1 columns, not two of them.
 - `budget="exact"` composes all L·3·r·(d_v + 1)·copies node levels at once, by the better of basic and
-  advanced composition. `budget="paper"` keeps the paper's nested shares, with c = 0.1 where that is
-  enough, and its one range Γ for all features, the largest.
-- The noisy denominator is cut to its public range [n, n·e^{R‖q‖₁/scale}] and answers to ±R_w.
+  advanced composition. `budget="paper"` keeps the paper's nested shares, with c = 0.1 if that is enough, and
+  its single range Γ for all features, which is the largest.
+- The noisy denominator is clipped to its public range [n, n·e^{R‖q‖₁/scale}], and answers to ±R_w.
 
-With Gaussian nodes all columns of a node are noised together, and the constant column is V = sup‖v‖₂. One
-row then moves a level of all columns by at most 2·V·(range)^t in l2: if its two places share a node,
-the value flips sign; if they do not, each node moves by √2·V.
+With Gaussian nodes, noise is added to all columns of a node together, and the constant column is V = sup‖v‖₂.
+Replacing one row then moves a level of all columns by at most 2·V·(range)^t in l2: if both rows are in the
+same node, the value may flip its sign; if they are in two nodes, each of these moves by at most √2·V.
 
-Privacy against adaptive queries needs no copies, since nothing is drawn after `build`. `copies` > 1
-answers by the median, as Algorithm 7 does, and splits the budget.
+Privacy against adaptive queries needs no copies, since nothing is drawn after `build`. With `copies` > 1 an
+answer is the median, as in Algorithm 7, and the copies share the budget.
 """
 
 import dataclasses
@@ -33,7 +33,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from dpx import _validate
-from dpx._numerics import is_traced, promoting, rounded, wide_sums
+from dpx._numerics import is_traced, promoting, rounding_assumption, wide_sums
 from dpx.cross_attention.domain import Domain
 from dpx.cross_attention.features import PolynomialFeatures, smallest_degree
 from dpx.cross_attention.trees import leaf_sums, node_noise, structures
@@ -52,15 +52,15 @@ _MAX_BYTES = 4 * 2**30
 )
 @dataclasses.dataclass(frozen=True)
 class Trees:
-    """Released trees: `query` is post-processing, `jit`- and `vmap`-able, for any number of queries.
+    """Released trees. `query` is post-processing, for any number of queries, and works in `jit` and `vmap`.
 
     Attributes:
-      tables: What the trees answer leaf by leaf, (copies, r, bins, 3, 1 + d_v).
+      tables: The answers of the trees for each leaf, (copies, r, bins, 3, 1 + d_v).
       domain: The declared bounds.
       features: The features P.
       budget: "exact" or "paper".
-      num_records: n, public.
-      guarantee: What the release guarantees, for all queries together.
+      num_records: n, which is public.
+      guarantee: The guarantee for all queries together.
     """
 
     tables: jax.Array
@@ -103,8 +103,8 @@ def choose_features(
 
     Args:
       domain: The declared bounds.
-      degree: s. If None, the smallest even degree whose weights are off by at most `relative_error`.
-      relative_error: Used where `degree` is None.
+      degree: s. If None, the smallest even degree for which weights have at most `relative_error`.
+      relative_error: Used if `degree` is None.
 
     Raises:
       ValueError: for too many features, or a number out of range.
@@ -135,32 +135,32 @@ def build(
     One row of (K, V) is the record; neighbours replace one.
 
     Args:
-      key: Secret randomness of the noise.
-      K: Private keys (n, d) in [0, key_bound]. Or `dpx.release.Blocks` of (K, V), or what `statistic` made of
-        them, with which `bins` has to be given.
-      V: Private values (n, d_v); within the domain. None with blocks.
-      domain: The declared bounds, a box, since features must not be negative. One bound holds for keys and
-        queries.
+      key: The JAX key of the noise.
+      K: Private keys (n, d) in [0, key_bound]. Or `dpx.release.Blocks` of (K, V), or a sum that `statistic`
+        made of them; then `bins` has to be given.
+      V: Private values (n, d_v) within the domain. None with blocks.
+      domain: The declared bounds. They have to be a box, since features must not be negative, with the same
+        bound for keys and queries.
       features: See `choose_features`.
       epsilon: ε in (0, 1e8].
       delta: δ in (0, 1); at most 1/2 for truncated Laplace noise.
-      clip: Clips rows into the bounds instead of raising.
+      clip: Whether rows are clipped into the bounds; with False, a row outside raises an error.
       noise: "gaussian", or "truncated_laplace" as in the paper.
-      budget: How truncated Laplace noise shares the budget: "exact" or "paper". Gaussian noise needs no
-        sharing, since it is one release.
-      copies: Independent structures whose median answers.
-      bins: Leaves of a tree, rounded up to a power of two. If None: as many as rows for the paper's
-        budget, and otherwise at most 1,024, where a query's own leaf (which no answer counts) costs a
+      budget: "exact" or "paper": how truncated Laplace noise divides the budget among trees. Gaussian noise
+        does not divide it, since it is one release.
+      copies: The number of independent structures; the answer is their median.
+      bins: The number of leaves of a tree, rounded up to a power of two. If None, the number of rows for the
+        paper's budget, and otherwise at most 1,024. An answer leaves out its own leaf, which causes a
         relative error of at most e^{R²}/(2·bins²).
 
     Returns:
-      The trees, in JAX's default float type. Sums over rows and levels are of integers and the noise has 64
-      bits until then, except under a JAX transformation of the data, where sums are of floats of the default
-      type, or of the key, where the noise has it (`dpx._numerics.wide_sums`).
+      The trees, in JAX's default float type. Before they are rounded to that type, sums are of integers and
+      noise has 64 bits. Under a JAX transformation of the data, sums are of floats of the default type; under
+      one of the key, noise has that type (`dpx._numerics.wide_sums`).
 
     Raises:
-      ValueError: for ε or δ out of range, rows outside the bounds (the first is named), options that are not
-        known or not affordable, or arrays that do not fit together.
+      ValueError: for ε or δ out of range, rows outside the bounds (the first is named), options that are
+        unknown or that the budget does not allow, or arrays that do not fit together.
     """
     secure.check(key, False)
     if are_summed(K):
@@ -188,10 +188,12 @@ def build(
     dtype = jnp.result_type(float)
     with wide_sums(*known):
         tables = structures.tables(key, leaves, nodes, copies, unit)
-        # In the trees the constant column is what the noise was made for.
+        # In the trees, the constant column has the value for which the noise was calibrated.
         tables = tables.at[..., 0].multiply(domain.value_norm / structures.constant(domain, noise))
         tables = check_finite(tables.astype(dtype), "a table of trees")
-        return Trees(tables, domain, features, budget, n, guarantee.assuming(*rounded(*known)))
+        return Trees(
+            tables, domain, features, budget, n, guarantee.assuming(*rounding_assumption(*known))
+        )
 
 
 def statistic(
@@ -204,7 +206,7 @@ def statistic(
     noise: str = "gaussian",
     budget: str = "exact",
 ) -> Partial:
-    """The exact sums of the leaves of all trees over the rows (K, V) of a block: private data.
+    """The exact sums of all leaves over the rows (K, V) of a block. They are private data.
 
     Args:
       block: K (n, d) and V (n, d_v); blocks may have different n.
@@ -232,7 +234,7 @@ def _check_rows(K, V, domain: Domain) -> int:
 def _planned(
     *, domain: Domain, features, noise, budget, bins, clip, copies, epsilon, delta
 ) -> tuple[node_noise.NodeNoise, PrivacyGuarantee]:
-    """The noise of the nodes and the guarantee; raises ValueError for what is out of range or too large."""
+    """The noise of the nodes, and the guarantee; raises ValueError for arguments out of range."""
     structures.check(domain, features, noise, budget)
     epsilon, delta = _validate.check_epsilon(epsilon), _validate.check_delta(delta)
     node_noise.check_noise(noise, delta)

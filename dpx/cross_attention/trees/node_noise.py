@@ -1,7 +1,7 @@
-"""How much noise the nodes of private trees get, and how many trees share one budget.
+"""The noise of the nodes of private trees, and the division of a budget among trees.
 
-Gaussian noise treats all nodes of all trees as one release. Truncated Laplace noise, which is what Ke et al.
-(arXiv 2407.14717) use, gives every level of every tree a part of the budget, by composition.
+With Gaussian noise all nodes of all trees are one release. With truncated Laplace noise, which Ke et al.
+(arXiv 2407.14717) use, every level of every tree gets a part of the budget, by composition.
 """
 
 import math
@@ -20,10 +20,10 @@ _PAPER_CONSTANT = 0.1  # c of Algorithm 3
 
 
 def split_budget(epsilon: float, delta: float, count: int) -> tuple[float, float]:
-    """(ε₀, δ₀) such that `count` mechanisms of that guarantee are together (ε, δ)-DP.
+    """An (ε₀, δ₀) such that `count` mechanisms with that guarantee are together (ε, δ)-DP.
 
-    The better of basic composition, (ε/k, δ/k), and advanced composition (Dwork & Roth 2014, Theorem 3.20)
-    with half of δ for its slack δ': ε₀ solves kε₀(e^{ε₀} − 1) + ε₀√(2k log(1/δ')) = ε.
+    It is the better of basic composition, (ε/k, δ/k), and advanced composition (Dwork & Roth 2014, Theorem
+    3.20) with half of δ for the slack δ', where ε₀ solves kε₀(e^{ε₀} − 1) + ε₀√(2k log(1/δ')) = ε.
     """
     epsilon, delta = check_epsilon(epsilon), check_delta(delta)
     basic = epsilon / count
@@ -39,7 +39,7 @@ def split_budget(epsilon: float, delta: float, count: int) -> tuple[float, float
 
 
 def advanced_composition(epsilon: float, count: int, slack: float) -> float:
-    """ε of `count` ε-DP mechanisms with slack δ' (Dwork & Roth 2014, Theorem 3.20)."""
+    """The ε of `count` ε-DP mechanisms together, with slack δ' (Dwork & Roth 2014, Theorem 3.20)."""
     return count * epsilon * math.expm1(epsilon) + epsilon * math.sqrt(
         2 * count * math.log(1 / slack)
     )
@@ -48,12 +48,12 @@ def advanced_composition(epsilon: float, count: int, slack: float) -> float:
 def paper_budget(
     epsilon: float, delta: float, features: int, structures: int
 ) -> tuple[tuple[float, float], tuple[float, float]]:
-    """The paper's budget for Σ w and for each of r features, (ε, δ) each (Algorithm 3).
+    """The paper's budgets (ε, δ) for Σ w and for each of r features (Algorithm 3).
 
-    ε and δ are divided evenly over the structures (Remark 4.2: one for each column, times copies) and half of
-    δ becomes the slack δ'. A structure spends ε/3 on Σ w and cε/(3√(r log(2/δ'))) on each feature. For large
-    ε advanced composition may not bring the features to 2ε/3 together: they then share 2ε/3 by basic
-    composition instead.
+    ε and δ are divided evenly among the structures (Remark 4.2: one for each column, times copies), and half
+    of δ becomes the slack δ'. A structure spends ε/3 on Σ w and cε/(3√(r log(2/δ'))) on each feature. For
+    large ε, advanced composition may not bound the features by 2ε/3 together; then they share 2ε/3 by basic
+    composition.
     """
     epsilon, delta, slack = epsilon / structures, delta / structures / 2, delta / structures / 2
     each = _PAPER_CONSTANT * epsilon / (3 * math.sqrt(features * math.log(2 / slack)))
@@ -63,13 +63,13 @@ def paper_budget(
 
 
 class NodeNoise(NamedTuple):
-    """The noise of the nodes of each coordinate's and moment's tree, arrays (coordinates, power + 1).
+    """The noise of the nodes, for the tree of each coordinate and moment: arrays (coordinates, power + 1).
 
     Attributes:
-      law: The noise's law.
-      sensitivity: What `dpx.noise.release` is promised about all levels of a tree together. For Gaussian
-        noise the squares of ‖Δ/sensitivity‖₂ add up to at most 1 over all trees. For truncated Laplace noise
-        ‖Δ/sensitivity‖₁ ≤ 1 for each tree and each set of weights.
+      law: The law of the noise.
+      sensitivity: The sensitivity of all levels of a tree together, as `dpx.noise.release` is told. With
+        Gaussian noise the squares of ‖Δ/sensitivity‖₂ add up to at most 1 over all trees. With truncated
+        Laplace noise ‖Δ/sensitivity‖₁ ≤ 1 for each tree and each set of weights.
     """
 
     law: Gaussian | TruncatedLaplace
@@ -95,18 +95,19 @@ def distance_noise(
     epsilon: float,
     delta: float,
 ) -> tuple[NodeNoise, dp_accounting.DpEvent | None]:
-    """The noise of (power + 1) trees for each coordinate, (ε, δ)-DP together, and its event if it has one.
+    """The noise of (power + 1) trees for each coordinate, (ε, δ)-DP together, and its DpEvent if there is
+    one.
 
     Args:
       noise: "gaussian" or "truncated_laplace".
       ranges: R of each coordinate, (coordinates,).
       power: p, the largest moment.
       depth: L, the number of levels that are released.
-      sensitivity: How far a level moves for x in [0, 1]: in l2 for Gaussian noise, in l1 otherwise.
+      sensitivity: The sensitivity of a level for x in [0, 1], in l2 for Gaussian noise and in l1 otherwise.
       epsilon, delta: The budget of all trees.
 
     Raises:
-      ValueError: for a noise that is not known, or δ > 1/2 with truncated Laplace noise.
+      ValueError: for an unknown noise, or δ > 1/2 with truncated Laplace noise.
     """
     check_noise(noise, delta)
     if noise == "gaussian":
@@ -119,7 +120,7 @@ def distance_noise(
 def gaussian_nodes(
     ranges: np.ndarray, power: int, depth: int, sensitivity: float, epsilon: float, delta: float
 ) -> tuple[NodeNoise, dp_accounting.DpEvent]:
-    """Gaussian noise in all trees, exactly (ε, δ)-DP together, and its event; as `distance_noise`."""
+    """Gaussian noise of all trees, exactly (ε, δ)-DP together, and its DpEvent; args as `distance_noise`."""
     multiplier = gaussian_noise_multiplier(epsilon, delta)
     unit = gaussian_stds(ranges, power, depth, sensitivity, 1.0)
     law = Gaussian(multiplier * unit)  # type: ignore[arg-type]
@@ -129,12 +130,12 @@ def gaussian_nodes(
 def gaussian_stds(
     ranges: np.ndarray, power: int, depth: int, sensitivity: float, multiplier: float
 ) -> np.ndarray:
-    """Noise std of each coordinate's and moment's nodes, (coordinates, power + 1), for x in [0, 1].
+    """The noise std of each coordinate's and moment's nodes, (coordinates, power + 1), for x in [0, 1].
 
-    Every level of every tree changes by at most `sensitivity` in l2, and
-    Σ levels·sensitivity²/std² = 1/multiplier² however the noise is spread over the trees. Moment t of
-    coordinate a enters a distance with a coefficient of at most C(p, t)·R_a^p. Making std² inversely
-    proportional to it minimises the variance of the worst answer (by Lagrange multipliers).
+    Every level of every tree changes by at most `sensitivity` in l2, and for any division of the noise among
+    trees Σ levels·sensitivity²/std² = 1/multiplier². Moment t of coordinate a enters a distance with a
+    coefficient of at most C(p, t)·R_a^p. The variance of the worst answer is least if std² is inversely
+    proportional to that coefficient (by Lagrange multipliers).
     """
     binomials = np.array([math.comb(power, t) for t in range(power + 1)], np.float64)
     worst = np.asarray(ranges, np.float64)[:, None] ** power * binomials
@@ -142,7 +143,7 @@ def gaussian_stds(
 
 
 def laplace_nodes(laws: list[TruncatedLaplace], power: int, sensitivity: float) -> NodeNoise:
-    """Truncated Laplace noise, one law for each coordinate, for trees that move by `sensitivity` in l1."""
+    """Truncated Laplace noise with one law for each coordinate, for trees of that l1 sensitivity."""
     scales, bounds = ([[getattr(law, f)] * (power + 1) for law in laws] for f in ("scale", "bound"))
     law = TruncatedLaplace(np.asarray(scales), np.asarray(bounds))  # type: ignore[arg-type]
     return NodeNoise(law, np.full((len(laws), power + 1), sensitivity))

@@ -1,17 +1,17 @@
-"""The arithmetic of private binary trees: sums over bins, noise in their nodes, and what a query reads.
+"""The arithmetic of private binary trees: sums over bins, noise in nodes, and tables for queries.
 
-Ke et al. (arXiv 2407.14717), Algorithms 2, 4 and 5, with what a correct implementation must mend:
+These are Algorithms 2, 4 and 5 of Ke et al. (arXiv 2407.14717), with these corrections:
 
-- A tree over 2^L bins has L + 1 levels, and the paper gives each of L a part of ε. The root is therefore
-  never released, and no query reads it. All L levels below it are released.
+- A tree over 2^L bins has L + 1 levels, and the paper divides ε among L. Therefore the root is never
+  released, and no query reads it. All L levels below it are released.
 - A replaced record leaves one path and enters another, so that two nodes of a level may change. With values
-  w·x^t, |w| ≤ R_w, x ∈ [0, R], a level changes by at most 2·R_w·R^t. In l1 each of two nodes moves by at
-  most R_w·R^t. In l2 one node moves by 2·R_w·R^t if both records meet in it with opposite weights.
-  `TruncatedLaplace` covers an l1 change however it is spread over the nodes.
+  w·x^t, |w| ≤ R_w, x ∈ [0, R], a level changes by at most 2·R_w·R^t: in l1, because each of two nodes moves
+  by at most R_w·R^t; in l2, because one node moves by 2·R_w·R^t if both records are in it with opposite
+  weights. `TruncatedLaplace` covers an l1 change for any distribution over the nodes.
 - A value at the upper end of the range belongs to the last bin.
 
-What a query can learn depends on its leaf alone. Building therefore tabulates, for every leaf, the sum of the
-noisy nodes to its left and to its right, and a query is one lookup instead of a walk through the tree.
+The answer to a query depends on its leaf alone. So building tabulates, for every leaf, the sums of the noisy
+nodes to its left and to its right, and a query is one lookup instead of a walk through the tree.
 """
 
 import math
@@ -35,31 +35,31 @@ def num_bins(bins: int | None, records: int) -> int:
 
 
 def leaf_index(x: jax.Array, bins: int) -> jax.Array:
-    """The bin of x ∈ [0, 1]; 1 belongs to the last."""
+    """The bin of x ∈ [0, 1]; x = 1 belongs to the last bin."""
     return jnp.clip(jnp.floor(x * bins).astype(jnp.int32), 0, bins - 1)
 
 
 def tabulate(
     key: jax.Array, leaves: jax.Array, nodes: NodeNoise, parts: int = 1, unit: float = 1.0
 ) -> tuple[jax.Array, jax.Array]:
-    """Noisy sums of the leaves to the left and to the right of every leaf.
+    """The noisy sums of the leaves to the left and to the right of every leaf.
 
     Args:
-      key: Secret randomness of the noise, which is drawn once for every node but the root.
-      leaves: Sums of the bins, (2^L, ...).
+      key: The JAX key of the noise, which is drawn once for every node but the root.
+      leaves: The sums of the bins, (2^L, ...).
       nodes: The noise; its arrays broadcast to (...).
-      parts: How many such trees make one release together.
-      unit: What one of the leaves' numbers is worth. Integers in floats are summed exactly up to 2⁵³.
+      parts: The number of such trees that make one release together.
+      unit: The value of the number 1 in `leaves`. Integers in floats are summed exactly up to 2⁵³.
 
     Returns:
-      Two arrays like `leaves`. For each leaf they hold the sum of the noisy siblings to the left of its path
-      from the root, and of those to the right. The leaf itself belongs to neither.
+      Two arrays of the shape of `leaves`. For each leaf they hold the sum of the noisy siblings to the left
+      of its path from the root, and of those to the right. The leaf itself is in neither.
     """
     levels = [leaves]
     while len(levels[-1]) > 2:
         pairs = levels[-1].reshape(-1, 2, *leaves.shape[1:])
         levels.append(pairs.sum(1))
-    # One draw for all 2 + 4 + … + 2^L nodes: a draw for each level takes XLA many times longer to compile.
+    # One draw for all 2 + 4 + … + 2^L nodes, since XLA compiles one for each level many times longer.
     gaussian = isinstance(nodes.law, Gaussian)
     released = release(
         key,
@@ -80,9 +80,10 @@ def tabulate(
 
 
 def leaf_moments(x: jax.Array, weights: jax.Array, *, power: int, bins: int) -> jax.Array:
-    """Σ w·x^t over the records of each leaf, for moments t ≤ p: (n,), (n, c) -> (bins, p + 1, c).
+    """The sums Σ w·x^t over the records of each leaf, for moments t ≤ p: (n,), (n, c) -> (bins, p + 1, c).
 
-    In the default float type, for what is traced; `dpx.cross_attention.trees.leaf_sums` makes exact integers.
+    They have the default float type and serve traced arrays; `dpx.cross_attention.trees.leaf_sums` computes
+    exact integers.
     """
     moments = jnp.arange(power + 1)
     contributions = (x[:, None] ** moments)[:, :, None] * weights[:, None, :]
@@ -93,18 +94,18 @@ def leaf_moments(x: jax.Array, weights: jax.Array, *, power: int, bins: int) -> 
 def distance_table(
     key: jax.Array, leaves: jax.Array, nodes: NodeNoise, *, parts: int, unit: float
 ) -> jax.Array:
-    """A table, leaf by leaf, of all that distances in one coordinate need.
+    """The table by which distances in one coordinate are computed, for queries in each leaf.
 
     Args:
-      key: Secret randomness of the noise.
+      key: The JAX key of the noise.
       leaves: The moments of each leaf, (bins, p + 1, c), for c sets of weights; bins is a power of two.
       nodes: The noise, arrays of shape (p + 1, 1).
-      parts: How many such coordinates make one release together.
-      unit: What one of the leaves' numbers is worth.
+      parts: The number of such coordinates that make one release together.
+      unit: The value of the number 1 in `leaves`.
 
     Returns:
-      (bins, p + 1, c): in row t the coefficients of C(p, t)·y^{p−t} in Σ_i w_i |x_i − y|^p, namely
-      (−1)^t·left + (−1)^{p−t}·right for the trees of Σ w_i x_i^t (Lemma C.1).
+      (bins, p + 1, c). Row t of a leaf holds the coefficients of C(p, t)·y^{p−t} in Σ_i w_i |x_i − y|^p,
+      which are (−1)^t·left + (−1)^{p−t}·right for the trees of Σ w_i x_i^t (Lemma C.1).
     """
     power = leaves.shape[1] - 1
     left, right = tabulate(key, leaves, nodes, parts, unit)

@@ -1,4 +1,4 @@
-"""The trees behind one private memory: their features, what a row adds to them, and the nodes' noise."""
+"""The trees behind one private memory: their features, the contribution of a row, and the noise of nodes."""
 
 import functools
 import math
@@ -14,11 +14,11 @@ from dpx.cross_attention.trees import leaf_sums, node_noise
 from dpx.cross_attention.trees.node_sums import distance_table, distances, leaf_moments
 from dpx.noise import TruncatedLaplace
 
-MOMENTS = 3  # of each feature: p + 1 for p = 2
+MOMENTS = 3  # the moments of each feature: p + 1 for p = 2
 
 
 def check(domain: Domain, features: PolynomialFeatures, noise: str, budget: str) -> None:
-    """Raises ValueError for a domain, features or options that trees cannot have."""
+    """Raises ValueError for a domain, features or options that trees do not support."""
     if domain.kind != "box" or domain.query_bound != domain.key_bound:
         raise ValueError(
             f'domain={domain.kind!r} with query_bound={domain.query_bound} must be "box" with the bound of '
@@ -37,10 +37,10 @@ def check(domain: Domain, features: PolynomialFeatures, noise: str, budget: str)
 def of_features(
     domain: Domain, features: PolynomialFeatures, budget: str
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """The feature behind each structure, its range, and the range that bins and noise assume: (S,) each.
+    """The feature of each structure, its range, and the range that bins and noise assume: (S,) each.
 
-    The first is the constant feature, which tells Σ w. The paper builds another for it, like any
-    feature's, and assumes one range for all.
+    The first structure, of the constant feature, gives Σ w. With the paper's budget there is another one for
+    that feature, as for any other, and one range is assumed for all.
     """
     index, own = np.arange(features.num_features), features.ranges(domain.key_bound)
     if budget == "exact":
@@ -50,9 +50,9 @@ def of_features(
 
 
 def noise_of(noise, budget, ranges, domain: Domain, depth, copies, epsilon, delta):
-    """Each feature's noise, arrays (r, 3), and the DpEvent if there is one.
+    """The noise of each feature, arrays (r, 3), and the DpEvent if there is one.
 
-    One row moves a level by 2·V in l2, and each column of it by 2·R_w in l1, and by what rounding adds.
+    Replacing a row moves a level by 2·V in l2, and each column of it by 2·R_w in l1, plus rounding.
     """
     count, columns = len(ranges), 1 + domain.value_dim
     longest = longest_weights(domain, noise)
@@ -74,40 +74,40 @@ def noise_of(noise, budget, ranges, domain: Domain, depth, copies, epsilon, delt
 
 
 def constant(domain: Domain, noise: str) -> float:
-    """The weight whose sums tell how many rows there are."""
+    """The constant weight of a row, whose sum is the number of rows times it."""
     return domain.value_norm if noise == "gaussian" else domain.value_bound
 
 
 def longest_weights(domain: Domain, noise: str) -> float:
-    """The largest norm of a row's weights, the constant and its value."""
+    """The largest norm of a row's weights, which are the constant and its value."""
     return math.hypot(constant(domain, noise), domain.value_norm)
 
 
 def whole_leaves(K, V, domain: Domain, features, noise: str, budget: str, bins: int) -> np.ndarray:
-    """What the rows add to the leaves of all trees, as integers: (S, bins, 3, 1 + d_v) int64."""
+    """The sums of all leaves over the rows, as integers: (S, bins, 3, 1 + d_v) int64."""
     unit = np.clip(np.asarray(K, np.float64) / domain.key_bound, 0, 1)
     V = np.asarray(V, np.float64)
-    # Bounds of 32-bit floats, as rows entered them, are not quite those of 64 bits.
+    # Rows were clipped to bounds in 32 bits, which may exceed those in 64 bits.
     if domain.value_domain == "ball":
         length = np.sqrt(np.square(V).sum(axis=1, keepdims=True))
         V = V * (domain.value_bound / np.maximum(length, domain.value_bound))
     V = np.clip(V, -domain.value_bound, domain.value_bound)
     weights = np.concatenate([np.full((len(V), 1), constant(domain, noise)), V], axis=1)
     index, own, assumed = of_features(domain, features, budget)
-    found = []
+    leaves = []
     for exponents, share in zip(features.exponents[index], own / assumed, strict=True):
         x = np.full(len(unit), share)
         for coordinate, exponent in enumerate(exponents):
             for _ in range(exponent):
                 x = x * unit[:, coordinate]
         longest = longest_weights(domain, noise)
-        found.append(leaf_sums.leaf_sums(x, weights, longest, MOMENTS - 1, bins))
-    return np.stack(found)
+        leaves.append(leaf_sums.leaf_sums(x, weights, longest, MOMENTS - 1, bins))
+    return np.stack(leaves)
 
 
 @functools.partial(jax.jit, static_argnames=("domain", "features", "noise", "budget", "bins"))
 def traced_leaves(K, V, domain: Domain, features, noise: str, budget: str, bins: int) -> jax.Array:
-    """The same in the default float type, not rounded to integers."""
+    """The same sums in the default float type, without rounding to integers."""
     mass = jnp.full((len(V), 1), constant(domain, noise), V.dtype)
     weights = jnp.concatenate([mass, V], axis=1)
     unit = K / domain.key_bound
@@ -147,14 +147,14 @@ def read(tables, Q: jax.Array, domain: Domain, features, budget: str, n: int) ->
     def one_copy(table):
         total = (
             (ranges[0] ** 2 * table[0, 0, -1]).at[0].set(n * domain.value_norm)
-        )  # Σ w: the distance of all ones to 0
-        # The paper's own structure for the constant feature stands for it, noisier.
+        )  # Σ w is the distance of all ones to 0
+        # With the paper's budget, the constant feature is read from its own structure, with more noise.
         known = jnp.zeros_like(total) if budget == "paper" else total
 
         def chunk(q):
             y = jnp.clip(features(q)[index] / ranges, 0, 1)[1:]
             distance = distances(table[1:], y)
-            squares = table[1:, 0, -1]  # the distance to 0
+            squares = table[1:, 0, -1]  # the distances to 0
             cosines = squares + jnp.square(y)[:, None] * total - distance
             return known + 0.5 * jnp.einsum(
                 "a,ac->c",

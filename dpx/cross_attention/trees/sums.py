@@ -1,14 +1,14 @@
 """A private tree of sums, Algorithm 2 of Ke et al. (arXiv 2407.14717).
 
-`node_sums` lists what is corrected, and `distances` has what the paper builds of such trees.
+`node_sums` lists the corrections, and `distances` has the structures that the paper builds of such trees.
 
 Neighbours replace one record (x_i, w_i); the number of records is public. Noise is drawn once, in `build`,
 and answers are post-processing: adaptive queries cost nothing, and need neither copies nor medians.
 
-Sums and noise have 64 bits, and what is kept is rounded to JAX's default float type afterwards. Under `jit`
-or `vmap` they have the default type (`dpx._numerics.wide_sums`). Noise has all of its tail, or, if it is
-truncated Laplace noise, all of it up to its bound, however small δ is. What floating point leaves of the
-guarantees otherwise is said in `dpx.noise`.
+Sums and noise have 64 bits, and the tree is then rounded to JAX's default float type. Under `jit` or `vmap`
+sums and noise have the default type (`dpx._numerics.wide_sums`). Noise has its whole tail, and truncated
+Laplace noise its tail up to the bound, for any δ. `dpx.noise` says what floating point means for guarantees
+otherwise.
 """
 
 import dataclasses
@@ -20,7 +20,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.core import Tracer
 
-from dpx._numerics import rounded, wide_sums
+from dpx._numerics import rounding_assumption, wide_sums
 from dpx._validate import check_delta, check_epsilon, check_key, check_number, check_real
 from dpx.cross_attention.trees.node_noise import distance_noise
 from dpx.cross_attention.trees.node_sums import leaf_index, num_bins, tabulate
@@ -35,12 +35,12 @@ from dpx.privacy import REPLACE_ONE, PrivacyGuarantee
 )
 @dataclasses.dataclass(frozen=True)
 class DPTree:
-    """Sums of the bins left and right of a query (Algorithm 2).
+    """A private tree that answers with the sums of the bins left and right of a query (Algorithm 2).
 
     Attributes:
-      left, right: What `query` answers for each leaf, (2^L,).
-      bound: R; the bins cut [0, R] into equal parts.
-      guarantee: What building released.
+      left, right: The answers of `query` for each leaf, (2^L,).
+      bound: R; the bins divide [0, R] into equal parts.
+      guarantee: The guarantee of the tree.
     """
 
     left: jax.Array
@@ -63,17 +63,17 @@ class DPTree:
         """Releases the tree over the bins' sums, (ε, δ)-DP.
 
         Args:
-          key: Secret randomness of the noise.
+          key: The JAX key of the noise.
           values: The bins' sums (n,), padded with zeros to a power of two.
-          sensitivity: How far neighbours may move one level's sums, in l1 for "truncated_laplace" and in l2
-            for "gaussian": 2·R_w for weights in ±R_w.
-          epsilon, delta: The whole tree's budget.
+          sensitivity: The sensitivity of the sums of one level, in l1 for "truncated_laplace" and in l2 for
+            "gaussian"; for weights in ±R_w it is 2·R_w.
+          epsilon, delta: The budget of the whole tree.
           noise: "gaussian" or "truncated_laplace".
           bound: R.
 
         Raises:
           ValueError: for a budget, bound or sensitivity out of range, an unknown noise, δ > 1/2 with
-            truncated Laplace noise, or a sum that is not finite; under `jit` such a sum counts as zero.
+            truncated Laplace noise, or a sum that is not finite. Under `jit` such a sum counts as zero.
         """
         check_key(key)
         check_bounds(sensitivity=sensitivity, bound=bound)
@@ -95,10 +95,10 @@ class DPTree:
             left, right = tabulate(key, jnp.pad(leaves, (0, bins - len(leaves))), nodes)
             left, right = check_finite((left.astype(dtype), right.astype(dtype)), "the tree")
         guarantee = tree_guarantee(epsilon, delta, noise, "tree of sums", event)
-        return cls(left, right, bound, guarantee.assuming(*rounded(key, values)))
+        return cls(left, right, bound, guarantee.assuming(*rounding_assumption(key, values)))
 
     def query(self, y) -> tuple[jax.Array, jax.Array]:
-        """(left, right): noisy sums of the bins before and after that of y ∈ [0, R], each like y.
+        """The noisy sums (left, right) of the bins before and after that of y ∈ [0, R], each of y's shape.
 
         Raises:
           ValueError: for a query outside [0, R]; under `jit` it is clipped.
@@ -128,9 +128,9 @@ def check_bounds(**bounds) -> None:
 
 
 def check_inside(name: str, rows, low, high, remedy: str = "raise the bound or clip") -> None:
-    """Raises for what is not real, and for a known entry outside [low, high] or NaN.
+    """Raises ValueError for rows that are not real, or, outside `jit`, an entry that is NaN or out of range.
 
-    It is named by the place of the first along the last axis.
+    The error names the first such entry along the last axis.
     """
     check_real(rows, name)
     if isinstance(rows, Tracer):

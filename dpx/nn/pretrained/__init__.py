@@ -1,4 +1,4 @@
-"""Pretrained models: one decoder and one encoder, which files of Hugging Face and GGUF files describe."""
+"""Pretrained models: a decoder and an encoder, which load files of Hugging Face and GGUF files."""
 
 from pathlib import Path
 
@@ -17,9 +17,9 @@ def tokenizer(path: str | Path) -> Tokenizer:
       path: A folder with config.json and tokenizer.json, or a GGUF file with byte-level BPE.
 
     Raises:
-      FileNotFoundError: if nothing is there.
+      FileNotFoundError: if the path does not exist.
       ModuleNotFoundError: without the packages of the extra `lm`.
-      ValueError: for files that are damaged or missing, or a tokenizer that is not known or of another model.
+      ValueError: for files that are damaged or missing, or a tokenizer that is unknown or of another model.
     """
     return open_checkpoint(path).tokenizer()
 

@@ -1,7 +1,7 @@
-"""One decoder, whose settings make it a Llama, Mistral, Qwen 2 or 3, Gemma 3 or GPT-2.
+"""A decoder whose settings make it a Llama, Mistral, Qwen 2 or 3, Gemma 3 or GPT-2.
 
-Touvron et al., "LLaMA" (arXiv 2302.13971); rotary positions are those of arXiv 2104.09864, grouped queries
-those of arXiv 2305.13245. Llama's are the default settings.
+Sources: Touvron et al., "LLaMA" (arXiv 2302.13971), for rotary positions arXiv 2104.09864, and for grouped
+queries arXiv 2305.13245. The default settings are those of Llama.
 """
 
 import jax
@@ -13,20 +13,20 @@ from dpx.nn.pretrained.settings import DecoderSettings, Rotary
 
 
 class Decoder(Layers):
-    """A causal transformer that gives the logits of the next token; see `Layers` for how it is run.
+    """A causal transformer that returns the logits of the next token; `Layers` says how to run it.
 
-    Rotary positions turn pairs of coordinates of which one lies in the first half of a head and the other in
-    the second half, as in Hugging Face.
+    Rotary positions rotate pairs of coordinates, one from the first half of a head and one from the second
+    half, as in Hugging Face.
     """
 
     settings: DecoderSettings
 
     def __call__(self, tokens: jax.Array, mask: jax.Array | None = None) -> jax.Array:
-        """Logits of the next token.
+        """The logits of the next token.
 
         Args:
           tokens: (L,) ids of one text, or (..., L) of several; pad short ones on the right.
-          mask: (..., L) bool, True at real tokens; padding is attended by nobody.
+          mask: (..., L) bool, True at real tokens; no token attends to padding.
 
         Returns:
           (..., L, V) float32.
@@ -34,13 +34,13 @@ class Decoder(Layers):
         return self.logits(self.trunk(tokens, mask), mask)
 
     def trunk(self, tokens: jax.Array, mask: jax.Array | None = None) -> jax.Array:
-        """What enters the first layer with adapters: tokens (..., L) -> (..., L, d) in `dtype`.
+        """The input of the first layer with adapters: tokens (..., L) -> (..., L, d) in `dtype`.
 
-        Where only adapters are trained it never changes, so it can be computed once for each text.
+        If only adapters are trained it never changes, and can be computed once for each text.
 
         Raises:
-          ValueError: for more tokens than `context_length`, and outside `jit` for tokens that are not in the
-            vocabulary, or no token at all.
+          ValueError: for more tokens than `context_length`, for no token, and outside `jit` for tokens that
+            are not in the vocabulary.
         """
         x = self._embedded(tokens, mask)
         if self.settings.embed_scale != 1:
@@ -60,7 +60,7 @@ class Decoder(Layers):
         return self._product(x, outer["head"], jnp.float32)
 
     def _run(self, x: jax.Array, mask: jax.Array | None, start: int, stop: int) -> jax.Array:
-        """Layers `start` to `stop`, with their adapters if these are the layers that have any."""
+        """x after layers `start` to `stop`, with their adapters if they have any."""
         kinds, of_layers = self.settings.kinds()
         attend = jnp.stack([_attending(x.shape[-2], window) for window, _ in kinds])
         if mask is not None:
@@ -91,7 +91,7 @@ class Decoder(Layers):
             q, k, v = jnp.split(project("qkv", normed), ends, axis=-1)
         else:
             q, k, v = (project(name, normed) for name in ("query", "key", "value"))
-        # A head of keys serves all queries of its group: (..., groups, queries of a group, L, D).
+        # All queries of a group share a head of keys: (..., groups, queries of a group, L, D).
         q = split_heads(q, groups, settings.num_heads // groups)
         k, v = split_heads(k, groups, 1), split_heads(v, groups, 1)
         if settings.query_key_norms:
@@ -114,7 +114,7 @@ class Decoder(Layers):
         return x + hidden
 
     def _normed(self, name: str, x: jax.Array, weights) -> jax.Array:
-        """x through the norm of that name."""
+        """x after the norm of that name."""
         settings = self.settings
         scale = weights[name].astype(jnp.float32) + settings.norm_offset
         if settings.norm == "layer":
@@ -122,7 +122,7 @@ class Decoder(Layers):
         return rms_norm(x, scale, settings.norm_epsilon)
 
     def _rotation(self, rotary: Rotary, length: int) -> jax.Array:
-        """Cosine and sine (2, L, D/2) of the angle by which each pair of a head turns at each position."""
+        """The cosines and sines (2, L, D/2) of the rotation of each pair of a head at each position."""
         pairs = self.settings.width // 2
         frequencies = rotary.theta ** (-jnp.arange(pairs) / pairs)
         if rotary.factors is not None:
@@ -132,13 +132,13 @@ class Decoder(Layers):
 
 
 def _attending(length: int, window: int | None) -> jax.Array:
-    """(L, L), True where a token looks at another one: itself and those before it, within the window."""
+    """The mask (L, L) of attention: a token attends to itself and to those before it, within the window."""
     behind = jnp.arange(length)[:, None] - jnp.arange(length)
     return (behind >= 0) if window is None else (behind >= 0) & (behind < window)
 
 
 def _turned(x: jax.Array, turn: jax.Array) -> jax.Array:
-    """Turns coordinate i of a head (..., L, D) together with coordinate i + D/2."""
+    """A head (..., L, D) in which coordinates i and i + D/2 are rotated as a pair."""
     cosine, sine = turn
     a, b = jnp.split(x.astype(jnp.float32), 2, axis=-1)
     return jnp.concatenate([a * cosine - b * sine, b * cosine + a * sine], axis=-1).astype(x.dtype)

@@ -1,4 +1,4 @@
-"""One encoder, whose settings make it a BERT, RoBERTa or DistilBERT.
+"""An encoder whose settings make it a BERT, RoBERTa or DistilBERT.
 
 Devlin et al. (arXiv 1810.04805), Liu et al. (arXiv 1907.11692), Sanh et al. (arXiv 1910.01108).
 """
@@ -12,26 +12,26 @@ from dpx.nn.pretrained.settings import EncoderSettings
 
 
 class Encoder(Layers):
-    """A transformer in which every token looks at all others; see `Layers` for how it is run.
+    """A transformer in which every token attends to all others; `Layers` says how to run it.
 
-    A text is one segment: pairs of texts, as in entailment, have no second one here.
+    A text is one segment: pairs of texts, as for entailment, are not supported.
     """
 
     settings: EncoderSettings
 
     def __call__(self, tokens: jax.Array, mask: jax.Array | None = None) -> jax.Array:
-        """Hidden states, or the logits of classes with a classification head.
+        """The hidden states or, with a classification head, the logits of classes.
 
         Args:
           tokens: (L,) ids of one text, or (..., L) of several; pad short ones on the right.
-          mask: (..., L) bool, True at real tokens; padding is attended by nobody.
+          mask: (..., L) bool, True at real tokens; no token attends to padding.
 
         Returns:
           (..., L, d) in `dtype`, or (..., labels) float32.
 
         Raises:
-          ValueError: for more tokens than `context_length`, and outside `jit` for tokens that are not in the
-            vocabulary, or no token at all.
+          ValueError: for more tokens than `context_length`, for no token, and outside `jit` for tokens that
+            are not in the vocabulary.
         """
         settings = self.settings
         x = self._embedded(tokens, mask) + self._rows(self.positions, self._places(tokens))
@@ -75,5 +75,5 @@ class Encoder(Layers):
         return self._normed("mlp_norm", x + project("down", hidden), weights)
 
     def _normed(self, name: str, x: jax.Array, weights) -> jax.Array:
-        """x through the norm of that name."""
+        """x after the norm of that name."""
         return layer_norm(x, weights[name], weights[f"{name}_bias"], self.settings.norm_epsilon)

@@ -1,6 +1,6 @@
 """Models in folders, as `transformers` saves them: config.json, safetensors, and tokenizer.json.
 
-Needs the extra `lm`: pip install -e ".[lm]".
+It needs the extra `lm`: pip install -e ".[lm]".
 """
 
 import json
@@ -12,7 +12,7 @@ import numpy as np
 
 from dpx.nn.pretrained import tokenizer
 from dpx.nn.pretrained.families import FAMILIES
-from dpx.nn.pretrained.keys import Keys
+from dpx.nn.pretrained.file_settings import Keys
 from dpx.nn.pretrained.packages import needed
 from dpx.nn.pretrained.settings import EncoderSettings
 
@@ -21,18 +21,18 @@ _WEIGHTS, _INDEX = "model.safetensors", "model.safetensors.index.json"
 
 
 class Folder:
-    """A model in a folder. Weights are mapped into memory, and copied when they are asked for.
+    """A model in a folder. Weights are mapped into memory, and copied when they are requested.
 
     Attributes:
       path: The folder.
-      config: What config.json holds.
-      family: Whose names its arrays have.
-      settings: What the model is.
+      config: The content of config.json.
+      family: The family, which determines the names of arrays.
+      settings: The settings of the model.
 
     Raises:
       ModuleNotFoundError: without the package safetensors.
-      ValueError: for a file that is missing, damaged or cut off, weights in other types than float32, float16
-        and bfloat16, another family, another kind of head, or a setting that is not known.
+      ValueError: for a file that is missing, damaged or incomplete, weights in other types than float32,
+        float16 and bfloat16, or an unknown family, kind of head or setting.
     """
 
     def __init__(self, path: str | Path):
@@ -91,7 +91,7 @@ class Folder:
                 f"{others[0].name} is a pickle, which is not read" if others else "check the path"
             )
             raise ValueError(f"{self.path} must hold {_WEIGHTS}, and does not: {which}")
-        found = {}
+        files = {}
         for file, stated in parts.items():
             opened = open_safetensors(self.path / file, self._package)
             names = set(opened.keys())
@@ -103,15 +103,15 @@ class Folder:
                 raise ValueError(
                     f"{self.path / file} holds {unnamed[0]}, which {_INDEX} does not name: fetch it again"
                 )
-            found |= dict.fromkeys(names, opened)
-        return found
+            files |= dict.fromkeys(names, opened)
+        return files
 
     def names(self) -> Iterator[str]:
-        """Of the arrays, canonical ones."""
+        """The canonical names of the arrays."""
         return iter(self._names)
 
     def array(self, name: str) -> np.ndarray:
-        """An array by its canonical name, in the type that it is stored in; ValueError if there is none."""
+        """An array by its canonical name, in the stored type; raises ValueError if there is none."""
         if name not in self._names:
             raise ValueError(
                 f"{self.path} must hold the array {name!r}, and does not: use another model"
@@ -120,7 +120,7 @@ class Folder:
         return read_array(self._files[stored], stored, self.path)
 
     def stored_name(self, name: str) -> str:
-        """The name that an array has in the files, by its canonical one."""
+        """The name in the files of the array with that canonical name."""
         return self._names[name]
 
     def tokenizer(self) -> tokenizer.Tokenizer:
@@ -137,18 +137,18 @@ class Folder:
 
 
 def read_json(path: Path) -> dict[str, Any]:
-    """The object that a JSON file holds; ValueError for what is none."""
+    """The object that a JSON file holds; raises ValueError if it holds none."""
     try:
-        found = json.loads(path.read_text(encoding="utf-8"))
+        content = json.loads(path.read_text(encoding="utf-8"))
     except ValueError as error:
         raise ValueError(f"{path} must be JSON, and is not ({error}): fetch it again") from None
-    if not isinstance(found, dict):
+    if not isinstance(content, dict):
         raise ValueError(f"{path} must hold settings by name, and does not: fetch it again")
-    return found
+    return content
 
 
 def open_safetensors(path: Path, package: Any) -> Any:
-    """A file of safetensors; ValueError if it is missing, damaged or cut off."""
+    """Opens a file of safetensors; raises ValueError if it is missing, damaged or incomplete."""
     if not path.is_file():
         raise ValueError(f"{path} is missing: fetch it again")
     try:
@@ -162,7 +162,7 @@ def open_safetensors(path: Path, package: Any) -> Any:
 
 
 def read_array(opened: Any, name: str, path: Path) -> np.ndarray:
-    """An array of an open file, in the type that it is stored in."""
+    """An array of an open file, in the stored type."""
     kind = opened.get_slice(name).get_dtype()
     if kind not in _TYPES:
         raise ValueError(

@@ -1,6 +1,6 @@
 """Models in GGUF files, the format of llama.cpp: their settings and arrays.
 
-Needs the extra `lm`: pip install -e ".[lm]".
+It needs the extra `lm`: pip install -e ".[lm]".
 """
 
 import functools
@@ -13,7 +13,7 @@ import numpy as np
 
 from dpx.nn.pretrained import tokenizer
 from dpx.nn.pretrained.families import FAMILIES
-from dpx.nn.pretrained.keys import Keys
+from dpx.nn.pretrained.file_settings import Keys
 from dpx.nn.pretrained.packages import needed
 from dpx.nn.pretrained.settings import DecoderSettings, Rotary
 
@@ -34,7 +34,7 @@ _MODULES = {
 }
 _STRETCHED = "rope_freqs.weight"
 _UNUSED = ("llama.tensor_data_layout",)
-# What changes a model unless it has this value.
+# Keys that affect a model, unless they have this value.
 _NEUTRAL: dict[str, Any] = {
     "attention.causal": True,
     "expert_count": 0,
@@ -46,18 +46,18 @@ _NEUTRAL: dict[str, Any] = {
 
 
 class GGUF:
-    """A GGUF file, of which only what is asked for is read.
+    """A GGUF file. Arrays are read when they are requested.
 
     Attributes:
       path: The file.
-      family: Whose names its arrays have.
-      settings: What the model is.
+      family: The family, which determines the names of arrays.
+      settings: The settings of the model.
 
     Raises:
       ModuleNotFoundError: without the package gguf.
       FileNotFoundError: if there is no such file.
-      ValueError: for a file that is no GGUF, is cut off, is one of several parts of a model, or has its bytes
-        in the order of another machine.
+      ValueError: for a file that is not GGUF, is incomplete, is one of several parts of a model, or has the
+        byte order of another machine.
     """
 
     family = FAMILIES["llama"]._replace(
@@ -79,7 +79,7 @@ class GGUF:
             raise ValueError(
                 f"{path} must be a whole GGUF file, and is damaged or cut off ({reason}): fetch it again"
             ) from None
-        # Of such a file gguf swaps the numbers of the header, and not those of arrays.
+        # For such a file, gguf swaps the bytes of the header but not those of arrays.
         if reader.byte_order == "S":
             raise ValueError(
                 f"{path} must have its bytes in the order of this machine: convert it with "
@@ -98,40 +98,40 @@ class GGUF:
         return key in self._fields
 
     def __getitem__(self, key: str) -> Any:
-        """Metadata: a number, a text, or a list of them. ValueError if there is none of that name."""
+        """Metadata: a number, a text, or a list of these; raises ValueError for an unknown name."""
         if key not in self._fields:
             raise ValueError(f"{self.path} must hold {key!r}, and does not: use another file")
         return self._fields[key].contents()
 
     def get(self, key: str, default: Any) -> Any:
-        """Metadata, or `default` where there is none."""
+        """Metadata, or `default` if there is none of that name."""
         return self[key] if key in self._fields else default
 
     def names(self) -> Iterator[str]:
-        """Of the arrays."""
+        """The names of the arrays."""
         return iter(self._tensors)
 
     def array(self, name: str) -> np.ndarray:
-        """An array as float32 numbers, dequantised; of a matrix the rows are outputs.
+        """An array, dequantised to float32; the rows of a matrix are outputs.
 
-        Rows of queries and keys are in the order of Hugging Face. In the file, the coordinates that rotary
-        positions turn together lie side by side.
+        The rows of queries and keys are reordered as in Hugging Face; in the file, the two coordinates of a
+        rotary pair are neighbours.
 
         Raises:
-          ValueError: if there is none of that name, or its quantisation is not known.
+          ValueError: for an unknown name or quantisation.
         """
         if name not in self._tensors:
             raise ValueError(f"{self.path} must hold the array {name!r}: use another file")
         tensor = self._tensors[name]
         try:
-            found = self._package.quants.dequantize(tensor.data, tensor.tensor_type)
+            numbers = self._package.quants.dequantize(tensor.data, tensor.tensor_type)
         except NotImplementedError:
             raise ValueError(
                 f"{self.path} holds {name!r} as {tensor.tensor_type.name}, which gguf does not decode: "
                 "use a file with another quantisation, such as Q8_0"
             ) from None
-        found = np.asarray(found, np.float32)
-        return _halves(found, heads) if (heads := self._heads(name)) else found
+        numbers = np.asarray(numbers, np.float32)
+        return _halves(numbers, heads) if (heads := self._heads(name)) else numbers
 
     def _heads(self, name: str) -> int:
         """How many heads the rows of an array are of, whose order differs; 0 for any other array."""
@@ -166,10 +166,10 @@ class GGUF:
 
     @property
     def settings(self) -> DecoderSettings:
-        """What the model is.
+        """The settings of the model.
 
         Raises:
-          ValueError: for another architecture, or settings that are not known: it would be another model.
+          ValueError: for another architecture, or unknown settings, which might change the model.
         """
         return self._settings
 
@@ -194,7 +194,7 @@ class GGUF:
         factors = None
         if _STRETCHED in self._tensors:
             factors = tuple(float(x) for x in self._tensors[_STRETCHED].data)
-        found = DecoderSettings(
+        settings = DecoderSettings(
             vocab_size=vocab_size,
             dim=dim,
             num_layers=keys.size("llama.block_count"),
@@ -209,17 +209,17 @@ class GGUF:
         )
         widths = {"rope.dimension_count": width, "attention.value_length": width}
         keys.close(_UNUSED, {f"llama.{k}": v for k, v in (_NEUTRAL | widths).items()})
-        return found
+        return settings
 
     def tokenizer(self) -> tokenizer.Tokenizer:
-        """The tokenizer that the file holds; see `dpx.nn.pretrained.tokenizer.from_gguf`."""
+        """The tokenizer of the file; see `dpx.nn.pretrained.tokenizer.from_gguf`."""
         return tokenizer.from_gguf(self)
 
 
 def _halves(array: np.ndarray, heads: int) -> np.ndarray:
-    """Rows of each head, reordered from pairs that lie side by side to pairs in the two halves."""
+    """The rows of each head, reordered from pairs of neighbours to pairs across the two halves."""
     if array.shape[0] % (2 * heads):
-        return array  # whose shape is refused
+        return array  # its shape is refused later
     pairs = array.reshape(heads, -1, 2, array.shape[-1])
     return pairs.swapaxes(1, 2).reshape(array.shape)
 

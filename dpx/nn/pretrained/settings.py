@@ -1,4 +1,4 @@
-"""What a decoder and an encoder are, in values: sizes, and what one family does otherwise than another."""
+"""The settings of decoders and encoders: sizes, and the differences between families."""
 
 import dataclasses
 from typing import Any
@@ -9,11 +9,11 @@ from dpx.nn.pretrained.layers import ACTIVATIONS
 
 @dataclasses.dataclass(frozen=True)
 class Rotary:
-    """Rotary positions: pair i of a head turns by θ^(−2i/D) / factor i at each position.
+    """Rotary positions: from one position to the next, pair i of a head turns by θ^(−2i/D) / factor i.
 
     Attributes:
       theta: θ, the base of the wavelengths.
-      factors: Divisors of the D/2 frequencies, for models that were stretched to long inputs; None for 1.
+      factors: Divisors of the D/2 frequencies, for models that were extended to long inputs; None for 1.
     """
 
     theta: float = 10000.0
@@ -22,35 +22,34 @@ class Rotary:
 
 @dataclasses.dataclass(frozen=True)
 class DecoderSettings:
-    """What a decoder is.
+    """The settings of a decoder.
 
     Attributes:
-      vocab_size: V tokens.
-      dim: d, width of the residual stream.
+      vocab_size: V, the number of tokens.
+      dim: d, the width of the residual stream.
       num_layers: N, the length of the first axis of every array in `layers`.
-      num_heads: Heads of the queries.
-      num_kv_heads: Heads of keys and values, which divide `num_heads`; as many by default.
-      head_dim: D, width of a head, by default d / num_heads.
-      mlp_dim: Hidden width of the MLP, by default 3d.
-      activation: Of the MLP: "silu", "relu", "tanh", "gelu", or "gelu_tanh", its approximation by a tanh.
+      num_heads: The number of heads of the queries.
+      num_kv_heads: The number of heads of keys and values, which divides `num_heads`; equal by default.
+      head_dim: D, the width of a head, by default d / num_heads.
+      mlp_dim: The hidden width of the MLP, by default 3d.
+      activation: The activation of the MLP: "silu", "relu", "tanh", "gelu", or "gelu_tanh", an approximation.
       gated: Whether the activated hidden values multiply others (SwiGLU, arXiv 2002.05202).
       fused: Whether queries, keys and values are one projection, "qkv".
-      biases: The projections that have one.
+      biases: The projections that have a bias.
       norm: "rms", or "layer" for LayerNorm with a bias.
-      norm_offset: Added to the scales of norms; 1 in Gemma, which stores what they differ from 1 by.
+      norm_offset: Added to the scales of norms; 1 in Gemma, which stores scales minus 1.
       norm_epsilon: Added to the mean square in norms.
-      query_key_norms: Whether each head's queries and keys are normalised before they are turned.
-      output_norms: Whether what attention and MLP return is normalised before it is added.
-      rotary: Rotary positions; None for learned ones, of which there are `context_length`.
-      window_rotary: Those of layers with a window, where they differ.
-      windows: Of each layer, how many tokens a token looks at, itself included; None for all before it.
-        Without windows every layer looks at all.
-      attention_scale: What ⟨q, k⟩ is multiplied by, 1/√D by default.
-      embed_scale: What embeddings are multiplied by.
+      query_key_norms: Whether each head's queries and keys are normalised before they are rotated.
+      output_norms: Whether the outputs of attention and MLP are normalised before they are added.
+      rotary: Rotary positions; None for learned positions, of which there are `context_length`.
+      window_rotary: The rotary positions of layers with a window, if they differ.
+      windows: For each layer, the number of tokens that a token attends to, itself included; None for all
+        before it. Without windows every layer attends to all.
+      attention_scale: The factor of ⟨q, k⟩, by default 1/√D.
+      embed_scale: The factor of embeddings.
       tied: Whether the logits use the embedding table or a head of their own.
-      context_length: The most tokens of a text that the model was made for, beyond which its answers are of
-        no use; None for no limit.
-      family: By which names its arrays and modules go in files.
+      context_length: The largest number of tokens that the model was made for; None for no limit.
+      family: The family, which determines the names of arrays and modules in files.
 
     Raises:
       ValueError: for sizes and numbers out of range, or that do not fit together.
@@ -119,12 +118,12 @@ class DecoderSettings:
 
     @property
     def kv_heads(self) -> int:
-        """Heads of keys and values."""
+        """The number of heads of keys and values."""
         return self.num_heads if self.num_kv_heads is None else self.num_kv_heads
 
     @property
     def width(self) -> int:
-        """D."""
+        """D, the width of a head."""
         return self.dim // self.num_heads if self.head_dim is None else self.head_dim
 
     @property
@@ -160,7 +159,7 @@ class DecoderSettings:
         return outer, inner
 
     def kinds(self) -> tuple[list[tuple[int | None, Any]], list[int]]:
-        """What layers differ in, windows and positions, and of each layer which it has."""
+        """The different kinds of layers (window and positions), and the kind of each layer."""
         local = self.window_rotary or self.rotary
         each = [
             (window, self.rotary if window is None else local)
@@ -172,22 +171,22 @@ class DecoderSettings:
 
 @dataclasses.dataclass(frozen=True)
 class EncoderSettings:
-    """What an encoder is.
+    """The settings of an encoder.
 
     Attributes:
-      vocab_size: V tokens.
-      context_length: The most tokens of a text: there are as many learned positions.
-      dim: d, width of the residual stream.
+      vocab_size: V, the number of tokens.
+      context_length: The largest number of tokens of a text, which is the number of learned positions.
+      dim: d, the width of the residual stream.
       num_layers: N.
-      num_heads: Heads, which divide `dim`.
-      mlp_dim: Hidden width of the MLP, by default 4d.
-      activation: Of the MLP, as in `DecoderSettings`.
+      num_heads: The number of heads, which divides `dim`.
+      mlp_dim: The hidden width of the MLP, by default 4d.
+      activation: The activation of the MLP, as in `DecoderSettings`.
       norm_epsilon: Added to the variance in LayerNorm.
-      types: Rows of the table of segments, of which a text takes the first; 0 for no table.
-      padding: The token of padding, which positions do not count, as in RoBERTa; None counts all tokens.
-      labels: Classes of a classification head on the first token; 0 for hidden states.
-      head_activation: Of the head's hidden layer.
-      family: By which names its arrays and modules go in files.
+      types: The number of rows of the table of segments, of which a text uses the first; 0 for no table.
+      padding: The padding token, which does not count for positions, as in RoBERTa; with None all count.
+      labels: The number of classes of a classification head on the first token; 0 for hidden states.
+      head_activation: The activation of the head's hidden layer.
+      family: The family, which determines the names of arrays and modules in files.
 
     Raises:
       ValueError: for sizes and numbers out of range, or that do not fit together.
@@ -251,7 +250,7 @@ def _check_sizes(**sizes: int) -> None:
 
 
 def _check_shared(settings: DecoderSettings | EncoderSettings) -> None:
-    """Raises ValueError for what neither a decoder nor an encoder can have."""
+    """Raises ValueError for values that neither a decoder nor an encoder can have."""
     names = ("vocab_size", "dim", "num_layers", "num_heads")
     _check_sizes(**{name: getattr(settings, name) for name in names})
     check_positive(settings.norm_epsilon, "norm_epsilon", zero=True)
@@ -259,7 +258,7 @@ def _check_shared(settings: DecoderSettings | EncoderSettings) -> None:
 
 
 def _check_activation(**given: str) -> None:
-    """Raises ValueError for an activation that is not known."""
+    """Raises ValueError for an unknown activation."""
     for name, value in given.items():
         if value not in ACTIVATIONS:
             raise ValueError(f"{name}={value!r} must be one of {', '.join(ACTIVATIONS)}")

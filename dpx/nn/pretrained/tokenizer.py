@@ -1,4 +1,4 @@
-"""Tokenizers: byte-level BPE of GGUF files, and any that a tokenizer.json describes."""
+"""Tokenizers: byte-level BPE of GGUF files, and all kinds that a tokenizer.json describes."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -8,7 +8,7 @@ import numpy as np
 
 from dpx.nn.pretrained.packages import needed
 
-# Regular expressions that cut a text into words before bytes are merged within each, by the name in the file.
+# Regular expressions that split a text into words, within which bytes are merged; by their names in files.
 _GPT2 = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
 _LLAMA3 = (
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+"
@@ -19,12 +19,12 @@ _SEPARATOR = "<|endoftext|>"
 
 
 class Tokenizer:
-    """Texts to tokens and back. Any text is encoded, and names of control tokens in it are only text.
+    """A map from texts to tokens and back. Any text can be encoded; names of control tokens are plain text.
 
     Attributes:
-      vocab_size: Its tokens, of which the model's table may have more.
-      start: The token that goes before a text of a decoder: <|endoftext|>, which separates texts in
-        pretraining, or the token for the beginning of a sequence. None where there is neither.
+      vocab_size: The number of tokens; the model's table may have more.
+      start: The token before a text of a decoder: <|endoftext|>, which separates texts in pretraining, or the
+        token for the beginning of a sequence. None if there is neither.
       marks: Whether the tokens that an encoder expects around a text, such as [CLS] and [SEP], are added.
     """
 
@@ -34,7 +34,7 @@ class Tokenizer:
         self.start, self.marks = start, marks
 
     def encode(self, texts: list[str], length: int | None = None) -> list[np.ndarray]:
-        """The tokens of each text, int32, of which `length` are the most, marks included."""
+        """The tokens of each text, int32, at most `length` of them, marks included."""
         if length is None:
             self._tokenizer.no_truncation()
         else:
@@ -43,21 +43,21 @@ class Tokenizer:
         return [np.asarray(one.ids, np.int32) for one in encoded]
 
     def decode(self, tokens: np.ndarray) -> str:
-        """The text of tokens; bytes that are no UTF-8 become U+FFFD."""
+        """The text of tokens; bytes that are not UTF-8 become U+FFFD."""
         ids = [int(token) for token in tokens]
         return self._tokenizer.decode(ids, skip_special_tokens=self.marks)
 
     def save(self, path: Path) -> None:
-        """Writes it as a tokenizer.json."""
+        """Writes the tokenizer as a tokenizer.json."""
         self._tokenizer.save(str(path))
 
 
 def padded(found: Sequence[np.ndarray], length: int | None = None) -> tuple[np.ndarray, np.ndarray]:
-    """Texts of tokens as arrays: tokens (n, L) int32, zeros at their end, and their mask (n, L).
+    """The tokens of texts as an array (n, L) int32, padded with zeros at the end, and their mask (n, L).
 
     Args:
       found: The tokens of each text.
-      length: L, by default that of the longest; what is longer is cut.
+      length: L, by default that of the longest text; longer texts are cut.
     """
     longest = max(map(len, found), default=1)
     rows = [ids[:length] for ids in found]
@@ -73,9 +73,10 @@ def from_json(path: Path, vocab_size: int, starts: Sequence[Any], *, marks: bool
 
     Args:
       path: The file.
-      vocab_size: Tokens that the model has.
-      starts: Tokens that may go before a text, the first one that there is; <|endoftext|> comes first.
-      marks: Whether those around a text are added.
+      vocab_size: The number of tokens of the model.
+      starts: Candidates for the token before a text, of which the first that exists is used, after
+        <|endoftext|>.
+      marks: Whether the tokens around a text are added.
 
     Raises:
       ModuleNotFoundError: without the package tokenizers.
@@ -91,26 +92,26 @@ def from_json(path: Path, vocab_size: int, starts: Sequence[Any], *, marks: bool
         raise ValueError(
             f"{path} must be a tokenizer, and is not ({reason}): fetch it again"
         ) from None
-    found = built.get_vocab(with_added_tokens=True)
-    if (last := max(found.values(), default=-1)) >= vocab_size:
+    vocabulary = built.get_vocab(with_added_tokens=True)
+    if (last := max(vocabulary.values(), default=-1)) >= vocab_size:
         raise ValueError(
             f"{path} has token {last}, and the model {vocab_size} tokens: it is the tokenizer "
             "of another model"
         )
     built.no_padding()
     built.encode_special_tokens = True  # names of control tokens in a text are only text
-    numbers = [found.get(_SEPARATOR), *(x[0] if isinstance(x, list) else x for x in starts)]
+    numbers = [vocabulary.get(_SEPARATOR), *(x[0] if isinstance(x, list) else x for x in starts)]
     start = next((number for number in numbers if isinstance(number, int)), None)
     return Tokenizer(built, start, marks=marks)
 
 
 def from_gguf(file: Any) -> Tokenizer:
-    """The tokenizer that a GGUF file holds.
+    """The tokenizer of a GGUF file.
 
     Raises:
       ModuleNotFoundError: without the package tokenizers.
-      ValueError: for a file without a tokenizer, one of another kind than byte-level BPE, one that does not
-        say how it cuts texts into words, or merges or a first token that are not in its vocabulary.
+      ValueError: for a file without a tokenizer, a tokenizer that is not byte-level BPE or does not say how
+        it splits texts into words, or merges or a first token that are not in its vocabulary.
     """
     package = needed("tokenizers", "Tokenizers")
     kind = file.get("tokenizer.ggml.model", None)

@@ -1,4 +1,4 @@
-"""Families of models: how config.json describes one, and by which names its arrays go."""
+"""Families of models: the settings in config.json and the names of arrays of each."""
 
 from dpx.nn.pretrained.families import decoders, encoders
 from dpx.nn.pretrained.families.family import Family

@@ -1,10 +1,10 @@
-"""Llama, Mistral, Qwen 2, Qwen 3, Gemma 3 (text) and GPT-2, as settings of one decoder."""
+"""The families Llama, Mistral, Qwen 2, Qwen 3, Gemma 3 (text) and GPT-2, as settings of one decoder."""
 
 from typing import Any
 
 from dpx.nn.pretrained import rotary
 from dpx.nn.pretrained.families.family import Family
-from dpx.nn.pretrained.keys import NEUTRAL, UNUSED, Keys
+from dpx.nn.pretrained.file_settings import NEUTRAL, UNUSED, Keys
 from dpx.nn.pretrained.settings import DecoderSettings
 
 _MODULES = {
@@ -44,7 +44,7 @@ _QKV, _ATTENTION = ("query", "key", "value"), ("query", "key", "value", "out")
 
 
 def _shared(keys: Keys, activation: str = "hidden_act", **more: Any) -> dict[str, Any]:
-    """What all but GPT-2 say in the same way."""
+    """The settings that all families but GPT-2 state in the same way."""
     dim, heads = keys.size("hidden_size"), keys.size("num_attention_heads")
     return {
         "vocab_size": keys.size("vocab_size"),
@@ -59,9 +59,9 @@ def _shared(keys: Keys, activation: str = "hidden_act", **more: Any) -> dict[str
     } | more
 
 
-def _done(keys: Keys, **found: Any) -> DecoderSettings:
+def _done(keys: Keys, **settings: Any) -> DecoderSettings:
     keys.close(UNUSED, NEUTRAL)
-    return DecoderSettings(**found)
+    return DecoderSettings(**settings)
 
 
 def _biased(keys: Keys, name: str, projections: tuple[str, ...]) -> tuple[str, ...]:
@@ -69,53 +69,53 @@ def _biased(keys: Keys, name: str, projections: tuple[str, ...]) -> tuple[str, .
 
 
 def _llama(keys: Keys, family: str) -> DecoderSettings:
-    found = _shared(keys, num_kv_heads=None, family=family)
-    found["num_kv_heads"] = keys.size("num_key_value_heads", found["num_heads"])
+    settings = _shared(keys, num_kv_heads=None, family=family)
+    settings["num_kv_heads"] = keys.size("num_key_value_heads", settings["num_heads"])
     biases = _biased(keys, "attention_bias", _ATTENTION)
     biases += _biased(keys, "mlp_bias", ("gate", "up", "down"))
-    turn = rotary.read(keys, found["head_dim"])
+    turn = rotary.read(keys, settings["head_dim"])
     tied = keys.flag("tie_word_embeddings", False)
-    return _done(keys, biases=biases, rotary=turn, tied=tied, **found)
+    return _done(keys, biases=biases, rotary=turn, tied=tied, **settings)
 
 
 def _mistral(keys: Keys, family: str) -> DecoderSettings:
-    found = _shared(keys, num_kv_heads=keys.size("num_key_value_heads"), family=family)
+    settings = _shared(keys, num_kv_heads=keys.size("num_key_value_heads"), family=family)
     window = keys.optional_size("sliding_window", 4096)
-    turn = rotary.read(keys, found["head_dim"])
+    turn = rotary.read(keys, settings["head_dim"])
     tied = keys.flag("tie_word_embeddings", False)
-    windows = (window,) * found["num_layers"] if window else None
-    return _done(keys, windows=windows, rotary=turn, tied=tied, **found)
+    windows = (window,) * settings["num_layers"] if window else None
+    return _done(keys, windows=windows, rotary=turn, tied=tied, **settings)
 
 
 def _qwen(keys: Keys, family: str) -> DecoderSettings:
-    found = _shared(keys, num_kv_heads=keys.size("num_key_value_heads"), family=family)
+    settings = _shared(keys, num_kv_heads=keys.size("num_key_value_heads"), family=family)
     if family == "qwen3":
-        found["query_key_norms"] = True
-        found["biases"] = _biased(keys, "attention_bias", _ATTENTION)
+        settings["query_key_norms"] = True
+        settings["biases"] = _biased(keys, "attention_bias", _ATTENTION)
     else:
-        found["biases"] = _QKV
+        settings["biases"] = _QKV
     window, first = keys.optional_size("sliding_window"), keys.read("max_window_layers", None)
     windowed = keys.flag("use_sliding_window", False) and window is not None
-    numbers = range(found["num_layers"])
+    numbers = range(settings["num_layers"])
     if windowed and "layer_types" not in keys and not isinstance(first, int):
         raise keys.wrong("max_window_layers", first, "must be a number")
     default = [windowed and first is not None and number >= first for number in numbers]
     windows = _windows(keys, default, window if windowed else None)
-    turn = rotary.read(keys, found["head_dim"])
+    turn = rotary.read(keys, settings["head_dim"])
     tied = keys.flag("tie_word_embeddings", False)
-    return _done(keys, windows=windows, rotary=turn, tied=tied, **found)
+    return _done(keys, windows=windows, rotary=turn, tied=tied, **settings)
 
 
 def _gemma3(keys: Keys, family: str) -> DecoderSettings:
     kv_heads, width = keys.size("num_key_value_heads"), keys.size("head_dim")
-    found = _shared(keys, "hidden_activation", num_kv_heads=kv_heads, family=family)
-    found["head_dim"] = width
+    settings = _shared(keys, "hidden_activation", num_kv_heads=kv_heads, family=family)
+    settings["head_dim"] = width
     every = keys.size("_sliding_window_pattern", keys.read("sliding_window_pattern", 6))
-    default = [(number + 1) % every != 0 for number in range(found["num_layers"])]
+    default = [(number + 1) % every != 0 for number in range(settings["num_layers"])]
     windows = _windows(keys, default, keys.size("sliding_window"))
     both = keys.part("rope_parameters")
     if both is None:
-        # Of older files `rope_scaling` is for the layers without a window alone.
+        # In older files, `rope_scaling` holds for layers without a window only.
         local = rotary.Rotary(keys.number("rope_local_base_freq", 10000.0))
         turn = rotary.read(keys, width, 1e6)
     else:
@@ -132,11 +132,13 @@ def _gemma3(keys: Keys, family: str) -> DecoderSettings:
         raise keys.wrong("use_bidirectional_attention", True, "must be false")
     own = {"windows": windows, "rotary": turn, "window_rotary": local, "attention_scale": scale}
     own |= {"norm_offset": 1.0, "query_key_norms": True, "output_norms": True}
-    return _done(keys, biases=biases, tied=tied, embed_scale=found["dim"] ** 0.5, **own, **found)
+    return _done(
+        keys, biases=biases, tied=tied, embed_scale=settings["dim"] ** 0.5, **own, **settings
+    )
 
 
 def _windows(keys: Keys, default: list[bool], window: int | None) -> tuple[int | None, ...] | None:
-    """The window of each layer by `layer_types`, or by `default` without; None where no layer has one."""
+    """The window of each layer, by `layer_types` or else by `default`; None if no layer has one."""
     types = keys.read("layer_types", None)
     if types is not None:
         known = {"full_attention": False, "sliding_attention": True}
@@ -146,13 +148,13 @@ def _windows(keys: Keys, default: list[bool], window: int | None) -> tuple[int |
         default = [known[kind] for kind in types]
         if any(default) and window is None:
             raise keys.wrong("layer_types", types, "must be full_attention without a window")
-    found = tuple(window if is_local else None for is_local in default)
-    return found if any(found) else None
+    windows = tuple(window if is_local else None for is_local in default)
+    return windows if any(windows) else None
 
 
 def _gpt2(keys: Keys, family: str) -> DecoderSettings:
     dim, scaled = keys.size("n_embd"), keys.flag("scale_attn_weights", True)
-    found = {
+    settings = {
         "vocab_size": keys.size("vocab_size"),
         "dim": dim,
         "num_layers": keys.size("n_layer"),
@@ -169,7 +171,7 @@ def _gpt2(keys: Keys, family: str) -> DecoderSettings:
     unused = {*UNUSED, "n_ctx", *(f"summary_{name}" for name in summary)}
     keys.close(unused, {**NEUTRAL, "scale_attn_by_inverse_layer_idx": False})
     return DecoderSettings(
-        **found, gated=False, fused=True, norm="layer", rotary=None, family=family
+        **settings, gated=False, fused=True, norm="layer", rotary=None, family=family
     )
 
 

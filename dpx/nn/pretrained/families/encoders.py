@@ -1,9 +1,9 @@
-"""BERT, RoBERTa and DistilBERT, as settings of one encoder."""
+"""The families BERT, RoBERTa and DistilBERT, as settings of one encoder."""
 
 from typing import Any
 
 from dpx.nn.pretrained.families.family import Family
-from dpx.nn.pretrained.keys import NEUTRAL, UNUSED, Keys
+from dpx.nn.pretrained.file_settings import NEUTRAL, UNUSED, Keys
 from dpx.nn.pretrained.settings import EncoderSettings
 
 _BERT = {
@@ -44,7 +44,7 @@ _UNUSED = {*UNUSED, "tie_word_embeddings", "tie_weights_", *(f"pooler_{name}" fo
 
 
 def _labels(keys: Keys) -> int:
-    """Classes of the head; 0 without one. Two are the default, which files leave out."""
+    """The number of classes of the head, or 0 without a head. Files leave out the default, which is 2."""
     (architecture,) = keys.read("architectures")
     if not architecture.endswith("ForSequenceClassification"):
         return 0
@@ -53,7 +53,7 @@ def _labels(keys: Keys) -> int:
 
 
 def _bert(keys: Keys, family: str) -> EncoderSettings:
-    found: dict[str, Any] = {
+    settings: dict[str, Any] = {
         "vocab_size": keys.size("vocab_size"),
         "context_length": keys.size("max_position_embeddings"),
         "dim": keys.size("hidden_size"),
@@ -67,16 +67,16 @@ def _bert(keys: Keys, family: str) -> EncoderSettings:
     }
     if family == "roberta":
         padding = keys.read("pad_token_id", 1)
-        if not isinstance(padding, int) or not 0 <= padding < found["context_length"] - 1:
+        if not isinstance(padding, int) or not 0 <= padding < settings["context_length"] - 1:
             raise keys.wrong("pad_token_id", padding, "must be a token before the last position")
-        found["padding"] = padding
-        found["context_length"] -= padding + 1
+        settings["padding"] = padding
+        settings["context_length"] -= padding + 1
     keys.close(_UNUSED, _NEUTRAL)
-    return EncoderSettings(**found, family=family)
+    return EncoderSettings(**settings, family=family)
 
 
 def _distilbert(keys: Keys, family: str) -> EncoderSettings:
-    found = {
+    settings = {
         "vocab_size": keys.size("vocab_size"),
         "context_length": keys.size("max_position_embeddings"),
         "dim": keys.size("dim"),
@@ -87,7 +87,7 @@ def _distilbert(keys: Keys, family: str) -> EncoderSettings:
         "labels": _labels(keys),
     }
     keys.close(_UNUSED, _NEUTRAL)
-    return EncoderSettings(**found, types=0, head_activation="relu", family=family)
+    return EncoderSettings(**settings, types=0, head_activation="relu", family=family)
 
 
 def _family(settings: Any, modules: dict[str, str], name: str, *unused: str) -> Family:

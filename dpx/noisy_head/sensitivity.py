@@ -1,4 +1,4 @@
-"""The three bounds that make NoisyHead's sensitivity finite, and that sensitivity."""
+"""The sensitivity of NoisyHead's gradient sum, and the three bounds C, G and R that make it finite."""
 
 import math
 from typing import NamedTuple
@@ -10,17 +10,16 @@ from dpx._numerics import norm
 from dpx._validate import check_choice, check_integer, check_number, check_positive
 from dpx.noisy_head.prompts import Features
 
-# The factor a with which a step shrinks Γ by 1 − aλη. Algorithm 1 as printed has a = 2 and so converges to
-# ridge with 2λ; a = 1 is the gradient step of the ridge objective whose solution is (2.7).
+# A step shrinks Γ by 1 − aλη: as printed a = 2, which converges to ridge with 2λ; for (2.7) a = 1.
 DECAY = {"paper": 2.0, "ridge": 1.0}
 
 
-# Their products, of up to four, and the squares of these are floats with noise and in sums.
+# Within this range, squares of products of four bounds stay floats, also in sums and with noise.
 _SMALLEST_BOUND, _LARGEST_BOUND = 1e-30, 1e30
 
 
 class HyperParameters(NamedTuple):
-    """|y| ≤ response_clip (C), ‖Z‖_F ≤ feature_radius (G) and ‖Γ‖_F ≤ parameter_radius (R)."""
+    """The bounds |y| ≤ response_clip (C), ‖Z‖_F ≤ feature_radius (G) and ‖Γ‖_F ≤ parameter_radius (R)."""
 
     response_clip: float
     feature_radius: float
@@ -38,20 +37,20 @@ def hyperparameters(
     rule: str = "valid",
     objective: str = "ridge",
 ) -> HyperParameters:
-    """C, G and R for the paper's model of the prompts; they follow from public sizes alone.
+    """The bounds C, G and R for the paper's model of prompts. They follow from public sizes alone.
 
-    C = √(2(1+τ²) log(NL/κ)) under both rules; as 2Q(t) ≤ e^{-t²/2} min(1, 0.8/t), no response exceeds it
-    with probability 1 − κ.
+    Under both rules C = √(2(1+τ²) log(NL/κ)). Since 2Q(t) ≤ e^{-t²/2} min(1, 0.8/t), with probability 1 − κ
+    no response exceeds it.
 
-    `rule="paper"` is (4.1). Its G rests on ‖Σ y_i x_i‖ ≤ C‖Σ x_i‖ (A.4), which fails since y and x are
-    correlated: ‖Z‖ is about ‖w‖/D, not L^{-1/2}, so at L = 500, D = 5 its G clips most prompts. Its R is no
-    bound either, and grows like √(N/L).
+    `rule="paper"` is (4.1). Its G rests on ‖Σ y_i x_i‖ ≤ C‖Σ x_i‖ (A.4), which is false, since y and x are
+    correlated: ‖Z‖ is about ‖w‖/D and not L^{-1/2}, so that at L = 500, D = 5 this G clips most prompts. Its
+    R does not bound ‖Γ*‖ either, and grows like √(N/L).
 
-    `rule="valid"`: E[s | w] = w/D, and s strays from it by about √(D/L) of its size, so with q the upper
-    κ/N quantile of ‖w‖ (the χ distribution with D degrees of freedom), G = (q/D)(1 + √(D/L)), with τ²/L
-    added in squares for the noise. R holds for every data set within C and G: with A the N×D² design,
-    Γ* = (λ + AᵀA/N)⁻¹Aᵀt/N, and σ/(λ+σ²) over singular values σ ≤ G is at most G/(λ+G²) if G² ≤ λ,
-    otherwise 1/(2√λ); R is C times that.
+    `rule="valid"`: E[s | w] = w/D, from which s deviates by about √(D/L) of its size. So with q the upper κ/N
+    quantile of ‖w‖ (a χ distribution with D degrees of freedom), G = (q/D)(1 + √(D/L)), to whose square τ²/L
+    is added for the noise. R holds for every data set within C and G: with A the N×D² design matrix,
+    Γ* = (λ + AᵀA/N)⁻¹Aᵀt/N. Over singular values σ ≤ G, σ/(λ+σ²) is at most G/(λ+G²) if G² ≤ λ, and 1/(2√λ)
+    otherwise. R is C times that.
 
     A bound that is too small biases the fit; it never weakens privacy, because `fit` enforces all three.
 
@@ -63,7 +62,7 @@ def hyperparameters(
       noise_std: τ ≥ 0.
       kappa: κ in (0, 1], the failure probability; the paper's experiments use 1.
       rule: "valid" or "paper".
-      objective: "ridge" or "paper", whose fixed point has 2λ for λ; it matters to the valid R only.
+      objective: "ridge", or "paper", which converges to ridge with 2λ. Only the valid R depends on it.
 
     Raises:
       ValueError: for an argument out of range.
@@ -77,7 +76,7 @@ def hyperparameters(
         raise ValueError(f"kappa={kappa} must be in (0, 1]: it is a failure probability")
     check_choice(objective, "objective", tuple(DECAY))
     check_choice(rule, "rule", ("valid", "paper"))
-    # log(NL/κ) is zero for a single token with κ = 1; a bound must be positive.
+    # log(NL/κ) is zero for a single token with κ = 1, and a bound must be positive.
     response = math.sqrt(2 * (1 + noise_std**2) * max(math.log(num_prompts * length / kappa), 0.5))
     spread = math.log(num_prompts / kappa)
     if rule == "paper":
@@ -98,14 +97,14 @@ def hyperparameters(
 
 
 def gradient_sensitivity(hyper: HyperParameters, sensitivity: str = "tight") -> float:
-    """l2 sensitivity of the gradient sum Σ_k (⟨Γ, Z_k⟩ − t_k) Z_k when one prompt is replaced.
+    """The l2 sensitivity of the gradient sum Σ_k (⟨Γ, Z_k⟩ − t_k) Z_k when one prompt is replaced.
 
-    With ‖Z‖ ≤ G, |t| ≤ C and ‖Γ‖ ≤ R the sum moves by (Z⊗Z − Z'⊗Z')Γ − (tZ − t'Z').
+    Here ‖Z‖ ≤ G, |t| ≤ C and ‖Γ‖ ≤ R, and the sum moves by (Z⊗Z − Z'⊗Z')Γ − (tZ − t'Z').
 
-    "tight": Z⊗Z − Z'⊗Z' is a difference of positive semi-definite matrices of operator norm ≤ G², so its own
-    operator norm is at most G² (not 2G²); the second bracket is at most 2CG. Together G(2C + RG), of
-    which some neighbours reach 86 % whatever the ratio RG/C.
-    "paper": the triangle inequality on all four terms, 2G(C + RG) (Theorem 3.2).
+    "tight": Z⊗Z − Z'⊗Z' is a difference of positive semi-definite matrices of operator norm ≤ G², so that its
+    own operator norm is at most G², not 2G². The second bracket has norm at most 2CG. The sum is G(2C + RG);
+    for any ratio RG/C there are neighbours that reach 86 % of it.
+    "paper": the triangle inequality on all four terms gives 2G(C + RG) (Theorem 3.2).
     """
     check_choice(sensitivity, "sensitivity", ("tight", "paper"))
     C, G, R = map(float, hyper)
@@ -113,17 +112,17 @@ def gradient_sensitivity(hyper: HyperParameters, sensitivity: str = "tight") -> 
 
 
 def enforce(features: Features, hyper: HyperParameters) -> Features:
-    """Features within the bounds, whatever they were: what the privacy proofs rest on.
+    """Any features, mapped into the bounds; the proofs of privacy rest on this map.
 
-    Each prompt is mapped by itself, without regard to the others. Its target is clipped, and Z is projected:
-    the query gets norm 1 and the context a norm of at most G. Rows with a value that is not finite, or whose
-    norm overflows, become zero: under `jit` nothing can be raised, and one such row must not spoil the sum.
+    Each prompt is mapped independently of the others. Its target is clipped, and Z is projected: the query
+    gets norm 1 and the context a norm of at most G. A row with a value that is not finite, or whose norm
+    overflows, becomes zero, since no error can be raised under `jit` and one such row must not spoil the sum.
     """
     hyper = HyperParameters(*hyper)
     query, context, target = features
     size = norm(query) * norm(context)
     usable = jnp.isfinite(size) & jnp.isfinite(target)
-    # Compilers divide by multiplying with the reciprocal, which of the largest numbers is flushed to zero.
+    # Compilers multiply by the reciprocal instead of dividing; that of the largest floats is flushed to zero.
     for part in (query, context):
         usable &= jnp.abs(part).max(axis=1) < jnp.finfo(part.dtype).max / 1e3
     query = jnp.where(usable[:, None], query, 0)
@@ -139,7 +138,7 @@ def enforce(features: Features, hyper: HyperParameters) -> Features:
 
 
 def check_hyper(hyper: HyperParameters) -> HyperParameters:
-    """Returns the bounds as `HyperParameters`; raises ValueError unless all three are from 1e-30 to 1e30."""
+    """Returns the bounds as `HyperParameters`; raises ValueError unless all lie between 1e-30 and 1e30."""
     if not isinstance(hyper, tuple | list) or len(hyper) != 3:
         raise ValueError(f"hyper={hyper} must be HyperParameters(C, G, R)")
     names = HyperParameters._fields

@@ -1,4 +1,4 @@
-"""Second moments of rank-one features and the ridge solution (2.7), without an N×D² design matrix."""
+"""Second moments of rank-one features, and the ridge solution (2.7), without an N×D² design matrix."""
 
 import jax
 import jax.numpy as jnp
@@ -9,27 +9,25 @@ from dpx._numerics import in_float64, norm
 from dpx._validate import check_choice, check_positive
 from dpx.noisy_head.prompts import Features, check_features
 
-GRAM_MAX_DIM = 8  # D²×D² matrices up to here; above, products with the factors are cheaper
+GRAM_MAX_DIM = 8  # up to this D, D²×D² matrices are cheaper than products with the factors
 _CHUNK = 256
 
-# For functions that call LAPACK: one matrix at a time, also under `vmap`. XLA's CPU runtime splits a batch of
-# matrices among the threads of its pool, and one of those threads waits for the others: as many such calls
-# at once as there are threads (two programs, or two calls of one program, on two cores) wait for ever.
+# One matrix at a time, also under `vmap`: on CPUs, as many batched calls of LAPACK as threads deadlock.
 one_at_a_time = jax.custom_batching.sequential_vmap
 
 
 @in_float64
 def ridge(features: Features, regularization: float, *, method: str = "auto") -> jax.Array:
-    """Γ* = argmin N⁻¹ Σ_k (t_k − ⟨Γ, Z_k⟩)² + λ‖Γ‖_F², that is (2.7). Not private.
+    """The ridge solution Γ* = argmin N⁻¹ Σ_k (t_k − ⟨Γ, Z_k⟩)² + λ‖Γ‖_F² of (2.7). It is not private.
 
     Args:
       features: query (N, D), context (N, D), target (N,).
       regularization: λ > 0.
-      method: "gram" forms and solves the D²×D² normal equations, in O(ND⁴); "cg" solves them by conjugate
-        gradients on the factors, in O(ND²) a step; "auto" takes gram up to D = 8 and cg above. Both square
-        the condition number: rows 1e8 times the others drown them in round-off. "qr" does not: it
-        triangularises the augmented design block by block, large rows first, which keeps Householder's
-        method stable row by row (Cox & Higham 1998).
+      method: "gram" forms and solves the D²×D² normal equations, in O(ND⁴). "cg" solves them by conjugate
+        gradients on the factors, in O(ND²) a step. "auto" is gram up to D = 8 and cg above. Both square the
+        condition number, so that rows 1e8 times larger than the others hide them in rounding errors. "qr"
+        does not: it triangularises the augmented design block by block, large rows first, which keeps
+        Householder's method stable row by row (Cox & Higham 1998).
 
     Returns:
       Γ* (D, D) in float64.
@@ -46,10 +44,10 @@ def ridge(features: Features, regularization: float, *, method: str = "auto") ->
 
 
 def second_moments(features: Features) -> tuple[jax.Array, jax.Array]:
-    """Means over prompts: H = N⁻¹ Σ vec(Z)vec(Z)ᵀ (D², D²) and h = N⁻¹ Σ tZ (D, D).
+    """The means over prompts H = N⁻¹ Σ vec(Z)vec(Z)ᵀ (D², D²) and h = N⁻¹ Σ tZ (D, D).
 
-    H[(i,k),(j,l)] = N⁻¹ Σ q_i q_j s_k s_l is a product of two thin matrices of pairs, formed a block of
-    prompts at a time. vec is row-major: vec(Z)[i·D + k] = q_i s_k.
+    H[(i,k),(j,l)] = N⁻¹ Σ q_i q_j s_k s_l is a product of two thin matrices of pairs, which is computed for
+    a block of prompts at a time. vec is row-major: vec(Z)[i·D + k] = q_i s_k.
     """
     query, context, target = features
     num_prompts, dim = query.shape
@@ -68,7 +66,7 @@ def second_moments(features: Features) -> tuple[jax.Array, jax.Array]:
 
 
 def gradient_sum(features: Features):
-    """Γ ↦ Σ_k (⟨Γ, Z_k⟩ − t_k) Z_k, by second moments or by the factors, whichever is cheaper."""
+    """The map Γ ↦ Σ_k (⟨Γ, Z_k⟩ − t_k) Z_k, by second moments or by the factors, whichever is cheaper."""
     query, context, target = features
     num_prompts, dim = query.shape
     if dim <= GRAM_MAX_DIM:
@@ -141,7 +139,7 @@ _SOLVERS = {"gram": _by_gram, "cg": _by_cg, "qr": _by_qr}
 
 
 def _blocks(rows: jax.Array) -> jax.Array:
-    """(N, ...) as (blocks, size, ...), padded with zero rows, which change no sum of products."""
+    """The rows (N, ...) as (blocks, size, ...), padded with zero rows, which change no sum of products."""
     size = min(_CHUNK, rows.shape[0])
     padding = -rows.shape[0] % size
     rows = jnp.pad(rows, [(0, padding)] + [(0, 0)] * (rows.ndim - 1))

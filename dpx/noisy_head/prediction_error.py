@@ -1,4 +1,4 @@
-"""Risks of a matrix Γ: exact under the paper's model of prompts, and estimated on test prompts."""
+"""The prediction error of a matrix Γ: exact under the paper's model of prompts, or estimated on prompts."""
 
 import jax
 import jax.numpy as jnp
@@ -17,7 +17,7 @@ def population_risk(
     reference: jax.Array | None = None,
     noise_std: float = 0.0,
 ) -> jax.Array:
-    """The exact expected squared error on a fresh prompt of the paper's model, which is not clipped.
+    """The exact expected squared error on a fresh prompt of the paper's model, without clipping.
 
     With x uniform on the sphere and y = wᵀx + τε, w ~ N(0, I), the context s has
     E‖s‖² = v = (1 + τ²)/L + (1 − 1/L)/D and, by rotation invariance, E ssᵀ = (v/D) I and E[s | w] = w/D. So
@@ -28,7 +28,7 @@ def population_risk(
     Args:
       gamma: Γ (..., D, D).
       length: L, the number of labelled tokens of the fresh prompt.
-      reference: Γ' (..., D, D); with it the excess over Γ' is returned, without it the mean squared error.
+      reference: Γ' (..., D, D). If given, the excess over Γ' is returned, otherwise the mean squared error.
       noise_std: τ ≥ 0.
 
     Returns:
@@ -58,9 +58,9 @@ def population_risk(
 def empirical_risk(
     gamma: jax.Array, features: Features, *, reference: jax.Array | None = None
 ) -> jax.Array:
-    """Estimates the same two risks on test prompts: the mean of (t − ⟨Γ, Z⟩)², or of ⟨Γ − Γ', Z⟩².
+    """The same two risks, estimated on test prompts: the mean of (t − ⟨Γ, Z⟩)², or of ⟨Γ − Γ', Z⟩².
 
-    The estimate is computed without noise, and is not private.
+    The estimate is computed without noise and is not private.
 
     Args:
       gamma: Γ (..., D, D).
@@ -78,12 +78,12 @@ def empirical_risk(
 
 
 def _reference(reference, shape: tuple[int, ...]) -> jax.Array:
-    """Γ' in float64; its matrices must be as large as Γ's, and its leading axes broadcast with them."""
-    found = jnp.shape(reference)
+    """Γ' in float64, after a check that its matrices have the size of Γ's and leading axes broadcast."""
+    given = jnp.shape(reference)
     try:
-        fits = found[-2:] == shape[-2:] and jnp.broadcast_shapes(found, shape)
+        fits = given[-2:] == shape[-2:] and jnp.broadcast_shapes(given, shape)
     except ValueError:
         fits = False
     if not fits:
-        raise ValueError(f"reference has shape {found}: it does not fit gamma of shape {shape}")
+        raise ValueError(f"reference has shape {given}: it does not fit gamma of shape {shape}")
     return as_float64(reference)

@@ -2,23 +2,21 @@
 
 There are three bounds. The first assumes nothing, and the last assumes the most:
 
-- `epsilon_lower_bound` holds for any mechanism. It has to see events of probability about δ, so even an
+- `epsilon_lower_bound` holds for any mechanism. It depends on events of probability about δ, so that even an
   ideal test of DP-SGD at δ = 1e-5 reaches only about half of ε.
-- `curve_lower_bound` holds for a mechanism that lies on one of the trade-off curves of `SampledGaussian`,
-  with an unknown noise multiplier. The test statistic may be anything, and a joint one shows correlated
-  noise.
-- `step_lower_bound` holds where the auditor sees all steps, and where they are independent, and Gaussian
-  given who was sampled.
+- `curve_lower_bound` holds for a mechanism whose trade-off curve is one of `SampledGaussian`, with an unknown
+  noise multiplier. The test statistic may be anything; a joint statistic of all steps shows correlated noise.
+- `step_lower_bound` holds if the auditor sees all steps, and if these are independent, and Gaussian given
+  who was sampled.
 
 A mechanism M is (ε, δ)-differentially private only if, for neighbouring inputs x and x' and every
 set S of outputs, in both orders,
 
     Pr[M(x) ∈ S] ≤ e^ε Pr[M(x') ∈ S] + δ.
 
-So any set whose two probabilities are measured well enough bounds ε from below by
-log((Pr[M(x) ∈ S] − δ) / Pr[M(x') ∈ S]). By the Neyman–Pearson lemma the best sets are the upper
-(and, for the other order, the lower) tails of the likelihood ratio of the two output
-distributions, so give its logarithm as the statistic where it is known; any statistic is sound.
+So any set S gives the lower bound log((Pr[M(x) ∈ S] − δ) / Pr[M(x') ∈ S]) on ε. By the Neyman–Pearson lemma
+the best sets are the upper (and, for the other order, the lower) tails of the likelihood ratio of the two
+output distributions. So give its logarithm as the statistic if it is known; the bound is valid for any.
 
 The first bound is that of Jagielski, Ullman and Oprea, "Auditing Differentially Private Machine Learning: How
 Private is Private SGD?", arXiv:2006.07709, with exact binomial (Clopper–Pearson) intervals. A claim
@@ -43,14 +41,14 @@ from dpx.audit.intervals import (
 
 
 class Audit(NamedTuple):
-    """The outcome of an audit; the rates are the bounds that went into `epsilon`.
+    """The outcome of an audit. The rates are the confidence bounds from which `epsilon` follows.
 
     Attributes:
-      epsilon: Lower bound on ε at the given δ, at least 0, true with probability `confidence`.
-      threshold: The statistic's value that bounds the rejection region.
+      epsilon: A lower bound on ε at the given δ, at least 0, valid with probability `confidence`.
+      threshold: The value of the statistic at the edge of the rejection region.
       tail: "upper" for {statistic ≥ threshold}, "lower" for {statistic ≤ threshold}.
-      true_positive_rate: Lower confidence bound of the region's larger probability.
-      false_positive_rate: Upper confidence bound of its smaller probability.
+      true_positive_rate: A lower confidence bound on the region's larger probability.
+      false_positive_rate: An upper confidence bound on its smaller probability.
       confidence: The probability, over the samples, with which `epsilon` is a valid bound.
     """
 
@@ -72,10 +70,9 @@ def epsilon_lower_bound(
 ) -> Audit:
     """Bounds a mechanism's ε from below at `delta`, from samples under two neighbouring inputs.
 
-    The region (a threshold, and which of the two inputs makes it likelier) is chosen on the first
-    `selection_fraction` of the samples and measured on the rest, so that choosing costs no
-    confidence. Each of the two rates has a one-sided Clopper–Pearson bound at
-    1 − (1 − confidence)/2, and a union bound joins them.
+    The region, which is a threshold and a tail, is chosen on the first `selection_fraction` of the samples
+    and measured on the rest, so that choosing costs no confidence. Each of the two rates has a one-sided
+    Clopper–Pearson bound at 1 − (1 − confidence)/2, and a union bound joins them.
 
     Args:
       statistic: Samples of the test statistic under one input, shape (trials,), independent; large
@@ -86,7 +83,7 @@ def epsilon_lower_bound(
       selection_fraction: The part of the samples that chooses the region, in (0, 1).
 
     Returns:
-      An `Audit`. Its `epsilon` is 0 where the samples refute nothing.
+      An `Audit`. Its `epsilon` is 0 if the samples refute no claim.
 
     Raises:
       ValueError: for samples that are not one-dimensional, too few or NaN, or a parameter out of
@@ -127,13 +124,13 @@ class CurveAudit(NamedTuple):
     """The outcome of an audit against trade-off curves.
 
     Attributes:
-      epsilon: Lower bound on ε at the given δ, at least 0, true with probability `confidence`.
-      noise_multiplier: Upper bound on the noise multiplier; infinite where nothing is refuted.
-      statistic: Which of the statistics was chosen.
-      threshold: Its value that bounds the rejection region.
+      epsilon: A lower bound on ε at the given δ, at least 0, valid with probability `confidence`.
+      noise_multiplier: An upper bound on the noise multiplier; infinite if nothing is refuted.
+      statistic: The index of the statistic that was chosen.
+      threshold: The value of that statistic at the edge of the rejection region.
       tail: "upper" for {statistic ≥ threshold}, "lower" for {statistic ≤ threshold}.
-      type_one: Upper confidence bound of the region's probability under the input it speaks against.
-      type_two: Upper confidence bound of its complement's probability under the other input.
+      type_one: An upper confidence bound on the region's probability under the input that it rejects.
+      type_two: An upper confidence bound on the complement's probability under the other input.
       confidence: The probability, over the samples, with which the bounds are valid.
     """
 
@@ -158,20 +155,20 @@ def curve_lower_bound(
 ) -> CurveAudit:
     """Bounds ε from below at `delta` for a mechanism on one of the model's trade-off curves.
 
-    A test whose errors lie below the curve of noise multiplier m, each at its Clopper–Pearson bound, refutes
-    every claim of that curve or a better one. The smallest refuted m is an upper bound on the noise
-    multiplier, and ε follows from it by accounting.
+    If the errors of a test, each at its Clopper–Pearson bound, lie below the curve of noise multiplier m, the
+    test refutes the claim of that curve or any better one. The smallest refuted m is an upper bound on the
+    noise multiplier, and ε follows from it by accounting.
 
-    The bound is valid where the mechanism's curve is one of the model's. A claim that was made *by* such a
-    curve, as the claim of DP-SGD is, is refuted wherever the bound passes it, whatever the mechanism really
-    is. The statistic need not be a likelihood ratio. This is the audit of Nasr et al., "Tight Auditing of
-    Differentially Private Machine Learning", arXiv:2302.07956, Section 4, with the exact curve of sampled
-    steps in place of an approximation by μ-GDP. As in `epsilon_lower_bound`, the statistic, its threshold and
-    its tail are chosen on the first `selection_fraction` of the samples, which costs no confidence.
+    The bound is valid if the mechanism's curve is one of the model's. A claim that was computed from such a
+    curve, as for DP-SGD, is refuted if the bound exceeds it, whatever the mechanism really is. The statistic
+    need not be a likelihood ratio. This is the audit of Nasr et al., "Tight Auditing of Differentially
+    Private Machine Learning", arXiv:2302.07956, Section 4, with the exact curve of sampled steps in place of
+    an approximation by μ-GDP. As in `epsilon_lower_bound`, the statistic, its threshold and its tail are
+    chosen on the first `selection_fraction` of the samples, which costs no confidence.
 
     Args:
-      statistic: Under one input, shape (trials,), or (trials, k) for k statistics to choose from; trials are
-        independent, and large values speak for this input.
+      statistic: Samples under one input, shape (trials,), or (trials, k) for k statistics to choose from.
+        Trials are independent, and large values speak for this input.
       other_statistic: The same under the neighbouring input, shape (other_trials,) or (other_trials, k).
       delta: The δ of the claim, in (0, 1).
       model: How the mechanism samples and how many steps it takes.

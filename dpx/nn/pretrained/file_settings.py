@@ -1,9 +1,9 @@
-"""What a model's own file says of it, key by key, so that no key is passed over in silence."""
+"""The settings in a model's file, read key by key, so that no key is ignored silently."""
 
 from collections.abc import Collection, Mapping
 from typing import Any
 
-# Of config.json, what changes nothing of what a model computes from tokens: names, training, and generation.
+# Keys of config.json that do not affect what a model computes: names, training, and generation.
 _UNUSED = """
     _attn_implementation _attn_implementation_autoset _name_or_path _num_labels architectures
     attention_dropout attention_probs_dropout_prob attn_implementation attn_pdrop bos_token_id
@@ -22,7 +22,7 @@ _UNUSED = """
     return_dict_in_generate sep_token_id suppress_tokens temperature top_k top_p typical_p
 """
 UNUSED = frozenset(_UNUSED.split())
-# What changes a model unless it has this value, in every family.
+# Keys that affect a model of any family, unless they have this value.
 NEUTRAL: Mapping[str, Any] = {
     "add_cross_attention": False,
     "chunk_size_feed_forward": 0,
@@ -32,7 +32,7 @@ NEUTRAL: Mapping[str, Any] = {
     "tie_encoder_decoder": False,
     "use_mrope": False,
 }
-# Names of activations, and which of ours they are.
+# The names of activations in files, and those in `Decoder` and `Encoder`.
 _ACTIVATIONS = {
     "silu": "silu",
     "swish": "silu",
@@ -46,84 +46,84 @@ _REQUIRED = object()
 
 
 class Keys:
-    """The settings that a file holds, of which each is read once; `close` refuses what nobody asked for.
+    """The settings in a file. Each is read once, and `close` refuses settings that were not read.
 
     Args:
       where: The file, for errors.
-      found: The settings by name.
+      settings: The settings by name.
     """
 
-    def __init__(self, where: str, found: Mapping[str, Any]):
-        self.where, self._left = where, dict(found)
+    def __init__(self, where: str, settings: Mapping[str, Any]):
+        self.where, self._left = where, dict(settings)
 
     def wrong(self, name: str, value: Any, needed: str) -> ValueError:
         """The error for a value that cannot be used."""
         return ValueError(f"{self.where} has {name}={value!r}, which {needed}: use another model")
 
     def read(self, name: str, default: Any = _REQUIRED) -> Any:
-        """A value; ValueError for one that is not there and has no default."""
+        """A value; raises ValueError if it is missing and has no default."""
         if name not in self._left and default is _REQUIRED:
             raise ValueError(f"{self.where} must hold {name!r}, and does not: use another model")
         return self._left.pop(name, default)
 
     def size(self, name: str, default: Any = _REQUIRED) -> int:
-        """A number of at least 1; null stands for the default."""
-        found = self.read(name, default)
-        found = default if found is None and default is not _REQUIRED else found
-        if not isinstance(found, int) or isinstance(found, bool) or found < 1:
-            raise self.wrong(name, found, "must be one number of at least 1")
-        return found
+        """An integer of at least 1; null is the default."""
+        value = self.read(name, default)
+        value = default if value is None and default is not _REQUIRED else value
+        if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+            raise self.wrong(name, value, "must be one number of at least 1")
+        return value
 
     def optional_size(self, name: str, default: int | None = None) -> int | None:
-        """A number of at least 1, or None for null."""
-        found = self.read(name, default)
-        if found is None:
+        """An integer of at least 1, or None for null."""
+        value = self.read(name, default)
+        if value is None:
             return None
-        self._left[name] = found
+        self._left[name] = value
         return self.size(name)
 
     def number(self, name: str, default: Any = _REQUIRED) -> float:
         """A positive number."""
-        found = self.read(name, default)
-        if isinstance(found, bool) or not isinstance(found, int | float):
-            raise self.wrong(name, found, "must be a number")
-        if not 0 < found < float("inf"):
-            raise self.wrong(name, found, "must be positive and finite")
-        return float(found)
+        value = self.read(name, default)
+        if isinstance(value, bool) or not isinstance(value, int | float):
+            raise self.wrong(name, value, "must be a number")
+        if not 0 < value < float("inf"):
+            raise self.wrong(name, value, "must be positive and finite")
+        return float(value)
 
     def flag(self, name: str, default: Any = _REQUIRED) -> bool:
         """True or False."""
-        found = self.read(name, default)
-        if not isinstance(found, bool):
-            raise self.wrong(name, found, "must be true or false")
-        return found
+        value = self.read(name, default)
+        if not isinstance(value, bool):
+            raise self.wrong(name, value, "must be true or false")
+        return value
 
     def activation(self, name: str) -> str:
-        """An activation, by the name that `Decoder` and `Encoder` know it by."""
-        found = self.read(name)
-        if found not in _ACTIVATIONS:
-            raise self.wrong(name, found, f"must be one of {', '.join(_ACTIVATIONS)}")
-        return _ACTIVATIONS[found]
+        """An activation, by its name in `Decoder` and `Encoder`."""
+        value = self.read(name)
+        if value not in _ACTIVATIONS:
+            raise self.wrong(name, value, f"must be one of {', '.join(_ACTIVATIONS)}")
+        return _ACTIVATIONS[value]
 
     def part(self, name: str) -> "Keys | None":
-        """Settings within the settings, or None where there are none of that name."""
-        found = self.read(name, None)
-        if found is None:
+        """Settings within the settings, or None if there are none of that name."""
+        value = self.read(name, None)
+        if value is None:
             return None
-        if not isinstance(found, Mapping):
-            raise self.wrong(name, found, "must be settings by name")
-        return Keys(f"{self.where}, {name},", found)
+        if not isinstance(value, Mapping):
+            raise self.wrong(name, value, "must be settings by name")
+        return Keys(f"{self.where}, {name},", value)
 
     def __contains__(self, name: str) -> bool:
-        """Whether a value is left that was not read; null counts as none."""
+        """Whether a value of that name is left that was not read; null does not count."""
         return self._left.get(name) is not None
 
     def close(self, unused: Collection[str] = (), neutral: Mapping[str, Any] | None = None) -> None:
-        """Refuses what was not read.
+        """Refuses settings that were not read.
 
         Args:
-          unused: Keys that change nothing, whatever their value.
-          neutral: Keys that change nothing at this value.
+          unused: Keys that have no effect, whatever their value.
+          neutral: Keys that have no effect at this value.
 
         Raises:
           ValueError: for a key that is in neither, unless it is null or empty.
