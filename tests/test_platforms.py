@@ -261,7 +261,8 @@ WIDE += ["gram.wishart_mean"]
 
 # What runs on the host: it accounts, audits, reads files, counts, or sums integers over blocks of records.
 HOST_MODULES = (
-    "audit.", "data.", "distributed.", "ngram.", "nn.lora.", "nn.peft.", "noise.secure.", "partial.",
+    "audit.", "data.", "distributed.", "ngram.", "nn.lora.", "nn.peft.", "noise.secure.", "noise.stream.",
+    "partial.",
     "privacy.", "noisy_head.moment_sums.", "recommend.item_gram.", "recommend.order.",
     "recommend.popularity.", "recommend.evidence.", "recommend.transitions.",
 )  # fmt: skip
