@@ -5,11 +5,14 @@
                      seen at every step or at the end, and one run with thousands of canaries; then the same
                      with each fault of `experiments/audit/training_faults.py`, whose bound has to pass the
                      claim
+    fit              audits `dpx.training.fit` as a whole, by Poisson sampling and random allocation, of
+                     records and of users who have several, each in one run that holds thousands of canaries
     recommender      audits the recommender's loss, and its trainer as a whole, in one run
     ngram            audits the release of `dpx.ngram.fit` in many runs
 
     python -m experiments.run   --config=configs/audit.py --workdir=runs/audit
     python -m experiments.sweep --config=configs/audit.py --workdir=runs/audit_epsilon
+    python -m experiments.run   --config=configs/audit.py:fit --workdir=runs/audit_fit
     python -m experiments.run   --config=configs/audit.py:recommender --workdir=runs/audit_recommender
     python -m experiments.run   --config=configs/audit.py:ngram --workdir=runs/audit_ngram
 
@@ -22,7 +25,7 @@ from ml_collections import ConfigDict, config_dict
 from configs import recommender
 from configs.common import parse_arg
 
-VARIANTS = ("train", "recommender", "ngram")
+VARIANTS = ("train", "fit", "recommender", "ngram")
 FAULTS = (
     "noise_half_the_variance",
     "noise_over_batch_size",
@@ -45,6 +48,8 @@ MEANINGS = recommender.MEANINGS | {
     "input_runs": "runs with a canary that is an input, and with crowds of others",
     "fault_runs": "runs of each planted fault",
     "canaries": "canaries of the audit in one run",
+    "records_per_user": "records that a step draws of a user at most",
+    "microbatch_size": "records, or users, whose gradients are clipped at a time, to bound memory",
     "faults": "which faults are planted",
 }
 
@@ -72,6 +77,16 @@ def get_config(arg: str = "") -> ConfigDict:
                 "fault_runs": 400 if tiny else 3_000,
                 "canaries": 400 if tiny else 20_000,
                 "faults": FAULTS[-1:] if tiny else FAULTS,
+            }
+        )
+    if variant == "fit":
+        config.update(
+            {
+                "sampling_probability": 0.25,
+                "steps": 8,
+                "canaries": 400 if tiny else 60_000,
+                "records_per_user": 2,
+                "microbatch_size": 250,
             }
         )
     if variant == "ngram":

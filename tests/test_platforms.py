@@ -261,8 +261,8 @@ WIDE += ["gram.wishart_mean"]
 
 # What runs on the host: it accounts, audits, reads files, counts, or sums integers over blocks of records.
 HOST_MODULES = (
-    "audit.", "data.", "ngram.", "nn.lora.", "nn.peft.", "noise.secure.", "privacy.", "release.",
-    "noisy_head.moment_sums.", "recommend.item_gram.", "recommend.order.",
+    "audit.", "data.", "ngram.", "nn.lora.", "nn.peft.", "noise.secure.", "noise.stream.", "privacy.",
+    "release.", "noisy_head.moment_sums.", "recommend.item_gram.", "recommend.order.",
     "recommend.popularity.", "recommend.evidence.", "recommend.transitions.",
 )  # fmt: skip
 ON_HOST = {

@@ -22,7 +22,7 @@ integers and draws discrete noise (`dpx.noise.secure`). `secure=True` of a train
 draws the same noise from the bits of a cryptographic stream (`dpx.noise.stream`).
 """
 
-from dpx.noise import secure
+from dpx.noise import secure, stream
 from dpx.noise.door import (
     check_finite,
     check_size,
@@ -42,5 +42,6 @@ __all__ = [
     "release",
     "release_integers",
     "secure",
+    "stream",
     "sum_sparse",
 ]

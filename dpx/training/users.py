@@ -178,7 +178,7 @@ def drawing(
         own = np.tile(np.arange(len(places) // layout.shards, dtype=np.int32), layout.shards)
         words = None
         if isinstance(sampling, Stream):
-            # Of everybody: what a user draws must not depend on who else is sampled.
+            # Of everybody, 4·G bytes a user: what one draws must not depend on who else is sampled.
             words = sampling.words((everybody.max() + 1) * users.most, dropout[1], _RECORDS)
             words = words.reshape(-1, users.most)[everybody[layout.numbers(places)]]
         return drawn(dropout, (held, ids, places, words)), (own, mask, pieces)

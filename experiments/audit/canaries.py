@@ -13,7 +13,7 @@ from dpx import audit, ngram, privacy
 from dpx.launch import plotting
 from dpx.launch.experiment import Measure, Outcome, Plan
 from dpx.training import keys as secrets
-from experiments.audit import regression
+from experiments.audit import regression, whole
 from experiments.audit.training_faults import FAULTS
 from experiments.dp_transformer import histories as recommender_data
 from experiments.dp_transformer import models, next_item, training
@@ -31,6 +31,11 @@ WORDS = {
     "one_run_any_mechanism": "white box, one run, without a model",
     "one_run_whole_training": "final model of dpx.training.loop, one run",
     "ngram": "n-gram probabilities, many runs",
+    "fit_poisson": "dpx.training.fit, white box, Poisson samples",
+    "fit_allocation": "dpx.training.fit, white box, random allocation",
+    "fit_users": "dpx.training.fit, white box, users in Poisson samples",
+    "fit_users_allocation": "dpx.training.fit, white box, users by random allocation",
+    "fit_secure": "dpx.training.fit, white box, users by random allocation, secure=True",
 }
 
 
@@ -215,7 +220,12 @@ def _ngram(config, keys: secrets.Keys, workdir: Path):
     return guarantee, {"ngram": bound.epsilon}
 
 
-_TARGETS = {"train": _train, "recommender": _recommender, "ngram": _ngram}
+def _fit(config, keys: secrets.Keys, workdir: Path):
+    del workdir
+    return whole.audited(config, keys)
+
+
+_TARGETS = {"train": _train, "fit": _fit, "recommender": _recommender, "ngram": _ngram}
 
 
 # ---------------------------------------------------------------------------------------------------------

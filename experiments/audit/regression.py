@@ -60,9 +60,9 @@ def audited(config, keys: Keys) -> tuple[PrivacyGuarantee, dict[str, float]]:
     bounds["input_canary"] = curve(*runs.statistics(plain)).epsilon
     bounds["input_canary_final"] = curve(runs.final_inside, runs.final_outside).epsilon
 
-    start = _regression()
+    start = regression()
     dirac = audit.dirac(
-        _squared_error,
+        squared_error,
         start.params,
         start.data,
         canaries=config.canaries,
@@ -131,11 +131,11 @@ def _training(config, noise: float, loss_fn, records: int, **rest) -> audit.Trai
     )
 
 
-def _squared_error(params, x, y):
+def squared_error(params, x, y):
     return 0.5 * (x @ params["weights"] + params["bias"] - y) ** 2
 
 
-def _regression() -> Problem:
+def regression() -> Problem:
     rng = np.random.default_rng(0)
     x = rng.normal(size=(OTHERS + 1, FEATURES)).astype(np.float32)
     y = rng.normal(size=OTHERS + 1).astype(np.float32)
@@ -145,12 +145,12 @@ def _regression() -> Problem:
 
 
 def _input_canary(config, noise) -> tuple[audit.Training, Problem]:
-    return _training(config, noise, _squared_error, OTHERS), _regression()
+    return _training(config, noise, squared_error, OTHERS), regression()
 
 
 def _gradient_canary(config, noise) -> tuple[audit.Training, Problem]:
-    params, data, canary = _regression()
-    dirac = audit.dirac(_squared_error, params, data, canaries=1, seed=0)
+    params, data, canary = regression()
+    dirac = audit.dirac(squared_error, params, data, canaries=1, seed=0)
     problem = Problem(dirac.params, (np.zeros(OTHERS, np.int32), *data), (np.int32(1), *canary))
     return _training(config, noise, dirac.loss_fn, OTHERS), problem
 

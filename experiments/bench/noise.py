@@ -98,7 +98,7 @@ def streams(size: int) -> None:
     for name, found in seconds.items():
         print(f"  {name}: {1e3 * found:.1f} ms")
     for name, key in (("by a key", jax.random.key(0)), ("from words", words)):
-        memory = released.lower(key).compile().memory_analysis()
+        memory: Any = released.lower(key).compile().memory_analysis()
         print(
             f"  {name}: {memory.temp_size_in_bytes / size:.1f} bytes a parameter of working memory"
         )

@@ -17,7 +17,7 @@ COMMANDS = {
     "gram": ["--columns=1000"],
     "hugging_face": [],
     "memories": ["--rows=100", "--epsilons=3"],
-    "noise": ["--size=65536", "--runs=2", "--repeats=1"],
+    "noise": ["--size=65536", "--runs=10", "--repeats=1"],
     "noisy_head": ["--trials=2", "--num_prompts=50"],
     "plan": ["--tiny", "--tasks=digits", "--seeds=1", "--epochs=2"],
     "reattention": ["--items=50", "--batch=4", "--repeats=3"],

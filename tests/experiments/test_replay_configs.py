@@ -54,7 +54,7 @@ IGNORED = {
 # Of configs that are not replayed, why nobody's record can be in what they release.
 EXEMPT = {
     f"audit:{target},tiny": "it makes up its records, and itself trains on thousands of neighbours"
-    for target in ("train", "recommender", "ngram")
+    for target in ("train", "fit", "recommender", "ngram")
 }
 TRAINING = {
     "train.steps": 3,
