@@ -196,6 +196,7 @@ VARIANTS = (
 )
 
 
+@pytest.mark.quick_cases("popularity", "transitions", "Gram", "n-grams", "trees")
 @pytest.mark.parametrize(
     "name",
     [pytest.param(name, marks=pytest.mark.slow if name in VARIANTS else ()) for name in RELEASES],
@@ -224,6 +225,7 @@ def totals(passes, block):
     return seen
 
 
+@pytest.mark.quick_cases("sketch", "transitions", "NoisyHead", "trees", "Gram", "popularity")
 @pytest.mark.parametrize("name", RELEASES)
 def test_a_record_adds_no_more_than_is_stated_whatever_block_it_is_in(name):
     passes, _, block = RELEASES[name]

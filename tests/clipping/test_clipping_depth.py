@@ -180,6 +180,7 @@ def test_a_block_more_adds_little_to_the_program():
     assert per_block() < 8 * plain
 
 
+@pytest.mark.quick_cases("one group-None", "a group for each-2")
 @pytest.mark.parametrize("microbatch_size", [None, 2])
 @pytest.mark.parametrize("clip", [0.5, [0.1, 0.2, 0.3]], ids=["one group", "a group for each"])
 def test_small_gradients_in_two_types_and_several_groups(clip, microbatch_size):

@@ -148,12 +148,23 @@ def compare(monkeypatch, case, favor):
     check(jit(lambda *batch: fn(params, *batch))(*batch), per_example(loss, params, batch), 0.5)
 
 
+@pytest.mark.quick_cases(
+    "Gram-linen_weight_norm",
+    "Gram-spectral_norm",
+    "Gram-penalty",
+    "Gram-penalty_through_a_scan",
+    "Gram-straight_through",
+    "held-tied_rows_of_length_one",
+    "held-function_of_an_embedding",
+    "held-weight_standardisation",
+)
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.__name__)
 @pytest.mark.parametrize("favor", [0.0, 1e9], ids=["Gram", "held"])
 def test_norms_and_sums_are_exact(monkeypatch, case, favor):
     compare(monkeypatch, case, favor)
 
 
+@pytest.mark.quick_cases
 @pytest.mark.parametrize("method", ["one_pass", "two_pass"])
 def test_groups_and_masks(monkeypatch, method):
     by_gram(monkeypatch, 0.0)

@@ -308,6 +308,7 @@ def test_record_that_is_not_finite_counts_as_zero_under_jit_and_is_named_without
     np.testing.assert_allclose(got.query(y[:, 1]), want.query(y[:, 1]), rtol=1e-3, atol=0.8)
 
 
+@pytest.mark.slow
 def test_records_beyond_the_bounds_are_clipped_under_jit():
     @jax.jit
     def build(x, w):
@@ -319,6 +320,7 @@ def test_records_beyond_the_bounds_are_clipped_under_jit():
     np.testing.assert_array_equal(beyond, clipped)
 
 
+@pytest.mark.slow
 def test_sum_that_is_not_finite_counts_as_zero_under_jit_and_is_named_without():
     build = lambda values: trees.DPTree.build(  # noqa: E731
         jax.random.key(0), values, sensitivity=2.0, **EXACT

@@ -143,6 +143,7 @@ def text(**changes):
     return config
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "changes",
     [{}, pytest.param({"reattention.enabled": True}, marks=pytest.mark.slow)],
@@ -195,6 +196,7 @@ def documents_config(**changes):
     return config
 
 
+@pytest.mark.slow
 def test_a_tuned_model_costs_what_its_candidate_says(tmp_path, monkeypatch):
     monkeypatch.setattr(training, "train", lambda loss, params, **rest: params)
     config = documents_config(**{"data.record": "line"})

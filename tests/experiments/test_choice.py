@@ -49,6 +49,7 @@ def _any():
     return dpx.PrivacyGuarantee(1.0, 1e-5, dpx.privacy.ADD_OR_REMOVE_ONE, "user", "prior")
 
 
+@pytest.mark.slow
 def test_without_noise_the_lead_is_the_sum_of_differences():
     config = tiny(epsilon=1e6)
     trained, start = np.random.default_rng(0).random((2, 100))

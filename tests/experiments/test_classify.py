@@ -233,6 +233,7 @@ def with_tokenizer(folder):
     return folder
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("mode", ["probe", "lora", "full"])
 def test_a_pretrained_encoder_starts_as_it_is(tmp_path, mode):
     """New adapters and a head of zeros change no feature, and every mode reads the same ones."""

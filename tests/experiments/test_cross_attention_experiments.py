@@ -350,6 +350,7 @@ def test_retrieval_classifies_and_pays_for_each_row(tmp_path):
     assert set(outcome.releases) == {"sketch", "sketch_ball", "sketch_box"}
 
 
+@pytest.mark.slow
 def test_votes_with_fresh_noise_pay_for_every_query():
     votes = np.zeros((4000, 5))
     budget = {"epsilon": 1.0, "delta": 1e-5}
@@ -384,6 +385,7 @@ def test_class_means_without_noise_are_means():
     np.testing.assert_allclose(means, want, atol=1e-4)
 
 
+@pytest.mark.slow
 def test_what_private_class_means_say_is_weighted_by_nothing_exact(tmp_path, monkeypatch):
     """Where all classes have one mean, nothing tells them apart: exact shares of the classes would."""
     config = config_file.get_config("retrieval,tiny")

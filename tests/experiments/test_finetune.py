@@ -136,6 +136,7 @@ def test_a_trunk_that_is_computed_once_changes_nothing(tmp_path, monkeypatch):
         np.testing.assert_allclose(array, each[name], atol=2e-4)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("steps", [1, 20])
 def test_how_many_documents_users_have_decides_nothing(steps, tmp_path, monkeypatch):
     """What is computed before training is rounded otherwise: only public numbers may say whether it is."""

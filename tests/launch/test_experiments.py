@@ -306,6 +306,7 @@ def test_noise_seed_weakens_the_wording_and_reproduces(tmp_path):
         assert "for one run on one data set only" in words
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "source",
     [

@@ -61,6 +61,7 @@ def as_numpy(model):
     }
 
 
+@pytest.mark.quick_cases("changes2")
 @pytest.mark.parametrize(
     "changes",
     [

@@ -31,6 +31,7 @@ def test_last_only_is_the_last_position(tied):
     np.testing.assert_allclose(model(TOKENS[0]), model(TOKENS)[0], atol=1e-6)
 
 
+@pytest.mark.slow
 def test_padding_is_attended_by_nobody():
     model = build()
     mask = jnp.array([[False, False, True, True, True, True]] * 2)

@@ -127,6 +127,7 @@ def exact_sums(monkeypatch, run, records, past=None):
     return seen, result
 
 
+@pytest.mark.quick_cases("Gram", "item Gram", "transitions", "popularity", "n-grams")
 @pytest.mark.parametrize("name", MECHANISMS)
 def test_a_record_moves_the_integer_sums_by_the_sensitivity_at_most(monkeypatch, name):
     run, records, neighbours = MECHANISMS[name]

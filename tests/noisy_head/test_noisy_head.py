@@ -38,6 +38,7 @@ def brute_ridge(features, regularization):
     return np.linalg.solve(gram, A.T @ t).reshape(features.query.shape[1], -1)
 
 
+@pytest.mark.slow
 def test_prompts_follow_the_model():
     x, y = sample(20_000, 3, 5, noise_std=0.5)
     np.testing.assert_allclose(np.linalg.norm(x, axis=-1), 1, rtol=1e-14)
@@ -81,6 +82,7 @@ def test_streaming_draws_the_same_prompts():
     )
 
 
+@pytest.mark.slow
 def test_no_array_of_matrices():
     """N×D×D never exists: at N = 4096, D = 32 it would take 32 MiB beside 3 MiB of features."""
     shape = jax.ShapeDtypeStruct((4096, 32), jnp.float64)

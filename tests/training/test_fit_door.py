@@ -80,6 +80,7 @@ def test_optimizers_that_do_not_fit_are_one_line_before_there_is_a_folder(
     assert not (tmp_path / "run").exists()
 
 
+@pytest.mark.quick_cases
 @pytest.mark.parametrize(
     "optimizer",
     [
