@@ -15,7 +15,7 @@ _FOLDER = tempfile.TemporaryDirectory(prefix="dpx-tests-")
 os.environ["XDG_CACHE_HOME"] = os.path.join(_FOLDER.name, "cache")
 # Compiled programs are found by what they compute, so that a session may use those of another.
 os.environ.setdefault("JAX_COMPILATION_CACHE_DIR", os.path.join(_FOLDER.name, "xla"))
-os.environ["JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS"] = "0.3"
+os.environ["JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS"] = "0.1"
 os.environ |= xla_flags(*QUICK_KERNELS)
 if QUICK_KERNELS:  # See `_programs`; a run of a command line is compared with one in this process.
     os.environ["JAX_DISABLE_MOST_OPTIMIZATIONS"] = "1"

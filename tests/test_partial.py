@@ -196,7 +196,7 @@ VARIANTS = (
 )
 
 
-@pytest.mark.quick_cases("popularity", "transitions", "Gram", "n-grams", "trees")
+@pytest.mark.quick_cases("popularity", "transitions", "Gram", "trees")
 @pytest.mark.parametrize(
     "name",
     [pytest.param(name, marks=pytest.mark.slow if name in VARIANTS else ()) for name in RELEASES],

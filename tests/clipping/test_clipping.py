@@ -90,6 +90,7 @@ def test_more_microbatches_than_are_added_up_plainly(size):
         np.testing.assert_allclose(parts.grads[name], whole.grads[name], rtol=1e-5, atol=1e-6)
 
 
+@pytest.mark.quick_cases("two_pass")
 def test_huge_threshold_gives_the_ordinary_gradient(method, problem):
     params, x, y, _ = problem
     out = clipping.clipped_grad(linear_loss, l2_clip_norm=1e8, method=method)(params, x, y)
@@ -152,6 +153,7 @@ def test_non_finite_examples_add_nothing(method, problem, bad, microbatch_size):
         np.testing.assert_allclose(out.grads[name], expected.grads[name], rtol=1e-5, atol=1e-6)
 
 
+@pytest.mark.quick_cases("two_pass")
 def test_long_examples_that_are_not_finite_add_nothing(method):
     x = np.random.default_rng(0).normal(size=(3, 1025)).astype(np.float32)
     fn = clipping.clipped_grad(lambda w, x: jnp.tanh(x @ w), l2_clip_norm=1.0, method=method)
@@ -180,6 +182,7 @@ def test_where_no_gradient_is_finite_the_sums_are_zero(method, problem):
         np.testing.assert_array_equal(out.norms, np.where(mask, np.inf, 0.0))
 
 
+@pytest.mark.quick_cases("two_pass")
 def test_non_finite_examples_do_not_stand_in_for_masked_ones(method, problem):
     params, x, y, _ = problem
     fn = clipping.clipped_grad(linear_loss, l2_clip_norm=1.0, method=method)
@@ -217,6 +220,7 @@ def test_one_non_finite_group_silences_the_whole_example(method):
     np.testing.assert_allclose(out.grads["a"], -0.5, rtol=1e-5)
 
 
+@pytest.mark.quick_cases("two_pass")
 def test_batches_of_none_and_of_one(method, problem):
     params, x, y, _ = problem
     fn = jax.jit(clipping.clipped_grad(linear_loss, l2_clip_norm=1.0, method=method))
@@ -231,6 +235,7 @@ def test_batches_of_none_and_of_one(method, problem):
     assert one.norms.shape == (1,)
 
 
+@pytest.mark.quick_cases("one_pass")
 def test_bfloat16_sums_are_float32(method):
     if method == "two_pass":
         pytest.skip("refused, see below")
@@ -271,6 +276,7 @@ def test_nnx_module_state_and_prefix(method):
     assert np.linalg.norm(out.grads["layers"][1]["kernel"][...]) < 0.6
 
 
+@pytest.mark.quick_cases("one_pass")
 def test_static_leaves_stay_static(method):
     params = {"w": jnp.ones(3), "steps": jnp.arange(3), "act": jnp.tanh, "p": 0.5}
     out = clipping.clipped_grad(

@@ -293,6 +293,7 @@ def test_narrow_activations_add_no_more_than_the_threshold(dtype, method):
         assert found.count("reduce_precision") >= 4
 
 
+@pytest.mark.quick_cases("vmap")
 @pytest.mark.parametrize("method", ["one_pass", "vmap"])
 def test_small_cotangents_of_float16_are_kept(method):
     """Below 2**-14 float16 has subnormal numbers, which an operation that rounds may flush to zero."""

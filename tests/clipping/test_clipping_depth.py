@@ -108,6 +108,7 @@ def test_sequences_of_two_lengths_are_normed_apart():
         np.testing.assert_allclose(a, b, rtol=1e-3, atol=1e-6)
 
 
+@pytest.mark.quick_cases("all positions")
 @pytest.mark.parametrize("last_only", [False, True], ids=["all positions", "the last position"])
 def test_an_embedding_that_is_looked_up_and_multiplied_is_normed_with_the_rest(
     monkeypatch, last_only

@@ -196,6 +196,7 @@ def test_a_derivative_forwards_hides_no_transpose(layer):
     assert np.linalg.norm(out.grads) <= 0.5 * (1 + 1e-6)
 
 
+@pytest.mark.quick_cases("softmax", "relu")
 @pytest.mark.parametrize("function", [
     jax.nn.relu, jax.nn.softmax, jax.nn.softplus, jax.nn.silu, jax.nn.logsumexp,
 ], ids=lambda f: f.__name__)  # fmt: skip

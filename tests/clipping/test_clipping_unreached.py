@@ -133,6 +133,7 @@ class Net(nnx.Module):
         return self.layers[1](self.norm(x[None])[0]).sum()
 
 
+@pytest.mark.slow
 def test_names_within_modules_are_those_that_wrt_takes():
     net = Net(nnx.Rngs(0))
     with pytest.warns(ClippingWarning, match="layers/0/bias, layers/0/kernel: ") as found:

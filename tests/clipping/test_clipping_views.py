@@ -149,6 +149,7 @@ def test_norms_and_sums_are_exact(monkeypatch, case, favor):
     check(fn(params, *batch), per_example(loss, params, batch), 0.5)
 
 
+@pytest.mark.slow
 def test_a_mapped_embedding_takes_no_more_than_its_sum():
     loss, layer, (tokens,) = embedding(vocabulary=50_000, width=64)
     shapes = jax.eval_shape(lambda: layer)

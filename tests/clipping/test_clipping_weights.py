@@ -219,6 +219,7 @@ def falls_back():
     return loss, {name: normal(IN, OUT, seed=n) for n, name in enumerate("abcd")}, (X,)
 
 
+@pytest.mark.slow
 def test_what_has_no_rule_is_exact_too(monkeypatch):
     by_gram(monkeypatch, 0.0)
     loss, params, batch = falls_back()

@@ -278,6 +278,7 @@ def test_leaves_of_a_state_are_chosen():
         assert clipping_params.select(wrt, state) == wanted
 
 
+@pytest.mark.slow
 def test_leaves_of_an_equinox_module_are_chosen():
     """By a mask, which is a module that can be called, and by names and numbers in paths."""
     model = eqx.filter(eqx.nn.MLP(3, 1, 2, 1, key=jax.random.key(0)), eqx.is_array)

@@ -123,6 +123,7 @@ def test_gaussian_noise_spends_exactly_the_budget():
     assert (worst**2 * stds**2).sum() < (worst**2 * uniform**2).sum()
 
 
+@pytest.mark.quick_cases("2-1", "8-2")
 @pytest.mark.parametrize("power", [0, 1, 2])
 @pytest.mark.parametrize("bins", [2, 8])
 def test_a_level_never_changes_by_more_than_stated(power, bins):
@@ -173,6 +174,7 @@ def test_audit_accepts_the_tree_and_catches_a_released_root():
     assert audited_epsilon(law, 1.0, 2, 2 * delta) > 1.3
 
 
+@pytest.mark.slow
 def test_audit_catches_features_beyond_the_declared_range():
     """Features reach Γ = 1, but noise for [0, R], R = 1/2: the second moment moves by 2, not by 2R²."""
     law = TruncatedLaplace.calibrate(2 * 0.5**2, 1.0, 1e-2)

@@ -73,7 +73,7 @@ def test_trees_of_distances_have_a_bound_for_each_coordinate():
         )
 
 
-@pytest.mark.quick_cases("box")
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["box", "ball"])
 def test_a_row_at_the_edge_counts_however_large_its_logit_is(kind):
     """0.3 is more in 32 bits than in 64, by enough for e^50 to take it for a row that is too long."""
@@ -103,6 +103,7 @@ def test_answers_are_in_the_values_domain_whatever_sums_and_masses_are(value_dom
     np.testing.assert_allclose(domain.nearest_values(answers), answers, atol=1e-6)
 
 
+@pytest.mark.slow
 def test_a_feature_of_high_degree_is_a_number_for_one_query():
     """Compiled for one query, a product of 112 coordinates became ∞·0, and the answer 0."""
     features = PolynomialFeatures(1, 112, 60.0)

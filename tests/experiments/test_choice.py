@@ -20,6 +20,7 @@ def tiny(**changes):
     return config
 
 
+@pytest.mark.slow
 def test_a_user_moves_the_lead_by_no_more_than_is_declared():
     """The worst user: the trained model ranks the item first, and the start nowhere."""
     config = tiny(choice_budget_fraction=0.25)

@@ -186,6 +186,7 @@ def finished(tmp_path_factory):
     return run.execute(config, folder)
 
 
+@pytest.mark.slow
 def test_a_run_leaves_a_classifier(finished):
     model = classify.load(records.load_config(SOURCE), finished.workdir)
     found = model.predict(["a1 a2 w3", "b1 b2", ""])

@@ -67,6 +67,7 @@ def test_tiny_runs_report_errors_and_guarantees(variant, tmp_path):
         assert len(outcome.releases) == 8  # each of them, and not only each row
 
 
+@pytest.mark.slow
 def test_regression_without_noise_is_least_squares():
     rng = np.random.default_rng(0)
 

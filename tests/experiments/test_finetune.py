@@ -209,6 +209,7 @@ def test_a_killed_run_goes_on(tmp_path, monkeypatch):
         np.testing.assert_array_equal(array, killed[name])
 
 
+@pytest.mark.slow
 def test_ngrams_are_clipped_at_a_length_that_no_document_chooses():
     config = configured(SMALL)
     language = tuned_text.build(config)

@@ -104,6 +104,7 @@ def test_a_temperature_makes_attention_of_many_columns_more_than_the_identity(ke
             gram.attention(X @ X.T, kernel=kernel, temperature=wrong)
 
 
+@pytest.mark.slow
 def test_cosh_kernel_agrees_with_its_definition_and_does_not_overflow():
     A = np.random.default_rng(0).normal(size=(5, 5))
     expected = np.cosh(A) / np.cosh(A).sum(axis=1, keepdims=True)

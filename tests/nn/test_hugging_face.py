@@ -40,7 +40,7 @@ def compared(name, found, mask):
     return found[mask] if name in folders.WINDOWED else found
 
 
-@pytest.mark.quick_cases("bert", "gpt2", "llama", "qwen3")
+@pytest.mark.quick_cases("bert", "gpt2", "llama")
 @pytest.mark.parametrize("name", ALL)
 def test_outputs_are_those_of_transformers(name):
     tokens, mask, expected = folders.reference(name)
@@ -309,6 +309,7 @@ def test_texts_beyond_the_context_are_refused():
             model(jnp.full(longest + 1, 5))
 
 
+@pytest.mark.slow
 def test_an_encoder_has_no_shift():
     with pytest.raises(ValueError, match="shift=True must be False for an encoder"):
         lora.attach(pretrained.load(folders.HERE / "bert"), target_modules="query", shift=True)

@@ -62,6 +62,7 @@ def test_exponential_draws_are_exact_to_2_to_the_minus_50_whatever_bits_follow()
     assert found.min() < 1e-200
 
 
+@pytest.mark.slow
 def test_normal_draws_are_exact_to_2_to_the_minus_48_whatever_bits_follow():
     bits = words(1200)
     exponential = coupled.exponential_from_bits(*bits)

@@ -59,6 +59,7 @@ def test_a_whole_number_is_the_count_of_thresholds_above_its_bits():
     assert not lattice.is_far(words(value)).any()
 
 
+@pytest.mark.slow
 def test_beyond_the_table_further_bits_decide():
     """Down to probabilities that no float holds; the table's end and what comes after it agree."""
     for low, fresh, empty in [

@@ -28,6 +28,7 @@ def test_entries_are_those_of_one_draw():
     assert len(set(rounded)) == len(rounded) == 135
 
 
+@pytest.mark.slow
 def test_other_generators_draw_too():
     """Those that hash no counters."""
     key = jax.random.key(0, impl="rbg")

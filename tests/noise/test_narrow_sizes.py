@@ -67,7 +67,7 @@ def test_the_number_of_samples_is_that_of_the_same_eta(narrow, calibration):
         assert samples[0] == samples[1] > 3
 
 
-@pytest.mark.quick_cases("bfloat16")
+@pytest.mark.slow
 @NARROW
 def test_integers_are_released_with_the_noise_of_their_unit(narrow):
     def declared(number):

@@ -105,6 +105,7 @@ def test_exponential_draws_end_at_the_bound_and_nowhere_before_it(monkeypatch):
     np.testing.assert_allclose(ends[2], signs * 193 * math.log(2), rtol=1e-12)
 
 
+@pytest.mark.slow
 def test_signs_are_fair_and_say_nothing_of_sizes():
     draws = np.asarray(Laplace(1.0).sample(jax.random.key(2), (100_000,)))
     assert draws.dtype == np.float64

@@ -171,6 +171,7 @@ def discrete_gaussian(values, std):
     return weights / weights.sum()
 
 
+@pytest.mark.quick_cases("40.0")
 @pytest.mark.parametrize("std", [1.0, 40.0, 2.0**40])
 def test_noise_is_a_discrete_gaussian_of_the_declared_size(std):
     count = 20_000

@@ -194,6 +194,7 @@ def test_a_calibrated_training_spends_its_budget(epsilon, probability, steps):
     assert noise < dpx.calibrate_dpsgd(epsilon, 1e-5, **settings)
 
 
+@pytest.mark.slow
 def test_a_ledger_composes_it_with_other_releases():
     settings: dict[str, Any] = {"sampling_probability": 0.21, "steps": 12}
     run = privacy.dpsgd_guarantee(1.0, 1e-5, sampling="allocation", unit="user", **settings)

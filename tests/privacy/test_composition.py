@@ -184,6 +184,7 @@ def test_the_risk_of_many_steps():
     assert 2 <= spent.risk("replace_one").mu < 2.1
 
 
+@pytest.mark.slow
 def test_memory_is_bounded():
     """6.3 GiB were taken at a sampling probability of 1e-9, and more in a billion steps."""
     for multiplier, settings in (
