@@ -187,10 +187,10 @@ NAMED = r"event (17|0)\b|row (18|1)\b|line 1[89]\b|Object arrays"
 @pytest.mark.quick_cases(
     "authors",
     "Amazon",
-    "table, compressed",
     "table, csv",
     "blocks, npz",
-    "events, arrays of objects",
+    "events, arrays",
+    "events, columns of pandas",
     "table, parquet of pandas",
     "MovieLens",
 )

@@ -151,10 +151,9 @@ def compare(monkeypatch, case, favor):
 @pytest.mark.quick_cases(
     "Gram-linen_weight_norm",
     "Gram-spectral_norm",
-    "Gram-penalty",
+    "Gram-nnx_scaled",
     "Gram-penalty_through_a_scan",
-    "Gram-straight_through",
-    "held-tied_rows_of_length_one",
+    "held-straight_through",
     "held-function_of_an_embedding",
     "held-weight_standardisation",
 )
