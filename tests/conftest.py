@@ -1,5 +1,6 @@
 """What all tests share: compiled programs, and the option `--parts`."""
 
+import collections
 import datetime
 import gc
 import os
@@ -14,7 +15,7 @@ _FOLDER = tempfile.TemporaryDirectory(prefix="dpx-tests-")
 os.environ["XDG_CACHE_HOME"] = os.path.join(_FOLDER.name, "cache")
 # Compiled programs are found by what they compute, so that a session may use those of another.
 os.environ.setdefault("JAX_COMPILATION_CACHE_DIR", os.path.join(_FOLDER.name, "xla"))
-os.environ["JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS"] = "0.3"
+os.environ["JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS"] = "0.1"
 os.environ |= xla_flags(*QUICK_KERNELS)
 if QUICK_KERNELS:  # See `_programs`; a run of a command line is compared with one in this process.
     os.environ["JAX_DISABLE_MOST_OPTIMIZATIONS"] = "1"
@@ -51,7 +52,9 @@ def pytest_addoption(parser):
     )
 
 
+@pytest.hookimpl(tryfirst=True)  # before -m chooses
 def pytest_collection_modifyitems(config, items):
+    _spare_cases(config, items)
     parts = config.getoption("--parts")
     if parts < 1:
         raise pytest.UsageError(
@@ -65,3 +68,20 @@ def pytest_collection_modifyitems(config, items):
         (chosen if todays else left).append(item)
     config.hook.pytest_deselected(items=left)
     items[:] = chosen
+
+
+def _spare_cases(config, items):
+    """Marks as slow what `quick_cases` leaves out, so that a table costs the fast tests a few of its rows."""
+    cases = collections.defaultdict(list)
+    for item in items:
+        if item.get_closest_marker("quick_cases"):
+            cases[item.path, item.originalname].append(item)
+    for (_, name), rows in cases.items():
+        quick = rows[0].get_closest_marker("quick_cases").args or [rows[0].callspec.id]
+        absent = set(quick) - {row.callspec.id for row in rows}
+        some = config.getoption("lf", False) or any("::" in arg for arg in config.args)
+        if absent and not some:
+            raise pytest.UsageError(f"{name} has no case {absent}, which quick_cases names")
+        for row in rows:
+            if row.callspec.id not in quick:
+                row.add_marker("slow")

@@ -157,7 +157,7 @@ class PolynomialFeatures:
             stop = start + len(previous)
             exponents = self.exponents[stop : stop + len(parents)]
             last = exponents[np.arange(len(parents)), variables]
-            factor = jnp.asarray(1 / np.sqrt(last), x.dtype).reshape(-1, *[1] * (x.ndim - 1))
+            factor = (1 / np.sqrt(last)).astype(x.dtype).reshape(-1, *[1] * (x.ndim - 1))
             previous = previous[parents - start] * (x[variables] * factor)
             if len(blocks) % _PRODUCTS == 0:
                 previous = jax.lax.optimization_barrier(previous)

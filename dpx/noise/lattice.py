@@ -96,6 +96,7 @@ class Words(NamedTuple):
     low_rounding: jax.Array
 
 
+@functools.partial(jax.jit, static_argnames="dtype")
 def step_of(std: ArrayLike, dtype, *, multiplier_norm: ArrayLike) -> jax.Array:
     """The step g of the grid on which noise of this standard deviation lies.
 
@@ -116,6 +117,7 @@ def step_of(std: ArrayLike, dtype, *, multiplier_norm: ArrayLike) -> jax.Array:
     return jax.lax.bitcast_convert_type((bits + mask) & ~mask, dtype)
 
 
+@jax.jit  # not a program for each of its operations
 def add(exact: jax.Array, step: jax.Array, normal: jax.Array, uniform: jax.Array) -> jax.Array:
     """The value with noise, on the grid: (k + J + n)·g, of the shape and type of `exact`.
 

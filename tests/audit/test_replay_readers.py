@@ -184,6 +184,16 @@ CATALOGUE = {label: n for n, label in enumerate([0, 1, 2, 3, "x", str(2**63), "0
 NAMED = r"event (17|0)\b|row (18|1)\b|line 1[89]\b|Object arrays"
 
 
+@pytest.mark.quick_cases(
+    "authors",
+    "Amazon",
+    "table, csv",
+    "blocks, npz",
+    "events, arrays",
+    "events, columns of pandas",
+    "table, parquet of pandas",
+    "MovieLens",
+)
 @pytest.mark.parametrize("reader", READERS)
 def test_an_odd_record_moves_nothing_but_its_own_part(reader, tmp_path):
     write, read = READERS[reader]

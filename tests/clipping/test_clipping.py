@@ -42,6 +42,14 @@ def norms_of(*gradients):
     return np.sqrt(sum((g.reshape(len(g), -1) ** 2).sum(1) for g in gradients))
 
 
+@pytest.mark.quick_cases(
+    "vmap-True-3",
+    "one_pass-False-3",
+    "two_pass-True-100",
+    "one_pass-True-None",
+    "two_pass-False-1",
+    "vmap-False-None",
+)
 @pytest.mark.parametrize("microbatch_size", [None, 1, 3, 100])
 @pytest.mark.parametrize("normalize", [False, True])
 def test_matches_the_closed_form(method, problem, normalize, microbatch_size):
@@ -62,6 +70,7 @@ def test_matches_the_closed_form(method, problem, normalize, microbatch_size):
     np.testing.assert_allclose(out.losses, 0.5 * gradients["b"] ** 2 * mask, rtol=1e-5)
 
 
+@pytest.mark.quick_cases("17")
 @pytest.mark.parametrize("size", [20, 16, 17])
 def test_more_microbatches_than_are_added_up_plainly(size):
     """Sums of blocks of eight microbatches, the last one of fewer, and of one that is filled up."""
@@ -81,6 +90,7 @@ def test_more_microbatches_than_are_added_up_plainly(size):
         np.testing.assert_allclose(parts.grads[name], whole.grads[name], rtol=1e-5, atol=1e-6)
 
 
+@pytest.mark.quick_cases("two_pass")
 def test_huge_threshold_gives_the_ordinary_gradient(method, problem):
     params, x, y, _ = problem
     out = clipping.clipped_grad(linear_loss, l2_clip_norm=1e8, method=method)(params, x, y)
@@ -121,6 +131,7 @@ def test_sensitivity_is_attained_and_never_exceeded(method, problem):
         assert moved == pytest.approx(1.5, rel=1e-4)
 
 
+@pytest.mark.quick_cases("one_pass-2-nan", "vmap-None-nan", "two_pass-None-1e+38")
 @pytest.mark.parametrize("bad", [np.nan, pytest.param(np.inf, marks=pytest.mark.slow), 1e38])
 @pytest.mark.parametrize("microbatch_size", [None, 2])
 def test_non_finite_examples_add_nothing(method, problem, bad, microbatch_size):
@@ -142,6 +153,7 @@ def test_non_finite_examples_add_nothing(method, problem, bad, microbatch_size):
         np.testing.assert_allclose(out.grads[name], expected.grads[name], rtol=1e-5, atol=1e-6)
 
 
+@pytest.mark.quick_cases("two_pass")
 def test_long_examples_that_are_not_finite_add_nothing(method):
     x = np.random.default_rng(0).normal(size=(3, 1025)).astype(np.float32)
     fn = clipping.clipped_grad(lambda w, x: jnp.tanh(x @ w), l2_clip_norm=1.0, method=method)
@@ -170,6 +182,7 @@ def test_where_no_gradient_is_finite_the_sums_are_zero(method, problem):
         np.testing.assert_array_equal(out.norms, np.where(mask, np.inf, 0.0))
 
 
+@pytest.mark.quick_cases("two_pass")
 def test_non_finite_examples_do_not_stand_in_for_masked_ones(method, problem):
     params, x, y, _ = problem
     fn = clipping.clipped_grad(linear_loss, l2_clip_norm=1.0, method=method)
@@ -207,6 +220,7 @@ def test_one_non_finite_group_silences_the_whole_example(method):
     np.testing.assert_allclose(out.grads["a"], -0.5, rtol=1e-5)
 
 
+@pytest.mark.quick_cases("two_pass")
 def test_batches_of_none_and_of_one(method, problem):
     params, x, y, _ = problem
     fn = jax.jit(clipping.clipped_grad(linear_loss, l2_clip_norm=1.0, method=method))
@@ -221,6 +235,7 @@ def test_batches_of_none_and_of_one(method, problem):
     assert one.norms.shape == (1,)
 
 
+@pytest.mark.quick_cases("one_pass")
 def test_bfloat16_sums_are_float32(method):
     if method == "two_pass":
         pytest.skip("refused, see below")
@@ -261,6 +276,7 @@ def test_nnx_module_state_and_prefix(method):
     assert np.linalg.norm(out.grads["layers"][1]["kernel"][...]) < 0.6
 
 
+@pytest.mark.quick_cases("one_pass")
 def test_static_leaves_stay_static(method):
     params = {"w": jnp.ones(3), "steps": jnp.arange(3), "act": jnp.tanh, "p": 0.5}
     out = clipping.clipped_grad(

@@ -11,6 +11,7 @@ from dpx import clipping
 from dpx.clipping import batches, xla_cpu
 
 
+@pytest.mark.quick_cases("100000")
 @on_one_cpu
 @pytest.mark.parametrize("longest_in_place", [0, 100000])
 def test_long_steps_are_computations_of_their_own(monkeypatch, longest_in_place):
@@ -48,6 +49,9 @@ def test_a_step_is_as_long_as_all_that_its_scans_hold(monkeypatch):
     assert [is_outlined(layers) for layers in (1, 100)] == [False, True]
 
 
+@pytest.mark.quick_cases(
+    "0-[False, True, False]-2", "100000-[True, True, True]-None", "0-[False, False, False]-None"
+)
 @pytest.mark.parametrize("microbatch_size", [None, 2])
 @pytest.mark.parametrize("mask", [[True] * 3, [False] * 3, [False, True, False]], ids=str)
 @pytest.mark.parametrize("longest_in_place", [0, 100000])
@@ -96,6 +100,7 @@ def test_a_step_runs_as_often_as_examples_have_to_be_left_out(finite, mask, runs
     np.testing.assert_array_equal(np.isnan(norms), np.array(mask) & ~np.array(finite))
 
 
+@pytest.mark.quick_cases("100000")
 @pytest.mark.parametrize("longest_in_place", [0, 100000])
 def test_a_step_runs_without_jit(monkeypatch, longest_in_place):
     """As one does to look for an error."""

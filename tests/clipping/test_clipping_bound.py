@@ -137,6 +137,7 @@ def by_gram(monkeypatch):
     monkeypatch.setattr(plan, "FAVOR_TABLE", 0.0)
 
 
+@pytest.mark.quick_cases("short")
 @pytest.mark.parametrize("name", SHAPES)
 def test_no_example_adds_more_than_the_threshold(name):
     found = search(SHAPES[name], count=64, batch=32, climbs=2)
@@ -255,6 +256,7 @@ def test_the_bound_on_a_sum_grows_with_its_terms():
     assert recomputed.rounding(256, params, x) == np.inf
 
 
+@pytest.mark.quick_cases("one_pass-float16", "vmap-bfloat16")
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
 @pytest.mark.parametrize("method", ["one_pass", "vmap"])
 def test_narrow_activations_add_no_more_than_the_threshold(dtype, method):
@@ -291,6 +293,7 @@ def test_narrow_activations_add_no_more_than_the_threshold(dtype, method):
         assert found.count("reduce_precision") >= 4
 
 
+@pytest.mark.quick_cases("vmap")
 @pytest.mark.parametrize("method", ["one_pass", "vmap"])
 def test_small_cotangents_of_float16_are_kept(method):
     """Below 2**-14 float16 has subnormal numbers, which an operation that rounds may flush to zero."""

@@ -102,6 +102,9 @@ def heads():
 CASES = (once, transposed_and_tied, concatenated, scanned, heads)
 
 
+@pytest.mark.quick_cases(
+    "one_pass-once", "one_pass-transposed_and_tied", "two_pass-scanned", "one_pass-concatenated"
+)
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.__name__)
 @pytest.mark.parametrize("method", ["one_pass", "two_pass"])
 def test_norms_and_sums_are_exact(monkeypatch, case, method):

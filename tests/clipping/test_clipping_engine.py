@@ -47,6 +47,7 @@ def rules_of(loss, params, *batch):
     }
 
 
+@pytest.mark.quick_cases("some repeats-one_pass", "one token only-two_pass")
 @pytest.mark.parametrize("method", METHODS)
 @pytest.mark.parametrize("repeated", [False, True], ids=["some repeats", "one token only"])
 def test_tied_embedding_with_repeats_masks_and_one_example(monkeypatch, method, repeated):
@@ -150,6 +151,7 @@ def test_indices_out_of_range(monkeypatch, mode):
     check(jit(clipping.clipped_grad(loss, l2_clip_norm=0.5))(params, ids), gradients, 0.5)
 
 
+@pytest.mark.quick_cases("1.0", "0.0001")
 @pytest.mark.parametrize("remainder", [1.0, 1e-1, 1e-2, 1e-3, 1e-4, 1e-6])
 def test_cancelling_terms_never_exceed_the_threshold(monkeypatch, remainder):
     """Two positions whose gradients cancel but for a small remainder."""
@@ -219,6 +221,7 @@ def test_crafted_rounding_gains_little(positions):
     assert np.linalg.norm(np.asarray(found, "f8")) <= 1
 
 
+@pytest.mark.quick_cases("True-False", "False-True")
 @pytest.mark.parametrize("normalize", [False, True])
 @pytest.mark.parametrize("swapped", [False, True])
 def test_squares_that_are_flushed_to_zero_do_not_hide_a_gradient(normalize, swapped):

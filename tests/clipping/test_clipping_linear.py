@@ -84,6 +84,17 @@ LINEAR = {
 }
 
 
+@pytest.mark.quick_cases(
+    "sign",
+    "sorted",
+    "quotient",
+    "square in a scan",
+    "something else in a branch",
+    "of its norm",
+    "until it is small",
+    "where it is positive",
+    "affine",
+)
 @pytest.mark.parametrize("name", NONLINEAR)
 def test_what_is_not_linear_is_exact(name):
     loss = loss_with(NONLINEAR[name])
@@ -91,6 +102,7 @@ def test_what_is_not_linear_is_exact(name):
     check(jit(fn)(W, X), per_example(loss, W, (X,)), 0.5)
 
 
+@pytest.mark.quick_cases("a scan", "looked up", "a branch", "held back", "masked", "multiplied")
 @pytest.mark.parametrize("name", LINEAR)
 def test_what_is_linear_is_exact(name):
     loss = loss_with(LINEAR[name])
@@ -112,6 +124,7 @@ def iterated(matrix, y):
     return jax.scipy.sparse.linalg.cg(lambda z: matrix @ z, y, tol=1e-3)[0]
 
 
+@pytest.mark.quick_cases
 @pytest.mark.parametrize("by", [jnp.linalg.solve, iterated], ids=["in one go", "iterated"])
 def test_solvers_are_differentiated_as_they_are(by):
     fn = clipping.clipped_grad(solved(by), l2_clip_norm=0.5, method="two_pass")
@@ -183,6 +196,7 @@ def test_a_derivative_forwards_hides_no_transpose(layer):
     assert np.linalg.norm(out.grads) <= 0.5 * (1 + 1e-6)
 
 
+@pytest.mark.quick_cases("softmax", "relu")
 @pytest.mark.parametrize("function", [
     jax.nn.relu, jax.nn.softmax, jax.nn.softplus, jax.nn.silu, jax.nn.logsumexp,
 ], ids=lambda f: f.__name__)  # fmt: skip

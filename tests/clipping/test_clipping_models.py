@@ -77,6 +77,7 @@ SMALL = ("one layer twice", "tied autoencoder", "haiku MLP")
 LARGE = [name for name in clipping_models.MODELS if name not in SMALL]
 
 
+@pytest.mark.quick_cases("one layer twice")
 @pytest.mark.parametrize(
     "name", [*SMALL, *(pytest.param(n, marks=pytest.mark.slow) for n in LARGE)]
 )

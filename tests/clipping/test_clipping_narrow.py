@@ -13,6 +13,7 @@ from dpx import clipping
 pytestmark = pytest.mark.optimized
 
 
+@pytest.mark.quick_cases("a product", "a number")
 @pytest.mark.parametrize(
     "narrow",
     [
@@ -114,6 +115,7 @@ def test_matrix_units_multiply_bfloat16_numbers(as_on_a_gpu, positions):
         assert 0.999 * 0.3 < np.linalg.norm(alone) <= 0.3
 
 
+@pytest.mark.quick_cases("False-one_pass", "True-auto")
 @pytest.mark.parametrize("method", ["one_pass", "auto"])
 @pytest.mark.parametrize("tied", [False, True])
 def test_matrix_units_multiply_numbers_of_11_bits(as_on_a_gpu, tied, method):

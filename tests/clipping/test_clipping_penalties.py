@@ -95,6 +95,9 @@ CASES = (
 )  # fmt: skip
 
 
+@pytest.mark.quick_cases(
+    "scaled_between_cyclic_transposes", "scale_of_some_entries", "group_lasso", "barrier"
+)
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.__name__)
 def test_norms_and_sums_are_exact(monkeypatch, case):
     compare(monkeypatch, case, 0.0)
@@ -107,6 +110,7 @@ BACKWARDS = {
 }
 
 
+@pytest.mark.quick_cases("penalty-quotient", "weight-square")
 @pytest.mark.parametrize("name", BACKWARDS)
 @pytest.mark.parametrize("inside", ["weight", "penalty"])
 def test_derivatives_of_weights_that_are_not_linear_fall_back(monkeypatch, name, inside):

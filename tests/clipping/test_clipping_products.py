@@ -188,6 +188,7 @@ def test_weights_may_be_printed(method, capfd):
     assert "weights" in capfd.readouterr().out
 
 
+@pytest.mark.quick_cases("bfloat16")
 @pytest.mark.parametrize("dtype", ["float8_e5m2", "float8_e4m3fn", "bfloat16"])
 def test_narrow_tables(dtype):
     def loss(table, ids):
@@ -202,6 +203,7 @@ def test_narrow_tables(dtype):
     np.testing.assert_allclose(one.grads, vmap.grads, rtol=1e-4, atol=1e-6)
 
 
+@pytest.mark.quick_cases("auto")
 @pytest.mark.parametrize("method", ["auto", "one_pass", "vmap"])
 def test_numbers_of_eight_bits(method):
     """Which JAX does not promote by itself."""

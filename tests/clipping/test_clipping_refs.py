@@ -21,6 +21,7 @@ def written(p, x):
     return jnp.sum(jnp.tanh(ref[...]) ** 2)
 
 
+@pytest.mark.quick_cases("auto", "two_pass")
 @pytest.mark.parametrize("method", ["auto", "one_pass", "two_pass", "vmap"])
 def test_a_loss_may_write_to_arrays_of_its_own(method):
     fn = clipping.clipped_grad(written, l2_clip_norm=0.5, method=method)

@@ -60,6 +60,7 @@ def _drawn_by_rejection(key, x):
     return jax.random.gamma(key, 2.0, x.shape)
 
 
+@pytest.mark.quick_cases("_drawn_by_rejection", "_drawn_in_a_scan")
 @pytest.mark.parametrize(
     "draw",
     [_drawn, _drawn_in_a_scan, _drawn_in_a_branch, _drawn_in_a_loop, _drawn_by_rejection],
@@ -103,6 +104,7 @@ def test_a_function_that_draws_for_the_example_and_then_for_all_is_reported():
         clipped(loss, batch=(X, keys), strict=True)
 
 
+@pytest.mark.quick_cases("auto-rbg")
 @pytest.mark.parametrize("implementation", ["rbg", "unsafe_rbg"])
 @pytest.mark.parametrize("method", ["auto", pytest.param("vmap", marks=pytest.mark.slow)])
 def test_keys_that_jax_draws_from_by_place_are_refused(implementation, method):

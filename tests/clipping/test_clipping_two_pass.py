@@ -100,6 +100,7 @@ def median_norm(gradients):
     return float(np.median(np.sqrt(sum((g.reshape(len(g), -1) ** 2).sum(1) for g in gradients))))
 
 
+@pytest.mark.quick_cases("scan")
 @pytest.mark.parametrize(
     "name",
     [

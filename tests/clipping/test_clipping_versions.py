@@ -77,6 +77,7 @@ def test_a_traced_function_that_is_called_is_looked_into(method):
     check(out, per_example(loss, params, (x,)), 0.5)
 
 
+@pytest.mark.slow
 def test_numpy_integers_are_explained_without_a_warning(recwarn):
     loss, params, (ids,) = clipping_models.MODELS["linen GRU, tied"]()
     dpx.explain_clipping(loss, params, np.asarray(ids, np.int64))

@@ -132,6 +132,9 @@ CASES = (
 )  # fmt: skip
 
 
+@pytest.mark.quick_cases(
+    "Gram-embedding", "Gram-joined_gates", "Gram-split_heads", "Gram-parts_of_parts", "Gram-wrapped"
+)
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.__name__)
 @pytest.mark.parametrize(
     "favor", [0.0, pytest.param(1e9, marks=pytest.mark.slow)], ids=["Gram", "held"]
@@ -146,6 +149,7 @@ def test_norms_and_sums_are_exact(monkeypatch, case, favor):
     check(fn(params, *batch), per_example(loss, params, batch), 0.5)
 
 
+@pytest.mark.slow
 def test_a_mapped_embedding_takes_no_more_than_its_sum():
     loss, layer, (tokens,) = embedding(vocabulary=50_000, width=64)
     shapes = jax.eval_shape(lambda: layer)
@@ -163,6 +167,7 @@ def test_a_slice_that_is_added_is_looked_up():
     assert found["w"][3] == []
 
 
+@pytest.mark.slow
 def test_weights_times_a_number_inside_loops_have_rules():
     """Equalised learning rates: the weight is divided by a number wherever it is used."""
 
@@ -207,6 +212,7 @@ def complex_weights(kind):
     return loss, p, (rng.normal(size=(4, 9, 8)).astype("f4"),)
 
 
+@pytest.mark.quick_cases("Gram-sum")
 @pytest.mark.parametrize("kind", ["complex", "sum", "looked up"])
 @pytest.mark.parametrize(
     "favor", [0.0, pytest.param(1e9, marks=pytest.mark.slow)], ids=["Gram", "held"]

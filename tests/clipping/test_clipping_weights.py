@@ -148,12 +148,22 @@ def compare(monkeypatch, case, favor):
     check(jit(lambda *batch: fn(params, *batch))(*batch), per_example(loss, params, batch), 0.5)
 
 
+@pytest.mark.quick_cases(
+    "Gram-linen_weight_norm",
+    "Gram-spectral_norm",
+    "Gram-nnx_scaled",
+    "Gram-penalty_through_a_scan",
+    "held-straight_through",
+    "held-function_of_an_embedding",
+    "held-weight_standardisation",
+)
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.__name__)
 @pytest.mark.parametrize("favor", [0.0, 1e9], ids=["Gram", "held"])
 def test_norms_and_sums_are_exact(monkeypatch, case, favor):
     compare(monkeypatch, case, favor)
 
 
+@pytest.mark.quick_cases
 @pytest.mark.parametrize("method", ["one_pass", "two_pass"])
 def test_groups_and_masks(monkeypatch, method):
     by_gram(monkeypatch, 0.0)
@@ -208,6 +218,7 @@ def falls_back():
     return loss, {name: normal(IN, OUT, seed=n) for n, name in enumerate("abcd")}, (X,)
 
 
+@pytest.mark.slow
 def test_what_has_no_rule_is_exact_too(monkeypatch):
     by_gram(monkeypatch, 0.0)
     loss, params, batch = falls_back()

@@ -81,6 +81,7 @@ def test_gradients_are_those_of_the_adapters_alone(wrt, method, microbatch_size)
     check(out, lora_gradients(), 0.5)
 
 
+@pytest.mark.quick_cases("one_pass")
 @pytest.mark.parametrize("method", METHODS)
 def test_groups_of_adapters(method):
     clips = {"base": None, "lora": {"a": 0.2, "b": 0.3}}
@@ -125,6 +126,7 @@ def test_nnx_modules_and_states(wrt, as_state):
     assert jax.tree.structure(fn.trained(params)) == jax.tree.structure(out.grads)
 
 
+@pytest.mark.slow
 def test_a_filter_sees_the_params_of_a_module_and_a_type_names_any_variable():
     module = Adapted()
     fn = clipping.clipped_grad(module_loss, l2_clip_norm=1.0, wrt=lambda path, leaf: "norm" in path)
@@ -225,6 +227,7 @@ def test_wrong_choices():
             clipping.clipped_grad(plain_loss, l2_clip_norm=l2_clip_norm, wrt=wrt)(params, X)
 
 
+@pytest.mark.slow
 def test_fit_trains_the_adapters_alone(monkeypatch):
     params, step, seen = plain_params(), loop._step, []
 
@@ -275,6 +278,7 @@ def test_leaves_of_a_state_are_chosen():
         assert clipping_params.select(wrt, state) == wanted
 
 
+@pytest.mark.slow
 def test_leaves_of_an_equinox_module_are_chosen():
     """By a mask, which is a module that can be called, and by names and numbers in paths."""
     model = eqx.filter(eqx.nn.MLP(3, 1, 2, 1, key=jax.random.key(0)), eqx.is_array)

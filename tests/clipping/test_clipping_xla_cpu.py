@@ -24,6 +24,7 @@ def loss(p, x):
     return jnp.mean(jax.nn.log_softmax(x @ p["b"] + p["c"])[:, 0]) + jnp.sum(x**2)
 
 
+@pytest.mark.quick_cases("rows")
 @pytest.mark.parametrize(
     "trick", [t for t in sorted(xla_cpu.TRICKS) if t != "kept" or xla_cpu.keeps_blocks()]
 )

@@ -62,6 +62,7 @@ def test_what_is_told_apart_is_what_was_expected():
         assert found == pytest.approx(np.mean(shares), abs=0.04)
 
 
+@pytest.mark.quick_cases("1-box", "4-simplex")
 @pytest.mark.parametrize(
     "about",
     [
@@ -125,11 +126,13 @@ def test_the_number_of_rows_decides_nothing_where_it_is_private():
     assert found[0] == found[1] == found[2]
 
 
+@pytest.mark.slow
 def test_one_label_alone_is_no_error():
     found = cross_attention.expected_error(50, 2, 1, **LABELS, **BUDGET, features="auto")
     assert (found.error, found.mean_error, found.told_apart) == pytest.approx((0, 0, 0.5))
 
 
+@pytest.mark.slow
 def test_a_constant_is_said_with_its_numbers():
     K, V, _, _ = labelled(100, 4, 3, spread=1.0, queries=1)
     tiny = {"epsilon": 1e-3, "delta": 1e-5}
@@ -143,6 +146,7 @@ def test_a_constant_is_said_with_its_numbers():
             cross_attention.build(KEY, K, V, clip=True, **LABELS, **tiny, **chosen)
 
 
+@pytest.mark.slow
 def test_what_errs_more_than_the_mean_says_whether_it_ranks():
     K, V, _, _ = labelled(1000, 64, 20, spread=1.0, queries=1)
     found = cross_attention.expected_error(1000, 64, 20, **LABELS, **BUDGET, degree=2, scale=0.5)
@@ -153,6 +157,7 @@ def test_what_errs_more_than_the_mean_says_whether_it_ranks():
         cross_attention.build(KEY, K, V, clip=True, degree=2, scale=0.5, **LABELS, **BUDGET)
 
 
+@pytest.mark.slow
 def test_equal_weights_are_said():
     """Of keys in a ball the default scale d makes them."""
     K, V, _, _ = labelled(1000, 16, 3, spread=1.0, queries=1)

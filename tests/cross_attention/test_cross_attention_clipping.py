@@ -26,6 +26,7 @@ def test_building_under_jit_clips_and_agrees():
         jax.jit(functools.partial(build, clip=False))(K, V)
 
 
+@pytest.mark.quick_cases("box")
 @pytest.mark.parametrize("domain", ["box", "ball"])
 def test_clipping_bounds_every_row_by_itself(domain):
     K, V, _ = memory(6, 3)
@@ -64,6 +65,7 @@ def test_into_ball_takes_every_float(dtype):
             assert clip(inside, 10.0).tobytes() == inside.tobytes()
 
 
+@pytest.mark.quick_cases("float64")
 @pytest.mark.parametrize("dtype", [jnp.float32, jnp.float64])
 def test_norms_neither_overflow_nor_underflow(dtype):
     with jax.enable_x64(True):

@@ -67,6 +67,7 @@ def search(domain, features, trials=128, steps=60, **random):
     return float(jax.jit(jax.vmap(climb))(pairs).max())
 
 
+@pytest.mark.quick_cases("box-box-1-1-1.0-2")
 @pytest.mark.parametrize(
     ("kind", "value_domain", "dim", "value_dim", "scale", "degree"),
     [
@@ -90,6 +91,7 @@ def test_taylor_sensitivity_is_never_exceeded_and_attained(
     assert jnp.linalg.norm(here - there) == pytest.approx(bound, rel=1e-4)
 
 
+@pytest.mark.quick_cases("2-ball", "2-simplex")
 @pytest.mark.parametrize("value_domain", ["box", "ball", "simplex"])
 @pytest.mark.parametrize("degree", [2, 4])
 def test_a_row_that_comes_or_goes_moves_a_release_by_the_sensitivity(value_domain, degree):
@@ -115,6 +117,7 @@ def test_a_row_that_comes_or_goes_moves_a_release_by_the_sensitivity(value_domai
     assert norms.max() <= bound * (1 + 1e-5)
 
 
+@pytest.mark.slow
 def test_labels_are_replaced_for_less():
     """Two labels at keys whose features are orthogonal or not: √2 of a contribution, never 2."""
     domain = Domain("ball", 3, 4, 1.3, 1.3, 0.7, 1.7, "simplex")
@@ -151,6 +154,7 @@ def test_a_private_count_is_told_by_the_noisy_mass_alone():
         cross_attention.build(KEY, K[:0], V[:0], **BOX, **BUDGET)
 
 
+@pytest.mark.quick_cases("ball")
 @pytest.mark.parametrize("value_domain", ["box", "ball"])
 def test_a_release_moves_by_no_more_than_the_sensitivity_whatever_a_row_holds(value_domain):
     K, _, _ = memory(20, 2)
@@ -183,6 +187,7 @@ def test_random_feature_sensitivity_is_never_exceeded():
     assert 0.8 <= worst / (np.sqrt(2) * 0.8) <= 1 + 1e-5
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("logit", [60.0, 100.0])
 def test_random_features_that_overflow_stay_within_the_sensitivity(logit):
     """A key along the longest of the public directions; e^{logit} is too much for 32-bit floats."""
@@ -247,6 +252,7 @@ def test_what_fills_the_last_chunk_of_rows_is_not_summed(monkeypatch):
     np.testing.assert_allclose(pieces, whole, rtol=1e-4, atol=1e-3)
 
 
+@pytest.mark.quick_cases("box")
 @pytest.mark.parametrize("domain", ["box", "ball"])
 def test_fresh_noise_is_for_the_row_that_moves_each_answer_most(domain, monkeypatch):
     """One row at one end of the queries and all others at the other move answers by what is declared."""

@@ -106,6 +106,7 @@ def test_trees_of_distances_cover_the_rounding_of_a_record():
     )
 
 
+@pytest.mark.slow
 def test_sums_of_trees_say_how_long_a_record_is():
     """So many of them as would pass 64 bits are refused."""
     known = domain()

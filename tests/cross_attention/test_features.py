@@ -33,6 +33,7 @@ def test_inner_products_are_the_truncated_exponential(dim, degree, scale):
     )
 
 
+@pytest.mark.slow
 def test_features_are_all_monomials_once():
     features = PolynomialFeatures(4, 3)
     assert features.num_features == 35
@@ -53,6 +54,7 @@ def test_ranges_are_attained_at_the_corner_and_never_passed():
     np.testing.assert_allclose(features(np.full((1, 3), 2.0))[0], features.ranges(2.0), rtol=1e-5)
 
 
+@pytest.mark.quick_cases("6")
 @pytest.mark.parametrize("degree", [2, 3, 6, 9])
 def test_relative_error_is_the_maximum_over_the_interval(degree):
     for low, high in [(-3.0, 2.0), (0.0, 1.0), (-0.5, 0.5)]:
@@ -116,6 +118,7 @@ def test_misuse_raises():
             PolynomialFeatures(dim, degree)
 
 
+@pytest.mark.slow
 def test_integers_are_features_of_the_same_floats():
     features, x = PolynomialFeatures(2, 4, 1.5), np.array([[0, 1], [2, 3]])
     want = features(x.astype(np.float32))

@@ -123,6 +123,7 @@ def test_gaussian_noise_spends_exactly_the_budget():
     assert (worst**2 * stds**2).sum() < (worst**2 * uniform**2).sum()
 
 
+@pytest.mark.quick_cases("2-1", "8-2")
 @pytest.mark.parametrize("power", [0, 1, 2])
 @pytest.mark.parametrize("bins", [2, 8])
 def test_a_level_never_changes_by_more_than_stated(power, bins):
@@ -173,6 +174,7 @@ def test_audit_accepts_the_tree_and_catches_a_released_root():
     assert audited_epsilon(law, 1.0, 2, 2 * delta) > 1.3
 
 
+@pytest.mark.slow
 def test_audit_catches_features_beyond_the_declared_range():
     """Features reach Γ = 1, but noise for [0, R], R = 1/2: the second moment moves by 2, not by 2R²."""
     law = TruncatedLaplace.calibrate(2 * 0.5**2, 1.0, 1e-2)
@@ -308,6 +310,7 @@ def test_record_that_is_not_finite_counts_as_zero_under_jit_and_is_named_without
     np.testing.assert_allclose(got.query(y[:, 1]), want.query(y[:, 1]), rtol=1e-3, atol=0.8)
 
 
+@pytest.mark.slow
 def test_records_beyond_the_bounds_are_clipped_under_jit():
     @jax.jit
     def build(x, w):
@@ -319,6 +322,7 @@ def test_records_beyond_the_bounds_are_clipped_under_jit():
     np.testing.assert_array_equal(beyond, clipped)
 
 
+@pytest.mark.slow
 def test_sum_that_is_not_finite_counts_as_zero_under_jit_and_is_named_without():
     build = lambda values: trees.DPTree.build(  # noqa: E731
         jax.random.key(0), values, sensitivity=2.0, **EXACT

@@ -73,6 +73,7 @@ def test_trees_of_distances_have_a_bound_for_each_coordinate():
         )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["box", "ball"])
 def test_a_row_at_the_edge_counts_however_large_its_logit_is(kind):
     """0.3 is more in 32 bits than in 64, by enough for e^50 to take it for a row that is too long."""
@@ -90,6 +91,7 @@ def test_a_row_at_the_edge_counts_however_large_its_logit_is(kind):
     assert np.abs(edge).max() == pytest.approx(np.abs(inside).max(), rel=1e-3) != 0
 
 
+@pytest.mark.quick_cases("box")
 @pytest.mark.parametrize("value_domain", ["box", "ball", "simplex"])
 def test_answers_are_in_the_values_domain_whatever_sums_and_masses_are(value_domain):
     """With logits up to 100 weights lie between e⁻¹⁰⁰ and e¹⁰⁰, which 32 bits hold neither of."""
@@ -101,6 +103,7 @@ def test_answers_are_in_the_values_domain_whatever_sums_and_masses_are(value_dom
     np.testing.assert_allclose(domain.nearest_values(answers), answers, atol=1e-6)
 
 
+@pytest.mark.slow
 def test_a_feature_of_high_degree_is_a_number_for_one_query():
     """Compiled for one query, a product of 112 coordinates became ∞·0, and the answer 0."""
     features = PolynomialFeatures(1, 112, 60.0)
@@ -112,6 +115,7 @@ def test_a_feature_of_high_degree_is_a_number_for_one_query():
     np.testing.assert_allclose(found, np.exp(logs), rtol=2e-5, atol=1e-30)
 
 
+@pytest.mark.slow
 def test_logits_beyond_what_floats_hold_are_answered_and_their_sums_refused():
     bound = 2e5  # T_4 of the logits about the centre is 7e39, which is more than 32 bits hold
     K, V = np.full((1000, 1), bound), np.full((1000, 1), 0.7)
@@ -127,6 +131,7 @@ def test_logits_beyond_what_floats_hold_are_answered_and_their_sums_refused():
     assert not np.isfinite(jax.jit(built.sums)(Q)).all()
 
 
+@pytest.mark.slow
 def test_trees_answer_one_matrix_of_queries():
     built = cross_attention.build(KEY, K, V, mechanism="tree", degree=1, **BOX, **BUDGET)
     for ask in (built.query, built.sums):
@@ -134,6 +139,7 @@ def test_trees_answer_one_matrix_of_queries():
             ask(np.zeros((2, 3, 2)))
 
 
+@pytest.mark.quick_cases("1e+300")
 @pytest.mark.filterwarnings("error", "ignore:key can be guessed")
 @pytest.mark.parametrize("row", [0.0, 1e300])
 def test_a_row_of_zeros_or_beyond_32_bits_enters_a_ball_without_a_warning(row):
@@ -146,6 +152,7 @@ def test_a_row_of_zeros_or_beyond_32_bits_enters_a_ball_without_a_warning(row):
     assert np.isfinite(found).all()
 
 
+@pytest.mark.slow
 def test_trees_clip_rows_under_jit():
     @jax.jit
     def build(K, V):

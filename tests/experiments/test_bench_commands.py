@@ -39,6 +39,7 @@ def test_no_benchmark_is_left_out():
     assert COMMANDS.keys() == MODULES
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "name",
     [

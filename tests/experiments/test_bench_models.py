@@ -24,6 +24,7 @@ def test_there_are_as_many_cases_as_promised():
     assert not set(bench.THIRD_PARTY) & set(bench.CONSTRUCTS)
 
 
+@pytest.mark.slow
 def test_a_case_is_compared_and_measured():
     found = bench.row("small", lambda: small(microbatch_size=1), 1)
     assert found["status"] == "ran"
@@ -74,6 +75,7 @@ def test_options_of_a_case_are_those_of_clipped_grad():
     assert measure(case, 1)["parameters"] == 3
 
 
+@pytest.mark.slow
 def test_a_batch_that_is_taken_several_times_holds_as_much_more():
     once, often = (measure(small(), 1, copies=copies) for copies in (1, 64))
     assert often["error"] < 1e-6

@@ -9,6 +9,7 @@ import pytest
 from experiments.bench import costs
 
 
+@pytest.mark.quick_cases("recommender-1.3-float32")
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize(
     ("shape", "most"),

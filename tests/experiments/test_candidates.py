@@ -106,6 +106,7 @@ def test_no_user_moves_a_metric_by_more_than_is_declared():
         assert 0.9 / count < values[6] / count <= most[name]
 
 
+@pytest.mark.slow
 def test_one_heavy_user_makes_nobody_else_wide(monkeypatch):
     """A row as wide as the longest history for each user would be 480 MB here, twice."""
     rng = np.random.default_rng(0)
@@ -143,6 +144,7 @@ def text(**changes):
     return config
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "changes",
     [{}, pytest.param({"reattention.enabled": True}, marks=pytest.mark.slow)],
@@ -195,6 +197,7 @@ def documents_config(**changes):
     return config
 
 
+@pytest.mark.slow
 def test_a_tuned_model_costs_what_its_candidate_says(tmp_path, monkeypatch):
     monkeypatch.setattr(training, "train", lambda loss, params, **rest: params)
     config = documents_config(**{"data.record": "line"})

@@ -20,6 +20,7 @@ def tiny(**changes):
     return config
 
 
+@pytest.mark.slow
 def test_a_user_moves_the_lead_by_no_more_than_is_declared():
     """The worst user: the trained model ranks the item first, and the start nowhere."""
     config = tiny(choice_budget_fraction=0.25)
@@ -49,6 +50,7 @@ def _any():
     return dpx.PrivacyGuarantee(1.0, 1e-5, dpx.privacy.ADD_OR_REMOVE_ONE, "user", "prior")
 
 
+@pytest.mark.slow
 def test_without_noise_the_lead_is_the_sum_of_differences():
     config = tiny(epsilon=1e6)
     trained, start = np.random.default_rng(0).random((2, 100))

@@ -186,6 +186,7 @@ def finished(tmp_path_factory):
     return run.execute(config, folder)
 
 
+@pytest.mark.slow
 def test_a_run_leaves_a_classifier(finished):
     model = classify.load(records.load_config(SOURCE), finished.workdir)
     found = model.predict(["a1 a2 w3", "b1 b2", ""])
@@ -233,6 +234,7 @@ def with_tokenizer(folder):
     return folder
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("mode", ["probe", "lora", "full"])
 def test_a_pretrained_encoder_starts_as_it_is(tmp_path, mode):
     """New adapters and a head of zeros change no feature, and every mode reads the same ones."""

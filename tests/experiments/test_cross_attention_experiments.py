@@ -67,6 +67,7 @@ def test_tiny_runs_report_errors_and_guarantees(variant, tmp_path):
         assert len(outcome.releases) == 8  # each of them, and not only each row
 
 
+@pytest.mark.slow
 def test_regression_without_noise_is_least_squares():
     rng = np.random.default_rng(0)
 
@@ -361,6 +362,7 @@ def test_retrieval_classifies_and_pays_for_each_row(tmp_path):
     assert set(outcome.releases) == {"sketch", "sketch_ball", "sketch_box"}
 
 
+@pytest.mark.slow
 def test_votes_with_fresh_noise_pay_for_every_query():
     votes = np.zeros((4000, 5))
     budget = {"epsilon": 1.0, "delta": 1e-5}
@@ -395,6 +397,7 @@ def test_class_means_without_noise_are_means():
     np.testing.assert_allclose(means, want, atol=1e-4)
 
 
+@pytest.mark.slow
 def test_what_private_class_means_say_is_weighted_by_nothing_exact(tmp_path, monkeypatch):
     """Where all classes have one mean, nothing tells them apart: exact shares of the classes would."""
     config = config_file.get_config("retrieval,tiny")

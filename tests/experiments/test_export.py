@@ -73,6 +73,7 @@ def logits(config, folder):
     return tokens, *(np.asarray(model(tokens)) for model in found)
 
 
+@pytest.mark.slow
 def test_adapters_open_on_the_model_that_was_tuned(tuned, tmp_path):
     folder, config, _ = tuned
     assert write(tuned, tmp_path / "to") == ADAPTERS
@@ -196,6 +197,7 @@ def test_what_cannot_be_written_is_named(tmp_path, changes, form, words):
     assert not list((tmp_path / "to").glob("*"))
 
 
+@pytest.mark.quick_cases("distilbert_classifier")
 @pytest.mark.parametrize("name", ["gpt2", "bert", "distilbert_classifier", "qwen3", "gemma3"])
 def test_merging_is_exact_for_every_layout(tmp_path, name):
     """Adapters of the last layer, where matrices are turned or not, and names have a prefix or none."""

@@ -136,6 +136,7 @@ def test_a_trunk_that_is_computed_once_changes_nothing(tmp_path, monkeypatch):
         np.testing.assert_allclose(array, each[name], atol=2e-4)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("steps", [1, 20])
 def test_how_many_documents_users_have_decides_nothing(steps, tmp_path, monkeypatch):
     """What is computed before training is rounded otherwise: only public numbers may say whether it is."""
@@ -208,6 +209,7 @@ def test_a_killed_run_goes_on(tmp_path, monkeypatch):
         np.testing.assert_array_equal(array, killed[name])
 
 
+@pytest.mark.slow
 def test_ngrams_are_clipped_at_a_length_that_no_document_chooses():
     config = configured(SMALL)
     language = tuned_text.build(config)

@@ -32,6 +32,7 @@ def test_a_run_pays_for_each_row(tmp_path):
     )
 
 
+@pytest.mark.slow
 def test_without_noise_everything_is_exact():
     rows = unit_rows(500, 6)
     labels = np.eye(3)[rows[:, :3].argmax(1)]

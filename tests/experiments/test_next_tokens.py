@@ -125,6 +125,7 @@ def test_a_document_moves_the_sums_by_its_clipped_part(monkeypatch):
     assert moved <= sensitivity
 
 
+@pytest.mark.slow
 def test_without_noise_and_clipping_it_is_attention():
     config = configs.get_config("tiny")
     config.update({"degree": 6, "largest_logit": 1.0, "epsilon": 1e8})

@@ -45,6 +45,7 @@ def test_all_blocks_cost_the_budget_together(rows):
     assert not np.allclose(noises[0], noises[1])
 
 
+@pytest.mark.slow
 def test_a_row_enters_for_itself_alone(small, rows):
     """What a layer is given of a row, and so the sensitivity of its release, depends on no other row."""
     whole = small.encode(jnp.asarray(rows[:50]))

@@ -68,6 +68,7 @@ def test_logits_are_those_of_the_release_item_by_item(start, histories):
     np.testing.assert_allclose(last[:, 0], logits[:, -1], rtol=1e-5)
 
 
+@pytest.mark.slow
 def test_items_beyond_the_release_have_their_popularity(start, histories):
     logits = jnp.zeros((2, len(start.items)))
     wide = start.widen(logits)

@@ -94,6 +94,7 @@ def trained(monkeypatch):
     return found
 
 
+@pytest.mark.slow
 def test_a_way_is_chosen_by_training_records_that_it_was_not_trained_on(
     tmp_path, monkeypatch, trained
 ):

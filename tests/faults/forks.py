@@ -10,21 +10,12 @@ import tempfile
 class Forks:
     """`run` runs some tests in a folder and returns pytest's status and output.
 
-    Args:
-      cache: Folder for compiled programs, which are found by what they compute: all runs may share them.
+    All runs share the compiled programs of these tests, which are found by what they compute.
     """
 
-    def __init__(self, cache):
-        self._cache = cache
-
     def __enter__(self):
-        settings = {
-            "JAX_COMPILATION_CACHE_DIR": str(self._cache),
-            "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0.2",
-        }
         self._process = subprocess.Popen(
             [sys.executable, __file__],
-            env={**os.environ, **settings},
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,

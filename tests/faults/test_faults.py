@@ -33,8 +33,8 @@ def sound(tmp_path_factory):
 
 
 @pytest.fixture(scope="module")
-def forks(tmp_path_factory):
-    with Forks(tmp_path_factory.mktemp("compiled")) as running:
+def forks():
+    with Forks() as running:
         yield running
 
 

@@ -40,6 +40,7 @@ def factors(covariance, k, count):
         return np.asarray(draw(keys, jnp.asarray(covariance), float(k)))
 
 
+@pytest.mark.quick_cases("6")
 @pytest.mark.parametrize("k", [3, 6, pytest.param(40, marks=pytest.mark.slow)])
 def test_each_row_of_bartletts_factor_has_its_own_degrees_of_freedom(k):
     drawn = math.sqrt(k) * factors(np.eye(3), k, 20_000)

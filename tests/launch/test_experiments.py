@@ -174,6 +174,7 @@ def test_keys_belong_to_the_data_that_they_were_made_for(tmp_path):
             keys.open_keys(config, tmp_path, data=other)
 
 
+@pytest.mark.quick_cases("configs/quickstart.py:tiny-broken0")
 @pytest.mark.parametrize(
     ("source", "broken"),
     [
@@ -306,6 +307,7 @@ def test_noise_seed_weakens_the_wording_and_reproduces(tmp_path):
         assert "for one run on one data set only" in words
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "source",
     [

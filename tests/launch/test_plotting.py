@@ -4,9 +4,12 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 ROOT = Path(__file__).parents[2]
 
 
+@pytest.mark.slow
 def test_experiments_start_without_matplotlib():
     """An import of it would stop whoever installed dpx without the extra `plots`."""
     found = sorted((ROOT / "experiments").glob("*/[a-z]*.py"))

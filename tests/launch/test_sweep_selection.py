@@ -162,6 +162,7 @@ def test_a_score_has_the_noise_that_is_paid_for(source, tmp_path):
     assert np.std(each) == pytest.approx(2.0 / 100, rel=0.15)
 
 
+@pytest.mark.slow
 def test_what_is_fixed_holds_for_every_trial_and_what_is_selected(source, tmp_path, monkeypatch):
     """Of data too, which are no axis, since the trials of a selection have one data set."""
     fixed(monkeypatch, 2)

@@ -240,6 +240,7 @@ def test_every_file_of_a_finished_run_damaged_in_turn(config, whole, tmp_path):
             assert complaint is None, (name, damage, complaint)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("damage", ["empty", "half", "flipped", "deleted"])
 def test_a_damaged_model_is_not_loaded(whole, tmp_path, damage):
     pristine = content(whole)[-1]
@@ -579,6 +580,7 @@ def test_of_two_processes_on_one_fresh_folder_one_runs(names, tmp_path):
     assert set(ended) <= {"ran", "busy"}
 
 
+@pytest.mark.slow
 def test_a_second_process_ends_in_one_line(config, begun, names, tmp_path):
     folder = tmp_path / "run"
     shutil.copytree(begun, folder)

@@ -61,6 +61,7 @@ def as_numpy(model):
     }
 
 
+@pytest.mark.quick_cases("changes2")
 @pytest.mark.parametrize(
     "changes",
     [
@@ -123,6 +124,7 @@ def test_a_shift_alone_leaves_all_layers_to_the_trunk():
     np.testing.assert_allclose(model(TOKENS), expected, atol=1e-5)
 
 
+@pytest.mark.quick_cases("False")
 @pytest.mark.parametrize("remat", [False, True])
 def test_bfloat16_is_near_and_remat_changes_nothing(remat):
     model = build()

@@ -85,6 +85,7 @@ def test_exponential_kernel_is_softmax_attention_with_equal_queries_and_keys(sca
     np.testing.assert_allclose(actual, expected, atol=1e-4 * max(1, scale))
 
 
+@pytest.mark.quick_cases("cosh")
 @pytest.mark.parametrize("kernel", ["exp", "cosh"])
 def test_a_temperature_makes_attention_of_many_columns_more_than_the_identity(kernel):
     X = np.random.default_rng(0).normal(size=(6, 5000)) / 6**0.5
@@ -103,6 +104,7 @@ def test_a_temperature_makes_attention_of_many_columns_more_than_the_identity(ke
             gram.attention(X @ X.T, kernel=kernel, temperature=wrong)
 
 
+@pytest.mark.slow
 def test_cosh_kernel_agrees_with_its_definition_and_does_not_overflow():
     A = np.random.default_rng(0).normal(size=(5, 5))
     expected = np.cosh(A) / np.cosh(A).sum(axis=1, keepdims=True)
@@ -113,6 +115,7 @@ def test_cosh_kernel_agrees_with_its_definition_and_does_not_overflow():
     assert np.isfinite(gradient).all()
 
 
+@pytest.mark.quick_cases("cosh")
 @pytest.mark.parametrize("kernel", ["exp", "cosh"])
 def test_bounds_hold_and_the_papers_is_vacuous(kernel):
     rng = np.random.default_rng(0)

@@ -40,6 +40,7 @@ def compared(name, found, mask):
     return found[mask] if name in folders.WINDOWED else found
 
 
+@pytest.mark.quick_cases("bert", "gpt2", "llama")
 @pytest.mark.parametrize("name", ALL)
 def test_outputs_are_those_of_transformers(name):
     tokens, mask, expected = folders.reference(name)
@@ -58,6 +59,7 @@ def stored_as(kind):
     return lambda arrays: {name: array.astype(kind) for name, array in arrays.items()}
 
 
+@pytest.mark.quick_cases
 @pytest.mark.parametrize("name", ["distilbert", "qwen3"])
 @pytest.mark.parametrize("kind", [np.float16, ml_dtypes.bfloat16])
 def test_narrow_weights_are_read_as_they_are(tmp_path, name, kind):
@@ -145,6 +147,9 @@ OLDER = {
 }  # fmt: skip
 
 
+@pytest.mark.quick_cases(
+    "windows by a pattern", "a GPT-2 without a prefix, with its masks", "a head that is tied"
+)
 @pytest.mark.parametrize("case", OLDER)
 def test_older_files_are_the_same_models(tmp_path, case):
     name, config, left_out, arrays = OLDER[case]
@@ -162,6 +167,7 @@ def linear_scaling(factor, **more):
     return {"rope_type": "linear", "factor": factor, "rope_theta": 10000.0} | more
 
 
+@pytest.mark.slow
 def test_a_stretched_model_sees_positions_nearer(tmp_path):
     """Linear scaling by 2 puts a token at 2i where it was at i; there is none between in this text."""
     folder = folders.changed(
@@ -207,6 +213,7 @@ def check_clipping(loss, params, name):
     assert np.linalg.norm(mine - expected) < 2e-5 * np.linalg.norm(expected)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", slow_but(ALL))
 def test_clipped_gradients_are_those_of_each_example(name):
     graph, params = nnx.split(pretrained.load(folders.HERE / name))
@@ -222,6 +229,7 @@ ADAPTED = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", slow_but(ADAPTED, ("distilbert_classifier",)))
 def test_adapters_on_constants_are_clipped_exactly(name):
     model = pretrained.load(folders.HERE / name, frozen=True)
@@ -250,6 +258,7 @@ def test_modules_are_chosen_as_peft_chooses():
         chosen(("proj",))
 
 
+@pytest.mark.quick_cases("gpt2_lora")
 @pytest.mark.parametrize("name", ["llama_lora", "gpt2_lora"])
 def test_adapters_of_peft_are_read_and_written(tmp_path, name):
     tokens, mask, expected = folders.reference(name)
@@ -291,6 +300,7 @@ def test_the_modules_that_are_written_are_matched_in_full(tmp_path):
     np.testing.assert_allclose(model(tokens, mask), expected + bias, atol=1e-4)
 
 
+@pytest.mark.slow
 def test_texts_beyond_the_context_are_refused():
     for name, longest in (("roberta", 16), ("gpt2", 16)):
         model = pretrained.load(folders.HERE / name)
@@ -299,6 +309,7 @@ def test_texts_beyond_the_context_are_refused():
             model(jnp.full(longest + 1, 5))
 
 
+@pytest.mark.slow
 def test_an_encoder_has_no_shift():
     with pytest.raises(ValueError, match="shift=True must be False for an encoder"):
         lora.attach(pretrained.load(folders.HERE / "bert"), target_modules="query", shift=True)

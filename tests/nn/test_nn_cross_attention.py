@@ -78,6 +78,7 @@ def test_guarantee_and_noise_cover_all_heads():
     assert float(noise.std()) == pytest.approx(want, rel=0.05)
 
 
+@pytest.mark.slow
 def test_a_huge_row_of_the_memory_cannot_be_told_from_others():
     memory, x = data(50)
     module = layer(features="random", num_features=64)
@@ -88,6 +89,7 @@ def test_a_huge_row_of_the_memory_cannot_be_told_from_others():
         assert bool(jnp.isfinite(module(x)).all())
 
 
+@pytest.mark.slow
 def test_saves_and_restores_with_orbax_and_never_holds_the_memory(tmp_path):
     memory, x = data()
     module = layer()

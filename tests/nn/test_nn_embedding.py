@@ -28,6 +28,7 @@ PRETRAINED = {
 WIDE = {"transformer": 12, "GRU": 0, "LSTM": 0}
 
 
+@pytest.mark.quick_cases("GRU-True")
 @pytest.mark.parametrize("tied", [True, pytest.param(False, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("name", MODELS)
 def test_products_are_in_the_type_that_parameters_are_cast_to(name, tied):
@@ -49,6 +50,7 @@ def test_products_are_in_the_type_that_parameters_are_cast_to(name, tied):
     assert 1e-4 < np.linalg.norm(found - exact) / np.linalg.norm(exact) < 3e-2
 
 
+@pytest.mark.quick_cases("GRU")
 @pytest.mark.parametrize("name", [*MODELS, "decoder", "encoder"])
 def test_tokens_that_no_row_stands_for_are_named(name):
     """A look-up would wrap some of them around, clamp others and make others NaN."""
@@ -61,6 +63,7 @@ def test_tokens_that_no_row_stands_for_are_named(name):
     assert model(jnp.array([0, 10])).shape == (2, 64 if name == "encoder" else 11)
 
 
+@pytest.mark.quick_cases("GRU")
 @pytest.mark.parametrize("name", [*MODELS, "decoder", "encoder"])
 def test_padding_may_be_minus_one_where_the_mask_leaves_it_out(name):
     model = (MODELS | PRETRAINED)[name](rngs=nnx.Rngs(0))

@@ -42,6 +42,7 @@ def by_hand(layer, x):
     return np.stack(out)
 
 
+@pytest.mark.quick_cases
 @pytest.mark.parametrize("cell", CELLS)
 def test_layers_are_the_textbook_cells(cell):
     layer = build(cell).layers[0]

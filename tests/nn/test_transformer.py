@@ -31,6 +31,7 @@ def test_last_only_is_the_last_position(tied):
     np.testing.assert_allclose(model(TOKENS[0]), model(TOKENS)[0], atol=1e-6)
 
 
+@pytest.mark.slow
 def test_padding_is_attended_by_nobody():
     model = build()
     mask = jnp.array([[False, False, True, True, True, True]] * 2)
@@ -66,6 +67,7 @@ def test_another_attention_drops_in():
     np.testing.assert_allclose(model(TOKENS)[:, :5], model(changed)[:, :5], atol=1e-6)
 
 
+@pytest.mark.slow
 def test_generate_follows_the_model():
     """A model that always says `previous + 1` counts; one with known odds is sampled at those odds."""
 

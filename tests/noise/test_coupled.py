@@ -62,6 +62,7 @@ def test_exponential_draws_are_exact_to_2_to_the_minus_50_whatever_bits_follow()
     assert found.min() < 1e-200
 
 
+@pytest.mark.slow
 def test_normal_draws_are_exact_to_2_to_the_minus_48_whatever_bits_follow():
     bits = words(1200)
     exponential = coupled.exponential_from_bits(*bits)
@@ -93,6 +94,7 @@ def test_the_probability_of_keeping_a_draw_is_computed_without_cancellation():
     assert coupled.remainder(jnp.array([-1.0, -7.0])).tolist() == [np.inf, np.inf]
 
 
+@pytest.mark.quick_cases("60.0", "8589934592.0")
 @pytest.mark.parametrize("freedom", [17.0, 60.0, 1e4, 2.0**33])
 def test_what_is_kept_of_normal_draws_has_the_chi_density_far_into_its_tails(freedom):
     """Normal density times probability of keeping, over the derivative of the draw: ∝ the chi density."""
@@ -121,6 +123,7 @@ MANY = [1, 2, 5, 16, 17, 18, 40, 1000, 3 * 10**5, 2**33]
 FAST = [5, 17, 2**33]
 
 
+@pytest.mark.quick_cases("5")
 @pytest.mark.parametrize(
     "freedom", [pytest.param(k, marks=() if k in FAST else pytest.mark.slow) for k in MANY]
 )
@@ -152,6 +155,7 @@ def test_draws_are_kept_with_their_probability():
     assert abs(found.mean() - expected) < 4 * found.std() / math.sqrt(count) < 0.015
 
 
+@pytest.mark.slow
 def test_many_degrees_of_freedom_may_be_mixed():
     freedom = jnp.array([3.0, 500.0, 16.0, 17.0])
     draws = np.asarray(jax.vmap(chi, (0, None))(jax.random.split(KEY, 20_000), freedom))
@@ -160,6 +164,7 @@ def test_many_degrees_of_freedom_may_be_mixed():
     assert abs(np.corrcoef(draws.T) - np.eye(4)).max() < 0.03
 
 
+@pytest.mark.slow
 def test_normal_draws_are_normal_and_independent():
     z = np.asarray(jax.jit(coupled.normal, static_argnums=1)(KEY, (1001, 201)))
     assert z.dtype == np.float64

@@ -18,6 +18,7 @@ def probabilities(x, around):
     return ((1 - r) * 2.0 ** -abs(around - below) + r * 2.0 ** -abs(around - below - 1)) / 3
 
 
+@pytest.mark.quick_cases("0.25", "1099511627776.75", "-0.5")
 @pytest.mark.parametrize("x", [0.0, 0.25, -0.5, 3.9, -1e-20, 1e-5, 2.0**40 + 0.75])
 def test_whole_numbers_have_the_stated_probabilities(x):
     count = 400_000
@@ -44,6 +45,7 @@ def test_a_small_error_costs_no_more_than_its_size():
     assert probabilities(0.3, around).sum() == pytest.approx(1, abs=1e-9)
 
 
+@pytest.mark.slow
 def test_entries_have_draws_of_their_own_and_tails_have_no_end(monkeypatch):
     x = jnp.zeros((300, 70))
     moved = np.asarray(grid.onto(KEY, x))

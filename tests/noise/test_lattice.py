@@ -40,6 +40,7 @@ def thresholds():
         ]
 
 
+@pytest.mark.slow
 def test_a_whole_number_is_the_count_of_thresholds_above_its_bits():
     """At every threshold, and at numbers of every size."""
     exact = thresholds()
@@ -59,6 +60,7 @@ def test_a_whole_number_is_the_count_of_thresholds_above_its_bits():
     assert not lattice.is_far(words(value)).any()
 
 
+@pytest.mark.slow
 def test_beyond_the_table_further_bits_decide():
     """Down to probabilities that no float holds; the table's end and what comes after it agree."""
     for low, fresh, empty in [
@@ -91,6 +93,7 @@ def fraction(x):
     return Fraction(float(x))
 
 
+@pytest.mark.quick_cases("float32")
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])
 def test_values_are_cut_without_rounding(dtype):
     """In rational arithmetic, for values of all sizes and steps of all mantissas, next to ties too."""
@@ -172,6 +175,7 @@ def test_with_one_uniform_number_less_it_would_not_be(points):
     assert np.abs(law(m, 0.0, **points) / ideal(m, 0.0) - 1).max() > 30 * bound(6.0)
 
 
+@pytest.mark.slow
 def test_noise_is_as_large_as_the_roundings_of_many_remainders_ask_for():
     """Both neighbours' remainders move by 2⁻²³ of a step in each of d entries at most, which g pays for."""
     for norm in (1.0, 1e4, 1e8):
@@ -184,6 +188,7 @@ def test_noise_is_as_large_as_the_roundings_of_many_remainders_ask_for():
         noise.release(jax.random.key(0), np.zeros(1000, np.float32), **about)
 
 
+@pytest.mark.quick_cases("float64-1e+30", "float32-10000000.0")
 @pytest.mark.parametrize("size", [1e4, 1e7, 1e9, 1e30])
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])
 def test_large_values_have_their_noise(size, dtype):

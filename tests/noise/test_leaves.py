@@ -20,6 +20,7 @@ def same(key, shapes=SHAPES):
     return one
 
 
+@pytest.mark.slow
 def test_entries_are_those_of_one_draw():
     draws = same(jax.random.key(3))
     assert len({int(x) for draw in draws for x in draw.normal.ravel()}) > 40
@@ -27,6 +28,7 @@ def test_entries_are_those_of_one_draw():
     assert len(set(rounded)) == len(rounded) == 135
 
 
+@pytest.mark.slow
 def test_other_generators_draw_too():
     """Those that hash no counters."""
     key = jax.random.key(0, impl="rbg")
@@ -35,6 +37,7 @@ def test_other_generators_draw_too():
     assert abs(np.corrcoef(draw.normal, draw.uniform)[0, 1]) < 0.05
 
 
+@pytest.mark.slow
 def test_words_that_are_zero_are_drawn_again(monkeypatch):
     """A quarter of all words, and not one in 2³²."""
     hashed = leaves._hashed

@@ -21,6 +21,7 @@ def both(narrow, found):
     return found(narrow), found(lambda number: float(narrow(number)))
 
 
+@pytest.mark.quick_cases("bounds0-bfloat16")
 @NARROW
 @pytest.mark.parametrize(
     "bounds",
@@ -43,6 +44,7 @@ def test_a_gram_matrix_has_the_noise_of_its_bounds(narrow, bounds):
     np.testing.assert_array_equal(made.matrix, wide.matrix)
 
 
+@pytest.mark.quick_cases("bfloat16")
 @NARROW
 def test_a_traced_gram_matrix_takes_narrow_bounds(narrow):
     X = np.random.default_rng(0).normal(size=(3, 20)).astype(np.float32)
@@ -65,6 +67,7 @@ def test_the_number_of_samples_is_that_of_the_same_eta(narrow, calibration):
         assert samples[0] == samples[1] > 3
 
 
+@pytest.mark.slow
 @NARROW
 def test_integers_are_released_with_the_noise_of_their_unit(narrow):
     def declared(number):
@@ -82,6 +85,7 @@ def test_integers_are_released_with_the_noise_of_their_unit(narrow):
     np.testing.assert_array_equal(made, wide)
 
 
+@pytest.mark.quick_cases("bfloat16")
 @NARROW
 def test_truncated_noise_reaches_as_far_as_its_guarantee_says(narrow):
     law = noise.TruncatedLaplace(narrow(0.7), 1.903)
@@ -89,6 +93,7 @@ def test_truncated_noise_reaches_as_far_as_its_guarantee_says(narrow):
     np.testing.assert_array_equal(law.sample(KEY, (1000,)), wide.sample(KEY, (1000,)))
 
 
+@pytest.mark.quick_cases("bfloat16")
 @NARROW
 def test_recommenders_and_counts_of_narrow_bounds_are_those_of_wide_ones(narrow):
     rng = np.random.default_rng(0)
@@ -120,6 +125,7 @@ def test_recommenders_and_counts_of_narrow_bounds_are_those_of_wide_ones(narrow)
     jax.tree.map(np.testing.assert_array_equal, *both(narrow, found))
 
 
+@pytest.mark.quick_cases("bfloat16")
 @NARROW
 def test_trees_of_distances_have_the_noise_of_their_weights(narrow):
     rng = np.random.default_rng(0)

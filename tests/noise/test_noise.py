@@ -36,6 +36,7 @@ def test_density_integrates_to_one_and_has_the_stated_variance(law):
     assert integrate.trapezoid(density * z**2, z) == pytest.approx(law.variance, rel=5e-4)
 
 
+@pytest.mark.quick_cases("law1", "law2")
 @pytest.mark.parametrize("law", LAWS[1:])
 def test_sampler_follows_the_density(law):
     draws = np.asarray(law.sample(jax.random.key(0), (200_000,)), np.float64)
@@ -104,6 +105,7 @@ def test_exponential_draws_end_at_the_bound_and_nowhere_before_it(monkeypatch):
     np.testing.assert_allclose(ends[2], signs * 193 * math.log(2), rtol=1e-12)
 
 
+@pytest.mark.slow
 def test_signs_are_fair_and_say_nothing_of_sizes():
     draws = np.asarray(Laplace(1.0).sample(jax.random.key(2), (100_000,)))
     assert draws.dtype == np.float64
@@ -111,6 +113,7 @@ def test_signs_are_fair_and_say_nothing_of_sizes():
     assert stats.ks_2samp(draws[draws > 0], -draws[draws < 0]).pvalue > 1e-3
 
 
+@pytest.mark.quick_cases("law1")
 @pytest.mark.parametrize("law", [Laplace(0.3), TruncatedLaplace(0.3, 2.0)])
 def test_laplace_noise_is_added_in_64_bits(law):
     """In 32 the low bits of a value would decide to which of two points of the grid it goes."""
@@ -162,6 +165,7 @@ def test_low_bits_do_not_tell_neighbours_apart():
     assert abs(lattice_score(after, here) - lattice_score(after, there)) < 0.01
 
 
+@pytest.mark.quick_cases("False-None", "True-law1", "False-law3")
 @pytest.mark.parametrize("law", [None, Gaussian(3.0), Laplace(0.3), TruncatedLaplace(5.0, 0.02)])
 @pytest.mark.parametrize("traced", [False, True])
 def test_releases_lie_on_the_grid_of_their_noise(law, traced):
@@ -201,6 +205,7 @@ def test_what_is_not_finite_is_not_released():
             noise.release(jax.random.key(0), np.array(exact), sensitivity=sensitivity, **about)
 
 
+@pytest.mark.quick_cases("1.0-1.0-0.001", "0.2-4.0-0.5", "0.5-0.2-0.1")
 @pytest.mark.parametrize(("epsilon", "delta"), [(1.0, 1e-3), (0.2, 0.1), (4.0, 0.5)])
 @pytest.mark.parametrize("share", [1.0, 0.5, 0.2])
 def test_truncated_laplace_covers_a_change_split_over_two_entries(epsilon, delta, share):
@@ -335,6 +340,7 @@ def test_every_scale_of_a_law_is_positive(law, scale):
         law(scale)
 
 
+@pytest.mark.slow
 def test_a_recorded_release_is_the_same():
     def release(x):
         return noise.release(

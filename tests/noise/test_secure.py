@@ -127,6 +127,7 @@ def exact_sums(monkeypatch, run, records, past=None):
     return seen, result
 
 
+@pytest.mark.quick_cases("Gram", "item Gram", "transitions", "popularity", "n-grams")
 @pytest.mark.parametrize("name", MECHANISMS)
 def test_a_record_moves_the_integer_sums_by_the_sensitivity_at_most(monkeypatch, name):
     run, records, neighbours = MECHANISMS[name]
@@ -170,6 +171,7 @@ def discrete_gaussian(values, std):
     return weights / weights.sum()
 
 
+@pytest.mark.quick_cases("40.0")
 @pytest.mark.parametrize("std", [1.0, 40.0, 2.0**40])
 def test_noise_is_a_discrete_gaussian_of_the_declared_size(std):
     count = 20_000

@@ -38,6 +38,7 @@ def brute_ridge(features, regularization):
     return np.linalg.solve(gram, A.T @ t).reshape(features.query.shape[1], -1)
 
 
+@pytest.mark.slow
 def test_prompts_follow_the_model():
     x, y = sample(20_000, 3, 5, noise_std=0.5)
     np.testing.assert_allclose(np.linalg.norm(x, axis=-1), 1, rtol=1e-14)
@@ -81,6 +82,7 @@ def test_streaming_draws_the_same_prompts():
     )
 
 
+@pytest.mark.slow
 def test_no_array_of_matrices():
     """N×D×D never exists: at N = 4096, D = 32 it would take 32 MiB beside 3 MiB of features."""
     shape = jax.ShapeDtypeStruct((4096, 32), jnp.float64)
@@ -96,6 +98,7 @@ def test_no_array_of_matrices():
             assert memory.temp_size_in_bytes < 12 * 2**20
 
 
+@pytest.mark.slow
 def test_second_moments():
     features = featurize(sample(300))
     with jax.enable_x64(True):
@@ -116,6 +119,7 @@ def test_ridge(method, dim, regularization):
     assert fast.dtype == jnp.float64
 
 
+@pytest.mark.slow
 def test_no_batch_of_matrices_reaches_lapack():
     """Batched calls at once deadlock XLA's thread pool: see `moments.one_at_a_time`."""
     keys = jax.random.split(jax.random.key(0), 7)
@@ -209,6 +213,7 @@ def test_best_matrix_of_the_useful_regime():
     np.testing.assert_allclose(1 - 1 / (5 * v), 0.060, atol=5e-4)
 
 
+@pytest.mark.slow
 def test_corrupt_moves_what_it_says():
     prompts = sample(5)
     for where, moved in {

@@ -48,6 +48,7 @@ def test_every_iterate_lies_in_the_ball_that_the_sensitivity_assumes():
     np.testing.assert_allclose(np.linalg.norm(fitted.gamma, axis=(1, 2)), 0.3, rtol=1e-12)
 
 
+@pytest.mark.slow
 def test_a_traced_start_outside_the_ball_starts_on_it():
     """Nothing can be raised there, and the first gradient would move by more than the sensitivity."""
     features = features_of(20, 6, 3)
@@ -212,6 +213,7 @@ def test_bounds_whose_products_are_no_floats_are_refused(name, size):
         noisy_head.fit(jax.random.key(0), features_of(5), hyper, step_size=0.1, steps=2, **budget)
 
 
+@pytest.mark.quick_cases("1e-20")
 @pytest.mark.parametrize("size", [1e-30, 1e-20, 1e10])
 def test_bounds_in_range_are_released_finite(size):
     hyper = noisy_head.HyperParameters(size, size, size)

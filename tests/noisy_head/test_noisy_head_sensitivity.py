@@ -63,6 +63,7 @@ def worst_by_ascent(gap, hyper, dim=3, starts=64):
     return float(ascend(parameters))
 
 
+@pytest.mark.quick_cases("1.0")
 @pytest.mark.parametrize("ratio", [0.1, 1.0, 10.0])
 def test_gradient_sensitivity_under_attack(ratio):
     hyper = noisy_head.HyperParameters(1.5, 0.8, ratio * 1.5 / 0.8)
@@ -72,6 +73,7 @@ def test_gradient_sensitivity_under_attack(ratio):
     assert tight <= noisy_head.gradient_sensitivity(hyper, "paper")
 
 
+@pytest.mark.quick_cases("1.0")
 @pytest.mark.parametrize("ratio", [0.1, 1.0, 10.0])
 def test_joint_sensitivity_under_attack(ratio):
     worst = worst_by_ascent(joint_gap, noisy_head.HyperParameters(1.5, 0.8, ratio * 1.5 / 0.8))

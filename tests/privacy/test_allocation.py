@@ -24,6 +24,7 @@ def priced(noise, delta, **settings):
     return dpx.dpsgd_epsilon(noise, delta, sampling="allocation", **settings)
 
 
+@pytest.mark.quick_cases("1.0-2-1-1e-05", "1.0-3-2-1e-05")
 @pytest.mark.parametrize(
     ("noise", "steps", "epochs", "delta"),
     [
@@ -56,6 +57,7 @@ def test_it_lies_between_the_bounds_of_the_authors(noise, steps, epochs, delta):
     assert bounds[1] < 1.1 * bounds[0]
 
 
+@pytest.mark.quick_cases("0.843-11-1-1e-05-3.01-3.91")
 @pytest.mark.parametrize(
     ("noise", "steps", "epochs", "delta", "published", "poisson"),
     [
@@ -86,6 +88,7 @@ def losses(event, generator, moved, count=400_000):
     return np.log(ratios / steps)
 
 
+@pytest.mark.quick_cases("1.0-5-5-0.5", "0.7-2-2-0.02")
 @pytest.mark.parametrize("interval", [0.5, 0.02, 1e-3])
 @pytest.mark.parametrize(("noise", "steps", "released"), [(0.7, 2, 2), (1.0, 5, 5), (0.8, 3, 2)])
 def test_small_epochs_cost_what_samples_of_their_losses_say(noise, steps, released, interval):
@@ -140,6 +143,9 @@ def round_half_up(number):
     return math.floor(number + 0.5)
 
 
+@pytest.mark.quick_cases(
+    "0.1-10-1.0-1e-05", "0.3-2-3.0-1e-07", "0.09-40-0.5-1e-07", "0.5-4-1.0-1e-05"
+)
 @pytest.mark.parametrize("delta", [1e-5, 1e-7])
 @pytest.mark.parametrize("noise", [0.5, 1.0, 3.0])
 @pytest.mark.parametrize(("probability", "steps"), [(0.5, 4), (0.1, 10), (0.09, 40), (0.3, 2)])
@@ -177,6 +183,7 @@ def test_hardly_any_noise_is_priced_without_allocation():
     assert priced(0.0, 1e-5, **settings) == math.inf
 
 
+@pytest.mark.quick_cases("0.3-0.5-4")
 @pytest.mark.parametrize(
     ("epsilon", "probability", "steps"), [(3.0, 0.2, 13), (0.3, 0.5, 4), (30.0, 0.1, 20)]
 )
@@ -187,6 +194,7 @@ def test_a_calibrated_training_spends_its_budget(epsilon, probability, steps):
     assert noise < dpx.calibrate_dpsgd(epsilon, 1e-5, **settings)
 
 
+@pytest.mark.slow
 def test_a_ledger_composes_it_with_other_releases():
     settings: dict[str, Any] = {"sampling_probability": 0.21, "steps": 12}
     run = privacy.dpsgd_guarantee(1.0, 1e-5, sampling="allocation", unit="user", **settings)

@@ -19,6 +19,7 @@ from dpx.privacy.events import pld_interval
 NEARLY_ALL = 1 - 1e-15
 
 
+@pytest.mark.quick_cases("1000000000-0.3-1e-05", "33000-1.0-1e-05")
 @pytest.mark.parametrize(
     ("steps", "mu", "delta"),
     [
@@ -77,6 +78,7 @@ def test_no_step_is_lost(steps):
     assert (share < steps * (1 + 5e-4)).all()
 
 
+@pytest.mark.quick_cases("0.6-0.1-100-1e-05", "0.9-0.999-5-1e-05", "8.0-0.5-1000-1e-05")
 @pytest.mark.parametrize(
     ("multiplier", "probability", "steps", "delta"),
     [
@@ -109,6 +111,9 @@ def test_it_is_what_dp_accounting_finds_at_once(multiplier, probability, steps, 
             assert ours.get_delta_for_epsilon(epsilon) == pytest.approx(want, rel=1e-3, abs=1e-13)
 
 
+@pytest.mark.quick_cases(
+    "0.05-0.5-0.0001", "20.0-0.01-0.01", "0.171-1e-09-0.9", "1.0-0.2-0.01", "0.3-1e-05-0.9"
+)
 @pytest.mark.parametrize("interval", [1e-4, 1e-2, 0.9])
 @pytest.mark.parametrize(
     ("multiplier", "probability"),
@@ -179,6 +184,7 @@ def test_the_risk_of_many_steps():
     assert 2 <= spent.risk("replace_one").mu < 2.1
 
 
+@pytest.mark.slow
 def test_memory_is_bounded():
     """6.3 GiB were taken at a sampling probability of 1e-9, and more in a billion steps."""
     for multiplier, settings in (

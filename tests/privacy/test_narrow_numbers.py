@@ -24,6 +24,7 @@ def test_gaussian_noise_is_as_much_as_its_epsilon_needs(narrow):
         assert found == dpx.gaussian_epsilon(float(epsilon), 1e-5)
 
 
+@pytest.mark.quick_cases("pld-bfloat16", "rdp-float16")
 @NARROW
 @pytest.mark.parametrize("accountant", ["pld", "rdp"])
 def test_sampled_noise_does_not_cost_less(narrow, accountant):
@@ -35,6 +36,7 @@ def test_sampled_noise_does_not_cost_less(narrow, accountant):
     assert found == wide > 0
 
 
+@pytest.mark.quick_cases("float16", "bfloat16")
 @NARROW
 def test_a_ledger_of_narrow_events_is_one_of_wide_events(narrow):
     found = []

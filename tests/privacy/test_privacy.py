@@ -89,6 +89,7 @@ def test_bad_arguments_are_named(call, name):
         call()
 
 
+@pytest.mark.quick_cases("0.5-20-0.5", "0.5-20-100.0", "0.025-500-0.5")
 @pytest.mark.parametrize("epsilon", [0.5, 3.0, 100.0])
 @pytest.mark.parametrize(("probability", "steps"), [(0.025, 500), (0.5, 20)])
 def test_calibration_wastes_little_and_never_exceeds(epsilon, probability, steps):
@@ -337,6 +338,7 @@ def truncated_delta(epsilon, noise, others, probability, most, *, joins):
     return float(excess.sum() * (grid[1] - grid[0]))
 
 
+@pytest.mark.quick_cases("0.9")
 @pytest.mark.parametrize("probability", [0.3, 0.9])
 def test_samples_that_are_cut_off_cost_what_is_stated(probability):
     settings = {"sampling_probability": probability, "steps": 1}

@@ -60,6 +60,7 @@ def laws_of_outputs(seed):
     return p, q
 
 
+@pytest.mark.quick_cases("poisson 1", "geometric 1")
 @pytest.mark.parametrize("trials", LAWS, ids=lambda t: f"{t.law} {t.mean:g}")
 def test_the_exact_law_of_what_is_selected_never_costs_more(trials):
     for seed in range(20):
@@ -87,6 +88,7 @@ def test_one_candidates_curve_would_be_too_low():
     assert (curve(*exact) > selected_rdp(ORDERS, cheap, LAWS[1])).any()
 
 
+@pytest.mark.quick_cases("poisson 9", "geometric 1")
 @pytest.mark.parametrize("trials", LAWS, ids=lambda t: f"{t.law} {t.mean:g}")
 def test_agrees_with_dp_accounting(trials):
     one = dpsgd(1.1, 0.01, 500)

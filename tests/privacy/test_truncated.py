@@ -66,6 +66,7 @@ def test_a_replay_refuses_what_it_cannot_price(monkeypatch):
         poisson_batches(RECORDS, sampling_probability=Q, steps=1, seed=0, max_batch_size=4)
 
 
+@pytest.mark.quick_cases("5-2")
 @pytest.mark.parametrize(("records", "limit"), [(5, 2), (12, 4), (50, 17), (1000, 310)])
 def test_a_cut_costs_more_among_more_records(records, limit):
     """So that the price of N + 1 records covers those who leave as well as those who join."""

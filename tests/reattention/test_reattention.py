@@ -38,6 +38,7 @@ def assert_has_moments(found, samples, rtol=0.01):
     assert (error <= rtol * samples.std(axis=0) + 1e-6 * np.abs(found.mean)).all()
 
 
+@pytest.mark.quick_cases("True-1.0", "False-0.01")
 @pytest.mark.parametrize("std", SCALES)
 @pytest.mark.parametrize("noisy_kernel", [True, False])
 def test_dense(std, noisy_kernel):
@@ -123,6 +124,7 @@ def test_layer_norm_of_little_noise(std):
     assert_has_moments(found, normed * np.asarray(scale) + np.asarray(bias), rtol=0.01 + std / 5)
 
 
+@pytest.mark.quick_cases("1.0")
 @pytest.mark.parametrize("std", [0.3, 1.0, 10.0])
 def test_layer_norm_of_much_noise(std):
     """Errors are O(1/d): within a few per cent for d = 64, where the naive rule is off by 1 + std²."""

@@ -183,6 +183,7 @@ def rows_of(path, names, features):
     return noisy_head.Features(*columns) if features else columns
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("mechanism", [pytest.param("trees", marks=pytest.mark.slow), "NoisyHead"])
 @pytest.mark.parametrize("workers", [1, pytest.param(2, marks=pytest.mark.slow)])
 def test_trees_and_the_one_shot_head_from_shards_are_those_of_the_one_call(

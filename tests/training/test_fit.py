@@ -89,6 +89,7 @@ def test_it_is_the_loop_with_the_calibrated_noise():
     assert any("number of records is public" in text for text in trained.guarantee.assumptions)
 
 
+@pytest.mark.quick_cases("lists", "sparse", "pandas")
 @pytest.mark.parametrize(
     ("data", "inferred"),
     [

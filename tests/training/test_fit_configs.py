@@ -36,6 +36,7 @@ def test_parameters_may_have_several_types():
     assert {name: x.dtype for name, x in found.items()} == {"shift": np.float64, "w": np.float32}
 
 
+@pytest.mark.quick_cases("rbg")
 @pytest.mark.parametrize(
     ("before", "after"),
     [

@@ -80,6 +80,7 @@ def test_optimizers_that_do_not_fit_are_one_line_before_there_is_a_folder(
     assert not (tmp_path / "run").exists()
 
 
+@pytest.mark.quick_cases
 @pytest.mark.parametrize(
     "optimizer",
     [
@@ -192,6 +193,7 @@ def test_losses_are_on_stderr_unless_they_should_not_be(capfd, tmp_path):
 GUESSED = pytest.warns(UserWarning, match=r"(key|seed) can be guessed")
 
 
+@pytest.mark.quick_cases
 @pytest.mark.filterwarnings("default")
 @pytest.mark.parametrize(
     "key", [jax.random.key(0), jax.random.PRNGKey(0), jax.random.key(2**32 - 1)]

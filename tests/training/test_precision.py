@@ -124,6 +124,7 @@ def test_microbatches_add_up_in_float32():
     assert apart(whole.params, pieces.params) < 1e-4
 
 
+@pytest.mark.slow
 def test_what_is_frozen_is_cast_too():
     model = nnx.Sequential(nnx.Linear(3, 4, rngs=nnx.Rngs(0)), nnx.Linear(4, 1, rngs=nnx.Rngs(1)))
     seen = []

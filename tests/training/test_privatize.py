@@ -119,6 +119,7 @@ def _clipped(clip):
     return dpx.clipped_grad(loss_fn, l2_clip_norm=clip)(GRADS, jnp.ones(3))
 
 
+@pytest.mark.quick_cases("2.0", "clip2")
 @pytest.mark.parametrize("clip", [2.0, np.float32(0.1), {"a": 3.0, "b": 4.0}])
 def test_takes_what_was_clipped_at_its_own_threshold_whole(clip):
     clipped, transform = _clipped(clip), optax.chain(make(l2_clip_norm=clip), optax.sgd(1.0))
@@ -145,6 +146,7 @@ def test_refuses_to_compare_a_traced_threshold():
         jax.jit(update)(2.0)
 
 
+@pytest.mark.quick_cases("1e-25-bfloat16")
 @pytest.mark.parametrize(
     ("clip", "dtype"), [(1e-4, jnp.float16), (1e-25, jnp.bfloat16), (1e-20, jnp.float32)]
 )

@@ -64,6 +64,7 @@ def test_under_a_runs_keys_a_result_is_that_of_its_own_arguments(tmp_path):
     assert "key" not in kept.replace("record_key", "")
 
 
+@pytest.mark.slow
 def test_under_another_version_whose_noise_differs_nothing_goes_on(tmp_path, monkeypatch):
     """The same keys would draw other noise for the same statistic: two releases for the price of one."""
     secrets.open_keys(ConfigDict({"seed": 0, "noise_seed": None}), tmp_path / "run")

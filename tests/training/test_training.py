@@ -102,6 +102,7 @@ def slow_sum(real):
     return total
 
 
+@pytest.mark.quick_cases("4-0", "48-8")
 @pytest.mark.parametrize("real", [0, 1, 8, 30, 48])
 @pytest.mark.parametrize("piece", [4, 16, 48])
 def test_pieces_sum_to_the_clipped_gradients_over_the_expected_size(piece, real):
@@ -110,6 +111,7 @@ def test_pieces_sum_to_the_clipped_gradients_over_the_expected_size(piece, real)
     jax.tree.map(lambda p, e: np.testing.assert_allclose(p, e, atol=1e-6), params, expected)
 
 
+@pytest.mark.quick_cases
 @pytest.mark.parametrize("real", [0, 30])
 def test_noise_enters_once_whatever_the_pieces(real):
     """Noisy minus noiseless is one draw of std σC/B, the same for one piece as for twelve."""
@@ -162,6 +164,7 @@ def test_a_section_on_meshes_spreads_the_training_and_brings_it_back(tmp_path):
         jax.tree.map(np.testing.assert_array_equal, params, fit(tmp_path / "one"))
 
 
+@pytest.mark.quick_cases("changes0-100", "changes2-99")
 @pytest.mark.parametrize(
     ("changes", "records"), [({"steps": 7}, 100), ({"batch_size": 21.0}, 100), ({}, 99)]
 )

@@ -54,6 +54,7 @@ def padded(most):
     return x, y, np.arange(most) < np.array(COUNTS)[:, None]
 
 
+@pytest.mark.quick_cases("poisson")
 @pytest.mark.parametrize("sampling", ["poisson", "allocation"])
 def test_a_user_is_one_example_whose_loss_is_the_mean_of_all_records(sampling):
     """With room for all records nothing is drawn: padded rows must give the same, and the same price."""
@@ -129,6 +130,7 @@ def test_what_a_step_holds_does_not_grow_with_the_largest_user():
     assert len(seen) > 28  # afresh in each step
 
 
+@pytest.mark.quick_cases("threefry2x32")
 @pytest.mark.parametrize("impl", ["threefry2x32", "rbg"])
 def test_what_a_user_draws_follows_from_nobody_else(impl):
     """Neither from the place in the batch or in the data, nor from who else is in either."""
