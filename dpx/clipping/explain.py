@@ -102,7 +102,7 @@ def explain_clipping(
     """
     parameters = params.flatten(params_, wrt)
     loss, _ = losses.functions(loss_fn, has_aux, parameters)({})
-    size, batch = batches.batch_size(batch, None), batches.as_jax(batch)
+    (size, _), batch = batches.checked(batch), batches.as_jax(batch)
     reader = plan.read(loss, parameters.leaves, batch)
     program = plan.program(reader)
     held = []

@@ -14,10 +14,8 @@ from dpx.clipping.rounding import gamma
 
 # Bu et al., Automatic Clipping (arXiv:2206.07136), use this stabiliser in g·C/(‖g‖ + γ).
 NORMALIZE_GAMMA = 0.01
-
 # Thresholds whose squares, and those of what they are compared with, are normal float32 numbers.
 BOUNDS = (1e-12, 1e12)
-
 # The least clip factor that is used.
 SMALLEST = 2.0**-48
 

@@ -167,10 +167,8 @@ def _is_none(x: Any) -> bool:
 
 def _name(key: Any) -> Any:
     """The name or number that a key of a tree path stands for."""
-    for attribute in ("key", "name", "idx"):
-        if hasattr(key, attribute):
-            return getattr(key, attribute)
-    return str(key)
+    names = (getattr(key, attribute, None) for attribute in ("key", "name", "idx"))
+    return next((name for name in names if name is not None), str(key))
 
 
 def _refuse_holders(params: Any) -> None:

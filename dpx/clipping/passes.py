@@ -25,7 +25,7 @@ from dpx.clipping.gradients.forms import Values, together
 from dpx.clipping.gradients.plan import Program
 from dpx.clipping.gradients.reading import Reader
 from dpx.clipping.losses import is_vectorised
-from dpx.clipping.rounding import accumulator, settled, sum_of_squares
+from dpx.clipping.rounding import accumulator, settled
 
 
 class Pass(NamedTuple):
@@ -63,25 +63,6 @@ def over_examples(function: Callable[..., Any], *batch: Any) -> Any:
         raise
 
 
-def held(reader: Reader, leaves: Sequence[jax.Array], groups: Sequence[int]) -> Callable:
-    """Holds every per-example gradient by `vmap`: the plain way, and the oracle for `clipping`."""
-    traced = core.jaxpr_as_fun(core.ClosedJaxpr(reader.jaxpr, reader.consts))
-
-    def run(batch: Any) -> Pass:
-        losses, *found = over_examples(functools.partial(traced, *leaves), *jax.tree.leaves(batch))
-        gradients = [g.astype(accumulator(g.dtype)) for g in settled(found)]
-
-        def weighted_sum(weights: Sequence[jax.Array]) -> list[jax.Array]:
-            # Factors must fit the gradients that they multiply: no TensorFloat-32.
-            product = functools.partial(jnp.tensordot, axes=1, precision=lax.Precision.HIGHEST)
-            return [product(weights[group], g) for group, g in zip(groups, gradients, strict=True)]
-
-        norms = map(jax.vmap(sum_of_squares), gradients)
-        return Pass(losses, list(zip(groups, norms, strict=True)), weighted_sum)
-
-    return run
-
-
 def clipping(
     program: Program, leaves: Sequence[jax.Array], batch: Any, groups: Sequence[int]
 ) -> tuple[Callable[[Any], Pass], int]:
@@ -90,7 +71,6 @@ def clipping(
     Of `batch` only shapes matter. `groups` has the group of every parameter array.
     """
     reader, forms = program.reader, program.forms
-    parts = [(part, groups[part[0]], [forms[k] for k in part]) for part in together(forms, groups)]
     again = {w: group for form, group in zip(forms, groups, strict=True) for w in form.again}
     blocks = {id(within.eqn): within.eqn for within in again}.values()
     operands = {id(eqn): [v for v in eqn.invars if not reader.is_shared(v)] for eqn in blocks}
@@ -107,13 +87,13 @@ def clipping(
         flat = jax.tree.leaves(batch)
         losses, values = over_examples(hand, *flat)
         norms = []
-        for _, group, own in parts:
+        for group, own in together(forms, groups):
             given = Values((v, values[v]) for form in own for v in form.needs)
             norm = functools.partial(own[0].squared_norms, own)
             norms.append((group, jax.vmap(norm, axis_size=len(flat[0]))(given)))
 
         def weighted_sum(weights: Sequence[jax.Array]) -> list[jax.Array]:
-            found, sums = values.copy(), {}
+            found = values.copy()
             for eqn in blocks:
                 own = {w: weights[group] for w, group in again.items() if w.eqn is eqn}
                 given = Values((v, values[v]) for v in operands[id(eqn)]), Values(own)
@@ -124,11 +104,10 @@ def clipping(
                 nothing = meshes.zeros(jax.eval_shape(made, *given))
                 some = jnp.any(jnp.stack([jnp.any(w > 0) for w in weights]))
                 found |= lax.cond(some, made, lambda *_: nothing, *given)  # noqa: B023
-            for part, group, own in parts:
-                shapes = [leaves[k].shape for k in part]
-                each = own[0].weighted_sums(own, found, weights[group], shapes)
-                sums |= zip(part, each, strict=True)
-            return [sums[k] for k in range(len(leaves))]
+            each = zip(forms, groups, leaves, strict=True)
+            return [
+                form.weighted_sum(found, weights[group], leaf.shape) for form, group, leaf in each
+            ]
 
         return Pass(losses, norms, weighted_sum)
 

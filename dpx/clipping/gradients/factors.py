@@ -9,7 +9,6 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 from jax import lax
 
 from dpx.clipping.gradients import gram
@@ -141,8 +140,11 @@ def factors(reader: Reader, terms: Terms, shape: Sequence[int]) -> Factors | Non
         # A label may still be one that both factors have only in a part.
         if _kinds(term) != kinds:
             return None
-        if term.indexed:
-            term = _in_order(term, [term.axes[i][0] for i in rows], reader)
+        counted = [a for a in term.indexed if term.sizes[a] > 1]
+        if counted and counted != [
+            term.axes[i][0] for i in rows
+        ]:  # In another order than they lie in.
+            return None
         number = term.gain
         if number != 1:
             value = reader.make(lambda x, number=number: x * number, term.right.value)
@@ -181,21 +183,6 @@ def _kinds(term: Outer) -> list[int]:
     """
     each = (term.owners(axis[0]) if axis else (False, False) for axis in term.axes)
     return [left + 2 * right for left, right in each]
-
-
-def _in_order(term: Outer, rows: Sequence[int], reader: Reader) -> Outer:
-    """A look-up whose integers count entries of rows in this order."""
-    old = [a for a in term.indexed if term.sizes[a] > 1]
-    if list(rows) == old:
-        return term
-    # Where each row went; what is no row stays none.
-    order = [old.index(label) for label in rows]
-    moved = np.argsort(
-        np.arange(term.count(old)).reshape([term.sizes[a] for a in old]).transpose(order).ravel()
-    )
-    moved = np.append(moved, len(moved)).astype(np.int32)
-    left = term.left._replace(value=reader.make(lambda i: jnp.asarray(moved)[i], term.left.value))
-    return term._replace(left=left, indexed=tuple(rows))
 
 
 @functools.partial(jax.jit, static_argnums=0)

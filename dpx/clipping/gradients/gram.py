@@ -28,13 +28,10 @@ from dpx.clipping.rounding import CHUNK, accumulator
 # No norm is taken for less than this part of what its terms would add up to if none cancelled: it bounds
 # what an example can add to the rounding of a sum over many.
 FLOOR = 2.0**-6
-
 # Products over this many chunks of an axis are written out; beyond it they run in a loop.
 UNROLLED = 4
-
 # Chunks that a step of that loop takes, but on a CPU.
 TOGETHER = 8
-
 # Above what second-order terms, and rounding while the bounds are computed, can add to them.
 SLACK = 1.02
 
@@ -56,10 +53,8 @@ class Layout(NamedTuple):
 
     def sizes(self) -> tuple[int, int, int]:
         """(K, R, C)."""
-        k, r, c = (
-            math.prod(self.shape[i] for i in part)
-            for part in (self.blocks, self.rows, self.columns)
-        )
+        parts = self.blocks, self.rows, self.columns
+        k, r, c = (math.prod(self.shape[i] for i in part) for part in parts)
         return k, r, c
 
     def restore(self, gradient: jax.Array) -> jax.Array:
@@ -85,10 +80,11 @@ def squared_norm(shared: Layout, pairs: Sequence[Pair]) -> jax.Array:
 
 def squared_norms(shared: Layout, many: Sequence[Sequence[Pair]]) -> jax.Array:
     """The same of several gradients with factors of the same shapes, bounded together."""
-    found = jax.tree.map(lambda *x: jnp.stack(x), *(_products(shared, pairs) for pairs in many))
+    found = jax.tree.map(lambda *x: jnp.stack(x), *(products(shared, pairs) for pairs in many))
     return jax.vmap(functools.partial(bounded, shared))(found)
 
 
+@functools.partial(jax.jit, static_argnums=0)
 def products(shared: Layout, pairs: Sequence[Pair]) -> dict[tuple[int, int], tuple]:
     """Inner products of rows, and of columns: (K, P, Q) for each pair of uses s >= t, bools if one-hot."""
     _, rows, columns = shared.sizes()
@@ -96,14 +92,9 @@ def products(shared: Layout, pairs: Sequence[Pair]) -> dict[tuple[int, int], tup
     for s, one in enumerate(pairs):
         for t, other in enumerate(pairs[: s + 1]):
             fast = shared.fast[s] and shared.fast[t]
-            found[s, t] = (
-                _inner(one.rows, other.rows, rows, fast),
-                _inner(one.columns, other.columns, columns, fast),
-            )
+            each = zip(one, other, (rows, columns), strict=True)
+            found[s, t] = tuple(_inner(a, b, size, fast) for a, b, size in each)
     return found
-
-
-_products = jax.jit(products, static_argnums=0)  # Traced once.
 
 
 def bounded(shared: Layout, found: dict[tuple[int, int], tuple]) -> jax.Array:
@@ -128,10 +119,8 @@ def bounded(shared: Layout, found: dict[tuple[int, int], tuple]) -> jax.Array:
     uses: list[tuple[jax.Array | None, jax.Array]] = []
     for (s, t), (left, right) in found.items():
         if s == t:
-            (rows, of_rows), (columns, of_columns) = (
-                lengths(gram, size)
-                for gram, size in zip((left, right), shared.sizes()[1:], strict=True)
-            )
+            _, *sizes = shared.sizes()
+            (rows, of_rows), (columns, of_columns) = map(lengths, (left, right), sizes)
             # Inner products with one-hot rows are exact.
             uses.append((None if left.dtype == bool else of_rows * rows, of_columns * columns))
             all_lengths += jnp.sum(rows * columns, axis=-1)
