@@ -21,7 +21,7 @@ from jax.extend import core
 from jax.interpreters.partial_eval import dce_jaxpr
 
 from dpx.clipping import jaxprs, meshes
-from dpx.clipping.gradients.forms import Values, together
+from dpx.clipping.gradients.forms import Values, squared_norm, together
 from dpx.clipping.gradients.plan import Program
 from dpx.clipping.gradients.reading import Reader
 from dpx.clipping.losses import is_vectorised
@@ -89,7 +89,7 @@ def clipping(
         norms = []
         for group, own in together(forms, groups):
             given = Values((v, values[v]) for form in own for v in form.needs)
-            norm = functools.partial(own[0].squared_norms, own)
+            norm = functools.partial(squared_norm, own)
             norms.append((group, jax.vmap(norm, axis_size=len(flat[0]))(given)))
 
         def weighted_sum(weights: Sequence[jax.Array]) -> list[jax.Array]:

@@ -12,15 +12,11 @@ import jax.numpy as jnp
 from jax import lax
 
 from dpx.clipping.gradients import gram
-from dpx.clipping.gradients.forms import Form, Values, total
+from dpx.clipping.gradients.forms import Form, Values
 from dpx.clipping.gradients.gram import Layout, Pair, precision
 from dpx.clipping.gradients.outer import Factor, Outer
 from dpx.clipping.gradients.reading import Reader, Terms
 from dpx.clipping.rounding import accumulator, gamma, in_products, multiplies_in_tf32, to_tf32
-
-# Gram matrices are kept for a while, with those of other parameters, where they are smaller than the factors
-# by this much.
-SMALLER = 4
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -40,16 +36,6 @@ class Factors(Form):
     @property
     def needs(self) -> tuple[Any, ...]:
         return tuple(dict.fromkeys(f.value for term in self.terms for f in term.factors))
-
-    @property
-    def alike(self) -> Any:
-        """Of factors of the same sizes, what bounds their norms is one computation."""
-        grams = self.layout.sizes()[0] * self.places * (self.places + 1)
-        if SMALLER * grams > self.elements:
-            return None
-        sizes = [(term.count(term.places), bool(term.indexed)) for term in self.terms]
-        types = [f.value.aval.dtype for term in self.terms for f in term.factors]
-        return "factors", self.layout, *sizes, *types
 
     @property
     def elements(self) -> int:
@@ -90,11 +76,6 @@ class Factors(Form):
 
     def squared_norm(self, values: Values) -> jax.Array:
         return gram.squared_norm(self.layout, self.pairs(values))
-
-    def squared_norms(self, forms: Sequence["Factors"], values: Values) -> jax.Array:
-        if len(forms) == 1:
-            return self.squared_norm(values)
-        return total(gram.squared_norms(self.layout, [form.pairs(values) for form in forms]))
 
     def weighted_sum(self, values: Values, weights: jax.Array, shape: Sequence[int]) -> jax.Array:
         """One product of matrices for each term."""

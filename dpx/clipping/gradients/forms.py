@@ -23,8 +23,6 @@ from dpx.clipping.rounding import accumulator, gamma, sum_of_squares
 
 # Entries of a held gradient up to which it is normed as one array with others.
 SHORT = 1024
-# From so many parameters on it is worth it to norm them together.
-LEAST = 3
 
 
 class Form:
@@ -34,23 +32,17 @@ class Form:
       needs: the values that it is made of.
       again: what is made again for the sum.
       products: what of it is kept as factors.
-      alike: what it has in common with others that are normed together with it; None for none.
       unruled: the primitives because of which it is no sum of outer products, where it is held for that.
     """
 
     needs: Any = ()
     again: Any = ()
     products: Any = ()
-    alike: Any = None
     unruled: tuple[str, ...] = ()
 
     def squared_norm(self, values: Values) -> jax.Array:
         """An upper bound on its square for one example, rounding of what is added to the sum included."""
         return jnp.zeros(())
-
-    def squared_norms(self, forms: Sequence[Any], values: Values) -> jax.Array:
-        """The same for all of the gradients with these forms, which are alike."""
-        return self.squared_norm(values)
 
     def weighted_sum(self, values: Values, weights: jax.Array, shape: Sequence[int]) -> jax.Array:
         """The sum over the examples of a batch of weights times gradients."""
@@ -73,21 +65,8 @@ class Held(Form):
 
     needs = property(lambda self: (self.value,))
 
-    @property
-    def alike(self) -> Any:
-        """Short ones are normed as one array: a deep model has many, and each costs kernels."""
-        aval = self.value.aval
-        return ("held", accumulator(aval.dtype)) if 0 < aval.size <= SHORT else None
-
     def squared_norm(self, values: Values) -> jax.Array:
-        return self.squared_norms([self], values)
-
-    def squared_norms(self, forms: Sequence["Held"], values: Values) -> jax.Array:
-        held = [values[form.value] for form in forms]
-        if len(held) == 1:
-            return sum_of_squares(held[0])
-        flat = [x.astype(accumulator(x.dtype)).reshape(-1) for x in held]
-        return sum_of_squares(lax.optimization_barrier(jnp.concatenate(flat)))
+        return sum_of_squares(values[self.value])
 
     def weighted_sum(self, values: Values, weights: jax.Array, shape: Sequence[int]) -> jax.Array:
         dtype = accumulator(values[self.value].dtype)
@@ -174,17 +153,22 @@ def total(parts: jax.Array) -> jax.Array:
     return jnp.sum(parts) * (1 + 1.01 * gamma(parts.size + 2, parts.dtype))
 
 
-def together(forms: Sequence[Form], groups: Sequence[int]) -> list[tuple[int, list[Form]]]:
-    """The forms of all parameters, with their groups, each among those that are normed together with it.
+def together(forms: Sequence[Form], groups: Sequence[int]) -> list[tuple[int, list[Any]]]:
+    """All forms, with their groups, each among those that are normed together with it: short ones are held.
 
-    Several devices would have to exchange what lies on each of them: there each parameter is alone.
+    Of a deep model these are many, and each costs kernels. Several devices would have to exchange them.
     """
-    found: dict[Any, list[Form]] = {}
+    found: dict[Any, list[Any]] = {}
     for k, (form, group) in enumerate(zip(forms, groups, strict=True)):
-        is_alone = form.alike is None or jax.device_count() > 1
-        found.setdefault((group, k if is_alone else form.alike), []).append(form)
-    parts = {
-        of: [each] if len(each) >= LEAST else [[form] for form in each]
-        for of, each in found.items()
-    }
-    return [(group, part) for (group, _), each in parts.items() for part in each]
+        short = isinstance(form, Held) and 0 < form.value.aval.size <= SHORT
+        kind = accumulator(form.value.aval.dtype) if short and jax.device_count() == 1 else k
+        found.setdefault((group, kind), []).append(form)
+    return [(group, each) for (group, _), each in found.items()]
+
+
+def squared_norm(forms: Sequence[Any], values: Values) -> jax.Array:
+    """That of one gradient, or of several that are normed together."""
+    if len(forms) == 1:
+        return forms[0].squared_norm(values)
+    flat = [values[form.value].astype(accumulator(form.value.aval.dtype)).ravel() for form in forms]
+    return sum_of_squares(lax.optimization_barrier(jnp.concatenate(flat)))

@@ -78,13 +78,6 @@ def squared_norm(shared: Layout, pairs: Sequence[Pair]) -> jax.Array:
     return bounded(shared, products(shared, pairs))
 
 
-def squared_norms(shared: Layout, many: Sequence[Sequence[Pair]]) -> jax.Array:
-    """The same of several gradients with factors of the same shapes, bounded together."""
-    found = jax.tree.map(lambda *x: jnp.stack(x), *(products(shared, pairs) for pairs in many))
-    return jax.vmap(functools.partial(bounded, shared))(found)
-
-
-@functools.partial(jax.jit, static_argnums=0)
 def products(shared: Layout, pairs: Sequence[Pair]) -> dict[tuple[int, int], tuple]:
     """Inner products of rows, and of columns: (K, P, Q) for each pair of uses s >= t, bools if one-hot."""
     _, rows, columns = shared.sizes()
