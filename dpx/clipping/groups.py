@@ -99,9 +99,8 @@ def clip_factors(
     A factor below `SMALLEST` is zero: smaller ones could scale entries to where they are flushed to zero,
     which is an error that no multiple of the gradient's length bounds.
 
-    With `normalize` they are in units of `unit_of`, and so are the sums: no factor is above 1.
-
-    The quotient comes last, because what is cheaper is computed again by XLA in the sum of every parameter.
+    With `normalize` they are in units of `unit_of`, and so are the sums: no factor is above 1. The quotient
+    comes last, because what is cheaper is computed again by XLA in the sum of every parameter.
     """
     factors = []
     for clip, norm in zip(groups.clips, norms, strict=True):

@@ -34,10 +34,9 @@ class Pass(NamedTuple):
     Attributes:
       losses: (B,) per-example losses.
       squared_norms: pairs of a group of parameter arrays and (B,) squared norms of gradients in it, which
-        together are those of the group, rounded up so far that no contribution is longer: float32 (float64
-        for float64 parameters). Not finite where a gradient is not.
-      weighted_sum: takes (B,) weights for each group of parameter arrays; returns for each array
-        sum_b weights[b]·gradient[b].
+        together are those of the group, rounded up so far that no contribution is longer. Not finite where a
+        gradient is not.
+      weighted_sum: (B,) weights for each group -> for each parameter array sum_b weights[b]·gradient[b].
     """
 
     losses: jax.Array
@@ -117,8 +116,8 @@ def clipping(
 def _made_again(reader: Reader, eqn: Any, known: dict, values: Values, weights: Values) -> Values:
     """The sums over examples of weights times the gradients that a block, or a loop of blocks, makes.
 
-    Its operands are `known`, if they are the same for all examples, or among `values`. There are weights of
-    the examples for each gradient, which is a `Within`.
+    Its operands are `known`, if they are the same for all examples, or among `values`; there are weights for
+    each gradient, which is a `Within`.
     """
     inner, (first, last) = reader.body(eqn), jaxprs.carried(eqn)
     needs = [*dict.fromkeys(value for within in weights for value in within.sums.needs)]

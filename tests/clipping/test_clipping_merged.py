@@ -8,6 +8,7 @@ from jax import lax
 from test_clipping_models import check, jit, per_example
 
 from dpx import clipping
+from dpx.clipping import jaxprs
 from dpx.clipping.gradients import plan
 
 WIDTH, RANK, LENGTH, BATCH = 64, 2, 3, 8
@@ -102,7 +103,7 @@ def equations(jaxpr):
     """All of a jaxpr, those inside of others included."""
     for eqn in getattr(jaxpr, "jaxpr", jaxpr).eqns:
         yield eqn
-        for inner in jax.core.jaxprs_in_params(eqn.params):
+        for inner in jaxprs.inside(eqn):
             yield from equations(inner)
 
 
@@ -126,6 +127,8 @@ def test_what_is_made_of_a_weight_is_exact(monkeypatch, name, method):
 def test_only_a_mask_over_both_axes_has_no_rule():
     """The product of a mask and a sum of outer products is no such sum."""
     for name, loss in OTHERS.items():
-        reader = plan.read(lambda p, example, loss=loss: loss(p[0], *example), [W], (X,))
+        reader = plan.read(
+            lambda p, example, loss=loss: loss(p[0], *example), [jnp.asarray(W)], (X,)
+        )
         (form,) = plan.program(reader).forms
         assert bool(form.products) == (name != "masked"), name

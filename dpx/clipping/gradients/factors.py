@@ -13,7 +13,7 @@ from jax import lax
 
 from dpx.clipping.gradients import gram
 from dpx.clipping.gradients.forms import Form, Values
-from dpx.clipping.gradients.gram import Layout, Pair, precision
+from dpx.clipping.gradients.gram import Layout, Pair, product
 from dpx.clipping.gradients.outer import Factor, Outer
 from dpx.clipping.gradients.reading import Reader, Terms
 from dpx.clipping.rounding import accumulator, gamma, in_products, multiplies_in_tf32, to_tf32
@@ -199,18 +199,17 @@ def _products(a: jax.Array, b: jax.Array, fast: bool) -> jax.Array:
     is_bfloat16 = (a.dtype, b.dtype) == (jnp.float32, jnp.bfloat16)
     if jax.default_backend() == "cpu" or not (is_bfloat16 or fast):
         return _product(a, b, fast)
-    most = lax.reduce_precision(a, 8, 7) if is_bfloat16 else to_tf32(a)
-    rest = a - most
-    rest = lax.reduce_precision(rest, 8, 7) if is_bfloat16 else to_tf32(rest)
-    dtype = b.dtype if is_bfloat16 else a.dtype
+    narrow = functools.partial(
+        lax.reduce_precision, exponent_bits=8, mantissa_bits=7 if is_bfloat16 else 10
+    )
+    most, dtype = narrow(a), b.dtype if is_bfloat16 else a.dtype
+    rest = narrow(a - most)
     return _product(rest.astype(dtype), b, fast) + _product(most.astype(dtype), b, fast)
 
 
 def _product(a: jax.Array, b: jax.Array, fast: bool) -> jax.Array:
-    dtype = accumulator(jnp.promote_types(a.dtype, b.dtype))
-    product = functools.partial(jnp.einsum, preferred_element_type=dtype, precision=precision(fast))
     if a.shape[1] > 1:
-        return product("bkpr,bkpc->krc", a, b)
+        return product("bkpr,bkpc->krc", a, b, fast)
     # Without a batch axis, even of length one, XLA's product is twice as fast on CPUs.
     a, b = (x.reshape(-1, x.shape[-1]) for x in (a, b))
-    return product("nr,nc->rc", a, b)[None]
+    return product("nr,nc->rc", a, b, fast)[None]

@@ -160,8 +160,9 @@ def together(forms: Sequence[Form], groups: Sequence[int]) -> list[tuple[int, li
     """
     found: dict[Any, list[Any]] = {}
     for k, (form, group) in enumerate(zip(forms, groups, strict=True)):
-        short = isinstance(form, Held) and 0 < form.value.aval.size <= SHORT
-        kind = accumulator(form.value.aval.dtype) if short and jax.device_count() == 1 else k
+        kind: Any = k
+        if isinstance(form, Held) and 0 < form.value.aval.size <= SHORT and jax.device_count() == 1:
+            kind = accumulator(form.value.aval.dtype)
         found.setdefault((group, kind), []).append(form)
     return [(group, each) for (group, _), each in found.items()]
 

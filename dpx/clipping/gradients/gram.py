@@ -93,9 +93,8 @@ def products(shared: Layout, pairs: Sequence[Pair]) -> dict[tuple[int, int], tup
 def bounded(shared: Layout, found: dict[tuple[int, int], tuple]) -> jax.Array:
     """An upper bound on ‖g‖², rounding of its products, and of what is added up of g, included.
 
-    Of a computed inner product L of rows α and α' over R entries no more is known than that it lies
-    within γ_n·‖α‖·‖α'‖ of the exact one, n = `rounding.chunked(R)`: about 512 + R/512. So each product
-    L·M of inner products of rows and of columns is replaced by
+    A computed inner product L of rows α and α' over R entries lies within γ_n·‖α‖·‖α'‖ of the exact one,
+    n = `rounding.chunked(R)`: about 512 + R/512. So each product L·M of inner products is replaced by
 
         L·M + γ‖α‖‖α'‖·(|M| + γ'‖β‖‖β'‖) + |L|·γ'‖β‖‖β'‖ + γ''·|L·M| ≥ the exact product,
 
@@ -162,20 +161,20 @@ def _gram(a: jax.Array, b: jax.Array, fast: bool) -> jax.Array:
 
 
 def _dot(a: jax.Array, b: jax.Array, fast: bool) -> jax.Array:
-    dtype = accumulator(jnp.promote_types(a.dtype, b.dtype))
-    product = functools.partial(jnp.einsum, preferred_element_type=dtype, precision=precision(fast))
     if a.shape[0] > 1:
-        return product("kpr,kqr->kpq", a, b)
+        return product("kpr,kqr->kpq", a, b, fast)
     # XLA's compiler for CPUs copies a factor to move an axis of length one.
-    return product("pr,qr->pq", a[0], b[0])[None]
+    return product("pr,qr->pq", a[0], b[0], fast)[None]
 
 
-def precision(fast: bool) -> lax.Precision:
-    """That of a product of factors: by TensorFloat-32 where they have no more bits, and so lose none.
+def product(formula: str, a: jax.Array, b: jax.Array, fast: bool) -> jax.Array:
+    """A product of factors: by TensorFloat-32 where they have no more bits, and so lose none.
 
     Clip factors must fit the gradients they multiply: else no TensorFloat-32, no bfloat16 passes.
     """
-    return lax.Precision.DEFAULT if fast else lax.Precision.HIGHEST
+    dtype = accumulator(jnp.promote_types(a.dtype, b.dtype))
+    precision = lax.Precision.DEFAULT if fast else lax.Precision.HIGHEST
+    return jnp.einsum(formula, a, b, preferred_element_type=dtype, precision=precision)
 
 
 def lengths(gram: jax.Array, size: int) -> tuple[jax.Array, Any]:

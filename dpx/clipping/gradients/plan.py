@@ -88,7 +88,7 @@ def program(reader: Reader, method: str = "one_pass") -> Program:
 def _uses(reader: Reader, out: Any) -> tuple[str, ...]:
     """What a parameter goes into, as far as its gradient says so."""
     if (terms := reader.terms(out)) is None:
-        return (reader.reason(out) or "nothing",)
+        return ("nothing" if isinstance(out, core.Literal) else reader.stopped.get(out, "nothing"),)
     return tuple(term.name for term in terms)
 
 
@@ -115,16 +115,13 @@ def form(reader: Reader, out: Any, blocks: Sequence[str] = (), gain: float = 1.0
 
 def _before_widening(reader: Reader, out: Any) -> Any:
     """The narrow values that a gradient is cast from: they are as exact, and take less memory."""
-    eqn = reader.maker(out)
-    if (
-        eqn is not None
-        and eqn.primitive.name == "convert_element_type"
-        and _is_float(eqn.invars[0])
-    ):
-        narrow, wide = eqn.invars[0].aval.dtype, out.aval.dtype
-        widens = jnp.finfo(narrow).bits <= jnp.finfo(wide).bits
-        if widens and accumulator(narrow) == accumulator(wide):
-            return _before_widening(reader, eqn.invars[0])
+    while (eqn := reader.maker(out)) and eqn.primitive.name == "convert_element_type":
+        (operand,), wide = eqn.invars, out.aval.dtype
+        if not _is_float(operand) or jnp.finfo(operand.aval.dtype).bits > jnp.finfo(wide).bits:
+            break
+        if accumulator(operand.aval.dtype) != accumulator(wide):
+            break
+        out = operand
     return out
 
 

@@ -76,14 +76,13 @@ class Made(NamedTuple):
 class Reader:
     """Reads values of a jaxpr as sums of outer products, and runs it.
 
-    A value is a variable of the jaxpr, or a `Value`, which is made of others, or stands for what the body of
-    an equation hands out.
+    A value is a variable of the jaxpr, or a `Value`: made of others, or what a body of an equation hands out.
 
     Attributes:
       jaxpr: without calls.
       consts: its constants.
       shared: the variables that do not depend on the example.
-      stopped: the equation, for each variable that is no sum of outer products, because of which it is none.
+      stopped: for each variable that is no sum of outer products, the primitive because of which it is none.
     """
 
     def __init__(self, closed: Any, shared: Sequence[bool]):
@@ -120,10 +119,6 @@ class Reader:
         made = Value(jax.eval_shape(function, *structs))
         self._eqns.append(Made(function, values, (made,)))
         return made
-
-    def reason(self, atom: Any) -> str:
-        """The primitive because of which a value is no sum of outer products; "" where none is."""
-        return "" if isinstance(atom, core.Literal) else self.stopped.get(atom, "")
 
     def is_shared(self, atom: Any) -> bool:
         """Whether a value is the same for all examples."""
@@ -240,9 +235,8 @@ class Reader:
         env.update(zip(self.jaxpr.invars, leaves, strict=False))
         for eqn in self.jaxpr.eqns:
             if eqn.outvars and self.shared.issuperset(eqn.outvars):
-                env.update(
-                    zip(eqn.outvars, jaxprs.bind(eqn, jaxprs.values(eqn.invars, env)), strict=True)
-                )
+                results = jaxprs.bind(eqn, jaxprs.values(eqn.invars, env))
+                env.update(zip(eqn.outvars, results, strict=True))
         return env
 
     def run(
