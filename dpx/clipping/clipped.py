@@ -177,8 +177,11 @@ class ClippedGrad:
         def run(leaves: list, frozen: Any, batch: tuple, mask: jax.Array) -> tuple[list, list, Any]:
             loss, aux = functions_of(frozen)
             reader = _plan.read(loss, leaves, batch, self.microbatch_size != 1)
-            program = _plan.program(reader, self.method)
-            clip, example_bytes = _passes.clipping(program, leaves, batch, groups.members)
+            if self.method == "vmap":
+                clip, example_bytes = _passes.held(reader, leaves, groups.members), 0
+            else:
+                program = _plan.program(reader, self.method)
+                clip, example_bytes = _passes.clipping(program, leaves, batch, groups.members)
 
             def once(batch: Any, keep: jax.Array) -> tuple[Any, list, Any]:
                 done = clip(batch)
@@ -192,7 +195,7 @@ class ClippedGrad:
             whole = _batches.finite_only(once)
             # Of explicit axes, `run` sees the examples of one device.
             step = (self.microbatch_size or size) * len(mask) // size
-            if self.microbatch_size is None and self.method != "vmap":
+            if self.microbatch_size is None:
                 step = _batches.chosen(len(mask), example_bytes, leaves)
             sums, *found = _batches.by_microbatches(whole, step, batch, mask)
             if self.normalize:
@@ -248,8 +251,8 @@ def clipped_grad(
     its first axis stays where it is, and the sum has the layout of the parameters, sharded or not:
 
     - Automatic axes: as an ordinary step, with the exchange of one example more. The sum is reduced once for
-      every microbatch. Convolutions need a rule there (see `explain_clipping`): XLA 0.10 computes per-example
-      gradients of convolutions wrongly where the batch is sharded.
+      every microbatch. Convolutions need a rule there (see `explain_clipping`; "vmap" uses none): XLA 0.10
+      computes per-example gradients of convolutions wrongly where the batch is sharded.
     - Explicit axes: one reduction of the sum. The loss must not name them (`reshard`, `out_sharding`), nor
       close over arrays on the mesh: pass those with the batch.
     - Inside `jax.shard_map` and `jax.pmap`: the sum is that of the device's own examples, which remain to be
