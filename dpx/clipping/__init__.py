@@ -16,8 +16,7 @@ and returns a function of a batch that sums the clipped gradients of its example
 6. A product is kept as its two factors, whose axes have names (`gradients.outer`); convolutions are such
    products too (`gradients.convolution`).
 7. Shapes decide which form each gradient has (`gradients.plan`): it is held, or kept as factors, or put
-   together from parts, or made again (`gradients.forms`). Each form knows its norm, that of several, and its
-   sum.
+   together from parts, or made again (`gradients.forms`). Each form knows its norm and its sum.
 8. The norm of factors comes from inner products of their rows (`gradients.gram`), their sum is one product of
    matrices for all examples (`gradients.factors`).
 9. The program is run for every example, by `jax.vmap`, and hands out what the forms are made of (`passes`);

@@ -11,19 +11,21 @@ import numpy as np
 
 from dpx.clipping import groups as _groups
 from dpx.clipping import meshes as _meshes
-from dpx.clipping import params as _params
 from dpx.clipping import reports, xla_cpu
 from dpx.clipping.rounding import Sum, accumulator
 
 # Microbatches between two compensated additions.
 BLOCK = 8
-
 # Bytes of values that a microbatch holds at once: those of a CPU's cache, more or less.
 CACHE = 3 * 2**24
 
 
-def batch_size(batch: tuple, mask: Any, strict: bool = False) -> int:
-    """The common leading axis of everything in `batch`, and of the mask."""
+def checked(batch: tuple, mask: Any = None, strict: bool = False) -> tuple[int, jax.Array]:
+    """The common leading axis of everything in `batch`, and the mask, all True where there is none.
+
+    Raises:
+      ValueError: for what is no batch, or no mask of it.
+    """
     sizes = {}
     for path, leaf in jax.tree_util.tree_leaves_with_path(batch):
         name = "batch" + jax.tree_util.keystr(path)
@@ -34,12 +36,13 @@ def batch_size(batch: tuple, mask: Any, strict: bool = False) -> int:
     if len(set(sizes.values())) > 1:
         raise ValueError(f"batch axes differ: {sizes}; all arrays must hold the same examples.")
     size = next(iter(sizes.values()))
-    if mask is not None and (jnp.shape(mask) != (size,) or mask.dtype != bool):
+    mask = jnp.ones(size, bool) if mask is None else jnp.asarray(mask)
+    if mask.shape != (size,) or mask.dtype != bool:
         raise ValueError(
-            f"mask of shape {jnp.shape(mask)} and dtype {getattr(mask, 'dtype', type(mask))} "
-            f"must be ({size},) bool, True for a real example."
+            f"mask of shape {mask.shape} and dtype {mask.dtype} must be ({size},) bool, True for a real "
+            "example."
         )
-    return size
+    return size, mask
 
 
 def _check_leaf(name: str, leaf: Any, strict: bool) -> None:
@@ -74,13 +77,12 @@ def as_jax(batch: tuple) -> tuple:
 
 
 def nothing(
-    parameters: _params.Parameters, groups: _groups.Groups, aux: Callable, batch: tuple
+    leaves: Sequence[jax.Array], groups: _groups.Groups, aux: Callable, batch: tuple
 ) -> tuple[list, list, tuple]:
     """The result for an empty batch."""
-    example = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape[1:], x.dtype), batch)
-    shapes = jax.eval_shape(aux, parameters.leaves, example)
+    shapes = jax.eval_shape(aux, leaves, _meshes.one_example(batch))
     rest = jax.tree.map(lambda s: jnp.zeros((0, *s.shape), s.dtype), shapes)
-    sums = [jnp.zeros(p.shape, accumulator(p.dtype)) for p in parameters.leaves]
+    sums = [jnp.zeros(leaf.shape, accumulator(leaf.dtype)) for leaf in leaves]
     return sums, [jnp.zeros(0) for _ in groups.clips], (jnp.zeros(0), rest)
 
 
@@ -163,11 +165,13 @@ def chosen(size: int, one: int, leaves: Sequence[jax.Array]) -> int:
 
 
 def by_microbatches(whole: Callable, step: int, batch: tuple, mask: jax.Array):
-    """Runs `whole` over slices of `step` examples in turn, the last one padded.
+    """Runs `whole` over slices of `step` examples in turn, the last one padded, or over all at once.
 
     A few slices are added up plainly, and only these sums with compensation, which then costs little.
     """
-    size = mask.shape[0]
+    size, step = len(mask), max(1, step)
+    if step >= size:
+        return whole(batch, mask)
     count = -(-size // step)
     padding = count * step - size
 
@@ -193,13 +197,11 @@ def by_microbatches(whole: Callable, step: int, batch: tuple, mask: jax.Array):
         return jax.tree.map(jnp.add, partial, sums), found
 
     def block(index: jax.Array, state: tuple) -> tuple:
-        total, found = state
-        first = index * BLOCK
+        (total, found), first = state, index * BLOCK
         last = jnp.minimum(first + BLOCK, count)
         partial, found = jax.lax.fori_loop(first, last, slot, (sums, found))
         return total.add(partial), found
 
-    start = Sum(sums, sums), found
-    total, found = jax.lax.fori_loop(0, -(-count // BLOCK), block, start)
+    total, found = jax.lax.fori_loop(0, -(-count // BLOCK), block, (Sum(sums, sums), found))
     found = jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:])[:size], found)
     return total.result(), *found

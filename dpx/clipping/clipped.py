@@ -33,22 +33,20 @@ class ClippedGrads:
     """The clipped gradients of a batch of B examples.
 
     The whole of it is what `dpx.privatize` takes, which then makes sure that its own threshold is the same.
-    `norms`, `losses` and `aux` are private data that no guarantee covers, however often noise is added to the
-    sum: nothing is clipped in them, and none of them may be released, logged, or kept in the state of a
-    model (such as running statistics) unless a mechanism of its own protects it.
+    `norms`, `losses` and `aux` are private data that no guarantee covers: nothing is clipped in them, and
+    none of them may be released, logged, or kept in the state of a model (such as running statistics) unless
+    a mechanism of its own protects it.
 
     Attributes:
-      grads: the sum over examples of clipped gradients, a tree like that of `ClippedGrad.trained`: with None
-        at leaves that are not differentiated, and for an NNX module the `nnx.State` of the variables that
-        are. Parameters in bfloat16 or float16 have float32 sums: nothing is rounded before noise is added.
-      norms: (B,) l2 norms of the gradients before clipping, rounded up: a bound that holds whatever was
-        rounded, most often within 0.1 % of the norm (`ClippedGrad.sensitivity`); a tree of them, shaped like
-        `l2_clip_norm`, when that is a tree. Zero where the mask is False, infinite where a gradient
-        is not finite.
-      losses: (B,) losses, zero where the mask is False.
+      grads: the sum over examples of clipped gradients, a tree like that of `ClippedGrad.trained`. Parameters
+        in bfloat16 or float16 have float32 sums: nothing is rounded before noise is added.
+      norms: (B,) l2 norms of the gradients before clipping, rounded up, most often within 0.1 % of the norm
+        (`ClippedGrad.sensitivity`); a tree of them, shaped like `l2_clip_norm`, when that is a tree. Infinite
+        where a gradient is not finite. Zero, as all that follows, where the mask is False.
+      losses: (B,) losses.
       clips: the thresholds, in the order of the leaves of `l2_clip_norm`; static under `jax.jit`.
       aux: what the loss of each example returned beside the loss (`has_aux`), stacked along a leading axis of
-        B, zero where the mask is False; else None.
+        B; else None.
     """
 
     grads: Any
@@ -97,8 +95,9 @@ class ClippedGrad:
             state = optimizer.init(gradient.trained(params))
             updates, state = optimizer.update(clipped, state, gradient.trained(params))
 
-        An optimizer that was made for it has no state, and no noise, for what is frozen. The updates are
-        added where they are not None, for instance by `equinox.apply_updates`; an NNX module takes its new
+        It has None at leaves that are not differentiated, and of an NNX module it is the `nnx.State` of the
+        variables that are. So an optimizer has no state, and no noise, for what is frozen. Updates are added
+        where they are not None, for instance by `equinox.apply_updates`; an NNX module takes its new
         variables by `nnx.update(module, optax.apply_updates(gradient.trained(module), updates))`.
         """
         return _params.flatten(params, self.wrt).tree
@@ -106,30 +105,27 @@ class ClippedGrad:
     def sensitivity(self, relation: dp_accounting.NeighboringRelation | str) -> float:
         """l2 sensitivity of `grads` to one example, in units of the gradient.
 
-        With thresholds C_g over disjoint groups of parameters, an example adds a vector of norm
-        at most C = sqrt(sum_g C_g²). Adding or removing one moves the sum by at most C, and so
-        does replacing one by a null example that adds nothing; replacing it by another moves
-        it by at most 2C. An example whose mask is False or whose gradient is not finite adds
-        exactly zero.
+        With thresholds C_g over disjoint groups of parameters, an example adds a vector of norm at most C =
+        sqrt(sum_g C_g²). Adding or removing one moves the sum by at most C, and so does replacing one by a
+        null example that adds nothing; replacing it by another moves it by at most 2C. An example whose mask
+        is False or whose gradient is not finite adds exactly zero.
 
-        What an example adds is at most C long as computed, rounding included, for crafted inputs too.
-        Proof. The norm N that the clip factor w = min(1, C/N) is made from is not the rounded ‖g‖ but an
-        upper bound. For a held gradient it is the rounded sum of squares times 1 + γ_n, n the number of
-        roundings on the way to any one term; what is added is w times the same array, and each product
-        rounds by a relative u. For a gradient kept as factors, the products that ‖g‖² consists of are
-        replaced by upper bounds, and what the sum over an example's own positions rounds is added to the
-        norm (`dpx.clipping.gradients.gram`). The rounding of N, w and w·g themselves is covered by a factor
-        1 + (G + 24)u, G the number of squared norms that N² is the sum of. The model of arithmetic is that of
-        `dpx.clipping.rounding`, with quotients and roots within 4u. Lengths are raised by what flushing to
-        zero can hide, and clip factors below 2⁻⁴⁸ are zero. How the sum itself is rounded says `rounding`.
+        What an example adds is at most C long as computed, rounding included, for crafted inputs too. Proof.
+        The clip factor w = min(1, C/N) is made from an upper bound N of ‖g‖. For a held gradient N² is the
+        rounded sum of squares times 1 + γ_n, n the number of roundings on the way to any one term; what is
+        added is w times the same array, and each product rounds by a relative u. For a gradient kept as
+        factors, bounds replace the products that ‖g‖² consists of, and what the sum over an example's own
+        positions rounds is added (`dpx.clipping.gradients.gram`). The rounding of N, w and w·g themselves is
+        covered by a factor 1 + (G + 24)u, G the number of squared norms that N² is the sum of. The model of
+        arithmetic is that of `dpx.clipping.rounding`, with quotients and roots within 4u. Lengths are raised
+        by what flushing to zero can hide, and clip factors below 2⁻⁴⁸ are zero.
 
         `g` is the gradient that the backward pass computed, however far it is from the derivative of the
         loss. On a GPU the factors of a float32 product are first rounded to TensorFloat-32, as the product
         itself would round them, unless the loss asks for more precision: norms and sums are of what is left.
-        Of blocks under `jax.checkpoint` that are evaluated again to make the sum, the bound holds for the
-        gradient that the norm is of; the second differs from it at most by the rounding of the block's own
-        computation, where the compiler orders that differently. No cotangent is scaled, so derivatives by
-        hand need not be linear.
+        Of blocks under `jax.checkpoint` that are evaluated again for the sum, the second gradient differs
+        from that which the norm is of by the rounding of the block's own computation, where the compiler
+        orders that differently. No cotangent is scaled, so derivatives by hand need not be linear.
 
         The relation is `ADD_OR_REMOVE_ONE`, `REPLACE_ONE` or `REPLACE_SPECIAL`, or its lower-case name.
 
@@ -145,23 +141,21 @@ class ClippedGrad:
     def rounding(self, batch_size: int, params: Any, *batch: Any) -> float:
         """ρ, such that the *computed* sum moves by at most C·(1 + ρ) when one example is added or removed.
 
-        It is infinite where blocks under `jax.checkpoint` are evaluated again for the sum. The sums of two
-        neighbouring batches are each off from the exact sum of what the examples add by at most C·ρ/2,
-        ρ/2 = batch_size·(A·γ_n + γ_9 + 3u). Within one microbatch of m examples n is m + 4 and
-        A = 1 where gradients are held; n is about m·P and A = 64 where they are kept as factors with P
-        positions (all uses together), because their terms may cancel. Microbatches are added up with
-        compensation, so their number does not enter n (`dpx.clipping.rounding.Sum`). This is the worst of all
-        orders of summation and of all data sets: it is small for held gradients and small microbatches, and
-        it says little (ρ > 1) for large batches of long sequences in one piece.
+        Each of both sums is off from the exact sum of what the examples add by at most C·ρ/2, ρ/2 =
+        batch_size·(A·γ_n + γ_9 + 3u). Within one microbatch of m examples n is m + 4 and A = 1 where
+        gradients are held; n is about m·P and A = 64 where they are kept as factors with P positions (all
+        uses together), because their terms may cancel. The number of microbatches does not enter n
+        (`dpx.clipping.rounding.Sum`). This is the worst of all orders of summation and of all data sets: it
+        says little (ρ > 1) for large batches of long sequences in one piece, and nothing (ρ infinite) of
+        blocks under `jax.checkpoint` that are evaluated again for the sum.
 
         Args:
           batch_size: examples in the whole sum, which may be several calls, added up by such a sum.
           params: the parameters.
           *batch: what one call is given; only shapes matter.
         """
-        size = _batches.batch_size(batch, None)
-        batch = _batches.as_jax(batch)
-        parameters = _params.flatten(params, self.wrt)
+        size, _ = _batches.checked(batch)
+        batch, parameters = _batches.as_jax(batch), _params.flatten(params, self.wrt)
         step = max(1, min(self.microbatch_size or size, size))
         dtype = jnp.result_type(jnp.float32, *parameters.leaves)
         dtype = jnp.float32 if any(p.dtype != dtype for p in parameters.leaves) else dtype
@@ -171,14 +165,12 @@ class ClippedGrad:
         return 2 * batch_size * (share + gamma(_batches.BLOCK + 1, dtype) + 3 * unit(dtype))
 
     def __call__(self, params: Any, *batch: Any, mask: jax.Array | None = None) -> ClippedGrads:
-        mask = None if mask is None else jnp.asarray(mask)
-        size = _batches.batch_size(batch, mask, self.strict)
+        size, mask = _batches.checked(batch, mask, self.strict)
         parameters = _params.flatten(params, self.wrt)
         _params.check_finite(parameters)
         _reports.report_state(params, self.wrt, self.strict)
         groups = _groups.assign(self.l2_clip_norm, parameters.tree)
         functions_of = _losses.functions(self.loss_fn, self.has_aux, parameters)
-        mask = jnp.ones(size, bool) if mask is None else mask
         report = _reports.of(self.strict, batch, size, parameters)
         batch = _batches.as_jax(batch)
 
@@ -205,27 +197,23 @@ class ClippedGrad:
             step = (self.microbatch_size or size) * len(mask) // size
             if self.microbatch_size is None:
                 step = _batches.chosen(len(mask), example_bytes, leaves)
-            if step >= len(mask):
-                sums, norms, found = whole(batch, mask)
-            else:
-                sums, norms, found = _batches.by_microbatches(whole, max(1, step), batch, mask)
+            sums, *found = _batches.by_microbatches(whole, step, batch, mask)
             if self.normalize:
-                units = [_groups.unit_of(clip) for clip in groups.clips]
-                sums = [x * units[i] for x, i in zip(sums, groups.members, strict=True)]
-            return sums, norms, found
+                units = [_groups.unit_of(groups.clips[i]) for i in groups.members]
+                sums = [x * unit for x, unit in zip(sums, units, strict=True)]
+            return sums, *found
 
         # The report is on what is traced here. What is computed here promotes ranks.
         with report, jax.numpy_rank_promotion("allow"):
             if size == 0:
-                sums, norms, found = _batches.nothing(
-                    parameters, groups, functions_of({})[1], batch
-                )
+                aux = functions_of({})[1]
+                sums, norms, found = _batches.nothing(parameters.leaves, groups, aux, batch)
             else:
                 given = parameters.leaves, _meshes.on_mesh(parameters.constants), batch, mask
                 sums, norms, found = _meshes.run(run, functions_of, *given)
-        norms = jax.tree.unflatten(groups.structure, norms)
+        grads, norms = parameters.gradient_tree(sums), jax.tree.unflatten(groups.structure, norms)
         losses, aux = found
-        return ClippedGrads(parameters.gradient_tree(sums), norms, losses, groups.clips, aux)
+        return ClippedGrads(grads, norms, losses, groups.clips, aux)
 
 
 def clipped_grad(
@@ -253,15 +241,9 @@ def clipped_grad(
 
         keys = dpx.clipping.record_keys(secret_key, step, record_indices)  # not jax.random.split(key, B)
 
-    The result goes to `dpx.privatize`, which refuses it where its own threshold is another:
+    The result goes to `dpx.privatize`, which refuses it where its own threshold is another, and averages it:
 
-        optimizer = optax.chain(
-            dpx.privatize(
-                l2_clip_norm=1.0, noise_multiplier=1.1, expected_batch_size=256, key=dpx.secret_key()
-            ),
-            optax.adam(1e-3),
-        )
-        updates, state = optimizer.update(clipped, state, params)
+        updates, state = optax.chain(dpx.privatize(...), optax.adam(1e-3)).update(clipped, state, params)
 
     Or its sum, `clipped.grads`, goes to other noise, such as that of `dpx.training.correlated.banded`.
 
@@ -271,14 +253,14 @@ def clipped_grad(
     - Automatic axes: as an ordinary step, with the exchange of one example more. The sum is reduced once for
       every microbatch. Convolutions need a rule there (see `explain_clipping`; "vmap" uses none): XLA 0.10
       computes per-example gradients of convolutions wrongly where the batch is sharded.
-    - Explicit axes: one reduction of the sum. The loss is traced as on automatic axes, so it must not name
-      them (`reshard`, `out_sharding`), nor close over arrays on the mesh: pass those with the batch.
+    - Explicit axes: one reduction of the sum. The loss must not name them (`reshard`, `out_sharding`), nor
+      close over arrays on the mesh: pass those with the batch.
     - Inside `jax.shard_map` and `jax.pmap`: the sum is that of the device's own examples, which remain to be
       added up, `jax.lax.psum(clipped.grads, "data")`, before `dpx.privatize`. Axes that are left out of
       `axis_names` may shard parameters.
 
-    There, choose a `microbatch_size` that divides the batch and is a multiple of the number of its shards:
-    others are right, and move examples between devices.
+    A `microbatch_size` that divides the batch, and is a multiple of the number of its shards, moves no
+    examples between devices.
 
     Args:
       loss_fn: (params, *example) -> scalar loss of ONE example. `params` is a dict, a Linen or
@@ -287,38 +269,37 @@ def clipped_grad(
       l2_clip_norm: threshold C, from 1e-12 to 1e12; or, to clip groups of parameters on their own, a
         tree of them that is a prefix of the parameters: each threshold bounds the subtree it stands for.
       method: how norms and sums are computed; all are exact. "auto" keeps from one backward pass, for each
-        parameter, its per-example gradients or the factors they are made of, whichever is less, and sums them
-        with the clip factors. Of parameters in blocks under `jax.checkpoint` it keeps norms alone, and
-        evaluates each block once more for its sums: that takes the memory of an ordinary step. (On a CPU,
-        whose compiler drops their barriers before JAX 0.12, it does so of loops of such blocks only;
-        "two_pass" does it everywhere.) "one_pass" keeps what is made in blocks as well. "vmap" holds every
-        per-example gradient. See `explain_clipping`.
+        parameter, its per-example gradients or the factors they are made of, whichever is less. Of parameters
+        in blocks under `jax.checkpoint` it keeps norms alone, and evaluates each block once more for its
+        sums: that takes the memory of an ordinary step. (On a CPU, whose compiler drops their barriers before
+        JAX 0.12, it does so of loops of such blocks only; "two_pass" does it everywhere.) "one_pass" keeps
+        what is made in blocks as well. "vmap" holds every per-example gradient. See `explain_clipping`.
       microbatch_size: process this many examples at a time. None chooses: on one CPU as many as its cache
-        holds, on one accelerator as many as half of its memory holds, on several devices all; see
-        `explain_clipping`. At 1 nothing is vectorised over examples, so that losses run that `jax.vmap`
-        refuses, such as those with `jax.lax.ragged_dot`.
+        holds, on one accelerator as many as half of its memory holds, on several devices all. At 1 nothing is
+        vectorised over examples, so that losses run that `jax.vmap` refuses, such as those with
+        `jax.lax.ragged_dot`.
       strict: make an error of everything that is otherwise a `dpx.clipping.ClippingWarning` (a loss that
         closes over an array with as many rows as the batch, that draws the same random numbers for all
         examples, or that calls what is given all examples at once: a `jax.custom_batching.custom_vmap`, or a
         `jax.pure_callback` that is not sequential; parameters that no gradient reaches, and the state of a
         model among them), and of a parameter of 65,536 elements or more that is held for want of a rule.
-      wrt: which parameters are trained, None for all. The others are constants: they have no gradient, count
-        in no norm, get no noise, and cost nothing beyond the forward pass and what the gradient of the
-        trained ones passes through. It is one of
+      wrt: which parameters are trained, None for all. The others are constants, which have no gradient, count
+        in no norm, and get no noise. It is one of
           - a type of `nnx.Variable`, such as `nnx.LoRAParam`, for NNX modules and states;
           - a function of (path, leaf) that returns a bool. The path is a tuple of names and numbers; a leaf
             is an array, or an `nnx.Variable` in NNX modules (of which it sees the `nnx.Param`s) and states;
           - a tree of bools that is a prefix of the parameters, True where they are trained.
-      has_aux: the loss returns a pair (loss, aux), aux any tree of arrays, such as logits or a metric. It
-        comes back for every example in `ClippedGrads.aux`, which is private data that no guarantee covers.
+      has_aux: the loss returns a pair (loss, aux), aux any tree of arrays, such as logits or a metric, which
+        comes back in `ClippedGrads.aux`.
 
     Returns:
-      A callable (params, *batch, mask=None) -> `ClippedGrads`, to be called under `jax.jit`.
-      Arrays in `batch` have a leading axis of B examples, B ≥ 0. `mask`, (B,) bool, is True for
-      a real example and False for padding, which adds nothing, whatever it holds. An example with a
-      gradient that is not finite, or whose squared norm is not (of norms above 1.8e19 in float32), adds
-      nothing either; its (micro)batch is then run once more. Of a gradient that is kept as factors, inputs
-      and cotangents, the squared norms of both must be finite.
+      A callable (params, *batch, mask=None) -> `ClippedGrads`, to be called under `jax.jit`. Arrays in
+        `batch`
+      have a leading axis of B examples, B ≥ 0. `mask`, (B,) bool, is True for a real example and False for
+      padding, which adds nothing, whatever it holds. An example with a gradient that is not finite, or whose
+      squared norm is not (of norms above 1.8e19 in float32), adds nothing either; its (micro)batch is then
+        run
+      once more. Of a gradient that is kept as factors, the squared norms of both must be finite.
       `.sensitivity(relation)` gives the l2 sensitivity of the sum.
 
     Raises:

@@ -22,8 +22,7 @@ class ParameterClipping(NamedTuple):
       path, shape: its name, e.g. `params/Dense_0/kernel`, and shape.
       uses: the primitives that use it, each time they do.
       rule: "Gram", "gradient", "gradient (no rule for ...)" or "zero"; see `explain_clipping`.
-      extra_flops: operations for its norm and sum, for one example.
-      extra_bytes: what is held for it from the backward pass to the sum, for one example.
+      extra_flops, extra_bytes: operations for its norm and sum, and what is held for it, of one example.
     """
 
     path: str
@@ -85,12 +84,11 @@ def explain_clipping(
     """Prints, and returns, for every parameter its uses, the rule for its norm, and what that costs.
 
     The rule is "Gram" where norms come from Gram matrices of the factors; "gradient" where the per-example
-    gradient of that parameter is held, because it is smaller than its factors; "gradient (no rule for ...)"
-    where it is held because it is not known to be a sum of products, by the primitive that it comes from; and
-    "zero" where it is zero for every example. All are exact; what is held without a rule costs what
-    `vmap(grad)` costs. Costs are for one example and `method="one_pass"`, beyond an ordinary step: operations
-    for the norm and the sum, and bytes of what is held from the backward pass to the sum (of which an
-    ordinary step holds a part as well). The last line has the microbatch that is chosen on this machine.
+    gradient is held, because it is smaller than its factors; "gradient (no rule for ...)" where it is held
+    because it is not known to be a sum of products, by the primitive that it comes from, which costs what
+    `vmap(grad)` costs; and "zero" where it is zero for all examples. All are exact. Costs are for one example
+    and `method="one_pass"`, beyond an ordinary step: operations for the norm and the sum, and bytes that are
+    held from the backward pass to the sum. The last line has the microbatch that is chosen on this machine.
 
         slow = [row for row in dpx.explain_clipping(loss_fn, params, *batch).rows if not row.has_rule]
 
@@ -102,7 +100,7 @@ def explain_clipping(
     """
     parameters = params.flatten(params_, wrt)
     loss, _ = losses.functions(loss_fn, has_aux, parameters)({})
-    size, batch = batches.batch_size(batch, None), batches.as_jax(batch)
+    (size, _), batch = batches.checked(batch), batches.as_jax(batch)
     reader = plan.read(loss, parameters.leaves, batch)
     program = plan.program(reader)
     held = []

@@ -14,10 +14,8 @@ from dpx.clipping.rounding import gamma
 
 # Bu et al., Automatic Clipping (arXiv:2206.07136), use this stabiliser in g·C/(‖g‖ + γ).
 NORMALIZE_GAMMA = 0.01
-
 # Thresholds whose squares, and those of what they are compared with, are normal float32 numbers.
 BOUNDS = (1e-12, 1e12)
-
 # The least clip factor that is used.
 SMALLEST = 2.0**-48
 
@@ -101,9 +99,8 @@ def clip_factors(
     A factor below `SMALLEST` is zero: smaller ones could scale entries to where they are flushed to zero,
     which is an error that no multiple of the gradient's length bounds.
 
-    With `normalize` they are in units of `unit_of`, and so are the sums: no factor is above 1.
-
-    The quotient comes last, because what is cheaper is computed again by XLA in the sum of every parameter.
+    With `normalize` they are in units of `unit_of`, and so are the sums: no factor is above 1. The quotient
+    comes last, because what is cheaper is computed again by XLA in the sum of every parameter.
     """
     factors = []
     for clip, norm in zip(groups.clips, norms, strict=True):

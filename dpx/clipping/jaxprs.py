@@ -17,10 +17,8 @@ CALLS = {
     "core_call": "call_jaxpr",
 }
 REMAT = ("checkpoint", "remat", "remat2")
-
 # Equations whose results are their operands, and whose cotangents pass unchanged.
 PLAIN = ("copy", "copy_p", "name", "sharding_constraint", "optimization_barrier")
-
 # They say how values are laid out on devices, and exchange nothing.
 LAYOUT = ("pvary", "pcast", "reshard", "mesh_cast", "sharding_constraint", "core_pvary")
 
@@ -144,9 +142,7 @@ def length(jaxpr: Any) -> int:
 
 def is_exact(params: dict[str, Any]) -> bool:
     """Whether an equation multiplies, if at all, at the highest precision."""
-    if "precision" not in params:
-        return True
-    precision = params["precision"]
+    precision = params.get("precision", Precision.HIGHEST)
     both = precision if isinstance(precision, tuple) else (precision,)
     return all(each in (Precision.HIGHEST, DotAlgorithmPreset.F32_F32_F32) for each in both)
 

@@ -106,9 +106,9 @@ def record_keys(key: jax.Array, step: Any, indices: Any) -> jax.Array:
         keys = dpx.clipping.record_keys(secret_key, step, indices)
         clipped = gradient(params, inputs[indices], targets[indices], keys, mask=mask)
 
-    A record has the same key wherever it stands in the batch and whoever else is in it, and another one in
-    every step. With keys that are split over the places of a batch, a record that joins or leaves would
-    change the masks of all that stand after it, and the sum by many times the clipping norm.
+    A record has the same key wherever it stands in the batch, and another one in every step. With keys that
+    are split over the places of a batch, a record that joins or leaves would change the masks of all that
+    stand after it, and the sum by many times the clipping norm.
 
     Args:
       key: one JAX key. It is secret: under masks that are known, the record that is removed is not the only

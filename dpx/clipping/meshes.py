@@ -80,47 +80,40 @@ def run(
     `frozen` are the arrays of the parameters that are not differentiated, which a function on explicit axes
     must not close over; `functions_of(frozen)` is the loss of (leaves, one example), and another function.
     """
-    mesh = mesh_of((leaves, frozen, batch, mask))
+    given = leaves, frozen, batch, mask
+
+    def on_device(leaves: list, frozen: Any, batch: tuple, mask: jax.Array) -> tuple:
+        """`body` on the examples of one device inside `shard_map`, on all of them elsewhere."""
+        axes = varying(leaves, batch, mask)
+        if jax.sharding.get_abstract_mesh().manual_axes:
+            # What the loss closes over may differ between devices as well.
+            loss, _ = functions_of(frozen)
+            axes |= varying(jax.eval_shape(loss, leaves, one_example(batch)))
+        leaves, batch, mask = vary((leaves, batch, mask), axes)
+        return body(leaves, frozen, batch, mask)
+
+    mesh = mesh_of(given)
     if not (explicit := explicit_axes(mesh)):
-        return _on_device(body, functions_of, leaves, frozen, batch, mask)
-    shards = _batch_axes((batch, mask))
-    layouts = [jax.typeof(leaf).sharding.spec for leaf in leaves], P(shards), P(shards)
+        return on_device(*given)
+    # The explicit axes that the examples are spread over.
+    found = (jax.typeof(x).sharding.spec[0] for x in jax.tree.leaves((batch, mask)))
+    axes = next((axes for axes in found if axes is not None), ())
+    shards = axes if isinstance(axes, tuple) else (axes,)
 
     def by_shard(*arguments: Any):
-        sums, *found = _on_device(body, functions_of, *arguments)
+        sums, *found = on_device(*arguments)
         return jax.lax.psum(sums, shards), *found
 
     def automatic(*arguments: Any):
         if not shards:
-            return _on_device(body, functions_of, *arguments)
+            return on_device(*arguments)
         specs = P(), P(shards), P(shards)
         # Unchecked, because models that run on explicit axes need not name what differs between devices.
         settings = {"axis_names": set(shards), "check_vma": False}
-        return jax.shard_map(by_shard, in_specs=(P(), *specs), out_specs=specs, **settings)(
-            *arguments
-        )
+        run = jax.shard_map(by_shard, in_specs=(P(), *specs), out_specs=specs, **settings)
+        return run(*arguments)
 
+    layouts = [jax.typeof(leaf).sharding.spec for leaf in leaves], P(shards), P(shards)
     with jax.sharding.use_abstract_mesh(mesh):
         laid_out: Any = jax.sharding.auto_axes(automatic, axes=explicit, out_sharding=layouts)
-        return laid_out(leaves, frozen, batch, mask)
-
-
-def _on_device(
-    body: Run, functions_of: Callable, leaves: list, frozen: Any, batch: tuple, mask: jax.Array
-):
-    """`body` on the examples of one device inside `shard_map`, on all of them elsewhere."""
-    axes = varying(leaves, batch, mask)
-    if jax.sharding.get_abstract_mesh().manual_axes:
-        # What the loss closes over may differ between devices as well.
-        loss, _ = functions_of(frozen)
-        axes |= varying(jax.eval_shape(loss, leaves, one_example(batch)))
-    leaves, batch, mask = vary((leaves, batch, mask), axes)
-    return body(leaves, frozen, batch, mask)
-
-
-def _batch_axes(tree: Any) -> tuple[str, ...]:
-    """The explicit axes that the examples are spread over."""
-    for x in jax.tree.leaves(tree):
-        if (axes := jax.typeof(x).sharding.spec[0]) is not None:
-            return axes if isinstance(axes, tuple) else (axes,)
-    return ()
+        return laid_out(*given)

@@ -38,11 +38,10 @@ def check(
     Derivatives that somebody wrote by hand are a part of that program. `count` inputs are parameters. What is
     refused (ValueError), and what is reported, is said in `dpx.clipped_grad`.
 
-    A moving average is refused though in the loss of one example a BatchNorm normalises that example by
-    itself, and the sum keeps its sensitivity: the average mixes examples that nobody clipped, without noise,
-    and the model reads it in evaluation. It is found in the program: a share of an array, and something of
-    the example, are added up to a value that the loss does not need. Where the loss itself reads the new
-    average, or the share is no number of the program, it is not found.
+    A moving average is refused though the sum keeps its sensitivity: it mixes examples that nobody clipped,
+    without noise, and the model reads it in evaluation. It is found where a share of an array, and something
+    of the example, are added up to a value that the loss does not need: not where the loss itself reads the
+    new average, or the share is no number of the program.
     """
     own = [i >= count for i in range(len(loss.jaxpr.invars))]
     live = functools.partial(dce_jaxpr, loss.jaxpr, [True] * len(loss.jaxpr.outvars), True)
@@ -104,8 +103,7 @@ def _averages(jaxpr: Any, own: Sequence[bool]) -> int:
 
 def _by_place(eqn: Any, of_example: Sequence[bool]) -> bool:
     """Whether an equation draws from keys of the example's own, vectorised, by its place in the batch."""
-    name = eqn.primitive.name
-    if name not in _BY_KEY or not any(of_example):
+    if (name := eqn.primitive.name) not in _BY_KEY or not any(of_example):
         return False
     return name == "rng_bit_generator" or not losses.is_by_record(eqn.invars[0].aval.dtype)
 

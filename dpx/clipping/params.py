@@ -38,12 +38,11 @@ class Parameters(NamedTuple):
 
 
 def flatten(params: Any, wrt: Any = None) -> Parameters:
-    """Splits `params` into arrays to differentiate and everything else, which stays constant.
+    """Splits `params` into arrays to differentiate and everything else, which is constants of the loss.
 
     An NNX module is split as `nnx.grad` does: its `nnx.Param`s are differentiated; other state (random
     counters, batch statistics) is read and what the loss writes to it is dropped. In any other tree the
-    floating-point arrays are differentiated; Python scalars, functions and integer arrays, as in Equinox
-    modules, are not. What `wrt` does not name becomes a constant of the loss: nothing is computed for it.
+    floating-point arrays are differentiated; Python scalars, functions and integer arrays are not.
 
     Raises:
       ValueError: there is nothing to differentiate, a parameter is complex, or, where `wrt` names nothing,
@@ -167,18 +166,14 @@ def _is_none(x: Any) -> bool:
 
 def _name(key: Any) -> Any:
     """The name or number that a key of a tree path stands for."""
-    for attribute in ("key", "name", "idx"):
-        if hasattr(key, attribute):
-            return getattr(key, attribute)
-    return str(key)
+    names = (getattr(key, attribute, None) for attribute in ("key", "name", "idx"))
+    return next((name for name in names if name is not None), str(key))
 
 
 def _refuse_holders(params: Any) -> None:
-    """Raises ValueError for what holds more than parameters: all of its arrays would be trained.
+    """Raises ValueError for what holds more than parameters, all of which would be trained.
 
-    These are the states of Optax and of `dpx.privatize`, wherever they are in the tree, such as in a
-    `TrainState` of Flax, an `nnx.Optimizer`, the state of an Equinox model, and what `dpx.training.fit`
-    returned.
+    These are states of Optax and of `dpx.privatize`, wherever they are, of Equinox, and results of `fit`.
     """
     found: list[Any] = []
 
@@ -206,10 +201,7 @@ def _refuse_holders(params: Any) -> None:
 
 
 def check_finite(parameters: Parameters) -> None:
-    """Raises ValueError for a parameter that is NaN or infinite, where its value is known (outside `jit`).
-
-    With such a parameter every gradient would count as not finite, and the sum would be zero.
-    """
+    """Raises ValueError for a parameter that is NaN or infinite, where its value is known (outside `jit`)."""
     with jax.ensure_compile_time_eval():  # of constants of a function that is being traced, too
         known = {
             path: jnp.isfinite(leaf).all()

@@ -21,7 +21,7 @@ from jax.extend import core
 from jax.interpreters.partial_eval import dce_jaxpr
 
 from dpx.clipping import jaxprs, meshes
-from dpx.clipping.gradients.forms import Values, together
+from dpx.clipping.gradients.forms import Values, squared_norm, together
 from dpx.clipping.gradients.plan import Program
 from dpx.clipping.gradients.reading import Reader
 from dpx.clipping.losses import is_vectorised
@@ -34,10 +34,9 @@ class Pass(NamedTuple):
     Attributes:
       losses: (B,) per-example losses.
       squared_norms: pairs of a group of parameter arrays and (B,) squared norms of gradients in it, which
-        together are those of the group, rounded up so far that no contribution is longer: float32 (float64
-        for float64 parameters). Not finite where a gradient is not.
-      weighted_sum: takes (B,) weights for each group of parameter arrays; returns for each array
-        sum_b weights[b]·gradient[b].
+        together are those of the group, rounded up so far that no contribution is longer. Not finite where a
+        gradient is not.
+      weighted_sum: (B,) weights for each group -> for each parameter array sum_b weights[b]·gradient[b].
     """
 
     losses: jax.Array
@@ -90,7 +89,6 @@ def clipping(
     Of `batch` only shapes matter. `groups` has the group of every parameter array.
     """
     reader, forms = program.reader, program.forms
-    parts = [(part, groups[part[0]], [forms[k] for k in part]) for part in together(forms, groups)]
     again = {w: group for form, group in zip(forms, groups, strict=True) for w in form.again}
     blocks = {id(within.eqn): within.eqn for within in again}.values()
     operands = {id(eqn): [v for v in eqn.invars if not reader.is_shared(v)] for eqn in blocks}
@@ -107,13 +105,13 @@ def clipping(
         flat = jax.tree.leaves(batch)
         losses, values = over_examples(hand, *flat)
         norms = []
-        for _, group, own in parts:
+        for group, own in together(forms, groups):
             given = Values((v, values[v]) for form in own for v in form.needs)
-            norm = functools.partial(own[0].squared_norms, own)
+            norm = functools.partial(squared_norm, own)
             norms.append((group, jax.vmap(norm, axis_size=len(flat[0]))(given)))
 
         def weighted_sum(weights: Sequence[jax.Array]) -> list[jax.Array]:
-            found, sums = values.copy(), {}
+            found = values.copy()
             for eqn in blocks:
                 own = {w: weights[group] for w, group in again.items() if w.eqn is eqn}
                 given = Values((v, values[v]) for v in operands[id(eqn)]), Values(own)
@@ -124,11 +122,10 @@ def clipping(
                 nothing = meshes.zeros(jax.eval_shape(made, *given))
                 some = jnp.any(jnp.stack([jnp.any(w > 0) for w in weights]))
                 found |= lax.cond(some, made, lambda *_: nothing, *given)  # noqa: B023
-            for part, group, own in parts:
-                shapes = [leaves[k].shape for k in part]
-                each = own[0].weighted_sums(own, found, weights[group], shapes)
-                sums |= zip(part, each, strict=True)
-            return [sums[k] for k in range(len(leaves))]
+            each = zip(forms, groups, leaves, strict=True)
+            return [
+                form.weighted_sum(found, weights[group], leaf.shape) for form, group, leaf in each
+            ]
 
         return Pass(losses, norms, weighted_sum)
 
@@ -138,8 +135,8 @@ def clipping(
 def _made_again(reader: Reader, eqn: Any, known: dict, values: Values, weights: Values) -> Values:
     """The sums over examples of weights times the gradients that a block, or a loop of blocks, makes.
 
-    Its operands are `known`, if they are the same for all examples, or among `values`. There are weights of
-    the examples for each gradient, which is a `Within`.
+    Its operands are `known`, if they are the same for all examples, or among `values`; there are weights for
+    each gradient, which is a `Within`.
     """
     inner, (first, last) = reader.body(eqn), jaxprs.carried(eqn)
     needs = [*dict.fromkeys(value for within in weights for value in within.sums.needs)]

@@ -14,7 +14,6 @@ from dpx.clipping.params import Parameters
 
 # Fallbacks to per-example gradients of fewer elements than this are no matter.
 LARGE = 2**16
-
 # The collections of Linen beside "params" that hold floating-point state, which no optimizer should move.
 _STATE = ("batch_stats", "cache", "intermediates", "losses", "perturbations", "spectral_stats")
 _SHOWN = 4

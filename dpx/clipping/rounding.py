@@ -123,18 +123,10 @@ class Sum(NamedTuple):
     """A running sum of trees of arrays whose rounding does not grow with their number.
 
     A plain one in float32 errs by more than a clipped gradient once thousands of terms have been added: with
-    records in a crafted order, removing one moves it by several thresholds. Here each addition keeps what it
-    rounds off (TwoSum; Knuth, The Art of Computer Programming 2, §4.2.2), which is added at the end (Ogita,
-    Rump and Oishi, Accurate sum and dot product, 2005, Proposition 4.5): the result errs by at most
-    u·|exact sum| + γ_n²·(sum of absolute values).
-
-        total = Sum.like(tree)
-        total = total.add(tree)  # in any loop, under `jax.jit`
-        tree = total.result()
-
-    Attributes:
-      high: the rounded sum.
-      low: what was rounded off.
+    records in a crafted order, removing one moves it by several thresholds. Here each addition to `high`
+    keeps in `low` what it rounds off (TwoSum; Knuth, The Art of Computer Programming 2, §4.2.2), which is
+    added at the end (Ogita, Rump and Oishi, Accurate sum and dot product, 2005, Proposition 4.5): the result
+    errs by at most u·|exact sum| + γ_n²·(sum of absolute values).
     """
 
     high: Any

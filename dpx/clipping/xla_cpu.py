@@ -23,7 +23,6 @@ from dpx.clipping import jaxprs, meshes
 
 # What programs for one CPU use.
 TRICKS = frozenset({"rows", "outlined", "kept"})
-
 # Equations of a step that is outlined, those inside of others included: three blocks of a transformer, or one
 # long body of a scan.
 LONG = 1750

@@ -253,8 +253,8 @@ def test_no_kernel_needs_gradients_of_its_own_for_want_of_a_rule(name):
         return loss(tree.unflatten(leaves), example[0])
 
     program = plan.program(plan.read(of_leaves, leaves, [drawn(2, 8, 8, 3)]))
-    for leaf, unruled in zip(leaves, program.unruled, strict=True):
-        assert leaf.ndim < 4 or not unruled
+    for leaf, form in zip(leaves, program.forms, strict=True):
+        assert leaf.ndim < 4 or not form.unruled
 
 
 def test_patches_are_not_held_where_the_gradient_is():

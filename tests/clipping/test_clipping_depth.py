@@ -67,7 +67,7 @@ def test_norms_of_blocks_are_exact(groups):
 
 @pytest.mark.parametrize("clip", [1.0, [0.5, 2.0]], ids=["one group", "two groups"])
 def test_norms_of_parameters_that_are_alike(clip):
-    """What bounds them is one computation; each of them counts, in its own group."""
+    """Each of them counts, in its own group."""
     draw = np.random.default_rng(0)
     layers = [jnp.asarray(draw.normal(size=(DIM, DIM)) * 3.0**-i, "f4") for i in range(8)]
     x = draw.normal(size=(BATCH, 2, DIM)).astype("f4")

@@ -40,10 +40,10 @@ def rules_of(loss, params, *batch):
     flat = clipping_params.flatten(params)
     one, _ = losses.functions(loss, False, flat)({})
     program = plan.program(plan.read(one, flat.leaves, batch))
-    each = zip(flat.paths, program.forms, program.uses, program.unruled, strict=True)
+    each = zip(flat.paths, program.forms, program.uses, strict=True)
     return {
-        path: (type(form), bool(form.products), [*uses], [*unruled])
-        for path, form, uses, unruled in each
+        path: (type(form), bool(form.products), [*uses], [*form.unruled])
+        for path, form, uses in each
     }
 
 

@@ -5,11 +5,10 @@ as one, over all of their entries.
 """
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import jax.numpy as jnp
-import numpy as np
 from jax import lax
 from jax.extend import core
 
@@ -17,119 +16,115 @@ from dpx.clipping.gradients.outer import Factor, Outer, labels
 from dpx.clipping.gradients.reading import Reader, Terms, rule
 
 
-def moved(reader: Reader, operand: Any, axes: Mapping[int, tuple[int, ...]]) -> Terms | None:
-    """A value whose entries are moved along some axes, or left out, with zeros between them.
+def moved(
+    reader: Reader,
+    operand: Any,
+    shape: Sequence[int],
+    changes: Mapping[int, Callable[[Any, int], Any]],
+) -> Terms | None:
+    """A value of a new shape, after functions of (array, axis) that move entries along some of its axes.
 
-    For each of these axes there is the number of zeros before, after, and between entries, of which negative
-    ones leave entries out; and the step from each that is kept to the next, −1 to turn them around.
+    They may leave entries out, and put zeros between them.
     """
 
     def of_term(term: Outer | None) -> Outer | None:
-        for axis, (low, high, inner, step) in axes.items():
-
-            def along(x: Any, at: int, widths=(low, high, inner), step=step) -> Any:
-                zeros = [widths if i == at else (0, 0, 0) for i in range(x.ndim)]
-                x = lax.pad(x, jnp.zeros((), x.dtype), zeros)
-                if step == 1:
-                    return x
-                return lax.rev(x, (at,)) if step < 0 else lax.slice_in_dim(x, 0, None, step, at)
-
-            size = operand.aval.shape[axis]
-            padded = low + size + inner * max(size - 1, 0) + high
-            entry, rest = np.divmod(np.arange(padded)[::step] - low, inner + 1)
-            places = np.where((rest == 0) & (entry >= 0) & (entry < size), entry + 1, 0)
-            term = term and term.along(axis, len(places), along, reader, places)
+        for axis, change in changes.items():
+            term = term and term.along(axis, shape[axis], change, reader, True)
         return term
 
     return reader.each(operand, of_term)
 
 
+def between_zeros(low: int, high: int, inner: int = 0) -> Callable[[Any, int], Any]:
+    """Puts so many zeros before, after and between entries; negative numbers leave entries out."""
+
+    def along(x: Any, at: int) -> Any:
+        widths = [(low, high, inner) if i == at else (0, 0, 0) for i in range(x.ndim)]
+        return lax.pad(x, jnp.zeros((), x.dtype), widths)
+
+    return along
+
+
+def part(*cut: int) -> Callable[[Any, int], Any]:
+    """Leaves entries from a first one to a last one, in steps."""
+    return lambda x, at: lax.slice_in_dim(x, *cut, axis=at)
+
+
 @rule("slice")
 def slice_(reader: Reader, eqn: Any, which: int) -> Terms | None:
     """A part of the value is made of a part of a factor."""
-    (operand,), params = eqn.invars, eqn.params
-    size, steps = operand.aval.shape, params["strides"] or [1] * operand.aval.ndim
-    cuts = zip(params["start_indices"], params["limit_indices"], size, steps, strict=True)
-    axes = {
-        i: (-a, b - n, 0, step)
-        for i, (a, b, n, step) in enumerate(cuts)
-        if (a, b, step) != (0, n, 1)
-    }
-    return moved(reader, operand, axes)
+    (operand,), params, shape = eqn.invars, eqn.params, eqn.outvars[0].aval.shape
+    steps = params["strides"] or [1] * len(shape)
+    cuts = enumerate(zip(params["start_indices"], params["limit_indices"], steps, strict=True))
+    whole = [(0, n, 1) for n in operand.aval.shape]
+    return moved(reader, operand, shape, {i: part(*cut) for i, cut in cuts if cut != whole[i]})
 
 
 @rule("split")
 def split(reader: Reader, eqn: Any, which: int) -> Terms | None:
     """One of several parts."""
-    (operand,), axis, sizes = eqn.invars, eqn.params["axis"], eqn.params["sizes"]
-    return moved(reader, operand, {axis: (-sum(sizes[:which]), -sum(sizes[which + 1 :]), 0, 1)})
-
-
-@rule("rev")
-def rev(reader: Reader, eqn: Any, which: int) -> Terms | None:
-    """The same with entries along axes in the opposite order."""
-    shape, turned = eqn.outvars[which].aval.shape, eqn.params["dimensions"]
-    return moved(reader, eqn.invars[0], {i: (0, 0, 0, -1) for i in turned if shape[i] > 1})
+    sizes, shape = eqn.params["sizes"], eqn.outvars[which].aval.shape
+    cut = part(sum(sizes[:which]), sum(sizes[: which + 1]))
+    return moved(reader, eqn.invars[0], shape, {eqn.params["axis"]: cut})
 
 
 @rule("concatenate")
 def concatenate(reader: Reader, eqn: Any, which: int) -> Terms | None:
     """Values one after the other: each between zeros."""
-    axis, found, low = eqn.params["dimension"], [], 0
-    high = eqn.outvars[which].aval.shape[axis]
+    axis, found, low, shape = eqn.params["dimension"], [], 0, eqn.outvars[0].aval.shape
     for operand in eqn.invars:
-        high -= operand.aval.shape[axis]
-        terms = moved(reader, operand, {axis: (low, high, 0, 1)})
-        low += operand.aval.shape[axis]
+        after = low + operand.aval.shape[axis]
+        terms = moved(reader, operand, shape, {axis: between_zeros(low, shape[axis] - after)})
         if terms is None:
             return None
-        found += terms
+        found, low = [*found, *terms], after
     return found
+
+
+def rows(name: str, places: Any, operand: Any, axis: int, shape: Sequence[int]) -> Terms:
+    """Zeros but for rows along an axis, at these places: a look-up of them."""
+    (place,), axes, count = labels(1), labels(len(shape)), operand.aval.shape[axis]
+    right = Factor(operand, (*axes[:axis], place, *axes[axis + 1 :]))
+    sizes, of_result = (
+        dict(zip((*axes, place), (*shape, count), strict=True)),
+        tuple((a,) for a in axes),
+    )
+    left = Factor(places, (place,))
+    return [Outer(name, left, right, of_result, sizes, indexed=(axes[axis],))]
 
 
 @rule("dynamic_update_slice")
 def dynamic_update_slice(reader: Reader, eqn: Any, which: int) -> Terms | None:
     """Zeros but for consecutive rows."""
-    whole, operand, *starts = eqn.invars
-    shapes = zip(whole.aval.shape, operand.aval.shape, strict=True)
-    axes = [i for i, (n, m) in enumerate(shapes) if n != m]
-    if not reader.is_zero(whole) or len(axes) != 1 or isinstance(operand, core.Literal):
+    (whole, operand, *starts), shape = eqn.invars, eqn.invars[0].aval.shape
+    cut = [i for i, n in enumerate(operand.aval.shape) if n != shape[i]]
+    if not reader.is_zero(whole) or len(cut) != 1 or isinstance(operand, core.Literal):
         return None
-    (axis,) = axes
-    n, m = whole.aval.shape[axis], operand.aval.shape[axis]
+    (axis,), count = cut, operand.aval.shape[cut[0]]
 
     def numbers(start: Any) -> Any:
-        return jnp.clip(jnp.asarray(start, jnp.int32), 0, n - m) + jnp.arange(m)
+        return jnp.clip(jnp.asarray(start, jnp.int32), 0, shape[axis] - count) + jnp.arange(count)
 
     places = reader.make(numbers, reader.value(starts[axis]))
-    return [_rows("dynamic_slice", places, operand, axis, whole.aval.shape)]
+    return rows("dynamic_slice", places, operand, axis, shape)
 
 
 @rule("pad")
 def pad(reader: Reader, eqn: Any, which: int) -> Terms | None:
     """Zeros around a value are zeros around a factor; of any other value, it is a look-up of its rows."""
-    operand, padding = eqn.invars
+    (operand, padding), shape = eqn.invars, eqn.outvars[0].aval.shape
     config = enumerate(tuple(map(int, widths)) for widths in eqn.params["padding_config"])
-    axes = {i: (*widths, 1) for i, widths in config if widths != (0, 0, 0)}
+    cuts = {i: widths for i, widths in config if widths != (0, 0, 0)}
     if not reader.is_zero(padding):
         return None
     if reader.terms(operand) is not None:
-        return moved(reader, operand, axes)
-    if len(axes) != 1 or min(map(min, axes.values())) < 0:
+        changes = {i: between_zeros(*widths) for i, widths in cuts.items()}
+        return moved(reader, operand, shape, changes)
+    if len(cuts) != 1 or min(map(min, cuts.values())) < 0:
         return None
-    ((axis, (low, _, inner, _)),) = axes.items()
-    places = low + (inner + 1) * np.arange(operand.aval.shape[axis])
-    number = reader.make(lambda: jnp.asarray(places, jnp.int32))
-    return [_rows("slice", number, reader.value(operand), axis, eqn.outvars[which].aval.shape)]
-
-
-def _rows(name: str, places: Any, operand: Any, axis: int, shape: Sequence[int]) -> Outer:
-    """Rows along an axis, at these places."""
-    (place,), rows = labels(1), labels(len(shape))
-    right = tuple(place if i == axis else a for i, a in enumerate(rows))
-    sizes = dict(zip((*rows, place), (*shape, operand.aval.shape[axis]), strict=True))
-    factors, axes = (Factor(places, (place,)), Factor(operand, right)), tuple((a,) for a in rows)
-    return Outer(name, *factors, axes, sizes, indexed=(rows[axis],))
+    ((axis, (low, _, inner)),) = cuts.items()
+    places = reader.make(lambda: low + (inner + 1) * jnp.arange(operand.aval.shape[axis]))
+    return rows("slice", places, reader.value(operand), axis, shape)
 
 
 @rule("scatter-add", "scatter_add")

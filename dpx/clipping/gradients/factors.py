@@ -9,19 +9,14 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 from jax import lax
 
 from dpx.clipping.gradients import gram
-from dpx.clipping.gradients.forms import Form, Values, total
-from dpx.clipping.gradients.gram import Layout, Pair, precision
+from dpx.clipping.gradients.forms import Form, Values
+from dpx.clipping.gradients.gram import Layout, Pair, product
 from dpx.clipping.gradients.outer import Factor, Outer
 from dpx.clipping.gradients.reading import Reader, Terms
 from dpx.clipping.rounding import accumulator, gamma, in_products, multiplies_in_tf32, to_tf32
-
-# Gram matrices are kept for a while, with those of other parameters, where they are smaller than the factors
-# by this much.
-SMALLER = 4
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -41,16 +36,6 @@ class Factors(Form):
     @property
     def needs(self) -> tuple[Any, ...]:
         return tuple(dict.fromkeys(f.value for term in self.terms for f in term.factors))
-
-    @property
-    def alike(self) -> Any:
-        """Of factors of the same sizes, what bounds their norms is one computation."""
-        grams = self.layout.sizes()[0] * self.places * (self.places + 1)
-        if SMALLER * grams > self.elements:
-            return None
-        sizes = [(term.count(term.places), bool(term.indexed)) for term in self.terms]
-        types = [f.value.aval.dtype for term in self.terms for f in term.factors]
-        return "factors", self.layout, *sizes, *types
 
     @property
     def elements(self) -> int:
@@ -91,11 +76,6 @@ class Factors(Form):
 
     def squared_norm(self, values: Values) -> jax.Array:
         return gram.squared_norm(self.layout, self.pairs(values))
-
-    def squared_norms(self, forms: Sequence["Factors"], values: Values) -> jax.Array:
-        if len(forms) == 1:
-            return self.squared_norm(values)
-        return total(gram.squared_norms(self.layout, [form.pairs(values) for form in forms]))
 
     def weighted_sum(self, values: Values, weights: jax.Array, shape: Sequence[int]) -> jax.Array:
         """One product of matrices for each term."""
@@ -141,8 +121,11 @@ def factors(reader: Reader, terms: Terms, shape: Sequence[int]) -> Factors | Non
         # A label may still be one that both factors have only in a part.
         if _kinds(term) != kinds:
             return None
-        if term.indexed:
-            term = _in_order(term, [term.axes[i][0] for i in rows], reader)
+        counted = [a for a in term.indexed if term.sizes[a] > 1]
+        if counted and counted != [
+            term.axes[i][0] for i in rows
+        ]:  # In another order than they lie in.
+            return None
         number = term.gain
         if number != 1:
             value = reader.make(lambda x, number=number: x * number, term.right.value)
@@ -183,21 +166,6 @@ def _kinds(term: Outer) -> list[int]:
     return [left + 2 * right for left, right in each]
 
 
-def _in_order(term: Outer, rows: Sequence[int], reader: Reader) -> Outer:
-    """A look-up whose integers count entries of rows in this order."""
-    old = [a for a in term.indexed if term.sizes[a] > 1]
-    if list(rows) == old:
-        return term
-    # Where each row went; what is no row stays none.
-    order = [old.index(label) for label in rows]
-    moved = np.argsort(
-        np.arange(term.count(old)).reshape([term.sizes[a] for a in old]).transpose(order).ravel()
-    )
-    moved = np.append(moved, len(moved)).astype(np.int32)
-    left = term.left._replace(value=reader.make(lambda i: jnp.asarray(moved)[i], term.left.value))
-    return term._replace(left=left, indexed=tuple(rows))
-
-
 @functools.partial(jax.jit, static_argnums=0)
 def weighted_sum(shared: Layout, pairs: Sequence[Pair], weights: jax.Array) -> jax.Array:
     """sum_b weights[b]·g_b from factors with a leading batch axis, in the shape of the parameter."""
@@ -231,18 +199,17 @@ def _products(a: jax.Array, b: jax.Array, fast: bool) -> jax.Array:
     is_bfloat16 = (a.dtype, b.dtype) == (jnp.float32, jnp.bfloat16)
     if jax.default_backend() == "cpu" or not (is_bfloat16 or fast):
         return _product(a, b, fast)
-    most = lax.reduce_precision(a, 8, 7) if is_bfloat16 else to_tf32(a)
-    rest = a - most
-    rest = lax.reduce_precision(rest, 8, 7) if is_bfloat16 else to_tf32(rest)
-    dtype = b.dtype if is_bfloat16 else a.dtype
+    narrow = functools.partial(
+        lax.reduce_precision, exponent_bits=8, mantissa_bits=7 if is_bfloat16 else 10
+    )
+    most, dtype = narrow(a), b.dtype if is_bfloat16 else a.dtype
+    rest = narrow(a - most)
     return _product(rest.astype(dtype), b, fast) + _product(most.astype(dtype), b, fast)
 
 
 def _product(a: jax.Array, b: jax.Array, fast: bool) -> jax.Array:
-    dtype = accumulator(jnp.promote_types(a.dtype, b.dtype))
-    product = functools.partial(jnp.einsum, preferred_element_type=dtype, precision=precision(fast))
     if a.shape[1] > 1:
-        return product("bkpr,bkpc->krc", a, b)
+        return product("bkpr,bkpc->krc", a, b, fast)
     # Without a batch axis, even of length one, XLA's product is twice as fast on CPUs.
     a, b = (x.reshape(-1, x.shape[-1]) for x in (a, b))
-    return product("nr,nc->rc", a, b)[None]
+    return product("nr,nc->rc", a, b, fast)[None]

@@ -9,7 +9,6 @@
 """
 
 import dataclasses
-import itertools
 import math
 from collections.abc import Sequence
 from typing import Any
@@ -22,11 +21,8 @@ from dpx.clipping import xla_cpu
 from dpx.clipping.jaxprs import Values
 from dpx.clipping.rounding import accumulator, gamma, sum_of_squares
 
-# Entries of a held gradient up to which it is one array with others.
+# Entries of a held gradient up to which it is normed as one array with others.
 SHORT = 1024
-
-# From so many parameters on it is worth it to norm them together.
-LEAST = 3
 
 
 class Form:
@@ -36,34 +32,21 @@ class Form:
       needs: the values that it is made of.
       again: what is made again for the sum.
       products: what of it is kept as factors.
-      alike: what it has in common with others that are normed together with it; None for none.
       unruled: the primitives because of which it is no sum of outer products, where it is held for that.
     """
 
     needs: Any = ()
     again: Any = ()
     products: Any = ()
-    alike: Any = None
     unruled: tuple[str, ...] = ()
 
     def squared_norm(self, values: Values) -> jax.Array:
         """An upper bound on its square for one example, rounding of what is added to the sum included."""
         return jnp.zeros(())
 
-    def squared_norms(self, forms: Sequence[Any], values: Values) -> jax.Array:
-        """The same for all of the gradients with these forms, which are alike."""
-        return self.squared_norm(values)
-
     def weighted_sum(self, values: Values, weights: jax.Array, shape: Sequence[int]) -> jax.Array:
         """The sum over the examples of a batch of weights times gradients."""
         return jnp.zeros(shape, weights.dtype)
-
-    def weighted_sums(
-        self, forms: Sequence[Any], values: Values, weights: jax.Array, shapes: Sequence[Any]
-    ) -> list[jax.Array]:
-        """That of each of several forms that are alike."""
-        each = zip(forms, shapes, strict=True)
-        return [form.weighted_sum(values, weights, shape) for form, shape in each]
 
     def rounding(self, size: int, dtype: Any) -> float:
         """How far the sum over `size` examples is off at most, over the sum of their thresholds.
@@ -82,48 +65,16 @@ class Held(Form):
 
     needs = property(lambda self: (self.value,))
 
-    @property
-    def alike(self) -> Any:
-        """Short ones are as one array: of a deep model parameters are many, and each costs kernels."""
-        aval = self.value.aval
-        return ("held", accumulator(aval.dtype)) if 0 < aval.size <= SHORT else None
-
     def squared_norm(self, values: Values) -> jax.Array:
         return sum_of_squares(values[self.value])
 
-    def squared_norms(self, forms: Sequence["Held"], values: Values) -> jax.Array:
-        return sum_of_squares(_joined([values[form.value] for form in forms], 0))
-
     def weighted_sum(self, values: Values, weights: jax.Array, shape: Sequence[int]) -> jax.Array:
-        return _weighted(values[self.value], weights).reshape(shape)
-
-    def weighted_sums(
-        self, forms: Sequence["Held"], values: Values, weights: jax.Array, shapes: Sequence[Any]
-    ) -> list[jax.Array]:
-        if len(forms) == 1:
-            return super().weighted_sums(forms, values, weights, shapes)
-        whole = _weighted(_joined([values[form.value] for form in forms], 1), weights)
-        ends = [*itertools.accumulate(map(math.prod, shapes), initial=0)]
-        pieces = zip(ends, ends[1:], shapes, strict=False)
-        return [whole[first:last].reshape(shape) for first, last, shape in pieces]
-
-
-def _joined(held: Sequence[jax.Array], axes: int) -> jax.Array:
-    """All entries along the last axis, after the first `axes` ones; of one array, itself."""
-    if len(held) == 1:
-        return held[0]
-    flat = [x.astype(accumulator(x.dtype)).reshape(*x.shape[:axes], -1) for x in held]
-    return lax.optimization_barrier(jnp.concatenate(flat, -1))
-
-
-def _weighted(held: jax.Array, weights: jax.Array) -> jax.Array:
-    """The sum over examples of weights times what is held of each."""
-    dtype = accumulator(held.dtype)
-    held, weights = held.astype(dtype), weights.astype(dtype)
-    if xla_cpu.uses("rows"):
-        return xla_cpu.by_rows(weights, held)
-    # One kernel that reads each number once, as narrow as it is held.
-    return jnp.sum(weights.reshape(-1, *(1 for _ in held.shape[1:])) * held, 0)
+        dtype = accumulator(values[self.value].dtype)
+        held, weights = values[self.value].astype(dtype), weights.astype(dtype)
+        if xla_cpu.uses("rows"):
+            return xla_cpu.by_rows(weights, held).reshape(shape)
+        # One kernel that reads each number once, as narrow as it is held.
+        return jnp.sum(weights.reshape(-1, *(1 for _ in held.shape[1:])) * held, 0).reshape(shape)
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -202,15 +153,23 @@ def total(parts: jax.Array) -> jax.Array:
     return jnp.sum(parts) * (1 + 1.01 * gamma(parts.size + 2, parts.dtype))
 
 
-def together(forms: Sequence[Form], groups: Sequence[int]) -> list[list[int]]:
-    """The parameters, by number, each with those of its group that are normed together with it.
+def together(forms: Sequence[Form], groups: Sequence[int]) -> list[tuple[int, list[Any]]]:
+    """All forms, with their groups, each among those that are normed together with it: short ones are held.
 
-    Several devices would have to exchange what lies on each of them: there each parameter is alone.
+    Of a deep model these are many, and each costs kernels. Several devices would have to exchange them.
     """
-    found: dict[Any, list[int]] = {}
+    found: dict[Any, list[Any]] = {}
     for k, (form, group) in enumerate(zip(forms, groups, strict=True)):
-        is_alone = form.alike is None or jax.device_count() > 1
-        found.setdefault(k if is_alone else (group, form.alike), []).append(k)
-    return [
-        part for of in found.values() for part in ([of] if len(of) >= LEAST else [[k] for k in of])
-    ]
+        kind: Any = k
+        if isinstance(form, Held) and 0 < form.value.aval.size <= SHORT and jax.device_count() == 1:
+            kind = accumulator(form.value.aval.dtype)
+        found.setdefault((group, kind), []).append(form)
+    return [(group, each) for (group, _), each in found.items()]
+
+
+def squared_norm(forms: Sequence[Any], values: Values) -> jax.Array:
+    """That of one gradient, or of several that are normed together."""
+    if len(forms) == 1:
+        return forms[0].squared_norm(values)
+    flat = [values[form.value].astype(accumulator(form.value.aval.dtype)).ravel() for form in forms]
+    return sum_of_squares(lax.optimization_barrier(jnp.concatenate(flat)))

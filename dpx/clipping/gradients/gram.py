@@ -28,13 +28,10 @@ from dpx.clipping.rounding import CHUNK, accumulator
 # No norm is taken for less than this part of what its terms would add up to if none cancelled: it bounds
 # what an example can add to the rounding of a sum over many.
 FLOOR = 2.0**-6
-
 # Products over this many chunks of an axis are written out; beyond it they run in a loop.
 UNROLLED = 4
-
 # Chunks that a step of that loop takes, but on a CPU.
 TOGETHER = 8
-
 # Above what second-order terms, and rounding while the bounds are computed, can add to them.
 SLACK = 1.02
 
@@ -56,10 +53,8 @@ class Layout(NamedTuple):
 
     def sizes(self) -> tuple[int, int, int]:
         """(K, R, C)."""
-        k, r, c = (
-            math.prod(self.shape[i] for i in part)
-            for part in (self.blocks, self.rows, self.columns)
-        )
+        parts = self.blocks, self.rows, self.columns
+        k, r, c = (math.prod(self.shape[i] for i in part) for part in parts)
         return k, r, c
 
     def restore(self, gradient: jax.Array) -> jax.Array:
@@ -83,12 +78,6 @@ def squared_norm(shared: Layout, pairs: Sequence[Pair]) -> jax.Array:
     return bounded(shared, products(shared, pairs))
 
 
-def squared_norms(shared: Layout, many: Sequence[Sequence[Pair]]) -> jax.Array:
-    """The same of several gradients with factors of the same shapes, bounded together."""
-    found = jax.tree.map(lambda *x: jnp.stack(x), *(_products(shared, pairs) for pairs in many))
-    return jax.vmap(functools.partial(bounded, shared))(found)
-
-
 def products(shared: Layout, pairs: Sequence[Pair]) -> dict[tuple[int, int], tuple]:
     """Inner products of rows, and of columns: (K, P, Q) for each pair of uses s >= t, bools if one-hot."""
     _, rows, columns = shared.sizes()
@@ -96,22 +85,16 @@ def products(shared: Layout, pairs: Sequence[Pair]) -> dict[tuple[int, int], tup
     for s, one in enumerate(pairs):
         for t, other in enumerate(pairs[: s + 1]):
             fast = shared.fast[s] and shared.fast[t]
-            found[s, t] = (
-                _inner(one.rows, other.rows, rows, fast),
-                _inner(one.columns, other.columns, columns, fast),
-            )
+            each = zip(one, other, (rows, columns), strict=True)
+            found[s, t] = tuple(_inner(a, b, size, fast) for a, b, size in each)
     return found
-
-
-_products = jax.jit(products, static_argnums=0)  # Traced once.
 
 
 def bounded(shared: Layout, found: dict[tuple[int, int], tuple]) -> jax.Array:
     """An upper bound on ‖g‖², rounding of its products, and of what is added up of g, included.
 
-    Of a computed inner product L of rows α and α' over R entries no more is known than that it lies
-    within γ_n·‖α‖·‖α'‖ of the exact one, n = `rounding.chunked(R)`: about 512 + R/512. So each product
-    L·M of inner products of rows and of columns is replaced by
+    A computed inner product L of rows α and α' over R entries lies within γ_n·‖α‖·‖α'‖ of the exact one,
+    n = `rounding.chunked(R)`: about 512 + R/512. So each product L·M of inner products is replaced by
 
         L·M + γ‖α‖‖α'‖·(|M| + γ'‖β‖‖β'‖) + |L|·γ'‖β‖‖β'‖ + γ''·|L·M| ≥ the exact product,
 
@@ -128,10 +111,8 @@ def bounded(shared: Layout, found: dict[tuple[int, int], tuple]) -> jax.Array:
     uses: list[tuple[jax.Array | None, jax.Array]] = []
     for (s, t), (left, right) in found.items():
         if s == t:
-            (rows, of_rows), (columns, of_columns) = (
-                lengths(gram, size)
-                for gram, size in zip((left, right), shared.sizes()[1:], strict=True)
-            )
+            _, *sizes = shared.sizes()
+            (rows, of_rows), (columns, of_columns) = map(lengths, (left, right), sizes)
             # Inner products with one-hot rows are exact.
             uses.append((None if left.dtype == bool else of_rows * rows, of_columns * columns))
             all_lengths += jnp.sum(rows * columns, axis=-1)
@@ -180,20 +161,20 @@ def _gram(a: jax.Array, b: jax.Array, fast: bool) -> jax.Array:
 
 
 def _dot(a: jax.Array, b: jax.Array, fast: bool) -> jax.Array:
-    dtype = accumulator(jnp.promote_types(a.dtype, b.dtype))
-    product = functools.partial(jnp.einsum, preferred_element_type=dtype, precision=precision(fast))
     if a.shape[0] > 1:
-        return product("kpr,kqr->kpq", a, b)
+        return product("kpr,kqr->kpq", a, b, fast)
     # XLA's compiler for CPUs copies a factor to move an axis of length one.
-    return product("pr,qr->pq", a[0], b[0])[None]
+    return product("pr,qr->pq", a[0], b[0], fast)[None]
 
 
-def precision(fast: bool) -> lax.Precision:
-    """That of a product of factors: by TensorFloat-32 where they have no more bits, and so lose none.
+def product(formula: str, a: jax.Array, b: jax.Array, fast: bool) -> jax.Array:
+    """A product of factors: by TensorFloat-32 where they have no more bits, and so lose none.
 
     Clip factors must fit the gradients they multiply: else no TensorFloat-32, no bfloat16 passes.
     """
-    return lax.Precision.DEFAULT if fast else lax.Precision.HIGHEST
+    dtype = accumulator(jnp.promote_types(a.dtype, b.dtype))
+    precision = lax.Precision.DEFAULT if fast else lax.Precision.HIGHEST
+    return jnp.einsum(formula, a, b, preferred_element_type=dtype, precision=precision)
 
 
 def lengths(gram: jax.Array, size: int) -> tuple[jax.Array, Any]:

@@ -13,8 +13,12 @@ import math
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple
 
+import jax
 import jax.numpy as jnp
 import numpy as np
+from jax import lax
+
+from dpx.clipping.rounding import accumulator
 
 _labels = itertools.count()
 
@@ -43,6 +47,8 @@ class Outer(NamedTuple):
       indexed: labels of the result; the left factor's integers count their entries, the last label fastest.
         It is then one-hot along these: a look-up. An integer that is no entry stands for a row of zeros.
       exact: whether the program asked for its product at the highest precision.
+      detour: how many elements its factors may have for the gradient of one example to be made from them
+        rather than as the program makes it, which is by way of something larger.
     """
 
     name: str
@@ -53,11 +59,7 @@ class Outer(NamedTuple):
     gain: float = 1.0
     indexed: tuple[int, ...] = ()
     exact: bool = True
-
-    @property
-    def shape(self) -> tuple[int, ...]:
-        """That of the result."""
-        return tuple(map(self.count, self.axes))
+    detour: float = 0
 
     @property
     def factors(self) -> tuple[Factor, Factor]:
@@ -133,12 +135,11 @@ class Outer(NamedTuple):
         return term._replace(axes=tuple(axes), sizes=sizes, indexed=indexed), both
 
     def along(
-        self, axis: int, size: int, function: Callable[[Any, int], Any], reader: Any,
-        places: np.ndarray | None = None,
-    ) -> "Outer | None":  # fmt: skip
-        """The result with a function of (array, axis) along one axis, such as a slice, of a new size.
+        self, axis: int, size: int, function: Callable, reader: Any, moves: bool = False
+    ) -> "Outer | None":
+        """The result after a function of (array, axis) along one axis, such as a slice, of a new size.
 
-        `places` says, where it only moves entries, which one each was, from one on, and zero for zeros.
+        `moves` is whether it only moves entries, leaves some out, or puts zeros between them.
         """
         found = [a for a in self.axes[axis] if self.sizes[a] > 1]
         if len(found) != 1:
@@ -150,8 +151,10 @@ class Outer(NamedTuple):
         )
         if old not in self.indexed:
             return term.on_factors(old, (new,), function, reader)
-        if places is None or self.indexed != (old,):
+        if not moves or self.indexed != (old,):
             return None
+        with jax.ensure_compile_time_eval():  # Which entry each was, from one on; zero for zeros.
+            places = np.asarray(function(jnp.arange(1, self.sizes[old] + 1), 0))
         moved = np.full(self.sizes[old] + 1, size, np.int32)
         moved[places[places > 0] - 1] = np.flatnonzero(places)
         left = self.left._replace(
@@ -173,24 +176,51 @@ class Outer(NamedTuple):
             term = term.on_factors(label, (), jnp.sum, reader)
         return term
 
-    def scaled(self, value: Any, axes: Sequence[int], reader: Any) -> "Outer | None":
-        """The result times an array, whose axes are some of its own, if one factor alone has them."""
-        mine = [a for axis in axes for a in self.axes[axis] if self.sizes[a] > 1]
-        both = [all(a in f.axes for a in mine) for f in self.factors]
+    def times(
+        self, value: Any, axes: Sequence[tuple[int, ...]], reader: Any, new: dict[int, int] | None = None,
+        summed: Iterable[int] = (), precision: Any = None,
+    ) -> "Outer | None":  # fmt: skip
+        """The result times an array, whose axes have these labels, if one factor alone has them.
+
+        With new labels, of these sizes, it is a product of matrices, which is added up over some labels. One
+        factor alone needs to have those.
+        """
+        sizes = self.sizes | (new or {})
+        mine = [a for axis in axes for a in axis if sizes[a] > 1]
+        old = [a for a in mine if a in self.sizes]
+        inner = {a for a in summed if sizes[a] > 1}
+        both = [
+            all(a in f.axes for a in (old if new is None else inner))
+            and inner.isdisjoint(other.axes)
+            for f, other in (self.factors, self.factors[::-1])
+        ]
         if self.indexed:
             both[0] = False
         if not any(both):
             return None
         # The smaller factor, or the only one that it fits.
-        sizes = [self.count(f.axes) for f in self.factors]
-        right = bool(both[1] and (not both[0] or sizes[1] <= sizes[0]))
-        factor = self.factors[right]
-        shape = [self.sizes[a] for a in mine]
-        order = sorted(range(len(mine)), key=lambda i: factor.axes.index(mine[i]))
-        full = [self.sizes[a] if a in mine else 1 for a in factor.axes]
+        left, right = (self.count(f.axes) for f in self.factors)
+        which = int(both[1] and (not both[0] or right <= left))
+        factor, shape = self.factors[which], [sizes[a] for a in mine]
+        if new is None:
+            order = sorted(range(len(mine)), key=lambda i: factor.axes.index(mine[i]))
+            full = [sizes[a] if a in mine else 1 for a in factor.axes]
+            of_result = factor.axes
 
-        def times(x: Any, y: Any) -> Any:
-            return x * y.reshape(shape).transpose(order).reshape(full).astype(x.dtype)
+            def times(x: Any, y: Any) -> Any:
+                return x * y.reshape(shape).transpose(order).reshape(full).astype(x.dtype)
+        else:
+            parts = inner, [a for a in old if a in factor.axes and a not in inner]
+            places: Any = [
+                [[of.index(a) for a in part] for of in (factor.axes, mine)] for part in parts
+            ]
+            rest = (a for a in factor.axes if a not in old)
+            of_result = (*parts[1], *rest, *(a for a in mine if a not in factor.axes))
 
-        factor = factor._replace(value=reader.make(times, factor.value, value))
-        return self._replace(**{"right" if right else "left": factor})
+            def times(x: Any, y: Any) -> Any:
+                dtype = jnp.promote_types(x.dtype, y.dtype)
+                x, y, wide = x.astype(dtype), y.reshape(shape).astype(dtype), accumulator(dtype)
+                return lax.dot_general(x, y, places, precision, preferred_element_type=wide)
+
+        factor = Factor(reader.make(times, factor.value, value), of_result)
+        return self._replace(**{("left", "right")[which]: factor}, sizes=sizes)

@@ -16,25 +16,16 @@ from dpx.clipping.gradients.reading import Reader
 from dpx.clipping.jaxprs import Values
 from dpx.clipping.rounding import accumulator, settled
 
-# A per-example gradient is held unless its factors have fewer elements by this much: held, it
-# needs no second product for the clipped sum.
+# A per-example gradient is held unless its factors have fewer elements by this much: held, it needs no second
+# product for the clipped sum. Those of tables, nearly all zeros, are held only if they are the smaller ones.
 FAVOR_GRADIENT = 1.5
-
-# A table that is looked up has gradients that are nearly all zeros: they are held only if they
-# are the smaller ones.
 FAVOR_TABLE = 1.0
-
 # Equations that a gradient passes on its way out of a block, and that do not change its norm.
 MOVES = ("transpose", "reshape", "squeeze", "expand_dims", "convert_element_type", *jaxprs.PLAIN)
-
-METHODS = ("auto", "one_pass", "two_pass", "vmap")
-
 # What is evaluated again for sums: rematerialised blocks, and loops of them.
 BLOCKS = ("scan", *jaxprs.REMAT)
 
-# The factors of all iterations of a loop that uses a parameter are handed out while they are no larger than
-# its gradient by this much.
-MOST_FACTORS = 128
+METHODS = ("auto", "one_pass", "two_pass", "vmap")
 
 
 class Program(NamedTuple):
@@ -51,11 +42,6 @@ class Program(NamedTuple):
     loss: Any
     forms: list[Form]
     uses: list[tuple[str, ...]]
-
-    @property
-    def unruled(self) -> list[tuple[str, ...]]:
-        """For each parameter, the primitives because of which its gradient is no sum of outer products."""
-        return [form.unruled for form in self.forms]
 
 
 def read(
@@ -95,15 +81,14 @@ def program(reader: Reader, method: str = "one_pass") -> Program:
     blocks = () if method == "one_pass" else blocks
     is_held = method == "vmap"
     forms = [Held(reader.value(out)) if is_held else form(reader, out, blocks) for out in outs]
-    made = Program(reader, reader.value(loss), forms, [_uses(reader, out) for out in outs])
-    reports.check_rules(made.unruled)
-    return made
+    reports.check_rules([form.unruled for form in forms])
+    return Program(reader, reader.value(loss), forms, [_uses(reader, out) for out in outs])
 
 
 def _uses(reader: Reader, out: Any) -> tuple[str, ...]:
     """What a parameter goes into, as far as its gradient says so."""
     if (terms := reader.terms(out)) is None:
-        return (reader.reason(out) or "nothing",)
+        return ("nothing" if isinstance(out, core.Literal) else reader.stopped.get(out, "nothing"),)
     return tuple(term.name for term in terms)
 
 
@@ -120,7 +105,7 @@ def form(reader: Reader, out: Any, blocks: Sequence[str] = (), gain: float = 1.0
         favor = FAVOR_TABLE if is_table else FAVOR_GRADIENT
         if out.aval.size > favor * found.elements:
             return found
-        if _adds_up_in_a_loop(reader, out) and found.elements <= MOST_FACTORS * out.aval.size:
+        if found.elements <= max(term.detour for term in found.terms):
             return Held(reader.make(found.gradient, *found.needs))
     unruled = _uses(reader, out) if found is None and out.aval.size else ()
     if gain != 1:
@@ -130,14 +115,14 @@ def form(reader: Reader, out: Any, blocks: Sequence[str] = (), gain: float = 1.0
 
 def _before_widening(reader: Reader, out: Any) -> Any:
     """The narrow values that a gradient is cast from: they are as exact, and take less memory."""
-    eqn = reader.maker(out)
-    if eqn is None or eqn.primitive.name != "convert_element_type" or not _is_float(eqn.invars[0]):
-        return out
-    (operand,) = eqn.invars
-    narrow, wide = operand.aval.dtype, out.aval.dtype
-    widens = jnp.finfo(narrow).bits <= jnp.finfo(wide).bits
-    widens &= accumulator(narrow) == accumulator(wide)
-    return _before_widening(reader, operand) if widens else out
+    while (eqn := reader.maker(out)) and eqn.primitive.name == "convert_element_type":
+        (operand,), wide = eqn.invars, out.aval.dtype
+        if not _is_float(operand) or jnp.finfo(operand.aval.dtype).bits > jnp.finfo(wide).bits:
+            break
+        if accumulator(operand.aval.dtype) != accumulator(wide):
+            break
+        out = operand
+    return out
 
 
 def _factors(reader: Reader, out: Any, gain: float = 1.0) -> Factors | None:
@@ -192,20 +177,12 @@ def _is_float(atom: Any) -> bool:
     return jnp.issubdtype(atom.aval.dtype, jnp.floating)
 
 
-def _before(reader: Reader, var: Any, names: Sequence[str]) -> tuple[Any, Any, list[Any]]:
-    """A value, before these primitives rearranged it: its equation, and those that follow, last one first."""
-    moves: list[Any] = []
-    eqn = reader.maker(var)
-    while eqn is not None and eqn.primitive.name in names and _is_float(eqn.invars[0]):
-        moves.append(eqn)
-        var = eqn.invars[eqn.outvars.index(var)]
-        eqn = reader.maker(var)
-    return var, eqn, moves
-
-
 def _within(reader: Reader, var: Any, blocks: Sequence[str] = BLOCKS) -> Within | None:
     """The form of a gradient that a rematerialised block makes, perhaps in a loop; None for any other."""
-    var, eqn, moves = _before(reader, var, MOVES)
+    moves: list[Any] = []
+    while (eqn := reader.maker(var)) and eqn.primitive.name in MOVES and _is_float(eqn.invars[0]):
+        moves.append(eqn)
+        var = eqn.invars[eqn.outvars.index(var)]
     if eqn is None or eqn.primitive.name not in blocks:
         return None
     which, inner = eqn.outvars.index(var), reader.body(eqn)
@@ -227,12 +204,3 @@ def _within(reader: Reader, var: Any, blocks: Sequence[str] = BLOCKS) -> Within 
     # A sum of products over all examples is one product.
     sums = _factors(inner, out) or form(inner, out)
     return Within(reader.handed(eqn, norm), eqn, which, sums, tuple(moves[::-1]))
-
-
-def _adds_up_in_a_loop(reader: Reader, var: Any) -> bool:
-    """Whether a value is added up by the iterations of a loop, one outer product in each: that is slow."""
-    var, eqn, _ = _before(reader, var, ("transpose", "reshape", "convert_element_type"))
-    if eqn is None or not jaxprs.is_loop(eqn):
-        return False
-    first, last = jaxprs.carried(eqn)
-    return eqn.outvars.index(var) < last - first

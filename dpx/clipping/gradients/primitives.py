@@ -1,5 +1,6 @@
 """How the results of equations are read as sums of outer products: one function a primitive."""
 
+import itertools
 import math
 from typing import Any
 
@@ -10,12 +11,20 @@ from dpx.clipping.gradients.convolution import Convolution
 from dpx.clipping.gradients.outer import Factor, Outer, labels
 from dpx.clipping.gradients.reading import Reader, Terms, rule
 
+# Equations that lay products out, or add them up.
+MOVES = ("add_any", "convert_element_type", "reshape", "transpose", *jaxprs.PLAIN)
+
 
 @rule("dot_general")
 def dot_general(reader: Reader, eqn: Any, which: int) -> Terms | None:
-    """A product of two values."""
+    """A product of two values. That of the gradient of a weight, from which those of adapters that are merged
+    with it are made, is one of a factor, which is far smaller.
+    """
     if any(isinstance(v, core.Literal) for v in eqn.invars):
         return None
+    for side in (0, 1):
+        if (found := _multiplied(reader, eqn, side)) is not None:
+            return found
     (contract, batch), sizes = eqn.params["dimension_numbers"], {}
     places, blocks = labels(len(contract[0])), labels(len(batch[0]))
     factors = []
@@ -28,6 +37,42 @@ def dot_general(reader: Reader, eqn: Any, which: int) -> Terms | None:
     free = [a for f in factors for a in f.axes if a not in (*places, *blocks)]
     axes, (left, right) = tuple((a,) for a in (*blocks, *free)), factors
     return [Outer("dot_general", left, right, axes, sizes, exact=jaxprs.is_exact(eqn.params))]
+
+
+def _multiplied(reader: Reader, eqn: Any, side: int) -> Terms | None:
+    """The terms of one operand, each with a factor that is multiplied with the other operand.
+
+    The one is made of products of the example's own values, the other is the same for all examples.
+    """
+    contract, batch = eqn.params["dimension_numbers"]
+    own, other = eqn.invars[side], eqn.invars[1 - side]
+    if not reader.is_shared(other) or not _is_product(reader, own):
+        return None
+    taken, rest = (*contract[side], *batch[side]), (*contract[1 - side], *batch[1 - side])
+    of_own = dict(zip(rest, taken, strict=True))
+    new = {i: labels(1)[0] for i in range(other.aval.ndim) if i not in of_own}
+    sizes = {label: other.aval.shape[i] for i, label in new.items()}
+
+    def of_term(term: Outer) -> Outer | None:
+        axes = [(new[i],) if i in new else term.axes[of_own[i]] for i in range(other.aval.ndim)]
+        summed = [a for i in contract[side] for a in term.axes[i]]
+        found = term.times(other, axes, reader, sizes, summed, eqn.params["precision"])
+        free = [axis for i, axis in enumerate(term.axes) if i not in taken], [(a,) for a in sizes]
+        made = [term.axes[i] for i in batch[side]], *free[:: 1 - 2 * side]
+        return found and found._replace(axes=tuple(itertools.chain(*made)), detour=math.inf)
+
+    return reader.each(own, of_term)
+
+
+def _is_product(reader: Reader, atom: Any) -> bool:
+    """Whether a value looks like the gradient of a weight, rather than like that of what a layer returned."""
+    if (eqn := reader.maker(atom)) is None:
+        return False
+    if eqn.primitive.name == "dot_general":
+        return not any(map(reader.is_shared, eqn.invars))
+    if eqn.primitive.name in MOVES or jaxprs.gain(eqn) is not None:
+        return all(_is_product(reader, v) for v in jaxprs.variables(eqn))
+    return eqn.primitive.name in ("scan", *jaxprs.REMAT)
 
 
 @rule("add", "add_any", "sub")
@@ -65,7 +110,7 @@ def scaled(reader: Reader, eqn: Any, which: int) -> Terms | None:
             continue
         at = tuple(slice(None) if i in axes else 0 for i in range(other.aval.ndim))
         source = reader.make(lambda x, at=at: 1 / x[at] if divides else x[at], other)
-        found = reader.each(own, lambda term: term.scaled(source, axes, reader))  # noqa: B023
+        found = reader.each(own, lambda t: t.times(source, [t.axes[i] for i in axes], reader))  # noqa: B023
         if found is not None:
             return found
     return None

@@ -8,6 +8,7 @@ rematerialised blocks are entered, and how a program is run so that it hands val
 """
 
 import dataclasses
+import itertools
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple
 
@@ -26,7 +27,6 @@ Terms = list[Outer]
 
 # Primitive -> function of (reader, equation, which of its results) that returns terms, or None.
 RULES: dict[str, Callable[["Reader", Any, int], Terms | None]] = {}
-
 # Equations whose result is zero where some of their operands are: all, or those that are no indices and no
 # conditions, or the first one.
 _ZERO_IF = {
@@ -38,12 +38,9 @@ _ZERO_IF = {
         "gather", "neg", "reduce_sum", "reshape", "rev", "slice", "squeeze", "transpose",
     ), slice(1)),
 }  # fmt: skip
-
-# Equations that hand their operand on: what stops them is what stopped it.
-_PASSING = (
-    "transpose", "reshape", "convert_element_type", "copy", "squeeze", "expand_dims", "neg", "mul", "slice",
-    "pad", "add_any", "scan", *jaxprs.REMAT, *jaxprs.PLAIN,
-)  # fmt: skip
+# The factors of all iterations of a loop that adds up a gradient are handed out while they are no larger than
+# that by this much.
+MOST_FACTORS = 128
 
 
 def rule(*names: str) -> Callable[[Callable], Callable]:
@@ -79,14 +76,13 @@ class Made(NamedTuple):
 class Reader:
     """Reads values of a jaxpr as sums of outer products, and runs it.
 
-    A value is a variable of the jaxpr, or a `Value`, which is made of others, or stands for what the body of
-    an equation hands out.
+    A value is a variable of the jaxpr, or a `Value`: made of others, or what a body of an equation hands out.
 
     Attributes:
       jaxpr: without calls.
       consts: its constants.
       shared: the variables that do not depend on the example.
-      stopped: the equation, for each variable that is no sum of outer products, because of which it is none.
+      stopped: for each variable that is no sum of outer products, the primitive because of which it is none.
     """
 
     def __init__(self, closed: Any, shared: Sequence[bool]):
@@ -124,10 +120,6 @@ class Reader:
         self._eqns.append(Made(function, values, (made,)))
         return made
 
-    def reason(self, atom: Any) -> str:
-        """The primitive because of which a value is no sum of outer products; "" where none is."""
-        return "" if isinstance(atom, core.Literal) else self.stopped.get(atom, "")
-
     def is_shared(self, atom: Any) -> bool:
         """Whether a value is the same for all examples."""
         return isinstance(atom, core.Literal) or atom in self.shared
@@ -156,9 +148,9 @@ class Reader:
             name, found = eqn.primitive.name, None
             if jnp.issubdtype(atom.aval.dtype, jnp.floating) and name in RULES:
                 found = RULES[name](self, eqn, eqn.outvars.index(atom))
-            if found is None:
+            if found is None:  # What hands its operand on is stopped by what stopped that.
                 inner = [self.stopped[v] for v in jaxprs.variables(eqn) if v in self.stopped]
-                self.stopped[atom] = inner[0] if inner and name in _PASSING else name
+                self.stopped[atom] = inner[0] if inner and name in RULES else name
             self._terms[atom] = found
         return self._terms[atom]
 
@@ -197,7 +189,8 @@ class Reader:
                 return new
             sizes = term.sizes | {label: eqn.params["length"]}
             new = new._replace(axes=((label,), *new.axes), sizes=sizes)
-            if which < last - first:
+            if which < last - first:  # One product in each iteration is slow.
+                new = new._replace(detour=MOST_FACTORS * new.count(itertools.chain(*term.axes)))
                 return new.without(0, self)
             return new if any(new.owners(label)) else None
 
@@ -242,9 +235,8 @@ class Reader:
         env.update(zip(self.jaxpr.invars, leaves, strict=False))
         for eqn in self.jaxpr.eqns:
             if eqn.outvars and self.shared.issuperset(eqn.outvars):
-                env.update(
-                    zip(eqn.outvars, jaxprs.bind(eqn, jaxprs.values(eqn.invars, env)), strict=True)
-                )
+                results = jaxprs.bind(eqn, jaxprs.values(eqn.invars, env))
+                env.update(zip(eqn.outvars, results, strict=True))
         return env
 
     def run(
