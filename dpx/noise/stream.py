@@ -63,7 +63,7 @@ class Stream:
         found = np.empty(count, "<u4")
         left = found.view(np.uint8)
         for start in range(0, len(left), _CHUNK):
-            part = left[start : start + _CHUNK]
+            part: Any = left[start : start + _CHUNK]
             cipher.update_into(_ZEROS[: len(part)], part)
         return found
 
