@@ -129,7 +129,7 @@ def release(
             "parts": parts,
         }
         scale = noise_multiplier if law is None else jax.tree.leaves(law)
-        shown = key
+        shown: Any = key
         if isinstance(key, Bits):  # by words that are of this draw alone
             shown = key.further[0] if key.further else np.zeros(0, np.uint32)
         noisy = _watch.at_release(about, shown, leaves, unit, noisy, scale)
