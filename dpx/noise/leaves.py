@@ -38,7 +38,8 @@ class Bits(NamedTuple):
     """The random words of one draw, in place of a key. Arrays are in groups (`_groups`), which share none.
 
     Attributes:
-      words: For each group: two words for each entry, (arrays, *shape), and two for each column, (columns,).
+      words: For each group: two words for each entry, (arrays, *shape), and two for each sixteen entries that
+        follow one another, a column, (columns,).
       further: For each group: (FURTHER,) words for what is far out, which its draws share. They are drawn
         from once in 2⁵⁵ draws. Where all of them are zero, at 28 standard deviations, the tail ends.
     """
@@ -183,9 +184,9 @@ def _by_index(key: jax.Array, *, shapes: Shapes) -> list[Draw]:
 def _of_bits(bits: Bits, *, shapes: Shapes) -> list[Draw]:
     with jax.enable_x64(True):  # the place of an entry in its group may have more than 32 bits
         column = []
-        for (count, *shape), columns in word_shapes(shapes):
+        for (count, *shape), _ in word_shapes(shapes):
             index = _index(tuple(shape), [k * math.prod(shape) for k in range(count)])
-            column.append((index % np.uint64(columns)).astype(jnp.uint32))
+            column.append((index // np.uint64(lattice.SHARING)).astype(jnp.uint32))
 
     def words() -> list[lattice.Words]:
         return [

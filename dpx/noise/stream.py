@@ -61,7 +61,7 @@ class Stream:
         nonce = struct.pack("<4I", 0, *place, *(0,) * (3 - len(place)))
         cipher = Cipher(algorithms.ChaCha20(self.secret, nonce), mode=None).encryptor()
         found = np.empty(count, "<u4")
-        left = found.view(np.uint8)
+        left: Any = found.view(np.uint8)
         for start in range(0, len(left), _CHUNK):
             part: Any = left[start : start + _CHUNK]
             cipher.update_into(_ZEROS[: len(part)], part)

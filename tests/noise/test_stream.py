@@ -82,7 +82,7 @@ def test_each_entry_is_drawn_from_its_own_words():
     groups = [[0, 3], [1], [2], [4], [5], [6]]
     for words, members in zip(bits.words, groups, strict=True):
         size, rounding = (np.asarray(x).reshape(-1) for x in (words.size, words.rounding))
-        columns = np.arange(size.size) % len(words.low_size)
+        columns = np.arange(size.size) // lattice.SHARING
         assert len(words.low_size) == max(1, -(-size.size // lattice.SHARING))
         shared = (np.asarray(x)[columns] for x in (words.low_size, words.low_rounding))
         plain = lattice.Words(size, rounding, *shared)
