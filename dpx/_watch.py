@@ -11,6 +11,7 @@ from typing import Any, Protocol
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.core import Tracer
 from jax.experimental import io_callback
 
 
@@ -88,8 +89,13 @@ def sampled(how: float | tuple[tuple[int, ...], int, int]) -> None:
 
 def key_used(key: jax.Array | Sequence[int] | np.ndarray, purpose: str) -> None:
     """Notes that a secret key is used for something other than noise."""
-    if _watcher is not None:
-        io_callback(lambda words: _dispatch("key", purpose, np.asarray(words)), None, _words(key))
+    if _watcher is None:
+        return
+    words = _words(key)
+    if isinstance(words, Tracer):
+        io_callback(lambda words: _dispatch("key", purpose, np.asarray(words)), None, words)
+    else:
+        _dispatch_now("key", purpose, np.asarray(words))
 
 
 def at_release(
@@ -106,7 +112,12 @@ def at_release(
     """
     if _watcher is None:
         return noisy
-    dtypes = jax.tree.map(lambda leaf: np.dtype(jnp.result_type(leaf)), (exact, unit, noisy, scale))
+    parts = exact, unit, noisy, scale
+    dtypes = jax.tree.map(lambda leaf: np.dtype(jnp.result_type(leaf)), parts)
+    if not any(isinstance(leaf, Tracer) for leaf in jax.tree.leaves((key, parts))):
+        seen = jax.tree.map(np.array, parts, dtypes)
+        found = _dispatch_now("released", about, np.asarray(_words(key)), *seen)
+        return [jnp.asarray(leaf) for leaf in (noisy if found is None else found)]
     shapes = jax.tree.map(
         lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype), list(map(_pack, noisy))
     )
@@ -122,7 +133,7 @@ def at_release(
             for leaf, s in zip(seen[2] if replaced is None else replaced, shapes, strict=True)
         ]
 
-    packed = jax.tree.map(_pack, (exact, unit, noisy, scale))
+    packed = jax.tree.map(_pack, parts)
     results = io_callback(call, shapes, _words(key), packed)
     return [
         jax.lax.bitcast_convert_type(result, leaf.dtype) if _is_wide(leaf.dtype) else result
@@ -143,6 +154,12 @@ def _pack(leaf: Any) -> jax.Array:
 def _dispatch(method: str, *arguments):
     # A compiled program outlives a watcher, so it asks when it runs which one is installed.
     return None if _watcher is None else getattr(_watcher, method)(*arguments)
+
+
+def _dispatch_now(method: str, *arguments):
+    """Without a callback, which is compiled for each shape; after those of programs that still run."""
+    jax.effects_barrier()
+    return _dispatch(method, *arguments)
 
 
 def _words(key) -> jax.Array:

@@ -61,6 +61,7 @@ def test_64_bits_are_told_apart(name):
         assert not assumes_exact_sums(jax.eval_shape(lambda key: release(key, ROWS), KEY))
 
 
+@pytest.mark.slow
 def test_a_traced_key_releases_the_same_sums():
     """Data that are known are summed at once, in integers, whatever happens to the key."""
 

@@ -11,7 +11,7 @@ from dpx import clipping
 from dpx.clipping import batches, xla_cpu
 
 
-@pytest.mark.quick_cases("100000")
+@pytest.mark.slow
 @on_one_cpu
 @pytest.mark.parametrize("longest_in_place", [0, 100000])
 def test_long_steps_are_computations_of_their_own(monkeypatch, longest_in_place):
@@ -100,7 +100,7 @@ def test_a_step_runs_as_often_as_examples_have_to_be_left_out(finite, mask, runs
     np.testing.assert_array_equal(np.isnan(norms), np.array(mask) & ~np.array(finite))
 
 
-@pytest.mark.quick_cases("100000")
+@pytest.mark.slow
 @pytest.mark.parametrize("longest_in_place", [0, 100000])
 def test_a_step_runs_without_jit(monkeypatch, longest_in_place):
     """As one does to look for an error."""

@@ -162,6 +162,7 @@ def without_rounding(monkeypatch):
     monkeypatch.setattr(gram, "squared_norm", gram.squared_norm.__wrapped__)
 
 
+@pytest.mark.slow
 def test_the_search_finds_norms_that_are_not_rounded_up(monkeypatch):
     without_rounding(monkeypatch)
     assert search(SHAPES["wide"], count=32, batch=32, climbs=2).max() > 1.01

@@ -42,6 +42,7 @@ def test_what_is_rounded_on_the_way_back_is_not_rounded_again(narrow):
     np.testing.assert_allclose(auto.grads, one.grads, rtol=2e-2, atol=1e-3)
 
 
+@pytest.mark.slow
 def test_constants_may_be_narrow():
     """Such as the square root of the width, by which some models scale embeddings, in bfloat16."""
     root = jnp.sqrt(70.0).astype(jnp.bfloat16)

@@ -24,6 +24,7 @@ def ball(shape, radius, seed):
 # Limits: without noise all mechanisms are attention
 
 
+@pytest.mark.quick_cases("sketch-2")
 @pytest.mark.parametrize("d", [pytest.param(1, marks=pytest.mark.slow), 2])
 @pytest.mark.parametrize("mechanism", ["sketch", "tree"])
 def test_without_noise_the_answer_is_attention(mechanism, d):

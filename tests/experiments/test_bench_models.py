@@ -34,6 +34,7 @@ def test_a_case_is_compared_and_measured():
     assert {"case", "status", "third_party", *found} <= set(bench.COLUMNS)
 
 
+@pytest.mark.slow
 def test_a_wrong_sum_is_a_row_of_its_own(monkeypatch):
     monkeypatch.setattr("experiments.bench.models.measure.TOLERANCE", -1.0)
     assert bench.row("small", small, 1)["status"].startswith("ArithmeticError: the sum differs")

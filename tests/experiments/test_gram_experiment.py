@@ -166,6 +166,7 @@ def test_an_own_matrix_is_released_saved_and_loaded(tmp_path, table, file, chang
     assert [path.name for path in own_matrix.figures([record], tmp_path)] == ["gram_run.png"]
 
 
+@pytest.mark.slow
 def test_two_runs_on_an_own_matrix_draw_other_noise_and_a_resumed_one_the_same(tmp_path, table):
     config = configs.get_config("table")
     config.data.path, config.column_bound = str(tmp_path / "X.npy"), 2.0

@@ -47,6 +47,7 @@ def test_without_noise_everything_is_exact():
     assert best == pytest.approx(np.linalg.eigvalsh(exact)[-2:].sum() / np.trace(exact))
 
 
+@pytest.mark.slow
 def test_noise_of_the_power_method_covers_a_document(monkeypatch):
     """The document that points along the basis moves a step by exactly 1, and none by more."""
     drawn = []

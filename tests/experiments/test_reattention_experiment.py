@@ -112,6 +112,7 @@ def test_a_mesh_of_more_devices_than_there_are_is_refused():
         run.check(config_of("configs/reattention.py:tiny", mesh={"data": 4096}))
 
 
+@pytest.mark.slow
 def test_budget_is_shared_with_the_token_probabilities():
     config = config_of("configs/shakespeare.py:tiny")
     histories = Histories(tuple(np.arange(5) for _ in range(300)), 65)

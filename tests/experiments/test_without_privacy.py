@@ -170,6 +170,7 @@ def test_a_recommender_without_privacy_has_an_exact_bias(tmp_path, trained, monk
     assert np.abs(other - bias).max() > 0.1
 
 
+@pytest.mark.slow
 def test_the_exact_start_is_the_limit_of_the_private_one():
     histories = synthetic_histories(300, 8, 25, predictability=0.7, seed=1)
     config = records.load_config("recommender:amazon_warm")

@@ -175,6 +175,7 @@ CASES = {
 FAST = ("second factors of one layer",)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "case", [name if name in FAST else pytest.param(name, marks=pytest.mark.slow) for name in CASES]
 )

@@ -141,6 +141,7 @@ def test_no_batch_of_matrices_reaches_lapack():
         assert not any("tensor<7x" in line for line in calls)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("size", [1e6, 1e9, 1e12])
 def test_qr_ridge_is_exact_with_a_huge_row(size):
     """As the row grows, ridge becomes ridge on the others subject to fitting that row: a closed form."""

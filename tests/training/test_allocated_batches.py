@@ -135,6 +135,7 @@ def test_what_is_drawn_costs_what_is_stated(sampling):
     assert 1.99 < cost <= 2.0
 
 
+@pytest.mark.slow
 def test_the_expected_size_divides():
     """Whatever the size of a batch is: without noise to speak of, steps add up to those of the sum."""
     exact = fit(

@@ -177,6 +177,7 @@ def test_a_killed_call_starts_again_with_the_same_noise(tmp_path, monkeypatch):
     np.testing.assert_array_equal(again.params, resumed.params)
 
 
+@pytest.mark.slow
 def test_no_checkpoint_is_written_before_the_end(tmp_path, monkeypatch):
     """Its state holds noise that later steps take back."""
     saved = []

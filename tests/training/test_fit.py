@@ -44,6 +44,7 @@ def fit(data=(X, Y), loss=loss_fn, params=PARAMS, **changes):
     return dpx.training.fit(loss, params, data, **settings)
 
 
+@pytest.mark.slow
 def test_digits():
     """The lines of the README, with a key that is not secret."""
     pixels, digits = load_digits(return_X_y=True)

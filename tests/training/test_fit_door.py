@@ -107,6 +107,7 @@ def test_losses_that_mix_examples_are_refused_before_there_is_a_folder(tmp_path)
         assert not (tmp_path / "run").exists()
 
 
+@pytest.mark.slow
 def test_what_no_gradient_reaches_is_named_by_the_names_of_the_caller(tmp_path):
     with pytest.warns(ClippingWarning) as found:
         noised = fit(loss_fn, PARAMS)
@@ -210,6 +211,7 @@ def test_keys_that_can_be_guessed_are_warned_of(key, recwarn):
         dpx.poisson_batches(4, sampling_probability=0.5, steps=1, seed=7)
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("error:(key|seed) can be guessed")
 def test_keys_that_nobody_guesses_are_not():
     fit(key=dpx.secret_key())
@@ -227,6 +229,7 @@ def test_keys_that_nobody_guesses_are_not():
     dpx.poisson_batches(4, sampling_probability=0.5, steps=1, seed=int(seed.entropy))
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("error:key has been used")
 def test_a_key_that_trained_before_is_warned_of(tmp_path):
     again = pytest.warns(UserWarning, match="key has been used by another training")

@@ -81,6 +81,7 @@ def test_the_rule_takes_as_many_steps_as_the_noise_of_the_mean_allows(records, e
         assert noise(round(1.1 * steps)) >= planning.STEP_NOISE
 
 
+@pytest.mark.slow
 def test_batches_have_a_record_at_least_and_all_at_most():
     assert plan(10, epsilon=1.0, delta=1e-3, epochs=2).batch_size == 1
     assert plan(10, epsilon=1.0, delta=1e-3, epochs=3000).batch_size == 10
@@ -148,6 +149,7 @@ def test_fit_takes_the_plan_and_says_so(capfd):
     assert noise == pytest.approx(planned.noise_multiplier, rel=1e-5)
 
 
+@pytest.mark.slow
 def test_with_users_a_plan_is_of_users(capfd):
     ids = np.arange(64) // 4  # of 16 users
     trained = fit(users=ids, records_per_user=2, epochs=1, steps=4)

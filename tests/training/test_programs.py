@@ -49,7 +49,7 @@ def killed(folder):
         fit(folder, evaluate=evaluate, evaluate_every=1)
 
 
-@pytest.mark.quick_cases("finished")
+@pytest.mark.slow
 @pytest.mark.parametrize("end", ["killed", "finished"])
 def test_another_loss_or_optimizer_does_not_go_on(tmp_path, end):
     """The noise that was drawn for one sum must not be added to another one."""

@@ -116,6 +116,7 @@ def test_keys_are_not_shown():
     assert not any(str(word) in repr(keys) for word in (0x12345678, "0x12345678", "xV4"))
 
 
+@pytest.mark.slow
 def test_a_training_under_keys_is_not_repeated_with_other_data_or_arguments(tmp_path):
     keys = opened()
     first = fit(keys, workdir=tmp_path / "one", label="a")

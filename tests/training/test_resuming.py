@@ -78,6 +78,7 @@ def test_under_another_version_whose_noise_differs_nothing_goes_on(tmp_path, mon
             begin()
 
 
+@pytest.mark.slow
 def test_a_runs_keys_and_a_key_of_its_own_do_not_share_a_training(tmp_path):
     fit(tmp_path / "own")
     with pytest.raises(secrets.CannotResumeError, match="did not begin with these keys"):

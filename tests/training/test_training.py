@@ -153,6 +153,7 @@ def test_a_killed_run_resumes_bitwise(tmp_path, monkeypatch):
     assert [json.loads(line)["step"] for line in logs[0].splitlines()] == [1, 2, 3, 4, 5, 6]
 
 
+@pytest.mark.slow
 def test_a_section_on_meshes_spreads_the_training_and_brings_it_back(tmp_path):
     assert training.sizes({"data": None, "model": 1}) is None
     assert training.sizes({"data": None, "model": 2}) == {"model": 2}

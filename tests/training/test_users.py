@@ -108,6 +108,7 @@ def test_records_are_distinct_and_each_choice_is_as_likely(count):
     assert chi2 < len(seen) - 1 + 4 * np.sqrt(2 * (len(seen) - 1))
 
 
+@pytest.mark.slow
 def test_what_a_step_holds_does_not_grow_with_the_largest_user():
     """A user of 100,000 records among 20: G of them at a time, all of them in the end."""
     whose = np.concatenate([np.arange(20), np.full(100_000, 7)])
@@ -237,6 +238,7 @@ def test_bad_input_is_named_before_there_is_a_folder(changes, named, tmp_path):
     assert not (tmp_path / "run").exists()
 
 
+@pytest.mark.slow
 def test_a_folder_goes_on_with_the_same_users_alone(tmp_path):
     fit(workdir=tmp_path, records_per_user=3)
     with pytest.raises(secrets.CannotResumeError, match="records_per_user changed"):
