@@ -182,8 +182,8 @@ class Outer(NamedTuple):
     ) -> "Outer | None":  # fmt: skip
         """The result times an array, whose axes have these labels; None if no factor has them all.
 
-        With `new` labels, of these sizes, it is a product of matrices, added up over the `summed` ones: these one
-        factor has to have, and the other must not.
+        With `new` labels, of these sizes, it is a product of matrices. It is added up over the `summed`
+        labels, which one factor has to have, and the other must not.
         """
         sizes = self.sizes | (new or {})
         mine = [a for axis in axes for a in axis if sizes[a] > 1]
