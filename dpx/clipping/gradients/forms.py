@@ -154,9 +154,9 @@ def total(parts: jax.Array) -> jax.Array:
 
 
 def together(forms: Sequence[Form], groups: Sequence[int]) -> list[tuple[int, list[Any]]]:
-    """All forms, with their groups, each among those that are normed together with it: short ones are held.
+    """All forms, with their groups. Short gradients that are held are normed together.
 
-    Of a deep model these are many, and each costs kernels. Several devices would have to exchange them.
+    A deep model has many, and each costs kernels. Several devices would have to exchange them.
     """
     found: dict[Any, list[Any]] = {}
     for k, (form, group) in enumerate(zip(forms, groups, strict=True)):

@@ -180,10 +180,10 @@ class Outer(NamedTuple):
         self, value: Any, axes: Sequence[tuple[int, ...]], reader: Any, new: dict[int, int] | None = None,
         summed: Iterable[int] = (), precision: Any = None,
     ) -> "Outer | None":  # fmt: skip
-        """The result times an array, whose axes have these labels, if one factor alone has them.
+        """The result times an array, whose axes have these labels; None if no factor has them all.
 
-        With new labels, of these sizes, it is a product of matrices, which is added up over some labels. One
-        factor alone needs to have those.
+        With `new` labels, of these sizes, it is a product of matrices. It is added up over the `summed`
+        labels, which one factor has to have, and the other must not.
         """
         sizes = self.sizes | (new or {})
         mine = [a for axis in axes for a in axis if sizes[a] > 1]
