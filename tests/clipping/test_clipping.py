@@ -98,14 +98,18 @@ def test_huge_threshold_gives_the_ordinary_gradient(method, problem):
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-5), out.grads, plain)
 
 
-def test_groups_are_clipped_on_their_own(method, problem):
+@pytest.mark.parametrize("normalize", [False, True])
+def test_groups_are_clipped_on_their_own(method, problem, normalize):
     params, x, y, gradients = problem
-    fn = clipping.clipped_grad(linear_loss, l2_clip_norm={"w": 0.5, "b": 0.25}, method=method)
+    fn = clipping.clipped_grad(
+        linear_loss, l2_clip_norm={"w": 0.5, "b": 0.25}, method=method, normalize=normalize
+    )
     out = fn(params, x, y)
     for name, clip in {"w": 0.5, "b": 0.25}.items():
         norms = norms_of(gradients[name])
         np.testing.assert_allclose(out.norms[name], norms, rtol=1e-5)
-        expected = np.minimum(1, clip / norms) @ gradients[name]
+        factors = clip / (norms + 0.01) if normalize else np.minimum(1, clip / norms)
+        expected = factors @ gradients[name]
         np.testing.assert_allclose(out.grads[name], expected, rtol=1e-5, atol=1e-6)
     assert fn.sensitivity(RELATION.ADD_OR_REMOVE_ONE) == pytest.approx(np.hypot(0.5, 0.25))
 

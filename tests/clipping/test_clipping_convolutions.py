@@ -88,6 +88,27 @@ def test_gradients_of_kernels_are_those_of_autodiff(
     np.testing.assert_allclose(found, expected, atol=2e-4, rtol=1e-4)
 
 
+@pytest.mark.parametrize(
+    ("strides", "dilations", "groups"),
+    [((1, 2), (1, 2), {}), ((3, 1), (2, 1), {"batch_group_count": 2}), ((2, 1), (1, 3), {})],
+)
+def test_each_direction_has_a_stride_and_a_dilation_of_its_own(strides, dilations, groups):
+    x, kernel = drawn(4, 9, 12, 3), drawn(2, 3, 3, 8, seed=1)
+
+    def convolve(x, kernel):
+        return jax.lax.conv_general_dilated(
+            x, kernel, strides, ((1, 2), (0, 3)), (1, 2), dilations, ("NHWC", "HWIO", "NHWC"), **groups
+        )  # fmt: skip
+
+    found, expected = Convolution(equation_of(convolve, x, kernel)), convolve(x, kernel)
+    np.testing.assert_allclose(found.evaluate(x, kernel), expected, atol=1e-4)
+    number = {label: i for i, label in enumerate(found.sizes)}
+    left, right = ([number[a] for a in axes] for axes in (found.left, found.right))
+    made = [number[a] for axis in found.axes for a in axis]
+    product = np.einsum(found.patches(x), left, found.grouped(kernel), right, made)
+    np.testing.assert_allclose(product.reshape(expected.shape), expected, atol=1e-4)
+
+
 class Linen(nn.Module):
     @nn.compact
     def __call__(self, x):

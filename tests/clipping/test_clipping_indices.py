@@ -55,6 +55,31 @@ def test_every_type_of_index(monkeypatch, look_up, rows, dtype):
         check(out, per_example(loss, table, (ids.astype(np.int32),)), 0.1)
 
 
+@pytest.mark.parametrize("dtype", ["uint8", "int32", "uint32", "int64"])
+def test_consecutive_rows_that_begin_too_late_or_too_early_are_the_last_or_the_first(dtype):
+    """A start beyond the table is moved back, whatever it would be in another type."""
+    early = (
+        [-1, -9] if dtype.startswith("i") else [5, 7]
+    )  # From the end, as JAX counts; and too early.
+    far = 2**32 + 2 if dtype == "int64" else np.iinfo(dtype).max
+    starts, rows = np.array([1, far, *early], dtype), np.array([1, 5, 5, 0 if early[1] < 0 else 5])
+    x = np.random.default_rng(0).normal(size=(4, 3, 2)).astype("f4")
+
+    def loss(p, x, start):
+        found = lax.dynamic_slice(p, (start, jnp.zeros((), dtype)), (3, 2))
+        return jnp.sum(found * x) + 0.5 * jnp.sum(p[:3] * x)
+
+    def expected(p, x, row):
+        return jnp.sum(p[row + jnp.arange(3)] * x) + 0.5 * jnp.sum(p[:3] * x)
+
+    table = jnp.ones((8, 2))
+    gradients = per_example(expected, table, (x, rows))
+    with jax.enable_x64(dtype == "int64"), pytest.MonkeyPatch.context() as patch:
+        patch.setattr(plan, "FAVOR_TABLE", 0.0)
+        fn = jax.jit(clipping.clipped_grad(loss, l2_clip_norm=0.5, method="one_pass"))
+        check(fn(table, x, starts), gradients, 0.5)
+
+
 @pytest.mark.parametrize("method", ["one_pass", "two_pass"])
 def test_the_first_byte_and_the_last_do_not_cancel(method):
     """Rows 0 and 255, with gradients that would cancel if they were one row."""

@@ -149,6 +149,39 @@ def test_a_number_over_a_sum_of_products_is_held(monkeypatch):
     check(jit(fn)(W, X), per_example(loss, W, (X,)), 0.5)
 
 
+@pytest.mark.parametrize(
+    ("step", "unruled"),
+    [
+        (lambda c, r, whole: c + r, ()),
+        (lambda c, r, whole: whole + c, ()),
+        (lambda c, r, whole: c + c + r, ("scan",)),
+        (lambda c, r, whole: r, ("scan",)),
+    ],
+    ids=["adds", "adds the same", "doubles", "replaces"],
+)
+def test_a_loop_adds_to_what_it_begins_with(monkeypatch, step, unruled):
+    """What an iteration adds is a product of its own row, or one that is the same in all of them."""
+    monkeypatch.setattr(plan, "FAVOR_GRADIENT", 0.0)
+
+    def backward(kept, g):
+        def body(c, rows):
+            x, row = rows
+            return step(c, x[:, None] @ row[None], jnp.einsum("ld,le->de", kept[0], g)), None
+
+        return g @ kept[1].T, lax.scan(body, kept[0].T @ jnp.cos(g), (kept[0], g))[0]
+
+    product = jax.custom_vjp(lambda x, w: x @ w)
+    product.defvjp(lambda x, w: (x @ w, (x, w)), backward)
+
+    def loss(w, x):
+        return ending(product(x, w))
+
+    reader = plan.read(lambda p, example: loss(p[0], *example), [W], (X,))
+    assert [form.unruled for form in plan.program(reader).forms] == [unruled]
+    fn = clipping.clipped_grad(loss, l2_clip_norm=0.5, method="one_pass")
+    check(jit(fn)(W, X), per_example(loss, W, (X,)), 0.5)
+
+
 def test_a_rule_is_added_as_the_contributors_guide_says(monkeypatch):
     guide = (Path(__file__).parents[2] / "CONTRIBUTING.md").read_text()
     (block,) = re.findall(r"```python\n(@rule\(.*?)```", guide, re.DOTALL)

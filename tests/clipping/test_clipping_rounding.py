@@ -102,6 +102,18 @@ def test_the_sum_of_a_batch_rounds_as_often_as_it_has_examples():
         assert gradient.rounding(size, params, batch) == pytest.approx(expected, rel=1e-12)
 
 
+def test_a_sum_rounds_as_its_products_of_factors_do():
+    """They may cancel: what is added up may be 64 times as long as what is clipped."""
+
+    def loss(params, x):
+        return jnp.sum(jnp.tanh(x @ params["w"]) + params["b"])
+
+    params, size, places = {"w": jnp.ones((64, 64)), "b": jnp.ones(64)}, 3, 5
+    gradient = dpx.clipped_grad(loss, l2_clip_norm=1.0, method="one_pass", microbatch_size=size)
+    found = gradient.rounding(size, params, jnp.ones((size, places, 64)))
+    assert found >= 2 * size * 64 * gamma(size * places + 4)
+
+
 def bounded(layout, rows, columns):
     squared = gram.squared_norm(layout, [gram.Pair(jnp.asarray(rows), jnp.asarray(columns))])
     return float(squared) ** 0.5
@@ -120,3 +132,18 @@ def test_what_the_sum_over_positions_rounds_is_in_the_norm():
     layout = gram.Layout((1, 1), (), (), (), (False,))
     norm = bounded(layout, np.ones((1, count, 1), "f4"), np.ones((1, count, 1), "f4"))
     assert norm >= count * (1 + gamma(count + 16) + gamma(count))
+
+
+def test_terms_that_cancel_leave_some_of_their_length():
+    """What they add to a sum rounds as if they did not, and counts 64 times at most."""
+    layout = gram.Layout((1, 1), (), (), (), (False,))
+    norm = bounded(layout, np.ones((1, 2, 1), "f4"), np.array([[[1], [-1]]], "f4"))
+    assert norm >= 2 / 64
+
+
+def test_positions_of_all_uses_round():
+    """Of a parameter that is used in many places, and then in one more."""
+    layout = gram.Layout((1, 1), (), (), (), (False, False))
+    uses = [gram.Pair(*[jnp.ones((1, count, 1))] * 2) for count in (400, 1)]
+    norm = float(gram.squared_norm(layout, uses)) ** 0.5
+    assert norm >= 401 * (1 + gamma(400) + gamma(401))

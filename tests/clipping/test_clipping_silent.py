@@ -13,7 +13,7 @@ from flax import nnx
 from jax.sharding import PartitionSpec as P
 
 import dpx
-from dpx.clipping import ClippingWarning
+from dpx.clipping import ClippingWarning, reports
 
 RNG = np.random.default_rng(0)
 X = RNG.normal(size=(4, 3)).astype(np.float32)
@@ -50,8 +50,14 @@ def test_a_plain_loss_is_not_reported(method):
         lambda x: x * jax.lax.axis_index("rows"),
         lambda x: jax.checkpoint(lambda y: jax.lax.psum(y, "rows"))(x),
         lambda x: jax.lax.scan(lambda c, y: (c + jax.lax.psum(y, "rows"), y), 0.0, x)[0] * x,
+        lambda x: (
+            x
+            * jax.lax.while_loop(
+                lambda n: jax.lax.psum(n, "rows") < 9, lambda n: n + 1, jax.lax.stop_gradient(x[0])
+            )
+        ),
     ],
-    ids=["pmean", "all_gather", "ppermute", "axis_index", "in remat", "in scan"],
+    ids=["pmean", "all_gather", "ppermute", "axis_index", "in remat", "in scan", "in a condition"],
 )
 def test_collectives_over_other_examples_are_refused(collective, method):
     def step(x):
@@ -151,6 +157,15 @@ def test_fit_refuses_a_loss_that_closes_over_its_data(kind):
     with pytest.raises(ValueError, match="as many rows"):
         fit(lambda params, row: plain(params, row) + labels.mean(), strict=True)
     fit(plain, strict=True)
+
+
+def test_records_that_batches_are_taken_from_are_no_constants_of_a_loss():
+    records, labels = jnp.asarray(np.concatenate([X, X + 1, X + 2])), jnp.arange(12.0)
+    with reports.records((records, labels[:, None] ** 2)):
+        with pytest.raises(ValueError, match="also in the batch, or holds the data it is taken"):
+            clipped(lambda params, row: plain(params, row - jnp.mean(records, 0)))
+        with pytest.warns(ClippingWarning, match=r"shape \(12,\), with as many rows"):
+            clipped(lambda params, row: plain(params, row) + labels.mean())
 
 
 @pytest.mark.parametrize("form", [lambda x: x.T, lambda x: x[None], lambda x: x.reshape(-1)])

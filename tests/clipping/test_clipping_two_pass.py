@@ -190,6 +190,36 @@ def test_groups_masks_frozen_parameters_and_aux_at_once():
         check(mine, jax.tree.leaves(gradients[name]), clip, mask)
 
 
+def test_what_is_broadcast_behind_a_block_is_longer():
+    """The block makes the gradient of a sum of rows, which is that of each row."""
+    x = np.random.default_rng(0).normal(size=(3, 4, WIDTH)).astype("f4")
+
+    def loss(w, x):
+        return jnp.sum(jax.checkpoint(lambda row: jnp.sin(jnp.tanh(x * row)))(jnp.sum(w, 0)))
+
+    w = jnp.ones((5, WIDTH)) / 5
+    out = jit(clipping.clipped_grad(loss, l2_clip_norm=0.5, method="two_pass"))(w, x)
+    check(out, per_example(loss, w, (x,)), 0.5)
+
+
+def test_a_group_that_is_too_long_to_be_scaled_silences_no_other():
+    """No example adds anything to the first group, and every one does to the second, which a block makes."""
+    x = np.random.default_rng(0).normal(size=(3, 4, WIDTH)).astype("f4")
+
+    def loss(p, x):
+        return jnp.sum(jax.checkpoint(lambda w: jnp.sin(jnp.tanh(x @ w)))(p["block"])) + jnp.sum(
+            1e16 * x[0] * p["before"]
+        )
+
+    p = {"before": jnp.ones(WIDTH), "block": jnp.eye(WIDTH)}
+    fn = clipping.clipped_grad(loss, l2_clip_norm={"before": 1.0, "block": 0.5}, method="two_pass")
+    out = jit(fn)(p, x)
+    assert not np.any(out.grads["before"])
+    gradients = per_example(lambda w, x: loss(p | {"block": w}, x), p["block"], (x,))
+    mine = dataclasses.replace(out, grads=out.grads["block"], norms=out.norms["block"])
+    check(mine, gradients, 0.5)
+
+
 def test_an_example_that_is_not_finite_adds_nothing():
     loss = loss_of(scan)
 

@@ -77,6 +77,21 @@ def test_a_traced_function_that_is_called_is_looked_into(method):
     check(out, per_example(loss, params, (x,)), 0.5)
 
 
+@pytest.mark.parametrize("method", ["one_pass", "two_pass"])
+def test_what_is_called_twice_is_another_value_each_time(method):
+    """Both calls hold the same traced function, and so the same variables."""
+    rng = np.random.default_rng(0)
+    params = {name: jnp.asarray(rng.normal(size=(4, 4)), jnp.float32) for name in "ab"}
+    x = rng.normal(size=(5, 2, 4)).astype("f4")
+    layer = jax.jit(lambda w, x: jnp.sin(x @ w))
+
+    def loss(params, x):
+        return jnp.sum(layer(params["a"], x) * layer(params["b"], x) ** 2)
+
+    out = jit(clipping.clipped_grad(loss, l2_clip_norm=0.5, method=method))(params, x)
+    check(out, per_example(loss, params, (x,)), 0.5)
+
+
 @pytest.mark.slow
 def test_numpy_integers_are_explained_without_a_warning(recwarn):
     loss, params, (ids,) = clipping_models.MODELS["linen GRU, tied"]()

@@ -161,10 +161,34 @@ def test_a_mapped_embedding_takes_no_more_than_its_sum():
     assert temp("one_pass") < 1e6 < temp("vmap")
 
 
-def test_a_slice_that_is_added_is_looked_up():
-    params = {"w": normal(20, WIDTH)}
-    found = rules_of(lambda p, x: jnp.sum((p["w"][:LENGTH] + x) ** 2), params, SEQUENCES)
-    assert found["w"][3] == []
+@pytest.mark.parametrize("step", [1, 3])
+def test_a_slice_that_is_added_is_looked_up(step):
+    """So are rows at some distance from each other."""
+
+    def loss(p, x):
+        rows = p["w"][2 : 2 + step * LENGTH : step]
+        return jnp.sum((rows + x) ** 2) + jnp.sum(jnp.sin(p["w"][:LENGTH] + x))
+
+    params = {"w": normal(40, WIDTH)}
+    assert rules_of(loss, params, SEQUENCES)["w"][3] == []
+    fn = jit(clipping.clipped_grad(loss, l2_clip_norm=0.5, method="one_pass"))
+    check(fn(params, SEQUENCES), per_example(loss, params, (SEQUENCES,)), 0.5)
+
+
+def test_rows_of_a_table_that_are_no_parameters_have_no_gradient(monkeypatch):
+    """Such as a row of zeros for padding, or a frozen part of the vocabulary, before and after the table."""
+    monkeypatch.setattr(plan, "FAVOR_TABLE", 0.0)
+    before, after = normal(2, WIDTH, seed=1), np.zeros((1, WIDTH), "f4")
+
+    def loss(p, tokens):
+        rows = jnp.concatenate([before, p["w"], after])[tokens]
+        return jnp.sum(jnp.sin(rows) * jnp.arange(1.0, 1 + LENGTH)[:, None])
+
+    tokens = np.array([[0, 2, 2, 8, 1, 7], [8, 8, 0, 1, 3, 2], [2, 4, 6, 0, 7, 3]])[:, :LENGTH]
+    params = {"w": normal(6, WIDTH)}
+    assert rules_of(loss, params, tokens)["w"][2] == ["gather"]
+    fn = jit(clipping.clipped_grad(loss, l2_clip_norm=0.5, method="one_pass"))
+    check(fn(params, tokens), per_example(loss, params, (tokens,)), 0.5)
 
 
 @pytest.mark.slow

@@ -103,7 +103,9 @@ def dynamic_update_slice(reader: Reader, eqn: Any, which: int) -> Terms | None:
     (axis,), count = cut, operand.aval.shape[cut[0]]
 
     def numbers(start: Any) -> Any:
-        return jnp.clip(jnp.asarray(start, jnp.int32), 0, shape[axis] - count) + jnp.arange(count)
+        """What is cut out of the numbers of all rows: a start beyond the last place is moved back."""
+        every = jnp.arange(shape[axis], dtype=jnp.int32)
+        return lax.dynamic_slice(every, (start,), (count,), allow_negative_indices=False)
 
     places = reader.make(numbers, reader.value(starts[axis]))
     return rows("dynamic_slice", places, operand, axis, shape)

@@ -20,8 +20,12 @@ from dpx.clipping.rounding import accumulator, settled
 # product for the clipped sum. Those of tables, nearly all zeros, are held only if they are the smaller ones.
 FAVOR_GRADIENT = 1.5
 FAVOR_TABLE = 1.0
-# Equations that a gradient passes on its way out of a block, and that do not change its norm.
-MOVES = ("transpose", "reshape", "squeeze", "expand_dims", "convert_element_type", *jaxprs.PLAIN)
+# Equations that a gradient passes on its way out of a block, and that do not change its norm, if they have as
+# many results as operands.
+MOVES = (
+    "transpose", "reshape", "squeeze", "expand_dims", "broadcast_in_dim", "convert_element_type",
+    *jaxprs.PLAIN,
+)  # fmt: skip
 # What is evaluated again for sums: rematerialised blocks, and loops of them.
 BLOCKS = ("scan", *jaxprs.REMAT)
 
@@ -180,9 +184,12 @@ def _is_float(atom: Any) -> bool:
 def _within(reader: Reader, var: Any, blocks: Sequence[str] = BLOCKS) -> Within | None:
     """The form of a gradient that a rematerialised block makes, perhaps in a loop; None for any other."""
     moves: list[Any] = []
-    while (eqn := reader.maker(var)) and eqn.primitive.name in MOVES and _is_float(eqn.invars[0]):
+    while (eqn := reader.maker(var)) and eqn.primitive.name in MOVES:
+        operand = eqn.invars[eqn.outvars.index(var)]
+        if not _is_float(operand) or operand.aval.size != var.aval.size:
+            return None
         moves.append(eqn)
-        var = eqn.invars[eqn.outvars.index(var)]
+        var = operand
     if eqn is None or eqn.primitive.name not in blocks:
         return None
     which, inner = eqn.outvars.index(var), reader.body(eqn)
