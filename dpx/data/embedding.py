@@ -15,7 +15,7 @@ import numpy as np
 from scipy import sparse
 from scipy.sparse import linalg
 
-from dpx import _storage as storage
+from dpx._storage import replacing
 from dpx._validate import check_integer
 from dpx.data.newsgroups import DocumentFrequencies, document_frequencies, tokenize
 
@@ -47,7 +47,7 @@ class Embedding(NamedTuple):
         """Writes it to an .npz file, which `load_embedding` reads."""
         counts, num_documents = self.frequencies
         numbers = np.array([*counts.values(), num_documents])
-        with storage.replacing(path) as file:
+        with replacing(path) as file:
             np.savez(
                 file,
                 words=np.array(list(counts)),

@@ -53,7 +53,7 @@ LEDGER = (
     "::test_rows_and_total_cost_what_is_stated_and_held_out_data_nothing[{}]"
 )
 STREAM = "tests/noise/test_stream.py::"
-SECURE = "tests/training/test_secure.py::"
+SECURE = "tests/training/test_secure_training.py::"
 PURPOSES = "tests/training/test_purposes.py::"
 SHARED = (
     "tests/experiments/test_keys_of_configs.py::test_no_two_releases_of_a_config_share_a_key[{}]"

@@ -49,12 +49,15 @@ POINTS = "which candidate a trial runs, whose probabilities are public"
 ELSEWHERE = {
     "audit/dirac.py dirac": ({"default_rng", "random"}, CANARIES),
     "cross_attention/features.py RandomFeatures.draw": ({"normal", "orthogonal"}, PUBLIC),
-    "cross_attention/simulated.py _clusters": ({"default_rng", "integers", "normal"}, SYNTHETIC),
-    "cross_attention/simulated.py _directions": ({"normal"}, SYNTHETIC),
-    "cross_attention/simulated.py _places": ({"random"}, SYNTHETIC),
-    "cross_attention/simulated.py _simulated": ({"default_rng", "normal"}, SYNTHETIC),
-    "cross_attention/simulated.py _uniform": ({"default_rng"}, SYNTHETIC),
-    "cross_attention/simulated.py blocks": ({"default_rng", "normal"}, SYNTHETIC),
+    "cross_attention/sketch/simulated.py _clusters": (
+        {"default_rng", "integers", "normal"},
+        SYNTHETIC,
+    ),
+    "cross_attention/sketch/simulated.py _directions": ({"normal"}, SYNTHETIC),
+    "cross_attention/sketch/simulated.py _places": ({"random"}, SYNTHETIC),
+    "cross_attention/sketch/simulated.py _simulated": ({"default_rng", "normal"}, SYNTHETIC),
+    "cross_attention/sketch/simulated.py _uniform": ({"default_rng"}, SYNTHETIC),
+    "cross_attention/sketch/simulated.py blocks": ({"default_rng", "normal"}, SYNTHETIC),
     "data/embedding.py fit_embedding": ({"default_rng", "normal"}, PUBLIC),
     "data/newsgroups.py text_prompts": ({"default_rng", "permutation"}, PUBLIC),
     "data/synthetic.py synthetic_histories": (

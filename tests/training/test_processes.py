@@ -177,4 +177,4 @@ def test_the_first_of_several_computes_and_ends_the_others(number, monkeypatch):
 
     with pytest.raises(OSError if number == 0 else _processes.FirstProcessError, match="no space"):
         ask(fail, '{"error": "no space left"}')
-    assert ask(lambda: 3, '{"found": 3}') == 3
+    assert ask(lambda: 3, '{"result": 3}') == 3

@@ -210,12 +210,12 @@ def test_keys_have_all_bits_of_their_entropy():
 
 def test_a_log_goes_on_after_the_last_checkpoint(tmp_path):
     path = tmp_path / "metrics.jsonl"
-    first = MetricLog(path, "training", 0)
+    first = MetricLog(path, "training", 0, lambda *_: None)
     for step in (1, 2, 3):
         first.write({"step": step, "loss": 1.0, "epsilon": 0.1 * step})
     with path.open("a") as file:  # by a process that was killed while it wrote
         file.write('{"run": "training", "st')
-    found = MetricLog(path, "training", 1)
+    found = MetricLog(path, "training", 1, lambda *_: None)
     assert [record.step for record in found.history] == [1]
     assert [entry["step"] for entry in storage.read_lines(path)] == [1]
 
@@ -223,10 +223,10 @@ def test_a_log_goes_on_after_the_last_checkpoint(tmp_path):
 def test_only_the_owner_reads_the_losses(tmp_path):
     """No guarantee covers them; log.txt, to which they go too, has the same mode."""
     path = tmp_path / "metrics.jsonl"
-    MetricLog(path, "training", 0).write({"step": 1, "loss": 1.0, "epsilon": 0.1})
+    MetricLog(path, "training", 0, lambda *_: None).write({"step": 1, "loss": 1.0, "epsilon": 0.1})
     assert path.stat().st_mode & 0o777 == 0o600
     path.chmod(0o644)
-    MetricLog(path, "training", 1)  # one that goes on writes it anew
+    MetricLog(path, "training", 1, lambda *_: None)  # one that goes on writes it anew
     assert path.stat().st_mode & 0o777 == 0o600
 
 
