@@ -101,7 +101,7 @@ RELEASES = {
 }
 ANOTHER_PROCESS = """
 import sys
-sys.path.insert(0, sys.argv[2])
+sys.path[:0] = sys.argv[2:]
 import numpy as np
 import dpx
 from test_saving import Q, RELEASES
@@ -137,7 +137,7 @@ def saved(tmp_path, releases):
 def test_another_process_loads_and_queries_every_release(releases, tmp_path, request):
     for number, name in enumerate(RELEASES):
         dpx.save(releases[name], tmp_path / str(number))
-    where = [str(tmp_path), str(request.path.parent)]
+    where = [str(folder) for folder in (tmp_path, *request.path.parents[:2])]
     subprocess.run([sys.executable, "-c", ANOTHER_PROCESS, *where], check=True)
     answers = np.load(tmp_path / "answers.npz")
     for name, (_, ask) in RELEASES.items():
