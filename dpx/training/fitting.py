@@ -63,7 +63,7 @@ def fit(
     *,
     epsilon: float,
     delta: float,
-    key: jax.Array | secrets.Keys | None,
+    key: jax.Array | secrets.Keys | None = None,
     batch_size: float | None = None,
     steps: int | None = None,
     epochs: float | None = None,
