@@ -47,6 +47,19 @@ def check_integer(value, name: str, least: int = 1) -> int:
     return int(value)
 
 
+def check_clip_of_counts(l2_clip_norm) -> float:
+    """Returns the clipping norm of counts; raises ValueError unless it is positive and at most 1e100.
+
+    Up to that, sums and noise stay finite.
+    """
+    l2_clip_norm = check_positive(l2_clip_norm, "l2_clip_norm")
+    if l2_clip_norm > 1e100:
+        raise ValueError(
+            f"l2_clip_norm={l2_clip_norm} must be at most 1e+100: count in other units"
+        )
+    return l2_clip_norm
+
+
 def check_decay(value, name: str) -> float:
     """Returns the value as a float; raises ValueError unless it is a number in (0, 1]."""
     if not 0 < check_number(value, name) <= 1:

@@ -3,7 +3,6 @@
 import functools
 from typing import Any, NamedTuple
 
-import dp_accounting
 import jax
 import numpy as np
 
@@ -13,7 +12,6 @@ from dpx.noise import secure as exact_arithmetic
 from dpx.release import Blocks, Partial, total
 
 _MAX_CELLS = 10**8
-_LARGEST_CLIP = 1e100  # up to this, sums and noise stay finite
 
 
 class NGram(NamedTuple):
@@ -93,14 +91,13 @@ def fit(
         noise_multiplier=multiplier,
         label=f"{order}-gram counts",
     )
-    guarantee = privacy.PrivacyGuarantee(
-        epsilon=epsilon,
-        delta=delta,
+    guarantee = privacy.gaussian_guarantee(
+        epsilon,
+        delta,
         neighboring=privacy.ADD_OR_REMOVE_ONE,
         unit=unit,
         mechanism=f"{order}-gram counts, clipped to l2 norm {l2_clip_norm:g}, one Gaussian release with "
         f"noise multiplier {multiplier:.6g}",
-        event=dp_accounting.GaussianDpEvent(multiplier),
     )
     std = multiplier * l2_clip_norm
     return NGram(_smooth(np.asarray(noisy), order, vocab_size, std), order, start, guarantee)
@@ -180,16 +177,11 @@ def _checked_table(order, vocab_size, start, l2_clip_norm) -> dict[str, Any]:
             f"order={order} with vocab_size={vocab_size} must be at least 1 and give at most "
             f"{_MAX_CELLS} cells: use a smaller order"
         )
-    l2_clip_norm = _validate.check_positive(l2_clip_norm, "l2_clip_norm")
-    if l2_clip_norm > _LARGEST_CLIP:
-        raise ValueError(
-            f"l2_clip_norm={l2_clip_norm} must be at most {_LARGEST_CLIP:g}: count in other units"
-        )
     return {
         "order": order,
         "vocab_size": vocab_size,
         "start": start,
-        "l2_clip_norm": l2_clip_norm,
+        "l2_clip_norm": _validate.check_clip_of_counts(l2_clip_norm),
     }
 
 

@@ -7,6 +7,7 @@ dpx ask --workdir=RUN --text=TEXT [--text=TEXT ...]
 """
 
 import csv
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -42,25 +43,27 @@ def _recommend(argv: list[str]) -> None:
 
 def _predict(argv: list[str]) -> None:
     del argv
-    flag = flags.FLAGS
-    try:
-        if not flag.text:
-            raise ValueError("--text is missing: use --text=TEXT, once or several times")
-        for odds in model_of(_workdir(), "predict").predict(flag.text):
-            best = sorted(odds.items(), key=lambda pair: -pair[1])
-            print(", ".join(f"{label} {share:.3f}" for label, share in best))
-    except (ValueError, *cli.EXPECTED) as error:
-        cli.stop(error)
+
+    def line(odds: dict[str, float]) -> str:
+        best = sorted(odds.items(), key=lambda pair: -pair[1])
+        return ", ".join(f"{label} {share:.3f}" for label, share in best)
+
+    _answer("predict", line)
 
 
 def _ask(argv: list[str]) -> None:
     del argv
+    _answer("ask", lambda answer: ", ".join(f"{name} {x:.4g}" for name, x in answer.items()))
+
+
+def _answer(verb: str, line: Callable[[dict[str, float]], str]) -> None:
+    """Prints a line for what the model of a run answers to each --text."""
     flag = flags.FLAGS
     try:
         if not flag.text:
             raise ValueError("--text is missing: use --text=TEXT, once or several times")
-        for answer in model_of(_workdir(), "ask").ask(flag.text):
-            print(", ".join(f"{name} {value:.4g}" for name, value in answer.items()))
+        for answer in getattr(model_of(_workdir(), verb), verb)(flag.text):
+            print(line(answer))
     except (ValueError, *cli.EXPECTED) as error:
         cli.stop(error)
 

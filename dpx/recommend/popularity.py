@@ -15,7 +15,6 @@ from dpx.noise import release_integers, sum_sparse
 from dpx.noise import secure as exact_arithmetic
 from dpx.release import Blocks, Partial, total
 
-_LARGEST_CLIP = 1e100  # up to this, sums and noise stay finite
 _LARGEST_K = 4096  # a K × K matrix of this size is inverted or multiplied in seconds
 
 
@@ -68,15 +67,14 @@ def fit(
     exact_arithmetic.check(key, secure)
     counts = total(functools.partial(statistic, **options), histories)
     l2_clip_norm = options["l2_clip_norm"]
-    guarantee = privacy.PrivacyGuarantee(
-        epsilon=epsilon,
-        delta=delta,
+    guarantee = privacy.gaussian_guarantee(
+        epsilon,
+        delta,
         neighboring=privacy.ADD_OR_REMOVE_ONE,
         unit=unit,
         mechanism=f"item popularity, each {unit}'s items rescaled to l2 norm {l2_clip_norm:g}, one Gaussian "
         f"release with noise multiplier {multiplier:.6g}",
         assumptions=("the catalogue of items is public",),
-        event=dp_accounting.GaussianDpEvent(multiplier),
     )
     noisy = _noisy(key, counts, multiplier, **options)
     return Popularity(noisy, multiplier * l2_clip_norm, guarantee)
@@ -104,13 +102,8 @@ def statistic(
 
 
 def _checked(l2_clip_norm: float, age_decay: float) -> dict[str, float]:
-    l2_clip_norm = _validate.check_positive(l2_clip_norm, "l2_clip_norm")
-    if l2_clip_norm > _LARGEST_CLIP:
-        raise ValueError(
-            f"l2_clip_norm={l2_clip_norm} must be at most {_LARGEST_CLIP:g}: count in other units"
-        )
     return {
-        "l2_clip_norm": l2_clip_norm,
+        "l2_clip_norm": _validate.check_clip_of_counts(l2_clip_norm),
         "age_decay": _validate.check_decay(age_decay, "age_decay"),
     }
 

@@ -21,7 +21,6 @@ import functools
 import math
 from typing import Any
 
-import dp_accounting
 import jax
 import jax.numpy as jnp
 
@@ -40,7 +39,7 @@ from dpx.cross_attention.sketch.sums import (
     whole_sums,
     whole_unit,
 )
-from dpx.privacy import PrivacyGuarantee, gaussian_noise_multiplier
+from dpx.privacy import PrivacyGuarantee, gaussian_guarantee, gaussian_noise_multiplier
 from dpx.release import Partial, total
 
 
@@ -190,9 +189,9 @@ def build(
             moments = release_whole_moments(key, sums, n, features, domain, largest, multiplier)
     kind = "taylor" if isinstance(features, PolynomialFeatures) else "random"
     split = f", budget split evenly over {heads} heads" if heads > 1 else ""
-    guarantee = PrivacyGuarantee(
-        epsilon=float(epsilon),
-        delta=float(delta),
+    guarantee = gaussian_guarantee(
+        float(epsilon),
+        float(delta),
         neighboring=domain.neighboring,
         unit="row of (K, V)",
         mechanism=f"Gaussian sketch of {features.num_features} {kind} features{split}, "
@@ -200,7 +199,6 @@ def build(
         assumptions=(("the number of rows is public",) if domain.public_count else ())
         + (() if clip else ("data within the declared bounds",))
         + assumed,
-        event=dp_accounting.GaussianDpEvent(multiplier),
     )
     moments = noise.check_finite(moments.astype(jnp.result_type(float)), "the attention sketch")
     count = n if domain.public_count else None
