@@ -1228,9 +1228,23 @@ FAULTS = (
     Fault(
         "columns are not projected",
         "dpx/gram/columns.py",
+        "rows *= np.minimum(scale / column_bound, 1 / np.maximum(norm, 1e-30))[:, None]",
+        "rows *= (scale / column_bound)[:, None]",
+        REMOVED.format("Gram, add or remove"),
+    ),
+    Fault(
+        "columns are not projected under jit",
+        "dpx/gram/columns.py",
+        "rows = into_ball(columns, column_bound, axis=0).T / column_bound",
+        "rows = columns.T / column_bound",
+        "tests/gram/test_gram_sampling.py::test_columns_that_are_traced_are_rounded_to_the_same_integers",
+    ),
+    Fault(
+        "columns that are summed as floats are not projected",
+        "dpx/gram/columns.py",
         "columns = into_ball(columns, column_bound, axis=0)",
         "columns = columns * 1.0",
-        REMOVED.format("Gram, add or remove"),
+        "tests/gram/test_gram_columns.py::test_clipping_is_the_projection_for_every_input",
     ),
     Fault(
         "columns of a sparse matrix are not projected",
