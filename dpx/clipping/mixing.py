@@ -30,29 +30,27 @@ _IN_TURN = ("sequential", "sequential_unrolled")
 _FEW = 32
 
 
-def check(
-    loss: core.ClosedJaxpr, gradients: core.ClosedJaxpr, count: int, is_vectorised: bool
-) -> None:
-    """Checks a traced loss of (parameters, one example), and the program of its gradients.
+def check(program: core.ClosedJaxpr, count: int, is_vectorised: bool) -> None:
+    """Checks a traced program of (parameters, one example) that returns a loss and its gradients.
 
-    Derivatives that somebody wrote by hand are a part of that program. `count` inputs are parameters. What is
-    refused (ValueError), and what is reported, is said in `dpx.clipped_grad`.
+    Derivatives that somebody wrote by hand are a part of it. `count` inputs are parameters. What is refused
+    (ValueError), and what is reported, is said in `dpx.clipped_grad`.
 
     A moving average is refused though the sum keeps its sensitivity: it mixes examples that nobody clipped,
     without noise, and the model reads it in evaluation. It is found where a share of an array, and something
-    of the example, are added up to a value that the loss does not need: not where the loss itself reads the
-    new average, or the share is no number of the program.
+    of the example, are added up to a value that neither the loss nor a gradient needs: not where the loss
+    itself reads the new average, or the share is no number of the program.
     """
-    own = [i >= count for i in range(len(loss.jaxpr.invars))]
-    live = functools.partial(dce_jaxpr, loss.jaxpr, [True] * len(loss.jaxpr.outvars), True)
-    if (made := _averages(loss.jaxpr, own)) and made > _averages(live()[0], own):
+    jaxpr = program.jaxpr
+    own = [i >= count for i in range(len(jaxpr.invars))]
+    live, _ = dce_jaxpr(jaxpr, [True] * len(jaxpr.outvars), True)
+    if (made := _averages(jaxpr, own)) and made > _averages(live, own):
         raise ValueError(
             "loss_fn keeps a moving average, as BatchNorm in training mode does, whose statistics mix "
             "examples, so that no clipping bounds what one of them changes: use GroupNorm or LayerNorm, or "
             "frozen statistics (use_running_average=True)"
         )
-    used = [*jaxprs.walked(loss.jaxpr, own), *jaxprs.walked(gradients.jaxpr, own)]
-    constants = [*loss.consts, *gradients.consts]
+    used, constants = jaxprs.walked(jaxpr, own), [*program.consts]
     for eqn, _, own_axes in used:
         _refuse_collective(eqn, own_axes)
         # A compiled function keeps what it closes over to itself.

@@ -60,14 +60,8 @@ def read(
     """
     example = meshes.one_example(batch)
     with losses.without_named_axes():
-        closed = jax.make_jaxpr(loss)(list(leaves), example)
-        value = core.jaxpr_as_fun(closed)
-
-        def gradients(leaves: list, *example: Any) -> Any:
-            return jax.value_and_grad(lambda p: value(*p, *example)[0])(leaves)
-
-        traced = jax.make_jaxpr(gradients)(list(leaves), *jax.tree.leaves(example))
-    mixing.check(closed, traced, len(leaves), vectorised and losses.is_vectorised(batch))
+        traced = jax.make_jaxpr(jax.value_and_grad(loss))(list(leaves), example)
+    mixing.check(traced, len(leaves), vectorised and losses.is_vectorised(batch))
     reader = Reader(traced, [i < len(leaves) for i in range(len(traced.jaxpr.invars))])
     reports.report_zero([reader.terms(out) == [] for out in reader.jaxpr.outvars[1:]])
     return reader
