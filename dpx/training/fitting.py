@@ -368,6 +368,8 @@ def fit(
         sampling=chosen,
         bands=bands,
     )
+    if secure:
+        stream.check_noise(privacy.noise_multiplier)
     folder = None if workdir is None else Path(workdir)
     whose = () if grouped is None else (grouped.order, grouped.begins)
     fixed = map(np.asarray, (*trained.leaves, *frozen.values(), *jax.tree.leaves(examples), *whose))

@@ -3944,6 +3944,42 @@ FAULTS = (
         "[layout.numbers(places)]",
         SECURE + "test_a_record_or_user_moves_each_step_by_its_own_gradient_alone[users]",
     ),
+    Fault(
+        "noise of a stream is used where neighbours differ in where its tail ends",
+        "dpx/noise/door.py",
+        "        check_noise(noise_multiplier)",
+        "        pass",
+        STREAM + "test_noise_whose_tail_would_end_too_soon_is_refused",
+    ),
+    Fault(
+        "a secure training leaves a folder before its noise is refused",
+        "dpx/training/fitting.py",
+        "        stream.check_noise(privacy.noise_multiplier)",
+        "        pass",
+        SECURE + "test_bad_input_is_named_before_there_is_a_folder",
+    ),
+    Fault(
+        "a copy of its key that a killed process left survives the training",
+        "dpx/training/keys.py",
+        "            left.unlink()",
+        "            pass",
+        "tests/training/test_resuming.py::test_a_finished_training_keeps_a_digest_and_no_key",
+    ),
+    Fault(
+        "an evaluation is logged as a number that a guarantee covers",
+        "dpx/training/log.py",
+        '"epsilon", "l2_clip_norm")',
+        '"epsilon")',
+        "tests/training/test_resuming.py"
+        "::test_an_evaluation_is_numbers_by_names_that_mean_nothing_else",
+    ),
+    Fault(
+        "traced columns of 32 bits are summed in 32 where the guarantee says nothing of rounding",
+        "dpx/gram/columns.py",
+        "wide = jnp.promote_types(X.dtype, jnp.result_type(float))",
+        "wide = X.dtype",
+        "tests/test_rounded_sums.py::test_where_nothing_is_said_sums_have_64_bits[Gram]",
+    ),
 )
 
 
