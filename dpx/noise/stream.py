@@ -120,7 +120,7 @@ def check_secret(secret: bytes) -> bytes:
 
 
 def check_noise(noise_multiplier: Any) -> None:
-    """Raises ValueError for noise so small that neighbours differ in where its tail ends; 0 is none at all."""
+    """Raises ValueError for noise so small that the end of its tail tells neighbours apart; 0 is no noise."""
     traced = isinstance(noise_multiplier, Tracer)
     known = np.asarray(np.nan if traced else noise_multiplier, np.float64)
     if not ((known == 0) | (known >= _LEAST_NOISE)).all():
