@@ -3966,6 +3966,13 @@ FAULTS = (
         "tests/training/test_resuming.py::test_a_finished_training_keeps_a_digest_and_no_key",
     ),
     Fault(
+        "the key of a training stands in its compiled program",
+        "dpx/training/transformation.py",
+        "            drawn_from(state, bits),",
+        "            drawn_from(state._replace(key=key), bits),",
+        "tests/training/test_training.py::test_no_program_has_a_key_in_it",
+    ),
+    Fault(
         "an evaluation is logged as a number that a guarantee covers",
         "dpx/training/log.py",
         '"epsilon", "l2_clip_norm")',
