@@ -184,11 +184,7 @@ def _finish(workdir: Path) -> None:
         stored = storage.read_private(path)
         about = {name: stored[name] for name in ("data", "settings")}
         storage.create_private(workdir / FOLDER / FINISHED, about)
-        for left in path.parent.glob(
-            "*.partial"
-        ):  # by a process that was killed as it wrote the key
-            left.unlink()
-        path.unlink()
+        storage.delete_private(path)
 
 
 def open_keys(

@@ -2208,7 +2208,7 @@ FAULTS = (
     Fault(
         "the key of the scores of a finished selection is kept",
         "dpx/launch/selection.py",
-        "(folder / records.PRIVATE / _DRAWN).unlink(missing_ok=True)",
+        "storage.delete_private(folder / records.PRIVATE / _DRAWN)",
         "pass",
         "tests/launch/test_sweep_selection.py"
         "::test_what_was_selected_stands_when_the_trials_are_deleted",
@@ -3960,9 +3960,9 @@ FAULTS = (
     ),
     Fault(
         "a copy of its key that a killed process left survives the training",
-        "dpx/training/keys.py",
-        "            left.unlink()",
-        "            pass",
+        "dpx/_storage.py",
+        "        copy.unlink(missing_ok=True)",
+        "        pass",
         "tests/training/test_resuming.py::test_a_finished_training_keeps_a_digest_and_no_key",
     ),
     Fault(
