@@ -166,8 +166,8 @@ def fit(
         samples. Sums over records are floats still, as `ClippedGrad.rounding` bounds them: releases that are
         made at once add up integers with their `secure=True`. Dropout masks are JAX's, by a key of 64 bits,
         which must stay as unknown as the noise. Noise multipliers below 1/18, at which ε of one step is
-        above 200, are refused: the tail of such noise ends. It needs the extra [secure], and 17 bytes of memory for each
-        parameter that is trained; words are made while the step before computes.
+        above 200, are refused: the tail of such noise ends. It needs the extra [secure], and 17 bytes of
+        memory for each parameter that is trained; words are made while the step before computes.
       users: Whose each record is, where a person has several: (R,) text or whole numbers, in a list, an array
         or a column, each of which is read by itself (`dpx.data.cells.identifier`). The unit is then the user
         (`dpx.training.users`), and N, `batch_size` and `microbatch_size` count users. A step samples users,
