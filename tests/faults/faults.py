@@ -3973,6 +3973,13 @@ FAULTS = (
         "tests/training/test_training.py::test_no_program_has_a_key_in_it",
     ),
     Fault(
+        "the bound on a sum's rounding forgets that the sums of devices are added up",
+        "dpx/clipping/clipped.py",
+        "gamma(_batches.BLOCK + devices, dtype)",
+        "gamma(_batches.BLOCK + 1, dtype)",
+        "tests/clipping/test_clipping_bound.py::test_the_crafted_order_moves_a_plain_sum",
+    ),
+    Fault(
         "an evaluation is logged as a number that a guarantee covers",
         "dpx/training/log.py",
         '"epsilon", "l2_clip_norm")',
