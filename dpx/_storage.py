@@ -291,6 +291,13 @@ def _create(path: Path, text: str) -> bool:
             os.unlink(partial)
 
 
+def delete_private(path: Path) -> None:
+    """Deletes what `create_private` wrote, and the copies of processes that were killed as they wrote it."""
+    for copy in path.parent.glob("*.partial"):
+        copy.unlink(missing_ok=True)
+    path.unlink(missing_ok=True)
+
+
 def read_private(path: Path) -> dict[str, Any]:
     """The content that `create_private` wrote.
 

@@ -4,7 +4,7 @@ import jax
 import numpy as np
 import pytest
 
-from dpx import cross_attention, gram
+from dpx import audit, cross_attention, gram
 from dpx.cross_attention import baselines
 
 pytestmark = pytest.mark.optimized
@@ -59,6 +59,23 @@ def test_64_bits_are_told_apart(name):
     release = RELEASES[name]
     with jax.enable_x64(True):
         assert not assumes_exact_sums(jax.eval_shape(lambda key: release(key, ROWS), KEY))
+
+
+@pytest.mark.quick_cases("Gram", "sketch")
+@pytest.mark.parametrize("name", RELEASES)
+def test_where_nothing_is_said_sums_have_64_bits(name):
+    """Of rows with 32 bits too, in a program whose floats have 64."""
+    stated = []
+
+    def program(rows):
+        made = RELEASES[name](KEY, rows)
+        stated.append(assumes_exact_sums(made))
+        return jax.tree.leaves(made)
+
+    with jax.enable_x64(True), audit.recording():
+        recorded = audit.record(jax.jit(program), ROWS.astype(np.float32))
+    assert stated == [False]
+    assert {x.dtype for seen in recorded.releases for x in seen.exact} == {np.dtype(np.float64)}
 
 
 @pytest.mark.slow

@@ -10,6 +10,7 @@ import dp_accounting
 import jax
 import jax.numpy as jnp
 
+from dpx._validate import check_integer as _check_integer
 from dpx._validate import check_relation as _check_relation
 from dpx.clipping import batches as _batches
 from dpx.clipping import groups as _groups
@@ -138,14 +139,15 @@ class ClippedGrad:
         )
         return 2 * norm if replaced else norm
 
-    def rounding(self, batch_size: int, params: Any, *batch: Any) -> float:
+    def rounding(self, batch_size: int, params: Any, *batch: Any, devices: int = 1) -> float:
         """ρ, such that the *computed* sum moves by at most C·(1 + ρ) when one example is added or removed.
 
         Each of both sums is off from the exact sum of what the examples add by at most C·ρ/2, ρ/2 =
-        batch_size·(A·γ_n + γ_9 + 3u). Within one microbatch of m examples n is m + 4 and A = 1 where
-        gradients are held; n is about m·P and A = 64 where they are kept as factors with P positions (all
-        uses together), because their terms may cancel. The number of microbatches does not enter n
-        (`dpx.clipping.rounding.Sum`). This is the worst of all orders of summation and of all data sets: it
+        batch_size·(A·γ_n + γ_(8+d) + 3u), d the number of devices. Within one microbatch of m examples n is
+        m + 4 and A = 1 where gradients are held; n is about m·P and A = 64 where they are kept as factors
+        with P positions (all uses together), because their terms may cancel. The number of microbatches does
+        not enter n (`dpx.clipping.rounding.Sum`); that of devices does, whose sums are added up without
+        compensation. This is the worst of all orders of summation and of all data sets: it
         says little (ρ > 1) for large batches of long sequences in one piece, and nothing (ρ infinite) of
         blocks under `jax.checkpoint` that are evaluated again for the sum.
 
@@ -153,7 +155,9 @@ class ClippedGrad:
           batch_size: examples in the whole sum, which may be several calls, added up by such a sum.
           params: the parameters.
           *batch: what one call is given; only shapes matter.
+          devices: over which the examples are spread, such as the axis `data` of a mesh.
         """
+        devices = _check_integer(devices, "devices")
         size, _ = _batches.checked(batch)
         batch, parameters = _batches.as_jax(batch), _params.flatten(params, self.wrt)
         step = max(1, min(self.microbatch_size or size, size))
@@ -162,7 +166,7 @@ class ClippedGrad:
         loss, _ = _losses.functions(self.loss_fn, self.has_aux, parameters)({})
         program = _plan.program(_plan.read(loss, parameters.leaves, batch), self.method)
         share = max(form.rounding(step, dtype) for form in program.forms)
-        return 2 * batch_size * (share + gamma(_batches.BLOCK + 1, dtype) + 3 * unit(dtype))
+        return 2 * batch_size * (share + gamma(_batches.BLOCK + devices, dtype) + 3 * unit(dtype))
 
     def __call__(self, params: Any, *batch: Any, mask: jax.Array | None = None) -> ClippedGrads:
         size, mask = _batches.checked(batch, mask, self.strict)

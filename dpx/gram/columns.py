@@ -42,7 +42,7 @@ def clipped_gram(
 
     Returns:
       The matrix, (n, n), and d. The matrix is 64-bit, except under a JAX transformation, where it has
-      the dtype of X.
+      JAX's default float type.
 
     Raises:
       ValueError: for an X of another type; for columns beyond the bound without `clip` (an error for the
@@ -57,7 +57,9 @@ def clipped_gram(
             )
         if whole:
             return exact_gram(X, column_bound), X.shape[1]
-        return _dense_gram(X, column_bound, dtype=X.dtype)[0], X.shape[1]
+        # As wide as JAX's default floats, by which the guarantee tells whether rounding counts.
+        wide = jnp.promote_types(X.dtype, jnp.result_type(float))
+        return _dense_gram(X, column_bound, dtype=wide)[0], X.shape[1]
     total, columns, longest = None, 0, 0.0
     with wide_sums():
         for block in _blocks(X):

@@ -141,7 +141,7 @@ def _finished(folder: Path) -> records.Record | None:
     """The selected run, or None. Once it exists, the key of the scores is deleted."""
     selected = records.read(folder / SELECTED)
     if selected is not None:
-        (folder / records.PRIVATE / _DRAWN).unlink(missing_ok=True)
+        storage.delete_private(folder / records.PRIVATE / _DRAWN)
     return selected
 
 

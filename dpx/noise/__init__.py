@@ -14,7 +14,7 @@ The guarantees are those of real-valued laws. What the machine draws has a law o
 - Laplace noise is drawn and added in 64 bits, and the sum is rounded to a grid of 2⁻²⁰ of the noise's scale.
   The probability of a grid point is that of the law within a factor of 1 ± 2e-8.
 - No tail is cut off (`dpx.noise.tails`). Every draw has as many random bits as its tail needs, so that
-  nothing has to be added to δ, whatever ε is.
+  nothing has to be added to δ, whatever ε is. Draws of a stream have fewer, and small noise is refused there.
 
 Two gaps remain. Sums over records round, unless they are sums of integers (`sum_sparse`, `dpx.release`). Bits
 come from JAX's generator. `secure=True` of releases that are made at once leaves none of them: it sums exact

@@ -17,6 +17,7 @@ from dpx.noise import secure as exact_arithmetic
 from dpx.noise.lattice import RESOLUTION, add, step_of
 from dpx.noise.laws import Gaussian, Law
 from dpx.noise.leaves import Bits, draws_like
+from dpx.noise.stream import check_noise
 
 _GRID = 2.0**-20  # of the scale of a Laplace law
 
@@ -51,7 +52,7 @@ def release(
 
     Args:
       key: A secret key that is used for this release alone; or, for Gaussian noise, words of a cryptographic
-        stream that are (`dpx.noise.stream`).
+        stream that are (`dpx.noise.stream`), whose tail ends: the noise multiplier is 1/18 or more then.
       exact: The statistic, an array or a tree of arrays. Sums are float32 at least.
       sensitivity: How far a record moves it: one number, or an array for each leaf (or subtree) that
         broadcasts against it, where entries are in different units.
@@ -80,6 +81,8 @@ def release(
         raise ValueError(
             f"{label}: law={law} must have a key: words of a stream are for noise_multiplier"
         )
+    elif noise_multiplier is not None:
+        check_noise(noise_multiplier)
     with wide_sums(key, exact):
         if (law is None) == (noise_multiplier is None):
             raise ValueError(

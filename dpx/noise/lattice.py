@@ -61,8 +61,8 @@ decide once in 2¹² and 2²² draws: two draws of a column depend on each other
 probability. Beyond 2⁻⁵⁵ further words are drawn for as long as all before them are zero, so that no
 tail is cut off at any ε. Bits are those of JAX's generator, or of a cryptographic stream
 (`dpx.noise.stream`), and are taken for random. Of a stream there are sixteen further words, so that the tail
-ends at 28 standard deviations: that is less than 1e-20 of δ for noise multipliers above 1/18, where ε is
-above 200.
+ends at 28 standard deviations: that is less than 1e-20 of δ for noise multipliers of 1/18 and more. Less
+noise than that, at which ε of one release is above 200, is refused.
 """
 
 import bisect

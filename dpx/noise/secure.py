@@ -2,8 +2,9 @@
 
 Each record's contribution, a vector of norm at most 1, is multiplied by 2^k and rounded to integers. Integers
 are summed exactly, in 64 bits, and OpenDP (https://docs.opendp.org) adds noise from the discrete
-Gaussian distribution, which it samples exactly, from the randomness of the operating system (Canonne,
-Kamath, Steinke, arXiv 2004.00010). A noisy sum that overflows 64 bits is cut off, which is post-processing.
+Gaussian distribution, which it samples exactly (Canonne, Kamath, Steinke, arXiv 2004.00010), of bits that are
+taken for fair: those of OpenSSL's generator, which the operating system seeds. A noisy sum that overflows 64
+bits is cut off, which is post-processing.
 
 **Sensitivity.** Rounding moves each of the c entries of a contribution by at most 0.51: half a unit, and the
 error of the 64-bit arithmetic before it. So the norm is at most 2^k + 0.51·√c. This does not rest on analysis
@@ -44,7 +45,7 @@ def check(key, secure: bool) -> None:
         _opendp()
         if key is not None:
             raise ValueError(
-                "key must be None with secure=True: noise then comes from the operating system's randomness"
+                "key must be None with secure=True: OpenDP draws the noise, and the system seeds it"
             )
     elif key is None:
         raise ValueError("key is None: pass a secret JAX key, or secure=True for OpenDP's noise")

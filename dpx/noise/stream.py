@@ -17,6 +17,7 @@ from typing import Any, NamedTuple
 
 import jax.numpy as jnp
 import numpy as np
+from jax.core import Tracer
 
 from dpx.noise import lattice
 from dpx.noise.leaves import FURTHER, Bits, Shapes, word_shapes
@@ -28,6 +29,7 @@ ASSUMPTION = (
 SECRET_BYTES = 32
 _CHUNK = 2**18  # bytes that are made at a time: they stay in the processor's cache
 _ZEROS = memoryview(bytes(_CHUNK))
+_LEAST_NOISE = 1 / 18  # noise multiplier at which 10 of the tail's 28 standard deviations are left
 _MOST = 2**36  # words of a place, after which the cipher's counter of 32 bits would begin again
 
 
@@ -115,6 +117,17 @@ def check_secret(secret: bytes) -> bytes:
             f"secret has {len(secret)} bytes, which must be {SECRET_BYTES}: use os.urandom({SECRET_BYTES})"
         )
     return bytes(secret)
+
+
+def check_noise(noise_multiplier: Any) -> None:
+    """Raises ValueError for noise so small that the end of its tail tells neighbours apart; 0 is no noise."""
+    traced = isinstance(noise_multiplier, Tracer)
+    known = np.asarray(np.nan if traced else noise_multiplier, np.float64)
+    if not ((known == 0) | (known >= _LEAST_NOISE)).all():
+        raise ValueError(
+            f"noise_multiplier={noise_multiplier} must be a number of at least 1/18 with secure=True, where "
+            "the tail of the noise ends at 28 standard deviations: use a smaller epsilon, or secure=False"
+        )
 
 
 def check() -> None:

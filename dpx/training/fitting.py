@@ -165,8 +165,9 @@ def fit(
         that have such a secret. The law of the noise is the same (`dpx.noise.lattice`), and so is that of
         samples. Sums over records are floats still, as `ClippedGrad.rounding` bounds them: releases that are
         made at once add up integers with their `secure=True`. Dropout masks are JAX's, by a key of 64 bits,
-        which must stay as unknown as the noise. It needs the extra [secure], and 17 bytes of memory for each
-        parameter that is trained; words are made while the step before computes.
+        which must stay as unknown as the noise. Noise multipliers below 1/18, at which ε of one step is
+        above 200, are refused: the tail of such noise ends. It needs the extra [secure], and 17 bytes of
+        memory for each parameter that is trained; words are made while the step before computes.
       users: Whose each record is, where a person has several: (R,) text or whole numbers, in a list, an array
         or a column, each of which is read by itself (`dpx.data.cells.identifier`). The unit is then the user
         (`dpx.training.users`), and N, `batch_size` and `microbatch_size` count users. A step samples users,
@@ -368,6 +369,8 @@ def fit(
         sampling=chosen,
         bands=bands,
     )
+    if secure:
+        stream.check_noise(privacy.noise_multiplier)
     folder = None if workdir is None else Path(workdir)
     whose = () if grouped is None else (grouped.order, grouped.begins)
     fixed = map(np.asarray, (*trained.leaves, *frozen.values(), *jax.tree.leaves(examples), *whose))

@@ -184,7 +184,7 @@ def _finish(workdir: Path) -> None:
         stored = storage.read_private(path)
         about = {name: stored[name] for name in ("data", "settings")}
         storage.create_private(workdir / FOLDER / FINISHED, about)
-        path.unlink()
+        storage.delete_private(path)
 
 
 def open_keys(

@@ -36,7 +36,7 @@ class Record:
 
 
 # What an entry of the log says itself, so that an evaluation cannot.
-_RESERVED = ("run", "step", "epsilon")
+_RESERVED = ("run", "step", "epsilon", "l2_clip_norm")
 
 
 def evaluated(found: Any) -> dict[str, float]:
@@ -44,7 +44,8 @@ def evaluated(found: Any) -> dict[str, float]:
 
     Raises:
       ValueError: for anything but numbers by name, and for a name that stands for something else: an
-        evaluation called `epsilon` would be read as what the training has spent.
+        evaluation called `epsilon` would be read as what the training has spent, and one called
+        `l2_clip_norm` as a number that a guarantee covers.
     """
     if not isinstance(found, Mapping):
         raise ValueError(

@@ -193,7 +193,7 @@ def make_private(
         accountant=config.accountant,
         beside=beside,
     )
-    return calibrate(
+    found, guarantee = calibrate(
         epsilon=epsilon,
         delta=delta,
         num_examples=num_examples,
@@ -208,6 +208,9 @@ def make_private(
         beside=beside,
         beside_label=beside_label,
     )
+    if config.get("secure", False):
+        stream.check_noise(found.noise_multiplier)
+    return found, guarantee
 
 
 def parameters(config: Any, num_examples: int, privacy: Privacy, epsilon: float) -> dict[str, Any]:

@@ -1,7 +1,9 @@
 """Every public mechanism, replayed on neighbours: it moves by what it declares, and nothing else does."""
 
 import functools
+import re
 import sys
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import jax
@@ -338,6 +340,11 @@ def test_replacing_a_record_moves_each_release_by_what_it_declares(name):
     opposite = alone[0], -alone[1]
     ratios.append(audit.replay(program, alone, opposite).check().largest_ratio)
     print(f"\n| {name} | {len(ratios)} | {max(ratios):.7f} |")
+
+
+def test_the_page_of_security_has_a_row_for_each_mechanism():
+    page = (Path(__file__).parents[2] / "SECURITY.md").read_text()
+    assert re.findall(r"^\| (.+) \| 7 \| [01]\.[0-9]{7} \|$", page, re.M) == [*UNBOUNDED, *REPLACED]
 
 
 # ---------------------------------------------------------------------------------------------------------

@@ -100,6 +100,11 @@ def test_the_sum_of_a_batch_rounds_as_often_as_it_has_examples():
     for size in (8, 80):
         expected = 2 * size * (gamma(4 + 4) + gamma(9) + 3 * U)
         assert gradient.rounding(size, params, batch) == pytest.approx(expected, rel=1e-12)
+        more = 2 * size * (gamma(16) - gamma(9))
+        found = gradient.rounding(size, params, batch, devices=8)
+        assert found == pytest.approx(expected + more, rel=1e-12)
+    with pytest.raises(ValueError, match="devices=0 must be a whole number"):
+        gradient.rounding(8, params, batch, devices=0)
 
 
 def test_a_sum_rounds_as_its_products_of_factors_do():

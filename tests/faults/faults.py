@@ -2222,7 +2222,7 @@ FAULTS = (
     Fault(
         "the key of the scores of a finished selection is kept",
         "dpx/launch/selection.py",
-        "(folder / records.PRIVATE / _DRAWN).unlink(missing_ok=True)",
+        "storage.delete_private(folder / records.PRIVATE / _DRAWN)",
         "pass",
         "tests/launch/test_sweep_selection.py"
         "::test_what_was_selected_stands_when_the_trials_are_deleted",
@@ -3957,6 +3957,56 @@ FAULTS = (
         "[everybody[layout.numbers(places)]]",
         "[layout.numbers(places)]",
         SECURE + "test_a_record_or_user_moves_each_step_by_its_own_gradient_alone[users]",
+    ),
+    Fault(
+        "noise of a stream is used where neighbours differ in where its tail ends",
+        "dpx/noise/door.py",
+        "        check_noise(noise_multiplier)",
+        "        pass",
+        STREAM + "test_noise_whose_tail_would_end_too_soon_is_refused",
+    ),
+    Fault(
+        "a secure training leaves a folder before its noise is refused",
+        "dpx/training/fitting.py",
+        "        stream.check_noise(privacy.noise_multiplier)",
+        "        pass",
+        SECURE + "test_bad_input_is_named_before_there_is_a_folder",
+    ),
+    Fault(
+        "a copy of its key that a killed process left survives the training",
+        "dpx/_storage.py",
+        "        copy.unlink(missing_ok=True)",
+        "        pass",
+        "tests/training/test_resuming.py::test_a_finished_training_keeps_a_digest_and_no_key",
+    ),
+    Fault(
+        "the key of a training stands in its compiled program",
+        "dpx/training/transformation.py",
+        "            drawn_from(state, bits),",
+        "            drawn_from(state._replace(key=key), bits),",
+        "tests/training/test_training.py::test_no_program_has_a_key_in_it",
+    ),
+    Fault(
+        "the bound on a sum's rounding forgets that the sums of devices are added up",
+        "dpx/clipping/clipped.py",
+        "gamma(_batches.BLOCK + devices, dtype)",
+        "gamma(_batches.BLOCK + 1, dtype)",
+        "tests/clipping/test_clipping_bound.py::test_the_crafted_order_moves_a_plain_sum",
+    ),
+    Fault(
+        "an evaluation is logged as a number that a guarantee covers",
+        "dpx/training/log.py",
+        '"epsilon", "l2_clip_norm")',
+        '"epsilon")',
+        "tests/training/test_resuming.py"
+        "::test_an_evaluation_is_numbers_by_names_that_mean_nothing_else",
+    ),
+    Fault(
+        "traced columns of 32 bits are summed in 32 where the guarantee says nothing of rounding",
+        "dpx/gram/columns.py",
+        "wide = jnp.promote_types(X.dtype, jnp.result_type(float))",
+        "wide = X.dtype",
+        "tests/test_rounded_sums.py::test_where_nothing_is_said_sums_have_64_bits[Gram]",
     ),
 )
 

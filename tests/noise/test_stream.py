@@ -127,6 +127,25 @@ def test_far_out_further_words_decide():
     assert np.abs(others).max() < 6 * lattice.RESOLUTION
 
 
+def test_noise_whose_tail_would_end_too_soon_is_refused():
+    """At 18 standard deviations to the neighbour, what no draw of its reaches is less than 1e-20 of δ."""
+    zero = lattice.Words(*(jnp.zeros(1, jnp.uint32) for _ in range(4)))
+    last = lattice.far_size(zero, jnp.uint32([1]), jnp.int32([leaves.FURTHER - 1]))
+    assert stats.norm.sf(float(last[0]) / lattice.RESOLUTION - 18) < 1e-20
+
+    def released(noise_multiplier):
+        about = {"sensitivity": 1.0, "noise_multiplier": noise_multiplier, "label": "sums"}
+        return noise.release(Stream(SECRET).bits(0, ((5,),)), jnp.zeros(5), **about)
+
+    for enough in (1 / 18, np.float32(1.0), 0):
+        assert released(enough).shape == (5,)
+    for small in (0.0555, jnp.float32(0.01)):
+        with pytest.raises(ValueError, match=r"noise_multiplier=0.0.* at least 1/18 with secure"):
+            released(small)
+    with pytest.raises(ValueError, match="at least 1/18"):
+        jax.jit(released)(1.0)
+
+
 def test_samples_draw_uniform_numbers():
     place = Stream(SECRET).at(3, 1)
     found = place.random(100_000)

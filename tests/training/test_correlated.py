@@ -8,7 +8,7 @@ import pytest
 
 import dpx
 from dpx import audit
-from dpx.training import AdaptiveClipNorm, Poisson, calibration, correlated, loop
+from dpx.training import AdaptiveClipNorm, Poisson, calibration, checkpoints, correlated, loop
 from dpx.training.log import Progress
 
 toeplitz = pytest.importorskip("jax_privacy.matrix_factorization.toeplitz")
@@ -191,6 +191,16 @@ def test_no_checkpoint_is_written_before_the_end(tmp_path, monkeypatch):
     monkeypatch.setattr(loop, "Checkpoints", Checkpoints)
     fit(workdir=tmp_path, checkpoint_every=1, steps=3, bands=2)
     assert saved == [3]
+
+
+def test_no_checkpoint_holds_noise_that_may_be_taken_back(coefficients):
+    """Nor the key: of the state of the noise a checkpoint has the count."""
+    about = {"noise_multiplier": 1.5, "expected_batch_size": 4.0, "key": jax.random.key(7)}
+    banded = correlated.banded(coefficients=coefficients, sensitivity=0.8, **about)
+    _, state = banded.update(jnp.ones(5), banded.init(jnp.zeros(5)))
+    assert (np.asarray(state.left[0]) != 0).all()
+    kept = checkpoints.without_key((jnp.zeros(5), (state, jnp.zeros(2))))
+    assert [x.shape for x in jax.tree.leaves(kept)] == [(5,), (), (2,)]
 
 
 def test_all_groups_of_parameters_are_in_the_sensitivity(monkeypatch):

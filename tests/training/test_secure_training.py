@@ -245,6 +245,7 @@ def test_the_guarantee_names_the_generator():
         ),
         ({"key": secrets.derive(jax.random.key(1 << 40))}, "key must be None with secure=True"),
         ({"secure": "yes"}, "secure='yes' must be"),
+        ({"key": None, "epsilon": 1e4}, "noise_multiplier=.* must be a number of at least 1/18"),
         ({"secure": False, "key": None}, "key"),
     ],
 )
@@ -276,7 +277,10 @@ def test_the_section_of_a_config_draws_from_streams(monkeypatch, tmp_path):
     assert [isinstance(x, Stream) for each in seen for x in each] == [True, False, True] + 3 * [
         False
     ]
+    with pytest.raises(ValueError, match=r"noise_multiplier=.* must be .* at least 1/18"):
+        training.make_private(section, 1e4, 1e-3, 64, "record", ())
     section.secure = False
+    assert training.make_private(section, 1e4, 1e-3, 64, "record", ())
     _, guarantee = training.make_private(section, 2.0, 1e-3, 64, "record", ())
     assert stream.ASSUMPTION not in guarantee.assumptions
 

@@ -1,4 +1,5 @@
 import json
+import re
 
 import jax
 import jax.numpy as jnp
@@ -13,6 +14,7 @@ from dpx.training.calibration import Privacy
 from dpx.training.keys import Keys
 from dpx.training.layout import Layout
 from dpx.training.log import Progress
+from dpx.training.purposes import words_of
 from experiments.dp_transformer import training
 
 CONFIG = ml_collections.ConfigDict(
@@ -186,6 +188,32 @@ def test_checkpoints_hold_no_key():
     assert any(jnp.issubdtype(kind, jax.dtypes.prng_key) for kind in kinds)
     saved = [leaf.dtype for leaf in jax.tree.leaves(checkpoints.without_key(state))]
     assert not any(jnp.issubdtype(kind, jax.dtypes.prng_key) for kind in saved)
+
+
+@pytest.fixture
+def programs_of(tmp_path):
+    """What JAX compiles while a function runs, as text."""
+    folder, before = tmp_path / "programs", jax.config.read("jax_dump_ir_to")
+    jax.clear_caches()
+    jax.config.update("jax_dump_ir_to", str(folder))
+
+    def text(function):
+        function()
+        return "".join(path.read_text() for path in folder.iterdir())
+
+    yield text
+    jax.config.update("jax_dump_ir_to", before)
+
+
+def test_no_program_has_a_key_in_it(programs_of, tmp_path):
+    """It would stay in a cache of compiled programs, which lies where the user puts it."""
+    given = keys().training("run")
+    words = [str(int(x)) for key in given[:2] for x in words_of(key)]
+    text = programs_of(lambda: fit(tmp_path / "run"))
+    assert "fold_in" in text or "threefry" in text
+    assert not [x for x in words if re.search(rf"\b{x}\b", text)]
+    closed = programs_of(lambda: jax.jit(lambda x: jax.random.normal(given.noise) + x)(1.0))
+    assert all(re.search(rf"\b{x}\b", closed) for x in words[:2])
 
 
 def dpx_state(key):
