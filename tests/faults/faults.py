@@ -3228,7 +3228,7 @@ FAULTS = (
         "parameters that no gradient reaches get noise without a word",
         "dpx/clipping/reports.py",
         "    if (found := call()) is None or not any(zero):",
-        "    if True:",
+        "    if (found := call()) or True:",
         "tests/training/test_fit_door.py::test_what_no_gradient_reaches_is_named_by_the_names_of_the_caller",
     ),
     Fault(
@@ -3679,7 +3679,7 @@ FAULTS = (
         "which records a user gives follows from how many the users before have",
         "dpx/training/users.py",
         "    counts = counts[users]\n",
-        "    keys = randomness.for_each(jax.random.fold_in, keys.dtype, keys, begins[users])\n"
+        "    keys = losses.for_each(jax.random.fold_in, keys.dtype, keys, begins[users])\n"
         "    counts = counts[users]\n",
         "tests/training/test_users.py::test_what_a_user_draws_follows_from_nobody_else[threefry2x32] "
         "tests/audit/test_replay_users.py"

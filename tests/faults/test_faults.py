@@ -6,6 +6,8 @@ python -m pytest -m slow --parts=5 tests/faults    a fifth of them, another one 
 
 import re
 import shutil
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -53,6 +55,15 @@ def test_every_fault_has_one_place_and_a_name():
             assert f"def {name.split('[')[0]}(" in (ROOT / file).read_text() or not name, fault
     assert table().count("\n") == len(FAULTS) + 1
     assert f"There are {len(FAULTS)} patches" in (ROOT / "SECURITY.md").read_text()
+
+
+def test_no_fault_has_a_name_that_nothing_defines(tmp_path):
+    for number, fault in enumerate(FAULTS):
+        text = (ROOT / fault.file).read_text().replace(fault.old, fault.new)
+        (tmp_path / f"fault_{number}.py").write_text(text)
+    ruff = [sys.executable, "-m", "ruff", "check", "--isolated", "--select=F821,F823"]
+    done = subprocess.run([*ruff, str(tmp_path)], capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout
 
 
 @pytest.mark.slow
