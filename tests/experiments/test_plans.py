@@ -81,6 +81,7 @@ PUBLISHED = {
     "classify:newsgroups,tiny": "20 Newsgroups",
     "classify:reuters,tiny": "Reuters R8",
     "classify:sentences,tiny": "film reviews",
+    "cross_attention:sentences,tiny": "film reviews",
     "gram:features,tiny": "20 Newsgroups: the experiment is a comparison, and leaves nothing to use",
     "gram:recommender,tiny": "Amazon's ratings: likewise",
     "recommender:amazon,tiny": "Amazon's ratings",
