@@ -177,6 +177,7 @@ def get_config(arg: str = "") -> ConfigDict:
                 config.language.update({"kind": "random", "words": ("negative", "positive")})
             else:
                 config.update({"dim": 64, "expected_records": 8500})
+                config.query_counts = (10, *config.query_counts)
                 config.neighbours = (300, 1000, 3000)
                 config.regression.learning_rate = 0.1
             return config

@@ -1,6 +1,5 @@
 """A memory against what each query pays for: accuracy against the number of queries, and who wins when."""
 
-import itertools
 from collections import defaultdict
 from collections.abc import Sequence
 from pathlib import Path
@@ -23,37 +22,29 @@ def draw(runs: Sequence[Any], folder: Path) -> list[Path]:
             groups[run.config["epsilon"]].append(run)
     if not groups:
         return []
+    size = (max(3.4 * len(groups), 7), 5)
     figure, panels = plotting.pyplot().subplots(
-        1, len(groups), figsize=(4 * len(groups) + 2, 4), sharey=True, layout="constrained"
+        1, len(groups), figsize=size, sharey=True, squeeze=False, layout="constrained"
     )
-    words = []
-    for axes, (epsilon, of) in zip(np.atleast_1d(panels), sorted(groups.items()), strict=True):
-        memory, paid = _levels(of)["sketch"], best_paid(of)
-        for (row, level), style in zip(_levels(of).items(), itertools.cycle("-:"), strict=False):
+    for axes, (epsilon, of) in zip(panels[0], sorted(groups.items()), strict=True):
+        levels, paid = _levels(of), best_paid(of)
+        for (row, level), style in zip(levels.items(), ("-", "--", ":", "-."), strict=False):
             color = f"C{LEVELS.index(row)}"
             axes.axhline(level, color=color, linestyle=style, label=of[0].titles[row])
         for row, points in paid.items():
             xs = sorted(points)
             means, errors = zip(*(points[x] for x in xs), strict=True)
-            color = f"C{len(LEVELS) + PAID.index(row)}"
-            label = of[0].titles[row]
+            color, label = f"C{len(LEVELS) + PAID.index(row)}", of[0].titles[row]
             axes.errorbar(xs, means, yerr=errors, marker="o", color=color, capsize=2, label=label)
-        when = wins_from(
-            {row: {x: p[0] for x, p in points.items()} for row, points in paid.items()}, memory
-        )
-        words.append(f"At ε = {epsilon:g} {in_words(when)}.")
-        axes.set(
-            xscale="log", xlabel="number of queries", title=f"ε = {epsilon:g}: {in_words(when)}"
-        )
+        means = {row: {x: mean for x, (mean, _) in points.items()} for row, points in paid.items()}
+        words = in_words(wins_from(means, levels["sketch"]))
+        axes.set(xscale="log", xlabel="number of queries", title=f"ε = {epsilon:g}\n{words}")
         axes.title.set_fontsize("small")
-    np.atleast_1d(panels)[0].set_ylabel("accuracy")
-    np.atleast_1d(panels)[-1].legend(
-        loc="center left", bbox_to_anchor=(1, 0.5), frameon=False, fontsize="small"
-    )
-    what = "Accuracy against the number of queries that the budget has to last for. " + " ".join(
-        words
-    )
-    return [plotting.save(figure, folder / "accuracy_against_queries.png", what)]
+    panels[0, 0].set_ylabel("accuracy")
+    handles, labels = panels[0, 0].get_legend_handles_labels()
+    figure.legend(handles, labels, loc="outside lower center", frameon=False, fontsize="small")
+    title = "Accuracy against the number of queries that the budget has to last for"
+    return [plotting.save(figure, folder / "accuracy_against_queries.png", title)]
 
 
 def best_paid(runs: Sequence[Any]) -> dict[str, dict[int, tuple[float, float]]]:

@@ -12,7 +12,7 @@ from dpx.privacy import PrivacyGuarantee, gaussian_noise_multiplier
 from experiments.cross_attention.classifiers import guarantee
 from experiments.cross_attention.labelled import Documents
 
-_MOST_BLOCKS = 10  # of queries, of which each has a budget of its own
+_MOST_BLOCKS = 25  # of queries, of which each has a budget of its own
 _BITS = 20  # of an entry of a key, of which the nearest are told
 _PIECE = 100  # queries at a time
 

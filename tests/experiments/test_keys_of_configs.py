@@ -154,8 +154,8 @@ def test_no_two_releases_of_a_config_share_a_key(source, tmp_path, monkeypatch, 
     config, given = configured(source, tmp_path, monkeypatch), {}
 
     def spying(draw):
-        def drawn(self, name, *more):
-            given[draw.__name__, name] = draw(self, name, *more)
+        def drawn(self, name, *more, **options):
+            given[draw.__name__, name] = draw(self, name, *more, **options)
             return given[draw.__name__, name]
 
         return drawn

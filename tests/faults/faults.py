@@ -1897,6 +1897,13 @@ FAULTS = (
         "::test_a_document_moves_the_votes_of_the_nearest_by_what_is_declared",
     ),
     Fault(
+        "words are biased by exact attention",
+        "experiments/cross_attention/retrieval.py",
+        '{"sketch": functools.partial(memory_scores, memories["sketch"])}',
+        '{"sketch": lambda q: exact_scores(data._replace(queries=q), values, 1.0)}',
+        CONFIG.format("cross_attention:sentences"),
+    ),
+    Fault(
         "which documents are nearest follows from how sums are rounded",
         "experiments/cross_attention/votes.py",
         "np.rint(np.ldexp(x.astype(np.float64), _BITS)) for x in",
