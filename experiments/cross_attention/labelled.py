@@ -81,6 +81,11 @@ def check(config) -> None:
                 f"config.data.user={config.data.user!r} must be left out: a text is a row of the memory, and "
                 "the unit"
             )
+        if config.data.kind == "table" and config.data.test_path is None:
+            raise ValueError(
+                "config.data.test_path is missing: give later texts, of which one half is no secret and "
+                "defines the keys, and the other asks; those of config.data.path are private"
+            )
         classifier.check(_classifier_config(config))
         classifier.build(_classifier_config(config))
         return

@@ -324,6 +324,31 @@ def test_own_files_that_do_not_fit_are_named(tmp_path):
         table.validate(own_config(tmp_path / "x.npy"))
 
 
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        # Part of the private table would be public otherwise.
+        ({"data.test_path": None}, r"config\.data\.test_path is missing"),
+        ({"data.user": "who"}, r"config\.data\.user='who' must be left out"),
+        ({"data.labels": ("one",)}, r"config\.data\.labels=.* must name two labels"),
+        ({"neighbours": (0,)}, r"config\.neighbours=\(0,\) must be positive"),
+        ({"language.words": ("a", "b", "c")}, r"config\.language\.words=.* must be 2 words"),
+    ],
+)
+def test_wrong_settings_of_a_memory_of_encoded_texts_are_named(changes, message, tmp_path):
+    config = config_file.get_config("sentences,tiny")
+    for name in ("path", "test_path"):
+        (tmp_path / name).with_suffix(".csv").write_text("text,label\na b,negative\nc d,positive\n")
+        config.data[name] = str(tmp_path / f"{name}.csv")
+    config.data.update({"kind": "table", "text": "text", "label": "label"})
+    retrieval.validate(config)
+    with config.ignore_type():
+        config.update_from_flattened_dict(changes)
+    with pytest.raises(ValueError, match=message) as error:
+        retrieval.validate(config)
+    assert len(str(error.value).splitlines()) == 1
+
+
 @pytest.mark.parametrize("variant", config_file.VARIANTS)
 def test_every_swept_key_exists(variant):
     flat = config_file.get_config(variant).to_dict()
