@@ -36,8 +36,7 @@ def draw(runs: Sequence[Any], folder: Path) -> list[Path]:
             means, errors = zip(*(points[x] for x in xs), strict=True)
             color, label = f"C{len(LEVELS) + PAID.index(row)}", of[0].titles[row]
             axes.errorbar(xs, means, yerr=errors, marker="o", color=color, capsize=2, label=label)
-        means = {row: {x: mean for x, (mean, _) in points.items()} for row, points in paid.items()}
-        words = in_words(wins_from(means, levels["sketch"]))
+        words = in_words(wins_from(paid, levels["sketch"]))
         axes.set(xscale="log", xlabel="number of queries", title=f"ε = {epsilon:g}\n{words}")
         axes.title.set_fontsize("small")
     panels[0, 0].set_ylabel("accuracy")
@@ -67,17 +66,27 @@ def best_paid(runs: Sequence[Any]) -> dict[str, dict[int, tuple[float, float]]]:
     }
 
 
-def wins_from(paid: dict[str, dict[int, float]], memory: float) -> float | None:
-    """From how many queries on the memory is better than every row that is paid for.
+def wins_from(
+    paid: dict[str, dict[int, tuple[float, float]]], memory: float, errors: float = 2.0
+) -> float | None:
+    """From how many queries on the memory is clearly better than every row that is paid for.
 
-    Between the numbers that were measured, accuracies are lines over the logarithm of the number.
+    Two standard errors count in favour of what is paid for. Between the numbers that were measured,
+    accuracies are lines over the logarithm of the number.
 
     Returns:
       The number, 0.0 where the memory is better at all that were measured, or None where at none of the
       largest ones.
     """
     counts = sorted({count for points in paid.values() for count in points})
-    best = np.array([max(points[count] for points in paid.values()) for count in counts])
+    best = np.array(
+        [
+            max(
+                mean + errors * error for mean, error in (points[count] for points in paid.values())
+            )
+            for count in counts
+        ]
+    )
     loses = np.flatnonzero(best >= memory)
     if not len(loses):
         return 0.0
@@ -92,8 +101,8 @@ def in_words(when: float | None) -> str:
     if when is None:
         return "the memory never wins"
     if when == 0:
-        return "the memory wins at all numbers"
-    return f"the memory wins from {float(f'{when:.1g}'):,.0f} queries"
+        return "the memory clearly wins at all numbers"
+    return f"the memory clearly wins from {float(f'{when:.1g}'):,.0f} queries"
 
 
 def _levels(runs: Sequence[Any]) -> dict[str, float]:

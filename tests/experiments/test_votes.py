@@ -85,7 +85,8 @@ def test_each_query_is_answered_once_from_one_budget():
 
 
 def test_a_memory_wins_where_what_is_paid_for_falls_below_it():
-    paid = {"nearest": {100: 0.8, 10_000: 0.6}, "fresh_noise": {100: 0.5, 10_000: 0.5}}
+    level = {100: (0.5, 0.0), 10_000: (0.5, 0.0)}
+    paid = {"nearest": {100: (0.8, 0.0), 10_000: (0.5, 0.05)}, "fresh_noise": level}
     assert rivals.wins_from(paid, 0.7) == pytest.approx(1000)
     assert rivals.wins_from(paid, 0.8) == pytest.approx(100)
     assert rivals.wins_from(paid, 0.81) == 0.0
