@@ -87,7 +87,12 @@ def check(config) -> None:
                 "defines the keys, and the other asks; those of config.data.path are private"
             )
         classifier.check(_classifier_config(config))
-        classifier.build(_classifier_config(config))
+        width = len(classifier.build(_classifier_config(config)).trained["weights"])
+        if config.dim > width:
+            raise ValueError(
+                f"config.dim={config.dim} must be at most {width}, the width of the encoder"
+            )
+        _check_public(config)
         return
     check_integer(config.num_groups, "config.num_groups")
     check_integer(config.data.generated, "config.data.generated", 0)
@@ -96,8 +101,16 @@ def check(config) -> None:
             "config.data.path and config.data.public_path belong together: give the private documents and "
             "those of which one half is the public corpus and the other asks"
         )
-    if not config.data.generated:
-        _paths(config)
+    _check_public(config)
+
+
+def _check_public(config) -> None:
+    _, later, _ = _texts(config)
+    if config.dim >= (public := len(_halves(config, later)[0])):
+        raise ValueError(
+            f"config.dim={config.dim} must be less than {public}, the number of public texts, which are one "
+            "half of the later ones: use fewer dimensions, or give more texts"
+        )
 
 
 def encodes(config) -> bool:

@@ -332,15 +332,20 @@ def test_own_files_that_do_not_fit_are_named(tmp_path):
         ({"data.user": "who"}, r"config\.data\.user='who' must be left out"),
         ({"data.labels": ("one",)}, r"config\.data\.labels=.* must name two labels"),
         ({"neighbours": (0,)}, r"config\.neighbours=\(0,\) must be positive"),
+        ({"dim": 5}, r"config\.dim=5 must be less than 4, the number of public texts"),
+        ({"dim": 17}, r"config\.dim=17 must be at most 16, the width of the encoder"),
         ({"language.words": ("a", "b", "c")}, r"config\.language\.words=.* must be 2 words"),
     ],
 )
 def test_wrong_settings_of_a_memory_of_encoded_texts_are_named(changes, message, tmp_path):
     config = config_file.get_config("sentences,tiny")
     for name in ("path", "test_path"):
-        (tmp_path / name).with_suffix(".csv").write_text("text,label\na b,negative\nc d,positive\n")
+        (tmp_path / name).with_suffix(".csv").write_text(
+            "text,label\n" + 4 * "a b,negative\nc d,positive\n"
+        )
         config.data[name] = str(tmp_path / f"{name}.csv")
     config.data.update({"kind": "table", "text": "text", "label": "label"})
+    config.dim = 3
     retrieval.validate(config)
     with config.ignore_type():
         config.update_from_flattened_dict(changes)
