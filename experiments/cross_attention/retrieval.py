@@ -247,9 +247,13 @@ class Memory(NamedTuple):
     names: list[str]
 
     def ask(self, texts: Sequence[str]) -> list[dict[str, float]]:
-        """For each text what the memory gives each group, as shares of one; without the private data."""
+        """For each text what the memory gives each group, as shares of one; without the private data.
+
+        Where noise leaves no group anything, all have the same share.
+        """
         scores = np.maximum(memory_scores(self.sketch, self.embedding(texts)), 0)
-        shares = scores / np.maximum(scores.sum(1, keepdims=True), 1e-12)
+        scores += scores.sum(1, keepdims=True) <= 0
+        shares = scores / scores.sum(1, keepdims=True)
         return [dict(zip(self.names, row, strict=True)) for row in shares.tolist()]
 
 

@@ -394,6 +394,14 @@ def test_retrieval_classifies_and_pays_for_each_row(tmp_path):
     assert set(outcome.releases) == {"sketch", "sketch_ball", "sketch_box"}
 
 
+def test_what_a_memory_gives_is_shares_of_one_where_all_scores_are_negative(monkeypatch):
+    scores = np.array([[-1.0, -2.0], [3.0, 1.0], [-1.0, 2.0]])
+    monkeypatch.setattr(retrieval, "memory_scores", lambda *_: scores)
+    memory = retrieval.Memory(types.SimpleNamespace(), lambda texts: texts, ["a", "b"])
+    found = [list(answer.values()) for answer in memory.ask(["x"] * 3)]
+    np.testing.assert_allclose(found, [[0.5, 0.5], [0.75, 0.25], [0.0, 1.0]])
+
+
 @pytest.mark.slow
 def test_votes_with_fresh_noise_pay_for_every_query():
     none = np.zeros((4000, 5))
