@@ -20,28 +20,62 @@ from dpx._validate import check_integer
 from dpx.data.newsgroups import DocumentFrequencies, document_frequencies, tokenize
 
 
+class Projection(NamedTuple):
+    """A public map from vectors to unit vectors of fewer dimensions, fitted on public vectors.
+
+    Attributes:
+      centre: (d,), the mean of the public vectors, each scaled to length 1.
+      directions: (d, dim), along which they vary most; those of large variance are shrunk.
+    """
+
+    centre: np.ndarray
+    directions: np.ndarray
+
+    def __call__(self, rows: np.ndarray) -> np.ndarray:
+        """Unit vectors (n, dim) float32 of vectors (n, d); zero stays zero."""
+        known = np.linalg.norm(rows, axis=1, keepdims=True) > 0
+        # Summed row by row, since the rounding of a matrix product depends on the number of rows.
+        shrunk = np.einsum("nd,de->ne", _unit(rows) - self.centre, self.directions)
+        return (_unit(shrunk) * known).astype(np.float32)
+
+
+def fit_projection(public: np.ndarray, dim: int) -> Projection:
+    """The projection on the `dim` directions along which public vectors (n, d) vary most.
+
+    Half of a whitening divides by the fourth roots of the variances, not by their square roots.
+
+    Raises:
+      ValueError: for more dimensions than d, or than there are public vectors to tell apart.
+    """
+    dim = check_integer(dim, "dim")
+    if dim > public.shape[1] or dim >= len(public):
+        raise ValueError(
+            f"dim={dim} must be at most the {public.shape[1]} dimensions of the vectors and less than the "
+            f"{len(public)} public ones: use fewer dimensions or a larger corpus"
+        )
+    rows = _unit(public.astype(np.float64))
+    centre = rows.mean(0)
+    variances, axes = np.linalg.eigh(np.cov((rows - centre).T).reshape(2 * (rows.shape[1],)))
+    variances, axes = variances[-dim:], axes[:, -dim:]
+    return Projection(centre, axes * np.maximum(variances, 1e-12) ** -0.25)
+
+
 class Embedding(NamedTuple):
     """A public map from texts to unit vectors.
 
     Attributes:
       frequencies: The words of the vocabulary, and the number of public documents with each.
       directions: (words, dim), the leading singular vectors, in the order of `frequencies`.
-      centre: (dim,), the mean of the public documents' unit vectors.
-      whitening: (dim, dim), a matrix that shrinks directions of large variance.
+      projection: Of what these make of a text, which keeps all of its dimensions.
     """
 
     frequencies: DocumentFrequencies
     directions: np.ndarray
-    centre: np.ndarray
-    whitening: np.ndarray
+    projection: Projection
 
     def __call__(self, texts: Sequence[str]) -> np.ndarray:
         """The embeddings (n, dim) float32, of length 1, or 0 for a text without a known word."""
-        projected = _unit(_weights(texts, self.frequencies) @ self.directions)
-        known = np.linalg.norm(projected, axis=1, keepdims=True) > 0
-        # Summed text by text, since the rounding of a matrix product depends on the number of texts.
-        shrunk = np.einsum("nd,de->ne", projected - self.centre, self.whitening)
-        return (_unit(shrunk) * known).astype(np.float32)
+        return self.projection(_weights(texts, self.frequencies) @ self.directions)
 
     def save(self, path: Path) -> None:
         """Writes it to an .npz file, which `load_embedding` reads."""
@@ -52,9 +86,8 @@ class Embedding(NamedTuple):
                 file,
                 words=np.array(list(counts)),
                 numbers=numbers,
-                directions=self.directions,
-                centre=self.centre,
-                whitening=self.whitening,
+                words_to_directions=self.directions,
+                **self.projection._asdict(),
             )
 
 
@@ -85,12 +118,7 @@ def fit_embedding(
     weights = _weights(public_texts, frequencies)
     start = np.random.default_rng(0).normal(size=min(len(public_texts), len(kept)))
     directions = np.asarray(linalg.svds(weights, k=dim, v0=start)[2])
-    projected = _unit(weights @ directions.T)
-    centre = projected.mean(0)
-    variances, axes = np.linalg.eigh(np.cov((projected - centre).T).reshape(dim, dim))
-    # Half of a whitening divides by the fourth root of variances, not by their square root.
-    whitening = axes * np.maximum(variances, 1e-12) ** -0.25
-    return Embedding(frequencies, directions.T, centre, whitening)
+    return Embedding(frequencies, directions.T, fit_projection(weights @ directions.T, dim))
 
 
 def load_embedding(path: Path) -> Embedding:
@@ -98,10 +126,10 @@ def load_embedding(path: Path) -> Embedding:
     with np.load(path, allow_pickle=False) as arrays:
         *counts, num_documents = arrays["numbers"].tolist()
         words = arrays["words"].tolist()
-        rest = [arrays[name] for name in ("directions", "centre", "whitening")]
-    return Embedding(
-        DocumentFrequencies(dict(zip(words, counts, strict=True)), num_documents), *rest
-    )
+        directions = arrays["words_to_directions"]
+        projection = Projection(*(arrays[name] for name in Projection._fields))
+    frequencies = DocumentFrequencies(dict(zip(words, counts, strict=True)), num_documents)
+    return Embedding(frequencies, directions, projection)
 
 
 def _weights(texts: Sequence[str], frequencies: DocumentFrequencies) -> sparse.csr_matrix:

@@ -35,37 +35,6 @@ def memory_scores(memory: cross_attention.Sketch, queries) -> np.ndarray:
     return masses / np.maximum(sizes, 1)
 
 
-def exact_scores(data: Documents, values: np.ndarray, logit: float) -> np.ndarray:
-    """Votes of the private documents, each at most 1, without privacy: (m, groups).
-
-    In 64 bits: in 32 a sum over documents is rounded by more than is allowed for, and a vote may exceed 1.
-    """
-    keys, values = data.keys.astype(np.float64), values.astype(np.float64)
-    pieces = np.array_split(data.queries.astype(np.float64), 1 + len(data.queries) // 1000)
-    return np.concatenate(
-        [np.exp(logit * np.minimum(some @ keys.T - 1, 0)) @ values for some in pieces]
-    )
-
-
-def fresh_noise(
-    key: jax.Array, votes: np.ndarray, num_queries: int, *, epsilon: float, delta: float
-) -> tuple[np.ndarray, PrivacyGuarantee]:
-    """Votes with noise of their own for each query, where the budget must last for so many queries.
-
-    A document that comes or goes moves the votes of each query by one vote of at most 1, and those of all
-    queries by at most √num_queries. Only the first so many queries are within the guarantee.
-    """
-    spent = guarantee(epsilon, delta, "Gaussian mechanism on the votes of each query")
-    noisy = release(
-        key,
-        votes[:num_queries].astype(np.float64),
-        sensitivity=np.sqrt(num_queries) * (1 + 1e-6),
-        noise_multiplier=gaussian_noise_multiplier(epsilon, delta),
-        label="votes",
-    )
-    return np.asarray(noisy), spent
-
-
 def class_means(
     key: jax.Array,
     keys: np.ndarray,

@@ -1,13 +1,31 @@
 """Documents with a label, as unit vectors that a public corpus defines: private ones, and others that ask."""
 
-from typing import NamedTuple
+import functools
+import json
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import NamedTuple, Protocol
 
 import numpy as np
+from ml_collections import ConfigDict
 
+from dpx._storage import replacing
 from dpx._validate import check_integer
-from dpx.data.embedding import Embedding, fit_embedding
+from dpx.data.embedding import Projection, fit_embedding, fit_projection, load_embedding
 from dpx.data.newsgroups import load_labelled
+from dpx.nn.pretrained import padded
+from experiments.dp_transformer import classifier, labelled_texts
 from experiments.dp_transformer.documents import newsgroups_table
+from experiments.dp_transformer.labelled_texts import Labelled
+from experiments.dp_transformer.pieces import once
+
+
+class TextEmbedding(Protocol):
+    """A public map from texts to unit vectors (n, dim)."""
+
+    def __call__(self, texts: Sequence[str]) -> np.ndarray: ...
+
+    def save(self, path: Path) -> None: ...
 
 
 class Documents(NamedTuple):
@@ -17,6 +35,8 @@ class Documents(NamedTuple):
       public: Keys of the public corpus.
       embedding: Which makes keys of texts.
       names: Of the groups, by their numbers.
+      texts: Of the documents that ask.
+      public_texts: Of the public corpus.
     """
 
     keys: np.ndarray
@@ -25,22 +45,162 @@ class Documents(NamedTuple):
     truth: np.ndarray
     num_groups: int
     public: np.ndarray
-    embedding: Embedding | None = None
+    embedding: TextEmbedding | None = None
     names: tuple[str, ...] = ()
+    texts: tuple[str, ...] = ()
+    public_texts: tuple[str, ...] = ()
+
+
+class Encoded(NamedTuple):
+    """A public map from texts to unit vectors: the features of a pretrained encoder, projected.
+
+    Attributes:
+      features: Of texts, (n, d); they are computed text by text.
+      projection: Which the features of public texts define.
+    """
+
+    features: Callable[[Sequence[str]], np.ndarray]
+    projection: Projection
+
+    def __call__(self, texts: Sequence[str]) -> np.ndarray:
+        return self.projection(self.features(texts))
+
+    def save(self, path: Path) -> None:
+        """Writes the projection to an .npz file; the encoder is that of the config."""
+        with replacing(path) as file:
+            np.savez(file, **self.projection._asdict())
 
 
 def check(config) -> None:
     """Raises ValueError for a section `data`, `dim` or `num_groups` that cannot be used."""
-    for name in ("dim", "num_groups"):
-        check_integer(config[name], f"config.{name}")
+    check_integer(config.dim, "config.dim")
+    if encodes(config):
+        labelled_texts.check(config)
+        if config.data.user is not None:
+            raise ValueError(
+                f"config.data.user={config.data.user!r} must be left out: a text is a row of the memory, and "
+                "the unit"
+            )
+        if config.data.kind == "table" and config.data.test_path is None:
+            raise ValueError(
+                "config.data.test_path is missing: give later texts, of which one half is no secret and "
+                "defines the keys, and the other asks; those of config.data.path are private"
+            )
+        classifier.check(_classifier_config(config))
+        width = len(classifier.build(_classifier_config(config)).trained["weights"])
+        if config.dim > width:
+            raise ValueError(
+                f"config.dim={config.dim} must be at most {width}, the width of the encoder"
+            )
+        _check_public(config)
+        return
+    check_integer(config.num_groups, "config.num_groups")
     check_integer(config.data.generated, "config.data.generated", 0)
     if (config.data.path is None) != (config.data.public_path is None):
         raise ValueError(
             "config.data.path and config.data.public_path belong together: give the private documents and "
             "those of which one half is the public corpus and the other asks"
         )
-    if not config.data.generated:
-        _paths(config)
+    _check_public(config)
+
+
+def _check_public(config) -> None:
+    _, later, _ = _texts(config)
+    if config.dim >= (public := len(_halves(config, later)[0])):
+        raise ValueError(
+            f"config.dim={config.dim} must be less than {public}, the number of public texts, which are one "
+            "half of the later ones: use fewer dimensions, or give more texts"
+        )
+
+
+def encodes(config) -> bool:
+    """Whether keys are features of a pretrained encoder, and not weights of words."""
+    return "model" in config
+
+
+def size(config) -> tuple[int, int]:
+    """How many private documents there are, and how many ask."""
+    private, later, _ = _texts(config)
+    return len(private), len(_halves(config, later)[1])
+
+
+def load(config) -> Documents:
+    """Of the later documents one half, without labels, is the public corpus, and the other one asks."""
+    private, later, names = _texts(config)
+    public, asking = (later.take(part) for part in _halves(config, later))
+    if encodes(config):
+        features = _features(config)
+        embedding = Encoded(features, fit_projection(features(list(public.texts)), config.dim))
+    else:
+        embedding = fit_embedding(list(public.texts), config.dim)
+    return Documents(
+        embedding(list(private.texts)),
+        private.labels,
+        embedding(list(asking.texts)),
+        asking.labels,
+        len(names),
+        embedding(list(public.texts)),
+        embedding,
+        names,
+        tuple(asking.texts),
+        tuple(public.texts),
+    )
+
+
+def load_public(config, path: Path) -> TextEmbedding:
+    """The embedding that `save` wrote."""
+    if not encodes(config):
+        return load_embedding(path)
+    with np.load(path, allow_pickle=False) as arrays:
+        return Encoded(_features(config), Projection(*(arrays[n] for n in Projection._fields)))
+
+
+def public_files(config) -> list[np.ndarray]:
+    """The bytes of the encoder's files."""
+    return classifier.model_files(config) if encodes(config) else []
+
+
+def num_groups(config) -> int:
+    """How many groups there are, which is public."""
+    return len(config.data.labels) if encodes(config) else config.num_groups
+
+
+def synthetic(config) -> bool:
+    """Whether nobody wrote the documents."""
+    if encodes(config):
+        return config.data.kind == "generated"
+    return bool(config.data.generated)
+
+
+def _halves(config, later: Labelled) -> list[np.ndarray]:
+    """Which of the later documents are the public corpus, and which ask."""
+    return np.array_split(np.random.default_rng(config.seed).permutation(len(later)), 2)
+
+
+def _texts(config) -> tuple[Labelled, Labelled, tuple[str, ...]]:
+    """Private and later documents, and the names of the groups."""
+    if encodes(config):
+        return *labelled_texts.load(config), tuple(config.data.labels)
+    if config.data.generated:
+        texts, groups = _generated(2 * config.data.generated, np.random.default_rng(config.seed))
+        half = config.data.generated
+        private, later = (texts[:half], groups[:half]), (texts[half:], groups[half:])
+    else:
+        private, later = (load_labelled(path) for path in _paths(config))
+    names = sorted(set(later[1]))  # of public documents
+    if len(names) != config.num_groups:
+        raise ValueError(
+            f"config.num_groups={config.num_groups} must be the {len(names)} groups of the public documents"
+        )
+    number = {name: i for i, name in enumerate(names)}
+    return _numbered(*private, number), _numbered(*later, number), tuple(names)
+
+
+def _numbered(texts: list[str], groups: list[str], number: dict[str, int]) -> Labelled:
+    """The documents of the groups that have a number."""
+    kept = [i for i, group in enumerate(groups) if group in number]
+    found = np.array([texts[i] for i in kept], object)
+    return Labelled(found, np.array([number[groups[i]] for i in kept]), None)
 
 
 def _paths(config) -> tuple[str, str]:
@@ -50,34 +210,34 @@ def _paths(config) -> tuple[str, str]:
     return private, public
 
 
-def load(config) -> Documents:
-    """Of the later documents one half, without labels, is the public corpus, and the other one asks."""
-    if config.data.generated:
-        texts, groups = _generated(2 * config.data.generated, np.random.default_rng(config.seed))
-        half = config.data.generated
-        private, later = (texts[:half], groups[:half]), (texts[half:], groups[half:])
-    else:
-        private, later = (load_labelled(path) for path in _paths(config))
-    order = np.random.default_rng(config.seed).permutation(len(later[0]))
-    public, asking = np.array_split(order, 2)
-    embedding = fit_embedding([later[0][i] for i in public], config.dim)
-    names = sorted(set(later[1]))  # of public documents
-    if len(names) != config.num_groups:
-        raise ValueError(
-            f"config.num_groups={config.num_groups} must be the {len(names)} groups of the public documents"
-        )
-    number = {name: i for i, name in enumerate(names)}
-    kept = [i for i, group in enumerate(private[1]) if group in number]
-    return Documents(
-        embedding([private[0][i] for i in kept]),
-        np.array([number[private[1][i]] for i in kept]),
-        embedding([later[0][i] for i in asking]),
-        np.array([number[later[1][i]] for i in asking]),
-        len(names),
-        embedding([later[0][i] for i in public]),
-        embedding,
-        tuple(names),
+def _classifier_config(config) -> ConfigDict:
+    """The config of a classifier that has the encoder, of which nothing is trained."""
+    mode = (
+        "probe" if config.model.kind == "pretrained" else "full"
+    )  # of one from scratch all is new
+    data = {"length": config.data.length, "labels": tuple(config.data.labels)}
+    return ConfigDict(
+        {"seed": config.seed, "data": data, "model": config.model, "tune": {"mode": mode}}
     )
+
+
+def _features(config) -> Callable[[Sequence[str]], np.ndarray]:
+    about = _classifier_config(config)
+    if config.model.kind == "pretrained":
+        about.seed = 0  # which only an encoder from scratch depends on
+    return _kept_features(about.to_json())
+
+
+@functools.lru_cache(maxsize=1)
+def _kept_features(about: str) -> Callable[[Sequence[str]], np.ndarray]:
+    """Features (n, d) of texts by an encoder."""
+    model = classifier.build(ConfigDict(json.loads(about)))
+
+    def read(texts: list[str]) -> np.ndarray:
+        arrays = padded(model.tokenizer.encode(texts, model.length), model.length)
+        return classifier.frozen_features(model, *arrays)
+
+    return once(read)
 
 
 def _generated(count: int, rng) -> tuple[list[str], list[str]]:

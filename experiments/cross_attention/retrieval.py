@@ -1,37 +1,39 @@
-"""A private retrieval classifier: what newsgroup a document is from, by attention over private documents.
+"""A private retrieval classifier: which group a document is from, by attention over private documents.
 
-A document's key is a unit vector that a public corpus defines (`dpx.data.embedding`), its value the one-hot
-vector of its group. Attention of a held-out document gives each group a score. Scores are divided by those of
-the zero query, which are the groups' shares, so that all groups weigh the same: post-processing.
+A document's key is a unit vector that a public corpus defines (`labelled`), its value the one-hot vector of
+its group. Attention of a held-out document gives each group a score. Scores are divided by those of the zero
+query, which are the groups' shares, so that all groups weigh the same: post-processing. Beside the memory
+stand what is paid for by each query (`votes`), and models that are released once as it is.
 """
 
+import functools
+from collections import defaultdict
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
+from scipy.special import softmax
 
 import dpx
 from dpx import _storage as storage
 from dpx import cross_attention
 from dpx._validate import check_choice, check_delta, check_epsilon, check_integer, check_positive
-from dpx.data.embedding import Embedding, load_embedding
 from dpx.launch.experiment import Comparison, Measure, Outcome, Plan, compares
-from dpx.privacy import gaussian_guarantee, gaussian_noise_multiplier
+from dpx.privacy import PrivacyGuarantee, gaussian_guarantee, gaussian_noise_multiplier
 from dpx.training import keys as secrets
-from experiments.cross_attention import labelled
+from experiments.cross_attention import answers, labelled, rivals, votes
 from experiments.cross_attention.classifiers import (
     UNIT,
     accuracy,
     class_means,
-    exact_scores,
-    fresh_noise,
     guarantee,
     logits,
     memory_scores,
     plan_regression,
     private_regression,
 )
+from experiments.cross_attention.votes import exact_scores, fresh_noise, nearest_votes
 
 # What a run leaves to ask: the release, and what is public.
 RELEASE, EMBEDDING, GROUPS = "memory.dpx", "embedding.npz", "groups.json"
@@ -41,18 +43,25 @@ TITLES = {
     "sketch": "private memory",
     "sketch_ball": "private memory, values in a ball",
     "sketch_box": "private memory, values in a box",
-    "fresh_noise": "exact attention with fresh noise for each query",
+    "fresh_noise": "votes of all documents by attention, with noise that each query pays for",
+    "nearest": "votes of the nearest documents, with noise that each query pays for",
     "class_means": "private class means",
     "logistic_regression": "private logistic regression",
     "attention": "exact attention at that temperature, not private",
     "best_attention": "exact attention at a temperature that training documents choose, not private",
     "majority": "largest group, not private",
+    "pretrained": "words of a language model alone",
+    "public": "words of a language model, less its mean over public documents",
+    "words_sketch": "words of a language model, biased by the private memory",
+    "words_logistic_regression": "words of a language model, biased by the private logistic regression",
 }
 NOT_COVERED = [
     "losses of the logistic regression and its realised batch sizes (the progress line)",
     "the rows attention, best_attention and majority, which are not private",
     "accuracies, which are computed on held-out documents",
-    "settings of the embedding and of the regression, which were chosen on this public data set",
+    "settings of the embedding, the regression and the language model's template, which were chosen on this "
+    "public data set",
+    "whatever of these documents the pretraining of an encoder or a language model has seen",
 ]
 
 
@@ -62,8 +71,9 @@ def validate(config) -> None:
     check_delta(config.delta, "config.delta")
     check_choice(config.neighboring, "config.neighboring", ("add_or_remove_one", "replace_one"))
     check_integer(config.expected_records, "config.expected_records")
-    if any(count < 1 for count in config.query_counts):
-        raise ValueError(f"config.query_counts={config.query_counts} must be positive")
+    for name in ("query_counts", "neighbours"):
+        if any(count < 1 for count in config[name]):
+            raise ValueError(f"config.{name}={tuple(config[name])} must be positive")
     if config.largest_logit is not None:
         check_positive(config.largest_logit, "config.largest_logit")
     for name in ("steps", "batch_size"):
@@ -71,6 +81,7 @@ def validate(config) -> None:
     for name in ("learning_rate", "l2_clip_norm"):
         check_positive(config.regression[name], f"config.regression.{name}")
     labelled.check(config)
+    answers.check(config.language, labelled.num_groups(config))
 
 
 def plan(config) -> Plan:
@@ -82,11 +93,11 @@ def plan(config) -> Plan:
     )
     releases = dict.fromkeys(_memories(config), memory)
     if _all_rows(config):
-        num_documents = len(labelled.load(config).keys)
+        num_documents, num_asking = labelled.size(config)
         releases["class_means"] = guarantee(**budget, mechanism="class means")
         releases["logistic_regression"] = plan_regression(config, num_documents)
-        votes = guarantee(**budget, mechanism="votes")
-        releases |= {_fresh(count, 0.0).place: votes for count in config.query_counts}
+        voted = guarantee(**budget, mechanism="votes")
+        releases |= {block.label: voted for block in votes.paid(config, num_asking)}
     parameters = {
         "noise_multiplier": gaussian_noise_multiplier(config.epsilon, config.delta),
         "degree": found.degree,
@@ -107,16 +118,13 @@ def _all_rows(config) -> bool:
     return config.neighboring == "add_or_remove_one" and compares(config)
 
 
-def _fresh(count: int, score: float) -> Measure:
-    return Measure("fresh_noise", "accuracy", score, settings={"queries": count})
-
-
 def run(config, workdir: Path) -> Outcome:
     """The accuracy of each classifier on held-out documents."""
     data, workdir = labelled.load(config), Path(workdir)
     # The votes for held-out documents are released too.
-    begun = (data.keys, data.labels, data.queries)
-    synthetic = bool(config.data.generated)
+    begun = (data.keys, data.labels, data.queries, *labelled.public_files(config))
+    begun += tuple(answers.model_files(config.language))
+    synthetic = labelled.synthetic(config)
     keys = secrets.open_keys(config, workdir, synthetic=synthetic, data=begun)
     budget = {"epsilon": config.epsilon, "delta": config.delta}
     values = np.eye(data.num_groups, dtype=np.float32)[data.labels]
@@ -152,6 +160,7 @@ def run(config, workdir: Path) -> Outcome:
     shares = values.mean(0)
     exact = exact_scores(data, values, 1 / found.scale)
     scores = {"attention": exact / shares}
+    told: dict[str, Any] = {"sketch": functools.partial(memory_scores, memories["sketch"])}
     if _all_rows(config):
         means, releases["class_means"] = class_means(
             keys.noise("class_means"), data.keys, values, **budget
@@ -160,14 +169,14 @@ def run(config, workdir: Path) -> Outcome:
         releases["logistic_regression"] = trained.guarantee
         scores["class_means"] = data.queries @ means.T
         scores["logistic_regression"] = logits(trained.params, data.queries)
-        for count in config.query_counts:
-            key = keys.noise(f"queries={count}/fresh_noise")
-            noisy, spent = fresh_noise(key, exact, count, **budget)
-            # Without the groups' exact shares, which are private.
-            score = accuracy(noisy, data.truth[: len(noisy)])
-            measure = _fresh(count, score)
-            measures.append(measure)
-            releases[measure.place] = spent
+        told["logistic_regression"] = lambda keys: softmax(logits(trained.params, keys), axis=1)
+        more, spent = _paid(config, keys, data, values, exact)
+        measures += more
+        releases |= spent
+    composed = dict(releases)
+    if config.language.kind != "none":
+        scores |= answers.in_words(config.language, data, told)
+        releases |= {f"words_{row}": releases[row] for row in told}
     measures += [Measure(name, "accuracy", accuracy(s, data.truth)) for name, s in scores.items()]
     logit = best_logit(data, values, config.seed)
     best = accuracy(exact_scores(data, values, logit), data.truth)
@@ -180,6 +189,7 @@ def run(config, workdir: Path) -> Outcome:
         measures=measures,
         headline=releases["sketch"],
         releases=releases,
+        composed=composed,  # the rows of words read the releases of other rows
         not_covered=NOT_COVERED,
         titles=TITLES,
         headline_row="sketch",
@@ -193,6 +203,28 @@ def run(config, workdir: Path) -> Outcome:
         synthetic=synthetic,
         notes=f"Degree {found.degree}, logits up to {1 / found.scale:g}, chosen by the expected error.",
     )
+
+
+def _paid(
+    config, keys: secrets.Keys, data: labelled.Documents, values: np.ndarray, exact: np.ndarray
+) -> tuple[list[Measure], dict[str, PrivacyGuarantee]]:
+    """The accuracies of votes that each query pays for, and what each block of queries cost."""
+    cast = {None: exact, **nearest_votes(data, values, config.neighbours)}
+    scores: dict[str, list[float]] = defaultdict(list)
+    rows, releases = {}, {}
+    for block in votes.paid(config, len(data.truth)):
+        noisy, releases[block.label] = fresh_noise(
+            keys.noise(block.label),
+            cast[block.neighbours][block.part],
+            block.num_queries,
+            change=block.change,
+            epsilon=config.epsilon,
+            delta=config.delta,
+        )
+        # Without the groups' exact shares, which are private.
+        rows[block.measure(0).place] = block
+        scores[block.measure(0).place].append(accuracy(noisy, data.truth[block.part]))
+    return [row.measure(float(np.mean(scores[name]))) for name, row in rows.items()], releases
 
 
 def best_logit(data: labelled.Documents, values: np.ndarray, seed: int) -> float:
@@ -211,22 +243,32 @@ class Memory(NamedTuple):
     """The released memory of a finished run, with the public embedding of texts and the groups' names."""
 
     sketch: cross_attention.Sketch
-    embedding: Embedding
+    embedding: labelled.TextEmbedding
     names: list[str]
 
     def ask(self, texts: Sequence[str]) -> list[dict[str, float]]:
-        """For each text what the memory gives each group, as shares of one; without the private data."""
+        """For each text what the memory gives each group, as shares of one; without the private data.
+
+        Where noise leaves no group anything, all have the same share.
+        """
         scores = np.maximum(memory_scores(self.sketch, self.embedding(texts)), 0)
-        shares = scores / np.maximum(scores.sum(1, keepdims=True), 1e-12)
+        scores += scores.sum(1, keepdims=True) <= 0
+        shares = scores / scores.sum(1, keepdims=True)
         return [dict(zip(self.names, row, strict=True)) for row in shares.tolist()]
+
+
+def figures(records, folder: Path) -> list[Path]:
+    """Accuracy against the number of queries, beside what is paid for by each of them."""
+    return rivals.draw(records, folder)
 
 
 def load(config, workdir: Path) -> Memory:
     """The released memory of a finished run; the private file is not read."""
-    del config
     workdir = Path(workdir)
     names = storage.read_json(workdir / GROUPS)["groups"]
-    return Memory(dpx.load(workdir / RELEASE), load_embedding(workdir / EMBEDDING), names)
+    return Memory(
+        dpx.load(workdir / RELEASE), labelled.load_public(config, workdir / EMBEDDING), names
+    )
 
 
 def _expected(config) -> cross_attention.ExpectedError:
@@ -236,7 +278,7 @@ def _expected(config) -> cross_attention.ExpectedError:
     return cross_attention.expected_error(
         config.expected_records,
         config.dim,
-        config.num_groups,
+        labelled.num_groups(config),
         value_domain="simplex",
         neighboring=config.neighboring,
         epsilon=config.epsilon,

@@ -9,6 +9,7 @@ import numpy as np
 from dpx._numerics import into_ball
 from dpx.cross_attention import Domain, PolynomialFeatures, Sketch
 from dpx.cross_attention.sketch.sums import with_mass
+from dpx.data.embedding import Projection, fit_projection
 from dpx.noise import release
 from dpx.privacy import (
     ADD_OR_REMOVE_ONE,
@@ -42,14 +43,12 @@ class Positions(NamedTuple):
 class Reader(NamedTuple):
     """What public documents define: a projection of hidden states, and the frequent tokens."""
 
-    centre: np.ndarray
-    projection: np.ndarray
+    projection: Projection
     frequent: np.ndarray
 
     def __call__(self, states: np.ndarray, documents: Documents) -> Positions:
-        # Each document by itself: in products of another shape its keys would be rounded in another way.
-        projected = np.stack([(_unit(own) - self.centre) @ self.projection for own in states])
-        keys = np.asarray(into_ball(jnp.asarray(_unit(projected), jnp.float32), 1.0))
+        keys = np.stack([self.projection(own) for own in states])
+        keys = np.asarray(into_ball(jnp.asarray(keys), 1.0))
         number = {token: i for i, token in enumerate(self.frequent)}
         other = len(self.frequent)
         classes = [[number.get(token, other) for token in row] for row in documents.tokens]
@@ -58,10 +57,6 @@ class Reader(NamedTuple):
 
 def fit_reader(states: np.ndarray, public: Documents, dim: int, num_classes: int) -> Reader:
     """The leading directions of public hidden states, half whitened, and the public frequent tokens."""
-    rows = _unit(states)[public.mask]
-    centre = rows.mean(0)
-    variances, axes = np.linalg.eigh(np.cov((rows - centre).T))
-    variances, axes = variances[-dim:], axes[:, -dim:]
     tokens, counts = np.unique(public.tokens[public.mask], return_counts=True)
     if len(tokens) < num_classes:
         raise ValueError(
@@ -69,7 +64,7 @@ def fit_reader(states: np.ndarray, public: Documents, dim: int, num_classes: int
             "use fewer, or a larger config.public"
         )
     frequent = tokens[np.argsort(-counts, kind="stable")][:num_classes]
-    return Reader(centre, axes * np.maximum(variances, 1e-12) ** -0.25, frequent)
+    return Reader(fit_projection(states[public.mask], dim), frequent)
 
 
 class Total(NamedTuple):
@@ -165,7 +160,3 @@ def exact_attention(rows: Positions, num_classes: int, logit: float):
         return found / found.sum(1, keepdims=True)
 
     return answer
-
-
-def _unit(rows: np.ndarray) -> np.ndarray:
-    return rows / np.maximum(np.linalg.norm(rows, axis=-1, keepdims=True), 1e-12)

@@ -1,6 +1,6 @@
 """Rows that are read some at a time, and always as many."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -20,3 +20,16 @@ def in_pieces(function: Callable[[np.ndarray], Any], count: int, size: int) -> n
     starts = range(0, count, size)
     found = [np.asarray(function(np.arange(start, start + size) % count)) for start in starts]
     return np.concatenate(found)[:count]
+
+
+def once(read: Callable[[list[str]], np.ndarray]) -> Callable[[Sequence[str]], np.ndarray]:
+    """A function that makes a row of each text and keeps it: all runs of a sweep read a text once."""
+    kept: dict[str, np.ndarray] = {}
+
+    def rows(texts: Sequence[str]) -> np.ndarray:
+        new = [text for text in dict.fromkeys(texts) if text not in kept]
+        if new:
+            kept.update(zip(new, read(new), strict=True))
+        return np.stack([kept[text] for text in texts])
+
+    return rows

@@ -62,6 +62,22 @@ def test_a_text_is_rounded_as_if_it_were_alone(monkeypatch):
     assert np.array_equal(together, alone)
 
 
+def test_a_projection_is_half_a_whitening_on_the_leading_directions():
+    """By singular vectors, which may have other signs: inner products have none."""
+    rng = np.random.default_rng(0)
+    public = rng.normal(size=(200, 6)) * [9, 5, 3, 2, 1, 0.1] + 1
+    rows = public / np.linalg.norm(public, axis=1, keepdims=True)
+    _, sizes, axes = np.linalg.svd(rows - rows.mean(0), full_matrices=False)
+    other = (rows - rows.mean(0)) @ axes[:3].T / np.sqrt(sizes[:3])
+    other /= np.linalg.norm(other, axis=1, keepdims=True)
+    found = embedding.fit_projection(public, 3)(np.concatenate([7 * public, np.zeros((1, 6))]))
+    np.testing.assert_allclose(found[:-1] @ found[:-1].T, other @ other.T, atol=1e-5)
+    np.testing.assert_array_equal(found[-1], 0)
+    for dim, size in ((7, 200), (6, 6)):
+        with pytest.raises(ValueError, match=f"dim={dim} must be at most the 6 dimensions"):
+            embedding.fit_projection(public[:size], dim)
+
+
 def test_a_small_corpus_is_refused():
     texts, _ = corpus(10)
     with pytest.raises(ValueError, match="dim=10 must be less than the 10 documents"):

@@ -17,6 +17,7 @@ from experiments.cross_attention import (
     query_error,
     retrieval,
     table,
+    votes,
 )
 
 MODULES = {
@@ -323,6 +324,36 @@ def test_own_files_that_do_not_fit_are_named(tmp_path):
         table.validate(own_config(tmp_path / "x.npy"))
 
 
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        # Part of the private table would be public otherwise.
+        ({"data.test_path": None}, r"config\.data\.test_path is missing"),
+        ({"data.user": "who"}, r"config\.data\.user='who' must be left out"),
+        ({"data.labels": ("one",)}, r"config\.data\.labels=.* must name two labels"),
+        ({"neighbours": (0,)}, r"config\.neighbours=\(0,\) must be positive"),
+        ({"dim": 5}, r"config\.dim=5 must be less than 4, the number of public texts"),
+        ({"dim": 17}, r"config\.dim=17 must be at most 16, the width of the encoder"),
+        ({"language.words": ("a", "b", "c")}, r"config\.language\.words=.* must be 2 words"),
+    ],
+)
+def test_wrong_settings_of_a_memory_of_encoded_texts_are_named(changes, message, tmp_path):
+    config = config_file.get_config("sentences,tiny")
+    for name in ("path", "test_path"):
+        (tmp_path / name).with_suffix(".csv").write_text(
+            "text,label\n" + 4 * "a b,negative\nc d,positive\n"
+        )
+        config.data[name] = str(tmp_path / f"{name}.csv")
+    config.data.update({"kind": "table", "text": "text", "label": "label"})
+    config.dim = 3
+    retrieval.validate(config)
+    with config.ignore_type():
+        config.update_from_flattened_dict(changes)
+    with pytest.raises(ValueError, match=message) as error:
+        retrieval.validate(config)
+    assert len(str(error.value).splitlines()) == 1
+
+
 @pytest.mark.parametrize("variant", config_file.VARIANTS)
 def test_every_swept_key_exists(variant):
     flat = config_file.get_config(variant).to_dict()
@@ -343,7 +374,8 @@ def test_retrieval_classifies_and_pays_for_each_row(tmp_path):
     assert accuracies["sketch"] > 0.9 > 0.4 > accuracies["majority"]
     assert accuracies["attention"] > 0.9
     not_private = {"attention", "best_attention", "majority"}
-    assert set(outcome.releases) == set(accuracies) - not_private
+    named = {name.partition("_block")[0] for name in outcome.releases}
+    assert named == set(accuracies) - not_private
     relations = {spent.neighboring.name for spent in outcome.releases.values()}
     assert relations == {"ADD_OR_REMOVE_ONE"}
     assert all(spent.epsilon <= 1 + 1e-9 for spent in outcome.releases.values())
@@ -362,13 +394,21 @@ def test_retrieval_classifies_and_pays_for_each_row(tmp_path):
     assert set(outcome.releases) == {"sketch", "sketch_ball", "sketch_box"}
 
 
+def test_what_a_memory_gives_is_shares_of_one_where_all_scores_are_negative(monkeypatch):
+    scores = np.array([[-1.0, -2.0], [3.0, 1.0], [-1.0, 2.0]])
+    monkeypatch.setattr(retrieval, "memory_scores", lambda *_: scores)
+    memory = retrieval.Memory(types.SimpleNamespace(), lambda texts: texts, ["a", "b"])
+    found = [list(answer.values()) for answer in memory.ask(["x"] * 3)]
+    np.testing.assert_allclose(found, [[0.5, 0.5], [0.75, 0.25], [0.0, 1.0]])
+
+
 @pytest.mark.slow
 def test_votes_with_fresh_noise_pay_for_every_query():
-    votes = np.zeros((4000, 5))
-    budget = {"epsilon": 1.0, "delta": 1e-5}
-    noisy, spent = classifiers.fresh_noise(jax.random.key(0), votes, 10_000, **budget)
-    assert noisy.std() == pytest.approx(100 * spent.event.noise_multiplier, rel=0.02)
-    few, _ = classifiers.fresh_noise(jax.random.key(0), votes, 7, **budget)
+    none = np.zeros((4000, 5))
+    given = {"epsilon": 1.0, "delta": 1e-5, "change": 3.0}
+    noisy, spent = votes.fresh_noise(jax.random.key(0), none, 10_000, **given)
+    assert noisy.std() == pytest.approx(300 * spent.event.noise_multiplier, rel=0.02)
+    few, _ = votes.fresh_noise(jax.random.key(0), none, 7, **given)
     assert few.shape == (7, 5)
 
 
@@ -379,7 +419,7 @@ def test_a_document_has_a_vote_of_at_most_one_in_sums_of_any_size():
     values = np.ones((5000, 1), np.float32)
     for place in range(8):
         whole, less = (
-            classifiers.exact_scores(
+            votes.exact_scores(
                 types.SimpleNamespace(keys=keys[kept], queries=keys[[place]]), values[kept], 1.0
             )
             for kept in (slice(None), np.arange(5000) != place)

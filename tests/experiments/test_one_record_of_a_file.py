@@ -15,6 +15,7 @@ from experiments.gram import one_release
 from experiments.noisy_head import texts
 
 WORDS = ("ab", "cd", "abba", "dado", "cab", "bad")
+TABLE = {"kind": "table", "text": "text", "label": "label"}
 # The record that is replaced is a short one, and there is another one like it.
 PLACE = 7
 
@@ -71,6 +72,17 @@ def groups(folder, odd):
     return paths | {"data.generated": 0}
 
 
+def sentences(folder, odd):
+    names = ("negative", "positive")
+    later = [f"{'ab'[i % 2]}{i % 7} w{i % 5} w{i % 3},{names[i % 2]}" for i in range(60)]
+    private = [*later]
+    private[PLACE] = odd or private[PLACE + 5]
+    for name, rows in (("private", private), ("later", later)):
+        (folder / f"{name}.csv").write_text("\n".join(["text,label", *rows]))
+    paths = {"path": str(folder / "private.csv"), "test_path": str(folder / "later.csv")}
+    return {f"data.{key}": value for key, value in (paths | TABLE).items()}
+
+
 def prompts(folder, odd):
     for number, text in enumerate(lines()):
         (folder / f"{number:03}.txt").write_text(odd if odd and number == PLACE else text)
@@ -117,6 +129,12 @@ READERS = {
         groups,
         labelled.load,
         ("aa ab ac,a", "zz " * 400 + ",b", "nothing,c"),
+    ),
+    "encoded": (
+        "cross_attention:sentences,tiny",
+        sentences,
+        labelled.load,
+        ("a1 a2 a3,negative", "w1 " * 400 + ",positive", "other,positive"),
     ),
     "prompts": ("noisy_head:text,tiny", prompts, texts.read, (*ODD_LINES[:1], "zz yy xx")),
 }

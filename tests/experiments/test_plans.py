@@ -102,6 +102,13 @@ def own(source, folder):
         letters = "abcdefghij"
         text.write_text("\n".join(a + b + c for a in letters for b in letters for c in letters))
         return {"data.path": str(text)}
+    if source == "cross_attention:sentences,tiny":
+        rows = [
+            f"{'ab'[i % 2]}{i % 7} w{i % 5},{('negative', 'positive')[i % 2]}" for i in range(60)
+        ]
+        (folder / "own.csv").write_text("\n".join(["text,label", *rows]))
+        both = dict.fromkeys(("data.path", "data.test_path"), str(folder / "own.csv"))
+        return both | {"data.kind": "table", "data.text": "text", "data.label": "label"}
     if source == "cross_attention:retrieval,tiny":
         made = labelled._generated(400, np.random.default_rng(0))
         rows = [f"{document},{group}" for document, group in zip(*made, strict=True)]

@@ -112,6 +112,7 @@ CHANGES = {
         {"regression.batch_size": 16},
         {"neighboring": "replace_one"},
     ],
+    "cross_attention:sentences,tiny": [{"regression.batch_size": 16}],
     "gram:features,tiny": [{"regression.batch_size": 16}],
     "next_tokens:tiny": [{"data.limit": 40, "data.record": "line", "draws": 1}],
 }
@@ -338,11 +339,15 @@ def _labelled(config, patch):
         keys, labels = (np.array(part) for part in zip(*rows, strict=True))
         changed = found._replace(keys=keys, labels=labels)
         patch.setattr(labelled, "load", lambda config: changed)
+        patch.setattr(labelled, "size", lambda config: (len(rows), len(found.truth)))
 
-    rows = [(key, label % 3) for key, label in zip(found.keys, found.labels, strict=True)][:120]
+    groups = min(3, found.num_groups)
+    rows = [(key, label % groups) for key, label in zip(found.keys, found.labels, strict=True)][
+        :120
+    ]
     # A document along an axis, as long as any, is the worst for what is rounded, and the only one of its
     # group the worst for what is divided by how many there are.
-    rows[5] = (np.eye(config.dim, dtype=np.float32)[0], 3)
+    rows[5] = (np.eye(config.dim, dtype=np.float32)[0], found.num_groups - 1)
     exact = ("attention", "best_attention", "majority")
     if "components" in config:
         exact = ("exact", "*/exact")
@@ -351,7 +356,7 @@ def _labelled(config, patch):
         exposed |= {"result/metrics/components=*/captured": "captured shares"}
     neighbours = removed(rows, 0, 5, 119)
     if config.get("neighboring") == "replace_one":
-        turned = [(-rows[0][0], (rows[0][1] + 1) % 4), *rows[1:]]
+        turned = [(-rows[0][0], (rows[0][1] + 1) % found.num_groups), *rows[1:]]
         twice = [rows[0], rows[0], *rows[2:]]
         neighbours = [(turned, None), (twice, None)]
     return Case(inject, rows, neighbours, exposed, 0.5)
@@ -418,6 +423,7 @@ CASES = {
     "gram:recommender,tiny": _histories,
     "gram:features,tiny": _labelled,
     "cross_attention:retrieval,tiny": _labelled,
+    "cross_attention:sentences,tiny": _labelled,
     "cross_attention:diamonds,tiny": _sales,
     "cross_attention:reader,tiny": _read_sales,
     "cross_attention:table,tiny": _own_memory,

@@ -1897,10 +1897,32 @@ FAULTS = (
     ),
     Fault(
         "votes have noise for one query",
-        "experiments/cross_attention/classifiers.py",
-        "sensitivity=np.sqrt(num_queries) * (1 + 1e-6)",
-        "sensitivity=1 + 1e-6",
+        "experiments/cross_attention/votes.py",
+        "sensitivity=change * np.sqrt(num_queries) * (1 + 1e-6)",
+        "sensitivity=change * (1 + 1e-6)",
         CONFIG.format("cross_attention:retrieval"),
+    ),
+    Fault(
+        "of the nearest documents one comes, and none goes",
+        "experiments/cross_attention/votes.py",
+        "return 1.0 if self.neighbours is None else np.sqrt(2)",
+        "return 1.0",
+        "tests/experiments/test_votes.py"
+        "::test_a_document_moves_the_votes_of_the_nearest_by_what_is_declared",
+    ),
+    Fault(
+        "words are biased by exact attention",
+        "experiments/cross_attention/retrieval.py",
+        '{"sketch": functools.partial(memory_scores, memories["sketch"])}',
+        '{"sketch": lambda q: exact_scores(data._replace(queries=q), values, 1.0)}',
+        "tests/experiments/test_answers.py::test_words_are_biased_by_what_was_released",
+    ),
+    Fault(
+        "which documents are nearest follows from how sums are rounded",
+        "experiments/cross_attention/votes.py",
+        "np.rint(np.ldexp(x.astype(np.float64), _BITS)) for x in",
+        "x for x in",
+        "tests/experiments/test_votes.py::test_the_order_of_two_documents_depends_on_no_third_one",
     ),
     Fault(
         "a memory of texts is clipped at a quantile of private documents",
@@ -3408,9 +3430,24 @@ FAULTS = (
     Fault(
         "an embedding is fitted on private documents too",
         "experiments/cross_attention/labelled.py",
-        "embedding = fit_embedding([later[0][i] for i in public], config.dim)",
-        "embedding = fit_embedding([*private[0], *(later[0][i] for i in public)], config.dim)",
+        "embedding = fit_embedding(list(public.texts), config.dim)",
+        "embedding = fit_embedding([*private.texts, *public.texts], config.dim)",
         ONE_RECORD.format("labelled"),
+    ),
+    Fault(
+        "without later texts, half of the held-out private ones define the keys",
+        "experiments/cross_attention/labelled.py",
+        'if config.data.kind == "table" and config.data.test_path is None:',
+        "if False:",
+        "tests/experiments/test_cross_attention_experiments.py"
+        "::test_wrong_settings_of_a_memory_of_encoded_texts_are_named",
+    ),
+    Fault(
+        "a projection is fitted on private documents too",
+        "experiments/cross_attention/labelled.py",
+        "fit_projection(features(list(public.texts)), config.dim)",
+        "fit_projection(features((*private.texts, *public.texts)), config.dim)",
+        ONE_RECORD.format("encoded"),
     ),
     Fault(
         "without a public corpus, document frequencies are of private documents",
@@ -3436,8 +3473,8 @@ FAULTS = (
     Fault(
         "documents are embedded in a product whose rounding follows from how many there are",
         "dpx/data/embedding.py",
-        'shrunk = np.einsum("nd,de->ne", projected - self.centre, self.whitening)',
-        "shrunk = (projected - self.centre) @ self.whitening",
+        'shrunk = np.einsum("nd,de->ne", _unit(rows) - self.centre, self.directions)',
+        "shrunk = (_unit(rows) - self.centre) @ self.directions",
         "tests/data/test_embedding.py::test_a_text_is_rounded_as_if_it_were_alone",
     ),
     Fault(
